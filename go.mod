@@ -1,0 +1,24 @@
+module github.com/ip-masq/ip-masq-cni
+
+go 1.26.0
+
+require (
+	github.com/BurntSushi/toml v1.6.0
+	github.com/containernetworking/cni v1.3.1
+	github.com/coreos/go-iptables v0.8.0
+	github.com/google/go-cmp v0.7.0
+	github.com/mdlayher/netlink v1.11.2
+	github.com/vishvananda/netlink v1.3.1
+	github.com/vishvananda/netns v0.0.5
+	go4.org/netipx v0.0.0-20260823151212-3075585bcbeb
+	golang.org/x/net v0.53.0
+	golang.org/x/sys v0.49.0
+	pgregory.net/rapid v1.3.0
+)
+
+require (
+	github.com/mdlayher/socket v0.6.0 // indirect
+	github.com/onsi/ginkgo/v2 v2.25.1 // indirect
+	github.com/onsi/gomega v1.38.1 // indirect
+	golang.org/x/sync v0.20.0 // indirect
+)

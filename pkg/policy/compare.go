@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// ChangeKind is the sort of a difference, as metrics name it.
+type ChangeKind string
+
+// The sorts of differences.
+const (
+	ChainChange   ChangeKind = "chain"
+	JumpChange    ChangeKind = "jump"
+	RuleChange    ChangeKind = "rule"
+	OrderChange   ChangeKind = "order"
+	ElementChange ChangeKind = "element"
+	AlienChange   ChangeKind = "alien"
+)
+
+// Change is one difference between the rules that should be there and those
+// that are.
+type Change struct {
+	Kind       ChangeKind
+	Family     Family
+	Chain      string // "" for an object outside our chains
+	Unexpected bool   // it is there and should not be; else it is missing
+	Text       string
+}
+
+// String writes ipv4 IP-MASQ-AGENT: missing rule: to 10.0.0.0/8 return.
+func (c Change) String() string {
+	state := "missing"
+	if c.Unexpected {
+		state = "unexpected"
+	}
+	where := string(c.Family)
+	if c.Chain != "" {
+		where += " " + c.Chain
+	}
+	switch c.Kind {
+	case ChainChange:
+		return fmt.Sprintf("%s: %s chain", where, state)
+	case OrderChange:
+		return fmt.Sprintf("%s: rule out of order: %s", where, c.Text)
+	default:
+		return fmt.Sprintf("%s: %s %s: %s", where, state, c.Kind, c.Text)
+	}
+}
+
+// Diff is how an observed ruleset differs from the desired one. It is empty
+// when they mean the same: comments, and an order that has no meaning, do not
+// make a difference.
+type Diff []Change
+
+// String writes one line a change.
+func (d Diff) String() string { return d.Summary(len(d)) }
+
+// Summary writes the first changes, and how many more there are.
+func (d Diff) Summary(most int) string {
+	var lines []string
+	for _, c := range d[:min(most, len(d))] {
+		lines = append(lines, c.String())
+	}
+	if rest := len(d) - most; rest > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", rest))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Compare returns what is missing from the observed ruleset, and what is in it
+// that should not be.
+func Compare(desired, observed Ruleset) Diff {
+	var d Diff
+	for i := range desired.Chains {
+		want := &desired.Chains[i]
+		d = append(d, CompareChain(want, observed.Find(want.Family, want.Name))...)
+	}
+	for _, c := range observed.Chains {
+		if desired.Find(c.Family, c.Name) == nil {
+			d = append(d, Change{ChainChange, c.Family, c.Name, true, ""})
+		}
+	}
+	for _, a := range observed.Aliens {
+		d = append(d, Change{AlienChange, a.Family, "", true, a.Text})
+	}
+	return d
+}
+
+// CompareChain is Compare for one chain; observed is nil where it is missing.
+func CompareChain(desired, observed *Chain) Diff {
+	if observed == nil {
+		d := Diff{{ChainChange, desired.Family, desired.Name, false, ""}}
+		for _, j := range desired.Jumps {
+			d = append(d, Change{JumpChange, desired.Family, desired.Name, false, j.String()})
+		}
+		return d
+	}
+	c := comparison{family: desired.Family, chain: desired.Name}
+	c.jumps(desired.Jumps, observed.Jumps)
+	c.rules(desired.Rules, observed.Rules)
+	return c.diff
+}
+
+type comparison struct {
+	family Family
+	chain  string
+	diff   Diff
+}
+
+func (c *comparison) add(kind ChangeKind, unexpected bool, text string) {
+	c.diff = append(c.diff, Change{kind, c.family, c.chain, unexpected, text})
+}
+
+// jumps compares without regard to order: all of them lead to the same place.
+func (c *comparison) jumps(desired, observed []Rule) {
+	missing, unexpected := difference(desired, observed)
+	c.report(JumpChange, missing, unexpected)
+}
+
+func (c *comparison) rules(desired, observed []Rule) {
+	if slices.EqualFunc(desired, observed, Rule.Equal) {
+		return
+	}
+	missing, unexpected := difference(desired, observed)
+	if len(missing)+len(unexpected) > 0 {
+		c.report(RuleChange, missing, unexpected)
+		return
+	}
+	for _, r := range outOfOrder(desired, observed) {
+		c.add(OrderChange, true, r.String())
+	}
+}
+
+// report names rules, or the elements in which the sets of two rules differ.
+func (c *comparison) report(kind ChangeKind, missing, unexpected []Rule) {
+	sets := slices.ContainsFunc(missing, Rule.matchesSet) || slices.ContainsFunc(unexpected, Rule.matchesSet)
+	for _, m := range missing {
+		i := -1
+		if sets {
+			i = slices.IndexFunc(unexpected, m.differsInElements)
+		}
+		if i < 0 {
+			c.add(kind, false, m.String())
+			continue
+		}
+		u := unexpected[i]
+		unexpected = slices.Delete(unexpected, i, i+1)
+		c.elements(m, m.From, u.From, "source")
+		c.elements(m, m.To, u.To, "destination")
+	}
+	for _, u := range unexpected {
+		c.add(kind, true, u.String())
+	}
+}
+
+func (c *comparison) elements(r Rule, want, have Ranges, what string) {
+	for _, side := range []struct {
+		ranges     Ranges
+		unexpected bool
+	}{{want.Minus(have), false}, {have.Minus(want), true}} {
+		for _, x := range side.ranges {
+			c.add(ElementChange, side.unexpected, fmt.Sprintf("%s %s (%s)", what, Ranges{x}, r.Verdict))
+		}
+	}
+}
+
+// differsInElements reports whether the rules are one but for the contents of
+// their sets.
+func (r Rule) differsInElements(s Rule) bool {
+	if !r.matchesSet() && !s.matchesSet() || (r.From == nil) != (s.From == nil) || (r.To == nil) != (s.To == nil) {
+		return false
+	}
+	s.From, s.To = r.From, r.To
+	return r.Equal(s)
+}
+
+// matchesSet reports whether the rule takes more than one range: a rule that a
+// backend without sets cannot have.
+func (r Rule) matchesSet() bool { return len(r.From) > 1 || len(r.To) > 1 }
+
+// difference returns the rules that only one of the lists has, each as often
+// as it has it more than the other.
+func difference(desired, observed []Rule) (missing, unexpected []Rule) {
+	if slices.EqualFunc(desired, observed, Rule.Equal) {
+		return nil, nil
+	}
+	count := map[string]int{}
+	for _, r := range observed {
+		if r.Verdict != Alien {
+			count[r.key()]++
+		}
+	}
+	for _, r := range desired {
+		if count[r.key()]--; count[r.key()] < 0 {
+			missing = append(missing, r)
+		}
+	}
+	for _, r := range slices.Backward(observed) {
+		if r.Verdict == Alien {
+			unexpected = append(unexpected, r)
+		} else if count[r.key()] > 0 {
+			count[r.key()]--
+			unexpected = append(unexpected, r)
+		}
+	}
+	slices.Reverse(unexpected)
+	return missing, unexpected
+}
+
+// outOfOrder returns the observed rules that stand before one which the desired
+// order has before them, where that has a meaning. Both lists hold the same.
+func outOfOrder(desired, observed []Rule) []Rule {
+	place := map[string][]int{}
+	for i, r := range desired {
+		place[r.key()] = append(place[r.key()], i)
+	}
+	places := make([]int, len(observed))
+	for i, r := range observed {
+		k := r.key()
+		places[i], place[k] = place[k][0], place[k][1:]
+	}
+	var out []Rule
+	for i, r := range observed {
+		later := func(j int) bool { return places[j] < places[i] && !r.commutes(observed[j]) }
+		for j := i + 1; j < len(observed); j++ {
+			if later(j) {
+				out = append(out, r)
+				break
+			}
+		}
+	}
+	return out
+}

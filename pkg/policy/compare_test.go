@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+func desiredOf(t testing.TB, l policy.Layout, contributions ...policy.Contribution) policy.Ruleset {
+	t.Helper()
+	return policy.Desired(policy.Merge(contributions), l, policy.OwnedBy("/state"))
+}
+
+// cloned returns a copy whose chains and rules can be changed.
+func cloned(rs policy.Ruleset) policy.Ruleset {
+	out := policy.Ruleset{Aliens: slices.Clone(rs.Aliens)}
+	for _, c := range rs.Chains {
+		c.Jumps, c.Rules = slices.Clone(c.Jumps), slices.Clone(c.Rules)
+		out.Chains = append(out.Chains, c)
+	}
+	return out
+}
+
+func TestCompare(t *testing.T) {
+	const chain = "ipv4 IP-MASQ-AGENT: "
+	s := policy.Statement{
+		NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "192.168.0.0/16"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
+		NonMasqueradeSourceCIDRs: cidrs("10.7.0.0/16", "10.9.0.0/16"), OutputInterfaces: []string{"eth0", "eth1"},
+	}
+	forSets := s
+	forSets.SourceCIDRs = cidrs("10.244.0.0/16", "10.246.0.0/16")
+	alien := policy.Rule{Verdict: policy.Alien, Text: "-p tcp -j LOG"}
+	// In each chain: sources 0 and 1, link-local 2, forced 3, 192.168 4, 10/8 5, the rest 6.
+	for _, tt := range []struct {
+		name   string
+		sets   bool
+		change func(*policy.Ruleset)
+		want   []string
+	}{
+		{"nothing changed", false, func(*policy.Ruleset) {}, nil},
+		{"nothing changed in sets", true, func(*policy.Ruleset) {}, nil},
+		{"comments and counters do not count", false, func(rs *policy.Ruleset) {
+			rs.Chains[0].Owner = policy.Owner{Schema: 7, DataDir: "/other"}
+			rs.Chains[0].Rules[2].Connections = 99
+		}, nil},
+		{"the order of jumps does not count", false, func(rs *policy.Ruleset) { slices.Reverse(rs.Chains[0].Jumps) }, nil},
+		{"an order without meaning", false, func(rs *policy.Ruleset) { move(rs, 2, 0) }, nil},
+		{"an order with meaning", false, func(rs *policy.Ruleset) { move(rs, 5, 0) }, []string{
+			chain + "rule out of order: to 10.0.0.0/8 return",
+		}},
+		{"the end comes first", false, func(rs *policy.Ruleset) { move(rs, 6, 0) }, []string{
+			chain + "rule out of order: masquerade random-fully",
+		}},
+		{"no chain", false, func(rs *policy.Ruleset) { rs.Chains = nil }, []string{
+			chain + "missing chain",
+			chain + "missing jump: to non-local out eth0 jump",
+			chain + "missing jump: to non-local out eth1 jump",
+		}},
+		{"another chain", false, func(rs *policy.Ruleset) {
+			rs.Chains = append(rs.Chains, policy.Chain{Family: policy.IPv6, Name: "OLD"})
+		}, []string{
+			"ipv6 OLD: unexpected chain",
+		}},
+		{"an empty chain", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules, rs.Chains[0].Jumps = nil, nil }, []string{
+			chain + "missing jump: to non-local out eth0 jump",
+			chain + "missing jump: to non-local out eth1 jump",
+			chain + "missing rule: from 10.7.0.0/16 return",
+			chain + "missing rule: from 10.9.0.0/16 return",
+			chain + "missing rule: to 169.254.0.0/16 return",
+			chain + "missing rule: to 10.1.0.0/16 masquerade random-fully",
+			chain + "missing rule: to 192.168.0.0/16 return",
+			chain + "missing rule: to 10.0.0.0/8 return",
+			chain + "missing rule: masquerade random-fully",
+		}},
+		{"a jump less", false, func(rs *policy.Ruleset) { rs.Chains[0].Jumps = rs.Chains[0].Jumps[1:] }, []string{
+			chain + "missing jump: to non-local out eth0 jump",
+		}},
+		{"a jump twice", false, func(rs *policy.Ruleset) { rs.Chains[0].Jumps = append(rs.Chains[0].Jumps, rs.Chains[0].Jumps[0]) }, []string{
+			chain + "unexpected jump: to non-local out eth0 jump",
+		}},
+		{"a rule twice", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules = append(rs.Chains[0].Rules, rs.Chains[0].Rules[2]) }, []string{
+			chain + "unexpected rule: to 169.254.0.0/16 return",
+		}},
+		{"a rule less", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules = slices.Delete(rs.Chains[0].Rules, 4, 5) }, []string{
+			chain + "missing rule: to 192.168.0.0/16 return",
+		}},
+		{"another rule", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules[4].Verdict = policy.Masquerade }, []string{
+			chain + "missing rule: to 192.168.0.0/16 return",
+			chain + "unexpected rule: to 192.168.0.0/16 masquerade",
+		}},
+		{"an alien rule", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules = slices.Insert(rs.Chains[0].Rules, 1, alien) }, []string{
+			chain + "unexpected rule: -p tcp -j LOG",
+		}},
+		{"an alien jump", false, func(rs *policy.Ruleset) { rs.Chains[0].Jumps = append(rs.Chains[0].Jumps, alien) }, []string{
+			chain + "unexpected jump: -p tcp -j LOG",
+		}},
+		{"an alien object", false, func(rs *policy.Ruleset) {
+			rs.Aliens = append(rs.Aliens, policy.AlienObject{Family: policy.IPv6, Text: "set blocked"})
+		}, []string{"ipv6: unexpected alien: set blocked"}},
+		{"elements", true, func(rs *policy.Ruleset) {
+			rs.Chains[0].Rules[1].To = ranges("10.0.0.0/16", "192.168.0.0/16", "169.254.0.0/16", "203.0.113.0/24")
+		}, []string{
+			chain + "missing element: destination 10.2.0.0-10.255.255.255 (return)",
+			chain + "unexpected element: destination 203.0.113.0/24 (return)",
+		}},
+		{"elements of sources", true, func(rs *policy.Ruleset) { rs.Chains[0].Rules[0].From = ranges("10.7.0.0/16") }, []string{
+			chain + "missing element: source 10.9.0.0/16 (return)",
+		}},
+		{"an empty set", true, func(rs *policy.Ruleset) { rs.Chains[0].Rules[0].From = policy.Ranges{} }, []string{
+			chain + "missing element: source 10.7.0.0/16 (return)",
+			chain + "missing element: source 10.9.0.0/16 (return)",
+		}},
+		{"elements of a jump", true, func(rs *policy.Ruleset) { rs.Chains[0].Jumps[1].From = ranges("10.244.0.0/16") }, []string{
+			chain + "missing element: source 10.246.0.0/16 (jump)",
+		}},
+		{"a set in another rule", true, func(rs *policy.Ruleset) { rs.Chains[0].Rules[0].Verdict = policy.Masquerade }, []string{
+			chain + "missing rule: from {10.7.0.0/16, 10.9.0.0/16} return",
+			chain + "unexpected rule: from {10.7.0.0/16, 10.9.0.0/16} masquerade",
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			statement := s
+			if tt.sets {
+				statement = forSets
+			}
+			desired := desiredOf(t, policy.Layout{Sets: tt.sets}, network("n", 1, statement))
+			observed := cloned(desired)
+			tt.change(&observed)
+			var got []string
+			for _, c := range policy.Compare(desired, observed) {
+				got = append(got, c.String())
+			}
+			wantEqual(t, "differences", got, tt.want)
+		})
+	}
+}
+
+// move takes a rule of the first chain from one place to another.
+func move(rs *policy.Ruleset, from, to int) {
+	rules := rs.Chains[0].Rules
+	r := rules[from]
+	rs.Chains[0].Rules = slices.Insert(slices.Delete(rules, from, from+1), to, r)
+}
+
+// Rules that are not equal are not taken for one another, however alike they
+// look, and each is found in its place.
+func TestCompareTellsRulesApart(t *testing.T) {
+	for i, r := range differing() {
+		for j, s := range differing() {
+			desired := policy.Chain{Family: policy.IPv4, Name: "C", Rules: []policy.Rule{r}}
+			observed := policy.Chain{Family: policy.IPv4, Name: "C", Rules: []policy.Rule{s}}
+			if diff := policy.CompareChain(&desired, &observed); (len(diff) == 0) != (i == j) {
+				t.Errorf("%d %s and %d %s: %q", i, r, j, s, diff)
+			}
+		}
+	}
+}
+
+// Every difference says whether something is missing or too much, for metrics.
+func TestChangeKinds(t *testing.T) {
+	desired := desiredOf(t, policy.Layout{}, network("n", 1, policy.Statement{}))
+	observed := cloned(desired)
+	observed.Chains[0].Jumps = nil
+	observed.Chains[0].Rules = append(observed.Chains[0].Rules[1:], policy.Rule{Verdict: policy.Alien, Text: "x"})
+	observed.Aliens = []policy.AlienObject{{Family: policy.IPv4, Text: "set s"}}
+	wantEqual(t, "changes", policy.Compare(desired, observed), policy.Diff{
+		{Kind: policy.JumpChange, Family: policy.IPv4, Chain: policy.DefaultChain, Text: "to non-local jump"},
+		{Kind: policy.RuleChange, Family: policy.IPv4, Chain: policy.DefaultChain, Text: "to 169.254.0.0/16 return"},
+		{Kind: policy.RuleChange, Family: policy.IPv4, Chain: policy.DefaultChain, Unexpected: true, Text: "x"},
+		{Kind: policy.AlienChange, Family: policy.IPv4, Unexpected: true, Text: "set s"},
+	})
+}
+
+func TestDiffSummary(t *testing.T) {
+	desired := desiredOf(t, policy.Layout{}, network("n", 1, policy.Statement{}))
+	diff := policy.Compare(desired, policy.Ruleset{Chains: []policy.Chain{{Family: policy.IPv4, Name: policy.DefaultChain}}})
+	all := strings.Split(diff.String(), "\n")
+	if len(all) != 6 || len(diff) != 6 {
+		t.Fatalf("%d lines of %d changes, want 6:\n%s", len(all), len(diff), diff)
+	}
+	for most, want := range map[int]string{
+		0: "and 6 more", 1: all[0] + "\nand 5 more", 5: strings.Join(all[:5], "\n") + "\nand 1 more", 6: diff.String(), 99: diff.String(),
+	} {
+		if got := diff.Summary(most); got != want {
+			t.Errorf("Summary(%d):\n%s\nwant:\n%s", most, got, want)
+		}
+	}
+	if got := (policy.Diff{}).String(); got != "" {
+		t.Errorf("no difference is written %q", got)
+	}
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go4.org/netipx"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
+
+// Each folder of testdata with a sources.json is a case: what sources
+// contribute, and all that follows from it. -update writes what follows.
+func TestGolden(t *testing.T) {
+	cases, err := filepath.Glob(filepath.Join("testdata", "*", "sources.json"))
+	if err != nil || len(cases) == 0 {
+		t.Fatalf("no cases in testdata: %v", err)
+	}
+	for _, file := range cases {
+		dir := filepath.Dir(file)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			got := explain(policy.Merge(readSources(t, file)))
+			golden := filepath.Join(dir, "ruleset.txt")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("%s (-want +got; -update writes it anew):\n%s", golden, diff)
+			}
+		})
+	}
+}
+
+func readSources(t *testing.T, file string) []policy.Contribution {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var contributions []policy.Contribution
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&contributions); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	var errs []error
+	for _, c := range contributions {
+		errs = append(errs, c.Statement.Validate(policy.DefaultCIDRLimit))
+	}
+	if err := errors.Join(errs...); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	return contributions
+}
+
+// explain writes a policy and what follows from it, for people to review.
+func explain(merged []policy.Policy) string {
+	var b strings.Builder
+	for _, p := range merged {
+		fmt.Fprintf(&b, "policy %s\n", p.Chain)
+		list(&b, "  conflict   ", p.Conflicts, func(e *policy.ConflictError) string { return e.Error() })
+		list(&b, "  destination", p.Destinations, func(e policy.Entry) string {
+			return fmt.Sprintf("%-18s %-10s %v", e.Prefix, e.Action, e.Origins)
+		})
+		list(&b, "  source     ", p.ExemptSources, func(e policy.Entry) string {
+			return fmt.Sprintf("%-18s %-10s %v", e.Prefix, e.Action, e.Origins)
+		})
+	}
+	for _, form := range []struct {
+		title  string
+		layout policy.Layout
+	}{{"a rule for each prefix", policy.Layout{}}, {"sets", policy.Layout{Sets: true}}} {
+		fmt.Fprintf(&b, "\n== %s\n%s", form.title, render(policy.Desired(merged, form.layout, policy.OwnedBy("/var/lib/cni/ip-masq"))))
+	}
+	return b.String()
+}
+
+func list[T any](b *strings.Builder, title string, items []T, text func(T) string) {
+	for _, item := range items {
+		fmt.Fprintf(b, "%s %s\n", title, text(item))
+	}
+}
+
+// render writes a ruleset for people. A share is followed by its exact number.
+func render(rs policy.Ruleset) string {
+	var b strings.Builder
+	for _, c := range rs.Chains {
+		fmt.Fprintf(&b, "chain %s %s, %q\n", c.Family, c.Name, c.Owner.Comment())
+		for _, r := range append(append([]policy.Rule{}, c.Jumps...), c.Rules...) {
+			fmt.Fprintf(&b, "  %s", r)
+			if r.Share != 0 {
+				fmt.Fprintf(&b, "   (%d of 2^31: %.11f)", r.Share, float64(r.Share)/policy.ShareUnit)
+			}
+			b.WriteByte('\n')
+			if strings.Contains(r.String(), "…") {
+				list(&b, "    in full:", slices.Concat(r.From, r.To), func(x netipx.IPRange) string { return policy.Ranges{x}.String() })
+			}
+		}
+	}
+	return b.String()
+}

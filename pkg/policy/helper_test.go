@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go4.org/netipx"
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// equatable lets cmp look at the address types as the values that they are.
+var equatable = cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, netipx.IPRange{})
+
+func ptr[T any](v T) *T { return &v }
+
+// cidrs never returns nil: a list that is written, if only as [].
+func cidrs(list ...string) []netip.Prefix {
+	out := []netip.Prefix{}
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+func ranges(list ...string) policy.Ranges { return policy.RangesOf(cidrs(list...)...) }
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func ports(t testing.TB, s string) *policy.Ports {
+	t.Helper()
+	p, err := policy.ParsePorts(s)
+	if err != nil {
+		t.Fatalf("ParsePorts(%q): %v", s, err)
+	}
+	return &p
+}
+
+func network(name string, order int64, s policy.Statement) policy.Contribution {
+	return policy.Contribution{Source: policy.Source{Kind: policy.Network, Name: name}, Statement: onDefaultChain(s), Order: order}
+}
+
+func agentFiles(s policy.Statement) policy.Contribution {
+	return policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}, Statement: onDefaultChain(s)}
+}
+
+func onDefaultChain(s policy.Statement) policy.Statement {
+	if s.Chain == "" {
+		s.Chain = policy.DefaultChain
+	}
+	return s
+}
+
+// mergeOne merges contributions that are all to one chain.
+func mergeOne(t testing.TB, contributions ...policy.Contribution) policy.Policy {
+	t.Helper()
+	merged := policy.Merge(contributions)
+	if len(merged) != 1 {
+		t.Fatalf("Merge made %d policies, want 1", len(merged))
+	}
+	return merged[0]
+}
+
+func wantEqual(t testing.TB, what string, got, want any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, equatable); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func wantError(t testing.TB, what string, err error, want string) {
+	t.Helper()
+	got := ""
+	if err != nil {
+		got = err.Error()
+	}
+	if got != want {
+		t.Errorf("%s: error\n  %q, want\n  %q", what, got, want)
+	}
+}
+
+// The generators draw from so few addresses that prefixes often lie within one
+// another, are equal, or are named by two sources.
+
+func defaultLayouts() []policy.Layout {
+	return []policy.Layout{{}, {Sets: true}, {PlainPorts: true}, {Sets: true, PlainPorts: true}}
+}
+
+// wideAndBuiltIn are prefixes with a part in the policy of their own, and some
+// that lie around or within those.
+func wideAndBuiltIn(f policy.Family) []netip.Prefix {
+	if f == policy.IPv4 {
+		return cidrs("0.0.0.0/0", "128.0.0.0/1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "192.168.7.0/24",
+			"169.254.0.0/16", "169.254.0.0/15", "169.254.169.254/32", "255.255.255.255/32", "240.0.0.0/4")
+	}
+	return cidrs("::/0", "8000::/1", "fc00::/7", "fd00::/8", "fe80::/10", "fe80::/64", "fe00::/8",
+		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128")
+}
+
+// genPrefix draws a prefix: two out of three times one of the 31 that are
+// possible among the 16 addresses 10.0.0.0-15 or fd00::-fd00::f.
+func genPrefix(f policy.Family) *rapid.Generator[netip.Prefix] {
+	return rapid.Custom(func(t *rapid.T) netip.Prefix {
+		if rapid.IntRange(0, 2).Draw(t, "special") == 0 {
+			return rapid.SampledFrom(wideAndBuiltIn(f)).Draw(t, "prefix")
+		}
+		low := lowAddress(f, rapid.IntRange(0, 15).Draw(t, "low"))
+		return netip.PrefixFrom(low, low.BitLen()-rapid.IntRange(0, 4).Draw(t, "free bits")).Masked()
+	})
+}
+
+func lowAddress(f policy.Family, n int) netip.Addr {
+	if f == policy.IPv4 {
+		return netip.AddrFrom4([4]byte{10, 0, 0, byte(n)})
+	}
+	return netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(n)})
+}
+
+func genFamily() *rapid.Generator[policy.Family] { return rapid.SampledFrom(policy.Families()) }
+
+// genPrefixes draws a list, or nil for a key that was left out.
+func genPrefixes(families []policy.Family, most int) *rapid.Generator[[]netip.Prefix] {
+	return rapid.Custom(func(t *rapid.T) []netip.Prefix {
+		if rapid.Bool().Draw(t, "left out") {
+			return nil
+		}
+		item := rapid.Custom(func(t *rapid.T) netip.Prefix {
+			return genPrefix(rapid.SampledFrom(families).Draw(t, "family")).Draw(t, "item")
+		})
+		return rapid.SliceOfN(item, 0, most).Draw(t, "list")
+	})
+}
+
+// genOptional draws a pointer to a value, most often nil.
+func genOptional[T any](g *rapid.Generator[T]) *rapid.Generator[*T] {
+	return rapid.Custom(func(t *rapid.T) *T {
+		if rapid.IntRange(0, 2).Draw(t, "stated") > 0 {
+			return nil
+		}
+		return ptr(g.Draw(t, "value"))
+	})
+}
+
+func genPorts() *rapid.Generator[policy.Ports] {
+	return rapid.Custom(func(t *rapid.T) policy.Ports {
+		text := rapid.SampledFrom([]string{"", "1024-65535", "1024-29999,32768-65535", "32768-65535,1024-29999", "1-2,7,65535"}).Draw(t, "ports")
+		p, err := policy.ParsePorts(text)
+		if err != nil {
+			t.Fatalf("ParsePorts(%q): %v", text, err)
+		}
+		return p
+	})
+}
+
+// genStatement draws a statement that is valid by itself.
+func genStatement() *rapid.Generator[policy.Statement] {
+	return rapid.Custom(func(t *rapid.T) policy.Statement {
+		s := policy.Statement{
+			Chain:                   policy.DefaultChain,
+			Backend:                 rapid.SampledFrom([]policy.Backend{"", "", policy.Auto, policy.IPTables, policy.NFTables}).Draw(t, "backend"),
+			NomasqAllReservedRanges: genOptional(rapid.Bool()).Draw(t, "reserved"),
+			MasqLinkLocal:           genOptional(rapid.Bool()).Draw(t, "masqLinkLocal"),
+			MasqLinkLocalIPv6:       genOptional(rapid.Bool()).Draw(t, "masqLinkLocalIPv6"),
+			EnableIPv6:              rapid.SampledFrom([]*bool{nil, ptr(false), ptr(true), ptr(true)}).Draw(t, "enableIPv6"),
+			MasqueradeHost:          genOptional(rapid.Bool()).Draw(t, "masqueradeHost"),
+			RandomFully:             genOptional(rapid.Bool()).Draw(t, "randomFully"),
+			ToPorts:                 genOptional(genPorts()).Draw(t, "toPorts"),
+		}
+		families := []policy.Family{policy.IPv4}
+		if s.EnableIPv6 != nil && *s.EnableIPv6 {
+			families = policy.Families()
+		}
+		s.NonMasqueradeCIDRs = genPrefixes(families, 8).Draw(t, "nonMasqueradeCIDRs")
+		s.MasqueradeCIDRs = genPrefixes(families, 8).Draw(t, "masqueradeCIDRs")
+		s.MasqueradeCIDRs = slices.DeleteFunc(s.MasqueradeCIDRs, func(p netip.Prefix) bool {
+			return slices.Contains(s.NonMasqueradeCIDRs, p)
+		})
+		s.NonMasqueradeSourceCIDRs = genPrefixes(families, 3).Draw(t, "nonMasqueradeSourceCIDRs")
+		if rapid.IntRange(0, 2).Draw(t, "scoped") == 0 {
+			s.SourceCIDRs = genPrefixes(families, 3).Draw(t, "sourceCIDRs")
+			names := rapid.SampledFrom([]string{"eth0", "eth1", "eth+", "e+", "wg0"})
+			s.OutputInterfaces = rapid.SliceOfN(names, 0, 2).Draw(t, "outputInterfaces")
+		}
+		if err := s.Validate(policy.DefaultCIDRLimit); err != nil {
+			t.Fatalf("the generator made a bad statement: %v", err)
+		}
+		return s
+	})
+}
+
+// genContributions draws up to three networks, with or without agent files.
+func genContributions() *rapid.Generator[[]policy.Contribution] {
+	return rapid.Custom(func(t *rapid.T) []policy.Contribution {
+		var out []policy.Contribution
+		for i := range rapid.IntRange(0, 3).Draw(t, "networks") {
+			c := network(fmt.Sprintf("net%d", i), rapid.Int64Range(1, 3).Draw(t, "order"), genStatement().Draw(t, "statement"))
+			c.Yields = rapid.IntRange(0, 3).Draw(t, "yields") == 0
+			out = append(out, c)
+		}
+		if len(out) == 0 || rapid.Bool().Draw(t, "agent files") {
+			out = append(out, agentFiles(genStatement().Draw(t, "agent statement")))
+		}
+		return out
+	})
+}
+
+// genPacket draws a packet whose addresses often lie at the edge of a prefix
+// that the contributions name.
+func genPacket(contributions []policy.Contribution) *rapid.Generator[policy.Packet] {
+	return rapid.Custom(func(t *rapid.T) policy.Packet {
+		f := genFamily().Draw(t, "family")
+		return policy.Packet{
+			Src:      rapid.SampledFrom(edges(sourcesOf(contributions), f)).Draw(t, "src"),
+			Dst:      rapid.SampledFrom(edges(destinationsOf(contributions), f)).Draw(t, "dst"),
+			Out:      rapid.SampledFrom([]string{"eth0", "eth1", "eth", "wg0", "lo", "e", ""}).Draw(t, "out"),
+			SrcLocal: rapid.IntRange(0, 3).Draw(t, "src local") == 0,
+			DstLocal: rapid.IntRange(0, 9).Draw(t, "dst local") == 0,
+			Protocol: rapid.SampledFrom([]policy.Protocol{"tcp", "udp", "sctp", "icmp"}).Draw(t, "protocol"),
+		}
+	})
+}
+
+func sourcesOf(contributions []policy.Contribution) []netip.Prefix {
+	var out []netip.Prefix
+	for _, c := range contributions {
+		out = append(append(out, c.Statement.SourceCIDRs...), c.Statement.NonMasqueradeSourceCIDRs...)
+	}
+	return out
+}
+
+func destinationsOf(contributions []policy.Contribution) []netip.Prefix {
+	var out []netip.Prefix
+	for _, c := range contributions {
+		out = append(append(out, c.Statement.NonMasqueradeCIDRs...), c.Statement.MasqueradeCIDRs...)
+	}
+	for _, f := range policy.Families() {
+		out = append(out, f.LinkLocal())
+	}
+	return append(out, policy.DefaultNonMasqueradeCIDRs(true)...)
+}
+
+// edges returns the first and last addresses of the prefixes and those right
+// outside, and some that no prefix is near.
+func edges(prefixes []netip.Prefix, f policy.Family) []netip.Addr {
+	out := []netip.Addr{addr("8.8.8.8"), lowAddress(policy.IPv4, 3)}
+	if f == policy.IPv6 {
+		out = []netip.Addr{addr("2001:db8::1"), lowAddress(policy.IPv6, 3)}
+	}
+	for _, p := range prefixes {
+		if policy.FamilyOf(p.Addr()) != f {
+			continue
+		}
+		first, last := p.Addr(), netipx.PrefixLastIP(p)
+		for _, a := range []netip.Addr{first, last, first.Prev(), last.Next()} {
+			if a.IsValid() {
+				out = append(out, a)
+			}
+		}
+	}
+	return out
+}

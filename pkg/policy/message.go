@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// maxQuoted is the longest text, in bytes, that a message repeats of what it
+// was given.
+const maxQuoted = 256
+
+// Quote writes text that came from configuration, a file or the environment
+// into a message: quoted, on one line, never longer than 256 bytes.
+func Quote(s string) string {
+	const ellipsis = `…"`
+	q := strconv.Quote(s[:min(len(s), maxQuoted)])
+	if len(s) <= maxQuoted && len(q) <= maxQuoted {
+		return q
+	}
+	return strings.ToValidUTF8(q[:min(len(q)-1, maxQuoted-len(ellipsis))], "") + ellipsis
+}
+
+// FieldError is a mistake in the value of one key of a document.
+type FieldError struct {
+	Key     string
+	Index   int    // of the item in a list; -1 for a value that is no list
+	Value   string // as written; "" where the value itself says nothing
+	Problem string // what is wrong and what to write instead
+}
+
+// Error writes nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set; did you
+// mean 10.0.1.0/24?
+func (e *FieldError) Error() string {
+	var b strings.Builder
+	b.WriteString(plainOrQuoted(e.Key)) // an unknown key says anything
+	if e.Index >= 0 {
+		fmt.Fprintf(&b, "[%d]", e.Index)
+	}
+	b.WriteString(": ")
+	if e.Value != "" {
+		b.WriteString(plainOrQuoted(e.Value) + " ")
+	}
+	return b.String() + e.Problem
+}
+
+// plainOrQuoted leaves what reads as one word as it is.
+func plainOrQuoted(s string) string {
+	odd := func(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' }
+	if len(s) > maxQuoted || strings.ContainsFunc(s, odd) {
+		return Quote(s)
+	}
+	return s
+}

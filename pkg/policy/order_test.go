@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// destinationOrder returns the prefixes of one family in the order of the rules
+// of the layout without sets. Ports, which make several rules of a prefix, are
+// left to other tests.
+func destinationOrder(p policy.Policy, f policy.Family) []netip.Prefix {
+	p.ToPorts.Value = nil
+	p.ExemptSources = nil
+	rs := policy.Desired([]policy.Policy{p}, policy.Layout{}, policy.Owner{})
+	rules := rs.Find(f, p.Chain).Rules
+	var out []netip.Prefix
+	for _, r := range rules[:len(rules)-1] {
+		if r.To == nil {
+			out = append(out, f.All())
+			continue
+		}
+		prefix, ok := r.To[0].Prefix()
+		if !ok || len(r.To) != 1 {
+			panic("a rule of the layout without sets matches more than a prefix: " + r.String())
+		}
+		out = append(out, prefix)
+	}
+	return out
+}
+
+func TestOrderByExample(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		statement policy.Statement
+		want      []netip.Prefix
+	}{
+		{
+			"as written, link-local first",
+			policy.Statement{NonMasqueradeCIDRs: cidrs("192.168.0.0/16", "10.0.0.0/8", "192.0.2.0/24")},
+			cidrs("169.254.0.0/16", "192.168.0.0/16", "10.0.0.0/8", "192.0.2.0/24"),
+		},
+		{
+			"nested, but of one mind",
+			policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.0.0/16", "10.1.1.0/24", "0.0.0.0/0")},
+			cidrs("169.254.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "10.1.1.0/24", "0.0.0.0/0"),
+		},
+		{
+			"only the group that disagrees is sorted, in its places",
+			policy.Statement{NonMasqueradeCIDRs: cidrs("172.16.0.0/12", "10.0.0.0/8", "192.168.0.0/16", "10.1.2.0/24", "172.17.0.0/16"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "203.0.113.0/24")},
+			cidrs("169.254.0.0/16", "172.16.0.0/12", "10.1.2.0/24", "192.168.0.0/16", "10.1.0.0/16", "172.17.0.0/16", "10.0.0.0/8", "203.0.113.0/24"),
+		},
+		{
+			"of the same length they stay as written",
+			policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.9.0.0/16"), MasqueradeCIDRs: cidrs("10.8.0.0/16", "10.7.0.0/16")},
+			cidrs("169.254.0.0/16", "10.9.0.0/16", "10.8.0.0/16", "10.7.0.0/16", "10.0.0.0/8"),
+		},
+		{
+			"everything is one group below a prefix for everything",
+			policy.Statement{NonMasqueradeCIDRs: cidrs("0.0.0.0/0"), MasqueradeCIDRs: cidrs("203.0.113.0/24", "192.0.0.0/8")},
+			cidrs("203.0.113.0/24", "169.254.0.0/16", "192.0.0.0/8", "0.0.0.0/0"),
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			wantEqual(t, "order", destinationOrder(mergeOne(t, network("n", 1, tt.statement)), policy.IPv4), tt.want)
+		})
+	}
+}
+
+// written returns what the sources list, in the order in which they do, once
+// each: what is built in, then networks by name, then agent files. Where two
+// name a prefix to opposite ends, the one whose word holds counts.
+func written(contributions []policy.Contribution, p policy.Policy, f policy.Family) []netip.Prefix {
+	byName := slices.SortedFunc(slices.Values(contributions), func(a, b policy.Contribution) int {
+		return cmp.Or(strings.Compare(string(b.Source.Kind), string(a.Source.Kind)), strings.Compare(a.Source.Name, b.Source.Name))
+	})
+	var out []netip.Prefix
+	note := func(prefix netip.Prefix, holds func(policy.Entry) bool) {
+		ofPrefix := func(e policy.Entry) bool { return e.Prefix == prefix && holds(e) }
+		if policy.FamilyOf(prefix.Addr()) == f && !slices.Contains(out, prefix) && slices.ContainsFunc(p.Destinations, ofPrefix) {
+			out = append(out, prefix)
+		}
+	}
+	for _, prefix := range append([]netip.Prefix{f.LinkLocal()}, policy.DefaultNonMasqueradeCIDRs(true)...) {
+		note(prefix, func(e policy.Entry) bool { return e.Origins[0].Source.Kind == policy.BuiltIn })
+	}
+	for _, c := range byName {
+		for _, prefix := range c.Statement.NonMasqueradeCIDRs {
+			note(prefix, func(e policy.Entry) bool { return e.Action == policy.Exempt })
+		}
+		for _, prefix := range c.Statement.MasqueradeCIDRs {
+			note(prefix, func(e policy.Entry) bool { return e.Action == policy.Masqueraded })
+		}
+	}
+	return out
+}
+
+// inMixedGroup reports whether the widest prefix around this one covers prefixes
+// of both actions.
+func inMixedGroup(entries []policy.Entry, prefix netip.Prefix) bool {
+	root := prefix
+	for _, e := range entries {
+		if e.Prefix.Overlaps(root) && e.Prefix.Bits() < root.Bits() {
+			root = e.Prefix
+		}
+	}
+	seen := map[policy.Action]bool{}
+	for _, e := range entries {
+		if root.Overlaps(e.Prefix) {
+			seen[e.Action] = true
+		}
+	}
+	return len(seen) == 2
+}
+
+// Where order has no meaning it is the written one: prefixes outside groups that
+// disagree stay in their places, link-local in the first. Each has one rule.
+func TestWrittenOrderIsKept(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		contributions := genContributions().Draw(t, "contributions")
+		p := policy.Merge(contributions)[0]
+		for _, f := range p.Families() {
+			mixed := func(prefix netip.Prefix) bool { return inMixedGroup(p.Destinations, prefix) }
+			got, want := destinationOrder(p, f), written(contributions, p, f)
+			if diff := gocmp.Diff(byText(want), byText(got), equatable); diff != "" {
+				t.Fatalf("%s: prefixes with rules (-want +got):\n%s", f, diff)
+			}
+			for i := range want {
+				if !mixed(want[i]) && got[i] != want[i] {
+					t.Fatalf("%s: %s lost its place %d to %s; written %s, rules %s", f, want[i], i, got[i], want, got)
+				}
+			}
+			builtIn := func(e policy.Entry) bool {
+				return e.Prefix == f.LinkLocal() && e.Origins[0].Source.Kind == policy.BuiltIn && !mixed(e.Prefix)
+			}
+			if slices.ContainsFunc(p.Destinations, builtIn) && got[0] != f.LinkLocal() {
+				t.Fatalf("%s: link-local is not first: %s", f, got)
+			}
+		}
+	})
+}
+
+func byText(list []netip.Prefix) []string {
+	var out []string
+	for _, p := range list {
+		out = append(out, p.String())
+	}
+	return slices.Sorted(slices.Values(out))
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Action is what a policy does with a destination.
+type Action string
+
+// The actions, as metrics and explanations name them.
+const (
+	Exempt      Action = "exempt"
+	Masqueraded Action = "masquerade"
+)
+
+// Origin is where a prefix or a scalar comes from.
+type Origin struct {
+	Source Source
+	Key    string
+	Index  int // of the item in a list; -1 for a scalar and for what is built in
+}
+
+// String writes nonMasqueradeCIDRs[2] of network "podnet".
+func (o Origin) String() string {
+	if o.Index < 0 {
+		return fmt.Sprintf("%s (%s)", o.Key, o.Source)
+	}
+	return fmt.Sprintf("%s[%d] of %s", o.Key, o.Index, o.Source)
+}
+
+// Stated is a value with everybody who states it. What nobody states is built
+// in, and has an origin that says so.
+type Stated[T any] struct {
+	Value   T
+	Origins []Origin
+}
+
+// Policy is what holds for one chain once all its sources are merged.
+type Policy struct {
+	Chain   string
+	Backend Stated[Backend]
+
+	// Destinations holds each prefix once, in the order in which rules list
+	// them: link-local first, then as written.
+	Destinations []Entry
+	// ExemptSources are never masqueraded, whatever the destination.
+	ExemptSources []Entry
+
+	// Sources and Interfaces narrow what the policy is about; empty is all.
+	Sources    Stated[[]netip.Prefix]
+	Interfaces Stated[[]string]
+	Host       Stated[bool]
+
+	EnableIPv6  Stated[bool]
+	RandomFully Stated[bool]
+	ToPorts     Stated[Ports]
+
+	// Conflicts are what the sources contradict each other in. The policy
+	// has of each the side that holds.
+	Conflicts []*ConflictError
+}
+
+// Entry is a prefix with what happens to the packets it covers, unless a longer
+// one covers them too.
+type Entry struct {
+	Prefix  netip.Prefix
+	Action  Action
+	Origins []Origin
+}
+
+// Families returns the families that the policy manages.
+func (p Policy) Families() []Family {
+	if p.EnableIPv6.Value {
+		return Families()
+	}
+	return []Family{IPv4}
+}
+
+// ConflictError is a contradiction between two sources of one chain.
+type ConflictError struct {
+	Chain         string
+	Holds, Yields Origin
+	// The two values, as they are written.
+	HoldsValue, YieldsValue string
+	Scope                   bool // the key narrows the scope: chains can be kept apart
+}
+
+// Error names both sources, the key and the remedy.
+func (e *ConflictError) Error() string {
+	remedy := "make them agree"
+	if e.Scope {
+		remedy += " or give one of them another masqChain"
+	}
+	return fmt.Sprintf("chain %s: %s of %s is %s, which contradicts %s of %s, %s; the latter is in force: %s",
+		e.Chain, e.Yields.Key, e.Yields.Source, e.YieldsValue,
+		e.Holds.Key, e.Holds.Source, e.HoldsValue, remedy)
+}
+
+// Involves reports whether the source is a party of the conflict.
+func (e *ConflictError) Involves(s Source) bool {
+	return e.Holds.Source == s || e.Yields.Source == s
+}
+
+// inForce orders contributions by the weight of their word: a network that does
+// not yield, in the order in which they came into force, one that does, and
+// last the agent files.
+func inForce(a, b Contribution) int {
+	rank := func(c Contribution) int {
+		switch {
+		case c.Source.Kind != Network:
+			return 2
+		case c.Yields:
+			return 1
+		}
+		return 0
+	}
+	if d := rank(a) - rank(b); d != 0 {
+		return d
+	}
+	if a.Order != b.Order {
+		if a.Order < b.Order {
+			return -1
+		}
+		return 1
+	}
+	return a.Source.Compare(b.Source)
+}
+
+// sorted returns a copy in the given order.
+func sorted[T any](s []T, by func(a, b T) int) []T {
+	return slices.SortedStableFunc(slices.Values(s), by)
+}

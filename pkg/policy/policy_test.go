@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+func TestOrigin(t *testing.T) {
+	podnet := policy.Source{Kind: policy.Network, Name: "podnet"}
+	for _, tt := range []struct {
+		origin policy.Origin
+		want   string
+	}{
+		{policy.Origin{Source: podnet, Key: "nonMasqueradeCIDRs", Index: 2}, `nonMasqueradeCIDRs[2] of network "podnet"`},
+		{policy.Origin{Source: podnet, Key: "randomFully", Index: -1}, `randomFully (network "podnet")`},
+		{policy.Origin{Source: policy.Source{Kind: policy.BuiltIn}, Key: "masqLinkLocal", Index: -1}, "masqLinkLocal (built in)"},
+	} {
+		if got := tt.origin.String(); got != tt.want {
+			t.Errorf("%+v is called %s, want %s", tt.origin, got, tt.want)
+		}
+	}
+}
+
+func TestConflictError(t *testing.T) {
+	a, b := policy.Source{Kind: policy.Network, Name: "a"}, policy.Source{Kind: policy.Network, Name: "b"}
+	conflict := &policy.ConflictError{
+		Chain: "C", Holds: policy.Origin{Source: a, Key: "sourceCIDRs", Index: -1}, HoldsValue: "any",
+		Yields: policy.Origin{Source: b, Key: "sourceCIDRs", Index: -1}, YieldsValue: "10.0.0.0/8", Scope: true,
+	}
+	wantError(t, "scope", conflict, `chain C: sourceCIDRs of network "b" is 10.0.0.0/8, which contradicts sourceCIDRs of network "a", any; `+
+		"the latter is in force: make them agree or give one of them another masqChain")
+	var back *policy.ConflictError
+	if !errors.As(fmt.Errorf("add: %w", conflict), &back) || back != conflict {
+		t.Error("a wrapped conflict cannot be found")
+	}
+	for source, want := range map[policy.Source]bool{a: true, b: true, {Kind: policy.Network, Name: "c"}: false, {Kind: policy.AgentFiles}: false} {
+		if got := conflict.Involves(source); got != want {
+			t.Errorf("it involves %s: %v, want %v", source, got, want)
+		}
+	}
+}
+
+func TestPolicyFamilies(t *testing.T) {
+	for _, tt := range []struct {
+		enabled *bool
+		want    []policy.Family
+	}{
+		{nil, []policy.Family{policy.IPv4}},
+		{ptr(false), []policy.Family{policy.IPv4}},
+		{ptr(true), []policy.Family{policy.IPv4, policy.IPv6}},
+	} {
+		p := mergeOne(t, network("n", 1, policy.Statement{EnableIPv6: tt.enabled}))
+		wantEqual(t, "Families", p.Families(), tt.want)
+	}
+}

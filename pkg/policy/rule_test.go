@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// differing are rules of which no two are equal: each is the first with one
+// field changed, or an odd one that another could be taken for.
+func differing() []policy.Rule {
+	return []policy.Rule{
+		{Verdict: policy.Return},
+		{Verdict: policy.Masquerade},
+		{Verdict: policy.Jump},
+		{Verdict: policy.Return, From: ranges("10.0.0.0/8")},
+		{Verdict: policy.Return, From: policy.Ranges{}},
+		{Verdict: policy.Return, From: ranges("10.0.0.0/9", "10.192.0.0/10")},
+		{Verdict: policy.Return, To: ranges("10.0.0.0/8")},
+		{Verdict: policy.Return, To: policy.Ranges{}},
+		{Verdict: policy.Return, To: ranges("10.0.0.0/8", "192.168.0.0/16")},
+		{Verdict: policy.Return, To: ranges("0.0.0.0/0")},
+		{Verdict: policy.Return, Out: "eth0"},
+		{Verdict: policy.Return, Out: "eth0", NotFromLocal: true},
+		{Verdict: policy.Return, Out: "eth0true", NotFromLocal: false},
+		{Verdict: policy.Return, Out: "true"},
+		{Verdict: policy.Return, NotFromLocal: true},
+		{Verdict: policy.Return, NotToLocal: true},
+		{Verdict: policy.Return, Protocol: "tcp"},
+		{Verdict: policy.Return, Protocol: "1", Share: 32},
+		{Verdict: policy.Return, Protocol: "13", Share: 2},
+		{Verdict: policy.Return, Share: 132},
+		{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 1, Last: 2}},
+		{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 1, Last: 3}},
+		{Verdict: policy.Masquerade, RandomFully: true},
+	}
+}
+
+func TestRuleEqual(t *testing.T) {
+	for i, r := range differing() {
+		for j, s := range differing() {
+			s.Connections = 7
+			if got := r.Equal(s); got != (i == j) {
+				t.Errorf("%s equals %s: %v", r, s, got)
+			}
+		}
+		alien := policy.Rule{Verdict: policy.Alien, Text: r.String()}
+		if same := alien; alien.Equal(same) || alien.Equal(r) || r.Equal(alien) {
+			t.Errorf("an alien equals %s", r)
+		}
+	}
+}
+
+func TestRuleString(t *testing.T) {
+	for _, tt := range []struct {
+		rule policy.Rule
+		want string
+	}{
+		{policy.Rule{Verdict: policy.Return}, "return"},
+		{policy.Rule{Verdict: policy.Jump, NotToLocal: true}, "to non-local jump"},
+		{
+			policy.Rule{Verdict: policy.Jump, From: ranges("10.0.0.0/8"), NotFromLocal: true, NotToLocal: true, Out: "eth+"},
+			"from 10.0.0.0/8 from non-local to non-local out eth+ jump",
+		},
+		{policy.Rule{Verdict: policy.Return, To: ranges("10.0.0.0/8", "fd00::/8")}, "to {10.0.0.0/8, fd00::/8} return"},
+		{
+			policy.Rule{Verdict: policy.Masquerade, Protocol: "tcp", Share: policy.ShareUnit / 4, Ports: policy.PortRange{First: 1, Last: 9}, RandomFully: true},
+			"tcp 25.00% masquerade to ports 1-9 random-fully",
+		},
+		{policy.Rule{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 7, Last: 7}}, "masquerade to ports 7"},
+		{policy.Rule{Verdict: policy.Alien, Text: "-p tcp -j DNAT", Out: "eth0"}, "-p tcp -j DNAT"},
+	} {
+		if got := tt.rule.String(); got != tt.want {
+			t.Errorf("%+v is written %q, want %q", tt.rule, got, tt.want)
+		}
+	}
+}
+
+func TestRuleMatches(t *testing.T) {
+	p := policy.Packet{Src: addr("10.0.0.1"), Dst: addr("192.0.2.1"), Out: "eth0", Protocol: "tcp"}
+	fromLocal, toLocal := p, p
+	fromLocal.SrcLocal, toLocal.DstLocal = true, true
+	for _, tt := range []struct {
+		rule   policy.Rule
+		packet policy.Packet
+		want   bool
+	}{
+		{policy.Rule{}, p, true},
+		{policy.Rule{From: ranges("10.0.0.0/8")}, p, true},
+		{policy.Rule{From: ranges("10.0.0.2/32", "11.0.0.0/8")}, p, false},
+		{policy.Rule{From: policy.Ranges{}}, p, false},
+		{policy.Rule{To: ranges("192.0.2.0/24")}, p, true},
+		{policy.Rule{To: ranges("10.0.0.0/8")}, p, false},
+		{policy.Rule{From: ranges("10.0.0.0/8"), To: ranges("10.0.0.0/8")}, p, false},
+		{policy.Rule{NotFromLocal: true, NotToLocal: true}, p, true},
+		{policy.Rule{NotFromLocal: true}, fromLocal, false},
+		{policy.Rule{NotFromLocal: true}, toLocal, true},
+		{policy.Rule{NotToLocal: true}, toLocal, false},
+		{policy.Rule{NotToLocal: true}, fromLocal, true},
+		{policy.Rule{Out: "eth0"}, p, true},
+		{policy.Rule{Out: "eth"}, p, false},
+		{policy.Rule{Out: "eth00"}, p, false},
+		{policy.Rule{Out: "eth+"}, p, true},
+		{policy.Rule{Out: "eth0+"}, p, true},
+		{policy.Rule{Out: "eth0a+"}, p, false},
+		{policy.Rule{Out: "+"}, p, true},
+		{policy.Rule{Protocol: "tcp"}, p, true},
+		{policy.Rule{Protocol: "udp"}, p, false},
+		{policy.Rule{Share: 1}, p, true},
+	} {
+		if got := tt.rule.Matches(tt.packet); got != tt.want {
+			t.Errorf("%+v matches %+v: %v, want %v", tt.rule, tt.packet, got, tt.want)
+		}
+	}
+}
+
+func TestWalk(t *testing.T) {
+	c := policy.Chain{
+		Jumps: []policy.Rule{{Verdict: policy.Jump, Out: "eth0", NotToLocal: true}, {Verdict: policy.Jump, From: ranges("10.9.0.0/16")}},
+		Rules: []policy.Rule{
+			{Verdict: policy.Return, To: ranges("10.0.0.0/8")},
+			{Verdict: policy.Masquerade, To: ranges("192.0.2.0/24"), Protocol: "tcp"},
+		},
+	}
+	for _, tt := range []struct {
+		packet policy.Packet
+		want   int // place of the rule, -1 for none
+	}{
+		{policy.Packet{Src: addr("10.1.0.1"), Dst: addr("10.0.0.1"), Out: "eth0"}, 0},
+		{policy.Packet{Src: addr("10.9.0.1"), Dst: addr("10.0.0.1"), Out: "eth1"}, 0},
+		{policy.Packet{Src: addr("10.1.0.1"), Dst: addr("10.0.0.1"), Out: "eth1"}, -1},
+		{policy.Packet{Src: addr("10.1.0.1"), Dst: addr("10.0.0.1"), Out: "eth0", DstLocal: true}, -1},
+		{policy.Packet{Src: addr("10.1.0.1"), Dst: addr("192.0.2.1"), Out: "eth0", Protocol: "tcp"}, 1},
+		{policy.Packet{Src: addr("10.1.0.1"), Dst: addr("192.0.2.1"), Out: "eth0", Protocol: "udp"}, -1},
+	} {
+		var want *policy.Rule
+		if tt.want >= 0 {
+			want = &c.Rules[tt.want]
+		}
+		if got := c.Walk(tt.packet); got != want {
+			t.Errorf("%+v comes to %v, want rule %d", tt.packet, got, tt.want)
+		}
+	}
+}
+
+func TestFind(t *testing.T) {
+	rs := policy.Ruleset{Chains: []policy.Chain{{Family: policy.IPv4, Name: "A"}, {Family: policy.IPv6, Name: "A"}, {Family: policy.IPv4, Name: "B"}}}
+	for i := range rs.Chains {
+		c := &rs.Chains[i]
+		if got := rs.Find(c.Family, c.Name); got != c {
+			t.Errorf("Find(%s, %s) = %+v", c.Family, c.Name, got)
+		}
+	}
+	if got := rs.Find(policy.IPv6, "B"); got != nil {
+		t.Errorf("Find(ipv6, B) = %+v", got)
+	}
+}
+
+func TestHoldsOnly(t *testing.T) {
+	c := policy.Chain{Rules: []policy.Rule{{Verdict: policy.Return}, {Verdict: policy.Masquerade}}, Jumps: []policy.Rule{{Verdict: policy.Alien}}}
+	for _, tt := range []struct {
+		verdicts []policy.Verdict
+		want     bool
+	}{
+		{[]policy.Verdict{policy.Return, policy.Masquerade}, true},
+		{[]policy.Verdict{policy.Masquerade}, false},
+		{nil, false},
+	} {
+		if got := c.HoldsOnly(tt.verdicts...); got != tt.want {
+			t.Errorf("HoldsOnly(%v) = %v, want %v", tt.verdicts, got, tt.want)
+		}
+	}
+	if !(&policy.Chain{}).HoldsOnly() {
+		t.Error("an empty chain holds something")
+	}
+}
+
+func TestProtocols(t *testing.T) {
+	wantEqual(t, "Protocols", fmt.Sprint(policy.Protocols()), "[tcp udp sctp]")
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+func TestValidate(t *testing.T) {
+	all := policy.Statement{
+		Chain: "MY-CHAIN", Backend: policy.NFTables, EnableIPv6: ptr(true),
+		NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "fd00::/8", "10.0.0.0/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "169.254.0.0/16"),
+		SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"),
+		OutputInterfaces: []string{"eth0", "wg+", "br-0123456789ab", "a.b@c", "x"}, ToPorts: ports(t, "1-2"),
+	}
+	for _, s := range []policy.Statement{all, {Chain: policy.DefaultChain}} {
+		if err := s.Validate(policy.DefaultCIDRLimit); err != nil {
+			t.Errorf("%+v: %v", s, err)
+		}
+	}
+}
+
+func TestValidateSaysWhatToWrite(t *testing.T) {
+	const noIPv6 = ` is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it`
+	const badName = ` is not the name of an interface; use visible ASCII without '/', ':', '"', '\', '!' and '*'`
+	const long = " is longer than the 15 bytes of an interface's name"
+	const notPrefix = `"invalid Prefix" is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8`
+	for _, tt := range []struct {
+		name      string
+		statement policy.Statement
+		most      int
+		want      []string
+	}{
+		{"chain", policy.Statement{Chain: "no no"}, 1, []string{`masqChain: "no no" may hold only letters, digits, '_', '.' and '-'`}},
+		{"chain of others", policy.Statement{Chain: "KUBE-X"}, 1, []string{"masqChain: KUBE-X lies in the name space KUBE- of others; choose another"}},
+		{
+			"limit", policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.0.0.0/9"), MasqueradeCIDRs: cidrs("10.0.0.0/10")}, 2,
+			[]string{"cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 2 allowed; remove some or raise cidrLimit"},
+		},
+		{
+			"in both lists",
+			policy.Statement{NonMasqueradeCIDRs: cidrs("192.168.0.0/16", "10.0.0.0/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "10.0.0.0/8")}, 4,
+			[]string{"masqueradeCIDRs[1]: 10.0.0.0/8 is in nonMasqueradeCIDRs[1] too; remove one of the two"},
+		},
+		{
+			"IPv6 in every list", policy.Statement{
+				NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "fd00::/8"), MasqueradeCIDRs: cidrs("fd01::/16"),
+				SourceCIDRs: cidrs("fd02::/16"), NonMasqueradeSourceCIDRs: cidrs("fd03::/16"),
+			}, 9,
+			[]string{
+				"nonMasqueradeCIDRs[1]: fd00::/8" + noIPv6, "masqueradeCIDRs[0]: fd01::/16" + noIPv6,
+				"sourceCIDRs[0]: fd02::/16" + noIPv6, "nonMasqueradeSourceCIDRs[0]: fd03::/16" + noIPv6,
+			},
+		},
+		{
+			"IPv6 said to be off", policy.Statement{NonMasqueradeCIDRs: cidrs("::/0"), EnableIPv6: ptr(false)}, 9,
+			[]string{"nonMasqueradeCIDRs[0]: ::/0" + noIPv6},
+		},
+		{
+			"interfaces", policy.Statement{OutputInterfaces: []string{
+				"", "+", "eth0", "sixteen-bytes-xx", "fifteen-bytes-x+", ".", "..", ".+", "a/b", "a:b", "a b", "eth*", `a"b`, "a\n", "é", "!eth0",
+			}}, 9,
+			[]string{
+				"outputInterfaces[0]: is empty; name an interface, or drop the item",
+				"outputInterfaces[1]: + would match every interface; leave outputInterfaces out instead",
+				"outputInterfaces[3]: sixteen-bytes-xx" + long,
+				"outputInterfaces[4]: fifteen-bytes-x+" + long,
+				"outputInterfaces[5]: ." + badName,
+				"outputInterfaces[6]: .." + badName,
+				"outputInterfaces[7]: .+" + badName,
+				"outputInterfaces[8]: a/b" + badName,
+				"outputInterfaces[9]: a:b" + badName,
+				`outputInterfaces[10]: "a b"` + badName,
+				"outputInterfaces[11]: eth*" + badName,
+				`outputInterfaces[12]: "a\"b"` + badName,
+				`outputInterfaces[13]: "a\n"` + badName,
+				`outputInterfaces[14]: "é"` + badName,
+				"outputInterfaces[15]: !eth0" + badName,
+			},
+		},
+		{
+			"what only a damaged document can hold", policy.Statement{
+				EnableIPv6:         ptr(true),
+				NonMasqueradeCIDRs: []netip.Prefix{{}, netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.0.1.24/24")},
+				SourceCIDRs:        cidrs("::ffff:10.0.0.0/104"),
+			}, 9,
+			[]string{
+				"nonMasqueradeCIDRs[0]: " + notPrefix,
+				"nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?",
+				"sourceCIDRs[0]: ::ffff:10.0.0.0/104 is an IPv4 prefix written as IPv6; did you mean 10.0.0.0/8?",
+			},
+		},
+		{
+			"all at once", policy.Statement{Chain: "-x", NonMasqueradeCIDRs: cidrs("::/0"), OutputInterfaces: []string{"+"}}, 0,
+			[]string{
+				"masqChain: -x must begin with a letter or a digit",
+				"cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 1 entries together, more than the 0 allowed; remove some or raise cidrLimit",
+				"nonMasqueradeCIDRs[0]: ::/0" + noIPv6,
+				"outputInterfaces[0]: + would match every interface; leave outputInterfaces out instead",
+			},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := onDefaultChain(tt.statement).Validate(tt.most)
+			got := ""
+			if err != nil {
+				got = err.Error()
+			}
+			wantEqual(t, "Validate", strings.Split(got, "\n"), tt.want)
+		})
+	}
+}
+
+// The errors can be taken apart again.
+func TestValidateReturnsFieldErrors(t *testing.T) {
+	err := policy.Statement{Chain: "RETURN", OutputInterfaces: []string{"eth0", "+"}}.Validate(1)
+	var joined interface{ Unwrap() []error }
+	if !errors.As(err, &joined) {
+		t.Fatalf("%v is not joined", err)
+	}
+	var got []string
+	for _, e := range joined.Unwrap() {
+		var field *policy.FieldError
+		if !errors.As(e, &field) {
+			t.Fatalf("%v is not a FieldError", e)
+		}
+		got = append(got, fmt.Sprintf("%s %d %s", field.Key, field.Index, field.Value))
+	}
+	wantEqual(t, "fields", got, []string{"masqChain -1 RETURN", "outputInterfaces 1 +"})
+}
