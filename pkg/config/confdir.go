@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// ConfDir is what the configuration directory of the runtimes holds.
+type ConfDir struct {
+	Dir       string
+	Conflists []Conflist // by the file's name, which is how runtimes choose
+}
+
+// Conflist is one file of the directory. A file that runtimes cannot load has an
+// Err, and is otherwise empty but for its File and perhaps its Network.
+type Conflist struct {
+	File       string // the path
+	Network    string // "" for a single plugin's configuration without a name
+	CNIVersion string
+	Entries    []ConflistEntry // ours alone
+	Err        error
+}
+
+// ConflistEntry is one of our entries. An Err is about it alone: runtimes load
+// the list, and the plugin refuses the entry.
+type ConflistEntry struct {
+	Index int // among the plugins of the list
+	Entry Entry
+	Err   error
+}
+
+// ReadConfDir reads the files of a directory that runtimes take for
+// configurations (.conf, .conflist, .json) as libcni reads them. A file that is
+// broken has an error of its own. The error is about the directory itself, and
+// is an fs.ErrNotExist where there is none.
+func ReadConfDir(dir string) (ConfDir, error) {
+	c := ConfDir{Dir: dir}
+	names, err := filesIn(dir, ".conf", ".conflist", ".json")
+	if err != nil {
+		return c, fmt.Errorf("read the CNI configuration directory %s: %w", shown(dir), err)
+	}
+	for _, name := range names {
+		list, err := readConflist(filepath.Join(dir, name))
+		if errors.Is(err, errGone) {
+			continue
+		}
+		if err != nil {
+			list.Entries, list.Err = nil, err
+		}
+		c.Conflists = append(c.Conflists, list)
+	}
+	return c, nil
+}
+
+// Names reports whether a conflist that can be read names the network and has an
+// entry of ours, sound or not.
+func (c ConfDir) Names(network string) bool { return c.first(network) != nil }
+
+// Statement returns what the first conflist by name that has an entry of ours
+// for the network states in the first one it has. It is false where there is
+// none, and where that entry is refused.
+func (c ConfDir) Statement(network string) (policy.Statement, bool) {
+	e := c.first(network)
+	if e == nil || e.Err != nil {
+		return policy.Statement{}, false
+	}
+	return e.Entry.Statement, true
+}
+
+// Err tells of the files that runtimes cannot load: while there are any, nobody
+// knows all the networks. Nil says that the directory parses whole.
+func (c ConfDir) Err() error {
+	var broken DocumentError
+	for _, list := range c.Conflists {
+		if list.Err != nil {
+			broken.Mistakes = append(broken.Mistakes, list.Err)
+		}
+	}
+	if len(broken.Mistakes) == 0 {
+		return nil
+	}
+	return &broken
+}
+
+func (c ConfDir) first(network string) *ConflistEntry {
+	for _, list := range c.Conflists {
+		if network != "" && list.Network == network && len(list.Entries) > 0 {
+			return &list.Entries[0]
+		}
+	}
+	return nil
+}
+
+// filesIn returns the names, sorted, of what is no directory and ends in one of
+// the extensions.
+func filesIn(dir string, extensions ...string) ([]string, error) {
+	f, err := openWithoutWaiting(dir, syscall.O_DIRECTORY)
+	if err != nil {
+		return nil, bare(err)
+	}
+	defer closed(f)
+	entries, err := f.ReadDir(-1)
+	if err != nil {
+		return nil, bare(err)
+	}
+	var names []string
+	for _, e := range entries {
+		if !e.IsDir() && slices.Contains(extensions, filepath.Ext(e.Name())) {
+			names = append(names, e.Name())
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// errGone is that of a file which was removed since its directory was read.
+var errGone = errors.New("is gone")
+
+func readConfFile(path string) ([]byte, error) {
+	f, err := openWithoutWaiting(path, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			return nil, errGone
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", shown(path), bare(err))
+	}
+	defer closed(f)
+	const mostKiB = 1024
+	return readRegular(f, mostKiB, nil)
+}
+
+func readConflist(path string) (Conflist, error) {
+	list := Conflist{File: path}
+	doc, err := readConfFile(path)
+	if err != nil {
+		return list, err
+	}
+	conf, err := parseConflist(path, doc)
+	list.Network, list.CNIVersion = conf.network, conf.cniVersion
+	if err != nil {
+		return list, err
+	}
+	if conf.loadsFolder {
+		// libcni adds what a folder of the network's name holds.
+		more, err := readPluginFolder(filepath.Join(filepath.Dir(path), conf.network))
+		if err != nil {
+			return list, fmt.Errorf("%s: %w", shown(path), err)
+		}
+		conf.plugins = append(conf.plugins, more...)
+	}
+	if len(conf.plugins) == 0 {
+		return list, fmt.Errorf("%s: plugins: is missing; write a list of plugin configurations", shown(path))
+	}
+	list.Entries = conf.entries()
+	return list, nil
+}
+
+func readPluginFolder(dir string) ([]plugin, error) {
+	names, err := filesIn(dir, ".conf")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the plugin configurations in %s: %w", shown(dir), err)
+	}
+	var plugins []plugin
+	for _, name := range names {
+		path := filepath.Join(dir, name)
+		doc, err := readConfFile(path)
+		if errors.Is(err, errGone) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		p, err := parsePlugin(doc)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", shown(path), err)
+		}
+		p.file = path
+		plugins = append(plugins, p)
+	}
+	return plugins, nil
+}
+
+// isListFile tells by a file's name, as runtimes do, that it has to hold a list
+// and not a single plugin's configuration.
+func isListFile(path string) bool { return filepath.Ext(path) == ".conflist" }

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// confDir makes a directory with files of these names.
+func confDir(t testing.TB, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		write(t, filepath.Join(dir, name), text)
+	}
+	return dir
+}
+
+func read(t testing.TB, dir string) ConfDir {
+	t.Helper()
+	c, err := ReadConfDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestReadConfDir(t *testing.T) {
+	dir := confDir(t, map[string]string{
+		"20-second.conflist": `{"cniVersion": "1.0.0", "name": "second", "plugins": [
+			{"type": "bridge", "isGateway": true},
+			{"type": "ip-masq", "name": "overruled", "cniVersion": "0.1.0", "masqChain": "SECOND"},
+			{"type": "ip-masq", "bogus": 1}]}`,
+		"10-first.conflist": `{"cniVersion": "0.4.0", "name": "first", "plugins": [{"type": "ptp"}]}`,
+		"15-alone.conf":     `{"cniVersion": "0.3.1", "name": "alone", "type": "ip-masq", "dataDir": "/srv/masq"}`,
+		"16-other.json":     `{"cniVersion": "0.3.1", "name": "other", "type": "macvlan"}`,
+		"99-loopback.conf":  `{"type": "loopback"}`,
+		"30-broken.conflist": `{"name": "broken",
+			"plugins": [`,
+		"notes.txt": "no configuration", "10-first.conflist.bak": "{", "nested.conflist/x": "{",
+	})
+	own := func(network, version string) Entry {
+		return Entry{
+			Network: network, CNIVersion: version, Statement: policy.Statement{Chain: policy.DefaultChain},
+			CIDRLimit: policy.DefaultCIDRLimit, DataDir: DefaultDataDir,
+		}
+	}
+	alone, second := own("alone", "0.3.1"), own("second", "1.0.0")
+	alone.DataDir = "/srv/masq"
+	second.Statement.Chain = "SECOND"
+	file := func(name string) string { return filepath.Join(dir, name) }
+	want := []Conflist{
+		{File: file("10-first.conflist"), Network: "first", CNIVersion: "0.4.0"},
+		{File: file("15-alone.conf"), Network: "alone", CNIVersion: "0.3.1", Entries: []ConflistEntry{{Entry: alone}}},
+		{File: file("16-other.json"), Network: "other", CNIVersion: "0.3.1"},
+		{File: file("20-second.conflist"), Network: "second", CNIVersion: "1.0.0", Entries: []ConflistEntry{
+			{Index: 1, Entry: second},
+			{Index: 2, Entry: Entry{Network: "second", CNIVersion: "1.0.0"},
+				Err: errors.New(file("20-second.conflist") + ": plugins[2]: bogus: is not a known key; remove it")},
+		}},
+		{File: file("30-broken.conflist"),
+			Err: errors.New(file("30-broken.conflist") + ": configuration is not JSON: line 2, column 15: unexpected end of JSON input")},
+		{File: file("99-loopback.conf")},
+	}
+	sameText := cmp.Comparer(func(a, b error) bool { return a == nil && b == nil || a != nil && b != nil && a.Error() == b.Error() })
+	c := read(t, dir)
+	if diff := cmp.Diff(ConfDir{Dir: dir, Conflists: want}, c, sameText, comparePrefixes); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	wantError(t, c.Err(), dir, "FILE/30-broken.conflist: configuration is not JSON: line 2, column 15: unexpected end of JSON input")
+	for network, named := range map[string]bool{
+		"second": true, "alone": true, "first": false, "other": false, "broken": false, "overruled": false, "": false,
+	} {
+		if got := c.Names(network); got != named {
+			t.Errorf("names %q: %t, want %t", network, got, named)
+		}
+	}
+	if s, found := c.Statement("second"); !found || s.Chain != "SECOND" {
+		t.Errorf("statement of the first of two entries: %+v, %t", s, found)
+	}
+	if s, found := c.Statement("first"); found {
+		t.Errorf("statement of a network without an entry: %+v", s)
+	}
+}
+
+func TestStatementOfARefusedEntry(t *testing.T) {
+	c := read(t, confDir(t, map[string]string{
+		"10-a.conflist": `{"name": "podnet", "plugins": [{"type": "ip-masq", "enableIPv6": "true"}]}`,
+		"20-b.conflist": `{"name": "podnet", "plugins": [{"type": "ip-masq"}]}`,
+		"05-c.conflist": `{"name": "podnet", "plugins": [{"type": "bridge"}]}`,
+	}))
+	if !c.Names("podnet") {
+		t.Error("a network whose entry is refused is not named")
+	}
+	if s, found := c.Statement("podnet"); found {
+		t.Errorf("statement of a refused entry: %+v", s)
+	}
+	if err := c.Err(); err != nil {
+		t.Errorf("a refused entry makes a file one that runtimes cannot load: %v", err)
+	}
+}
+
+func TestNoConfDir(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "net.d")
+	c, err := ReadConfDir(dir)
+	if !errors.Is(err, os.ErrNotExist) || len(c.Conflists) > 0 {
+		t.Errorf("a missing directory: %+v, %v", c, err)
+	}
+	wantError(t, err, dir, "read the CNI configuration directory FILE: no such file or directory")
+	_, err = ReadConfDir(write(t, dir, ""))
+	wantError(t, err, dir, "read the CNI configuration directory FILE: not a directory")
+	if errors.Is(err, os.ErrNotExist) {
+		t.Error("a file in place of the directory counts as missing")
+	}
+	if c := read(t, t.TempDir()); len(c.Conflists) > 0 || c.Err() != nil {
+		t.Errorf("an empty directory: %+v", c)
+	}
+}
+
+func TestConfFilesThatRuntimesCannotLoad(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"x.conflist", ``, `FILE: configuration is not JSON: it is empty`},
+		{"x.conflist", `[]`, `FILE: is array; write an object, in braces`},
+		{"x.conflist", `null`, `FILE: name: is missing; name the network, such as "podnet"`},
+		{"x.conflist", `{"plugins": [{"type": "bridge"}]}`, `FILE: name: is missing; name the network, such as "podnet"`},
+		{"x.conflist", `{"Name": "podnet", "plugins": [{"type": "bridge"}]}`, `FILE: name: is missing; name the network, such as "podnet"`},
+		{"x.conflist", `{"name": 7, "plugins": [{"type": "bridge"}]}`, `FILE: name: 7 is a number; write it in quotes: "7"`},
+		{"x.conflist", `{"name": "../etc", "plugins": [{"type": "bridge"}]}`,
+			`FILE: name: ../etc is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit`},
+		{"x.conflist", `{"name": "podnet"}`, `FILE: plugins: is missing; write a list of plugin configurations`},
+		{"x.conflist", `{"name": "podnet", "loadOnlyInlinedPlugins": true}`, `FILE: plugins: is missing; write a list of plugin configurations`},
+		{"x.conflist", `{"name": "podnet", "type": "ip-masq"}`, `FILE: plugins: is missing; write a list of plugin configurations`},
+		{"x.conflist", `{"name": "podnet", "plugins": []}`, `FILE: plugins: is empty; write at least one plugin configuration`},
+		{"x.conflist", `{"name": "podnet", "plugins": null}`, `FILE: plugins: null is no value; write a list of plugin configurations`},
+		{"x.conflist", `{"name": "podnet", "plugins": {"type": "bridge"}}`,
+			`FILE: plugins: "{\"type\": \"bridge\"}" is an object; write a list of plugin configurations`},
+		{"x.conflist", `{"name": "podnet", "plugins": [{"type": "ip-masq"}, {"typ": "bridge"}, 7]}`,
+			`FILE: plugins[1]: type: is missing; write the name of a plugin, such as "bridge"; FILE: plugins[2]: is number; write an object, in braces`},
+		{"x.conflist", `{"name": "podnet", "plugins": [{"type": "ip-masq", "capabilities": {"a": 1}}]}`,
+			`FILE: plugins[0]: capabilities: is number; write what the CNI specification has there`},
+		{"x.conflist", `{"name": "podnet", "disableGC": "maybe", "plugins": [{"type": "ip-masq"}]}`,
+			`FILE: disableGC: "maybe" is a string; write true or false, without quotes`},
+		{"x.conflist", `{"name": "podnet", "cniVersion": 1, "plugins": [{"type": "ip-masq"}]}`,
+			`FILE: cniVersion: 1 is a number; write it in quotes: "1"`},
+		{"x.conflist", `{"name": "podnet", "cniVersions": ["one"], "plugins": [{"type": "ip-masq"}]}`,
+			`FILE: cniVersions[0]: one is not a version; write one such as 1.0.0`},
+		{"x.conf", `{"name": "podnet", "plugins": [{"type": "ip-masq"}]}`,
+			`FILE: plugins: lists are read from .conflist files alone; rename the file`},
+		{"x.json", `{"name": "podnet"}`, `FILE: type: is missing; write the name of a plugin, such as "bridge"`},
+		{"x.conf", `{"name": "podnet", "type": 1}`, `FILE: type: is number; write what the CNI specification has there`},
+		{"x.conflist", strings.Repeat(" ", 1<<20) + "{", "read FILE: larger than 1024 KiB"},
+	} {
+		t.Run(c.name+" "+c.text[:min(len(c.text), 60)], func(t *testing.T) {
+			dir := confDir(t, map[string]string{c.name: c.text, "z.conflist": `{"name": "sound", "plugins": [{"type": "ip-masq"}]}`})
+			list := read(t, dir).Conflists
+			if len(list) != 2 || !read(t, dir).Names("sound") {
+				t.Fatalf("the broken file hides the other: %+v", list)
+			}
+			wantError(t, list[0].Err, filepath.Join(dir, c.name), c.want)
+			if list[0].Entries != nil || read(t, dir).Names("podnet") {
+				t.Errorf("what cannot be loaded has entries: %+v", list[0].Entries)
+			}
+		})
+	}
+}
+
+// What libcni makes of a list before a plugin sees it.
+func TestWhatThePluginIsHanded(t *testing.T) {
+	const entry = `{"type": "ip-masq"}`
+	for _, c := range []struct{ what, text, version, chain string }{
+		{"no version", `{"name": "podnet", "plugins": [` + entry + `]}`, "", policy.DefaultChain},
+		{"the highest known version", `{"name": "podnet", "cniVersion": "0.4.0", "cniVersions": ["0.3.1", "1.0.0", "99.0.0"], "plugins": [` + entry + `]}`,
+			"1.0.0", policy.DefaultChain},
+		{"the version stated is among the choices", `{"name": "podnet", "cniVersion": "1.0.0", "cniVersions": ["0.3.1"], "plugins": [` + entry + `]}`,
+			"1.0.0", policy.DefaultChain},
+		{"no version that is known", `{"name": "podnet", "cniVersion": "99.0.0", "cniVersions": ["98.0.0"], "plugins": [` + entry + `]}`,
+			"99.0.0", policy.DefaultChain},
+		{"the last of two keys", `{"name": "old", "name": "podnet", "plugins": [{"type": "ip-masq", "masqChain": "A", "masqChain": "B"}]}`, "", "B"},
+		{"numbers in Go's form", `{"name": "podnet", "plugins": [{"type": "ip-masq", "cidrLimit": 6.4e1}]}`, "", policy.DefaultChain},
+		{"booleans as strings", `{"name": "podnet", "disableCheck": "TRUE", "loadOnlyInlinedPlugins": "true", "plugins": [` + entry + `]}`, "", policy.DefaultChain},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			list := read(t, confDir(t, map[string]string{"x.conflist": c.text})).Conflists[0]
+			if list.Err != nil || len(list.Entries) != 1 || list.Entries[0].Err != nil {
+				t.Fatalf("%+v", list)
+			}
+			e := list.Entries[0].Entry
+			if e.Network != "podnet" || e.CNIVersion != c.version || list.CNIVersion != c.version || e.Statement.Chain != c.chain {
+				t.Errorf("network %q, version %q, chain %q", e.Network, e.CNIVersion, e.Statement.Chain)
+			}
+		})
+	}
+}
+
+// libcni 1.3 and later add the plugins in the folder that has the network's name.
+func TestPluginFolder(t *testing.T) {
+	files := map[string]string{
+		"x.conflist":            `{"name": "podnet", "cniVersion": "1.1.0", "plugins": [{"type": "bridge"}]}`,
+		"podnet/20-masq.conf":   `{"type": "ip-masq", "masqChain": "B", "bogus": 1}`,
+		"podnet/10-masq.conf":   `{"type": "ip-masq", "masqChain": "A"}`,
+		"podnet/05-other.json":  `{`,
+		"podnet/sub.conf/a":     `{`,
+		"y.conflist":            `{"name": "blue", "loadOnlyInlinedPlugins": true, "plugins": [{"type": "bridge"}]}`,
+		"blue/10-masq.conf":     `{"type": "ip-masq"}`,
+		"z.conf":                `{"name": "green", "type": "bridge"}`,
+		"green/10-masq.conf":    `{"type": "ip-masq"}`,
+		"w.conflist":            `{"name": "folder-only"}`,
+		"folder-only/masq.conf": `{"type": "ip-masq"}`,
+	}
+	dir := confDir(t, files)
+	c := read(t, dir)
+	if err := c.Err(); err != nil {
+		t.Fatal(err)
+	}
+	for network, named := range map[string]bool{"podnet": true, "folder-only": true, "blue": false, "green": false} {
+		if got := c.Names(network); got != named {
+			t.Errorf("names %q: %t, want %t", network, got, named)
+		}
+	}
+	entries := c.Conflists[1].Entries
+	if len(entries) != 2 || entries[0].Index != 1 || entries[0].Entry.Statement.Chain != "A" || entries[0].Entry.CNIVersion != "1.1.0" {
+		t.Fatalf("entries of the folder: %+v", entries)
+	}
+	wantError(t, entries[1].Err, filepath.Join(dir, "podnet/20-masq.conf"), "FILE: plugins[2]: bogus: is not a known key; remove it")
+
+	files["podnet/30-masq.conf"] = `{"type": `
+	dir = confDir(t, files)
+	c = read(t, dir)
+	wantError(t, c.Err(), dir, "FILE/x.conflist: FILE/podnet/30-masq.conf: configuration is not JSON: line 1, column 9: unexpected end of JSON input")
+	if c.Names("podnet") || c.Conflists[1].Network != "podnet" {
+		t.Errorf("a list with a broken plugin file: %+v", c.Conflists[1])
+	}
+}
+
+func TestConfFilesThatAreNone(t *testing.T) {
+	dir := confDir(t, map[string]string{
+		"real":       `{"name": "linked", "plugins": [{"type": "ip-masq"}]}`,
+		"z.conflist": `{"name": "sound", "plugins": [{"type": "ip-masq"}]}`,
+	})
+	for _, name := range []string{"a.conflist", "b.conf"} {
+		if err := syscall.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, target := range map[string]string{"c.conflist": "/dev/zero", "d.conflist": "gone", "e.conflist": "real", "f.conflist": "."} {
+		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := read(t, dir)
+	if !c.Names("sound") || !c.Names("linked") {
+		t.Errorf("%+v", c)
+	}
+	want := "read FILE/a.conflist: not a regular file; read FILE/b.conf: not a regular file; read FILE/c.conflist: not a regular file; " +
+		"open FILE/d.conflist: no such file or directory; read FILE/f.conflist: not a regular file"
+	wantError(t, c.Err(), dir, want)
+}
+
+// The examples are what people start from.
+func TestExamplesAreSound(t *testing.T) {
+	c := read(t, "../../conflist-examples")
+	if err := c.Err(); err != nil {
+		t.Error(err)
+	}
+	for _, list := range c.Conflists {
+		if len(list.Entries) != 1 {
+			t.Errorf("%s has %d entries of ours", list.File, len(list.Entries))
+		}
+		for _, e := range list.Entries {
+			if e.Err != nil {
+				t.Error(e.Err)
+			}
+		}
+	}
+	if len(c.Conflists) == 0 {
+		t.Error("there are no examples")
+	}
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+var comparePrefixes = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+
+// entryWith returns an entry of network podnet with further keys.
+func entryWith(keys string) []byte {
+	doc := `{"cniVersion":"1.0.0","name":"podnet","type":"ip-masq"`
+	if keys != "" {
+		doc += "," + keys
+	}
+	return []byte(doc + "}")
+}
+
+func prefixes(cidrs ...string) []netip.Prefix {
+	list := []netip.Prefix{}
+	for _, s := range cidrs {
+		list = append(list, netip.MustParsePrefix(s))
+	}
+	return list
+}
+
+func TestParseEntry(t *testing.T) {
+	yes, no := true, false
+	// An entry that states nothing.
+	with := func(change func(*Entry)) Entry {
+		e := Entry{
+			Network: "podnet", CNIVersion: "1.0.0",
+			Statement: policy.Statement{Chain: "IP-MASQ-AGENT"},
+			CIDRLimit: 64, DataDir: "/var/lib/cni/ip-masq",
+		}
+		change(&e)
+		return e
+	}
+	for _, c := range []struct {
+		name, keys string
+		want       Entry
+	}{
+		{"nothing stated", ``, with(func(*Entry) {})},
+		{"every policy key", `
+			"nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"],
+			"masqueradeCIDRs": ["10.9.0.0/16"],
+			"nomasqAllReservedRanges": true, "masqLinkLocal": false, "masqLinkLocalIPv6": true, "enableIPv6": true,
+			"sourceCIDRs": ["10.1.0.0/16"], "nonMasqueradeSourceCIDRs": ["10.1.2.3/32"],
+			"outputInterfaces": ["eth0", "wg+"], "masqueradeHost": false,
+			"randomFully": false, "toPorts": "32768-65535,1024-29999,80",
+			"masqChain": "BLUE", "backend": "nftables"`,
+			with(func(e *Entry) {
+				e.Statement = policy.Statement{
+					Chain: "BLUE", Backend: policy.NFTables,
+					NonMasqueradeCIDRs:      prefixes("10.0.0.0/8", "fd00::/8"),
+					MasqueradeCIDRs:         prefixes("10.9.0.0/16"),
+					NomasqAllReservedRanges: &yes, MasqLinkLocal: &no, MasqLinkLocalIPv6: &yes, EnableIPv6: &yes,
+					SourceCIDRs: prefixes("10.1.0.0/16"), NonMasqueradeSourceCIDRs: prefixes("10.1.2.3/32"),
+					OutputInterfaces: []string{"eth0", "wg+"}, MasqueradeHost: &no,
+					RandomFully: &no, ToPorts: &policy.Ports{{First: 32768, Last: 65535}, {First: 1024, Last: 29999}, {First: 80, Last: 80}},
+				}
+			})},
+		{"keys of the entry itself", `"requireAgentConfig": true, "cidrLimit": 1000000, "dataDir": "/srv/masq"`, with(func(e *Entry) {
+			e.RequireAgentConfig, e.CIDRLimit, e.DataDir = true, 1_000_000, "/srv/masq"
+		})},
+		{"an empty list is stated", `"nonMasqueradeCIDRs": [], "masqueradeCIDRs": [], "outputInterfaces": [ ]`, with(func(e *Entry) {
+			e.Statement.NonMasqueradeCIDRs, e.Statement.MasqueradeCIDRs = prefixes(), prefixes()
+			e.Statement.OutputInterfaces = []string{}
+		})},
+		{"no ports are stated", `"toPorts": "", "backend": "auto"`, with(func(e *Entry) {
+			e.Statement.ToPorts, e.Statement.Backend = &policy.Ports{}, policy.Auto
+		})},
+		{"twice is once", `"nonMasqueradeCIDRs": ["10.2.0.0/16", "10.1.0.0/16", "10.2.0.0/16"], "outputInterfaces": ["a", "a"]`, with(func(e *Entry) {
+			e.Statement.NonMasqueradeCIDRs = prefixes("10.2.0.0/16", "10.1.0.0/16")
+			e.Statement.OutputInterfaces = []string{"a"}
+		})},
+		{"twice counts once", `"cidrLimit": 1, "nonMasqueradeCIDRs": ["10.2.0.0/16", "10.2.0.0/16"]`, with(func(e *Entry) {
+			e.CIDRLimit = 1
+			e.Statement.NonMasqueradeCIDRs = prefixes("10.2.0.0/16")
+		})},
+		{"what the protocol adds", `
+			"prevResult": {"cniVersion": "1.0.0", "a": 1, "a": 2}, "runtimeConfig": {}, "capabilities": {"x": true},
+			"args": {"cni": {}}, "ipam": {"type": "host-local"}, "dns": {}, "ipMasq": true,
+			"cni.dev/valid-attachments": [], "cni.dev/whatever": null`, with(func(*Entry) {})},
+		{"escapes and white space", "\n\t\"mas\\u0071Chain\" :\r\n \"B\\u004cUE\"\n", with(func(e *Entry) { e.Statement.Chain = "BLUE" })},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := ParseEntry(entryWith(c.keys))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, got, comparePrefixes); diff != "" {
+				t.Errorf("entry (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseEntryWithoutVersion(t *testing.T) {
+	e, err := ParseEntry([]byte(`{"name":"podnet"}`))
+	if err != nil || e.CNIVersion != "" {
+		t.Errorf("entry without a version: %q, %v", e.CNIVersion, err)
+	}
+}
+
+func TestNotAnObject(t *testing.T) {
+	for _, c := range []struct {
+		name, doc string
+		notJSON   bool
+		want      string
+	}{
+		{"nothing", "", true, "configuration is not JSON: it is empty"},
+		{"white space", " \n", true, "configuration is not JSON: it is empty"},
+		{"no JSON", "cniVersion: 1.0.0", true,
+			"configuration is not JSON: line 1, column 1: invalid character 'c' looking for beginning of value"},
+		{"cut off", `{"name": "podnet"`, true, "configuration is not JSON: line 1, column 17: unexpected end of JSON input"},
+		{"trailing data", "{}\n{}", true, "configuration is not JSON: line 2, column 1: invalid character '{' after top-level value"},
+		{"trailing comma", "{\n\"name\": \"podnet\",\n}", true,
+			"configuration is not JSON: line 3, column 1: invalid character '}' looking for beginning of object key string"},
+		{"invalid UTF-8", "{\"name\": \"p\xffd\"}", true, "configuration is not JSON: line 1, column 12: invalid UTF-8"},
+		{"nested without end", strings.Repeat("[", 1<<20), true, "configuration is not JSON: line 1, column 10001: invalid character '[' exceeded max depth"},
+		{"a list", `[{"name": "podnet"}]`, false, "configuration is JSON, but a list; write an object, in braces"},
+		{"a string", `"podnet"`, false, "configuration is JSON, but a string; write an object, in braces"},
+		{"a number", `7`, false, "configuration is JSON, but a number; write an object, in braces"},
+		{"a boolean", `true`, false, "configuration is JSON, but a boolean; write an object, in braces"},
+		{"null", `null`, false, "configuration is JSON, but no value; write an object, in braces"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := ParseEntry([]byte(c.doc))
+			if err == nil || err.Error() != c.want {
+				t.Errorf("error\n%v\nwant\n%s", err, c.want)
+			}
+			if errors.Is(err, ErrNotJSON) != c.notJSON {
+				t.Errorf("is ErrNotJSON: %t, want %t", !c.notJSON, c.notJSON)
+			}
+		})
+	}
+}
+
+func TestMistakesOfADocumentTogether(t *testing.T) {
+	e, err := ParseEntry(entryWith(`"enableIPv6": "true", "nonMasqueradeCIDRs": ["fd00::/8", null], "dataDir": "state", "bogus": 1`))
+	want := `enableIPv6: "true" is a string; write true without quotes; ` +
+		`nonMasqueradeCIDRs[1]: null is no value; write a string such as "10.0.0.0/8", or drop the item; ` +
+		`dataDir: state is relative; write an absolute path such as /var/lib/cni/ip-masq; ` +
+		`bogus: is not a known key; remove it`
+	if err == nil || err.Error() != want {
+		t.Errorf("error\n%v\nwant\n%s", err, want)
+	}
+	if diff := cmp.Diff(Entry{Network: "podnet", CNIVersion: "1.0.0"}, e); diff != "" {
+		t.Errorf("a refused entry is applied in part (-want +got):\n%s", diff)
+	}
+	var all *DocumentError
+	if !errors.As(err, &all) || len(all.Mistakes) != 4 {
+		t.Fatalf("not a DocumentError with 4 mistakes: %v", err)
+	}
+	for i, want := range []policy.FieldError{
+		{Key: "enableIPv6", Index: -1}, {Key: "nonMasqueradeCIDRs", Index: 1, Value: "null"},
+		{Key: "dataDir", Index: -1, Value: "state"}, {Key: "bogus", Index: -1},
+	} {
+		var got *policy.FieldError
+		if !errors.As(all.Mistakes[i], &got) {
+			t.Errorf("mistake %d is no FieldError: %v", i, all.Mistakes[i])
+		} else if got.Key != want.Key || got.Index != want.Index || got.Value != want.Value {
+			t.Errorf("mistake %d: %s[%d] %q, want %s[%d] %q", i, got.Key, got.Index, got.Value, want.Key, want.Index, want.Value)
+		}
+	}
+}
+
+func TestManyMistakesStayReadable(t *testing.T) {
+	items := strings.Repeat(`"`+strings.Repeat("é", 5000)+`",`, 5000)
+	_, err := ParseEntry(entryWith(`"nonMasqueradeCIDRs": [` + strings.TrimSuffix(items, ",") + `]`))
+	checkMessage(t, err)
+	if !strings.HasSuffix(err.Error(), "; and 4992 more") {
+		t.Errorf("the mistakes that are not shown are not counted: %v", err)
+	}
+}
+
+// A million entries take seconds; with a step that is quadratic, an hour.
+func TestHugeLists(t *testing.T) {
+	const most, many = 1_000_000, 200_000
+	list := func(n int, item func(i int) string) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, "%q,", item(i))
+		}
+		return "[" + strings.TrimSuffix(b.String(), ",") + "]"
+	}
+	host := func(i int) string { return fmt.Sprintf("10.%d.%d.%d/32", i>>16, i>>8&255, i&255) }
+	start := time.Now()
+	e, err := ParseEntry(entryWith(`"cidrLimit": 1000000, "nonMasqueradeCIDRs": ` + list(most, host)))
+	if err != nil || len(e.Statement.NonMasqueradeCIDRs) != most {
+		t.Errorf("a million prefixes: %d, %v", len(e.Statement.NonMasqueradeCIDRs), err)
+	}
+	e, err = ParseEntry(entryWith(`"nonMasqueradeCIDRs": ` + list(many, func(int) string { return "10.0.0.0/8" })))
+	if err != nil || len(e.Statement.NonMasqueradeCIDRs) != 1 {
+		t.Errorf("one prefix many times: %d, %v", len(e.Statement.NonMasqueradeCIDRs), err)
+	}
+	both := list(many, host)
+	_, err = ParseEntry(entryWith(`"cidrLimit": 1000000, "nonMasqueradeCIDRs": ` + both + `, "masqueradeCIDRs": ` + both))
+	checkMessage(t, err)
+	_, err = ParseEntry(entryWith(`"outputInterfaces": ` + list(many, func(i int) string { return fmt.Sprintf("%d:", i) })))
+	checkMessage(t, err)
+	var keys strings.Builder
+	for i := range many {
+		fmt.Fprintf(&keys, `"k%d": 1,`, i)
+	}
+	_, err = ParseEntry(entryWith(strings.TrimSuffix(keys.String(), ",")))
+	checkMessage(t, err)
+	if d := time.Since(start); d > time.Minute {
+		t.Errorf("took %s", d)
+	}
+}
+
+func TestParseLenient(t *testing.T) {
+	for _, c := range []struct{ name, doc, network, dataDir string }{
+		{"sound", `{"name":"podnet","dataDir":"/srv/masq"}`, "podnet", "/srv/masq"},
+		{"no dataDir", `{"name":"podnet"}`, "podnet", DefaultDataDir},
+		{"bad in all else", `{"name":"podnet","dataDir":"/srv/masq","bogus":1,"enableIPv6":3,"nonMasqueradeCIDRs":null,"bogus":2}`, "podnet", "/srv/masq"},
+		{"relative dataDir", `{"name":"podnet","dataDir":"srv"}`, "podnet", DefaultDataDir},
+		{"dataDir not clean", `{"name":"podnet","dataDir":"/srv/../etc"}`, "podnet", DefaultDataDir},
+		{"dataDir of another type", `{"name":"podnet","dataDir":null}`, "podnet", DefaultDataDir},
+		{"the last of two", `{"name":"a","name":"b"}`, "b", DefaultDataDir},
+		{"bad name", `{"name":"../podnet","dataDir":"/srv/masq"}`, "", "/srv/masq"},
+		{"name of another type", `{"name":{"a":1}}`, "", DefaultDataDir},
+		{"no name", `{}`, "", DefaultDataDir},
+		{"no object", `["name"]`, "", DefaultDataDir},
+		{"no JSON", `{"name":"podnet"`, "", DefaultDataDir},
+		{"empty", ``, "", DefaultDataDir},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			network, dataDir := ParseLenient([]byte(c.doc))
+			if network != c.network || dataDir != c.dataDir {
+				t.Errorf("%q, %q; want %q, %q", network, dataDir, c.network, c.dataDir)
+			}
+		})
+	}
+}
+
+func BenchmarkParseEntry(b *testing.B) {
+	var list []string
+	for i := range 64 {
+		list = append(list, fmt.Sprintf(`"10.%d.0.0/16"`, i))
+	}
+	doc := entryWith(`"nonMasqueradeCIDRs": [` + strings.Join(list, ", ") + `]`)
+	for b.Loop() {
+		if _, err := ParseEntry(doc); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

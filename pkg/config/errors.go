@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// ErrNotJSON is what a document that is no JSON text at all (RFC 8259) is
+// refused with. CNI tells it apart, by error code 6, from a configuration that
+// is JSON and wrong (CNI spec, section "Error").
+var ErrNotJSON = errors.New("configuration is not JSON")
+
+// How much of a document's mistakes a message spells out.
+const (
+	mostShown     = 8
+	mostShownText = 4096 // bytes
+	mostShownWord = 256  // bytes, as in policy.Quote
+)
+
+// DocumentError is every mistake of one document, in the order in which the
+// document has them; what no single key is to blame for comes last.
+type DocumentError struct{ Mistakes []error }
+
+// Error writes the first mistakes in one line and counts the others.
+func (e *DocumentError) Error() string {
+	var b strings.Builder
+	for i, mistake := range e.Mistakes {
+		text := mistake.Error()
+		if i == mostShown || i > 0 && b.Len()+len(text) > mostShownText {
+			fmt.Fprintf(&b, "; and %d more", len(e.Mistakes)-i)
+			break
+		}
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(text)
+	}
+	return b.String()
+}
+
+// Unwrap returns the mistakes, policy.FieldErrors for all that is about a key.
+func (e *DocumentError) Unwrap() []error { return e.Mistakes }
+
+// shown makes a text fit for a message, and leaves it as it is where it is that
+// already: one line that can be printed, and not long.
+func shown(s string) string {
+	unprintable := func(r rune) bool { return !strconv.IsPrint(r) }
+	if len(s) > mostShownWord || !utf8.ValidString(s) || strings.ContainsFunc(s, unprintable) {
+		return policy.Quote(s)
+	}
+	return s
+}

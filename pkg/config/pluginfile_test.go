@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// write makes a file in a directory of its own, for its owner alone to write.
+func write(t testing.TB, path, text string) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// wantError compares a message in which FILE stands for the path.
+func wantError(t testing.TB, err error, path, want string) {
+	t.Helper()
+	checkMessage(t, err)
+	if got := strings.ReplaceAll(err.Error(), path, "FILE"); got != want {
+		t.Errorf("message\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestReadPluginFile(t *testing.T) {
+	for _, c := range []struct {
+		name, text string
+		want       PluginFile
+	}{
+		{"everything", "allow_networks = [\"podnet\", 'blue']\ndata_dir = \"/srv/masq\"\ncni_conf_dir = \"/etc/k3s/cni\"\n",
+			PluginFile{AllowNetworks: []string{"podnet", "blue"}, DataDir: "/srv/masq", CNIConfDir: "/etc/k3s/cni"}},
+		{"nothing", "# nothing yet\n", PluginFile{DataDir: "/var/lib/cni/ip-masq", CNIConfDir: "/etc/cni/net.d"}},
+		{"nobody", "allow_networks = []", PluginFile{AllowNetworks: []string{}, DataDir: "/var/lib/cni/ip-masq", CNIConfDir: "/etc/cni/net.d"}},
+		{"a byte order mark", "\xef\xbb\xbfallow_networks = ['podnet']",
+			PluginFile{AllowNetworks: []string{"podnet"}, DataDir: "/var/lib/cni/ip-masq", CNIConfDir: "/etc/cni/net.d"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), c.text)
+			link := filepath.Join(t.TempDir(), "link.toml")
+			if err := os.Symlink(path, link); err != nil {
+				t.Fatal(err)
+			}
+			for _, path := range []string{path, link} {
+				got, err := ReadPluginFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := c.want
+				want.Path, want.Present = path, true
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func TestNoPluginFile(t *testing.T) {
+	for _, path := range []string{"plugin.toml", "no/such/directory/plugin.toml"} {
+		path = filepath.Join(t.TempDir(), path)
+		got, err := ReadPluginFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(PluginFile{Path: path, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if err := got.Admits("anybody"); err != nil {
+			t.Errorf("without a file a network is not admitted: %v", err)
+		}
+	}
+}
+
+func TestMistakesInPluginFile(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		{"\nallow_network = ['podnet']", "FILE:2: allow_network: is not a known key; did you mean allow_networks?"},
+		{"AllowNetworks = ['podnet']", "FILE:1: AllowNetworks: is not a known key; did you mean allow_networks?"},
+		{"\n\n[agent]\nmasqChain = 'A'", "FILE:3: agent: is not a known key; remove it"},
+		{"\nagent.chain.name = 'A'", "FILE:2: agent: is not a known key; remove it"},
+		{"[[agent]]\na = 1\n[[agent]]\n", "FILE:3: agent: is not a known key; remove it"},
+		{"x = 1979-05-27", "FILE:1: x: is not a known key; remove it"},
+		{"allow_networks = 'podnet'", `FILE:1: allow_networks: "podnet" is a string; write a list: ["podnet"]`},
+		{"allow_networks = '*'", `FILE:1: allow_networks: "*" is a string; write a list such as ["podnet"]`},
+		{"allow_networks = [\n'a',\n'*']",
+			"FILE:1: allow_networks[1]: * is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit"},
+		{"allow_networks = [1]", `FILE:1: allow_networks[0]: 1 is a number; write it in quotes: "1"`},
+		{"allow_networks = [[]]", `FILE:1: allow_networks[0]: [] is a list; write a string such as "podnet"`},
+		{"allow_networks = ['']", `FILE:1: allow_networks[0]: is empty; name the network, such as "podnet"`},
+		{"[allow_networks]", `FILE:1: allow_networks: {} is an object; write a list such as ["podnet"]`},
+		{"allow_networks = [1979-05-27]", "FILE:1: allow_networks: holds a date without quotes; write a string in quotes"},
+		{"allow_networks = [{a = [[nan]]}]", "FILE:1: allow_networks: holds a number that is not finite; write a finite one"},
+		{"[[allow_networks]]\na = 07:32:00", "FILE:1: allow_networks: holds a date without quotes; write a string in quotes"},
+		{"data_dir = 'state'", "FILE:1: data_dir: state is relative; write an absolute path such as /var/lib/cni/ip-masq"},
+		{"data_dir = true", `FILE:1: data_dir: true is a boolean; write a string such as "/var/lib/cni/ip-masq"`},
+		{"cni_conf_dir = '/'", "FILE:1: cni_conf_dir: / is the root directory; write a directory such as /etc/cni/net.d"},
+		{"cni_conf_dir = ''", "FILE:1: cni_conf_dir: is empty; write an absolute path such as /etc/cni/net.d, or leave the key out"},
+		{"data_dir = 'a'\ncni_conf_dir = 'b'", "FILE:1: data_dir: a is relative; write an absolute path such as /var/lib/cni/ip-masq; " +
+			"FILE:2: cni_conf_dir: b is relative; write an absolute path such as /etc/cni/net.d"},
+		{"data_dir = '/a'\ndata_dir = '/b'", "FILE:2: not TOML: Key 'data_dir' has already been defined."},
+		{"allow_networks = [", "FILE:1: not TOML: unexpected EOF; expected value"},
+		{"\n{}", "FILE:2: not TOML: expected '.' or '=', but got '{' instead"},
+		{"a = \"\x01\"", "FILE:1: not TOML: TOML files cannot contain control characters: '0x01'"},
+		{strings.Repeat("#", 64<<10+1), "read FILE: larger than 64 KiB"},
+	} {
+		t.Run(c.text[:min(len(c.text), 40)], func(t *testing.T) {
+			path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), c.text)
+			got, err := ReadPluginFile(path)
+			wantError(t, err, path, c.want)
+			if diff := cmp.Diff(PluginFile{Path: path, Present: true, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}, got); diff != "" {
+				t.Errorf("what a refused file stands for (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What can be read of the directories holds for the verbs that must not fail.
+func TestRefusedPluginFileKeepsItsDirectories(t *testing.T) {
+	path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), "allow_networks = ['podnet']\ndata_dir = '/srv/masq'\nbogus = 1")
+	got, err := ReadPluginFile(path)
+	wantError(t, err, path, "FILE:3: bogus: is not a known key; remove it")
+	want := PluginFile{Path: path, Present: true, DataDir: "/srv/masq", CNIConfDir: DefaultCNIConfDir}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestManyMistakesInPluginFile(t *testing.T) {
+	var b strings.Builder
+	for i := range 5000 {
+		fmt.Fprintf(&b, "key%d = 1\n", i)
+	}
+	path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), b.String())
+	_, err := ReadPluginFile(path)
+	checkMessage(t, err)
+	if !strings.HasSuffix(err.Error(), ":8: key7: is not a known key; remove it; and 4992 more") {
+		t.Errorf("message: %v", err)
+	}
+}
+
+func TestPluginFileThatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dangling, loop := filepath.Join(dir, "dangling"), filepath.Join(dir, "loop")
+	for link, target := range map[string]string{dangling: "gone", loop: "loop"} {
+		if err := os.Symlink(target, link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	below := filepath.Join(write(t, filepath.Join(dir, "file"), ""), "plugin.toml")
+	for path, want := range map[string]string{
+		dir:         "read FILE: not a regular file",
+		fifo:        "read FILE: not a regular file",
+		"/dev/null": "read FILE: not a regular file",
+		dangling:    "open FILE: no such file or directory; repair it, or remove it to let every network contribute",
+		loop:        "open FILE: too many levels of symbolic links; repair it, or remove it to let every network contribute",
+		below:       "open FILE: not a directory; repair it, or remove it to let every network contribute",
+	} {
+		got, err := ReadPluginFile(path)
+		wantError(t, err, path, want)
+		if !got.Present || got.Admits("podnet") == nil {
+			t.Errorf("%s: what cannot be read guards nothing: %+v", path, got)
+		}
+	}
+}
+
+func TestWritablePluginFile(t *testing.T) {
+	for mode, refused := range map[os.FileMode]bool{0o644: false, 0o600: false, 0o400: false, 0o755: false, 0o664: true, 0o646: true, 0o666: true} {
+		path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), "allow_networks = ['podnet']\ndata_dir = '/srv/masq'")
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		got, err := ReadPluginFile(path)
+		if !refused {
+			if err != nil {
+				t.Errorf("mode %o: %v", mode, err)
+			}
+			continue
+		}
+		wantError(t, err, path, fmt.Sprintf(
+			"FILE can be written by others than its owner (mode %04o), who could lift what it forbids; chmod it to 0644", mode))
+		if got.Admits("podnet") == nil || got.DataDir != DefaultDataDir {
+			t.Errorf("mode %o: the file is believed: %+v", mode, got)
+		}
+	}
+}
+
+// ownedBy is what fstat says of somebody's file.
+type ownedBy struct {
+	fs.FileInfo
+	uid uint32
+}
+
+func (o ownedBy) Sys() any          { return &syscall.Stat_t{Uid: o.uid} }
+func (o ownedBy) Mode() fs.FileMode { return 0o644 }
+
+func TestSomebodysPluginFile(t *testing.T) {
+	us := uint32(os.Geteuid())
+	for uid, want := range map[uint32]string{
+		0: "", us: "",
+		us + 4711: fmt.Sprintf("FILE belongs to user %d, who could lift what it forbids; chown it to root", us+4711),
+	} {
+		err := isOurs("/x/plugin.toml")(ownedBy{uid: uid})
+		if want != "" {
+			wantError(t, err, "/x/plugin.toml", want)
+		} else if err != nil {
+			t.Errorf("user %d: %v", uid, err)
+		}
+	}
+}
+
+func TestAdmits(t *testing.T) {
+	const path = "/etc/ip-masq/plugin.toml"
+	for _, c := range []struct {
+		file    PluginFile
+		network string
+		want    string
+	}{
+		{PluginFile{Path: path}, "podnet", ""},
+		{PluginFile{Path: path, Present: true, AllowNetworks: []string{"blue", "podnet"}}, "podnet", ""},
+		{PluginFile{Path: path, Present: true, AllowNetworks: []string{"blue"}}, "podnet",
+			`network "podnet" may not contribute: it is not in allow_networks of FILE; add it there`},
+		{PluginFile{Path: path, Present: true, AllowNetworks: []string{}}, "podnet",
+			`network "podnet" may not contribute: it is not in allow_networks of FILE; add it there`},
+		{PluginFile{Path: path, Present: true, AllowNetworks: []string{"podnet"}}, "Podnet",
+			`network "Podnet" may not contribute: it is not in allow_networks of FILE; add it there`},
+		{PluginFile{Path: path, Present: true}, "podnet",
+			`network "podnet" may not contribute: FILE has no allow_networks, which allows no network; write allow_networks = ["podnet"] there`},
+	} {
+		err := c.file.Admits(c.network)
+		if c.want != "" {
+			wantError(t, err, path, c.want)
+		} else if err != nil {
+			t.Errorf("%+v: %v", c.file, err)
+		}
+	}
+}

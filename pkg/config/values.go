@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// kind is what a JSON value is, in the words of a message.
+type kind string
+
+const (
+	aString  kind = "a string"
+	aNumber  kind = "a number"
+	aBoolean kind = "a boolean"
+	aList    kind = "a list"
+	anObject kind = "an object"
+	nothing  kind = "no value"
+)
+
+// kindOf tells by its first character what a valid JSON value is.
+func kindOf(value json.RawMessage) kind {
+	switch value[0] {
+	case '"':
+		return aString
+	case 't', 'f':
+		return aBoolean
+	case '[':
+		return aList
+	case '{':
+		return anObject
+	case 'n':
+		return nothing
+	default:
+		return aNumber
+	}
+}
+
+// stringIn returns the string that a value is. What Unicode does not have,
+// half a surrogate pair, becomes U+FFFD.
+func stringIn(value json.RawMessage) (s string, isString bool) {
+	if kindOf(value) != aString {
+		return "", false
+	}
+	if bytes.IndexByte(value, '\\') < 0 && utf8.Valid(value) {
+		return string(value[1 : len(value)-1]), true
+	}
+	return s, json.Unmarshal(value, &s) == nil
+}
+
+// wrongKind notes a value that is of another kind than its key, or its list,
+// can have.
+func (f *form) wrongKind(key string, index int, value json.RawMessage, write string) {
+	found := "is " + string(kindOf(value)) + "; write " + write
+	if s, isString := stringIn(value); isString {
+		// Its quotes are the mistake: they have to be seen.
+		f.fail(key, index, "", policy.Quote(s)+" "+found)
+		return
+	}
+	// A message shows no more of it, and the document need not be kept for it.
+	const most = 2 * mostShownWord
+	f.fail(key, index, string(value[:min(len(value), most)]), found)
+}
+
+// boolean reads true or false.
+func boolean(store func(bool)) reader {
+	return func(f *form, key string, value json.RawMessage) {
+		s, _ := stringIn(value)
+		switch {
+		case kindOf(value) == aBoolean:
+			store(value[0] == 't')
+		case strings.EqualFold(s, "true") || strings.EqualFold(s, "false"):
+			f.wrongKind(key, -1, value, strings.ToLower(s)+" without quotes")
+		case kindOf(value) == aString:
+			f.wrongKind(key, -1, value, "true or false, without quotes")
+		default:
+			f.wrongKind(key, -1, value, "true or false"+orLeaveOut(value))
+		}
+	}
+}
+
+// optional stores a boolean that a source may leave unstated.
+func optional(to **bool) func(bool) { return func(b bool) { *to = &b } }
+
+// orLeaveOut adds the other remedy for a null.
+func orLeaveOut(value json.RawMessage) string {
+	if kindOf(value) == nothing {
+		return ", or leave the key out"
+	}
+	return ""
+}
+
+// text reads a string that parse makes the value of. The example is one that
+// parse takes.
+func text[T any](example string, parse func(string) (T, error), store func(T)) reader {
+	return func(f *form, key string, value json.RawMessage) {
+		s, isString := stringIn(value)
+		if !isString {
+			f.wrongKind(key, -1, value, asString(value, example, parse)+orLeaveOut(value))
+			return
+		}
+		v, err := parse(s)
+		if err != nil {
+			f.fail(key, -1, s, err.Error())
+			return
+		}
+		store(v)
+	}
+}
+
+// asString says how to write a string in place of a value that is none.
+func asString[T any](value json.RawMessage, example string, parse func(string) (T, error)) string {
+	if kindOf(value) == aNumber {
+		if _, err := parse(string(value)); err == nil {
+			return "it in quotes: " + policy.Quote(string(value))
+		}
+	}
+	return "a string such as " + policy.Quote(example)
+}
+
+// needed reads a key whose absence is a mistake of its own: a null is no more
+// than that.
+func needed(read reader) reader {
+	return func(f *form, key string, value json.RawMessage) {
+		if kindOf(value) != nothing {
+			read(f, key, value)
+		}
+	}
+}
+
+// unjudged takes any string: the judgment comes once the document is read.
+func unjudged(s string) (string, error) { return s, nil }
+
+// list reads a list of strings that parse makes the items of. An item that
+// comes again is left out. The list is never nil, so that none is something
+// else than not stated.
+func list[T comparable](to *[]T, example string, parse func(string) (T, error)) reader {
+	return func(f *form, key string, value json.RawMessage) {
+		if kindOf(value) != aList {
+			f.wrongKind(key, -1, value, asList(value, example, parse))
+			return
+		}
+		items := elements(value)
+		kept := make([]T, 0, len(items))
+		places := make([]int, 0, len(items))
+		seen := make(map[T]bool, len(items))
+		for i, item := range items {
+			s, isString := stringIn(item)
+			if !isString {
+				f.wrongKind(key, i, item, asString(item, example, parse)+orDrop(item))
+				continue
+			}
+			v, err := parse(s)
+			if err != nil {
+				f.fail(key, i, s, err.Error())
+			} else if !seen[v] {
+				seen[v] = true
+				kept, places = append(kept, v), append(places, i)
+			}
+		}
+		*to = kept
+		if f.places == nil {
+			f.places = map[string][]int{}
+		}
+		f.places[key] = places
+	}
+}
+
+// asList says how to write a list in place of a value that is none.
+func asList[T any](value json.RawMessage, example string, parse func(string) (T, error)) string {
+	if kindOf(value) == nothing {
+		return "[] for none, or leave the key out"
+	}
+	if s, isString := stringIn(value); isString {
+		if _, err := parse(s); err == nil {
+			return "a list: [" + policy.Quote(s) + "]"
+		}
+	}
+	return "a list such as [" + policy.Quote(example) + "]"
+}
+
+func orDrop(item json.RawMessage) string {
+	if kindOf(item) == nothing {
+		return ", or drop the item"
+	}
+	return ""
+}
+
+// count reads a whole number within limits.
+func count(to *int, least, most int) reader {
+	return func(f *form, key string, value json.RawMessage) {
+		s, isString := stringIn(value)
+		if _, err := strconv.Atoi(s); isString && err == nil {
+			f.wrongKind(key, -1, value, "it without quotes")
+			return
+		}
+		if kindOf(value) != aNumber {
+			f.wrongKind(key, -1, value, fmt.Sprintf("a whole number from %d to %d", least, most)+orLeaveOut(value))
+			return
+		}
+		n, err := strconv.Atoi(string(value))
+		if err != nil || n < least || n > most {
+			f.fail(key, -1, string(value[:min(len(value), 2*mostShownWord)]),
+				fmt.Sprintf("is not a whole number from %d to %d; write one", least, most))
+			return
+		}
+		*to = n
+	}
+}
