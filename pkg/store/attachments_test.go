@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+func attachments(t *testing.T, d *store.Dir, network string, want int) time.Time {
+	t.Helper()
+	n, changed, err := d.Attachments(network)
+	if n != want || err != nil {
+		t.Errorf("%s has %d attachments, want %d (%v)", network, n, want, err)
+	}
+	return changed
+}
+
+func TestAttachAndDetach(t *testing.T) {
+	d := open(t)
+	for range 2 { // twice is fine
+		ok(t, d.Attach("net", "c1", "eth0"))
+	}
+	ok(t, d.Attach("net", "c1", "eth1"))
+	ok(t, d.Attach("net", "c2", "eth0"))
+	ok(t, d.Attach("web", "c1", "eth0"))
+	attachments(t, d, "net", 3)
+	attachments(t, d, "web", 1)
+	for range 2 {
+		ok(t, d.Detach("net", "c1", "eth0"))
+	}
+	ok(t, d.Detach("net", "c9", "eth0"))
+	attachments(t, d, "net", 2)
+	attachments(t, d, "web", 1)
+
+	ok(t, d.Prune("net", []store.Attachment{{ContainerID: "c2", IfName: "eth0"}, {ContainerID: "c3", IfName: "eth0"}}))
+	attachments(t, d, "net", 1)
+	ok(t, d.Detach("net", "c2", "eth0"))
+	attachments(t, d, "net", 0)
+	ok(t, d.Prune("web", nil))
+	attachments(t, d, "web", 0)
+	absent(t, d.Path()+"/sources")
+	absent(t, d.Path()+"/lock")
+}
+
+func TestAttachmentsTellWhenTheyChanged(t *testing.T) {
+	d := open(t)
+	before := time.Now().Add(-time.Second)
+	ok(t, d.Attach("net", "c1", "eth0"))
+	first := attachments(t, d, "net", 1)
+	if first.Before(before) || first.After(time.Now().Add(time.Second)) {
+		t.Errorf("changed at %v", first)
+	}
+	time.Sleep(30 * time.Millisecond) // longer than the kernel's tick
+	ok(t, d.Attach("net", "c1", "eth0"))
+	ok(t, d.Detach("net", "c2", "eth0"))
+	ok(t, d.Attach("web", "c1", "eth0"))
+	if again := attachments(t, d, "net", 1); !again.Equal(first) {
+		t.Errorf("nothing changed, yet %v became %v", first, again)
+	}
+	ok(t, d.Detach("net", "c1", "eth0"))
+	if last := attachments(t, d, "net", 0); !last.After(first) {
+		t.Errorf("Detach left %v as %v", first, last)
+	}
+}
+
+func TestAttachmentsOfAnEarlierBoot(t *testing.T) {
+	d := open(t)
+	ok(t, d.Attach("net", "c1", "eth0"))
+	next := store.Open(d.Path(), store.WithBoot("next"))
+	attachments(t, next, "net", 0)
+	ok(t, next.Detach("net", "c1", "eth0"))
+	ok(t, next.Prune("net", nil))
+	attachments(t, d, "net", 1)
+	ok(t, next.Attach("net", "c2", "eth0"))
+
+	ok(t, lock(t, next).Tidy(store.State{}))
+	absent(t, d.Path()+"/attachments/"+boot)
+	attachments(t, next, "net", 1)
+	attachments(t, d, "net", 0)
+}
+
+func TestBoot(t *testing.T) {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	ok(t, err)
+	if id := store.Open("/x").Boot(); id+"\n" != string(text) {
+		t.Errorf("%q, want %q", id, text)
+	}
+	same(t, open(t).Boot(), boot)
+	for _, id := range []string{"", "..", "a/b", "a b"} {
+		d := store.Open(t.TempDir(), store.WithBoot(id))
+		fails(t, d.Attach("net", "c", "eth0"), "boot id", "UUID")
+		fails(t, lock(t, d).Tidy(store.State{}), "boot id")
+		same(t, d.Boot(), "")
+	}
+}
+
+// Attach needs no lock beside whoever tidies up, in this process or another.
+func TestConcurrentAttachments(t *testing.T) {
+	d := open(t)
+	const goroutines, processes = 20, 4
+	var work sync.WaitGroup
+	errs := make(chan error, goroutines+processes)
+	for i := range goroutines {
+		work.Go(func() {
+			for round := range 50 {
+				id := fmt.Sprintf("c%d-%d", i, round)
+				errs <- errors.Join(d.Attach("net", id, "eth0"), d.Attach("net", id, "eth0"), d.Detach("net", id, "eth0"))
+			}
+			errs <- d.Attach("net", fmt.Sprint(i), "eth0")
+		})
+	}
+	for range processes {
+		cmd := child(t, "churn", d)
+		work.Go(func() { errs <- cmd.Run() })
+	}
+	go func() { work.Wait(); close(errs) }()
+	earlier := store.Open(d.Path(), store.WithBoot("earlier"))
+	done := false
+	for !done {
+		select {
+		case err, more := <-errs:
+			if err != nil {
+				t.Error(err)
+			}
+			done = !more
+		default:
+			// What belongs to another boot may go at any moment.
+			ok(t, earlier.Attach("net", "c", "eth0"))
+			l, err := d.Lock(t.Context())
+			ok(t, err)
+			ok(t, errors.Join(l.Tidy(load(t, d)), l.Release()))
+		}
+	}
+	attachments(t, d, "net", goroutines+processes)
+}
+
+// A directory that goes away under an Attach is made again.
+func TestAttachWhileItsBootIsDropped(t *testing.T) {
+	d := open(t)
+	other := store.Open(d.Path(), store.WithBoot("other"))
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			l, err := d.Lock(t.Context())
+			if err == nil {
+				err = errors.Join(l.Tidy(store.State{}), l.Release())
+			}
+			if err != nil {
+				stopped <- err
+				return
+			}
+		}
+	}()
+	for i := range 300 {
+		if err := other.Attach("net", fmt.Sprint(i), "eth0"); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	ok(t, <-stopped)
+}

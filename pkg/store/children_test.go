@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+const (
+	childEnv = "STORE_TEST_CHILD"
+	dirEnv   = "STORE_TEST_DIR"
+)
+
+// TestMain is the children too: the test binary runs itself where a test needs
+// another process.
+func TestMain(m *testing.M) {
+	name := os.Getenv(childEnv)
+	if name == "" {
+		os.Exit(m.Run())
+	}
+	do, known := children()[name]
+	err := fmt.Errorf("no child %q", name)
+	if known {
+		err = do(store.Open(os.Getenv(dirEnv), store.WithBoot(boot)))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func children() map[string]func(*store.Dir) error {
+	return map[string]func(*store.Dir) error{
+		"hold":    hold,
+		"inherit": inherit,
+		"wait":    untilEOF,
+		"churn":   churn,
+		"killed":  killed,
+		"load": func(d *store.Dir) error {
+			_, err := d.Load()
+			return err
+		},
+		"writable":    func(d *store.Dir) error { return d.Writable() },
+		"bare umask":  func(d *store.Dir) error { return writeWithUmask(d, 0) },
+		"tight umask": func(d *store.Dir) error { return writeWithUmask(d, 0o777) },
+		"read-only":   onReadOnly,
+		"full":        onFull,
+	}
+}
+
+// child returns a command that is one of the children.
+func child(t testing.TB, name string, d *store.Dir) *exec.Cmd {
+	t.Helper()
+	exe, err := os.Executable()
+	ok(t, err)
+	cmd := exec.CommandContext(t.Context(), exe)
+	cmd.Env = append(os.Environ(), childEnv+"="+name, dirEnv+"="+d.Path())
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// start runs a child until the returned function ends its input, and waits for
+// its first line.
+func start(t *testing.T, cmd *exec.Cmd) (line string, end func()) {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	ok(t, err)
+	out, err := cmd.StdoutPipe()
+	ok(t, err)
+	ok(t, cmd.Start())
+	line, err = bufio.NewReader(out).ReadString('\n')
+	ok(t, err)
+	return strings.TrimSpace(line), func() { ok(t, in.Close()) }
+}
+
+func untilEOF(*store.Dir) error {
+	_, err := io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+func lockNow(d *store.Dir) (*store.Lock, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return d.Lock(ctx)
+}
+
+// hold has the lock until its input ends, and releases it only by dying.
+func hold(d *store.Dir) error {
+	l, err := lockNow(d)
+	if err != nil {
+		return err
+	}
+	fmt.Println("locked", l.File().Name())
+	return untilEOF(d)
+}
+
+// inherit has the lock and a child that inherits it, which ends with our input.
+func inherit(d *store.Dir) error {
+	l, err := lockNow(d)
+	if err != nil {
+		return err
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(context.Background(), exe)
+	cmd.Env = append(os.Environ(), childEnv+"=wait")
+	cmd.Stdin = os.Stdin
+	cmd.ExtraFiles = []*os.File{l.File()}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	fmt.Println("started")
+	return cmd.Wait()
+}
+
+// churn notes and forgets attachments for a while, and leaves its last.
+func churn(d *store.Dir) error {
+	id := fmt.Sprint(os.Getpid())
+	for range 100 {
+		if err := errors.Join(d.Attach("net", id, "eth0"), d.Detach("net", id, "eth0"), d.Attach("net", id, "eth1")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// killed dies while a document is staged.
+func killed(d *store.Dir) error {
+	l, err := lockNow(d)
+	if err == nil {
+		_, err = l.Stage(contribution("podnet", "10.9.0.0/16"))
+	}
+	if err != nil {
+		return err
+	}
+	return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+}
+
+func writeWithUmask(d *store.Dir, mask int) error {
+	syscall.Umask(mask)
+	l, err := lockNow(d)
+	if err != nil {
+		return err
+	}
+	s, err := l.Stage(contribution("podnet"))
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.Commit(), l.PutRecord(aRecord()), d.Attach("podnet", "c", "eth0"), l.Release())
+}
+
+// onReadOnly runs in a mount namespace of its own, on a dataDir with everything
+// in it.
+func onReadOnly(d *store.Dir) error {
+	if err := unix.Mount(d.Path(), d.Path(), "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("", d.Path(), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return err
+	}
+	s, err := d.Load()
+	if err != nil || len(s.Contributions) != 1 || len(s.Damaged) != 0 {
+		return fmt.Errorf("load: %+v, %w", s, err)
+	}
+	l, err := lockNow(d) // for a repair of rules
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(
+		l.PutRecord(s.Record), d.Attach("podnet", "c", "eth0"), d.Detach("podnet", "other", "eth0"),
+		d.Detach("unseen", "c", "eth0"), l.Tidy(s), l.Drop(network("unseen")),
+	); err != nil {
+		return fmt.Errorf("nothing to write: %w", err)
+	}
+	_, stageErr := l.Stage(contribution("podnet"))
+	other := s.Record
+	other.Boot = "another"
+	return errors.Join(
+		isReadOnly(stageErr, d), isReadOnly(l.PutRecord(other), d), isReadOnly(d.Attach("podnet", "d", "eth0"), d),
+		isReadOnly(d.Detach("podnet", "c", "eth0"), d), isReadOnly(d.Prune("podnet", nil), d),
+		isReadOnly(l.Drop(network("podnet")), d), isReadOnly(d.Writable(), d),
+		isReadOnly(store.Open(d.Path()+"/absent/too").Writable(), d), l.Release(),
+	)
+}
+
+func isReadOnly(err error, d *store.Dir) error { return isFailure(err, unix.EROFS, d, "mount") }
+
+// isFailure holds a failure to name its errno, the path and the remedy.
+func isFailure(err error, errno unix.Errno, d *store.Dir, remedy string) error {
+	if !errors.Is(err, errno) || !strings.Contains(err.Error(), d.Path()) || !strings.Contains(err.Error(), remedy) {
+		return fmt.Errorf("got %w, want %w with the path and %q", err, errno, remedy)
+	}
+	return nil
+}
+
+// onFull runs in a mount namespace of its own, where the dataDir has a small
+// file system to itself.
+func onFull(d *store.Dir) error {
+	if err := unix.Mount("tmpfs", d.Path(), "tmpfs", 0, "size=64k,mode=700"); err != nil {
+		return err
+	}
+	l, err := lockNow(d)
+	if err != nil {
+		return err
+	}
+	s, err := l.Stage(contribution("podnet"))
+	if err == nil {
+		err = errors.Join(s.Commit(), d.Writable())
+	}
+	if err != nil {
+		return err
+	}
+	ballast := d.Path() + "/ballast"
+	if err := os.WriteFile(ballast, bytes.Repeat([]byte{1}, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("not full: %w", err)
+	}
+	_, stageErr := l.Stage(contribution("podnet", "10.0.0.0/8"))
+	after, loadErr := d.Load()
+	if len(after.Contributions) != 1 || after.Contributions[0].Statement.NonMasqueradeCIDRs != nil {
+		loadErr = errors.Join(loadErr, fmt.Errorf("the document changed: %+v", after))
+	}
+	left, globErr := os.ReadDir(d.Path() + "/sources")
+	if len(left) != 1 {
+		globErr = errors.Join(globErr, fmt.Errorf("left behind: %v", left))
+	}
+	return errors.Join(
+		isFailure(stageErr, unix.ENOSPC, d, "free space"), isFailure(d.Writable(), unix.ENOSPC, d, "free space"),
+		loadErr, globErr, os.Remove(ballast), d.Writable(), l.Release(),
+	)
+}

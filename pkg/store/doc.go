@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package store owns the dataDir of a node: what each source contributes (the
+// last good of it), which containers are attached to which network, what we own
+// in the kernel, and the lock under which all of that changes, but for the
+// attachments.
+//
+//	dataDir/                                    0700
+//	  lock                                      flock(2); never removed
+//	  record.json                               what we own in the kernel
+//	  sources/HASH.json                         one document a source
+//	  attachments/BOOT/HASH/HASH                one empty file a container and interface
+//
+// Its invariant: whoever reads sees whole documents, each as it was before or
+// after a change, that only root or the user of this process can have written.
+// A document is replaced by rename(2), never written in place; what is torn, of
+// another form, a symlink, another user's or writable by others is reported
+// and never believed; and what a newer version wrote is left alone. A name that
+// comes from outside becomes part of a path only as its hash.
+//
+// The package may import policy, and nothing else of this module. The plugin,
+// the reconciler and what they share, enforce, may import it.
+package store

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"reflect"
+	"strconv"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Schema is the version of the form that documents and the record have. What
+// states a greater one is left as it is.
+const Schema = 1
+
+// document is a contribution as it is stored. It has no time of writing: equal
+// contributions make equal documents, and the file's mtime tells their age.
+type document struct {
+	Schema int `json:"schema"`
+	policy.Contribution
+}
+
+// newerError is an ErrNewer with the schema that was met.
+type newerError struct{ schema int }
+
+func (e *newerError) Error() string {
+	return fmt.Sprintf("%v: it has schema %d, and schemas up to %d are known here; install the newer version again, or remove it",
+		ErrNewer, e.schema, Schema)
+}
+
+func (e *newerError) Is(target error) bool { return target == ErrNewer }
+
+// nameOf returns the name of the file in which a source's document is.
+func nameOf(src policy.Source) string {
+	return hashName("source", string(src.Kind), src.Name) + documentSuffix
+}
+
+// encodeContribution writes the document of a contribution, if reading it back
+// gives the same.
+func encodeContribution(c policy.Contribution) ([]byte, error) {
+	data, err := json.Marshal(document{Schema, c})
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxDocument {
+		return nil, fmt.Errorf("it has %d bytes, and at most %d are possible", len(data), maxDocument)
+	}
+	again, err := decodeContribution(data, nameOf(c.Source))
+	if err == nil && !reflect.DeepEqual(c, again) {
+		err = errors.New("it does not read back as it was written")
+	}
+	return data, err
+}
+
+// decodeContribution reads the document in the named file. Its error is an
+// ErrNewer where a newer version wrote it.
+func decodeContribution(data []byte, name string) (policy.Contribution, error) {
+	var d document
+	if err := decode(data, &d); err != nil {
+		return policy.Contribution{}, err
+	}
+	err := validate(d.Contribution)
+	if err == nil && nameOf(d.Source) != name {
+		err = fmt.Errorf("the file name is not that of %s", d.Source)
+	}
+	if err != nil {
+		return policy.Contribution{}, err
+	}
+	return d.Contribution, nil
+}
+
+// decode reads a document of our schema: JSON of exactly the fields that into
+// has, with nothing behind it.
+func decode(data []byte, into any) error {
+	switch schema, err := schemaOf(data); {
+	case err != nil:
+		return fmt.Errorf("find its schema: %w", err)
+	case schema > Schema:
+		return &newerError{schema}
+	case schema < 1:
+		return fmt.Errorf("it has schema %d, which never was", schema)
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something stands behind the end of the document")
+	}
+	return nil
+}
+
+// schemaOf returns the first "schema" of a JSON object. What else the object
+// holds may have any form, and what stands behind it need not even be JSON.
+func schemaOf(data []byte) (int, error) {
+	if len(data) == 0 {
+		return 0, errors.New("it is empty")
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	switch t, err := d.Token(); {
+	case err != nil:
+		return 0, fmt.Errorf("it is not JSON: %w", err)
+	case t != json.Delim('{'):
+		return 0, errors.New("it is not a JSON object")
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return 0, err
+		}
+		if key != "schema" {
+			var value json.RawMessage
+			if err := d.Decode(&value); err != nil {
+				return 0, err
+			}
+			continue
+		}
+		value, err := d.Token()
+		if err != nil {
+			return 0, err
+		}
+		return schemaNumber(value)
+	}
+	return 0, errors.New("it states none")
+}
+
+// schemaNumber reads a whole number; one beyond all ranges is a newer schema.
+func schemaNumber(value json.Token) (int, error) {
+	n, isNumber := value.(json.Number)
+	if !isNumber {
+		return 0, errors.New("it is not a number")
+	}
+	i, err := strconv.Atoi(n.String())
+	if errors.Is(err, strconv.ErrRange) && i > 0 {
+		return math.MaxInt, nil
+	}
+	return i, err
+}
+
+// validate judges what a document says by itself: whoever reads it relies on it.
+func validate(c policy.Contribution) error {
+	switch src := c.Source; {
+	case src.Kind != policy.Network && src.Kind != policy.AgentFiles:
+		return fmt.Errorf("source.kind: %s is not a kind of source", policy.Quote(string(src.Kind)))
+	case src.Kind == policy.Network && src.Name == "":
+		return errors.New("source.name: is missing, and a network has one")
+	case src.Kind == policy.AgentFiles && src.Name != "":
+		return errors.New("source.name: the agent files have none")
+	}
+	s := c.Statement
+	switch s.Backend {
+	case "", policy.Auto, policy.IPTables, policy.NFTables:
+	default:
+		return fmt.Errorf("backend: %s is not a backend", policy.Quote(string(s.Backend)))
+	}
+	return s.Validate(policy.MaxCIDRLimit)
+}

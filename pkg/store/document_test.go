@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"reflect"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// The form of documents is a promise to other versions: a change of these texts
+// needs a new Schema.
+func TestFormOfDocuments(t *testing.T) {
+	yes := true
+	data, err := encodeContribution(policy.Contribution{
+		Source: policy.Source{Kind: policy.Network, Name: "podnet"},
+		Statement: policy.Statement{
+			Chain: "IP-MASQ-AGENT", NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
+			MasqueradeCIDRs: []netip.Prefix{}, MasqLinkLocal: &yes,
+			ToPorts: &policy.Ports{{First: 1024, Last: 2047}},
+		},
+		Order: 3,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"schema":1,"source":{"kind":"network","name":"podnet"},"statement":{"masqChain":"IP-MASQ-AGENT",` +
+		`"nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":[],"masqLinkLocal":true,"toPorts":"1024-2047"},"order":3}`
+	if string(data) != want {
+		t.Errorf("document:\n%s\nwant\n%s", data, want)
+	}
+	const name = "3d367f84a9b64b38f757efb74746263523d9e17728522033a6aa42c03ad06603.json"
+	if got := nameOf(policy.Source{Kind: policy.Network, Name: "podnet"}); got != name {
+		t.Errorf("name of the document: %s, want %s", got, name)
+	}
+	data, err = encodeRecord(Record{Boot: "b", Chains: []OwnedChain{
+		{"IP-MASQ-AGENT", policy.IPv4, policy.IPTables, "legacy", true, true}, {"A", policy.IPv6, policy.NFTables, "", false, false},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const record = `{"schema":1,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",` +
+		`"variant":"legacy","plainPorts":true,"stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}]}`
+	if string(data) != record {
+		t.Errorf("record:\n%s\nwant\n%s", data, record)
+	}
+}
+
+func FuzzDocument(f *testing.F) {
+	for _, s := range []string{
+		`{"schema":1,"source":{"kind":"network","name":"net"},"statement":{"masqChain":"POD-MASQ"}}`,
+		`{"schema":1,"source":{"kind":"agent-files"},"statement":{"masqChain":"A","backend":"auto","nonMasqueradeCIDRs":["10.0.0.0/8"],` +
+			`"masqueradeCIDRs":[],"enableIPv6":true,"sourceCIDRs":["fd00::/8"],"outputInterfaces":["eth+"],"toPorts":"1-2,3"},"yields":true,"order":-4}`,
+		`{"schema":1,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
+		`{"schema":2,"source":[]}`,
+		`{"a":{},"schema":99999999999999999999}`,
+		`{"schema":1,"source":{"kind":"network","name":"net"},"statement":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,
+		`{"schema":1,"schema":2,"source":null}`,
+		``, `{`, `[]`, `{"schema":1}{`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var named document
+		_ = json.Unmarshal(data, &named) // only to give the document its proper name
+		name := nameOf(named.Source)
+		if c, err := decodeContribution(data, name); err == nil {
+			again, err := encodeContribution(c)
+			if err != nil {
+				t.Fatalf("%+v was read and cannot be written: %v", c, err)
+			}
+			if back, err := decodeContribution(again, name); err != nil || !reflect.DeepEqual(back, c) {
+				t.Fatalf("%+v became %+v, %v", c, back, err)
+			}
+			if _, err := decodeContribution(data, nameOf(policy.Source{Kind: "none"})); err == nil {
+				t.Fatal("read from a file that is not its own")
+			}
+			// Whoever reads a document relies on it.
+			policy.Desired(policy.Merge([]policy.Contribution{c}), policy.Layout{Sets: true}, policy.Owner{})
+		} else if schema, _ := schemaOf(data); errors.Is(err, ErrNewer) != (schema > Schema) {
+			t.Fatalf("schema %d: %v", schema, err)
+		}
+		if r, err := decodeRecord(data); err == nil {
+			again, err := encodeRecord(r)
+			if err != nil {
+				t.Fatalf("%+v was read and cannot be written: %v", r, err)
+			}
+			if back, err := decodeRecord(again); err != nil || !back.Equal(r) {
+				t.Fatalf("%+v became %+v, %v", r, back, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+const boot = "5e0c2c8e-0000-4000-8000-000000000001"
+
+// open returns a dataDir that does not exist yet.
+func open(t *testing.T) *store.Dir {
+	t.Helper()
+	return store.Open(filepath.Join(t.TempDir(), "state"), store.WithBoot(boot))
+}
+
+func lock(t *testing.T, d *store.Dir) *store.Lock {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	l, err := d.Lock(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ok(t, l.Release()) })
+	return l
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fails holds an error to all the texts it must have.
+func fails(t *testing.T, err error, texts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, want one with %q", texts)
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("error %q lacks %q", err, text)
+		}
+	}
+}
+
+func store1(t testing.TB, l *store.Lock, c policy.Contribution) {
+	t.Helper()
+	s, err := l.Stage(c)
+	ok(t, err)
+	ok(t, s.Commit())
+}
+
+func load(t testing.TB, d *store.Dir) store.State {
+	t.Helper()
+	s, err := d.Load()
+	ok(t, err)
+	return s
+}
+
+// loads holds what is loaded to be sound and just that.
+func loads(t *testing.T, d *store.Dir, want ...policy.Contribution) {
+	t.Helper()
+	s := load(t, d)
+	if len(s.Damaged)+len(s.Newer) > 0 {
+		t.Errorf("damaged %v, newer %v", s.Damaged, s.Newer)
+	}
+	same(t, s.Contributions, want)
+}
+
+func same[T any](t testing.TB, got, want T) {
+	t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got, want:\n%s", cmp.Diff(fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want)))
+	}
+}
+
+func network(name string) policy.Source { return policy.Source{Kind: policy.Network, Name: name} }
+
+func contribution(name string, cidrs ...string) policy.Contribution {
+	c := policy.Contribution{Source: network(name), Statement: policy.Statement{Chain: policy.DefaultChain}, Order: 1}
+	for _, s := range cidrs {
+		c.Statement.NonMasqueradeCIDRs = append(c.Statement.NonMasqueradeCIDRs, netip.MustParsePrefix(s))
+	}
+	return c
+}
+
+// full is a contribution that states every key.
+func full(name string) policy.Contribution {
+	yes, no := true, false
+	return policy.Contribution{
+		Source: network(name), Order: 7, Yields: true,
+		Statement: policy.Statement{
+			Chain: "POD-MASQ", Backend: policy.NFTables,
+			NonMasqueradeCIDRs:      []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")},
+			MasqueradeCIDRs:         []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
+			NomasqAllReservedRanges: &no, MasqLinkLocal: &yes, MasqLinkLocalIPv6: &no, EnableIPv6: &yes,
+			SourceCIDRs: []netip.Prefix{}, NonMasqueradeSourceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.1/32")},
+			OutputInterfaces: []string{"eth0", "bond+"}, MasqueradeHost: &no,
+			RandomFully: &yes, ToPorts: &policy.Ports{{First: 1024, Last: 29999}, {First: 32768, Last: 32768}},
+		},
+	}
+}
+
+// sourceFiles returns what lies beside the documents, by path.
+func sourceFiles(t testing.TB, d *store.Dir) []string {
+	t.Helper()
+	files, err := filepath.Glob(d.Path() + "/sources/*")
+	ok(t, err)
+	return files
+}
+
+// document stores a contribution and returns its file.
+func document(t *testing.T, d *store.Dir, c policy.Contribution) string {
+	t.Helper()
+	before := sourceFiles(t, d)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	l, err := d.Lock(ctx)
+	ok(t, err)
+	store1(t, l, c)
+	ok(t, l.Release())
+	for _, f := range sourceFiles(t, d) {
+		if !slices.Contains(before, f) {
+			return f
+		}
+	}
+	t.Fatal("no new document")
+	return ""
+}
+
+// tree lists the paths below a directory with their modes.
+func tree(t testing.TB, root string) map[string]os.FileMode {
+	t.Helper()
+	out := map[string]os.FileMode{}
+	err := filepath.Walk(root, func(path string, info os.FileInfo, err error) error {
+		if err == nil {
+			out[strings.TrimPrefix(path, root)] = info.Mode()
+		}
+		return err
+	})
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func absent(t *testing.T, path string) {
+	t.Helper()
+	if _, err := os.Lstat(path); !os.IsNotExist(err) {
+		t.Errorf("%s is there (%v)", path, err)
+	}
+}

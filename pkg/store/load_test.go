@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+func TestAbsentDirectoryIsEmptyAndStaysAbsent(t *testing.T) {
+	d := open(t)
+	same(t, load(t, d), store.State{})
+	ok(t, d.Detach("net", "c", "eth0"))
+	ok(t, d.Prune("net", nil))
+	ok(t, d.Writable())
+	n, changed, err := d.Attachments("net")
+	if n != 0 || !changed.IsZero() || err != nil {
+		t.Errorf("attachments: %d, %v, %v", n, changed, err)
+	}
+	absent(t, d.Path())
+}
+
+func TestLoadGivesWhatWasStoredInOrder(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	agent := policy.Contribution{
+		Source:    policy.Source{Kind: policy.AgentFiles},
+		Statement: policy.Statement{Chain: policy.DefaultChain},
+	}
+	a, b := full("anet"), contribution("bnet", "10.0.0.0/8")
+	for _, c := range []policy.Contribution{agent, b, a} {
+		store1(t, l, c)
+	}
+	loads(t, d, a, b, agent)
+
+	b = contribution("bnet")
+	store1(t, l, b)
+	loads(t, d, a, b, agent)
+	if got := load(t, d).Find(b.Source); got == nil || !got.Statement.Equal(b.Statement) {
+		t.Errorf("Find: %+v", got)
+	}
+	if got := load(t, d).Find(network("cnet")); got != nil {
+		t.Errorf("Find of an unknown source: %+v", got)
+	}
+
+	ok(t, l.Drop(a.Source))
+	ok(t, l.Drop(a.Source))
+	loads(t, d, b, agent)
+	if files := sourceFiles(t, d); len(files) != 2 {
+		t.Errorf("left: %v", files)
+	}
+}
+
+func TestEqualContributionsMakeEqualDocuments(t *testing.T) {
+	one, two := open(t), open(t)
+	f1, f2 := document(t, one, full("net")), document(t, two, full("net"))
+	b1, err1 := os.ReadFile(f1)
+	b2, err2 := os.ReadFile(f2)
+	ok(t, errors.Join(err1, err2))
+	if !bytes.Equal(b1, b2) || filepath.Base(f1) != filepath.Base(f2) {
+		t.Errorf("%s: %s\n%s: %s", f1, b1, f2, b2)
+	}
+}
+
+// Names may hold anything: none reaches a path, and no two meet.
+func TestNamesFromOutsideAreHashed(t *testing.T) {
+	d := open(t)
+	names := []string{"..", "../../etc", "a/b", "a", "b", "ab", "A", "a\x00b", "network", strings.Repeat("n", 5000), "ü\u2028"}
+	seen := map[string]bool{}
+	for _, name := range names {
+		seen[filepath.Base(document(t, d, contribution(name)))] = true
+		ok(t, d.Attach(name, name, name))
+		ok(t, d.Attach(name, name+name, ""))
+	}
+	ok(t, d.Attach("two", "ab", "c"))
+	ok(t, d.Attach("two", "a", "bc"))
+	if n, _, err := d.Attachments("two"); n != 2 || err != nil {
+		t.Errorf("attachments: %d, %v", n, err)
+	}
+	if len(seen) != len(names) || len(load(t, d).Contributions) != len(names) {
+		t.Errorf("%d names made %d documents", len(names), len(seen))
+	}
+	for path := range tree(t, d.Path()) {
+		for part := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
+			switch part {
+			case "", "lock", "sources", "attachments", boot:
+			default:
+				if len(strings.TrimSuffix(part, ".json")) != 64 {
+					t.Errorf("%s", path)
+				}
+			}
+		}
+	}
+}
+
+func TestTornAtEveryLength(t *testing.T) {
+	d := open(t)
+	whole := document(t, d, contribution("other"))
+	file := document(t, d, full("net"))
+	ok(t, lock(t, d).PutRecord(aRecord()))
+	record := d.Path() + "/record.json"
+	for _, path := range []string{file, record} {
+		data, err := os.ReadFile(path)
+		ok(t, err)
+		for n := range data {
+			ok(t, os.WriteFile(path, data[:n], 0o600))
+			s := load(t, d)
+			if len(s.Damaged) != 1 || s.Damaged[0].File != path || len(s.Newer) != 0 {
+				t.Fatalf("%s at %d bytes: damaged %v, newer %v", path, n, s.Damaged, s.Newer)
+			}
+			if path == record && !s.Record.Equal(store.Record{}) {
+				t.Fatalf("at %d bytes: record %+v", n, s.Record)
+			}
+			if path == file && (len(s.Contributions) != 1 || s.Find(network("other")) == nil) {
+				t.Fatalf("at %d bytes: %+v", n, s.Contributions)
+			}
+		}
+		ok(t, os.WriteFile(path, append(bytes.Clone(data), ' '), 0o600))
+		if s := load(t, d); len(s.Damaged) != 0 {
+			t.Errorf("white space at the end: %v", s.Damaged)
+		}
+		ok(t, os.WriteFile(path, data, 0o600))
+	}
+	if s := load(t, d); len(s.Contributions) != 2 || whole == file {
+		t.Errorf("made whole again: %+v", s)
+	}
+}
+
+func TestDamagedDocuments(t *testing.T) {
+	const source = `"source":{"kind":"network","name":"net"}`
+	sound := `{"schema":1,` + source + `,"statement":{"masqChain":"POD-MASQ"}}`
+	for name, c := range map[string]struct{ data, want string }{
+		"sound":             {sound, ""},
+		"no JSON":           {"\x00\x00\x00\x00", "JSON"},
+		"list":              {`[1]`, "not a JSON object"},
+		"number":            {`1`, "not a JSON object"},
+		"no schema":         {`{}`, "states none"},
+		"schema 0":          {`{"schema":0}`, "never was"},
+		"schema -1":         {`{"schema":-1}`, "never was"},
+		"schema 1.0":        {`{"schema":1.0}`, "invalid syntax"},
+		"schema text":       {`{"schema":"1"}`, "not a number"},
+		"schema null":       {`{"schema":null}`, "not a number"},
+		"schema far below":  {`{"schema":-99999999999999999999}`, "out of range"},
+		"schema otherwise":  {`{"Schema":2}`, "states none"},
+		"two documents":     {sound + sound, "behind the end"},
+		"text behind":       {sound + "x", "behind the end"},
+		"unknown field":     {`{"schema":1,` + source + `,"statement":{"masqChain":"POD-MASQ"},"more":1}`, "more"},
+		"unknown key":       {`{"schema":1,` + source + `,"statement":{"masqChain":"POD-MASQ","more":1}}`, "more"},
+		"wrong type":        {`{"schema":1,` + source + `,"statement":[]}`, "cannot unmarshal"},
+		"no source":         {`{"schema":1,"statement":{"masqChain":"POD-MASQ"}}`, "source.kind"},
+		"unknown kind":      {`{"schema":1,"source":{"kind":"built-in"},"statement":{"masqChain":"POD-MASQ"}}`, "source.kind"},
+		"unnamed network":   {`{"schema":1,"source":{"kind":"network"},"statement":{"masqChain":"POD-MASQ"}}`, "source.name"},
+		"named agent files": {`{"schema":1,"source":{"kind":"agent-files","name":"x"},"statement":{"masqChain":"POD-MASQ"}}`, "source.name"},
+		"another's":         {`{"schema":1,"source":{"kind":"network","name":"web"},"statement":{"masqChain":"POD-MASQ"}}`, `network "web"`},
+		"no statement":      {`{"schema":1,` + source + `}`, "masqChain"},
+		"bad chain":         {statement(`"masqChain":"POSTROUTING"`), "masqChain"},
+		"bad backend":       {statement(`"masqChain":"A","backend":"ebtables"`), "backend"},
+		"bad prefix":        {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10/8"]`), "10/8"},
+		"host bits":         {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10.0.0.1/8"]`), "10.0.0.1/8"},
+		"empty prefix":      {statement(`"masqChain":"A","sourceCIDRs":[""]`), "prefix"},
+		"null prefix":       {statement(`"masqChain":"A","masqueradeCIDRs":[null]`), "prefix"},
+		"4in6":              {statement(`"masqChain":"A","enableIPv6":true,"nonMasqueradeSourceCIDRs":["::ffff:10.0.0.0/104"]`), "prefix"},
+		"IPv6 without":      {statement(`"masqChain":"A","nonMasqueradeCIDRs":["fd00::/8"]`), "IPv6"},
+		"both lists":        {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":["10.0.0.0/8"]`), "10.0.0.0/8"},
+		"bad ports":         {statement(`"masqChain":"A","toPorts":"9-1"`), "9-1"},
+		"bad interface":     {statement(`"masqChain":"A","outputInterfaces":["a/b"]`), "outputInterfaces"},
+		"endless value":     {statement(`"masqChain":"` + strings.Repeat("x", 1<<20) + `"`), "masqChain"},
+		"deep":              {`{"schema":1,"source":` + strings.Repeat("[", 100_000), "depth"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			file := document(t, d, contribution("net"))
+			ok(t, os.WriteFile(file, []byte(c.data), 0o600))
+			s := load(t, d)
+			if c.want == "" {
+				if len(s.Contributions) != 1 || len(s.Damaged) != 0 {
+					t.Fatalf("%+v", s)
+				}
+				return
+			}
+			if len(s.Damaged) != 1 || len(s.Contributions)+len(s.Newer) != 0 {
+				t.Fatalf("%+v", s)
+			}
+			fails(t, s.Damaged[0].Err, "read document", file, c.want, "moved aside")
+			if n := len(s.Damaged[0].Err.Error()); n > 2048 {
+				t.Errorf("the message has %d bytes", n)
+			}
+		})
+	}
+}
+
+func statement(keys string) string {
+	return `{"schema":1,"source":{"kind":"network","name":"net"},"statement":{` + keys + `}}`
+}
+
+func TestDocumentThatIsTooBig(t *testing.T) {
+	d := open(t)
+	file := document(t, d, contribution("net"))
+	ok(t, os.Truncate(file, 256<<20+1))
+	s := load(t, d)
+	if len(s.Damaged) != 1 {
+		t.Fatalf("%+v", s)
+	}
+	fails(t, s.Damaged[0].Err, file, "268435457 bytes", "remove it")
+}
+
+func TestFilesThatAreNoDocuments(t *testing.T) {
+	d := open(t)
+	file := document(t, d, contribution("net"))
+	sources := filepath.Dir(file)
+	for _, name := range []string{"README", "x.json.damaged", "x.json.1.tmp"} {
+		ok(t, os.WriteFile(filepath.Join(sources, name), []byte("?"), 0o600))
+	}
+	loads(t, d, contribution("net"))
+	data, err := os.ReadFile(file)
+	ok(t, err)
+	copied := filepath.Join(sources, "copy.json")
+	ok(t, os.WriteFile(copied, data, 0o600))
+	if s := load(t, d); len(s.Damaged) != 1 || s.Damaged[0].File != copied || len(s.Contributions) != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestNewerDocumentsAreLeftAlone(t *testing.T) {
+	for name, c := range map[string]struct {
+		data   string
+		schema int
+	}{
+		"like ours":   {`{"schema":2,"source":{"kind":"network","name":"net"},"statement":{"masqChain":"A"}}`, 2},
+		"other form":  {`{"schema":3,"source":[[]],"written":true}`, 3},
+		"schema last": {`{"a":{"schema":0},"b":[{}],"schema":4}`, 4},
+		"torn":        {`{"schema":5,"sou`, 5},
+		"huge":        {`{"schema":99999999999999999999}`, 1<<63 - 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			file := document(t, d, contribution("net"))
+			record := d.Path() + "/record.json"
+			for _, f := range []string{file, record} {
+				ok(t, os.WriteFile(f, []byte(c.data), 0o600))
+			}
+			before := tree(t, d.Path())
+			s := load(t, d)
+			same(t, s, store.State{Newer: []store.Newer{{File: file, Schema: c.schema}, {File: record, Schema: c.schema}}})
+
+			l := lock(t, d)
+			ok(t, l.Tidy(s))
+			ok(t, l.Tidy(store.State{Damaged: []store.Damaged{{File: file}, {File: record}}}))
+			_, err := l.Stage(contribution("net"))
+			for _, err := range []error{err, l.Drop(network("net")), l.PutRecord(aRecord())} {
+				if !errors.Is(err, store.ErrNewer) {
+					t.Errorf("got %v, want ErrNewer", err)
+				}
+				fails(t, err, d.Path(), "schema", "install the newer")
+			}
+			same(t, tree(t, d.Path()), before)
+			for _, f := range []string{file, record} {
+				if data, err := os.ReadFile(f); string(data) != c.data || err != nil {
+					t.Errorf("%s: %s, %v", f, data, err)
+				}
+			}
+		})
+	}
+}
+
+// What this process lacks says nothing about a document, which must not be
+// moved aside for it.
+func TestTooManyOpenFilesDamageNothing(t *testing.T) {
+	d := open(t)
+	document(t, d, contribution("net"))
+	var limit unix.Rlimit
+	ok(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	// The lowest free descriptor is for the dataDir, the next for sources.
+	probe, err := os.Open(os.DevNull)
+	ok(t, err)
+	few := unix.Rlimit{Cur: uint64(probe.Fd()) + 2, Max: limit.Max}
+	ok(t, probe.Close())
+	ok(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
+	s, err := d.Load()
+	ok(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	if !errors.Is(err, unix.EMFILE) || len(s.Damaged) != 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func BenchmarkLoad(b *testing.B) {
+	d := store.Open(b.TempDir(), store.WithBoot(boot))
+	l, err := d.Lock(b.Context())
+	ok(b, err)
+	c := contribution("net")
+	for i := range 64 {
+		c.Statement.NonMasqueradeCIDRs = append(c.Statement.NonMasqueradeCIDRs, prefix(i))
+	}
+	store1(b, l, c)
+	ok(b, l.PutRecord(aRecord()))
+	time.Sleep(50 * time.Millisecond) // so that one listing is enough
+	for b.Loop() {
+		if s := load(b, d); len(s.Contributions) != 1 {
+			b.Fatal(s)
+		}
+	}
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Lock is the exclusive right to change documents and the record, and by
+// agreement the rules in the kernel. It is for one goroutine.
+//
+// It is an flock(2), so it ends with the last process that has the descriptor
+// open, however that ends. The file is never removed: a process could then hold
+// the lock of the removed file while another gets that of a new one.
+type Lock struct {
+	dir    *Dir
+	root   *folder
+	file   *os.File // nil once released
+	staged map[*Staged]bool
+}
+
+// Lock takes the lock, and creates the dataDir first where it is missing. When
+// ctx ends first the error is an ErrBusy. Where the file system is read-only the
+// lock can be had all the same if its file exists: rules may need a repair that
+// no document needs.
+func (d *Dir) Lock(ctx context.Context) (*Lock, error) {
+	for {
+		l, err := d.openLock()
+		if err != nil {
+			return nil, err
+		}
+		err = l.wait(ctx)
+		if err == nil {
+			var inForce bool
+			if inForce, err = l.isInForce(); inForce {
+				return l, nil
+			}
+		}
+		if err := errors.Join(err, l.Release()); err != nil {
+			return nil, err
+		}
+	}
+}
+
+const lockOp = "lock"
+
+func (d *Dir) openLock() (*Lock, error) {
+	root, err := d.makeDataDir()
+	if err != nil {
+		return nil, err
+	}
+	fd, err := root.openLock()
+	if err != nil {
+		root.close()
+		return nil, err
+	}
+	return &Lock{
+		dir: d, root: root, staged: map[*Staged]bool{},
+		file: os.NewFile(uintptr(fd), root.in(lockFile)),
+	}, nil
+}
+
+// openLock opens the lock file. Whoever makes it makes the dataDir durable too:
+// it comes before the first document.
+func (f *folder) openLock() (int, error) {
+	fd, _, err := f.open(lockOp, lockFile, unix.O_RDWR)
+	switch {
+	case errors.Is(err, unix.EROFS):
+		fd, _, err = f.open(lockOp, lockFile, unix.O_RDONLY)
+	case errors.Is(err, os.ErrNotExist):
+		if fd, err = f.create(lockOp, lockFile); err == nil {
+			err = errors.Join(unix.Close(fd), f.sync(), f.syncParent())
+		}
+		if err == nil || errors.Is(err, os.ErrExist) {
+			fd, _, err = f.open(lockOp, lockFile, unix.O_RDWR)
+		}
+	}
+	return fd, err
+}
+
+// wait polls for the lock: flock(2) itself can wait, but not until ctx ends.
+func (l *Lock) wait(ctx context.Context) error {
+	const first, longest = time.Millisecond, 20 * time.Millisecond
+	for pause := first; ; pause = min(2*pause, longest) {
+		err := l.try()
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s %s: %w: %w; try again, or see with lsof who that is",
+				lockOp, shown(l.root.in(lockFile)), ErrBusy, context.Cause(ctx))
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (l *Lock) try() error {
+	_, err := uninterrupted(func() (int, error) { return 0, unix.Flock(l.fd(), unix.LOCK_EX|unix.LOCK_NB) })
+	if err != nil {
+		return failure(lockOp, l.root.in(lockFile), err)
+	}
+	return nil
+}
+
+// isInForce reports whether what is locked is still the file that others will
+// find: somebody may have removed the whole dataDir meanwhile.
+func (l *Lock) isInForce() (bool, error) {
+	var ours, found unix.Stat_t
+	path := l.dir.path + "/" + lockFile
+	if err := unix.Fstat(l.fd(), &ours); err != nil {
+		return false, failure(lockOp, path, err)
+	}
+	err := unix.Lstat(path, &found)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return false, failure(lockOp, path, err)
+	}
+	return err == nil && ours.Dev == found.Dev && ours.Ino == found.Ino, nil
+}
+
+func (l *Lock) fd() int { return int(l.file.Fd()) }
+
+// File returns the lock as children that write inherit it (exec.Cmd.ExtraFiles):
+// as long as one of them lives nobody else gets it. It is closed by Release.
+func (l *Lock) File() *os.File { return l.file }
+
+// Release ends the lock and discards what is staged and not committed. It does
+// not take the lock from children that inherited it. Twice is fine.
+func (l *Lock) Release() error {
+	if l.file == nil {
+		return nil
+	}
+	var errs []error
+	for s := range l.staged {
+		errs = append(errs, s.Discard())
+	}
+	// Not LOCK_UN: that would unlock it for children too.
+	if err := l.file.Close(); err != nil {
+		errs = append(errs, failure("unlock", l.root.in(lockFile), err))
+	}
+	l.file = nil
+	l.root.close()
+	return errors.Join(errs...)
+}
+
+// held fails where the lock is released.
+func (l *Lock) held(op, path string) error {
+	if l.file == nil {
+		return failure(op, path, ErrReleased)
+	}
+	return nil
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+func busy(t *testing.T, d *store.Dir) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
+	defer cancel()
+	l, err := d.Lock(ctx)
+	if err == nil {
+		t.Fatal("the lock is free", l.Release())
+	}
+	if !errors.Is(err, store.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want ErrBusy", err)
+	}
+	fails(t, err, "lock "+d.Path()+"/lock", "another process", "try again")
+}
+
+func TestLockExcludes(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	busy(t, d)
+	ok(t, l.Release())
+	ok(t, l.Release())
+	ok(t, lock(t, d).Release())
+
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	free, err := d.Lock(ended)
+	ok(t, err) // tried once all the same
+	defer func() { ok(t, free.Release()) }()
+	if _, err := d.Lock(ended); !errors.Is(err, store.ErrBusy) || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestLockExcludesOtherProcesses(t *testing.T) {
+	d := open(t)
+	holder := child(t, "hold", d)
+	line, end := start(t, holder)
+	same(t, line, "locked "+d.Path()+"/lock")
+	busy(t, d)
+	end()
+	ok(t, holder.Wait())
+	ok(t, lock(t, d).Release())
+
+	holder = child(t, "hold", d)
+	start(t, holder)
+	busy(t, d)
+	ok(t, holder.Process.Kill())
+	if err := holder.Wait(); err == nil {
+		t.Error("not killed")
+	}
+	ok(t, lock(t, d).Release())
+}
+
+// The lock is held as long as a child lives that writes under it, even where its
+// parent was killed.
+func TestLockIsHeldByAnInheritedDescriptor(t *testing.T) {
+	d := open(t)
+	parent := child(t, "inherit", d)
+	in, input, err := os.Pipe() // not StdinPipe, which Wait closes
+	ok(t, err)
+	parent.Stdin = in
+	out, err := parent.StdoutPipe()
+	ok(t, err)
+	ok(t, parent.Start())
+	ok(t, in.Close())
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "started\n" || err != nil {
+		t.Fatalf("%q, %v", line, err)
+	}
+	ok(t, parent.Process.Kill())
+	if err := parent.Wait(); err == nil {
+		t.Error("not killed")
+	}
+	busy(t, d)
+	ok(t, input.Close()) // and so the child ends
+	ok(t, lock(t, d).Release())
+}
+
+// Release leaves the lock to children that inherited it.
+func TestReleaseDoesNotUnlockChildren(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	c := child(t, "wait", d)
+	in, err := c.StdinPipe()
+	ok(t, err)
+	c.ExtraFiles = []*os.File{l.File()}
+	ok(t, c.Start())
+	ok(t, l.Release())
+	busy(t, d)
+	ok(t, in.Close())
+	ok(t, c.Wait())
+	ok(t, lock(t, d).Release())
+}
+
+func TestLockIsNotInheritedByOthers(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	c := child(t, "wait", d)
+	in, err := c.StdinPipe()
+	ok(t, err)
+	ok(t, c.Start())
+	ok(t, l.Release())
+	ok(t, lock(t, d).Release())
+	ok(t, in.Close())
+	ok(t, c.Wait())
+}
+
+func TestLockFileIsNeverReplaced(t *testing.T) {
+	d := open(t)
+	inode := func() uint64 {
+		info, err := os.Stat(d.Path() + "/lock")
+		ok(t, err)
+		return info.Sys().(*syscall.Stat_t).Ino
+	}
+	l := lock(t, d)
+	first := inode()
+	ok(t, l.Tidy(store.State{}))
+	ok(t, l.Release())
+	ok(t, lock(t, d).Release())
+	same(t, inode(), first)
+}
+
+// Where somebody removes the whole directory, nobody is left with the lock of a
+// file that others do not find.
+func TestLockOfARemovedDirectory(t *testing.T) {
+	d := open(t)
+	old := lock(t, d)
+	got := make(chan *store.Lock, 1)
+	go func() {
+		l, err := d.Lock(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		got <- l
+	}()
+	time.Sleep(50 * time.Millisecond) // it waits for the old file by now
+	ok(t, os.RemoveAll(d.Path()))
+	ok(t, old.Release())
+	l := <-got
+	busy(t, d)
+	ok(t, l.PutRecord(aRecord()))
+	same(t, load(t, d).Record, aRecord())
+	ok(t, l.Release())
+}
+
+func TestLockUnderContention(t *testing.T) {
+	d := open(t)
+	var work sync.WaitGroup
+	var inside, count atomic.Int32
+	for range 20 {
+		work.Go(func() {
+			for range 20 {
+				l, err := d.Lock(t.Context())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if n := inside.Add(1); n != 1 {
+					t.Errorf("%d inside", n)
+				}
+				time.Sleep(100 * time.Microsecond)
+				count.Add(1)
+				inside.Add(-1)
+				if err := l.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	work.Wait()
+	same(t, count.Load(), 400)
+}
+
+func TestNothingIsWrittenAfterRelease(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	s, err := l.Stage(contribution("net"))
+	ok(t, err)
+	ok(t, l.Release())
+	if files := sourceFiles(t, d); len(files) != 0 {
+		t.Errorf("Release left %v", files)
+	}
+	fails(t, s.Commit(), "no longer staged", d.Path())
+	ok(t, s.Discard())
+	_, err = l.Stage(contribution("net"))
+	for _, err := range []error{err, l.Drop(network("net")), l.PutRecord(aRecord()), l.Tidy(store.State{})} {
+		if !errors.Is(err, store.ErrReleased) {
+			t.Errorf("got %v, want ErrReleased", err)
+		}
+	}
+	loads(t, d)
+}
+
+func TestReadOnlyFileSystem(t *testing.T) {
+	d := open(t)
+	document(t, d, contribution("podnet"))
+	l := lock(t, d)
+	ok(t, l.PutRecord(aRecord()))
+	ok(t, l.Release())
+	ok(t, d.Attach("podnet", "c", "eth0"))
+	inMountNamespace(t, "read-only", d)
+	loads(t, d, contribution("podnet"))
+}
+
+func TestFullFileSystem(t *testing.T) {
+	d := open(t)
+	ok(t, os.Mkdir(d.Path(), 0o700))
+	inMountNamespace(t, "full", d)
+}
+
+func inMountNamespace(t *testing.T, name string, d *store.Dir) {
+	t.Helper()
+	cmd := child(t, name, d)
+	// The runtime makes the mounts private first, so that ours end with it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	ok(t, cmd.Run())
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Tidy moves aside what the State has as damaged, under its name with
+// ".damaged" behind it, where an older one is replaced. It removes temporary
+// files that a process left behind when it was killed, and the attachments of
+// earlier boots. Where nothing is to be done it writes nothing.
+func (l *Lock) Tidy(s State) error {
+	if err := l.held("tidy", l.dir.path); err != nil {
+		return err
+	}
+	errs := []error{l.tidyDocuments(l.root, s)}
+	sources, err := l.root.folder(sourcesDir, false)
+	switch {
+	case err == nil:
+		errs = append(errs, l.tidyDocuments(sources, s))
+		sources.close()
+	case !errors.Is(err, os.ErrNotExist):
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, l.dropEarlierBoots())...)
+}
+
+// tidyDocuments tidies the directory of the record, or that of the documents.
+func (l *Lock) tidyDocuments(f *folder, s State) error {
+	names, err := f.names()
+	if err != nil {
+		return err
+	}
+	damaged := map[string]bool{}
+	for _, d := range s.Damaged {
+		damaged[d.File] = true
+	}
+	var errs []error
+	for _, name := range names {
+		switch {
+		case strings.HasSuffix(name, tempSuffix) && !l.isStaged(f, name):
+			errs = append(errs, f.removeAll(name))
+		case damaged[f.in(name)]:
+			errs = append(errs, f.moveAside(name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// isStaged reports whether a temporary file is one that this lock's holder has
+// yet to commit.
+func (l *Lock) isStaged(f *folder, name string) bool {
+	for s := range l.staged {
+		if s.folder.path == f.path && s.temp == name {
+			return true
+		}
+	}
+	return false
+}
+
+// moveAside renames a document that is damaged still: it was read before the
+// lock was had, and somebody may have replaced it since.
+func (f *folder) moveAside(name string) error {
+	var now State
+	_, err := now.take(f, name, func(data []byte) error {
+		if name == recordFile {
+			_, err := decodeRecord(data)
+			return err
+		}
+		_, err := decodeContribution(data, name)
+		return err
+	})
+	if err != nil || len(now.Damaged) == 0 {
+		return err
+	}
+	const op = "move damaged document aside to"
+	aside := name + damagedSuffix
+	err = f.replace(op, name, aside)
+	for _, inTheWay := range []error{unix.EISDIR, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST} {
+		if errors.Is(err, inTheWay) {
+			return errors.Join(f.removeAll(aside), f.replace(op, name, aside))
+		}
+	}
+	return err
+}
+
+// dropEarlierBoots removes all attachments but those of the running boot: their
+// containers went with the kernel that they ran on.
+func (l *Lock) dropEarlierBoots() error {
+	boot, err := l.dir.boot()
+	if err != nil {
+		return err
+	}
+	f, err := l.root.folder(attachmentsDir, false)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	names, err := f.names()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range names {
+		if name == boot {
+			continue
+		}
+		// Attach takes no lock: what it made meanwhile goes the next time.
+		if err := f.removeAll(name); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

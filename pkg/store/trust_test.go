@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// untrusted is what can be wrong with a directory or a file.
+func untrusted() map[string]struct {
+	spoil func(path string) error
+	want  []string
+} {
+	return map[string]struct {
+		spoil func(path string) error
+		want  []string
+	}{
+		"group can write":  {func(p string) error { return os.Chmod(p, 0o720) }, []string{"mode 0720", "chmod go-w"}},
+		"others can write": {func(p string) error { return os.Chmod(p, 0o702) }, []string{"mode 0702", "chmod go-w"}},
+		"another's":        {func(p string) error { return os.Lchown(p, 65534, 0) }, []string{"user 65534", "chown"}},
+		"symlink": {func(p string) error {
+			return errors.Join(os.Rename(p, p+".real"), os.Symlink(p+".real", p))
+		}, []string{"symbolic link"}},
+		"dangling symlink": {func(p string) error {
+			return errors.Join(os.RemoveAll(p), os.Symlink("/nowhere/at/all", p))
+		}, []string{"symbolic link"}},
+		"FIFO": {func(p string) error {
+			return errors.Join(os.RemoveAll(p), syscall.Mkfifo(p, 0o600))
+		}, []string{"move it away"}},
+		"socket": {func(p string) error {
+			return errors.Join(os.RemoveAll(p), unix.Mknod(p, unix.S_IFSOCK|0o600, 0))
+		}, []string{"move it away"}},
+		"device": {func(p string) error {
+			return errors.Join(os.RemoveAll(p), unix.Mknod(p, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 8))))
+		}, []string{"move it away"}},
+	}
+}
+
+// inTime fails the test where something hangs, as it could on a FIFO.
+func inTime(t *testing.T, do func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(10 * time.Second):
+		t.Fatal("it hangs")
+		return nil
+	}
+}
+
+func refused(t *testing.T, err error, path string, want []string) {
+	t.Helper()
+	if !errors.Is(err, store.ErrRefused) {
+		t.Errorf("got %v, want ErrRefused", err)
+	}
+	fails(t, err, append(want, path)...)
+}
+
+func TestUntrustedDirectoriesAreRefused(t *testing.T) {
+	for name, c := range untrusted() {
+		t.Run(name, func(t *testing.T) {
+			operations := map[string]func(*store.Dir) error{
+				"Load":     func(d *store.Dir) error { _, err := d.Load(); return err },
+				"Writable": (*store.Dir).Writable,
+				"Lock":     func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
+				"Attach":   func(d *store.Dir) error { return d.Attach("net", "c", "eth0") },
+				"Detach":   func(d *store.Dir) error { return d.Detach("net", "c", "eth0") },
+				"Prune":    func(d *store.Dir) error { return d.Prune("net", nil) },
+				"Attachments": func(d *store.Dir) error {
+					_, _, err := d.Attachments("net")
+					return err
+				},
+				"Stage": func(d *store.Dir) error {
+					l, err := d.Lock(t.Context())
+					ok(t, err)
+					defer func() { ok(t, l.Release()) }()
+					_, err = l.Stage(contribution("net"))
+					return err
+				},
+				"Tidy": func(d *store.Dir) error {
+					l, err := d.Lock(t.Context())
+					ok(t, err)
+					defer func() { ok(t, l.Release()) }()
+					return l.Tidy(store.State{})
+				},
+			}
+			ofAttachments := []string{"Attach", "Detach", "Prune", "Attachments"}
+			for _, at := range []struct {
+				path       string
+				operations []string
+			}{
+				{"", append([]string{"Load", "Writable", "Lock"}, ofAttachments...)},
+				{"sources", []string{"Load", "Writable", "Stage", "Tidy"}},
+				{"attachments", append([]string{"Tidy"}, ofAttachments...)},
+				{"attachments/" + boot, ofAttachments},
+				{"attachments/" + boot + "/*", ofAttachments},
+			} {
+				d := open(t)
+				document(t, d, contribution("net"))
+				ok(t, d.Attach("net", "c", "eth0"))
+				paths, err := filepath.Glob(filepath.Join(d.Path(), at.path))
+				ok(t, err)
+				ok(t, c.spoil(paths[0]))
+				before := tree(t, d.Path())
+				for _, operation := range at.operations {
+					err := inTime(t, func() error { return operations[operation](d) })
+					t.Run(operation+" with "+at.path, func(t *testing.T) { refused(t, err, paths[0], c.want) })
+				}
+				same(t, tree(t, d.Path()), before)
+			}
+		})
+	}
+}
+
+func TestUntrustedDocumentsAreDamaged(t *testing.T) {
+	for name, c := range untrusted() {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			document(t, d, contribution("other"))
+			file := document(t, d, contribution("net"))
+			l := lock(t, d)
+			ok(t, l.PutRecord(aRecord()))
+			record := d.Path() + "/record.json"
+			ok(t, c.spoil(file))
+			ok(t, c.spoil(record))
+			var s store.State
+			ok(t, inTime(t, func() (err error) { s, err = d.Load(); return err }))
+			if len(s.Damaged) != 2 || len(s.Contributions) != 1 || len(s.Newer) != 0 || len(s.Record.Chains) != 0 {
+				t.Fatalf("%+v", s)
+			}
+			for i, path := range []string{file, record} {
+				same(t, s.Damaged[i].File, path)
+				refused(t, s.Damaged[i].Err, path, c.want)
+			}
+			ok(t, inTime(t, func() error { return l.Tidy(s) }))
+			for _, path := range []string{file, record} {
+				absent(t, path)
+				if _, err := os.Lstat(path + ".damaged"); err != nil {
+					t.Error(err)
+				}
+			}
+			store1(t, l, contribution("net"))
+			ok(t, l.PutRecord(aRecord()))
+			loads(t, d, contribution("net"), contribution("other"))
+		})
+	}
+}
+
+// A document that cannot be trusted can be replaced without Tidy too, and what
+// a symlink points to stays as it is.
+func TestCommitReplacesASymlink(t *testing.T) {
+	d := open(t)
+	file := document(t, d, contribution("net"))
+	victim := filepath.Join(t.TempDir(), "victim")
+	ok(t, os.WriteFile(victim, []byte("mine"), 0o600))
+	ok(t, os.Remove(file))
+	ok(t, os.Symlink(victim, file))
+	store1(t, lock(t, d), contribution("net"))
+	loads(t, d, contribution("net"))
+	if data, err := os.ReadFile(victim); string(data) != "mine" || err != nil {
+		t.Errorf("victim: %s, %v", data, err)
+	}
+}
+
+func TestUntrustedLockAndAttachments(t *testing.T) {
+	for name, c := range untrusted() {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			ok(t, d.Attach("net", "c", "eth0"))
+			ok(t, lock(t, d).Release())
+			file := d.Path() + "/lock"
+			ok(t, c.spoil(file))
+			refused(t, inTime(t, func() error { _, err := d.Lock(t.Context()); return err }), file, c.want)
+			refused(t, inTime(t, d.Writable), file, c.want)
+			files, err := filepath.Glob(d.Path() + "/attachments/*/*/*")
+			ok(t, err)
+			ok(t, c.spoil(files[0]))
+			refused(t, inTime(t, func() error { return d.Attach("net", "c", "eth0") }), files[0], c.want)
+			ok(t, d.Detach("net", "c", "eth0"))
+			absent(t, files[0])
+		})
+	}
+}
+
+// A slash at the end would make the kernel follow the symlink.
+func TestSymlinkWithASlashAtTheEnd(t *testing.T) {
+	d := open(t)
+	ok(t, os.Mkdir(d.Path()+".real", 0o700))
+	ok(t, os.Symlink(d.Path()+".real", d.Path()))
+	_, err := store.Open(d.Path() + "/").Load()
+	refused(t, err, d.Path(), []string{"symbolic link"})
+}
+
+func TestFileInPlaceOfADirectory(t *testing.T) {
+	d := open(t)
+	ok(t, os.WriteFile(d.Path(), nil, 0o600))
+	_, err := d.Load()
+	refused(t, err, d.Path(), []string{"not a directory"})
+}
+
+func TestParentThatIsASymlink(t *testing.T) {
+	target, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
+	ok(t, os.Symlink(target, link))
+	d := store.Open(link+"/state", store.WithBoot(boot))
+	document(t, d, contribution("net"))
+	loads(t, d, contribution("net"))
+}
+
+func TestModesWhateverTheUmask(t *testing.T) {
+	for _, umask := range []string{"bare umask", "tight umask"} {
+		t.Run(umask, func(t *testing.T) {
+			top := t.TempDir()
+			d := store.Open(filepath.Join(top, "var", "lib", "state"), store.WithBoot(boot))
+			ok(t, child(t, umask, d).Run())
+			files := 0
+			for path, mode := range tree(t, d.Path()) {
+				want := os.FileMode(0o600)
+				if mode.IsDir() {
+					want = 0o700
+				} else {
+					files++
+				}
+				if mode.Perm() != want {
+					t.Errorf("%s: %v", path, mode)
+				}
+			}
+			same(t, files, 4) // lock, document, record, attachment
+			for _, parent := range []string{"var", "var/lib"} {
+				info, err := os.Stat(filepath.Join(top, parent))
+				ok(t, err)
+				same(t, info.Mode().Perm(), os.FileMode(0o755))
+			}
+			loads(t, d, contribution("podnet"))
+		})
+	}
+}
+
+func TestAsAnotherUser(t *testing.T) {
+	// Not below t.TempDir, whose directories are root's alone.
+	top, err := os.MkdirTemp("/tmp", "store-test-") //nolint:usetesting // see above
+	ok(t, err)
+	t.Cleanup(func() { ok(t, os.RemoveAll(top)) })
+	ok(t, os.Chmod(top, 0o755))
+	exe, err := os.Executable()
+	ok(t, err)
+	binary, err := os.ReadFile(exe)
+	ok(t, err)
+	copied := filepath.Join(top, "test")
+	ok(t, os.WriteFile(copied, binary, 0o700))
+	ok(t, os.Chmod(copied, 0o755))
+	d := store.Open(filepath.Join(top, "state"), store.WithBoot(boot))
+	run := func(name string) (string, error) {
+		cmd := child(t, name, d)
+		cmd.Path = copied
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		err := cmd.Run()
+		return stderr.String(), err
+	}
+	wants := func(name string, texts ...string) {
+		t.Helper()
+		message, err := run(name)
+		if err == nil {
+			t.Errorf("%s works", name)
+		}
+		for _, text := range append(texts, top) {
+			if !strings.Contains(message, text) {
+				t.Errorf("%s: %q lacks %q", name, message, text)
+			}
+		}
+	}
+	wants("writable", "permission denied", "run as its owner")
+	document(t, d, contribution("net"))
+	wants("load", "permission denied", "run as its owner") // root's may be read, if its mode lets us
+	ok(t, os.Chmod(d.Path(), 0o755))
+	ok(t, os.Chmod(d.Path()+"/sources", 0o755))
+	if message, err := run("load"); err != nil {
+		t.Errorf("root's directory: %v, %s", err, message)
+	}
+	ok(t, os.Chown(d.Path(), 65533, 0))
+	wants("load", "refused", "user 65533", "user 65534")
+	ok(t, os.RemoveAll(d.Path()))
+	ok(t, os.Mkdir(d.Path(), 0o700))
+	ok(t, os.Chown(d.Path(), 65534, 65534))
+	if message, err := run("bare umask"); err != nil {
+		t.Errorf("own directory: %v, %s", err, message)
+	}
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+const (
+	writeDocument  = "write document"
+	removeDocument = "remove document"
+)
+
+// Staged is a document that is written and synced beside the one in force, which
+// Commit replaces.
+type Staged struct {
+	lock       *Lock
+	folder     *folder
+	temp, name string
+}
+
+// Stage writes the document of a contribution without putting it in force, so
+// that nothing but a rename is left once the rules stand. It refuses one that
+// Load would not read back as it is, and to replace what a newer version wrote
+// (ErrNewer).
+func (l *Lock) Stage(c policy.Contribution) (*Staged, error) {
+	name := nameOf(c.Source)
+	if err := l.held(writeDocument, l.document(name)); err != nil {
+		return nil, err
+	}
+	data, err := encodeContribution(c)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s of %s: %w", writeDocument, shown(l.document(name)), c.Source, bounded(err))
+	}
+	sources, err := l.sources()
+	if err != nil {
+		return nil, err
+	}
+	s, err := l.stage(sources, name, data)
+	if err != nil {
+		sources.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (l *Lock) document(name string) string { return l.root.in(sourcesDir) + "/" + name }
+
+// sources opens the directory of the documents, and makes it first where it is
+// missing.
+func (l *Lock) sources() (*folder, error) {
+	f, err := l.root.folder(sourcesDir, false)
+	if !errors.Is(err, os.ErrNotExist) {
+		return f, err
+	}
+	if f, err = l.root.folder(sourcesDir, true); err != nil {
+		return nil, err
+	}
+	if err := l.root.sync(); err != nil {
+		f.close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// stage writes a temporary file that is to become the named one.
+func (l *Lock) stage(f *folder, name string, data []byte) (*Staged, error) {
+	if err := f.newer(writeDocument, name); err != nil {
+		return nil, err
+	}
+	s := &Staged{lock: l, folder: f, name: name, temp: name + "." + strconv.FormatUint(rand.Uint64(), 36) + tempSuffix}
+	fd, err := f.create(writeDocument, s.temp)
+	if err != nil {
+		return nil, err
+	}
+	if err := write(os.NewFile(uintptr(fd), s.temp), data); err != nil {
+		return nil, errors.Join(failure(writeDocument, f.in(s.temp), err), f.remove(s.temp))
+	}
+	l.staged[s] = true
+	return s, nil
+}
+
+func write(file *os.File, data []byte) error {
+	_, err := file.Write(data)
+	if err == nil {
+		err = file.Sync()
+	}
+	return errors.Join(err, file.Close())
+}
+
+// newer fails where a newer version wrote the file. What is damaged may be
+// replaced.
+func (f *folder) newer(op, name string) error {
+	data, err := f.read(name)
+	if isOurs(err) {
+		return err
+	}
+	if err != nil {
+		return nil //nolint:nilerr // absent or damaged: that is no newer one
+	}
+	if schema, err := schemaOf(data); err == nil && schema > Schema {
+		return fmt.Errorf("%s %s: %w", op, shown(f.in(name)), &newerError{schema})
+	}
+	return nil
+}
+
+// Commit puts the document in force, and makes that durable. Where only the
+// latter fails the error says so, and the document is in force.
+func (s *Staged) Commit() error {
+	if !s.lock.staged[s] {
+		return fmt.Errorf("%s %s: it is no longer staged: it was committed or discarded, or the lock was released",
+			writeDocument, shown(s.folder.in(s.name)))
+	}
+	if err := s.folder.replace(writeDocument, s.temp, s.name); err != nil {
+		return err
+	}
+	defer s.forget()
+	return s.folder.sync()
+}
+
+// Discard removes what was staged. It does nothing after Commit, after another
+// Discard or after the release of the lock, and may be called on nil.
+func (s *Staged) Discard() error {
+	if s == nil || !s.lock.staged[s] {
+		return nil
+	}
+	defer s.forget()
+	return s.folder.remove(s.temp)
+}
+
+func (s *Staged) forget() {
+	delete(s.lock.staged, s)
+	if s.folder != s.lock.root {
+		s.folder.close()
+	}
+}
+
+// Drop removes the document of a source. One that is absent is fine; one that a
+// newer version wrote stays (ErrNewer).
+func (l *Lock) Drop(src policy.Source) error {
+	name := nameOf(src)
+	if err := l.held(removeDocument, l.document(name)); err != nil {
+		return err
+	}
+	sources, err := l.root.folder(sourcesDir, false)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer sources.close()
+	if err := sources.newer(removeDocument, name); err != nil {
+		return err
+	}
+	if err := sources.removeAll(name); err != nil {
+		return err
+	}
+	return sources.sync()
+}
+
+// PutRecord replaces the record, unless it is stored already as it is. One that
+// a newer version wrote stays (ErrNewer).
+func (l *Lock) PutRecord(r Record) error {
+	path := l.root.in(recordFile)
+	if err := l.held(writeDocument, path); err != nil {
+		return err
+	}
+	if data, err := l.root.read(recordFile); err == nil {
+		if stored, err := decodeRecord(data); err == nil && stored.Equal(r) {
+			return nil
+		}
+	}
+	data, err := encodeRecord(r)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", writeDocument, shown(path), err)
+	}
+	s, err := l.stage(l.root, recordFile, data)
+	if err != nil {
+		return err
+	}
+	if err := s.Commit(); err != nil {
+		return errors.Join(err, s.Discard())
+	}
+	return nil
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// aRecord is one of each form, in an order that is not sorted: order is kept.
+func aRecord() store.Record {
+	return store.Record{Boot: boot, Chains: []store.OwnedChain{
+		{Chain: "POD-MASQ", Family: policy.IPv6, Backend: policy.NFTables},
+		{Chain: "IP-MASQ-AGENT", Family: policy.IPv4, Backend: policy.IPTables, Variant: "nft", PlainPorts: true},
+		{Chain: "IP-MASQ-AGENT", Family: policy.IPv4, Backend: policy.IPTables, Variant: "legacy", Stuck: true},
+	}}
+}
+
+func prefix(i int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
+}
+
+func TestStagedIsNotInForce(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	store1(t, l, contribution("net", "10.0.0.0/8"))
+	first, err := l.Stage(contribution("net", "10.1.0.0/16"))
+	ok(t, err)
+	second, err := l.Stage(contribution("net", "10.2.0.0/16"))
+	ok(t, err)
+	loads(t, d, contribution("net", "10.0.0.0/8"))
+	ok(t, l.Tidy(load(t, d))) // spares what is staged
+	ok(t, first.Commit())
+	loads(t, d, contribution("net", "10.1.0.0/16"))
+	fails(t, first.Commit(), "no longer staged")
+	for range 2 {
+		ok(t, first.Discard())
+		ok(t, second.Discard())
+	}
+	ok(t, (*store.Staged)(nil).Discard())
+	fails(t, second.Commit(), "no longer staged")
+	loads(t, d, contribution("net", "10.1.0.0/16"))
+	if files := sourceFiles(t, d); len(files) != 1 {
+		t.Errorf("left: %v", files)
+	}
+}
+
+func TestStageRefusesWhatWouldNotLoad(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	for name, c := range map[string]policy.Contribution{
+		"nothing":       {},
+		"no chain":      {Source: network("net")},
+		"no name":       contribution(""),
+		"not UTF-8":     contribution("\xff"),
+		"no prefix":     {Source: network("net"), Statement: policy.Statement{Chain: "A", SourceCIDRs: []netip.Prefix{{}}}},
+		"empty ports":   {Source: network("net"), Statement: policy.Statement{Chain: "A", ToPorts: &policy.Ports{{}}}},
+		"wrong backend": {Source: network("net"), Statement: policy.Statement{Chain: "A", Backend: "ebtables"}},
+	} {
+		_, err := l.Stage(c)
+		fails(t, err, "write document", d.Path())
+		if t.Failed() {
+			t.Fatal(name)
+		}
+	}
+	if files := sourceFiles(t, d); len(files) != 0 {
+		t.Errorf("left: %v", files)
+	}
+	loads(t, d)
+}
+
+func TestRecord(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	file := d.Path() + "/record.json"
+	ok(t, l.PutRecord(aRecord()))
+	same(t, load(t, d).Record, aRecord())
+
+	before, err := os.Stat(file)
+	ok(t, err)
+	ok(t, l.PutRecord(aRecord()))
+	after, err := os.Stat(file)
+	ok(t, err)
+	if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
+		t.Error("an equal record was written")
+	}
+
+	other := aRecord()
+	other.Chains[0], other.Chains[1] = other.Chains[1], other.Chains[0]
+	ok(t, l.PutRecord(other))
+	same(t, load(t, d).Record, other)
+	ok(t, l.PutRecord(store.Record{Boot: boot}))
+	same(t, load(t, d).Record, store.Record{Boot: boot})
+	if left, err := filepath.Glob(d.Path() + "/*.tmp"); len(left) != 0 || err != nil {
+		t.Errorf("left: %v, %v", left, err)
+	}
+
+	ok(t, os.WriteFile(file, []byte("{"), 0o600))
+	ok(t, l.PutRecord(other)) // what is damaged is replaced
+	same(t, load(t, d).Record, other)
+}
+
+// What a record lists is removed some day: it must not name what is not ours.
+func TestRecordThatCannotBeOurs(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	for name, c := range map[string]store.OwnedChain{
+		"POSTROUTING": {Chain: "POSTROUTING", Family: policy.IPv4, Backend: policy.NFTables},
+		"family":      {Chain: "A", Family: "arp", Backend: policy.NFTables},
+		"backend":     {Chain: "A", Family: policy.IPv4, Backend: policy.Auto},
+		"no variant":  {Chain: "A", Family: policy.IPv4, Backend: policy.IPTables},
+		"variant":     {Chain: "A", Family: policy.IPv4, Backend: policy.NFTables, Variant: "nft"},
+	} {
+		fails(t, l.PutRecord(store.Record{Chains: []store.OwnedChain{c}}), "record.json", "chains[0]")
+		if t.Failed() {
+			t.Fatal(name)
+		}
+	}
+	absent(t, d.Path()+"/record.json")
+	text := `{"schema":1,"chains":[{"chain":"POSTROUTING","family":"ipv4","backend":"nftables"}]}`
+	ok(t, os.WriteFile(d.Path()+"/record.json", []byte(text), 0o600))
+	s := load(t, d)
+	if len(s.Damaged) != 1 || len(s.Record.Chains) != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestTidyMovesDamagedDocumentsAside(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	store1(t, l, contribution("other"))
+	store1(t, l, contribution("net"))
+	ok(t, l.PutRecord(aRecord()))
+	file := fileOf(t, d, "net")
+	record := d.Path() + "/record.json"
+	for _, text := range []string{"first", "second"} { // an older one is replaced
+		for _, path := range []string{file, record} {
+			ok(t, os.WriteFile(path, []byte(text), 0o600))
+		}
+		s := load(t, d)
+		same(t, len(s.Damaged), 2)
+		ok(t, l.Tidy(s))
+		for _, path := range []string{file, record} {
+			absent(t, path)
+			if data, err := os.ReadFile(path + ".damaged"); string(data) != text || err != nil {
+				t.Errorf("%s.damaged: %s, %v", path, data, err)
+			}
+		}
+		loads(t, d, contribution("other"))
+	}
+	// Whatever is in the way gives way, and whatever is damaged moves.
+	ok(t, errors.Join(os.Remove(file+".damaged"), os.MkdirAll(file+".damaged/sub/sub", 0o700)))
+	ok(t, os.WriteFile(file, []byte("third"), 0o600))
+	ok(t, l.Tidy(load(t, d)))
+	ok(t, os.MkdirAll(file+"/sub", 0o700))
+	ok(t, l.Tidy(load(t, d)))
+	ok(t, os.MkdirAll(file+"/sub", 0o700))
+	ok(t, l.Tidy(load(t, d)))
+	ok(t, os.MkdirAll(file+"/sub", 0o700))
+	ok(t, l.Drop(network("net")))
+	loads(t, d, contribution("other"))
+}
+
+// What was damaged when it was read, and has been replaced since, stays.
+func TestTidyReadsAgain(t *testing.T) {
+	d := open(t)
+	file := document(t, d, contribution("net"))
+	ok(t, os.WriteFile(file, nil, 0o600))
+	stale := load(t, d)
+	same(t, len(stale.Damaged), 1)
+	l := lock(t, d)
+	store1(t, l, contribution("net"))
+	ok(t, l.Tidy(stale))
+	loads(t, d, contribution("net"))
+	ok(t, l.Drop(network("net")))
+	ok(t, l.Tidy(stale))
+	loads(t, d)
+}
+
+func TestTidyWritesNothingWhereNothingIsToBeDone(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	store1(t, l, contribution("net"))
+	ok(t, d.Attach("net", "c", "eth0"))
+	dirs := []string{d.Path(), d.Path() + "/sources", d.Path() + "/attachments"}
+	var before []os.FileInfo
+	for _, dir := range dirs {
+		info, err := os.Stat(dir)
+		ok(t, err)
+		before = append(before, info)
+	}
+	ok(t, l.Tidy(load(t, d)))
+	for i, dir := range dirs {
+		if info, err := os.Stat(dir); err != nil || !info.ModTime().Equal(before[i].ModTime()) {
+			t.Errorf("%s changed (%v)", dir, err)
+		}
+	}
+}
+
+func TestKilledWhileADocumentIsStaged(t *testing.T) {
+	d := open(t)
+	document(t, d, contribution("podnet", "10.0.0.0/8"))
+	if err := child(t, "killed", d).Run(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Fatalf("got %v", err)
+	}
+	ok(t, os.WriteFile(d.Path()+"/record.json.x.tmp", []byte("{"), 0o600))
+	same(t, len(sourceFiles(t, d)), 2)
+	loads(t, d, contribution("podnet", "10.0.0.0/8"))
+	l := lock(t, d)
+	ok(t, l.Tidy(load(t, d)))
+	same(t, len(sourceFiles(t, d)), 1)
+	absent(t, d.Path()+"/record.json.x.tmp")
+	loads(t, d, contribution("podnet", "10.0.0.0/8"))
+}
+
+func fileOf(t *testing.T, d *store.Dir, name string) string {
+	t.Helper()
+	for _, f := range sourceFiles(t, d) {
+		data, err := os.ReadFile(f)
+		ok(t, err)
+		if strings.Contains(string(data), `"`+name+`"`) {
+			return f
+		}
+	}
+	t.Fatalf("no document of %s", name)
+	return ""
+}
+
+// Whoever reads while others write sees the old or the new, and never misses
+// what is there all the time.
+func TestLoadWhileOthersWrite(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	steady, old, fresh := contribution("steady"), contribution("net", "10.0.0.0/8"), full("net")
+	store1(t, l, steady)
+	store1(t, l, old)
+	var stop atomic.Bool
+	done := make(chan error, 1)
+	go func() {
+		var errs []error
+		for i := 0; !stop.Load(); i++ {
+			c := []policy.Contribution{old, fresh}[i%2]
+			s, err := l.Stage(c)
+			if err == nil {
+				err = s.Commit()
+			}
+			s, err2 := l.Stage(contribution("passing"))
+			if err2 == nil {
+				err2 = errors.Join(s.Commit(), l.Drop(network("passing")))
+			}
+			errs = append(errs, err, err2)
+		}
+		done <- errors.Join(errs...)
+	}()
+	seen := map[bool]int{}
+	for until := time.Now().Add(time.Second); time.Now().Before(until); {
+		s := load(t, d)
+		if len(s.Damaged)+len(s.Newer) > 0 {
+			t.Fatalf("%+v", s)
+		}
+		got := s.Find(old.Source)
+		if got == nil || !got.Statement.Equal(old.Statement) && !got.Statement.Equal(fresh.Statement) || s.Find(steady.Source) == nil {
+			t.Fatalf("%+v", s)
+		}
+		seen[got.Yields]++
+	}
+	if len(seen) != 2 {
+		t.Errorf("nothing changed meanwhile: %v", seen)
+	}
+	stop.Store(true)
+	ok(t, <-done)
+}
