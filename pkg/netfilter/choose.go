@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Drivers are the backends there are, in the order in which auto prefers them.
+type Drivers []Driver
+
+// Open opens the backend of a choice.
+func (ds Drivers) Open(c Choice) (Backend, error) {
+	d, err := ds.named(c.Backend)
+	if err != nil {
+		return nil, err
+	}
+	return d.Open(c)
+}
+
+func (ds Drivers) named(b policy.Backend) (Driver, error) {
+	for _, d := range ds {
+		if d.Backend() == b {
+			return d, nil
+		}
+	}
+	return nil, fmt.Errorf("backend %s is not part of this program: %w", b, ErrUnusable)
+}
+
+// Choose returns the form in which to keep a chain: in the stated backend, and
+// where that is auto in what the node uses for the chain already, else in the
+// first backend that works on this host.
+func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backend) (Choice, error) {
+	candidates := ds
+	if stated != policy.Auto {
+		d, err := ds.named(stated)
+		if err != nil {
+			return Choice{}, err
+		}
+		candidates = Drivers{d}
+	}
+	var failures []error
+	for _, d := range candidates {
+		inUse, err := d.Uses(ctx, chain)
+		if err != nil {
+			failures = append(failures, err)
+		}
+		for _, c := range inUse {
+			if c, err = d.Probe(ctx, c.Variant); err == nil {
+				return c, nil
+			}
+			failures = append(failures, err)
+		}
+	}
+	for _, d := range candidates {
+		c, err := d.Probe(ctx, "")
+		if err == nil {
+			return c, nil
+		}
+		failures = append(failures, err)
+	}
+	return Choice{}, errors.Join(failures...)
+}
+
+// Others returns every form but the chosen one in which a chain of the name
+// stands: leftovers of an agent or of an earlier choice.
+func (ds Drivers) Others(ctx context.Context, chain string, chosen Choice) ([]Choice, error) {
+	var others []Choice
+	var errs []error
+	for _, d := range ds {
+		inUse, err := d.Uses(ctx, chain)
+		errs = append(errs, err)
+		for _, c := range inUse {
+			if !c.SamePlace(chosen) {
+				others = append(others, c)
+			}
+		}
+	}
+	return others, errors.Join(errs...)
+}
