@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+)
+
+// bodyVariable tells a process that a test started what to do in place of the
+// tests.
+const bodyVariable = "SANDBOX_TEST_BODY"
+
+const ready = "ready"
+
+// TestMain enters no sandbox by itself: the tests look at sandboxes from
+// outside, where they only read.
+func TestMain(m *testing.M) {
+	bodies := map[string]func() error{
+		"change":     change,
+		"nested":     nested,
+		"refused":    refused,
+		"wait":       wait,
+		"await-term": awaitTerm,
+		"exit-7":     func() error { os.Exit(7); return nil },
+		"abort":      func() error { return unix.Kill(os.Getpid(), unix.SIGKILL) },
+	}
+	switch name := os.Getenv(bodyVariable); name {
+	case "":
+		os.Exit(m.Run())
+	case "tests":
+		os.Exit(sandbox.Run(m))
+	default:
+		body := bodies[name]
+		os.Exit(sandbox.Enter(func() int {
+			if err := body(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return 1
+			}
+			return 0
+		}))
+	}
+}
+
+// change does in the sandbox what must not be seen outside.
+func change() error {
+	if err := sandbox.Check(); err != nil {
+		return err
+	}
+	if os.Getuid() != 0 {
+		return fmt.Errorf("uid is %d, want 0", os.Getuid())
+	}
+	path := strings.Split(os.Getenv("PATH"), ":")
+	if !slices.Contains(path, "/usr/sbin") || !slices.Contains(path, "/sbin") {
+		return fmt.Errorf("PATH lacks sbin: %q", path)
+	}
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return err
+	}
+	if len(interfaces) != 1 || interfaces[0].Flags&net.FlagUp == 0 {
+		return fmt.Errorf("want loopback alone, and up: %v", interfaces)
+	}
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: linkName}}
+	if err := netlink.LinkAdd(bridge); err != nil {
+		return fmt.Errorf("add bridge: %w", err)
+	}
+	if err := netlink.LinkSetUp(bridge); err != nil {
+		return fmt.Errorf("set bridge up: %w", err)
+	}
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		return err
+	}
+	for _, directory := range []string{"/run", "/var/run", "/etc/cni", "/etc/ip-masq", "/opt/cni", "/var/lib/cni"} {
+		entries, err := os.ReadDir(directory)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() != fileName }) {
+			return fmt.Errorf("%s is not empty at first: %v", directory, entries)
+		}
+		if err := os.WriteFile(directory+"/"+fileName, nil, 0o600); err != nil {
+			return err
+		}
+	}
+	for _, directory := range []string{"/etc", "/opt", "/var/lib"} {
+		if err := os.WriteFile(directory+"/"+fileName, nil, 0o600); err != nil {
+			return err
+		}
+	}
+	_, err = os.Stat("/etc/passwd")
+	return err
+}
+
+// nested starts a second process, which must find itself in the same sandbox.
+func nested() error {
+	here, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return err
+	}
+	if where := os.Getenv("SANDBOX_TEST_WHERE"); where != "" {
+		if where != here {
+			return fmt.Errorf("in %s, want %s", here, where)
+		}
+		return nil
+	}
+	command := exec.Command("/proc/self/exe")
+	command.Env = append(os.Environ(), "SANDBOX_TEST_WHERE="+here)
+	output, err := command.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, output)
+	}
+	return nil
+}
+
+// refused makes a machine that allows no namespaces, and tries there. It is run
+// in a user namespace, whose limit it can lower without lowering the machine's.
+func refused() error {
+	users, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return err
+	}
+	if strings.Contains(string(users), "4294967295") {
+		return errors.New("not in a user namespace of its own")
+	}
+	if err := os.WriteFile("/proc/sys/user/max_net_namespaces", []byte("0"), 0); err != nil {
+		return err
+	}
+	command := exec.Command("/proc/self/exe")
+	command.Env = append(os.Environ(), "IPMASQ_SANDBOX=", bodyVariable+"=exit-7")
+	output, err := command.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		return fmt.Errorf("want exit code 1, got %w: %s", err, output)
+	}
+	for _, want := range []string{"sandbox: start in new namespaces", "needs root", "user.max_net_namespaces"} {
+		if !strings.Contains(string(output), want) {
+			return fmt.Errorf("message lacks %q: %s", want, output)
+		}
+	}
+	return nil
+}
+
+func wait() error {
+	fmt.Println(ready)
+	time.Sleep(time.Minute)
+	return nil
+}
+
+func awaitTerm() error {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGTERM)
+	fmt.Println(ready)
+	<-signals
+	os.Exit(9)
+	return nil
+}

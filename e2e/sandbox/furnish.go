@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// source is what /proc/self/mountinfo shows as the source of every mount made
+// here.
+const source = "ip-masq-sandbox"
+
+// furnish makes the new namespaces fit for use.
+func furnish() error {
+	if err := furnishMounts(); err != nil {
+		return err
+	}
+	loopback, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find loopback interface: %w", err)
+	}
+	if err := netlink.LinkSetUp(loopback); err != nil {
+		return fmt.Errorf("set loopback interface up: %w", err)
+	}
+	return furnishPath()
+}
+
+func furnishMounts() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := mountTmpfs("/run"); err != nil {
+		return err
+	}
+	if err := furnishVarRun(); err != nil {
+		return err
+	}
+	if err := mountOverlays("/etc", "/opt", "/var/lib"); err != nil {
+		return err
+	}
+	// The directories that the project and its neighbors use by default start
+	// empty, whatever the machine has there. tmpfs, not the overlay, because
+	// its rename, fsync and inotify are those of an ordinary file system.
+	for _, path := range []string{"/etc/cni", "/etc/ip-masq", "/opt/cni", "/var/lib/cni"} {
+		if err := mountTmpfs(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// furnishVarRun makes /var/run the same as /run on machines where it is not the
+// usual symbolic link.
+func furnishVarRun() error {
+	info, err := os.Lstat("/var/run")
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("look for /var/run: %w", err)
+	case !info.IsDir():
+		return nil
+	}
+	if err := unix.Mount("/run", "/var/run", "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind /run to /var/run: %w", err)
+	}
+	return nil
+}
+
+// mountOverlays lets the sandbox write to the directories without changing
+// them, which is also how it can mount on names that the machine does not have.
+// What other file systems are mounted below them is not seen inside.
+func mountOverlays(directories ...string) error {
+	const staging = "/run/overlay"
+	if err := mountTmpfs(staging); err != nil {
+		return err
+	}
+	options, err := overlayOptions()
+	if err != nil {
+		return err
+	}
+	for i, path := range directories {
+		upper := filepath.Join(staging, fmt.Sprint("upper", i))
+		work := filepath.Join(staging, fmt.Sprint("work", i))
+		for _, made := range []string{upper, work} {
+			if err := os.Mkdir(made, 0o755); err != nil {
+				return fmt.Errorf("make overlay directory: %w", err)
+			}
+		}
+		layers := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s%s", path, upper, work, options)
+		if err := unix.Mount(source, path, "overlay", 0, layers); err != nil {
+			return fmt.Errorf("mount overlay on %s: %w", path, err)
+		}
+	}
+	// The overlays keep the file system; its name can go.
+	if err := unix.Unmount(staging, unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount %s: %w", staging, err)
+	}
+	if err := os.Remove(staging); err != nil {
+		return fmt.Errorf("remove overlay directory: %w", err)
+	}
+	return nil
+}
+
+// overlayOptions asks for user.overlay.* extended attributes where the process
+// may not write the trusted.overlay.* ones: in every user namespace but the
+// first (overlayfs, kernel 5.11).
+func overlayOptions() (string, error) {
+	ids, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return "", fmt.Errorf("read user namespace: %w", err)
+	}
+	if slices.Equal(strings.Fields(string(ids)), []string{"0", "0", "4294967295"}) {
+		return "", nil
+	}
+	return ",userxattr", nil
+}
+
+func mountTmpfs(path string) error {
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return fmt.Errorf("make mount point: %w", err)
+	}
+	if err := unix.Mount(source, path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
+		return fmt.Errorf("mount tmpfs on %s: %w", path, err)
+	}
+	return nil
+}
+
+// furnishPath adds the directories where iptables and nft are.
+func furnishPath() error {
+	path := filepath.SplitList(os.Getenv("PATH"))
+	for _, sbin := range []string{"/usr/sbin", "/sbin"} {
+		if !slices.Contains(path, sbin) {
+			path = append(path, sbin)
+		}
+	}
+	if err := os.Setenv("PATH", strings.Join(path, string(filepath.ListSeparator))); err != nil {
+		return fmt.Errorf("set PATH: %w", err)
+	}
+	return nil
+}

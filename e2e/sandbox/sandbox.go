@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// variable is the environment variable by which a process knows how far it has
+// come: "entering:NETNS", then "inside:NETNS", where NETNS is the network
+// namespace that was left. Naming it there means that the variable alone, set
+// by mistake, lets nobody work in the machine's own namespace.
+const variable = "IPMASQ_SANDBOX"
+
+const (
+	entering = "entering:"
+	inside   = "inside:"
+)
+
+// Run runs the tests of m in a sandbox and returns the exit code:
+//
+//	func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
+//
+// The process that `go test` started waits outside, passing signals on, and
+// the tests run in a second one with the same arguments.
+func Run(m interface{ Run() int }) int {
+	return Enter(m.Run)
+}
+
+// Enter runs body in a sandbox and returns its exit code, for programs that are
+// no tests:
+//
+//	func main() { os.Exit(sandbox.Enter(run)) }
+//
+// Everything in main before Enter runs twice, outside and inside. A process that
+// was started inside, directly or not, stays in the sandbox that it is in. If
+// the sandbox cannot be made, body does not run, the reason goes to standard
+// error, and the code is 1. If body is ended by a signal, the code is 128 plus
+// the signal's number, as in a shell.
+func Enter(body func() int) int {
+	code, err := enter(body)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "sandbox: %v\n", err)
+		return 1
+	}
+	return code
+}
+
+// Check returns nil inside a sandbox, and elsewhere an error that says how to
+// get into one. It is the guard for whatever must not touch the machine's own
+// network.
+func Check() error {
+	state := os.Getenv(variable)
+	if !strings.HasPrefix(state, inside) {
+		return errors.New("not in a sandbox: call sandbox.Run in TestMain, or sandbox.Enter in main")
+	}
+	return left(strings.TrimPrefix(state, inside))
+}
+
+func enter(body func() int) (int, error) {
+	state := os.Getenv(variable)
+	switch {
+	case strings.HasPrefix(state, inside):
+		if err := Check(); err != nil {
+			return 0, err
+		}
+		return body(), nil
+	case strings.HasPrefix(state, entering):
+		outside := strings.TrimPrefix(state, entering)
+		if err := left(outside); err != nil {
+			return 0, err
+		}
+		if err := furnish(); err != nil {
+			return 0, fmt.Errorf("%w%s", err, advice(err))
+		}
+		if err := os.Setenv(variable, inside+outside); err != nil {
+			return 0, fmt.Errorf("set %s: %w", variable, err)
+		}
+		return body(), nil
+	default:
+		return reexec()
+	}
+}
+
+// left verifies that this thread is in another network namespace than outside.
+func left(outside string) error {
+	current, err := networkNamespace()
+	if err != nil {
+		return err
+	}
+	if current == outside {
+		return fmt.Errorf("%s is set, but this is still the network namespace %s: unset it", variable, outside)
+	}
+	return nil
+}
+
+// networkNamespace is the calling thread's, as the kernel writes it:
+// "net:[4026531840]".
+func networkNamespace() (string, error) {
+	name, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return "", fmt.Errorf("identify network namespace: %w", err)
+	}
+	return name, nil
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+)
+
+// Names that no machine has.
+const (
+	linkName = "imsandbox-test0"
+	fileName = "ip-masq-sandbox-test"
+)
+
+// nobody is the unprivileged user of most distributions.
+const nobody = 65534
+
+// users returns how the tests start a sandbox: as root and as nobody if root
+// runs them, and else as the user who does, who is unprivileged already.
+func users() map[string]*syscall.Credential {
+	if os.Getuid() != 0 {
+		return map[string]*syscall.Credential{"user": nil}
+	}
+	return map[string]*syscall.Credential{"root": nil, "nobody": {Uid: nobody, Gid: nobody}}
+}
+
+func unprivileged() *syscall.Credential {
+	if os.Getuid() != 0 {
+		return nil
+	}
+	return &syscall.Credential{Uid: nobody, Gid: nobody}
+}
+
+// command is this test binary with another body.
+func command(t *testing.T, body string, user *syscall.Credential, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	c := exec.CommandContext(ctx, "/proc/self/exe", args...)
+	c.Args[0] = os.Args[0]
+	c.Dir = "/"
+	c.Env = append(os.Environ(), bodyVariable+"="+body)
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: user}
+	return c
+}
+
+func run(t *testing.T, body string, user *syscall.Credential, args ...string) (output string, code int) {
+	t.Helper()
+	c := command(t, body, user, args...)
+	text, err := c.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return string(text), c.ProcessState.ExitCode()
+}
+
+func TestNothingIsSeenOutside(t *testing.T) {
+	for name, user := range users() {
+		t.Run(name, func(t *testing.T) {
+			before := outside(t)
+			if output, code := run(t, "change", user); code != 0 {
+				t.Fatalf("exit code %d: %s", code, output)
+			}
+			if diff := cmp.Diff(before, outside(t)); diff != "" {
+				t.Errorf("the machine has changed (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// outside is what the change body would change here if it were not confined.
+func outside(t *testing.T) map[string]bool {
+	t.Helper()
+	seen := map[string]bool{}
+	_, err := net.InterfaceByName(linkName)
+	seen["link"] = err == nil
+	for _, d := range []string{"/run", "/etc", "/opt", "/var/lib", "/etc/cni", "/etc/ip-masq", "/opt/cni", "/var/lib/cni"} {
+		for _, path := range []string{d, filepath.Join(d, fileName)} {
+			_, err := os.Lstat(path)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				t.Fatal(err)
+			}
+			seen[path] = err == nil
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen["mounts"] = strings.Contains(string(mounts), "ip-masq-sandbox")
+	forward, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen["forwarding"] = string(bytes.TrimSpace(forward)) == "1"
+	return seen
+}
+
+// TestCheck holds outside, where `go test` runs it, and inside, where
+// TestGoTestFlags does.
+func TestCheck(t *testing.T) {
+	err := sandbox.Check()
+	if os.Getenv(bodyVariable) == "" {
+		if err == nil || !strings.Contains(err.Error(), "sandbox.Run") {
+			t.Errorf("outside: got %v, want an error that names sandbox.Run", err)
+		}
+		return
+	}
+	if err != nil {
+		t.Errorf("inside: %v", err)
+	}
+}
+
+// TestTheVariableAloneIsNotEnough is about a variable that leaked out.
+func TestTheVariableAloneIsNotEnough(t *testing.T) {
+	here, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, state := range []string{"inside:", "entering:"} {
+		t.Setenv("IPMASQ_SANDBOX", state+here)
+		if err := sandbox.Check(); err == nil {
+			t.Errorf("%s: Check says that this is a sandbox", state)
+		}
+		output, code := run(t, "exit-7", nil)
+		if code != 1 || !strings.Contains(output, "unset it") {
+			t.Errorf("%s: exit code %d, want 1 and advice: %s", state, code, output)
+		}
+	}
+}
+
+func TestGoTestFlags(t *testing.T) {
+	for name, user := range users() {
+		t.Run(name, func(t *testing.T) {
+			directory := t.TempDir()
+			if user != nil {
+				// Its parent is for this user's eyes only.
+				if err := os.Chmod(filepath.Dir(directory), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Chown(directory, nobody, nobody); err != nil {
+					t.Fatal(err)
+				}
+			}
+			profile := filepath.Join(directory, "cpu")
+			output, code := run(t, "tests", user, "-test.run=^TestCheck$", "-test.v", "-test.cpuprofile="+profile)
+			if code != 0 || strings.Count(output, "--- PASS: TestCheck") != 1 {
+				t.Fatalf("exit code %d, want 0 and the test to run once: %s", code, output)
+			}
+			if info, err := os.Stat(profile); err != nil || info.Size() == 0 {
+				t.Errorf("no profile was written: %v, %v", info, err)
+			}
+		})
+	}
+}
+
+func TestProcessesInsideStayInside(t *testing.T) {
+	if output, code := run(t, "nested", nil); code != 0 {
+		t.Errorf("exit code %d: %s", code, output)
+	}
+}
+
+func TestRefusalIsAnErrorThatSaysWhy(t *testing.T) {
+	if output, code := run(t, "refused", unprivileged()); code != 0 {
+		t.Errorf("exit code %d: %s", code, output)
+	}
+}
+
+func TestExitCode(t *testing.T) {
+	if output, code := run(t, "exit-7", nil); code != 7 {
+		t.Errorf("exit code %d, want 7: %s", code, output)
+	}
+	if output, code := run(t, "abort", nil); code != 128+int(unix.SIGKILL) {
+		t.Errorf("exit code %d after SIGKILL, want 137: %s", code, output)
+	}
+}
+
+func TestSignalsArePassed(t *testing.T) {
+	c := command(t, "await-term", nil)
+	started(t, c)
+	if err := c.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Wait()
+	if code := c.ProcessState.ExitCode(); code != 9 {
+		t.Errorf("exit code %d, want the 9 of the signal's handler inside", code)
+	}
+}
+
+func TestTheInsideDiesWithTheOutside(t *testing.T) {
+	for name, user := range users() {
+		t.Run(name, func(t *testing.T) {
+			c := command(t, "wait", user)
+			rest := started(t, c)
+			if err := c.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			// The end of the file comes when nobody can write to the pipe any
+			// more, the process inside included. The context of the command
+			// cannot help it along: it kills the process outside alone.
+			if err := rest.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(rest); err != nil {
+				t.Errorf("the process inside lives on: %v", err)
+			}
+			_ = c.Wait()
+		})
+	}
+}
+
+// started starts c, waits until its body is ready, and returns its output.
+func started(t *testing.T, c *exec.Cmd) *os.File {
+	t.Helper()
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = reader.Close() })
+	c.Stdout, c.Stderr = writer, os.Stderr
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(reader).ReadString('\n')
+	if err != nil || strings.TrimSpace(line) != ready {
+		t.Fatalf("the body said %q, %v; want %q", line, err, ready)
+	}
+	return reader
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topology
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Cmd is an exec.Cmd whose program runs on a host. It is killed when ctx ends,
+// when the host is closed, and when this process dies.
+type Cmd struct {
+	*exec.Cmd
+	host *Host
+}
+
+// Command prepares a program to run on the host. The name is looked up as
+// exec.Command does; the file system is that of this process.
+func (h *Host) Command(ctx context.Context, name string, args ...string) *Cmd {
+	c := exec.CommandContext(ctx, name, args...)
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	// For what the program leaves behind, with its output still open.
+	c.WaitDelay = 5 * time.Second
+	return &Cmd{Cmd: c, host: h}
+}
+
+// Start is exec.Cmd's: a program inherits the namespace of the thread that
+// starts it.
+func (c *Cmd) Start() error {
+	return c.host.thread.do(c.Cmd.Start)
+}
+
+// Run is exec.Cmd's.
+func (c *Cmd) Run() error {
+	if err := c.Start(); err != nil {
+		return err
+	}
+	return c.Wait()
+}
+
+// Output is exec.Cmd's; the ExitError has the whole standard error.
+func (c *Cmd) Output() ([]byte, error) {
+	if c.Stdout != nil {
+		return nil, errors.New("read output: Stdout is already set")
+	}
+	var stdout, stderr bytes.Buffer
+	c.Stdout = &stdout
+	if c.Stderr == nil {
+		c.Stderr = &stderr
+	}
+	err := c.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		exit.Stderr = stderr.Bytes()
+	}
+	return stdout.Bytes(), err
+}
+
+// CombinedOutput is exec.Cmd's.
+func (c *Cmd) CombinedOutput() ([]byte, error) {
+	if c.Stdout != nil || c.Stderr != nil {
+		return nil, errors.New("read output: Stdout or Stderr is already set")
+	}
+	var output bytes.Buffer
+	c.Stdout, c.Stderr = &output, &output
+	err := c.Run()
+	return output.Bytes(), err
+}

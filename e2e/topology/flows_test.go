@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topology_test
+
+import (
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// destinations are n in each family.
+func destinations(n int) []netip.AddrPort {
+	var to []netip.AddrPort
+	for _, text := range []string{"20.0.0.1", "10.128.0.1", "2001:db8:20::1", "fd20::1"} {
+		a := addr(text)
+		for range n / 2 {
+			to = append(to, netip.AddrPortFrom(a, topology.EchoPort))
+			a = a.Next()
+		}
+	}
+	return to
+}
+
+func TestSweepUDP(t *testing.T) {
+	_, pod := world(t, topology.Options{})
+	to := destinations(4000)
+	first := topology.Must(pod.SweepUDP(to))(t)
+	second := topology.Must(pod.SweepUDP(to))(t)
+	for _, destination := range to {
+		want := podAddr(pod, destination.Addr())
+		if first[destination].Addr() != want || second[destination].Addr() != want {
+			t.Errorf("to %s: seen %s and %s, want %s", destination, first[destination], second[destination], want)
+		}
+		if first[destination].Port() == second[destination].Port() {
+			t.Fatalf("to %s: the second sweep is not a new flow: port %d", destination, first[destination].Port())
+		}
+	}
+	if len(first) != len(to) {
+		t.Errorf("%d destinations seen, of %d", len(first), len(to))
+	}
+}
+
+func TestSweepUDPOfOneDestinationTwice(t *testing.T) {
+	_, pod := world(t, topology.Options{})
+	to := echo("1.2.3.4")
+	seen := topology.Must(pod.SweepUDP([]netip.AddrPort{to, to}, topology.FromPort(4711)))(t)
+	if len(seen) != 1 || seen[to] != netip.AddrPortFrom(pod.Addrs[0], 4711) {
+		t.Errorf("seen %v", seen)
+	}
+}
+
+// TestWhatNobodySeesIsAnError sends where no server is.
+func TestWhatNobodySeesIsAnError(t *testing.T) {
+	_, pod := world(t, topology.Options{})
+	to := netip.AddrPortFrom(addr("1.2.3.4"), topology.EchoPort+1)
+	_, udp := pod.SendUDP(to, topology.Within(20*time.Millisecond))
+	_, tcp := pod.SendTCP(to, topology.Within(20*time.Millisecond))
+	_, sweep := pod.SweepUDP([]netip.AddrPort{echo("1.2.3.5"), to}, topology.Within(20*time.Millisecond))
+	for name, err := range map[string]error{"udp": udp, "tcp": tcp, "sweep": sweep} {
+		if err == nil || !strings.Contains(err.Error(), pod.Name) {
+			t.Errorf("%s: got %v, want an error that names the host", name, err)
+		}
+	}
+	if sweep == nil || !strings.Contains(sweep.Error(), "1 of 2 packets") || !strings.Contains(sweep.Error(), to.String()) {
+		t.Errorf("sweep: got %v, want how many packets nobody saw, and which", sweep)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	w, pod := world(t, topology.Options{})
+	to := destinations(50)
+	load := topology.Must(pod.StartLoad(to))(t)
+	time.Sleep(200 * time.Millisecond)
+	report := topology.Must(load.Stop())(t)
+
+	if len(report.Flows) < 1000 || len(report.Flows) < report.Sent*99/100 || report.Elapsed < 100*time.Millisecond {
+		t.Errorf("%d flows seen, of %d, in %s", len(report.Flows), report.Sent, report.Elapsed)
+	}
+	type flow struct {
+		from uint16
+		to   netip.AddrPort
+	}
+	count := map[netip.AddrPort]int{}
+	seen := map[flow]bool{}
+	for _, f := range report.Flows {
+		if want := netip.AddrPortFrom(podAddr(pod, f.To.Addr()), f.From); f.Source != want {
+			t.Fatalf("to %s: seen %s, want %s", f.To, f.Source, want)
+		}
+		if seen[flow{f.From, f.To}] {
+			t.Fatalf("two flows from port %d to %s", f.From, f.To)
+		}
+		if f.At < 0 || f.At > report.Elapsed {
+			t.Fatalf("sent at %s of %s", f.At, report.Elapsed)
+		}
+		seen[flow{f.From, f.To}] = true
+		count[f.To]++
+	}
+	if len(count) != len(to) {
+		t.Errorf("%d destinations seen, of %d", len(count), len(to))
+	}
+	// Nothing of it stays on the node.
+	if seen := topology.Must(pod.SendUDP(to[0]))(t); !seen.Answered || !w.Routable(to[0].Addr()) {
+		t.Errorf("after the load: %v", seen)
+	}
+}
+
+func TestLoadShortensTrackingWhileItRuns(t *testing.T) {
+	w, pod := world(t, topology.Options{})
+	timeout := func() string {
+		var value []byte
+		err := w.Node.Do(func() (err error) {
+			value, err = os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout")
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(value))
+	}
+	before := timeout()
+	load := topology.Must(pod.StartLoad(destinations(2)))(t)
+	during := timeout()
+	topology.Must(load.Stop())(t)
+	if after := timeout(); during != "2" || before == during || after != before {
+		t.Errorf("timeout is %s s before, %s s during, %s s after", before, during, after)
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	_, pod := world(t, topology.Options{})
+	if _, err := pod.StartLoad(nil); err == nil {
+		t.Error("a load without destinations was started")
+	}
+	if _, err := pod.StartLoad(destinations(2), topology.FromPort(1)); err == nil {
+		t.Error("a load from one port was started")
+	}
+	load := topology.Must(pod.StartLoad([]netip.AddrPort{echo("255.255.255.255")}))(t)
+	if _, err := load.Stop(); err == nil || !strings.Contains(err.Error(), "255.255.255.255") {
+		t.Errorf("broadcast: got %v, want an error that names the destination", err)
+	}
+}
+
+func TestOpenTCP(t *testing.T) {
+	_, pod := world(t, topology.Options{})
+	conn := topology.Must(pod.OpenTCP(echo("1.2.3.4")))(t)
+	defer func() { _ = conn.Close() }()
+	for range 3 {
+		if seen := topology.Must(conn.Ask())(t); seen != conn.Seen || seen.Source.Addr() != pod.Addrs[0] {
+			t.Errorf("seen %v, at first %v", seen, conn.Seen)
+		}
+	}
+}
+
+// masquerade is all that a policy of this project comes down to.
+const masquerade = `
+table inet test {
+	chain postrouting {
+		type nat hook postrouting priority srcnat
+		ip daddr != 10.0.0.0/8 masquerade
+		ip6 daddr != fc00::/7 masquerade
+	}
+}`
+
+func TestMasqueradeIsSeen(t *testing.T) {
+	w, pod := world(t, topology.Options{IsolateOutside: true})
+	to := destinations(200)
+	private := func(a netip.Addr) bool { return a.As16()[0] == 0xfd || a.Is4() && a.As4()[0] == 10 }
+	early := topology.Must(w.LAN.OpenTCP(netip.AddrPortFrom(pod.Addrs[0], topology.EchoPort)))(t)
+	defer func() { _ = early.Close() }()
+
+	nft := w.Node.Command(t.Context(), "nft", "-f", "-")
+	nft.Stdin = strings.NewReader(masquerade)
+	if output, err := nft.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v: %s", err, output)
+	}
+	want := func(destination netip.Addr) netip.Addr {
+		if private(destination) {
+			return podAddr(pod, destination)
+		}
+		return w.NodeAddr(w.Outside, destination)
+	}
+	for destination, source := range topology.Must(pod.SweepUDP(to))(t) {
+		if source.Addr() != want(destination.Addr()) {
+			t.Errorf("sweep to %s: seen %s, want %s", destination, source, want(destination.Addr()))
+		}
+	}
+	load := topology.Must(pod.StartLoad(to))(t)
+	time.Sleep(100 * time.Millisecond)
+	report := topology.Must(load.Stop())(t)
+	for _, flow := range report.Flows {
+		if flow.Source.Addr() != want(flow.To.Addr()) {
+			t.Fatalf("load to %s: seen %s, want %s", flow.To, flow.Source, want(flow.To.Addr()))
+		}
+	}
+	if len(report.Flows) < 100 {
+		t.Errorf("load: %d flows of %d were seen", len(report.Flows), report.Sent)
+	}
+	for _, text := range []string{"198.51.100.1", "2001:db8:ffff::1"} {
+		udp := topology.Must(pod.SendUDP(echo(text)))(t)
+		tcp := topology.Must(pod.SendTCP(echo(text)))(t)
+		if !udp.Answered || udp.Source.Addr() != want(addr(text)) || tcp.Source.Addr() != want(addr(text)) {
+			t.Errorf("to %s: seen %v and %v, want an answer to %s", text, udp, tcp, want(addr(text)))
+		}
+	}
+	// What began before the rules goes on.
+	if seen := topology.Must(early.Ask())(t); seen != early.Seen {
+		t.Errorf("a connection from before: seen %v, at first %v", seen, early.Seen)
+	}
+}

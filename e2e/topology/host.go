@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topology
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// netnsDir is where iproute2, cnitool and nsenter users look for named network
+// namespaces.
+const netnsDir = "/run/netns"
+
+// Host is a machine as far as the network can tell: a network namespace.
+type Host struct {
+	// Name is unique in its topology.
+	Name string
+	// Path names the network namespace in the file system, for nsenter and for
+	// CNI. No other host of the process ever has the same.
+	Path string
+	// Addrs are the addresses that the topology gave it, IPv4 first. What CNI
+	// plugins add is not among them.
+	Addrs []netip.Addr
+	// Netlink manages its links, addresses, routes and rules.
+	Netlink *netlink.Handle
+
+	handle   netns.NsHandle
+	thread   *thread
+	observer *observer
+	// router is the node in whose connection tracking table the flows of this
+	// host are: itself on a node.
+	router *Host
+	// port counts source ports, so that each flow is a new one.
+	port  atomic.Uint32
+	close func() error
+}
+
+// newHost makes a network namespace with the loopback interface up, and mounts
+// it at a path that ends in name and suffix.
+func newHost(name, suffix string, watched *observer) (*Host, error) {
+	h := &Host{
+		Name:     name,
+		Path:     filepath.Join(netnsDir, name+"-"+suffix),
+		handle:   netns.None(),
+		observer: watched,
+	}
+	h.close = sync.OnceValue(h.dismantle)
+	if err := h.build(); err != nil {
+		return nil, errors.Join(fmt.Errorf("make host %s: %w", name, err), h.Close())
+	}
+	return h, nil
+}
+
+func (h *Host) build() error {
+	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
+		return err
+	}
+	mountPoint, err := os.OpenFile(h.Path, os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return err
+	}
+	if err := mountPoint.Close(); err != nil {
+		return err
+	}
+	h.thread, err = startThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make network namespace: %w", err)
+		}
+		if err := unix.Mount("/proc/thread-self/ns/net", h.Path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount network namespace: %w", err)
+		}
+		h.handle, err = netns.Get()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if h.Netlink, err = netlink.NewHandleAt(h.handle, unix.NETLINK_ROUTE); err != nil {
+		return fmt.Errorf("open netlink socket: %w", err)
+	}
+	return h.configure()
+}
+
+// configure sets what must not depend on the machine: IPv4 settings of new
+// network namespaces are copied from it.
+func (h *Host) configure() error {
+	for _, conf := range []string{"all", "default"} {
+		for _, setting := range [][2]string{
+			{"net/ipv4/conf/" + conf + "/rp_filter", "0"},
+			{"net/ipv4/conf/" + conf + "/forwarding", "0"},
+			{"net/ipv6/conf/" + conf + "/disable_ipv6", "0"},
+			{"net/ipv6/conf/" + conf + "/accept_dad", "0"},
+			{"net/ipv6/conf/" + conf + "/router_solicitations", "0"},
+		} {
+			if err := h.Sysctl(setting[0], setting[1]); err != nil {
+				return err
+			}
+		}
+	}
+	loopback, err := h.Netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find loopback interface: %w", err)
+	}
+	if err := h.Netlink.LinkSetUp(loopback); err != nil {
+		return fmt.Errorf("set loopback interface up: %w", err)
+	}
+	return nil
+}
+
+// Do runs f on the calling goroutine with its thread in the host's network
+// namespace. Goroutines that f starts are elsewhere. Do may be nested, and f may
+// panic or end the goroutine (testing.T.Fatal).
+func (h *Host) Do(f func() error) error {
+	runtime.LockOSThread()
+	unlock := true
+	defer func() {
+		if unlock {
+			runtime.UnlockOSThread()
+		}
+	}()
+	before, err := netns.Get()
+	if err != nil {
+		return fmt.Errorf("open current network namespace: %w", err)
+	}
+	defer func() { _ = before.Close() }()
+	if err := netns.Set(h.handle); err != nil {
+		return fmt.Errorf("enter host %s: %w", h.Name, err)
+	}
+	defer func() {
+		if err := netns.Set(before); err != nil {
+			// The thread is of no use to anybody: it ends with the goroutine.
+			unlock = false
+			panic(fmt.Sprintf("leave host %s: %v", h.Name, err))
+		}
+	}()
+	return f()
+}
+
+// Sysctl sets a kernel parameter of the host, by its path below /proc/sys:
+// "net/ipv4/ip_forward".
+func (h *Host) Sysctl(path, value string) error {
+	return h.Do(func() error {
+		if err := os.WriteFile("/proc/sys/"+path, []byte(value), 0); err != nil {
+			return fmt.Errorf("set sysctl on %s: %w", h.Name, err)
+		}
+		return nil
+	})
+}
+
+// Has reports whether the topology gave the host this address.
+func (h *Host) Has(address netip.Addr) bool {
+	return slices.Contains(h.Addrs, address)
+}
+
+// FlushConntrack forgets every connection that the host tracks, so that the
+// next packet of each is a first one and meets the NAT rules.
+func (h *Host) FlushConntrack() error {
+	handle, err := netlink.NewHandleAt(h.handle, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("open netfilter socket on %s: %w", h.Name, err)
+	}
+	defer handle.Close()
+	if err := handle.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+		return fmt.Errorf("flush connection tracking on %s: %w", h.Name, err)
+	}
+	return nil
+}
+
+// Close kills the programs that were started with Command and removes the
+// network namespace. To close a host again does nothing.
+func (h *Host) Close() error {
+	return h.close()
+}
+
+func (h *Host) dismantle() error {
+	var errs []error
+	if h.Netlink != nil {
+		h.Netlink.Close()
+	}
+	if h.thread != nil {
+		h.thread.stop()
+	}
+	if h.handle.IsOpen() {
+		errs = append(errs, unix.Unmount(h.Path, unix.MNT_DETACH), h.handle.Close())
+	}
+	if err := os.Remove(h.Path); !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close host %s: %w", h.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topology
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Seen is what the host at the other side of the wire saw of a flow.
+type Seen struct {
+	// By is the name of that host.
+	By string
+	// Source is the address and port that the flow came from.
+	Source netip.AddrPort
+	// Answered is whether the answer came back to the sender. With TCP it always
+	// has: there is no connection otherwise.
+	Answered bool
+}
+
+// answer is what a host says to whoever talks to it: "outside 192.0.2.1:1024".
+func answer(host *Host, source netip.AddrPort) []byte {
+	return fmt.Appendf(nil, "%s %s\n", host.Name, source)
+}
+
+func parseAnswer(line string) (Seen, error) {
+	name, address, _ := strings.Cut(strings.TrimSpace(line), " ")
+	source, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return Seen{}, fmt.Errorf("parse answer %q: %w", line, err)
+	}
+	return Seen{By: name, Source: source, Answered: true}, nil
+}
+
+// probe is the payload of a UDP packet that the observer recognizes. What it
+// sees of the probe goes to the sink that was registered for the batch, within
+// this process: that works without any answer.
+type probe struct {
+	batch uint32
+	index uint32
+	// silent probes ask for no answer.
+	silent bool
+}
+
+// probeMagic is not the beginning of what anybody types.
+const (
+	probeMagic  = "\x00imp"
+	probeLength = len(probeMagic) + 4 + 4 + 1
+)
+
+func (p probe) append(b []byte) []byte {
+	b = append(b, probeMagic...)
+	b = binary.BigEndian.AppendUint32(b, p.batch)
+	b = binary.BigEndian.AppendUint32(b, p.index)
+	if p.silent {
+		return append(b, 1)
+	}
+	return append(b, 0)
+}
+
+func parseProbe(payload []byte) (p probe, ok bool) {
+	if len(payload) != probeLength || string(payload[:len(probeMagic)]) != probeMagic {
+		return probe{}, false
+	}
+	rest := payload[len(probeMagic):]
+	return probe{
+		batch:  binary.BigEndian.Uint32(rest),
+		index:  binary.BigEndian.Uint32(rest[4:]),
+		silent: rest[8] != 0,
+	}, true
+}

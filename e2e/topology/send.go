@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topology
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Option says how to send what differs from the usual.
+type Option func(*sending)
+
+type sending struct {
+	address netip.Addr
+	port    uint16
+	within  time.Duration
+}
+
+// FromAddr sends from one of the host's addresses, in place of the one that the
+// kernel chooses.
+func FromAddr(a netip.Addr) Option { return func(s *sending) { s.address = a } }
+
+// FromPort sends from a port. Without it each flow gets the next one of the
+// host, so that it is a new flow to connection tracking. With it the kernel
+// refuses a second TCP connection to the same destination for a minute.
+func FromPort(port uint16) Option { return func(s *sending) { s.port = port } }
+
+// Within says how long to wait for the other side; 2 seconds without it.
+func Within(d time.Duration) Option { return func(s *sending) { s.within = d } }
+
+func newSending(options []Option) sending {
+	s := sending{within: 2 * time.Second}
+	for _, o := range options {
+		o(&s)
+	}
+	return s
+}
+
+// SendUDP sends a packet and returns what the other side saw, whether or not an
+// answer came back. To have it sent again while nobody has seen it does not make
+// a second flow.
+func (h *Host) SendUDP(to netip.AddrPort, options ...Option) (Seen, error) {
+	s := newSending(options)
+	deadline := time.Now().Add(s.within)
+	type sighting struct {
+		Seen
+		answered bool
+	}
+	sightings := make(chan sighting, 1)
+	batch, forget := h.observer.expect(func(_ uint32, seen Seen, unanswered error) {
+		select {
+		case sightings <- sighting{seen, unanswered == nil}:
+		default: // sent again
+		}
+	})
+	defer forget()
+
+	conn, err := h.dial("udp", to, s)
+	if err != nil {
+		return Seen{}, err
+	}
+	defer func() { _ = conn.Close() }()
+	payload := probe{batch: batch}.append(nil)
+	for time.Now().Before(deadline) {
+		// An error here can be the ICMP one that answers the packet before.
+		if _, err := conn.Write(payload); err != nil {
+			return Seen{}, fmt.Errorf("send from %s: %w", h.Name, err)
+		}
+		select {
+		case s := <-sightings:
+			s.Answered = s.answered && answered(conn, payload, deadline)
+			return s.Seen, nil
+		case <-time.After(min(again, time.Until(deadline))):
+		}
+	}
+	return Seen{}, fmt.Errorf("send udp from %s to %s: nobody saw it within %s", h.Name, to, s.within)
+}
+
+// again is after how long a packet is taken for lost.
+const again = 200 * time.Millisecond
+
+// answered waits for any answer until the deadline.
+func answered(conn net.Conn, payload []byte, deadline time.Time) bool {
+	answer := make([]byte, 512)
+	for time.Now().Before(deadline) {
+		patience := time.Now().Add(again)
+		if patience.After(deadline) {
+			patience = deadline
+		}
+		if conn.SetReadDeadline(patience) != nil {
+			return false
+		}
+		_, err := conn.Read(answer)
+		if err == nil {
+			return true
+		}
+		if _, err := conn.Write(payload); err != nil {
+			return false
+		}
+	}
+	return false
+}
+
+// SendTCP makes a connection, ends it, and returns what the other side saw.
+func (h *Host) SendTCP(to netip.AddrPort, options ...Option) (Seen, error) {
+	conn, err := h.OpenTCP(to, options...)
+	if err != nil {
+		return Seen{}, err
+	}
+	return conn.Seen, conn.Close()
+}
+
+// Conn is an open TCP connection.
+type Conn struct {
+	net.Conn
+	// Seen is what the other side saw when the connection was made.
+	Seen Seen
+
+	answers *bufio.Reader
+	within  time.Duration
+}
+
+// OpenTCP makes a connection that stays, for tests of what happens to it while
+// rules change.
+func (h *Host) OpenTCP(to netip.AddrPort, options ...Option) (*Conn, error) {
+	s := newSending(options)
+	raw, err := h.dial("tcp", to, s)
+	if err != nil {
+		return nil, err
+	}
+	conn := &Conn{Conn: raw, answers: bufio.NewReader(raw), within: s.within}
+	if conn.Seen, err = conn.read(); err != nil {
+		return nil, errors.Join(err, raw.Close())
+	}
+	return conn, nil
+}
+
+// Ask sends a line over the connection and returns what the other side sees.
+func (c *Conn) Ask() (Seen, error) {
+	if _, err := c.Write([]byte("\n")); err != nil {
+		return Seen{}, err
+	}
+	return c.read()
+}
+
+func (c *Conn) read() (Seen, error) {
+	if err := c.SetReadDeadline(time.Now().Add(c.within)); err != nil {
+		return Seen{}, err
+	}
+	line, err := c.answers.ReadString('\n')
+	if err != nil {
+		return Seen{}, fmt.Errorf("read answer: %w", err)
+	}
+	return parseAnswer(line)
+}
+
+// dial opens a socket on the host, from the next port unless s names one.
+func (h *Host) dial(network string, to netip.AddrPort, s sending) (net.Conn, error) {
+	to, err := h.numericZone(to)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), s.within)
+	defer cancel()
+	for range 1 << 16 {
+		port := s.port
+		if port == 0 {
+			port = h.nextPort()
+		}
+		var conn net.Conn
+		err = h.Do(func() error {
+			dialer := net.Dialer{
+				LocalAddr: localAddr(network, netip.AddrPortFrom(s.address, port)),
+				Control:   reusable,
+			}
+			conn, err = dialer.DialContext(ctx, network, to.String())
+			return err
+		})
+		if s.port == 0 && errors.Is(err, unix.EADDRINUSE) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open %s connection from %s: %w", network, h.Name, err)
+		}
+		return conn, nil
+	}
+	return nil, fmt.Errorf("open %s connection from %s: all ports are in use", network, h.Name)
+}
+
+// reusable lets a TCP socket use the port of a connection that has ended, to
+// another destination.
+func reusable(network, _ string, socket syscall.RawConn) error {
+	if !strings.HasPrefix(network, "tcp") {
+		return nil
+	}
+	var set error
+	err := socket.Control(func(fd uintptr) {
+		set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	})
+	return errors.Join(err, set)
+}
+
+// localAddr leaves the address to the kernel where a has none.
+func localAddr(network string, a netip.AddrPort) net.Addr {
+	if network == "udp" {
+		return net.UDPAddrFromAddrPort(a)
+	}
+	return net.TCPAddrFromAddrPort(a)
+}
+
+// numericZone turns the zone of a link-local address, which is a device of the
+// host, into its number. Package net would look the name up, and remember it,
+// for whatever network namespace asks first.
+func (h *Host) numericZone(to netip.AddrPort) (netip.AddrPort, error) {
+	zone := to.Addr().Zone()
+	if zone == "" {
+		return to, nil
+	}
+	link, err := h.Netlink.LinkByName(zone)
+	if err != nil {
+		return to, fmt.Errorf("find zone of %s on %s: %w", to, h.Name, err)
+	}
+	return netip.AddrPortFrom(to.Addr().WithZone(strconv.Itoa(link.Attrs().Index)), to.Port()), nil
+}
+
+// sockaddr needs a numeric zone, if there is one.
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	zone, err := strconv.ParseUint(a.Addr().Zone(), 10, 32)
+	if err != nil {
+		zone = 0
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16(), ZoneId: uint32(zone)}
+}
+
+const (
+	firstPort = 1024
+	portCount = 1<<16 - firstPort
+)
+
+func (h *Host) nextPort() uint16 {
+	return uint16(firstPort + (h.port.Add(1)-1)%portCount)
+}

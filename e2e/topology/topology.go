@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topology
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+)
+
+// EchoPort is the UDP and TCP port at which every host of a topology answers.
+const EchoPort = 7
+
+// Options say how a topology differs from the usual one.
+type Options struct {
+	// IsolateOutside gives the outside host a route to the node's own addresses
+	// alone, as the real Internet has, so that a pod that is not masqueraded
+	// gets no answer. Without it replies find their way back from everywhere,
+	// and only the address seen tells what was masqueraded.
+	IsolateOutside bool
+}
+
+// Topology is a node and the world around it. It may be used by several
+// goroutines.
+type Topology struct {
+	// Node forwards both families.
+	Node *Host
+	// LAN is where the node sends what is for private addresses (RFC 1918, RFC
+	// 4193), unless Route says otherwise. It has routes to the pods, whatever
+	// their addresses.
+	LAN *Host
+	// Outside is where the node's default route leads.
+	Outside *Host
+
+	suffix   string
+	observer *observer
+	uplinks  map[*Host]*uplink
+
+	mu    sync.Mutex
+	pods  []*Host
+	wires int // to pods
+}
+
+// uplink is the node's wire to a remote host.
+type uplink struct {
+	node, remote *end
+}
+
+// Build makes a topology. It fails outside of a sandbox.
+func Build(options Options) (*Topology, error) {
+	if err := sandbox.Check(); err != nil {
+		return nil, fmt.Errorf("build topology: %w", err)
+	}
+	var suffix [4]byte
+	rand.Read(suffix[:]) // never fails
+	t := &Topology{
+		suffix:   hex.EncodeToString(suffix[:]),
+		observer: newObserver(),
+		uplinks:  map[*Host]*uplink{},
+	}
+	if err := t.build(options); err != nil {
+		return nil, errors.Join(fmt.Errorf("build topology: %w", err), t.Close())
+	}
+	return t, nil
+}
+
+func (t *Topology) build(options Options) error {
+	var err error
+	if t.Node, err = newHost("node", t.suffix, t.observer); err != nil {
+		return err
+	}
+	t.Node.router = t.Node
+	for _, sysctl := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if err := t.Node.Sysctl(sysctl, "1"); err != nil {
+			return err
+		}
+	}
+	// The other side of a /31 and of a /127 is one host, and there is no
+	// broadcast address: all that is not these addresses can be routed.
+	if t.LAN, err = t.addRemote("lan", "192.168.50.10", "fd00:50::10"); err != nil {
+		return err
+	}
+	if t.Outside, err = t.addRemote("outside", "203.0.113.10", "2001:db8:113::10"); err != nil {
+		return err
+	}
+	if err := t.Route(t.Outside, everywhere()...); err != nil {
+		return err
+	}
+	if err := t.Route(t.LAN, private()...); err != nil {
+		return err
+	}
+	answerable := []*Host{t.LAN, t.Outside}
+	if options.IsolateOutside {
+		answerable = []*Host{t.LAN}
+	}
+	for _, remote := range answerable {
+		if err := t.routeBack(remote); err != nil {
+			return err
+		}
+	}
+	for _, h := range []*Host{t.Node, t.LAN, t.Outside} {
+		if err := t.observer.serve(h, EchoPort); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// private is what the LAN gets.
+func private() []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix("10.0.0.0/8"),
+		netip.MustParsePrefix("172.16.0.0/12"),
+		netip.MustParsePrefix("192.168.0.0/16"),
+		netip.MustParsePrefix("fc00::/7"),
+	}
+}
+
+// addRemote adds a host at the other end of a wire from the node, which has the
+// addresses there; those of the other end are the next ones.
+func (t *Topology) addRemote(name string, addresses ...string) (*Host, error) {
+	remote, err := newHost(name, t.suffix, t.observer)
+	if err != nil {
+		return nil, err
+	}
+	wire := &uplink{
+		node:   &end{host: t.Node, device: name, pointToPoint: true},
+		remote: &end{host: remote, device: "eth0", pointToPoint: true},
+	}
+	t.uplinks[remote] = wire
+	// The link-local one first: the last is the one that awaitAddresses sees.
+	for _, text := range append([]string{"fe80::10"}, addresses...) {
+		a := netip.MustParseAddr(text)
+		for _, e := range []*end{wire.node, wire.remote} {
+			e.addresses = append(e.addresses, a)
+			e.host.Addrs = append(e.host.Addrs, a)
+			a = a.Next()
+		}
+	}
+	for _, h := range []*Host{t.Node, remote} {
+		slices.SortFunc(h.Addrs, netip.Addr.Compare)
+	}
+	if err := connect(wire.node, wire.remote); err != nil {
+		return remote, err
+	}
+	for i := range wire.node.addresses {
+		if err := wire.node.neighbor(wire.remote.addresses[i], wire.remote); err != nil {
+			return remote, err
+		}
+		if err := wire.remote.neighbor(wire.node.addresses[i], wire.node); err != nil {
+			return remote, err
+		}
+	}
+	return remote, wire.remote.acceptAny()
+}
+
+// Route makes the node send what is for the prefixes to a remote host, LAN or
+// Outside, which then answers there.
+func (t *Topology) Route(remote *Host, prefixes ...netip.Prefix) error {
+	wire, ok := t.uplinks[remote]
+	if !ok {
+		return fmt.Errorf("route to %s: not LAN or Outside", remote.Name)
+	}
+	for _, p := range prefixes {
+		if err := wire.node.route(p, ofFamily(wire.remote.addresses, p.Addr())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Topology) routeBack(remote *Host) error {
+	wire := t.uplinks[remote]
+	for _, p := range everywhere() {
+		if err := wire.remote.route(p, ofFamily(wire.node.addresses, p.Addr())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// NodeAddr is the node's address on the wire to a remote host, LAN or Outside,
+// of the family of destination: the one that the remote host sees if what was
+// sent there was masqueraded.
+func (t *Topology) NodeAddr(remote *Host, destination netip.Addr) netip.Addr {
+	return ofFamily(t.uplinks[remote].node.addresses, destination)
+}
+
+// Routable reports whether what a pod sends to the address comes to a remote
+// host, and so is seen: not what stays on the node, or no router forwards.
+// Routes and links that a test made by itself are not considered.
+func (t *Topology) Routable(address netip.Addr) bool {
+	switch {
+	case !address.IsValid(), address.Is4In6(), address.Zone() != "",
+		address.IsUnspecified(), address.IsLoopback(), address.IsMulticast(),
+		address.Is6() && address.IsLinkLocalUnicast(),
+		address == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !slices.ContainsFunc(append(t.pods, t.Node), func(h *Host) bool { return h.Has(address) })
+}
+
+// Observe makes a host answer at one more port, as all do at EchoPort.
+func (t *Topology) Observe(h *Host, port uint16) error {
+	return t.observer.serve(h, port)
+}
+
+// Close removes everything that belongs to the topology.
+func (t *Topology) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	errs := []error{t.observer.close()}
+	for _, h := range append(t.pods, t.LAN, t.Outside, t.Node) {
+		if h != nil {
+			errs = append(errs, h.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

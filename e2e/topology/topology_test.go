@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topology_test
+
+import (
+	"bufio"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+var compareAddrs = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+
+func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
+
+// echo is the address with the port where every host answers.
+func echo(text string) netip.AddrPort {
+	return netip.AddrPortFrom(addr(text), topology.EchoPort)
+}
+
+// world is a topology with one pod.
+func world(t *testing.T, options topology.Options) (*topology.Topology, *topology.Host) {
+	t.Helper()
+	w := topology.New(t, options)
+	return w, topology.Must(w.AddPod("pod", addr("10.244.1.2"), addr("fd00:244:1::2")))(t)
+}
+
+// podAddr is the pod's address of the family of destination.
+func podAddr(pod *topology.Host, destination netip.Addr) netip.Addr {
+	if destination.Is4() {
+		return pod.Addrs[0]
+	}
+	return pod.Addrs[1]
+}
+
+func TestWithoutNATTheOtherSideSeesThePod(t *testing.T) {
+	w, pod := world(t, topology.Options{})
+	other := topology.Must(w.AddPod("other", addr("10.244.1.3"), addr("fd00:244:1::3")))(t)
+	for destination, by := range map[string]*topology.Host{
+		"192.168.50.11":    w.LAN,
+		"192.168.50.12":    w.LAN,
+		"10.0.0.1":         w.LAN,
+		"172.31.255.255":   w.LAN,
+		"fd00:50::11":      w.LAN,
+		"fd12::1":          w.LAN,
+		"203.0.113.11":     w.Outside,
+		"203.0.113.255":    w.Outside,
+		"0.1.2.3":          w.Outside,
+		"100.64.0.1":       w.Outside,
+		"169.254.5.5":      w.Outside,
+		"240.0.0.1":        w.Outside,
+		"2001:db8:113::11": w.Outside,
+		"64:ff9b::1":       w.Outside,
+		"192.168.50.10":    w.Node,
+		"2001:db8:113::10": w.Node,
+		"10.244.1.3":       other,
+		"fd00:244:1::3":    other,
+	} {
+		for network, send := range map[string]func(netip.AddrPort, ...topology.Option) (topology.Seen, error){
+			"udp": pod.SendUDP,
+			"tcp": pod.SendTCP,
+		} {
+			seen := topology.Must(send(echo(destination), topology.FromPort(4711)))(t)
+			want := topology.Seen{
+				By:       by.Name,
+				Source:   netip.AddrPortFrom(podAddr(pod, addr(destination)), 4711),
+				Answered: true,
+			}
+			if seen != want {
+				t.Errorf("%s to %s: seen %v, want %v", network, destination, seen, want)
+			}
+		}
+	}
+}
+
+func TestEachFlowHasAPortOfItsOwn(t *testing.T) {
+	_, pod := world(t, topology.Options{})
+	ports := map[uint16]bool{}
+	const flows = 20
+	for range flows {
+		ports[topology.Must(pod.SendUDP(echo("1.2.3.4")))(t).Source.Port()] = true
+		ports[topology.Must(pod.SendTCP(echo("1.2.3.4")))(t).Source.Port()] = true
+	}
+	if len(ports) != 2*flows {
+		t.Errorf("%d flows came from %d ports", 2*flows, len(ports))
+	}
+}
+
+func TestFromAddr(t *testing.T) {
+	w := topology.New(t, topology.Options{})
+	pod := topology.Must(w.AddPod("pod", addr("10.1.0.2"), addr("10.1.0.3"), addr("fd01::2"), addr("fd01::3")))(t)
+	for from, to := range map[string]string{
+		"10.1.0.2": "1.2.3.4", "10.1.0.3": "1.2.3.4", "fd01::2": "2001:db8::1", "fd01::3": "2001:db8::1",
+	} {
+		udp := topology.Must(pod.SendUDP(echo(to), topology.FromAddr(addr(from))))(t)
+		tcp := topology.Must(pod.SendTCP(echo(to), topology.FromAddr(addr(from))))(t)
+		if udp.Source.Addr() != addr(from) || tcp.Source.Addr() != addr(from) {
+			t.Errorf("sent from %s, seen %v and %v", from, udp, tcp)
+		}
+	}
+}
+
+func TestTheNodeSendsFromItsUplink(t *testing.T) {
+	w, pod := world(t, topology.Options{})
+	for _, text := range []string{"192.168.50.11", "fd00:50::11", "203.0.113.11", "2001:db8:113::11", "fe80::11%lan"} {
+		to := echo(text)
+		remote := w.LAN
+		if w.Outside.Has(to.Addr()) && !w.LAN.Has(to.Addr()) {
+			remote = w.Outside
+		}
+		want := w.NodeAddr(remote, to.Addr())
+		if to.Addr().Zone() != "" {
+			want = addr("fe80::10")
+		}
+		udp := topology.Must(w.Node.SendUDP(to))(t)
+		tcp := topology.Must(w.Node.SendTCP(to))(t)
+		if udp.Source.Addr() != want || tcp.Source.Addr() != want {
+			t.Errorf("to %s: seen %v and %v, want %s", to, udp, tcp, want)
+		}
+		if !w.Node.Has(want) || pod.Has(want) {
+			t.Errorf("%s is not the node's alone", want)
+		}
+	}
+	// The other way round: a remote host to a pod.
+	if seen := topology.Must(w.LAN.SendTCP(netip.AddrPortFrom(pod.Addrs[0], topology.EchoPort)))(t); seen.By != pod.Name {
+		t.Errorf("from the LAN to the pod: %v", seen)
+	}
+}
+
+func TestAnIsolatedOutsideAnswersTheNodeAlone(t *testing.T) {
+	w, pod := world(t, topology.Options{IsolateOutside: true})
+	for _, to := range []netip.AddrPort{echo("198.51.100.1"), echo("2001:db8:ffff::1")} {
+		seen := topology.Must(pod.SendUDP(to, topology.Within(10*time.Second)))(t)
+		if seen.Answered || seen.By != w.Outside.Name || seen.Source.Addr() != podAddr(pod, to.Addr()) {
+			t.Errorf("to %s: %v, want the pod's address to be seen, and no answer", to, seen)
+		}
+		if seen, err := pod.SendTCP(to, topology.Within(100*time.Millisecond)); err == nil {
+			t.Errorf("to %s: a connection was made, seen %v", to, seen)
+		}
+		if seen := topology.Must(w.Node.SendUDP(to))(t); !seen.Answered {
+			t.Errorf("to %s from the node: %v, want an answer", to, seen)
+		}
+		topology.Must(w.Node.SendTCP(to))(t)
+	}
+	if seen := topology.Must(pod.SendUDP(echo("192.168.1.1")))(t); !seen.Answered {
+		t.Errorf("to the LAN: %v, want an answer", seen)
+	}
+}
+
+func TestRoute(t *testing.T) {
+	w, pod := world(t, topology.Options{})
+	for remote, text := range map[*topology.Host]string{w.Outside: "10.9.0.0/16", w.LAN: "2001:db8:9::/48"} {
+		prefix := netip.MustParsePrefix(text)
+		to := netip.AddrPortFrom(prefix.Addr().Next(), topology.EchoPort)
+		if seen := topology.Must(pod.SendUDP(to))(t); seen.By == remote.Name {
+			t.Errorf("to %s: %s answers already", to, remote.Name)
+		}
+		if err := w.Route(remote, prefix); err != nil {
+			t.Fatal(err)
+		}
+		if seen := topology.Must(pod.SendUDP(to))(t); seen.By != remote.Name {
+			t.Errorf("to %s: seen by %s, want %s", to, seen.By, remote.Name)
+		}
+	}
+	if err := w.Route(pod, netip.MustParsePrefix("10.9.0.0/16")); err == nil {
+		t.Error("a route was made to a pod that is no remote host")
+	}
+}
+
+// TestWhatIsRoutableIsSeen is what tests of random policies rely on.
+func TestWhatIsRoutableIsSeen(t *testing.T) {
+	w, pod := world(t, topology.Options{})
+	rapid.Check(t, func(t *rapid.T) {
+		var to []netip.AddrPort
+		for range 100 {
+			if a := anyAddr(t); w.Routable(a) {
+				to = append(to, netip.AddrPortFrom(a, topology.EchoPort))
+			}
+		}
+		seen, err := pod.SweepUDP(to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for destination, source := range seen {
+			if source.Addr() != podAddr(pod, destination.Addr()) {
+				t.Errorf("to %s: seen %s", destination, source)
+			}
+		}
+	})
+	for _, text := range []string{
+		"0.0.0.0", "::", "127.0.0.1", "::1", "224.0.0.1", "ff02::1", "255.255.255.255", "fe80::11", "fe80::11%lan",
+		"::ffff:1.2.3.4", "192.168.50.10", "2001:db8:113::10", "10.244.1.2", "fd00:244:1::2",
+	} {
+		if w.Routable(addr(text)) {
+			t.Errorf("%s is said to be routable", text)
+		}
+	}
+}
+
+// anyAddr draws an address, often one near the beginning of a special range.
+func anyAddr(t *rapid.T) netip.Addr {
+	if rapid.Bool().Draw(t, "special") {
+		a := addr(rapid.SampledFrom([]string{
+			"0.0.0.0", "10.0.0.0", "100.64.0.0", "127.0.0.0", "169.254.1.0", "172.16.0.0", "192.0.0.0", "192.88.99.0",
+			"192.168.50.8", "198.18.0.0", "203.0.113.8", "224.0.0.0", "240.0.0.0", "255.255.255.250",
+			"::", "::ffff:0.0.0.0", "64:ff9b::", "64:ff9b:1::", "100::", "2001::", "2001:db8:113::", "2002::", "3fff::",
+			"fc00::", "fd00:50::8", "fe80::", "fec0::", "ff00::",
+		}).Draw(t, "range"))
+		for range rapid.IntRange(0, 20).Draw(t, "offset") {
+			a = a.Next()
+		}
+		return a
+	}
+	length := rapid.SampledFrom([]int{4, 16}).Draw(t, "length")
+	a, _ := netip.AddrFromSlice(rapid.SliceOfN(rapid.Byte(), length, length).Draw(t, "bytes"))
+	return a
+}
+
+// TestObserve talks as a program in a container would, that knows no probes.
+func TestObserve(t *testing.T) {
+	w, pod := world(t, topology.Options{})
+	if err := w.Observe(w.LAN, 53); err != nil {
+		t.Fatal(err)
+	}
+	for _, network := range []string{"udp", "tcp"} {
+		var conn net.Conn
+		err := pod.Do(func() (err error) {
+			conn, err = net.DialTimeout(network, "10.1.2.3:53", time.Second)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Write([]byte("who am I?\n")); err != nil {
+			t.Fatal(err)
+		}
+		got, err := bufio.NewReader(conn).ReadString('\n')
+		if err != nil || got != "lan "+conn.LocalAddr().String()+"\n" {
+			t.Errorf("%s: answer %q, %v; want the name of the host and %s", network, got, err, conn.LocalAddr())
+		}
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	w, _ := world(t, topology.Options{})
+	want := []netip.Addr{
+		addr("192.168.50.10"), addr("203.0.113.10"),
+		addr("2001:db8:113::10"), addr("fd00:50::10"), addr("fe80::10"), addr("fe80::10"),
+	}
+	if diff := cmp.Diff(want, w.Node.Addrs, compareAddrs); diff != "" {
+		t.Errorf("addresses of the node (-want +got):\n%s", diff)
+	}
+}
+
+func TestBuildRefusesTheMachinesOwnNetwork(t *testing.T) {
+	t.Setenv("IPMASQ_SANDBOX", "")
+	w, err := topology.Build(topology.Options{})
+	if err == nil {
+		_ = w.Close()
+		t.Fatal("a topology was built outside of a sandbox")
+	}
+	if !strings.Contains(err.Error(), "sandbox.Run") {
+		t.Errorf("the error does not say what to do: %v", err)
+	}
+}
+
+func BenchmarkBuild(b *testing.B) {
+	for b.Loop() {
+		w, err := topology.Build(topology.Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
