@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math/bits"
+	"net/netip"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// layout is where things are in a struct ipt_entry or ip6t_entry of a 64-bit
+// kernel. What begins with an interface's name has the same order in both.
+type layout struct {
+	address     int // size of an address: source, destination and their masks come first
+	interfaces  int // names in and out, masks in and out, 16 bytes each
+	protocol    int // uint16
+	flags       int // uint8
+	inversions  int // uint8
+	gotoFlag    byte
+	plainFlags  byte // those that take nothing from what the rule matches
+	protoFlag   byte // the flag without which the protocol is not looked at; 0: none
+	targetAt    int  // uint16: offset of the target in the entry
+	nextAt      int  // uint16: size of the entry
+	packetsAt   int  // uint64
+	size        int
+	postrouting int // number of the hook
+}
+
+func layoutOf(f policy.Family) layout {
+	const nfInetPostRouting = 4
+	if f == policy.IPv6 {
+		return layout{address: 16, interfaces: 64, protocol: 128, flags: 131, inversions: 132, gotoFlag: 0x04,
+			plainFlags: 0x01 | 0x04, protoFlag: 0x01, targetAt: 140, nextAt: 142, packetsAt: 152, size: 168, postrouting: nfInetPostRouting}
+	}
+	return layout{address: 4, interfaces: 16, protocol: 80, flags: 82, inversions: 83, gotoFlag: 0x02,
+		plainFlags: 0x02, targetAt: 88, nextAt: 90, packetsAt: 96, size: 112, postrouting: nfInetPostRouting}
+}
+
+// Sizes and places in struct xt_entry_match and xt_entry_target, which agree.
+const (
+	extensionHead = 32
+	nameAt        = 2
+	nameEnd       = 31
+	revisionAt    = 31
+)
+
+var errBlob = errors.New("the kernel's reply does not have the form of a table of iptables-legacy")
+
+// parseExtension reads the one at the beginning of b and returns its size.
+func parseExtension(b []byte) (extension, int, error) {
+	if len(b) < extensionHead {
+		return extension{}, 0, errBlob
+	}
+	size := int(binary.NativeEndian.Uint16(b))
+	if size < extensionHead || size > len(b) {
+		return extension{}, 0, errBlob
+	}
+	return extension{cString(b[nameAt:nameEnd]), uint32(b[revisionAt]), b[extensionHead:size]}, size, nil
+}
+
+// cString returns the text before the first NUL.
+func cString(b []byte) string {
+	text, _, _ := bytes.Cut(b, []byte{0})
+	return string(text)
+}
+
+// record is one entry of a blob, at its offset.
+type record struct {
+	at     int
+	head   []byte
+	middle []byte // the matches
+	target extension
+}
+
+// records takes the blob apart into its entries.
+func (b blob) records(l layout) ([]record, error) {
+	var out []record
+	for at := 0; at < len(b.entries); {
+		e := b.entries[at:]
+		if len(e) < l.size {
+			return nil, errBlob
+		}
+		target, next := int(binary.NativeEndian.Uint16(e[l.targetAt:])), int(binary.NativeEndian.Uint16(e[l.nextAt:]))
+		if target < l.size || next < target || next > len(e) {
+			return nil, errBlob
+		}
+		x, _, err := parseExtension(e[target:next])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, record{at, e[:l.size], e[l.size:target], x})
+		at += next
+	}
+	return out, nil
+}
+
+// chains returns the entries of POSTROUTING and of the named chains.
+//
+// A built-in chain begins at its hook's offset and ends with its policy, at the
+// hook's underflow. A chain of a user begins after an entry with the target
+// ERROR, which holds its name, and ends with a rule that iptables itself adds;
+// jumps lead to the offset of its first rule.
+func (b blob) chains(names []string) (table, error) {
+	l := layoutOf(b.family)
+	records, err := b.records(l)
+	if err != nil || len(b.info) != infoSize {
+		return nil, errors.Join(err, errBlobUnless(len(b.info) == infoSize))
+	}
+	hook := int(binary.NativeEndian.Uint32(b.info[infoHooks+4*l.postrouting:]))
+	policyAt := int(binary.NativeEndian.Uint32(b.info[infoHooks+4*(numHooks+l.postrouting):]))
+	starts := map[int]string{}
+	for i, r := range records[:max(0, len(records)-1)] {
+		if r.target.name == "ERROR" {
+			starts[records[i+1].at] = cString(r.target.info)
+		}
+	}
+	t := table{}
+	chain := "" // the one we are in, if it is wanted
+	for i, r := range records {
+		name, user := starts[r.at]
+		switch {
+		case r.at == hook:
+			chain = postrouting
+			t[chain] = []entry{}
+		case user && slices.Contains(names, name):
+			chain = name
+			t[chain] = []entry{}
+		}
+		last := chain == postrouting && r.at == policyAt ||
+			chain != postrouting && i+1 < len(records) && records[i+1].target.name == "ERROR"
+		if last {
+			chain = ""
+		}
+		if chain != "" {
+			next := -1
+			if i+1 < len(records) {
+				next = records[i+1].at
+			}
+			t[chain] = append(t[chain], r.entry(b.family, l, starts, next))
+		}
+	}
+	return t, nil
+}
+
+// userChains returns the names of the chains that are not built in.
+func (b blob) userChains() ([]string, error) {
+	records, err := b.records(layoutOf(b.family))
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, r := range records[:max(0, len(records)-1)] { // the last ends the table
+		if r.target.name == "ERROR" {
+			names = append(names, cString(r.target.info))
+		}
+	}
+	return names, nil
+}
+
+func errBlobUnless(ok bool) error {
+	if ok {
+		return nil
+	}
+	return errBlob
+}
+
+// entry reads a rule. Next is the offset of what follows it.
+func (r record) entry(f policy.Family, l layout, starts map[int]string, next int) entry {
+	var out reading
+	out.rule.Connections = binary.NativeEndian.Uint64(r.head[l.packetsAt:])
+	flags := r.head[l.flags]
+	if flags&^l.plainFlags != 0 || r.head[l.inversions] != 0 {
+		out.refuse("an inverted match, a fragment or a type of service")
+	}
+	r.addresses(&out, l)
+	r.interfaces(&out, l)
+	if p := binary.NativeEndian.Uint16(r.head[l.protocol:]); p != 0 || flags&l.protoFlag != 0 {
+		out.protocol(int(p))
+		if l.protoFlag != 0 && flags&l.protoFlag == 0 {
+			out.refuse("a protocol that is not looked at")
+		}
+	}
+	for rest := r.middle; len(rest) > 0; {
+		m, size, err := parseExtension(rest)
+		if err != nil {
+			out.refuse("a damaged match")
+			break
+		}
+		out.match(m)
+		rest = rest[size:]
+	}
+	if flags&l.gotoFlag != 0 {
+		out.refuse("goto")
+	}
+	if r.target.name == "" {
+		out.standardTarget(r.target.info, starts, next)
+	} else {
+		out.targetExtension(f, r.target)
+	}
+	return out.done("")
+}
+
+// standardTarget reads a struct xt_standard_target: a verdict, or the offset of
+// the rule to go on with.
+func (r *reading) standardTarget(info []byte, starts map[int]string, next int) {
+	const accept, xtReturn = -2, -5 // -NF_ACCEPT - 1, -NF_REPEAT - 1
+	if len(info) < 4 {
+		r.refuse("a damaged verdict")
+		return
+	}
+	verdict := int(int32(binary.NativeEndian.Uint32(info)))
+	chain, leads := starts[verdict]
+	switch {
+	case verdict == xtReturn:
+		r.verdict(policy.Return)
+	case verdict == accept:
+		r.jump("ACCEPT")
+	case verdict == next: // a rule without a target
+	case leads:
+		r.jump(chain)
+	default:
+		r.refuse("another verdict")
+	}
+}
+
+func (r record) addresses(out *reading, l layout) {
+	at := func(i int) []byte { return r.head[i*l.address : (i+1)*l.address] }
+	out.masked(&out.rule.From, at(0), at(2), "source")
+	out.masked(&out.rule.To, at(1), at(3), "destination")
+}
+
+// masked notes a match of an address under a mask.
+func (r *reading) masked(side *policy.Ranges, address, mask []byte, what string) {
+	length, contiguous := maskLength(mask)
+	a, ok := netip.AddrFromSlice(address)
+	if !ok || !contiguous {
+		r.refuse(what + " under a mask that is no prefix's")
+		return
+	}
+	r.address(side, netip.PrefixFrom(a, length), what)
+}
+
+// maskLength returns how many of the mask's bits are set, and whether no other
+// one comes after them.
+func maskLength(mask []byte) (int, bool) {
+	n := 0
+	for i, b := range mask {
+		ones := bits.LeadingZeros8(^b)
+		n += ones
+		if ones < 8 {
+			rest := mask[i+1:]
+			return n, b<<ones == 0 && !slices.ContainsFunc(rest, func(b byte) bool { return b != 0 })
+		}
+	}
+	return n, true
+}
+
+func (r record) interfaces(out *reading, l layout) {
+	const size = 16 // IFNAMSIZ
+	at := func(i int) []byte { return r.head[l.interfaces+i*size : l.interfaces+(i+1)*size] }
+	if slices.ContainsFunc(at(2), func(b byte) bool { return b != 0 }) {
+		out.refuse("an input interface")
+	}
+	length, contiguous := maskLength(at(3))
+	if !contiguous || length%8 != 0 {
+		out.refuse("an output interface under an odd mask")
+		return
+	}
+	out.outBytes(at(1)[:length/8])
+}

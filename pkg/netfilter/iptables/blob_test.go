@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"encoding/binary"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// The structures of the kernel (linux/netfilter_ipv4/ip_tables.h and
+// netfilter_ipv6/ip6_tables.h), laid out by the compiler.
+type (
+	iptEntry struct {
+		Src, Dst, Smsk, Dmsk     [4]byte
+		Iniface, Outiface        [16]byte
+		InifaceMask, OutMask     [16]byte
+		Proto                    uint16
+		Flags, Invflags          uint8
+		Nfcache                  uint32
+		TargetOffset, NextOffset uint16
+		Comefrom                 uint32
+		Packets, Bytes           uint64
+	}
+	ip6tEntry struct {
+		Src, Dst, Smsk, Dmsk     [16]byte
+		Iniface, Outiface        [16]byte
+		InifaceMask, OutMask     [16]byte
+		Proto                    uint16
+		Tos, Flags, Invflags     uint8
+		_                        [3]byte
+		Nfcache                  uint32
+		TargetOffset, NextOffset uint16
+		Comefrom                 uint32
+		Packets, Bytes           uint64
+	}
+	getinfo struct {
+		Name                 [32]byte
+		ValidHooks           uint32
+		HookEntry, Underflow [5]uint32
+		NumEntries, Size     uint32
+	}
+	entriesRequest struct {
+		Name    [32]byte
+		Size    uint32
+		Entries [0]iptEntry
+		_       uint64 // what the Entries are aligned to
+	}
+)
+
+func TestLayout(t *testing.T) {
+	var v4 iptEntry
+	var v6 ip6tEntry
+	want4 := layout{address: 4, interfaces: int(unsafe.Offsetof(v4.Iniface)), protocol: int(unsafe.Offsetof(v4.Proto)),
+		flags: int(unsafe.Offsetof(v4.Flags)), inversions: int(unsafe.Offsetof(v4.Invflags)), gotoFlag: 2, plainFlags: 2,
+		targetAt: int(unsafe.Offsetof(v4.TargetOffset)), nextAt: int(unsafe.Offsetof(v4.NextOffset)),
+		packetsAt: int(unsafe.Offsetof(v4.Packets)), size: int(unsafe.Sizeof(v4)), postrouting: 4}
+	want6 := layout{address: 16, interfaces: int(unsafe.Offsetof(v6.Iniface)), protocol: int(unsafe.Offsetof(v6.Proto)),
+		flags: int(unsafe.Offsetof(v6.Flags)), inversions: int(unsafe.Offsetof(v6.Invflags)), gotoFlag: 4, plainFlags: 5, protoFlag: 1,
+		targetAt: int(unsafe.Offsetof(v6.TargetOffset)), nextAt: int(unsafe.Offsetof(v6.NextOffset)),
+		packetsAt: int(unsafe.Offsetof(v6.Packets)), size: int(unsafe.Sizeof(v6)), postrouting: 4}
+	if got := layoutOf(policy.IPv4); got != want4 {
+		t.Errorf("IPv4: %+v, not %+v", got, want4)
+	}
+	if got := layoutOf(policy.IPv6); got != want6 {
+		t.Errorf("IPv6: %+v, not %+v", got, want6)
+	}
+	var info getinfo
+	if unsafe.Sizeof(info) != infoSize || unsafe.Offsetof(info.HookEntry) != infoHooks || unsafe.Offsetof(info.Size) != infoSizeAt {
+		t.Error("struct ipt_getinfo is laid out otherwise")
+	}
+	if unsafe.Offsetof(entriesRequest{}.Entries) != entriesHead {
+		t.Error("struct ipt_get_entries is laid out otherwise")
+	}
+}
+
+// builder makes a blob as iptables-legacy would, of rules that it may not make.
+type builder struct {
+	family  policy.Family
+	layout  layout
+	entries []byte
+}
+
+func (b *builder) add(head []byte, matches []extension, target extension) int {
+	at := len(b.entries)
+	e := bytes.Clone(head)
+	for _, m := range matches {
+		e = append(e, encodeExtension(m)...)
+	}
+	binary.NativeEndian.PutUint16(e[b.layout.targetAt:], uint16(len(e)))
+	e = append(e, encodeExtension(target)...)
+	binary.NativeEndian.PutUint16(e[b.layout.nextAt:], uint16(len(e)))
+	b.entries = append(b.entries, e...)
+	return at
+}
+
+func encodeExtension(x extension) []byte {
+	b := make([]byte, extensionHead)
+	copy(b[nameAt:nameEnd], x.name)
+	b[revisionAt] = byte(x.revision)
+	b = append(b, x.info...)
+	for len(b)%8 != 0 {
+		b = append(b, 0)
+	}
+	binary.NativeEndian.PutUint16(b, uint16(len(b)))
+	return b
+}
+
+func standard(verdict int32) extension {
+	return extension{info: binary.NativeEndian.AppendUint32(nil, uint32(verdict))}
+}
+
+func errorTarget(name string) extension {
+	info := make([]byte, 32)
+	copy(info, name)
+	return extension{name: "ERROR", info: info}
+}
+
+// blobOf makes a table: POSTROUTING with a jump to X, and X with one rule.
+func blobOf(f policy.Family, head []byte, matches []extension, target extension) blob {
+	b := builder{family: f, layout: layoutOf(f)}
+	empty := make([]byte, b.layout.size)
+	size := len(empty) + extensionHead + 8 // of an entry with a verdict
+	chain := 2*size + len(empty) + extensionHead + 32
+	hook := b.add(empty, nil, standard(int32(chain)))
+	end := b.add(empty, nil, standard(-2))
+	b.add(empty, nil, errorTarget("X"))
+	b.add(head, matches, target)
+	b.add(empty, nil, standard(-5))
+	b.add(empty, nil, errorTarget("ERROR"))
+	info := make([]byte, infoSize)
+	for i := range numHooks { // the other hooks have no chain of their own: beyond the end
+		for _, at := range []int{infoHooks + 4*i, infoHooks + 4*(numHooks+i)} {
+			binary.NativeEndian.PutUint32(info[at:], uint32(len(b.entries)))
+		}
+	}
+	binary.NativeEndian.PutUint32(info[infoHooks+4*b.layout.postrouting:], uint32(hook))
+	binary.NativeEndian.PutUint32(info[infoHooks+4*(numHooks+b.layout.postrouting):], uint32(end))
+	return blob{family: f, info: info, entries: b.entries}
+}
+
+// accepts decides as ip_packet_match and ip6_packet_match do.
+func accepts(f policy.Family, head []byte, p policy.Packet) bool {
+	l := layoutOf(f)
+	field := func(i int) []byte { return head[i*l.address : (i+1)*l.address] }
+	name := func(i int) []byte { return head[l.interfaces+16*i:][:16] }
+	equal := func(have, want, mask []byte) bool {
+		for i := range want {
+			if (have[i]^want[i])&mask[i] != 0 {
+				return false
+			}
+		}
+		return true
+	}
+	inverted := func(bit byte) bool { return head[l.inversions]&bit != 0 }
+	device := make([]byte, 16)
+	copy(device, p.Out)
+	protocol := binary.NativeEndian.Uint16(head[l.protocol:])
+	protocolMatters := protocol != 0
+	if f == policy.IPv6 {
+		protocolMatters = head[l.flags]&1 != 0
+	}
+	switch {
+	case equal(p.Src.AsSlice(), field(0), field(2)) == inverted(0x08): // IPT_INV_SRCIP
+	case equal(p.Dst.AsSlice(), field(1), field(3)) == inverted(0x10): // IPT_INV_DSTIP
+	case equal(make([]byte, 16), name(0), name(2)) == inverted(0x01): // IPT_INV_VIA_IN
+	case equal(device, name(1), name(3)) == inverted(0x02): // IPT_INV_VIA_OUT
+	case protocolMatters && (protocol == uint16(protocolByte(p.Protocol))) == inverted(0x40): // XT_INV_PROTO
+	case head[l.flags]&^l.plainFlags != 0: // fragments, type of service: not in a policy.Packet
+	default:
+		return true
+	}
+	return false
+}
+
+// blobProperty draws a rule and packets, and holds what is read of the rule to
+// what the kernel does with the packets.
+func blobProperty(t *rapid.T) {
+	f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
+	l := layoutOf(f)
+	head := make([]byte, l.size)
+	for i, kind := range []string{"source", "destination"} {
+		if rapid.Bool().Draw(t, kind) {
+			mask := head[(i+2)*l.address:][:l.address]
+			n := rapid.IntRange(0, 8*l.address).Draw(t, "length")
+			for j := range n {
+				mask[j/8] |= 0x80 >> (j % 8)
+			}
+			if rapid.IntRange(0, 9).Draw(t, "odd mask") == 0 {
+				mask[rapid.IntRange(0, l.address-1).Draw(t, "at")] ^= 1
+			}
+			for j := range mask {
+				head[i*l.address+j] = rapid.SampledFrom([]byte{0, 1, 10, 128, 255}).Draw(t, "byte")
+				if rapid.IntRange(0, 9).Draw(t, "host bits") > 0 {
+					head[i*l.address+j] &= mask[j]
+				}
+			}
+		}
+	}
+	if rapid.Bool().Draw(t, "interface") {
+		name := rapid.SampledFrom([]string{"eth0", "eth", "lo", "a234567890bcdef", "eth0\x00x"}).Draw(t, "name")
+		copy(head[l.interfaces+16:][:16], name)
+		for i := range rapid.IntRange(0, min(16, len(name)+2)).Draw(t, "compared") {
+			head[l.interfaces+48+i] = 0xff
+		}
+	}
+	binary.NativeEndian.PutUint16(head[l.protocol:], rapid.SampledFrom([]uint16{0, 0, 6, 17, 132, 1}).Draw(t, "protocol"))
+	head[l.flags] = rapid.SampledFrom([]byte{0, 0, 1, 1, 2, 4}).Draw(t, "flags")
+	head[l.inversions] = rapid.SampledFrom([]byte{0, 0, 0, 1, 2, 8, 0x10, 0x40}).Draw(t, "inversions")
+	b := blobOf(f, head, nil, standard(-5))
+	table, err := b.chains([]string{"X"})
+	if err != nil || len(table["X"]) != 1 || len(table[postrouting]) != 1 || table[postrouting][0].target != "X" {
+		t.Fatalf("read as %+v, %v", table, err)
+	}
+	r := table["X"][0].rule
+	if r.Verdict == policy.Alien {
+		return
+	}
+	for range 8 {
+		p := packetGen(f).Draw(t, "packet")
+		if len(r.To) > 0 {
+			p.Dst = r.To[0].To()
+		}
+		if len(r.From) > 0 {
+			p.Src = r.From[0].From()
+		}
+		if got, want := r.Matches(p), accepts(f, head, p); got != want {
+			t.Fatalf("%x\nwas read as %v, which says %v of %+v; the kernel says %v", head, r, got, p, want)
+		}
+	}
+}
+
+func TestBlob(t *testing.T) { rapid.Check(t, blobProperty) }
+
+func TestBlobTargets(t *testing.T) {
+	range4 := func(flags uint32, first, last uint16) extension {
+		info := binary.NativeEndian.AppendUint32(nil, 1)
+		info = binary.NativeEndian.AppendUint32(info, flags)
+		info = append(info, make([]byte, 8)...)
+		info = binary.BigEndian.AppendUint16(info, first)
+		return extension{name: "MASQUERADE", info: binary.BigEndian.AppendUint16(info, last)}
+	}
+	comment := func(text string) extension {
+		info := make([]byte, 256)
+		copy(info, text)
+		return extension{name: "comment", info: info}
+	}
+	head := make([]byte, layoutOf(policy.IPv4).size)
+	next := int32(2*(len(head)+extensionHead+8) + len(head) + extensionHead + 32 + len(head) + extensionHead + 8)
+	for _, tc := range []struct {
+		name    string
+		matches []extension
+		target  extension
+		want    string
+		unsure  bool
+	}{
+		{name: "return", target: standard(-5), want: "return"},
+		{name: "masquerade", target: range4(0, 0, 0), want: "masquerade"},
+		{name: "fully random", target: range4(16, 0, 0), want: "masquerade random-fully"},
+		{name: "ports", target: range4(2|16, 1024, 2000), want: "masquerade to ports 1024-2000 random-fully"},
+		{name: "commented", matches: []extension{comment("a"), comment("b")}, target: standard(-5), want: "return"},
+		{name: "random", target: range4(4, 0, 0), want: "masquerade with target MASQUERADE of another kind"},
+		{name: "no target", target: standard(next), want: "with no verdict"},
+		{name: "drop", target: standard(-1), want: "with another verdict, no verdict"},
+		{name: "jump into the middle", target: standard(8), want: "with another verdict, no verdict"},
+		{name: "short verdict", target: extension{}, want: "with a damaged verdict, no verdict"},
+		{name: "newer masquerade", target: extension{name: "MASQUERADE", revision: 1, info: make([]byte, 40)}, unsure: true,
+			want: "masquerade with MASQUERADE (revision 1): decode xtables MASQUERADE: revision 1, not 0"},
+		{name: "newer masquerade and more", matches: []extension{{name: "mark"}}, target: extension{name: "MASQUERADE", revision: 1, info: make([]byte, 40)},
+			want: "masquerade with match mark (revision 0), MASQUERADE (revision 1): decode xtables MASQUERADE: revision 1, not 0"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			table, err := blobOf(policy.IPv4, head, tc.matches, tc.target).chains([]string{"X"})
+			if err != nil || len(table["X"]) != 1 {
+				t.Fatalf("%+v, %v", table, err)
+			}
+			if e := table["X"][0]; e.rule.String() != tc.want || e.unsure != tc.unsure {
+				t.Errorf("got %q, %v; want %q, %v", e.rule, e.unsure, tc.want, tc.unsure)
+			}
+		})
+	}
+}
+
+// FuzzBlob damages the table of a kernel.
+func FuzzBlob(f *testing.F) {
+	for _, family := range policy.Families() {
+		head := make([]byte, layoutOf(family).size)
+		b := blobOf(family, head, []extension{{name: "comment", info: make([]byte, 256)}}, standard(-5))
+		f.Add(family == policy.IPv6, b.info, b.entries)
+	}
+	f.Fuzz(func(t *testing.T, v6 bool, info, entries []byte) {
+		b := blob{policy.IPv4, info, entries}
+		if v6 {
+			b.family = policy.IPv6
+		}
+		if _, err := b.userChains(); err != nil {
+			if table, err := b.chains([]string{"X"}); err == nil {
+				t.Fatalf("read as %v", table)
+			}
+			return
+		}
+		table, err := b.chains([]string{"X"})
+		if err != nil {
+			return
+		}
+		for _, e := range append(table["X"], table[postrouting]...) {
+			if e.rule.Verdict == policy.Alien && strings.TrimSpace(e.rule.Text) == "" {
+				t.Fatal("an alien without a text")
+			}
+			for _, side := range []policy.Ranges{e.rule.From, e.rule.To} {
+				if len(side) > 0 && side[0].From().Is4() == v6 {
+					t.Fatalf("%v in a table of %s", e.rule, b.family)
+				}
+			}
+		}
+	})
+}

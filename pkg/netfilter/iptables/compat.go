@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// link is a connection to nf_tables, made when it is first needed and kept: a
+// socket that is closed soon after a commit takes the kernel milliseconds.
+type link struct {
+	mu   sync.Mutex
+	conn *nflink.Conn
+}
+
+// use runs the function with the connection. What fails for another reason than
+// that something is not there makes it begin anew the next time.
+func (l *link) use(body func(*nflink.Conn) error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil {
+		c, err := nflink.Dial()
+		if err != nil {
+			return err
+		}
+		l.conn = c
+	}
+	err := body(l.conn)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err = errors.Join(err, l.conn.Close())
+		l.conn = nil
+	}
+	return err
+}
+
+// notInKernel reports whether the error is that of a kernel without nf_tables.
+func notInKernel(err error) bool {
+	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
+}
+
+func nflinkFamily(f policy.Family) nflink.Family {
+	if f == policy.IPv6 {
+		return nflink.IPv6
+	}
+	return nflink.IPv4
+}
+
+// hasChain reports whether the table of iptables-nft has the chain.
+func (l *link) hasChain(f policy.Family, tableName, chain string) (bool, error) {
+	err := l.use(func(c *nflink.Conn) error {
+		_, err := c.Chain(nflinkFamily(f), tableName, chain)
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) || notInKernel(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// read reads POSTROUTING and the named chains of iptables-nft.
+func (l *link) read(f policy.Family, names []string) (table, error) {
+	t := table{}
+	err := l.use(func(c *nflink.Conn) error {
+		for _, name := range append(slices.Clone(names), postrouting) {
+			if name == postrouting && len(t) == 0 {
+				break // no chain, no jump to it
+			}
+			rules, err := c.Rules(nflinkFamily(f), natTable, name)
+			if err != nil {
+				return err
+			}
+			if len(rules) == 0 {
+				_, err := c.Chain(nflinkFamily(f), natTable, name)
+				if errors.Is(err, fs.ErrNotExist) {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+			}
+			entries := make([]entry, 0, len(rules))
+			for _, r := range rules {
+				entries = append(entries, compatEntry(f, r))
+			}
+			t[name] = entries
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// compat reads a rule as iptables-nft writes it: a value is loaded into a
+// register, cut by a mask if need be, and compared. It also knows the native
+// form of what iptables-nft has in xtables' form: a ruleset that nft has saved
+// and loaded comes back in it.
+type compat struct {
+	reading
+	family policy.Family
+	held   register
+}
+
+// register is the one that was loaded last. No other is of interest: nobody
+// loads two before comparing one.
+type register struct {
+	number nflink.Register
+	what   quantity
+	size   int    // in bytes
+	mask   []byte // nil: all of them
+}
+
+// quantity is what a register can hold that policy has terms for.
+type quantity int
+
+const (
+	other quantity = iota
+	source
+	destination
+	transport // number of the protocol
+	output    // name of the interface
+	sourceType
+	destinationType
+)
+
+func compatEntry(f policy.Family, rule nflink.Rule) entry {
+	r := compat{family: f}
+	r.comment(rule.Comment) // where iptables before 1.8.3 has it
+	for _, e := range rule.Exprs {
+		if r.rule.Verdict != "" {
+			r.refuse(e.Name() + " after the verdict")
+		}
+		r.expression(e)
+	}
+	return r.done("")
+}
+
+func (r *compat) expression(e nflink.Expr) {
+	switch e := e.(type) {
+	case nflink.Payload:
+		r.load(e, register{e.Dreg, r.payload(e), int(e.Len), nil})
+	case nflink.Meta:
+		r.load(e, meta(e))
+	case nflink.FIB:
+		r.load(e, fib(e))
+	case nflink.Bitwise:
+		r.bitwise(e)
+	case nflink.Cmp:
+		r.compare(e)
+	case nflink.Counter:
+		r.rule.Connections = e.Packets
+	case nflink.Match:
+		r.match(extension{e.Xt, e.Rev, e.Info})
+	case nflink.Target:
+		r.targetExtension(r.family, extension{e.Xt, e.Rev, e.Info})
+	case nflink.Masq:
+		r.masq(e)
+	case nflink.Verdict:
+		r.immediate(e)
+	default:
+		r.refuse(e.Name())
+	}
+}
+
+// payload tells what is loaded from the packet. A load may be shorter than the
+// field: iptables leaves out bytes that a prefix does not reach.
+func (r *compat) payload(e nflink.Payload) quantity {
+	size, sourceAt, destinationAt := uint32(4), uint32(12), uint32(16)
+	const protocolAt = 9 // where iptables before 1.8.1 looks for it
+	if r.family == policy.IPv6 {
+		size, sourceAt, destinationAt = 16, 8, 24
+	}
+	switch {
+	case e.Base != unix.NFT_PAYLOAD_NETWORK_HEADER || e.Len == 0 || e.Len > size:
+	case e.Offset == sourceAt:
+		return source
+	case e.Offset == destinationAt:
+		return destination
+	case r.family == policy.IPv4 && e.Offset == protocolAt && e.Len == 1:
+		return transport
+	}
+	return other
+}
+
+func meta(e nflink.Meta) register {
+	const nameSize = 16 // IFNAMSIZ
+	switch {
+	case e.Set:
+	case e.Key == unix.NFT_META_OIFNAME:
+		return register{e.Reg, output, nameSize, nil}
+	case e.Key == unix.NFT_META_L4PROTO:
+		return register{e.Reg, transport, 1, nil}
+	}
+	return register{}
+}
+
+func fib(e nflink.FIB) register {
+	const size = 4
+	switch {
+	case e.Result != unix.NFT_FIB_RESULT_ADDRTYPE:
+	case e.Flags == unix.NFTA_FIB_F_SADDR:
+		return register{e.Dreg, sourceType, size, nil}
+	case e.Flags == unix.NFTA_FIB_F_DADDR:
+		return register{e.Dreg, destinationType, size, nil}
+	}
+	return register{}
+}
+
+// load notes what a register holds. A load that nobody looks at is no harm in
+// itself, but ends the rule for a packet that does not have what is loaded.
+func (r *compat) load(e nflink.Expr, held register) {
+	if held.what == other {
+		r.refuse(e.Name())
+	}
+	r.held = held
+}
+
+func (r *compat) bitwise(e nflink.Bitwise) {
+	flips := slices.ContainsFunc(e.Xor, func(b byte) bool { return b != 0 })
+	if e.Sreg != r.held.number || flips || r.held.mask != nil || int(e.Len) != r.held.size || len(e.Mask) != r.held.size ||
+		r.held.what != source && r.held.what != destination {
+		r.refuse("bitwise")
+		r.held = register{}
+		return
+	}
+	r.held.number, r.held.mask = e.Dreg, e.Mask
+}
+
+func (r *compat) compare(e nflink.Cmp) {
+	const rtnLocal = 2 // RTN_LOCAL, in the machine's byte order
+	typed := r.held.what == sourceType || r.held.what == destinationType
+	operator := nflink.Equal
+	if typed {
+		operator = nflink.NotEqual
+	}
+	if e.Sreg != r.held.number || e.Op != operator || len(e.Data) == 0 || len(e.Data) > r.held.size {
+		r.refuse("cmp")
+		return
+	}
+	switch {
+	case r.held.what == source:
+		r.prefix(&r.rule.From, e.Data, "source")
+	case r.held.what == destination:
+		r.prefix(&r.rule.To, e.Data, "destination")
+	case r.held.what == output:
+		r.outBytes(e.Data)
+	case r.held.what == transport:
+		r.protocol(int(e.Data[0]))
+	case typed && len(e.Data) == 4 && binary.NativeEndian.Uint32(e.Data) == rtnLocal:
+		r.rule.NotFromLocal = r.rule.NotFromLocal || r.held.what == sourceType
+		r.rule.NotToLocal = r.rule.NotToLocal || r.held.what == destinationType
+	default:
+		r.refuse("cmp")
+	}
+}
+
+// prefix notes a match of the first bytes of an address.
+func (r *compat) prefix(side *policy.Ranges, data []byte, what string) {
+	length, contiguous := 8*len(data), true
+	if r.held.mask != nil {
+		length, contiguous = maskLength(r.held.mask[:len(data)])
+	}
+	address := make([]byte, 4)
+	if r.family == policy.IPv6 {
+		address = make([]byte, 16)
+	}
+	copy(address, data)
+	a, ok := netip.AddrFromSlice(address)
+	if !ok || !contiguous {
+		r.refuse(what + " under a mask that is no prefix's")
+		return
+	}
+	r.address(side, netip.PrefixFrom(a, length), what)
+}
+
+func (r *compat) masq(e nflink.Masq) {
+	if e.Flags&^nflink.RangeRandomFully != 0 || e.ProtoMin != 0 || e.ProtoMax != 0 {
+		r.refuse("masq")
+	}
+	r.rule.RandomFully = e.Flags != 0
+	r.verdict(policy.Masquerade)
+}
+
+func (r *compat) immediate(e nflink.Verdict) {
+	switch e.Code {
+	case nflink.Return:
+		r.verdict(policy.Return)
+	case nflink.Jump:
+		r.jump(e.Chain)
+	case nflink.Goto:
+		r.refuse("goto")
+		r.jump(e.Chain)
+	case nflink.Accept:
+		r.jump("ACCEPT") // as iptables calls it
+	default:
+		r.refuse("another verdict")
+	}
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// machine runs the expressions of a rule as the kernel does, as far as they
+// look at what a policy.Packet has.
+type machine struct {
+	family    policy.Family
+	packet    policy.Packet
+	registers [16][]byte
+	verdict   string // "" while none
+	matches   bool
+	unknown   bool // something was met that it cannot run
+}
+
+func (m *machine) run(exprs []nflink.Expr) {
+	m.matches = true
+	for _, e := range exprs {
+		m.step(e)
+		if !m.matches || m.unknown || m.verdict != "" {
+			return
+		}
+	}
+}
+
+func (m *machine) step(e nflink.Expr) {
+	switch e := e.(type) {
+	case nflink.Payload:
+		h := m.header()
+		if e.Base != unix.NFT_PAYLOAD_NETWORK_HEADER || int(e.Offset+e.Len) > len(h) {
+			m.unknown = true
+			return
+		}
+		m.load(e.Dreg, h[e.Offset:e.Offset+e.Len])
+	case nflink.Meta:
+		name := make([]byte, 16)
+		copy(name, m.packet.Out)
+		switch e.Key {
+		case unix.NFT_META_OIFNAME:
+			m.load(e.Reg, name)
+		case unix.NFT_META_L4PROTO:
+			m.load(e.Reg, []byte{protocolByte(m.packet.Protocol)})
+		default:
+			m.unknown = true
+		}
+	case nflink.FIB:
+		local := map[bool]uint32{true: unix.RTN_LOCAL, false: unix.RTN_UNICAST}
+		switch {
+		case e.Result != unix.NFT_FIB_RESULT_ADDRTYPE:
+			m.unknown = true
+		case e.Flags == unix.NFTA_FIB_F_SADDR:
+			m.load(e.Dreg, binary.NativeEndian.AppendUint32(nil, local[m.packet.SrcLocal]))
+		case e.Flags == unix.NFTA_FIB_F_DADDR:
+			m.load(e.Dreg, binary.NativeEndian.AppendUint32(nil, local[m.packet.DstLocal]))
+		default:
+			m.unknown = true
+		}
+	case nflink.Bitwise:
+		from := m.registers[e.Sreg]
+		if len(from) < int(e.Len) || len(e.Mask) < int(e.Len) || len(e.Xor) < int(e.Len) {
+			m.unknown = true
+			return
+		}
+		out := make([]byte, e.Len)
+		for i := range out {
+			out[i] = from[i]&e.Mask[i] ^ e.Xor[i]
+		}
+		m.load(e.Dreg, out)
+	case nflink.Cmp:
+		have := m.registers[e.Sreg]
+		if len(have) < len(e.Data) {
+			m.unknown = true
+			return
+		}
+		c := bytes.Compare(have[:len(e.Data)], e.Data)
+		m.matches = e.Op == nflink.Equal && c == 0 || e.Op == nflink.NotEqual && c != 0 || e.Op == nflink.Less && c < 0
+	case nflink.Match:
+		m.match(e)
+	case nflink.Target:
+		m.verdict = "masquerade"
+	case nflink.Masq:
+		m.verdict = "masquerade"
+	case nflink.Counter:
+	case nflink.Verdict:
+		m.verdict = map[nflink.VerdictCode]string{nflink.Return: "return", nflink.Jump: "jump"}[e.Code]
+		m.unknown = m.verdict == ""
+	}
+}
+
+func (m *machine) match(e nflink.Match) {
+	if e.Xt != "addrtype" || e.Rev != 1 {
+		return // comments match; what else there is, rules are compared without
+	}
+	bits := func(local bool) uint16 {
+		if local {
+			return 1 << unix.RTN_LOCAL
+		}
+		return 1 << unix.RTN_UNICAST
+	}
+	source, dest := binary.NativeEndian.Uint16(e.Info), binary.NativeEndian.Uint16(e.Info[2:])
+	flags := binary.NativeEndian.Uint32(e.Info[4:])
+	if source != 0 {
+		m.matches = m.matches && (source&bits(m.packet.SrcLocal) != 0) != (flags&1 != 0)
+	}
+	if dest != 0 {
+		m.matches = m.matches && (dest&bits(m.packet.DstLocal) != 0) != (flags&2 != 0)
+	}
+}
+
+// header is the packet's IP header (RFC 791, RFC 8200).
+func (m *machine) header() []byte {
+	if m.family == policy.IPv6 {
+		h := make([]byte, 40)
+		h[6] = protocolByte(m.packet.Protocol)
+		copy(h[8:], m.packet.Src.AsSlice())
+		copy(h[24:], m.packet.Dst.AsSlice())
+		return h
+	}
+	h := make([]byte, 20)
+	h[9] = protocolByte(m.packet.Protocol)
+	copy(h[12:], m.packet.Src.AsSlice())
+	copy(h[16:], m.packet.Dst.AsSlice())
+	return h
+}
+
+// load fills a register of 16 bytes with zeros behind the value.
+func (m *machine) load(r nflink.Register, b []byte) {
+	m.registers[r] = append(bytes.Clone(b), make([]byte, 16)...)[:16]
+}
+
+func protocolByte(p policy.Protocol) byte {
+	return map[policy.Protocol]byte{"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}[p]
+}
+
+func packetGen(f policy.Family) *rapid.Generator[policy.Packet] {
+	return rapid.Custom(func(t *rapid.T) policy.Packet {
+		address := func(label string) netip.Addr {
+			b := rapid.SliceOfN(rapid.SampledFrom([]byte{0, 1, 10, 128, 255}), 16, 16).Draw(t, label)
+			if f == policy.IPv6 {
+				return netip.AddrFrom16([16]byte(b))
+			}
+			return netip.AddrFrom4([4]byte(b))
+		}
+		return policy.Packet{
+			Src: address("source"), Dst: address("destination"),
+			Out:      rapid.SampledFrom([]string{"eth0", "eth01", "eth", "e", "lo", "a234567890bcdef"}).Draw(t, "out"),
+			SrcLocal: rapid.Bool().Draw(t, "source local"), DstLocal: rapid.Bool().Draw(t, "destination local"),
+			Protocol: rapid.SampledFrom([]policy.Protocol{"tcp", "udp", "sctp", "icmp"}).Draw(t, "protocol"),
+		}
+	})
+}
+
+// exprGen draws expressions that are nearly those of iptables-nft: the values
+// are from those that it uses, and from beside them.
+func exprGen() *rapid.Generator[nflink.Expr] {
+	reg := rapid.SampledFrom([]nflink.Register{1, 1, 1, 2})
+	data := rapid.Custom(func(t *rapid.T) []byte {
+		if rapid.Bool().Draw(t, "name") {
+			return []byte(rapid.SampledFrom([]string{"eth0\x00", "eth", "eth0\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00", "a234567890bcdef\x00",
+				"\x02\x00\x00\x00", "\x06", "\x11", "\x01", "e\x00x", "\x00", "eth+\x00"}).Draw(t, "data"))
+		}
+		return rapid.SliceOfN(rapid.SampledFrom([]byte{0, 1, 10, 128, 255}), 1, 16).Draw(t, "data")
+	})
+	mask := func(n int) *rapid.Generator[[]byte] {
+		return rapid.Custom(func(t *rapid.T) []byte {
+			m := make([]byte, n)
+			for i := range m {
+				m[i] = rapid.SampledFrom([]byte{255, 255, 255, 254, 128, 0}).Draw(t, "mask")
+			}
+			return m
+		})
+	}
+	return rapid.Custom(func(t *rapid.T) nflink.Expr {
+		switch rapid.IntRange(0, 9).Draw(t, "kind") {
+		case 0, 1:
+			return nflink.Payload{
+				Base:   rapid.SampledFrom([]uint32{unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFT_PAYLOAD_TRANSPORT_HEADER}).Draw(t, "base"),
+				Offset: rapid.SampledFrom([]uint32{8, 9, 12, 16, 24}).Draw(t, "offset"),
+				Len:    rapid.SampledFrom([]uint32{1, 2, 3, 4, 16}).Draw(t, "length"), Dreg: reg.Draw(t, "register")}
+		case 2:
+			key := rapid.SampledFrom([]uint32{unix.NFT_META_OIFNAME, unix.NFT_META_L4PROTO, unix.NFT_META_MARK}).Draw(t, "key")
+			return nflink.Meta{Key: key, Reg: reg.Draw(t, "register")}
+		case 3:
+			n := rapid.SampledFrom([]int{1, 3, 4, 16}).Draw(t, "length")
+			xor := make([]byte, n)
+			xor[0] = rapid.SampledFrom([]byte{0, 0, 0, 1}).Draw(t, "xor")
+			return nflink.Bitwise{Sreg: reg.Draw(t, "from"), Dreg: reg.Draw(t, "to"), Len: uint32(n), Mask: mask(n).Draw(t, "mask"), Xor: xor}
+		case 4, 5, 6:
+			op := rapid.SampledFrom([]nflink.CmpOp{nflink.Equal, nflink.Equal, nflink.NotEqual, nflink.Less}).Draw(t, "operator")
+			return nflink.Cmp{Op: op, Sreg: reg.Draw(t, "register"), Data: data.Draw(t, "data")}
+		case 7:
+			flags := rapid.SampledFrom([]uint32{unix.NFTA_FIB_F_SADDR, unix.NFTA_FIB_F_DADDR, unix.NFTA_FIB_F_DADDR | unix.NFTA_FIB_F_OIF}).Draw(t, "flags")
+			return nflink.FIB{Flags: flags, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: reg.Draw(t, "register")}
+		case 8:
+			info := binary.NativeEndian.AppendUint16(nil, rapid.SampledFrom([]uint16{0, 4, 2}).Draw(t, "source"))
+			info = binary.NativeEndian.AppendUint16(info, rapid.SampledFrom([]uint16{0, 4, 6}).Draw(t, "destination"))
+			return nflink.Match{Xt: "addrtype", Rev: 1, Info: binary.NativeEndian.AppendUint32(info, rapid.Uint32Range(0, 4).Draw(t, "flags"))}
+		default:
+			return rapid.SampledFrom([]nflink.Expr{nflink.Counter{}, nflink.Lookup{Set: "s", Sreg: 1}, nflink.Unknown{Kind: "quota"},
+				nflink.Match{Xt: "comment", Info: make([]byte, 256)}, nflink.Masq{}, nflink.Immediate{}}).Draw(t, "other")
+		}
+	})
+}
+
+// compatProperty draws a rule and packets, and holds what is read of the rule to
+// what the kernel does with the packets.
+func compatProperty(t *rapid.T) {
+	f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
+	exprs := rapid.SliceOfN(exprGen(), 0, 8).Draw(t, "expressions")
+	verdict := rapid.SampledFrom([]nflink.Verdict{{Code: nflink.Return}, {Code: nflink.Jump, Chain: "X"}}).Draw(t, "verdict")
+	exprs = append(exprs, verdict)
+	e := compatEntry(f, nflink.Rule{Exprs: exprs})
+	if e.rule.Verdict == policy.Alien {
+		if e.text == "" {
+			t.Fatal("an alien without a text")
+		}
+		return
+	}
+	for i := range 8 {
+		p := packetGen(f).Draw(t, "packet")
+		if i%2 == 0 && len(e.rule.To) > 0 { // or else few would match
+			p.Dst = e.rule.To[0].From()
+		}
+		if i%2 == 0 && len(e.rule.From) > 0 {
+			p.Src = e.rule.From[0].To()
+		}
+		m := machine{family: f, packet: p}
+		m.run(exprs)
+		if m.unknown {
+			t.Fatalf("%v was read of %+v, which is more than is known", e.rule, exprs)
+		}
+		if m.matches != e.rule.Matches(p) || m.matches && m.verdict != string(e.rule.Verdict) {
+			t.Fatalf("%+v\nwas read as %v,\nwhich says %v of %+v; the kernel says %v", exprs, e.rule, e.rule.Matches(p), p, m.matches)
+		}
+	}
+}
+
+func TestCompat(t *testing.T) { rapid.Check(t, compatProperty) }
+
+func FuzzCompat(f *testing.F) { f.Fuzz(rapid.MakeFuzz(compatProperty)) }

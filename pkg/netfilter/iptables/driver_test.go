@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// pathWith returns a PATH of one directory that holds programs under the given
+// names: each is "nft" or "legacy", for that variant, or else a shell script.
+func pathWith(t *testing.T, programs map[string]string) string {
+	t.Helper()
+	root := tree(t, map[string]string{"sbin": "dir 755"}, "sbin")
+	for name, what := range programs {
+		path := filepath.Join(root, "sbin", name)
+		var err error
+		if what == netfilter.VariantNFT || what == netfilter.VariantLegacy {
+			err = os.Symlink(multi(t, what), path)
+		} else {
+			err = os.WriteFile(path, []byte("#!/bin/sh\n"+what), 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return filepath.Join(root, "sbin")
+}
+
+// multi returns the program that is all programs of a variant, by its name.
+func multi(t *testing.T, variant string) string {
+	t.Helper()
+	path, err := exec.LookPath("iptables-" + variant)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// shell runs commands in the network namespace of the test.
+func shell(t *testing.T, commands ...string) {
+	t.Helper()
+	for _, c := range commands {
+		if out, err := exec.Command("/bin/sh", "-c", c).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", c, err, out)
+		}
+	}
+}
+
+func TestProbe(t *testing.T) {
+	both := map[string]string{"iptables": "nft", "iptables-nft": "nft", "iptables-legacy": "legacy"}
+	for _, tc := range []struct {
+		name     string
+		programs map[string]string
+		before   []string
+		variant  string
+		want     netfilter.Choice
+		fails    []string
+		legacy   bool // a table of iptables-legacy stands there afterwards
+	}{
+		{name: "nothing in use, both there", programs: both, want: netfilter.Choice{Variant: "nft"}},
+		{name: "plain one decides", programs: map[string]string{"iptables": "legacy", "iptables-nft": "nft", "iptables-legacy": "legacy"},
+			want: netfilter.Choice{Variant: "legacy"}, legacy: true},
+		{name: "plain one alone, nft", programs: map[string]string{"iptables": "nft"}, want: netfilter.Choice{Variant: "nft"}},
+		{name: "plain one alone, legacy", programs: map[string]string{"iptables": "legacy"}, want: netfilter.Choice{Variant: "legacy"}, legacy: true},
+		{name: "no plain one", programs: map[string]string{"iptables-legacy": "legacy", "iptables-nft": "nft"}, want: netfilter.Choice{Variant: "nft"}},
+		{name: "legacy alone", programs: map[string]string{"iptables-legacy": "legacy"}, want: netfilter.Choice{Variant: "legacy"}, legacy: true},
+		{name: "variant asked for", programs: both, variant: "legacy", want: netfilter.Choice{Variant: "legacy"}, legacy: true},
+		{name: "kubelet is on nft", programs: map[string]string{"iptables": "legacy", "iptables-nft": "nft"},
+			before: []string{"iptables-nft -t mangle -N KUBE-KUBELET-CANARY"}, want: netfilter.Choice{Variant: "nft"}},
+		{name: "kubelet is on nft for IPv6", programs: map[string]string{"iptables": "legacy", "iptables-nft": "nft"},
+			before: []string{"ip6tables-nft -t mangle -N KUBE-IPTABLES-HINT"}, want: netfilter.Choice{Variant: "nft"}},
+		{name: "kubelet is on legacy", programs: both, before: []string{"ip6tables-legacy -t mangle -N KUBE-IPTABLES-HINT"},
+			want: netfilter.Choice{Variant: "legacy"}, legacy: true},
+		{name: "kubelet is on what is not installed", programs: map[string]string{"iptables": "nft"},
+			before: []string{"iptables-legacy -t mangle -N KUBE-IPTABLES-HINT"},
+			fails:  []string{"iptables (legacy) cannot keep rules on this host", "sbin/iptables is of the nft variant; install the legacy one too"}},
+		{name: "old", programs: map[string]string{"iptables": "test \"$1\" != --version || echo iptables v1.6.1\n"},
+			want: netfilter.Choice{Variant: "legacy", PlainPorts: true}},
+		{name: "none", fails: []string{"find iptables or iptables-nft or iptables-legacy: not in", "install iptables"}},
+		{name: "none of the variant", programs: map[string]string{"iptables": "nft"}, variant: "legacy",
+			fails: []string{"find iptables-legacy:", "is of the nft variant"}},
+		{name: "refused", programs: map[string]string{"iptables": `case $1 in
+				--version) echo "iptables v1.8.9 (nf_tables)";;
+				*) echo "iptables: Could not fetch rule set generation id: Permission denied (you must be root)" >&2; exit 4;;
+			esac`}, fails: []string{"sbin/iptables: exit status 4: iptables: Could not fetch", "run as root with CAP_NET_ADMIN"}},
+		{name: "does not run", programs: map[string]string{"iptables": "exit 7"}, fails: []string{"sbin/iptables: exit status 7"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			isolate(t)
+			shell(t, tc.before...)
+			d := New(Options{Path: pathWith(t, tc.programs)})
+			got, err := d.Probe(t.Context(), tc.variant)
+			if len(tc.fails) > 0 {
+				if !errors.Is(err, netfilter.ErrUnusable) {
+					t.Fatalf("got %v, %v", got, err)
+				}
+				for _, says := range tc.fails {
+					if !strings.Contains(err.Error(), says) {
+						t.Errorf("%q does not say %q", err, says)
+					}
+				}
+				return
+			}
+			tc.want.Backend = policy.IPTables
+			if err != nil || got != tc.want {
+				t.Errorf("got %v, %v; want %v", got, err, tc.want)
+			}
+			for _, table := range []string{natTable, "filter"} {
+				used, err := legacyInUse(policy.IPv4, table)
+				if err != nil || used != (tc.legacy && table == natTable) {
+					t.Errorf("table %s of iptables-legacy is in use: %v, %v", table, used, err)
+				}
+			}
+		})
+	}
+}
+
+func TestUses(t *testing.T) {
+	nft := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}
+	legacy := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantLegacy}
+	for _, tc := range []struct {
+		name   string
+		before []string
+		want   []netfilter.Choice
+	}{
+		{name: "nothing"},
+		{name: "others' chains", before: []string{"iptables-nft -t nat -N OTHER", "iptables-legacy -t nat -N OTHER"}},
+		{name: "in another table", before: []string{"iptables-nft -N X", "iptables-legacy -t mangle -N X"}},
+		{name: "nft", before: []string{"iptables-nft -t nat -N X"}, want: []netfilter.Choice{nft}},
+		{name: "nft for IPv6", before: []string{"ip6tables-nft -t nat -N X"}, want: []netfilter.Choice{nft}},
+		{name: "legacy", before: []string{"iptables-legacy -t nat -N X"}, want: []netfilter.Choice{legacy}},
+		{name: "legacy for IPv6", before: []string{"ip6tables-legacy -t nat -N X"}, want: []netfilter.Choice{legacy}},
+		{name: "both", before: []string{"iptables-nft -t nat -N X", "iptables-legacy -t nat -N X"}, want: []netfilter.Choice{nft, legacy}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			isolate(t)
+			shell(t, tc.before...)
+			got, err := New(Options{Path: "/nowhere"}).Uses(t.Context(), "X")
+			if diff := cmp.Diff(tc.want, got); diff != "" || err != nil {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+			if len(tc.before) > 0 {
+				return
+			}
+			for _, f := range policy.Families() {
+				if used, err := legacyInUse(f, natTable); err != nil || used {
+					t.Errorf("looking made a table: %v, %v", used, err)
+				}
+			}
+		})
+	}
+}
+
+func TestOpen(t *testing.T) {
+	d := New(Options{})
+	if d.Backend() != policy.IPTables {
+		t.Errorf("backend %s", d.Backend())
+	}
+	for _, c := range []netfilter.Choice{{Backend: policy.IPTables}, {Backend: policy.NFTables}, {Backend: policy.IPTables, Variant: "x"}} {
+		if _, err := d.Open(c); err == nil {
+			t.Errorf("%v was opened", c)
+		}
+	}
+	b, err := d.Open(netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT, PlainPorts: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.Layout() != (policy.Layout{PlainPorts: true}) || b.Exclusive() {
+		t.Errorf("layout %+v, exclusive %v", b.Layout(), b.Exclusive())
+	}
+	var _ netfilter.Driver = d
+}

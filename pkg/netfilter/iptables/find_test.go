@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// tree makes directories, files and links below a directory that root alone may
+// write, and returns it. A value is "dir MODE", "file MODE" or "-> TARGET".
+func tree(t *testing.T, entries map[string]string, order ...string) string {
+	t.Helper()
+	// In the sandbox's /run: the temporary directory may be anywhere.
+	root := filepath.Join("/run", "test", strings.ReplaceAll(t.Name(), "/", "_"))
+	err := os.MkdirAll(root, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	modes := map[string]fs.FileMode{"755": 0o755, "777": 0o777, "775": 0o775, "1777": 0o777 | fs.ModeSticky, "644": 0o644}
+	for _, name := range order {
+		path := filepath.Join(root, name)
+		kind, arg, _ := strings.Cut(entries[name], " ")
+		switch kind {
+		case "dir":
+			err = os.Mkdir(path, 0o755)
+		case "file":
+			err = os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755)
+		case "->":
+			err = os.Symlink(strings.ReplaceAll(arg, "ROOT", root), path)
+		}
+		if err == nil && kind != "->" {
+			err = os.Chmod(path, modes[arg])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+func TestFind(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		entries map[string]string
+		order   []string
+		path    string // ROOT is the tree
+		want    string // below the tree; else what the error says
+		fails   []string
+	}{
+		{
+			name:    "plain",
+			entries: map[string]string{"a": "dir 755", "a/iptables-nft": "file 755"},
+			order:   []string{"a", "a/iptables-nft"},
+			path:    "ROOT/a", want: "a/iptables-nft",
+		},
+		{
+			name:    "first name before first directory",
+			entries: map[string]string{"a": "dir 755", "b": "dir 755", "a/iptables": "file 755", "b/iptables-nft": "file 755"},
+			order:   []string{"a", "b", "a/iptables", "b/iptables-nft"},
+			path:    "ROOT/a:ROOT/b", want: "b/iptables-nft",
+		},
+		{
+			name:    "second name",
+			entries: map[string]string{"a": "dir 755", "a/iptables": "file 755"},
+			order:   []string{"a", "a/iptables"},
+			path:    "/nowhere:ROOT/a", want: "a/iptables",
+		},
+		{
+			name: "links as in Debian's alternatives",
+			entries: map[string]string{"sbin": "dir 755", "alternatives": "dir 755", "sbin/iptables-nft": "-> ROOT/alternatives/iptables-nft",
+				"alternatives/iptables-nft": "-> ../sbin/xtables-nft-multi", "sbin/xtables-nft-multi": "file 755"},
+			order: []string{"sbin", "alternatives", "sbin/xtables-nft-multi", "sbin/iptables-nft", "alternatives/iptables-nft"},
+			path:  "ROOT/sbin", want: "sbin/iptables-nft",
+		},
+		{
+			name: "dots after a link are those of its target",
+			entries: map[string]string{"deep": "dir 755", "deep/bin": "dir 755", "bin": "-> deep/bin", "deep/prog": "file 755",
+				"deep/bin/iptables-nft": "-> ../prog"},
+			order: []string{"deep", "deep/bin", "bin", "deep/prog", "deep/bin/iptables-nft"},
+			path:  "ROOT/bin", want: "bin/iptables-nft",
+		},
+		{
+			name:    "under a sticky directory of root",
+			entries: map[string]string{"t": "dir 1777", "t/a": "dir 755", "t/a/iptables-nft": "file 755"},
+			order:   []string{"t", "t/a", "t/a/iptables-nft"},
+			path:    "ROOT/t/a", want: "t/a/iptables-nft",
+		},
+		{
+			name:    "sticky is not enough for the directory itself",
+			entries: map[string]string{"t": "dir 1777", "t/iptables-nft": "file 755"},
+			order:   []string{"t", "t/iptables-nft"},
+			path:    "ROOT/t", fails: []string{"ROOT/t (writable by others)", "names no directory"},
+		},
+		{
+			name:    "writable by a group",
+			entries: map[string]string{"g": "dir 775", "g/iptables-nft": "file 755"},
+			order:   []string{"g", "g/iptables-nft"},
+			path:    "ROOT/g", fails: []string{"ROOT/g (writable by others)"},
+		},
+		{
+			name:    "below a directory that others may write",
+			entries: map[string]string{"w": "dir 777", "w/a": "dir 755", "w/a/iptables-nft": "file 755"},
+			order:   []string{"w", "w/a", "w/a/iptables-nft"},
+			path:    "ROOT/w/a", fails: []string{"ROOT/w (writable by others)"},
+		},
+		{
+			name:    "program that others may write",
+			entries: map[string]string{"a": "dir 755", "a/iptables-nft": "file 777"},
+			order:   []string{"a", "a/iptables-nft"},
+			path:    "ROOT/a", fails: []string{"ROOT/a/iptables-nft (writable by others)", "not in ROOT/a"},
+		},
+		{
+			name:    "link into a directory that others may write",
+			entries: map[string]string{"a": "dir 755", "w": "dir 777", "w/prog": "file 755", "a/iptables-nft": "-> ../w/prog"},
+			order:   []string{"a", "w", "w/prog", "a/iptables-nft"},
+			path:    "ROOT/a", fails: []string{"ROOT/w (writable by others)"},
+		},
+		{
+			name:    "no program",
+			entries: map[string]string{"a": "dir 755", "a/iptables-nft": "file 644", "a/iptables": "dir 755"},
+			order:   []string{"a", "a/iptables-nft", "a/iptables"},
+			path:    "ROOT/a", fails: []string{"a/iptables-nft (no program)", "a/iptables (no program)"},
+		},
+		{
+			name:    "links in a circle",
+			entries: map[string]string{"a": "dir 755", "a/iptables-nft": "-> iptables-nft"},
+			order:   []string{"a", "a/iptables-nft"},
+			path:    "ROOT/a", fails: []string{"too many levels of symbolic links"},
+		},
+		{
+			name: "relative", path: "bin:.:", fails: []string{`"bin" (not absolute)`, `"." (not absolute)`, `"" (not absolute)`},
+		},
+		{
+			name: "absent", path: "ROOT/none",
+			fails: []string{"find iptables-nft or iptables", "not in ROOT/none (absent)", "/usr/sbin"},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			root := tree(t, tc.entries, tc.order...)
+			f := newFinder(strings.ReplaceAll(tc.path, "ROOT", root))
+			got, err := f.find("iptables-nft", "iptables")
+			if tc.want != "" {
+				if err != nil || got != filepath.Join(root, tc.want) {
+					t.Fatalf("got %q, %v; want %s", got, err, tc.want)
+				}
+				return
+			}
+			if !errors.Is(err, fs.ErrNotExist) {
+				t.Fatalf("got %q, %v; want an error of absence", got, err)
+			}
+			for _, says := range tc.fails {
+				if says = strings.ReplaceAll(says, "ROOT", root); !strings.Contains(err.Error(), says) {
+					t.Errorf("%q does not say %q", err, says)
+				}
+			}
+		})
+	}
+}
+
+func TestFindRefusesOtherOwners(t *testing.T) {
+	root := tree(t, map[string]string{"a": "dir 755", "a/iptables-nft": "file 755"}, "a", "a/iptables-nft")
+	f := finder{path: root + "/a", trusted: func(uint32) bool { return false }}
+	if _, err := f.find("iptables-nft"); err == nil || !strings.Contains(err.Error(), "/ (not owned by root)") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTrustedOwner(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	first := file("first", "         0          0 4294967295\n")
+	nested := file("nested", "         0       1000          1\n")
+	overflow := file("overflow", "65534\n")
+	for _, tc := range []struct {
+		name   string
+		uidMap string
+		uid    uint32
+		want   bool
+	}{
+		{"root", first, 0, true},
+		{"ourselves", first, 1000, true},
+		{"another user", first, 1001, false},
+		{"nobody is an ordinary user", first, 65534, false},
+		{"root in a user namespace", nested, 0, true},
+		{"root outside of the user namespace", nested, 65534, true},
+		{"another user in it", nested, 1001, false},
+		{"no map", filepath.Join(dir, "none"), 65534, false},
+	} {
+		if got := trustedOwner(1000, tc.uidMap, overflow)(tc.uid); got != tc.want {
+			t.Errorf("%s: %v", tc.name, got)
+		}
+	}
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+func TestMain(m *testing.M) {
+	if program := os.Getenv(parentVariable); program != "" {
+		_, err := run(context.Background(), nil, nil, nil, program)
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	os.Exit(sandbox.Run(m))
+}
+
+const owner = "/var/lib/cni/ip-masq"
+
+// isolate gives the calling test a network namespace of its own, in which it
+// and the programs that it runs stay; the thread is thrown away at its end.
+func isolate(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// node is one variant of iptables in an empty network namespace.
+type node struct {
+	*testing.T
+	*backend
+	driver *Driver
+	writes int // runs of iptables-restore by the backend
+}
+
+// inEachVariant runs the test in both variants.
+func inEachVariant(t *testing.T, test func(*node)) {
+	for _, variant := range variants() {
+		t.Run(variant, func(t *testing.T) {
+			test(newNode(t, variant))
+		})
+	}
+}
+
+func newNode(t *testing.T, variant string) *node {
+	t.Helper()
+	isolate(t)
+	n := &node{T: t, driver: New(Options{})}
+	opened, err := n.driver.Open(netfilter.Choice{Backend: policy.IPTables, Variant: variant})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.backend = opened.(*backend)
+	for _, f := range policy.Families() {
+		p, err := n.programs.open(t.Context(), f, variant)
+		if err != nil {
+			t.Fatal(err)
+		}
+		restore := p.restore
+		p.restore = func(ctx context.Context, input []byte, held *os.File) error {
+			n.writes++
+			return restore(ctx, input, held)
+		}
+	}
+	return n
+}
+
+// command runs a program of the variant: "", "-restore" or "-save".
+func (n *node) command(f policy.Family, suffix, stdin string, args ...string) (string, error) {
+	var out bytes.Buffer
+	c := exec.Command(baseName(f)+"-"+n.choice.Variant+suffix, args...)
+	c.Stdin = strings.NewReader(stdin)
+	c.Stdout, c.Stderr = &out, &out
+	err := c.Run()
+	return out.String(), err
+}
+
+// iptables runs a command in table nat.
+func (n *node) iptables(f policy.Family, command string) {
+	n.Helper()
+	if out, err := n.command(f, "", "", append([]string{"-t", "nat"}, strings.Fields(command)...)...); err != nil {
+		n.Fatalf("iptables %s: %v: %s", command, err, out)
+	}
+}
+
+// load gives lines to iptables-restore.
+func (n *node) load(f policy.Family, lines ...string) {
+	n.Helper()
+	input := "*nat\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
+	if out, err := n.command(f, "-restore", input, "--noflush"); err != nil {
+		n.Fatalf("iptables-restore: %v: %s\n%s", err, out, input)
+	}
+}
+
+// save returns all of the tables, without the comments, which hold the time.
+func (n *node) save(f policy.Family) string {
+	n.Helper()
+	out, err := n.command(f, "-save", "")
+	if err != nil {
+		n.Fatalf("iptables-save: %v: %s", err, out)
+	}
+	var kept []string
+	for line := range strings.Lines(out) {
+		if !strings.HasPrefix(line, "#") {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "")
+}
+
+func refs(rs policy.Ruleset) []netfilter.ChainRef {
+	var out []netfilter.ChainRef
+	for _, c := range rs.Chains {
+		out = append(out, netfilter.ChainRef{Family: c.Family, Name: c.Name})
+	}
+	return out
+}
+
+func bothFamilies(names ...string) []netfilter.ChainRef {
+	var out []netfilter.ChainRef
+	for _, f := range policy.Families() {
+		for _, name := range names {
+			out = append(out, netfilter.ChainRef{Family: f, Name: name})
+		}
+	}
+	return out
+}
+
+func (n *node) observe(chains []netfilter.ChainRef) policy.Ruleset {
+	n.Helper()
+	rs, err := n.Observe(n.Context(), chains)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return rs
+}
+
+func (n *node) apply(rs policy.Ruleset) {
+	n.Helper()
+	if err := n.Apply(n.Context(), rs, nil); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// holds fails unless the kernel has exactly the desired chains.
+func (n *node) holds(want policy.Ruleset) {
+	n.Helper()
+	got := n.observe(refs(want))
+	if d := policy.Compare(want, got); len(d) > 0 {
+		n.Fatalf("not as desired:\n%s", d)
+	}
+	for _, c := range got.Chains {
+		if w := want.Find(c.Family, c.Name); w.Owner != c.Owner {
+			n.Fatalf("owner of %s is %v, not %v", c.Name, c.Owner, w.Owner)
+		}
+	}
+}
+
+// idle fails if the function runs iptables-restore or commits to nf_tables.
+func (n *node) idle(what string, body func()) {
+	n.Helper()
+	writes, before := n.writes, n.generation()
+	body()
+	if n.writes != writes {
+		n.Errorf("%s ran iptables-restore", what)
+	}
+	if n.generation() != before {
+		n.Errorf("%s moved the generation of nf_tables", what)
+	}
+}
+
+// readersAgree fails unless all readers say the same of the chains.
+func (n *node) readersAgree(names ...string) {
+	n.Helper()
+	for _, f := range policy.Families() {
+		kernel, err := n.readKernel(f, names)
+		if err != nil {
+			n.Fatal(err)
+		}
+		shown, err := n.readText(n.Context(), f, names)
+		if err != nil {
+			n.Fatal(err)
+		}
+		for _, name := range append([]string{postrouting}, names...) {
+			if len(kernel[name]) != len(shown[name]) {
+				n.Fatalf("%s: %d rules in the kernel, %d shown", name, len(kernel[name]), len(shown[name]))
+			}
+			for i, k := range kernel[name] {
+				s := shown[name][i]
+				same := strange(k, names) && strange(s, names) || k.rule.Equal(s.rule)
+				if !same || k.owner != s.owner || slices.Contains(names, s.target) && k.target != s.target {
+					n.Fatalf("%s, rule %d: the kernel has %v, leading to %q, of %v; shown is %s", name, i+1, k.rule, k.target, k.owner, s.text)
+				}
+			}
+		}
+	}
+}
+
+// strange tells of what policy has no terms for.
+func strange(e entry, names []string) bool {
+	return e.rule.Verdict == policy.Alien || e.rule.Verdict == policy.Jump && !slices.Contains(names, e.target)
+}
+
+// generation is the number that each commit to nf_tables raises.
+func (n *node) generation() uint32 {
+	n.Helper()
+	var g uint32
+	err := n.link.use(func(c *nflink.Conn) (err error) {
+		g, err = c.Generation()
+		return err
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	return g
+}

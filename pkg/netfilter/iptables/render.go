@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Render writes the chains of one family as input for `iptables-restore
+// --noflush`, or ip6tables-restore. Each chain is written anew, whatever it
+// held, and the jumps to it are appended. The order of a rule's arguments is
+// that in which `iptables -S` prints them.
+func Render(rs policy.Ruleset, f policy.Family) []byte {
+	var t transaction
+	for i := range rs.Chains {
+		if c := &rs.Chains[i]; c.Family == f {
+			t.fill(c)
+			for _, j := range c.Jumps {
+				t.appendJump(j, c.Name)
+			}
+		}
+	}
+	return t.restore()
+}
+
+// transaction collects what one run of iptables-restore does in table nat.
+type transaction struct {
+	declared, jumps, rules, deleted []string
+}
+
+// empty reports whether there is nothing to do.
+func (t *transaction) empty() bool {
+	return len(t.declared)+len(t.jumps)+len(t.rules)+len(t.deleted) == 0
+}
+
+// declare makes the chain, or empties one that is there.
+func (t *transaction) declare(chain string) {
+	t.declared = append(t.declared, ":"+chain+" - [0:0]")
+}
+
+// fill makes the chain hold exactly the rules. The owner stands on the last.
+func (t *transaction) fill(c *policy.Chain) {
+	t.declare(c.Name)
+	for i, r := range c.Rules {
+		comment := ""
+		if i == len(c.Rules)-1 {
+			comment = c.Owner.Comment()
+		}
+		t.rules = append(t.rules, spellOut(r, c.Name, c.Name, comment)...)
+	}
+}
+
+// appendJump adds a jump to the end of POSTROUTING.
+func (t *transaction) appendJump(j policy.Rule, chain string) {
+	comment := ""
+	if j.Equal(policy.Rule{NotToLocal: true, Verdict: policy.Jump}) {
+		comment = agentJumpComment(chain)
+	}
+	t.jumps = append(t.jumps, spellOut(j, postrouting, chain, comment)...)
+}
+
+// deleteJump takes away the first rule of POSTROUTING that is exactly the one
+// that `iptables -S` printed.
+func (t *transaction) deleteJump(line string) {
+	t.jumps = append(t.jumps, "-D"+strings.TrimPrefix(line, "-A"))
+}
+
+// delete takes the chain away once nothing leads to it any more.
+func (t *transaction) delete(chain string) {
+	t.declare(chain)
+	t.deleted = append(t.deleted, "-X "+chain)
+}
+
+// restore returns the transaction as input for iptables-restore.
+func (t *transaction) restore() []byte {
+	var b bytes.Buffer
+	b.WriteString("*" + natTable + "\n")
+	for _, lines := range [][]string{t.declared, t.jumps, t.rules, t.deleted} {
+		for _, line := range lines {
+			b.WriteString(line + "\n")
+		}
+	}
+	b.WriteString("COMMIT\n")
+	return b.Bytes()
+}
+
+// agentJumpComment is the comment by which ip-masq-agent, from 2.10 on, looks
+// for its jump with `iptables -C`. It adds another every minute unless there is
+// one with this very text.
+func agentJumpComment(chain string) string {
+	return "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " + chain + " chain"
+}
+
+// spellOut writes a rule of a chain. A rule takes one line for each pair of a
+// source and a destination prefix; those that iptables is given have one.
+func spellOut(r policy.Rule, chain, target, comment string) []string {
+	if r.Verdict == policy.Alien {
+		return []string{"# left out, not ours: " + policy.Quote(r.Text)}
+	}
+	var lines []string
+	for _, from := range prefixes(r.From) {
+		for _, to := range prefixes(r.To) {
+			w := []string{"-A", chain}
+			if from.Bits() > 0 {
+				w = append(w, "-s", from.String())
+			}
+			if to.Bits() > 0 {
+				w = append(w, "-d", to.String())
+			}
+			lines = append(lines, strings.Join(append(w, arguments(r, target, comment)...), " "))
+		}
+	}
+	return lines
+}
+
+// arguments writes what follows the addresses of a rule.
+func arguments(r policy.Rule, target, comment string) []string {
+	var w []string
+	if r.Out != "" {
+		w = append(w, "-o", quote(r.Out))
+	}
+	if r.Protocol != "" {
+		w = append(w, "-p", string(r.Protocol))
+	}
+	if comment != "" {
+		w = append(w, "-m comment --comment", quote(comment))
+	}
+	if r.NotFromLocal || r.NotToLocal {
+		w = append(w, "-m addrtype")
+	}
+	if r.NotFromLocal {
+		w = append(w, "! --src-type LOCAL")
+	}
+	if r.NotToLocal {
+		w = append(w, "! --dst-type LOCAL")
+	}
+	if r.Share != 0 {
+		w = append(w, fmt.Sprintf("-m statistic --mode random --probability %.11f", float64(r.Share)/policy.ShareUnit))
+	}
+	switch r.Verdict {
+	case policy.Jump:
+		w = append(w, "-j", target)
+	case policy.Return:
+		w = append(w, "-j RETURN")
+	case policy.Masquerade:
+		w = append(w, "-j MASQUERADE")
+		if !r.Ports.IsZero() {
+			w = append(w, "--to-ports", r.Ports.String())
+		}
+		if r.RandomFully {
+			w = append(w, "--random-fully")
+		}
+	}
+	return w
+}
+
+// prefixes returns the prefixes that make up a set of addresses: for one that
+// holds all of them, which a rule need not match, a prefix of length zero.
+func prefixes(set policy.Ranges) []netip.Prefix {
+	if set == nil {
+		return []netip.Prefix{{}}
+	}
+	var out []netip.Prefix
+	for _, r := range set {
+		out = append(out, r.Prefixes()...)
+	}
+	return out
+}
+
+// quote writes an argument as iptables -S does, in quotes where it is needed.
+func quote(s string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_.+/@=", r)
+	}
+	odd := func(r rune) bool { return !plain(r) && r != '-' }
+	if s != "" && s[0] != '-' && !strings.ContainsFunc(s, odd) {
+		return s
+	}
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `'`, `\'`).Replace(s) + `"`
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func prefixList(list ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+func entriesOf(a policy.Action, list ...string) []policy.Entry {
+	var out []policy.Entry
+	for _, p := range prefixList(list...) {
+		out = append(out, policy.Entry{Prefix: p, Action: a})
+	}
+	return out
+}
+
+// basic is what a node has that configures nothing but IPv6.
+func basic(chain string) policy.Policy {
+	return policy.Policy{
+		Chain: chain,
+		Destinations: entriesOf(policy.Exempt, "169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16",
+			"fe80::/10", "fd00::/8"),
+		Host:        policy.Stated[bool]{Value: true},
+		EnableIPv6:  policy.Stated[bool]{Value: true},
+		RandomFully: policy.Stated[bool]{Value: true},
+	}
+}
+
+func desired(o policy.Owner, policies ...policy.Policy) policy.Ruleset {
+	return policy.Desired(policies, policy.Layout{}, o)
+}
+
+func TestRender(t *testing.T) {
+	scoped := basic("PODS")
+	scoped.Sources.Value = prefixList("10.1.0.0/16", "10.2.0.0/17", "fd01::/64")
+	scoped.Interfaces.Value = []string{"eth0", "wlan+", "a-b@c'd"}
+	scoped.Host.Value = false
+	scoped.ExemptSources = entriesOf(policy.Exempt, "10.1.7.0/24")
+	ports := basic("PORTS")
+	ports.ToPorts.Value = policy.Ports{{First: 1024, Last: 29999}, {First: 32768, Last: 65535}, {First: 7, Last: 7}}
+	ports.Destinations = append(entriesOf(policy.Masqueraded, "10.3.0.0/16"), ports.Destinations...)
+	only := basic("ONLY")
+	only.RandomFully.Value = false
+	only.Destinations = append(entriesOf(policy.Exempt, "0.0.0.0/0", "::/0"), entriesOf(policy.Masqueraded, "8.8.8.8/32", "2001:db8::1/128")...)
+	for name, rs := range map[string]policy.Ruleset{
+		"basic":  desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("IP-MASQ-AGENT")),
+		"scoped": desired(policy.OwnedBy("/var/lib/cni/ip-masq"), scoped),
+		"ports":  desired(policy.OwnedBy("/mnt/with space"), ports),
+		"only":   desired(policy.Owner{}, only),
+		"two":    desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("ONE"), basic("TWO")),
+		"set": {Chains: []policy.Chain{{Family: policy.IPv4, Name: "SET", Rules: []policy.Rule{
+			{From: policy.RangesOf(prefixList("10.0.0.0/8", "192.168.0.0/16")...), To: policy.RangesOf(prefixList("1.0.0.0/8", "2.2.2.0/31")...),
+				Verdict: policy.Return},
+			{From: policy.Ranges{}, Verdict: policy.Return}, // no source at all
+			{Verdict: policy.Alien, Text: "strange\nrule"},
+		}}}},
+	} {
+		for _, f := range policy.Families() {
+			file := filepath.Join("testdata", "render", name+"."+string(f))
+			got := Render(rs, f)
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", file, diff)
+			}
+		}
+	}
+}
+
+// TestRenderReads holds the text to what its own reader makes of it.
+func TestRenderReads(t *testing.T) {
+	rs := desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("IP-MASQ-AGENT"))
+	for _, f := range policy.Families() {
+		var lines []string
+		for line := range strings.Lines(string(Render(rs, f))) {
+			if line = strings.TrimSpace(line); strings.HasPrefix(line, ":") {
+				line = "-N " + strings.TrimPrefix(strings.Fields(line)[0], ":")
+			}
+			lines = append(lines, line)
+		}
+		listed, err := parseListing(lines)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := *rs.Find(f, "IP-MASQ-AGENT")
+		got := listed.chains(f, []string{"IP-MASQ-AGENT"})
+		if diff := cmp.Diff([]policy.Chain{want}, got, compareRules()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", f, diff)
+		}
+	}
+}

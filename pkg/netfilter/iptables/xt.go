@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// extension is a match or the target of a rule, in the form that xtables has
+// for it in either variant of iptables.
+type extension struct {
+	name     string
+	revision uint32
+	info     []byte
+}
+
+func (x extension) String() string { return fmt.Sprintf("%s (revision %d)", x.name, x.revision) }
+
+// match reads a match.
+func (r *reading) match(x extension) {
+	switch x.name {
+	case "comment":
+		if text, err := nflink.DecodeComment(x.revision, x.info); err != nil {
+			r.ask(x, err)
+		} else {
+			r.comment(text)
+		}
+	case "addrtype":
+		r.addressTypes(x)
+	case "statistic":
+		switch s, err := nflink.DecodeStatistic(x.revision, x.info); {
+		case err != nil:
+			r.ask(x, err)
+		case s.Invert || s.Mode == nflink.StatisticNth:
+			r.refuse("match statistic of another kind")
+		default:
+			r.random(s.Probability)
+		}
+	default:
+		r.refuse("match " + x.String())
+	}
+}
+
+func (r *reading) addressTypes(x extension) {
+	a, err := nflink.DecodeAddrType(x.revision, x.info)
+	if err != nil {
+		r.ask(x, err)
+		return
+	}
+	for _, side := range []struct {
+		types, invert uint32
+		notLocal      *bool
+	}{
+		{uint32(a.Source), nflink.AddrTypeInvertSource, &r.rule.NotFromLocal},
+		{uint32(a.Dest), nflink.AddrTypeInvertDest, &r.rule.NotToLocal},
+	} {
+		switch {
+		case side.types == 0: // not looked at
+		case side.types == uint32(nflink.AddrTypeLocal) && a.Flags&side.invert != 0:
+			*side.notLocal = true
+		default:
+			r.refuse("match addrtype of another kind")
+		}
+	}
+	if a.Flags&^(nflink.AddrTypeInvertSource|nflink.AddrTypeInvertDest) != 0 {
+		r.refuse("match addrtype of one interface")
+	}
+}
+
+// targetExtension reads a target that is neither a chain nor a verdict.
+func (r *reading) targetExtension(f policy.Family, x extension) {
+	if x.name != "MASQUERADE" {
+		r.jump(x.name) // what another target does is as little known as a chain
+		return
+	}
+	m, err := nflink.DecodeMasquerade(nflinkFamily(f), x.revision, x.info)
+	switch {
+	case err != nil:
+		r.ask(x, err)
+	case m.Flags&^(nflink.RangeProtoSpecified|nflink.RangeRandomFully) != 0:
+		r.refuse("target MASQUERADE of another kind")
+	}
+	r.rule.RandomFully = m.Flags&nflink.RangeRandomFully != 0
+	if m.Flags&nflink.RangeProtoSpecified != 0 {
+		r.portRange(m.PortMin, m.PortMax)
+	}
+	r.verdict(policy.Masquerade)
+}

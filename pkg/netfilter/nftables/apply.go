@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// commit carries out the plans of both families: new sets in a first batch, all
+// else in a second. What replaces a table whole can only be one batch.
+func commit(conn *nflink.Conn, plans []*plan) error {
+	var first, second nflink.Batch
+	for _, p := range plans {
+		if p.empty() {
+			continue
+		}
+		w := writer{plan: p, header: headerOf(p.family)}
+		w.first, w.second = &first, &second
+		if p.replace {
+			w.first = &second
+		}
+		w.write()
+	}
+	for _, b := range []*nflink.Batch{&first, &second} {
+		if b.Len() == 0 {
+			continue
+		}
+		if err := conn.Commit(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type writer struct {
+	*plan
+	header
+	first, second *nflink.Batch
+}
+
+func (w *writer) write() {
+	if w.drop || w.replace {
+		w.second.DeleteTable(w.link, tableName)
+	}
+	if w.drop {
+		return
+	}
+	w.fillSets()
+	b := w.second
+	for _, d := range w.deltas {
+		b.DeleteElements(w.link, tableName, d.set, rangesOf(d.del))
+		b.AddElements(w.link, tableName, d.set, rangesOf(d.add))
+	}
+	if len(w.deltas) > 0 {
+		return
+	}
+	b.AddTable(w.link, tableName)
+	if w.hook {
+		base := wantedBase()
+		b.AddChain(w.link, tableName, baseChain, &base)
+	}
+	if w.rehook && !w.hook {
+		b.FlushChain(w.link, tableName, baseChain)
+	}
+	for _, handle := range w.goneJumps {
+		b.DeleteRule(w.link, tableName, baseChain, handle)
+	}
+	w.emptyGone()
+	for _, r := range w.rewrite {
+		w.rewriteChain(r)
+	}
+	for _, r := range w.jumps {
+		for i, j := range r.chain.Jumps {
+			b.AddRule(w.link, tableName, baseChain, encode(w.family, j, r.sets[i], chainPrefix+r.chain.Name), "")
+		}
+	}
+	for _, name := range w.goneChains {
+		b.DeleteChain(w.link, tableName, name)
+	}
+	for _, name := range w.goneSets {
+		b.DeleteSet(w.link, tableName, name)
+	}
+}
+
+func (w *writer) fillSets() {
+	if len(w.newSets) == 0 {
+		return
+	}
+	key := nflink.TypeIPv4
+	if w.family == policy.IPv6 {
+		key = nflink.TypeIPv6
+	}
+	w.first.AddTable(w.link, tableName)
+	for _, s := range w.newSets {
+		w.first.AddSet(w.link, tableName, s.name, key)
+		w.first.AddElements(w.link, tableName, s.name, rangesOf(s.ranges))
+	}
+}
+
+// emptyGone takes the rules out of the chains that go, which may jump to each
+// other and name sets that go too.
+func (w *writer) emptyGone() {
+	for _, name := range w.goneChains {
+		w.second.FlushChain(w.link, tableName, name)
+	}
+}
+
+func (w *writer) rewriteChain(r rewritten) {
+	name := chainPrefix + r.chain.Name
+	w.second.AddChain(w.link, tableName, name, nil)
+	if !r.fresh {
+		w.second.FlushChain(w.link, tableName, name)
+	}
+	for i, rule := range r.chain.Rules {
+		comment := ""
+		if i == len(r.chain.Rules)-1 {
+			comment = r.chain.Owner.Comment()
+		}
+		w.second.AddRule(w.link, tableName, name, encode(w.family, rule, r.sets[i], ""), comment)
+	}
+}
+
+func rangesOf(r policy.Ranges) []nflink.Range {
+	out := make([]nflink.Range, len(r))
+	for i, x := range r {
+		out[i] = nflink.Range{First: x.From(), Last: x.To()}
+	}
+	return out
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+type backend struct{ driver *Driver }
+
+// Layout implements netfilter.Backend.
+func (b *backend) Layout() policy.Layout { return policy.Layout{Sets: true} }
+
+// Exclusive implements netfilter.Backend.
+func (b *backend) Exclusive() bool { return true }
+
+// Observe implements netfilter.Backend.
+func (b *backend) Observe(context.Context, []netfilter.ChainRef) (policy.Ruleset, error) {
+	var all policy.Ruleset
+	tables, err := b.read()
+	for _, f := range policy.Families() {
+		if t := tables[f]; t != nil {
+			rs := t.ruleset(f)
+			all.Chains = append(all.Chains, rs.Chains...)
+			all.Aliens = append(all.Aliens, rs.Aliens...)
+		}
+	}
+	return all, err
+}
+
+func (b *backend) read() (map[policy.Family]*table, error) {
+	conn, err := b.driver.dial()
+	if err != nil {
+		return nil, err
+	}
+	tables := map[policy.Family]*table{}
+	for _, f := range policy.Families() {
+		if tables[f], err = read(conn, f); err != nil {
+			return nil, err
+		}
+	}
+	return tables, nil
+}
+
+// Apply implements netfilter.Backend. It needs no child, so nobody inherits the
+// lock.
+func (b *backend) Apply(_ context.Context, desired policy.Ruleset, _ *os.File) error {
+	tables, err := b.read()
+	if err != nil {
+		return err
+	}
+	return b.commit(func(f policy.Family) *plan {
+		ofFamily := slices.DeleteFunc(slices.Clone(desired.Chains), func(c policy.Chain) bool { return c.Family != f })
+		return planTable(f, tables[f], ofFamily)
+	})
+}
+
+// Remove implements netfilter.Backend: what else stands in the tables stays as
+// it is, and a table without a chain goes.
+func (b *backend) Remove(_ context.Context, chains []netfilter.ChainRef, _ *os.File) error {
+	tables, err := b.read()
+	if err != nil {
+		return err
+	}
+	return b.commit(func(f policy.Family) *plan {
+		return planRemoval(f, tables[f], func(name string) bool {
+			return slices.Contains(chains, netfilter.ChainRef{Family: f, Name: name})
+		})
+	})
+}
+
+func (b *backend) commit(planFor func(policy.Family) *plan) error {
+	conn, err := b.driver.dial()
+	if err != nil {
+		return err
+	}
+	var plans []*plan
+	for _, f := range policy.Families() {
+		plans = append(plans, planFor(f))
+	}
+	return commit(conn, plans)
+}

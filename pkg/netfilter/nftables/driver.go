@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Driver keeps one netlink socket for all that it opens, made when first needed
+// in the network namespace of the thread that needs it.
+type Driver struct{ conn *nflink.Conn }
+
+// New returns the driver of the backend nftables.
+func New() *Driver { return &Driver{} }
+
+// Close closes the socket, if there is one. Soon after anybody's commit the
+// kernel makes that wait for 8 to 16 ms; a process about to end can leave it out.
+func (d *Driver) Close() error {
+	if d.conn == nil {
+		return nil
+	}
+	conn := d.conn
+	d.conn = nil
+	return conn.Close()
+}
+
+// Backend implements netfilter.Driver.
+func (d *Driver) Backend() policy.Backend { return policy.NFTables }
+
+// Open implements netfilter.Driver.
+func (d *Driver) Open(netfilter.Choice) (netfilter.Backend, error) { return &backend{d}, nil }
+
+// Uses implements netfilter.Driver.
+func (d *Driver) Uses(_ context.Context, chain string) ([]netfilter.Choice, error) {
+	conn, err := d.dial()
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range policy.Families() {
+		_, err := conn.Chain(headerOf(f).link, tableName, chainPrefix+chain)
+		if err == nil {
+			return []netfilter.Choice{{Backend: policy.NFTables}}, nil
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			return nil, usable(err)
+		}
+	}
+	return nil, nil
+}
+
+// Probe implements netfilter.Driver. The kernel lets nobody read who may not
+// write, so reading tells.
+func (d *Driver) Probe(context.Context, string) (netfilter.Choice, error) {
+	conn, err := d.dial()
+	if err == nil {
+		_, err = conn.Generation()
+	}
+	if err != nil {
+		return netfilter.Choice{}, usable(err)
+	}
+	return netfilter.Choice{Backend: policy.NFTables}, nil
+}
+
+func (d *Driver) dial() (*nflink.Conn, error) {
+	if d.conn == nil {
+		conn, err := nflink.Dial()
+		if err != nil {
+			return nil, usable(err)
+		}
+		d.conn = conn
+	}
+	return d.conn, nil
+}
+
+// usable says what to do about a kernel or a user that cannot.
+func usable(err error) error {
+	remedy := "the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB); try: modprobe nf_tables"
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
+		remedy = "CAP_NET_ADMIN is needed in the network namespace"
+	}
+	return fmt.Errorf("nftables: %w: %w: %s", netfilter.ErrUnusable, err, remedy)
+}

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// failer is what testing and rapid have in common.
+type failer interface {
+	Helper()
+	Error(args ...any)
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+}
+
+// node is the kernel of the sandbox, empty at first.
+type node struct {
+	failer
+	driver  *Driver
+	backend netfilter.Backend
+}
+
+func newNode(t *testing.T) *node {
+	n := &node{failer: t, driver: New()}
+	n.nft("flush ruleset")
+	var err error
+	if n.backend, err = n.driver.Open(netfilter.Choice{Backend: policy.NFTables}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n.nft("flush ruleset")
+		if err := n.driver.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+func (n *node) nft(script string) {
+	n.Helper()
+	cmd := exec.Command("nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(script)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		n.Fatalf("nft: %v\n%s\n%s", err, out, script)
+	}
+}
+
+// list writes the tables, always in the same order. The number at the end of a
+// set that replaced another is left out.
+func (n *node) list() string {
+	n.Helper()
+	var all string
+	for _, table := range []string{"ip ip-masq", "ip6 ip-masq", "ip other"} {
+		out, err := exec.Command("nft", append([]string{"-s", "list", "table"}, strings.Fields(table)...)...).Output()
+		if err == nil {
+			all += string(out)
+		}
+	}
+	return strings.ReplaceAll(strings.ReplaceAll(all, "AGENT.2", "AGENT"), "B.2", "B")
+}
+
+func (n *node) apply(desired policy.Ruleset) {
+	n.Helper()
+	if err := n.backend.Apply(context.Background(), desired, nil); err != nil {
+		n.Fatal(err)
+	}
+	if d := n.compare(desired); len(d) > 0 {
+		n.Fatalf("differs after apply:\n%s\n%s", d, n.list())
+	}
+}
+
+func (n *node) compare(desired policy.Ruleset) policy.Diff {
+	n.Helper()
+	observed, err := n.backend.Observe(context.Background(), nil)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return policy.Compare(desired, observed)
+}
+
+func (n *node) generation() uint32 {
+	n.Helper()
+	conn, err := n.driver.dial()
+	if err != nil {
+		n.Fatal(err)
+	}
+	g, err := conn.Generation()
+	if err != nil {
+		n.Fatal(err)
+	}
+	return g
+}
+
+func statement(chain string, edit ...func(*policy.Statement)) policy.Statement {
+	yes := true
+	s := policy.Statement{Chain: chain, EnableIPv6: &yes, NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8")}
+	for _, e := range edit {
+		e(&s)
+	}
+	return s
+}
+
+func prefixes(list ...string) []netip.Prefix {
+	out := []netip.Prefix{}
+	for _, p := range list {
+		out = append(out, netip.MustParsePrefix(p))
+	}
+	return out
+}
+
+func desired(statements ...policy.Statement) policy.Ruleset {
+	var all []policy.Contribution
+	for i, s := range statements {
+		all = append(all, policy.Contribution{Source: policy.Source{Kind: policy.Network, Name: fmt.Sprint(i)}, Statement: s})
+	}
+	return policy.Desired(policy.Merge(all), policy.Layout{Sets: true}, policy.OwnedBy("/var/lib/cni/ip-masq"))
+}
+
+// TestApplyConverges: from whatever one set of policies left, the next one is
+// reached, and reached without writing a second time.
+func TestApplyConverges(t *testing.T) {
+	n := newNode(t)
+	rapid.Check(t, func(t *rapid.T) {
+		n.failer = t
+		want := desired(rapid.SliceOfN(drawStatement(), 0, 3).Draw(t, "statements")...)
+		n.apply(want)
+		before := n.generation()
+		n.apply(want)
+		if n.generation() != before {
+			t.Fatal("a second pass wrote")
+		}
+	})
+	n.failer = t
+}
+
+func drawStatement() *rapid.Generator[policy.Statement] {
+	return rapid.Custom(func(t *rapid.T) policy.Statement {
+		prefix := rapid.Custom(func(t *rapid.T) netip.Prefix {
+			if rapid.Bool().Draw(t, "v6") {
+				a := [16]byte{0: 0xfd, 15: rapid.Byte().Draw(t, "last")}
+				return netip.PrefixFrom(netip.AddrFrom16(a), rapid.SampledFrom([]int{0, 7, 8, 9, 120, 124, 127, 128}).Draw(t, "bits")).Masked()
+			}
+			a := [4]byte{rapid.SampledFrom([]byte{0, 10, 255}).Draw(t, "first"), 0, 0, rapid.Byte().Draw(t, "last")}
+			return netip.PrefixFrom(netip.AddrFrom4(a), rapid.SampledFrom([]int{0, 1, 8, 9, 24, 28, 31, 32}).Draw(t, "bits")).Masked()
+		})
+		list := func(most int, name string) []netip.Prefix {
+			return rapid.SliceOfNDistinct(prefix, 0, most, rapid.ID).Draw(t, name)
+		}
+		boolean := func(name string) *bool { b := rapid.Bool().Draw(t, name); return &b }
+		ports, err := policy.ParsePorts(rapid.SampledFrom([]string{"", "7", "1024-2047,65535"}).Draw(t, "ports"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return policy.Statement{
+			Chain:                    rapid.SampledFrom([]string{"IP-MASQ-AGENT", "10", "set", "a.b_c-D"}).Draw(t, "chain"),
+			NonMasqueradeCIDRs:       list(12, "non"),
+			MasqueradeCIDRs:          list(6, "masq"),
+			SourceCIDRs:              list(2, "sources"),
+			NonMasqueradeSourceCIDRs: list(2, "exempt sources"),
+			OutputInterfaces:         rapid.SliceOfN(rapid.SampledFrom([]string{"eth0", "br+", "abcdefghijklmno"}), 0, 2).Draw(t, "out"),
+			EnableIPv6:               boolean("ipv6"),
+			MasqLinkLocal:            boolean("link-local"),
+			MasqueradeHost:           boolean("host"),
+			RandomFully:              boolean("random"),
+			ToPorts:                  &ports,
+		}
+	})
+}
+
+func TestTamperingIsSeenAndRepaired(t *testing.T) {
+	const table, chain = "ip ip-masq", "ip ip-masq masq-IP-MASQ-AGENT"
+	for name, tc := range map[string]struct{ script, diff string }{
+		"jump deleted":        {"flush chain " + table + " postrouting", "missing jump"},
+		"jump twice":          {"add rule " + table + " postrouting fib daddr type != local jump masq-IP-MASQ-AGENT", "unexpected jump"},
+		"chain flushed":       {"flush chain " + chain, "missing chain"},
+		"rule added":          {"insert rule " + chain + " ip daddr 1.2.3.4 accept", "unexpected rule: rule of payload"},
+		"rule in base chain":  {"insert rule " + table + " postrouting accept", "alien: chain postrouting"},
+		"element added":       {"add element " + table + " exempt-IP-MASQ-AGENT { 11.0.0.0/16 }", "unexpected element: destination 11.0.0.0/16"},
+		"element removed":     {"delete element " + table + " exempt-IP-MASQ-AGENT { 10.0.0.0/8 }", "missing element: destination 10.0.0.0/8"},
+		"set flushed":         {"flush set " + table + " exempt-IP-MASQ-AGENT", "missing element"},
+		"another chain":       {"add chain " + table + " mine; add rule " + table + " mine counter; insert rule " + chain + " jump mine", `alien: chain "mine"`},
+		"another base chain":  {"add chain " + table + " mine { type filter hook output priority 0; policy drop; }", `alien: chain "mine"`},
+		"another set":         {"add set " + table + " mine { type ipv4_addr; }", `alien: set "mine"`},
+		"anonymous set":       {"insert rule " + chain + " ip daddr { 1.2.3.4, 5.6.7.8 } masquerade", "unexpected rule"},
+		"a counter object":    {"add counter " + table + " mine", "neither a chain nor a set"},
+		"dormant":             {"add table " + table + " { flags dormant; }", "table has flags"},
+		"table deleted":       {"delete table " + table, "missing chain"},
+		"everything deleted":  {"flush ruleset", "missing chain"},
+		"policy drop":         {"add chain " + table + " postrouting { policy drop; }", "not the base chain"},
+		"verdict changed":     {"flush chain " + chain + "; add rule " + chain + " ip daddr @exempt-IP-MASQ-AGENT accept; add rule " + chain + " masquerade fully-random", "missing rule"},
+		"order changed":       {"flush chain " + chain + "; add rule " + chain + " masquerade fully-random; add rule " + chain + " ip daddr @exempt-IP-MASQ-AGENT return", "out of order"},
+		"other family's rule": {"insert rule ip6 ip-masq postrouting accept", "ipv6: unexpected alien"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			want := desired(statement("IP-MASQ-AGENT"))
+			n.apply(want)
+			right := n.list()
+			n.nft(tc.script)
+			if d := n.compare(want).String(); !strings.Contains(d, tc.diff) {
+				t.Errorf("the difference does not tell %q:\n%s", tc.diff, d)
+			}
+			n.apply(want)
+			if diff := cmp.Diff(right, n.list()); diff != "" {
+				t.Errorf("repaired (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestOnlyWhatDiffersIsWritten(t *testing.T) {
+	n := newNode(t)
+	n.apply(desired(statement("A"), statement("B")))
+	n.nft("insert rule ip ip-masq masq-B counter packets 7 bytes 7 return; add rule ip ip-masq masq-B counter packets 9 bytes 9")
+	counted := func() string {
+		out, err := exec.Command("nft", "-a", "list", "chain", "ip", "ip-masq", "masq-A").CombinedOutput()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	before := counted()
+	n.apply(desired(statement("A"), statement("B", func(s *policy.Statement) { s.MasqueradeCIDRs = prefixes("10.1.0.0/16") })))
+	if diff := cmp.Diff(before, counted()); diff != "" {
+		t.Errorf("chain A was rewritten (-before +after):\n%s", diff)
+	}
+}
+
+func TestOneSetChangesInPlace(t *testing.T) {
+	n := newNode(t)
+	n.apply(desired(statement("A")))
+	rules := func() string {
+		out, err := exec.Command("nft", "-a", "list", "chain", "ip", "ip-masq", "masq-A").CombinedOutput()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	before := rules()
+	for _, list := range [][]string{{"10.0.0.0/9", "11.0.0.0/8"}, {"10.0.0.0/8", "11.0.0.0/8"}, {"0.0.0.0/1"}, {"128.0.0.0/1", "10.0.0.0/8"}} {
+		n.apply(desired(statement("A", func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes(append(list, "fd00::/8")...) })))
+	}
+	if diff := cmp.Diff(before, rules()); diff != "" {
+		t.Errorf("rules were rewritten (-before +after):\n%s", diff)
+	}
+}
+
+func TestManyPrefixes(t *testing.T) {
+	n := newNode(t)
+	var list []netip.Prefix
+	for i := range 10_000 {
+		list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(20 + i>>14), byte(i >> 6), byte(i << 2), 0}), 24))
+	}
+	many := func(s *policy.Statement) { s.NonMasqueradeCIDRs = list }
+	n.apply(desired(statement("A", many)))
+	list = append(list[:5000], list[5001:]...)
+	n.apply(desired(statement("A", many)))
+}
+
+func TestRemove(t *testing.T) {
+	n := newNode(t)
+	n.nft("add table ip other; add chain ip other c; add rule ip other c counter")
+	others := n.list()
+	n.apply(desired(statement("B")))
+	justB := n.list()
+	n.apply(desired(statement("A"), statement("B")))
+	refs := func(name string) []netfilter.ChainRef {
+		return []netfilter.ChainRef{{Family: policy.IPv4, Name: name}, {Family: policy.IPv6, Name: name}}
+	}
+	for _, step := range []struct{ chain, want string }{{"A", justB}, {"A", justB}, {"B", others}, {"B", others}} {
+		if err := n.backend.Remove(context.Background(), refs(step.chain), nil); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(step.want, n.list()); diff != "" {
+			t.Errorf("after removing %s (-want +got):\n%s", step.chain, diff)
+		}
+	}
+}
+
+func TestUsesAndProbe(t *testing.T) {
+	n := newNode(t)
+	uses := func() []netfilter.Choice {
+		t.Helper()
+		got, err := n.driver.Uses(context.Background(), "A")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	if got := uses(); len(got) != 0 {
+		t.Errorf("uses %v of nothing", got)
+	}
+	n.apply(desired(statement("A")))
+	choice, err := n.driver.Probe(context.Background(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]netfilter.Choice{choice}, uses()); diff != "" {
+		t.Errorf("uses (-want +got):\n%s", diff)
+	}
+}
+
+func TestGoldenText(t *testing.T) {
+	n := newNode(t)
+	n.apply(desired(statement("IP-MASQ-AGENT", func(s *policy.Statement) { s.EnableIPv6, s.NonMasqueradeCIDRs = nil, prefixes("10.0.0.0/8") })))
+	want := `table ip ip-masq {
+	set exempt-IP-MASQ-AGENT {
+		type ipv4_addr
+		flags interval
+		elements = { 10.0.0.0/8, 169.254.0.0/16 }
+	}
+
+	chain postrouting {
+		type nat hook postrouting priority srcnat + 1; policy accept;
+		fib daddr type != local jump masq-IP-MASQ-AGENT
+	}
+
+	chain masq-IP-MASQ-AGENT {
+		ip daddr @exempt-IP-MASQ-AGENT counter return
+		counter masquerade fully-random comment "ip-masq/1 keeps its state in /var/lib/cni/ip-masq"
+	}
+}
+`
+	if diff := cmp.Diff(want, n.list()); diff != "" {
+		t.Errorf("nft list ruleset (-want +got):\n%s", diff)
+	}
+}
