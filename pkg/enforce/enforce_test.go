@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+type fixture struct {
+	*testing.T
+	kernel   *kernel
+	enforcer *enforce.Enforcer
+	warnings []string
+}
+
+func newFixture(t *testing.T) *fixture {
+	f := &fixture{T: t, kernel: newKernel()}
+	f.enforcer = &enforce.Enforcer{
+		Dir:     store.Open(t.TempDir() + "/state"),
+		Drivers: f.kernel.drivers(),
+		Warn: func(err error) {
+			if err != nil {
+				f.warnings = append(f.warnings, err.Error())
+			}
+		},
+	}
+	return f
+}
+
+// ensure runs one locked pass with the record as it is stored.
+func (f *fixture) ensure(contributions ...policy.Contribution) *enforce.View {
+	f.Helper()
+	lock, err := f.enforcer.Dir.Lock(context.Background())
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer func() {
+		if err := lock.Release(); err != nil {
+			f.Error(err)
+		}
+	}()
+	return f.enforcer.Ensure(context.Background(), contributions, f.record(), lock)
+}
+
+func (f *fixture) look(contributions ...policy.Contribution) *enforce.View {
+	f.Helper()
+	return f.enforcer.Look(context.Background(), contributions, f.record())
+}
+
+func (f *fixture) record() store.Record {
+	f.Helper()
+	state, err := f.enforcer.Dir.Load()
+	if err != nil {
+		f.Fatal(err)
+	}
+	return state.Record
+}
+
+func (f *fixture) mustBeRight(v *enforce.View) {
+	f.Helper()
+	if !v.Right() {
+		f.Fatalf("not right: failed %v, stale %v, groups %+v\nkernel:\n%s", v.Failed, v.Stale, v.Groups, f.kernel.dump())
+	}
+}
+
+func network(name, chain string, edit ...func(*policy.Statement)) policy.Contribution {
+	s := policy.Statement{Chain: chain, NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+	for _, e := range edit {
+		e(&s)
+	}
+	return policy.Contribution{Source: policy.Source{Kind: policy.Network, Name: name}, Statement: s, Order: 1}
+}
+
+func backend(b policy.Backend) func(*policy.Statement) {
+	return func(s *policy.Statement) { s.Backend = b }
+}
+
+func enableIPv6(s *policy.Statement) { yes := true; s.EnableIPv6 = &yes }
+
+func TestEnsureMakesThenLeavesAlone(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A", enableIPv6)
+	f.mustBeRight(f.ensure(net))
+	if f.kernel.applied != 1 {
+		t.Errorf("applied %d times, want once", f.kernel.applied)
+	}
+	f.mustBeRight(f.look(net))
+	f.mustBeRight(f.ensure(net))
+	if f.kernel.applied != 1 {
+		t.Errorf("a second pass wrote")
+	}
+	var owned []string
+	for _, o := range f.record().Chains {
+		owned = append(owned, fmt.Sprint(o.Chain, " ", o.Family, " ", o.Backend, " ", o.Variant))
+	}
+	if diff := cmp.Diff([]string{"A ipv4 iptables nft", "A ipv6 iptables nft"}, owned); diff != "" {
+		t.Errorf("record (-want +got):\n%s", diff)
+	}
+}
+
+func TestEnsureRepairsDrift(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A")
+	f.ensure(net)
+	want := f.kernel.dump()
+	ref := netfilter.ChainRef{Family: policy.IPv4, Name: "A"}
+	c := f.kernel.chains[iptChoice][ref]
+	c.Rules = append([]policy.Rule{{Verdict: policy.Alien, Text: "-j LOG"}}, c.Rules...)
+	f.kernel.chains[iptChoice][ref] = c
+
+	v := f.look(net)
+	if d := v.Diff().String(); d != "ipv4 A: unexpected rule: -j LOG" {
+		t.Errorf("diff %q", d)
+	}
+	var drift *enforce.DriftError
+	if err := v.Err("A"); !errors.As(err, &drift) {
+		t.Errorf("error %v is no drift", err)
+	}
+	f.mustBeRight(f.ensure(net))
+	if diff := cmp.Diff(want, f.kernel.dump()); diff != "" {
+		t.Errorf("kernel (-want +got):\n%s", diff)
+	}
+}
+
+func TestEnsureReadsTwiceBeforeItWrites(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A")
+	f.ensure(net)
+	f.kernel.lie = 1
+	if f.look(net).Right() {
+		t.Fatal("the torn reading was not seen")
+	}
+	f.mustBeRight(f.ensure(net))
+	if f.kernel.applied != 1 {
+		t.Error("a torn reading was repaired")
+	}
+}
+
+func TestStrangersAreLeftAlone(t *testing.T) {
+	newer := policy.OwnedBy("/other")
+	newer.Schema++
+	for name, tc := range map[string]struct {
+		chain policy.Chain
+		want  error
+	}{
+		"foreign rules":   {policy.Chain{Rules: []policy.Rule{{Verdict: policy.Alien, Text: "-j LOG"}}}, netfilter.ErrForeign},
+		"another dataDir": {policy.Chain{Owner: policy.OwnedBy("/other"), Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrOtherOwner},
+		"a newer form":    {policy.Chain{Owner: newer, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrNewer},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			tc.chain.Family, tc.chain.Name = policy.IPv4, "A"
+			f.kernel.chains[iptChoice][netfilter.ChainRef{Family: policy.IPv4, Name: "A"}] = tc.chain
+			before := f.kernel.dump()
+			v := f.ensure(network("one", "A"), network("two", "B"))
+			if err := v.Err("A"); !errors.Is(err, tc.want) {
+				t.Errorf("chain A: error %v, want %v", err, tc.want)
+			}
+			if err := v.Err("B"); err != nil {
+				t.Errorf("chain B fails with it: %v", err)
+			}
+			if after := f.kernel.dump(); !strings.HasPrefix(after, before) && !strings.Contains(after, before) {
+				t.Errorf("the stranger was touched:\n%s", after)
+			}
+			if f.kernel.chains[iptChoice][netfilter.ChainRef{Family: policy.IPv4, Name: "B"}].Rules == nil {
+				t.Error("chain B was not made")
+			}
+		})
+	}
+}
+
+func TestAnAgentsChainIsTakenOver(t *testing.T) {
+	f := newFixture(t)
+	f.kernel.chains[legacyChoice][netfilter.ChainRef{Family: policy.IPv4, Name: "A"}] = policy.Chain{
+		Family: policy.IPv4, Name: "A", Rules: []policy.Rule{{Verdict: policy.Masquerade}},
+	}
+	f.mustBeRight(f.ensure(network("podnet", "A")))
+	if len(f.kernel.chains[legacyChoice]) != 1 || len(f.kernel.chains[iptChoice]) != 0 {
+		t.Errorf("not kept where the node has it:\n%s", f.kernel.dump())
+	}
+}
+
+func TestAnAgentsChainElsewhereIsRemoved(t *testing.T) {
+	f := newFixture(t)
+	for _, fam := range policy.Families() {
+		f.kernel.chains[legacyChoice][netfilter.ChainRef{Family: fam, Name: "A"}] = policy.Chain{
+			Family: fam, Name: "A", Rules: []policy.Rule{{Verdict: policy.Return}, {Verdict: policy.Masquerade}},
+		}
+	}
+	f.mustBeRight(f.ensure(network("podnet", "A", backend(policy.NFTables))))
+	if len(f.kernel.chains[legacyChoice]) != 0 {
+		t.Errorf("left behind:\n%s", f.kernel.dump())
+	}
+}
+
+func TestWhatIsOwnedElsewhereGoes(t *testing.T) {
+	for name, next := range map[string]policy.Contribution{
+		"backend": network("podnet", "A", backend(policy.NFTables), enableIPv6),
+		"chain":   network("podnet", "B", enableIPv6),
+		"family":  network("podnet", "A"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.mustBeRight(f.ensure(network("podnet", "A", enableIPv6)))
+			f.mustBeRight(f.ensure(next))
+			got := f.kernel.dump()
+
+			fresh := newFixture(t)
+			fresh.mustBeRight(fresh.ensure(next))
+			if diff := cmp.Diff(fresh.kernel.dump(), got); diff != "" {
+				t.Errorf("differs from a fresh node (-want +got):\n%s", diff)
+			}
+			f.mustBeRight(f.look(next))
+		})
+	}
+}
+
+func TestWhatCannotBeRemovedFailsNobody(t *testing.T) {
+	f := newFixture(t)
+	f.ensure(network("podnet", "A"))
+	f.kernel.noRemove[iptChoice] = errors.New("no program")
+	next := network("podnet", "B")
+	f.mustBeRight(f.ensure(next))
+	if len(f.warnings) == 0 || !strings.Contains(f.warnings[0], "no program") {
+		t.Errorf("warnings %q do not tell", f.warnings)
+	}
+	f.mustBeRight(f.look(next)) // and no ADD tries again
+}
+
+func TestARecordedBackendThatCannotWorkIsChosenAnew(t *testing.T) {
+	f := newFixture(t)
+	f.ensure(network("podnet", "A"))
+	gone := fmt.Errorf("iptables is not installed: %w", netfilter.ErrUnusable)
+	f.kernel.unusable[iptChoice], f.kernel.unusable[legacyChoice], f.kernel.noRemove[iptChoice] = gone, gone, gone
+
+	f.mustBeRight(f.look(network("podnet", "A"))) // all right: nothing to run
+	changed := network("podnet", "A", enableIPv6)
+	f.mustBeRight(f.ensure(changed))
+	if len(f.kernel.chains[nftChoice]) != 2 {
+		t.Errorf("not in nftables:\n%s", f.kernel.dump())
+	}
+	f.mustBeRight(f.look(changed))
+
+	insists := network("podnet", "A", backend(policy.IPTables))
+	if err := f.ensure(insists).Err("A"); !errors.Is(err, netfilter.ErrUnusable) {
+		t.Errorf("error %v, want that iptables cannot be used", err)
+	}
+	if len(f.kernel.chains[nftChoice]) != 2 {
+		t.Errorf("the last good state is gone:\n%s", f.kernel.dump())
+	}
+}
+
+func TestARecordOfAnEarlierBootChoosesAnew(t *testing.T) {
+	f := newFixture(t)
+	path := f.enforcer.Dir.Path()
+	f.enforcer.Dir = store.Open(path, store.WithBoot("one"))
+	f.ensure(network("podnet", "A"))
+	f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
+	f.kernel.unusable[iptChoice] = netfilter.ErrUnusable
+
+	f.enforcer.Dir = store.Open(path, store.WithBoot("two"))
+	f.mustBeRight(f.ensure(network("podnet", "A")))
+	if len(f.kernel.chains[legacyChoice]) != 1 {
+		t.Errorf("kernel:\n%s", f.kernel.dump())
+	}
+}
+
+func TestWithoutABackendTheErrorTellsAll(t *testing.T) {
+	f := newFixture(t)
+	for _, c := range []netfilter.Choice{iptChoice, legacyChoice, nftChoice} {
+		f.kernel.unusable[c] = fmt.Errorf("%s does not work: %w", c, netfilter.ErrUnusable)
+	}
+	v := f.ensure(network("podnet", "A"))
+	err := v.Err("A")
+	if !errors.Is(err, netfilter.ErrUnusable) || !strings.Contains(err.Error(), "nftables does not work") {
+		t.Errorf("error %v", err)
+	}
+	if v.Stands("A") {
+		t.Error("nothing stands")
+	}
+}

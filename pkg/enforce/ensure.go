@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// Ensure makes the kernel have the rules that the contributions ask for. It
+// looks again first (so a mismatch that a caller saw is read twice before it is
+// repaired), applies what differs, and looks once more: the View it returns is
+// what stands now. What failed is in there, by chain; the rest is done all the
+// same.
+//
+// What is about to be owned is recorded before it is made, so that a run which
+// is cut off leaves nothing that nobody knows of.
+func (e *Enforcer) Ensure(ctx context.Context, contributions []policy.Contribution, rec store.Record, lock *store.Lock) *View {
+	before := e.Look(ctx, contributions, rec)
+	if before.Right() {
+		return before
+	}
+	after, owned, err := e.write(ctx, contributions, e.ofThisBoot(rec), before, lock)
+	if err != nil {
+		for _, p := range before.Policies {
+			before.fail(p.Chain, fmt.Errorf("record what is to be owned: %w", err))
+		}
+		return before
+	}
+	e.clear(ctx, after, &owned, lock)
+	if err := lock.PutRecord(owned); err != nil {
+		e.warn(fmt.Errorf("record what is owned: %w", err))
+	}
+	return after
+}
+
+// write records, applies and looks again. What cannot work on this host at all
+// is chosen anew, once, where nobody insists on it.
+func (e *Enforcer) write(ctx context.Context, contributions []policy.Contribution, rec store.Record, before *View, lock *store.Lock) (*View, store.Record, error) {
+	owned := record(rec, before)
+	if err := lock.PutRecord(owned); err != nil {
+		return nil, owned, err
+	}
+	failed := e.apply(ctx, before, lock)
+	if left := withoutUnusable(rec, before, failed); len(left.Chains) < len(rec.Chains) {
+		again := e.Look(ctx, contributions, left)
+		owned = record(left, again)
+		owned.Chains = append(owned.Chains, missingFrom(owned, rec)...)
+		if err := lock.PutRecord(owned); err != nil {
+			return nil, owned, err
+		}
+		failed = e.apply(ctx, again, lock)
+	}
+	after := e.Look(ctx, contributions, owned)
+	if len(after.Diff()) > 0 { // a reading can be torn by a writer beside us
+		after = e.Look(ctx, contributions, owned)
+	}
+	for chain, err := range failed {
+		after.fail(chain, err)
+	}
+	return after, owned, nil
+}
+
+// withoutUnusable returns the record less the choices of chains that could not
+// be written because their backend does not work here, and need not be it.
+func withoutUnusable(rec store.Record, v *View, failed map[string]error) store.Record {
+	left := store.Record{Boot: rec.Boot}
+	for _, o := range rec.Chains {
+		free := slices.ContainsFunc(v.Policies, func(p policy.Policy) bool {
+			return p.Chain == o.Chain && p.Backend.Value == policy.Auto
+		})
+		if !free || !errors.Is(failed[o.Chain], netfilter.ErrUnusable) {
+			left.Chains = append(left.Chains, o)
+		}
+	}
+	return left
+}
+
+func missingFrom(rec, from store.Record) []store.OwnedChain {
+	var out []store.OwnedChain
+	for _, o := range from.Chains {
+		if !owns(rec, o.Family, o.Chain, choiceOf(o)) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// apply writes each group that differs. A chain whose group cannot be written
+// is left out of none: what failed is told by chain.
+func (e *Enforcer) apply(ctx context.Context, v *View, lock *store.Lock) map[string]error {
+	failed := map[string]error{}
+	for _, g := range v.Groups {
+		if len(g.Diff) == 0 {
+			continue
+		}
+		b, err := e.Drivers.Open(g.Choice)
+		if err == nil {
+			err = b.Apply(ctx, withoutChains(g.Desired, v.Failed), lock.File())
+		}
+		if err != nil {
+			for _, chain := range g.chains() {
+				failed[chain] = fmt.Errorf("write the rules of chain %s in %s: %w", chain, g.Choice, err)
+			}
+		}
+	}
+	return failed
+}
+
+// clear removes what nobody wants any more, once what is wanted stands: chains
+// that we own elsewhere, and what an agent or an earlier choice left in another
+// form under the name of a chain of ours. What cannot be removed stays on
+// record, and makes nobody fail.
+func (e *Enforcer) clear(ctx context.Context, v *View, owned *store.Record, lock *store.Lock) {
+	for _, o := range v.Stale {
+		if err := e.remove(ctx, choiceOf(o), netfilter.ChainRef{Family: o.Family, Name: o.Chain}, lock); err != nil {
+			e.warn(err)
+			stuck(owned, o)
+			continue
+		}
+		owned.Chains = slices.DeleteFunc(owned.Chains, func(x store.OwnedChain) bool { return x == o })
+	}
+	for _, g := range v.Groups {
+		for _, chain := range g.chains() {
+			if !g.Recorded || v.Err(chain) != nil {
+				continue
+			}
+			others, err := e.Drivers.Others(ctx, chain, g.Choice)
+			if err != nil {
+				e.warn(fmt.Errorf("look for chain %s in other backends: %w", chain, err))
+			}
+			for _, c := range others {
+				e.supersede(ctx, c, chain, lock)
+			}
+		}
+	}
+	v.Stale = nil
+}
+
+// stuck marks what could not be removed, so that not every ADD tries again.
+func stuck(rec *store.Record, o store.OwnedChain) {
+	if i := slices.Index(rec.Chains, o); i >= 0 {
+		rec.Chains[i].Stuck = true
+	}
+}
+
+// supersede removes a chain of our name that stands in another form, if it
+// holds only what the agents and we write.
+func (e *Enforcer) supersede(ctx context.Context, c netfilter.Choice, chain string, lock *store.Lock) {
+	b, err := e.Drivers.Open(c)
+	if err != nil {
+		e.warn(err)
+		return
+	}
+	var refs []netfilter.ChainRef
+	for _, f := range policy.Families() {
+		refs = append(refs, netfilter.ChainRef{Family: f, Name: chain})
+	}
+	observed, err := b.Observe(ctx, refs)
+	if err != nil {
+		e.warn(fmt.Errorf("read chain %s in %s: %w", chain, c, err))
+		return
+	}
+	us := policy.OwnedBy(e.Dir.Path())
+	for i := range observed.Chains {
+		old := &observed.Chains[i]
+		if old.Name != chain {
+			continue
+		}
+		if err := judge(old, us, false); err != nil {
+			e.warn(err)
+			continue
+		}
+		if err := e.remove(ctx, c, netfilter.ChainRef{Family: old.Family, Name: chain}, lock); err != nil {
+			e.warn(err)
+		}
+	}
+}
+
+func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, ref netfilter.ChainRef, lock *store.Lock) error {
+	b, err := e.Drivers.Open(c)
+	if err == nil {
+		err = b.Remove(ctx, []netfilter.ChainRef{ref}, lock.File())
+	}
+	if err != nil {
+		return fmt.Errorf("remove chain %s (%s) from %s: %w", ref.Name, ref.Family, c, err)
+	}
+	return nil
+}
+
+// record returns the record with all that the view is about to own, current
+// choices first: a chain is kept in the first form that the record has for it.
+func record(rec store.Record, v *View) store.Record {
+	out := store.Record{Boot: rec.Boot}
+	for _, g := range v.Groups {
+		for _, c := range withoutChains(g.Desired, v.Failed).Chains {
+			out.Chains = append(out.Chains, store.OwnedChain{
+				Chain: c.Name, Family: c.Family,
+				Backend: g.Choice.Backend, Variant: g.Choice.Variant, PlainPorts: g.Choice.PlainPorts,
+			})
+		}
+	}
+	out.Chains = append(out.Chains, missingFrom(out, rec)...)
+	return out
+}
+
+func (e *Enforcer) warn(err error) {
+	if e.Warn != nil && err != nil {
+		e.Warn(err)
+	}
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sort"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// kernel is a stateful stand-in for the packet filter: chains by the form they
+// are kept in. It counts what is done to it and fails where it is told to.
+type kernel struct {
+	chains   map[netfilter.Choice]map[netfilter.ChainRef]policy.Chain
+	unusable map[netfilter.Choice]error // no writing, no choosing
+	noRemove map[netfilter.Choice]error
+	lie      int // so many coming observations miss a rule
+	applied  int
+	removed  int
+}
+
+var (
+	nftChoice    = netfilter.Choice{Backend: policy.NFTables}
+	iptChoice    = netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}
+	legacyChoice = netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantLegacy}
+)
+
+func newKernel() *kernel {
+	return &kernel{
+		chains:   map[netfilter.Choice]map[netfilter.ChainRef]policy.Chain{nftChoice: {}, iptChoice: {}, legacyChoice: {}},
+		unusable: map[netfilter.Choice]error{},
+		noRemove: map[netfilter.Choice]error{},
+	}
+}
+
+func (k *kernel) drivers() netfilter.Drivers {
+	return netfilter.Drivers{
+		&fakeDriver{k, policy.IPTables, []netfilter.Choice{iptChoice, legacyChoice}},
+		&fakeDriver{k, policy.NFTables, []netfilter.Choice{nftChoice}},
+	}
+}
+
+// dump writes all that stands in the kernel.
+func (k *kernel) dump() string {
+	var lines []string
+	for choice, chains := range k.chains {
+		for ref, c := range chains {
+			head := fmt.Sprintf("%s %s %s", choice, ref.Family, ref.Name)
+			for _, j := range c.Jumps {
+				lines = append(lines, fmt.Sprintf("%s: 0 %s", head, j))
+			}
+			for i, r := range c.Rules {
+				lines = append(lines, fmt.Sprintf("%s: %d %s", head, i+1, r))
+			}
+		}
+	}
+	sort.Strings(lines)
+	return strings.Join(lines, "\n")
+}
+
+type fakeDriver struct {
+	k       *kernel
+	backend policy.Backend
+	forms   []netfilter.Choice
+}
+
+func (d *fakeDriver) Backend() policy.Backend { return d.backend }
+
+func (d *fakeDriver) Open(c netfilter.Choice) (netfilter.Backend, error) {
+	return &fakeBackend{d.k, c}, nil
+}
+
+func (d *fakeDriver) Uses(_ context.Context, chain string) ([]netfilter.Choice, error) {
+	var used []netfilter.Choice
+	for _, c := range d.forms {
+		for _, f := range policy.Families() {
+			if _, ok := d.k.chains[c][netfilter.ChainRef{Family: f, Name: chain}]; ok {
+				used = append(used, c)
+				break
+			}
+		}
+	}
+	return used, nil
+}
+
+func (d *fakeDriver) Probe(_ context.Context, variant string) (netfilter.Choice, error) {
+	var err error
+	for _, c := range d.forms {
+		if variant != "" && c.Variant != variant {
+			continue
+		}
+		if err = d.k.unusable[c]; err == nil {
+			return c, nil
+		}
+	}
+	return netfilter.Choice{}, fmt.Errorf("probe %s: %w", d.backend, err)
+}
+
+type fakeBackend struct {
+	k *kernel
+	c netfilter.Choice
+}
+
+func (b *fakeBackend) Layout() policy.Layout { return policy.Layout{Sets: b.Exclusive()} }
+func (b *fakeBackend) Exclusive() bool       { return b.c == nftChoice }
+
+func (b *fakeBackend) Observe(_ context.Context, refs []netfilter.ChainRef) (policy.Ruleset, error) {
+	var rs policy.Ruleset
+	wanted := map[netfilter.ChainRef]bool{}
+	for _, r := range refs {
+		wanted[r] = true
+	}
+	for ref, c := range b.k.chains[b.c] {
+		if wanted[ref] || b.Exclusive() {
+			if b.k.lie > 0 {
+				b.k.lie--
+				c.Rules = c.Rules[1:]
+			}
+			rs.Chains = append(rs.Chains, c)
+		}
+	}
+	return rs, nil
+}
+
+func (b *fakeBackend) Apply(_ context.Context, desired policy.Ruleset, held *os.File) error {
+	if held == nil {
+		return fmt.Errorf("apply without the lock")
+	}
+	if err := b.k.unusable[b.c]; err != nil {
+		return err
+	}
+	b.k.applied++
+	if b.Exclusive() {
+		b.k.chains[b.c] = map[netfilter.ChainRef]policy.Chain{}
+	}
+	for _, c := range desired.Chains {
+		b.k.chains[b.c][netfilter.ChainRef{Family: c.Family, Name: c.Name}] = c
+	}
+	return nil
+}
+
+func (b *fakeBackend) Remove(_ context.Context, refs []netfilter.ChainRef, held *os.File) error {
+	if held == nil {
+		return fmt.Errorf("remove without the lock")
+	}
+	if err := b.k.noRemove[b.c]; err != nil {
+		return err
+	}
+	for _, r := range refs {
+		if _, there := b.k.chains[b.c][r]; there {
+			delete(b.k.chains[b.c], r)
+			b.k.removed++
+		}
+	}
+	return nil
+}

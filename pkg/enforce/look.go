@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// Enforcer makes sure of the rules of one node: a dataDir and the network
+// namespace of the process.
+type Enforcer struct {
+	Dir     *store.Dir
+	Drivers netfilter.Drivers
+	// Warn takes what went wrong without making the work at hand fail.
+	Warn func(error)
+}
+
+// Look reads the kernel and compares it with what the contributions ask for.
+// It writes nothing, and with a record of this boot's choices runs no program
+// on nf_tables. A chain without a recorded choice makes it choose; the choice is
+// not recorded.
+func (e *Enforcer) Look(ctx context.Context, contributions []policy.Contribution, rec store.Record) *View {
+	v := &View{Policies: policy.Merge(contributions)}
+	rec = e.ofThisBoot(rec)
+	for _, p := range v.Policies {
+		choice, chosen := recordedChoice(rec, p)
+		if !chosen {
+			var err error
+			if choice, err = e.Drivers.Choose(ctx, p.Chain, p.Backend.Value); err != nil {
+				v.fail(p.Chain, fmt.Errorf("choose a backend for chain %s: %w", p.Chain, err))
+				continue
+			}
+		}
+		e.join(v, p, choice)
+	}
+	for i := range v.Groups {
+		e.observe(ctx, v, &v.Groups[i], rec)
+	}
+	v.Stale = stale(rec, v)
+	return v
+}
+
+// ofThisBoot returns the record, or none where it is of an earlier boot: what
+// it lists went with the kernel that held it.
+func (e *Enforcer) ofThisBoot(rec store.Record) store.Record {
+	if rec.Boot != e.Dir.Boot() {
+		return store.Record{Boot: e.Dir.Boot()}
+	}
+	return rec
+}
+
+// recordedChoice returns the form in which the record has the chain, unless the
+// policy asks for another backend by now.
+func recordedChoice(rec store.Record, p policy.Policy) (netfilter.Choice, bool) {
+	for _, o := range rec.Chains {
+		wanted := p.Backend.Value == policy.Auto || p.Backend.Value == o.Backend
+		if o.Chain == p.Chain && wanted && !o.Stuck {
+			return choiceOf(o), true
+		}
+	}
+	return netfilter.Choice{}, false
+}
+
+// join adds the policy to the group of its choice.
+func (e *Enforcer) join(v *View, p policy.Policy, c netfilter.Choice) {
+	b, err := e.Drivers.Open(c)
+	if err != nil {
+		v.fail(p.Chain, err)
+		return
+	}
+	desired := policy.Desired([]policy.Policy{p}, b.Layout(), policy.OwnedBy(e.Dir.Path()))
+	for i := range v.Groups {
+		if g := &v.Groups[i]; g.Choice == c {
+			g.Desired.Chains = append(g.Desired.Chains, desired.Chains...)
+			return
+		}
+	}
+	v.Groups = append(v.Groups, Group{Choice: c, Desired: desired})
+}
+
+// observe reads the group's chains and compares them, but for those that may
+// not be touched.
+func (e *Enforcer) observe(ctx context.Context, v *View, g *Group, rec store.Record) {
+	b, err := e.Drivers.Open(g.Choice)
+	if err == nil {
+		g.Observed, err = b.Observe(ctx, g.refs())
+	}
+	if err != nil {
+		for _, chain := range g.chains() {
+			v.fail(chain, fmt.Errorf("read the rules of chain %s in %s: %w", chain, g.Choice, err))
+		}
+		return
+	}
+	us := policy.OwnedBy(e.Dir.Path())
+	for i := range g.Observed.Chains {
+		c := &g.Observed.Chains[i]
+		err := judge(c, us, b.Exclusive() || owns(rec, c.Family, c.Name, g.Choice))
+		if err == nil {
+			continue
+		}
+		if !b.Exclusive() {
+			v.fail(c.Name, err)
+			continue
+		}
+		for _, chain := range g.chains() { // what we apply would take it away
+			v.fail(chain, err)
+		}
+	}
+	g.Recorded = true
+	for _, c := range g.Desired.Chains {
+		g.Recorded = g.Recorded && owns(rec, c.Family, c.Name, g.Choice)
+	}
+	if desired := withoutChains(g.Desired, v.Failed); len(desired.Chains) > 0 {
+		g.Diff = policy.Compare(desired, withoutChains(g.Observed, v.Failed))
+	}
+}
+
+// judge tells why a chain that stands under our name may not be touched. Ours
+// are those that we wrote, whatever became of them since; others are taken over
+// only if they hold nothing but what the agents write.
+func judge(c *policy.Chain, us policy.Owner, ours bool) error {
+	switch {
+	case c.Owner.Schema > policy.RulesSchema:
+		return newerRules(c)
+	case c.Owner.DataDir != "" && c.Owner.DataDir != us.DataDir:
+		return otherOwner(c, us)
+	case c.Owner == us || ours || c.HoldsOnly(policy.Return, policy.Masquerade):
+		return nil
+	}
+	return fmt.Errorf("chain %s (%s): %w: it holds rules that neither ip-masq nor its agents write; "+
+		"choose another masqChain, or remove the chain", c.Name, c.Family, netfilter.ErrForeign)
+}
+
+func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) bool {
+	return slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool {
+		return o.Family == f && o.Chain == chain && choiceOf(o).SamePlace(c)
+	})
+}
+
+func choiceOf(o store.OwnedChain) netfilter.Choice {
+	return netfilter.Choice{Backend: o.Backend, Variant: o.Variant, PlainPorts: o.PlainPorts}
+}
+
+// stale returns what the record has and no group wants. What belongs to a chain
+// that failed is not stale: nothing stands yet in its stead. Nor is what could
+// not be removed before: that is for the reconciler to try again.
+func stale(rec store.Record, v *View) []store.OwnedChain {
+	var out []store.OwnedChain
+	for _, o := range rec.Chains {
+		wanted := slices.ContainsFunc(v.Groups, func(g Group) bool {
+			return g.Choice.SamePlace(choiceOf(o)) && g.Desired.Find(o.Family, o.Chain) != nil
+		})
+		if !wanted && !o.Stuck && v.Failed[o.Chain] == nil {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// CanWrite tells why the rules of a chain could not be written now, if so. It
+// may run a program to find out, and writes nothing.
+func (e *Enforcer) CanWrite(ctx context.Context, v *View, chain string) error {
+	for _, p := range v.Policies {
+		if p.Chain == chain {
+			_, err := e.Drivers.Choose(ctx, chain, p.Backend.Value)
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"errors"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// View is what one reading of documents and kernel found.
+type View struct {
+	Policies []policy.Policy
+	// Groups are the chains by the form in which they are kept.
+	Groups []Group
+	// Failed has, by chain, why its rules cannot be judged or may not be
+	// touched.
+	Failed map[string]error
+	// Stale is what we own and no policy wants any more.
+	Stale []store.OwnedChain
+}
+
+// Group is the chains that are kept in one form.
+type Group struct {
+	Choice            netfilter.Choice
+	Recorded          bool // the choice stands in the record of this boot
+	Desired, Observed policy.Ruleset
+	Diff              policy.Diff
+}
+
+// Right reports whether nothing is left to do.
+func (v *View) Right() bool {
+	if len(v.Failed) > 0 || len(v.Stale) > 0 {
+		return false
+	}
+	for _, g := range v.Groups {
+		if !g.Recorded || len(g.Diff) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Diff returns how the kernel differs from what is desired, in all forms.
+func (v *View) Diff() policy.Diff {
+	var all policy.Diff
+	for _, g := range v.Groups {
+		all = append(all, g.Diff...)
+	}
+	return all
+}
+
+// Err returns why the rules of a chain cannot be vouched for: nil if they are
+// as desired.
+func (v *View) Err(chain string) error {
+	if err := v.Failed[chain]; err != nil {
+		return err
+	}
+	for _, g := range v.Groups {
+		if g.holds(chain) && len(g.Diff) > 0 {
+			return &DriftError{g.Diff}
+		}
+	}
+	return nil
+}
+
+// Stands reports whether the chain is in the kernel, whatever its rules, with a
+// jump that leads to it, in every family that is desired.
+func (v *View) Stands(chain string) bool {
+	found := false
+	for _, g := range v.Groups {
+		for _, want := range g.Desired.Chains {
+			if want.Name != chain {
+				continue
+			}
+			have := g.Observed.Find(want.Family, chain)
+			if have == nil || len(have.Jumps) == 0 && len(want.Jumps) > 0 {
+				return false
+			}
+			found = true
+		}
+	}
+	return found
+}
+
+// Errs joins what failed.
+func (v *View) Errs() error {
+	var errs []error
+	for _, p := range v.Policies {
+		errs = append(errs, v.Failed[p.Chain])
+	}
+	return errors.Join(errs...)
+}
+
+func (v *View) fail(chain string, err error) {
+	if v.Failed == nil {
+		v.Failed = map[string]error{}
+	}
+	if v.Failed[chain] == nil {
+		v.Failed[chain] = err
+	}
+}
+
+func (g *Group) holds(chain string) bool {
+	for _, c := range g.Desired.Chains {
+		if c.Name == chain {
+			return true
+		}
+	}
+	return false
+}
+
+// chains returns the names of the group's chains, each once.
+func (g *Group) chains() []string {
+	var names []string
+	seen := map[string]bool{}
+	for _, c := range g.Desired.Chains {
+		if !seen[c.Name] {
+			seen[c.Name] = true
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}
+
+// withoutChains returns the ruleset less the chains that failed.
+func withoutChains(rs policy.Ruleset, failed map[string]error) policy.Ruleset {
+	out := policy.Ruleset{Aliens: rs.Aliens}
+	for _, c := range rs.Chains {
+		if failed[c.Name] == nil {
+			out.Chains = append(out.Chains, c)
+		}
+	}
+	return out
+}
+
+func (g *Group) refs() []netfilter.ChainRef {
+	var refs []netfilter.ChainRef
+	for _, c := range g.Desired.Chains {
+		refs = append(refs, netfilter.ChainRef{Family: c.Family, Name: c.Name})
+	}
+	return refs
+}
