@@ -62,7 +62,7 @@ func encodeContribution(c policy.Contribution) ([]byte, error) {
 // ErrNewer where a newer version wrote it.
 func decodeContribution(data []byte, name string) (policy.Contribution, error) {
 	var d document
-	if err := decode(data, &d); err != nil {
+	if err := decode(data, &d, &d.Schema); err != nil {
 		return policy.Contribution{}, err
 	}
 	err := validate(d.Contribution)
@@ -75,17 +75,28 @@ func decodeContribution(data []byte, name string) (policy.Contribution, error) {
 	return d.Contribution, nil
 }
 
-// decode reads a document of our schema: JSON of exactly the fields that into
-// has, with nothing behind it.
-func decode(data []byte, into any) error {
-	switch schema, err := schemaOf(data); {
-	case err != nil:
-		return fmt.Errorf("find its schema: %w", err)
-	case schema > Schema:
-		return &newerError{schema}
-	case schema < 1:
-		return fmt.Errorf("it has schema %d, which never was", schema)
+// decode reads a document of our schema, which into has a field for.
+func decode(data []byte, into any, schema *int) error {
+	err := decodeStrictly(data, into)
+	if err == nil && *schema == Schema {
+		return nil
 	}
+	switch stated, schemaErr := schemaOf(data); {
+	case schemaErr != nil:
+		return fmt.Errorf("find its schema: %w", schemaErr)
+	case stated > Schema:
+		return &newerError{stated}
+	case stated < 1:
+		return fmt.Errorf("it has schema %d, which never was", stated)
+	case err == nil:
+		return fmt.Errorf("it states the schemas %d and %d", stated, *schema)
+	}
+	return err
+}
+
+// decodeStrictly reads JSON of no other fields than into has, with nothing
+// behind it.
+func decodeStrictly(data []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err := d.Decode(into); err != nil {

@@ -145,7 +145,7 @@ func (f *folder) names() ([]string, error) {
 		return nil, failure("list directory", f.path, err)
 	}
 	names := []string{}
-	buf := make([]byte, 32<<10)
+	buf := make([]byte, 8<<10)
 	for {
 		n, err := uninterrupted(func() (int, error) { return unix.ReadDirent(f.fd, buf) })
 		if err != nil {

@@ -152,6 +152,7 @@ func TestDamagedDocuments(t *testing.T) {
 		"schema null":       {`{"schema":null}`, "not a number"},
 		"schema far below":  {`{"schema":-99999999999999999999}`, "out of range"},
 		"schema otherwise":  {`{"Schema":2}`, "states none"},
+		"two schemas":       {`{"schema":1,` + source + `,"statement":{"masqChain":"POD-MASQ"},"schema":0}`, "schemas 1 and 0"},
 		"two documents":     {sound + sound, "behind the end"},
 		"text behind":       {sound + "x", "behind the end"},
 		"unknown field":     {`{"schema":1,` + source + `,"statement":{"masqChain":"POD-MASQ"},"more":1}`, "more"},

@@ -63,7 +63,7 @@ func encodeRecord(r Record) ([]byte, error) {
 
 func decodeRecord(data []byte) (Record, error) {
 	var d recordDocument
-	if err := decode(data, &d); err != nil {
+	if err := decode(data, &d, &d.Schema); err != nil {
 		return Record{}, err
 	}
 	if err := d.validate(); err != nil {

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cniplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// add notes the attachment and makes sure of the rules. When all is right it
+// only reads.
+func (p *Plugin) add(ctx context.Context, args *skel.CmdArgs) error {
+	n, entry, err := p.admit(args.StdinData)
+	if err != nil {
+		return err
+	}
+	result, err := passThrough(args.StdinData, entry.CNIVersion)
+	if err != nil {
+		return withCode(types.ErrInvalidNetworkConfig, err)
+	}
+	if err := n.Dir.Attach(n.network, args.ContainerID, args.IfName); err != nil {
+		n.Warn(err)
+	}
+	if err := n.makeSure(ctx, entry); err != nil {
+		return err
+	}
+	_, err = p.Stdout.Write(result)
+	return err
+}
+
+// makeSure makes the entry the network's document and the rules follow it.
+func (n *node) makeSure(ctx context.Context, entry config.Entry) error {
+	state, own, err := n.ready(entry)
+	if err != nil {
+		return err
+	}
+	if n.settled(state, own) {
+		if v := n.Look(ctx, state.Contributions, state.Record); v.Right() {
+			return nil
+		}
+	}
+	lock, err := n.lock(ctx)
+	if err != nil {
+		return n.withoutLock(ctx, state, own, err)
+	}
+	defer n.release(lock)
+	return n.makeSureLocked(ctx, lock, own)
+}
+
+// ready loads the documents, and fails where the entry wants to wait for one.
+func (n *node) ready(entry config.Entry) (store.State, policy.Contribution, error) {
+	own := policy.Contribution{Source: n.source(), Statement: entry.Statement}
+	state, err := n.Dir.Load()
+	if err == nil && entry.RequireAgentConfig && state.Find(policy.Source{Kind: policy.AgentFiles}) == nil {
+		err = withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no contribution of the agent files is stored yet; "+
+			"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
+	}
+	return state, own, err
+}
+
+// settled reports whether the documents are whole and have the statement as the
+// one in force.
+func (n *node) settled(s store.State, own policy.Contribution) bool {
+	stored := s.Find(own.Source)
+	return len(s.Newer) == 0 && len(s.Damaged) == 0 &&
+		stored != nil && !stored.Yields && stored.Statement.Equal(own.Statement)
+}
+
+// makeSureLocked is the way on which something is written.
+func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.Contribution) error {
+	state, err := n.Dir.Load()
+	if err != nil {
+		return err
+	}
+	n.warnState(state)
+	if len(state.Newer) > 0 {
+		return n.besideNewer(ctx, state, own)
+	}
+	n.Warn(lock.Tidy(state))
+	proposal, err := n.propose(state, own)
+	if err != nil {
+		return err
+	}
+	staged, err := stage(lock, proposal.changed)
+	if err != nil {
+		return n.unwritable(ctx, state, proposal.contributions, own, err)
+	}
+	defer func() { n.Warn(discard(staged)) }()
+	v := n.Ensure(ctx, proposal.contributions, state.Record, lock)
+	if err := n.verdict(v, proposal.own(own.Source).Statement.Chain); err != nil {
+		return err
+	}
+	n.Warn(commit(staged)) // the rules are right; a document that lags is made up for by the next ADD
+	return nil
+}
+
+// verdict fails for the network's own chain alone; what is wrong with others is
+// told, and stops nobody here.
+func (n *node) verdict(v *enforce.View, chain string) error {
+	for _, p := range v.Policies {
+		for _, e := range p.Conflicts {
+			n.Warn(e)
+		}
+		if p.Chain != chain {
+			n.Warn(v.Err(p.Chain))
+		}
+	}
+	return v.Err(chain)
+}
+
+// besideNewer lets an ADD pass beside documents that a newer version wrote, as
+// long as the chain stands; nothing can be verified against them.
+func (n *node) besideNewer(ctx context.Context, s store.State, own policy.Contribution) error {
+	newer := fmt.Errorf("document %s: %w: it has schema %d and this program knows schemas up to %d; "+
+		"install the newer ip-masq again, or remove the document", s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
+	v := n.Look(ctx, with(s.Contributions, own), s.Record)
+	if v.Stands(own.Statement.Chain) {
+		n.Warn(newer)
+		return nil
+	}
+	return withCode(codeRules, fmt.Errorf("chain %s does not stand, and is not made without all documents: %w", own.Statement.Chain, newer))
+}
+
+// withoutLock decides an ADD that cannot have the lock: where nobody else has
+// it, the dataDir cannot be written, which hinders only if something must be.
+func (n *node) withoutLock(ctx context.Context, s store.State, own policy.Contribution, cause error) error {
+	if errors.Is(cause, store.ErrBusy) {
+		return cause
+	}
+	if len(s.Newer) > 0 {
+		return n.besideNewer(ctx, s, own)
+	}
+	proposal, err := n.propose(s, own)
+	if err != nil {
+		return err
+	}
+	return n.unwritable(ctx, s, proposal.contributions, own, cause)
+}
+
+// unwritable passes if the rules are right as they are.
+func (n *node) unwritable(ctx context.Context, s store.State, contributions []policy.Contribution, own policy.Contribution, cause error) error {
+	v := n.Look(ctx, contributions, s.Record)
+	if err := v.Err(own.Statement.Chain); err != nil {
+		return withCode(codeRules, fmt.Errorf("the rules need a change and the state cannot be written: %w", errors.Join(cause, err)))
+	}
+	n.Warn(fmt.Errorf("the rules are right, but the state cannot be written: %w", cause))
+	return nil
+}

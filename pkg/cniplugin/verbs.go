@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cniplugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// del drops the attachment and makes sure of the rules as the documents have
+// them. It never fails for the state of the node: a failing DEL leaves a pod
+// that cannot end.
+func (p *Plugin) del(ctx context.Context, args *skel.CmdArgs) error {
+	n := p.tolerate(args.StdinData)
+	n.Warn(n.Dir.Detach(n.network, args.ContainerID, args.IfName))
+	n.Warn(n.repair(ctx))
+	return nil
+}
+
+// repair makes sure of the rules as the documents have them. Without a document
+// it does nothing, so that nothing comes back after a clean-up; and beside one
+// that cannot be read it takes nothing away.
+func (n *node) repair(ctx context.Context) error {
+	state, err := n.repairable()
+	if err != nil || state == nil || n.Look(ctx, state.Contributions, state.Record).Right() {
+		return err
+	}
+	lock, err := n.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer n.release(lock)
+	if state, err = n.repairable(); err != nil || state == nil {
+		return err
+	}
+	v := n.Ensure(ctx, state.Contributions, state.Record, lock)
+	for _, p := range v.Policies {
+		n.Warn(v.Err(p.Chain))
+	}
+	return nil
+}
+
+// repairable loads the documents, and returns nil where there are none that the
+// rules can be held against.
+func (n *node) repairable() (*store.State, error) {
+	state, err := n.Dir.Load()
+	if err != nil {
+		return nil, err
+	}
+	n.warnState(state)
+	if len(state.Newer)+len(state.Damaged) > 0 || len(state.Contributions) == 0 {
+		return nil, nil
+	}
+	return &state, nil
+}
+
+// check verifies every rule against the documents and writes nothing. What
+// looks wrong is read again once nobody is about to change it.
+func (p *Plugin) check(ctx context.Context, args *skel.CmdArgs) error {
+	n, _, err := p.admit(args.StdinData)
+	if err != nil {
+		return err
+	}
+	if err = n.verify(ctx); err == nil {
+		return nil
+	}
+	if _, absent := os.Lstat(n.Dir.Path()); errors.Is(absent, os.ErrNotExist) {
+		return withCode(codeDrift, err) // the lock would make it
+	}
+	if lock, err := n.lock(ctx); err == nil {
+		defer n.release(lock)
+	} else {
+		n.Warn(err)
+	}
+	return withCode(codeDrift, n.verify(ctx))
+}
+
+func (n *node) verify(ctx context.Context) error {
+	state, err := n.Dir.Load()
+	if err != nil {
+		return err
+	}
+	n.warnState(state)
+	if len(state.Newer) > 0 {
+		n.Warn(fmt.Errorf("document %s: %w", state.Newer[0].File, enforce.ErrNewer))
+		return nil
+	}
+	if state.Find(n.source()) == nil {
+		return fmt.Errorf("network %s has no document in %s: the next ADD makes it", policy.Quote(n.network), n.Dir.Path())
+	}
+	v := n.Look(ctx, state.Contributions, state.Record)
+	if err := v.Errs(); err != nil {
+		return err
+	}
+	if d := v.Diff(); len(d) > 0 {
+		return &enforce.DriftError{Diff: d}
+	}
+	return nil
+}
+
+// gc prunes the attachments that are not in the valid list and makes sure of
+// the rules (CNI spec 1.1, section 2).
+func (p *Plugin) gc(ctx context.Context, args *skel.CmdArgs) error {
+	n := p.tolerate(args.StdinData)
+	keep, listed, err := validAttachments(args.StdinData)
+	if err != nil {
+		return withCode(types.ErrDecodingFailure, err)
+	}
+	if listed {
+		if err := n.Dir.Prune(n.network, keep); err != nil {
+			return withCode(types.ErrIOFailure, err)
+		}
+	}
+	n.Warn(n.repair(ctx))
+	return nil
+}
+
+// validAttachments tells a list that is absent from one that is empty or null.
+func validAttachments(netconf []byte) (keep []store.Attachment, listed bool, err error) {
+	const key = "cni.dev/valid-attachments"
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(netconf, &keys); err != nil {
+		return nil, false, fmt.Errorf("%s: %w", key, err)
+	}
+	raw, listed := keys[key]
+	if !listed {
+		return nil, false, nil
+	}
+	var valid []types.GCAttachment
+	if err := json.Unmarshal(raw, &valid); err != nil {
+		return nil, false, fmt.Errorf("%s: %w", key, err)
+	}
+	for _, a := range valid {
+		keep = append(keep, store.Attachment{ContainerID: a.ContainerID, IfName: a.IfName})
+	}
+	return keep, true, nil
+}
+
+// status answers whether every ADD would fail now, and writes nothing.
+func (p *Plugin) status(ctx context.Context, args *skel.CmdArgs) error {
+	n, entry, err := p.admit(args.StdinData)
+	if err == nil {
+		err = n.wouldFail(ctx, entry)
+	}
+	return withCode(types.ErrPluginNotAvailable, err)
+}
+
+func (n *node) wouldFail(ctx context.Context, entry config.Entry) error {
+	state, own, err := n.ready(entry)
+	if err != nil {
+		return err
+	}
+	if len(state.Newer) > 0 {
+		return n.besideNewer(ctx, state, own)
+	}
+	proposal, err := n.propose(state, own)
+	if err != nil {
+		return err
+	}
+	chain := proposal.own(own.Source).Statement.Chain
+	v := n.Look(ctx, proposal.contributions, state.Record)
+	var drift *enforce.DriftError
+	if err := v.Err(chain); !errors.As(err, &drift) {
+		return err
+	}
+	return errors.Join(n.Dir.Writable(), n.CanWrite(ctx, v, chain))
+}
+
+func codeOfConfig(err error) uint {
+	if errors.Is(err, config.ErrNotJSON) {
+		return types.ErrDecodingFailure
+	}
+	return types.ErrInvalidNetworkConfig
+}

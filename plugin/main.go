@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command ip-masq is a chained CNI plugin. The container runtime runs it on
+// every pod ADD after the plugin that makes the interface; it makes sure that
+// the node masquerades what pods send to where nobody knows their addresses,
+// and nothing else.
+package main
+
+import (
+	"os"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	cniversion "github.com/containernetworking/cni/pkg/version"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
+)
+
+// version is stamped by the linker.
+var version = "unknown"
+
+func main() {
+	p := &cniplugin.Plugin{
+		Drivers:    netfilter.Drivers{iptables.New(iptables.Options{}), nftables.New()},
+		PluginFile: config.DefaultPluginFile,
+		LockWait:   10 * time.Second,
+		Stdout:     os.Stdout,
+		Stderr:     os.Stderr,
+	}
+	skel.PluginMainFuncs(p.Funcs(), cniversion.All, "ip-masq "+version+": masquerades pod traffic, as a chained CNI plugin")
+}
