@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+func main() { os.Exit(sandbox.Enter(run)) }
+
+func run() int {
+	started := time.Now()
+	if err := demo(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		return 1
+	}
+	fmt.Printf("\nDone in %.1f s. Everything was in namespaces of its own, and they are gone.\n", time.Since(started).Seconds())
+	return 0
+}
+
+const network = "podnet"
+
+func demo(ctx context.Context) (err error) {
+	top, err := topology.Build(topology.Options{IsolateOutside: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, top.Close()) }()
+	s := &stage{ctx: ctx, top: top}
+	if s.cni, err = topology.NewCNI(top.Node, "/etc/cni/net.d"); err != nil {
+		return err
+	}
+	for _, act := range []func() error{
+		s.withoutUs, s.withUs, s.changed, s.otherBackend, s.end,
+	} {
+		if err := act(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Where the pods of the demo send to.
+var (
+	lanServer = netip.MustParseAddr("10.20.0.5")    //nolint:gochecknoglobals // constants of the scene
+	internet  = netip.MustParseAddr("198.51.100.7") //nolint:gochecknoglobals // constants of the scene
+)
+
+func (s *stage) withoutUs() error {
+	s.title("1. A node without ip-masq")
+	s.say(`
+  pod ──┐            ┌── lan      10.20.0.5     knows pods
+        ├── node ────┤
+  pod ──┘            └── outside  198.51.100.7  does not: it can answer only the node's own address
+
+The conflist has bridge alone. A pod asks both sides.`)
+	s.conflist("bridge alone", nil)
+	if err := s.startPod("pod-0"); err != nil {
+		return err
+	}
+	if err := s.ask("pod-0", lanServer, internet); err != nil {
+		return err
+	}
+	return s.stopPod("pod-0")
+}
+
+func (s *stage) withUs() error {
+	s.title("2. ip-masq, behind bridge in the conflist")
+	s.conflist("what one adds", entry{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "backend": "iptables"})
+	for _, name := range []string{"pod-1", "pod-2"} {
+		if err := s.startPod(name); err != nil {
+			return err
+		}
+	}
+	if err := s.ask("pod-1", lanServer, internet, s.addressOf("pod-2")); err != nil {
+		return err
+	}
+	return s.show("iptables", "-t", "nat", "-L", "IP-MASQ-AGENT", "-n")
+}
+
+func (s *stage) changed() error {
+	s.title("3. The conflist changes: 10.20.0.0/16 does not know pods any more")
+	s.conflist("a masqueraded prefix inside an exempt one: the longest wins", entry{
+		"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "masqueradeCIDRs": []string{"10.20.0.0/16"}, "backend": "iptables",
+	})
+	s.say("The next pod brings it into force, for all pods of the node.")
+	if err := s.startPod("pod-3"); err != nil {
+		return err
+	}
+	if err := s.ask("pod-1", lanServer, internet, s.addressOf("pod-2")); err != nil {
+		return err
+	}
+	return s.show("iptables", "-t", "nat", "-L", "IP-MASQ-AGENT", "-n")
+}
+
+func (s *stage) otherBackend() error {
+	s.title("4. The same in nftables")
+	s.conflist("in tables of ours alone; what stood in iptables goes once they stand", entry{
+		"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "masqueradeCIDRs": []string{"10.20.0.0/16"}, "backend": "nftables",
+	})
+	if err := s.startPod("pod-4"); err != nil {
+		return err
+	}
+	if err := s.ask("pod-4", lanServer, internet, s.addressOf("pod-2")); err != nil {
+		return err
+	}
+	return s.show("nft", "list", "table", "ip", "ip-masq")
+}
+
+func (s *stage) end() error {
+	s.title("5. A mistake, and the end")
+	s.conflist("host bits in a prefix", entry{"nonMasqueradeCIDRs": []string{"10.0.1.24/24"}})
+	if err := s.refused("pod-5"); err != nil {
+		return err
+	}
+	for _, name := range s.running() {
+		if err := s.stopPod(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// entry is our entry of a conflist, without its type.
+type entry map[string]any
+
+// stage is the scene with what stands on it.
+type stage struct {
+	ctx    context.Context
+	top    *topology.Topology
+	cni    *topology.CNI
+	pods   map[string]*pod
+	policy *policy.Policy // of the conflist in force; nil without an entry of ours
+	failed error          // of a step that returns nothing
+}
+
+type pod struct {
+	*topology.Host
+	addr netip.Addr
+}
+
+func (s *stage) title(text string) {
+	fmt.Printf("\n%s\n%s\n", text, strings.Repeat("=", len([]rune(text))))
+}
+
+func (s *stage) say(text string) { fmt.Println(strings.TrimLeft(text, "\n") + "\n") }
+
+// conflist writes the conflist of the network, with our entry if there is one.
+func (s *stage) conflist(why string, e entry) {
+	plugins := []any{json.RawMessage(`{"type": "bridge", "bridge": "cni0", "isGateway": true,
+	  "ipam": {"type": "host-local", "subnet": "10.88.0.0/16", "routes": [{"dst": "0.0.0.0/0"}]}}`)}
+	s.policy = nil
+	if e != nil {
+		ours := maps.Clone(e)
+		ours["type"] = "ip-masq"
+		plugins = append(plugins, ours)
+		text, err := json.Marshal(ours)
+		s.failed = errors.Join(s.failed, err)
+		fmt.Printf("  %s    (%s)\n\n", text, why)
+		s.policy = policyOf(ours)
+	}
+	list, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": network, "plugins": plugins})
+	s.failed = errors.Join(s.failed, err, s.cni.Write("10-podnet.conflist", string(list)))
+}
+
+// policyOf is what the entry means, by the function that the plugin uses too.
+func policyOf(ours entry) *policy.Policy {
+	conf := maps.Clone(ours)
+	conf["name"] = network
+	text, err := json.Marshal(conf)
+	if err != nil {
+		return nil
+	}
+	parsed, err := config.ParseEntry(text)
+	if err != nil {
+		return nil // the plugin will say why
+	}
+	source := policy.Source{Kind: policy.Network, Name: network}
+	return &policy.Merge([]policy.Contribution{{Source: source, Statement: parsed.Statement}})[0]
+}
+
+// startPod runs ADD on a new pod.
+func (s *stage) startPod(name string) error {
+	host, result, err := s.add(name)
+	if err != nil {
+		return err
+	}
+	if result.ExitCode != 0 {
+		return fmt.Errorf("ADD of %s: %s%s", name, result.Stdout, result.Stderr)
+	}
+	var answer struct {
+		IPs []struct {
+			Address netip.Prefix `json:"address"`
+		} `json:"ips"`
+	}
+	if err := json.Unmarshal([]byte(result.Stdout), &answer); err != nil {
+		return fmt.Errorf("read the result of ADD of %s: %w", name, err)
+	}
+	if len(answer.IPs) == 0 {
+		return fmt.Errorf("ADD of %s gave it no address", name)
+	}
+	if s.pods == nil {
+		s.pods = map[string]*pod{}
+	}
+	s.pods[name] = &pod{host, answer.IPs[0].Address.Addr()}
+	return nil
+}
+
+func (s *stage) add(name string) (*topology.Host, topology.Result, error) {
+	if s.failed != nil {
+		return nil, topology.Result{}, s.failed
+	}
+	host, err := s.top.NewPod(name)
+	if err != nil {
+		return nil, topology.Result{}, err
+	}
+	start := time.Now()
+	result, err := s.cni.Add(s.ctx, network, host)
+	fmt.Printf("  cnitool add %s %s    (%d ms)\n", network, name, time.Since(start).Milliseconds())
+	return host, result, err
+}
+
+// refused runs an ADD that is to fail, and shows what the user gets to read.
+func (s *stage) refused(name string) error {
+	_, result, err := s.add(name)
+	if err != nil {
+		return err
+	}
+	if result.ExitCode == 0 {
+		return fmt.Errorf("ADD of %s was to fail, and did not", name)
+	}
+	message, _, _ := strings.Cut(result.Stderr, "\n") // what follows is cnitool's usage
+	fmt.Printf("\n%s\n", indent(message))
+	return nil
+}
+
+func (s *stage) stopPod(name string) error {
+	result, err := s.cni.Del(s.ctx, network, s.pods[name].Host)
+	if err == nil && result.ExitCode != 0 {
+		err = fmt.Errorf("DEL of %s: %s%s", name, result.Stdout, result.Stderr)
+	}
+	delete(s.pods, name)
+	return err
+}
+
+func (s *stage) running() []string { return slices.Sorted(maps.Keys(s.pods)) }
+
+func (s *stage) addressOf(name string) netip.Addr { return s.pods[name].addr }
+
+// ask sends a packet to each destination, and tells which source the other side
+// saw, and why.
+func (s *stage) ask(from string, destinations ...netip.Addr) error {
+	p := s.pods[from]
+	fmt.Printf("\n  %-7s %-12s to %-14s %-34s %s\n", "", "address", "", "the other side saw", "because")
+	for _, dst := range destinations {
+		seen, err := p.SendUDP(netip.AddrPortFrom(dst, topology.EchoPort), topology.Within(time.Second))
+		if err == nil {
+			err = s.expect(p, dst, seen)
+		}
+		if err != nil {
+			return err
+		}
+		saw := seen.Source.Addr().String() + ", the node"
+		if seen.Source.Addr() == p.addr {
+			saw = p.addr.String() + ", the pod"
+		}
+		if !seen.Answered {
+			saw += ": cannot answer"
+		}
+		fmt.Printf("  %-7s %-12s to %-14s %-34s %s\n", from, p.addr, dst, saw, s.because(dst))
+	}
+	fmt.Println()
+	return nil
+}
+
+// expect fails if the packet contradicts the policy: a demo that shows wrong
+// addresses without a word would be worse than none.
+func (s *stage) expect(p *pod, dst netip.Addr, seen topology.Seen) error {
+	if s.policy == nil {
+		return nil
+	}
+	e := s.policy.Lookup(dst)
+	exempt := e != nil && e.Action == policy.Exempt
+	if exempt != (seen.Source.Addr() == p.addr) {
+		return fmt.Errorf("%s saw %s, which is wrong: %s", dst, seen.Source, s.because(dst))
+	}
+	return nil
+}
+
+func (s *stage) because(dst netip.Addr) string {
+	if s.policy == nil {
+		return "nothing masquerades"
+	}
+	e := s.policy.Lookup(dst)
+	if e == nil {
+		return "no prefix covers it: masquerade"
+	}
+	return fmt.Sprintf("%s is in %s", e.Prefix, e.Origins[0].Key)
+}
+
+// show runs a tool as an administrator would.
+func (s *stage) show(name string, args ...string) error {
+	out, err := s.top.Node.Command(s.ctx, name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
+	}
+	fmt.Printf("  $ %s %s\n%s\n", name, strings.Join(args, " "), indent(string(out)))
+	return nil
+}
+
+func indent(text string) string {
+	return "    " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n    ")
+}

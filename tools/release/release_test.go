@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package release
+
+import (
+	"bytes"
+	"debug/elf"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// maxPluginBytes keeps what the kernel maps and what an installer copies small.
+const maxPluginBytes = 6_000_000
+
+// ours begins the names of the binaries that `make build` makes; pinned tools of
+// other projects lie in folders below.
+const ours = "ip-masq*"
+
+func TestBinariesAreStatic(t *testing.T) {
+	binaries, err := filepath.Glob(filepath.Join(binDir(), ours))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(binaries) == 0 {
+		t.Fatalf("no %s in %s; run `make build` first", ours, binDir())
+	}
+	for _, path := range binaries {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			assertStatic(t, path)
+		})
+	}
+}
+
+func TestPluginIsSmall(t *testing.T) {
+	info, err := os.Stat(filepath.Join(binDir(), "ip-masq"))
+	if err != nil {
+		t.Fatalf("%v; run `make build` first", err)
+	}
+	if info.Size() >= maxPluginBytes {
+		t.Errorf("ip-masq has %d bytes, which must stay below %d; `go tool nm -size -sort size` on a build without -s shows what grew",
+			info.Size(), maxPluginBytes)
+	}
+}
+
+// The linker ignores a variable that is not there, without a word: the version
+// is stamped if the program says another than the source does.
+func TestPluginCarriesItsVersion(t *testing.T) {
+	plugin := exec.Command(filepath.Join(binDir(), "ip-masq"))
+	plugin.Env = []string{} // without CNI_COMMAND a plugin says what it is
+	about, err := plugin.CombinedOutput()
+	if err != nil {
+		t.Fatalf("run ip-masq: %v; run `make build` first\n%s", err, about)
+	}
+	if !bytes.HasPrefix(about, []byte("ip-masq ")) || bytes.HasPrefix(about, []byte("ip-masq unknown")) {
+		t.Errorf("ip-masq without CNI_COMMAND says %q; want its name and the version that `make build` stamps", about)
+	}
+}
+
+// assertStatic fails when the program at path needs a loader or a library of the host.
+func assertStatic(t *testing.T, path string) {
+	t.Helper()
+	program, err := elf.Open(path)
+	if err != nil {
+		t.Fatalf("read program headers: %v", err)
+	}
+	defer program.Close()
+	for _, header := range program.Progs {
+		if header.Type == elf.PT_INTERP || header.Type == elf.PT_DYNAMIC {
+			t.Errorf("%s has a %s program header: it is not static; build it with CGO_ENABLED=0", path, header.Type)
+		}
+	}
+}
+
+// binDir is where `make build` puts the binaries.
+func binDir() string {
+	if dir := os.Getenv("IPMASQ_BIN_DIR"); dir != "" {
+		return dir
+	}
+	return filepath.Join("..", "..", "bin")
+}
