@@ -92,15 +92,30 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 	}
 	staged, err := stage(lock, proposal.changed)
 	if err != nil {
-		return n.unwritable(ctx, state, proposal.contributions, own, err)
+		v := n.Look(ctx, proposal.contributions, state.Record)
+		return n.unwritable(v, proposal.own(own.Source).Statement.Chain, err)
 	}
 	defer func() { n.Warn(discard(staged)) }()
 	v := n.Ensure(ctx, proposal.contributions, state.Record, lock)
 	if err := n.verdict(v, proposal.own(own.Source).Statement.Chain); err != nil {
+		if len(staged) > 0 {
+			n.undo(ctx, lock)
+		}
 		return err
 	}
 	n.Warn(commit(staged)) // the rules are right; a document that lags is made up for by the next ADD
 	return nil
+}
+
+// undo brings the rules back to what the documents in force ask for: one family
+// may have been written, and the other not.
+func (n *node) undo(ctx context.Context, lock *store.Lock) {
+	state, err := n.Dir.Load()
+	if err != nil {
+		n.Warn(err)
+		return
+	}
+	n.Ensure(ctx, state.Contributions, state.Record, lock)
 }
 
 // verdict fails for the network's own chain alone; what is wrong with others is
@@ -114,7 +129,18 @@ func (n *node) verdict(v *enforce.View, chain string) error {
 			n.Warn(v.Err(p.Chain))
 		}
 	}
-	return v.Err(chain)
+	return n.tolerable(v, chain)
+}
+
+// tolerable returns why the rules of a chain cannot be vouched for, unless it
+// is that a newer version wrote them: those stay as they are, and serve.
+func (n *node) tolerable(v *enforce.View, chain string) error {
+	err := v.Err(chain)
+	if errors.Is(err, enforce.ErrNewer) && v.Stands(chain) {
+		n.Warn(err)
+		return nil
+	}
+	return err
 }
 
 // besideNewer lets an ADD pass beside documents that a newer version wrote, as
@@ -136,20 +162,29 @@ func (n *node) withoutLock(ctx context.Context, s store.State, own policy.Contri
 	if errors.Is(cause, store.ErrBusy) {
 		return cause
 	}
+	v, chain, err := n.foresee(ctx, s, own)
+	if v == nil {
+		return err
+	}
+	return n.unwritable(v, chain, cause)
+}
+
+// foresee looks at the rules as the documents would have them after an ADD, and
+// writes nothing. Without a view the error, or its absence, is the outcome.
+func (n *node) foresee(ctx context.Context, s store.State, own policy.Contribution) (*enforce.View, string, error) {
 	if len(s.Newer) > 0 {
-		return n.besideNewer(ctx, s, own)
+		return nil, "", n.besideNewer(ctx, s, own)
 	}
 	proposal, err := n.propose(s, own)
 	if err != nil {
-		return err
+		return nil, "", err
 	}
-	return n.unwritable(ctx, s, proposal.contributions, own, cause)
+	return n.Look(ctx, proposal.contributions, s.Record), proposal.own(own.Source).Statement.Chain, nil
 }
 
 // unwritable passes if the rules are right as they are.
-func (n *node) unwritable(ctx context.Context, s store.State, contributions []policy.Contribution, own policy.Contribution, cause error) error {
-	v := n.Look(ctx, contributions, s.Record)
-	if err := v.Err(own.Statement.Chain); err != nil {
+func (n *node) unwritable(v *enforce.View, chain string, cause error) error {
+	if err := n.tolerable(v, chain); err != nil {
 		return withCode(codeRules, fmt.Errorf("the rules need a change and the state cannot be written: %w", errors.Join(cause, err)))
 	}
 	n.Warn(fmt.Errorf("the rules are right, but the state cannot be written: %w", cause))

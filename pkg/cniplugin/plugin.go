@@ -104,6 +104,6 @@ func (p *Plugin) warn(err error) {
 
 func (n *node) warnState(s store.State) {
 	for _, d := range s.Damaged {
-		n.Warn(fmt.Errorf("document %s is damaged and counts as absent: %w", d.File, d.Err))
+		n.Warn(fmt.Errorf("a damaged document counts as absent: %w", d.Err))
 	}
 }

@@ -100,8 +100,11 @@ func (n *node) verify(ctx context.Context) error {
 		return fmt.Errorf("network %s has no document in %s: the next ADD makes it", policy.Quote(n.network), n.Dir.Path())
 	}
 	v := n.Look(ctx, state.Contributions, state.Record)
-	if err := v.Errs(); err != nil {
-		return err
+	for _, p := range v.Policies {
+		var drift *enforce.DriftError
+		if err := n.tolerable(v, p.Chain); err != nil && !errors.As(err, &drift) {
+			return err
+		}
 	}
 	if d := v.Diff(); len(d) > 0 {
 		return &enforce.DriftError{Diff: d}
@@ -161,17 +164,12 @@ func (n *node) wouldFail(ctx context.Context, entry config.Entry) error {
 	if err != nil {
 		return err
 	}
-	if len(state.Newer) > 0 {
-		return n.besideNewer(ctx, state, own)
-	}
-	proposal, err := n.propose(state, own)
-	if err != nil {
+	v, chain, err := n.foresee(ctx, state, own)
+	if v == nil {
 		return err
 	}
-	chain := proposal.own(own.Source).Statement.Chain
-	v := n.Look(ctx, proposal.contributions, state.Record)
 	var drift *enforce.DriftError
-	if err := v.Err(chain); !errors.As(err, &drift) {
+	if err := n.tolerable(v, chain); !errors.As(err, &drift) {
 		return err
 	}
 	return errors.Join(n.Dir.Writable(), n.CanWrite(ctx, v, chain))

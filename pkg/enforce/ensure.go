@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -48,14 +49,20 @@ func (e *Enforcer) write(ctx context.Context, contributions []policy.Contributio
 		return nil, owned, err
 	}
 	failed := e.apply(ctx, before, lock)
-	if left := withoutUnusable(rec, before, failed); len(left.Chains) < len(rec.Chains) {
-		again := e.Look(ctx, contributions, left)
-		owned = record(left, again)
-		owned.Chains = append(owned.Chains, missingFrom(owned, rec)...)
+	if free := freeToChoose(before, failed); len(free) > 0 {
+		again := e.chooseAgain(ctx, contributions, rec, before, free)
+		next := record(store.Record{Boot: rec.Boot}, again)
+		next.Chains = append(next.Chains, missingFrom(next, owned)...) // what was written there has to go
+		owned = next
 		if err := lock.PutRecord(owned); err != nil {
 			return nil, owned, err
 		}
-		failed = e.apply(ctx, again, lock)
+		for chain := range free {
+			if again.Failed[chain] == nil {
+				delete(failed, chain)
+			}
+		}
+		maps.Copy(failed, e.apply(ctx, again, lock))
 	}
 	after := e.Look(ctx, contributions, owned)
 	if len(after.Diff()) > 0 { // a reading can be torn by a writer beside us
@@ -67,19 +74,40 @@ func (e *Enforcer) write(ctx context.Context, contributions []policy.Contributio
 	return after, owned, nil
 }
 
-// withoutUnusable returns the record less the choices of chains that could not
-// be written because their backend does not work here, and need not be it.
-func withoutUnusable(rec store.Record, v *View, failed map[string]error) store.Record {
+// freeToChoose returns the chains that could not be written because their
+// backend does not work here, and need not be it.
+func freeToChoose(v *View, failed map[string]error) map[string]bool {
+	free := map[string]bool{}
+	for _, p := range v.Policies {
+		if p.Backend.Value == policy.Auto && errors.Is(failed[p.Chain], netfilter.ErrUnusable) {
+			free[p.Chain] = true
+		}
+	}
+	return free
+}
+
+// chooseAgain looks again with new choices for those chains. What would be
+// chosen as before is left out: a backend may seem to work until it writes.
+func (e *Enforcer) chooseAgain(ctx context.Context, contributions []policy.Contribution, rec store.Record, before *View, free map[string]bool) *View {
 	left := store.Record{Boot: rec.Boot}
 	for _, o := range rec.Chains {
-		free := slices.ContainsFunc(v.Policies, func(p policy.Policy) bool {
-			return p.Chain == o.Chain && p.Backend.Value == policy.Auto
-		})
-		if !free || !errors.Is(failed[o.Chain], netfilter.ErrUnusable) {
+		if !free[o.Chain] {
 			left.Chains = append(left.Chains, o)
 		}
 	}
-	return left
+	again := e.Look(ctx, contributions, left)
+	for _, was := range before.Groups {
+		for _, is := range again.Groups {
+			same := is.Choice.SamePlace(was.Choice)
+			if !same || !slices.ContainsFunc(is.chains(), func(c string) bool { return free[c] && was.holds(c) }) {
+				continue
+			}
+			rest := *e
+			rest.Drivers = slices.DeleteFunc(slices.Clone(e.Drivers), func(d netfilter.Driver) bool { return d.Backend() == was.Choice.Backend })
+			return rest.Look(ctx, contributions, left)
+		}
+	}
+	return again
 }
 
 func missingFrom(rec, from store.Record) []store.OwnedChain {

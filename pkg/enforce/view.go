@@ -3,8 +3,6 @@
 package enforce
 
 import (
-	"errors"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -83,15 +81,6 @@ func (v *View) Stands(chain string) bool {
 		}
 	}
 	return found
-}
-
-// Errs joins what failed.
-func (v *View) Errs() error {
-	var errs []error
-	for _, p := range v.Policies {
-		errs = append(errs, v.Failed[p.Chain])
-	}
-	return errors.Join(errs...)
 }
 
 func (v *View) fail(chain string, err error) {

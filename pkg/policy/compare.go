@@ -85,7 +85,7 @@ func Compare(desired, observed Ruleset) Diff {
 		}
 	}
 	for _, a := range observed.Aliens {
-		d = append(d, Change{AlienChange, a.Family, "", true, a.Text})
+		d = append(d, Change{AlienChange, a.Family, "", true, onOneLine(a.Text)})
 	}
 	return d
 }

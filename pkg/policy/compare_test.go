@@ -92,6 +92,18 @@ func TestCompare(t *testing.T) {
 			chain + "missing rule: to 192.168.0.0/16 return",
 			chain + "unexpected rule: to 192.168.0.0/16 masquerade",
 		}},
+		{"a rule for another prefix", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules[4].To = ranges("192.0.2.0/24") }, []string{
+			chain + "missing rule: to 192.168.0.0/16 return",
+			chain + "unexpected rule: to 192.0.2.0/24 return",
+		}},
+		{"rules too many, in their order", false, func(rs *policy.Ruleset) {
+			extra := []policy.Rule{{Verdict: policy.Return, Out: "b"}, alien, {Verdict: policy.Return, Out: "a"}}
+			rs.Chains[0].Rules = slices.Concat(extra, rs.Chains[0].Rules)
+		}, []string{
+			chain + "unexpected rule: out b return",
+			chain + "unexpected rule: -p tcp -j LOG",
+			chain + "unexpected rule: out a return",
+		}},
 		{"an alien rule", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules = slices.Insert(rs.Chains[0].Rules, 1, alien) }, []string{
 			chain + "unexpected rule: -p tcp -j LOG",
 		}},
@@ -157,6 +169,51 @@ func TestCompareTellsRulesApart(t *testing.T) {
 				t.Errorf("%d %s and %d %s: %q", i, r, j, s, diff)
 			}
 		}
+	}
+}
+
+// An alien is a difference even from itself: nobody knows what it does.
+func TestCompareNeverAcceptsAliens(t *testing.T) {
+	c := policy.Chain{Family: policy.IPv4, Name: "C", Rules: []policy.Rule{{Verdict: policy.Alien, Text: "x"}}}
+	wantEqual(t, "differences", policy.CompareChain(&c, &c).String(), "ipv4 C: missing rule: x\nipv4 C: unexpected rule: x")
+}
+
+// Whether two rules may change places.
+func TestCompareOrderOfTwo(t *testing.T) {
+	ret := func(r policy.Rule) policy.Rule { r.Verdict = policy.Return; return r }
+	masq := func(r policy.Rule) policy.Rule { r.Verdict = policy.Masquerade; return r }
+	low, high := policy.PortRange{First: 1, Last: 2}, policy.PortRange{First: 3, Last: 4}
+	for _, tt := range []struct {
+		name    string
+		a, b    policy.Rule
+		matters bool
+	}{
+		{"the same is done", ret(policy.Rule{To: ranges("10.0.0.0/8")}), ret(policy.Rule{To: ranges("10.1.0.0/16")}), false},
+		{"one lies within the other", ret(policy.Rule{To: ranges("10.0.0.0/8")}), masq(policy.Rule{To: ranges("10.1.0.0/16")}), true},
+		{"one is for everything", ret(policy.Rule{To: ranges("10.0.0.0/8")}), masq(policy.Rule{}), true},
+		{"destinations apart", ret(policy.Rule{To: ranges("10.0.0.0/16")}), masq(policy.Rule{To: ranges("10.1.0.0/16")}), false},
+		{"sources apart", ret(policy.Rule{From: ranges("10.0.0.0/16")}), masq(policy.Rule{From: ranges("10.1.0.0/16")}), false},
+		{"sources in common", ret(policy.Rule{From: ranges("10.0.0.0/8")}), masq(policy.Rule{From: ranges("10.1.0.0/16")}), true},
+		{"a source and a destination", ret(policy.Rule{From: ranges("10.0.0.0/16")}), masq(policy.Rule{To: ranges("10.1.0.0/16")}), true},
+		{"sets that interleave", ret(policy.Rule{To: ranges("10.0.0.0/16", "10.2.0.0/16")}), masq(policy.Rule{To: ranges("10.1.0.0/16", "10.3.0.0/16")}), false},
+		{"sets that touch in one", ret(policy.Rule{To: ranges("10.0.0.0/16", "10.2.0.0/16")}), masq(policy.Rule{To: ranges("10.1.0.0/16", "10.2.7.0/24")}), true},
+		{"protocols apart", masq(policy.Rule{Protocol: "tcp", Ports: low}), masq(policy.Rule{Protocol: "udp", Ports: high}), false},
+		{"one protocol", masq(policy.Rule{Protocol: "tcp", Ports: low}), masq(policy.Rule{Protocol: "tcp", Ports: high}), true},
+		{"a protocol and any", masq(policy.Rule{Protocol: "tcp", Ports: low}), masq(policy.Rule{}), true},
+		{"shares", masq(policy.Rule{Protocol: "tcp", Ports: low, Share: 7}), masq(policy.Rule{Protocol: "tcp", Ports: high}), true},
+		{"fully random and not", masq(policy.Rule{RandomFully: true}), masq(policy.Rule{}), true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			as := policy.Chain{Family: policy.IPv4, Name: "C", Rules: []policy.Rule{tt.a, tt.b}}
+			swapped := policy.Chain{Family: policy.IPv4, Name: "C", Rules: []policy.Rule{tt.b, tt.a}}
+			for _, pair := range [][2]*policy.Chain{{&as, &swapped}, {&swapped, &as}} {
+				want := ""
+				if tt.matters {
+					want = "ipv4 C: rule out of order: " + pair[1].Rules[0].String()
+				}
+				wantEqual(t, "difference", policy.CompareChain(pair[0], pair[1]).String(), want)
+			}
+		})
 	}
 }
 

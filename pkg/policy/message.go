@@ -54,3 +54,12 @@ func plainOrQuoted(s string) string {
 	}
 	return s
 }
+
+// onOneLine writes what somebody else put into the kernel: as it is where it is
+// one line of visible text.
+func onOneLine(s string) string {
+	if len(s) > maxQuoted || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return Quote(s)
+	}
+	return s
+}

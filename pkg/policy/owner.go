@@ -45,14 +45,21 @@ func (o Owner) Comment() string {
 	return ownerPrefix + strconv.Itoa(o.Schema) + ownerMiddle + o.DataDir
 }
 
-// ParseOwner reads a comment, and returns the zero Owner for any that is not
-// one of ours.
+// ParseOwner reads a comment, and returns the zero Owner for any that is not one
+// of ours. What a newer form says behind its number is not known here.
 func ParseOwner(comment string) Owner {
 	rest, ours := strings.CutPrefix(comment, ownerPrefix)
-	schema, dir, told := strings.Cut(rest, ownerMiddle)
-	n, err := strconv.Atoi(schema)
-	if !ours || !told || err != nil || n < 1 {
+	number, said, _ := strings.Cut(rest, " ")
+	schema, err := strconv.Atoi(number)
+	if !ours || err != nil || schema < 1 {
 		return Owner{}
 	}
-	return Owner{Schema: n, DataDir: dir}
+	dir, told := strings.CutPrefix(" "+said, ownerMiddle)
+	switch {
+	case told:
+		return Owner{Schema: schema, DataDir: dir}
+	case schema > RulesSchema:
+		return Owner{Schema: schema}
+	}
+	return Owner{}
 }

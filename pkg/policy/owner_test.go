@@ -3,6 +3,7 @@
 package policy_test
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -17,6 +18,7 @@ func TestOwner(t *testing.T) {
 		{"/a_b.c-d/E9", "ip-masq/1 keeps its state in /a_b.c-d/E9"},
 		{"/with space", "ip-masq/1 keeps its state in sha256:55e64fc8373463a23dde4f051897c1b53f895cd37ead790d95ccfe69b7c20c83"},
 		{"/" + strings.Repeat("x", 79), "ip-masq/1 keeps its state in /" + strings.Repeat("x", 79)},
+		{"/" + strings.Repeat("x", 80), "ip-masq/1 keeps its state in sha256:0415baaa7b9516d8c0cf8e51d59343f21aa48b0d3040a64c80ae467a2f13453b"},
 	} {
 		if got := policy.OwnedBy(tt.dir).Comment(); got != tt.want {
 			t.Errorf("OwnedBy(%q): %s, want %s", tt.dir, got, tt.want)
@@ -98,4 +100,23 @@ func FuzzParseOwner(f *testing.F) {
 			t.Errorf("ParseOwner(%q) = %+v", comment, o)
 		}
 	})
+}
+
+// A newer version may say something else behind its number; that it is newer
+// must still be seen.
+func TestParseOwnerOfANewerForm(t *testing.T) {
+	newer := strconv.Itoa(policy.RulesSchema + 1)
+	for comment, want := range map[string]policy.Owner{
+		"ip-masq/" + newer:                                   {Schema: policy.RulesSchema + 1},
+		"ip-masq/" + newer + " lives elsewhere now":          {Schema: policy.RulesSchema + 1},
+		"ip-masq/" + newer + " keeps its state in /var/lib":  {Schema: policy.RulesSchema + 1, DataDir: "/var/lib"},
+		"ip-masq/1 lives elsewhere now":                      {},
+		"ip-masq/1":                                          {},
+		"ip-masq/x keeps its state in /var/lib/cni/ip-masq":  {},
+		"ip-masq-agent: local traffic is not subject to ...": {},
+	} {
+		if got := policy.ParseOwner(comment); got != want {
+			t.Errorf("ParseOwner(%q) = %+v, want %+v", comment, got, want)
+		}
+	}
 }

@@ -86,7 +86,7 @@ func (r Rule) key() string {
 // String writes the rule for people.
 func (r Rule) String() string {
 	if r.Verdict == Alien {
-		return r.Text
+		return onOneLine(r.Text)
 	}
 	var b strings.Builder
 	word := func(format string, args ...any) {

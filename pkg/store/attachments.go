@@ -31,7 +31,7 @@ func (d *Dir) network(name string, create bool) (*folder, error) {
 // is fine.
 func (d *Dir) Attach(network, containerID, ifname string) error {
 	name := Attachment{containerID, ifname}.file()
-	const attempts = 5
+	const attempts = 100
 	var err error
 	for range attempts { // a directory can go away before it is used
 		if err = d.attach(network, name); !errors.Is(err, os.ErrNotExist) {

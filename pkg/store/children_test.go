@@ -61,6 +61,7 @@ func children() map[string]func(*store.Dir) error {
 		"tight umask": func(d *store.Dir) error { return writeWithUmask(d, 0o777) },
 		"read-only":   onReadOnly,
 		"full":        onFull,
+		"alternate":   alternate,
 	}
 }
 
@@ -245,4 +246,45 @@ func onFull(d *store.Dir) error {
 		isFailure(stageErr, unix.ENOSPC, d, "free space"), isFailure(d.Writable(), unix.ENOSPC, d, "free space"),
 		loadErr, globErr, os.Remove(ballast), d.Writable(), l.Release(),
 	)
+}
+
+// alternate runs in a mount namespace of its own, on a file system where a sync
+// takes no time, and reads for a while as two documents take turns.
+func alternate(d *store.Dir) error {
+	if err := unix.Mount("tmpfs", d.Path(), "tmpfs", 0, "mode=700"); err != nil {
+		return err
+	}
+	l, err := lockNow(d)
+	if err != nil {
+		return err
+	}
+	put := func(name string) error {
+		s, err := l.Stage(contribution(name))
+		if err != nil {
+			return err
+		}
+		return s.Commit()
+	}
+	if err := put("left"); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	written := make(chan error, 1)
+	go func() {
+		var err error
+		for here, there := "left", "right"; err == nil && ctx.Err() == nil; here, there = there, here {
+			err = errors.Join(put(there), l.Drop(network(here)))
+		}
+		written <- err
+	}()
+	for err == nil && ctx.Err() == nil {
+		var s store.State
+		s, err = d.Load()
+		if err == nil && (len(s.Contributions) == 0 || len(s.Damaged)+len(s.Newer) > 0) {
+			err = fmt.Errorf("loaded %+v", s)
+		}
+	}
+	cancel()
+	return errors.Join(err, <-written, l.Release())
 }

@@ -175,6 +175,7 @@ func TestDamagedDocuments(t *testing.T) {
 		"both lists":        {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":["10.0.0.0/8"]`), "10.0.0.0/8"},
 		"bad ports":         {statement(`"masqChain":"A","toPorts":"9-1"`), "9-1"},
 		"bad interface":     {statement(`"masqChain":"A","outputInterfaces":["a/b"]`), "outputInterfaces"},
+		"endless field":     {`{"schema":1,"` + strings.Repeat("x", 1<<20) + `":1}`, "unknown field"},
 		"endless value":     {statement(`"masqChain":"` + strings.Repeat("x", 1<<20) + `"`), "masqChain"},
 		"deep":              {`{"schema":1,"source":` + strings.Repeat("[", 100_000), "depth"},
 	} {
@@ -229,48 +230,6 @@ func TestFilesThatAreNoDocuments(t *testing.T) {
 	ok(t, os.WriteFile(copied, data, 0o600))
 	if s := load(t, d); len(s.Damaged) != 1 || s.Damaged[0].File != copied || len(s.Contributions) != 1 {
 		t.Errorf("%+v", s)
-	}
-}
-
-func TestNewerDocumentsAreLeftAlone(t *testing.T) {
-	for name, c := range map[string]struct {
-		data   string
-		schema int
-	}{
-		"like ours":   {`{"schema":2,"source":{"kind":"network","name":"net"},"statement":{"masqChain":"A"}}`, 2},
-		"other form":  {`{"schema":3,"source":[[]],"written":true}`, 3},
-		"schema last": {`{"a":{"schema":0},"b":[{}],"schema":4}`, 4},
-		"torn":        {`{"schema":5,"sou`, 5},
-		"huge":        {`{"schema":99999999999999999999}`, 1<<63 - 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := open(t)
-			file := document(t, d, contribution("net"))
-			record := d.Path() + "/record.json"
-			for _, f := range []string{file, record} {
-				ok(t, os.WriteFile(f, []byte(c.data), 0o600))
-			}
-			before := tree(t, d.Path())
-			s := load(t, d)
-			same(t, s, store.State{Newer: []store.Newer{{File: file, Schema: c.schema}, {File: record, Schema: c.schema}}})
-
-			l := lock(t, d)
-			ok(t, l.Tidy(s))
-			ok(t, l.Tidy(store.State{Damaged: []store.Damaged{{File: file}, {File: record}}}))
-			_, err := l.Stage(contribution("net"))
-			for _, err := range []error{err, l.Drop(network("net")), l.PutRecord(aRecord())} {
-				if !errors.Is(err, store.ErrNewer) {
-					t.Errorf("got %v, want ErrNewer", err)
-				}
-				fails(t, err, d.Path(), "schema", "install the newer")
-			}
-			same(t, tree(t, d.Path()), before)
-			for _, f := range []string{file, record} {
-				if data, err := os.ReadFile(f); string(data) != c.data || err != nil {
-					t.Errorf("%s: %s, %v", f, data, err)
-				}
-			}
-		})
 	}
 }
 

@@ -64,6 +64,7 @@ func TestStageRefusesWhatWouldNotLoad(t *testing.T) {
 		"not UTF-8":     contribution("\xff"),
 		"no prefix":     {Source: network("net"), Statement: policy.Statement{Chain: "A", SourceCIDRs: []netip.Prefix{{}}}},
 		"empty ports":   {Source: network("net"), Statement: policy.Statement{Chain: "A", ToPorts: &policy.Ports{{}}}},
+		"nil ports":     {Source: network("net"), Statement: policy.Statement{Chain: "A", ToPorts: new(policy.Ports)}},
 		"wrong backend": {Source: network("net"), Statement: policy.Statement{Chain: "A", Backend: "ebtables"}},
 	} {
 		_, err := l.Stage(c)
@@ -278,4 +279,12 @@ func TestLoadWhileOthersWrite(t *testing.T) {
 	}
 	stop.Store(true)
 	ok(t, <-done)
+}
+
+// Of two documents there is always at least one, so that is what a reader must
+// find: one that goes after it was listed is no reason to miss the other.
+func TestLoadMissesNothingThatReplacesAnother(t *testing.T) {
+	d := open(t)
+	ok(t, os.Mkdir(d.Path(), 0o700))
+	inMountNamespace(t, "alternate", d)
 }

@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -163,6 +165,25 @@ func packetGen(f policy.Family) *rapid.Generator[policy.Packet] {
 	})
 }
 
+// near makes a packet one that the rule matches, or nearly: few would otherwise.
+func near(t *rapid.T, r policy.Rule, p policy.Packet) policy.Packet {
+	if len(r.To) > 0 {
+		p.Dst = rapid.SampledFrom([]netip.Addr{r.To[0].From(), r.To[0].To()}).Draw(t, "near destination")
+	}
+	if len(r.From) > 0 {
+		p.Src = rapid.SampledFrom([]netip.Addr{r.From[0].From(), r.From[0].To()}).Draw(t, "near source")
+	}
+	if r.Out != "" {
+		p.Out = strings.TrimSuffix(r.Out, "+")
+		p.Out = rapid.SampledFrom([]string{p.Out, p.Out + "1", p.Out[:len(p.Out)-1]}).Draw(t, "near interface")
+		p.Out = p.Out[:min(len(p.Out), 15)]
+	}
+	if r.Protocol != "" && rapid.Bool().Draw(t, "same protocol") {
+		p.Protocol = r.Protocol
+	}
+	return p
+}
+
 // exprGen draws expressions that are nearly those of iptables-nft: the values
 // are from those that it uses, and from beside them.
 func exprGen() *rapid.Generator[nflink.Expr] {
@@ -215,11 +236,58 @@ func exprGen() *rapid.Generator[nflink.Expr] {
 	})
 }
 
+// phraseGen draws a load with what makes sense of it, as iptables-nft writes it.
+func phraseGen(f policy.Family) *rapid.Generator[[]nflink.Expr] {
+	return rapid.Custom(func(t *rapid.T) []nflink.Expr {
+		op := rapid.SampledFrom([]nflink.CmpOp{nflink.Equal, nflink.Equal, nflink.Equal, nflink.NotEqual}).Draw(t, "operator")
+		switch rapid.IntRange(0, 3).Draw(t, "phrase") {
+		case 0:
+			name := rapid.SampledFrom([]string{"eth0\x00", "eth", "lo\x00\x00\x00", "a234567890bcdef\x00", "e\x00x"}).Draw(t, "name")
+			return []nflink.Expr{nflink.Meta{Key: unix.NFT_META_OIFNAME, Reg: 1}, nflink.Cmp{Op: op, Sreg: 1, Data: []byte(name)}}
+		case 1:
+			p := rapid.SampledFrom([]byte{6, 17, 132, 1}).Draw(t, "protocol")
+			return []nflink.Expr{nflink.Meta{Key: unix.NFT_META_L4PROTO, Reg: 1}, nflink.Cmp{Op: op, Sreg: 1, Data: []byte{p}}}
+		case 2:
+			flags := rapid.SampledFrom([]uint32{unix.NFTA_FIB_F_SADDR, unix.NFTA_FIB_F_DADDR}).Draw(t, "flags")
+			local := binary.NativeEndian.AppendUint32(nil, rapid.SampledFrom([]uint32{2, 2, 2, 3}).Draw(t, "type"))
+			return []nflink.Expr{nflink.FIB{Flags: flags, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: 1},
+				nflink.Cmp{Op: nflink.NotEqual - op, Sreg: 1, Data: local}}
+		}
+		offsets, size := []uint32{12, 16}, uint32(4)
+		if f == policy.IPv6 {
+			offsets, size = []uint32{8, 24}, 16
+		}
+		n := rapid.Uint32Range(1, size).Draw(t, "length")
+		mask := make([]byte, n)
+		bits := rapid.IntRange(0, int(8*n)).Draw(t, "bits")
+		for i := range bits {
+			mask[i/8] |= 0x80 >> (i % 8)
+		}
+		data := rapid.SliceOfN(rapid.SampledFrom([]byte{0, 1, 10, 128, 255}), int(n), int(n)).Draw(t, "address")
+		phrase := []nflink.Expr{nflink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: rapid.SampledFrom(offsets).Draw(t, "offset"), Len: n, Dreg: 1}}
+		if rapid.Bool().Draw(t, "masked") {
+			for i := range data {
+				data[i] &= mask[i]
+			}
+			cut := nflink.Bitwise{Sreg: 1, Dreg: 1, Len: n, Mask: mask, Xor: make([]byte, n)}
+			phrase = append(phrase, cut)
+			if rapid.IntRange(0, 4).Draw(t, "masked again") == 0 {
+				cut.Mask = bytes.Repeat([]byte{255}, int(n))
+				phrase = append(phrase, cut)
+			}
+		}
+		return append(phrase, nflink.Cmp{Op: op, Sreg: 1, Data: data})
+	})
+}
+
 // compatProperty draws a rule and packets, and holds what is read of the rule to
 // what the kernel does with the packets.
 func compatProperty(t *rapid.T) {
 	f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
-	exprs := rapid.SliceOfN(exprGen(), 0, 8).Draw(t, "expressions")
+	exprs := slices.Concat(rapid.SliceOfN(phraseGen(f), 0, 3).Draw(t, "phrases")...)
+	for _, e := range rapid.SliceOfN(exprGen(), 0, 3).Draw(t, "expressions") {
+		exprs = slices.Insert(exprs, rapid.IntRange(0, len(exprs)).Draw(t, "at"), e)
+	}
 	verdict := rapid.SampledFrom([]nflink.Verdict{{Code: nflink.Return}, {Code: nflink.Jump, Chain: "X"}}).Draw(t, "verdict")
 	exprs = append(exprs, verdict)
 	e := compatEntry(f, nflink.Rule{Exprs: exprs})
@@ -231,11 +299,8 @@ func compatProperty(t *rapid.T) {
 	}
 	for i := range 8 {
 		p := packetGen(f).Draw(t, "packet")
-		if i%2 == 0 && len(e.rule.To) > 0 { // or else few would match
-			p.Dst = e.rule.To[0].From()
-		}
-		if i%2 == 0 && len(e.rule.From) > 0 {
-			p.Src = e.rule.From[0].To()
+		if i%2 == 0 {
+			p = near(t, e.rule, p)
 		}
 		m := machine{family: f, packet: p}
 		m.run(exprs)
@@ -248,6 +313,10 @@ func compatProperty(t *rapid.T) {
 	}
 }
 
-func TestCompat(t *testing.T) { rapid.Check(t, compatProperty) }
+func TestCompat(t *testing.T) {
+	for range 50 { // a rule takes microseconds
+		rapid.Check(t, compatProperty)
+	}
+}
 
 func FuzzCompat(f *testing.F) { f.Fuzz(rapid.MakeFuzz(compatProperty)) }

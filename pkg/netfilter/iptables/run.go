@@ -143,6 +143,7 @@ func remedy(stderr string) string {
 		lock   = "see which program holds the lock; in a container mount the host's /run/xtables.lock"
 		mixed  = "table nat holds rules that iptables did not write; remove them with nft, or set backend to nftables"
 		absent = "load the kernel module iptable_nat, or set backend to nftables"
+		buffer = "in a user namespace a batch is limited by net.core.wmem_max: raise that, shorten the list, or set backend to nftables"
 	)
 	for _, s := range []symptom{
 		{"you must be root", root},
@@ -155,6 +156,7 @@ func remedy(stderr string) string {
 		{"Couldn't load", xt},
 		{"No chain/target/match by that name", xt},
 		{"RULE_APPEND failed (No such file or directory)", xt},
+		{"Message too long", buffer},
 		{"can't initialize", absent},
 		{"do you need to insmod", absent},
 	} {

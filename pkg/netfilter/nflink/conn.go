@@ -28,6 +28,7 @@ const (
 type Conn struct {
 	fd       int
 	sequence uint32
+	attempts int        // to read a list, listAttempts or one within Snapshot
 	out      attrWriter // the request under way
 	in       []byte     // the datagram under way
 }
@@ -47,7 +48,11 @@ func Dial() (*Conn, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("set up nf_tables socket: %w", err)
 	}
-	return &Conn{fd: fd, in: make([]byte, datagramSize)}, nil
+	return newConn(fd), nil
+}
+
+func newConn(fd int) *Conn {
+	return &Conn{fd: fd, attempts: listAttempts, in: make([]byte, datagramSize)}
 }
 
 func setUp(fd int) error {

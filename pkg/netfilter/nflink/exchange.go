@@ -96,7 +96,7 @@ type list[T any] struct {
 // but the last attempt stands: where others commit all the time in tables of
 // theirs, there would be no end otherwise.
 func dump[T any](c *Conn, op operation, number uint16, decode func([]T, []byte) ([]T, error)) ([]T, error) {
-	for left := listAttempts - 1; ; left-- {
+	for left := c.attempts - 1; ; left-- {
 		l, err := dumpOnce(c, op, number, decode)
 		switch {
 		case err != nil:

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -241,5 +242,26 @@ func TestMissingObjects(t *testing.T) {
 	}
 	if sets := must[[]Set](t)(c.Sets(IPv4, "t")); len(sets) != 0 {
 		t.Errorf("sets %v", sets)
+	}
+}
+
+// TestWithoutPrivilege gives up the thread's capabilities; the thread ends with
+// the test.
+func TestWithoutPrivilege(t *testing.T) {
+	namespace(t)
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var none [2]unix.CapUserData
+	if err := unix.Capset(&header, &none[0]); err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t)
+	var b Batch
+	b.AddTable(IPv4, "t")
+	_, read := c.Table(IPv4, "t")
+	_, list := c.Rules(IPv4, "t", "")
+	for what, err := range map[string]error{"read": read, "list": list, "commit": c.Commit(&b)} {
+		if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

@@ -160,7 +160,7 @@ func TestRangesRoundTrip(t *testing.T) {
 			t.Fatal(b.err)
 		}
 		var elems []Element
-		for i := range b.ops {
+		for i := range b.Len() {
 			n := len(elems)
 			var err error
 			if elems, err = decodeElements(elems, b.message(i)[unix.SizeofNlMsghdr+nfgenHeader:]); err != nil {

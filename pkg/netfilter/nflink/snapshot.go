@@ -21,6 +21,9 @@ import (
 // The error is what read returned, or ErrInterrupted if others commit faster
 // than read reads.
 func (c *Conn) Snapshot(read func() error) (uint32, error) {
+	// What is interrupted is not of one generation, so all of it is read anew.
+	defer func(n int) { c.attempts = n }(c.attempts)
+	c.attempts = 1
 	for range listAttempts {
 		before, err := c.Generation()
 		if err != nil {
@@ -36,7 +39,7 @@ func (c *Conn) Snapshot(read func() error) (uint32, error) {
 		if err != nil {
 			return 0, errors.Join(failure, err)
 		}
-		if after == before {
+		if after == before && !errors.Is(failure, ErrInterrupted) {
 			return before, failure
 		}
 	}

@@ -4,10 +4,12 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -38,13 +40,23 @@ func (b *backend) read() (map[policy.Family]*table, error) {
 	if err != nil {
 		return nil, err
 	}
-	tables := map[policy.Family]*table{}
-	for _, f := range policy.Families() {
-		if tables[f], err = read(conn, f); err != nil {
-			return nil, err
+	var tables map[policy.Family]*table
+	all := func() (err error) {
+		tables = map[policy.Family]*table{}
+		for _, f := range policy.Families() {
+			if tables[f], err = read(conn, f); err != nil {
+				return err
+			}
 		}
+		return nil
 	}
-	return tables, nil
+	// What is read of one generation is not torn. Where others commit too
+	// often for that, a reading that may be is better than none: what differs
+	// is read again before it is repaired.
+	if _, err = conn.Snapshot(all); errors.Is(err, nflink.ErrInterrupted) {
+		err = all()
+	}
+	return tables, err
 }
 
 // Apply implements netfilter.Backend. It needs no child, so nobody inherits the

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// both makes a directory with the programs of both variants by their own names,
+// and plain names for the given one, and returns it as a PATH.
+func (n *node) both(t *testing.T, plain string) string {
+	t.Helper()
+	dir := filepath.Join(n.dir, "both-"+plain)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	link := func(program, name string) {
+		path, err := exec.LookPath(program)
+		if err == nil {
+			err = os.Symlink(path, filepath.Join(dir, name))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range families() {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			for _, variant := range []string{"nft", "legacy"} {
+				link(f[0]+"-"+variant+suffix, f[0]+"-"+variant+suffix)
+			}
+			if plain != "" {
+				link(f[0]+"-"+plain+suffix, f[0]+suffix)
+			}
+		}
+	}
+	return dir
+}
+
+// owned is what the record says that we own, as chain backend variant.
+func (n *node) owned(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for _, o := range n.load(t).Record.Chains {
+		all = append(all, strings.TrimSpace(strings.Join([]string{o.Chain, string(o.Family), string(o.Backend), o.Variant}, " ")))
+	}
+	return all
+}
+
+func (n *node) wantOwned(t *testing.T, want ...string) {
+	t.Helper()
+	if d := cmp.Diff(want, n.owned(t)); d != "" {
+		t.Errorf("record: %s", d)
+	}
+}
+
+// TestChangeOfForm: when backend, chain name or families change, what we had
+// before goes once the new rules stand, and of others not a letter.
+func TestChangeOfForm(t *testing.T) {
+	for _, from := range forms() {
+		for _, to := range forms() {
+			if from.backend == to.backend {
+				continue
+			}
+			t.Run(from.name+" to "+to.name, func(t *testing.T) {
+				n := newNode(t, from)
+				n.strangers(t)
+				others := n.others(t, "IP-MASQ-AGENT")
+				n.makeSure(t, n.conf(t, "podnet", object{"enableIPv6": true}))
+				n.path = n.both(t, to.variant)
+				conf := n.conf(t, "podnet", object{"enableIPv6": true, "backend": to.backend})
+				n.makeSure(t, conf).quiet(t)
+				kind := strings.TrimSpace(to.backend + " " + to.variant)
+				n.wantOwned(t, "IP-MASQ-AGENT ipv4 "+kind, "IP-MASQ-AGENT ipv6 "+kind)
+				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1) // of all forms together
+				if from.backend == "nftables" && strings.Contains(n.ruleset(t), "ip-masq {") {
+					t.Errorf("tables of ours are left:\n%s", n.ruleset(t))
+				}
+				if d := cmp.Diff(others, n.others(t, "IP-MASQ-AGENT")); d != "" {
+					t.Errorf("rules of others changed:\n%s", d)
+				}
+			})
+		}
+	}
+}
+
+func TestChangeOfName(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.strangers(t)
+		others := n.others(t, "OLD", "NEW")
+		kind := " " + strings.TrimSpace(n.form.backend+" "+n.form.variant)
+		n.makeSure(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "OLD"}))
+		n.makeSure(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "NEW"})).quiet(t)
+		n.gone(t, "OLD")
+		n.wantJumps(t, "NEW", 1, 1)
+		n.wantOwned(t, "NEW ipv4"+kind, "NEW ipv6"+kind)
+		// IPv6 is given up, and then the sources that another chain is for.
+		n.makeSure(t, n.conf(t, "podnet", object{"masqChain": "NEW"})).quiet(t)
+		n.wantJumps(t, "NEW", 1, 0)
+		n.wantOwned(t, "NEW ipv4"+kind)
+		n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "OLD", "sourceCIDRs": []string{"10.2.0.0/16", "10.3.0.0/16"}})).quiet(t)
+		n.wantJumps(t, "NEW", 1, 0)
+		if n.form.variant != "" { // a jump for each source; nftables has a set of them
+			n.wantJumps(t, "OLD", 2, 0)
+		}
+		n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "NEW"})).quiet(t)
+		n.gone(t, "OLD")
+		n.wantJumps(t, "NEW", 1, 0)
+		if d := cmp.Diff(others, n.others(t, "OLD", "NEW")); d != "" {
+			t.Errorf("rules of others changed:\n%s", d)
+		}
+	})
+}
+
+// TestStuckLeftovers: what cannot be removed makes no ADD fail, and is tried
+// once.
+func TestStuckLeftovers(t *testing.T) {
+	for _, from := range forms()[1:] {
+		t.Run(from.name, func(t *testing.T) {
+			n := newNode(t, from)
+			n.makeSure(t, n.conf(t, "podnet", nil))
+			n.path = "/nonexistent"
+			conf := n.conf(t, "podnet", object{"backend": "nftables"})
+			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, "remove chain IP-MASQ-AGENT (ipv4) from iptables ("+from.variant+")", "install iptables")
+			n.makeSure(t, conf).quiet(t)
+			stuck := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.IPTables, Variant: from.variant, Stuck: true}
+			owned := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables}
+			if d := cmp.Diff([]store.OwnedChain{owned, stuck}, n.load(t).Record.Chains); d != "" {
+				t.Errorf("record: %s", d)
+			}
+			n.wantJumps(t, "IP-MASQ-AGENT", 2, 0)
+			generation := n.generation(t)
+			n.makeSure(t, conf).quiet(t)
+			if now := n.generation(t); now != generation {
+				t.Errorf("generation moved from %d to %d", generation, now)
+			}
+		})
+	}
+}
+
+// auto is a situation in which backend auto has to choose.
+type auto struct {
+	name    string
+	prepare func(t *testing.T, n *node)
+	plain   string // the variant of the program called iptables; "-": PATH has no programs
+	want    string
+}
+
+func autos() []auto {
+	hint := func(variant, chain string) func(*testing.T, *node) {
+		return func(t *testing.T, n *node) {
+			n.feed(t, "*mangle\n:"+chain+" - [0:0]\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
+		}
+	}
+	agent := func(variant string) func(*testing.T, *node) {
+		return func(t *testing.T, n *node) {
+			n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -j MASQUERADE\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
+		}
+	}
+	nothing := func(*testing.T, *node) {}
+	ours := func(t *testing.T, n *node) {
+		n.feed(t, "table ip ip-masq { chain postrouting { type nat hook postrouting priority 101; }; chain masq-IP-MASQ-AGENT {}; }", "nft", "-f", "-")
+	}
+	return []auto{
+		{"no programs", nothing, "-", "nftables"},
+		{"plain iptables is nft", nothing, "nft", "iptables nft"},
+		{"plain iptables is legacy", nothing, "legacy", "iptables legacy"},
+		{"no plain iptables", nothing, "", "iptables nft"},
+		{"kubelet's hint is in legacy", hint("legacy", "KUBE-IPTABLES-HINT"), "nft", "iptables legacy"},
+		{"kubelet's canary is in nft", hint("nft", "KUBE-KUBELET-CANARY"), "legacy", "iptables nft"},
+		{"an agent's chain is in legacy", agent("legacy"), "nft", "iptables legacy"},
+		{"an agent's chain is in nft", agent("nft"), "legacy", "iptables nft"},
+		{"an agent's chain that nobody can write", agent("legacy"), "-", "nftables"},
+		{"our chain is in nftables", ours, "nft", "nftables"},
+	}
+}
+
+func TestAuto(t *testing.T) {
+	for _, a := range autos() {
+		t.Run(a.name, func(t *testing.T) {
+			n := newNode(t, forms()[0])
+			a.prepare(t, n)
+			if a.plain != "-" {
+				n.path = n.both(t, a.plain)
+			}
+			conf := n.conf(t, "podnet", object{"backend": "auto"})
+			n.makeSure(t, conf)
+			n.wantOwned(t, "IP-MASQ-AGENT ipv4 "+a.want)
+			// What is chosen is recorded, and stays whatever is there later.
+			n.path = filepath.Join(n.dir, "bin") + ":/usr/sbin"
+			n.makeSure(t, n.conf(t, "podnet", object{"backend": nil})).quiet(t)
+			n.wantOwned(t, "IP-MASQ-AGENT ipv4 "+a.want)
+		})
+	}
+}
+
+// TestAutoChoosesAgain where what is recorded cannot be run any more, or cannot
+// do it from the start.
+func TestAutoChoosesAgain(t *testing.T) {
+	for _, f := range forms()[1:] {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNode(t, f)
+			conf := n.conf(t, "podnet", object{"backend": nil})
+			n.makeSure(t, conf)
+			n.wantOwned(t, "IP-MASQ-AGENT ipv4 iptables "+f.variant)
+			n.flush(t)
+			n.path = "/nonexistent"
+			n.makeSure(t, conf)
+			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0).quiet(t)
+			if owned := n.owned(t); len(owned) == 0 || owned[0] != "IP-MASQ-AGENT ipv4 nftables" {
+				t.Errorf("record: %q", owned)
+			}
+		})
+	}
+	t.Run("iptables that fails", func(t *testing.T) {
+		n := newNode(t, forms()[0])
+		for _, name := range []string{"iptables", "ip6tables"} {
+			script := "#!/bin/sh\n[ \"$1\" = --version ] && echo 'iptables v1.8.9 (nf_tables)' && exit\necho 'no xt modules here' >&2\nexit 1\n"
+			if err := os.WriteFile(filepath.Join(n.path, name), []byte(script), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.makeSure(t, n.conf(t, "podnet", object{"backend": "auto"}))
+		n.wantOwned(t, "IP-MASQ-AGENT ipv4 nftables")
+	})
+	t.Run("iptables in a directory of others", func(t *testing.T) {
+		n := newNode(t, forms()[1])
+		if err := os.Chmod(n.path, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		n.makeSure(t, n.conf(t, "podnet", object{"backend": "auto"}))
+		n.wantOwned(t, "IP-MASQ-AGENT ipv4 nftables")
+		n.wipe(t)
+		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 100, "writable by others")
+	})
+}

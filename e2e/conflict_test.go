@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+)
+
+// named writes a conflist with an entry of ours into the directory that runtimes
+// read, which all nodes of this process share, and returns its path.
+func (n *node) named(t *testing.T, network string, keys object) string {
+	t.Helper()
+	list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": network, "plugins": []object{n.entry(keys)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(config.DefaultCNIConfDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(config.DefaultCNIConfDir, "10-"+network+".conflist")
+	place(t, path, string(list))
+	return path
+}
+
+// contradiction is a pair of entries of two networks that cannot both hold.
+type contradiction struct {
+	name          string
+	first, second object
+	says          []string
+	scope         bool
+}
+
+func contradictions() []contradiction {
+	return []contradiction{{
+		name:  "a scalar",
+		first: object{"randomFully": false}, second: object{"randomFully": true},
+		says: []string{`randomFully of network "second" is true, which contradicts randomFully of network "first", false`},
+	}, {
+		name:  "ports",
+		first: object{"toPorts": "1024-29999"}, second: object{"toPorts": "1024-30000"},
+		says: []string{`toPorts of network "second" is 1024-30000, which contradicts toPorts of network "first", 1024-29999`},
+	}, {
+		name:  "IPv6",
+		first: object{"enableIPv6": false}, second: object{"enableIPv6": true},
+		says: []string{`enableIPv6 of network "second" is true, which contradicts enableIPv6 of network "first", false`},
+	}, {
+		name:   "a prefix",
+		first:  object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "10.9.0.0/16"}},
+		second: object{"masqueradeCIDRs": []string{"10.9.0.0/16"}},
+		says:   []string{`masqueradeCIDRs of network "second" is 10.9.0.0/16, which contradicts nonMasqueradeCIDRs of network "first", 10.9.0.0/16`},
+	}, {
+		name:  "a scope and none",
+		first: object{"sourceCIDRs": []string{"10.1.0.0/16"}}, second: object{}, scope: true,
+		says: []string{`sourceCIDRs of network "second" is any, which contradicts sourceCIDRs of network "first", 10.1.0.0/16`},
+	}, {
+		name:  "two scopes",
+		first: object{"outputInterfaces": []string{"eth0"}}, second: object{"outputInterfaces": []string{"eth1"}}, scope: true,
+		says: []string{`outputInterfaces of network "second" is eth1, which contradicts outputInterfaces of network "first", eth0`},
+	}}
+}
+
+// TestNetworksContradict: of two networks the one in force stays; the newcomer's
+// ADD fails, with all that there is to say, and writes nothing but that the pod
+// was there.
+func TestNetworksContradict(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		for _, c := range contradictions() {
+			t.Run(c.name, func(t *testing.T) {
+				first := n.conf(t, "first", c.first)
+				n.makeSure(t, first)
+				rules, documents := n.ruleset(t), n.documents(t)
+				says := slices.Concat(c.says, []string{"chain IP-MASQ-AGENT: ", "the latter is in force", "make them agree"})
+				if c.scope {
+					says = append(says, "or give one of them another masqChain")
+				}
+				second := n.conf(t, "second", c.second)
+				for _, verb := range []string{"ADD", "ADD", "STATUS"} {
+					n.ask(t, request{verb: verb, conf: second}).want(t, map[string]uint{"ADD": 7, "STATUS": 50}[verb], says...)
+				}
+				n.ask(t, request{verb: "DEL", conf: second}).want(t, 0).quiet(t)
+				n.makeSure(t, first).quiet(t)
+				if now := n.ruleset(t); now != rules {
+					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
+				}
+				if now := n.documents(t); now != documents {
+					t.Errorf("documents changed:\n%s\nwere:\n%s", now, documents)
+				}
+				// The remedy works.
+				c.second["masqChain"] = "SECOND"
+				n.makeSure(t, n.conf(t, "second", c.second))
+				n.makeSure(t, first).quiet(t)
+				n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+				n.wipe(t)
+			})
+		}
+	})
+}
+
+// wipe takes away all that we have on the node, rules and state.
+func (n *node) wipe(t *testing.T) {
+	t.Helper()
+	n.flush(t)
+	if n.form.variant != "" {
+		for _, f := range families() {
+			n.tool(t, f[0], "-t", "nat", "-X")
+		}
+	}
+	if err := os.RemoveAll(n.dataDir); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestChangedEntryContradicts: a network whose entry changes is a newcomer too.
+func TestChangedEntryContradicts(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.makeSure(t, n.conf(t, "first", object{"randomFully": true}))
+	n.makeSure(t, n.conf(t, "second", nil))
+	before := n.snapshot(t)
+	n.ask(t, request{verb: "ADD", conf: n.conf(t, "first", object{"randomFully": true, "masqueradeHost": false})}).want(t, 0)
+	n.makeSure(t, n.conf(t, "first", object{"randomFully": true}))
+	n.makeSure(t, n.conf(t, "second", object{"randomFully": true}))
+	n.ask(t, request{verb: "ADD", conf: n.conf(t, "first", object{"randomFully": false})}).
+		want(t, 7, `randomFully of network "first" is false, which contradicts randomFully of network "second", true`)
+	if after := n.ruleset(t); after != before.rules {
+		t.Errorf("rules changed:\n%s\nwere:\n%s", after, before.rules)
+	}
+	if stored := n.load(t).Find(network("first")); stored == nil || stored.Statement.RandomFully == nil || !*stored.Statement.RandomFully {
+		t.Errorf("document: %+v", stored)
+	}
+}
+
+// TestNewcomerWins where a conflist on disk names it and none names the network
+// in force any more; and so back again.
+func TestNewcomerWins(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		keys := map[string]object{"first": {"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, "second": {"masqueradeCIDRs": []string{"10.0.0.0/8"}}}
+		first, second := n.conf(t, "first", keys["first"]), n.conf(t, "second", keys["second"])
+		n.makeSure(t, first)
+		loses := func(conf string) {
+			t.Helper()
+			rules := n.ruleset(t)
+			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, "CIDRs of network", "10.0.0.0/8", "the latter is in force")
+			if now := n.ruleset(t); now != rules {
+				t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
+			}
+		}
+		wins := func(conf, says string) {
+			t.Helper()
+			n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
+			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, says)
+			n.makeSure(t, conf).quiet(t)
+		}
+		path := n.named(t, "first", keys["first"])
+		loses(second) // only the one in force is named
+		n.named(t, "second", keys["second"])
+		loses(second) // both are
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		n.makeSure(t, first).quiet(t) // until there is a newcomer
+		wins(second, `network "first" is in no conflist any more and yields to network "second"`)
+		loses(first)
+		n.makeSure(t, second).quiet(t)
+		n.named(t, "first", keys["first"])
+		loses(first)
+		if err := os.Remove(filepath.Join(filepath.Dir(path), "10-second.conflist")); err != nil {
+			t.Fatal(err)
+		}
+		wins(first, `network "second" is in no conflist any more and yields to network "first"`)
+		n.makeSure(t, first).quiet(t)
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestStaleEntry: an ADD that began before the conflist on disk was replaced
+// does not bring the old entry back.
+func TestStaleEntry(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		older, newer := object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, object{"nonMasqueradeCIDRs": []string{"172.16.0.0/12"}}
+		n.makeSure(t, n.conf(t, "podnet", older))
+		n.makeSure(t, n.conf(t, "podnet", newer)).quiet(t) // without a conflist each is the latest
+		path := n.named(t, "podnet", newer)
+		before := n.snapshot(t)
+		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0, "older entry than the conflist on disk, which stays in force")
+		n.ask(t, request{verb: "CHECK", conf: n.conf(t, "podnet", older)}).want(t, 0)
+		n.unchanged(t, before)
+		n.flush(t)
+		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0)
+		n.makeSure(t, n.conf(t, "podnet", newer)).quiet(t)
+		// An entry that is on the disk is the latest, whatever is stored.
+		n.named(t, "podnet", older)
+		n.makeSure(t, n.conf(t, "podnet", older)).quiet(t)
+		if stored := n.load(t).Find(network("podnet")); stored.Statement.NonMasqueradeCIDRs[0] != prefixes("10.0.0.0/8")[0] {
+			t.Errorf("document: %+v", stored)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	})
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"maps"
+	"os"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+const valid = "cni.dev/valid-attachments"
+
+// TestGC: what is not in the list goes, and the rules are made sure of.
+func TestGC(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", nil)
+		other := n.conf(t, "othernet", nil)
+		for _, id := range []string{"a", "b", "c"} {
+			n.ask(t, request{verb: "ADD", conf: conf, id: id}).want(t, 0)
+		}
+		n.ask(t, request{verb: "ADD", conf: other, id: "d"}).want(t, 0)
+		for _, step := range []struct {
+			name  string
+			valid any
+			left  int
+		}{
+			{"no list", nil, 3},
+			{"two of three, and a stranger", []object{
+				{"containerID": "a", "ifname": "eth0"}, {"containerID": "c", "ifname": "eth0"}, {"containerID": "x", "ifname": "eth0"},
+			}, 2},
+			{"one by another name", []object{{"containerID": "a", "ifname": "net1"}, {"containerID": "c", "ifname": "eth0"}}, 1},
+			{"an empty list", []object{}, 0},
+		} {
+			t.Run(step.name, func(t *testing.T) {
+				n.flush(t)
+				gc := n.conf(t, "podnet", object{valid: step.valid, "prevResult": nil})
+				n.ask(t, request{verb: "GC", conf: gc, noNetns: true}).want(t, 0).quiet(t)
+				if left := n.attachments(t, "podnet"); left != step.left {
+					t.Errorf("%d attachments left, want %d", left, step.left)
+				}
+				if left := n.attachments(t, "othernet"); left != 1 {
+					t.Errorf("%d attachments of the other network left", left)
+				}
+				n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+				n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+			})
+		}
+	})
+}
+
+// TestGCByRuntime: cnitool names no attachment as valid.
+func TestGCByRuntime(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.conflist(t, "podnet", nil)
+	n.pod(t, "podnet")
+	n.pod(t, "podnet")
+	if have := n.attachments(t, "podnet"); have != 2 {
+		t.Fatalf("%d attachments", have)
+	}
+	if r := topology.Must(n.cni.GC(n.within(t), "podnet"))(t); r.ExitCode != 0 {
+		t.Fatalf("GC: exit code %d\n%s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	if left := n.attachments(t, "podnet"); left != 0 {
+		t.Errorf("%d attachments left", left)
+	}
+}
+
+// TestGCFails where the state cannot be written, and where its list is none.
+func TestGCFails(t *testing.T) {
+	n := newNode(t, forms()[0])
+	conf := n.conf(t, "podnet", nil)
+	n.makeSure(t, conf)
+	before := n.snapshot(t)
+	for _, list := range []any{"all", object{"containerID": "a"}, []any{1}} {
+		n.ask(t, request{verb: "GC", conf: n.conf(t, "podnet", object{valid: list})}).want(t, 6, valid)
+		n.unchanged(t, before)
+	}
+	writable := readOnly(t, n.dataDir)
+	none := n.conf(t, "podnet", object{valid: []object{}})
+	n.ask(t, request{verb: "GC", conf: none}).want(t, 5, "read-only file system", "mount its file system writable")
+	n.unchanged(t, before)
+	writable()
+	n.ask(t, request{verb: "GC", conf: none}).want(t, 0)
+	// Nothing is made for a node that has no state.
+	if err := os.RemoveAll(n.dataDir); err != nil {
+		t.Fatal(err)
+	}
+	before = n.snapshot(t)
+	n.ask(t, request{verb: "GC", conf: none}).want(t, 0)
+	n.unchanged(t, before)
+}
+
+// TestStatus: 50 if every ADD would fail, with its reason, and else 0. It never
+// writes anything.
+func TestStatus(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		status := func(t *testing.T, keys object, r request, code uint, says ...string) {
+			t.Helper()
+			r.verb, r.noNetns = "STATUS", true
+			if r.conf == "" {
+				keys = maps.Clone(keys)
+				keys["prevResult"] = nil
+				r.conf = n.conf(t, "podnet", keys)
+			}
+			before := n.snapshot(t)
+			n.ask(t, r).want(t, code, says...)
+			n.unchanged(t, before)
+		}
+		if n.form.variant == "legacy" {
+			n.tool(t, "iptables", "-t", "nat", "-S") // whoever asks for the table makes it, empty
+		}
+		wait := object{"requireAgentConfig": true}
+		t.Run("fresh node", func(t *testing.T) { status(t, object{}, request{}, 0) })
+		t.Run("bad entry", func(t *testing.T) {
+			status(t, object{"masqueradeCIDRs": []string{"10.0.0.1/8"}}, request{}, 50, `entry of network "podnet": masqueradeCIDRs[0]: 10.0.0.1/8`)
+		})
+		t.Run("no agent config yet", func(t *testing.T) {
+			status(t, wait, request{}, 50, "requireAgentConfig: no contribution of the agent files is stored yet")
+		})
+		t.Run("no privilege", func(t *testing.T) {
+			status(t, object{}, request{helpless: true}, 50, "peration not permitted")
+		})
+		t.Run("no program", func(t *testing.T) {
+			if n.form.variant == "" {
+				status(t, object{}, request{path: "/nonexistent"}, 0)
+			} else {
+				status(t, object{}, request{path: "/nonexistent"}, 50, "install iptables")
+			}
+		})
+		t.Run("dataDir read-only", func(t *testing.T) {
+			if err := os.Mkdir(n.dataDir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			defer readOnly(t, n.dataDir)()
+			status(t, object{}, request{}, 50, n.dataDir, "read-only file system")
+		})
+		t.Run("settled", func(t *testing.T) {
+			n.store(t, agentFiles(nil))
+			n.makeSure(t, n.conf(t, "podnet", wait))
+			status(t, wait, request{}, 0)
+			status(t, wait, request{path: "/nonexistent"}, 0) // nothing needs to be written
+			defer readOnly(t, n.dataDir)()
+			status(t, wait, request{}, 0)
+		})
+		t.Run("rules gone", func(t *testing.T) {
+			n.flush(t)
+			status(t, wait, request{}, 0) // the next ADD makes them
+			status(t, wait, request{helpless: true}, 50, "peration not permitted")
+		})
+		t.Run("of another network", func(t *testing.T) {
+			conf := n.conf(t, "othernet", object{"masqueradeCIDRs": []string{"10.0.0.0/8"}, "nonMasqueradeCIDRs": []string{}, "randomFully": false})
+			status(t, nil, request{conf: conf}, 0)
+		})
+	})
+}
+
+// TestStatusOfForeignChain: a chain of our name in iptables that holds what
+// neither we nor the agents write.
+func TestStatusOfForeignChain(t *testing.T) {
+	for _, f := range forms()[1:] {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNode(t, f)
+			n.tool(t, "iptables", "-t", "nat", "-N", "IP-MASQ-AGENT")
+			n.tool(t, "iptables", "-t", "nat", "-A", "IP-MASQ-AGENT", "-j", "LOG")
+			before := n.snapshot(t)
+			n.ask(t, request{verb: "STATUS", conf: n.conf(t, "podnet", nil)}).
+				want(t, 50, "chain IP-MASQ-AGENT (ipv4)", "belongs to somebody else", "choose another masqChain")
+			n.unchanged(t, before)
+			n.ask(t, request{verb: "STATUS", conf: n.conf(t, "podnet", object{"masqChain": "OURS"})}).want(t, 0)
+			n.unchanged(t, before)
+		})
+	}
+}
+
+// TestStatusByRuntime asks as runtimes do, before the first pod and after it.
+func TestStatusByRuntime(t *testing.T) {
+	n := newNode(t, forms()[0])
+	for _, keys := range []object{{}, {"requireAgentConfig": true}} {
+		n.conflist(t, "podnet", keys)
+		r := topology.Must(n.cni.Status(n.within(t), "podnet"))(t)
+		if failed := r.ExitCode != 0; failed != (len(keys) > 0) {
+			t.Errorf("STATUS with %v: exit code %d\n%s%s", keys, r.ExitCode, r.Stdout, r.Stderr)
+		}
+	}
+}

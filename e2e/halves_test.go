@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// unable puts a program into the node's PATH that says what the real one says on
+// a host whose kernel lacks what it needs. What it is asked to list it does.
+func (n *node) unable(t *testing.T, programs ...string) {
+	t.Helper()
+	const script = "#!/bin/sh\n" +
+		"echo 'Warning: Extension addrtype revision 0 not supported, missing kernel module?' >&2\n" +
+		"echo \"$0: line 4: RULE_APPEND failed (No such file or directory)\" >&2\nexit 4\n"
+	for _, program := range programs {
+		path := filepath.Join(n.path, program)
+		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestOneFamilyFails: where only one family can be written the ADD fails, and
+// nothing of it is in force: neither family's rules nor the document.
+func TestOneFamilyFails(t *testing.T) {
+	for _, f := range forms()[1:] {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNode(t, f)
+			n.strangers(t)
+			first := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+			second := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"172.16.0.0/12", "fd00::/8"}})
+			program := n.path
+			n.unable(t, "ip6tables-restore", "ip6tables-"+f.variant+"-restore")
+			fresh := n.ruleset(t)
+			n.ask(t, request{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module", "load the kernel's xt modules")
+			if after := n.ruleset(t); after != fresh {
+				t.Errorf("half applied:\n%s", after)
+			}
+			n.makeSure(t, first)
+			before := n.ruleset(t)
+			n.ask(t, request{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module")
+			if after := n.ruleset(t); after != before {
+				t.Errorf("half applied:\n%s", after)
+			}
+			n.ask(t, request{verb: "CHECK", conf: first}).want(t, 0)
+			n.makeSure(t, first).quiet(t)
+			n.path = n.both(t, f.variant)
+			n.makeSure(t, second)
+			n.path = program
+			n.ask(t, request{verb: "ADD", conf: second}).want(t, 0).quiet(t)
+		})
+	}
+}
+
+// TestAutoWithoutModules: iptables is there and lists, but its rules cannot be
+// written, as where a kernel comes without xt modules. Then it is no working one.
+func TestAutoWithoutModules(t *testing.T) {
+	for _, f := range forms()[1:] {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNode(t, f)
+			for _, family := range families() {
+				n.unable(t, family[0]+"-restore", family[0]+"-"+f.variant+"-restore")
+			}
+			n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 100, "missing kernel module", "set backend to nftables")
+			n.makeSure(t, n.conf(t, "podnet", object{"backend": "auto"}))
+			if owned := n.owned(t); len(owned) == 0 || owned[0] != "IP-MASQ-AGENT ipv4 nftables" {
+				t.Errorf("record: %q", owned)
+			}
+			n.makeSure(t, n.conf(t, "podnet", object{"backend": "auto"})).quiet(t)
+		})
+	}
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+)
+
+// identity maps one id of a user namespace to itself.
+func identity(id int) []syscall.SysProcIDMap {
+	return []syscall.SysProcIDMap{{ContainerID: id, HostID: id, Size: 1}}
+}
+
+// saves are the programs that print what either variant of iptables has.
+func saves() []string {
+	return []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"}
+}
+
+// ruleset is every rule in the node's kernel, of whatever form and of anybody,
+// but for what counts.
+func (n *node) ruleset(t *testing.T) string {
+	t.Helper()
+	return n.tool(t, "nft", "-s", "list", "ruleset") + n.saved(t)
+}
+
+// saved is what both variants of iptables have.
+func (n *node) saved(t *testing.T) string {
+	t.Helper()
+	moving := regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`)
+	var b strings.Builder
+	for _, save := range saves() {
+		b.WriteString(save + "\n" + moving.ReplaceAllString(n.tool(t, save), ""))
+	}
+	return b.String()
+}
+
+// snapshot is all that an ADD could change: the kernel's rules and the state.
+type snapshot struct{ rules, state string }
+
+func (n *node) snapshot(t *testing.T) snapshot {
+	t.Helper()
+	return snapshot{n.ruleset(t), tree(t, n.dataDir)}
+}
+
+// unchanged fails the test if something is not as it was.
+func (n *node) unchanged(t *testing.T, before snapshot) {
+	t.Helper()
+	after := n.snapshot(t)
+	if d := cmp.Diff(strings.Split(before.rules, "\n"), strings.Split(after.rules, "\n")); d != "" {
+		t.Errorf("rules changed:\n%s", d)
+	}
+	if d := cmp.Diff(strings.Split(before.state, "\n"), strings.Split(after.state, "\n")); d != "" {
+		t.Errorf("state changed:\n%s", d)
+	}
+}
+
+// generation is the number that every commit to nf_tables moves. iptables-legacy
+// has none.
+func (n *node) generation(t *testing.T) uint32 {
+	t.Helper()
+	var generation uint32
+	err := n.Node.Do(func() error {
+		c, err := nflink.Dial()
+		if err != nil {
+			return err
+		}
+		generation, err = c.Generation()
+		return errors.Join(err, c.Close())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return generation
+}
+
+// feed runs a program on the node with something on its standard input, and
+// fails the test if the program does.
+func (n *node) feed(t *testing.T, input, name string, args ...string) {
+	t.Helper()
+	c := n.Node.Command(n.within(t), name, args...)
+	c.Stdin = strings.NewReader(input)
+	if stdout, stderr, code := run(t, c); code != 0 {
+		t.Fatalf("%s %s: exit code %d\n%s%s\n%s", name, strings.Join(args, " "), code, stdout, stderr, input)
+	}
+}
+
+// alter changes the node's IPv4 rules as its form's own program is told to, one
+// command a line.
+func (n *node) alter(t *testing.T, iptables, nft string) {
+	t.Helper()
+	if n.form.variant == "" {
+		n.feed(t, nft, "nft", "-f", "-")
+		return
+	}
+	for line := range strings.Lines(iptables) {
+		n.tool(t, "iptables", append([]string{"-t", "nat"}, strings.Fields(line)...)...)
+	}
+}
+
+// families are those of iptables, by the beginning of a program's name, with
+// that of nft.
+func families() [][2]string { return [][2]string{{"iptables", "ip"}, {"ip6tables", "ip6"}} }
+
+// jumps returns the jumps to a chain of ours, of all forms, of either family.
+func (n *node) jumps(t *testing.T, chain string) (ipv4, ipv6 []string) {
+	t.Helper()
+	found := map[string][]string{}
+	table := ""
+	for line := range strings.Lines(n.tool(t, "nft", "-s", "list", "ruleset")) {
+		line = strings.TrimSpace(line)
+		if words := strings.Fields(line); len(words) == 4 && words[0] == "table" {
+			table = words[1] + " " + words[2]
+		}
+		for _, f := range families() {
+			if table == f[1]+" ip-masq" && strings.HasSuffix(line, "jump masq-"+chain) {
+				found[f[0]] = append(found[f[0]], line)
+			}
+		}
+	}
+	for _, save := range saves() {
+		family, _, _ := strings.Cut(save, "-")
+		// Without naming the table: iptables-legacy would make it.
+		for line := range strings.Lines(n.tool(t, save)) {
+			if strings.HasPrefix(line, "-A POSTROUTING ") && strings.HasSuffix(line, "-j "+chain+"\n") {
+				found[family] = append(found[family], save+": "+line)
+			}
+		}
+	}
+	return found["iptables"], found["ip6tables"]
+}
+
+// wantJumps fails the test unless so many jumps lead to the chain.
+func (n *node) wantJumps(t *testing.T, chain string, ipv4, ipv6 int) {
+	t.Helper()
+	four, six := n.jumps(t, chain)
+	if len(four) != ipv4 || len(six) != ipv6 {
+		t.Fatalf("%d and %d jumps to %s, want %d and %d:\n%q\n%q\n%s", len(four), len(six), chain, ipv4, ipv6, four, six, n.ruleset(t))
+	}
+}
+
+// flush takes all rules away as somebody with the form's own program does.
+func (n *node) flush(t *testing.T) {
+	t.Helper()
+	if n.form.variant == "" {
+		n.tool(t, "nft", "flush", "ruleset")
+		return
+	}
+	for _, f := range families() {
+		n.tool(t, f[0], "-t", "nat", "-F")
+	}
+}
+
+// gone fails the test if anything of ours is left in the kernel.
+func (n *node) gone(t *testing.T, chain string) {
+	t.Helper()
+	n.wantJumps(t, chain, 0, 0)
+	for line := range strings.Lines(n.ruleset(t)) {
+		if strings.Contains(line, chain) {
+			t.Errorf("still there: %s", line)
+		}
+	}
+}
+
+// others is the ruleset less what bears one of the names and our own tables.
+func (n *node) others(t *testing.T, chains ...string) string {
+	t.Helper()
+	var kept []string
+	skip := false
+	for line := range strings.Lines(n.tool(t, "nft", "-s", "list", "ruleset")) {
+		words := strings.Fields(line)
+		if len(words) == 4 && words[0] == "table" {
+			// What iptables has in table nat is seen better by its own programs.
+			skip = words[2] == "ip-masq" || words[2] == "nat"
+		}
+		if !skip {
+			kept = append(kept, line)
+		}
+	}
+	for line := range strings.Lines(n.saved(t)) {
+		if !slices.ContainsFunc(chains, func(c string) bool { return strings.Contains(line, c) }) {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "")
+}
+
+// strangers fills the node with what others keep there, in every form.
+func (n *node) strangers(t *testing.T) {
+	t.Helper()
+	for i, f := range families() {
+		net := []string{"192.0.2.0/24", "2001:db8:2::/48"}[i]
+		host := []string{"10.1.0.9", "fd00:1::9"}[i]
+		for _, variant := range []string{"nft", "legacy"} {
+			n.feed(t, "*nat\n:KUBE-POSTROUTING - [0:0]\n"+
+				"-A POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING\n"+
+				"-A POSTROUTING -s "+net+" -j MASQUERADE\n"+
+				"-A POSTROUTING -d "+net+" -m addrtype ! --dst-type LOCAL -j KUBE-POSTROUTING\n"+
+				"-A PREROUTING -d "+host+" -p tcp -m tcp --dport 80 -j DNAT --to-destination "+host+"\n"+
+				"-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n"+
+				"-A KUBE-POSTROUTING -j MASQUERADE --random-fully\n"+
+				"COMMIT\n*filter\n-A FORWARD -s "+net+" -j ACCEPT\nCOMMIT\n",
+				f[0]+"-"+variant+"-restore", "--noflush")
+		}
+		n.feed(t, "table "+f[1]+" stranger {\n set s { type "+[]string{"ipv4_addr", "ipv6_addr"}[i]+"; flags interval; elements = { "+net+" } }\n"+
+			" chain post { type nat hook postrouting priority 90; "+f[1]+" saddr @s masquerade comment \"not yours\"; }\n}\n", "nft", "-f", "-")
+	}
+}
+
+// readOnly makes a directory read-only until the function is called.
+func readOnly(t *testing.T, dir string) (writable func()) {
+	t.Helper()
+	mount := func(flags uintptr) {
+		if err := syscall.Mount(dir, dir, "", flags, ""); err != nil {
+			t.Fatalf("mount %s: %v", dir, err)
+		}
+	}
+	mount(syscall.MS_BIND)
+	done := false
+	writable = func() {
+		if !done {
+			done = true
+			if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+				t.Errorf("unmount %s: %v", dir, err)
+			}
+		}
+	}
+	t.Cleanup(writable)
+	mount(syscall.MS_BIND | syscall.MS_REMOUNT | syscall.MS_RDONLY | syscall.MS_NOSUID | syscall.MS_NODEV)
+	return writable
+}
+
+// place writes a file that every node of this process sees, for as long as the
+// test runs.
+func place(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestKilled starts 20 ADDs at once, five times, each time with another policy
+// and after other damage, and kills every other of them at some moment. Those
+// that live succeed; afterwards nothing is doubled or half done, and the next ADD
+// leaves no trace of what happened.
+func TestKilled(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		seed := rand.Uint64()
+		t.Logf("seed %d", seed)
+		random := rand.New(rand.NewPCG(seed, 0))
+		n.strangers(t)
+		others := n.others(t, "IP-MASQ-AGENT")
+		killed := 0
+		for round := range 5 {
+			conf := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{fmt.Sprintf("10.%d.0.0/16", round), "fd00::/8"}})
+			if round%2 == 1 {
+				n.damage(t)
+			}
+			killed += n.storm(t, random, conf, 20)
+			n.recovers(t, conf)
+		}
+		if killed == 0 {
+			t.Error("nobody was killed")
+		}
+		if d := cmp.Diff(others, n.others(t, "IP-MASQ-AGENT")); d != "" {
+			t.Errorf("rules of others changed:\n%s", d)
+		}
+	})
+}
+
+// recovers fails the test unless one more ADD makes everything right, and the
+// one after it finds nothing to do.
+func (n *node) recovers(t *testing.T, conf string) {
+	t.Helper()
+	n.makeSure(t, conf)
+	if unknown := n.unknownFiles(t); len(unknown) > 0 {
+		t.Errorf("left over: %q", unknown)
+	}
+	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+	n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0).quiet(t)
+}
+
+// TestKilledAnywhere kills one ADD after another, each a little later in its
+// work than the one before.
+func TestKilledAnywhere(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := func(i int) string {
+			return n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{fmt.Sprintf("10.%d.0.0/16", i), "fd00::/8"}})
+		}
+		n.makeSure(t, conf(0))
+		whole := time.Hour
+		for i := range 3 {
+			whole = min(whole, n.ask(t, request{verb: "ADD", conf: conf(100 + i)}).want(t, 0).took)
+		}
+		const steps = 20
+		killed := 0
+		for i := range steps {
+			c := n.prepare(t, request{verb: "ADD", conf: conf(i)})
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(whole * time.Duration(i) / steps)
+			_ = c.Process.Kill() // it may be done already
+			if err := c.Wait(); err != nil {
+				killed++
+			}
+			n.recovers(t, conf(i))
+		}
+		t.Logf("%d of %d were killed", killed, steps)
+		if killed == 0 {
+			t.Error("nobody was killed")
+		}
+	})
+}
+
+// storm runs many ADDs at once and kills half of them. It returns how many died.
+func (n *node) storm(t *testing.T, random *rand.Rand, conf string, count int) (killed int) {
+	t.Helper()
+	var all sync.WaitGroup
+	deaths := make([]bool, count)
+	for i := range count {
+		c := n.prepare(t, request{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
+		var out bytes.Buffer
+		c.Stdout, c.Stderr = &out, &out
+		doomed := i%2 == 1
+		after := time.Duration(random.Int64N(int64(60 * time.Millisecond)))
+		all.Go(func() {
+			if err := c.Start(); err != nil {
+				t.Errorf("ADD: %v", err)
+				return
+			}
+			if doomed {
+				time.AfterFunc(after, func() { _ = c.Process.Kill() }) // it may be done already
+			}
+			err := c.Wait()
+			deaths[i] = err != nil && doomed && c.ProcessState.ExitCode() < 0
+			if err != nil && !deaths[i] {
+				t.Errorf("ADD %d: %v\n%s", i, err, out.Bytes())
+			}
+		})
+	}
+	all.Wait()
+	for _, died := range deaths {
+		if died {
+			killed++
+		}
+	}
+	return killed
+}
+
+// damage takes some of our rules away and adds others.
+func (n *node) damage(t *testing.T) {
+	t.Helper()
+	n.alter(t, "-D IP-MASQ-AGENT 1\n-A IP-MASQ-AGENT -d 192.0.2.0/24 -j RETURN\n-A POSTROUTING -j IP-MASQ-AGENT",
+		"add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr 192.0.2.0/24 return; delete table ip6 ip-masq")
+}
+
+// unknownFiles are those of the dataDir that a settled node does not have.
+func (n *node) unknownFiles(t *testing.T) (unknown []string) {
+	t.Helper()
+	hash := func(s string) bool { return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == "" }
+	err := filepath.WalkDir(n.dataDir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		name, dir := e.Name(), filepath.Base(filepath.Dir(path))
+		known := path == filepath.Join(n.dataDir, "lock") || path == filepath.Join(n.dataDir, "record.json") ||
+			dir == "sources" && hash(strings.TrimSuffix(name, ".json")) || hash(dir) && hash(name)
+		if !known {
+			unknown = append(unknown, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return unknown
+}
+
+// TestTogether is the storm without deaths, on a fresh node: one makes the rules
+// and the others find them.
+func TestTogether(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", object{"enableIPv6": true})
+		var requests []request
+		for i := range 20 {
+			requests = append(requests, request{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
+		}
+		for _, a := range n.askAll(t, requests...) {
+			a.want(t, 0).quiet(t)
+		}
+		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+		if have := n.attachments(t, "podnet"); have != 20 {
+			t.Errorf("%d attachments, want 20", have)
+		}
+		// ADDs and DELs of two networks, whose rules are merged.
+		requests = nil
+		other := n.conf(t, "othernet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
+		for i := range 10 {
+			requests = append(requests, request{verb: "DEL", conf: conf, id: fmt.Sprint("pod", i)},
+				request{verb: "ADD", conf: other, id: fmt.Sprint("other", i)})
+		}
+		for _, a := range n.askAll(t, requests...) {
+			a.want(t, 0).quiet(t)
+		}
+		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+		n.ask(t, request{verb: "CHECK", conf: other}).want(t, 0)
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+		if pods, others := n.attachments(t, "podnet"), n.attachments(t, "othernet"); pods != 10 || others != 10 {
+			t.Errorf("%d and %d attachments, want 10 each", pods, others)
+		}
+	})
+}

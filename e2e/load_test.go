@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// TestNoFlowIsJudgedWrongDuringChanges changes the policy by ADDs while a pod
+// opens connections as fast as it can: to destinations that every one of the
+// policies exempts, and to such that none does. What such a connection meets
+// between two policies must never be neither.
+func TestNoFlowIsJudgedWrongDuringChanges(t *testing.T) {
+	// A list is walked in iptables, and slows the load down.
+	others := map[string]int{"nftables": 400, "iptables-nft": 40, "iptables-legacy": 40}
+	onEveryForm(t, func(t *testing.T, n *node) {
+		policy := newChanging(rand.New(rand.NewPCG(*seed, 1)), others[n.form.name])
+		n.changeUnderLoad(t, 100, 5000, func() object {
+			policy.change()
+			return policy.entry()
+		})
+	})
+}
+
+// TestNoFlowIsJudgedWrongWhileTheBackendMoves has the same policy in one backend
+// and then in the other.
+func TestNoFlowIsJudgedWrongWhileTheBackendMoves(t *testing.T) {
+	for _, f := range forms()[1:] {
+		t.Run(f.name, func(t *testing.T) {
+			policy := newChanging(rand.New(rand.NewPCG(*seed, 2)), 40)
+			backends := []string{"iptables", "nftables"}
+			newNode(t, f).changeUnderLoad(t, 20, 1000, func() object {
+				keys := policy.entry()
+				keys["backend"] = backends[0]
+				slices.Reverse(backends)
+				return keys
+			})
+		})
+	}
+}
+
+// changeUnderLoad makes one ADD after the other, each with the next entry, and
+// judges the connections that a pod opens meanwhile. It fails if they are too
+// few to say anything.
+func (n *node) changeUnderLoad(t *testing.T, changes, fewest int, next func() object) {
+	t.Helper()
+	t.Logf("-seed %d", *seed)
+	n.conflist(t, "podnet", next())
+	p := n.pod(t, "podnet")
+	adding := n.newPod(t).Path
+
+	began := time.Now()
+	load := topology.Must(p.StartLoad(loadDestinations()))(t)
+	var spans []span
+	for range changes {
+		keys := next()
+		from := time.Since(began)
+		stdout, stderr, code := n.addAlone(t, adding, n.stdin(t, keys))
+		spans = append(spans, span{from, time.Since(began), describe([]object{keys})})
+		if code != 0 {
+			t.Errorf("%s: exit code %d\n%s%s", describe([]object{keys}), code, stdout, stderr)
+			break
+		}
+	}
+	report := topology.Must(load.Stop())(t)
+
+	during := n.judge(t, p, report.Flows, spans)
+	t.Logf("%d changes in %s; %d connections sent, %d seen, %d of them during a change",
+		len(spans), report.Elapsed.Round(time.Millisecond), report.Sent, len(report.Flows), during)
+	if during < fewest {
+		t.Errorf("%d connections during changes say little, want %d at least", during, fewest)
+	}
+}
+
+// span is the time, since the load began, in which a policy was put in force.
+type span struct {
+	from, to time.Duration
+	entry    string
+}
+
+// judge holds each flow against what all policies say of it, and returns how
+// many were sent during a change.
+func (n *node) judge(t *testing.T, p *pod, seen []topology.Flow, spans []span) int {
+	t.Helper()
+	const enough = 5
+	during, wrong := 0, 0
+	for _, flow := range seen {
+		at := spanOf(spans, flow.At)
+		if at >= 0 {
+			during++
+		}
+		to := flow.To.Addr()
+		own := netip.AddrPortFrom(p.addr(to), flow.From)
+		exempt := alwaysExempt(to)
+		if exempt && flow.Source == own || !exempt && n.isOwn(flow.Source.Addr()) {
+			continue
+		}
+		if wrong++; wrong <= enough {
+			when := "between changes"
+			if at >= 0 {
+				when = fmt.Sprintf("while change %d was made, to %s", at, spans[at].entry)
+			}
+			t.Errorf("to %s, always exempt %v: came from %s, was sent from %s, %s", to, exempt, flow.Source, own, when)
+		}
+	}
+	if wrong > 0 {
+		t.Errorf("%d of %d connections were judged wrong", wrong, len(seen))
+	}
+	return during
+}
+
+func (n *node) isOwn(a netip.Addr) bool {
+	return a == n.NodeAddr(n.LAN, a) || a == n.NodeAddr(n.Outside, a)
+}
+
+func spanOf(spans []span, at time.Duration) int {
+	for i, s := range spans {
+		if s.from <= at && at <= s.to {
+			return i
+		}
+	}
+	return -1
+}
+
+// exemptOnes are the prefixes that hold the always exempt destinations.
+var exemptOnes = parsePrefixes("10.9.0.0/17", "fd00:9::/64")
+
+// loadDestinations are thirty in each of two exempt and three other prefixes.
+func loadDestinations() []netip.AddrPort {
+	var all []netip.AddrPort
+	for _, first := range []string{"10.9.0.0", "10.9.127.225", "fd00:9::", "1.2.3.0", "10.77.0.0", "2001:db8:5::"} {
+		all = append(all, many(netip.MustParseAddr(first), 30)...)
+	}
+	return all
+}
+
+func alwaysExempt(a netip.Addr) bool {
+	return exemptOnes[0].Contains(a) || exemptOnes[1].Contains(a)
+}

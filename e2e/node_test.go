@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// node is a node of its own with the world around it, whose runtime is cnitool.
+// Its state, conflists and programs are in a directory of its own.
+type node struct {
+	*topology.Topology
+	form form
+	// dir is private to the node, on the sandbox's /run.
+	dir string
+	// dataDir is what entries get as theirs unless they name another.
+	dataDir string
+	// path is the PATH of the plugins: of the programs that keep rules it has
+	// those of the form alone, and with nftables none.
+	path string
+	cni  *topology.CNI
+
+	networks []string // by name, in the order of their subnets
+	pods     int
+	ports    uint16 // used by probes
+}
+
+// newNode makes a node that keeps its rules in a form. It has no network yet.
+func newNode(t *testing.T, f form) *node {
+	t.Helper()
+	world := topology.New(t, topology.Options{})
+	// On the sandbox's own /run: nobody else has been there, and it goes with it.
+	dir := filepath.Join("/run", filepath.Base(world.Node.Path))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n := &node{Topology: world, form: f, dir: dir, dataDir: filepath.Join(dir, "data")}
+	n.path = f.programs(t, filepath.Join(dir, "bin"))
+	n.cni = topology.Must(topology.NewCNI(n.Node, filepath.Join(dir, "net.d")))(t)
+	n.cni.Env = []string{"PATH=" + n.path}
+	if _, err := os.Stat(n.plugin(t)); err != nil {
+		t.Fatalf("%v (`make build` builds it)", err)
+	}
+	return n
+}
+
+// plugin is the path of the built plugin.
+func (n *node) plugin(t *testing.T) string {
+	t.Helper()
+	return filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq")
+}
+
+// entry completes an entry of ours: a key that it has wins, and one that it has
+// as nil is left out.
+func (n *node) entry(keys map[string]any) map[string]any {
+	entry := map[string]any{"type": "ip-masq", "backend": n.form.backend, "dataDir": n.dataDir}
+	maps.Copy(entry, keys)
+	maps.DeleteFunc(entry, func(_ string, value any) bool { return value == nil })
+	return entry
+}
+
+// conflist writes the conflist of a network: bridge, and our entry. Each network
+// of a node has a bridge and subnets of its own, 10.1.0.0/16 and fd00:1::/64 the
+// first.
+func (n *node) conflist(t *testing.T, network string, keys map[string]any) {
+	t.Helper()
+	n.write(t, network, n.bridge(network), n.entry(keys))
+}
+
+// write writes a conflist of any plugins.
+func (n *node) write(t *testing.T, network string, plugins ...map[string]any) {
+	t.Helper()
+	list := map[string]any{"cniVersion": "1.1.0", "name": network, "plugins": plugins}
+	text, err := json.MarshalIndent(list, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.cni.Write("10-"+network+".conflist", string(text)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bridge is the entry of the main plugin.
+func (n *node) bridge(network string) map[string]any {
+	i := n.index(network)
+	any4, any6 := map[string]any{"dst": "0.0.0.0/0"}, map[string]any{"dst": "::/0"}
+	return map[string]any{
+		"type": "bridge", "bridge": fmt.Sprint("cni", i), "isGateway": true,
+		"ipam": map[string]any{
+			"type": "host-local", "dataDir": filepath.Join(n.dir, "ipam"), "routes": []any{any4, any6},
+			"ranges": []any{
+				[]any{map[string]any{"subnet": fmt.Sprintf("10.%d.0.0/16", i)}},
+				[]any{map[string]any{"subnet": fmt.Sprintf("fd00:%d::/64", i)}},
+			},
+		},
+	}
+}
+
+// index numbers the networks from 1.
+func (n *node) index(network string) int {
+	for i, known := range n.networks {
+		if known == network {
+			return i + 1
+		}
+	}
+	n.networks = append(n.networks, network)
+	return len(n.networks)
+}
+
+// pod is a pod with what the main plugin gave it.
+type pod struct {
+	*topology.Host
+	addrs []netip.Addr
+}
+
+// addr is the pod's address of a family.
+func (p *pod) addr(like netip.Addr) netip.Addr {
+	for _, a := range p.addrs {
+		if a.Is4() == like.Is4() {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// newPod makes a pod without a network.
+func (n *node) newPod(t *testing.T) *pod {
+	t.Helper()
+	n.pods++
+	return &pod{Host: topology.Must(n.NewPod(fmt.Sprint("pod", n.pods)))(t)}
+}
+
+// pod makes a pod with a network, and fails the test if that goes wrong.
+func (n *node) pod(t *testing.T, network string) *pod {
+	t.Helper()
+	p := n.newPod(t)
+	if stdout, stderr, code := n.add(t, network, p); code != 0 {
+		t.Fatalf("ADD: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	return p
+}
+
+// add runs ADD by cnitool, which exits with 1 for any error: addAlone tells codes.
+// What the result says of addresses becomes the pod's.
+func (n *node) add(t *testing.T, network string, p *pod) (stdout, stderr string, code int) {
+	t.Helper()
+	r := topology.Must(n.cni.Add(n.within(t), network, p.Host))(t)
+	if r.ExitCode == 0 {
+		p.addrs = addresses(t, r.Stdout)
+	}
+	return r.Stdout, r.Stderr, r.ExitCode
+}
+
+func (n *node) del(t *testing.T, network string, p *pod) (stdout, stderr string, code int) {
+	t.Helper()
+	r := topology.Must(n.cni.Del(n.within(t), network, p.Host))(t)
+	return r.Stdout, r.Stderr, r.ExitCode
+}
+
+func (n *node) check(t *testing.T, network string, p *pod) (stdout, stderr string, code int) {
+	t.Helper()
+	r := topology.Must(n.cni.Check(n.within(t), network, p.Host))(t)
+	return r.Stdout, r.Stderr, r.ExitCode
+}
+
+// addAlone runs ADD of our plugin without a runtime and the plugins before it.
+func (n *node) addAlone(t *testing.T, netns, stdin string) (stdout, stderr string, code int) {
+	t.Helper()
+	c := n.Node.Command(n.within(t), n.plugin(t))
+	c.Env = []string{"PATH=" + n.path, "CNI_COMMAND=ADD", "CNI_CONTAINERID=" + filepath.Base(netns),
+		"CNI_NETNS=" + netns, "CNI_IFNAME=eth0", "CNI_PATH=" + strings.Join(n.cni.Path, ":")}
+	c.Stdin = strings.NewReader(stdin)
+	return run(t, c)
+}
+
+// tool runs a program on the node, of the node's form if there is a choice, and
+// returns what it printed. It fails the test if the program does.
+func (n *node) tool(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	if own := filepath.Join(n.dir, "bin", name); filepath.Base(own) == name {
+		if _, err := os.Stat(own); err == nil {
+			name = own
+		}
+	}
+	stdout, stderr, code := run(t, n.Node.Command(n.within(t), name, args...))
+	if code != 0 {
+		t.Fatalf("%s %s: exit code %d\n%s%s", name, strings.Join(args, " "), code, stdout, stderr)
+	}
+	return stdout
+}
+
+// rules are all NAT rules of the node in its form.
+func (n *node) rules(t *testing.T) string {
+	t.Helper()
+	if n.form.variant == "" {
+		return n.tool(t, "nft", "list", "ruleset")
+	}
+	return n.tool(t, "iptables-save", "-t", "nat") + n.tool(t, "ip6tables-save", "-t", "nat")
+}
+
+// within bounds a program's time.
+func (n *node) within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func run(t *testing.T, c *topology.Cmd) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	c.Stdout, c.Stderr = &out, &errs
+	err := c.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("run %s: %v", c.Path, err)
+	}
+	return out.String(), errs.String(), c.ProcessState.ExitCode()
+}
+
+// addresses reads those of a CNI result.
+func addresses(t *testing.T, result string) []netip.Addr {
+	t.Helper()
+	var r struct {
+		IPs []struct{ Address netip.Prefix }
+	}
+	if err := json.Unmarshal([]byte(result), &r); err != nil {
+		t.Fatalf("result of ADD: %v\n%s", err, result)
+	}
+	var addrs []netip.Addr
+	for _, ip := range r.IPs {
+		addrs = append(addrs, ip.Address.Addr())
+	}
+	return addrs
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+var seed = flag.Uint64("seed", 20260801, "of the random policies and changes")
+
+// TestRandomPoliciesAgainstOracle applies random policies one after the other to
+// the same node and sends packets to the borders of their prefixes. Only the way
+// of the rules into the kernel is short (no process for each); each packet is
+// real, and judged by an oracle that shares nothing with the code under test.
+func TestRandomPoliciesAgainstOracle(t *testing.T) {
+	policies := map[string]int{"nftables": 500, "iptables-nft": 500, "iptables-legacy": 100}
+	for _, f := range forms() {
+		t.Run(f.name, func(t *testing.T) {
+			t.Logf("-seed %d", *seed)
+			n := newNode(t, f)
+			w := oracleWorld{node: n, random: rand.New(rand.NewPCG(*seed, 0)), backend: n.backend(t)}
+			for _, addrs := range [][]string{{"172.20.0.5", "fd00:77::5"}, {"100.64.7.7", "2001:db8:77::7"}} {
+				a, b := netip.MustParseAddr(addrs[0]), netip.MustParseAddr(addrs[1])
+				w.pods = append(w.pods, topology.Must(n.AddPod("from-"+a.String(), a, b))(t))
+			}
+			probes, masqueraded := 0, 0
+			for i := range policies[f.name] {
+				hits, total := w.round(t)
+				probes, masqueraded = probes+total, masqueraded+hits
+				if t.Failed() {
+					t.Fatalf("policy %d of -seed %d; rules:\n%s", i, *seed, n.rules(t))
+				}
+			}
+			t.Logf("%d policies, %d probes, of which %d were masqueraded", policies[f.name], probes, masqueraded)
+			if few := probes / 10; masqueraded < few || probes-masqueraded < few {
+				t.Errorf("the policies are too much alike: of %d probes %d were masqueraded", probes, masqueraded)
+			}
+		})
+	}
+}
+
+// oracleWorld is a node with two hosts that send through it.
+type oracleWorld struct {
+	*node
+	random  *rand.Rand
+	backend netfilter.Backend
+	pods    []*topology.Host
+}
+
+// backend opens the node's form as the plugin does.
+func (n *node) backend(t *testing.T) netfilter.Backend {
+	t.Helper()
+	direct := nftables.New()
+	t.Cleanup(func() {
+		if err := direct.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	drivers := netfilter.Drivers{iptables.New(iptables.Options{Path: n.path}), direct}
+	var b netfilter.Backend
+	err := n.Node.Do(func() error {
+		choice, err := drivers.Choose(t.Context(), policy.DefaultChain, policy.Backend(n.form.backend))
+		if err != nil {
+			return err
+		}
+		if choice.Variant != n.form.variant {
+			t.Errorf("chose %s on a node with %s", choice, n.form.name)
+		}
+		b, err = drivers.Open(choice)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// round applies one policy and probes it.
+func (w *oracleWorld) round(t *testing.T) (masqueraded, total int) {
+	t.Helper()
+	p := randomPolicy(w.random)
+	sources := p.deal(w.random)
+	w.apply(t, sources)
+	if err := w.Node.FlushConntrack(); err != nil {
+		t.Fatal(err)
+	}
+	destinations := w.borders(p)
+	for _, from := range w.pods {
+		seen, err := from.SweepUDP(destinations)
+		if err != nil {
+			t.Errorf("%s: %v", describe(sources), err)
+			return 0, 0
+		}
+		for to, source := range seen {
+			own, remote, out := sender{addrs: from.Addrs}.addr(to.Addr()), w.Outside, "outside"
+			if isPrivate(to.Addr()) {
+				remote, out = w.LAN, "lan"
+			}
+			want, verdict := own, "kept"
+			if p.masquerades(own, to.Addr(), out) {
+				want, verdict = w.NodeAddr(remote, to.Addr()), "masqueraded"
+				masqueraded++
+			}
+			if source.Addr() != want {
+				t.Errorf("%s\nfrom %s to %s: came from %s, want %s (%s)", describe(sources), own, to.Addr(), source.Addr(), want, verdict)
+			}
+			total++
+		}
+	}
+	return masqueraded, total
+}
+
+// apply does what the plugin does with entries: parse, merge, decide, write. And
+// it reads the rules back, which must be the same.
+func (w *oracleWorld) apply(t *testing.T, sources []object) {
+	t.Helper()
+	var contributions []policy.Contribution
+	for i, keys := range sources {
+		text, err := json.Marshal(keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		entry, err := config.ParseEntry(text)
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		contributions = append(contributions, policy.Contribution{
+			Source: policy.Source{Kind: policy.Network, Name: entry.Network}, Statement: entry.Statement, Order: int64(i),
+		})
+	}
+	merged := policy.Merge(contributions)
+	if len(merged) != 1 || len(merged[0].Conflicts) > 0 {
+		t.Fatalf("%s: merged into %v", describe(sources), merged)
+	}
+	desired := policy.Desired(merged, w.backend.Layout(), policy.OwnedBy(w.dataDir))
+	refs := []netfilter.ChainRef{{Family: policy.IPv4, Name: policy.DefaultChain}, {Family: policy.IPv6, Name: policy.DefaultChain}}
+	err := w.Node.Do(func() error {
+		// A family that is managed no more: what owned it is removed, as by the plugin.
+		if err := w.backend.Apply(t.Context(), desired, nil); err != nil {
+			return err
+		}
+		if desired.Find(policy.IPv6, policy.DefaultChain) == nil {
+			if err := w.backend.Remove(t.Context(), refs[1:], nil); err != nil {
+				return err
+			}
+		}
+		observed, err := w.backend.Observe(t.Context(), refs)
+		if diff := policy.Compare(desired, observed); err == nil && len(diff) > 0 {
+			err = errors.New("what was applied is read back as something else:\n" + diff.String())
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", describe(sources), err)
+	}
+}
+
+// borders are the first and last addresses of prefixes and their neighbours
+// outside, ten of each family, as far as they can be seen.
+func (w *oracleWorld) borders(p randomised) []netip.AddrPort {
+	var all []netip.AddrPort
+	left := map[bool]int{true: 10, false: 10} // by Is4
+	prefixes := p.prefixes()
+	for tries := 0; left[true]+left[false] > 0 && tries < 400; tries++ {
+		prefix := prefixes[w.random.IntN(len(prefixes))]
+		first, last := prefix.Addr(), lastOf(prefix)
+		for _, a := range []netip.Addr{first, last, first.Prev(), last.Next()} {
+			to := netip.AddrPortFrom(a, topology.EchoPort)
+			if w.Routable(a) && left[a.Is4()] > 0 && !slices.Contains(all, to) {
+				all = append(all, to)
+				left[a.Is4()]--
+			}
+		}
+	}
+	return all
+}
+
+func lastOf(p netip.Prefix) netip.Addr {
+	bytes := p.Addr().AsSlice()
+	for bit := p.Bits(); bit < len(bytes)*8; bit++ {
+		bytes[bit/8] |= 0x80 >> (bit % 8)
+	}
+	a, _ := netip.AddrFromSlice(bytes)
+	return a
+}
+
+// isPrivate is where the topology sends what is for the LAN.
+func isPrivate(a netip.Addr) bool { return a.IsPrivate() }
+
+func describe(sources []object) string {
+	var lines []string
+	for _, s := range sources {
+		text, err := json.Marshal(s)
+		if err != nil {
+			return err.Error()
+		}
+		lines = append(lines, string(text))
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// atOnce is less than the plugin waits for the lock, by far.
+const atOnce = 4 * time.Second
+
+// traps returns a PATH of programs that note each call in a log and then do what
+// those of the form do; nftables gets iptables-nft's.
+func (n *node) traps(t *testing.T) (path, log string) {
+	t.Helper()
+	path, log = filepath.Join(n.dir, "traps"), filepath.Join(n.dir, "called")
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	variant := n.form.variant
+	if variant == "" {
+		variant = "nft"
+	}
+	programs := map[string]string{"nft": "nft", "conntrack": "conntrack", "ipset": "true"}
+	for _, f := range families() {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			for _, v := range []string{"", "-" + variant} {
+				programs[f[0]+v+suffix] = f[0] + "-" + variant + suffix
+			}
+		}
+	}
+	for name, program := range programs {
+		genuine, err := exec.LookPath(program)
+		if err != nil {
+			t.Fatalf("%v (`make packages` installs it)", err)
+		}
+		script := fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >> %s\nexec %s \"$@\"\n", name, log, genuine)
+		if err := os.WriteFile(filepath.Join(path, name), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return path, log
+}
+
+// called returns the calls that were noted since it was last called.
+func called(t *testing.T, log string) []string {
+	t.Helper()
+	text, err := os.ReadFile(log)
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(log); err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
+}
+
+// hold takes the lock of the node's dataDir as another process does.
+func (n *node) hold(t *testing.T) (release func()) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(n.dataDir, "lock"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		t.Fatalf("take the lock: %v", err)
+	}
+	release = sync.OnceFunc(func() { _ = f.Close() })
+	t.Cleanup(release)
+	return release
+}
+
+// documents tells of each document and of the record which file it is and when
+// it was written.
+func (n *node) documents(t *testing.T) string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, path := range append(paths, filepath.Join(n.dataDir, "record.json")) {
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(&b, path, info.Sys().(*syscall.Stat_t).Ino, info.ModTime())
+	}
+	return b.String()
+}
+
+// TestSettled: when all is right, ADD notes its attachment and that is all. It
+// takes no lock, writes no rule and no document, and runs no program on
+// nf_tables; nor do the other verbs.
+func TestSettled(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		path, log := n.traps(t)
+		conf := n.conf(t, "podnet", object{"enableIPv6": true, "masqueradeCIDRs": []string{"10.9.0.0/16", "fd00:9::/32"},
+			"toPorts": "1024-29999,32768-65535", "sourceCIDRs": []string{"10.1.0.0/16", "fd00:1::/64"}, "outputInterfaces": []string{"lan", "out+"}})
+		n.store(t, agentFiles(func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.0.2.0/24") }))
+		n.strangers(t)
+		n.ask(t, request{verb: "ADD", conf: conf, path: path}).want(t, 0)
+		made := called(t, log)
+		if restored := strings.Contains(strings.Join(made, " "), "-restore"); restored != (n.form.variant != "") {
+			t.Fatalf("to make the rules it ran %q", made) // else the traps catch nothing
+		}
+		n.makeSure(t, conf)
+		n.hold(t)
+		documents, rules, generation, attached := n.documents(t), n.ruleset(t), n.generation(t), n.attachments(t, "podnet")
+		for _, verb := range []string{"ADD", "ADD", "CHECK", "STATUS", "DEL", "GC"} {
+			a := n.ask(t, request{verb: verb, conf: conf, path: path, id: "another"}).want(t, 0)
+			a.quiet(t)
+			if a.took > atOnce {
+				t.Errorf("%s took %v beside a lock that is held", verb, a.took)
+			}
+			want := attached
+			if verb == "ADD" {
+				want++
+			}
+			if verb != "CHECK" && verb != "STATUS" && n.attachments(t, "podnet") != want {
+				t.Errorf("%d attachments after %s, want %d", n.attachments(t, "podnet"), verb, want)
+			}
+			wantFewPrograms(t, n, verb, called(t, log))
+		}
+		if now := n.generation(t); now != generation {
+			t.Errorf("generation moved from %d to %d", generation, now)
+		}
+		if now := n.ruleset(t); now != rules {
+			t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
+		}
+		if now := n.documents(t); now != documents {
+			t.Errorf("documents were written:\n%s\nwere:\n%s", now, documents)
+		}
+	})
+}
+
+// wantFewPrograms allows iptables-legacy one listing a family.
+func wantFewPrograms(t *testing.T, n *node, verb string, calls []string) {
+	t.Helper()
+	if n.form.variant != "legacy" {
+		if len(calls) > 0 {
+			t.Errorf("%s ran %q", verb, calls)
+		}
+		return
+	}
+	if len(calls) > len(families()) || strings.Contains(strings.Join(calls, " "), "-restore") {
+		t.Errorf("%s ran %q", verb, calls)
+	}
+}
+
+// TestNoPrograms: nobody needs a program on nf_tables while all is right, and
+// nftables never does.
+func TestNoPrograms(t *testing.T) {
+	for _, f := range forms()[:2] {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNode(t, f)
+			conf := n.conf(t, "podnet", object{"enableIPv6": true})
+			none := request{verb: "ADD", conf: conf, path: "/nonexistent"}
+			if f.variant == "" {
+				n.ask(t, none).want(t, 0).quiet(t)
+			}
+			n.makeSure(t, conf)
+			generation := n.generation(t)
+			n.ask(t, none).want(t, 0).quiet(t)
+			if now := n.generation(t); now != generation {
+				t.Errorf("generation moved from %d to %d", generation, now)
+			}
+			n.flush(t)
+			if f.variant == "" {
+				n.ask(t, none).want(t, 0).quiet(t)
+			} else {
+				n.ask(t, none).want(t, 100, "write the rules of chain IP-MASQ-AGENT in iptables (nft)", "/nonexistent", "install iptables")
+			}
+		})
+	}
+}
+
+// TestSettledTogether runs many ADDs at once beside a lock that is held.
+func TestSettledTogether(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", nil)
+		n.makeSure(t, conf)
+		n.hold(t)
+		generation := n.generation(t)
+		start := time.Now()
+		var requests []request
+		for i := range 20 {
+			requests = append(requests, request{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
+		}
+		for _, a := range n.askAll(t, requests...) {
+			a.want(t, 0).quiet(t)
+		}
+		if took := time.Since(start); took > atOnce {
+			t.Errorf("20 ADDs took %v", took)
+		}
+		if now := n.generation(t); now != generation {
+			t.Errorf("generation moved from %d to %d", generation, now)
+		}
+		if have := n.attachments(t, "podnet"); have != 21 {
+			t.Errorf("%d attachments, want 21", have)
+		}
+	})
+}
+
+// TestSettledBesideOthers: what others write all the time in rules of theirs
+// makes no ADD see a difference where there is none: it would want the lock.
+func TestSettledBesideOthers(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.strangers(t)
+		conf := n.conf(t, "podnet", object{"enableIPv6": true})
+		n.makeSure(t, conf)
+		n.hold(t)
+		variant := n.form.variant
+		if variant == "" {
+			variant = "nft"
+		}
+		var churn strings.Builder
+		churn.WriteString("*nat\n:KUBE-SERVICES - [0:0]\n")
+		for i := range 200 {
+			fmt.Fprintf(&churn, "-A KUBE-SERVICES -d 10.96.0.%d/32 -j RETURN\n", i)
+		}
+		churn.WriteString("COMMIT\n")
+		stop := make(chan struct{})
+		var others sync.WaitGroup
+		others.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				c := n.Node.Command(t.Context(), "iptables-"+variant+"-restore", "--noflush")
+				c.Stdin = strings.NewReader(churn.String())
+				if out, err := c.CombinedOutput(); err != nil {
+					t.Errorf("iptables-restore: %v\n%s", err, out)
+					return
+				}
+			}
+		})
+		for range 30 {
+			a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+			a.quiet(t)
+			if a.took > atOnce {
+				t.Errorf("ADD took %v", a.took)
+				break
+			}
+		}
+		close(stop)
+		others.Wait()
+	})
+}

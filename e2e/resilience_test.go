@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// No mistake in one place stops every pod of a node: here somebody else, or the
+// state, is at fault, and the ADDs of a sound entry succeed.
+
+func TestAgentFilesContradict(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		off := false
+		n.store(t, agentFiles(func(s *policy.Statement) {
+			s.RandomFully = &off
+			s.NonMasqueradeCIDRs, s.MasqueradeCIDRs = prefixes("192.0.2.0/24"), prefixes("10.9.0.0/16")
+		}))
+		conf := n.conf(t, "podnet", object{"randomFully": true, "nonMasqueradeCIDRs": []string{"10.9.0.0/16"}})
+		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0,
+			`randomFully of the agent files is false, which contradicts randomFully of network "podnet", true`,
+			`masqueradeCIDRs of the agent files is 10.9.0.0/16, which contradicts nonMasqueradeCIDRs of network "podnet", 10.9.0.0/16`)
+		n.makeSure(t, conf).quiet(t)
+		rules := n.rules(t)
+		for _, says := range []string{"random", "192.0.2.0/24", "10.9.0.0/16"} { // the files' part that nobody disputes too
+			if !strings.Contains(rules, says) {
+				t.Errorf("no %s in:\n%s", says, rules)
+			}
+		}
+	})
+}
+
+// TestOthersError: another network's chain cannot be made, with nftables for the
+// lack of iptables and with iptables because it is somebody else's.
+func TestOthersError(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		says := []string{"install iptables"}
+		if n.form.variant != "" {
+			n.tool(t, "iptables", "-t", "nat", "-N", "THEIRS")
+			n.tool(t, "iptables", "-t", "nat", "-A", "THEIRS", "-j", "ACCEPT")
+			says = []string{"chain THEIRS (ipv4)", "belongs to somebody else", "choose another masqChain, or remove the chain"}
+		}
+		n.store(t, policy.Contribution{Source: network("othernet"), Order: 1,
+			Statement: policy.Statement{Chain: "THEIRS", Backend: policy.IPTables}})
+		conf := n.conf(t, "podnet", nil)
+		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, says...)
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+		n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
+		before := n.ruleset(t)
+		for range 2 {
+			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+			n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0)
+		}
+		theirs := n.conf(t, "othernet", object{"masqChain": "THEIRS", "backend": "iptables"})
+		n.ask(t, request{verb: "ADD", conf: theirs}).want(t, 100, says...)
+		n.ask(t, request{verb: "STATUS", conf: theirs}).want(t, 50, says...)
+		if after := n.ruleset(t); after != before {
+			t.Errorf("rules changed:\n%s\nwere:\n%s", after, before)
+		}
+		n.flush(t)
+		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+	})
+}
+
+// TestReadOnlyState: a dataDir that cannot be written hinders only what needs a
+// document.
+func TestReadOnlyState(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", nil)
+		n.makeSure(t, conf)
+		writable := readOnly(t, n.dataDir)
+		before := n.snapshot(t)
+		n.ask(t, request{verb: "ADD", conf: conf, id: "second"}).want(t, 0, "read-only file system")
+		n.ask(t, request{verb: "CHECK", conf: conf, id: "second"}).want(t, 0)
+		n.ask(t, request{verb: "DEL", conf: conf, id: "second"}).want(t, 0)
+		n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0, "read-only file system")
+		// A network that asks for what is there already.
+		n.ask(t, request{verb: "ADD", conf: n.conf(t, "othernet", nil)}).want(t, 0, "the rules are right, but the state cannot be written")
+		// One that needs a change.
+		n.ask(t, request{verb: "ADD", conf: n.conf(t, "othernet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})}).
+			want(t, 100, "the rules need a change and the state cannot be written", "read-only file system", "192.0.2.0/24")
+		n.unchanged(t, before)
+		// Rules that need a repair and no document.
+		n.flush(t)
+		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+		writable()
+		n.makeSure(t, n.conf(t, "othernet", nil)).quiet(t)
+	})
+}
+
+// TestNewerState: what a newer version wrote stays, byte for byte. ADD passes
+// while the chain stands, and nothing is repaired.
+func TestNewerState(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", nil)
+		n.makeSure(t, conf)
+		n.makeSure(t, n.conf(t, "othernet", nil))
+		for name, path := range map[string]string{
+			"own document":           n.document(t, "podnet"),
+			"document of another":    n.document(t, "othernet"),
+			"record of what we own":  filepath.Join(n.dataDir, "record.json"),
+			"document of nobody yet": filepath.Join(n.dataDir, "sources", strings.Repeat("0", 64)+".json"),
+		} {
+			t.Run(name, func(t *testing.T) {
+				n.makeSure(t, conf)
+				was, err := os.ReadFile(path)
+				restore := func() {
+					if os.IsNotExist(err) {
+						err = os.Remove(path)
+					} else {
+						err = os.WriteFile(path, was, 0o600)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				newer := `{"schema": 2, "future": {"x": [1e999]}, "statement": null}`
+				if err := os.WriteFile(path, []byte(newer), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
+				before := n.snapshot(t)
+				for _, verb := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD"} {
+					n.ask(t, request{verb: verb, conf: conf}).want(t, 0)
+				}
+				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, path, "schema 2", "install the newer ip-masq again, or remove the document")
+				n.unchanged(t, before)
+				n.flush(t)
+				flushed := n.ruleset(t)
+				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT does not stand", path, "schema 2", "install the newer")
+				n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, path)
+				n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0)
+				if after := n.ruleset(t); after != flushed {
+					t.Errorf("rules changed:\n%s", after)
+				}
+				if now := string(contents(t, path)); now != newer {
+					t.Errorf("it was touched: %s", now)
+				}
+				restore()
+			})
+		}
+	})
+}
+
+// TestDamagedState: what cannot be believed is moved aside and made again.
+func TestDamagedState(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf, other := n.conf(t, "podnet", nil), n.conf(t, "othernet", nil)
+		n.makeSure(t, conf)
+		n.makeSure(t, other)
+		n.makeSure(t, conf) // once more: the record is of both
+		for name, path := range map[string]string{
+			"own document": n.document(t, "podnet"), "document of another": n.document(t, "othernet"),
+			"record": filepath.Join(n.dataDir, "record.json"),
+		} {
+			sound := contents(t, path)
+			for what, damage := range map[string]func() error{
+				"empty":     func() error { return os.WriteFile(path, nil, 0o600) },
+				"torn":      func() error { return os.WriteFile(path, sound[:len(sound)/2], 0o600) },
+				"two":       func() error { return os.WriteFile(path, append(sound, sound...), 0o600) },
+				"no JSON":   func() error { return os.WriteFile(path, []byte("\x00\xff\x7fELF"), 0o600) },
+				"open":      func() error { return os.Chmod(path, 0o666) },
+				"a link":    func() error { return replace(path, func() error { return os.Symlink("/etc/passwd", path) }) },
+				"directory": func() error { return replace(path, func() error { return os.Mkdir(path, 0o700) }) },
+			} {
+				if n.form.variant != "" && what != "torn" {
+					continue // that is the same whatever the form
+				}
+				t.Run(name+" "+what, func(t *testing.T) {
+					if err := damage(); err != nil {
+						t.Fatal(err)
+					}
+					n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
+					n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, path, "damaged")
+					n.makeSure(t, other)
+					n.makeSure(t, conf).quiet(t)
+					n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+					if now := contents(t, path); string(now[:20]) != string(sound[:20]) {
+						t.Errorf("not made again: %s", now)
+					}
+					if _, err := os.Lstat(path + ".damaged"); err != nil {
+						t.Errorf("not moved aside: %v", err)
+					}
+				})
+			}
+		}
+	})
+}
+
+func replace(path string, by func() error) error {
+	if err := os.Remove(path); err != nil {
+		return err
+	}
+	return by()
+}
+
+// TestBusyLock: somebody keeps the lock for longer than the plugin waits.
+func TestBusyLock(t *testing.T) {
+	n := newNode(t, forms()[0])
+	conf := n.conf(t, "podnet", nil)
+	n.makeSure(t, conf)
+	n.flush(t)
+	before := n.ruleset(t)
+	release := n.hold(t)
+	busy := []string{filepath.Join(n.dataDir, "lock"), "another process holds it", "try again"}
+	cases := []struct {
+		verb string
+		code uint
+		says []string
+	}{{"ADD", 11, busy}, {"DEL", 0, busy}, {"GC", 0, busy}, {"CHECK", 101, []string{"missing chain"}}}
+	var requests []request
+	for _, c := range cases {
+		requests = append(requests, request{verb: c.verb, conf: conf})
+	}
+	for i, a := range n.askAll(t, requests...) {
+		a.want(t, cases[i].code, cases[i].says...)
+		if a.took < 9*time.Second || a.took > 25*time.Second {
+			t.Errorf("%s took %v, want about 10s", cases[i].verb, a.took)
+		}
+	}
+	if after := n.ruleset(t); after != before {
+		t.Errorf("rules changed:\n%s", after)
+	}
+	release()
+	n.makeSure(t, conf).quiet(t)
+}
+
+// TestOtherDataDir: a node has one, and a second is refused before it starts a
+// war.
+func TestOtherDataDir(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", nil)
+		n.makeSure(t, conf)
+		before := n.snapshot(t)
+		second := filepath.Join(n.dir, "second")
+		for _, keys := range []object{{}, {"nonMasqueradeCIDRs": []string{}}} {
+			keys["dataDir"] = second
+			other := n.conf(t, "podnet", keys)
+			for verb, code := range map[string]uint{"ADD": 7, "STATUS": 50} {
+				n.ask(t, request{verb: verb, conf: other}).want(t, code, "chain IP-MASQ-AGENT (ipv4)", n.dataDir, second, "a node has one dataDir", "cleanup")
+			}
+			n.ask(t, request{verb: "DEL", conf: other}).want(t, 0)
+			n.unchanged(t, before)
+		}
+		if documents, err := filepath.Glob(filepath.Join(second, "sources", "*")); err != nil || len(documents) > 0 {
+			t.Errorf("documents %v, %v", documents, err)
+		}
+		n.makeSure(t, conf).quiet(t)
+	})
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// TestRequireAgentConfig: the first pod waits for the agent files, and comes
+// again.
+func TestRequireAgentConfig(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", object{"requireAgentConfig": true})
+		before := n.ruleset(t)
+		n.ask(t, request{verb: "ADD", conf: conf}).
+			want(t, 11, "requireAgentConfig: no contribution of the agent files is stored yet", "start ip-masq-reconciler", "or remove the key")
+		n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0).quiet(t)
+		if after := n.ruleset(t); after != before {
+			t.Errorf("rules changed:\n%s", after)
+		}
+		if s := n.load(t); len(s.Contributions) > 0 {
+			t.Errorf("documents: %+v", s.Contributions)
+		}
+		n.store(t, agentFiles(func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
+		n.makeSure(t, conf).quiet(t)
+		if rules := n.rules(t); !strings.Contains(rules, "192.0.2.0/24") {
+			t.Errorf("rules without the agent files' part:\n%s", rules)
+		}
+	})
+}
+
+// TestRefusedDataDir: a state that somebody else could have written is not
+// believed, and neither is it replaced.
+func TestRefusedDataDir(t *testing.T) {
+	n := newNode(t, forms()[0])
+	conf := n.conf(t, "podnet", nil)
+	n.makeSure(t, conf)
+	elsewhere := filepath.Join(n.dir, "elsewhere")
+	sources := filepath.Join(n.dataDir, "sources")
+	for name, c := range map[string]struct{ spoil, restore func() error }{
+		"a link": {
+			func() error { return firstOf(os.Rename(n.dataDir, elsewhere), os.Symlink(elsewhere, n.dataDir)) },
+			func() error { return firstOf(os.Remove(n.dataDir), os.Rename(elsewhere, n.dataDir)) },
+		},
+		"writable by others":           {func() error { return os.Chmod(n.dataDir, 0o777) }, func() error { return os.Chmod(n.dataDir, 0o700) }},
+		"documents writable by others": {func() error { return os.Chmod(sources, 0o770) }, func() error { return os.Chmod(sources, 0o700) }},
+		"a file": {
+			func() error { return firstOf(os.Rename(n.dataDir, elsewhere), os.WriteFile(n.dataDir, nil, 0o600)) },
+			func() error { return firstOf(os.Remove(n.dataDir), os.Rename(elsewhere, n.dataDir)) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := c.spoil(); err != nil {
+				t.Fatal(err)
+			}
+			before := n.snapshot(t)
+			n.ask(t, request{verb: "ADD", conf: conf, id: "second"}).want(t, 100, n.dataDir)
+			n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, n.dataDir)
+			n.ask(t, request{verb: "DEL", conf: conf, id: "second"}).want(t, 0, n.dataDir)
+			n.unchanged(t, before)
+			if err := c.restore(); err != nil {
+				t.Fatal(err)
+			}
+			n.makeSure(t, conf).quiet(t)
+		})
+	}
+}
+
+func firstOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestReboot: the kernel has forgotten the rules, and the dataDir what was about
+// the kernel and its containers; the first pod gets what all sources state.
+func TestReboot(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", nil)
+		n.store(t, agentFiles(func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
+		n.makeSure(t, conf)
+		n.flush(t)
+		n.makeSure(t, conf)
+		before := n.saved(t) + n.owning(t)
+		n.flush(t)
+		boot := store.Open(n.dataDir).Boot()
+		const earlier = "00000000-0000-4000-8000-000000000000"
+		record := filepath.Join(n.dataDir, "record.json")
+		text := strings.ReplaceAll(string(contents(t, record)), boot, earlier)
+		attachments := filepath.Join(n.dataDir, "attachments")
+		err := firstOf(os.WriteFile(record, []byte(text), 0o600), os.Rename(filepath.Join(attachments, boot), filepath.Join(attachments, earlier)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101)
+		n.ask(t, request{verb: "ADD", conf: conf, id: "first"}).want(t, 0).quiet(t)
+		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+		if after := n.saved(t) + n.owning(t); after != before || !strings.Contains(after, "192.0.2.0/24") {
+			t.Errorf("rules:\n%s\nwere:\n%s", after, before)
+		}
+		if have := n.attachments(t, "podnet"); have != 1 {
+			t.Errorf("%d attachments, want 1", have)
+		}
+		if _, err := os.Lstat(filepath.Join(attachments, earlier)); !os.IsNotExist(err) {
+			t.Errorf("attachments of the earlier boot: %v", err)
+		}
+		if now := n.load(t).Record.Boot; now != boot {
+			t.Errorf("record of boot %s", now)
+		}
+	})
+}
+
+// owning is what our own tables hold.
+func (n *node) owning(t *testing.T) string {
+	t.Helper()
+	if n.form.variant != "" {
+		return ""
+	}
+	return n.tool(t, "nft", "-s", "list", "table", "ip", "ip-masq")
+}
+
+// TestNewerRules: a chain that a newer version wrote in a form of its own stays,
+// and serves.
+func TestNewerRules(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", nil)
+		n.makeSure(t, conf)
+		comment := "ip-masq/2 keeps its state in " + n.dataDir
+		if n.form.variant == "" {
+			n.feed(t, "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade comment \""+comment+"\"", "nft", "-f", "-")
+		} else {
+			n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -m comment --comment \""+comment+"\" -j MASQUERADE\nCOMMIT\n",
+				"iptables-"+n.form.variant+"-restore", "--noflush")
+		}
+		before := n.snapshot(t)
+		says := []string{"chain IP-MASQ-AGENT (ipv4)", "written by a newer version of ip-masq", "form 2"}
+		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, says...)
+		for _, verb := range []string{"STATUS", "DEL"} {
+			n.ask(t, request{verb: verb, conf: conf, id: "another"}).want(t, 0)
+		}
+		n.unchanged(t, before)
+		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{}})}).want(t, 0, says...)
+		if after := n.ruleset(t); after != before.rules {
+			t.Errorf("rules changed:\n%s", after)
+		}
+	})
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestVersion(t *testing.T) {
+	n := newNode(t, forms()[0])
+	a := n.ask(t, request{verb: "VERSION"}).want(t, 0)
+	var said struct{ SupportedVersions []string }
+	if err := json.Unmarshal([]byte(a.stdout), &said); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+	if d := cmp.Diff(want, said.SupportedVersions); d != "" {
+		t.Error(d)
+	}
+}
+
+// results are those of a plugin before us, with what no library of ours knows.
+func results() map[string]string {
+	odd := `"big": 123456789012345678901234567890, "small": 1.000000000000000000001, "wide": 1e400,
+		"text": "<&> \u2028 \u00e9 \"", "nothing": null, "deep": {"b": [1, {"a": 18446744073709551616}], "a": true}`
+	ips := `"ips": [{"version": "4", "address": "10.1.0.2/16", "gateway": "10.1.0.1", "interface": 0, "mark": 7, ` + odd + `}],
+		"interfaces": [{"name": "eth0", "mac": "00:11:22:33:44:55", "sandbox": "/run/netns/x", "pciID": "0000:00:1f.6", ` + odd + `}],
+		"routes": [{"dst": "0.0.0.0/0", "table": 4294967296, "priority": 1}], "dns": {"nameservers": ["10.1.0.1"], "x": 1}, ` + odd
+	old := `"ip4": {"ip": "10.1.0.2/16", "gateway": "10.1.0.1", "routes": [{"dst": "0.0.0.0/0"}], ` + odd + `}, "dns": {}, ` + odd
+	return map[string]string{"0.1.0": old, "0.2.0": old, "0.3.0": ips, "0.3.1": ips, "0.4.0": ips, "1.0.0": ips, "1.1.0": ips}
+}
+
+// TestResultPassesThrough holds the result of ADD against the one that went in,
+// number by number.
+func TestResultPassesThrough(t *testing.T) {
+	n := newNode(t, forms()[0])
+	for version, result := range results() {
+		t.Run(version, func(t *testing.T) {
+			given := fmt.Sprintf(`{"cniVersion": %q, %s}`, version, result)
+			conf := n.conf(t, "podnet", object{"cniVersion": version, "prevResult": json.RawMessage(given)})
+			a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+			a.quiet(t)
+			if d := cmp.Diff(exactly(t, given), exactly(t, a.stdout)); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+	t.Run("no version anywhere", func(t *testing.T) {
+		given := "{" + results()["0.1.0"] + "}"
+		conf := n.conf(t, "podnet", object{"cniVersion": nil, "prevResult": json.RawMessage(given)})
+		a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+		want := exactly(t, given).(object)
+		want["cniVersion"] = "0.1.0" // what a configuration without one has
+		if d := cmp.Diff(any(want), exactly(t, a.stdout)); d != "" {
+			t.Error(d)
+		}
+	})
+	t.Run("of another version", func(t *testing.T) {
+		conf := n.conf(t, "podnet", object{"cniVersion": "0.4.0"}) // the prevResult is of 1.1.0
+		a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+		want := `{"cniVersion": "0.4.0", "interfaces": [{"name": "eth0", "sandbox": "/run/netns/container"}],
+			"ips": [{"version": "4", "interface": 0, "address": "10.1.0.2/16"}], "dns": {}}`
+		if d := cmp.Diff(exactly(t, want), exactly(t, a.stdout)); d != "" {
+			t.Error(d)
+		}
+	})
+}
+
+// exactly decodes JSON with every digit of its numbers.
+func exactly(t *testing.T, text string) any {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(text))
+	d.UseNumber()
+	var v any
+	if err := d.Decode(&v); err != nil {
+		t.Fatalf("%v in:\n%s", err, text)
+	}
+	if d.More() {
+		t.Fatalf("more than one result:\n%s", text)
+	}
+	return v
+}
+
+// TestNoResult: without the result of a plugin before us there is nothing to
+// pass on, and nothing is done.
+func TestNoResult(t *testing.T) {
+	n := newNode(t, forms()[0])
+	before := n.snapshot(t)
+	for name, prev := range map[string]any{
+		"absent": nil, "null": json.RawMessage("null"), "a list": []int{1}, "a word": "x",
+		"of bad addresses": object{"cniVersion": "1.1.0", "ips": []object{{"address": "10.1.0.300/16"}}},
+		"of no version":    object{"cniVersion": "7.0.0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", object{"prevResult": prev})}).want(t, 7, "prevResult: ")
+			n.unchanged(t, before)
+		})
+	}
+}
+
+// TestInAChain runs ADD, CHECK and DEL between two reference plugins, in every
+// version that runtimes use.
+func TestInAChain(t *testing.T) {
+	n := newNode(t, forms()[0])
+	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		t.Run(version, func(t *testing.T) {
+			list, err := json.Marshal(object{"cniVersion": version, "name": "podnet", "plugins": []object{
+				n.bridge("podnet"), n.entry(nil), {"type": "portmap", "capabilities": object{"portMappings": true}},
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := n.cni.Write("10-podnet.conflist", string(list)); err != nil {
+				t.Fatal(err)
+			}
+			p := n.newPod(t)
+			stdout, stderr, code := n.add(t, "podnet", p)
+			if code != 0 || len(p.addrs) != 2 || !strings.Contains(stdout, `"cniVersion": "`+version+`"`) {
+				t.Fatalf("ADD: exit code %d, %d addresses\n%s%s", code, len(p.addrs), stdout, stderr)
+			}
+			if stdout, stderr, code := n.check(t, "podnet", p); version != "0.3.1" && code != 0 { // which has no CHECK
+				t.Errorf("CHECK: exit code %d\n%s%s", code, stdout, stderr)
+			}
+			n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+			if stdout, stderr, code := n.del(t, "podnet", p); code != 0 {
+				t.Errorf("DEL: exit code %d\n%s%s", code, stdout, stderr)
+			}
+			if left := n.attachments(t, "podnet"); left != 0 {
+				t.Errorf("%d attachments left", left)
+			}
+		})
+	}
+}
+
+// drift is something done to the rules, with what CHECK says of it: with
+// iptables and with nftables.
+type drift struct {
+	name, iptables, nft string
+	says                [2]string
+}
+
+func drifts() []drift {
+	return []drift{{
+		name:     "an exempt prefix is gone",
+		iptables: "-D IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN",
+		nft:      "delete element ip ip-masq exempt-IP-MASQ-AGENT { 10.0.0.0/8 }",
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing rule: to 10.0.0.0/8 return", "ipv4 IP-MASQ-AGENT: missing element: destination 10.0.0.0/8 (return)"},
+	}, {
+		name:     "an exempt prefix too many",
+		iptables: "-I IP-MASQ-AGENT -d 192.0.2.0/24 -j RETURN",
+		nft:      "add element ip ip-masq exempt-IP-MASQ-AGENT { 192.0.2.0/24 }",
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected rule: to 192.0.2.0/24 return", "ipv4 IP-MASQ-AGENT: unexpected element: destination 192.0.2.0/24 (return)"},
+	}, {
+		name:     "a foreign rule",
+		iptables: "-I IP-MASQ-AGENT -p tcp --dport 25 -j ACCEPT",
+		nft:      "insert rule ip ip-masq masq-IP-MASQ-AGENT tcp dport 25 accept",
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected rule: -A IP-MASQ-AGENT -p tcp -m tcp --dport 25 -j ACCEPT", "ipv4 IP-MASQ-AGENT: unexpected rule: "},
+	}, {
+		name:     "the jump is gone",
+		iptables: "-F POSTROUTING",
+		nft:      "flush chain ip ip-masq postrouting",
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing jump: to non-local jump", "ipv4 IP-MASQ-AGENT: missing jump: to non-local jump"},
+	}, {
+		name:     "a jump too many",
+		iptables: "-A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT",
+		nft:      "add rule ip ip-masq postrouting fib daddr type != local jump masq-IP-MASQ-AGENT",
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected jump: to non-local jump", "ipv4 IP-MASQ-AGENT: unexpected jump: to non-local jump"},
+	}, {
+		name:     "a wider jump",
+		iptables: "-F POSTROUTING\n-A POSTROUTING -j IP-MASQ-AGENT",
+		nft:      "flush chain ip ip-masq postrouting; add rule ip ip-masq postrouting jump masq-IP-MASQ-AGENT",
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected jump: jump", "ipv4 IP-MASQ-AGENT: unexpected jump: jump"},
+	}, {
+		name:     "the last rule is gone",
+		iptables: "-D IP-MASQ-AGENT 5",
+		nft:      "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr @exempt-IP-MASQ-AGENT counter return",
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing rule: masquerade random-fully", "ipv4 IP-MASQ-AGENT: missing rule: masquerade random-fully"},
+	}, {
+		name:     "the order has changed",
+		iptables: "-D IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN\n-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN",
+		nft: "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade fully-random; " +
+			"add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr @exempt-IP-MASQ-AGENT counter return",
+		says: [2]string{"ipv4 IP-MASQ-AGENT: rule out of order: masquerade random-fully", "ipv4 IP-MASQ-AGENT: rule out of order: masquerade random-fully"},
+	}, {
+		name:     "all of it is gone",
+		iptables: "-F POSTROUTING\n-F IP-MASQ-AGENT\n-X IP-MASQ-AGENT",
+		nft:      "delete table ip ip-masq",
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing chain", "ipv4 IP-MASQ-AGENT: missing chain"},
+	}}
+}
+
+// TestDrift does all kinds of damage: CHECK says which, rule by rule, and writes
+// nothing; the next ADD repairs it, as the next DEL would.
+func TestDrift(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", object{"enableIPv6": true})
+		n.makeSure(t, conf)
+		right := tree(t, n.dataDir)
+		for _, d := range drifts() {
+			t.Run(d.name, func(t *testing.T) {
+				says := d.says[0]
+				if n.form.variant == "" {
+					says = d.says[1]
+				}
+				for _, verb := range []string{"ADD", "DEL"} {
+					n.alter(t, d.iptables, d.nft)
+					drifted := n.snapshot(t)
+					n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101, "rules differ from what is desired:", says)
+					n.unchanged(t, drifted)
+					n.ask(t, request{verb: verb, conf: conf, id: "pod-of-" + verb}).want(t, 0).quiet(t)
+					n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0).quiet(t)
+					n.ask(t, request{verb: "DEL", conf: conf, id: "pod-of-" + verb}).want(t, 0)
+				}
+				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+				if d := cmp.Diff(right, tree(t, n.dataDir)); d != "" {
+					t.Errorf("state changed:\n%s", d)
+				}
+			})
+		}
+	})
+}
+
+// TestCheckReadsOnly: what was never made, or was taken away on purpose, does
+// not come back by looking at it.
+func TestCheckReadsOnly(t *testing.T) {
+	n := newNode(t, forms()[0])
+	before := n.snapshot(t)
+	n.ask(t, request{verb: "CHECK", conf: n.conf(t, "podnet", nil)}).want(t, 101, "has no document")
+	n.unchanged(t, before)
+}

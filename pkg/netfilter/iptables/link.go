@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// link is a connection to nf_tables, made when it is first needed and kept: a
+// socket that is closed soon after a commit takes the kernel milliseconds.
+type link struct {
+	mu   sync.Mutex
+	conn *nflink.Conn
+}
+
+// use runs the function with the connection. What fails for another reason than
+// that something is not there makes it begin anew the next time.
+func (l *link) use(body func(*nflink.Conn) error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil {
+		c, err := nflink.Dial()
+		if err != nil {
+			return err
+		}
+		l.conn = c
+	}
+	err := body(l.conn)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err = errors.Join(err, l.conn.Close())
+		l.conn = nil
+	}
+	return err
+}
+
+// notInKernel reports whether the error is that of a kernel without nf_tables.
+func notInKernel(err error) bool {
+	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
+}
+
+func nflinkFamily(f policy.Family) nflink.Family {
+	if f == policy.IPv6 {
+		return nflink.IPv6
+	}
+	return nflink.IPv4
+}
+
+// hasChain reports whether the table of iptables-nft has the chain.
+func (l *link) hasChain(f policy.Family, tableName, chain string) (bool, error) {
+	err := l.use(func(c *nflink.Conn) error {
+		_, err := c.Chain(nflinkFamily(f), tableName, chain)
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) || notInKernel(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// read reads POSTROUTING and the named chains of iptables-nft.
+func (l *link) read(f policy.Family, names []string) (table, error) {
+	t := table{}
+	err := l.use(func(c *nflink.Conn) error {
+		for _, name := range append(slices.Clone(names), postrouting) {
+			if name == postrouting && len(t) == 0 {
+				break // no chain, no jump to it
+			}
+			rules, err := c.Rules(nflinkFamily(f), natTable, name)
+			if err != nil {
+				return err
+			}
+			if len(rules) == 0 {
+				_, err := c.Chain(nflinkFamily(f), natTable, name)
+				if errors.Is(err, fs.ErrNotExist) {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+			}
+			entries := make([]entry, 0, len(rules))
+			for _, r := range rules {
+				entries = append(entries, compatEntry(f, r))
+			}
+			t[name] = entries
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}

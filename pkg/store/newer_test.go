@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+func TestNewerDocumentsAreLeftAlone(t *testing.T) {
+	for name, c := range map[string]struct {
+		data   string
+		schema int
+	}{
+		"like ours":   {`{"schema":2,"source":{"kind":"network","name":"net"},"statement":{"masqChain":"A"}}`, 2},
+		"other form":  {`{"schema":3,"source":[[]],"written":true}`, 3},
+		"schema last": {`{"a":{"schema":0},"b":[{}],"schema":4}`, 4},
+		"torn":        {`{"schema":5,"sou`, 5},
+		"huge":        {`{"schema":99999999999999999999}`, 1<<63 - 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			file := document(t, d, contribution("net"))
+			record := d.Path() + "/record.json"
+			for _, f := range []string{file, record} {
+				ok(t, os.WriteFile(f, []byte(c.data), 0o600))
+			}
+			before := tree(t, d.Path())
+			s := load(t, d)
+			same(t, s, store.State{Newer: []store.Newer{{File: file, Schema: c.schema}, {File: record, Schema: c.schema}}})
+
+			l := lock(t, d)
+			ok(t, l.Tidy(s))
+			ok(t, l.Tidy(store.State{Damaged: []store.Damaged{{File: file}, {File: record}}}))
+			_, err := l.Stage(contribution("net"))
+			for _, err := range []error{err, l.Drop(network("net")), l.PutRecord(aRecord())} {
+				if !errors.Is(err, store.ErrNewer) {
+					t.Errorf("got %v, want ErrNewer", err)
+				}
+				fails(t, err, d.Path(), "schema", "install the newer")
+			}
+			same(t, tree(t, d.Path()), before)
+			for _, f := range []string{file, record} {
+				if data, err := os.ReadFile(f); string(data) != c.data || err != nil {
+					t.Errorf("%s: %s, %v", f, data, err)
+				}
+			}
+		})
+	}
+}
