@@ -64,7 +64,8 @@ type Backend interface {
 	Exclusive() bool
 
 	// Observe reads what stands in the kernel. It reads the named chains. It
-	// writes nothing and, with nf_tables, runs no program. A chain that is
+	// writes nothing and, with nf_tables, runs no program but to show what it
+	// cannot read. A chain that is
 	// not there is not in the answer, and its absence no error.
 	Observe(ctx context.Context, chains []ChainRef) (policy.Ruleset, error)
 

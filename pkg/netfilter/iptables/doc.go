@@ -10,8 +10,10 @@
 //
 // It reads without running a program, from nf_tables by netlink and from
 // iptables-legacy by socket option, and falls back to what `iptables -S` shows.
-// All three readers say the same of the same rules, and none ever takes a rule
-// for one that matches more: what is not understood in full is an alien.
+// All three readers say the same of the same rules, and none takes a rule for one
+// that matches more: what is not understood in full is an alien. (The text of
+// iptables-nft leaves out what nft wrote into its table; it is taken alone only
+// where netlink itself fails.)
 //
 // A main package may import it; packages beside it may not.
 package iptables

@@ -5,7 +5,6 @@ package iptables
 import (
 	"errors"
 	"io/fs"
-	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -67,35 +66,45 @@ func (l *link) hasChain(f policy.Family, tableName, chain string) (bool, error) 
 
 // read reads POSTROUTING and the named chains of iptables-nft.
 func (l *link) read(f policy.Family, names []string) (table, error) {
-	t := table{}
+	var t table
 	err := l.use(func(c *nflink.Conn) error {
-		for _, name := range append(slices.Clone(names), postrouting) {
-			if name == postrouting && len(t) == 0 {
-				break // no chain, no jump to it
-			}
-			rules, err := c.Rules(nflinkFamily(f), natTable, name)
-			if err != nil {
-				return err
-			}
-			if len(rules) == 0 {
-				_, err := c.Chain(nflinkFamily(f), natTable, name)
-				if errors.Is(err, fs.ErrNotExist) {
-					continue
-				}
-				if err != nil {
+		return c.Steadily(func() error {
+			t = table{}
+			for _, name := range names {
+				if err := t.add(c, f, name); err != nil {
 					return err
 				}
 			}
-			entries := make([]entry, 0, len(rules))
-			for _, r := range rules {
-				entries = append(entries, compatEntry(f, r))
+			if len(t) == 0 {
+				return nil // no chain, no jump to it
 			}
-			t[name] = entries
-		}
-		return nil
+			return t.add(c, f, postrouting)
+		})
 	})
 	if err != nil {
 		return nil, err
 	}
 	return t, nil
+}
+
+// add reads one chain, if it is there.
+func (t table) add(c *nflink.Conn, f policy.Family, name string) error {
+	rules, err := c.Rules(nflinkFamily(f), natTable, name)
+	if err != nil {
+		return err
+	}
+	if len(rules) == 0 {
+		_, err := c.Chain(nflinkFamily(f), natTable, name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	t[name] = make([]entry, 0, len(rules))
+	for _, r := range rules {
+		t[name] = append(t[name], compatEntry(f, r))
+	}
+	return nil
 }

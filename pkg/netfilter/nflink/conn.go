@@ -45,8 +45,7 @@ func Dial() (*Conn, error) {
 		return nil, fmt.Errorf("open nf_tables socket: %w", err)
 	}
 	if err := setUp(fd); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("set up nf_tables socket: %w", err)
+		return nil, errors.Join(fmt.Errorf("set up nf_tables socket: %w", err), unix.Close(fd))
 	}
 	return newConn(fd), nil
 }

@@ -46,6 +46,17 @@ func (c *Conn) Snapshot(read func() error) (uint32, error) {
 	return 0, fmt.Errorf("read nf_tables snapshot: %w", ErrInterrupted)
 }
 
+// Steadily is Snapshot where others let it be: if they commit too often, what
+// read got at its last call has to do, torn or not. A difference found that way
+// is read once more before anything is done about it.
+func (c *Conn) Steadily(read func() error) error {
+	_, err := c.Snapshot(read)
+	if errors.Is(err, ErrInterrupted) {
+		return read()
+	}
+	return err
+}
+
 // settle returns when no commit is under way, or ErrStale if there was one since
 // the given generation. An empty batch of that generation does it: the kernel
 // takes up one batch at a time, and has said what is wrong with it by the time

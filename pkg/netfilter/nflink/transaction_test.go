@@ -16,10 +16,10 @@ import (
 )
 
 // rangesOf reads a set as a caller would.
-func rangesOf(t testing.TB, c *Conn, family Family, table, name string) []Range {
+func rangesOf(t testing.TB, c *Conn, family Family, name string) []Range {
 	t.Helper()
-	set := must[Set](t)(c.Set(family, table, name))
-	return must[[]Range](t)(set.Ranges(must[[]Element](t)(c.Elements(family, table, name))))
+	set := must[Set](t)(c.Set(family, "t", name))
+	return must[[]Range](t)(set.Ranges(must[[]Element](t)(c.Elements(family, "t", name))))
 }
 
 func equalRanges(t testing.TB, want, got []Range) {
@@ -73,7 +73,7 @@ func TestElements(t *testing.T) {
 	}
 	b.AddElements(IPv4, "t", "s", want)
 	commit(t, c, &b)
-	equalRanges(t, want, rangesOf(t, c, IPv4, "t", "s"))
+	equalRanges(t, want, rangesOf(t, c, IPv4, "s"))
 
 	// A delta: less of one, more of another; what is there already is no error.
 	b = Batch{}
@@ -81,14 +81,14 @@ func TestElements(t *testing.T) {
 	b.AddElements(IPv4, "t", "s", []Range{span("192.168.0.0", "192.168.255.255"), want[3]})
 	commit(t, c, &b)
 	want = []Range{want[0], want[2], want[3], span("192.168.0.0", "192.168.255.255")}
-	equalRanges(t, want, rangesOf(t, c, IPv4, "t", "s"))
+	equalRanges(t, want, rangesOf(t, c, IPv4, "s"))
 
 	// Everything, in the commit that takes away what overlaps.
 	b = Batch{}
 	b.FlushSet(IPv4, "t", "s")
 	b.AddElements(IPv4, "t", "s", []Range{span("0.0.0.0", "255.255.255.255")})
 	commit(t, c, &b)
-	equalRanges(t, []Range{span("0.0.0.0", "255.255.255.255")}, rangesOf(t, c, IPv4, "t", "s"))
+	equalRanges(t, []Range{span("0.0.0.0", "255.255.255.255")}, rangesOf(t, c, IPv4, "s"))
 }
 
 func TestLargeSets(t *testing.T) {
@@ -113,12 +113,12 @@ func TestLargeSets(t *testing.T) {
 				continue
 			}
 			commit(t, c, &b)
-			equalRanges(t, want, rangesOf(t, c, f.family, "t", name))
+			equalRanges(t, want, rangesOf(t, c, f.family, name))
 
 			b = Batch{}
 			b.DeleteElements(f.family, "t", name, want[:n/2])
 			commit(t, c, &b)
-			equalRanges(t, want[n/2:], rangesOf(t, c, f.family, "t", name))
+			equalRanges(t, want[n/2:], rangesOf(t, c, f.family, name))
 		}
 	}
 }

@@ -4,12 +4,10 @@ package nftables
 
 import (
 	"context"
-	"errors"
 	"os"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -41,7 +39,7 @@ func (b *backend) read() (map[policy.Family]*table, error) {
 		return nil, err
 	}
 	var tables map[policy.Family]*table
-	all := func() (err error) {
+	err = conn.Steadily(func() (err error) {
 		tables = map[policy.Family]*table{}
 		for _, f := range policy.Families() {
 			if tables[f], err = read(conn, f); err != nil {
@@ -49,13 +47,7 @@ func (b *backend) read() (map[policy.Family]*table, error) {
 			}
 		}
 		return nil
-	}
-	// What is read of one generation is not torn. Where others commit too
-	// often for that, a reading that may be is better than none: what differs
-	// is read again before it is repaired.
-	if _, err = conn.Snapshot(all); errors.Is(err, nflink.ErrInterrupted) {
-		err = all()
-	}
+	})
 	return tables, err
 }
 
