@@ -291,3 +291,21 @@ func TestWithoutABackendTheErrorTellsAll(t *testing.T) {
 		t.Error("nothing stands")
 	}
 }
+
+func TestManyPrefixesAreSlowWithoutSets(t *testing.T) {
+	many := func(s *policy.Statement) {
+		for i := range policy.DefaultCIDRLimit + 1 {
+			s.NonMasqueradeCIDRs = append(s.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i)}), 16))
+		}
+	}
+	for b, want := range map[policy.Backend]map[string]int{
+		policy.IPTables: {"A": policy.DefaultCIDRLimit + 3}, // with 10.0.0.0/8 and link-local
+		policy.NFTables: {},
+	} {
+		f := newFixture(t)
+		v := f.ensure(network("podnet", "A", backend(b), many), network("other", "B", backend(b)))
+		if diff := cmp.Diff(want, v.Slow()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", b, diff)
+		}
+	}
+}

@@ -83,6 +83,20 @@ func (v *View) Stands(chain string) bool {
 	return found
 }
 
+// Slow returns the chains whose every new connection walks through more prefixes
+// than a list without sets should have, with their number.
+func (v *View) Slow() map[string]int {
+	slow := map[string]int{}
+	for _, p := range v.Policies {
+		for _, g := range v.Groups {
+			if n := len(p.Destinations); n > policy.DefaultCIDRLimit && g.Choice.Backend == policy.IPTables && g.holds(p.Chain) {
+				slow[p.Chain] = n
+			}
+		}
+	}
+	return slow
+}
+
 func (v *View) fail(chain string, err error) {
 	if v.Failed == nil {
 		v.Failed = map[string]error{}
