@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -240,5 +241,26 @@ func TestAutoChoosesAgain(t *testing.T) {
 		n.wantOwned(t, "IP-MASQ-AGENT ipv4 nftables")
 		n.wipe(t)
 		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 100, "writable by others")
+	})
+}
+
+// TestManyPrefixes: iptables has to walk through a list, and says so where it is
+// long and what helps; once, when it is written.
+func TestManyPrefixes(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		for _, count := range []int{60, 70, 2000} {
+			var cidrs []string
+			for i := range count {
+				cidrs = append(cidrs, fmt.Sprintf("10.%d.%d.0/25", i/256, i%256))
+			}
+			conf := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": cidrs, "cidrLimit": count})
+			a := n.makeSure(t, conf)
+			if count <= 64 || n.form.variant == "" {
+				a.quiet(t)
+			} else {
+				a.want(t, 0, "chain IP-MASQ-AGENT has ", " prefixes, and iptables compares each new connection with one after the other", "nftables")
+			}
+			n.makeSure(t, conf).quiet(t)
+		}
 	})
 }

@@ -5,6 +5,7 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -73,6 +74,39 @@ func TestAutoWithoutModules(t *testing.T) {
 				t.Errorf("record: %q", owned)
 			}
 			n.makeSure(t, n.conf(t, "podnet", object{"backend": "auto"})).quiet(t)
+		})
+	}
+}
+
+// TestAgentsChainIsPutBack: what an agent left is not lost to an ADD that takes
+// it over in one family and then fails in the other.
+func TestAgentsChainIsPutBack(t *testing.T) {
+	for _, f := range forms()[1:] {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNode(t, f)
+			a := agents()[0]
+			a.cycle(t, n, f.variant)
+			program := n.path
+			n.unable(t, "ip6tables-restore", "ip6tables-"+f.variant+"-restore")
+			conf := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"192.0.2.0/24", "fd00::/8"}})
+			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "ipv6", "missing kernel module")
+			rules := n.tool(t, "iptables-save", "-t", "nat")
+			for _, cidr := range []string{"169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"} {
+				if !strings.Contains(rules, "-A IP-MASQ-AGENT -d "+cidr+" -j RETURN\n") {
+					t.Errorf("%s is not exempt any more:\n%s", cidr, rules)
+				}
+			}
+			if strings.Contains(rules, "192.0.2.0/24") {
+				t.Errorf("half applied:\n%s", rules)
+			}
+			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+			n.wantOwned(t)
+			if added := a.cycle(t, n, f.variant); added != 0 {
+				t.Errorf("the agent does not know its jump again: it added %d", added)
+			}
+			n.path = n.both(t, f.variant)
+			n.makeSure(t, conf)
+			n.path = program
 		})
 	}
 }

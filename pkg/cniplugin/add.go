@@ -96,10 +96,11 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 		return n.unwritable(v, proposal.own(own.Source).Statement.Chain, err)
 	}
 	defer func() { n.Warn(discard(staged)) }()
+	was := n.Look(ctx, proposal.contributions, state.Record)
 	v := n.Ensure(ctx, proposal.contributions, state.Record, lock)
 	if err := n.verdict(v, proposal.own(own.Source).Statement.Chain); err != nil {
 		if len(staged) > 0 {
-			n.undo(ctx, lock)
+			n.undo(ctx, was, state.Record, lock)
 		}
 		return err
 	}
@@ -107,15 +108,17 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 	return nil
 }
 
-// undo brings the rules back to what the documents in force ask for: one family
-// may have been written, and the other not.
-func (n *node) undo(ctx context.Context, lock *store.Lock) {
+// undo brings the rules back to what the documents in force ask for, and what
+// is no business of theirs to what stood there: one family may have been
+// written, and the other not.
+func (n *node) undo(ctx context.Context, was *enforce.View, before store.Record, lock *store.Lock) {
 	state, err := n.Dir.Load()
 	if err != nil {
 		n.Warn(err)
 		return
 	}
-	n.Ensure(ctx, state.Contributions, state.Record, lock)
+	now := n.Restore(ctx, was, before, state.Record, lock)
+	n.Ensure(ctx, state.Contributions, now, lock)
 }
 
 // verdict fails for the network's own chain alone; what is wrong with others is

@@ -100,7 +100,7 @@ func (b *backend) write(ctx context.Context, f policy.Family, held *os.File, pla
 func (b *backend) restore(ctx context.Context, f policy.Family, input []byte, held *os.File) error {
 	o, err := b.programs.open(ctx, f, b.choice.Variant)
 	if err != nil {
-		return err
+		return unusable(b.choice, err)
 	}
 	return o.restore(ctx, input, held)
 }

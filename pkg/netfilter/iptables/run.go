@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -35,13 +36,20 @@ func (e *runError) Error() string {
 	if e.line != "" {
 		parts = append(parts, "in "+policy.Quote(e.line))
 	}
-	if r := remedy(e.stderr); r != "" {
-		parts = append(parts, r)
+	if s := symptomOf(e.stderr); s.remedy != "" {
+		parts = append(parts, s.remedy)
 	}
 	return strings.Join(parts, ": ")
 }
 
-func (e *runError) Unwrap() error { return e.err }
+// Unwrap has netfilter.ErrUnusable too where the kernel lacks what iptables
+// needs: it may be there, and list rules, and not be able to write one.
+func (e *runError) Unwrap() []error {
+	if symptomOf(e.stderr).unusable {
+		return []error{e.err, netfilter.ErrUnusable}
+	}
+	return []error{e.err}
+}
 
 // run runs a program to its end and returns what it wrote to standard output.
 //
@@ -132,11 +140,15 @@ func lineAt(input []byte, stderr string) string {
 	return lines[n-1]
 }
 
-// symptom is something that iptables says, with what helps.
-type symptom struct{ says, remedy string }
+// symptom is something that iptables says, with what helps, and whether iptables
+// cannot work on this host until that is done.
+type symptom struct {
+	says, remedy string
+	unusable     bool
+}
 
-// remedy returns what helps against what a program has said, or "".
-func remedy(stderr string) string {
+// symptomOf returns what a program has said that tells what helps, if anything.
+func symptomOf(stderr string) symptom {
 	const (
 		xt     = "load the kernel's xt modules (xt_addrtype, xt_comment, xt_statistic, xt_MASQUERADE), or set backend to nftables"
 		root   = "run as root with CAP_NET_ADMIN (and CAP_NET_RAW for iptables-legacy)"
@@ -146,25 +158,25 @@ func remedy(stderr string) string {
 		buffer = "in a user namespace a batch is limited by net.core.wmem_max: raise that, shorten the list, or set backend to nftables"
 	)
 	for _, s := range []symptom{
-		{"you must be root", root},
-		{"Permission denied", root},
-		{"Operation not permitted", root},
-		{"xtables lock", lock},
-		{"xtables.lock", lock},
-		{"is incompatible, use 'nft' tool", mixed},
-		{"missing kernel module", xt},
-		{"Couldn't load", xt},
-		{"No chain/target/match by that name", xt},
-		{"RULE_APPEND failed (No such file or directory)", xt},
-		{"Message too long", buffer},
-		{"can't initialize", absent},
-		{"do you need to insmod", absent},
+		{"you must be root", root, false},
+		{"Permission denied", root, false},
+		{"Operation not permitted", root, false},
+		{"xtables lock", lock, false},
+		{"xtables.lock", lock, false},
+		{"is incompatible, use 'nft' tool", mixed, false},
+		{"missing kernel module", xt, true},
+		{"Couldn't load", xt, true},
+		{"No chain/target/match by that name", xt, true},
+		{"RULE_APPEND failed (No such file or directory)", xt, true},
+		{"Message too long", buffer, false},
+		{"can't initialize", absent, true},
+		{"do you need to insmod", absent, true},
 	} {
 		if strings.Contains(stderr, s.says) {
-			return s.remedy
+			return s
 		}
 	}
-	return ""
+	return symptom{}
 }
 
 // passing reports whether a failure is one that another try may not meet:
