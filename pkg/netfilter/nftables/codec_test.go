@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+func TestCodec(t *testing.T) { rapid.Check(t, codecProperty) }
+func FuzzCodec(f *testing.F) { f.Fuzz(rapid.MakeFuzz(codecProperty)) }
+
+// codecProperty: what is written is read as it was meant, and a rule of which an
+// expression is missing, doubled, foreign or elsewhere is never read as the
+// rule that it was.
+func codecProperty(t *rapid.T) {
+	f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
+	rules := desired(drawStatement().Draw(t, "statement"))
+	var all []policy.Rule
+	for _, c := range rules.Chains {
+		if c.Family == f {
+			all = append(append(all, c.Jumps...), c.Rules...)
+		}
+	}
+	if len(all) == 0 {
+		return
+	}
+	rule := rapid.SampledFrom(all).Draw(t, "rule")
+	ranges := rule.To
+	if rule.From != nil {
+		ranges = rule.From
+	}
+	sets := func(name string) (policy.Ranges, error) {
+		if name != "ours" {
+			return policy.Ranges{}, nil
+		}
+		return ranges, nil
+	}
+	exprs := encode(f, rule, "ours", "masq-A")
+	read, err := decode(f, exprs, sets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !read.rule.Equal(rule) {
+		t.Fatalf("%s is read as %s", rule, read.rule)
+	}
+	mutilated := mutilate(t, exprs)
+	read, err = decode(f, mutilated, sets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if read.rule.Equal(rule) && !sameMeaning(exprs, mutilated) {
+		t.Fatalf("%v is still read as %s", mutilated, rule)
+	}
+}
+
+func mutilate(t *rapid.T, exprs []nflink.Expr) []nflink.Expr {
+	out := slices.Clone(exprs)
+	at := rapid.IntRange(0, len(out)-1).Draw(t, "at")
+	foreign := []nflink.Expr{
+		nflink.Unknown{Kind: "limit"}, nflink.Verdict{Code: nflink.Accept}, nflink.Verdict{Code: nflink.Return},
+		nflink.Meta{Key: 3, Reg: nflink.Reg1}, nflink.Cmp{Op: nflink.Equal, Sreg: nflink.Reg1, Data: []byte{1}},
+		nflink.Lookup{Set: "ours", Sreg: nflink.Reg1, Not: true}, nflink.Lookup{Set: "theirs", Sreg: nflink.Reg1},
+		nflink.Masq{Flags: 4}, nflink.CmpRange{Sreg: nflink.Reg1}, nflink.Match{Xt: "mark"},
+	}
+	switch rapid.SampledFrom([]string{"drop", "double", "insert", "replace"}).Draw(t, "how") {
+	case "drop":
+		return slices.Delete(out, at, at+1)
+	case "double":
+		return slices.Insert(out, at, out[at])
+	case "insert":
+		return slices.Insert(out, at, rapid.SampledFrom(foreign).Draw(t, "foreign"))
+	default:
+		out[at] = rapid.SampledFrom(foreign).Draw(t, "foreign")
+		return out
+	}
+}
+
+// sameMeaning reports whether the two differ in counters alone: one more or less
+// makes no difference to a packet.
+func sameMeaning(a, b []nflink.Expr) bool {
+	without := func(exprs []nflink.Expr) []nflink.Expr {
+		return slices.DeleteFunc(slices.Clone(exprs), func(e nflink.Expr) bool { _, counts := e.(nflink.Counter); return counts })
+	}
+	return slices.EqualFunc(without(a), without(b), func(x, y nflink.Expr) bool { return reflect.DeepEqual(x, y) })
+}
