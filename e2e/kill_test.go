@@ -100,7 +100,8 @@ func (n *node) storm(t *testing.T, random *rand.Rand, conf string, count int) (k
 		var out bytes.Buffer
 		c.Stdout, c.Stderr = &out, &out
 		doomed := i%2 == 1
-		after := time.Duration(random.Int64N(int64(60 * time.Millisecond)))
+		r := random.Float64()
+		after := time.Duration(r * r * r * float64(60*time.Millisecond)) // mostly at once: an ADD may take but 2 ms
 		all.Go(func() {
 			if err := c.Start(); err != nil {
 				t.Errorf("ADD: %v", err)
