@@ -243,6 +243,9 @@ func readOnly(t *testing.T, dir string) (writable func()) {
 // test runs.
 func place(t *testing.T, path, text string) {
 	t.Helper()
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		t.Fatal(err) // never through a link
+	}
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
