@@ -108,9 +108,6 @@ func TestStatus(t *testing.T) {
 			n.ask(t, r).want(t, code, says...)
 			n.unchanged(t, before)
 		}
-		if n.form.variant == "legacy" {
-			n.tool(t, "iptables", "-t", "nat", "-S") // whoever asks for the table makes it, empty
-		}
 		wait := object{"requireAgentConfig": true}
 		t.Run("fresh node", func(t *testing.T) { status(t, object{}, request{}, 0) })
 		t.Run("bad entry", func(t *testing.T) {

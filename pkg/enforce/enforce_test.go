@@ -299,7 +299,7 @@ func TestManyPrefixesAreSlowWithoutSets(t *testing.T) {
 		}
 	}
 	for b, want := range map[policy.Backend]map[string]int{
-		policy.IPTables: {"A": policy.DefaultCIDRLimit + 3}, // with 10.0.0.0/8 and link-local
+		policy.IPTables: {"A": policy.DefaultCIDRLimit + 2}, // with 10.0.0.0/8
 		policy.NFTables: {},
 	} {
 		f := newFixture(t)

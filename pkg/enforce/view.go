@@ -84,13 +84,20 @@ func (v *View) Stands(chain string) bool {
 }
 
 // Slow returns the chains whose every new connection walks through more prefixes
-// than a list without sets should have, with their number.
+// than a list without sets should have, with their number in one family.
 func (v *View) Slow() map[string]int {
 	slow := map[string]int{}
 	for _, p := range v.Policies {
+		count := map[policy.Family]int{}
+		for _, e := range p.Destinations {
+			if f := policy.FamilyOf(e.Prefix.Addr()); e.Prefix != f.LinkLocal() {
+				count[f]++
+			}
+		}
+		most := max(count[policy.IPv4], count[policy.IPv6])
 		for _, g := range v.Groups {
-			if n := len(p.Destinations); n > policy.DefaultCIDRLimit && g.Choice.Backend == policy.IPTables && g.holds(p.Chain) {
-				slow[p.Chain] = n
+			if most > policy.DefaultCIDRLimit && g.Choice.Backend == policy.IPTables && g.holds(p.Chain) {
+				slow[p.Chain] = most
 			}
 		}
 	}

@@ -26,8 +26,18 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 	if err != nil {
 		return netfilter.Choice{}, unusable(c, err)
 	}
-	if _, err := o.list(ctx, postrouting, false); err != nil {
-		return netfilter.Choice{}, unusable(c, err)
+	// To list a table of iptables-legacy that is not in use would make it, and
+	// who asks may not want to write at all. Whether it works then shows itself.
+	used := true
+	if c.Variant == netfilter.VariantLegacy {
+		if used, err = legacyInUse(policy.IPv4, natTable); err != nil {
+			return netfilter.Choice{}, unusable(c, err)
+		}
+	}
+	if used {
+		if _, err := o.list(ctx, postrouting, false); err != nil {
+			return netfilter.Choice{}, unusable(c, err)
+		}
 	}
 	c.PlainPorts = !o.HasRandomFully()
 	return c, nil

@@ -45,7 +45,7 @@ func (e *runError) Error() string {
 // Unwrap has netfilter.ErrUnusable too where the kernel lacks what iptables
 // needs: it may be there, and list rules, and not be able to write one.
 func (e *runError) Unwrap() []error {
-	if symptomOf(e.stderr).unusable {
+	if symptomOf(e.stderr).unusable && !passing(e.stderr) {
 		return []error{e.err, netfilter.ErrUnusable}
 	}
 	return []error{e.err}
@@ -166,8 +166,8 @@ func symptomOf(stderr string) symptom {
 		{"is incompatible, use 'nft' tool", mixed, false},
 		{"missing kernel module", xt, true},
 		{"Couldn't load", xt, true},
-		{"No chain/target/match by that name", xt, true},
-		{"RULE_APPEND failed (No such file or directory)", xt, true},
+		{"No chain/target/match by that name", xt, false},
+		{"RULE_APPEND failed (No such file or directory)", xt, false},
 		{"Message too long", buffer, false},
 		{"can't initialize", absent, true},
 		{"do you need to insmod", absent, true},
