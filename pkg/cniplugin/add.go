@@ -97,7 +97,7 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 	}
 	defer func() { n.Warn(discard(staged)) }()
 	was := n.Look(ctx, proposal.contributions, state.Record)
-	v := n.Ensure(ctx, proposal.contributions, state.Record, lock)
+	v := n.EnsureFrom(ctx, was, proposal.contributions, state.Record, lock)
 	if err := n.verdict(v, proposal.own(own.Source).Statement.Chain); err != nil {
 		if len(staged) > 0 {
 			n.undo(ctx, was, state.Record, lock)

@@ -23,7 +23,12 @@ import (
 // What is about to be owned is recorded before it is made, so that a run which
 // is cut off leaves nothing that nobody knows of.
 func (e *Enforcer) Ensure(ctx context.Context, contributions []policy.Contribution, rec store.Record, lock *store.Lock) *View {
-	before := e.Look(ctx, contributions, rec)
+	return e.EnsureFrom(ctx, e.Look(ctx, contributions, rec), contributions, rec, lock)
+}
+
+// EnsureFrom is Ensure for who has looked already, with the lock held and at
+// the same contributions and record.
+func (e *Enforcer) EnsureFrom(ctx context.Context, before *View, contributions []policy.Contribution, rec store.Record, lock *store.Lock) *View {
 	if before.Right() {
 		return before
 	}
