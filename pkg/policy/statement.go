@@ -100,4 +100,8 @@ type Contribution struct {
 	// Order is the place in which the networks of a node came into force.
 	// Where two contradict each other, the lower one holds.
 	Order int64 `json:"order,omitempty"`
+
+	// Places tells in which files the values stand, where the source is
+	// made of several.
+	Places Places `json:"places,omitempty"`
 }
