@@ -90,35 +90,13 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 	if err != nil {
 		return err
 	}
-	staged, err := stage(lock, proposal.changed)
-	if err != nil {
-		v := n.Look(ctx, proposal.contributions, state.Record)
-		return n.unwritable(v, proposal.own(own.Source).Statement.Chain, err)
+	chain := proposal.Chain(own.Source)
+	v, err := n.Adopt(ctx, lock, state, proposal, func(v *enforce.View) error { return n.verdict(v, chain) })
+	var unwritable *enforce.UnwritableError
+	if errors.As(err, &unwritable) {
+		return n.unwritable(v, chain, err)
 	}
-	defer func() { n.Warn(discard(staged)) }()
-	was := n.Look(ctx, proposal.contributions, state.Record)
-	v := n.EnsureFrom(ctx, was, proposal.contributions, state.Record, lock)
-	if err := n.verdict(v, proposal.own(own.Source).Statement.Chain); err != nil {
-		if len(staged) > 0 {
-			n.undo(ctx, was, state.Record, lock)
-		}
-		return err
-	}
-	n.Warn(commit(staged)) // the rules are right; a document that lags is made up for by the next ADD
-	return nil
-}
-
-// undo brings the rules back to what the documents in force ask for, and what
-// is no business of theirs to what stood there: one family may have been
-// written, and the other not.
-func (n *node) undo(ctx context.Context, was *enforce.View, before store.Record, lock *store.Lock) {
-	state, err := n.Dir.Load()
-	if err != nil {
-		n.Warn(err)
-		return
-	}
-	now := n.Restore(ctx, was, before, state.Record, lock)
-	n.Ensure(ctx, state.Contributions, now, lock)
+	return err
 }
 
 // verdict fails for the network's own chain alone; what is wrong with others is
@@ -155,7 +133,7 @@ func (n *node) tolerable(v *enforce.View, chain string) error {
 func (n *node) besideNewer(ctx context.Context, s store.State, own policy.Contribution) error {
 	newer := fmt.Errorf("document %s: %w: it has schema %d and this program knows schemas up to %d; "+
 		"install the newer ip-masq again, or remove the document", s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
-	v := n.Look(ctx, with(s.Contributions, own), s.Record)
+	v := n.Look(ctx, enforce.With(s.Contributions, own), s.Record)
 	if v.Stands(own.Statement.Chain) {
 		n.Warn(newer)
 		return nil
@@ -186,7 +164,7 @@ func (n *node) foresee(ctx context.Context, s store.State, own policy.Contributi
 	if err != nil {
 		return nil, "", err
 	}
-	return n.Look(ctx, proposal.contributions, s.Record), proposal.own(own.Source).Statement.Chain, nil
+	return n.Look(ctx, proposal.Contributions, s.Record), proposal.Chain(own.Source), nil
 }
 
 // unwritable passes if the rules are right as they are.

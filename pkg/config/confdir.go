@@ -76,6 +76,16 @@ func (c ConfDir) Statement(network string) (policy.Statement, bool) {
 	return e.Entry.Statement, true
 }
 
+// Lacks reports whether no conflist has an entry of ours for the network, which
+// nobody knows while a file cannot be read.
+func (c ConfDir) Lacks(network string) bool { return c.Err() == nil && !c.Names(network) }
+
+// Has reports whether Statement returns this one.
+func (c ConfDir) Has(network string, s policy.Statement) bool {
+	onDisk, found := c.Statement(network)
+	return found && onDisk.Equal(s)
+}
+
 // Err tells of the files that runtimes cannot load: while there are any, nobody
 // knows all the networks. Nil says that the directory parses whole.
 func (c ConfDir) Err() error {
