@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -18,6 +19,8 @@ import (
 type ConfDir struct {
 	Dir       string
 	Conflists []Conflist // by the file's name, which is how runtimes choose
+	// Changed is when a file was last added, removed or written.
+	Changed time.Time
 }
 
 // Conflist is one file of the directory. A file that runtimes cannot load has an
@@ -48,6 +51,7 @@ func ReadConfDir(dir string) (ConfDir, error) {
 	if err != nil {
 		return c, fmt.Errorf("read the CNI configuration directory %s: %w", shown(dir), err)
 	}
+	c.Changed = lastChange(dir, names)
 	for _, name := range names {
 		list, err := readConflist(filepath.Join(dir, name))
 		if errors.Is(err, errGone) {
@@ -59,6 +63,21 @@ func ReadConfDir(dir string) (ConfDir, error) {
 		c.Conflists = append(c.Conflists, list)
 	}
 	return c, nil
+}
+
+// lastChange returns the latest mtime of the directory and its files; of what
+// went away meanwhile the directory tells.
+func lastChange(dir string, names []string) time.Time {
+	var last time.Time
+	for _, path := range append([]string{dir}, names...) {
+		if path != dir {
+			path = filepath.Join(dir, path)
+		}
+		if info, err := os.Stat(path); err == nil && info.ModTime().After(last) {
+			last = info.ModTime()
+		}
+	}
+	return last
 }
 
 // Names reports whether a conflist that can be read names the network and has an

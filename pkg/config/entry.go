@@ -109,7 +109,7 @@ func (f *form) validate(s policy.Statement, limit int) {
 	for _, err := range joined(s.Validate(limit)) {
 		var mistake *policy.FieldError
 		if errors.As(err, &mistake) {
-			f.note(f.asWritten(*mistake))
+			f.noteAsWritten(*mistake)
 		} else {
 			f.note(err)
 		}
@@ -126,6 +126,13 @@ func joined(err error) []error {
 		return []error{err}
 	}
 	return nil
+}
+
+func (f *form) noteAsWritten(mistake policy.FieldError) {
+	e := f.asWritten(mistake)
+	line := f.lineOf(e.Key, e.Index, f.lines[e.Key].line)
+	e.Key = f.table + e.Key
+	f.noteAt(line, e)
 }
 
 // asWritten gives a mistake the places that items have in the document: what was

@@ -20,11 +20,58 @@ func tomlMembers(file string, doc []byte) ([]member, error) {
 	if err != nil {
 		return nil, tomlError(file, err)
 	}
+	members, err := tomlTable(&md, md.Keys(), values)
+	if err != nil {
+		return nil, tomlError(file, err)
+	}
+	return members, nil
+}
+
+// tomlTableIn returns the keys of a table of the document. It is false where
+// what has the name is no table, or is not there.
+func tomlTableIn(file string, doc []byte, table string) (members []member, found bool, err error) {
+	var tables map[string]toml.Primitive
+	md, err := toml.Decode(string(doc), &tables)
+	if err != nil {
+		return nil, false, tomlError(file, err)
+	}
+	value, isThere := tables[table]
+	if !isThere || !isTable(&md, value) {
+		return nil, false, nil
+	}
+	var values map[string]toml.Primitive
+	if err := md.PrimitiveDecode(value, &values); err != nil {
+		return nil, false, tomlError(file, err)
+	}
+	var below []toml.Key
+	for _, path := range md.Keys() {
+		if path[0] == table && len(path) > 1 {
+			below = append(below, path[1:])
+		}
+	}
+	members, err = tomlTable(&md, below, values)
+	if err != nil {
+		return nil, false, tomlError(file, err)
+	}
+	return members, true, nil
+}
+
+func isTable(md *toml.MetaData, value toml.Primitive) bool {
+	var p probe
+	if err := md.PrimitiveDecode(value, &p); err != nil {
+		return false
+	}
+	_, is := p.value.(map[string]any)
+	return is
+}
+
+// tomlTable returns the keys of one table, given the paths of all that is in it.
+func tomlTable(md *toml.MetaData, paths []toml.Key, values map[string]toml.Primitive) ([]member, error) {
 	// To find a line takes time in proportion to the document, and few are shown.
 	const mostLines = 4 * mostShown
 	var members []member
 	known := map[string]bool{}
-	for _, path := range md.Keys() {
+	for _, path := range paths {
 		name := path[0]
 		if known[name] {
 			continue
@@ -32,12 +79,12 @@ func tomlMembers(file string, doc []byte) ([]member, error) {
 		known[name] = true
 		var p probe
 		if err := md.PrimitiveDecode(values[name], &p); err != nil {
-			return nil, tomlError(file, err)
+			return nil, err
 		}
 		m := member{key: name}
 		m.value, m.err = tomlToJSON(p.value)
 		if len(members) < mostLines {
-			m.line = tomlLine(&md, path, values)
+			m.line = tomlLine(md, path, values)
 		}
 		members = append(members, m)
 	}

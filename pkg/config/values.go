@@ -5,9 +5,12 @@ package config
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -213,4 +216,38 @@ func count(to *int, least, most int) reader {
 		}
 		*to = n
 	}
+}
+
+// interval reads how long something is to take: a text such as "60s" or "1m30s"
+// (time.ParseDuration), or whole seconds, with or without quotes.
+func interval(to *time.Duration) reader {
+	return func(f *form, key string, value json.RawMessage) {
+		if kindOf(value) == aNumber {
+			value = json.RawMessage(policy.Quote(string(value[:min(len(value), 2*mostShownWord)])))
+		}
+		text("60s", parseInterval, func(d time.Duration) { *to = d })(f, key, value)
+	}
+}
+
+func parseInterval(s string) (time.Duration, error) {
+	const least = time.Second
+	d, err := time.ParseDuration(s)
+	if n, notWhole := strconv.ParseInt(s, 10, 64); notWhole == nil {
+		d, err = time.Duration(n)*time.Second, nil
+		if n > math.MaxInt64/int64(time.Second) {
+			return 0, errors.New("is longer than 290 years; write an interval such as 60s")
+		}
+		if n < 0 {
+			d = 0 // whatever became of the product
+		}
+	}
+	switch {
+	case s == "":
+		return 0, errors.New("is empty; write an interval such as 60s, or leave the key out")
+	case err != nil:
+		return 0, errors.New("is not an interval; write seconds, such as 60, or a number with its unit: 60s, 2m")
+	case d < least:
+		return 0, fmt.Errorf("is shorter than an interval can be; write %s or more", least)
+	}
+	return d, nil
 }

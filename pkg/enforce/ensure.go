@@ -50,13 +50,15 @@ func (e *Enforcer) EnsureFrom(ctx context.Context, before *View, contributions [
 // is chosen anew, once, where nobody insists on it.
 func (e *Enforcer) write(ctx context.Context, contributions []policy.Contribution, rec store.Record, before *View, lock *store.Lock) (*View, store.Record, error) {
 	owned := record(rec, before)
+	e.noteSites(ctx, &owned, before)
 	if err := lock.PutRecord(owned); err != nil {
 		return nil, owned, err
 	}
 	failed := e.apply(ctx, before, lock)
 	if free := freeToChoose(before, failed); len(free) > 0 {
 		again := e.chooseAgain(ctx, contributions, rec, before, free)
-		next := record(store.Record{Boot: rec.Boot}, again)
+		next := record(store.Record{Boot: rec.Boot, Made: owned.Made}, again)
+		e.noteSites(ctx, &next, again)
 		next.Chains = append(next.Chains, missingFrom(next, owned)...) // what was written there has to go
 		owned = next
 		if err := lock.PutRecord(owned); err != nil {
@@ -174,6 +176,7 @@ func (e *Enforcer) clear(ctx context.Context, v *View, owned *store.Record, lock
 		}
 	}
 	v.Stale = nil
+	e.warn(e.vacate(ctx, owned))
 }
 
 // stuck marks what could not be removed, so that not every ADD tries again.
@@ -230,7 +233,7 @@ func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, ref netfilter
 // record returns the record with all that the view is about to own, current
 // choices first: a chain is kept in the first form that the record has for it.
 func record(rec store.Record, v *View) store.Record {
-	out := store.Record{Boot: rec.Boot}
+	out := store.Record{Boot: rec.Boot, Made: rec.Made}
 	for _, g := range v.Groups {
 		for _, c := range withoutChains(g.Desired, v.Failed).Chains {
 			out.Chains = append(out.Chains, store.OwnedChain{

@@ -19,7 +19,9 @@ type kernel struct {
 	chains   map[netfilter.Choice]map[netfilter.ChainRef]policy.Chain
 	unusable map[netfilter.Choice]error // no writing, no choosing
 	noRemove map[netfilter.Choice]error
-	lie      int // so many coming observations miss a rule
+	lie      int                                         // so many coming observations miss a rule
+	sites    map[netfilter.Choice]map[policy.Family]bool // tables that stand; only iptables (nft) shows that they do not
+	noVacate map[netfilter.Choice]error
 	applied  int
 	removed  int
 }
@@ -35,6 +37,8 @@ func newKernel() *kernel {
 		chains:   map[netfilter.Choice]map[netfilter.ChainRef]policy.Chain{nftChoice: {}, iptChoice: {}, legacyChoice: {}},
 		unusable: map[netfilter.Choice]error{},
 		noRemove: map[netfilter.Choice]error{},
+		sites:    map[netfilter.Choice]map[policy.Family]bool{iptChoice: {}},
+		noVacate: map[netfilter.Choice]error{},
 	}
 }
 
@@ -73,6 +77,10 @@ func (d *fakeDriver) Backend() policy.Backend { return d.backend }
 
 func (d *fakeDriver) Open(c netfilter.Choice) (netfilter.Backend, error) {
 	return &fakeBackend{d.k, c}, nil
+}
+
+func (d *fakeDriver) Render(policy.Ruleset, ...policy.Family) ([]byte, error) {
+	return nil, fmt.Errorf("render %s: nothing here asks for that", d.backend)
 }
 
 func (d *fakeDriver) Uses(_ context.Context, chain string) ([]netfilter.Choice, error) {
@@ -139,6 +147,9 @@ func (b *fakeBackend) Apply(_ context.Context, desired policy.Ruleset, held *os.
 		b.k.chains[b.c] = map[netfilter.ChainRef]policy.Chain{}
 	}
 	for _, c := range desired.Chains {
+		if sites := b.k.sites[b.c]; sites != nil {
+			sites[c.Family] = true
+		}
 		b.k.chains[b.c][netfilter.ChainRef{Family: c.Family, Name: c.Name}] = c
 	}
 	return nil
@@ -156,6 +167,28 @@ func (b *fakeBackend) Remove(_ context.Context, refs []netfilter.ChainRef, held 
 			delete(b.k.chains[b.c], r)
 			b.k.removed++
 		}
+	}
+	return nil
+}
+
+func (b *fakeBackend) Lacks(_ context.Context, f policy.Family) (netfilter.Site, error) {
+	if sites := b.k.sites[b.c]; sites != nil && !sites[f] {
+		return netfilter.SiteTable, nil
+	}
+	return netfilter.SiteThere, nil
+}
+
+func (b *fakeBackend) Vacate(_ context.Context, f policy.Family, made netfilter.Site) error {
+	if err := b.k.noVacate[b.c]; err != nil {
+		return err
+	}
+	for ref := range b.k.chains[b.c] {
+		if ref.Family == f {
+			return nil
+		}
+	}
+	if made == netfilter.SiteTable {
+		delete(b.k.sites[b.c], f)
 	}
 	return nil
 }

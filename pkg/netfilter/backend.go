@@ -78,7 +78,28 @@ type Backend interface {
 	// Remove takes chains away, with the jumps to them. Those that are not
 	// there are no error.
 	Remove(ctx context.Context, chains []ChainRef, held *os.File) error
+
+	// Lacks returns what is not there yet of the site for a family's chains. The
+	// next Apply makes it, and Remove leaves it, for it is everybody's by then.
+	// SiteThere is also the answer of a backend that leaves nothing behind, or
+	// whose sites nobody can take away.
+	Lacks(ctx context.Context, f policy.Family) (Site, error)
+
+	// Vacate takes away what was made of a site, but only if nothing whatever is
+	// in it by now. That somebody uses it, or took it away, is no error.
+	Vacate(ctx context.Context, f policy.Family, made Site) error
 }
+
+// Site is a part of what chains stand in where they share it with others: a
+// table, and in it the base chain that the kernel begins at.
+type Site string
+
+// The parts of a site that can be missing. SiteTable means the base chain too.
+const (
+	SiteThere Site = ""
+	SiteTable Site = "table"
+	SiteChain Site = "chain"
+)
 
 // Driver finds out about one backend on this host and opens it.
 type Driver interface {
@@ -88,6 +109,13 @@ type Driver interface {
 	// Open returns the backend in a form that was chosen before. It reads
 	// nothing and runs no program.
 	Open(Choice) (Backend, error)
+
+	// Render writes the rules as input of the backend's own tool, which loads
+	// it as often as it is given to it, with the same result. One input can
+	// hold one family or all of them, as the tool has it: where none is named it
+	// holds every one that it can, IPv4 alone if it is one. The rules have to be
+	// in the Layout of a backend that the driver opens. Render touches nothing.
+	Render(desired policy.Ruleset, families ...policy.Family) ([]byte, error)
 
 	// Uses returns the forms in which a chain of the name stands, in
 	// any family, without loading a module or making a table to find out.

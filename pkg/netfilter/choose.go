@@ -22,6 +22,16 @@ func (ds Drivers) Open(c Choice) (Backend, error) {
 	return d.Open(c)
 }
 
+// Render writes the rules as input of the tool of a backend, as the method of
+// its Driver does.
+func (ds Drivers) Render(b policy.Backend, desired policy.Ruleset, families ...policy.Family) ([]byte, error) {
+	d, err := ds.named(b)
+	if err != nil {
+		return nil, err
+	}
+	return d.Render(desired, families...)
+}
+
 func (ds Drivers) named(b policy.Backend) (Driver, error) {
 	for _, d := range ds {
 		if d.Backend() == b {

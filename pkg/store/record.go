@@ -16,6 +16,9 @@ import (
 type Record struct {
 	Boot   string       `json:"boot,omitempty"`
 	Chains []OwnedChain `json:"chains,omitempty"` // in the writer's order
+	// Made is what did not exist for chains to stand in until ours came: it is to
+	// go with the last of them, unless others use it by then.
+	Made []MadeSite `json:"made,omitempty"`
 }
 
 // OwnedChain is a chain of one family that we made, or were about to make.
@@ -30,15 +33,23 @@ type OwnedChain struct {
 	Stuck bool `json:"stuck,omitempty"`
 }
 
+// MadeSite is what was made for the chains of one family in one form.
+type MadeSite struct {
+	Family  policy.Family  `json:"family"`
+	Backend policy.Backend `json:"backend"`
+	Variant string         `json:"variant,omitempty"`
+	Site    string         `json:"site"` // "table", or "chain" for its base chain alone
+}
+
 // The variants of iptables. nftables has none.
 const (
 	variantNFT    = "nft"
 	variantLegacy = "legacy"
 )
 
-// Equal reports whether both list the same chains in the same order.
+// Equal reports whether both list the same in the same order.
 func (r Record) Equal(s Record) bool {
-	return r.Boot == s.Boot && slices.Equal(r.Chains, s.Chains)
+	return r.Boot == s.Boot && slices.Equal(r.Chains, s.Chains) && slices.Equal(r.Made, s.Made)
 }
 
 type recordDocument struct {
@@ -82,12 +93,27 @@ func (r Record) validate() error {
 		if !slices.Contains(policy.Families(), c.Family) {
 			return fmt.Errorf("chains[%d]: %s is not a family", i, policy.Quote(string(c.Family)))
 		}
-		known := c.Backend == policy.NFTables && c.Variant == "" ||
-			c.Backend == policy.IPTables && (c.Variant == variantNFT || c.Variant == variantLegacy)
-		if !known {
+		if !knownForm(c.Backend, c.Variant) {
 			return fmt.Errorf("chains[%d]: backend %s with variant %s is not one that rules can be in",
 				i, policy.Quote(string(c.Backend)), policy.Quote(c.Variant))
 		}
 	}
+	for i, m := range r.Made {
+		if !slices.Contains(policy.Families(), m.Family) {
+			return fmt.Errorf("made[%d]: %s is not a family", i, policy.Quote(string(m.Family)))
+		}
+		if !knownForm(m.Backend, m.Variant) {
+			return fmt.Errorf("made[%d]: backend %s with variant %s is not one that rules can be in",
+				i, policy.Quote(string(m.Backend)), policy.Quote(m.Variant))
+		}
+		if m.Site != "table" && m.Site != "chain" {
+			return fmt.Errorf("made[%d]: %s is neither table nor chain", i, policy.Quote(m.Site))
+		}
+	}
 	return nil
+}
+
+func knownForm(b policy.Backend, variant string) bool {
+	return b == policy.NFTables && variant == "" ||
+		b == policy.IPTables && (variant == variantNFT || variant == variantLegacy)
 }

@@ -75,6 +75,7 @@ type record struct {
 	head   []byte
 	middle []byte // the matches
 	target extension
+	next   int // offset of what follows it
 }
 
 // records takes the blob apart into its entries.
@@ -93,73 +94,10 @@ func (b blob) records(l layout) ([]record, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, record{at, e[:l.size], e[l.size:target], x})
+		out = append(out, record{at, e[:l.size], e[l.size:target], x, at + next})
 		at += next
 	}
 	return out, nil
-}
-
-// chains returns the entries of POSTROUTING and of the named chains.
-//
-// A built-in chain begins at its hook's offset and ends with its policy, at the
-// hook's underflow. A chain of a user begins after an entry with the target
-// ERROR, which holds its name, and ends with a rule that iptables itself adds;
-// jumps lead to the offset of its first rule.
-func (b blob) chains(names []string) (table, error) {
-	l := layoutOf(b.family)
-	records, err := b.records(l)
-	if err != nil || len(b.info) != infoSize {
-		return nil, errors.Join(err, errBlobUnless(len(b.info) == infoSize))
-	}
-	hook := int(binary.NativeEndian.Uint32(b.info[infoHooks+4*l.postrouting:]))
-	policyAt := int(binary.NativeEndian.Uint32(b.info[infoHooks+4*(numHooks+l.postrouting):]))
-	starts := map[int]string{}
-	for i, r := range records[:max(0, len(records)-1)] {
-		if r.target.name == "ERROR" {
-			starts[records[i+1].at] = cString(r.target.info)
-		}
-	}
-	t := table{}
-	chain := "" // the one we are in, if it is wanted
-	for i, r := range records {
-		name, user := starts[r.at]
-		switch {
-		case r.at == hook:
-			chain = postrouting
-			t[chain] = []entry{}
-		case user && slices.Contains(names, name):
-			chain = name
-			t[chain] = []entry{}
-		}
-		last := chain == postrouting && r.at == policyAt ||
-			chain != postrouting && i+1 < len(records) && records[i+1].target.name == "ERROR"
-		if last {
-			chain = ""
-		}
-		if chain != "" {
-			next := -1
-			if i+1 < len(records) {
-				next = records[i+1].at
-			}
-			t[chain] = append(t[chain], r.entry(b.family, l, starts, next))
-		}
-	}
-	return t, nil
-}
-
-// userChains returns the names of the chains that are not built in.
-func (b blob) userChains() ([]string, error) {
-	records, err := b.records(layoutOf(b.family))
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, r := range records[:max(0, len(records)-1)] { // the last ends the table
-		if r.target.name == "ERROR" {
-			names = append(names, cString(r.target.info))
-		}
-	}
-	return names, nil
 }
 
 func errBlobUnless(ok bool) error {
@@ -169,8 +107,8 @@ func errBlobUnless(ok bool) error {
 	return errBlob
 }
 
-// entry reads a rule. Next is the offset of what follows it.
-func (r record) entry(f policy.Family, l layout, starts map[int]string, next int) entry {
+// entry reads a rule.
+func (r record) entry(f policy.Family, l layout, starts map[int]string) entry {
 	var out reading
 	out.rule.Connections = binary.NativeEndian.Uint64(r.head[l.packetsAt:])
 	flags := r.head[l.flags]
@@ -198,33 +136,45 @@ func (r record) entry(f policy.Family, l layout, starts map[int]string, next int
 		out.refuse("goto")
 	}
 	if r.target.name == "" {
-		out.standardTarget(r.target.info, starts, next)
+		r.standardTarget(&out, starts)
 	} else {
 		out.targetExtension(f, r.target)
 	}
 	return out.done("")
 }
 
-// standardTarget reads a struct xt_standard_target: a verdict, or the offset of
-// the rule to go on with.
-func (r *reading) standardTarget(info []byte, starts map[int]string, next int) {
-	const accept, xtReturn = -2, -5 // -NF_ACCEPT - 1, -NF_REPEAT - 1
-	if len(info) < 4 {
-		r.refuse("a damaged verdict")
-		return
+// Verdicts of a struct xt_standard_target.
+const (
+	verdictDrop   = -1 // -NF_DROP - 1
+	verdictAccept = -2 // -NF_ACCEPT - 1
+	verdictReturn = -5 // XT_RETURN, -NF_REPEAT - 1
+)
+
+// verdict returns that of a struct xt_standard_target, or the offset of the rule
+// to go on with.
+func (r record) verdict() (int, bool) {
+	if len(r.target.info) < 4 {
+		return 0, false
 	}
-	verdict := int(int32(binary.NativeEndian.Uint32(info)))
+	return int(int32(binary.NativeEndian.Uint32(r.target.info))), true
+}
+
+// standardTarget reads a target without a name.
+func (r record) standardTarget(out *reading, starts map[int]string) {
+	verdict, ok := r.verdict()
 	chain, leads := starts[verdict]
 	switch {
-	case verdict == xtReturn:
-		r.verdict(policy.Return)
-	case verdict == accept:
-		r.jump("ACCEPT")
-	case verdict == next: // a rule without a target
+	case !ok:
+		out.refuse("a damaged verdict")
+	case verdict == verdictReturn:
+		out.verdict(policy.Return)
+	case verdict == verdictAccept:
+		out.jump("ACCEPT")
+	case verdict == r.next: // a rule without a target
 	case leads:
-		r.jump(chain)
+		out.jump(chain)
 	default:
-		r.refuse("another verdict")
+		out.refuse("another verdict")
 	}
 }
 

@@ -45,6 +45,18 @@ func (d *Driver) Open(c netfilter.Choice) (netfilter.Backend, error) {
 	return &backend{choice: c, programs: d.programs, link: d.link}, nil
 }
 
+// Render implements netfilter.Driver: iptables-restore and ip6tables-restore
+// take one family each.
+func (*Driver) Render(desired policy.Ruleset, families ...policy.Family) ([]byte, error) {
+	if len(families) == 0 {
+		families = []policy.Family{policy.IPv4}
+	}
+	if len(families) > 1 {
+		return nil, fmt.Errorf("render %v: one input of iptables-restore holds one family; render each by itself", families)
+	}
+	return Render(desired, families[0]), nil
+}
+
 func variants() []string { return []string{netfilter.VariantNFT, netfilter.VariantLegacy} }
 
 // Uses implements netfilter.Driver. It runs a program only where a table of

@@ -60,6 +60,18 @@ func TestTablesAndChains(t *testing.T) {
 		}
 	}
 
+	for _, family := range []Family{IPv4, IPv6, Inet} {
+		tables := must[[]Table](t)(c.Tables(family))
+		if len(tables) != 2 || tables[0].Name == tables[1].Name {
+			t.Errorf("%s: tables %+v", family, tables)
+		}
+		for _, table := range tables {
+			if one := must[Table](t)(c.Table(family, table.Name)); one != table {
+				t.Errorf("%s: one by one it is %+v, in the list %+v", family, one, table)
+			}
+		}
+	}
+
 	// Deleting: a chain that is jumped to is refused, and then nothing happened.
 	var b Batch
 	b.DeleteTable(IPv6, "other")

@@ -76,6 +76,27 @@ func (c *Conn) Table(family Family, name string) (Table, error) {
 	if err != nil {
 		return Table{}, err
 	}
+	table, err := decodeTable(attrs)
+	if err != nil {
+		return Table{}, fmt.Errorf("%s: %w", op, err)
+	}
+	return table, nil
+}
+
+// Tables returns the tables of a family, in the kernel's order.
+func (c *Conn) Tables(family Family) ([]Table, error) {
+	op := operation{verb: "list tables of family " + family.String()}
+	c.request(unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, family)
+	return dump(c, op, unix.NFT_MSG_NEWTABLE, func(tables []Table, attrs []byte) ([]Table, error) {
+		table, err := decodeTable(attrs)
+		if err != nil {
+			return tables, err
+		}
+		return append(tables, table), nil
+	})
+}
+
+func decodeTable(attrs []byte) (Table, error) {
 	var t attrTable
 	t.parse(attrs)
 	table := Table{
@@ -85,7 +106,7 @@ func (c *Conn) Table(family Family, name string) (Table, error) {
 		Handle: t.optU64(attrTableHandle),
 	}
 	if t.bad {
-		return Table{}, fmt.Errorf("%s: %w", op, errMalformed)
+		return Table{}, errMalformed
 	}
 	return table, nil
 }

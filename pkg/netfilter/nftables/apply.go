@@ -113,12 +113,16 @@ func (w *writer) rewriteChain(r rewritten) {
 		w.second.FlushChain(w.link, tableName, name)
 	}
 	for i, rule := range r.chain.Rules {
-		comment := ""
-		if i == len(r.chain.Rules)-1 {
-			comment = r.chain.Owner.Comment()
-		}
-		w.second.AddRule(w.link, tableName, name, encode(w.family, rule, r.sets[i], ""), comment)
+		w.second.AddRule(w.link, tableName, name, encode(w.family, rule, r.sets[i], ""), commentOn(r.chain, i))
 	}
+}
+
+// commentOn returns the comment of a rule of a chain: the owner's, on the last.
+func commentOn(c *policy.Chain, rule int) string {
+	if rule < len(c.Rules)-1 {
+		return ""
+	}
+	return c.Owner.Comment()
 }
 
 func rangesOf(r policy.Ranges) []nflink.Range {

@@ -59,10 +59,18 @@ func (b *backend) Apply(_ context.Context, desired policy.Ruleset, _ *os.File) e
 		return err
 	}
 	return b.commit(func(f policy.Family) *plan {
-		ofFamily := slices.DeleteFunc(slices.Clone(desired.Chains), func(c policy.Chain) bool { return c.Family != f })
-		return planTable(f, tables[f], ofFamily)
+		return planTable(f, tables[f], chainsOf(desired, f))
 	})
 }
+
+// Lacks implements netfilter.Backend: the tables are ours, and go with the last
+// chain.
+func (b *backend) Lacks(context.Context, policy.Family) (netfilter.Site, error) {
+	return netfilter.SiteThere, nil
+}
+
+// Vacate implements netfilter.Backend.
+func (b *backend) Vacate(context.Context, policy.Family, netfilter.Site) error { return nil }
 
 // Remove implements netfilter.Backend: what else stands in the tables stays as
 // it is, and a table without a chain goes.

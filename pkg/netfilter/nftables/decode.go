@@ -56,7 +56,7 @@ type decoder struct {
 	rest   []nflink.Expr
 	out    decoded
 	source bool // the set holds sources
-	ports  [][]byte
+	ports  []nflink.Immediate
 	alien  bool
 }
 
@@ -102,7 +102,7 @@ func (d *decoder) step() bool {
 		r.Connections = e.Packets
 		return true
 	case nflink.Immediate:
-		d.ports = append(d.ports, e.Data)
+		d.ports = append(d.ports, e)
 		return true
 	case nflink.Masq:
 		return d.masq(e)
@@ -163,10 +163,18 @@ func (d *decoder) masq(m nflink.Masq) bool {
 	if m.Flags&natPorts == 0 {
 		return len(d.ports) == 0 && m.ProtoMin == 0 && m.ProtoMax == 0
 	}
-	if len(d.ports) != 2 || len(d.ports[0]) < 2 || len(d.ports[1]) < 2 || m.ProtoMin != nflink.Reg1 || m.ProtoMax != nflink.Reg2 {
+	// What nft makes of one port is one register for both ends.
+	regs := slices.Compact([]nflink.Register{m.ProtoMin, m.ProtoMax})
+	if m.ProtoMin != nflink.Reg1 || len(d.ports) != len(regs) || len(regs) == 2 && m.ProtoMax != nflink.Reg2 {
 		return false
 	}
-	r.Ports = policy.PortRange{First: binary.BigEndian.Uint16(d.ports[0]), Last: binary.BigEndian.Uint16(d.ports[1])}
+	for i, p := range d.ports {
+		if p.Dreg != regs[i] || len(p.Data) < 2 {
+			return false
+		}
+	}
+	port := func(p nflink.Immediate) uint16 { return binary.BigEndian.Uint16(p.Data) }
+	r.Ports = policy.PortRange{First: port(d.ports[0]), Last: port(d.ports[len(d.ports)-1])}
 	return true
 }
 

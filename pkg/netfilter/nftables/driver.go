@@ -39,6 +39,11 @@ func (d *Driver) Backend() policy.Backend { return policy.NFTables }
 // Open implements netfilter.Driver.
 func (d *Driver) Open(netfilter.Choice) (netfilter.Backend, error) { return &backend{d}, nil }
 
+// Render implements netfilter.Driver: one input of nft holds all families.
+func (*Driver) Render(desired policy.Ruleset, families ...policy.Family) ([]byte, error) {
+	return Render(desired, families...), nil
+}
+
 // Uses implements netfilter.Driver.
 func (d *Driver) Uses(_ context.Context, chain string) ([]netfilter.Choice, error) {
 	conn, err := d.dial()

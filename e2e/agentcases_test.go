@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Where we differ from the agents on purpose, and the comparison knows of it:
+//
+//   - ip-masq-agent-v2 does not masquerade with --random-fully and has no flag
+//     for it. Ours does so unless told otherwise, as ip-masq-agent does.
+//   - ip-masq-agent-v2 writes the prefixes of several files in the order of a Go
+//     map, which is another one each minute. Ours is the written one, file by
+//     file. As all of them return, the order has no meaning.
+//   - ip-masq-agent writes a prefix as often as its file has it, ours once.
+//   - ip-masq-agent knows one file, ip-masq-agent; with both dialects we read
+//     every one whose name begins with ip-masq.
+//   - ip-masq-agent-v2 ends where its directory is missing; for us the defaults
+//     hold then.
+//   - A null among the prefixes is an error with us. To ip-masq-agent [null] is
+//     the first of the defaults, as encoding/json decodes into the list of them.
+//
+// What follows the documentation word by word is the column destinations.
+
+// agentCase is a configuration of an agent: what stands in its directory, and
+// its flags.
+type agentCase struct {
+	name  string
+	flags []string
+	files map[string]string // nil: the directory is missing
+
+	// destinations are those that the agent's documentation says are left alone.
+	destinations string
+	// more are flags that the agent does not know.
+	more []string
+}
+
+// TestWhatAgentsRefuse: what neither of the agents takes we do not take either,
+// and say where it stands; nor do we take the null of which one of them makes a
+// default. Nothing is made of it, as by the agents when they start.
+func TestWhatAgentsRefuse(t *testing.T) {
+	n := newNode(t, forms()[1])
+	for i, c := range []struct {
+		name, text string
+		says       []string
+	}{
+		{"no CIDR", "nonMasqueradeCIDRs: [10.0.0.0/8, abcdefg]\n", []string{"nonMasqueradeCIDRs[1]", "abcdefg"}},
+		{"no address", "nonMasqueradeCIDRs: [10.256.0.0/16]\n", []string{"nonMasqueradeCIDRs[0]", "10.256.0.0/16"}},
+		{"host bits", "nonMasqueradeCIDRs:\n- 10.0.0.1/8\n", []string{"nonMasqueradeCIDRs[0]", "10.0.0.1/8 has host bits set", "10.0.0.0/8"}},
+		{"IPv6 without the flag", "nonMasqueradeCIDRs: ['fc00::/7']\n", []string{"nonMasqueradeCIDRs[0]", "fc00::/7", "enableIPv6"}},
+		{"too many", "nonMasqueradeCIDRs: [" + strings.Join(manyPrefixes(65), ", ") + "]\n", []string{"65", "64", "cidrLimit"}},
+		{"null", "nonMasqueradeCIDRs: [null]\n", []string{"nonMasqueradeCIDRs[0]", "null"}},
+		{"null in the midst", "nonMasqueradeCIDRs:\n- 192.168.0.0/24\n-\n- 10.0.0.0/8\n", []string{"nonMasqueradeCIDRs[1]", "null"}},
+		{"empty text", "nonMasqueradeCIDRs: ['']\n", []string{"nonMasqueradeCIDRs[0]", "empty"}},
+		{"no YAML", "*", []string{"ip-masq-agent"}},
+		{"no JSON", "{*", []string{"ip-masq-agent"}},
+		{"text for a switch", "masqLinkLocal: 'yes'\n", []string{"masqLinkLocal", "yes", "true"}},
+		{"a number for the interval", "resyncInterval: fast\n", []string{"resyncInterval", "fast"}},
+	} {
+		for _, dialect := range []string{"v1", "v2"} {
+			t.Run(c.name+" "+dialect, func(t *testing.T) {
+				dir := agentCase{files: one(c.text)}.place(t, n, 2*i)
+				_, stderr, code := n.reconciler(t, "once", "--agent-config-dir", dir, "--agent-dialect", dialect)
+				if code != 1 {
+					t.Errorf("exit code %d, want 1", code)
+				}
+				for _, says := range append(c.says, filepath.Join(dir, "ip-masq-agent")) {
+					if !strings.Contains(stderr, says) {
+						t.Errorf("does not say %q:\n%s", says, stderr)
+					}
+				}
+				n.gone(t, "IP-MASQ-AGENT")
+			})
+		}
+	}
+}
+
+// one is the file of ip-masq-agent.
+func one(text string) map[string]string { return map[string]string{"ip-masq-agent": text} }
+
+// empty is a directory without files, as an optional ConfigMap is that is absent.
+func empty() map[string]string { return map[string]string{} }
+
+// What the agents' documentation calls the defaults and the reserved ranges.
+const (
+	linkLocal     = "169.254.0.0/16"
+	defaultRanges = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16"
+	allReserved   = defaultRanges + " 100.64.0.0/10 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 240.0.0.0/4"
+)
+
+// firstAgentCases are those of ip-masq-agent.
+func firstAgentCases() []agentCase {
+	const usual = linkLocal + " " + defaultRanges
+	cases := []agentCase{
+		{name: "defaults", files: empty(), destinations: usual},
+		{name: "no directory", destinations: usual},
+		{name: "reserved ranges", flags: []string{"--nomasq-all-reserved-ranges"}, files: empty(), destinations: linkLocal + " " + allReserved},
+		{name: "reserved ranges and a file without a list", flags: []string{"-nomasq-all-reserved-ranges=true"},
+			files: one("resyncInterval: 5m\n"), destinations: linkLocal + " " + allReserved},
+		{name: "a list in place of the reserved ranges", flags: []string{"--nomasq-all-reserved-ranges"},
+			files: one("nonMasqueradeCIDRs: [192.168.0.0/16]\n"), destinations: linkLocal + " 192.168.0.0/16"},
+		{name: "only link-local", files: one("masqLinkLocal: true\n"), destinations: defaultRanges},
+		{name: "explicit empty list", files: one("nonMasqueradeCIDRs: []\n"), destinations: linkLocal},
+		{name: "nothing at all", files: one("nonMasqueradeCIDRs: []\nmasqLinkLocal: true\n"), destinations: ""},
+		{name: "null for a list", files: one("nonMasqueradeCIDRs:\n"), destinations: linkLocal},
+		{name: "written order", destinations: "172.16.0.0/12 10.0.0.0/8",
+			files: one("nonMasqueradeCIDRs:\n  - 172.16.0.0/12\n  - 10.0.0.0/8\ncidrLimit: 64\nmasqLinkLocal: true\nresyncInterval: 5s\n")},
+		{name: "prefixes within one another", destinations: linkLocal + " 10.0.0.0/8 10.1.0.0/16 8.8.8.8/32 10.1.2.0/24",
+			files: one("nonMasqueradeCIDRs: [10.0.0.0/8, 10.1.0.0/16, 8.8.8.8/32, 10.1.2.0/24]\n")},
+		{name: "everything", files: one("nonMasqueradeCIDRs: [0.0.0.0/0]\n"), destinations: linkLocal + " 0.0.0.0/0"},
+		{name: "JSON", destinations: "172.16.0.0/12 10.0.0.0/8",
+			files: one(`{"nonMasqueradeCIDRs": ["172.16.0.0/12", "10.0.0.0/8"], "masqLinkLocal": true, "resyncInterval": "\u0035\u006d"}`)},
+		{name: "keys in another letter case", files: one("NONMASQUERADECIDRS: [100.64.0.0/10]\nmasqlinklocal: true\n"), destinations: "100.64.0.0/10"},
+		{name: "keys that nobody knows", files: one("nonMasqueradeCIDRs: [100.64.0.0/10]\nnonMasqueradeCidr: 10.0.0.0/8\nmtu: 1500\n"),
+			destinations: linkLocal + " 100.64.0.0/10"},
+		{name: "empty file", files: one(""), destinations: usual},
+		{name: "nothing but a comment", files: one("# nonMasqueradeCIDRs: []\n"), destinations: usual},
+		{name: "a file of another name", files: map[string]string{"config": "nonMasqueradeCIDRs: []\n"}, destinations: usual},
+		{name: "more prefixes than usual", files: one("cidrLimit: 300\nnonMasqueradeCIDRs: [" + strings.Join(manyPrefixes(300), ", ") + "]\n"),
+			destinations: linkLocal + " " + strings.Join(manyPrefixes(300), " ")},
+		{name: "IPv6 on", flags: []string{"--enable-ipv6"}, files: empty(), destinations: usual + " fe80::/10"},
+		{name: "IPv6 prefixes", flags: []string{"-enable-ipv6"}, files: one("nonMasqueradeCIDRs: [10.244.0.0/16, 'fc00::/7', 172.16.0.0/12, '2001:db8::/32']\n"),
+			destinations: linkLocal + " 10.244.0.0/16 172.16.0.0/12 fe80::/10 fc00::/7 2001:db8::/32"},
+		{name: "only link-local of IPv6", flags: []string{"--enable-ipv6=true"}, files: one("masqLinkLocalIPv6: true\n"), destinations: usual},
+		{name: "nothing at all of IPv6", flags: []string{"--enable-ipv6"}, files: one("masqLinkLocalIPv6: true\nnonMasqueradeCIDRs: ['::/0']\n"),
+			destinations: linkLocal + " ::/0"},
+		{name: "random-fully off", flags: []string{"--random-fully=false"}, files: empty(), destinations: usual},
+		{name: "another chain", flags: []string{"-masq-chain", "MASQUERADE-HERE"}, files: empty(), destinations: usual},
+	}
+	for _, ports := range []string{
+		"1024-29999", "1024-29999,32768-65535", "1024-29999,32768-49151,61000-65535",
+		"1024,65535", "2000", "61000-65535,1024-29999,40000", "1-65535",
+	} {
+		for _, random := range []string{"true", "false"} {
+			cases = append(cases, agentCase{name: "to-ports " + ports + " random-fully " + random, files: empty(),
+				flags: []string{"--to-ports", ports, "--enable-ipv6", "--random-fully=" + random}, destinations: usual + " fe80::/10"})
+		}
+	}
+	return cases
+}
+
+// secondAgentCases are those of ip-masq-agent-v2.
+func secondAgentCases() []agentCase {
+	const usual = linkLocal + " " + defaultRanges
+	cloud := "nonMasqueradeCIDRs:\n  - 155.128.0.0/9\n  - 10.0.0.0/8\nmasqLinkLocal: false\n"
+	return []agentCase{
+		{name: "defaults", files: empty(), destinations: usual},
+		{name: "reserved ranges", flags: []string{"-nomasq-all-reserved-ranges"}, files: empty(), destinations: linkLocal + " " + allReserved},
+		{name: "reserved ranges and a file", flags: []string{"--nomasq-all-reserved-ranges"},
+			files: map[string]string{"ip-masq-agent": "masqLinkLocalIPv6: true\n"}, destinations: linkLocal},
+		{name: "only link-local", files: map[string]string{"ip-masq-config-0": "masqLinkLocal: true\n"}, destinations: ""},
+		{name: "explicit empty list", files: map[string]string{"ip-masq-config-0": `{"nonMasqueradeCIDRs": []}`}, destinations: linkLocal},
+		{name: "null for a list", files: map[string]string{"ip-masq-config-0": `{"nonMasqueradeCIDRs": null}`}, destinations: linkLocal},
+		{name: "empty file", files: map[string]string{"ip-masq-config-0": ""}, destinations: linkLocal},
+		{name: "one file", destinations: "172.16.0.0/12 10.0.0.0/8",
+			files: map[string]string{"ip-masq-config-0": `{"nonMasqueradeCIDRs": ["172.16.0.0/12", "10.0.0.0/8"], "masqLinkLocal": true}`}},
+		{name: "as its example", destinations: linkLocal + " 155.128.0.0/9 10.240.0.0/16 180.132.128.0/18",
+			files: map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs:\n  - 155.128.0.0/9\n  - 10.240.0.0/16\n  - 180.132.128.0/18\nmasqLinkLocal: false\nmasqLinkLocalIPv6: true\n"}},
+		{name: "several files", flags: []string{"--enable-ipv6"}, destinations: linkLocal + " 155.128.0.0/9 10.0.0.0/8 10.240.0.0/16 180.132.128.0/18",
+			files: map[string]string{"ip-masq-config-0": cloud, "ip-masqconfig-1": "masqLinkLocalIPv6: true\n",
+				"ip-masqconfig-2": "nonMasqueradeCIDRs:\n  - 10.240.0.0/16\n  - 10.0.0.0/8\n  - 180.132.128.0/18\n"}},
+		{name: "switches that are OR-ed", flags: []string{"--enable-ipv6"}, destinations: "172.16.0.0/12 10.0.0.0/8 1.0.0.0/8 2.2.0.0/16 fe80::/10 fc00::/7",
+			files: map[string]string{
+				"ip-masq-config-0": `{"nonMasqueradeCIDRs": ["172.16.0.0/12", "10.0.0.0/8", "fc00::/7"], "masqLinkLocal": false, "masqLinkLocalIPv6": false}`,
+				"ip-masqconfig-1":  `{"nonMasqueradeCIDRs": ["1.0.0.0/8", "2.2.0.0/16"], "masqLinkLocal": true, "masqLinkLocalIPv6": false}`}},
+		{name: "one empty list among others", destinations: linkLocal + " 10.9.0.0/16",
+			files: map[string]string{"ip-masq-a": "nonMasqueradeCIDRs: []\n", "ip-masq-b": "nonMasqueradeCIDRs: [10.9.0.0/16]\n"}},
+		{name: "wrong prefix", destinations: linkLocal + " 111.254.0.0/15 8.0.0.0/8",
+			files: map[string]string{"ip-masq-config-0": `{"nonMasqueradeCIDRs": ["111.254.0.0/15", "8.0.0.0/8"]}`,
+				"bad-prefix-config-1": `{"nonMasqueradeCIDRs": ["4.4.0.0/8", "6.7.0.0/16"], "masqLinkLocal": true, "masqLinkLocalIPv6": true}`}},
+		{name: "no right prefix", destinations: usual,
+			files: map[string]string{"bad-prefix-config-0": `{"nonMasqueradeCIDRs": ["225.255.240.0/20"]}`, "IP-MASQ-AGENT": "{*"}},
+		{name: "another chain", flags: []string{"--masq-chain=OTHER_2"}, files: empty(), destinations: usual},
+		{name: "random-fully off", files: empty(), destinations: usual, more: []string{"--random-fully=false"}},
+	}
+}
+
+// manyPrefixes are prefixes that nobody else names here.
+func manyPrefixes(count int) []string {
+	var all []string
+	for i := range count {
+		all = append(all, fmt.Sprintf("20.%d.%d.0/24", i/250, i%250))
+	}
+	return all
+}
+
+// TestAgentCases has an agent's chain and ours in two namespaces side by side,
+// made of the same files and flags.
+func TestAgentCases(t *testing.T) {
+	for _, f := range forms()[1:] {
+		for _, dialect := range []string{"v1", "v2"} {
+			t.Run(f.name+" "+dialect, func(t *testing.T) {
+				theirs, ours := newNode(t, f), newNode(t, f)
+				cases := firstAgentCases()
+				if dialect == "v2" {
+					cases = secondAgentCases()
+				}
+				want := map[string]chainRules{}
+				for i, c := range cases {
+					t.Run(c.name, func(t *testing.T) {
+						dir := c.place(t, ours, i)
+						a := imitate(t, dialect, dir, c.flags)
+						a.write(t, theirs)
+						want[c.name] = theirs.chainRules(t, a.chain)
+						wantDestinations(t, c, want[c.name])
+						if a.second && c.more == nil {
+							want[c.name].randomly() // which that agent has no flag for
+						}
+						ours.once(t, dialect, dir, c)
+						sameRules(t, want[c.name], ours.chainRules(t, a.chain))
+						theirs.wipe(t)
+						ours.wipe(t)
+					})
+				}
+				// From one to the next, as ConfigMaps and DaemonSets are edited.
+				for i, c := range slices.Backward(cases) {
+					if c.files == nil {
+						continue // TestMissingAgentDirectory: what is stored stays
+					}
+					t.Run("changed to "+c.name, func(t *testing.T) {
+						dir := c.place(t, ours, i)
+						ours.once(t, dialect, dir, c)
+						sameRules(t, want[c.name], ours.chainRules(t, imitate(t, dialect, dir, c.flags).chain))
+					})
+				}
+			})
+		}
+	}
+}
+
+// place writes the files of a case, and returns their directory.
+func (c agentCase) place(t *testing.T, n *node, nth int) string {
+	t.Helper()
+	dir := filepath.Join(n.dir, fmt.Sprint("config", nth))
+	if c.files == nil {
+		return dir
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range c.files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// once makes one pass with the files and flags of a case.
+func (n *node) once(t *testing.T, dialect, dir string, c agentCase) {
+	t.Helper()
+	args := slices.Concat([]string{"once"}, c.flags, c.more, []string{"--agent-config-dir", dir, "--agent-dialect", dialect})
+	if stdout, stderr, code := n.reconciler(t, args...); code != 0 {
+		t.Fatalf("%q: exit code %d\n%s%s", args, code, stdout, stderr)
+	}
+}
+
+// wantDestinations fails the test unless the chains leave alone what the
+// documentation says, and nothing else.
+func wantDestinations(t *testing.T, c agentCase, rules chainRules) {
+	t.Helper()
+	got := []string{}
+	for i, f := range families() {
+		for _, r := range rules[f[0]].rules {
+			if r.target == "RETURN" {
+				if r.destination == "" {
+					r.destination = []string{"0.0.0.0/0", "::/0"}[i]
+				}
+				got = append(got, r.destination)
+			}
+		}
+	}
+	want := strings.Fields(c.destinations)
+	slices.Sort(got)
+	slices.Sort(want)
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("the imitation of the agent does not do as its documentation says:\n%s", d)
+	}
+}
+
+// sameRules compares what two nodes have.
+func sameRules(t *testing.T, want, got chainRules) {
+	t.Helper()
+	close := cmp.Comparer(func(a, b float64) bool { return math.Abs(a-b) <= 1e-6 })
+	if d := cmp.Diff(want, got, close, cmp.AllowUnexported(familyRules{}, chainRule{})); d != "" {
+		t.Errorf("ours (+) is not the agent's (-):\n%s", d)
+	}
+}

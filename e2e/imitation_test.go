@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// imitation is what one of the agents makes of its files and flags.
+type imitation struct {
+	second                  bool // ip-masq-agent-v2
+	chain                   string
+	prefixes                []string
+	masqLocal4, masqLocal6  bool
+	ipv6, random            bool
+	ports                   []string
+	allowedPrefixes, stated int
+}
+
+// imitatedFile is what both agents know of a file.
+type imitatedFile struct {
+	NonMasqueradeCIDRs []string `json:"nonMasqueradeCIDRs"`
+	CIDRLimit          int      `json:"cidrLimit"`
+	MasqLinkLocal      bool     `json:"masqLinkLocal"`
+	MasqLinkLocalIPv6  bool     `json:"masqLinkLocalIPv6"`
+}
+
+// imitate reads flags and files as an agent does: with Go's package flag, which
+// takes one dash or two, and its encoding/json.
+func imitate(t *testing.T, dialect, dir string, args []string) imitation {
+	t.Helper()
+	a := imitation{second: dialect == "v2"}
+	flags := flag.NewFlagSet("agent", flag.ContinueOnError)
+	flags.StringVar(&a.chain, "masq-chain", "IP-MASQ-AGENT", "")
+	reserved := flags.Bool("nomasq-all-reserved-ranges", false, "")
+	flags.BoolVar(&a.ipv6, "enable-ipv6", false, "")
+	var ports string
+	if a.second {
+		flags.Int("resync-interval", 60, "")
+	} else {
+		flags.BoolVar(&a.random, "random-fully", true, "")
+		flags.StringVar(&ports, "to-ports", "", "")
+	}
+	for _, klog := range []string{"v", "stderrthreshold", "vmodule"} {
+		flags.String(klog, "", "")
+	}
+	for _, klog := range []string{"logtostderr", "alsologtostderr", "add_dir_header", "skip_headers"} {
+		flags.Bool(klog, false, "")
+	}
+	if err := flags.Parse(args); err != nil || flags.NArg() > 0 {
+		t.Fatalf("the agent does not take the flags %q: %v", args, err)
+	}
+	if ports != "" {
+		a.ports = strings.Split(ports, ",")
+	}
+	defaults := strings.Fields(defaultRanges)
+	if *reserved {
+		defaults = strings.Fields(allReserved)
+	}
+	if a.second {
+		a.unite(t, dir, defaults)
+	} else {
+		a.readOne(t, dir, defaults)
+	}
+	if a.stated > a.allowedPrefixes {
+		t.Fatalf("the agent refuses %d prefixes", a.stated)
+	}
+	return a
+}
+
+// readOne is how ip-masq-agent reads its one file: over the defaults, so that a
+// key that is missing leaves them.
+func (a *imitation) readOne(t *testing.T, dir string, defaults []string) {
+	t.Helper()
+	all := imitatedFile{NonMasqueradeCIDRs: defaults, CIDRLimit: 64}
+	path := filepath.Join(dir, "ip-masq-agent")
+	if _, err := os.Stat(path); err == nil {
+		decode(t, path, &all)
+	}
+	a.prefixes, a.masqLocal4, a.masqLocal6 = all.NonMasqueradeCIDRs, all.MasqLinkLocal, all.MasqLinkLocalIPv6
+	a.stated, a.allowedPrefixes = len(all.NonMasqueradeCIDRs), all.CIDRLimit
+}
+
+// unite is how ip-masq-agent-v2 reads its files: each by itself, a key that is
+// missing is an empty one, and the defaults hold only where there is no file.
+func (a *imitation) unite(t *testing.T, dir string, defaults []string) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "ip-masq*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.allowedPrefixes = 64
+	if len(paths) == 0 {
+		a.prefixes = defaults
+	}
+	for _, path := range paths {
+		var file imitatedFile
+		decode(t, path, &file)
+		for _, p := range file.NonMasqueradeCIDRs {
+			if !slices.Contains(a.prefixes, p) {
+				a.prefixes = append(a.prefixes, p)
+			}
+		}
+		a.masqLocal4 = a.masqLocal4 || file.MasqLinkLocal
+		a.masqLocal6 = a.masqLocal6 || file.MasqLinkLocalIPv6
+		a.stated = max(a.stated, len(file.NonMasqueradeCIDRs))
+	}
+}
+
+func decode(t *testing.T, path string, into *imitatedFile) {
+	t.Helper()
+	text, err := yaml.YAMLToJSON(contents(t, path))
+	if err == nil {
+		err = json.Unmarshal(text, into)
+	}
+	if err != nil {
+		t.Fatalf("the agent refuses %s: %v", path, err)
+	}
+}
+
+// write makes the agent's chains on a node, and the jumps to them.
+func (a imitation) write(t *testing.T, n *node) {
+	t.Helper()
+	for i, f := range families() {
+		if i == 1 && !a.ipv6 {
+			continue
+		}
+		n.feed(t, a.restore(i == 1), f[0]+"-"+n.form.variant+"-restore", "--noflush")
+	}
+}
+
+// restore is what the agent gives to iptables-restore or ip6tables-restore.
+func (a imitation) restore(ipv6 bool) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "*nat\n:%s - [0:0]\n-A POSTROUTING -m comment --comment \"imitated\" -m addrtype ! --dst-type LOCAL -j %s\n", a.chain, a.chain)
+	leave := func(prefix string) {
+		fmt.Fprintf(&b, "-A %s -m comment --comment \"left alone\" -d %s -j RETURN\n", a.chain, prefix)
+	}
+	switch {
+	case ipv6 && !a.masqLocal6:
+		leave("fe80::/10")
+	case !ipv6 && !a.masqLocal4:
+		leave(linkLocal)
+	}
+	for _, p := range a.prefixes {
+		if strings.Contains(p, ":") == ipv6 {
+			leave(p)
+		}
+	}
+	masquerade := func(how string) {
+		if a.random {
+			how += " --random-fully"
+		}
+		fmt.Fprintf(&b, "-A %s -m comment --comment \"masqueraded\" %s\n", a.chain, how)
+	}
+	for _, protocol := range []string{"tcp", "udp", "sctp"} {
+		left := 0
+		for _, r := range a.ports {
+			left += sizeOf(r)
+		}
+		for _, r := range a.ports {
+			share := ""
+			if sizeOf(r) < left {
+				share = "-m statistic --mode random --probability " + strconv.FormatFloat(float64(sizeOf(r))/float64(left), 'f', -1, 64)
+			}
+			left -= sizeOf(r)
+			masquerade(fmt.Sprintf("-p %s %s -j MASQUERADE --to-ports %s", protocol, share, r))
+		}
+	}
+	masquerade("-j MASQUERADE")
+	b.WriteString("COMMIT\n")
+	return b.String()
+}
+
+// sizeOf counts the ports of "1024-29999" or "7".
+func sizeOf(text string) int {
+	first, last, ranged := strings.Cut(text, "-")
+	if !ranged {
+		return 1
+	}
+	lowest, _ := strconv.Atoi(first)
+	highest, _ := strconv.Atoi(last)
+	return highest - lowest + 1
+}
+
+// chainRules are a chain and the jumps to it, by the name of iptables' program.
+type chainRules map[string]familyRules
+
+type familyRules struct {
+	exists       bool
+	jumps, rules []chainRule
+}
+
+// chainRule is a rule as iptables lists it, less its comment.
+type chainRule struct {
+	destination, protocol, ports, target string
+	probability                          float64 // 0: always
+	randomFully                          bool
+	rest                                 string // what else it says
+}
+
+// chainRules lists a chain on the node.
+func (n *node) chainRules(t *testing.T, chain string) chainRules {
+	t.Helper()
+	all := chainRules{}
+	for _, f := range families() {
+		var found familyRules
+		for line := range strings.Lines(n.tool(t, f[0], "-t", "nat", "-S")) {
+			line = strings.TrimSpace(line)
+			rest, isRule := strings.CutPrefix(line, "-A "+chain+" ")
+			jump, isPost := strings.CutPrefix(line, "-A POSTROUTING ")
+			switch {
+			case line == "-N "+chain:
+				found.exists = true
+			case isRule:
+				found.rules = append(found.rules, parseRule(t, rest))
+			case isPost && strings.HasSuffix(line, "-j "+chain):
+				found.jumps = append(found.jumps, parseRule(t, jump))
+			}
+		}
+		all[f[0]] = found
+	}
+	return all
+}
+
+func parseRule(t *testing.T, text string) chainRule {
+	t.Helper()
+	comment := regexp.MustCompile(`-m comment --comment ("(\\.|[^"\\])*"|\S+) ?`)
+	words := strings.Fields(comment.ReplaceAllString(text, ""))
+	var r chainRule
+	var rest []string
+	for i := 0; i < len(words); i++ {
+		next := ""
+		if i+1 < len(words) {
+			next = words[i+1]
+		}
+		switch words[i] {
+		case "-d":
+			r.destination = next
+		case "-p":
+			r.protocol = next
+		case "--to-ports":
+			r.ports = next
+		case "-j":
+			r.target = next
+		case "--probability":
+			var err error
+			if r.probability, err = strconv.ParseFloat(next, 64); err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+		case "--random-fully":
+			r.randomFully = true
+			continue
+		default:
+			rest = append(rest, words[i])
+			continue
+		}
+		i++
+	}
+	r.rest = strings.Join(rest, " ")
+	return r
+}
+
+// randomly has the rules masquerade from ports that are fully random.
+func (c chainRules) randomly() chainRules {
+	for _, rules := range c {
+		for i := range rules.rules {
+			rules.rules[i].randomFully = rules.rules[i].target == "MASQUERADE"
+		}
+	}
+	return c
+}

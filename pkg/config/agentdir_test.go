@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func link(t testing.TB, target, path string) {
+	t.Helper()
+	if err := os.Symlink(target, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// in reads within a time in which any file can be read.
+func in(t testing.TB, dir string) (AgentFiles, error) {
+	t.Helper()
+	type result struct {
+		files AgentFiles
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		files, err := ReadAgentFiles(dir, DialectV1, AgentPolicy{})
+		done <- result{files, err}
+	}()
+	select {
+	case r := <-done:
+		return r.files, r.err
+	case <-time.After(20 * time.Second):
+		t.Fatalf("reading %s hangs", dir)
+		return AgentFiles{}, nil
+	}
+}
+
+func TestAgentFilesThatCannotBeRead(t *testing.T) {
+	const remedy = "; mend it, remove it, or give it a name that does not begin with ip-masq"
+	for _, c := range []struct {
+		name string
+		make func(path string) error
+		want string
+	}{
+		{"a directory", func(path string) error { return os.Mkdir(path, 0o755) }, "read FILE: not a regular file" + remedy},
+		{"a FIFO", func(path string) error { return syscall.Mkfifo(path, 0o644) }, "read FILE: not a regular file" + remedy},
+		{"a device", func(path string) error { return os.Symlink("/dev/zero", path) }, "read FILE: not a regular file" + remedy},
+		{"a socket", func(path string) error {
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+			if err == nil {
+				l.SetUnlinkOnClose(false)
+				err = l.Close()
+			}
+			return err
+		}, "open FILE: no such device or address" + remedy},
+		{"a large file", func(path string) error {
+			return os.WriteFile(path, []byte(strings.Repeat("#\n", 1<<19)+"#"), 0o644)
+		}, "read FILE: larger than 1024 KiB" + remedy},
+		{"a link to nothing", func(path string) error { return os.Symlink("nothing", path) }, "open FILE: no such file or directory" + remedy},
+		{"a link to itself", func(path string) error { return os.Symlink(filepath.Base(path), path) },
+			"open FILE: too many levels of symbolic links" + remedy},
+		{"a file that fails", func(path string) error { return os.Symlink("/proc/self/mem", path) }, "read FILE: input/output error" + remedy},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := agentDirOf(t, "ip-masq-z", "masqLinkLocal: 1")
+			path := filepath.Join(dir, "ip-masq-agent")
+			if err := c.make(path); err != nil {
+				t.Fatal(err)
+			}
+			got, err := in(t, dir)
+			wantError(t, err, path, c.want+"; "+filepath.Join(dir, "ip-masq-z")+":1: masqLinkLocal: 1 is a number; write true or false")
+			if diff := cmp.Diff([]string{"ip-masq-z"}, got.Files); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// Root reads everything, so this reads with another's rights.
+func TestAgentFilesWithoutTheRight(t *testing.T) {
+	dir, closed := t.TempDir(), t.TempDir()
+	path := write(t, filepath.Join(dir, "ip-masq-agent"), "masqLinkLocal: true")
+	for path, mode := range map[string]os.FileMode{filepath.Dir(dir): 0o755, path: 0, closed: 0} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runtime.LockOSThread() // and the thread ends with the test
+	if os.Geteuid() == 0 {
+		if err := syscall.Setfsuid(65534); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := syscall.Setfsuid(0); err != nil {
+				t.Fatal(err)
+			}
+		}()
+	}
+	_, err := ReadAgentFiles(dir, DialectV1, AgentPolicy{})
+	wantError(t, err, path, "open FILE: permission denied; mend it, remove it, or give it a name that does not begin with ip-masq")
+	_, err = ReadAgentFiles(closed, DialectV1, AgentPolicy{})
+	wantError(t, err, closed, "read the agent files in FILE: permission denied")
+}
+
+// configMap is a directory as the kubelet mounts a ConfigMap.
+type configMap struct {
+	dir string
+	nth int
+}
+
+// swap makes a version hold, as the kubelet does: the files, the link by one
+// rename, the links that people see, and the removal of what held before.
+func (c *configMap) swap(files map[string]string) error {
+	data := filepath.Join(c.dir, configMapData)
+	old, err := os.Readlink(data)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	c.nth++
+	version := fmt.Sprintf("..2026_01_02_%d", c.nth)
+	if err := os.Mkdir(filepath.Join(c.dir, version), 0o755); err != nil {
+		return err
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(c.dir, version, name), []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	if err := os.Symlink(version, data+"_tmp"); err != nil {
+		return err
+	}
+	if err := os.Rename(data+"_tmp", data); err != nil {
+		return err
+	}
+	for name := range files {
+		if err := os.Symlink(filepath.Join(configMapData, name), filepath.Join(c.dir, name)); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	entries, err := os.ReadDir(c.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if _, there := files[e.Name()]; !there && !strings.HasPrefix(e.Name(), "..") && e.Type()&os.ModeSymlink != 0 {
+			if err := os.Remove(filepath.Join(c.dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	if old == "" {
+		return nil
+	}
+	return os.RemoveAll(filepath.Join(c.dir, old))
+}
+
+func TestAgentFilesOfAConfigMap(t *testing.T) {
+	c := configMap{dir: t.TempDir()}
+	if err := c.swap(map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [10.0.0.0/8]", "ip-masq-more": "masqLinkLocal: true", "notes": ""}); err != nil {
+		t.Fatal(err)
+	}
+	// Beside the links, and before and after the kubelet makes and removes some.
+	write(t, filepath.Join(c.dir, "ip-masq-own"), "nonMasqueradeCIDRs: [10.1.0.0/16, 10.0.0.0/8]")
+	link(t, "..data/ip-masq-gone", filepath.Join(c.dir, "ip-masq-gone"))
+	link(t, "..data/notes", filepath.Join(c.dir, "ip-masq-notes"))
+	if err := os.Remove(filepath.Join(c.dir, "ip-masq-more")); err != nil {
+		t.Fatal(err)
+	}
+	got, err := ReadAgentFiles(c.dir, DialectV1, AgentPolicy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"ip-masq-agent", "ip-masq-more", "ip-masq-notes", "ip-masq-own"}, got.Files); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(prefixes("10.0.0.0/8", "10.1.0.0/16"), got.Contribution.Statement.NonMasqueradeCIDRs, comparePrefixes); diff != "" {
+		t.Error(diff)
+	}
+	place, _ := got.Contribution.Places.Of("nonMasqueradeCIDRs", 0)
+	if want := filepath.Join(c.dir, "ip-masq-agent") + "[0]"; place.String() != want {
+		t.Errorf("stands in %s, want %s", place, want)
+	}
+
+	if err := os.RemoveAll(filepath.Join(c.dir, "..2026_01_02_1")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = in(t, c.dir)
+	wantError(t, err, c.dir, "read the agent files in FILE: ..data leads to nothing; mount the ConfigMap again, or remove the link")
+}
+
+// Whenever a version is swapped for another, what is read is of one version.
+func TestAgentFilesAreOfOneVersion(t *testing.T) {
+	const files, versions = 8, 400
+	version := func(n int) map[string]string {
+		all := map[string]string{}
+		for i := range files - n%2 { // so that files come and go
+			all[fmt.Sprintf("ip-masq-%d", i)] = fmt.Sprintf("nonMasqueradeCIDRs: [10.%d.%d.%d/32]", n/256, n%256, i)
+		}
+		return all
+	}
+	c := configMap{dir: t.TempDir()}
+	if err := c.swap(version(0)); err != nil {
+		t.Fatal(err)
+	}
+	var done atomic.Bool
+	swapped := make(chan error, 1)
+	go func() {
+		defer done.Store(true)
+		for n := 1; n <= versions; n++ {
+			if err := c.swap(version(n)); err != nil {
+				swapped <- err
+				return
+			}
+		}
+		swapped <- nil
+	}()
+	seen := map[netip.Prefix]bool{}
+	for last := false; ; {
+		got, err := ReadAgentFiles(c.dir, DialectV1, AgentPolicy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		read := got.Contribution.Statement.NonMasqueradeCIDRs
+		if len(read) == 0 {
+			t.Fatal("nothing was read")
+		}
+		first := read[0].Addr().As4()
+		n := int(first[1])*256 + int(first[2])
+		want := []netip.Prefix{}
+		for i := range files - n%2 {
+			want = append(want, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(n / 256), byte(n % 256), byte(i)}), 32))
+		}
+		if !slices.Equal(want, read) {
+			t.Fatalf("read %s, want version %d alone: %s", read, n, want)
+		}
+		seen[read[0]] = true
+		if last {
+			break
+		}
+		last = done.Load()
+	}
+	if err := <-swapped; err != nil {
+		t.Fatal(err)
+	}
+	if !seen[netip.MustParsePrefix(fmt.Sprintf("10.%d.%d.0/32", versions/256, versions%256))] || len(seen) < 2 {
+		t.Errorf("saw %d versions, and perhaps not the last", len(seen))
+	}
+}
+
+// An editor replaces a file by renaming another over it.
+func TestAgentFilesThatComeAndGo(t *testing.T) {
+	dir := agentDirOf(t, "ip-masq-a", "masqLinkLocal: true")
+	var done atomic.Bool
+	changed := make(chan error, 1)
+	go func() {
+		defer done.Store(true)
+		other := filepath.Join(dir, "ip-masq-b")
+		for range 2000 {
+			if err := os.WriteFile(other, []byte("masqLinkLocal: true"), 0o644); err != nil {
+				changed <- err
+				return
+			}
+			if err := os.Remove(other); err != nil {
+				changed <- err
+				return
+			}
+		}
+		changed <- nil
+	}()
+	for !done.Load() {
+		got, err := ReadAgentFiles(dir, DialectV1, AgentPolicy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !*got.Contribution.Statement.MasqLinkLocal || got.Files[0] != "ip-masq-a" {
+			t.Fatalf("read %+v", got)
+		}
+	}
+	if err := <-changed; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLinkedAgentFiles(t *testing.T) {
+	elsewhere := agentDirOf(t, "policy.yaml", "masqLinkLocal: true")
+	dir := agentDirOf(t)
+	link(t, filepath.Join(elsewhere, "policy.yaml"), filepath.Join(dir, "ip-masq-agent"))
+	through := filepath.Join(t.TempDir(), "config")
+	link(t, dir, through)
+	got, err := ReadAgentFiles(through, DialectV1, AgentPolicy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	place, _ := got.Contribution.Places.Of("masqLinkLocal", -1)
+	if want := filepath.Join(through, "ip-masq-agent"); place.String() != want {
+		t.Errorf("stands in %s, want %s", place, want)
+	}
+}

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// agentDirOf makes a directory with the files, which are NAME, text, NAME, text…
+func agentDirOf(t testing.TB, files ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i := 0; i+1 < len(files); i += 2 {
+		write(t, filepath.Join(dir, files[i]), files[i+1])
+	}
+	return dir
+}
+
+// warningsOf writes what was warned of, with DIR for the directory.
+func warningsOf(t testing.TB, a AgentFiles) string {
+	t.Helper()
+	var lines []string
+	for _, w := range a.Warnings {
+		checkMessage(t, w)
+		lines = append(lines, strings.ReplaceAll(w.Error(), a.Dir, "DIR"))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func span(file string, first, count int) policy.Span {
+	return policy.Span{File: file, First: first, Count: count}
+}
+
+func ports(t testing.TB, s string) *policy.Ports {
+	t.Helper()
+	p, err := policy.ParsePorts(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &p
+}
+
+// What one file states, whatever way it is written in.
+func TestAgentDocument(t *testing.T) {
+	yes, no := true, false
+	base := policy.Statement{Chain: policy.DefaultChain}
+	for _, c := range []struct {
+		name, text string
+		dialect    Dialect
+		change     func(*policy.Statement)
+		interval   time.Duration
+		warnings   string
+	}{
+		{name: "nothing"},
+		{name: "comments", text: "# nothing yet\n"},
+		{name: "a null document", text: "---\nnull\n"},
+		{name: "nothing, in v2", dialect: DialectV2, change: func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes() }},
+		{name: "others, in v2", text: "masqLinkLocal: yes", dialect: DialectV2,
+			change: func(s *policy.Statement) { s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes(), &yes }},
+		{name: "a list, in v2", text: "nonMasqueradeCIDRs: [10.0.0.0/8]", dialect: DialectV2,
+			change: func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8") }},
+		{name: "an empty list", text: "nonMasqueradeCIDRs: []", change: func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes() }},
+		{name: "an agent's own", text: "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.0/8\n  - '192.168.0.0/16'\nmasqLinkLocal: false\nresyncInterval: 60s\n",
+			change: func(s *policy.Statement) {
+				s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes("10.0.0.0/8", "192.168.0.0/16"), &no
+			}, interval: time.Minute},
+		{name: "as JSON, with tabs", text: "{\n\t\"nonMasqueradeCIDRs\":\t[\"10.0.0.0/8\"],\n\t\"masqLinkLocalIPv6\": true}\n",
+			change: func(s *policy.Statement) {
+				s.NonMasqueradeCIDRs, s.MasqLinkLocalIPv6 = prefixes("10.0.0.0/8"), &yes
+			}},
+		{name: "as flow, with CRLF and a byte order mark", text: "\xef\xbb\xbf---\r\n{nonmasqueradecidrs: [10.0.0.0/8],\r\n TOPORTS: 1-7}\r\n",
+			change: func(s *policy.Statement) {
+				s.NonMasqueradeCIDRs, s.ToPorts = prefixes("10.0.0.0/8"), ports(t, "1-7")
+			}},
+		{name: "letter cases", text: "NonMasqueradeCIDRs: []\nMASQLINKLOCAL: true\nresyncinterval: 5\nmaſqChain: BLUE\n",
+			change: func(s *policy.Statement) {
+				s.NonMasqueradeCIDRs, s.MasqLinkLocal, s.Chain = prefixes(), &yes, "BLUE"
+			}, interval: 5 * time.Second},
+		{name: "every key", text: "masqueradeCIDRs: [10.1.0.0/16]\nnomasqAllReservedRanges: true\nenableIPv6: true\nsourceCIDRs: ['fd00::/8']\n" +
+			"nonMasqueradeSourceCIDRs: []\noutputInterfaces: [eth0, wg+]\nmasqueradeHost: false\nrandomFully: false\ntoPorts: 1024-29999\nmasqChain: RED\nbackend: nftables\ncidrLimit: 1\nresyncInterval: '7'\n",
+			change: func(s *policy.Statement) {
+				s.MasqueradeCIDRs, s.NomasqAllReservedRanges, s.EnableIPv6 = prefixes("10.1.0.0/16"), &yes, &yes
+				s.SourceCIDRs, s.NonMasqueradeSourceCIDRs = prefixes("fd00::/8"), prefixes()
+				s.OutputInterfaces, s.MasqueradeHost, s.RandomFully = []string{"eth0", "wg+"}, &no, &no
+				s.ToPorts, s.Chain, s.Backend = ports(t, "1024-29999"), "RED", policy.NFTables
+			}, interval: 7 * time.Second},
+		{name: "unknown keys", text: "nonMasqueradeCidr: []\nbogus:\n  a: [1]\n\"cni.dev/x\": 1\n\"a\\nb\": 1\n",
+			warnings: "DIR/ip-masq-agent:1: nonMasqueradeCidr: is not a known key, and not used; did you mean nonMasqueradeCIDRs?\n" +
+				"DIR/ip-masq-agent:2: bogus: is not a known key, and not used; remove it\n" +
+				"DIR/ip-masq-agent:4: cni.dev/x: is not a known key, and not used; remove it\n" +
+				`DIR/ip-masq-agent:5: "a\nb": is not a known key, and not used; remove it`},
+		{name: "many unknown keys", text: "a: 1\nb: 1\nc: 1\nd: 1\ne: 1\nf: 1\ng: 1\nh: 1\ni: 1\nj: 1\n",
+			warnings: func() string {
+				var lines []string
+				for i, name := range strings.Split("abcdefgh", "") {
+					lines = append(lines, fmt.Sprintf("DIR/ip-masq-agent:%d: %s: is not a known key, and not used; remove it", i+1, name))
+				}
+				return strings.Join(append(lines, "DIR/ip-masq-agent: 2 more keys are not known, and not used; remove them"), "\n")
+			}()},
+		{name: "nulls", text: "masqueradeCIDRs:\nmasqChain: ~\nrandomFully: null\ncidrLimit:\nresyncInterval:\n",
+			change: func(s *policy.Statement) { s.MasqueradeCIDRs = prefixes() },
+			warnings: "DIR/ip-masq-agent:1: masqueradeCIDRs: null is taken for an empty list; write [] for none, or leave the key out\n" +
+				"DIR/ip-masq-agent:2: masqChain: null is taken as not stated; write a value, or leave the key out\n" +
+				"DIR/ip-masq-agent:3: randomFully: null is taken as not stated; write a value, or leave the key out\n" +
+				"DIR/ip-masq-agent:4: cidrLimit: null is taken as not stated; write a value, or leave the key out\n" +
+				"DIR/ip-masq-agent:5: resyncInterval: null is taken as not stated; write a value, or leave the key out"},
+		{name: "two documents", text: "---\nmasqLinkLocal: true\n---\nmasqLinkLocal: {]\n", change: func(s *policy.Statement) { s.MasqLinkLocal = &yes },
+			warnings: "DIR/ip-masq-agent: another document follows the first, which alone is read; join them, or write one file for each"},
+		{name: "nothing, and then a document", text: "---\n---\nmasqLinkLocal: true\n",
+			warnings: "DIR/ip-masq-agent: another document follows the first, which alone is read; join them, or write one file for each"},
+		{name: "an end without a document", text: "masqLinkLocal: true\n---\n...\n", change: func(s *policy.Statement) { s.MasqLinkLocal = &yes }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			want := AgentFiles{Files: []string{"ip-masq-agent"}, ResyncInterval: c.interval}
+			want.Contribution = policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}, Statement: base}
+			if c.change != nil {
+				c.change(&want.Contribution.Statement)
+			}
+			dir := agentDirOf(t, "ip-masq-agent", c.text)
+			got, err := ReadAgentFiles(dir, c.dialect, AgentPolicy{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.warnings, warningsOf(t, got)); diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+			got.Dir, got.Warnings, got.Contribution.Places = "", nil, nil
+			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Every mistake that a file can have, with the words that it is refused with.
+func TestAgentDocumentMistakes(t *testing.T) {
+	const f = "DIR/ip-masq-agent"
+	for _, c := range []struct{ text, want string }{
+		// The document.
+		{"nonMasqueradeCIDRs: [", f + ":1: not YAML: did not find expected node content"},
+		{"a: b: c", f + ": not YAML: mapping values are not allowed in this context"},
+		{"a: \"\xff\"", f + ": not YAML: invalid leading UTF-8 octet"},
+		{"[10.0.0.0/8]", f + ":1: is a list; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]"},
+		{"# text\n10.0.0.0/8", f + ":2: is a string; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]"},
+		{"a: &x [1]\nb: *x", f + ":1: &x: anchors are not read; remove it, and write out what refers to it"},
+		{"a: 1\nb: *x", f + ": not YAML: unknown anchor 'x' referenced"},
+		{"a:\n  <<: {b: 1}", f + ":2: <<: merges are not read; write out the keys"},
+		{"? [a]\n: 1", f + ":1: has a key that is no text; write the name of a key"},
+		{"!!binary bWFzcUNoYWlu: A", f + ":1: has a key that is no text; write the name of a key"},
+		{"a: .inf", f + ": not YAML: json: unsupported value: +Inf"},
+
+		// Keys.
+		{"masqLinkLocal: true\nmasqLinkLocal: true", f + ":2: masqLinkLocal: is there twice; write it once"},
+		{"masqLinkLocal: true\nx: 1\nMasqlinklocal: true", f + ":3: masqLinkLocal: is there twice, as Masqlinklocal; write it once"},
+		{"{\"masqLinkLocal\": true,\n\"masqLinkLocal\": null}", f + ":2: masqLinkLocal: is there twice; write it once"},
+		{"bogus: 1\nbogus: 2", f + ":2: bogus: is there twice; write it once"},
+		{"bogus:\n  a: 1\n  a: 2", f + ":3: a: is there twice; write it once"},
+
+		// Lists.
+		{"nonMasqueradeCIDRs: [null]", f + `:1: nonMasqueradeCIDRs[0]: null is no value; write a string such as "10.0.0.0/8", or drop the item`},
+		{"nonMasqueradeCIDRs:\n- 10.0.0.0/8\n-\n- 10.0.1.24/24\n- 7", f + `:3: nonMasqueradeCIDRs[1]: null is no value; write a string such as "10.0.0.0/8", or drop the item; ` +
+			f + ":4: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?; " +
+			f + `:5: nonMasqueradeCIDRs[3]: 7 is a number; write a string such as "10.0.0.0/8"`},
+		{"{\"masqueradeCIDRs\":\n[\"10.0.0.0/8\",\n\"\"]}", f + `:3: masqueradeCIDRs[1]: is empty; write a CIDR such as 10.0.0.0/8, or drop the item`},
+		{"nonMasqueradeCIDRs: 10.0.0.0/8", f + `:1: nonMasqueradeCIDRs: "10.0.0.0/8" is a string; write a list: ["10.0.0.0/8"]`},
+		{"a: 1\nnonMasqueradeCIDRs:\n- 10.0.0.0/8\n- 10.0.0.0/8\n- fd00::/8", f + `:5: nonMasqueradeCIDRs[2]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it`},
+		{"nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]", f + ":2: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two"},
+		{"outputInterfaces: [eth0, 'a b']", f + `:1: outputInterfaces[1]: "a b" is not the name of an interface; use visible ASCII without '/', ':', '"', '\', '!' and '*'`},
+
+		// Scalars.
+		{"masqLinkLocal: maybe", f + `:1: masqLinkLocal: "maybe" is a string; write true or false, without quotes`},
+		{"toPorts: 4000", f + `:1: toPorts: 4000 is a number; write it in quotes: "4000"`},
+		{"masqChain: ''", f + ":1: masqChain: is empty; leave the key out for IP-MASQ-AGENT"},
+		{"masqChain: KUBE-X", f + ":1: masqChain: KUBE-X lies in the name space KUBE- of others; choose another"},
+		{"backend: ipvs", f + ":1: backend: ipvs is not a backend; write auto, iptables or nftables"},
+		{"cidrLimit: 0", f + ":1: cidrLimit: 0 is not a whole number from 1 to 1000000; write one"},
+		{"cidrLimit: 1\nnonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.1.0.0/16]",
+			f + ":1: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit"},
+		{"resyncInterval: 0", f + ":1: resyncInterval: 0 is shorter than an interval can be; write 1s or more"},
+		{"resyncInterval: -9223372036854775808", f + ":1: resyncInterval: -9223372036854775808 is shorter than an interval can be; write 1s or more"},
+		{"resyncInterval: 9223372037", f + ":1: resyncInterval: 9223372037 is longer than 290 years; write an interval such as 60s"},
+		{"resyncInterval: 999ms", f + ":1: resyncInterval: 999ms is shorter than an interval can be; write 1s or more"},
+		{"resyncInterval: 1.5", f + ":1: resyncInterval: 1.5 is not an interval; write seconds, such as 60, or a number with its unit: 60s, 2m"},
+		{"resyncInterval: ''", f + ":1: resyncInterval: is empty; write an interval such as 60s, or leave the key out"},
+		{"resyncInterval: [60]", f + `:1: resyncInterval: [60] is a list; write a string such as "60s"`},
+	} {
+		dir := agentDirOf(t, "ip-masq-agent", c.text)
+		got, err := ReadAgentFiles(dir, DialectV1, AgentPolicy{})
+		if err == nil {
+			t.Errorf("%q: no error, but %+v", c.text, got)
+			continue
+		}
+		checkMessage(t, err)
+		if said := strings.ReplaceAll(err.Error(), dir, "DIR"); said != c.want {
+			t.Errorf("%q:\n%s\nwant\n%s", c.text, said, c.want)
+		}
+		if diff := cmp.Diff(policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}}, got.Contribution); diff != "" {
+			t.Errorf("%q contributes in spite of its mistakes:\n%s", c.text, diff)
+		}
+	}
+}
+
+func TestAgentFilesUnited(t *testing.T) {
+	yes := true
+	dir := agentDirOf(t,
+		"ip-masq-a", "nonMasqueradeCIDRs: [10.0.0.0/8, 10.1.0.0/16, 10.1.0.0/16, 10.2.0.0/16]\nmasqLinkLocal: false\nresyncInterval: 5m\nbackend: auto\nrandomFully: false\ntoPorts: '9-12,1-7'\n",
+		"ip-masq-b", "nonMasqueradeCIDRs: [172.16.0.0/12, 10.1.0.0/16, fd00::/8]\nmasqLinkLocal: true\nresyncInterval: 30\nbackend: nftables\ntoPorts: '1-7,9-12'\nmasqChain: BLUE\n",
+		"ip-masq-c", "masqLinkLocal: false\nenableIPv6: true\nnonMasqueradeSourceCIDRs: [10.9.0.0/16]\ncidrLimit: 1\n",
+		"ip-masq-c~", "masqLinkLocal: {", "config", "masqLinkLocal: {", ".ip-masq", "{")
+	own := AgentPolicy{Statement: policy.Statement{NonMasqueradeCIDRs: prefixes("10.2.0.0/16", "10.3.0.0/16"), Chain: "BLUE", RandomFully: new(bool)}}
+	got, err := ReadAgentFiles(dir, DialectV1, own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := func(name string) string { return filepath.Join(dir, name) }
+	want := AgentFiles{
+		Dir: dir, Files: []string{"ip-masq-a", "ip-masq-b", "ip-masq-c"}, ResyncInterval: 30 * time.Second,
+		Contribution: policy.Contribution{
+			Source: policy.Source{Kind: policy.AgentFiles},
+			Statement: policy.Statement{
+				Chain: "BLUE", Backend: policy.NFTables,
+				NonMasqueradeCIDRs:       prefixes("10.2.0.0/16", "10.3.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "172.16.0.0/12", "fd00::/8"),
+				NonMasqueradeSourceCIDRs: prefixes("10.9.0.0/16"),
+				MasqLinkLocal:            &yes, EnableIPv6: &yes, RandomFully: new(bool),
+				ToPorts: ports(t, "9-12,1-7"),
+			},
+			Places: policy.Places{
+				"nonMasqueradeCIDRs":       {span(OwnPolicy, 0, 2), span(path("ip-masq-a"), 0, 2), span(path("ip-masq-b"), 0, 1), span(path("ip-masq-b"), 2, 1)},
+				"nonMasqueradeSourceCIDRs": {span(path("ip-masq-c"), 0, 1)},
+				"masqLinkLocal":            {span(path("ip-masq-b"), -1, 1)},
+				"enableIPv6":               {span(path("ip-masq-c"), -1, 1)},
+				"randomFully":              {span(OwnPolicy, -1, 1)},
+				"toPorts":                  {span(path("ip-masq-a"), -1, 1)},
+				"masqChain":                {span(OwnPolicy, -1, 1)},
+				"backend":                  {span(path("ip-masq-b"), -1, 1)},
+			},
+		},
+	}
+	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestAgentFilesThatContradict(t *testing.T) {
+	no := false
+	for _, c := range []struct {
+		name, a, b string
+		own        AgentPolicy
+		want       string
+	}{
+		{name: "a scalar", a: "x: 1\nenableIPv6: true", b: "enableIPv6: false",
+			want: "DIR/ip-masq-b:1: enableIPv6: false contradicts true in DIR/ip-masq-a; write the same in both, or leave it out of one"},
+		{name: "each scalar", a: "randomFully: true\nmasqueradeHost: true\ntoPorts: ''\nbackend: iptables\nmasqChain: A\nnomasqAllReservedRanges: true",
+			b: "randomFully: false\nmasqueradeHost: false\ntoPorts: 1-7\nbackend: nftables\nmasqChain: B\nnomasqAllReservedRanges: false",
+			want: "DIR/ip-masq-b:6: nomasqAllReservedRanges: false contradicts true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:2: masqueradeHost: false contradicts true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:1: randomFully: false contradicts true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:3: toPorts: 1-7 contradicts empty in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:5: masqChain: B contradicts A in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:4: backend: nftables contradicts iptables in DIR/ip-masq-a; write the same in both, or leave it out of one"},
+		{name: "our own policy", a: "randomFully: true", b: "backend: nftables",
+			own:  AgentPolicy{Statement: policy.Statement{RandomFully: &no, Backend: policy.IPTables}},
+			want: "DIR/ip-masq-a:1: randomFully: true contradicts false in the reconciler's own policy; write the same in both, or leave it out of one; DIR/ip-masq-b:1: backend: nftables contradicts iptables in the reconciler's own policy; write the same in both, or leave it out of one"},
+		{name: "a prefix", a: "masqueradeCIDRs:\n- 10.9.0.0/16\n- 10.1.0.0/16", b: "nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.0.0/8, 10.1.0.0/16]",
+			want: "DIR/ip-masq-a:3: masqueradeCIDRs[1]: 10.1.0.0/16 is nonMasqueradeCIDRs[2] of DIR/ip-masq-b too; remove one of the two"},
+		{name: "a prefix of our own policy", a: "masqueradeCIDRs: [10.0.0.0/8]",
+			own:  AgentPolicy{Statement: policy.Statement{NonMasqueradeCIDRs: prefixes("10.0.0.0/8")}},
+			want: "DIR/ip-masq-a:1: masqueradeCIDRs[0]: 10.0.0.0/8 is nonMasqueradeCIDRs[0] of the reconciler's own policy too; remove one of the two"},
+		{name: "a prefix that one file has in both", a: "nonMasqueradeCIDRs: [10.0.0.0/8]", b: "nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]",
+			want: "DIR/ip-masq-b:2: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two"},
+		{name: "IPv6 that nobody enables", a: "nonMasqueradeCIDRs: [fd00::/8]", own: AgentPolicy{Statement: policy.Statement{MasqueradeCIDRs: prefixes("fd01::/16")}},
+			want: `the reconciler's own policy: masqueradeCIDRs[0]: fd01::/16 is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it; ` +
+				`DIR/ip-masq-a:1: nonMasqueradeCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it`},
+		{name: "IPv6 that a bad file may enable", a: "nonMasqueradeCIDRs: [fd00::/8]", b: "enableIPv6: 1",
+			want: "DIR/ip-masq-b:1: enableIPv6: 1 is a number; write true or false"},
+		{name: "IPv6 beside a file that cannot be read", a: "nonMasqueradeCIDRs: [fd00::/8]", b: "{",
+			want: "DIR/ip-masq-b:1: not YAML: did not find expected node content"},
+		{name: "limits of each document", a: "nonMasqueradeCIDRs: [10.0.0.0/16, 10.1.0.0/16]", b: "cidrLimit: 1\nmasqueradeCIDRs: [10.2.0.0/16, 10.3.0.0/16]",
+			own: AgentPolicy{CIDRLimit: 1, Statement: policy.Statement{NonMasqueradeCIDRs: prefixes("10.4.0.0/16", "10.5.0.0/16")}},
+			want: "the reconciler's own policy: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit; " +
+				"DIR/ip-masq-b:1: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := agentDirOf(t, "ip-masq-a", c.a, "ip-masq-b", c.b)
+			for range 3 { // the words are always the same
+				got, err := ReadAgentFiles(dir, DialectV1, c.own)
+				checkMessage(t, err)
+				if said := strings.ReplaceAll(err.Error(), dir, "DIR"); said != c.want {
+					t.Errorf("message\n%s\nwant\n%s", said, c.want)
+				}
+				if diff := cmp.Diff([]string{"ip-masq-a", "ip-masq-b"}, got.Files); diff != "" {
+					t.Error(diff)
+				}
+			}
+		})
+	}
+}
+
+func TestOwnPolicyAlone(t *testing.T) {
+	file := write(t, filepath.Join(t.TempDir(), "file"), "")
+	missing := filepath.Join(t.TempDir(), "missing")
+	dangling := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(missing, dangling); err != nil {
+		t.Fatal(err)
+	}
+	own := AgentPolicy{Statement: policy.Statement{Chain: "BLUE", MasqueradeCIDRs: prefixes("10.0.0.0/8")}}
+	for _, dir := range []string{"", missing, dangling, agentDirOf(t)} {
+		for _, dialect := range []Dialect{DialectV1, DialectV2} {
+			got, err := ReadAgentFiles(dir, dialect, own)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := AgentFiles{Dir: dir, Missing: dir == missing || dir == dangling, Contribution: policy.Contribution{
+				Source: policy.Source{Kind: policy.AgentFiles}, Statement: own.Statement,
+				Places: policy.Places{"masqChain": {span(OwnPolicy, -1, 1)}, "masqueradeCIDRs": {span(OwnPolicy, 0, 1)}},
+			}}
+			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", dir, diff)
+			}
+		}
+	}
+	_, err := ReadAgentFiles(file, DialectV1, own)
+	wantError(t, err, file, "read the agent files in FILE: not a directory; name the directory that holds the files")
+
+	dir := agentDirOf(t, "config.yaml", "masqLinkLocal: true", "ip-masq-agent~", "")
+	got, err := ReadAgentFiles(dir, DialectV2, AgentPolicy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff("DIR holds files, but none whose name begins with ip-masq; rename those that are meant", warningsOf(t, got)); diff != "" {
+		t.Error(diff)
+	}
+	if got.Contribution.Places != nil || !got.Contribution.Statement.Equal(policy.Statement{Chain: policy.DefaultChain}) {
+		t.Errorf("nothing states %+v", got.Contribution)
+	}
+}

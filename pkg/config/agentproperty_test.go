@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+	"sigs.k8s.io/yaml"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// agentText writes lists as a file, with unknown keys and comments between.
+func agentText(t *rapid.T, lists map[string][]string) string {
+	var b strings.Builder
+	b.WriteString("enableIPv6: true\ncidrLimit: 1000\n")
+	for _, key := range []string{"nonMasqueradeCIDRs", "masqueradeCIDRs", "outputInterfaces"} {
+		items, stated := lists[key]
+		if !stated {
+			continue
+		}
+		if rapid.Bool().Draw(t, "other letters") {
+			key = strings.ToLower(key)
+		}
+		if rapid.Bool().Draw(t, "flow") {
+			fmt.Fprintf(&b, "%s: [%s]\n", key, `"`+strings.Join(items, `", "`)+`"`)
+			continue
+		}
+		fmt.Fprintf(&b, "%s:\n", key)
+		for _, item := range items {
+			fmt.Fprintf(&b, "- %s # x\n", item)
+		}
+	}
+	return b.String()
+}
+
+// What files state together does not depend on how a list is spread over them,
+// and every place is that of the value that is written there.
+func TestUnitingFiles(t *testing.T) {
+	dir := t.TempDir()
+	read := func(t *rapid.T, texts ...string) AgentFiles {
+		old, err := filepath.Glob(filepath.Join(dir, "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range old {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i, text := range texts {
+			if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("ip-masq-%d", i)), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		files, err := ReadAgentFiles(dir, DialectV1, AgentPolicy{})
+		if err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(texts, "\n"))
+		}
+		return files
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		// Two prefixes of a kind in each list, so that some come again.
+		exempt := rapid.SliceOfN(rapid.SampledFrom([]string{"10.0.0.0/8", "10.1.0.0/16", "fd00::/8", "172.16.0.0/12"}), 1, 12).Draw(rt, "exempt")
+		masqueraded := rapid.SliceOfN(rapid.SampledFrom([]string{"10.2.0.0/16", "fd01::/16"}), 1, 4).Draw(rt, "masqueraded")
+		names := rapid.SliceOfN(rapid.SampledFrom([]string{"eth0", "wg+", "x"}), 1, 6).Draw(rt, "names")
+		whole := map[string][]string{"nonMasqueradeCIDRs": exempt, "masqueradeCIDRs": masqueraded, "outputInterfaces": names}
+		var parts [2]map[string][]string
+		parts[0], parts[1] = map[string][]string{}, map[string][]string{}
+		for key, items := range whole {
+			at := rapid.IntRange(0, len(items)).Draw(rt, "split of "+key)
+			for i, part := range [][]string{items[:at], items[at:]} {
+				if len(part) > 0 {
+					parts[i][key] = part
+				}
+			}
+		}
+		one := read(rt, agentText(rt, whole))
+		two := read(rt, agentText(rt, parts[0]), agentText(rt, parts[1]))
+		if diff := cmp.Diff(one.Contribution.Statement, two.Contribution.Statement, comparePrefixes); diff != "" {
+			rt.Errorf("one file (-) and two (+):\n%s", diff)
+		}
+		checkPlaces(rt, two.Contribution, parts[:])
+	})
+}
+
+func checkPlaces(t *rapid.T, c policy.Contribution, files []map[string][]string) {
+	check := func(key string, count int, text func(int) string) {
+		for i := range count {
+			place, known := c.Places.Of(key, i)
+			var nth int
+			if _, err := fmt.Sscanf(filepath.Base(place.File), "ip-masq-%d", &nth); err != nil || !known {
+				t.Fatalf("%s[%d] has the place %s: %v", key, i, place, err)
+			}
+			if written := files[nth][key][place.Index]; written != text(i) {
+				t.Errorf("%s[%d] is %s, and at %s there is %s", key, i, text(i), place, written)
+			}
+		}
+		if place, known := c.Places.Of(key, count); known {
+			t.Errorf("what is not there has a place: %s", place)
+		}
+	}
+	s := c.Statement
+	cidrs := func(key string, list []netip.Prefix) {
+		check(key, len(list), func(i int) string { return list[i].String() })
+	}
+	cidrs("nonMasqueradeCIDRs", s.NonMasqueradeCIDRs)
+	cidrs("masqueradeCIDRs", s.MasqueradeCIDRs)
+	check("outputInterfaces", len(s.OutputInterfaces), func(i int) string { return s.OutputInterfaces[i] })
+}
+
+// A statement of any kind says the same once a file has it.
+func TestStatementSurvivesAFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ip-masq-agent")
+	rapid.Check(t, func(rt *rapid.T) {
+		want := genStatement(rt)
+		text, err := yaml.Marshal(want)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		if err := os.WriteFile(path, append(text, "cidrLimit: 1000\n"...), 0o644); err != nil {
+			rt.Fatal(err)
+		}
+		got, err := ReadAgentFiles(filepath.Dir(path), DialectV1, AgentPolicy{})
+		if err != nil {
+			rt.Fatalf("%v\n%s", err, text)
+		}
+		if diff := cmp.Diff(want, got.Contribution.Statement, comparePrefixes); diff != "" {
+			rt.Errorf("(-want +got):\n%s\n%s", diff, text)
+		}
+	})
+}

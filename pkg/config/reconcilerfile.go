@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Where the reconciler's own file is, and the entry that it puts into conflists.
+const (
+	DefaultReconcilerFile = "/etc/ip-masq/reconciler.toml"
+	DefaultEntryFile      = "/etc/ip-masq/entry.json"
+)
+
+// Settings are what the reconciler is told by its own file and its flags.
+type Settings struct {
+	ResyncInterval time.Duration // at least 1s
+	Backend        policy.Backend
+
+	// Directories: absolute and clean. An AgentConfigDir of "" is none.
+	CNIConfDir, CNIBinDir, AgentConfigDir string
+	AgentDialect                          Dialect
+	DataDir                               string
+
+	// Addresses, HOST:PORT; "" is off.
+	HealthListen, MetricsListen string
+
+	LogFormat string // text or json
+
+	// Agent is nil unless [agent] or one of its flags was given.
+	Agent    *AgentPolicy
+	Conflist ConflistSettings
+}
+
+// ConflistSettings is about keeping our entry in the conflist of a network.
+type ConflistSettings struct {
+	Manage    bool
+	Network   string // "" is the one that the runtime picks
+	EntryFile string
+}
+
+// DefaultSettings returns what holds where neither the file nor a flag says
+// otherwise.
+func DefaultSettings() Settings {
+	return Settings{
+		ResyncInterval: time.Minute,
+		Backend:        policy.Auto,
+		CNIConfDir:     DefaultCNIConfDir,
+		CNIBinDir:      "/opt/cni/bin",
+		AgentDialect:   DialectV1,
+		DataDir:        DefaultDataDir,
+		HealthListen:   "127.0.0.1:19820",
+		LogFormat:      "text",
+		Conflist:       ConflistSettings{EntryFile: DefaultEntryFile},
+	}
+}
+
+// Read reads the file into the settings, which keep what it does not state. A
+// file that does not exist is an error too, an fs.ErrNotExist. What is wrong
+// with the file's contents is a DocumentError with every mistake. After an error
+// the settings are what they were.
+//
+// The policy of [agent] is judged by itself, but for IPv6, which one of the
+// agents' files may enable: ReadAgentFiles judges that.
+func (s *Settings) Read(path string) error {
+	f, err := openWithoutWaiting(path, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", shown(path), bare(err))
+	}
+	defer closed(f)
+	// The TOML decoder's time can grow with the square of the size.
+	const mostKiB = 64
+	doc, err := readRegular(f, mostKiB, nil)
+	if err != nil {
+		return err
+	}
+	return s.parse(path, doc)
+}
+
+func (s *Settings) parse(path string, doc []byte) error {
+	top, err := tomlMembers(path, doc)
+	if err != nil {
+		return err
+	}
+	next := s.clone()
+	var mistakes []error
+	for _, table := range settingsTables() {
+		members := top
+		if table != topTable {
+			i := slices.IndexFunc(top, func(m member) bool { return m.key == table })
+			if i < 0 {
+				continue
+			}
+			inTable, found, err := tomlTableIn(path, doc, table)
+			if err != nil {
+				return err
+			}
+			members = inTable
+			if !found {
+				f := form{file: path, line: top[i].line}
+				f.fail(table, -1, "", fmt.Sprintf("is not a table; write [%s] on a line of its own, and its keys below", table))
+				mistakes = append(mistakes, f.mistakes...)
+				continue
+			}
+		}
+		mistakes = append(mistakes, next.readTable(path, table, members)...)
+	}
+	if len(mistakes) > 0 {
+		return &DocumentError{Mistakes: mistakes}
+	}
+	*s = next
+	return nil
+}
+
+func (s *Settings) readTable(path, table string, members []member) []error {
+	f := form{file: path, table: tablePrefix(table)}
+	keys := s.table(table)
+	if table == topTable {
+		for _, t := range settingsTables()[1:] {
+			keys = append(keys, key{name: t})
+		}
+		members = f.misplaced(members, keys)
+	}
+	f.read(members, keys)
+	if table == agentTable {
+		s.Agent.judge(&f, true)
+	}
+	return f.mistakes
+}
+
+// misplaced finds keys of [agent] that stand above it, and leaves the others.
+func (f *form) misplaced(members []member, keys []key) []member {
+	agent := new(AgentPolicy).keys()
+	var others []member
+	for _, m := range members {
+		named := func(k key) bool { return k.name == m.key }
+		if slices.ContainsFunc(agent, named) && !slices.ContainsFunc(keys, named) {
+			f.line = m.line
+			f.fail(m.key, -1, "", "is a key of [agent]; write it below that line")
+			continue
+		}
+		others = append(others, m)
+	}
+	return others
+}
+
+// clone returns settings whose policy can be changed alone. What it points to is
+// replaced as a whole, never changed.
+func (s *Settings) clone() Settings {
+	next := *s
+	if s.Agent != nil {
+		agent := *s.Agent
+		next.Agent = &agent
+	}
+	return next
+}
+
+// AgentSource returns the reconciler's own policy, and whether the agent files
+// are a source at all: agent_config_dir, [agent] or a flag of it makes them one.
+// A backend that the settings name is what the source states, unless the
+// policy has one of its own.
+func (s *Settings) AgentSource() (AgentPolicy, bool) {
+	var own AgentPolicy
+	if s.Agent != nil {
+		own = *s.Agent
+	}
+	if own.Statement.Backend == "" && s.Backend != policy.Auto {
+		own.Statement.Backend = s.Backend
+	}
+	return own, s.AgentConfigDir != "" || s.Agent != nil
+}

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+const wholeFile = `
+resync_interval  = "90s"
+backend          = "nftables"
+cni_conf_dir     = "/etc/k3s/net.d"
+cni_bin_dir      = "/srv/bin"
+agent_config_dir = "/etc/config"
+agent_dialect    = "v2"
+data_dir         = "/srv/masq"
+health_listen    = ""
+metrics_listen   = "[::1]:9820"
+log_format       = "json"
+
+[agent]
+nonMasqueradeCIDRs = ["10.0.0.0/8", "fd00::/8"]
+masqueradeCIDRs = []
+nomasqAllReservedRanges = true
+masqLinkLocal = true
+masqLinkLocalIPv6 = false
+enableIPv6 = true
+sourceCIDRs = ["10.1.0.0/16"]
+nonMasqueradeSourceCIDRs = ["10.1.1.0/24"]
+outputInterfaces = ["eth0", "wg+"]
+masqueradeHost = false
+randomFully = false
+toPorts = "1024-29999,32768-65535"
+masqChain = "BLUE"
+backend = "iptables"
+cidrLimit = 100
+
+[conflist]
+manage     = true
+network    = "podnet"
+entry_file = "/srv/entry.json"
+`
+
+func wholeSettings(t testing.TB) Settings {
+	yes, no := true, false
+	return Settings{
+		ResyncInterval: 90 * time.Second, Backend: policy.NFTables,
+		CNIConfDir: "/etc/k3s/net.d", CNIBinDir: "/srv/bin", AgentConfigDir: "/etc/config", AgentDialect: DialectV2,
+		DataDir: "/srv/masq", MetricsListen: "[::1]:9820", LogFormat: "json",
+		Agent: &AgentPolicy{CIDRLimit: 100, Statement: policy.Statement{
+			Chain: "BLUE", Backend: policy.IPTables,
+			NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8"), MasqueradeCIDRs: prefixes(),
+			NomasqAllReservedRanges: &yes, MasqLinkLocal: &yes, MasqLinkLocalIPv6: &no, EnableIPv6: &yes,
+			SourceCIDRs: prefixes("10.1.0.0/16"), NonMasqueradeSourceCIDRs: prefixes("10.1.1.0/24"),
+			OutputInterfaces: []string{"eth0", "wg+"}, MasqueradeHost: &no, RandomFully: &no,
+			ToPorts: ports(t, "1024-29999,32768-65535"),
+		}},
+		Conflist: ConflistSettings{Manage: true, Network: "podnet", EntryFile: "/srv/entry.json"},
+	}
+}
+
+func reconcilerFile(t testing.TB, text string) string {
+	t.Helper()
+	return write(t, filepath.Join(t.TempDir(), "reconciler.toml"), text)
+}
+
+func TestSettings(t *testing.T) {
+	for _, c := range []struct {
+		name, text string
+		want       func(*Settings)
+	}{
+		{"nothing", "# nothing yet\n", func(*Settings) {}},
+		{"everything", wholeFile, func(s *Settings) { *s = wholeSettings(t) }},
+		{"seconds", "resync_interval = 5", func(s *Settings) { s.ResyncInterval = 5 * time.Second }},
+		{"seconds in quotes", "resync_interval = '5'", func(s *Settings) { s.ResyncInterval = 5 * time.Second }},
+		{"an empty table", "[agent]", func(s *Settings) { s.Agent = &AgentPolicy{} }},
+		{"dotted keys", "agent.masqChain = 'A'\nconflist.manage = true\nagent.cidrLimit = 7", func(s *Settings) {
+			s.Agent = &AgentPolicy{Statement: policy.Statement{Chain: "A"}, CIDRLimit: 7}
+			s.Conflist.Manage = true
+		}},
+		{"an inline table", "agent = {masqChain = 'A'}", func(s *Settings) { s.Agent = &AgentPolicy{Statement: policy.Statement{Chain: "A"}} }},
+		{"IPv6 that a file may enable", "[agent]\nmasqueradeCIDRs = ['fd00::/8']",
+			func(s *Settings) {
+				s.Agent = &AgentPolicy{Statement: policy.Statement{MasqueradeCIDRs: prefixes("fd00::/8")}}
+			}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, want := DefaultSettings(), DefaultSettings()
+			c.want(&want)
+			if err := got.Read(reconcilerFile(t, c.text)); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	// What a file does not state stays.
+	got, want := wholeSettings(t), wholeSettings(t)
+	want.Agent.Statement.Chain, want.LogFormat = "RED", "text"
+	if err := got.Read(reconcilerFile(t, "log_format = 'text'\n[agent]\nmasqChain = 'RED'")); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Every mistake that the file can have. The settings stay as they were.
+func TestSettingsMistakes(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		// Keys.
+		{"bogus = 1", "FILE:1: bogus: is not a known key; remove it"},
+		{"\nresync-interval = 1\n\"cni.dev/x\" = 1", "FILE:2: resync-interval: is not a known key; did you mean resync_interval?; FILE:3: cni.dev/x: is not a known key; remove it"},
+		{"masqChain = 'A'\nnonMasqueradeCIDRs = 7", "FILE:1: masqChain: is a key of [agent]; write it below that line; FILE:2: nonMasqueradeCIDRs: is a key of [agent]; write it below that line"},
+		{"[agent]\nmasqLinkLocal = true\nmasqchain = 'A'\nresyncInterval = 1",
+			"FILE:3: agent.masqchain: is not a known key; did you mean masqChain?; FILE:4: agent.resyncInterval: is not a known key; remove it"},
+		{"[conflist]\nmanage = true\nentry-file = ''", "FILE:3: conflist.entry-file: is not a known key; did you mean entry_file?"},
+		{"[agents]\nmasqChain = 'A'", "FILE:1: agents: is not a known key; did you mean agent?"},
+		{"[agent.deep]\nx = 1", "FILE:1: agent.deep: is not a known key; remove it"},
+		{"agent = 1\n[[conflist]]", "FILE:1: agent: is not a table; write [agent] on a line of its own, and its keys below; " +
+			"FILE:2: conflist: is not a table; write [conflist] on a line of its own, and its keys below"},
+		{"log_format = 'text'\nlog_format = 'text'", "FILE:2: not TOML: Key 'log_format' has already been defined."},
+		{"a = [", "FILE:1: not TOML: unexpected EOF; expected value"},
+
+		// Values.
+		{"resync_interval = '0s'", "FILE:1: resync_interval: 0s is shorter than an interval can be; write 1s or more"},
+		{"resync_interval = true", `FILE:1: resync_interval: true is a boolean; write a string such as "60s"`},
+		{"backend = 'ipvs'", "FILE:1: backend: ipvs is not a backend; write auto, iptables or nftables"},
+		{"cni_conf_dir = 'net.d'", "FILE:1: cni_conf_dir: net.d is relative; write an absolute path such as /etc/cni/net.d"},
+		{"cni_bin_dir = ''", "FILE:1: cni_bin_dir: is empty; write an absolute path such as /opt/cni/bin, or leave the key out"},
+		{"agent_config_dir = '/etc/config/'", `FILE:1: agent_config_dir: /etc/config/ is not the shortest way to write this path; did you mean "/etc/config"?`},
+		{"agent_dialect = 'v3'", "FILE:1: agent_dialect: v3 is not one of the choices; write v1 or v2"},
+		{"log_format = ''", "FILE:1: log_format: is empty; write text or json, or leave the key out"},
+		{"health_listen = '19820'", "FILE:1: health_listen: 19820 is a port alone; did you mean 127.0.0.1:19820?"},
+		{"health_listen = 19820", `FILE:1: health_listen: 19820 is a number; write a string such as "127.0.0.1:19820"`},
+		{"health_listen = 'localhost'", `FILE:1: health_listen: localhost is not an address to listen on; write HOST:PORT such as 127.0.0.1:19820, or "" for off`},
+		{"metrics_listen = '::1'", "FILE:1: metrics_listen: ::1 is not an address to listen on; write IPv6 in brackets, such as [::1]:19820"},
+		{"metrics_listen = ':http'", `FILE:1: metrics_listen: :http has no port from 0 to 65535; write HOST:PORT such as 127.0.0.1:19820, or "" for off`},
+		{"metrics_listen = 'a b:80'", `FILE:1: metrics_listen: "a b:80" has no host that can be listened on; write HOST:PORT such as 127.0.0.1:19820, or "" for off`},
+		{"[conflist]\nmanage = 'yes'\nnetwork = 'a b'", `FILE:2: conflist.manage: "yes" is a string; write true or false, without quotes; ` +
+			`FILE:3: conflist.network: "a b" is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit`},
+
+		// Policy.
+		{"[agent]\nmasqChain = ''", "FILE:2: agent.masqChain: is empty; leave the key out for IP-MASQ-AGENT"},
+		{"[agent]\nnonMasqueradeCIDRs = ['10.0.0.0/8', '10.0.1.24/24']",
+			"FILE:2: agent.nonMasqueradeCIDRs[1]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?"},
+		{"[agent]\nnonMasqueradeCIDRs = ['10.0.0.0/8']\nmasqueradeCIDRs = ['10.0.0.0/8']",
+			"FILE:3: agent.masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two"},
+		{"[agent]\ncidrLimit = 1\nnonMasqueradeCIDRs = ['10.0.0.0/8', '172.16.0.0/12']",
+			"FILE:2: agent.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit"},
+		{"log_format = 1\n[agent]\nmasqLinkLocal = 1\n[conflist]\nmanage = 1", `FILE:1: log_format: 1 is a number; write a string such as "text"; ` +
+			"FILE:3: agent.masqLinkLocal: 1 is a number; write true or false; FILE:5: conflist.manage: 1 is a number; write true or false"},
+	} {
+		path := reconcilerFile(t, c.text+"\n")
+		for _, before := range []Settings{DefaultSettings(), wholeSettings(t)} {
+			s := before.clone()
+			err := s.Read(path)
+			if err == nil {
+				t.Errorf("%q: no error", c.text)
+				continue
+			}
+			wantError(t, err, path, c.want)
+			if diff := cmp.Diff(before, s, comparePrefixes); diff != "" {
+				t.Errorf("%q: an error changed the settings:\n%s", c.text, diff)
+			}
+		}
+	}
+}
+
+func TestSettingsThatCannotBeRead(t *testing.T) {
+	dir := t.TempDir()
+	s := DefaultSettings()
+	missing := filepath.Join(dir, "missing")
+	err := s.Read(missing)
+	wantError(t, err, missing, "open FILE: no such file or directory")
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v is no fs.ErrNotExist", err)
+	}
+	wantError(t, s.Read(dir), dir, "read FILE: not a regular file")
+	large := reconcilerFile(t, strings.Repeat("#", 64<<10+1))
+	wantError(t, s.Read(large), large, "read FILE: larger than 64 KiB")
+}
+
+// Every key is a flag, and what a flag shows it also takes.
+func TestFields(t *testing.T) {
+	whole := wholeSettings(t)
+	texts, keys := map[string]string{}, map[string]bool{}
+	for _, f := range whole.Fields() {
+		if keys[f.Key] {
+			t.Errorf("%s is there twice", f.Key)
+		}
+		keys[f.Key] = true
+		if f.Usage == "" || len(f.Usage) > 120 || strings.ContainsAny(f.Usage, "\n`") {
+			t.Errorf("%s: usage %q", f.Key, f.Usage)
+		}
+		texts[f.Key] = f.Value()
+	}
+	got := DefaultSettings()
+	var bools []string
+	for _, f := range got.Fields() {
+		if strings.HasPrefix(f.Key, "agent.") && f.Value() != "" {
+			t.Errorf("%s is %q and nobody stated it", f.Key, f.Value())
+		}
+		if f.Bool {
+			bools = append(bools, f.Key)
+		}
+		if err := f.Set(texts[f.Key]); err != nil {
+			t.Error(err)
+		}
+		if f.Value() != texts[f.Key] {
+			t.Errorf("%s is %q, want %q", f.Key, f.Value(), texts[f.Key])
+		}
+	}
+	if diff := cmp.Diff(whole, got, comparePrefixes); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	wantBools := []string{"agent.nomasqAllReservedRanges", "agent.masqLinkLocal", "agent.masqLinkLocalIPv6", "agent.enableIPv6",
+		"agent.masqueradeHost", "agent.randomFully", "conflist.manage"}
+	if diff := cmp.Diff(wantBools, bools); diff != "" {
+		t.Errorf("booleans (-want +got):\n%s", diff)
+	}
+	// The file has the same keys: the example of every key is read above.
+	if want := strings.Count(wholeFile, "="); len(keys) != want {
+		t.Errorf("%d keys, and the file has %d", len(keys), want)
+	}
+}
+
+func TestSetField(t *testing.T) {
+	yes := true
+	agent := func(s policy.Statement) func(*Settings) {
+		return func(to *Settings) { to.Agent = &AgentPolicy{Statement: s} }
+	}
+	for _, c := range []struct {
+		key, text, mistake string
+		want               func(*Settings)
+	}{
+		{key: "resync_interval", text: "60", want: func(s *Settings) { s.ResyncInterval = time.Minute }},
+		{key: "resync_interval", text: "2m", want: func(s *Settings) { s.ResyncInterval = 2 * time.Minute }},
+		{key: "resync_interval", text: "often", mistake: "resync_interval: often is not an interval; write seconds, such as 60, or a number with its unit: 60s, 2m"},
+		{key: "health_listen", text: "", want: func(s *Settings) { s.HealthListen = "" }},
+		{key: "agent.nonMasqueradeCIDRs", text: "", want: agent(policy.Statement{NonMasqueradeCIDRs: prefixes()})},
+		{key: "agent.nonMasqueradeCIDRs", text: "10.0.0.0/8, fd00::/8", want: agent(policy.Statement{NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8")})},
+		{key: "agent.nonMasqueradeCIDRs", text: "10.0.0.0/8,", mistake: "agent.nonMasqueradeCIDRs[1]: is empty; write a CIDR such as 10.0.0.0/8, or drop the item"},
+		{key: "agent.nonMasqueradeCIDRs", text: "10.0.0.1/8,x", mistake: "agent.nonMasqueradeCIDRs[0]: 10.0.0.1/8 has host bits set; did you mean 10.0.0.0/8?; " +
+			"agent.nonMasqueradeCIDRs[1]: x is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8"},
+		{key: "agent.outputInterfaces", text: "eth0,+", mistake: "agent.outputInterfaces[1]: + would match every interface; leave outputInterfaces out instead"},
+		{key: "agent.masqLinkLocal", text: "1", want: agent(policy.Statement{MasqLinkLocal: &yes})},
+		{key: "agent.masqLinkLocal", text: "maybe", mistake: "agent.masqLinkLocal: maybe is neither true nor false; write one of them"},
+		{key: "agent.toPorts", text: "", want: agent(policy.Statement{ToPorts: &policy.Ports{}})},
+		{key: "agent.cidrLimit", text: "007", want: func(s *Settings) { s.Agent = &AgentPolicy{CIDRLimit: 7} }},
+		{key: "agent.cidrLimit", text: "0", mistake: "agent.cidrLimit: 0 is not a whole number from 1 to 1000000; write one"},
+		{key: "agent.cidrLimit", text: "1e2", mistake: "agent.cidrLimit: 1e2 is not a whole number; write one"},
+		{key: "agent.masqChain", text: "", mistake: "agent.masqChain: is empty; leave the key out for IP-MASQ-AGENT"},
+		{key: "conflist.manage", text: "true", want: func(s *Settings) { s.Conflist.Manage = true }},
+	} {
+		got, want := DefaultSettings(), DefaultSettings()
+		var err error
+		for _, f := range got.Fields() {
+			if f.Key == c.key {
+				err = f.Set(c.text)
+			}
+		}
+		if c.mistake != "" {
+			wantError(t, err, "FILE", c.mistake)
+		} else {
+			c.want(&want)
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
+			t.Errorf("%s=%s (-want +got):\n%s", c.key, c.text, diff)
+		}
+	}
+}
+
+// A flag replaces what the file has, and is not judged beside what it has: a
+// later flag may replace that too.
+func TestFlagsWin(t *testing.T) {
+	s := DefaultSettings()
+	if err := s.Read(reconcilerFile(t, "[agent]\ncidrLimit = 1\nnonMasqueradeCIDRs = ['10.0.0.0/8']")); err != nil {
+		t.Fatal(err)
+	}
+	before := s
+	for _, f := range s.Fields() {
+		if text, there := map[string]string{"agent.masqueradeCIDRs": "10.0.0.0/8,10.1.0.0/16"}[f.Key]; there {
+			if err := f.Set(text); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if before.Agent.Statement.MasqueradeCIDRs != nil {
+		t.Error("a flag changed settings that were taken before")
+	}
+	_, err := ReadAgentFiles("", DialectV1, *s.Agent)
+	wantError(t, err, "FILE", "the reconciler's own policy: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 1 allowed; remove some or raise cidrLimit; "+
+		"the reconciler's own policy: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two")
+}
+
+func TestAgentSource(t *testing.T) {
+	for _, c := range []struct {
+		text     string
+		want     AgentPolicy
+		isSource bool
+	}{
+		{"", AgentPolicy{}, false},
+		{"backend = 'nftables'", AgentPolicy{Statement: policy.Statement{Backend: policy.NFTables}}, false},
+		{"agent_config_dir = '/etc/config'", AgentPolicy{}, true},
+		{"[agent]", AgentPolicy{}, true},
+		{"backend = 'nftables'\n[agent]\nmasqChain = 'A'", AgentPolicy{Statement: policy.Statement{Backend: policy.NFTables, Chain: "A"}}, true},
+		{"backend = 'nftables'\n[agent]\nbackend = 'auto'", AgentPolicy{Statement: policy.Statement{Backend: policy.Auto}}, true},
+		{"backend = 'auto'\n[agent]\nbackend = 'iptables'", AgentPolicy{Statement: policy.Statement{Backend: policy.IPTables}}, true},
+	} {
+		s := DefaultSettings()
+		if err := s.Read(reconcilerFile(t, c.text)); err != nil {
+			t.Fatal(err)
+		}
+		before := s.clone()
+		got, isSource := s.AgentSource()
+		if diff := cmp.Diff(c.want, got); diff != "" || isSource != c.isSource {
+			t.Errorf("%q is a source: %t, want %t (-want +got):\n%s", c.text, isSource, c.isSource, diff)
+		}
+		if diff := cmp.Diff(before, s); diff != "" {
+			t.Errorf("asking changed the settings:\n%s", diff)
+		}
+	}
+}

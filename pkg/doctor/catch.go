@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// Ours returns what foreign.Scan asks: whether a chain is kept by us. The view
+// may be nil.
+func Ours(v *enforce.View, rec store.Record) func(table, chain string) bool {
+	// What the backends call theirs.
+	const iptablesTable, nftablesTable = "nat", "ip-masq"
+	inIPTables := map[string]bool{}
+	for _, o := range rec.Chains {
+		inIPTables[o.Chain] = inIPTables[o.Chain] || o.Backend == policy.IPTables
+	}
+	if v != nil {
+		for _, g := range v.Groups {
+			for _, c := range g.Desired.Chains {
+				inIPTables[c.Name] = inIPTables[c.Name] || g.Choice.Backend == policy.IPTables
+			}
+		}
+	}
+	return func(table, chain string) bool {
+		return table == nftablesTable || table == iptablesTable && inIPTables[chain]
+	}
+}
+
+// Catch is a rule of others that masquerades what a policy leaves alone.
+type Catch struct {
+	Rule  foreign.Rule
+	Chain string // of the policy
+	// Destinations and Sources are the entries of the policy that exempt what
+	// the rule masquerades, in part at least.
+	Destinations, Sources []policy.Entry
+	Scoped                bool // the policy names the sources that it is about
+}
+
+// Caught returns which rules of others masquerade what which policy leaves
+// alone. A rule that is not Exact may be less than it seems; those that are for
+// marked packets only are left out.
+func Caught(policies []policy.Policy, rules []foreign.Rule) []Catch {
+	var caught []Catch
+	for _, r := range rules {
+		for _, p := range policies {
+			if c := catch(p, r); len(c.Destinations)+len(c.Sources) > 0 {
+				caught = append(caught, c)
+			}
+		}
+	}
+	return caught
+}
+
+// CountForeign returns how many rules of others surely masquerade what a policy
+// leaves alone.
+func CountForeign(policies []policy.Policy, rules []foreign.Rule) int {
+	n := 0
+	for _, r := range rules {
+		if r.Exact && len(Caught(policies, []foreign.Rule{r})) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+func catch(p policy.Policy, r foreign.Rule) Catch {
+	c := Catch{Rule: r, Chain: p.Chain, Scoped: len(p.Sources.Value) > 0}
+	from, managed := scope(p, r.Family)
+	if r.Marked || !managed || r.Rule.Out == "lo" || !leavesThrough(p, r) {
+		return c
+	}
+	to := r.Destinations(from)
+	exempt := exemptAddresses(p, r.Family)
+	for _, e := range p.Destinations {
+		if e.Action == policy.Exempt && policy.FamilyOf(e.Prefix.Addr()) == r.Family && meet(policy.RangesOf(e.Prefix).Intersect(exempt), to) {
+			c.Destinations = append(c.Destinations, e)
+		}
+	}
+	for _, e := range p.ExemptSources {
+		if policy.FamilyOf(e.Prefix.Addr()) == r.Family && len(r.Destinations(policy.RangesOf(e.Prefix).Intersect(from))) > 0 {
+			c.Sources = append(c.Sources, e)
+		}
+	}
+	return c
+}
+
+// scope returns the sources of a family that the policy is about, nil being any.
+// It is false where it is about none.
+func scope(p policy.Policy, f policy.Family) (policy.Ranges, bool) {
+	if !slices.Contains(p.Families(), f) {
+		return nil, false
+	}
+	if len(p.Sources.Value) == 0 {
+		return nil, true
+	}
+	var sources []netip.Prefix
+	for _, prefix := range p.Sources.Value {
+		if policy.FamilyOf(prefix.Addr()) == f {
+			sources = append(sources, prefix)
+		}
+	}
+	return policy.RangesOf(sources...), len(sources) > 0
+}
+
+func leavesThrough(p policy.Policy, r foreign.Rule) bool {
+	return len(p.Interfaces.Value) == 0 || slices.ContainsFunc(p.Interfaces.Value, r.Leaves)
+}
+
+// exemptAddresses returns the destinations of a family that the policy leaves
+// alone, as the rules have them.
+func exemptAddresses(p policy.Policy, f policy.Family) policy.Ranges {
+	desired := policy.Desired([]policy.Policy{p}, policy.Layout{Sets: true}, policy.Owner{})
+	exempt := policy.Ranges{}
+	if c := desired.Find(f, p.Chain); c != nil {
+		for _, r := range c.Rules {
+			if r.Verdict == policy.Return && r.From == nil {
+				exempt = policy.RangesOf(f.All()).Intersect(r.To)
+			}
+		}
+	}
+	return exempt
+}
+
+func meet(r, s policy.Ranges) bool { return len(r.Intersect(s)) > 0 }
+
+// sameInterface reports whether one interface can be meant by both lists, of
+// which an empty one means any.
+func sameInterface(p, q []string) bool {
+	if len(p) == 0 || len(q) == 0 {
+		return true
+	}
+	for _, pattern := range p {
+		if slices.ContainsFunc(q, foreign.Rule{Rule: policy.Rule{Out: pattern}}.Leaves) {
+			return true
+		}
+	}
+	return false
+}

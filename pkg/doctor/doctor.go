@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"net"
+	"path/filepath"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// Node is what is examined. The zero value of a field is right for a host that
+// has nothing of it.
+type Node struct {
+	// Root is put before the paths below /proc, /sys, /etc, /run and /var; "" is
+	// the root directory. What is below /proc/sys/net is that of the process's
+	// own network namespace all the same.
+	Root string
+
+	View  *enforce.View // of the State, or nil
+	State store.State
+
+	ConfDir    config.ConfDir
+	ConfDirErr error // of reading it
+
+	// Drivers find chains of ours that are left in another backend.
+	Drivers netfilter.Drivers
+
+	// What is read of the kernel. Nil reads it in the network namespace of the
+	// calling thread.
+	Foreign    func(context.Context) ([]foreign.Rule, error)
+	Variants   func(context.Context) ([]foreign.Usage, error)
+	Interfaces func() ([]string, error)
+}
+
+// examination is a node with what several checks look at.
+type examination struct {
+	Node
+	ctx       context.Context
+	lists     []list // what could be read of the conflists
+	processes []process
+	pods      []podNetwork
+	problems  []string // what could not be looked at
+}
+
+// check looks for one situation. Its error is about what it could not look at.
+type check func(*examination) ([]Finding, error)
+
+func checks() []check {
+	return []check{
+		foreignRules,
+		leftoverChains,
+		overlappingChains, policyConflicts, failedChains, slowLists,
+		mainPluginMasquerade, duplicateEntries, refusedEntries, brokenConflists, conflistWithoutUs,
+		podNetworksNotExempt,
+		agentRunning, firewallManagers,
+		ebpfMasquerade,
+		missingCapabilities, forwardingOff,
+		mixedVariants,
+		savedRulesets,
+		documents,
+	}
+}
+
+// Examine returns what was found, sorted by severity and then by ID.
+func Examine(ctx context.Context, n Node) []Finding {
+	n.Root = cmp.Or(n.Root, "/")
+	e := &examination{Node: n, ctx: ctx}
+	if e.Foreign == nil {
+		e.Foreign = func(ctx context.Context) ([]foreign.Rule, error) {
+			return foreign.Scan(ctx, Ours(n.View, n.State.Record))
+		}
+	}
+	if e.Variants == nil {
+		e.Variants = foreign.Variants
+	}
+	if e.Interfaces == nil {
+		e.Interfaces = interfaces
+	}
+	for _, gather := range []func() error{e.readLists, e.readProcesses, e.readPodNetworks} {
+		e.note(gather())
+	}
+	var all []Finding
+	for _, c := range checks() {
+		found, err := c(e)
+		e.note(err)
+		all = append(all, found...)
+	}
+	if len(e.problems) > 0 {
+		all = append(all, Finding{ID: "not-examined", Severity: Notice, Summary: "Some of the node could not be examined.",
+			Detail: e.problems, Remedy: "Run as root on the host, or see what the messages ask for; findings may be missing."})
+	}
+	for i := range all {
+		if all[i].Detail == nil {
+			all[i].Detail = []string{}
+		}
+	}
+	slices.SortStableFunc(all, Finding.compare)
+	return all
+}
+
+// note keeps an error for the finding about what could not be examined.
+func (e *examination) note(err error) {
+	if err == nil {
+		return
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range joined.Unwrap() {
+			e.note(err)
+		}
+		return
+	}
+	if !slices.Contains(e.problems, err.Error()) {
+		e.problems = append(e.problems, err.Error())
+	}
+}
+
+// path returns a path below the root.
+func (e *examination) path(parts ...string) string {
+	return filepath.Join(append([]string{e.Root}, parts...)...)
+}
+
+// policies returns those in force.
+func (e *examination) policies() []policy.Policy {
+	if e.View == nil {
+		return nil
+	}
+	return e.View.Policies
+}
+
+// managesIPv6 reports whether a policy does.
+func (e *examination) managesIPv6() bool {
+	return slices.ContainsFunc(e.policies(), func(p policy.Policy) bool { return p.EnableIPv6.Value })
+}
+
+// choices returns the forms in which chains of ours are kept.
+func (e *examination) choices() []netfilter.Choice {
+	var out []netfilter.Choice
+	if e.View != nil {
+		for _, g := range e.View.Groups {
+			out = append(out, g.Choice)
+		}
+	}
+	return out
+}
+
+func interfaces() ([]string, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, i := range all {
+		names = append(names, i.Name)
+	}
+	return names, nil
+}
+
+// one returns a finding if there is anything to say in it.
+func one(f Finding) []Finding {
+	if len(f.Detail) == 0 {
+		return nil
+	}
+	return []Finding{f}
+}

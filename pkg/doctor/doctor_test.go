@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// TestFindings has each situation, and one much like it that is none. What a
+// case wants is all that is found: "problem ID" or "notice ID", then what the
+// details and the remedy have to say.
+func TestFindings(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		set  func(*host)
+		want map[string]string
+	}{
+		{name: "a healthy node", set: func(*host) {}},
+
+		{"two chains without a scope", func(h *host) {
+			h.statements = append(h.statements, policy.Statement{Chain: "OTHER", NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8", "172.16.0.0/12")})
+		}, map[string]string{"problem two-unscoped-chains": "IP-MASQ-AGENT exempts 192.168.0.0/16, which OTHER masquerades"}},
+		{name: "two chains that exempt the same", set: func(h *host) {
+			h.statements = append(h.statements, policy.Statement{Chain: "OTHER"})
+		}},
+		{name: "two chains with scopes apart", set: func(h *host) {
+			h.statements = []policy.Statement{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16")},
+				{Chain: "B", SourceCIDRs: prefixes("10.245.0.0/16"), NonMasqueradeCIDRs: prefixes()}}
+		}},
+		{"two chains with scopes that overlap", func(h *host) {
+			h.statements = []policy.Statement{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16"), NonMasqueradeCIDRs: prefixes("10.0.0.0/8")},
+				{Chain: "B", SourceCIDRs: prefixes("10.0.0.0/8"), NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8")}}
+		}, map[string]string{"problem two-unscoped-chains": "B exempts 11.0.0.0/8, which A masquerades"}},
+		{name: "two chains for interfaces apart", set: func(h *host) {
+			h.statements = []policy.Statement{{Chain: "A", OutputInterfaces: []string{"eth0"}}, {Chain: "B", OutputInterfaces: []string{"wg+"}, NonMasqueradeCIDRs: prefixes()}}
+		}},
+
+		{"a conflict", func(h *host) {
+			h.statements = append(h.statements, policy.Statement{Chain: policy.DefaultChain, MasqueradeCIDRs: prefixes("10.9.0.0/16")})
+			h.statements[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
+		}, map[string]string{"problem policy-conflict": "contradicts"}},
+		{"a chain that failed", func(h *host) {
+			h.edit = func(n *Node) { n.View.Failed = map[string]error{"IP-MASQ-AGENT": netfilter.ErrForeign} }
+		}, map[string]string{"problem chain-not-kept": "IP-MASQ-AGENT: chain belongs to somebody else"}},
+		{"a long list on iptables", func(h *host) { h.statements[0].NonMasqueradeCIDRs = many(70) },
+			map[string]string{"notice slow-list": "IP-MASQ-AGENT: 71 prefixes"}},
+		{name: "a long list on nftables", set: func(h *host) {
+			h.statements[0].NonMasqueradeCIDRs = many(70)
+			h.choice = netfilter.Choice{Backend: policy.NFTables}
+		}},
+		{"documents", func(h *host) {
+			h.edit = func(n *Node) {
+				n.State.Damaged = []store.Damaged{{File: "/d", Err: errors.New("/d is torn")}}
+				n.State.Newer = []store.Newer{{File: "/n", Schema: 9}}
+			}
+		}, map[string]string{"problem damaged-document": "/d is torn", "problem newer-document": "/n: schema 9"}},
+		{"a chain that could not be removed", func(h *host) {
+			h.edit = func(n *Node) { n.State.Record.Chains[0].Stuck = true }
+		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT in iptables (ipv4)"}},
+		{"a chain in another backend", func(h *host) {
+			h.edit = func(n *Node) { n.Drivers = netfilter.Drivers{elsewhere{}} }
+		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT is kept in iptables (nft) and stands in nftables"}},
+
+		{"ipMasq of the main plugin", func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipmasq": true}`, entry)
+		}, map[string]string{"problem main-plugin-ipmasq": `plugins[0] ("bridge") has "ipMasq": true`}},
+		{"ipMasq of a delegate", func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {"ipMasq": true}}`, entry)
+		}, map[string]string{"problem main-plugin-ipmasq": `plugins[0] ("flannel")`}},
+		{"flannel that asks its delegate", func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {}}`, entry)
+			h.files["run/flannel/subnet.env"] = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_IPMASQ=false\n"
+		}, map[string]string{"problem main-plugin-ipmasq": "flanneld does not masquerade"}},
+		{name: "flannel that does not", set: func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {"ipMasq": false}}`, entry)
+			h.files["run/flannel/subnet.env"] = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_IPMASQ=false\n"
+		}},
+		{name: "ipMasq off, and in a list without us", set: func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipMasq": false}`, entry)
+			h.files["etc/cni/net.d/20-else.conflist"] = conflist("else", `{"type": "bridge", "ipMasq": true}`)
+		}},
+		{"ipMasq in a file of the list's folder", func(h *host) {
+			h.files["etc/cni/net.d/pods/10-ptp.conf"] = `{"type": "ptp", "ipMasq": true}`
+		}, map[string]string{"problem main-plugin-ipmasq": `"ptp"`}},
+
+		{"two entries", func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, entry, entry)
+		}, map[string]string{"problem duplicate-entry": "plugins[1], "}},
+		{"an entry that is refused", func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, `{"type": "ip-masq", "cidrLimit": 0}`)
+		}, map[string]string{"problem entry-refused": "cidrLimit"}},
+		{"a broken conflist", func(h *host) { h.files["etc/cni/net.d/20-x.conflist"] = "{" },
+			map[string]string{"problem conflist-broken": "20-x.conflist"}},
+		{"a conflist before ours", func(h *host) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },
+			map[string]string{"problem conflist-without-us": `05-else.conflist" (network "else")`}},
+		{name: "one that chooses among the others", set: func(h *host) {
+			h.files["etc/cni/net.d/00-multus.conf"] = `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`
+			h.files["etc/cni/net.d/01-lo.conf"] = `{"cniVersion": "0.3.1", "name": "lo", "type": "loopback"}`
+		}},
+		{"agent files alone", func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge)
+			h.edit = func(n *Node) { n.State.Contributions[0].Source = policy.Source{Kind: policy.AgentFiles} }
+		}, map[string]string{"notice conflist-without-us": `(network "pods")`}},
+		{"no conflist", func(h *host) { delete(h.files, "etc/cni/net.d/10-pods.conflist") },
+			map[string]string{"problem conflist-without-us": "holds none"}},
+		{"a directory that cannot be read", func(h *host) {
+			h.edit = func(n *Node) {
+				n.ConfDir, n.ConfDirErr = config.ConfDir{}, &fs.PathError{Op: "open", Path: "/d", Err: fs.ErrPermission}
+			}
+		}, map[string]string{"notice not-examined": "open /d"}},
+
+		{"a pod network of host-local", func(h *host) { h.statements[0].NonMasqueradeCIDRs = prefixes("10.244.1.0/25") },
+			map[string]string{"problem pod-network-not-exempt": "masquerades 10.244.1.128/25 of pod network 10.244.1.0/24"}},
+		{"pod networks told otherwise", func(h *host) {
+			h.statements[0].EnableIPv6 = on()
+			h.files["proc/sys/net/bridge/bridge-nf-call-iptables"] = "1\n"
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "ptp", "ipam": {"type": "host-local", "subnet": "100.64.0.0/16"}}`,
+				`{"type": "x", "podCidr": "100.65.0.0/16", "ipam": {"ipv4_pools": ["100.66.0.0/16"], "ipv6_pools": ["2001:db8::/64"], "subnet": "usePodCidr"}}`, entry)
+		}, map[string]string{"problem pod-network-not-exempt": "pod network 100.64.0.0/16, pod network 100.65.0.0/16, pod network 100.66.0.0/16, pod network 2001:db8::/64, bridge-nf-call-iptables is 1"}},
+		{"a pod network that attachments show", func(h *host) {
+			h.files["var/lib/cni/results/pods-1-eth0"] = `{"kind": "cniCacheV1", "networkName": "pods", "result": {"ips": [{"address": "100.70.0.5/24"}]}}`
+			h.files["var/lib/cni/results/else-1-eth0"] = `{"kind": "cniCacheV1", "networkName": "else", "result": {"ips": [{"address": "100.71.0.5/24"}]}}`
+		}, map[string]string{"problem pod-network-not-exempt": `100.70.0.0/24 (an attachment to "pods")`}},
+		{name: "a pod network out of scope", set: func(h *host) {
+			h.statements[0].NonMasqueradeCIDRs, h.statements[0].SourceCIDRs = prefixes(), prefixes("10.9.0.0/16")
+		}},
+		{name: "a pod network whose sources are exempt", set: func(h *host) {
+			h.statements[0].NonMasqueradeCIDRs, h.statements[0].NonMasqueradeSourceCIDRs = prefixes(), prefixes("10.244.0.0/16")
+		}},
+
+		{"an agent", func(h *host) {
+			h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent-v\n", "/bin/ip-masq-agent-v2\x00--masq-chain=X\x00"
+		}, map[string]string{"problem agent-running": `process 9: "/bin/ip-masq-agent-v2 --masq-chain=X"`}},
+		{"an agent of which only the name is seen", func(h *host) { h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent\n", "" },
+			map[string]string{"problem agent-running": "process 9"}},
+		{name: "an editor", set: func(h *host) { h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "vi\n", "vi\x00ip-masq-agent\x00" }},
+		{"firewalld", func(h *host) {
+			h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "firewalld\n", "/usr/bin/python3\x00-s\x00/usr/sbin/firewalld\x00--nofork\x00"
+		}, map[string]string{"notice firewalld-running": "process 9"}},
+		{"ufw", func(h *host) { h.files["etc/ufw/ufw.conf"] = "# x\nENABLED=yes\n" }, map[string]string{"notice ufw-enabled": "ENABLED=yes"}},
+		{name: "ufw that is off", set: func(h *host) { h.files["etc/ufw/ufw.conf"] = "ENABLED=no\n" }},
+
+		{"Cilium's interface", func(h *host) { h.interfaces = append(h.interfaces, "cilium_host", "cilium_net") },
+			map[string]string{"notice ebpf-masquerade": "cilium_host"}},
+		{"Cilium's plugin", func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "cilium-cni"}`, entry)
+		}, map[string]string{"notice ebpf-masquerade": "cilium-cni"}},
+		{"Cilium's maps", func(h *host) {
+			h.files["sys/fs/bpf/tc/globals/cilium_snat_v4_external"], h.files["sys/fs/bpf/tc/globals/cilium_lxc"] = "", ""
+		}, map[string]string{"problem ebpf-masquerade": "cilium_snat_v4_external, cilium_lxc"}},
+		{"Calico's data plane", func(h *host) { h.interfaces = append(h.interfaces, "bpfout.cali") },
+			map[string]string{"problem ebpf-masquerade": "bpfout.cali"}},
+		{name: "Calico without it", set: func(h *host) {
+			h.interfaces = append(h.interfaces, "cali123", "tunl0")
+			h.files["sys/fs/bpf/tc/globals/test"] = ""
+		}},
+
+		{"no capability", func(h *host) { h.files["proc/self/status"] = "CapEff:\t0000000000002000\n" },
+			map[string]string{"problem missing-capability": "CAP_NET_ADMIN"}},
+		{"no raw sockets on iptables-legacy", func(h *host) {
+			h.choice.Variant, h.files["proc/self/status"] = netfilter.VariantLegacy, "CapEff:\t0000000000001000\n"
+		}, map[string]string{"problem missing-capability": "CAP_NET_RAW"}},
+		{name: "no raw sockets on iptables-nft", set: func(h *host) { h.files["proc/self/status"] = "CapEff:\t0000000000001000\n" }},
+		{"capabilities that cannot be read", func(h *host) { h.files["proc/self/status"] = "Name: x\n" },
+			map[string]string{"notice not-examined": "CapEff"}},
+
+		{"no forwarding", func(h *host) { h.files["proc/sys/net/ipv4/ip_forward"] = "0\n" },
+			map[string]string{"problem forwarding-off": "net.ipv4.ip_forward is 0"}},
+		{"no forwarding of IPv6", func(h *host) {
+			h.statements[0].EnableIPv6, h.files["proc/sys/net/ipv6/conf/all/forwarding"] = on(), "0\n"
+		}, map[string]string{"problem forwarding-off": "net.ipv6.conf.all.forwarding is 0"}},
+		{name: "no forwarding of IPv6, which is not managed", set: func(h *host) { h.files["proc/sys/net/ipv6/conf/all/forwarding"] = "0\n" }},
+
+		{"both variants", func(h *host) {
+			h.usages = []foreign.Usage{{Variant: "nft", NATRules: 3, Kubelet: true}, {Variant: "legacy", NATRules: 1}}
+		}, map[string]string{"notice mixed-iptables": "iptables-nft has rules in table nat, iptables-legacy has rules"}},
+		{"kubelet in the other variant", func(h *host) { h.usages = []foreign.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}} },
+			map[string]string{"problem mixed-iptables": "kubelet uses iptables-legacy, and our chains are kept in iptables-nft"}},
+		{name: "kubelet in both, and rules in one", set: func(h *host) {
+			h.usages = []foreign.Usage{{Variant: "nft", Kubelet: true, NATRules: 5}, {Variant: "legacy", Kubelet: true}}
+		}},
+		{name: "kubelet in iptables-legacy, and our chains in nftables", set: func(h *host) {
+			h.choice = netfilter.Choice{Backend: policy.NFTables}
+			h.usages = []foreign.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}}
+		}},
+
+		{"a saved chain", func(h *host) { h.files["etc/iptables/rules.v4"] = "*nat\n:IP-MASQ-AGENT - [0:0]\nCOMMIT\n" },
+			map[string]string{"notice saved-ruleset": "/etc/iptables/rules.v4 (netfilter-persistent.service, not enabled): holds chain IP-MASQ-AGENT"}},
+		{"a saved table that is loaded", func(h *host) {
+			h.files["etc/sysconfig/iptables"] = "*nat\nCOMMIT\n"
+			h.files["etc/systemd/system/basic.target.wants/iptables.service"] = ""
+		}, map[string]string{"notice saved-ruleset": "/etc/sysconfig/iptables (iptables.service, enabled): replaces table nat"}},
+		{"a saved ruleset that flushes", func(h *host) {
+			h.choice = netfilter.Choice{Backend: policy.NFTables}
+			h.files["etc/nftables.conf"] = "#!/usr/sbin/nft -f\nflush ruleset;\ntable ip x { chain masq-IP-MASQ-AGENT { } }\n"
+			h.files["etc/systemd/system/sysinit.target.wants/nftables.service"] = ""
+		}, map[string]string{"notice saved-ruleset": "flushes the ruleset, holds chain"}},
+		{name: "saved rulesets of no harm", set: func(h *host) {
+			h.files["etc/nftables.conf"] = "flush ruleset\n"
+			h.files["etc/iptables/rules.v4"] = "# IP-MASQ-AGENT\n*nat\n:OTHER-IP-MASQ-AGENT -\nCOMMIT\n"
+			h.files["etc/sysconfig/ip6tables"] = "*filter\nCOMMIT\n"
+			h.files["etc/systemd/system/basic.target.wants/ip6tables.service"] = ""
+		}},
+		{"nothing can be read", func(h *host) {
+			h.edit = func(n *Node) {
+				n.Foreign = func(context.Context) ([]foreign.Rule, error) {
+					return nil, errors.Join(errors.New("no tables"), errors.New("no blobs"))
+				}
+				n.Variants = func(context.Context) ([]foreign.Usage, error) { return nil, errors.New("no variants") }
+				n.Interfaces = func() ([]string, error) { return nil, errors.New("no interfaces") }
+			}
+		}, map[string]string{"notice not-examined": "no tables, no blobs, no variants, no interfaces"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := newHost(t)
+			tc.set(h)
+			compare(t, tc.want, h.examine())
+		})
+	}
+}
+
+// compare holds findings to what is wanted: IDs and severities, all of them, and
+// of each words that it says, in any place.
+func compare(t *testing.T, want map[string]string, findings []Finding) {
+	t.Helper()
+	got := map[string]string{}
+	for _, f := range findings {
+		got[string(f.Severity)+" "+f.ID] = strings.Join(append(f.Detail, f.Remedy), "\n")
+		if f.Summary == "" || f.Remedy == "" || len(f.Detail) == 0 {
+			t.Errorf("%+v says too little", f)
+		}
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got))); diff != "" || len(got) != len(findings) {
+		t.Fatalf("(-want +got):\n%s\n%q", diff, got)
+	}
+	for id, words := range want {
+		for word := range strings.SplitSeq(words, ", ") {
+			if !strings.Contains(got[id], word) {
+				t.Errorf("%s does not say %q:\n%s", id, word, got[id])
+			}
+		}
+	}
+}
+
+func TestOrderAndForm(t *testing.T) {
+	h := newHost(t)
+	h.files["etc/ufw/ufw.conf"] = "ENABLED=yes\n"
+	h.files["proc/sys/net/ipv4/ip_forward"] = "0\n"
+	h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent\n", "ip-masq-agent\x00"
+	h.files["etc/iptables/rules.v4"] = ":IP-MASQ-AGENT - [0:0]\n"
+	findings := h.examine()
+	var ids []string
+	for _, f := range findings {
+		ids = append(ids, f.ID)
+	}
+	if diff := cmp.Diff([]string{"agent-running", "forwarding-off", "saved-ruleset", "ufw-enabled"}, ids); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	text, err := json.Marshal(findings[1])
+	want := `{"id":"forwarding-off","severity":"problem","summary":"The kernel does not forward: nothing of pods gets out, masqueraded or not.",` +
+		`"detail":["net.ipv4.ip_forward is 0"],"remedy":"Set the sysctl to 1, in /etc/sysctl.d to make it last."}`
+	if diff := cmp.Diff(want, string(text)); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+// TestOddFiles has files of the host that must neither stop an examination nor
+// make it wait.
+func TestOddFiles(t *testing.T) {
+	h := newHost(t)
+	h.files["var/lib/cni/results/pods-1-eth0"] = "torn"
+	n := h.node()
+	for _, name := range []string{"etc/nftables.conf", "var/lib/cni/results/dir"} {
+		if err := os.MkdirAll(filepath.Join(n.Root, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fifo(t, filepath.Join(n.Root, "etc/iptables/rules.v4"))
+	compare(t, map[string]string{"notice not-examined": "pods-1-eth0, nftables.conf: is no regular file, rules.v4: is no regular file"},
+		Examine(t.Context(), n))
+}
+
+// TestNothingIsKnown examines a node of which nothing was read.
+func TestNothingIsKnown(t *testing.T) {
+	isolate(t)
+	n := Node{Root: newHost(t).node().Root}
+	compare(t, map[string]string{"notice conflist-without-us": "holds none"}, Examine(t.Context(), n))
+}

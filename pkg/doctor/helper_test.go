@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
+
+// entry is one of ours in a conflist.
+const entry = `{"type": "ip-masq"}`
+
+// bridge is a main plugin as it should be.
+const bridge = `{"type": "bridge", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.1.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}`
+
+func conflist(network string, plugins ...string) string {
+	return `{"cniVersion": "1.0.0", "name": "` + network + `", "plugins": [` + strings.Join(plugins, ", ") + `]}`
+}
+
+// host is a node in the making: files below a root, statements, and what the
+// kernel would say.
+type host struct {
+	t          *testing.T
+	files      map[string]string
+	statements []policy.Statement
+	choice     netfilter.Choice
+	rules      []foreign.Rule
+	usages     []foreign.Usage
+	interfaces []string
+	edit       func(*Node)
+}
+
+// newHost is a node of which nothing is to be said.
+func newHost(t *testing.T) *host {
+	return &host{t: t,
+		files: map[string]string{
+			"etc/cni/net.d/10-pods.conflist": conflist("pods", bridge, entry),
+			"proc/self/status":               "Name:\tx\nCapInh:\t0000000000000000\nCapEff:\t000001ffffffffff\n",
+			"proc/sys/net/ipv4/ip_forward":   "1\n",
+			"proc/1/comm":                    "systemd\n",
+			"proc/1/cmdline":                 "/sbin/init\x00",
+			"proc/7/comm":                    "ip-masq-reconci\n",
+			"proc/7/cmdline":                 "/ip-masq-reconciler\x00run\x00",
+			"proc/8/comm":                    "kthreadd\n",
+			"proc/8/cmdline":                 "",
+			"proc/stat":                      "",
+		},
+		statements: []policy.Statement{{Chain: policy.DefaultChain}},
+		choice:     netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT},
+		interfaces: []string{"lo", "eth0", "cni0"},
+	}
+}
+
+// node writes the files and returns the node.
+func (h *host) node() Node {
+	h.t.Helper()
+	root := h.t.TempDir()
+	for name, text := range h.files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			h.t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	n := Node{Root: root,
+		Foreign:    func(context.Context) ([]foreign.Rule, error) { return h.rules, nil },
+		Variants:   func(context.Context) ([]foreign.Usage, error) { return h.usages, nil },
+		Interfaces: func() ([]string, error) { return h.interfaces, nil },
+	}
+	n.ConfDir, n.ConfDirErr = config.ReadConfDir(filepath.Join(root, "etc/cni/net.d"))
+	for i, s := range h.statements {
+		n.State.Contributions = append(n.State.Contributions, policy.Contribution{
+			Source: policy.Source{Kind: policy.Network, Name: []string{"pods", "other", "third"}[i]}, Statement: s, Order: int64(i)})
+	}
+	v := &enforce.View{Policies: policy.Merge(n.State.Contributions)}
+	desired := policy.Desired(v.Policies, policy.Layout{}, policy.Owner{})
+	v.Groups = []enforce.Group{{Choice: h.choice, Desired: desired, Observed: desired, Recorded: true}}
+	n.View = v
+	for _, p := range v.Policies {
+		n.State.Record.Chains = append(n.State.Record.Chains,
+			store.OwnedChain{Chain: p.Chain, Family: policy.IPv4, Backend: h.choice.Backend, Variant: h.choice.Variant})
+	}
+	if h.edit != nil {
+		h.edit(&n)
+	}
+	return n
+}
+
+func (h *host) examine() []Finding {
+	h.t.Helper()
+	return Examine(h.t.Context(), h.node())
+}
+
+// isolate gives the calling test a network namespace of its own; the thread is
+// thrown away at its end.
+func isolate(t *testing.T) {
+	t.Helper()
+	if err := sandbox.Check(); err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func feed(t *testing.T, input, program string, args ...string) {
+	t.Helper()
+	c := exec.Command(program, args...)
+	c.Stdin = strings.NewReader(input)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", program, err, out)
+	}
+}
+
+func prefixes(list ...string) []netip.Prefix {
+	out := []netip.Prefix{}
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+func on() *bool {
+	yes := true
+	return &yes
+}

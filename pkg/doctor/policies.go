@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// overlappingChains looks for chains that are about the same traffic: what one
+// leaves alone the other gets to see, and masquerades.
+func overlappingChains(e *examination) ([]Finding, error) {
+	f := Finding{ID: "two-unscoped-chains", Severity: Problem,
+		Summary: "Two chains of ours look at the same traffic, and one masquerades what the other leaves alone.",
+		Remedy:  "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}
+	all := e.policies()
+	for i, p := range all {
+		for _, q := range all[i+1:] {
+			for _, family := range policy.Families() {
+				if !overlap(p, q, family) {
+					continue
+				}
+				every := policy.RangesOf(family.All())
+				exemptP, exemptQ := exemptAddresses(p, family), exemptAddresses(q, family)
+				for _, side := range []struct {
+					exempts, masquerades policy.Policy
+					what                 policy.Ranges
+				}{
+					{p, q, exemptP.Intersect(every.Without(exemptQ))},
+					{q, p, exemptQ.Intersect(every.Without(exemptP))},
+				} {
+					if len(side.what) > 0 {
+						f.Detail = append(f.Detail, fmt.Sprintf("%s exempts %s, which %s masquerades", side.exempts.Chain, side.what, side.masquerades.Chain))
+					}
+				}
+			}
+		}
+	}
+	return one(f), nil
+}
+
+// overlap reports whether a packet of the family can be in the scope of both.
+func overlap(p, q policy.Policy, f policy.Family) bool {
+	from, managed := scope(p, f)
+	other, managedToo := scope(q, f)
+	return managed && managedToo && from.Overlaps(other) && sameInterface(p.Interfaces.Value, q.Interfaces.Value)
+}
+
+func policyConflicts(e *examination) ([]Finding, error) {
+	f := Finding{ID: "policy-conflict", Severity: Problem,
+		Summary: "Sources contradict each other, and one of them has yielded.",
+		Remedy:  "Make the sources agree, or give one of them another masqChain and a scope of its own."}
+	for _, p := range e.policies() {
+		for _, c := range p.Conflicts {
+			f.Detail = append(f.Detail, c.Error())
+		}
+	}
+	return one(f), nil
+}
+
+func failedChains(e *examination) ([]Finding, error) {
+	f := Finding{ID: "chain-not-kept", Severity: Problem,
+		Summary: "The rules of a chain cannot be vouched for.",
+		Remedy:  "See the message; until then nothing repairs these rules."}
+	if e.View != nil {
+		for _, chain := range slices.Sorted(maps.Keys(e.View.Failed)) {
+			f.Detail = append(f.Detail, fmt.Sprintf("%s: %v", chain, e.View.Failed[chain]))
+		}
+	}
+	return one(f), nil
+}
+
+func slowLists(e *examination) ([]Finding, error) {
+	f := Finding{ID: "slow-list", Severity: Notice,
+		Summary: "Each new connection walks through a long list of rules: iptables has no sets.",
+		Remedy:  `Set backend to "nftables", whose cost does not grow with the list.`}
+	if e.View != nil {
+		slow := e.View.Slow()
+		for _, chain := range slices.Sorted(maps.Keys(slow)) {
+			f.Detail = append(f.Detail, fmt.Sprintf("%s: %d prefixes", chain, slow[chain]))
+		}
+	}
+	return one(f), nil
+}
+
+// documents looks for documents that hold something nobody here can know.
+func documents(e *examination) ([]Finding, error) {
+	damaged := Finding{ID: "damaged-document", Severity: Problem,
+		Summary: "Documents of the dataDir cannot be believed.",
+		Remedy:  "They are moved aside and written anew by their sources: run ip-masq-reconciler once, and see that an ADD of the network follows."}
+	for _, d := range e.State.Damaged {
+		damaged.Detail = append(damaged.Detail, d.Err.Error())
+	}
+	newer := Finding{ID: "newer-document", Severity: Problem,
+		Summary: "Documents of the dataDir were written by a newer version; the rules are left as they are.",
+		Remedy:  "Install the newer version again, of the plugin and the reconciler, or remove the documents."}
+	for _, n := range e.State.Newer {
+		newer.Detail = append(newer.Detail, fmt.Sprintf("%s: schema %d", n.File, n.Schema))
+	}
+	return append(one(damaged), one(newer)...), nil
+}

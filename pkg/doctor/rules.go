@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// foreignRules looks for rules of others that masquerade what is exempt: our
+// RETURN ends our chain alone, and does not keep them from it.
+func foreignRules(e *examination) ([]Finding, error) {
+	rules, err := e.Foreign(e.ctx)
+	sure := Finding{ID: "foreign-masquerade", Severity: Problem,
+		Summary: "Rules of others masquerade destinations that the policy leaves alone."}
+	kubelet := Finding{ID: "kubelet-masquerade", Severity: Problem,
+		Summary: "Rules of kubelet, kubenet or kube-proxy masquerade destinations that the policy leaves alone."}
+	maybe := Finding{ID: "foreign-masquerade-possible", Severity: Notice,
+		Summary: "Rules of others may masquerade destinations that the policy leaves alone."}
+	parties := map[*Finding][]string{}
+	for _, c := range Caught(e.policies(), rules) {
+		line, doubt := c.String(), e.doubt(c)
+		f := &sure
+		switch {
+		case doubt != "":
+			f, line = &maybe, line+" ("+doubt+")"
+		case kubelets(c.Rule):
+			f = &kubelet
+		}
+		f.Detail = append(f.Detail, line)
+		if remedy := remedyFor(c.Rule); remedy != "" && !slices.Contains(parties[f], remedy) {
+			parties[f] = append(parties[f], remedy)
+		}
+	}
+	general := "Switch masquerading off where the rules come from, or remove them; what ip-masq leaves alone they masquerade all the same, before it or after it."
+	sure.Remedy = strings.Join(append(parties[&sure], general), " ")
+	maybe.Remedy = strings.Join(append(parties[&maybe], "Look at the rules; name sourceCIDRs where they are about other traffic than that of pods."), " ")
+	kubelet.Remedy = strings.Join(append(parties[&kubelet], general), " ")
+	var found []Finding
+	for _, f := range []Finding{sure, kubelet, maybe} {
+		found = append(found, one(f)...)
+	}
+	if err != nil {
+		err = fmt.Errorf("read the NAT rules of others: %w", err)
+	}
+	return found, err
+}
+
+// doubt tells why the rule may do no harm after all; "" if it surely does.
+func (e *examination) doubt(c Catch) string {
+	r := c.Rule
+	switch {
+	case !r.Exact:
+		return "not all of the rule could be read"
+	case r.Rule.From == nil || c.Scoped:
+		return ""
+	}
+	known := false
+	for _, p := range e.pods {
+		if policy.FamilyOf(p.prefix.Addr()) == r.Family {
+			known = true
+			if meet(policy.RangesOf(p.prefix), r.Rule.From) {
+				return ""
+			}
+		}
+	}
+	if known {
+		return "its sources are no pod network that is known here"
+	}
+	return "whether its sources are pods is not known here"
+}
+
+// String writes the rule, what it catches, and whether it comes before us.
+func (c Catch) String() string {
+	const most = 4
+	var what []string
+	for _, e := range c.Destinations {
+		what = append(what, e.Prefix.String())
+	}
+	for _, e := range c.Sources {
+		what = append(what, "all from "+e.Prefix.String())
+	}
+	if rest := len(what) - most; rest > 0 {
+		what = append(what[:most], fmt.Sprintf("%d more", rest))
+	}
+	order := map[foreign.Order]string{foreign.Before: ", before our chain", foreign.After: ", after our chain"}[c.Rule.Order]
+	return fmt.Sprintf("%s: catches %s, which %s leaves alone%s", c.Rule.Text, strings.Join(what, ", "), c.Chain, order)
+}
+
+// kubelets reports whether the rule is kubelet's, kubenet's or kube-proxy's.
+func kubelets(r foreign.Rule) bool {
+	return strings.HasPrefix(r.Chain, "KUBE-") || strings.HasPrefix(r.Comment, "kubenet:") || r.Table == "kube-proxy"
+}
+
+// remedyFor tells what to do about the rules of parties that are well known.
+func remedyFor(r foreign.Rule) string {
+	switch {
+	case strings.HasPrefix(r.Comment, "kubenet:"):
+		return "kubelet's kubenet: give --non-masquerade-cidr=0.0.0.0/0, then delete the rule or reboot."
+	case kubelets(r):
+		return "kube-proxy: leave --masquerade-all (iptables.masqueradeAll) off."
+	case strings.HasPrefix(r.Chain, "FLANNEL") || strings.HasPrefix(r.Table, "flannel"):
+		return "flannel: run flanneld without --ip-masq."
+	case strings.HasPrefix(r.Chain, "cali-"):
+		return "Calico: set natOutgoing: false in the IPPool."
+	case strings.HasPrefix(r.Chain, "CILIUM_"):
+		return "Cilium: set enable-ipv4-masquerade and enable-ipv6-masquerade to false."
+	case strings.HasPrefix(r.Chain, "AWS-SNAT"):
+		return "Amazon VPC CNI: set AWS_VPC_K8S_CNI_EXTERNALSNAT=true."
+	case strings.HasPrefix(r.Chain, "CNI-") || strings.HasPrefix(r.Table, "cni_plugins"):
+		return "A CNI plugin's ipMasq: set it to false in the conflist; the rules go with their pods."
+	case slices.Contains(r.NotOut, "docker0"):
+		return "Docker: run dockerd with --ip-masq=false if it must not."
+	}
+	return ""
+}
+
+// leftoverChains looks for chains of ours in another backend or variant than the
+// one that is in force: there they masquerade too.
+func leftoverChains(e *examination) ([]Finding, error) {
+	f := Finding{ID: "leftover-chain", Severity: Problem,
+		Summary: "A chain stands in more than one backend, and its older copy masquerades too.",
+		Remedy:  "Remove it (ip-masq-reconciler cleanup removes all that ip-masq owns), or stop whoever writes it."}
+	for _, o := range e.State.Record.Chains {
+		if o.Stuck {
+			f.Detail = append(f.Detail, fmt.Sprintf("%s in %s (%s): it could not be removed", o.Chain, o.Backend, o.Family))
+		}
+	}
+	if e.View == nil || len(e.Drivers) == 0 {
+		return one(f), nil
+	}
+	var errs []error
+	for _, g := range e.View.Groups {
+		seen := map[string]bool{}
+		for _, c := range g.Desired.Chains {
+			if seen[c.Name] {
+				continue
+			}
+			seen[c.Name] = true
+			others, err := e.Drivers.Others(e.ctx, c.Name, g.Choice)
+			for _, o := range others {
+				f.Detail = append(f.Detail, fmt.Sprintf("%s is kept in %s and stands in %s", c.Name, g.Choice, o))
+			}
+			errs = append(errs, err)
+		}
+	}
+	return one(f), errors.Join(errs...)
+}

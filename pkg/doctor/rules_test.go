@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+func many(n int) []netip.Prefix {
+	out := prefixes("10.0.0.0/8")
+	for i := range n {
+		out = append(out, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i), 0, 0}), 16))
+	}
+	return out
+}
+
+func fifo(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// elsewhere is a driver in whose place every chain stands, too. Of the rest of a
+// driver nothing may be asked.
+type elsewhere struct{ netfilter.Driver }
+
+func (elsewhere) Uses(context.Context, string) ([]netfilter.Choice, error) {
+	return []netfilter.Choice{{Backend: policy.NFTables}}, nil
+}
+
+// TestForeignRules has the rules of others in a kernel.
+func TestForeignRules(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		set     func(*host)
+		rules   string // for iptables-restore
+		rules6  string
+		nft     string
+		want    map[string]string
+		counted int
+	}{
+		{name: "none"},
+		{name: "the agents' chain, which is ours now", rules: ":IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT\n-A IP-MASQ-AGENT -j MASQUERADE"},
+		{name: "masquerading of all", rules: "-A POSTROUTING -o eth0 -j MASQUERADE\n:IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT", counted: 1,
+			want: map[string]string{"problem foreign-masquerade": "iptables (nft), table nat, chain POSTROUTING: out eth0 masquerade: catches 169.254.0.0/16, 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, before our chain"}},
+		{name: "in nftables", nft: "table ip x {\nchain p {\ntype nat hook postrouting priority 300\nip daddr 10.1.0.0/16 masquerade\n}\n}", counted: 1,
+			want: map[string]string{"problem foreign-masquerade": "nftables, table x, chain p: to 10.1.0.0/16 masquerade: catches 10.0.0.0/8, which IP-MASQ-AGENT leaves alone"}},
+		{name: "of pods", rules: "-A POSTROUTING -s 10.244.0.0/16 ! -d 10.244.0.0/16 -j MASQUERADE", counted: 1,
+			want: map[string]string{"problem foreign-masquerade": "from 10.244.0.0/16 not to 10.244.0.0/16"}},
+		{name: "of Docker", rules: "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE", counted: 1,
+			want: map[string]string{"notice foreign-masquerade-possible": "no pod network that is known here, Docker:"}},
+		{name: "of sources that may be pods", rules: "-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE", counted: 1,
+			set: func(h *host) {
+				h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge"}`, entry)
+			},
+			want: map[string]string{"notice foreign-masquerade-possible": "whether its sources are pods is not known here"}},
+		{name: "of a scope that the policy names", rules: "-A POSTROUTING -s 10.9.0.0/24 -j MASQUERADE", counted: 1,
+			set:  func(h *host) { h.statements[0].SourceCIDRs = prefixes("10.9.0.0/16") },
+			want: map[string]string{"problem foreign-masquerade": "from 10.9.0.0/24"}},
+		{name: "outside the scope", rules: "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE\n-A POSTROUTING -o docker0 -j MASQUERADE",
+			set: func(h *host) {
+				h.statements[0].SourceCIDRs, h.statements[0].OutputInterfaces = prefixes("10.244.0.0/16"), []string{"eth+"}
+			}},
+		{name: "of what is not exempt", rules: "-A POSTROUTING -d 8.8.8.0/24 -j MASQUERADE\n-A POSTROUTING -o lo -j MASQUERADE"},
+		{name: "of what a longer prefix has masqueraded", rules: "-A POSTROUTING -d 10.9.0.0/16 -j MASQUERADE",
+			set: func(h *host) { h.statements[0].MasqueradeCIDRs = prefixes("10.9.0.0/16") }},
+		{name: "of sources that are exempt", rules: "-A POSTROUTING -s 10.9.0.0/24 -d 8.8.8.8 -j MASQUERADE\n-A POSTROUTING -s 10.8.0.0/24 -d 8.8.8.8 -j MASQUERADE", counted: 1,
+			set: func(h *host) {
+				h.statements[0].NonMasqueradeSourceCIDRs, h.statements[0].SourceCIDRs = prefixes("10.9.0.0/16"), prefixes("10.0.0.0/8")
+			},
+			want: map[string]string{"problem foreign-masquerade": "catches all from 10.9.0.0/16"}},
+		{name: "that cannot be read", rules: "-A POSTROUTING -m conntrack --ctstate DNAT -j MASQUERADE",
+			want: map[string]string{"notice foreign-masquerade-possible": "match conntrack, not all of the rule could be read"}},
+		{name: "for marked packets", rules: ":KUBE-POSTROUTING -\n-A POSTROUTING -j KUBE-POSTROUTING\n-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n-A KUBE-POSTROUTING -j MASQUERADE"},
+		{name: "kube-proxy's for all", rules: ":KUBE-POSTROUTING -\n-A POSTROUTING -j KUBE-POSTROUTING\n-A KUBE-POSTROUTING -j MASQUERADE", counted: 1,
+			want: map[string]string{"problem kubelet-masquerade": "KUBE-POSTROUTING: masquerade, --masquerade-all"}},
+		{name: "kubenet's", rules: `-A POSTROUTING ! -d 10.0.0.0/8 -m comment --comment "kubenet: SNAT for outbound traffic from cluster" -m addrtype ! --dst-type LOCAL -j MASQUERADE`, counted: 1,
+			want: map[string]string{"problem kubelet-masquerade": "catches 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16, which, --non-masquerade-cidr"}},
+		{name: "of IPv6, which is not managed", rules6: "-A POSTROUTING -j MASQUERADE"},
+		{name: "of IPv6", rules6: "-A POSTROUTING -j MASQUERADE", counted: 1,
+			set: func(h *host) {
+				h.statements[0].EnableIPv6, h.statements[0].NonMasqueradeCIDRs = on(), prefixes("10.0.0.0/8", "fd00::/8")
+			},
+			want: map[string]string{"problem foreign-masquerade": "ipv6, table nat, catches fe80::/10, fd00::/8"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			isolate(t)
+			if tc.rules != "" {
+				feed(t, "*nat\n"+tc.rules+"\nCOMMIT\n", "iptables-nft-restore", "--noflush")
+			}
+			if tc.rules6 != "" {
+				feed(t, "*nat\n"+tc.rules6+"\nCOMMIT\n", "ip6tables-nft-restore", "--noflush")
+			}
+			feed(t, tc.nft, "nft", "-f", "-")
+			h := newHost(t)
+			if tc.set != nil {
+				tc.set(h)
+			}
+			h.edit = func(n *Node) { n.Foreign = nil } // the kernel's
+			n := h.node()
+			compare(t, tc.want, Examine(t.Context(), n))
+			rules, err := foreign.Scan(t.Context(), Ours(n.View, n.State.Record))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := CountForeign(n.View.Policies, rules); got != tc.counted {
+				t.Errorf("%d rules counted, want %d: %v", got, tc.counted, rules)
+			}
+		})
+	}
+}
+
+// TestMixedVariantsInKernel has rules in both variants.
+func TestMixedVariantsInKernel(t *testing.T) {
+	isolate(t)
+	for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
+		feed(t, "*nat\n-A POSTROUTING -d 10.0.0.0/8 -j RETURN\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
+	}
+	h := newHost(t)
+	h.edit = func(n *Node) { n.Variants = nil }
+	compare(t, map[string]string{"notice mixed-iptables": "iptables-nft has rules, iptables-legacy has rules"}, h.examine())
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// Removal is a chain that was removed.
+type Removal struct {
+	Chain  string
+	Family policy.Family
+	Choice netfilter.Choice
+}
+
+// RemoveAll removes the chains of these names that are ours, in whatever form
+// they stand: those that say so themselves, and those that the record has. What
+// belongs to others stays, with a warning.
+func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Record, lock *store.Lock) ([]Removal, error) {
+	var removed []Removal
+	var errs []error
+	rec = e.ofThisBoot(rec)
+	for _, c := range e.forms(ctx, chains, rec) {
+		gone, err := e.removeFrom(ctx, c, chains, rec, lock)
+		removed = append(removed, gone...)
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	rec.Chains = nil // what could not be removed keeps its table in use
+	if err := e.vacate(ctx, &rec); err != nil {
+		errs = append(errs, err)
+	}
+	return removed, errors.Join(errs...)
+}
+
+// forms returns the forms in which one of the chains stands or should stand.
+func (e *Enforcer) forms(ctx context.Context, chains []string, rec store.Record) []netfilter.Choice {
+	var forms []netfilter.Choice
+	add := func(c netfilter.Choice) {
+		if !slices.ContainsFunc(forms, c.SamePlace) {
+			forms = append(forms, c)
+		}
+	}
+	for _, o := range rec.Chains {
+		add(choiceOf(o))
+	}
+	for _, d := range e.Drivers {
+		for _, chain := range chains {
+			used, err := d.Uses(ctx, chain)
+			if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
+				e.warn(fmt.Errorf("look for chain %s in %s: %w", chain, d.Backend(), err))
+			}
+			for _, c := range used {
+				add(c)
+			}
+		}
+	}
+	return forms
+}
+
+func (e *Enforcer) removeFrom(ctx context.Context, c netfilter.Choice, chains []string, rec store.Record, lock *store.Lock) ([]Removal, error) {
+	b, err := e.Drivers.Open(c)
+	if err != nil {
+		return nil, err
+	}
+	var refs []netfilter.ChainRef
+	for _, chain := range chains {
+		for _, f := range policy.Families() {
+			refs = append(refs, netfilter.ChainRef{Family: f, Name: chain})
+		}
+	}
+	observed, err := b.Observe(ctx, refs)
+	if err != nil {
+		return nil, fmt.Errorf("read what stands in %s: %w", c, err)
+	}
+	us := policy.OwnedBy(e.Dir.Path())
+	var removed []Removal
+	var ours []netfilter.ChainRef
+	for _, chain := range observed.Chains {
+		switch {
+		case chain.Owner == us || chain.Owner == (policy.Owner{}) && (b.Exclusive() || owns(rec, chain.Family, chain.Name, c)):
+			ours = append(ours, netfilter.ChainRef{Family: chain.Family, Name: chain.Name})
+			removed = append(removed, Removal{Chain: chain.Name, Family: chain.Family, Choice: c})
+		case slices.Contains(chains, chain.Name):
+			e.warn(fmt.Errorf("chain %s (%s) in %s is not ours and stays", chain.Name, chain.Family, c))
+		}
+	}
+	if len(ours) == 0 {
+		return nil, nil
+	}
+	if err := b.Remove(ctx, ours, lock.File()); err != nil {
+		return nil, fmt.Errorf("remove chains from %s: %w", c, err)
+	}
+	return removed, nil
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/explain"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// want is what matters of an explanation, in one line.
+func line(e explain.Explanation) string {
+	prefix, origin := "-", "-"
+	if e.Prefix != nil {
+		prefix = e.Prefix.String()
+	}
+	if e.Origin != nil {
+		origin = e.Origin.Key + " by " + e.Origin.Source
+		if e.Origin.Index != nil {
+			origin = fmt.Sprintf("%s[%d] by %s", e.Origin.Key, *e.Origin.Index, e.Origin.Source)
+		}
+		if e.Origin.File != "" {
+			origin += " in " + e.Origin.File
+		}
+	}
+	return fmt.Sprintf("%q %s %s | %s | %s | kernel %t | %s", e.Chain, e.Family, e.Verdict, prefix, origin, e.Kernel, e.Rule)
+}
+
+func TestWhoSaidSo(t *testing.T) {
+	places := policy.Places{}
+	places.Note("nonMasqueradeCIDRs", "/etc/config/ip-masq-agent", 0)
+	places.Note("nonMasqueradeCIDRs", "/etc/config/ip-masq-more", 3)
+	places.Note("masqueradeHost", "/etc/config/ip-masq-more", -1)
+	no := false
+	podnet := network("podnet", "A", exempting("10.0.0.0/8", "192.168.0.0/16"), masquerading("10.1.0.0/16"), fromOnly("10.244.0.0/16"))
+	second := network("second", "A", exempting("192.168.0.0/16", "10.0.0.0/8"), fromOnly("10.244.0.0/16"))
+	files := agentFiles("A", places, exempting("172.20.0.0/16", "172.21.0.0/16"), func(s *policy.Statement) { s.MasqueradeHost = &no })
+	n := newNode(podnet, second, files)
+	n.places.ConfDir = confDir(t, map[string]string{
+		// The list changed since it was put in force: items moved, and one is gone.
+		"10-podnet.conflist": conflist("podnet", `, "masqChain": "A", "sourceCIDRs": ["10.244.0.0/16"],
+			"nonMasqueradeCIDRs": ["100.64.0.0/10", "192.168.0.0/16", "10.0.0.0/8"]`),
+		"20-podnet.conflist": conflist("podnet", `, "masqChain": "A", "masqueradeCIDRs": ["10.1.0.0/16"]`),
+		"30-bad.conflist":    conflist("second", `, "nonMasqueradeCIDRs": ["10.0.0.1/8"]`),
+	})
+	for dst, want := range map[string]string{
+		"8.8.8.8":     `"A" ipv4 masquerade | - | - | kernel true | masquerade random-fully`,
+		"10.9.9.9":    `"A" ipv4 exempt | 10.0.0.0/8 | nonMasqueradeCIDRs[2] by network "podnet" in /etc/cni/net.d/10-podnet.conflist | kernel true | to 10.0.0.0/8 return`,
+		"192.168.1.1": `"A" ipv4 exempt | 192.168.0.0/16 | nonMasqueradeCIDRs[1] by network "podnet" in /etc/cni/net.d/10-podnet.conflist | kernel true | to 192.168.0.0/16 return`,
+		"10.1.1.1":    `"A" ipv4 masquerade | 10.1.0.0/16 | masqueradeCIDRs[0] by network "podnet" | kernel true | to 10.1.0.0/16 masquerade random-fully`,
+		"172.20.1.1":  `"A" ipv4 exempt | 172.20.0.0/16 | nonMasqueradeCIDRs[0] by the agent files in /etc/config/ip-masq-agent | kernel true | to 172.20.0.0/16 return`,
+		"172.21.1.1":  `"A" ipv4 exempt | 172.21.0.0/16 | nonMasqueradeCIDRs[3] by the agent files in /etc/config/ip-masq-more | kernel true | to 172.21.0.0/16 return`,
+		"169.254.1.1": `"A" ipv4 exempt | 169.254.0.0/16 | masqLinkLocal by built in | kernel true | to 169.254.0.0/16 return`,
+		"2001:db8::1": `"A" ipv6 out-of-scope | - | enableIPv6 by built in | kernel true | `,
+	} {
+		if got := line(n.to(dst)); got != want {
+			t.Errorf("%s\n got %s\nwant %s", dst, got, want)
+		}
+	}
+	e := n.to("10.9.9.9")
+	if len(e.Also) != 1 || e.Also[0].Name != "second" || *e.Also[0].Index != 1 || e.Also[0].File != "" {
+		t.Errorf("10.9.9.9 is also exempt by %+v, want by item 1 of second, whose conflist is bad", e.Also)
+	}
+	for _, tt := range []struct{ src, out, want string }{
+		{"10.244.0.2", "", `"A" ipv4 masquerade | - | - | kernel true | masquerade random-fully`},
+		{"10.245.0.2", "", `"A" ipv4 out-of-scope | - | sourceCIDRs by network "podnet" in /etc/cni/net.d/10-podnet.conflist | kernel true | `},
+		{"10.244.0.1", "", `"A" ipv4 out-of-scope | - | masqueradeHost by the agent files in /etc/config/ip-masq-more | kernel true | `},
+	} {
+		got := line(n.explain(explain.Question{
+			Destination: netip.MustParseAddr("8.8.8.8"), Source: netip.MustParseAddr(tt.src), Interface: tt.out,
+			Local: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.244.0.1") },
+		}))
+		if got != tt.want {
+			t.Errorf("from %s\n got %s\nwant %s", tt.src, got, tt.want)
+		}
+	}
+}
+
+func TestConflictIsTold(t *testing.T) {
+	n := newNode(network("podnet", "A", exempting("10.0.0.0/8")), agentFiles("A", nil, masquerading("10.0.0.0/8")))
+	e := n.to("10.1.1.1")
+	if len(e.Contradicted) != 1 || !strings.Contains(e.Contradicted[0], "masqueradeCIDRs of the agent files is 10.0.0.0/8") {
+		t.Errorf("who is contradicted by the agent files is told %q", e.Contradicted)
+	}
+	if e := n.to("8.8.8.8"); len(e.Contradicted) > 0 {
+		t.Errorf("of 8.8.8.8 nobody is contradicted, and %q is told", e.Contradicted)
+	}
+}
+
+func TestDoesTheKernelAgree(t *testing.T) {
+	pods := func(s *policy.Statement) { s.SourceCIDRs = cidrs("10.244.0.0/16") }
+	first := func(r policy.Rule) func(*policy.Chain) {
+		return func(c *policy.Chain) { c.Rules = append([]policy.Rule{r}, c.Rules...) }
+	}
+	foreign := policy.Rule{Verdict: policy.Alien, Text: "-j LOG"}
+	for _, tt := range []struct {
+		name                 string
+		change               func(*node)
+		dst                  string
+		kernel               bool
+		rule, drift, problem string // drift and problem: a part of it; "": none
+	}{
+		{"right", func(*node) {}, "8.8.8.8", true, "masquerade random-fully", "", ""},
+		{"right, exempt", func(*node) {}, "10.1.1.1", true, "to 10.0.0.0/8 return", "", ""},
+		{"a deleted jump", func(n *node) {
+			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Jumps = nil })
+		}, "8.8.8.8", false, "", "ipv4 A: missing jump: from 10.244.0.0/16 to non-local jump", ""},
+		{"a deleted jump, exempt all the same", func(n *node) {
+			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Jumps = nil })
+		}, "10.1.1.1", true, "", "missing jump", ""},
+		{"a deleted rule", func(n *node) {
+			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = c.Rules[2:] })
+		}, "10.1.1.1", false, "masquerade random-fully", "missing rule: to 10.0.0.0/8 return", ""},
+		{"a wrong order", func(n *node) {
+			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules[1], c.Rules[3] = c.Rules[3], c.Rules[1] })
+		}, "10.1.1.1", false, "masquerade random-fully", "out of order", ""},
+		{"a chain that is gone", func(n *node) {
+			g := n.group(inIPTables)
+			g.Observed = policy.Ruleset{}
+			g.Diff = policy.Compare(g.Desired, g.Observed)
+		}, "8.8.8.8", false, "", "ipv4 A: missing chain", ""},
+		{"somebody's rule before", func(n *node) {
+			n.tamper(inIPTables, policy.IPv4, "A", first(foreign))
+		}, "8.8.8.8", false, "-j LOG", "unexpected rule: -j LOG", "not ours"},
+		{"somebody's rule behind", func(n *node) {
+			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = append(c.Rules, foreign) })
+		}, "8.8.8.8", true, "masquerade random-fully", "unexpected rule: -j LOG", ""},
+		{"another chain differs", func(n *node) {
+			n.tamper(inNFTables, policy.IPv4, "B", func(c *policy.Chain) { c.Jumps = nil })
+		}, "8.8.8.8", false, "masquerade random-fully", "", "chain B"},
+		{"another family differs", func(n *node) {
+			n.tamper(inNFTables, policy.IPv6, "B", func(c *policy.Chain) { c.Jumps = nil })
+		}, "8.8.8.8", true, "masquerade random-fully", "", ""},
+		{"not read", func(n *node) {
+			n.group(inIPTables).Observed = policy.Ruleset{}
+			n.view.Failed = map[string]error{"A": errors.New("read the rules of chain A: no permission")}
+		}, "8.8.8.8", false, "", "", "no permission"},
+		{"not read, and exempt", func(n *node) {
+			n.group(inIPTables).Observed = policy.Ruleset{}
+			n.view.Failed = map[string]error{"A": errors.New("read the rules of chain A: no permission")}
+		}, "10.1.1.1", false, "", "", "no permission"},
+		{"no backend", func(n *node) {
+			n.view.Groups = n.view.Groups[1:]
+			n.view.Failed = map[string]error{"A": errors.New("choose a backend for chain A: none")}
+		}, "8.8.8.8", false, "", "", "choose a backend"},
+		{"kept by another dataDir", func(n *node) {
+			n.view.Failed = map[string]error{"A": fmt.Errorf("chain A: %w", enforce.ErrOtherOwner)}
+		}, "8.8.8.8", true, "masquerade random-fully", "", "another dataDir"},
+		{"something else in our table", func(n *node) {
+			n.inKernel(inNFTables, nil, policy.AlienObject{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"})
+		}, "8.8.8.8", false, "masquerade random-fully", "", "chain B"},
+		{"a chain that nobody wants, in the way", func(n *node) {
+			n.inKernel(inNFTables, []policy.Chain{{Family: policy.IPv4, Name: "OLD", Jumps: []policy.Rule{
+				{From: policy.RangesOf(cidrs("10.244.7.0/24")...), Out: "eth1", Verdict: policy.Jump},
+			}, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}})
+		}, "10.1.1.1", false, "to 10.0.0.0/8 return", "", `chain "OLD" stands`},
+		{"a chain that nobody wants, not in the way", func(n *node) {
+			n.inKernel(inNFTables, []policy.Chain{{Family: policy.IPv4, Name: "OLD", Jumps: []policy.Rule{{Verdict: policy.Jump}}, Rules: []policy.Rule{
+				{To: policy.RangesOf(cidrs("10.0.0.0/8")...), Verdict: policy.Return}, {Verdict: policy.Masquerade},
+			}}})
+		}, "10.1.1.1", true, "to 10.0.0.0/8 return", "", ""},
+		{"a chain of before that could not be seen", func(n *node) {
+			n.view.Stale = []store.OwnedChain{{Chain: "OLD", Family: policy.IPv4, Backend: policy.IPTables, Variant: "legacy"}}
+		}, "10.1.1.1", false, "to 10.0.0.0/8 return", "", "chain OLD of iptables (legacy) stands"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := newNode(network("a", "A", pods), network("b", "B", pods, inNFT, enableIPv6))
+			tt.change(n)
+			e := n.to(tt.dst)
+			drift := strings.Join(e.Drift, "\n")
+			if e.Chain != "A" || e.Kernel != tt.kernel || e.Rule != tt.rule || !tells(drift, tt.drift) || !tells(e.Problem, tt.problem) {
+				t.Errorf("chain %s, kernel %t, rule %q, problem %q, drift\n%s\nwant chain A, %t, %q, %q, %q",
+					e.Chain, e.Kernel, e.Rule, e.Problem, drift, tt.kernel, tt.rule, tt.problem, tt.drift)
+			}
+		})
+	}
+}
+
+// tells reports whether the text has the part, or is empty where none is wanted.
+func tells(text, part string) bool {
+	if part == "" {
+		return text == ""
+	}
+	return strings.Contains(text, part)
+}
+
+func TestWhichChainDecides(t *testing.T) {
+	exemptAll := exempting("0.0.0.0/0")
+	for _, tt := range []struct {
+		name          string
+		contributions []policy.Contribution
+		dst, want     string
+	}{
+		{"one masquerades", []policy.Contribution{network("a", "A", exemptAll), network("b", "B")}, "8.8.8.8", "B masquerade, A exempt"},
+		{"both masquerade", []policy.Contribution{network("a", "A"), network("b", "B")}, "8.8.8.8", "A masquerade, B masquerade"},
+		{"both masquerade, iptables is first", []policy.Contribution{network("a", "A", inNFT), network("b", "B")}, "8.8.8.8", "B masquerade, A masquerade"},
+		{"one exempts", []policy.Contribution{network("a", "A", fromOnly("fd00::/64"), enableIPv6), network("b", "B")}, "10.1.1.1", "B exempt, A out-of-scope"},
+		{"none is about it", []policy.Contribution{network("a", "A"), network("b", "B")}, "2001:db8::1", "A out-of-scope, B out-of-scope"},
+		{"nothing is managed", nil, "8.8.8.8", " out-of-scope"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := newNode(tt.contributions...).to(tt.dst)
+			got := e.Chain + " " + string(e.Verdict)
+			for _, other := range e.Chains {
+				got += ", " + other.Chain + " " + string(other.Verdict)
+			}
+			if got != tt.want || !e.Kernel || e.Reason == "" {
+				t.Errorf("got %s (kernel %t: %s), want %s", got, e.Kernel, e.Problem, tt.want)
+			}
+		})
+	}
+}
+
+func TestNothingManagedAndSomethingLeft(t *testing.T) {
+	n := newNode()
+	n.view.Stale = []store.OwnedChain{{Chain: "OLD", Family: policy.IPv4, Backend: policy.NFTables}}
+	if e := n.to("8.8.8.8"); e.Kernel || !strings.Contains(e.Problem, "chain OLD of nftables") {
+		t.Errorf("with a chain of before: kernel %t, problem %q", e.Kernel, e.Problem)
+	}
+	if e := n.to("2001:db8::1"); !e.Kernel {
+		t.Errorf("it is a chain of IPv4, and of IPv6 is said: %s", e.Problem)
+	}
+}
+
+// An address is the same however it is written.
+func TestSpellingsOfAddresses(t *testing.T) {
+	n := newNode(network("a", "A", enableIPv6))
+	for dst, want := range map[string]string{"::ffff:10.1.1.1": "10.1.1.1", "fe80::1%eth0": "fe80::1"} {
+		e := n.to(dst)
+		if e.Destination.String() != want || e.Verdict != policy.OutcomeExempt {
+			t.Errorf("%s is taken for %s, %s", dst, e.Destination, e.Verdict)
+		}
+	}
+}
+
+// Where the kernel has all that is desired it agrees, whatever is asked.
+func TestTheKernelAgreesWhereNothingDiffers(t *testing.T) {
+	prefixes := rapid.SliceOfN(rapid.SampledFrom(cidrs("10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "0.0.0.0/0", "10.1.2.3/32")), 0, 3)
+	statement := func(t *rapid.T) func(*policy.Statement) {
+		return func(s *policy.Statement) {
+			s.NonMasqueradeCIDRs = prefixes.Draw(t, "non")
+			s.SourceCIDRs = prefixes.Draw(t, "sources")
+			s.NonMasqueradeSourceCIDRs = prefixes.Draw(t, "exempt sources")
+			s.OutputInterfaces = rapid.SliceOfN(rapid.SampledFrom([]string{"eth0", "eth+", "wg0"}), 0, 2).Draw(t, "interfaces")
+			host := rapid.Bool().Draw(t, "host")
+			s.MasqueradeHost = &host
+			s.Backend = rapid.SampledFrom([]policy.Backend{"", policy.NFTables}).Draw(t, "backend")
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		n := newNode(network("a", "A", statement(t)), network("b", "B", statement(t)))
+		address := rapid.SampledFrom([]string{"", "10.1.2.3", "10.1.9.9", "10.9.9.9", "8.8.8.8"})
+		q := explain.Question{
+			Destination: netip.MustParseAddr("10.1.2.3"),
+			Interface:   rapid.SampledFrom([]string{"", "eth0", "eth1", "wg0", "lo"}).Draw(t, "out"),
+			Local:       func(a netip.Addr) bool { return a == netip.MustParseAddr("10.1.9.9") },
+		}
+		if dst := address.Draw(t, "dst"); dst != "" {
+			q.Destination = netip.MustParseAddr(dst)
+		}
+		if src := address.Draw(t, "src"); src != "" {
+			q.Source = netip.MustParseAddr(src)
+		}
+		e := n.explain(q)
+		if !e.Kernel || e.Problem != "" || len(e.Drift) > 0 || len(e.Chains) != 1 {
+			t.Fatalf("%+v: kernel %t, problem %q, drift %q, %d other chains", q, e.Kernel, e.Problem, e.Drift, len(e.Chains))
+		}
+	})
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain_test
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/explain"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+var (
+	inIPTables = netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}
+	inNFTables = netfilter.Choice{Backend: policy.NFTables}
+)
+
+// node is what is known of a node: who contributes what, and what was read.
+type node struct {
+	contributions []policy.Contribution
+	view          *enforce.View
+	places        explain.Places
+}
+
+// newNode makes one whose kernel has all that is desired. Chains are kept in
+// iptables, those that ask for it in nftables.
+func newNode(contributions ...policy.Contribution) *node {
+	n := &node{contributions: contributions, view: &enforce.View{Policies: policy.Merge(contributions)}}
+	for _, p := range n.view.Policies {
+		choice := inIPTables
+		if p.Backend.Value == policy.NFTables {
+			choice = inNFTables
+		}
+		n.join(p, choice)
+	}
+	return n
+}
+
+func (n *node) join(p policy.Policy, c netfilter.Choice) {
+	rules := func() policy.Ruleset {
+		return policy.Desired([]policy.Policy{p}, policy.Layout{Sets: c == inNFTables}, policy.OwnedBy("/state"))
+	}
+	at := n.group(c)
+	if at == nil {
+		n.view.Groups = append(n.view.Groups, enforce.Group{Choice: c, Recorded: true})
+		at = n.group(c)
+	}
+	at.Desired.Chains = append(at.Desired.Chains, rules().Chains...)
+	at.Observed.Chains = append(at.Observed.Chains, rules().Chains...)
+}
+
+func (n *node) group(c netfilter.Choice) *enforce.Group {
+	for i := range n.view.Groups {
+		if n.view.Groups[i].Choice == c {
+			return &n.view.Groups[i]
+		}
+	}
+	return nil
+}
+
+// tamper changes what was read of a chain, and compares.
+func (n *node) tamper(c netfilter.Choice, f policy.Family, chain string, change func(*policy.Chain)) {
+	g := n.group(c)
+	change(g.Observed.Find(f, chain))
+	g.Diff = policy.Compare(g.Desired, g.Observed)
+}
+
+// inKernel adds to what was read in a form.
+func (n *node) inKernel(c netfilter.Choice, chains []policy.Chain, aliens ...policy.AlienObject) {
+	g := n.group(c)
+	g.Observed.Chains = append(g.Observed.Chains, chains...)
+	g.Observed.Aliens = append(g.Observed.Aliens, aliens...)
+	g.Diff = policy.Compare(g.Desired, g.Observed)
+}
+
+func (n *node) explain(q explain.Question) explain.Explanation {
+	return explain.Explain(q, n.view, n.contributions, n.places)
+}
+
+func (n *node) to(dst string) explain.Explanation {
+	return n.explain(explain.Question{Destination: netip.MustParseAddr(dst)})
+}
+
+func network(name, chain string, edit ...func(*policy.Statement)) policy.Contribution {
+	s := policy.Statement{Chain: chain, NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "192.168.0.0/16")}
+	for _, e := range edit {
+		e(&s)
+	}
+	return policy.Contribution{Source: policy.Source{Kind: policy.Network, Name: name}, Statement: s, Order: 1}
+}
+
+func agentFiles(chain string, places policy.Places, edit ...func(*policy.Statement)) policy.Contribution {
+	s := policy.Statement{Chain: chain}
+	for _, e := range edit {
+		e(&s)
+	}
+	return policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}, Statement: s, Places: places}
+}
+
+func cidrs(list ...string) []netip.Prefix {
+	out := []netip.Prefix{}
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+func inNFT(s *policy.Statement) { s.Backend = policy.NFTables }
+
+func enableIPv6(s *policy.Statement) { yes := true; s.EnableIPv6 = &yes }
+
+func exempting(list ...string) func(*policy.Statement) {
+	return func(s *policy.Statement) { s.NonMasqueradeCIDRs = cidrs(list...) }
+}
+
+func masquerading(list ...string) func(*policy.Statement) {
+	return func(s *policy.Statement) { s.MasqueradeCIDRs = cidrs(list...) }
+}
+
+func fromOnly(list ...string) func(*policy.Statement) {
+	return func(s *policy.Statement) { s.SourceCIDRs = cidrs(list...) }
+}
+
+// confDir writes conflists and reads them as they are read on a node. Their
+// directory is named /etc/cni/net.d in what comes out.
+func confDir(t *testing.T, files map[string]string) config.ConfDir {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := config.ReadConfDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Err(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range c.Conflists {
+		c.Conflists[i].File = "/etc/cni/net.d/" + filepath.Base(c.Conflists[i].File)
+	}
+	return c
+}
+
+func conflist(network, keys string) string {
+	return `{"cniVersion": "1.0.0", "name": "` + network + `", "plugins": [{"type": "bridge"}, {"type": "ip-masq"` + keys + `}]}`
+}
+
+// threeDays is what documents of this test are old.
+func threeDays(p *explain.Places) {
+	p.Now = time.Date(2026, 3, 4, 3, 0, 0, 0, time.UTC)
+	p.Since = func(policy.Source) time.Time { return p.Now.Add(-75 * time.Hour) }
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/explain"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// cases are what people ask, and what they and programs are told.
+func cases(t *testing.T) map[string]explain.Explanation {
+	places := policy.Places{}
+	places.Note("nonMasqueradeCIDRs", "/etc/config/ip-masq agent\n", 4)
+	pods := fromOnly("10.244.0.0/16")
+	sound := func() *node {
+		n := newNode(network("podnet", "IP-MASQ-AGENT", pods), agentFiles("IP-MASQ-AGENT", places, exempting("172.20.0.0/16")))
+		n.places.ConfDir = confDir(t, map[string]string{"10-podnet.conflist": conflist("podnet",
+			`, "nonMasqueradeCIDRs": ["10.0.0.0/8", "192.168.0.0/16"], "sourceCIDRs": ["10.244.0.0/16"]`)})
+		threeDays(&n.places)
+		return n
+	}
+	drifted := sound()
+	drifted.tamper(inIPTables, policy.IPv4, "IP-MASQ-AGENT", func(c *policy.Chain) { c.Rules = c.Rules[3:] })
+	emptied := newNode(network("podnet", "A", exempting("10.0.0.0/16", "10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16", "10.4.0.0/16",
+		"10.5.0.0/16", "10.6.0.0/16", "10.7.0.0/16", "10.8.0.0/16")))
+	emptied.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = nil })
+	two := newNode(network("a", "A", exempting("0.0.0.0/0")), network("b", "B", inNFT, fromOnly("10.9.0.0/16")))
+	two.tamper(inNFTables, policy.IPv4, "B", func(c *policy.Chain) { c.Jumps[0].From = nil })
+	unread := sound()
+	unread.view.Failed = map[string]error{"IP-MASQ-AGENT": errors.New("read the rules of chain IP-MASQ-AGENT in iptables (nft): " +
+		"observe ipv4 of iptables (nft): operation not permitted")}
+	ask := func(n *node, dst, src, out string) explain.Explanation {
+		q := explain.Question{Destination: netip.MustParseAddr(dst), Interface: out}
+		if src != "" {
+			q.Source = netip.MustParseAddr(src)
+		}
+		return n.explain(q)
+	}
+	return map[string]explain.Explanation{
+		"masqueraded":    ask(sound(), "8.8.8.8", "10.244.0.2", "eth0"),
+		"exempt":         ask(sound(), "192.168.7.7", "", ""),
+		"by-agent-files": ask(sound(), "172.20.1.1", "", ""),
+		"built-in":       ask(sound(), "169.254.169.254", "", ""),
+		"out-of-scope":   ask(sound(), "8.8.8.8", "192.0.2.7", ""),
+		"drifted":        ask(drifted, "192.168.7.7", "", ""),
+		"emptied":        ask(emptied, "8.8.8.8", "", ""),
+		"two-chains":     ask(two, "8.8.8.8", "", ""),
+		"unread":         ask(unread, "8.8.8.8", "", ""),
+		"nothing":        ask(newNode(), "8.8.8.8", "", ""),
+	}
+}
+
+func TestTextAndJSON(t *testing.T) {
+	for name, e := range cases(t) {
+		t.Run(name, func(t *testing.T) {
+			var text bytes.Buffer
+			e.Text(&text)
+			golden(t, name+".txt", text.Bytes())
+			var doc bytes.Buffer
+			encoder := json.NewEncoder(&doc)
+			encoder.SetIndent("", "  ")
+			if err := encoder.Encode(e); err != nil {
+				t.Fatal(err)
+			}
+			golden(t, name+".json", doc.Bytes())
+		})
+	}
+}
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s (-want +got; -update writes it anew):\n%s", file, diff)
+	}
+}
+
+// The fields that the contract names are there in every answer, with null and ""
+// where there is nothing to say.
+func TestFieldsOfTheContract(t *testing.T) {
+	always := []string{
+		"destination", "source", "interface", "chain", "family", "verdict", "prefix", "origin", "reason", "kernel",
+		"backend", "rule", "drift",
+	}
+	for name, e := range cases(t) {
+		doc, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var fields map[string]any
+		if err := json.Unmarshal(doc, &fields); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range always {
+			if _, there := fields[f]; !there {
+				t.Errorf("%s: %s is missing", name, f)
+			}
+		}
+		if _, list := fields["drift"].([]any); !list {
+			t.Errorf("%s: drift is %v, want a list", name, fields["drift"])
+		}
+		if origin, there := fields["origin"].(map[string]any); there {
+			for _, f := range []string{"source", "key"} {
+				if text, _ := origin[f].(string); text == "" {
+					t.Errorf("%s: %s of the origin is %v", name, f, origin[f])
+				}
+			}
+		}
+	}
+}

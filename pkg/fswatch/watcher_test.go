@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fswatch
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(limitedVariable); dir != "" {
+		if err := limited(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(sandbox.Run(m))
+}
+
+// tree is a directory in which a test makes, moves and removes things, with a
+// Watcher.
+type tree struct {
+	*testing.T
+	root string
+	*Watcher
+	slowest time.Duration
+}
+
+// newTree makes directories and watches those that are named next, in a tree of
+// its own. A name that begins with a slash is taken as it is.
+func newTree(t *testing.T, made []string, watched ...string) *tree {
+	t.Helper()
+	tr := &tree{T: t, root: t.TempDir()}
+	for _, dir := range made {
+		tr.mkdir(dir)
+	}
+	tr.start(watched...)
+	return tr
+}
+
+func (t *tree) start(watched ...string) {
+	t.Helper()
+	var paths []string
+	for _, dir := range watched {
+		paths = append(paths, t.path(dir))
+	}
+	w, err := New(paths...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Watcher = w
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+		t.Logf("slowest: %v", t.slowest)
+	})
+	if err := w.Err(); err != nil {
+		t.Fatal(err)
+	}
+	t.quiet("being made")
+}
+
+func (t *tree) path(name string) string {
+	if filepath.IsAbs(name) || name == "" {
+		return name
+	}
+	return filepath.Join(t.root, name)
+}
+
+func (t *tree) must(err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (t *tree) mkdir(name string)      { t.Helper(); t.must(os.MkdirAll(t.path(name), 0o755)) }
+func (t *tree) write(name string)      { t.Helper(); t.must(os.WriteFile(t.path(name), []byte("x"), 0o644)) }
+func (t *tree) remove(name string)     { t.Helper(); t.must(os.RemoveAll(t.path(name))) }
+func (t *tree) rename(from, to string) { t.Helper(); t.must(os.Rename(t.path(from), t.path(to))) }
+func (t *tree) link(to, name string)   { t.Helper(); t.must(os.Symlink(to, t.path(name))) }
+
+// relink makes a link lead elsewhere in one step.
+func (t *tree) relink(to, name string) {
+	t.Helper()
+	t.link(to, name+".new")
+	t.rename(name+".new", name)
+}
+
+// told fails unless the step is told of in time, and waits until no more is.
+func (t *tree) told(what string, step func()) {
+	t.Helper()
+	const most = 100 * time.Millisecond
+	begun := time.Now()
+	step()
+	select {
+	case <-t.Changed():
+		d := time.Since(begun)
+		t.slowest = max(t.slowest, d)
+		if d > most {
+			t.Errorf("%s: told after %v", what, d)
+		}
+	case <-time.After(2 * time.Second):
+		t.Fatalf("%s: not told", what)
+	}
+	t.settle()
+}
+
+// settle waits until nothing is told any more.
+func (t *tree) settle() {
+	t.Helper()
+	for {
+		select {
+		case <-t.Changed():
+		case <-time.After(30 * time.Millisecond):
+			if err := t.Err(); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+}
+
+func (t *tree) quiet(what string) {
+	t.Helper()
+	select {
+	case <-t.Changed():
+		t.Errorf("%s was told", what)
+	case <-time.After(50 * time.Millisecond):
+	}
+}
+
+func TestInADirectory(t *testing.T) {
+	tr := newTree(t, []string{"etc/dir"}, "etc/dir")
+	tr.told("a new file", func() { tr.write("etc/dir/a") })
+	tr.told("a write in place", func() { tr.write("etc/dir/a") })
+	tr.told("a file put in its place", func() { tr.write("etc/dir/.b"); tr.rename("etc/dir/.b", "etc/dir/a") })
+	tr.told("a mode", func() { tr.must(os.Chmod(tr.path("etc/dir/a"), 0o600)) })
+	tr.told("the directory's mode", func() { tr.must(os.Chmod(tr.path("etc/dir"), 0o700)) })
+	tr.told("a file that goes", func() { tr.rename("etc/dir/a", "etc/a") })
+	tr.told("a file that comes", func() { tr.rename("etc/a", "etc/dir/a") })
+	tr.told("a removal", func() { tr.remove("etc/dir/a") })
+	tr.told("a directory in it", func() { tr.mkdir("etc/dir/sub") })
+}
+
+func TestWhatDoesNotMatterIsNotTold(t *testing.T) {
+	tr := newTree(t, []string{"etc/dir/sub", "etc/other"}, "", "etc/dir", "etc/late/dir", "")
+	tr.write("etc/dir/file")
+	tr.settle()
+	for what, step := range map[string]func(){
+		"a file in the parent":           func() { tr.write("etc/passwd") },
+		"its removal":                    func() { tr.write("etc/x"); tr.remove("etc/x") },
+		"a directory beside":             func() { tr.mkdir("etc/beside/dir") },
+		"a name that begins like it":     func() { tr.write("etc/dir2"); tr.write("etc/di") },
+		"a file in a directory beside":   func() { tr.write("etc/other/dir") },
+		"a file farther below":           func() { tr.write("etc/dir/sub/file") },
+		"a write at the top":             func() { tr.write("dir") },
+		"a reading of it":                func() { _, err := os.ReadFile(tr.path("etc/dir/file")); tr.must(err) },
+		"a listing of it":                func() { _, err := os.ReadDir(tr.path("etc/dir")); tr.must(err) },
+		"a look at what is not there":    func() { _, err := os.Stat(tr.path("etc/late/dir")); tr.must(ignore(err, fs.ErrNotExist)) },
+		"a try to remove what is in use": func() { tr.must(ignore(os.Remove(tr.path("etc/dir")), unix.ENOTEMPTY)) },
+	} {
+		step()
+		tr.quiet(what)
+	}
+}
+
+func ignore(err, known error) error {
+	if errors.Is(err, known) {
+		return nil
+	}
+	return err
+}
+
+func TestWhatIsMissingComes(t *testing.T) {
+	tr := newTree(t, nil, "a/b/c")
+	tr.told("the first of the way", func() { tr.mkdir("a") })
+	tr.told("the next", func() { tr.mkdir("a/b") })
+	tr.write("a/b/x")
+	tr.quiet("a name beside")
+	tr.told("the last", func() { tr.mkdir("a/b/c") })
+	tr.told("what is in it", func() { tr.write("a/b/c/x") })
+	tr.told("all gone", func() { tr.remove("a") })
+	tr.told("all at once, with what is in it", func() { tr.mkdir("a/b/c/d"); tr.write("a/b/c/x") })
+	tr.told("a write in it", func() { tr.write("a/b/c/x") })
+	tr.told("gone again", func() { tr.remove("a") })
+	tr.mkdir("elsewhere/b/c")
+	tr.write("elsewhere/b/c/x")
+	tr.quiet("what is made elsewhere")
+	tr.told("moved there whole", func() { tr.rename("elsewhere", "a") })
+	tr.told("a write in what was moved there", func() { tr.write("a/b/c/x") })
+	tr.told("a file in its place", func() { tr.remove("a/b/c"); tr.write("a/b/c") })
+	tr.told("a directory in the file's", func() { tr.remove("a/b/c"); tr.mkdir("a/b/c") })
+	tr.told("a write in that", func() { tr.write("a/b/c/x") })
+}
+
+func TestWhatIsReplaced(t *testing.T) {
+	for gone, below := range map[string]string{"a/dir": "", "a": "dir", ".": "a/dir"} {
+		t.Run(gone, func(t *testing.T) {
+			tr := &tree{T: t, root: t.TempDir()}
+			base := tr.root
+			tr.root = filepath.Join(base, "top")
+			tr.mkdir("a/dir")
+			tr.start("a/dir")
+			for round := range 2 {
+				tr.told("moved away", func() { tr.rename(gone, filepath.Join(base, fmt.Sprint("old", round))) })
+				tr.told("made anew", func() { tr.mkdir("a/dir") })
+				tr.told("a write in the new one", func() { tr.write("a/dir/x") })
+				tr.write(filepath.Join(base, fmt.Sprint("old", round), below, "y"))
+				tr.quiet("a write in the old one")
+				tr.told("removed", func() { tr.remove(gone) })
+				tr.told("back again", func() { tr.mkdir("a/dir") })
+				tr.told("exchanged", func() {
+					other := filepath.Join(base, "other")
+					tr.mkdir(filepath.Join(other, below))
+					tr.must(unix.Renameat2(unix.AT_FDCWD, other, unix.AT_FDCWD, tr.path(gone), unix.RENAME_EXCHANGE))
+				})
+				tr.told("a write after the exchange", func() { tr.write("a/dir/x") })
+				tr.remove(filepath.Join(base, "other"))
+				tr.quiet("a removal of what was exchanged")
+			}
+		})
+	}
+}
+
+func TestLinks(t *testing.T) {
+	tr := &tree{T: t, root: t.TempDir()}
+	tr.mkdir("one/etc/dir")
+	tr.mkdir("two/etc/dir")
+	tr.mkdir("real")
+	tr.link("one", "current")                 // a parent is a link
+	tr.link("../../../real", "one/etc/dir/l") // and so is the directory, by a longer way
+	tr.start("current/etc/dir/l/../dir", "current/etc/dir", "current/etc/dir/l")
+
+	tr.told("through the first link", func() { tr.write("one/etc/dir/x") })
+	tr.told("through the second", func() { tr.write("real/x") })
+	tr.write("two/etc/dir/x")
+	tr.quiet("where no link leads")
+	tr.told("a parent's swap", func() { tr.relink("two", "current") })
+	tr.told("what it leads to now", func() { tr.write("two/etc/dir/x") })
+	tr.write("one/etc/dir/x")
+	tr.write("real/x")
+	tr.quiet("what it led to")
+	tr.told("a link to nowhere", func() { tr.relink("three", "current") })
+	tr.told("nowhere becomes a place", func() { tr.mkdir("three/etc/dir") })
+	tr.told("and has a file", func() { tr.write("three/etc/dir/x") })
+	tr.told("the link goes", func() { tr.remove("current") })
+	tr.told("and is a directory now", func() { tr.rename("three", "current") })
+	tr.told("which has a file", func() { tr.write("current/etc/dir/x") })
+}
+
+func TestALoopOfLinksIsTold(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("loop", filepath.Join(dir, "loop")); err != nil {
+		t.Fatal(err)
+	}
+	w, err := newWatcher(20*time.Millisecond, []string{filepath.Join(dir, "loop")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Err(); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("Err is %v", err)
+	}
+	for range 2 {
+		select {
+		case <-w.Changed(): // so that nothing is missed
+		case <-time.After(2 * time.Second):
+			t.Error("not tried again")
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestConfigMap exchanges a volume's content as kubelet does (atomic_writer.go).
+func TestConfigMap(t *testing.T) {
+	tr := &tree{T: t, root: t.TempDir()}
+	fill := func(version string) {
+		tr.mkdir("config/" + version)
+		tr.write("config/" + version + "/ip-masq-agent")
+		tr.link(version, "config/..data_tmp")
+	}
+	tr.mkdir("config")
+	fill("..2026_0")
+	tr.rename("config/..data_tmp", "config/..data")
+	tr.link("..data/ip-masq-agent", "config/ip-masq-agent")
+	tr.start("config")
+	for i := range 3 {
+		fill(fmt.Sprint("..2026_", i+1))
+		tr.settle()
+		tr.told("the swap", func() { tr.rename("config/..data_tmp", "config/..data") })
+		tr.told("the removal of the old", func() { tr.remove(fmt.Sprint("config/..2026_", i)) })
+	}
+}
+
+// TestADirectoryAtTwoPaths has what fsnotify would tell under one name only.
+func TestADirectoryAtTwoPaths(t *testing.T) {
+	tr := &tree{T: t, root: t.TempDir()}
+	tr.mkdir("one/a")
+	tr.mkdir("two")
+	tr.must(unix.Mount(tr.path("one"), tr.path("two"), "", unix.MS_BIND, ""))
+	t.Cleanup(func() { tr.must(unix.Unmount(tr.path("two"), 0)) })
+	tr.start("one/b", "two/a", "two/c/d")
+	tr.told("in the second", func() { tr.write("two/a/x") })
+	tr.told("on the way to the second", func() { tr.mkdir("two/c/d") })
+	tr.told("in that", func() { tr.write("two/c/d/x") })
+	tr.told("on the way to the first", func() { tr.mkdir("two/b") })
+	tr.told("in that", func() { tr.write("one/b/x") })
+}
+
+// TestNothingIsMissed makes a way step by step while it is being watched.
+func TestNothingIsMissed(t *testing.T) {
+	for range 30 {
+		root := t.TempDir()
+		dir := filepath.Join(root, "a/b/c/d")
+		w, err := New(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, "file")
+		go func() {
+			if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(file, nil, 0o644)); err != nil {
+				t.Error(err)
+			}
+		}()
+		for deadline := time.After(2 * time.Second); ; {
+			select {
+			case <-w.Changed():
+			case <-deadline:
+				t.Fatal("the file was never seen")
+			}
+			if _, err := os.Stat(file); err == nil {
+				break
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestManyChangesAreOne(t *testing.T) {
+	tr := newTree(t, []string{"dir"}, "dir")
+	for i := range 1000 {
+		tr.write(fmt.Sprint("dir/", i%10))
+	}
+	time.Sleep(50 * time.Millisecond)
+	<-tr.Changed()
+	tr.quiet("a second time")
+}
+
+func TestListen(t *testing.T) {
+	w := &Watcher{retry: time.Hour, changed: make(chan struct{}, 1), closing: make(chan struct{})}
+	events, failures := make(chan fsnotify.Event, 1), make(chan error, 1)
+	s := &survey{events: events, errors: failures, ways: map[string]bool{"/a": true}, whole: map[string]bool{"/a": true}}
+	for _, err := range []error{fsnotify.ErrEventOverflow, fmt.Errorf("read: %w", unix.EIO)} {
+		failures <- err
+		if !w.listen(s) {
+			t.Errorf("%v: no new survey", err)
+		}
+	}
+	events <- fsnotify.Event{Name: "/a", Op: fsnotify.Rename}
+	if !w.listen(s) {
+		t.Error("a rename of the directory: no new survey")
+	}
+	if len(w.changed) > 0 {
+		t.Error("told before the new survey")
+	}
+	close(w.closing)
+	if w.listen(s) {
+		t.Error("goes on when closed")
+	}
+}
+
+func TestCloseLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	before, files := runtime.NumGoroutine(), openFiles(t)
+	for range 20 {
+		w, err := New(dir, filepath.Join(dir, "missing"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(filepath.Join(dir, "missing"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(filepath.Join(dir, "missing")); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(w.Changed()) > 0 {
+			t.Error("something is told after Close")
+		}
+	}
+	for range 100 {
+		if runtime.NumGoroutine() <= before {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if after := runtime.NumGoroutine(); after > before {
+		t.Errorf("%d goroutines before, %d after", before, after)
+	}
+	if after := openFiles(t); after > files {
+		t.Errorf("%d open files before, %d after", files, after)
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func TestNoDirectories(t *testing.T) {
+	tr := newTree(t, nil)
+	tr.write("x")
+	tr.quiet("something somewhere")
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package foreign
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// model is a rule of a small world of addresses: 10.0.0.0/29.
+type model struct {
+	from, to       netip.Prefix // invalid: any
+	notFrom, notTo bool
+	obscure        bool // has a match that nobody here can read
+	mark           markNeed
+	does           effect
+	target         string
+}
+
+func (m model) String() string {
+	return fmt.Sprintf("from %v (not %v) to %v (not %v) obscure %v mark %d: %d %s", m.from, m.notFrom, m.to, m.notTo, m.obscure, m.mark, m.does, m.target)
+}
+
+// expressions writes the rule as iptables-nft does.
+func (m model) expressions() []nflink.Expr {
+	var out []nflink.Expr
+	for _, side := range []struct {
+		prefix netip.Prefix
+		not    bool
+		offset uint32
+	}{{m.from, m.notFrom, 12}, {m.to, m.notTo, 16}} {
+		if !side.prefix.IsValid() {
+			continue
+		}
+		op := nflink.Equal
+		if side.not {
+			op = nflink.NotEqual
+		}
+		mask := []byte{0xff, 0xff, 0xff, byte(0xff << (32 - side.prefix.Bits()))}
+		out = append(out, nflink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: side.offset, Len: 4, Dreg: nflink.Reg1},
+			nflink.Bitwise{Sreg: nflink.Reg1, Dreg: nflink.Reg1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
+			nflink.Cmp{Op: op, Sreg: nflink.Reg1, Data: side.prefix.Addr().AsSlice()})
+	}
+	if m.obscure {
+		out = append(out, nflink.Match{Xt: "obscure"})
+	}
+	if m.mark != noMark {
+		op := nflink.Equal
+		if m.mark == markNeeded {
+			op = nflink.NotEqual
+		}
+		out = append(out, nflink.Meta{Key: unix.NFT_META_MARK, Reg: nflink.Reg1}, nflink.Cmp{Op: op, Sreg: nflink.Reg1, Data: make([]byte, 4)})
+	}
+	codes := map[effect]nflink.VerdictCode{accepts: nflink.Accept, returns: nflink.Return, jumps: nflink.Jump, goes: nflink.Goto}
+	switch m.does {
+	case nothing:
+		return out
+	case masquerades:
+		return append(out, nflink.Masq{})
+	}
+	return append(out, nflink.Verdict{Code: codes[m.does], Chain: m.target})
+}
+
+// about reports whether the rule is about an unmarked packet.
+func (m model) about(src, dst netip.Addr, obscure bool) bool {
+	return (!m.from.IsValid() || m.from.Contains(src) != m.notFrom) && (!m.to.IsValid() || m.to.Contains(dst) != m.notTo) &&
+		(!m.obscure || obscure) && m.mark != markNeeded
+}
+
+// world is chains by name; "a" jumps to none before itself.
+type world map[string][]model
+
+func (w world) rules(chain string) ([]nflink.Rule, error) {
+	var out []nflink.Rule
+	for _, m := range w[chain] {
+		out = append(out, nflink.Rule{Chain: chain, Exprs: m.expressions()})
+	}
+	return out, nil
+}
+
+func (world) set(string) (policy.Ranges, error) { return nil, errTooMany }
+
+func (world) device(uint32) (string, error) { return "", errTooMany }
+
+// meets decides as the kernel does: whether the packet is masqueraded, and
+// whether its way through the base chain ended.
+func (w world) meets(chain string, src, dst netip.Addr, obscure bool) (masqueraded, ended bool) {
+	for _, m := range w[chain] {
+		if !m.about(src, dst, obscure) {
+			continue
+		}
+		switch m.does {
+		case masquerades:
+			return true, true
+		case accepts:
+			return false, true
+		case returns:
+			return false, false
+		case jumps, goes:
+			if masqueraded, ended = w.meets(m.target, src, dst, obscure); ended || m.does == goes {
+				return masqueraded, ended
+			}
+		}
+	}
+	return false, false
+}
+
+// TestWalk holds what is said of rules to what becomes of each packet: of one
+// that is masqueraded some rule says so, and what an exact rule says of a source
+// is so, whatever became of the matches that nobody can read.
+func TestWalk(t *testing.T) {
+	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+	rapid.Check(t, func(t *rapid.T) {
+		names := []string{"a", "b", "c"}
+		w := world{}
+		for i, name := range names {
+			for range rapid.IntRange(1, 4).Draw(t, "rules of "+name) {
+				m := model{obscure: rapid.IntRange(0, 5).Draw(t, "obscure") == 0, mark: rapid.SampledFrom([]markNeed{0, 0, 0, 0, markNeeded, markAbsent}).Draw(t, "mark"),
+					does: rapid.SampledFrom([]effect{nothing, masquerades, masquerades, accepts, returns, jumps, goes}).Draw(t, "does")}
+				for _, side := range []*netip.Prefix{&m.from, &m.to} {
+					if rapid.Bool().Draw(t, "side") {
+						*side = netip.PrefixFrom(address(rapid.IntRange(0, 7).Draw(t, "address")), rapid.IntRange(29, 32).Draw(t, "length")).Masked()
+					}
+				}
+				m.notFrom, m.notTo = rapid.Bool().Draw(t, "not from"), rapid.Bool().Draw(t, "not to")
+				if m.does == jumps || m.does == goes {
+					if i+1 == len(names) {
+						m.does = returns
+					} else {
+						m.target = rapid.SampledFrom(names[i+1:]).Draw(t, "target")
+					}
+				}
+				w[name] = append(w[name], m)
+			}
+		}
+		walk := walk{chains: w, place: Rule{Family: policy.IPv4}, ours: func(string, string) bool { return false }}
+		if err := walk.chain("a", condition{}, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 64 {
+			src, dst := address(i/8), address(i%8)
+			from := policy.RangesOf(netip.PrefixFrom(src, 32))
+			says := func(r Rule) bool { return r.Destinations(from).Contains(dst) }
+			for _, obscure := range []bool{false, true} {
+				masqueraded, _ := w.meets("a", src, dst, obscure)
+				sure := slices.ContainsFunc(walk.found, func(r Rule) bool { return r.Exact && says(r) })
+				maybe := slices.ContainsFunc(walk.found, func(r Rule) bool { return !r.Marked && says(r) })
+				if sure && !masqueraded || masqueraded && !maybe {
+					var lines []string
+					for _, name := range names {
+						for _, m := range w[name] {
+							lines = append(lines, name+": "+m.String())
+						}
+					}
+					for _, r := range walk.found {
+						lines = append(lines, fmt.Sprintf("%s; spared %v", r.Text, r.Spared))
+					}
+					t.Fatalf("%v to %v (obscure %v): masqueraded %v, sure %v, maybe %v\n%s", src, dst, obscure, masqueraded, sure, maybe, strings.Join(lines, "\n"))
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package foreign
+
+import (
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Order tells whether a rule gets to see packets before the rules of ours do.
+type Order string
+
+// The orders. Where two base chains have the same priority, or none of ours
+// stands in the kernel, nobody knows.
+const (
+	Before       Order = "before"
+	After        Order = "after"
+	UnknownOrder Order = ""
+)
+
+// Rule is a rule of somebody else's that changes the source of packets.
+type Rule struct {
+	Backend policy.Backend
+	Variant string // of iptables
+	Family  policy.Family
+
+	Table, Chain string // where it stands
+	Order        Order
+
+	// Rule is what the rule and the jumps that lead to it match, as far as it
+	// could be read. Its verdict is Masquerade for source NAT too.
+	Rule policy.Rule
+	// NotOut are output interfaces that the rule is not about. A trailing + is
+	// a wildcard.
+	NotOut []string
+	// Spared are rules before it, read in full, that keep packets from it.
+	Spared []policy.Rule
+
+	// Marked tells that the rule is only about packets that bear a mark, which
+	// some rule elsewhere puts on what it wants masqueraded.
+	Marked bool
+	// Exact tells that all of it could be read. Otherwise it may match less.
+	Exact bool
+	// Unread is what could not be read of it, or of what stands before it.
+	Unread []string
+
+	SNAT    bool   // to a stated address, rather than to the interface's
+	Comment string // of the rule
+	Text    string // for people, on one line
+}
+
+// Destinations returns where the rule masquerades what one of the sources sends,
+// nil being any source: a set that is empty where it does not. It supposes what
+// it takes to match otherwise: the output interface, the protocol, and what is
+// Unread.
+func (r Rule) Destinations(from policy.Ranges) policy.Ranges {
+	return area(r.Family, r.Rule, r.Spared, from)
+}
+
+func area(f policy.Family, r policy.Rule, spared []policy.Rule, from policy.Ranges) policy.Ranges {
+	every := policy.RangesOf(f.All())
+	sources, destinations := every.Intersect(r.From).Intersect(from), every.Intersect(r.To)
+	for _, s := range spared {
+		if len(destinations.Without(s.To)) == 0 {
+			sources = sources.Without(s.From)
+		}
+	}
+	for _, s := range spared {
+		if len(sources.Without(s.From)) == 0 {
+			destinations = destinations.Without(s.To)
+		}
+	}
+	if len(sources) == 0 {
+		return policy.Ranges{}
+	}
+	return destinations
+}
+
+// Leaves reports whether the rule can be about what leaves through an interface
+// of the pattern (a trailing + is a wildcard); "" is any.
+func (r Rule) Leaves(pattern string) bool {
+	if pattern == "" {
+		return true
+	}
+	for _, not := range r.NotOut {
+		if within(pattern, not) {
+			return false
+		}
+	}
+	return r.Rule.Out == "" || within(pattern, r.Rule.Out) || within(r.Rule.Out, pattern)
+}
+
+// within reports whether all the interfaces of a pattern are among those of
+// another.
+func within(pattern, other string) bool {
+	prefix, wild := strings.CutSuffix(other, "+")
+	return pattern == other || wild && strings.HasPrefix(pattern, prefix)
+}

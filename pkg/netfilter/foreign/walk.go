@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package foreign
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// chains is where the chains of one table are read.
+type chains interface {
+	lookups
+	rules(chain string) ([]nflink.Rule, error)
+}
+
+// position is where a rule stands among all that packets meet at the hook.
+type position struct {
+	family   policy.Family
+	priority int32
+	base     int // the base chain, by its number in the scan
+	rule     int // by its number in the walk
+}
+
+// before tells the order of two positions of one family.
+func (p position) before(q position) Order {
+	switch {
+	case p.priority < q.priority, p.priority == q.priority && p.base == q.base && p.rule < q.rule:
+		return Before
+	case p.priority == q.priority && p.base != q.base:
+		return UnknownOrder
+	}
+	return After
+}
+
+// mostSteps is how many rules are followed in one base chain, those of a chain
+// once for each way that leads there.
+const mostSteps = 100_000
+
+var errTooMany = errors.New("too many rules are reached by too many ways")
+
+// walk goes through a base chain as packets do.
+type walk struct {
+	chains
+	place Rule // what all rules of the table have in common
+	at    position
+	ours  func(table, chain string) bool
+
+	accepted []exit // what no rule of the base chain sees any more
+	steps    int
+	found    []Rule
+	founds   []position
+	met      []position // where ours begin
+}
+
+// exit is a rule by which packets leave a chain.
+type exit struct{ condition }
+
+// chain follows a chain. Returned are the exits from the chains on the way to it
+// that keep packets from going on there.
+func (w *walk) chain(name string, way condition, returned []exit, stack []string) error {
+	const deepest = 64 // the kernel allows fewer
+	if slices.Contains(stack, name) || len(stack) > deepest {
+		return fmt.Errorf("chain %s is reached from itself", policy.Quote(name))
+	}
+	if w.ours(w.place.Table, name) {
+		w.met = append(w.met, w.at)
+		return nil
+	}
+	rules, err := w.rules(name)
+	if err != nil {
+		return err
+	}
+	returned = slices.Clip(returned)
+	for _, r := range rules {
+		if w.steps++; w.steps > mostSteps {
+			return errTooMany
+		}
+		w.at.rule++
+		d := decode(w.place.Family, r, w)
+		d.condition = way.and(d.condition)
+		if d.never {
+			continue
+		}
+		switch d.effect {
+		case masquerades:
+			w.report(name, d, returned)
+			// What is masqueraded is not spared, whatever of it could be read.
+			if len(d.unread) == 0 && d.mark == noMark {
+				w.accept(d.condition, returned)
+			}
+		case accepts:
+			w.accept(d.condition, returned)
+		case returns:
+			returned = append(returned, exit{d.condition})
+		case jumps, goes:
+			if err := w.chain(d.target, d.condition, returned, append(slices.Clip(stack), name)); err != nil {
+				return err
+			}
+			if d.effect == goes {
+				returned = append(returned, exit{d.condition})
+			}
+		}
+	}
+	return nil
+}
+
+// accept notes that no rule sees the packets any more, but for those that left
+// the chain before: by their addresses these are taken off.
+func (w *walk) accept(c condition, returned []exit) {
+	const most = 64 // pieces, each of which every later rule is held to
+	pieces := []condition{c}
+	for _, e := range returned {
+		var rest []condition
+		for _, p := range pieces {
+			rest = append(rest, p.without(e.condition, w.place.Family)...)
+		}
+		pieces = rest
+		if len(pieces) > most {
+			c.refuse(spares)
+			pieces = []condition{c}
+			break
+		}
+	}
+	for _, p := range pieces {
+		w.accepted = append(w.accepted, exit{p})
+	}
+}
+
+// spares is why a rule is not exact when one before it could not be read.
+const spares = "a rule before it that spares others"
+
+// report notes a rule that changes the source, if packets can get to it.
+func (w *walk) report(chain string, d decoded, returned []exit) {
+	r := w.place
+	r.Chain, r.Rule, r.NotOut, r.SNAT, r.Comment = chain, d.rule, d.notOut, d.snat, d.comment
+	r.Rule.Verdict = policy.Masquerade
+	r.Unread = slices.Clone(d.unread)
+	r.Marked = d.mark == markNeeded
+	if d.mark != noMark {
+		r.Unread = append(r.Unread, "a mark")
+	}
+	var absent []policy.Rule // that spare packets without a mark
+	for _, e := range append(slices.Clone(w.accepted), returned...) {
+		switch {
+		case e.mark == markNeeded || e.apart(d.condition):
+		case len(e.unread) > 0:
+			r.Unread = append(r.Unread, spares)
+		case !e.covers(d.condition):
+		case e.mark == markAbsent:
+			absent = append(absent, e.rule())
+		default:
+			r.Spared = append(r.Spared, e.rule())
+		}
+	}
+	if len(r.Destinations(nil)) == 0 {
+		return
+	}
+	if len(absent) > 0 {
+		r.Unread = append(r.Unread, "a mark")
+		if spared := append(slices.Clone(r.Spared), absent...); len(area(r.Family, r.Rule, spared, nil)) > 0 {
+			r.Spared = spared
+		} else {
+			r.Marked = true
+		}
+	}
+	slices.Sort(r.Unread)
+	r.Unread = slices.Compact(r.Unread)
+	r.Exact = len(r.Unread) == 0
+	r.Text = r.text()
+	w.found = append(w.found, r)
+	w.founds = append(w.founds, w.at)
+}
+
+func (e exit) rule() policy.Rule {
+	return policy.Rule{From: e.rule.From, To: e.rule.To, Verdict: policy.Return}
+}

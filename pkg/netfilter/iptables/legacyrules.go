@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// LegacyChain is a chain of a table of iptables-legacy.
+type LegacyChain struct {
+	Name    string
+	BuiltIn bool
+	// Rules are in the form in which iptables-nft writes them, or Unknown in
+	// parts where it has none. The policy of a built-in chain is not among them.
+	Rules []nflink.Rule
+}
+
+// Legacy returns all chains of a table of iptables-legacy, whoever wrote them,
+// and none where the table is not in use: it makes no table and runs no program.
+// Reading takes no lock, for the kernel replaces tables whole.
+func Legacy(f policy.Family, tableName string) ([]LegacyChain, error) {
+	used, err := legacyInUse(f, tableName)
+	if err != nil || !used {
+		return nil, err
+	}
+	b, err := readBlob(f, tableName)
+	if err != nil {
+		return nil, err
+	}
+	sections, starts, err := b.sections()
+	if err != nil {
+		return nil, err
+	}
+	chains := make([]LegacyChain, 0, len(sections))
+	for _, s := range sections {
+		c := LegacyChain{Name: s.chain, BuiltIn: s.builtIn}
+		for _, r := range s.rules {
+			c.Rules = append(c.Rules, nflink.Rule{Chain: s.chain, Exprs: r.expressions(f, starts)})
+		}
+		chains = append(chains, c)
+	}
+	return chains, nil
+}
+
+// Bits of the inversions (IPT_INV_*, XT_INV_PROTO), the same for both families.
+const (
+	invertIn          byte = 0x01
+	invertOut         byte = 0x02
+	invertSource      byte = 0x08
+	invertDestination byte = 0x10
+	invertProtocol    byte = 0x40
+)
+
+// expressions returns the rule as iptables-nft would write it.
+func (r record) expressions(f policy.Family, starts map[int]string) []nflink.Expr {
+	l := layoutOf(f)
+	sourceAt, destinationAt := uint32(12), uint32(16)
+	if f == policy.IPv6 {
+		sourceAt, destinationAt = 8, 24
+	}
+	invert := r.head[l.inversions]
+	address := func(i int) []byte { return r.head[i*l.address : (i+1)*l.address] }
+	name := func(i int) []byte { return r.head[l.interfaces+i*unix.IFNAMSIZ : l.interfaces+(i+1)*unix.IFNAMSIZ] }
+
+	out := addressExpressions(nil, sourceAt, address(0), address(2), invert&invertSource != 0)
+	out = addressExpressions(out, destinationAt, address(1), address(3), invert&invertDestination != 0)
+	out = interfaceExpressions(out, unix.NFT_META_IIFNAME, name(0), name(2), invert&invertIn != 0)
+	out = interfaceExpressions(out, unix.NFT_META_OIFNAME, name(1), name(3), invert&invertOut != 0)
+	flags := r.head[l.flags]
+	if p := binary.NativeEndian.Uint16(r.head[l.protocol:]); p != 0 && (l.protoFlag == 0 || flags&l.protoFlag != 0) {
+		out = append(out, nflink.Meta{Key: unix.NFT_META_L4PROTO, Reg: nflink.Reg1},
+			nflink.Cmp{Op: operator(invert&invertProtocol != 0), Sreg: nflink.Reg1, Data: []byte{byte(p)}})
+	}
+	if flags&^l.plainFlags != 0 {
+		out = append(out, nflink.Unknown{Kind: "fragment or type of service"})
+	}
+	for rest := r.middle; len(rest) > 0; {
+		m, size, err := parseExtension(rest)
+		if err != nil {
+			return append(out, nflink.Unknown{Kind: "damaged match"})
+		}
+		out = append(out, nflink.Match{Xt: m.name, Rev: m.revision, Info: m.info})
+		rest = rest[size:]
+	}
+	out = append(out, nflink.Counter{Packets: binary.NativeEndian.Uint64(r.head[l.packetsAt:])})
+	return r.targetExpressions(out, starts, flags&l.gotoFlag != 0)
+}
+
+func operator(inverted bool) nflink.CmpOp {
+	if inverted {
+		return nflink.NotEqual
+	}
+	return nflink.Equal
+}
+
+func addressExpressions(out []nflink.Expr, at uint32, address, mask []byte, inverted bool) []nflink.Expr {
+	if !inverted && !slices.ContainsFunc(mask, notZero) {
+		return out
+	}
+	size := uint32(len(address))
+	return append(out,
+		nflink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: at, Len: size, Dreg: nflink.Reg1},
+		nflink.Bitwise{Sreg: nflink.Reg1, Dreg: nflink.Reg1, Len: size, Mask: mask, Xor: make([]byte, size)},
+		nflink.Cmp{Op: operator(inverted), Sreg: nflink.Reg1, Data: address})
+}
+
+func interfaceExpressions(out []nflink.Expr, key uint32, name, mask []byte, inverted bool) []nflink.Expr {
+	length, contiguous := maskLength(mask)
+	switch {
+	case !contiguous || length%8 != 0:
+		return append(out, nflink.Unknown{Kind: "interface under an odd mask"})
+	case length == 0 && !inverted:
+		return out
+	}
+	return append(out, nflink.Meta{Key: key, Reg: nflink.Reg1},
+		nflink.Cmp{Op: operator(inverted), Sreg: nflink.Reg1, Data: name[:length/8]})
+}
+
+func notZero(b byte) bool { return b != 0 }
+
+// targetExpressions adds what the rule does. A rule without a target adds
+// nothing.
+func (r record) targetExpressions(out []nflink.Expr, starts map[int]string, goes bool) []nflink.Expr {
+	if r.target.name != "" {
+		return append(out, nflink.Target{Xt: r.target.name, Rev: r.target.revision, Info: r.target.info})
+	}
+	verdict, ok := r.verdict()
+	chain, leads := starts[verdict]
+	switch {
+	case !ok:
+		return append(out, nflink.Unknown{Kind: "damaged verdict"})
+	case verdict == verdictReturn:
+		return append(out, nflink.Verdict{Code: nflink.Return})
+	case verdict == verdictAccept:
+		return append(out, nflink.Verdict{Code: nflink.Accept})
+	case verdict == verdictDrop:
+		return append(out, nflink.Verdict{Code: nflink.Drop})
+	case verdict == r.next:
+		return out
+	case leads && goes:
+		return append(out, nflink.Verdict{Code: nflink.Goto, Chain: chain})
+	case leads:
+		return append(out, nflink.Verdict{Code: nflink.Jump, Chain: chain})
+	}
+	return append(out, nflink.Unknown{Kind: "another verdict"})
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Lacks implements netfilter.Backend. iptables-nft makes table nat and its base
+// chains as it needs them and never takes them away. Those of iptables-legacy
+// are the kernel's, which keeps them as long as the module is loaded.
+func (b *backend) Lacks(_ context.Context, f policy.Family) (netfilter.Site, error) {
+	if b.choice.Variant != netfilter.VariantNFT {
+		return netfilter.SiteThere, nil
+	}
+	missing := netfilter.SiteThere
+	err := b.link.use(func(c *nflink.Conn) error {
+		missing = netfilter.SiteTable
+		if _, err := c.Table(nflinkFamily(f), natTable); err != nil {
+			return err
+		}
+		missing = netfilter.SiteChain
+		if _, err := c.Chain(nflinkFamily(f), natTable, postrouting); err != nil {
+			return err
+		}
+		missing = netfilter.SiteThere
+		return nil
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !notInKernel(err) {
+		return netfilter.SiteThere, fmt.Errorf("see whether %s has a table %s (%s): %w", b.choice, natTable, f, err)
+	}
+	return missing, nil
+}
+
+// Vacate implements netfilter.Backend. It runs no program. What others add
+// between the reading and the deletion makes it read again.
+func (b *backend) Vacate(ctx context.Context, f policy.Family, made netfilter.Site) error {
+	const tries = 10
+	if b.choice.Variant != netfilter.VariantNFT || made == netfilter.SiteThere {
+		return nil
+	}
+	var err error
+	for range tries {
+		err = b.link.use(func(c *nflink.Conn) error { return vacate(c, nflinkFamily(f), made) })
+		if err == nil || errors.Is(err, fs.ErrNotExist) || notInKernel(err) {
+			return nil
+		}
+		if !errors.Is(err, nflink.ErrStale) && !errors.Is(err, nflink.ErrInterrupted) || ctx.Err() != nil {
+			break
+		}
+	}
+	return fmt.Errorf("remove the %s that was made in %s (%s): %w", made, b.choice, f, err)
+}
+
+// vacate deletes table nat or its POSTROUTING, if nothing is in it.
+func vacate(c *nflink.Conn, family nflink.Family, made netfilter.Site) error {
+	var batch nflink.Batch
+	generation, err := c.Snapshot(func() error {
+		batch = nflink.Batch{}
+		table, err := c.Table(family, natTable)
+		if err != nil {
+			return err
+		}
+		chains, err := c.Chains(family, natTable)
+		if err != nil {
+			return err
+		}
+		used := slices.ContainsFunc(chains, func(c nflink.Chain) bool { return !vacant(c) })
+		switch {
+		case made == netfilter.SiteTable && !used && table.Flags == 0 && int(table.Use) == len(chains): // no sets either
+			batch.DeleteTable(family, natTable)
+		case made == netfilter.SiteChain && slices.ContainsFunc(chains, func(c nflink.Chain) bool { return c.Name == postrouting && vacant(c) }):
+			batch.DeleteChain(family, natTable, postrouting)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	batch.Generation = generation
+	return c.Commit(&batch)
+}
+
+// vacant reports whether a chain is a base chain as iptables makes it, without a
+// rule in it.
+func vacant(c nflink.Chain) bool {
+	const sourceNAT, destinationNAT = 100, -100 // NF_IP_PRI_NAT_SRC, …_DST
+	var made nflink.Base
+	switch c.Name {
+	case postrouting:
+		made = nflink.Base{Hook: unix.NF_INET_POST_ROUTING, Priority: sourceNAT}
+	case "INPUT":
+		made = nflink.Base{Hook: unix.NF_INET_LOCAL_IN, Priority: sourceNAT}
+	case "PREROUTING":
+		made = nflink.Base{Hook: unix.NF_INET_PRE_ROUTING, Priority: destinationNAT}
+	case "OUTPUT":
+		made = nflink.Base{Hook: unix.NF_INET_LOCAL_OUT, Priority: destinationNAT}
+	}
+	made.Type, made.Policy = "nat", nflink.Accept
+	return c.Base != nil && *c.Base == made && c.Use == 0
+}

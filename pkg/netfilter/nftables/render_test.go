@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// rich has of everything that a rule of ours can be.
+func rich(t failer) policy.Ruleset {
+	t.Helper()
+	ports, err := policy.ParsePorts("1024-29999,7,32768-65535")
+	if err != nil {
+		t.Fatal(err)
+	}
+	no := false
+	return desired(
+		statement("IP-MASQ-AGENT", func(s *policy.Statement) {
+			s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "128.0.0.0/1", "fd00::/8", "8000::/1")
+			s.MasqueradeCIDRs = prefixes("10.1.0.0/16", "203.0.113.9/32", "fd00:1::/32")
+		}),
+		statement("10", func(s *policy.Statement) {
+			s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes(), new(bool)
+			*s.MasqLinkLocal = true
+			s.SourceCIDRs = prefixes("10.244.0.0/16", "10.246.0.0/17", "fd01::/64")
+			s.NonMasqueradeSourceCIDRs = prefixes("10.244.7.0/24", "fd01::7/128")
+			s.OutputInterfaces = []string{"eth+", "wlan0", "a-b@c'd", "$x;{}#,", "abcdefghijklmn+"}
+			s.MasqueradeHost, s.RandomFully = &no, &no
+		}),
+		statement("set", func(s *policy.Statement) { s.ToPorts = &ports }),
+		statement("only-v4", func(s *policy.Statement) { s.EnableIPv6, s.NonMasqueradeCIDRs = &no, prefixes("0.0.0.0/0") }),
+		statement("elsewhere", func(s *policy.Statement) { s.SourceCIDRs = prefixes("fd02::/64") }), // no jump in IPv4
+	)
+}
+
+func TestRenderGolden(t *testing.T) {
+	for name, rs := range map[string]policy.Ruleset{
+		"rich":  rich(t),
+		"plain": desired(statement("IP-MASQ-AGENT", func(s *policy.Statement) { s.EnableIPv6, s.NonMasqueradeCIDRs = nil, nil })),
+		"none":  {},
+		"odd": {Chains: []policy.Chain{{Family: policy.IPv4, Name: "ODD", Rules: []policy.Rule{
+			{From: policy.Ranges{}, Verdict: policy.Return}, // no source at all
+			{Verdict: policy.Alien, Text: "strange\nrule"},
+		}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join("testdata", "render", name+".nft")
+			got := Render(rs)
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("%s (-want +got; -update writes it anew):\n%s", file, diff)
+			}
+			newNode(t).nft(string(got))
+		})
+	}
+}
+
+// load gives the text to nft, as a person would.
+func (n *node) load(rs policy.Ruleset, families ...policy.Family) {
+	n.Helper()
+	text, err := n.driver.Render(rs, families...)
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.nft(string(text))
+}
+
+// ruleset is everything there is, as nft lists it. The order of tables is that
+// in which they were made.
+func (n *node) ruleset() string {
+	n.Helper()
+	var all strings.Builder
+	for _, family := range []string{"ip", "ip6"} {
+		out, err := exec.Command("nft", "list", "ruleset", family).CombinedOutput()
+		if err != nil {
+			n.Fatalf("nft list ruleset: %v\n%s", err, out)
+		}
+		all.Write(out)
+	}
+	return counted.ReplaceAllString(all.String(), "counter")
+}
+
+var counted = regexp.MustCompile(`counter packets \d+ bytes \d+`)
+
+// isAsApplied: what was loaded is read as desired, owner and all, is left alone
+// by Apply, and looks to nft like what Apply makes.
+func (n *node) isAsApplied(want policy.Ruleset) {
+	n.Helper()
+	if d := n.compare(want); len(d) > 0 {
+		n.Fatalf("differs as it was loaded:\n%s\n%s", d, n.ruleset())
+	}
+	observed, err := n.backend.Observe(context.Background(), nil)
+	if err != nil {
+		n.Fatal(err)
+	}
+	for _, c := range observed.Chains {
+		if owner := want.Find(c.Family, c.Name).Owner; c.Owner != owner {
+			n.Fatalf("%s %s is owned by %+v, want %+v", c.Family, c.Name, c.Owner, owner)
+		}
+	}
+	loaded, before := n.ruleset(), n.generation()
+	n.apply(want)
+	if n.generation() != before {
+		n.Fatalf("Apply wrote after what was loaded:\n%s", loaded)
+	}
+	n.nft("flush ruleset")
+	n.apply(want)
+	if diff := cmp.Diff(n.ruleset(), loaded); diff != "" {
+		n.Fatalf("nft list ruleset (-applied +loaded):\n%s", diff)
+	}
+}
+
+func TestRenderLoadsAsApplied(t *testing.T) {
+	n := newNode(t)
+	want := rich(t)
+	n.load(want)
+	n.load(want) // a second time is as the first
+	n.isAsApplied(want)
+}
+
+// Whatever stood before, with one policy or another, what is loaded is there
+// afterwards and nothing else.
+func TestRenderReplaces(t *testing.T) {
+	n := newNode(t)
+	rapid.Check(t, func(t *rapid.T) {
+		n.failer = t
+		n.nft("flush ruleset")
+		n.apply(desired(rapid.SliceOfN(drawStatement(), 0, 3).Draw(t, "before")...))
+		want := desired(rapid.SliceOfN(drawStatement(), 0, 3).Draw(t, "statements")...)
+		n.load(want)
+		n.isAsApplied(want)
+	})
+	n.failer = t
+}
+
+// Tables that somebody broke are replaced too, and those of others stay.
+func TestRenderRepairs(t *testing.T) {
+	n := newNode(t)
+	want := desired(statement("IP-MASQ-AGENT"))
+	n.nft(`add table ip ip-masq { flags dormant; }
+		add chain ip ip-masq postrouting { type filter hook output priority 0; policy drop; }
+		add set ip ip-masq exempt-IP-MASQ-AGENT { type inet_service; }
+		add table ip other; add chain ip other c; add rule ip other c counter`)
+	n.load(want)
+	if d := n.compare(want); len(d) > 0 {
+		t.Errorf("differs as it was loaded:\n%s", d)
+	}
+	if !strings.Contains(n.ruleset(), "table ip other") {
+		t.Errorf("the table of others is gone:\n%s", n.ruleset())
+	}
+}
+
+// Of one family alone the other is not touched.
+func TestRenderOneFamily(t *testing.T) {
+	n := newNode(t)
+	want := desired(statement("A"))
+	n.load(want, policy.IPv6)
+	if got := n.ruleset(); !strings.Contains(got, "table ip6 ip-masq") || strings.Contains(got, "table ip ip-masq") {
+		t.Errorf("IPv6 alone was loaded, and there is\n%s", got)
+	}
+	n.load(policy.Ruleset{}, policy.IPv4)
+	n.load(want, policy.IPv4)
+	n.isAsApplied(want)
+	n.load(policy.Ruleset{})
+	if got := n.ruleset(); got != "" {
+		t.Errorf("nothing is desired, and there is\n%s", got)
+	}
+}
+
+// nft gives one port a single register, whether it is written as 7 or, since 1.1,
+// as 7-7. It is the same rule.
+func TestOnePortInOneRegister(t *testing.T) {
+	n := newNode(t)
+	ports := policy.Ports{{First: 7, Last: 7}}
+	want := desired(statement("A", func(s *policy.Statement) { s.ToPorts = &ports }))
+	n.nft(strings.ReplaceAll(string(Render(want)), ":7-7", ":7"))
+	if out := n.ruleset(); !strings.Contains(out, "to :7 ") {
+		t.Fatalf("nft was to be given a single port:\n%s", out)
+	}
+	if d := n.compare(want); len(d) > 0 {
+		t.Errorf("differs:\n%s", d)
+	}
+}
+
+var _ netfilter.Driver = (*Driver)(nil)

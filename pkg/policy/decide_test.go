@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// outcomeOf is what the rules of a chain do with a packet: masquerade it or not.
+func outcomeOf(rs policy.Ruleset, p policy.Packet) (masquerade bool, by *policy.Rule) {
+	v, rule := decided(rs, policy.DefaultChain, p)
+	return v == masqueraded, rule
+}
+
+// What is said to be decided is what the rules do, in either layout; and where
+// source or interface are not known, what they do with the packet that stands for
+// the others.
+func TestDecideAgreesWithTheRules(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		contributions := genContributions().Draw(t, "contributions")
+		p := policy.Merge(contributions)[0]
+		oracle := newOracle(contributions)
+		for range 40 {
+			asked := genPacket(contributions).Draw(t, "packet")
+			if rapid.IntRange(0, 3).Draw(t, "out unknown") == 0 {
+				asked.Out = ""
+			}
+			if rapid.IntRange(0, 3).Draw(t, "source unknown") == 0 {
+				asked.Src, asked.SrcLocal = netip.Addr{}, false
+			}
+			pkt := p.Representative(asked)
+			if asked.Src.IsValid() && pkt.Src != asked.Src || asked.Out != "" && pkt.Out != asked.Out {
+				t.Fatalf("%+v stands for %+v, of which it changes what is known", pkt, asked)
+			}
+			d := p.Decide(asked)
+			for _, l := range []policy.Layout{{}, {Sets: true}} {
+				rs := policy.Desired([]policy.Policy{p}, l, policy.OwnedBy("/state"))
+				if got, rule := outcomeOf(rs, pkt); got != (d.Outcome == policy.OutcomeMasquerade) {
+					t.Fatalf("layout %+v: %+v is said to be %s (%s), but %v decides; rules:\n%s", l, pkt, d.Outcome, d.Reason, rule, render(rs))
+				}
+				// What is in scope reaches a rule of the chain, and nothing else does.
+				if _, rule := outcomeOf(rs, pkt); (rule == nil) != (d.Outcome == policy.OutcomeOutOfScope) {
+					t.Fatalf("layout %+v: %+v is said to be %s (%s), but %v decides; rules:\n%s", l, pkt, d.Outcome, d.Reason, rule, render(rs))
+				}
+			}
+			if want := oracle.decide(pkt); (want == masqueraded) != (d.Outcome == policy.OutcomeMasquerade) {
+				t.Fatalf("%+v is said to be %s (%s), but the sources say %s", pkt, d.Outcome, d.Reason, want)
+			}
+			checkEntry(t, p, pkt, d)
+		}
+	})
+}
+
+// checkEntry: the entry that is said to decide covers the packet, and is there.
+func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decision) {
+	if d.Reason == "" {
+		t.Fatalf("%+v is %s without a reason", pkt, d.Outcome)
+	}
+	if d.Entry == nil {
+		if d.Outcome == policy.OutcomeExempt {
+			t.Fatalf("%+v is exempt by nothing", pkt)
+		}
+		return
+	}
+	is := func(e policy.Entry) bool { return e.Prefix == d.Entry.Prefix && e.Action == d.Entry.Action }
+	bySource := d.Entry.Prefix.Contains(pkt.Src) && slices.ContainsFunc(p.ExemptSources, is)
+	byDestination := d.Entry.Prefix.Contains(pkt.Dst) && slices.ContainsFunc(p.Destinations, is)
+	if !bySource && !byDestination || d.Outcome == policy.OutcomeOutOfScope {
+		t.Fatalf("%+v is %s by %s, which is not about it", pkt, d.Outcome, d.Entry.Prefix)
+	}
+	if want := d.Entry.Action == policy.Masqueraded; want != (d.Outcome == policy.OutcomeMasquerade) {
+		t.Fatalf("%+v is %s by %s, which says %s", pkt, d.Outcome, d.Entry.Prefix, d.Entry.Action)
+	}
+	if len(d.Origins) == 0 {
+		t.Fatalf("%+v is %s by %s, which nobody stated", pkt, d.Outcome, d.Entry.Prefix)
+	}
+}
+
+// Where the source is not known and the decision is not the same for all that
+// there are, it is that for those in scope which are not exempt.
+func TestDecideForUnknownSources(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		contributions := genContributions().Draw(t, "contributions")
+		p := policy.Merge(contributions)[0]
+		known := genPacket(contributions).Draw(t, "packet")
+		known.SrcLocal = false
+		unknown := known
+		unknown.Src = netip.Addr{}
+		with, without := p.Decide(known), p.Decide(unknown)
+		outOfScope, exempt := with.Outcome == policy.OutcomeOutOfScope, with.Entry != nil && with.Entry.Prefix.Contains(known.Src) && with.Outcome == policy.OutcomeExempt
+		if !outOfScope && !exempt && with.Outcome != without.Outcome {
+			t.Fatalf("%+v is %s (%s), but for a source that is not known it is %s (%s)", known, with.Outcome, with.Reason, without.Outcome, without.Reason)
+		}
+	})
+}
+
+func TestDecideByExample(t *testing.T) {
+	scoped := policy.Statement{
+		EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"),
+		OutputInterfaces: []string{"eth+", "wg0"}, MasqueradeHost: ptr(false),
+		NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
+	}
+	exemptAll := policy.Statement{SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.0.0.0/8")}
+	from := func(src, dst string) policy.Packet { return policy.Packet{Src: addr(src), Dst: addr(dst), Out: "eth0"} }
+	for _, tt := range []struct {
+		name      string
+		statement policy.Statement
+		packet    policy.Packet
+		outcome   policy.Outcome
+		entry     string
+		reason    string
+	}{
+		{
+			"nothing covers it", policy.Statement{}, from("10.244.0.2", "8.8.8.8"), policy.OutcomeMasquerade, "",
+			"no prefix covers 8.8.8.8, and what none covers is masqueraded",
+		},
+		{
+			"a default", policy.Statement{}, policy.Packet{Dst: addr("10.9.9.9")}, policy.OutcomeExempt, "10.0.0.0/8",
+			"10.0.0.0/8 in nonMasqueradeCIDRs (built in) is the longest prefix that covers 10.9.9.9",
+		},
+		{
+			"a hole", scoped, from("10.244.0.2", "10.1.9.9"), policy.OutcomeMasquerade, "10.1.0.0/16",
+			`10.1.0.0/16 in masqueradeCIDRs of network "podnet" is the longest prefix that covers 10.1.9.9`,
+		},
+		{
+			"an island, source and interface unknown", scoped, policy.Packet{Dst: addr("10.1.2.3")}, policy.OutcomeExempt, "10.1.2.0/24",
+			`10.1.2.0/24 in nonMasqueradeCIDRs of network "podnet" is the longest prefix that covers 10.1.2.3, ` +
+				"for any source in 10.244.0.0/16 but the node itself and those in 10.244.7.0/24, out of eth+, wg0",
+		},
+		{
+			"a source out of scope", scoped, from("10.245.0.2", "8.8.8.8"), policy.OutcomeOutOfScope, "",
+			`the source 10.245.0.2 is not in sourceCIDRs of network "podnet" (10.244.0.0/16)`,
+		},
+		{
+			"an interface out of scope", scoped, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "lo"}, policy.OutcomeOutOfScope, "",
+			`the interface lo is not in outputInterfaces of network "podnet" (eth+, wg0)`,
+		},
+		{
+			"the node", scoped, policy.Packet{Src: addr("10.244.0.1"), SrcLocal: true, Dst: addr("8.8.8.8"), Out: "eth0"}, policy.OutcomeOutOfScope, "",
+			`the source 10.244.0.1 is the node itself, and masqueradeHost of network "podnet" is false`,
+		},
+		{
+			"an exempt source", scoped, from("10.244.7.2", "8.8.8.8"), policy.OutcomeExempt, "10.244.7.0/24",
+			`the source 10.244.7.2 is in 10.244.7.0/24, which nonMasqueradeSourceCIDRs of network "podnet" exempts`,
+		},
+		{
+			"every source exempt", exemptAll, policy.Packet{Dst: addr("8.8.8.8")}, policy.OutcomeExempt, "10.0.0.0/8",
+			`every source in scope is exempt: 10.244.0.0 is in 10.0.0.0/8, which nonMasqueradeSourceCIDRs of network "podnet" exempts, ` +
+				"for any source in 10.244.0.0/16",
+		},
+		{
+			"a scope of the other family", scoped, policy.Packet{Dst: addr("2001:db8::1")}, policy.OutcomeOutOfScope, "",
+			`sourceCIDRs of network "podnet" names no ipv6 prefix`,
+		},
+		{
+			"a family that is not managed", policy.Statement{}, from("fd00::2", "2001:db8::1"), policy.OutcomeOutOfScope, "",
+			"ipv6 is not managed: enableIPv6 (built in) is false",
+		},
+		{
+			"the node as destination", policy.Statement{}, policy.Packet{Dst: addr("192.0.2.1"), DstLocal: true}, policy.OutcomeOutOfScope, "",
+			"192.0.2.1 is an address of the node itself",
+		},
+		{
+			"two families", policy.Statement{EnableIPv6: ptr(true)}, from("10.244.0.2", "2001:db8::1"), policy.OutcomeOutOfScope, "",
+			"no packet goes from 10.244.0.2 to 2001:db8::1: they are of two families",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := mergeOne(t, network("podnet", 1, tt.statement)).Decide(tt.packet)
+			entry := ""
+			if d.Entry != nil {
+				entry = d.Entry.Prefix.String()
+			}
+			if d.Outcome != tt.outcome || entry != tt.entry || d.Reason != tt.reason {
+				t.Errorf("got %s by %q:\n  %s\nwant %s by %q:\n  %s", d.Outcome, entry, d.Reason, tt.outcome, tt.entry, tt.reason)
+			}
+		})
+	}
+}
+
+func TestRepresentative(t *testing.T) {
+	for _, tt := range []struct {
+		name             string
+		statement        policy.Statement
+		dst, src, ifname string
+	}{
+		{"no scope", policy.Statement{}, "8.8.8.8", "1.0.0.0", ""},
+		{"no scope, IPv6", policy.Statement{EnableIPv6: ptr(true)}, "2001:db8::1", "2000::", ""},
+		{"a scope", policy.Statement{SourceCIDRs: cidrs("10.244.0.0/16"), OutputInterfaces: []string{"wg0"}}, "8.8.8.8", "10.244.0.0", "wg0"},
+		{"a wildcard", policy.Statement{OutputInterfaces: []string{"eth+"}}, "8.8.8.8", "1.0.0.0", "eth0"},
+		{"the first of the scope is exempt", policy.Statement{
+			SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.0.0/24"),
+		}, "8.8.8.8", "10.244.1.0", ""},
+		{"all that is unicast is exempt", policy.Statement{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/1", "128.0.0.0/2", "192.0.0.0/3")}, "8.8.8.8", "224.0.0.0", ""},
+		{"every source is exempt", policy.Statement{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/0")}, "8.8.8.8", "1.0.0.0", ""},
+		{"another family's scope", policy.Statement{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16")}, "2001:db8::1", "2000::", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := mergeOne(t, network("podnet", 1, tt.statement)).Representative(policy.Packet{Dst: addr(tt.dst)})
+			if got.Src != addr(tt.src) || got.Out != tt.ifname {
+				t.Errorf("%s out of %q stands for all, want %s out of %q", got.Src, got.Out, tt.src, tt.ifname)
+			}
+		})
+	}
+}

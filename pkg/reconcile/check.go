@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+)
+
+// Check finds out whether the rules are what the sources ask for, and writes
+// nothing. A difference is looked at once more when nobody is about to remove it.
+func (n *Node) Check(ctx context.Context) *Report {
+	r := n.Foresee(ctx, n.Read())
+	if !r.Differs() {
+		return r
+	}
+	if _, err := os.Lstat(n.Dir.Path()); errors.Is(err, fs.ErrNotExist) {
+		return r // the lock would make it
+	}
+	wait, cancel := context.WithTimeout(ctx, n.LockWait)
+	defer cancel()
+	lock, err := n.Dir.Lock(wait)
+	if err != nil {
+		r.warn(err)
+		return r
+	}
+	again := n.Foresee(ctx, n.Read())
+	again.warn(lock.Release())
+	return again
+}
+
+// Differs reports whether rules in the kernel are not what the sources ask for.
+func (r *Report) Differs() bool {
+	return r.View != nil && len(r.State.Newer) == 0 && (len(r.View.Diff()) > 0 || len(r.View.Stale) > 0)
+}
+
+// Obstacles are the problems but for differences that a pass would remove.
+func (r *Report) Obstacles() []Problem {
+	var left []Problem
+	for _, p := range r.Problems {
+		var drift *enforce.DriftError
+		if !errors.As(p.Err, &drift) {
+			left = append(left, p)
+		}
+	}
+	return left
+}

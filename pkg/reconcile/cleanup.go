@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// Cleanup removes all that is ours on the node, in every backend and family, and
+// then the dataDir. It fails where a reconciler runs, which would bring all of it
+// back, and leaves the dataDir as long as something is there that it describes.
+func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []enforce.Removal, err error) {
+	lead, err := n.Dir.Lead()
+	if errors.Is(err, store.ErrBusy) {
+		return nil, fmt.Errorf("%w, and would bring back what is removed: stop it first", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, lead.Release()) }()
+	wait, cancel := context.WithTimeout(ctx, n.LockWait)
+	defer cancel()
+	lock, err := n.Dir.Lock(wait)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, lock.Release()) }()
+	state, err := n.Dir.Load()
+	if err != nil {
+		return nil, err
+	}
+	if err := newer(state); err != nil {
+		return nil, err
+	}
+	removed, err = n.Enforcer(warn).RemoveAll(ctx, n.chains(state), state.Record, lock)
+	if err != nil {
+		return removed, err
+	}
+	return removed, lock.Destroy()
+}
+
+// chains returns the names under which chains of ours may stand: a record or
+// documents that got lost do not keep them from being found.
+func (n *Node) chains(state store.State) []string {
+	names := []string{policy.DefaultChain}
+	add := func(name string) {
+		if name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	for _, c := range state.Record.Chains {
+		add(c.Chain)
+	}
+	for _, c := range state.Contributions {
+		add(c.Statement.Chain)
+	}
+	src := n.Read()
+	for _, list := range src.ConfDir.Conflists {
+		for _, e := range list.Entries {
+			add(e.Entry.Statement.Chain)
+		}
+	}
+	if src.Agent != nil {
+		add(src.Agent.Contribution.Statement.Chain)
+	}
+	return names
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// judge says what is wrong with the node as the report has it.
+func (n *Node) judge(r *Report) {
+	n.judgeSources(r)
+	if err := newer(r.State); err != nil {
+		r.problem(TopicState, err)
+	} else if r.View != nil {
+		judgeRules(r)
+	}
+	for _, p := range r.Problems {
+		if p.Topic == TopicRules || p.Topic == TopicState {
+			r.Result = Failed
+		}
+	}
+	r.Took = time.Since(r.Started)
+}
+
+func (n *Node) judgeSources(r *Report) {
+	s := r.Sources
+	if n.SettingsErr != nil {
+		r.problem(TopicSettings, n.SettingsErr)
+	}
+	if s.GuardErr != nil {
+		r.problem(TopicState, s.GuardErr)
+	}
+	if s.Guard.Present && s.Guard.DataDir != n.Dir.Path() {
+		r.problem(TopicState, fmt.Errorf("data_dir: %s names %s now, and this process works on %s; restart it",
+			s.Guard.Path, policy.Quote(s.Guard.DataDir), policy.Quote(n.Dir.Path())))
+	}
+	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
+		r.problem(TopicState, s.ConfDirErr)
+	}
+	for _, list := range s.ConfDir.Conflists {
+		if list.Err != nil {
+			judgeBroken(r, list)
+		}
+	}
+}
+
+// judgeBroken judges a conflist that cannot be read. It matters if it may be the
+// one of a network whose document is in force.
+func judgeBroken(r *Report, list config.Conflist) {
+	for _, c := range r.State.Contributions {
+		mayBe := list.Network == "" || list.Network == c.Source.Name
+		if c.Source.Kind == policy.Network && mayBe && !r.Sources.ConfDir.Names(c.Source.Name) {
+			r.sourceProblem(c.Source, fmt.Errorf("%s: what its conflist said last stays in force: %w", c.Source, list.Err))
+			return
+		}
+	}
+	r.warn(list.Err)
+}
+
+func judgeRules(r *Report) {
+	v := r.View
+	for _, p := range v.Policies {
+		for _, c := range p.Conflicts {
+			r.chainProblem(TopicConflict, p.Chain, c)
+		}
+		if err := v.Err(p.Chain); err != nil {
+			r.chainProblem(TopicRules, p.Chain, err)
+		}
+	}
+	for _, o := range r.State.Record.Chains {
+		if o.Stuck {
+			r.chainProblem(TopicRules, o.Chain, fmt.Errorf("chain %s (%s): it was to go from %s and cannot be removed; "+
+				"see the warnings, or remove it by hand", o.Chain, o.Family, o.Backend))
+		}
+	}
+	for chain, prefixes := range v.Slow() {
+		r.warn(fmt.Errorf("chain %s has %d prefixes, and iptables compares each new connection with one after the other; "+
+			"with backend nftables their number costs nothing", chain, prefixes))
+	}
+}
+
+// newer returns what a newer version wrote, as an error, or nil.
+func newer(s store.State) error {
+	if len(s.Newer) == 0 {
+		return nil
+	}
+	return fmt.Errorf("document %s: %w: it has schema %d and this program knows schemas up to %d; "+
+		"nothing is repaired until the newer ip-masq-reconciler is installed again, or the document is removed",
+		s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// Loop makes passes: when rules or files change, when asked to, when something
+// has to be tried again, and when the interval is over.
+type Loop struct {
+	node    *Node
+	log     *journal
+	publish func(*Report)
+	pending *pending
+	files   settling
+	asked   chan chan<- *enforce.View
+
+	sources *Sources // as they were read last
+	pace    pace
+	rival   rival
+	last    *Report
+	seen    time.Time // when the rules were last looked at
+}
+
+// NewLoop returns a loop over the node's passes. It tells publish about each
+// pass, and the log about what is news.
+func NewLoop(n *Node, log *slog.Logger, publish func(*Report)) *Loop {
+	l := &Loop{
+		node: n, log: &journal{log: log}, publish: publish,
+		pending: newPending(), asked: make(chan chan<- *enforce.View),
+	}
+	l.files.pass = func() { l.pending.add(cause{files: true}) }
+	return l
+}
+
+// RulesChanged tells that somebody changed rules, and who where that is known.
+// As the other tellings it may be called by any goroutine, and never waits.
+func (l *Loop) RulesChanged(by Writer) { l.pending.add(cause{rules: true, writer: by}) }
+
+// FilesChanged tells that a conflist or an agent file may have changed, or
+// changes still.
+func (l *Loop) FilesChanged() { l.files.happened() }
+
+// PassNow asks for a pass that takes nothing for granted.
+func (l *Loop) PassNow() { l.pending.add(cause{asked: true}) }
+
+// View returns a reading of the rules, or nil where they cannot be read now. One
+// of this very moment takes a loop that has nothing else to do; of a second ago
+// has to do for who asks more often. It writes nothing.
+func (l *Loop) View(ctx context.Context) *enforce.View {
+	answer := make(chan *enforce.View, 1)
+	select {
+	case l.asked <- answer:
+		return <-answer
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// Run makes passes until ctx ends, and leaves the rules as they are. While
+// another reconciler has the lead of the node it stands by.
+func (l *Loop) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		lead, err := l.node.Dir.Lead()
+		if errors.Is(err, store.ErrBusy) {
+			l.standBy(ctx, err)
+			continue
+		}
+		if err != nil { // it works without: two at once do no harm, but talk twice
+			l.log.warn([]error{fmt.Errorf("cannot tell whether another reconciler runs: %w", err)})
+		}
+		l.keep(ctx, lead)
+		l.log.warn([]error{lead.Release()})
+	}
+}
+
+// standBy waits a moment for the lead.
+func (l *Loop) standBy(ctx context.Context, cause error) {
+	const again = time.Second
+	l.tell(&Report{Started: time.Now(), Result: Unchanged, Problems: []Problem{
+		{Topic: TopicStandby, Err: fmt.Errorf("standing by: %w", cause)},
+	}})
+	for timer := time.NewTimer(again); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case answer := <-l.asked:
+			answer <- nil
+		case <-timer.C:
+			return
+		}
+	}
+}
+
+// keep makes passes for as long as the lead is held.
+func (l *Loop) keep(ctx context.Context, lead *store.Lead) {
+	due := cause{asked: true}
+	for {
+		l.pass(ctx, due)
+		if due = l.wait(ctx); ctx.Err() != nil || !lead.Held() {
+			return
+		}
+	}
+}
+
+// wait returns what the next pass is made for, once it is time for it.
+func (l *Loop) wait(ctx context.Context) cause {
+	timer := time.NewTimer(time.Until(l.pace.due(cause{})))
+	defer timer.Stop()
+	var due cause
+	for {
+		select {
+		case <-ctx.Done():
+			return due
+		case answer := <-l.asked:
+			answer <- l.look(ctx)
+			continue
+		case <-l.pending.wake:
+			due = due.with(l.pending.take())
+		case <-timer.C:
+			if due.none() {
+				due.asked = true // the interval is over, or something is to be tried again
+			}
+			return due
+		}
+		next := time.Until(l.pace.due(due))
+		if next <= 0 {
+			return due
+		}
+		timer.Reset(next)
+	}
+}
+
+// look reads the rules for who asks, unless they were read a moment ago.
+func (l *Loop) look(ctx context.Context) *enforce.View {
+	const fresh = time.Second
+	if l.last == nil || l.last.View == nil {
+		return nil
+	}
+	if time.Since(l.seen) >= fresh {
+		l.last.View = l.node.Enforcer(func(error) {}).Look(ctx, l.last.State.Contributions, l.last.State.Record)
+		l.seen = time.Now()
+	}
+	return l.last.View
+}
+
+// pass makes one pass. The sources are read again unless only rules changed:
+// files have events of their own.
+func (l *Loop) pass(ctx context.Context, due cause) {
+	if l.sources == nil || due.files || due.asked {
+		l.sources = l.node.Read()
+	}
+	r := l.node.Pass(ctx, l.sources)
+	if ctx.Err() != nil {
+		return // half a pass is no news
+	}
+	now := time.Now()
+	if p := l.rival.judge(now, r.Drift, due.writer); p != nil {
+		r.Problems = append(r.Problems, *p)
+	}
+	l.last, l.seen = r, now
+	l.pace.after(now, r, l.rival.pause(), l.node.Interval(l.sources))
+	l.tell(r)
+}
+
+func (l *Loop) tell(r *Report) {
+	l.log.report(r)
+	l.publish(r)
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
+
+// fixture is a node of its own in the kernel of the sandbox, which is empty at
+// first, with files below a directory of its own.
+type fixture struct {
+	*testing.T
+	*Node
+	dir string
+}
+
+func newFixture(t *testing.T) *fixture {
+	dir := t.TempDir()
+	s := config.DefaultSettings()
+	s.DataDir = filepath.Join(dir, "data")
+	s.CNIConfDir = filepath.Join(dir, "net.d")
+	f := &fixture{T: t, dir: dir}
+	driver := nftables.New()
+	f.Node = Open(s, filepath.Join(dir, "plugin.toml"), netfilter.Drivers{driver})
+	f.nft("flush ruleset")
+	if err := os.Mkdir(s.CNIConfDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		f.nft("flush ruleset")
+		if err := driver.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+// withAgent makes the files of a directory a source.
+func (f *fixture) withAgent() *fixture {
+	f.Settings.AgentConfigDir = filepath.Join(f.dir, "config")
+	if err := os.Mkdir(f.Settings.AgentConfigDir, 0o755); err != nil {
+		f.Fatal(err)
+	}
+	return f
+}
+
+func (f *fixture) agentFile(text string) {
+	f.Helper()
+	f.file(filepath.Join(f.Settings.AgentConfigDir, "ip-masq-agent"), text)
+}
+
+func (f *fixture) file(path, text string) {
+	f.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// conflist writes the conflist of a network with an entry of ours.
+func (f *fixture) conflist(network string, keys map[string]any) string {
+	f.Helper()
+	entry := map[string]any{"type": "ip-masq", "dataDir": f.Settings.DataDir}
+	for k, v := range keys {
+		entry[k] = v
+	}
+	text, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": network, "plugins": []any{map[string]any{"type": "ptp"}, entry}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	path := filepath.Join(f.Settings.CNIConfDir, "10-"+network+".conflist")
+	f.file(path, string(text))
+	return path
+}
+
+func (f *fixture) nft(args ...string) string {
+	f.Helper()
+	out, err := exec.Command("nft", args...).CombinedOutput()
+	if err != nil {
+		f.Fatalf("nft %v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+func (f *fixture) pass() *Report {
+	f.Helper()
+	return f.Pass(f.Context(), f.Read())
+}
+
+// right makes a pass after which the node has to be ready.
+func (f *fixture) right() *Report {
+	f.Helper()
+	r := f.pass()
+	if !r.Ready() {
+		f.Fatalf("not ready: %v", r.Err())
+	}
+	return r
+}
+
+// wants fails the test unless the pass came to the result, with problems that
+// say all of this.
+func (f *fixture) wants(r *Report, result Result, says ...string) {
+	f.Helper()
+	if r.Result != result {
+		f.Errorf("result %s, want %s (%v)", r.Result, result, r.Err())
+	}
+	if len(says) == 0 && !r.Ready() {
+		f.Errorf("not ready: %v", r.Err())
+	}
+	for _, s := range says {
+		if err := r.Err(); err == nil || !strings.Contains(err.Error(), s) {
+			f.Errorf("the problems do not say %q: %v", s, err)
+		}
+	}
+}
+
+// verdicts holds the decisions in the kernel against what is wanted, by address.
+func (f *fixture) exempts(want string) {
+	f.Helper()
+	out := f.nft("list", "set", "ip", "ip-masq", "exempt-IP-MASQ-AGENT")
+	_, elements, _ := strings.Cut(out, "elements = {")
+	elements, _, _ = strings.Cut(elements, "}")
+	if got := strings.Join(strings.Fields(elements), ""); got != want {
+		f.Errorf("exempt are %s, want %s", got, want)
+	}
+}
+
+func (f *fixture) stored(kind policy.Kind, name string) *policy.Contribution {
+	f.Helper()
+	s, err := f.Dir.Load()
+	if err != nil {
+		f.Fatal(err)
+	}
+	return s.Find(policy.Source{Kind: kind, Name: name})
+}
+
+// old puts a file's last change into the past.
+func (f *fixture) old(paths ...string) {
+	f.Helper()
+	for _, path := range paths {
+		then := time.Now().Add(-time.Hour)
+		if err := os.Chtimes(path, then, then); err != nil {
+			f.Fatal(err)
+		}
+	}
+}
+
+func (f *fixture) lock() *store.Lock {
+	f.Helper()
+	l, err := f.Dir.Lock(f.Context())
+	if err != nil {
+		f.Fatal(err)
+	}
+	return l
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// Foresee finds out what a pass would find and do, and writes nothing.
+func (n *Node) Foresee(ctx context.Context, src *Sources) *Report {
+	r := &Report{Started: time.Now(), Sources: src, Result: Unchanged}
+	if n.load(r) {
+		p := n.plan(r)
+		r.Contributions = p.Contributions
+		r.View = n.Enforcer(r.warn).Look(ctx, p.Contributions, retrying(r.State.Record))
+	}
+	n.judge(r)
+	return r
+}
+
+// Pass makes the node as its sources have it. Where all is so already it only
+// reads, without the lock.
+func (n *Node) Pass(ctx context.Context, src *Sources) *Report {
+	r := n.Foresee(ctx, src)
+	if r.Unfinished() && len(r.State.Newer) == 0 {
+		started := r.Started
+		r = &Report{Started: started, Sources: src, Result: Unchanged}
+		n.write(ctx, r)
+		n.judge(r)
+	}
+	return r
+}
+
+// load reads the documents, and returns false where that failed.
+func (n *Node) load(r *Report) bool {
+	state, err := n.Dir.Load()
+	if err != nil {
+		r.problem(TopicState, err)
+		return false
+	}
+	r.State = state
+	return true
+}
+
+// retrying returns the record as if nothing in it had been tried in vain: what
+// verbs leave alone is for the reconciler to try again.
+func retrying(rec store.Record) store.Record {
+	rec.Chains = slices.Clone(rec.Chains)
+	for i := range rec.Chains {
+		rec.Chains[i].Stuck = false
+	}
+	return rec
+}
+
+// write is the part of a pass that holds the lock. What was seen without it is
+// read again, so that a difference is seen twice before it is repaired.
+func (n *Node) write(ctx context.Context, r *Report) {
+	wait, cancel := context.WithTimeout(ctx, n.LockWait)
+	defer cancel()
+	lock, err := n.Dir.Lock(wait)
+	if err != nil {
+		r.problem(TopicState, err)
+		n.load(r)
+		return
+	}
+	defer func() { r.warn(lock.Release()) }()
+	if !n.load(r) || len(r.State.Newer) > 0 {
+		return
+	}
+	for _, d := range r.State.Damaged {
+		r.warn(fmt.Errorf("a damaged document counts as absent: %w", d.Err))
+	}
+	r.warn(lock.Tidy(r.State))
+	p := n.plan(r)
+	for _, s := range r.Dropped {
+		r.warn(lock.Drop(s))
+	}
+	e := n.Enforcer(r.warn)
+	rec := retrying(r.State.Record)
+	before := e.Look(ctx, r.State.Contributions, rec)
+	r.Drift = drift(before)
+	if len(r.Pending)+len(r.Dropped) == 0 {
+		r.View = e.EnsureFrom(ctx, before, r.State.Contributions, rec, lock)
+	} else {
+		n.adopt(ctx, r, e, lock, p)
+	}
+	if n.load(r) {
+		r.Contributions = r.State.Contributions
+	}
+	r.Result = Changed
+	if len(r.Drift) > 0 {
+		r.Result = Repaired
+	}
+}
+
+// drift is how the rules that were made in this boot differ from what they were
+// made to be. What has not been made yet has not drifted.
+func drift(v *enforce.View) policy.Diff {
+	var d policy.Diff
+	for _, g := range v.Groups {
+		if g.Recorded {
+			d = append(d, g.Diff...)
+		}
+	}
+	return d
+}
+
+// adopt puts all changed documents in force, in one go so that no packet meets
+// half of them. Where that fails, each is tried by itself: a mistake in one
+// source is no reason to withhold another.
+func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
+	var err error
+	if r.View, err = e.Adopt(ctx, lock, r.State, p, vouchFor(p.Changed)); err == nil {
+		return
+	}
+	for _, c := range p.Changed {
+		if !n.load(r) {
+			return
+		}
+		if len(p.Changed) > 1 {
+			one := &enforce.Proposal{Contributions: enforce.With(r.State.Contributions, c), Changed: []policy.Contribution{c}}
+			if r.View, err = e.Adopt(ctx, lock, r.State, one, vouchFor(one.Changed)); err == nil {
+				continue
+			}
+		}
+		r.sourceProblem(c.Source, fmt.Errorf("%s: what it states now cannot be put in force; the last good policy stays: %w", c.Source, err))
+	}
+	if n.load(r) {
+		r.View = e.Ensure(ctx, r.State.Contributions, retrying(r.State.Record), lock)
+	}
+}
+
+// vouchFor fails where the rules of a chain that one of these contributes to are
+// not as desired.
+func vouchFor(changed []policy.Contribution) func(*enforce.View) error {
+	return func(v *enforce.View) error {
+		for _, c := range changed {
+			if err := v.Err(c.Statement.Chain); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}

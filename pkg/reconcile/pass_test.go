@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+const (
+	linkLocal = "169.254.0.0/16"
+	defaults  = "10.0.0.0/8," + linkLocal + ",172.16.0.0/12,192.168.0.0/16"
+)
+
+// Without a source nothing is managed, nothing is made, and the node is ready.
+func TestNoSource(t *testing.T) {
+	f := newFixture(t)
+	f.wants(f.pass(), Unchanged)
+	if out := f.nft("list", "ruleset"); out != "" {
+		t.Errorf("somebody made rules:\n%s", out)
+	}
+	if _, err := os.Stat(f.Dir.Path()); !os.IsNotExist(err) {
+		t.Errorf("somebody made the dataDir: %v", err)
+	}
+}
+
+func TestConflistAndAgentFilesAreUnited(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
+	f.wants(f.pass(), Changed)
+	f.exempts("10.1.0.0/16,10.9.0.0/16," + linkLocal)
+	f.wants(f.pass(), Unchanged)
+}
+
+func TestEmptyAgentDirectoryMeansTheDefaults(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.wants(f.pass(), Changed)
+	f.exempts(defaults)
+}
+
+// A directory that is missing means the same on a node that has none stored, and
+// otherwise leaves what is stored in force.
+func TestMissingAgentDirectory(t *testing.T) {
+	f := newFixture(t)
+	f.Settings.AgentConfigDir = filepath.Join(f.dir, "config")
+	f.wants(f.pass(), Changed)
+	f.exempts(defaults)
+
+	f.withAgent()
+	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
+	f.right()
+	if err := os.RemoveAll(f.Settings.AgentConfigDir); err != nil {
+		t.Fatal(err)
+	}
+	f.right()
+	f.exempts("10.9.0.0/16," + linkLocal)
+
+	f.Settings.AgentConfigDir = "" // no source any more: the policy outlives it
+	f.right()
+	f.exempts("10.9.0.0/16," + linkLocal)
+}
+
+// What is bad leaves the last good policy in force, and says why.
+func TestBadSourcesLeaveTheLastGoodPolicy(t *testing.T) {
+	f := newFixture(t).withAgent()
+	path := f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
+	f.right()
+	good := "10.1.0.0/16,10.9.0.0/16," + linkLocal
+
+	f.agentFile("nonMasqueradeCIDRs: [10.9.0.1/16]\n")
+	f.wants(f.pass(), Unchanged, "ip-masq-agent", "nonMasqueradeCIDRs[0]", "10.9.0.1/16", "10.9.0.0/16")
+	f.exempts(good)
+	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
+	f.wants(f.pass(), Unchanged)
+
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.1/16"}})
+	f.wants(f.pass(), Unchanged, path, "nonMasqueradeCIDRs[0]")
+	f.exempts(good)
+	f.file(path, `{"name": "podnet", `)
+	f.wants(f.pass(), Unchanged, path, "podnet")
+	f.exempts(good)
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	f.wants(f.pass(), Unchanged)
+}
+
+// A broken file at the start, with nothing stored, is no reason to invent a
+// policy; and what else is sound holds.
+func TestBrokenAgentFileAtTheStart(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.agentFile("nonMasqueradeCIDRs: [null]\n")
+	f.wants(f.pass(), Unchanged, "nonMasqueradeCIDRs[0]")
+	if out := f.nft("list", "ruleset"); out != "" {
+		t.Errorf("somebody made rules:\n%s", out)
+	}
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	f.wants(f.pass(), Changed, "nonMasqueradeCIDRs[0]")
+	f.exempts("10.1.0.0/16," + linkLocal)
+}
+
+// The agent files yield to a network, which everybody is told of.
+func TestConflictWithTheAgentFiles(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}, "randomFully": true})
+	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\nrandomFully: false\nmasqueradeCIDRs: [10.1.0.0/16]\n")
+	r := f.pass()
+	f.wants(r, Changed, "randomFully", `network "podnet"`, "the agent files", "10.1.0.0/16")
+	f.exempts("10.1.0.0/16,10.9.0.0/16," + linkLocal)
+	if out := f.nft("list", "table", "ip", "ip-masq"); !strings.Contains(out, "fully-random") {
+		t.Errorf("the network's word does not hold:\n%s", out)
+	}
+	for _, p := range r.Problems {
+		if p.Topic != TopicConflict || p.Chain != policy.DefaultChain {
+			t.Errorf("problem %+v is none of a conflict", p)
+		}
+	}
+}
+
+// Of two networks the one in force stays; the newcomer is named.
+func TestConflictOfNetworks(t *testing.T) {
+	f := newFixture(t)
+	first := f.conflist("first", map[string]any{"randomFully": false})
+	f.right()
+	f.conflist("newcomer", map[string]any{"randomFully": true})
+	r := f.pass()
+	f.wants(r, Unchanged, `network "newcomer"`, `network "first"`, "randomFully")
+	if c := f.stored(policy.Network, "newcomer"); c != nil {
+		t.Errorf("the newcomer is stored: %+v", c)
+	}
+	// Once no conflist names the one in force any more, that one yields.
+	if err := os.Remove(first); err != nil {
+		t.Fatal(err)
+	}
+	f.wants(f.pass(), Changed, `network "first"`)
+	if c := f.stored(policy.Network, "first"); c == nil || !c.Yields {
+		t.Errorf("the one that nobody names does not yield: %+v", c)
+	}
+	if out := f.nft("list", "table", "ip", "ip-masq"); !strings.Contains(out, "fully-random") {
+		t.Errorf("the newcomer's word does not hold:\n%s", out)
+	}
+}
+
+func TestDrift(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.right()
+	f.nft("delete", "element", "ip", "ip-masq", "exempt-IP-MASQ-AGENT", "{ 10.0.0.0/8 }")
+	r := f.pass()
+	f.wants(r, Repaired)
+	if len(r.Drift) != 1 || r.Drift[0].Kind != policy.ElementChange {
+		t.Errorf("drift is %v, want one element", r.Drift)
+	}
+	f.exempts(defaults)
+	f.nft("flush", "ruleset")
+	f.wants(f.pass(), Repaired)
+	f.exempts(defaults)
+}
+
+// What was not made in this boot has not drifted.
+func TestFirstPassIsNoDrift(t *testing.T) {
+	f := newFixture(t).withAgent()
+	if r := f.right(); len(r.Drift) > 0 {
+		t.Errorf("the first pass has drift: %v", r.Drift)
+	}
+	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
+	if r := f.right(); len(r.Drift) > 0 || r.Result != Changed {
+		t.Errorf("%s: a change of policy has drift: %v", r.Result, r.Drift)
+	}
+}
+
+// A network goes after ten minutes without an attachment and without a conflist
+// that names it, in a directory that parses whole, and not earlier.
+func TestUnusedNetworksAreDropped(t *testing.T) {
+	f := newFixture(t)
+	path := f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	other := f.conflist("other", map[string]any{"nonMasqueradeCIDRs": []string{"10.2.0.0/16"}})
+	f.right()
+	if err := f.Dir.Attach("podnet", "pod1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	f.DropAfter = 0
+	both, one := "10.1.0.0-10.2.255.255,"+linkLocal, "10.2.0.0/16,"+linkLocal
+	kept := func(why string) {
+		t.Helper()
+		if r := f.right(); len(r.Dropped) > 0 {
+			t.Fatalf("%s: dropped %v", why, r.Dropped)
+		}
+		f.exempts(both)
+	}
+	kept("a conflist names it")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	kept("it has an attachment")
+	if err := f.Dir.Detach("podnet", "pod1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	broken := filepath.Join(f.Settings.CNIConfDir, "99-broken.conflist")
+	f.file(broken, "{")
+	if r := f.pass(); len(r.Dropped) > 0 {
+		t.Fatalf("a file cannot be read: dropped %v", r.Dropped)
+	}
+	if err := os.Remove(broken); err != nil {
+		t.Fatal(err)
+	}
+	f.DropAfter = time.Hour
+	kept("the time is not over")
+	f.DropAfter = 0
+	r := f.right()
+	if len(r.Dropped) != 1 || r.Dropped[0].Name != "podnet" || f.stored(policy.Network, "podnet") != nil {
+		t.Fatalf("dropped %v", r.Dropped)
+	}
+	f.exempts(one)
+	if err := os.Remove(other); err != nil {
+		t.Fatal(err)
+	}
+	f.right()
+	if out := f.nft("list", "ruleset"); out != "" {
+		t.Errorf("nobody asks for rules any more:\n%s", out)
+	}
+}
+
+// Each of the moments since which nobody may want a network counts.
+func TestDropWaitsForEachMoment(t *testing.T) {
+	for _, young := range []string{"document", "attachments", "directory", "none"} {
+		t.Run(young, func(t *testing.T) {
+			f := newFixture(t)
+			path := f.conflist("podnet", nil)
+			f.right()
+			if err := f.Dir.Attach("podnet", "pod1", "eth0"); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.Dir.Detach("podnet", "pod1", "eth0"); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			documents, err := filepath.Glob(f.Dir.Path() + "/sources/*.json")
+			if err != nil || len(documents) != 1 {
+				t.Fatal(documents, err)
+			}
+			attachments, err := filepath.Glob(f.Dir.Path() + "/attachments/*/*")
+			if err != nil || len(attachments) != 1 {
+				t.Fatal(attachments, err)
+			}
+			places := map[string]string{"document": documents[0], "attachments": attachments[0], "directory": f.Settings.CNIConfDir}
+			for name, place := range places {
+				if name != young {
+					f.old(place)
+				}
+			}
+			f.DropAfter = min(time.Minute, time.Since(booted())/2) // the machine may have been started just now
+			if dropped := len(f.pass().Dropped) > 0; dropped != (young == "none") {
+				t.Errorf("dropped: %t", dropped)
+			}
+		})
+	}
+}
+
+// A conflist whose entry keeps its state elsewhere, or whose network the node's
+// administrators do not admit, has no say.
+func TestEntriesOfOthers(t *testing.T) {
+	f := newFixture(t)
+	f.conflist("elsewhere", map[string]any{"dataDir": "/var/lib/elsewhere"})
+	r := f.pass()
+	f.wants(r, Unchanged)
+	if len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0].Error(), "/var/lib/elsewhere") {
+		t.Errorf("warnings %v", r.Warnings)
+	}
+	f.conflist("tenant", nil)
+	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \""+f.Dir.Path()+"\"\n")
+	r = f.pass()
+	f.wants(r, Unchanged)
+	if len(r.Warnings) != 2 || !strings.Contains(r.Warnings[1].Error(), `"tenant"`) {
+		t.Errorf("warnings %v", r.Warnings)
+	}
+}
+
+// What a newer version wrote is left as it is, and nothing is repaired.
+func TestNewerDocument(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.right()
+	documents, err := filepath.Glob(f.Dir.Path() + "/sources/*.json")
+	if err != nil || len(documents) != 1 {
+		t.Fatal(documents, err)
+	}
+	f.file(documents[0], `{"schema": 99, "future": true}`)
+	f.nft("delete", "element", "ip", "ip-masq", "exempt-IP-MASQ-AGENT", "{ 10.0.0.0/8 }")
+	before := f.nft("list", "ruleset")
+	f.wants(f.pass(), Failed, documents[0], "schema 99")
+	if after := f.nft("list", "ruleset"); after != before {
+		t.Errorf("rules were touched:\n%s", after)
+	}
+	text, err := os.ReadFile(documents[0])
+	if err != nil || !strings.Contains(string(text), "future") {
+		t.Errorf("the document was touched: %s %v", text, err)
+	}
+}
+
+// A damaged document is moved aside and made again from its source.
+func TestDamagedDocument(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.right()
+	documents, err := filepath.Glob(f.Dir.Path() + "/sources/*.json")
+	if err != nil || len(documents) != 1 {
+		t.Fatal(documents, err)
+	}
+	f.file(documents[0], `{"schema": 1, "sou`)
+	r := f.right()
+	if len(r.Warnings) == 0 {
+		t.Error("nobody is told")
+	}
+	if f.stored(policy.AgentFiles, "") == nil {
+		t.Error("the document was not made again")
+	}
+	f.wants(f.pass(), Unchanged)
+	f.exempts(defaults)
+}
+
+func TestLockHeldByOthers(t *testing.T) {
+	f := newFixture(t).withAgent()
+	l := f.lock()
+	f.LockWait = 50 * time.Millisecond
+	f.wants(f.pass(), Failed, "lock")
+	if err := l.Release(); err != nil {
+		t.Fatal(err)
+	}
+	f.right()
+}
+
+// Cleanup leaves nothing, and does not work against a reconciler.
+func TestCleanup(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.agentFile("enableIPv6: true\n")
+	f.right()
+	lead, err := f.Dir.Lead()
+	if err != nil {
+		t.Fatal(err)
+	}
+	warn := func(err error) { t.Error(err) }
+	if _, err := f.Cleanup(t.Context(), warn); err == nil || !strings.Contains(err.Error(), "stop it first") {
+		t.Errorf("beside a reconciler: %v", err)
+	}
+	if err := lead.Release(); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := f.Cleanup(t.Context(), warn)
+	if err != nil || len(removed) != 2 {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	if out := f.nft("list", "ruleset"); out != "" {
+		t.Errorf("rules are left:\n%s", out)
+	}
+	if _, err := os.Stat(f.Dir.Path()); !os.IsNotExist(err) {
+		t.Errorf("the dataDir is left: %v", err)
+	}
+	if removed, err := f.Cleanup(t.Context(), warn); err != nil || len(removed) > 0 {
+		t.Errorf("the second time: %v, %v", removed, err)
+	}
+}

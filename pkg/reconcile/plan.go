@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// plan works out what the documents have to become. What cannot be used of the
+// sources goes into the report; what is stored of it stays.
+func (n *Node) plan(r *Report) *enforce.Proposal {
+	r.Pending, r.Dropped = nil, nil
+	kept := slices.Clone(r.State.Contributions)
+	for _, c := range r.State.Contributions {
+		if n.unused(r, c.Source) {
+			r.Dropped = append(r.Dropped, c.Source)
+			kept = slices.DeleteFunc(kept, func(k policy.Contribution) bool { return k.Source == c.Source })
+		}
+	}
+	p := enforce.NewProposal(kept)
+	n.proposeNetworks(r, p)
+	n.proposeAgent(r, p)
+	for _, c := range p.Changed {
+		r.Pending = append(r.Pending, c.Source)
+	}
+	return p
+}
+
+// proposeNetworks proposes what the conflists state, the first that has an entry
+// of ours for each network.
+func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
+	seen := map[string]bool{}
+	for _, list := range r.Sources.ConfDir.Conflists {
+		if len(list.Entries) == 0 || list.Network == "" || seen[list.Network] {
+			continue
+		}
+		seen[list.Network] = true
+		source := policy.Source{Kind: policy.Network, Name: list.Network}
+		entry := list.Entries[0]
+		switch err := n.admits(r.Sources.Guard, list.Network, entry); {
+		case entry.Err != nil:
+			r.sourceProblem(source, entry.Err)
+		case err != nil:
+			r.warn(fmt.Errorf("%s: %w", policy.Quote(list.File), err))
+		default:
+			own := policy.Contribution{Source: source, Statement: entry.Entry.Statement}
+			if err := p.Add(own, r.Sources.ConfDir, r.warn); err != nil {
+				r.sourceProblem(source, err)
+			}
+		}
+	}
+}
+
+// admits tells why what an entry states is none of this node's policy.
+func (n *Node) admits(guard config.PluginFile, network string, e config.ConflistEntry) error {
+	if err := guard.Admits(network); err != nil {
+		return err
+	}
+	if e.Err == nil && !guard.Present && e.Entry.DataDir != n.Dir.Path() {
+		return fmt.Errorf("dataDir: %s is not the reconciler's, %s; a node has one dataDir: make them agree",
+			policy.Quote(e.Entry.DataDir), policy.Quote(n.Dir.Path()))
+	}
+	return nil
+}
+
+// proposeAgent proposes what the agent files state. A directory that is missing
+// states nothing on a node that has none of them stored; on another the stored
+// contribution stays.
+func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
+	files := r.Sources.Agent
+	source := policy.Source{Kind: policy.AgentFiles}
+	switch {
+	case files == nil:
+	case r.Sources.AgentErr != nil:
+		r.sourceProblem(source, r.Sources.AgentErr)
+	case files.Missing && p.Find(source) != nil:
+		r.warn(fmt.Errorf("agent_config_dir: %s does not exist; what was read from it before stays in force", policy.Quote(files.Dir)))
+	default:
+		if err := p.Add(files.Contribution, r.Sources.ConfDir, r.warn); err != nil {
+			r.sourceProblem(source, err)
+		}
+	}
+	if files != nil {
+		r.Warnings = append(r.Warnings, files.Warnings...)
+	}
+}
+
+// unused reports whether a network is neither named by a conflist nor has an
+// attachment, and so for long enough.
+func (n *Node) unused(r *Report, s policy.Source) bool {
+	if s.Kind != policy.Network || r.Sources.ConfDirErr != nil || !r.Sources.ConfDir.Lacks(s.Name) {
+		return false
+	}
+	attached, lastAttached, err := n.Dir.Attachments(s.Name)
+	if err != nil || attached > 0 {
+		r.warn(err)
+		return false
+	}
+	written, err := n.Dir.Written(s)
+	if err != nil {
+		r.warn(err)
+		return false
+	}
+	// Each of these may be the moment since which nobody wants it.
+	for _, since := range []time.Time{lastAttached, written, r.Sources.ConfDir.Changed, booted()} {
+		if time.Since(since) < n.DropAfter {
+			return false
+		}
+	}
+	return true
+}
+
+// booted returns when the running boot began; attachments are counted from then.
+func booted() time.Time {
+	var up unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) != nil {
+		return time.Now()
+	}
+	return time.Now().Add(-time.Duration(up.Nano()))
+}

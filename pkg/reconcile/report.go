@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"errors"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// Result is what came of a pass, as metrics name it.
+type Result string
+
+// The results of passes.
+const (
+	Unchanged Result = "unchanged" // all was right, and nothing was written
+	Repaired  Result = "repaired"  // rules differed from what had been made
+	Changed   Result = "changed"   // documents, or rules that had not been made yet
+	Failed    Result = "failed"    // something that had to be done could not be
+)
+
+// Results returns all of them.
+func Results() []Result { return []Result{Unchanged, Repaired, Changed, Failed} }
+
+// Topic is what a problem is about, as metrics and logs name it.
+type Topic string
+
+// The topics of problems.
+const (
+	TopicSource   Topic = "source"   // a document that cannot be used
+	TopicConflict Topic = "conflict" // sources that contradict each other
+	TopicRules    Topic = "rules"    // rules that cannot be vouched for
+	TopicState    Topic = "state"    // the dataDir
+	TopicRival    Topic = "rival"    // somebody undoes what we do
+	TopicStandby  Topic = "standby"  // another reconciler is at work
+	TopicSettings Topic = "settings" // the reconciler's own file
+)
+
+// Problem is a reason why the node is not ready: the last good policy is in
+// force, but not what the sources ask for, or nobody can vouch for it.
+type Problem struct {
+	Topic  Topic
+	Source policy.Source // of TopicSource; else the zero Source
+	Chain  string        // of TopicConflict and TopicRules; else ""
+	Err    error
+}
+
+// Report is what a pass found and did.
+type Report struct {
+	Started time.Time
+	Took    time.Duration
+	Result  Result
+
+	// Problems are why the node is not ready, in the order of their finding.
+	Problems []Problem
+	// Warnings are what an operator should know of and stops nothing.
+	Warnings []error
+
+	Sources *Sources
+	State   store.State
+	// Contributions are what the View is of: the documents, with what the
+	// sources state now.
+	Contributions []policy.Contribution
+	// View is the rules as they stand after the pass. It is nil where the
+	// documents could not be read.
+	View *enforce.View
+
+	// Drift is what others had changed in the rules that were made before.
+	Drift policy.Diff
+	// Pending is what differs from the documents, before the pass or, where
+	// it may not write, still.
+	Pending []policy.Source
+	// Dropped are the networks that nobody uses or names any more.
+	Dropped []policy.Source
+}
+
+// Ready reports whether the rules are what the sources ask for.
+func (r *Report) Ready() bool { return len(r.Problems) == 0 }
+
+// Err returns all problems as one error, or nil.
+func (r *Report) Err() error {
+	var errs []error
+	for _, p := range r.Problems {
+		errs = append(errs, p.Err)
+	}
+	return errors.Join(errs...)
+}
+
+// Unfinished reports whether a pass that may write has something to write.
+func (r *Report) Unfinished() bool {
+	return len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0 || r.View != nil && !r.View.Right()
+}
+
+func (r *Report) problem(topic Topic, err error) {
+	r.Problems = append(r.Problems, Problem{Topic: topic, Err: err})
+}
+
+func (r *Report) sourceProblem(s policy.Source, err error) {
+	r.Problems = append(r.Problems, Problem{Topic: TopicSource, Source: s, Err: err})
+}
+
+func (r *Report) chainProblem(topic Topic, chain string, err error) {
+	r.Problems = append(r.Problems, Problem{Topic: topic, Chain: chain, Err: err})
+}
+
+func (r *Report) warn(err error) {
+	if err != nil {
+		r.Warnings = append(r.Warnings, err)
+	}
+}

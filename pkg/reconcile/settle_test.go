@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestSettling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		var passed []time.Duration
+		s := settling{pass: func() { passed = append(passed, time.Since(start)) }}
+		want := func(what string, times ...time.Duration) {
+			t.Helper()
+			time.Sleep(2 * calmAtMost)
+			synctest.Wait()
+			if len(passed) != len(times) {
+				t.Fatalf("%s: passed on at %v, want %v", what, passed, times)
+			}
+			for i := range times {
+				if passed[i] != times[i] {
+					t.Errorf("%s: passed on at %v, want %v", what, passed, times)
+				}
+			}
+			passed, start = nil, time.Now()
+		}
+		s.happened()
+		want("one", calm)
+
+		for range 5 {
+			s.happened()
+			time.Sleep(calm / 2)
+		}
+		want("a group", 4*calm/2+calm)
+
+		const step = 51 * time.Millisecond
+		for range 30 {
+			s.happened()
+			time.Sleep(step)
+		}
+		want("without end", calmAtMost, 29*step+calm)
+	})
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+)
+
+// Sources is what stands in files on the node: the administrators' guard, the
+// conflists, and the agents' files.
+type Sources struct {
+	Guard   config.PluginFile
+	ConfDir config.ConfDir
+	// Agent is nil where the agent files are no source.
+	Agent *config.AgentFiles
+
+	// Why one of them could not be read.
+	GuardErr, ConfDirErr, AgentErr error
+}
+
+// Read reads the sources. What is wrong with one of them is in there.
+func (n *Node) Read() *Sources {
+	var s Sources
+	s.Guard, s.GuardErr = config.ReadPluginFile(n.PluginFile)
+	s.ConfDir, s.ConfDirErr = config.ReadConfDir(n.Settings.CNIConfDir)
+	if own, isSource := n.Settings.AgentSource(); isSource {
+		files, err := config.ReadAgentFiles(n.Settings.AgentConfigDir, n.Settings.AgentDialect, own)
+		s.Agent, s.AgentErr = &files, err
+	}
+	return &s
+}
+
+// Interval returns how long the node may go without a pass: what the settings
+// say, unless the agents' files say something.
+func (n *Node) Interval(s *Sources) time.Duration {
+	if s != nil && s.Agent != nil && s.AgentErr == nil && s.Agent.ResyncInterval > 0 {
+		return s.Agent.ResyncInterval
+	}
+	return n.Settings.ResyncInterval
+}

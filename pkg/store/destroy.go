@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Destroy removes the dataDir with all that is ours in it. What others put there
+// stays, and with it the directory. The lock ends with it: who waits for it
+// finds out that it is no longer in force, and begins anew.
+func (l *Lock) Destroy() error {
+	const op = "remove"
+	if err := l.held(op, l.dir.path); err != nil {
+		return err
+	}
+	var errs []error
+	for s := range l.staged {
+		errs = append(errs, s.Discard())
+	}
+	ours := []string{attachmentsDir, sourcesDir, recordFile, recordFile + damagedSuffix, leadFile, lockFile}
+	names, err := l.root.names()
+	errs = append(errs, err)
+	for _, name := range names {
+		if !slices.Contains(ours, name) && !strings.HasSuffix(name, tempSuffix) {
+			continue
+		}
+		if err := l.root.removeAll(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	err = unix.Rmdir(l.dir.path)
+	if err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.ENOENT) {
+		errs = append(errs, failure(op, l.dir.path, err))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+func TestLead(t *testing.T) {
+	d := store.Open(filepath.Join(t.TempDir(), "data"))
+	first, err := d.Lead()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Lead(); !errors.Is(err, store.ErrBusy) {
+		t.Errorf("a second has it too: %v", err)
+	}
+	lock, err := d.Lock(t.Context()) // the lead is no lock
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !first.Held() {
+		t.Error("it is not held")
+	}
+	if err := lock.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	if first.Held() {
+		t.Error("it is held of a file that is gone")
+	}
+	if err := errors.Join(first.Release(), first.Release(), lock.Release()); err != nil {
+		t.Error(err)
+	}
+	second, err := d.Lead()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Release(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Destroy leaves nothing of ours, and what others put there.
+func TestDestroy(t *testing.T) {
+	for _, foreign := range []bool{false, true} {
+		path := filepath.Join(t.TempDir(), "data")
+		d := store.Open(path)
+		lock, err := d.Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		staged, err := lock.Stage(contribution("podnet"))
+		if err == nil {
+			err = staged.Commit()
+		}
+		if err == nil {
+			err = errors.Join(d.Attach("podnet", "pod1", "eth0"), lock.PutRecord(store.Record{Boot: d.Boot()}))
+		}
+		if err == nil {
+			_, err = lock.Stage(contribution("other")) // and never committed
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if foreign {
+			if err := os.WriteFile(filepath.Join(path, "note"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(lock.Destroy(), lock.Release()); err != nil {
+			t.Fatal(err)
+		}
+		left, err := os.ReadDir(path)
+		if !foreign && !os.IsNotExist(err) {
+			t.Errorf("the directory is left: %v, %v", left, err)
+		}
+		if foreign && (err != nil || len(left) != 1 || left[0].Name() != "note") {
+			t.Errorf("left is %v, %v", left, err)
+		}
+		if err := lock.Destroy(); !errors.Is(err, store.ErrReleased) {
+			t.Errorf("without the lock: %v", err)
+		}
+	}
+}
+
+// Who waits for the lock of a dataDir that is destroyed gets that of a new one.
+func TestDestroyWhileSomebodyWaits(t *testing.T) {
+	d := store.Open(filepath.Join(t.TempDir(), "data"))
+	lock, err := d.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	type outcome struct {
+		lock *store.Lock
+		err  error
+	}
+	waited := make(chan outcome, 1)
+	go func() {
+		l, err := d.Lock(t.Context())
+		waited <- outcome{l, err}
+	}()
+	time.Sleep(50 * time.Millisecond)
+	if err := errors.Join(lock.Destroy(), lock.Release()); err != nil {
+		t.Fatal(err)
+	}
+	o := <-waited
+	if o.err != nil {
+		t.Fatal(o.err)
+	}
+	staged, err := o.lock.Stage(contribution("podnet"))
+	if err == nil {
+		err = staged.Commit()
+	}
+	if err := errors.Join(err, o.lock.Release()); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := d.Load(); err != nil || len(s.Contributions) != 1 {
+		t.Errorf("stored is %+v, %v", s, err)
+	}
+}
+
+func TestWritten(t *testing.T) {
+	d := store.Open(filepath.Join(t.TempDir(), "data"))
+	source := contribution("podnet").Source
+	if at, err := d.Written(source); err != nil || !at.IsZero() {
+		t.Errorf("without a dataDir: %v, %v", at, err)
+	}
+	before := time.Now().Add(-time.Second)
+	lock, err := d.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	staged, err := lock.Stage(contribution("podnet"))
+	if err == nil {
+		err = staged.Commit()
+	}
+	if err := errors.Join(err, lock.Release()); err != nil {
+		t.Fatal(err)
+	}
+	if at, err := d.Written(source); err != nil || at.Before(before) || at.After(time.Now().Add(time.Second)) {
+		t.Errorf("written at %v, %v", at, err)
+	}
+	if at, err := d.Written(policy.Source{Kind: policy.AgentFiles}); err != nil || !at.IsZero() {
+		t.Errorf("what was never written: %v, %v", at, err)
+	}
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+// Options are what a Monitor cannot know from reports. What is a function is
+// asked at a scrape, by one goroutine at a time, and may be nil.
+type Options struct {
+	Version string // of this program
+
+	// View reads the rules as they stand now, and returns nil where they
+	// cannot be read.
+	View func(context.Context) *enforce.View
+	// Foreign counts the rules of others that doctor would name.
+	Foreign func(context.Context) (int, error)
+	// PluginVersion returns the version of the plugin that is installed, or
+	// "" where there is none.
+	PluginVersion func() string
+	// Written tells when the document of a source was last written: the zero
+	// Time where there is none.
+	Written func(policy.Source) (time.Time, error)
+
+	// Warn takes what could not be found out for a scrape, once each.
+	Warn func(error)
+}
+
+// Monitor is what the outside is told of the node. Its methods may be called by
+// any goroutine.
+type Monitor struct {
+	options  Options
+	warn     *teller
+	registry *prometheus.Registry
+	passes   passes
+	inquiry  inquiry
+
+	mu          sync.Mutex
+	pulse       pulse
+	reports     int // how many there were
+	facts       facts
+	answers     answers
+	connections connections
+}
+
+// New returns a Monitor that has not heard of any pass.
+func New(o Options) *Monitor {
+	m := &Monitor{options: o, warn: newTeller(o.Warn), registry: prometheus.NewRegistry(), passes: newPasses(), pulse: newPulse()}
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name:        "ip_masq_build_info",
+		Help:        "Always 1; the labels tell what ip-masq-reconciler was built from.",
+		ConstLabels: prometheus.Labels{"version": label(o.Version), "go_version": label(runtime.Version())},
+	})
+	build.Set(1)
+	m.registry.MustRegister(build, m.passes.results, m.passes.duration, m.passes.repairs, m.passes.success, newCollector(m.read),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// Report takes note of a pass, and that the next is due after the interval. Of
+// the report it keeps the documents, and not the View.
+func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.reports++
+	m.pulse.beat(r, interval)
+	if standsBy(r) {
+		m.facts = facts{} // all of it is for the one at work to tell
+		return
+	}
+	m.passes.count(r)
+	m.facts.note(r)
+	m.connections.observe(r.View)
+}
+
+// standsBy reports whether no pass was made, because another reconciler makes
+// them.
+func standsBy(r *reconcile.Report) bool {
+	for _, p := range r.Problems {
+		if p.Topic == reconcile.TopicStandby {
+			return true
+		}
+	}
+	return false
+}
+
+// reading is what a scrape is told beside the counters of passes.
+type reading struct {
+	ready bool
+	facts
+	answers
+	totals []total
+}
+
+func (m *Monitor) read() reading {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return reading{ready: len(m.pulse.unready()) == 0, facts: m.facts, answers: m.answers, totals: m.connections.list()}
+}

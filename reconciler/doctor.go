@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/doctor"
+)
+
+func (a *app) doctorCommand() *cobra.Command {
+	return a.addOutput(&cobra.Command{
+		Use:   "doctor",
+		Short: "Look for what on this node defeats the policy, or will surprise",
+		Long: `Looks for what on this node defeats the policy (a problem) or will surprise (a notice):
+masquerade rules of others, pod networks that are not exempt, an agent that still runs, and
+more. Each finding says where it is and what to do. It writes nothing.
+
+The exit code is 0 whatever is found.`,
+		Args: noArguments,
+		RunE: a.doctor,
+	})
+}
+
+func (a *app) doctor(c *cobra.Command, _ []string) error {
+	node, err := a.node()
+	if err != nil {
+		return err
+	}
+	r := node.Foresee(c.Context(), node.Read())
+	findings := doctor.Examine(c.Context(), doctor.Node{
+		View: r.View, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
+	})
+	if a.json() {
+		if findings == nil {
+			findings = []doctor.Finding{}
+		}
+		return a.print(findings)
+	}
+	return doctor.WriteText(a.out, findings)
+}

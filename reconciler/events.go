@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+// deaf is how long to wait before events are asked for again.
+const deaf = 10 * time.Second
+
+// listen tells the loop of changes of rules, until ctx ends. Without events the
+// interval has to do.
+func listen(ctx context.Context, loop *reconcile.Loop, warn func(error)) {
+	told := false
+	for ctx.Err() == nil {
+		err := hear(ctx, loop)
+		if ctx.Err() != nil {
+			return
+		}
+		if !told {
+			warn(fmt.Errorf("no change events of nf_tables, the interval has to do: %w", err))
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(deaf):
+		}
+	}
+}
+
+func hear(ctx context.Context, loop *reconcile.Loop) error {
+	l, err := nflink.Listen()
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer func() {
+		if stop() {
+			_ = l.Close()
+		}
+	}()
+	loop.RulesChanged(reconcile.Writer{}) // what happened before anybody listened
+	self := ownProgram()
+	for {
+		commits, err := l.Next()
+		if err != nil && !errors.Is(err, nflink.ErrLost) {
+			return err
+		}
+		var by reconcile.Writer
+		for _, c := range commits {
+			if c.Program != self {
+				by = reconcile.Writer{PID: c.PID, Program: c.Program}
+			}
+		}
+		loop.RulesChanged(by)
+	}
+}
+
+// ownProgram is what the kernel calls us in its events. (Its pid there is that of
+// a thread, and not the one that a container knows.)
+func ownProgram() string {
+	name, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(name))
+}
+
+// watch tells the loop of changes in the directories, until ctx ends.
+func watch(ctx context.Context, loop *reconcile.Loop, warn func(error), dirs ...string) {
+	w, err := fswatch.New(dirs...)
+	if err != nil {
+		warn(fmt.Errorf("no events of files, the interval has to do: %w", err))
+		return
+	}
+	defer func() { _ = w.Close() }()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.Changed():
+			loop.FilesChanged()
+		}
+	}
+}
+
+func dirOf(path string) string { return filepath.Dir(path) }

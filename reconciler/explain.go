@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/explain"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+func (a *app) explainCommand() *cobra.Command {
+	var from, out string
+	c := a.addOutput(&cobra.Command{
+		Use:   "explain DST",
+		Short: "Tell what happens to traffic to an address, and who said so",
+		Long: `Tells whether traffic to the address DST is masqueraded: the verdict, the prefix that
+decides, the file and key that put it there, and the rule in the kernel. If the kernel does
+something else, it shows how its rules differ.`,
+		Example: `  ip-masq-reconciler explain 8.8.8.8
+  ip-masq-reconciler explain 10.96.0.10 --from 10.244.1.7 --out eth0`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{fmt.Errorf("explain takes one address, such as 10.1.2.3, and has %d", len(args))}
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			q := explain.Question{Interface: out}
+			var err error
+			if q.Destination, err = address("DST", args[0]); err != nil {
+				return err
+			}
+			if from != "" {
+				if q.Source, err = address("--from", from); err != nil {
+					return err
+				}
+			}
+			return a.explain(c, q)
+		},
+	})
+	c.Flags().StringVar(&from, "from", "", "the `ADDRESS` that it comes from (default: some address in scope)")
+	c.Flags().StringVar(&out, "out", "", "the `INTERFACE` that it leaves through (default: one in scope)")
+	return c
+}
+
+func address(what, text string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		return addr, usageError{fmt.Errorf("%s: %s is not an address; write one such as 10.1.2.3 or 2001:db8::1", what, policy.Quote(text))}
+	}
+	return addr, nil
+}
+
+func (a *app) explain(c *cobra.Command, q explain.Question) error {
+	node, err := a.node()
+	if err != nil {
+		return err
+	}
+	if q.Local, err = localAddresses(); err != nil {
+		return err
+	}
+	r := node.Foresee(c.Context(), node.Read())
+	if r.View == nil {
+		return a.tell(r, r.Problems)
+	}
+	e := explain.Explain(q, r.View, r.Contributions, places(node, r))
+	if a.json() {
+		return a.print(e)
+	}
+	e.Text(a.out)
+	for _, p := range r.Obstacles() {
+		fmt.Fprintf(a.err, "warning: %v\n", p.Err)
+	}
+	return nil
+}
+
+func places(node *reconcile.Node, r *reconcile.Report) explain.Places {
+	return explain.Places{
+		ConfDir: r.Sources.ConfDir,
+		Now:     time.Now(),
+		Since: func(s policy.Source) time.Time {
+			written, err := node.Dir.Written(s)
+			if err != nil {
+				return time.Time{} // no age is told then
+			}
+			return written
+		},
+	}
+}
+
+// localAddresses tells which addresses are the node's own, as the kernel's local
+// table has it: those of its interfaces, and the loopback network.
+func localAddresses() (func(netip.Addr) bool, error) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the node's addresses: %w", err)
+	}
+	own := map[netip.Addr]bool{}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			own[p.Addr().Unmap()] = true
+		}
+	}
+	return func(a netip.Addr) bool { return a.IsLoopback() || own[a.Unmap()] }, nil
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+)
+
+var update = flag.Bool("update", false, "rewrite the files that testdata/*.txtar compare with")
+
+// sandboxed runs the tests where they can do no harm.
+type sandboxed struct{ *testing.M }
+
+func (s sandboxed) Run() int { return sandbox.Run(s.M) }
+
+func TestMain(m *testing.M) {
+	testscript.Main(sandboxed{m}, map[string]func(){"ip-masq-reconciler": main})
+}
+
+// TestScripts runs the reconciler as people and systemd do. Each script is on a
+// node of its own: a network namespace, which $NETNS names, and its own working
+// directory, /run/script-NAME. There is no backend in PATH's way: scripts name
+// the one that they mean.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata",
+		WorkdirRoot:         "/run", // the sandbox's own, where nobody else may write
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		UpdateScripts:       *update,
+		ContinueOnError:     true, // so that a change shows all that it does
+		Setup:               settle,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"node":    node,
+			"json":    jsonFile,
+			"answers": answers,
+			"signal":  signalAll,
+		},
+	})
+}
+
+// settle makes the node of a script.
+func settle(e *testscript.Env) error {
+	name := filepath.Base(e.WorkDir)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := netns.Get()
+	if err != nil {
+		return fmt.Errorf("open network namespace: %w", err)
+	}
+	own, err := netns.NewNamed(name) // and enters it
+	if err != nil {
+		return errors.Join(fmt.Errorf("make network namespace: %w", err), before.Close())
+	}
+	e.Defer(func() {
+		if err := errors.Join(own.Close(), netns.DeleteNamed(name), os.RemoveAll(e.WorkDir)); err != nil {
+			e.T().Fatal(err)
+		}
+	})
+	loopback, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(loopback)
+	}
+	if back := netns.Set(before); back != nil {
+		panic(fmt.Sprintf("leave network namespace: %v", back)) // this thread is of no use to anybody
+	}
+	e.Setenv("NETNS", filepath.Join("/run/netns", name))
+	return errors.Join(err, before.Close())
+}
+
+// node runs a program on the script's node:
+//
+//	node CODE PROGRAM ARGS...
+//
+// It has to exit with CODE. stdout and stderr are about it afterwards.
+func node(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: node code program args...")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	// Not `ip netns exec`, which mounts another /sys and so hides the cgroups.
+	err = ts.Exec("nsenter", append([]string{"--net=" + ts.Getenv("NETNS"), "--"}, args[1:]...)...)
+	got := 0
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+// jsonFile writes what the last program printed, which has to be one JSON value,
+// to a file in a form to compare: keys sorted, and what no two runs have in
+// common as "...".
+func jsonFile(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: json file")
+	}
+	d := json.NewDecoder(strings.NewReader(ts.ReadFile("stdout")))
+	d.UseNumber()
+	var answer any
+	if err := d.Decode(&answer); err != nil {
+		ts.Fatalf("stdout is no JSON: %v", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		ts.Fatalf("stdout is more than one JSON value")
+	}
+	f, err := os.Create(ts.MkAbs(args[0]))
+	ts.Check(err)
+	e := json.NewEncoder(f)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	ts.Check(errors.Join(e.Encode(steady(answer)), f.Close()))
+}
+
+// volatile matches what differs from run to run by its nature: moments, ages.
+func volatile(key string) bool {
+	return regexp.MustCompile(`^(since|ageSeconds|go|platform)$`).MatchString(key)
+}
+
+func steady(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		for key, item := range v {
+			v[key] = steady(item)
+			if volatile(key) {
+				v[key] = "..."
+			}
+		}
+	case []any:
+		for i, item := range v {
+			v[i] = steady(item)
+		}
+	}
+	return value
+}
+
+// answers asks the node's health endpoint until it says what is wanted, and
+// fails if it does not within ten seconds:
+//
+//	answers CODE PATH
+//
+// stdout is the body afterwards.
+func answers(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: answers code path")
+	}
+	client := http.Client{
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialler(ts.Getenv("NETNS"))},
+		Timeout:   time.Second,
+	}
+	last := "nothing"
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		r, err := client.Get("http://127.0.0.1:19820" + args[1])
+		if err != nil {
+			last = err.Error()
+			continue
+		}
+		body, err := io.ReadAll(r.Body)
+		if err := errors.Join(err, r.Body.Close()); err != nil {
+			ts.Fatalf("read answer: %v", err)
+		}
+		last = fmt.Sprintf("%s\n%s", r.Status, body)
+		if strconv.Itoa(r.StatusCode) == args[0] {
+			_, err := ts.Stdout().Write(body)
+			ts.Check(err)
+			return
+		}
+	}
+	ts.Fatalf("%s: want %s, and had at last: %s", args[1], args[0], last)
+}
+
+// dialler connects from within a network namespace.
+func dialler(path string) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		there, err := netns.GetFromPath(path)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = there.Close() }()
+		// The thread is not given back, and so ends with the goroutine's lock.
+		runtime.LockOSThread()
+		before, err := netns.Get()
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = before.Close() }()
+		if err := netns.Set(there); err != nil {
+			return nil, err
+		}
+		var d net.Dialer
+		c, errDial := d.DialContext(ctx, network, address)
+		if err := netns.Set(before); err != nil {
+			return nil, err
+		}
+		runtime.UnlockOSThread()
+		return c, errDial
+	}
+}
+
+// signalAll sends a signal to the programs in the background: TERM or HUP.
+func signalAll(ts *testscript.TestScript, neg bool, args []string) {
+	signals := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP}
+	if neg || len(args) != 1 || signals[args[0]] == 0 {
+		ts.Fatalf("usage: signal TERM|HUP")
+	}
+	for _, c := range ts.BackgroundCmds() {
+		ts.Check(c.Process.Signal(signals[args[0]]))
+	}
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+func (a *app) renderCommand() *cobra.Command {
+	family := string(policy.IPv4)
+	c := &cobra.Command{
+		Use:   "render",
+		Short: "Print the desired rules, for iptables-restore or nft -f",
+		Long: `Prints the rules that the sources ask for, and touches nothing: as input of
+"iptables-restore --noflush" (ip6tables-restore with --family ipv6) or of "nft -f -".
+--backend iptables or nftables says which; otherwise it is the one the node uses.`,
+		Example: `  ip-masq-reconciler render --backend nftables | nft -c -f -
+  ip-masq-reconciler render --backend iptables --family ipv6 | ip6tables-restore --noflush --test`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error { return a.render(c, policy.Family(family)) },
+	}
+	c.Flags().StringVar(&family, "family", family, "of iptables, whose input holds one: ipv4 or ipv6")
+	return c
+}
+
+func (a *app) render(c *cobra.Command, family policy.Family) error {
+	if !slices.Contains(policy.Families(), family) {
+		return usageError{fmt.Errorf("--family %s: write ipv4 or ipv6", policy.Quote(string(family)))}
+	}
+	// Here the flag asks for a form, and says nothing about the node's policy.
+	wanted := policy.Auto
+	for _, f := range a.flags {
+		if f.key == "backend" && f.given {
+			wanted, f.given = policy.Backend(f.text), false
+		}
+	}
+	node, err := a.node()
+	if err != nil {
+		return err
+	}
+	r := node.Foresee(c.Context(), node.Read())
+	if r.View == nil {
+		return a.tell(r, r.Problems)
+	}
+	for _, p := range r.Obstacles() {
+		fmt.Fprintf(a.err, "warning: %v\n", p.Err)
+	}
+	choice, err := form(r, wanted)
+	if err != nil {
+		return err
+	}
+	backend, err := node.Drivers.Open(choice)
+	if err != nil {
+		return err
+	}
+	desired := policy.Desired(r.View.Policies, backend.Layout(), policy.OwnedBy(node.Dir.Path()))
+	families := []policy.Family{family}
+	if choice.Backend == policy.NFTables {
+		families = managed(r.View.Policies)
+	}
+	text, err := node.Drivers.Render(choice.Backend, desired, families...)
+	if err != nil {
+		return err
+	}
+	_, err = a.out.Write(text)
+	return err
+}
+
+// managed returns the families that one of the policies is about. A host without
+// IPv6 could not load a text that names it.
+func managed(policies []policy.Policy) []policy.Family {
+	var out []policy.Family
+	for _, f := range policy.Families() {
+		if slices.ContainsFunc(policies, func(p policy.Policy) bool { return slices.Contains(p.Families(), f) }) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// form returns the form to write in: that in which the node keeps its chains, if
+// it is the wanted backend or nobody wants one.
+func form(r *reconcile.Report, wanted policy.Backend) (netfilter.Choice, error) {
+	var found []netfilter.Choice
+	for _, g := range r.View.Groups {
+		if wanted == policy.Auto || wanted == g.Choice.Backend {
+			found = append(found, g.Choice)
+		}
+	}
+	switch {
+	case len(found) == 1 || len(found) > 1 && wanted != policy.Auto:
+		return found[0], nil
+	case len(found) > 1:
+		return netfilter.Choice{}, usageError{fmt.Errorf("the node keeps its chains in %s and %s: name one with --backend", found[0], found[1])}
+	case wanted == policy.IPTables:
+		return netfilter.Choice{Backend: wanted, Variant: netfilter.VariantNFT}, nil
+	case wanted == policy.NFTables:
+		return netfilter.Choice{Backend: wanted}, nil
+	}
+	return netfilter.Choice{}, usageError{errors.New("nobody has chosen a backend on this node yet: name one with --backend")}
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"os/signal"
+	"reflect"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/telemetry"
+)
+
+func (a *app) runCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "run",
+		Short: "Keep the rules right until stopped (the default)",
+		Long: `Keeps the rules right: makes a pass at once, when rules or files change, and each
+resync_interval. It ends with SIGTERM and leaves the rules as they are; SIGHUP makes it
+read everything anew at once.
+
+/livez and /healthz tell of the process, /readyz of the node, with what is wrong.`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error { return a.run(c.Context()) },
+	}
+}
+
+// run keeps the node right until ctx ends. Settings that change are taken over;
+// those that are bad are told of, and the last good ones hold.
+func (a *app) run(ctx context.Context) error {
+	current, err := a.settings()
+	var usage usageError
+	if errors.As(err, &usage) {
+		return err
+	}
+	k := &keeper{app: a, log: a.logger(current), drivers: drivers(), hangup: make(chan os.Signal, 1)}
+	signal.Notify(k.hangup, syscall.SIGHUP)
+	defer signal.Stop(k.hangup)
+	for _, f := range a.inert {
+		if f.given {
+			k.log.Warn("flag --" + f.name + " is accepted and does nothing: logs go to stderr")
+		}
+	}
+	k.monitor = telemetry.New(telemetry.Options{
+		Version: version, View: k.view, Foreign: k.foreign, PluginVersion: k.plugin.version, Written: k.written,
+		Warn: func(err error) { k.log.Warn(err.Error()) },
+	})
+	for ctx.Err() == nil {
+		current, err = k.keep(ctx, current, err)
+	}
+	return nil
+}
+
+// keeper is what lasts while settings come and go.
+type keeper struct {
+	app     *app
+	log     *slog.Logger
+	monitor *telemetry.Monitor
+	drivers netfilter.Drivers
+	hangup  chan os.Signal
+
+	plugin installed
+
+	mu   sync.Mutex
+	node *reconcile.Node
+	loop *reconcile.Loop
+	last *reconcile.Report
+}
+
+// keep keeps the node with these settings, and returns those to go on with.
+func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config.Settings, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+
+	node := reconcile.Open(s, config.DefaultPluginFile, k.drivers)
+	node.SettingsErr = bad
+	loop := reconcile.NewLoop(node, k.log, func(r *reconcile.Report) { k.publish(node, r) })
+	k.begin(node, loop)
+	k.plugin.in(s.CNIBinDir)
+
+	warn := func(err error) { k.log.Warn(err.Error()) }
+	all.Go(func() { telemetry.Serve(ctx, s.HealthListen, k.monitor.Health(), warn) })
+	all.Go(func() { telemetry.Serve(ctx, s.MetricsListen, k.monitor.Metrics(), warn) })
+	all.Go(func() { listen(ctx, loop, warn) })
+	all.Go(func() { watch(ctx, loop, warn, s.CNIConfDir, s.AgentConfigDir) })
+	all.Go(func() { loop.Run(ctx) })
+	return k.changed(ctx, loop, s, bad)
+}
+
+// changed waits until the settings are others.
+func (k *keeper) changed(ctx context.Context, loop *reconcile.Loop, s config.Settings, bad error) (config.Settings, error) {
+	path := k.app.config
+	if path == "" {
+		path = config.DefaultReconcilerFile
+	}
+	files, err := fswatch.New(dirOf(path))
+	if err != nil {
+		k.log.Warn(err.Error())
+	} else {
+		defer func() { _ = files.Close() }()
+	}
+	const now = time.Minute // a net, should an event be lost
+	for {
+		select {
+		case <-ctx.Done():
+			return s, bad
+		case <-k.hangup:
+			loop.PassNow()
+		case <-changes(files):
+		case <-time.After(now):
+		}
+		next, err := k.app.settings()
+		if err != nil {
+			next = s // the last good ones
+		}
+		if !reflect.DeepEqual(next, s) || text(err) != text(bad) {
+			k.log.Info("the settings changed", "file", path)
+			return next, err
+		}
+	}
+}
+
+func changes(w *fswatch.Watcher) <-chan struct{} {
+	if w == nil {
+		return nil
+	}
+	return w.Changed()
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
