@@ -5,6 +5,9 @@ package doctor
 import (
 	"net/netip"
 	"slices"
+	"sort"
+
+	"go4.org/netipx"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
@@ -41,16 +44,27 @@ type Catch struct {
 	// the rule masquerades, in part at least.
 	Destinations, Sources []policy.Entry
 	Scoped                bool // the policy names the sources that it is about
+
+	number int // of the rule
 }
 
 // Caught returns which rules of others masquerade what which policy leaves
-// alone. A rule that is not Exact may be less than it seems; those that are for
-// marked packets only are left out.
+// alone, by rule and then by policy. A rule that is not Exact may be less than
+// it seems; those that are for marked packets only are left out.
 func Caught(policies []policy.Policy, rules []foreign.Rule) []Catch {
+	var about []subject
+	for _, p := range policies {
+		for _, f := range p.Families() {
+			if from, managed := scope(p, f); managed {
+				about = append(about, subject{p, f, from, exemptAddresses(p, f)})
+			}
+		}
+	}
 	var caught []Catch
-	for _, r := range rules {
-		for _, p := range policies {
-			if c := catch(p, r); len(c.Destinations)+len(c.Sources) > 0 {
+	for i, r := range rules {
+		for _, s := range about {
+			if c := s.catch(r); len(c.Destinations)+len(c.Sources) > 0 {
+				c.number = i
 				caught = append(caught, c)
 			}
 		}
@@ -58,37 +72,50 @@ func Caught(policies []policy.Policy, rules []foreign.Rule) []Catch {
 	return caught
 }
 
-// CountForeign returns how many rules of others surely masquerade what a policy
-// leaves alone.
+// CountForeign returns how many rules of others masquerade what a policy leaves
+// alone, of those that could be read in full.
 func CountForeign(policies []policy.Policy, rules []foreign.Rule) int {
-	n := 0
-	for _, r := range rules {
-		if r.Exact && len(Caught(policies, []foreign.Rule{r})) > 0 {
-			n++
+	counted := map[int]bool{}
+	for _, c := range Caught(policies, rules) {
+		if c.Rule.Exact {
+			counted[c.number] = true
 		}
 	}
-	return n
+	return len(counted)
 }
 
-func catch(p policy.Policy, r foreign.Rule) Catch {
-	c := Catch{Rule: r, Chain: p.Chain, Scoped: len(p.Sources.Value) > 0}
-	from, managed := scope(p, r.Family)
-	if r.Marked || !managed || r.Rule.Out == "lo" || !leavesThrough(p, r) {
+// subject is what a policy says of one family.
+type subject struct {
+	policy.Policy
+	family       policy.Family
+	from, exempt policy.Ranges
+}
+
+func (s subject) catch(r foreign.Rule) Catch {
+	c := Catch{Rule: r, Chain: s.Chain, Scoped: len(s.Sources.Value) > 0}
+	if r.Family != s.family || r.Marked || r.Rule.Out == "lo" || !leavesThrough(s.Policy, r) {
 		return c
 	}
-	to := r.Destinations(from)
-	exempt := exemptAddresses(p, r.Family)
-	for _, e := range p.Destinations {
-		if e.Action == policy.Exempt && policy.FamilyOf(e.Prefix.Addr()) == r.Family && meet(policy.RangesOf(e.Prefix).Intersect(exempt), to) {
+	caught := s.exempt.Intersect(r.Destinations(s.from))
+	for _, e := range s.Destinations {
+		if e.Action == policy.Exempt && touches(caught, e.Prefix) {
 			c.Destinations = append(c.Destinations, e)
 		}
 	}
-	for _, e := range p.ExemptSources {
-		if policy.FamilyOf(e.Prefix.Addr()) == r.Family && len(r.Destinations(policy.RangesOf(e.Prefix).Intersect(from))) > 0 {
+	for _, e := range s.ExemptSources {
+		if policy.FamilyOf(e.Prefix.Addr()) == s.family && len(r.Destinations(policy.RangesOf(e.Prefix).Intersect(s.from))) > 0 {
 			c.Sources = append(c.Sources, e)
 		}
 	}
 	return c
+}
+
+// touches reports whether an address of the prefix is in the set. Lists are
+// long: it searches by halves.
+func touches(r policy.Ranges, p netip.Prefix) bool {
+	covered := netipx.RangeOfPrefix(p)
+	i := sort.Search(len(r), func(i int) bool { return !r[i].To().Less(covered.From()) })
+	return i < len(r) && r[i].Overlaps(covered)
 }
 
 // scope returns the sources of a family that the policy is about, nil being any.

@@ -5,6 +5,8 @@ package foreign
 import (
 	"slices"
 
+	"go4.org/netipx"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -134,4 +136,28 @@ func (c condition) without(d condition, f policy.Family) []condition {
 		add(c)
 	}
 	return pieces
+}
+
+// coalesce makes one of the conditions that are about destinations alone, of
+// which an agent's chain has as many as its list is long.
+func coalesce(conditions []condition) []condition {
+	var to []netipx.IPRange
+	var rest []condition
+	for _, c := range conditions {
+		plain := c.rule.From == nil && c.rule.To != nil && c.covers(condition{}) && len(c.unread) == 0 && c.mark == noMark && !c.never
+		if plain {
+			to = append(to, c.rule.To...)
+		} else {
+			rest = append(rest, c)
+		}
+	}
+	if len(to) > 0 {
+		rest = append(rest, condition{rule: policy.Rule{To: policy.Normalize(to)}})
+	}
+	return rest
+}
+
+// spared returns the addresses as a rule that keeps them from those behind it.
+func (c condition) spared() policy.Rule {
+	return policy.Rule{From: c.rule.From, To: c.rule.To, Verdict: policy.Return}
 }

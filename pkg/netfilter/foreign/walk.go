@@ -49,19 +49,16 @@ type walk struct {
 	at    position
 	ours  func(table, chain string) bool
 
-	accepted []exit // what no rule of the base chain sees any more
+	accepted []condition // what no rule of the base chain sees any more
 	steps    int
 	found    []Rule
 	founds   []position
 	met      []position // where ours begin
 }
 
-// exit is a rule by which packets leave a chain.
-type exit struct{ condition }
-
 // chain follows a chain. Returned are the exits from the chains on the way to it
 // that keep packets from going on there.
-func (w *walk) chain(name string, way condition, returned []exit, stack []string) error {
+func (w *walk) chain(name string, way condition, returned []condition, stack []string) error {
 	const deepest = 64 // the kernel allows fewer
 	if slices.Contains(stack, name) || len(stack) > deepest {
 		return fmt.Errorf("chain %s is reached from itself", policy.Quote(name))
@@ -95,13 +92,13 @@ func (w *walk) chain(name string, way condition, returned []exit, stack []string
 		case accepts:
 			w.accept(d.condition, returned)
 		case returns:
-			returned = append(returned, exit{d.condition})
+			returned = append(returned, d.condition)
 		case jumps, goes:
 			if err := w.chain(d.target, d.condition, returned, append(slices.Clip(stack), name)); err != nil {
 				return err
 			}
 			if d.effect == goes {
-				returned = append(returned, exit{d.condition})
+				returned = append(returned, d.condition)
 			}
 		}
 	}
@@ -110,13 +107,13 @@ func (w *walk) chain(name string, way condition, returned []exit, stack []string
 
 // accept notes that no rule sees the packets any more, but for those that left
 // the chain before: by their addresses these are taken off.
-func (w *walk) accept(c condition, returned []exit) {
+func (w *walk) accept(c condition, returned []condition) {
 	const most = 64 // pieces, each of which every later rule is held to
 	pieces := []condition{c}
-	for _, e := range returned {
+	for _, e := range coalesce(returned) {
 		var rest []condition
 		for _, p := range pieces {
-			rest = append(rest, p.without(e.condition, w.place.Family)...)
+			rest = append(rest, p.without(e, w.place.Family)...)
 		}
 		pieces = rest
 		if len(pieces) > most {
@@ -125,16 +122,14 @@ func (w *walk) accept(c condition, returned []exit) {
 			break
 		}
 	}
-	for _, p := range pieces {
-		w.accepted = append(w.accepted, exit{p})
-	}
+	w.accepted = append(w.accepted, pieces...)
 }
 
 // spares is why a rule is not exact when one before it could not be read.
 const spares = "a rule before it that spares others"
 
 // report notes a rule that changes the source, if packets can get to it.
-func (w *walk) report(chain string, d decoded, returned []exit) {
+func (w *walk) report(chain string, d decoded, returned []condition) {
 	r := w.place
 	r.Chain, r.Rule, r.NotOut, r.SNAT, r.Comment = chain, d.rule, d.notOut, d.snat, d.comment
 	r.Rule.Verdict = policy.Masquerade
@@ -144,16 +139,16 @@ func (w *walk) report(chain string, d decoded, returned []exit) {
 		r.Unread = append(r.Unread, "a mark")
 	}
 	var absent []policy.Rule // that spare packets without a mark
-	for _, e := range append(slices.Clone(w.accepted), returned...) {
+	for _, e := range coalesce(append(slices.Clone(w.accepted), returned...)) {
 		switch {
 		case e.mark == markNeeded || e.apart(d.condition):
 		case len(e.unread) > 0:
 			r.Unread = append(r.Unread, spares)
 		case !e.covers(d.condition):
 		case e.mark == markAbsent:
-			absent = append(absent, e.rule())
+			absent = append(absent, e.spared())
 		default:
-			r.Spared = append(r.Spared, e.rule())
+			r.Spared = append(r.Spared, e.spared())
 		}
 	}
 	if len(r.Destinations(nil)) == 0 {
@@ -173,8 +168,4 @@ func (w *walk) report(chain string, d decoded, returned []exit) {
 	r.Text = r.text()
 	w.found = append(w.found, r)
 	w.founds = append(w.founds, w.at)
-}
-
-func (e exit) rule() policy.Rule {
-	return policy.Rule{From: e.rule.From, To: e.rule.To, Verdict: policy.Return}
 }

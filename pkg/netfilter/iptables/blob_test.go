@@ -303,6 +303,15 @@ func FuzzBlob(f *testing.F) {
 			}
 			return
 		}
+		sections, starts, err := b.sections()
+		if err != nil {
+			t.Fatalf("the names can be read, the chains not: %v", err)
+		}
+		for _, s := range sections {
+			for _, r := range s.rules {
+				_ = r.expressions(b.family, starts)
+			}
+		}
 		table, err := b.chains([]string{"X"})
 		if err != nil {
 			return
