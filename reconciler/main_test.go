@@ -56,8 +56,10 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"node":    node,
 			"json":    jsonFile,
+			"text":    textFile,
 			"answers": answers,
 			"signal":  signalAll,
+			"newer":   newer,
 		},
 	})
 }
@@ -140,6 +142,16 @@ func jsonFile(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(errors.Join(e.Encode(steady(answer)), f.Close()))
 }
 
+// textFile writes what the last program printed to a file in a form to compare:
+// moments and ages as "...".
+func textFile(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: text file")
+	}
+	moment := regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d UTC( \(\d+ \w+\))?`)
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(moment.ReplaceAllString(ts.ReadFile("stdout"), "...")), 0o644))
+}
+
 // volatile matches what differs from run to run by its nature: moments, ages.
 func volatile(key string) bool {
 	return regexp.MustCompile(`^(since|ageSeconds|go|platform)$`).MatchString(key)
@@ -165,20 +177,24 @@ func steady(value any) any {
 // answers asks the node's health endpoint until it says what is wanted, and
 // fails if it does not within ten seconds:
 //
-//	answers CODE PATH
+//	answers CODE [:PORT]/PATH
 //
 // stdout is the body afterwards.
 func answers(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
-		ts.Fatalf("usage: answers code path")
+		ts.Fatalf("usage: answers code [:port]/path")
 	}
 	client := http.Client{
 		Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialler(ts.Getenv("NETNS"))},
 		Timeout:   time.Second,
 	}
+	url := "http://127.0.0.1:19820" + args[1]
+	if strings.HasPrefix(args[1], ":") {
+		url = "http://127.0.0.1" + args[1]
+	}
 	last := "nothing"
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		r, err := client.Get("http://127.0.0.1:19820" + args[1])
+		r, err := client.Get(url)
 		if err != nil {
 			last = err.Error()
 			continue
@@ -233,5 +249,21 @@ func signalAll(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	for _, c := range ts.BackgroundCmds() {
 		ts.Check(c.Process.Signal(signals[args[0]]))
+	}
+}
+
+// newer makes the documents of a dataDir those of a version to come.
+func newer(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: newer dataDir")
+	}
+	documents, err := filepath.Glob(filepath.Join(ts.MkAbs(args[0]), "sources", "*"))
+	ts.Check(err)
+	if len(documents) == 0 {
+		ts.Fatalf("no documents in %s", args[0])
+	}
+	for _, d := range documents {
+		text := regexp.MustCompile(`"schema": ?\d+`).ReplaceAllString(ts.ReadFile(d), `"schema": 99`)
+		ts.Check(os.WriteFile(d, []byte(text), 0o600))
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"reflect"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -36,9 +37,14 @@ read everything anew at once.
 	}
 }
 
+// frugal is after what growth of the heap, in percent, it is collected: a
+// process that is idle nearly always has time for that, and nodes are many.
+const frugal = 50
+
 // run keeps the node right until ctx ends. Settings that change are taken over;
 // those that are bad are told of, and the last good ones hold.
 func (a *app) run(ctx context.Context) error {
+	debug.SetGCPercent(frugal)
 	current, err := a.settings()
 	var usage usageError
 	if errors.As(err, &usage) {

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
 )
 
 func link(t testing.TB, target, path string) {
@@ -36,7 +38,7 @@ func in(t testing.TB, dir string) (AgentFiles, error) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		files, err := ReadAgentFiles(dir, DialectV1, AgentPolicy{})
+		files, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, AgentPolicy{})
 		done <- result{files, err}
 	}()
 	select {
@@ -109,9 +111,9 @@ func TestAgentFilesWithoutTheRight(t *testing.T) {
 			}
 		}()
 	}
-	_, err := ReadAgentFiles(dir, DialectV1, AgentPolicy{})
+	_, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, AgentPolicy{})
 	wantError(t, err, path, "open FILE: permission denied; mend it, remove it, or give it a name that does not begin with ip-masq")
-	_, err = ReadAgentFiles(closed, DialectV1, AgentPolicy{})
+	_, err = ReadAgentFiles(yamldoc.Decode, closed, DialectV1, AgentPolicy{})
 	wantError(t, err, closed, "read the agent files in FILE: permission denied")
 }
 
@@ -179,7 +181,7 @@ func TestAgentFilesOfAConfigMap(t *testing.T) {
 	if err := os.Remove(filepath.Join(c.dir, "ip-masq-more")); err != nil {
 		t.Fatal(err)
 	}
-	got, err := ReadAgentFiles(c.dir, DialectV1, AgentPolicy{})
+	got, err := ReadAgentFiles(yamldoc.Decode, c.dir, DialectV1, AgentPolicy{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +231,7 @@ func TestAgentFilesAreOfOneVersion(t *testing.T) {
 	}()
 	seen := map[netip.Prefix]bool{}
 	for last := false; ; {
-		got, err := ReadAgentFiles(c.dir, DialectV1, AgentPolicy{})
+		got, err := ReadAgentFiles(yamldoc.Decode, c.dir, DialectV1, AgentPolicy{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -281,7 +283,7 @@ func TestAgentFilesThatComeAndGo(t *testing.T) {
 		changed <- nil
 	}()
 	for !done.Load() {
-		got, err := ReadAgentFiles(dir, DialectV1, AgentPolicy{})
+		got, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, AgentPolicy{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -300,7 +302,7 @@ func TestLinkedAgentFiles(t *testing.T) {
 	link(t, filepath.Join(elsewhere, "policy.yaml"), filepath.Join(dir, "ip-masq-agent"))
 	through := filepath.Join(t.TempDir(), "config")
 	link(t, dir, through)
-	got, err := ReadAgentFiles(through, DialectV1, AgentPolicy{})
+	got, err := ReadAgentFiles(yamldoc.Decode, through, DialectV1, AgentPolicy{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/document"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -70,11 +71,10 @@ type agentDoc struct {
 
 // parseAgentDoc reads a file. What is wrong with it is in its form, and is not
 // all until it is judged.
-func parseAgentDoc(path string, doc []byte, d Dialect) *agentDoc {
+func parseAgentDoc(path string, doc []byte, d Dialect, decode document.Decoder) *agentDoc {
 	a := &agentDoc{form: form{file: path}}
-	members, more, err := yamlMembers(path, doc)
+	members, more, err := agentMembers(path, doc, decode)
 	if err != nil {
-
 		a.unread, a.mistakes = true, []error{err}
 		return a
 	}

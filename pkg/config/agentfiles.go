@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/document"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -38,7 +39,7 @@ type AgentFiles struct {
 // Of a mounted ConfigMap all files are of one version. A file that cannot be
 // read is a mistake like those that are in files, and the error is a
 // DocumentError with all there are. Any other error is about the directory.
-func ReadAgentFiles(dir string, d Dialect, own AgentPolicy) (AgentFiles, error) {
+func ReadAgentFiles(decode document.Decoder, dir string, d Dialect, own AgentPolicy) (AgentFiles, error) {
 	a := AgentFiles{Dir: dir, Contribution: policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}}}
 	u := agentUnion{docs: []*agentDoc{{form: form{file: OwnPolicy}, AgentPolicy: own}}}
 	if dir != "" {
@@ -52,7 +53,7 @@ func ReadAgentFiles(dir string, d Dialect, own AgentPolicy) (AgentFiles, error) 
 			a.Warnings = append(a.Warnings, fmt.Errorf("%s holds files, but none whose name begins with %s; rename those that are meant", shown(dir), agentFilePrefix))
 		}
 		for _, file := range read.files {
-			u.docs = append(u.docs, file.parse(d))
+			u.docs = append(u.docs, file.parse(d, decode))
 			if file.err == nil {
 				a.Files = append(a.Files, file.name)
 			}
@@ -74,10 +75,10 @@ func ReadAgentFiles(dir string, d Dialect, own AgentPolicy) (AgentFiles, error) 
 }
 
 // parse reads the document that the file holds, or says why it cannot be read.
-func (f agentFile) parse(d Dialect) *agentDoc {
+func (f agentFile) parse(d Dialect, decode document.Decoder) *agentDoc {
 	if f.err != nil {
 		// The message has the path already.
 		return &agentDoc{form: form{mistakes: []error{f.err}}, unread: true}
 	}
-	return parseAgentDoc(f.path, f.doc, d)
+	return parseAgentDoc(f.path, f.doc, d, decode)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -126,7 +127,7 @@ func TestAgentDocument(t *testing.T) {
 				c.change(&want.Contribution.Statement)
 			}
 			dir := agentDirOf(t, "ip-masq-agent", c.text)
-			got, err := ReadAgentFiles(dir, c.dialect, AgentPolicy{})
+			got, err := ReadAgentFiles(yamldoc.Decode, dir, c.dialect, AgentPolicy{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -194,7 +195,7 @@ func TestAgentDocumentMistakes(t *testing.T) {
 		{"resyncInterval: [60]", f + `:1: resyncInterval: [60] is a list; write a string such as "60s"`},
 	} {
 		dir := agentDirOf(t, "ip-masq-agent", c.text)
-		got, err := ReadAgentFiles(dir, DialectV1, AgentPolicy{})
+		got, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, AgentPolicy{})
 		if err == nil {
 			t.Errorf("%q: no error, but %+v", c.text, got)
 			continue
@@ -217,7 +218,7 @@ func TestAgentFilesUnited(t *testing.T) {
 		"ip-masq-c", "masqLinkLocal: false\nenableIPv6: true\nnonMasqueradeSourceCIDRs: [10.9.0.0/16]\ncidrLimit: 1\n",
 		"ip-masq-c~", "masqLinkLocal: {", "config", "masqLinkLocal: {", ".ip-masq", "{")
 	own := AgentPolicy{Statement: policy.Statement{NonMasqueradeCIDRs: prefixes("10.2.0.0/16", "10.3.0.0/16"), Chain: "BLUE", RandomFully: new(bool)}}
-	got, err := ReadAgentFiles(dir, DialectV1, own)
+	got, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, own)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +293,7 @@ func TestAgentFilesThatContradict(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := agentDirOf(t, "ip-masq-a", c.a, "ip-masq-b", c.b)
 			for range 3 { // the words are always the same
-				got, err := ReadAgentFiles(dir, DialectV1, c.own)
+				got, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, c.own)
 				checkMessage(t, err)
 				if said := strings.ReplaceAll(err.Error(), dir, "DIR"); said != c.want {
 					t.Errorf("message\n%s\nwant\n%s", said, c.want)
@@ -315,7 +316,7 @@ func TestOwnPolicyAlone(t *testing.T) {
 	own := AgentPolicy{Statement: policy.Statement{Chain: "BLUE", MasqueradeCIDRs: prefixes("10.0.0.0/8")}}
 	for _, dir := range []string{"", missing, dangling, agentDirOf(t)} {
 		for _, dialect := range []Dialect{DialectV1, DialectV2} {
-			got, err := ReadAgentFiles(dir, dialect, own)
+			got, err := ReadAgentFiles(yamldoc.Decode, dir, dialect, own)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -328,11 +329,11 @@ func TestOwnPolicyAlone(t *testing.T) {
 			}
 		}
 	}
-	_, err := ReadAgentFiles(file, DialectV1, own)
+	_, err := ReadAgentFiles(yamldoc.Decode, file, DialectV1, own)
 	wantError(t, err, file, "read the agent files in FILE: not a directory; name the directory that holds the files")
 
 	dir := agentDirOf(t, "config.yaml", "masqLinkLocal: true", "ip-masq-agent~", "")
-	got, err := ReadAgentFiles(dir, DialectV2, AgentPolicy{})
+	got, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV2, AgentPolicy{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,12 +14,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // unitedAlone is what a document states alone, or its mistakes.
 func unitedAlone(doc []byte, d Dialect) (agentUnion, *agentDoc, []error) {
-	a := parseAgentDoc("/etc/config/ip-masq-agent", doc, d)
+	a := parseAgentDoc("/etc/config/ip-masq-agent", doc, d, yamldoc.Decode)
 	u := agentUnion{docs: []*agentDoc{a}}
 	return u, a, u.unite()
 }

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -60,7 +61,7 @@ func TestUnitingFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		files, err := ReadAgentFiles(dir, DialectV1, AgentPolicy{})
+		files, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, AgentPolicy{})
 		if err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(texts, "\n"))
 		}
@@ -128,7 +129,7 @@ func TestStatementSurvivesAFile(t *testing.T) {
 		if err := os.WriteFile(path, append(text, "cidrLimit: 1000\n"...), 0o644); err != nil {
 			rt.Fatal(err)
 		}
-		got, err := ReadAgentFiles(filepath.Dir(path), DialectV1, AgentPolicy{})
+		got, err := ReadAgentFiles(yamldoc.Decode, filepath.Dir(path), DialectV1, AgentPolicy{})
 		if err != nil {
 			rt.Fatalf("%v\n%s", err, text)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -302,7 +303,7 @@ func TestFlagsWin(t *testing.T) {
 	if before.Agent.Statement.MasqueradeCIDRs != nil {
 		t.Error("a flag changed settings that were taken before")
 	}
-	_, err := ReadAgentFiles("", DialectV1, *s.Agent)
+	_, err := ReadAgentFiles(yamldoc.Decode, "", DialectV1, *s.Agent)
 	wantError(t, err, "FILE", "the reconciler's own policy: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 1 allowed; remove some or raise cidrLimit; "+
 		"the reconciler's own policy: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two")
 }

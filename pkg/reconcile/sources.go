@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
 )
 
 // Sources is what stands in files on the node: the administrators' guard, the
@@ -26,7 +27,7 @@ func (n *Node) Read() *Sources {
 	s.Guard, s.GuardErr = config.ReadPluginFile(n.PluginFile)
 	s.ConfDir, s.ConfDirErr = config.ReadConfDir(n.Settings.CNIConfDir)
 	if own, isSource := n.Settings.AgentSource(); isSource {
-		files, err := config.ReadAgentFiles(n.Settings.AgentConfigDir, n.Settings.AgentDialect, own)
+		files, err := config.ReadAgentFiles(yamldoc.Decode, n.Settings.AgentConfigDir, n.Settings.AgentDialect, own)
 		s.Agent, s.AgentErr = &files, err
 	}
 	return &s

@@ -39,9 +39,9 @@ func label(s string) string {
 // sourceLabel names a source: network/podnet, agent-files.
 func sourceLabel(s policy.Source) string {
 	if s.Kind == policy.Network {
-		return label(string(policy.Network) + "/" + s.Name)
+		return string(policy.Network) + "/" + label(s.Name)
 	}
-	return label(string(s.Kind))
+	return string(s.Kind)
 }
 
 // names are those that have series of their own. The first to come get them.

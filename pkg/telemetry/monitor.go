@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -63,8 +62,7 @@ func New(o Options) *Monitor {
 		ConstLabels: prometheus.Labels{"version": label(o.Version), "go_version": label(runtime.Version())},
 	})
 	build.Set(1)
-	m.registry.MustRegister(build, m.passes.results, m.passes.duration, m.passes.repairs, m.passes.success, newCollector(m.read),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(build, m.passes.results, m.passes.duration, m.passes.repairs, m.passes.success, newCollector(m.read))
 	return m
 }
 

@@ -122,7 +122,9 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 func TestServeEndsWhileItWaitsForAPort(t *testing.T) {
 	noLeak(t)
 	s := start(t, occupied(t).Addr().String(), telemetry.New(telemetry.Options{}).Health())
-	<-s.told
+	if err := <-s.told; err == nil {
+		t.Error("told of nothing")
+	}
 	s.end(t)
 }
 

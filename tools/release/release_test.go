@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -55,6 +56,32 @@ func TestPluginCarriesItsVersion(t *testing.T) {
 	}
 	if !bytes.HasPrefix(about, []byte("ip-masq ")) || bytes.HasPrefix(about, []byte("ip-masq unknown")) {
 		t.Errorf("ip-masq without CNI_COMMAND says %q; want its name and the version that `make build` stamps", about)
+	}
+}
+
+func TestReconcilerCarriesItsVersion(t *testing.T) {
+	about, err := exec.Command(filepath.Join(binDir(), "ip-masq-reconciler"), "version").CombinedOutput()
+	if err != nil {
+		t.Fatalf("run ip-masq-reconciler: %v; run `make build` first\n%s", err, about)
+	}
+	if !bytes.HasPrefix(about, []byte("ip-masq-reconciler ")) || bytes.HasPrefix(about, []byte("ip-masq-reconciler unknown")) {
+		t.Errorf("ip-masq-reconciler version says %q; want the version that `make build` stamps", about)
+	}
+}
+
+// Every ADD pays for what the packages that the plugin imports do when a program
+// starts. These are the reconciler's.
+func TestPluginImportsNothingHeavy(t *testing.T) {
+	list, err := exec.Command("go", "list", "-deps", "../../plugin").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, list)
+	}
+	for _, heavy := range []string{"yaml", "prometheus", "protobuf", "cobra", "pflag", "fsnotify", "net/http"} {
+		for _, name := range strings.Fields(string(list)) {
+			if strings.Contains(name, heavy) {
+				t.Errorf("the plugin imports %s; `go list -deps -f '{{.ImportPath}}: {{.Imports}}' ./plugin` shows why", name)
+			}
+		}
 	}
 }
 

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// cleanup removes all that is ours on the node, and returns what it said.
+func (n *node) cleanup(t *testing.T) string {
+	t.Helper()
+	stdout, stderr, code := n.reconciler(t, "cleanup")
+	if code != 0 || stderr != "" {
+		t.Fatalf("cleanup: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	return stdout
+}
+
+// pass makes one, and fails the test unless all is right then.
+func (n *node) pass(t *testing.T) {
+	t.Helper()
+	if stdout, stderr, code := n.reconciler(t, "once"); code != 0 {
+		t.Fatalf("once: exit code %d\n%s%s\n%s", code, stdout, stderr, n.ruleset(t))
+	}
+}
+
+// dualStack is an entry for both families, as ours are in most of what follows.
+func dualStack(keys object) object {
+	all := object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "fd00::/8"}}
+	for key, value := range keys {
+		all[key] = value
+	}
+	return all
+}
+
+// live is an ordinary life: pods, agent files, tampering, passes.
+func live(t *testing.T, n *node) {
+	t.Helper()
+	n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [192.0.2.0/24]\nenableIPv6: true\n")
+	conf := n.conf(t, "podnet", dualStack(nil))
+	n.makeSure(t, conf)
+	n.pass(t)
+	n.ask(t, request{verb: "ADD", conf: conf, id: "second"}).want(t, 0)
+	n.alter(t, "-F IP-MASQ-AGENT", "delete table ip ip-masq")
+	n.pass(t)
+	n.ask(t, request{verb: "DEL", conf: conf, id: "second"}).want(t, 0)
+	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+}
+
+// TestCleanup: whatever happened since we came, cleanup leaves the node as it was
+// before.
+func TestCleanup(t *testing.T) {
+	for name, c := range map[string]struct {
+		before func(*testing.T, *node) // what there is when we come
+		life   func(*testing.T, *node)
+	}{
+		"a life":             {life: live},
+		"a life with others": {someLife, live},
+		"one family": {life: func(t *testing.T, n *node) {
+			n.makeSure(t, n.conf(t, "podnet", nil))
+			n.pass(t)
+		}},
+		"a family that was given up": {life: func(t *testing.T, n *node) {
+			n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
+			n.conflist(t, "podnet", object{"enableIPv6": false})
+			n.pass(t)
+			n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+		}},
+		"two chains": {life: func(t *testing.T, n *node) {
+			n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
+			n.makeSure(t, n.conf(t, "storage", dualStack(object{
+				"masqChain": "STORAGE", "sourceCIDRs": []string{"10.2.0.0/16", "fd00:2::/64"}, "outputInterfaces": []string{"eth+", "wg0"},
+			})))
+			n.pass(t)
+			n.wantJumps(t, "STORAGE", 2, 2)
+		}},
+		"another name": {life: func(t *testing.T, n *node) {
+			n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
+			n.conflist(t, "podnet", dualStack(object{"masqChain": "RENAMED"}))
+			n.pass(t)
+			n.wantJumps(t, "IP-MASQ-AGENT", 0, 0)
+		}},
+		"another backend": {life: changeBackend},
+		"tampering that nobody repaired": {life: func(t *testing.T, n *node) {
+			live(t, n)
+			n.alter(t, "-I IP-MASQ-AGENT -s 10.9.0.0/16 -j LOG\n-A POSTROUTING -j IP-MASQ-AGENT\n-D IP-MASQ-AGENT 2",
+				"add chain ip ip-masq theirs\nadd rule ip ip-masq theirs counter accept\nadd rule ip ip-masq postrouting jump theirs\n"+
+					"add set ip ip-masq addresses { type ipv4_addr; }")
+		}},
+		"flushed": {someLife, func(t *testing.T, n *node) {
+			live(t, n)
+			for _, f := range families() {
+				n.alterFamily(t, f, "-F IP-MASQ-AGENT", "flush chain "+f[1]+" ip-masq masq-IP-MASQ-AGENT")
+			}
+		}},
+		"a reconciler that ran": {someLife, func(t *testing.T, n *node) {
+			n.conflist(t, "podnet", dualStack(nil))
+			n.startReconciler(t).untilReady(t).stop(t)
+			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onEveryForm(t, func(t *testing.T, n *node) {
+				if c.before != nil {
+					c.before(t, n)
+				}
+				before := n.snapshot(t)
+				c.life(t, n)
+				if said := n.cleanup(t); !strings.Contains(said, "removed chain ") || !strings.Contains(said, n.dataDir) {
+					t.Errorf("says only:\n%s", said)
+				}
+				n.asBefore(t, before)
+				n.cleanup(t)
+				n.asBefore(t, before)
+				// A pod that ends has nothing to bring back.
+				n.ask(t, request{verb: "DEL", conf: n.conf(t, "podnet", dualStack(nil))}).want(t, 0)
+				n.asBefore(t, before)
+			})
+		})
+	}
+}
+
+// someLife is what a node has where others are.
+func someLife(t *testing.T, n *node) {
+	t.Helper()
+	n.strangers(t)
+	n.feed(t, "*nat\n:IP-MASQ - [0:0]\n:IP-MASQ-AGENTS - [0:0]\n-A POSTROUTING -j IP-MASQ-AGENTS\n-A IP-MASQ-AGENTS -j IP-MASQ\nCOMMIT\n",
+		"iptables-nft-restore", "--noflush") // names like ours
+}
+
+// asBefore fails the test unless rules and state are as they were. The table that
+// iptables-legacy needs is the kernel's, which makes it when somebody asks for it
+// first and keeps it: an empty one is no trace.
+func (n *node) asBefore(t *testing.T, before snapshot) {
+	t.Helper()
+	after := n.snapshot(t)
+	if n.form.variant == "legacy" {
+		const empty = "*nat\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n"
+		after.rules, before.rules = strings.ReplaceAll(after.rules, empty, ""), strings.ReplaceAll(before.rules, empty, "")
+	}
+	if d := cmp.Diff(strings.Split(before.rules, "\n"), strings.Split(after.rules, "\n")); d != "" {
+		t.Errorf("rules are not as before:\n%s", d)
+	}
+	if d := cmp.Diff(before.state, after.state); d != "" {
+		t.Errorf("state is not as before:\n%s", d)
+	}
+	if _, err := os.Lstat(n.dataDir); !os.IsNotExist(err) {
+		t.Errorf("%s: %v", n.dataDir, err)
+	}
+}
+
+// changeBackend has the chain go to the other backend and come back.
+func changeBackend(t *testing.T, n *node) {
+	t.Helper()
+	variant, other := n.form.variant, "nftables"
+	if variant == "" {
+		variant, other = "nft", "iptables"
+	}
+	n.path = n.both(t, variant)
+	for _, backend := range []string{n.form.backend, other, n.form.backend, other} {
+		n.conflist(t, "podnet", dualStack(object{"backend": backend}))
+		n.makeSure(t, n.conf(t, "podnet", dualStack(object{"backend": backend})))
+		stdout, stderr, code := n.reconciler(t, "once", "--backend", backend)
+		if code != 0 {
+			t.Fatalf("once: exit code %d\n%s%s", code, stdout, stderr)
+		}
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+	}
+}
+
+// alterFamily is alter for one family.
+func (n *node) alterFamily(t *testing.T, family [2]string, iptables, nft string) {
+	t.Helper()
+	if n.form.variant == "" {
+		n.feed(t, nft, "nft", "-f", "-")
+		return
+	}
+	n.tool(t, family[0], append([]string{"-t", "nat"}, strings.Fields(iptables)...)...)
+}
+
+// TestCleanupOfAdopted: an agent's chain that became ours goes, and only that.
+func TestCleanupOfAdopted(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		someLife(t, n)
+		before := n.snapshot(t)
+		variant := n.form.variant
+		if variant == "" {
+			variant = "nft"
+			n.path = n.both(t, variant)
+		}
+		agents()[1].cycle(t, n, variant)
+		n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
+		n.pass(t)
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+		n.cleanup(t)
+		n.asBefore(t, before)
+	})
+}
+
+// TestCleanupWithoutState: a dataDir that somebody removed does not keep what is
+// ours from being found, not even a chain whose conflist is gone too.
+func TestCleanupWithoutState(t *testing.T) {
+	storage := dualStack(object{"masqChain": "STORAGE", "sourceCIDRs": []string{"10.2.0.0/16", "fd00:2::/64"}})
+	for name, remember := range map[string]func(*testing.T, *node){
+		"a conflist names it": func(t *testing.T, n *node) { n.conflist(t, "storage", storage) },
+		"nothing names it":    func(*testing.T, *node) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onEveryForm(t, func(t *testing.T, n *node) {
+				someLife(t, n)
+				before := n.snapshot(t)
+				live(t, n)
+				n.makeSure(t, n.conf(t, "storage", storage))
+				remember(t, n)
+				if err := os.RemoveAll(n.dataDir); err != nil {
+					t.Fatal(err)
+				}
+				n.cleanup(t)
+				n.asBefore(t, before)
+			})
+		})
+	}
+}
+
+// TestCleanupOfNothing: on a node that never met us, and where an agent's chain
+// and another dataDir's stand, nothing goes.
+func TestCleanupOfNothing(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		before := n.snapshot(t)
+		n.cleanup(t)
+		n.unchanged(t, before)
+
+		someLife(t, n)
+		for _, variant := range []string{"nft", "legacy"} {
+			agents()[0].cycle(t, n, variant)
+		}
+		before = n.snapshot(t)
+		stdout, stderr, code := n.reconciler(t, "cleanup")
+		if code != 0 || strings.Contains(stdout, "removed chain") {
+			t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+		}
+		n.unchanged(t, before)
+	})
+}
+
+// TestCleanupOfAnothers: chains that keep their state in another dataDir are not
+// ours.
+func TestCleanupOfAnothers(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
+		before := n.snapshot(t)
+		stdout, stderr, code := n.reconciler(t, "cleanup", "--data-dir", n.dataDir+"-other")
+		if code != 0 || strings.Contains(stdout, "removed chain") || !strings.Contains(stderr, "chain IP-MASQ-AGENT (ipv4)") || !strings.Contains(stderr, n.dataDir) {
+			t.Errorf("exit code %d, and it does not say whose chain stays:\n%s%s", code, stdout, stderr)
+		}
+		n.unchanged(t, before)
+	})
+}
+
+// TestCleanupInUse: a chain that somebody else's rule jumps to cannot go. It says
+// so, and the state stays until it can.
+func TestCleanupInUse(t *testing.T) {
+	for _, f := range forms()[1:] {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNode(t, f)
+			someLife(t, n)
+			before := n.snapshot(t)
+			live(t, n)
+			n.tool(t, "iptables", "-t", "nat", "-A", "KUBE-POSTROUTING", "-j", "IP-MASQ-AGENT")
+			stdout, stderr, code := n.reconciler(t, "cleanup")
+			if code != 1 || !strings.Contains(stderr, "IP-MASQ-AGENT") {
+				t.Fatalf("exit code %d, want 1\n%s%s", code, stdout, stderr)
+			}
+			if strings.Contains(stdout, "IP-MASQ-AGENT (ipv4)") || strings.Contains(stdout, "removed the state") {
+				t.Errorf("says that it removed what stands:\n%s", stdout)
+			}
+			if documents := n.load(t).Contributions; len(documents) != 2 {
+				t.Errorf("documents left: %+v", documents)
+			}
+			n.tool(t, "iptables", "-t", "nat", "-D", "KUBE-POSTROUTING", "-j", "IP-MASQ-AGENT")
+			n.cleanup(t)
+			n.asBefore(t, before)
+		})
+	}
+}
+
+// TestCleanupBesideRun: a reconciler that runs would bring all of it back, so it
+// is refused, and nothing changes.
+func TestCleanupBesideRun(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		before := n.snapshot(t)
+		n.conflist(t, "podnet", dualStack(nil))
+		d := n.startReconciler(t).untilReady(t)
+		running := n.snapshot(t)
+		stdout, stderr, code := n.reconciler(t, "cleanup")
+		if code != 1 || stdout != "" || !strings.Contains(stderr, "stop it first") {
+			t.Errorf("exit code %d, want 1\n%s%s", code, stdout, stderr)
+		}
+		if d := cmp.Diff(running, n.snapshot(t), cmp.AllowUnexported(snapshot{})); d != "" {
+			t.Errorf("changed:\n%s", d)
+		}
+		d.stop(t)
+		n.cleanup(t)
+		n.asBefore(t, before)
+	})
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// configMap is a directory into which a kubelet mounts a ConfigMap: the files are
+// links to those in a version, and a link that is renamed says which one holds.
+type configMap struct {
+	dir      string
+	versions int
+}
+
+func (n *node) configMap(t *testing.T, files map[string]string) *configMap {
+	t.Helper()
+	m := &configMap{dir: filepath.Join(n.dir, "mounted")}
+	if err := os.Mkdir(m.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m.put(t, files)
+	return m
+}
+
+func (m *configMap) path(name string) string { return filepath.Join(m.dir, name) }
+
+// put has these files hold, and no others, in the order in which a kubelet does
+// it: the version, the link to it, links to new files, those to files that are
+// gone, the earlier version.
+func (m *configMap) put(t *testing.T, files map[string]string) {
+	t.Helper()
+	m.versions++
+	version := fmt.Sprintf("..2026_11_21_08_00_00.%09d", m.versions)
+	err := os.Mkdir(m.path(version), 0o755)
+	for name, text := range files {
+		err = firstOf(err, os.WriteFile(filepath.Join(m.path(version), name), []byte(text), 0o644))
+	}
+	before, _ := os.Readlink(m.path("..data")) // there is none at first
+	err = firstOf(err, os.Symlink(version, m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data")))
+	for name := range files {
+		if _, missing := os.Lstat(m.path(name)); missing != nil {
+			err = firstOf(err, os.Symlink(filepath.Join("..data", name), m.path(name)))
+		}
+	}
+	entries, readErr := os.ReadDir(m.dir)
+	for _, e := range entries {
+		if _, holds := files[e.Name()]; !holds && e.Type() == os.ModeSymlink && e.Name() != "..data" {
+			err = firstOf(err, os.Remove(m.path(e.Name())))
+		}
+	}
+	if before != "" {
+		err = firstOf(err, os.RemoveAll(m.path(before)))
+	}
+	if err = firstOf(err, readErr); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sound is a ConfigMap that says what no default does.
+func sound() map[string]string {
+	return map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs:\n- 1.2.3.0/24\n- 10.9.0.0/16\nresyncInterval: 1h\n"}
+}
+
+// breakage is a way to spoil what a ConfigMap was.
+type breakage struct {
+	name  string
+	spoil func(t *testing.T, m *configMap)
+	mend  func(t *testing.T, m *configMap) // nil: put what is sound
+	says  []string
+}
+
+func breakages() []breakage {
+	text := func(name, text string, says ...string) breakage {
+		return breakage{name: name, says: append(says, "ip-masq-agent"),
+			spoil: func(t *testing.T, m *configMap) { m.put(t, map[string]string{"ip-masq-agent": text}) }}
+	}
+	second := func(name, text string, says ...string) breakage {
+		return breakage{name: name, says: append(says, "ip-masq-second"), spoil: func(t *testing.T, m *configMap) {
+			files := maps.Clone(sound())
+			files["ip-masq-second"] = text
+			m.put(t, files)
+		}}
+	}
+	// beside spoils the directory with something that no ConfigMap has.
+	beside := func(name string, spoil func(path string) error, says ...string) breakage {
+		return breakage{name: name, says: append(says, "ip-masq-strange"),
+			spoil: func(t *testing.T, m *configMap) { must(t, spoil(m.path("ip-masq-strange"))) },
+			mend:  func(t *testing.T, m *configMap) { must(t, os.RemoveAll(m.path("ip-masq-strange"))) }}
+	}
+	large := "# " + strings.Repeat("x", 2<<20) + "\n"
+	return []breakage{
+		text("host bits", "nonMasqueradeCIDRs:\n- 1.2.3.0/24\n- 10.9.0.1/16\n", "ip-masq-agent:3: ", "nonMasqueradeCIDRs[1]", "did you mean 10.9.0.0/16?"),
+		text("null", "nonMasqueradeCIDRs: [null]\n", "nonMasqueradeCIDRs[0]", "null"),
+		text("IPv6 that is not on", "nonMasqueradeCIDRs: ['fd00::/8']\n", "nonMasqueradeCIDRs[0]", "fd00::/8", "enableIPv6"),
+		text("no YAML", "nonMasqueradeCIDRs: [1.2.3.0/24\n"),
+		text("2 MiB", large+sound()["ip-masq-agent"], "1024 KiB"),
+		second("another file", "masqueradeCIDRs: [1.2.3.0/24]\n", "masqueradeCIDRs[0]", "1.2.3.0/24", "remove one of the two"),
+		second("another file that is torn", `{"randomFully": tru`),
+		beside("FIFO", func(path string) error { return syscall.Mkfifo(path, 0o644) }, "mend it, remove it"),
+		beside("directory", func(path string) error { return os.Mkdir(path, 0o755) }, "mend it, remove it"),
+		beside("2 MiB beside", func(path string) error { return os.WriteFile(path, []byte(large), 0o644) }, "1024 KiB"),
+		beside("dangling link", func(path string) error { return os.Symlink("nowhere", path) }, "mend it, remove it"),
+		beside("link to itself", func(path string) error { return os.Symlink("ip-masq-strange", path) }, "mend it, remove it"),
+		beside("device", func(path string) error { return os.Symlink("/dev/zero", path) }, "mend it, remove it"),
+		{name: "version that is gone", says: []string{"..data leads to nothing", "mount the ConfigMap again"},
+			spoil: func(t *testing.T, m *configMap) {
+				must(t, firstOf(os.Symlink("..gone", m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data"))))
+			}},
+		{name: "file for a directory", says: []string{"not a directory", "name the directory"},
+			spoil: func(t *testing.T, m *configMap) {
+				must(t, firstOf(os.Rename(m.dir, m.dir+".away"), os.WriteFile(m.dir, nil, 0o644)))
+			},
+			mend: func(t *testing.T, m *configMap) { must(t, firstOf(os.Remove(m.dir), os.Rename(m.dir+".away", m.dir))) }},
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lone is a host whose packets pass the node, without any network of CNI.
+func (n *node) lone(t *testing.T) senders {
+	t.Helper()
+	host := topology.Must(n.AddPod("lone", transit4, transit6))(t)
+	return senders{"pod": {host, host.Addrs}}
+}
+
+// asSound fails the test unless packets go as sound has it.
+func (n *node) asSound(t *testing.T, all senders) {
+	t.Helper()
+	all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4 10.9.9.9"})
+	all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1 10.8.0.1"})
+}
+
+// soundStatement is what sound says, as it is stored.
+func soundStatement() policy.Statement {
+	return policy.Statement{Chain: policy.DefaultChain, NonMasqueradeCIDRs: prefixes("1.2.3.0/24", "10.9.0.0/16")}
+}
+
+// agentArgs are flags for the files in a directory, in the node's form.
+func (n *node) agentArgs(dir string) []string {
+	return []string{"--agent-config-dir", dir, "--backend", n.form.backend}
+}
+
+// soon waits for a second until something holds, and fails the test if it does
+// not.
+func (n *node) soon(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Second); !holds(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within a second; rules:\n%s", what, n.rules(t))
+		}
+	}
+}
+
+// soonReady waits for a second until the node is ready.
+func (d *daemon) soonReady(t *testing.T) {
+	t.Helper()
+	d.within(t, time.Second, "readiness", func() bool {
+		code, _ := d.ready()
+		return code == http.StatusOK
+	})
+}
+
+// soonUnready waits for a second until the node is not ready for these reasons.
+func (d *daemon) soonUnready(t *testing.T, says ...string) {
+	t.Helper()
+	d.within(t, time.Second, fmt.Sprintf("unreadiness that says %q", says), func() bool {
+		code, body := d.ready()
+		return code == http.StatusServiceUnavailable && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(body, s) })
+	})
+}
+
+// filesValid fails the test unless the metrics tell that the agent files are
+// valid or not.
+func (d *daemon) filesValid(t *testing.T, want float64) {
+	t.Helper()
+	if got := d.metric(t, "source_valid", `source="agent-files"`); got != want {
+		t.Errorf("source_valid of the agent files is %v, want %v", got, want)
+	}
+	if got := d.metric(t, "ready"); got != want {
+		t.Errorf("the metric ready is %v, want %v", got, want)
+	}
+}
+
+// TestBrokenConfigMap breaks a ConfigMap that was sound in every way while the
+// reconciler runs. What it said last stays in force, until it is mended.
+func TestBrokenConfigMap(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		all, m := n.lone(t), n.configMap(t, sound())
+		d := n.startReconciler(t, n.agentArgs(m.dir)...)
+		d.soonReady(t)
+		d.filesValid(t, 1)
+		n.asSound(t, all)
+		for _, b := range breakages() {
+			t.Run(b.name, func(t *testing.T) {
+				rules, documents, generation := n.ruleset(t), n.documents(t), n.generation(t)
+				b.spoil(t, m)
+				d.soonUnready(t, append(slices.Clone(b.says), "source: ", m.dir)...)
+				d.filesValid(t, 0)
+				n.asSound(t, all)
+				if b.mend == nil {
+					m.put(t, sound())
+				} else {
+					b.mend(t, m)
+				}
+				d.soonReady(t)
+				d.filesValid(t, 1)
+				n.asSound(t, all)
+				if now := n.ruleset(t); now != rules {
+					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
+				}
+				if now := n.documents(t); now != documents {
+					t.Errorf("documents were written:\n%s\nwere:\n%s", now, documents)
+				}
+				if now := n.generation(t); now != generation {
+					t.Errorf("generation moved from %d to %d", generation, now)
+				}
+			})
+		}
+		t.Run("deleted key", func(t *testing.T) {
+			// That is no mistake: an empty ConfigMap says nothing, and the defaults hold.
+			m.put(t, nil)
+			n.soon(t, "the defaults", func() bool { return !strings.Contains(n.rules(t), "1.2.3.0/24") })
+			d.soonReady(t)
+			all.verdicts(t, n, false, map[string]string{"pod": "10.8.0.1 192.168.0.1"})
+			all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
+			m.put(t, sound())
+			n.soon(t, "the file again", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
+			n.asSound(t, all)
+		})
+	})
+}
+
+// TestBrokenConfigMapAtStart: what was good before holds, rules and all, though
+// the kernel has forgotten them. Where nothing was, nothing is made.
+func TestBrokenConfigMapAtStart(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		all, m := n.lone(t), n.configMap(t, nil)
+		for _, b := range breakages() {
+			t.Run(b.name, func(t *testing.T) {
+				m.put(t, sound())
+				b.spoil(t, m)
+				says := append(slices.Clone(b.says), "source: ", m.dir)
+				d := n.startReconciler(t, n.agentArgs(m.dir)...)
+				d.soonUnready(t, says...)
+				d.filesValid(t, 0)
+				n.gone(t, "IP-MASQ-AGENT")
+				all.verdicts(t, n, false, map[string]string{"pod": "1.2.4.1"})
+				d.stop(t)
+
+				// Of another time there is something.
+				n.storeAgentFiles(t, soundStatement())
+				d = n.startReconciler(t, n.agentArgs(m.dir)...)
+				d.soonUnready(t, says...)
+				d.filesValid(t, 0)
+				n.asSound(t, all)
+				n.flush(t)
+				n.soon(t, "a repair", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") || n.form.variant == "legacy" })
+
+				if b.mend == nil {
+					m.put(t, sound())
+				} else {
+					b.mend(t, m)
+				}
+				d.soonReady(t)
+				d.filesValid(t, 1)
+				n.asSound(t, all)
+				d.stop(t)
+				n.wipe(t)
+			})
+			if n.form.variant != "" && b.name == "null" {
+				break // how it broke is the same whatever the form
+			}
+		}
+	})
+}

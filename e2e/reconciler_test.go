@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// reconcilerProgram is the path of the built reconciler.
+func reconcilerProgram(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq-reconciler")
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%v (`make build` builds it)", err)
+	}
+	return path
+}
+
+// agentDir is where the node's agent files are. Nobody makes it before the first
+// file: until then the reconciler is not told of it, and they are no source.
+func (n *node) agentDir() string { return filepath.Join(n.dir, "agent") }
+
+// agentFile writes one of the agents' files as an editor does, at once and whole.
+func (n *node) agentFile(t *testing.T, name, text string) {
+	t.Helper()
+	next := filepath.Join(n.dir, "next-agent-file") // not in there, where it might be read
+	if err := errors.Join(
+		os.MkdirAll(n.agentDir(), 0o755),
+		os.WriteFile(next, []byte(text), 0o644),
+		os.Rename(next, filepath.Join(n.agentDir(), name)),
+	); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reconcilerCommand prepares the reconciler with the node's directories, the
+// form's backend and the form's PATH. What args say beside that wins.
+func (n *node) reconcilerCommand(ctx context.Context, t *testing.T, args ...string) *topology.Cmd {
+	t.Helper()
+	all := []string{"--data-dir", n.dataDir, "--cni-conf-dir", n.cni.ConfDir, "--backend", n.form.backend}
+	if _, err := os.Stat(n.agentDir()); err == nil {
+		all = append(all, "--agent-config-dir", n.agentDir())
+	}
+	c := n.Node.Command(ctx, reconcilerProgram(t), append(all, args...)...)
+	c.Env = []string{"PATH=" + n.path}
+	return c
+}
+
+// reconciler runs a command of the reconciler that ends by itself.
+func (n *node) reconciler(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	return run(t, n.reconcilerCommand(n.within(t), t, args...))
+}
+
+// daemon is a reconciler that runs in the background.
+type daemon struct {
+	n       *node
+	command *topology.Cmd
+	journal journal
+	http    *http.Client
+	// Where it listens, in the node's namespace.
+	healthAddress, metricsAddress string
+	ended                         chan struct{}
+	result                        error // of the process, once it ended
+	stopping                      sync.Once
+}
+
+// journal is what a program writes to its standard error.
+type journal struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (j *journal) Write(b []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(b)
+}
+
+// log is what the process has written so far.
+func (d *daemon) log() string {
+	d.journal.mu.Lock()
+	defer d.journal.mu.Unlock()
+	return d.journal.text.String()
+}
+
+// startReconciler starts `run` on the node and returns once /readyz has something
+// to tell of a pass, whatever that is. At its end the test stops it by SIGTERM,
+// and fails if it does not exit with 0.
+func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
+	t.Helper()
+	health, metrics := n.unusedAddress(t), n.unusedAddress(t)
+	// The test's context ends before its cleanups begin.
+	ctx, kill := context.WithCancel(context.WithoutCancel(t.Context()))
+	d := &daemon{n: n, healthAddress: health, metricsAddress: metrics, ended: make(chan struct{}), http: n.httpClient()}
+	all := append([]string{"run", "--health-listen", health, "--metrics-listen", metrics}, args...)
+	d.command = n.reconcilerCommand(ctx, t, all...)
+	d.command.Stdout, d.command.Stderr = &d.journal, &d.journal
+	if err := d.command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { defer close(d.ended); d.result = d.command.Wait() }()
+	t.Cleanup(func() {
+		d.stop(t)
+		kill()
+		d.http.CloseIdleConnections()
+		if t.Failed() {
+			t.Logf("reconciler %v said:\n%s", args, shortened(d.log()))
+		}
+	})
+	d.until(t, "a pass", func() bool {
+		code, body := d.ready()
+		return code != 0 && !strings.Contains(body, "no pass made yet")
+	})
+	return d
+}
+
+// shortened leaves the middle of a long text out.
+func shortened(text string) string {
+	const end = 4000
+	if len(text) <= 2*end {
+		return text
+	}
+	return fmt.Sprintf("%s\n[… %d bytes …]\n%s", text[:end], len(text)-2*end, text[len(text)-end:])
+}
+
+// unusedAddress is one of the node's own loopback interface where nobody listens.
+func (n *node) unusedAddress(t *testing.T) string {
+	t.Helper()
+	var address string
+	if err := n.Node.Do(func() error {
+		var c net.ListenConfig
+		l, err := c.Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		address = l.Addr().String()
+		return l.Close()
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return address
+}
+
+// httpClient connects from within the node's network namespace.
+func (n *node) httpClient() *http.Client {
+	const most = 10 * time.Second
+	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
+		err = n.Node.Do(func() error {
+			var d net.Dialer
+			c, err = d.DialContext(ctx, network, address)
+			return err
+		})
+		return c, err
+	}
+	return &http.Client{Timeout: most, Transport: &http.Transport{DialContext: dial}}
+}
+
+// get asks one of the reconciler's listeners.
+func (d *daemon) get(address, path string) (code int, body string, err error) {
+	answer, err := d.http.Get("http://" + address + path)
+	if err != nil {
+		return 0, "", err
+	}
+	text, err := io.ReadAll(answer.Body)
+	return answer.StatusCode, string(text), errors.Join(err, answer.Body.Close())
+}
+
+// until waits until something is so, and fails the test if that takes ten
+// seconds or the process ends.
+func (d *daemon) until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	d.within(t, 10*time.Second, what, is)
+}
+
+// within is until with another patience. It returns how long it took.
+func (d *daemon) within(t *testing.T, most time.Duration, what string, is func() bool) time.Duration {
+	t.Helper()
+	const again = 5 * time.Millisecond
+	start := time.Now()
+	for !is() {
+		select {
+		case <-d.ended:
+			t.Fatalf("the reconciler ended (%v) before %s:\n%s", d.result, what, d.log())
+		case <-time.After(again):
+		}
+		if time.Since(start) > most {
+			_, ready := d.ready()
+			t.Fatalf("no %s within %s; /readyz: %s\nthe log:\n%s\nthe rules:\n%s",
+				what, most, ready, shortened(d.log()), d.n.rules(t))
+		}
+	}
+	return time.Since(start)
+}
+
+// ready is what /readyz answers now: 200, or 503 with the reasons; 0 if it does
+// not answer.
+func (d *daemon) ready() (code int, body string) {
+	code, body, err := d.get(d.healthAddress, "/readyz")
+	if err != nil {
+		return 0, err.Error()
+	}
+	return code, body
+}
+
+// untilReady waits until the node is.
+func (d *daemon) untilReady(t *testing.T) *daemon {
+	t.Helper()
+	d.until(t, "readiness", func() bool {
+		code, _ := d.ready()
+		return code == http.StatusOK
+	})
+	return d
+}
+
+// untilUnready waits until the node is not ready and /readyz says all of this
+// about it, and returns what it says.
+func (d *daemon) untilUnready(t *testing.T, says ...string) string {
+	t.Helper()
+	var body string
+	d.until(t, fmt.Sprintf("unreadiness that says %q", says), func() bool {
+		var code int
+		code, body = d.ready()
+		return code == http.StatusServiceUnavailable &&
+			!slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(body, s) })
+	})
+	return body
+}
+
+// scrape is what /metrics answers now.
+func (d *daemon) scrape(t *testing.T) string {
+	t.Helper()
+	code, body, err := d.get(d.metricsAddress, "/metrics")
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("/metrics: %d %v\n%s\n%s", code, err, body, d.log())
+	}
+	return body
+}
+
+// metric adds up all series of a metric, named without its prefix, whose labels
+// contain all of these: `result="repaired"`. It fails the test if there is none.
+func (d *daemon) metric(t *testing.T, name string, labels ...string) float64 {
+	t.Helper()
+	body := d.scrape(t)
+	sum, found := 0.0, false
+	for line := range strings.Lines(body) {
+		series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if at := strings.LastIndex(line, "} "); at >= 0 {
+			series, value = line[:at+1], strings.TrimSpace(line[at+2:])
+		}
+		bare, _, _ := strings.Cut(series, "{")
+		if bare != "ip_masq_"+name || slices.ContainsFunc(labels, func(l string) bool { return !strings.Contains(series, l) }) {
+			continue
+		}
+		number, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			t.Fatalf("metric %q: %v", line, err)
+		}
+		sum, found = sum+number, true
+	}
+	if !found {
+		t.Fatalf("no metric %s %v in:\n%s", name, labels, body)
+	}
+	return sum
+}
+
+// rss is how much memory the process has, in bytes (VmRSS of proc(5)).
+func (d *daemon) rss(t *testing.T) int {
+	t.Helper()
+	for line := range bytes.Lines(contents(t, fmt.Sprintf("/proc/%d/status", d.command.Process.Pid))) {
+		if words := strings.Fields(string(line)); len(words) == 3 && words[0] == "VmRSS:" && words[2] == "kB" {
+			kib, err := strconv.Atoi(words[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kib << 10
+		}
+	}
+	t.Fatal("no VmRSS")
+	return 0
+}
+
+// signal sends one to the process.
+func (d *daemon) signal(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	if err := d.command.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stop ends the process by SIGTERM, once, and fails the test if it has ended
+// before, or does not with exit code 0, or takes longer than any runtime waits.
+func (d *daemon) stop(t *testing.T) {
+	t.Helper()
+	d.stopping.Do(func() {
+		const most = 5 * time.Second
+		select {
+		case <-d.ended:
+			t.Errorf("the reconciler ended by itself: %v\n%s", d.result, d.log())
+			return
+		default:
+		}
+		start := time.Now()
+		d.signal(t, syscall.SIGTERM)
+		select {
+		case <-d.ended:
+		case <-time.After(most):
+			t.Errorf("the reconciler did not end within %s of SIGTERM:\n%s", most, d.log())
+			d.signal(t, syscall.SIGKILL)
+			<-d.ended
+			return
+		}
+		if code := d.command.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("exit code %d (%v) %s after SIGTERM:\n%s", code, d.result, time.Since(start), d.log())
+		}
+	})
+}

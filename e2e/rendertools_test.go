@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// render is what the reconciler prints for the real tools.
+func (n *node) render(t *testing.T, args ...string) string {
+	t.Helper()
+	stdout, stderr, code := n.reconciler(t, append([]string{"render"}, args...)...)
+	if code != 0 || stderr != "" {
+		t.Fatalf("render %v: exit code %d\n%s", args, code, stderr)
+	}
+	return stdout
+}
+
+// load gives the rendered rules to the real tools of the form, or has them only
+// look at it.
+func (n *node) loadRendered(t *testing.T, try bool) {
+	t.Helper()
+	if n.form.variant == "" {
+		args := []string{"-f", "-"}
+		if try {
+			args = append([]string{"-c"}, args...)
+		}
+		n.feed(t, n.render(t), "nft", args...)
+		return
+	}
+	for i, f := range families() {
+		args := []string{"--noflush"}
+		if try {
+			args = append(args, "--test")
+		}
+		n.feed(t, n.render(t, "--family", []string{"ipv4", "ipv6"}[i]), f[0]+"-"+n.form.variant+"-restore", args...)
+	}
+}
+
+// wantRight fails the test unless the rules are right and say where their state
+// is.
+func (n *node) wantRight(t *testing.T, chains ...string) {
+	t.Helper()
+	stdout, stderr, code := n.reconciler(t, "check")
+	if code != 0 || stderr != "" {
+		t.Fatalf("check: exit code %d\n%s%s\n%s", code, stdout, stderr, n.ruleset(t))
+	}
+	for _, chain := range chains {
+		for _, family := range []string{"ipv4", "ipv6"} {
+			if !strings.Contains(stdout, chain+" ("+family+", ") {
+				t.Errorf("check does not speak of %s (%s):\n%s", chain, family, stdout)
+			}
+		}
+	}
+	if !strings.Contains(n.ruleset(t), "keeps its state in "+n.dataDir) {
+		t.Errorf("the rules do not name %s:\n%s", n.dataDir, n.ruleset(t))
+	}
+}
+
+// TestRendered: what render prints is loaded by the real tools where nothing is
+// yet, and then check says right: the rules are those that once would make.
+func TestRendered(t *testing.T) {
+	for name, keys := range map[string]object{
+		"defaults": {"enableIPv6": true},
+		"nothing exempt": dualStack(object{"nonMasqueradeCIDRs": []string{}, "masqLinkLocal": true, "masqLinkLocalIPv6": true,
+			"randomFully": false}),
+		"everything": dualStack(object{
+			"masqueradeCIDRs":          []string{"10.96.0.0/12", "10.96.1.1/32", "fd00:96::/32"},
+			"nonMasqueradeSourceCIDRs": []string{"10.1.9.0/24", "fd00:1::9/128"},
+			"sourceCIDRs":              []string{"10.1.0.0/16", "10.3.0.0/16", "fd00:1::/64"},
+			"outputInterfaces":         []string{"eth+", "wg0"},
+			"masqueradeHost":           false,
+			"toPorts":                  "1024-29999,32768-60000,61000",
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			onEveryForm(t, func(t *testing.T, n *node) {
+				empty := n.ruleset(t)
+				n.conflist(t, "podnet", keys)
+				n.agentFile(t, "ip-masq-agent", "masqChain: \"10.set\"\nenableIPv6: true\nnonMasqueradeCIDRs: [192.0.2.0/24, \"2001:db8::/32\"]\n")
+
+				n.loadRendered(t, true)
+				if now := n.ruleset(t); now != empty && n.form.variant == "" {
+					t.Errorf("a rehearsal made rules:\n%s", now)
+				}
+				n.loadRendered(t, false)
+				n.wantRight(t, "IP-MASQ-AGENT", "10.set")
+				if _, err := os.Lstat(filepath.Join(n.dataDir)); !os.IsNotExist(err) {
+					t.Errorf("render or check wrote to %s: %v", n.dataDir, err)
+				}
+				loaded := n.ruleset(t)
+
+				if n.form.variant == "" {
+					n.loadRendered(t, false) // which makes them anew
+					n.wantRight(t, "IP-MASQ-AGENT", "10.set")
+					if d := cmp.Diff(loaded, n.ruleset(t)); d != "" {
+						t.Errorf("to load it twice is not to load it once:\n%s", d)
+					}
+				}
+
+				generation := n.generation(t)
+				n.pass(t)
+				if now := n.generation(t); now != generation {
+					t.Errorf("once wrote: generation %d to %d", generation, now)
+				}
+				if d := cmp.Diff(loaded, n.ruleset(t)); d != "" {
+					t.Errorf("once changed rules:\n%s", d)
+				}
+				n.cleanup(t)
+				n.pass(t)
+				if d := cmp.Diff(sorted(loaded), sorted(n.ruleset(t))); d != "" {
+					t.Errorf("what once makes differs from what was loaded (-loaded +made):\n%s", d)
+				}
+			})
+		})
+	}
+}

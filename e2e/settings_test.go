@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// settingsFile is the reconciler's own file, which comes at once and whole as
+// configuration management writes it.
+func (n *node) settingsFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(n.dir, "etc", "reconciler.toml")
+	must(t, firstOf(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".next", []byte(text), 0o644), os.Rename(path+".next", path)))
+	return path
+}
+
+// exempting is a file whose policy leaves a prefix alone. The interval is long:
+// nothing here waits for it.
+func exempting(prefix string) string {
+	return fmt.Sprintf("resync_interval = \"1h\"\n[agent]\nnonMasqueradeCIDRs = [%q]\n", prefix)
+}
+
+// TestBrokenSettings breaks reconciler.toml while the reconciler runs: the last
+// good settings hold, and the line that is wrong is told, until it is mended.
+func TestBrokenSettings(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		all := n.lone(t)
+		path := n.settingsFile(t, exempting("1.2.3.0/24"))
+		d := n.startReconciler(t, "--config", path)
+		d.soonReady(t)
+		holds := func() {
+			t.Helper()
+			all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
+			all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
+		}
+		holds()
+		rules, generation := n.ruleset(t), n.generation(t)
+		for _, c := range []struct {
+			name, text string
+			says       []string
+		}{
+			{"unknown key", exempting("1.2.3.0/24") + "masqChian = \"X\"\n", []string{path + ":4", "masqChian", "did you mean masqChain?"}},
+			{"host bits", exempting("1.2.3.4/24"), []string{path + ":3", "nonMasqueradeCIDRs[0]", "1.2.3.0/24"}},
+			{"no TOML", "resync_interval = \n", []string{path + ":1"}},
+			{"interval", "resync_interval = \"0s\"\n", []string{path + ":1", "resync_interval", "1s"}},
+			{"gone", "", []string{path}},
+			{"directory", "", []string{path}},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				switch c.name {
+				case "gone":
+					must(t, os.Remove(path))
+				case "directory":
+					must(t, firstOf(os.Remove(path), os.Mkdir(path, 0o755)))
+				default:
+					n.settingsFile(t, c.text)
+				}
+				d.soonUnready(t, append(c.says, "settings: ")...)
+				holds()
+				if c.name == "directory" {
+					must(t, os.Remove(path))
+				}
+				n.settingsFile(t, exempting("1.2.3.0/24"))
+				d.soonReady(t)
+				holds()
+				if now := n.ruleset(t); now != rules {
+					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
+				}
+				if now := n.generation(t); now != generation {
+					t.Errorf("generation moved from %d to %d", generation, now)
+				}
+			})
+		}
+	})
+}
+
+// TestBrokenSettingsAtStart: the process lives, and does what the flags say.
+func TestBrokenSettingsAtStart(t *testing.T) {
+	n := newNode(t, forms()[0])
+	all, m := n.lone(t), n.configMap(t, sound())
+	path := n.settingsFile(t, "resync_interval = \"1h\"\n[agent]\nnonMasqueradeCIDRs = [\"10.9.0.0/33\"]\n")
+	d := n.startReconciler(t, "--config", path, "--agent-config-dir", m.dir)
+	d.soonUnready(t, "settings: ", path+":3", "nonMasqueradeCIDRs[0]", "10.9.0.0/33")
+	if code, body, err := d.get(d.healthAddress, "/livez"); err != nil || code != http.StatusOK {
+		t.Errorf("/livez: %d %s %v", code, body, err)
+	}
+	n.asSound(t, all)
+	n.settingsFile(t, exempting("20.0.0.0/8"))
+	d.soonReady(t)
+	n.asSound(t, all)
+	all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1"})
+}
+
+// TestSettingsChange: what the file says is taken over without a restart, however
+// it is written and how soon after the last time.
+func TestSettingsChange(t *testing.T) {
+	n := newNode(t, forms()[0])
+	all := n.lone(t)
+	path := n.settingsFile(t, exempting("20.0.0.0/8"))
+	d := n.startReconciler(t, "--config", path)
+	d.soonReady(t)
+	soon := func(prefix string) {
+		t.Helper()
+		n.soon(t, prefix, func() bool { return strings.Contains(n.rules(t), prefix) })
+	}
+	for i := range 10 {
+		prefix := fmt.Sprintf("20.%d.0.0/16", i)
+		n.settingsFile(t, exempting(prefix))
+		soon(prefix)
+	}
+	// In place, as an editor may: for a moment the file is empty, and that is sound.
+	for i := range 10 {
+		prefix := fmt.Sprintf("21.%d.0.0/16", i)
+		must(t, os.WriteFile(path, nil, 0o644))
+		time.Sleep(time.Duration(i) * 3 * time.Millisecond)
+		must(t, os.WriteFile(path, []byte(exempting(prefix)), 0o644))
+		soon(prefix)
+	}
+	// Many times in a row.
+	for i := range 30 {
+		n.settingsFile(t, exempting(fmt.Sprintf("22.%d.0.0/16", i)))
+		time.Sleep(time.Duration(i%7) * 5 * time.Millisecond)
+	}
+	soon("22.29.0.0/16")
+	all.verdicts(t, n, false, map[string]string{"pod": "22.29.1.1"})
+
+	m := n.configMap(t, sound())
+	n.settingsFile(t, fmt.Sprintf("agent_config_dir = %q\n", m.dir))
+	soon("1.2.3.0/24")
+	n.asSound(t, all)
+	n.settingsFile(t, fmt.Sprintf("agent_config_dir = %q\n[agent]\nmasqChain = \"OTHER\"\n", m.dir))
+	soon("masq-OTHER")
+	n.wantJumps(t, "OTHER", 1, 0)
+	n.wantJumps(t, "IP-MASQ-AGENT", 0, 0)
+	n.asSound(t, all)
+	d.soonReady(t)
+	if stale := strings.Count(d.log(), "took over what a source states"); stale < 20 {
+		t.Errorf("it told %d times of new settings", stale)
+	}
+}
+
+// TestSettingsChangeAddresses: the listeners move with the file.
+func TestSettingsChangeAddresses(t *testing.T) {
+	n := newNode(t, forms()[0])
+	first, second := n.unusedAddress(t), n.unusedAddress(t)
+	path := n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", first))
+	c := n.reconcilerCommand(t.Context(), t, "run", "--config", path)
+	must(t, c.Start())
+	defer func() { must(t, firstOf(c.Process.Kill(), nil)); _ = c.Wait() }()
+	client := n.httpClient()
+	ready := func(address string) bool {
+		answer, err := client.Get("http://" + address + "/readyz")
+		if err != nil {
+			return false
+		}
+		_ = answer.Body.Close()
+		return answer.StatusCode == http.StatusOK
+	}
+	n.soon(t, "the first address", func() bool { return ready(first) })
+	n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", second))
+	n.soon(t, "the second address", func() bool { return ready(second) })
+	client.CloseIdleConnections()
+	if ready(first) {
+		t.Error("it still listens on the first address")
+	}
+	n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", first))
+	n.soon(t, "the first address again", func() bool { return ready(first) })
+}
+
+// TestMissingAgentDirectory: without a directory nothing is stated, and the
+// defaults hold; unless files of an earlier time are stored, which stay.
+func TestMissingAgentDirectory(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		all := n.lone(t)
+		dir := filepath.Join(n.dir, "mounted")
+		d := n.startReconciler(t, n.agentArgs(dir)...)
+		d.soonReady(t)
+		all.verdicts(t, n, false, map[string]string{"pod": "10.8.0.1"})
+		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
+
+		m := n.configMap(t, sound()) // it comes
+		n.soon(t, "its policy", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
+		n.asSound(t, all)
+		documents := n.documents(t)
+		must(t, os.Rename(m.dir, m.dir+".away")) // and goes
+		n.soon(t, "a warning", func() bool {
+			return strings.Contains(d.log(), "does not exist; what was read from it before stays in force")
+		})
+		n.asSound(t, all)
+		d.soonReady(t)
+		d.stop(t)
+
+		// Also after a restart, and a reboot.
+		n.flush(t)
+		d = n.startReconciler(t, n.agentArgs(dir)...)
+		d.soonReady(t)
+		n.asSound(t, all)
+		if stdout, stderr, code := n.reconciler(t, append([]string{"once"}, n.agentArgs(dir)...)...); code != 0 || !strings.Contains(stderr, "stays in force") {
+			t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
+		}
+		n.asSound(t, all)
+		if stored := n.load(t).Contributions; len(stored) != 1 || len(stored[0].Statement.NonMasqueradeCIDRs) != 2 {
+			t.Errorf("stored: %+v", stored)
+		}
+		must(t, os.Rename(m.dir+".away", m.dir))
+		m.put(t, map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [20.0.0.0/8]\n"})
+		n.soon(t, "the directory again", func() bool { return strings.Contains(n.rules(t), "20.0.0.0/8") })
+		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
+		if now := n.documents(t); now == documents {
+			t.Error("the document is the old one")
+		}
+	})
+}
+
+// TestConfigMapAgainstConflist: the network's word holds, in the rules too, and
+// both sources are named until they agree.
+func TestConfigMapAgainstConflist(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		agreeing := "nonMasqueradeCIDRs: [1.2.3.0/24]\n"
+		contrary := agreeing + "masqueradeCIDRs: [10.9.0.0/16]\nrandomFully: false\n"
+		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.9.0.0/16"}, "randomFully": true})
+		m := n.configMap(t, map[string]string{"ip-masq-agent": contrary})
+		all := podAlone(n.pod(t, "podnet"))
+		d := n.startReconciler(t, n.agentArgs(m.dir)...)
+		says := []string{"conflict: ", "IP-MASQ-AGENT", `network "podnet"`, "the agent files", "make them agree",
+			"masqueradeCIDRs", "nonMasqueradeCIDRs", "10.9.0.0/16", "randomFully"}
+		for range 2 {
+			d.soonUnready(t, says...)
+			if got := d.metric(t, "policy_conflict", `chain="IP-MASQ-AGENT"`); got != 2 {
+				t.Errorf("policy_conflict is %v, want 2", got)
+			}
+			if !strings.Contains(n.rules(t), "random") {
+				t.Errorf("the files' word holds:\n%s", n.rules(t))
+			}
+			all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9 1.2.3.4"})
+			all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
+
+			m.put(t, map[string]string{"ip-masq-agent": agreeing})
+			d.soonReady(t)
+			if got := d.metric(t, "policy_conflict", `chain="IP-MASQ-AGENT"`); got != 0 {
+				t.Errorf("policy_conflict is %v, want 0", got)
+			}
+			all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9 1.2.3.4"})
+			m.put(t, map[string]string{"ip-masq-agent": contrary}) // and once more, while it runs
+		}
+		d.soonUnready(t, says...)
+		// The other party can give in as well.
+		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})
+		d.soonReady(t)
+		all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1 1.2.3.4"})
+		all.verdicts(t, n, true, map[string]string{"pod": "10.9.9.9"})
+		if n.form.variant != "" && strings.Contains(n.rules(t), "random-fully") {
+			t.Errorf("randomFully of the files does not hold:\n%s", n.rules(t))
+		}
+	})
+}

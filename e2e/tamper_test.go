@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+)
+
+// What drift may take on nf_tables, from the event to the rules being right.
+const (
+	usualRepair = 20 * time.Millisecond // the median
+	worstRepair = 50 * time.Millisecond
+)
+
+// ear hears every commit to nf_tables on a node.
+type ear struct {
+	listener *nflink.Listener
+	done     chan struct{}
+	mu       sync.Mutex
+	heard    []heard
+	failure  error
+}
+
+// heard is a commit, and when this process was told of it.
+type heard struct {
+	nflink.Commit
+	at time.Time
+}
+
+// listen hears commits from now until the end of the test.
+func (n *node) listen(t *testing.T) *ear {
+	t.Helper()
+	e := &ear{done: make(chan struct{})}
+	if err := n.Node.Do(func() (err error) {
+		e.listener, err = nflink.Listen()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	go e.run()
+	t.Cleanup(func() {
+		err := e.listener.Close()
+		<-e.done
+		if !errors.Is(e.failure, os.ErrClosed) || err != nil {
+			t.Errorf("listening ended with %v, %v", e.failure, err)
+		}
+	})
+	return e
+}
+
+func (e *ear) run() {
+	defer close(e.done)
+	for {
+		commits, err := e.listener.Next()
+		now := time.Now()
+		e.mu.Lock()
+		for _, c := range commits {
+			e.heard = append(e.heard, heard{c, now})
+		}
+		e.failure = err
+		e.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// since is what was heard after the first count of commits.
+func (e *ear) since(count int) []heard {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.heard[count:])
+}
+
+func (e *ear) count() int { return len(e.since(0)) }
+
+// quiet waits until nothing was heard for a while, of which there may have been
+// some since a call before, and returns how many commits there were by then.
+func (e *ear) quiet(t *testing.T, while time.Duration) int {
+	t.Helper()
+	const most = 10 * time.Second
+	count, last := e.count(), time.Now()
+	for start := time.Now(); time.Since(last) < while; time.Sleep(time.Millisecond) {
+		if now := e.count(); now != count {
+			count, last = now, time.Now()
+		}
+		if time.Since(start) > most {
+			t.Fatalf("commits go on and on: %v", e.since(max(0, count-20)))
+		}
+	}
+	return count
+}
+
+// tampering is a way to spoil the rules of a family by one commit. What a form
+// has no such way for is "".
+type tampering struct {
+	name string
+	// iptables is a command, and restore are several at once, for iptables-nft.
+	iptables, restore string
+	// nft is a script for the nftables form, and script for either form.
+	nft, script string
+}
+
+// tamperings are the twelve ways. Words in capitals depend on the family: FAM,
+// SET, LINKLOCAL, EXEMPT (that the policy exempts) and OTHER (that it does not
+// name).
+func tamperings() []tampering {
+	const chain, first, last = " FAM ip-masq masq-IP-MASQ-AGENT", "FAM daddr @SET counter ", "counter masquerade fully-random"
+	return []tampering{{
+		name:     "jump deleted",
+		iptables: "-D POSTROUTING 1",
+		nft:      "flush chain FAM ip-masq postrouting",
+	}, {
+		name:    "jump duplicated",
+		restore: "-A POSTROUTING -m comment --comment \"" + agents()[0].jump + "\" -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT",
+		nft:     "add rule FAM ip-masq postrouting fib daddr type != local jump masq-IP-MASQ-AGENT",
+	}, {
+		name:     "chain flushed",
+		iptables: "-F IP-MASQ-AGENT",
+		nft:      "flush chain" + chain,
+	}, {
+		name:    "chain deleted",
+		restore: "-F POSTROUTING\n-F IP-MASQ-AGENT\n-X IP-MASQ-AGENT",
+		nft:     "flush chain FAM ip-masq postrouting\ndelete chain" + chain,
+	}, {
+		name:    "chain reordered",
+		restore: "-D IP-MASQ-AGENT -d EXEMPT -j RETURN\n-A IP-MASQ-AGENT -d EXEMPT -j RETURN",
+		nft:     "flush chain" + chain + "\nadd rule" + chain + " " + last + "\nadd rule" + chain + " " + first + "return",
+	}, {
+		name:     "RETURN turned ACCEPT",
+		iptables: "-R IP-MASQ-AGENT 1 -d LINKLOCAL -j ACCEPT",
+		nft:      "flush chain" + chain + "\nadd rule" + chain + " " + first + "accept\nadd rule" + chain + " " + last,
+	}, {
+		name:     "foreign rule inside",
+		iptables: "-I IP-MASQ-AGENT -p tcp --dport 25 -j ACCEPT",
+		nft:      "insert rule" + chain + " tcp dport 25 accept",
+	}, {
+		name: "set element removed",
+		nft:  "delete element FAM ip-masq SET { EXEMPT }",
+	}, {
+		name: "set element added",
+		nft:  "add element FAM ip-masq SET { OTHER }",
+	}, {
+		name:   "table deleted",
+		script: "delete table FAM TABLE",
+	}, {
+		name:     "iptables -t nat -F",
+		iptables: "-F",
+	}, {
+		name:   "nft flush ruleset",
+		script: "flush ruleset",
+	}}
+}
+
+// tampered is a node whose rules are right, with a reconciler and an ear.
+type tampered struct {
+	*node
+	*daemon
+	*ear
+	pods  senders
+	right string
+}
+
+// newTampered makes one. The interval is so long that only events can be what
+// makes the reconciler look.
+func newTampered(t *testing.T, f form, args ...string) *tampered {
+	t.Helper()
+	n := newNode(t, f)
+	n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.168.0.0/16", "fd00:9::/32", "fd00:7::/32"}})
+	w := &tampered{node: n}
+	w.pods = podAlone(n.pod(t, "podnet"))
+	w.daemon = n.startReconciler(t, append([]string{"--resync-interval", "10m"}, args...)...).untilReady(t)
+	w.ear = n.listen(t)
+	w.packets(t)
+	w.right = w.ours(t)
+	return w
+}
+
+// ours is all that is in the node's nf_tables in its form, but for counters, the
+// order of tables, and the numbers of sets, which tell a new one from the old.
+func (w *tampered) ours(t *testing.T) string {
+	t.Helper()
+	if w.form.variant != "" {
+		return w.saved(t)
+	}
+	rules := regexp.MustCompile(`(exempt-IP-MASQ-AGENT)\.\d+`).ReplaceAllString(w.tool(t, "nft", "-s", "list", "ruleset"), "$1")
+	tables := strings.SplitAfter(rules, "\n}\n")
+	slices.Sort(tables)
+	return strings.Join(tables, "")
+}
+
+// packets fails the test unless they are judged as the policy wants.
+func (w *tampered) packets(t *testing.T) {
+	t.Helper()
+	w.pods.verdicts(t, w.node, false, map[string]string{"pod": "10.9.9.9 192.168.7.7 fd00:9::9"})
+	w.pods.verdicts(t, w.node, true, map[string]string{"pod": "1.2.3.4 172.16.9.9 2001:db8:5::5"})
+}
+
+// knows reports whether the form has such a way.
+func (way tampering) knows(f form) bool {
+	return way.script != "" || f.variant == "" && way.nft != "" || f.variant != "" && way.iptables+way.restore != ""
+}
+
+// spoil tampers with the rules of the nth family.
+func (w *tampered) spoil(t *testing.T, way tampering, nth int) {
+	t.Helper()
+	program, family := families()[nth][0], families()[nth][1]
+	words := strings.NewReplacer("FAM", family, "SET", w.set(t, family), "TABLE", map[bool]string{true: "ip-masq", false: "nat"}[w.form.variant == ""],
+		"LINKLOCAL", []string{"169.254.0.0/16", "fe80::/10"}[nth],
+		"EXEMPT", []string{"10.0.0.0/8", "fd00:9::/32"}[nth], "OTHER", []string{"192.0.2.0/24", "2001:db8:2::/48"}[nth])
+	switch script := way.script + way.nft; {
+	case way.script != "" || w.form.variant == "":
+		w.feed(t, words.Replace(script)+"\n", "nft", "-f", "-")
+	case way.restore != "":
+		w.feed(t, "*nat\n"+words.Replace(way.restore)+"\nCOMMIT\n", program+"-nft-restore", "--noflush")
+	default:
+		w.tool(t, program, append([]string{"-t", "nat"}, strings.Fields(words.Replace(way.iptables))...)...)
+	}
+}
+
+// set is the name that the set of exempt destinations has now.
+func (w *tampered) set(t *testing.T, family string) string {
+	t.Helper()
+	if w.form.variant != "" {
+		return ""
+	}
+	_, rest, found := strings.Cut(w.tool(t, "nft", "-s", "list", "table", family, "ip-masq"), "\tset ")
+	name, _, _ := strings.Cut(rest, " ")
+	if !found {
+		t.Fatalf("no set of %s in:\n%s", family, w.right)
+	}
+	return name
+}
+
+// repair waits until the rules are right again after somebody spoiled them, and
+// returns how long it took from the first commit since the count to the last.
+func (w *tampered) repair(t *testing.T, count int) time.Duration {
+	t.Helper()
+	const settled = 60 * time.Millisecond
+	w.until(t, "repair", func() bool {
+		all := w.since(count)
+		return len(all) > 0 && w.isOurs(all[len(all)-1]) && time.Since(all[len(all)-1].at) > settled
+	})
+	all := w.since(count)
+	if first := all[0]; first.Program == "ip-masq-reconci" {
+		t.Fatalf("the first commit is the reconciler's: %v", all)
+	}
+	if d := cmp.Diff(strings.Split(w.right, "\n"), strings.Split(w.ours(t), "\n")); d != "" {
+		t.Fatalf("rules are not what they were:\n%s\ncommits: %v\n%s", d, all, w.log())
+	}
+	if late := w.since(count + len(all)); len(late) > 0 {
+		t.Fatalf("commits after the repair: %v", late)
+	}
+	if os.Getenv("DBG") != "" {
+		for _, c := range all {
+			fmt.Println("   ", c.Generation, c.Program, c.at.Sub(all[0].at))
+		}
+		fmt.Println(w.log()[max(0, len(w.log())-400):])
+	}
+	return all[len(all)-1].at.Sub(all[0].at)
+}
+
+// isOurs reports whether the commit is one by which the reconciler repairs.
+func (w *tampered) isOurs(c heard) bool {
+	if w.form.variant == "" {
+		return c.Program == "ip-masq-reconci"
+	}
+	return c.Program == "iptables-restor" || c.Program == "ip6tables-resto"
+}
+
+// figures are how long something took, each time.
+type figures []time.Duration
+
+func (f figures) median() time.Duration {
+	sorted := slices.Sorted(slices.Values(f))
+	return sorted[len(sorted)/2]
+}
+
+func (f figures) String() string {
+	return fmt.Sprintf("median %5.1f ms, worst %5.1f ms of %d", ms(f.median()), ms(slices.Max(f)), len(f))
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// TestTampering: each way to spoil the rules is undone within milliseconds, in
+// each form on nf_tables that knows it. The figures are those of an otherwise
+// idle machine, so where something else kept it busy they are taken once more.
+func TestTampering(t *testing.T) {
+	applied := map[string]int{}
+	for _, f := range forms()[:2] {
+		t.Run(f.name, func(t *testing.T) {
+			slow := tamper(t, f, applied)
+			if len(slow) > 0 {
+				t.Logf("once more, as it was slow: %s", strings.Join(slow, "; "))
+				slow = tamper(t, f, map[string]int{})
+			}
+			for _, s := range slow {
+				t.Errorf("too slow: %s; want a median below %s and nothing above %s", s, usualRepair, worstRepair)
+			}
+		})
+	}
+	for _, way := range tamperings() {
+		if applied[way.name] == 0 {
+			t.Errorf("no form was tampered with by: %s", way.name)
+		}
+	}
+}
+
+// tamper tries all ways that the form knows and returns those that took too
+// long to be repaired.
+func tamper(t *testing.T, f form, applied map[string]int) (slow []string) {
+	t.Helper()
+	const times = 6 // fewer than make a rival
+	w := newTampered(t, f)
+	var all figures
+	for _, way := range tamperings() {
+		if !way.knows(f) {
+			continue
+		}
+		applied[way.name]++
+		var took figures
+		for i := range times {
+			count := w.quiet(t, 100*time.Millisecond)
+			before := w.metric(t, "drift_repairs_total")
+			w.spoil(t, way, i%len(families()))
+			took = append(took, w.repair(t, count))
+			if now := w.metric(t, "drift_repairs_total"); now <= before {
+				t.Errorf("%s: drift_repairs_total stays %v", way.name, now)
+			}
+		}
+		w.packets(t)
+		t.Logf("%-22s %v", way.name, took)
+		if took.median() >= usualRepair || slices.Max(took) >= worstRepair {
+			slow = append(slow, fmt.Sprintf("%s: %v %v", way.name, took, []time.Duration(took)))
+		}
+		all = append(all, took...)
+	}
+	t.Logf("%-22s %v", "all", all)
+	if code, body := w.ready(); code != 200 {
+		t.Errorf("/readyz: %d\n%s", code, body)
+	}
+	w.daemon.stop(t)
+	return slow
+}

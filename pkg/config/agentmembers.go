@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/document"
+)
+
+// agentMembers returns the keys of an agent file, with those that come twice.
+// JSON is read as JSON, whose white space is not all YAML's.
+func agentMembers(file string, doc []byte, decode document.Decoder) (members []member, more bool, err error) {
+	d, err := decode(doc)
+	if looksLikeJSON(doc) {
+		members, err := jsonMembers(doc)
+		if err != nil {
+			return nil, false, fmt.Errorf("%s: %w", shown(file), err)
+		}
+		addLines(members, d.Keys)
+		return members, false, nil
+	}
+	if err != nil {
+		return nil, false, undecodable(file, err)
+	}
+	text := json.RawMessage(bytes.TrimSpace(d.JSON))
+	switch k := kindOf(text); {
+	case k == nothing:
+		return nil, d.More, nil
+	case k != anObject || d.Keys == nil:
+		return nil, false, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", shown(file), d.Line, k)
+	}
+	values := map[string]json.RawMessage{}
+	parts := elements(text)
+	for i := 0; i+1 < len(parts); i += 2 {
+		name, _ := stringIn(parts[i])
+		values[name] = parts[i+1]
+	}
+	for _, k := range d.Keys {
+		m := member{key: k.Name}
+		value, isThere := values[m.key]
+		if m.value = value; !isThere {
+			m.err = errors.New("is not a plain key; write the key as it is, without a tag")
+		}
+		members = append(members, m)
+	}
+	addLines(members, d.Keys)
+	return members, d.More, nil
+}
+
+// undecodable makes one line of a decoder's error.
+func undecodable(file string, err error) error {
+	var e *document.Error
+	if !errors.As(err, &e) {
+		return fmt.Errorf("%s: %s", shown(file), shown(err.Error()))
+	}
+	text := shown(e.Problem)
+	if e.Subject != "" {
+		text = shown(e.Subject) + ": " + text
+	}
+	if e.Line > 0 {
+		return fmt.Errorf("%s:%d: %s", shown(file), e.Line, text)
+	}
+	return fmt.Errorf("%s: %s", shown(file), text)
+}
+
+func looksLikeJSON(doc []byte) bool {
+	return bytes.HasPrefix(bytes.TrimSpace(doc), []byte("{")) && json.Valid(doc)
+}
+
+// addLines says where the keys stand, if these are the same ones.
+func addLines(members []member, keys []document.Key) {
+	if len(keys) != len(members) {
+		return
+	}
+	for i, k := range keys {
+		members[i].line, members[i].items = k.Line, k.Items
+	}
+}
