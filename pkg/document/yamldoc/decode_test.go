@@ -19,7 +19,7 @@ func TestDecode(t *testing.T) {
 	}{
 		"nothing":        {"", document.Document{JSON: []byte("null"), Line: 1}},
 		"a comment":      {"# nothing\n", document.Document{JSON: []byte("null"), Line: 1}},
-		"lines of items": {"b: 1\na:\n- x\n\n- y\n", document.Document{JSON: []byte(`{"a":["x","y"],"b":1}`), Line: 1, Keys: []document.Key{{Name: "b", Line: 1}, {Name: "a", Line: 2, Items: []int{3, 5}}}}},
+		"lines of items": {"b: 1\na:\n- x\n\n- z\n", document.Document{JSON: []byte(`{"a":["x","z"],"b":1}`), Line: 1, Keys: []document.Key{{Name: "b", Line: 1}, {Name: "a", Line: 2, Items: []int{3, 5}}}}},
 		"a key twice":    {"a: 1\na: 2\n", document.Document{JSON: []byte(`{"a":2}`), Line: 1, Keys: []document.Key{{Name: "a", Line: 1}, {Name: "a", Line: 2}}}},
 		"JSON":           {`{"a": [null]}`, document.Document{JSON: []byte(`{"a":[null]}`), Line: 1, Keys: []document.Key{{Name: "a", Line: 1, Items: []int{1}}}}},
 		"more":           {"a: 1\n---\nb: 2\n", document.Document{JSON: []byte(`{"a":1}`), Line: 1, More: true, Keys: []document.Key{{Name: "a", Line: 1}}}},
@@ -44,7 +44,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"<<: {a: 1}\n":         "line 1: <<: merges are not read; write out the keys",
 		"a: 1\n? [b]\n: 2":     "line 2: has a key that is no text; write the name of a key",
 		"a:\n  b: 1\n  b: 2\n": "line 3: b: is there twice; write it once",
-		"a: [\n":               "line 2: not YAML: did not find expected node content",
+		"a: [\n":               "line 1: not YAML: did not find expected node content",
 	} {
 		_, err := yamldoc.Decode([]byte(text))
 		var e *document.Error
