@@ -191,8 +191,8 @@ func (d *daemon) until(t *testing.T, what string, is func() bool) {
 	d.within(t, 10*time.Second, what, is)
 }
 
-// within is until with another patience. It returns how long it took.
-func (d *daemon) within(t *testing.T, most time.Duration, what string, is func() bool) time.Duration {
+// within is until with another patience.
+func (d *daemon) within(t *testing.T, most time.Duration, what string, is func() bool) {
 	t.Helper()
 	const again = 5 * time.Millisecond
 	start := time.Now()
@@ -208,7 +208,6 @@ func (d *daemon) within(t *testing.T, most time.Duration, what string, is func()
 				what, most, ready, shortened(d.log()), d.n.rules(t))
 		}
 	}
-	return time.Since(start)
 }
 
 // ready is what /readyz answers now: 200, or 503 with the reasons; 0 if it does
@@ -331,5 +330,14 @@ func (d *daemon) stop(t *testing.T) {
 		if code := d.command.ProcessState.ExitCode(); code != 0 {
 			t.Errorf("exit code %d (%v) %s after SIGTERM:\n%s", code, d.result, time.Since(start), d.log())
 		}
+	})
+}
+
+// kill ends the process so that it cannot do anything about it, in place of stop.
+func (d *daemon) kill(t *testing.T) {
+	t.Helper()
+	d.stopping.Do(func() {
+		d.signal(t, syscall.SIGKILL)
+		<-d.ended
 	})
 }

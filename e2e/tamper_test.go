@@ -22,6 +22,7 @@ import (
 const (
 	usualRepair = 20 * time.Millisecond // the median
 	worstRepair = 50 * time.Millisecond
+	inAStorm    = 250 * time.Millisecond // while others write thousands of rules
 )
 
 // ear hears every commit to nf_tables on a node.
@@ -188,17 +189,28 @@ func newTampered(t *testing.T, f form, args ...string) *tampered {
 	return w
 }
 
-// ours is all that is in the node's nf_tables in its form, but for counters, the
-// order of tables, and the numbers of sets, which tell a new one from the old.
+// ours is all that is ours in the node's form, and what others put there, but for
+// counters, the order of tables, and the numbers of sets, which tell a new one
+// from the old.
 func (w *tampered) ours(t *testing.T) string {
 	t.Helper()
+	var kept []string
 	if w.form.variant != "" {
-		return w.saved(t)
+		for line := range strings.Lines(w.saved(t)) {
+			if strings.Contains(line, "IP-MASQ-AGENT") || slices.Contains(saves(), strings.TrimSpace(line)) {
+				kept = append(kept, line)
+			}
+		}
+		return strings.Join(kept, "")
 	}
 	rules := regexp.MustCompile(`(exempt-IP-MASQ-AGENT)\.\d+`).ReplaceAllString(w.tool(t, "nft", "-s", "list", "ruleset"), "$1")
-	tables := strings.SplitAfter(rules, "\n}\n")
-	slices.Sort(tables)
-	return strings.Join(tables, "")
+	for table := range strings.SplitSeq(rules, "\n}\n") {
+		if strings.Contains(table, " ip-masq {\n") {
+			kept = append(kept, table+"\n}\n")
+		}
+	}
+	slices.Sort(kept)
+	return strings.Join(kept, "")
 }
 
 // packets fails the test unless they are judged as the policy wants.
@@ -249,27 +261,50 @@ func (w *tampered) set(t *testing.T, family string) string {
 func (w *tampered) repair(t *testing.T, count int) time.Duration {
 	t.Helper()
 	const settled = 60 * time.Millisecond
-	w.until(t, "repair", func() bool {
-		all := w.since(count)
+	w.daemon.until(t, "repair", func() bool {
+		all := w.ear.since(count)
 		return len(all) > 0 && w.isOurs(all[len(all)-1]) && time.Since(all[len(all)-1].at) > settled
 	})
-	all := w.since(count)
+	all := w.ear.since(count)
 	if first := all[0]; first.Program == "ip-masq-reconci" {
 		t.Fatalf("the first commit is the reconciler's: %v", all)
 	}
 	if d := cmp.Diff(strings.Split(w.right, "\n"), strings.Split(w.ours(t), "\n")); d != "" {
-		t.Fatalf("rules are not what they were:\n%s\ncommits: %v\n%s", d, all, w.log())
+		t.Fatalf("rules are not what they were:\n%s\ncommits: %v\n%s", d, all, w.daemon.log())
 	}
-	if late := w.since(count + len(all)); len(late) > 0 {
+	if late := w.ear.since(count + len(all)); len(late) > 0 {
 		t.Fatalf("commits after the repair: %v", late)
 	}
 	if os.Getenv("DBG") != "" {
 		for _, c := range all {
 			fmt.Println("   ", c.Generation, c.Program, c.at.Sub(all[0].at))
 		}
-		fmt.Println(w.log()[max(0, len(w.log())-400):])
+		fmt.Println(w.daemon.log()[max(0, len(w.daemon.log())-400):])
 	}
 	return all[len(all)-1].at.Sub(all[0].at)
+}
+
+// amid waits until drift that spoil caused since the count, the ith time, is
+// repaired while others go on to commit, and returns how long it took.
+func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
+	t.Helper()
+	spoiler := "nft"
+	if w.form.variant != "" {
+		spoiler = families()[i%len(families())][0]
+	}
+	var spoilt, right heard
+	w.daemon.until(t, "repair", func() bool {
+		for _, c := range w.ear.since(count) {
+			switch {
+			case c.Program == spoiler && spoilt.at.IsZero():
+				spoilt = c
+			case w.isOurs(c) && !spoilt.at.IsZero():
+				right = c
+			}
+		}
+		return !right.at.IsZero()
+	})
+	return right.at.Sub(spoilt.at)
 }
 
 // isOurs reports whether the commit is one by which the reconciler repairs.
@@ -333,10 +368,10 @@ func tamper(t *testing.T, f form, applied map[string]int) (slow []string) {
 		var took figures
 		for i := range times {
 			count := w.quiet(t, 100*time.Millisecond)
-			before := w.metric(t, "drift_repairs_total")
+			before := w.daemon.metric(t, "drift_repairs_total")
 			w.spoil(t, way, i%len(families()))
 			took = append(took, w.repair(t, count))
-			if now := w.metric(t, "drift_repairs_total"); now <= before {
+			if now := w.daemon.metric(t, "drift_repairs_total"); now <= before {
 				t.Errorf("%s: drift_repairs_total stays %v", way.name, now)
 			}
 		}
@@ -348,7 +383,7 @@ func tamper(t *testing.T, f form, applied map[string]int) (slow []string) {
 		all = append(all, took...)
 	}
 	t.Logf("%-22s %v", "all", all)
-	if code, body := w.ready(); code != 200 {
+	if code, body := w.daemon.ready(); code != 200 {
 		t.Errorf("/readyz: %d\n%s", code, body)
 	}
 	w.daemon.stop(t)

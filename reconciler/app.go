@@ -95,10 +95,19 @@ func (a *app) node() (*reconcile.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return reconcile.Open(s, config.DefaultPluginFile, drivers()), nil
+	return reconcile.Open(s, config.DefaultPluginFile, drivers(forPeople)), nil
 }
 
+// purpose is what rules are read for: to show them to people as their tools do,
+// or to repair them without delay.
+type purpose bool
+
+const (
+	forPeople purpose = false
+	forRepair purpose = true
+)
+
 // drivers are the backends, in the order in which auto prefers them.
-func drivers() netfilter.Drivers {
-	return netfilter.Drivers{iptables.New(iptables.Options{}), nftables.New()}
+func drivers(p purpose) netfilter.Drivers {
+	return netfilter.Drivers{iptables.New(iptables.Options{Terse: p == forRepair}), nftables.New()}
 }

@@ -50,7 +50,7 @@ func (a *app) run(ctx context.Context) error {
 	if errors.As(err, &usage) {
 		return err
 	}
-	k := &keeper{app: a, log: a.logger(current), drivers: drivers(), hangup: make(chan os.Signal, 1)}
+	k := &keeper{app: a, log: a.logger(current), drivers: drivers(forRepair), hangup: make(chan os.Signal, 1)}
 	signal.Notify(k.hangup, syscall.SIGHUP)
 	defer signal.Stop(k.hangup)
 	for _, f := range a.inert {

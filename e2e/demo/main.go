@@ -39,7 +39,7 @@ func demo(ctx context.Context) (err error) {
 		return err
 	}
 	for _, act := range []func() error{
-		s.withoutUs, s.withUs, s.changed, s.otherBackend, s.end,
+		s.withoutUs, s.withUs, s.changed, s.otherBackend, s.drift, s.end,
 	} {
 		if err := act(); err != nil {
 			return err
@@ -116,7 +116,7 @@ func (s *stage) otherBackend() error {
 }
 
 func (s *stage) end() error {
-	s.title("5. A mistake, and the end")
+	s.title("6. A mistake, and the end")
 	s.conflist("host bits in a prefix", entry{"nonMasqueradeCIDRs": []string{"10.0.1.24/24"}})
 	if err := s.refused("pod-5"); err != nil {
 		return err

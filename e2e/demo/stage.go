@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -201,7 +202,7 @@ func (s *stage) show(name string, args ...string) error {
 	if err != nil {
 		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
 	}
-	fmt.Printf("  $ %s %s\n%s\n", name, strings.Join(args, " "), indent(string(out)))
+	fmt.Printf("  $ %s %s\n%s\n", filepath.Base(name), strings.Join(args, " "), indent(string(out)))
 	return nil
 }
 

@@ -17,6 +17,7 @@ type backend struct {
 	choice   netfilter.Choice
 	programs *programs
 	link     *link
+	terse    bool
 }
 
 // Layout implements netfilter.Backend: one prefix a rule.
@@ -69,7 +70,7 @@ func (b *backend) read(ctx context.Context, f policy.Family, names []string) (ta
 		}
 		return shown, err
 	}
-	if !t.legible(names) {
+	if !t.legible(names, b.terse) {
 		t = b.explained(ctx, f, names, t)
 	}
 	return t, nil

@@ -18,12 +18,17 @@ type Options struct {
 	// Path replaces $PATH as the list of directories in which programs are
 	// looked for.
 	Path string
+	// Terse shows rules of others as they were read from the kernel. To show
+	// them as iptables does takes a program, which is a long time where a
+	// repair waits for it.
+	Terse bool
 }
 
 // Driver finds out about iptables on this host. It implements netfilter.Driver.
 type Driver struct {
 	programs *programs
 	link     *link
+	terse    bool
 }
 
 // New returns the driver. It reads nothing and runs no program.
@@ -31,7 +36,7 @@ func New(o Options) *Driver {
 	if o.Path == "" {
 		o.Path = os.Getenv("PATH")
 	}
-	return &Driver{programs: newPrograms(o.Path), link: &link{}}
+	return &Driver{programs: newPrograms(o.Path), link: &link{}, terse: o.Terse}
 }
 
 // Backend implements netfilter.Driver.
@@ -42,7 +47,7 @@ func (d *Driver) Open(c netfilter.Choice) (netfilter.Backend, error) {
 	if c.Backend != policy.IPTables || !slices.Contains(variants(), c.Variant) {
 		return nil, fmt.Errorf("open %s: no such variant of iptables; there are nft and legacy", c)
 	}
-	return &backend{choice: c, programs: d.programs, link: d.link}, nil
+	return &backend{choice: c, programs: d.programs, link: d.link, terse: d.terse}, nil
 }
 
 // Render implements netfilter.Driver: iptables-restore and ip6tables-restore

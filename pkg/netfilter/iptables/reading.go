@@ -198,16 +198,19 @@ func (t table) jumps(name string) []policy.Rule {
 	return out
 }
 
-// legible reports whether all that bears on the named chains could be read.
-func (t table) legible(names []string) bool {
+// legible reports whether all that bears on the named chains could be read. If
+// it is terse, an alien that is one for certain will do as it is.
+func (t table) legible(names []string, terse bool) bool {
+	known := func(e entry) bool {
+		alien := e.rule.Verdict == policy.Alien
+		return !e.unsure && (terse || !alien)
+	}
 	for _, name := range names {
 		for _, e := range t[name] {
-			if e.rule.Verdict == policy.Alien || e.rule.Verdict == policy.Jump {
+			if !known(e) || e.rule.Verdict == policy.Jump && !terse {
 				return false
 			}
 		}
 	}
-	return !slices.ContainsFunc(t[postrouting], func(e entry) bool {
-		return e.rule.Verdict == policy.Alien && slices.Contains(names, e.target)
-	})
+	return !slices.ContainsFunc(t[postrouting], func(e entry) bool { return !known(e) && slices.Contains(names, e.target) })
 }

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// loop runs a command of the shell on the node again and again, some
+// milliseconds apart, until it is told to stop.
+func (n *node) loop(t *testing.T, command string) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	c := n.Node.Command(ctx, "sh", "-c", "while :; do "+command+"; sleep 0.005; done 2>/dev/null")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		var exit *exec.ExitError
+		if err := c.Wait(); !errors.As(err, &exit) && !errors.Is(err, context.Canceled) {
+			t.Errorf("the loop ended: %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// TestRival: somebody takes our rules away as soon as they are back. The
+// reconciler does not join in for long: it waits longer and longer, is not ready,
+// names the program, and counts. Once that has stopped, all is well by itself.
+func TestRival(t *testing.T) {
+	for form, rival := range map[int]struct{ command, program, what string }{
+		0: {"nft delete table ip ip-masq", `"nft"`, "missing chain"},
+		1: {"iptables -t nat -F", `"iptables"`, "missing jump"},
+	} {
+		f := forms()[form]
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			w := newTampered(t, f)
+			repairs := w.metric(t, "reconciles_total", `result="repaired"`)
+			commits := w.count()
+			began := time.Now()
+			stop := w.loop(t, strings.Replace(rival.command, "iptables", w.dir+"/bin/iptables", 1))
+			says := w.untilUnready(t, "rival: ", "most likely "+rival.program, rival.what)
+			suspected := time.Now()
+			t.Logf("suspected after %s and %v repairs: %s", suspected.Sub(began).Round(time.Millisecond),
+				w.metric(t, "reconciles_total", `result="repaired"`)-repairs, says)
+			if w.metric(t, "ready") != 0 {
+				t.Error("the metric ready is not 0")
+			}
+			if n := w.metric(t, "drift_repairs_total"); n < 20 {
+				t.Errorf("drift_repairs_total is %v", n)
+			}
+
+			// It goes on: one repair after a second, and the next after two more.
+			before, log := w.metric(t, "reconciles_total", `result="repaired"`), w.daemon.log()
+			for time.Since(suspected) < 2500*time.Millisecond {
+				if code, body := w.daemon.ready(); code != 503 || !strings.Contains(body, rival.program) {
+					t.Errorf("/readyz while the rival goes on: %d %s", code, body)
+				}
+				time.Sleep(50 * time.Millisecond)
+			}
+			made := w.metric(t, "reconciles_total", `result="repaired"`) - before
+			said := w.daemon.since(log)
+			t.Logf("then %v repairs in %s, while the rival made %d commits\n%s",
+				made, time.Since(suspected).Round(time.Millisecond), len(w.ear.since(commits)), said)
+			if made < 1 || made > 2 {
+				t.Errorf("%v repairs in 2.5 s of a rival, want 1 or 2", made)
+			}
+			if lines := strings.Count(said, "\n"); lines > 6 {
+				t.Errorf("%d lines of log in 2.5 s of a rival:\n%s", lines, said)
+			}
+			if total := len(w.daemon.log()); total > 32<<10 {
+				t.Errorf("%d bytes of log", total)
+			}
+
+			stop()
+			stopped := time.Now()
+			w.daemon.within(t, 30*time.Second, "readiness", func() bool { code, _ := w.daemon.ready(); return code == 200 })
+			t.Logf("ready again %s after the rival stopped", time.Since(stopped).Round(time.Millisecond))
+			if !strings.Contains(w.daemon.log(), "all is well again") {
+				t.Errorf("the log does not tell its end:\n%s", w.daemon.log())
+			}
+			if rules := w.ours(t); rules != w.right {
+				t.Errorf("rules are not what they were:\n%s\nwere\n%s", rules, w.right)
+			}
+			w.packets(t)
+
+			// Whoever comes next is repaired at once, as if nothing had been.
+			count := w.quiet(t, 100*time.Millisecond)
+			w.spoil(t, tamperings()[0], 0)
+			if took := w.repair(t, count); took > 10*worstRepair {
+				t.Errorf("a repair took %s after the rival had gone", took)
+			}
+		})
+	}
+}

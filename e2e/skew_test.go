@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// leftAlone makes sure that an older reconciler does nothing about the node, of
+// which something newer is a part: neither the one that runs, nor one that is
+// started now, nor a command. It tells why, and the plugin lets ADD pass.
+func (n *node) leftAlone(t *testing.T, d *daemon, conf string, says ...string) {
+	t.Helper()
+	before, generation, logged := n.snapshot(t), n.generation(t), d.log()
+	same := func(who string) {
+		t.Helper()
+		n.unchanged(t, before)
+		if now := n.generation(t); now != generation {
+			t.Errorf("%s: generation moved from %d to %d", who, generation, now)
+		}
+	}
+	told := ""
+	for i := range 3 {
+		passes := d.metric(t, "reconciles_total")
+		d.signal(t, syscall.SIGHUP)
+		d.until(t, "pass", func() bool { return d.metric(t, "reconciles_total") > passes })
+		d.soonUnready(t, says...)
+		if i == 1 {
+			told = d.log()
+		}
+	}
+	if more := strings.TrimPrefix(d.log(), told); more != "" {
+		t.Errorf("a pass that found all as it was before told:\n%s", more)
+	}
+	if strings.Contains(strings.TrimPrefix(told, logged), "took over") {
+		t.Errorf("it says that it took over what it left alone:\n%s", told)
+	}
+	same("run")
+	for _, command := range []string{"once", "check"} {
+		stdout, stderr, code := n.reconciler(t, command)
+		if code != 1 {
+			t.Errorf("%s: exit code %d, want 1\n%s%s", command, code, stdout, stderr)
+		}
+		for _, s := range says {
+			if !strings.Contains(stderr, s) {
+				t.Errorf("%s does not say %q:\n%s", command, s, stderr)
+			}
+		}
+		same(command)
+	}
+	for _, verb := range []string{"ADD", "STATUS", "DEL", "ADD"} {
+		n.ask(t, request{verb: verb, conf: conf}).want(t, 0)
+	}
+	same("the plugin")
+}
+
+// TestNewerDocument: of a document that a newer version wrote nobody knows what
+// it means for the rules. So nothing is repaired until it is understood again.
+func TestNewerDocument(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", nil)
+		n.conflist(t, "podnet", nil)
+		n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [1.2.3.0/24]\n")
+		n.makeSure(t, conf)
+		n.makeSure(t, n.conf(t, "othernet", nil))
+		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
+		n.makeSure(t, conf)
+		for name, path := range map[string]string{
+			"document of a network":       n.document(t, "podnet"),
+			"document of another":         n.document(t, "othernet"),
+			"document of the agent files": n.sourceDocument(t, `"kind":"agent-files"`),
+			"record of what we own":       filepath.Join(n.dataDir, "record.json"),
+			"document of nobody yet":      filepath.Join(n.dataDir, "sources", strings.Repeat("0", 64)+".json"),
+		} {
+			outer := t
+			t.Run(name, func(t *testing.T) {
+				was, missing := os.ReadFile(path)
+				newer := `{"schema": 2, "future": {"x": [1e999]}, "statement": null}`
+				must(t, os.WriteFile(path, []byte(newer), 0o600))
+				n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
+				says := []string{path, "schema 2", "a newer version", "install"}
+				n.leftAlone(t, d, conf, says...)
+				// Sources that change are none of its business either.
+				rules := n.ruleset(t)
+				n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [20.0.0.0/8]\n")
+				n.leftAlone(t, d, conf, says...)
+				// One that starts now finds it so.
+				d.stop(t)
+				d = n.startReconciler(outer, "--resync-interval", "1h")
+				n.leftAlone(t, d, conf, says...)
+				if now := n.ruleset(t); now != rules {
+					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
+				}
+				if now := string(contents(t, path)); now != newer {
+					t.Errorf("it was touched: %s", now)
+				}
+				if _, stderr, code := n.reconciler(t, "cleanup"); code != 1 {
+					t.Errorf("cleanup: exit code %d\n%s", code, stderr)
+				}
+
+				if missing != nil {
+					must(t, os.Remove(path))
+				} else {
+					must(t, os.WriteFile(path, was, 0o600))
+				}
+				d.signal(t, syscall.SIGHUP)
+				d.untilReady(t)
+				n.makeSure(t, conf).quiet(t)
+				if !strings.Contains(n.rules(t), "20.0.0.0/8") {
+					t.Errorf("what the files say now is not in force:\n%s", n.rules(t))
+				}
+				if _, stderr, code := n.reconciler(t, "check"); code != 0 {
+					t.Errorf("check: exit code %d\n%s", code, stderr)
+				}
+			})
+		}
+	})
+}
+
+// sourceDocument is the path of the one document that holds a text.
+func (n *node) sourceDocument(t *testing.T, text string) string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
+	must(t, err)
+	at := slices.IndexFunc(paths, func(p string) bool { return strings.Contains(string(contents(t, p)), text) })
+	if at < 0 {
+		t.Fatalf("no document with %s among %v", text, paths)
+	}
+	return paths[at]
+}
+
+// TestNewerRulesBesideReconciler: a chain that a newer version wrote in a form of
+// its own serves, and stays as it is.
+func TestNewerRulesBesideReconciler(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.conflist(t, "podnet", nil)
+		conf := n.conf(t, "podnet", nil)
+		all := podAlone(n.pod(t, "podnet"))
+		n.makeSure(t, conf)
+		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
+		comment := "ip-masq/2 keeps its state in " + n.dataDir
+		switch n.form.variant {
+		case "":
+			n.feed(t, "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr 1.2.3.0/24 counter return; "+
+				"add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade comment \""+comment+"\"", "nft", "-f", "-")
+		default:
+			n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -d 1.2.3.0/24 -m addrtype --dst-type UNICAST -j RETURN\n"+
+				"-A IP-MASQ-AGENT -m comment --comment \""+comment+"\" -j MASQUERADE\nCOMMIT\n", "iptables-"+n.form.variant+"-restore", "--noflush")
+		}
+		d.signal(t, syscall.SIGHUP) // iptables-legacy has no events
+		says := []string{"chain IP-MASQ-AGENT (ipv4)", "written by a newer version of ip-masq", "form 2"}
+		serves := func() {
+			t.Helper()
+			all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
+			all.verdicts(t, n, true, map[string]string{"pod": "10.8.0.1 1.2.4.1"})
+		}
+		d.soonUnready(t, says...)
+		n.leftAlone(t, d, conf, says...)
+		serves()
+		// A source that changes: its rules cannot be made.
+		rules := n.ruleset(t)
+		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})
+		d.soonUnready(t, says...)
+		d.stop(t)
+		d = n.startReconciler(t, "--resync-interval", "1h")
+		d.soonUnready(t, says...)
+		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})}).want(t, 0, says...)
+		if now := n.ruleset(t); now != rules {
+			t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
+		}
+		serves()
+		// When the newer one is gone with its rules, the older one may work again.
+		n.flush(t)
+		d.signal(t, syscall.SIGHUP)
+		d.soonReady(t)
+		all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1"})
+		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
+	})
+}
+
+// TestNewerRulesOfAnotherChain: what a newer version keeps for one network does
+// not hinder what we keep for another; unless both are in tables that are ours
+// alone, of which nobody knows then what else the newer one has put there.
+func TestNewerRulesOfAnotherChain(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", nil)
+		n.conflist(t, "podnet", nil)
+		n.conflist(t, "othernet", object{"masqChain": "OTHER"})
+		n.makeSure(t, conf)
+		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
+		n.alterComment(t, "OTHER", "ip-masq/2 keeps its state in "+n.dataDir)
+		n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
+		says := []string{"chain OTHER (ipv4)", "written by a newer version of ip-masq", "form 2"}
+		if n.form.variant == "" {
+			n.leftAlone(t, d, conf, says...)
+			return
+		}
+		theirs := func() (lines []string) {
+			for line := range strings.Lines(n.ruleset(t)) {
+				if strings.Contains(line, "OTHER") {
+					lines = append(lines, line)
+				}
+			}
+			return lines
+		}
+		before := theirs()
+		d.signal(t, syscall.SIGHUP)
+		d.soonUnready(t, says...)
+		d.until(t, "repair", func() bool { return d.metric(t, "drift_repairs_total") > 0 })
+		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+		d.signal(t, syscall.SIGHUP)
+		d.soonUnready(t, says...)
+		if now := theirs(); !slices.Equal(now, before) || len(now) == 0 {
+			t.Errorf("rules changed:\n%q\nwere:\n%q", now, before)
+		}
+	})
+}
+
+// alterComment has a chain end in a rule with the comment, and nothing else.
+func (n *node) alterComment(t *testing.T, chain, comment string) {
+	t.Helper()
+	if n.form.variant == "" {
+		n.feed(t, "flush chain ip ip-masq masq-"+chain+"; add rule ip ip-masq masq-"+chain+" counter masquerade comment \""+comment+"\"", "nft", "-f", "-")
+		return
+	}
+	n.feed(t, "*nat\n:"+chain+" - [0:0]\n-A "+chain+" -m comment --comment \""+comment+"\" -j MASQUERADE\nCOMMIT\n",
+		"iptables-"+n.form.variant+"-restore", "--noflush")
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// takeover is more than the second waits between its looks at the first.
+const takeover = 4 * time.Second
+
+// TestTwoReconcilers: of two that run, one works and the other stands by, says
+// so, and takes over when the first ends, in whatever way.
+func TestTwoReconcilers(t *testing.T) {
+	ends := map[string]func(*daemon, *testing.T){"by SIGTERM": (*daemon).stop, "by SIGKILL": (*daemon).kill}
+	for how, end := range ends {
+		t.Run("the first ends "+how, func(t *testing.T) {
+			w := newTampered(t, forms()[0])
+			commits, state := w.count(), w.documents(t)
+			second := w.startReconciler(t, "--resync-interval", "10m")
+			says := second.untilUnready(t, "standby: ", "another ip-masq-reconciler runs on this node")
+			t.Logf("/readyz of the second: %s", says)
+			for _, page := range []string{"/livez", "/healthz"} {
+				if code, body, err := second.get(second.healthAddress, page); code != 200 || err != nil {
+					t.Errorf("%s of the second: %d %s %v", page, code, body, err)
+				}
+			}
+			if second.metric(t, "ready") != 0 || w.metric(t, "ready") != 1 {
+				t.Error("the metric ready is not 0 of the second and 1 of the first")
+			}
+			time.Sleep(2 * time.Second) // it asks again each second
+			if n := strings.Count(second.log(), "standing by"); n != 1 || strings.Count(second.log(), "\n") != 1 {
+				t.Errorf("the second says so %d times, not once:\n%s", n, second.log())
+			}
+			if code, body := w.daemon.ready(); code != 200 {
+				t.Errorf("the first is not ready: %d %s", code, body)
+			}
+			if late := w.ear.since(commits); len(late) > 0 || w.documents(t) != state {
+				t.Errorf("the second wrote: %v\n%s\nwere\n%s", late, w.documents(t), state)
+			}
+
+			// The first repairs, and the second has no part in it.
+			way := tamperings()[0]
+			before := second.log()
+			w.spoil(t, way, 0)
+			w.repair(t, commits)
+			if said := second.since(before); said != "" {
+				t.Errorf("the second says:\n%s", said)
+			}
+
+			// While nobody is at work, the rules that stand stay.
+			commits = w.count()
+			end(w.daemon, t)
+			start := time.Now()
+			second.within(t, takeover, "taking over", func() bool { code, _ := second.ready(); return code == 200 })
+			t.Logf("the second took over after %s", time.Since(start).Round(time.Millisecond))
+			if late := w.ear.since(commits); len(late) > 0 {
+				t.Errorf("taking over wrote rules that were right: %v", late)
+			}
+			w.daemon = second
+			w.spoil(t, way, 0)
+			w.repair(t, commits)
+			w.packets(t)
+			if !strings.Contains(second.log(), "repaired rules") {
+				t.Errorf("it was not the second that repaired:\n%s", second.log())
+			}
+		})
+	}
+}
+
+// since is what was logged after the log was as before.
+func (d *daemon) since(before string) string { return strings.TrimPrefix(d.log(), before) }
+
+// TestTakeoverRepairs: what happened while nobody was at work is found.
+func TestTakeoverRepairs(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
+		first := n.startReconciler(t).untilReady(t)
+		right := n.saved(t) + n.rules(t)
+		second := n.startReconciler(t)
+		second.untilUnready(t, "standby: ")
+		first.kill(t)
+		n.flush(t)
+		second.within(t, takeover, "taking over", func() bool { code, _ := second.ready(); return code == 200 })
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+		if stdout, stderr, code := n.reconciler(t, "check"); code != 0 {
+			t.Errorf("check: %d %s%s; the rules were\n%s", code, stdout, stderr, right)
+		}
+	})
+}
+
+// TestOnceBesideRun: one pass beside a reconciler at work finds the rules right
+// and disturbs nobody; while rules are spoiled, both repair what they find, and
+// neither undoes the other.
+func TestOnceBesideRun(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
+		d := n.startReconciler(t, "--resync-interval", "1s").untilReady(t)
+		before, generation, state, log := n.ruleset(t), n.generation(t), n.documents(t), d.log()
+		for range 5 {
+			stdout, stderr, code := n.reconciler(t, "once")
+			if code != 0 || stderr != "" || !strings.HasPrefix(stdout, "right: IP-MASQ-AGENT") {
+				t.Fatalf("once: exit code %d\n%s%s", code, stdout, stderr)
+			}
+		}
+		if n.generation(t) != generation || n.ruleset(t) != before || n.documents(t) != state {
+			t.Error("once wrote although all was right")
+		}
+		if said := d.since(log); said != "" {
+			t.Errorf("run says:\n%s", said)
+		}
+
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() {
+				for range 10 {
+					c := n.reconcilerCommand(t.Context(), t, "once")
+					// The next flush may come before it has looked at what it wrote.
+					if out, err := c.CombinedOutput(); err != nil && !strings.Contains(string(out), "rules differ from what is desired") {
+						t.Errorf("once: %v\n%s", err, out)
+						return
+					}
+				}
+			})
+		}
+		for range 10 {
+			n.flush(t)
+			time.Sleep(20 * time.Millisecond)
+		}
+		all.Wait()
+		d.within(t, 5*time.Second, "right rules", func() bool {
+			_, _, code := n.reconciler(t, "check")
+			return code == 0
+		})
+		settled := n.generation(t)
+		time.Sleep(1500 * time.Millisecond)
+		if now := n.generation(t); now != settled {
+			t.Errorf("the generation goes on from %d to %d", settled, now)
+		}
+		if code, body := d.ready(); code != 200 {
+			t.Errorf("/readyz: %d %s", code, body)
+		}
+		if strings.Contains(d.log(), "level=ERROR") {
+			t.Errorf("run complains:\n%s", d.log())
+		}
+	})
+}
+
+// TestRulesOutliveTheReconciler: SIGTERM ends it with exit code 0, which stop
+// verifies, and nothing is written.
+func TestRulesOutliveTheReconciler(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.conflist(t, "podnet", object{"enableIPv6": true})
+		d := n.startReconciler(t).untilReady(t)
+		before := n.snapshot(t)
+		generation, log := n.generation(t), d.log()
+		start := time.Now()
+		d.stop(t)
+		t.Logf("it took %s", time.Since(start).Round(time.Millisecond))
+		n.unchanged(t, before)
+		if now := n.generation(t); now != generation {
+			t.Errorf("generation moved from %d to %d", generation, now)
+		}
+		if said := d.since(log); said != "" {
+			t.Errorf("it says:\n%s", said)
+		}
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+	})
+}
+
+// TestHangup: SIGHUP makes a pass at once. iptables-legacy shows it best: there
+// nothing else tells the reconciler.
+func TestHangup(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.agentFile(t, "ip-masq-agent", "{}\n")
+		d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
+		time.Sleep(100 * time.Millisecond) // for passes that its start asked for
+		log, passes := d.log(), d.metric(t, "reconciles_total")
+		d.signal(t, syscall.SIGHUP)
+		d.within(t, time.Second, "pass", func() bool { return d.metric(t, "reconciles_total") > passes })
+		if said := d.since(log); said != "" {
+			t.Errorf("it found nothing, and says:\n%s", said)
+		}
+		if n.form.variant != "legacy" {
+			return
+		}
+		n.flush(t)
+		time.Sleep(500 * time.Millisecond)
+		n.wantJumps(t, "IP-MASQ-AGENT", 0, 0)
+		start := time.Now()
+		d.signal(t, syscall.SIGHUP)
+		d.within(t, time.Second, "repair", func() bool { ipv4, _ := n.jumps(t, "IP-MASQ-AGENT"); return len(ipv4) == 1 })
+		t.Logf("repaired and seen %s after SIGHUP", time.Since(start).Round(time.Millisecond))
+	})
+}

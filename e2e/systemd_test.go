@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const unitFile = "../deploy/systemd/ip-masq-reconciler.service"
+
+// unit is a unit file as systemd.syntax(7) has it: values by section and key. An
+// empty value takes those before it back.
+type unit map[string]map[string][]string
+
+func readUnit(t *testing.T) unit {
+	t.Helper()
+	u, section := unit{}, ""
+	for line := range strings.Lines(string(contents(t, unitFile))) {
+		line = strings.TrimSpace(line)
+		switch key, value, isPair := strings.Cut(line, "="); {
+		case line == "" || line[0] == '#':
+		case line[0] == '[' && line[len(line)-1] == ']':
+			section = line[1 : len(line)-1]
+			u[section] = map[string][]string{}
+		case !isPair || section == "":
+			t.Fatalf("%s: %q is neither a section nor a directive", unitFile, line)
+		case value == "":
+			u[section][key] = []string{}
+		default:
+			u[section][key] = append(u[section][key], value)
+		}
+	}
+	return u
+}
+
+// words are the values of a key that is a list.
+func (u unit) words(key string) []string {
+	return strings.Fields(strings.Join(u["Service"][key], " "))
+}
+
+// directives are those that systemd 252 knows and a service like ours may want
+// (systemd.unit(5), systemd.service(5), systemd.exec(5), systemd.kill(5),
+// systemd.resource-control(5)).
+func directives() map[string]string {
+	return map[string]string{
+		"Unit": `Description Documentation Wants Requires Requisite BindsTo PartOf Upholds Conflicts Before After OnFailure OnSuccess
+			PropagatesReloadTo RequiresMountsFor RefuseManualStart RefuseManualStop DefaultDependencies StartLimitIntervalSec
+			StartLimitBurst ConditionPathExists ConditionPathIsDirectory ConditionCapability AssertPathExists`,
+		"Service": `Type ExecStart ExecStartPre ExecStartPost ExecReload ExecStop ExecStopPost Restart RestartSec TimeoutStartSec
+			TimeoutStopSec TimeoutSec RuntimeMaxSec WatchdogSec NotifyAccess SuccessExitStatus RestartPreventExitStatus KillMode
+			KillSignal SendSIGKILL User Group DynamicUser WorkingDirectory RootDirectory ProtectProc ProcSubset CapabilityBoundingSet
+			AmbientCapabilities NoNewPrivileges SecureBits UMask LimitNOFILE LimitMEMLOCK OOMScoreAdjust Nice IOSchedulingClass
+			ProtectSystem ProtectHome StateDirectory StateDirectoryMode RuntimeDirectory RuntimeDirectoryMode ConfigurationDirectory
+			CacheDirectory LogsDirectory ReadWritePaths ReadOnlyPaths InaccessiblePaths ExecPaths NoExecPaths TemporaryFileSystem
+			BindPaths BindReadOnlyPaths PrivateTmp PrivateDevices PrivateNetwork PrivateUsers PrivateIPC PrivateMounts MountFlags
+			ProtectHostname ProtectClock ProtectKernelTunables ProtectKernelModules ProtectKernelLogs ProtectControlGroups
+			RestrictAddressFamilies RestrictFileSystems RestrictNamespaces LockPersonality MemoryDenyWriteExecute RestrictRealtime
+			RestrictSUIDSGID RemoveIPC SystemCallFilter SystemCallErrorNumber SystemCallArchitectures SystemCallLog Environment
+			EnvironmentFile PassEnvironment StandardInput StandardOutput StandardError SyslogIdentifier LogLevelMax LogRateLimitBurst
+			CPUWeight CPUQuota MemoryMin MemoryLow MemoryHigh MemoryMax MemorySwapMax TasksMax IOWeight IPAddressAllow IPAddressDeny
+			DevicePolicy DeviceAllow Slice Delegate`,
+		"Install": `WantedBy RequiredBy Also Alias DefaultInstance`,
+	}
+}
+
+// TestUnitDirectives: systemd passes over what it does not know with a line in
+// the journal that nobody reads.
+func TestUnitDirectives(t *testing.T) {
+	u := readUnit(t)
+	for section, keys := range u {
+		known := strings.Fields(directives()[section])
+		for key := range keys {
+			if !slices.Contains(known, key) {
+				t.Errorf("[%s] %s: no directive that systemd knows there", section, key)
+			}
+		}
+	}
+	start := u["Service"]["ExecStart"]
+	if len(start) != 1 || !strings.HasSuffix(start[0], "/ip-masq-reconciler run") {
+		t.Errorf("ExecStart is %q", start)
+	}
+	systemd, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		return // the list above has to do
+	}
+	// It wants the program to be there.
+	text := strings.ReplaceAll(string(contents(t, unitFile)), strings.Fields(start[0])[0], reconcilerProgram(t))
+	file := filepath.Join(t.TempDir(), filepath.Base(unitFile))
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(systemd, "--man=no", "verify", file).CombinedOutput()
+	if err != nil || strings.Contains(string(out), filepath.Base(unitFile)) {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+}
+
+// capabilities are those of the unit, as setpriv writes them.
+func (u unit) capabilities(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for _, c := range u.words("CapabilityBoundingSet") {
+		name, found := strings.CutPrefix(c, "CAP_")
+		if !found {
+			t.Fatalf("CapabilityBoundingSet: %q", c)
+		}
+		all = append(all, strings.ToLower(name))
+	}
+	if len(all) == 0 || len(u.words("AmbientCapabilities")) > 0 || !slices.Equal(u.words("NoNewPrivileges"), []string{"yes"}) {
+		t.Fatalf("capabilities %q, ambient %q, NoNewPrivileges %q", all, u.words("AmbientCapabilities"), u.words("NoNewPrivileges"))
+	}
+	return all
+}
+
+// confined puts a program behind setpriv, which leaves it these capabilities.
+func confined(capabilities []string, command []string) []string {
+	set := "-all"
+	for _, c := range capabilities {
+		set += ",+" + c
+	}
+	return append([]string{"setpriv", "--bounding-set", set, "--inh-caps", "-all", "--ambient-caps", "-all", "--no-new-privs", "--"}, command...)
+}
+
+// TestUnitCapabilities: once repairs rules of every form with the unit's
+// capabilities, and there is a form that needs each of them.
+func TestUnitCapabilities(t *testing.T) {
+	capabilities := readUnit(t).capabilities(t)
+	// pass makes one on a fresh node, with so many capabilities.
+	pass := func(t *testing.T, f form, having []string) (says string, works bool) {
+		t.Helper()
+		n := newNode(t, f)
+		n.conflist(t, "podnet", dualStack(nil))
+		n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [192.0.2.0/24]\nenableIPv6: true\n")
+		for _, command := range []string{"once", "check", "doctor"} {
+			c := n.reconcilerCommand(n.within(t), t, command)
+			all := confined(having, c.Args)
+			prefix, err := exec.LookPath(all[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Path, c.Args = prefix, all
+			stdout, stderr, code := run(t, c)
+			if says += stdout + stderr; code != 0 {
+				return says, false
+			}
+		}
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+		return says, true
+	}
+	for _, f := range forms() {
+		t.Run(f.name, func(t *testing.T) {
+			if says, works := pass(t, f, capabilities); !works {
+				t.Errorf("%s does not work with %q alone:\n%s", f.name, capabilities, says)
+			}
+		})
+	}
+	for i, without := range capabilities {
+		t.Run("without "+without, func(t *testing.T) {
+			var fail []string
+			for _, f := range forms() {
+				if _, works := pass(t, f, slices.Delete(slices.Clone(capabilities), i, i+1)); !works {
+					fail = append(fail, f.name)
+				}
+			}
+			want := map[string][]string{
+				"net_admin": {"nftables", "iptables-nft", "iptables-legacy"},
+				"net_raw":   {"iptables-legacy"},
+			}[without]
+			if !slices.Equal(fail, want) {
+				t.Errorf("without CAP_%s fail %q, want %q", strings.ToUpper(without), fail, want)
+			}
+		})
+	}
+}
+
+// service is a program as systemd starts the unit's: with its capabilities, on a
+// file system that is read-only but for some directories, which exist.
+type service struct {
+	n            *node
+	writable     []string
+	capabilities []string
+}
+
+// start starts the program in a mount namespace of its own, and returns what
+// waits for its end.
+func (s service) start(t *testing.T, c *exec.Cmd) (wait func() error) {
+	t.Helper()
+	args := confined(s.capabilities, c.Args)
+	path, err := exec.LookPath(args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Path, c.Args = path, args
+	started, ended := make(chan error, 1), make(chan error, 1)
+	go func() {
+		// Never unlocked: the thread, which is in the namespaces, ends with the goroutine.
+		runtime.LockOSThread()
+		err := s.n.Node.Do(func() error { return errors.Join(readOnlyBut(s.writable), c.Start()) })
+		started <- err
+		if err == nil {
+			ended <- c.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	return func() error { return <-ended }
+}
+
+// readOnlyBut makes all file systems that the calling thread sees read-only, for
+// it and those whom it starts, but for some directories.
+func readOnlyBut(writable []string) error {
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make mount namespace: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	for _, dir := range writable {
+		if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("bind %s: %w", dir, err)
+		}
+	}
+	set := func(dir string, attributes unix.MountAttr) error {
+		if err := unix.MountSetattr(unix.AT_FDCWD, dir, unix.AT_RECURSIVE, &attributes); err != nil {
+			return fmt.Errorf("set mount attributes of %s (Linux 5.12 has this): %w", dir, err)
+		}
+		return nil
+	}
+	err := set("/", unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+	for _, dir := range writable {
+		err = errors.Join(err, set(dir, unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
+	}
+	return err
+}
+
+// command runs one that ends by itself.
+func (s service) command(t *testing.T, args ...string) (output string, code int) {
+	t.Helper()
+	c, out := s.prepare(t, args...)
+	err := s.start(t, c)()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return out.String(), c.ProcessState.ExitCode()
+}
+
+func (s service) prepare(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	// Of the node's command only the words: it would start in other namespaces.
+	words := s.n.reconcilerCommand(s.n.within(t), t, args...)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
+	t.Cleanup(cancel)
+	c := exec.CommandContext(ctx, words.Path, words.Args[1:]...)
+	c.Env = words.Env
+	out := new(bytes.Buffer)
+	c.Stdout, c.Stderr = out, out
+	return c, out
+}
+
+// TestUnitPaths: what the unit lets it write is all that it writes, and it writes
+// to all of these.
+func TestUnitPaths(t *testing.T) {
+	u := readUnit(t)
+	if system := u.words("ProtectSystem"); !slices.Equal(system, []string{"strict"}) {
+		t.Fatalf("ProtectSystem is %q", system)
+	}
+	writable := u.words("ReadWritePaths")
+	for _, dir := range u.words("StateDirectory") {
+		writable = append(writable, filepath.Join("/var/lib", dir))
+	}
+	// The last is the default data_dir, which the unit does not change.
+	dataDir := writable[len(writable)-1]
+	fresh := func(t *testing.T, f form) service {
+		t.Helper()
+		n := newNode(t, f)
+		n.dataDir = dataDir
+		if err := os.MkdirAll(dataDir, 0o700); err != nil { // as systemd does
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.RemoveAll(dataDir); err != nil {
+				t.Error(err)
+			}
+		})
+		n.conflist(t, "podnet", dualStack(nil))
+		n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [192.0.2.0/24]\nenableIPv6: true\n")
+		return service{n, writable, u.capabilities(t)}
+	}
+	for _, f := range forms() {
+		t.Run(f.name, func(t *testing.T) {
+			s := fresh(t, f)
+			for _, command := range []string{"once", "check", "doctor", "once"} {
+				if out, code := s.command(t, command); code != 0 {
+					t.Fatalf("%s: exit code %d\n%s", command, code, out)
+				}
+			}
+			s.n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+			s.run(t)
+		})
+	}
+	for i, without := range writable {
+		t.Run("without "+without, func(t *testing.T) {
+			var fail []string
+			for _, f := range forms() {
+				s := fresh(t, f)
+				s.writable = slices.Delete(slices.Clone(writable), i, i+1)
+				if _, code := s.command(t, "once"); code != 0 {
+					fail = append(fail, f.name)
+				}
+			}
+			if len(fail) == 0 {
+				t.Errorf("%s is writable for nothing", without)
+			}
+			t.Logf("fail: %q", fail)
+		})
+	}
+}
+
+// run keeps a node right for a moment: it comes up, repairs, and ends in order.
+func (s service) run(t *testing.T) {
+	t.Helper()
+	health := s.n.unusedAddress(t)
+	c, out := s.prepare(t, "run", "--health-listen", health, "--metrics-listen", s.n.unusedAddress(t), "--resync-interval", "1s")
+	wait := s.start(t, c)
+	client := s.n.httpClient()
+	defer client.CloseIdleConnections()
+	until := func(what string, is func() bool) {
+		for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Errorf("no %s within ten seconds", what)
+				return
+			}
+		}
+	}
+	until("readiness", func() bool {
+		answer, err := client.Get("http://" + health + "/readyz")
+		return err == nil && answer.Body.Close() == nil && answer.StatusCode == http.StatusOK
+	})
+	s.n.alter(t, "-F IP-MASQ-AGENT", "delete table ip ip-masq")
+	until("repair", func() bool { return strings.Contains(s.n.rules(t), "192.0.2.0/24") })
+	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	if err := wait(); err != nil || strings.Contains(out.String(), "level=ERROR") || strings.Contains(out.String(), "read-only") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
