@@ -247,7 +247,7 @@ func TestForeignCommits(t *testing.T) {
 			if lost := w.lost(t); lost > 0 {
 				t.Errorf("%d events were lost", lost)
 			}
-			if worst := slices.Max(repairs); worst > inAStorm {
+			if worst := slices.Max(repairs); worst > time.Second {
 				t.Errorf("drift was repaired after %s: %v", worst, repairs)
 			}
 			w.packets(t)

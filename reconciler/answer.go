@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -69,7 +70,8 @@ func staleIn(r *reconcile.Report) []string {
 	out := []string{}
 	if r.View != nil {
 		for _, o := range r.View.Stale {
-			out = append(out, fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, o.Backend))
+			place := netfilter.Choice{Backend: o.Backend, Variant: o.Variant}
+			out = append(out, fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, place))
 		}
 	}
 	return out
@@ -81,6 +83,14 @@ func textsOf(errs []error) []string {
 		out = append(out, err.Error())
 	}
 	return out
+}
+
+// notReady ends a command whose output has the problems.
+func notReady(problems int) error {
+	if problems == 1 {
+		return errors.New("not ready: the output has the problem")
+	}
+	return fmt.Errorf("not ready: the output has the %d problems", problems)
 }
 
 // tell writes warnings and problems for people, and returns the problems as one

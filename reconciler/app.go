@@ -14,6 +14,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
@@ -50,30 +51,49 @@ Exit codes: 0 all is well, 1 error, 2 mistake in the command line, 3 drift found
 	root.SetOut(a.out)
 	root.SetErr(a.err)
 	root.SetVersionTemplate(versionText() + "\n")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
+	root.SuggestionsMinimumDistance = 2
+	root.SetHelpCommand(helpCommand())
 	a.addFlags(root)
 	root.AddCommand(a.runCommand(), a.onceCommand(), a.checkCommand(), a.renderCommand(),
 		a.explainCommand(), a.doctorCommand(), a.cleanupCommand(), a.versionCommand())
+	complete(root)
+	for _, c := range root.Commands() {
+		c.SetUsageTemplate(ofCommand)
+	}
 	return root
 }
 
 // noArguments is for commands that take none.
 func noArguments(c *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{fmt.Errorf("%s takes no argument %q", c.CommandPath(), args[0])}
+	if len(args) == 0 {
+		return nil
 	}
-	return nil
+	word := policy.Quote(args[0])
+	switch near := c.SuggestionsFor(args[0]); {
+	case args[0] == "true" || args[0] == "false":
+		return usageError{fmt.Errorf("%s takes no argument %s; write it behind the flag with =, as in --enable-ipv6=%s", c.CommandPath(), word, args[0])}
+	case c.HasParent():
+		return usageError{fmt.Errorf("%s takes no argument %s", c.CommandPath(), word)}
+	case len(near) > 0:
+		return usageError{fmt.Errorf("there is no command %s; did you mean %s?", word, near[0])}
+	}
+	return usageError{fmt.Errorf("there is no command %s", word)}
+}
+
+// settingsFile is the path of reconciler.toml.
+func (a *app) settingsFile() string {
+	if a.config == "" {
+		return config.DefaultReconcilerFile
+	}
+	return a.config
 }
 
 // settings reads the file and then the flags, which win. Where the file is bad
 // the settings are those of the flags alone, beside the error.
 func (a *app) settings() (config.Settings, error) {
 	s := config.DefaultSettings()
-	path := a.config
-	if path == "" {
-		path = config.DefaultReconcilerFile
-	}
-	err := s.Read(path)
+	err := s.Read(a.settingsFile())
 	if errors.Is(err, fs.ErrNotExist) && a.config == "" {
 		err = nil
 	}

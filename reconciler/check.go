@@ -42,7 +42,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 			Stale: staleIn(r), Problems: problemsOf(problems), Warnings: textsOf(r.Warnings),
 		})
 		if err == nil && len(problems) > 0 {
-			err = errors.New("see the problems above")
+			err = notReady(len(problems))
 		}
 	} else {
 		err = a.tell(r, problems)
@@ -50,7 +50,10 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 			fmt.Fprintln(a.out, d)
 		}
 		for _, s := range staleIn(r) {
-			fmt.Fprintf(a.out, "unexpected chain: %s: no source asks for it any more\n", s)
+			fmt.Fprintf(a.out, "unexpected chain: %s: it is not wanted there any more\n", s)
+		}
+		for _, s := range r.Pending {
+			fmt.Fprintf(a.out, "waiting: %s: what is stated now is not in force yet; ip-masq-reconciler once puts it in force\n", s)
 		}
 	}
 	if r.Differs() {

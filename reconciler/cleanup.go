@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 )
@@ -17,7 +18,8 @@ func (a *app) cleanupCommand() *cobra.Command {
 the dataDir. Pods that run keep running; what they send is not masqueraded any more.
 
 A conflist that still has the entry brings the chain back with the next pod: remove it
-first. It refuses to work while "run" does.`,
+first. It refuses to work while "run" does. Where the state and the conflist are gone
+already, --masq-chain names the chain.`,
 		Args: noArguments,
 		RunE: a.cleanup,
 	})
@@ -28,6 +30,7 @@ func (a *app) cleanup(c *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
+	_, before := os.Lstat(node.Dir.Path())
 	var warnings []error
 	removed, err := node.Cleanup(c.Context(), func(err error) {
 		if err != nil {
@@ -52,8 +55,17 @@ func (a *app) cleanup(c *cobra.Command, _ []string) error {
 	for _, g := range list {
 		fmt.Fprintf(a.out, "removed chain %s (%s) from %s\n", g.Chain, g.Family, g.Backend)
 	}
-	if err == nil {
-		fmt.Fprintf(a.out, "removed the state in %s\n", node.Dir.Path())
+	if err != nil {
+		return err
 	}
-	return err
+	_, after := os.Lstat(node.Dir.Path())
+	switch {
+	case after == nil:
+		fmt.Fprintf(a.out, "removed the state in %s, but not the directory: it holds files of others\n", node.Dir.Path())
+	case before == nil:
+		fmt.Fprintf(a.out, "removed the state in %s\n", node.Dir.Path())
+	case len(list) == 0:
+		fmt.Fprintln(a.out, "nothing of ours is there")
+	}
+	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -94,5 +93,3 @@ func watch(ctx context.Context, loop *reconcile.Loop, warn func(error), dirs ...
 		}
 	}
 }
-
-func dirOf(path string) string { return filepath.Dir(path) }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -32,15 +33,9 @@ something else, it shows how its rules differ.`,
 			return nil
 		},
 		RunE: func(c *cobra.Command, args []string) error {
-			q := explain.Question{Interface: out}
-			var err error
-			if q.Destination, err = address("DST", args[0]); err != nil {
+			q, err := question(args[0], from, out, c.Flags().Changed)
+			if err != nil {
 				return err
-			}
-			if from != "" {
-				if q.Source, err = address("--from", from); err != nil {
-					return err
-				}
 			}
 			return a.explain(c, q)
 		},
@@ -48,6 +43,26 @@ something else, it shows how its rules differ.`,
 	c.Flags().StringVar(&from, "from", "", "the `ADDRESS` that it comes from (default: some address in scope)")
 	c.Flags().StringVar(&out, "out", "", "the `INTERFACE` that it leaves through (default: one in scope)")
 	return c
+}
+
+// question reads what is asked. A flag that is there and empty is most likely a
+// shell's variable that is not set, and the answer would be one to another question.
+func question(dst, from, out string, given func(flag string) bool) (q explain.Question, err error) {
+	if q.Destination, err = address("DST", dst); err != nil {
+		return q, err
+	}
+	if given("from") {
+		if q.Source, err = address("--from", from); err != nil {
+			return q, err
+		}
+		if q.Source.Unmap().Is4() != q.Destination.Unmap().Is4() {
+			return q, usageError{fmt.Errorf("--from %s: is of another family than %s; write an address of the same", q.Source, q.Destination)}
+		}
+	}
+	if q.Interface = out; given("out") && out == "" {
+		return q, usageError{errors.New("--out: is empty; write the name of an interface, or leave the flag out")}
+	}
+	return q, nil
 }
 
 func address(what, text string) (netip.Addr, error) {
@@ -75,6 +90,9 @@ func (a *app) explain(c *cobra.Command, q explain.Question) error {
 		return a.print(e)
 	}
 	e.Text(a.out)
+	for _, w := range r.Warnings {
+		fmt.Fprintf(a.err, "warning: %v\n", w)
+	}
 	for _, p := range r.Obstacles() {
 		fmt.Fprintf(a.err, "warning: %v\n", p.Err)
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"unicode"
@@ -11,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // settingFlag is a flag for a key of reconciler.toml. It keeps the text, as the
@@ -43,10 +45,39 @@ func (f *settingFlag) Set(text string) error {
 func (f *settingFlag) apply(s *config.Settings) error {
 	for _, field := range s.Fields() {
 		if field.Key == f.key {
-			return field.Set(f.text)
+			return asFlag(field.Set(f.text))
 		}
 	}
 	return fmt.Errorf("no key %s", f.key)
+}
+
+// asFlag makes a mistake in the value of a key one in that of a flag, which says
+// its name itself.
+func asFlag(err error) error {
+	var mistake *policy.FieldError
+	if !errors.As(err, &mistake) {
+		return err
+	}
+	text := strings.ReplaceAll(mistake.Problem, "leave the key out", "leave the flag out")
+	if mistake.Value != "" {
+		text = policy.Quote(mistake.Value) + " " + text
+	}
+	return errors.New(text)
+}
+
+// flagError says what is wrong with a flag in the words of the one that reads it.
+func flagError(err error) error {
+	var value *pflag.InvalidValueError
+	var unknown *pflag.NotExistError
+	switch {
+	case errors.As(err, &value) && value.GetFlag().Value.Type() == "int":
+		return fmt.Errorf("--%s: %s is not a whole number; write one", value.GetFlag().Name, policy.Quote(value.GetValue()))
+	case errors.As(err, &value):
+		return fmt.Errorf("--%s: %w", value.GetFlag().Name, errors.Unwrap(value))
+	case errors.As(err, &unknown):
+		return fmt.Errorf("there is no flag %s", policy.Quote(unknown.GetSpecifiedName()))
+	}
+	return err
 }
 
 // inertFlag is one of klog's that means nothing here. An agent's DaemonSet has
@@ -72,7 +103,7 @@ func (a *app) addFlags(root *cobra.Command) {
 	flags := root.PersistentFlags()
 	flags.SortFlags = false
 	// The agents' klog writes some of its flags with underscores.
-	flags.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
 	flags.StringVar(&a.config, "config", "", "read this `FILE` (default "+config.DefaultReconcilerFile+", if it is there)")
@@ -88,7 +119,7 @@ func (a *app) addFlags(root *cobra.Command) {
 			added.NoOptDefVal = "true"
 		}
 	}
-	flags.IntVarP(&a.verbose, "v", "v", 0, "say more: 2 tells of each pass")
+	flags.IntVarP(&a.verbose, "v", "v", 0, "verbosity `N` of the log: 2 and more tell of each pass")
 	for _, k := range klogFlags() {
 		f := &inertFlag{name: k.name}
 		a.inert = append(a.inert, f)

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 )
 
@@ -42,15 +43,19 @@ func run(args []string) int {
 	a := &app{out: os.Stdout, err: os.Stderr}
 	root := a.root()
 	root.SetArgs(withTwoDashes(root, args))
-	err := root.ExecuteContext(ctx)
+	command, err := root.ExecuteContextC(ctx)
 	var usage usageError
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errDrift):
+		// It is told of; what else is wrong is not.
+		if also := strings.TrimSuffix(strings.TrimSuffix(err.Error(), errDrift.Error()), "\n"); also != "" {
+			fmt.Fprintf(os.Stderr, "ip-masq-reconciler: %s\n", also)
+		}
 		return exitDrift
 	case errors.As(err, &usage):
-		fmt.Fprintf(os.Stderr, "ip-masq-reconciler: %v\nSee ip-masq-reconciler --help.\n", err)
+		fmt.Fprintf(os.Stderr, "ip-masq-reconciler: %v\nSee %s --help.\n", err, command.CommandPath())
 		return exitUsage
 	}
 	fmt.Fprintf(os.Stderr, "ip-masq-reconciler: %v\n", err)

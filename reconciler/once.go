@@ -3,7 +3,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
@@ -37,12 +36,17 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 			Stale: staleIn(r), Problems: problemsOf(r.Problems), Warnings: textsOf(r.Warnings),
 		})
 		if err == nil && !r.Ready() {
-			err = errors.New("see the problems above")
+			err = notReady(len(r.Problems))
 		}
 		return err
 	}
 	for _, d := range r.Drift {
 		fmt.Fprintf(a.out, "repaired: %v\n", d)
+	}
+	for _, s := range r.Pending {
+		if r.Ready() {
+			fmt.Fprintf(a.out, "put in force: %s\n", s)
+		}
 	}
 	for _, s := range r.Dropped {
 		fmt.Fprintf(a.out, "dropped: %s\n", s)

@@ -66,6 +66,10 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if choice.Backend == policy.NFTables {
 		families = managed(r.View.Policies)
 	}
+	if len(desired.Chains) == 0 {
+		_, err := fmt.Fprintln(a.out, "# no source asks for a chain")
+		return err
+	}
 	text, err := node.Drivers.Render(choice.Backend, desired, families...)
 	if err != nil {
 		return err

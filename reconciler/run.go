@@ -5,9 +5,11 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"reflect"
 	"runtime/debug"
 	"sync"
@@ -62,10 +64,24 @@ func (a *app) run(ctx context.Context) error {
 		Version: version, View: k.view, Foreign: k.foreign, PluginVersion: k.plugin.version, Written: k.written,
 		Warn: func(err error) { k.log.Warn(err.Error()) },
 	})
+	if k.files, err = watchFile(a.settingsFile()); err != nil {
+		return err
+	}
+	defer func() { _ = k.files.Close() }()
+	current, bad := a.settings() // again: from here on changes are noticed
 	for ctx.Err() == nil {
-		current, err = k.keep(ctx, current, err)
+		current, bad = k.keep(ctx, current, bad)
 	}
 	return nil
+}
+
+// watchFile watches the directory of a file, and those above it.
+func watchFile(path string) (*fswatch.Watcher, error) {
+	w, err := fswatch.New(filepath.Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("watch %s: %w", path, err)
+	}
+	return w, nil
 }
 
 // keeper is what lasts while settings come and go.
@@ -75,6 +91,7 @@ type keeper struct {
 	monitor *telemetry.Monitor
 	drivers netfilter.Drivers
 	hangup  chan os.Signal
+	files   *fswatch.Watcher // of the settings
 
 	plugin installed
 
@@ -98,6 +115,9 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 	k.plugin.in(s.CNIBinDir)
 
 	warn := func(err error) { k.log.Warn(err.Error()) }
+	if s.Conflist.Manage {
+		warn(errors.New("conflist.manage: this version does not manage conflists"))
+	}
 	all.Go(func() { telemetry.Serve(ctx, s.HealthListen, k.monitor.Health(), warn) })
 	all.Go(func() { telemetry.Serve(ctx, s.MetricsListen, k.monitor.Metrics(), warn) })
 	all.Go(func() { listen(ctx, loop, warn) })
@@ -108,42 +128,35 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 
 // changed waits until the settings are others.
 func (k *keeper) changed(ctx context.Context, loop *reconcile.Loop, s config.Settings, bad error) (config.Settings, error) {
-	path := k.app.config
-	if path == "" {
-		path = config.DefaultReconcilerFile
-	}
-	files, err := fswatch.New(dirOf(path))
-	if err != nil {
-		k.log.Warn(err.Error())
-	} else {
-		defer func() { _ = files.Close() }()
-	}
-	const now = time.Minute // a net, should an event be lost
+	const (
+		calm = 100 * time.Millisecond // a file that is being written is empty first
+		net  = time.Minute            // should an event be lost
+	)
+	timer := time.NewTimer(net)
+	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return s, bad
 		case <-k.hangup:
 			loop.PassNow()
-		case <-changes(files):
-		case <-time.After(now):
+			timer.Reset(0)
+			continue
+		case <-k.files.Changed():
+			timer.Reset(calm)
+			continue
+		case <-timer.C:
+			timer.Reset(net)
 		}
 		next, err := k.app.settings()
 		if err != nil {
 			next = s // the last good ones
 		}
 		if !reflect.DeepEqual(next, s) || text(err) != text(bad) {
-			k.log.Info("the settings changed", "file", path)
+			k.log.Info("the settings changed", "file", k.app.settingsFile())
 			return next, err
 		}
 	}
-}
-
-func changes(w *fswatch.Watcher) <-chan struct{} {
-	if w == nil {
-		return nil
-	}
-	return w.Changed()
 }
 
 func text(err error) string {

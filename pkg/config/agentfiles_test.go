@@ -270,16 +270,16 @@ func TestAgentFilesThatContradict(t *testing.T) {
 				"DIR/ip-masq-b:4: backend: nftables contradicts iptables in DIR/ip-masq-a; write the same in both, or leave it out of one"},
 		{name: "our own policy", a: "randomFully: true", b: "backend: nftables",
 			own:  AgentPolicy{Statement: policy.Statement{RandomFully: &no, Backend: policy.IPTables}},
-			want: "DIR/ip-masq-a:1: randomFully: true contradicts false in the reconciler's own policy; write the same in both, or leave it out of one; DIR/ip-masq-b:1: backend: nftables contradicts iptables in the reconciler's own policy; write the same in both, or leave it out of one"},
+			want: "DIR/ip-masq-a:1: randomFully: true contradicts false in [agent] of the reconciler's settings; write the same in both, or leave it out of one; DIR/ip-masq-b:1: backend: nftables contradicts iptables in [agent] of the reconciler's settings; write the same in both, or leave it out of one"},
 		{name: "a prefix", a: "masqueradeCIDRs:\n- 10.9.0.0/16\n- 10.1.0.0/16", b: "nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.0.0/8, 10.1.0.0/16]",
 			want: "DIR/ip-masq-a:3: masqueradeCIDRs[1]: 10.1.0.0/16 is nonMasqueradeCIDRs[2] of DIR/ip-masq-b too; remove one of the two"},
 		{name: "a prefix of our own policy", a: "masqueradeCIDRs: [10.0.0.0/8]",
 			own:  AgentPolicy{Statement: policy.Statement{NonMasqueradeCIDRs: prefixes("10.0.0.0/8")}},
-			want: "DIR/ip-masq-a:1: masqueradeCIDRs[0]: 10.0.0.0/8 is nonMasqueradeCIDRs[0] of the reconciler's own policy too; remove one of the two"},
+			want: "DIR/ip-masq-a:1: masqueradeCIDRs[0]: 10.0.0.0/8 is nonMasqueradeCIDRs[0] of [agent] of the reconciler's settings too; remove one of the two"},
 		{name: "a prefix that one file has in both", a: "nonMasqueradeCIDRs: [10.0.0.0/8]", b: "nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]",
 			want: "DIR/ip-masq-b:2: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two"},
 		{name: "IPv6 that nobody enables", a: "nonMasqueradeCIDRs: [fd00::/8]", own: AgentPolicy{Statement: policy.Statement{MasqueradeCIDRs: prefixes("fd01::/16")}},
-			want: `the reconciler's own policy: masqueradeCIDRs[0]: fd01::/16 is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it; ` +
+			want: `[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16 is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it; ` +
 				`DIR/ip-masq-a:1: nonMasqueradeCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it`},
 		{name: "IPv6 that a bad file may enable", a: "nonMasqueradeCIDRs: [fd00::/8]", b: "enableIPv6: 1",
 			want: "DIR/ip-masq-b:1: enableIPv6: 1 is a number; write true or false"},
@@ -287,7 +287,7 @@ func TestAgentFilesThatContradict(t *testing.T) {
 			want: "DIR/ip-masq-b:1: not YAML: did not find expected node content"},
 		{name: "limits of each document", a: "nonMasqueradeCIDRs: [10.0.0.0/16, 10.1.0.0/16]", b: "cidrLimit: 1\nmasqueradeCIDRs: [10.2.0.0/16, 10.3.0.0/16]",
 			own: AgentPolicy{CIDRLimit: 1, Statement: policy.Statement{NonMasqueradeCIDRs: prefixes("10.4.0.0/16", "10.5.0.0/16")}},
-			want: "the reconciler's own policy: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit; " +
+			want: "[agent] of the reconciler's settings: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit; " +
 				"DIR/ip-masq-b:1: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 
 // OwnPolicy is the File of the places of what [agent] and the agents' flags
 // state.
-const OwnPolicy = "the reconciler's own policy"
+const OwnPolicy = "[agent] of the reconciler's settings"
 
 // agentUnion makes one statement of what several documents state.
 type agentUnion struct {

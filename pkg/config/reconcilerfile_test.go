@@ -201,7 +201,7 @@ func TestFields(t *testing.T) {
 			t.Errorf("%s is there twice", f.Key)
 		}
 		keys[f.Key] = true
-		if f.Usage == "" || len(f.Usage) > 120 || strings.ContainsAny(f.Usage, "\n`") {
+		if f.Usage == "" || len(f.Usage) > 130 || strings.Contains(f.Usage, "\n") || strings.Count(f.Usage, "`")%2 != 0 {
 			t.Errorf("%s: usage %q", f.Key, f.Usage)
 		}
 		texts[f.Key] = f.Value()
@@ -304,8 +304,8 @@ func TestFlagsWin(t *testing.T) {
 		t.Error("a flag changed settings that were taken before")
 	}
 	_, err := ReadAgentFiles(yamldoc.Decode, "", DialectV1, *s.Agent)
-	wantError(t, err, "FILE", "the reconciler's own policy: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 1 allowed; remove some or raise cidrLimit; "+
-		"the reconciler's own policy: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two")
+	wantError(t, err, "FILE", "[agent] of the reconciler's settings: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 1 allowed; remove some or raise cidrLimit; "+
+		"[agent] of the reconciler's settings: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two")
 }
 
 func TestAgentSource(t *testing.T) {

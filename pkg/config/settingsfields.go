@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -13,7 +14,7 @@ import (
 // Field is one key of the settings, for a flag.
 type Field struct {
 	Key   string // resync_interval, agent.masqChain, conflist.manage
-	Usage string // one line
+	Usage string // one line; in backquotes what stands for the value
 	Bool  bool   // true or false, so that a flag needs no value
 
 	// Value returns what the settings have now, as text; "" where nothing is
@@ -118,12 +119,21 @@ func (f *form) setText(k key, shape kind, text string) {
 	k.read(f, k.name, written)
 }
 
+// briefly writes a minute as 1m, not as 1m0s.
+func briefly(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	return text
+}
+
 // values returns what a table has now, as text by key.
 func (s *Settings) values(table string) map[string]string {
 	switch table {
 	case topTable:
 		return map[string]string{
-			"resync_interval": s.ResyncInterval.String(), "backend": string(s.Backend),
+			"resync_interval": briefly(s.ResyncInterval), "backend": string(s.Backend),
 			"cni_conf_dir": s.CNIConfDir, "cni_bin_dir": s.CNIBinDir,
 			"agent_config_dir": s.AgentConfigDir, "agent_dialect": string(s.AgentDialect),
 			"data_dir": s.DataDir, "health_listen": s.HealthListen, "metrics_listen": s.MetricsListen,

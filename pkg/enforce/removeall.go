@@ -66,6 +66,14 @@ func (e *Enforcer) forms(ctx context.Context, chains []string, rec store.Record)
 	return forms
 }
 
+func notOurs(chain policy.Chain, c netfilter.Choice) error {
+	if other := chain.Owner.DataDir; other != "" {
+		return fmt.Errorf("chain %s (%s) in %s is kept from %s and stays: run cleanup with --data-dir %s",
+			chain.Name, chain.Family, c, policy.Quote(other), policy.Quote(other))
+	}
+	return fmt.Errorf("chain %s (%s) in %s does not say that it is ours and stays", chain.Name, chain.Family, c)
+}
+
 func (e *Enforcer) removeFrom(ctx context.Context, c netfilter.Choice, chains []string, rec store.Record, lock *store.Lock) ([]Removal, error) {
 	b, err := e.Drivers.Open(c)
 	if err != nil {
@@ -90,7 +98,7 @@ func (e *Enforcer) removeFrom(ctx context.Context, c netfilter.Choice, chains []
 			ours = append(ours, netfilter.ChainRef{Family: chain.Family, Name: chain.Name})
 			removed = append(removed, Removal{Chain: chain.Name, Family: chain.Family, Choice: c})
 		case slices.Contains(chains, chain.Name):
-			e.warn(fmt.Errorf("chain %s (%s) in %s is not ours and stays", chain.Name, chain.Family, c))
+			e.warn(notOurs(chain, c))
 		}
 	}
 	if len(ours) == 0 {

@@ -19,7 +19,7 @@ import (
 func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []enforce.Removal, err error) {
 	lead, err := n.Dir.Lead()
 	if errors.Is(err, store.ErrBusy) {
-		return nil, fmt.Errorf("%w, and would bring back what is removed: stop it first", err)
+		return nil, fmt.Errorf("%w, and would bring back what is removed; stop it first", err)
 	}
 	if err != nil {
 		return nil, err

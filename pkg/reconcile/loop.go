@@ -86,7 +86,7 @@ func (l *Loop) Run(ctx context.Context) {
 func (l *Loop) standBy(ctx context.Context, cause error) {
 	const again = time.Second
 	l.tell(&Report{Started: time.Now(), Result: Unchanged, Problems: []Problem{
-		{Topic: TopicStandby, Err: fmt.Errorf("standing by: %w", cause)},
+		{Topic: TopicStandby, Err: fmt.Errorf("%w; this one takes over when that ends", cause)},
 	}})
 	for timer := time.NewTimer(again); ; {
 		select {

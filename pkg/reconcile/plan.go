@@ -47,7 +47,7 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		entry := list.Entries[0]
 		switch err := n.admits(r.Sources.Guard, list.Network, entry); {
 		case entry.Err != nil:
-			r.sourceProblem(source, entry.Err)
+			r.sourceProblem(source, n.meanwhile(p, source, entry.Err))
 		case err != nil:
 			r.warn(fmt.Errorf("%s: %w", policy.Quote(list.File), err))
 		default:
@@ -80,7 +80,7 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	switch {
 	case files == nil:
 	case r.Sources.AgentErr != nil:
-		r.sourceProblem(source, r.Sources.AgentErr)
+		r.sourceProblem(source, n.meanwhile(p, source, r.Sources.AgentErr))
 	case files.Missing && p.Find(source) != nil:
 		r.warn(fmt.Errorf("agent_config_dir: %s does not exist; what was read from it before stays in force", policy.Quote(files.Dir)))
 	default:
@@ -91,6 +91,14 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	if files != nil {
 		r.Warnings = append(r.Warnings, files.Warnings...)
 	}
+}
+
+// meanwhile adds to what is wrong with a source what holds until it is mended.
+func (n *Node) meanwhile(p *enforce.Proposal, s policy.Source, wrong error) error {
+	if p.Find(s) == nil {
+		return fmt.Errorf("%w (until then nothing of it is in force)", wrong)
+	}
+	return fmt.Errorf("%w (until then its last good policy stays in force)", wrong)
 }
 
 // unused reports whether a network is neither named by a conflist nor has an

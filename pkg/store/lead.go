@@ -42,7 +42,7 @@ func (d *Dir) Lead() (*Lead, error) {
 	path := root.in(leadFile)
 	_, err = uninterrupted(func() (int, error) { return 0, unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = fmt.Errorf("%s %s: %w: another ip-masq-reconciler runs on this node", op, shown(path), ErrBusy)
+		err = fmt.Errorf("another ip-masq-reconciler runs on this node: %s: %w", shown(path), ErrBusy)
 	}
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(fd))

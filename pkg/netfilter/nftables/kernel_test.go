@@ -184,7 +184,7 @@ func TestTamperingIsSeenAndRepaired(t *testing.T) {
 	for name, tc := range map[string]struct{ script, diff string }{
 		"jump deleted":        {"flush chain " + table + " postrouting", "missing jump"},
 		"jump twice":          {"add rule " + table + " postrouting fib daddr type != local jump masq-IP-MASQ-AGENT", "unexpected jump"},
-		"chain flushed":       {"flush chain " + chain, "missing chain"},
+		"chain flushed":       {"flush chain " + chain, "missing rule"},
 		"rule added":          {"insert rule " + chain + " ip daddr 1.2.3.4 accept", "unexpected rule: rule of payload"},
 		"rule in base chain":  {"insert rule " + table + " postrouting accept", "alien: chain postrouting"},
 		"element added":       {"add element " + table + " exempt-IP-MASQ-AGENT { 11.0.0.0/16 }", "unexpected element: destination 11.0.0.0/16"},

@@ -170,6 +170,10 @@ func (r *reading) rest() error {
 		if c.Name == baseChain || ours && r.table.chains[name] != nil {
 			continue
 		}
+		if ours && c.Base == nil { // emptied, and no jump leads there
+			r.table.chains[name] = &chain{}
+			continue
+		}
 		r.table.broken = r.table.broken || c.Base != nil
 		r.table.strayChains = append(r.table.strayChains, c.Name)
 		r.alien("chain %s", policy.Quote(c.Name))

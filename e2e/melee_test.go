@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// melee is a node on which plugin, reconciler and others work at once, and what
+// its sources state: two networks, whose conflists are where runtimes read them,
+// and the agents' files. They never contradict one another.
+type melee struct {
+	*node
+	random  *rand.Rand
+	daemon  *daemon
+	config  *configMap
+	commits *witness
+	pods    int
+	done    map[string]int
+
+	stated map[string]object // what each source stated last, soundly
+	serial int
+	torn   map[string]bool // conflists
+	spoilt bool            // the ConfigMap
+
+	running  sync.WaitGroup
+	mu       sync.Mutex
+	failures []string
+}
+
+// filesOfAgents is the source that is no network.
+const filesOfAgents = "the agents' files"
+
+func (m *melee) networks() []string { return []string{"podnet", "othernet"} }
+
+func newMelee(t *testing.T, n *node, seed uint64) *melee {
+	t.Helper()
+	m := &melee{node: n, random: rand.New(rand.NewPCG(seed, 3)), stated: map[string]object{}, torn: map[string]bool{}, done: map[string]int{}}
+	must(t, os.MkdirAll(config.DefaultCNIConfDir, 0o755))
+	m.config = n.configMap(t, nil)
+	for _, name := range append(m.networks(), filesOfAgents) {
+		m.state(t, name)
+	}
+	t.Cleanup(func() {
+		for _, name := range m.networks() {
+			_ = os.Remove(conflistOf(name)) // it may have been removed already
+		}
+	})
+	m.daemon = n.startReconciler(t, m.args()...).untilReady(t)
+	m.commits = n.watchCommits(t)
+	return m
+}
+
+func conflistOf(network string) string {
+	return filepath.Join(config.DefaultCNIConfDir, "10-"+network+".conflist")
+}
+
+// args are those of a command of the reconciler.
+func (m *melee) args(command ...string) []string {
+	return append(command, "--cni-conf-dir", config.DefaultCNIConfDir, "--agent-config-dir", m.config.dir, "--resync-interval", "1h")
+}
+
+// whole writes a file as whoever writes files for a daemon does: at once.
+func whole(t *testing.T, path, text string) {
+	t.Helper()
+	must(t, errors.Join(os.WriteFile(path+".next", []byte(text), 0o644), os.Rename(path+".next", path)))
+}
+
+// state has a source state something else.
+func (m *melee) state(t *testing.T, source string) {
+	t.Helper()
+	keys := m.draw(source)
+	m.stated[source] = keys
+	if source != filesOfAgents {
+		list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": source, "plugins": []object{m.entry(keys)}})
+		must(t, err)
+		whole(t, conflistOf(source), string(list))
+		m.torn[source] = false
+		return
+	}
+	exempt := keys["nonMasqueradeCIDRs"].([]string)
+	files := map[string]string{}
+	for name, part := range map[string]object{
+		"ip-masq-agent": {"nonMasqueradeCIDRs": exempt[:1], "enableIPv6": true},
+		"ip-masq-b":     {"nonMasqueradeCIDRs": exempt[1:], "MASQUERADEcidrs": keys["masqueradeCIDRs"]},
+	} {
+		text, err := json.Marshal(part)
+		must(t, err)
+		files[name] = string(text)
+	}
+	m.config.put(t, files)
+	m.spoilt = false
+}
+
+// draw makes what a source states. The first prefix is of this statement alone;
+// the others that are exempt are no longer than 24 bits (48 with IPv6), those
+// that are masqueraded longer. The first network exempts what the load goes to.
+func (m *melee) draw(source string) object {
+	m.serial++
+	r := m.random
+	exempt := []string{fmt.Sprintf("21.%d.%d.0/24", m.serial/256, m.serial%256)}
+	if source == m.networks()[0] {
+		exempt = append(exempt, [][]string{
+			{"10.0.0.0/8", "fd00::/8"}, {"10.9.0.0/16", "fd00:9::/48"}, {"10.9.0.0/17", "fc00::/6"}, {"8.0.0.0/5", "fd00:9::/32"},
+			{"10.9.0.0/18", "10.9.64.0/18", "fd00::/16"},
+		}[r.IntN(5)]...)
+	}
+	masquerade := []string{}
+	for range r.IntN(8) {
+		wide := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(r.IntN(8)), byte(r.IntN(256)), 0}), 14+r.IntN(11))
+		exempt = append(exempt, wide.Masked().String())
+		exempt = append(exempt, fmt.Sprintf("2001:db8:%d::/48", r.IntN(16)))
+	}
+	for range r.IntN(8) {
+		narrow := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(r.IntN(8)), byte(r.IntN(256)), byte(r.IntN(256))}), 25+r.IntN(8))
+		masquerade = append(masquerade, narrow.Masked().String())
+		masquerade = append(masquerade, fmt.Sprintf("10.9.%d.0/25", 128+r.IntN(128)), fmt.Sprintf("2001:db8:%d:%d::/64", r.IntN(16), r.IntN(4)))
+	}
+	return object{"enableIPv6": true, "nonMasqueradeCIDRs": exempt, "masqueradeCIDRs": masquerade}
+}
+
+// sound reports whether every source can be read as it is.
+func (m *melee) sound() bool { return !m.spoilt && !m.torn["podnet"] && !m.torn["othernet"] }
+
+// checked is what the command check ends with where the rules are right.
+func (m *melee) checked() int {
+	if m.sound() {
+		return 0
+	}
+	return 1
+}
+
+// takenOver waits until nobody of the plugin runs any more and what was stated
+// last is stored.
+func (m *melee) takenOver(t *testing.T) {
+	t.Helper()
+	m.running.Wait()
+	for source, keys := range m.stated {
+		of := network(source)
+		if source == filesOfAgents {
+			of = policy.Source{Kind: policy.AgentFiles}
+		}
+		want, _ := keys["nonMasqueradeCIDRs"].([]string)
+		m.daemon.within(t, 3*time.Second, fmt.Sprintf("document of %s with %v", source, keys), func() bool {
+			c := m.load(t).Find(of)
+			return c != nil && len(want) == 0 == (c.Statement.NonMasqueradeCIDRs == nil) &&
+				(len(want) == 0 || slices.Contains(c.Statement.NonMasqueradeCIDRs, netip.MustParsePrefix(want[0])))
+		})
+	}
+}
+
+// policy is what all sources state together, for the oracle.
+func (m *melee) policy() randomised {
+	p := randomised{ipv6: true}
+	for _, keys := range m.stated {
+		exempt, _ := keys["nonMasqueradeCIDRs"].([]string)
+		masquerade, _ := keys["masqueradeCIDRs"].([]string)
+		p.exempt = append(p.exempt, parsePrefixes(exempt...)...)
+		p.masquerade = append(p.masquerade, parsePrefixes(masquerade...)...)
+	}
+	return p
+}
+
+// witness has seen every commit to nf_tables on a node, whoever made it.
+type witness struct {
+	mu   sync.Mutex
+	seen []nflink.Commit
+	lost bool
+}
+
+// watchCommits listens until the test ends.
+func (n *node) watchCommits(t *testing.T) *witness {
+	t.Helper()
+	var l *nflink.Listener
+	must(t, n.Node.Do(func() (err error) {
+		l, err = nflink.Listen()
+		return err
+	}))
+	w := &witness{}
+	var listening sync.WaitGroup
+	listening.Go(func() {
+		for {
+			commits, err := l.Next()
+			w.mu.Lock()
+			w.seen = append(w.seen, commits...)
+			w.lost = w.lost || errors.Is(err, nflink.ErrLost)
+			w.mu.Unlock()
+			if err != nil && !errors.Is(err, nflink.ErrLost) {
+				return
+			}
+		}
+	})
+	t.Cleanup(func() {
+		must(t, l.Close())
+		listening.Wait()
+		if w.lost {
+			t.Error("commits were lost")
+		}
+	})
+	return w
+}
+
+// count is how many commits there were so far.
+func (w *witness) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.seen)
+}
+
+// after tells the programs that made the commits after a generation.
+func (w *witness) after(generation uint32) (programs []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.seen {
+		if c.Generation > generation {
+			programs = append(programs, c.Program)
+		}
+	}
+	return programs
+}
+
+// by counts those since then by program.
+func (w *witness) by(since int) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	count := map[string]int{}
+	for _, c := range w.seen[since:] {
+		count[c.Program]++
+	}
+	var b strings.Builder
+	for _, program := range slices.Sorted(maps.Keys(count)) {
+		fmt.Fprintf(&b, "%d by %s ", count[program], program)
+	}
+	return b.String()
+}

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+)
+
+// TestPluginAndReconcilerAtOnce has both work on one node while conflists, the
+// ConfigMap and the rules are changed at random. In the end all is as the last
+// sound sources say, nobody has anything left to do, and no packet to what was
+// exempt all the time was ever masqueraded.
+func TestPluginAndReconcilerAtOnce(t *testing.T) {
+	const budget = 10 * time.Second // of each form
+	for _, f := range forms()[:2] {
+		t.Run(f.name, func(t *testing.T) {
+			start := time.Now()
+			for i := uint64(0); i == 0 || time.Since(start) < budget && !t.Failed(); i++ {
+				t.Run(fmt.Sprintf("seed %d", *seed+i), func(t *testing.T) { atOnceWith(t, f, *seed+i) })
+			}
+		})
+	}
+}
+
+func atOnceWith(t *testing.T, f form, seed uint64) {
+	t.Helper()
+	const operations = 200
+	m := newMelee(t, newNode(t, f), seed)
+	lone := topology.Must(m.AddPod("lone", transit4, transit6))(t)
+	load := topology.Must(lone.StartLoad(slices.Concat(many(netip.MustParseAddr("10.9.0.0"), 60), many(netip.MustParseAddr("fd00:9::"), 60))))(t)
+	from := m.commits.count()
+	for range operations {
+		m.operation(t)
+		time.Sleep(time.Duration(m.random.IntN(10)) * time.Millisecond)
+	}
+	m.await(t)
+	report := topology.Must(load.Stop())(t)
+	m.settle(t)
+	m.judgeCommits(t, from, operations)
+	wrong := 0
+	for _, flow := range report.Flows {
+		if own := netip.AddrPortFrom(sender{addrs: lone.Addrs}.addr(flow.To.Addr()), flow.From); flow.Source != own {
+			if wrong++; wrong <= 5 {
+				t.Errorf("to %s, which was exempt all the time: came from %s, was sent from %s", flow.To.Addr(), flow.Source, own)
+			}
+		}
+	}
+	if wrong > 0 || len(report.Flows) < 1000 {
+		t.Errorf("%d of %d connections were judged wrong; fewer than 1000 say little", wrong, len(report.Flows))
+	}
+	m.judgeVerdicts(t, lone)
+	m.neitherUndoes(t)
+	t.Logf("-seed %d: %v, of which failed %q; %d connections; %s", seed, m.done, m.failures, len(report.Flows), m.commits.by(from))
+}
+
+// TestConflistAndAddAtOnce writes a conflist and runs ADD with it right after, as
+// a runtime may. The reconciler hears of both. Whoever comes first, the other
+// finds all right: once ADD has returned, nobody writes a rule.
+func TestConflistAndAddAtOnce(t *testing.T) {
+	for _, f := range forms()[:2] {
+		t.Run(f.name, func(t *testing.T) {
+			t.Logf("-seed %d", *seed)
+			m := newMelee(t, newNode(t, f), *seed)
+			m.takenOver(t)
+			added := 0
+			for i := range 60 {
+				name := m.networks()[i%2]
+				m.state(t, name)
+				time.Sleep(time.Duration(m.random.IntN(12)) * time.Millisecond)
+				conf := m.conf(t, name, m.stated[name])
+				began := m.generation(t)
+				m.ask(t, request{verb: "ADD", conf: conf, id: fmt.Sprint("added", i)}).want(t, 0)
+				// The kernel's own number: the witness may hear of a commit later.
+				done := m.generation(t)
+				added += int(done - began)
+				m.daemon.soonReady(t)
+				time.Sleep(60 * time.Millisecond)
+				if now := m.generation(t); now != done {
+					t.Errorf("ADD %d of %s: %d commits after it: %s", i, name, now-done, m.commits.after(done))
+				}
+				m.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0).quiet(t)
+			}
+			if added == 0 {
+				t.Error("the reconciler was always first, which says nothing")
+			}
+			if drift := m.daemon.metric(t, "drift_repairs_total"); drift != 0 {
+				t.Errorf("what the plugin did was taken for drift %v times", drift)
+			}
+		})
+	}
+}
+
+// operation makes one at random. Those of the plugin go on while others are
+// made.
+func (m *melee) operation(t *testing.T) {
+	t.Helper()
+	switch kind := m.random.IntN(20); {
+	case kind < 6:
+		m.done["ADD"]++
+		m.pods++
+		m.plugin(t, "ADD", fmt.Sprint("melee", m.pods))
+	case kind < 9:
+		m.done["DEL"]++
+		m.plugin(t, "DEL", fmt.Sprint("melee", m.random.IntN(m.pods+1)))
+	case kind < 14:
+		m.done["conflist"]++
+		m.editConflist(t)
+	case kind < 17:
+		m.done["ConfigMap"]++
+		m.editConfigMap(t)
+	default:
+		m.done["tampering"]++
+		m.tamper(t)
+	}
+}
+
+// plugin starts a verb of the plugin, with the entry that a network has now.
+func (m *melee) plugin(t *testing.T, verb, id string) {
+	t.Helper()
+	name := m.networks()[m.random.IntN(2)]
+	c := m.prepare(t, request{verb: verb, conf: m.conf(t, name, m.stated[name]), id: id})
+	var out, errs strings.Builder
+	c.Stdout, c.Stderr = &out, &errs
+	must(t, c.Start())
+	m.running.Go(func() {
+		_ = c.Wait() // the exit code tells
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if c.ProcessState.ExitCode() != 0 {
+			m.failures = append(m.failures, verb+": "+out.String()+errs.String())
+		}
+	})
+}
+
+// await waits for the plugin's runs. Only an ADD may have failed, and only when
+// its rules were taken away before it had seen that they stand.
+func (m *melee) await(t *testing.T) {
+	t.Helper()
+	m.running.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	const fewest = 10 // of a hundred
+	for _, failure := range m.failures {
+		if !strings.HasPrefix(failure, "ADD: ") || !strings.Contains(failure, `"code": 100`) {
+			t.Error(failure)
+		}
+	}
+	if len(m.failures) > fewest {
+		t.Errorf("%d ADDs failed: %q", len(m.failures), m.failures)
+	}
+}
+
+// editConflist changes what a network states, spoils its file, or removes it.
+func (m *melee) editConflist(t *testing.T) {
+	t.Helper()
+	name := m.networks()[m.random.IntN(2)]
+	path := filepath.Join(config.DefaultCNIConfDir, "10-"+name+".conflist")
+	kind := m.random.IntN(10)
+	if kind < 2 {
+		m.takenOver(t)
+	}
+	switch kind {
+	case 0:
+		whole(t, path, `{"cniVersion": "1.1.0", "name": "`+name+`", "plugins": [{"type": "ip-ma`)
+		m.torn[name] = true
+	case 1:
+		m.torn[name] = false
+		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	default:
+		m.state(t, name)
+	}
+}
+
+// editConfigMap has the agents' files state something else, nothing, or nonsense.
+func (m *melee) editConfigMap(t *testing.T) {
+	t.Helper()
+	kind := m.random.IntN(10)
+	if kind < 2 {
+		m.takenOver(t)
+	}
+	switch kind {
+	case 0:
+		m.config.put(t, map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [10.0.0.1/8]\n"})
+		m.spoilt = true
+	case 1:
+		m.config.put(t, map[string]string{"ip-masq-agent": "enableIPv6: true\n", "ip-masq-b": "nonMasqueradeCIDRs: [\n"})
+		m.spoilt = true
+	case 2:
+		m.config.put(t, nil)
+		m.stated[filesOfAgents], m.spoilt = object{}, false
+	default:
+		m.state(t, filesOfAgents)
+	}
+}
+
+// tamper spoils rules as others do. It never touches what exempts alone, so that
+// no packet to an exempt destination may be masqueraded because of it; and fails
+// where somebody was faster, which does not matter.
+func (m *melee) tamper(t *testing.T) {
+	t.Helper()
+	i := m.random.IntN(2)
+	family := families()[i]
+	host := []string{"198.51.100.7", "2001:db8:ffff::7"}[i]
+	kinds := []string{
+		"nft flush ruleset",
+		"nft delete table " + family[1] + " ip-masq",
+		"nft flush chain " + family[1] + " ip-masq postrouting",
+		"nft flush chain " + family[1] + " ip-masq masq-IP-MASQ-AGENT",
+		"nft insert rule " + family[1] + " ip-masq masq-IP-MASQ-AGENT " + family[1] + " daddr " + host + " return",
+		"nft add rule " + family[1] + " ip-masq postrouting fib daddr type != local jump masq-IP-MASQ-AGENT",
+		"nft add chain " + family[1] + " ip-masq strange",
+		"nft add element " + family[1] + " ip-masq exempt-IP-MASQ-AGENT { " + host + " }",
+	}
+	if m.form.variant != "" {
+		kinds = []string{
+			"nft flush ruleset",
+			"nft delete table " + family[1] + " nat",
+			family[0] + " -t nat -F",
+			family[0] + " -t nat -F IP-MASQ-AGENT",
+			family[0] + " -t nat -D POSTROUTING 1",
+			family[0] + " -t nat -A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT",
+			family[0] + " -t nat -I IP-MASQ-AGENT -d " + host + " -j RETURN",
+			family[0] + " -t nat -A IP-MASQ-AGENT -j ACCEPT",
+		}
+	}
+	words := strings.Fields(kinds[m.random.IntN(len(kinds))])
+	if words[0] != "nft" {
+		words[0] = filepath.Join(m.dir, "bin", words[0])
+	}
+	_, _, _ = run(t, m.Node.Command(m.within(t), words[0], words[1:]...))
+}
+
+// settle waits until nobody does anything any more, and everybody is content.
+func (m *melee) settle(t *testing.T) {
+	t.Helper()
+	m.takenOver(t)
+	m.daemon.within(t, 3*time.Second, "end of the drift", func() bool {
+		stdout, _, code := m.reconciler(t, m.args("check")...)
+		return code == m.checked() && !strings.Contains(stdout, "missing") && !strings.Contains(stdout, "unexpected")
+	})
+	if m.sound() {
+		m.daemon.soonReady(t)
+	} else {
+		m.daemon.soonUnready(t)
+	}
+	const quiet = 3 * time.Second
+	before := m.commits.count()
+	time.Sleep(quiet)
+	if more := m.commits.count() - before; more > 0 {
+		t.Errorf("%d commits in %s after all was right: %s", more, quiet, m.commits.by(before))
+	}
+}
+
+// neitherUndoes has the plugin and the reconciler take turns where all is right:
+// neither may find anything to do.
+func (m *melee) neitherUndoes(t *testing.T) {
+	t.Helper()
+	before := m.commits.count()
+	for _, name := range m.networks() {
+		conf := m.conf(t, name, m.stated[name])
+		for _, verb := range []string{"ADD", "CHECK", "DEL", "ADD", "STATUS"} {
+			m.ask(t, request{verb: verb, conf: conf, id: "last"}).want(t, 0)
+			passes := m.daemon.metric(t, "reconciles_total")
+			m.daemon.signal(t, syscall.SIGHUP)
+			m.daemon.until(t, "pass", func() bool { return m.daemon.metric(t, "reconciles_total") > passes })
+		}
+	}
+	if _, stderr, code := m.reconciler(t, m.args("once")...); code != m.checked() {
+		t.Errorf("once: exit code %d\n%s", code, stderr)
+	}
+	if more := m.commits.count() - before; more > 0 {
+		t.Errorf("they undo one another: %d commits: %s", more, m.commits.by(before))
+	}
+}
+
+// judgeCommits holds their number against that of the operations: a change is
+// made in a few commits, by whoever comes first, and not again.
+func (m *melee) judgeCommits(t *testing.T, from, operations int) {
+	t.Helper()
+	if made := m.commits.count() - from; made > operations*3/2 {
+		t.Errorf("%d commits for %d operations: %s", made, operations, m.commits.by(from))
+	}
+}
+
+// judgeVerdicts sends packets to the borders of all prefixes that were stated
+// last, and holds them against the oracle.
+func (m *melee) judgeVerdicts(t *testing.T, from *topology.Host) {
+	t.Helper()
+	must(t, m.Node.FlushConntrack())
+	p := m.policy()
+	w := oracleWorld{node: m.node, random: m.random}
+	seen, masqueraded := topology.Must(from.SweepUDP(w.borders(p)))(t), 0
+	for to, source := range seen {
+		own, remote := sender{addrs: from.Addrs}.addr(to.Addr()), m.Outside
+		if isPrivate(to.Addr()) {
+			remote = m.LAN
+		}
+		want := own
+		if p.masquerades(own, to.Addr(), "any") {
+			want = m.NodeAddr(remote, to.Addr())
+			masqueraded++
+		}
+		if source.Addr() != want {
+			t.Errorf("to %s: came from %s, want %s", to.Addr(), source.Addr(), want)
+		}
+	}
+	if masqueraded == 0 || masqueraded == len(seen) {
+		t.Errorf("%d of %d were masqueraded, which says little", masqueraded, len(seen))
+	}
+}
