@@ -33,7 +33,7 @@ func TestTwoReconcilers(t *testing.T) {
 				t.Error("the metric ready is not 0 of the second and 1 of the first")
 			}
 			time.Sleep(2 * time.Second) // it asks again each second
-			if n := strings.Count(second.log(), "standing by"); n != 1 || strings.Count(second.log(), "\n") != 1 {
+			if n := strings.Count(second.log(), "another ip-masq-reconciler runs"); n != 1 || strings.Count(second.log(), "\n") != 1 {
 				t.Errorf("the second says so %d times, not once:\n%s", n, second.log())
 			}
 			if code, body := w.daemon.ready(); code != 200 {

@@ -18,8 +18,7 @@ func (a *app) cleanupCommand() *cobra.Command {
 the dataDir. Pods that run keep running; what they send is not masqueraded any more.
 
 A conflist that still has the entry brings the chain back with the next pod: remove it
-first. It refuses to work while "run" does. Where the state and the conflist are gone
-already, --masq-chain names the chain.`,
+first. It refuses to work while "run" does.`,
 		Args: noArguments,
 		RunE: a.cleanup,
 	})

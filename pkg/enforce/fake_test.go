@@ -83,6 +83,18 @@ func (d *fakeDriver) Render(policy.Ruleset, ...policy.Family) ([]byte, error) {
 	return nil, fmt.Errorf("render %s: nothing here asks for that", d.backend)
 }
 
+func (d *fakeDriver) Claimed(_ context.Context, us policy.Owner) ([]string, error) {
+	var names []string
+	for _, c := range d.forms {
+		for _, chain := range d.k.chains[c] {
+			if chain.Owner == us {
+				names = append(names, chain.Name)
+			}
+		}
+	}
+	return names, nil
+}
+
 func (d *fakeDriver) Uses(_ context.Context, chain string) ([]netfilter.Choice, error) {
 	var used []netfilter.Choice
 	for _, c := range d.forms {

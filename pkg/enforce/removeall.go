@@ -27,6 +27,7 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 	var removed []Removal
 	var errs []error
 	rec = e.ofThisBoot(rec)
+	chains = e.claimed(ctx, chains)
 	for _, c := range e.forms(ctx, chains, rec) {
 		gone, err := e.removeFrom(ctx, c, chains, rec, lock)
 		removed = append(removed, gone...)
@@ -39,6 +40,23 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 		errs = append(errs, err)
 	}
 	return removed, errors.Join(errs...)
+}
+
+// claimed adds the chains that say themselves that they are ours.
+func (e *Enforcer) claimed(ctx context.Context, chains []string) []string {
+	chains = slices.Clone(chains)
+	for _, d := range e.Drivers {
+		names, err := d.Claimed(ctx, policy.OwnedBy(e.Dir.Path()))
+		if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
+			e.warn(err)
+		}
+		for _, name := range names {
+			if !slices.Contains(chains, name) {
+				chains = append(chains, name)
+			}
+		}
+	}
+	return chains
 }
 
 // forms returns the forms in which one of the chains stands or should stand.

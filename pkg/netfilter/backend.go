@@ -121,6 +121,10 @@ type Driver interface {
 	// any family, without loading a module or making a table to find out.
 	Uses(ctx context.Context, chain string) ([]Choice, error)
 
+	// Claimed returns the names of the chains that say of themselves, in their
+	// owner's comment, that they are of this owner: a record can get lost.
+	Claimed(ctx context.Context, us policy.Owner) ([]string, error)
+
 	// Probe returns the form in which this host can keep rules: the one that
 	// it prefers or, where the variant is named, that. Its errors wrap
 	// ErrUnusable and say what to install or to change.

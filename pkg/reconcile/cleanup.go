@@ -39,19 +39,19 @@ func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []enforce
 	if err := newer(state); err != nil {
 		return nil, err
 	}
-	removed, err = n.Enforcer(warn).RemoveAll(ctx, n.chains(state), state.Record, lock)
+	removed, err = n.Enforcer(warn).RemoveAll(ctx, chains(state), state.Record, lock)
 	if err != nil {
 		return removed, err
 	}
 	return removed, lock.Destroy()
 }
 
-// chains returns the names under which chains of ours may stand: a record or
-// documents that got lost do not keep them from being found.
-func (n *Node) chains(state store.State) []string {
+// chains returns the names of the chains that the documents speak of, and the
+// agents' own. Those that nothing speaks of any more say themselves whose they are.
+func chains(state store.State) []string {
 	names := []string{policy.DefaultChain}
 	add := func(name string) {
-		if name != "" && !slices.Contains(names, name) {
+		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -60,15 +60,6 @@ func (n *Node) chains(state store.State) []string {
 	}
 	for _, c := range state.Contributions {
 		add(c.Statement.Chain)
-	}
-	src := n.Read()
-	for _, list := range src.ConfDir.Conflists {
-		for _, e := range list.Entries {
-			add(e.Entry.Statement.Chain)
-		}
-	}
-	if src.Agent != nil {
-		add(src.Agent.Contribution.Statement.Chain)
 	}
 	return names
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -60,6 +61,21 @@ func (d *Driver) Uses(_ context.Context, chain string) ([]netfilter.Choice, erro
 		}
 	}
 	return nil, nil
+}
+
+// Claimed implements netfilter.Driver.
+func (d *Driver) Claimed(ctx context.Context, us policy.Owner) ([]string, error) {
+	rs, err := (&backend{d}).Observe(ctx, nil)
+	if err != nil {
+		return nil, usable(err)
+	}
+	var names []string
+	for _, c := range rs.Chains {
+		if c.Owner == us && !slices.Contains(names, c.Name) {
+			names = append(names, c.Name)
+		}
+	}
+	return names, nil
 }
 
 // Probe implements netfilter.Driver. The kernel lets nobody read who may not
