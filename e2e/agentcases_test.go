@@ -290,8 +290,8 @@ func wantDestinations(t *testing.T, c agentCase, rules chainRules) {
 // sameRules compares what two nodes have.
 func sameRules(t *testing.T, want, got chainRules) {
 	t.Helper()
-	close := cmp.Comparer(func(a, b float64) bool { return math.Abs(a-b) <= 1e-6 })
-	if d := cmp.Diff(want, got, close, cmp.AllowUnexported(familyRules{}, chainRule{})); d != "" {
+	nearly := cmp.Comparer(func(a, b float64) bool { return math.Abs(a-b) <= 1e-6 })
+	if d := cmp.Diff(want, got, nearly, cmp.AllowUnexported(familyRules{}, chainRule{})); d != "" {
 		t.Errorf("ours (+) is not the agent's (-):\n%s", d)
 	}
 }

@@ -273,11 +273,10 @@ func parseRule(t *testing.T, text string) chainRule {
 }
 
 // randomly has the rules masquerade from ports that are fully random.
-func (c chainRules) randomly() chainRules {
+func (c chainRules) randomly() {
 	for _, rules := range c {
 		for i := range rules.rules {
 			rules.rules[i].randomFully = rules.rules[i].target == "MASQUERADE"
 		}
 	}
-	return c
 }

@@ -135,6 +135,43 @@ func (m *melee) draw(source string) object {
 	return object{"enableIPv6": true, "nonMasqueradeCIDRs": exempt, "masqueradeCIDRs": masquerade}
 }
 
+// tamper spoils rules as others do. It never touches what exempts alone, so that
+// no packet to an exempt destination may be masqueraded because of it; and fails
+// where somebody was faster, which does not matter.
+func (m *melee) tamper(t *testing.T) {
+	t.Helper()
+	i := m.random.IntN(2)
+	family := families()[i]
+	host := []string{"198.51.100.7", "2001:db8:ffff::7"}[i]
+	kinds := []string{
+		"nft flush ruleset",
+		"nft delete table " + family[1] + " ip-masq",
+		"nft flush chain " + family[1] + " ip-masq postrouting",
+		"nft flush chain " + family[1] + " ip-masq masq-IP-MASQ-AGENT",
+		"nft insert rule " + family[1] + " ip-masq masq-IP-MASQ-AGENT " + family[1] + " daddr " + host + " return",
+		"nft add rule " + family[1] + " ip-masq postrouting fib daddr type != local jump masq-IP-MASQ-AGENT",
+		"nft add chain " + family[1] + " ip-masq strange",
+		"nft add element " + family[1] + " ip-masq exempt-IP-MASQ-AGENT { " + host + " }",
+	}
+	if m.form.variant != "" {
+		kinds = []string{
+			"nft flush ruleset",
+			"nft delete table " + family[1] + " nat",
+			family[0] + " -t nat -F",
+			family[0] + " -t nat -F IP-MASQ-AGENT",
+			family[0] + " -t nat -D POSTROUTING 1",
+			family[0] + " -t nat -A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT",
+			family[0] + " -t nat -I IP-MASQ-AGENT -d " + host + " -j RETURN",
+			family[0] + " -t nat -A IP-MASQ-AGENT -j ACCEPT",
+		}
+	}
+	words := strings.Fields(kinds[m.random.IntN(len(kinds))])
+	if words[0] != "nft" {
+		words[0] = filepath.Join(m.dir, "bin", words[0])
+	}
+	_, _, _ = run(t, m.Node.Command(m.within(t), words[0], words[1:]...))
+}
+
 // sound reports whether every source can be read as it is.
 func (m *melee) sound() bool { return !m.spoilt && !m.torn["podnet"] && !m.torn["othernet"] }
 

@@ -163,9 +163,12 @@ func TestNewerRulesBesideReconciler(t *testing.T) {
 		n.leftAlone(t, d, conf, says...)
 		serves()
 		// A source that changes: its rules cannot be made.
-		rules := n.ruleset(t)
+		rules, logged := n.ruleset(t), d.log()
 		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})
-		d.soonUnready(t, says...)
+		d.soonUnready(t, append(says, `network "podnet"`, "cannot be put in force")...)
+		if strings.Contains(strings.TrimPrefix(d.log(), logged), "took over") {
+			t.Errorf("it says that it took over what it did not:\n%s", d.log())
+		}
 		d.stop(t)
 		d = n.startReconciler(t, "--resync-interval", "1h")
 		d.soonUnready(t, says...)

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
 )
 
@@ -261,19 +259,16 @@ func (w *tampered) set(t *testing.T, family string) string {
 func (w *tampered) repair(t *testing.T, count int) time.Duration {
 	t.Helper()
 	const settled = 60 * time.Millisecond
+	var all []heard
 	w.daemon.until(t, "repair", func() bool {
-		all := w.ear.since(count)
-		return len(all) > 0 && w.isOurs(all[len(all)-1]) && time.Since(all[len(all)-1].at) > settled
+		all = w.ear.since(count)
+		if len(all) == 0 || !w.isOurs(all[len(all)-1]) || time.Since(all[len(all)-1].at) < settled {
+			return false
+		}
+		return w.ours(t) == w.right && len(w.ear.since(count)) == len(all)
 	})
-	all := w.ear.since(count)
 	if first := all[0]; first.Program == "ip-masq-reconci" {
 		t.Fatalf("the first commit is the reconciler's: %v", all)
-	}
-	if d := cmp.Diff(strings.Split(w.right, "\n"), strings.Split(w.ours(t), "\n")); d != "" {
-		t.Fatalf("rules are not what they were:\n%s\ncommits: %v\n%s", d, all, w.daemon.log())
-	}
-	if late := w.ear.since(count + len(all)); len(late) > 0 {
-		t.Fatalf("commits after the repair: %v", late)
 	}
 	return all[len(all)-1].at.Sub(all[0].at)
 }
@@ -380,4 +375,58 @@ func tamper(t *testing.T, f form) (all figures) {
 	}
 	w.daemon.stop(t)
 	return all
+}
+
+// TestTamperingInSteps: a script takes away first our jump and soon after, when
+// the repair is under way, the table. Whatever the pause between the two, that is
+// no reason to leave the node without rules.
+func TestTamperingInSteps(t *testing.T) {
+	for _, f := range forms()[:2] {
+		t.Run(f.name, func(t *testing.T) {
+			w := newTampered(t, f)
+			table, chain := "ip-masq", "postrouting"
+			if f.variant != "" {
+				table, chain = "nat", "POSTROUTING"
+			}
+			var conn *nflink.Conn
+			if err := w.Node.Do(func() (err error) {
+				conn, err = nflink.Dial()
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := conn.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			var took figures
+			// A repair takes about 1 ms with nftables and 8 ms with iptables.
+			for pause := time.Duration(0); pause < 10*time.Millisecond; pause += 400 * time.Microsecond {
+				family := []nflink.Family{nflink.IPv4, nflink.IPv6}[len(took)%2]
+				count := w.quiet(t, 100*time.Millisecond)
+				var first, second nflink.Batch
+				first.FlushChain(family, table, chain)
+				second.DeleteTable(family, table)
+				if err := conn.Commit(&first); err != nil {
+					t.Fatal(err)
+				}
+				for start := time.Now(); time.Since(start) < pause; { // sleep is not as exact
+					continue
+				}
+				at := time.Now()
+				if err := conn.Commit(&second); err != nil {
+					t.Fatal(err)
+				}
+				w.repair(t, count)
+				all := w.ear.since(count)
+				took = append(took, all[len(all)-1].at.Sub(at))
+			}
+			t.Log(took)
+			if worst := slices.Max(took); worst >= inAStorm {
+				t.Errorf("rules were repaired after %s: %v", worst, []time.Duration(took))
+			}
+			w.packets(t)
+		})
+	}
 }

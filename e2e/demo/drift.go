@@ -55,7 +55,7 @@ func (s *stage) drift() (err error) {
 		return err
 	}
 	fmt.Printf("\n  The rules were seen again after %d ms.\n", time.Since(flushed).Milliseconds())
-	if err := s.ask("pod-4", lanServer, internet, s.addressOf("pod-2")); err != nil {
+	if err := s.ask("pod-4", lanServer, internet, s.pods["pod-2"].addr); err != nil {
 		return err
 	}
 	return s.show(reconciler, "explain", lanServer.String())

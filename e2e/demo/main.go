@@ -80,7 +80,7 @@ func (s *stage) withUs() error {
 			return err
 		}
 	}
-	if err := s.ask("pod-1", lanServer, internet, s.addressOf("pod-2")); err != nil {
+	if err := s.ask("pod-1", lanServer, internet, s.pods["pod-2"].addr); err != nil {
 		return err
 	}
 	return s.show("iptables", "-t", "nat", "-L", "IP-MASQ-AGENT", "-n")
@@ -95,7 +95,7 @@ func (s *stage) changed() error {
 	if err := s.startPod("pod-3"); err != nil {
 		return err
 	}
-	if err := s.ask("pod-1", lanServer, internet, s.addressOf("pod-2")); err != nil {
+	if err := s.ask("pod-1", lanServer, internet, s.pods["pod-2"].addr); err != nil {
 		return err
 	}
 	return s.show("iptables", "-t", "nat", "-L", "IP-MASQ-AGENT", "-n")
@@ -109,7 +109,7 @@ func (s *stage) otherBackend() error {
 	if err := s.startPod("pod-4"); err != nil {
 		return err
 	}
-	if err := s.ask("pod-4", lanServer, internet, s.addressOf("pod-2")); err != nil {
+	if err := s.ask("pod-4", lanServer, internet, s.pods["pod-2"].addr); err != nil {
 		return err
 	}
 	return s.show("nft", "list", "table", "ip", "ip-masq")

@@ -143,8 +143,6 @@ func (s *stage) stopPod(name string) error {
 
 func (s *stage) running() []string { return slices.Sorted(maps.Keys(s.pods)) }
 
-func (s *stage) addressOf(name string) netip.Addr { return s.pods[name].addr }
-
 // ask sends a packet to each destination, and tells which source the other side
 // saw, and why.
 func (s *stage) ask(from string, destinations ...netip.Addr) error {

@@ -25,7 +25,7 @@ const mostShown = 5
 func (j *journal) report(r *Report) {
 	j.warn(r.Warnings)
 	if len(r.Drift) > 0 {
-		j.log.Warn("repaired rules that somebody had changed", "changes", strings.ReplaceAll(r.Drift.Summary(mostShown), "\n", "; "), "took", r.Took.Round(time.Microsecond))
+		j.log.Warn("repaired rules that somebody had changed", "by", r.By.String(), "changes", strings.ReplaceAll(r.Drift.Summary(mostShown), "\n", "; "), "took", r.Took.Round(time.Microsecond))
 	}
 	for _, s := range r.Pending {
 		j.log.Info("took over what a source states", "source", s.String())

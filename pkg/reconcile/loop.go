@@ -162,6 +162,7 @@ func (l *Loop) pass(ctx context.Context, due cause) {
 	if ctx.Err() != nil {
 		return // half a pass is no news
 	}
+	r.By = due.writer
 	now := time.Now()
 	if p := l.rival.judge(now, r.Drift, due.writer); p != nil {
 		r.Problems = append(r.Problems, *p)

@@ -86,7 +86,7 @@ func TestLoopRepairsWhenToldOfRules(t *testing.T) {
 	r.RulesChanged(Writer{7, "nft"})
 	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
 	r.exempts(defaults)
-	if log := r.log(); !strings.Contains(log, "repaired rules") {
+	if log := r.log(); !strings.Contains(log, "repaired rules") || !strings.Contains(log, "pid 7") {
 		t.Errorf("the log does not tell:\n%s", log)
 	}
 }

@@ -70,6 +70,8 @@ type Report struct {
 
 	// Drift is what others had changed in the rules that were made before.
 	Drift policy.Diff
+	// By is who changed rules last before the pass, where the kernel told.
+	By Writer
 	// Pending is what differs from the documents, before the pass or, where
 	// it may not write, still.
 	Pending []policy.Source
