@@ -105,7 +105,7 @@ func TestConflicts(t *testing.T) {
 				var got []string
 				for _, c := range p.Conflicts {
 					got = append(got, c.Error())
-					if !c.Involves(holds.Source) || !c.Involves(yields.Source) || c.Scope != (kind.remedy != "") {
+					if c.Holds.Source != holds.Source || c.Yields.Source != yields.Source || c.Scope != (kind.remedy != "") {
 						t.Errorf("%+v does not name its parties or its sort", c)
 					}
 				}

@@ -100,11 +100,6 @@ func (e *ConflictError) Error() string {
 		e.Holds.Key, e.Holds.Source, e.HoldsValue, remedy)
 }
 
-// Involves reports whether the source is a party of the conflict.
-func (e *ConflictError) Involves(s Source) bool {
-	return e.Holds.Source == s || e.Yields.Source == s
-}
-
 // inForce orders contributions by the weight of their word: a network that does
 // not yield, in the order in which they came into force, one that does, and
 // last the agent files.

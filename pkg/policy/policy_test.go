@@ -38,11 +38,6 @@ func TestConflictError(t *testing.T) {
 	if !errors.As(fmt.Errorf("add: %w", conflict), &back) || back != conflict {
 		t.Error("a wrapped conflict cannot be found")
 	}
-	for source, want := range map[policy.Source]bool{a: true, b: true, {Kind: policy.Network, Name: "c"}: false, {Kind: policy.AgentFiles}: false} {
-		if got := conflict.Involves(source); got != want {
-			t.Errorf("it involves %s: %v, want %v", source, got, want)
-		}
-	}
 }
 
 func TestPolicyFamilies(t *testing.T) {
