@@ -92,7 +92,7 @@ func TestIdle(t *testing.T) {
 			w := settled(t, f)
 			time.Sleep(time.Second) // for passes that its start asked for, and a first scrape's inquiries
 			w.scrape(t)
-			commits, generation, rules, state, log := w.count(), w.generation(t), w.ruleset(t), w.stamps(t), w.daemon.log()
+			commits, generation, rules, state, log := w.count(), w.generation(t), w.ruleset(t), w.stamps(t), w.log()
 			passes := w.metric(t, "reconciles_total", `result="unchanged"`)
 			const seconds = 15
 			most := 0.0
@@ -210,7 +210,7 @@ func TestForeignCommits(t *testing.T) {
 			}
 			const commits, times = 10000, 5
 			before := w.memory(t)
-			log, repaired := w.daemon.log(), w.metric(t, "reconciles_total", `result="repaired"`)
+			log, repaired := w.log(), w.metric(t, "reconciles_total", `result="repaired"`)
 			passes, start := w.metric(t, "reconciles_total"), w.count()
 
 			var made atomic.Int64

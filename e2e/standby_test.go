@@ -36,7 +36,7 @@ func TestTwoReconcilers(t *testing.T) {
 			if n := strings.Count(second.log(), "another ip-masq-reconciler runs"); n != 1 || strings.Count(second.log(), "\n") != 1 {
 				t.Errorf("the second says so %d times, not once:\n%s", n, second.log())
 			}
-			if code, body := w.daemon.ready(); code != 200 {
+			if code, body := w.ready(); code != 200 {
 				t.Errorf("the first is not ready: %d %s", code, body)
 			}
 			if late := w.ear.since(commits); len(late) > 0 || w.documents(t) != state {
@@ -176,7 +176,7 @@ func TestRulesOutliveTheReconciler(t *testing.T) {
 // nothing else tells the reconciler.
 func TestHangup(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
-		n.agentFile(t, "ip-masq-agent", "{}\n")
+		n.agentFile(t, "ip-masq-of-mine", "{}\n")
 		d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
 		time.Sleep(100 * time.Millisecond) // for passes that its start asked for
 		log, passes := d.log(), d.metric(t, "reconciles_total")

@@ -3,17 +3,11 @@
 package e2e
 
 import (
-	"errors"
-	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
-
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
 )
 
 // What drift may take on nf_tables, from the event to the rules being right.
@@ -22,85 +16,6 @@ const (
 	worstRepair = 50 * time.Millisecond
 	inAStorm    = 250 * time.Millisecond // while others write thousands of rules
 )
-
-// ear hears every commit to nf_tables on a node.
-type ear struct {
-	listener *nflink.Listener
-	done     chan struct{}
-	mu       sync.Mutex
-	heard    []heard
-	failure  error
-}
-
-// heard is a commit, and when this process was told of it.
-type heard struct {
-	nflink.Commit
-	at time.Time
-}
-
-// listen hears commits from now until the end of the test.
-func (n *node) listen(t *testing.T) *ear {
-	t.Helper()
-	e := &ear{done: make(chan struct{})}
-	if err := n.Node.Do(func() (err error) {
-		e.listener, err = nflink.Listen()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	go e.run()
-	t.Cleanup(func() {
-		err := e.listener.Close()
-		<-e.done
-		if !errors.Is(e.failure, os.ErrClosed) || err != nil {
-			t.Errorf("listening ended with %v, %v", e.failure, err)
-		}
-	})
-	return e
-}
-
-func (e *ear) run() {
-	defer close(e.done)
-	for {
-		commits, err := e.listener.Next()
-		now := time.Now()
-		e.mu.Lock()
-		for _, c := range commits {
-			e.heard = append(e.heard, heard{c, now})
-		}
-		e.failure = err
-		e.mu.Unlock()
-		if err != nil {
-			return
-		}
-	}
-}
-
-// since is what was heard after the first count of commits.
-func (e *ear) since(count int) []heard {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Clone(e.heard[count:])
-}
-
-func (e *ear) count() int { return len(e.since(0)) }
-
-// quiet waits until nothing was heard for a while, of which there may have been
-// some since a call before, and returns how many commits there were by then.
-func (e *ear) quiet(t *testing.T, while time.Duration) int {
-	t.Helper()
-	const most = 10 * time.Second
-	count, last := e.count(), time.Now()
-	for start := time.Now(); time.Since(last) < while; time.Sleep(time.Millisecond) {
-		if now := e.count(); now != count {
-			count, last = now, time.Now()
-		}
-		if time.Since(start) > most {
-			t.Fatalf("commits go on and on: %v", e.since(max(0, count-20)))
-		}
-	}
-	return count
-}
 
 // tampering is a way to spoil the rules of a family by one commit. What a form
 // has no such way for is "".
@@ -174,13 +89,13 @@ type tampered struct {
 
 // newTampered makes one. The interval is so long that only events can be what
 // makes the reconciler look.
-func newTampered(t *testing.T, f form, args ...string) *tampered {
+func newTampered(t *testing.T, f form) *tampered {
 	t.Helper()
 	n := newNode(t, f)
 	n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.168.0.0/16", "fd00:9::/32", "fd00:7::/32"}})
 	w := &tampered{node: n}
 	w.pods = podAlone(n.pod(t, "podnet"))
-	w.daemon = n.startReconciler(t, append([]string{"--resync-interval", "10m"}, args...)...).untilReady(t)
+	w.daemon = n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
 	w.ear = n.listen(t)
 	w.packets(t)
 	w.right = w.ours(t)
@@ -260,7 +175,7 @@ func (w *tampered) repair(t *testing.T, count int) time.Duration {
 	t.Helper()
 	const settled = 60 * time.Millisecond
 	var all []heard
-	w.daemon.until(t, "repair", func() bool {
+	w.until(t, "repair", func() bool {
 		all = w.ear.since(count)
 		if len(all) == 0 || !w.isOurs(all[len(all)-1]) || time.Since(all[len(all)-1].at) < settled {
 			return false
@@ -282,7 +197,7 @@ func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
 		spoiler = families()[i%len(families())][0]
 	}
 	var spoilt, right heard
-	w.daemon.until(t, "repair", func() bool {
+	w.until(t, "repair", func() bool {
 		for _, c := range w.ear.since(count) {
 			switch {
 			case c.Program == spoiler && spoilt.at.IsZero():
@@ -303,20 +218,6 @@ func (w *tampered) isOurs(c heard) bool {
 	}
 	return c.Program == "iptables-restor" || c.Program == "ip6tables-resto"
 }
-
-// figures are how long something took, each time.
-type figures []time.Duration
-
-func (f figures) median() time.Duration {
-	sorted := slices.Sorted(slices.Values(f))
-	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
-}
-
-func (f figures) String() string {
-	return fmt.Sprintf("median %5.1f ms, worst %5.1f ms of %d", ms(f.median()), ms(slices.Max(f)), len(f))
-}
-
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // TestTampering: each way to spoil the rules is undone within milliseconds, in
 // each form on nf_tables that knows it. Most of what is measured is not ours: a
@@ -344,8 +245,6 @@ func TestTampering(t *testing.T) {
 	}
 }
 
-func (f figures) slow() bool { return f.median() >= usualRepair || slices.Max(f) >= worstRepair }
-
 // tamper tries all ways that the form knows.
 func tamper(t *testing.T, f form) (all figures) {
 	t.Helper()
@@ -370,63 +269,9 @@ func tamper(t *testing.T, f form) (all figures) {
 		all = append(all, took...)
 	}
 	t.Logf("%-22s %v", "all", all)
-	if code, body := w.daemon.ready(); code != 200 {
+	if code, body := w.ready(); code != 200 {
 		t.Errorf("/readyz: %d\n%s", code, body)
 	}
-	w.daemon.stop(t)
+	w.stop(t)
 	return all
-}
-
-// TestTamperingInSteps: a script takes away first our jump and soon after, when
-// the repair is under way, the table. Whatever the pause between the two, that is
-// no reason to leave the node without rules.
-func TestTamperingInSteps(t *testing.T) {
-	for _, f := range forms()[:2] {
-		t.Run(f.name, func(t *testing.T) {
-			w := newTampered(t, f)
-			table, chain := "ip-masq", "postrouting"
-			if f.variant != "" {
-				table, chain = "nat", "POSTROUTING"
-			}
-			var conn *nflink.Conn
-			if err := w.Node.Do(func() (err error) {
-				conn, err = nflink.Dial()
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			defer func() {
-				if err := conn.Close(); err != nil {
-					t.Error(err)
-				}
-			}()
-			var took figures
-			// A repair takes about 1 ms with nftables and 8 ms with iptables.
-			for pause := time.Duration(0); pause < 10*time.Millisecond; pause += 400 * time.Microsecond {
-				family := []nflink.Family{nflink.IPv4, nflink.IPv6}[len(took)%2]
-				count := w.quiet(t, 100*time.Millisecond)
-				var first, second nflink.Batch
-				first.FlushChain(family, table, chain)
-				second.DeleteTable(family, table)
-				if err := conn.Commit(&first); err != nil {
-					t.Fatal(err)
-				}
-				for start := time.Now(); time.Since(start) < pause; { // sleep is not as exact
-					continue
-				}
-				at := time.Now()
-				if err := conn.Commit(&second); err != nil {
-					t.Fatal(err)
-				}
-				w.repair(t, count)
-				all := w.ear.since(count)
-				took = append(took, all[len(all)-1].at.Sub(at))
-			}
-			t.Log(took)
-			if worst := slices.Max(took); worst >= inAStorm {
-				t.Errorf("rules were repaired after %s: %v", worst, []time.Duration(took))
-			}
-			w.packets(t)
-		})
-	}
 }

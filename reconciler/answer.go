@@ -16,7 +16,8 @@ type answer struct {
 	Result   reconcile.Result `json:"result,omitempty"` // of a pass that may write
 	Right    bool             `json:"right"`
 	Drift    []change         `json:"drift"`
-	Pending  []string         `json:"pending"` // sources that state something else than is stored
+	Adopted  []string         `json:"adopted"` // sources whose statement was put in force
+	Pending  []string         `json:"pending"` // sources that state something else than is in force
 	Dropped  []string         `json:"dropped"`
 	Stale    []string         `json:"stale"` // chains that nobody wants any more
 	Problems []problem        `json:"problems"`

@@ -38,7 +38,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	problems := r.Obstacles()
 	if a.json() {
 		err = a.print(answer{
-			Right: !r.Differs() && len(problems) == 0, Drift: changesOf(drift), Pending: namesOf(r.Pending), Dropped: namesOf(r.Dropped),
+			Right: !r.Differs() && len(problems) == 0, Drift: changesOf(drift), Adopted: []string{}, Pending: namesOf(r.Pending), Dropped: namesOf(r.Dropped),
 			Stale: staleIn(r), Problems: problemsOf(problems), Warnings: textsOf(r.Warnings),
 		})
 		if err == nil && len(problems) > 0 {

@@ -32,7 +32,7 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 	r := node.Pass(c.Context(), node.Read())
 	if a.json() {
 		err := a.print(answer{
-			Result: r.Result, Right: r.Ready(), Drift: changesOf(r.Drift), Pending: namesOf(r.Pending), Dropped: namesOf(r.Dropped),
+			Result: r.Result, Right: r.Ready(), Drift: changesOf(r.Drift), Adopted: namesOf(r.Adopted), Pending: namesOf(r.Pending), Dropped: namesOf(r.Dropped),
 			Stale: staleIn(r), Problems: problemsOf(r.Problems), Warnings: textsOf(r.Warnings),
 		})
 		if err == nil && !r.Ready() {
@@ -43,13 +43,13 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 	for _, d := range r.Drift {
 		fmt.Fprintf(a.out, "repaired: %v\n", d)
 	}
-	for _, s := range r.Pending {
-		if r.Ready() {
-			fmt.Fprintf(a.out, "put in force: %s\n", s)
-		}
+	for _, s := range r.Adopted {
+		fmt.Fprintf(a.out, "put in force: %s\n", s)
 	}
 	for _, s := range r.Dropped {
-		fmt.Fprintf(a.out, "dropped: %s\n", s)
+		if r.Wrote {
+			fmt.Fprintf(a.out, "dropped: %s\n", s)
+		}
 	}
 	err = a.tell(r, r.Problems)
 	if err == nil {

@@ -27,10 +27,13 @@ func (j *journal) report(r *Report) {
 	if len(r.Drift) > 0 {
 		j.log.Warn("repaired rules that somebody had changed", "by", r.By.String(), "changes", strings.ReplaceAll(r.Drift.Summary(mostShown), "\n", "; "), "took", r.Took.Round(time.Microsecond))
 	}
-	for _, s := range r.Pending {
+	for _, s := range r.Adopted {
 		j.log.Info("took over what a source states", "source", s.String())
 	}
 	for _, s := range r.Dropped {
+		if !r.Wrote {
+			break
+		}
 		j.log.Info("dropped a network that nobody names or uses any more", "source", s.String())
 	}
 	j.tell(r.Problems)

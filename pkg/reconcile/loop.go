@@ -159,6 +159,7 @@ func (l *Loop) pass(ctx context.Context, due cause) {
 		l.sources = l.node.Read()
 	}
 	r := l.node.Pass(ctx, l.sources)
+	l.sources = r.Sources
 	if ctx.Err() != nil {
 		return // half a pass is no news
 	}

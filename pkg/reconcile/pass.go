@@ -71,6 +71,9 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		return
 	}
 	defer func() { r.warn(lock.Release()) }()
+	// An ADD may have put in force meanwhile what a conflist says now; what it
+	// said before would undo that.
+	r.Sources = n.again(r.Sources)
 	if !n.load(r) || len(r.State.Newer) > 0 {
 		return
 	}
@@ -86,17 +89,21 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	rec := retrying(r.State.Record)
 	before := e.Look(ctx, r.State.Contributions, rec)
 	r.Drift = drift(before)
+	r.Wrote = !before.Right() || len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0
 	if len(r.Pending)+len(r.Dropped) == 0 {
 		r.View = e.EnsureFrom(ctx, before, r.State.Contributions, rec, lock)
 	} else {
 		n.adopt(ctx, r, e, lock, p)
 	}
+	r.Pending = slices.DeleteFunc(r.Pending, func(s policy.Source) bool { return slices.Contains(r.Adopted, s) })
 	if n.load(r) {
 		r.Contributions = r.State.Contributions
 	}
-	r.Result = Changed
-	if len(r.Drift) > 0 {
+	switch {
+	case len(r.Drift) > 0:
 		r.Result = Repaired
+	case r.Wrote:
+		r.Result = Changed
 	}
 }
 
@@ -118,6 +125,9 @@ func drift(v *enforce.View) policy.Diff {
 func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
 	var err error
 	if r.View, err = e.Adopt(ctx, lock, r.State, p, vouchFor(p.Changed)); err == nil {
+		for _, c := range p.Changed {
+			r.Adopted = append(r.Adopted, c.Source)
+		}
 		return
 	}
 	for _, c := range p.Changed {
@@ -127,6 +137,7 @@ func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *
 		if len(p.Changed) > 1 {
 			one := &enforce.Proposal{Contributions: enforce.With(r.State.Contributions, c), Changed: []policy.Contribution{c}}
 			if r.View, err = e.Adopt(ctx, lock, r.State, one, vouchFor(one.Changed)); err == nil {
+				r.Adopted = append(r.Adopted, c.Source)
 				continue
 			}
 		}

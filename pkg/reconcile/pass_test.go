@@ -364,3 +364,20 @@ func TestCleanup(t *testing.T) {
 		t.Errorf("the second time: %v, %v", removed, err)
 	}
 }
+
+// A pass that was made for rules has sources from before. What an ADD put in
+// force since then stays.
+func TestPassWithOldSourcesUndoesNoADD(t *testing.T) {
+	f := newFixture(t)
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	old := f.Read()
+	f.Pass(t.Context(), old)
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.2.0.0/16"}})
+	f.right() // as an ADD does it
+	r := f.Pass(t.Context(), old)
+	f.wants(r, Unchanged)
+	f.exempts("10.2.0.0/16," + linkLocal)
+	if r.Wrote || len(r.Adopted) > 0 {
+		t.Errorf("the pass wrote: %+v", r)
+	}
+}

@@ -72,11 +72,14 @@ type Report struct {
 	Drift policy.Diff
 	// By is who changed rules last before the pass, where the kernel told.
 	By Writer
-	// Pending is what differs from the documents, before the pass or, where
-	// it may not write, still.
+	// Pending are those who state something else than is in force.
 	Pending []policy.Source
+	// Adopted are those whose statement the pass put in force.
+	Adopted []policy.Source
 	// Dropped are the networks that nobody uses or names any more.
 	Dropped []policy.Source
+	// Wrote tells that the pass had something to write, and the lock for it.
+	Wrote bool
 }
 
 // Ready reports whether the rules are what the sources ask for.

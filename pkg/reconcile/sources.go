@@ -23,13 +23,21 @@ type Sources struct {
 
 // Read reads the sources. What is wrong with one of them is in there.
 func (n *Node) Read() *Sources {
-	var s Sources
-	s.Guard, s.GuardErr = config.ReadPluginFile(n.PluginFile)
-	s.ConfDir, s.ConfDirErr = config.ReadConfDir(n.Settings.CNIConfDir)
+	s := n.again(&Sources{})
 	if own, isSource := n.Settings.AgentSource(); isSource {
 		files, err := config.ReadAgentFiles(yamldoc.Decode, n.Settings.AgentConfigDir, n.Settings.AgentDialect, own)
 		s.Agent, s.AgentErr = &files, err
 	}
+	return s
+}
+
+// again reads anew what the plugin reads too. The agents' files stay as they
+// were read: somebody may be writing one at this moment, of which the loop will
+// hear.
+func (n *Node) again(before *Sources) *Sources {
+	s := Sources{Agent: before.Agent, AgentErr: before.AgentErr}
+	s.Guard, s.GuardErr = config.ReadPluginFile(n.PluginFile)
+	s.ConfDir, s.ConfDirErr = config.ReadConfDir(n.Settings.CNIConfDir)
 	return &s
 }
 
