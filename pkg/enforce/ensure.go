@@ -75,6 +75,10 @@ func (e *Enforcer) write(ctx context.Context, contributions []policy.Contributio
 	if len(after.Diff()) > 0 { // a reading can be torn by a writer beside us
 		after = e.Look(ctx, contributions, owned)
 	}
+	if len(after.Diff()) > 0 && len(failed) == 0 { // or somebody has changed them since
+		failed = e.apply(ctx, after, lock)
+		after = e.Look(ctx, contributions, owned)
+	}
 	for chain, err := range failed {
 		after.fail(chain, err)
 	}
