@@ -49,7 +49,11 @@ func (j *journal) tell(problems []Problem) {
 			continue
 		}
 		now[text] = true
-		if !j.problems[text] {
+		switch {
+		case j.problems[text]:
+		case p.Topic == TopicStandby:
+			j.log.Info(text)
+		default:
 			j.log.Error(text, "topic", p.Topic)
 		}
 	}

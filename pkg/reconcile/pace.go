@@ -11,7 +11,7 @@ const (
 	apart = 20 * time.Millisecond
 	// firstRetry is when a pass that failed is made again; then the time
 	// doubles, up to the interval.
-	firstRetry = time.Second
+	firstRetry = apart
 )
 
 // pace decides when the next pass is due.
@@ -26,7 +26,7 @@ type pace struct {
 func (p *pace) after(now time.Time, r *Report, pause, interval time.Duration) {
 	p.ended, p.interval, p.pause = now, interval, pause
 	switch {
-	case r.Result != Failed:
+	case r.Result != Failed || r.undone():
 		p.retry = 0
 	case p.retry == 0:
 		p.retry = min(firstRetry, interval)

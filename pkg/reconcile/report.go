@@ -116,3 +116,20 @@ func (r *Report) warn(err error) {
 		r.Warnings = append(r.Warnings, err)
 	}
 }
+
+// undone reports whether the pass failed for nothing but that the rules which it
+// had just written were others again when it looked: somebody is as fast.
+func (r *Report) undone() bool {
+	found := false
+	for _, p := range r.Problems {
+		var drift *enforce.DriftError
+		switch {
+		case p.Topic != TopicRules && p.Topic != TopicState:
+		case !errors.As(p.Err, &drift):
+			return false
+		default:
+			found = true
+		}
+	}
+	return found && len(r.Drift) > 0
+}

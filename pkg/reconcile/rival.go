@@ -34,7 +34,7 @@ type rival struct {
 // judge takes note of a pass, and returns the problem that a rival is.
 func (v *rival) judge(now time.Time, drift policy.Diff, by Writer) *Problem {
 	if len(drift) > 0 {
-		v.repaired(now, drift.Summary(1), by)
+		v.repaired(now, drift[0].String(), by)
 	}
 	// It is over when nothing happened for twice as long as would be waited.
 	if v.wait > 0 && now.Sub(v.last) > 2*v.wait {

@@ -31,6 +31,13 @@ type programs struct {
 
 	mu     sync.Mutex
 	opened map[[2]string]*program
+
+	known sync.Map // path → asked
+}
+
+type asked struct {
+	file    os.FileInfo
+	variant string
 }
 
 func newPrograms(path string) *programs {
@@ -111,6 +118,23 @@ func (p *programs) locate(ctx context.Context, base, variant, suffix string) (st
 // variantOf asks a program which variant it is. One from before 1.8, when there
 // was but one, does not say.
 func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
+	file, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	if known, ok := p.known.Load(path); ok {
+		if k := known.(asked); os.SameFile(file, k.file) && file.ModTime().Equal(k.file.ModTime()) {
+			return k.variant, nil
+		}
+	}
+	variant, err := p.askVariant(ctx, path)
+	if err == nil {
+		p.known.Store(path, asked{file, variant})
+	}
+	return variant, err
+}
+
+func (p *programs) askVariant(ctx context.Context, path string) (string, error) {
 	out, err := run(ctx, p.env, nil, nil, path, "--version")
 	if err != nil {
 		return "", err

@@ -4,6 +4,7 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 
@@ -54,13 +55,7 @@ func (b *backend) read() (map[policy.Family]*table, error) {
 // Apply implements netfilter.Backend. It needs no child, so nobody inherits the
 // lock.
 func (b *backend) Apply(_ context.Context, desired policy.Ruleset, _ *os.File) error {
-	tables, err := b.read()
-	if err != nil {
-		return err
-	}
-	return b.commit(func(f policy.Family) *plan {
-		return planTable(f, tables[f], chainsOf(desired, f))
-	})
+	return b.write(func(f policy.Family, t *table) *plan { return planTable(f, t, chainsOf(desired, f)) })
 }
 
 // Lacks implements netfilter.Backend: the tables are ours, and go with the last
@@ -75,25 +70,39 @@ func (b *backend) Vacate(context.Context, policy.Family, netfilter.Site) error {
 // Remove implements netfilter.Backend: what else stands in the tables stays as
 // it is, and a table without a chain goes.
 func (b *backend) Remove(_ context.Context, chains []netfilter.ChainRef, _ *os.File) error {
-	tables, err := b.read()
-	if err != nil {
-		return err
-	}
-	return b.commit(func(f policy.Family) *plan {
-		return planRemoval(f, tables[f], func(name string) bool {
+	return b.write(func(f policy.Family, t *table) *plan {
+		return planRemoval(f, t, func(name string) bool {
 			return slices.Contains(chains, netfilter.ChainRef{Family: f, Name: name})
 		})
 	})
 }
 
-func (b *backend) commit(planFor func(policy.Family) *plan) error {
+// write carries out what is planned for the tables as they are. Where others
+// changed meanwhile what the plan was about, it begins anew.
+func (b *backend) write(planFor func(policy.Family, *table) *plan) error {
+	const times = 3
+	var err error
+	for range times {
+		err = b.writeOnce(planFor)
+		if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrExist) {
+			break
+		}
+	}
+	return err
+}
+
+func (b *backend) writeOnce(planFor func(policy.Family, *table) *plan) error {
 	conn, err := b.driver.dial()
+	if err != nil {
+		return err
+	}
+	tables, err := b.read()
 	if err != nil {
 		return err
 	}
 	var plans []*plan
 	for _, f := range policy.Families() {
-		plans = append(plans, planFor(f))
+		plans = append(plans, planFor(f, tables[f]))
 	}
 	return commit(conn, plans)
 }
