@@ -11,7 +11,7 @@ import (
 )
 
 // listAttempts is how often a list is read anew when a commit came in between.
-const listAttempts = 10
+const listAttempts = 50
 
 // operation names what is being done, for the error if there is one.
 type operation struct {
