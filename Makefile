@@ -33,7 +33,7 @@ endif
 
 # -count=1: a cached result says nothing about this kernel, nor about a program in bin/ that changed.
 test: packages build $(CNI_TOOLS) ## every test, those on the kernel too (TESTFLAGS=-v)
-	go test -count=1 $(TESTFLAGS) ./...
+	go test -count=1 -timeout 20m $(TESTFLAGS) ./...
 
 lint: $(LINTER) ## format, vet, go.mod, scripts, golangci-lint
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }
