@@ -88,7 +88,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	e := n.Enforcer(r.warn)
 	rec := retrying(r.State.Record)
 	before := e.Look(ctx, r.State.Contributions, rec)
-	r.Drift = drift(before)
+	r.Drift, r.Before = drift(before), before
 	r.Wrote = !before.Right() || len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0
 	if len(r.Pending)+len(r.Dropped) == 0 {
 		r.View = e.EnsureFrom(ctx, before, r.State.Contributions, rec, lock)

@@ -67,6 +67,9 @@ type Report struct {
 	// View is the rules as they stand after the pass. It is nil where the
 	// documents could not be read.
 	View *enforce.View
+	// Before is the rules as they stood before the pass wrote, with what the
+	// kernel had counted by then. It is nil where the pass wrote nothing.
+	Before *enforce.View
 
 	// Drift is what others had changed in the rules that were made before.
 	Drift policy.Diff

@@ -183,3 +183,11 @@ func TestTotalsNeverFallAndMissNothingThatWasRead(t *testing.T) {
 		read("")
 	})
 }
+
+// What was counted between the last reading and a rebuild is not lost.
+func TestConnectionsCountedBeforeARebuild(t *testing.T) {
+	m := telemetry.New(telemetry.Options{})
+	m.Report(&reconcile.Report{View: seen(iptables, masquerade(5))}, time.Minute)
+	m.Report(&reconcile.Report{Before: seen(iptables, masquerade(9)), View: seen(iptables, masquerade(1))}, time.Minute)
+	expect(t, m, map[string]string{`connections_total{action="masquerade",chain="A",family="ipv4"}`: "10"})
+}

@@ -79,6 +79,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	}
 	m.passes.count(r)
 	m.facts.note(r)
+	m.connections.observe(r.Before)
 	m.connections.observe(r.View)
 }
 

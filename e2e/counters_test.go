@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// TestConnectionCounters: each connection counts once, by what became of it, also
+// when the rules are made anew, and to ask writes nothing to the kernel.
+func TestConnectionCounters(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [10.0.0.0/8]\nresyncInterval: 1s\n"+
+			"sourceCIDRs: [10.1.0.0/16]\nmasqueradeHost: false\n") // the node has things of its own to say: IGMP
+		d := n.startReconciler(t).untilReady(t)
+		n.write(t, "podnet", n.bridge("podnet"))
+		p := n.pod(t, "podnet")
+		send := func(times int) {
+			t.Helper()
+			for range times {
+				for _, to := range []string{"10.20.0.5", "198.51.100.7"} {
+					dst := netip.AddrPortFrom(netip.MustParseAddr(to), topology.EchoPort)
+					topology.Must(p.SendUDP(dst))(t)
+				}
+			}
+		}
+		count := func(action string) float64 {
+			return d.metric(t, "connections_total", `action="`+action+`"`, `family="ipv4"`)
+		}
+		want := func(exempt, masqueraded float64) {
+			t.Helper()
+			d.until(t, "counters that are up to date", func() bool { return count("exempt") >= exempt && count("masquerade") >= masqueraded })
+			if e, m := count("exempt"), count("masquerade"); e != exempt || m != masqueraded {
+				t.Errorf("%v exempt and %v masqueraded, want %v and %v", e, m, exempt, masqueraded)
+			}
+		}
+		send(3)
+		want(3, 3)
+		repaired := d.metric(t, "reconciles_total", `result="repaired"`)
+		n.tamper(t)
+		d.until(t, "repair", func() bool { return d.metric(t, "reconciles_total", `result="repaired"`) > repaired })
+		want(3, 3)
+		send(2)
+		want(5, 5)
+	})
+}
+
+// tamper takes the rules of our chain away.
+func (n *node) tamper(t *testing.T) {
+	t.Helper()
+	if n.form.variant == "" {
+		n.tool(t, "nft", "flush", "chain", "ip", "ip-masq", "masq-IP-MASQ-AGENT")
+		return
+	}
+	n.tool(t, "iptables", "-t", "nat", "-F", "IP-MASQ-AGENT")
+}
