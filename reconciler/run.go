@@ -108,6 +108,7 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 	defer all.Wait()
 	defer cancel()
 
+	k.log = k.app.logger(s)
 	node := reconcile.Open(s, config.DefaultPluginFile, k.drivers)
 	node.SettingsErr = bad
 	loop := reconcile.NewLoop(node, k.log, func(r *reconcile.Report) { k.publish(node, r) })

@@ -27,7 +27,8 @@ type Loop struct {
 	pace    pace
 	rival   rival
 	last    *Report
-	seen    time.Time // when the rules were last looked at
+	view    *enforce.View // the last reading of the rules, and when it was made
+	seen    time.Time
 }
 
 // NewLoop returns a loop over the node's passes. It tells publish about each
@@ -142,20 +143,18 @@ func (l *Loop) wait(ctx context.Context) cause {
 // look reads the rules for who asks, unless they were read a moment ago.
 func (l *Loop) look(ctx context.Context) *enforce.View {
 	const fresh = time.Second
-	if l.last == nil || l.last.View == nil {
-		return nil
-	}
-	if time.Since(l.seen) >= fresh {
-		l.last.View = l.node.Enforcer(func(error) {}).Look(ctx, l.last.State.Contributions, l.last.State.Record)
+	if l.view != nil && time.Since(l.seen) >= fresh {
+		l.view = l.node.Enforcer(func(error) {}).Look(ctx, l.last.State.Contributions, l.last.State.Record)
 		l.seen = time.Now()
 	}
-	return l.last.View
+	return l.view
 }
 
 // pass makes one pass. The sources are read again unless only rules changed:
-// files have events of their own.
+// files have events of their own. Those that somebody is writing will be read
+// when he is done.
 func (l *Loop) pass(ctx context.Context, due cause) {
-	if l.sources == nil || due.files || due.asked {
+	if l.sources == nil || due.files || due.asked && !l.files.busy() {
 		l.sources = l.node.Read()
 	}
 	r := l.node.Pass(ctx, l.sources)
@@ -168,7 +167,7 @@ func (l *Loop) pass(ctx context.Context, due cause) {
 	if p := l.rival.judge(now, r.Drift, due.writer); p != nil {
 		r.Problems = append(r.Problems, *p)
 	}
-	l.last, l.seen = r, now
+	l.last, l.view, l.seen = r, r.View, now
 	l.pace.after(now, r, l.rival.pause(), l.node.Interval(l.sources))
 	l.tell(r)
 }

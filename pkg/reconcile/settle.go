@@ -41,6 +41,13 @@ func (s *settling) happened() {
 	s.timer.Reset(wait)
 }
 
+// busy reports whether something happened that was not passed on yet.
+func (s *settling) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.first.IsZero()
+}
+
 func (s *settling) calmed() {
 	s.mu.Lock()
 	s.first = time.Time{}

@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,12 +12,19 @@ import (
 func TestSettling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
+		var mu sync.Mutex
 		var passed []time.Duration
-		s := settling{pass: func() { passed = append(passed, time.Since(start)) }}
+		s := settling{pass: func() {
+			mu.Lock()
+			defer mu.Unlock()
+			passed = append(passed, time.Since(start))
+		}}
 		want := func(what string, times ...time.Duration) {
 			t.Helper()
 			time.Sleep(2 * calmAtMost)
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			if len(passed) != len(times) {
 				t.Fatalf("%s: passed on at %v, want %v", what, passed, times)
 			}
@@ -28,7 +36,13 @@ func TestSettling(t *testing.T) {
 			passed, start = nil, time.Now()
 		}
 		s.happened()
+		if !s.busy() {
+			t.Error("it is not busy")
+		}
 		want("one", calm)
+		if s.busy() {
+			t.Error("it is busy for ever")
+		}
 
 		for range 5 {
 			s.happened()
