@@ -159,7 +159,7 @@ func TestAmidStorms(t *testing.T) {
 			if restored < times/2 {
 				t.Errorf("%d restores are no storm", restored)
 			}
-			if worst := slices.Max(took); worst >= inAStorm {
+			if worst := slices.Max(took); worst >= amidStorms {
 				t.Errorf("drift was repaired after %s: %v", worst, []time.Duration(took))
 			}
 		})
@@ -212,7 +212,7 @@ func TestTamperingInSteps(t *testing.T) {
 				took = append(took, all[len(all)-1].at.Sub(at))
 			}
 			t.Log(took)
-			if worst := slices.Max(took); worst >= inAStorm {
+			if worst := slices.Max(took); worst >= amidStorms {
 				t.Errorf("rules were repaired after %s: %v", worst, []time.Duration(took))
 			}
 			w.packets(t)
