@@ -164,17 +164,17 @@ func drifts() []drift {
 		name:     "the jump is gone",
 		iptables: "-F POSTROUTING",
 		nft:      "flush chain ip ip-masq postrouting",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing jump: to non-local jump", "ipv4 IP-MASQ-AGENT: missing jump: to non-local jump"},
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing jump from POSTROUTING: to non-local", "ipv4 IP-MASQ-AGENT: missing jump from POSTROUTING: to non-local"},
 	}, {
 		name:     "a jump too many",
 		iptables: "-A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT",
 		nft:      "add rule ip ip-masq postrouting fib daddr type != local jump masq-IP-MASQ-AGENT",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected jump: to non-local jump", "ipv4 IP-MASQ-AGENT: unexpected jump: to non-local jump"},
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: to non-local", "ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: to non-local"},
 	}, {
 		name:     "a wider jump",
 		iptables: "-F POSTROUTING\n-A POSTROUTING -j IP-MASQ-AGENT",
 		nft:      "flush chain ip ip-masq postrouting; add rule ip ip-masq postrouting jump masq-IP-MASQ-AGENT",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected jump: jump", "ipv4 IP-MASQ-AGENT: unexpected jump: jump"},
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: of all traffic", "ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: of all traffic"},
 	}, {
 		name:     "the last rule is gone",
 		iptables: "-D IP-MASQ-AGENT 5",

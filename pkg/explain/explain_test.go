@@ -113,7 +113,7 @@ func TestDoesTheKernelAgree(t *testing.T) {
 		{"right, exempt", func(*node) {}, "10.1.1.1", true, "to 10.0.0.0/8 return", "", ""},
 		{"a deleted jump", func(n *node) {
 			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Jumps = nil })
-		}, "8.8.8.8", false, "", "ipv4 A: missing jump: from 10.244.0.0/16 to non-local jump", ""},
+		}, "8.8.8.8", false, "", "ipv4 A: missing jump from POSTROUTING: from 10.244.0.0/16 to non-local", ""},
 		{"a deleted jump, exempt all the same", func(n *node) {
 			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Jumps = nil })
 		}, "10.1.1.1", true, "", "missing jump", ""},

@@ -44,6 +44,12 @@ func (c Change) String() string {
 	switch c.Kind {
 	case ChainChange:
 		return fmt.Sprintf("%s: %s chain", where, state)
+	case JumpChange:
+		what := strings.TrimSuffix(c.Text, " jump")
+		if what == "jump" {
+			what = "of all traffic"
+		}
+		return fmt.Sprintf("%s: %s jump from POSTROUTING: %s", where, state, what)
 	case OrderChange:
 		return fmt.Sprintf("%s: rule out of order: %s", where, c.Text)
 	default:

@@ -57,8 +57,8 @@ func TestCompare(t *testing.T) {
 		}},
 		{"no chain", false, func(rs *policy.Ruleset) { rs.Chains = nil }, []string{
 			chain + "missing chain",
-			chain + "missing jump: to non-local out eth0 jump",
-			chain + "missing jump: to non-local out eth1 jump",
+			chain + "missing jump from POSTROUTING: to non-local out eth0",
+			chain + "missing jump from POSTROUTING: to non-local out eth1",
 		}},
 		{"another chain", false, func(rs *policy.Ruleset) {
 			rs.Chains = append(rs.Chains, policy.Chain{Family: policy.IPv6, Name: "OLD"})
@@ -66,8 +66,8 @@ func TestCompare(t *testing.T) {
 			"ipv6 OLD: unexpected chain",
 		}},
 		{"an empty chain", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules, rs.Chains[0].Jumps = nil, nil }, []string{
-			chain + "missing jump: to non-local out eth0 jump",
-			chain + "missing jump: to non-local out eth1 jump",
+			chain + "missing jump from POSTROUTING: to non-local out eth0",
+			chain + "missing jump from POSTROUTING: to non-local out eth1",
 			chain + "missing rule: from 10.7.0.0/16 return",
 			chain + "missing rule: from 10.9.0.0/16 return",
 			chain + "missing rule: to 169.254.0.0/16 return",
@@ -77,10 +77,10 @@ func TestCompare(t *testing.T) {
 			chain + "missing rule: masquerade random-fully",
 		}},
 		{"a jump less", false, func(rs *policy.Ruleset) { rs.Chains[0].Jumps = rs.Chains[0].Jumps[1:] }, []string{
-			chain + "missing jump: to non-local out eth0 jump",
+			chain + "missing jump from POSTROUTING: to non-local out eth0",
 		}},
 		{"a jump twice", false, func(rs *policy.Ruleset) { rs.Chains[0].Jumps = append(rs.Chains[0].Jumps, rs.Chains[0].Jumps[0]) }, []string{
-			chain + "unexpected jump: to non-local out eth0 jump",
+			chain + "unexpected jump from POSTROUTING: to non-local out eth0",
 		}},
 		{"a rule twice", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules = append(rs.Chains[0].Rules, rs.Chains[0].Rules[2]) }, []string{
 			chain + "unexpected rule: to 169.254.0.0/16 return",
@@ -108,7 +108,7 @@ func TestCompare(t *testing.T) {
 			chain + "unexpected rule: -p tcp -j LOG",
 		}},
 		{"an alien jump", false, func(rs *policy.Ruleset) { rs.Chains[0].Jumps = append(rs.Chains[0].Jumps, alien) }, []string{
-			chain + "unexpected jump: -p tcp -j LOG",
+			chain + "unexpected jump from POSTROUTING: -p tcp -j LOG",
 		}},
 		{"an alien object", false, func(rs *policy.Ruleset) {
 			rs.Aliens = append(rs.Aliens, policy.AlienObject{Family: policy.IPv6, Text: "set blocked"})

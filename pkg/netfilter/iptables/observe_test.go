@@ -155,7 +155,7 @@ func TestNativeExpressions(t *testing.T) {
 	n.apply(want)
 	// What is the same in its native form is the same.
 	shell(t, "nft insert rule ip nat POSTROUTING fib daddr type != local jump IP-MASQ-AGENT")
-	if d := policy.Compare(want, n.observe(refs(want))); d.String() != "ipv4 IP-MASQ-AGENT: unexpected jump: to non-local jump" {
+	if d := policy.Compare(want, n.observe(refs(want))); d.String() != "ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: to non-local" {
 		t.Errorf("got %s", d)
 	}
 }
@@ -175,7 +175,7 @@ func TestReadersFailOver(t *testing.T) {
 	}
 	cut()
 	d := policy.Compare(want, n.observe(refs(want)))
-	if len(d) != 1 || d.String() != "ipv4 X: unexpected jump: jump" {
+	if len(d) != 1 || d.String() != "ipv4 X: unexpected jump from POSTROUTING: of all traffic" {
 		n.Errorf("got %s", d)
 	}
 	cut()
