@@ -84,7 +84,13 @@ func watch(ctx context.Context, loop *reconcile.Loop, warn func(error), dirs ...
 		return
 	}
 	defer func() { _ = w.Close() }()
-	for {
+	loop.FilesChanged() // what happened before anybody watched
+	for deaf := ""; ; {
+		// A watch that cannot be had is tried again, and Changed delivers then too.
+		if err := w.Err(); err != nil && err.Error() != deaf {
+			deaf = err.Error()
+			warn(fmt.Errorf("not all files have events, the interval has to do: %w", err))
+		}
 		select {
 		case <-ctx.Done():
 			return
