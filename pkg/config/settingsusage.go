@@ -6,7 +6,7 @@ package config
 func usageOf(key string) string {
 	return map[string]string{
 		"resync_interval":  "verify every rule after this `TIME` too, beside the events: 60s, 2m, or seconds",
-		"backend":          "`BACKEND` that the agent files ask for: auto, iptables or nftables",
+		"backend":          "`BACKEND` of chains of which no source states one: auto, iptables or nftables",
 		"cni_conf_dir":     "`DIR` of the conflists that the container runtime reads",
 		"cni_bin_dir":      "`DIR` of the CNI plugins that the container runtime runs",
 		"agent_config_dir": "`DIR` of the agents' files (ip-masq*), such as /etc/config; none if not given",

@@ -274,6 +274,43 @@ func TestARecordedBackendThatCannotWorkIsChosenAnew(t *testing.T) {
 	}
 }
 
+// Where nobody states a backend the preferred one is taken, also if the record
+// has another; who has no preference follows.
+func TestPreferredBackend(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", policy.DefaultChain)
+	f.mustBeRight(f.ensure(net))
+	if v := f.look(net); v.Groups[0].Choice != iptChoice {
+		t.Fatalf("without a preference it is kept in %s", v.Groups[0].Choice)
+	}
+	f.enforcer.Prefer = policy.NFTables
+	f.mustBeRight(f.ensure(net))
+	f.enforcer.Prefer = ""
+	v := f.look(net)
+	f.mustBeRight(v)
+	if len(v.Groups) != 1 || v.Groups[0].Choice != nftChoice || len(f.kernel.chains[iptChoice]) > 0 {
+		t.Errorf("it is kept in %s\n%s", v.Groups[0].Choice, f.kernel.dump())
+	}
+	// What a source states is stronger.
+	f.enforcer.Prefer = policy.NFTables
+	stated := network("podnet", policy.DefaultChain, func(s *policy.Statement) { s.Backend = policy.IPTables })
+	f.mustBeRight(f.ensure(stated))
+	if v := f.look(stated); v.Groups[0].Choice != iptChoice {
+		t.Errorf("what a source states is kept in %s", v.Groups[0].Choice)
+	}
+}
+
+// A preference that cannot be had stops nothing.
+func TestPreferredBackendThatCannotBeHad(t *testing.T) {
+	f := newFixture(t)
+	f.kernel.unusable[nftChoice] = errors.New("no nf_tables here")
+	f.enforcer.Prefer = policy.NFTables
+	f.mustBeRight(f.ensure(network("podnet", policy.DefaultChain)))
+	if len(f.warnings) == 0 || !strings.Contains(f.warnings[0], "no nf_tables here") {
+		t.Errorf("warnings: %v", f.warnings)
+	}
+}
+
 func TestARecordOfAnEarlierBootChoosesAnew(t *testing.T) {
 	f := newFixture(t)
 	path := f.enforcer.Dir.Path()

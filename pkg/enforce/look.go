@@ -19,6 +19,10 @@ type Enforcer struct {
 	Drivers netfilter.Drivers
 	// Warn takes what went wrong without making the work at hand fail.
 	Warn func(error)
+	// Prefer is the backend for chains of which nobody states one; "" or Auto
+	// has no preference. What the record has of such a chain in another is moved
+	// there, once: who has no preference follows the record.
+	Prefer policy.Backend
 }
 
 // Look reads the kernel and compares it with what the contributions ask for.
@@ -29,13 +33,10 @@ func (e *Enforcer) Look(ctx context.Context, contributions []policy.Contribution
 	v := &View{Policies: policy.Merge(contributions)}
 	rec = e.ofThisBoot(rec)
 	for _, p := range v.Policies {
-		choice, chosen := recordedChoice(rec, p)
-		if !chosen {
-			var err error
-			if choice, err = e.Drivers.Choose(ctx, p.Chain, p.Backend.Value); err != nil {
-				v.fail(p.Chain, fmt.Errorf("choose a backend for chain %s: %w", p.Chain, err))
-				continue
-			}
+		choice, err := e.choose(ctx, rec, p)
+		if err != nil {
+			v.fail(p.Chain, fmt.Errorf("choose a backend for chain %s: %w", p.Chain, err))
+			continue
 		}
 		e.join(v, p, choice)
 	}
@@ -55,12 +56,30 @@ func (e *Enforcer) ofThisBoot(rec store.Record) store.Record {
 	return rec
 }
 
-// recordedChoice returns the form in which the record has the chain, unless the
-// policy asks for another backend by now.
-func recordedChoice(rec store.Record, p policy.Policy) (netfilter.Choice, bool) {
+// choose returns the form in which to keep the chain of a policy.
+func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy) (netfilter.Choice, error) {
+	choose := func(backend policy.Backend) (netfilter.Choice, error) {
+		if c, found := recordedChoice(rec, p.Chain, backend); found {
+			return c, nil
+		}
+		return e.Drivers.Choose(ctx, p.Chain, backend)
+	}
+	if p.Backend.Value == policy.Auto && e.Prefer != "" && e.Prefer != policy.Auto {
+		c, err := choose(e.Prefer)
+		if err == nil {
+			return c, nil
+		}
+		e.warn(fmt.Errorf("chain %s is kept in another backend than %s, which is preferred: %w", p.Chain, e.Prefer, err))
+	}
+	return choose(p.Backend.Value)
+}
+
+// recordedChoice returns the form in which the record has the chain, unless it
+// is of another backend than the one that is asked for.
+func recordedChoice(rec store.Record, chain string, backend policy.Backend) (netfilter.Choice, bool) {
 	for _, o := range rec.Chains {
-		wanted := p.Backend.Value == policy.Auto || p.Backend.Value == o.Backend
-		if o.Chain == p.Chain && wanted && !o.Stuck {
+		wanted := backend == policy.Auto || backend == o.Backend
+		if o.Chain == chain && wanted && !o.Stuck {
 			return choiceOf(o), true
 		}
 	}
