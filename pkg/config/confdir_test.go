@@ -285,3 +285,21 @@ func TestExamplesAreSound(t *testing.T) {
 		t.Error("there are no examples")
 	}
 }
+
+// Of keys that differ in their letter case alone the last in order counts in a
+// list, for libcni writes its items anew, and the last as written elsewhere.
+func TestKeysThatDifferInCaseAlone(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"10-list.conflist": `{"name": "list", "cniVersion": "1.0.0", "plugins": [{"type": "bridge", "Type": "ip-masq"}]}`,
+		"20-alone.conf":    `{"name": "alone", "cniVersion": "1.0.0", "type": "bridge", "Type": "ip-masq"}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := read(t, dir)
+	if c.Names("list") || !c.Names("alone") {
+		t.Errorf("list: %t, alone: %t", c.Names("list"), c.Names("alone"))
+	}
+}

@@ -136,13 +136,27 @@ func pluginList(to *[]plugin) reader {
 			f.fail(key, -1, "", "is empty; write at least one plugin configuration")
 		}
 		for i, item := range items {
-			p, err := parsePlugin(item)
+			p, err := parsePlugin(inOrder(item))
 			if err != nil {
 				f.note(fmt.Errorf("%s[%d]: %w", key, i, err))
 			}
 			*to = append(*to, p)
 		}
 	}
+}
+
+// inOrder writes an item of a list as libcni does before it looks at it: with
+// its keys in order, which decides where two differ in their letter case alone.
+func inOrder(item json.RawMessage) json.RawMessage {
+	var values map[string]any
+	if json.Unmarshal(item, &values) != nil || values == nil {
+		return item
+	}
+	ordered, err := json.Marshal(values)
+	if err != nil {
+		return item
+	}
+	return ordered
 }
 
 func parseVersion(s string) (string, error) {

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// Create writes a file that is not there yet, with the mode and the owner of
+// another: the list that FromConf made, like the configuration it was made of.
+// It refuses a text that no runtime would load from a file of that name. Where
+// the path is taken, by whatever, the error is ErrChanged.
+//
+// There is the whole file or none, whatever happens.
+func Create(path string, now []byte, like string) error {
+	err := create(path, now, like)
+	if err != nil {
+		return fmt.Errorf("create %s: %w", shown(path), err)
+	}
+	return nil
+}
+
+func create(path string, now []byte, like string) (err error) {
+	if err := loads(path, now); err != nil {
+		return fmt.Errorf("the new text: %w", err)
+	}
+	f, err := openFolder(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.close()) }()
+	_, info, err := readWithInfo(like)
+	if err != nil {
+		return err
+	}
+	temp, err := f.stage(now, info)
+	if err != nil {
+		return err
+	}
+	// A link, unlike a rename, replaces nothing. What containerd 1.6 goes by is not
+	// its event but that of the removal.
+	err = os.Link(temp, path)
+	if errors.Is(err, fs.ErrExist) {
+		err = ErrChanged
+	} else if err != nil {
+		err = failure("link a file to", path, err)
+	}
+	if err = errors.Join(err, f.remove(temp)); err != nil {
+		return err
+	}
+	return f.sync()
+}
+
+// Delete removes a file whose text the caller states: a list that FromConf made.
+// It gives up with ErrChanged where the file has another one, or is gone.
+func Delete(path string, was []byte) error {
+	err := remove(path, was)
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", shown(path), err)
+	}
+	return nil
+}
+
+func remove(path string, was []byte) (err error) {
+	f, err := openFolder(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.close()) }()
+	if _, err := unchanged(path, was); err != nil {
+		return err
+	}
+	if err := f.remove(path); err != nil {
+		return err
+	}
+	return f.sync()
+}

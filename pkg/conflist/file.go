@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"unicode/utf8"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// readFile reads the whole of a regular file of at most mostBytes. It does not
+// wait for the writer of a FIFO.
+func readFile(path string) ([]byte, error) {
+	doc, _, err := readWithInfo(path)
+	return doc, err
+}
+
+func readWithInfo(path string) ([]byte, fs.FileInfo, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, failure("open", path, err)
+	}
+	defer func() { _ = f.Close() }() // only read: there is nothing to lose
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, failure("look at", path, err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil, fmt.Errorf("read %s: not a regular file", shown(path))
+	}
+	doc, err := io.ReadAll(io.LimitReader(f, mostBytes+1))
+	if err != nil {
+		return nil, nil, failure("read", path, err)
+	}
+	if len(doc) > mostBytes {
+		return nil, nil, fmt.Errorf("read %s: larger than %d KiB", shown(path), mostBytes>>10)
+	}
+	return doc, info, nil
+}
+
+// unchanged returns what a file has besides its text, or ErrChanged if it is gone
+// or its text is another one.
+func unchanged(path string, was []byte) (fs.FileInfo, error) {
+	doc, info, err := readWithInfo(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(doc, was) {
+		return nil, fmt.Errorf("%s: %w", shown(path), ErrChanged)
+	}
+	return info, err
+}
+
+// failure takes the path out of an error, which would stand there unquoted, and
+// puts it behind the operation.
+func failure(op, path string, err error) error {
+	var pathErr *fs.PathError
+	var linkErr *os.LinkError
+	switch {
+	case errors.As(err, &pathErr):
+		err = pathErr.Err
+	case errors.As(err, &linkErr):
+		err = linkErr.Err
+	}
+	return fmt.Errorf("%s %s: %w", op, shown(path), err)
+}
+
+// shown makes a text fit for a message, and leaves it as it is where it is that
+// already: one line that can be printed, and not long.
+func shown(s string) string {
+	const most = 256 // bytes, as in policy.Quote
+	unprintable := func(r rune) bool { return !strconv.IsPrint(r) }
+	if len(s) > most || !utf8.ValidString(s) || strings.ContainsFunc(s, unprintable) {
+		return policy.Quote(s)
+	}
+	return s
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+)
+
+var (
+	// ErrNone says that a directory has no network yet, or is not there yet: a
+	// node boots before its main CNI plugin is installed.
+	ErrNone = errors.New("no network there yet")
+	// ErrNotThere says that the directory has networks, but not the named one.
+	ErrNotThere = errors.New("no such network there")
+	// ErrBroken says that a file stands in the way which libcni cannot load.
+	ErrBroken = errors.New("a file there cannot be loaded")
+)
+
+// Network is the file that a runtime takes a network from.
+type Network struct {
+	Path string // in the directory; it may be a symlink
+	Name string
+	Doc  []byte // its text
+	// Single says that it is a single plugin's configuration: FromConf makes a
+	// list of it, for ListPath(Path).
+	Single bool
+	// Entries is how many entries of ours the network has, in the file and in the
+	// folder of its name.
+	Entries int
+	// Made says that it is a list which FromConf made. It is of no use without the
+	// Original, "" where that is gone: the main CNI plugin is uninstalled.
+	Made     bool
+	Original string
+}
+
+// Find returns the file of the network in a configuration directory that a
+// runtime uses: the first by name of those ending in .conf, .conflist and .json,
+// or, where a network is named, the first of these that has it.
+//
+// A file that cannot be loaded is an ErrBroken where it is the first: containerd
+// stops at it, while CRI-O and podman go on, so nobody knows what is used. Where
+// a network is named, it is one if no other file has that network.
+func Find(dir, network string) (Network, error) {
+	failed := func(err error) (Network, error) {
+		what := "the network"
+		if network != "" {
+			what += " " + shown(network)
+		}
+		return Network{}, fmt.Errorf("find %s in %s: %w", what, shown(dir), err)
+	}
+	const otherDir = "or name another directory with --cni-conf-dir"
+	c, err := config.ReadConfDir(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return failed(fmt.Errorf("%w: the directory is missing; install the main CNI plugin, %s", ErrNone, otherDir))
+	case err != nil:
+		return failed(err)
+	}
+	var broken error
+	var names []string
+	for _, list := range c.Conflists {
+		var n Network
+		err := list.Err
+		if err == nil {
+			n, err = load(list)
+		}
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil && network == "":
+			return failed(fmt.Errorf("%w; mend or remove it: %w", ErrBroken, err))
+		case err != nil && broken == nil:
+			broken = err
+		case err != nil:
+		case network != "" && n.Name == network, network == "" && n.Name != "":
+			return n, nil
+		case n.Name != "":
+			names = append(names, shown(n.Name))
+		}
+	}
+	switch {
+	case broken != nil:
+		return failed(fmt.Errorf("%w, and none of the others has it; mend or remove it: %w", ErrBroken, broken))
+	case len(names) > 0:
+		const mostNamed = 8
+		return failed(fmt.Errorf("%w; name one of %s with --conflist-network, or none for the one that the runtime uses",
+			ErrNotThere, strings.Join(names[:min(len(names), mostNamed)], ", ")))
+	}
+	return failed(fmt.Errorf("%w; install the main CNI plugin, %s", ErrNone, otherDir))
+}
+
+// load reads the file of a list once more, for its text. What nobody uses as
+// a pods' network has no name.
+func load(list config.Conflist) (Network, error) {
+	n := Network{Path: list.File, Single: !isListFile(list.File), Entries: len(list.Entries)}
+	doc, err := readFile(list.File)
+	if err != nil {
+		return n, err
+	}
+	n.Doc = doc
+	var plugins []types.PluginConf
+	if n.Single {
+		conf, err := parseSingle(doc)
+		if err != nil {
+			return n, fmt.Errorf("%s: %w", shown(list.File), err)
+		}
+		n.Name, plugins = conf.Name, []types.PluginConf{conf}
+	} else {
+		conf, err := parseList(doc)
+		if err != nil {
+			return n, fmt.Errorf("%s: %w", shown(list.File), err)
+		}
+		n.Name, plugins = conf.name, conf.plugins
+		n.Made = isMade(list.File, conf)
+	}
+	if n.Made {
+		n.Original = original(n.Path)
+	}
+	if len(plugins) == 1 && plugins[0].Type == "loopback" {
+		return Network{}, nil
+	}
+	if n.Name == "" {
+		return n, fmt.Errorf("%s: name: is missing; write the network's", shown(list.File))
+	}
+	return n, nil
+}
+
+// loadable returns the names, sorted, of what runtimes load in a directory.
+func loadable(dir string) ([]string, error) {
+	c, err := config.ReadConfDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(c.Conflists))
+	for i, list := range c.Conflists {
+		names[i] = filepath.Base(list.File)
+	}
+	return names, nil
+}

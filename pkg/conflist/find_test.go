@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	loopback = `{"cniVersion":"1.0.0","name":"lo","type":"loopback"}`
+	single   = `{"cniVersion":"1.0.0","name":"one","type":"ptp"}`
+)
+
+func listNamed(name string) string {
+	return `{"name":"` + name + `","cniVersion":"1.0.0","plugins":[{"type":"bridge"}]}`
+}
+
+// dirWith makes a directory of files.
+func dirWith(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, doc := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(doc), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestFind(t *testing.T) {
+	for _, c := range []struct {
+		name, network string
+		files         map[string]string
+		file          string
+		is            error
+		says          string
+	}{
+		{name: "the first by name", file: "10-a.conflist", files: map[string]string{
+			"10-a.conflist": listNamed("a"), "05-x.conflist.bak": "", "20-b.conf": single, "calico-kubeconfig": "x"}},
+		{name: "a single configuration", file: "10-b.conf", files: map[string]string{"10-b.conf": single, "20.conflist": listNamed("a")}},
+		{name: "json", file: "1.json", files: map[string]string{"1.json": single}},
+		{name: "what is broken behind it", file: "1.conflist", files: map[string]string{"1.conflist": listNamed("a"), "2.conflist": "{"}},
+		{name: "loopback is nobody's network", file: "99.conflist", files: map[string]string{
+			"00.conf": loopback, "01.conflist": `{"name":"lo","plugins":[` + loopback + `]}`, "99.conflist": listNamed("a")}},
+		{name: "a list that loads a folder", file: "1.conflist", files: map[string]string{
+			"1.conflist": `{"name":"n","cniVersion":"1.1.0"}`, "n/1.conf": single, "n/2.conf": `{"type":"ip-masq"}`}},
+		{name: "the named one", network: "b", file: "3.conflist", files: map[string]string{
+			"1.conflist": listNamed("a"), "2.conflist": "{", "3.conflist": listNamed("b"), "4.conflist": listNamed("b")}},
+		{name: "nothing yet", is: ErrNone, says: "--cni-conf-dir", files: map[string]string{"x/1.conflist": listNamed("a"), "a.yaml": ""}},
+		{name: "loopback alone", is: ErrNone, says: "install the main CNI plugin", files: map[string]string{"99.conf": loopback}},
+		{name: "no such one", network: "c", is: ErrNotThere, says: "one of a, one with --conflist-network",
+			files: map[string]string{"1.conflist": listNamed("a"), "2.conf": single}},
+		{name: "no such one, or in the broken file", network: "c", is: ErrBroken, says: "2.conflist",
+			files: map[string]string{"1.conflist": listNamed("a"), "2.conflist": "{"}},
+		{name: "a broken one first", is: ErrBroken, says: "0.conflist", files: map[string]string{"0.conflist": "", "1.conflist": listNamed("a")}},
+		{name: "a list in a .conf", is: ErrBroken, says: "rename the file", files: map[string]string{"0.conf": listNamed("a")}},
+		{name: "no name", is: ErrBroken, says: "name: is missing", files: map[string]string{"0.conf": `{"type":"ptp"}`}},
+		{name: "no plugins", is: ErrBroken, says: "plugins: is missing", files: map[string]string{"0.conflist": `{"name":"n"}`}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := dirWith(t, c.files)
+			n, err := Find(dir, c.network)
+			if !errors.Is(err, c.is) || err != nil && (!strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), dir)) {
+				t.Fatal(n, err)
+			}
+			if c.file == "" {
+				if err == nil {
+					t.Fatal("found", n.Path)
+				}
+				return
+			}
+			if n.Path != filepath.Join(dir, c.file) || string(n.Doc) != c.files[c.file] || n.Single == isListFile(c.file) {
+				t.Errorf("%+v", n)
+			}
+		})
+	}
+	if _, err := Find(filepath.Join(t.TempDir(), "none"), ""); !errors.Is(err, ErrNone) {
+		t.Error(err)
+	}
+}
+
+func TestFindCountsEntriesInFolders(t *testing.T) {
+	dir := dirWith(t, map[string]string{"1.conflist": listNamed("n"), "n/2.conf": `{"type":"ip-masq"}`})
+	if n, err := Find(dir, "n"); err != nil || n.Entries != 1 {
+		t.Error(n, err)
+	}
+}
+
+func TestFindDoesNotWaitForAFIFO(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mkfifo(filepath.Join(dir, "1.conflist"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Find(dir, ""); !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), "not a regular file") {
+		t.Error(err)
+	}
+}
+
+func TestAMadeListComesBeforeItsOriginalAndBehindAllElse(t *testing.T) {
+	dir := dirWith(t, map[string]string{"10-a.conflist": listNamed("a"), "10-net.conf": single, "10-net.conf.bak": "", "90.conf": "{"})
+	conf := filepath.Join(dir, "10-net.conf")
+	path, err := ListPath(conf)
+	if err != nil || filepath.Dir(path) != dir {
+		t.Fatal(path, err)
+	}
+	made, err := FromConf([]byte(single), []byte(entry))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Create(path, made, conf); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := Find(dir, ""); err != nil || n.Name != "a" || n.Made {
+		t.Error(n, err)
+	}
+	n, err := Find(dir, "one")
+	if err != nil || n.Path != path || !n.Made || n.Original != conf || n.Entries != 1 || n.Single {
+		t.Errorf("%+v, %v", n, err)
+	}
+	if err := os.Remove(conf); err != nil {
+		t.Fatal(err)
+	}
+	if n, err = Find(dir, "one"); err != nil || !n.Made || n.Original != "" {
+		t.Errorf("%+v, %v", n, err)
+	}
+	if err := Delete(path, n.Doc); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = Find(dir, "one"); !errors.Is(err, ErrBroken) { // 90.conf may have it
+		t.Error(err)
+	}
+}
+
+func TestSomebodyElsesListOfThatNameIsNotMade(t *testing.T) {
+	dir := dirWith(t, map[string]string{"1" + madeSuffix: listNamed("a")})
+	if n, err := Find(dir, ""); err != nil || n.Made {
+		t.Errorf("%+v, %v", n, err)
+	}
+}
+
+func TestNoNameForAListThatWouldBecomeTheFirst(t *testing.T) {
+	dir := dirWith(t, map[string]string{"10-net.conf": single, "10-net-z.conflist": listNamed("z")})
+	if path, err := ListPath(filepath.Join(dir, "10-net.conf")); err == nil || !strings.Contains(err.Error(), "10-net-z.conflist") {
+		t.Error(path, err)
+	}
+	if path, err := ListPath(filepath.Join(dir, "10-net-z.conflist")); err == nil {
+		t.Error(path)
+	}
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrChanged says that a file is not, or no longer, as the caller read it. It was
+// left alone; begin anew with its present text.
+var ErrChanged = errors.New("was changed by somebody else meanwhile")
+
+// Replace puts another text in the place of a file's present one, which the
+// caller states. It gives up with ErrChanged where the file has another one, and
+// refuses a text that no runtime would load from a file of that name.
+//
+// The file keeps its mode and owner. A symlink stays one: its target is replaced.
+// Whatever happens there is a whole file at the path, old or new, and no other
+// that a runtime would load; what a killed process leaves is removed by the next
+// call for the directory.
+//
+// Old and new are exchanged, and what was taken out is read again: who replaced
+// the file in the last moment gets it back. Only who writes in place, and goes on
+// after that, writes into a file that is gone. On file systems that cannot
+// exchange (NFS) the moment between the last look and the rename stays.
+//
+// An error that comes after the new text is in force, as of a sync, says so.
+func Replace(path string, was, now []byte) error {
+	r := &replacement{path: path, was: was, now: now}
+	err := r.run(r.steps())
+	if err != nil {
+		return fmt.Errorf("replace %s: %w", shown(path), err)
+	}
+	return nil
+}
+
+// replacement is a Replace under way. Its steps come in turn, and a process may
+// be killed between any two.
+type replacement struct {
+	path     string
+	was, now []byte
+
+	target string // the path, with symlinks resolved
+	folder *folder
+	temp   string // "" : there is none, or it must stay
+	swapped,
+	done bool
+}
+
+func (r *replacement) steps() []func() error {
+	return []func() error{r.check, r.lock, r.stage, r.compare, r.exchange, r.verify, r.clear, r.sync, r.announce}
+}
+
+func (r *replacement) run(steps []func() error) error {
+	var err error
+	for _, step := range steps {
+		if err = step(); err != nil || r.done {
+			break
+		}
+	}
+	if r.folder == nil {
+		return err
+	}
+	if err != nil && r.temp != "" {
+		err = errors.Join(err, r.folder.remove(r.temp))
+	}
+	return errors.Join(err, r.folder.close())
+}
+
+func (r *replacement) check() error {
+	if err := loads(r.path, r.now); err != nil {
+		return fmt.Errorf("the new text: %w", err)
+	}
+	target, err := filepath.EvalSymlinks(r.path)
+	if errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Lstat(r.path); err == nil {
+			return errors.New("it is a symlink to what is not there; in a container, mount the directory it points to as well")
+		}
+		return ErrChanged
+	}
+	if err != nil {
+		return failure("resolve", r.path, err)
+	}
+	r.target = target
+	if bytes.Equal(r.was, r.now) {
+		_, err := unchanged(r.target, r.was)
+		r.done = true
+		return err
+	}
+	return nil
+}
+
+func (r *replacement) lock() (err error) {
+	r.folder, err = openFolder(filepath.Dir(r.target))
+	return err
+}
+
+func (r *replacement) stage() error {
+	info, err := unchanged(r.target, r.was)
+	if err != nil {
+		return err
+	}
+	r.temp, err = r.folder.stage(r.now, info)
+	return err
+}
+
+func (r *replacement) compare() error {
+	_, err := unchanged(r.target, r.was)
+	return err
+}
+
+func (r *replacement) exchange() error { return r.exchanged(r.swap()) }
+
+// exchanged goes by what came of the exchange.
+func (r *replacement) exchanged(err error) error {
+	switch {
+	case err == nil:
+		r.swapped = true
+	case errors.Is(err, unix.ENOENT):
+		return ErrChanged
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
+		if err := os.Rename(r.temp, r.target); err != nil {
+			return failure("rename a file to", r.target, err)
+		}
+		r.temp = ""
+	default:
+		return failure("exchange files at", r.target, err)
+	}
+	return nil
+}
+
+func (r *replacement) swap() error {
+	return unix.Renameat2(unix.AT_FDCWD, r.temp, unix.AT_FDCWD, r.target, unix.RENAME_EXCHANGE)
+}
+
+// verify looks at what was taken out, and puts it back if it is not what it was
+// taken for.
+func (r *replacement) verify() error {
+	if !r.swapped {
+		return nil
+	}
+	_, err := unchanged(r.temp, r.was)
+	if err == nil {
+		return nil
+	}
+	if back := r.swap(); back != nil {
+		kept := r.temp
+		r.temp = "" // it is somebody's only copy
+		return errors.Join(err, fmt.Errorf("the new text is in force, what it replaced is %s: %w", shown(kept),
+			failure("exchange files at", r.target, back)))
+	}
+	r.swapped = false
+	return err
+}
+
+func (r *replacement) clear() error {
+	if r.temp == "" {
+		return nil
+	}
+	temp := r.temp
+	r.temp = ""
+	if err := r.folder.remove(temp); err != nil {
+		return fmt.Errorf("the new text is in force: %w", err)
+	}
+	return nil
+}
+
+func (r *replacement) sync() error {
+	if err := r.folder.sync(); err != nil {
+		return fmt.Errorf("the new text is in force: %w", err)
+	}
+	return nil
+}
+
+// announce makes runtimes look that watch the directory of a symlink: they do
+// not see what happens in that of its target.
+func (r *replacement) announce() error {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(r.path))
+	if err != nil || dir == r.folder.path {
+		return err
+	}
+	f, err := openFolder(dir)
+	if err != nil {
+		return fmt.Errorf("the new text is in force: %w", err)
+	}
+	temp, err := f.stage(nil, nil)
+	if err == nil {
+		err = f.remove(temp)
+	}
+	if err = errors.Join(err, f.close()); err != nil {
+		return fmt.Errorf("the new text is in force: %w", err)
+	}
+	return nil
+}
