@@ -3,9 +3,12 @@
 package main
 
 import (
+	"strings"
+
 	"github.com/spf13/cobra"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/doctor"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
 func (a *app) doctorCommand() *cobra.Command {
@@ -22,6 +25,25 @@ The exit code is 0 whatever is found.`,
 	})
 }
 
+// notReadyFindings are why the node is not ready, but for conflicts in force,
+// which the doctor finds itself.
+func notReadyFindings(r *reconcile.Report) []doctor.Finding {
+	f := doctor.Finding{
+		ID: "not-ready", Severity: doctor.Problem,
+		Summary: "The rules are not what the sources ask for, or nobody can vouch for them; /readyz says the same.",
+		Remedy:  "Each line names what to mend; where rules differ, ip-masq-reconciler once makes them right.",
+	}
+	for _, p := range r.Problems {
+		if p.Topic != reconcile.TopicConflict {
+			f.Detail = append(f.Detail, strings.ReplaceAll(p.Err.Error(), "\n", "; "))
+		}
+	}
+	if len(f.Detail) == 0 {
+		return nil
+	}
+	return []doctor.Finding{f}
+}
+
 func (a *app) doctor(c *cobra.Command, _ []string) error {
 	node, err := a.node()
 	if err != nil {
@@ -31,6 +53,7 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	findings := doctor.Examine(c.Context(), doctor.Node{
 		View: r.View, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
 	})
+	findings = append(notReadyFindings(r), findings...)
 	if a.json() {
 		if findings == nil {
 			findings = []doctor.Finding{}

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -60,16 +59,8 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 
 // summary says in one line what stands.
 func summary(r *reconcile.Report) string {
-	var chains []string
-	if r.View != nil {
-		for _, g := range r.View.Groups {
-			for _, c := range g.Desired.Chains {
-				chains = append(chains, fmt.Sprintf("%s (%s, %s, %d rules)", c.Name, c.Family, g.Choice, len(c.Rules)))
-			}
-		}
+	if chains := r.Summary(); chains != "" {
+		return "right: " + chains
 	}
-	if len(chains) == 0 {
-		return "no source asks for a chain: nothing is managed"
-	}
-	return "right: " + strings.Join(chains, ", ")
+	return "no source asks for a chain: nothing is managed"
 }

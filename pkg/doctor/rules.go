@@ -124,8 +124,9 @@ func remedyFor(r foreign.Rule) string {
 // one that is in force: there they masquerade too.
 func leftoverChains(e *examination) ([]Finding, error) {
 	f := Finding{ID: "leftover-chain", Severity: Problem,
-		Summary: "A chain stands in more than one backend, and its older copy masquerades too.",
-		Remedy:  "Remove it (ip-masq-reconciler cleanup removes all that ip-masq owns), or stop whoever writes it."}
+		Summary: "A chain stands in more than one backend, and the copy that is not in force masquerades too.",
+		Remedy: "Stop whoever writes it; then ip-masq-reconciler once removes it, unless it holds other rules than RETURN and MASQUERADE: " +
+			"those go with iptables -t nat -F, -D POSTROUTING and -X."}
 	for _, o := range e.State.Record.Chains {
 		if o.Stuck {
 			f.Detail = append(f.Detail, fmt.Sprintf("%s in %s (%s): it could not be removed", o.Chain, o.Backend, o.Family))

@@ -274,6 +274,30 @@ func TestARecordedBackendThatCannotWorkIsChosenAnew(t *testing.T) {
 	}
 }
 
+// Who is thorough finds a chain that an agent has made elsewhere since, and
+// removes it; what belongs to another dataDir stays and makes us fail.
+func TestAChainThatAppearsElsewhere(t *testing.T) {
+	f := newFixture(t)
+	f.enforcer.Thorough = true
+	net := network("podnet", policy.DefaultChain, func(s *policy.Statement) { s.Backend = policy.NFTables })
+	f.mustBeRight(f.ensure(net))
+	ref := netfilter.ChainRef{Family: policy.IPv4, Name: policy.DefaultChain}
+	agents := policy.Chain{Family: policy.IPv4, Name: policy.DefaultChain, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}
+	f.kernel.chains[iptChoice][ref] = agents
+	if v := f.look(net); v.Right() || len(v.Elsewhere) != 1 {
+		t.Errorf("it is not found: %+v", v.Elsewhere)
+	}
+	f.mustBeRight(f.ensure(net))
+	if len(f.kernel.chains[iptChoice]) > 0 {
+		t.Errorf("it is left:\n%s", f.kernel.dump())
+	}
+	agents.Owner = policy.OwnedBy("/other")
+	f.kernel.chains[iptChoice][ref] = agents
+	if err := f.ensure(net).Err(policy.DefaultChain); !errors.Is(err, enforce.ErrOtherOwner) || len(f.kernel.chains[iptChoice]) != 1 {
+		t.Errorf("another's chain: %v\n%s", err, f.kernel.dump())
+	}
+}
+
 // Where nobody states a backend the preferred one is taken, also if the record
 // has another; who has no preference follows.
 func TestPreferredBackend(t *testing.T) {

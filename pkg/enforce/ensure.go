@@ -175,11 +175,18 @@ func (e *Enforcer) clear(ctx context.Context, v *View, owned *store.Record, lock
 				e.warn(fmt.Errorf("look for chain %s in other backends: %w", chain, err))
 			}
 			for _, c := range others {
-				e.supersede(ctx, c, chain, lock)
+				if err := e.supersede(ctx, c, chain, lock); errors.Is(err, ErrOtherOwner) {
+					v.fail(chain, err) // what one exempts the other masquerades
+				} else {
+					e.warn(err)
+				}
 			}
 		}
 	}
 	v.Stale = nil
+	if e.Thorough {
+		v.Elsewhere = e.elsewhere(ctx, v)
+	}
 	e.warn(e.vacate(ctx, owned))
 }
 
@@ -192,11 +199,10 @@ func stuck(rec *store.Record, o store.OwnedChain) {
 
 // supersede removes a chain of our name that stands in another form, if it
 // holds only what the agents and we write.
-func (e *Enforcer) supersede(ctx context.Context, c netfilter.Choice, chain string, lock *store.Lock) {
+func (e *Enforcer) supersede(ctx context.Context, c netfilter.Choice, chain string, lock *store.Lock) error {
 	b, err := e.Drivers.Open(c)
 	if err != nil {
-		e.warn(err)
-		return
+		return err
 	}
 	var refs []netfilter.ChainRef
 	for _, f := range policy.Families() {
@@ -204,23 +210,24 @@ func (e *Enforcer) supersede(ctx context.Context, c netfilter.Choice, chain stri
 	}
 	observed, err := b.Observe(ctx, refs)
 	if err != nil {
-		e.warn(fmt.Errorf("read chain %s in %s: %w", chain, c, err))
-		return
+		return fmt.Errorf("read chain %s in %s: %w", chain, c, err)
 	}
+	var errs []error
 	us := policy.OwnedBy(e.Dir.Path())
 	for i := range observed.Chains {
 		old := &observed.Chains[i]
 		if old.Name != chain {
 			continue
 		}
-		if err := judge(old, us, false); err != nil {
-			e.warn(err)
-			continue
+		err := judge(old, us, false)
+		if err == nil {
+			err = e.remove(ctx, c, netfilter.ChainRef{Family: old.Family, Name: chain}, lock)
+		} else {
+			err = fmt.Errorf("in %s: %w", c, err)
 		}
-		if err := e.remove(ctx, c, netfilter.ChainRef{Family: old.Family, Name: chain}, lock); err != nil {
-			e.warn(err)
-		}
+		errs = append(errs, err)
 	}
+	return errors.Join(errs...)
 }
 
 func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, ref netfilter.ChainRef, lock *store.Lock) error {

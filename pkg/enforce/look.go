@@ -4,6 +4,7 @@ package enforce
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -23,6 +24,9 @@ type Enforcer struct {
 	// has no preference. What the record has of such a chain in another is moved
 	// there, once: who has no preference follows the record.
 	Prefer policy.Backend
+	// Thorough also looks for chains of our names in forms other than ours, which
+	// an agent may have made since. It costs a question for each form.
+	Thorough bool
 }
 
 // Look reads the kernel and compares it with what the contributions ask for.
@@ -44,7 +48,31 @@ func (e *Enforcer) Look(ctx context.Context, contributions []policy.Contribution
 		e.observe(ctx, v, &v.Groups[i], rec)
 	}
 	v.Stale = stale(rec, v)
+	if e.Thorough {
+		v.Elsewhere = e.elsewhere(ctx, v)
+	}
 	return v
+}
+
+// elsewhere finds the chains of our names that stand in another form too, but
+// for those that are stale and go anyway.
+func (e *Enforcer) elsewhere(ctx context.Context, v *View) []Place {
+	var found []Place
+	for _, g := range v.Groups {
+		for _, chain := range g.chains() {
+			others, err := e.Drivers.Others(ctx, chain, g.Choice)
+			if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
+				e.warn(fmt.Errorf("look for chain %s in other backends: %w", chain, err))
+			}
+			for _, c := range others {
+				known := slices.ContainsFunc(v.Stale, func(o store.OwnedChain) bool { return o.Chain == chain && choiceOf(o).SamePlace(c) })
+				if !known {
+					found = append(found, Place{chain, c})
+				}
+			}
+		}
+	}
+	return found
 }
 
 // ofThisBoot returns the record, or none where it is of an earlier boot: what

@@ -18,6 +18,15 @@ type View struct {
 	Failed map[string]error
 	// Stale is what we own and no policy wants any more.
 	Stale []store.OwnedChain
+	// Elsewhere is where a chain bears the name of one of ours, in another form.
+	// Only who is Thorough looks for it.
+	Elsewhere []Place
+}
+
+// Place is where a chain stands.
+type Place struct {
+	Chain  string
+	Choice netfilter.Choice
 }
 
 // Group is the chains that are kept in one form.
@@ -30,7 +39,7 @@ type Group struct {
 
 // Right reports whether nothing is left to do.
 func (v *View) Right() bool {
-	if len(v.Failed) > 0 || len(v.Stale) > 0 {
+	if len(v.Failed) > 0 || len(v.Stale) > 0 || len(v.Elsewhere) > 0 {
 		return false
 	}
 	for _, g := range v.Groups {

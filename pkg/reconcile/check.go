@@ -35,7 +35,8 @@ func (n *Node) Check(ctx context.Context) *Report {
 
 // Differs reports whether rules in the kernel are not what the sources ask for.
 func (r *Report) Differs() bool {
-	return r.View != nil && len(r.State.Newer) == 0 && (len(r.View.Diff()) > 0 || len(r.View.Stale) > 0)
+	return r.View != nil && len(r.State.Newer) == 0 && len(r.Lost) == 0 &&
+		(len(r.View.Diff()) > 0 || len(r.View.Stale) > 0 || len(r.View.Elsewhere) > 0)
 }
 
 // Obstacles are the problems but for differences that a pass would remove.

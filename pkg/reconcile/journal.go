@@ -12,6 +12,7 @@ import (
 // says nothing.
 type journal struct {
 	log      *slog.Logger
+	kept     string          // the chains, as they were last told of
 	problems map[string]bool // those that hold
 	warnings map[string]bool // those that were told
 }
@@ -36,8 +37,21 @@ func (j *journal) report(r *Report) {
 		}
 		j.log.Info("dropped a network that nobody names or uses any more", "source", s.String())
 	}
+	j.chains(r)
 	j.tell(r.Problems)
 	j.log.Debug("pass", "result", r.Result, "took", r.Took)
+}
+
+// chains says what is kept where, when that is news.
+func (j *journal) chains(r *Report) {
+	if r.View == nil || r.Result == Failed {
+		return
+	}
+	now := r.Summary()
+	if now != j.kept && (j.kept != "" || r.Result == Changed) {
+		j.log.Info("these chains are kept now", "chains", now)
+	}
+	j.kept = now
 }
 
 // tell says which problems are new and which are gone.

@@ -17,9 +17,12 @@ import (
 // judge says what is wrong with the node as the report has it.
 func (n *Node) judge(r *Report) {
 	n.judgeSources(r)
+	for _, err := range r.Lost {
+		r.problem(TopicState, err)
+	}
 	if err := newer(r.State); err != nil {
 		r.problem(TopicState, err)
-	} else if r.View != nil {
+	} else if r.View != nil && len(r.Lost) == 0 {
 		judgeRules(r)
 	}
 	for _, p := range r.Problems {
@@ -80,6 +83,10 @@ func judgeRules(r *Report) {
 			r.chainProblem(TopicRules, o.Chain, fmt.Errorf("chain %s (%s): it was to go from %s and cannot be removed; "+
 				"see the warnings, or remove it by hand", o.Chain, o.Family, o.Backend))
 		}
+	}
+	for _, at := range v.Elsewhere {
+		r.chainProblem(TopicRules, at.Chain, fmt.Errorf("chain %s stands in %s too, and what ours exempts may be masqueraded there: "+
+			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice))
 	}
 	for chain, prefixes := range v.Slow() {
 		r.warn(fmt.Errorf("chain %s has %d prefixes, and iptables compares each new connection with one after the other; "+

@@ -54,8 +54,8 @@ func (l *Loop) FilesChanged() { l.files.happened() }
 func (l *Loop) PassNow() { l.pending.add(cause{asked: true}) }
 
 // View returns a reading of the rules, or nil where they cannot be read now. One
-// of this very moment takes a loop that has nothing else to do; of a second ago
-// has to do for who asks more often. It writes nothing.
+// of this very moment takes a loop that has nothing else to do; who asks very
+// often gets the last one. It writes nothing.
 func (l *Loop) View(ctx context.Context) *enforce.View {
 	answer := make(chan *enforce.View, 1)
 	select {
@@ -142,7 +142,7 @@ func (l *Loop) wait(ctx context.Context) cause {
 
 // look reads the rules for who asks, unless they were read a moment ago.
 func (l *Loop) look(ctx context.Context) *enforce.View {
-	const fresh = time.Second
+	const fresh = 20 * time.Millisecond
 	if l.view != nil && time.Since(l.seen) >= fresh {
 		l.view = l.node.Enforcer(func(error) {}).Look(ctx, l.last.State.Contributions, l.last.State.Record)
 		l.seen = time.Now()

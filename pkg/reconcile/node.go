@@ -44,5 +44,5 @@ func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node
 // Enforcer returns what makes sure of the node's rules, and tells warn about
 // what goes wrong and stops nothing.
 func (n *Node) Enforcer(warn func(error)) *enforce.Enforcer {
-	return &enforce.Enforcer{Dir: n.Dir, Drivers: n.Drivers, Warn: warn, Prefer: n.Settings.Backend}
+	return &enforce.Enforcer{Dir: n.Dir, Drivers: n.Drivers, Warn: warn, Prefer: n.Settings.Backend, Thorough: true}
 }

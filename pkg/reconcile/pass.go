@@ -29,7 +29,7 @@ func (n *Node) Foresee(ctx context.Context, src *Sources) *Report {
 // reads, without the lock.
 func (n *Node) Pass(ctx context.Context, src *Sources) *Report {
 	r := n.Foresee(ctx, src)
-	if r.Unfinished() && len(r.State.Newer) == 0 {
+	if r.Unfinished() {
 		started := r.Started
 		r = &Report{Started: started, Sources: src, Result: Unchanged}
 		n.write(ctx, r)
@@ -80,15 +80,20 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	for _, d := range r.State.Damaged {
 		r.warn(fmt.Errorf("a damaged document counts as absent: %w", d.Err))
 	}
-	r.warn(lock.Tidy(r.State))
 	p := n.plan(r)
+	if !r.Unfinished() && len(r.Lost) > 0 {
+		return
+	}
+	r.warn(lock.Tidy(r.State))
 	for _, s := range r.Dropped {
 		r.warn(lock.Drop(s))
 	}
 	e := n.Enforcer(r.warn)
 	rec := retrying(r.State.Record)
 	before := e.Look(ctx, r.State.Contributions, rec)
-	r.Drift, r.Before = drift(before), before
+	if r.Before = before; len(r.State.Damaged) == 0 { // what a document held is no drift
+		r.Drift = drift(before)
+	}
 	r.Wrote = !before.Right() || len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0
 	if len(r.Pending)+len(r.Dropped) == 0 {
 		r.View = e.EnsureFrom(ctx, before, r.State.Contributions, rec, lock)

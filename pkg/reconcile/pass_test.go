@@ -381,3 +381,32 @@ func TestPassWithOldSourcesUndoesNoADD(t *testing.T) {
 		t.Errorf("the pass wrote: %+v", r)
 	}
 }
+
+// A document that is damaged and that no source makes again may be that of a
+// network with pods: nothing is taken away until it is written anew.
+func TestDamagedDocumentOfNobody(t *testing.T) {
+	f := newFixture(t)
+	path := f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	f.right()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	document := f.Dir.DocumentPath(policy.Source{Kind: policy.Network, Name: "podnet"})
+	text, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.file(document, string(text[:20]))
+	for range 2 {
+		f.wants(f.pass(), Failed, document, "no conflist or agent file says what it held")
+		f.exempts("10.1.0.0/16," + linkLocal)
+		if r := f.Check(t.Context()); r.Differs() || r.Ready() {
+			t.Errorf("check: differs %t, ready %t", r.Differs(), r.Ready())
+		}
+	}
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	if r := f.right(); len(r.Drift) > 0 {
+		t.Errorf("what the document held is drift: %v", r.Drift)
+	}
+	f.wants(f.pass(), Unchanged)
+}

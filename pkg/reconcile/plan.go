@@ -31,7 +31,23 @@ func (n *Node) plan(r *Report) *enforce.Proposal {
 	for _, c := range p.Changed {
 		r.Pending = append(r.Pending, c.Source)
 	}
+	r.Lost = n.lost(r, p)
 	return p
+}
+
+// lost tells of the documents that are damaged and that no source makes again.
+// Their networks may have pods, whose rules nobody could make anew.
+func (n *Node) lost(r *Report, p *enforce.Proposal) []error {
+	var lost []error
+	for _, d := range r.State.Damaged {
+		madeAgain := d.File == n.Dir.RecordPath() ||
+			slices.ContainsFunc(p.Changed, func(c policy.Contribution) bool { return d.File == n.Dir.DocumentPath(c.Source) })
+		if !madeAgain {
+			lost = append(lost, fmt.Errorf("%w: no conflist or agent file says what it held, so all rules stay as they are "+
+				"until the next ADD of its network writes it anew, or somebody removes it", d.Err))
+		}
+	}
+	return lost
 }
 
 // proposeNetworks proposes what the conflists state, the first that has an entry

@@ -4,6 +4,8 @@ package reconcile
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -81,12 +83,28 @@ type Report struct {
 	Adopted []policy.Source
 	// Dropped are the networks that nobody uses or names any more.
 	Dropped []policy.Source
+	// Lost is why rules cannot be judged: documents are damaged, and nobody
+	// knows what they held.
+	Lost []error
 	// Wrote tells that the pass had something to write, and the lock for it.
 	Wrote bool
 }
 
 // Ready reports whether the rules are what the sources ask for.
 func (r *Report) Ready() bool { return len(r.Problems) == 0 }
+
+// Summary names the chains that are kept, and where, in one line.
+func (r *Report) Summary() string {
+	var chains []string
+	if r.View != nil {
+		for _, g := range r.View.Groups {
+			for _, c := range g.Desired.Chains {
+				chains = append(chains, fmt.Sprintf("%s (%s, %s, %d rules)", c.Name, c.Family, g.Choice, len(c.Rules)))
+			}
+		}
+	}
+	return strings.Join(chains, ", ")
+}
 
 // Err returns all problems as one error, or nil.
 func (r *Report) Err() error {
@@ -99,6 +117,9 @@ func (r *Report) Err() error {
 
 // Unfinished reports whether a pass that may write has something to write.
 func (r *Report) Unfinished() bool {
+	if len(r.Lost) > 0 || len(r.State.Newer) > 0 {
+		return false // what is there stays as it is
+	}
 	return len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0 || r.View != nil && !r.View.Right()
 }
 

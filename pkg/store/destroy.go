@@ -35,7 +35,8 @@ func (l *Lock) Destroy() error {
 		}
 	}
 	err = unix.Rmdir(l.dir.path)
-	if err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.ENOENT) {
+	stays := []error{unix.ENOTEMPTY, unix.EBUSY} // others' files are there, or it is mounted
+	if err != nil && !slices.ContainsFunc(append(stays, unix.ENOENT), func(e error) bool { return errors.Is(err, e) }) {
 		errs = append(errs, failure(op, l.dir.path, err))
 	}
 	return errors.Join(errs...)

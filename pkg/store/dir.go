@@ -14,6 +14,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // What a dataDir holds.
@@ -54,6 +56,14 @@ func Open(path string, opts ...Option) *Dir {
 	}
 	return d
 }
+
+// DocumentPath returns where the document of a source is, or would be.
+func (d *Dir) DocumentPath(src policy.Source) string {
+	return d.path + "/" + sourcesDir + "/" + nameOf(src)
+}
+
+// RecordPath returns where the record is, or would be.
+func (d *Dir) RecordPath() string { return d.path + "/" + recordFile }
 
 // Path returns the directory's path in its shortest form (filepath.Clean).
 func (d *Dir) Path() string { return d.path }

@@ -73,15 +73,18 @@ func readAll(fd int, size int64) ([]byte, error) {
 }
 
 // create makes a file that is not there yet, and returns it open for writing.
-func (f *folder) create(op, name string) (int, error) {
+func (f *folder) create(op, name string) (int, error) { return f.createFor(op, name, name) }
+
+// createFor is create, of a file that is to become another, which errors name.
+func (f *folder) createFor(op, name, shown string) (int, error) {
 	fd, err := uninterrupted(func() (int, error) {
 		return unix.Openat(f.fd, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, fileMode)
 	})
 	if err != nil {
-		return -1, failure(op, f.in(name), err)
+		return -1, failure(op, f.in(shown), err)
 	}
 	if err := unix.Fchmod(fd, fileMode); err != nil { // the umask may have taken bits away
-		return -1, errors.Join(failure(op, f.in(name), err), unix.Close(fd), f.remove(name))
+		return -1, errors.Join(failure(op, f.in(shown), err), unix.Close(fd), f.remove(name))
 	}
 	return fd, nil
 }

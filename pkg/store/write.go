@@ -5,6 +5,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -75,15 +76,25 @@ func (l *Lock) stage(f *folder, name string, data []byte) (*Staged, error) {
 		return nil, err
 	}
 	s := &Staged{lock: l, folder: f, name: name, temp: name + "." + strconv.FormatUint(rand.Uint64(), 36) + tempSuffix}
-	fd, err := f.create(writeDocument, s.temp)
+	// Errors name the document: the same ones have the same text each time.
+	fd, err := f.createFor(writeDocument, s.temp, name)
 	if err != nil {
 		return nil, err
 	}
 	if err := write(os.NewFile(uintptr(fd), s.temp), data); err != nil {
-		return nil, errors.Join(failure(writeDocument, f.in(s.temp), err), f.remove(s.temp))
+		return nil, errors.Join(failure(writeDocument, f.in(name), bare(err)), f.remove(s.temp))
 	}
 	l.staged[s] = true
 	return s, nil
+}
+
+// bare takes the name of a temporary file out of an error.
+func bare(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
 }
 
 func write(file *os.File, data []byte) error {
