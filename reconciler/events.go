@@ -76,15 +76,10 @@ func ownProgram() string {
 	return strings.TrimSpace(string(name))
 }
 
-// watch tells the loop of changes in the directories, until ctx ends.
-func watch(ctx context.Context, loop *reconcile.Loop, warn func(error), dirs ...string) {
-	w, err := fswatch.New(dirs...)
-	if err != nil {
-		warn(fmt.Errorf("no events of files, the interval has to do: %w", err))
-		return
-	}
+// watch tells the loop of changes in the directories of the watcher, until ctx
+// ends. The watcher has to be there before the loop reads for the first time.
+func watch(ctx context.Context, loop *reconcile.Loop, warn func(error), w *fswatch.Watcher) {
 	defer func() { _ = w.Close() }()
-	loop.FilesChanged() // what happened before anybody watched
 	for deaf := ""; ; {
 		// A watch that cannot be had is tried again, and Changed delivers then too.
 		if err := w.Err(); err != nil && err.Error() != deaf {

@@ -122,7 +122,11 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 	all.Go(func() { telemetry.Serve(ctx, s.HealthListen, k.monitor.Health(), warn) })
 	all.Go(func() { telemetry.Serve(ctx, s.MetricsListen, k.monitor.Metrics(), warn) })
 	all.Go(func() { listen(ctx, loop, warn) })
-	all.Go(func() { watch(ctx, loop, warn, s.CNIConfDir, s.AgentConfigDir) })
+	if files, err := fswatch.New(s.CNIConfDir, s.AgentConfigDir); err != nil {
+		warn(fmt.Errorf("no events of files, the interval has to do: %w", err))
+	} else {
+		all.Go(func() { watch(ctx, loop, warn, files) })
+	}
 	all.Go(func() { loop.Run(ctx) })
 	return k.changed(ctx, loop, s, bad)
 }
