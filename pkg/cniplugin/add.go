@@ -102,9 +102,8 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 // verdict fails for the network's own chain alone; what is wrong with others is
 // told, and stops nobody here.
 func (n *node) verdict(v *enforce.View, chain string) error {
-	for chain, prefixes := range v.Slow() {
-		n.Warn(fmt.Errorf("chain %s has %d prefixes, and iptables compares each new connection with one after the other; "+
-			"with backend nftables their number costs nothing", chain, prefixes))
+	for _, w := range v.SlowWarnings() {
+		n.Warn(w)
 	}
 	for _, p := range v.Policies {
 		for _, e := range p.Conflicts {

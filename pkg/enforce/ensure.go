@@ -204,11 +204,7 @@ func (e *Enforcer) supersede(ctx context.Context, c netfilter.Choice, chain stri
 	if err != nil {
 		return err
 	}
-	var refs []netfilter.ChainRef
-	for _, f := range policy.Families() {
-		refs = append(refs, netfilter.ChainRef{Family: f, Name: chain})
-	}
-	observed, err := b.Observe(ctx, refs)
+	observed, err := b.Observe(ctx, inEachFamily(chain))
 	if err != nil {
 		return fmt.Errorf("read chain %s in %s: %w", chain, c, err)
 	}
@@ -228,6 +224,17 @@ func (e *Enforcer) supersede(ctx context.Context, c netfilter.Choice, chain stri
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// inEachFamily names the chains in every family.
+func inEachFamily(chains ...string) []netfilter.ChainRef {
+	var refs []netfilter.ChainRef
+	for _, chain := range chains {
+		for _, f := range policy.Families() {
+			refs = append(refs, netfilter.ChainRef{Family: f, Name: chain})
+		}
+	}
+	return refs
 }
 
 func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, ref netfilter.ChainRef, lock *store.Lock) error {

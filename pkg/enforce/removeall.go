@@ -97,13 +97,7 @@ func (e *Enforcer) removeFrom(ctx context.Context, c netfilter.Choice, chains []
 	if err != nil {
 		return nil, err
 	}
-	var refs []netfilter.ChainRef
-	for _, chain := range chains {
-		for _, f := range policy.Families() {
-			refs = append(refs, netfilter.ChainRef{Family: f, Name: chain})
-		}
-	}
-	observed, err := b.Observe(ctx, refs)
+	observed, err := b.Observe(ctx, inEachFamily(chains...))
 	if err != nil {
 		return nil, fmt.Errorf("read what stands in %s: %w", c, err)
 	}

@@ -3,6 +3,10 @@
 package enforce
 
 import (
+	"fmt"
+	"maps"
+	"slices"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -111,6 +115,17 @@ func (v *View) Slow() map[string]int {
 		}
 	}
 	return slow
+}
+
+// SlowWarnings says of each of the Slow chains what that costs, and what helps.
+func (v *View) SlowWarnings() []error {
+	slow := v.Slow()
+	var warnings []error
+	for _, chain := range slices.Sorted(maps.Keys(slow)) {
+		warnings = append(warnings, fmt.Errorf("chain %s has %d prefixes, and iptables compares each new connection with one after the other; "+
+			"with backend nftables their number costs nothing", chain, slow[chain]))
+	}
+	return warnings
 }
 
 func (v *View) fail(chain string, err error) {

@@ -88,10 +88,7 @@ func judgeRules(r *Report) {
 		r.chainProblem(TopicRules, at.Chain, fmt.Errorf("chain %s stands in %s too, and what ours exempts may be masqueraded there: "+
 			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice))
 	}
-	for chain, prefixes := range v.Slow() {
-		r.warn(fmt.Errorf("chain %s has %d prefixes, and iptables compares each new connection with one after the other; "+
-			"with backend nftables their number costs nothing", chain, prefixes))
-	}
+	r.Warnings = append(r.Warnings, v.SlowWarnings()...)
 }
 
 // newer returns what a newer version wrote, as an error, or nil.
