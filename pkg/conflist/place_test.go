@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const ours = `{"type":"ip-masq"}`
+
+// listWith is listNamed with more plugins.
+func listWith(name string, plugins ...string) string {
+	all := append([]string{`{"type":"bridge"}`}, plugins...)
+	return `{"name":"` + name + `","cniVersion":"1.0.0","plugins":[` + strings.Join(all, ",") + `]}`
+}
+
+// madeOf is the list that single becomes.
+func madeOf(t *testing.T, conf, entry string) string {
+	t.Helper()
+	now, err := FromConf([]byte(conf), []byte(entry))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(now)
+}
+
+func without(t *testing.T, list string) string {
+	t.Helper()
+	now, _, err := Remove([]byte(list))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(now)
+}
+
+// filesOf returns the texts of all files below a directory.
+func filesOf(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, path := range slices.Concat(glob(t, dir, "*"), glob(t, dir, "*/*"), glob(t, dir, ".*")) {
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			name, err := filepath.Rel(dir, path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[name] = string(content(t, path))
+		}
+	}
+	return all
+}
+
+func glob(t *testing.T, dir, pattern string) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, pattern))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+func TestEnsure(t *testing.T) {
+	const own, wider = `{"type":"ip-masq","cidrLimit":9}`, `{"cniVersion":"1.0.0","name":"one","type":"ptp","mtu":9000}`
+	const made = "10-one-made-by-ip-masq.conflist"
+	for _, c := range []struct {
+		name, network string
+		files         map[string]string
+		writes        map[string]string // nil: nothing is written; "" : the file is gone
+		is            error
+	}{
+		{name: "a list", files: map[string]string{"1.conflist": listWith("a")}, writes: map[string]string{"1.conflist": listWith("a", ours)}},
+		{name: "there already, and other than ours", files: map[string]string{"1.conflist": listWith("a", own, `{"type":"portmap"}`)}},
+		{name: "twice", files: map[string]string{"1.conflist": listWith("a", own, ours)}, writes: map[string]string{"1.conflist": listWith("a", own)}},
+		{name: "the named one", network: "b", files: map[string]string{"1.conflist": listWith("a"), "2.conflist": listWith("b")},
+			writes: map[string]string{"2.conflist": listWith("b", ours)}},
+		{name: "a single configuration", files: map[string]string{"10-one.conf": single}, writes: map[string]string{made: madeOf(t, single, ours)}},
+		{name: "a list made already", files: map[string]string{"10-one.conf": single, made: madeOf(t, single, own)}},
+		{name: "the original has changed", files: map[string]string{"10-one.conf": wider, made: madeOf(t, single, own)},
+			writes: map[string]string{made: madeOf(t, wider, own)}},
+		{name: "a made list lost the entry", files: map[string]string{"10-one.conf": single, made: without(t, madeOf(t, single, ours))},
+			writes: map[string]string{made: madeOf(t, single, ours)}},
+		{name: "the original is gone", files: map[string]string{made: madeOf(t, single, ours), "50-b.conflist": listWith("b")},
+			writes: map[string]string{made: "", "50-b.conflist": listWith("b", ours)}},
+		{name: "an entry in the folder", files: map[string]string{"1.conflist": `{"name":"n","cniVersion":"1.1.0"}`, "n/1.conf": single, "n/2.conf": ours}},
+		{name: "in the folder and in the text", files: map[string]string{"1.conflist": listWith("n", ours), "n/2.conf": ours},
+			writes: map[string]string{"1.conflist": listWith("n")}},
+		{name: "a folder alone", is: ErrElsewhere, files: map[string]string{"1.conflist": `{"name":"n","cniVersion":"1.1.0"}`, "n/1.conf": single}},
+		{name: "nothing there", is: ErrNone},
+		{name: "broken", is: ErrBroken, files: map[string]string{"1.conflist": "{"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir, backups := dirWith(t, c.files), t.TempDir()
+			p := Place{Dir: dir, Network: c.network, Entry: []byte(ours), Backups: backups}
+			change, err := p.Ensure()
+			if !errors.Is(err, c.is) {
+				t.Fatal(err)
+			}
+			want := maps.Clone(c.files)
+			if want == nil {
+				want = map[string]string{}
+			}
+			maps.Copy(want, c.writes)
+			maps.DeleteFunc(want, func(_, text string) bool { return text == "" })
+			if diff := cmp.Diff(want, filesOf(t, dir)); diff != "" {
+				t.Error(diff)
+			}
+			if change.Wrote != (c.writes != nil) {
+				t.Error(change)
+			}
+			if change.Backup != "" && string(content(t, change.Backup)) != c.files[filepath.Base(change.Path)] {
+				t.Error("the backup is not what was there")
+			}
+			if err != nil {
+				return
+			}
+			if again, err := p.Ensure(); err != nil || again.Wrote || again.Path != change.Path {
+				t.Error("the second time:", again, err)
+			}
+		})
+	}
+}
+
+func TestWithdraw(t *testing.T) {
+	const made = "10-one-made-by-ip-masq.conflist"
+	dir := dirWith(t, map[string]string{
+		"10-one.conf": single, made: madeOf(t, single, ours),
+		"20-a.conflist":                        listWith("a", ours, `{"type":"portmap"}`, ours),
+		"30-b.conflist":                        listWith("b"),
+		"40-gone-made-by-ip-masq.conflist":     madeOf(t, single, ours),
+		"50-broken.conflist":                   `{"type":"ip-masq"`,
+		"51-broken.conflist":                   `{`,
+		"60-only.conflist":                     `{"name":"only","cniVersion":"1.0.0","plugins":[{"type":"ip-masq"}]}`,
+		"70-n.conflist":                        `{"name":"n","cniVersion":"1.1.0"}`,
+		"n/2.conf":                             ours,
+		"not-a-configuration-of-any-runtime.x": "x",
+	})
+	want := filesOf(t, dir)
+	changes, err := Place{Dir: dir}.Withdraw()
+	delete(want, made)
+	want["20-a.conflist"] = listWith("a", `{"type":"portmap"}`)
+	want["40-gone-made-by-ip-masq.conflist"] = without(t, madeOf(t, single, ours))
+	if diff := cmp.Diff(want, filesOf(t, dir)); diff != "" {
+		t.Error(diff)
+	}
+	if len(changes) != 3 {
+		t.Error(changes)
+	}
+	if !errors.Is(err, ErrBroken) || !errors.Is(err, ErrOnlyPlugin) || !errors.Is(err, errInFolder) {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"50-broken", "60-only", "70-n"} {
+		if !strings.Contains(err.Error(), file) {
+			t.Errorf("%s is not named: %v", file, err)
+		}
+	}
+	if strings.Contains(err.Error(), "51-broken") {
+		t.Error("a broken file without our entry is in nobody's way:", err)
+	}
+	if changes, err := (Place{Dir: filepath.Join(dir, "missing")}).Withdraw(); len(changes) > 0 || err != nil {
+		t.Error(changes, err)
+	}
+}
+
+func TestWithdrawOfOneNetwork(t *testing.T) {
+	files := map[string]string{"1.conflist": listWith("a", ours), "2.conflist": listWith("b", ours), "3.conflist": `{"ip-masq"`}
+	dir := dirWith(t, files)
+	changes, err := Place{Dir: dir, Network: "b"}.Withdraw()
+	files["2.conflist"] = listWith("b")
+	if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" || len(changes) != 1 || changes[0].Network != "b" {
+		t.Error(changes, diff)
+	}
+	if err == nil {
+		t.Error("a broken file that may have the network is not named")
+	}
+}
