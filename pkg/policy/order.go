@@ -6,45 +6,69 @@ package policy
 // that matches is the one with the longest prefix, and keeps the written order
 // wherever order has no meaning.
 //
-// It has a meaning only among prefixes that lie within one another and differ
-// in action. So the entries are grouped by the widest prefix that covers them;
-// a group whose members all agree stays as it is, and one whose members do not
-// is sorted, longest first, within the places that it holds.
+// It has a meaning only between prefixes of which one lies within the other and
+// whose actions differ. So each entry stays where it is written, unless it covers
+// any of the other action: then all that it covers, as far as it has not come yet,
+// comes right before it, longest first.
 func inChainOrder(list []Entry) []Entry {
-	out := append([]Entry(nil), list...)
-	for _, places := range mixedGroups(list) {
-		members := make([]Entry, len(places))
-		for i, at := range places {
-			members[i] = list[at]
+	covered := coveredByMixed(list)
+	out := make([]Entry, 0, len(list))
+	done := make([]bool, len(list))
+	take := func(at int) {
+		if !done[at] {
+			done[at] = true
+			out = append(out, list[at])
 		}
-		members = sorted(members, func(a, b Entry) int { return b.Prefix.Bits() - a.Prefix.Bits() })
-		for i, at := range places {
-			out[at] = members[i]
+	}
+	longestFirst := func(i, j int) int {
+		if longer := list[j].Prefix.Bits() - list[i].Prefix.Bits(); longer != 0 {
+			return longer
 		}
+		return i - j
+	}
+	for at := range list {
+		if done[at] {
+			continue
+		}
+		for _, within := range sorted(covered[at], longestFirst) {
+			take(within)
+		}
+		take(at)
 	}
 	return out
 }
 
-// mixedGroups returns the places, ascending, of the entries that a common
-// widest prefix covers, for each such group that holds both actions.
-func mixedGroups(list []Entry) [][]int {
+// coveredByMixed returns for the place of each entry that covers any of the other
+// action the places of all that it covers.
+func coveredByMixed(list []Entry) map[int][]int {
 	places := make([]int, len(list))
 	for i := range places {
 		places[i] = i
 	}
 	// By address and then by length a prefix comes right before all it covers.
 	places = sorted(places, func(i, j int) int { return comparePrefixes(list[i].Prefix, list[j].Prefix) })
-	var mixed [][]int
-	for start := 0; start < len(places); {
-		root := list[places[start]]
-		end, differs := start, false
-		for ; end < len(places) && root.Prefix.Contains(list[places[end]].Prefix.Addr()); end++ {
-			differs = differs || list[places[end]].Action != root.Action
+	covered := map[int][]int{}
+	var open []int // of the places, the positions of prefixes that the next may lie within
+	mixed := make([]bool, len(list))
+	shut := func(end int) {
+		from := open[len(open)-1]
+		open = open[:len(open)-1]
+		if mixed[from] {
+			covered[places[from]] = places[from+1 : end]
 		}
-		if differs {
-			mixed = append(mixed, sorted(places[start:end], func(i, j int) int { return i - j }))
-		}
-		start = end
 	}
-	return mixed
+	for at, place := range places {
+		e := list[place]
+		for len(open) > 0 && !list[places[open[len(open)-1]]].Prefix.Contains(e.Prefix.Addr()) {
+			shut(at)
+		}
+		for _, around := range open {
+			mixed[around] = mixed[around] || list[places[around]].Action != e.Action
+		}
+		open = append(open, at)
+	}
+	for len(open) > 0 {
+		shut(len(places))
+	}
+	return covered
 }
