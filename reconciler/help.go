@@ -63,6 +63,11 @@ func complete(root *cobra.Command) {
 			}
 		}
 	}
+	// Its own command would take a shell that it does not know for a wish for help.
+	root.InitDefaultCompletionCmd()
+	if c, _, err := root.Find([]string{"completion"}); err == nil {
+		c.Args, c.RunE = noArguments, func(c *cobra.Command, _ []string) error { return c.Help() }
+	}
 	for _, name := range directories {
 		_ = root.MarkPersistentFlagDirname(name)
 	}
