@@ -62,7 +62,7 @@ func (d *daemon) memory(t *testing.T) float64 {
 
 // settled is a node as full as an ordinary one: 64 prefixes of a conflist and of
 // the agents' files, pods, and rules of others.
-func settled(t *testing.T, f form) *tampered {
+func settled(t *testing.T, f form, managed bool) *tampered {
 	t.Helper()
 	n := newNode(t, f)
 	n.strangers(t)
@@ -76,7 +76,11 @@ func settled(t *testing.T, f form) *tampered {
 	for range 3 {
 		w.pods = podAlone(n.pod(t, "podnet"))
 	}
-	w.daemon = n.startReconciler(t, "--resync-interval", "1s").untilReady(t)
+	var args []string
+	if managed {
+		args = n.manageArgs(t, nil)
+	}
+	w.daemon = n.startReconciler(t, append(args, "--resync-interval", "1s")...).untilReady(t)
 	w.ear = n.listen(t)
 	w.right = w.ours(t)
 	return w
@@ -86,10 +90,15 @@ func settled(t *testing.T, f form) *tampered {
 // scrape or two, by an interval of a second: nothing is written, to the kernel,
 // the state or the log, and the reconciler stays small.
 func TestIdle(t *testing.T) {
-	for _, f := range forms() {
-		t.Run(f.name, func(t *testing.T) {
+	for i, f := range slices.Concat(forms(), forms()[:1]) {
+		managed, name := i == len(forms()), f.name
+		if managed {
+			name += ", managed"
+		}
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := settled(t, f)
+			w := settled(t, f, managed)
+			eye := w.look(t)
 			time.Sleep(time.Second) // for passes that its start asked for, and a first scrape's inquiries
 			w.scrape(t)
 			commits, generation, rules, state, log := w.count(), w.generation(t), w.ruleset(t), w.stamps(t), w.log()
@@ -116,6 +125,9 @@ func TestIdle(t *testing.T) {
 			}
 			if d := cmp.Diff(state, w.stamps(t)); d != "" {
 				t.Errorf("the state was written:\n%s", d)
+			}
+			if _, events := eye.count(""); events > 0 {
+				t.Errorf("%d changes in the directory of conflists", events)
 			}
 			if said := w.daemon.since(log); said != "" {
 				t.Errorf("it says:\n%s", said)

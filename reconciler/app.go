@@ -56,7 +56,8 @@ Exit codes: 0 all is well, 1 error, 2 mistake in the command line, 3 drift found
 	root.SetHelpCommand(helpCommand())
 	a.addFlags(root)
 	root.AddCommand(a.runCommand(), a.onceCommand(), a.checkCommand(), a.renderCommand(),
-		a.explainCommand(), a.doctorCommand(), a.cleanupCommand(), a.versionCommand())
+		a.explainCommand(), a.doctorCommand(), a.cleanupCommand(), a.installCommand(), a.uninstallCommand(),
+		a.versionCommand())
 	complete(root)
 	for _, c := range root.Commands() {
 		c.SetUsageTemplate(ofCommand)
@@ -92,7 +93,11 @@ func (a *app) settingsFile() string {
 // settings reads the file and then the flags, which win. Where the file is bad
 // the settings are those of the flags alone, beside the error.
 func (a *app) settings() (config.Settings, error) {
-	s := config.DefaultSettings()
+	return a.settingsOver(config.DefaultSettings())
+}
+
+// settingsOver reads them over others, which hold where nothing is stated.
+func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
 	err := s.Read(a.settingsFile())
 	if errors.Is(err, fs.ErrNotExist) && a.config == "" {
 		err = nil

@@ -3,11 +3,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
 func (a *app) cleanupCommand() *cobra.Command {
@@ -18,7 +21,7 @@ func (a *app) cleanupCommand() *cobra.Command {
 the dataDir. Pods that run keep running; what they send is not masqueraded any more.
 
 A conflist that still has the entry brings the chain back with the next pod: remove it
-first. It refuses to work while "run" does.`,
+first, as "uninstall" does. It refuses to work while "run" does.`,
 		Args: noArguments,
 		RunE: a.cleanup,
 	})
@@ -29,42 +32,73 @@ func (a *app) cleanup(c *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	_, before := os.Lstat(node.Dir.Path())
+	gone := newLeavings(node)
+	err = gone.cleanUp(c.Context(), node)
+	if a.json() {
+		return errors.Join(err, a.print(gone))
+	}
+	if gone.tell(a); err == nil && !gone.any() {
+		fmt.Fprintln(a.out, "nothing of ours is there")
+	}
+	return err
+}
+
+// leavings are what a cleanup removes.
+type leavings struct {
+	Removed  []removedChain `json:"removed"`
+	Warnings []string       `json:"warnings"`
+	DataDir  string         `json:"dataDir"`
+
+	state bool // was there, and is removed
+	stays bool // the directory, which has files of others
+}
+
+type removedChain struct {
+	Chain   string `json:"chain"`
+	Family  string `json:"family"`
+	Backend string `json:"backend"`
+}
+
+func newLeavings(node *reconcile.Node) *leavings {
+	return &leavings{Removed: []removedChain{}, Warnings: []string{}, DataDir: node.Dir.Path()}
+}
+
+// cleanUp removes rules and state, and adds what was removed.
+func (l *leavings) cleanUp(ctx context.Context, node *reconcile.Node) error {
+	_, before := os.Lstat(l.DataDir)
 	var warnings []error
-	removed, err := node.Cleanup(c.Context(), func(err error) {
+	removed, err := node.Cleanup(ctx, func(err error) {
 		if err != nil {
 			warnings = append(warnings, err)
 		}
 	})
-	type gone struct {
-		Chain   string `json:"chain"`
-		Family  string `json:"family"`
-		Backend string `json:"backend"`
-	}
-	list := []gone{}
 	for _, r := range removed {
-		list = append(list, gone{r.Chain, string(r.Family), r.Choice.String()})
+		l.Removed = append(l.Removed, removedChain{r.Chain, string(r.Family), r.Choice.String()})
 	}
-	if a.json() {
-		return errors.Join(err, a.print(map[string]any{"removed": list, "warnings": textsOf(warnings), "dataDir": node.Dir.Path()}))
-	}
-	for _, w := range warnings {
-		fmt.Fprintf(a.err, "warning: %v\n", w)
-	}
-	for _, g := range list {
-		fmt.Fprintf(a.out, "removed chain %s (%s) from %s\n", g.Chain, g.Family, g.Backend)
-	}
+	l.Warnings = textsOf(warnings)
 	if err != nil {
 		return err
 	}
-	_, after := os.Lstat(node.Dir.Path())
-	switch {
-	case after == nil:
-		fmt.Fprintf(a.out, "removed the state in %s, but not the directory: it holds files of others\n", node.Dir.Path())
-	case before == nil:
-		fmt.Fprintf(a.out, "removed the state in %s\n", node.Dir.Path())
-	case len(list) == 0:
-		fmt.Fprintln(a.out, "nothing of ours is there")
-	}
+	_, after := os.Lstat(l.DataDir)
+	l.stays = after == nil
+	l.state = l.state || before == nil || l.stays
 	return nil
+}
+
+func (l *leavings) any() bool { return len(l.Removed) > 0 || l.state }
+
+// tell tells people of them.
+func (l *leavings) tell(a *app) {
+	for _, w := range l.Warnings {
+		fmt.Fprintf(a.err, "warning: %s\n", w)
+	}
+	for _, g := range l.Removed {
+		fmt.Fprintf(a.out, "removed chain %s (%s) from %s\n", g.Chain, g.Family, g.Backend)
+	}
+	switch {
+	case l.stays:
+		fmt.Fprintf(a.out, "removed the state in %s, but not the directory: it holds files of others\n", l.DataDir)
+	case l.state:
+		fmt.Fprintf(a.out, "removed the state in %s\n", l.DataDir)
+	}
 }

@@ -111,14 +111,12 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 	k.log = k.app.logger(s)
 	node := reconcile.Open(s, config.DefaultPluginFile, k.drivers)
 	node.SettingsErr = bad
-	loop := reconcile.NewLoop(node, k.log, func(r *reconcile.Report) { k.publish(node, r) })
+	manager := k.manage(s, node)
+	loop := reconcile.NewLoop(node, k.log, func(r *reconcile.Report) { manager.passed(r); k.publish(node, r) })
 	k.begin(node, loop)
 	k.plugin.in(s.CNIBinDir)
 
 	warn := func(err error) { k.log.Warn(err.Error()) }
-	if s.Conflist.Manage {
-		warn(errors.New("conflist.manage: this version does not manage conflists"))
-	}
 	all.Go(func() { telemetry.Serve(ctx, s.HealthListen, k.monitor.Health(), warn) })
 	all.Go(func() { telemetry.Serve(ctx, s.MetricsListen, k.monitor.Metrics(), warn) })
 	all.Go(func() { listen(ctx, loop, warn) })
@@ -127,12 +125,17 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 	} else {
 		all.Go(func() { watch(ctx, loop, warn, files) })
 	}
+	if manager != nil {
+		all.Go(func() { manager.run(ctx) })
+	}
 	all.Go(func() { loop.Run(ctx) })
-	return k.changed(ctx, loop, s, bad)
+	now := func() { loop.PassNow(); manager.look() }
+	return k.changed(ctx, now, s, bad)
 }
 
-// changed waits until the settings are others.
-func (k *keeper) changed(ctx context.Context, loop *reconcile.Loop, s config.Settings, bad error) (config.Settings, error) {
+// changed waits until the settings are others. When asked to look at once it does
+// so, and calls now.
+func (k *keeper) changed(ctx context.Context, now func(), s config.Settings, bad error) (config.Settings, error) {
 	const (
 		calm = 100 * time.Millisecond // a file that is being written is empty first
 		net  = time.Minute            // should an event be lost
@@ -144,7 +147,7 @@ func (k *keeper) changed(ctx context.Context, loop *reconcile.Loop, s config.Set
 		case <-ctx.Done():
 			return s, bad
 		case <-k.hangup:
-			loop.PassNow()
+			now()
 			timer.Reset(0)
 			continue
 		case <-k.files.Changed():

@@ -32,8 +32,8 @@ func usageOf(key string) string {
 		"agent.backend":                  "backend of this chain: auto, iptables or nftables",
 		"agent.cidrLimit":                "most CIDRs (`N`, 64 if not given) that may be stated here together",
 
-		"conflist.manage":     "put our entry back when it is gone from the conflist (not in this version)",
-		"conflist.network":    "`NETWORK` whose conflist gets the entry; the one that the runtime picks if not given (not in this version)",
-		"conflist.entry_file": "`FILE` with the entry to put there, as JSON (not in this version)",
+		"conflist.manage":     "put our entry back when it is gone from the conflist",
+		"conflist.network":    "`NETWORK` whose conflist gets the entry; the one that the runtime picks if not given",
+		"conflist.entry_file": "`FILE` with the entry to put there, as JSON",
 	}[key]
 }

@@ -240,7 +240,7 @@ func brokenConflists(e *examination) ([]Finding, error) {
 func conflistWithoutUs(e *examination) ([]Finding, error) {
 	f := Finding{ID: "conflist-without-us", Severity: Notice,
 		Summary: "The network that the runtime picks has no entry of ours: its pods start whether the rules are right or not.",
-		Remedy:  "Add the entry to that conflist, or give the one that has it a name that sorts first."}
+		Remedy:  "ip-masq-reconciler install adds the entry to that conflist; or give the one that has it a name that sorts first."}
 	configured := slices.ContainsFunc(e.lists, list.ours) ||
 		slices.ContainsFunc(e.State.Contributions, func(c policy.Contribution) bool { return c.Source.Kind == policy.Network })
 	if configured {

@@ -5,6 +5,7 @@ package reconcile
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -92,6 +93,12 @@ type Report struct {
 
 // Ready reports whether the rules are what the sources ask for.
 func (r *Report) Ready() bool { return len(r.Problems) == 0 }
+
+// StandsBy reports whether no pass was made, because another reconciler makes
+// them.
+func (r *Report) StandsBy() bool {
+	return slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Topic == TopicStandby })
+}
 
 // Summary names the chains that are kept, and where, in one line.
 func (r *Report) Summary() string {

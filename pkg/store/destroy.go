@@ -23,7 +23,7 @@ func (l *Lock) Destroy() error {
 	for s := range l.staged {
 		errs = append(errs, s.Discard())
 	}
-	ours := []string{attachmentsDir, sourcesDir, recordFile, recordFile + damagedSuffix, leadFile, lockFile}
+	ours := []string{attachmentsDir, backupsDir, sourcesDir, recordFile, recordFile + damagedSuffix, leadFile, lockFile}
 	names, err := l.root.names()
 	errs = append(errs, err)
 	for _, name := range names {

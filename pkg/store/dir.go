@@ -24,6 +24,7 @@ const (
 	recordFile     = "record.json"
 	sourcesDir     = "sources"
 	attachmentsDir = "attachments"
+	backupsDir     = "backups" // of the runtimes' files; conflist writes it
 
 	documentSuffix = ".json"
 	damagedSuffix  = ".damaged"
@@ -64,6 +65,10 @@ func (d *Dir) DocumentPath(src policy.Source) string {
 
 // RecordPath returns where the record is, or would be.
 func (d *Dir) RecordPath() string { return d.path + "/" + recordFile }
+
+// BackupsPath returns where the runtimes' files are kept as they were before we
+// changed them. The directory goes with the dataDir, and nothing here reads it.
+func (d *Dir) BackupsPath() string { return d.path + "/" + backupsDir }
 
 // Path returns the directory's path in its shortest form (filepath.Clean).
 func (d *Dir) Path() string { return d.path }

@@ -10,6 +10,7 @@
 //	  record.json                               what we own in the kernel
 //	  sources/HASH.json                         one document a source
 //	  attachments/BOOT/HASH/HASH                one empty file a container and interface
+//	  backups/                                  conflists as they were, written by conflist
 //
 // Its invariant: whoever reads sees whole documents, each as it was before or
 // after a change, that only root or the user of this process can have written.

@@ -69,6 +69,10 @@ func TestDestroy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if err := errors.Join(os.Mkdir(d.BackupsPath(), 0o700),
+			os.WriteFile(filepath.Join(d.BackupsPath(), "10-podnet.conflist.bak"), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
 		if foreign {
 			if err := os.WriteFile(filepath.Join(path, "note"), nil, 0o600); err != nil {
 				t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 type collector struct {
 	read func() reading
 
-	ready, conflist, foreign         *prometheus.Desc
+	ready, conflist, war, foreign    *prometheus.Desc
 	valid, hash, written             *prometheus.Desc
 	conflicts, prefixes, connections *prometheus.Desc
 	backend, plugin                  *prometheus.Desc
@@ -30,7 +30,10 @@ func newCollector(read func() reading) *collector {
 		read:  read,
 		ready: desc("ready", "1 if the rules are what the sources ask for, as /readyz says; else 0."),
 		conflist: desc("conflist_present",
-			"1 if the network that runtimes pick, the first in the CNI configuration directory, has an entry of ip-masq; else 0."),
+			"1 if the network that runtimes pick, the first in the CNI configuration directory, has an entry of ip-masq; else 0. "+
+				"With conflist.manage it is the one that conflist.network names, if it names one."),
+		war: desc("conflist_war",
+			"1 if somebody removes our entry from the conflist again and again, as /readyz says; else 0. With conflist.manage alone."),
 		foreign: desc("foreign_rules", "Rules of others that get in the way of the policy; doctor names them."),
 		valid: desc("source_valid",
 			"1 if what the source states can be used; 0 if not, and then the last good of it, if any, is in force.", "source"),
@@ -49,7 +52,7 @@ func newCollector(read func() reading) *collector {
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.ready, c.conflist, c.foreign, c.valid, c.hash, c.written, c.conflicts, c.prefixes, c.connections, c.backend, c.plugin,
+		c.ready, c.conflist, c.war, c.foreign, c.valid, c.hash, c.written, c.conflicts, c.prefixes, c.connections, c.backend, c.plugin,
 	} {
 		out <- d
 	}
@@ -64,6 +67,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(c.ready, truth(r.ready))
 	if r.conflist != nil {
 		gauge(c.conflist, truth(*r.conflist))
+	}
+	if r.war != nil {
+		gauge(c.war, truth(*r.war))
 	}
 	if r.foreign != nil {
 		gauge(c.foreign, float64(*r.foreign))

@@ -48,7 +48,8 @@ func (p *pulse) stopped() string {
 	return fmt.Sprintf("no pass was made for %s, and one is due every %s", silence.Round(time.Second), p.interval)
 }
 
-// unready returns the reasons not to take the node for ready, one an item.
+// unready returns what of the loop and its passes is a reason not to take the
+// node for ready, one an item.
 func (p *pulse) unready() []string {
 	if !p.reported {
 		return []string{"not ready: no pass made yet"}
@@ -63,20 +64,20 @@ func (p *pulse) unready() []string {
 // process, and of /readyz, which is about the node. It answers from what was
 // reported.
 func (m *Monitor) Health() http.Handler {
-	alive := m.verdict(func(p *pulse) []string {
-		if why := p.stopped(); why != "" {
+	alive := m.verdict(func() []string {
+		if why := m.pulse.stopped(); why != "" {
 			return []string{why}
 		}
 		return nil
 	})
-	return pages{"/livez": alive, "/healthz": alive, "/readyz": m.verdict((*pulse).unready)}
+	return pages{"/livez": alive, "/healthz": alive, "/readyz": m.verdict(m.unready)}
 }
 
 // verdict answers with 200 where nothing is wrong, and else with 503 and what is.
-func (m *Monitor) verdict(wrong func(*pulse) []string) http.HandlerFunc {
+func (m *Monitor) verdict(wrong func() []string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		m.mu.Lock()
-		reasons := wrong(&m.pulse)
+		reasons := wrong()
 		m.mu.Unlock()
 		if len(reasons) == 0 {
 			answer(w, http.StatusOK, "ok")

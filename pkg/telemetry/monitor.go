@@ -5,6 +5,7 @@ package telemetry
 import (
 	"context"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -43,11 +44,13 @@ type Monitor struct {
 	warn     *teller
 	registry *prometheus.Registry
 	passes   passes
+	entries  prometheus.Counter // put into conflists
 	inquiry  inquiry
 
 	mu          sync.Mutex
 	pulse       pulse
-	reports     int // how many there were
+	managed     *Conflist // nil: nobody here keeps our entry in the conflist
+	reports     int       // how many there were
 	facts       facts
 	answers     answers
 	connections connections
@@ -62,7 +65,11 @@ func New(o Options) *Monitor {
 		ConstLabels: prometheus.Labels{"version": label(o.Version), "go_version": label(runtime.Version())},
 	})
 	build.Set(1)
-	m.registry.MustRegister(build, m.passes.results, m.passes.duration, m.passes.repairs, m.passes.success, newCollector(m.read))
+	m.entries = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "ip_masq_conflist_repairs_total",
+		Help: "How often our entry was put into the conflist, with conflist.manage.",
+	})
+	m.registry.MustRegister(build, m.entries, m.passes.results, m.passes.duration, m.passes.repairs, m.passes.success, newCollector(m.read))
 	return m
 }
 
@@ -73,7 +80,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	defer m.mu.Unlock()
 	m.reports++
 	m.pulse.beat(r, interval)
-	if standsBy(r) {
+	if r.StandsBy() {
 		m.facts = facts{} // all of it is for the one at work to tell
 		return
 	}
@@ -83,15 +90,13 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.connections.observe(r.View)
 }
 
-// standsBy reports whether no pass was made, because another reconciler makes
-// them.
-func standsBy(r *reconcile.Report) bool {
-	for _, p := range r.Problems {
-		if p.Topic == reconcile.TopicStandby {
-			return true
-		}
+// unready returns the reasons not to take the node for ready, one an item.
+func (m *Monitor) unready() []string {
+	reasons := m.pulse.unready()
+	if m.managed == nil || !m.pulse.reported {
+		return reasons
 	}
-	return false
+	return append(slices.Clip(reasons), m.managed.lines()...)
 }
 
 // reading is what a scrape is told beside the counters of passes.
@@ -99,11 +104,17 @@ type reading struct {
 	ready bool
 	facts
 	answers
+	war    *bool // whether somebody removes our entry again and again; nil: nobody here puts it back
 	totals []total
 }
 
 func (m *Monitor) read() reading {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return reading{ready: len(m.pulse.unready()) == 0, facts: m.facts, answers: m.answers, totals: m.connections.list()}
+	r := reading{ready: len(m.unready()) == 0, facts: m.facts, answers: m.answers, totals: m.connections.list()}
+	if m.managed != nil {
+		present, war := m.managed.Present, m.managed.War
+		r.conflist, r.war = &present, &war
+	}
+	return r
 }

@@ -1,0 +1,486 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+)
+
+// bare is a node whose runtime has no plugin of ours: its directory of plugins
+// has but the reference ones, and its conflist but the bridge. The entry that an
+// install adds is in a file, so that it goes with the node's form.
+type bare struct {
+	*node
+	bin, list, entry string
+	before           []byte // the list
+}
+
+func newBare(t *testing.T, f form) *bare {
+	t.Helper()
+	n := newNode(t, f)
+	b := &bare{node: n, bin: filepath.Join(n.dir, "opt"), entry: filepath.Join(n.dir, "entry.json")}
+	n.write(t, "podnet", n.bridge("podnet"))
+	b.list = filepath.Join(n.cni.ConfDir, "10-podnet.conflist")
+	b.before = contents(t, b.list)
+	n.cni.Path = []string{b.bin, n.cni.Path[1]}
+	text, err := json.Marshal(n.entry(object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}))
+	if err := errors.Join(err, os.Mkdir(b.bin, 0o755), os.WriteFile(b.entry, text, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	// Pods of nodes that are gone by now.
+	if err := os.RemoveAll("/var/lib/cni/results"); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *bare) binary() string { return filepath.Join(b.bin, "ip-masq") }
+
+// where are the flags of install and uninstall.
+func (b *bare) where(command string, args ...string) []string {
+	return append([]string{command, "--cni-bin-dir", b.bin, "--conflist-entry-file", b.entry}, args...)
+}
+
+func (b *bare) install(t *testing.T, plugin string) {
+	t.Helper()
+	if stdout, stderr, code := b.reconciler(t, b.where("install", "--plugin", plugin)...); code != 0 || stderr != "" {
+		t.Fatalf("install: exit code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+func (b *bare) uninstall(t *testing.T, args ...string) {
+	t.Helper()
+	if stdout, stderr, code := b.reconciler(t, b.where("uninstall", args...)...); code != 0 || stderr != "" {
+		t.Fatalf("uninstall: exit code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+// traceless fails the test unless the node is as it was before install.
+func (b *bare) traceless(t *testing.T, before snapshot) {
+	t.Helper()
+	b.asBefore(t, before)
+	if have := contents(t, b.list); !bytes.Equal(have, b.before) {
+		t.Errorf("the conflist is\n%s", have)
+	}
+	if have := append(names(t, b.bin), names(t, b.cni.ConfDir)...); len(have) != 1 {
+		t.Errorf("left over: %q", have)
+	}
+}
+
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, e := range entries {
+		list = append(list, e.Name())
+	}
+	return list
+}
+
+// startsAndStops makes a pod and ends it.
+func (b *bare) startsAndStops(t *testing.T) {
+	t.Helper()
+	b.ends(t, b.pod(t, "podnet"))
+}
+
+func (b *bare) ends(t *testing.T, p *pod) {
+	t.Helper()
+	if stdout, stderr, code := b.del(t, "podnet", p); code != 0 {
+		t.Fatalf("DEL: exit code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+// endsAsMade ends a pod by the conflist as it was when the pod was made, which is
+// in the cache: as CRI-O and podman do.
+func (b *bare) endsAsMade(t *testing.T, p *pod) {
+	t.Helper()
+	files, err := filepath.Glob("/var/lib/cni/results/podnet-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	then := *b.cni
+	then.ConfDir = filepath.Join(t.TempDir(), "then")
+	for _, file := range files {
+		var cached struct {
+			Config []byte
+			Netns  string
+		}
+		if err := json.Unmarshal(contents(t, file), &cached); err != nil {
+			t.Fatal(err)
+		}
+		if cached.Netns != p.Path {
+			continue
+		}
+		if err := then.Write("10-podnet.conflist", string(cached.Config)); err != nil {
+			t.Fatal(err)
+		}
+		if r := topology.Must(then.Del(b.within(t), "podnet", p.Host))(t); r.ExitCode != 0 {
+			t.Fatalf("DEL as it was made: exit code %d\n%s%s", r.ExitCode, r.Stdout, r.Stderr)
+		}
+		return
+	}
+	t.Fatalf("no result is cached for %s among %v", p.Path, files)
+}
+
+// TestInstalledLife: installed, used, and taken away under pods that live, which
+// end as they began. Nothing is left, and pods start and stop at any time.
+func TestInstalledLife(t *testing.T) {
+	for _, f := range forms() {
+		t.Run(f.name, func(t *testing.T) {
+			b := newBare(t, f)
+			before := b.snapshot(t)
+			b.startsAndStops(t)
+			b.install(t, b.plugin(t))
+			first, second := b.pod(t, "podnet"), b.pod(t, "podnet")
+			b.startsAndStops(t)
+			if stdout, stderr, code := b.reconciler(t, "check"); code != 0 {
+				t.Fatalf("check: exit code %d\n%s%s", code, stdout, stderr)
+			}
+			b.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+			rules := b.ruleset(t)
+
+			for range 2 {
+				stdout, stderr, code := b.reconciler(t, b.where("uninstall")...)
+				if code != 1 || !strings.Contains(stderr, "the plugin stays") || !strings.Contains(stderr, "/var/lib/cni/results/podnet-") {
+					t.Fatalf("uninstall under pods: exit code %d\n%s%s", code, stdout, stderr)
+				}
+				if have := contents(t, b.list); !bytes.Equal(have, b.before) {
+					t.Errorf("the conflist is\n%s", have)
+				}
+				if have := b.ruleset(t); have != rules {
+					t.Errorf("the rules that pods live by are now\n%s", have)
+				}
+				b.startsAndStops(t)
+			}
+			b.endsAsMade(t, first)
+			b.endsAsMade(t, second)
+			b.uninstall(t)
+			b.traceless(t, before)
+			b.startsAndStops(t)
+			b.uninstall(t)
+			b.traceless(t, before)
+		})
+	}
+}
+
+// TestUninstallUnderContainerd: containerd ends pods by the conflist as it is, so
+// nobody waits for them, and they end without the plugin.
+func TestUninstallUnderContainerd(t *testing.T) {
+	b := newBare(t, forms()[0])
+	before := b.snapshot(t)
+	b.install(t, b.plugin(t))
+	p := b.pod(t, "podnet")
+	files, err := filepath.Glob("/var/lib/cni/results/podnet-*")
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	var cached struct{ ContainerID string }
+	if err := json.Unmarshal(contents(t, files[0]), &cached); err != nil {
+		t.Fatal(err)
+	}
+	task := filepath.Join("/run/containerd/io.containerd.runtime.v2.task/k8s.io", cached.ContainerID)
+	if err := os.MkdirAll(task, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll("/run/containerd") }()
+	b.uninstall(t)
+	b.traceless(t, before)
+	b.ends(t, p)
+	b.startsAndStops(t)
+	b.traceless(t, before)
+}
+
+// TestUninstallKeepsRules: with --keep-rules the plugin goes, and what pods live
+// by stays until cleanup.
+func TestUninstallKeepsRules(t *testing.T) {
+	b := newBare(t, forms()[0])
+	before := b.snapshot(t)
+	b.install(t, b.plugin(t))
+	b.startsAndStops(t)
+	rules, documents := b.ruleset(t), b.load(t).Contributions
+	b.uninstall(t, "--keep-rules")
+	if have := b.ruleset(t); have != rules {
+		t.Errorf("the rules are now\n%s", have)
+	}
+	if have := b.load(t).Contributions; len(have) != len(documents) || len(have) != 1 {
+		t.Errorf("the documents are now %+v", have)
+	}
+	b.startsAndStops(t)
+	b.cleanup(t)
+	b.traceless(t, before)
+}
+
+// TestInstallForPackets: what a pod sends is masqueraded from its first packet on
+// once the plugin is installed, and exempt destinations are not.
+func TestInstallForPackets(t *testing.T) {
+	b := newBare(t, forms()[0])
+	outside := netip.AddrPortFrom(netip.MustParseAddr("203.0.113.9"), topology.EchoPort)
+	b.install(t, b.plugin(t))
+	p := b.pod(t, "podnet")
+	seen, err := p.SendUDP(outside)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !b.Node.Has(seen.Source.Addr()) {
+		t.Errorf("outside saw %v, want an address of the node", seen.Source)
+	}
+}
+
+// another makes another plugin of ours, which does the same: bytes behind a
+// program are never looked at.
+func (b *bare) another(t *testing.T, name string) string {
+	t.Helper()
+	path := filepath.Join(b.dir, name)
+	if err := os.WriteFile(path, append(contents(t, b.plugin(t)), name...), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestInstallBesideADDs: plugins are replaced in a loop while others run them.
+func TestInstallBesideADDs(t *testing.T) {
+	b := newBare(t, forms()[0])
+	plugins := []string{b.another(t, "one"), b.another(t, "two")}
+	b.install(t, plugins[0])
+	conf := b.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+	done := make(chan struct{})
+	var all sync.WaitGroup
+	adds := make([]int, 4)
+	for i := range adds {
+		all.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				c := b.prepare(t, request{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
+				c.Path = b.binary()
+				if out, err := c.CombinedOutput(); err != nil {
+					t.Errorf("ADD: %v\n%s", err, out)
+					return
+				}
+				adds[i]++
+			}
+		})
+	}
+	for i := range 30 {
+		b.install(t, plugins[(i+1)%2])
+	}
+	close(done)
+	all.Wait()
+	for i, n := range adds {
+		if n < 10 {
+			t.Errorf("%d made %d ADDs only", i, n)
+		}
+	}
+	t.Logf("ADDs: %v", adds)
+	if have := names(t, b.bin); len(have) != 1 {
+		t.Errorf("left over: %q", have)
+	}
+}
+
+// TestInstallKilled kills install and uninstall at any moment, 200 times. The
+// runtime can load its configuration at any time, what that names can be run, and
+// whatever was left is no obstacle to what comes next.
+func TestInstallKilled(t *testing.T) {
+	b := newBare(t, forms()[0])
+	before := b.snapshot(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	plugins := []string{b.another(t, "one"), b.another(t, "two")}
+	start := time.Now()
+	b.install(t, plugins[0])
+	whole := max(time.Since(start), 20*time.Millisecond)
+
+	done, watched := make(chan struct{}), make(chan error, 1)
+	go func() { watched <- b.watch(done, plugins) }()
+	const enough, most = 200, 800
+	killed, named, leftovers := 0, 0, 0
+	for round := 0; killed < enough && round < most; round++ {
+		args := b.where("install", "--plugin", plugins[random.IntN(2)])
+		if random.IntN(2) == 0 {
+			args = b.where("uninstall")
+		}
+		c := b.reconcilerCommand(b.within(t), t, args...)
+		var out bytes.Buffer
+		c.Stdout, c.Stderr = &out, &out
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(random.Int64N(int64(whole) * 3 / 4)))
+		_ = c.Process.Kill() // it may be done already
+		switch err := c.Wait(); {
+		case err == nil:
+		case c.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL:
+			killed++
+		default:
+			t.Fatalf("%v: %v\n%s", args, err, out.Bytes())
+		}
+		isNamed, err := b.sound(plugins)
+		if err != nil {
+			t.Fatalf("round %d, after a killed %s: %v", round, args[0], err)
+		}
+		if isNamed {
+			named++
+		}
+		for _, name := range append(names(t, b.bin), names(t, b.cni.ConfDir)...) {
+			if strings.HasSuffix(name, ".tmp") {
+				leftovers++
+			}
+		}
+		if round%30 == 0 {
+			b.startsAndStops(t)
+		}
+		if round%40 == 39 {
+			b.install(t, plugins[round%2])
+			if have := names(t, b.bin); len(have) != 1 {
+				t.Errorf("left over: %q", have)
+			}
+			b.startsAndStops(t)
+		}
+	}
+	close(done)
+	if err := <-watched; err != nil {
+		t.Error(err)
+	}
+	t.Logf("%d were killed; %d times the conflist named the plugin afterwards, and %d times a temporary file was left", killed, named, leftovers)
+	if killed < enough || named == 0 || leftovers == 0 {
+		t.Error("that is too few, or too many, to have seen anything")
+	}
+	b.uninstall(t)
+	b.traceless(t, before)
+}
+
+// watch looks again and again until done.
+func (b *bare) watch(done <-chan struct{}, plugins []string) error {
+	for {
+		select {
+		case <-done:
+			return nil
+		case <-time.After(time.Millisecond):
+		}
+		if _, err := b.sound(plugins); err != nil {
+			return err
+		}
+	}
+}
+
+// sound fails unless the runtime can load its configuration, as libcni reads it,
+// and run what that names.
+func (b *bare) sound(plugins []string) (named bool, err error) {
+	if named, err = b.names(); err != nil || !named {
+		return false, err
+	}
+	data, err := os.ReadFile(b.binary())
+	if errors.Is(err, os.ErrNotExist) {
+		if still, e := b.names(); e == nil && !still {
+			return false, nil // both went meanwhile, in this order
+		}
+		return named, fmt.Errorf("the conflist names a plugin that is not there: %w", err)
+	}
+	info, e := os.Stat(b.binary())
+	switch {
+	case errors.Is(e, os.ErrNotExist):
+		return named, nil // gone meanwhile; the next look tells whether that was right
+	case err != nil || e != nil:
+		return named, errors.Join(err, e)
+	case info.Mode() != 0o755:
+		return named, fmt.Errorf("the plugin has mode %v", info.Mode())
+	}
+	for _, p := range plugins {
+		whole, err := os.ReadFile(p)
+		if err != nil || bytes.Equal(data, whole) {
+			return named, err
+		}
+	}
+	return named, fmt.Errorf("the plugin is none of those installed: %d bytes", len(data))
+}
+
+// names reports whether the conflist names the plugin, behind the bridge.
+func (b *bare) names() (bool, error) {
+	dir, err := config.ReadConfDir(b.cni.ConfDir)
+	if err := errors.Join(err, dir.Err()); err != nil {
+		return false, fmt.Errorf("the runtime cannot load its configuration: %w", err)
+	}
+	if len(dir.Conflists) != 1 || dir.Conflists[0].File != b.list {
+		return false, fmt.Errorf("the runtime would load %+v", dir.Conflists)
+	}
+	entries := dir.Conflists[0].Entries
+	if len(entries) > 1 || len(entries) == 1 && (entries[0].Index != 1 || entries[0].Err != nil) {
+		return false, fmt.Errorf("the conflist has %+v", entries)
+	}
+	return len(entries) == 1, nil
+}
+
+// TestInstallsAtOnce: whoever comes first, there is one plugin and one entry.
+func TestInstallsAtOnce(t *testing.T) {
+	b := newBare(t, forms()[0])
+	plugins := []string{b.another(t, "one"), b.another(t, "two")}
+	var all sync.WaitGroup
+	for i := range 8 {
+		c := b.reconcilerCommand(b.within(t), t, b.where("install", "--plugin", plugins[i%2])...)
+		all.Go(func() {
+			if out, err := c.CombinedOutput(); err != nil {
+				t.Errorf("install: %v\n%s", err, out)
+			}
+		})
+	}
+	all.Wait()
+	if named, err := b.sound(plugins); err != nil || !named {
+		t.Errorf("is named: %t, %v", named, err)
+	}
+	if have := append(names(t, b.bin), names(t, b.cni.ConfDir)...); len(have) != 2 {
+		t.Errorf("left over: %q", have)
+	}
+	b.startsAndStops(t)
+}
+
+// TestInstallGuarded: where the administrators do not let the network contribute,
+// its entry would keep every pod from starting. It is not added.
+func TestInstallGuarded(t *testing.T) {
+	b := newBare(t, forms()[0])
+	const guard = "/etc/ip-masq/plugin.toml"
+	write := func(networks string) {
+		text := fmt.Sprintf("allow_networks = [%s]\ndata_dir = %q\ncni_conf_dir = %q\n", networks, b.dataDir, b.cni.ConfDir)
+		if err := os.WriteFile(guard, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func() {
+		if err := os.Remove(guard); err != nil {
+			t.Error(err)
+		}
+	}()
+	write(`"storage"`)
+	stdout, stderr, code := b.reconciler(t, b.where("install", "--plugin", b.plugin(t))...)
+	if code != 1 || !strings.Contains(stderr, `network "podnet" may not contribute`) || !strings.Contains(stderr, guard) {
+		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+	}
+	if have := contents(t, b.list); !bytes.Equal(have, b.before) {
+		t.Errorf("the conflist is\n%s", have)
+	}
+	b.startsAndStops(t)
+	write(`"podnet"`)
+	b.install(t, b.plugin(t))
+	b.startsAndStops(t)
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// manageArgs are those by which the reconciler manages the node's conflists. The
+// runtime's directory of plugins has ours, and the entry is that of keys.
+func (n *node) manageArgs(t *testing.T, keys map[string]any) []string {
+	t.Helper()
+	n.entryFile(t, string(text(t, n.entry(keys))))
+	n.installed(t)
+	return []string{"--conflist-manage", "--conflist-entry-file", n.entryPath(), "--cni-bin-dir", n.pluginDir(), "--resync-interval", "10m"}
+}
+
+func (n *node) entryPath() string { return filepath.Join(n.dir, "entry", "entry.json") }
+
+func (n *node) entryFile(t *testing.T, text string) {
+	t.Helper()
+	must(t, firstOf(os.MkdirAll(filepath.Dir(n.entryPath()), 0o755), os.WriteFile(n.entryPath()+".next", []byte(text), 0o644),
+		os.Rename(n.entryPath()+".next", n.entryPath())))
+}
+
+func (n *node) pluginDir() string { return filepath.Join(n.dir, "plugins") }
+
+// installed puts our plugin where runtimes look for it.
+func (n *node) installed(t *testing.T) {
+	t.Helper()
+	must(t, firstOf(os.MkdirAll(n.pluginDir(), 0o755), os.Symlink(n.plugin(t), filepath.Join(n.pluginDir(), "ip-masq"))))
+}
+
+func text(t *testing.T, v any) []byte {
+	t.Helper()
+	doc, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc
+}
+
+// mainCNI writes a file as a main CNI plugin does, at once and whole: a network
+// without us.
+func (n *node) mainCNI(t *testing.T, file, network string) {
+	t.Helper()
+	n.place(t, file, n.mainDoc(t, network))
+}
+
+func (n *node) mainDoc(t *testing.T, network string) []byte {
+	t.Helper()
+	return text(t, object{"cniVersion": "1.0.0", "name": network, "plugins": []any{n.bridge(network)}})
+}
+
+func (n *node) place(t *testing.T, file string, doc []byte) {
+	t.Helper()
+	next := filepath.Join(n.cni.ConfDir, "next-"+file+".tmp")
+	must(t, firstOf(os.MkdirAll(n.cni.ConfDir, 0o755), os.WriteFile(next, doc, 0o644), os.Rename(next, filepath.Join(n.cni.ConfDir, file))))
+}
+
+// has reports whether a file names our plugin.
+func (n *node) has(t *testing.T, file string) bool {
+	t.Helper()
+	doc, err := os.ReadFile(filepath.Join(n.cni.ConfDir, file))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return strings.Contains(string(doc), `"ip-masq"`)
+}
+
+// untilManaged waits for a second until a file has our entry and the node is
+// ready, and metrics say so.
+func (d *daemon) untilManaged(t *testing.T, file string) {
+	t.Helper()
+	d.within(t, time.Second, "entry in "+file, func() bool { return d.n.has(t, file) })
+	d.soonReady(t)
+	if got := d.metric(t, "conflist_present"); got != 1 {
+		t.Errorf("conflist_present is %v", got)
+	}
+}
+
+const mainFile = "10-podnet.conflist"
+
+// TestManage: the entry comes when there is a network to put it in, whatever its
+// form, and pods then start with us. It goes with the network, and comes back
+// with it.
+func TestManage(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}})...)
+		d.soonUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
+		if got := d.metric(t, "conflist_present") + d.metric(t, "conflist_repairs_total") + d.metric(t, "conflist_war"); got != 0 {
+			t.Errorf("metrics tell of an entry: %v", got)
+		}
+		n.mainCNI(t, mainFile, "podnet")
+		d.untilManaged(t, mainFile)
+		all := podAlone(n.pod(t, "podnet"))
+		all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
+		all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
+		if got := d.metric(t, "conflist_repairs_total"); got != 1 {
+			t.Errorf("conflist_repairs_total is %v", got)
+		}
+		must(t, os.Remove(filepath.Join(n.cni.ConfDir, mainFile)))
+		d.soonUnready(t, "conflist: waiting")
+		n.place(t, "20-podnet.conf", text(t, func() object {
+			conf := n.bridge("podnet")
+			conf["name"], conf["cniVersion"] = "podnet", "1.0.0"
+			return conf
+		}()))
+		d.untilManaged(t, "20-podnet-made-by-ip-masq.conflist")
+		if n.has(t, "20-podnet.conf") {
+			t.Error("the original is changed")
+		}
+		all = podAlone(n.pod(t, "podnet"))
+		all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
+		if strings.Contains(d.log(), "level=ERROR") || strings.Contains(d.log(), "level=WARN") {
+			t.Errorf("it complains:\n%s", d.log())
+		}
+
+		// A stop leaves the entry.
+		log := d.log()
+		d.stop(t)
+		if !n.has(t, "20-podnet-made-by-ip-masq.conflist") || d.since(log) != "" {
+			t.Errorf("the entry went with the reconciler, which said:\n%s", d.since(log))
+		}
+		backups, err := filepath.Glob(filepath.Join(n.dataDir, "backups", mainFile+".*.bak"))
+		if err != nil || len(backups) != 1 || strings.Contains(string(contents(t, backups[0])), "ip-masq") {
+			t.Errorf("backups: %v %v", backups, err)
+		}
+		// And cleanup leaves nothing of it.
+		n.reconciler(t, "cleanup")
+		if _, err := os.Stat(n.dataDir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the dataDir stays: %v", err)
+		}
+	})
+}
+
+// TestManageBrokenFiles: nothing is made of what is broken, and what is broken is
+// named.
+func TestManageBrokenFiles(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.mainCNI(t, mainFile, "podnet")
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.untilManaged(t, mainFile)
+
+	const broken = "{\n  \"name\": \"podnet\",\n  \"plugins\": [}\n"
+	n.place(t, mainFile, []byte(broken))
+	d.soonUnready(t, "conflist: ", filepath.Join(n.cni.ConfDir, mainFile)+": ", "line 3, column 15")
+	time.Sleep(300 * time.Millisecond)
+	if now := contents(t, filepath.Join(n.cni.ConfDir, mainFile)); string(now) != broken || d.metric(t, "conflist_present") != 0 {
+		t.Errorf("the file is now %s", now)
+	}
+	n.mainCNI(t, mainFile, "podnet")
+	d.untilManaged(t, mainFile)
+
+	n.entryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
+	d.soonUnready(t, "conflist: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
+	n.mainCNI(t, mainFile, "podnet") // and the last good one is what comes back
+	d.within(t, time.Second, "entry", func() bool { return n.has(t, mainFile) })
+	if !strings.Contains(string(contents(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir) {
+		t.Error("it is not the last good entry")
+	}
+	n.entryFile(t, string(text(t, n.entry(object{"cidrLimit": 99}))))
+	d.soonReady(t)
+	n.mainCNI(t, mainFile, "podnet")
+	d.untilManaged(t, mainFile)
+	if !strings.Contains(string(contents(t, filepath.Join(n.cni.ConfDir, mainFile))), `"cidrLimit": 99`) {
+		t.Error("it is not the new entry")
+	}
+}
+
+// TestManageNeedsThePlugin: an entry for a plugin that is not there would stop
+// every pod.
+func TestManageNeedsThePlugin(t *testing.T) {
+	n := newNode(t, forms()[0])
+	args := n.manageArgs(t, nil)
+	must(t, os.RemoveAll(n.pluginDir()))
+	n.mainCNI(t, mainFile, "podnet")
+	d := n.startReconciler(t, args...)
+	d.soonUnready(t, "conflist: "+filepath.Join(n.pluginDir(), "ip-masq")+" is missing", "ip-masq-reconciler install")
+	time.Sleep(300 * time.Millisecond)
+	if n.has(t, mainFile) {
+		t.Fatal("the entry is there")
+	}
+	n.installed(t)
+	d.untilManaged(t, mainFile)
+	must(t, os.RemoveAll(n.pluginDir()))
+	d.soonUnready(t, "no pod can start", "ip-masq-reconciler install")
+	if !n.has(t, mainFile) {
+		t.Error("the entry was taken out")
+	}
+	n.installed(t)
+	d.soonReady(t)
+}
+
+// TestManageIsASetting: it begins and ends as reconciler.toml has it, without a
+// restart, and is about the network that the file names.
+func TestManageIsASetting(t *testing.T) {
+	n := newNode(t, forms()[0])
+	args := n.manageArgs(t, nil)[1:]
+	n.mainCNI(t, "10-red.conflist", "red")
+	n.mainCNI(t, "20-blue.conflist", "blue")
+	path := n.settingsFile(t, "")
+	d := n.startReconciler(t, append(args, "--config", path)...)
+	d.soonReady(t)
+	time.Sleep(300 * time.Millisecond)
+	if n.has(t, "10-red.conflist") || strings.Contains(d.scrape(t), "conflist_war") {
+		t.Fatal("it manages conflists without being told to")
+	}
+	n.settingsFile(t, "[conflist]\nmanage = true\nnetwork = \"blue\"\n")
+	d.untilManaged(t, "20-blue.conflist")
+	if n.has(t, "10-red.conflist") {
+		t.Error("it has changed the other network")
+	}
+	n.settingsFile(t, "[conflist]\nmanage = true\nnetwork = \"green\"\n")
+	d.soonUnready(t, "conflist: waiting for the main CNI plugin's network green", "red, blue")
+	n.settingsFile(t, "[conflist]\nmanage = false\n")
+	d.soonReady(t)
+	n.mainCNI(t, "20-blue.conflist", "blue")
+	time.Sleep(300 * time.Millisecond)
+	if n.has(t, "20-blue.conflist") {
+		t.Error("it goes on after being told not to")
+	}
+	if code, body := d.ready(); code != 200 {
+		t.Errorf("/readyz: %d %s", code, body)
+	}
+	if got := d.metric(t, "conflist_repairs_total"); got != 1 {
+		t.Errorf("conflist_repairs_total is %v", got)
+	}
+}
+
+// TestManageByTheLeaderAlone: of two reconcilers one writes, and the other once
+// that has ended.
+func TestManageByTheLeaderAlone(t *testing.T) {
+	n := newNode(t, forms()[0])
+	args := n.manageArgs(t, nil)
+	n.mainCNI(t, mainFile, "podnet")
+	first := n.startReconciler(t, args...)
+	first.untilManaged(t, mainFile)
+	second := n.startReconciler(t, args...)
+	second.untilUnready(t, "standby: ")
+	for range 3 {
+		n.mainCNI(t, mainFile, "podnet")
+		first.untilManaged(t, mainFile)
+	}
+	if _, body := second.ready(); strings.Contains(body, "conflist: ") || strings.Contains(second.scrape(t), "ip_masq_conflist_present") {
+		t.Errorf("the second tells of the conflist: %s", body)
+	}
+	if one, two := first.metric(t, "conflist_repairs_total"), second.metric(t, "conflist_repairs_total"); one != 4 || two != 0 {
+		t.Errorf("%v and %v repairs", one, two)
+	}
+	first.stop(t)
+	n.mainCNI(t, mainFile, "podnet")
+	second.within(t, takeover, "taking over", func() bool { return n.has(t, mainFile) })
+	second.untilManaged(t, mainFile)
+}
+
+// TestManageReadOnly: a directory that cannot be written is told of once, with a
+// remedy, and tried again.
+func TestManageReadOnly(t *testing.T) {
+	n := newNode(t, forms()[0])
+	dir := n.cni.ConfDir
+	must(t, firstOf(os.MkdirAll(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, "")))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	n.mainCNI(t, mainFile, "podnet")
+	const readOnly = unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY
+	must(t, unix.Mount("", dir, "", readOnly, ""))
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.soonUnready(t, "conflist: ", "read-only file system", "ReadWritePaths="+dir)
+	time.Sleep(2 * time.Second)
+	if tells := strings.Count(d.log(), "read-only file system"); tells != 1 {
+		t.Errorf("it is told %d times:\n%s", tells, d.log())
+	}
+	must(t, unix.Mount("", dir, "", readOnly&^unix.MS_RDONLY, ""))
+	d.until(t, "entry", func() bool { return n.has(t, mainFile) })
+	d.untilManaged(t, mainFile)
+}
+
+// TestManageAgainstAgentFiles: an entry that contradicts the agents' files holds,
+// and both sides are named.
+func TestManageAgainstAgentFiles(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.agentFile(t, "ip-masq-agent", "masqueradeCIDRs: [10.9.0.0/16]\n")
+	n.mainCNI(t, mainFile, "podnet")
+	d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"10.9.0.0/16"}})...)
+	d.soonUnready(t, "conflict: ", `network "podnet"`, "the agent files", "10.9.0.0/16")
+	all := podAlone(n.pod(t, "podnet"))
+	all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9"})
+	if got := d.metric(t, "policy_conflict", fmt.Sprintf("chain=%q", "IP-MASQ-AGENT")); got != 1 {
+		t.Errorf("policy_conflict is %v", got)
+	}
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// eye sees what happens in the directory of conflists, as the runtimes do.
+type eye struct {
+	file    *os.File
+	done    chan struct{}
+	mu      sync.Mutex
+	renamed map[string]int // to a name
+	events  int
+	failure error
+}
+
+// look sees from now until the end of the test.
+func (n *node) look(t *testing.T) *eye {
+	t.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &eye{file: os.NewFile(uintptr(fd), "inotify"), done: make(chan struct{}), renamed: map[string]int{}}
+	const what = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_MOVED_TO | unix.IN_MOVED_FROM
+	if _, err := unix.InotifyAddWatch(fd, n.cni.ConfDir, what); err != nil {
+		t.Fatal(err)
+	}
+	go e.run()
+	t.Cleanup(func() {
+		err := e.file.Close()
+		<-e.done
+		if !errors.Is(e.failure, os.ErrClosed) || err != nil {
+			t.Errorf("looking ended with %v, %v", e.failure, err)
+		}
+	})
+	return e
+}
+
+func (e *eye) run() {
+	defer close(e.done)
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := e.file.Read(buffer)
+		e.mu.Lock()
+		for at := 0; at+unix.SizeofInotifyEvent <= n; {
+			event := (*unix.InotifyEvent)(unsafe.Pointer(&buffer[at])) // #nosec G103 -- inotify(7) has it so
+			name := buffer[at+unix.SizeofInotifyEvent : at+unix.SizeofInotifyEvent+int(event.Len)]
+			if event.Mask&unix.IN_MOVED_TO != 0 {
+				e.renamed[strings.TrimRight(string(name), "\x00")]++
+			}
+			e.events++
+			at += unix.SizeofInotifyEvent + int(event.Len)
+		}
+		e.failure = err
+		e.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// count is how often something was renamed to the name, and how many events there
+// were at all.
+func (e *eye) count(name string) (renamed, events int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.renamed[name], e.events
+}
+
+// managed is a tampered node whose conflist the reconciler manages.
+func managed(t *testing.T, file string) *tampered {
+	t.Helper()
+	n := newNode(t, forms()[0])
+	args := n.manageArgs(t, object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.168.0.0/16", "fd00:9::/32", "fd00:7::/32"}})
+	n.mainCNI(t, file, "podnet")
+	w := &tampered{node: n, daemon: n.startReconciler(t, args...)}
+	w.untilManaged(t, file)
+	w.pods = podAlone(n.pod(t, "podnet"))
+	w.ear = n.listen(t)
+	w.packets(t)
+	w.right = w.ours(t)
+	return w
+}
+
+// TestManageFiftyRewrites: the main CNI plugin writes its file anew as soon as it
+// sees our entry, fifty times. It is back in less than a second each time, with
+// one write of ours each, and the rules stay as they are.
+func TestManageFiftyRewrites(t *testing.T) {
+	w := managed(t, mainFile)
+	eye := w.look(t)
+	log, commits := w.log(), w.count()
+	const rewrites = 50
+	var took figures
+	path := filepath.Join(w.cni.ConfDir, mainFile)
+	doc := w.mainDoc(t, "podnet")
+	for i := range rewrites {
+		if i%2 == 0 {
+			w.place(t, mainFile, doc)
+		} else {
+			must(t, os.WriteFile(path, doc, 0o644)) // in place, and so empty for a moment
+		}
+		start := time.Now()
+		for !w.has(t, mainFile) {
+			if time.Since(start) > 10*time.Second {
+				t.Fatalf("the entry does not come back:\n%s", w.log())
+			}
+			time.Sleep(time.Millisecond)
+		}
+		took = append(took, time.Since(start))
+	}
+	t.Logf("back after: %v", took)
+	if slices.Max(took) >= time.Second {
+		t.Errorf("back after %v", took)
+	}
+	says := w.untilUnready(t, "conflist: ", mainFile, "again and again")
+	t.Logf("/readyz: %s", says)
+	if w.metric(t, "conflist_war") != 1 || w.metric(t, "conflist_repairs_total") != 1+rewrites {
+		t.Errorf("war %v, repairs %v", w.metric(t, "conflist_war"), w.metric(t, "conflist_repairs_total"))
+	}
+	time.Sleep(500 * time.Millisecond)
+	renamed, events := eye.count(mainFile)
+	if renamed != rewrites+rewrites/2 {
+		t.Errorf("%d renames to the file for %d rewrites", renamed, rewrites)
+	}
+	t.Logf("%d events in the directory for %d rewrites", events, rewrites)
+	if late := w.ear.since(commits); len(late) > 0 {
+		t.Errorf("rules were written: %v", late)
+	}
+	if lines := strings.Count(w.daemon.since(log), "\n"); lines > 3 {
+		t.Errorf("%d lines of log:\n%s", lines, w.daemon.since(log))
+	}
+	w.daemon.within(t, 15*time.Second, "readiness", func() bool { code, _ := w.ready(); return code == 200 })
+	w.packets(t)
+}
+
+// TestManageRival: somebody takes our entry out as soon as he sees it. After a
+// while the reconciler waits longer and longer, says who that is, and keeps the
+// rules all the time. Once that has stopped the entry is back by itself.
+func TestManageRival(t *testing.T) {
+	t.Parallel()
+	const file = "05-cilium.conflist"
+	w := managed(t, file)
+	eye := w.look(t)
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			if w.has(t, file) {
+				w.mainCNI(t, file, "podnet")
+			}
+		}
+	}()
+	defer func() { <-ended }()
+	defer close(stop)
+	began := time.Now()
+	says := w.untilUnready(t, "conflist: ", file, "again and again", "Cilium", "cni.exclusive=false")
+	t.Logf("recognised after %s: %s", time.Since(began).Round(time.Millisecond), says)
+	w.daemon.within(t, time.Minute, "longer pauses", func() bool { _, body := w.ready(); return strings.Contains(body, "stays away for 2s") })
+	t.Logf("backed off after %s and %v repairs", time.Since(began).Round(time.Millisecond), w.metric(t, "conflist_repairs_total"))
+
+	repairs, log := w.metric(t, "conflist_repairs_total"), w.log()
+	_, before := eye.count(file)
+	suspected := time.Now()
+	for i := 0; time.Since(suspected) < 6*time.Second; i++ {
+		count := w.quiet(t, 100*time.Millisecond)
+		if i < 5 {
+			w.spoil(t, tamperings()[0], i%2)
+			w.repair(t, count)
+		}
+		if code, body := w.ready(); code != 503 || !strings.Contains(body, "Cilium") {
+			t.Errorf("/readyz: %d %s", code, body)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	w.packets(t)
+	_, after := eye.count(file)
+	made := w.metric(t, "conflist_repairs_total") - repairs
+	t.Logf("%v repairs and %d events in %s", made, after-before, time.Since(suspected).Round(time.Millisecond))
+	if made > 3 || w.metric(t, "conflist_war") != 1 {
+		t.Errorf("%v repairs, war %v", made, w.metric(t, "conflist_war"))
+	}
+	w.until(t, "absence", func() bool { return w.metric(t, "conflist_present") == 0 })
+	if said := w.daemon.since(log); strings.Contains(said, "conflist") {
+		t.Errorf("it says more than once:\n%s", said)
+	}
+
+	stop <- struct{}{}
+	w.daemon.within(t, 40*time.Second, "entry and readiness", func() bool { code, _ := w.ready(); return code == 200 && w.has(t, file) })
+	if !strings.Contains(w.log(), "our entry stays in the conflist again") || w.metric(t, "conflist_present") != 1 {
+		t.Errorf("the log does not tell its end:\n%s", w.log())
+	}
+	w.mainCNI(t, file, "podnet")
+	w.untilManaged(t, file)
+	t.Logf("%.1f MiB", w.memory(t))
+}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+// Sweep removes what killed processes of ours left in a configuration directory.
+// One that does not exist is an fs.ErrNotExist.
+func Sweep(dir string) error {
+	f, err := openFolder(dir)
+	if err != nil {
+		return err
+	}
+	return f.close()
+}

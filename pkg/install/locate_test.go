@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const (
+	usualConf, usualBin = "/etc/cni/net.d", "/opt/cni/bin"
+	gkeBin              = "/home/kubernetes/bin"
+	k3sConf             = "/var/lib/rancher/k3s/agent/etc/cni/net.d"
+	k3sBin, k3sOldBin   = "/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/data/current/bin"
+	snapConf, snapBin   = "/var/snap/microk8s/current/args/cni-network", "/var/snap/microk8s/current/opt/cni/bin"
+	shiftConf, shiftBin = "/etc/kubernetes/cni/net.d", "/var/lib/cni/bin"
+)
+
+func conf(plugins ...string) string {
+	var items []string
+	for _, p := range plugins {
+		items = append(items, `{"type": "`+p+`"}`)
+	}
+	return `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [` + strings.Join(items, ", ") + `]}`
+}
+
+// node makes files below a root directory; those that end in / are directories.
+func node(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for path, text := range files {
+		if strings.HasSuffix(path, "/") {
+			path += ".keep"
+		}
+		write(t, filepath.Join(root, path), text, 0o755)
+	}
+	return root
+}
+
+func TestLocate(t *testing.T) {
+	usual := map[string]string{usualConf + "/10-x.conflist": conf("bridge", "ip-masq"), usualBin + "/bridge": ""}
+	for name, c := range map[string]struct {
+		files  map[string]string
+		stated Dirs
+		want   Dirs
+		says   []string // where it fails
+	}{
+		"the usual": {files: usual, want: Dirs{usualConf, usualBin}},
+		"GKE": {files: map[string]string{usualConf + "/10-x.conflist": conf("ptp", "portmap"), gkeBin + "/ptp": "", gkeBin + "/portmap": "",
+			usualBin + "/portmap": ""}, want: Dirs{usualConf, gkeBin}},
+		"k3s": {files: map[string]string{k3sConf + "/10-x.conflist": conf("flannel"), k3sBin + "/flannel": "", k3sOldBin + "/flannel": ""},
+			want: Dirs{k3sConf, k3sBin}},
+		"an older k3s": {files: map[string]string{k3sConf + "/10-x.conflist": conf("flannel"), k3sOldBin + "/flannel": ""},
+			want: Dirs{k3sConf, k3sOldBin}},
+		"microk8s":  {files: map[string]string{snapConf + "/10-x.conflist": conf("calico"), snapBin + "/calico": ""}, want: Dirs{snapConf, snapBin}},
+		"OpenShift": {files: map[string]string{shiftConf + "/00-multus.conf": `{"name": "m", "type": "multus-shim"}`, shiftBin + "/multus-shim": ""}, want: Dirs{shiftConf, shiftBin}},
+		"k3s beside podman's network": {files: map[string]string{k3sConf + "/10-x.conflist": conf("flannel"), k3sBin + "/flannel": "",
+			usualConf + "/87-podman.conflist": conf("bridge"), usualBin + "/": ""}, want: Dirs{k3sConf, k3sBin}},
+		"booting":                   {files: map[string]string{usualBin + "/bridge": ""}, want: Dirs{usualConf, usualBin}},
+		"booting, with a directory": {files: map[string]string{snapConf + "/": "", snapBin + "/": "", usualBin + "/": ""}, want: Dirs{snapConf, snapBin}},
+		"booting, with a broken file": {files: map[string]string{usualConf + "/10-x.conflist": "{", usualBin + "/bridge": ""},
+			want: Dirs{usualConf, usualBin}},
+
+		"nothing": {says: []string{"none of those known (the usual, GKE, k3s, microk8s, OpenShift)"}},
+		"two that work": {files: map[string]string{usualConf + "/10-x.conflist": conf("bridge"), usualBin + "/bridge": "", gkeBin + "/bridge": ""},
+			says: []string{usualConf + " with " + usualBin + " (the usual)", usualConf + " with " + gkeBin + " (GKE)"}},
+		"two that boot": {files: map[string]string{usualBin + "/": "", snapBin + "/": ""}, says: []string{"(the usual)", "(microk8s)"}},
+
+		"both stated":             {stated: Dirs{"/a", "/b"}, want: Dirs{"/a", "/b"}},
+		"a conf directory":        {files: usual, stated: Dirs{Conf: k3sConf}, says: []string{"none of those known (k3s)"}},
+		"k3s's, before others":    {files: map[string]string{k3sBin + "/": "", usualBin + "/": ""}, stated: Dirs{Conf: k3sConf}, want: Dirs{k3sConf, k3sBin}},
+		"an unknown conf":         {files: map[string]string{"/c/10-x.conflist": conf("bridge"), usualBin + "/bridge": "", gkeBin + "/": ""}, stated: Dirs{Conf: "/c"}, want: Dirs{"/c", usualBin}},
+		"GKE's bin decides":       {files: map[string]string{gkeBin + "/": "", usualBin + "/": ""}, stated: Dirs{Bin: gkeBin}, want: Dirs{usualConf, gkeBin}},
+		"an unknown bin":          {files: map[string]string{usualConf + "/10-x.conflist": conf("bridge"), "/b/bridge": ""}, stated: Dirs{Bin: "/b"}, want: Dirs{usualConf, "/b"}},
+		"an unknown bin, no conf": {files: map[string]string{"/b/bridge": ""}, stated: Dirs{Bin: "/b"}, says: []string{"there are several"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := node(t, c.files)
+			have, err := Locate(root, c.stated)
+			if have != c.want || (err != nil) != (c.says != nil) {
+				t.Fatalf("is %+v, %v", have, err)
+			}
+			for _, s := range c.says {
+				if !strings.Contains(err.Error(), s) {
+					t.Errorf("does not say %q: %v", s, err)
+				}
+			}
+			if err != nil && (!errors.Is(err, ErrWhere) || !strings.Contains(err.Error(), "--cni-bin-dir")) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestLocateOurs(t *testing.T) {
+	for name, c := range map[string]struct {
+		files  map[string]string
+		stated Dirs
+		want   Dirs
+		fails  bool
+	}{
+		"nothing":            {},
+		"others alone":       {files: map[string]string{usualConf + "/10-x.conflist": conf("bridge"), usualBin + "/bridge": ""}},
+		"both stated":        {stated: Dirs{"/a", "/b"}, want: Dirs{"/a", "/b"}},
+		"all":                {files: map[string]string{usualConf + "/10-x.conflist": conf("ptp", "ip-masq"), gkeBin + "/ip-masq": "", usualBin + "/ptp": ""}, want: Dirs{usualConf, gkeBin}},
+		"the binary":         {files: map[string]string{k3sConf + "/10-x.conflist": conf("flannel"), k3sBin + "/ip-masq": ""}, want: Dirs{k3sConf, k3sBin}},
+		"a leftover":         {files: map[string]string{usualBin + "/.ip-masq-3k5.tmp": ""}, want: Dirs{usualConf, usualBin}},
+		"the entry":          {files: map[string]string{usualConf + "/10-x.conflist": conf("ptp", "ip-masq"), usualBin + "/": "", gkeBin + "/": ""}, want: Dirs{Conf: usualConf}},
+		"two binaries":       {files: map[string]string{usualBin + "/ip-masq": "", snapBin + "/ip-masq": ""}, fails: true},
+		"two, one in use":    {files: map[string]string{usualBin + "/ip-masq": "", snapBin + "/ip-masq": "", snapConf + "/1.conflist": conf("ip-masq")}, want: Dirs{snapConf, snapBin}},
+		"stated, not there":  {files: map[string]string{usualBin + "/ip-masq": ""}, stated: Dirs{Bin: "/b"}, want: Dirs{Bin: "/b"}},
+		"stated bin, in use": {files: map[string]string{"/b/ip-masq": "", usualConf + "/1.conflist": conf("x", "ip-masq")}, stated: Dirs{Bin: "/b"}, want: Dirs{usualConf, "/b"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			have, err := LocateOurs(node(t, c.files), c.stated)
+			if have != c.want || (err != nil) != c.fails {
+				t.Errorf("is %+v, %v", have, err)
+			}
+		})
+	}
+}

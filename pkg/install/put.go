@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+)
+
+// Binary is the plugin in the directory from which runtimes run it.
+type Binary struct {
+	Path    string
+	Version string // as it says itself
+	Wrote   bool   // or it was there already
+}
+
+// Put copies the plugin to the directory. Where the same bytes with the right
+// mode are there already it writes nothing. The copy is run before it gets its
+// name: after an error, whatever was there before is there still.
+func Put(ctx context.Context, source, dir string) (Binary, error) {
+	p := &placement{source: source, dir: dir}
+	if err := p.run(ctx, p.steps()); err != nil {
+		return Binary{}, fmt.Errorf("install the plugin in %s: %w", shown(dir), err)
+	}
+	return p.binary, nil
+}
+
+// placement is a Put under way. Its steps come in turn, and a process may be
+// killed between any two.
+type placement struct {
+	source, dir string
+
+	data   []byte
+	folder *folder
+	temp   string
+	binary Binary
+	done   bool
+}
+
+func (p *placement) steps() []func(context.Context) error {
+	return []func(context.Context) error{p.read, p.lock, p.compare, p.stage, p.try, p.rename, p.sync}
+}
+
+func (p *placement) run(ctx context.Context, steps []func(context.Context) error) error {
+	var err error
+	for _, step := range steps {
+		if err = step(ctx); err != nil || p.done {
+			break
+		}
+	}
+	if p.folder == nil {
+		return err
+	}
+	if p.temp != "" {
+		err = errors.Join(err, p.folder.remove(p.temp))
+	}
+	return errors.Join(err, p.folder.close())
+}
+
+func (p *placement) read(context.Context) error {
+	data, info, err := readBinary(p.source)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("there is no plugin at %s; name it with --plugin", shown(p.source))
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is not a regular file; name the plugin with --plugin", shown(p.source))
+	}
+	p.data = data
+	return nil
+}
+
+func (p *placement) lock(ctx context.Context) error {
+	folder, err := openFolder(ctx, p.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errors.New("there is no such directory; make it, or name the runtime's with --cni-bin-dir")
+	}
+	p.folder = folder
+	return err
+}
+
+// compare looks at what is there. A symlink, or anything that is no file, is
+// somebody else's doing, and replacing it would undo it.
+func (p *placement) compare(ctx context.Context) error {
+	p.binary.Path = filepath.Join(p.dir, config.PluginType)
+	present, err := os.Lstat(p.binary.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return failure("look at", p.binary.Path, err)
+	}
+	isLink := present.Mode()&fs.ModeSymlink != 0
+	if !isLink && !present.Mode().IsRegular() {
+		return fmt.Errorf("%s is there and is not a file; remove it", shown(p.binary.Path))
+	}
+	data, info, err := readBinary(p.binary.Path)
+	same := err == nil && bytes.Equal(data, p.data)
+	switch {
+	case isLink && !same:
+		return fmt.Errorf("%s is a symlink to another program, which somebody else put there; remove the link, or let it be and use theirs",
+			shown(p.binary.Path))
+	case !same || !isLink && (info.Mode() != binMode || !isOwn(info)):
+		return nil // to be replaced, even if it cannot be read
+	}
+	p.done = true
+	p.binary.Version, err = ask(ctx, p.binary.Path)
+	return err
+}
+
+// isOwn reports whether a file belongs to this process's user.
+func isOwn(info fs.FileInfo) bool {
+	s, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int(s.Uid) == os.Geteuid()
+}
+
+func (p *placement) stage(context.Context) (err error) {
+	p.temp, err = p.folder.stage(p.data)
+	return err
+}
+
+func (p *placement) try(ctx context.Context) (err error) {
+	p.binary.Version, err = ask(ctx, p.temp)
+	return err
+}
+
+func (p *placement) rename(context.Context) error {
+	if err := os.Rename(p.temp, p.binary.Path); err != nil {
+		return failure("rename a file to", p.binary.Path, err)
+	}
+	p.temp = ""
+	p.binary.Wrote = true
+	return nil
+}
+
+func (p *placement) sync(context.Context) error {
+	if err := p.folder.sync(); err != nil {
+		return fmt.Errorf("the new plugin is in place: %w", err)
+	}
+	return nil
+}
+
+// readBinary reads a whole program. It does not wait for the writer of a FIFO.
+func readBinary(path string) ([]byte, fs.FileInfo, error) {
+	const most = 256 << 20
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, failure("open", path, err)
+	}
+	defer func() { _ = f.Close() }() // only read: there is nothing to lose
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, failure("look at", path, err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, info, nil
+	}
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err != nil {
+		return nil, nil, failure("read", path, err)
+	}
+	if len(data) > most {
+		return nil, nil, fmt.Errorf("read %s: larger than %d MiB, and so not the plugin", shown(path), most>>20)
+	}
+	return data, info, nil
+}

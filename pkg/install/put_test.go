@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// binDir is a source and a directory of plugins, which has the bridge plugin.
+func binDir(t *testing.T) (source, dir string) {
+	t.Helper()
+	source, dir = filepath.Join(t.TempDir(), "ip-masq"), filepath.Join(t.TempDir(), "bin")
+	write(t, source, plugin("v2"), 0o700)
+	write(t, filepath.Join(dir, "bridge"), speaking(allVersions, "CNI bridge plugin v1"), 0o755)
+	return source, dir
+}
+
+func TestPut(t *testing.T) {
+	for name, before := range map[string]func(*testing.T, string){
+		"nothing":         func(*testing.T, string) {},
+		"an earlier one":  func(t *testing.T, path string) { write(t, path, plugin("v1"), 0o755) },
+		"another mode":    func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o700) },
+		"setuid":          func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o755|os.ModeSetuid) },
+		"half a file":     func(t *testing.T, path string) { write(t, path, plugin("v2")[:20], 0o755) },
+		"somebody else's": func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o755); give(t, path) },
+		"leftovers": func(t *testing.T, path string) {
+			write(t, filepath.Join(filepath.Dir(path), ".ip-masq-3k5.tmp"), "half", 0o600)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			source, dir := binDir(t)
+			path := filepath.Join(dir, "ip-masq")
+			before(t, path)
+			umask := unix.Umask(0o077)
+			b, err := Put(t.Context(), source, dir)
+			unix.Umask(umask)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b != (Binary{Path: path, Version: "v2", Wrote: true}) {
+				t.Errorf("is told as %+v", b)
+			}
+			info, err := os.Lstat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.Mode() != 0o755 || !isOwn(info) || content(t, path) != plugin("v2") {
+				t.Errorf("is there with mode %v:\n%s", info.Mode(), content(t, path))
+			}
+			only(t, dir, "bridge", "ip-masq")
+
+			was := tree(t, dir)
+			b, err = Put(t.Context(), source, dir)
+			if err != nil || b != (Binary{Path: path, Version: "v2"}) {
+				t.Errorf("the second time: %+v, %v", b, err)
+			}
+			if now := tree(t, dir); now != was {
+				t.Errorf("was written again:\n%s\nwas:\n%s", now, was)
+			}
+		})
+	}
+}
+
+func give(t *testing.T, path string) {
+	t.Helper()
+	if err := os.Chown(path, 12, 12); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func only(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var have []string
+	for _, e := range entries {
+		have = append(have, e.Name())
+	}
+	if strings.Join(have, " ") != strings.Join(names, " ") {
+		t.Errorf("there is %v, want %v", have, names)
+	}
+}
+
+// TestPutKeepsTheSame: a plugin that is where it is to be put, by whatever way.
+func TestPutKeepsTheSame(t *testing.T) {
+	for name, arrange := range map[string]func(*testing.T, string, string) string{
+		"the source itself": func(t *testing.T, _, path string) string { write(t, path, plugin("v2"), 0o755); return path },
+		"a link to the source": func(t *testing.T, source, path string) string {
+			if err := os.Symlink(source, path); err != nil {
+				t.Fatal(err)
+			}
+			return source
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			source, dir := binDir(t)
+			source = arrange(t, source, filepath.Join(dir, "ip-masq"))
+			was := tree(t, dir)
+			b, err := Put(t.Context(), source, dir)
+			if err != nil || b.Wrote || b.Version != "v2" {
+				t.Errorf("%+v, %v", b, err)
+			}
+			if now := tree(t, dir); now != was {
+				t.Errorf("was written:\n%s\nwas:\n%s", now, was)
+			}
+		})
+	}
+}
+
+// TestPutRefuses: whatever is wrong, what was there is there still, the message
+// says what to do, and nothing is left behind.
+func TestPutRefuses(t *testing.T) {
+	path := func(dir string) string { return filepath.Join(dir, "ip-masq") }
+	for name, c := range map[string]struct {
+		arrange func(t *testing.T, source, dir string)
+		says    []string
+	}{
+		"no source":   {func(t *testing.T, source, _ string) { gone(t, source) }, []string{"no plugin at", "--plugin"}},
+		"a directory": {func(t *testing.T, source, _ string) { gone(t, source); write(t, source+"/x", "", 0o600) }, []string{"not a regular file", "--plugin"}},
+		"another machine": {func(t *testing.T, source, _ string) {
+			write(t, source, "\x7fELF\x02\x01\x01 of some other kind", 0o755)
+		}, []string{"exec format error", "no program for this node"}},
+		"no loader": {func(t *testing.T, source, _ string) { write(t, source, "#!/no/such/loader\n", 0o755) }, []string{"loader"}},
+		"another plugin": {func(t *testing.T, source, _ string) {
+			write(t, source, speaking(allVersions, "CNI bridge plugin v1"), 0o755)
+		}, []string{`"CNI bridge plugin v1"`, "--plugin"}},
+		"no plugin at all": {func(t *testing.T, source, _ string) { write(t, source, "#!/bin/sh\necho hello\n", 0o755) }, []string{`"hello"`, "VERSION"}},
+		"one that fails":   {func(t *testing.T, source, _ string) { write(t, source, "#!/bin/sh\necho no room >&2; exit 3\n", 0o755) }, []string{"exit status 3", `"no room"`}},
+		"an old one": {func(t *testing.T, source, _ string) {
+			write(t, source, speaking(`"0.4.0", "1.0.0"`, "ip-masq v0: x"), 0o755)
+		}, []string{"0.1.0", "this release"}},
+		"a directory is there": {func(t *testing.T, _, dir string) { write(t, path(dir)+"/x", "", 0o600) }, []string{"is not a file", "remove it"}},
+		"a fifo is there":      {func(t *testing.T, _, dir string) { fifo(t, path(dir)) }, []string{"is not a file"}},
+		"a link to another": {func(t *testing.T, _, dir string) {
+			if err := os.Symlink("bridge", path(dir)); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"symlink", "remove the link"}},
+		"a link to nothing": {func(t *testing.T, _, dir string) {
+			if err := os.Symlink("nothing", path(dir)); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"symlink"}},
+		"no programs run there": {func(t *testing.T, _, dir string) {
+			mount(t, dir, unix.MS_NOEXEC)
+			write(t, path(dir), plugin("v1"), 0o755)
+		}, []string{"noexec", "--cni-bin-dir"}},
+		"no room there": {func(t *testing.T, source, dir string) {
+			mount(t, dir, 0)
+			write(t, source, plugin("v2")+strings.Repeat("#", 1<<20), 0o755)
+		}, []string{"no space left"}},
+		"read-only": {func(t *testing.T, _, dir string) { mount(t, dir, unix.MS_RDONLY) }, []string{"read-only file system"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			source, dir := binDir(t)
+			if name != "another plugin" {
+				write(t, path(dir), plugin("v1"), 0o755)
+				if strings.Contains(name, "is there") || strings.HasPrefix(name, "a link") {
+					gone(t, path(dir))
+				}
+			}
+			c.arrange(t, source, dir)
+			was := tree(t, dir)
+			b, err := Put(t.Context(), source, dir)
+			if err == nil || b != (Binary{}) {
+				t.Fatalf("is done: %+v", b)
+			}
+			for _, s := range append(c.says, dir) {
+				if !strings.Contains(err.Error(), s) {
+					t.Errorf("does not say %q: %v", s, err)
+				}
+			}
+			if now := tree(t, dir); now != was {
+				t.Errorf("changed:\n%s\nwas:\n%s", now, was)
+			}
+		})
+	}
+}
+
+func TestPutWithoutDirectory(t *testing.T) {
+	source, dir := binDir(t)
+	_, err := Put(t.Context(), source, dir+"2")
+	if err == nil || !strings.Contains(err.Error(), "--cni-bin-dir") {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(dir + "2"); !os.IsNotExist(err) {
+		t.Error("was made:", err)
+	}
+}
+
+func gone(t *testing.T, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func fifo(t *testing.T, path string) {
+	t.Helper()
+	if err := unix.Mkfifo(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mount puts a small file system over a directory.
+func mount(t *testing.T, dir string, flags uintptr) {
+	t.Helper()
+	if err := unix.Mount("none", dir, "tmpfs", flags, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestKilledAfterEachStep(t *testing.T) {
+	all := len((&placement{}).steps())
+	leftovers := 0
+	for n := range all + 1 {
+		source, dir := binDir(t)
+		path := filepath.Join(dir, "ip-masq")
+		write(t, path, plugin("v1"), 0o755)
+		out, err := child(t, n, source, dir).CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		want := plugin("v1")
+		if n >= all-1 {
+			want = plugin("v2")
+		}
+		if have := content(t, path); have != want {
+			t.Errorf("after %d steps there is\n%s", n, have)
+		}
+		if entries, _ := os.ReadDir(dir); len(entries) == 3 {
+			leftovers++
+		}
+		if b, err := Put(t.Context(), source, dir); err != nil || b.Version != "v2" {
+			t.Errorf("after %d steps, and anew: %+v, %v", n, b, err)
+		}
+		only(t, dir, "bridge", "ip-masq")
+	}
+	if leftovers != 2 {
+		t.Errorf("%d of the children left a temporary file, want 2", leftovers)
+	}
+}

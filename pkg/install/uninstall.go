@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
+)
+
+// Uninstall is what is to be taken from a node.
+type Uninstall struct {
+	Dirs Dirs // what is "" has nothing of ours
+	// Backups is the directory for conflists as they were; "" keeps none.
+	Backups string
+	// Root is "/", below which the runtimes keep what they have attached.
+	Root string
+	// NoWait removes the plugin although attachments may call it.
+	NoWait bool
+	// Settle is how long ADDs take that have begun with a conflist that named us.
+	Settle time.Duration
+	// State removes rules and state, and is called once the plugin is gone; nil
+	// leaves them. It has to be fine with being called once more.
+	State func(context.Context) error
+}
+
+// Uninstalled is what one Step removed.
+type Uninstalled struct {
+	Conflists []conflist.Change
+	Binary    string // its path; "" where there was none, or it stays
+	// Attached is why the plugin stays, or would have without NoWait.
+	Attached []Attachment
+}
+
+// AttachedError says that the plugin stays, since runtimes will call it.
+type AttachedError struct{ Attached []Attachment }
+
+// Error names some of the attachments.
+func (e *AttachedError) Error() string {
+	const most = 3
+	var some []string
+	for _, a := range e.Attached[:min(len(e.Attached), most)] {
+		some = append(some, fmt.Sprintf("container %s in %s", shown(a.ContainerID), shown(a.File)))
+	}
+	if more := len(e.Attached) - len(some); more > 0 {
+		some = append(some, fmt.Sprintf("%d more", more))
+	}
+	return fmt.Sprintf("the plugin stays, and with it rules and state: runtimes will call it for containers that they made with it (%s); "+
+		"drain the node or wait with --wait, or, where the runtime ends containers by the conflist as it is then, as containerd does, use --no-wait",
+		strings.Join(some, ", "))
+}
+
+// Step does what can be done now: it takes our entry out of the conflists, looks
+// whether runtimes will still call the plugin, and if not removes it, and then
+// rules and state. Once more is fine, and needed after an error, which after an
+// AttachedError is what there is to wait for.
+func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
+	var done Uninstalled
+	var err error
+	if err := u.withdraw(&done); err != nil {
+		return done, err
+	}
+	if len(done.Conflists) > 0 {
+		// ADDs under way go by the conflist as it was, and their outcome is cached
+		// when they end.
+		select {
+		case <-ctx.Done():
+			return done, ctx.Err()
+		case <-time.After(u.Settle):
+		}
+	}
+	done.Attached, err = Attached(u.Root)
+	if !u.NoWait {
+		if err != nil {
+			return done, fmt.Errorf("the plugin stays, as nobody knows whether runtimes will call it: %w; or use --no-wait", err)
+		}
+		if len(done.Attached) > 0 {
+			return done, &AttachedError{done.Attached}
+		}
+	}
+	// Somebody may have put an entry back meanwhile.
+	if err := u.withdraw(&done); err != nil {
+		return done, err
+	}
+	if done.Binary, err = remove(ctx, u.Dirs.Bin); err != nil {
+		err = fmt.Errorf("remove the plugin from %s: %w", shown(u.Dirs.Bin), err)
+	}
+	if u.State != nil { // which nobody needs, as nobody calls the plugin
+		err = errors.Join(err, u.State(ctx))
+	}
+	return done, err
+}
+
+// withdraw takes our entry out of all conflists, and away what killed processes
+// left beside them.
+func (u Uninstall) withdraw(done *Uninstalled) error {
+	if u.Dirs.Conf == "" {
+		return nil
+	}
+	changes, err := conflist.Place{Dir: u.Dirs.Conf, Backups: u.Backups}.Withdraw()
+	done.Conflists = append(done.Conflists, changes...)
+	if err == nil {
+		if err = conflist.Sweep(u.Dirs.Conf); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("take the entry out of the conflists in %s: %w; the plugin, rules and state stay until then", shown(u.Dirs.Conf), err)
+	}
+	return nil
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
+	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/telemetry"
+)
+
+// manager keeps our entry in the conflist while this reconciler has the lead of
+// the node. A nil one does not.
+type manager struct {
+	keeper  *conflist.Keeper
+	files   *fswatch.Watcher
+	monitor *telemetry.Monitor
+	leads   atomic.Bool
+}
+
+// manage returns the manager that the settings ask for, or nil. It watches files
+// from now on.
+func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
+	k.monitor.Conflist(nil)
+	if !s.Conflist.Manage {
+		return nil
+	}
+	plugin := filepath.Join(s.CNIBinDir, config.PluginType)
+	files, err := fswatch.New(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), s.CNIBinDir)
+	if err != nil {
+		k.log.Error(fmt.Sprintf("the conflist is not managed: %v", err))
+		k.monitor.Conflist(&telemetry.Conflist{Problems: []error{fmt.Errorf("is not managed: %w", err)}})
+		return nil
+	}
+	const often = 30 * time.Second
+	if err := files.Err(); err != nil {
+		k.log.Warn(fmt.Sprintf("not all changes of the conflist are seen at once: %v", err))
+	}
+	m := &manager{files: files, monitor: k.monitor}
+	m.keeper = conflist.NewKeeper(conflist.Options{
+		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.BackupsPath(),
+		EntryFile: s.Conflist.EntryFile, Plugin: plugin,
+		Changed: files.Changed(), Every: min(often, s.ResyncInterval), Leads: m.leads.Load,
+		Log: k.log, Tell: k.tellConflist,
+	})
+	return m
+}
+
+// tellConflist tells metrics and health of a look at the conflist.
+func (k *keeper) tellConflist(s conflist.Status) {
+	if !s.Leads {
+		k.monitor.Conflist(nil) // it is for the one at work to tell
+		return
+	}
+	c := &telemetry.Conflist{Present: s.Present, War: s.War, Wrote: s.Wrote}
+	for _, p := range s.Problems {
+		c.Problems = append(c.Problems, p.Err)
+	}
+	k.monitor.Conflist(c)
+}
+
+func (m *manager) run(ctx context.Context) {
+	defer func() { _ = m.files.Close() }() // of watches; there is nothing to lose
+	m.keeper.Run(ctx)
+}
+
+// passed takes note of a pass, before anybody is told that the node is ready: who
+// makes passes has the lead.
+func (m *manager) passed(r *reconcile.Report) {
+	leads := !r.StandsBy()
+	if m == nil || m.leads.Swap(leads) == leads {
+		return
+	}
+	if leads {
+		m.monitor.Conflist(&telemetry.Conflist{Problems: []error{errors.New("not looked at yet")}})
+	}
+	m.keeper.Look()
+}
+
+// look makes the manager look at once.
+func (m *manager) look() {
+	if m != nil {
+		m.keeper.Look()
+	}
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/install"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+type uninstallFlags struct {
+	wait                    time.Duration
+	noWait, keepRules, stay bool
+}
+
+func (a *app) uninstallCommand() *cobra.Command {
+	var f uninstallFlags
+	c := a.addOutput(&cobra.Command{
+		Use:   "uninstall",
+		Short: "Take the plugin from this node: the entry, the binary, rules and state",
+		Long: `Takes our entry out of all conflists, and then removes the plugin, the rules and the state.
+Pods that run keep running, and can be ended; new ones start without us.
+
+CRI-O and podman end a pod by the conflist as it was when the pod started. While there are
+pods that they started with the plugin, it stays, and rules and state with it; the exit
+code is 1 then. --wait gives it time, and once more is fine. containerd ends pods by the
+conflist as it is: its pods are not waited for, where /run/containerd can be read.
+
+It refuses to work while "run" does. reconciler.toml, plugin.toml and the entry file stay.
+
+Exit codes: 0 nothing of ours is left (but for --keep-rules), 1 something is.`,
+		Example: `  ip-masq-reconciler uninstall
+  ip-masq-reconciler uninstall --keep-rules  # until the next boot, or "cleanup"
+  ip-masq-reconciler uninstall --stay        # as a DaemonSet: done is ready`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error { return a.uninstall(c.Context(), f) },
+	})
+	c.Flags().BoolVar(&f.keepRules, "keep-rules", false, "leave rules and state as they are")
+	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although pods' cached conflists name it: right where the runtime ends pods by the conflist as it is then")
+	c.Flags().BoolVar(&f.stay, "stay", false, "try until all is done, and stay until stopped; /readyz (health_listen) says how far it is")
+	c.Flags().Var((*waiting)(&f.wait), "wait", "`TIME` to wait for pods that the runtime will end with the plugin, such as 10m")
+	return c
+}
+
+// waiting is the value of --wait.
+type waiting time.Duration
+
+// String implements pflag.Value.
+func (w *waiting) String() string { return time.Duration(*w).String() }
+
+// Type implements pflag.Value.
+func (w *waiting) Type() string { return "duration" }
+
+// Set implements pflag.Value.
+func (w *waiting) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return fmt.Errorf("%s is not a time to wait; write a number with its unit: 30s, 10m", policy.Quote(text))
+	}
+	*w = waiting(d)
+	return nil
+}
+
+// pause is what lies between tries.
+const pause = 2 * time.Second
+
+// addsTake is how long an ADD takes that has begun with a conflist that named us.
+const addsTake = 2 * time.Second
+
+func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
+	switch {
+	case f.noWait && f.wait > 0:
+		return usageError{errors.New("--no-wait and --wait contradict each other; write one of them")}
+	case f.stay && f.wait > 0:
+		return usageError{errors.New("--stay waits for as long as it takes; leave --wait out")}
+	case f.stay && a.json():
+		return usageError{errors.New("--stay tells by its log; leave -o json out")}
+	}
+	node, err := a.node()
+	if err != nil {
+		return err
+	}
+	stated, err := a.directories()
+	if err != nil {
+		return err
+	}
+	d := &departure{node: node, stated: stated, dirs: stated, uninstallFlags: f, leavings: newLeavings(node)}
+	if f.stay {
+		return a.stay(ctx, d)
+	}
+	until := time.Now().Add(f.wait)
+	for {
+		err = d.step(ctx)
+		var attached *install.AttachedError
+		left := time.Until(until)
+		if err == nil || !errors.As(err, &attached) || left <= 0 || ctx.Err() != nil {
+			break
+		}
+		sleep(ctx, min(pause, left))
+	}
+	if a.json() {
+		return errors.Join(err, a.print(d))
+	}
+	d.tell(a)
+	if err == nil && !d.any() {
+		fmt.Fprintln(a.out, "nothing of ours is there")
+	}
+	return err
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// departure is an uninstall under way, and what it has removed so far.
+type departure struct {
+	uninstallFlags
+	node         *reconcile.Node
+	stated, dirs install.Dirs         // of the runtime: those that are stated, and all
+	Conflists    []withdrawnEntry     `json:"conflists"`
+	Plugin       string               `json:"plugin"` // removed; "" where there was none or it stays
+	Attached     []install.Attachment `json:"attached"`
+	*leavings
+}
+
+type withdrawnEntry struct {
+	Network string `json:"network"`
+	Path    string `json:"path"`
+}
+
+// step does what can be done now.
+func (d *departure) step(ctx context.Context) error {
+	d.Conflists, d.Attached = notNil(d.Conflists), notNil(d.Attached)
+	if err := alone(d.node.Dir); err != nil {
+		return err
+	}
+	if d.dirs == d.stated { // or it was found by what is gone by now
+		dirs, err := install.LocateOurs("/", d.stated)
+		if err != nil {
+			return err
+		}
+		d.dirs = dirs
+	}
+	u := install.Uninstall{Dirs: d.dirs, Backups: d.node.Dir.BackupsPath(), Root: "/", NoWait: d.noWait, Settle: addsTake}
+	if !d.keepRules {
+		u.State = func(ctx context.Context) error { return d.cleanUp(ctx, d.node) }
+	}
+	done, err := u.Step(ctx)
+	for _, c := range done.Conflists {
+		d.Conflists = append(d.Conflists, withdrawnEntry{c.Network, c.Path})
+	}
+	if done.Binary != "" {
+		d.Plugin = done.Binary
+	}
+	d.Attached = notNil(done.Attached)
+	return err
+}
+
+func notNil[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
+// alone refuses to work beside a reconciler that runs: it may put the entry back.
+func alone(dir *store.Dir) error {
+	if _, err := os.Lstat(dir.Path()); errors.Is(err, fs.ErrNotExist) {
+		return nil // it would be there, and is not to be made
+	}
+	lead, err := dir.Lead()
+	if errors.Is(err, store.ErrBusy) {
+		return fmt.Errorf("%w, and would bring back what is removed; stop it first", err)
+	}
+	if err != nil {
+		return err
+	}
+	return lead.Release()
+}
+
+func (d *departure) any() bool {
+	return len(d.Conflists) > 0 || d.Plugin != "" || d.leavings.any()
+}
+
+// tell tells people of it.
+func (d *departure) tell(a *app) {
+	for _, c := range d.Conflists {
+		fmt.Fprintf(a.out, "took the entry out of network %s in %s\n", policy.Quote(c.Network), policy.Quote(c.Path))
+	}
+	if d.Plugin != "" {
+		fmt.Fprintf(a.out, "removed %s\n", d.Plugin)
+	}
+	if d.leavings.tell(a); d.keepRules {
+		fmt.Fprintf(a.out, "rules and the state in %s stay; \"cleanup\" removes them\n", d.DataDir)
+	}
+}
