@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
 // manageArgs are those by which the reconciler manages the node's conflists. The
@@ -236,6 +238,34 @@ func TestManageIsASetting(t *testing.T) {
 	if got := d.metric(t, "conflist_repairs_total"); got != 1 {
 		t.Errorf("conflist_repairs_total is %v", got)
 	}
+}
+
+// TestManageWithoutAnEntryFile: the entry states where the node keeps its state,
+// as pods could not start otherwise, and networks that the administrators do not
+// list get none.
+func TestManageWithoutAnEntryFile(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.installed(t)
+	n.mainCNI(t, mainFile, "podnet")
+	guard := func(networks string) {
+		place(t, config.DefaultPluginFile, fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [%s]\n", n.dataDir, n.cni.ConfDir, networks))
+	}
+	guard(`"other"`)
+	d := n.startReconciler(t, "--conflist-manage", "--cni-bin-dir", n.pluginDir(), "--resync-interval", "10m")
+	d.soonUnready(t, "conflist: ", mainFile, `network "podnet" may not contribute`, config.DefaultPluginFile)
+	if n.has(t, mainFile) {
+		t.Fatal("the entry was put where the plugin refuses it")
+	}
+	guard(`"podnet"`)
+	d.untilManaged(t, mainFile)
+	n.pod(t, "podnet")
+
+	must(t, os.Remove(config.DefaultPluginFile))
+	n.mainCNI(t, mainFile, "podnet")
+	d.until(t, "the entry names the dataDir", func() bool {
+		return strings.Contains(string(contents(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir)
+	})
+	n.pod(t, "podnet")
 }
 
 // TestManageByTheLeaderAlone: of two reconcilers one writes, and the other once

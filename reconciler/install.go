@@ -144,8 +144,7 @@ func prepare(i *install.Install, s config.Settings) error {
 		return err
 	}
 	node := reconcile.Open(s, config.DefaultPluginFile, nil)
-	i.Place = &conflist.Place{Network: s.Conflist.Network, Entry: entry, Backups: node.Dir.BackupsPath()}
-	i.Admits = guard.Admits
+	i.Place = &conflist.Place{Network: s.Conflist.Network, Entry: entry, Backups: node.Dir.BackupsPath(), Admits: guard.Admits}
 	return nil
 }
 

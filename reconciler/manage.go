@@ -34,7 +34,7 @@ func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
 		return nil
 	}
 	plugin := filepath.Join(s.CNIBinDir, config.PluginType)
-	files, err := fswatch.New(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), s.CNIBinDir)
+	files, err := fswatch.New(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
 	if err != nil {
 		k.log.Error(fmt.Sprintf("the conflist is not managed: %v", err))
 		k.monitor.Conflist(&telemetry.Conflist{Problems: []error{fmt.Errorf("is not managed: %w", err)}})
@@ -47,11 +47,31 @@ func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
 	m := &manager{files: files, monitor: k.monitor}
 	m.keeper = conflist.NewKeeper(conflist.Options{
 		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.BackupsPath(),
-		EntryFile: s.Conflist.EntryFile, Plugin: plugin,
+		Entry: entryOf(s), Admits: admits, Plugin: plugin,
 		Changed: files.Changed(), Every: min(often, s.ResyncInterval), Leads: m.leads.Load,
 		Log: k.log, Tell: k.tellConflist,
 	})
 	return m
+}
+
+// entryOf returns what reads the entry that the settings ask for.
+func entryOf(s config.Settings) func() ([]byte, error) {
+	return func() ([]byte, error) {
+		guard, err := config.ReadPluginFile(config.DefaultPluginFile)
+		if err != nil {
+			return nil, err
+		}
+		return conflistEntry(s, guard)
+	}
+}
+
+// admits tells why the administrators keep a network from contributing.
+func admits(network string) error {
+	guard, err := config.ReadPluginFile(config.DefaultPluginFile)
+	if err != nil {
+		return err
+	}
+	return guard.Admits(network)
 }
 
 // tellConflist tells metrics and health of a look at the conflist.

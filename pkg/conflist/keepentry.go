@@ -34,14 +34,14 @@ func ReadEntry(path string) ([]byte, error) {
 
 // source is where the entry comes from. The last good one holds.
 type source struct {
-	path string
+	from func() ([]byte, error)
 	last []byte // nil until there was a good one
 }
 
 // read returns the entry to put in, nil where there has been no good one yet, and
 // why it is not what the file says.
 func (s *source) read() ([]byte, error) {
-	entry, err := ReadEntry(s.path)
+	entry, err := s.from()
 	if err == nil {
 		s.last = entry
 		return entry, nil

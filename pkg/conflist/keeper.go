@@ -30,11 +30,12 @@ const (
 type Options struct {
 	Dir, Network, Backups string // as in Place
 
-	EntryFile string // of the entry to put in
-	Plugin    string // the path of the program that the entry makes runtimes run
+	Entry  func() ([]byte, error)     // returns the entry to put in
+	Admits func(network string) error // as in Place
+	Plugin string                     // the path of the program that the entry makes runtimes run
 
 	// Changed delivers when something may have changed in Dir, or in the
-	// directories of EntryFile or Plugin, from before Run is called.
+	// directories of what Entry and Admits read, or of Plugin, from before Run is called.
 	Changed <-chan struct{}
 	// Every is how long the Keeper goes without a look: changes can be lost.
 	Every time.Duration
@@ -64,7 +65,7 @@ type Keeper struct {
 
 // NewKeeper returns a Keeper that has not looked yet.
 func NewKeeper(o Options) *Keeper {
-	return &Keeper{options: o, wake: make(chan struct{}, 1), entry: source{path: o.EntryFile}, journal: journal{log: o.Log}}
+	return &Keeper{options: o, wake: make(chan struct{}, 1), entry: source{from: o.Entry}, journal: journal{log: o.Log}}
 }
 
 // Look asks for a look at once, as when Leads says something else. It may be
@@ -153,7 +154,7 @@ func (k *Keeper) judge(s *Status, err error, now time.Time) {
 
 // put makes sure that the network has the entry, once.
 func (k *Keeper) put(s *Status, n Network, entry []byte) error {
-	p := Place{Dir: k.options.Dir, Network: k.options.Network, Entry: entry, Backups: k.options.Backups}
+	p := Place{Dir: k.options.Dir, Network: k.options.Network, Entry: entry, Backups: k.options.Backups, Admits: k.options.Admits}
 	c, err := p.Ensure()
 	if err != nil && !harmless(err) && !errors.Is(err, ErrChanged) && p.Backups != "" {
 		// Pods without our rules are worse than a file without a backup, where it

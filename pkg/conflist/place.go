@@ -16,6 +16,9 @@ type Place struct {
 	Entry   []byte // what is added where there is none
 	// Backups is the directory for what the files were before; "" : none is kept.
 	Backups string
+	// Admits tells why the plugin would refuse the network's entry, whatever it
+	// says, which would keep all pods from starting; nil admits any.
+	Admits func(network string) error
 }
 
 // Change is what was done about a network.
@@ -34,7 +37,7 @@ const attempts = 5
 // where it has one already, and leaves that as it is. Of a single plugin's
 // configuration it makes a list, which it keeps as the configuration has it.
 //
-// Its errors are those of Find, Add, FromConf, Backup and Replace. Whatever it
+// Its errors are those of Find, Admits, Add, FromConf, Backup and Replace. Whatever it
 // is, the file is as it was.
 func (p Place) Ensure() (Change, error) {
 	return insist(p.ensure)
@@ -55,6 +58,11 @@ func (p Place) ensure() (Change, error) {
 		return Change{}, err
 	}
 	c := Change{Network: n.Name, Path: n.Path}
+	if p.Admits != nil {
+		if err := p.Admits(n.Name); err != nil {
+			return c, fmt.Errorf("%s: %w", shown(n.Path), err)
+		}
+	}
 	switch {
 	case n.Single:
 		return p.makeList(n)

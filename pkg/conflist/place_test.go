@@ -127,6 +127,29 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
+// What the plugin would refuse keeps pods from starting.
+func TestEnsureOnlyWhatIsAdmitted(t *testing.T) {
+	files := map[string]string{"1.conflist": listWith("a"), "2.conflist": listWith("b")}
+	dir := dirWith(t, files)
+	refused := errors.New("not allowed")
+	p := Place{Dir: dir, Entry: []byte(ours), Admits: func(network string) error {
+		if network == "b" {
+			return nil
+		}
+		return refused
+	}}
+	if c, err := p.Ensure(); !errors.Is(err, refused) || c.Wrote || !strings.Contains(err.Error(), "1.conflist") {
+		t.Error(c, err)
+	}
+	if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" {
+		t.Error(diff)
+	}
+	p.Network = "b"
+	if c, err := p.Ensure(); err != nil || !c.Wrote {
+		t.Error(c, err)
+	}
+}
+
 func TestWithdraw(t *testing.T) {
 	const made = "10-one-made-by-ip-masq.conflist"
 	dir := dirWith(t, map[string]string{

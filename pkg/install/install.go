@@ -15,9 +15,6 @@ type Install struct {
 	Plugin string
 	// Place has our entry, in the conflists of Dirs.Conf; nil leaves them alone.
 	Place *conflist.Place
-	// Admits tells why the plugin would refuse a network's entry, whatever it
-	// says. Such an entry would keep all pods from starting.
-	Admits func(network string) error
 }
 
 // Installed is what stands on the node after an Install.
@@ -40,13 +37,7 @@ func (i Install) Run(ctx context.Context) (Installed, error) {
 	}
 	place := *i.Place
 	place.Dir = i.Dirs.Conf
-	n, err := conflist.Find(place.Dir, place.Network)
-	if err == nil && i.Admits != nil {
-		err = i.Admits(n.Name)
-	}
-	if err == nil {
-		done.Conflist, err = place.Ensure()
-	}
+	done.Conflist, err = place.Ensure()
 	return done, err
 }
 

@@ -266,11 +266,11 @@ func TestInstall(t *testing.T) {
 		t.Errorf("%+v, %v", done, err)
 	}
 	write(t, list, conf("bridge"), 0o644)
-	i.Admits = func(network string) error { return errors.New("not " + network) }
-	if done, err := i.Run(t.Context()); err == nil || err.Error() != "not podnet" || done.Conflist.Wrote || content(t, list) != conf("bridge") {
+	i.Place.Admits = func(network string) error { return errors.New("not " + network) }
+	if done, err := i.Run(t.Context()); err == nil || !strings.HasSuffix(err.Error(), "not podnet") || done.Conflist.Wrote || content(t, list) != conf("bridge") {
 		t.Errorf("%+v, %v", done, err)
 	}
-	i.Admits = nil
+	i.Place.Admits = nil
 	write(t, source, speaking(allVersions, "another"), 0o755)
 	var noBinary *BinaryError
 	if _, err := i.Run(t.Context()); !errors.As(err, &noBinary) || content(t, list) != conf("bridge") {

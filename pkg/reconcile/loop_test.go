@@ -203,8 +203,8 @@ func TestLoopBacksOffFromARival(t *testing.T) {
 	rival := Writer{7, "firewalld"}
 	for suspected := false; !suspected; {
 		r.nft("flush", "ruleset")
-		r.RulesChanged(rival)
 		n := r.count()
+		r.RulesChanged(rival)
 		r.until("pass", func(all []*Report) bool { return len(all) > n })
 		r.mu.Lock()
 		problems := last(r.reports).Problems

@@ -2,7 +2,8 @@
 
 // Package telemetry tells the outside how the node is: metrics in the form of
 // Prometheus, and whether the process is alive and the node ready. It is told of
-// each pass, and asks for a reading of the rules when somebody scrapes.
+// each pass and each look at the conflist, and asks for a reading of the rules when
+// somebody scrapes.
 //
 // Its invariants: a counter never falls while the process lives, whatever
 // becomes of the rules whose connections it counts. What it keeps and what it
