@@ -10,7 +10,11 @@ PACKAGES := iptables nftables conntrack iproute2
 BUILD       := go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 RECONCILER  := $(wildcard reconciler/*.go)
 CNI_TOOLS   := bin/cni/.built
+DEPLOY_TOOLS = bin/deploy/.built
 LINTER      := bin/lint/golangci-lint
+# The container images: what `make image` calls them, and for what machines they are.
+IMAGE       ?= ghcr.io/ip-masq/ip-masq-cni
+ARCHES      := amd64 arm64
 SCRIPTS      = $(shell find .ci tools -type f -perm -u+x)
 
 # Tests that have targets of their own; see their doc.go.
@@ -23,7 +27,7 @@ export IPMASQ_BIN_DIR := $(CURDIR)/bin
 # iptables and nft are in sbin, which is not in everybody's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build test lint fuzz demo bench e2e-runtimes e2e-cluster packages clean
+.PHONY: help build test lint fuzz demo bench e2e-runtimes e2e-cluster image image-iptables packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9 -]+):.*## /\1\t/' | expand -t 34
@@ -35,8 +39,9 @@ ifneq ($(RECONCILER),)
 endif
 
 # -count=1: a cached result says nothing about this kernel, nor about a program in bin/ that changed.
-test: packages build $(CNI_TOOLS) ## every test, those on the kernel too (TESTFLAGS=-v)
+test: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those on the kernel too (TESTFLAGS=-v)
 	go test -count=1 -timeout 20m $(TESTFLAGS) ./...
+	go -C tools/deploy test -count=1 $(TESTFLAGS) ./...
 
 lint: $(LINTER) ## format, vet, go.mod, scripts, golangci-lint
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }
@@ -51,8 +56,50 @@ fuzz: ## each fuzz target for FUZZTIME (1m)
 demo: packages build $(CNI_TOOLS) ## pods, a LAN and an outside in namespaces: who saw which address, and why
 	go run ./e2e/demo
 
-bench e2e-runtimes e2e-cluster: ## not built yet
-	@echo "make $@: not built yet" >&2; exit 1
+# Two releases: the one that the manifests name, and the next, to upgrade to.
+CLUSTER_RELEASES := v0.1.0 v0.1.1
+CLUSTER_DIR      := $(CURDIR)/bin/e2e-cluster
+
+e2e-cluster: PACKAGES := etcd-server containerd runc busybox-static iptables nftables conntrack iproute2
+e2e-cluster: packages build $(CNI_TOOLS) ## whole Kubernetes clusters: DaemonSets rolled out, upgraded, taken away (root)
+	@set -e; arch=$$(go env GOARCH); for release in $(CLUSTER_RELEASES); do \
+		binaries=$(CLUSTER_DIR)/$$release; mkdir -p $$binaries/$$arch; \
+		go build -trimpath -ldflags "-s -w -X main.version=$$release" -o $$binaries/$$arch/ip-masq ./plugin; \
+		go build -trimpath -ldflags "-s -w -X main.version=$$release" -o $$binaries/$$arch/ip-masq-reconciler ./reconciler; \
+		for variant in "" -iptables; do \
+			go run ./deploy/image --arch $$arch --version $$release --binaries $$binaries \
+				--name ghcr.io/ip-masq/ip-masq-cni:$$release$$variant --out $(CLUSTER_DIR)/$$release$$variant.tar $${variant:+-$$variant}; \
+		done; \
+	done
+	IPMASQ_IMAGE_DIR=$(CLUSTER_DIR) IPMASQ_KUBERNETES_DIR=$$(tools/cached kubernetes) \
+		IPMASQ_CONTAINERD_DIR=$$(tools/cached containerd -tags no_btrfs,no_aufs,no_zfs,no_devmapper,no_tracing) \
+		go test -tags e2e_cluster -count=1 -timeout 30m $(TESTFLAGS) ./e2e/cluster/...
+
+e2e-runtimes: PACKAGES := containerd runc podman busybox-static iptables nftables conntrack iproute2
+e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, podman and CRI-O's calls (root)
+	dir=$$(tools/cached containerd -tags no_btrfs,no_aufs,no_zfs,no_devmapper,no_tracing) && \
+		IPMASQ_CONTAINERD_DIR=$$dir go test -tags e2e_runtimes -count=1 -timeout 15m $(TESTFLAGS) ./e2e/runtimes/...
+
+# Under 15 minutes on two cores. A quick run (BENCHFLAGS=-quick) writes to bin/bench/quick and judges nothing.
+bench: packages build $(CNI_TOOLS) ## what it costs, measured beside others: writes docs/benchmarks (BENCHFLAGS=-quick)
+	go -C tools/bench vet ./...
+	go -C tools/bench test ./...
+	go -C tools/bench build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/bench/ ./...
+	bin/bench/bench $(BENCHFLAGS)
+
+# An archive for `ctr images import`, `podman load` and `skopeo copy`; no registry or daemon is asked.
+image: IMAGE_FILE = bin/image/ip-masq-$(VERSION).tar
+image: IMAGE_FLAGS = -name $(IMAGE):$(VERSION)
+image-iptables: IMAGE_FILE = bin/image/ip-masq-$(VERSION)-iptables.tar
+image-iptables: IMAGE_FLAGS = -name $(IMAGE):$(VERSION)-iptables -iptables
+image image-iptables: ## the container image, without and with iptables, as an archive in bin/image/
+	@for arch in $(ARCHES); do \
+		mkdir -p bin/image/$$arch && echo "building for $$arch" && \
+		GOARCH=$$arch $(BUILD) -o bin/image/$$arch/ip-masq ./plugin && \
+		GOARCH=$$arch $(BUILD) -o bin/image/$$arch/ip-masq-reconciler ./reconciler || exit 1; \
+	done
+	go run ./deploy/image $(IMAGE_FLAGS) -version $(VERSION) -arch "$$(echo $(ARCHES) | tr ' ' ,)" -out $(IMAGE_FILE)
+	@ls -l $(IMAGE_FILE)
 
 packages: ## programs that the tests run (root on Debian: installs them)
 	@tools/debian-packages $(PACKAGES)
@@ -61,8 +108,12 @@ clean: ## remove bin/
 	rm -rf bin
 
 # Tools are pinned in modules of their own, so that the project does not depend on what they depend on.
-$(CNI_TOOLS): tools/cni/go.mod tools/cni/go.sum
-	go -C tools/cni build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool
+$(CNI_TOOLS): tools/cni/go.mod tools/cni/go.sum $(wildcard tools/cni/*/*.go)
+	go -C tools/cni build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool ./crioverbs
+	@touch $@
+
+$(DEPLOY_TOOLS): tools/deploy/go.mod tools/deploy/go.sum $(wildcard tools/deploy/*/*.go)
+	go -C tools/deploy build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool ./check
 	@touch $@
 
 $(LINTER): tools/lint/go.mod tools/lint/go.sum

@@ -12,9 +12,10 @@ tool (
 	github.com/containernetworking/plugins/plugins/meta/portmap
 )
 
+require github.com/containernetworking/cni v1.3.1
+
 require (
 	github.com/alexflint/go-filemutex v1.3.0 // indirect
-	github.com/containernetworking/cni v1.3.1 // indirect
 	github.com/containernetworking/plugins v1.9.1 // indirect
 	github.com/coreos/go-iptables v0.8.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
+)
+
+// fixture makes binaries for two architectures and returns the arguments.
+func fixture(t *testing.T) (out string, args []string) {
+	t.Helper()
+	dir := t.TempDir()
+	for _, arch := range []string{"amd64", "arm64"} {
+		if err := os.Mkdir(filepath.Join(dir, arch), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"ip-masq", "ip-masq-reconciler"} {
+			if err := os.WriteFile(filepath.Join(dir, arch, name), []byte(name+" for "+arch), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	out = filepath.Join(dir, "out.tar")
+	return out, []string{"-name", "example.net/a:v1", "-version", "v1", "-binaries", dir, "-license", "../../LICENSE", "-out", out}
+}
+
+// members reads a tar; those that are gzips of tars are read too.
+func members(t *testing.T, in io.Reader) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for r := tar.NewReader(in); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[h.Name] = string(data)
+		if packed, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
+			for name, text := range members(t, packed) {
+				all[h.Name+"!"+name] = text
+			}
+		}
+	}
+}
+
+func TestImage(t *testing.T) {
+	out, args := fixture(t)
+	if err := run(t.Context(), args, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	archive, err := os.Open(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer archive.Close()
+	var programs, configurations []string
+	for name, text := range members(t, archive) {
+		switch _, path, inLayer := strings.Cut(name, "!"); {
+		case inLayer && path != "LICENSE":
+			programs = append(programs, path+": "+text)
+		case strings.Contains(text, `"rootfs"`):
+			var c struct {
+				Architecture string
+				Config       struct{ Entrypoint, Cmd, Env []string }
+			}
+			if err := json.Unmarshal([]byte(text), &c); err != nil {
+				t.Fatal(err)
+			}
+			configurations = append(configurations, c.Architecture+" "+strings.Join(c.Config.Entrypoint, " "))
+		}
+	}
+	slices.Sort(programs)
+	slices.Sort(configurations)
+	want := []string{
+		"ip-masq-reconciler: ip-masq-reconciler for amd64", "ip-masq-reconciler: ip-masq-reconciler for arm64",
+		"ip-masq: ip-masq for amd64", "ip-masq: ip-masq for arm64",
+	}
+	const entrypoint = " /ip-masq-reconciler --agent-config-dir=/etc/config"
+	if !slices.Equal(programs, want) || !slices.Equal(configurations, []string{"amd64" + entrypoint, "arm64" + entrypoint}) {
+		t.Errorf("programs %q\nconfigurations %q", programs, configurations)
+	}
+}
+
+// TestNothingHalf: where something is missing, no archive is left.
+func TestNothingHalf(t *testing.T) {
+	out, args := fixture(t)
+	for want, args := range map[string][]string{
+		"make image": append(slices.Clone(args), "-arch", "amd64,riscv64"),
+		"no tag":     append(slices.Clone(args), "-name", "example.net/a"),
+		"--out":      args[:len(args)-2],
+	} {
+		if err := run(t.Context(), args, io.Discard); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", args, err, want)
+		}
+		left, err := filepath.Glob(filepath.Join(filepath.Dir(out), "*.tar*"))
+		if err != nil || len(left) > 0 {
+			t.Errorf("%q: %v", left, err)
+		}
+	}
+}
+
+// TestLayer: of the iptables that this machine has, with what it loads, nothing is
+// left out.
+func TestLayer(t *testing.T) {
+	files, err := layer("/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]string{}
+	for _, f := range files {
+		names[f.Name] = f.Link
+	}
+	for name, link := range map[string]string{
+		"usr/sbin/iptables": nftProgram, "usr/sbin/ip6tables-restore": nftProgram, "usr/sbin/ip6tables-nft-save": nftProgram,
+		"usr/sbin/iptables-legacy": legacyProgram, "usr/sbin/ip6tables-legacy-restore": legacyProgram, "usr/sbin/" + nftProgram: "",
+	} {
+		if got, there := names[name]; !there || got != link {
+			t.Errorf("%s: there %v, a link to %q", name, there, got)
+		}
+	}
+	has := func(part string) bool {
+		return slices.ContainsFunc(files, func(f oci.File) bool { return strings.Contains(f.Name, part) })
+	}
+	for _, part := range []string{"libxt_addrtype.so", "libip4tc.so", "libxtables.so", "libc.so", "/ld-linux", "libnftnl.so"} {
+		if !has(part) {
+			t.Errorf("nothing called %s", part)
+		}
+	}
+}
+
+// TestLinkedMissing: a library that no package has fails the build, not the node.
+func TestLinkedMissing(t *testing.T) {
+	root := t.TempDir()
+	program, err := os.ReadFile("/usr/sbin/" + nftProgram)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, nftProgram), program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := linked(root, []string{nftProgram}); err == nil || !strings.Contains(err.Error(), "add the one that has it to the list") {
+		t.Errorf("error %v", err)
+	}
+}

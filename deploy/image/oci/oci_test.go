@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oci_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
+)
+
+const name = "example.net/some/image:v1.2.3"
+
+func image(arch string) oci.Image {
+	return oci.Image{
+		Name: name, Arch: arch,
+		Layers: [][]oci.File{
+			{
+				{Name: "usr/lib/" + arch + ".so", Mode: 0o644, Data: []byte("library")},
+				{Name: "/program", Mode: 0o755, Data: []byte("program for " + arch)},
+				{Name: "tmp", Mode: fs.ModeDir | fs.ModeSticky | 0o777},
+				{Name: "lib", Mode: fs.ModeSymlink | 0o777, Link: "usr/lib"},
+			},
+			{
+				{Name: "usr/lib/second.so", Mode: 0o644, Data: []byte("second")},
+				{Name: "tmp/there", Mode: 0o600},
+			},
+		},
+		Entrypoint: []string{"/program", "--flag"}, Cmd: []string{"run"}, Env: []string{"PATH=/bin"}, WorkingDir: "/tmp",
+		Labels: map[string]string{"org.opencontainers.image.version": "v1.2.3"},
+	}
+}
+
+func write(t *testing.T, images ...oci.Image) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	if err := oci.Write(&out, images...); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// entry is what a test wants to know of a tar's entry.
+type entry struct {
+	Type    string
+	Mode    int64
+	Content string
+}
+
+func unpack(t *testing.T, data []byte) (names []string, entries map[string]entry) {
+	t.Helper()
+	entries = map[string]entry{}
+	for r := tar.NewReader(bytes.NewReader(data)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return names, entries
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Uid != 0 || h.Gid != 0 || h.Uname != "" || h.Gname != "" || h.ModTime.Unix() != 0 {
+			t.Errorf("%s tells of the machine that made it: %+v", h.Name, h)
+		}
+		names = append(names, h.Name)
+		entries[h.Name] = entry{string(h.Typeflag), h.Mode, string(content) + h.Linkname}
+	}
+}
+
+// layout is an archive read back; every blob is what its name says.
+type layout map[string]entry
+
+func read(t *testing.T, archive []byte) layout {
+	t.Helper()
+	names, entries := unpack(t, archive)
+	if len(names) != len(entries) || names[0] != "oci-layout" || entries["oci-layout"].Content != `{"imageLayoutVersion":"1.0.0"}` {
+		t.Fatalf("entries %q", names)
+	}
+	for name, e := range entries {
+		sum := sha256.Sum256([]byte(e.Content))
+		if hash, is := strings.CutPrefix(name, "blobs/sha256/"); is && hash != "" && hash != hex.EncodeToString(sum[:]) {
+			t.Errorf("%s has another digest", name)
+		}
+	}
+	return entries
+}
+
+type descriptor struct {
+	MediaType, Digest string
+	Size              int
+	Annotations       map[string]string
+	Platform          map[string]string
+}
+
+// blob finds what a descriptor describes.
+func (l layout) blob(t *testing.T, d descriptor) []byte {
+	t.Helper()
+	e, found := l["blobs/"+strings.Replace(d.Digest, ":", "/", 1)]
+	if !found || len(e.Content) != d.Size {
+		t.Fatalf("%+v: there %v, %d bytes", d, found, len(e.Content))
+	}
+	return []byte(e.Content)
+}
+
+func decode[T any](t *testing.T, data []byte) (v T) {
+	t.Helper()
+	if err := json.Unmarshal(data, &v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+type index struct {
+	SchemaVersion int
+	MediaType     string
+	Manifests     []descriptor
+}
+
+type manifest struct {
+	SchemaVersion int
+	MediaType     string
+	Config        descriptor
+	Layers        []descriptor
+}
+
+type configuration struct {
+	Architecture, OS string
+	Config           struct {
+		Env, Entrypoint, Cmd []string
+		WorkingDir           string
+		Labels               map[string]string
+	}
+	RootFS struct {
+		Type    string
+		DiffIDs []string `json:"diff_ids"`
+	}
+}
+
+// wantImage reads one image back.
+func (l layout) wantImage(t *testing.T, d descriptor, want oci.Image) {
+	t.Helper()
+	m := decode[manifest](t, l.blob(t, d))
+	c := decode[configuration](t, l.blob(t, m.Config))
+	if diff := cmp.Diff(map[string]string{"architecture": want.Arch, "os": "linux"}, d.Platform); diff != "" {
+		t.Error(diff)
+	}
+	got := oci.Image{
+		Name: name, Arch: c.Architecture, Layers: want.Layers, Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, Env: c.Config.Env,
+		WorkingDir: c.Config.WorkingDir, Labels: c.Config.Labels,
+	}
+	if diff := cmp.Diff(want, got); diff != "" || c.OS != "linux" || c.RootFS.Type != "layers" || m.SchemaVersion != 2 {
+		t.Errorf("%+v\n%+v\n%s", m, c, diff)
+	}
+	wantLayers := []map[string]entry{
+		{
+			"lib": {"2", 0o777, "usr/lib"}, "program": {"0", 0o755, "program for " + want.Arch}, "tmp/": {"5", 0o1777, ""},
+			"usr/": {"5", 0o755, ""}, "usr/lib/": {"5", 0o755, ""}, "usr/lib/" + want.Arch + ".so": {"0", 0o644, "library"},
+		},
+		{"tmp/there": {"0", 0o600, ""}, "usr/lib/second.so": {"0", 0o644, "second"}},
+	}
+	var layers []map[string]entry
+	for i, d := range m.Layers {
+		r, err := gzip.NewReader(bytes.NewReader(l.blob(t, d)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := sha256.Sum256(data)
+		if c.RootFS.DiffIDs[i] != "sha256:"+hex.EncodeToString(sum[:]) {
+			t.Errorf("layer %d has another digest than %s", i, c.RootFS.DiffIDs[i])
+		}
+		names, entries := unpack(t, data)
+		if !slices.IsSorted(names) {
+			t.Errorf("layer %d is not sorted: %q", i, names)
+		}
+		layers = append(layers, entries)
+	}
+	if diff := cmp.Diff(wantLayers, layers); diff != "" {
+		t.Error(diff)
+	}
+}
+
+var annotations = map[string]string{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "v1.2.3"}
+
+func TestOneArchitecture(t *testing.T) {
+	l := read(t, write(t, image("arm64")))
+	top := decode[index](t, []byte(l["index.json"].Content))
+	if top.SchemaVersion != 2 || len(top.Manifests) != 1 || !cmp.Equal(top.Manifests[0].Annotations, annotations) {
+		t.Fatalf("%+v", top)
+	}
+	l.wantImage(t, top.Manifests[0], image("arm64"))
+}
+
+func TestArchitectures(t *testing.T) {
+	l := read(t, write(t, image("arm64"), image("amd64")))
+	top := decode[index](t, []byte(l["index.json"].Content))
+	if len(top.Manifests) != 1 || !cmp.Equal(top.Manifests[0].Annotations, annotations) || top.Manifests[0].MediaType != top.MediaType {
+		t.Fatalf("%+v", top)
+	}
+	of := decode[index](t, l.blob(t, top.Manifests[0]))
+	if len(of.Manifests) != 2 || of.Manifests[0].Annotations != nil {
+		t.Fatalf("%+v", of)
+	}
+	l.wantImage(t, of.Manifests[0], image("amd64"))
+	l.wantImage(t, of.Manifests[1], image("arm64"))
+}
+
+func TestNames(t *testing.T) {
+	other := image("amd64")
+	other.Name = "localhost:5000/other:latest"
+	l := read(t, write(t, image("amd64"), other))
+	top := decode[index](t, []byte(l["index.json"].Content))
+	if len(top.Manifests) != 2 || top.Manifests[1].Annotations["io.containerd.image.name"] != other.Name || top.Manifests[1].Annotations["org.opencontainers.image.ref.name"] != "latest" {
+		t.Errorf("%+v", top)
+	}
+}
+
+// TestReproducible: neither time nor the order of files and architectures is in
+// the bytes.
+func TestReproducible(t *testing.T) {
+	turned := image("arm64")
+	slices.Reverse(turned.Layers[0])
+	if !bytes.Equal(write(t, image("amd64"), image("arm64")), write(t, turned, image("amd64"))) {
+		t.Error("the same images gave other bytes")
+	}
+}
+
+func TestRefused(t *testing.T) {
+	with := func(change func(*oci.Image)) []oci.Image {
+		i := image("amd64")
+		change(&i)
+		return []oci.Image{i}
+	}
+	files := func(files ...oci.File) []oci.Image {
+		return with(func(i *oci.Image) { i.Layers = [][]oci.File{files} })
+	}
+	for want, images := range map[string][]oci.Image{
+		"no image given":       nil,
+		"has no tag":           with(func(i *oci.Image) { i.Name = "localhost:5000/image" }),
+		"has no architecture":  with(func(i *oci.Image) { i.Arch = "" }),
+		"has no layers":        with(func(i *oci.Image) { i.Layers = nil }),
+		"given twice":          {image("amd64"), image("amd64")},
+		"no clean path":        files(oci.File{Name: "../etc/passwd"}),
+		"there twice":          files(oci.File{Name: "a"}, oci.File{Name: "/a"}),
+		"is no directory":      files(oci.File{Name: "lib", Mode: fs.ModeSymlink, Link: "usr/lib"}, oci.File{Name: "lib/a"}),
+		"link to nothing":      files(oci.File{Name: "lib", Mode: fs.ModeSymlink}),
+		"not a regular file":   files(oci.File{Name: "d", Mode: fs.ModeDir, Data: []byte("x")}),
+		"no type that an imag": files(oci.File{Name: "p", Mode: fs.ModeNamedPipe}),
+	} {
+		if err := oci.Write(io.Discard, images...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one with %q", err, want)
+		}
+	}
+	if err := oci.Write(full{}, image("amd64")); !errors.Is(err, errFull) {
+		t.Errorf("error %v of a writer that cannot", err)
+	}
+}
+
+var errFull = errors.New("disk full")
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errFull }

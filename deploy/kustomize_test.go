@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// binary is a program of bin/, or of a directory there.
+func binary(t *testing.T, name string) string {
+	t.Helper()
+	dir := os.Getenv("IPMASQ_BIN_DIR")
+	if dir == "" {
+		dir = "../bin"
+	}
+	path, err := filepath.Abs(filepath.Join(dir, name))
+	if err == nil {
+		_, err = os.Stat(path)
+	}
+	if err != nil {
+		t.Fatalf("%v; `make test` builds it", err)
+	}
+	return path
+}
+
+// output runs a program that has to succeed.
+func output(t *testing.T, stdin []byte, name string, args ...string) []byte {
+	t.Helper()
+	c := exec.Command(name, args...)
+	var stdout, stderr bytes.Buffer
+	c.Stdin, c.Stdout, c.Stderr = bytes.NewReader(stdin), &stdout, &stderr
+	if err := c.Run(); err != nil {
+		t.Fatalf("%s %q: %v\n%s", filepath.Base(name), args, err, &stderr)
+	}
+	return stdout.Bytes()
+}
+
+// kustomizations are the directories that people give to `kubectl apply -k`, and
+// those of the tests, which have the components that no overlay has.
+func kustomizations(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, pattern := range []string{"kustomize/base", "kustomize/uninstall", "kustomize/overlays/*", "testdata/*"} {
+		dirs, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, dir := range dirs {
+			if _, err := os.Stat(filepath.Join(dir, "kustomization.yaml")); err == nil {
+				all[filepath.Base(dir)] = dir
+			}
+		}
+	}
+	if len(all) < 10 {
+		t.Fatalf("found %v", all)
+	}
+	return all
+}
+
+// built has what each directory came to: several tests look at it.
+var built = map[string][]byte{}
+
+func build(t *testing.T, dir string) []byte {
+	t.Helper()
+	if built[dir] == nil {
+		built[dir] = output(t, nil, binary(t, "deploy/kustomize"), "build", dir)
+	}
+	return built[dir]
+}
+
+// TestGolden: what each kustomization comes to. A change is to be seen and meant.
+func TestGolden(t *testing.T) {
+	for name, dir := range kustomizations(t) {
+		t.Run(name, func(t *testing.T) {
+			got := build(t, dir)
+			path := filepath.Join("testdata/golden", name+".yaml")
+			if *update {
+				if err := os.WriteFile(path, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("-want +got; -update takes it over\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestComponentsUsed: a component that no kustomization has is tested by nothing.
+func TestComponentsUsed(t *testing.T) {
+	used := map[string]bool{}
+	files, err := filepath.Glob("*/*/*/kustomization.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, err := filepath.Glob("testdata/*/kustomization.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range append(files, more...) {
+		var k struct{ Components []string }
+		decode(t, file, &k)
+		for _, c := range k.Components {
+			used[filepath.Join(filepath.Dir(file), c)] = true
+		}
+	}
+	components, err := filepath.Glob("kustomize/components/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range components {
+		if !used[c] {
+			t.Errorf("%s is in no kustomization", c)
+		}
+	}
+}
+
+func decode(t *testing.T, file string, to any) {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err == nil {
+		err = yaml.Unmarshal(data, to)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+}
+
+// checked is what bin/deploy/check tells.
+type checked struct {
+	Objects     []string
+	Expressions []struct {
+		Where, Text     string
+		Metrics, Labels []string
+	}
+}
+
+// TestValid: every field exists and has the right type, every expression parses,
+// and is about metrics, with labels, that the program exports.
+func TestValid(t *testing.T) {
+	exported := metrics(t)
+	for name, dir := range kustomizations(t) {
+		t.Run(name, func(t *testing.T) {
+			var c checked
+			if err := json.Unmarshal(output(t, build(t, dir), binary(t, "deploy/check")), &c); err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(name, "monitor") && len(c.Expressions) < 20 {
+				t.Errorf("%d expressions found", len(c.Expressions))
+			}
+			for _, e := range c.Expressions {
+				labels := []string{"node"} // which the PodMonitor adds
+				for _, m := range e.Metrics {
+					of, known := exported[m]
+					if !known {
+						t.Errorf("%s: there is no metric %s", e.Where, m)
+					}
+					labels = append(labels, of...)
+				}
+				for _, label := range e.Labels {
+					if !slices.Contains(labels, label) {
+						t.Errorf("%s: %s: no metric there has label %s", e.Where, e.Text, label)
+					}
+				}
+			}
+		})
+	}
+}
+
+// metrics are those that the program exports, each with its labels.
+func metrics(t *testing.T) map[string][]string {
+	t.Helper()
+	data, err := os.ReadFile("../pkg/telemetry/testdata/rich.prom")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]string{}
+	for line := range strings.Lines(string(data)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, rest, hasLabels := strings.Cut(strings.Fields(line)[0], "{")
+		if all[name] == nil {
+			all[name] = []string{}
+		}
+		for hasLabels && rest != "" {
+			label, value, isLabel := strings.Cut(rest, `="`)
+			if !isLabel {
+				break
+			}
+			all[name] = append(all[name], label)
+			_, rest, _ = strings.Cut(value, `",`)
+		}
+	}
+	// Some are told in certain states only, and are not in that file.
+	sources, err := filepath.Glob("../pkg/telemetry/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, source := range sources {
+		text, err := os.ReadFile(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range regexp.MustCompile(`\bdesc\("(\w+)"`).FindAllSubmatch(text, -1) {
+			if name := "ip_masq_" + string(found[1]); all[name] == nil {
+				all[name] = []string{}
+			}
+		}
+	}
+	if !slices.Contains(all["ip_masq_connections_total"], "family") {
+		t.Fatalf("metrics %v", all)
+	}
+	return all
+}
+
+// TestAlertsCover: what docs call worth an alert has one.
+func TestAlertsCover(t *testing.T) {
+	var rules struct {
+		Spec struct {
+			Groups []struct{ Rules []struct{ Expr string } }
+		}
+	}
+	decode(t, "kustomize/components/monitoring/rules.yaml", &rules)
+	text := fmt.Sprint(rules)
+	for _, metric := range []string{
+		"ip_masq_ready", "ip_masq_last_reconcile_success_timestamp_seconds", "ip_masq_drift_repairs_total", "ip_masq_reconciles_total",
+		"ip_masq_policy_conflict", "ip_masq_source_valid", "ip_masq_conflist_present", "ip_masq_conflist_war", "ip_masq_plugin_info",
+		"ip_masq_foreign_rules", "ip_masq_source_hash",
+	} {
+		if !strings.Contains(text, metric) {
+			t.Errorf("no alert is about %s", metric)
+		}
+	}
+}
+
+// TestReadme: it names every component, and no directory that is not there.
+func TestReadme(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range regexp.MustCompile(`deploy/kustomize/[\w/-]+`).FindAllString(string(text), -1) {
+		if _, err := os.Stat(filepath.Join("..", path, "kustomization.yaml")); err != nil {
+			t.Error(err)
+		}
+	}
+	components, err := filepath.Glob("kustomize/components/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range components {
+		// paths is what the components of distributions are made of.
+		if name := filepath.Base(c); name != "paths" && !strings.Contains(string(text), "`"+name+"`") {
+			t.Errorf("README.md does not name component %s", name)
+		}
+	}
+}

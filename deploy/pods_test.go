@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+// daemonSet is as much of one as the tests are about. That nothing else is in it
+// which matters is for the golden files to show.
+type daemonSet struct {
+	Kind     string
+	Metadata struct{ Name, Namespace string }
+	Spec     struct {
+		UpdateStrategy struct {
+			Type          string
+			RollingUpdate struct{ MaxUnavailable string }
+		}
+		Template struct {
+			Metadata struct{ Labels map[string]string }
+			Spec     pod
+		}
+	}
+}
+
+type pod struct {
+	HostNetwork                   bool
+	HostPID, HostIPC              bool
+	AutomountServiceAccountToken  *bool
+	PriorityClassName             string
+	TerminationGracePeriodSeconds int
+	Tolerations                   []map[string]string
+	SecurityContext               struct {
+		RunAsUser      *int
+		SeccompProfile struct{ Type string }
+	}
+	InitContainers, Containers []container
+	Volumes                    []volume
+}
+
+type container struct {
+	Name, Image     string
+	Command, Args   []string
+	Env             []struct{ Name, Value string }
+	SecurityContext struct {
+		Privileged, AllowPrivilegeEscalation, ReadOnlyRootFilesystem *bool
+		Capabilities                                                 struct{ Add, Drop []string }
+	}
+	Resources struct {
+		Requests, Limits map[string]string
+	}
+	StartupProbe, LivenessProbe, ReadinessProbe *probe
+	VolumeMounts                                []struct {
+		Name, MountPath string
+		ReadOnly        bool
+	}
+}
+
+type probe struct {
+	HTTPGet struct {
+		Host, Path string
+		Port       int
+	}
+}
+
+type volume struct {
+	Name      string
+	HostPath  *struct{ Path, Type string }
+	ConfigMap *struct {
+		Name     string
+		Optional bool
+	}
+}
+
+// daemonSets are ours of a kustomization.
+func daemonSets(t *testing.T, dir string) []daemonSet {
+	t.Helper()
+	var all []daemonSet
+	for _, document := range strings.Split(string(build(t, dir)), "\n---\n") {
+		var d daemonSet
+		if err := yaml.Unmarshal([]byte(document), &d); err != nil {
+			t.Fatal(err)
+		}
+		if d.Kind == "DaemonSet" {
+			all = append(all, d)
+		}
+	}
+	if len(all) != 1 {
+		t.Fatalf("%d DaemonSets", len(all))
+	}
+	return all
+}
+
+// TestConfined: the pods have what they need of the node, and nothing else.
+func TestConfined(t *testing.T) {
+	for name, dir := range kustomizations(t) {
+		t.Run(name, func(t *testing.T) {
+			d := daemonSets(t, dir)[0]
+			p := d.Spec.Template.Spec
+			if d.Metadata.Namespace != "kube-system" || !p.HostNetwork || p.HostPID || p.HostIPC || p.PriorityClassName != "system-node-critical" ||
+				p.AutomountServiceAccountToken == nil || *p.AutomountServiceAccountToken || p.TerminationGracePeriodSeconds > 30 {
+				t.Errorf("%+v", d)
+			}
+			if !cmp.Equal(p.Tolerations, []map[string]string{{"operator": "Exists"}}) {
+				t.Errorf("tolerations %v: a node with a taint would be left out", p.Tolerations)
+			}
+			if p.SecurityContext.SeccompProfile.Type != "RuntimeDefault" || p.SecurityContext.RunAsUser == nil || *p.SecurityContext.RunAsUser != 0 {
+				t.Errorf("security context %+v", p.SecurityContext)
+			}
+			if u := d.Spec.UpdateStrategy; u.Type != "RollingUpdate" || !strings.HasSuffix(u.RollingUpdate.MaxUnavailable, "%") {
+				t.Errorf("update strategy %+v", u)
+			}
+			withIPTables := strings.HasSuffix(p.Containers[0].Image, "-iptables")
+			capabilities := []string{"NET_ADMIN"}
+			if withIPTables {
+				capabilities = append(capabilities, "NET_RAW")
+			}
+			for _, c := range p.InitContainers {
+				c.confined(t, nil)
+			}
+			for _, c := range p.Containers {
+				c.confined(t, capabilities)
+			}
+			wantMounts(t, p, withIPTables)
+		})
+	}
+}
+
+func (c container) confined(t *testing.T, capabilities []string) {
+	t.Helper()
+	s := c.SecurityContext
+	if s.Privileged != nil || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
+		t.Errorf("%s: %+v", c.Name, s)
+	}
+	if !slices.Equal(s.Capabilities.Drop, []string{"ALL"}) || !slices.Equal(s.Capabilities.Add, capabilities) {
+		t.Errorf("%s: capabilities %+v, want ALL dropped and %q added", c.Name, s.Capabilities, capabilities)
+	}
+	if c.Resources.Requests["memory"] == "" || c.Resources.Requests["cpu"] == "" || c.Resources.Limits["memory"] == "" || c.Resources.Limits["cpu"] != "" {
+		t.Errorf("%s: resources %+v", c.Name, c.Resources)
+	}
+	for _, p := range []*probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
+		// Without the host the kubelet would ask at the pod's address, where nobody listens.
+		if p != nil && (p.HTTPGet.Host != "127.0.0.1" || p.HTTPGet.Port != 19820) {
+			t.Errorf("%s: probe %+v", c.Name, p)
+		}
+	}
+}
+
+// wantMounts: directories of the node have their own paths; there is no volume
+// without a use; the agents' ConfigMap need not be there.
+func wantMounts(t *testing.T, p pod, withIPTables bool) {
+	t.Helper()
+	volumes, used := map[string]volume{}, map[string]bool{}
+	for _, v := range p.Volumes {
+		volumes[v.Name] = v
+		if v.ConfigMap != nil && v.ConfigMap.Name == "ip-masq-agent" && !v.ConfigMap.Optional {
+			t.Errorf("volume %+v", v)
+		}
+	}
+	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
+		for _, m := range c.VolumeMounts {
+			v, known := volumes[m.Name]
+			used[m.Name] = true
+			switch {
+			case !known:
+				t.Errorf("%s: there is no volume %s", c.Name, m.Name)
+			case v.HostPath != nil && v.HostPath.Path != m.MountPath:
+				t.Errorf("%s: %s is mounted at %s", c.Name, v.HostPath.Path, m.MountPath)
+			}
+		}
+	}
+	if left := slices.Sorted(maps.Keys(volumes)); !slices.Equal(left, slices.Sorted(maps.Keys(used))) {
+		t.Errorf("volumes %q, used %q", left, slices.Sorted(maps.Keys(used)))
+	}
+	lock := volumes["xtables-lock"].HostPath
+	if withIPTables != (lock != nil && lock.Path == "/run/xtables.lock" && lock.Type == "FileOrCreate") {
+		t.Errorf("xtables lock %+v, image with iptables %v", lock, withIPTables)
+	}
+}
+
+// entrypoint is that of the image.
+func entrypoint(t *testing.T) []string {
+	t.Helper()
+	source, err := os.ReadFile("image/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`\[\]string\{"/ip-masq-reconciler", "([^"]+)"\}`).FindSubmatch(source)
+	if found == nil {
+		t.Fatal("no entrypoint in image/main.go")
+	}
+	return []string{binary(t, "ip-masq-reconciler"), string(found[1])}
+}
+
+// TestArguments: the program of the image takes the arguments of every container,
+// with their values.
+func TestArguments(t *testing.T) {
+	for name, dir := range kustomizations(t) {
+		t.Run(name, func(t *testing.T) {
+			p := daemonSets(t, dir)[0].Spec.Template.Spec
+			for _, c := range slices.Concat(p.InitContainers, p.Containers) {
+				args := slices.Clone(c.Args)
+				for i := range args {
+					args[i] = regexp.MustCompile(`\$\((\w+)\)`).ReplaceAllStringFunc(args[i], func(name string) string {
+						for _, e := range c.Env {
+							if "$("+e.Name+")" != name {
+								continue
+							}
+							if e.Name == "NODE_IP" {
+								return "fd00::1" // of the downward API; IPv6 is what breaks it
+							}
+							return e.Value
+						}
+						t.Errorf("%s: %s: there is no such variable", c.Name, args[i])
+						return ""
+					})
+				}
+				wantTaken(t, args)
+			}
+		})
+	}
+}
+
+// TestAgentsArguments: so it does those that the DaemonSets of either agent have.
+func TestAgentsArguments(t *testing.T) {
+	for _, args := range [][]string{
+		{}, {"--v=2"}, {"--masq-chain=IP-MASQ"}, {"--masq-chain=IP-MASQ", "--nomasq-all-reserved-ranges"},
+		{"--nomasq-all-reserved-ranges=true", "--enable-ipv6=true", "--random-fully=false", "--resync-interval=60", "--to-ports=1024-29999"},
+		{"-masq-chain", "IP-MASQ", "-v", "2", "--logtostderr", "--stderrthreshold=INFO"},
+	} {
+		wantTaken(t, args)
+	}
+}
+
+// wantTaken runs the entrypoint with arguments and asks for help, which is given
+// once all of them have been read.
+func wantTaken(t *testing.T, args []string) {
+	t.Helper()
+	all := append(entrypoint(t), args...)
+	c := exec.Command(all[0], append(all[1:], "--help")...)
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "--help") {
+		t.Errorf("%q: %v\n%s", args, err, out)
+	}
+}
+
+// TestImages: all that is ours has one tag, and the image with iptables is called
+// after it.
+func TestImages(t *testing.T) {
+	tags := map[string]bool{}
+	for _, dir := range kustomizations(t) {
+		p := daemonSets(t, dir)[0].Spec.Template.Spec
+		for _, c := range slices.Concat(p.InitContainers, p.Containers) {
+			name, tag, _ := strings.Cut(c.Image, ":")
+			if !strings.HasSuffix(name, "/ip-masq-cni") {
+				t.Errorf("%s: image %s", dir, c.Image)
+			}
+			if c.Image != p.Containers[0].Image {
+				t.Errorf("%s: %s and %s in one pod", dir, c.Image, p.Containers[0].Image)
+			}
+			tags[strings.TrimSuffix(tag, "-iptables")] = true
+		}
+	}
+	if len(tags) != 1 {
+		t.Errorf("tags %v", tags)
+	}
+}
+
+// TestUntaint: a node loses its taint once our pod there is ready, and no other
+// node does.
+func TestUntaint(t *testing.T) {
+	dir := t.TempDir()
+	const kubectl = `#!/bin/sh
+case "$1 $2" in
+"get nodes")
+	[ -e "$DIR/failed" ] || { touch "$DIR/failed"; echo "not now" >&2; exit 1; }
+	case "$4" in *'eq .key "example/taint"'*) echo "ready waiting empty " ;; esac ;;
+"get pods")
+	case "$*" in
+	*"-n some-ns -l a=b "*spec.nodeName=ready*) echo "False True" ;;
+	*"-n some-ns -l a=b "*spec.nodeName=waiting*) echo "False" ;;
+	esac ;;
+*) echo "$*" >>"$DIR/did"; kill -TERM $PPID ;;
+esac
+`
+	if err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte(kubectl), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("sh", "kustomize/components/startup-taint/untaint.sh")
+	c.Env = append(os.Environ(), "DIR="+dir, "PATH="+dir+":"+os.Getenv("PATH"), "TAINT=example/taint", "SELECTOR=a=b", "NAMESPACE=some-ns", "SECONDS_BETWEEN=0.1")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	did, err := os.ReadFile(filepath.Join(dir, "did"))
+	if err != nil || string(did) != "taint nodes ready example/taint-\n" {
+		t.Errorf("did %q, %v", did, err)
+	}
+}
+
+// TestUntaintPolicy: what may be done to a node is what the Deployment does.
+func TestUntaintPolicy(t *testing.T) {
+	const dir = "kustomize/components/startup-taint/"
+	var d struct {
+		Metadata struct{ Namespace string }
+		Spec     struct {
+			Template struct {
+				Spec struct {
+					ServiceAccountName string
+					Containers         []container
+				}
+			}
+		}
+	}
+	decode(t, dir+"deployment.yaml", &d)
+	policy, err := os.ReadFile(dir + "policy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	who := "system:serviceaccount:" + d.Metadata.Namespace + ":" + d.Spec.Template.Spec.ServiceAccountName
+	taint := d.Spec.Template.Spec.Containers[0].Env[0]
+	for _, part := range []string{`username == "` + who + `"`, `t.key != "` + taint.Value + `"`} {
+		if taint.Name != "TAINT" || !strings.Contains(string(policy), part) {
+			t.Errorf("%s is not in the policy", part)
+		}
+	}
+	if d.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add != nil {
+		t.Error("it has capabilities")
+	}
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command check reads manifests, a stream of YAML documents, from its standard
+// input and holds them against what the API server and Prometheus would say of
+// them: fields that no type has, values of another type, expressions and templates
+// that do not parse. It writes the expressions, and the metrics that they are
+// about, as JSON to its standard output.
+//
+// It is a module of its own, so that the project does not depend on what
+// Kubernetes and Prometheus depend on.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+)
+
+func main() { os.Exit(run(os.Stdin, os.Stdout, os.Stderr)) }
+
+func run(in io.Reader, out, mistakes io.Writer) int {
+	r := check(in)
+	for _, err := range r.mistakes {
+		fmt.Fprintf(mistakes, "check: %v\n", err)
+	}
+	if err := json.NewEncoder(out).Encode(r); err != nil {
+		fmt.Fprintf(mistakes, "check: write result: %v\n", err)
+		return 1
+	}
+	if len(r.mistakes) > 0 {
+		return 1
+	}
+	return 0
+}

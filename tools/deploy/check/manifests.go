@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	admission "k8s.io/api/admissionregistration/v1"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+// result is what is known of the manifests.
+type result struct {
+	Objects     []string     `json:"objects"`
+	Expressions []expression `json:"expressions"`
+	mistakes    []error
+}
+
+func (r *result) mistake(err error) {
+	if err != nil {
+		r.mistakes = append(r.mistakes, err)
+	}
+}
+
+// securityContextConstraints is OpenShift's type (security.openshift.io/v1), with
+// the fields that its API reference names. Its Go module comes without releases.
+type securityContextConstraints struct {
+	meta.TypeMeta   `json:",inline"`
+	meta.ObjectMeta `json:"metadata"`
+
+	Priority                        *int32   `json:"priority"`
+	AllowPrivilegedContainer        bool     `json:"allowPrivilegedContainer"`
+	DefaultAddCapabilities          []string `json:"defaultAddCapabilities"`
+	RequiredDropCapabilities        []string `json:"requiredDropCapabilities"`
+	AllowedCapabilities             []string `json:"allowedCapabilities"`
+	AllowHostDirVolumePlugin        bool     `json:"allowHostDirVolumePlugin"`
+	Volumes                         []string `json:"volumes"`
+	AllowHostNetwork                bool     `json:"allowHostNetwork"`
+	AllowHostPorts                  bool     `json:"allowHostPorts"`
+	AllowHostPID                    bool     `json:"allowHostPID"`
+	AllowHostIPC                    bool     `json:"allowHostIPC"`
+	DefaultAllowPrivilegeEscalation *bool    `json:"defaultAllowPrivilegeEscalation"`
+	AllowPrivilegeEscalation        *bool    `json:"allowPrivilegeEscalation"`
+	SELinuxContext                  strategy `json:"seLinuxContext"`
+	RunAsUser                       strategy `json:"runAsUser"`
+	SupplementalGroups              strategy `json:"supplementalGroups"`
+	FSGroup                         strategy `json:"fsGroup"`
+	ReadOnlyRootFilesystem          bool     `json:"readOnlyRootFilesystem"`
+	Users                           []string `json:"users"`
+	Groups                          []string `json:"groups"`
+	SeccompProfiles                 []string `json:"seccompProfiles"`
+}
+
+type strategy struct {
+	Type string `json:"type"`
+}
+
+// kinds are those that manifests may have here, by version and kind.
+func kinds() map[string]func() any {
+	return map[string]func() any{
+		"v1/ConfigMap":       func() any { return new(core.ConfigMap) },
+		"v1/ServiceAccount":  func() any { return new(core.ServiceAccount) },
+		"apps/v1/DaemonSet":  func() any { return new(apps.DaemonSet) },
+		"apps/v1/Deployment": func() any { return new(apps.Deployment) },
+		"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy":        func() any { return new(admission.ValidatingAdmissionPolicy) },
+		"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding": func() any { return new(admission.ValidatingAdmissionPolicyBinding) },
+		"rbac.authorization.k8s.io/v1/ClusterRole":                         func() any { return new(rbac.ClusterRole) },
+		"rbac.authorization.k8s.io/v1/ClusterRoleBinding":                  func() any { return new(rbac.ClusterRoleBinding) },
+		"rbac.authorization.k8s.io/v1/Role":                                func() any { return new(rbac.Role) },
+		"rbac.authorization.k8s.io/v1/RoleBinding":                         func() any { return new(rbac.RoleBinding) },
+		"monitoring.coreos.com/v1/PodMonitor":                              func() any { return new(monitoring.PodMonitor) },
+		"monitoring.coreos.com/v1/PrometheusRule":                          func() any { return new(monitoring.PrometheusRule) },
+		"security.openshift.io/v1/SecurityContextConstraints":              func() any { return new(securityContextConstraints) },
+	}
+}
+
+func check(in io.Reader) *result {
+	r := new(result)
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(in))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			r.mistake(fmt.Errorf("read manifests: %w", err))
+			break
+		}
+		r.object(document)
+	}
+	if len(r.Objects) == 0 {
+		r.mistake(errors.New("no object given"))
+	}
+	return r
+}
+
+// object decodes one document strictly and looks at what is in it.
+func (r *result) object(document []byte) {
+	var about meta.PartialObjectMetadata
+	if err := yaml.Unmarshal(document, &about); err != nil {
+		r.mistake(fmt.Errorf("read object: %w", err))
+		return
+	}
+	name := about.Kind + "/" + about.Name
+	r.Objects = append(r.Objects, name)
+	create, known := kinds()[about.APIVersion+"/"+about.Kind]
+	if !known {
+		r.mistake(fmt.Errorf("%s: %s %s is no kind that is known here", name, about.APIVersion, about.Kind))
+		return
+	}
+	object := create()
+	if err := yaml.UnmarshalStrict(document, object); err != nil {
+		r.mistake(fmt.Errorf("%s: %w", name, err))
+		return
+	}
+	switch o := object.(type) {
+	case *monitoring.PrometheusRule:
+		for _, g := range o.Spec.Groups {
+			for _, rule := range g.Rules {
+				r.rule(name, rule)
+			}
+		}
+	case *core.ConfigMap:
+		for file, text := range o.Data {
+			if strings.HasSuffix(file, ".json") && o.Labels["grafana_dashboard"] != "" {
+				r.dashboard(name+": "+file, []byte(text))
+			}
+		}
+	case *apps.DaemonSet:
+		r.mistake(selects(name, o.Spec.Selector, o.Spec.Template.Labels))
+	case *apps.Deployment:
+		r.mistake(selects(name, o.Spec.Selector, o.Spec.Template.Labels))
+	}
+}
+
+// selects finds a selector that the API server refuses, as it does not select the
+// pods of the template.
+func selects(name string, of *meta.LabelSelector, labels map[string]string) error {
+	if of == nil || len(of.MatchLabels) == 0 {
+		return fmt.Errorf("%s: selects nothing", name)
+	}
+	for key, value := range of.MatchLabels {
+		if labels[key] != value {
+			return fmt.Errorf("%s: selects pods with %s=%s, which its own do not have", name, key, value)
+		}
+	}
+	return nil
+}
