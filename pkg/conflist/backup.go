@@ -23,8 +23,9 @@ const MostBackups = 16
 const backupSuffix = ".bak"
 
 // Backup keeps the bytes of a file in a directory of its own, which it makes if
-// it is missing (mode 0700), and returns the path of the copy (mode 0600: it may
-// have credentials in it). The copy's name is the file's, then a dot and the
+// it is missing, and the one that this is in (mode 0700; those above, of the
+// system, 0755). It returns the path of the copy (mode 0600: it may have
+// credentials in it). The copy's name is the file's, then a dot and the
 // SHA-256 of the bytes in hex, then ".bak", which no runtime loads. What is kept
 // already is not written again.
 func Backup(dir, path string, was []byte) (string, error) {
@@ -36,8 +37,13 @@ func Backup(dir, path string, was []byte) (string, error) {
 }
 
 func backup(dir, path string, was []byte) (_ string, err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", failure("create the directory", dir, err)
+	for _, missing := range []struct {
+		path string
+		mode fs.FileMode
+	}{{filepath.Dir(filepath.Dir(dir)), 0o755}, {dir, 0o700}} {
+		if err := os.MkdirAll(missing.path, missing.mode); err != nil {
+			return "", failure("create the directory", missing.path, err)
+		}
 	}
 	info, err := os.Lstat(dir)
 	switch {

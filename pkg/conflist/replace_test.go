@@ -226,10 +226,16 @@ func TestCreateAndDelete(t *testing.T) {
 
 func TestBackup(t *testing.T) {
 	path, was, now := pair(t)
-	dir := filepath.Join(t.TempDir(), "state", "backups")
+	system := filepath.Join(t.TempDir(), "system")
+	dir := filepath.Join(system, "state", "backups")
 	kept, err := Backup(dir, path, was)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for made, mode := range map[string]os.FileMode{system: 0o755, filepath.Dir(dir): 0o700, dir: 0o700} {
+		if info, err := os.Stat(made); err != nil || info.Mode().Perm() != mode {
+			t.Error(made, info.Mode(), err)
+		}
 	}
 	info, err := os.Stat(kept)
 	if err != nil || info.Mode() != 0o600 {
