@@ -24,10 +24,27 @@ type Cmd struct {
 // exec.Command does; the file system is that of this process.
 func (h *Host) Command(ctx context.Context, name string, args ...string) *Cmd {
 	c := exec.CommandContext(ctx, name, args...)
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	c.SysProcAttr = &syscall.SysProcAttr{}
+	if !h.enclosed.Load() {
+		c.SysProcAttr.Pdeathsig = unix.SIGKILL
+	}
 	// For what the program leaves behind, with its output still open.
 	c.WaitDelay = 5 * time.Second
 	return &Cmd{Cmd: c, host: h}
+}
+
+// Enclose runs enter on the thread that starts the host's programs. It may lead
+// the thread into namespaces of any kind but network and user, where all programs
+// of Command are from then on.
+//
+// It must see to it that they end when the thread does. They get no parent death
+// signal any more: a program in another pid namespace takes it for sent as soon
+// as it starts (os/exec compares getppid).
+func (h *Host) Enclose(enter func() error) error {
+	return h.thread.do(func() error {
+		h.enclosed.Store(true)
+		return enter()
+	})
 }
 
 // Start is exec.Cmd's: a program inherits the namespace of the thread that

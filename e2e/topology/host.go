@@ -35,8 +35,10 @@ type Host struct {
 	// Netlink manages its links, addresses, routes and rules.
 	Netlink *netlink.Handle
 
-	handle   netns.NsHandle
-	thread   *thread
+	handle netns.NsHandle
+	thread *thread
+	// enclosed is whether Enclose has led the thread elsewhere.
+	enclosed atomic.Bool
 	observer *observer
 	// router is the node in whose connection tracking table the flows of this
 	// host are: itself on a node.
@@ -49,6 +51,25 @@ type Host struct {
 // newHost makes a network namespace with the loopback interface up, and mounts
 // it at a path that ends in name and suffix.
 func newHost(name, suffix string, watched *observer) (*Host, error) {
+	return buildHost(name, suffix, watched, (*Host).make)
+}
+
+// adoptHost is newHost for a network namespace that somebody else has made.
+// Nothing in it is changed.
+func adoptHost(name, suffix string, watched *observer, path string) (*Host, error) {
+	return buildHost(name, suffix, watched, func(h *Host) error {
+		return h.hold(func() error {
+			theirs, err := netns.GetFromPath(path)
+			if err != nil {
+				return fmt.Errorf("open network namespace %s: %w", path, err)
+			}
+			defer func() { _ = theirs.Close() }()
+			return netns.Set(theirs)
+		})
+	})
+}
+
+func buildHost(name, suffix string, watched *observer, build func(*Host) error) (*Host, error) {
 	h := &Host{
 		Name:     name,
 		Path:     filepath.Join(netnsDir, name+"-"+suffix),
@@ -56,13 +77,28 @@ func newHost(name, suffix string, watched *observer) (*Host, error) {
 		observer: watched,
 	}
 	h.close = sync.OnceValue(h.dismantle)
-	if err := h.build(); err != nil {
+	if err := build(h); err != nil {
 		return nil, errors.Join(fmt.Errorf("make host %s: %w", name, err), h.Close())
 	}
 	return h, nil
 }
 
-func (h *Host) build() error {
+func (h *Host) make() error {
+	err := h.hold(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make network namespace: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return h.configure()
+}
+
+// hold starts the thread of the host, in the network namespace that enter leads
+// it to, and mounts that.
+func (h *Host) hold(enter func() error) error {
 	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
 		return err
 	}
@@ -74,8 +110,8 @@ func (h *Host) build() error {
 		return err
 	}
 	h.thread, err = startThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("make network namespace: %w", err)
+		if err := enter(); err != nil {
+			return err
 		}
 		if err := unix.Mount("/proc/thread-self/ns/net", h.Path, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mount network namespace: %w", err)
@@ -89,7 +125,7 @@ func (h *Host) build() error {
 	if h.Netlink, err = netlink.NewHandleAt(h.handle, unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open netlink socket: %w", err)
 	}
-	return h.configure()
+	return nil
 }
 
 // configure sets what must not depend on the machine: IPv4 settings of new

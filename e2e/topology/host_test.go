@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -225,5 +226,29 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 	if err := pod.Do(func() error { return nil }); err == nil {
 		t.Error("a closed host can be entered")
+	}
+}
+
+// TestAdopt: a network namespace that somebody else made sends as a host, and is
+// theirs still when the host is closed.
+func TestAdopt(t *testing.T) {
+	world := topology.New(t, topology.Options{})
+	address := netip.MustParseAddr("10.244.7.7")
+	pod := topology.Must(world.AddPod("theirs", address))(t)
+	adopted := topology.Must(world.Adopt("adopted", pod.Path))(t)
+	for range 2 {
+		for _, send := range []func(netip.AddrPort, ...topology.Option) (topology.Seen, error){adopted.SendUDP, adopted.SendTCP} {
+			seen := topology.Must(send(netip.MustParseAddrPort("198.51.100.1:7")))(t)
+			if seen.By != "outside" || seen.Source.Addr() != address {
+				t.Errorf("seen %+v, want %s", seen, address)
+			}
+		}
+		if err := adopted.Close(); err != nil {
+			t.Fatal(err)
+		}
+		adopted = pod
+	}
+	if _, err := world.Adopt("nothing", "/run/netns/nothing"); err == nil {
+		t.Error("a namespace that is not there was adopted")
 	}
 }

@@ -27,6 +27,21 @@ func (t *Topology) NewPod(name string) (*Host, error) {
 	return pod, t.observer.serve(pod, EchoPort)
 }
 
+// Adopt makes a pod of a network namespace that a runtime has made, by its path,
+// so that it can send as the other hosts can. It does not answer at EchoPort by
+// itself. The namespace exists until the pod is closed, whatever the runtime does.
+func (t *Topology) Adopt(name, path string) (*Host, error) {
+	pod, err := adoptHost(name, t.suffix, t.observer, path)
+	if err != nil {
+		return nil, err
+	}
+	pod.router = t.Node
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pods = append(t.pods, pod)
+	return pod, nil
+}
+
 // AddPod adds a pod with these addresses, without any CNI plugin: a wire from
 // its eth0 to the node, a route to each address there, and default routes here
 // for the families that it has addresses of.

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containerd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/machine"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// DirVariable is the environment variable that names the directory of a built
+// containerd, ctr, shim and crictl: what tools/cached prints.
+const DirVariable = "IPMASQ_CONTAINERD_DIR"
+
+// Dir is what DirVariable names.
+func Dir() (string, error) {
+	dir := os.Getenv(DirVariable)
+	if dir == "" {
+		return "", fmt.Errorf("find containerd: %s is not set; `make e2e-runtimes` sets it", DirVariable)
+	}
+	return dir, nil
+}
+
+// Debian is where the distribution's containerd is: a directory for Options.
+const Debian = "/usr/bin"
+
+// Options say which containerd to run, and how.
+type Options struct {
+	// Programs is the directory of containerd, its shim and ctr: what Dir returns
+	// without it.
+	Programs string
+	// BinDirs are the directories of network plugins; /opt/cni/bin without it.
+	// containerd 1 takes one.
+	BinDirs []string
+	// Env is added to the environment of containerd, which is the plugins' too.
+	Env []string
+	// Args are further arguments of containerd, such as --log-level.
+	Args []string
+}
+
+// Runtime is a containerd on a machine.
+type Runtime struct {
+	Machine *machine.Machine
+	// Version is what it says of itself, "1.6.20~ds1" or "2.4.2+unknown".
+	Version string
+	// Daemon is the process that runs, or ran last.
+	Daemon *machine.Daemon
+
+	options Options
+	crictl  string
+}
+
+// New is Start for a test, with the images of Images imported. The machine ends it.
+func New(t topology.T, m *machine.Machine, options Options) *Runtime {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	r := topology.Must(Start(ctx, m, options))(t)
+	if err := r.Import(ctx, topology.Must(Images(ctx))(t)); err != nil {
+		t.Fatalf("%v", err)
+	}
+	return r
+}
+
+// Start starts containerd and waits until its CRI service answers.
+func Start(ctx context.Context, m *machine.Machine, options Options) (*Runtime, error) {
+	dir, err := Dir()
+	if err != nil {
+		return nil, err
+	}
+	if options.Programs == "" {
+		options.Programs = dir
+	}
+	if options.BinDirs == nil {
+		options.BinDirs = []string{"/opt/cni/bin"}
+	}
+	// Without its file crictl complains with each command.
+	if err := m.WriteFile(crictlConfig, fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 60\n", socket), 0o644); err != nil {
+		return nil, fmt.Errorf("configure crictl: %w", err)
+	}
+	r := &Runtime{Machine: m, options: options, crictl: filepath.Join(dir, "crictl")}
+	major, err := r.findVersion(ctx)
+	if err != nil {
+		return nil, err
+	}
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		return nil, fmt.Errorf("find runc: %w (the Debian package runc has it)", err)
+	}
+	text, err := config(major, r.program("containerd-shim-runc-v2"), runc, options.BinDirs)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.WriteFile(configPath, text, 0o644); err != nil {
+		return nil, fmt.Errorf("configure containerd: %w", err)
+	}
+	return r, r.Start(ctx)
+}
+
+func (r *Runtime) program(name string) string { return filepath.Join(r.options.Programs, name) }
+
+func (r *Runtime) findVersion(ctx context.Context) (major int, err error) {
+	output, err := r.Machine.Command(ctx, r.program("containerd"), "--version").Output()
+	if err != nil {
+		return 0, fmt.Errorf("ask containerd for its version: %w", err)
+	}
+	found := regexp.MustCompile(` v?((\d+)\.\d\S*)`).FindSubmatch(output)
+	if found == nil {
+		return 0, fmt.Errorf("ask containerd for its version: no number in %q", output)
+	}
+	r.Version = string(found[1])
+	return strconv.Atoi(string(found[2]))
+}
+
+// Start starts containerd again, after Stop, Kill or the machine's Reboot.
+func (r *Runtime) Start(ctx context.Context) error {
+	args := append([]string{"--config", configPath}, r.options.Args...)
+	var err error
+	r.Daemon, err = r.Machine.StartDaemon("containerd", r.options.Env, r.program("containerd"), args...)
+	if err != nil {
+		return err
+	}
+	return r.await(ctx)
+}
+
+// Stop ends containerd alone: pods go on.
+func (r *Runtime) Stop() error { return r.Daemon.Stop(10 * time.Second) }
+
+// Kill is Stop without a warning.
+func (r *Runtime) Kill() error { return r.Daemon.Kill() }
+
+// Restart is Stop and Start.
+func (r *Runtime) Restart(ctx context.Context) error {
+	if err := r.Stop(); err != nil {
+		return err
+	}
+	return r.Start(ctx)
+}
+
+// await waits until CRI answers.
+func (r *Runtime) await(ctx context.Context) error {
+	const patience = 30 * time.Second
+	last := "its socket is not there"
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for containerd: %w: %s", ctx.Err(), last)
+		case <-r.Daemon.Done():
+			return fmt.Errorf("wait for containerd: it has ended: %w\n%s", r.Daemon.Err(), r.Daemon.Output())
+		case <-time.After(20 * time.Millisecond):
+		}
+		if _, err := os.Stat(r.Machine.Path(socket)); err != nil {
+			continue
+		}
+		answer, err := r.Crictl(ctx, "info")
+		if err != nil {
+			return err
+		}
+		if answer.ExitCode == 0 {
+			return nil
+		}
+		last = answer.Stderr
+	}
+	return fmt.Errorf("wait for containerd: no answer within %s: %s\n%s", patience, last, r.Daemon.Output())
+}
+
+// Crictl runs crictl on the machine. The error is nil whatever the exit code.
+func (r *Runtime) Crictl(ctx context.Context, args ...string) (topology.Result, error) {
+	c := r.Machine.Command(ctx, r.crictl, append([]string{"--config", crictlConfig}, args...)...)
+	var stdout, stderr bytes.Buffer
+	c.Stdout, c.Stderr = &stdout, &stderr
+	err := c.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return topology.Result{}, fmt.Errorf("run crictl: %w", err)
+	}
+	return topology.Result{Stdout: stdout.String(), Stderr: stderr.String(), ExitCode: c.ProcessState.ExitCode()}, nil
+}
+
+// ask is Crictl where any exit code but 0 is an error.
+func (r *Runtime) ask(ctx context.Context, args ...string) (string, error) {
+	answer, err := r.Crictl(ctx, args...)
+	if err == nil && answer.ExitCode != 0 {
+		err = fmt.Errorf("crictl %s: exit code %d: %s", args[0], answer.ExitCode, answer.Stderr)
+	}
+	return answer.Stdout, err
+}
+
+// Import makes the images of an OCI archive known to CRI.
+func (r *Runtime) Import(ctx context.Context, archive []byte) error {
+	c := r.Machine.Command(ctx, r.program("ctr"), "--address", socket, "--namespace", "k8s.io",
+		"images", "import", "--all-platforms", "-")
+	c.Stdin = bytes.NewReader(archive)
+	if output, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("import images: %w: %s", err, output)
+	}
+	return nil
+}

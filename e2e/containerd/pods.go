@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containerd
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Pod is a pod's sandbox.
+type Pod struct {
+	ID   string
+	Name string
+	// Netns is the path of its network namespace in this process's file system,
+	// and NetnsInside on the machine, as plugins get it in CNI_NETNS.
+	Netns, NetnsInside string
+	// Addrs are what the network gave it, as CRI tells.
+	Addrs []netip.Addr
+
+	runtime *Runtime
+	config  string // a path on the machine
+}
+
+// RunPod asks for a pod's sandbox, in the namespace "default". The error has what
+// CRI said: what a kubelet would put into the pod's events.
+func (r *Runtime) RunPod(ctx context.Context, name string) (*Pod, error) {
+	config := fmt.Sprintf(`{"metadata": {"name": %q, "namespace": "default", "uid": "%s-%d", "attempt": 0},
+		"log_directory": "/var/log/pods/%s", "linux": {"cgroup_parent": %q}}`,
+		name, name, time.Now().UnixNano(), name, r.Machine.Cgroup)
+	p := &Pod{Name: name, runtime: r, config: "/run/crictl/" + name + ".json"}
+	if err := r.Machine.WriteFile(p.config, config, 0o644); err != nil {
+		return nil, fmt.Errorf("run pod %s: %w", name, err)
+	}
+	id, err := r.ask(ctx, "runp", p.config)
+	if err != nil {
+		return nil, fmt.Errorf("run pod %s: %w", name, err)
+	}
+	p.ID = strings.TrimSpace(id)
+	return p, p.inspect(ctx)
+}
+
+func (p *Pod) inspect(ctx context.Context) error {
+	text, err := p.runtime.ask(ctx, "inspectp", "-o", "json", p.ID)
+	if err != nil {
+		return err
+	}
+	var told struct {
+		Status struct {
+			Network struct {
+				IP            netip.Addr                `json:"ip"`
+				AdditionalIps []struct{ IP netip.Addr } `json:"additionalIps"`
+			} `json:"network"`
+		} `json:"status"`
+		Info struct {
+			RuntimeSpec struct {
+				Linux struct {
+					Namespaces []struct{ Type, Path string } `json:"namespaces"`
+				} `json:"linux"`
+			} `json:"runtimeSpec"`
+		} `json:"info"`
+	}
+	if err := json.Unmarshal([]byte(text), &told); err != nil {
+		return fmt.Errorf("inspect pod %s: %w: %s", p.Name, err, text)
+	}
+	p.Addrs = []netip.Addr{told.Status.Network.IP}
+	for _, additional := range told.Status.Network.AdditionalIps {
+		p.Addrs = append(p.Addrs, additional.IP)
+	}
+	for _, namespace := range told.Info.RuntimeSpec.Linux.Namespaces {
+		if namespace.Type == "network" {
+			p.NetnsInside = namespace.Path
+			p.Netns = p.runtime.Machine.Path(namespace.Path)
+			return nil
+		}
+	}
+	return fmt.Errorf("inspect pod %s: CRI names no network namespace: %s", p.Name, text)
+}
+
+// Stop stops the pod's containers and its sandbox: the first DEL.
+func (p *Pod) Stop(ctx context.Context) error {
+	_, err := p.runtime.ask(ctx, "stopp", p.ID)
+	return err
+}
+
+// Remove removes the pod, stopped before or not: the second DEL.
+func (p *Pod) Remove(ctx context.Context) error {
+	_, err := p.runtime.ask(ctx, "rmp", "-f", p.ID)
+	return err
+}
+
+// Container is one in a pod.
+type Container struct {
+	ID string
+
+	pod *Pod
+}
+
+// Run starts a container in the pod, with arguments for the image's entry point
+// or, where it has none, a command.
+func (p *Pod) Run(ctx context.Context, name, image string, args ...string) (*Container, error) {
+	quoted, err := json.Marshal(args)
+	if err != nil {
+		return nil, err
+	}
+	config := fmt.Sprintf(`{"metadata": {"name": %q}, "image": {"image": %q}, "args": %s, "log_path": "%s.log"}`,
+		name, image, quoted, name)
+	path := fmt.Sprintf("/run/crictl/%s-%s.json", p.Name, name)
+	if err := p.runtime.Machine.WriteFile(path, config, 0o644); err != nil {
+		return nil, fmt.Errorf("run container %s: %w", name, err)
+	}
+	id, err := p.runtime.ask(ctx, "create", "--no-pull", p.ID, path, p.config)
+	if err != nil {
+		return nil, err
+	}
+	c := &Container{ID: strings.TrimSpace(id), pod: p}
+	_, err = p.runtime.ask(ctx, "start", c.ID)
+	return c, err
+}
+
+// Exec runs a program in the container and returns what it printed.
+func (c *Container) Exec(ctx context.Context, args ...string) (string, error) {
+	return c.pod.runtime.ask(ctx, append([]string{"exec", c.ID}, args...)...)
+}
+
+// Output is what the container has printed so far.
+func (c *Container) Output(ctx context.Context) (string, error) {
+	answer, err := c.pod.runtime.Crictl(ctx, "logs", c.ID)
+	if err == nil && answer.ExitCode != 0 {
+		err = fmt.Errorf("crictl logs: exit code %d: %s", answer.ExitCode, answer.Stderr)
+	}
+	return answer.Stdout + answer.Stderr, err
+}
+
+// Await waits until the container has printed so many lines, and returns them.
+func (c *Container) Await(ctx context.Context, lines int) ([]string, error) {
+	for {
+		text, err := c.Output(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if got := strings.SplitAfter(strings.TrimSuffix(text, "\n"), "\n"); text != "" && len(got) >= lines {
+			return got, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for %d lines of container %s: %w; it said %q", lines, c.ID, ctx.Err(), text)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}

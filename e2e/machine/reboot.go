@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Reboot does to the machine what a power failure and a start do to a node: every
+// program is killed, /run is empty, netfilter has no rule and no connection, and of
+// the links those are left that keep says are hardware. Files elsewhere stay.
+// The boot id is another. What the node starts at boot is up to the test.
+func (m *Machine) Reboot(keep func(link string) bool) error {
+	if err := m.reboot(keep); err != nil {
+		return fmt.Errorf("reboot %s: %w", m.Name, err)
+	}
+	return nil
+}
+
+func (m *Machine) reboot(keep func(link string) bool) error {
+	// All but process 1 and the shell itself; who is gone already is no failure.
+	if err := run(m.Command(context.Background(), "sh", "-c", "kill -9 -1; true")); err != nil {
+		return err
+	}
+	for _, d := range m.Daemons() {
+		<-d.Done()
+	}
+	links, err := m.Netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	for _, link := range links {
+		name := link.Attrs().Name
+		if name == "lo" || keep(name) {
+			continue
+		}
+		// The other end of a pair goes with the first.
+		if err := m.Netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("remove link %s: %w", name, err)
+		}
+	}
+	if err := errors.Join(m.flushRules(), m.FlushConntrack()); err != nil {
+		return err
+	}
+	return m.Enclose(emptyRun)
+}
+
+// emptyRun takes away all that is mounted below /run, and /run, on its thread.
+func emptyRun() error {
+	mounts, err := os.ReadFile("/proc/1/mounts")
+	if err != nil {
+		return err
+	}
+	var points []string
+	for line := range strings.Lines(string(mounts)) {
+		point := strings.Fields(line)[1]
+		if strings.HasPrefix(point, "/run/") {
+			points = append(points, point)
+		}
+	}
+	for _, point := range slices.Backward(points) {
+		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unmount %s: %w", point, err)
+		}
+	}
+	if err := unix.Unmount("/run", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount /run: %w", err)
+	}
+	if err := mountOwn("/run"); err != nil {
+		return err
+	}
+	return nextBoot()
+}
+
+// nextBoot mounts a new boot id over the kernel's, or over the one before.
+func nextBoot() error {
+	const kernels, ours = "/proc/sys/kernel/random/boot_id", "/run/boot_id"
+	id, err := os.ReadFile("/proc/sys/kernel/random/uuid") // another each time
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(ours, id, 0o444); err != nil {
+		return err
+	}
+	if err := unix.Mount(ours, kernels, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount boot id: %w", err)
+	}
+	return os.Remove(ours) // the mount keeps it
+}
+
+// flushRules removes the rules of nf_tables, and those of iptables-legacy where
+// there are any: merely to look makes tables of the latter.
+func (m *Machine) flushRules() error {
+	errs := []error{run(m.Command(context.Background(), "nft", "flush", "ruleset"))}
+	for family, file := range map[string]string{"iptables": "ip_tables_names", "ip6tables": "ip6_tables_names"} {
+		var tables []byte
+		err := m.Do(func() error {
+			var err error
+			tables, err = os.ReadFile("/proc/thread-self/net/" + file)
+			return err
+		})
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		errs = append(errs, err)
+		for table := range strings.FieldsSeq(string(tables)) {
+			for _, what := range []string{"-F", "-X"} {
+				errs = append(errs, run(m.Command(context.Background(), family+"-legacy", "-t", table, what)))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

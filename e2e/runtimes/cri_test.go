@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_runtimes
+
+package runtimes
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// TestPods: pods come and go under the runtime, and all that they send from their
+// first packet on is judged right.
+func TestPods(t *testing.T) {
+	onEvery(t, forms(), func(t *testing.T, n *criNode) {
+		if was := n.ready(t, false); was.Message == "" {
+			t.Errorf("without a conflist: %+v", was)
+		}
+		n.conflist(t, bridge(), n.entry(prefixes()))
+		n.ready(t, true)
+		one := n.pod(t, "one")
+		n.firstPackets(t, one)
+		host := n.adopt(t, one.Netns)
+		n.verdicts(t, host, one.Addrs)
+		n.wantAttachments(t, 1)
+
+		two := n.pod(t, "two")
+		topology.Must(two.Run(within(t), "serve", containerd.PodImage, "serve", "7"))(t)
+		for _, a := range two.Addrs {
+			var seen topology.Seen
+			until(t, serving, "two serves", func() bool {
+				var err error
+				seen, err = host.SendTCP(netip.AddrPortFrom(a, 7))
+				return err == nil
+			})
+			if !slices.Contains(one.Addrs, seen.Source.Addr()) {
+				t.Errorf("two saw one as %s, want one of %s", seen.Source, one.Addrs)
+			}
+		}
+		n.wantAttachments(t, 2)
+		n.end(t, one, two)
+		n.wantAttachments(t, 0)
+		if left, err := filepath.Glob(n.Path("/var/lib/cni/networks/pods/*.*.*.*")); err != nil || len(left) > 0 {
+			t.Errorf("addresses are still given: %v %v", left, err)
+		}
+	})
+}
+
+// call is one of a plugin, as a script in its place saw it.
+type call struct {
+	verb       string
+	netns      bool
+	prevResult bool
+}
+
+// spy puts a script in the place of our plugin that notes how it was called and
+// then becomes it.
+func (n *node) spy(t *testing.T) (calls func() []call) {
+	t.Helper()
+	const log = "/var/log/calls"
+	path := n.Path(binDir + "/ip-masq")
+	must(t, os.Rename(path, path+".real"))
+	must(t, os.MkdirAll(n.Path(log), 0o755))
+	must(t, n.WriteFile(binDir+"/ip-masq", fmt.Sprintf(`#!/bin/sh
+PATH=/usr/bin:/bin
+conf=$(cat)
+file=%s/$(date +%%s.%%N)
+printf '{"verb":"%%s","netns":"%%s","conf":%%s}' "$CNI_COMMAND" "$CNI_NETNS" "$conf" >$file.part
+mv $file.part $file.json
+export PATH=%s
+printf %%s "$conf" | exec %s/ip-masq.real
+`, log, programDir, binDir), 0o755))
+	return func() []call {
+		t.Helper()
+		files, err := filepath.Glob(n.Path(log) + "/*.json")
+		must(t, err)
+		slices.Sort(files)
+		var all []call
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			must(t, err)
+			must(t, os.Remove(file))
+			var noted struct {
+				Verb, Netns string
+				Conf        struct {
+					PrevResult json.RawMessage `json:"prevResult"`
+				}
+			}
+			if err := json.Unmarshal(text, &noted); err != nil {
+				t.Fatalf("%v: %s", err, text)
+			}
+			all = append(all, call{noted.Verb, noted.Netns != "", len(noted.Conf.PrevResult) > 0})
+		}
+		return all
+	}
+}
+
+// but drops the calls of a verb that comes when it likes.
+func but(calls []call, verb string) []call {
+	return slices.DeleteFunc(calls, func(c call) bool { return c.verb == verb })
+}
+
+// TestCalls: which calls the runtimes make of a plugin, which all else is built
+// on; and that ours answers each of them.
+func TestCalls(t *testing.T) {
+	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
+		calls := n.spy(t)
+		n.conflist(t, bridge(), n.entry(prefixes()))
+		n.ready(t, true)
+		status := len(calls())
+		if asks := n.version == "1.1.0"; asks != (status > 0) {
+			t.Errorf("STATUS was called %d times", status)
+		}
+		p := n.pod(t, "pod")
+		n.verdicts(t, n.adopt(t, p.Netns), p.Addrs)
+		must(t, p.Stop(within(t)))
+		must(t, p.Remove(within(t)))
+		got, want := but(calls(), "STATUS"), []call{{"ADD", true, true}, {"DEL", true, true}, {"DEL", false, false}}
+		if !slices.Equal(got, want) {
+			t.Errorf("calls (verb, netns, prevResult): %v, want %v", got, want)
+		}
+		n.wantAttachments(t, 0)
+	})
+}
+
+// TestLateEntry: our entry comes into the conflist of a network whose pods run.
+// They end as well as those that come later, though no ADD of ours knows them.
+func TestLateEntry(t *testing.T) {
+	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
+		n.conflist(t, bridge())
+		n.ready(t, true)
+		old, older := n.pod(t, "old"), n.pod(t, "older")
+		if seen := topology.Must(n.adopt(t, old.Netns).SendUDP(netip.MustParseAddrPort("203.0.113.11:7")))(t); !slices.Contains(old.Addrs, seen.Source.Addr()) {
+			t.Errorf("without us the pod was seen as %s", seen.Source)
+		}
+		n.conflist(t, bridge(), n.entry(prefixes()))
+		n.end(t, older)
+		n.wantAttachments(t, 0)
+		young := n.pod(t, "young")
+		n.firstPackets(t, young)
+		// The rules are the node's: they hold for pods from before, too.
+		n.verdicts(t, n.adopt(t, old.Netns), old.Addrs)
+		n.wantAttachments(t, 1)
+		n.end(t, old, young)
+		n.wantAttachments(t, 0)
+	})
+}
+
+// TestFailingAdd: what is wrong with our entry is in the runtime's error, key and
+// remedy included, and once it is mended pods start.
+func TestFailingAdd(t *testing.T) {
+	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
+		n.conflist(t, bridge(), n.entry(object{"nonMasqueradeCIDRs": []string{"10.0.1.24/24"}}))
+		// containerd 2 calls STATUS, which says so before any ADD.
+		if n.version == "1.1.0" {
+			wantSays(t, n.ready(t, false).Message, "nonMasqueradeCIDRs[0]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?")
+		} else {
+			n.ready(t, true)
+		}
+		p, err := n.RunPod(within(t), "pod")
+		if err == nil {
+			t.Fatalf("the pod runs: %v", p.Addrs)
+		}
+		wantSays(t, err.Error(), `plugin type=\"ip-masq\"`, "nonMasqueradeCIDRs[0]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?")
+		n.wantAttachments(t, 0)
+		if got := n.rules(t); strings.Contains(got, "IP-MASQ-AGENT") {
+			t.Errorf("rules:\n%s", got)
+		}
+		n.conflist(t, bridge(), n.entry(prefixes()))
+		n.ready(t, true)
+		p = n.pod(t, "pod")
+		n.firstPackets(t, p)
+		n.end(t, p)
+	})
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_runtimes
+
+package runtimes
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// criNode is a node with a containerd.
+type criNode struct {
+	*node
+	*containerd.Runtime
+}
+
+// runtimes are the containerds, with the version of conflists that each is to get.
+func runtimes() []struct{ name, programs, version string } {
+	return []struct{ name, programs, version string }{
+		{"containerd-1.6", containerd.Debian, "1.0.0"},
+		{"containerd-2.4", "", "1.1.0"},
+	}
+}
+
+// onEvery runs a test on a node of each runtime and each of the forms.
+func onEvery(t *testing.T, forms []form, test func(t *testing.T, n *criNode)) {
+	t.Helper()
+	for _, r := range runtimes() {
+		for _, f := range forms {
+			t.Run(r.name+"/"+f.name, func(t *testing.T) {
+				n := newNode(t, f)
+				n.version = r.version
+				runtime := containerd.New(t, n.Machine, containerd.Options{
+					Programs: r.programs, Env: []string{"PATH=" + programDir}, Args: []string{"--log-level", "debug"},
+				})
+				if !strings.HasPrefix(runtime.Version, strings.TrimPrefix(r.name, "containerd-")+".") {
+					t.Fatalf("the version is %s", runtime.Version)
+				}
+				test(t, &criNode{n, runtime})
+			})
+		}
+	}
+}
+
+// ready waits until the network is ready, or is not.
+func (n *criNode) ready(t *testing.T, want bool) containerd.Condition {
+	t.Helper()
+	var last containerd.Condition
+	until(t, 10*time.Second, "network ready", func() bool {
+		last = topology.Must(n.NetworkReady(within(t)))(t)
+		return last.Status == want
+	})
+	return last
+}
+
+// pod makes a pod that must come up.
+func (n *criNode) pod(t *testing.T, name string) *containerd.Pod {
+	t.Helper()
+	return topology.Must(n.RunPod(within(t), name))(t)
+}
+
+// firstPackets runs a container that sends to every destination as soon as it
+// runs, each once, and holds what the other side saw against the policy.
+func (n *criNode) firstPackets(t *testing.T, p *containerd.Pod) {
+	t.Helper()
+	args := []string{"ask", "udp"}
+	for _, d := range destinations() {
+		args = append(args, d.to)
+	}
+	c := topology.Must(p.Run(within(t), "first", containerd.PodImage, args...))(t)
+	lines := topology.Must(c.Await(within(t), len(destinations())))(t)
+	for i, d := range destinations() {
+		want := d.to + " " + d.remote(n.node).Name + " " + netip.AddrPortFrom(d.want(n.node, p.Addrs), 0).String()
+		if got := strings.TrimSpace(lines[i]); !strings.HasPrefix(got, strings.TrimSuffix(want, "0")) {
+			t.Errorf("first packet: %s, want %s", got, want)
+		}
+	}
+}
+
+// end stops and removes a pod: both DELs.
+func (n *criNode) end(t *testing.T, pods ...*containerd.Pod) {
+	t.Helper()
+	for _, p := range pods {
+		must(t, p.Stop(within(t)))
+		must(t, p.Remove(within(t)))
+	}
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_runtimes
+
+package runtimes
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lacks is what is told where iptables is needed, and is not there.
+const lacks = "install iptables, or add the directory that holds it"
+
+// imageDir is where the reconciler's programs are: those of its image.
+const imageDir = "/opt/cni/image"
+
+// flush removes all rules, as somebody who tries things does.
+func (n *node) flush(t *testing.T) {
+	t.Helper()
+	script := "nft flush ruleset"
+	if n.form.variant == "legacy" {
+		script = "for i in iptables ip6tables; do $i-legacy -t nat -F; $i-legacy -t nat -X; done"
+	}
+	if output, code := n.ended(t, nil, "sh", "-c", script); code != 0 {
+		t.Fatal(output)
+	}
+}
+
+// TestHostWithoutIptables under a reconciler whose image has it: pods start, and
+// from their first packet on all is judged right, though only one of the two can
+// repair. Where iptables is asked for, the pod that needs it says that it lacks.
+func TestHostWithoutIptables(t *testing.T) {
+	for _, f := range forms()[1:] {
+		for _, backend := range []string{"auto", "iptables"} {
+			t.Run(f.name+"/"+backend, func(t *testing.T) {
+				n := newNode(t, f)
+				keys := prefixes()
+				keys["backend"] = backend
+				n.conflist(t, bridge(), n.entry(keys))
+				must(t, os.Rename(n.Path(programDir), n.Path(imageDir)))
+				n.noPrograms(t)
+				if backend == "auto" {
+					early := n.crioRun(t, "early")
+					n.verdicts(t, early.Host, early.addrs)
+					n.crioStop(t, early)
+					// The reconciler, which could, does not move what is right.
+					n.flush(t)
+				} else {
+					n.crioLacks(t, "early")
+				}
+				r := n.reconciler(t, imageDir)
+				n.soonReady(t, r)
+				for i := range 3 {
+					p := n.crioRun(t, fmt.Sprint("pod", i))
+					n.verdicts(t, p.Host, p.addrs)
+					n.flush(t)
+					if f.variant == "nft" || backend == "auto" && i > 0 {
+						until(t, serving, "repair", func() bool { return strings.Contains(n.rules(t), "IP-MASQ-AGENT") })
+						continue
+					}
+					// Of iptables-legacy there are no events: the next pod comes first.
+					if backend == "iptables" {
+						n.crioLacks(t, fmt.Sprint("next", i))
+						must(t, r.Signal(unix.SIGHUP))
+						until(t, serving, "repair", func() bool { return strings.Contains(n.rules(t), "IP-MASQ-AGENT") })
+					}
+				}
+				n.soonReady(t, r)
+				if moves := strings.Count(r.Output(), "these chains are kept now"); moves > 2 {
+					t.Errorf("the chains were moved %d times:\n%s", moves-1, r.Output())
+				}
+			})
+		}
+	}
+}
+
+// TestReconcilerWithoutIptables on a host that has it: the reverse.
+func TestReconcilerWithoutIptables(t *testing.T) {
+	for _, f := range forms()[1:] {
+		for _, backend := range []string{"auto", "iptables"} {
+			t.Run(f.name+"/"+backend, func(t *testing.T) {
+				n := newNode(t, f)
+				keys := prefixes()
+				keys["backend"] = backend
+				n.conflist(t, bridge(), n.entry(keys))
+				early := n.crioRun(t, "early")
+				n.verdicts(t, early.Host, early.addrs)
+				r := n.reconciler(t, imageDir, "--resync-interval", "1s")
+				n.soonReady(t, r) // all is right
+				for i := range 2 {
+					n.flush(t)
+					if backend == "iptables" {
+						until(t, serving, "unreadiness", func() bool {
+							code, body := r.ready(t)
+							return code == 503 && strings.Contains(body, lacks)
+						})
+					}
+					p := n.crioRun(t, fmt.Sprint("pod", i))
+					n.verdicts(t, p.Host, p.addrs)
+					n.verdicts(t, early.Host, early.addrs)
+					n.soonReady(t, r)
+				}
+				log := r.Output()
+				if moves := strings.Count(log, "these chains are kept now"); moves > 2 {
+					t.Errorf("the chains were moved %d times:\n%s", moves-1, log)
+				}
+				if backend == "iptables" {
+					wantSays(t, log, lacks)
+				}
+			})
+		}
+	}
+}
+
+// crioLacks makes a pod that cannot be, as iptables is not there, and says so.
+func (n *node) crioLacks(t *testing.T, name string) {
+	t.Helper()
+	if output, code := n.ended(t, nil, "ip", "netns", "add", name); code != 0 {
+		t.Fatal(output)
+	}
+	output, code := n.crio(t, "run", name, "/run/netns/"+name)
+	if code == 0 {
+		t.Error("without iptables, and without rules, a pod runs")
+	}
+	wantSays(t, output, "chain IP-MASQ-AGENT", lacks)
+	n.crioMust(t, "stop", name, "/run/netns/"+name)
+}
+
+func (n *node) soonReady(t *testing.T, r *reconciler) {
+	t.Helper()
+	var code int
+	var body string
+	for range 250 {
+		if code, body = r.ready(t); code == 200 {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Fatalf("the node is not ready: %d %s", code, body)
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_runtimes
+
+package runtimes
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// reconcile runs a command of the reconciler on the node.
+func (n *node) reconcile(t *testing.T, args ...string) (output string, code int) {
+	t.Helper()
+	program := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq-reconciler")
+	return n.ended(t, []string{"PATH=" + programDir}, program, args...)
+}
+
+// bare makes the node one that has never met us, but for the file with the entry.
+func (n *node) bare(t *testing.T) {
+	t.Helper()
+	must(t, os.Remove(n.Path(binDir+"/ip-masq")))
+	text, err := json.Marshal(n.entry(prefixes()))
+	must(t, err)
+	must(t, n.WriteFile("/etc/ip-masq/entry.json", string(text), 0o644))
+	n.conflist(t, bridge())
+}
+
+// install makes sure that install works, and does nothing the second time.
+func (n *node) install(t *testing.T) {
+	t.Helper()
+	plugin := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq")
+	for range 2 {
+		if output, code := n.reconcile(t, "install", "--plugin", plugin); code != 0 {
+			t.Fatalf("install: exit code %d: %s", code, output)
+		}
+	}
+}
+
+// wantGone: nothing of ours is left, and the conflist is the main CNI plugin's.
+func (n *node) wantGone(t *testing.T) {
+	t.Helper()
+	text, err := os.ReadFile(n.Path(conflistDir + "/10-pods.conflist"))
+	must(t, err)
+	if got, want := string(text), n.list(t, bridge()); got != want {
+		t.Errorf("the conflist is\n%s\nwant\n%s", got, want)
+	}
+	for _, path := range []string{binDir + "/ip-masq", dataDir} {
+		if _, err := os.Lstat(n.Path(path)); !os.IsNotExist(err) {
+			t.Errorf("%s: %v, want it gone", path, err)
+		}
+	}
+	if rules := n.rules(t); strings.Contains(rules, "ip-masq") || strings.Contains(rules, "IP-MASQ-AGENT") {
+		t.Errorf("rules:\n%s", rules)
+	}
+}
+
+// wantAlone: what a pod sends is seen as the pod's, as nobody masquerades.
+func (n *node) wantAlone(t *testing.T, h *topology.Host, addrs []netip.Addr) {
+	t.Helper()
+	seen := topology.Must(h.SendUDP(netip.MustParseAddrPort("203.0.113.11:7")))(t)
+	if !slices.Contains(addrs, seen.Source.Addr()) {
+		t.Errorf("without us the pod was seen as %s, want one of %s", seen.Source, addrs)
+	}
+}
+
+// TestInstall: the plugin comes to a node whose pods run, and goes from it while
+// pods run that it has seen: they end, and others start.
+func TestInstall(t *testing.T) {
+	onEvery(t, forms()[:2], func(t *testing.T, n *criNode) {
+		n.bare(t)
+		n.ready(t, true)
+		old := n.pod(t, "old")
+		n.install(t)
+		n.ready(t, true)
+		ours := n.pod(t, "ours")
+		n.firstPackets(t, ours)
+		n.wantAttachments(t, 1)
+		if output, code := n.reconcile(t, "uninstall"); code != 0 {
+			t.Errorf("uninstall: exit code %d: %s", code, output)
+		}
+		n.wantGone(t)
+		n.ready(t, true)
+		n.wantAlone(t, n.adopt(t, ours.Netns), ours.Addrs)
+		n.end(t, old, ours)
+		young := n.pod(t, "young")
+		n.wantAlone(t, n.adopt(t, young.Netns), young.Addrs)
+		n.end(t, young)
+		n.wantGone(t)
+	})
+}
+
+// TestUninstallWaits: runtimes that end a pod by the conflist of its ADD call the
+// plugin when it is in no conflist any more. So it stays until they have.
+func TestUninstallWaits(t *testing.T) {
+	waits := func(t *testing.T, n *node, h *topology.Host, addrs []netip.Addr, end func()) {
+		t.Helper()
+		n.verdicts(t, h, addrs)
+		if output, code := n.reconcile(t, "uninstall"); code != 1 {
+			t.Errorf("uninstall beside a pod: exit code %d: %s", code, output)
+		}
+		n.verdicts(t, h, addrs)
+		end()
+		if output, code := n.reconcile(t, "uninstall"); code != 0 {
+			t.Errorf("uninstall: exit code %d: %s", code, output)
+		}
+		n.wantGone(t)
+	}
+	t.Run("cri-o", func(t *testing.T) {
+		n := newNode(t, forms()[0])
+		n.bare(t)
+		n.install(t)
+		p := n.crioRun(t, "pod")
+		waits(t, n, p.Host, p.addrs, func() { n.crioStop(t, p) })
+		young := n.crioRun(t, "young")
+		n.wantAlone(t, young.Host, young.addrs)
+	})
+	t.Run("podman", func(t *testing.T) {
+		n := newNode(t, forms()[0])
+		n.bare(t)
+		n.install(t)
+		podman := n.podman(t)
+		h, addrs := n.podmanRun(t, podman, "pod")
+		waits(t, n, h, addrs, func() { n.podmanEnd(t, podman, "pod") })
+		h, addrs = n.podmanRun(t, podman, "young")
+		n.wantAlone(t, h, addrs)
+		n.podmanEnd(t, podman, "young")
+	})
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_runtimes
+
+package runtimes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/machine"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+type object = map[string]any
+
+// form is one in which a node keeps rules.
+type form struct {
+	name    string
+	backend string // the value of the key
+	variant string // of iptables; else ""
+}
+
+func forms() []form {
+	return []form{
+		{"nftables", "nftables", ""},
+		{"iptables-nft", "iptables", "nft"},
+		{"iptables-legacy", "iptables", "legacy"},
+	}
+}
+
+const (
+	binDir      = "/opt/cni/bin"
+	programDir  = "/opt/cni/programs" // PATH of runtimes, and so of plugins
+	conflistDir = "/etc/cni/net.d"
+	dataDir     = "/var/lib/cni/ip-masq"
+)
+
+// node is a machine with a world around it and our plugin installed.
+type node struct {
+	*topology.Topology
+	*machine.Machine
+	form form
+	// version is the one of conflists that suits the runtime.
+	version string
+	// adopted counts the pods that were made hosts.
+	adopted int
+}
+
+// newNode makes a node that keeps its rules in a form. Its runtime's PATH has the
+// form's programs alone.
+func newNode(t *testing.T, f form) *node {
+	t.Helper()
+	world := topology.New(t, topology.Options{})
+	n := &node{Topology: world, Machine: machine.New(t, world.Node), form: f, version: "1.0.0"}
+	bin := topology.Must(topology.BinDir())(t)
+	for _, program := range []string{"ip-masq", "cni/bridge", "cni/host-local", "cni/loopback"} {
+		must(t, n.Install(filepath.Join(bin, program), filepath.Join(binDir, filepath.Base(program))))
+	}
+	must(t, os.Mkdir(n.Path(programDir), 0o755))
+	n.programs(t)
+	return n
+}
+
+// programs makes the form's programs, under their plain names, all that the PATH has.
+func (n *node) programs(t *testing.T) {
+	t.Helper()
+	if n.form.variant == "" {
+		return
+	}
+	for _, base := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			program := topology.Must(exec.LookPath(base + "-" + n.form.variant + suffix))(t)
+			must(t, os.Symlink(program, filepath.Join(n.Path(programDir), base+suffix)))
+		}
+	}
+}
+
+// noPrograms takes them away: a host without iptables.
+func (n *node) noPrograms(t *testing.T) {
+	t.Helper()
+	must(t, errors.Join(os.RemoveAll(n.Path(programDir)), os.Mkdir(n.Path(programDir), 0o755)))
+}
+
+// bridge is the entry of the main plugin, of both families.
+func bridge() object {
+	return object{
+		"type": "bridge", "bridge": "cni0", "isGateway": true,
+		"ipam": object{
+			"type": "host-local",
+			"ranges": []any{
+				[]any{object{"subnet": "10.1.0.0/16"}},
+				[]any{object{"subnet": "fd00:1::/64"}},
+			},
+			"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}},
+		},
+	}
+}
+
+// entry is ours, with further keys.
+func (n *node) entry(keys object) object {
+	e := object{"type": "ip-masq", "backend": n.form.backend, "enableIPv6": true}
+	maps.Copy(e, keys)
+	return e
+}
+
+// list is the conflist of the network pods.
+func (n *node) list(t *testing.T, plugins ...object) string {
+	t.Helper()
+	text, err := json.MarshalIndent(object{"cniVersion": n.version, "name": "pods", "plugins": plugins}, "", "  ")
+	must(t, err)
+	return string(text)
+}
+
+// conflist writes the conflist, complete: runtimes watch its directory.
+func (n *node) conflist(t *testing.T, plugins ...object) {
+	t.Helper()
+	must(t, n.WriteFile(filepath.Join(conflistDir, "10-pods.conflist"), n.list(t, plugins...), 0o644))
+}
+
+// attachments is how many the plugin's state has, of any boot.
+func (n *node) attachments(t *testing.T) int {
+	t.Helper()
+	count := 0
+	err := filepath.WalkDir(n.Path(dataDir+"/attachments"), func(_ string, e fs.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() {
+			count++
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return count
+}
+
+func (n *node) wantAttachments(t *testing.T, want int) {
+	t.Helper()
+	if have := n.attachments(t); have != want {
+		t.Errorf("%d attachments, want %d", have, want)
+	}
+}
+
+// ended runs a program on the node that ends by itself.
+func (n *node) ended(t *testing.T, env []string, name string, args ...string) (output string, code int) {
+	t.Helper()
+	c := n.Command(within(t), name, args...)
+	if env != nil {
+		c.Env = env
+	}
+	text, err := c.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return string(text), c.ProcessState.ExitCode()
+}
+
+// rules are the node's, of every backend but the tables that looking makes.
+func (n *node) rules(t *testing.T) string {
+	t.Helper()
+	text, code := n.ended(t, nil, "nft", "-s", "list", "ruleset")
+	if code != 0 {
+		t.Fatalf("nft: %s", text)
+	}
+	if n.form.variant == "legacy" {
+		legacy, _ := n.ended(t, nil, "iptables-legacy-save", "-t", "nat")
+		text += legacy
+	}
+	return text
+}
+
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// until waits for what is to come soon.
+func until(t *testing.T, patience time.Duration, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %s", what, patience)
+		}
+	}
+}
+
+func wantSays(t *testing.T, text string, says ...string) {
+	t.Helper()
+	for _, s := range says {
+		if !strings.Contains(text, s) {
+			t.Errorf("it does not say %q:\n%s", s, text)
+		}
+	}
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_runtimes
+
+package runtimes
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// podmanRoot is the root filesystem of podman's containers: no image is needed.
+const podmanRoot = "/var/lib/containers/rootfs"
+
+// podman prepares podman on the node and returns how to run it.
+func (n *node) podman(t *testing.T) runs {
+	t.Helper()
+	const conf = "/etc/containers/containers.conf"
+	runc, code := n.ended(t, nil, "sh", "-c", "command -v runc")
+	if code != 0 {
+		t.Fatal("no runc")
+	}
+	must(t, n.WriteFile(conf, fmt.Sprintf(`[network]
+network_backend = "cni"
+cni_plugin_dirs = [%q]
+network_config_dir = %q
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+runtime = "runc"
+[engine.runtimes]
+runc = [%q]
+[containers]
+apparmor_profile = "unconfined"
+log_driver = "k8s-file"
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+`, binDir, conflistDir, strings.TrimSpace(runc)), 0o644))
+	must(t, n.WriteFile("/etc/containers/policy.json", `{"default": [{"type": "reject"}]}`, 0o644))
+	must(t, n.WriteFile(filepath.Join(podmanRoot, "pod"), string(topology.Must(containerd.PodProgram(within(t)))(t)), 0o755))
+	return func(args ...string) (string, int) {
+		t.Helper()
+		// conmon is found by its path; the plugins get this PATH.
+		return n.ended(t, []string{"PATH=" + programDir, "CONTAINERS_CONF=" + conf, "HOME=/run", "TMPDIR=/run"},
+			"podman", append([]string{"--cgroup-manager", "cgroupfs"}, args...)...)
+	}
+}
+
+// runs is how to run podman.
+type runs = func(args ...string) (output string, code int)
+
+// podmanRun runs a container of the pod program, with arguments.
+func (n *node) podmanRun(t *testing.T, podman runs, name string, args ...string) (*topology.Host, []netip.Addr) {
+	t.Helper()
+	all := []string{"run", "--detach", "--name", name, "--network", "pods", "--cgroup-parent", n.Cgroup, "--rootfs", podmanRoot, "/pod"}
+	if output, code := podman(append(all, args...)...); code != 0 {
+		t.Fatalf("run: exit code %d: %s", code, output)
+	}
+	const format = "{{.NetworkSettings.SandboxKey}} {{range .NetworkSettings.Networks}}{{.IPAddress}} {{.GlobalIPv6Address}}{{end}}"
+	told, code := podman("inspect", "--format", format, name)
+	fields := strings.Fields(told)
+	if code != 0 || len(fields) != 3 {
+		t.Fatalf("inspect: exit code %d: %s", code, told)
+	}
+	return n.adopt(t, n.Path(fields[0])), []netip.Addr{netip.MustParseAddr(fields[1]), netip.MustParseAddr(fields[2])}
+}
+
+func (n *node) podmanEnd(t *testing.T, podman runs, name string) {
+	t.Helper()
+	if output, code := podman("rm", "--force", "--time", "0", name); code != 0 {
+		t.Fatalf("rm: exit code %d: %s", code, output)
+	}
+}
+
+// TestPodman: a container of podman's on the conflist, in each form.
+func TestPodman(t *testing.T) {
+	for _, f := range forms() {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNode(t, f)
+			n.conflist(t, bridge(), n.entry(prefixes()))
+			podman := n.podman(t)
+			args := []string{"ask", "udp"}
+			for _, d := range destinations() {
+				args = append(args, d.to)
+			}
+			host, addrs := n.podmanRun(t, podman, "pod", args...)
+			n.wantAttachments(t, 1)
+			var log string
+			until(t, serving, "first packets", func() bool {
+				log, _ = podman("logs", "pod")
+				return strings.Count(log, "\n") >= len(destinations())
+			})
+			for _, d := range destinations() {
+				wantSays(t, log, d.to+" "+d.remote(n).Name+" "+strings.TrimSuffix(netip.AddrPortFrom(d.want(n, addrs), 0).String(), "0"))
+			}
+			n.verdicts(t, host, addrs)
+			n.podmanEnd(t, podman, "pod")
+			n.wantAttachments(t, 0)
+		})
+	}
+}
+
+// TestPodmanFailingAdd: podman tells what is wrong with our entry.
+func TestPodmanFailingAdd(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.conflist(t, bridge(), n.entry(object{"nonMasqueradeCIDRs": []string{"10.0.1.24/24"}}))
+	output, code := n.podman(t)("run", "--rm", "--network", "pods", "--cgroup-parent", n.Cgroup, "--rootfs", podmanRoot, "/pod")
+	if code == 0 {
+		t.Error("it runs")
+	}
+	wantSays(t, output, "nonMasqueradeCIDRs[0]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?")
+	n.wantAttachments(t, 0)
+}

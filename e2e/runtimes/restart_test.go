@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_runtimes
+
+package runtimes
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// TestRestart: pods go on while the runtime is stopped, killed and started again:
+// what they send all the while is judged right, and they end as any.
+func TestRestart(t *testing.T) {
+	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
+		n.conflist(t, bridge(), n.entry(prefixes()))
+		n.ready(t, true)
+		old := n.pod(t, "old")
+		args := []string{"load", "5ms"}
+		for _, d := range destinations() {
+			args = append(args, d.to)
+		}
+		load := topology.Must(old.Run(within(t), "load", containerd.PodImage, args...))(t)
+		topology.Must(load.Await(within(t), 20))(t)
+		must(t, n.Restart(within(t)))
+		middle := n.pod(t, "middle")
+		n.firstPackets(t, middle)
+		must(t, n.Kill())
+		must(t, n.Start(within(t)))
+		n.ready(t, true)
+		young := n.pod(t, "young")
+		n.firstPackets(t, young)
+		n.wantAttachments(t, 3)
+		n.wantLoad(t, load, old, 100)
+		n.end(t, old, middle, young)
+		n.wantAttachments(t, 0)
+	})
+}
+
+// wantLoad holds all that a load has seen against the policy.
+func (n *criNode) wantLoad(t *testing.T, load *containerd.Container, p *containerd.Pod, atLeast int) {
+	t.Helper()
+	lines := topology.Must(load.Await(within(t), atLeast))(t)
+	for _, line := range lines {
+		fields := strings.Fields(line) // time, destination, name, source
+		if len(fields) != 4 {
+			t.Errorf("load: %s", line)
+			continue
+		}
+		for _, d := range destinations() {
+			if d.to != fields[1] {
+				continue
+			}
+			source, err := netip.ParseAddrPort(fields[3])
+			if err != nil || source.Addr() != d.want(n.node, p.Addrs) {
+				t.Errorf("load: %s, want %s", line, d.want(n.node, p.Addrs))
+			}
+		}
+	}
+	t.Logf("%d packets", len(lines))
+}
+
+// TestReboot: the node loses power under its pods. The first pod after it is judged
+// right from its first packet, with nothing of ours running before its ADD; those
+// from before end, though their network namespaces are gone.
+func TestReboot(t *testing.T) {
+	onEvery(t, forms(), func(t *testing.T, n *criNode) {
+		n.conflist(t, bridge(), n.entry(prefixes()))
+		n.ready(t, true)
+		old, older := n.pod(t, "old"), n.pod(t, "older")
+		n.wantAttachments(t, 2)
+		must(t, n.Reboot(func(link string) bool { return link == n.LAN.Name || link == n.Outside.Name }))
+		if rules := n.rules(t); strings.Contains(rules, "IP-MASQ-AGENT") {
+			t.Fatalf("rules are left:\n%s", rules)
+		}
+		must(t, n.Start(within(t)))
+		n.ready(t, true)
+		young := n.pod(t, "young")
+		n.firstPackets(t, young)
+		n.verdicts(t, n.adopt(t, young.Netns), young.Addrs)
+		n.wantAttachments(t, 1) // those of the boot before are no more
+		n.end(t, old, older)
+		n.verdicts(t, n.adopt(t, young.Netns), young.Addrs)
+		n.end(t, young)
+		n.wantAttachments(t, 0)
+	})
+}
