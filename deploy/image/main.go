@@ -95,7 +95,7 @@ func (o options) image(ctx context.Context, arch string) (oci.Image, error) {
 	image := oci.Image{
 		Name: o.name, Arch: arch,
 		Entrypoint: []string{"/ip-masq-reconciler", "--agent-config-dir=/etc/config"},
-		Env:        []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
+		Env:        []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin:/"},
 		WorkingDir: "/",
 		Labels: map[string]string{
 			"org.opencontainers.image.title":       "ip-masq",

@@ -156,6 +156,9 @@ func (p *Plugin) status(ctx context.Context, args *skel.CmdArgs) error {
 	if err == nil {
 		err = n.wouldFail(ctx, entry)
 	}
+	if err != nil { // containerd and kubelet show this without a plugin's name
+		err = fmt.Errorf("%s: %w", config.PluginType, err)
+	}
 	return withCode(types.ErrPluginNotAvailable, err)
 }
 

@@ -113,7 +113,7 @@ func remedyFor(r foreign.Rule) string {
 	case strings.HasPrefix(r.Chain, "AWS-SNAT"):
 		return "Amazon VPC CNI: set AWS_VPC_K8S_CNI_EXTERNALSNAT=true."
 	case strings.HasPrefix(r.Chain, "CNI-") || strings.HasPrefix(r.Table, "cni_plugins"):
-		return "A CNI plugin's ipMasq: set it to false in the conflist; the rules go with their pods."
+		return "A CNI plugin's ipMasq: drain the node, set it to false in the conflist, and let the pods come back: rules of pods that run would stay."
 	case slices.Contains(r.NotOut, "docker0"):
 		return "Docker: run dockerd with --ip-masq=false if it must not."
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 
@@ -142,6 +143,11 @@ func (e *Enforcer) apply(ctx context.Context, v *View, lock *store.Lock) map[str
 		b, err := e.Drivers.Open(g.Choice)
 		if err == nil {
 			err = b.Apply(ctx, withoutChains(g.Desired, v.Failed), lock.File())
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			if why := e.able(ctx, g.Choice, policy.Families()); why != nil {
+				err = why // the kernel has one number for whatever it forbids
+			}
 		}
 		if err != nil {
 			for _, chain := range g.chains() {

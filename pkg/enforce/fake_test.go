@@ -23,6 +23,7 @@ type kernel struct {
 	lie      int                                         // so many coming observations miss a rule
 	sites    map[netfilter.Choice]map[policy.Family]bool // tables that stand; only iptables (nft) shows that they do not
 	noVacate map[netfilter.Choice]error
+	unable   map[netfilter.Choice]error
 	applied  int
 	removed  int
 }
@@ -187,6 +188,8 @@ func (b *fakeBackend) Remove(_ context.Context, refs []netfilter.ChainRef, held 
 	}
 	return nil
 }
+
+func (b *fakeBackend) Able(context.Context, policy.Family) error { return b.k.unable[b.c] }
 
 func (b *fakeBackend) Lacks(_ context.Context, f policy.Family) (netfilter.Site, error) {
 	if sites := b.k.sites[b.c]; sites != nil && !sites[f] {

@@ -215,7 +215,37 @@ func stale(rec store.Record, v *View) []store.OwnedChain {
 func (e *Enforcer) CanWrite(ctx context.Context, v *View, chain string) error {
 	for _, p := range v.Policies {
 		if p.Chain == chain {
-			_, err := e.Drivers.Choose(ctx, chain, p.Backend.Value)
+			c, err := e.Drivers.Choose(ctx, chain, p.Backend.Value)
+			if err != nil {
+				return err
+			}
+			return e.able(ctx, c, p.Families())
+		}
+	}
+	return nil
+}
+
+// Able tells why the rules of chains could not be written again, by chain: what
+// is right now need not be right for ever.
+func (e *Enforcer) Able(ctx context.Context, v *View) map[string]error {
+	unable := map[string]error{}
+	for _, g := range v.Groups {
+		for _, c := range g.Desired.Chains {
+			if err := e.able(ctx, g.Choice, []policy.Family{c.Family}); err != nil && unable[c.Name] == nil {
+				unable[c.Name] = err
+			}
+		}
+	}
+	return unable
+}
+
+func (e *Enforcer) able(ctx context.Context, c netfilter.Choice, families []policy.Family) error {
+	b, err := e.Drivers.Open(c)
+	if err != nil {
+		return err
+	}
+	for _, f := range families {
+		if err := b.Able(ctx, f); err != nil {
 			return err
 		}
 	}

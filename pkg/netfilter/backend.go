@@ -79,6 +79,11 @@ type Backend interface {
 	// there are no error.
 	Remove(ctx context.Context, chains []ChainRef, held *os.File) error
 
+	// Able tells why rules of a family cannot be written now, where that can be
+	// known without trying: nobody notices as long as they are right. It runs no
+	// program but to ask which variant it is.
+	Able(ctx context.Context, f policy.Family) error
+
 	// Lacks returns what is not there yet of the site for a family's chains. The
 	// next Apply makes it, and Remove leaves it, for it is everybody's by then.
 	// SiteThere is also the answer of a backend that leaves nothing behind, or

@@ -3,9 +3,12 @@
 package reconcile
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -31,6 +34,18 @@ func (n *Node) judge(r *Report) {
 		}
 	}
 	r.Took = time.Since(r.Started)
+}
+
+// judgeMeans says what chains are right and could not be made so again, as those
+// in iptables where an image has no iptables. The pass has not failed by that.
+func (n *Node) judgeMeans(ctx context.Context, r *Report) {
+	if r.View == nil || r.Result == Failed {
+		return
+	}
+	unable := n.Enforcer(r.warn).Able(ctx, r.View)
+	for _, chain := range slices.Sorted(maps.Keys(unable)) {
+		r.chainProblem(TopicRules, chain, fmt.Errorf("chain %s: nothing could be repaired: %w", chain, unable[chain]))
+	}
 }
 
 func (n *Node) judgeSources(r *Report) {

@@ -4,6 +4,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -35,6 +36,7 @@ func (n *Node) Pass(ctx context.Context, src *Sources) *Report {
 		n.write(ctx, r)
 		n.judge(r)
 	}
+	n.judgeMeans(ctx, r)
 	return r
 }
 
@@ -100,6 +102,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	} else {
 		n.adopt(ctx, r, e, lock, p)
 	}
+	r.Drift = slices.DeleteFunc(r.Drift, func(c policy.Change) bool { return !written(r.View, c.Chain) })
 	r.Pending = slices.DeleteFunc(r.Pending, func(s policy.Source) bool { return slices.Contains(r.Adopted, s) })
 	if n.load(r) {
 		r.Contributions = r.State.Contributions
@@ -122,6 +125,18 @@ func drift(v *enforce.View) policy.Diff {
 		}
 	}
 	return d
+}
+
+// written reports whether the rules of a chain could be written, whatever others
+// have made of them since; of what belongs to no chain, whether those of all could.
+func written(v *enforce.View, chain string) bool {
+	for _, p := range v.Policies {
+		var drift *enforce.DriftError
+		if err := v.Err(p.Chain); (chain == "" || chain == p.Chain) && err != nil && !errors.As(err, &drift) {
+			return false
+		}
+	}
+	return true
 }
 
 // adopt puts all changed documents in force, in one go so that no packet meets

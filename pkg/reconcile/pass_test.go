@@ -4,6 +4,7 @@ package reconcile
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -159,6 +160,42 @@ func TestDrift(t *testing.T) {
 	f.nft("flush", "ruleset")
 	f.wants(f.pass(), Repaired)
 	f.exempts(defaults)
+}
+
+// TestOwnedTable: a table that a program has made its own cannot be repaired, and
+// the message says so; nothing counts as repaired meanwhile.
+func TestOwnedTable(t *testing.T) {
+	f := newFixture(t)
+	f.conflist("podnet", nil)
+	f.right()
+	owner := exec.Command("nft", "-i")
+	in, err := owner.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := owner.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Write([]byte("delete table ip ip-masq\nadd table ip ip-masq { flags owner; }\n")); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(f.nft("list", "ruleset"), "flags owner"); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal(f.nft("list", "ruleset"))
+		}
+	}
+	r := f.pass()
+	f.wants(r, Failed, "table ip ip-masq is owned by another program", "end it")
+	if len(r.Drift) > 0 {
+		t.Errorf("counts as repaired: %v", r.Drift)
+	}
+	if err := in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := owner.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	f.wants(f.right(), Repaired)
 }
 
 // What was not made in this boot has not drifted.

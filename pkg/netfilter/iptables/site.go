@@ -16,6 +16,15 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
+// Able implements netfilter.Backend: rules are read without a program, but not
+// written.
+func (b *backend) Able(ctx context.Context, f policy.Family) error {
+	if _, err := b.programs.locate(ctx, baseName(f), b.choice.Variant, "-restore"); err != nil {
+		return unusable(b.choice, err)
+	}
+	return nil
+}
+
 // Lacks implements netfilter.Backend. iptables-nft makes table nat and its base
 // chains as it needs them and never takes them away. Those of iptables-legacy
 // are the kernel's, which keeps them as long as the module is loaded.

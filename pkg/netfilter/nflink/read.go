@@ -11,6 +11,7 @@ import (
 // Attribute numbers that golang.org/x/sys/unix does not have.
 const (
 	attrTableHandle = 4  // NFTA_TABLE_HANDLE
+	attrTableOwner  = 7  // NFTA_TABLE_OWNER
 	attrChainFlags  = 10 // NFTA_CHAIN_FLAGS
 	attrSetHandle   = 16 // NFTA_SET_HANDLE
 )
@@ -62,6 +63,9 @@ type Table struct {
 	Flags  uint32 // NFT_TABLE_F_*
 	Use    uint32 // chains, sets and other objects in it
 	Handle uint64
+	// Owner is the netlink port of the process that alone may change the table
+	// for as long as it lives (NFT_TABLE_F_OWNER); 0 where everybody may.
+	Owner uint32
 }
 
 // Dormant reports whether the table's base chains are switched off.
@@ -104,6 +108,7 @@ func decodeTable(attrs []byte) (Table, error) {
 		Flags:  t.optU32(unix.NFTA_TABLE_FLAGS),
 		Use:    t.optU32(unix.NFTA_TABLE_USE),
 		Handle: t.optU64(attrTableHandle),
+		Owner:  t.optU32(attrTableOwner),
 	}
 	if t.bad {
 		return Table{}, errMalformed

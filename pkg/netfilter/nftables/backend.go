@@ -5,6 +5,7 @@ package nftables
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 
@@ -56,6 +57,23 @@ func (b *backend) read() (map[policy.Family]*table, error) {
 // lock.
 func (b *backend) Apply(_ context.Context, desired policy.Ruleset, _ *os.File) error {
 	return b.write(func(f policy.Family, t *table) *plan { return planTable(f, t, chainsOf(desired, f)) })
+}
+
+// Able implements netfilter.Backend: a program can make a table its own.
+func (b *backend) Able(_ context.Context, f policy.Family) error {
+	conn, err := b.driver.dial()
+	if err != nil {
+		return err
+	}
+	t, err := conn.Table(headerOf(f).link, tableName)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return usable(err)
+	}
+	if t.Owner != 0 {
+		return fmt.Errorf("nftables: %w: table %s %s is owned by another program (flags owner, netlink port %d, which is often its pid), "+
+			"which alone may change it as long as it runs; end it", netfilter.ErrUnusable, headerOf(f).link, tableName, t.Owner)
+	}
+	return nil
 }
 
 // Lacks implements netfilter.Backend: the tables are ours, and go with the last
