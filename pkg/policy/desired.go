@@ -42,7 +42,7 @@ func (p Policy) chain(f Family, l Layout, o Owner) Chain {
 	for _, from := range l.group(f, ofFamily(sources, f)) {
 		c.Rules = append(c.Rules, Rule{From: from, Verdict: Return})
 	}
-	var destinations []Entry
+	destinations := make([]Entry, 0, len(p.Destinations))
 	for _, e := range p.Destinations {
 		if FamilyOf(e.Prefix.Addr()) == f {
 			destinations = append(destinations, e)

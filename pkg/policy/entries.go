@@ -40,16 +40,18 @@ func destinationLists(s Statement) []listed {
 // states beats what is built in; of two sources the one in force holds.
 func (m *merger) destinations() []Entry {
 	holds := m.heldActions()
-	var all entries
-	for _, b := range m.builtInDestinations() {
-		if e, named := holds[b.Prefix]; !named || e.Action == b.Action {
+	builtIns := m.builtInDestinations()
+	most := len(holds) + len(builtIns)
+	all := entries{list: make([]Entry, 0, most), index: make(map[netip.Prefix]int, most)}
+	for _, b := range builtIns {
+		if h, named := holds[b.Prefix]; !named || h.action == b.Action {
 			all.add(b.Prefix, b.Action, b.Origins[0])
 		}
 	}
 	for _, c := range m.inWrittenOrder() {
 		for _, l := range destinationLists(c.Statement) {
 			for i, p := range l.prefixes {
-				if holds[p].Action == l.action {
+				if holds[p].action == l.action {
 					all.add(p, l.action, Origin{c.Source, l.key, i})
 				}
 			}
@@ -58,10 +60,22 @@ func (m *merger) destinations() []Entry {
 	return all.list
 }
 
+// held is what holds for a prefix, and who said it first.
+type held struct {
+	action Action
+	origin Origin
+}
+
 // heldActions decides for each prefix that a source names, and reports those
 // that two name to opposite ends.
-func (m *merger) heldActions() map[netip.Prefix]Entry {
-	holds := map[netip.Prefix]Entry{}
+func (m *merger) heldActions() map[netip.Prefix]held {
+	named := 0
+	for _, c := range m.ranked {
+		for _, l := range destinationLists(c.Statement) {
+			named += len(l.prefixes)
+		}
+	}
+	holds := make(map[netip.Prefix]held, named)
 	for _, c := range m.ranked {
 		for _, l := range destinationLists(c.Statement) {
 			for i, p := range l.prefixes {
@@ -69,9 +83,9 @@ func (m *merger) heldActions() map[netip.Prefix]Entry {
 				first, named := holds[p]
 				switch {
 				case !named:
-					holds[p] = Entry{p, l.action, []Origin{o}}
-				case first.Action != l.action:
-					m.conflict(first.Origins[0], p, o, p, false)
+					holds[p] = held{l.action, o}
+				case first.action != l.action:
+					m.conflict(first.origin, p, o, p, false)
 				}
 			}
 		}

@@ -127,5 +127,7 @@ func inForce(a, b Contribution) int {
 
 // sorted returns a copy in the given order.
 func sorted[T any](s []T, by func(a, b T) int) []T {
-	return slices.SortedStableFunc(slices.Values(s), by)
+	out := slices.Clone(s)
+	slices.SortStableFunc(out, by)
+	return out
 }

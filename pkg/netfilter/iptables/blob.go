@@ -51,14 +51,20 @@ const (
 
 var errBlob = errors.New("the kernel's reply does not have the form of a table of iptables-legacy")
 
-// parseExtension reads the one at the beginning of b and returns its size.
-func parseExtension(b []byte) (extension, int, error) {
+// extensionSize returns the size of the one at the beginning of b.
+func extensionSize(b []byte) (int, error) {
 	if len(b) < extensionHead {
-		return extension{}, 0, errBlob
+		return 0, errBlob
 	}
 	size := int(binary.NativeEndian.Uint16(b))
-	if size < extensionHead || size > len(b) {
-		return extension{}, 0, errBlob
+	return size, errBlobUnless(size >= extensionHead && size <= len(b))
+}
+
+// parseExtension reads the one at the beginning of b and returns its size.
+func parseExtension(b []byte) (extension, int, error) {
+	size, err := extensionSize(b)
+	if err != nil {
+		return extension{}, 0, err
 	}
 	return extension{cString(b[nameAt:nameEnd]), uint32(b[revisionAt]), b[extensionHead:size]}, size, nil
 }
@@ -67,6 +73,13 @@ func parseExtension(b []byte) (extension, int, error) {
 func cString(b []byte) string {
 	text, _, _ := bytes.Cut(b, []byte{0})
 	return string(text)
+}
+
+func errBlobUnless(ok bool) error {
+	if ok {
+		return nil
+	}
+	return errBlob
 }
 
 // record is one entry of a blob, at its offset.
@@ -78,37 +91,9 @@ type record struct {
 	next   int // offset of what follows it
 }
 
-// records takes the blob apart into its entries.
-func (b blob) records(l layout) ([]record, error) {
-	var out []record
-	for at := 0; at < len(b.entries); {
-		e := b.entries[at:]
-		if len(e) < l.size {
-			return nil, errBlob
-		}
-		target, next := int(binary.NativeEndian.Uint16(e[l.targetAt:])), int(binary.NativeEndian.Uint16(e[l.nextAt:]))
-		if target < l.size || next < target || next > len(e) {
-			return nil, errBlob
-		}
-		x, _, err := parseExtension(e[target:next])
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, record{at, e[:l.size], e[l.size:target], x, at + next})
-		at += next
-	}
-	return out, nil
-}
-
-func errBlobUnless(ok bool) error {
-	if ok {
-		return nil
-	}
-	return errBlob
-}
-
 // entry reads a rule.
-func (r record) entry(f policy.Family, l layout, starts map[int]string) entry {
+func (r record) entry(p parts) entry {
+	l := p.layout
 	var out reading
 	out.rule.Connections = binary.NativeEndian.Uint64(r.head[l.packetsAt:])
 	flags := r.head[l.flags]
@@ -136,9 +121,9 @@ func (r record) entry(f policy.Family, l layout, starts map[int]string) entry {
 		out.refuse("goto")
 	}
 	if r.target.name == "" {
-		r.standardTarget(&out, starts)
+		r.standardTarget(&out, p)
 	} else {
-		out.targetExtension(f, r.target)
+		out.targetExtension(p.family, r.target)
 	}
 	return out.done("")
 }
@@ -160,9 +145,9 @@ func (r record) verdict() (int, bool) {
 }
 
 // standardTarget reads a target without a name.
-func (r record) standardTarget(out *reading, starts map[int]string) {
+func (r record) standardTarget(out *reading, p parts) {
 	verdict, ok := r.verdict()
-	chain, leads := starts[verdict]
+	chain, leads := p.chainAt(verdict)
 	switch {
 	case !ok:
 		out.refuse("a damaged verdict")

@@ -303,13 +303,13 @@ func FuzzBlob(f *testing.F) {
 			}
 			return
 		}
-		sections, starts, err := b.sections()
+		p, err := b.parts()
 		if err != nil {
 			t.Fatalf("the names can be read, the chains not: %v", err)
 		}
-		for _, s := range sections {
-			for _, r := range s.rules {
-				_ = r.expressions(b.family, starts)
+		for s := range p.sections() {
+			for r := range p.rules(s) {
+				_ = r.expressions(p)
 			}
 		}
 		table, err := b.chains([]string{"X"})

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 )
 
@@ -22,8 +23,13 @@ type finder struct {
 	trusted func(uid uint32) bool
 }
 
+// newFinder reads nothing before something is looked for: most ADDs run no
+// program.
 func newFinder(path string) finder {
-	return finder{path: path, trusted: trustedOwner(os.Geteuid(), "/proc/self/uid_map", "/proc/sys/kernel/overflowuid")}
+	owner := sync.OnceValue(func() func(uint32) bool {
+		return trustedOwner(os.Geteuid(), "/proc/self/uid_map", "/proc/sys/kernel/overflowuid")
+	})
+	return finder{path: path, trusted: func(uid uint32) bool { return owner()(uid) }}
 }
 
 // notFoundError says where a program was looked for.

@@ -56,6 +56,7 @@ const (
 	nameSize    = 32 // XT_TABLE_MAXNAMELEN
 	infoSize    = 84
 	infoHooks   = 36 // hook_entry[NF_INET_NUMHOOKS], underflow[…] right after
+	infoEntries = 76
 	infoSizeAt  = 80
 	numHooks    = 5
 	entriesHead = 40 // sizeof(struct ipt_get_entries)

@@ -33,15 +33,15 @@ func Legacy(f policy.Family, tableName string) ([]LegacyChain, error) {
 	if err != nil {
 		return nil, err
 	}
-	sections, starts, err := b.sections()
+	p, err := b.parts()
 	if err != nil {
 		return nil, err
 	}
-	chains := make([]LegacyChain, 0, len(sections))
-	for _, s := range sections {
-		c := LegacyChain{Name: s.chain, BuiltIn: s.builtIn}
-		for _, r := range s.rules {
-			c.Rules = append(c.Rules, nflink.Rule{Chain: s.chain, Exprs: r.expressions(f, starts)})
+	var chains []LegacyChain
+	for s := range p.sections() {
+		c := LegacyChain{Name: string(s.chain), BuiltIn: s.builtIn}
+		for r := range p.rules(s) {
+			c.Rules = append(c.Rules, nflink.Rule{Chain: c.Name, Exprs: r.expressions(p)})
 		}
 		chains = append(chains, c)
 	}
@@ -58,10 +58,10 @@ const (
 )
 
 // expressions returns the rule as iptables-nft would write it.
-func (r record) expressions(f policy.Family, starts map[int]string) []nflink.Expr {
-	l := layoutOf(f)
+func (r record) expressions(p parts) []nflink.Expr {
+	l := p.layout
 	sourceAt, destinationAt := uint32(12), uint32(16)
-	if f == policy.IPv6 {
+	if p.family == policy.IPv6 {
 		sourceAt, destinationAt = 8, 24
 	}
 	invert := r.head[l.inversions]
@@ -73,9 +73,9 @@ func (r record) expressions(f policy.Family, starts map[int]string) []nflink.Exp
 	out = interfaceExpressions(out, unix.NFT_META_IIFNAME, name(0), name(2), invert&invertIn != 0)
 	out = interfaceExpressions(out, unix.NFT_META_OIFNAME, name(1), name(3), invert&invertOut != 0)
 	flags := r.head[l.flags]
-	if p := binary.NativeEndian.Uint16(r.head[l.protocol:]); p != 0 && (l.protoFlag == 0 || flags&l.protoFlag != 0) {
+	if number := binary.NativeEndian.Uint16(r.head[l.protocol:]); number != 0 && (l.protoFlag == 0 || flags&l.protoFlag != 0) {
 		out = append(out, nflink.Meta{Key: unix.NFT_META_L4PROTO, Reg: nflink.Reg1},
-			nflink.Cmp{Op: operator(invert&invertProtocol != 0), Sreg: nflink.Reg1, Data: []byte{byte(p)}})
+			nflink.Cmp{Op: operator(invert&invertProtocol != 0), Sreg: nflink.Reg1, Data: []byte{byte(number)}})
 	}
 	if flags&^l.plainFlags != 0 {
 		out = append(out, nflink.Unknown{Kind: "fragment or type of service"})
@@ -89,7 +89,7 @@ func (r record) expressions(f policy.Family, starts map[int]string) []nflink.Exp
 		rest = rest[size:]
 	}
 	out = append(out, nflink.Counter{Packets: binary.NativeEndian.Uint64(r.head[l.packetsAt:])})
-	return r.targetExpressions(out, starts, flags&l.gotoFlag != 0)
+	return r.targetExpressions(out, p, flags&l.gotoFlag != 0)
 }
 
 func operator(inverted bool) nflink.CmpOp {
@@ -126,12 +126,12 @@ func notZero(b byte) bool { return b != 0 }
 
 // targetExpressions adds what the rule does. A rule without a target adds
 // nothing.
-func (r record) targetExpressions(out []nflink.Expr, starts map[int]string, goes bool) []nflink.Expr {
+func (r record) targetExpressions(out []nflink.Expr, p parts, goes bool) []nflink.Expr {
 	if r.target.name != "" {
 		return append(out, nflink.Target{Xt: r.target.name, Rev: r.target.revision, Info: r.target.info})
 	}
 	verdict, ok := r.verdict()
-	chain, leads := starts[verdict]
+	chain, leads := p.chainAt(verdict)
 	switch {
 	case !ok:
 		return append(out, nflink.Unknown{Kind: "damaged verdict"})

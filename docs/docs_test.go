@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package docs_test holds the documents against what they speak of: files,
+// headings, commands and flags, alerts.
+package docs_test
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const root = ".."
+
+// documents returns the texts of all documents of the project, by path.
+func documents(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch name := d.Name(); {
+		case err != nil:
+			return err
+		case d.IsDir() && (name == "bin" || name == "testdata" || name != root && strings.HasPrefix(name, ".")):
+			return filepath.SkipDir
+		case filepath.Ext(name) == ".md":
+			text, err := os.ReadFile(path)
+			all[path] = string(text)
+			return err
+		}
+		return nil
+	})
+	if err != nil || len(all) < 10 {
+		t.Fatalf("found %d documents: %v", len(all), err)
+	}
+	return all
+}
+
+var (
+	fenced  = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
+	heading = regexp.MustCompile(`(?m)^#+ +(.+)$`)
+	link    = regexp.MustCompile(`\]\(([^()\s]+)\)`)
+)
+
+// anchors returns the fragments by which the headings of a document are reached.
+func anchors(text string) []string {
+	var all []string
+	for _, m := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+		name := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(m[1]), "")
+		all = append(all, strings.ReplaceAll(name, " ", "-"))
+	}
+	return all
+}
+
+// TestLinks: what a document links to within the project is there, headings too.
+func TestLinks(t *testing.T) {
+	all := documents(t)
+	for path, text := range all {
+		for _, m := range link.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+			file, anchor, hasAnchor := strings.Cut(m[1], "#")
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			target := path
+			if file != "" {
+				target = filepath.Join(filepath.Dir(path), file)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s links to %s: %v", path, m[1], err)
+			} else if hasAnchor && !slices.Contains(anchors(all[target]), anchor) {
+				t.Errorf("%s links to %s, and %s has no such heading", path, m[1], target)
+			}
+		}
+	}
+}
+
+// TestIndex: the index leads to each document beside it.
+func TestIndex(t *testing.T) {
+	for path := range documents(t) {
+		if name := filepath.Base(path); filepath.Dir(path) == filepath.Join(root, "docs") && name != "README.md" {
+			if text := documents(t)[filepath.Join(root, "docs", "README.md")]; !strings.Contains(text, "("+name) {
+				t.Errorf("docs/README.md does not link to %s", name)
+			}
+		}
+	}
+}
+
+// help returns what --help of a command says.
+func help(t *testing.T, command ...string) string {
+	t.Helper()
+	path := filepath.Join(os.Getenv("IPMASQ_BIN_DIR"), "ip-masq-reconciler")
+	out, err := exec.Command(path, append(command, "--help")...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %q --help: %v\n%s\nrun make build, and set IPMASQ_BIN_DIR", path, command, err, out)
+	}
+	return string(out)
+}
+
+// TestCommands: each command and flag of the reconciler that documents name is
+// one that it has.
+func TestCommands(t *testing.T) {
+	// A call begins a line or a quotation; messages have a colon after the name.
+	call := regexp.MustCompile("(?m)(?:^ *|^ *\\$ |`)ip-masq-reconciler( [a-z]+)?((?: +(?:[^\\s`|;#&]|\\\\\n)+)*)")
+	flags := regexp.MustCompile(`(?:^|\s)--([a-z][a-z0-9-]*)`)
+	alone := regexp.MustCompile("`--([a-z][a-z0-9-]*)")
+	listed := regexp.MustCompile(`(?m)^  ([a-z]+) `)
+	others := []string{ // of other programs, and klog's, which --help does not list
+		"non-masquerade-cidr", "masquerade-all", "ip-masq", "noflush", "v",
+	}
+	general := help(t)
+	helps, all := map[string]string{"": general}, general
+	for _, m := range listed.FindAllStringSubmatch(general, -1) {
+		helps[m[1]] = general + help(t, m[1])
+		all += helps[m[1]]
+	}
+	calls := 0
+	for path, text := range documents(t) {
+		for _, m := range call.FindAllStringSubmatch(text, -1) {
+			calls++
+			known, is := helps[strings.TrimSpace(m[1])]
+			if !is {
+				t.Errorf("%s: %q: there is no such command", path, m[0])
+			}
+			for _, f := range flags.FindAllStringSubmatch(m[2], -1) {
+				if is && !strings.Contains(known, "--"+f[1]+" ") {
+					t.Errorf("%s: %q: there is no flag --%s", path, m[0], f[1])
+				}
+			}
+		}
+		for _, f := range alone.FindAllStringSubmatch(text, -1) {
+			if !strings.Contains(all, "--"+f[1]+" ") && !slices.Contains(others, f[1]) {
+				t.Errorf("%s: there is no flag --%s", path, f[1])
+			}
+		}
+	}
+	if calls < 30 {
+		t.Errorf("found %d calls: the test does not see them", calls)
+	}
+}
+
+// TestAlerts: operate.md tells what to do about each alert, and of no other.
+func TestAlerts(t *testing.T) {
+	rules, err := os.ReadFile(filepath.Join(root, "deploy", "kustomize", "components", "monitoring", "rules.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := func(pattern, text string) []string {
+		var all []string
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+			all = append(all, m[1])
+		}
+		slices.Sort(all)
+		return all
+	}
+	told := names("(?m)^\\| `(IPMasq\\w+)`", documents(t)[filepath.Join(root, "docs", "operate.md")])
+	if there := names(`- alert: (\w+)`, string(rules)); len(there) == 0 || !slices.Equal(there, told) {
+		t.Errorf("alerts:\n%q\noperate.md has:\n%q", there, told)
+	}
+}

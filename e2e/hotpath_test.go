@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
+)
+
+// effort is what an ADD takes that has nothing to do, counted in what does not
+// depend on the machine or on what else runs there.
+type effort struct {
+	allocations int
+	kilobytes   int // allocated
+	reads       int // calls of read(2): files, and answers of netlink
+	writes      int // calls of write(2): requests of netlink
+}
+
+// TestHotPath is the guard of the way that every pod's start waits for. It runs
+// ADD in this process, on a real kernel, and counts.
+//
+// The figures of a run differ by less than one in a hundred: maps grow in an
+// order that is random, and pools of encoding/json are emptied by the garbage
+// collector. Another release of Go, or of the iptables that writes the rules,
+// may move them by some more. So allocations and bytes may be a tenth above what
+// is committed here. Of answers and files there may be two more or fewer, for
+// kernels cut long answers in different places, and of requests one more, with
+// which the runtime of Go wakes a thread of its own now and then.
+// Whoever adds to them on purpose writes the new figures here; and so does
+// whoever saves a fourth, for a guard that hangs too low catches nothing.
+//
+// Time is not measured here: on a machine that others use it says nothing.
+// `make bench` measures it, side by side.
+func TestHotPath(t *testing.T) {
+	want := map[string]effort{
+		"nftables, 64 prefixes":                          {690, 160, 13, 9},
+		"nftables, 64 prefixes beside 5000 rules":        {690, 160, 13, 9},
+		"nftables, 1000 prefixes":                        {4460, 1635, 14, 9},
+		"iptables-nft, 64 prefixes":                      {1325, 216, 9, 5},
+		"iptables-nft, 64 prefixes beside 5000 rules":    {1325, 216, 9, 5},
+		"iptables-nft, 1000 prefixes":                    {14465, 2495, 17, 5},
+		"iptables-legacy, 64 prefixes":                   {777, 150, 5, 0},
+		"iptables-legacy, 64 prefixes beside 5000 rules": {777, 2810, 5, 0},
+		"iptables-legacy, 1000 prefixes":                 {6415, 1958, 5, 0},
+	}
+	for _, f := range forms() {
+		for _, c := range []struct {
+			suffix   string
+			prefixes int
+		}{{"", 64}, {fmt.Sprintf(" beside %d rules", manyRules), 64}, {"", 1000}} {
+			name := fmt.Sprintf("%s, %d prefixes%s", f.name, c.prefixes, c.suffix)
+			t.Run(name, func(t *testing.T) {
+				n := newNode(t, f)
+				if c.suffix != "" {
+					restore := "iptables-" + cmp.Or(f.variant, "nft") + "-restore"
+					n.feed(t, "*nat\n"+kubeProxy()+"COMMIT\n", restore, "--noflush")
+				}
+				var cidrs []string
+				for i := range c.prefixes {
+					cidrs = append(cidrs, fmt.Sprintf("20.%d.%d.0/24", i/100, 2*(i%100)))
+				}
+				conf := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": cidrs, "cidrLimit": c.prefixes})
+				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+				took := n.effort(t, conf)
+				t.Logf("%+v", took)
+				took.within(t, want[name])
+			})
+		}
+	}
+}
+
+// within fails the test where more was done than is committed, or so much less
+// that the figure says nothing any more.
+func (e effort) within(t *testing.T, committed effort) {
+	t.Helper()
+	for _, c := range []struct {
+		what            string
+		took, committed int
+		more, fewer     int // that are tolerated
+	}{
+		{"allocations", e.allocations, committed.allocations, committed.allocations / 10, committed.allocations / 4},
+		{"kilobytes", e.kilobytes, committed.kilobytes, committed.kilobytes / 10, committed.kilobytes / 4},
+		{"calls of read(2)", e.reads, committed.reads, 2, 2},
+		{"calls of write(2)", e.writes, committed.writes, 1, 0},
+	} {
+		switch {
+		case c.took > c.committed+c.more:
+			t.Errorf("%d %s, want %d, and %d more at most: an ADD that has nothing to do has become dearer", c.took, c.what, c.committed, c.more)
+		case c.took < c.committed-c.fewer:
+			t.Errorf("%d %s where %d are committed: write the new figure down", c.took, c.what, c.committed)
+		}
+	}
+}
+
+// effort counts what ADD of a configuration takes on the node.
+func (n *node) effort(t *testing.T, conf string) (e effort) {
+	t.Helper()
+	add := func() {
+		// As the plugin's main has it, for each ADD is a process.
+		nft := nftables.New()
+		var warnings bytes.Buffer
+		p := cniplugin.Plugin{
+			Drivers: netfilter.Drivers{iptables.New(iptables.Options{Path: n.path}), nft}, PluginFile: "/etc/ip-masq/plugin.toml",
+			LockWait: time.Second, Stdout: io.Discard, Stderr: &warnings,
+		}
+		args := skel.CmdArgs{ContainerID: "container", Netns: "/run/netns/container", IfName: "eth0", StdinData: []byte(conf)}
+		if err := p.Funcs().Add(&args); err != nil || warnings.Len() > 0 {
+			t.Fatalf("ADD: %v\n%s", err, warnings.String())
+		}
+		if err := nft.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	generation := n.generation(t)
+	if err := n.Node.Do(func() error {
+		const times = 20
+		e.allocations = int(testing.AllocsPerRun(times, add))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range times {
+			add()
+		}
+		runtime.ReadMemStats(&after)
+		e.kilobytes = int(after.TotalAlloc-before.TotalAlloc) / times >> 10
+		reads, writes := calls(t)
+		add()
+		readsAfter, writesAfter := calls(t)
+		again, _ := calls(t) // what the counting itself takes
+		e.reads, e.writes = readsAfter-reads-(again-readsAfter), writesAfter-writes
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if now := n.generation(t); now != generation {
+		t.Fatalf("generation %d, was %d: this was no ADD that has nothing to do", now, generation)
+	}
+	return e
+}
+
+// calls returns how often the thread has called read and write, and their like,
+// so far (proc_pid_io(5)).
+func calls(t *testing.T) (reads, writes int) {
+	t.Helper()
+	found := map[string]int{}
+	for line := range strings.Lines(string(contents(t, "/proc/thread-self/io"))) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		number, err := strconv.Atoi(value)
+		if err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		found[key] = number
+	}
+	if found["syscr"] == 0 {
+		t.Fatal("the kernel does not count system calls (CONFIG_TASK_IO_ACCOUNTING)")
+	}
+	return found["syscr"], found["syscw"]
+}

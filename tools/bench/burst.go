@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/chart"
+	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
+	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
+)
+
+// atOnce is how many ADDs come together.
+const atOnce = 20
+
+// together has the verifier run so many times at once in a round.
+func (v verifier) together(pods int) measure.Contender {
+	return measure.Contender{Name: v.name, Run: func(int) (float64, error) {
+		var requests []scene.Request
+		for range pods {
+			requests = append(requests, scene.Request{Plugin: v.plugin, Container: v.node.NextPod()})
+		}
+		took, err := v.node.RunAtOnce(requests)
+		return milliseconds(took), err
+	}}
+}
+
+// burst measures ADDs that come together.
+func (b *bench) burst() (err error) {
+	s, err := newStage()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if err := s.enforce(scene.Policy{Prefixes: scene.Prefixes(usual)}); err != nil {
+		return err
+	}
+	var contenders []measure.Contender
+	var names []string
+	for _, v := range s.verifiers() {
+		contenders = append(contenders, v.together(atOnce))
+		names = append(names, v.name)
+	}
+	f, err := measure.Interleave(b.limit(30, 45*time.Second), contenders...)
+	if err != nil {
+		return err
+	}
+	for _, form := range scene.Forms() {
+		r := f.Ratio(ours(form)+rules, empty)
+		reason := "twenty processes share the processors, so the ratio is that of their processor time, which is above for one ADD."
+		if form.Variant == "legacy" {
+			reason = "the kernel hands a table of iptables-legacy out whole, 5,000 rules of others included, and there is no other way to see ours: " +
+				"the cost is that of copying and walking it, in each of the twenty processes."
+		}
+		b.report.judge(budget{fmt.Sprintf("%d ADDs at once beside 5,000 rules of others, %s", atOnce, form.Name), "≤ 1.3 × an empty plugin",
+			r.String() + " ×", atMost(r, 1.3), reason})
+	}
+	section := b.report.section(fmt.Sprintf("%d ADDs at once", atOnce))
+	section.say("A node that starts, or a drained one's pods that come: all begin together, with %d prefixes, and what is timed ends with the last one.", usual)
+	table := [][]string{{"plugin", "× the empty plugin", "ms, all of them"}}
+	var rows []chart.Row
+	for _, name := range names {
+		table = append(table, []string{name, f.Ratio(name, empty).String(), f.Of(name).String()})
+		if name == empty {
+			continue
+		}
+		row := chart.Row{Name: name, Ratio: f.Ratio(name, empty)}
+		if strings.HasPrefix(name, "ip-masq") && hasRules(name) {
+			row.Budget = 1.3
+		}
+		rows = append(rows, row)
+	}
+	section.table(table)
+	svg, err := chart.Ratios(fmt.Sprintf("%d ADDs at once, as a multiple of an empty plugin", atOnce), "× the empty plugin", rows)
+	return b.report.plot(section, "burst.svg", "twenty ADDs at once as a multiple of an empty plugin", svg, err)
+}

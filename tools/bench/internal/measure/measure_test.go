@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package measure
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestQuantile(t *testing.T) {
+	s := Series{4, 1, 3, 2}
+	for q, want := range map[float64]float64{0: 1, 0.25: 1.75, 0.5: 2.5, 1: 4} {
+		if got := s.Quantile(q); got != want {
+			t.Errorf("quantile %v is %v, want %v", q, got, want)
+		}
+	}
+	if !math.IsNaN(Series{}.Median()) {
+		t.Error("no figures have a median")
+	}
+}
+
+// TestRatioIsOfRounds: a machine that becomes slower by the round does not
+// change what is paired.
+func TestRatioIsOfRounds(t *testing.T) {
+	speed := 1.0
+	contender := func(name string, cost float64) Contender {
+		return Contender{name, func(round int) (float64, error) {
+			return cost * math.Pow(2, float64(round)) * speed, nil
+		}}
+	}
+	f, err := Interleave(Limit{Rounds: 9, Least: 9}, contender("a", 3), contender("b", 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := f.Ratio("a", "b"); r != (Estimate{1.5, 1.5, 1.5, 9}) {
+		t.Errorf("ratio %v, want 1.5 of 9 rounds", r)
+	}
+}
+
+// TestOrder: each contender begins as often as any other, and nobody's warm-up
+// is counted.
+func TestOrder(t *testing.T) {
+	var order []string
+	contender := func(name string) Contender {
+		return Contender{name, func(int) (float64, error) { order = append(order, name); return 1, nil }}
+	}
+	f, err := Interleave(Limit{Rounds: 3, Least: 3}, contender("a"), contender("b"), contender("c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"a", "b", "c", "a", "b", "c", "b", "c", "a", "c", "a", "b"}
+	if !slices.Equal(order, want) {
+		t.Errorf("order %v, want %v", order, want)
+	}
+	if len(f.Of("c")) != 3 {
+		t.Errorf("%d figures of 3 rounds", len(f.Of("c")))
+	}
+}
+
+func TestTimeIsOverAfterTheLeast(t *testing.T) {
+	f, err := Interleave(Limit{Rounds: 50, Least: 2, Time: time.Nanosecond}, Contender{"a", func(int) (float64, error) { return 1, nil }})
+	if err != nil || len(f.Of("a")) != 2 {
+		t.Errorf("%d rounds, %v; want 2", len(f.Of("a")), err)
+	}
+}
+
+func TestAFailureEndsIt(t *testing.T) {
+	broken := errors.New("broken")
+	if _, err := Interleave(Limit{Rounds: 1}, Contender{"a", func(int) (float64, error) { return 0, broken }}); !errors.Is(err, broken) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestEstimateHoldsTheMedian(t *testing.T) {
+	e := EstimateOf(Series{1, 2, 3, 4, 100})
+	if e.Median != 3 || e.Low > 3 || e.High < 3 || e.Low < 1 || e.High > 100 {
+		t.Errorf("estimate %+v", e)
+	}
+}
+
+func TestShort(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 0.0123: "0.012", 1.5: "1.50", 9.999: "10.0", 99.99: "100", 1234.5: "1234", math.NaN(): "–"} {
+		if got := Short(v); got != want {
+			t.Errorf("%v is written %s, want %s", v, got, want)
+		}
+	}
+}

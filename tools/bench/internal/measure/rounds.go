@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package measure
+
+import (
+	"fmt"
+	"time"
+)
+
+// Contender is one of the things that are compared.
+type Contender struct {
+	Name string
+	// Run does it once and returns what it cost, in whatever unit the contenders
+	// share. The round counts from 0; that of the warm-up is -1.
+	Run func(round int) (float64, error)
+}
+
+// Limit says how often to measure: so many rounds, or fewer if the time is over
+// before, but never less than the least.
+type Limit struct {
+	Rounds, Least int
+	Time          time.Duration
+	Cold          bool // no warm-up, for what takes many seconds
+}
+
+// Figures are what each contender cost in each round.
+type Figures struct {
+	names  []string
+	rounds [][]float64 // by round, then contender
+}
+
+// Interleave runs all contenders once a round, in an order that begins with
+// another one in each. A first round warms caches up and is not counted.
+func Interleave(limit Limit, contenders ...Contender) (Figures, error) {
+	var f Figures
+	for _, c := range contenders {
+		f.names = append(f.names, c.Name)
+	}
+	start := time.Now()
+	first := -1
+	if limit.Cold {
+		first = 0
+	}
+	for round := first; round < limit.Rounds; round++ {
+		if round >= limit.Least && time.Since(start) > limit.Time {
+			break
+		}
+		costs := make([]float64, len(contenders))
+		for i := range contenders {
+			at := (i + max(round, 0)) % len(contenders)
+			cost, err := contenders[at].Run(round)
+			if err != nil {
+				return Figures{}, fmt.Errorf("%s, round %d: %w", contenders[at].Name, round, err)
+			}
+			costs[at] = cost
+		}
+		if round >= 0 {
+			f.rounds = append(f.rounds, costs)
+		}
+	}
+	return f, nil
+}
+
+// Of returns what a contender cost, by round, or nil if there is none of the
+// name.
+func (f Figures) Of(name string) Series {
+	var s Series
+	for i, known := range f.names {
+		if known != name {
+			continue
+		}
+		for _, costs := range f.rounds {
+			s = append(s, costs[i])
+		}
+	}
+	return s
+}
+
+// Ratio compares a contender with another, round by round.
+func (f Figures) Ratio(name, base string) Estimate {
+	return Paired(f.Of(name), f.Of(base))
+}
+
+// Extra is what a contender costs more than another, round by round.
+func (f Figures) Extra(name, base string) Series {
+	return combine(f.Of(name), f.Of(base), func(a, b float64) float64 { return a - b })
+}
+
+func combine(a, b Series, how func(a, b float64) float64) Series {
+	var s Series
+	for i := range min(len(a), len(b)) {
+		s = append(s, how(a[i], b[i]))
+	}
+	return s
+}
+
+// Paired compares figures that were taken in the same rounds.
+func Paired(a, b Series) Estimate {
+	return estimate(combine(a, b, func(a, b float64) float64 { return a / b }))
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scene
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// table is our table of the form nftables.
+const table = "ip-masq"
+
+// Wipe takes all NAT rules of the form away, as somebody who flushes does, and
+// waits until the kernel is done with it.
+func (n *Node) Wipe() error {
+	const settled = 20 * time.Millisecond
+	defer time.Sleep(settled)
+	if n.Form.Backend == "iptables" {
+		return n.Feed("*nat\nCOMMIT\n", "iptables-restore")
+	}
+	return n.Node.Do(func() error {
+		var b nflink.Batch
+		b.AddTable(nflink.IPv4, table) // in case there is none
+		b.DeleteTable(nflink.IPv4, table)
+		return commit(&b)
+	})
+}
+
+// Forget takes the rules and the state away: the node is as before its first pod.
+func (n *Node) Forget() error { return errors.Join(n.Wipe(), os.RemoveAll(n.DataDir)) }
+
+// desired are the rules of a policy, decided as the plugin decides them.
+func (n *Node) desired(p Policy, l policy.Layout) (policy.Ruleset, error) {
+	text, err := n.Entry(p)
+	if err != nil {
+		return policy.Ruleset{}, err
+	}
+	entry, err := config.ParseEntry(text)
+	if err != nil {
+		return policy.Ruleset{}, err
+	}
+	source := policy.Source{Kind: policy.Network, Name: entry.Network}
+	merged := policy.Merge([]policy.Contribution{{Source: source, Statement: entry.Statement}})
+	return policy.Desired(merged, l, policy.OwnedBy(n.DataDir)), nil
+}
+
+// Rebuilder makes the rules of a policy in this process, as a reconciler does
+// that has its socket open already. The form is nftables.
+type Rebuilder struct {
+	node    *Node
+	driver  *nftables.Driver
+	backend netfilter.Backend
+	desired policy.Ruleset
+}
+
+// Rebuilder prepares one.
+func (n *Node) Rebuilder(p Policy) (*Rebuilder, error) {
+	r := &Rebuilder{node: n, driver: nftables.New()}
+	var err error
+	if r.backend, err = r.driver.Open(netfilter.Choice{Backend: policy.NFTables}); err != nil {
+		return nil, err
+	}
+	r.desired, err = n.desired(p, r.backend.Layout())
+	return r, err
+}
+
+// Apply makes the rules and returns how long that took.
+func (r *Rebuilder) Apply() (took time.Duration, err error) {
+	err = r.node.Node.Do(func() error {
+		start := time.Now()
+		err := r.backend.Apply(context.Background(), r.desired, nil)
+		took = time.Since(start)
+		return err
+	})
+	return took, err
+}
+
+// Close closes the socket.
+func (r *Rebuilder) Close() error { return r.driver.Close() }
+
+// Script is the policy as input of `nft -f`.
+func (r *Rebuilder) Script() string { return string(nftables.Render(r.desired)) }
+
+// AgentScript is a policy as input of iptables-restore, as the agents write it.
+func AgentScript(prefixes []netip.Prefix) string { return agentRules(prefixes) }
+
+// Elements counts what stands in the sets of our table.
+func (n *Node) Elements() (count int, err error) {
+	err = n.Node.Do(func() (err error) {
+		c, err := nflink.Dial()
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, c.Close()) }()
+		sets, err := c.Sets(nflink.IPv4, table)
+		if err != nil {
+			return err
+		}
+		for _, s := range sets {
+			elements, err := c.Elements(nflink.IPv4, table, s.Name)
+			if err != nil {
+				return err
+			}
+			ranges, err := s.Ranges(elements)
+			if err != nil {
+				return err
+			}
+			count += len(ranges)
+		}
+		return nil
+	})
+	return count, err
+}
+
+// Peak runs ADD of ip-masq and returns the most memory that it had, in bytes.
+func (n *Node) Peak() (int64, error) {
+	c, err := n.prepare(Request{Plugin: "plugin-peak", Container: n.NextPod()})
+	if err != nil {
+		return 0, err
+	}
+	defer c.close()
+	file := filepath.Join(n.Dir, "peak")
+	c.command.Env = append(c.command.Env, "PEAK_OF="+n.Program("ip-masq"), "PEAK_FILE="+file)
+	if err := c.explain(c.command.Run()); err != nil {
+		return 0, err
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	peak, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("read peak: %w", err)
+	}
+	return peak, nil
+}

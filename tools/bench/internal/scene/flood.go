@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scene
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Protocol is that of new connections.
+type Protocol string
+
+// The protocols that connections are opened with: a datagram, or a SYN.
+const (
+	UDP Protocol = "udp"
+	TCP Protocol = "tcp"
+)
+
+// Flood opens new connections from the pod, one after the other, by the first
+// packet of each, and returns what one took in microseconds. They go through the
+// node, and end at the door of the outside host, which answers nothing: what is
+// timed is routing, connection tracking, the NAT rules, and the writing of the
+// packets. Every flow has a destination port of its own, and the node forgets
+// those of the flood before.
+func (n *Node) Flood(to netip.Addr, protocol Protocol, flows int) (float64, error) {
+	const tries = 5
+	var lost int64
+	for range tries {
+		if err := n.Node.FlushConntrack(); err != nil {
+			return 0, err
+		}
+		took, missing, err := n.flood(to, protocol, flows)
+		if err != nil {
+			return 0, fmt.Errorf("flood %s from a pod: %w", protocol, err)
+		}
+		if missing == 0 {
+			return float64(took.Nanoseconds()) / 1e3 / float64(flows), nil
+		}
+		lost = missing
+	}
+	return 0, fmt.Errorf("flood %s to %s: %d of %d packets did not arrive, %d times", protocol, to, lost, flows, tries)
+}
+
+func (n *Node) flood(to netip.Addr, protocol Protocol, flows int) (took time.Duration, missing int64, err error) {
+	if err := n.shutDoor(); err != nil {
+		return 0, 0, err
+	}
+	before, err := n.arrived()
+	if err != nil {
+		return 0, 0, err
+	}
+	var start time.Time
+	err = n.pod.Do(func() error {
+		s, err := newSender(protocol, to)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		start = time.Now()
+		for i := range flows {
+			if err := s.send(uint16(1024 + i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	// The kernel forwards as part of the sending, as a rule.
+	for {
+		now, err := n.arrived()
+		took = time.Since(start)
+		if err != nil {
+			return 0, 0, err
+		}
+		if now-before >= int64(flows) {
+			return took, 0, nil
+		}
+		if took > time.Second+time.Duration(flows)*time.Millisecond {
+			return took, int64(flows) - (now - before), nil
+		}
+	}
+}
+
+// arrived is how many packets have come to the outside host.
+func (n *Node) arrived() (int64, error) {
+	link, err := n.Outside.Netlink.LinkByName("eth0")
+	if err != nil {
+		return 0, err
+	}
+	return int64(link.Attrs().Statistics.RxPackets), nil
+}
+
+// shutDoor makes the outside host drop what comes in, once.
+func (n *Node) shutDoor() error {
+	if n.doorShut {
+		return nil
+	}
+	n.doorShut = true
+	return n.Outside.Do(dropAll)
+}
+
+// sender sends first packets of connections.
+type sender struct {
+	fd     int
+	to     unix.SockaddrInet4
+	packet []byte
+	tcp    bool
+}
+
+func newSender(protocol Protocol, to netip.Addr) (*sender, error) {
+	s := &sender{to: unix.SockaddrInet4{Addr: to.As4()}, tcp: protocol == TCP}
+	kind, number := unix.SOCK_DGRAM, unix.IPPROTO_UDP
+	if s.tcp {
+		kind, number = unix.SOCK_RAW, unix.IPPROTO_TCP
+		s.packet = syn()
+	} else {
+		s.packet = []byte("bench")
+	}
+	var err error
+	if s.fd, err = unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, number); err != nil {
+		return nil, fmt.Errorf("open socket: %w", err)
+	}
+	if err := unix.Bind(s.fd, &unix.SockaddrInet4{Addr: PodAddress().As4()}); err != nil {
+		return nil, errors.Join(fmt.Errorf("bind socket: %w", err), unix.Close(s.fd))
+	}
+	return s, nil
+}
+
+func (s *sender) send(port uint16) error {
+	if s.tcp {
+		setPort(s.packet, PodAddress(), netip.AddrFrom4(s.to.Addr), port)
+	} else {
+		s.to.Port = int(port)
+	}
+	return unix.Sendto(s.fd, s.packet, 0, &s.to)
+}
+
+func (s *sender) close() { _ = unix.Close(s.fd) } // nothing is on its way
+
+// syn is a TCP header that asks for a connection (RFC 9293).
+func syn() []byte {
+	const sourcePort = 40000
+	h := make([]byte, 20)
+	binary.BigEndian.PutUint16(h, sourcePort)
+	binary.BigEndian.PutUint32(h[4:], 1) // sequence number
+	h[12], h[13] = 5<<4, 0x02            // five words, SYN
+	binary.BigEndian.PutUint16(h[14:], 0xffff)
+	return h
+}
+
+// setPort sets the destination port of a TCP header and its checksum, without
+// which connection tracking calls the packet invalid.
+func setPort(h []byte, from, to netip.Addr, port uint16) {
+	binary.BigEndian.PutUint16(h[2:], port)
+	h[16], h[17] = 0, 0
+	pseudo := append(from.AsSlice(), to.AsSlice()...)
+	pseudo = append(pseudo, 0, unix.IPPROTO_TCP, 0, byte(len(h)))
+	sum := uint32(0)
+	for _, b := range [][]byte{pseudo, h} {
+		for i := 0; i < len(b); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(b[i:]))
+		}
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(h[16:], ^uint16(sum))
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scene
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+)
+
+// dropAll drops every IPv4 packet that comes in, before anything is done for it,
+// in the network namespace of the thread.
+func dropAll() error {
+	const table, chain = "door", "shut"
+	var b nflink.Batch
+	b.AddTable(nflink.IPv4, table)
+	b.AddChain(nflink.IPv4, table, chain, &nflink.Base{Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: -400, Policy: nflink.Drop})
+	return commit(&b)
+}
+
+func commit(b *nflink.Batch) error {
+	c, err := nflink.Dial()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(c.Commit(b), c.Close()); err != nil {
+		return fmt.Errorf("write rules: %w", err)
+	}
+	return nil
+}
+
+// Generation is the number of commits to nf_tables on the node so far, as the
+// kernel counts them.
+func (n *Node) Generation() (generation uint32, err error) {
+	err = n.Node.Do(func() error {
+		c, err := nflink.Dial()
+		if err != nil {
+			return err
+		}
+		generation, err = c.Generation()
+		return errors.Join(err, c.Close())
+	})
+	return generation, err
+}

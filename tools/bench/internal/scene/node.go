@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scene
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// Form is one in which a node keeps rules.
+type Form struct {
+	Name    string
+	Backend string // the value of the key
+	Variant string // of iptables, on this node
+}
+
+// Forms are all there are. The node of the form nftables has iptables-nft for
+// what others do there.
+func Forms() []Form {
+	return []Form{
+		{"nftables", "nftables", "nft"},
+		{"iptables-nft", "iptables", "nft"},
+		{"iptables-legacy", "iptables", "legacy"},
+	}
+}
+
+// Chain is the chain of all that is measured.
+const Chain = "IP-MASQ-AGENT"
+
+// Node is a node that keeps its rules in a form, and a pod on it.
+type Node struct {
+	*topology.Topology
+	Form Form
+	// Dir is private to the node; DataDir is what the entry names.
+	Dir, DataDir string
+	// Warned is whether ip-masq warned of the policy that was enforced last.
+	Warned bool
+
+	programs string // the only directory of PATH
+	binaries string
+	pod      *topology.Host
+	stdin    string // the file with the current entry
+	pods     int
+	doorShut bool // of the outside host
+}
+
+// NewNode makes one without rules.
+func NewNode(form Form) (n *Node, err error) {
+	n = &Node{Form: form}
+	if n.binaries, err = topology.BinDir(); err != nil {
+		return nil, err
+	}
+	if n.Topology, err = topology.Build(topology.Options{}); err != nil {
+		return nil, err
+	}
+	n.Dir = filepath.Join("/run", filepath.Base(n.Node.Path))
+	n.DataDir, n.programs = filepath.Join(n.Dir, "data"), filepath.Join(n.Dir, "bin")
+	n.stdin = filepath.Join(n.Dir, "stdin")
+	if err := errors.Join(os.MkdirAll(n.programs, 0o755), n.link()); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	if n.pod, err = n.AddPod("pod", PodAddress(), netip.MustParseAddr("fd00:244::5")); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+// PodAddress is the address of the pod that opens connections.
+func PodAddress() netip.Addr { return netip.MustParseAddr("10.244.0.5") }
+
+// link fills the only directory of PATH with the programs of the form.
+func (n *Node) link() error {
+	links := map[string]string{"nft": "nft"}
+	for _, base := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			links[base+suffix] = base + "-" + n.Form.Variant + suffix
+		}
+	}
+	for name, program := range links {
+		genuine, err := exec.LookPath(program)
+		if err == nil {
+			err = os.Symlink(genuine, filepath.Join(n.programs, name))
+		}
+		if err != nil {
+			return fmt.Errorf("find programs: %w (`make packages` installs them)", err)
+		}
+	}
+	return nil
+}
+
+// Policy is what an entry states.
+type Policy struct {
+	Prefixes []netip.Prefix
+	IPv6     bool
+}
+
+// Entry is the entry of ip-masq as a runtime hands it over on stdin. The
+// exemption of link-local addresses is off, so that a policy has as many prefixes
+// as it states.
+func (n *Node) Entry(p Policy) ([]byte, error) {
+	if p.Prefixes == nil {
+		p.Prefixes = []netip.Prefix{}
+	}
+	return json.Marshal(map[string]any{
+		"cniVersion": "1.1.0", "name": "podnet", "type": "ip-masq", "backend": n.Form.Backend, "dataDir": n.DataDir,
+		"masqChain": Chain, "nonMasqueradeCIDRs": p.Prefixes, "cidrLimit": max(64, len(p.Prefixes)),
+		"enableIPv6": p.IPv6, "masqLinkLocal": true, "masqLinkLocalIPv6": true,
+		"prevResult": map[string]any{
+			"cniVersion": "1.1.0",
+			"interfaces": []any{map[string]any{"name": "eth0", "sandbox": n.pod.Path}},
+			"ips":        []any{map[string]any{"address": PodAddress().String() + "/16", "gateway": "10.244.0.1", "interface": 0}},
+		},
+	})
+}
+
+// State makes a policy the one that ADDs state from now on. It runs nothing.
+func (n *Node) State(p Policy) error {
+	entry, err := n.Entry(p)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(n.stdin, entry, 0o644)
+}
+
+// Enforce states a policy and has ip-masq make it so.
+func (n *Node) Enforce(p Policy) error {
+	if err := n.State(p); err != nil {
+		return err
+	}
+	took, err := n.Add("ip-masq", n.NextPod())
+	n.Warned = strings.Contains(took.Said, "ip-masq: warning: ")
+	return err
+}
+
+// Feed gives text to a program on the node.
+func (n *Node) Feed(text, program string, args ...string) error {
+	c := n.Node.Command(context.Background(), filepath.Join(n.programs, program), args...)
+	c.Stdin = strings.NewReader(text)
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s on %s: %w\n%s", program, strings.Join(args, " "), n.Form.Name, err, out)
+	}
+	return nil
+}

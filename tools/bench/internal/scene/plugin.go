@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scene
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// Took is what a run of a plugin cost, from before its start to after its end.
+type Took struct {
+	Wall time.Duration
+	CPU  time.Duration // of the plugin and of the programs that it ran
+	Said string        // on both outputs
+}
+
+// call is a plugin that is about to run.
+type call struct {
+	command *topology.Cmd
+	output  *os.File
+	files   []*os.File
+}
+
+// Request says what to ask of a plugin, if it is not the ADD of the node's entry
+// for a pod without a network.
+type Request struct {
+	Plugin    string
+	Container string
+	Verb      string // "" is ADD
+	Netns     string // "" is the pod's of the node
+	Stdin     string // a file; "" is the node's entry
+	Device    string // "" is eth0
+}
+
+// NextPod is a container ID. Those of a full node come again and again.
+func (n *Node) NextPod() string {
+	const full = 250
+	n.pods++
+	return fmt.Sprintf("%064x", n.pods%full)
+}
+
+// Add runs ADD of a plugin for a container.
+func (n *Node) Add(plugin, container string) (Took, error) {
+	return n.Run(Request{Plugin: plugin, Container: container})
+}
+
+// Run runs a plugin and fails if the plugin does.
+func (n *Node) Run(r Request) (Took, error) {
+	c, err := n.prepare(r)
+	if err != nil {
+		return Took{}, err
+	}
+	defer c.close()
+	start := time.Now()
+	err = c.command.Run()
+	return c.took(time.Since(start)), c.explain(err)
+}
+
+// RunAtOnce runs all of them and returns how long it was until the last ended.
+func (n *Node) RunAtOnce(requests []Request) (time.Duration, error) {
+	calls := make([]*call, len(requests))
+	for i, r := range requests {
+		var err error
+		if calls[i], err = n.prepare(r); err != nil {
+			return 0, err
+		}
+		defer calls[i].close()
+	}
+	start := time.Now()
+	for i, c := range calls {
+		if err := c.command.Start(); err != nil {
+			for _, started := range calls[:i] {
+				_ = started.command.Wait() // the failure to start is the one to tell
+			}
+			return 0, err
+		}
+	}
+	var failure error
+	for _, c := range calls {
+		if err := c.explain(c.command.Wait()); err != nil {
+			failure = err
+		}
+	}
+	return time.Since(start), failure
+}
+
+// prepare opens all files before the clock starts: with files in place of pipes
+// there are no goroutines that copy while it runs.
+func (n *Node) prepare(r Request) (*call, error) {
+	verb, netns, stdin, device := r.Verb, r.Netns, r.Stdin, r.Device
+	if verb == "" {
+		verb = "ADD"
+	}
+	if netns == "" {
+		netns = n.pod.Path
+	}
+	if stdin == "" {
+		stdin = n.stdin
+	}
+	if device == "" {
+		device = "eth0"
+	}
+	in, err := os.Open(stdin)
+	if err != nil {
+		return nil, err
+	}
+	out, err := os.CreateTemp(n.Dir, "output")
+	if err != nil {
+		return nil, err
+	}
+	c := &call{command: n.Node.Command(context.Background(), n.Program(r.Plugin)), output: out, files: []*os.File{in, out}}
+	c.command.Env = []string{"PATH=" + n.programs, "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + r.Container,
+		"CNI_NETNS=" + netns, "CNI_IFNAME=" + device, "CNI_PATH=" + filepath.Join(n.binaries, "cni")}
+	c.command.Stdin, c.command.Stdout, c.command.Stderr = in, out, out
+	return c, nil
+}
+
+// Program is the path of a plugin: ip-masq, one of those that were built for the
+// benchmark, or a reference plugin.
+func (n *Node) Program(plugin string) string {
+	for _, dir := range []string{"", "bench", "cni"} {
+		path := filepath.Join(n.binaries, dir, plugin)
+		if info, err := os.Stat(path); err == nil && !info.IsDir() {
+			return path
+		}
+	}
+	return plugin
+}
+
+func (c *call) took(wall time.Duration) Took {
+	t := Took{Wall: wall}
+	if state := c.command.ProcessState; state != nil {
+		t.CPU = state.UserTime() + state.SystemTime()
+	}
+	said, _ := os.ReadFile(c.output.Name()) // what it said is told where it failed
+	t.Said = string(said)
+	return t
+}
+
+func (c *call) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	said, _ := os.ReadFile(c.output.Name()) // the failure of the plugin is the one to tell
+	return fmt.Errorf("%s: %w\n%s", filepath.Base(c.command.Path), err, said)
+}
+
+func (c *call) close() {
+	for _, f := range c.files {
+		_ = f.Close() // nothing is read or written any more
+	}
+	_ = os.Remove(c.output.Name()) // it goes with the sandbox
+}

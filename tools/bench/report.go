@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
+)
+
+// report is what docs/benchmarks/README.md is made of.
+type report struct {
+	sections []*section
+	budgets  []budget
+	plots    map[string][]byte
+	// scale are the measured lines of docs/scale.md.
+	scale          strings.Builder
+	took           time.Duration
+	quick, partial bool
+	busy           float64 // load of the last minute when the run began
+}
+
+func newReport() *report { return &report{plots: map[string][]byte{}} }
+
+// budget is a row of the table of promises.
+type budget struct {
+	work, promise, measured string
+	verdict                 verdict
+	// reason is why it cannot hold, told if it does not.
+	reason string
+}
+
+// verdict is what the figures say of a promise. One is not for certain if the
+// interval of the figure has values on the other side.
+type verdict struct{ held, certain bool }
+
+// atMost is the verdict on a figure that may not be above something.
+func atMost(e measure.Estimate, most float64) verdict {
+	held := e.Median <= most
+	return verdict{held, held == (e.High <= most) && held == (e.Low <= most)}
+}
+
+// plainly is the verdict on something that was counted.
+func plainly(held bool) verdict { return verdict{held, true} }
+
+func (v verdict) String() string {
+	word := "held"
+	if !v.held {
+		word = "**missed**"
+	}
+	if !v.certain {
+		word += ", not for certain"
+	}
+	return word
+}
+
+func (r *report) judge(b budget) { r.budgets = append(r.budgets, b) }
+
+type section struct {
+	title string
+	text  strings.Builder
+}
+
+func (r *report) section(title string) *section {
+	s := &section{title: title}
+	r.sections = append(r.sections, s)
+	return s
+}
+
+// say adds a paragraph.
+func (s *section) say(format string, args ...any) {
+	fmt.Fprintf(&s.text, format+"\n\n", args...)
+}
+
+// table adds a table; the first row is its head.
+func (s *section) table(rows [][]string) { s.text.WriteString(table(rows) + "\n") }
+
+func table(rows [][]string) string {
+	var b strings.Builder
+	for i, row := range rows {
+		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
+		if i == 0 {
+			b.WriteString("|---|" + strings.Repeat("---:|", len(row)-1) + "\n")
+		}
+	}
+	return b.String()
+}
+
+// plot adds a picture to the section.
+func (r *report) plot(s *section, file, alt string, svg []byte, err error) error {
+	if err != nil {
+		return err
+	}
+	r.plots[file] = svg
+	fmt.Fprintf(&s.text, "![%s](%s)\n\n", alt, file)
+	return nil
+}
+
+// write writes the report and its plots into a directory, and the measured lines
+// into the document about scale.
+func (r *report) write(dir, scale string) error {
+	text, err := r.text()
+	if err != nil {
+		return err
+	}
+	errs := []error{os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "README.md"), []byte(text), 0o644)}
+	for file, svg := range r.plots {
+		errs = append(errs, os.WriteFile(filepath.Join(dir, file), svg, 0o644))
+	}
+	if r.scale.Len() > 0 && !r.quick {
+		errs = append(errs, r.writeScale(scale))
+	}
+	return errors.Join(errs...)
+}
+
+// writeScale replaces what stands between the marks of a document that is
+// otherwise written by hand.
+func (r *report) writeScale(path string) error {
+	const begin, end = "<!-- measured: make bench writes what follows -->\n", "<!-- end of what was measured -->\n"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("write figures of scale: %w", err)
+	}
+	head, rest, found := strings.Cut(string(text), begin)
+	_, tail, ends := strings.Cut(rest, end)
+	if !found || !ends {
+		return fmt.Errorf("write figures of scale: %s lacks the marks %q and %q", path, begin, end)
+	}
+	return os.WriteFile(path, []byte(head+begin+"\n"+r.scale.String()+"\n"+end+tail), 0o644)
+}
+
+func (r *report) text() (string, error) {
+	machine, err := describeMachine(r.busy)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	b.WriteString("# What ip-masq costs\n\n" +
+		"Written by `make bench`, whole; do not edit. All contenders of a comparison run in turn (A B A B …), in network namespaces, " +
+		"each round beginning with another one. Ratios are taken within a round; what is given is their median and, in brackets, the interval that " +
+		"holds the true median in 95 of 100 cases (bootstrap). Times are medians with quartiles: they are of this machine and this hour, and no " +
+		"verdict rests on one alone.\n\n")
+	if r.quick {
+		b.WriteString("**This was a quick run: few rounds, the largest sizes left out. Its verdicts mean little.**\n\n")
+	}
+	if r.partial {
+		b.WriteString("**This was a partial run: sections are missing.**\n\n")
+	}
+	if r.busy > float64(runtime.NumCPU())/2 {
+		fmt.Fprintf(&b, "**The machine was busy before the run began (load %.1f): times are those of a crowd, and verdicts on them mean little.**\n\n", r.busy)
+	}
+	fmt.Fprintf(&b, "%s\nThe run took %s.\n\n", machine, r.took.Round(time.Second))
+	b.WriteString("## Budgets\n\n")
+	rows := [][]string{{"work", "budget", "measured", "verdict"}}
+	var reasons []string
+	for _, row := range r.budgets {
+		if !row.verdict.held {
+			reasons = append(reasons, fmt.Sprintf("- **%s**: %s", row.work, row.reason))
+		}
+		rows = append(rows, []string{row.work, row.promise, row.measured, row.verdict.String()})
+	}
+	b.WriteString(table(rows) + "\n")
+	if len(reasons) > 0 {
+		b.WriteString("Why what is missed is missed:\n\n" + strings.Join(reasons, "\n") + "\n\n")
+	}
+	for _, s := range r.sections {
+		fmt.Fprintf(&b, "## %s\n\n%s", s.title, s.text.String())
+	}
+	return strings.TrimRight(b.String(), "\n") + "\n", nil
+}
