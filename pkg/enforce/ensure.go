@@ -56,7 +56,7 @@ func (e *Enforcer) write(ctx context.Context, contributions []policy.Contributio
 		return nil, owned, err
 	}
 	failed := e.apply(ctx, before, lock)
-	if free := freeToChoose(before, failed); len(free) > 0 {
+	if free := e.freeToChoose(before, failed); len(free) > 0 {
 		again := e.chooseAgain(ctx, contributions, rec, before, free)
 		next := record(store.Record{Boot: rec.Boot, Made: owned.Made}, again)
 		e.noteSites(ctx, &next, again)
@@ -88,10 +88,13 @@ func (e *Enforcer) write(ctx context.Context, contributions []policy.Contributio
 
 // freeToChoose returns the chains that could not be written because their
 // backend does not work here, and need not be it.
-func freeToChoose(v *View, failed map[string]error) map[string]bool {
+func (e *Enforcer) freeToChoose(v *View, failed map[string]error) map[string]bool {
 	free := map[string]bool{}
+	bound := func(chain string) bool {
+		return e.Follow && slices.ContainsFunc(v.Groups, func(g Group) bool { return g.Recorded && g.holds(chain) })
+	}
 	for _, p := range v.Policies {
-		if p.Backend.Value == policy.Auto && errors.Is(failed[p.Chain], netfilter.ErrUnusable) {
+		if p.Backend.Value == policy.Auto && errors.Is(failed[p.Chain], netfilter.ErrUnusable) && !bound(p.Chain) {
 			free[p.Chain] = true
 		}
 	}

@@ -27,6 +27,10 @@ type Enforcer struct {
 	// Thorough also looks for chains of our names in forms other than ours, which
 	// an agent may have made since. It costs a question for each form.
 	Thorough bool
+	// Follow keeps to what was chosen in this boot, although it cannot be written
+	// here: somebody else chose it, who can. To choose again would leave what
+	// stands there half.
+	Follow bool
 }
 
 // Look reads the kernel and compares it with what the contributions ask for.

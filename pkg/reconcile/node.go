@@ -3,6 +3,8 @@
 package reconcile
 
 import (
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -41,8 +43,18 @@ func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node
 	}
 }
 
+// pluginInstalled tells whether there is a plugin on the node, which knows better
+// than an image what the host can do.
+func (n *Node) pluginInstalled() bool {
+	_, err := os.Stat(filepath.Join(n.Settings.CNIBinDir, config.PluginType))
+	return err == nil
+}
+
 // Enforcer returns what makes sure of the node's rules, and tells warn about
 // what goes wrong and stops nothing.
 func (n *Node) Enforcer(warn func(error)) *enforce.Enforcer {
-	return &enforce.Enforcer{Dir: n.Dir, Drivers: n.Drivers, Warn: warn, Prefer: n.Settings.Backend, Thorough: true}
+	return &enforce.Enforcer{
+		Dir: n.Dir, Drivers: n.Drivers, Warn: warn, Prefer: n.Settings.Backend, Thorough: true,
+		Follow: n.pluginInstalled(),
+	}
 }
