@@ -12,6 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // conflistEntry returns the entry that belongs in the conflist: that of
@@ -44,4 +45,18 @@ func conflistEntry(s config.Settings, guard config.PluginFile) ([]byte, error) {
 	}
 	return nil, fmt.Errorf("%s: %s: dataDir: %s is not the data_dir of the reconciler; write %s into one of them, as both have to keep their state in one place",
 		key, policy.Quote(path), policy.Quote(dataDir), policy.Quote(s.DataDir))
+}
+
+// usable tells why the plugin would refuse the dataDir, and with it every pod.
+// One that is missing is made, and one that cannot be written it takes as long as
+// the rules are right.
+func usable(dir *store.Dir) error {
+	_, err := dir.Load()
+	if err == nil {
+		err = dir.Writable()
+		if !errors.Is(err, store.ErrRefused) {
+			return nil
+		}
+	}
+	return fmt.Errorf("no pod would start with our entry: %w", err)
 }

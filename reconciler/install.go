@@ -72,6 +72,8 @@ type placedEntry struct {
 	Path    string `json:"path"`
 	Backup  string `json:"backup"`
 	Wrote   bool   `json:"wrote"`
+
+	had int // entries, before
 }
 
 // directories are those of the runtime that are stated, "" where they are not.
@@ -110,12 +112,13 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	done, err := i.Run(ctx)
 	var noBinary *install.BinaryError
 	if errors.As(err, &noBinary) {
-		return err
+		return remedied(err)
 	}
 	r.Plugin = installedPlugin{done.Binary.Path, done.Binary.Version, done.Binary.Wrote}
-	if err = errors.Join(noEntry, err); err == nil && i.Place != nil {
+	if err = remedied(errors.Join(noEntry, err)); err == nil && i.Place != nil {
 		c := done.Conflist
-		r.Conflist = &placedEntry{c.Network, c.Path, c.Backup, c.Wrote}
+		r.Conflist = &placedEntry{c.Network, c.Path, c.Backup, c.Wrote, c.Had}
+		r.Warnings = append(r.Warnings, refusals(i.Dirs.Conf, c.Path)...)
 	}
 	switch {
 	case err != nil && s.Conflist.Manage:
@@ -144,8 +147,26 @@ func prepare(i *install.Install, s config.Settings) error {
 		return err
 	}
 	node := reconcile.Open(s, config.DefaultPluginFile, nil)
-	i.Place = &conflist.Place{Network: s.Conflist.Network, Entry: entry, Backups: node.Dir.BackupsPath(), Admits: guard.Admits}
+	i.Place = &conflist.Place{Network: s.Conflist.Network, Entry: entry, Backups: node.Dir.BackupsPath(), Admits: admits(node.Dir)}
 	return nil
+}
+
+// refusals warns of entries in a conflist that the plugin refuses, which keeps
+// the network's pods from starting.
+func refusals(confDir, path string) []string {
+	dir, err := config.ReadConfDir(confDir)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var warnings []string
+	for _, list := range dir.Conflists {
+		for _, e := range list.Entries {
+			if list.File == path && e.Err != nil {
+				warnings = append(warnings, fmt.Sprintf("no pod of network %s starts with the entry as it is: %v", policy.Quote(list.Network), e.Err))
+			}
+		}
+	}
+	return warnings
 }
 
 // pluginBesideUs is the plugin as releases and images have it.
@@ -182,7 +203,7 @@ func (r *installation) tell(a *app) {
 	e := r.Conflist
 	switch {
 	case e != nil && e.Wrote:
-		fmt.Fprintf(a.out, "added the entry to network %s in %s\n", policy.Quote(e.Network), policy.Quote(e.Path))
+		fmt.Fprintf(a.out, e.deed()+"\n", policy.Quote(e.Network), policy.Quote(e.Path))
 		if e.Backup != "" {
 			fmt.Fprintf(a.out, "the file as it was is kept as %s\n", policy.Quote(e.Backup))
 		}
@@ -194,4 +215,15 @@ func (r *installation) tell(a *app) {
 	case !r.Plugin.Wrote:
 		fmt.Fprintf(a.out, "%s (%s) is there already\n", r.Plugin.Path, r.Plugin.Version)
 	}
+}
+
+// deed is the format that says what was written.
+func (e *placedEntry) deed() string {
+	switch e.had {
+	case 0:
+		return "added the entry to network %s in %s"
+	case 1:
+		return "made network %s in %s anew, as the configuration that it was made of has changed; it has the entry still"
+	}
+	return "took from network %s in %s what it had more than one entry of ours"
 }

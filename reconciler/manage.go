@@ -14,6 +14,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 	"github.com/ip-masq/ip-masq-cni/pkg/telemetry"
 )
 
@@ -34,7 +35,7 @@ func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
 		return nil
 	}
 	plugin := filepath.Join(s.CNIBinDir, config.PluginType)
-	files, err := fswatch.New(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
+	files, err := fswatch.NewFollowing(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
 	if err != nil {
 		k.log.Error(fmt.Sprintf("the conflist is not managed: %v", err))
 		k.monitor.Conflist(&telemetry.Conflist{Problems: []error{fmt.Errorf("is not managed: %w", err)}})
@@ -47,7 +48,7 @@ func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
 	m := &manager{files: files, monitor: k.monitor}
 	m.keeper = conflist.NewKeeper(conflist.Options{
 		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.BackupsPath(),
-		Entry: entryOf(s), Admits: admits, Plugin: plugin,
+		Entry: entryOf(s), Admits: admits(node.Dir), Plugin: plugin,
 		Changed: files.Changed(), Every: min(often, s.ResyncInterval), Leads: m.leads.Load,
 		Log: k.log, Tell: k.tellConflist,
 	})
@@ -65,13 +66,19 @@ func entryOf(s config.Settings) func() ([]byte, error) {
 	}
 }
 
-// admits tells why the administrators keep a network from contributing.
-func admits(network string) error {
-	guard, err := config.ReadPluginFile(config.DefaultPluginFile)
-	if err != nil {
-		return err
+// admits returns what tells why the plugin would refuse all pods of a network:
+// the administrators keep it from contributing, or the dataDir is refused.
+func admits(dir *store.Dir) func(network string) error {
+	return func(network string) error {
+		guard, err := config.ReadPluginFile(config.DefaultPluginFile)
+		if err != nil {
+			return err
+		}
+		if err := guard.Admits(network); err != nil {
+			return err
+		}
+		return usable(dir)
 	}
-	return guard.Admits(network)
 }
 
 // tellConflist tells metrics and health of a look at the conflist.

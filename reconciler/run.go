@@ -120,7 +120,7 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 	all.Go(func() { telemetry.Serve(ctx, s.HealthListen, k.monitor.Health(), warn) })
 	all.Go(func() { telemetry.Serve(ctx, s.MetricsListen, k.monitor.Metrics(), warn) })
 	all.Go(func() { listen(ctx, loop, warn) })
-	if files, err := fswatch.New(s.CNIConfDir, s.AgentConfigDir); err != nil {
+	if files, err := fswatch.NewFollowing(s.CNIConfDir, s.AgentConfigDir); err != nil {
 		warn(fmt.Errorf("no events of files, the interval has to do: %w", err))
 	} else {
 		all.Go(func() { watch(ctx, loop, warn, files) })
@@ -137,9 +137,11 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 // so, and calls now.
 func (k *keeper) changed(ctx context.Context, now func(), s config.Settings, bad error) (config.Settings, error) {
 	const (
-		calm = 100 * time.Millisecond // a file that is being written is empty first
-		net  = time.Minute            // should an event be lost
+		calm       = 100 * time.Millisecond // a file that is being written is empty first
+		calmAtMost = time.Second            // should others write beside it all the time
+		net        = time.Minute            // should an event be lost
 	)
+	var first time.Time // of the changes that were not looked at yet
 	timer := time.NewTimer(net)
 	defer timer.Stop()
 	for {
@@ -151,9 +153,14 @@ func (k *keeper) changed(ctx context.Context, now func(), s config.Settings, bad
 			timer.Reset(0)
 			continue
 		case <-k.files.Changed():
-			timer.Reset(calm)
+			now := time.Now()
+			if first.IsZero() {
+				first = now
+			}
+			timer.Reset(min(calm, first.Add(calmAtMost).Sub(now)))
 			continue
 		case <-timer.C:
+			first = time.Time{}
 			timer.Reset(net)
 		}
 		next, err := k.app.settings()

@@ -6,14 +6,15 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/telemetry"
 )
 
-// stay uninstalls until it is done, and then waits until it is stopped: a
-// DaemonSet has no other way to run something once on each node. It is ready when
-// nothing is left to do.
+// stay uninstalls until it is done, and then waits until it is stopped, and does
+// the same with what comes back meanwhile: a DaemonSet has no other way to run
+// something once on each node. It is ready when nothing is left to do.
 func (a *app) stay(ctx context.Context, d *departure) error {
 	log := a.logger(d.node.Settings)
 	p := &progress{left: "not begun yet"}
@@ -22,19 +23,24 @@ func (a *app) stay(ctx context.Context, d *departure) error {
 	serving.Go(func() {
 		telemetry.Serve(ctx, d.node.Settings.HealthListen, p.pages(), func(err error) { log.Warn(err.Error()) })
 	})
-	for ctx.Err() == nil {
+	for done := false; ctx.Err() == nil; sleep(ctx, pause) {
+		if done && !d.places.HaveAny() {
+			continue
+		}
 		err := d.step(ctx)
 		if ctx.Err() != nil {
 			break
 		}
+		for _, w := range d.withoutBackup {
+			log.Warn(w)
+		}
+		d.withoutBackup = nil
 		if p.now(text(err)) && err != nil {
 			log.Warn("not done yet, trying again", "reason", err.Error())
 		}
-		if err == nil {
-			log.Info("uninstalled; this process may be stopped", "conflists", len(d.Conflists), "plugin", d.Plugin, "chains", len(d.Removed))
-			<-ctx.Done()
+		if done = err == nil; done {
+			log.Info("uninstalled; this process may be stopped", "conflists", len(d.Conflists), "plugin", strings.Join(d.Plugins, ", "), "chains", len(d.Removed))
 		}
-		sleep(ctx, pause)
 	}
 	return nil
 }

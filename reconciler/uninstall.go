@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -36,7 +37,9 @@ pods that they started with the plugin, it stays, and rules and state with it; t
 code is 1 then. --wait gives it time, and once more is fine. containerd ends pods by the
 conflist as it is: its pods are not waited for, where /run/containerd can be read.
 
-It refuses to work while "run" does. reconciler.toml, plugin.toml and the entry file stay.
+It looks in --cni-conf-dir and --cni-bin-dir; where they are not given, in all that install
+knows. It refuses to work while "run" does. reconciler.toml, plugin.toml and the entry file
+stay.
 
 Exit codes: 0 nothing of ours is left (but for --keep-rules), 1 something is.`,
 		Example: `  ip-masq-reconciler uninstall
@@ -94,7 +97,7 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 	if err != nil {
 		return err
 	}
-	d := &departure{node: node, stated: stated, dirs: stated, uninstallFlags: f, leavings: newLeavings(node)}
+	d := &departure{node: node, places: install.Ours(stated), elsewhere: stated.Bin == "", uninstallFlags: f, leavings: newLeavings(node)}
 	if f.stay {
 		return a.stay(ctx, d)
 	}
@@ -108,12 +111,12 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 		}
 		sleep(ctx, min(pause, left))
 	}
+	d.Warnings = append(notNil(d.withoutBackup), d.Warnings...)
 	if a.json() {
 		return errors.Join(err, a.print(d))
 	}
-	d.tell(a)
-	if err == nil && !d.any() {
-		fmt.Fprintln(a.out, "nothing of ours is there")
+	if d.tell(a); err == nil {
+		d.tellAbsent(a)
 	}
 	return err
 }
@@ -128,45 +131,46 @@ func sleep(ctx context.Context, d time.Duration) {
 // departure is an uninstall under way, and what it has removed so far.
 type departure struct {
 	uninstallFlags
-	node         *reconcile.Node
-	stated, dirs install.Dirs         // of the runtime: those that are stated, and all
-	Conflists    []withdrawnEntry     `json:"conflists"`
-	Plugin       string               `json:"plugin"` // removed; "" where there was none or it stays
-	Attached     []install.Attachment `json:"attached"`
+	node          *reconcile.Node
+	places        install.Places       // to look in
+	elsewhere     bool                 // may the plugin be too
+	withoutBackup []string             // why what conflists were was not kept
+	Conflists     []withdrawnEntry     `json:"conflists"`
+	Plugins       []string             `json:"plugins"` // removed
+	Attached      []install.Attachment `json:"attached"`
 	*leavings
 }
 
 type withdrawnEntry struct {
 	Network string `json:"network"`
 	Path    string `json:"path"`
+
+	orphan bool // the file stays although nobody looks after it
 }
 
 // step does what can be done now.
 func (d *departure) step(ctx context.Context) error {
-	d.Conflists, d.Attached = notNil(d.Conflists), notNil(d.Attached)
-	if err := alone(d.node.Dir); err != nil {
+	d.Conflists, d.Plugins, d.Attached = notNil(d.Conflists), notNil(d.Plugins), notNil(d.Attached)
+	lead, err := alone(d.node.Dir)
+	if err != nil {
 		return err
 	}
-	if d.dirs == d.stated { // or it was found by what is gone by now
-		dirs, err := install.LocateOurs("/", d.stated)
-		if err != nil {
-			return err
-		}
-		d.dirs = dirs
-	}
-	u := install.Uninstall{Dirs: d.dirs, Backups: d.node.Dir.BackupsPath(), Root: "/", NoWait: d.noWait, Settle: addsTake}
+	u := install.Uninstall{Places: d.places, Backups: d.node.Dir.BackupsPath(), Root: "/", NoWait: d.noWait, Settle: addsTake}
 	if !d.keepRules {
-		u.State = func(ctx context.Context) error { return d.cleanUp(ctx, d.node) }
+		u.State = func(ctx context.Context) error { // which takes the lead by itself
+			return errors.Join(lead.Release(), d.cleanUp(ctx, d.node))
+		}
 	}
 	done, err := u.Step(ctx)
 	for _, c := range done.Conflists {
-		d.Conflists = append(d.Conflists, withdrawnEntry{c.Network, c.Path})
+		d.Conflists = append(d.Conflists, withdrawnEntry{c.Network, c.Path, c.Orphan})
 	}
-	if done.Binary != "" {
-		d.Plugin = done.Binary
+	if done.NoBackup != nil {
+		d.withoutBackup = append(d.withoutBackup, fmt.Sprintf("no backup was kept: %v", done.NoBackup))
 	}
+	d.Plugins = append(d.Plugins, done.Binaries...)
 	d.Attached = notNil(done.Attached)
-	return err
+	return remedied(errors.Join(err, lead.Release()))
 }
 
 func notNil[T any](list []T) []T {
@@ -176,34 +180,53 @@ func notNil[T any](list []T) []T {
 	return list
 }
 
-// alone refuses to work beside a reconciler that runs: it may put the entry back.
-func alone(dir *store.Dir) error {
+// alone takes the lead, or fails beside a reconciler that runs: it may put the
+// entry back. A dataDir that cannot be used is no reason to leave an entry that
+// keeps pods from starting, and who removes the state will tell.
+func alone(dir *store.Dir) (*store.Lead, error) {
 	if _, err := os.Lstat(dir.Path()); errors.Is(err, fs.ErrNotExist) {
-		return nil // it would be there, and is not to be made
+		return nil, nil // it would be there, and is not to be made
 	}
 	lead, err := dir.Lead()
 	if errors.Is(err, store.ErrBusy) {
-		return fmt.Errorf("%w, and would bring back what is removed; stop it first", err)
+		return nil, fmt.Errorf("%w, and would bring back what is removed; stop it first", err)
 	}
-	if err != nil {
-		return err
-	}
-	return lead.Release()
+	return lead, nil
 }
 
 func (d *departure) any() bool {
-	return len(d.Conflists) > 0 || d.Plugin != "" || d.leavings.any()
+	return len(d.Conflists) > 0 || len(d.Plugins) > 0 || d.leavings.any()
 }
 
 // tell tells people of it.
 func (d *departure) tell(a *app) {
 	for _, c := range d.Conflists {
 		fmt.Fprintf(a.out, "took the entry out of network %s in %s\n", policy.Quote(c.Network), policy.Quote(c.Path))
+		if c.orphan {
+			fmt.Fprintf(a.out, "%s stays, as no other file there has a network; the configuration that it was made of is gone, so remove it once there is one\n", policy.Quote(c.Path))
+		}
 	}
-	if d.Plugin != "" {
-		fmt.Fprintf(a.out, "removed %s\n", d.Plugin)
+	for _, path := range d.Plugins {
+		fmt.Fprintf(a.out, "removed %s\n", path)
 	}
-	if d.leavings.tell(a); d.keepRules {
+	d.leavings.tell(a)
+}
+
+// tellAbsent tells of what was not there, or stays.
+func (d *departure) tellAbsent(a *app) {
+	_, err := os.Lstat(d.DataDir)
+	kept := d.keepRules && err == nil
+	if kept {
 		fmt.Fprintf(a.out, "rules and the state in %s stay; \"cleanup\" removes them\n", d.DataDir)
+	}
+	if len(d.Plugins) == 0 && (d.elsewhere || d.any()) {
+		fmt.Fprintf(a.out, "no plugin was found in %s", strings.Join(d.places.Bins, ", "))
+		if d.elsewhere {
+			fmt.Fprint(a.out, "; if it was installed elsewhere, name the directory with --cni-bin-dir")
+		}
+		fmt.Fprintln(a.out)
+	}
+	if !kept && !d.any() {
+		fmt.Fprintln(a.out, "nothing of ours is there")
 	}
 }

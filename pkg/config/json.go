@@ -83,6 +83,8 @@ func syntaxError(doc []byte, err error) error {
 	switch {
 	case len(bytes.TrimSpace(doc)) == 0:
 		return fmt.Errorf("%w: it is empty", ErrNotJSON)
+	case bytes.HasPrefix(doc, []byte("\ufeff")):
+		return fmt.Errorf("%w: it begins with a byte order mark; save it without", ErrNotJSON)
 	case errors.As(err, &syntax):
 		return notJSON(doc, int(syntax.Offset), err.Error())
 	default:

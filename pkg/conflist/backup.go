@@ -4,6 +4,7 @@ package conflist
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -22,21 +23,24 @@ const MostBackups = 16
 
 const backupSuffix = ".bak"
 
+// errNoBackup tells the errors of Backup from those of what it is for.
+var errNoBackup = errors.New("back up")
+
 // Backup keeps the bytes of a file in a directory of its own, which it makes if
 // it is missing, and the one that this is in (mode 0700; those above, of the
 // system, 0755). It returns the path of the copy (mode 0600: it may have
 // credentials in it). The copy's name is the file's, then a dot and the
 // SHA-256 of the bytes in hex, then ".bak", which no runtime loads. What is kept
 // already is not written again.
-func Backup(dir, path string, was []byte) (string, error) {
-	kept, err := backup(dir, path, was)
+func Backup(ctx context.Context, dir, path string, was []byte) (string, error) {
+	kept, err := backup(ctx, dir, path, was)
 	if err != nil {
-		return "", fmt.Errorf("back up %s: %w", shown(path), err)
+		return "", fmt.Errorf("%w %s: %w", errNoBackup, shown(path), err)
 	}
 	return kept, nil
 }
 
-func backup(dir, path string, was []byte) (_ string, err error) {
+func backup(ctx context.Context, dir, path string, was []byte) (_ string, err error) {
 	for _, missing := range []struct {
 		path string
 		mode fs.FileMode
@@ -53,7 +57,7 @@ func backup(dir, path string, was []byte) (_ string, err error) {
 		return "", fmt.Errorf("%s must be a directory of user %d that nobody else can write to; mend or remove it",
 			shown(dir), os.Geteuid())
 	}
-	f, err := openFolder(dir)
+	f, err := openFolder(ctx, dir)
 	if err != nil {
 		return "", err
 	}

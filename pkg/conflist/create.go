@@ -3,6 +3,7 @@
 package conflist
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,19 +17,19 @@ import (
 // the path is taken, by whatever, the error is ErrChanged.
 //
 // There is the whole file or none, whatever happens.
-func Create(path string, now []byte, like string) error {
-	err := create(path, now, like)
+func Create(ctx context.Context, path string, now []byte, like string) error {
+	err := create(ctx, path, now, like)
 	if err != nil {
 		return fmt.Errorf("create %s: %w", shown(path), err)
 	}
 	return nil
 }
 
-func create(path string, now []byte, like string) (err error) {
+func create(ctx context.Context, path string, now []byte, like string) (err error) {
 	if err := loads(path, now); err != nil {
 		return fmt.Errorf("the new text: %w", err)
 	}
-	f, err := openFolder(filepath.Dir(path))
+	f, err := openFolder(ctx, filepath.Dir(path))
 	if err != nil {
 		return err
 	}
@@ -57,16 +58,16 @@ func create(path string, now []byte, like string) (err error) {
 
 // Delete removes a file whose text the caller states: a list that FromConf made.
 // It gives up with ErrChanged where the file has another one, or is gone.
-func Delete(path string, was []byte) error {
-	err := remove(path, was)
+func Delete(ctx context.Context, path string, was []byte) error {
+	err := remove(ctx, path, was)
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", shown(path), err)
 	}
 	return nil
 }
 
-func remove(path string, was []byte) (err error) {
-	f, err := openFolder(filepath.Dir(path))
+func remove(ctx context.Context, path string, was []byte) (err error) {
+	f, err := openFolder(ctx, filepath.Dir(path))
 	if err != nil {
 		return err
 	}

@@ -47,6 +47,21 @@ func readWithInfo(path string) ([]byte, fs.FileInfo, error) {
 	return doc, info, nil
 }
 
+// absent explains why a path could not be opened that was said not to be there:
+// nil if so, or that it is a symlink to nowhere. Otherwise it is there by now.
+func absent(path string, otherwise error) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && info.Mode().Type() == fs.ModeSymlink {
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%s: it is a symlink to what is not there; in a container, mount the directory it points to as well", shown(path))
+		}
+	}
+	return otherwise
+}
+
 // unchanged returns what a file has besides its text, or ErrChanged if it is gone
 // or its text is another one.
 func unchanged(path string, was []byte) (fs.FileInfo, error) {

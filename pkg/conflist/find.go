@@ -72,9 +72,12 @@ func Find(dir, network string) (Network, error) {
 		if err == nil {
 			n, err = load(list)
 		}
+		if errors.Is(err, fs.ErrNotExist) {
+			if err = absent(list.File, err); err == nil {
+				continue
+			}
+		}
 		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			continue
 		case err != nil && network == "":
 			return failed(fmt.Errorf("%w; mend or remove it: %w", ErrBroken, err))
 		case err != nil && broken == nil:

@@ -65,6 +65,9 @@ func TestFind(t *testing.T) {
 		{name: "a broken one first", is: ErrBroken, says: "0.conflist", files: map[string]string{"0.conflist": "", "1.conflist": listNamed("a")}},
 		{name: "a list in a .conf", is: ErrBroken, says: "rename the file", files: map[string]string{"0.conf": listNamed("a")}},
 		{name: "no name", is: ErrBroken, says: "name: is missing", files: map[string]string{"0.conf": `{"type":"ptp"}`}},
+		{name: "a byte order mark", is: ErrBroken, says: "it begins with a byte order mark; save it without",
+			files: map[string]string{"0.conflist": "\ufeff" + listNamed("a")}},
+		{name: "a byte order mark in a .conf", is: ErrBroken, says: "byte order mark", files: map[string]string{"0.conf": "\ufeff" + single}},
 		{name: "no plugins", is: ErrBroken, says: "plugins: is missing", files: map[string]string{"0.conflist": `{"name":"n"}`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -106,6 +109,34 @@ func TestFindDoesNotWaitForAFIFO(t *testing.T) {
 	}
 }
 
+// TestALinkToNowhereIsInTheWay: where its target is seen it is the network.
+func TestALinkToNowhereIsInTheWay(t *testing.T) {
+	for what, files := range map[string]map[string]string{
+		"alone":                      nil,
+		"before another":             {"20-b.conflist": listNamed("b")},
+		"in the folder of the first": {"10-a.conflist": `{"name":"a","cniVersion":"1.1.0"}`, "a/2.conf": single, "20-b.conflist": listNamed("b")},
+	} {
+		dir := dirWith(t, files)
+		link, says := filepath.Join(dir, "10-a.conflist"), "it is a symlink to what is not there"
+		if files["10-a.conflist"] != "" {
+			link, says = filepath.Join(dir, "a/1.conf"), "no such file"
+		}
+		if err := os.Symlink("/nowhere/x", link); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := Find(dir, ""); !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), link) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %s, %v", what, n.Path, err)
+		}
+	}
+	dir := dirWith(t, map[string]string{"20-b.conflist": listNamed("b")})
+	if err := os.Symlink("/nowhere/x", filepath.Join(dir, "10-a.conflist")); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := Find(dir, "b"); err != nil || n.Name != "b" {
+		t.Error("another one is named:", n, err)
+	}
+}
+
 func TestAMadeListComesBeforeItsOriginalAndBehindAllElse(t *testing.T) {
 	dir := dirWith(t, map[string]string{"10-a.conflist": listNamed("a"), "10-net.conf": single, "10-net.conf.bak": "", "90.conf": "{"})
 	conf := filepath.Join(dir, "10-net.conf")
@@ -117,7 +148,7 @@ func TestAMadeListComesBeforeItsOriginalAndBehindAllElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Create(path, made, conf); err != nil {
+	if err := Create(t.Context(), path, made, conf); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := Find(dir, ""); err != nil || n.Name != "a" || n.Made {
@@ -133,7 +164,7 @@ func TestAMadeListComesBeforeItsOriginalAndBehindAllElse(t *testing.T) {
 	if n, err = Find(dir, "one"); err != nil || !n.Made || n.Original != "" {
 		t.Errorf("%+v, %v", n, err)
 	}
-	if err := Delete(path, n.Doc); err != nil {
+	if err := Delete(t.Context(), path, n.Doc); err != nil {
 		t.Fatal(err)
 	}
 	if _, err = Find(dir, "one"); !errors.Is(err, ErrBroken) { // 90.conf may have it

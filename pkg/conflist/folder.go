@@ -3,6 +3,7 @@
 package conflist
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,6 +22,7 @@ import (
 const (
 	tempPrefix = ".ip-masq-"
 	tempSuffix = ".tmp"
+	keptSuffix = ".kept" // of one that nobody must remove unseen
 )
 
 // How long another process of ours may keep a directory locked. It writes one
@@ -38,14 +40,15 @@ type folder struct {
 	file *os.File
 }
 
-// openFolder locks a directory, and removes what a killed process left in it.
-func openFolder(path string) (*folder, error) {
+// openFolder locks a directory, and removes what a killed process left in it. It
+// waits for the lock until ctx ends at most.
+func openFolder(ctx context.Context, path string) (*folder, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, failure("open the directory", path, err)
 	}
 	f := &folder{path: path, file: file}
-	if err := f.lock(); err != nil {
+	if err := f.lock(ctx); err != nil {
 		return nil, errors.Join(err, f.close())
 	}
 	if err := f.sweep(); err != nil {
@@ -54,7 +57,7 @@ func openFolder(path string) (*folder, error) {
 	return f, nil
 }
 
-func (f *folder) lock() error {
+func (f *folder) lock(ctx context.Context) error {
 	deadline := time.Now().Add(longestWait)
 	for {
 		err := unix.Flock(int(f.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -67,7 +70,11 @@ func (f *folder) lock() error {
 			return fmt.Errorf("lock the directory %s: another process has had it locked for %s; look for it with lsof",
 				shown(f.path), longestWait)
 		}
-		time.Sleep(pollEvery)
+		select {
+		case <-ctx.Done():
+			return failure("lock the directory", f.path, context.Cause(ctx))
+		case <-time.After(pollEvery):
+		}
 	}
 }
 

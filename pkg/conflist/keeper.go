@@ -99,7 +99,7 @@ func (k *Keeper) Run(ctx context.Context) {
 		case <-timer.C:
 		}
 		first = time.Time{}
-		s := k.look()
+		s := k.look(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -110,7 +110,7 @@ func (k *Keeper) Run(ctx context.Context) {
 }
 
 // look looks at the files, and puts the entry in where it has to be.
-func (k *Keeper) look() Status {
+func (k *Keeper) look(ctx context.Context) Status {
 	if !k.options.Leads() {
 		k.war, k.failure, k.failures, k.retryAt = war{}, nil, 0, time.Time{}
 		return Status{}
@@ -132,7 +132,7 @@ func (k *Keeper) look() Status {
 	case now.Before(k.retryAt):
 		err = k.failure
 	case entry != nil && plugin == nil && !now.Before(k.war.due()):
-		err = k.put(&s, n, entry)
+		err = k.put(ctx, &s, n, entry)
 	}
 	k.describe(&s, err, plugin)
 	return s
@@ -153,15 +153,14 @@ func (k *Keeper) judge(s *Status, err error, now time.Time) {
 }
 
 // put makes sure that the network has the entry, once.
-func (k *Keeper) put(s *Status, n Network, entry []byte) error {
+func (k *Keeper) put(ctx context.Context, s *Status, n Network, entry []byte) error {
 	p := Place{Dir: k.options.Dir, Network: k.options.Network, Entry: entry, Backups: k.options.Backups, Admits: k.options.Admits}
-	c, err := p.Ensure()
-	if err != nil && !harmless(err) && !errors.Is(err, ErrChanged) && p.Backups != "" {
-		// Pods without our rules are worse than a file without a backup, where it
-		// is that which fails.
+	c, err := p.EnsureContext(ctx)
+	if errors.Is(err, errNoBackup) && ctx.Err() == nil {
+		// Pods without our rules are worse than a file without a backup.
 		p.Backups = ""
 		reason := err
-		if c, err = p.Ensure(); err == nil && c.Wrote {
+		if c, err = p.EnsureContext(ctx); err == nil && c.Wrote {
 			k.journal.once("no backup can be kept of conflists", reason)
 		}
 	}

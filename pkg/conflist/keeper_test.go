@@ -3,13 +3,12 @@
 package conflist
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const aList = "net.d/10-a.conflist"
@@ -187,24 +186,39 @@ func TestKeeperTriesAgain(t *testing.T) {
 		if err := os.MkdirAll(k.path("net.d"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		dir, err := os.Open(k.path("net.d"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-			t.Fatal(err)
-		}
+		unlock := k.lock("net.d")
 		k.write(aList, listNamed("a"))
-		k.after(25 * time.Second)
+		k.after(longestWait + time.Second)
 		k.says("another process has had it locked")
-		if err := dir.Close(); err != nil {
-			t.Fatal(err)
-		}
+		unlock()
 		k.after(30 * time.Second)
 		if k.says(); !k.present(aList) {
 			t.Error("it is not tried again")
 		}
 	})
+}
+
+// TestKeeperEndsWhileItWaits: whatever keeps a directory locked, a stop is at once.
+func TestKeeperEndsWhileItWaits(t *testing.T) {
+	for _, dir := range []string{"net.d", "backups"} {
+		synctest.Test(t, func(t *testing.T) {
+			k := keep(t, func(k *kept) {
+				if err := errors.Join(os.Mkdir(k.path("net.d"), 0o755), os.Mkdir(k.path("backups"), 0o700)); err != nil {
+					t.Fatal(err)
+				}
+			})
+			defer k.lock(dir)()
+			k.write(aList, listNamed("a"))
+			k.after(time.Second)
+			start := time.Now()
+			if k.stop(); time.Since(start) > time.Second/10 {
+				t.Error(dir, "is waited for", time.Since(start))
+			}
+			if k.present(aList) {
+				t.Error(dir, "has the entry now")
+			}
+		})
+	}
 }
 
 // TestKeeperDoesNotNeedBackups: where none can be kept the entry comes all the

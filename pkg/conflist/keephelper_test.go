@@ -15,6 +15,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // kept is a Keeper at work on real files, in a bubble whose time is its own.
@@ -25,6 +27,7 @@ type kept struct {
 	changed chan struct{}
 	leads   atomic.Bool
 	wrote   func() // called when the entry was put in
+	stop    func()
 
 	// As of the last time that the test waited.
 	last   Status
@@ -91,9 +94,9 @@ func keep(t *testing.T, change func(*kept)) *kept {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); k.Run(ctx) }()
+	k.stop = func() { cancel(); <-ended }
 	t.Cleanup(func() {
-		cancel()
-		<-ended
+		k.stop()
 		k.wait()
 		if t.Failed() {
 			t.Log(k.log)
@@ -129,6 +132,23 @@ func (k *kept) remove(name string) {
 		k.t.Fatal(err)
 	}
 	k.tell()
+}
+
+// lock locks a directory until the returned function is called.
+func (k *kept) lock(name string) func() {
+	k.t.Helper()
+	dir, err := os.Open(k.path(name))
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		k.t.Fatal(err)
+	}
+	return func() {
+		if err := dir.Close(); err != nil {
+			k.t.Fatal(err)
+		}
+	}
 }
 
 // present tells whether a file has our entry.

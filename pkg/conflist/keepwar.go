@@ -28,9 +28,11 @@ const (
 	slowRemovals = 5
 	slowApart    = time.Minute
 
-	// shortestPeace is how long the entry has to live for a war to be over: then
-	// twice as long as any before it did, and not less than this.
+	// A war is over when the entry has lived for shortestPeace; one whose removals
+	// come slowly when it has lived twice as long as any of those that were
+	// removed in it, but no longer than longestPeace.
 	shortestPeace = 10 * time.Second
+	longestPeace  = 5 * time.Minute
 )
 
 // removal is one of our entry by somebody else.
@@ -108,8 +110,11 @@ func (w *war) due() time.Time {
 // peaceAt is when the war is over if the entry stays.
 func (w *war) peaceAt() time.Time {
 	peace := shortestPeace
-	for _, r := range w.removals {
-		peace = max(peace, 2*r.lived)
+	if w.briefly < manyBrief && len(w.removals) > 0 {
+		// The first entry may have lived in peace for long.
+		for _, r := range w.removals[1:] {
+			peace = max(peace, min(2*r.lived, longestPeace))
+		}
 	}
 	return w.since.Add(peace)
 }

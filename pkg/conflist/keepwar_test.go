@@ -75,6 +75,10 @@ func TestWarIsRecognised(t *testing.T) {
 	}{
 		{name: "nine at once", lives: times(9, 0)},
 		{name: "ten at once", lives: times(10, 0), on: true, peace: 10 * second},
+		{name: "ten at once after a day of quiet", lives: append([]time.Duration{24 * time.Hour}, times(10, 0)...), on: true, peace: 10 * second},
+		{name: "ten at once, a minute apart from an earlier one", lives: append([]time.Duration{0, time.Minute}, times(10, 0)...), on: true, peace: 10 * second},
+		{name: "five over a minute after a day", lives: append([]time.Duration{24 * time.Hour}, times(4, 15*second)...), on: true, peace: 30 * second},
+		{name: "five, one of them after eight minutes", lives: append(times(4, 0), 8*time.Minute), on: true, peace: 5 * time.Minute},
 		{name: "nine, and one that stayed", lives: append(times(9, 0), time.Minute, 0)[:10], on: true, peace: 2 * time.Minute},
 		{name: "four a minute apart", lives: times(4, time.Minute)},
 		{name: "five a minute apart", lives: times(5, time.Minute), on: true, peace: 2 * time.Minute},
@@ -122,7 +126,7 @@ func TestWarIsBounded(t *testing.T) {
 			}
 		}
 		w.there(now)
-		if w.there(now.Add(2 * 24 * time.Hour)); w.on {
+		if w.there(now.Add(longestPeace)); w.on {
 			t.Fatal("it goes on for ever")
 		}
 	})
@@ -183,6 +187,30 @@ func TestKeeperFiftyRewrites(t *testing.T) {
 			t.Error("it is not over")
 		}
 		k.logged(1, "our entry stays in the conflist again")
+	})
+}
+
+// TestKeeperPeaceAfterALongLife: how long the entry lived in peace says nothing
+// about the war that follows.
+func TestKeeperPeaceAfterALongLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := keep(t, nil)
+		k.write(aList, listNamed("a"))
+		k.after(24 * time.Hour)
+		for range 12 {
+			k.write(aList, listNamed("a"))
+			for !k.present(aList) {
+				k.after(time.Millisecond)
+			}
+		}
+		k.after(time.Second)
+		if k.says("again and again"); !k.last.War {
+			t.Error("12 in a row are nothing to report")
+		}
+		k.after(10 * time.Second)
+		if k.says(); k.last.War {
+			t.Error("it is not over")
+		}
 	})
 }
 

@@ -4,6 +4,7 @@ package conflist
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -63,7 +65,7 @@ func both(path string) (was, now []byte, err error) {
 func replaceForever(path string) error {
 	was, now, err := both(path)
 	for ready := false; err == nil; was, now = now, was {
-		if err = Replace(path, was, now); err == nil && !ready {
+		if err = Replace(context.Background(), path, was, now); err == nil && !ready {
 			ready = true
 			_, err = fmt.Println("ready")
 		}
@@ -76,7 +78,7 @@ func dieAfter(path, steps string) error {
 	if err != nil {
 		return err
 	}
-	r := &replacement{path: path}
+	r := &replacement{ctx: context.Background(), path: path}
 	if r.was, r.now, err = both(path); err != nil {
 		return err
 	}
@@ -93,7 +95,7 @@ func replaceOnFullDisk(path string) error {
 	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 10, Max: 10}); err != nil {
 		return err
 	}
-	return Replace(path, was, now)
+	return Replace(context.Background(), path, was, now)
 }
 
 func child(t *testing.T, job, path string) *exec.Cmd {
@@ -192,7 +194,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 	if bytes.Equal(present, was) {
 		other = now
 	}
-	if err := Replace(path, present, other); err != nil {
+	if err := Replace(t.Context(), path, present, other); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, path, other)
@@ -217,7 +219,7 @@ func TestKilledAfterEachStep(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Replace(path, was, now); err != nil {
+		if err := Replace(t.Context(), path, was, now); err != nil {
 			t.Fatalf("after %d steps: %v", n, err)
 		}
 		holds(t, path, now)
@@ -232,4 +234,29 @@ func TestNothingIsLeftWhereTheDiskIsFull(t *testing.T) {
 		t.Fatal(string(out), err)
 	}
 	holds(t, path, was)
+}
+
+// TestWhatCannotBePutBackIsKept: somebody puts another file in place in the last
+// moment, and then removes ours.
+func TestWhatCannotBePutBackIsKept(t *testing.T) {
+	const theirs = `{"name":"theirs","plugins":[{"type":"bridge"}]}`
+	path, was, now := pair(t)
+	r := &replacement{ctx: t.Context(), path: path, was: was, now: now}
+	steps := slices.Insert(r.steps(), 5, func() error { return os.Remove(path) })
+	steps = slices.Insert(steps, 4, func() error { return os.WriteFile(path, []byte(theirs), 0o600) })
+	err := r.run(steps)
+	if err == nil || errors.Is(err, ErrChanged) {
+		t.Fatal(err)
+	}
+	if err := Sweep(filepath.Dir(path)); err != nil {
+		t.Fatal(err)
+	}
+	entries, readErr := os.ReadDir(filepath.Dir(path))
+	if readErr != nil || len(entries) != 1 {
+		t.Fatal(entries, readErr)
+	}
+	kept := filepath.Join(filepath.Dir(path), entries[0].Name())
+	if string(content(t, kept)) != theirs || !strings.Contains(err.Error(), kept) || filepath.Ext(kept) != ".kept" {
+		t.Error(kept, err)
+	}
 }

@@ -3,6 +3,7 @@
 package conflist
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,6 +28,12 @@ type Change struct {
 	Path    string // the file that has, or had, the entry
 	Wrote   bool
 	Backup  string // of what Path was; "" where that was not written, or is new
+	// Had is how many entries of ours the network had before.
+	Had int
+	// Orphan says that Path is a list which FromConf made, and which stays without
+	// our entry: the configuration that it was made of is gone, and no other file has
+	// a network.
+	Orphan bool
 }
 
 // attempts is how often a file may change between reading and replacing before
@@ -39,8 +46,12 @@ const attempts = 5
 //
 // Its errors are those of Find, Admits, Add, FromConf, Backup and Replace. Whatever it
 // is, the file is as it was.
-func (p Place) Ensure() (Change, error) {
-	return insist(p.ensure)
+func (p Place) Ensure() (Change, error) { return p.EnsureContext(context.Background()) }
+
+// EnsureContext is Ensure, which waits until ctx ends at most where another
+// process of ours has a directory locked.
+func (p Place) EnsureContext(ctx context.Context) (Change, error) {
+	return insist(func() (Change, error) { return p.ensure(ctx) })
 }
 
 // insist begins anew where a file has changed meanwhile.
@@ -52,12 +63,12 @@ func insist(change func() (Change, error)) (Change, error) {
 	return c, err
 }
 
-func (p Place) ensure() (Change, error) {
+func (p Place) ensure(ctx context.Context) (Change, error) {
 	n, err := Find(p.Dir, p.Network)
 	if err != nil {
 		return Change{}, err
 	}
-	c := Change{Network: n.Name, Path: n.Path}
+	c := Change{Network: n.Name, Path: n.Path, Had: n.Entries}
 	if p.Admits != nil {
 		if err := p.Admits(n.Name); err != nil {
 			return c, fmt.Errorf("%s: %w", shown(n.Path), err)
@@ -65,21 +76,21 @@ func (p Place) ensure() (Change, error) {
 	}
 	switch {
 	case n.Single:
-		return p.makeList(n)
+		return p.makeList(ctx, n)
 	case n.Made && n.Original == "":
 		// It would stand before the network of the next main plugin for ever.
-		if c, err = p.write(c, n.Doc, nil); err == nil {
-			return p.ensure()
+		if c, err = p.write(ctx, c, n.Doc, nil); err == nil {
+			return p.ensure(ctx)
 		}
 		return c, err
 	case n.Made:
-		return p.follow(n)
+		return p.follow(ctx, n)
 	}
 	now, err := placed(n, p.Entry)
 	if err != nil {
 		return c, fmt.Errorf("%s: %w", shown(n.Path), err)
 	}
-	return p.write(c, n.Doc, now)
+	return p.write(ctx, c, n.Doc, now)
 }
 
 // placed returns the text of a list with one entry of ours. One in the folder of
@@ -99,7 +110,7 @@ func placed(n Network, entry []byte) ([]byte, error) {
 }
 
 // makeList makes the list of a single plugin's configuration.
-func (p Place) makeList(n Network) (Change, error) {
+func (p Place) makeList(ctx context.Context, n Network) (Change, error) {
 	c := Change{Network: n.Name}
 	now, err := FromConf(n.Doc, p.Entry)
 	if err != nil {
@@ -108,7 +119,7 @@ func (p Place) makeList(n Network) (Change, error) {
 	if c.Path, err = ListPath(n.Path); err != nil {
 		return c, err
 	}
-	if err := Create(c.Path, now, n.Path); err != nil {
+	if err := Create(ctx, c.Path, now, n.Path); err != nil {
 		return c, err
 	}
 	c.Wrote = true
@@ -116,8 +127,8 @@ func (p Place) makeList(n Network) (Change, error) {
 }
 
 // follow makes a list anew whose original has changed. Its entry stays.
-func (p Place) follow(n Network) (Change, error) {
-	c := Change{Network: n.Name, Path: n.Path}
+func (p Place) follow(ctx context.Context, n Network) (Change, error) {
+	c := Change{Network: n.Name, Path: n.Path, Had: n.Entries}
 	conf, err := readFile(n.Original)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, ErrChanged
@@ -139,7 +150,7 @@ func (p Place) follow(n Network) (Change, error) {
 	if err != nil {
 		return c, fmt.Errorf("%s: %w", shown(n.Original), err)
 	}
-	return p.write(c, n.Doc, now)
+	return p.write(ctx, c, n.Doc, now)
 }
 
 // heldAgainst returns the first entry of ours in a list that was made of a
@@ -165,21 +176,21 @@ func heldAgainst(doc, conf []byte) (entry []byte, same bool, err error) {
 }
 
 // write backs a file up, and puts another text in its place; nil removes it.
-func (p Place) write(c Change, was, now []byte) (Change, error) {
+func (p Place) write(ctx context.Context, c Change, was, now []byte) (Change, error) {
 	if now != nil && string(was) == string(now) {
 		return c, nil
 	}
 	if p.Backups != "" {
 		var err error
-		if c.Backup, err = Backup(p.Backups, c.Path, was); err != nil {
+		if c.Backup, err = Backup(ctx, p.Backups, c.Path, was); err != nil {
 			return c, err
 		}
 	}
 	var err error
 	if now == nil {
-		err = Delete(c.Path, was)
+		err = Delete(ctx, c.Path, was)
 	} else {
-		err = Replace(c.Path, was, now)
+		err = Replace(ctx, c.Path, was, now)
 	}
 	c.Wrote = err == nil
 	return c, err

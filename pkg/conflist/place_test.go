@@ -168,7 +168,7 @@ func TestWithdraw(t *testing.T) {
 	changes, err := Place{Dir: dir}.Withdraw()
 	delete(want, made)
 	want["20-a.conflist"] = listWith("a", `{"type":"portmap"}`)
-	want["40-gone-made-by-ip-masq.conflist"] = without(t, madeOf(t, single, ours))
+	delete(want, "40-gone-made-by-ip-masq.conflist")
 	if diff := cmp.Diff(want, filesOf(t, dir)); diff != "" {
 		t.Error(diff)
 	}
@@ -187,6 +187,51 @@ func TestWithdraw(t *testing.T) {
 		t.Error("a broken file without our entry is in nobody's way:", err)
 	}
 	if changes, err := (Place{Dir: filepath.Join(dir, "missing")}).Withdraw(); len(changes) > 0 || err != nil {
+		t.Error(changes, err)
+	}
+}
+
+// TestWithdrawFromAMadeListAlone: without its original it would stand before
+// every network to come, but pods may use it as long as there is no other.
+func TestWithdrawFromAMadeListAlone(t *testing.T) {
+	const one, two = "10-one-made-by-ip-masq.conflist", "20-two-made-by-ip-masq.conflist"
+	for _, c := range []struct {
+		name   string
+		beside map[string]string
+		stays  bool
+	}{
+		{name: "alone", stays: true},
+		{name: "beside what is no network", stays: true, beside: map[string]string{"00.conf": loopback, "05.conflist": "{", "x.bak": single}},
+		{name: "beside a network", beside: map[string]string{"50-b.conflist": listWith("b")}},
+		{name: "beside a lone configuration", beside: map[string]string{"50-b.conf": single}},
+	} {
+		files := map[string]string{one: madeOf(t, single, ours)}
+		maps.Copy(files, c.beside)
+		dir := dirWith(t, files)
+		changes, err := Place{Dir: dir}.Withdraw()
+		if files[one] = without(t, files[one]); !c.stays {
+			delete(files, one)
+		}
+		if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" || len(changes) != 1 || err != nil {
+			t.Error(c.name, changes, err, diff)
+		}
+	}
+	list := madeOf(t, single, ours)
+	dir := dirWith(t, map[string]string{one: list, two: list})
+	changes, err := Place{Dir: dir}.Withdraw()
+	if diff := cmp.Diff(map[string]string{two: without(t, list)}, filesOf(t, dir)); diff != "" || len(changes) != 2 || err != nil {
+		t.Error("two of them:", changes, err, diff)
+	}
+}
+
+// TestWithdrawIsToldOfALinkToNowhere: what it leads to elsewhere may name us.
+func TestWithdrawIsToldOfALinkToNowhere(t *testing.T) {
+	dir := dirWith(t, map[string]string{"20-b.conflist": listWith("b", ours)})
+	if err := os.Symlink("/nowhere/10-a.conflist", filepath.Join(dir, "10-a.conflist")); err != nil {
+		t.Fatal(err)
+	}
+	changes, err := Place{Dir: dir}.Withdraw()
+	if len(changes) != 1 || err == nil || !strings.Contains(err.Error(), "10-a.conflist: it is a symlink to what is not there") {
 		t.Error(changes, err)
 	}
 }

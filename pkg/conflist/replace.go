@@ -4,10 +4,13 @@ package conflist
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,13 +29,15 @@ var ErrChanged = errors.New("was changed by somebody else meanwhile")
 // call for the directory.
 //
 // Old and new are exchanged, and what was taken out is read again: who replaced
-// the file in the last moment gets it back. Only who writes in place, and goes on
+// the file in the last moment gets it back, unless we are killed right then. Only who writes in place, and goes on
 // after that, writes into a file that is gone. On file systems that cannot
 // exchange (NFS) the moment between the last look and the rename stays.
 //
 // An error that comes after the new text is in force, as of a sync, says so.
-func Replace(path string, was, now []byte) error {
-	r := &replacement{path: path, was: was, now: now}
+// Until ctx ends it waits for the directory, should another process of ours have
+// that locked, but not for long.
+func Replace(ctx context.Context, path string, was, now []byte) error {
+	r := &replacement{ctx: ctx, path: path, was: was, now: now}
 	err := r.run(r.steps())
 	if err != nil {
 		return fmt.Errorf("replace %s: %w", shown(path), err)
@@ -45,6 +50,7 @@ func Replace(path string, was, now []byte) error {
 type replacement struct {
 	path     string
 	was, now []byte
+	ctx      context.Context // of waiting for the directory alone
 
 	target string // the path, with symlinks resolved
 	folder *folder
@@ -79,10 +85,7 @@ func (r *replacement) check() error {
 	}
 	target, err := filepath.EvalSymlinks(r.path)
 	if errors.Is(err, os.ErrNotExist) {
-		if _, err := os.Lstat(r.path); err == nil {
-			return errors.New("it is a symlink to what is not there; in a container, mount the directory it points to as well")
-		}
-		return ErrChanged
+		return cmp.Or(absent(r.path, ErrChanged), ErrChanged)
 	}
 	if err != nil {
 		return failure("resolve", r.path, err)
@@ -97,7 +100,7 @@ func (r *replacement) check() error {
 }
 
 func (r *replacement) lock() (err error) {
-	r.folder, err = openFolder(filepath.Dir(r.target))
+	r.folder, err = openFolder(r.ctx, filepath.Dir(r.target))
 	return err
 }
 
@@ -150,13 +153,22 @@ func (r *replacement) verify() error {
 		return nil
 	}
 	if back := r.swap(); back != nil {
-		kept := r.temp
-		r.temp = "" // it is somebody's only copy
-		return errors.Join(err, fmt.Errorf("the new text is in force, what it replaced is %s: %w", shown(kept),
-			failure("exchange files at", r.target, back)))
+		return r.keep(failure("exchange files at", r.target, back))
 	}
 	r.swapped = false
 	return err
+}
+
+// keep gives what was taken out, and cannot be put back, a name by which neither
+// we nor runtimes know it: it is somebody's only copy. To begin anew would be to
+// say nothing of that, so the error is no ErrChanged.
+func (r *replacement) keep(cause error) error {
+	kept := strings.TrimSuffix(r.temp, tempSuffix) + keptSuffix
+	if err := os.Rename(r.temp, kept); err != nil {
+		cause, kept = errors.Join(cause, failure("rename a file to", kept, err)), r.temp
+	}
+	r.temp = ""
+	return fmt.Errorf("somebody else wrote it in the same moment, and what he wrote is in %s now: %w", shown(kept), cause)
 }
 
 func (r *replacement) clear() error {
@@ -185,7 +197,7 @@ func (r *replacement) announce() error {
 	if err != nil || dir == r.folder.path {
 		return err
 	}
-	f, err := openFolder(dir)
+	f, err := openFolder(r.ctx, dir)
 	if err != nil {
 		return fmt.Errorf("the new text is in force: %w", err)
 	}

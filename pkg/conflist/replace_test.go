@@ -46,7 +46,7 @@ func TestReplaceKeepsModeAndOwner(t *testing.T) {
 	}
 	old := unix.Umask(0o777)
 	defer unix.Umask(old)
-	if err := Replace(path, was, now); err != nil {
+	if err := Replace(t.Context(), path, was, now); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, path, now)
@@ -62,7 +62,7 @@ func TestReplaceWithTheSameWritesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Replace(path, was, was); err != nil {
+	if err := Replace(t.Context(), path, was, was); err != nil {
 		t.Fatal(err)
 	}
 	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {
@@ -73,11 +73,11 @@ func TestReplaceWithTheSameWritesNothing(t *testing.T) {
 func TestReplaceRefuses(t *testing.T) {
 	path, was, now := pair(t)
 	for _, bad := range []string{"", "{", string(now[:len(now)-5]), `{"name":"n"}x`, single, `{"name":"n","plugins":[]}`} {
-		if err := Replace(path, was, []byte(bad)); err == nil || !strings.Contains(err.Error(), "the new text: ") {
+		if err := Replace(t.Context(), path, was, []byte(bad)); err == nil || !strings.Contains(err.Error(), "the new text: ") {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
-	for _, err := range []error{Replace(path, now, was), Replace(path, now, now), Replace(path+".conflist", was, now)} {
+	for _, err := range []error{Replace(t.Context(), path, now, was), Replace(t.Context(), path, now, now), Replace(t.Context(), path+".conflist", was, now)} {
 		if !errors.Is(err, ErrChanged) {
 			t.Error(err)
 		}
@@ -108,7 +108,7 @@ func TestWhoeverChangesTheFileMeanwhileWins(t *testing.T) {
 	} {
 		for after := range 5 { // the last is between the comparison and the exchange
 			path, was, now := pair(t)
-			r := &replacement{path: path, was: was, now: now}
+			r := &replacement{ctx: t.Context(), path: path, was: was, now: now}
 			steps := r.steps()
 			meanwhile := func() error { change(t, path); return nil }
 			err := r.run(slices.Insert(steps, after, meanwhile))
@@ -128,7 +128,7 @@ func TestWhoeverChangesTheFileMeanwhileWins(t *testing.T) {
 
 func TestWhereFilesCannotBeExchangedTheyAreRenamed(t *testing.T) {
 	path, was, now := pair(t)
-	r := &replacement{path: path, was: was, now: now}
+	r := &replacement{ctx: t.Context(), path: path, was: was, now: now}
 	steps := r.steps()
 	steps[4] = func() error { return r.exchanged(unix.EINVAL) }
 	if err := r.run(steps); err != nil {
@@ -152,7 +152,7 @@ func TestReplaceFollowsASymlink(t *testing.T) {
 	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_DELETE|unix.IN_MOVED_FROM); err != nil {
 		t.Fatal(err)
 	}
-	if err := Replace(link, was, now); err != nil {
+	if err := Replace(t.Context(), link, was, now); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, path, now)
@@ -166,7 +166,7 @@ func TestReplaceFollowsASymlink(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := Replace(link, now, was); err == nil || !strings.Contains(err.Error(), "mount the directory it points to") {
+	if err := Replace(t.Context(), link, now, was); err == nil || !strings.Contains(err.Error(), "mount the directory it points to") {
 		t.Error(err)
 	}
 }
@@ -183,7 +183,7 @@ func TestOnlyWhatIsOursIsSweptAway(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, ".ip-masq-5.tmp"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := Replace(path, was, now); err != nil {
+	if err := Replace(t.Context(), path, was, now); err != nil {
 		t.Fatal(err)
 	}
 	entries, err := os.ReadDir(dir)
@@ -198,16 +198,16 @@ func TestCreateAndDelete(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := filepath.Join(filepath.Dir(path), "05.conflist")
-	if err := Create(other, now[1:], path); err == nil {
+	if err := Create(t.Context(), other, now[1:], path); err == nil {
 		t.Error("wrote what does not load")
 	}
-	if err := Create(other, now, path); err != nil {
+	if err := Create(t.Context(), other, now, path); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(other); err != nil || info.Mode() != 0o640 {
 		t.Error(info, err)
 	}
-	for _, err := range []error{Create(other, was, path), Delete(other, was)} {
+	for _, err := range []error{Create(t.Context(), other, was, path), Delete(t.Context(), other, was)} {
 		if !errors.Is(err, ErrChanged) {
 			t.Error(err)
 		}
@@ -215,11 +215,11 @@ func TestCreateAndDelete(t *testing.T) {
 	if string(content(t, other)) != string(now) {
 		t.Error("was overwritten")
 	}
-	if err := Delete(other, now); err != nil {
+	if err := Delete(t.Context(), other, now); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, path, was)
-	if err := Delete(other, now); !errors.Is(err, ErrChanged) {
+	if err := Delete(t.Context(), other, now); !errors.Is(err, ErrChanged) {
 		t.Error(err)
 	}
 }
@@ -228,7 +228,7 @@ func TestBackup(t *testing.T) {
 	path, was, now := pair(t)
 	system := filepath.Join(t.TempDir(), "system")
 	dir := filepath.Join(system, "state", "backups")
-	kept, err := Backup(dir, path, was)
+	kept, err := Backup(t.Context(), dir, path, was)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestBackup(t *testing.T) {
 	if err != nil || info.Mode() != 0o600 {
 		t.Error(info, err)
 	}
-	again, err := Backup(dir, path, was)
+	again, err := Backup(t.Context(), dir, path, was)
 	if err != nil || again != kept {
 		t.Error(again, err)
 	}
@@ -252,17 +252,17 @@ func TestBackup(t *testing.T) {
 	if err := os.WriteFile(kept, was[:5], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Backup(dir, path, was); err != nil {
+	if _, err := Backup(t.Context(), dir, path, was); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, kept, was) // a damaged one is mended
 
-	if _, err := Backup(dir, "/elsewhere/other.conflist", now); err != nil {
+	if _, err := Backup(t.Context(), dir, "/elsewhere/other.conflist", now); err != nil {
 		t.Fatal(err)
 	}
 	var latest string
 	for i := range 2 * MostBackups {
-		if latest, err = Backup(dir, path, append(now, strings.Repeat(" ", i)...)); err != nil {
+		if latest, err = Backup(t.Context(), dir, path, append(now, strings.Repeat(" ", i)...)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -275,7 +275,7 @@ func TestBackup(t *testing.T) {
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Backup(dir, path, was); err == nil || !strings.Contains(err.Error(), "nobody else can write to") {
+	if _, err := Backup(t.Context(), dir, path, was); err == nil || !strings.Contains(err.Error(), "nobody else can write to") {
 		t.Error(err)
 	}
 }

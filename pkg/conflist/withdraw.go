@@ -3,6 +3,7 @@
 package conflist
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,9 +17,10 @@ var errInFolder = errors.New("the folder of the network's name has our entry too
 
 // Withdraw takes our entries out of the network, or, where none is named, out of
 // every network of the directory, and removes the lists that were made of single
-// plugins' configurations. It goes on where a file fails, and returns what was
-// changed beside the errors: what cannot be read may have an entry. A directory
-// that is missing has none.
+// plugins' configurations; but one whose original is gone stays, without our
+// entries, where it is all the network that the directory has. It goes on where a
+// file fails, and returns what was changed beside the errors: what cannot be read
+// may have an entry. A directory that is missing has none.
 func (p Place) Withdraw() ([]Change, error) {
 	dir, err := config.ReadConfDir(p.Dir)
 	switch {
@@ -27,13 +29,14 @@ func (p Place) Withdraw() ([]Change, error) {
 	case err != nil:
 		return nil, err
 	}
+	ctx := context.Background()
 	var changes []Change
 	var errs []error
 	for _, list := range dir.Conflists {
 		if p.Network != "" && list.Network != "" && list.Network != p.Network {
 			continue
 		}
-		c, err := insist(func() (Change, error) { return p.withdraw(list) })
+		c, err := insist(func() (Change, error) { return p.withdraw(ctx, list) })
 		if c.Wrote {
 			changes = append(changes, c)
 		}
@@ -43,12 +46,14 @@ func (p Place) Withdraw() ([]Change, error) {
 }
 
 // withdraw takes our entries out of one file.
-func (p Place) withdraw(listed config.Conflist) (Change, error) {
+func (p Place) withdraw(ctx context.Context, listed config.Conflist) (Change, error) {
 	path := listed.File
 	c := Change{Path: path}
 	doc, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return c, nil
+		if err = absent(path, ErrChanged); err == nil {
+			return c, nil
+		}
 	}
 	if err != nil {
 		return c, err
@@ -71,17 +76,44 @@ func (p Place) withdraw(listed config.Conflist) (Change, error) {
 		return c, about(path, fmt.Errorf("%w, and it may have our entry; mend or remove it: %w", ErrBroken, err))
 	}
 	c.Network = list.name
-	if isMade(path, list) && original(path) != "" {
-		return p.write(c, doc, nil)
+	if isMade(path, list) {
+		inUse, err := p.needs(path)
+		if err != nil {
+			return c, err
+		}
+		if !inUse {
+			return p.write(ctx, c, doc, nil)
+		}
+		c.Orphan = true
 	}
 	now, _, err := Remove(doc)
 	if err != nil {
 		return c, about(path, err)
 	}
-	if c, err = p.write(c, doc, now); err == nil && len(listed.Entries) > len(list.ours()) {
+	if c, err = p.write(ctx, c, doc, now); err == nil && len(listed.Entries) > len(list.ours()) {
 		err = about(path, errInFolder)
 	}
 	return c, err
+}
+
+// needs reports whether a made list is all the network that the directory has.
+func (p Place) needs(made string) (bool, error) {
+	if original(made) != "" {
+		return false, nil
+	}
+	dir, err := config.ReadConfDir(p.Dir)
+	if err != nil {
+		return false, err
+	}
+	for _, list := range dir.Conflists {
+		if list.File == made || list.Err != nil {
+			continue
+		}
+		if n, err := load(list); err == nil && n.Name != "" {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // mentions reports whether a text that cannot be read may have an entry of ours.

@@ -25,6 +25,7 @@ type survey struct {
 
 	ways  map[string]bool // names on the way, the directories' own last
 	whole map[string]bool // directories of which every name matters
+	links bool            // whatever symlinks in those lead to matters too
 	// first is the path under which a directory is watched already. fsnotify
 	// knows each by one path, and a mount may show it at two.
 	first map[inode]string
@@ -33,8 +34,8 @@ type survey struct {
 type inode struct{ device, number uint64 }
 
 // look makes the survey. It is never nil; the error tells what of it is missing.
-func look(dirs []string) (*survey, error) {
-	s := &survey{ways: map[string]bool{}, whole: map[string]bool{}, first: map[inode]string{}}
+func look(dirs []string, links bool) (*survey, error) {
+	s := &survey{ways: map[string]bool{}, whole: map[string]bool{}, first: map[inode]string{}, links: links}
 	if len(dirs) == 0 {
 		return s, nil
 	}
@@ -45,11 +46,42 @@ func look(dirs []string) (*survey, error) {
 	s.watcher, s.events, s.errors = watcher, watcher.Events, watcher.Errors
 	var errs []error
 	for _, dir := range dirs {
-		if err := s.resolve(dir); err != nil {
+		at, err := s.resolve(dir)
+		if err == nil && at != "" {
+			err = s.list(at)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("watch %s: %w%s", dir, err, advice(err)))
 		}
 	}
 	return s, errors.Join(errs...)
+}
+
+// list watches what is in a directory, and where its symlinks lead.
+func (s *survey) list(dir string) error {
+	watched, err := s.watch(dir)
+	if err != nil {
+		return absence(err)
+	}
+	s.whole[watched] = true
+	if !s.links {
+		return nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return absence(err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if e.Type() != fs.ModeSymlink {
+			continue
+		}
+		// All of a loop is watched, and to mend it is to change a link.
+		if _, err := s.resolve(filepath.Join(dir, e.Name())); !errors.Is(err, syscall.ELOOP) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // advice is what to do about an err that means a limit.
@@ -69,11 +101,12 @@ func (s *survey) close() {
 	}
 }
 
-// resolve watches the way to a directory as far as it goes, and the directory.
-func (s *survey) resolve(dir string) error {
+// resolve watches the way to a directory, or to a file, as far as it goes, and
+// returns the directory: "" where there is none.
+func (s *survey) resolve(path string) (string, error) {
 	const mostLinks = 40 // as in the kernel, path_resolution(7)
 	at, links := "/", 0
-	rest := strings.Split(dir, "/")
+	rest := strings.Split(path, "/")
 	for len(rest) > 0 {
 		name := rest[0]
 		rest = rest[1:]
@@ -88,38 +121,33 @@ func (s *survey) resolve(dir string) error {
 		// another survey.
 		watched, err := s.watch(at)
 		if err != nil {
-			return absence(err)
+			return "", absence(err)
 		}
 		s.ways[filepath.Join(watched, name)] = true
 		next := filepath.Join(at, name)
 		info, err := os.Lstat(next)
 		switch {
 		case err != nil:
-			return absence(err)
+			return "", absence(err)
 		case info.Mode().Type() == fs.ModeSymlink:
 			target, err := os.Readlink(next)
 			if err != nil {
-				return absence(err)
+				return "", absence(err)
 			}
 			if links++; links > mostLinks {
-				return &fs.PathError{Op: "resolve", Path: dir, Err: syscall.ELOOP}
+				return "", &fs.PathError{Op: "resolve", Path: path, Err: syscall.ELOOP}
 			}
 			if filepath.IsAbs(target) {
 				at = "/"
 			}
 			rest = append(strings.Split(target, "/"), rest...)
 		case !info.IsDir():
-			return nil // and if a directory takes its place, that is told
+			return "", nil // and if a directory takes its place, that is told
 		default:
 			at = next
 		}
 	}
-	watched, err := s.watch(at)
-	if err != nil {
-		return absence(err)
-	}
-	s.whole[watched] = true
-	return nil
+	return at, nil
 }
 
 // absence returns nil for an error that says no more than that something is not
@@ -164,8 +192,15 @@ func (s *survey) meaning(e fsnotify.Event) meaning {
 	switch {
 	case s.ways[path]:
 		return moved
-	case s.whole[path], s.whole[filepath.Dir(path)]:
-		return changed
+	case !s.whole[path] && !s.whole[filepath.Dir(path)]:
+		return nothing
+	case s.links && isLink(path):
+		return moved
 	}
-	return nothing
+	return changed
+}
+
+func isLink(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode().Type() == fs.ModeSymlink
 }

@@ -18,6 +18,7 @@ const retryInterval = 10 * time.Second
 // Watcher watches directories until it is closed.
 type Watcher struct {
 	dirs    []string
+	follow  bool
 	retry   time.Duration
 	changed chan struct{}
 	closing chan struct{}
@@ -32,10 +33,16 @@ type Watcher struct {
 // does not fail for lack of watches (the sysctls fs.inotify.max_user_instances
 // and max_user_watches are the limits): then Err tells, until it has them.
 // The error is about a relative path that cannot be made absolute.
-func New(dirs ...string) (*Watcher, error) { return newWatcher(retryInterval, dirs) }
+func New(dirs ...string) (*Watcher, error) { return newWatcher(retryInterval, false, dirs) }
 
-func newWatcher(retry time.Duration, dirs []string) (*Watcher, error) {
+// NewFollowing is New, and watches what symlinks in the directories lead to as
+// well: a file is told of when it changes in its own directory. What is in a
+// directory that a symlink leads to is not.
+func NewFollowing(dirs ...string) (*Watcher, error) { return newWatcher(retryInterval, true, dirs) }
+
+func newWatcher(retry time.Duration, follow bool, dirs []string) (*Watcher, error) {
 	w := &Watcher{
+		follow:  follow,
 		retry:   retry,
 		changed: make(chan struct{}, 1),
 		closing: make(chan struct{}),
@@ -52,7 +59,7 @@ func newWatcher(retry time.Duration, dirs []string) (*Watcher, error) {
 		}
 		w.dirs = append(w.dirs, path)
 	}
-	s, err := look(w.dirs)
+	s, err := look(w.dirs, w.follow)
 	w.fail(err)
 	go w.run(s)
 	return w, nil
@@ -104,7 +111,7 @@ func (w *Watcher) run(s *survey) {
 		// to be had. What passes in between is seen by who looks when told.
 		s.close()
 		var err error
-		s, err = look(w.dirs)
+		s, err = look(w.dirs, w.follow)
 		w.fail(err)
 		w.tell()
 	}

@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 type tree struct {
 	*testing.T
 	root string
+	make func(...string) (*Watcher, error) // nil: New
 	*Watcher
 	slowest time.Duration
 }
@@ -56,7 +57,10 @@ func (t *tree) start(watched ...string) {
 	for _, dir := range watched {
 		paths = append(paths, t.path(dir))
 	}
-	w, err := New(paths...)
+	if t.make == nil {
+		t.make = New
+	}
+	w, err := t.make(paths...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +271,7 @@ func TestALoopOfLinksIsTold(t *testing.T) {
 	if err := os.Symlink("loop", filepath.Join(dir, "loop")); err != nil {
 		t.Fatal(err)
 	}
-	w, err := newWatcher(20*time.Millisecond, []string{filepath.Join(dir, "loop")})
+	w, err := newWatcher(20*time.Millisecond, false, []string{filepath.Join(dir, "loop")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/version"
@@ -21,53 +22,78 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
+// asked is a program that is asked what it is.
+type asked struct {
+	path, name string
+	patience   time.Duration // for each answer
+}
+
 // ask runs a plugin where it lies, as a runtime does that wants its versions, and
 // then without a command, where it tells about itself. It returns what version
-// the program is of, and fails unless it is ours and speaks what we speak.
-func ask(ctx context.Context, path string) (string, error) {
-	answer, err := call(ctx, path, "CNI_COMMAND=VERSION")
+// the program is of, and fails unless it is ours and speaks what we speak. The
+// name is for messages.
+func ask(ctx context.Context, path, name string) (string, error) {
+	const longest = 20 * time.Second
+	a := asked{path: path, name: name, patience: longest}
+	return a.version(ctx)
+}
+
+func (a asked) version(ctx context.Context) (string, error) {
+	answer, err := a.call(ctx, "CNI_COMMAND=VERSION")
 	if err != nil {
 		return "", err
 	}
 	info, err := (&version.PluginDecoder{}).Decode(answer)
 	if err != nil {
-		return "", fmt.Errorf("run %s for its VERSION: it answered %s, which no CNI plugin says", shown(path), policy.Quote(string(answer)))
+		return "", fmt.Errorf("run %s for its VERSION: it answered %s, which no CNI plugin says; name ours with --plugin", a.name, policy.Quote(string(answer)))
 	}
 	for _, v := range version.All.SupportedVersions() {
 		if !slices.Contains(info.SupportedVersions(), v) {
 			return "", fmt.Errorf("run %s for its VERSION: it speaks CNI %s, and not %s, which conflists may have; take the plugin of this release",
-				shown(path), policy.Quote(strings.Join(info.SupportedVersions(), ", ")), v)
+				a.name, policy.Quote(strings.Join(info.SupportedVersions(), ", ")), v)
 		}
 	}
-	about, err := call(ctx, path)
+	about, err := a.call(ctx)
 	if err != nil {
 		return "", err
 	}
 	found := regexp.MustCompile(`^ip-masq (\S{1,64}): `).FindSubmatch(about)
 	if found == nil {
-		return "", fmt.Errorf("run %s: it says %s, so it is another plugin; name ours with --plugin", shown(path), policy.Quote(string(about)))
+		return "", fmt.Errorf("run %s: it says %s, so it is another plugin; name ours with --plugin", a.name, policy.Quote(string(about)))
 	}
 	return string(found[1]), nil
 }
 
-// call runs a plugin and returns what it says, on whichever output.
-func call(ctx context.Context, path string, env ...string) ([]byte, error) {
-	const longest, most = 20 * time.Second, 64 << 10
-	ctx, cancel := context.WithTimeout(ctx, longest)
+// call runs a plugin and returns what it says, on whichever output. What it began
+// ends with it.
+func (a asked) call(ctx context.Context, env ...string) ([]byte, error) {
+	const notOurs = "so it is not our plugin; name that with --plugin"
+	limit, cancel := context.WithTimeout(ctx, a.patience)
 	defer cancel()
-	said := &limited{left: most}
-	c := exec.CommandContext(ctx, path)
+	said := &limited{left: mostSaid}
+	c := exec.CommandContext(limit, a.path)
 	c.Env = append([]string{}, env...) // not ours
 	c.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
 	c.Stdout, c.Stderr = said, said
 	c.WaitDelay = time.Second
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.Cancel = func() error { return unix.Kill(-c.Process.Pid, unix.SIGKILL) }
 	err := c.Run()
+	if err != nil && c.Process != nil {
+		_ = c.Cancel() // what outlived it; mostly nothing did
+	}
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
-		return bytes.TrimSpace(said.Bytes()), nil
+		return bytes.TrimSpace(said.text.Bytes()), nil
 	case ctx.Err() != nil:
-		err = fmt.Errorf("no answer within %s", longest)
+		return nil, ErrStopped
+	case errors.Is(err, exec.ErrWaitDelay):
+		err = fmt.Errorf("it left something running, %s", notOurs)
+	case limit.Err() != nil:
+		err = fmt.Errorf("no answer within %s, %s", a.patience, notOurs)
+	case said.left < 0:
+		err = fmt.Errorf("it says more than %d KiB, %s", mostSaid>>10, notOurs)
 	case errors.Is(err, unix.ENOEXEC):
 		err = fmt.Errorf("%w: it is no program for this node, which is %s; take the plugin for that", unix.ENOEXEC, runtime.GOARCH)
 	case errors.Is(err, unix.EACCES):
@@ -75,23 +101,25 @@ func call(ctx context.Context, path string, env ...string) ([]byte, error) {
 	case errors.Is(err, unix.ENOENT):
 		err = fmt.Errorf("%w: it needs a loader that the node does not have; take the plugin of a release, which is static", unix.ENOENT)
 	case errors.As(err, &exit):
-		err = fmt.Errorf("%w, saying %s", exit, policy.Quote(string(bytes.TrimSpace(said.Bytes()))))
+		err = fmt.Errorf("%w, saying %s; name our plugin with --plugin", exit, policy.Quote(string(bytes.TrimSpace(said.text.Bytes()))))
 	}
-	return nil, fmt.Errorf("run %s: %w", shown(path), err)
+	return nil, fmt.Errorf("run %s: %w", a.name, err)
 }
 
-// limited keeps the beginning of what is written to it.
+// mostSaid is how much a plugin may say, in bytes.
+const mostSaid = 64 << 10
+
+// limited takes what is written to it as long as there is room. The error that it
+// gives then ends the writer, by a closed pipe.
 type limited struct {
-	bytes.Buffer
-	left int
+	text bytes.Buffer
+	left int // below 0 once it was too little
 }
 
 // Write implements io.Writer.
 func (l *limited) Write(p []byte) (int, error) {
-	kept := p[:min(len(p), l.left)]
-	l.left -= len(kept)
-	_, err := l.Buffer.Write(kept)
-	return len(p), err
+	if l.left -= len(p); l.left < 0 {
+		return 0, io.ErrShortWrite
+	}
+	return l.text.Write(p)
 }
-
-var _ io.Writer = (*limited)(nil)

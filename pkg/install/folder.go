@@ -57,7 +57,7 @@ func openFolder(ctx context.Context, path string) (*folder, error) {
 
 func (f *folder) lock(ctx context.Context) error {
 	const most, pause = 30 * time.Second, 20 * time.Millisecond
-	ctx, cancel := context.WithTimeout(ctx, most)
+	limit, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	for {
 		err := unix.Flock(int(f.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -68,7 +68,10 @@ func (f *folder) lock(ctx context.Context) error {
 			return failure("lock the directory", f.path, err)
 		}
 		select {
-		case <-ctx.Done():
+		case <-limit.Done():
+			if ctx.Err() != nil {
+				return ErrStopped
+			}
 			return fmt.Errorf("lock the directory %s: another process has it locked; look for it with lsof", shown(f.path))
 		case <-time.After(pause):
 		}

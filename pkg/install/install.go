@@ -4,9 +4,13 @@ package install
 
 import (
 	"context"
+	"errors"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 )
+
+// ErrStopped says that the context ended before all was done.
+var ErrStopped = errors.New("stopped before all was done; run it again")
 
 // Install is what is to be brought to a node.
 type Install struct {
@@ -37,7 +41,9 @@ func (i Install) Run(ctx context.Context) (Installed, error) {
 	}
 	place := *i.Place
 	place.Dir = i.Dirs.Conf
-	done.Conflist, err = place.Ensure()
+	if done.Conflist, err = place.EnsureContext(ctx); err != nil && ctx.Err() != nil {
+		err = ErrStopped
+	}
 	return done, err
 }
 

@@ -22,6 +22,8 @@ type Dirs struct{ Conf, Bin string }
 // ErrWhere says that the directories cannot be told from what is on the node.
 var ErrWhere = errors.New("name them with --cni-conf-dir and --cni-bin-dir")
 
+const locating = "find the directories of the container runtime" // in errors
+
 // candidate is a pair that some distribution of Kubernetes has.
 type candidate struct {
 	distribution string
@@ -74,10 +76,13 @@ func among(stated Dirs) []candidate {
 // directory, "/" on a node: those whose plugins the runtime's network names, or
 // else, on a node that boots before its main CNI plugin is installed, those that
 // are there. Where none are, or those of several distributions, the error is an
-// ErrWhere.
+// ErrWhere. A stated directory of plugins has to be there, as Put makes none.
 func Locate(root string, stated Dirs) (Dirs, error) {
 	if stated.Conf != "" && stated.Bin != "" {
 		return stated, nil
+	}
+	if stated.Bin != "" && !isDir(root, stated.Bin) {
+		return Dirs{}, fmt.Errorf("%s: there is no directory %s; make it, or name the runtime's with --cni-bin-dir", locating, shown(stated.Bin))
 	}
 	return choose(among(stated),
 		func(c candidate) bool { return works(root, c.Dirs) },
@@ -86,30 +91,33 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 	)
 }
 
-// LocateOurs finds the directories that are not stated by what Install has put
-// there. Where there is nothing of ours they stay unknown.
-func LocateOurs(root string, stated Dirs) (Dirs, error) {
-	if stated.Conf != "" && stated.Bin != "" {
-		return stated, nil
-	}
-	all := among(stated)
-	hasBinary := func(c candidate) bool { return holdsOurs(filepath.Join(root, c.Bin)) }
-	hasEntry := func(c candidate) bool { return named(filepath.Join(root, c.Conf)) }
-	switch {
-	case slices.ContainsFunc(all, hasBinary):
-		return choose(all, func(c candidate) bool { return hasBinary(c) && hasEntry(c) }, hasBinary)
-	case slices.ContainsFunc(all, hasEntry):
-		for i := range all {
-			all[i].Bin = stated.Bin
+// Places are all directories in which something of ours may be, as Dirs has one
+// of each.
+type Places struct{ Confs, Bins []string }
+
+// Ours returns the directories to look in for what Install has put there: those
+// that are stated, and in the place of others all that go with them. What is found
+// decides nothing, since an uninstall that is begun anew finds less.
+func Ours(stated Dirs) Places {
+	var p Places
+	for _, c := range among(stated) {
+		for dir, to := range map[string]*[]string{c.Conf: &p.Confs, c.Bin: &p.Bins} {
+			if !slices.Contains(*to, dir) {
+				*to = append(*to, dir)
+			}
 		}
-		return choose(all, hasEntry)
 	}
-	return stated, nil
+	return p
+}
+
+// HaveAny reports whether there is an entry, or a plugin, or what a killed Put
+// has left.
+func (p Places) HaveAny() bool {
+	return slices.ContainsFunc(p.Confs, named) || slices.ContainsFunc(p.Bins, holdsOurs)
 }
 
 // choose returns the one pair that passes the first test which any passes.
 func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
-	const what = "find the directories of the container runtime"
 	for _, passes := range tests {
 		var names []string
 		var found []Dirs
@@ -130,7 +138,7 @@ func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 		for i, d := range found {
 			several = append(several, fmt.Sprintf("%s with %s (%s)", shown(d.Conf), shown(d.Bin), names[i]))
 		}
-		return Dirs{}, fmt.Errorf("%s: there are several: %s; %w", what, strings.Join(several, ", "), ErrWhere)
+		return Dirs{}, fmt.Errorf("%s: there are several: %s; %w", locating, strings.Join(several, ", "), ErrWhere)
 	}
 	var names []string
 	for _, c := range all {
@@ -138,7 +146,7 @@ func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 			names = append(names, c.distribution)
 		}
 	}
-	return Dirs{}, fmt.Errorf("%s: none of those known (%s) is there; %w", what, strings.Join(names, ", "), ErrWhere)
+	return Dirs{}, fmt.Errorf("%s: none of those known (%s) is there; %w", locating, strings.Join(names, ", "), ErrWhere)
 }
 
 // works reports whether the plugins of the network that a runtime picks are in

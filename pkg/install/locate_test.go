@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 const (
@@ -73,6 +75,7 @@ func TestLocate(t *testing.T) {
 		"k3s's, before others":    {files: map[string]string{k3sBin + "/": "", usualBin + "/": ""}, stated: Dirs{Conf: k3sConf}, want: Dirs{k3sConf, k3sBin}},
 		"an unknown conf":         {files: map[string]string{"/c/10-x.conflist": conf("bridge"), usualBin + "/bridge": "", gkeBin + "/": ""}, stated: Dirs{Conf: "/c"}, want: Dirs{"/c", usualBin}},
 		"GKE's bin decides":       {files: map[string]string{gkeBin + "/": "", usualBin + "/": ""}, stated: Dirs{Bin: gkeBin}, want: Dirs{usualConf, gkeBin}},
+		"a known bin, not there":  {files: map[string]string{gkeBin + "/": ""}, stated: Dirs{Bin: usualBin}, says: []string{"there is no directory " + usualBin + "; make it"}},
 		"an unknown bin":          {files: map[string]string{usualConf + "/10-x.conflist": conf("bridge"), "/b/bridge": ""}, stated: Dirs{Bin: "/b"}, want: Dirs{usualConf, "/b"}},
 		"an unknown bin, no conf": {files: map[string]string{"/b/bridge": ""}, stated: Dirs{Bin: "/b"}, says: []string{"there are several"}},
 	} {
@@ -87,36 +90,53 @@ func TestLocate(t *testing.T) {
 					t.Errorf("does not say %q: %v", s, err)
 				}
 			}
-			if err != nil && (!errors.Is(err, ErrWhere) || !strings.Contains(err.Error(), "--cni-bin-dir")) {
+			if err != nil && (!errors.Is(err, ErrWhere) && c.stated.Bin != usualBin || !strings.Contains(err.Error(), "--cni-bin-dir")) {
 				t.Error(err)
 			}
 		})
 	}
 }
 
-func TestLocateOurs(t *testing.T) {
+// TestOurs: all that can have something of ours, whatever is found there: what is
+// found is gone when an uninstall is begun anew.
+func TestOurs(t *testing.T) {
+	confs := []string{usualConf, k3sConf, snapConf, shiftConf}
 	for name, c := range map[string]struct {
-		files  map[string]string
-		stated Dirs
-		want   Dirs
-		fails  bool
+		stated      Dirs
+		confs, bins []string
 	}{
-		"nothing":            {},
-		"others alone":       {files: map[string]string{usualConf + "/10-x.conflist": conf("bridge"), usualBin + "/bridge": ""}},
-		"both stated":        {stated: Dirs{"/a", "/b"}, want: Dirs{"/a", "/b"}},
-		"all":                {files: map[string]string{usualConf + "/10-x.conflist": conf("ptp", "ip-masq"), gkeBin + "/ip-masq": "", usualBin + "/ptp": ""}, want: Dirs{usualConf, gkeBin}},
-		"the binary":         {files: map[string]string{k3sConf + "/10-x.conflist": conf("flannel"), k3sBin + "/ip-masq": ""}, want: Dirs{k3sConf, k3sBin}},
-		"a leftover":         {files: map[string]string{usualBin + "/.ip-masq-3k5.tmp": ""}, want: Dirs{usualConf, usualBin}},
-		"the entry":          {files: map[string]string{usualConf + "/10-x.conflist": conf("ptp", "ip-masq"), usualBin + "/": "", gkeBin + "/": ""}, want: Dirs{Conf: usualConf}},
-		"two binaries":       {files: map[string]string{usualBin + "/ip-masq": "", snapBin + "/ip-masq": ""}, fails: true},
-		"two, one in use":    {files: map[string]string{usualBin + "/ip-masq": "", snapBin + "/ip-masq": "", snapConf + "/1.conflist": conf("ip-masq")}, want: Dirs{snapConf, snapBin}},
-		"stated, not there":  {files: map[string]string{usualBin + "/ip-masq": ""}, stated: Dirs{Bin: "/b"}, want: Dirs{Bin: "/b"}},
-		"stated bin, in use": {files: map[string]string{"/b/ip-masq": "", usualConf + "/1.conflist": conf("x", "ip-masq")}, stated: Dirs{Bin: "/b"}, want: Dirs{usualConf, "/b"}},
+		"nothing stated":  {Dirs{}, confs, []string{usualBin, gkeBin, k3sBin, k3sOldBin, snapBin, shiftBin}},
+		"both":            {Dirs{"/a", "/b"}, []string{"/a"}, []string{"/b"}},
+		"an unknown bin":  {Dirs{Bin: "/b"}, confs, []string{"/b"}},
+		"GKE's bin":       {Dirs{Bin: gkeBin}, []string{usualConf}, []string{gkeBin}},
+		"k3s's conf":      {Dirs{Conf: k3sConf}, []string{k3sConf}, []string{k3sBin, k3sOldBin}},
+		"an unknown conf": {Dirs{Conf: "/c"}, []string{"/c"}, []string{usualBin, gkeBin, k3sBin, k3sOldBin, snapBin, shiftBin}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			have, err := LocateOurs(node(t, c.files), c.stated)
-			if have != c.want || (err != nil) != c.fails {
-				t.Errorf("is %+v, %v", have, err)
+			have := Ours(c.stated)
+			if d := cmp.Diff(Places{c.confs, c.bins}, have); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+func TestPlacesHaveAny(t *testing.T) {
+	for name, c := range map[string]struct {
+		path, text string
+		want       bool
+	}{
+		"nothing":      {"/other", "", false},
+		"others alone": {usualConf + "/10-x.conflist", conf("bridge"), false},
+		"the entry":    {usualConf + "/10-x.conflist", conf("ptp", "ip-masq"), true},
+		"the binary":   {usualBin + "/ip-masq", "", true},
+		"a leftover":   {usualBin + "/.ip-masq-3k5.tmp", "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := node(t, map[string]string{c.path: c.text})
+			p := Places{[]string{root + usualConf}, []string{root + gkeBin, root + usualBin}}
+			if have := p.HaveAny(); have != c.want {
+				t.Errorf("is %t", have)
 			}
 		})
 	}

@@ -114,7 +114,7 @@ func (p *placement) compare(ctx context.Context) error {
 		return nil // to be replaced, even if it cannot be read
 	}
 	p.done = true
-	p.binary.Version, err = ask(ctx, p.binary.Path)
+	p.binary.Version, err = ask(ctx, p.binary.Path, shown(p.binary.Path))
 	return err
 }
 
@@ -130,7 +130,7 @@ func (p *placement) stage(context.Context) (err error) {
 }
 
 func (p *placement) try(ctx context.Context) (err error) {
-	p.binary.Version, err = ask(ctx, p.temp)
+	p.binary.Version, err = ask(ctx, p.temp, "a copy of "+shown(p.source)+" there")
 	return err
 }
 

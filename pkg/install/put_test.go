@@ -134,6 +134,9 @@ func TestPutRefuses(t *testing.T) {
 		"another plugin": {func(t *testing.T, source, _ string) {
 			write(t, source, speaking(allVersions, "CNI bridge plugin v1"), 0o755)
 		}, []string{`"CNI bridge plugin v1"`, "--plugin"}},
+		"one that says too much": {func(t *testing.T, source, _ string) {
+			write(t, source, "#!/bin/sh\nexec yes aaa\n", 0o755)
+		}, []string{"says more than 64 KiB", "--plugin"}},
 		"no plugin at all": {func(t *testing.T, source, _ string) { write(t, source, "#!/bin/sh\necho hello\n", 0o755) }, []string{`"hello"`, "VERSION"}},
 		"one that fails":   {func(t *testing.T, source, _ string) { write(t, source, "#!/bin/sh\necho no room >&2; exit 3\n", 0o755) }, []string{"exit status 3", `"no room"`}},
 		"an old one": {func(t *testing.T, source, _ string) {
@@ -175,7 +178,14 @@ func TestPutRefuses(t *testing.T) {
 			if err == nil || b != (Binary{}) {
 				t.Fatalf("is done: %+v", b)
 			}
-			for _, s := range append(c.says, dir) {
+			says := append([]string{dir}, c.says...)
+			if strings.Contains(err.Error(), "run a copy") {
+				says = append(says, source)
+			}
+			if strings.Contains(err.Error(), "run "+dir+"/"+tempPrefix) {
+				t.Errorf("names a file that is gone: %v", err)
+			}
+			for _, s := range says {
 				if !strings.Contains(err.Error(), s) {
 					t.Errorf("does not say %q: %v", s, err)
 				}

@@ -17,9 +17,6 @@ import (
 // there was none. What bears its name and is no regular file was not put there by
 // Put, and stays, which the error says.
 func remove(ctx context.Context, dir string) (_ string, err error) {
-	if dir == "" {
-		return "", nil
-	}
 	f, err := openFolder(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil

@@ -15,7 +15,7 @@ import (
 
 // Uninstall is what is to be taken from a node.
 type Uninstall struct {
-	Dirs Dirs // what is "" has nothing of ours
+	Places
 	// Backups is the directory for conflists as they were; "" keeps none.
 	Backups string
 	// Root is "/", below which the runtimes keep what they have attached.
@@ -32,7 +32,9 @@ type Uninstall struct {
 // Uninstalled is what one Step removed.
 type Uninstalled struct {
 	Conflists []conflist.Change
-	Binary    string // its path; "" where there was none, or it stays
+	// NoBackup is why what conflists were could not be kept; nil where it could.
+	NoBackup error
+	Binaries []string // their paths; none where there was none, or they stay
 	// Attached is why the plugin stays, or would have without NoWait.
 	Attached []Attachment
 }
@@ -70,7 +72,7 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 		// when they end.
 		select {
 		case <-ctx.Done():
-			return done, ctx.Err()
+			return done, ErrStopped
 		case <-time.After(u.Settle):
 		}
 	}
@@ -87,30 +89,51 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 	if err := u.withdraw(&done); err != nil {
 		return done, err
 	}
-	if done.Binary, err = remove(ctx, u.Dirs.Bin); err != nil {
-		err = fmt.Errorf("remove the plugin from %s: %w", shown(u.Dirs.Bin), err)
+	var errs []error
+	for _, dir := range u.Bins {
+		path, err := remove(ctx, dir)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("remove the plugin from %s: %w", shown(dir), err))
+		}
+		if path != "" {
+			done.Binaries = append(done.Binaries, path)
+		}
 	}
 	if u.State != nil { // which nobody needs, as nobody calls the plugin
-		err = errors.Join(err, u.State(ctx))
+		errs = append(errs, u.State(ctx))
 	}
-	return done, err
+	return done, errors.Join(errs...)
 }
 
 // withdraw takes our entry out of all conflists, and away what killed processes
 // left beside them.
 func (u Uninstall) withdraw(done *Uninstalled) error {
-	if u.Dirs.Conf == "" {
-		return nil
+	var errs []error
+	for _, dir := range u.Confs {
+		if err := u.withdrawFrom(dir, done); err != nil {
+			errs = append(errs, fmt.Errorf("take the entry out of the conflists in %s: %w; the plugin, rules and state stay until then", shown(dir), err))
+		}
 	}
-	changes, err := conflist.Place{Dir: u.Dirs.Conf, Backups: u.Backups}.Withdraw()
+	return errors.Join(errs...)
+}
+
+func (u Uninstall) withdrawFrom(dir string, done *Uninstalled) error {
+	place := conflist.Place{Dir: dir, Backups: u.Backups}
+	changes, err := place.Withdraw()
 	done.Conflists = append(done.Conflists, changes...)
-	if err == nil {
-		if err = conflist.Sweep(u.Dirs.Conf); errors.Is(err, fs.ErrNotExist) {
-			err = nil
+	if reason := err; err != nil && u.Backups != "" {
+		// Where it is the backup that fails: pods that do not start are worse than a
+		// file without one.
+		place.Backups = ""
+		if changes, err = place.Withdraw(); len(changes) > 0 {
+			done.Conflists, done.NoBackup = append(done.Conflists, changes...), reason
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("take the entry out of the conflists in %s: %w; the plugin, rules and state stay until then", shown(u.Dirs.Conf), err)
+		return err
 	}
-	return nil
+	if err = conflist.Sweep(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }

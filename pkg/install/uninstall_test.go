@@ -4,11 +4,10 @@ package install
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,77 +16,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 )
-
-const results = "/var/lib/cni/results"
-
-// cached is a file of libcni's cache.
-func cached(t *testing.T, id, netns, list string) string {
-	t.Helper()
-	text, err := json.Marshal(map[string]any{
-		"kind": "cniCacheV1", "containerId": id, "config": base64.StdEncoding.EncodeToString([]byte(list)), "ifName": "eth0",
-		"networkName": "podnet", "netns": netns, "result": map[string]any{"cniVersion": "1.0.0", "dns": map[string]any{}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
-func TestAttached(t *testing.T) {
-	with, without := conf("bridge", "ip-masq"), conf("bridge", "ip-masq-of-others")
-	root := node(t, map[string]string{
-		results + "/podnet-a-eth0":      cached(t, "a", "/run/netns/a", with),
-		results + "/podnet-b-eth0":      cached(t, "b", "/run/netns/b", without),
-		results + "/podnet-c-eth0":      cached(t, "c", "/run/netns/c", with), // containerd's
-		results + "/podnet-old-eth0":    cached(t, "old", "/run/netns/old", with),
-		results + "/podnet-older-eth0":  cached(t, "older", "", with),
-		results + "/podnet-lives-eth0":  cached(t, "lives", "/run/netns/lives", with),
-		results + "/podnet-legacy-eth0": `{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.1/24"}}`,
-		results + "/torn":               cached(t, "torn", "", with)[:100],
-		results + "/text":               "ip-masq",
-		results + "/empty":              "",
-		results + "/directory/file":     cached(t, "d", "", with),
-		"/var/lib/cni/multus/f00":       `[{"Conf": {"type": "sriov"}}, {"ConfList": {"name": "podnet", "plugins": [{"type": "bridge"}, {"type": "ip-masq"}]}}]`,
-		"/var/lib/cni/multus/f01":       `[{"Conf": {"type": "sriov"}, "Bytes": "` + base64.StdEncoding.EncodeToString([]byte(without)) + `"}]`,
-		"/run/netns/a":                  "", "/run/netns/lives": "",
-		"/run/containerd/io.containerd.runtime.v2.task/k8s.io/c/init.pid": "1",
-	})
-	before := time.Unix(86400, 0)
-	for _, name := range []string{"old", "older", "lives"} {
-		touch(t, filepath.Join(root, results, "podnet-"+name+"-eth0"), before)
-	}
-	touch(t, filepath.Join(root, results, "torn"), before)
-	touch(t, filepath.Join(root, results, "text"), before)
-	touch(t, filepath.Join(root, results, "empty"), before)
-	have, err := Attached(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []Attachment{
-		{"a", "eth0", "podnet", filepath.Join(root, results, "podnet-a-eth0")},
-		{"lives", "eth0", "podnet", filepath.Join(root, results, "podnet-lives-eth0")},
-		{"f00", "", "", filepath.Join(root, "/var/lib/cni/multus/f00")},
-	}
-	if d := cmp.Diff(want, have); d != "" {
-		t.Error(d)
-	}
-
-	// What is being written may be one.
-	touch(t, filepath.Join(root, results, "torn"), time.Now())
-	if _, err := Attached(root); err == nil || !strings.Contains(err.Error(), "torn is being written") {
-		t.Error(err)
-	}
-	if have, err := Attached(t.TempDir()); have != nil || err != nil {
-		t.Errorf("on a node without caches: %v, %v", have, err)
-	}
-}
-
-func touch(t *testing.T, path string, at time.Time) {
-	t.Helper()
-	if err := os.Chtimes(path, at, at); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // life is a node with all that an install brings, and an uninstall of it that
 // notes when the state goes.
@@ -99,7 +27,7 @@ func life(t *testing.T) (u Uninstall, binary, list string, states *int) {
 	})
 	binary, list = filepath.Join(root, usualBin, "ip-masq"), filepath.Join(root, usualConf, "10-x.conflist")
 	states = new(int)
-	u = Uninstall{Dirs: Dirs{filepath.Dir(list), filepath.Dir(binary)}, Root: root, State: func(context.Context) error {
+	u = Uninstall{Places: Places{[]string{filepath.Dir(list)}, []string{filepath.Dir(binary)}}, Root: root, State: func(context.Context) error {
 		if _, err := os.Lstat(binary); err == nil {
 			t.Error("the state goes while the plugin is there")
 		}
@@ -111,17 +39,17 @@ func life(t *testing.T) (u Uninstall, binary, list string, states *int) {
 
 func TestUninstall(t *testing.T) {
 	u, binary, list, states := life(t)
-	write(t, filepath.Join(u.Dirs.Conf, ".ip-masq-7.tmp"), "half", 0o600)
-	write(t, filepath.Join(u.Dirs.Bin, ".ip-masq-7.tmp"), "half", 0o600)
+	write(t, filepath.Join(u.Confs[0], ".ip-masq-7.tmp"), "half", 0o600)
+	write(t, filepath.Join(u.Bins[0], ".ip-masq-7.tmp"), "half", 0o600)
 	done, err := u.Step(t.Context())
-	if err != nil || len(done.Conflists) != 2 || done.Binary != binary || *states != 1 {
+	if err != nil || len(done.Conflists) != 2 || !slices.Equal(done.Binaries, []string{binary}) || *states != 1 {
 		t.Errorf("%+v, %d, %v", done, *states, err)
 	}
 	if have := content(t, list); have != conf("bridge") {
 		t.Error(have)
 	}
-	only(t, u.Dirs.Conf, "10-x.conflist", "20-y.conflist")
-	only(t, u.Dirs.Bin, "bridge")
+	only(t, u.Confs[0], "10-x.conflist", "20-y.conflist")
+	only(t, u.Bins[0], "bridge")
 	was := tree(t, u.Root)
 	done, err = u.Step(t.Context())
 	if d := cmp.Diff(Uninstalled{}, done); d != "" || err != nil || *states != 2 {
@@ -141,7 +69,7 @@ func TestUninstallWaits(t *testing.T) {
 	for range 2 {
 		done, err := u.Step(t.Context())
 		var attached *AttachedError
-		if !errors.As(err, &attached) || len(attached.Attached) != 1 || len(done.Attached) != 1 || done.Binary != "" || *states != 0 {
+		if !errors.As(err, &attached) || len(attached.Attached) != 1 || len(done.Attached) != 1 || done.Binaries != nil || *states != 0 {
 			t.Fatalf("%+v, %d, %v", done, *states, err)
 		}
 		for _, s := range []string{"container a", file, "--wait", "--no-wait"} {
@@ -154,7 +82,7 @@ func TestUninstallWaits(t *testing.T) {
 		}
 	}
 	gone(t, file)
-	if done, err := u.Step(t.Context()); err != nil || done.Binary != binary || *states != 1 {
+	if done, err := u.Step(t.Context()); err != nil || !slices.Equal(done.Binaries, []string{binary}) || *states != 1 {
 		t.Errorf("%+v, %d, %v", done, *states, err)
 	}
 }
@@ -164,7 +92,7 @@ func TestUninstallWithoutWaiting(t *testing.T) {
 	u.NoWait = true
 	write(t, filepath.Join(u.Root, results, "podnet-a-eth0"), cached(t, "a", "", conf("ip-masq")), 0o600)
 	done, err := u.Step(t.Context())
-	if err != nil || done.Binary != binary || len(done.Attached) != 1 || *states != 1 {
+	if err != nil || !slices.Equal(done.Binaries, []string{binary}) || len(done.Attached) != 1 || *states != 1 {
 		t.Errorf("%+v, %d, %v", done, *states, err)
 	}
 }
@@ -191,7 +119,7 @@ func TestUninstallSettles(t *testing.T) {
 		t.Fatal(e)
 	}
 	var attached *AttachedError
-	if !errors.As(err, &attached) || done.Binary != "" || *states != 0 {
+	if !errors.As(err, &attached) || done.Binaries != nil || *states != 0 {
 		t.Errorf("%+v, %d, %v", done, *states, err)
 	}
 	if _, err := os.Lstat(binary); err != nil {
@@ -209,15 +137,15 @@ func TestUninstallStops(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			u, binary, list, states := life(t)
-			write(t, filepath.Join(u.Dirs.Conf, c.file), c.text, 0o644)
+			write(t, filepath.Join(u.Confs[0], c.file), c.text, 0o644)
 			done, err := u.Step(t.Context())
-			if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), u.Dirs.Conf) {
+			if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), u.Confs[0]) {
 				t.Errorf("%+v, %v", done, err)
 			}
 			if content(t, binary) != plugin("v1") || *states != 0 || content(t, list) != conf("bridge") {
 				t.Error("the plugin or the state went, or the other conflist has the entry still")
 			}
-			gone(t, filepath.Join(u.Dirs.Conf, c.file))
+			gone(t, filepath.Join(u.Confs[0], c.file))
 			if _, err := u.Step(t.Context()); err != nil || *states != 1 {
 				t.Error(err)
 			}
@@ -235,11 +163,56 @@ func TestUninstallLeavesOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	done, err := u.Step(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "somebody else put it there") || done.Binary != "" || *states != 1 {
+	if err == nil || !strings.Contains(err.Error(), "somebody else put it there") || done.Binaries != nil || *states != 1 {
 		t.Errorf("%+v, %d, %v", done, *states, err)
 	}
 	if _, err := os.Lstat(binary); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestUninstallEverywhere: of a node with several runtimes nothing is left either.
+func TestUninstallEverywhere(t *testing.T) {
+	u, binary, list, states := life(t)
+	second := Places{[]string{filepath.Join(u.Root, k3sConf)}, []string{filepath.Join(u.Root, gkeBin), filepath.Join(u.Root, k3sBin)}}
+	write(t, filepath.Join(second.Confs[0], "30-z.conflist"), conf("bridge", "ip-masq"), 0o644)
+	write(t, filepath.Join(second.Bins[1], "ip-masq"), plugin("v1"), 0o755)
+	u.Confs, u.Bins = append(u.Confs, second.Confs...), append(u.Bins, second.Bins...)
+	done, err := u.Step(t.Context())
+	if err != nil || len(done.Conflists) != 3 || !slices.Equal(done.Binaries, []string{binary, filepath.Join(second.Bins[1], "ip-masq")}) || *states != 1 {
+		t.Errorf("%+v, %d, %v", done, *states, err)
+	}
+	if have := content(t, list); have != conf("bridge") {
+		t.Error(have)
+	}
+}
+
+// TestUninstallWithoutBackup: an entry that is to go goes, and what it was cannot
+// be kept somewhere is told.
+func TestUninstallWithoutBackup(t *testing.T) {
+	u, binary, list, _ := life(t)
+	write(t, filepath.Join(u.Root, "file"), "", 0o600)
+	u.Backups = filepath.Join(u.Root, "file", "backups")
+	done, err := u.Step(t.Context())
+	if err != nil || len(done.Conflists) != 2 || !slices.Equal(done.Binaries, []string{binary}) {
+		t.Errorf("%+v, %v", done, err)
+	}
+	if done.NoBackup == nil || !strings.Contains(done.NoBackup.Error(), u.Backups) && !strings.Contains(done.NoBackup.Error(), "not a directory") {
+		t.Error(done.NoBackup)
+	}
+	if have := content(t, list); have != conf("bridge") {
+		t.Error(have)
+	}
+}
+
+// TestUninstallStopped: while ADDs settle.
+func TestUninstallStopped(t *testing.T) {
+	u, binary, _, _ := life(t)
+	u.Settle = time.Minute
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if done, err := u.Step(ctx); !errors.Is(err, ErrStopped) || len(done.Conflists) != 2 || content(t, binary) != plugin("v1") {
+		t.Errorf("%+v, %v", done, err)
 	}
 }
 
@@ -248,7 +221,7 @@ func TestUninstallOfNothing(t *testing.T) {
 	if done, err := u.Step(t.Context()); err != nil || cmp.Diff(Uninstalled{}, done) != "" {
 		t.Errorf("%+v, %v", done, err)
 	}
-	u.Dirs = Dirs{u.Root + "/conf", u.Root + "/bin"}
+	u.Places = Places{[]string{u.Root + "/conf"}, []string{u.Root + "/bin"}}
 	if done, err := u.Step(t.Context()); err != nil || cmp.Diff(Uninstalled{}, done) != "" {
 		t.Errorf("%+v, %v", done, err)
 	}

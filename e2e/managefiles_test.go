@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestManageALinkedFile: the conflist is a symlink to a file elsewhere, which the
+// main CNI plugin writes there. It is back as fast as if it were in the directory.
+func TestManageALinkedFile(t *testing.T) {
+	n := newNode(t, forms()[0])
+	elsewhere := filepath.Join(n.dir, "elsewhere")
+	link := filepath.Join(n.cni.ConfDir, mainFile)
+	target := filepath.Join(elsewhere, "podnet")
+	write := func() {
+		t.Helper()
+		must(t, firstOf(os.MkdirAll(elsewhere, 0o755), os.WriteFile(target+".next", n.mainDoc(t, "podnet"), 0o644), os.Rename(target+".next", target)))
+	}
+	must(t, firstOf(os.MkdirAll(n.cni.ConfDir, 0o755), os.Symlink(target, link)))
+	n.mainCNI(t, "20-other.conflist", "other")
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.soonUnready(t, "conflist: ", link, "it is a symlink to what is not there", "mount the directory")
+	time.Sleep(300 * time.Millisecond)
+	if n.has(t, "20-other.conflist") {
+		t.Error("the entry is in another network")
+	}
+	for range 3 {
+		write()
+		d.untilManaged(t, mainFile)
+	}
+	must(t, os.WriteFile(target, n.mainDoc(t, "podnet"), 0o644)) // in place
+	d.untilManaged(t, mainFile)
+	if to, err := os.Readlink(link); err != nil || to != target || n.has(t, "20-other.conflist") {
+		t.Error("no longer a link", to, err)
+	}
+}
+
+// TestManageNeedsItsDataDir: where the plugin refuses the data directory, the
+// entry would stop every pod.
+func TestManageNeedsItsDataDir(t *testing.T) {
+	n := newNode(t, forms()[0])
+	must(t, firstOf(os.MkdirAll(n.dataDir, 0o700), os.Chmod(n.dataDir, 0o777)))
+	n.mainCNI(t, mainFile, "podnet")
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.soonUnready(t, "conflist: ", mainFile, n.dataDir, "refused", "chmod go-w it")
+	time.Sleep(300 * time.Millisecond)
+	if n.has(t, mainFile) {
+		t.Fatal("the entry is there")
+	}
+	must(t, os.Chmod(n.dataDir, 0o700))
+	d.signal(t, syscall.SIGHUP)
+	d.within(t, 10*time.Second, "entry", func() bool { return n.has(t, mainFile) })
+	d.untilManaged(t, mainFile)
+	n.pod(t, "podnet")
+}
+
+// TestManageStopsAtOnce: also while somebody has the directory locked.
+func TestManageStopsAtOnce(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.mainCNI(t, mainFile, "podnet")
+	dir, err := os.Open(n.cni.ConfDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { must(t, dir.Close()) }()
+	must(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.soonUnready(t, "conflist: not looked at yet")
+	start := time.Now()
+	d.stop(t)
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("stopped after %v", took)
+	}
+}
+
+// TestSettingsAmongChanges: reconciler.toml is read though others write beside it
+// all the time.
+func TestSettingsAmongChanges(t *testing.T) {
+	n := newNode(t, forms()[0])
+	path := n.settingsFile(t, exempting("1.2.3.0/24"))
+	d := n.startReconciler(t, "--config", path)
+	d.soonReady(t)
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				ended <- nil
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+			if err := os.WriteFile(filepath.Join(filepath.Dir(path), "beside"), fmt.Append(nil, i), 0o644); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	n.settingsFile(t, "resync_interval = \"0s\"\n")
+	d.untilUnready(t, "settings: ", path)
+	n.settingsFile(t, exempting("1.2.4.0/24"))
+	d.untilReady(t)
+	close(stop)
+	must(t, <-ended)
+}

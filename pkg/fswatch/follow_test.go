@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fswatch
+
+import (
+	"testing"
+)
+
+func TestFollowing(t *testing.T) {
+	tr := &tree{T: t, root: t.TempDir(), make: NewFollowing}
+	tr.mkdir("dir")
+	tr.mkdir("one")
+	tr.write("one/file")
+	tr.write("one/other")
+	tr.link("../one/file", "dir/link")
+	tr.link("loop", "dir/loop") // hides nothing
+	tr.start("dir")
+
+	tr.told("a write in place", func() { tr.write("one/file") })
+	tr.told("a file put in its place", func() { tr.write("one/.new"); tr.rename("one/.new", "one/file") })
+	tr.told("the same again", func() { tr.write("one/.new"); tr.rename("one/.new", "one/file") })
+	tr.write("one/other")
+	tr.quiet("a file beside it")
+	tr.told("its removal", func() { tr.remove("one/file") })
+	tr.told("and that it is back", func() { tr.write("one/file") })
+	tr.told("its directory's way", func() { tr.rename("one", "gone") })
+	tr.told("a directory with it", func() { tr.mkdir("new"); tr.write("new/file"); tr.rename("new", "one") })
+	tr.told("what is in that", func() { tr.write("one/file") })
+
+	tr.mkdir("two/dir")
+	tr.write("two/file")
+	tr.told("a link elsewhere", func() { tr.relink("../two/file", "dir/link") })
+	tr.told("what that leads to", func() { tr.write("two/file") })
+	tr.write("one/file")
+	tr.quiet("what it led to")
+	tr.told("a file in the link's place", func() { tr.write("dir/.new"); tr.rename("dir/.new", "dir/link") })
+	tr.write("two/file")
+	tr.quiet("what no link leads to")
+	tr.told("a link in the file's place", func() { tr.relink("../two/file", "dir/link") })
+	tr.told("where that leads", func() { tr.write("two/file") })
+	tr.told("a link that comes", func() { tr.link("link", "dir/more"); tr.link("../one/file", "dir/third") })
+	tr.told("where the last of them leads", func() { tr.write("one/file") })
+	tr.told("a link to a directory", func() { tr.link("../two/dir", "dir/sub") })
+	tr.write("two/dir/file")
+	tr.quiet("a file in that")
+	tr.told("a file of the directory itself", func() { tr.write("dir/file") })
+}
+
+func TestLinksAreNotFollowedUnasked(t *testing.T) {
+	tr := &tree{T: t, root: t.TempDir()}
+	tr.mkdir("dir")
+	tr.mkdir("one")
+	tr.write("one/file")
+	tr.link("../one/file", "dir/link")
+	tr.start("dir")
+	tr.write("one/file")
+	tr.quiet("what a link leads to")
+	tr.told("a link that comes", func() { tr.link("../one/file", "dir/more") })
+	tr.write("one/file")
+	tr.quiet("what that leads to")
+}
