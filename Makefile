@@ -19,6 +19,8 @@ SCRIPTS      = $(shell find .ci tools -type f -perm -u+x)
 
 # Tests that have targets of their own; see their doc.go.
 SUITES := e2e_runtimes,e2e_cluster
+# Prints where containerd is, which is built once, without what needs C.
+CONTAINERD := tools/cached containerd -tags no_btrfs,no_aufs,no_zfs,no_devmapper,no_tracing
 
 # Static binaries, and no C compiler needed.
 export CGO_ENABLED := 0
@@ -59,28 +61,17 @@ demo: packages build $(CNI_TOOLS) ## pods, a LAN and an outside in namespaces: w
 	go run ./e2e/demo
 
 # Two releases: the one that the manifests name, and the next, to upgrade to.
-CLUSTER_RELEASES := v0.1.0 v0.1.1
-CLUSTER_DIR      := $(CURDIR)/bin/e2e-cluster
-
 e2e-cluster: PACKAGES := etcd-server containerd runc busybox-static iptables nftables conntrack iproute2
 e2e-cluster: packages build $(CNI_TOOLS) ## whole Kubernetes clusters: DaemonSets rolled out, upgraded, taken away (root)
-	@set -e; arch=$$(go env GOARCH); for release in $(CLUSTER_RELEASES); do \
-		binaries=$(CLUSTER_DIR)/$$release; mkdir -p $$binaries/$$arch; \
-		go build -trimpath -ldflags "-s -w -X main.version=$$release" -o $$binaries/$$arch/ip-masq ./plugin; \
-		go build -trimpath -ldflags "-s -w -X main.version=$$release" -o $$binaries/$$arch/ip-masq-reconciler ./reconciler; \
-		for variant in "" -iptables; do \
-			go run ./deploy/image --arch $$arch --version $$release --binaries $$binaries \
-				--name ghcr.io/ip-masq/ip-masq-cni:$$release$$variant --out $(CLUSTER_DIR)/$$release$$variant.tar $${variant:+-$$variant}; \
-		done; \
-	done
-	IPMASQ_IMAGE_DIR=$(CLUSTER_DIR) IPMASQ_KUBERNETES_DIR=$$(tools/cached kubernetes) \
-		IPMASQ_CONTAINERD_DIR=$$(tools/cached containerd -tags no_btrfs,no_aufs,no_zfs,no_devmapper,no_tracing) \
+	for release in v0.1.0 v0.1.1; do $(MAKE) image image-iptables VERSION=$$release ARCHES=$$(go env GOARCH) || exit 1; done
+	kubernetes=$$(tools/cached kubernetes) && containerd=$$($(CONTAINERD)) && \
+		IPMASQ_IMAGE_DIR=$(CURDIR)/bin/image IPMASQ_KUBERNETES_DIR=$$kubernetes IPMASQ_CONTAINERD_DIR=$$containerd \
 		go test -tags e2e_cluster -count=1 -timeout 30m $(TESTFLAGS) ./e2e/cluster/...
 
 e2e-runtimes: PACKAGES := containerd runc podman busybox-static iptables nftables conntrack iproute2
 e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, podman and CRI-O's calls (root)
-	dir=$$(tools/cached containerd -tags no_btrfs,no_aufs,no_zfs,no_devmapper,no_tracing) && \
-		IPMASQ_CONTAINERD_DIR=$$dir go test -tags e2e_runtimes -count=1 -timeout 15m $(TESTFLAGS) ./e2e/runtimes/...
+	containerd=$$($(CONTAINERD)) && IPMASQ_CONTAINERD_DIR=$$containerd \
+		go test -tags e2e_runtimes -count=1 -timeout 15m $(TESTFLAGS) ./e2e/runtimes/...
 
 # Under 15 minutes on two cores. A quick run (BENCHFLAGS=-quick) writes to bin/bench/quick and judges nothing.
 bench: packages build $(CNI_TOOLS) ## what it costs, measured beside others: writes docs/benchmarks (BENCHFLAGS=-quick)
