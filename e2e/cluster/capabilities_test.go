@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_cluster
+
+package cluster_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// TestCapabilities looks at what the DaemonSet may do, and takes each of it away.
+func TestCapabilities(t *testing.T) {
+	t.Run("nftables", func(t *testing.T) {
+		c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
+		testManifests(t, c)
+		testCapabilities(t, c, "base", "", "uninstall", map[string]uint{"NET_ADMIN": unix.CAP_NET_ADMIN})
+	})
+	t.Run("iptables-legacy", func(t *testing.T) {
+		c := newCluster(t, cluster.Options{ProxyMode: "iptables", LegacyIPTables: true})
+		// Stated, because otherwise what cannot keep rules in iptables keeps them in nftables.
+		testCapabilities(t, c, "overlays/iptables", iptablesEntry, "overlays/uninstall-iptables",
+			map[string]uint{"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW})
+	})
+}
+
+// testCapabilities rolls a directory out, with the rest of an overlay, and expects the reconciler to have these
+// capabilities and no other; then once more without each, when it must not become
+// ready, with the reason told.
+func testCapabilities(t *testing.T, c *cluster.Cluster, directory, rest, uninstall string, capabilities map[string]uint) {
+	ctx := t.Context()
+	must(t, c.ApplyOverlay(ctx, rest, directory))
+	awaitRollout(t, c, "ip-masq")
+	var set uint64
+	for _, bit := range capabilities {
+		set |= 1 << bit
+	}
+	for _, n := range c.Nodes {
+		for kind, has := range capabilitySets(t, n) {
+			if kind != "CapInh" && kind != "CapAmb" && has != set {
+				t.Errorf("%s of the reconciler on %s is %#x, want %#x", kind, n.Name, has, set)
+			}
+		}
+	}
+	takeDown(t, c, directory)
+	rollOut(t, c, uninstall, "ip-masq-uninstall")
+	takeDown(t, c, uninstall)
+
+	for lacking := range capabilities {
+		t.Run("without "+lacking, func(t *testing.T) {
+			var others []string
+			for name := range capabilities {
+				if name != lacking {
+					others = append(others, name)
+				}
+			}
+			must(t, c.ApplyOverlay(ctx, rest+fmt.Sprintf(`patches:
+- target: {kind: DaemonSet}
+  patch: |
+    - op: replace
+      path: /spec/template/spec/containers/0/securityContext/capabilities/add
+      value: [%s]
+`, strings.Join(others, ", ")), directory))
+			for _, n := range c.Nodes {
+				must(t, cluster.Await(ctx, cluster.Patience, func() error {
+					status, text, err := n.Readyz(ctx)
+					if err == nil && (status == 200 || !strings.Contains(text, "CAP_"+lacking)) {
+						err = fmt.Errorf("/readyz of %s: %d %s; want CAP_%s to be missing", n.Name, status, text, lacking)
+					}
+					return err
+				}))
+			}
+			takeDown(t, c, directory)
+			rollOut(t, c, uninstall, "ip-masq-uninstall")
+			takeDown(t, c, uninstall)
+		})
+	}
+}
+
+// capabilitySets are those of the reconciler that runs on a node: CapEff and so on.
+func capabilitySets(t *testing.T, n *cluster.Node) map[string]uint64 {
+	t.Helper()
+	processes := topology.Must(filepath.Glob(n.Path("/proc/[0-9]*/status")))(t)
+	for _, path := range processes {
+		status, err := os.ReadFile(path)
+		if err != nil || !strings.HasPrefix(string(status), "Name:\tip-masq-reconci\n") {
+			continue // gone by now, or another
+		}
+		sets := map[string]uint64{}
+		for line := range strings.Lines(string(status)) {
+			if kind, value, _ := strings.Cut(line, ":"); strings.HasPrefix(kind, "Cap") {
+				sets[kind] = topology.Must(strconv.ParseUint(strings.TrimSpace(value), 16, 64))(t)
+			}
+		}
+		return sets
+	}
+	t.Fatalf("no reconciler runs on %s", n.Name)
+	return nil
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_cluster
+
+package cluster_test
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// The ports at which services are reached on every node.
+const (
+	nearPort  = 30081
+	farPort   = 30082
+	localPort = 30083 // far, with externalTrafficPolicy Local
+)
+
+// cast are the pods and services that most tests need: a client and a server on
+// the first node, a server on the second, and one with each node's own network.
+type cast struct {
+	*cluster.Cluster
+	client, near, far netip.Addr
+	nearIP, farIP     netip.Addr // of services
+}
+
+// newCast creates it.
+func newCast(t *testing.T, c *cluster.Cluster) *cast {
+	t.Helper()
+	ctx := t.Context()
+	first, second := c.Nodes[0], c.Nodes[1]
+	must(t, c.Start(ctx,
+		cluster.Pod{Name: "client", Node: first, Restart: true},
+		cluster.Pod{Name: "near", Node: first, Restart: true, Args: cluster.Serving("near")},
+		cluster.Pod{Name: "far", Node: second, Restart: true, Args: cluster.Serving("far")},
+		cluster.Pod{Name: "host1", Node: first, Restart: true, HostNetwork: true, Args: cluster.Serving("host1")},
+		cluster.Pod{Name: "host2", Node: second, Restart: true, HostNetwork: true, Args: cluster.Serving("host2")}))
+	k := &cast{Cluster: c}
+	for name, address := range map[string]*netip.Addr{"client": &k.client, "near": &k.near, "far": &k.far} {
+		*address = topology.Must(c.AwaitRunning(ctx, name))(t)
+	}
+	k.nearIP = topology.Must(c.Expose(ctx, "near", "near", "Cluster", nearPort))(t)
+	k.farIP = topology.Must(c.Expose(ctx, "far", "far", "Cluster", farPort))(t)
+	topology.Must(c.Expose(ctx, "far-local", "far", "Local", localPort))(t)
+	return k
+}
+
+// want is a flow and what is to be seen of it.
+type want struct {
+	to     netip.Addr
+	port   uint16
+	by     string
+	source netip.Addr
+}
+
+// verdicts are what every sender's peers are to see, by the sender's name.
+func (k *cast) verdicts() map[string][]want {
+	const port = cluster.PeerPort
+	first, second := k.Nodes[0].Address, k.Nodes[1].Address
+	// What a node calls itself towards its own pods.
+	gateway1, gateway2 := k.Nodes[0].Pods.Addr().Next(), k.Nodes[1].Pods.Addr().Next()
+	lan, outside := k.World.LAN.Addrs[0], k.World.Outside.Addrs[0]
+	lan10, outside198 := netip.MustParseAddr("10.77.7.7"), netip.MustParseAddr("198.51.100.7")
+	return map[string][]want{
+		"client": {
+			{k.near, port, "near", k.client},
+			{k.far, port, "far", k.client},
+			{first, port, "host1", k.client},
+			{second, port, "host2", k.client},
+			{lan, topology.EchoPort, "lan", k.client},
+			{lan10, topology.EchoPort, "lan", k.client},
+			{outside, topology.EchoPort, "outside", first},
+			{outside198, topology.EchoPort, "outside", first},
+			{k.nearIP, port, "near", k.client},
+			{k.farIP, port, "far", k.client},
+			// kube-proxy masquerades what comes for a NodePort.
+			{first, farPort, "far", first},
+			{second, farPort, "far", gateway2},
+			{second, localPort, "far", k.client},
+		},
+		"host1": {
+			{k.near, port, "near", gateway1},
+			{k.far, port, "far", first},
+			{second, port, "host2", first},
+			{lan, topology.EchoPort, "lan", first},
+			{outside198, topology.EchoPort, "outside", first},
+			{k.nearIP, port, "near", gateway1},
+			{k.farIP, port, "far", first},
+			{second, localPort, "far", first},
+		},
+		"lan": {
+			{k.near, port, "near", lan},
+			{first, nearPort, "near", gateway1},
+			{first, farPort, "far", first},
+			{second, localPort, "far", lan},
+		},
+		"outside": {
+			{first, nearPort, "near", gateway1},
+			{first, farPort, "far", first},
+			{second, localPort, "far", outside},
+		},
+	}
+}
+
+// masqueraded is what the outside is to see of a pod where the project is at work,
+// and alone where it is not.
+func (k *cast) masqueraded(n *cluster.Node, _ netip.Addr) []want { return outside(k, n.Address) }
+
+func (k *cast) alone(_ *cluster.Node, pod netip.Addr) []want { return outside(k, pod) }
+
+// expectVerdicts fails the test if anybody sees another address than is right.
+func (k *cast) expectVerdicts(t *testing.T) {
+	t.Helper()
+	for name, wants := range k.verdicts() {
+		var sender cluster.Sender
+		switch name {
+		case "lan":
+			sender = k.FromHost(k.World.LAN)
+		case "outside":
+			sender = k.FromHost(k.World.Outside)
+		default:
+			sender = k.FromPod(name)
+		}
+		expect(t, name, sender, wants...)
+	}
+}
+
+// expect sends what is wanted, by UDP and TCP, and fails the test if something
+// else is seen. kube-proxy may be a moment late.
+func expect(t *testing.T, name string, sender cluster.Sender, wants ...want) {
+	t.Helper()
+	var flows []cluster.Flow
+	wanted := map[cluster.Flow]cluster.Seen{}
+	for _, w := range wants {
+		for _, protocol := range []string{"udp", "tcp"} {
+			f := cluster.Flow{Protocol: protocol, To: netip.AddrPortFrom(w.to, w.port)}
+			flows = append(flows, f)
+			wanted[f] = cluster.Seen{By: w.by, Source: w.source}
+		}
+	}
+	var seen map[cluster.Flow]cluster.Seen
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		seen = topology.Must(sender.Ask(t.Context(), flows...))(t)
+		unanswered := false
+		for _, s := range seen {
+			unanswered = unanswered || s.Failure != ""
+		}
+		if !unanswered || time.Now().After(deadline) {
+			break
+		}
+	}
+	for _, f := range flows {
+		if seen[f] != wanted[f] {
+			t.Errorf("%s to %s: seen %+v, want %+v", name, f, seen[f], wanted[f])
+		}
+	}
+}

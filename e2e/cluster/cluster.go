@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/machine"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// Options say how a cluster differs from the usual one.
+type Options struct {
+	Binaries Binaries
+	// ProxyMode is kube-proxy's: iptables or nftables.
+	ProxyMode string
+	// Nodes is how many there are; 2 without it.
+	Nodes int
+	// Taints are what nodes register with.
+	Taints []Taint
+	// LegacyIPTables makes iptables of the nodes the legacy one.
+	LegacyIPTables bool
+}
+
+// Taint is one of a node.
+type Taint struct {
+	Key    string `json:"key"`
+	Value  string `json:"value,omitempty"`
+	Effect string `json:"effect"`
+}
+
+// Cluster is a control plane, nodes, and the world around them.
+type Cluster struct {
+	// World has the LAN and the outside; its node is the cluster's router.
+	World *topology.Topology
+	Nodes []*Node
+
+	options     Options
+	directory   string
+	control     *machine.Machine
+	plane       *controlPlane
+	proxyConfig string
+}
+
+// T is the part of testing.TB that is used here.
+type T interface {
+	topology.T
+	Context() context.Context
+	TempDir() string
+	Failed() bool
+	Logf(format string, args ...any)
+}
+
+// New builds a cluster for a test, and waits until its nodes are ready.
+func New(t T, options Options) *Cluster {
+	t.Helper()
+	if options.Nodes == 0 {
+		options.Nodes = 2
+	}
+	c := &Cluster{World: topology.New(t, topology.Options{}), options: options, directory: t.TempDir()}
+	err := c.build(t)
+	// While the machines are still there.
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.describe(t)
+		}
+	})
+	if err != nil {
+		t.Fatalf("build cluster: %v", err)
+	}
+	return c
+}
+
+func (c *Cluster) build(t T) error {
+	ctx := t.Context()
+	host, err := c.World.AddPod("control", controlAddress())
+	if err != nil {
+		return err
+	}
+	c.control = machine.New(t, host)
+	certificates := filepath.Join(c.directory, "pki")
+	if err := os.Mkdir(certificates, 0o700); err != nil {
+		return err
+	}
+	if c.plane, err = startControlPlane(ctx, c.control, controlAddress(), certificates, c.options.Binaries.Kubernetes); err != nil {
+		return fmt.Errorf("start control plane: %w", err)
+	}
+	if c.proxyConfig, err = c.plane.authority.kubeconfig(c.plane.url, "system:kube-proxy"); err != nil {
+		return err
+	}
+	images, err := c.images(ctx)
+	if err != nil {
+		return err
+	}
+	for number := 1; number <= c.options.Nodes; number++ {
+		node, err := c.addNode(t, number, images)
+		if err != nil {
+			return err
+		}
+		c.Nodes = append(c.Nodes, node)
+	}
+	if err := Await(ctx, Patience, func() error {
+		if err := c.running(); err != nil {
+			return err
+		}
+		// What pods need before they can be made.
+		_, err := c.Kubectl(ctx, "get", "serviceaccount", "default", "-o", "name")
+		return err
+	}); err != nil {
+		return fmt.Errorf("wait for control plane: %w", err)
+	}
+	if err := c.Apply(ctx, proxyRights); err != nil {
+		return err
+	}
+	for _, n := range c.Nodes {
+		if err := n.Start(); err != nil {
+			return err
+		}
+	}
+	for _, n := range c.Nodes {
+		if err := n.AwaitReady(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// describe logs what the API server knows.
+func (c *Cluster) describe(t T) {
+	if c.plane == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for _, args := range [][]string{
+		{"describe", "nodes"},
+		{"get", "pods", "-A", "-o", "wide"},
+		{"get", "events", "-A", "--sort-by=.lastTimestamp"},
+	} {
+		output, err := c.Kubectl(ctx, args...)
+		t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, output)
+	}
+}
+
+// proxyRights is what kubeadm and its kin give kube-proxy; the role is built in.
+const proxyRights = `apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: kube-proxy}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: system:node-proxier}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: system:kube-proxy}]
+`
+
+// running returns an error if a program of the cluster has ended by itself.
+func (c *Cluster) running() error {
+	if err := running(c.control); err != nil {
+		return err
+	}
+	for _, n := range c.Nodes {
+		if err := running(n.Machine); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// running returns a final error if a program that runs in the background of a
+// machine has ended.
+func running(m *machine.Machine) error {
+	for _, d := range m.Daemons() {
+		select {
+		case <-d.Done():
+			return final{fmt.Errorf("%s on %s has ended: %w: %s", d.Name, m.Name, d.Err(), tail(d.Output(), 2048))}
+		default:
+		}
+	}
+	return nil
+}
+
+// tail is the end of a text, size bytes at most.
+func tail(text string, size int) string {
+	if len(text) > size {
+		return "…" + text[len(text)-size:]
+	}
+	return text
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/machine"
+)
+
+// services is where ClusterIPs are; the first is the API server's own.
+func services() netip.Prefix { return netip.MustParsePrefix("10.96.0.0/16") }
+
+// controlPlane is etcd and the three programs of Kubernetes beside it, on one
+// machine.
+type controlPlane struct {
+	authority *authority
+	url       string
+	// admin is the kubeconfig of somebody who may do everything.
+	admin string
+}
+
+// startControlPlane starts one on a machine that has the address, with its files
+// in directory and programs from that of Kubernetes' binaries. The API server
+// serves when it returns.
+func startControlPlane(ctx context.Context, m *machine.Machine, address netip.Addr, directory, binaries string) (*controlPlane, error) {
+	a, err := newAuthority(directory)
+	if err != nil {
+		return nil, err
+	}
+	c := &controlPlane{authority: a, url: fmt.Sprintf("https://%s", netip.AddrPortFrom(address, 6443))}
+	if c.admin, err = a.kubeconfig(c.url, "admin", "system:masters"); err != nil {
+		return nil, err
+	}
+	run := func(program string, args ...string) error {
+		_, err := m.StartDaemon(filepath.Base(program), nil, program, args...)
+		return err
+	}
+	// No fsync: nothing of it is to survive anything.
+	if err := run("etcd", "--data-dir", filepath.Join(directory, "etcd"), "--unsafe-no-fsync",
+		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
+		"--listen-peer-urls", "http://127.0.0.1:2380", "--logger", "zap"); err != nil {
+		return nil, err
+	}
+
+	serving, err := a.server("kube-apiserver", []string{"kubernetes", "kubernetes.default.svc"}, address, services().Addr().Next())
+	if err != nil {
+		return nil, err
+	}
+	toKubelets, err := a.client("apiserver-to-kubelets", "kube-apiserver", "system:masters")
+	if err != nil {
+		return nil, err
+	}
+	accounts, err := a.client("service-accounts", "service-accounts")
+	if err != nil {
+		return nil, err
+	}
+	if err := run(filepath.Join(binaries, "kube-apiserver"),
+		"--etcd-servers=http://127.0.0.1:2379",
+		"--advertise-address="+address.String(), "--secure-port=6443",
+		"--tls-cert-file="+serving.certificate, "--tls-private-key-file="+serving.key,
+		"--client-ca-file="+a.caFile(),
+		"--kubelet-client-certificate="+toKubelets.certificate, "--kubelet-client-key="+toKubelets.key,
+		"--kubelet-certificate-authority="+a.caFile(),
+		"--kubelet-preferred-address-types=InternalIP",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file="+accounts.certificate, "--service-account-signing-key-file="+accounts.key,
+		"--service-cluster-ip-range="+services().String(),
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+		"--allow-privileged=true", "--profiling=false",
+		// It would ask again and again for what etcd 3.4 cannot say.
+		"--feature-gates=SizeBasedListCostEstimate=false"); err != nil {
+		return nil, err
+	}
+	// The others end if the rights that the API server gives them at its start
+	// are not there yet.
+	if err := Await(ctx, Patience, func() error {
+		if err := running(m); err != nil {
+			return err
+		}
+		_, err := m.Command(ctx, filepath.Join(binaries, "kubectl"), "--kubeconfig="+c.admin, "get", "--raw", "/readyz").Output()
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("wait for API server: %w", err)
+	}
+	for user, args := range map[string][]string{
+		"kube-controller-manager": {
+			"--service-account-private-key-file=" + accounts.key, "--root-ca-file=" + a.caFile(),
+			"--use-service-account-credentials=true", "--node-monitor-period=1s", "--node-monitor-grace-period=15s",
+		},
+		"kube-scheduler": nil,
+	} {
+		config, err := a.kubeconfig(c.url, "system:"+user)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "--kubeconfig="+config, "--leader-elect=false",
+			"--authentication-kubeconfig="+config, "--authorization-kubeconfig="+config, "--bind-address=127.0.0.1")
+		if err := run(filepath.Join(binaries, user), args...); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+)
+
+// Readyz asks the reconciler's /readyz on the node: the status code and the text.
+func (n *Node) Readyz(ctx context.Context) (int, string, error) {
+	return n.http(ctx, "http://127.0.0.1:19820/readyz")
+}
+
+// Metrics asks the reconciler's /metrics at the node's address.
+func (n *Node) Metrics(ctx context.Context) (string, error) {
+	status, text, err := n.http(ctx, fmt.Sprintf("http://%s:19821/metrics", n.Address))
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("get metrics of %s: %d %s", n.Name, status, text)
+	}
+	return text, err
+}
+
+// http gets a URL from the node itself.
+func (n *Node) http(ctx context.Context, url string) (int, string, error) {
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			// The thread that makes the socket says whose it is.
+			err = n.Do(func() error {
+				conn, err = new(net.Dialer).DialContext(ctx, network, address)
+				return err
+			})
+			return conn, err
+		},
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return 0, "", fmt.Errorf("get %s on %s: %w", url, n.Name, err)
+	}
+	response, err := (&http.Client{Transport: transport, Timeout: 5 * time.Second}).Do(request)
+	if err != nil {
+		return 0, "", fmt.Errorf("get %s on %s: %w", url, n.Name, err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, "", fmt.Errorf("get %s on %s: %w", url, n.Name, err)
+	}
+	return response.StatusCode, string(text), nil
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+
+	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
+	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
+)
+
+// PeerImage is what the pods of the tests run, the command e2e/cluster/peer. Every
+// node has it.
+const PeerImage = "ip-masq.test/peer:1"
+
+// images are the archives that every node has: those of package containerd, of
+// which the sandboxes are, and the peer's.
+func (c *Cluster) images(ctx context.Context) ([][]byte, error) {
+	sandboxes, err := containerd.Images(ctx)
+	if err != nil {
+		return nil, err
+	}
+	program := filepath.Join(c.directory, "peer")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", program,
+		"github.com/ip-masq/ip-masq-cni/e2e/cluster/peer")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if output, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build peer: %w: %s", err, output)
+	}
+	data, err := os.ReadFile(program)
+	if err != nil {
+		return nil, fmt.Errorf("read peer: %w", err)
+	}
+	peer, err := pack(oci.Image{
+		Name:       PeerImage,
+		Layers:     [][]oci.File{{{Name: "peer", Mode: 0o755, Data: data}}},
+		Entrypoint: []string{"/peer"},
+		Cmd:        []string{"pause"},
+	})
+	return [][]byte{sandboxes, peer}, err
+}
+
+// pack makes an archive of an image for this machine.
+func pack(image oci.Image) ([]byte, error) {
+	image.Arch = runtime.GOARCH
+	var archive bytes.Buffer
+	if err := oci.Write(&archive, image); err != nil {
+		return nil, fmt.Errorf("pack image %s: %w", image.Name, err)
+	}
+	return archive.Bytes(), nil
+}
+
+// KubectlImage has kubectl and a shell, as an administrator would provide it, with
+// the tag 1.
+const KubectlImage = "ip-masq.test/kubectl"
+
+// ImportKubectl gives every node KubectlImage.
+func (c *Cluster) ImportKubectl(ctx context.Context) error {
+	kubectl, err := os.ReadFile(filepath.Join(c.options.Binaries.Kubernetes, "kubectl"))
+	if err != nil {
+		return fmt.Errorf("read kubectl: %w", err)
+	}
+	shell, err := os.ReadFile("/bin/busybox")
+	if err != nil {
+		return fmt.Errorf("read busybox: %w (the Debian package busybox-static has it)", err)
+	}
+	archive, err := pack(oci.Image{
+		Name: KubectlImage + ":1",
+		Layers: [][]oci.File{{
+			{Name: "bin/kubectl", Mode: 0o755, Data: kubectl},
+			{Name: "bin/busybox", Mode: 0o755, Data: shell},
+			{Name: "bin/sh", Mode: 0o777 | fs.ModeSymlink, Link: "busybox"},
+			{Name: "bin/sleep", Mode: 0o777 | fs.ModeSymlink, Link: "busybox"},
+			{Name: "tmp", Mode: 0o777 | fs.ModeDir},
+		}},
+		Env: []string{"PATH=/bin"},
+	})
+	if err != nil {
+		return err
+	}
+	for _, n := range c.Nodes {
+		if err := n.Runtime.Import(ctx, archive); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+)
+
+// kubeletSettings are those of which the defaults do not do here. It writes no
+// kernel parameter and no score of its own, which are not the node's alone, and
+// runs on control groups of version 1 and small disks.
+func (n *Node) kubeletSettings(a *authority, serving pair) map[string]any {
+	return map[string]any{
+		"apiVersion":                    "kubelet.config.k8s.io/v1beta1",
+		"kind":                          "KubeletConfiguration",
+		"authentication":                map[string]any{"anonymous": map[string]any{"enabled": false}, "x509": map[string]any{"clientCAFile": a.caFile()}},
+		"authorization":                 map[string]any{"mode": "Webhook"},
+		"tlsCertFile":                   serving.certificate,
+		"tlsPrivateKeyFile":             serving.key,
+		"containerRuntimeEndpoint":      "unix:///run/containerd/containerd.sock",
+		"registerWithTaints":            n.cluster.options.Taints,
+		"failCgroupV1":                  false,
+		"cgroupDriver":                  "cgroupfs",
+		"cgroupRoot":                    n.Cgroup,
+		"enforceNodeAllocatable":        []string{},
+		"oomScoreAdj":                   0,
+		"localStorageCapacityIsolation": false,
+		"evictionHard":                  map[string]string{"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%", "nodefs.inodesFree": "0%"},
+		"imageGCHighThresholdPercent":   100,
+		"failSwapOn":                    false,
+		"resolvConf":                    "",
+		"nodeStatusUpdateFrequency":     "1s",
+		"nodeStatusReportFrequency":     "1s",
+		"nodeLeaseDurationSeconds":      10,
+		"syncFrequency":                 "5s",
+		"fileCheckFrequency":            "1s",
+		"volumeStatsAggPeriod":          "0s",
+		"configMapAndSecretChangeDetectionStrategy": "Watch",
+		"shutdownGracePeriod":                       "0s",
+		"healthzPort":                               10248,
+	}
+}
+
+// kernelParameters are what kubelet insists on; it finds them so in files that
+// are mounted over the real ones.
+func kernelParameters() map[string]string {
+	return map[string]string{
+		"vm/overcommit_memory":      "1",
+		"vm/panic_on_oom":           "0",
+		"kernel/panic":              "10",
+		"kernel/panic_on_oops":      "1",
+		"kernel/keys/root_maxkeys":  "1000000",
+		"kernel/keys/root_maxbytes": "25000000",
+	}
+}
+
+// shadow mounts a file with a text over one of the machine.
+func (n *Node) shadow(ctx context.Context, path, text string) error {
+	file := filepath.Join("/var/lib/kubelet/.shadow", strings.ReplaceAll(path, "/", "_"))
+	if err := n.WriteFile(file, text+"\n", 0o644); err != nil {
+		return fmt.Errorf("shadow %s: %w", path, err)
+	}
+	return n.Run(ctx, "mount", "--bind", file, path)
+}
+
+// StartKubelet starts the node's kubelet.
+func (n *Node) StartKubelet() error {
+	_, err := n.StartDaemon("kubelet", nil, filepath.Join(n.cluster.options.Binaries.Kubernetes, "kubelet"),
+		"--config=/var/lib/kubelet/config.json", "--kubeconfig="+n.kubeconfig,
+		"--hostname-override="+n.Name, "--node-ip="+n.Address.String(), "--v=2")
+	return err
+}
+
+// prepareKubelet writes its files.
+func (n *Node) prepareKubelet(ctx context.Context, a *authority) error {
+	serving, err := a.server(n.Name+"-kubelet", []string{n.Name}, n.Address)
+	if err != nil {
+		return err
+	}
+	if n.kubeconfig, err = a.kubeconfig(n.cluster.plane.url, "system:node:"+n.Name, "system:nodes"); err != nil {
+		return err
+	}
+	settings, err := json.MarshalIndent(n.kubeletSettings(a, serving), "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode kubelet's configuration: %w", err)
+	}
+	if err := n.WriteFile("/var/lib/kubelet/config.json", string(settings), 0o644); err != nil {
+		return err
+	}
+	for path, value := range kernelParameters() {
+		if err := n.shadow(ctx, "/proc/sys/"+path, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// StartProxy starts the node's kube-proxy. It leaves alone what of connection
+// tracking is not the network namespace's.
+func (n *Node) StartProxy() error {
+	_, err := n.StartDaemon("kube-proxy", nil, filepath.Join(n.cluster.options.Binaries.Kubernetes, "kube-proxy"),
+		"--kubeconfig="+n.cluster.proxyConfig, "--hostname-override="+n.Name,
+		"--proxy-mode="+n.cluster.options.ProxyMode, "--cluster-cidr="+podNetwork().String(),
+		"--conntrack-max-per-core=0", "--conntrack-min=0",
+		"--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s",
+		"--iptables-min-sync-period=100ms", "--v=2")
+	return err
+}

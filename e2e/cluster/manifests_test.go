@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_cluster
+
+package cluster_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// foreign are the overlays with objects that a cluster knows of only where somebody
+// has defined them.
+func foreign() map[string]bool {
+	return map[string]bool{"openshift": true, "uninstall-openshift": true, "monitoring": true}
+}
+
+// testManifests has the API server judge every overlay, strictly: no field that it
+// does not know, no value that it does not take.
+func testManifests(t *testing.T, c *cluster.Cluster) {
+	const root = "../../deploy/kustomize"
+	directories := []string{"base", "uninstall"}
+	for _, entry := range topology.Must(os.ReadDir(filepath.Join(root, "overlays")))(t) {
+		if !foreign()[entry.Name()] {
+			directories = append(directories, "overlays/"+entry.Name())
+		}
+	}
+	if len(directories) < 5 {
+		t.Fatalf("only %q are there", directories)
+	}
+	for _, directory := range directories {
+		if _, err := c.Kubectl(t.Context(), "apply", "--dry-run=server", "--validate=strict", "-k", filepath.Join(root, directory)); err != nil {
+			t.Errorf("%s: %v", directory, err)
+		}
+	}
+}

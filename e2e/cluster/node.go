@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
+	"github.com/ip-masq/ip-masq-cni/e2e/machine"
+)
+
+// Node is a machine of the cluster with containerd, kubelet and kube-proxy.
+type Node struct {
+	*machine.Machine
+	// Address is the node's own, which the LAN and the outside see of what was
+	// masqueraded there.
+	Address netip.Addr
+	// Pods is where the addresses of its pods are.
+	Pods netip.Prefix
+	// Runtime is its containerd.
+	Runtime *containerd.Runtime
+
+	cluster    *Cluster
+	kubeconfig string
+}
+
+// Conflist is the node's network configuration, without this project: the
+// bridge plugin, which has no ipMasq, and portmap.
+func (n *Node) Conflist() string {
+	return fmt.Sprintf(`{
+  "cniVersion": "1.1.0",
+  "name": "pods",
+  "plugins": [
+    {
+      "type": "bridge",
+      "bridge": "cni0",
+      "isGateway": true,
+      "hairpinMode": true,
+      "ipam": {
+        "type": "host-local",
+        "ranges": [[{"subnet": %q}]],
+        "routes": [{"dst": "0.0.0.0/0"}]
+      }
+    },
+    {"type": "portmap", "capabilities": {"portMappings": true}}
+  ]
+}
+`, n.Pods)
+}
+
+// ConflistPath is where the node's network configuration is.
+const ConflistPath = "/etc/cni/net.d/10-pods.conflist"
+
+// addNode makes the machine and furnishes it; nothing runs there yet.
+func (c *Cluster) addNode(t T, number int, images [][]byte) (*Node, error) {
+	name := fmt.Sprintf("node%d", number)
+	n := &Node{Address: nodeAddress(number), Pods: nodePods(number), cluster: c}
+	host, err := c.World.AddPod(name, n.Address)
+	if err != nil {
+		return nil, err
+	}
+	if err := routePods(c.World.Node, n.Address, n.Pods); err != nil {
+		return nil, err
+	}
+	n.Machine = machine.New(t, host)
+	if err := n.furnish(t.Context(), images); err != nil {
+		return nil, fmt.Errorf("furnish %s: %w", name, err)
+	}
+	return n, nil
+}
+
+func (n *Node) furnish(ctx context.Context, images [][]byte) error {
+	if err := n.Sysctl("net/ipv4/ip_forward", "1"); err != nil {
+		return err
+	}
+	for _, plugin := range []string{"bridge", "host-local", "portmap", "loopback"} {
+		if err := n.Install(filepath.Join(n.cluster.options.Binaries.Own, "cni", plugin), "/opt/cni/bin/"+plugin); err != nil {
+			return err
+		}
+	}
+	if err := n.WriteFile(ConflistPath, n.Conflist(), 0o644); err != nil {
+		return err
+	}
+	if n.cluster.options.LegacyIPTables {
+		if err := n.useLegacyIPTables(ctx); err != nil {
+			return err
+		}
+	}
+	if err := n.prepareKubelet(ctx, n.cluster.plane.authority); err != nil {
+		return err
+	}
+	var err error
+	programs := n.cluster.options.Binaries.Containerd
+	if n.Runtime, err = containerd.Start(ctx, n.Machine, containerd.Options{
+		Programs: programs,
+		// Where it looks for its shim first: the one of Debian is another's.
+		Env: []string{"PATH=" + programs + string(filepath.ListSeparator) + os.Getenv("PATH")},
+	}); err != nil {
+		return err
+	}
+	for _, archive := range images {
+		if err := n.Runtime.Import(ctx, archive); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// useLegacyIPTables does on the node what its administrators do with
+// update-alternatives.
+func (n *Node) useLegacyIPTables(ctx context.Context) error {
+	return n.Run(ctx, "sh", "-c", `cp -a /etc/alternatives /var/lib/kubelet/.alternatives &&
+		cd /var/lib/kubelet/.alternatives &&
+		for name in *tables*; do ln -sfn "$(readlink "$name" | sed 's/-nft/-legacy/')" "$name"; done &&
+		mount --bind /var/lib/kubelet/.alternatives /etc/alternatives &&
+		iptables --version | grep legacy`)
+}
+
+// Start starts what a node starts at boot: kubelet and kube-proxy. containerd
+// runs by then.
+func (n *Node) Start() error {
+	return errors.Join(n.StartKubelet(), n.StartProxy())
+}
+
+// Run runs a program on the node. The error has its output.
+func (n *Node) Run(ctx context.Context, program string, args ...string) error {
+	_, err := n.Output(ctx, program, args...)
+	return err
+}
+
+// Output runs a program on the node and returns its standard output. The error
+// has what it wrote to standard error.
+func (n *Node) Output(ctx context.Context, program string, args ...string) (string, error) {
+	var stderr strings.Builder
+	c := n.Command(ctx, program, args...)
+	c.Stderr = &stderr
+	stdout, err := c.Output()
+	if err != nil {
+		return string(stdout), fmt.Errorf("%s %s on %s: %w: %s%s", program, strings.Join(args, " "), n.Name, err, stderr.String(), stdout)
+	}
+	return string(stdout), nil
+}
+
+// condition is one of a node's status.
+type condition struct{ Type, Status, Reason, Message string }
+
+// Ready is the node's condition of this type.
+func (n *Node) Ready(ctx context.Context) (ready bool, message string, err error) {
+	var node struct {
+		Status struct{ Conditions []condition }
+	}
+	if err := n.cluster.Get(ctx, &node, "node", n.Name); err != nil {
+		return false, "", err
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == "Ready" {
+			return c.Status == "True", c.Message, nil
+		}
+	}
+	return false, "", fmt.Errorf("%s has no condition Ready yet", n.Name)
+}
+
+// AwaitReady waits until the API server knows that the node is ready.
+func (n *Node) AwaitReady(ctx context.Context) error {
+	return Await(ctx, Patience, func() error {
+		if err := n.cluster.running(); err != nil {
+			return err
+		}
+		ready, message, err := n.Ready(ctx)
+		if err == nil && !ready {
+			err = fmt.Errorf("%s is not ready: %s", n.Name, message)
+		}
+		return err
+	})
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Pod is one that runs the peer.
+type Pod struct {
+	Name string
+	// Node is where it is to run; anywhere without it.
+	Node *Node
+	// HostNetwork makes it one with the node's own network.
+	HostNetwork bool
+	// Args are the peer's: "serve", "8080".
+	Args []string
+	// Restart makes the container start again when it ends, and with the node.
+	Restart bool
+}
+
+// PeerPort is where pods serve.
+const PeerPort = 8080
+
+// Serving are the Args of a pod that answers at PeerPort, with this name.
+func Serving(name string) []string { return []string{"serve", fmt.Sprint(PeerPort), name} }
+
+// Streaming are the Args of a pod that sends to the addresses without pause.
+func Streaming(to ...netip.Addr) []string {
+	args := []string{"stream"}
+	for _, address := range to {
+		args = append(args, Flow{Protocol: "udp", To: netip.AddrPortFrom(address, StreamPort)}.String())
+	}
+	return args
+}
+
+// object is a Kubernetes object, or a part of one.
+type object = map[string]any
+
+func (p Pod) object() object {
+	spec := object{
+		"hostNetwork":                   p.HostNetwork,
+		"restartPolicy":                 map[bool]string{true: "Always", false: "Never"}[p.Restart],
+		"terminationGracePeriodSeconds": 5,
+		"automountServiceAccountToken":  false,
+		"enableServiceLinks":            false,
+		"dnsPolicy":                     "Default",
+		"containers": []object{{
+			"name": "peer", "image": PeerImage, "imagePullPolicy": "Never", "args": p.Args,
+		}},
+		// A test breaks and reboots nodes; its pods are to stay on them.
+		"tolerations": []object{
+			{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"},
+			{"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"},
+		},
+	}
+	if p.Node != nil {
+		spec["nodeSelector"] = object{"kubernetes.io/hostname": p.Node.Name}
+	}
+	return object{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": object{"name": p.Name, "labels": object{"app": p.Name}},
+		"spec":     spec,
+	}
+}
+
+// Create creates pods in the namespace default and does not wait for them.
+func (c *Cluster) Create(ctx context.Context, pods ...Pod) error {
+	items := make([]object, len(pods))
+	for i, p := range pods {
+		items[i] = p.object()
+	}
+	text, err := json.Marshal(object{"apiVersion": "v1", "kind": "List", "items": items})
+	if err != nil {
+		return fmt.Errorf("encode pods: %w", err)
+	}
+	return c.Apply(ctx, string(text))
+}
+
+// Start creates pods and waits until they run.
+func (c *Cluster) Start(ctx context.Context, pods ...Pod) error {
+	if err := c.Create(ctx, pods...); err != nil {
+		return err
+	}
+	for _, p := range pods {
+		if _, err := c.AwaitRunning(ctx, p.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AwaitRunning waits until the pod of this name in the namespace default is ready
+// and returns its address.
+func (c *Cluster) AwaitRunning(ctx context.Context, name string) (address netip.Addr, err error) {
+	err = Await(ctx, Patience, func() error {
+		var pod struct {
+			Status struct {
+				PodIP      string
+				Phase      string
+				Conditions []condition
+			}
+		}
+		if err := c.Get(ctx, &pod, "pod", name); err != nil {
+			return err
+		}
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == "Ready" && condition.Status == "True" {
+				address, err = netip.ParseAddr(pod.Status.PodIP)
+				return err
+			}
+		}
+		return fmt.Errorf("pod %s is %s: %+v", name, pod.Status.Phase, pod.Status.Conditions)
+	})
+	if err != nil {
+		return address, fmt.Errorf("wait for pod %s: %w: %s", name, err, c.Events(ctx, name))
+	}
+	return address, nil
+}
+
+// Delete deletes pods and waits until they are gone.
+func (c *Cluster) Delete(ctx context.Context, names ...string) error {
+	_, err := c.Kubectl(ctx, append([]string{"delete", "pod", "--timeout=" + Patience.String()}, names...)...)
+	return err
+}
+
+// Events are the messages of the events of a pod, one a line; why there are none
+// is told in their place.
+func (c *Cluster) Events(ctx context.Context, name string) string {
+	var events struct {
+		Items []struct{ Type, Reason, Message string }
+	}
+	if err := c.Get(ctx, &events, "events", "--field-selector=involvedObject.name="+name); err != nil {
+		return err.Error()
+	}
+	var lines []string
+	for _, e := range events.Items {
+		lines = append(lines, e.Reason+": "+e.Message)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Expose makes a NodePort service of a name for the pod named app, and returns its
+// ClusterIP. policy is its externalTrafficPolicy, Cluster or Local.
+func (c *Cluster) Expose(ctx context.Context, name, app, policy string, nodePort int) (netip.Addr, error) {
+	port := func(protocol string) object {
+		return object{"name": strings.ToLower(protocol), "protocol": protocol, "port": PeerPort, "nodePort": nodePort}
+	}
+	text, err := json.Marshal(object{
+		"apiVersion": "v1", "kind": "Service",
+		"metadata": object{"name": name},
+		"spec": object{
+			"type": "NodePort", "externalTrafficPolicy": policy, "selector": object{"app": app},
+			"ports": []object{port("TCP"), port("UDP")},
+		},
+	})
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("encode service: %w", err)
+	}
+	if err := c.Apply(ctx, string(text)); err != nil {
+		return netip.Addr{}, err
+	}
+	var service struct {
+		Spec struct{ ClusterIP netip.Addr }
+	}
+	err = c.Get(ctx, &service, "service", name)
+	return service.Spec.ClusterIP, err
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// StreamPort is where the LAN and the outside record what peers stream.
+const StreamPort = 9
+
+// Packet is one that a peer streamed, as it was received.
+type Packet struct {
+	At time.Time
+	// By is who received it, lan or outside.
+	By string
+	// Self is who the sender says it is, its address before any translation.
+	Self netip.Addr
+	To   netip.AddrPort
+	// Source is where it came from.
+	Source netip.Addr
+}
+
+// String is for messages.
+func (p Packet) String() string {
+	return fmt.Sprintf("%s %s received from %s what %s sent to %s", p.At.Format("15:04:05.000"), p.By, p.Source, p.Self, p.To)
+}
+
+// Recorder notes every packet that the LAN and the outside receive at StreamPort,
+// and never answers.
+type Recorder struct {
+	mu      sync.Mutex
+	packets []Packet
+	broken  []string
+}
+
+// Record starts a recorder, until the test ends.
+func (c *Cluster) Record(t T) *Recorder {
+	t.Helper()
+	r := &Recorder{}
+	var receiving sync.WaitGroup
+	var open []io.Closer
+	t.Cleanup(func() {
+		for _, conn := range open {
+			_ = conn.Close()
+		}
+		receiving.Wait()
+	})
+	for _, host := range []*topology.Host{c.World.LAN, c.World.Outside} {
+		var conn net.PacketConn
+		if err := host.Do(func() (err error) {
+			conn, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", StreamPort))
+			return err
+		}); err != nil {
+			t.Fatalf("record on %s: %v", host.Name, err)
+		}
+		open = append(open, conn)
+		receiving.Go(func() { r.receive(host.Name, conn) })
+	}
+	return r
+}
+
+func (r *Recorder) receive(by string, conn net.PacketConn) {
+	buffer := make([]byte, 512)
+	for {
+		n, from, err := conn.ReadFrom(buffer)
+		if err != nil {
+			return // closed
+		}
+		p := Packet{At: time.Now(), By: by, Source: from.(*net.UDPAddr).AddrPort().Addr().Unmap()}
+		self, to, _ := strings.Cut(string(buffer[:n]), " ")
+		var errSelf, errTo error
+		p.Self, errSelf = netip.ParseAddr(self)
+		p.To, errTo = netip.ParseAddrPort(to)
+		r.mu.Lock()
+		if errSelf != nil || errTo != nil {
+			r.broken = append(r.broken, fmt.Sprintf("%s received %q from %s", by, buffer[:n], from))
+		} else {
+			r.packets = append(r.packets, p)
+		}
+		r.mu.Unlock()
+	}
+}
+
+// Since are the packets received since a moment, in their order.
+func (r *Recorder) Since(moment time.Time) []Packet {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, p := range r.packets {
+		if !p.At.Before(moment) {
+			return append([]Packet(nil), r.packets[i:]...)
+		}
+	}
+	return nil
+}
+
+// Wrong are the packets since a moment that came from another address than they
+// should: the LAN and exempt destinations see pods as they are, the rest of the
+// outside sees their node. What could not be read is told as it is.
+func (c *Cluster) Wrong(r *Recorder, moment time.Time, exempt ...netip.Prefix) []string {
+	var wrong []string
+	for _, p := range r.Since(moment) {
+		want := p.Self
+		isExempt := slices.ContainsFunc(exempt, func(e netip.Prefix) bool { return e.Contains(p.To.Addr()) })
+		if p.By == c.World.Outside.Name && !isExempt {
+			want = c.nodeOf(p.Self)
+		}
+		if p.Source != want {
+			wrong = append(wrong, fmt.Sprintf("%s; want %s", p, want))
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append(wrong, r.broken...)
+}
+
+// nodeOf is the address of the node on which a pod with this address is, or of
+// the node that has it.
+func (c *Cluster) nodeOf(address netip.Addr) netip.Addr {
+	for _, n := range c.Nodes {
+		if n.Pods.Contains(address) {
+			return n.Address
+		}
+	}
+	return address
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_cluster
+
+package cluster_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// release is the tag that the manifests name.
+const release = "v0.1.0"
+
+// newCluster makes a cluster whose nodes have the project's image, both variants.
+func newCluster(t *testing.T, options cluster.Options) *cluster.Cluster {
+	t.Helper()
+	began := time.Now()
+	options.Binaries = topology.Must(cluster.FindBinaries())(t)
+	c := cluster.New(t, options)
+	for _, tag := range []string{release, release + "-iptables"} {
+		must(t, c.ImportProject(t.Context(), tag))
+	}
+	t.Logf("the cluster is ready after %.1fs", time.Since(began).Seconds())
+	return c
+}
+
+// rollOut applies a directory of deploy/kustomize and waits until its DaemonSet is
+// ready on every node.
+func rollOut(t *testing.T, c *cluster.Cluster, directory, daemonSet string) {
+	t.Helper()
+	must(t, c.ApplyDirectory(t.Context(), directory))
+	awaitRollout(t, c, daemonSet)
+}
+
+// awaitRollout waits until a DaemonSet is ready on every node.
+func awaitRollout(t *testing.T, c *cluster.Cluster, daemonSet string) {
+	t.Helper()
+	if err := c.AwaitRollout(t.Context(), daemonSet); err != nil {
+		t.Fatalf("%v\n%s", err, c.Logs(t.Context(), daemonSet))
+	}
+}
+
+// takeDown deletes what was applied and waits until its pods are gone.
+func takeDown(t *testing.T, c *cluster.Cluster, directory string) {
+	t.Helper()
+	must(t, c.DeleteDirectory(t.Context(), directory))
+}
+
+// startAndStop starts a pod on each node, asks there with it, and deletes it.
+func startAndStop(t *testing.T, c *cluster.Cluster, wants func(n *cluster.Node, pod netip.Addr) []want) {
+	t.Helper()
+	ctx := t.Context()
+	var pods []cluster.Pod
+	var names []string
+	for _, n := range c.Nodes {
+		p := cluster.Pod{Name: "passing-" + n.Name, Node: n}
+		pods, names = append(pods, p), append(names, p.Name)
+	}
+	must(t, c.Create(ctx, pods...))
+	for _, p := range pods {
+		address := topology.Must(c.AwaitRunning(ctx, p.Name))(t)
+		expect(t, p.Name, c.FromPod(p.Name), wants(p.Node, address)...)
+	}
+	must(t, c.Delete(ctx, names...))
+}
+
+// component is the part of a kustomization that names one of deploy/kustomize's.
+func component(name string) string {
+	return "components:\n- COMPONENTS/" + name + "\n"
+}
+
+// awaitReadyz waits until the reconciler on a node is content.
+func awaitReadyz(t *testing.T, n *cluster.Node) {
+	t.Helper()
+	must(t, cluster.Await(t.Context(), cluster.Patience, func() error {
+		status, text, err := n.Readyz(t.Context())
+		if err == nil && status != http.StatusOK {
+			err = fmt.Errorf("/readyz of %s: %d %s", n.Name, status, text)
+		}
+		return err
+	}))
+}
+
+// must fails the test on an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_cluster
+
+package cluster_test
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// TestVerdicts rolls out each of our backends under each of kube-proxy's, and
+// takes it away again: first the DaemonSet, under which pods go on as before,
+// and then everything.
+func TestVerdicts(t *testing.T) {
+	for _, proxy := range []string{"iptables", "nftables"} {
+		t.Run("proxy="+proxy, func(t *testing.T) {
+			c := newCluster(t, cluster.Options{ProxyMode: proxy})
+			before := traces(t, c)
+			k := newCast(t, c)
+			// Pods that were there first; and this shows that verdicts can fail.
+			startAndStop(t, c, k.alone)
+
+			for _, b := range []struct{ name, install, uninstall string }{
+				{"nftables", "base", "uninstall"},
+				{"iptables", "overlays/iptables", "overlays/uninstall-iptables"},
+			} {
+				t.Run("backend="+b.name, func(t *testing.T) {
+					rollOut(t, c, b.install, "ip-masq")
+					expectBackend(t, c, b.name)
+					k.expectVerdicts(t)
+					startAndStop(t, c, k.masqueraded)
+
+					takeDown(t, c, b.install)
+					k.expectVerdicts(t)
+					startAndStop(t, c, k.masqueraded)
+
+					rollOut(t, c, b.uninstall, "ip-masq-uninstall")
+					expectNoTrace(t, c, before)
+					takeDown(t, c, b.uninstall)
+					startAndStop(t, c, k.alone)
+					expectNoTrace(t, c, before)
+				})
+			}
+		})
+	}
+}
+
+// outside is a flow to the outside host, and who it comes from there.
+func outside(k *cast, source netip.Addr) []want {
+	return []want{{k.World.Outside.Addrs[0], topology.EchoPort, "outside", source}}
+}
+
+// expectBackend fails the test if the rules of a node are not where they should
+// be, or are in both places.
+func expectBackend(t *testing.T, c *cluster.Cluster, backend string) {
+	t.Helper()
+	for _, n := range c.Nodes {
+		nft := topology.Must(n.Output(t.Context(), "nft", "list", "tables"))(t)
+		iptables := topology.Must(n.Output(t.Context(), "iptables-save", "-t", "nat"))(t)
+		found := map[string]bool{
+			"nftables": strings.Contains(nft, "table ip ip-masq\n"),
+			"iptables": strings.Contains(iptables, "-A POSTROUTING") && strings.Contains(iptables, "-j IP-MASQ-AGENT"),
+		}
+		if want := map[string]bool{"nftables": backend == "nftables", "iptables": backend == "iptables"}; !cmp.Equal(found, want) {
+			t.Errorf("%s has rules in %v, want them in %s:\n%s%s", n.Name, found, backend, nft, iptables)
+		}
+	}
+}
+
+// traces are what this project could leave on each node: files, and the names of
+// tables and chains that others do not have.
+func traces(t *testing.T, c *cluster.Cluster) map[string][]string {
+	t.Helper()
+	found := map[string][]string{}
+	for _, n := range c.Nodes {
+		found[n.Name] = topology.Must(nodeTraces(t.Context(), n))(t)
+	}
+	return found
+}
+
+func nodeTraces(ctx context.Context, n *cluster.Node) ([]string, error) {
+	var found []string
+	for _, directory := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/var/lib/cni"} {
+		names, err := os.ReadDir(n.Path(directory))
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			// The plugins' own: host-local's and libcni's.
+			if p := filepath.Join(directory, name.Name()); p != "/var/lib/cni/networks" && p != "/var/lib/cni/results" {
+				found = append(found, p)
+			}
+		}
+	}
+	conflist, err := os.ReadFile(n.Path(cluster.ConflistPath))
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, string(conflist))
+	rules, err := n.Output(ctx, "nft", "list", "ruleset")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(rules) {
+		if folded := strings.ToLower(line); strings.Contains(folded, "ip-masq") || strings.Contains(folded, "masq-ip") {
+			found = append(found, line)
+		}
+	}
+	legacy, err := n.Output(ctx, "cat", "/proc/net/ip_tables_names")
+	if err == nil && legacy != "" {
+		found = append(found, "legacy tables: "+legacy)
+	}
+	return found, nil
+}
+
+// expectNoTrace fails the test if a node has more than before.
+func expectNoTrace(t *testing.T, c *cluster.Cluster, before map[string][]string) {
+	t.Helper()
+	if diff := cmp.Diff(before, traces(t, c)); diff != "" {
+		t.Errorf("traces are left (-before +after):\n%s", diff)
+	}
+}
