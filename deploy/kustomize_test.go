@@ -158,6 +158,7 @@ type checked struct {
 // and is about metrics, with labels, that the program exports.
 func TestValid(t *testing.T) {
 	exported := metrics(t)
+	exported["up"] = []string{"job"} // Prometheus's own
 	for name, dir := range kustomizations(t) {
 		t.Run(name, func(t *testing.T) {
 			var c checked
@@ -245,7 +246,7 @@ func TestAlertsCover(t *testing.T) {
 	for _, metric := range []string{
 		"ip_masq_ready", "ip_masq_last_reconcile_success_timestamp_seconds", "ip_masq_drift_repairs_total", "ip_masq_reconciles_total",
 		"ip_masq_policy_conflict", "ip_masq_source_valid", "ip_masq_conflist_present", "ip_masq_conflist_war", "ip_masq_plugin_info",
-		"ip_masq_foreign_rules", "ip_masq_source_hash",
+		"ip_masq_foreign_rules", "ip_masq_source_hash", "up{",
 	} {
 		if !strings.Contains(text, metric) {
 			t.Errorf("no alert is about %s", metric)
