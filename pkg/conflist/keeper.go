@@ -117,9 +117,10 @@ func (k *Keeper) look(ctx context.Context) Status {
 	}
 	s := Status{Leads: true}
 	now := time.Now()
-	entry, err := k.entry.read()
-	s.problem(err)
 	n, err := Find(k.options.Dir, k.options.Network)
+	// After the file was looked at: what it lacks now gets what is to be put in now.
+	entry, bad := k.entry.read()
+	s.problem(bad)
 	if err == nil {
 		k.seen, s.Present = n, n.Entries > 0
 	}
