@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 const (
@@ -128,7 +130,7 @@ func readAgentFile(d *os.File, name, path string) ([]byte, error) {
 		return nil, errChanged // it was in the directory, and may be there again
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w; %s", shown(path), err, remedy)
+		return nil, fmt.Errorf("open %s: %w; %s", policy.Shown(path), err, remedy)
 	}
 	defer closed(f)
 	doc, err := readRegular(f, mostKiB, nil)

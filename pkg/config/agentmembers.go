@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/document"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // agentMembers returns the keys of an agent file, with those that come twice.
@@ -18,7 +19,7 @@ func agentMembers(file string, doc []byte, decode document.Decoder) (members []m
 	if looksLikeJSON(doc) {
 		members, err := jsonMembers(doc)
 		if err != nil {
-			return nil, false, fmt.Errorf("%s: %w", shown(file), err)
+			return nil, false, fmt.Errorf("%s: %w", policy.Shown(file), err)
 		}
 		addLines(members, d.Keys)
 		return members, false, nil
@@ -31,7 +32,7 @@ func agentMembers(file string, doc []byte, decode document.Decoder) (members []m
 	case k == nothing:
 		return nil, d.More, nil
 	case k != anObject || d.Keys == nil:
-		return nil, false, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", shown(file), d.Line, k)
+		return nil, false, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", policy.Shown(file), d.Line, k)
 	}
 	values := map[string]json.RawMessage{}
 	parts := elements(text)
@@ -55,16 +56,16 @@ func agentMembers(file string, doc []byte, decode document.Decoder) (members []m
 func undecodable(file string, err error) error {
 	var e *document.Error
 	if !errors.As(err, &e) {
-		return fmt.Errorf("%s: %s", shown(file), shown(err.Error()))
+		return fmt.Errorf("%s: %s", policy.Shown(file), policy.Shown(err.Error()))
 	}
-	text := shown(e.Problem)
+	text := policy.Shown(e.Problem)
 	if e.Subject != "" {
-		text = shown(e.Subject) + ": " + text
+		text = policy.Shown(e.Subject) + ": " + text
 	}
 	if e.Line > 0 {
-		return fmt.Errorf("%s:%d: %s", shown(file), e.Line, text)
+		return fmt.Errorf("%s:%d: %s", policy.Shown(file), e.Line, text)
 	}
-	return fmt.Errorf("%s: %s", shown(file), text)
+	return fmt.Errorf("%s: %s", policy.Shown(file), text)
 }
 
 func looksLikeJSON(doc []byte) bool {

@@ -162,7 +162,7 @@ func agreed[T any](u *agentUnion, key string, equal func(a, b T) bool, get func(
 			u.places.Note(key, by, -1)
 		case !equal(*holds, *value):
 			u.conflict(d, key, -1, fmt.Sprintf("%s contradicts %s in %s; write the same in both, or leave it out of one",
-				inWords(*value), inWords(*holds), shown(by)))
+				inWords(*value), inWords(*holds), policy.Shown(by)))
 		}
 	}
 	return holds
@@ -170,7 +170,7 @@ func agreed[T any](u *agentUnion, key string, equal func(a, b T) bool, get func(
 
 func inWords(value any) string {
 	if text := fmt.Sprint(value); text != "" {
-		return shown(text)
+		return policy.Shown(text)
 	}
 	return "empty"
 }
@@ -203,7 +203,7 @@ func (u *agentUnion) prefixesInBothLists() {
 				continue
 			}
 			u.conflict(d, masqueraded, d.indexOf(masqueraded, i), fmt.Sprintf("%s is %s[%d] of %s too; remove one of the two",
-				p, exempt, at.index, shown(at.doc.file)))
+				p, exempt, at.index, policy.Shown(at.doc.file)))
 		}
 	}
 }

@@ -49,7 +49,7 @@ func ReadConfDir(dir string) (ConfDir, error) {
 	c := ConfDir{Dir: dir}
 	names, err := filesIn(dir, ".conf", ".conflist", ".json")
 	if err != nil {
-		return c, fmt.Errorf("read the CNI configuration directory %s: %w", shown(dir), err)
+		return c, fmt.Errorf("read the CNI configuration directory %s: %w", policy.Shown(dir), err)
 	}
 	c.Changed = lastChange(dir, names)
 	for _, name := range names {
@@ -162,7 +162,7 @@ func readConfFile(path string) ([]byte, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", shown(path), bare(err))
+		return nil, fmt.Errorf("open %s: %w", policy.Shown(path), bare(err))
 	}
 	defer closed(f)
 	const mostKiB = 1024
@@ -184,12 +184,12 @@ func readConflist(path string) (Conflist, error) {
 		// libcni adds what a folder of the network's name holds.
 		more, err := readPluginFolder(filepath.Join(filepath.Dir(path), conf.network))
 		if err != nil {
-			return list, fmt.Errorf("%s: %w", shown(path), err)
+			return list, fmt.Errorf("%s: %w", policy.Shown(path), err)
 		}
 		conf.plugins = append(conf.plugins, more...)
 	}
 	if len(conf.plugins) == 0 {
-		return list, fmt.Errorf("%s: plugins: is missing; write a list of plugin configurations", shown(path))
+		return list, fmt.Errorf("%s: plugins: is missing; write a list of plugin configurations", policy.Shown(path))
 	}
 	list.Entries = conf.entries()
 	return list, nil
@@ -201,7 +201,7 @@ func readPluginFolder(dir string) ([]plugin, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the plugin configurations in %s: %w", shown(dir), err)
+		return nil, fmt.Errorf("read the plugin configurations in %s: %w", policy.Shown(dir), err)
 	}
 	var plugins []plugin
 	for _, name := range names {
@@ -215,7 +215,7 @@ func readPluginFolder(dir string) ([]plugin, error) {
 		}
 		p, err := parsePlugin(doc)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", shown(path), err)
+			return nil, fmt.Errorf("%s: %w", policy.Shown(path), err)
 		}
 		p.file = path
 		plugins = append(plugins, p)

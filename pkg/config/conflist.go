@@ -10,6 +10,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // conflist is a network configuration list (CNI spec, "Configuration format").
@@ -46,7 +48,7 @@ func parseConflist(path string, doc []byte) (conflist, error) {
 func parseSingle(path string, doc []byte) (conflist, error) {
 	p, err := parsePlugin(doc)
 	if err != nil {
-		return conflist{}, fmt.Errorf("%s: %w", shown(path), err)
+		return conflist{}, fmt.Errorf("%s: %w", policy.Shown(path), err)
 	}
 	return conflist{network: p.conf.Name, cniVersion: p.conf.CNIVersion, plugins: []plugin{p}}, nil
 }
@@ -76,9 +78,9 @@ func unmarshal(doc []byte, to any) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &wrong) && wrong.Field == "":
-		return fmt.Errorf("is %s; write an object, in braces", shown(wrong.Value))
+		return fmt.Errorf("is %s; write an object, in braces", policy.Shown(wrong.Value))
 	case errors.As(err, &wrong):
-		return fmt.Errorf("%s: is %s; write what the CNI specification has there", shown(wrong.Field), shown(wrong.Value))
+		return fmt.Errorf("%s: is %s; write what the CNI specification has there", policy.Shown(wrong.Field), policy.Shown(wrong.Value))
 	}
 	return syntaxError(doc, err)
 }
@@ -88,7 +90,7 @@ func unmarshal(doc []byte, to any) error {
 func parseList(path string, doc []byte) (conflist, error) {
 	var values map[string]json.RawMessage
 	if err := unmarshal(doc, &values); err != nil {
-		return conflist{}, fmt.Errorf("%s: %w", shown(path), err)
+		return conflist{}, fmt.Errorf("%s: %w", policy.Shown(path), err)
 	}
 	var c conflist
 	var versions []string
@@ -196,7 +198,7 @@ func (c conflist) entries() []ConflistEntry {
 			e.Entry, err = ParseEntry(netconf)
 		}
 		if err != nil {
-			e.Err = fmt.Errorf("%s: plugins[%d]: %w", shown(p.file), i, err)
+			e.Err = fmt.Errorf("%s: plugins[%d]: %w", policy.Shown(p.file), i, err)
 		}
 		ours = append(ours, e)
 	}
@@ -214,7 +216,7 @@ func (c conflist) netconf(p plugin) ([]byte, error) {
 	values["name"], values["cniVersion"] = c.network, c.cniVersion
 	netconf, err := json.Marshal(values)
 	if err != nil {
-		return nil, fmt.Errorf("encode the configuration: %s", shown(err.Error()))
+		return nil, fmt.Errorf("encode the configuration: %s", policy.Shown(err.Error()))
 	}
 	return netconf, nil
 }

@@ -5,11 +5,7 @@ package config
 import (
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
-	"unicode/utf8"
-
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // ErrNotJSON is what a document that is no JSON text at all (RFC 8259) is
@@ -47,13 +43,3 @@ func (e *DocumentError) Error() string {
 
 // Unwrap returns the mistakes, policy.FieldErrors for all that is about a key.
 func (e *DocumentError) Unwrap() []error { return e.Mistakes }
-
-// shown makes a text fit for a message, and leaves it as it is where it is that
-// already: one line that can be printed, and not long.
-func shown(s string) string {
-	unprintable := func(r rune) bool { return !strconv.IsPrint(r) }
-	if len(s) > mostShownWord || !utf8.ValidString(s) || strings.ContainsFunc(s, unprintable) {
-		return policy.Quote(s)
-	}
-	return s
-}

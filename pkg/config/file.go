@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"syscall"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // The directories that hold where no document says otherwise.
@@ -28,10 +30,10 @@ func openWithoutWaiting(path string, flags int) (*os.File, error) {
 func readRegular(f *os.File, mostKiB int64, allowed func(fs.FileInfo) error) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("look at %s: %w", shown(f.Name()), bare(err))
+		return nil, fmt.Errorf("look at %s: %w", policy.Shown(f.Name()), bare(err))
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("read %s: not a regular file", shown(f.Name()))
+		return nil, fmt.Errorf("read %s: not a regular file", policy.Shown(f.Name()))
 	}
 	if allowed != nil {
 		if err := allowed(info); err != nil {
@@ -42,10 +44,10 @@ func readRegular(f *os.File, mostKiB int64, allowed func(fs.FileInfo) error) ([]
 	most := mostKiB << 10
 	doc, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", shown(f.Name()), bare(err))
+		return nil, fmt.Errorf("read %s: %w", policy.Shown(f.Name()), bare(err))
 	}
 	if int64(len(doc)) > most {
-		return nil, fmt.Errorf("read %s: larger than %d KiB", shown(f.Name()), mostKiB)
+		return nil, fmt.Errorf("read %s: larger than %d KiB", policy.Shown(f.Name()), mostKiB)
 	}
 	return doc, nil
 }

@@ -84,9 +84,9 @@ func (f *form) noteAt(line int, mistake error) {
 func (f *form) located(line int, what error) error {
 	switch {
 	case f.file != "" && line > 0:
-		return fmt.Errorf("%s:%d: %w", shown(f.file), line, what)
+		return fmt.Errorf("%s:%d: %w", policy.Shown(f.file), line, what)
 	case f.file != "":
-		return fmt.Errorf("%s: %w", shown(f.file), what)
+		return fmt.Errorf("%s: %w", policy.Shown(f.file), what)
 	}
 	return what
 }
@@ -144,7 +144,7 @@ func (m member) otherwise() string {
 	if m.spelled == "" || m.spelled == m.key {
 		return ""
 	}
-	return ", as " + shown(m.spelled)
+	return ", as " + policy.Shown(m.spelled)
 }
 
 func (f *form) unknown(name string, keys []key) string {

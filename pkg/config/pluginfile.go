@@ -51,7 +51,7 @@ func ReadPluginFile(path string) (PluginFile, error) {
 		f, err = openWithoutWaiting(path, 0)
 	}
 	if err != nil {
-		return refused, fmt.Errorf("open %s: %w; repair it, or remove it to let every network contribute", shown(path), bare(err))
+		return refused, fmt.Errorf("open %s: %w; repair it, or remove it to let every network contribute", policy.Shown(path), bare(err))
 	}
 	defer closed(f)
 	// The TOML decoder's time can grow with the square of the size.
@@ -67,11 +67,11 @@ func ReadPluginFile(path string) (PluginFile, error) {
 func isOurs(path string) func(fs.FileInfo) error {
 	return func(info fs.FileInfo) error {
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
-			return fmt.Errorf("%s belongs to user %d, who could lift what it forbids; chown it to root", shown(path), stat.Uid)
+			return fmt.Errorf("%s belongs to user %d, who could lift what it forbids; chown it to root", policy.Shown(path), stat.Uid)
 		}
 		if mode := info.Mode().Perm(); mode&0o022 != 0 {
 			return fmt.Errorf("%s can be written by others than its owner (mode %04o), who could lift what it forbids; chmod it to 0644",
-				shown(path), mode)
+				policy.Shown(path), mode)
 		}
 		return nil
 	}
@@ -105,8 +105,8 @@ func (p PluginFile) Admits(network string) error {
 		return nil
 	case p.AllowNetworks == nil:
 		return fmt.Errorf("network %s may not contribute: %s has no allow_networks, which allows no network; write allow_networks = [%s] there",
-			name, shown(p.Path), name)
+			name, policy.Shown(p.Path), name)
 	default:
-		return fmt.Errorf("network %s may not contribute: it is not in allow_networks of %s; add it there", name, shown(p.Path))
+		return fmt.Errorf("network %s may not contribute: it is not in allow_networks of %s; add it there", name, policy.Shown(p.Path))
 	}
 }

@@ -69,7 +69,7 @@ func DefaultSettings() Settings {
 func (s *Settings) Read(path string) error {
 	f, err := openWithoutWaiting(path, 0)
 	if err != nil {
-		return fmt.Errorf("open %s: %w", shown(path), bare(err))
+		return fmt.Errorf("open %s: %w", policy.Shown(path), bare(err))
 	}
 	defer closed(f)
 	// The TOML decoder's time can grow with the square of the size.

@@ -113,7 +113,7 @@ func (f *form) setText(k key, shape kind, text string) {
 	}
 	written, err := json.Marshal(value)
 	if err != nil {
-		f.fail(k.name, -1, text, "has no form in JSON: "+shown(err.Error()))
+		f.fail(k.name, -1, text, "has no form in JSON: "+policy.Shown(err.Error()))
 		return
 	}
 	k.read(f, k.name, written)

@@ -15,6 +15,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // MostBackups is how many backups there are of one file at most: the first, which
@@ -35,7 +38,7 @@ var errNoBackup = errors.New("back up")
 func Backup(ctx context.Context, dir, path string, was []byte) (string, error) {
 	kept, err := backup(ctx, dir, path, was)
 	if err != nil {
-		return "", fmt.Errorf("%w %s: %w", errNoBackup, shown(path), err)
+		return "", fmt.Errorf("%w %s: %w", errNoBackup, policy.Shown(path), err)
 	}
 	return kept, nil
 }
@@ -46,22 +49,22 @@ func backup(ctx context.Context, dir, path string, was []byte) (_ string, err er
 		mode fs.FileMode
 	}{{filepath.Dir(filepath.Dir(dir)), 0o755}, {dir, 0o700}} {
 		if err := os.MkdirAll(missing.path, missing.mode); err != nil {
-			return "", failure("create the directory", missing.path, err)
+			return "", lockdir.Failure("create the directory", missing.path, err)
 		}
 	}
 	info, err := os.Lstat(dir)
 	switch {
 	case err != nil:
-		return "", failure("look at", dir, err)
+		return "", lockdir.Failure("look at", dir, err)
 	case !info.IsDir() || owner(info).uid != os.Geteuid() || info.Mode().Perm()&0o022 != 0:
 		return "", fmt.Errorf("%s must be a directory of user %d that nobody else can write to; mend or remove it",
-			shown(dir), os.Geteuid())
+			policy.Shown(dir), os.Geteuid())
 	}
 	f, err := openFolder(ctx, dir)
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, f.close()) }()
+	defer func() { err = errors.Join(err, f.Close()) }()
 
 	sum := sha256.Sum256(was)
 	stem := backupStem(path)
@@ -69,17 +72,17 @@ func backup(ctx context.Context, dir, path string, was []byte) (_ string, err er
 	if _, err := unchanged(kept, was); err == nil {
 		return kept, nil
 	}
-	temp, err := f.stage(was, nil)
+	temp, err := f.Stage(was, nil)
 	if err != nil {
 		return "", err
 	}
 	if err := os.Rename(temp, kept); err != nil {
-		return "", errors.Join(failure("rename a file to", kept, err), f.remove(temp))
+		return "", errors.Join(lockdir.Failure("rename a file to", kept, err), f.Remove(temp))
 	}
-	if err := f.sync(); err != nil {
+	if err := f.Sync(); err != nil {
 		return "", err
 	}
-	return kept, f.prune(stem, filepath.Base(kept))
+	return kept, prune(f, stem, filepath.Base(kept))
 }
 
 // backupStem begins the names of a file's backups. File names end at 255 bytes.
@@ -90,10 +93,10 @@ func backupStem(path string) string {
 }
 
 // prune removes the backups that are too many; never the named one.
-func (f *folder) prune(stem, spare string) error {
-	entries, err := os.ReadDir(f.path)
+func prune(f *lockdir.Dir, stem, spare string) error {
+	entries, err := os.ReadDir(f.Path())
 	if err != nil {
-		return failure("read the directory", f.path, err)
+		return lockdir.Failure("read the directory", f.Path(), err)
 	}
 	type old struct {
 		name string
@@ -111,7 +114,7 @@ func (f *folder) prune(stem, spare string) error {
 			continue
 		}
 		if err != nil {
-			return failure("look at", filepath.Join(f.path, e.Name()), err)
+			return lockdir.Failure("look at", filepath.Join(f.Path(), e.Name()), err)
 		}
 		if e.Name() != spare {
 			all = append(all, old{e.Name(), info.ModTime()})
@@ -122,7 +125,7 @@ func (f *folder) prune(stem, spare string) error {
 	})
 	var errs []error
 	for len(all) > MostBackups-1 {
-		errs = append(errs, f.remove(filepath.Join(f.path, all[1].name)))
+		errs = append(errs, f.Remove(filepath.Join(f.Path(), all[1].name)))
 		all = slices.Delete(all, 1, 2)
 	}
 	return errors.Join(errs...)

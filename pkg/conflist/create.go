@@ -9,6 +9,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // Create writes a file that is not there yet, with the mode and the owner of
@@ -17,15 +20,15 @@ import (
 // the path is taken, by whatever, the error is ErrChanged.
 //
 // There is the whole file or none, whatever happens.
-func Create(ctx context.Context, path string, now []byte, like string) error {
-	err := create(ctx, path, now, like)
+func Create(ctx context.Context, path string, now []byte, model string) error {
+	err := create(ctx, path, now, model)
 	if err != nil {
-		return fmt.Errorf("create %s: %w", shown(path), err)
+		return fmt.Errorf("create %s: %w", policy.Shown(path), err)
 	}
 	return nil
 }
 
-func create(ctx context.Context, path string, now []byte, like string) (err error) {
+func create(ctx context.Context, path string, now []byte, model string) (err error) {
 	if err := loads(path, now); err != nil {
 		return fmt.Errorf("the new text: %w", err)
 	}
@@ -33,12 +36,12 @@ func create(ctx context.Context, path string, now []byte, like string) (err erro
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.close()) }()
-	_, info, err := readWithInfo(like)
+	defer func() { err = errors.Join(err, f.Close()) }()
+	_, info, err := readWithInfo(model)
 	if err != nil {
 		return err
 	}
-	temp, err := f.stage(now, info)
+	temp, err := f.Stage(now, like(info))
 	if err != nil {
 		return err
 	}
@@ -48,12 +51,12 @@ func create(ctx context.Context, path string, now []byte, like string) (err erro
 	if errors.Is(err, fs.ErrExist) {
 		err = ErrChanged
 	} else if err != nil {
-		err = failure("link a file to", path, err)
+		err = lockdir.Failure("link a file to", path, err)
 	}
-	if err = errors.Join(err, f.remove(temp)); err != nil {
+	if err = errors.Join(err, f.Remove(temp)); err != nil {
 		return err
 	}
-	return f.sync()
+	return f.Sync()
 }
 
 // Delete removes a file whose text the caller states: a list that FromConf made.
@@ -61,7 +64,7 @@ func create(ctx context.Context, path string, now []byte, like string) (err erro
 func Delete(ctx context.Context, path string, was []byte) error {
 	err := remove(ctx, path, was)
 	if err != nil {
-		return fmt.Errorf("remove %s: %w", shown(path), err)
+		return fmt.Errorf("remove %s: %w", policy.Shown(path), err)
 	}
 	return nil
 }
@@ -71,12 +74,12 @@ func remove(ctx context.Context, path string, was []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.close()) }()
+	defer func() { err = errors.Join(err, f.Close()) }()
 	if _, err := unchanged(path, was); err != nil {
 		return err
 	}
-	if err := f.remove(path); err != nil {
+	if err := f.Remove(path); err != nil {
 		return err
 	}
-	return f.sync()
+	return f.Sync()
 }

@@ -23,6 +23,6 @@
 // that a runtime "uses": on a node that has nothing else yet, the main plugin is
 // still to come.
 //
-// The reconciler may import it. Of this module it imports config and policy
-// alone.
+// The reconciler and install may import it. Of this module it imports config,
+// lockdir and policy alone.
 package conflist

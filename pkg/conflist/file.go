@@ -9,11 +9,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strconv"
-	"strings"
 	"syscall"
-	"unicode/utf8"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -27,22 +25,22 @@ func readFile(path string) ([]byte, error) {
 func readWithInfo(path string) ([]byte, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, nil, failure("open", path, err)
+		return nil, nil, lockdir.Failure("open", path, err)
 	}
 	defer func() { _ = f.Close() }() // only read: there is nothing to lose
 	info, err := f.Stat()
 	if err != nil {
-		return nil, nil, failure("look at", path, err)
+		return nil, nil, lockdir.Failure("look at", path, err)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("read %s: not a regular file", shown(path))
+		return nil, nil, fmt.Errorf("read %s: not a regular file", policy.Shown(path))
 	}
 	doc, err := io.ReadAll(io.LimitReader(f, mostBytes+1))
 	if err != nil {
-		return nil, nil, failure("read", path, err)
+		return nil, nil, lockdir.Failure("read", path, err)
 	}
 	if len(doc) > mostBytes {
-		return nil, nil, fmt.Errorf("read %s: larger than %d KiB", shown(path), mostBytes>>10)
+		return nil, nil, fmt.Errorf("read %s: larger than %d KiB", policy.Shown(path), mostBytes>>10)
 	}
 	return doc, info, nil
 }
@@ -56,7 +54,7 @@ func absent(path string, otherwise error) error {
 	}
 	if err == nil && info.Mode().Type() == fs.ModeSymlink {
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%s: it is a symlink to what is not there; in a container, mount the directory it points to as well", shown(path))
+			return fmt.Errorf("%s: it is a symlink to what is not there; in a container, mount the directory it points to as well", policy.Shown(path))
 		}
 	}
 	return otherwise
@@ -67,32 +65,7 @@ func absent(path string, otherwise error) error {
 func unchanged(path string, was []byte) (fs.FileInfo, error) {
 	doc, info, err := readWithInfo(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(doc, was) {
-		return nil, fmt.Errorf("%s: %w", shown(path), ErrChanged)
+		return nil, fmt.Errorf("%s: %w", policy.Shown(path), ErrChanged)
 	}
 	return info, err
-}
-
-// failure takes the path out of an error, which would stand there unquoted, and
-// puts it behind the operation.
-func failure(op, path string, err error) error {
-	var pathErr *fs.PathError
-	var linkErr *os.LinkError
-	switch {
-	case errors.As(err, &pathErr):
-		err = pathErr.Err
-	case errors.As(err, &linkErr):
-		err = linkErr.Err
-	}
-	return fmt.Errorf("%s %s: %w", op, shown(path), err)
-}
-
-// shown makes a text fit for a message, and leaves it as it is where it is that
-// already: one line that can be printed, and not long.
-func shown(s string) string {
-	const most = 256 // bytes, as in policy.Quote
-	unprintable := func(r rune) bool { return !strconv.IsPrint(r) }
-	if len(s) > most || !utf8.ValidString(s) || strings.ContainsFunc(s, unprintable) {
-		return policy.Quote(s)
-	}
-	return s
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 var (
@@ -52,9 +53,9 @@ func Find(dir, network string) (Network, error) {
 	failed := func(err error) (Network, error) {
 		what := "the network"
 		if network != "" {
-			what += " " + shown(network)
+			what += " " + policy.Shown(network)
 		}
-		return Network{}, fmt.Errorf("find %s in %s: %w", what, shown(dir), err)
+		return Network{}, fmt.Errorf("find %s in %s: %w", what, policy.Shown(dir), err)
 	}
 	const otherDir = "or name another directory with --cni-conf-dir"
 	c, err := config.ReadConfDir(dir)
@@ -86,7 +87,7 @@ func Find(dir, network string) (Network, error) {
 		case network != "" && n.Name == network, network == "" && n.Name != "":
 			return n, nil
 		case n.Name != "":
-			names = append(names, shown(n.Name))
+			names = append(names, policy.Shown(n.Name))
 		}
 	}
 	switch {
@@ -113,13 +114,13 @@ func load(list config.Conflist) (Network, error) {
 	if n.Single {
 		conf, err := parseSingle(doc)
 		if err != nil {
-			return n, fmt.Errorf("%s: %w", shown(list.File), err)
+			return n, fmt.Errorf("%s: %w", policy.Shown(list.File), err)
 		}
 		n.Name, plugins = conf.Name, []types.PluginConf{conf}
 	} else {
 		conf, err := parseList(doc)
 		if err != nil {
-			return n, fmt.Errorf("%s: %w", shown(list.File), err)
+			return n, fmt.Errorf("%s: %w", policy.Shown(list.File), err)
 		}
 		n.Name, plugins = conf.name, conf.plugins
 		n.Made = isMade(list.File, conf)
@@ -131,7 +132,7 @@ func load(list config.Conflist) (Network, error) {
 		return Network{}, nil
 	}
 	if n.Name == "" {
-		return n, fmt.Errorf("%s: name: is missing; write the network's", shown(list.File))
+		return n, fmt.Errorf("%s: name: is missing; write the network's", policy.Shown(list.File))
 	}
 	return n, nil
 }

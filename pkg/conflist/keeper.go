@@ -9,6 +9,9 @@ import (
 	"log/slog"
 	"os"
 	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 const (
@@ -144,7 +147,7 @@ func (k *Keeper) judge(s *Status, err error, now time.Time) {
 	switch {
 	case s.Present:
 		if count, span := k.war.span(now); k.war.there(now) {
-			k.options.Log.Info("our entry stays in the conflist again", "file", shown(k.seen.Path),
+			k.options.Log.Info("our entry stays in the conflist again", "file", policy.Shown(k.seen.Path),
 				"removed", count, "within", span.Round(time.Second).String())
 		}
 	case err == nil, errors.Is(err, ErrNone), errors.Is(err, ErrNotThere):
@@ -239,11 +242,11 @@ func executable(path string) error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("%s is missing", shown(path))
+		return fmt.Errorf("%s is missing", policy.Shown(path))
 	case err != nil:
-		return failure("look at", path, err)
+		return lockdir.Failure("look at", path, err)
 	case !info.Mode().IsRegular() || info.Mode().Perm()&anybody == 0:
-		return fmt.Errorf("%s is not a program", shown(path))
+		return fmt.Errorf("%s is not a program", policy.Shown(path))
 	}
 	return nil
 }

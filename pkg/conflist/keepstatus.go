@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // Status is what a look of a Keeper found and did.
@@ -75,16 +77,16 @@ func (k *Keeper) describe(s *Status, err, plugin error) {
 func (k *Keeper) absence(err error) error {
 	what := "the main CNI plugin's network"
 	if k.options.Network != "" {
-		what += " " + shown(k.options.Network)
+		what += " " + policy.Shown(k.options.Network)
 	}
 	remedy := "set cni_conf_dir if it is elsewhere"
 	if errors.Is(err, ErrNotThere) {
 		remedy = err.Error()
 	}
 	if names := setAside(k.options.Dir); len(names) > 0 {
-		remedy = fmt.Sprintf("Cilium has set %s aside: %s", shown(strings.Join(names, ", ")), parties()[0].remedy)
+		remedy = fmt.Sprintf("Cilium has set %s aside: %s", policy.Shown(strings.Join(names, ", ")), parties()[0].remedy)
 	}
-	return fmt.Errorf("waiting for %s in %s; %s", what, shown(k.options.Dir), remedy)
+	return fmt.Errorf("waiting for %s in %s; %s", what, policy.Shown(k.options.Dir), remedy)
 }
 
 // refusal is the error of files that cannot be written.
@@ -93,7 +95,7 @@ func (k *Keeper) refusal(err error) error {
 	for _, known := range []error{unix.EROFS, unix.EACCES, unix.EPERM} {
 		if errors.Is(err, known) {
 			return fmt.Errorf("%w; let the reconciler write to %s: in a container, mount it writable; in a unit of systemd, "+
-				"add ReadWritePaths=%s", err, shown(k.options.Dir), shown(k.options.Dir))
+				"add ReadWritePaths=%s", err, policy.Shown(k.options.Dir), policy.Shown(k.options.Dir))
 		}
 	}
 	return err
@@ -108,7 +110,7 @@ func (k *Keeper) accusation() error {
 	}
 	by := suspect(k.seen)
 	return fmt.Errorf("%s: our entry is removed again and again (%d times within %s), most likely by %s; %s: %s",
-		shown(k.seen.Path), count, span.Truncate(time.Second)+time.Second, by.name, then, by.remedy)
+		policy.Shown(k.seen.Path), count, span.Truncate(time.Second)+time.Second, by.name, then, by.remedy)
 }
 
 // journal writes a Keeper's log: what is news, once.
@@ -152,9 +154,9 @@ func (j *journal) wrote(c Change, text string, removals int) {
 	if removals > 1 {
 		level = slog.LevelDebug
 	}
-	args := []any{"file", shown(c.Path), "network", shown(c.Network)}
+	args := []any{"file", policy.Shown(c.Path), "network", policy.Shown(c.Network)}
 	if c.Backup != "" {
-		args = append(args, "backup", shown(c.Backup))
+		args = append(args, "backup", policy.Shown(c.Backup))
 	}
 	j.log.Log(context.Background(), level, text, args...)
 }

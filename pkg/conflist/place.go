@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io/fs"
 	"reflect"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // Place is where our entry belongs.
@@ -71,7 +73,7 @@ func (p Place) ensure(ctx context.Context) (Change, error) {
 	c := Change{Network: n.Name, Path: n.Path, Had: n.Entries}
 	if p.Admits != nil {
 		if err := p.Admits(n.Name); err != nil {
-			return c, fmt.Errorf("%s: %w", shown(n.Path), err)
+			return c, fmt.Errorf("%s: %w", policy.Shown(n.Path), err)
 		}
 	}
 	switch {
@@ -88,7 +90,7 @@ func (p Place) ensure(ctx context.Context) (Change, error) {
 	}
 	now, err := placed(n, p.Entry)
 	if err != nil {
-		return c, fmt.Errorf("%s: %w", shown(n.Path), err)
+		return c, fmt.Errorf("%s: %w", policy.Shown(n.Path), err)
 	}
 	return p.write(ctx, c, n.Doc, now)
 }
@@ -114,7 +116,7 @@ func (p Place) makeList(ctx context.Context, n Network) (Change, error) {
 	c := Change{Network: n.Name}
 	now, err := FromConf(n.Doc, p.Entry)
 	if err != nil {
-		return c, fmt.Errorf("%s: %w", shown(n.Path), err)
+		return c, fmt.Errorf("%s: %w", policy.Shown(n.Path), err)
 	}
 	if c.Path, err = ListPath(n.Path); err != nil {
 		return c, err
@@ -138,7 +140,7 @@ func (p Place) follow(ctx context.Context, n Network) (Change, error) {
 	}
 	entry, same, err := heldAgainst(n.Doc, conf)
 	if err != nil {
-		return c, fmt.Errorf("%s: %w", shown(n.Original), err)
+		return c, fmt.Errorf("%s: %w", policy.Shown(n.Original), err)
 	}
 	if same && n.Entries == 1 {
 		return c, nil
@@ -148,7 +150,7 @@ func (p Place) follow(ctx context.Context, n Network) (Change, error) {
 	}
 	now, err := FromConf(conf, entry)
 	if err != nil {
-		return c, fmt.Errorf("%s: %w", shown(n.Original), err)
+		return c, fmt.Errorf("%s: %w", policy.Shown(n.Original), err)
 	}
 	return p.write(ctx, c, n.Doc, now)
 }

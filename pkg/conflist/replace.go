@@ -13,6 +13,9 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // ErrChanged says that a file is not, or no longer, as the caller read it. It was
@@ -40,7 +43,7 @@ func Replace(ctx context.Context, path string, was, now []byte) error {
 	r := &replacement{ctx: ctx, path: path, was: was, now: now}
 	err := r.run(r.steps())
 	if err != nil {
-		return fmt.Errorf("replace %s: %w", shown(path), err)
+		return fmt.Errorf("replace %s: %w", policy.Shown(path), err)
 	}
 	return nil
 }
@@ -53,7 +56,7 @@ type replacement struct {
 	ctx      context.Context // of waiting for the directory alone
 
 	target string // the path, with symlinks resolved
-	folder *folder
+	folder *lockdir.Dir
 	temp   string // "" : there is none, or it must stay
 	swapped,
 	done bool
@@ -74,9 +77,9 @@ func (r *replacement) run(steps []func() error) error {
 		return err
 	}
 	if err != nil && r.temp != "" {
-		err = errors.Join(err, r.folder.remove(r.temp))
+		err = errors.Join(err, r.folder.Remove(r.temp))
 	}
-	return errors.Join(err, r.folder.close())
+	return errors.Join(err, r.folder.Close())
 }
 
 func (r *replacement) check() error {
@@ -88,7 +91,7 @@ func (r *replacement) check() error {
 		return cmp.Or(absent(r.path, ErrChanged), ErrChanged)
 	}
 	if err != nil {
-		return failure("resolve", r.path, err)
+		return lockdir.Failure("resolve", r.path, err)
 	}
 	r.target = target
 	if bytes.Equal(r.was, r.now) {
@@ -109,7 +112,7 @@ func (r *replacement) stage() error {
 	if err != nil {
 		return err
 	}
-	r.temp, err = r.folder.stage(r.now, info)
+	r.temp, err = r.folder.Stage(r.now, like(info))
 	return err
 }
 
@@ -129,11 +132,11 @@ func (r *replacement) exchanged(err error) error {
 		return ErrChanged
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
 		if err := os.Rename(r.temp, r.target); err != nil {
-			return failure("rename a file to", r.target, err)
+			return lockdir.Failure("rename a file to", r.target, err)
 		}
 		r.temp = ""
 	default:
-		return failure("exchange files at", r.target, err)
+		return lockdir.Failure("exchange files at", r.target, err)
 	}
 	return nil
 }
@@ -153,7 +156,7 @@ func (r *replacement) verify() error {
 		return nil
 	}
 	if back := r.swap(); back != nil {
-		return r.keep(failure("exchange files at", r.target, back))
+		return r.keep(lockdir.Failure("exchange files at", r.target, back))
 	}
 	r.swapped = false
 	return err
@@ -163,12 +166,12 @@ func (r *replacement) verify() error {
 // we nor runtimes know it: it is somebody's only copy. To begin anew would be to
 // say nothing of that, so the error is no ErrChanged.
 func (r *replacement) keep(cause error) error {
-	kept := strings.TrimSuffix(r.temp, tempSuffix) + keptSuffix
+	kept := strings.TrimSuffix(r.temp, lockdir.TempSuffix) + keptSuffix
 	if err := os.Rename(r.temp, kept); err != nil {
-		cause, kept = errors.Join(cause, failure("rename a file to", kept, err)), r.temp
+		cause, kept = errors.Join(cause, lockdir.Failure("rename a file to", kept, err)), r.temp
 	}
 	r.temp = ""
-	return fmt.Errorf("somebody else wrote it in the same moment, and what he wrote is in %s now: %w", shown(kept), cause)
+	return fmt.Errorf("somebody else wrote it in the same moment, and what he wrote is in %s now: %w", policy.Shown(kept), cause)
 }
 
 func (r *replacement) clear() error {
@@ -177,14 +180,14 @@ func (r *replacement) clear() error {
 	}
 	temp := r.temp
 	r.temp = ""
-	if err := r.folder.remove(temp); err != nil {
+	if err := r.folder.Remove(temp); err != nil {
 		return fmt.Errorf("the new text is in force: %w", err)
 	}
 	return nil
 }
 
 func (r *replacement) sync() error {
-	if err := r.folder.sync(); err != nil {
+	if err := r.folder.Sync(); err != nil {
 		return fmt.Errorf("the new text is in force: %w", err)
 	}
 	return nil
@@ -194,18 +197,18 @@ func (r *replacement) sync() error {
 // not see what happens in that of its target.
 func (r *replacement) announce() error {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(r.path))
-	if err != nil || dir == r.folder.path {
+	if err != nil || dir == r.folder.Path() {
 		return err
 	}
 	f, err := openFolder(r.ctx, dir)
 	if err != nil {
 		return fmt.Errorf("the new text is in force: %w", err)
 	}
-	temp, err := f.stage(nil, nil)
+	temp, err := f.Stage(nil, nil)
 	if err == nil {
-		err = f.remove(temp)
+		err = f.Remove(temp)
 	}
-	if err = errors.Join(err, f.close()); err != nil {
+	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("the new text is in force: %w", err)
 	}
 	return nil

@@ -11,5 +11,5 @@ func Sweep(dir string) error {
 	if err != nil {
 		return err
 	}
-	return f.close()
+	return f.Close()
 }

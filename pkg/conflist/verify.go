@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // verify makes sure that the second text says what the first does, but for our
@@ -73,7 +74,7 @@ func decode(doc []byte) (any, error) {
 	d.UseNumber()
 	var v any
 	if err := d.Decode(&v); err != nil {
-		return nil, fmt.Errorf("%w: %s", config.ErrNotJSON, shown(err.Error()))
+		return nil, fmt.Errorf("%w: %s", config.ErrNotJSON, policy.Shown(err.Error()))
 	}
 	return v, nil
 }
@@ -94,7 +95,7 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 	values["name"], values["cniVersion"] = network, cniVersion
 	netconf, err := json.Marshal(values)
 	if err != nil {
-		return fmt.Errorf("encode: %s", shown(err.Error()))
+		return fmt.Errorf("encode: %s", policy.Shown(err.Error()))
 	}
 	_, err = config.ParseEntry(netconf)
 	return err

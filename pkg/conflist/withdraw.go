@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // errInFolder says that libcni reads an entry of ours from where we write none.
@@ -123,5 +124,5 @@ func about(path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", shown(path), err)
+	return fmt.Errorf("%s: %w", policy.Shown(path), err)
 }

@@ -52,7 +52,7 @@ func TestStopped(t *testing.T) {
 	if _, err := Put(ctx, source, dir); !errors.Is(err, ErrStopped) {
 		t.Error("while it waits for the lock:", err)
 	}
-	if err := holder.close(); err != nil {
+	if err := holder.Close(); err != nil {
 		t.Fatal(err)
 	}
 	write(t, source, "#!/bin/sh\nexec sleep 1000\n", 0o755)

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // Attachment is a container's interface that a runtime made with our plugin, and
@@ -60,7 +62,7 @@ func Attached(root string) ([]Attachment, error) {
 			continue
 		}
 		if err != nil {
-			errs = append(errs, failure("read the directory", dir, err))
+			errs = append(errs, lockdir.Failure("read the directory", dir, err))
 		}
 		for _, e := range entries {
 			if !e.Type().IsRegular() {
@@ -86,22 +88,22 @@ func attachment(root, path string, booted time.Time) (*Attachment, error) {
 		return nil, nil // removed since it was listed
 	}
 	if err != nil {
-		return nil, failure("open", path, err)
+		return nil, lockdir.Failure("open", path, err)
 	}
 	defer func() { _ = f.Close() }() // only read: there is nothing to lose
 	info, err := f.Stat()
 	if err != nil {
-		return nil, failure("look at", path, err)
+		return nil, lockdir.Failure("look at", path, err)
 	}
 	text, err := io.ReadAll(io.LimitReader(f, most))
 	if err != nil {
-		return nil, failure("read", path, err)
+		return nil, lockdir.Failure("read", path, err)
 	}
 	var value any
 	if err := json.Unmarshal(text, &value); err != nil {
 		const writing = 10 * time.Second
 		if time.Since(info.ModTime()) < writing {
-			return nil, fmt.Errorf("%s is being written", shown(path))
+			return nil, fmt.Errorf("%s is being written", policy.Shown(path))
 		}
 		return nil, nil // torn: its runtime can read it no more than we can
 	}

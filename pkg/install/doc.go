@@ -13,6 +13,6 @@
 // A binary is never written in place, so nobody who runs it can be in the way, and
 // whoever runs it meanwhile has one that is whole.
 //
-// The reconciler's main may import it. Of this module it imports conflist, config
-// and policy alone; what becomes of rules and state it is given as a function.
+// The reconciler's main may import it. Of this module it imports conflist, config,
+// lockdir and policy alone; what becomes of rules and state it is given as a function.
 package install

@@ -13,6 +13,8 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
+	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // Dirs are the directories of a container runtime: of its network configurations
@@ -82,7 +84,7 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 		return stated, nil
 	}
 	if stated.Bin != "" && !isDir(root, stated.Bin) {
-		return Dirs{}, fmt.Errorf("%s: there is no directory %s; make it, or name the runtime's with --cni-bin-dir", locating, shown(stated.Bin))
+		return Dirs{}, fmt.Errorf("%s: there is no directory %s; make it, or name the runtime's with --cni-bin-dir", locating, policy.Shown(stated.Bin))
 	}
 	return choose(among(stated),
 		func(c candidate) bool { return works(root, c.Dirs) },
@@ -136,7 +138,7 @@ func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 		}
 		var several []string
 		for i, d := range found {
-			several = append(several, fmt.Sprintf("%s with %s (%s)", shown(d.Conf), shown(d.Bin), names[i]))
+			several = append(several, fmt.Sprintf("%s with %s (%s)", policy.Shown(d.Conf), policy.Shown(d.Bin), names[i]))
 		}
 		return Dirs{}, fmt.Errorf("%s: there are several: %s; %w", locating, strings.Join(several, ", "), ErrWhere)
 	}
@@ -176,7 +178,7 @@ func works(root string, d Dirs) bool {
 // left there.
 func holdsOurs(dir string) bool {
 	entries, err := os.ReadDir(dir)
-	isOurs := func(e os.DirEntry) bool { return e.Name() == config.PluginType || isTemp(e.Name()) }
+	isOurs := func(e os.DirEntry) bool { return e.Name() == config.PluginType || lockdir.IsTemp(e.Name()) }
 	return err == nil && slices.ContainsFunc(entries, isOurs)
 }
 

@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // Binary is the plugin in the directory from which runtimes run it.
@@ -29,7 +31,7 @@ type Binary struct {
 func Put(ctx context.Context, source, dir string) (Binary, error) {
 	p := &placement{source: source, dir: dir}
 	if err := p.run(ctx, p.steps()); err != nil {
-		return Binary{}, fmt.Errorf("install the plugin in %s: %w", shown(dir), err)
+		return Binary{}, fmt.Errorf("install the plugin in %s: %w", policy.Shown(dir), err)
 	}
 	return p.binary, nil
 }
@@ -40,7 +42,7 @@ type placement struct {
 	source, dir string
 
 	data   []byte
-	folder *folder
+	folder *lockdir.Dir
 	temp   string
 	binary Binary
 	done   bool
@@ -61,20 +63,20 @@ func (p *placement) run(ctx context.Context, steps []func(context.Context) error
 		return err
 	}
 	if p.temp != "" {
-		err = errors.Join(err, p.folder.remove(p.temp))
+		err = errors.Join(err, p.folder.Remove(p.temp))
 	}
-	return errors.Join(err, p.folder.close())
+	return errors.Join(err, p.folder.Close())
 }
 
 func (p *placement) read(context.Context) error {
 	data, info, err := readBinary(p.source)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("there is no plugin at %s; name it with --plugin", shown(p.source))
+		return fmt.Errorf("there is no plugin at %s; name it with --plugin", policy.Shown(p.source))
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s is not a regular file; name the plugin with --plugin", shown(p.source))
+		return fmt.Errorf("%s is not a regular file; name the plugin with --plugin", policy.Shown(p.source))
 	}
 	p.data = data
 	return nil
@@ -98,23 +100,23 @@ func (p *placement) compare(ctx context.Context) error {
 		return nil
 	}
 	if err != nil {
-		return failure("look at", p.binary.Path, err)
+		return lockdir.Failure("look at", p.binary.Path, err)
 	}
 	isLink := present.Mode()&fs.ModeSymlink != 0
 	if !isLink && !present.Mode().IsRegular() {
-		return fmt.Errorf("%s is there and is not a file; remove it", shown(p.binary.Path))
+		return fmt.Errorf("%s is there and is not a file; remove it", policy.Shown(p.binary.Path))
 	}
 	data, info, err := readBinary(p.binary.Path)
 	same := err == nil && bytes.Equal(data, p.data)
 	switch {
 	case isLink && !same:
 		return fmt.Errorf("%s is a symlink to another program, which somebody else put there; remove the link, or let it be and use theirs",
-			shown(p.binary.Path))
+			policy.Shown(p.binary.Path))
 	case !same || !isLink && (info.Mode() != binMode || !isOwn(info)):
 		return nil // to be replaced, even if it cannot be read
 	}
 	p.done = true
-	p.binary.Version, err = ask(ctx, p.binary.Path, shown(p.binary.Path))
+	p.binary.Version, err = ask(ctx, p.binary.Path, policy.Shown(p.binary.Path))
 	return err
 }
 
@@ -125,18 +127,18 @@ func isOwn(info fs.FileInfo) bool {
 }
 
 func (p *placement) stage(context.Context) (err error) {
-	p.temp, err = p.folder.stage(p.data)
+	p.temp, err = p.folder.Stage(p.data, runnable)
 	return err
 }
 
 func (p *placement) try(ctx context.Context) (err error) {
-	p.binary.Version, err = ask(ctx, p.temp, "a copy of "+shown(p.source)+" there")
+	p.binary.Version, err = ask(ctx, p.temp, "a copy of "+policy.Shown(p.source)+" there")
 	return err
 }
 
 func (p *placement) rename(context.Context) error {
 	if err := os.Rename(p.temp, p.binary.Path); err != nil {
-		return failure("rename a file to", p.binary.Path, err)
+		return lockdir.Failure("rename a file to", p.binary.Path, err)
 	}
 	p.temp = ""
 	p.binary.Wrote = true
@@ -144,7 +146,7 @@ func (p *placement) rename(context.Context) error {
 }
 
 func (p *placement) sync(context.Context) error {
-	if err := p.folder.sync(); err != nil {
+	if err := p.folder.Sync(); err != nil {
 		return fmt.Errorf("the new plugin is in place: %w", err)
 	}
 	return nil
@@ -155,22 +157,22 @@ func readBinary(path string) ([]byte, fs.FileInfo, error) {
 	const most = 256 << 20
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, nil, failure("open", path, err)
+		return nil, nil, lockdir.Failure("open", path, err)
 	}
 	defer func() { _ = f.Close() }() // only read: there is nothing to lose
 	info, err := f.Stat()
 	if err != nil {
-		return nil, nil, failure("look at", path, err)
+		return nil, nil, lockdir.Failure("look at", path, err)
 	}
 	if !info.Mode().IsRegular() {
 		return nil, info, nil
 	}
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
-		return nil, nil, failure("read", path, err)
+		return nil, nil, lockdir.Failure("read", path, err)
 	}
 	if len(data) > most {
-		return nil, nil, fmt.Errorf("read %s: larger than %d MiB, and so not the plugin", shown(path), most>>20)
+		return nil, nil, fmt.Errorf("read %s: larger than %d MiB, and so not the plugin", policy.Shown(path), most>>20)
 	}
 	return data, info, nil
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 )
 
 // binDir is a source and a directory of plugins, which has the bridge plugin.
@@ -182,7 +184,7 @@ func TestPutRefuses(t *testing.T) {
 			if strings.Contains(err.Error(), "run a copy") {
 				says = append(says, source)
 			}
-			if strings.Contains(err.Error(), "run "+dir+"/"+tempPrefix) {
+			if strings.Contains(err.Error(), "run "+dir+"/"+lockdir.TempPrefix) {
 				t.Errorf("names a file that is gone: %v", err)
 			}
 			for _, s := range says {

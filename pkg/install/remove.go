@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // remove takes the plugin out of the directory, and returns its path, or "" where
@@ -24,19 +26,19 @@ func remove(ctx context.Context, dir string) (_ string, err error) {
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, f.close()) }()
+	defer func() { err = errors.Join(err, f.Close()) }()
 	path := filepath.Join(dir, config.PluginType)
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", nil
 	case err != nil:
-		return "", failure("look at", path, err)
+		return "", lockdir.Failure("look at", path, err)
 	case !info.Mode().IsRegular():
-		return "", fmt.Errorf("%s stays: it is not a regular file, so somebody else put it there; remove it if nobody needs it", shown(path))
+		return "", fmt.Errorf("%s stays: it is not a regular file, so somebody else put it there; remove it if nobody needs it", policy.Shown(path))
 	}
-	if err := f.remove(path); err != nil {
+	if err := f.Remove(path); err != nil {
 		return "", err
 	}
-	return path, f.sync()
+	return path, f.Sync()
 }

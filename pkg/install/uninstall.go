@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // Uninstall is what is to be taken from a node.
@@ -47,7 +48,7 @@ func (e *AttachedError) Error() string {
 	const most = 3
 	var some []string
 	for _, a := range e.Attached[:min(len(e.Attached), most)] {
-		some = append(some, fmt.Sprintf("container %s in %s", shown(a.ContainerID), shown(a.File)))
+		some = append(some, fmt.Sprintf("container %s in %s", policy.Shown(a.ContainerID), policy.Shown(a.File)))
 	}
 	if more := len(e.Attached) - len(some); more > 0 {
 		some = append(some, fmt.Sprintf("%d more", more))
@@ -93,7 +94,7 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 	for _, dir := range u.Bins {
 		path, err := remove(ctx, dir)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("remove the plugin from %s: %w", shown(dir), err))
+			errs = append(errs, fmt.Errorf("remove the plugin from %s: %w", policy.Shown(dir), err))
 		}
 		if path != "" {
 			done.Binaries = append(done.Binaries, path)
@@ -111,7 +112,7 @@ func (u Uninstall) withdraw(done *Uninstalled) error {
 	var errs []error
 	for _, dir := range u.Confs {
 		if err := u.withdrawFrom(dir, done); err != nil {
-			errs = append(errs, fmt.Errorf("take the entry out of the conflists in %s: %w; the plugin, rules and state stay until then", shown(dir), err))
+			errs = append(errs, fmt.Errorf("take the entry out of the conflists in %s: %w; the plugin, rules and state stay until then", policy.Shown(dir), err))
 		}
 	}
 	return errors.Join(errs...)

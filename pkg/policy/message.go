@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // maxQuoted is the longest text, in bytes, that a message repeats of what it
@@ -21,6 +22,16 @@ func Quote(s string) string {
 		return q
 	}
 	return strings.ToValidUTF8(q[:min(len(q)-1, maxQuoted-len(ellipsis))], "") + ellipsis
+}
+
+// Shown makes a text fit for a message, and leaves it as it is where it is that
+// already: one line that can be printed, and not long.
+func Shown(s string) string {
+	unprintable := func(r rune) bool { return !strconv.IsPrint(r) }
+	if len(s) > maxQuoted || !utf8.ValidString(s) || strings.ContainsFunc(s, unprintable) {
+		return Quote(s)
+	}
+	return s
 }
 
 // FieldError is a mistake in the value of one key of a document.
