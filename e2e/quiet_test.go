@@ -87,7 +87,7 @@ func (n *node) hold(t *testing.T) (release func()) {
 // it was written.
 func (n *node) documents(t *testing.T) string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*"))
+	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

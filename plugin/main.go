@@ -24,8 +24,11 @@ import (
 var version = "unknown"
 
 func main() {
+	nft := nftables.New()
 	p := &cniplugin.Plugin{
-		Drivers:    netfilter.Drivers{iptables.New(iptables.Options{}), nftables.New()},
+		Drivers:    netfilter.Drivers{iptables.New(iptables.Options{}), nft},
+		Version:    version,
+		Moment:     nft.Moment,
 		PluginFile: config.DefaultPluginFile,
 		LockWait:   10 * time.Second,
 		Stdout:     os.Stdout,

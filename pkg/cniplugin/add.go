@@ -17,34 +17,49 @@ import (
 )
 
 // add notes the attachment and makes sure of the rules. When all is right it
-// only reads.
+// only reads, and seals what it found for the next.
 func (p *Plugin) add(ctx context.Context, args *skel.CmdArgs) error {
-	n, entry, err := p.admit(args.StdinData)
-	if err != nil {
-		return err
+	conf := config.ReadNetconf(args.StdinData)
+	n := p.node(conf)
+	short := n.shortcut()
+	sealed := short.holdsFor(conf)
+	var entry config.Entry
+	if !sealed {
+		var err error
+		if entry, err = n.admit(conf); err != nil {
+			return err
+		}
 	}
-	result, err := passThrough(args.StdinData, entry.CNIVersion)
+	result, err := passThrough(args.StdinData, conf.Identity().CNIVersion)
 	if err != nil {
 		return withCode(types.ErrInvalidNetworkConfig, err)
 	}
 	if err := n.Dir.Attach(n.network, args.ContainerID, args.IfName); err != nil {
 		n.Warn(err)
 	}
-	if err := n.makeSure(ctx, entry); err != nil {
-		return err
+	if !sealed {
+		if err := n.makeSure(ctx, conf, entry, short); err != nil {
+			return err
+		}
 	}
 	_, err = p.Stdout.Write(result)
 	return err
 }
 
 // makeSure makes the entry the network's document and the rules follow it.
-func (n *node) makeSure(ctx context.Context, entry config.Entry) error {
-	state, own, err := n.ready(entry)
+func (n *node) makeSure(ctx context.Context, conf config.Netconf, entry config.Entry, short *shortcut) error {
+	if short.err != nil {
+		return short.err
+	}
+	state := short.reading.State()
+	own, err := n.own(entry, state)
 	if err != nil {
 		return err
 	}
 	if n.settled(state, own) {
+		short.begin(state.Record)
 		if v := n.Look(ctx, state.Contributions, state.Record); v.Right() {
+			short.end(conf)
 			return nil
 		}
 	}
@@ -56,15 +71,15 @@ func (n *node) makeSure(ctx context.Context, entry config.Entry) error {
 	return n.makeSureLocked(ctx, lock, own)
 }
 
-// ready loads the documents, and fails where the entry wants to wait for one.
-func (n *node) ready(entry config.Entry) (store.State, policy.Contribution, error) {
+// own returns what the entry contributes, and fails where it wants to wait for
+// the agents' contribution.
+func (n *node) own(entry config.Entry, s store.State) (policy.Contribution, error) {
 	own := policy.Contribution{Source: n.source(), Statement: entry.Statement}
-	state, err := n.Dir.Load()
-	if err == nil && entry.RequireAgentConfig && state.Find(policy.Source{Kind: policy.AgentFiles}) == nil {
-		err = withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no contribution of the agent files is stored yet; "+
+	if entry.RequireAgentConfig && s.Find(policy.Source{Kind: policy.AgentFiles}) == nil {
+		return own, withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no contribution of the agent files is stored yet; "+
 			"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
 	}
-	return state, own, err
+	return own, nil
 }
 
 // settled reports whether the documents are whole and have the statement as the

@@ -20,7 +20,11 @@ import (
 
 // Plugin is the plugin on one host.
 type Plugin struct {
-	Drivers    netfilter.Drivers
+	Drivers netfilter.Drivers
+	Version string // of the program: another one looks with other eyes
+	// Moment tells the state that nf_tables is in, so that an ADD knows if anything
+	// changed since another; nil where each ADD should look.
+	Moment     func() (netfilter.Moment, error)
 	PluginFile string        // the administrators' guard, /etc/ip-masq/plugin.toml
 	LockWait   time.Duration // for the lock of the dataDir; 10 s by contract
 	Stdout     io.Writer
@@ -41,45 +45,43 @@ func (p *Plugin) Funcs() skel.CNIFuncs {
 type node struct {
 	plugin *Plugin
 	enforce.Enforcer
-	guard   config.PluginFile
-	network string
+	guard    config.PluginFile
+	guardErr error
+	network  string
 }
 
-func (p *Plugin) node(guard config.PluginFile, network, dataDir string) *node {
+// node finds out whose state a configuration is about, and where that is, even
+// if it is stale or bad: DEL and GC have no use for the rest of it.
+func (p *Plugin) node(conf config.Netconf) *node {
+	id := conf.Identity()
+	guard, err := config.ReadPluginFile(p.PluginFile)
 	if guard.Present {
-		dataDir = guard.DataDir
+		id.DataDir = guard.DataDir
 	}
 	return &node{
 		plugin:   p,
 		guard:    guard,
-		network:  network,
-		Enforcer: enforce.Enforcer{Dir: store.Open(dataDir), Drivers: p.Drivers, Warn: p.warn},
+		guardErr: err,
+		network:  id.Network,
+		Enforcer: enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn},
 	}
 }
 
-// admit reads the entry on stdin and holds it against the administrators' guard.
-func (p *Plugin) admit(stdin []byte) (*node, config.Entry, error) {
-	entry, err := config.ParseEntry(stdin)
+// admit judges the configuration, and holds it against the administrators' guard.
+func (n *node) admit(conf config.Netconf) (config.Entry, error) {
+	entry, err := conf.Entry()
 	if err != nil {
-		return nil, entry, withCode(codeOfConfig(err), fmt.Errorf("entry of network %s: %w", policy.Quote(entry.Network), err))
+		return entry, withCode(codeOfConfig(err), fmt.Errorf("entry of network %s: %w", policy.Quote(entry.Network), err))
 	}
-	guard, err := config.ReadPluginFile(p.PluginFile)
-	if err == nil {
-		err = guard.Admits(entry.Network)
-	}
-	if err != nil {
-		return nil, entry, withCode(types.ErrInvalidNetworkConfig, err)
-	}
-	return p.node(guard, entry.Network, entry.DataDir), entry, nil
+	return entry, withCode(types.ErrInvalidNetworkConfig, n.admitted())
 }
 
-// tolerate finds what DEL and GC need in a configuration that may be stale or
-// bad: they have no use for the rest of it.
-func (p *Plugin) tolerate(stdin []byte) *node {
-	network, dataDir := config.ParseLenient(stdin)
-	guard, err := config.ReadPluginFile(p.PluginFile)
-	p.warn(err)
-	return p.node(guard, network, dataDir)
+// admitted tells why the administrators do not want the network here.
+func (n *node) admitted() error {
+	if n.guardErr != nil {
+		return n.guardErr
+	}
+	return n.guard.Admits(n.network)
 }
 
 func (n *node) source() policy.Source {

@@ -22,7 +22,8 @@ import (
 // them. It never fails for the state of the node: a failing DEL leaves a pod
 // that cannot end.
 func (p *Plugin) del(ctx context.Context, args *skel.CmdArgs) error {
-	n := p.tolerate(args.StdinData)
+	n := p.node(config.ReadNetconf(args.StdinData))
+	n.Warn(n.guardErr)
 	n.Warn(n.Dir.Detach(n.network, args.ContainerID, args.IfName))
 	n.Warn(n.repair(ctx))
 	return nil
@@ -32,17 +33,25 @@ func (p *Plugin) del(ctx context.Context, args *skel.CmdArgs) error {
 // it does nothing, so that nothing comes back after a clean-up; and beside one
 // that cannot be read it takes nothing away.
 func (n *node) repair(ctx context.Context) error {
-	state, err := n.repairable()
-	if err != nil || state == nil || n.Look(ctx, state.Contributions, state.Record).Right() {
-		return err
+	short := n.shortcut()
+	if short.err != nil || short.holds() {
+		return short.err
+	}
+	state := n.repairable(short.reading.State())
+	if state == nil || n.Look(ctx, state.Contributions, state.Record).Right() {
+		return nil
 	}
 	lock, err := n.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer n.release(lock)
-	if state, err = n.repairable(); err != nil || state == nil {
+	again, err := n.Dir.Load()
+	if err != nil {
 		return err
+	}
+	if state = n.repairable(again); state == nil {
+		return nil
 	}
 	v := n.Ensure(ctx, state.Contributions, state.Record, lock)
 	for _, p := range v.Policies {
@@ -51,28 +60,26 @@ func (n *node) repair(ctx context.Context) error {
 	return nil
 }
 
-// repairable loads the documents, and returns nil where there are none that the
-// rules can be held against.
-func (n *node) repairable() (*store.State, error) {
-	state, err := n.Dir.Load()
-	if err != nil {
-		return nil, err
+// repairable returns the state if the rules can be held against its documents,
+// or nil.
+func (n *node) repairable(s store.State) *store.State {
+	n.warnState(s)
+	if len(s.Newer)+len(s.Damaged) > 0 || len(s.Contributions) == 0 {
+		return nil
 	}
-	n.warnState(state)
-	if len(state.Newer)+len(state.Damaged) > 0 || len(state.Contributions) == 0 {
-		return nil, nil
-	}
-	return &state, nil
+	return &s
 }
 
 // check verifies every rule against the documents and writes nothing. What
 // looks wrong is read again once nobody is about to change it.
 func (p *Plugin) check(ctx context.Context, args *skel.CmdArgs) error {
-	n, _, err := p.admit(args.StdinData)
-	if err != nil {
+	conf := config.ReadNetconf(args.StdinData)
+	n := p.node(conf)
+	if _, err := n.admit(conf); err != nil {
 		return err
 	}
-	if err = n.verify(ctx); err == nil {
+	err := n.verify(ctx)
+	if err == nil {
 		return nil
 	}
 	if _, absent := os.Lstat(n.Dir.Path()); errors.Is(absent, os.ErrNotExist) {
@@ -115,7 +122,8 @@ func (n *node) verify(ctx context.Context) error {
 // gc prunes the attachments that are not in the valid list and makes sure of
 // the rules (CNI spec 1.1, section 2).
 func (p *Plugin) gc(ctx context.Context, args *skel.CmdArgs) error {
-	n := p.tolerate(args.StdinData)
+	n := p.node(config.ReadNetconf(args.StdinData))
+	n.Warn(n.guardErr)
 	keep, listed, err := validAttachments(args.StdinData)
 	if err != nil {
 		return withCode(types.ErrDecodingFailure, err)
@@ -152,7 +160,9 @@ func validAttachments(netconf []byte) (keep []store.Attachment, listed bool, err
 
 // status answers whether every ADD would fail now, and writes nothing.
 func (p *Plugin) status(ctx context.Context, args *skel.CmdArgs) error {
-	n, entry, err := p.admit(args.StdinData)
+	conf := config.ReadNetconf(args.StdinData)
+	n := p.node(conf)
+	entry, err := n.admit(conf)
 	if err == nil {
 		err = n.wouldFail(ctx, entry)
 	}
@@ -163,7 +173,11 @@ func (p *Plugin) status(ctx context.Context, args *skel.CmdArgs) error {
 }
 
 func (n *node) wouldFail(ctx context.Context, entry config.Entry) error {
-	state, own, err := n.ready(entry)
+	state, err := n.Dir.Load()
+	if err != nil {
+		return err
+	}
+	own, err := n.own(entry, state)
 	if err != nil {
 		return err
 	}

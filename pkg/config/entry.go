@@ -33,61 +33,30 @@ type Entry struct {
 // What is no JSON at all is an ErrNotJSON. Otherwise the error is a
 // DocumentError with every mistake, and of the Entry the Network, where there
 // is a usable one, and the CNIVersion are all that is set.
-func ParseEntry(netconf []byte) (Entry, error) {
-	members, err := jsonMembers(netconf)
-	if err != nil {
-		return Entry{}, err
-	}
-	e := Entry{
-		Statement: policy.Statement{Chain: policy.DefaultChain},
-		CIDRLimit: policy.DefaultCIDRLimit,
-		DataDir:   DefaultDataDir,
-	}
-	var f form
-	f.read(members, append(e.ownKeys(), policyKeys(&e.Statement)...))
-	if e.Network == "" && !f.flawed["name"] {
-		f.failWithoutName()
-	}
-	f.validate(e.Statement, e.CIDRLimit)
-	if err := f.err(); err != nil {
-		return Entry{Network: e.Network, CNIVersion: e.CNIVersion}, err
-	}
-	return e, nil
-}
+func ParseEntry(netconf []byte) (Entry, error) { return ReadNetconf(netconf).Entry() }
 
 // ParseLenient finds what can be used of an entry that may be stale or bad: the
 // network's name, "" where it has no usable one, and the dataDir,
 // DefaultDataDir where it has none. It is for the verbs that must work whatever
 // became of the configuration.
 func ParseLenient(netconf []byte) (network, dataDir string) {
-	e := Entry{DataDir: DefaultDataDir}
-	members, err := jsonMembers(netconf)
-	if err != nil {
-		return "", DefaultDataDir
-	}
-	var unheard form
-	for _, k := range e.identityKeys() {
-		for _, m := range members {
-			if m.key == k.name {
-				k.read(&unheard, m.key, m.value)
-			}
-		}
-	}
+	e := ReadNetconf(netconf).Identity()
 	return e.Network, e.DataDir
 }
 
-// identityKeys tells whose state an entry is about, and where that is.
+// identityKeys tells whose state an entry is about, where that is, and in which
+// version of the protocol the runtime speaks.
 func (e *Entry) identityKeys() []key {
 	return []key{
 		{"name", needed(networkName(&e.Network))},
 		{"dataDir", text(DefaultDataDir, pathLike(DefaultDataDir), func(s string) { e.DataDir = s })},
+		{"cniVersion", text("1.0.0", unjudged, func(s string) { e.CNIVersion = s })},
 	}
 }
 
 // ownKeys are the keys of an entry that are not about policy.
 func (e *Entry) ownKeys() []key {
 	return append(e.identityKeys(),
-		key{"cniVersion", text("1.0.0", unjudged, func(s string) { e.CNIVersion = s })},
 		key{"requireAgentConfig", boolean(func(b bool) { e.RequireAgentConfig = b })},
 		key{"cidrLimit", count(&e.CIDRLimit, 1, policy.MaxCIDRLimit)},
 		// The CNI protocol's own. dns, ipam and ipMasq are conventions, which

@@ -39,6 +39,9 @@ func FuzzParseEntry(f *testing.F) {
 		if network != e.Network || dataDir != e.DataDir {
 			t.Errorf("lenient: %q and %q, strict: %q and %q", network, dataDir, e.Network, e.DataDir)
 		}
+		if id := ReadNetconf(doc).Identity(); id.CNIVersion != e.CNIVersion {
+			t.Errorf("lenient: version %q, strict: %q", id.CNIVersion, e.CNIVersion)
+		}
 		checkReencoded(t, e)
 	})
 }

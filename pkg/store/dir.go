@@ -27,6 +27,7 @@ const (
 	backupsDir     = "backups" // of the runtimes' files; conflist writes it
 
 	documentSuffix = ".json"
+	sealSuffix     = ".seal"
 	damagedSuffix  = ".damaged"
 	tempSuffix     = ".tmp"
 )

@@ -66,17 +66,19 @@ func (l *Lock) isStaged(f *folder, name string) bool {
 // moveAside renames a document that is damaged still: it was read before the
 // lock was had, and somebody may have replaced it since.
 func (f *folder) moveAside(name string) error {
-	var now State
-	_, err := now.take(f, name, func(data []byte) error {
-		if name == recordFile {
-			_, err := decodeRecord(data)
-			return err
-		}
-		_, err := decodeContribution(data, name)
+	now, err := f.file(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
 		return err
-	})
-	if err != nil || len(now.Damaged) == 0 {
-		return err
+	}
+	r := Reading{documents: []file{*now}}
+	if name == recordFile {
+		r = Reading{record: now}
+	}
+	if len(r.State().Damaged) == 0 {
+		return nil
 	}
 	const op = "move damaged document aside to"
 	aside := name + damagedSuffix

@@ -170,7 +170,7 @@ func (l *Lock) Drop(src policy.Source) error {
 	if err := sources.newer(removeDocument, name); err != nil {
 		return err
 	}
-	if err := sources.removeAll(name); err != nil {
+	if err := errors.Join(sources.removeAll(sealName(src)), sources.removeAll(name)); err != nil {
 		return err
 	}
 	return sources.sync()

@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	empty = "an empty plugin"
-	rules = ", 5,000 rules"
-	usual = 64 // prefixes
+	empty   = "an empty plugin"
+	rules   = ", 5,000 rules"
+	changed = ", after a commit of others"
+	usual   = 64 // prefixes
 )
 
 // ours is the name of ip-masq in a form.
@@ -68,19 +69,31 @@ func (s *stage) close() error {
 type verifier struct {
 	name, plugin string
 	node         *scene.Node
+	disturbed    bool // by a commit of others before it runs
+}
+
+// disturb has others commit, if they are to.
+func (v verifier) disturb() error {
+	if !v.disturbed {
+		return nil
+	}
+	return v.node.Commit()
 }
 
 // verifiers are all that verify, in every form, and the empty plugin first.
 func (s *stage) verifiers() []verifier {
-	all := []verifier{{empty, "plugin-empty", s.bare[0]}}
+	all := []verifier{{name: empty, plugin: "plugin-empty", node: s.bare[0]}}
+	for _, n := range s.bare[:2] {
+		all = append(all, verifier{ours(n.Form) + changed, "ip-masq", n, true})
+	}
 	for suffix, nodes := range map[string][]*scene.Node{"": s.bare, rules: s.full} {
 		for _, n := range nodes {
-			all = append(all, verifier{ours(n.Form) + suffix, "ip-masq", n})
+			all = append(all, verifier{ours(n.Form) + suffix, "ip-masq", n, false})
 		}
 		for _, n := range nodes[1:] {
 			all = append(all,
-				verifier{"`iptables -S`, " + n.Form.Variant + suffix, "plugin-iptables-s", n},
-				verifier{"go-iptables, " + n.Form.Variant + suffix, "plugin-go-iptables", n})
+				verifier{"`iptables -S`, " + n.Form.Variant + suffix, "plugin-iptables-s", n, false},
+				verifier{"go-iptables, " + n.Form.Variant + suffix, "plugin-go-iptables", n, false})
 		}
 	}
 	return all
@@ -90,6 +103,9 @@ func (s *stage) verifiers() []verifier {
 // to cpu.
 func (v verifier) alone(cpu map[string]measure.Series) measure.Contender {
 	return measure.Contender{Name: v.name, Run: func(round int) (float64, error) {
+		if err := v.disturb(); err != nil {
+			return 0, err
+		}
 		took, err := v.node.Add(v.plugin, v.node.NextPod())
 		if round >= 0 {
 			cpu[v.name] = append(cpu[v.name], milliseconds(took.CPU))
@@ -128,6 +144,11 @@ func (b *bench) add() (err error) {
 		for _, f := range scene.Forms() {
 			names = append(names, ours(f)+suffix)
 		}
+		if suffix == "" {
+			for _, f := range scene.Forms()[:2] {
+				names = append(names, ours(f)+changed)
+			}
+		}
 		for _, variant := range []string{"nft", "legacy"} {
 			names = append(names, "`iptables -S`, "+variant+suffix, "go-iptables, "+variant+suffix)
 		}
@@ -143,7 +164,11 @@ func (b *bench) add() (err error) {
 		for _, v := range s.verifiers() {
 			contenders = append(contenders, v.alone(cpu))
 		}
-		f, err := measure.Interleave(b.limit(100, 12*time.Second), contenders...)
+		most := 10 * time.Second
+		if at.prefixes == usual && !at.policy.IPv6 {
+			most = 40 * time.Second // the budgets are about these
+		}
+		f, err := measure.Interleave(b.limit(200, most), contenders...)
 		if err != nil {
 			return err
 		}
@@ -188,8 +213,8 @@ func (t *addTables) add(setting string, f measure.Figures, cpu map[string]measur
 
 // judgeAdd holds the figures of 64 prefixes against the budgets.
 func (b *bench) judgeAdd(f measure.Figures) {
-	reason := "the empty plugin does nothing but start, parse and print. What ip-masq does more is for the larger part the kernel's (page faults of a larger process, " +
-		"system calls), and for the rest the decoding of the entry and of the documents, by code that runs once in a process that lives for this alone."
+	reason := "the empty plugin does nothing but start, parse and print. What ip-masq does more is for the larger part the kernel's: page faults of a larger process, " +
+		"and the system calls to note the attachment, to read the documents, and to ask whether anybody changed a rule."
 	budgets := []float64{1.3, 1.5, 2.5}
 	for i, form := range scene.Forms() {
 		r := f.Ratio(ours(form), empty)
@@ -210,6 +235,9 @@ func (b *bench) reportAdd(tables addTables, lines map[string]*chart.Line) error 
 		"The *empty plugin* parses both, passes the result on and verifies nothing. *`iptables -S`* and *go-iptables* do the same and list the chain, " +
 		"the one by a program, the other by `Exists` and `List` of github.com/coreos/go-iptables. Prefixes are of lengths from 8 to 32; " +
 		"*5,000 rules* are rules as kube-proxy writes them, in the same table nat.")
+	s.say("An ADD of ip-masq that finds all right says so in a seal beside the document, and the next one looks at the rules only if documents, entry or program are "+
+		"others, or if anybody committed to nf_tables since, which the kernel counts. *%s* is an ADD that looks, for that reason. "+
+		"In iptables-legacy, of which nothing is counted, each one looks.", strings.TrimPrefix(changed, ", "))
 	s.table(tables.tables[0])
 	s.say("Processor time, of the plugin and of what it runs: what is left of the above where others do not keep the processors busy.")
 	s.table(tables.tables[1])

@@ -150,10 +150,10 @@ func (b *bench) references(section *section, title string, nodes []*scene.Node, 
 		return err
 	}
 	names := []string{empty}
-	contenders := []measure.Contender{verifier{empty, "plugin-empty", nodes[0]}.together(pods)}
+	contenders := []measure.Contender{verifier{name: empty, plugin: "plugin-empty", node: nodes[0]}.together(pods)}
 	for _, n := range nodes {
 		names = append(names, ours(n.Form))
-		contenders = append(contenders, verifier{ours(n.Form), "ip-masq", n}.together(pods))
+		contenders = append(contenders, verifier{name: ours(n.Form), plugin: "ip-masq", node: n}.together(pods))
 	}
 	for _, r := range refs {
 		names = append(names, r.name)

@@ -19,6 +19,9 @@ const atOnce = 20
 // together has the verifier run so many times at once in a round.
 func (v verifier) together(pods int) measure.Contender {
 	return measure.Contender{Name: v.name, Run: func(int) (float64, error) {
+		if err := v.disturb(); err != nil {
+			return 0, err
+		}
 		var requests []scene.Request
 		for range pods {
 			requests = append(requests, scene.Request{Plugin: v.plugin, Container: v.node.NextPod()})
@@ -59,7 +62,8 @@ func (b *bench) burst() (err error) {
 			r.String() + " ×", atMost(r, 1.3), reason})
 	}
 	section := b.report.section(fmt.Sprintf("%d ADDs at once", atOnce))
-	section.say("A node that starts, or a drained one's pods that come: all begin together, with %d prefixes, and what is timed ends with the last one.", usual)
+	section.say("A node that starts, or a drained one's pods that come: all begin together, with %d prefixes, and what is timed ends with the last one. "+
+		"*%s*: others commit right before, and the first to come look at the rules.", usual, strings.TrimPrefix(changed, ", "))
 	table := [][]string{{"plugin", "× the empty plugin", "ms, all of them"}}
 	var rows []chart.Row
 	for _, name := range names {

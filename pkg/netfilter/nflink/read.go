@@ -57,6 +57,16 @@ func (c *Conn) Generation() (uint32, error) {
 	return generation, nil
 }
 
+// Namespace returns the cookie of the network namespace whose rules these are: a
+// number that no other has for as long as the kernel runs (since Linux 5.14).
+func (c *Conn) Namespace() (uint64, error) {
+	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("read the cookie of the network namespace: %w", err)
+	}
+	return cookie, nil
+}
+
 // Table is a table of nf_tables.
 type Table struct {
 	Name   string

@@ -123,6 +123,21 @@ func TestLargeSets(t *testing.T) {
 	}
 }
 
+// TestNamespace: the cookie is that of the namespace, whatever the socket.
+func TestNamespace(t *testing.T) {
+	namespace(t)
+	one := must[uint64](t)(dial(t).Namespace())
+	if same := must[uint64](t)(dial(t).Namespace()); same != one || one == 0 {
+		t.Errorf("cookies %d and %d in one namespace", one, same)
+	}
+	t.Run("another", func(t *testing.T) {
+		namespace(t)
+		if other := must[uint64](t)(dial(t).Namespace()); other == one {
+			t.Errorf("cookie %d in two namespaces", one)
+		}
+	})
+}
+
 func TestGeneration(t *testing.T) {
 	namespace(t)
 	c, other := dial(t), dial(t)

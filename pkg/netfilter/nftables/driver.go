@@ -34,6 +34,24 @@ func (d *Driver) Close() error {
 	return conn.Close()
 }
 
+// Moment returns the state that the rules in nf_tables are in, whoever keeps them
+// there: iptables-nft does too.
+func (d *Driver) Moment() (netfilter.Moment, error) {
+	conn, err := d.dial()
+	if err != nil {
+		return netfilter.Moment{}, err
+	}
+	namespace, err := conn.Namespace()
+	if err != nil {
+		return netfilter.Moment{}, err
+	}
+	generation, err := conn.Generation()
+	if err != nil {
+		return netfilter.Moment{}, usable(err)
+	}
+	return netfilter.Moment{Namespace: namespace, Generation: generation}, nil
+}
+
 // Backend implements netfilter.Driver.
 func (d *Driver) Backend() policy.Backend { return policy.NFTables }
 

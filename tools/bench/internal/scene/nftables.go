@@ -32,6 +32,16 @@ func commit(b *nflink.Batch) error {
 	return nil
 }
 
+// Commit has somebody else commit a rule, in a table of their own.
+func (n *Node) Commit() error {
+	const table, chain = "others", "rules"
+	var b nflink.Batch
+	b.AddTable(nflink.IPv4, table)
+	b.AddChain(nflink.IPv4, table, chain, nil)
+	b.AddRule(nflink.IPv4, table, chain, nil, "")
+	return n.Node.Do(func() error { return commit(&b) })
+}
+
 // Generation is the number of commits to nf_tables on the node so far, as the
 // kernel counts them.
 func (n *Node) Generation() (generation uint32, err error) {

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// local is the plugin as its main has it, in this process: a new one for each
+// call of a verb, for each is a process.
+type local struct {
+	node    *node
+	version string
+	blind   bool // to what tells that nothing changed: it always looks
+	// What happens right before it looks at the rules, and right after.
+	before, after func()
+}
+
+// call runs a verb on the node's network, and reports whether it looked at rules.
+func (l local) call(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.CmdArgs) error) (looked bool) {
+	t.Helper()
+	nft := nftables.New()
+	var warnings bytes.Buffer
+	drivers := netfilter.Drivers{iptables.New(iptables.Options{Path: l.node.path}), nft}
+	for i, d := range drivers {
+		drivers[i] = lookout{d, l, &looked}
+	}
+	p := cniplugin.Plugin{
+		Drivers: drivers, Version: l.version, Moment: nft.Moment, PluginFile: "/etc/ip-masq/plugin.toml",
+		LockWait: time.Second, Stdout: io.Discard, Stderr: &warnings,
+	}
+	if l.blind {
+		p.Moment = nil
+	}
+	args := skel.CmdArgs{ContainerID: "container", Netns: "/run/netns/container", IfName: "eth0", StdinData: []byte(conf)}
+	if err := verb(p.Funcs(), &args); err != nil {
+		t.Fatalf("%v\n%s", err, warnings.String())
+	}
+	if err := nft.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return looked
+}
+
+// add runs ADD on the node, and then has CHECK say what it is worth.
+func (l local) add(t *testing.T, conf string) (looked bool) {
+	t.Helper()
+	return l.checked(t, conf, func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Add(args) })
+}
+
+func (l local) checked(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.CmdArgs) error) (looked bool) {
+	t.Helper()
+	if err := l.node.Node.Do(func() error {
+		looked = l.call(t, conf, verb)
+		l.call(t, conf, func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Check(args) })
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return looked
+}
+
+// lookout is a driver that tells when it is made use of.
+type lookout struct {
+	netfilter.Driver
+	local
+	used *bool
+}
+
+func (l lookout) Open(c netfilter.Choice) (netfilter.Backend, error) {
+	*l.used = true
+	b, err := l.Driver.Open(c)
+	return watched{b, l.local}, err
+}
+
+// watched is a backend beside which something happens.
+type watched struct {
+	netfilter.Backend
+	local
+}
+
+func (w watched) Observe(ctx context.Context, chains []netfilter.ChainRef) (policy.Ruleset, error) {
+	if w.before != nil {
+		w.before()
+	}
+	if w.after != nil {
+		defer w.after()
+	}
+	return w.Backend.Observe(ctx, chains)
+}
+
+// sealed is a node of one network whose ADDs may trust those before them.
+type sealed struct {
+	local
+	random *rand.Rand
+	cidrs  []string
+	extra  object // keys of the entry that mean nothing to us
+	count  int
+}
+
+// event is something that happens between two ADDs.
+type event struct {
+	name string
+	// happen does it.
+	happen func(t *testing.T, s *sealed)
+	kind
+}
+
+// kind tells which verbs have to look at the rules after an event.
+type kind int
+
+const (
+	harmless kind = iota // none
+	entries              // ADD, which alone goes by the entry
+	unread               // ADD; DEL puts back what was there, or leaves the rules alone
+	changes              // each
+)
+
+func events() []event {
+	return []event{
+		{"nothing", func(*testing.T, *sealed) {}, harmless},
+		{"another pod", func(_ *testing.T, s *sealed) {
+			s.extra = object{"runtimeConfig": object{"n": s.count}, "args": object{"cni": object{"n": s.count}}}
+		}, harmless},
+		{"another network adds as it did", func(t *testing.T, s *sealed) { s.add(t, s.other(t)) }, harmless},
+		{"a rule of others", func(t *testing.T, s *sealed) {
+			s.node.feed(t, fmt.Sprintf("add table ip stranger%d\n", s.count), "nft", "-f", "-")
+		}, changes},
+		{"the jump is deleted", func(t *testing.T, s *sealed) {
+			s.node.alter(t, "-F POSTROUTING", "flush chain ip ip-masq postrouting\n")
+		}, changes},
+		{"a stranger's rule in the chain", func(t *testing.T, s *sealed) {
+			s.node.alter(t, "-I IP-MASQ-AGENT -p tcp --dport 25 -j ACCEPT", "insert rule ip ip-masq masq-IP-MASQ-AGENT tcp dport 25 accept\n")
+		}, changes},
+		{"our rules are gone", func(t *testing.T, s *sealed) {
+			s.node.alter(t, "-F POSTROUTING\n-F IP-MASQ-AGENT\n-X IP-MASQ-AGENT", "delete table ip ip-masq\n")
+		}, changes},
+		{"the entry changes", func(_ *testing.T, s *sealed) {
+			s.cidrs = []string{fmt.Sprintf("10.%d.0.0/16", s.count%256), fmt.Sprintf("172.16.%d.0/24", s.random.IntN(256))}
+		}, entries},
+		{"the agents' files change", func(t *testing.T, s *sealed) {
+			s.node.store(t, agentFiles(func(p *policy.Statement) {
+				p.NonMasqueradeCIDRs = prefixes(fmt.Sprintf("192.0.%d.0/24", s.count%256))
+			}))
+		}, changes},
+		{"the document is removed", func(t *testing.T, s *sealed) { must(t, os.Remove(s.node.document(t, "podnet"))) }, unread},
+		{"the record is removed", func(t *testing.T, s *sealed) { must(t, os.Remove(filepath.Join(s.node.dataDir, "record.json"))) }, unread},
+		{"the document is anybody's", func(t *testing.T, s *sealed) { must(t, os.Chmod(s.node.document(t, "podnet"), 0o666)) }, unread},
+		{"the seal is anybody's", func(t *testing.T, s *sealed) { must(t, os.Chmod(s.seal(t, "podnet"), 0o666)) }, changes},
+		{"the seal is torn", func(t *testing.T, s *sealed) {
+			path := s.seal(t, "podnet")
+			text := contents(t, path)
+			must(t, os.WriteFile(path, text[:s.random.IntN(len(text))], 0o600))
+		}, changes},
+		{"the seal of another network", func(t *testing.T, s *sealed) {
+			must(t, os.WriteFile(s.seal(t, "podnet"), contents(t, s.seal(t, "othernet")), 0o600))
+		}, entries},
+		{"another version of the program", func(_ *testing.T, s *sealed) { s.version = fmt.Sprint("v", s.count) }, changes},
+	}
+}
+
+func (s *sealed) conf(t *testing.T) string {
+	t.Helper()
+	keys := object{"nonMasqueradeCIDRs": s.cidrs}
+	for key, value := range s.extra {
+		keys[key] = value
+	}
+	return s.node.conf(t, "podnet", keys)
+}
+
+// other is the entry of a second network, with a chain of its own.
+func (s *sealed) other(t *testing.T) string {
+	t.Helper()
+	return s.node.conf(t, "othernet", object{"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{"10.7.0.0/16"}})
+}
+
+// seal is the path of a network's seal, which need not be there.
+func (s *sealed) seal(t *testing.T, network string) string {
+	t.Helper()
+	return strings.TrimSuffix(s.node.document(t, network), ".json") + ".seal"
+}
+
+// TestSeal: an ADD that trusts what one before it found answers as one that
+// looks, and so does a DEL. Things happen at random; after each, they look at the
+// rules unless what happened was harmless, and CHECK, which always looks, finds
+// nothing. In iptables-legacy, of which the kernel counts no changes, each looks.
+func TestSeal(t *testing.T) {
+	const times = 120
+	onEveryForm(t, func(t *testing.T, n *node) {
+		t.Logf("-seed %d", *seed)
+		s := &sealed{local: local{node: n}, random: rand.New(rand.NewPCG(*seed, 0)), cidrs: []string{"10.0.0.0/8"},
+			extra: object{"runtimeConfig": object{}, "args": object{}}}
+		legacy := n.form.variant == "legacy"
+		expect := func(what string, looked, want bool) {
+			t.Helper()
+			if want = want || legacy; looked != want {
+				t.Errorf("%d, %s: looked at the rules: %t, want %t", s.count, what, looked, want)
+			}
+		}
+		// The first makes what is missing, the second finds it right, the third knows.
+		settle := func() {
+			t.Helper()
+			for range 2 {
+				s.add(t, s.other(t))
+				s.add(t, s.conf(t))
+			}
+			// A file that just changed is listed again, as it may not be the last.
+			expect("settled", s.add(t, s.conf(t)), false)
+		}
+		s.add(t, s.conf(t))
+		settle()
+		for s.count = range times {
+			e := events()[s.random.IntN(len(events()))]
+			if legacy && strings.HasPrefix(e.name, "the seal") {
+				continue // there is none
+			}
+			e.happen(t, s)
+			if e.kind != unread && s.random.IntN(2) == 0 {
+				looked := s.checked(t, s.conf(t), func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Del(args) })
+				expect(e.name+", DEL", looked, e.kind == changes)
+			}
+			expect(e.name+", ADD", s.add(t, s.conf(t)), e.kind != harmless)
+			settle()
+		}
+	})
+}
+
+// TestSealDuringCommit: what somebody commits while an ADD looks, or just after
+// it looked, is nothing that the ADD vouches for.
+func TestSealDuringCommit(t *testing.T) {
+	for _, f := range forms()[:2] {
+		for _, when := range []string{"before", "after"} {
+			t.Run(f.name+", "+when, func(t *testing.T) {
+				n := newNode(t, f)
+				l, conf := local{node: n}, n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+				for range 2 {
+					l.add(t, conf)
+				}
+				if l.add(t, conf) {
+					t.Fatal("no ADD trusts the one before it, so this says nothing")
+				}
+				n.feed(t, "add table ip stranger\n", "nft", "-f", "-")
+				spoil := sync.OnceFunc(func() { n.alter(t, "-F POSTROUTING", "flush chain ip ip-masq postrouting\n") })
+				meddled := l
+				if when == "before" {
+					meddled.before = spoil
+				} else {
+					meddled.after = spoil
+				}
+				must(t, n.Node.Do(func() error {
+					meddled.call(t, conf, func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Add(args) })
+					return nil
+				}))
+				spoil()
+				if looked := l.add(t, conf); !looked && when == "after" {
+					t.Error("the next ADD did not look")
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Netconf is an entry as a runtime hands it to a plugin on its standard input,
+// taken apart and not judged.
+type Netconf struct {
+	members []member
+	err     error // why it is no object
+}
+
+// ReadNetconf takes an entry apart. What is wrong with it Entry says.
+func ReadNetconf(text []byte) Netconf {
+	members, err := jsonMembers(text)
+	return Netconf{members, err}
+}
+
+// Entry judges it, as ParseEntry does.
+func (c Netconf) Entry() (Entry, error) {
+	if c.err != nil {
+		return Entry{}, c.err
+	}
+	e := Entry{
+		Statement: policy.Statement{Chain: policy.DefaultChain},
+		CIDRLimit: policy.DefaultCIDRLimit,
+		DataDir:   DefaultDataDir,
+	}
+	var f form
+	f.read(c.members, append(e.ownKeys(), policyKeys(&e.Statement)...))
+	if e.Network == "" && !f.flawed["name"] {
+		f.failWithoutName()
+	}
+	f.validate(e.Statement, e.CIDRLimit)
+	if err := f.err(); err != nil {
+		return Entry{Network: e.Network, CNIVersion: e.CNIVersion}, err
+	}
+	return e, nil
+}
+
+// Identity finds what can be used of an entry that may be stale or bad: its
+// Network, DataDir and CNIVersion. The rest is not set.
+func (c Netconf) Identity() Entry {
+	e := Entry{DataDir: DefaultDataDir}
+	var unheard form
+	for _, k := range e.identityKeys() {
+		for _, m := range c.members {
+			if m.key == k.name {
+				k.read(&unheard, m.key, m.value)
+			}
+		}
+	}
+	return e
+}
+
+// Telling returns all by which Entry tells one netconf from another: the keys,
+// and the values as they are written, but for those that are not ours to read,
+// such as what differs from pod to pod.
+func (c Netconf) Telling() []string {
+	telling := make([]string, 0, 2*len(c.members))
+	theirs := new(Entry).ownKeys()
+	theirs = slices.DeleteFunc(theirs, func(k key) bool { return k.read != nil })
+	for _, m := range c.members {
+		value := string(m.value)
+		if slices.ContainsFunc(theirs, func(k key) bool { return k.name == m.key }) {
+			value = "" // which no value is
+		}
+		telling = append(telling, m.key, value)
+	}
+	return telling
+}

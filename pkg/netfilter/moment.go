@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import "fmt"
+
+// Moment is a state of all that nf_tables keeps in one network namespace. At two
+// equal moments of a boot the rules are the same, whoever wrote them: nobody
+// committed anything in between. (After four thousand million commits the kernel
+// begins anew; a node that makes a hundred a second takes sixteen months.)
+type Moment struct {
+	Namespace  uint64 // the cookie of the namespace, by which no other goes in this boot
+	Generation uint32 // of nf_tables, which each commit raises
+}
+
+// String writes namespace.generation.
+func (m Moment) String() string { return fmt.Sprintf("%d.%d", m.Namespace, m.Generation) }
+
+// Counted reports whether a Moment tells of changes to chains of this choice.
+// Of the tables of iptables-legacy the kernel counts nothing.
+func (c Choice) Counted() bool { return c.Variant != VariantLegacy }

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Seal vouches for a finding: with these inputs, and the kernel's rules as they
+// were at this moment, all rules were right, and they were what this entry wants.
+// Whoever meets the same again need not look. The zero Seal vouches for nothing.
+type Seal struct {
+	Inputs string // a Reading.Digest
+	Entry  string // a Fingerprint
+	Moment string // of the kernel; without white space
+}
+
+// sealSize is more than any seal has, in bytes.
+const sealSize = 256
+
+func sealName(src policy.Source) string {
+	return strings.TrimSuffix(nameOf(src), documentSuffix) + sealSuffix
+}
+
+// Digest returns a hash of all that was read, and of what else a finding
+// depended on: "" where something was read that cannot be believed, for which
+// nobody should vouch.
+func (r *Reading) Digest(others ...string) string {
+	files := r.documents
+	if r.record != nil {
+		files = append(files[:len(files):len(files)], *r.record)
+	}
+	parts := make([]string, 0, 2*len(files)+1+len(others))
+	for _, f := range files {
+		if f.err != nil {
+			return ""
+		}
+		parts = append(parts, f.name, string(f.data))
+	}
+	parts = append(parts, "") // no file has that name
+	return hashName("seal", append(parts, others...)...)
+}
+
+// Fingerprint returns a hash of texts. No two lists of texts have the same.
+func Fingerprint(texts ...string) string { return hashName("entry", texts...) }
+
+// Seal returns the seal of the source that Read was asked for. One that cannot
+// be read, or believed, is the zero Seal.
+func (r *Reading) Seal() Seal { return r.seal }
+
+func (f *folder) seal(src policy.Source) Seal {
+	fd, _, err := f.open("read seal", sealName(src), unix.O_RDONLY)
+	if err != nil {
+		return Seal{}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	data, err := readAll(fd, sealSize)
+	line, whole := strings.CutSuffix(string(data), "\n")
+	fields := strings.Fields(line)
+	if err != nil || !whole || len(fields) != 3 {
+		return Seal{}
+	}
+	return Seal{fields[0], fields[1], fields[2]}
+}
+
+// PutSeal writes the seal of a source, beside its document. It takes no lock and
+// syncs nothing, and writes in place: of a seal that is torn, or lost with the
+// power, nothing follows but another look.
+func (d *Dir) PutSeal(src policy.Source, s Seal) error {
+	const op = "write seal"
+	sources, err := d.descend(false, sourcesDir)
+	if err != nil {
+		return err
+	}
+	defer sources.close()
+	name := sealName(src)
+	fd, _, err := sources.open(op, name, unix.O_WRONLY)
+	if err != nil { // there is none, or one that nobody believes
+		if err = sources.removeAll(name); err == nil {
+			fd, err = sources.create(op, name)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	// Not O_TRUNC: one who reads meanwhile should see a seal, this one or the last.
+	text := fmt.Appendf(nil, "%s %s %s\n", s.Inputs, s.Entry, s.Moment)
+	if _, err = unix.Pwrite(fd, text, 0); err == nil {
+		err = unix.Ftruncate(fd, int64(len(text)))
+	}
+	if err = errors.Join(err, unix.Close(fd)); err != nil {
+		return failure(op, sources.in(name), err)
+	}
+	return nil
+}

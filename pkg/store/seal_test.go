@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+func read(t *testing.T, d *store.Dir, src policy.Source) *store.Reading {
+	t.Helper()
+	r, err := d.Read(src)
+	ok(t, err)
+	return r
+}
+
+// sealFile is the only seal there is.
+func sealFile(t *testing.T, d *store.Dir) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(d.Path(), "sources", "*.seal"))
+	ok(t, err)
+	if len(files) != 1 {
+		t.Fatalf("seals: %v", files)
+	}
+	return files[0]
+}
+
+func TestSeal(t *testing.T) {
+	d := open(t)
+	short, long := store.Seal{Inputs: "i", Entry: "e", Moment: "1.2"}, store.Seal{Inputs: "other", Entry: "another", Moment: "12.3456"}
+	if err := d.PutSeal(network("net"), short); err == nil {
+		t.Error("a seal where there is no document")
+	}
+	same(t, read(t, d, network("net")).Seal(), store.Seal{})
+	l := lock(t, d)
+	store1(t, l, contribution("net", "10.0.0.0/8"))
+	store1(t, l, contribution("other"))
+	same(t, read(t, d, network("net")).Seal(), store.Seal{})
+	for _, s := range []store.Seal{short, long, short} {
+		ok(t, d.PutSeal(network("net"), s))
+		same(t, read(t, d, network("net")).Seal(), s)
+		same(t, read(t, d, network("other")).Seal(), store.Seal{})
+		same(t, read(t, d, policy.Source{}).Seal(), store.Seal{})
+	}
+	loads(t, d, contribution("net", "10.0.0.0/8"), contribution("other"))
+	path := sealFile(t, d)
+	ok(t, l.Tidy(load(t, d)))
+	same(t, read(t, d, network("net")).Seal(), short)
+
+	text, err := os.ReadFile(path)
+	ok(t, err)
+	for cut := range text {
+		ok(t, os.WriteFile(path, text[:cut], 0o600))
+		same(t, read(t, d, network("net")).Seal(), store.Seal{})
+	}
+	ok(t, os.WriteFile(path, []byte(strings.Repeat("x", 1<<20)), 0o600))
+	same(t, read(t, d, network("net")).Seal(), store.Seal{})
+
+	// One that nobody believes is made anew.
+	for _, spoil := range []func() error{
+		func() error { return os.Chmod(path, 0o666) },
+		func() error { return os.Remove(path) },
+		func() error { return errors.Join(os.Remove(path), os.Symlink("/dev/null", path)) },
+		func() error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) },
+	} {
+		ok(t, spoil())
+		same(t, read(t, d, network("net")).Seal(), store.Seal{})
+		ok(t, d.PutSeal(network("net"), long))
+		same(t, read(t, d, network("net")).Seal(), long)
+	}
+	ok(t, l.Drop(network("net")))
+	absent(t, path)
+}
+
+// TestDigest: it is another one whenever something that was read is, or
+// something that is told, and it is none where nobody should vouch.
+func TestDigest(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	seen := map[string]string{}
+	is := func(what string, others ...string) {
+		t.Helper()
+		digest := read(t, d, policy.Source{}).Digest(others...)
+		if digest == "" || digest != read(t, d, network("net")).Digest(others...) {
+			t.Errorf("%s: no digest, or one that depends on the seal: %q", what, digest)
+		}
+		if before, met := seen[digest]; met {
+			t.Errorf("%s has the digest of %s", what, before)
+		}
+		seen[digest] = what
+	}
+	is("nothing")
+	is("others", "a", "bc")
+	is("others, divided otherwise", "ab", "c")
+	store1(t, l, contribution("net"))
+	is("a document")
+	store1(t, l, contribution("net", "10.0.0.0/8"))
+	is("another one")
+	store1(t, l, contribution("other"))
+	is("two")
+	ok(t, l.PutRecord(store.Record{Boot: boot}))
+	is("a record")
+	ok(t, l.Drop(network("net")))
+	is("the second alone")
+	ok(t, d.PutSeal(network("other"), store.Seal{Inputs: "i", Entry: "e", Moment: "m"}))
+	if _, met := seen[read(t, d, network("other")).Digest()]; !met {
+		t.Error("a seal makes another digest")
+	}
+	ok(t, os.Chmod(d.DocumentPath(network("other")), 0o666))
+	same(t, read(t, d, policy.Source{}).Digest(), "")
+	ok(t, os.Chmod(d.DocumentPath(network("other")), 0o600))
+	ok(t, os.Chmod(d.RecordPath(), 0o666))
+	same(t, read(t, d, policy.Source{}).Digest(), "")
+}
