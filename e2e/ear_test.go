@@ -3,91 +3,47 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/e2e/bystander"
 )
 
 // ear hears every commit to nf_tables on a node.
-type ear struct {
-	listener *nflink.Listener
-	done     chan struct{}
-	mu       sync.Mutex
-	heard    []heard
-	failure  error
-}
-
-// heard is a commit, and when this process was told of it.
-type heard struct {
-	nflink.Commit
-	at time.Time
-}
+type ear struct{ *bystander.Ear }
 
 // listen hears commits from now until the end of the test.
 func (n *node) listen(t *testing.T) *ear {
 	t.Helper()
-	e := &ear{done: make(chan struct{})}
+	e := &ear{}
 	if err := n.Node.Do(func() (err error) {
-		e.listener, err = nflink.Listen()
+		e.Ear, err = bystander.Listen()
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
-	go e.run()
 	t.Cleanup(func() {
-		err := e.listener.Close()
-		<-e.done
-		if !errors.Is(e.failure, os.ErrClosed) || err != nil {
-			t.Errorf("listening ended with %v, %v", e.failure, err)
+		if err := e.Close(); err != nil {
+			t.Errorf("listening ended with %v", err)
 		}
 	})
 	return e
 }
-
-func (e *ear) run() {
-	defer close(e.done)
-	for {
-		commits, err := e.listener.Next()
-		now := time.Now()
-		e.mu.Lock()
-		for _, c := range commits {
-			e.heard = append(e.heard, heard{c, now})
-		}
-		e.failure = err
-		e.mu.Unlock()
-		if err != nil {
-			return
-		}
-	}
-}
-
-// since is what was heard after the first count of commits.
-func (e *ear) since(count int) []heard {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Clone(e.heard[count:])
-}
-
-func (e *ear) count() int { return len(e.since(0)) }
 
 // quiet waits until nothing was heard for a while, of which there may have been
 // some since a call before, and returns how many commits there were by then.
 func (e *ear) quiet(t *testing.T, while time.Duration) int {
 	t.Helper()
 	const most = 10 * time.Second
-	count, last := e.count(), time.Now()
+	count, last := e.Count(), time.Now()
 	for start := time.Now(); time.Since(last) < while; time.Sleep(time.Millisecond) {
-		if now := e.count(); now != count {
+		if now := e.Count(); now != count {
 			count, last = now, time.Now()
 		}
 		if time.Since(start) > most {
-			t.Fatalf("commits go on and on: %v", e.since(max(0, count-20)))
+			t.Fatalf("commits go on and on: %v", e.Since(max(0, count-20)))
 		}
 	}
 	return count

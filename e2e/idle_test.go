@@ -101,7 +101,7 @@ func TestIdle(t *testing.T) {
 			eye := w.look(t)
 			time.Sleep(time.Second) // for passes that its start asked for, and a first scrape's inquiries
 			w.scrape(t)
-			commits, generation, rules, state, log := w.count(), w.generation(t), w.ruleset(t), w.stamps(t), w.log()
+			commits, generation, rules, state, log := w.Count(), w.generation(t), w.ruleset(t), w.stamps(t), w.log()
 			passes := w.metric(t, "reconciles_total", `result="unchanged"`)
 			const seconds = 15
 			most := 0.0
@@ -117,7 +117,7 @@ func TestIdle(t *testing.T) {
 			if total := w.metric(t, "reconciles_total") - w.metric(t, "reconciles_total", `result="unchanged"`); total > 1 {
 				t.Errorf("%v passes that changed something or failed", total)
 			}
-			if heard := w.ear.since(commits); len(heard) > 0 || w.generation(t) != generation {
+			if heard := w.Since(commits); len(heard) > 0 || w.generation(t) != generation {
 				t.Errorf("commits: %v; generation %d, was %d", heard, w.generation(t), generation)
 			}
 			if d := cmp.Diff(rules, w.ruleset(t)); d != "" {
@@ -223,7 +223,7 @@ func TestForeignCommits(t *testing.T) {
 			const commits, times = 10000, 5
 			before := w.memory(t)
 			log, repaired := w.log(), w.metric(t, "reconciles_total", `result="repaired"`)
-			passes, start := w.metric(t, "reconciles_total"), w.count()
+			passes, start := w.metric(t, "reconciles_total"), w.Count()
 
 			var made atomic.Int64
 			var took time.Duration
@@ -234,7 +234,7 @@ func TestForeignCommits(t *testing.T) {
 			for i := range times {
 				// Four times among the others' commits, and once right after the last.
 				w.until(t, "commits", func() bool { return made.Load() >= int64((i+1)*commits/times) })
-				count := w.count()
+				count := w.Count()
 				w.spoil(t, tamperings()[0], i%len(families()))
 				repairs = append(repairs, w.amid(t, count, i))
 			}
@@ -243,7 +243,7 @@ func TestForeignCommits(t *testing.T) {
 				t.Fatal(failure)
 			}
 			w.quiet(t, 200*time.Millisecond)
-			if heard := len(w.ear.since(start)); heard < commits+2*times {
+			if heard := len(w.Since(start)); heard < commits+2*times {
 				t.Errorf("%d commits were heard, want %d at least", heard, commits+2*times)
 			}
 			if rules := w.ours(t); rules != w.right {

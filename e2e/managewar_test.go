@@ -101,7 +101,7 @@ func managed(t *testing.T, file string) *tampered {
 func TestManageFiftyRewrites(t *testing.T) {
 	w := managed(t, mainFile)
 	eye := w.look(t)
-	log, commits := w.log(), w.count()
+	log, commits := w.log(), w.Count()
 	const rewrites = 50
 	var took figures
 	path := filepath.Join(w.cni.ConfDir, mainFile)
@@ -136,7 +136,7 @@ func TestManageFiftyRewrites(t *testing.T) {
 		t.Errorf("%d renames to the file for %d rewrites", renamed, rewrites)
 	}
 	t.Logf("%d events in the directory for %d rewrites", events, rewrites)
-	if late := w.ear.since(commits); len(late) > 0 {
+	if late := w.Since(commits); len(late) > 0 {
 		t.Errorf("rules were written: %v", late)
 	}
 	if lines := strings.Count(w.daemon.since(log), "\n"); lines > 3 {

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -30,7 +29,7 @@ type melee struct {
 	random  *rand.Rand
 	daemon  *daemon
 	config  *configMap
-	commits *witness
+	commits *ear
 	pods    int
 	done    map[string]int
 
@@ -63,7 +62,7 @@ func newMelee(t *testing.T, n *node, seed uint64) *melee {
 		}
 	})
 	m.daemon = n.startReconciler(t, m.args()...).untilReady(t)
-	m.commits = n.watchCommits(t)
+	m.commits = n.listen(t)
 	return m
 }
 
@@ -214,57 +213,9 @@ func (m *melee) policy() randomised {
 	return p
 }
 
-// witness has seen every commit to nf_tables on a node, whoever made it.
-type witness struct {
-	mu   sync.Mutex
-	seen []nflink.Commit
-	lost bool
-}
-
-// watchCommits listens until the test ends.
-func (n *node) watchCommits(t *testing.T) *witness {
-	t.Helper()
-	var l *nflink.Listener
-	must(t, n.Node.Do(func() (err error) {
-		l, err = nflink.Listen()
-		return err
-	}))
-	w := &witness{}
-	var listening sync.WaitGroup
-	listening.Go(func() {
-		for {
-			commits, err := l.Next()
-			w.mu.Lock()
-			w.seen = append(w.seen, commits...)
-			w.lost = w.lost || errors.Is(err, nflink.ErrLost)
-			w.mu.Unlock()
-			if err != nil && !errors.Is(err, nflink.ErrLost) {
-				return
-			}
-		}
-	})
-	t.Cleanup(func() {
-		must(t, l.Close())
-		listening.Wait()
-		if w.lost {
-			t.Error("commits were lost")
-		}
-	})
-	return w
-}
-
-// count is how many commits there were so far.
-func (w *witness) count() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.seen)
-}
-
 // after tells the programs that made the commits after a generation.
-func (w *witness) after(generation uint32) (programs []string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, c := range w.seen {
+func (e *ear) after(generation uint32) (programs []string) {
+	for _, c := range e.Since(0) {
 		if c.Generation > generation {
 			programs = append(programs, c.Program)
 		}
@@ -273,11 +224,9 @@ func (w *witness) after(generation uint32) (programs []string) {
 }
 
 // by counts those since then by program.
-func (w *witness) by(since int) string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (e *ear) by(since int) string {
 	count := map[string]int{}
-	for _, c := range w.seen[since:] {
+	for _, c := range e.Since(since) {
 		count[c.Program]++
 	}
 	var b strings.Builder

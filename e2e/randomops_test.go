@@ -39,7 +39,7 @@ func atOnceWith(t *testing.T, f form, seed uint64) {
 	m := newMelee(t, newNode(t, f), seed)
 	lone := topology.Must(m.AddPod("lone", transit4, transit6))(t)
 	load := topology.Must(lone.StartLoad(slices.Concat(many(netip.MustParseAddr("10.9.0.0"), 60), many(netip.MustParseAddr("fd00:9::"), 60))))(t)
-	from := m.commits.count()
+	from := m.commits.Count()
 	for range operations {
 		m.operation(t)
 		time.Sleep(time.Duration(m.random.IntN(10)) * time.Millisecond)
@@ -81,7 +81,7 @@ func TestConflistAndAddAtOnce(t *testing.T) {
 				conf := m.conf(t, name, m.stated[name])
 				began := m.generation(t)
 				m.ask(t, request{verb: "ADD", conf: conf, id: fmt.Sprint("added", i)}).want(t, 0)
-				// The kernel's own number: the witness may hear of a commit later.
+				// The kernel's own number: the ear may hear of a commit later.
 				done := m.generation(t)
 				added += int(done - began)
 				m.daemon.soonReady(t)
@@ -220,9 +220,9 @@ func (m *melee) settle(t *testing.T) {
 		m.daemon.soonUnready(t)
 	}
 	const quiet = 3 * time.Second
-	before := m.commits.count()
+	before := m.commits.Count()
 	time.Sleep(quiet)
-	if more := m.commits.count() - before; more > 0 {
+	if more := m.commits.Count() - before; more > 0 {
 		t.Errorf("%d commits in %s after all was right: %s", more, quiet, m.commits.by(before))
 	}
 }
@@ -231,7 +231,7 @@ func (m *melee) settle(t *testing.T) {
 // neither may find anything to do.
 func (m *melee) neitherUndoes(t *testing.T) {
 	t.Helper()
-	before := m.commits.count()
+	before := m.commits.Count()
 	for _, name := range m.networks() {
 		conf := m.conf(t, name, m.stated[name])
 		for _, verb := range []string{"ADD", "CHECK", "DEL", "ADD", "STATUS"} {
@@ -244,7 +244,7 @@ func (m *melee) neitherUndoes(t *testing.T) {
 	if _, stderr, code := m.reconciler(t, m.args("once")...); code != m.checked() {
 		t.Errorf("once: exit code %d\n%s", code, stderr)
 	}
-	if more := m.commits.count() - before; more > 0 {
+	if more := m.commits.Count() - before; more > 0 {
 		t.Errorf("they undo one another: %d commits: %s", more, m.commits.by(before))
 	}
 }
@@ -253,7 +253,7 @@ func (m *melee) neitherUndoes(t *testing.T) {
 // made in a few commits, by whoever comes first, and not again.
 func (m *melee) judgeCommits(t *testing.T, from, operations int) {
 	t.Helper()
-	if made := m.commits.count() - from; made > operations*3/2 {
+	if made := m.commits.Count() - from; made > operations*3/2 {
 		t.Errorf("%d commits for %d operations: %s", made, operations, m.commits.by(from))
 	}
 }

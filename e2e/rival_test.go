@@ -49,7 +49,7 @@ func TestRival(t *testing.T) {
 			t.Parallel()
 			w := newTampered(t, f)
 			repairs := w.metric(t, "reconciles_total", `result="repaired"`)
-			commits := w.count()
+			commits := w.Count()
 			began := time.Now()
 			stop := w.loop(t, strings.Replace(rival.command, "iptables", w.dir+"/bin/iptables", 1))
 			says := w.untilUnready(t, "rival: ", "most likely "+rival.program, rival.what)
@@ -74,7 +74,7 @@ func TestRival(t *testing.T) {
 			said := w.daemon.since(log)
 			made := strings.Count(said, "repaired rules")
 			t.Logf("then %d repairs in %s, while the rival made %d commits\n%s",
-				made, time.Since(suspected).Round(time.Millisecond), len(w.ear.since(commits)), said)
+				made, time.Since(suspected).Round(time.Millisecond), len(w.Since(commits)), said)
 			if made < 1 || made > 2 {
 				t.Errorf("%d repairs in 2.5 s of a rival, want 1 or 2", made)
 			}

@@ -20,7 +20,7 @@ func TestTwoReconcilers(t *testing.T) {
 	for how, end := range ends {
 		t.Run("the first ends "+how, func(t *testing.T) {
 			w := newTampered(t, forms()[0])
-			commits, state := w.count(), w.documents(t)
+			commits, state := w.Count(), w.documents(t)
 			second := w.startReconciler(t, "--resync-interval", "10m")
 			says := second.untilUnready(t, "standby: ", "another ip-masq-reconciler runs on this node")
 			t.Logf("/readyz of the second: %s", says)
@@ -39,7 +39,7 @@ func TestTwoReconcilers(t *testing.T) {
 			if code, body := w.ready(); code != 200 {
 				t.Errorf("the first is not ready: %d %s", code, body)
 			}
-			if late := w.ear.since(commits); len(late) > 0 || w.documents(t) != state {
+			if late := w.Since(commits); len(late) > 0 || w.documents(t) != state {
 				t.Errorf("the second wrote: %v\n%s\nwere\n%s", late, w.documents(t), state)
 			}
 
@@ -53,12 +53,12 @@ func TestTwoReconcilers(t *testing.T) {
 			}
 
 			// While nobody is at work, the rules that stand stay.
-			commits = w.count()
+			commits = w.Count()
 			end(w.daemon, t)
 			start := time.Now()
 			second.within(t, takeover, "taking over", func() bool { code, _ := second.ready(); return code == 200 })
 			t.Logf("the second took over after %s", time.Since(start).Round(time.Millisecond))
-			if late := w.ear.since(commits); len(late) > 0 {
+			if late := w.Since(commits); len(late) > 0 {
 				t.Errorf("taking over wrote rules that were right: %v", late)
 			}
 			w.daemon = second

@@ -10,29 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/bystander"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
 )
 
 // manyRules is how many rules others restore at once.
 const manyRules = 5000
-
-// kubeProxy are rules such as kube-proxy writes, four for each service, as
-// commands of iptables-restore, with the chains declared.
-func kubeProxy() string {
-	var chains, rules strings.Builder
-	chains.WriteString(":KUBE-SERVICES - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n")
-	for i := range manyRules / 4 {
-		service, endpoint := fmt.Sprintf("KUBE-SVC-%016d", i), fmt.Sprintf("KUBE-SEP-%016d", i)
-		pod := fmt.Sprintf("10.1.%d.%d", i/250, i%250+1)
-		fmt.Fprintf(&chains, ":%s - [0:0]\n:%s - [0:0]\n", service, endpoint)
-		fmt.Fprintf(&rules, "-A KUBE-SERVICES -d 10.96.%d.%d/32 -p tcp -m comment --comment \"default/service-%d cluster IP\" -m tcp --dport 80 -j %s\n",
-			i/250, i%250+1, i, service)
-		fmt.Fprintf(&rules, "-A %s -m comment --comment \"default/service-%d -> %s:8080\" -j %s\n", service, i, pod, endpoint)
-		fmt.Fprintf(&rules, "-A %s -s %s/32 -j KUBE-MARK-MASQ\n", endpoint, pod)
-		fmt.Fprintf(&rules, "-A %s -p tcp -m tcp -j DNAT --to-destination %s:8080\n", endpoint, pod)
-	}
-	return chains.String() + rules.String()
-}
 
 // otherTable is a script of nft that makes a table with so many rules anew.
 func otherTable() string {
@@ -58,7 +41,7 @@ type storm struct {
 }
 
 func storms() []storm {
-	restored := "*nat\n" + kubeProxy()
+	restored := strings.TrimSuffix(bystander.KubeProxy(manyRules), "COMMIT\n")
 	keep, anew := []string{"iptables-nft-restore", "--noflush"}, []string{"iptables-nft-restore"}
 	nft := []string{"nft", "-f", "-"}
 	// Our rules go before the others come and after: nobody knows what is read first.
@@ -119,7 +102,7 @@ func TestAmidStorms(t *testing.T) {
 			w := newTampered(t, f)
 			program, script := []string{"nft", "-f", "-"}, otherTable()
 			if f.variant == "" {
-				program, script = []string{"iptables-nft-restore", "--noflush"}, "*nat\n"+kubeProxy()+"COMMIT\n"
+				program, script = []string{"iptables-nft-restore", "--noflush"}, bystander.KubeProxy(manyRules)
 			}
 			stop := make(chan struct{})
 			var others sync.WaitGroup
@@ -144,7 +127,7 @@ func TestAmidStorms(t *testing.T) {
 			const times = 10
 			for i := range times {
 				time.Sleep(time.Duration(100+37*i) * time.Millisecond)
-				count := w.count()
+				count := w.Count()
 				w.spoil(t, tamperings()[0], i%len(families()))
 				took = append(took, w.amid(t, count, i))
 			}
@@ -208,8 +191,8 @@ func TestTamperingInSteps(t *testing.T) {
 					t.Fatal(err)
 				}
 				w.repair(t, count)
-				all := w.ear.since(count)
-				took = append(took, all[len(all)-1].at.Sub(at))
+				all := w.Since(count)
+				took = append(took, all[len(all)-1].At.Sub(at))
 			}
 			t.Log(took)
 			if worst := slices.Max(took); worst >= amidStorms {

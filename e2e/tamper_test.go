@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/bystander"
 )
 
 // What drift may take on nf_tables, from the event to the rules being right.
@@ -175,18 +177,18 @@ func (w *tampered) set(t *testing.T, family string) string {
 func (w *tampered) repair(t *testing.T, count int) time.Duration {
 	t.Helper()
 	const settled = 60 * time.Millisecond
-	var all []heard
+	var all []bystander.Heard
 	w.until(t, "repair", func() bool {
-		all = w.ear.since(count)
-		if len(all) == 0 || !w.isOurs(all[len(all)-1]) || time.Since(all[len(all)-1].at) < settled {
+		all = w.Since(count)
+		if len(all) == 0 || !w.isOurs(all[len(all)-1]) || time.Since(all[len(all)-1].At) < settled {
 			return false
 		}
-		return w.ours(t) == w.right && len(w.ear.since(count)) == len(all)
+		return w.ours(t) == w.right && len(w.Since(count)) == len(all)
 	})
 	if first := all[0]; first.Program == "ip-masq-reconci" {
 		t.Fatalf("the first commit is the reconciler's: %v", all)
 	}
-	return all[len(all)-1].at.Sub(all[0].at)
+	return all[len(all)-1].At.Sub(all[0].At)
 }
 
 // amid waits until drift that spoil caused since the count, the ith time, is
@@ -197,23 +199,23 @@ func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
 	if w.form.variant != "" {
 		spoiler = families()[i%len(families())][0]
 	}
-	var spoilt, right heard
+	var spoilt, right bystander.Heard
 	w.until(t, "repair", func() bool {
-		for _, c := range w.ear.since(count) {
+		for _, c := range w.Since(count) {
 			switch {
-			case c.Program == spoiler && spoilt.at.IsZero():
+			case c.Program == spoiler && spoilt.At.IsZero():
 				spoilt = c
-			case w.isOurs(c) && !spoilt.at.IsZero():
+			case w.isOurs(c) && !spoilt.At.IsZero():
 				right = c
 			}
 		}
-		return !right.at.IsZero()
+		return !right.At.IsZero()
 	})
-	return right.at.Sub(spoilt.at)
+	return right.At.Sub(spoilt.At)
 }
 
 // isOurs reports whether the commit is one by which the reconciler repairs.
-func (w *tampered) isOurs(c heard) bool {
+func (w *tampered) isOurs(c bystander.Heard) bool {
 	if w.form.variant == "" {
 		return c.Program == "ip-masq-reconci"
 	}

@@ -75,7 +75,7 @@ func (b *bench) repairs(g guarded) (took measure.Series, err error) {
 	}
 	defer func() { err = errors.Join(err, ear.Close()) }()
 	for i := range 8 * scene.Damages {
-		one, err := ear.Repair(g.Node, i)
+		one, err := g.Repair(ear, i)
 		if err != nil {
 			return nil, err
 		}

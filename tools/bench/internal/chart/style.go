@@ -72,16 +72,25 @@ func ranks(names []string) []int {
 }
 
 // styleOf is how a contender is drawn: ours by the form, in the same colour
-// everywhere; others by their rank in what is left, dashed.
+// everywhere, dashed where something came before; others by their rank in what
+// is left, dashed too.
 func styleOf(name string, i int) style {
 	dashes := []vg.Length{vg.Points(4), vg.Points(2)}
-	switch {
-	case strings.HasPrefix(name, "ip-masq, nftables"):
-		return style{color.RGBA{0, 114, 178, 255}, draw.CircleGlyph{}, nil}
-	case strings.HasPrefix(name, "ip-masq, iptables-nft"):
-		return style{color.RGBA{213, 94, 0, 255}, draw.BoxGlyph{}, nil}
-	case strings.HasPrefix(name, "ip-masq, iptables-legacy"):
-		return style{color.RGBA{0, 158, 115, 255}, draw.PyramidGlyph{}, nil}
+	ours := []struct {
+		name  string
+		style style
+	}{
+		{"ip-masq, nftables", style{color.RGBA{0, 114, 178, 255}, draw.CircleGlyph{}, nil}},
+		{"ip-masq, iptables-nft", style{color.RGBA{213, 94, 0, 255}, draw.BoxGlyph{}, nil}},
+		{"ip-masq, iptables-legacy", style{color.RGBA{0, 158, 115, 255}, draw.PyramidGlyph{}, nil}},
+	}
+	for _, o := range ours {
+		if after, found := strings.CutPrefix(name, o.name); found {
+			if strings.HasPrefix(after, ", after") {
+				o.style.dashes = dashes
+			}
+			return o.style
+		}
 	}
 	others := []style{
 		{color.Gray{90}, draw.RingGlyph{}, dashes},

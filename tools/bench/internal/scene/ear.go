@@ -5,73 +5,19 @@ package scene
 import (
 	"errors"
 	"fmt"
-	"os"
-	"sync"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/bystander"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
 )
 
-// Ear hears every commit to nf_tables on a node.
-type Ear struct {
-	listener *nflink.Listener
-	done     chan struct{}
-	mu       sync.Mutex
-	heard    []Heard
-	failure  error
-}
-
-// Heard is a commit, and when this process was told of it.
-type Heard struct {
-	nflink.Commit
-	At time.Time
-}
-
-// Listen hears commits from now on.
-func (n *Node) Listen() (*Ear, error) {
-	e := &Ear{done: make(chan struct{})}
-	if err := n.Node.Do(func() (err error) {
-		e.listener, err = nflink.Listen()
+// Listen hears commits to nf_tables on the node from now on.
+func (n *Node) Listen() (e *bystander.Ear, err error) {
+	err = n.Node.Do(func() (err error) {
+		e, err = bystander.Listen()
 		return err
-	}); err != nil {
-		return nil, err
-	}
-	go e.run()
-	return e, nil
-}
-
-func (e *Ear) run() {
-	defer close(e.done)
-	for {
-		commits, err := e.listener.Next()
-		now := time.Now()
-		e.mu.Lock()
-		for _, c := range commits {
-			e.heard = append(e.heard, Heard{c, now})
-		}
-		e.failure = err
-		e.mu.Unlock()
-		if err != nil {
-			return
-		}
-	}
-}
-
-// Since is what was heard after the first count of commits.
-func (e *Ear) Since(count int) []Heard {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return append([]Heard(nil), e.heard[count:]...)
-}
-
-// Close stops listening.
-func (e *Ear) Close() error {
-	err := e.listener.Close()
-	<-e.done
-	if errors.Is(e.failure, os.ErrClosed) {
-		return err
-	}
-	return errors.Join(err, e.failure)
+	})
+	return e, err
 }
 
 // Damage is a way to spoil our rules by one commit. The ways are numbered.
@@ -99,9 +45,9 @@ const Damages = 3
 // Repair damages our rules and returns how long it took from the kernel's word
 // of that to its word of the last commit that repaired it. It fails unless the
 // rules are right after that.
-func (e *Ear) Repair(n *Node, way int) (time.Duration, error) {
+func (n *Node) Repair(e *bystander.Ear, way int) (time.Duration, error) {
 	const quiet, most = 80 * time.Millisecond, 10 * time.Second
-	count := len(e.Since(0))
+	count := e.Count()
 	if err := n.Damage(way); err != nil {
 		return 0, err
 	}

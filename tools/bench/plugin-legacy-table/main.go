@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command plugin-legacy-table is a chained CNI plugin that has the kernel hand
+// out table nat of iptables-legacy, once a family, and does not even look at it:
+// the least that verifying rules there can cost, for the kernel hands out a table
+// whole or not at all (IPT_SO_GET_ENTRIES of linux/netfilter_ipv4/ip_tables.h).
+package main
+
+import (
+	"encoding/binary"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/chained"
+)
+
+func main() { chained.Main("plugin-legacy-table", verify) }
+
+func verify(c chained.Conf) error {
+	for _, program := range c.Protocols() {
+		domain, level := unix.AF_INET, unix.SOL_IP
+		if program == "ip6tables" {
+			domain, level = unix.AF_INET6, unix.SOL_IPV6
+		}
+		if err := table(domain, level); err != nil {
+			return fmt.Errorf("read table nat of %s: %w", program, err)
+		}
+	}
+	return nil
+}
+
+// table asks for the size of table nat, and then for the table.
+func table(domain, level int) error {
+	const (
+		getInfo, getEntries = 64, 65 // IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES
+		infoSize, sizeAt    = 84, 80 // struct ipt_getinfo and the size in it
+		head, headSizeAt    = 40, 32 // struct ipt_get_entries before the entries
+	)
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }() // nothing was written
+	ask := func(option int, b []byte) error {
+		copy(b, "nat")
+		size := uint32(len(b))
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
+			uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
+		if errno != 0 {
+			return errno
+		}
+		return nil
+	}
+	info := make([]byte, infoSize)
+	if err := ask(getInfo, info); err != nil {
+		return err
+	}
+	size := binary.NativeEndian.Uint32(info[sizeAt:])
+	entries := make([]byte, head+int(size))
+	binary.NativeEndian.PutUint32(entries[headSizeAt:], size)
+	return ask(getEntries, entries)
+}
