@@ -129,7 +129,7 @@ func TestIdle(t *testing.T) {
 			if _, events := eye.count(""); events > 0 {
 				t.Errorf("%d changes in the directory of conflists", events)
 			}
-			if said := w.daemon.since(log); said != "" {
+			if said := w.since(log); said != "" {
 				t.Errorf("it says:\n%s", said)
 			}
 			t.Logf("%v passes, %d scrapes, no commit, no line of log; %.1f MiB at most", made, 2*seconds, most)
@@ -254,7 +254,7 @@ func TestForeignCommits(t *testing.T) {
 			if mended < 1 || mended > times {
 				t.Errorf("%v repairs of %d", mended, times)
 			}
-			said := w.daemon.since(log)
+			said := w.since(log)
 			if float64(strings.Count(said, "\n")) != mended || float64(strings.Count(said, "repaired rules")) != mended {
 				t.Errorf("the log has something else than %v repairs:\n%s", mended, said)
 			}

@@ -139,8 +139,8 @@ func TestManageFiftyRewrites(t *testing.T) {
 	if late := w.Since(commits); len(late) > 0 {
 		t.Errorf("rules were written: %v", late)
 	}
-	if lines := strings.Count(w.daemon.since(log), "\n"); lines > 3 {
-		t.Errorf("%d lines of log:\n%s", lines, w.daemon.since(log))
+	if lines := strings.Count(w.since(log), "\n"); lines > 3 {
+		t.Errorf("%d lines of log:\n%s", lines, w.since(log))
 	}
 	w.daemon.within(t, 15*time.Second, "readiness", func() bool { code, _ := w.ready(); return code == 200 })
 	w.packets(t)
@@ -198,7 +198,7 @@ func TestManageRival(t *testing.T) {
 		t.Errorf("%v repairs, war %v", made, w.metric(t, "conflist_war"))
 	}
 	w.until(t, "absence", func() bool { return w.metric(t, "conflist_present") == 0 })
-	if said := w.daemon.since(log); strings.Contains(said, "conflist") {
+	if said := w.since(log); strings.Contains(said, "conflist") {
 		t.Errorf("it says more than once:\n%s", said)
 	}
 

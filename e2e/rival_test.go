@@ -71,7 +71,7 @@ func TestRival(t *testing.T) {
 				}
 				time.Sleep(50 * time.Millisecond)
 			}
-			said := w.daemon.since(log)
+			said := w.since(log)
 			made := strings.Count(said, "repaired rules")
 			t.Logf("then %d repairs in %s, while the rival made %d commits\n%s",
 				made, time.Since(suspected).Round(time.Millisecond), len(w.Since(commits)), said)

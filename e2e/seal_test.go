@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -28,7 +29,7 @@ import (
 // call of a verb, for each is a process.
 type local struct {
 	node    *node
-	version string
+	program string
 	blind   bool // to what tells that nothing changed: it always looks
 	// What happens right before it looks at the rules, and right after.
 	before, after func()
@@ -44,7 +45,7 @@ func (l local) call(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.Cm
 		drivers[i] = lookout{d, l, &looked}
 	}
 	p := cniplugin.Plugin{
-		Drivers: drivers, Version: l.version, Moment: nft.Moment, PluginFile: "/etc/ip-masq/plugin.toml",
+		Drivers: drivers, Program: cmp.Or(l.program, "v"), Moment: nft.Moment, PluginFile: "/etc/ip-masq/plugin.toml",
 		LockWait: time.Second, Stdout: io.Discard, Stderr: &warnings,
 	}
 	if l.blind {
@@ -173,7 +174,7 @@ func events() []event {
 		{"the seal of another network", func(t *testing.T, s *sealed) {
 			must(t, os.WriteFile(s.seal(t, "podnet"), contents(t, s.seal(t, "othernet")), 0o600))
 		}, entries},
-		{"another version of the program", func(_ *testing.T, s *sealed) { s.version = fmt.Sprint("v", s.count) }, changes},
+		{"another version of the program", func(_ *testing.T, s *sealed) { s.program = fmt.Sprint("v", s.count) }, changes},
 	}
 }
 

@@ -7,11 +7,13 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	cniversion "github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -27,7 +29,7 @@ func main() {
 	nft := nftables.New()
 	p := &cniplugin.Plugin{
 		Drivers:    netfilter.Drivers{iptables.New(iptables.Options{}), nft},
-		Version:    version,
+		Program:    program(),
 		Moment:     nft.Moment,
 		PluginFile: config.DefaultPluginFile,
 		LockWait:   10 * time.Second,
@@ -35,4 +37,14 @@ func main() {
 		Stderr:     os.Stderr,
 	}
 	skel.PluginMainFuncs(p.Funcs(), cniversion.All, "ip-masq "+version+": masquerades pod traffic, as a chained CNI plugin")
+}
+
+// program tells this build from any other that may stand in its place later: by
+// its version and, as two builds can have the same, by the file it runs from.
+func program() string {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/exe", &st); err != nil {
+		return ""
+	}
+	return fmt.Sprint(version, " ", st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim)
 }

@@ -19,37 +19,42 @@ import (
 // add notes the attachment and makes sure of the rules. When all is right it
 // only reads, and seals what it found for the next.
 func (p *Plugin) add(ctx context.Context, args *skel.CmdArgs) error {
-	conf := config.ReadNetconf(args.StdinData)
-	n := p.node(conf)
-	short := n.shortcut()
-	sealed := short.holdsFor(conf)
-	var entry config.Entry
-	if !sealed {
-		var err error
-		if entry, err = n.admit(conf); err != nil {
+	n := p.node(config.ReadNetconf(args.StdinData))
+	// An entry that a seal knows was judged before. Only what is admitted may be
+	// attached.
+	if !n.shortcut().knows() {
+		if _, err := n.admit(); err != nil {
 			return err
 		}
 	}
-	result, err := passThrough(args.StdinData, conf.Identity().CNIVersion)
+	result, err := passThrough(args.StdinData, n.version)
 	if err != nil {
 		return withCode(types.ErrInvalidNetworkConfig, err)
 	}
 	if err := n.Dir.Attach(n.network, args.ContainerID, args.IfName); err != nil {
 		n.Warn(err)
 	}
-	if !sealed {
-		if err := n.makeSure(ctx, conf, entry, short); err != nil {
-			return err
-		}
+	if err := n.makeSure(ctx); err != nil {
+		return err
 	}
 	_, err = p.Stdout.Write(result)
 	return err
 }
 
-// makeSure makes the entry the network's document and the rules follow it.
-func (n *node) makeSure(ctx context.Context, conf config.Netconf, entry config.Entry, short *shortcut) error {
+// makeSure makes the entry the network's document and the rules follow it. It
+// reads the documents after the attachment was made: a reconciler that drops the
+// network has either done so by now, or sees that it is used.
+func (n *node) makeSure(ctx context.Context) error {
+	short := n.shortcut()
 	if short.err != nil {
 		return short.err
+	}
+	if short.knows() && short.holds() {
+		return nil
+	}
+	entry, err := n.admit()
+	if err != nil {
+		return err
 	}
 	state := short.reading.State()
 	own, err := n.own(entry, state)
@@ -59,7 +64,7 @@ func (n *node) makeSure(ctx context.Context, conf config.Netconf, entry config.E
 	if n.settled(state, own) {
 		short.begin(state.Record)
 		if v := n.Look(ctx, state.Contributions, state.Record); v.Right() {
-			short.end(conf)
+			short.end()
 			return nil
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -21,7 +22,7 @@ import (
 // Plugin is the plugin on one host.
 type Plugin struct {
 	Drivers netfilter.Drivers
-	Version string // of the program: another one looks with other eyes
+	Program string // tells one build of the program from another, which looks with other eyes; "" where it cannot be told
 	// Moment tells the state that nf_tables is in, so that an ADD knows if anything
 	// changed since another; nil where each ADD should look.
 	Moment     func() (netfilter.Moment, error)
@@ -45,6 +46,9 @@ func (p *Plugin) Funcs() skel.CNIFuncs {
 type node struct {
 	plugin *Plugin
 	enforce.Enforcer
+	judge    func() (config.Entry, error) // the configuration, once
+	entry    func() string                // its fingerprint, once
+	version  string                       // of the protocol, that the runtime speaks
 	guard    config.PluginFile
 	guardErr error
 	network  string
@@ -60,6 +64,9 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	}
 	return &node{
 		plugin:   p,
+		judge:    sync.OnceValues(conf.Entry),
+		entry:    sync.OnceValue(func() string { return store.Fingerprint(conf.Telling()...) }),
+		version:  id.CNIVersion,
 		guard:    guard,
 		guardErr: err,
 		network:  id.Network,
@@ -68,8 +75,8 @@ func (p *Plugin) node(conf config.Netconf) *node {
 }
 
 // admit judges the configuration, and holds it against the administrators' guard.
-func (n *node) admit(conf config.Netconf) (config.Entry, error) {
-	entry, err := conf.Entry()
+func (n *node) admit() (config.Entry, error) {
+	entry, err := n.judge()
 	if err != nil {
 		return entry, withCode(codeOfConfig(err), fmt.Errorf("entry of network %s: %w", policy.Quote(entry.Network), err))
 	}

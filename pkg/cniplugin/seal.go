@@ -5,7 +5,6 @@ package cniplugin
 import (
 	"slices"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -27,27 +26,30 @@ type shortcut struct {
 // shortcut reads the documents, and takes down what a finding depends on.
 func (n *node) shortcut() *shortcut {
 	s := &shortcut{node: n}
-	if s.reading, s.err = n.Dir.Read(n.source()); s.err == nil && n.plugin.Moment != nil && n.Dir.Boot() != "" {
-		s.inputs = s.reading.Digest(n.plugin.Version, n.Dir.Path(), n.Dir.Boot())
+	if s.reading, s.err = n.Dir.Read(n.source()); s.err == nil && n.plugin.Moment != nil && n.plugin.Program != "" && n.Dir.Boot() != "" {
+		s.inputs = s.reading.Digest(n.plugin.Program, n.Dir.Path(), n.Dir.Boot())
 	}
 	return s
+}
+
+// sealed reports whether a seal was made with what was read.
+func (s *shortcut) sealed() bool { return s.inputs != "" && s.reading.Seal().Inputs == s.inputs }
+
+// knows reports whether the seal is of this very entry: then it passed all that
+// this one would have to pass, and its network's document says what it says.
+func (s *shortcut) knows() bool {
+	return s.sealed() && s.reading.Seal().Entry == s.node.entry() && s.node.admitted() == nil
 }
 
 // holds reports whether the rules are what the documents ask for, by a seal of
 // this very moment. The kernel is asked only if all else is as it was: a node
 // may have no nf_tables to ask.
 func (s *shortcut) holds() bool {
-	if s.inputs == "" || s.reading.Seal().Inputs != s.inputs {
+	if !s.sealed() {
 		return false
 	}
 	s.before = s.moment()
 	return s.before != "" && s.reading.Seal().Moment == s.before
-}
-
-// holdsFor reports whether they also are what the entry asks for: the one that
-// the seal is of, which passed all that this one would have to pass.
-func (s *shortcut) holdsFor(conf config.Netconf) bool {
-	return s.inputs != "" && s.reading.Seal().Entry == store.Fingerprint(conf.Telling()...) && s.node.admitted() == nil && s.holds()
 }
 
 // begin notes the moment before a look at the rules.
@@ -66,9 +68,9 @@ func (s *shortcut) begin(rec store.Record) {
 // end seals what a look found right. If somebody committed since it began, the
 // seal is of a moment that never comes again, and does no harm. One that cannot
 // be written is missed by nobody.
-func (s *shortcut) end(conf config.Netconf) {
+func (s *shortcut) end() {
 	if s.inputs != "" && s.before != "" {
-		_ = s.node.Dir.PutSeal(s.node.source(), store.Seal{Inputs: s.inputs, Entry: store.Fingerprint(conf.Telling()...), Moment: s.before})
+		_ = s.node.Dir.PutSeal(s.node.source(), store.Seal{Inputs: s.inputs, Entry: s.node.entry(), Moment: s.before})
 	}
 }
 

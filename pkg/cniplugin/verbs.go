@@ -73,9 +73,8 @@ func (n *node) repairable(s store.State) *store.State {
 // check verifies every rule against the documents and writes nothing. What
 // looks wrong is read again once nobody is about to change it.
 func (p *Plugin) check(ctx context.Context, args *skel.CmdArgs) error {
-	conf := config.ReadNetconf(args.StdinData)
-	n := p.node(conf)
-	if _, err := n.admit(conf); err != nil {
+	n := p.node(config.ReadNetconf(args.StdinData))
+	if _, err := n.admit(); err != nil {
 		return err
 	}
 	err := n.verify(ctx)
@@ -160,9 +159,8 @@ func validAttachments(netconf []byte) (keep []store.Attachment, listed bool, err
 
 // status answers whether every ADD would fail now, and writes nothing.
 func (p *Plugin) status(ctx context.Context, args *skel.CmdArgs) error {
-	conf := config.ReadNetconf(args.StdinData)
-	n := p.node(conf)
-	entry, err := n.admit(conf)
+	n := p.node(config.ReadNetconf(args.StdinData))
+	entry, err := n.admit()
 	if err == nil {
 		err = n.wouldFail(ctx, entry)
 	}

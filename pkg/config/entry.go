@@ -56,13 +56,19 @@ func (e *Entry) identityKeys() []key {
 
 // ownKeys are the keys of an entry that are not about policy.
 func (e *Entry) ownKeys() []key {
-	return append(e.identityKeys(),
+	keys := append(e.identityKeys(),
 		key{"requireAgentConfig", boolean(func(b bool) { e.RequireAgentConfig = b })},
-		key{"cidrLimit", count(&e.CIDRLimit, 1, policy.MaxCIDRLimit)},
-		// The CNI protocol's own. dns, ipam and ipMasq are conventions, which
-		// say nothing to a chained plugin.
-		key{name: "type"}, key{name: "prevResult"}, key{name: "runtimeConfig"}, key{name: "capabilities"},
-		key{name: "args"}, key{name: "ipam"}, key{name: "dns"}, key{name: "ipMasq"})
+		key{"cidrLimit", count(&e.CIDRLimit, 1, policy.MaxCIDRLimit)})
+	for _, name := range othersKeys() {
+		keys = append(keys, key{name: name})
+	}
+	return keys
+}
+
+// othersKeys are the CNI protocol's own. dns, ipam and ipMasq are conventions,
+// which say nothing to a chained plugin.
+func othersKeys() []string {
+	return []string{"type", "prevResult", "runtimeConfig", "capabilities", "args", "ipam", "dns", "ipMasq"}
 }
 
 // validate judges a statement once all of it is read. What follows from a

@@ -63,12 +63,10 @@ func (c Netconf) Identity() Entry {
 // such as what differs from pod to pod.
 func (c Netconf) Telling() []string {
 	telling := make([]string, 0, 2*len(c.members))
-	theirs := new(Entry).ownKeys()
-	theirs = slices.DeleteFunc(theirs, func(k key) bool { return k.read != nil })
 	for _, m := range c.members {
-		value := string(m.value)
-		if slices.ContainsFunc(theirs, func(k key) bool { return k.name == m.key }) {
-			value = "" // which no value is
+		value := "" // which no value is
+		if !slices.Contains(othersKeys(), m.key) {
+			value = string(m.value)
 		}
 		telling = append(telling, m.key, value)
 	}

@@ -9,12 +9,15 @@ import "fmt"
 // committed anything in between. (After four thousand million commits the kernel
 // begins anew; a node that makes a hundred a second takes sixteen months.)
 type Moment struct {
-	Namespace  uint64 // the cookie of the namespace, by which no other goes in this boot
+	Namespace uint64 // the cookie of the namespace, by which no other goes in this boot
+	// Load tells one life of the kernel's module from the next, which counts from
+	// the beginning again; 0 where it is no module.
+	Load       uint64
 	Generation uint32 // of nf_tables, which each commit raises
 }
 
-// String writes namespace.generation.
-func (m Moment) String() string { return fmt.Sprintf("%d.%d", m.Namespace, m.Generation) }
+// String writes namespace.load.generation.
+func (m Moment) String() string { return fmt.Sprintf("%d.%d.%d", m.Namespace, m.Load, m.Generation) }
 
 // Counted reports whether a Moment tells of changes to chains of this choice.
 // Of the tables of iptables-legacy the kernel counts nothing.

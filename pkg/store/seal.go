@@ -32,18 +32,22 @@ func sealName(src policy.Source) string {
 // depended on: "" where something was read that cannot be believed, for which
 // nobody should vouch.
 func (r *Reading) Digest(others ...string) string {
-	files := r.documents
-	if r.record != nil {
-		files = append(files[:len(files):len(files)], *r.record)
-	}
-	parts := make([]string, 0, 2*len(files)+1+len(others))
-	for _, f := range files {
+	parts := make([]string, 0, 2*len(r.documents)+2+len(others))
+	for _, f := range r.documents {
 		if f.err != nil {
 			return ""
 		}
 		parts = append(parts, f.name, string(f.data))
 	}
-	parts = append(parts, "") // no file has that name
+	parts = append(parts, "") // no document has that name
+	switch {
+	case r.record == nil:
+		parts = append(parts, "")
+	case r.record.err != nil:
+		return ""
+	default:
+		parts = append(parts, string(r.record.data)) // an empty one is damaged, and sealed by nobody
+	}
 	return hashName("seal", append(parts, others...)...)
 }
 
@@ -82,7 +86,7 @@ func (d *Dir) PutSeal(src policy.Source, s Seal) error {
 	name := sealName(src)
 	fd, _, err := sources.open(op, name, unix.O_WRONLY)
 	if err != nil { // there is none, or one that nobody believes
-		if err = sources.removeAll(name); err == nil {
+		if err = sources.remove(name); err == nil {
 			fd, err = sources.create(op, name)
 		}
 	}
@@ -91,8 +95,9 @@ func (d *Dir) PutSeal(src policy.Source, s Seal) error {
 	}
 	// Not O_TRUNC: one who reads meanwhile should see a seal, this one or the last.
 	text := fmt.Appendf(nil, "%s %s %s\n", s.Inputs, s.Entry, s.Moment)
-	if _, err = unix.Pwrite(fd, text, 0); err == nil {
-		err = unix.Ftruncate(fd, int64(len(text)))
+	n, err := unix.Pwrite(fd, text, 0)
+	if err == nil {
+		err = unix.Ftruncate(fd, int64(n)) // half a seal vouches for nothing
 	}
 	if err = errors.Join(err, unix.Close(fd)); err != nil {
 		return failure(op, sources.in(name), err)

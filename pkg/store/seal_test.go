@@ -67,7 +67,6 @@ func TestSeal(t *testing.T) {
 		func() error { return os.Chmod(path, 0o666) },
 		func() error { return os.Remove(path) },
 		func() error { return errors.Join(os.Remove(path), os.Symlink("/dev/null", path)) },
-		func() error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) },
 	} {
 		ok(t, spoil())
 		same(t, read(t, d, network("net")).Seal(), store.Seal{})
@@ -76,6 +75,14 @@ func TestSeal(t *testing.T) {
 	}
 	ok(t, l.Drop(network("net")))
 	absent(t, path)
+
+	// What is no file is somebody's, and left alone.
+	store1(t, l, contribution("net"))
+	ok(t, os.Mkdir(path, 0o700))
+	if err := d.PutSeal(network("net"), long); err == nil {
+		t.Error("a seal in the place of a directory")
+	}
+	same(t, read(t, d, network("net")).Seal(), store.Seal{})
 }
 
 // TestDigest: it is another one whenever something that was read is, or
@@ -106,6 +113,10 @@ func TestDigest(t *testing.T) {
 	is("two")
 	ok(t, l.PutRecord(store.Record{Boot: boot}))
 	is("a record")
+	aside := filepath.Join(d.Path(), "sources", "record.json")
+	ok(t, os.Rename(d.RecordPath(), aside))
+	is("the record among the documents")
+	ok(t, os.Rename(aside, d.RecordPath()))
 	ok(t, l.Drop(network("net")))
 	is("the second alone")
 	ok(t, d.PutSeal(network("other"), store.Seal{Inputs: "i", Entry: "e", Moment: "m"}))

@@ -20,128 +20,188 @@ const (
 	perSecond = 10   // pods that go, and as many that come
 )
 
-// churned is what became of a node's minutes.
-type churned struct {
+// agentPrefixes is how many prefixes the agents' file has.
+const agentPrefixes = 20
+
+// half is what became of one half of a node's minute.
+type half struct {
 	add, del   measure.Series // ms
-	cpu, floor measure.Series // ms of an ADD and a DEL, of ours and of the empty plugin's
-	changes    int
+	cpu, floor measure.Series // ms of a DEL and an ADD, of ours and of the empty plugin's
 	reconciler spent
-	quiet      spent // without changes of the ConfigMap
+	took       time.Duration
+	changes    int // of the agents' file
+	others     int // commits of others
 }
 
-// churn simulates a full node whose pods come and go while its ConfigMap changes.
+// halves of a simulation.
+const (
+	quietly = "undisturbed"
+	busily  = "disturbed"
+)
+
+// churn simulates a full node whose pods come and go, first with nothing else and
+// then while others commit and its ConfigMap changes.
 func (b *bench) churn() error {
 	s := b.report.section(fmt.Sprintf("A node of %d pods, %d of them replaced every second", fullNode, perSecond))
-	s.say("Every tenth of a second a pod goes and another comes, with a reconciler beside, %d prefixes in the entry; first with nothing else, then with a change of the "+
-		"agents' file every second.", usual)
-	rows := [][]string{{"form", "ADD, ms", "ADD, 99 of 100, ms", "DEL, ms", "processor time of a pair, ms", "× an empty plugin's", "of one processor", "commits without a change", "commits a change", "reconciler, ms a change", "reconciler, RSS MiB"}}
-	scale := [][]string{{"measured on one node", "nftables", "iptables-nft"}}
-	var columns []churned
+	s.say("Every tenth of a second a pod goes and another comes, with a reconciler beside, %d prefixes in the entry and %d in the agents' file. In the first half, *%s*, nothing else "+
+		"happens: nobody commits, and each ADD and DEL may trust the seal of an ADD before. In the second half, *%s*, somebody else commits a rule to nf_tables before each DEL and "+
+		"before each ADD, as kube-proxy does for pods that come and go, so that each looks at the rules itself; and the agents' file changes every second. "+
+		"The empty plugin runs right after, for the same pod.", usual, agentPrefixes, quietly, busily)
+	plugin := [][]string{{"form, half", "ADD, ms", "ADD, 99 of 100, ms", "DEL, ms", "processor time of a pair, ms", "× an empty plugin's", "of one processor"}}
+	beside := [][]string{{"form, half", "commits of others", "changes of the file", "commits of ours", "reconciler, ms a second", "reconciler, RSS MiB", "peak, MiB"}}
+	scale := [][]string{{"measured on one node"}}
+	var columns []half
 	for _, f := range scene.Forms()[:2] {
-		c, err := b.churnOf(f)
+		quiet, busy, err := b.churnOf(f)
 		if err != nil {
 			return err
 		}
-		columns = append(columns, c)
-		rows = append(rows, []string{f.Name, c.add.String(), measure.Short(c.add.Quantile(0.99)), c.del.String(), c.cpu.String(),
-			measure.Paired(c.cpu, c.floor).String(), fmt.Sprintf("%s %%", measure.Short(c.cpu.Median()*perSecond/10)), fmt.Sprint(c.quiet.commits), c.perChange(float64(c.reconciler.commits)),
-			c.perChange(milliseconds(c.reconciler.cpu)), measure.Short(float64(c.reconciler.memory) / (1 << 20))})
-	}
-	s.table(rows)
-	for _, line := range []struct {
-		name string
-		of   func(churned) string
-	}{
-		{"ADD, ms", func(c churned) string { return c.add.String() }},
-		{"processor time of an ADD and a DEL, ms", func(c churned) string { return c.cpu.String() }},
-		{"the same of an empty plugin, ms", func(c churned) string { return c.floor.String() }},
-		{fmt.Sprintf("%d pods a second: share of one processor", perSecond), func(c churned) string { return measure.Short(c.cpu.Median()*perSecond/10) + " %" }},
-		{fmt.Sprintf("commits by %d ADDs and as many DELs", len(columns[0].add)/2), func(c churned) string { return fmt.Sprint(c.quiet.commits) }},
-		{"commits by a change of the ConfigMap", func(c churned) string { return c.perChange(float64(c.reconciler.commits)) }},
-		{"processor time of the reconciler by a change, ms", func(c churned) string { return c.perChange(milliseconds(c.reconciler.cpu)) }},
-		{"memory of the reconciler, MiB", func(c churned) string { return measure.Short(float64(c.reconciler.memory) / (1 << 20)) }},
-		{fmt.Sprintf("%s nodes, a change a minute: commits a second in the whole cluster", chart.Thousands(nodes)), func(c churned) string {
-			return measure.Short(float64(c.reconciler.commits) / float64(c.changes) * nodes / 60)
-		}},
-	} {
-		row := []string{line.name}
-		for _, c := range columns {
-			row = append(row, line.of(c))
+		for i, h := range []half{quiet, busy} {
+			name := f.Name + ", " + []string{quietly, busily}[i]
+			scale[0] = append(scale[0], name)
+			columns = append(columns, h)
+			plugin = append(plugin, []string{name, h.add.String(), measure.Short(h.add.Quantile(0.99)), h.del.String(), h.cpu.String(),
+				measure.Paired(h.cpu, h.floor).String(), h.share()})
+			beside = append(beside, []string{name, fmt.Sprint(h.others), fmt.Sprint(h.changes), fmt.Sprint(h.commits()), h.reconciling(),
+				mebibytes(h.reconciler.memory), mebibytes(h.reconciler.peak)})
 		}
-		scale = append(scale, row)
 	}
-	b.report.scale.WriteString(table(scale))
+	s.table(plugin)
+	s.say("What goes on beside them. The reconciler hears of all commits, and looks at the rules after them.")
+	s.table(beside)
+	b.report.scale.WriteString(table(append(scale, scaleRows(columns)...)))
 	return nil
 }
 
-func (c churned) perChange(v float64) string { return measure.Short(v / float64(c.changes)) }
+// scaleRows are the figures for the document about scale, a column for each half.
+func scaleRows(columns []half) (rows [][]string) {
+	// Some are of the half with changes alone.
+	changed := func(of func(half) string) func(half) string {
+		return func(h half) string {
+			if h.changes == 0 {
+				return "–"
+			}
+			return of(h)
+		}
+	}
+	for _, line := range []struct {
+		name string
+		of   func(half) string
+	}{
+		{"ADD, ms", func(h half) string { return h.add.String() }},
+		{"DEL, ms", func(h half) string { return h.del.String() }},
+		{"processor time of an ADD and a DEL, ms", func(h half) string { return h.cpu.String() }},
+		{"the same of an empty plugin, ms", func(h half) string { return h.floor.String() }},
+		{"× the empty plugin", func(h half) string { return measure.Paired(h.cpu, h.floor).String() }},
+		{fmt.Sprintf("%d pods a second: share of one processor", perSecond), half.share},
+		{"ADDs, and as many DELs", func(h half) string { return fmt.Sprint(len(h.add)) }},
+		{"commits of others meanwhile", func(h half) string { return fmt.Sprint(h.others) }},
+		{"changes of the agents' file meanwhile", func(h half) string { return fmt.Sprint(h.changes) }},
+		{"commits of ours, all together", func(h half) string { return fmt.Sprint(h.commits()) }},
+		{"commits of ours by a change", changed(func(h half) string { return measure.Short(float64(h.commits()) / float64(h.changes)) })},
+		{"processor time of the reconciler in a second, ms", half.reconciling},
+		{"memory of the reconciler, MiB", func(h half) string { return mebibytes(h.reconciler.memory) }},
+		{fmt.Sprintf("%s nodes, a change a minute: commits a second in the whole cluster", chart.Thousands(nodes)), changed(func(h half) string {
+			return measure.Short(float64(h.commits()) / float64(h.changes) * nodes / 60)
+		})},
+	} {
+		row := []string{line.name}
+		for _, h := range columns {
+			row = append(row, line.of(h))
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
 
-func (b *bench) churnOf(f scene.Form) (c churned, err error) {
-	half := 15 * time.Second
+// share is what the ADDs and DELs take of a processor.
+func (h half) share() string { return measure.Short(h.cpu.Median()*perSecond/10) + " %" }
+
+// reconciling is the reconciler's processor time in a second, in ms.
+func (h half) reconciling() string {
+	return measure.Short(milliseconds(h.reconciler.cpu) / h.took.Seconds())
+}
+
+// commits are those of all but the others.
+func (h half) commits() int { return int(h.reconciler.commits) - h.others }
+
+func (b *bench) churnOf(f scene.Form) (quiet, busy half, err error) {
+	long := 15 * time.Second
 	if b.quick {
-		half = 4 * time.Second
+		long = 4 * time.Second
 	}
 	n, err := scene.NewNode(f)
 	if err != nil {
-		return c, err
+		return quiet, busy, err
 	}
 	g := guarded{Node: n}
 	defer func() { err = errors.Join(err, g.close()) }()
 	if err := errors.Join(n.AgentFile(agentFile(0)), n.Enforce(scene.Policy{Prefixes: scene.Prefixes(usual)})); err != nil {
-		return c, err
+		return quiet, busy, err
 	}
 	for range fullNode {
 		if _, err := n.Add("ip-masq", n.NextPod()); err != nil {
-			return c, err
+			return quiet, busy, err
 		}
 	}
 	if g.reconciler, err = n.StartReconciler("--resync-interval", "60s"); err != nil {
-		return c, err
+		return quiet, busy, err
 	}
-	if c.quiet, err = g.watch(func() error { return c.replace(n, half, func() error { return nil }) }); err != nil {
-		return c, err
+	nothing := func() error { return nil }
+	if quiet.reconciler, err = g.watch(func() error { return quiet.replace(n, long, nothing, nothing) }); err != nil {
+		return quiet, busy, err
 	}
-	c.reconciler, err = g.watch(func() error {
+	busy.reconciler, err = g.watch(func() error {
+		defer time.Sleep(time.Second / 2) // for what the last change asked for
 		next := time.Now()
-		return c.replace(n, half, func() error {
+		commit := func() error { busy.others++; return n.Commit() }
+		return busy.replace(n, long, commit, func() error {
 			if time.Now().Before(next) {
 				return nil
 			}
 			next = next.Add(time.Second)
-			c.changes++
-			return n.AgentFile(agentFile(c.changes))
+			busy.changes++
+			return n.AgentFile(agentFile(busy.changes))
 		})
 	})
-	return c, err
+	return quiet, busy, err
 }
 
 // agentFile is the agents' file after so many changes.
 func agentFile(changes int) string {
 	var b strings.Builder
 	b.WriteString("nonMasqueradeCIDRs:\n")
-	for i := range 20 {
+	for i := range agentPrefixes {
 		fmt.Fprintf(&b, "- 100.%d.%d.0/24\n", 64+i, changes%250)
 	}
 	return b.String()
 }
 
-// replace has a pod go and another come every tenth of a second.
-func (c *churned) replace(n *scene.Node, d time.Duration, also func() error) error {
+// replace has a pod go and another come every tenth of a second. Something happens
+// before each of both, and something else after them.
+func (h *half) replace(n *scene.Node, d time.Duration, before, after func() error) error {
 	tick := time.NewTicker(time.Second / perSecond)
 	defer tick.Stop()
-	for start := time.Now(); time.Since(start) < d; <-tick.C {
+	start := time.Now()
+	defer func() { h.took = time.Since(start) }()
+	for ; time.Since(start) < d; <-tick.C {
 		pod := n.NextPod()
-		gone, err := n.Run(scene.Request{Plugin: "ip-masq", Verb: "DEL", Container: pod})
-		if err != nil {
-			return err
+		var pair, floor time.Duration
+		for _, verb := range []string{"DEL", "ADD"} {
+			if err := before(); err != nil {
+				return err
+			}
+			took, err := n.Run(scene.Request{Plugin: "ip-masq", Verb: verb, Container: pod})
+			if err != nil {
+				return err
+			}
+			of := &h.add
+			if verb == "DEL" {
+				of = &h.del
+			}
+			*of = append(*of, milliseconds(took.Wall))
+			pair += took.CPU
 		}
-		come, err := n.Add("ip-masq", pod)
-		if err != nil {
-			return err
-		}
-		c.add, c.del = append(c.add, milliseconds(come.Wall)), append(c.del, milliseconds(gone.Wall))
-		c.cpu = append(c.cpu, milliseconds(come.CPU+gone.CPU))
-		var floor time.Duration
 		for _, verb := range []string{"DEL", "ADD"} {
 			took, err := n.Run(scene.Request{Plugin: "plugin-empty", Verb: verb, Container: pod})
 			if err != nil {
@@ -149,8 +209,8 @@ func (c *churned) replace(n *scene.Node, d time.Duration, also func() error) err
 			}
 			floor += took.CPU
 		}
-		c.floor = append(c.floor, milliseconds(floor))
-		if err := also(); err != nil {
+		h.cpu, h.floor = append(h.cpu, milliseconds(pair)), append(h.floor, milliseconds(floor))
+		if err := after(); err != nil {
 			return err
 		}
 	}

@@ -24,9 +24,12 @@ type report struct {
 	took           time.Duration
 	quick, partial bool
 	busy           float64 // load of the last minute when the run began
+	short          map[string]map[string]measure.Series
 }
 
-func newReport() *report { return &report{plots: map[string][]byte{}} }
+func newReport() *report {
+	return &report{plots: map[string][]byte{}, short: map[string]map[string]measure.Series{}}
+}
 
 // budget is a row of the table of promises.
 type budget struct {
@@ -81,6 +84,11 @@ func (s *section) say(format string, args ...any) {
 // table adds a table; the first row is its head.
 func (s *section) table(rows [][]string) { s.text.WriteString(table(rows) + "\n") }
 
+// folded adds a table that is opened by its title.
+func (s *section) folded(title string, rows [][]string) {
+	fmt.Fprintf(&s.text, "<details><summary>%s</summary>\n\n%s\n</details>\n\n", title, table(rows))
+}
+
 func table(rows [][]string) string {
 	var b strings.Builder
 	for i, row := range rows {
@@ -124,6 +132,9 @@ func (r *report) write(dir, scale string) error {
 func (r *report) writeScale(path string) error {
 	const begin, end = "<!-- measured: make bench writes what follows -->\n", "<!-- end of what was measured -->\n"
 	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) && r.partial { // of a run for development
+		text, err = []byte(begin+end), nil
+	}
 	if err != nil {
 		return fmt.Errorf("write figures of scale: %w", err)
 	}
@@ -142,9 +153,9 @@ func (r *report) text() (string, error) {
 	}
 	var b strings.Builder
 	b.WriteString("# What ip-masq costs\n\n" +
-		"Written by `make bench`, whole; do not edit. All contenders of a comparison run in turn (A B A B …), in network namespaces, " +
-		"each round beginning with another one. Ratios are taken within a round; what is given is their median and, in brackets, the interval that " +
-		"holds the true median in 95 of 100 cases (bootstrap). Times are medians with quartiles: they are of this machine and this hour, and no " +
+		"Written by `make bench`, whole; do not edit. All contenders of a comparison run in turn, once a round, in network namespaces, " +
+		"in an order that is shuffled for each round. Ratios are taken within a round; what is given is their median and, in brackets, the interval that " +
+		"holds the true median in 95 of 100 cases (bootstrap; of fewer than 6 rounds, all that was measured). Times are medians with quartiles: they are of this machine and this hour, and no " +
 		"verdict rests on one alone.\n\n")
 	if r.quick {
 		b.WriteString("**This was a quick run: few rounds, the largest sizes left out. Its verdicts mean little.**\n\n")
@@ -156,6 +167,7 @@ func (r *report) text() (string, error) {
 		fmt.Fprintf(&b, "**The machine was busy before the run began (load %.1f): times are those of a crowd, and verdicts on them mean little.**\n\n", r.busy)
 	}
 	fmt.Fprintf(&b, "%s\nThe run took %s.\n\n", machine, r.took.Round(time.Second))
+	b.WriteString(r.inShort())
 	b.WriteString("## Budgets\n\n")
 	rows := [][]string{{"work", "budget", "measured", "verdict"}}
 	var reasons []string

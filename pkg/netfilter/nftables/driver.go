@@ -49,7 +49,27 @@ func (d *Driver) Moment() (netfilter.Moment, error) {
 	if err != nil {
 		return netfilter.Moment{}, usable(err)
 	}
-	return netfilter.Moment{Namespace: namespace, Generation: generation}, nil
+	load, err := moduleLoad()
+	if err != nil {
+		return netfilter.Moment{}, err
+	}
+	return netfilter.Moment{Namespace: namespace, Load: load, Generation: generation}, nil
+}
+
+// moduleLoad is a number that is another one each time that the kernel's module is
+// loaded: the inode of its directory in sysfs, of which none comes again. What is
+// built into the kernel has no such directory, or always the same.
+func moduleLoad() (uint64, error) {
+	const dir = "/sys/module/nf_tables"
+	var st unix.Stat_t
+	err := unix.Stat(dir, &st)
+	if errors.Is(err, unix.ENOENT) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look at %s: %w", dir, err)
+	}
+	return st.Ino, nil
 }
 
 // Backend implements netfilter.Driver.

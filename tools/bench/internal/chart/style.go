@@ -3,104 +3,139 @@
 package chart
 
 import (
-	"bytes"
-	"fmt"
 	"image/color"
-	"slices"
 	"strings"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
-	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-const sans = "Sans"
-
-func newPlot(title, x, y string) *plot.Plot {
-	p := plot.New()
-	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
-	p.Title.Padding = vg.Points(6)
-	p.X.Padding, p.Y.Padding = vg.Points(4), vg.Points(4)
-	for _, text := range []*font.Font{
-		&p.Title.TextStyle.Font, &p.X.Label.TextStyle.Font, &p.Y.Label.TextStyle.Font,
-		&p.X.Tick.Label.Font, &p.Y.Tick.Label.Font, &p.Legend.TextStyle.Font,
-	} {
-		text.Variant, text.Size = sans, vg.Points(9)
-	}
-	p.Title.TextStyle.Font.Size = vg.Points(11)
-	p.Legend.Top, p.Legend.Left = true, true
-	p.Legend.Padding, p.Legend.ThumbnailWidth = vg.Points(2), vg.Points(24)
-	grid := plotter.NewGrid()
-	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{225}, color.Gray{225}
-	p.Add(grid)
-	return p
-}
-
-// render writes the plot. Names of fonts that few machines have are followed by
-// those that all do.
-func render(p *plot.Plot, width, height vg.Length) ([]byte, error) {
-	canvas := vgsvg.New(width, height)
-	// Where the fonts are others than those that are measured here, text is wider.
-	const margin = 0.45 * vg.Centimeter
-	p.Draw(draw.Crop(draw.NewCanvas(canvas, width, height), margin, -margin, margin/2, -margin/2))
-	var b bytes.Buffer
-	if _, err := canvas.WriteTo(&b); err != nil {
-		return nil, fmt.Errorf("write SVG: %w", err)
-	}
-	return []byte(strings.ReplaceAll(b.String(), "font-family:Liberation Sans", "font-family:Liberation Sans,Arial,Helvetica,sans-serif")), nil
-}
-
+// style is how a contender is drawn.
 type style struct {
-	color  color.Color
+	color  color.RGBA
 	shape  draw.GlyphDrawer
+	width  vg.Length
 	dashes []vg.Length
 }
 
-func budgetColor() color.Color { return color.RGBA{200, 30, 30, 255} }
+func budgetColor() color.Color { return rgb(200, 30, 30) }
 
-// ranks number contenders by the first of which the name begins as theirs does:
-// who is drawn twice, in two places, is drawn alike.
-func ranks(names []string) []int {
-	all := make([]int, len(names))
-	for i := range names {
-		all[i] = slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(names[i], n) })
+func rgb(r, g, b uint8) color.RGBA { return color.RGBA{r, g, b, 255} }
+
+// contender is somebody known, with other names under which the same is measured.
+type contender struct {
+	color color.RGBA
+	shape draw.GlyphDrawer
+	names []string
+}
+
+// ours is how the names of ip-masq begin, whose lines are thicker.
+const ours = "ip-masq"
+
+// known are the contenders of the benchmark.
+func known() []contender {
+	return []contender{
+		{rgb(0, 114, 178), polygon{circle, false, false}, []string{"ip-masq, nftables", "ADD, nftables"}},
+		{rgb(213, 94, 0), polygon{square, false, false}, []string{"ip-masq, iptables-nft", "ADD, iptables-nft"}},
+		{rgb(0, 158, 115), polygon{triangle, false, false}, []string{"ip-masq, iptables-legacy", "ADD, iptables-legacy"}},
+		{rgb(140, 140, 140), polygon{circle, false, true}, []string{"an empty plugin"}},
+		{rgb(225, 110, 180), polygon{triangle, true, false}, []string{"iptables -S, nft"}},
+		{rgb(125, 20, 110), polygon{triangle, true, true}, []string{"iptables -S, legacy"}},
+		{rgb(215, 165, 0), polygon{square, true, false}, []string{"go-iptables, nft"}},
+		{rgb(120, 75, 30), polygon{square, true, true}, []string{"go-iptables, legacy"}},
+		{rgb(0, 0, 0), strokes{true}, []string{"the legacy table, not looked at"}},
+		{rgb(120, 90, 225), polygon{square, false, true}, []string{"the agents' chain, iptables-nft", "the agents' restore, iptables-nft", "iptables-restore, iptables-nft"}},
+		{rgb(150, 20, 50), polygon{triangle, false, true}, []string{"the agents' chain, iptables-legacy", "the agents' restore, iptables-legacy", "iptables-restore, iptables-legacy"}},
+		{rgb(75, 75, 75), polygon{circle, false, true}, []string{"no list, nftables", "no list"}},
+		{rgb(70, 185, 240), polygon{square, true, false}, []string{"in process, nftables"}},
+		{rgb(60, 65, 120), strokes{true}, []string{"nft -f, nftables"}},
+	}
+}
+
+// strangers are the looks of whom nobody knows.
+func strangers() []contender {
+	return []contender{
+		{rgb(140, 155, 20), strokes{false}, nil},
+		{rgb(240, 130, 130), polygon{circle, false, true}, nil},
+		{rgb(0, 95, 95), strokes{true}, nil},
+		{rgb(175, 150, 205), polygon{square, false, false}, nil},
+	}
+}
+
+// stylesOf is how the contenders of a plot are drawn: who is known, as everywhere;
+// others by their rank among themselves. What came before or stands beside, after a
+// comma, is told by dashes. No two names are drawn alike.
+func stylesOf(names []string) []style {
+	type look struct{ who, dashes int }
+	taken := map[look]bool{}
+	ranks := map[string]int{}
+	all := make([]style, len(names))
+	for i, name := range names {
+		who, suffix := identify(plain(name))
+		if who < 0 {
+			base, _, _ := strings.Cut(plain(name), ", ")
+			if _, met := ranks[base]; !met {
+				ranks[base] = len(ranks)
+			}
+			who, suffix = len(known())+ranks[base]%len(strangers()), strings.TrimPrefix(plain(name), base)
+		}
+		of := look{who, usualDashes(suffix)}
+		for taken[of] {
+			of.dashes++
+		}
+		taken[of] = true
+		c := append(known(), strangers()...)[who]
+		all[i] = style{c.color, c.shape, vg.Points(1.3), dashes(of.dashes)}
+		if strings.HasPrefix(name, ours) {
+			all[i].width = vg.Points(2.1)
+		}
 	}
 	return all
 }
 
-// styleOf is how a contender is drawn: ours by the form, in the same colour
-// everywhere, dashed where something came before; others by their rank in what
-// is left, dashed too.
-func styleOf(name string, i int) style {
-	dashes := []vg.Length{vg.Points(4), vg.Points(2)}
-	ours := []struct {
-		name  string
-		style style
-	}{
-		{"ip-masq, nftables", style{color.RGBA{0, 114, 178, 255}, draw.CircleGlyph{}, nil}},
-		{"ip-masq, iptables-nft", style{color.RGBA{213, 94, 0, 255}, draw.BoxGlyph{}, nil}},
-		{"ip-masq, iptables-legacy", style{color.RGBA{0, 158, 115, 255}, draw.PyramidGlyph{}, nil}},
-	}
-	for _, o := range ours {
-		if after, found := strings.CutPrefix(name, o.name); found {
-			if strings.HasPrefix(after, ", after") {
-				o.style.dashes = dashes
+// identify returns who of the known has the name, and what follows it; -1 if
+// nobody has.
+func identify(name string) (who int, suffix string) {
+	who = -1
+	longest := 0
+	for i, c := range known() {
+		for _, n := range c.names {
+			after, found := strings.CutPrefix(name, n)
+			if found && len(n) > longest && (after == "" || strings.HasPrefix(after, ", ")) {
+				who, suffix, longest = i, after, len(n)
 			}
-			return o.style
 		}
 	}
-	others := []style{
-		{color.Gray{90}, draw.RingGlyph{}, dashes},
-		{color.RGBA{204, 121, 167, 255}, draw.CrossGlyph{}, dashes},
-		{color.RGBA{160, 120, 0, 255}, draw.PlusGlyph{}, dashes},
-		{color.RGBA{86, 100, 233, 255}, draw.SquareGlyph{}, dashes},
-		{color.RGBA{120, 60, 160, 255}, draw.TriangleGlyph{}, dashes},
-		{color.RGBA{60, 150, 170, 255}, draw.CircleGlyph{}, dashes},
-		{color.RGBA{150, 40, 60, 255}, draw.BoxGlyph{}, dashes},
-		{color.RGBA{90, 140, 40, 255}, draw.PyramidGlyph{}, dashes},
+	return who, suffix
+}
+
+// usualDashes is the number of the dashes of a suffix.
+func usualDashes(suffix string) int {
+	switch {
+	case suffix == "":
+		return 0
+	case strings.HasPrefix(suffix, ", after"):
+		return 1
+	case strings.HasSuffix(suffix, " rules"):
+		return 2
 	}
-	return others[i%len(others)]
+	return 3
+}
+
+// dashes are patterns as many as are asked for: none, dashes, dots, and then
+// dashes with ever more dots between.
+func dashes(n int) []vg.Length {
+	switch n {
+	case 0:
+		return nil
+	case 1:
+		return []vg.Length{5, 3}
+	case 2:
+		return []vg.Length{1.5, 2}
+	}
+	pattern := []vg.Length{7, 2}
+	for range n - 2 {
+		pattern = append(pattern, 1.5, 2)
+	}
+	return pattern
 }

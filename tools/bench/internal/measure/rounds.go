@@ -4,6 +4,7 @@ package measure
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"time"
 )
 
@@ -29,14 +30,17 @@ type Figures struct {
 	rounds [][]float64 // by round, then contender
 }
 
-// Interleave runs all contenders once a round, in an order that begins with
-// another one in each. A first round warms caches up and is not counted.
+// Interleave runs all contenders once a round, in an order that is shuffled anew
+// for each: who always followed the same one would pay for what that leaves
+// behind. The shuffles are the same each time. A first round warms caches up and
+// is not counted.
 func Interleave(limit Limit, contenders ...Contender) (Figures, error) {
 	var f Figures
 	for _, c := range contenders {
 		f.names = append(f.names, c.Name)
 	}
 	start := time.Now()
+	random := rand.New(rand.NewPCG(3, 4))
 	first := -1
 	if limit.Cold {
 		first = 0
@@ -46,8 +50,7 @@ func Interleave(limit Limit, contenders ...Contender) (Figures, error) {
 			break
 		}
 		costs := make([]float64, len(contenders))
-		for i := range contenders {
-			at := (i + max(round, 0)) % len(contenders)
+		for _, at := range random.Perm(len(contenders)) {
 			cost, err := contenders[at].Run(round)
 			if err != nil {
 				return Figures{}, fmt.Errorf("%s, round %d: %w", contenders[at].Name, round, err)

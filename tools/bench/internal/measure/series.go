@@ -37,7 +37,8 @@ func (s Series) String() string {
 }
 
 // Estimate is a median with the interval that holds the true one in 95 of 100
-// cases, by bootstrap.
+// cases, by bootstrap. Fewer than 6 figures do not bear that: there the interval
+// is from the least to the greatest.
 type Estimate struct {
 	Median, Low, High float64
 	N                 int
@@ -46,7 +47,10 @@ type Estimate struct {
 // estimate resamples with a generator of its own: the same figures always give
 // the same interval.
 func estimate(s Series) Estimate {
-	const resamples = 1000
+	const resamples, few = 1000, 6
+	if len(s) < few {
+		return Estimate{Median: s.Median(), Low: s.Quantile(0), High: s.Quantile(1), N: len(s)}
+	}
 	random := rand.New(rand.NewPCG(1, 2))
 	medians := make(Series, resamples)
 	sample := make(Series, len(s))

@@ -77,6 +77,12 @@ func (n *Node) Rebuilder(p Policy) (*Rebuilder, error) {
 	return r, err
 }
 
+// Turn makes another policy the one to be made.
+func (r *Rebuilder) Turn(p Policy) (err error) {
+	r.desired, err = r.node.desired(p, r.backend.Layout())
+	return err
+}
+
 // Apply makes the rules and returns how long that took.
 func (r *Rebuilder) Apply() (took time.Duration, err error) {
 	err = r.node.Node.Do(func() error {

@@ -43,10 +43,10 @@ func (n *Node) Damage(way int) error {
 const Damages = 3
 
 // Repair damages our rules and returns how long it took from the kernel's word
-// of that to its word of the last commit that repaired it. It fails unless the
-// rules are right after that.
-func (n *Node) Repair(e *bystander.Ear, way int) (time.Duration, error) {
-	const quiet, most = 80 * time.Millisecond, 10 * time.Second
+// of that to its word of the last commit that repaired it: the last before a
+// quiet time. It fails unless the rules are right after that.
+func (n *Node) Repair(e *bystander.Ear, way int, quiet time.Duration) (time.Duration, error) {
+	const most = 10 * time.Second
 	count := e.Count()
 	if err := n.Damage(way); err != nil {
 		return 0, err

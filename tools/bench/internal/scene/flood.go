@@ -26,24 +26,25 @@ const (
 // node, and end at the door of the outside host, which answers nothing: what is
 // timed is routing, connection tracking, the NAT rules, and the writing of the
 // packets. Every flow has a destination port of its own, and the node forgets
-// those of the flood before.
-func (n *Node) Flood(to netip.Addr, protocol Protocol, flows int) (float64, error) {
+// those of the flood before. A flood that loses a packet is no measurement, and is
+// repeated: lost is how often that was.
+func (n *Node) Flood(to netip.Addr, protocol Protocol, flows int) (each float64, lost int, err error) {
 	const tries = 5
-	var lost int64
-	for range tries {
+	var last int64
+	for lost = range tries {
 		if err := n.Node.FlushConntrack(); err != nil {
-			return 0, err
+			return 0, lost, err
 		}
 		took, missing, err := n.flood(to, protocol, flows)
 		if err != nil {
-			return 0, fmt.Errorf("flood %s from a pod: %w", protocol, err)
+			return 0, lost, fmt.Errorf("flood %s from a pod: %w", protocol, err)
 		}
 		if missing == 0 {
-			return float64(took.Nanoseconds()) / 1e3 / float64(flows), nil
+			return float64(took.Nanoseconds()) / 1e3 / float64(flows), lost, nil
 		}
-		lost = missing
+		last = missing
 	}
-	return 0, fmt.Errorf("flood %s to %s: %d of %d packets did not arrive, %d times", protocol, to, lost, flows, tries)
+	return 0, tries, fmt.Errorf("flood %s to %s: %d times packets did not arrive, at last %d of %d", protocol, to, tries, last, flows)
 }
 
 func (n *Node) flood(to netip.Addr, protocol Protocol, flows int) (took time.Duration, missing int64, err error) {

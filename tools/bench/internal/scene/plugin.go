@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -16,7 +17,11 @@ import (
 type Took struct {
 	Wall time.Duration
 	CPU  time.Duration // of the plugin and of the programs that it ran
-	Said string        // on both outputs
+	// Kernel is what of that time was spent in the kernel, and Faults is how often
+	// it had to find or make a page of memory for them.
+	Kernel time.Duration
+	Faults int64
+	Said   string // on both outputs
 }
 
 // call is a plugin that is about to run.
@@ -135,7 +140,10 @@ func (n *Node) Program(plugin string) string {
 func (c *call) took(wall time.Duration) Took {
 	t := Took{Wall: wall}
 	if state := c.command.ProcessState; state != nil {
-		t.CPU = state.UserTime() + state.SystemTime()
+		t.CPU, t.Kernel = state.UserTime()+state.SystemTime(), state.SystemTime()
+		if usage, ok := state.SysUsage().(*syscall.Rusage); ok {
+			t.Faults = usage.Minflt
+		}
 	}
 	said, _ := os.ReadFile(c.output.Name()) // what it said is told where it failed
 	t.Said = string(said)

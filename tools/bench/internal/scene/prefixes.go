@@ -9,32 +9,67 @@ import (
 	"net/netip"
 )
 
+// The lengths of mixed prefixes.
+const widest, narrowest = 8, 32
+
 // Prefixes returns n IPv4 prefixes of lengths from 8 to 32 that do not touch each
 // other, so that none is merged with another, in an order without a meaning. The
-// same n gives the same ones.
+// same n gives the same ones. All are below 127.0.0.0/8, which is not forwarded.
 func Prefixes(n int) []netip.Prefix {
-	// How many of a hundred are of which length; of the widest there are few in
-	// all, for more would not leave room.
-	shares := []struct{ bits, percent, most int }{
-		{8, 25, 2}, {12, 20, 8}, {16, 15, 100}, {18, 5, 200}, {20, 5, 1000}, {22, 5, 4000},
-		{24, 35, n}, {26, 5, n}, {28, 10, n}, {30, 10, n},
-	}
-	var all []netip.Prefix
+	all := make([]netip.Prefix, 0, n)
 	next := uint32(16) << 24
-	take := func(bits, count int) {
+	for bits, count := range lengths(n) {
+		// The widest come first, so what comes next begins where one of its length may.
 		size := uint32(1) << (32 - bits)
 		for range count {
-			next = (next + size - 1) / size * size
 			all = append(all, netip.PrefixFrom(fromUint32(next), bits))
 			next += 2 * size // and a gap
 		}
 	}
-	for _, s := range shares {
-		take(s.bits, min(s.most, n*s.percent/200, n-len(all)))
-	}
-	take(32, n-len(all))
 	shuffle(all)
 	return all
+}
+
+// lengths is how many of n prefixes are of which length: of each as many as of any
+// other, as long as there is room for more of it. What is too few for all lengths
+// is spread over them.
+func lengths(n int) (counts [narrowest + 1]int) {
+	for left := n; left > 0; {
+		var open []int
+		for bits := widest; bits <= narrowest; bits++ {
+			if counts[bits] < room(bits) {
+				open = append(open, bits)
+			}
+		}
+		now := min(left, len(open))
+		for i := range now {
+			counts[open[i*(len(open)-1)/max(now-1, 1)]]++
+		}
+		left -= now
+	}
+	return counts
+}
+
+// room is how many prefixes of a length there may be: with the gaps between them
+// they take four /8, those of all 25 lengths a hundred.
+func room(bits int) int { return 1 << (bits - 7) }
+
+// Share is how many prefixes there are of some lengths.
+type Share struct {
+	Lengths string
+	Count   int
+}
+
+// Mix counts the IPv4 prefixes of a list by length, the widest first. What is wider
+// than /8 is counted with it.
+func Mix(list []netip.Prefix) []Share {
+	shares := []Share{{"/8–/15", 0}, {"/16–/23", 0}, {"/24–/31", 0}, {"/32", 0}}
+	for _, p := range list {
+		if p.Addr().Is4() {
+			shares[max(p.Bits()/8-1, 0)].Count++
+		}
+	}
+	return shares
 }
 
 // PrefixesOf returns n prefixes of one length.

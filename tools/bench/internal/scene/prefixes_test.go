@@ -6,33 +6,64 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
-// TestPrefixesAreApart: as many as were asked for, of many lengths, neither within
-// nor next to each other, and none holds what must match nothing.
+// TestPrefixesAreApart: as many as were asked for, neither within nor next to each
+// other, and none holds what must match nothing or what is not forwarded.
 func TestPrefixesAreApart(t *testing.T) {
 	for _, n := range []int{0, 1, 4, 64, 1000, 10_000, 100_000} {
-		for name, all := range map[string][]netip.Prefix{"mixed": Prefixes(n), "/32": PrefixesOf(n, 32)} {
+		for name, all := range map[string][]netip.Prefix{"mixed": Prefixes(n), "/32": PrefixesOf(n, 32), "dual stack": DualStack(n)} {
 			if len(all) != n {
 				t.Fatalf("%s: %d prefixes, want %d", name, len(all), n)
 			}
 			slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-			lengths := map[int]int{}
 			for i, p := range all {
-				lengths[p.Bits()]++
 				if p != p.Masked() {
 					t.Fatalf("%s has host bits", p)
 				}
-				if p.Contains(Elsewhere()) || p.Contains(PodAddress()) {
+				if p.Contains(Elsewhere()) || p.Contains(PodAddress()) || p.Addr().Is4() && p.Addr().As4()[0] >= 127 {
 					t.Fatalf("%s holds an address that none must hold", p)
 				}
 				if i > 0 && all[i-1].Contains(p.Addr().Prev()) || i > 0 && all[i-1].Overlaps(p) {
 					t.Fatalf("%s touches %s", all[i-1], p)
 				}
 			}
-			if name == "mixed" && n >= 1000 && len(lengths) < 9 {
-				t.Errorf("of %d prefixes there are only the lengths %v", n, lengths)
+		}
+	}
+}
+
+// TestPrefixesAreMixed: there are all lengths from 64 prefixes on, and none that
+// most are of; few prefixes are spread over the lengths.
+func TestPrefixesAreMixed(t *testing.T) {
+	for _, n := range []int{64, 1000, 10_000, 100_000} {
+		counts := byLength(Prefixes(n))
+		for bits := 8; bits <= 32; bits++ {
+			if c := counts[bits]; c == 0 || c*10 > n {
+				t.Errorf("of %d prefixes %d are /%d: want some, and a tenth at most", n, c, bits)
 			}
 		}
+	}
+	if diff := cmp.Diff(map[int]int{8: 1, 16: 1, 24: 1, 32: 1}, byLength(Prefixes(4))); diff != "" {
+		t.Errorf("lengths of 4 prefixes (-want +got):\n%s", diff)
+	}
+}
+
+func byLength(all []netip.Prefix) map[int]int {
+	counts := map[int]int{}
+	for _, p := range all {
+		counts[p.Bits()]++
+	}
+	return counts
+}
+
+func TestMix(t *testing.T) {
+	var list []netip.Prefix
+	for _, p := range []string{"0.0.0.0/0", "16.0.0.0/8", "18.0.0.0/15", "20.0.0.0/16", "22.0.0.0/23", "23.0.0.0/24", "24.0.0.0/31", "25.0.0.0/32", "2600::/48"} {
+		list = append(list, netip.MustParsePrefix(p))
+	}
+	if diff := cmp.Diff([]Share{{"/8–/15", 3}, {"/16–/23", 2}, {"/24–/31", 2}, {"/32", 1}}, Mix(list)); diff != "" {
+		t.Errorf("mix (-want +got):\n%s", diff)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -31,7 +32,15 @@ type Reconciler struct {
 const health = "127.0.0.1:19820"
 
 // AgentDir is where the node's agent files are, once there is one.
-func (n *Node) AgentDir() string { return filepath.Join(n.Dir, "agent") }
+func (n *Node) AgentDir() string { return filepath.Join(n.configured(), "agent") }
+
+// confDir is the directory of conflists that the reconciler reads.
+func (n *Node) confDir() string { return filepath.Join(n.configured(), "net.d") }
+
+// configured is beside the node's own directory and not in it: the reconciler
+// watches each directory on the way to the two, and would be told of all files
+// that are made there for what plugins print.
+func (n *Node) configured() string { return n.Dir + "-configured" }
 
 // AgentFile writes the agents' file as kubelet does, at once and whole.
 func (n *Node) AgentFile(text string) error {
@@ -42,12 +51,11 @@ func (n *Node) AgentFile(text string) error {
 
 // StartReconciler starts it and waits until the node is ready.
 func (n *Node) StartReconciler(args ...string) (*Reconciler, error) {
-	confDir := filepath.Join(n.Dir, "net.d")
 	log, err := os.Create(filepath.Join(n.Dir, "log"))
-	if err = errors.Join(err, os.MkdirAll(confDir, 0o755)); err != nil {
+	if err = errors.Join(err, os.MkdirAll(n.confDir(), 0o755)); err != nil {
 		return nil, err
 	}
-	all := []string{"run", "--data-dir", n.DataDir, "--cni-conf-dir", confDir, "--backend", n.Form.Backend, "--health-listen", health}
+	all := []string{"run", "--data-dir", n.DataDir, "--cni-conf-dir", n.confDir(), "--backend", n.Form.Backend, "--health-listen", health}
 	if _, err := os.Stat(n.AgentDir()); err == nil {
 		all = append(all, "--agent-config-dir", n.AgentDir())
 	}
@@ -102,10 +110,10 @@ func (r *Reconciler) awaitReady() error {
 
 // Usage is what the process has used since it began, and what it has.
 type Usage struct {
-	CPU     time.Duration
-	Memory  int64 // resident, in bytes
-	Written int64 // to storage, in bytes
-	Logged  int64 // bytes
+	CPU    time.Duration
+	Memory int64 // resident, in bytes
+	Peak   int64 // the most that was resident, in bytes
+	Logged int64 // bytes
 }
 
 // Usage reads it.
@@ -128,24 +136,15 @@ func (r *Reconciler) Usage() (Usage, error) {
 		}
 		u.CPU += time.Duration(ran)
 	}
-	for _, want := range []struct {
-		file, name string
-		unit       int64
-		to         *int64
-	}{{"status", "VmRSS", 1 << 10, &u.Memory}, {"io", "write_bytes", 1, &u.Written}} {
-		text, err := os.ReadFile(dir + want.file)
-		if err != nil {
-			return u, err
-		}
-		for line := range strings.Lines(string(text)) {
-			if words := strings.Fields(line); len(words) > 1 && words[0] == want.name+":" {
-				value, err := strconv.ParseInt(words[1], 10, 64)
-				if err != nil {
-					return u, fmt.Errorf("%s%s: %w", dir, want.file, err)
-				}
-				*want.to = value * want.unit
-			}
-		}
+	status, err := os.ReadFile(dir + "status")
+	if err != nil {
+		return u, err
+	}
+	if u.Memory, err = kibibytes(status, "VmRSS"); err != nil {
+		return u, err
+	}
+	if u.Peak, err = kibibytes(status, "VmHWM"); err != nil {
+		return u, err
 	}
 	info, err := r.log.Stat()
 	if err != nil {
@@ -153,6 +152,82 @@ func (r *Reconciler) Usage() (Usage, error) {
 	}
 	u.Logged = info.Size()
 	return u, nil
+}
+
+// kibibytes returns a size of /proc/PID/status in bytes.
+func kibibytes(status []byte, name string) (int64, error) {
+	for line := range strings.Lines(string(status)) {
+		if words := strings.Fields(line); len(words) > 1 && words[0] == name+":" {
+			size, err := strconv.ParseInt(words[1], 10, 64)
+			return size << 10, err
+		}
+	}
+	return 0, fmt.Errorf("the status of the reconciler has no %s", name)
+}
+
+// Stamps tell of each file and directory, by its path, which it is and when it
+// or anything about it was changed.
+type Stamps map[string]stamp
+
+// stamp is of what stat(2) returns that which no write leaves as it was. The
+// blocks that a process wrote would not do: those to a tmpfs are not counted.
+type stamp struct {
+	inode             uint64
+	size              int64
+	modified, changed syscall.Timespec
+}
+
+// Stamps are those of all that the reconciler may write: the node's state, the
+// agents' files and the conflists. The attachments and the seals are left out,
+// which are for ADD and DEL to write.
+func (n *Node) Stamps() (Stamps, error) {
+	stamps := Stamps{}
+	for _, root := range []string{n.DataDir, n.AgentDir(), n.confDir()} {
+		if err := filepath.WalkDir(root, stamps.take); err != nil && (root == n.DataDir || !errors.Is(err, fs.ErrNotExist)) {
+			return nil, fmt.Errorf("look for what was written: %w", err)
+		}
+	}
+	return stamps, nil
+}
+
+func (s Stamps) take(path string, e fs.DirEntry, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case e.IsDir() && e.Name() == "attachments":
+		return fs.SkipDir
+	case filepath.Ext(path) == ".seal":
+		return nil
+	}
+	info, err := e.Info()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // gone meanwhile, and so changed if it was there before
+	}
+	if err != nil {
+		return err
+	}
+	as, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fmt.Errorf("%s: stat has no inode", path)
+	}
+	s[path] = stamp{as.Ino, as.Size, as.Mtim, as.Ctim}
+	return nil
+}
+
+// Changed is how many files and directories are others now, or changed, or new,
+// or gone.
+func (s Stamps) Changed(now Stamps) (count int) {
+	for path, was := range s {
+		if is, there := now[path]; !there || is != was {
+			count++
+		}
+	}
+	for path := range now {
+		if _, there := s[path]; !there {
+			count++
+		}
+	}
+	return count
 }
 
 // Stop ends it by SIGTERM.

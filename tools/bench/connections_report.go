@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/chart"
+	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
+	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
+)
+
+// reportMix says what the lists are of.
+func reportMix(section *section, counts []int) {
+	section.say("The prefixes are of lengths from /8 to /32, as many of each as of any other, but for the widest, for more of which there is no room. Their order is by chance; " +
+		"*first* and *last* are those of the list. They are spread like this:")
+	head := []string{"% of prefixes"}
+	var rows [][]string
+	for _, count := range counts {
+		head = append(head, chart.Thousands(count))
+		for i, share := range scene.Mix(scene.Prefixes(count)) {
+			if i == len(rows) {
+				rows = append(rows, []string{share.Lengths})
+			}
+			rows[i] = append(rows[i], measure.Short(100*float64(share.Count)/float64(count)))
+		}
+	}
+	section.table(append([][]string{head}, rows...))
+}
+
+func (b *bench) reportConnections(section *section, roads []road, counts []int, figures map[int]measure.Figures) error {
+	var lines []chart.Line
+	for _, protocol := range protocols() {
+		head := []string{"µs a connection, " + strings.ToUpper(string(protocol))}
+		for _, count := range counts {
+			head = append(head, chart.Thousands(count))
+		}
+		rows := [][]string{head}
+		for _, position := range []string{none, first, last} {
+			for _, r := range roads {
+				if r.name == noList && position != none {
+					continue // it is measured once: what matches nothing matches nowhere
+				}
+				row, line := []string{r.name + ", " + position}, chart.Line{Name: r.name}
+				for _, count := range counts {
+					s := figures[count].Of(flood{r, protocol, position, netip.Addr{}}.name())
+					row = append(row, s.String())
+					line.Points = append(line.Points, chart.Point{Count: count, Figure: s})
+				}
+				rows = append(rows, row)
+				if protocol == scene.UDP && position == none {
+					lines = append(lines, line)
+				}
+			}
+		}
+		section.table(rows)
+	}
+	b.judgeConnections(section, roads, counts, figures)
+	svg, err := chart.Lines("A new connection that no prefix exempts (UDP)", "prefixes", "µs", lines)
+	return b.report.plot(section, "connections.svg", "time of a new connection over the number of prefixes, by form", svg, err)
+}
+
+func (b *bench) judgeConnections(section *section, roads []road, counts []int, figures map[int]measure.Figures) {
+	rows := [][]string{{"× no list, no match", "UDP", "TCP"}}
+	for _, count := range counts[1:] {
+		f := figures[count]
+		for _, r := range roads[:len(roads)-1] {
+			if count < 1000 && r.name != roads[0].name || count > r.most {
+				continue
+			}
+			row := []string{fmt.Sprintf("%s, %s prefixes", r.name, chart.Thousands(count))}
+			for _, protocol := range protocols() {
+				at := func(r road) string { return flood{r, protocol, none, netip.Addr{}}.name() }
+				ratio := f.Ratio(at(r), at(roads[len(roads)-1]))
+				row = append(row, ratio.String())
+				if r.name == roads[0].name && count >= 1000 && (count == 10_000 || b.quick) {
+					b.report.judge(budget{fmt.Sprintf("new connection, %s prefixes, nftables, %s", chart.Thousands(count), protocol), "≤ 1.15 × no list",
+						ratio.String() + " ×", atMost(ratio, 1.15),
+						"the look-up in the set is a walk down a tree as deep as the logarithm of the number of prefixes."})
+				}
+			}
+			rows = append(rows, row)
+		}
+	}
+	section.table(rows)
+	if f, there := figures[10_000]; there {
+		b.judgeLinear(section, roads, f)
+	}
+}
+
+// judgeLinear holds our chain of 10,000 prefixes in iptables against the agents'.
+func (b *bench) judgeLinear(section *section, roads []road, f measure.Figures) {
+	rows := [][]string{{"× the agents' chain, 10,000 prefixes", "UDP", "TCP"}}
+	for i, variant := range []string{"iptables-nft", "iptables-legacy"} {
+		ours, agents := roads[1+i], roads[3+i]
+		ratio := func(protocol scene.Protocol, position string) measure.Estimate {
+			return f.Ratio(flood{ours, protocol, position, netip.Addr{}}.name(), flood{agents, protocol, position, netip.Addr{}}.name())
+		}
+		for _, position := range []string{none, first, last} {
+			rows = append(rows, []string{variant + ", " + position, ratio(scene.UDP, position).String(), ratio(scene.TCP, position).String()})
+		}
+		r := ratio(scene.UDP, none)
+		v, says := atMost(r, 1.1), "ADD warns of it"
+		if !ours.node.Warned {
+			v, says = plainly(false), "ADD does not warn of it"
+		}
+		b.report.judge(budget{"new connection, 10,000 prefixes, " + variant, "linear, no worse than the agents' chain (within a tenth), and ADD says so",
+			r.String() + " × the agents' chain; " + says, v, "the rules are the agents', and so is their order of cost."})
+	}
+	section.table(rows)
+}

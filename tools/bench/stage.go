@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+
+	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
+	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
+)
+
+// stage are nodes of every form, with and without rules of others.
+type stage struct {
+	bare, full []*scene.Node // by form
+}
+
+func newStage() (s *stage, err error) {
+	s = &stage{}
+	for _, f := range scene.Forms() {
+		for _, where := range []*[]*scene.Node{&s.bare, &s.full} {
+			n, err := scene.NewNode(f)
+			if err != nil {
+				return nil, errors.Join(err, s.close())
+			}
+			*where = append(*where, n)
+		}
+		if err := s.full[len(s.full)-1].AddKubeProxy(); err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+	}
+	return s, nil
+}
+
+func (s *stage) all() []*scene.Node { return append(append([]*scene.Node{}, s.bare...), s.full...) }
+
+// enforce puts a policy in force on all nodes.
+func (s *stage) enforce(p scene.Policy) error {
+	for _, n := range s.all() {
+		if err := n.Enforce(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *stage) close() error {
+	var errs []error
+	for _, n := range s.all() {
+		errs = append(errs, n.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// verifier is a plugin on a node.
+type verifier struct {
+	name, plugin string
+	node         *scene.Node
+	disturbed    bool // by a commit of others before it runs
+}
+
+// disturb has others commit, if they are to.
+func (v verifier) disturb() error {
+	if !v.disturbed {
+		return nil
+	}
+	return v.node.Commit()
+}
+
+// verifiers are all that verify, in every form, and the empty plugin first.
+func (s *stage) verifiers() []verifier {
+	all := []verifier{{name: empty, plugin: "plugin-empty", node: s.bare[0]}, {name: again, plugin: "plugin-empty", node: s.bare[0]}}
+	for i, nodes := range [][]*scene.Node{s.bare, s.full} {
+		suffix := []string{"", rules}[i]
+		for _, n := range nodes[:2] {
+			all = append(all, verifier{ours(n.Form) + changed + suffix, "ip-masq", n, true})
+		}
+		for _, n := range nodes {
+			all = append(all, verifier{ours(n.Form) + suffix, "ip-masq", n, false})
+		}
+		for _, n := range nodes[1:] {
+			all = append(all,
+				verifier{"`iptables -S`, " + n.Form.Variant + suffix, "plugin-iptables-s", n, false},
+				verifier{"go-iptables, " + n.Form.Variant + suffix, "plugin-go-iptables", n, false})
+		}
+		all = append(all, verifier{floor + suffix, "plugin-legacy-table", nodes[len(nodes)-1], false})
+	}
+	return all
+}
+
+// cost is what the runs of a contender took of the machine, by round.
+type cost struct{ cpu, kernel, faults measure.Series }
+
+// alone has the verifier run once a round. What it took of the machine goes to
+// costs.
+func (v verifier) alone(costs map[string]*cost) measure.Contender {
+	c := &cost{}
+	costs[v.name] = c
+	return measure.Contender{Name: v.name, Run: func(round int) (float64, error) {
+		if err := v.disturb(); err != nil {
+			return 0, err
+		}
+		took, err := v.node.Add(v.plugin, v.node.NextPod())
+		if round >= 0 {
+			c.cpu = append(c.cpu, milliseconds(took.CPU))
+			c.kernel = append(c.kernel, milliseconds(took.Kernel))
+			c.faults = append(c.faults, float64(took.Faults))
+		}
+		return milliseconds(took.Wall), err
+	}}
+}
