@@ -27,7 +27,7 @@ func (b *bench) repair() error {
 		sizes = []damage{{usual, 3, 80 * time.Millisecond}, {10_000, 1, 500 * time.Millisecond}}
 	}
 	s := b.report.section("Repair of drift")
-	s.say("From the kernel's word that somebody spoiled our rules (the jump deleted, the chain flushed, the whole table deleted, in turn) to its word of the last " +
+	s.say("From right before somebody's commit that spoils our rules (the jump deleted, the chain flushed, the whole table deleted, in turn) to the kernel's word of the last " +
 		"commit that repaired them; CHECK then finds the rules right. The last three columns are medians of each way alone. The agents look every 60 s. The budget is a time and no ratio, for that is what was promised: so it is " +
 		"the worst repair that is held against it, and the verdict, unlike others here, is one on this machine and this hour.")
 	rows := [][]string{{"form, prefixes", "times", "median, ms", "95 of 100, ms", "worst, ms", "the agents' minute is so many times the median",

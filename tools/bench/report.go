@@ -156,7 +156,7 @@ func (r *report) text() (string, error) {
 		"Written by `make bench`, whole; do not edit. All contenders of a comparison run in turn, once a round, in network namespaces, " +
 		"in an order that is shuffled for each round. Ratios are taken within a round; what is given is their median and, in brackets, the interval that " +
 		"holds the true median in 95 of 100 cases (bootstrap; of fewer than 6 rounds, all that was measured). Times are medians with quartiles: they are of this machine and this hour, and no " +
-		"verdict rests on one alone.\n\n")
+		"verdict rests on one alone but those about repair, whose budget is a time.\n\n")
 	if r.quick {
 		b.WriteString("**This was a quick run: few rounds, the largest sizes left out. Its verdicts mean little.**\n\n")
 	}

@@ -20,8 +20,9 @@ func (n *Node) Listen() (e *bystander.Ear, err error) {
 	return e, err
 }
 
-// Damage is a way to spoil our rules by one commit. The ways are numbered.
-func (n *Node) Damage(way int) error {
+// Damage is a way to spoil our rules by one commit, and returns when that was
+// about to be made. The ways are numbered.
+func (n *Node) Damage(way int) (at time.Time, err error) {
 	const postrouting = "postrouting"
 	var b nflink.Batch
 	name, base, chain := table, postrouting, "masq-"+Chain
@@ -36,19 +37,33 @@ func (n *Node) Damage(way int) error {
 	default:
 		b.DeleteTable(nflink.IPv4, name)
 	}
-	return n.Node.Do(func() error { return commit(&b) })
+	err = n.Node.Do(func() error {
+		c, err := nflink.Dial()
+		if err != nil {
+			return err
+		}
+		at = time.Now()
+		if err := errors.Join(c.Commit(&b), c.Close()); err != nil {
+			return fmt.Errorf("spoil rules: %w", err)
+		}
+		return nil
+	})
+	return at, err
 }
 
 // Damages is how many ways there are: the jump goes, the rules go, the table goes.
 const Damages = 3
 
-// Repair damages our rules and returns how long it took from the kernel's word
-// of that to its word of the last commit that repaired it: the last before a
-// quiet time. It fails unless the rules are right after that.
+// Repair damages our rules and returns how long it took from right before that to
+// the kernel's word of the last commit that repaired it: the last before a quiet
+// time. The kernel's word of the damage would be too late to begin with: on a busy
+// machine the ear hears of both at once. It fails unless the rules are right after
+// that.
 func (n *Node) Repair(e *bystander.Ear, way int, quiet time.Duration) (time.Duration, error) {
 	const most = 10 * time.Second
 	count := e.Count()
-	if err := n.Damage(way); err != nil {
+	began, err := n.Damage(way)
+	if err != nil {
 		return 0, err
 	}
 	for start := time.Now(); time.Since(start) < most; time.Sleep(2 * time.Millisecond) {
@@ -59,7 +74,7 @@ func (n *Node) Repair(e *bystander.Ear, way int, quiet time.Duration) (time.Dura
 		if _, err := n.Run(Request{Plugin: "ip-masq", Verb: "CHECK", Container: n.NextPod()}); err != nil {
 			return 0, fmt.Errorf("after a repair: %w", err)
 		}
-		return all[len(all)-1].At.Sub(all[0].At), nil
+		return all[len(all)-1].At.Sub(began), nil
 	}
 	return 0, fmt.Errorf("damage %d was not repaired within %s: heard %v", way, most, e.Since(count))
 }
