@@ -42,21 +42,21 @@ type effort struct {
 // `make bench` measures it, side by side.
 func TestHotPath(t *testing.T) {
 	want := map[string]effort{
-		"nftables, 64 prefixes":                               {785, 167, 15, 9},
-		"nftables, 64 prefixes, sealed":                       {340, 59, 10, 1},
-		"nftables, 64 prefixes beside 5000 rules":             {785, 167, 15, 9},
-		"nftables, 64 prefixes beside 5000 rules, sealed":     {340, 59, 10, 1},
-		"nftables, 1000 prefixes":                             {4556, 1657, 16, 9},
-		"nftables, 1000 prefixes, sealed":                     {340, 193, 10, 1},
-		"iptables-nft, 64 prefixes":                           {1418, 224, 11, 5},
-		"iptables-nft, 64 prefixes, sealed":                   {340, 59, 10, 1},
-		"iptables-nft, 64 prefixes beside 5000 rules":         {1418, 224, 11, 5},
-		"iptables-nft, 64 prefixes beside 5000 rules, sealed": {340, 59, 10, 1},
-		"iptables-nft, 1000 prefixes":                         {14558, 2518, 19, 5},
-		"iptables-nft, 1000 prefixes, sealed":                 {340, 193, 10, 1},
-		"iptables-legacy, 64 prefixes":                        {871, 158, 7, 0},
-		"iptables-legacy, 64 prefixes beside 5000 rules":      {871, 2817, 7, 0},
-		"iptables-legacy, 1000 prefixes":                      {6508, 1981, 7, 0},
+		"nftables, 64 prefixes":                               {766, 165, 13, 9},
+		"nftables, 64 prefixes, sealed":                       {300, 54, 8, 1},
+		"nftables, 64 prefixes beside 5000 rules":             {766, 165, 13, 9},
+		"nftables, 64 prefixes beside 5000 rules, sealed":     {300, 54, 8, 1},
+		"nftables, 1000 prefixes":                             {4537, 1639, 14, 9},
+		"nftables, 1000 prefixes, sealed":                     {300, 143, 8, 1},
+		"iptables-nft, 64 prefixes":                           {1400, 222, 9, 5},
+		"iptables-nft, 64 prefixes, sealed":                   {300, 54, 8, 1},
+		"iptables-nft, 64 prefixes beside 5000 rules":         {1400, 222, 9, 5},
+		"iptables-nft, 64 prefixes beside 5000 rules, sealed": {300, 54, 8, 1},
+		"iptables-nft, 1000 prefixes":                         {14540, 2501, 17, 5},
+		"iptables-nft, 1000 prefixes, sealed":                 {300, 143, 8, 1},
+		"iptables-legacy, 64 prefixes":                        {852, 155, 5, 0},
+		"iptables-legacy, 64 prefixes beside 5000 rules":      {852, 2815, 5, 0},
+		"iptables-legacy, 1000 prefixes":                      {6491, 1964, 5, 0},
 	}
 	for _, f := range forms() {
 		for _, c := range []struct {

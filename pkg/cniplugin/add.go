@@ -20,9 +20,7 @@ import (
 // only reads, and seals what it found for the next.
 func (p *Plugin) add(ctx context.Context, args *skel.CmdArgs) error {
 	n := p.node(config.ReadNetconf(args.StdinData))
-	// An entry that a seal knows was judged before. Only what is admitted may be
-	// attached.
-	if !n.shortcut().knows() {
+	if !n.judged() { // only what is admitted may be attached
 		if _, err := n.admit(); err != nil {
 			return err
 		}
@@ -45,12 +43,9 @@ func (p *Plugin) add(ctx context.Context, args *skel.CmdArgs) error {
 // reads the documents after the attachment was made: a reconciler that drops the
 // network has either done so by now, or sees that it is used.
 func (n *node) makeSure(ctx context.Context) error {
-	short := n.shortcut()
-	if short.err != nil {
-		return short.err
-	}
-	if short.knows() && short.holds() {
-		return nil
+	short, err := n.shortcut()
+	if err != nil || short.holdsFor() {
+		return err
 	}
 	entry, err := n.admit()
 	if err != nil {

@@ -47,7 +47,7 @@ type node struct {
 	plugin *Plugin
 	enforce.Enforcer
 	judge    func() (config.Entry, error) // the configuration, once
-	entry    func() string                // its fingerprint, once
+	entry    func() string                // its fingerprint with the program's, once
 	version  string                       // of the protocol, that the runtime speaks
 	guard    config.PluginFile
 	guardErr error
@@ -65,7 +65,7 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	return &node{
 		plugin:   p,
 		judge:    sync.OnceValues(conf.Entry),
-		entry:    sync.OnceValue(func() string { return store.Fingerprint(conf.Telling()...) }),
+		entry:    sync.OnceValue(func() string { return store.Fingerprint(append(conf.Telling(), p.Program)...) }),
 		version:  id.CNIVersion,
 		guard:    guard,
 		guardErr: err,

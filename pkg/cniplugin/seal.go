@@ -4,10 +4,18 @@ package cniplugin
 
 import (
 	"slices"
+	"sync"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
+
+// judged reports whether this program admitted this very entry before: a seal of
+// it says so, and what the administrators want is asked each time.
+func (n *node) judged() bool {
+	seal := n.Dir.Seal(n.source())
+	return seal.Entry != "" && seal.Entry == n.entry() && n.admitted() == nil
+}
 
 // shortcut spares a verb the look at the rules where an ADD before it looked,
 // found all right, and nothing has changed since: not the documents, the record
@@ -18,49 +26,47 @@ import (
 type shortcut struct {
 	node    *node
 	reading *store.Reading
-	err     error  // why there is no reading
-	inputs  string // "" where nobody should vouch for anything
-	before  string // the moment at which the look began; "" if it is not known
+	inputs  func() string // what a finding depends on, once; "" where nobody should vouch
+	before  string        // the moment at which a look began; "" where none is to be sealed
 }
 
-// shortcut reads the documents, and takes down what a finding depends on.
-func (n *node) shortcut() *shortcut {
-	s := &shortcut{node: n}
-	if s.reading, s.err = n.Dir.Read(n.source()); s.err == nil && n.plugin.Moment != nil && n.plugin.Program != "" && n.Dir.Boot() != "" {
-		s.inputs = s.reading.Digest(n.plugin.Program, n.Dir.Path(), n.Dir.Boot())
-	}
-	return s
-}
-
-// sealed reports whether a seal was made with what was read.
-func (s *shortcut) sealed() bool { return s.inputs != "" && s.reading.Seal().Inputs == s.inputs }
-
-// knows reports whether the seal is of this very entry: then it passed all that
-// this one would have to pass, and its network's document says what it says.
-func (s *shortcut) knows() bool {
-	return s.sealed() && s.reading.Seal().Entry == s.node.entry() && s.node.admitted() == nil
+// shortcut reads the documents.
+func (n *node) shortcut() (*shortcut, error) {
+	r, err := n.Dir.Read(n.source())
+	return &shortcut{node: n, reading: r, inputs: sync.OnceValue(func() string {
+		if n.plugin.Moment == nil || n.plugin.Program == "" || n.Dir.Boot() == "" {
+			return ""
+		}
+		return r.Digest(n.plugin.Program, n.Dir.Path(), n.Dir.Boot())
+	})}, err
 }
 
 // holds reports whether the rules are what the documents ask for, by a seal of
 // this very moment. The kernel is asked only if all else is as it was: a node
 // may have no nf_tables to ask.
 func (s *shortcut) holds() bool {
-	if !s.sealed() {
+	seal := s.reading.Seal()
+	if seal.Inputs == "" || seal.Inputs != s.inputs() {
 		return false
 	}
 	s.before = s.moment()
-	return s.before != "" && s.reading.Seal().Moment == s.before
+	return s.before != "" && seal.Moment == s.before
 }
 
-// begin notes the moment before a look at the rules.
+// holdsFor reports whether they also are what the entry asks for: the one that
+// the seal is of, and that the network's document was made of.
+func (s *shortcut) holdsFor() bool {
+	entry := s.reading.Seal().Entry
+	return entry != "" && entry == s.node.entry() && s.node.admitted() == nil && s.holds()
+}
+
+// begin notes the moment before a look at the rules, if that tells of changes to
+// all of them.
 func (s *shortcut) begin(rec store.Record) {
 	uncounted := func(o store.OwnedChain) bool {
 		return !netfilter.Choice{Backend: o.Backend, Variant: o.Variant}.Counted()
 	}
-	switch {
-	case s.inputs == "" || slices.ContainsFunc(rec.Chains, uncounted):
-		s.inputs = ""
-	case s.before == "":
+	if s.before == "" && !slices.ContainsFunc(rec.Chains, uncounted) && s.inputs() != "" {
 		s.before = s.moment()
 	}
 }
@@ -69,8 +75,8 @@ func (s *shortcut) begin(rec store.Record) {
 // seal is of a moment that never comes again, and does no harm. One that cannot
 // be written is missed by nobody.
 func (s *shortcut) end() {
-	if s.inputs != "" && s.before != "" {
-		_ = s.node.Dir.PutSeal(s.node.source(), store.Seal{Inputs: s.inputs, Entry: s.node.entry(), Moment: s.before})
+	if s.before != "" {
+		_ = s.node.Dir.PutSeal(s.node.source(), store.Seal{Inputs: s.inputs(), Entry: s.node.entry(), Moment: s.before})
 	}
 }
 

@@ -33,9 +33,9 @@ func (p *Plugin) del(ctx context.Context, args *skel.CmdArgs) error {
 // it does nothing, so that nothing comes back after a clean-up; and beside one
 // that cannot be read it takes nothing away.
 func (n *node) repair(ctx context.Context) error {
-	short := n.shortcut()
-	if short.err != nil || short.holds() {
-		return short.err
+	short, err := n.shortcut()
+	if err != nil || short.holds() {
+		return err
 	}
 	state := n.repairable(short.reading.State())
 	if state == nil || n.Look(ctx, state.Contributions, state.Record).Right() {

@@ -73,6 +73,16 @@ func (f *folder) seal(src policy.Source) Seal {
 	return Seal{fields[0], fields[1], fields[2]}
 }
 
+// Seal reads the seal of a source alone.
+func (d *Dir) Seal(src policy.Source) Seal {
+	sources, err := d.descend(false, sourcesDir)
+	if err != nil {
+		return Seal{}
+	}
+	defer sources.close()
+	return sources.seal(src)
+}
+
 // PutSeal writes the seal of a source, beside its document. It takes no lock and
 // syncs nothing, and writes in place: of a seal that is torn, or lost with the
 // power, nothing follows but another look.

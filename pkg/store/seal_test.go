@@ -45,6 +45,7 @@ func TestSeal(t *testing.T) {
 	for _, s := range []store.Seal{short, long, short} {
 		ok(t, d.PutSeal(network("net"), s))
 		same(t, read(t, d, network("net")).Seal(), s)
+		same(t, d.Seal(network("net")), s)
 		same(t, read(t, d, network("other")).Seal(), store.Seal{})
 		same(t, read(t, d, policy.Source{}).Seal(), store.Seal{})
 	}
