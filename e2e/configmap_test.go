@@ -158,30 +158,35 @@ func (n *node) agentArgs(dir string) []string {
 	return []string{"--agent-config-dir", dir, "--backend", n.form.backend}
 }
 
-// soon waits for a second until something holds, and fails the test if it does
-// not.
+// shortly is how long a change of files may take to be heard of: files are read
+// once they are calm, and after a second in any case, where others write beside
+// them all the time. A link to a device makes /dev such a place.
+const shortly = 2 * time.Second
+
+// soon waits until something holds, and fails the test if it does not shortly.
 func (n *node) soon(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Second); !holds(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(shortly); !holds(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within a second; rules:\n%s", what, n.rules(t))
+			t.Fatalf("%s: not within %s; rules:\n%s", what, shortly, n.rules(t))
 		}
 	}
 }
 
-// soonReady waits for a second until the node is ready.
+// soonReady waits until the node is ready, which it has to be shortly.
 func (d *daemon) soonReady(t *testing.T) {
 	t.Helper()
-	d.within(t, time.Second, "readiness", func() bool {
+	d.within(t, shortly, "readiness", func() bool {
 		code, _ := d.ready()
 		return code == http.StatusOK
 	})
 }
 
-// soonUnready waits for a second until the node is not ready for these reasons.
+// soonUnready waits until the node is not ready for these reasons, which it has
+// to be shortly.
 func (d *daemon) soonUnready(t *testing.T, says ...string) {
 	t.Helper()
-	d.within(t, time.Second, fmt.Sprintf("unreadiness that says %q", says), func() bool {
+	d.within(t, shortly, fmt.Sprintf("unreadiness that says %q", says), func() bool {
 		code, body := d.ready()
 		return code == http.StatusServiceUnavailable && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(body, s) })
 	})
