@@ -84,7 +84,7 @@ func (n *node) has(t *testing.T, file string) bool {
 // ready, and metrics say so.
 func (d *daemon) untilManaged(t *testing.T, file string) {
 	t.Helper()
-	d.within(t, time.Second, "entry in "+file, func() bool { return d.n.has(t, file) })
+	d.within(t, shortly, "entry in "+file, func() bool { return d.n.has(t, file) })
 	d.soonReady(t)
 	if got := d.metric(t, "conflist_present"); got != 1 {
 		t.Errorf("conflist_present is %v", got)
@@ -167,7 +167,7 @@ func TestManageBrokenFiles(t *testing.T) {
 	n.entryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
 	d.soonUnready(t, "conflist: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
 	n.mainCNI(t, mainFile, "podnet") // and the last good one is what comes back
-	d.within(t, time.Second, "entry", func() bool { return n.has(t, mainFile) })
+	d.within(t, shortly, "entry", func() bool { return n.has(t, mainFile) })
 	if !strings.Contains(string(contents(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir) {
 		t.Error("it is not the last good entry")
 	}
