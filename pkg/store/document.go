@@ -78,7 +78,9 @@ func decodeContribution(data []byte, name string) (policy.Contribution, error) {
 // decode reads a document of our schema, which into has a field for.
 func decode(data []byte, into any, schema *int) error {
 	err := decodeStrictly(data, into)
-	if err == nil && *schema == Schema {
+	// What we write begins so. In all else the decoder may have taken another key
+	// for the schema: it does not mind capitals, and the last of several holds.
+	if err == nil && *schema == Schema && bytes.HasPrefix(data, fmt.Appendf(nil, `{"schema":%d,`, Schema)) {
 		return nil
 	}
 	switch stated, schemaErr := schemaOf(data); {
@@ -88,7 +90,7 @@ func decode(data []byte, into any, schema *int) error {
 		return &newerError{stated}
 	case stated < 1:
 		return fmt.Errorf("it has schema %d, which never was", stated)
-	case err == nil:
+	case err == nil && stated != *schema:
 		return fmt.Errorf("it states the schemas %d and %d", stated, *schema)
 	}
 	return err
