@@ -191,6 +191,13 @@ func TestAnySingleConfigurationMakesAList(t *testing.T) {
 	})
 }
 
+// collapsed reports whether entries of ours went from a list whose name is no
+// network's: libcni reads such a list and refuses it later, so nothing is put
+// into it, and what is in it may be taken out.
+func collapsed(had int, now config.Conflist) bool {
+	return had > 0 && now.Err != nil && strings.Contains(now.Err.Error(), ": name: ")
+}
+
 // FuzzSplice holds what is made of any text against what config reads.
 func FuzzSplice(f *testing.F) {
 	for _, pattern := range []string{"testdata/lists/*", "testdata/confs/*"} {
@@ -209,20 +216,22 @@ func FuzzSplice(f *testing.F) {
 	f.Add([]byte(`{"name":"n","plugins":[{"type":"b"}],"plugins":[{"type":"c"}]}`))
 	f.Fuzz(func(t *testing.T, doc []byte) {
 		if now, changed, err := Add(doc, []byte(entry)); err == nil {
+			n, _ := Present(doc)
 			list := loadedBy(t, "a.conflist", now)
-			if list.Err != nil || len(list.Entries) != 1 {
+			if !collapsed(n, list) && (list.Err != nil || len(list.Entries) != 1) {
 				t.Errorf("%q: %+v", now, list)
 			}
-			if changed && loadedBy(t, "a.conflist", doc).Err != nil {
+			if changed && !collapsed(n, list) && loadedBy(t, "a.conflist", doc).Err != nil {
 				t.Errorf("%q was made of what config does not load: %q", now, doc)
 			}
 			back, _, err := Remove(now)
-			if n, _ := Present(doc); n == 0 && (err != nil || !bytes.Equal(back, doc)) {
+			if n == 0 && (err != nil || !bytes.Equal(back, doc)) {
 				t.Errorf("%v: %q became %q", err, doc, back)
 			}
 		}
 		if now, changed, err := Remove(doc); err == nil && changed {
-			if list := loadedBy(t, "a.conflist", now); list.Err != nil || len(list.Entries) != 0 {
+			n, _ := Present(doc)
+			if list := loadedBy(t, "a.conflist", now); !collapsed(n, list) && (list.Err != nil || len(list.Entries) != 0) {
 				t.Errorf("%q: %+v", now, list)
 			}
 		}
