@@ -4,7 +4,9 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,6 +49,29 @@ func (e *ear) quiet(t *testing.T, while time.Duration) int {
 		}
 	}
 	return count
+}
+
+// after tells the programs that made the commits after a generation.
+func (e *ear) after(generation uint32) (programs []string) {
+	for _, c := range e.Since(0) {
+		if c.Generation > generation {
+			programs = append(programs, c.Program)
+		}
+	}
+	return programs
+}
+
+// by counts those since then by program.
+func (e *ear) by(since int) string {
+	count := map[string]int{}
+	for _, c := range e.Since(since) {
+		count[c.Program]++
+	}
+	var b strings.Builder
+	for _, program := range slices.Sorted(maps.Keys(count)) {
+		fmt.Fprintf(&b, "%d by %s ", count[program], program)
+	}
+	return b.String()
 }
 
 // figures are how long something took, each time.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -211,27 +210,4 @@ func (m *melee) policy() randomised {
 		p.masquerade = append(p.masquerade, parsePrefixes(masquerade...)...)
 	}
 	return p
-}
-
-// after tells the programs that made the commits after a generation.
-func (e *ear) after(generation uint32) (programs []string) {
-	for _, c := range e.Since(0) {
-		if c.Generation > generation {
-			programs = append(programs, c.Program)
-		}
-	}
-	return programs
-}
-
-// by counts those since then by program.
-func (e *ear) by(since int) string {
-	count := map[string]int{}
-	for _, c := range e.Since(since) {
-		count[c.Program]++
-	}
-	var b strings.Builder
-	for _, program := range slices.Sorted(maps.Keys(count)) {
-		fmt.Fprintf(&b, "%d by %s ", count[program], program)
-	}
-	return b.String()
 }

@@ -10,10 +10,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// judged reports whether this program admitted this very entry before: a seal of
-// it says so, and what the administrators want is asked each time.
-func (n *node) judged() bool {
-	seal := n.Dir.Seal(n.source())
+// judged reports whether this program admitted this very entry before, and so
+// may spare the judging.
+func (n *node) judged() bool { return n.passed(n.Dir.Seal(n.source())) }
+
+// passed reports whether a seal is of this very entry and this program. What the
+// administrators want is asked each time.
+func (n *node) passed(seal store.Seal) bool {
 	return seal.Entry != "" && seal.Entry == n.entry() && n.admitted() == nil
 }
 
@@ -55,10 +58,7 @@ func (s *shortcut) holds() bool {
 
 // holdsFor reports whether they also are what the entry asks for: the one that
 // the seal is of, and that the network's document was made of.
-func (s *shortcut) holdsFor() bool {
-	entry := s.reading.Seal().Entry
-	return entry != "" && entry == s.node.entry() && s.node.admitted() == nil && s.holds()
-}
+func (s *shortcut) holdsFor() bool { return s.node.passed(s.reading.Seal()) && s.holds() }
 
 // begin notes the moment before a look at the rules, if that tells of changes to
 // all of them.
