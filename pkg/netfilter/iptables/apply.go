@@ -123,6 +123,9 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 	if err != nil {
 		return nil, err
 	}
+	if t.fault != "" {
+		return nil, errors.New(t.fault)
+	}
 	var tx transaction
 	var wanting []policy.Chain // with jumps that have to be taken away
 	observed := policy.Ruleset{Chains: t.chains(f, names)}
@@ -187,7 +190,7 @@ func (b *backend) jumpLines(ctx context.Context, f policy.Family, t table, names
 		return nil, errTorn
 	}
 	lines := map[string][]string{}
-	for _, e := range merged[postrouting] {
+	for _, e := range merged.entries[postrouting] {
 		if slices.Contains(names, e.target) && strings.Contains(e.text, "\n") {
 			// iptables-restore would read its second line as a command.
 			return nil, fmt.Errorf("delete the jump %s: iptables-restore cannot take a comment with a line feed; delete it with iptables -D",
@@ -209,7 +212,7 @@ func (b *backend) planRemoval(ctx context.Context, f policy.Family, names []stri
 	var tx transaction
 	var lines map[string][]string
 	for _, name := range names {
-		if _, there := t[name]; !there {
+		if _, there := t.entries[name]; !there {
 			continue
 		}
 		tx.delete(name)

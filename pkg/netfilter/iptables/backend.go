@@ -43,6 +43,9 @@ func (b *backend) Observe(ctx context.Context, chains []netfilter.ChainRef) (pol
 			continue
 		}
 		rs.Chains = append(rs.Chains, t.chains(f, names)...)
+		if t.fault != "" {
+			rs.Aliens = append(rs.Aliens, policy.AlienObject{Family: f, Text: t.fault})
+		}
 	}
 	return rs, errors.Join(errs...)
 }
@@ -101,7 +104,7 @@ func (b *backend) readKernel(f policy.Family, names []string) (table, error) {
 	}
 	raw, err := readBlob(f, natTable)
 	if err != nil {
-		return nil, err
+		return table{}, err
 	}
 	return raw.chains(names)
 }
@@ -116,20 +119,23 @@ func (b *backend) readText(ctx context.Context, f policy.Family, names []string)
 	}
 	o, err := b.programs.open(ctx, f, b.choice.Variant)
 	if err != nil {
-		return nil, err
+		return table{}, err
 	}
-	t := table{}
+	t := table{entries: map[string][]entry{}}
 	for _, name := range append([]string{postrouting}, names...) {
 		lines, err := o.list(ctx, name, name != postrouting)
 		if err != nil {
-			return nil, err
+			return table{}, err
 		}
 		listed, err := parseListing(lines)
 		if err != nil {
-			return nil, fmt.Errorf("run %s -t %s -S %s: %w", o.path, natTable, name, err)
+			return table{}, fmt.Errorf("run %s -t %s -S %s: %w", o.path, natTable, name, err)
 		}
 		if entries, there := listed[name]; there {
-			t[name] = entries
+			t.entries[name] = entries
+		}
+		if name == postrouting && slices.Contains(lines, "-P "+postrouting+" DROP") {
+			t.fault = policyFault(f)
 		}
 	}
 	return t, nil
@@ -139,29 +145,29 @@ func (b *backend) readText(ctx context.Context, f policy.Family, names []string)
 // takes its word for those that are unsure. It returns false where the two were
 // read at different times and do not go together.
 func merge(kernel, shown table, names []string) (table, bool) {
-	out := table{}
+	out := table{entries: map[string][]entry{}, fault: kernel.fault}
 	for _, chain := range append([]string{postrouting}, names...) {
-		entries, there := kernel[chain]
-		texts, thereToo := shown[chain]
+		entries, there := kernel.entries[chain]
+		texts, thereToo := shown.entries[chain]
 		if there != thereToo || len(entries) != len(texts) {
-			return nil, false
+			return table{}, false
 		}
 		if !there {
 			continue
 		}
-		out[chain] = []entry{}
+		out.entries[chain] = []entry{}
 		for i, e := range entries {
 			ours := slices.Contains(names, e.target)
 			if ours != slices.Contains(names, texts[i].target) || ours && e.target != texts[i].target {
-				return nil, false
+				return table{}, false
 			}
 			if ours || chain != postrouting {
 				var same bool
 				if e, same = e.merged(texts[i]); !same {
-					return nil, false
+					return table{}, false
 				}
 			}
-			out[chain] = append(out[chain], e)
+			out.entries[chain] = append(out.entries[chain], e)
 		}
 	}
 	return out, true

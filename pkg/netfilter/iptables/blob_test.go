@@ -215,10 +215,10 @@ func blobProperty(t *rapid.T) {
 	head[l.inversions] = rapid.SampledFrom([]byte{0, 0, 0, 1, 2, 8, 0x10, 0x40}).Draw(t, "inversions")
 	b := blobOf(f, head, nil, standard(-5))
 	table, err := b.chains([]string{"X"})
-	if err != nil || len(table["X"]) != 1 || len(table[postrouting]) != 1 || table[postrouting][0].target != "X" {
+	if err != nil || len(table.entries["X"]) != 1 || len(table.entries[postrouting]) != 1 || table.entries[postrouting][0].target != "X" {
 		t.Fatalf("read as %+v, %v", table, err)
 	}
-	r := table["X"][0].rule
+	r := table.entries["X"][0].rule
 	if r.Verdict == policy.Alien {
 		return
 	}
@@ -275,10 +275,10 @@ func TestBlobTargets(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			table, err := blobOf(policy.IPv4, head, tc.matches, tc.target).chains([]string{"X"})
-			if err != nil || len(table["X"]) != 1 {
+			if err != nil || len(table.entries["X"]) != 1 {
 				t.Fatalf("%+v, %v", table, err)
 			}
-			if e := table["X"][0]; e.rule.String() != tc.want || e.unsure != tc.unsure {
+			if e := table.entries["X"][0]; e.rule.String() != tc.want || e.unsure != tc.unsure {
 				t.Errorf("got %q, %v; want %q, %v", e.rule, e.unsure, tc.want, tc.unsure)
 			}
 		})
@@ -316,7 +316,7 @@ func FuzzBlob(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, e := range append(table["X"], table[postrouting]...) {
+		for _, e := range append(table.entries["X"], table.entries[postrouting]...) {
 			if e.rule.Verdict == policy.Alien && strings.TrimSpace(e.rule.Text) == "" {
 				t.Fatal("an alien without a text")
 			}

@@ -147,9 +147,9 @@ func builtInChains() [numHooks]string {
 func (b blob) chains(names []string) (table, error) {
 	p, err := b.parts()
 	if err != nil {
-		return nil, err
+		return table{}, err
 	}
-	t := table{}
+	t := table{entries: map[string][]entry{}}
 	for s := range p.sections() {
 		named := func(name string) bool { return name == string(s.chain) }
 		if s.builtIn && !named(postrouting) || !s.builtIn && !slices.ContainsFunc(names, named) {
@@ -159,7 +159,12 @@ func (b blob) chains(names []string) (table, error) {
 		for r := range p.rules(s) {
 			entries = append(entries, r.entry(p))
 		}
-		t[string(s.chain)] = entries
+		t.entries[string(s.chain)] = entries
+		if s.builtIn {
+			if verdict, _ := p.record(s.end).verdict(); verdict == verdictDrop {
+				t.fault = policyFault(b.family)
+			}
+		}
 	}
 	return t, nil
 }

@@ -208,11 +208,11 @@ func (n *node) readersAgree(names ...string) {
 			n.Fatal(err)
 		}
 		for _, name := range append([]string{postrouting}, names...) {
-			if len(kernel[name]) != len(shown[name]) {
-				n.Fatalf("%s: %d rules in the kernel, %d shown", name, len(kernel[name]), len(shown[name]))
+			if len(kernel.entries[name]) != len(shown.entries[name]) {
+				n.Fatalf("%s: %d rules in the kernel, %d shown", name, len(kernel.entries[name]), len(shown.entries[name]))
 			}
-			for i, k := range kernel[name] {
-				s := shown[name][i]
+			for i, k := range kernel.entries[name] {
+				s := shown.entries[name][i]
 				same := strange(k, names) && strange(s, names) || k.rule.Equal(s.rule)
 				if !same || k.owner != s.owner || slices.Contains(names, s.target) && k.target != s.target {
 					n.Fatalf("%s, rule %d: the kernel has %v, leading to %q, of %v; shown is %s", name, i+1, k.rule, k.target, k.owner, s.text)

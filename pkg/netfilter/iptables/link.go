@@ -69,20 +69,28 @@ func (l *link) read(f policy.Family, names []string) (table, error) {
 	var t table
 	err := l.use(func(c *nflink.Conn) error {
 		return c.Steadily(func() error {
-			t = table{}
+			t = table{entries: map[string][]entry{}}
+			nat, base, err := c.TableAndChain(nflinkFamily(f), natTable, postrouting)
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			t.fault = faultOf(f, nat, base)
 			for _, name := range names {
 				if err := t.add(c, f, name); err != nil {
 					return err
 				}
 			}
-			if len(t) == 0 {
+			if len(t.entries) == 0 {
 				return nil // no chain, no jump to it
 			}
 			return t.add(c, f, postrouting)
 		})
 	})
 	if err != nil {
-		return nil, err
+		return table{}, err
 	}
 	return t, nil
 }
@@ -102,9 +110,9 @@ func (t table) add(c *nflink.Conn, f policy.Family, name string) error {
 			return err
 		}
 	}
-	t[name] = make([]entry, 0, len(rules))
+	t.entries[name] = make([]entry, 0, len(rules))
 	for _, r := range rules {
-		t[name] = append(t[name], compatEntry(f, r))
+		t.entries[name] = append(t.entries[name], compatEntry(f, r))
 	}
 	return nil
 }

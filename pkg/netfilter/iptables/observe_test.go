@@ -84,7 +84,7 @@ func TestObserveEmpty(t *testing.T) {
 				n.Error(err)
 			}
 			for _, f := range policy.Families() {
-				if shown, err := n.readText(n.Context(), f, []string{"IP-MASQ-AGENT"}); err != nil || len(shown["IP-MASQ-AGENT"]) > 0 {
+				if shown, err := n.readText(n.Context(), f, []string{"IP-MASQ-AGENT"}); err != nil || len(shown.entries["IP-MASQ-AGENT"]) > 0 {
 					n.Errorf("%s: shown %v, %v", f, shown, err)
 				}
 			}
@@ -203,11 +203,12 @@ func TestReadersFailOver(t *testing.T) {
 
 // TestMergeBelievesTheUnsure has an extension of a form to come.
 func TestMergeBelievesTheUnsure(t *testing.T) {
-	shown, err := parseListing([]string{"-N X", "-P POSTROUTING ACCEPT", "-A POSTROUTING -j SNAT --to-source 1.2.3.4",
+	listed, err := parseListing([]string{"-N X", "-P POSTROUTING ACCEPT", "-A POSTROUTING -j SNAT --to-source 1.2.3.4",
 		"-A POSTROUTING -m addrtype ! --dst-type LOCAL -j X", "-A X -d 10.0.0.0/8 -j RETURN", "-A X -j MASQUERADE"})
 	if err != nil {
 		t.Fatal(err)
 	}
+	shown := table{entries: listed}
 	kernel := func(unsure bool) table {
 		newer := reading{}
 		newer.rule.To = to("10.0.0.0/8")
@@ -219,7 +220,7 @@ func TestMergeBelievesTheUnsure(t *testing.T) {
 		}
 		masquerade := entry{rule: policy.Rule{Verdict: policy.Masquerade}}
 		jump := entry{rule: policy.Rule{NotToLocal: true, Verdict: policy.Jump}, target: "X"}
-		return table{postrouting: {{rule: policy.Rule{Verdict: policy.Alien}}, jump}, "X": {newer.done(""), masquerade}}
+		return table{entries: map[string][]entry{postrouting: {{rule: policy.Rule{Verdict: policy.Alien}}, jump}, "X": {newer.done(""), masquerade}}}
 	}
 	for unsure, want := range map[bool]policy.Rule{
 		true: {To: to("10.0.0.0/8"), Verdict: policy.Return, Connections: 9},
@@ -230,7 +231,7 @@ func TestMergeBelievesTheUnsure(t *testing.T) {
 		if !same {
 			t.Fatalf("unsure %v: not merged", unsure)
 		}
-		if diff := cmp.Diff(want, merged["X"][0].rule, compareRules()); diff != "" {
+		if diff := cmp.Diff(want, merged.entries["X"][0].rule, compareRules()); diff != "" {
 			t.Errorf("unsure %v (-want +got):\n%s", unsure, diff)
 		}
 		if merged.jumps("X")[0].Verdict != policy.Jump {
@@ -238,14 +239,16 @@ func TestMergeBelievesTheUnsure(t *testing.T) {
 		}
 	}
 	// What was read at different times does not go together.
-	for name, spoil := range map[string]func(table){
-		"a rule more":         func(k table) { k["X"] = append(k["X"], k["X"]...) },
-		"no chain":            func(k table) { delete(k, "X") },
-		"another rule":        func(k table) { k["X"][1].rule.RandomFully = true },
-		"jump at other place": func(k table) { k[postrouting][0], k[postrouting][1] = k[postrouting][1], k[postrouting][0] },
+	for name, spoil := range map[string]func(map[string][]entry){
+		"a rule more":  func(k map[string][]entry) { k["X"] = append(k["X"], k["X"]...) },
+		"no chain":     func(k map[string][]entry) { delete(k, "X") },
+		"another rule": func(k map[string][]entry) { k["X"][1].rule.RandomFully = true },
+		"jump at other place": func(k map[string][]entry) {
+			k[postrouting][0], k[postrouting][1] = k[postrouting][1], k[postrouting][0]
+		},
 	} {
 		k := kernel(true)
-		spoil(k)
+		spoil(k.entries)
 		if _, same := merge(k, shown, []string{"X"}); same {
 			t.Errorf("%s: merged", name)
 		}

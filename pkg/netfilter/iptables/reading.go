@@ -159,15 +159,17 @@ func (e entry) alien() policy.Rule {
 	return policy.Rule{Verdict: policy.Alien, Text: e.text, Connections: e.rule.Connections}
 }
 
-// table holds the entries of those chains of one family's nat table that were
-// asked for and are there.
-type table map[string][]entry
+// table is one family's nat table.
+type table struct {
+	entries map[string][]entry // of those chains that were asked for and are there
+	fault   string             // why the rules of POSTROUTING have no effect, or another one
+}
 
 // chains returns what the table holds of the named chains.
 func (t table) chains(f policy.Family, names []string) []policy.Chain {
 	var out []policy.Chain
 	for _, name := range names {
-		entries, there := t[name]
+		entries, there := t.entries[name]
 		if !there {
 			continue
 		}
@@ -190,7 +192,7 @@ func (t table) chains(f policy.Family, names []string) []policy.Chain {
 // jumps returns the rules of POSTROUTING that lead to the chain.
 func (t table) jumps(name string) []policy.Rule {
 	var out []policy.Rule
-	for _, e := range t[postrouting] {
+	for _, e := range t.entries[postrouting] {
 		if e.target == name {
 			out = append(out, e.rule)
 		}
@@ -206,11 +208,11 @@ func (t table) legible(names []string, terse bool) bool {
 		return !e.unsure && (terse || !alien)
 	}
 	for _, name := range names {
-		for _, e := range t[name] {
+		for _, e := range t.entries[name] {
 			if !known(e) || e.rule.Verdict == policy.Jump && !terse {
 				return false
 			}
 		}
 	}
-	return !slices.ContainsFunc(t[postrouting], func(e entry) bool { return !known(e) && slices.Contains(names, e.target) })
+	return !slices.ContainsFunc(t.entries[postrouting], func(e entry) bool { return !known(e) && slices.Contains(names, e.target) })
 }

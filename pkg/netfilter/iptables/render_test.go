@@ -109,7 +109,7 @@ func TestRenderReads(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := *rs.Find(f, "IP-MASQ-AGENT")
-		got := listed.chains(f, []string{"IP-MASQ-AGENT"})
+		got := table{entries: listed}.chains(f, []string{"IP-MASQ-AGENT"})
 		if diff := cmp.Diff([]policy.Chain{want}, got, compareRules()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", f, diff)
 		}

@@ -164,6 +164,7 @@ func symptomOf(stderr string) symptom {
 		{"xtables lock", lock, false},
 		{"xtables.lock", lock, false},
 		{"is incompatible, use 'nft' tool", mixed, false},
+		{"CHAIN_ADD failed (Operation not supported)", mixed, false},
 		{"missing kernel module", xt, true},
 		{"Couldn't load", xt, true},
 		{"No chain/target/match by that name", xt, false},

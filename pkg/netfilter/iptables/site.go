@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -17,12 +18,45 @@ import (
 )
 
 // Able implements netfilter.Backend: rules are read without a program, but not
-// written.
+// written. Rules that would have no effect are not written either.
 func (b *backend) Able(ctx context.Context, f policy.Family) error {
 	if _, err := b.programs.locate(ctx, baseName(f), b.choice.Variant, "-restore"); err != nil {
 		return unusable(b.choice, err)
 	}
+	// What cannot be read is told by whoever reads the rules.
+	if t, err := b.readKernel(f, nil); err == nil && t.fault != "" {
+		return errors.New(t.fault)
+	}
 	return nil
+}
+
+// faultOf says why the rules of POSTROUTING have no effect, or another one than
+// in a base chain as iptables makes it, and what helps; "" if it is as it should
+// be. ip-masq does not repair it: table nat belongs to every program on the node.
+func faultOf(f policy.Family, t nflink.Table, c *nflink.Chain) string {
+	name := "table " + nflinkFamily(f).String() + " " + natTable
+	made := builtIn(postrouting)
+	dropping := made
+	dropping.Policy = nflink.Drop
+	switch {
+	case t.Dormant():
+		return fmt.Sprintf("%s is dormant, and none of its chains has an effect; activate it with: nft add %s", name, name)
+	case c == nil || c.Base != nil && *c.Base == made: // iptables makes what is missing
+		return ""
+	case c.Base != nil && *c.Base == dropping:
+		return policyFault(f)
+	}
+	has := "no hook"
+	if c.Base != nil && c.Base.Hook < numHooks {
+		has = fmt.Sprintf("type %s hook %s priority %d", c.Base.Type, strings.ToLower(builtInChains()[c.Base.Hook]), c.Base.Priority)
+	}
+	return fmt.Sprintf("chain %s of %s has %s, not type nat hook postrouting priority %d as iptables makes it; "+
+		"delete the chain with nft (iptables then makes it again) and add its other rules again", postrouting, name, has, made.Priority)
+}
+
+func policyFault(f policy.Family) string {
+	return fmt.Sprintf("chain %s of table %s has policy DROP, so traffic that is not masqueraded is dropped; run: %s -t %s -P %s ACCEPT",
+		postrouting, natTable, baseName(f), natTable, postrouting)
 }
 
 // Lacks implements netfilter.Backend. iptables-nft makes table nat and its base
@@ -32,23 +66,20 @@ func (b *backend) Lacks(_ context.Context, f policy.Family) (netfilter.Site, err
 	if b.choice.Variant != netfilter.VariantNFT {
 		return netfilter.SiteThere, nil
 	}
-	missing := netfilter.SiteThere
-	err := b.link.use(func(c *nflink.Conn) error {
-		missing = netfilter.SiteTable
-		if _, err := c.Table(nflinkFamily(f), natTable); err != nil {
-			return err
-		}
-		missing = netfilter.SiteChain
-		if _, err := c.Chain(nflinkFamily(f), natTable, postrouting); err != nil {
-			return err
-		}
-		missing = netfilter.SiteThere
-		return nil
+	var base *nflink.Chain
+	err := b.link.use(func(c *nflink.Conn) (err error) {
+		_, base, err = c.TableAndChain(nflinkFamily(f), natTable, postrouting)
+		return err
 	})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && !notInKernel(err) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || notInKernel(err):
+		return netfilter.SiteTable, nil
+	case err != nil:
 		return netfilter.SiteThere, fmt.Errorf("see whether %s has a table %s (%s): %w", b.choice, natTable, f, err)
+	case base == nil:
+		return netfilter.SiteChain, nil
 	}
-	return missing, nil
+	return netfilter.SiteThere, nil
 }
 
 // Vacate implements netfilter.Backend. It runs no program. What others add
@@ -103,9 +134,14 @@ func vacate(c *nflink.Conn, family nflink.Family, made netfilter.Site) error {
 // vacant reports whether a chain is a base chain as iptables makes it, without a
 // rule in it.
 func vacant(c nflink.Chain) bool {
+	return c.Base != nil && *c.Base == builtIn(c.Name) && c.Use == 0
+}
+
+// builtIn returns how iptables makes a base chain of table nat.
+func builtIn(chain string) nflink.Base {
 	const sourceNAT, destinationNAT = 100, -100 // NF_IP_PRI_NAT_SRC, …_DST
 	var made nflink.Base
-	switch c.Name {
+	switch chain {
 	case postrouting:
 		made = nflink.Base{Hook: unix.NF_INET_POST_ROUTING, Priority: sourceNAT}
 	case "INPUT":
@@ -116,5 +152,5 @@ func vacant(c nflink.Chain) bool {
 		made = nflink.Base{Hook: unix.NF_INET_LOCAL_OUT, Priority: destinationNAT}
 	}
 	made.Type, made.Policy = "nat", nflink.Accept
-	return c.Base != nil && *c.Base == made && c.Use == 0
+	return made
 }

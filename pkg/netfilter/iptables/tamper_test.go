@@ -3,12 +3,14 @@
 package iptables
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -80,6 +82,57 @@ func TestTampering(t *testing.T) {
 					if diff := cmp.Diff(sortedLines(saved[f]), sortedLines(n.save(f))); diff != "" {
 						n.Errorf("%s: not as before (-before +after):\n%s", f, diff)
 					}
+				}
+			})
+		})
+	}
+}
+
+// TestBaseChainWithoutEffect: both readers see it, nothing is written then, and
+// the chain can be removed all the same.
+func TestBaseChainWithoutEffect(t *testing.T) {
+	const chain = "IP-MASQ-AGENT"
+	for name, spoil := range map[string]func(*node, policy.Family){
+		"policy drop": func(n *node, f policy.Family) { n.load(f, ":POSTROUTING DROP [0:0]") },
+		"dormant":     func(n *node, f policy.Family) { n.nft(f, "add table FAMILY nat { flags dormant; }") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inEachVariant(t, func(n *node) {
+				if name == "dormant" && n.choice.Variant == netfilter.VariantLegacy {
+					return // which knows no such thing
+				}
+				want := desired(policy.OwnedBy(owner), basic(chain))
+				n.apply(want)
+				for _, f := range policy.Families() {
+					if err := n.Able(n.Context(), f); err != nil {
+						n.Errorf("%s: not able to write: %v", f, err)
+					}
+					spoil(n, f)
+					if err := n.Able(n.Context(), f); err == nil {
+						n.Errorf("%s: able to write what has no effect", f)
+					}
+					kernel, errKernel := n.readKernel(f, []string{chain})
+					shown, errText := n.readText(n.Context(), f, []string{chain})
+					if err := errors.Join(errKernel, errText); err != nil {
+						n.Fatal(err)
+					}
+					if kernel.fault == "" || name == "policy drop" && shown.fault != kernel.fault {
+						n.Errorf("%s: the kernel has %q, shown is %q", f, kernel.fault, shown.fault)
+					}
+				}
+				if diff := policy.Compare(want, n.observe(refs(want))); len(diff) != len(policy.Families()) {
+					n.Errorf("differences:\n%s", diff)
+				}
+				n.idle("Apply without effect", func() {
+					if err := n.Apply(n.Context(), want, nil); err == nil {
+						n.Error("Apply does not fail")
+					}
+				})
+				if err := n.Remove(n.Context(), refs(want), nil); err != nil {
+					n.Error(err)
+				}
+				if got := n.observe(refs(want)); len(got.Chains) > 0 {
+					n.Errorf("still there: %v", got.Chains)
 				}
 			})
 		})

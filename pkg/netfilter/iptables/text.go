@@ -16,8 +16,8 @@ import (
 // parseListing reads the output of `iptables -S`, by lines, into the chains
 // that it declares. Its rules come out in order; what policy has no terms for
 // becomes an alien.
-func parseListing(lines []string) (table, error) {
-	t := table{}
+func parseListing(lines []string) (map[string][]entry, error) {
+	t := map[string][]entry{}
 	for _, line := range wholeLines(lines) {
 		words, err := split(line)
 		if err != nil {

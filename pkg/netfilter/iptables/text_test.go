@@ -132,7 +132,7 @@ func TestParseListing(t *testing.T) {
 		},
 		Owner: policy.OwnedBy("/var/lib/cni/ip-masq"),
 	}, {Family: policy.IPv4, Name: "EMPTY"}}
-	if diff := cmp.Diff(want, got.chains(policy.IPv4, []string{"X", "EMPTY", "MISSING"}), compareRules()); diff != "" {
+	if diff := cmp.Diff(want, table{entries: got}.chains(policy.IPv4, []string{"X", "EMPTY", "MISSING"}), compareRules()); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 	if _, err := parseListing([]string{`-A X -m comment --comment "open -j RETURN`}); err == nil {

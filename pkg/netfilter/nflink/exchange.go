@@ -38,6 +38,12 @@ func (c *Conn) get(op operation, number uint16) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	return c.answer(op, sequence, number)
+}
+
+// answer returns the attributes of the answer to the request with the sequence
+// number, as get does.
+func (c *Conn) answer(op operation, sequence uint32, number uint16) ([]byte, error) {
 	for {
 		datagram, err := c.receive(op)
 		if err != nil {

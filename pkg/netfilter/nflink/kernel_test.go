@@ -53,6 +53,15 @@ func TestTablesAndChains(t *testing.T) {
 			if one := must[Chain](t)(c.Chain(family, "ip-masq", chain.Name)); !cmp.Equal(one, got[i]) {
 				t.Errorf("%s: one by one it is %+v, in the list %+v", family, one, got[i])
 			}
+			if both, one, err := c.TableAndChain(family, "ip-masq", chain.Name); err != nil || both != table || !cmp.Equal(one, &got[i]) {
+				t.Errorf("%s: in one request %+v and %+v, %v", family, both, one, err)
+			}
+		}
+		if both, one, err := c.TableAndChain(family, "ip-masq", "none"); err != nil || both != table || one != nil {
+			t.Errorf("%s: without the chain %+v and %+v, %v", family, both, one, err)
+		}
+		if _, _, err := c.TableAndChain(family, "none", "none"); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: without the table %v", family, err)
 		}
 		early := must[Chain](t)(c.Chain(family, "other", "early"))
 		if early.Base == nil || early.Base.Priority != -300 || early.Base.Policy != Drop || early.Base.Type != "filter" {

@@ -3,7 +3,9 @@
 package nflink
 
 import (
+	"errors"
 	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -95,6 +97,48 @@ func (c *Conn) Table(family Family, name string) (Table, error) {
 		return Table{}, fmt.Errorf("%s: %w", op, err)
 	}
 	return table, nil
+}
+
+// TableAndChain returns a table and one of its chains, in one request. The chain
+// is nil if it does not exist; for the table that is an error, os.ErrNotExist.
+func (c *Conn) TableAndChain(family Family, table, chain string) (Table, *Chain, error) {
+	ofTable, ofChain := operation{"read table", family, table, ""}, operation{"read chain", family, table, chain}
+	c.request(unix.NFT_MSG_GETTABLE, 0, family)
+	c.out.str(unix.NFTA_TABLE_NAME, table)
+	c.out.endMessage(0)
+	second := c.out.beginMessage(messageType(unix.NFT_MSG_GETCHAIN), 0, family, 0)
+	c.out.str(unix.NFTA_CHAIN_TABLE, table)
+	c.out.str(unix.NFTA_CHAIN_NAME, chain)
+	c.out.endMessage(second)
+	c.sequence += 2
+	setSequence(c.out.b, c.sequence-1)
+	setSequence(c.out.b[second:], c.sequence)
+	if c.out.err != nil {
+		return Table{}, nil, fmt.Errorf("%s: %w", ofTable, c.out.err)
+	}
+	if err := c.write(ofTable, c.out.b); err != nil {
+		return Table{}, nil, err
+	}
+	attrs, err := c.answer(ofTable, c.sequence-1, unix.NFT_MSG_NEWTABLE)
+	if err != nil {
+		return Table{}, nil, err
+	}
+	t, err := decodeTable(attrs)
+	if err != nil {
+		return Table{}, nil, fmt.Errorf("%s: %w", ofTable, err)
+	}
+	attrs, err = c.answer(ofChain, c.sequence, unix.NFT_MSG_NEWCHAIN)
+	if errors.Is(err, os.ErrNotExist) {
+		return t, nil, nil
+	}
+	if err != nil {
+		return Table{}, nil, err
+	}
+	found, _, err := decodeChain(attrs)
+	if err != nil {
+		return Table{}, nil, fmt.Errorf("%s: %w", ofChain, err)
+	}
+	return t, &found, nil
 }
 
 // Tables returns the tables of a family, in the kernel's order.

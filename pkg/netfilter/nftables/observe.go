@@ -32,7 +32,7 @@ func read(conn *nflink.Conn, f policy.Family) (*table, error) {
 	r := reading{conn: conn, family: f, link: headerOf(f).link, table: &table{
 		chains: map[string]*chain{}, sets: map[string]policy.Ranges{},
 	}}
-	found, err := conn.Table(r.link, tableName)
+	found, base, err := conn.TableAndChain(r.link, tableName, baseChain)
 	if errors.Is(err, os.ErrNotExist) {
 		return r.table, nil
 	}
@@ -44,7 +44,8 @@ func read(conn *nflink.Conn, f policy.Family) (*table, error) {
 		r.table.broken = true
 		r.alien("table has flags %#x (dormant?)", found.Flags)
 	}
-	for _, step := range []func() error{r.base, r.rules, r.rest} {
+	r.base(base)
+	for _, step := range []func() error{r.rules, r.rest} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -60,14 +61,11 @@ func wantedBase() nflink.Base {
 	return nflink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nflink.Accept}
 }
 
-// base looks at the base chain. Its hook cannot be changed where it stands.
-func (r *reading) base() error {
-	c, err := r.conn.Chain(r.link, tableName, baseChain)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
+// base looks at the base chain, nil if there is none. Its hook cannot be changed
+// where it stands.
+func (r *reading) base(c *nflink.Chain) {
+	if c == nil {
+		return
 	}
 	r.seen++
 	r.table.hooked = c.Base != nil && *c.Base == wantedBase()
@@ -75,7 +73,6 @@ func (r *reading) base() error {
 		r.table.broken = true
 		r.alien("chain %s is not the base chain that it should be", baseChain)
 	}
-	return nil
 }
 
 func (r *reading) rules() error {

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestBaseChainWithoutEffect spoils what the chain stands in: the rules are all
+// there, and packets are not judged by them. In the table that iptables shares with
+// other programs that is reported, with a remedy, and ADD fails; in the tables that
+// ip-masq owns it is repaired.
+func TestBaseChainWithoutEffect(t *testing.T) {
+	const rehook = "flush chain FAM nat POSTROUTING; delete chain FAM nat POSTROUTING; add chain FAM nat POSTROUTING "
+	const jump = "; add rule FAM nat POSTROUTING fib daddr type != local counter jump IP-MASQ-AGENT"
+	const ownRehook = "flush chain FAM ip-masq postrouting; delete chain FAM ip-masq postrouting; add chain FAM ip-masq postrouting "
+	const ownJump = "; add rule FAM ip-masq postrouting fib daddr type != local jump masq-IP-MASQ-AGENT"
+	const hooked = "{ type nat hook postrouting priority 100; }"
+	for _, f := range forms() {
+		for name, c := range map[string]struct {
+			nft, restore string   // how it is spoiled, by nft or by iptables-restore
+			dead         bool     // and packets are not masqueraded any more
+			says         []string // nothing where the next ADD repairs it
+			remedy       string   // of those; "" is iptables -t nat -P POSTROUTING ACCEPT
+		}{
+			"nftables, dormant":        {nft: "add table FAM ip-masq { flags dormant; }", dead: true},
+			"nftables, no hook":        {nft: ownRehook + ownJump, dead: true},
+			"nftables, other hook":     {nft: ownRehook + "{ type nat hook input priority 101; }", dead: true},
+			"nftables, other type":     {nft: ownRehook + "{ type filter hook postrouting priority 101; }", dead: true},
+			"nftables, other priority": {nft: ownRehook + "{ type nat hook postrouting priority 99; }" + ownJump},
+			"nftables, policy drop":    {nft: "add chain FAM ip-masq postrouting { policy drop; }"},
+			"iptables-nft, dormant": {nft: "add table FAM nat { flags dormant; }", dead: true,
+				says: []string{"table FAM nat is dormant", "nft add table FAM nat"}, remedy: "add table FAM nat"},
+			"iptables-nft, no hook": {nft: rehook + jump, dead: true,
+				says: []string{"POSTROUTING of table FAM nat has no hook", "delete the chain"}, remedy: rehook + hooked + jump},
+			"iptables-nft, other hook": {nft: rehook + "{ type nat hook input priority 100; }", dead: true,
+				says: []string{"POSTROUTING of table FAM nat has type nat hook input priority 100", "delete the chain"}, remedy: rehook + hooked + jump},
+			"iptables-nft, other priority": {nft: rehook + "{ type nat hook postrouting priority 50; }" + jump,
+				says: []string{"POSTROUTING of table FAM nat has type nat hook postrouting priority 50"}, remedy: rehook + hooked + jump},
+			"iptables-nft, policy drop":    {nft: "add chain FAM nat POSTROUTING { policy drop; }", says: []string{"policy DROP", "-P POSTROUTING ACCEPT"}},
+			"iptables-legacy, policy drop": {restore: ":POSTROUTING DROP [0:0]", says: []string{"policy DROP", "-P POSTROUTING ACCEPT"}},
+		} {
+			if !strings.HasPrefix(name, f.name+",") {
+				continue
+			}
+			t.Run(name, func(t *testing.T) {
+				n := newNode(t, f)
+				keys := dualStack(nil)
+				n.conflist(t, "podnet", keys)
+				pods, conf := podAlone(n.pod(t, "podnet")), n.conf(t, "podnet", keys)
+				judged := func(masqueraded bool) {
+					t.Helper()
+					pods.verdicts(t, n, masqueraded, flows{"pod": "1.2.3.4 2001:db8:5::5"})
+				}
+				judged(true)
+				for range 3 {
+					n.makeSure(t, conf) // the last one by the seal
+				}
+				for _, family := range families() {
+					words := strings.NewReplacer("FAM", family[1])
+					if c.nft != "" {
+						n.feed(t, words.Replace(c.nft)+"\n", "nft", "-f", "-")
+					} else {
+						n.feed(t, "*nat\n"+c.restore+"\nCOMMIT\n", family[0]+"-"+f.variant+"-restore", "--noflush")
+					}
+				}
+				judged(!c.dead)
+
+				says := func(family string) (all []string) {
+					for _, s := range c.says {
+						all = append(all, strings.ReplaceAll(s, "FAM", family))
+					}
+					return all
+				}
+				n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101, append(says("ip"), says("ip6")...)...)
+				stdout, stderr, code := n.reconciler(t, "check")
+				if code != 3 {
+					t.Errorf("check: exit code %d, want 3\n%s%s", code, stdout, stderr)
+				}
+				for _, s := range append(says("ip"), says("ip6")...) {
+					if !strings.Contains(stdout, s) {
+						t.Errorf("check does not say %q:\n%s", s, stdout)
+					}
+				}
+				if c.says != nil {
+					before := n.snapshot(t)
+					n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, append(says("ip"), says("ip6")...)...)
+					n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", dualStack(object{"masqLinkLocal": true}))}).want(t, 100, says("ip")...)
+					n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, says("ip")...)
+					n.unchanged(t, before)
+					for _, family := range families() {
+						if c.remedy == "" {
+							n.tool(t, family[0], "-t", "nat", "-P", "POSTROUTING", "ACCEPT")
+						} else {
+							n.feed(t, strings.ReplaceAll(c.remedy, "FAM", family[1])+"\n", "nft", "-f", "-")
+						}
+					}
+				}
+				n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
+				n.makeSure(t, conf).quiet(t)
+				judged(true)
+			})
+		}
+	}
+}
