@@ -124,6 +124,18 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
+// TestCheckWritesNothing: where the dataDir is empty, as cleanup leaves one that is
+// mounted by itself, CHECK reports the drift and makes no file.
+func TestCheckWritesNothing(t *testing.T) {
+	n := newNode(t, forms()[0])
+	must(t, os.Mkdir(n.dataDir, 0o700))
+	conf := n.conf(t, "podnet", nil)
+	n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101)
+	if files, err := os.ReadDir(n.dataDir); err != nil || len(files) > 0 {
+		t.Errorf("%s has %v, %v", n.dataDir, files, err)
+	}
+}
+
 // someLife is what a node has where others are.
 func someLife(t *testing.T, n *node) {
 	t.Helper()

@@ -47,6 +47,11 @@ Exit codes: 0 all is well, 1 error, 2 mistake in the command line, 3 drift found
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
 		RunE:              func(c *cobra.Command, _ []string) error { return a.run(c.Context()) },
+		PersistentPreRun: func(c *cobra.Command, _ []string) {
+			if c.HasParent() && c.Name() != "run" { // which has a log for them
+				a.warnOfInert(func(text string) { fmt.Fprintln(a.err, "warning:", text) })
+			}
+		},
 	}
 	root.SetOut(a.out)
 	root.SetErr(a.err)
@@ -108,6 +113,10 @@ func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
 		}
 		if err := f.apply(&s); err != nil {
 			return s, usageError{fmt.Errorf("--%s: %w", f.name, err)}
+		}
+		if f.key == "resync_interval" && s.Agent == nil {
+			// Of the agents' flags this one alone is no key of [agent].
+			s.Agent = new(config.AgentPolicy)
 		}
 	}
 	return s, err

@@ -99,6 +99,15 @@ func (f *inertFlag) Set(string) error {
 	return nil
 }
 
+// warnOfInert warns of each flag that was given and means nothing here.
+func (a *app) warnOfInert(warn func(text string)) {
+	for _, f := range a.inert {
+		if f.given {
+			warn("flag --" + f.name + " is accepted and does nothing: logs go to stderr")
+		}
+	}
+}
+
 func (a *app) addFlags(root *cobra.Command) {
 	flags := root.PersistentFlags()
 	flags.SortFlags = false

@@ -63,10 +63,14 @@ func complete(root *cobra.Command) {
 			}
 		}
 	}
-	// Its own command would take a shell that it does not know for a wish for help.
+	// Its own command would take a shell that it does not know for a wish for help,
+	// and call an argument behind one that it knows no mistake in the command line.
 	root.InitDefaultCompletionCmd()
 	if c, _, err := root.Find([]string{"completion"}); err == nil {
 		c.Args, c.RunE = noArguments, func(c *cobra.Command, _ []string) error { return c.Help() }
+		for _, shell := range c.Commands() {
+			shell.Args = noArguments
+		}
 	}
 	for _, name := range directories {
 		_ = root.MarkPersistentFlagDirname(name)

@@ -55,11 +55,7 @@ func (a *app) run(ctx context.Context) error {
 	k := &keeper{app: a, log: a.logger(current), drivers: drivers(forRepair), hangup: make(chan os.Signal, 1)}
 	signal.Notify(k.hangup, syscall.SIGHUP)
 	defer signal.Stop(k.hangup)
-	for _, f := range a.inert {
-		if f.given {
-			k.log.Warn("flag --" + f.name + " is accepted and does nothing: logs go to stderr")
-		}
-	}
+	a.warnOfInert(func(text string) { k.log.Warn(text) })
 	k.monitor = telemetry.New(telemetry.Options{
 		Version: version, View: k.view, Foreign: k.foreign, PluginVersion: k.plugin.version, Written: k.written,
 		Warn: func(err error) { k.log.Warn(err.Error()) },

@@ -63,7 +63,7 @@ func (n *node) makeSure(ctx context.Context) error {
 			return nil
 		}
 	}
-	lock, err := n.lock(ctx)
+	lock, err := n.lock(ctx, n.Dir.Lock)
 	if err != nil {
 		return n.withoutLock(ctx, state, own, err)
 	}

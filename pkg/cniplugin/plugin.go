@@ -96,10 +96,10 @@ func (n *node) source() policy.Source {
 }
 
 // lock takes the lock of the dataDir, for as long as the plugin may wait.
-func (n *node) lock(ctx context.Context) (*store.Lock, error) {
+func (n *node) lock(ctx context.Context, take func(context.Context) (*store.Lock, error)) (*store.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, n.plugin.LockWait)
 	defer cancel()
-	return n.Dir.Lock(ctx)
+	return take(ctx)
 }
 
 func (n *node) release(l *store.Lock) { n.Warn(l.Release()) }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -41,7 +40,7 @@ func (n *node) repair(ctx context.Context) error {
 	if state == nil || n.Look(ctx, state.Contributions, state.Record).Right() {
 		return nil
 	}
-	lock, err := n.lock(ctx)
+	lock, err := n.lock(ctx, n.Dir.Lock)
 	if err != nil {
 		return err
 	}
@@ -77,14 +76,10 @@ func (p *Plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	if _, err := n.admit(); err != nil {
 		return err
 	}
-	err := n.verify(ctx)
-	if err == nil {
+	if n.verify(ctx) == nil {
 		return nil
 	}
-	if _, absent := os.Lstat(n.Dir.Path()); errors.Is(absent, os.ErrNotExist) {
-		return withCode(codeDrift, err) // the lock would make it
-	}
-	if lock, err := n.lock(ctx); err == nil {
+	if lock, err := n.lock(ctx, n.Dir.LockToRead); err == nil {
 		defer n.release(lock)
 	} else {
 		n.Warn(err)

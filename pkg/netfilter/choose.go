@@ -53,19 +53,15 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 		}
 		candidates = Drivers{d}
 	}
-	var failures []error
 	for _, d := range candidates {
-		inUse, err := d.Uses(ctx, chain)
-		if err != nil {
-			failures = append(failures, err)
-		}
+		inUse, _ := d.Uses(ctx, chain)
 		for _, c := range inUse {
-			if c, err = d.Probe(ctx, c.Variant); err == nil {
+			if c, err := d.Probe(ctx, c.Variant); err == nil {
 				return c, nil
 			}
-			failures = append(failures, err)
 		}
 	}
+	var failures []error // what failed above fails here once more
 	for _, d := range candidates {
 		c, err := d.Probe(ctx, "")
 		if err == nil {

@@ -5,8 +5,6 @@ package reconcile
 import (
 	"context"
 	"errors"
-	"io/fs"
-	"os"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 )
@@ -18,12 +16,9 @@ func (n *Node) Check(ctx context.Context) *Report {
 	if !r.Differs() {
 		return r
 	}
-	if _, err := os.Lstat(n.Dir.Path()); errors.Is(err, fs.ErrNotExist) {
-		return r // the lock would make it
-	}
 	wait, cancel := context.WithTimeout(ctx, n.LockWait)
 	defer cancel()
-	lock, err := n.Dir.Lock(wait)
+	lock, err := n.Dir.LockToRead(wait)
 	if err != nil {
 		r.warn(err)
 		return r

@@ -143,7 +143,7 @@ func (r *Report) chainProblem(topic Topic, chain string, err error) {
 }
 
 func (r *Report) warn(err error) {
-	if err != nil {
+	if err != nil && !slices.ContainsFunc(r.Warnings, func(w error) bool { return w.Error() == err.Error() }) {
 		r.Warnings = append(r.Warnings, err)
 	}
 }

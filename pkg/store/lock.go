@@ -29,9 +29,21 @@ type Lock struct {
 // ctx ends first the error is an ErrBusy. Where the file system is read-only the
 // lock can be had all the same if its file exists: rules may need a repair that
 // no document needs.
-func (d *Dir) Lock(ctx context.Context) (*Lock, error) {
+func (d *Dir) Lock(ctx context.Context) (*Lock, error) { return d.lock(ctx, true) }
+
+// LockToRead takes the lock as Lock does, and creates nothing. Where there is no
+// lock file, nobody holds the lock, and the Lock is nil.
+func (d *Dir) LockToRead(ctx context.Context) (*Lock, error) {
+	l, err := d.lock(ctx, false)
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return l, err
+}
+
+func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 	for {
-		l, err := d.openLock()
+		l, err := d.openLock(create)
 		if err != nil {
 			return nil, err
 		}
@@ -50,12 +62,12 @@ func (d *Dir) Lock(ctx context.Context) (*Lock, error) {
 
 const lockOp = "lock"
 
-func (d *Dir) openLock() (*Lock, error) {
-	root, err := d.makeDataDir()
+func (d *Dir) openLock(create bool) (*Lock, error) {
+	root, err := d.descend(create)
 	if err != nil {
 		return nil, err
 	}
-	fd, err := root.openLock()
+	fd, err := root.openLock(create)
 	if err != nil {
 		root.close()
 		return nil, err
@@ -68,12 +80,12 @@ func (d *Dir) openLock() (*Lock, error) {
 
 // openLock opens the lock file. Whoever makes it makes the dataDir durable too:
 // it comes before the first document.
-func (f *folder) openLock() (int, error) {
+func (f *folder) openLock(create bool) (int, error) {
 	fd, _, err := f.open(lockOp, lockFile, unix.O_RDWR)
 	switch {
 	case errors.Is(err, unix.EROFS):
 		fd, _, err = f.open(lockOp, lockFile, unix.O_RDONLY)
-	case errors.Is(err, os.ErrNotExist):
+	case create && errors.Is(err, os.ErrNotExist):
 		if fd, err = f.create(lockOp, lockFile); err == nil {
 			err = errors.Join(unix.Close(fd), f.sync(), f.syncParent())
 		}
@@ -131,9 +143,9 @@ func (l *Lock) fd() int { return int(l.file.Fd()) }
 func (l *Lock) File() *os.File { return l.file }
 
 // Release ends the lock and discards what is staged and not committed. It does
-// not take the lock from children that inherited it. Twice is fine.
+// not take the lock from children that inherited it. Twice is fine, and so is nil.
 func (l *Lock) Release() error {
-	if l.file == nil {
+	if l == nil || l.file == nil {
 		return nil
 	}
 	var errs []error

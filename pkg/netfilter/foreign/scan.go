@@ -62,9 +62,6 @@ func withTables(body func(*nflink.Conn) error) error {
 	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil
 	}
-	if errors.Is(err, fs.ErrPermission) {
-		err = fmt.Errorf("%w; CAP_NET_ADMIN is needed", err)
-	}
 	return err
 }
 

@@ -229,20 +229,10 @@ func (b *backend) planRemoval(ctx context.Context, f policy.Family, names []stri
 }
 
 // referrers returns an error that names the rules elsewhere that lead to one of
-// the chains: nobody can remove it while there are such.
+// the chains: nobody can remove it while there are such. It is asked after a
+// failure, and what stands in its own way is no news then.
 func (b *backend) referrers(ctx context.Context, f policy.Family, names []string) error {
-	o, err := b.programs.open(ctx, f, b.choice.Variant)
-	if err != nil {
-		return err
-	}
-	out, err := run(ctx, b.programs.env, nil, nil, o.path, "-t", natTable, "-S")
-	if err != nil {
-		return err
-	}
-	t, err := parseListing(strings.Split(string(out), "\n"))
-	if err != nil {
-		return err
-	}
+	t, _ := b.listing(ctx, f)
 	var errs []error
 	for _, chain := range slices.Sorted(maps.Keys(t)) {
 		for _, e := range t[chain] {
@@ -252,4 +242,17 @@ func (b *backend) referrers(ctx context.Context, f policy.Family, names []string
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// listing reads all of table nat as iptables shows it.
+func (b *backend) listing(ctx context.Context, f policy.Family) (map[string][]entry, error) {
+	o, err := b.programs.open(ctx, f, b.choice.Variant)
+	if err != nil {
+		return nil, err
+	}
+	out, err := run(ctx, b.programs.env, nil, nil, o.path, "-t", natTable, "-S")
+	if err != nil {
+		return nil, err
+	}
+	return parseListing(strings.Split(string(out), "\n"))
 }

@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,15 +84,15 @@ func (d *Driver) Uses(ctx context.Context, chain string) ([]netfilter.Choice, er
 
 // has reports whether one of the chains stands in the table, in any family.
 func (d *Driver) has(ctx context.Context, variant, tableName string, chains ...string) (bool, error) {
-	var errs []error
+	var failed error
 	for _, f := range policy.Families() {
 		there, err := d.familyHas(ctx, f, variant, tableName, chains)
 		if there {
 			return true, nil
 		}
-		errs = append(errs, err)
+		failed = cmp.Or(failed, err) // the other family's is the same
 	}
-	return false, errors.Join(errs...)
+	return false, failed
 }
 
 func (d *Driver) familyHas(ctx context.Context, f policy.Family, variant, tableName string, chains []string) (bool, error) {

@@ -40,14 +40,14 @@ type notFoundError struct {
 }
 
 func (e *notFoundError) Error() string {
-	where := "PATH names no directory to search"
+	where := "it names no directory to search"
 	if len(e.searched) > 0 {
-		where = "not in " + strings.Join(e.searched, ", ")
+		where = "searched " + strings.Join(e.searched, ", ")
 	}
 	if len(e.passed) > 0 {
 		where += "; passed over " + strings.Join(e.passed, ", ")
 	}
-	return fmt.Sprintf("find %s: %s; install iptables, or add the directory that holds it (often /usr/sbin) to PATH",
+	return fmt.Sprintf("find %s: not found; install iptables, or add the directory that holds it (often /usr/sbin) to PATH; %s",
 		strings.Join(e.names, " or "), where)
 }
 

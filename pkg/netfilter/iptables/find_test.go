@@ -113,7 +113,7 @@ func TestFind(t *testing.T) {
 			name:    "program that others may write",
 			entries: map[string]string{"a": "dir 755", "a/iptables-nft": "file 777"},
 			order:   []string{"a", "a/iptables-nft"},
-			path:    "ROOT/a", fails: []string{"ROOT/a/iptables-nft (writable by others)", "not in ROOT/a"},
+			path:    "ROOT/a", fails: []string{"ROOT/a/iptables-nft (writable by others)", "searched ROOT/a"},
 		},
 		{
 			name:    "link into a directory that others may write",
@@ -138,7 +138,7 @@ func TestFind(t *testing.T) {
 		},
 		{
 			name: "absent", path: "ROOT/none",
-			fails: []string{"find iptables-nft or iptables", "not in ROOT/none (absent)", "/usr/sbin"},
+			fails: []string{"find iptables-nft or iptables", "searched ROOT/none (absent)", "/usr/sbin"},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -117,7 +117,7 @@ func TestProgramMissing(t *testing.T) {
 			n.Errorf("got %s", d)
 		}
 		err = opened.Apply(n.Context(), want, nil)
-		if err == nil || !strings.Contains(err.Error(), "find iptables-"+n.choice.Variant+" or iptables: not in /nowhere (absent)") {
+		if err == nil || !strings.Contains(err.Error(), "find iptables-"+n.choice.Variant+" or iptables: not found; ") {
 			n.Errorf("got %v", err)
 		}
 	})
@@ -196,7 +196,7 @@ func TestReadersFailOver(t *testing.T) {
 	}
 	cut()
 	nowhere := &backend{choice: n.choice, programs: newPrograms("/nowhere"), link: n.link}
-	if _, err := nowhere.Observe(n.Context(), refs(want)); err == nil || !strings.Contains(err.Error(), "not in /nowhere") {
+	if _, err := nowhere.Observe(n.Context(), refs(want)); err == nil || !strings.Contains(err.Error(), "searched /nowhere") {
 		n.Errorf("got %v", err)
 	}
 }

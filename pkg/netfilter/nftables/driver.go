@@ -140,11 +140,10 @@ func (d *Driver) dial() (*nflink.Conn, error) {
 	return d.conn, nil
 }
 
-// usable says what to do about a kernel or a user that cannot.
+// usable says what to do about a kernel that cannot. What a user lacks nflink says.
 func usable(err error) error {
-	remedy := "the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB); try: modprobe nf_tables"
-	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-		remedy = "CAP_NET_ADMIN is needed in the network namespace"
+	if !errors.Is(err, unix.EPERM) {
+		err = fmt.Errorf("%w; the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB); try: modprobe nf_tables", err)
 	}
-	return fmt.Errorf("nftables: %w: %w: %s", netfilter.ErrUnusable, err, remedy)
+	return fmt.Errorf("nftables: %w: %w", netfilter.ErrUnusable, err)
 }
