@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -51,12 +52,13 @@ func (it *attrIter) next() bool {
 // maxAttr is above every attribute number that is looked up in an attrTable.
 const maxAttr = 20
 
-// attrTable holds attributes by number; higher numbers are of no interest.
-// Getters of required attributes note in bad what is missing or misshapen, so
-// that a decoder asks once, at its end.
+// attrTable holds attributes by number; of higher numbers it only notes that they
+// are there. Getters of required attributes note in bad what is missing or
+// misshapen, so that a decoder asks once, at its end.
 type attrTable struct {
-	at  [maxAttr][]byte
-	bad bool
+	at     [maxAttr][]byte
+	bad    bool
+	unread uint32 // the attributes that are not 0 and that no getter has returned, a bit each
 }
 
 func (t *attrTable) parse(b []byte) {
@@ -66,8 +68,21 @@ func (t *attrTable) parse(b []byte) {
 		if it.typ < maxAttr {
 			t.at[it.typ] = it.data
 		}
+		if !zero(it.data) {
+			t.unread |= 1 << min(it.typ, maxAttr)
+		}
 	}
 	t.bad = it.malformed
+}
+
+// zero reports whether an attribute is padding, or has the value that a kernel
+// gives to what it knows and an older one does not, as long as nobody uses it.
+func zero(data []byte) bool { return !slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) }
+
+// get returns the data of an attribute, nil if it is not there.
+func (t *attrTable) get(typ uint16) []byte {
+	t.unread &^= 1 << typ
+	return t.at[typ]
 }
 
 // has is about presence; the data of a present attribute is never nil.
@@ -75,19 +90,21 @@ func (t *attrTable) has(typ uint16) bool { return t.at[typ] != nil }
 
 // u32 returns a required number. nf_tables has its integers in network order.
 func (t *attrTable) u32(typ uint16) uint32 {
-	if len(t.at[typ]) != 4 {
+	v := t.get(typ)
+	if len(v) != 4 {
 		t.bad = true
 		return 0
 	}
-	return binary.BigEndian.Uint32(t.at[typ])
+	return binary.BigEndian.Uint32(v)
 }
 
 func (t *attrTable) u64(typ uint16) uint64 {
-	if len(t.at[typ]) != 8 {
+	v := t.get(typ)
+	if len(v) != 8 {
 		t.bad = true
 		return 0
 	}
-	return binary.BigEndian.Uint64(t.at[typ])
+	return binary.BigEndian.Uint64(v)
 }
 
 // optU32 returns 0 for an attribute that is not there.
@@ -109,12 +126,12 @@ func (t *attrTable) str(typ uint16) string {
 	if !t.has(typ) {
 		t.bad = true
 	}
-	return string(untilNUL(t.at[typ]))
+	return string(untilNUL(t.get(typ)))
 }
 
 // value returns the bytes of a nested NFTA_DATA_VALUE.
 func (t *attrTable) value(typ uint16) []byte {
-	v := dataValue(t.at[typ])
+	v := dataValue(t.get(typ))
 	if v == nil {
 		t.bad = true
 	}

@@ -262,15 +262,20 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 	}
 }
 
-func TestNewAttributesAreIgnored(t *testing.T) {
+// TestNewAttributes: an attribute of a kernel that is newer than this program
+// makes the expression unknown, unless it is 0, which stands for what was before.
+func TestNewAttributes(t *testing.T) {
 	for _, e := range everyExpr() {
-		got := decodeExpr(expr(e.Name(), func(w *attrWriter) {
-			w.bytes(maxAttr-1, []byte("new"))
-			e.encode(w)
-			w.bytes(maxAttr+100, []byte("newer"))
-		}))
-		if diff := cmp.Diff(e, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
+		for value, want := range map[uint32]Expr{0: e, 1: Unknown{e.Name()}} {
+			for _, attr := range []uint16{maxAttr - 1, maxAttr + 100} {
+				got := decodeExpr(expr(e.Name(), func(w *attrWriter) {
+					w.u32(attr, value)
+					e.encode(w)
+				}))
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("attribute %d is %d (-want +got):\n%s", attr, value, diff)
+				}
+			}
 		}
 	}
 }

@@ -22,7 +22,8 @@ func decodeExpr(b []byte) Expr {
 	}
 	var t attrTable
 	t.parse(data)
-	if e := decodeKnown(name, &t); e != nil && !t.bad && !it.malformed {
+	// An attribute that is not known may change what the expression does.
+	if e := decodeKnown(name, &t); e != nil && !t.bad && !it.malformed && t.unread == 0 {
 		return e
 	}
 	return Unknown{Kind: string(name)}
@@ -113,7 +114,7 @@ func decodeKnown(name []byte, t *attrTable) Expr {
 func decodeImmediate(t *attrTable) Expr {
 	dreg := t.reg(unix.NFTA_IMMEDIATE_DREG)
 	var data attrTable
-	data.parse(t.at[unix.NFTA_IMMEDIATE_DATA])
+	data.parse(t.get(unix.NFTA_IMMEDIATE_DATA))
 	t.bad = t.bad || data.bad
 	if dreg != unix.NFT_REG_VERDICT {
 		return Immediate{dreg, t.value(unix.NFTA_IMMEDIATE_DATA)}
@@ -133,5 +134,5 @@ func (t *attrTable) reg(typ uint16) Register { return canonical(t.u32(typ)) }
 // info returns bytes that must be there, if only none.
 func (t *attrTable) info(typ uint16) []byte {
 	t.bad = t.bad || !t.has(typ)
-	return t.at[typ]
+	return t.get(typ)
 }

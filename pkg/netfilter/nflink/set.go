@@ -4,9 +4,12 @@ package nflink
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,9 +23,10 @@ const (
 
 // Numbers that golang.org/x/sys/unix does not have.
 const (
-	attrElemKeyEnd      = 10  // NFTA_SET_ELEM_KEY_END
-	attrElemExpressions = 11  // NFTA_SET_ELEM_EXPRESSIONS
-	flagElemCatchall    = 0x2 // NFT_SET_ELEM_CATCHALL
+	attrSetExpr         = 17 // NFTA_SET_EXPR
+	attrSetExpressions  = 18 // NFTA_SET_EXPRESSIONS
+	attrElemKeyEnd      = 10 // NFTA_SET_ELEM_KEY_END
+	attrElemExpressions = 11 // NFTA_SET_ELEM_EXPRESSIONS
 )
 
 // Set is a set, or map, of nf_tables.
@@ -32,10 +36,34 @@ type Set struct {
 	Flags   uint32 // NFT_SET_*
 	KeyType uint32 // TypeIPv4, TypeIPv6 or another of nft's numbers
 	KeyLen  uint32 // bytes
+	Size    uint32 // the most elements that it takes; 0 is any number
+	// Other names what else bears on what it holds or may hold, each after a comma.
+	Other string
 }
 
 // Interval reports whether elements are ends of ranges rather than single keys.
 func (s Set) Interval() bool { return s.Flags&unix.NFT_SET_INTERVAL != 0 }
+
+// Plain reports whether it is a set of ranges as AddSet makes it: without a limit,
+// and with elements that stay until somebody deletes them.
+func (s Set) Plain() bool {
+	return s.Flags == unix.NFT_SET_INTERVAL && s.Size == 0 && s.Other == ""
+}
+
+// Traits writes what Plain goes by, as nft names it.
+func (s Set) Traits() string {
+	var flags []string
+	for i, name := range []string{"anonymous", "constant", "interval", "map", "timeout", "dynamic", "object", "concat", "expression"} {
+		if s.Flags&(1<<i) != 0 {
+			flags = append(flags, name)
+		}
+	}
+	text := "flags " + cmp.Or(strings.Join(flags, ","), "0")
+	if s.Size != 0 {
+		text += fmt.Sprintf(", size %d", s.Size)
+	}
+	return text + s.Other
+}
 
 // Set returns a set, or an error that is os.ErrNotExist if the set or the table
 // does not exist.
@@ -80,7 +108,22 @@ func decodeSet(attrs []byte) (Set, error) {
 		KeyType: t.optU32(unix.NFTA_SET_KEY_TYPE),
 		KeyLen:  t.u32(unix.NFTA_SET_KEY_LEN),
 	}
-	if t.bad {
+	// What has a higher number describes the set as it is: its type, its length.
+	var desc attrTable
+	desc.parse(t.at[unix.NFTA_SET_DESC])
+	s.Size = desc.optU32(unix.NFTA_SET_DESC_SIZE)
+	for _, a := range []struct {
+		attr uint16
+		name string
+	}{
+		{unix.NFTA_SET_DATA_TYPE, "data"}, {unix.NFTA_SET_POLICY, "policy"}, {unix.NFTA_SET_TIMEOUT, "timeout"},
+		{unix.NFTA_SET_GC_INTERVAL, "gc-interval"}, {unix.NFTA_SET_OBJ_TYPE, "objects"}, {attrSetExpr, "expressions"}, {attrSetExpressions, "expressions"},
+	} {
+		if t.has(a.attr) {
+			s.Other += ", " + a.name
+		}
+	}
+	if t.bad || desc.bad {
 		return Set{}, errMalformed
 	}
 	return s, nil
@@ -101,8 +144,8 @@ type Element struct {
 func (e *Element) Key() (key []byte, end bool) { return e.key[:e.size], e.end }
 
 // Special reports whether the element is more than a key of at most 16 bytes:
-// the catch-all, which has none, or one with an expression that may keep it from
-// matching.
+// the catch-all, which has none, or one with an expression, or with what is not
+// known here, that may keep it from matching.
 func (e *Element) Special() bool { return e.special }
 
 // Elements returns the elements of a set in no certain order, or an error that
@@ -165,10 +208,15 @@ func decodeElement(b []byte) (e Element, last []byte, ok bool) {
 			if len(it.data) != 4 {
 				return e, nil, false
 			}
-			e.end = it.data[3]&unix.NFT_SET_ELEM_INTERVAL_END != 0
-			e.special = e.special || it.data[3]&flagElemCatchall != 0
+			flags := binary.BigEndian.Uint32(it.data)
+			e.end = flags&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			e.special = e.special || flags&^unix.NFT_SET_ELEM_INTERVAL_END != 0
+		case unix.NFTA_SET_ELEM_DATA, unix.NFTA_SET_ELEM_OBJREF: // of a map
+		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_USERDATA, unix.NFTA_SET_ELEM_PAD:
 		case unix.NFTA_SET_ELEM_EXPR, attrElemExpressions:
 			e.special = true
+		default:
+			e.special = e.special || !zero(it.data)
 		}
 	}
 	return e, last, !it.malformed && (e.size > 0 || e.special)

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -96,7 +97,9 @@ func (b *backend) Remove(_ context.Context, chains []netfilter.ChainRef, _ *os.F
 }
 
 // write carries out what is planned for the tables as they are. Where others
-// changed meanwhile what the plan was about, it begins anew.
+// changed meanwhile what the plan was about, it begins anew. What the kernel
+// refuses all the same is written as new tables: what is wrong with those that
+// are there may not show when they are read.
 func (b *backend) write(planFor func(policy.Family, *table) *plan) error {
 	const times = 3
 	var err error
@@ -104,6 +107,20 @@ func (b *backend) write(planFor func(policy.Family, *table) *plan) error {
 		err = b.writeOnce(planFor)
 		if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrExist) {
 			break
+		}
+	}
+	var refused *nflink.Error
+	if errors.As(err, &refused) && !errors.Is(err, os.ErrPermission) {
+		again := b.writeOnce(func(f policy.Family, t *table) *plan {
+			p := planFor(f, t)
+			if t.exists && !p.empty() {
+				t.broken = true
+				p = planFor(f, t)
+			}
+			return p
+		})
+		if again == nil {
+			return nil
 		}
 	}
 	return err

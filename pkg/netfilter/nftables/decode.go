@@ -20,7 +20,7 @@ type decoded struct {
 }
 
 // decode reads a rule that encode could have written. Whatever else it is, in
-// part or in whole, it is an alien.
+// part or in whole, it is an alien; so is one with a set that is not ours.
 func decode(f policy.Family, exprs []nflink.Expr, sets func(string) (policy.Ranges, error)) (decoded, error) {
 	d := decoder{header: headerOf(f), rest: exprs}
 	for len(d.rest) > 0 && !d.alien {
@@ -33,6 +33,9 @@ func decode(f policy.Family, exprs []nflink.Expr, sets func(string) (policy.Rang
 		ranges, err := sets(d.out.set)
 		if err != nil {
 			return decoded{}, err
+		}
+		if ranges == nil {
+			return decoded{rule: alienRule(exprs), set: d.out.set}, nil
 		}
 		if d.source {
 			d.out.rule.From = ranges

@@ -22,8 +22,8 @@ type table struct {
 	hooked bool // the base chain is there as we make it
 	broken bool // it holds what only making it anew gets rid of
 	jumps  []jump
-	chains map[string]*chain // by the name of the masquerade chain
-	sets   map[string]policy.Ranges
+	chains map[string]*chain        // by the name of the masquerade chain
+	sets   map[string]policy.Ranges // nil for those that are not as we make them
 	// strays are the chains and sets that no rule of ours has a use for.
 	strayChains, straySets []string
 	aliens                 []string // what is wrong, for people

@@ -121,8 +121,8 @@ func (r *reading) jump(handle uint64, d decoded) {
 	r.table.jumps = append(r.table.jumps, j)
 }
 
-// set returns the addresses in a set that a rule names, each set read once. One
-// that is no set of addresses holds none that a rule of ours could mean.
+// set returns the addresses in a set that a rule names, each set read once. It
+// returns nil for one that is not as we make it.
 func (r *reading) set(name string) (policy.Ranges, error) {
 	if ranges, known := r.table.sets[name]; known {
 		return ranges, nil
@@ -135,17 +135,22 @@ func (r *reading) set(name string) (policy.Ranges, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.seen++
+	r.table.sets[name] = nil
 	read, err := s.Ranges(elements)
-	if err != nil {
+	switch {
+	case !s.Plain():
+		r.alien("set %s has %s", policy.Quote(name), s.Traits())
+		return nil, nil
+	case err != nil:
 		r.alien("%v", err)
-		read = nil
+		return nil, nil
 	}
 	ranges := make(policy.Ranges, len(read))
 	for i, x := range read {
 		ranges[i] = netipx.IPRangeFrom(x.First, x.Last)
 	}
 	r.table.sets[name] = ranges
-	r.seen++
 	return ranges, nil
 }
 

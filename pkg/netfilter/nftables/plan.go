@@ -206,7 +206,7 @@ func (n *namer) forRule(r policy.Rule, masqChain, sources string) string {
 		return ""
 	}
 	for name, held := range n.taken {
-		if nameIs(name, kind, masqChain) && held.Equal(ranges) {
+		if held != nil && nameIs(name, kind, masqChain) && held.Equal(ranges) {
 			n.keep([]string{name})
 			return name
 		}
