@@ -45,10 +45,11 @@ func cniError(err error) error {
 func codeOf(err error) uint {
 	var decided coded
 	var conflict *policy.ConflictError
+	var bound *policy.BoundError
 	switch {
 	case errors.As(err, &decided):
 		return decided.code
-	case errors.As(err, &conflict), errors.Is(err, enforce.ErrOtherOwner):
+	case errors.As(err, &conflict), errors.As(err, &bound), errors.Is(err, enforce.ErrOtherOwner):
 		return types.ErrInvalidNetworkConfig
 	case errors.Is(err, store.ErrBusy):
 		return types.ErrTryAgainLater

@@ -37,6 +37,15 @@ func warningsOf(t testing.TB, a AgentFiles) string {
 	return strings.Join(lines, "\n")
 }
 
+// manySources is a document of so many prefixes.
+func manySources(n int) string {
+	text := "sourceCIDRs:\n"
+	for i := range n {
+		text += fmt.Sprintf("- 10.%d.%d.0/24\n", i>>8, i&255)
+	}
+	return text
+}
+
 func span(file string, first, count int) policy.Span {
 	return policy.Span{File: file, First: first, Count: count}
 }
@@ -285,6 +294,8 @@ func TestAgentFilesThatContradict(t *testing.T) {
 			want: "DIR/ip-masq-b:1: enableIPv6: 1 is a number; write true or false"},
 		{name: "IPv6 beside a file that cannot be read", a: "nonMasqueradeCIDRs: [fd00::/8]", b: "{",
 			want: "DIR/ip-masq-b:1: not YAML: did not find expected node content"},
+		{name: "bounds of all together", a: manySources(241), b: "outputInterfaces: [a, b, c, d, e, f, g, h, i, j, k, l, m, nn, o, p, q]",
+			want: "the agent files together: sourceCIDRs: has 241 entries, which with the 17 of outputInterfaces make 4097 pairs, more than the 4096 possible; remove some"},
 		{name: "limits of each document", a: "nonMasqueradeCIDRs: [10.0.0.0/16, 10.1.0.0/16]", b: "cidrLimit: 1\nmasqueradeCIDRs: [10.2.0.0/16, 10.3.0.0/16]",
 			own: AgentPolicy{CIDRLimit: 1, Statement: policy.Statement{NonMasqueradeCIDRs: prefixes("10.4.0.0/16", "10.5.0.0/16")}},
 			want: "[agent] of the reconciler's settings: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit; " +

@@ -36,6 +36,11 @@ func (u *agentUnion) unite() []error {
 	u.scalars()
 	u.lists()
 	u.prefixesInBothLists()
+	if len(mistakes) == 0 {
+		for _, err := range u.statement.Bounds() {
+			mistakes = append(mistakes, fmt.Errorf("the agent files together: %w", err))
+		}
+	}
 	return append(mistakes, u.conflicts...)
 }
 

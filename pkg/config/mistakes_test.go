@@ -94,8 +94,9 @@ func TestMistakes(t *testing.T) {
 		{`"toPorts": 0`, `toPorts: 0 is a number; write a string such as "1024-29999,32768-65535"`},
 		{`"toPorts": ["80"]`, `toPorts: "[\"80\"]" is a list; write a string such as "1024-29999,32768-65535"`},
 		{`"toPorts": null`, `toPorts: null is no value; write a string such as "1024-29999,32768-65535", or leave the key out`},
-		{`"toPorts": "2000-1000"`, `toPorts: 2000-1000 holds 2000-1000, which ends before it begins; did you mean 1000-2000?`},
-		{`"toPorts": "0-7"`, `toPorts: 0-7 holds "0-7", which is not a range of ports; write FIRST-LAST within 1-65535`},
+		{`"toPorts": "2000-1000"`, `toPorts: 2000-1000 ends before it begins; did you mean 1000-2000?`},
+		{`"toPorts": "0-7"`, `toPorts: 0-7 is not a range of ports; write FIRST-LAST within 1-65535`},
+		{`"toPorts": "1-9,0"`, `toPorts: 1-9,0 holds "0", which is not a range of ports; write FIRST-LAST within 1-65535`},
 		{`"toPorts": "1-9,9"`, `toPorts: 1-9,9 has overlapping ranges 1-9 and 9; write each port once`},
 
 		// cidrLimit.

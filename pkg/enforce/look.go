@@ -125,6 +125,10 @@ func (e *Enforcer) join(v *View, p policy.Policy, c netfilter.Choice) {
 		v.fail(p.Chain, err)
 		return
 	}
+	if err := p.CheckBounds(b.Layout()); err != nil {
+		v.fail(p.Chain, err)
+		return
+	}
 	desired := policy.Desired([]policy.Policy{p}, b.Layout(), policy.OwnedBy(e.Dir.Path()))
 	for i := range v.Groups {
 		if g := &v.Groups[i]; g.Choice == c {

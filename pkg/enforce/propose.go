@@ -60,25 +60,40 @@ func (p *Proposal) Chain(s policy.Source) string {
 func (p *Proposal) Add(own policy.Contribution, disk Conflists, warn func(error)) error {
 	stored := p.Find(own.Source)
 	if own.Source.Kind != policy.Network {
-		if stored == nil || !reflect.DeepEqual(*stored, own) {
-			p.put(own)
+		if stored != nil && reflect.DeepEqual(*stored, own) {
+			return nil
 		}
-		return nil
+		return p.change(own)
 	}
 	changed := stored == nil || !stored.Statement.Equal(own.Statement)
 	if changed && stored != nil && disk.Has(own.Source.Name, stored.Statement) {
 		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force", own.Source))
 		changed = false
 	}
-	next := Proposal{slices.Clone(p.Contributions), slices.Clone(p.Changed)}
+	next := *p
 	if changed { // a changed document is a newcomer: what others state was there before
 		own.Order = 1 + lastOrder(p.Contributions)
-		next.put(own)
+		if err := next.change(own); err != nil {
+			return err
+		}
 	} else {
 		own = *stored
 	}
 	if err := next.settle(own, disk, warn); err != nil {
 		return err
+	}
+	*p = next
+	return nil
+}
+
+// change puts in what a source states, unless its chain has too many rules then.
+// Where the backend is still to be chosen, that shows when it is.
+func (p *Proposal) change(own policy.Contribution) error {
+	next := *p
+	next.put(own)
+	merged := next.merged(own.Statement.Chain)
+	if err := merged.CheckBounds(policy.Layout{Sets: merged.Backend.Value != policy.IPTables}); err != nil {
+		return fmt.Errorf("%s: %w", own.Source, err)
 	}
 	*p = next
 	return nil
@@ -135,12 +150,21 @@ func (p *Proposal) settle(own policy.Contribution, disk Conflists, warn func(err
 // lostBy returns the conflicts that the source loses to another.
 func (p *Proposal) lostBy(s policy.Source) []*policy.ConflictError {
 	var lost []*policy.ConflictError
-	for _, merged := range policy.Merge(p.Contributions) {
-		for _, e := range merged.Conflicts {
-			if e.Yields.Source == s {
-				lost = append(lost, e)
-			}
+	for _, e := range p.merged(p.Chain(s)).Conflicts {
+		if e.Yields.Source == s {
+			lost = append(lost, e)
 		}
 	}
 	return lost
+}
+
+// merged returns the policy of one chain.
+func (p *Proposal) merged(chain string) policy.Policy {
+	var to []policy.Contribution
+	for _, c := range p.Contributions {
+		if c.Statement.Chain == chain {
+			to = append(to, c)
+		}
+	}
+	return policy.Merge(to)[0]
 }

@@ -37,9 +37,15 @@ func ParsePorts(s string) (Ports, error) {
 	if s == "" {
 		return Ports{}, nil
 	}
+	if n := 1 + strings.Count(s, ","); n > MaxPortRanges {
+		return nil, fmt.Errorf("has %d ranges, more than the %d possible; write fewer that are wider", n, MaxPortRanges)
+	}
 	var ports Ports
 	for part := range strings.SplitSeq(s, ",") {
 		r, err := parsePortRange(part)
+		if err != nil && part != s { // the message names the whole
+			err = fmt.Errorf("holds %s, which %w", Quote(part), err)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -62,10 +68,10 @@ func parsePortRange(s string) (PortRange, error) {
 	lo, errLo := parsePort(first)
 	hi, errHi := parsePort(last)
 	if err := errors.Join(errLo, errHi); err != nil {
-		return PortRange{}, fmt.Errorf("holds %s, which is not a range of ports; write FIRST-LAST within 1-65535", Quote(s))
+		return PortRange{}, errors.New("is not a range of ports; write FIRST-LAST within 1-65535")
 	}
 	if lo > hi {
-		return PortRange{}, fmt.Errorf("holds %s, which ends before it begins; did you mean %d-%d?", s, hi, lo)
+		return PortRange{}, fmt.Errorf("ends before it begins; did you mean %d-%d?", hi, lo)
 	}
 	return PortRange{First: lo, Last: hi}, nil
 }
@@ -92,8 +98,10 @@ func (p Ports) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler with ParsePorts.
 func (p *Ports) UnmarshalText(text []byte) (err error) {
-	*p, err = ParsePorts(string(text))
-	return err
+	if *p, err = ParsePorts(string(text)); err != nil {
+		return fmt.Errorf("%s %w", Quote(string(text)), err)
+	}
+	return nil
 }
 
 // sorted returns the ranges in ascending order, in which two values compare.

@@ -24,6 +24,7 @@ func (s Statement) Validate(most int) error {
 			"more than the %d allowed; remove some or raise cidrLimit", n, most)
 	}
 	s.validateTwice(fail)
+	errs = append(errs, s.Bounds()...)
 	for _, l := range s.prefixLists() {
 		for i, p := range l.prefixes {
 			// A stored statement has not come through ParsePrefix.

@@ -19,11 +19,29 @@ func TestValidate(t *testing.T) {
 		SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"),
 		OutputInterfaces: []string{"eth0", "wg+", "br-0123456789ab", "a.b@c", "x"}, ToPorts: ports(t, "1-2"),
 	}
-	for _, s := range []policy.Statement{all, {Chain: policy.DefaultChain}} {
+	atBounds := policy.Statement{
+		Chain: policy.DefaultChain, SourceCIDRs: many(64), OutputInterfaces: names(64), NonMasqueradeSourceCIDRs: many(4096),
+	}
+	for _, s := range []policy.Statement{all, atBounds, {Chain: policy.DefaultChain}} {
 		if err := s.Validate(policy.DefaultCIDRLimit); err != nil {
 			t.Errorf("%+v: %v", s, err)
 		}
 	}
+}
+
+// many returns prefixes, and names those of interfaces.
+func many(n int) (list []netip.Prefix) {
+	for i := range n {
+		list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(11 + i>>16), byte(i >> 8), byte(i), 0}), 24))
+	}
+	return list
+}
+
+func names(n int) (list []string) {
+	for i := range n {
+		list = append(list, fmt.Sprint("if", i))
+	}
+	return list
 }
 
 func TestValidateSaysWhatToWrite(t *testing.T) {
@@ -95,6 +113,21 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 				"nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?",
 				"sourceCIDRs[0]: ::ffff:10.0.0.0/104 is an IPv4 prefix written as IPv6; did you mean 10.0.0.0/8?",
 			},
+		},
+		{
+			"bounds of both lists", policy.Statement{SourceCIDRs: many(4097), NonMasqueradeSourceCIDRs: many(4097)}, 9,
+			[]string{
+				"sourceCIDRs: has 4097 entries, more than the 4096 possible; remove some",
+				"nonMasqueradeSourceCIDRs: has 4097 entries, more than the 4096 possible; remove some, or write wider prefixes",
+			},
+		},
+		{
+			"a bound of interfaces", policy.Statement{OutputInterfaces: names(4097)}, 9,
+			[]string{"outputInterfaces: has 4097 entries, more than the 4096 possible; remove some"},
+		},
+		{
+			"a bound of pairs", policy.Statement{SourceCIDRs: many(241), OutputInterfaces: names(17)}, 9,
+			[]string{"sourceCIDRs: has 241 entries, which with the 17 of outputInterfaces make 4097 pairs, more than the 4096 possible; remove some"},
 		},
 		{
 			"all at once", policy.Statement{Chain: "-x", NonMasqueradeCIDRs: cidrs("::/0"), OutputInterfaces: []string{"+"}}, 0,
