@@ -5,13 +5,13 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/explain"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -78,8 +78,18 @@ func (a *app) explain(c *cobra.Command, q explain.Question) error {
 	if err != nil {
 		return err
 	}
-	if q.Local, err = localAddresses(); err != nil {
-		return err
+	own := map[netip.Addr]bool{}
+	for _, asked := range []netip.Addr{q.Destination, q.Source} {
+		if !asked.IsValid() {
+			continue
+		}
+		if own[asked.Unmap().WithZone("")], err = isLocal(asked); err != nil {
+			return err
+		}
+	}
+	q.Local = func(a netip.Addr) bool { return own[a] }
+	q.Trace = func(t foreign.Traffic, owned func(foreign.Place) (bool, bool)) ([]foreign.Hit, error) {
+		return foreign.Trace(c.Context(), t, owned)
 	}
 	r := node.Foresee(c.Context(), node.Read())
 	if r.View == nil {
@@ -111,20 +121,4 @@ func places(node *reconcile.Node, r *reconcile.Report) explain.Places {
 			return written
 		},
 	}
-}
-
-// localAddresses tells which addresses are the node's own, as the kernel's local
-// table has it: those of its interfaces, and the loopback network.
-func localAddresses() (func(netip.Addr) bool, error) {
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list the node's addresses: %w", err)
-	}
-	own := map[netip.Addr]bool{}
-	for _, a := range addrs {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			own[p.Addr().Unmap()] = true
-		}
-	}
-	return func(a netip.Addr) bool { return a.IsLoopback() || own[a.Unmap()] }, nil
 }

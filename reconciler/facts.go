@@ -47,11 +47,11 @@ func (k *keeper) view(ctx context.Context) *enforce.View {
 }
 
 func (k *keeper) foreign(ctx context.Context) (int, error) {
-	_, _, last := k.now()
+	node, _, last := k.now()
 	if last == nil || last.View == nil {
 		return 0, nil
 	}
-	rules, err := foreign.Scan(ctx, doctor.Ours(last.View, last.State.Record))
+	rules, err := foreign.Scan(ctx, doctor.Owned(last.View, last.State.Record, policy.OwnedBy(node.Dir.Path())))
 	if err != nil {
 		return 0, err
 	}

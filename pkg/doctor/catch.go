@@ -15,10 +15,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Ours returns what foreign.Scan asks: whether a chain is kept by us. The view
-// may be nil.
-func Ours(v *enforce.View, rec store.Record) func(table, chain string) bool {
-	// What the backends call theirs.
+// Owned returns what foreign.Scan asks: whether a chain is owned, by the view, which
+// may be nil, by the record, or by the comment in it.
+func Owned(v *enforce.View, rec store.Record, owner policy.Owner) func(foreign.Place) bool {
+	// The tables of the backends.
 	const iptablesTable, nftablesTable = "nat", "ip-masq"
 	inIPTables := map[string]bool{}
 	for _, o := range rec.Chains {
@@ -31,8 +31,9 @@ func Ours(v *enforce.View, rec store.Record) func(table, chain string) bool {
 			}
 		}
 	}
-	return func(table, chain string) bool {
-		return table == nftablesTable || table == iptablesTable && inIPTables[chain]
+	return func(p foreign.Place) bool {
+		return p.Table == nftablesTable || p.Table == iptablesTable && inIPTables[p.Chain] ||
+			p.Owner.Schema > policy.RulesSchema || p.Owner.DataDir != "" && p.Owner.DataDir == owner.DataDir
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -16,6 +17,11 @@ type Question struct {
 	Interface   string     // that it leaves through; "": not known
 	// Local tells whether an address is one of the node's own. Nil: none is.
 	Local func(netip.Addr) bool
+	// Trace is foreign.Trace. Nil: there are no third-party rules.
+	Trace func(foreign.Traffic, func(foreign.Place) (owned, binds bool)) ([]foreign.Hit, error)
+	// Incomplete is why the documents do not say all that the rules are made from:
+	// some cannot be read. Nil where they can.
+	Incomplete error
 }
 
 // Explanation is what becomes of that traffic. In JSON the names of the fields
@@ -42,9 +48,12 @@ type Explanation struct {
 	Contradicted []string `json:"contradicted,omitempty"`
 	Reason       string   `json:"reason"`
 
-	// Kernel tells that the rules in the kernel decide the same: of all chains,
-	// not of this alone.
+	// Kernel tells that packets get this verdict, by the rules of all chains and
+	// those of third parties.
 	Kernel bool `json:"kernel"`
+	// OverriddenBy is the third-party rule that decides otherwise, for some of the
+	// packets at least, or "".
+	OverriddenBy string `json:"overridden_by"`
 	// Backend is where the chain is kept, "iptables (nft)".
 	Backend string `json:"backend"`
 	// Rule is the one in the kernel that decides, "" where the traffic passes
@@ -59,7 +68,10 @@ type Explanation struct {
 	// Chains are the other chains, each by itself. It may be missing.
 	Chains []Explanation `json:"chains,omitempty"`
 
-	found finding
+	found      finding
+	overriders []foreign.Hit
+	stale      bool // something that a sync removes may be what decides
+	incomplete bool
 }
 
 // Explain answers a question from one reading of documents and kernel, the
@@ -83,6 +95,9 @@ func Explain(q Question, v *enforce.View, contributions []policy.Contribution, p
 	if len(all) == 0 {
 		e := q.blank()
 		e.Reason = "nothing is managed: no network and no agent files contribute a policy"
+		if q.Incomplete != nil {
+			e.Reason = "no document that can be read asks for a chain"
+		}
 		e.Kernel = true
 		all = []Explanation{e}
 	}
@@ -95,8 +110,16 @@ func Explain(q Question, v *enforce.View, contributions []policy.Contribution, p
 			top.Problem = join(top.Problem, "the rules of chain "+other.Chain+" do not do what its policy says, or cannot be vouched for")
 		}
 	}
-	if top.Verdict != policy.OutcomeMasquerade {
-		top.lookForStrays(v, asked)
+	top.stale = len(v.Stale)+len(v.Elsewhere) > 0
+	if !asked.DstLocal { // what is for the node itself does not leave it
+		top.override(q, v)
+	}
+	if q.Incomplete != nil {
+		top.incomplete, top.Problem = true, join(top.Problem, q.Incomplete.Error())
+		top.Drift = []string{}
+		for i := range top.Chains {
+			top.Chains[i].Drift = []string{}
+		}
 	}
 	return top
 }

@@ -11,10 +11,12 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/explain"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // want is what matters of an explanation, in one line.
@@ -101,7 +103,7 @@ func TestDoesTheKernelAgree(t *testing.T) {
 	first := func(r policy.Rule) func(*policy.Chain) {
 		return func(c *policy.Chain) { c.Rules = append([]policy.Rule{r}, c.Rules...) }
 	}
-	foreign := policy.Rule{Verdict: policy.Alien, Text: "-j LOG"}
+	alien := policy.Rule{Verdict: policy.Alien, Text: "-j LOG"}
 	for _, tt := range []struct {
 		name                 string
 		change               func(*node)
@@ -129,10 +131,10 @@ func TestDoesTheKernelAgree(t *testing.T) {
 			g.Diff = policy.Compare(g.Desired, g.Observed)
 		}, "8.8.8.8", false, "", "ipv4 A: missing chain", ""},
 		{"somebody's rule before", func(n *node) {
-			n.tamper(inIPTables, policy.IPv4, "A", first(foreign))
+			n.tamper(inIPTables, policy.IPv4, "A", first(alien))
 		}, "8.8.8.8", false, "-j LOG", "unexpected rule: -j LOG", "not ours"},
 		{"somebody's rule behind", func(n *node) {
-			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = append(c.Rules, foreign) })
+			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = append(c.Rules, alien) })
 		}, "8.8.8.8", true, "masquerade random-fully", "unexpected rule: -j LOG", ""},
 		{"another chain differs", func(n *node) {
 			n.tamper(inNFTables, policy.IPv4, "B", func(c *policy.Chain) { c.Jumps = nil })
@@ -158,19 +160,6 @@ func TestDoesTheKernelAgree(t *testing.T) {
 		{"something else in our table", func(n *node) {
 			n.inKernel(inNFTables, nil, policy.AlienObject{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"})
 		}, "8.8.8.8", false, "masquerade random-fully", "", "chain B"},
-		{"a chain that nobody wants, in the way", func(n *node) {
-			n.inKernel(inNFTables, []policy.Chain{{Family: policy.IPv4, Name: "OLD", Jumps: []policy.Rule{
-				{From: policy.RangesOf(cidrs("10.244.7.0/24")...), Out: "eth1", Verdict: policy.Jump},
-			}, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}})
-		}, "10.1.1.1", false, "to 10.0.0.0/8 return", "", `chain "OLD" stands`},
-		{"a chain that nobody wants, not in the way", func(n *node) {
-			n.inKernel(inNFTables, []policy.Chain{{Family: policy.IPv4, Name: "OLD", Jumps: []policy.Rule{{Verdict: policy.Jump}}, Rules: []policy.Rule{
-				{To: policy.RangesOf(cidrs("10.0.0.0/8")...), Verdict: policy.Return}, {Verdict: policy.Masquerade},
-			}}})
-		}, "10.1.1.1", true, "to 10.0.0.0/8 return", "", ""},
-		{"a chain of before that could not be seen", func(n *node) {
-			n.view.Stale = []store.OwnedChain{{Chain: "OLD", Family: policy.IPv4, Backend: policy.IPTables, Variant: "legacy"}}
-		}, "10.1.1.1", false, "to 10.0.0.0/8 return", "", "chain OLD of iptables (legacy) stands"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := newNode(network("a", "A", pods), network("b", "B", pods, inNFT, enableIPv6))
@@ -220,14 +209,90 @@ func TestWhichChainDecides(t *testing.T) {
 	}
 }
 
-func TestNothingManagedAndSomethingLeft(t *testing.T) {
-	n := newNode()
-	n.view.Stale = []store.OwnedChain{{Chain: "OLD", Family: policy.IPv4, Backend: policy.NFTables}}
-	if e := n.to("8.8.8.8"); e.Kernel || !strings.Contains(e.Problem, "chain OLD of nftables") {
-		t.Errorf("with a chain of before: kernel %t, problem %q", e.Kernel, e.Problem)
+// TestOverridden: what third-party rules decide before the chains of the policies do.
+func TestOverridden(t *testing.T) {
+	yes, no := true, false
+	hit := func(a foreign.Action, text string, sure bool) foreign.Hit {
+		return foreign.Hit{Rule: foreign.Rule{Action: a, Text: text}, Sure: sure}
 	}
-	if e := n.to("2001:db8::1"); !e.Kernel {
-		t.Errorf("it is a chain of IPv4, and of IPv6 is said: %s", e.Problem)
+	masquerade, some := hit(foreign.Masquerades, "M", true), hit(foreign.Masquerades, "SOME", false)
+	snat, accept := hit(foreign.Translates, "S", true), hit(foreign.Accepts, "A", true)
+	for _, tt := range []struct {
+		name      string
+		dst, from string
+		hits      []foreign.Hit
+		err       error
+		kernel    bool
+		by, rule  string
+	}{
+		{"none", "10.1.1.1", "", nil, nil, true, "", "to 10.0.0.0/8 return"},
+		{"exempt, masqueraded", "10.1.1.1", "", []foreign.Hit{masquerade}, nil, false, "M", "to 10.0.0.0/8 return"},
+		{"exempt, masqueraded perhaps", "10.1.1.1", "", []foreign.Hit{some}, nil, false, "SOME", "to 10.0.0.0/8 return"},
+		{"the sure one is named", "10.1.1.1", "", []foreign.Hit{some, snat}, nil, false, "S", "to 10.0.0.0/8 return"},
+		{"masqueraded, and so before", "8.8.8.8", "", []foreign.Hit{masquerade}, nil, true, "", "M"},
+		{"masqueraded, and so perhaps", "8.8.8.8", "", []foreign.Hit{some}, nil, true, "", "masquerade random-fully"},
+		{"masqueraded, and to another address", "8.8.8.8", "", []foreign.Hit{snat}, nil, false, "S", "masquerade random-fully"},
+		{"masqueraded, and kept from it", "8.8.8.8", "10.244.0.9", []foreign.Hit{accept}, nil, false, "A", "masquerade random-fully"},
+		{"out of scope, masqueraded", "8.8.8.8", "192.0.2.7", []foreign.Hit{masquerade}, nil, false, "M", ""},
+		{"to the node itself", "192.0.2.1", "", []foreign.Hit{masquerade}, nil, true, "", ""},
+		{"not read", "8.8.8.8", "", nil, errors.New("no permission"), false, "", "masquerade random-fully"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := newNode(network("a", "A", fromOnly("10.244.0.0/16"), func(s *policy.Statement) { s.OutputInterfaces = []string{"eth0"} }))
+			q := explain.Question{Destination: netip.MustParseAddr(tt.dst), Local: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.1") }}
+			asked := foreign.Traffic{To: q.Destination, From: policy.RangesOf(cidrs("10.244.0.0/16")...), Out: []string{"eth0"}}
+			if tt.from != "" {
+				q.Source, q.Interface = netip.MustParseAddr(tt.from), "eth1"
+				asked.From, asked.FromLocal, asked.Out = policy.RangesOf(netip.PrefixFrom(q.Source, 32)), &no, []string{"eth1"}
+			}
+			if tt.name == "masqueraded, and kept from it" {
+				q.Interface, asked.Out = "eth0", []string{"eth0"}
+			}
+			q.Trace = func(got foreign.Traffic, owned func(foreign.Place) (bool, bool)) ([]foreign.Hit, error) {
+				if diff := cmp.Diff(asked, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b policy.Ranges) bool { return a.Equal(b) })); diff != "" {
+					t.Errorf("asked about (-want +got):\n%s", diff)
+				}
+				for _, c := range []struct {
+					foreign.Place
+					is bool
+				}{
+					{foreign.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "A"}, yes},
+					{foreign.Place{Backend: policy.IPTables, Variant: "legacy", Family: policy.IPv4, Table: "nat", Chain: "A"}, no},
+					{foreign.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv6, Table: "nat", Chain: "A"}, no},
+					{foreign.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "OLD"}, no},
+					{foreign.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}, no},
+				} {
+					is, binds := owned(c.Place)
+					if is != c.is || binds != (c.is && strings.HasPrefix(tt.name, "masqueraded") || c.is && tt.name == "not read") {
+						t.Errorf("%+v: owned %t, binds %t", c.Place, is, binds)
+					}
+				}
+				return tt.hits, tt.err
+			}
+			e := n.explain(q)
+			if e.Kernel != tt.kernel || e.OverriddenBy != tt.by || e.Rule != tt.rule || (tt.err != nil) != strings.Contains(e.Problem, "no permission") {
+				t.Errorf("%s: kernel %t, overridden by %q, rule %q, problem %q; want %t, %q, %q", e.Verdict, e.Kernel, e.OverriddenBy, e.Rule, e.Problem, tt.kernel, tt.by, tt.rule)
+			}
+		})
+	}
+}
+
+// Chains of nftables bear a prefix in a table of their own.
+func TestOwnedInNFTables(t *testing.T) {
+	n := newNode(network("a", "A", inNFT))
+	asked := false
+	n.explain(explain.Question{Destination: netip.MustParseAddr("8.8.8.8"), Trace: func(_ foreign.Traffic, owned func(foreign.Place) (bool, bool)) ([]foreign.Hit, error) {
+		asked = true
+		if is, binds := owned(foreign.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}); !is || !binds {
+			t.Errorf("masq-A: owned %t, binds %t", is, binds)
+		}
+		if is, _ := owned(foreign.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "postrouting"}); is {
+			t.Error("the base chain is not followed")
+		}
+		return nil, nil
+	}})
+	if !asked {
+		t.Error("nobody looked at third-party rules")
 	}
 }
 

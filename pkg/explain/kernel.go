@@ -5,10 +5,13 @@ package explain
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -89,60 +92,78 @@ func join(problem, another string) string {
 	return problem + "\n" + another
 }
 
-// lookForStrays looks for chains that no policy wants, or none wants any more, and
-// that masquerade what should be left alone.
-func (e *Explanation) lookForStrays(v *enforce.View, asked policy.Packet) {
-	stray := func(chain string) {
-		e.Kernel = false
-		e.Problem = join(e.Problem, fmt.Sprintf("chain %s stands, which no policy wants, and may masquerade this traffic; "+
-			"ip-masq-reconciler once removes it", chain))
+// override notes which third-party rule decides before the chains of the policies
+// do, and otherwise. So does a chain that no policy asks for any more.
+func (e *Explanation) override(q Question, v *enforce.View) {
+	if q.Trace == nil {
+		return
 	}
-	for i := range v.Groups {
-		g := &v.Groups[i]
-		for _, c := range g.Observed.Chains {
-			wanted := g.Desired.Find(c.Family, c.Name) != nil
-			if c.Family == e.Family && !wanted && mayMasquerade(c, asked) {
-				stray(policy.Quote(c.Name))
+	t := foreign.Traffic{To: q.Destination}
+	if q.Interface != "" {
+		t.Out = []string{q.Interface}
+	}
+	local := q.packet().SrcLocal
+	if q.Source.IsValid() {
+		t.From, t.FromLocal = policy.RangesOf(netip.PrefixFrom(q.Source, q.Source.BitLen())), &local
+	}
+	for _, p := range v.Policies {
+		if p.Chain != e.Chain {
+			continue
+		}
+		if t.From == nil {
+			t.From = p.Candidates(e.Family)
+		}
+		if t.Out == nil {
+			t.Out = p.Interfaces.Value
+		}
+	}
+	hits, err := q.Trace(t, e.binding(v))
+	if err != nil {
+		e.Kernel = false
+		e.Problem = join(e.Problem, fmt.Sprintf("third-party rules may decide, and could not all be read: %v", err))
+	}
+	for _, h := range hits {
+		switch {
+		case e.Verdict != policy.OutcomeMasquerade || h.Action != foreign.Masquerades:
+			e.overriders = append(e.overriders, h)
+		case e.Kernel && h.Sure && len(e.overriders) == 0:
+			e.Rule = h.Text // to the same effect, and earlier
+		}
+	}
+	if len(e.overriders) == 0 {
+		return
+	}
+	slices.SortStableFunc(e.overriders, func(a, b foreign.Hit) int {
+		switch {
+		case a.Sure == b.Sure:
+			return 0
+		case a.Sure:
+			return -1
+		}
+		return 1
+	})
+	e.Kernel, e.OverriddenBy = false, e.overriders[0].Text
+}
+
+// binding tells of a chain whether it is one of the policies', and of that whether
+// it masquerades the traffic.
+func (e *Explanation) binding(v *enforce.View) func(foreign.Place) (owned, binds bool) {
+	const iptablesTable, nftablesTable, nftablesPrefix = "nat", "ip-masq", "masq-"
+	binds := map[string]bool{}
+	for _, one := range append([]Explanation{*e}, e.Chains...) {
+		binds[one.Chain] = one.found.masquerades
+	}
+	return func(p foreign.Place) (bool, bool) {
+		for _, g := range v.Groups {
+			table, prefix := iptablesTable, ""
+			if g.Choice.Backend == policy.NFTables {
+				table, prefix = nftablesTable, nftablesPrefix
+			}
+			name, named := strings.CutPrefix(p.Chain, prefix)
+			if named && p.Table == table && p.Backend == g.Choice.Backend && p.Variant == g.Choice.Variant && g.Desired.Find(p.Family, name) != nil {
+				return true, binds[name]
 			}
 		}
+		return false, false
 	}
-	for _, o := range v.Stale {
-		place := netfilter.Choice{Backend: o.Backend, Variant: o.Variant}
-		seen := func(g enforce.Group) bool {
-			return g.Choice.SamePlace(place) && g.Observed.Find(o.Family, o.Chain) != nil
-		}
-		if o.Family == e.Family && !slices.ContainsFunc(v.Groups, seen) {
-			stray(o.Chain + " of " + place.String())
-		}
-	}
-}
-
-// mayMasquerade reports whether a chain does anything but to leave the packet
-// alone. What is not known of the packet is what lets the chain do it.
-func mayMasquerade(c policy.Chain, asked policy.Packet) bool {
-	unknown := func(r policy.Rule) bool {
-		return !asked.Src.IsValid() && r.From != nil || asked.Out == "" && r.Out != ""
-	}
-	reaching := policy.Chain{}
-	for _, j := range c.Jumps {
-		reaching.Jumps = append(reaching.Jumps, whatever(j, asked))
-	}
-	for _, r := range c.Rules {
-		if r.Verdict != policy.Return || !unknown(r) {
-			reaching.Rules = append(reaching.Rules, whatever(r, asked))
-		}
-	}
-	r := reaching.Walk(asked)
-	return r != nil && r.Verdict != policy.Return
-}
-
-// whatever returns the rule without what it asks of that which is not known.
-func whatever(r policy.Rule, asked policy.Packet) policy.Rule {
-	if !asked.Src.IsValid() {
-		r.From = nil
-	}
-	if asked.Out == "" {
-		r.Out = ""
-	}
-	return r
 }

@@ -77,6 +77,13 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		row("against", c)
 	}
 	row("kernel", e.kernelText())
+	for i, h := range e.overriders[min(1, len(e.overriders)):] {
+		if i+1 == mostDrift {
+			row("", fmt.Sprintf("and %d more", len(e.overriders)-i-1))
+			break
+		}
+		row("", "and by: "+h.Text)
+	}
 	row("problem", e.Problem)
 	for i, d := range e.Drift {
 		if i == mostDrift {
@@ -146,6 +153,10 @@ func (e Explanation) kernelText() string {
 		by = ", by the rule: " + e.Rule
 	}
 	switch {
+	case len(e.overriders) > 0 && e.overriders[0].Sure:
+		return "OVERRIDDEN by the rule: " + e.OverriddenBy
+	case len(e.overriders) > 0:
+		return "may be OVERRIDDEN by the rule: " + e.OverriddenBy
 	case e.Chain == "" && e.Kernel:
 		return "agrees: there is nothing of ours"
 	case e.Chain == "":
@@ -174,8 +185,12 @@ func (e Explanation) whatToDo() string {
 		drift = drift || len(other.Drift) > 0
 	}
 	switch {
-	case drift:
+	case e.incomplete:
+		return "Nothing is repaired until these documents can be read."
+	case drift || !e.Kernel && e.stale:
 		return "To repair this: ip-masq-reconciler once. To see every difference: ip-masq-reconciler check."
+	case e.OverriddenBy != "":
+		return "To see what to do about such rules: ip-masq-reconciler doctor."
 	case !e.Kernel:
 		return "To see what is wrong: ip-masq-reconciler check."
 	}

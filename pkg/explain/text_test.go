@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/explain"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -42,24 +43,39 @@ func cases(t *testing.T) map[string]explain.Explanation {
 	unread := sound()
 	unread.view.Failed = map[string]error{"IP-MASQ-AGENT": errors.New("read the rules of chain IP-MASQ-AGENT in iptables (nft): " +
 		"observe ipv4 of iptables (nft): operation not permitted")}
+	var hits []foreign.Hit
 	ask := func(n *node, dst, src, out string) explain.Explanation {
 		q := explain.Question{Destination: netip.MustParseAddr(dst), Interface: out}
+		q.Trace = func(foreign.Traffic, func(foreign.Place) (bool, bool)) ([]foreign.Hit, error) { return hits, nil }
 		if src != "" {
 			q.Source = netip.MustParseAddr(src)
 		}
 		return n.explain(q)
 	}
+	beside := func(dst, src string, h ...foreign.Hit) explain.Explanation {
+		hits = h
+		defer func() { hits = nil }()
+		return ask(sound(), dst, src, "")
+	}
+	rule := func(text string, sure bool) foreign.Hit {
+		return foreign.Hit{Rule: foreign.Rule{Action: foreign.Masquerades, Text: text}, Sure: sure}
+	}
+	const docker = "iptables (nft), ipv4, table nat, chain POSTROUTING: from 172.17.0.0/16 not out docker0 masquerade"
+	const kindnet = "nftables, ipv4, table kindnet-ipmasq, chain postrouting: masquerade"
 	return map[string]explain.Explanation{
-		"masqueraded":    ask(sound(), "8.8.8.8", "10.244.0.2", "eth0"),
-		"exempt":         ask(sound(), "192.168.7.7", "", ""),
-		"by-agent-files": ask(sound(), "172.20.1.1", "", ""),
-		"built-in":       ask(sound(), "169.254.169.254", "", ""),
-		"out-of-scope":   ask(sound(), "8.8.8.8", "192.0.2.7", ""),
-		"drifted":        ask(drifted, "192.168.7.7", "", ""),
-		"emptied":        ask(emptied, "8.8.8.8", "", ""),
-		"two-chains":     ask(two, "8.8.8.8", "", ""),
-		"unread":         ask(unread, "8.8.8.8", "", ""),
-		"nothing":        ask(newNode(), "8.8.8.8", "", ""),
+		"overridden":       beside("192.168.7.7", "10.244.0.2", rule(docker, false), rule(kindnet, true)),
+		"overridden-maybe": beside("192.168.7.7", "", rule(docker, false)),
+		"by-third-party":   beside("8.8.8.8", "10.244.0.2", rule(kindnet, true)),
+		"masqueraded":      ask(sound(), "8.8.8.8", "10.244.0.2", "eth0"),
+		"exempt":           ask(sound(), "192.168.7.7", "", ""),
+		"by-agent-files":   ask(sound(), "172.20.1.1", "", ""),
+		"built-in":         ask(sound(), "169.254.169.254", "", ""),
+		"out-of-scope":     ask(sound(), "8.8.8.8", "192.0.2.7", ""),
+		"drifted":          ask(drifted, "192.168.7.7", "", ""),
+		"emptied":          ask(emptied, "8.8.8.8", "", ""),
+		"two-chains":       ask(two, "8.8.8.8", "", ""),
+		"unread":           ask(unread, "8.8.8.8", "", ""),
+		"nothing":          ask(newNode(), "8.8.8.8", "", ""),
 	}
 }
 
@@ -102,7 +118,7 @@ func golden(t *testing.T, name string, got []byte) {
 func TestFieldsOfTheContract(t *testing.T) {
 	always := []string{
 		"destination", "source", "interface", "chain", "family", "verdict", "prefix", "origin", "reason", "kernel",
-		"backend", "rule", "drift",
+		"overridden_by", "backend", "rule", "drift",
 	}
 	for name, e := range cases(t) {
 		doc, err := json.Marshal(e)

@@ -184,14 +184,7 @@ func (p Policy) Representative(pkt Packet) Packet {
 	f := FamilyOf(pkt.Dst)
 	if !pkt.Src.IsValid() {
 		pkt.SrcLocal = false
-		candidates := p.sourcesLeft(f)
-		if len(candidates) == 0 {
-			candidates = p.sourcesInScope(f)
-		}
-		if len(candidates) == 0 {
-			candidates = RangesOf(f.All())
-		}
-		pkt.Src = candidates.firstIn(f.unicast())
+		pkt.Src = p.Candidates(f).firstIn(f.unicast())
 	}
 	if pkt.Out == "" && len(p.Interfaces.Value) > 0 {
 		pkt.Out = p.Interfaces.Value[0]
@@ -200,6 +193,17 @@ func (p Policy) Representative(pkt Packet) Packet {
 		}
 	}
 	return pkt
+}
+
+// Candidates returns the sources that Decide decides about where the source is not
+// known.
+func (p Policy) Candidates(f Family) Ranges {
+	for _, candidates := range []Ranges{p.sourcesLeft(f), p.sourcesInScope(f)} {
+		if len(candidates) > 0 {
+			return candidates
+		}
+	}
+	return RangesOf(f.All())
 }
 
 // sourcesInScope returns the sources that the policy looks at.

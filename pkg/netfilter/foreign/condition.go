@@ -12,12 +12,13 @@ import (
 
 // condition is what a packet has to be for a rule to be about it.
 type condition struct {
-	rule    policy.Rule // without a verdict
-	notOut  []string
-	unread  []string // what else narrows it
-	mark    markNeed
-	never   bool // nothing is so
-	comment string
+	rule      policy.Rule // without a verdict
+	notOut    []string
+	unread    []string // what else narrows it
+	mark      markNeed
+	fromLocal bool // only what the node itself sends
+	never     bool // nothing is so
+	comment   string
 }
 
 // markNeed tells of a match of the packet's mark what it says of a packet that
@@ -44,7 +45,8 @@ func (c condition) and(d condition) condition {
 	out.share(c.rule.Share)
 	out.rule.NotFromLocal = c.rule.NotFromLocal || d.rule.NotFromLocal
 	out.rule.NotToLocal = c.rule.NotToLocal || d.rule.NotToLocal
-	out.never = out.never || out.rule.Out != "" && slices.ContainsFunc(out.notOut, func(not string) bool { return within(out.rule.Out, not) })
+	out.fromLocal = c.fromLocal || d.fromLocal
+	out.never = out.never || out.fromLocal && out.rule.NotFromLocal || out.rule.Out != "" && slices.ContainsFunc(out.notOut, func(not string) bool { return within(out.rule.Out, not) })
 	return out
 }
 
@@ -101,13 +103,13 @@ func (c condition) covers(d condition) bool {
 		}
 	}
 	r, s := c.rule, d.rule
-	return r.Share == 0 && (!r.NotFromLocal || s.NotFromLocal) &&
+	return r.Share == 0 && (!c.fromLocal || d.fromLocal) && (!r.NotFromLocal || s.NotFromLocal) &&
 		(r.Out == "" || s.Out != "" && within(s.Out, r.Out)) && (r.Protocol == "" || r.Protocol == s.Protocol)
 }
 
 // apart reports whether no packet meets both, by their addresses.
 func (c condition) apart(d condition) bool {
-	return c.never || d.never || !c.rule.From.Overlaps(d.rule.From) || !c.rule.To.Overlaps(d.rule.To)
+	return c.never || d.never || c.fromLocal && d.rule.NotFromLocal || c.rule.NotFromLocal && d.fromLocal || !c.rule.From.Overlaps(d.rule.From) || !c.rule.To.Overlaps(d.rule.To)
 }
 
 // without returns the condition less what meets d, in pieces. Of what may or may

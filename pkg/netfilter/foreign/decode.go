@@ -21,7 +21,8 @@ type effect int
 const (
 	nothing effect = iota // that ends the way of a packet through the chain
 	masquerades
-	accepts // or drops: no rule of the base chain sees the packet any more
+	accepts // no rule of the base chain sees the packet any more
+	drops
 	returns
 	jumps
 	goes
@@ -79,6 +80,8 @@ func (d *decoder) expression(e nflink.Expr) {
 		} else {
 			d.held = register{number: e.Dreg, name: "byteorder"}
 		}
+	case nflink.CT:
+		d.held = ct(e)
 	case nflink.Bitwise:
 		d.bitwise(e)
 	case nflink.Cmp:
@@ -129,6 +132,12 @@ func (d *decoder) compare(e nflink.Cmp) {
 		// A packet without a mark has zero there, whatever the mask.
 		zero := !slices.ContainsFunc(e.Data, func(b byte) bool { return b != 0 })
 		d.marked(zero == equal)
+	case h.what == state && len(e.Data) == 4 && (equal || unequal):
+		has := uint32(newConnection)
+		if h.mask != nil {
+			has &= binary.NativeEndian.Uint32(h.mask)
+		}
+		d.never = d.never || (has == binary.NativeEndian.Uint32(e.Data)) != equal
 	case h.mask != nil:
 		d.refuse(h.name + " under a mask")
 	case h.what == outputName && (equal || unequal):
@@ -140,10 +149,10 @@ func (d *decoder) compare(e nflink.Cmp) {
 	case h.what == network && (equal || unequal):
 		protocol := map[policy.Family]byte{policy.IPv4: unix.NFPROTO_IPV4, policy.IPv6: unix.NFPROTO_IPV6}[d.family]
 		d.never = d.never || (e.Data[0] == protocol) != equal
-	case h.what == sourceType && local && unequal:
-		d.rule.NotFromLocal = true
-	case h.what == destinationType && local && unequal:
-		d.rule.NotToLocal = true
+	case h.what == sourceType && local && (equal || unequal):
+		d.local(equal)
+	case h.what == destinationType && local && (equal || unequal):
+		d.toLocal(equal)
 	case h.what == random && len(e.Data) == 4 && e.Op == nflink.Less:
 		d.share(binary.BigEndian.Uint32(e.Data))
 	default:
@@ -236,8 +245,10 @@ func (d *decoder) verdict(e nflink.Verdict) {
 	switch e.Code {
 	case nflink.Return:
 		d.effect = returns
-	case nflink.Accept, nflink.Drop:
+	case nflink.Accept:
 		d.effect = accepts
+	case nflink.Drop:
+		d.effect = drops
 	case nflink.Jump:
 		d.effect, d.target = jumps, e.Chain
 	case nflink.Goto:

@@ -10,8 +10,12 @@
 // a rule for one that surely matches more than it does: what cannot be read of a
 // rule, or of what stands before it, is named, and the rule is not Exact.
 //
-// What it says is about ordinary packets: those that bear no mark. A rule that
-// needs one (kube-proxy's, portmap's) is said to be about marked packets only.
+// What it says is about ordinary packets: the first of their connection, and without
+// a mark. A rule that needs one (kube-proxy's, portmap's) is said to be about marked
+// packets only.
+//
+// Scan returns what masquerades; Trace follows traffic to one address through all base
+// chains and returns what decides about it.
 //
 // It may import policy, the port, nflink and, for tables of iptables-legacy,
 // iptables. The reconciler and doctor may import it; a backend may not.

@@ -25,6 +25,8 @@ func (d *decoder) match(m nflink.Match) {
 		d.addressTypes(m)
 	case "mark":
 		d.xtMark(m)
+	case "conntrack":
+		d.xtConntrack(m)
 	case "statistic":
 		s, err := nflink.DecodeStatistic(m.Rev, m.Info)
 		if err != nil || s.Invert || s.Mode == nflink.StatisticNth || s.Probability == 0 {
@@ -39,7 +41,7 @@ func (d *decoder) match(m nflink.Match) {
 	}
 }
 
-// addressTypes knows the type LOCAL, and of the others only that they narrow.
+// addressTypes reads the type LOCAL; it knows of the others only that they narrow.
 func (d *decoder) addressTypes(m nflink.Match) {
 	const inverted = nflink.AddrTypeInvertSource | nflink.AddrTypeInvertDest
 	a, err := nflink.DecodeAddrType(m.Rev, m.Info)
@@ -48,19 +50,50 @@ func (d *decoder) addressTypes(m nflink.Match) {
 		return
 	}
 	if a.Source != 0 {
-		if a.Source == nflink.AddrTypeLocal && a.Flags&nflink.AddrTypeInvertSource != 0 {
-			d.rule.NotFromLocal = true
+		if a.Source == nflink.AddrTypeLocal {
+			d.local(a.Flags&nflink.AddrTypeInvertSource == 0)
 		} else {
 			d.refuse("match addrtype of the source")
 		}
 	}
 	if a.Dest != 0 {
-		if a.Dest == nflink.AddrTypeLocal && a.Flags&nflink.AddrTypeInvertDest != 0 {
-			d.rule.NotToLocal = true
+		if a.Dest == nflink.AddrTypeLocal {
+			d.toLocal(a.Flags&nflink.AddrTypeInvertDest == 0)
 		} else {
 			d.refuse("match addrtype of the destination")
 		}
 	}
+}
+
+// local notes whether the source has to be an address of the node, or must not be.
+func (d *decoder) local(is bool) {
+	d.fromLocal, d.rule.NotFromLocal = d.fromLocal || is, d.rule.NotFromLocal || !is
+	d.never = d.never || d.fromLocal && d.rule.NotFromLocal
+}
+
+// toLocal notes the same of the destination. Nothing leaves for one of the node.
+func (d *decoder) toLocal(is bool) {
+	d.rule.NotToLocal, d.never = d.rule.NotToLocal || !is, d.never || is
+}
+
+// xtConntrack reads the state of the connection in a struct xt_conntrack_mtinfo3,
+// or 2, if that is all that it is about.
+func (d *decoder) xtConntrack(m nflink.Match) {
+	const (
+		flagsAt, invertAt, statesAt, size = 146, 148, 150, 154
+		stateFlag, snatState, dnatState   = 1, 1 << 6, 1 << 7
+	)
+	if m.Rev != 2 && m.Rev != 3 || len(m.Info) < size || binary.NativeEndian.Uint16(m.Info[flagsAt:]) != stateFlag {
+		d.refuse("match conntrack")
+		return
+	}
+	states := binary.NativeEndian.Uint16(m.Info[statesAt:])
+	if states&(snatState|dnatState) != 0 {
+		d.refuse("match conntrack")
+		return
+	}
+	inverted := binary.NativeEndian.Uint16(m.Info[invertAt:])&stateFlag != 0
+	d.never = d.never || (states&newConnection != 0) == inverted
 }
 
 // xtMark reads a struct xt_mark_mtinfo1: mark and mask, uint32 each, and a byte

@@ -114,35 +114,52 @@ func (w world) meets(chain string, src, dst netip.Addr, obscure bool) (masquerad
 	return false, false
 }
 
+func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+
+// names are the chains of a world.
+var names = []string{"a", "b", "c"}
+
+func randomWorld(t *rapid.T) world {
+	w := world{}
+	for i, name := range names {
+		for range rapid.IntRange(1, 4).Draw(t, "rules of "+name) {
+			m := model{obscure: rapid.IntRange(0, 5).Draw(t, "obscure") == 0, mark: rapid.SampledFrom([]markNeed{0, 0, 0, 0, markNeeded, markAbsent}).Draw(t, "mark"),
+				does: rapid.SampledFrom([]effect{nothing, masquerades, masquerades, accepts, returns, jumps, goes}).Draw(t, "does")}
+			for _, side := range []*netip.Prefix{&m.from, &m.to} {
+				if rapid.Bool().Draw(t, "side") {
+					*side = netip.PrefixFrom(address(rapid.IntRange(0, 7).Draw(t, "address")), rapid.IntRange(29, 32).Draw(t, "length")).Masked()
+				}
+			}
+			m.notFrom, m.notTo = rapid.Bool().Draw(t, "not from"), rapid.Bool().Draw(t, "not to")
+			if m.does == jumps || m.does == goes {
+				if i+1 == len(names) {
+					m.does = returns
+				} else {
+					m.target = rapid.SampledFrom(names[i+1:]).Draw(t, "target")
+				}
+			}
+			w[name] = append(w[name], m)
+		}
+	}
+	return w
+}
+
+func (w world) lines() (lines []string) {
+	for _, name := range names {
+		for _, m := range w[name] {
+			lines = append(lines, name+": "+m.String())
+		}
+	}
+	return lines
+}
+
 // TestWalk holds what is said of rules to what becomes of each packet: of one
 // that is masqueraded some rule says so, and what an exact rule says of a source
 // is so, whatever became of the matches that nobody can read.
 func TestWalk(t *testing.T) {
-	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
 	rapid.Check(t, func(t *rapid.T) {
-		names := []string{"a", "b", "c"}
-		w := world{}
-		for i, name := range names {
-			for range rapid.IntRange(1, 4).Draw(t, "rules of "+name) {
-				m := model{obscure: rapid.IntRange(0, 5).Draw(t, "obscure") == 0, mark: rapid.SampledFrom([]markNeed{0, 0, 0, 0, markNeeded, markAbsent}).Draw(t, "mark"),
-					does: rapid.SampledFrom([]effect{nothing, masquerades, masquerades, accepts, returns, jumps, goes}).Draw(t, "does")}
-				for _, side := range []*netip.Prefix{&m.from, &m.to} {
-					if rapid.Bool().Draw(t, "side") {
-						*side = netip.PrefixFrom(address(rapid.IntRange(0, 7).Draw(t, "address")), rapid.IntRange(29, 32).Draw(t, "length")).Masked()
-					}
-				}
-				m.notFrom, m.notTo = rapid.Bool().Draw(t, "not from"), rapid.Bool().Draw(t, "not to")
-				if m.does == jumps || m.does == goes {
-					if i+1 == len(names) {
-						m.does = returns
-					} else {
-						m.target = rapid.SampledFrom(names[i+1:]).Draw(t, "target")
-					}
-				}
-				w[name] = append(w[name], m)
-			}
-		}
-		walk := walk{chains: w, place: Rule{Family: policy.IPv4}, ours: func(string, string) bool { return false }}
+		w := randomWorld(t)
+		walk := walk{chains: w, place: Place{Family: policy.IPv4}, owned: func(Place) bool { return false }}
 		if err := walk.chain("a", condition{}, nil, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -155,16 +172,72 @@ func TestWalk(t *testing.T) {
 				sure := slices.ContainsFunc(walk.found, func(r Rule) bool { return r.Exact && says(r) })
 				maybe := slices.ContainsFunc(walk.found, func(r Rule) bool { return !r.Marked && says(r) })
 				if sure && !masqueraded || masqueraded && !maybe {
-					var lines []string
-					for _, name := range names {
-						for _, m := range w[name] {
-							lines = append(lines, name+": "+m.String())
-						}
-					}
+					lines := w.lines()
 					for _, r := range walk.found {
 						lines = append(lines, fmt.Sprintf("%s; spared %v", r.Text, r.Spared))
 					}
 					t.Fatalf("%v to %v (obscure %v): masqueraded %v, sure %v, maybe %v\n%s", src, dst, obscure, masqueraded, sure, maybe, strings.Join(lines, "\n"))
+				}
+			}
+		}
+	})
+}
+
+// fate is what becomes of a packet where chain c binds; of one that pass lets go on
+// behind what keeps it from there, what would have become of it.
+func (w world) fate(chain string, src, dst netip.Addr, obscure, pass bool) string {
+	for _, m := range w[chain] {
+		keeps := m.does == accepts || chain == "a" && (m.does == returns || m.does == goes)
+		if !m.about(src, dst, obscure) || m.does == nothing || pass && keeps {
+			continue
+		}
+		switch m.does {
+		case masquerades:
+			return "translated"
+		case accepts:
+			return "kept"
+		case returns:
+			return ""
+		}
+		if m.target == "c" {
+			return "bound"
+		}
+		if f := w.fate(m.target, src, dst, obscure, pass); f != "" || m.does == goes {
+			return f
+		}
+	}
+	return ""
+}
+
+// TestTrace holds what is said of traffic to what becomes of each packet: where no
+// rule is named, no third-party rule decides; and what is sure is so.
+func TestTrace(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := randomWorld(t)
+		dst := address(rapid.IntRange(0, 7).Draw(t, "dst"))
+		follow := func(from policy.Ranges) []Hit {
+			tr := trace{chains: w, base: Place{Family: policy.IPv4}, traffic: Traffic{To: dst, From: from}, owned: func(p Place) (bool, bool) { return p.Chain == "c", true }}
+			if _, err := tr.hook(hook{Place: Place{Chain: "a", Family: policy.IPv4}}, from); err != nil {
+				t.Fatal(err)
+			}
+			return tr.hits
+		}
+		all := follow(policy.RangesOf(netip.MustParsePrefix("10.0.0.0/29")))
+		for i := range 8 {
+			hits := follow(policy.RangesOf(netip.PrefixFrom(address(i), 32)))
+			for _, obscure := range []bool{false, true} {
+				fate := w.fate("a", address(i), dst, obscure, false)
+				decided := fate == "translated" || fate != "bound" && w.fate("a", address(i), dst, obscure, true) == "bound"
+				var sure []Action
+				for _, h := range append(slices.Clone(hits), all...) {
+					if h.Sure {
+						sure = append(sure, h.Action)
+					}
+				}
+				wrong := decided && (len(hits) == 0 || len(all) == 0) || len(sure) > 0 && !decided ||
+					len(sure) > 0 && (sure[0] == Masquerades) != (fate == "translated")
+				if wrong {
+					t.Fatalf("%v to %v (obscure %v): %q, sure %v, %d and %d hits\n%s", address(i), dst, obscure, fate, sure, len(hits), len(all), strings.Join(w.lines(), "\n"))
 				}
 			}
 		}

@@ -43,6 +43,7 @@ const (
 	outputName
 	outputIndex
 	mark
+	state // of the connection
 	random
 )
 
@@ -81,6 +82,17 @@ func meta(e nflink.Meta) register {
 		return register{e.Reg, mark, "mark", 4, nil}
 	}
 	return register{e.Reg, other, fmt.Sprintf("meta %d", e.Key), 0, nil}
+}
+
+// newConnection is the state of a connection whose first packet is at hand, as nft
+// and xt_conntrack number it. A base chain of type nat sees no other packets.
+const newConnection = 8
+
+func ct(e nflink.CT) register {
+	if e.Key == unix.NFT_CT_STATE {
+		return register{e.Dreg, state, "ct state", 4, nil}
+	}
+	return register{e.Dreg, other, "ct", 0, nil}
 }
 
 func fib(e nflink.FIB) register {

@@ -19,14 +19,35 @@ const (
 	UnknownOrder Order = ""
 )
 
-// Rule is a rule of somebody else's that changes the source of packets.
-type Rule struct {
+// Place is a chain in the kernel.
+type Place struct {
 	Backend policy.Backend
 	Variant string // of iptables
 	Family  policy.Family
 
-	Table, Chain string // where it stands
-	Order        Order
+	Table, Chain string
+	// Owner is what a comment in the chain says of its writer, the zero Owner where
+	// there is none or nobody has looked for it.
+	Owner policy.Owner
+}
+
+// Action is what a rule does with packets.
+type Action string
+
+// The actions, as rules are written for people.
+const (
+	Masquerades Action = "masquerade"
+	Translates  Action = "snat" // to a stated address, rather than to the interface's
+	Accepts     Action = "accept"
+	Returns     Action = "return"
+	Drops       Action = "drop"
+)
+
+// Rule is a third party's rule.
+type Rule struct {
+	Place  // where it stands
+	Action Action
+	Order  Order
 
 	// Rule is what the rule and the jumps that lead to it match, as far as it
 	// could be read. Its verdict is Masquerade for source NAT too.
@@ -45,7 +66,6 @@ type Rule struct {
 	// Unread is what could not be read of it, or of what stands before it.
 	Unread []string
 
-	SNAT    bool   // to a stated address, rather than to the interface's
 	Comment string // of the rule
 	Text    string // for people, on one line
 }

@@ -27,29 +27,67 @@ const (
 	iptablesPriority = 100
 )
 
-// Scan returns the rules of others that change the source of packets, in the
-// network namespace of the calling thread. Ours tells by a chain's name and its
-// table's that it is none of theirs; what it leads to is not looked at.
+// Scan returns the third-party rules that change the source of packets, in the
+// network namespace of the calling thread. Owned tells which chains are none of
+// theirs; what these lead to is not looked at.
 //
 // An error is about what could not be read; what could is returned with it. (To
 // be asked for its tables makes a kernel load nf_tables itself, and no more.)
-func Scan(ctx context.Context, ours func(table, chain string) bool) ([]Rule, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	s := &scan{ctx: ctx, ours: ours}
-	errLegacy := s.legacy() // first: what comes of nf_tables is read once more if it changes
-	fromLegacy := *s
-	errTables := withTables(func(c *nflink.Conn) error {
-		return c.Steadily(func() error {
-			*s = fromLegacy
-			s.clip()
-			return s.tables(c)
-		})
+func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
+	var s scan
+	err := withHooks(ctx, func(hooks []hook) error {
+		s = scan{}
+		var errs []error
+		for i, h := range hooks {
+			w := walk{chains: h.chains, place: h.Place, owned: owned, at: position{h.Family, h.priority, i, 0}}
+			if err := w.chain(h.Chain, condition{}, nil, nil); err != nil {
+				errs = append(errs, h.failed(err))
+				continue
+			}
+			s.found, s.founds, s.met = append(s.found, w.found...), append(s.founds, w.founds...), append(s.met, w.met...)
+		}
+		return errors.Join(errs...)
 	})
 	for i := range s.found {
 		s.found[i].Order = s.order(s.founds[i])
 	}
-	return s.found, errors.Join(errTables, errLegacy)
+	return s.found, err
+}
+
+// hook is a base chain of type nat at the hook postrouting.
+type hook struct {
+	chains
+	Place
+	priority int32
+	drops    bool // what comes to its end
+}
+
+func (h hook) failed(err error) error {
+	return fmt.Errorf("read the NAT rules of table %s (%s): %w", plain(h.Table), h.Family, err)
+}
+
+// withHooks runs the function with all base chains, those of nf_tables being of one
+// moment: for that it may be run again. What could not be read is not among
+// them, and in the error.
+func withHooks(ctx context.Context, body func([]hook) error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	legacy, errLegacy := legacyHooks()
+	read := false
+	err := withTables(func(c *nflink.Conn) error {
+		read = true
+		return c.Steadily(func() error {
+			hooks, err := tableHooks(c)
+			return errors.Join(err, body(append(slices.Clip(legacy), hooks...)))
+		})
+	})
+	if !read { // a kernel without nf_tables
+		err = errors.Join(err, body(legacy))
+	}
+	return errors.Join(err, errLegacy)
 }
 
 // withTables runs the function with a connection to nf_tables, if the kernel has
@@ -66,30 +104,9 @@ func withTables(body func(*nflink.Conn) error) error {
 }
 
 type scan struct {
-	ctx    context.Context
-	ours   func(table, chain string) bool
-	bases  int
 	found  []Rule
 	founds []position
 	met    []position
-}
-
-func (s *scan) clip() {
-	s.found, s.founds, s.met = slices.Clip(s.found), slices.Clip(s.founds), slices.Clip(s.met)
-}
-
-// base follows one base chain.
-func (s *scan) base(c chains, place Rule, chain string, priority int32) error {
-	if err := s.ctx.Err(); err != nil {
-		return err
-	}
-	s.bases++
-	w := walk{chains: c, place: place, ours: s.ours, at: position{place.Family, priority, s.bases, 0}}
-	if err := w.chain(chain, condition{}, nil, nil); err != nil {
-		return fmt.Errorf("read the NAT rules of table %s (%s): %w", plain(place.Table), place.Family, err)
-	}
-	s.found, s.founds, s.met = append(s.found, w.found...), append(s.founds, w.founds...), append(s.met, w.met...)
-	return nil
 }
 
 // order compares a rule with all places where ours begin.
@@ -105,12 +122,13 @@ func (s *scan) order(p position) Order {
 	return found
 }
 
-// tables follows the base chains of nf_tables.
-func (s *scan) tables(c *nflink.Conn) error {
+// tableHooks returns the base chains in nf_tables.
+func tableHooks(c *nflink.Conn) ([]hook, error) {
+	var hooks []hook
 	for _, link := range []nflink.Family{nflink.IPv4, nflink.IPv6, nflink.Inet} {
 		tables, err := c.Tables(link)
 		if err != nil {
-			return err
+			return hooks, err
 		}
 		for _, t := range tables {
 			if t.Dormant() {
@@ -118,25 +136,25 @@ func (s *scan) tables(c *nflink.Conn) error {
 			}
 			chains, err := c.Chains(link, t.Name)
 			if err != nil {
-				return err
+				return hooks, err
 			}
 			for _, chain := range chains {
-				if chain.Base == nil || chain.Base.Type != "nat" || chain.Base.Hook != unix.NF_INET_POST_ROUTING {
+				b := chain.Base
+				if b == nil || b.Type != "nat" || b.Hook != unix.NF_INET_POST_ROUTING {
 					continue
 				}
+				at := Place{Backend: policy.NFTables, Table: t.Name, Chain: chain.Name}
+				if link != nflink.Inet && t.Name == natTable && chain.Name == postrouting {
+					at.Backend, at.Variant = policy.IPTables, netfilter.VariantNFT
+				}
 				for _, f := range familiesOf(link) {
-					place := Rule{Backend: policy.NFTables, Family: f, Table: t.Name}
-					if link != nflink.Inet && t.Name == natTable && chain.Name == postrouting {
-						place.Backend, place.Variant = policy.IPTables, netfilter.VariantNFT
-					}
-					if err := s.base(&linkTable{conn: c, family: link, table: t.Name}, place, chain.Name, chain.Base.Priority); err != nil {
-						return err
-					}
+					at.Family = f
+					hooks = append(hooks, hook{&linkTable{conn: c, family: link, table: t.Name}, at, b.Priority, b.Policy == nflink.Drop})
 				}
 			}
 		}
 	}
-	return nil
+	return hooks, nil
 }
 
 func familiesOf(link nflink.Family) []policy.Family {
@@ -200,25 +218,23 @@ func (*linkTable) device(index uint32) (string, error) {
 	return i.Name, nil
 }
 
-// legacy follows POSTROUTING of iptables-legacy.
-func (s *scan) legacy() error {
+// legacyHooks returns POSTROUTING of iptables-legacy.
+func legacyHooks() ([]hook, error) {
+	var hooks []hook
 	var errs []error
 	for _, f := range policy.Families() {
 		chains, err := iptables.Legacy(f, natTable)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
+		errs = append(errs, err)
 		t := legacyTable{}
 		for _, c := range chains {
 			t[c.Name] = c.Rules
 		}
 		if len(t) > 0 {
-			place := Rule{Backend: policy.IPTables, Variant: netfilter.VariantLegacy, Family: f, Table: natTable}
-			errs = append(errs, s.base(t, place, postrouting, iptablesPriority))
+			at := Place{Backend: policy.IPTables, Variant: netfilter.VariantLegacy, Family: f, Table: natTable, Chain: postrouting}
+			hooks = append(hooks, hook{t, at, iptablesPriority, false})
 		}
 	}
-	return errors.Join(errs...)
+	return hooks, errors.Join(errs...)
 }
 
 // legacyTable is the chains of a table of iptables-legacy.

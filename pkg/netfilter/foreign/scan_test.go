@@ -51,13 +51,13 @@ func restore(t *testing.T, f policy.Family, variant string, lines ...string) {
 	feed(t, "*nat\n"+strings.Join(lines, "\n")+"\nCOMMIT\n", program, "--noflush")
 }
 
-func ours(table, chain string) bool {
-	return table == "nat" && chain == "OURS" || table == "ip-masq"
+func owned(p Place) bool {
+	return p.Table == "nat" && p.Chain == "OURS" || p.Table == "ip-masq" || p.Owner.DataDir == "/state"
 }
 
 func scanned(t *testing.T) []Rule {
 	t.Helper()
-	rules, err := Scan(t.Context(), ours)
+	rules, err := Scan(t.Context(), owned)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,8 +146,18 @@ func TestIPTables(t *testing.T) {
 			want: []string{"POSTROUTING: masquerade; not read: a mark", "POSTROUTING: masquerade; not read: match conntrack",
 				"POSTROUTING: masquerade; not read: protocol 1", "POSTROUTING: masquerade; not read: l4proto",
 				"POSTROUTING: masquerade; not read: destination under a mask that is no prefix's",
-				"POSTROUTING: masquerade; not read: match addrtype of the source", "POSTROUTING: masquerade; not read: match addrtype of the destination",
+				"POSTROUTING: masquerade; not read: the node's own addresses",
 				"POSTROUTING: masquerade; not read: match statistic"}},
+		{name: "states", rules: []string{"-A POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "-A POSTROUTING -m conntrack ! --ctstate NEW -j MASQUERADE",
+			"-A POSTROUTING -s 10.1.0.0/16 -m conntrack --ctstate NEW,UNTRACKED -j MASQUERADE", "-A POSTROUTING -m conntrack --ctstate NEW --ctproto tcp -j MASQUERADE"},
+			want: []string{"POSTROUTING: from 10.1.0.0/16 masquerade", "POSTROUTING: masquerade; not read: match conntrack"}},
+		{name: "of the node itself", rules: []string{"-A POSTROUTING -m addrtype --src-type LOCAL -j ACCEPT", "-A POSTROUTING -m addrtype --dst-type LOCAL -j ACCEPT", "-A POSTROUTING -j MASQUERADE"},
+			want: []string{"POSTROUTING: masquerade"}},
+		{name: "owned, says a comment", rules: []string{":A -", "-A POSTROUTING -j A", "-A A -d 10.0.0.0/8 -j MASQUERADE",
+			"-A A -j MASQUERADE -m comment --comment \"ip-masq/1 keeps its state in /state\"", "-A POSTROUTING -d 11.0.0.0/8 -j MASQUERADE"},
+			want: []string{"after POSTROUTING: to 11.0.0.0/8 masquerade"}},
+		{name: "owned by another, says a comment", rules: []string{":A -", "-A POSTROUTING -j A", "-A A -j MASQUERADE -m comment --comment \"ip-masq/1 keeps its state in /elsewhere\""},
+			want: []string{`A: masquerade ("ip-masq/1 keeps its state in /elsewhere")`}},
 		{name: "ours between", rules: []string{":OURS -", "-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE", "-A POSTROUTING -j OURS", "-A POSTROUTING -d 11.0.0.0/8 -j MASQUERADE", "-A OURS -j MASQUERADE"},
 			want: []string{"before POSTROUTING: to 10.0.0.0/8 masquerade", "after POSTROUTING: to 11.0.0.0/8 masquerade"}},
 	} {
@@ -220,11 +230,22 @@ chain p { type nat hook postrouting priority 100; ip saddr 10.1.0.0/16 goto a; m
 		{"unread", `table ip t { set s { type ipv4_addr . ipv4_addr; }
 chain p { type nat hook postrouting priority 100; ip saddr 10.0.0.0/8 ct state new masquerade; ip saddr . ip daddr @s masquerade; tcp dport 80 masquerade; fib daddr type local masquerade; fib saddr type != local fib daddr type != local masquerade;}
 }`,
-			[]string{"nftables, ipv4, table t, chain p: from 10.0.0.0/8 masquerade; not read: ct",
+			[]string{"nftables, ipv4, table t, chain p: from 10.0.0.0/8 masquerade",
 				`nftables, ipv4, table t, chain p: masquerade; not read: set "s"`,
 				"nftables, ipv4, table t, chain p: tcp masquerade; not read: the transport header",
-				"nftables, ipv4, table t, chain p: masquerade; not read: fib",
 				"nftables, ipv4, table t, chain p: from non-local to non-local masquerade"}},
+		{"states", `table ip t { chain p { type nat hook postrouting priority 100; ct state established,related accept; ct state != new masquerade; ct status dnat accept; ct state new snat to 192.0.2.1; }
+}`,
+			[]string{"nftables, ipv4, table t, chain p: snat; not read: a rule before it that spares others"}},
+		{"kindnet", `table inet kindnet-ipmasq { set noMasqV4 { type ipv4_addr; flags interval; auto-merge; elements = { 10.96.0.0/12, 10.244.0.0/16 }
+}
+set noMasqV6 { type ipv6_addr; flags interval; auto-merge; elements = { fd00:10:244::/56 }
+}
+chain postrouting { type nat hook postrouting priority srcnat - 10; ct state established,related accept; fib daddr type local accept
+ip daddr @noMasqV4 accept; ip6 daddr @noMasqV6 accept; masquerade
+}
+}`,
+			[]string{"nftables, ipv4, table kindnet-ipmasq, chain postrouting: masquerade", "nftables, ipv6, table kindnet-ipmasq, chain postrouting: masquerade"}},
 		{"unread, too", `table ip t { chain p { type nat hook postrouting priority 100; meta iifname "a" masquerade; ip daddr & 255.0.255.0 == 10.0.1.0 masquerade; ip saddr 10.0.0.0/8 ct mark 0x0a010000 masquerade; }
 }`,
 			[]string{"nftables, ipv4, table t, chain p: masquerade; not read: meta 6", "nftables, ipv4, table t, chain p: masquerade; not read: destination under a mask that is no prefix's",

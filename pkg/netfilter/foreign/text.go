@@ -31,11 +31,7 @@ func (r Rule) text() string {
 	if r.Rule.Share != 0 {
 		words = append(words, fmt.Sprintf("%.2f%%", 100*float64(r.Rule.Share)/policy.ShareUnit))
 	}
-	if r.SNAT {
-		words = append(words, "snat")
-	} else {
-		words = append(words, "masquerade")
-	}
+	words = append(words, string(r.Action))
 	if r.Comment != "" {
 		words = append(words, "("+policy.Quote(r.Comment)+")")
 	}

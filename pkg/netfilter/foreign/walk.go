@@ -45,15 +45,15 @@ var errTooMany = errors.New("too many rules are reached by too many ways")
 // walk goes through a base chain as packets do.
 type walk struct {
 	chains
-	place Rule // what all rules of the table have in common
+	place Place // of the base chain
 	at    position
-	ours  func(table, chain string) bool
+	owned func(Place) bool
 
 	accepted []condition // what no rule of the base chain sees any more
 	steps    int
 	found    []Rule
 	founds   []position
-	met      []position // where ours begin
+	met      []position // where owned chains begin
 }
 
 // chain follows a chain. Returned are the exits from the chains on the way to it
@@ -63,33 +63,32 @@ func (w *walk) chain(name string, way condition, returned []condition, stack []s
 	if slices.Contains(stack, name) || len(stack) > deepest {
 		return fmt.Errorf("chain %s is reached from itself", policy.Quote(name))
 	}
-	if w.ours(w.place.Table, name) {
-		w.met = append(w.met, w.at)
-		return nil
-	}
-	rules, err := w.rules(name)
+	rules, place, owned, err := read(w.chains, w.place, name, w.owned)
 	if err != nil {
 		return err
 	}
+	if owned {
+		w.met = append(w.met, w.at)
+		return nil
+	}
 	returned = slices.Clip(returned)
-	for _, r := range rules {
+	for _, d := range rules {
 		if w.steps++; w.steps > mostSteps {
 			return errTooMany
 		}
 		w.at.rule++
-		d := decode(w.place.Family, r, w)
 		d.condition = way.and(d.condition)
 		if d.never {
 			continue
 		}
 		switch d.effect {
 		case masquerades:
-			w.report(name, d, returned)
+			w.report(place, d, returned)
 			// What is masqueraded is not spared, whatever of it could be read.
 			if len(d.unread) == 0 && d.mark == noMark {
 				w.accept(d.condition, returned)
 			}
-		case accepts:
+		case accepts, drops:
 			w.accept(d.condition, returned)
 		case returns:
 			returned = append(returned, d.condition)
@@ -103,6 +102,28 @@ func (w *walk) chain(name string, way condition, returned []condition, stack []s
 		}
 	}
 	return nil
+}
+
+// read decodes the rules of a chain, unless it is owned, by its name or by the
+// comment in it.
+func read(c chains, base Place, name string, owned func(Place) bool) (rules []decoded, at Place, is bool, err error) {
+	at = base
+	at.Chain = name
+	if owned(at) {
+		return nil, at, true, nil
+	}
+	undecoded, err := c.rules(name)
+	if err != nil {
+		return nil, at, false, err
+	}
+	for _, r := range undecoded {
+		d := decode(at.Family, r, c)
+		rules = append(rules, d)
+		if at.Owner == (policy.Owner{}) {
+			at.Owner = policy.ParseOwner(d.comment)
+		}
+	}
+	return rules, at, at.Owner != (policy.Owner{}) && owned(at), nil
 }
 
 // accept notes that no rule sees the packets any more, but for those that left
@@ -128,15 +149,26 @@ func (w *walk) accept(c condition, returned []condition) {
 // spares is why a rule is not exact when one before it could not be read.
 const spares = "a rule before it that spares others"
 
-// report notes a rule that changes the source, if packets can get to it.
-func (w *walk) report(chain string, d decoded, returned []condition) {
-	r := w.place
-	r.Chain, r.Rule, r.NotOut, r.SNAT, r.Comment = chain, d.rule, d.notOut, d.snat, d.comment
+// at returns the rule as it stands in a chain, without what comes before it.
+func (d decoded) at(place Place) Rule {
+	r := Rule{Place: place, Rule: d.rule, NotOut: d.notOut, Comment: d.comment, Unread: slices.Clone(d.unread)}
 	r.Rule.Verdict = policy.Masquerade
-	r.Unread = slices.Clone(d.unread)
+	r.Action = map[effect]Action{masquerades: Masquerades, accepts: Accepts, drops: Drops, returns: Returns, goes: Returns}[d.effect]
+	if d.snat {
+		r.Action = Translates
+	}
+	return r
+}
+
+// report notes a rule that changes the source, if packets can get to it.
+func (w *walk) report(place Place, d decoded, returned []condition) {
+	r := d.at(place)
 	r.Marked = d.mark == markNeeded
 	if d.mark != noMark {
 		r.Unread = append(r.Unread, "a mark")
+	}
+	if d.fromLocal {
+		r.Unread = append(r.Unread, "the node's own addresses")
 	}
 	var absent []policy.Rule // that spare packets without a mark
 	for _, e := range coalesce(append(slices.Clone(w.accepted), returned...)) {

@@ -128,6 +128,13 @@ type (
 		Dreg            Register
 	}
 
+	// CT loads something about the packet's connection (Key is an NFT_CT_*). What
+	// asks about one direction, or sets something, is Unknown.
+	CT struct {
+		Key  uint32
+		Dreg Register
+	}
+
 	// Byteorder turns Len bytes, Size at a time, from network into this
 	// machine's order (Op NFT_BYTEORDER_NTOH) or back.
 	Byteorder struct {
@@ -201,6 +208,9 @@ func (FIB) Name() string { return "fib" }
 
 // Name implements Expr.
 func (Numgen) Name() string { return "numgen" }
+
+// Name implements Expr.
+func (CT) Name() string { return "ct" }
 
 // Name implements Expr.
 func (Byteorder) Name() string { return "byteorder" }

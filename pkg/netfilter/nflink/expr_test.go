@@ -27,6 +27,7 @@ func everyExpr() []Expr {
 		FIB{Flags: unix.NFTA_FIB_F_DADDR, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: Reg1},
 		Numgen{Modulus: 2, Offset: 1, Dreg: Reg1},
 		Numgen{Random: true, Modulus: 1 << 31, Offset: 7, Dreg: Reg2},
+		CT{Key: unix.NFT_CT_STATE, Dreg: Reg1},
 		Byteorder{Sreg: Reg1, Dreg: Reg2, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
 		Immediate{Dreg: Reg2, Data: []byte{4, 0}},
 		Verdict{Code: Return},

@@ -85,6 +85,11 @@ func decodeKnown(name []byte, t *attrTable) Expr {
 			Offset:  t.optU32(unix.NFTA_NG_OFFSET),
 			Dreg:    t.reg(unix.NFTA_NG_DREG),
 		}
+	case "ct":
+		if t.has(unix.NFTA_CT_SREG) || t.has(unix.NFTA_CT_DIRECTION) {
+			return nil
+		}
+		return CT{t.u32(unix.NFTA_CT_KEY), t.reg(unix.NFTA_CT_DREG)}
 	case "byteorder":
 		return Byteorder{
 			Sreg: t.reg(unix.NFTA_BYTEORDER_SREG),

@@ -72,6 +72,11 @@ func (e Numgen) encode(w *attrWriter) {
 	w.u32(unix.NFTA_NG_OFFSET, e.Offset)
 }
 
+func (e CT) encode(w *attrWriter) {
+	w.reg(unix.NFTA_CT_DREG, e.Dreg)
+	w.u32(unix.NFTA_CT_KEY, e.Key)
+}
+
 func (e Byteorder) encode(w *attrWriter) {
 	w.reg(unix.NFTA_BYTEORDER_SREG, e.Sreg)
 	w.reg(unix.NFTA_BYTEORDER_DREG, e.Dreg)

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// explained is what `explain -o json` says.
+type explained struct {
+	Verdict, Reason, Problem string
+	Kernel                   bool
+	OverriddenBy             string `json:"overridden_by"`
+}
+
+func (n *node) explain(t *testing.T, args ...string) explained {
+	t.Helper()
+	stdout, stderr, code := n.reconciler(t, append([]string{"explain", "-o", "json"}, args...)...)
+	var e explained
+	if err := json.Unmarshal([]byte(stdout), &e); err != nil || code != 0 {
+		t.Fatalf("explain %v: exit code %d, %v\n%s%s", args, code, err, stdout, stderr)
+	}
+	return e
+}
+
+// override is a third party's rules at the hook: lines of iptables of a variant, or
+// a script of nft that makes the table ip other.
+type override struct {
+	name    string
+	variant string
+	lines   string
+	nft     string
+	// by is a part of the rule that explain names where it decides.
+	by string
+	// elsewhere is the same where it decides about other sources than the pod's.
+	elsewhere string
+}
+
+func overrides(node, dataDir string) []override {
+	base := func(priority, rules string) string {
+		return "table ip other {\nset exempt { type ipv4_addr; flags interval; auto-merge; elements = { 10.244.0.0/16, 10.96.0.0/12 } }\n" +
+			"chain post { type nat hook postrouting priority " + priority + "; policy accept;\n" + rules + "\n}\n}\n"
+	}
+	const pods = "-s 10.1.0.0/16"
+	return []override{
+		{name: "MASQUERADE first", variant: "nft", lines: "-I POSTROUTING " + pods + " -j MASQUERADE", by: "from 10.1.0.0/16 masquerade"},
+		{name: "MASQUERADE appended", variant: "nft", lines: "-A POSTROUTING " + pods + " -j MASQUERADE", by: "from 10.1.0.0/16 masquerade"},
+		{name: "MASQUERADE in legacy, first", variant: "legacy", lines: "-I POSTROUTING " + pods + " -j MASQUERADE", by: "from 10.1.0.0/16 masquerade"},
+		{name: "MASQUERADE in legacy, appended", variant: "legacy", lines: "-A POSTROUTING " + pods + " -j MASQUERADE", by: "from 10.1.0.0/16 masquerade"},
+		{name: "MASQUERADE of all, out of one interface", variant: "nft", lines: "-I POSTROUTING -o lan -j MASQUERADE", by: "out lan masquerade"},
+		{name: "MASQUERADE of TCP", variant: "nft", lines: "-I POSTROUTING -p tcp -j MASQUERADE", by: "tcp masquerade"},
+		{name: "nft at 100", nft: base("100", "ip saddr 10.1.0.0/16 masquerade"), by: "table other, chain post: from 10.1.0.0/16 masquerade"},
+		{name: "nft at 99", nft: base("99", "ip saddr 10.1.0.0/16 masquerade"), by: "table other, chain post: from 10.1.0.0/16 masquerade"},
+		{name: "nft at 110", nft: base("110", "ip saddr 10.1.0.0/16 masquerade"), by: "table other, chain post: from 10.1.0.0/16 masquerade"},
+		{name: "nft at our priority", nft: base("101", "ip saddr 10.1.0.0/16 masquerade"), by: "table other, chain post: from 10.1.0.0/16 masquerade"},
+		{name: "SNAT first", variant: "nft", lines: "-I POSTROUTING " + pods + " -j SNAT --to-source " + node, by: "from 10.1.0.0/16 snat"},
+		{name: "SNAT appended", variant: "nft", lines: "-A POSTROUTING " + pods + " -j SNAT --to-source " + node, by: "from 10.1.0.0/16 snat"},
+		{name: "ACCEPT first", variant: "nft", lines: "-I POSTROUTING " + pods + " -j ACCEPT", by: "from 10.1.0.0/16 accept"},
+		{name: "ACCEPT first in legacy", variant: "legacy", lines: "-I POSTROUTING " + pods + " -j ACCEPT", by: "from 10.1.0.0/16 accept"},
+		{name: "RETURN first", variant: "nft", lines: "-I POSTROUTING " + pods + " -j RETURN", by: "from 10.1.0.0/16 return"},
+		{name: "ACCEPT appended", variant: "nft", lines: "-A POSTROUTING " + pods + " -j ACCEPT"},
+		{name: "accept in a table before", nft: base("90", "ip saddr 10.1.0.0/16 accept")},
+		{name: "kubenet", variant: "nft", lines: `-I POSTROUTING ! -d 192.168.0.0/16 -m comment --comment "kubenet: SNAT for outbound traffic from cluster" ` +
+			"-m addrtype ! --dst-type LOCAL -j MASQUERADE", by: "kubenet: SNAT"},
+		{name: "kube-proxy", variant: "nft", lines: ":KUBE-POSTROUTING - [0:0]\n-I POSTROUTING -j KUBE-POSTROUTING\n" +
+			"-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n-A KUBE-POSTROUTING -j MASQUERADE --random-fully"},
+		{name: "Docker", variant: "nft", lines: "-I POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE",
+			elsewhere: "from 172.17.0.0/16 not out docker0 masquerade"},
+		{name: "flannel", variant: "nft", lines: ":FLANNEL-POSTRTG - [0:0]\n-A POSTROUTING -j FLANNEL-POSTRTG\n" +
+			"-A FLANNEL-POSTRTG -s 10.1.0.0/16 -d 10.1.0.0/16 -j RETURN\n-A FLANNEL-POSTRTG -s 10.1.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE",
+			by: "chain FLANNEL-POSTRTG: from 10.1.0.0/16 not to 224.0.0.0/4 masquerade"},
+		{name: "kindnet", nft: base("90", "ct state established,related accept\nfib daddr type local accept\nip daddr @exempt accept\nmasquerade"),
+			by: "table other, chain post: masquerade"},
+		{name: "kindnet that exempts it", nft: base("90", "ct state established,related accept\nip daddr { 10.0.0.0/8, 192.168.0.0/16 } accept\nmasquerade")},
+		{name: "spared before", variant: "nft", lines: "-A POSTROUTING -d 10.9.9.0/24 -j ACCEPT\n-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE"},
+		{name: "a chain that no policy asks for", variant: "legacy", lines: ":OLD - [0:0]\n-I POSTROUTING -j OLD\n" +
+			"-A OLD -m comment --comment \"ip-masq/1 keeps its state in " + dataDir + "\" -j MASQUERADE", by: "chain OLD: masquerade"},
+		{name: "of tracked states", variant: "nft", lines: "-I POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j MASQUERADE"},
+		{name: "of new connections", variant: "legacy", lines: "-I POSTROUTING -m conntrack --ctstate NEW -j MASQUERADE", by: "masquerade"},
+	}
+}
+
+// write brings the rules to the node, and take removes them: chains stay.
+func (o override) write(t *testing.T, n *node) (take func()) {
+	t.Helper()
+	if o.nft != "" {
+		n.feed(t, o.nft, "nft", "-f", "-")
+		return func() { n.tool(t, "nft", "delete", "table", "ip", "other") }
+	}
+	restore := func(lines string) {
+		n.feed(t, "*nat\n"+lines+"\nCOMMIT\n", "iptables-"+o.variant+"-restore", "--noflush")
+	}
+	restore(o.lines)
+	return func() {
+		var undo []string
+		for line := range strings.Lines(o.lines) {
+			if verb, rest, _ := strings.Cut(line, " "); verb == "-A" || verb == "-I" {
+				undo = append(undo, "-D "+strings.TrimSpace(rest))
+			}
+		}
+		restore(strings.Join(undo, "\n"))
+	}
+}
+
+// TestExplainBesideThirdParties: that the kernel does what the policy says is claimed
+// where the other side sees it, and only there, whatever rules of third parties
+// stand before or behind. Otherwise the rule is named.
+func TestExplainBesideThirdParties(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.conflist(t, "podnet", nil)
+		p := n.pod(t, "podnet")
+		n.agrees(t, p, "", "")
+		for _, o := range overrides(n.NodeAddr(n.Outside, p.addrs[0]).Next().Next().String(), n.dataDir) {
+			t.Run(o.name, func(t *testing.T) {
+				defer o.write(t, n)()
+				n.agrees(t, p, o.by, o.elsewhere)
+			})
+		}
+		n.agrees(t, p, "", "")
+	})
+}
+
+// TestExplainBesideIPMasq: the main plugin's own masquerading.
+func TestExplainBesideIPMasq(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.cni.Env = []string{"PATH=" + n.path + ":" + os.Getenv("PATH")} // bridge runs iptables
+		bridge := n.bridge("podnet")
+		bridge["ipMasq"] = true
+		n.write(t, "podnet", bridge, n.entry(nil))
+		n.agrees(t, n.pod(t, "podnet"), "masquerade", "")
+	})
+}
+
+// agrees holds what explain says of the pod's traffic to an exempt and to another
+// address against what the other side sees of it. Of traffic from anywhere it may
+// say less, where a rule is about other sources.
+func (n *node) agrees(t *testing.T, p *pod, by, elsewhere string) {
+	t.Helper()
+	for to, verdict := range map[string]string{"10.9.9.9": "exempt", "1.2.3.4": "masquerade"} {
+		dst := netip.MustParseAddr(to)
+		own := p.addr(dst)
+		want := map[string]netip.Addr{"exempt": own, "masquerade": n.NodeAddr(n.Outside, dst)}[verdict]
+		does := true
+		for transport, send := range transports() {
+			seen, err := send(p.Host, netip.AddrPortFrom(dst, topology.EchoPort), topology.FromPort(n.nextPort()))
+			if err != nil {
+				t.Fatalf("%s to %s: %v", transport, to, err)
+			}
+			does = does && seen.Source.Addr() == want
+		}
+		for _, q := range []struct {
+			args []string
+			does bool
+			by   string
+		}{
+			{[]string{to, "--from", own.String()}, does, by},
+			{[]string{to}, does && (elsewhere == "" || verdict != "exempt"), by + elsewhere},
+		} {
+			e := n.explain(t, q.args...)
+			if e.Verdict != verdict || e.Kernel != q.does {
+				t.Errorf("explain %v: %s, kernel %t, overridden by %q, problem %q; packets of the pod get that: %t\n%s",
+					q.args, e.Verdict, e.Kernel, e.OverriddenBy, e.Problem, does, n.ruleset(t))
+			}
+			if e.Kernel != (e.OverriddenBy == "") || !e.Kernel && !strings.Contains(e.OverriddenBy, q.by) {
+				t.Errorf("explain %v: kernel %t, overridden by %q, want a rule with %q", q.args, e.Kernel, e.OverriddenBy, q.by)
+			}
+			text, _, _ := n.reconciler(t, append([]string{"explain"}, q.args...)...)
+			if strings.Contains(text, "OVERRIDDEN by the rule: ") != (e.OverriddenBy != "") || !strings.Contains(text, e.OverriddenBy) || strings.Contains(text, "agrees") != q.does {
+				t.Errorf("explain %v: packets get the verdict: %t, and the text says:\n%s", q.args, q.does, text)
+			}
+		}
+	}
+}
+
+// TestExplainLocalRoutes: what is LOCAL the routing tables say, and not the addresses
+// of interfaces alone.
+func TestExplainLocalRoutes(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.conflist(t, "podnet", object{"masqueradeHost": false, "enableIPv6": true})
+	n.pod(t, "podnet")
+	n.tool(t, "ip", "route", "add", "local", "198.18.0.0/15", "dev", "lo")
+	n.tool(t, "ip", "-6", "route", "add", "local", "2001:db8:18::/48", "dev", "lo")
+	// What a transparent proxy has is for marked packets alone.
+	n.tool(t, "ip", "rule", "add", "fwmark", "1", "lookup", "100")
+	n.tool(t, "ip", "route", "add", "local", "0.0.0.0/0", "dev", "lo", "table", "100")
+	for _, q := range []struct{ args, verdict, reason string }{
+		{"198.18.0.7", "out-of-scope", "198.18.0.7 is an address of the node itself"},
+		{"2001:db8:18::7", "out-of-scope", "2001:db8:18::7 is an address of the node itself"},
+		{"127.9.9.9", "out-of-scope", "is an address of the node itself"},
+		{"192.0.2.7 --from 198.18.0.7", "out-of-scope", "the source 198.18.0.7 is the node itself"},
+		{"192.0.2.7", "masquerade", ""},
+		{"198.20.0.1", "masquerade", ""},
+		{"2001:db8:19::1", "masquerade", ""},
+	} {
+		e := n.explain(t, strings.Fields(q.args)...)
+		if e.Verdict != q.verdict || !strings.Contains(e.Reason, q.reason) || !e.Kernel {
+			t.Errorf("explain %s: %s, kernel %t: %s; want %s: %s", q.args, e.Verdict, e.Kernel, e.Reason, q.verdict, q.reason)
+		}
+	}
+}
