@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -45,15 +44,21 @@ func hierarchies() ([]string, error) {
 }
 
 // makeCgroups makes the machine's cgroup in every hierarchy. Its name has the
-// number of this process, so that what a killed one has left can be told.
+// number of this process and its PID namespace, so that what a killed one has left
+// can be told.
 func (m *Machine) makeCgroups() error {
-	m.Cgroup = "/" + cgroupPrefix + strconv.Itoa(os.Getpid()) + "-" + filepath.Base(m.Host.Path)
+	var namespace unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &namespace); err != nil {
+		return fmt.Errorf("identify PID namespace: %w", err)
+	}
+	prefix := fmt.Sprintf("%s%d-", cgroupPrefix, namespace.Ino)
+	m.Cgroup = fmt.Sprintf("/%s%d-%s", prefix, os.Getpid(), filepath.Base(m.Host.Path))
 	roots, err := hierarchies()
 	if err != nil {
 		return fmt.Errorf("find cgroups: %w", err)
 	}
 	for _, root := range roots {
-		if err := removeLeft(root); err != nil {
+		if err := removeLeft(root, prefix); err != nil {
 			return err
 		}
 		path := filepath.Join(root, m.Cgroup)
@@ -87,13 +92,13 @@ func (m *Machine) removeCgroups() error {
 }
 
 // removeLeft removes what processes that are no more have left in a hierarchy.
-func removeLeft(root string) error {
-	left, err := filepath.Glob(filepath.Join(root, cgroupPrefix+"*"))
+func removeLeft(root, prefix string) error {
+	left, err := filepath.Glob(filepath.Join(root, prefix+"*"))
 	if err != nil {
 		return err
 	}
 	for _, path := range left {
-		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), cgroupPrefix), "-")
+		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), prefix), "-")
 		if _, err := os.Stat("/proc/" + pid); err == nil {
 			continue
 		}

@@ -5,6 +5,7 @@ package machine_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -55,6 +56,19 @@ func TestMachinesAreApart(t *testing.T) {
 	if got := shell(t, two, "cat /proc/1/comm; ls -d /sys/fs/cgroup"+"/*"+two.Cgroup); !strings.HasPrefix(got, "sh\n") || !strings.Contains(got, two.Cgroup) {
 		t.Errorf("process 1 and cgroups: %s", got)
 	}
+}
+
+// TestAnotherPIDNamespace: the cgroups of a machine stay while a container beside
+// it, which does not see its processes, makes machines too.
+func TestAnotherPIDNamespace(t *testing.T) {
+	m := machine.New(t, topology.New(t, topology.Options{}).Node)
+	topology.Must(m.StartDaemon("stays", nil, "sh", "-c", "for c in /sys/fs/cgroup/*"+m.Cgroup+"; do echo $$ >$c/cgroup.procs; done; exec sleep 985"))(t)
+	program := topology.Must(os.Executable())(t)
+	c := exec.Command("unshare", "--pid", "--fork", "--mount-proc", program, "-test.run=^TestMachinesAreApart$", "-test.v")
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestMachinesAreApart ") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	shell(t, m, "ls -d /sys/fs/cgroup/*"+m.Cgroup)
 }
 
 // TestClose: what daemons leave behind ends with the machine, as do the cgroups.

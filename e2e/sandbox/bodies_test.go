@@ -3,14 +3,19 @@
 package sandbox_test
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,13 +35,15 @@ const ready = "ready"
 // outside, where they only read.
 func TestMain(m *testing.M) {
 	bodies := map[string]func() error{
-		"change":     change,
-		"nested":     nested,
-		"refused":    refused,
-		"wait":       wait,
-		"await-term": awaitTerm,
-		"exit-7":     func() error { os.Exit(7); return nil },
-		"abort":      func() error { return unix.Kill(os.Getpid(), unix.SIGKILL) },
+		"change":          change,
+		"change-and-wait": changeAndWait,
+		"nested":          nested,
+		"refused":         refused,
+		"chroot":          inChroot,
+		"wait":            wait,
+		"await-term":      awaitTerm,
+		"exit-7":          func() error { os.Exit(7); return nil },
+		"abort":           func() error { return unix.Kill(os.Getpid(), unix.SIGKILL) },
 	}
 	switch name := os.Getenv(bodyVariable); name {
 	case "":
@@ -152,6 +159,86 @@ func refused() error {
 		}
 	}
 	return nil
+}
+
+// inChroot makes another sandbox in a directory that is no mount point, on file
+// systems whose mounts are shared, as systemd has them. What it mounts must not
+// be seen here.
+func inChroot() error {
+	const root = "/run/chroot"
+	entries, err := os.ReadDir("/")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		within := filepath.Join(root, e.Name())
+		if e.Type() == fs.ModeSymlink {
+			target, err := os.Readlink("/" + e.Name())
+			if err := errors.Join(err, os.MkdirAll(root, 0o755), os.Symlink(target, within)); err != nil {
+				return err
+			}
+			continue
+		}
+		if !e.IsDir() {
+			continue
+		}
+		if err := os.MkdirAll(within, 0o755); err != nil {
+			return err
+		}
+		if e.Name() == "run" {
+			continue
+		}
+		if err := unix.Mount("/"+e.Name(), within, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("bind /%s: %w", e.Name(), err)
+		}
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return err
+	}
+	before, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	command := exec.Command("/proc/self/exe")
+	command.Env = append(os.Environ(), "IPMASQ_SANDBOX=", bodyVariable+"=change-and-wait")
+	command.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+	command.Dir = "/usr"
+	command.Stderr = os.Stderr
+	in, err := command.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := command.StdoutPipe()
+	if err == nil {
+		err = command.Start()
+	}
+	if err != nil {
+		return err
+	}
+	said, _ := bufio.NewReader(out).ReadString('\n')
+	during, err := os.ReadFile("/proc/self/mountinfo")
+	err = errors.Join(err, in.Close(), command.Wait())
+	if want := "in /usr\n"; err == nil && said != want {
+		err = fmt.Errorf("it said %q, want %q", said, want)
+	}
+	if err == nil && string(during) != string(before) {
+		err = fmt.Errorf("mounts have changed:\n%s\nwere:\n%s", during, before)
+	}
+	return err
+}
+
+// changeAndWait is change, and stays until its input ends.
+func changeAndWait() error {
+	if err := change(); err != nil {
+		return err
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	fmt.Println("in", here)
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
 }
 
 func wait() error {

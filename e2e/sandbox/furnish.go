@@ -19,25 +19,26 @@ import (
 // here.
 const source = "ip-masq-sandbox"
 
-// furnish makes the new namespaces fit for use.
-func furnish() error {
+// furnish makes the new namespaces fit for use. It reports whether the root
+// directory is another one since, of the same contents.
+func furnish() (moved bool, err error) {
+	if moved, err = makePrivate(); err != nil {
+		return moved, fmt.Errorf("make mounts private: %w", err)
+	}
 	if err := furnishMounts(); err != nil {
-		return err
+		return moved, err
 	}
 	loopback, err := netlink.LinkByName("lo")
 	if err != nil {
-		return fmt.Errorf("find loopback interface: %w", err)
+		return moved, fmt.Errorf("find loopback interface: %w", err)
 	}
 	if err := netlink.LinkSetUp(loopback); err != nil {
-		return fmt.Errorf("set loopback interface up: %w", err)
+		return moved, fmt.Errorf("set loopback interface up: %w", err)
 	}
-	return furnishPath()
+	return moved, furnishPath()
 }
 
 func furnishMounts() error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
-	}
 	if err := mountTmpfs("/run"); err != nil {
 		return err
 	}
@@ -56,6 +57,34 @@ func furnishMounts() error {
 		}
 	}
 	return nil
+}
+
+// makePrivate has no mount made from here on be seen outside.
+func makePrivate() (moved bool, err error) {
+	private := func(path string) error { return unix.Mount("", path, "", unix.MS_REC|unix.MS_PRIVATE, "") }
+	if err := private("/"); !errors.Is(err, unix.EINVAL) {
+		return false, err
+	}
+	// In a chroot / need not be a mount point, and the mount that it is in cannot be
+	// named. So / is bound where nobody outside sees it, and that becomes /. /proc is
+	// a mount point everywhere, and what is mounted below a private one stays there.
+	const below = "/proc/sys"
+	here, err := os.Getwd()
+	if err != nil {
+		return false, err
+	}
+	for _, step := range []func() error{
+		func() error { return private("/proc") },
+		func() error { return unix.Mount("/", below, "", unix.MS_BIND|unix.MS_REC, "") },
+		func() error { return private(below) },
+		func() error { return unix.Chroot(below) },
+		func() error { return unix.Chdir(here) },
+	} {
+		if err := step(); err != nil {
+			return false, fmt.Errorf("in a chroot: %w", err)
+		}
+	}
+	return true, nil
 }
 
 // furnishVarRun makes /var/run the same as /run on machines where it is not the

@@ -26,7 +26,11 @@ func reexec() (int, error) {
 		return 0, err
 	}
 
-	child := exec.Command("/proc/self/exe", os.Args[1:]...)
+	program, err := os.Executable()
+	if err != nil || unix.Access(program, unix.X_OK) != nil {
+		program = "/proc/self/exe" // in a chroot, the child does not learn its path from that
+	}
+	child := exec.Command(program, os.Args[1:]...)
 	child.Args[0] = os.Args[0]
 	child.Env = append(os.Environ(), variable+"="+entering+outside)
 	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -112,7 +116,7 @@ func advice(err error) string {
 		if errors.Is(err, refusal) {
 			return " (the sandbox needs root, or unprivileged user namespaces: see the sysctls" +
 				" user.max_user_namespaces, user.max_net_namespaces, kernel.unprivileged_userns_clone" +
-				" and kernel.apparmor_restrict_unprivileged_userns; in a container also its seccomp profile)"
+				" and kernel.apparmor_restrict_unprivileged_userns; in a container also its seccomp profile; in a chroot there are none)"
 		}
 	}
 	return ""

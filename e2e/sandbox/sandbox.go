@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // variable is the environment variable by which a process knows how far it has
@@ -35,7 +37,8 @@ func Run(m interface{ Run() int }) int {
 //
 //	func main() { os.Exit(sandbox.Enter(run)) }
 //
-// Everything in main before Enter runs twice, outside and inside. A process that
+// Everything in main before Enter runs twice, outside and inside, and
+// in a chroot three times. A process that
 // was started inside, directly or not, stays in the sandbox that it is in. If
 // the sandbox cannot be made, body does not run, the reason goes to standard
 // error, and the code is 1. If body is ended by a signal, the code is 128 plus
@@ -73,11 +76,21 @@ func enter(body func() int) (int, error) {
 		if err := left(outside); err != nil {
 			return 0, err
 		}
-		if err := furnish(); err != nil {
+		program, err := os.Executable()
+		if err != nil {
+			return 0, err
+		}
+		moved, err := furnish()
+		if err != nil {
 			return 0, fmt.Errorf("%w%s", err, advice(err))
 		}
 		if err := os.Setenv(variable, inside+outside); err != nil {
 			return 0, fmt.Errorf("set %s: %w", variable, err)
+		}
+		if moved {
+			// Below the new root the kernel has no path for what runs; start it by the
+			// one that it has there too. Without, only os.Executable is amiss.
+			_ = unix.Exec(program, os.Args, os.Environ())
 		}
 		return body(), nil
 	default:

@@ -185,6 +185,18 @@ func TestRefusalIsAnErrorThatSaysWhy(t *testing.T) {
 	}
 }
 
+// TestInAChroot: / is no mount point there, which rules out what is done elsewhere
+// to keep mounts from being seen outside.
+func TestInAChroot(t *testing.T) {
+	for name, user := range users() {
+		t.Run(name, func(t *testing.T) {
+			if output, code := run(t, "chroot", user); code != 0 {
+				t.Errorf("exit code %d: %s", code, output)
+			}
+		})
+	}
+}
+
 func TestExitCode(t *testing.T) {
 	if output, code := run(t, "exit-7", nil); code != 7 {
 		t.Errorf("exit code %d, want 7: %s", code, output)

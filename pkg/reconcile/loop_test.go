@@ -209,7 +209,7 @@ func TestLoopBacksOffFromARival(t *testing.T) {
 		r.mu.Lock()
 		problems := last(r.reports).Problems
 		r.mu.Unlock()
-		suspected = len(problems) == 1 && problems[0].Topic == TopicRival && strings.Contains(problems[0].Err.Error(), `"firewalld" (pid 7)`)
+		suspected = len(problems) == 1 && problems[0].Topic == TopicRival && strings.Contains(problems[0].Err.Error(), `"firewalld" (host pid 7)`)
 		if n > 10*rivalry {
 			t.Fatal("nobody is suspected")
 		}

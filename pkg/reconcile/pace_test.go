@@ -79,7 +79,7 @@ func TestRival(t *testing.T) {
 	if p == nil {
 		t.Fatal("nobody is suspected")
 	}
-	if want := `somebody undoes the rules again and again (ipv4 A: missing jump from POSTROUTING: of all traffic), most likely "firewalld" (pid 7); ` +
+	if want := `somebody undoes the rules again and again (ipv4 A: missing jump from POSTROUTING: of all traffic), most likely "firewalld" (host pid 7); ` +
 		"repairs wait for 1s now: stop that program, or make it leave the chain alone"; p.Err.Error() != want {
 		t.Errorf("%v\nwant %s", p.Err, want)
 	}

@@ -9,19 +9,20 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Writer is who changed rules, as the kernel tells: a process, and the name of
-// its program.
+// Writer is who changed rules, as the kernel tells: the name of a program, and its
+// pid on the host. A container with a PID namespace of its own has another process
+// of that pid, or none, so nothing may be looked up by it.
 type Writer struct {
 	PID     uint32
 	Program string
 }
 
-// String writes "iptables" (pid 4711).
+// String writes "iptables" (host pid 4711).
 func (w Writer) String() string {
 	if w == (Writer{}) {
 		return "nobody knows who"
 	}
-	return fmt.Sprintf("%s (pid %d)", policy.Quote(w.Program), w.PID)
+	return fmt.Sprintf("%s (host pid %d)", policy.Quote(w.Program), w.PID)
 }
 
 // cause is what a pass is made for.
