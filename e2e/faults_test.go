@@ -21,18 +21,20 @@ import (
 func TestDiskFull(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
 		const page = 4096
-		if err := os.Mkdir(n.dataDir, 0o700); err != nil {
+		disk := filepath.Join(n.dir, "disk")
+		n.dataDir = filepath.Join(disk, "data")
+		if err := os.Mkdir(disk, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := syscall.Mount("full", n.dataDir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0700", 16*page)); err != nil {
+		if err := syscall.Mount("full", disk, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0700", 16*page)); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := syscall.Unmount(n.dataDir, syscall.MNT_DETACH); err != nil {
+			if err := syscall.Unmount(disk, syscall.MNT_DETACH); err != nil {
 				t.Error(err)
 			}
 		})
-		ballast := filepath.Join(n.dataDir, "ballast")
+		ballast := filepath.Join(disk, "ballast")
 		fill := func(free int64) {
 			t.Helper()
 			f, err := os.Create(ballast)

@@ -156,6 +156,9 @@ func (d *departure) step(ctx context.Context) error {
 		return err
 	}
 	u := install.Uninstall{Places: d.places, Backups: d.node.Dir.BackupsPath(), Root: "/", NoWait: d.noWait, Settle: addsTake}
+	if _, err := d.node.Dir.Load(); errors.Is(err, store.ErrRefused) { // nothing is written there
+		u.Backups, d.withoutBackup = "", []string{fmt.Sprintf("no backup is kept: %v", err)}
+	}
 	if !d.keepRules {
 		u.State = func(ctx context.Context) error { // which takes the lead by itself
 			return errors.Join(lead.Release(), d.cleanUp(ctx, d.node))

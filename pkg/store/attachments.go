@@ -115,8 +115,8 @@ func (d *Dir) Prune(network string, keep []Attachment) error {
 	}
 	var errs []error
 	for _, name := range names {
-		if !kept[name] {
-			errs = append(errs, f.removeAll(name))
+		if _, err := f.recognize(inNetwork, name); err == nil && !kept[name] {
+			errs = append(errs, f.remove(name))
 		}
 	}
 	return errors.Join(errs...)

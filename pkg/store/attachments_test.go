@@ -73,7 +73,7 @@ func TestAttachmentsTellWhenTheyChanged(t *testing.T) {
 func TestAttachmentsOfAnEarlierBoot(t *testing.T) {
 	d := open(t)
 	ok(t, d.Attach("net", "c1", "eth0"))
-	next := store.Open(d.Path(), store.WithBoot("next"))
+	next := store.Open(d.Path(), store.WithBoot(another))
 	attachments(t, next, "net", 0)
 	ok(t, next.Detach("net", "c1", "eth0"))
 	ok(t, next.Prune("net", nil))
@@ -121,7 +121,7 @@ func TestConcurrentAttachments(t *testing.T) {
 		work.Go(func() { errs <- cmd.Run() })
 	}
 	go func() { work.Wait(); close(errs) }()
-	earlier := store.Open(d.Path(), store.WithBoot("earlier"))
+	earlier := store.Open(d.Path(), store.WithBoot(another))
 	done := false
 	for !done {
 		select {
@@ -144,7 +144,7 @@ func TestConcurrentAttachments(t *testing.T) {
 // A directory that goes away under an Attach is made again.
 func TestAttachWhileItsBootIsDropped(t *testing.T) {
 	d := open(t)
-	other := store.Open(d.Path(), store.WithBoot("other"))
+	other := store.Open(d.Path(), store.WithBoot(another))
 	stop, stopped := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for {

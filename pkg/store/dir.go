@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,11 +26,14 @@ const (
 	sourcesDir     = "sources"
 	attachmentsDir = "attachments"
 	backupsDir     = "backups" // of the runtimes' files; conflist writes it
+	markerFile     = "made-by-ip-masq"
 
 	documentSuffix = ".json"
 	sealSuffix     = ".seal"
 	damagedSuffix  = ".damaged"
 	tempSuffix     = ".tmp"
+
+	newDir = ".ip-masq-data.new" // becomes the dataDir
 )
 
 // Dir is the dataDir of a node. It may be used by several goroutines.
@@ -131,19 +135,128 @@ func hashName(domain string, parts ...string) string {
 }
 
 // dataDir opens the directory itself.
-func (d *Dir) dataDir() (*folder, error) { return openFolder(unix.AT_FDCWD, d.path, d.path) }
+func (d *Dir) dataDir() (*folder, error) { return openOwned(d.path) }
+
+// openOwned opens a dataDir by its path. It refuses a directory that ip-masq did
+// not make: any directory of the node can be named as dataDir. The marker shows
+// that ip-masq made it. Without one, as versions before the marker left it, or as
+// the kubelet and systemd make it, it has to be empty, or to hold nothing but
+// names and kinds that ip-masq writes, and proof: a record or a document that
+// parses, an attachment, a backup or the leader's lock, whose names no other
+// program chooses. A file "lock" or an empty "sources" proves nothing. Directories
+// are accepted as they are, so that a mount point can be a dataDir.
+func openOwned(path string) (*folder, error) {
+	f, err := openFolder(unix.AT_FDCWD, path, path)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.mayBeOwned(); err != nil {
+		f.close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// mayBeOwned notes whether there is a marker, and tells why a directory without
+// one is not a dataDir.
+func (f *folder) mayBeOwned() error {
+	if _, err := f.recognize(inDataDir, markerFile); err == nil {
+		f.marked = true
+		return nil
+	}
+	var found finding
+	err := f.judge(inDataDir, &found)
+	var unknown *unknownError
+	var why string
+	switch {
+	case errors.As(err, &unknown):
+		why = shown(strings.TrimPrefix(unknown.path, f.path+"/")) + ", which ip-masq does not write"
+	case err != nil || found.proven || found.first == "":
+		return err
+	default:
+		why = shown(found.first) + ", and nothing that ip-masq alone writes"
+	}
+	return fmt.Errorf("open directory %s: %w: ip-masq did not make it: it holds %s; set dataDir to a directory that does not exist or is empty",
+		shown(f.path), ErrRefused, why)
+}
+
+// mark makes the marker.
+func (f *folder) mark() error {
+	fd, err := f.create("create", markerFile)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
 
 // makeDataDir opens the directory, and creates it first where it is missing.
 // Directories above it get the mode that system directories have.
 func (d *Dir) makeDataDir() (*folder, error) {
-	f, err := d.dataDir()
-	if !errors.Is(err, os.ErrNotExist) {
-		return f, err
+	const attempts, pause = 100, 5 * time.Millisecond
+	for attempt := 1; ; attempt++ { // it can go away, or come, at any moment
+		f, err := d.dataDir()
+		if err == nil && !f.marked {
+			_ = f.mark() // one that cannot have a marker is judged again the next time
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			return f, err
+		}
+		err = d.createDataDir()
+		if ignoring(err, os.ErrNotExist, os.ErrExist, unix.EWOULDBLOCK) != nil || err != nil && attempt == attempts {
+			return nil, err
+		}
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			time.Sleep(pause)
+		}
 	}
-	if err := makeParents(filepath.Dir(d.path)); err != nil {
-		return nil, err
+}
+
+// createDataDir makes the directory under another name, with the marker in it,
+// and renames it: there never is one that was made and has no marker yet. What a
+// killed process left under that name is used.
+func (d *Dir) createDataDir() error {
+	above := filepath.Dir(d.path)
+	if err := makeParents(above); err != nil {
+		return err
 	}
-	return makeFolder(unix.AT_FDCWD, d.path, d.path)
+	temp := filepath.Join(above, newDir)
+	if err := makeDirectory(unix.AT_FDCWD, temp, temp, dirMode); err != nil {
+		return err
+	}
+	f, err := openFolder(unix.AT_FDCWD, temp, temp)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	err = unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil && !isAt(f.fd, temp) { // another process has renamed it, perhaps to this dataDir
+		err = unix.ENOENT
+	}
+	if err != nil {
+		return failure(lockOp, temp, err)
+	}
+	if err := f.mayBeOwned(); err != nil {
+		return err
+	}
+	if err = f.mark(); err == nil {
+		err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, d.path, unix.RENAME_NOREPLACE)
+		if errors.Is(err, unix.EINVAL) { // file systems over a network; rename(2) replaces an empty directory at most
+			err = unix.Rename(temp, d.path)
+		}
+	}
+	if err != nil {
+		return errors.Join(failure("create directory", d.path, err), f.remove(markerFile), unix.Rmdir(temp))
+	}
+	return nil
+}
+
+// isAt reports whether an open file is the one at a path.
+func isAt(fd int, path string) bool {
+	var open, found unix.Stat_t
+	return unix.Fstat(fd, &open) == nil && unix.Lstat(path, &found) == nil && open.Dev == found.Dev && open.Ino == found.Ino
 }
 
 // descend opens a directory below the dataDir. With create, what is missing on

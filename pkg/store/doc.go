@@ -6,7 +6,9 @@
 // attachments.
 //
 //	dataDir/                                    0700
+//	  made-by-ip-masq                           the marker; empty
 //	  lock                                      flock(2); never removed
+//	  reconciler.lock                           flock(2) of the one that runs
 //	  record.json                               what we own in the kernel
 //	  sources/HASH.json                         one document a source
 //	  sources/HASH.seal                         that all was found right, see Seal
@@ -19,7 +21,9 @@
 // torn one vouches for nothing); what is torn, of
 // another form, a symlink, another user's or writable by others is reported
 // and never believed; and what a newer version wrote is left alone. A name that
-// comes from outside becomes part of a path only as its hash.
+// comes from outside becomes part of a path only as its hash. A directory that
+// ip-masq did not make is refused, and nothing is removed or renamed but files and
+// directories whose names and kinds are in layout.go.
 //
 // The package may import policy, and nothing else of this module. The plugin,
 // the reconciler and what they share, enforce, may import it.

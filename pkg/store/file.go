@@ -110,30 +110,3 @@ func (f *folder) remove(name string) error {
 	}
 	return failure("remove", f.in(name), err)
 }
-
-// removeAll removes a file, or a directory with all that is in it. It follows
-// no symlink, and asks nobody whether what goes is to be trusted.
-func (f *folder) removeAll(name string) error {
-	err := f.remove(name)
-	if !errors.Is(err, unix.EISDIR) {
-		return err
-	}
-	fd, err := openDirectory(f.fd, name)
-	if err != nil {
-		return failure("remove directory", f.in(name), err)
-	}
-	sub := &folder{fd: fd, path: f.in(name)}
-	defer sub.close()
-	names, err := sub.names()
-	errs := []error{err}
-	for _, n := range names {
-		errs = append(errs, sub.removeAll(n))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if err := unix.Unlinkat(f.fd, name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
-		return failure("remove directory", f.in(name), err)
-	}
-	return nil
-}

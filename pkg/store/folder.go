@@ -24,8 +24,9 @@ const (
 // happens in it goes by its descriptor and by bare names, so that nobody who
 // renames a directory above can lead it elsewhere.
 type folder struct {
-	fd   int
-	path string // for messages
+	fd     int
+	path   string // for messages
+	marked bool   // it is a dataDir that has its marker
 }
 
 // openFolder opens a directory below another, or by its path with AT_FDCWD.
@@ -141,23 +142,36 @@ func (f *folder) changed() (time.Time, error) {
 
 // names returns what the directory holds, sorted, and never nil.
 func (f *folder) names() ([]string, error) {
-	if _, err := unix.Seek(f.fd, 0, io.SeekStart); err != nil {
-		return nil, failure("list directory", f.path, err)
-	}
 	names := []string{}
+	err := f.each(func(name string) error {
+		names = append(names, name)
+		return nil
+	})
+	slices.Sort(names)
+	return slices.Compact(names), err // what is renamed meanwhile can come twice
+}
+
+// each calls visit with the name of each entry of the directory, until it fails.
+func (f *folder) each(visit func(name string) error) error {
+	if _, err := unix.Seek(f.fd, 0, io.SeekStart); err != nil {
+		return failure("list directory", f.path, err)
+	}
 	buf := make([]byte, 8<<10)
 	for {
 		n, err := uninterrupted(func() (int, error) { return unix.ReadDirent(f.fd, buf) })
 		if err != nil {
-			return nil, failure("list directory", f.path, err)
+			return failure("list directory", f.path, err)
 		}
 		if n == 0 {
-			break
+			return nil
 		}
-		_, _, names = unix.ParseDirent(buf[:n], -1, names)
+		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
+		for _, name := range names {
+			if err := visit(name); err != nil {
+				return err
+			}
+		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names), nil // what is renamed meanwhile can come twice
 }
 
 // sync makes durable what was added, removed or renamed in the directory.

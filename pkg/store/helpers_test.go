@@ -20,7 +20,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-const boot = "5e0c2c8e-0000-4000-8000-000000000001"
+// The ids of two boots.
+const (
+	boot    = "5e0c2c8e-0000-4000-8000-000000000001"
+	another = "5e0c2c8e-0000-4000-8000-000000000002"
+)
 
 // open returns a dataDir that does not exist yet.
 func open(t *testing.T) *store.Dir {

@@ -53,9 +53,7 @@ func (d *Dir) Lead() (*Lead, error) {
 // Held reports whether the lead is that which others would ask for: somebody may
 // have removed the whole dataDir meanwhile. Nil is not held.
 func (l *Lead) Held() bool {
-	var ours, found unix.Stat_t
-	return l != nil && l.file != nil && unix.Fstat(int(l.file.Fd()), &ours) == nil && unix.Lstat(l.path, &found) == nil &&
-		ours.Dev == found.Dev && ours.Ino == found.Ino
+	return l != nil && l.file != nil && isAt(int(l.file.Fd()), l.path)
 }
 
 // Release ends the lead. Twice is fine.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,7 +71,7 @@ func TestDestroy(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := errors.Join(os.Mkdir(d.BackupsPath(), 0o700),
-			os.WriteFile(filepath.Join(d.BackupsPath(), "10-podnet.conflist.bak"), nil, 0o600)); err != nil {
+			os.WriteFile(filepath.Join(d.BackupsPath(), "10-podnet.conflist."+strings.Repeat("0", 64)+".bak"), nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		if foreign {

@@ -93,7 +93,7 @@ func TestNamesFromOutsideAreHashed(t *testing.T) {
 	for path := range tree(t, d.Path()) {
 		for part := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
 			switch part {
-			case "", "lock", "sources", "attachments", boot:
+			case "", "made-by-ip-masq", "lock", "sources", "attachments", boot:
 			default:
 				if len(strings.TrimSuffix(part, ".json")) != 64 {
 					t.Errorf("%s", path)
@@ -220,13 +220,13 @@ func TestFilesThatAreNoDocuments(t *testing.T) {
 	d := open(t)
 	file := document(t, d, contribution("net"))
 	sources := filepath.Dir(file)
-	for _, name := range []string{"README", "x.json.damaged", "x.json.1.tmp"} {
+	for _, name := range []string{"README", "x.json.damaged", "x.json.1.tmp", "copy.json"} {
 		ok(t, os.WriteFile(filepath.Join(sources, name), []byte("?"), 0o600))
 	}
 	loads(t, d, contribution("net"))
 	data, err := os.ReadFile(file)
 	ok(t, err)
-	copied := filepath.Join(sources, "copy.json")
+	copied := filepath.Join(sources, strings.Repeat("0", 64)+".json")
 	ok(t, os.WriteFile(copied, data, 0o600))
 	if s := load(t, d); len(s.Damaged) != 1 || s.Damaged[0].File != copied || len(s.Contributions) != 1 {
 		t.Errorf("%+v", s)

@@ -42,8 +42,12 @@ func (d *Dir) LockToRead(ctx context.Context) (*Lock, error) {
 }
 
 func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
-	for {
+	const attempts = 100
+	for attempt := 1; ; attempt++ {
 		l, err := d.openLock(create)
+		if create && errors.Is(err, os.ErrNotExist) && attempt < attempts {
+			continue // the dataDir was removed meanwhile
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -87,6 +91,7 @@ func (f *folder) openLock(create bool) (int, error) {
 		fd, _, err = f.open(lockOp, lockFile, unix.O_RDONLY)
 	case create && errors.Is(err, os.ErrNotExist):
 		if fd, err = f.create(lockOp, lockFile); err == nil {
+			_ = f.mark() // which a Destroy may have removed since the directory was opened
 			err = errors.Join(unix.Close(fd), f.sync(), f.syncParent())
 		}
 		if err == nil || errors.Is(err, os.ErrExist) {

@@ -116,7 +116,10 @@ func (f *folder) documents() ([]string, time.Time, error) {
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	names = slices.DeleteFunc(names, func(n string) bool { return !strings.HasSuffix(n, documentSuffix) })
+	names = slices.DeleteFunc(names, func(n string) bool {
+		hash, isOne := strings.CutSuffix(n, documentSuffix)
+		return !isOne || !isHash(hash)
+	})
 	changed, err := f.changed()
 	return names, changed, err
 }

@@ -114,7 +114,7 @@ func TestDigest(t *testing.T) {
 	is("two")
 	ok(t, l.PutRecord(store.Record{Boot: boot}))
 	is("a record")
-	aside := filepath.Join(d.Path(), "sources", "record.json")
+	aside := filepath.Join(d.Path(), "sources", strings.Repeat("0", 64)+".json")
 	ok(t, os.Rename(d.RecordPath(), aside))
 	is("the record among the documents")
 	ok(t, os.Rename(aside, d.RecordPath()))

@@ -18,11 +18,11 @@ func (l *Lock) Tidy(s State) error {
 	if err := l.held("tidy", l.dir.path); err != nil {
 		return err
 	}
-	errs := []error{l.tidyDocuments(l.root, s)}
+	errs := []error{l.tidyDocuments(l.root, inDataDir, s)}
 	sources, err := l.root.folder(sourcesDir, false)
 	switch {
 	case err == nil:
-		errs = append(errs, l.tidyDocuments(sources, s))
+		errs = append(errs, l.tidyDocuments(sources, inSources, s))
 		sources.close()
 	case !errors.Is(err, os.ErrNotExist):
 		errs = append(errs, err)
@@ -31,7 +31,7 @@ func (l *Lock) Tidy(s State) error {
 }
 
 // tidyDocuments tidies the directory of the record, or that of the documents.
-func (l *Lock) tidyDocuments(f *folder, s State) error {
+func (l *Lock) tidyDocuments(f *folder, of layout, s State) error {
 	names, err := f.names()
 	if err != nil {
 		return err
@@ -44,7 +44,9 @@ func (l *Lock) tidyDocuments(f *folder, s State) error {
 	for _, name := range names {
 		switch {
 		case strings.HasSuffix(name, tempSuffix) && !l.isStaged(f, name):
-			errs = append(errs, f.removeAll(name))
+			if _, err := f.recognize(of, name); err == nil {
+				errs = append(errs, f.remove(name))
+			}
 		case damaged[f.in(name)]:
 			errs = append(errs, f.moveAside(name))
 		}
@@ -81,11 +83,10 @@ func (f *folder) moveAside(name string) error {
 		return nil
 	}
 	const op = "move damaged document aside to"
-	aside := name + damagedSuffix
-	err = f.replace(op, name, aside)
+	err = f.replace(op, name, name+damagedSuffix)
 	for _, inTheWay := range []error{unix.EISDIR, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST} {
-		if errors.Is(err, inTheWay) {
-			return errors.Join(f.removeAll(aside), f.replace(op, name, aside))
+		if errors.Is(err, inTheWay) { // a directory, which is left as it is
+			return f.replace(op, name, name+"."+random()+damagedSuffix)
 		}
 	}
 	return err
@@ -106,19 +107,5 @@ func (l *Lock) dropEarlierBoots() error {
 		return err
 	}
 	defer f.close()
-	names, err := f.names()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, name := range names {
-		if name == boot {
-			continue
-		}
-		// Attach takes no lock: what it made meanwhile goes the next time.
-		if err := f.removeAll(name); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
+	return f.clear(inAttachments, boot)
 }

@@ -235,7 +235,7 @@ func TestModesWhateverTheUmask(t *testing.T) {
 					t.Errorf("%s: %v", path, mode)
 				}
 			}
-			same(t, files, 4) // lock, document, record, attachment
+			same(t, files, 5) // marker, lock, document, record, attachment
 			for _, parent := range []string{"var", "var/lib"} {
 				info, err := os.Stat(filepath.Join(top, parent))
 				ok(t, err)

@@ -75,7 +75,7 @@ func (l *Lock) stage(f *folder, name string, data []byte) (*Staged, error) {
 	if err := f.newer(writeDocument, name); err != nil {
 		return nil, err
 	}
-	s := &Staged{lock: l, folder: f, name: name, temp: name + "." + strconv.FormatUint(rand.Uint64(), 36) + tempSuffix}
+	s := &Staged{lock: l, folder: f, name: name, temp: name + "." + random() + tempSuffix}
 	// Errors name the document: the same ones have the same text each time.
 	fd, err := f.createFor(writeDocument, s.temp, name)
 	if err != nil {
@@ -87,6 +87,9 @@ func (l *Lock) stage(f *folder, name string, data []byte) (*Staged, error) {
 	l.staged[s] = true
 	return s, nil
 }
+
+// random returns what tells names of files from each other.
+func random() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
 // bare takes the name of a temporary file out of an error.
 func bare(err error) error {
@@ -170,7 +173,7 @@ func (l *Lock) Drop(src policy.Source) error {
 	if err := sources.newer(removeDocument, name); err != nil {
 		return err
 	}
-	if err := errors.Join(sources.removeAll(sealName(src)), sources.removeAll(name)); err != nil {
+	if err := errors.Join(sources.remove(sealName(src)), sources.remove(name)); err != nil {
 		return err
 	}
 	return sources.sync()

@@ -168,16 +168,22 @@ func TestTidyMovesDamagedDocumentsAside(t *testing.T) {
 		}
 		loads(t, d, contribution("other"))
 	}
-	// Whatever is in the way gives way, and whatever is damaged moves.
-	ok(t, errors.Join(os.Remove(file+".damaged"), os.MkdirAll(file+".damaged/sub/sub", 0o700)))
+	// Directories that are in the way stay, and whatever is damaged moves.
+	ok(t, errors.Join(os.Remove(file+".damaged"), os.MkdirAll(file+".damaged/first/sub", 0o700)))
 	ok(t, os.WriteFile(file, []byte("third"), 0o600))
 	ok(t, l.Tidy(load(t, d)))
+	for _, name := range []string{"second", "third"} {
+		ok(t, os.MkdirAll(file+"/"+name+"/sub", 0o700))
+		ok(t, l.Tidy(load(t, d)))
+	}
+	for _, name := range []string{"first", "second", "third"} {
+		if found, err := filepath.Glob(file + "*.damaged/" + name + "/sub"); len(found) != 1 || err != nil {
+			t.Errorf("%s is in %q (%v)", name, found, err)
+		}
+	}
 	ok(t, os.MkdirAll(file+"/sub", 0o700))
-	ok(t, l.Tidy(load(t, d)))
-	ok(t, os.MkdirAll(file+"/sub", 0o700))
-	ok(t, l.Tidy(load(t, d)))
-	ok(t, os.MkdirAll(file+"/sub", 0o700))
-	ok(t, l.Drop(network("net")))
+	fails(t, l.Drop(network("net")), file, "is a directory")
+	ok(t, os.RemoveAll(file))
 	loads(t, d, contribution("other"))
 }
 

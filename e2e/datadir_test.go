@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// fill writes files below a directory, which it makes. Names that end in a slash
+// are directories.
+func fill(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if name[len(name)-1] == '/' {
+			must(t, os.MkdirAll(path, 0o755))
+			continue
+		}
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(text), 0o644))
+	}
+}
+
+// TestDataDirOfAnotherProgram: a dataDir that exists and that ip-masq did not make
+// is refused by the verbs and by the commands, and nothing in it changes: whoever
+// may write a NetworkAttachmentDefinition can name any directory of the node.
+func TestDataDirOfAnotherProgram(t *testing.T) {
+	for name, c := range map[string]struct {
+		files map[string]string
+		says  string // the entry that the message names
+	}{
+		"uploads": {map[string]string{
+			"upload.tmp/deep/f": "1", "session.tmp": "2", "attachments/customers/invoice.pdf": "3", "record.json": `{"rows": []}`,
+		}, "customers"},
+		"backups":     {map[string]string{"backups/db.sql": "1"}, "db.sql"},
+		"sources":     {map[string]string{"sources/main.c": "1", "lock": ""}, "main.c"},
+		"a temp file": {map[string]string{"x.tmp": "1"}, "x.tmp"},
+		"a lock":      {map[string]string{"lock": ""}, "lock"},
+		"a record":    {map[string]string{"record.json": `{"rows": []}`}, "record.json"},
+		"a directory": {map[string]string{"empty/": ""}, "empty"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, forms()[0])
+			dir := filepath.Join(n.dir, "srv", "files")
+			fill(t, dir, c.files)
+			before, rules := tree(t, dir), n.ruleset(t)
+			conf := n.conf(t, "podnet", object{"dataDir": dir})
+			for verb, code := range map[string]uint{"ADD": 100, "CHECK": 101, "STATUS": 50, "GC": 0, "DEL": 0} {
+				n.ask(t, request{verb: verb, conf: conf}).want(t, code, dir, c.says, "ip-masq did not make it", "set dataDir to a directory that")
+			}
+			for _, command := range []string{"cleanup", "once", "check"} {
+				stdout, stderr, code := n.reconciler(t, command, "--data-dir", dir)
+				if code != 1 {
+					t.Errorf("%s: exit code %d, want 1\n%s%s", command, code, stdout, stderr)
+				}
+			}
+			if d := cmp.Diff(before, tree(t, dir)); d != "" {
+				t.Errorf("the directory changed:\n%s", d)
+			}
+			if now := n.ruleset(t); now != rules {
+				t.Errorf("rules changed:\n%s", cmp.Diff(rules, now))
+			}
+		})
+	}
+}
+
+// TestInstallIntoADirectoryOfAnotherProgram: neither install nor uninstall keeps
+// conflists as they were in a directory that ip-masq did not make.
+func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
+	b := newBare(t, forms()[0])
+	b.install(t, b.plugin(t))
+	dir := filepath.Join(b.dir, "srv")
+	fill(t, dir, map[string]string{"backups/db.sql": "1", "notes": "2"})
+	before := tree(t, dir)
+	b.dataDir = dir
+	stdout, stderr, code := b.reconciler(t, b.where("uninstall", "--no-wait")...)
+	if code != 1 || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "no backup is kept") {
+		t.Errorf("uninstall: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	if now := contents(t, b.list); !bytes.Equal(now, b.before) {
+		t.Errorf("the entry is not taken out:\n%s", now)
+	}
+	must(t, os.Remove(b.entry))
+	b.entry = filepath.Join(b.dir, "other.json")
+	must(t, os.WriteFile(b.entry, []byte(`{"type": "ip-masq", "dataDir": "`+dir+`"}`), 0o600))
+	stdout, stderr, code = b.reconciler(t, b.where("install", "--plugin", b.plugin(t))...)
+	if code != 1 || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "set dataDir to a directory that") {
+		t.Errorf("install: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	if now := contents(t, b.list); !bytes.Equal(now, b.before) {
+		t.Errorf("the entry is in:\n%s", now)
+	}
+	if d := cmp.Diff(before, tree(t, dir)); d != "" {
+		t.Errorf("the directory changed:\n%s", d)
+	}
+}

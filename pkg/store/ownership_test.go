@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+const marker = "made-by-ip-masq"
+
+// put writes files below a directory. Names that end in a slash are directories.
+func put(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		path, isDir := strings.CutSuffix(filepath.Join(dir, "x")[:len(dir)+1]+name, "/")
+		if isDir {
+			ok(t, os.MkdirAll(path, 0o700))
+			continue
+		}
+		ok(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		ok(t, os.WriteFile(path, []byte("{}"), 0o600))
+	}
+}
+
+var (
+	hash   = strings.Repeat("0a", 32)
+	backup = "backups/10-podnet.conflist." + hash + ".bak"
+)
+
+// operations are all that is done to a dataDir.
+func operations(t *testing.T) map[string]func(*store.Dir) error {
+	return map[string]func(*store.Dir) error{
+		"Load":        func(d *store.Dir) error { _, err := d.Load(); return err },
+		"Writable":    (*store.Dir).Writable,
+		"Lock":        func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
+		"Lead":        func(d *store.Dir) error { _, err := d.Lead(); return err },
+		"Attach":      func(d *store.Dir) error { return d.Attach("net", "c", "eth0") },
+		"Detach":      func(d *store.Dir) error { return d.Detach("net", "c", "eth0") },
+		"Prune":       func(d *store.Dir) error { return d.Prune("net", nil) },
+		"Attachments": func(d *store.Dir) error { _, _, err := d.Attachments("net"); return err },
+		"PutSeal": func(d *store.Dir) error {
+			return d.PutSeal(network("net"), store.Seal{Inputs: "i", Entry: "e", Moment: "m"})
+		},
+		"Written": func(d *store.Dir) error { _, err := d.Written(network("net")); return err },
+	}
+}
+
+// Whoever may write a NetworkAttachmentDefinition can name any directory of the
+// node as dataDir. One that ip-masq did not make is refused, and stays as it is.
+func TestDirectoriesOfOtherProgramsAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		holds []string
+		says  string
+	}{
+		"uploads":                     {[]string{"attachments/customers/invoice.pdf"}, "attachments/customers"},
+		"temporary files":             {[]string{"x.tmp"}, "x.tmp"},
+		"a temporary directory":       {[]string{"record.json.0.tmp/f"}, "record.json.0.tmp"},
+		"empty directories":           {[]string{"backups/"}, "backups"},
+		"a lock":                      {[]string{"lock"}, "lock"},
+		"a record":                    {[]string{"lock", "record.json"}, "lock"},
+		"backups":                     {[]string{"backups/db.sql"}, "backups/db.sql"},
+		"sources":                     {[]string{"sources/main.c"}, "sources/main.c"},
+		"documents that do not parse": {[]string{"sources/" + hash + ".json"}, "sources"},
+		"files where directories are": {[]string{"sources"}, "sources"},
+		"a marker that is none":       {[]string{marker + "/"}, marker},
+		"attachments with contents":   {[]string{"attachments/" + boot + "/" + hash + "/" + hash}, hash + "/" + hash},
+		"one file more":               {[]string{"reconciler.lock", backup, "notes"}, "notes"},
+		"one more below":              {[]string{"reconciler.lock", "sources/.hidden"}, "sources/.hidden"},
+		"a boot that is none":         {[]string{"attachments/..data/" + hash + "/"}, "..data"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			ok(t, os.Mkdir(d.Path(), 0o755))
+			put(t, d.Path(), c.holds...)
+			before := tree(t, filepath.Dir(d.Path()))
+			for operation, do := range operations(t) {
+				t.Run(operation, func(t *testing.T) {
+					refused(t, do(d), d.Path(), []string{c.says, "ip-masq", "set dataDir to a directory that does not exist or is empty"})
+				})
+			}
+			same(t, tree(t, filepath.Dir(d.Path())), before)
+		})
+	}
+}
+
+// A directory without a marker, as versions before it left one, is accepted if
+// nothing but ip-masq can have made it, and gets the marker when it is written to.
+func TestDirectoriesWithoutAMarker(t *testing.T) {
+	for name, make := range map[string]func(*testing.T, *store.Dir){
+		"empty": func(*testing.T, *store.Dir) {},
+		"all": func(t *testing.T, d *store.Dir) {
+			file := document(t, d, contribution("net"))
+			ok(t, lock(t, d).PutRecord(aRecord()))
+			ok(t, d.Attach("net", "c", "eth0"))
+			ok(t, d.PutSeal(network("net"), store.Seal{Inputs: "i", Entry: "e", Moment: "m"}))
+			put(t, d.Path(), backup, "backups/.ip-masq-0a.tmp", "record.json.0a.tmp", "record.json.damaged", file[len(d.Path())+1:]+".damaged")
+		},
+		"a document":        func(t *testing.T, d *store.Dir) { document(t, d, contribution("net")) },
+		"a record":          func(t *testing.T, d *store.Dir) { ok(t, lock(t, d).PutRecord(aRecord())) },
+		"an attachment":     func(t *testing.T, d *store.Dir) { ok(t, d.Attach("net", "c", "eth0")) },
+		"the leader's lock": func(t *testing.T, d *store.Dir) { put(t, d.Path(), "reconciler.lock") },
+		"a backup":          func(t *testing.T, d *store.Dir) { put(t, d.Path(), backup) },
+		"a newer document": func(t *testing.T, d *store.Dir) {
+			ok(t, os.WriteFile(document(t, d, contribution("net")), []byte(`{"schema":99}`), 0o600))
+		},
+		"one document is damaged": func(t *testing.T, d *store.Dir) {
+			document(t, d, contribution("net"))
+			put(t, d.Path(), "sources/"+hash+".json")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			ok(t, os.Mkdir(d.Path(), 0o700))
+			make(t, d)
+			ok(t, os.RemoveAll(d.Path()+"/"+marker))
+			before := tree(t, d.Path())
+			load(t, d)
+			ok(t, d.Writable())
+			same(t, tree(t, d.Path()), before) // reading marks nothing
+			ok(t, d.Attach("net", "c", "eth0"))
+			if info, err := os.Lstat(d.Path() + "/" + marker); err != nil || info.Mode() != 0o600 {
+				t.Fatalf("no marker: %v, %v", info, err)
+			}
+			put(t, d.Path(), "notes") // which now is nobody's business
+			ok(t, d.Attach("net", "d", "eth0"))
+			load(t, d)
+		})
+	}
+}
+
+// Where something else came to lie in a dataDir, nothing of it is removed.
+func TestOtherFilesInADataDirStay(t *testing.T) {
+	d := open(t)
+	document(t, d, contribution("net"))
+	ok(t, d.Attach("net", "c", "eth0"))
+	networks, err := filepath.Glob(d.Path() + "/attachments/*/*")
+	ok(t, err)
+	others := []string{
+		"upload.tmp/deep/f", "session.tmp", "record.json.tmp", "record.json.0.tmp/f", "sources/x.json.0.tmp", "sources/main.tmp",
+		"sources/" + hash + ".json.damaged/f", "attachments/customers/invoice.pdf", "attachments/" + another + "/invoice.pdf",
+		"attachments/" + another + "/" + hash + "/invoice.pdf", "attachments/" + another + "/" + hash + "/" + hash,
+		networks[0][len(d.Path())+1:] + "/invoice.pdf", networks[0][len(d.Path())+1:] + "/" + hash + "/f", "backups/db.sql", "backups/db.sql.bak",
+	}
+	put(t, d.Path(), others...)
+	ok(t, store.Open(d.Path(), store.WithBoot(another)).Attach("net", "d", "eth0"))
+	l := lock(t, d)
+	ok(t, d.Prune("net", nil))
+	ok(t, l.Tidy(load(t, d)))
+	ok(t, l.Drop(network("net")))
+	put(t, d.Path(), backup)
+	ok(t, l.Destroy())
+	left := 0
+	for path, mode := range tree(t, d.Path()) {
+		if mode.IsRegular() {
+			left++
+		} else if entries, err := os.ReadDir(d.Path() + path); err != nil || len(entries) == 0 {
+			t.Errorf("%s is left and empty (%v)", path, err)
+		}
+	}
+	same(t, left, len(others))
+	for _, name := range others {
+		if data, err := os.ReadFile(filepath.Join(d.Path(), name)); string(data) != "{}" || err != nil {
+			t.Errorf("%s: %q, %v", name, data, err)
+		}
+	}
+}
+
+// Nobody ever finds a dataDir that was made and has no marker yet.
+func TestDataDirIsMadeWithItsMarker(t *testing.T) {
+	above := t.TempDir()
+	done := make(chan struct{})
+	var watch, work sync.WaitGroup
+	watch.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			dirs, err := filepath.Glob(above + "/state*")
+			if err != nil {
+				t.Error(err)
+			}
+			for _, dir := range dirs {
+				if _, err := os.Lstat(dir + "/" + marker); err != nil {
+					t.Errorf("%s was made without its marker: %v", dir, err)
+				}
+			}
+		}
+	})
+	for round := range 30 {
+		for i := range 10 {
+			d := store.Open(fmt.Sprintf("%s/state%d-%d", above, round, i%2), store.WithBoot(boot))
+			work.Go(func() {
+				var err error
+				switch i / 2 % 3 {
+				case 0:
+					err = d.Attach("net", fmt.Sprint(i), "eth0")
+				case 1:
+					var l *store.Lock
+					if l, err = d.Lock(t.Context()); err == nil {
+						err = l.Release()
+					}
+				default:
+					var l *store.Lead
+					if l, err = d.Lead(); err == nil {
+						err = l.Release()
+					} else if errors.Is(err, store.ErrBusy) {
+						err = nil
+					}
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		work.Wait()
+	}
+	close(done)
+	watch.Wait()
+	dirs, err := os.ReadDir(above)
+	ok(t, err)
+	same(t, len(dirs), 60) // and nothing else is left
+}
+
+// What a killed process left of a directory that it was about to make is used.
+func TestKilledWhileTheDataDirIsMade(t *testing.T) {
+	for name, holds := range map[string][]string{"empty": nil, "marked": {marker}} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			half := filepath.Dir(d.Path()) + "/.ip-masq-data.new"
+			put(t, half, append(holds, "./")...)
+			document(t, d, contribution("net"))
+			loads(t, d, contribution("net"))
+			absent(t, half)
+		})
+	}
+	d := open(t)
+	half := filepath.Dir(d.Path()) + "/.ip-masq-data.new"
+	put(t, half, "notes")
+	before := tree(t, filepath.Dir(d.Path()))
+	refused(t, d.Attach("net", "c", "eth0"), half, []string{"notes"})
+	same(t, tree(t, filepath.Dir(d.Path())), before)
+}
+
+// A dataDir is made again while another process destroys it, over and over. It
+// may be refused at the instant at which it is half destroyed, and never after.
+func TestDestroyBesideOthers(t *testing.T) {
+	d := open(t)
+	var work sync.WaitGroup
+	until := time.Now().Add(time.Second)
+	for i := range 4 {
+		work.Go(func() {
+			for time.Now().Before(until) {
+				err := d.Attach("net", fmt.Sprint(i), "eth0")
+				if err != nil && !errors.Is(err, store.ErrRefused) {
+					t.Error(err)
+				}
+				l, err := d.Lock(t.Context())
+				if errors.Is(err, store.ErrRefused) {
+					continue
+				}
+				ok := err == nil
+				if ok && i == 0 {
+					err = l.Destroy()
+				}
+				if ok {
+					err = errors.Join(err, l.Release())
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	work.Wait()
+	ok(t, d.Attach("net", "last", "eth0"))
+	ok(t, lock(t, d).Release())
+}
