@@ -29,8 +29,9 @@ func (p *Plugin) del(ctx context.Context, args *skel.CmdArgs) error {
 }
 
 // repair makes sure of the rules as the documents have them. Without a document
-// it does nothing, so that nothing comes back after a clean-up; and beside one
-// that cannot be read it takes nothing away.
+// it makes none, so that nothing comes back after a clean-up, but removes what an
+// ADD left that was killed before it had one; and beside one that cannot be read it
+// takes nothing away.
 func (n *node) repair(ctx context.Context) error {
 	short, err := n.shortcut()
 	if err != nil || short.holds() {
@@ -52,6 +53,10 @@ func (n *node) repair(ctx context.Context) error {
 	if state = n.repairable(again); state == nil {
 		return nil
 	}
+	if len(state.Contributions) == 0 {
+		n.RemoveLeftovers(ctx, lock)
+		return nil
+	}
 	v := n.Ensure(ctx, state.Contributions, state.Record, lock)
 	for _, p := range v.Policies {
 		n.Warn(v.Err(p.Chain))
@@ -63,7 +68,7 @@ func (n *node) repair(ctx context.Context) error {
 // or nil.
 func (n *node) repairable(s store.State) *store.State {
 	n.warnState(s)
-	if len(s.Newer)+len(s.Damaged) > 0 || len(s.Contributions) == 0 {
+	if len(s.Newer)+len(s.Damaged) > 0 || len(s.Contributions)+len(s.Record.Chains) == 0 {
 		return nil
 	}
 	return &s

@@ -35,11 +35,29 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 			errs = append(errs, err)
 		}
 	}
+	e.RemoveLeftovers(ctx, lock)
 	rec.Chains = nil // what could not be removed keeps its table in use
 	if err := e.vacate(ctx, &rec); err != nil {
 		errs = append(errs, err)
 	}
 	return removed, errors.Join(errs...)
+}
+
+// RemoveLeftovers removes what interrupted writes left in the tables that are ours
+// alone: whatever no chain there uses.
+func (e *Enforcer) RemoveLeftovers(ctx context.Context, lock *store.Lock) {
+	for _, d := range e.Drivers {
+		b, err := d.Open(netfilter.Choice{Backend: d.Backend()}) // iptables has no such tables, and wants a variant
+		if err != nil || !b.Exclusive() {
+			continue
+		}
+		if _, err := d.Probe(ctx, ""); err != nil {
+			continue
+		}
+		if err := b.Remove(ctx, nil, lock.File()); err != nil {
+			e.warn(fmt.Errorf("remove what an interrupted write left in %s: %w", d.Backend(), err))
+		}
+	}
 }
 
 // claimed adds the chains that say themselves that they are ours.

@@ -10,6 +10,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Fit makes room for the batch in the socket. It fails where that cannot be had, or
+// where an operation cannot be expressed: what Commit would notice after batches
+// before this one were applied.
+func (c *Conn) Fit(b *Batch) error {
+	op := operation{verb: "commit nf_tables batch"}
+	if b.err != nil {
+		return fmt.Errorf("%s: %w", op, b.err)
+	}
+	const overhead = 2*beginSize + 32 // of what begins and ends a batch, and of the kernel's
+	size := len(b.w.b) + overhead
+	if size > socketBuffer {
+		if err := setBuffer(c.fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, size); err != nil {
+			return fmt.Errorf("%s: make room for %d bytes: %w", op, size, err)
+		}
+	}
+	room, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	if size > room {
+		return tooLong(op, size)
+	}
+	return nil
+}
+
 // Commit applies the batch as one transaction. If it returns an *Error nothing
 // was applied, and the error names the operation that was refused, the first if
 // several were; of set elements also which one, where the kernel says so.

@@ -55,17 +55,11 @@ func newConn(fd int) *Conn {
 }
 
 func setUp(fd int) error {
-	for _, o := range []struct{ force, polite int }{
-		{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF},
-		{unix.SO_SNDBUFFORCE, unix.SO_SNDBUF},
-	} {
-		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, o.force, socketBuffer) == nil {
-			continue
-		}
-		// In a user namespace only what net.core allows everybody is to be had.
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, o.polite, socketBuffer); err != nil {
-			return err
-		}
+	if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, socketBuffer); err != nil {
+		return err
+	}
+	if err := setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, socketBuffer); err != nil {
+		return err
 	}
 	// Say more than a number in errors, and do not send the whole request back
 	// with each. Kernels before 4.12 lack the first; it is no loss but of words.
@@ -79,6 +73,15 @@ func setUp(fd int) error {
 	}
 	// Connected to the kernel, the socket takes messages from nobody else.
 	return unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+}
+
+// setBuffer sets the size of a buffer. In a user namespace only what net.core
+// allows everybody is to be had.
+func setBuffer(fd, force, polite, size int) error {
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, size) == nil {
+		return nil
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, polite, size)
 }
 
 // Close closes the socket. Soon after anybody's commit in the namespace the
@@ -192,12 +195,16 @@ func (c *Conn) write(op operation, b []byte) error {
 		case err == nil:
 			return nil
 		case errors.Is(err, unix.EMSGSIZE):
-			return fmt.Errorf("%s: send %d bytes: %w; without CAP_NET_ADMIN outside of user namespaces"+
-				" the sysctl net.core.wmem_max is the limit", op, len(b), err)
+			return tooLong(op, len(b))
 		case !errors.Is(err, unix.EINTR):
 			return fmt.Errorf("%s: send request: %w", op, err)
 		}
 	}
+}
+
+func tooLong(op operation, size int) error {
+	return fmt.Errorf("%s: send %d bytes: %w; without CAP_NET_ADMIN outside of user namespaces"+
+		" the sysctl net.core.wmem_max is the limit", op, size, unix.EMSGSIZE)
 }
 
 // receive returns the next datagram, which the following call overwrites.

@@ -123,6 +123,46 @@ func TestLargeSets(t *testing.T) {
 	}
 }
 
+// TestFit: a batch that is longer than the buffer fits where the process may have a
+// larger one, and is refused where it may not.
+func TestFit(t *testing.T) {
+	namespace(t)
+	c := dial(t)
+	before := must[uint32](t)(c.Generation())
+	var b Batch
+	b.AddTable(IPv6, "t")
+	b.AddSet(IPv6, "t", "s", TypeIPv6)
+	for b.w.err == nil && len(b.w.b) <= 2*socketBuffer {
+		b.AddElements(IPv6, "t", "s", many(IPv6, 10_000))
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var has, less [2]unix.CapUserData
+	if err := unix.Capget(&header, &has[0]); err != nil {
+		t.Fatal(err)
+	}
+	less = has
+	less[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+	if err := unix.Capset(&header, &less[0]); err != nil { // of this thread, which ends with the test
+		t.Fatal(err)
+	}
+	if err := c.Fit(&b); !errors.Is(err, unix.EMSGSIZE) || !strings.Contains(err.Error(), "net.core.wmem_max") {
+		t.Errorf("without privilege: %v", err)
+	}
+	if err := unix.Capset(&header, &has[0]); err != nil {
+		t.Fatal(err)
+	}
+	if unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, socketBuffer) == nil { // in no user namespace
+		if err := c.Fit(&b); err != nil {
+			t.Error(err)
+		}
+		commit(t, c, &b)
+		return
+	}
+	if now := must[uint32](t)(c.Generation()); now != before {
+		t.Errorf("generation %d to %d", before, now)
+	}
+}
+
 // TestNamespace: the cookie is that of the namespace, whatever the socket.
 func TestNamespace(t *testing.T) {
 	namespace(t)

@@ -3,26 +3,37 @@
 package nftables
 
 import (
+	"errors"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// commit carries out the plans of both families: new sets in a first batch, all
-// else in a second. What replaces a table whole can only be one batch.
-func commit(conn *nflink.Conn, plans []*plan) error {
-	var first, second nflink.Batch
+// batches returns the plans of both families as operations: new sets in a first
+// batch, all else in a second. What replaces a table whole can only be one batch.
+func batches(plans []*plan) (first, second *nflink.Batch) {
+	first, second = &nflink.Batch{}, &nflink.Batch{}
 	for _, p := range plans {
 		if p.empty() {
 			continue
 		}
-		w := writer{plan: p, header: headerOf(p.family)}
-		w.first, w.second = &first, &second
+		w := writer{plan: p, header: headerOf(p.family), first: first, second: second}
 		if p.replace {
-			w.first = &second
+			w.first = second
 		}
 		w.write()
 	}
-	for _, b := range []*nflink.Batch{&first, &second} {
+	return first, second
+}
+
+// commit carries out the plans. A batch that is too long is refused before the
+// first is sent.
+func commit(conn *nflink.Conn, plans []*plan) error {
+	first, second := batches(plans)
+	if err := errors.Join(conn.Fit(first), conn.Fit(second)); err != nil {
+		return err
+	}
+	for _, b := range []*nflink.Batch{first, second} {
 		if b.Len() == 0 {
 			continue
 		}

@@ -87,7 +87,7 @@ func (b *backend) Lacks(context.Context, policy.Family) (netfilter.Site, error) 
 func (b *backend) Vacate(context.Context, policy.Family, netfilter.Site) error { return nil }
 
 // Remove implements netfilter.Backend: what else stands in the tables stays as
-// it is, and a table without a chain goes.
+// it is, but for sets that no rule names; a table without a chain goes.
 func (b *backend) Remove(_ context.Context, chains []netfilter.ChainRef, _ *os.File) error {
 	return b.write(func(f policy.Family, t *table) *plan {
 		return planRemoval(f, t, func(name string) bool {
@@ -123,7 +123,15 @@ func (b *backend) write(planFor func(policy.Family, *table) *plan) error {
 			return nil
 		}
 	}
+	if err != nil { // the next writer would find them too
+		_ = b.writeOnce(leftovers)
+	}
 	return err
+}
+
+// leftovers plans the removal of what a writer left that ended between its batches.
+func leftovers(f policy.Family, t *table) *plan {
+	return planRemoval(f, t, func(string) bool { return false })
 }
 
 func (b *backend) writeOnce(planFor func(policy.Family, *table) *plan) error {

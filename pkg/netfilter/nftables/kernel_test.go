@@ -343,6 +343,135 @@ func TestRemove(t *testing.T) {
 	}
 }
 
+// cutOff writes a ruleset as far as the first batch: new sets, and no rule yet.
+func (n *node) cutOff(desired policy.Ruleset) {
+	n.Helper()
+	conn, err := n.driver.dial()
+	if err != nil {
+		n.Fatal(err)
+	}
+	tables, err := n.backend.(*backend).read()
+	if err != nil {
+		n.Fatal(err)
+	}
+	var plans []*plan
+	for _, f := range policy.Families() {
+		plans = append(plans, planTable(f, tables[f], chainsOf(desired, f)))
+	}
+	first, _ := batches(plans)
+	if err := conn.Commit(first); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// TestCutOff: what a writer leaves that ends between its two batches goes with the
+// next write, and with the next removal of any chain or none.
+func TestCutOff(t *testing.T) {
+	ports := policy.Ports{{First: 7, Last: 7}}
+	a, b := statement("A"), statement("B", func(s *policy.Statement) { s.ToPorts = &ports })
+	other := func(s *policy.Statement) {
+		s.NonMasqueradeCIDRs = prefixes("11.0.0.0/8", "fc00::/8")
+		s.SourceCIDRs = s.NonMasqueradeCIDRs
+	}
+	none := func(n *node) error { return n.backend.Remove(context.Background(), nil, nil) }
+	for name, tc := range map[string]struct {
+		before, cut []policy.Statement
+		then        func(*node) error
+		want        []policy.Statement
+	}{
+		"the first write, then a removal": {nil, []policy.Statement{a, b}, none, nil},
+		"the first write, then a removal of the chain": {nil, []policy.Statement{a}, func(n *node) error {
+			return n.backend.Remove(context.Background(), []netfilter.ChainRef{{Family: policy.IPv4, Name: "A"}}, nil)
+		}, nil},
+		"the first write, then none is wanted": {nil, []policy.Statement{a}, func(n *node) error {
+			return n.backend.Apply(context.Background(), policy.Ruleset{}, nil)
+		}, nil},
+		"the first write, then another": {nil, []policy.Statement{a}, func(n *node) error {
+			return n.backend.Apply(context.Background(), desired(b), nil)
+		}, []policy.Statement{b}},
+		"a change, then a removal": {[]policy.Statement{a, b}, []policy.Statement{statement("A", other), b}, none, []policy.Statement{a, b}},
+		"a change, then a removal of another chain": {[]policy.Statement{a, b}, []policy.Statement{statement("A", other), b}, func(n *node) error {
+			var refs []netfilter.ChainRef
+			for _, f := range policy.Families() {
+				refs = append(refs, netfilter.ChainRef{Family: f, Name: "B"})
+			}
+			return n.backend.Remove(context.Background(), refs, nil)
+		}, []policy.Statement{a}},
+		"a change, then a write": {[]policy.Statement{a, b}, []policy.Statement{statement("A", other), b}, func(n *node) error {
+			return n.backend.Apply(context.Background(), desired(a, b), nil)
+		}, []policy.Statement{a, b}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.apply(desired(tc.want...))
+			want := n.list()
+			n.nft("flush ruleset")
+			n.apply(desired(tc.before...))
+			before := n.list()
+			n.cutOff(desired(tc.cut...))
+			if n.list() == before {
+				t.Fatal("nothing was left")
+			}
+			if err := tc.then(n); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, n.list()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestRefusedWhole: where the second batch cannot be applied, nothing of the first
+// stays, however often it is tried.
+func TestRefusedWhole(t *testing.T) {
+	ports := policy.Ports{{First: 7, Last: 7}}
+	bad := desired(statement("A", func(s *policy.Statement) {
+		s.ToPorts = &ports
+		s.NonMasqueradeCIDRs = prefixes("11.0.0.0/8", "fc00::/8")
+	}))
+	for i := range bad.Chains { // a name that the kernel does not take
+		for j := range bad.Chains[i].Jumps {
+			bad.Chains[i].Jumps[j].Out = strings.Repeat("x", 300) + "+"
+		}
+	}
+	for name, before := range map[string]policy.Ruleset{"nothing": {}, "another policy": desired(statement("A"))} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.apply(before)
+			want := n.list()
+			for range 3 {
+				if err := n.backend.Apply(context.Background(), bad, nil); err == nil {
+					t.Fatal("the kernel took it:", n.list())
+				}
+			}
+			if diff := cmp.Diff(want, n.list()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestLongBatches: the second batch does not fit into a socket as it is opened. In a
+// user namespace there is no other, and then nothing is written.
+func TestLongBatches(t *testing.T) {
+	var ports policy.Ports
+	for p := uint16(1024); len(ports) < 8_000; p += 2 {
+		ports = append(ports, policy.PortRange{First: p, Last: p})
+	}
+	n := newNode(t)
+	want := desired(statement("A", func(s *policy.Statement) { s.ToPorts = &ports }))
+	if err := n.backend.Apply(context.Background(), want, nil); err != nil {
+		if !strings.Contains(err.Error(), "net.core.wmem_max") || n.list() != "" {
+			t.Fatalf("%v\n%s", err, n.list())
+		}
+		return
+	}
+	if d := n.compare(want); len(d) > 0 {
+		t.Errorf("differs: %d changes", len(d))
+	}
+}
+
 func TestUsesAndProbe(t *testing.T) {
 	n := newNode(t)
 	uses := func() []netfilter.Choice {

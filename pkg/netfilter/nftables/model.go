@@ -77,6 +77,12 @@ const (
 	scopeSet  = "scope"  // sources that are looked at
 )
 
+// ownSet reports whether a set has a name that freeName gives.
+func ownSet(name string) bool {
+	kind, _, _ := strings.Cut(name, "-")
+	return kind == exemptSet || kind == sourceSet || kind == scopeSet
+}
+
 // freeName returns a name for a new set that no other has.
 func freeName(kind, masqChain string, taken map[string]policy.Ranges) string {
 	name := kind + "-" + masqChain

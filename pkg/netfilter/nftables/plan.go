@@ -88,7 +88,8 @@ func planTable(f policy.Family, have *table, desired []policy.Chain) *plan {
 	return p
 }
 
-// planRemoval finds how to take chains away and to leave the rest as it is.
+// planRemoval finds how to take chains away, and what a writer left that ended
+// between its two batches, and to leave the rest as it is.
 func planRemoval(f policy.Family, have *table, gone func(masqChain string) bool) *plan {
 	p := &plan{family: f}
 	used := map[string]bool{} // by what stays
@@ -101,11 +102,8 @@ func planRemoval(f policy.Family, have *table, gone func(masqChain string) bool)
 			used[s] = true
 		}
 	}
-	if len(p.goneChains) == 0 {
-		return p
-	}
 	if len(p.goneChains) == len(have.chains) {
-		return &plan{family: f, drop: true}
+		return &plan{family: f, drop: have.exists}
 	}
 	for _, j := range have.jumps {
 		if j.target != "" && gone(j.target) {
@@ -115,7 +113,7 @@ func planRemoval(f policy.Family, have *table, gone func(masqChain string) bool)
 		}
 	}
 	for name := range have.sets {
-		if !used[name] && !anonymous(name) {
+		if !used[name] && ownSet(name) {
 			p.goneSets = append(p.goneSets, name)
 		}
 	}

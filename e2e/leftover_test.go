@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestLeftovers: what an ADD leaves in the tables that ip-masq owns, if it is killed
+// between its two batches, goes with a DEL, with once and with cleanup. The node is as
+// such an ADD leaves it: what is to be owned is on record, the network has no document
+// yet, and no rule names the sets.
+func TestLeftovers(t *testing.T) {
+	del := func(t *testing.T, n *node) {
+		t.Helper()
+		n.ask(t, request{verb: "DEL", conf: n.conf(t, "podnet", dualStack(nil))}).want(t, 0).quiet(t)
+	}
+	const unhook = "flush table FAM ip-masq; delete chain FAM ip-masq postrouting; delete chain FAM ip-masq masq-IP-MASQ-AGENT"
+	for name, c := range map[string]struct {
+		nft    string
+		remove func(*testing.T, *node)
+	}{
+		"DEL":                  {unhook, del},
+		"DEL, an empty table":  {unhook + "; delete set FAM ip-masq exempt-IP-MASQ-AGENT", del},
+		"once":                 {unhook, func(t *testing.T, n *node) { n.pass(t) }},
+		"once, an empty table": {unhook + "; delete set FAM ip-masq exempt-IP-MASQ-AGENT", func(t *testing.T, n *node) { n.pass(t) }},
+		"cleanup":              {unhook, func(t *testing.T, n *node) { n.cleanup(t) }},
+		"cleanup without a record": {unhook, func(t *testing.T, n *node) {
+			must(t, os.RemoveAll(n.dataDir))
+			n.cleanup(t)
+		}},
+		"ADD of another network": {unhook, func(t *testing.T, n *node) {
+			n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "OTHER"}))
+			n.cleanup(t)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, forms()[0])
+			before := n.ruleset(t)
+			n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
+			must(t, os.Remove(n.document(t, "podnet")))
+			for _, family := range families() {
+				n.feed(t, strings.ReplaceAll(c.nft, "FAM", family[1])+"\n", "nft", "-f", "-")
+			}
+			c.remove(t, n)
+			if now := n.ruleset(t); now != before {
+				t.Errorf("left over:\n%s", now)
+			}
+		})
+	}
+}
