@@ -13,9 +13,14 @@ import (
 
 // Render writes the chains of one family as input for `iptables-restore
 // --noflush`, or ip6tables-restore. Each chain is written anew, whatever it
-// held, and the jumps to it are appended. The order of a rule's arguments is
-// that in which `iptables -S` prints them.
+// held, and the jumps to it are appended: iptables-restore cannot leave out those
+// that are there, and fails as a whole where it is to delete one that is not. The
+// order of a rule's arguments is that in which `iptables -S` prints them.
 func Render(rs policy.Ruleset, f policy.Family) []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "# Load with: %s-restore --noflush FILE\n"+
+		"# Each loading adds the jumps once more. A jump that stands twice changes no packet;\n"+
+		"# ip-masq-reconciler once removes it, and otherwise changes only what differs.\n", baseName(f))
 	var t transaction
 	for i := range rs.Chains {
 		if c := &rs.Chains[i]; c.Family == f {
@@ -25,7 +30,8 @@ func Render(rs policy.Ruleset, f policy.Family) []byte {
 			}
 		}
 	}
-	return t.restore()
+	b.Write(t.restore())
+	return b.Bytes()
 }
 
 // transaction collects what one run of iptables-restore does in table nat.

@@ -166,7 +166,7 @@ func (d *decoder) masq(m nflink.Masq) bool {
 	if m.Flags&natPorts == 0 {
 		return len(d.ports) == 0 && m.ProtoMin == 0 && m.ProtoMax == 0
 	}
-	// What nft makes of one port is one register for both ends.
+	// One port is in one register for both ends, or in two.
 	regs := slices.Compact([]nflink.Register{m.ProtoMin, m.ProtoMax})
 	if m.ProtoMin != nflink.Reg1 || len(d.ports) != len(regs) || len(regs) == 2 && m.ProtoMax != nflink.Reg2 {
 		return false

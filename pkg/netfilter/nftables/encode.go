@@ -95,12 +95,13 @@ func masquerade(r policy.Rule) []nflink.Expr {
 		return []nflink.Expr{m}
 	}
 	m.Flags |= natPorts
-	m.ProtoMin, m.ProtoMax = nflink.Reg1, nflink.Reg2
-	return []nflink.Expr{
-		nflink.Immediate{Dreg: nflink.Reg1, Data: binary.BigEndian.AppendUint16(nil, r.Ports.First)},
-		nflink.Immediate{Dreg: nflink.Reg2, Data: binary.BigEndian.AppendUint16(nil, r.Ports.Last)},
-		m,
+	m.ProtoMin, m.ProtoMax = nflink.Reg1, nflink.Reg1
+	out := []nflink.Expr{nflink.Immediate{Dreg: nflink.Reg1, Data: binary.BigEndian.AppendUint16(nil, r.Ports.First)}}
+	if r.Ports.Last != r.Ports.First {
+		m.ProtoMax = nflink.Reg2
+		out = append(out, nflink.Immediate{Dreg: nflink.Reg2, Data: binary.BigEndian.AppendUint16(nil, r.Ports.Last)})
 	}
+	return append(out, m)
 }
 
 // interfaceData is a name as the kernel compares it: whole, with its NULs, or

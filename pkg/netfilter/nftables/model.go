@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -76,6 +77,13 @@ const (
 	sourceSet = "source" // sources left alone
 	scopeSet  = "scope"  // sources that are looked at
 )
+
+// leftover reports whether the table holds nothing but what a writer leaves that
+// ends between its two batches, or nothing at all.
+func (t *table) leftover() bool {
+	thirdParty := func(set string) bool { return !ownSet(set) }
+	return t.exists && !t.broken && len(t.jumps)+len(t.chains)+len(t.strayChains) == 0 && !slices.ContainsFunc(t.straySets, thirdParty)
+}
 
 // ownSet reports whether a set has a name that freeName gives.
 func ownSet(name string) bool {

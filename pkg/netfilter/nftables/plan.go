@@ -102,8 +102,8 @@ func planRemoval(f policy.Family, have *table, gone func(masqChain string) bool)
 			used[s] = true
 		}
 	}
-	if len(p.goneChains) == len(have.chains) {
-		return &plan{family: f, drop: have.exists}
+	if len(p.goneChains) == len(have.chains) && (len(have.chains) > 0 || have.leftover()) {
+		return &plan{family: f, drop: true}
 	}
 	for _, j := range have.jumps {
 		if j.target != "" && gone(j.target) {

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"go4.org/netipx"
@@ -161,8 +160,7 @@ func verdictText(r policy.Rule, target string) []string {
 	}
 	w := []string{"counter masquerade"}
 	if !r.Ports.IsZero() {
-		// A range even where it is one port: of one alone nft makes another rule.
-		w = append(w, "to :"+strconv.Itoa(int(r.Ports.First))+"-"+strconv.Itoa(int(r.Ports.Last)))
+		w = append(w, "to :"+r.Ports.String())
 	}
 	if r.RandomFully {
 		w = append(w, "fully-random")
