@@ -111,7 +111,7 @@ func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
 	// The test's context ends before its cleanups begin.
 	ctx, kill := context.WithCancel(context.WithoutCancel(t.Context()))
 	d := &daemon{n: n, healthAddress: health, metricsAddress: metrics, ended: make(chan struct{}), http: n.httpClient()}
-	all := append([]string{"run", "--health-listen", health, "--metrics-listen", metrics}, args...)
+	all := append([]string{"run", "--health-listen", health, "--metrics-listen", metrics, "--cni-bin-dir", n.cni.Path[0]}, args...)
 	d.command = n.reconcilerCommand(ctx, t, all...)
 	d.command.Stdout, d.command.Stderr = &d.journal, &d.journal
 	if err := d.command.Start(); err != nil {

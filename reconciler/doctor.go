@@ -3,10 +3,14 @@
 package main
 
 import (
+	"errors"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/doctor"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -25,8 +29,8 @@ The exit code is 0 whatever is found.`,
 	})
 }
 
-// notReadyFindings are why the node is not ready, but for conflicts in force,
-// which the doctor finds itself.
+// notReadyFindings are why the node is not ready, but for what the doctor finds
+// itself: conflicts in force, and plugin entries with which every ADD fails.
 func notReadyFindings(r *reconcile.Report) []doctor.Finding {
 	f := doctor.Finding{
 		ID: "not-ready", Severity: doctor.Problem,
@@ -34,13 +38,34 @@ func notReadyFindings(r *reconcile.Report) []doctor.Finding {
 		Remedy:  "Each line names what to mend; where rules differ, ip-masq-reconciler once makes them right.",
 	}
 	for _, p := range r.Problems {
-		if p.Topic != reconcile.TopicConflict {
+		if p.Topic != reconcile.TopicConflict && p.Topic != reconcile.TopicConflist {
 			f.Detail = append(f.Detail, strings.ReplaceAll(p.Err.Error(), "\n", "; "))
 		}
 	}
 	if len(f.Detail) == 0 {
 		return nil
 	}
+	return []doctor.Finding{f}
+}
+
+// multusFindings tells how Multus uses the network that has, or is to have, the plugin
+// entry.
+func multusFindings(s config.Settings) []doctor.Finding {
+	f := doctor.Finding{
+		ID: "multus", Severity: doctor.Problem,
+		Summary: "Pods get their network through Multus, and not as the network's own conflist has it.",
+		Remedy:  "See the message; the plugin entry belongs in the conflist of the network that Multus delegates to.",
+	}
+	n, err := conflist.Find(s.CNIConfDir, s.Conflist.Network)
+	if err == nil {
+		err = n.Multus.Err(n.Name)
+	} else if !errors.Is(err, conflist.ErrDelegate) {
+		return nil
+	}
+	if err == nil || n.Path != "" && n.Entries == 0 && n.Multus.Depth == 1 { // the missing entry is another finding
+		return nil
+	}
+	f.Detail = []string{err.Error()}
 	return []doctor.Finding{f}
 }
 
@@ -52,8 +77,9 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	r := node.Foresee(c.Context(), node.Read())
 	findings := doctor.Examine(c.Context(), doctor.Node{
 		View: r.View, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
+		BinDir: node.Settings.CNIBinDir, DataDir: node.Dir.Path(), Guard: r.Sources.Guard,
 	})
-	findings = append(notReadyFindings(r), findings...)
+	findings = slices.Concat(notReadyFindings(r), multusFindings(node.Settings), findings)
 	if a.json() {
 		if findings == nil {
 			findings = []doctor.Finding{}

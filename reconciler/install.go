@@ -118,9 +118,15 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	if err = remedied(errors.Join(noEntry, err)); err == nil && i.Place != nil {
 		c := done.Conflist
 		r.Conflist = &placedEntry{c.Network, c.Path, c.Backup, c.Wrote, c.Had}
-		r.Warnings = append(r.Warnings, refusals(i.Dirs.Conf, c.Path)...)
+		if n, e := conflist.Find(i.Dirs.Conf, s.Conflist.Network); e == nil && n.Multus.Err(n.Name) != nil {
+			r.Warnings = append(r.Warnings, n.Multus.Err(n.Name).Error())
+		}
+		if err = entryErr(i.Dirs.Conf, c.Path, s); err != nil && s.Conflist.Manage {
+			r.Warnings, err = append(r.Warnings, err.Error()), nil
+		}
 	}
 	switch {
+	case err != nil && r.Conflist != nil: // the entry is there
 	case err != nil && s.Conflist.Manage:
 		r.Warnings = append(r.Warnings, fmt.Sprintf(`%v; as conflist.manage is on, "run" adds the entry when it can`, err))
 		err = nil
@@ -131,6 +137,9 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	}
 	if a.json() {
 		return errors.Join(err, a.print(r))
+	}
+	if err != nil && r.Conflist != nil && !r.Conflist.Wrote {
+		r.Conflist = nil // what is wrong with it is told
 	}
 	r.tell(a)
 	return err
@@ -151,22 +160,23 @@ func prepare(i *install.Install, s config.Settings) error {
 	return nil
 }
 
-// refusals warns of entries in a conflist that the plugin refuses, which keeps
-// the network's pods from starting.
-func refusals(confDir, path string) []string {
+// entryErr tells why every ADD of a network fails although its conflist has the plugin
+// entry.
+func entryErr(confDir, path string, s config.Settings) error {
+	guard, guardErr := config.ReadPluginFile(config.DefaultPluginFile)
 	dir, err := config.ReadConfDir(confDir)
-	if err != nil {
-		return []string{err.Error()}
-	}
-	var warnings []string
+	errs := []error{guardErr, err}
 	for _, list := range dir.Conflists {
 		for _, e := range list.Entries {
 			if list.File == path && e.Err != nil {
-				warnings = append(warnings, fmt.Sprintf("no pod of network %s starts with the entry as it is: %v", policy.Quote(list.Network), e.Err))
+				errs = append(errs, fmt.Errorf("no pod of network %s starts with the plugin entry as it is: %w", policy.Quote(list.Network), e.Err))
 			}
 		}
+		if list.File == path {
+			errs = append(errs, list.DataDirErr(guard, s.DataDir))
+		}
 	}
-	return warnings
+	return errors.Join(errs...)
 }
 
 // pluginBesideUs is the plugin as releases and images have it.

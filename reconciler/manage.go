@@ -34,7 +34,6 @@ func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
 	if !s.Conflist.Manage {
 		return nil
 	}
-	plugin := filepath.Join(s.CNIBinDir, config.PluginType)
 	files, err := fswatch.NewFollowing(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
 	if err != nil {
 		k.log.Error(fmt.Sprintf("the conflist is not managed: %v", err))
@@ -48,7 +47,7 @@ func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
 	m := &manager{files: files, monitor: k.monitor}
 	m.keeper = conflist.NewKeeper(conflist.Options{
 		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.BackupsPath(),
-		Entry: entryOf(s), Admits: admits(node.Dir), Plugin: plugin,
+		Entry: entryOf(s), Admits: admits(node.Dir), Bin: s.CNIBinDir,
 		Changed: files.Changed(), Every: min(often, s.ResyncInterval), Leads: m.leads.Load,
 		Log: k.log, Tell: k.tellConflist,
 	})

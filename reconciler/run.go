@@ -116,7 +116,7 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 	all.Go(func() { telemetry.Serve(ctx, s.HealthListen, k.monitor.Health(), warn) })
 	all.Go(func() { telemetry.Serve(ctx, s.MetricsListen, k.monitor.Metrics(), warn) })
 	all.Go(func() { listen(ctx, loop, warn) })
-	if files, err := fswatch.NewFollowing(s.CNIConfDir, s.AgentConfigDir); err != nil {
+	if files, err := fswatch.NewFollowing(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir); err != nil {
 		warn(fmt.Errorf("no events of files, the interval has to do: %w", err))
 	} else {
 		all.Go(func() { watch(ctx, loop, warn, files) })

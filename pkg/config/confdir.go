@@ -29,6 +29,7 @@ type Conflist struct {
 	File       string // the path
 	Network    string // "" for a single plugin's configuration without a name
 	CNIVersion string
+	Types      []string        // of all plugins, in their order
 	Entries    []ConflistEntry // ours alone
 	Err        error
 }
@@ -39,6 +40,62 @@ type ConflistEntry struct {
 	Index int // among the plugins of the list
 	Entry Entry
 	Err   error
+}
+
+// IsMultus reports whether a type of plugins is Multus, thin or thick, which
+// delegates to another network.
+func IsMultus(plugin string) bool { return plugin == "multus" || plugin == "multus-shim" }
+
+// IsMultus reports whether the network's main plugin is Multus.
+func (l Conflist) IsMultus() bool { return len(l.Types) > 0 && IsMultus(l.Types[0]) }
+
+// ErrPosition says that no plugin stands before the plugin entry of a conflist: every
+// ADD fails, as nothing has made an interface.
+var ErrPosition = errors.New("stands where every ADD fails")
+
+// PositionErr returns an ErrPosition, or nil where the plugin entry stands behind
+// another plugin or is missing.
+func (l Conflist) PositionErr() error {
+	if len(l.Entries) == 0 || l.Entries[0].Index > 0 {
+		return nil
+	}
+	file := policy.Shown(l.File)
+	if len(l.Types) == len(l.Entries) {
+		return fmt.Errorf("%s: plugins: the plugin entry of network %s %w, alone: "+
+			"write it behind the plugin that makes the interface, or remove the file", file, policy.Quote(l.Network), ErrPosition)
+	}
+	return fmt.Errorf("%s: plugins[0]: the plugin entry of network %s %w, first: "+
+		"move it behind the plugin that makes the interface", file, policy.Quote(l.Network), ErrPosition)
+}
+
+// DataDirErr returns why ADDs fail, or nil: a plugin entry of the list has another
+// dataDir than the reconciler, and no plugin.toml states one for all.
+func (l Conflist) DataDirErr(guard PluginFile, reconcilers string) error {
+	for _, e := range l.Entries {
+		if e.Err == nil && !guard.Present && e.Entry.DataDir != reconcilers {
+			return fmt.Errorf("%s: plugins[%d]: dataDir: %s is not the reconciler's data_dir, %s: state the same in both",
+				policy.Shown(l.File), e.Index, policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
+		}
+	}
+	return nil
+}
+
+// CheckPlugin returns why runtimes cannot run the plugin from a directory, or nil.
+func CheckPlugin(dir string) error {
+	path := filepath.Join(dir, PluginType)
+	const anyExecute = 0o111
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%s is missing", policy.Shown(path))
+	case err != nil:
+		return fmt.Errorf("look at %s: %w", policy.Shown(path), bare(err))
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is not a regular file", policy.Shown(path))
+	case info.Mode().Perm()&anyExecute == 0:
+		return fmt.Errorf("%s is not executable (mode %04o)", policy.Shown(path), info.Mode().Perm())
+	}
+	return nil
 }
 
 // ReadConfDir reads the files of a directory that runtimes take for
@@ -58,7 +115,7 @@ func ReadConfDir(dir string) (ConfDir, error) {
 			continue
 		}
 		if err != nil {
-			list.Entries, list.Err = nil, err
+			list.Types, list.Entries, list.Err = nil, nil, err
 		}
 		c.Conflists = append(c.Conflists, list)
 	}
@@ -190,6 +247,9 @@ func readConflist(path string) (Conflist, error) {
 	}
 	if len(conf.plugins) == 0 {
 		return list, fmt.Errorf("%s: plugins: is missing; write a list of plugin configurations", policy.Shown(path))
+	}
+	for _, p := range conf.plugins {
+		list.Types = append(list.Types, p.conf.Type)
 	}
 	list.Entries = conf.entries()
 	return list, nil

@@ -59,17 +59,17 @@ func TestReadConfDir(t *testing.T) {
 	second.Statement.Chain = "SECOND"
 	file := func(name string) string { return filepath.Join(dir, name) }
 	want := []Conflist{
-		{File: file("10-first.conflist"), Network: "first", CNIVersion: "0.4.0"},
-		{File: file("15-alone.conf"), Network: "alone", CNIVersion: "0.3.1", Entries: []ConflistEntry{{Entry: alone}}},
-		{File: file("16-other.json"), Network: "other", CNIVersion: "0.3.1"},
-		{File: file("20-second.conflist"), Network: "second", CNIVersion: "1.0.0", Entries: []ConflistEntry{
+		{File: file("10-first.conflist"), Network: "first", CNIVersion: "0.4.0", Types: []string{"ptp"}},
+		{File: file("15-alone.conf"), Network: "alone", CNIVersion: "0.3.1", Types: []string{"ip-masq"}, Entries: []ConflistEntry{{Entry: alone}}},
+		{File: file("16-other.json"), Network: "other", CNIVersion: "0.3.1", Types: []string{"macvlan"}},
+		{File: file("20-second.conflist"), Network: "second", CNIVersion: "1.0.0", Types: []string{"bridge", "ip-masq", "ip-masq"}, Entries: []ConflistEntry{
 			{Index: 1, Entry: second},
 			{Index: 2, Entry: Entry{Network: "second", CNIVersion: "1.0.0"},
 				Err: errors.New(file("20-second.conflist") + ": plugins[2]: bogus: is not a known key; remove it")},
 		}},
 		{File: file("30-broken.conflist"),
 			Err: errors.New(file("30-broken.conflist") + ": configuration is not JSON: line 2, column 15: unexpected end of JSON input")},
-		{File: file("99-loopback.conf")},
+		{File: file("99-loopback.conf"), Types: []string{"loopback"}},
 	}
 	sameText := cmp.Comparer(func(a, b error) bool { return a == nil && b == nil || a != nil && b != nil && a.Error() == b.Error() })
 	c := read(t, dir)

@@ -40,34 +40,57 @@ type Network struct {
 	// Original, "" where that is gone: the main CNI plugin is uninstalled.
 	Made     bool
 	Original string
+	// Multus is what the runtime uses the network through, or nil.
+	Multus *Multus
+
+	isMultus bool
+	position error // of its entry
 }
 
 // Find returns the file of the network in a configuration directory that a
 // runtime uses: the first by name of those ending in .conf, .conflist and .json,
-// or, where a network is named, the first of these that has it.
+// or, where a network is named, the first of these that has it. Of a configuration
+// of Multus it returns the network that this delegates to, or an ErrDelegate.
 //
 // A file that cannot be loaded is an ErrBroken where it is the first: containerd
 // stops at it, while CRI-O and podman go on, so nobody knows what is used. Where
 // a network is named, it is one if no other file has that network.
 func Find(dir, network string) (Network, error) {
-	failed := func(err error) (Network, error) {
+	n, err := find(dir, network)
+	if err != nil {
 		what := "the network"
 		if network != "" {
 			what += " " + policy.Shown(network)
 		}
 		return Network{}, fmt.Errorf("find %s in %s: %w", what, policy.Shown(dir), err)
 	}
-	const otherDir = "or name another directory with --cni-conf-dir"
+	return n, nil
+}
+
+const otherDir = "or name another directory with --cni-conf-dir"
+
+func find(dir, network string) (Network, error) {
 	c, err := config.ReadConfDir(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return failed(fmt.Errorf("%w: the directory is missing; install the main CNI plugin, %s", ErrNone, otherDir))
+		return Network{}, fmt.Errorf("%w: the directory is missing; install the main CNI plugin, %s", ErrNone, otherDir)
 	case err != nil:
-		return failed(err)
+		return Network{}, err
 	}
+	n, err := pick(c.Conflists, network)
+	if err != nil {
+		return n, err
+	}
+	return throughMultus(c.Conflists, n)
+}
+
+// pick returns the first network, or the first that has the name. One of Multus
+// that has it comes last: Multus may give it the name of what it delegates to.
+func pick(lists []config.Conflist, network string) (Network, error) {
 	var broken error
 	var names []string
-	for _, list := range c.Conflists {
+	var multus *Network
+	for _, list := range lists {
 		var n Network
 		err := list.Err
 		if err == nil {
@@ -80,10 +103,12 @@ func Find(dir, network string) (Network, error) {
 		}
 		switch {
 		case err != nil && network == "":
-			return failed(fmt.Errorf("%w; mend or remove it: %w", ErrBroken, err))
+			return Network{}, fmt.Errorf("%w; mend or remove it: %w", ErrBroken, err)
 		case err != nil && broken == nil:
 			broken = err
 		case err != nil:
+		case network != "" && n.Name == network && n.isMultus && multus == nil:
+			multus = &n
 		case network != "" && n.Name == network, network == "" && n.Name != "":
 			return n, nil
 		case n.Name != "":
@@ -91,20 +116,22 @@ func Find(dir, network string) (Network, error) {
 		}
 	}
 	switch {
+	case multus != nil:
+		return *multus, nil
 	case broken != nil:
-		return failed(fmt.Errorf("%w, and none of the others has it; mend or remove it: %w", ErrBroken, broken))
+		return Network{}, fmt.Errorf("%w, and none of the others has it; mend or remove it: %w", ErrBroken, broken)
 	case len(names) > 0:
 		const mostNamed = 8
-		return failed(fmt.Errorf("%w; name one of %s with --conflist-network, or none for the one that the runtime uses",
-			ErrNotThere, strings.Join(names[:min(len(names), mostNamed)], ", ")))
+		return Network{}, fmt.Errorf("%w; name one of %s with --conflist-network, or none for the one that the runtime uses",
+			ErrNotThere, strings.Join(names[:min(len(names), mostNamed)], ", "))
 	}
-	return failed(fmt.Errorf("%w; install the main CNI plugin, %s", ErrNone, otherDir))
+	return Network{}, fmt.Errorf("%w; install the main CNI plugin, %s", ErrNone, otherDir)
 }
 
 // load reads the file of a list once more, for its text. What nobody uses as
 // a pods' network has no name.
 func load(list config.Conflist) (Network, error) {
-	n := Network{Path: list.File, Single: !isListFile(list.File), Entries: len(list.Entries)}
+	n := Network{Path: list.File, Single: !isListFile(list.File), Entries: len(list.Entries), isMultus: list.IsMultus(), position: list.PositionErr()}
 	doc, err := readFile(list.File)
 	if err != nil {
 		return n, err

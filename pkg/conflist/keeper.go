@@ -5,12 +5,10 @@ package conflist
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"os"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -35,10 +33,10 @@ type Options struct {
 
 	Entry  func() ([]byte, error)     // returns the entry to put in
 	Admits func(network string) error // as in Place
-	Plugin string                     // the path of the program that the entry makes runtimes run
+	Bin    string                     // the directory from which runtimes run the plugin
 
-	// Changed delivers when something may have changed in Dir, or in the
-	// directories of what Entry and Admits read, or of Plugin, from before Run is called.
+	// Changed delivers when something may have changed in Dir or Bin, or in the
+	// directories of what Entry and Admits read, from before Run is called.
 	Changed <-chan struct{}
 	// Every is how long the Keeper goes without a look: changes can be lost.
 	Every time.Duration
@@ -128,17 +126,17 @@ func (k *Keeper) look(ctx context.Context) Status {
 		k.seen, s.Present = n, n.Entries > 0
 	}
 	k.judge(&s, err, now)
-	plugin := executable(k.options.Plugin)
+	plugin := config.CheckPlugin(k.options.Bin)
 	switch {
 	case err != nil:
-	case n.Entries == 1 && !n.Made:
+	case n.Entries == 1 && !n.Made && (n.Multus == nil || !n.Multus.made):
 		k.succeeded()
 	case now.Before(k.retryAt):
 		err = k.failure
 	case entry != nil && plugin == nil && !now.Before(k.war.due()):
 		err = k.put(ctx, &s, n, entry)
 	}
-	k.describe(&s, err, plugin)
+	k.describe(&s, n, err, plugin)
 	return s
 }
 
@@ -184,7 +182,7 @@ func (k *Keeper) put(ctx context.Context, s *Status, n Network, entry []byte) er
 	switch {
 	case n.Entries > 1:
 		text = "took out of the conflist what it had more than one entry of ours"
-	case n.Entries == 1:
+	case n.Entries == 1 && n.Made:
 		text = "made the conflist anew, as the configuration that it was made of has changed"
 	case !k.war.since.IsZero():
 		text = "put our entry back into the conflist"
@@ -192,7 +190,7 @@ func (k *Keeper) put(ctx context.Context, s *Status, n Network, entry []byte) er
 	k.war.missing(now)
 	k.war.there(now)
 	s.War = k.war.on
-	k.journal.wrote(c, text, len(k.war.removals))
+	k.journal.wrote(c, n.Multus, text, len(k.war.removals))
 	return nil
 }
 
@@ -213,7 +211,7 @@ func (k *Keeper) failed(err error, now time.Time) {
 
 // harmless tells errors of what is there from those of trying to write.
 func harmless(err error) bool {
-	for _, known := range []error{ErrNone, ErrNotThere, ErrBroken, ErrElsewhere, ErrOnlyPlugin} {
+	for _, known := range []error{ErrNone, ErrNotThere, ErrBroken, ErrElsewhere, ErrOnlyPlugin, ErrDelegate, config.ErrPosition} {
 		if errors.Is(err, known) {
 			return true
 		}
@@ -234,19 +232,4 @@ func (k *Keeper) next(s Status) time.Time {
 		}
 	}
 	return at
-}
-
-// executable returns why the plugin cannot be run, or nil.
-func executable(path string) error {
-	const anybody = 0o111
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("%s is missing", policy.Shown(path))
-	case err != nil:
-		return lockdir.Failure("look at", path, err)
-	case !info.Mode().IsRegular() || info.Mode().Perm()&anybody == 0:
-		return fmt.Errorf("%s is not a program", policy.Shown(path))
-	}
-	return nil
 }

@@ -79,7 +79,7 @@ func keep(t *testing.T, change func(*kept)) *kept {
 		t.Fatal(err)
 	}
 	o := Options{
-		Dir: k.path("net.d"), Backups: k.path("backups"), Entry: func() ([]byte, error) { return ReadEntry(k.path("entry.json")) }, Plugin: k.path("bin/ip-masq"),
+		Dir: k.path("net.d"), Backups: k.path("backups"), Entry: func() ([]byte, error) { return ReadEntry(k.path("entry.json")) }, Bin: k.path("bin"),
 		Changed: k.changed, Every: 30 * time.Second, Leads: k.leads.Load,
 		Log: slog.New(slog.NewTextHandler(k, nil)), Tell: k.take,
 	}

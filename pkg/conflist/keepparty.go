@@ -26,10 +26,9 @@ func parties() []struct {
 		party
 	}{
 		{[]string{"cilium-cni"}, "cilium", party{"Cilium", "set cni.exclusive=false in its Helm values (cni-exclusive: \"false\" in its ConfigMap)"}},
-		{nil, "kindnet", party{"kindnet", "it writes its file whatever stands there, so its own manifest has to carry our entry, or be patched"}},
+		{nil, "kindnet", party{"kindnet", "its conflist is compiled in, without the plugin entry, and written at each start, and by some versions whenever the Node object changes"}},
 		{[]string{"calico"}, "calico", party{"Calico's install-cni", "put our entry into cni_network_config of the ConfigMap calico-config"}},
 		{[]string{"flannel"}, "flannel", party{"flannel's install-cni", "put our entry into cni-conf.json of the ConfigMap kube-flannel-cfg"}},
-		{[]string{"multus", "multus-shim"}, "multus", party{"Multus", "name the main plugin's network with --conflist-network, and let Multus delegate to it"}},
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -51,16 +52,19 @@ const (
 	failureTopic = "failure"
 )
 
-// describe says what is wrong, in words for who can mend it.
-func (k *Keeper) describe(s *Status, err, plugin error) {
-	const install = `run "ip-masq-reconciler install", or name another directory with --cni-bin-dir`
-	switch {
-	case plugin != nil && s.Present:
-		s.problem(fmt.Errorf("%w, and the conflist names it, so that no pod can start: %s", plugin, install))
-	case plugin != nil:
-		s.problem(fmt.Errorf("%w, so our entry is not put into the conflist, and no pod would start with it: %s", plugin, install))
+// describe says what is wrong, in words for who can mend it. What keeps pods from
+// starting with an entry that is there is for others to tell, as it does where no
+// Keeper is at work.
+func (k *Keeper) describe(s *Status, n Network, err, plugin error) {
+	if plugin != nil && !s.Present {
+		s.problem(fmt.Errorf("%w, so no plugin entry is put into the conflist, and no pod would start with it: "+
+			`run "ip-masq-reconciler install", or name another directory with --cni-bin-dir`, plugin))
+	}
+	if err := n.Multus.Err(n.Name); err != nil && s.Present {
+		s.Problems = append(s.Problems, Problem{Err: err, Waiting: n.Multus.Depth == 1})
 	}
 	switch {
+	case errors.Is(err, config.ErrPosition):
 	case errors.Is(err, ErrNone), errors.Is(err, ErrNotThere):
 		s.Problems = append(s.Problems, Problem{Err: k.absence(err), Waiting: true})
 	case harmless(err):
@@ -149,12 +153,15 @@ func (j *journal) report(s Status) {
 
 // wrote tells of the first repair in a while, and of the others who wants every
 // detail.
-func (j *journal) wrote(c Change, text string, removals int) {
+func (j *journal) wrote(c Change, m *Multus, text string, removals int) {
 	level := slog.LevelInfo
 	if removals > 1 {
 		level = slog.LevelDebug
 	}
 	args := []any{"file", policy.Shown(c.Path), "network", policy.Shown(c.Network)}
+	if m != nil {
+		args = append(args, "multus", policy.Shown(m.Path))
+	}
 	if c.Backup != "" {
 		args = append(args, "backup", policy.Shown(c.Backup))
 	}

@@ -136,10 +136,9 @@ func TestSuspects(t *testing.T) {
 	for _, c := range []struct{ file, doc, who, remedy string }{
 		{"05-cilium.conflist", listNamed("cilium"), "Cilium", "cni.exclusive=false"},
 		{"10-x.conflist", `{"name":"x","cniVersion":"1.0.0","plugins":[{"type":"cilium-cni"}]}`, "Cilium", "cni.exclusive=false"},
-		{"10-kindnet.conflist", listNamed("kindnet"), "kindnet", "its own manifest"},
+		{"10-kindnet.conflist", listNamed("kindnet"), "kindnet", "compiled in"},
 		{"10-calico.conflist", listNamed("k8s-pod-network"), "Calico", "cni_network_config"},
 		{"10-flannel.conflist", `{"name":"cbr0","cniVersion":"1.0.0","plugins":[{"type":"flannel"}]}`, "flannel", "kube-flannel-cfg"},
-		{"00-multus.conf", `{"name":"m","cniVersion":"1.0.0","type":"multus"}`, "Multus", "--conflist-network"},
 		{"10-bridge.conflist", listNamed("bridge"), "main CNI plugin", "write our entry too"},
 		{"10-broken.conflist", "{", "main CNI plugin", "write our entry too"},
 	} {
@@ -227,7 +226,7 @@ func TestKeeperRival(t *testing.T) {
 		active.Store(true)
 		k.write("net.d/10-kindnet.conflist", listNamed("kindnet"))
 		k.after(2 * time.Second)
-		k.says("kindnet.conflist*again and again*kindnet*put back at once*its own manifest")
+		k.says("kindnet.conflist*again and again*kindnet*put back at once*compiled in")
 		if !k.last.War {
 			t.Error(k.last)
 		}

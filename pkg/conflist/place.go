@@ -44,9 +44,11 @@ const attempts = 5
 
 // Ensure makes sure that the network has one entry of ours. It writes nothing
 // where it has one already, and leaves that as it is. Of a single plugin's
-// configuration it makes a list, which it keeps as the configuration has it.
+// configuration it makes a list, which it keeps as the configuration has it. A list
+// that was made of a configuration of Multus is removed: what Multus delegates to
+// has the entry.
 //
-// Its errors are those of Find, Admits, Add, FromConf, Backup and Replace. Whatever it
+// Its errors are those of Find, Admits, config.ErrPosition, Add, FromConf, Backup and Replace. Whatever it
 // is, the file is as it was.
 func (p Place) Ensure() (Change, error) { return p.EnsureContext(context.Background()) }
 
@@ -70,6 +72,16 @@ func (p Place) ensure(ctx context.Context) (Change, error) {
 	if err != nil {
 		return Change{}, err
 	}
+	c, err := p.ensureIn(ctx, n)
+	if m := n.Multus; err == nil && m != nil && m.made {
+		var gone Change
+		gone, err = p.write(ctx, Change{Path: m.Path}, m.doc, nil)
+		c.Wrote = c.Wrote || gone.Wrote
+	}
+	return c, err
+}
+
+func (p Place) ensureIn(ctx context.Context, n Network) (Change, error) {
 	c := Change{Network: n.Name, Path: n.Path, Had: n.Entries}
 	if p.Admits != nil {
 		if err := p.Admits(n.Name); err != nil {
@@ -77,11 +89,16 @@ func (p Place) ensure(ctx context.Context) (Change, error) {
 		}
 	}
 	switch {
+	case n.position != nil:
+		return c, n.position
+	case n.isMultus: // and has the entry
+		return c, nil
 	case n.Single:
 		return p.makeList(ctx, n)
 	case n.Made && n.Original == "":
 		// It would stand before the network of the next main plugin for ever.
-		if c, err = p.write(ctx, c, n.Doc, nil); err == nil {
+		c, err := p.write(ctx, c, n.Doc, nil)
+		if err == nil {
 			return p.ensure(ctx)
 		}
 		return c, err

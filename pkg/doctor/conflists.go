@@ -222,6 +222,46 @@ func refusedEntries(e *examination) ([]Finding, error) {
 	return one(f), nil
 }
 
+func entryPositions(e *examination) ([]Finding, error) {
+	f := Finding{ID: "entry-position", Severity: Problem,
+		Summary: "No plugin stands before the plugin entry of a network: every ADD of it fails.",
+		Remedy:  "Write the entry behind the plugin that makes the interface."}
+	for _, c := range e.ConfDir.Conflists {
+		if err := c.PositionErr(); err != nil {
+			f.Detail = append(f.Detail, err.Error())
+		}
+	}
+	return one(f), nil
+}
+
+func otherDataDirs(e *examination) ([]Finding, error) {
+	f := Finding{ID: "data-dir-differs", Severity: Problem,
+		Summary: "A plugin entry has another dataDir than the reconciler, which is an error: a node has one.",
+		Remedy:  "State the same dataDir in each entry and as data_dir in reconciler.toml, or data_dir in plugin.toml for all of them."}
+	for _, c := range e.ConfDir.Conflists {
+		if err := c.DataDirErr(e.Guard, e.DataDir); err != nil && e.DataDir != "" {
+			f.Detail = append(f.Detail, err.Error())
+		}
+	}
+	return one(f), nil
+}
+
+func missingPlugin(e *examination) ([]Finding, error) {
+	f := Finding{ID: "plugin-missing", Severity: Problem,
+		Summary: "Runtimes cannot run the plugin that a conflist names: no pod of its network can start.",
+		Remedy:  "ip-masq-reconciler install brings the plugin; or state the runtime's directory of plugins as cni_bin_dir."}
+	if e.BinDir == "" {
+		return nil, nil
+	}
+	err := config.CheckPlugin(e.BinDir)
+	for _, c := range e.ConfDir.Conflists {
+		if err != nil && len(c.Entries) > 0 {
+			f.Detail = append(f.Detail, fmt.Sprintf("%v; %s (network %s) names it", err, policy.Quote(c.File), policy.Quote(c.Network)))
+		}
+	}
+	return one(f), nil
+}
+
 func brokenConflists(e *examination) ([]Finding, error) {
 	f := Finding{ID: "conflist-broken", Severity: Problem,
 		Summary: "Runtimes cannot load a file of the CNI configuration directory; while there is one, no network is dropped.",
@@ -261,7 +301,7 @@ func conflistWithoutUs(e *examination) ([]Finding, error) {
 
 func (e *examination) runtimesList() *list {
 	for i, l := range e.lists {
-		passes := func(p plugin) bool { return slices.Contains([]string{"multus", "multus-shim", "loopback"}, p.kind()) }
+		passes := func(p plugin) bool { return config.IsMultus(p.kind()) || p.kind() == "loopback" }
 		if !slices.ContainsFunc(l.plugins, func(p plugin) bool { return !passes(p) }) && !l.ours() {
 			continue
 		}

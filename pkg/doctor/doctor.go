@@ -31,6 +31,10 @@ type Node struct {
 
 	ConfDir    config.ConfDir
 	ConfDirErr error // of reading it
+	// BinDir is the runtime's directory of plugins, and DataDir the reconciler's; what is
+	// "" is not examined.
+	BinDir, DataDir string
+	Guard           config.PluginFile
 
 	// Drivers find chains of ours that are left in another backend.
 	Drivers netfilter.Drivers
@@ -61,6 +65,7 @@ func checks() []check {
 		leftoverChains,
 		overlappingChains, policyConflicts, failedChains, slowLists,
 		mainPluginMasquerade, duplicateEntries, refusedEntries, brokenConflists, conflistWithoutUs,
+		entryPositions, otherDataDirs, missingPlugin,
 		podNetworksNotExempt,
 		agentRunning, firewallManagers,
 		ebpfMasquerade,

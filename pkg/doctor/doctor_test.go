@@ -106,6 +106,28 @@ func TestFindings(t *testing.T) {
 		{"an entry that is refused", func(h *host) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, `{"type": "ip-masq", "cidrLimit": 0}`)
 		}, map[string]string{"problem entry-refused": "cidrLimit"}},
+		{"an entry that stands first", func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", entry, bridge)
+		}, map[string]string{"problem entry-position": "plugins[0]: the plugin entry of network"}},
+		{"an entry that stands alone", func(h *host) {
+			h.files["etc/cni/net.d/20-alone.conflist"] = conflist("alone", entry)
+		}, map[string]string{"problem entry-position": "20-alone.conflist"}},
+		{"an entry with another dataDir", func(h *host) {
+			h.edit = func(n *Node) { n.DataDir = "/srv/masq" }
+		}, map[string]string{"problem data-dir-differs": "/var/lib/cni/ip-masq, /srv/masq"}},
+		{name: "where plugin.toml states one for all", set: func(h *host) {
+			h.edit = func(n *Node) { n.DataDir, n.Guard.Present = "/srv/masq", true }
+		}},
+		{"no plugin", func(h *host) {
+			h.edit = func(n *Node) { n.BinDir = n.Root }
+		}, map[string]string{"problem plugin-missing": `ip-masq is missing, 10-pods.conflist" (network "pods")`}},
+		{name: "no plugin, and nothing names it", set: func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge)
+			h.edit = func(n *Node) {
+				n.BinDir, n.DataDir = n.Root, "/srv/masq"
+				n.State.Contributions[0].Source = policy.Source{Kind: policy.AgentFiles}
+			}
+		}, want: map[string]string{"notice conflist-without-us": `(network "pods")`}},
 		{"a broken conflist", func(h *host) { h.files["etc/cni/net.d/20-x.conflist"] = "{" },
 			map[string]string{"problem conflist-broken": "20-x.conflist"}},
 		{"a conflist before ours", func(h *host) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },

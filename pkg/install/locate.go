@@ -45,6 +45,7 @@ func candidates() []candidate {
 		{"k3s", Dirs{k3s + "/agent/etc/cni/net.d", k3s + "/data/cni"}},
 		{"k3s", Dirs{k3s + "/agent/etc/cni/net.d", k3s + "/data/current/bin"}},
 		{"microk8s", Dirs{microk8s + "/args/cni-network", microk8s + "/opt/cni/bin"}},
+		{"OpenShift", Dirs{"/run/multus/cni/net.d", "/var/lib/cni/bin"}}, // to which Multus delegates
 		{"OpenShift", Dirs{"/etc/kubernetes/cni/net.d", "/var/lib/cni/bin"}},
 	}
 }

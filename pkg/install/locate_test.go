@@ -17,6 +17,7 @@ const (
 	k3sConf             = "/var/lib/rancher/k3s/agent/etc/cni/net.d"
 	k3sBin, k3sOldBin   = "/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/data/current/bin"
 	snapConf, snapBin   = "/var/snap/microk8s/current/args/cni-network", "/var/snap/microk8s/current/opt/cni/bin"
+	shiftMain           = "/run/multus/cni/net.d"
 	shiftConf, shiftBin = "/etc/kubernetes/cni/net.d", "/var/lib/cni/bin"
 )
 
@@ -56,8 +57,12 @@ func TestLocate(t *testing.T) {
 			want: Dirs{k3sConf, k3sBin}},
 		"an older k3s": {files: map[string]string{k3sConf + "/10-x.conflist": conf("flannel"), k3sOldBin + "/flannel": ""},
 			want: Dirs{k3sConf, k3sOldBin}},
-		"microk8s":  {files: map[string]string{snapConf + "/10-x.conflist": conf("calico"), snapBin + "/calico": ""}, want: Dirs{snapConf, snapBin}},
-		"OpenShift": {files: map[string]string{shiftConf + "/00-multus.conf": `{"name": "m", "type": "multus-shim"}`, shiftBin + "/multus-shim": ""}, want: Dirs{shiftConf, shiftBin}},
+		"microk8s": {files: map[string]string{snapConf + "/10-x.conflist": conf("calico"), snapBin + "/calico": ""}, want: Dirs{snapConf, snapBin}},
+		"OpenShift": {files: map[string]string{
+			shiftConf + "/00-multus.conf":         `{"name": "m", "type": "multus-shim", "clusterNetwork": "/host/run/multus/cni/net.d/10-ovn-kubernetes.conf"}`,
+			shiftMain + "/10-ovn-kubernetes.conf": `{"name": "ovn-kubernetes", "type": "ovn-k8s-cni-overlay"}`,
+			shiftBin + "/multus-shim":             "", shiftBin + "/ovn-k8s-cni-overlay": ""}, want: Dirs{shiftMain, shiftBin}},
+		"OpenShift without a network of its own": {files: map[string]string{shiftConf + "/00-multus.conf": `{"name": "m", "type": "multus-shim"}`, shiftBin + "/multus-shim": ""}, want: Dirs{shiftConf, shiftBin}},
 		"k3s beside podman's network": {files: map[string]string{k3sConf + "/10-x.conflist": conf("flannel"), k3sBin + "/flannel": "",
 			usualConf + "/87-podman.conflist": conf("bridge"), usualBin + "/": ""}, want: Dirs{k3sConf, k3sBin}},
 		"booting":                   {files: map[string]string{usualBin + "/bridge": ""}, want: Dirs{usualConf, usualBin}},
@@ -100,7 +105,7 @@ func TestLocate(t *testing.T) {
 // TestOurs: all that can have something of ours, whatever is found there: what is
 // found is gone when an uninstall is begun anew.
 func TestOurs(t *testing.T) {
-	confs := []string{usualConf, k3sConf, snapConf, shiftConf}
+	confs := []string{usualConf, k3sConf, snapConf, shiftMain, shiftConf}
 	for name, c := range map[string]struct {
 		stated      Dirs
 		confs, bins []string

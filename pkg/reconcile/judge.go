@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,6 +46,23 @@ func (n *Node) judgeMeans(ctx context.Context, r *Report) {
 	unable := n.Enforcer(r.warn).Able(ctx, r.View)
 	for _, chain := range slices.Sorted(maps.Keys(unable)) {
 		r.chainProblem(TopicRules, chain, fmt.Errorf("chain %s: nothing could be repaired: %w", chain, unable[chain]))
+	}
+}
+
+// judgeADDs says why ADDs fail although the rules are right.
+func (n *Node) judgeADDs(r *Report) {
+	var file string
+	for _, list := range r.Sources.ConfDir.Conflists {
+		if err := list.PositionErr(); err != nil {
+			r.problem(TopicConflist, err)
+		}
+		if len(list.Entries) > 0 {
+			file = cmp.Or(file, list.File)
+		}
+	}
+	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" {
+		r.problem(TopicPlugin, fmt.Errorf("%w, and %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
+			"or state the runtime's directory of plugins as cni_bin_dir", err, policy.Shown(file)))
 	}
 }
 

@@ -158,6 +158,7 @@ func (l *Loop) pass(ctx context.Context, due cause) {
 		l.sources = l.node.Read()
 	}
 	r := l.node.Pass(ctx, l.sources)
+	l.node.judgeADDs(r)
 	l.sources = r.Sources
 	if ctx.Err() != nil {
 		return // half a pass is no news

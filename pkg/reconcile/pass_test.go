@@ -300,15 +300,15 @@ func TestDropWaitsForEachMoment(t *testing.T) {
 	}
 }
 
-// A conflist whose entry keeps its state elsewhere, or whose network the node's
-// administrators do not admit, has no say.
+// A conflist whose entry has another dataDir, or whose network plugin.toml does not
+// admit, is not a source. With the first every ADD fails, so the node is not ready.
 func TestEntriesOfOthers(t *testing.T) {
 	f := newFixture(t)
 	f.conflist("elsewhere", map[string]any{"dataDir": "/var/lib/elsewhere"})
 	r := f.pass()
-	f.wants(r, Unchanged)
-	if len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0].Error(), "/var/lib/elsewhere") {
-		t.Errorf("warnings %v", r.Warnings)
+	f.wants(r, Unchanged, "/var/lib/elsewhere")
+	if len(r.Problems) != 1 || r.Problems[0].Topic != TopicConflist {
+		t.Errorf("problems %+v", r.Problems)
 	}
 	f.conflist("tenant", nil)
 	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \""+f.Dir.Path()+"\"\n")

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -61,11 +60,14 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		seen[list.Network] = true
 		source := policy.Source{Kind: policy.Network, Name: list.Network}
 		entry := list.Entries[0]
-		switch err := n.admits(r.Sources.Guard, list.Network, entry); {
+		guard, dataDirErr := r.Sources.Guard, list.DataDirErr(r.Sources.Guard, n.Dir.Path())
+		switch err := guard.Admits(list.Network); {
 		case entry.Err != nil:
 			r.sourceProblem(source, n.meanwhile(p, source, entry.Err))
 		case err != nil:
 			r.warn(fmt.Errorf("%s: %w", policy.Quote(list.File), err))
+		case dataDirErr != nil:
+			r.problem(TopicConflist, dataDirErr)
 		default:
 			own := policy.Contribution{Source: source, Statement: entry.Entry.Statement}
 			if err := p.Add(own, r.Sources.ConfDir, r.warn); err != nil {
@@ -73,18 +75,6 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 			}
 		}
 	}
-}
-
-// admits tells why what an entry states is none of this node's policy.
-func (n *Node) admits(guard config.PluginFile, network string, e config.ConflistEntry) error {
-	if err := guard.Admits(network); err != nil {
-		return err
-	}
-	if e.Err == nil && !guard.Present && e.Entry.DataDir != n.Dir.Path() {
-		return fmt.Errorf("dataDir: %s is not the reconciler's, %s; a node has one dataDir: make them agree",
-			policy.Quote(e.Entry.DataDir), policy.Quote(n.Dir.Path()))
-	}
-	return nil
 }
 
 // proposeAgent proposes what the agent files state. A directory that is missing

@@ -40,6 +40,8 @@ const (
 	TopicRival    Topic = "rival"    // somebody undoes what we do
 	TopicStandby  Topic = "standby"  // another reconciler is at work
 	TopicSettings Topic = "settings" // the reconciler's own file
+	TopicConflist Topic = "conflist" // a plugin entry with which every ADD fails
+	TopicPlugin   Topic = "plugin"   // the plugin's binary
 )
 
 // Problem is a reason why the node is not ready: the last good policy is in

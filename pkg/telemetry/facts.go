@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"slices"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -162,12 +163,13 @@ func backendsOf(v *enforce.View) []backend {
 }
 
 // conflist tells whether the network that runtimes pick, the first by the name
-// of its file, has an entry of ours.
+// of its file, has an entry of ours. Multus, which picks another network, is passed
+// over.
 func conflist(s *reconcile.Sources) *bool {
 	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
 		return nil
 	}
-	lists := s.ConfDir.Conflists
+	lists := slices.DeleteFunc(slices.Clone(s.ConfDir.Conflists), func(l config.Conflist) bool { return l.IsMultus() && len(l.Entries) == 0 })
 	present := len(lists) > 0 && len(lists[0].Entries) > 0
 	return &present
 }

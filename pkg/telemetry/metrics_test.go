@@ -127,11 +127,12 @@ func TestConflistPresent(t *testing.T) {
 		sources *reconcile.Sources
 		want    string
 	}{
-		"ours first":   {lists(config.Conflist{Entries: ours}, config.Conflist{}), "1"},
-		"ours second":  {lists(config.Conflist{}, config.Conflist{Entries: ours}), "0"},
-		"none":         {lists(), "0"},
-		"no directory": {missing(), "0"},
-		"unreadable":   {&reconcile.Sources{ConfDirErr: os.ErrPermission}, ""},
+		"ours first":    {lists(config.Conflist{Entries: ours}, config.Conflist{}), "1"},
+		"ours second":   {lists(config.Conflist{}, config.Conflist{Entries: ours}), "0"},
+		"none":          {lists(), "0"},
+		"behind Multus": {lists(config.Conflist{Types: []string{"multus-shim"}}, config.Conflist{Entries: ours}), "1"},
+		"no directory":  {missing(), "0"},
+		"unreadable":    {&reconcile.Sources{ConfDirErr: os.ErrPermission}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := telemetry.New(telemetry.Options{})

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestReadyMeansThatPodsStart: what makes every ADD fail makes the node not ready,
+// is found by doctor, and is repaired by install or makes that fail.
+func TestReadyMeansThatPodsStart(t *testing.T) {
+	b := newBare(t, forms()[0])
+	plugin := contents(t, b.plugin(t))
+	entry := b.node.entry(object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+	right := func() {
+		t.Helper()
+		place(t, b.binary(), string(plugin))
+		must(t, os.Chmod(b.binary(), 0o755))
+		b.write(t, "podnet", b.bridge("podnet"), entry)
+	}
+	right()
+	d := b.startReconciler(t, "--cni-bin-dir", b.bin, "--resync-interval", "10m")
+	d.soonReady(t)
+	for _, c := range []struct {
+		name, reason, finding string
+		spoil                 func()
+		says                  string
+		repaired              bool // by install
+	}{
+		{"the plugin is missing", "plugin", "plugin-missing", func() { must(t, os.Remove(b.binary())) }, "is missing", true},
+		{"the plugin is not executable", "plugin", "plugin-missing", func() { must(t, os.Chmod(b.binary(), 0o644)) }, "is not executable", true},
+		{"the entry stands first", "conflist", "entry-position", func() { b.write(t, "podnet", entry, b.bridge("podnet")) }, "first", false},
+		{"the entry stands alone", "conflist", "entry-position", func() { b.write(t, "podnet", entry) }, "alone", false},
+		{"another dataDir", "conflist", "data-dir-differs", func() {
+			other := b.node.entry(object{"dataDir": filepath.Join(b.dir, "elsewhere")})
+			b.write(t, "podnet", b.bridge("podnet"), other)
+		}, filepath.Join(b.dir, "elsewhere"), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.spoil()
+			d.soonUnready(t, c.reason+": ", c.says)
+			if !strings.Contains(d.log(), "topic="+c.reason) {
+				t.Errorf("the log has no topic %s:\n%s", c.reason, d.log())
+			}
+			if _, _, code := b.add(t, "podnet", b.newPod(t)); code == 0 && c.finding != "data-dir-differs" {
+				t.Error("ADD succeeds")
+			}
+			if found := b.findings(t); !slices.Contains(found, "problem "+c.finding) {
+				t.Errorf("doctor finds %q", found)
+			}
+			stdout, stderr, code := b.reconciler(t, b.where("install", "--plugin", b.plugin(t))...)
+			if c.repaired && code != 0 || !c.repaired && (code != 1 || !strings.Contains(stderr, c.says) || strings.Contains(stdout, "has the entry")) {
+				t.Errorf("install: exit code %d\n%s%s", code, stdout, stderr)
+			}
+			if !c.repaired {
+				right()
+			}
+			d.soonReady(t)
+			b.pod(t, "podnet")
+			if found := b.findings(t); slices.Contains(found, "problem "+c.finding) {
+				t.Errorf("doctor still finds %q", found)
+			}
+			b.reconciler(t, "cleanup", "--data-dir", filepath.Join(b.dir, "elsewhere"))
+		})
+	}
+}
+
+// findings are what doctor finds, each with its severity.
+func (b *bare) findings(t *testing.T) []string {
+	t.Helper()
+	stdout, stderr, code := b.reconciler(t, "doctor", "-o", "json", "--cni-bin-dir", b.bin)
+	var all []struct{ ID, Severity string }
+	if err := json.Unmarshal([]byte(stdout), &all); err != nil || code != 0 {
+		t.Fatalf("doctor: %v, exit code %d\n%s%s", err, code, stdout, stderr)
+	}
+	var found []string
+	for _, f := range all {
+		found = append(found, f.Severity+" "+f.ID)
+	}
+	return found
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// multus writes what Multus writes into a configuration directory with
+// --multus-conf-file=auto, and when Multus does: at its start, and, where it
+// follows changes, once a second if the first other file there has other bytes.
+type multus struct {
+	dir string
+	// follows is what --cleanup-config-on-exit=true makes of it; it removes its files
+	// at its end then.
+	follows bool
+	thick   bool
+
+	master string
+	hash   [sha256.Size]byte
+}
+
+// start begins as a container does.
+func (m *multus) start(t *testing.T) {
+	t.Helper()
+	m.master, m.hash = "", [sha256.Size]byte{}
+	m.generate(t)
+}
+
+// exit ends it by SIGTERM. Multus, thick, removes its file always.
+func (m *multus) exit(t *testing.T) {
+	t.Helper()
+	for _, name := range []string{"00-multus.conf", "00-multus.conflist"} {
+		if err := os.Remove(filepath.Join(m.dir, name)); (m.follows || m.thick) && err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// second is what happens once a second. Multus, thin, which finds that its master
+// is gone waits for it, and looks for no other.
+func (m *multus) second(t *testing.T) {
+	t.Helper()
+	if _, err := os.Stat(m.master); m.follows && !m.thick && err == nil {
+		m.generate(t)
+	}
+}
+
+// generate chooses the master and writes the configuration.
+func (m *multus) generate(t *testing.T) {
+	t.Helper()
+	skipped := "00-multus.conf"
+	if m.thick {
+		skipped = "00-multus"
+	}
+	m.master = ""
+	for _, name := range names(t, m.dir) {
+		ext := filepath.Ext(name)
+		if m.master == "" && (ext == ".conf" || ext == ".conflist") && !strings.HasPrefix(name, skipped) {
+			m.master = filepath.Join(m.dir, name)
+		}
+	}
+	if m.master == "" {
+		t.Fatal("Multus finds no master")
+	}
+	doc := contents(t, m.master)
+	hash := sha256.Sum256(doc)
+	if hash == m.hash {
+		return
+	}
+	m.hash = hash
+	var master map[string]any
+	if err := json.Unmarshal(doc, &master); err != nil {
+		t.Fatalf("Multus cannot read its master: %v", err)
+	}
+	stated, ok := master["cniVersion"].(string)
+	if !ok {
+		t.Fatal("Multus wants its master to state a cniVersion")
+	}
+	conf := object{"type": "multus", "kubeconfig": "/etc/cni/net.d/multus.d/multus.kubeconfig", "delegates": []any{master}}
+	file := "00-multus.conf"
+	isList, err := version.GreaterThanOrEqualTo(stated, "1.0.0")
+	switch {
+	case err != nil:
+		t.Fatal(err)
+	case m.thick:
+		conf = object{"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus-shim", "clusterNetwork": "/host" + m.master}
+	case isList:
+		conf = object{"cniVersion": stated, "name": "multus-cni-network", "plugins": []any{conf}}
+		file = "00-multus.conflist"
+	default:
+		conf["cniVersion"], conf["name"] = stated, "multus-cni-network"
+	}
+	next := filepath.Join(m.dir, "00-multus.conf.new")
+	must(t, firstOf(os.WriteFile(next, text(t, conf), 0o600), os.Rename(next, filepath.Join(m.dir, file))))
+}
+
+// file is the configuration as it is now.
+func (m *multus) file(t *testing.T) (path string, doc []byte) {
+	t.Helper()
+	for _, name := range names(t, m.dir) {
+		if strings.HasPrefix(name, "00-multus.") {
+			path = filepath.Join(m.dir, name)
+		}
+	}
+	if path == "" {
+		t.Fatalf("no configuration of Multus among %q", names(t, m.dir))
+	}
+	return path, contents(t, path)
+}
+
+// sound fails the test unless Multus is there once, and the plugin entry once in
+// the master and once in what Multus delegates to.
+func (m *multus) sound(t *testing.T) {
+	t.Helper()
+	path, doc := m.file(t)
+	if have := names(t, m.dir); !slices.Equal(have, []string{filepath.Base(path), mainFile}) {
+		t.Errorf("the directory has %q", have)
+	}
+	copies := 1
+	if m.thick {
+		copies = 0
+	}
+	const entry, itself = `"type": "ip-masq"`, `"type": "multus`
+	if bytes.Count(doc, []byte(itself)) != 1 || bytes.Count(doc, []byte(entry)) != copies {
+		t.Errorf("%s is\n%s", path, doc)
+	}
+	if master := contents(t, filepath.Join(m.dir, mainFile)); bytes.Count(master, []byte(entry)) != 1 || m.master != filepath.Join(m.dir, mainFile) {
+		t.Errorf("the master is %s, and %s has\n%s", m.master, mainFile, master)
+	}
+}
+
+// masterOf writes a main CNI plugin's conflist of a version.
+func (n *node) masterOf(t *testing.T, cniVersion string) {
+	t.Helper()
+	n.place(t, mainFile, text(t, object{"cniVersion": cniVersion, "name": "podnet", "plugins": []any{n.bridge("podnet")}}))
+}
+
+// TestManageBesideMultus: the entry goes into the network that Multus delegates to,
+// and what Multus generates is left alone. However often Multus generates it anew,
+// it is never nested.
+func TestManageBesideMultus(t *testing.T) {
+	for _, c := range []struct {
+		name, version  string
+		follows, thick bool
+	}{
+		{name: "thin", version: "0.3.1"},
+		{name: "thin, a list", version: "1.0.0"},
+		{name: "thin, with cleanup on exit", version: "0.4.0", follows: true},
+		{name: "thin, a list, with cleanup on exit", version: "1.0.0", follows: true},
+		{name: "thick", version: "0.3.1", thick: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNode(t, forms()[0])
+			n.masterOf(t, c.version)
+			m := &multus{dir: n.cni.ConfDir, follows: c.follows, thick: c.thick}
+			m.start(t)
+			generated, before := m.file(t)
+			d := n.startReconciler(t, n.manageArgs(t, nil)...)
+			d.within(t, shortly, "entry in the master", func() bool { return n.has(t, mainFile) })
+			if !c.thick {
+				// Until Multus has copied it, pods start without the plugin.
+				d.soonUnready(t, "conflist: "+generated, "copy of network podnet without the plugin entry", "restart Multus")
+			}
+			if _, now := m.file(t); !bytes.Equal(now, before) {
+				t.Errorf("Multus's file was changed to\n%s", now)
+			}
+			for _, says := range []string{mainFile, generated} {
+				if !strings.Contains(d.log(), says) {
+					t.Errorf("the log does not name %s:\n%s", says, d.log())
+				}
+			}
+			if c.follows {
+				m.second(t)
+				m.sound(t)
+			}
+			for range 3 {
+				m.exit(t)
+				time.Sleep(200 * time.Millisecond) // in which the reconciler could act
+				m.start(t)
+				d.soonReady(t)
+				for range 3 {
+					time.Sleep(100 * time.Millisecond)
+					m.second(t)
+				}
+				m.sound(t)
+			}
+			// The main CNI plugin writes its file anew, and Multus follows or restarts.
+			n.masterOf(t, c.version)
+			d.within(t, shortly, "entry in the master", func() bool { return n.has(t, mainFile) })
+			m.second(t)
+			if !c.follows {
+				m.start(t)
+			}
+			d.soonReady(t)
+			m.sound(t)
+			if d.metric(t, "conflist_present") != 1 || d.metric(t, "conflist_war") != 0 {
+				t.Error(d.scrape(t))
+			}
+		})
+	}
+}
+
+// TestManageUndoesNestedMultus: a list that an earlier version made of Multus's
+// configuration goes, and the nested copies in Multus's file are named until Multus
+// has generated it anew.
+func TestManageUndoesNestedMultus(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.masterOf(t, "0.3.1")
+	m := &multus{dir: n.cni.ConfDir}
+	const made = "00-multus-made-by-ip-masq.conflist"
+	for range 3 {
+		m.start(t)
+		_, doc := m.file(t)
+		n.place(t, made, fmt.Appendf(nil, `{"cniVersion": "0.3.1", "name": "multus-cni-network", "plugins": [%s, %s]}`, doc, text(t, n.entry(nil))))
+	}
+	m.start(t) // and has our list as its master
+	generated, doc := m.file(t)
+	if depth := bytes.Count(doc, []byte(`"type": "multus"`)); depth != 4 {
+		t.Fatalf("%d levels:\n%s", depth, doc)
+	}
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.within(t, shortly, "entry in the master", func() bool { return n.has(t, mainFile) })
+	d.soonUnready(t, "conflist: "+generated, "nested", "4", "restart Multus")
+	m.start(t)
+	d.soonReady(t)
+	m.sound(t)
+	if backups, err := filepath.Glob(filepath.Join(n.dataDir, "backups", made+".*.bak")); err != nil || len(backups) != 1 {
+		t.Errorf("backups of the list: %v %v", backups, err)
+	}
+}
+
+// TestManageWhereMultusDelegatesElsewhere: where the network is that Multus delegates
+// to cannot be known, nothing is written.
+func TestManageWhereMultusDelegatesElsewhere(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.mainCNI(t, mainFile, "podnet")
+	args := n.manageArgs(t, nil)
+	const file = "00-multus.conf"
+	for _, c := range []struct {
+		conf object
+		says []string
+	}{
+		{object{"clusterNetwork": "/host/run/multus/cni/net.d/10-ovn-kubernetes.conf"}, []string{"/host/run/multus/cni/net.d/10-ovn-kubernetes.conf", "--cni-conf-dir"}},
+		{object{"clusterNetwork": "main"}, []string{`main`, "--conflist-network"}},
+		{object{"delegates": []any{object{"type": "weave-net"}}}, []string{"name", "--conflist-network"}},
+		{object{"delegates": []any{object{"name": "another", "type": "weave-net"}}}, []string{`another`, "--conflist-network"}},
+		{object{"delegates": "?"}, []string{"--conflist-network"}},
+		{object{}, []string{"--conflist-network"}},
+	} {
+		c.conf["cniVersion"], c.conf["name"], c.conf["type"] = "0.3.1", "multus-cni-network", "multus"
+		doc := text(t, c.conf)
+		n.place(t, file, doc)
+		t.Run(fmt.Sprint(c.conf), func(t *testing.T) {
+			d := n.startReconciler(t, args...)
+			d.soonUnready(t, append(c.says, "conflist: ", filepath.Join(n.cni.ConfDir, file))...)
+			time.Sleep(200 * time.Millisecond)
+			if have := names(t, n.cni.ConfDir); !slices.Equal(have, []string{file, mainFile}) || n.has(t, mainFile) || n.has(t, file) {
+				t.Errorf("it has written: %q", have)
+			}
+			// Whoever names the network knows.
+			d.stop(t)
+			d = n.startReconciler(t, append(args, "--conflist-network", "podnet")...)
+			d.untilManaged(t, mainFile)
+			d.stop(t)
+			n.mainCNI(t, mainFile, "podnet")
+		})
+	}
+	// And who has the entry in the delegate has it.
+	n.place(t, file, text(t, object{"cniVersion": "1.0.0", "name": "multus-cni-network", "type": "multus",
+		"delegates": []any{object{"name": "x", "plugins": []any{object{"type": "weave-net"}, n.entry(nil)}}}}))
+	d := n.startReconciler(t, args...)
+	d.soonReady(t)
+	if d.metric(t, "conflist_present") != 1 || n.has(t, mainFile) {
+		t.Error("the entry in the delegate is not seen")
+	}
+}
