@@ -132,7 +132,7 @@ func TestNewerState(t *testing.T) {
 				for _, verb := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD"} {
 					n.ask(t, request{verb: verb, conf: conf}).want(t, 0)
 				}
-				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, path, "schema 2", "install the newer ip-masq again, or remove the document")
+				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, path, "schema 2", "install the newer version again")
 				n.unchanged(t, before)
 				n.flush(t)
 				flushed := n.ruleset(t)

@@ -35,7 +35,10 @@ func notReadyFindings(r *reconcile.Report) []doctor.Finding {
 	f := doctor.Finding{
 		ID: "not-ready", Severity: doctor.Problem,
 		Summary: "The rules are not what the sources ask for, or nobody can vouch for them; /readyz says the same.",
-		Remedy:  "Each line names what to mend; where rules differ, ip-masq-reconciler once makes them right.",
+		Remedy:  "Each line names what to mend.",
+	}
+	if r.Differs() {
+		f.Remedy += " Where rules differ, ip-masq-reconciler once makes them right."
 	}
 	for _, p := range r.Problems {
 		if p.Topic != reconcile.TopicConflict && p.Topic != reconcile.TopicConflist {
@@ -75,8 +78,12 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 		return err
 	}
 	r := node.Foresee(c.Context(), node.Read())
+	view := r.View
+	if r.Incomplete() != nil {
+		view = nil // half a policy
+	}
 	findings := doctor.Examine(c.Context(), doctor.Node{
-		View: r.View, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
+		View: view, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
 		BinDir: node.Settings.CNIBinDir, DataDir: node.Dir.Path(), Guard: r.Sources.Guard,
 	})
 	findings = slices.Concat(notReadyFindings(r), multusFindings(node.Settings), findings)

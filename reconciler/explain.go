@@ -95,6 +95,7 @@ func (a *app) explain(c *cobra.Command, q explain.Question) error {
 	if r.View == nil {
 		return a.tell(r, r.Problems)
 	}
+	q.Incomplete = r.Incomplete()
 	e := explain.Explain(q, r.View, r.Contributions, places(node, r))
 	if a.json() {
 		return a.print(e)
@@ -104,7 +105,9 @@ func (a *app) explain(c *cobra.Command, q explain.Question) error {
 		fmt.Fprintf(a.err, "warning: %v\n", w)
 	}
 	for _, p := range r.Obstacles() {
-		fmt.Fprintf(a.err, "warning: %v\n", p.Err)
+		if q.Incomplete == nil || p.Topic != reconcile.TopicState { // which the explanation has
+			fmt.Fprintf(a.err, "warning: %v\n", p.Err)
+		}
 	}
 	return nil
 }

@@ -50,6 +50,9 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if r.View == nil {
 		return a.tell(r, r.Problems)
 	}
+	if err := r.Incomplete(); err != nil {
+		return fmt.Errorf("render the desired rules: not all documents can be read: %w", err)
+	}
 	for _, p := range r.Obstacles() {
 		fmt.Fprintf(a.err, "warning: %v\n", p.Err)
 	}

@@ -146,7 +146,7 @@ func (n *node) tolerable(v *enforce.View, chain string) error {
 // long as the chain stands; nothing can be verified against them.
 func (n *node) besideNewer(ctx context.Context, s store.State, own policy.Contribution) error {
 	newer := fmt.Errorf("document %s: %w: it has schema %d and this program knows schemas up to %d; "+
-		"install the newer ip-masq again, or remove the document", s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
+		"install the newer version again", s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
 	v := n.Look(ctx, enforce.With(s.Contributions, own), s.Record)
 	if v.Stands(own.Statement.Chain) {
 		n.Warn(newer)

@@ -90,13 +90,13 @@ func slowLists(e *examination) ([]Finding, error) {
 func documents(e *examination) ([]Finding, error) {
 	damaged := Finding{ID: "damaged-document", Severity: Problem,
 		Summary: "Documents of the dataDir cannot be believed.",
-		Remedy:  "They are moved aside and written anew by their sources: run ip-masq-reconciler once, and see that an ADD of the network follows."}
+		Remedy:  "They are moved aside and written anew by their sources: a conflist or agent file that says what they held, or the next ADD of their network."}
 	for _, d := range e.State.Damaged {
 		damaged.Detail = append(damaged.Detail, d.Err.Error())
 	}
 	newer := Finding{ID: "newer-document", Severity: Problem,
-		Summary: "Documents of the dataDir were written by a newer version; the rules are left as they are.",
-		Remedy:  "Install the newer version again, of the plugin and the reconciler, or remove the documents."}
+		Summary: "Documents of the dataDir were written by a newer version: what the policy is cannot be known here, and the rules are left as they are.",
+		Remedy:  "Install the newer version again, of the plugin and the reconciler."}
 	for _, n := range e.State.Newer {
 		newer.Detail = append(newer.Detail, fmt.Sprintf("%s: schema %d", n.File, n.Schema))
 	}

@@ -5,6 +5,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 )
@@ -30,8 +31,14 @@ func (n *Node) Check(ctx context.Context) *Report {
 
 // Differs reports whether rules in the kernel are not what the sources ask for.
 func (r *Report) Differs() bool {
-	return r.View != nil && len(r.State.Newer) == 0 && len(r.Lost) == 0 &&
-		(len(r.View.Diff()) > 0 || len(r.View.Stale) > 0 || len(r.View.Elsewhere) > 0)
+	return r.View != nil && (len(r.View.Diff()) > 0 || len(r.View.Stale) > 0 || len(r.View.Elsewhere) > 0)
+}
+
+// Incomplete returns why nobody here knows what the rules should be, or nil: a newer
+// version wrote some of the documents, or they are damaged and no source says what
+// they held.
+func (r *Report) Incomplete() error {
+	return errors.Join(append(slices.Clip(r.Lost), newer(r.State))...)
 }
 
 // Obstacles are the problems but for differences that a pass would remove.

@@ -130,6 +130,6 @@ func newer(s store.State) error {
 		return nil
 	}
 	return fmt.Errorf("document %s: %w: it has schema %d and this program knows schemas up to %d; "+
-		"nothing is repaired until the newer ip-masq-reconciler is installed again, or the document is removed",
+		"nothing is repaired until the newer version, of the reconciler and the plugin, is installed again",
 		s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
 }

@@ -22,6 +22,12 @@ func (n *Node) Foresee(ctx context.Context, src *Sources) *Report {
 		r.Contributions = p.Contributions
 		r.View = n.Enforcer(r.warn).Look(ctx, p.Contributions, retrying(r.State.Record))
 	}
+	if r.Incomplete() != nil { // what differs from half the documents says nothing
+		r.Pending, r.Dropped, r.View.Stale, r.View.Elsewhere = nil, nil, nil, nil
+		for i := range r.View.Groups {
+			r.View.Groups[i].Diff = nil
+		}
+	}
 	n.judge(r)
 	return r
 }

@@ -126,7 +126,7 @@ func (r *Report) Err() error {
 
 // Unfinished reports whether a pass that may write has something to write.
 func (r *Report) Unfinished() bool {
-	if len(r.Lost) > 0 || len(r.State.Newer) > 0 {
+	if r.Incomplete() != nil {
 		return false // what is there stays as it is
 	}
 	return len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0 || r.View != nil && !r.View.Right()

@@ -30,7 +30,7 @@ type document struct {
 type newerError struct{ schema int }
 
 func (e *newerError) Error() string {
-	return fmt.Sprintf("%v: it has schema %d, and schemas up to %d are known here; install the newer version again, or remove it",
+	return fmt.Sprintf("%v: it has schema %d, and schemas up to %d are known here; install the newer version again",
 		ErrNewer, e.schema, Schema)
 }
 

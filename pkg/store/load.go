@@ -96,5 +96,5 @@ func describe(path string, err error) error {
 	if errors.Is(err, ErrNewer) {
 		return fmt.Errorf("%s %s: %w", readDocument, shown(path), err)
 	}
-	return fmt.Errorf("%s %s: %w; it is moved aside and made again from its source, or remove it", readDocument, shown(path), bounded(err))
+	return fmt.Errorf("%s %s: %w; it is moved aside and made again from its source", readDocument, shown(path), bounded(err))
 }

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// newerDocument is a document that a newer version wrote.
+const newerDocument = `{"schema": 2, "future": {"x": [1e999]}, "statement": null}`
+
+// TestQuestionsBesideUnreadableDocuments: where documents cannot be read, be they of
+// a newer version or damaged beyond repair, nobody here knows what the rules should
+// be. Each command says so, calls nothing in the kernel unwanted, and does not
+// advise to remove it, nor to run `once`, which does nothing then.
+func TestQuestionsBesideUnreadableDocuments(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.makeSure(t, n.conf(t, "podnet", object{"masqChain": "ONE", "sourceCIDRs": []string{"10.1.0.0/16"}}))
+		n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "TWO", "sourceCIDRs": []string{"10.2.0.0/16"}}))
+		one, two, record := n.document(t, "podnet"), n.document(t, "othernet"), filepath.Join(n.dataDir, "record.json")
+		for _, c := range []struct {
+			name, text string
+			files      []string
+			says       []string
+		}{
+			{"one newer document", newerDocument, []string{one}, []string{one, "newer version", "schema 2"}},
+			{"all documents newer", newerDocument, []string{one, two}, []string{one, "newer version", "schema 2"}},
+			{"the record too", newerDocument, []string{one, two, record}, []string{one, "newer version", "schema 2"}},
+			{"a damaged document that no source writes anew", "{", []string{one}, []string{one, "no conflist or agent file says what it held"}},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				was := map[string][]byte{}
+				for _, file := range c.files {
+					was[file] = contents(t, file)
+					must(t, os.WriteFile(file, []byte(c.text), 0o600))
+				}
+				defer func() {
+					for file, text := range was {
+						must(t, os.WriteFile(file, text, 0o600))
+					}
+				}()
+				before := n.ruleset(t)
+				for _, q := range []struct {
+					args []string
+					code int
+				}{
+					{[]string{"check"}, 1},
+					{[]string{"check", "-o", "json"}, 1},
+					{[]string{"explain", "8.8.8.8", "--from", "10.1.0.9"}, 0},
+					{[]string{"explain", "10.9.9.9", "--from", "10.1.0.9"}, 0},
+					{[]string{"explain", "8.8.8.8", "-o", "json"}, 0},
+					{[]string{"render"}, 1},
+					{[]string{"render", "--backend", "nftables"}, 1},
+					{[]string{"doctor"}, 0},
+					{[]string{"doctor", "-o", "json"}, 0},
+				} {
+					stdout, stderr, code := n.reconciler(t, q.args...)
+					said := stdout + stderr
+					if code != q.code {
+						t.Errorf("%v: exit code %d, want %d", q.args, code, q.code)
+					}
+					for _, s := range c.says {
+						if !strings.Contains(said, s) {
+							t.Errorf("%v does not say %q:\n%s", q.args, s, said)
+						}
+					}
+					for _, s := range []string{"reconciler once", "wanted", "unexpected\": true", "unexpected chain", "no source asks", "remove", "missing rule", "masquerade destinations", "wants"} {
+						if s == "remove" && c.text == "{" {
+							continue // a damaged document may be removed
+						}
+						if strings.Contains(said, s) {
+							t.Errorf("%v says %q:\n%s", q.args, s, said)
+						}
+					}
+				}
+				if now := n.ruleset(t); now != before {
+					t.Errorf("rules changed:\n%s\nwere:\n%s", now, before)
+				}
+			})
+		}
+	})
+}
