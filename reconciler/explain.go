@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -105,7 +106,7 @@ func (a *app) explain(c *cobra.Command, q explain.Question) error {
 		fmt.Fprintf(a.err, "warning: %v\n", w)
 	}
 	for _, p := range r.Obstacles() {
-		if q.Incomplete == nil || p.Topic != reconcile.TopicState { // which the explanation has
+		if !strings.Contains(e.Problem, p.Err.Error()) {
 			fmt.Fprintf(a.err, "warning: %v\n", p.Err)
 		}
 	}

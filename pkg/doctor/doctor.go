@@ -124,7 +124,8 @@ func (e *examination) note(err error) {
 		}
 		return
 	}
-	if !slices.Contains(e.problems, err.Error()) {
+	// That a backend is unusable says nothing without what it was joined with.
+	if !slices.Contains(e.problems, err.Error()) && err.Error() != netfilter.ErrUnusable.Error() {
 		e.problems = append(e.problems, err.Error())
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -67,7 +68,7 @@ func failedChains(e *examination) ([]Finding, error) {
 		Remedy:  "See the message; until then nothing repairs these rules."}
 	if e.View != nil {
 		for _, chain := range slices.Sorted(maps.Keys(e.View.Failed)) {
-			f.Detail = append(f.Detail, fmt.Sprintf("%s: %v", chain, e.View.Failed[chain]))
+			f.Detail = append(f.Detail, chain+": "+strings.ReplaceAll(e.View.Failed[chain].Error(), "\n", "; "))
 		}
 	}
 	return one(f), nil
