@@ -51,7 +51,7 @@ func (k *keeper) foreign(ctx context.Context) (int, error) {
 	if last == nil || last.View == nil {
 		return 0, nil
 	}
-	rules, err := foreign.Scan(ctx, doctor.Owned(last.View, last.State.Record, policy.OwnedBy(node.Dir.Path())))
+	rules, err := foreign.Scan(ctx, doctor.Owned(last.View, last.State.Record, node.Dir.Path()))
 	if err != nil {
 		return 0, err
 	}

@@ -17,7 +17,7 @@ import (
 
 // Owned returns what foreign.Scan asks: whether a chain is owned, by the view, which
 // may be nil, by the record, or by the comment in it.
-func Owned(v *enforce.View, rec store.Record, owner policy.Owner) func(foreign.Place) bool {
+func Owned(v *enforce.View, rec store.Record, dataDir string) func(foreign.Place) bool {
 	// The tables of the backends.
 	const iptablesTable, nftablesTable = "nat", "ip-masq"
 	inIPTables := map[string]bool{}
@@ -33,7 +33,7 @@ func Owned(v *enforce.View, rec store.Record, owner policy.Owner) func(foreign.P
 	}
 	return func(p foreign.Place) bool {
 		return p.Table == nftablesTable || p.Table == iptablesTable && inIPTables[p.Chain] ||
-			p.Owner.Schema > policy.RulesSchema || p.Owner.DataDir != "" && p.Owner.DataDir == owner.DataDir
+			p.Owner.Schema > policy.RulesSchema || p.Owner.DataDir != "" && p.Owner.DataDir == policy.OwnedBy(dataDir).DataDir
 	}
 }
 

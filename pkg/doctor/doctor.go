@@ -27,7 +27,6 @@ type Node struct {
 
 	View  *enforce.View // of the State, or nil
 	State store.State
-	Owner policy.Owner // of the rules that are written from the State
 
 	ConfDir    config.ConfDir
 	ConfDirErr error // of reading it
@@ -82,7 +81,7 @@ func Examine(ctx context.Context, n Node) []Finding {
 	e := &examination{Node: n, ctx: ctx}
 	if e.Foreign == nil {
 		e.Foreign = func(ctx context.Context) ([]foreign.Rule, error) {
-			return foreign.Scan(ctx, Owned(n.View, n.State.Record, n.Owner))
+			return foreign.Scan(ctx, Owned(n.View, n.State.Record, n.DataDir))
 		}
 	}
 	if e.Variants == nil {

@@ -115,7 +115,7 @@ func TestForeignRules(t *testing.T) {
 			h.edit = func(n *Node) { n.Foreign = nil } // the kernel's
 			n := h.node()
 			compare(t, tc.want, Examine(t.Context(), n))
-			rules, err := foreign.Scan(t.Context(), Owned(n.View, n.State.Record, n.Owner))
+			rules, err := foreign.Scan(t.Context(), Owned(n.View, n.State.Record, n.DataDir))
 			if err != nil {
 				t.Fatal(err)
 			}
