@@ -337,7 +337,7 @@ func TestUnitPaths(t *testing.T) {
 func (s service) run(t *testing.T) {
 	t.Helper()
 	health := s.n.unusedAddress(t)
-	c, out := s.prepare(t, "run", "--health-listen", health, "--metrics-listen", s.n.unusedAddress(t), "--resync-interval", "1s")
+	c, out := s.prepare(t, "run", "--health-listen", health, "--metrics-listen", s.n.unusedAddress(t), "--resync-interval", "1s", "--cni-bin-dir", s.n.cni.Path[0])
 	wait := s.start(t, c)
 	client := s.n.httpClient()
 	defer client.CloseIdleConnections()
