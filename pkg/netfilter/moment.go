@@ -9,7 +9,7 @@ import "fmt"
 // committed anything in between. (After four thousand million commits the kernel
 // begins anew; a node that makes a hundred a second takes sixteen months.)
 type Moment struct {
-	Namespace uint64 // the cookie of the namespace, by which no other goes in this boot
+	Namespace uint64 // the cookie of the namespace, by which no other goes in this boot; 0 is the first one
 	// Load tells one life of the kernel's module from the next, which counts from
 	// the beginning again; 0 where it is no module.
 	Load       uint64

@@ -18,6 +18,10 @@ const (
 	attrSetHandle   = 16 // NFTA_SET_HANDLE
 )
 
+// initialOnly is a setting that is shown in the network namespace of the system's
+// start alone (net_core_table in net/core/sysctl_net_core.c).
+const initialOnly = "/proc/sys/net/core/dev_weight"
+
 // Family is a protocol family of netfilter (NFPROTO_*).
 type Family uint8
 
@@ -60,9 +64,15 @@ func (c *Conn) Generation() (uint32, error) {
 }
 
 // Namespace returns the cookie of the network namespace whose rules these are: a
-// number that no other has for as long as the kernel runs (since Linux 5.14).
+// number that no other has for as long as the kernel runs. Before Linux 5.14 it is 0
+// in the namespace of the system's start, which is there as long as the kernel runs,
+// and an error in others: the inode number of a namespace is given again to the next
+// one, whose generations begin anew.
 func (c *Conn) Namespace() (uint64, error) {
 	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if errors.Is(err, unix.ENOPROTOOPT) && unix.Access(initialOnly, unix.F_OK) == nil {
+		return 0, nil
+	}
 	if err != nil {
 		return 0, fmt.Errorf("read the cookie of the network namespace: %w", err)
 	}
