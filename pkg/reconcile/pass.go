@@ -18,7 +18,7 @@ import (
 func (n *Node) Foresee(ctx context.Context, src *Sources) *Report {
 	r := &Report{Started: time.Now(), Sources: src, Result: Unchanged}
 	if n.load(r) {
-		p := n.plan(r)
+		p := n.plan(r, func(s policy.Source) bool { return n.unused(r, s) })
 		r.Contributions = p.Contributions
 		r.View = n.Enforcer(r.warn).Look(ctx, p.Contributions, retrying(r.State.Record))
 	}
@@ -88,17 +88,33 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	for _, d := range r.State.Damaged {
 		r.warn(fmt.Errorf("a damaged document counts as absent: %w", d.Err))
 	}
-	p := n.plan(r)
+	unused := func(s policy.Source) bool { return n.unused(r, s) }
+	p := n.plan(r, unused)
 	if !r.Unfinished() && len(r.Lost) > 0 {
 		return
 	}
 	r.warn(lock.Tidy(r.State))
+	dropped := map[policy.Source]*store.Staged{}
 	for _, s := range r.Dropped {
-		r.warn(lock.Drop(s))
+		d, err := lock.Drop(s)
+		if r.warn(err); err == nil {
+			dropped[s] = d
+		}
 	}
 	e := n.Enforcer(r.warn)
 	rec := retrying(r.State.Record)
 	before := e.Look(ctx, r.State.Contributions, rec)
+	if len(r.Dropped) > 0 {
+		// An ADD that attached before the document was gone may have found all right,
+		// and relies on the rules. One that attaches now finds no document, and waits.
+		p = n.plan(r, func(s policy.Source) bool {
+			if dropped[s] != nil && unused(s) {
+				return true
+			}
+			r.warn(dropped[s].Discard())
+			return false
+		})
+	}
 	if r.Before = before; len(r.State.Damaged) == 0 { // what a document held is no drift
 		r.Drift = drift(before)
 	}
@@ -107,6 +123,9 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		r.View = e.EnsureFrom(ctx, before, r.State.Contributions, rec, lock)
 	} else {
 		n.adopt(ctx, r, e, lock, p)
+	}
+	for _, s := range r.Dropped {
+		r.warn(dropped[s].Commit())
 	}
 	r.Drift = slices.DeleteFunc(r.Drift, func(c policy.Change) bool { return !written(r.View, c.Chain) })
 	r.Pending = slices.DeleteFunc(r.Pending, func(s policy.Source) bool { return slices.Contains(r.Adopted, s) })

@@ -13,13 +13,14 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// plan works out what the documents have to become. What cannot be used of the
-// sources goes into the report; what is stored of it stays.
-func (n *Node) plan(r *Report) *enforce.Proposal {
-	r.Pending, r.Dropped = nil, nil
+// plan works out what the documents have to become, without those that drop
+// reports. What cannot be used of the sources goes into the report; what is stored
+// of it stays.
+func (n *Node) plan(r *Report, drop func(policy.Source) bool) *enforce.Proposal {
+	r.Problems, r.Pending, r.Dropped = nil, nil, nil
 	kept := slices.Clone(r.State.Contributions)
 	for _, c := range r.State.Contributions {
-		if n.unused(r, c.Source) {
+		if drop(c.Source) {
 			r.Dropped = append(r.Dropped, c.Source)
 			kept = slices.DeleteFunc(kept, func(k policy.Contribution) bool { return k.Source == c.Source })
 		}

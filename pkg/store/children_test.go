@@ -53,6 +53,16 @@ func children() map[string]func(*store.Dir) error {
 		"wait":    untilEOF,
 		"churn":   churn,
 		"killed":  killed,
+		"killed while it drops": func(d *store.Dir) error {
+			l, err := lockNow(d)
+			if err == nil {
+				_, err = l.Drop(network("net"))
+			}
+			if err != nil {
+				return err
+			}
+			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		},
 		"load": func(d *store.Dir) error {
 			_, err := d.Load()
 			return err
@@ -188,7 +198,7 @@ func onReadOnly(d *store.Dir) error {
 	}
 	if err := errors.Join(
 		l.PutRecord(s.Record), d.Attach("podnet", "c", "eth0"), d.Detach("podnet", "other", "eth0"),
-		d.Detach("unseen", "c", "eth0"), l.Tidy(s), l.Drop(network("unseen")),
+		d.Detach("unseen", "c", "eth0"), l.Tidy(s), drop(l, network("unseen")),
 	); err != nil {
 		return fmt.Errorf("nothing to write: %w", err)
 	}
@@ -198,7 +208,7 @@ func onReadOnly(d *store.Dir) error {
 	return errors.Join(
 		isReadOnly(stageErr, d), isReadOnly(l.PutRecord(other), d), isReadOnly(d.Attach("podnet", "d", "eth0"), d),
 		isReadOnly(d.Detach("podnet", "c", "eth0"), d), isReadOnly(d.Prune("podnet", nil), d),
-		isReadOnly(l.Drop(network("podnet")), d), isReadOnly(d.Writable(), d),
+		isReadOnly(drop(l, network("podnet")), d), isReadOnly(d.Writable(), d),
 		isReadOnly(store.Open(d.Path()+"/absent/too").Writable(), d), l.Release(),
 	)
 }
@@ -275,7 +285,7 @@ func alternate(d *store.Dir) error {
 	go func() {
 		var err error
 		for here, there := "left", "right"; err == nil && ctx.Err() == nil; here, there = there, here {
-			err = errors.Join(put(there), l.Drop(network(here)))
+			err = errors.Join(put(there), drop(l, network(here)))
 		}
 		written <- err
 	}()

@@ -31,6 +31,7 @@ const (
 	documentSuffix = ".json"
 	sealSuffix     = ".seal"
 	damagedSuffix  = ".damaged"
+	droppedSuffix  = ".dropped"
 	tempSuffix     = ".tmp"
 
 	newDir = ".ip-masq-data.new" // becomes the dataDir

@@ -11,6 +11,7 @@
 //	  reconciler.lock                           flock(2) of the one that runs
 //	  record.json                               what we own in the kernel
 //	  sources/HASH.json                         one document a source
+//	  sources/HASH.json.dropped                 one that is about to be removed, see Drop
 //	  sources/HASH.seal                         that all was found right, see Seal
 //	  attachments/BOOT/HASH/HASH                one empty file a container and interface
 //	  backups/                                  conflists as they were, written by conflist

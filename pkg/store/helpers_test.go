@@ -71,6 +71,14 @@ func store1(t testing.TB, l *store.Lock, c policy.Contribution) {
 	ok(t, s.Commit())
 }
 
+func drop(l *store.Lock, src policy.Source) error {
+	s, err := l.Drop(src)
+	if err != nil {
+		return err
+	}
+	return s.Commit()
+}
+
 func load(t testing.TB, d *store.Dir) store.State {
 	t.Helper()
 	s, err := d.Load()

@@ -53,8 +53,8 @@ func TestLoadGivesWhatWasStoredInOrder(t *testing.T) {
 		t.Errorf("Find of an unknown source: %+v", got)
 	}
 
-	ok(t, l.Drop(a.Source))
-	ok(t, l.Drop(a.Source))
+	ok(t, drop(l, a.Source))
+	ok(t, drop(l, a.Source))
 	loads(t, d, b, agent)
 	if files := sourceFiles(t, d); len(files) != 2 {
 		t.Errorf("left: %v", files)

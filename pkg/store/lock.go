@@ -29,7 +29,13 @@ type Lock struct {
 // ctx ends first the error is an ErrBusy. Where the file system is read-only the
 // lock can be had all the same if its file exists: rules may need a repair that
 // no document needs.
-func (d *Dir) Lock(ctx context.Context) (*Lock, error) { return d.lock(ctx, true) }
+func (d *Dir) Lock(ctx context.Context) (*Lock, error) {
+	l, err := d.lock(ctx, true)
+	if err == nil {
+		l.undoDrops()
+	}
+	return l, err
+}
 
 // LockToRead takes the lock as Lock does, and creates nothing. Where there is no
 // lock file, nobody holds the lock, and the Lock is nil.

@@ -201,7 +201,7 @@ func TestNothingIsWrittenAfterRelease(t *testing.T) {
 	fails(t, s.Commit(), "no longer staged", d.Path())
 	ok(t, s.Discard())
 	_, err = l.Stage(contribution("net"))
-	for _, err := range []error{err, l.Drop(network("net")), l.PutRecord(aRecord()), l.Tidy(store.State{})} {
+	for _, err := range []error{err, drop(l, network("net")), l.PutRecord(aRecord()), l.Tidy(store.State{})} {
 		if !errors.Is(err, store.ErrReleased) {
 			t.Errorf("got %v, want ErrReleased", err)
 		}

@@ -36,7 +36,7 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 			ok(t, l.Tidy(s))
 			ok(t, l.Tidy(store.State{Damaged: []store.Damaged{{File: file}, {File: record}}}))
 			_, err := l.Stage(contribution("net"))
-			for _, err := range []error{err, l.Drop(network("net")), l.PutRecord(aRecord())} {
+			for _, err := range []error{err, drop(l, network("net")), l.PutRecord(aRecord())} {
 				if !errors.Is(err, store.ErrNewer) {
 					t.Errorf("got %v, want ErrNewer", err)
 				}

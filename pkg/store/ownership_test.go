@@ -155,7 +155,7 @@ func TestOtherFilesInADataDirStay(t *testing.T) {
 	l := lock(t, d)
 	ok(t, d.Prune("net", nil))
 	ok(t, l.Tidy(load(t, d)))
-	ok(t, l.Drop(network("net")))
+	ok(t, drop(l, network("net")))
 	put(t, d.Path(), backup)
 	ok(t, l.Destroy())
 	left := 0

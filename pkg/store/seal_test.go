@@ -74,7 +74,7 @@ func TestSeal(t *testing.T) {
 		ok(t, d.PutSeal(network("net"), long))
 		same(t, read(t, d, network("net")).Seal(), long)
 	}
-	ok(t, l.Drop(network("net")))
+	ok(t, drop(l, network("net")))
 	absent(t, path)
 
 	// What is no file is somebody's, and left alone.
@@ -118,7 +118,7 @@ func TestDigest(t *testing.T) {
 	ok(t, os.Rename(d.RecordPath(), aside))
 	is("the record among the documents")
 	ok(t, os.Rename(aside, d.RecordPath()))
-	ok(t, l.Drop(network("net")))
+	ok(t, drop(l, network("net")))
 	is("the second alone")
 	ok(t, d.PutSeal(network("other"), store.Seal{Inputs: "i", Entry: "e", Moment: "m"}))
 	if _, met := seen[read(t, d, network("other")).Digest()]; !met {

@@ -9,6 +9,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -18,12 +21,13 @@ const (
 	removeDocument = "remove document"
 )
 
-// Staged is a document that is written and synced beside the one in force, which
-// Commit replaces.
+// Staged is a change of a document that Commit makes final and Discard undoes: one
+// that is written and synced beside the one in force, or one that is dropped.
 type Staged struct {
 	lock       *Lock
 	folder     *folder
 	temp, name string
+	seal       string // of a document that is dropped: it goes too
 }
 
 // Stage writes the document of a contribution without putting it in force, so
@@ -124,27 +128,41 @@ func (f *folder) newer(op, name string) error {
 	return nil
 }
 
-// Commit puts the document in force, and makes that durable. Where only the
-// latter fails the error says so, and the document is in force.
+// Commit puts the document in force, or removes the one that is dropped, and makes
+// that durable. Where only the latter fails the error says so, and the document is
+// in force. It may be called on nil.
 func (s *Staged) Commit() error {
+	if s == nil {
+		return nil
+	}
 	if !s.lock.staged[s] {
 		return fmt.Errorf("%s %s: it is no longer staged: it was committed or discarded, or the lock was released",
 			writeDocument, shown(s.folder.in(s.name)))
 	}
-	if err := s.folder.replace(writeDocument, s.temp, s.name); err != nil {
+	var err error
+	if s.seal != "" {
+		err = errors.Join(s.folder.remove(s.seal), s.folder.remove(s.temp))
+	} else {
+		err = s.folder.replace(writeDocument, s.temp, s.name)
+	}
+	if err != nil {
 		return err
 	}
 	defer s.forget()
 	return s.folder.sync()
 }
 
-// Discard removes what was staged. It does nothing after Commit, after another
-// Discard or after the release of the lock, and may be called on nil.
+// Discard removes what was staged, and puts back what was dropped. It does nothing
+// after Commit, after another Discard or after the release of the lock, and may be
+// called on nil.
 func (s *Staged) Discard() error {
 	if s == nil || !s.lock.staged[s] {
 		return nil
 	}
 	defer s.forget()
+	if s.seal != "" {
+		return s.folder.replace(writeDocument, s.temp, s.name)
+	}
 	return s.folder.remove(s.temp)
 }
 
@@ -155,28 +173,56 @@ func (s *Staged) forget() {
 	}
 }
 
-// Drop removes the document of a source. One that is absent is fine; one that a
-// newer version wrote stays (ErrNewer).
-func (l *Lock) Drop(src policy.Source) error {
+// Drop takes the document of a source out of force, so that attachments can be
+// counted again before the caller commits: an ADD that attaches later finds no
+// document, and waits for the lock. One that is absent is fine; one that a newer
+// version wrote stays (ErrNewer).
+func (l *Lock) Drop(src policy.Source) (*Staged, error) {
 	name := nameOf(src)
 	if err := l.held(removeDocument, l.document(name)); err != nil {
-		return err
+		return nil, err
 	}
 	sources, err := l.root.folder(sourcesDir, false)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+	if err != nil {
+		return nil, ignoring(err, os.ErrNotExist)
+	}
+	s := &Staged{lock: l, folder: sources, name: name, temp: name + droppedSuffix, seal: sealName(src)}
+	if _, err = sources.recognize(inSources, name); err == nil {
+		err = sources.newer(removeDocument, name)
+	}
+	if err == nil {
+		if err = unix.Renameat(sources.fd, name, sources.fd, s.temp); err != nil {
+			err = failure(removeDocument, sources.in(name), err)
+		}
 	}
 	if err != nil {
-		return err
+		sources.close()
+		return nil, ignoring(err, os.ErrNotExist)
+	}
+	l.staged[s] = true
+	return s, nil
+}
+
+// undoDrops puts back what a process dropped that was killed before it committed:
+// an ADD may rely on it. What fails here fails again when the documents are read.
+func (l *Lock) undoDrops() {
+	sources, err := l.root.folder(sourcesDir, false)
+	if err != nil {
+		return
 	}
 	defer sources.close()
-	if err := sources.newer(removeDocument, name); err != nil {
-		return err
+	names, _ := sources.names()
+	for _, name := range names {
+		document, isOne := strings.CutSuffix(name, droppedSuffix)
+		if _, err := sources.recognize(inSources, name); !isOne || err != nil {
+			continue
+		}
+		if _, err := sources.recognize(inSources, document); errors.Is(err, os.ErrNotExist) {
+			_ = sources.replace(writeDocument, name, document)
+		} else {
+			_ = sources.remove(name) // it was written anew
+		}
 	}
-	if err := errors.Join(sources.remove(sealName(src)), sources.remove(name)); err != nil {
-		return err
-	}
-	return sources.sync()
 }
 
 // PutRecord replaces the record, unless it is stored already as it is. One that

@@ -182,7 +182,7 @@ func TestTidyMovesDamagedDocumentsAside(t *testing.T) {
 		}
 	}
 	ok(t, os.MkdirAll(file+"/sub", 0o700))
-	fails(t, l.Drop(network("net")), file, "is a directory")
+	fails(t, drop(l, network("net")), file, "is not ip-masq's")
 	ok(t, os.RemoveAll(file))
 	loads(t, d, contribution("other"))
 }
@@ -198,7 +198,7 @@ func TestTidyReadsAgain(t *testing.T) {
 	store1(t, l, contribution("net"))
 	ok(t, l.Tidy(stale))
 	loads(t, d, contribution("net"))
-	ok(t, l.Drop(network("net")))
+	ok(t, drop(l, network("net")))
 	ok(t, l.Tidy(stale))
 	loads(t, d)
 }
@@ -239,6 +239,52 @@ func TestKilledWhileADocumentIsStaged(t *testing.T) {
 	loads(t, d, contribution("podnet", "10.0.0.0/8"))
 }
 
+// A document that is dropped is out of force at once, and comes back unless that
+// is committed: by Discard, with the lock, or when its holder was killed.
+func TestDropIsUndoneUnlessCommitted(t *testing.T) {
+	for name, undo := range map[string]func(*testing.T, *store.Dir){
+		"discarded": func(t *testing.T, d *store.Dir) {
+			s, err := lock(t, d).Drop(network("net"))
+			ok(t, err)
+			loads(t, d, contribution("other"))
+			ok(t, s.Discard())
+		},
+		"released": func(t *testing.T, d *store.Dir) {
+			l := lock(t, d)
+			_, err := l.Drop(network("net"))
+			ok(t, err)
+			ok(t, l.Release())
+		},
+		"killed": func(t *testing.T, d *store.Dir) {
+			if err := child(t, "killed while it drops", d).Run(); err == nil || !strings.Contains(err.Error(), "killed") {
+				t.Fatalf("got %v", err)
+			}
+			loads(t, d, contribution("other"))
+			lock(t, d)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			document(t, d, contribution("net"))
+			document(t, d, contribution("other"))
+			ok(t, d.PutSeal(network("net"), store.Seal{Inputs: "i", Entry: "e", Moment: "m"}))
+			before := sourceFiles(t, d)
+			undo(t, d)
+			loads(t, d, contribution("net"), contribution("other"))
+			same(t, sourceFiles(t, d), before)
+		})
+	}
+	d := open(t)
+	document(t, d, contribution("net", "10.0.0.0/8"))
+	if err := child(t, "killed while it drops", d).Run(); err == nil {
+		t.Fatal("not killed")
+	}
+	ok(t, os.WriteFile(d.DocumentPath(network("net")), nil, 0o600)) // as a program writes it that knows nothing of that
+	lock(t, d)
+	same(t, len(sourceFiles(t, d)), 1)
+	same(t, len(load(t, d).Damaged), 1)
+}
+
 func fileOf(t *testing.T, d *store.Dir, name string) string {
 	t.Helper()
 	for _, f := range sourceFiles(t, d) {
@@ -272,7 +318,7 @@ func TestLoadWhileOthersWrite(t *testing.T) {
 			}
 			s, err2 := l.Stage(contribution("passing"))
 			if err2 == nil {
-				err2 = errors.Join(s.Commit(), l.Drop(network("passing")))
+				err2 = errors.Join(s.Commit(), drop(l, network("passing")))
 			}
 			errs = append(errs, err, err2)
 		}
