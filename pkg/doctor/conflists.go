@@ -123,6 +123,10 @@ func mainPluginMasquerade(e *examination) ([]Finding, error) {
 		Summary: "Another plugin of our conflist masquerades too, whatever the policy leaves alone.",
 		Remedy:  `Set "ipMasq": false there. Pods that are running keep their rules until they are made anew.`}
 	flannel, err := e.flannelLeavesMasquerading()
+	unseen := errors.Is(err, fs.ErrNotExist)
+	if unseen {
+		err = nil
+	}
 	for _, l := range e.lists {
 		if !l.ours() {
 			continue
@@ -136,6 +140,9 @@ func mainPluginMasquerade(e *examination) ([]Finding, error) {
 			switch {
 			case masquerades(p):
 				f.Detail = append(f.Detail, fmt.Sprintf(`%s: plugins[%d] (%s) has "ipMasq": true`, policy.Quote(l.File), i, policy.Quote(p.kind())))
+			case p.kind() == "flannel" && unseen && !stated:
+				err = errors.New("find out whether flannel's plugin has its delegate masquerade: /run/flannel/subnet.env does not exist: " +
+					"flanneld has not run yet, or this is a container that does not mount the host's /run/flannel")
 			case p.kind() == "flannel" && flannel && !stated:
 				f.Detail = append(f.Detail, fmt.Sprintf(`%s: plugins[%d] (flannel) sets "ipMasq": true on its delegate, since flanneld does not masquerade; write "ipMasq": false into the delegate`,
 					policy.Quote(l.File), i))
@@ -180,9 +187,6 @@ func objects(v any) []plugin {
 // does not masquerade, and so asks its delegate to.
 func (e *examination) flannelLeavesMasquerading() (bool, error) {
 	text, err := readFile(e.path("run/flannel/subnet.env"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
 	return slices.Contains(strings.Fields(string(text)), "FLANNEL_IPMASQ=false"), err
 }
 

@@ -88,6 +88,9 @@ func TestFindings(t *testing.T) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {}}`, entry)
 			h.files["run/flannel/subnet.env"] = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_IPMASQ=false\n"
 		}, map[string]string{"problem main-plugin-ipmasq": "flanneld does not masquerade"}},
+		{"flannel of which nothing is seen", func(h *host) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {}}`, entry)
+		}, map[string]string{"notice not-examined": "/run/flannel/subnet.env does not exist, a container that does not mount"}},
 		{name: "flannel that does not", set: func(h *host) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {"ipMasq": false}}`, entry)
 			h.files["run/flannel/subnet.env"] = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_IPMASQ=false\n"

@@ -106,6 +106,10 @@ func remedyFor(r foreign.Rule) string {
 		return "kube-proxy: leave --masquerade-all (iptables.masqueradeAll) off."
 	case strings.HasPrefix(r.Chain, "FLANNEL") || strings.HasPrefix(r.Table, "flannel"):
 		return "flannel: run flanneld without --ip-masq."
+	case r.Table == "kindnet-ipmasq":
+		return "kindnet: run kindnetd with --masquerading=false."
+	case r.Chain == "KIND-MASQ-AGENT":
+		return "kind's kindnetd has no switch: create the cluster with networking.disableDefaultCNI: true and another main plugin."
 	case strings.HasPrefix(r.Chain, "cali-"):
 		return "Calico: set natOutgoing: false in the IPPool."
 	case strings.HasPrefix(r.Chain, "CILIUM_"):

@@ -44,6 +44,27 @@ func (elsewhere) Uses(context.Context, string) ([]netfilter.Choice, error) {
 	return []netfilter.Choice{{Backend: policy.NFTables}}, nil
 }
 
+// kindnet is its masquerading as kindnetd writes it (pkg/masq), in a cluster with IPv6
+// too, and our chain.
+const kindnet = `table inet kindnet-ipmasq {
+	set noMasqV4 { type ipv4_addr; flags interval; auto-merge; elements = { 10.96.0.0/16, 10.244.0.0/16 }
+	}
+	set noMasqV6 { type ipv6_addr; flags interval; auto-merge; elements = { fd00:10:244::/56 }
+	}
+	chain postrouting {
+		type nat hook postrouting priority srcnat - 10; policy accept;
+		ct state established,related accept
+		fib daddr type local accept
+		ip daddr @noMasqV4 accept
+		ip6 daddr @noMasqV6 accept
+		masquerade
+		counter
+	}
+}
+table ip ip-masq { chain masq-IP-MASQ-AGENT { masquerade; }
+chain postrouting { type nat hook postrouting priority 101; fib daddr type != local jump masq-IP-MASQ-AGENT; }
+}`
+
 // TestForeignRules has the rules of others in a kernel.
 func TestForeignRules(t *testing.T) {
 	for _, tc := range []struct {
@@ -92,6 +113,14 @@ func TestForeignRules(t *testing.T) {
 			want: map[string]string{"problem kubelet-masquerade": "KUBE-POSTROUTING: masquerade, --masquerade-all"}},
 		{name: "kubenet's", rules: `-A POSTROUTING ! -d 10.0.0.0/8 -m comment --comment "kubenet: SNAT for outbound traffic from cluster" -m addrtype ! --dst-type LOCAL -j MASQUERADE`, counted: 1,
 			want: map[string]string{"problem kubelet-masquerade": "catches 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16, which, --non-masquerade-cidr"}},
+		{name: "kindnet's", nft: kindnet, counted: 1,
+			set:  func(h *host) { h.statements[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.168.0.0/16") },
+			want: map[string]string{"problem foreign-masquerade": "table kindnet-ipmasq, chain postrouting: masquerade: catches 169.254.0.0/16, 10.0.0.0/8, 192.168.0.0/16, before our chain, --masquerading=false"}},
+		{name: "kindnet's, of what it exempts too", nft: kindnet,
+			set: func(h *host) {
+				yes := true
+				h.statements[0].NonMasqueradeCIDRs, h.statements[0].MasqLinkLocal = prefixes("10.244.0.0/16", "10.96.0.0/16"), &yes
+			}},
 		{name: "of IPv6, which is not managed", rules6: "-A POSTROUTING -j MASQUERADE"},
 		{name: "of IPv6", rules6: "-A POSTROUTING -j MASQUERADE", counted: 1,
 			set: func(h *host) {
