@@ -110,6 +110,7 @@ func TestCommands(t *testing.T) {
 	listed := regexp.MustCompile(`(?m)^  ([a-z]+) `)
 	others := []string{ // of other programs, and klog's, which --help does not list
 		"non-masquerade-cidr", "masquerade-all", "ip-masq", "noflush", "v",
+		"masquerading", "cleanup-config-on-exit", "skip-config-watch", "multus-master-cni-file-name",
 	}
 	general := help(t)
 	helps, all := map[string]string{"": general}, general
