@@ -104,3 +104,24 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 		}
 	}
 }
+
+// TestDormantFromTheStart: where table nat is dormant already, a first ADD writes
+// nothing, and neither does a reconciler, which takes up its work as soon as the table
+// is active.
+func TestDormantFromTheStart(t *testing.T) {
+	n := newNode(t, forms()[1])
+	conf := n.conf(t, "podnet", nil)
+	n.feed(t, "add table ip nat { flags dormant; }\n", "nft", "-f", "-")
+	before := n.ruleset(t)
+	n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "table ip nat is dormant", "nft add table ip nat")
+	n.conflist(t, "podnet", nil)
+	r := n.startReconciler(t)
+	r.untilUnready(t, "table ip nat is dormant")
+	if now := n.ruleset(t); now != before {
+		t.Errorf("rules changed:\n%s", now)
+	}
+	n.tool(t, "nft", "add", "table", "ip", "nat")
+	r.untilReady(t)
+	n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+	n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+}
