@@ -23,6 +23,7 @@ func (a *app) stay(ctx context.Context, d *departure) error {
 	serving.Go(func() {
 		telemetry.Serve(ctx, d.node.Settings.HealthListen, p.pages(), func(err error) { log.Warn(err.Error()) })
 	})
+	told := 0
 	for done := false; ctx.Err() == nil; sleep(ctx, pause) {
 		if done && !d.places.HaveAny() {
 			continue
@@ -31,10 +32,10 @@ func (a *app) stay(ctx context.Context, d *departure) error {
 		if ctx.Err() != nil {
 			break
 		}
-		for _, w := range d.withoutBackup {
+		for _, w := range d.notes[told:] {
 			log.Warn(w)
 		}
-		d.withoutBackup = nil
+		told = len(d.notes)
 		if p.now(text(err)) && err != nil {
 			log.Warn("not done yet, trying again", "reason", err.Error())
 		}

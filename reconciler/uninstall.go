@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,7 +36,11 @@ Pods that run keep running, and can be ended; new ones start without us.
 CRI-O and podman end a pod by the conflist as it was when the pod started. While there are
 pods that they started with the plugin, it stays, and rules and state with it; the exit
 code is 1 then. --wait gives it time, and once more is fine. containerd ends pods by the
-conflist as it is: its pods are not waited for, where /run/containerd can be read.
+conflist as it is: its pods are not waited for, where /run/containerd can be read. Multus
+ends pods as CRI-O does, whatever the runtime is.
+
+The plugin stays too, --no-wait or not, while a file in the directories of configurations
+names it, such as the one that Multus generates: restart Multus, or wait with --wait.
 
 It looks in --cni-conf-dir and --cni-bin-dir; where they are not given, in all that install
 knows. It refuses to work while "run" does. reconciler.toml, plugin.toml and the entry file
@@ -111,7 +116,7 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 		}
 		sleep(ctx, min(pause, left))
 	}
-	d.Warnings = append(notNil(d.withoutBackup), d.Warnings...)
+	d.Warnings = append(notNil(d.notes), d.Warnings...)
 	if a.json() {
 		return errors.Join(err, a.print(d))
 	}
@@ -131,13 +136,14 @@ func sleep(ctx context.Context, d time.Duration) {
 // departure is an uninstall under way, and what it has removed so far.
 type departure struct {
 	uninstallFlags
-	node          *reconcile.Node
-	places        install.Places       // to look in
-	elsewhere     bool                 // may the plugin be too
-	withoutBackup []string             // why what conflists were was not kept
-	Conflists     []withdrawnEntry     `json:"conflists"`
-	Plugins       []string             `json:"plugins"` // removed
-	Attached      []install.Attachment `json:"attached"`
+	node      *reconcile.Node
+	places    install.Places       // to look in
+	elsewhere bool                 // may the plugin be too
+	notes     []string             // warnings of the steps so far, each once
+	Conflists []withdrawnEntry     `json:"conflists"`
+	Plugins   []string             `json:"plugins"` // removed
+	Attached  []install.Attachment `json:"attached"`
+	Copies    []install.Copy       `json:"copies"` // files that name the plugin still
 	*leavings
 }
 
@@ -145,19 +151,20 @@ type withdrawnEntry struct {
 	Network string `json:"network"`
 	Path    string `json:"path"`
 
-	orphan bool // the file stays although nobody looks after it
+	stays string // why the file does, of those that install made
 }
 
 // step does what can be done now.
 func (d *departure) step(ctx context.Context) error {
-	d.Conflists, d.Plugins, d.Attached = notNil(d.Conflists), notNil(d.Plugins), notNil(d.Attached)
+	d.Conflists, d.Plugins, d.Attached, d.Copies = notNil(d.Conflists), notNil(d.Plugins), notNil(d.Attached), notNil(d.Copies)
 	lead, err := alone(d.node.Dir)
 	if err != nil {
 		return err
 	}
 	u := install.Uninstall{Places: d.places, Backups: d.node.Dir.BackupsPath(), Root: "/", NoWait: d.noWait, Settle: addsTake}
 	if _, err := d.node.Dir.Load(); errors.Is(err, store.ErrRefused) { // nothing is written there
-		u.Backups, d.withoutBackup = "", []string{fmt.Sprintf("no backup is kept: %v", err)}
+		u.Backups = ""
+		d.note("no backup is kept: %v", err)
 	}
 	if !d.keepRules {
 		u.State = func(ctx context.Context) error { // which takes the lead by itself
@@ -166,14 +173,30 @@ func (d *departure) step(ctx context.Context) error {
 	}
 	done, err := u.Step(ctx)
 	for _, c := range done.Conflists {
-		d.Conflists = append(d.Conflists, withdrawnEntry{c.Network, c.Path, c.Orphan})
+		d.Conflists = append(d.Conflists, withdrawnEntry{c.Network, c.Path, c.Stays})
 	}
 	if done.NoBackup != nil {
-		d.withoutBackup = append(d.withoutBackup, fmt.Sprintf("no backup was kept: %v", done.NoBackup))
+		d.note("no backup was kept: %v", done.NoBackup)
+	}
+	for _, c := range done.Copies {
+		if !c.Loaded {
+			d.note("%s names the plugin; no runtime reads it under this name: remove it, or the plugin entry in it, before it gets another",
+				policy.Quote(c.File))
+		}
+	}
+	if done.Missing {
+		d.note("the plugin is gone, and runtimes will call it for %d containers that they made with it, such as container %s in %s: ending them fails",
+			len(done.Attached), policy.Quote(done.Attached[0].ContainerID), policy.Quote(done.Attached[0].File))
 	}
 	d.Plugins = append(d.Plugins, done.Binaries...)
-	d.Attached = notNil(done.Attached)
+	d.Attached, d.Copies = notNil(done.Attached), notNil(done.Copies)
 	return remedied(errors.Join(err, lead.Release()))
+}
+
+func (d *departure) note(format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(d.notes, text) {
+		d.notes = append(d.notes, text)
+	}
 }
 
 func notNil[T any](list []T) []T {
@@ -205,8 +228,8 @@ func (d *departure) any() bool {
 func (d *departure) tell(a *app) {
 	for _, c := range d.Conflists {
 		fmt.Fprintf(a.out, "took the entry out of network %s in %s\n", policy.Quote(c.Network), policy.Quote(c.Path))
-		if c.orphan {
-			fmt.Fprintf(a.out, "%s stays, as no other file there has a network; the configuration that it was made of is gone, so remove it once there is one\n", policy.Quote(c.Path))
+		if c.stays != "" {
+			fmt.Fprintf(a.out, "%s stays, as %s\n", policy.Quote(c.Path), c.stays)
 		}
 	}
 	for _, path := range d.Plugins {

@@ -113,6 +113,27 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 	return found, fmt.Errorf("%s: %w: %w; or name the network with --conflist-network", policy.Shown(multus.Path), ErrDelegate, err)
 }
 
+// MultusFiles returns the base names of the files that configurations of Multus in a
+// directory have as their clusterNetwork: Multus reads them on each ADD.
+func MultusFiles(dir string) []string {
+	c, err := config.ReadConfDir(dir)
+	if err != nil {
+		return nil // whoever changes files there says so
+	}
+	var files []string
+	for _, list := range c.Conflists {
+		var conf multusConf
+		doc, err := readFile(list.File)
+		if err != nil || !list.IsMultus() || json.Unmarshal(doc, &conf) != nil {
+			continue
+		}
+		if to, _, _ := conf.delegate(); to.ClusterNetwork != "" {
+			files = append(files, filepath.Base(to.ClusterNetwork))
+		}
+	}
+	return files
+}
+
 // find returns the network that Multus delegates to.
 func (c multusConf) find(lists []config.Conflist) (Network, error) {
 	name := c.Name

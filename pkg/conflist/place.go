@@ -19,6 +19,9 @@ type Place struct {
 	Entry   []byte // what is added where there is none
 	// Backups is the directory for what the files were before; "" : none is kept.
 	Backups string
+	// Keep are the base names of lists that Withdraw leaves without an entry and does
+	// not remove, as Multus delegates to them.
+	Keep []string
 	// Admits tells why the plugin would refuse the network's entry, whatever it
 	// says, which would keep all pods from starting; nil admits any.
 	Admits func(network string) error
@@ -32,10 +35,9 @@ type Change struct {
 	Backup  string // of what Path was; "" where that was not written, or is new
 	// Had is how many entries of ours the network had before.
 	Had int
-	// Orphan says that Path is a list which FromConf made, and which stays without
-	// our entry: the configuration that it was made of is gone, and no other file has
-	// a network.
-	Orphan bool
+	// Stays is why Path, a list which FromConf made, stays without an entry; "" of
+	// others.
+	Stays string
 }
 
 // attempts is how often a file may change between reading and replacing before

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -78,14 +80,12 @@ func (p Place) withdraw(ctx context.Context, listed config.Conflist) (Change, er
 	}
 	c.Network = list.name
 	if isMade(path, list) {
-		inUse, err := p.needs(path)
-		if err != nil {
+		if c.Stays, err = p.needs(path); err != nil {
 			return c, err
 		}
-		if !inUse {
+		if c.Stays == "" {
 			return p.write(ctx, c, doc, nil)
 		}
-		c.Orphan = true
 	}
 	now, _, err := Remove(doc)
 	if err != nil {
@@ -97,24 +97,28 @@ func (p Place) withdraw(ctx context.Context, listed config.Conflist) (Change, er
 	return c, err
 }
 
-// needs reports whether a made list is all the network that the directory has.
-func (p Place) needs(made string) (bool, error) {
+// needs returns why pods may need a made list: Multus delegates to it, or it is all
+// the network that the directory has. It returns "" where they do not.
+func (p Place) needs(made string) (string, error) {
+	if slices.Contains(p.Keep, filepath.Base(made)) {
+		return "Multus delegates to it; restart Multus, and uninstall once more to remove it", nil
+	}
 	if original(made) != "" {
-		return false, nil
+		return "", nil
 	}
 	dir, err := config.ReadConfDir(p.Dir)
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	for _, list := range dir.Conflists {
 		if list.File == made || list.Err != nil {
 			continue
 		}
 		if n, err := load(list); err == nil && n.Name != "" {
-			return false, nil
+			return "", nil
 		}
 	}
-	return true, nil
+	return "no other file there has a network; the configuration that it was made of is gone, so remove it once there is one", nil
 }
 
 // mentions reports whether a text that cannot be read may have an entry of ours.

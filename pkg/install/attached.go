@@ -3,21 +3,16 @@
 package install
 
 import (
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -31,9 +26,14 @@ type Attachment struct {
 	File        string `json:"file"` // which the runtime removes with the attachment
 }
 
+// isMultus reports whether it is Multus that keeps the configuration.
+func (a Attachment) isMultus() bool { return strings.HasSuffix(filepath.Dir(a.File), multusCache) }
+
+const multusCache = "/var/lib/cni/multus"
+
 // caches are the directories in which configurations are kept for the removal:
 // libcni's (CRI-O, podman) and Multus's.
-func caches() []string { return []string{"/var/lib/cni/results", "/var/lib/cni/multus"} }
+func caches() []string { return []string{"/var/lib/cni/results", multusCache} }
 
 // containerdStates are where containerd has the containers that run, below its
 // state directory: those of containerd itself, k3s and microk8s.
@@ -45,7 +45,8 @@ func containerdStates() []string {
 // runtime will run our plugin although no conflist names it any more.
 //
 // Those of containers that containerd runs are not among them: it fills libcni's
-// cache too, but goes by the conflist as it is when the container ends. Nor are
+// cache too, but goes by the conflist as it is when the container ends. Multus goes by
+// its own cache, whatever runs the container. Nor are
 // those from before the boot whose network namespace is gone: on some
 // distributions the cache outlives containers that were never ended.
 func Attached(root string) ([]Attachment, error) {
@@ -82,32 +83,26 @@ func Attached(root string) ([]Attachment, error) {
 
 // attachment reads one file of a cache; nil where it is none that counts.
 func attachment(root, path string, booted time.Time) (*Attachment, error) {
-	const most = 8 << 20
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // removed since it was listed
 	}
 	if err != nil {
-		return nil, lockdir.Failure("open", path, err)
-	}
-	defer func() { _ = f.Close() }() // only read: there is nothing to lose
-	info, err := f.Stat()
-	if err != nil {
 		return nil, lockdir.Failure("look at", path, err)
 	}
-	text, err := io.ReadAll(io.LimitReader(f, most))
-	if err != nil {
-		return nil, lockdir.Failure("read", path, err)
-	}
-	var value any
-	if err := json.Unmarshal(text, &value); err != nil {
+	value, err := readJSON(path)
+	switch {
+	case errors.Is(err, errNotJSON):
 		const writing = 10 * time.Second
 		if time.Since(info.ModTime()) < writing {
 			return nil, fmt.Errorf("%s is being written", policy.Shown(path))
 		}
 		return nil, nil // torn: its runtime can read it no more than we can
-	}
-	if !names(value, 0) {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !names(value, 0):
 		return nil, nil
 	}
 	a := Attachment{File: path, ContainerID: filepath.Base(path)}
@@ -119,44 +114,10 @@ func attachment(root, path string, booted time.Time) (*Attachment, error) {
 			}
 		}
 	}
-	if info.ModTime().Before(booted) && (netns == "" || !exists(root, netns)) || isContainerds(root, a.ContainerID) {
+	if info.ModTime().Before(booted) && (netns == "" || !exists(root, netns)) || !a.isMultus() && isContainerds(root, a.ContainerID) {
 		return nil, nil
 	}
 	return &a, nil
-}
-
-// names reports whether a plugin configuration in a JSON value is ours.
-// Configurations stand in caches as they are, or in base64.
-func names(value any, depth int) bool {
-	const deepest = 16
-	if depth > deepest {
-		return false
-	}
-	switch v := value.(type) {
-	case map[string]any:
-		for key, member := range v {
-			if s, ok := member.(string); ok && s == config.PluginType && strings.EqualFold(key, "type") {
-				return true
-			}
-			if names(member, depth+1) {
-				return true
-			}
-		}
-	case []any:
-		for _, item := range v {
-			if names(item, depth+1) {
-				return true
-			}
-		}
-	case string:
-		text, err := base64.StdEncoding.DecodeString(v)
-		if err != nil || len(text) == 0 {
-			return false
-		}
-		var inner any
-		return json.Unmarshal(text, &inner) == nil && names(inner, depth+1)
-	}
-	return false
 }
 
 // isContainerds reports whether containerd runs the container.

@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -36,26 +39,74 @@ type Uninstalled struct {
 	// NoBackup is why what conflists were could not be kept; nil where it could.
 	NoBackup error
 	Binaries []string // their paths; none where there was none, or they stay
-	// Attached is why the plugin stays, or would have without NoWait.
+	// Attached is why the plugin stays, or would have without NoWait; and Copies is why
+	// it stays, with those that nobody reads.
 	Attached []Attachment
+	Copies   []Copy
+	// Missing says that there are attachments, and no plugin to keep for them.
+	Missing bool
 }
 
-// AttachedError says that the plugin stays, since runtimes will call it.
-type AttachedError struct{ Attached []Attachment }
+// AttachedError says that the plugin stays, since runtimes will call it: for the
+// containers of attachments, or for each that is to start where there are copies.
+type AttachedError struct {
+	Attached []Attachment
+	Copies   []Copy
+	// Missing are the directories in which the plugin is not any more; nil where it is.
+	Missing []string
+}
 
-// Error names some of the attachments.
+// Error names some of the attachments, and the copies.
 func (e *AttachedError) Error() string {
+	var reasons []string
+	if len(e.Copies) > 0 {
+		stays := "the plugin stays, and with it rules and state, as no pod could start without it"
+		if e.Missing != nil {
+			stays = "rules and state stay; no pod can start, as the plugin is not in " + strings.Join(e.Missing, ", ")
+		}
+		reasons = append(reasons, stays+": "+copiesText(e.Copies))
+	}
+	if len(e.Attached) > 0 {
+		reasons = append(reasons, "the plugin stays, and with it rules and state: "+attachedText(e.Attached))
+	}
+	return strings.Join(reasons, "; ")
+}
+
+func copiesText(copies []Copy) string {
+	var generated, written []string
+	for _, c := range copies {
+		if c.multus {
+			generated = append(generated, policy.Shown(c.File))
+		} else {
+			written = append(written, policy.Shown(c.File))
+		}
+	}
+	var all []string
+	if len(generated) > 0 {
+		all = append(all, strings.Join(generated, ", ")+" names it: restart Multus on the node, so that it generates the file anew "+
+			"(if it is not Multus that wrote the file, remove the plugin entry)")
+	}
+	if len(written) > 0 {
+		all = append(all, strings.Join(written, ", ")+" names it: remove the plugin entry, or restart the program that generates the file")
+	}
+	return strings.Join(all, "; ")
+}
+
+func attachedText(attached []Attachment) string {
 	const most = 3
 	var some []string
-	for _, a := range e.Attached[:min(len(e.Attached), most)] {
+	for _, a := range attached[:min(len(attached), most)] {
 		some = append(some, fmt.Sprintf("container %s in %s", policy.Shown(a.ContainerID), policy.Shown(a.File)))
 	}
-	if more := len(e.Attached) - len(some); more > 0 {
+	if more := len(attached) - len(some); more > 0 {
 		some = append(some, fmt.Sprintf("%d more", more))
 	}
-	return fmt.Sprintf("the plugin stays, and with it rules and state: runtimes will call it for containers that they made with it (%s); "+
-		"drain the node or wait with --wait, or, where the runtime ends containers by the conflist as it is then, as containerd does, use --no-wait",
-		strings.Join(some, ", "))
+	noWait := "where the runtime ends containers by the conflist as it is then, as containerd does, use --no-wait"
+	if slices.ContainsFunc(attached, Attachment.isMultus) {
+		noWait = "as Multus ends containers by the conflist as it was when they started, let that fail once for each with --no-wait"
+	}
+	return fmt.Sprintf("runtimes will call it for containers that they made with it (%s); drain the node or wait with --wait, or, %s",
+		strings.Join(some, ", "), noWait)
 }
 
 // Step does what can be done now: it takes our entry out of the conflists, looks
@@ -77,14 +128,30 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 		case <-time.After(u.Settle):
 		}
 	}
+	here := slices.ContainsFunc(u.Bins, func(dir string) bool { return exists("", filepath.Join(dir, config.PluginType)) })
+	done.Copies, err = copies(append(slices.Clone(u.Confs), filepath.Join(u.Root, multusDir)))
+	if err != nil {
+		return done, fmt.Errorf("the plugin stays, as nobody knows whether pods need it: %w", err)
+	}
+	var stays AttachedError
+	if !here {
+		stays.Missing = u.Bins
+	}
+	for _, c := range done.Copies {
+		if c.Loaded {
+			stays.Copies = append(stays.Copies, c)
+		}
+	}
 	done.Attached, err = Attached(u.Root)
-	if !u.NoWait {
+	done.Missing = !here && len(done.Attached) > 0
+	if here && !u.NoWait { // or there is nothing that could stay for their end
 		if err != nil {
 			return done, fmt.Errorf("the plugin stays, as nobody knows whether runtimes will call it: %w; or use --no-wait", err)
 		}
-		if len(done.Attached) > 0 {
-			return done, &AttachedError{done.Attached}
-		}
+		stays.Attached = done.Attached
+	}
+	if len(stays.Copies)+len(stays.Attached) > 0 {
+		return done, &stays
 	}
 	// Somebody may have put an entry back meanwhile.
 	if err := u.withdraw(&done); err != nil {
@@ -110,16 +177,20 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 // left beside them.
 func (u Uninstall) withdraw(done *Uninstalled) error {
 	var errs []error
+	var keep []string
 	for _, dir := range u.Confs {
-		if err := u.withdrawFrom(dir, done); err != nil {
+		keep = append(keep, conflist.MultusFiles(dir)...)
+	}
+	for _, dir := range u.Confs {
+		if err := u.withdrawFrom(dir, keep, done); err != nil {
 			errs = append(errs, fmt.Errorf("take the entry out of the conflists in %s: %w; the plugin, rules and state stay until then", policy.Shown(dir), err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (u Uninstall) withdrawFrom(dir string, done *Uninstalled) error {
-	place := conflist.Place{Dir: dir, Backups: u.Backups}
+func (u Uninstall) withdrawFrom(dir string, keep []string, done *Uninstalled) error {
+	place := conflist.Place{Dir: dir, Backups: u.Backups, Keep: keep}
 	changes, err := place.Withdraw()
 	done.Conflists = append(done.Conflists, changes...)
 	if reason := err; err != nil && u.Backups != "" {

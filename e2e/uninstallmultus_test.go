@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// besideMultus is a node on which Multus has a copy of the conflist with the plugin
+// entry.
+func besideMultus(t *testing.T, follows bool) (*bare, *multus) {
+	t.Helper()
+	b := newBare(t, forms()[0])
+	b.masterOf(t, "0.3.1")
+	b.before = contents(t, b.list)
+	m := &multus{dir: b.cni.ConfDir, follows: follows}
+	m.start(t)
+	stdout, stderr, code := b.reconciler(t, b.where("install", "--plugin", b.plugin(t))...)
+	file, _ := m.file(t)
+	if code != 0 || !strings.Contains(stdout, b.list) || !strings.Contains(stderr, file) || !strings.Contains(stderr, "restart Multus") {
+		t.Fatalf("install: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	m.exit(t)
+	m.start(t)
+	m.sound(t)
+	return b, m
+}
+
+// TestUninstallBesideMultus: the binary stays while Multus's file names it, and goes
+// once Multus has generated it anew.
+func TestUninstallBesideMultus(t *testing.T) {
+	for _, args := range [][]string{nil, {"--no-wait"}} {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			b, m := besideMultus(t, false)
+			file, _ := m.file(t)
+			for range 2 {
+				stdout, stderr, code := b.reconciler(t, b.where("uninstall", args...)...)
+				if code != 1 || !strings.Contains(stderr, file) || !strings.Contains(stderr, "restart Multus") {
+					t.Fatalf("uninstall: exit code %d\n%s%s", code, stdout, stderr)
+				}
+				if _, err := os.Stat(b.binary()); err != nil {
+					t.Fatalf("pods cannot start: %v", err)
+				}
+				if have := contents(t, b.list); !bytes.Equal(have, b.before) {
+					t.Errorf("the master is\n%s", have)
+				}
+			}
+			m.start(t)
+			b.uninstall(t, args...)
+			if have := names(t, b.bin); len(have) != 0 {
+				t.Errorf("left over: %q", have)
+			}
+		})
+	}
+}
+
+// TestUninstallBesideMultusWithCleanupOnExit: Multus follows within a second.
+func TestUninstallBesideMultusWithCleanupOnExit(t *testing.T) {
+	b, m := besideMultus(t, true)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for b.has(t, mainFile) {
+			select {
+			case <-t.Context().Done():
+				return
+			default:
+			}
+		}
+		m.second(t)
+	}()
+	b.uninstall(t)
+	<-done
+	if have := names(t, b.bin); len(have) != 0 {
+		t.Errorf("left over: %q", have)
+	}
+}
+
+// TestUninstallUnderMultusCaches: Multus ends a pod by the copy of the conflist that it
+// made when the pod started, whatever the runtime does. Once the plugin is gone, nobody
+// says that it stays.
+func TestUninstallUnderMultusCaches(t *testing.T) {
+	b := newBare(t, forms()[0])
+	b.install(t, b.plugin(t))
+	const id, cache = "7b0f", "/var/lib/cni/multus"
+	task := filepath.Join("/run/containerd/io.containerd.runtime.v2.task/k8s.io", id)
+	file := filepath.Join(cache, id)
+	delegate := contents(t, b.list)
+	for range 40 { // as nested as it ever was
+		delegate = text(t, object{"name": "multus-cni-network", "plugins": []any{object{"type": "multus", "delegates": []any{json.RawMessage(delegate)}}}})
+	}
+	must(t, firstOf(os.MkdirAll(task, 0o711), os.MkdirAll(cache, 0o755),
+		os.WriteFile(file, text(t, []any{object{"Conf": object{"type": ""}, "Bytes": delegate}}), 0o600)))
+	t.Cleanup(func() { must(t, errors.Join(os.RemoveAll(cache), os.RemoveAll("/run/containerd"))) })
+	stdout, stderr, code := b.reconciler(t, b.where("uninstall")...)
+	if code != 1 || !strings.Contains(stderr, "the plugin stays") || !strings.Contains(stderr, file) || !strings.Contains(stderr, "Multus") {
+		t.Fatalf("uninstall under Multus: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	if _, err := os.Stat(b.binary()); err != nil {
+		t.Fatal(err)
+	}
+	stdout, stderr, code = b.reconciler(t, b.where("uninstall", "--no-wait")...)
+	if have := names(t, b.bin); code != 0 || len(have) != 0 {
+		t.Fatalf("uninstall --no-wait: exit code %d, %q\n%s%s", code, have, stdout, stderr)
+	}
+	stdout, stderr, code = b.reconciler(t, b.where("uninstall")...)
+	if code != 0 || strings.Contains(stdout+stderr, "plugin stays") || !strings.Contains(stderr, file) {
+		t.Errorf("uninstall once more: exit code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+// TestUninstallLooksIntoEveryFile: whatever names the plugin where runtimes read it
+// keeps the binary, and what nobody reads does not.
+func TestUninstallLooksIntoEveryFile(t *testing.T) {
+	const multusDir = "/etc/cni/multus/net.d"
+	b := newBare(t, forms()[0])
+	b.install(t, b.plugin(t))
+	named := text(t, object{"cniVersion": "1.0.0", "name": "x", "plugins": []any{object{"type": "bridge"}, object{"type": "ip-masq"}}})
+	for path, stays := range map[string]bool{
+		filepath.Join(b.cni.ConfDir, "20-danm.conf"):                  true,
+		filepath.Join(b.cni.ConfDir, "chain", "30.conf"):              true,
+		filepath.Join(multusDir, "storage.conf"):                      true,
+		filepath.Join(b.cni.ConfDir, "10-podnet.conflist.cilium_bak"): false,
+	} {
+		doc := text(t, object{"cniVersion": "1.0.0", "name": "x", "type": "danm", "delegate": object{"inner": json.RawMessage(named)}})
+		must(t, firstOf(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, doc, 0o644)))
+		stdout, stderr, code := b.reconciler(t, b.where("uninstall", "--keep-rules")...)
+		_, err := os.Stat(b.binary())
+		if stayed := err == nil; stayed != stays || (code == 1) != stays || !strings.Contains(stderr, path) {
+			t.Errorf("%s: exit code %d, the plugin stays: %t\n%s%s", path, code, stayed, stdout, stderr)
+		}
+		must(t, os.Remove(path))
+		if !stays {
+			b.install(t, b.plugin(t))
+		}
+	}
+	must(t, os.RemoveAll("/etc/cni/multus"))
+	b.uninstall(t)
+	if have := names(t, b.bin); !slices.Equal(have, nil) {
+		t.Errorf("left over: %q", have)
+	}
+}

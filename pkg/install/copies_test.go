@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"context"
+	"encoding/base64"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// inMultus is what a delegate becomes in so many configurations of Multus.
+func inMultus(delegate string, depth int) string {
+	return strings.Repeat(`{"name": "m", "type": "multus", "delegates": [`, depth) + delegate + strings.Repeat(`]}`, depth)
+}
+
+func inBase64(text string, layers int) string {
+	for range layers {
+		text = `{"Bytes": "` + base64.StdEncoding.EncodeToString([]byte(text)) + `"}`
+	}
+	return text
+}
+
+// TestCopies has what names the plugin, and what does not or cannot be read by any
+// runtime. Hostile files cost little.
+func TestCopies(t *testing.T) {
+	with, without := conf("bridge", "ip-masq"), conf("bridge")
+	root := node(t, map[string]string{
+		"/c/00-multus.conf": inMultus(with, 1), "/c/01-list.conflist": `{"name": "m", "plugins": [` + inMultus(with, 69) + `]}`,
+		"/c/02-deep.conf": inMultus(with, 1600), "/c/03-base64.json": inBase64(with, 4),
+		"/c/10-x.conflist.cilium_bak": with, "/c/chain/1.conf": `{"type": "ip-masq"}`, "/c/a/b/c/d/1.conf": with,
+		"/c/20-y.conflist": without, "/c/21-value.conf": `{"type": "bridge", "name": "ip-masq"}`, "/c/text": "ip-masq", "/c/half.conf": with[:len(with)-9],
+		"/c/too-deep.conf": inMultus(with, 20000), "/c/layers.conf": inBase64(with, 5), "/c/a/b/c/d/e/1.conf": with,
+		"/etc/cni/multus/net.d/storage.conf": with,
+	})
+	dir := filepath.Join(root, "c")
+	fifo(t, filepath.Join(dir, "fifo.conf"))
+	for to, link := range map[string]string{"/nowhere": "nowhere.conf", dir: "loop", filepath.Join(dir, "20-y.conflist"): "y.conflist"} {
+		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := time.Now()
+	have, err := copies([]string{dir, filepath.Join(root, multusDir), filepath.Join(root, "none")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := func(name string) string { return filepath.Join(dir, name) }
+	want := []Copy{
+		{in("00-multus.conf"), true, true}, {in("01-list.conflist"), true, true}, {in("02-deep.conf"), true, true}, {in("03-base64.json"), true, false},
+		{in("10-x.conflist.cilium_bak"), false, false}, {in("a/b/c/d/1.conf"), true, false}, {in("chain/1.conf"), true, false},
+		{filepath.Join(root, multusDir, "storage.conf"), true, false},
+	}
+	if d := cmp.Diff(want, have, cmp.AllowUnexported(Copy{}), cmpopts.SortSlices(func(a, b Copy) bool { return a.File < b.File })); d != "" {
+		t.Error(d)
+	}
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+
+	// What cannot be read whole may name the plugin.
+	write(t, in("large.conf"), `{"x": "`+strings.Repeat("x", 9<<20)+`"}`, 0o644)
+	if _, err := copies([]string{dir}); err == nil || !strings.Contains(err.Error(), "large.conf") {
+		t.Error(err)
+	}
+}
+
+// TestUninstallOfAMissingPlugin: nobody says of a plugin that is gone that it stays.
+func TestUninstallOfAMissingPlugin(t *testing.T) {
+	u, binary, _, states := life(t)
+	gone(t, binary)
+	u.State = func(context.Context) error { *states++; return nil }
+	cache, copied := filepath.Join(u.Root, results, "podnet-a-eth0"), filepath.Join(u.Confs[0], "00-multus.conf")
+	write(t, cache, cached(t, "a", "/run/netns/a", conf("bridge", "ip-masq")), 0o600)
+	write(t, copied, inMultus(conf("bridge", "ip-masq"), 1), 0o600)
+	_, err := u.Step(t.Context())
+	for _, s := range []string{copied, "restart Multus", "not in " + u.Bins[0]} {
+		if err == nil || !strings.Contains(err.Error(), s) || strings.Contains(err.Error(), "plugin stays") {
+			t.Errorf("does not say %q: %v", s, err)
+		}
+	}
+	write(t, copied, inMultus(conf("bridge"), 1), 0o600)
+	done, err := u.Step(t.Context())
+	if err != nil || !done.Missing || len(done.Attached) != 1 || *states != 1 {
+		t.Errorf("%+v, %d, %v", done, *states, err)
+	}
+}
