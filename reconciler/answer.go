@@ -84,6 +84,11 @@ func elsewhereIn(r *reconcile.Report) []string {
 		for _, at := range r.View.Elsewhere {
 			out = append(out, fmt.Sprintf("%s (%s)", at.Chain, at.Choice))
 		}
+		if r.View.Replaces {
+			for _, o := range r.View.Others {
+				out = append(out, fmt.Sprintf("%s (%s, %s)", o.Name, o.Family, o.Choice))
+			}
+		}
 	}
 	return out
 }

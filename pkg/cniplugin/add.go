@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -24,6 +25,9 @@ func (p *Plugin) add(ctx context.Context, args *skel.CmdArgs) error {
 		if _, err := n.admit(); err != nil {
 			return err
 		}
+		if err := n.firstWrite(ctx); err != nil {
+			return err
+		}
 	}
 	result, err := passThrough(args.StdinData, n.version)
 	if err != nil {
@@ -37,6 +41,15 @@ func (p *Plugin) add(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	_, err = p.Stdout.Write(result)
 	return err
+}
+
+// firstWrite is mayWrite for an ADD that is bound to write, as its network has no
+// document: not even the attachment is to be left in a dataDir that is not the node's.
+func (n *node) firstWrite(ctx context.Context) error {
+	if _, err := os.Lstat(n.Dir.DocumentPath(n.source())); !errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return n.mayWrite(ctx)
 }
 
 // makeSure makes the entry the network's document and the rules follow it. It
@@ -62,6 +75,9 @@ func (n *node) makeSure(ctx context.Context) error {
 			short.end()
 			return nil
 		}
+	}
+	if err := n.mayWrite(ctx); err != nil {
+		return err
 	}
 	lock, err := n.lock(ctx, n.Dir.Lock)
 	if err != nil {

@@ -48,7 +48,10 @@ type node struct {
 	enforce.Enforcer
 	judge    func() (config.Entry, error) // the configuration, once
 	entry    func() string                // its fingerprint with the program's, once
-	version  string                       // of the protocol, that the runtime speaks
+	disk     *conflists
+	asked    bool   // whether the dataDir is the node's
+	refusal  error  // why not
+	version  string // of the protocol, that the runtime speaks
 	guard    config.PluginFile
 	guardErr error
 	network  string
@@ -62,7 +65,7 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	if guard.Present {
 		id.DataDir = guard.DataDir
 	}
-	return &node{
+	n := &node{
 		plugin:   p,
 		judge:    sync.OnceValues(conf.Entry),
 		entry:    sync.OnceValue(func() string { return store.Fingerprint(append(conf.Telling(), p.Program)...) }),
@@ -70,8 +73,20 @@ func (p *Plugin) node(conf config.Netconf) *node {
 		guard:    guard,
 		guardErr: err,
 		network:  id.Network,
+		disk:     &conflists{dir: guard.CNIConfDir, warn: p.warn},
 		Enforcer: enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn},
 	}
+	n.Node.Stated = func() (string, string) { return config.NodeDataDir(guard, n.disk.load) }
+	return n
+}
+
+// mayWrite tells why nothing may be written from the dataDir, if so: it is not the
+// node's. A verb that finds all rules right does not ask.
+func (n *node) mayWrite(ctx context.Context) error {
+	if !n.asked {
+		n.asked, n.refusal = true, n.Admit(ctx)
+	}
+	return n.refusal
 }
 
 // admit judges the configuration, and holds it against the administrators' guard.

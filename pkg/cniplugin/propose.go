@@ -15,7 +15,7 @@ import (
 // propose puts the network's statement among the documents.
 func (n *node) propose(s store.State, own policy.Contribution) (*enforce.Proposal, error) {
 	p := enforce.NewProposal(s.Contributions)
-	return p, p.Add(own, &conflists{dir: n.guard.CNIConfDir, warn: n.Warn}, n.Warn)
+	return p, p.Add(own, n.disk, n.Warn)
 }
 
 // conflists is the conf directory of the runtimes, read when first asked for:
@@ -26,7 +26,7 @@ type conflists struct {
 	read *config.ConfDir
 }
 
-func (c *conflists) load() *config.ConfDir {
+func (c *conflists) load() config.ConfDir {
 	if c.read == nil {
 		dir, err := config.ReadConfDir(c.dir)
 		if !errors.Is(err, os.ErrNotExist) {
@@ -34,7 +34,7 @@ func (c *conflists) load() *config.ConfDir {
 		}
 		c.read = &dir
 	}
-	return c.read
+	return *c.read
 }
 
 // Names implements enforce.Conflists.

@@ -41,6 +41,9 @@ func (n *node) repair(ctx context.Context) error {
 	if state == nil || n.Look(ctx, state.Contributions, state.Record).Right() {
 		return nil
 	}
+	if err := n.mayWrite(ctx); err != nil {
+		return err
+	}
 	lock, err := n.lock(ctx, n.Dir.Lock)
 	if err != nil {
 		return err
@@ -182,6 +185,11 @@ func (n *node) wouldFail(ctx context.Context, entry config.Entry) error {
 	v, chain, err := n.foresee(ctx, state, own)
 	if v == nil {
 		return err
+	}
+	if !n.settled(state, own) || !v.Right() {
+		if err := n.mayWrite(ctx); err != nil {
+			return err
+		}
 	}
 	var drift *enforce.DriftError
 	if err := n.tolerable(v, chain); !errors.As(err, &drift) {

@@ -286,3 +286,27 @@ func readPluginFolder(dir string) ([]plugin, error) {
 // isListFile tells by a file's name, as runtimes do, that it has to hold a list
 // and not a single plugin's configuration.
 func isListFile(path string) bool { return filepath.Ext(path) == ".conflist" }
+
+// NodeDataDir returns the dataDir that the files of a node state for every network,
+// and which file or directory that is: plugin.toml's data_dir, else the dataDir of
+// all plugin entries in the conflists. It is "" where no file states one or where
+// entries differ. Entries that the plugin refuses do not count. The conflists are
+// read only where there is no plugin.toml.
+func NodeDataDir(guard PluginFile, read func() ConfDir) (dataDir, origin string) {
+	if guard.Present {
+		return guard.DataDir, guard.Path
+	}
+	confs := read()
+	for _, list := range confs.Conflists {
+		for _, e := range list.Entries {
+			switch {
+			case e.Err != nil || e.Entry.DataDir == dataDir:
+			case dataDir != "":
+				return "", ""
+			default:
+				dataDir = e.Entry.DataDir
+			}
+		}
+	}
+	return dataDir, confs.Dir
+}

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -301,5 +302,49 @@ func TestKeysThatDifferInCaseAlone(t *testing.T) {
 	c := read(t, dir)
 	if c.Names("list") || !c.Names("alone") {
 		t.Errorf("list: %t, alone: %t", c.Names("list"), c.Names("alone"))
+	}
+}
+
+func TestNodeDataDir(t *testing.T) {
+	list := func(network string, dataDirs ...string) string {
+		plugins := []any{map[string]any{"type": "ptp"}}
+		for _, d := range dataDirs {
+			p := map[string]any{"type": "ip-masq", "dataDir": d}
+			if d == "" {
+				delete(p, "dataDir")
+			}
+			plugins = append(plugins, p)
+		}
+		text, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": network, "plugins": plugins})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	for name, tc := range map[string]struct {
+		files map[string]string
+		want  string
+	}{
+		"no conflist":           {nil, ""},
+		"no entry":              {map[string]string{"10-a.conflist": list("a")}, ""},
+		"the default":           {map[string]string{"10-a.conflist": list("a", "")}, DefaultDataDir},
+		"all agree":             {map[string]string{"10-a.conflist": list("a", "/x"), "20-b.conflist": list("b"), "30-c.conflist": list("c", "/x", "/x")}, "/x"},
+		"they differ":           {map[string]string{"10-a.conflist": list("a", "/x"), "20-b.conflist": list("b", "")}, ""},
+		"within one":            {map[string]string{"10-a.conflist": list("a", "/x", "/y")}, ""},
+		"a refused entry":       {map[string]string{"10-a.conflist": list("a", "relative"), "20-b.conflist": list("b", "/x")}, "/x"},
+		"a file that is broken": {map[string]string{"10-a.conflist": "{", "20-b.conflist": list("b", "/x")}, "/x"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := confDir(t, tc.files)
+			got, origin := NodeDataDir(PluginFile{}, func() ConfDir { return read(t, dir) })
+			if got != tc.want || got != "" && origin != dir {
+				t.Errorf("%q by %s, want %q", got, origin, tc.want)
+			}
+		})
+	}
+	guard := PluginFile{Present: true, Path: "/etc/ip-masq/plugin.toml", DataDir: "/guarded"}
+	got, origin := NodeDataDir(guard, func() ConfDir { t.Error("the conflists were read"); return ConfDir{} })
+	if got != guard.DataDir || origin != guard.Path {
+		t.Errorf("%q by %s", got, origin)
 	}
 }

@@ -61,7 +61,7 @@ type check func(*examination) ([]Finding, error)
 func checks() []check {
 	return []check{
 		foreignRules,
-		leftoverChains,
+		leftoverChains, chainsOfOtherDataDirs,
 		overlappingChains, policyConflicts, failedChains, slowLists,
 		mainPluginMasquerade, duplicateEntries, refusedEntries, brokenConflists, conflistWithoutUs,
 		entryPositions, otherDataDirs, missingPlugin,

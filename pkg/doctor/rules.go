@@ -156,3 +156,20 @@ func leftoverChains(e *examination) ([]Finding, error) {
 	}
 	return one(f), errors.Join(errs...)
 }
+
+// chainsOfOtherDataDirs looks for chains of another dataDir, in every form and under every
+// name.
+func chainsOfOtherDataDirs(e *examination) ([]Finding, error) {
+	f := Finding{ID: "other-data-dir", Severity: Problem,
+		Summary: "Chains of another dataDir stand on this node: they masquerade what the policy exempts.",
+		Remedy: "Use one dataDir in all plugin entries and in reconciler.toml, and state it as data_dir in /etc/ip-masq/plugin.toml: " +
+			"the next ADD, or ip-masq-reconciler once, removes the chains of the other."}
+	owned, err := e.Drivers.Owned(e.ctx)
+	for _, c := range owned {
+		if e.DataDir != "" && c.Owner.Differs(policy.OwnedBy(e.DataDir)) {
+			f.Detail = append(f.Detail, fmt.Sprintf("chain %s (%s) in %s belongs to %s and not to %s",
+				c.Name, c.Family, c.Choice, policy.Quote(c.Owner.DataDir), policy.Quote(e.DataDir)))
+		}
+	}
+	return one(f), err
+}

@@ -38,7 +38,7 @@ func fifo(t *testing.T, path string) {
 // driver nothing may be asked.
 type elsewhere struct{ netfilter.Driver }
 
-func (elsewhere) Claimed(context.Context, policy.Owner) ([]string, error) { return nil, nil }
+func (elsewhere) Owned(context.Context) ([]netfilter.OwnedChain, error) { return nil, nil }
 
 func (elsewhere) Uses(context.Context, string) ([]netfilter.Choice, error) {
 	return []netfilter.Choice{{Backend: policy.NFTables}}, nil

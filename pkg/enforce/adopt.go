@@ -31,7 +31,7 @@ func (e *Enforcer) Adopt(ctx context.Context, lock *store.Lock, s store.State, p
 	}
 	defer func() { e.warn(discard(staged)) }()
 	was := e.Look(ctx, p.Contributions, s.Record)
-	v := e.EnsureFrom(ctx, was, p.Contributions, s.Record, lock)
+	v := e.ensure(ctx, was, p.Contributions, p.Changed, s.Record, lock)
 	if err := vouch(v); err != nil {
 		if len(staged) > 0 {
 			e.undo(ctx, was, s.Record, lock)

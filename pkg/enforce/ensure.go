@@ -30,10 +30,15 @@ func (e *Enforcer) Ensure(ctx context.Context, contributions []policy.Contributi
 // EnsureFrom is Ensure for who has looked already, with the lock held and at
 // the same contributions and record.
 func (e *Enforcer) EnsureFrom(ctx context.Context, before *View, contributions []policy.Contribution, rec store.Record, lock *store.Lock) *View {
+	return e.ensure(ctx, before, contributions, nil, rec, lock)
+}
+
+// ensure is EnsureFrom where the policies of some chains have changed.
+func (e *Enforcer) ensure(ctx context.Context, before *View, contributions, changed []policy.Contribution, rec store.Record, lock *store.Lock) *View {
 	if before.Right() {
 		return before
 	}
-	after, owned, err := e.write(ctx, contributions, e.ofThisBoot(rec), before, lock)
+	after, owned, err := e.write(ctx, contributions, changed, e.ofThisBoot(rec), before, lock)
 	if err != nil {
 		for _, p := range before.Policies {
 			before.fail(p.Chain, fmt.Errorf("record what is to be owned: %w", err))
@@ -49,13 +54,14 @@ func (e *Enforcer) EnsureFrom(ctx context.Context, before *View, contributions [
 
 // write records, applies and looks again. What cannot work on this host at all
 // is chosen anew, once, where nobody insists on it.
-func (e *Enforcer) write(ctx context.Context, contributions []policy.Contribution, rec store.Record, before *View, lock *store.Lock) (*View, store.Record, error) {
+func (e *Enforcer) write(ctx context.Context, contributions, changed []policy.Contribution, rec store.Record, before *View, lock *store.Lock) (*View, store.Record, error) {
 	owned := record(rec, before)
 	e.noteSites(ctx, &owned, before)
 	if err := lock.PutRecord(owned); err != nil {
 		return nil, owned, err
 	}
-	failed := e.apply(ctx, before, lock)
+	failed := e.unable(ctx, before, changed)
+	maps.Copy(failed, e.apply(ctx, before, failed, lock))
 	if free := e.freeToChoose(before, failed); len(free) > 0 {
 		again := e.chooseAgain(ctx, contributions, rec, before, free)
 		next := record(store.Record{Boot: rec.Boot, Made: owned.Made}, again)
@@ -70,14 +76,15 @@ func (e *Enforcer) write(ctx context.Context, contributions []policy.Contributio
 				delete(failed, chain)
 			}
 		}
-		maps.Copy(failed, e.apply(ctx, again, lock))
+		maps.Copy(failed, e.unable(ctx, again, changed))
+		maps.Copy(failed, e.apply(ctx, again, failed, lock))
 	}
 	after := e.Look(ctx, contributions, owned)
 	if len(after.Diff()) > 0 { // a reading can be torn by a writer beside us
 		after = e.Look(ctx, contributions, owned)
 	}
 	if len(after.Diff()) > 0 && len(failed) == 0 { // or somebody has changed them since
-		failed = e.apply(ctx, after, lock)
+		failed = e.apply(ctx, after, nil, lock)
 		after = e.Look(ctx, contributions, owned)
 	}
 	for chain, err := range failed {
@@ -135,17 +142,48 @@ func missingFrom(rec, from store.Record) []store.OwnedChain {
 	return out
 }
 
-// apply writes each group that differs. A chain whose group cannot be written
-// is left out of none: what failed is told by chain.
-func (e *Enforcer) apply(ctx context.Context, v *View, lock *store.Lock) map[string]error {
-	failed := map[string]error{}
+// unable tells, by chain, why rules cannot be written, before any are. It is about
+// chains that are new or whose policy has changed: IPv4 rules without the IPv6 rules
+// would be rolled back. Where rules are only to be repaired, each family that can be
+// is better than none.
+func (e *Enforcer) unable(ctx context.Context, v *View, changed []policy.Contribution) map[string]error {
+	unable := map[string]error{}
 	for _, g := range v.Groups {
 		if len(g.Diff) == 0 {
 			continue
 		}
+		for _, c := range g.Desired.Chains {
+			isChanged := slices.ContainsFunc(changed, func(x policy.Contribution) bool { return x.Statement.Chain == c.Name })
+			if g.Recorded && !isChanged {
+				continue
+			}
+			if err := e.able(ctx, g.Choice, []policy.Family{c.Family}); err != nil {
+				unable[c.Name] = unwritten(c.Name, g.Choice, err)
+			}
+		}
+	}
+	return unable
+}
+
+func unwritten(chain string, in netfilter.Choice, err error) error {
+	return fmt.Errorf("write the rules of chain %s in %s: %w", chain, in, err)
+}
+
+// apply writes each group that differs, without the chains that cannot be written.
+// Errors are reported per chain.
+func (e *Enforcer) apply(ctx context.Context, v *View, unable map[string]error, lock *store.Lock) map[string]error {
+	failed := map[string]error{}
+	for _, g := range v.Groups {
+		desired := withoutChains(withoutChains(g.Desired, v.Failed), unable)
+		if len(g.Diff) == 0 || len(desired.Chains) == 0 {
+			continue
+		}
 		b, err := e.Drivers.Open(g.Choice)
+		if err == nil && b.Exclusive() {
+			err = g.leftOut(v.Failed, unable) // Apply would remove it
+		}
 		if err == nil {
-			err = b.Apply(ctx, withoutChains(g.Desired, v.Failed), lock.File())
+			err = b.Apply(ctx, desired, lock.File())
 		}
 		if errors.Is(err, fs.ErrPermission) {
 			if why := e.able(ctx, g.Choice, policy.Families()); why != nil {
@@ -154,7 +192,13 @@ func (e *Enforcer) apply(ctx context.Context, v *View, lock *store.Lock) map[str
 		}
 		if err != nil {
 			for _, chain := range g.chains() {
-				failed[chain] = fmt.Errorf("write the rules of chain %s in %s: %w", chain, g.Choice, err)
+				failed[chain] = unwritten(chain, g.Choice, err)
+			}
+			continue
+		}
+		for _, c := range g.Observed.Chains {
+			if c.Owner.Differs(e.owner()) {
+				e.replaced(netfilter.ChainRef{Family: c.Family, Name: c.Name}, g.Choice, c.Owner)
 			}
 		}
 	}
@@ -192,11 +236,36 @@ func (e *Enforcer) clear(ctx context.Context, v *View, owned *store.Record, lock
 			}
 		}
 	}
+	e.replaceOthers(ctx, v, lock)
 	v.Stale = nil
 	if e.Thorough {
 		v.Elsewhere = e.elsewhere(ctx, v)
 	}
 	e.warn(e.vacate(ctx, owned))
+}
+
+// replaceOthers removes the chains of other dataDirs, once all rules of the node's
+// stand.
+func (e *Enforcer) replaceOthers(ctx context.Context, v *View, lock *store.Lock) {
+	if len(v.Policies) == 0 || len(v.Failed) > 0 || len(v.Diff()) > 0 || !e.replaces() {
+		return
+	}
+	owned, err := e.Drivers.Owned(ctx)
+	e.warn(err)
+	v.Others = nil
+	for _, c := range e.others(owned) {
+		if err := e.remove(ctx, c.Choice, c.ChainRef, lock); err != nil {
+			e.warn(err)
+			v.Others = append(v.Others, c)
+			continue
+		}
+		e.replaced(c.ChainRef, c.Choice, c.Owner)
+	}
+}
+
+func (e *Enforcer) replaced(c netfilter.ChainRef, in netfilter.Choice, owner policy.Owner) {
+	e.warn(fmt.Errorf("removed the rules of chain %s (%s) in %s that belonged to dataDir %s: this node has dataDir %s",
+		c.Name, c.Family, in, policy.Quote(owner.DataDir), policy.Quote(e.Dir.Path())))
 }
 
 // stuck marks what could not be removed, so that not every ADD tries again.
@@ -218,13 +287,12 @@ func (e *Enforcer) supersede(ctx context.Context, c netfilter.Choice, chain stri
 		return fmt.Errorf("read chain %s in %s: %w", chain, c, err)
 	}
 	var errs []error
-	us := policy.OwnedBy(e.Dir.Path())
 	for i := range observed.Chains {
 		old := &observed.Chains[i]
-		if old.Name != chain {
+		if old.Name != chain || old.Owner.Differs(e.owner()) && e.replaces() { // for replaceOthers
 			continue
 		}
-		err := judge(old, us, false)
+		err := e.judge(old, c, false)
 		if err == nil {
 			err = e.remove(ctx, c, netfilter.ChainRef{Family: old.Family, Name: chain}, lock)
 		} else {

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// ErrOtherOwner is wrapped by errors about a chain whose comment names another
-// dataDir than ours. It is never drift: repairing it would start a war.
-var ErrOtherOwner = errors.New("chain is kept from another dataDir")
+// ErrOtherOwner is wrapped by errors about a dataDir that is not the node's, or a
+// chain whose comment names another one. Such a chain is no drift: with two
+// dataDirs each would undo what the other did.
+var ErrOtherOwner = errors.New("this node has another dataDir")
 
 // ErrNewer is wrapped by errors about documents or rules that a newer version
 // of this program wrote. They are left as they are.
@@ -27,10 +29,10 @@ func (e *DriftError) Error() string {
 	return "rules differ from what is desired:\n" + e.Diff.Summary(most)
 }
 
-func otherOwner(c *policy.Chain, us policy.Owner) error {
-	return fmt.Errorf("chain %s (%s): %w: it is kept from %s and not from %s; a node has one dataDir: "+
-		"use that one everywhere, or run ip-masq-reconciler cleanup with the other first",
-		c.Name, c.Family, ErrOtherOwner, policy.Quote(c.Owner.DataDir), policy.Quote(us.DataDir))
+func otherOwner(c netfilter.ChainRef, in netfilter.Choice, owner, us policy.Owner) error {
+	return fmt.Errorf("chain %s (%s) in %s: %w: the chain belongs to %s and not to %s; a node has one dataDir: "+
+		"use that one everywhere, or run ip-masq-reconciler cleanup with --data-dir %s first",
+		c.Name, c.Family, in, ErrOtherOwner, policy.Quote(owner.DataDir), policy.Quote(us.DataDir), policy.Quote(owner.DataDir))
 }
 
 func newerRules(c *policy.Chain) error {

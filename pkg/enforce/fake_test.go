@@ -23,7 +23,7 @@ type kernel struct {
 	lie      int                                         // so many coming observations miss a rule
 	sites    map[netfilter.Choice]map[policy.Family]bool // tables that stand; only iptables (nft) shows that they do not
 	noVacate map[netfilter.Choice]error
-	unable   map[netfilter.Choice]error
+	unable   map[policy.Family]error // to write, as Able tells before
 	applied  int
 	removed  int
 }
@@ -85,16 +85,16 @@ func (d *fakeDriver) Render(policy.Ruleset, ...policy.Family) ([]byte, error) {
 	return nil, fmt.Errorf("render %s: nothing here asks for that", d.backend)
 }
 
-func (d *fakeDriver) Claimed(_ context.Context, us policy.Owner) ([]string, error) {
-	var names []string
+func (d *fakeDriver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
+	var owned []netfilter.OwnedChain
 	for _, c := range d.forms {
-		for _, chain := range d.k.chains[c] {
-			if chain.Owner == us {
-				names = append(names, chain.Name)
+		for ref, chain := range d.k.chains[c] {
+			if chain.Owner != (policy.Owner{}) {
+				owned = append(owned, netfilter.OwnedChain{ChainRef: ref, Choice: c, Owner: chain.Owner})
 			}
 		}
 	}
-	return names, nil
+	return owned, nil
 }
 
 func (d *fakeDriver) Uses(_ context.Context, chain string) ([]netfilter.Choice, error) {
@@ -189,7 +189,7 @@ func (b *fakeBackend) Remove(_ context.Context, refs []netfilter.ChainRef, held 
 	return nil
 }
 
-func (b *fakeBackend) Able(context.Context, policy.Family) error { return b.k.unable[b.c] }
+func (b *fakeBackend) Able(_ context.Context, f policy.Family) error { return b.k.unable[f] }
 
 func (b *fakeBackend) Lacks(_ context.Context, f policy.Family) (netfilter.Site, error) {
 	if sites := b.k.sites[b.c]; sites != nil && !sites[f] {

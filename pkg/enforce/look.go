@@ -24,8 +24,11 @@ type Enforcer struct {
 	// has no preference. What the record has of such a chain in another is moved
 	// there, once: who has no preference follows the record.
 	Prefer policy.Backend
+	// Node says which dataDir is the node's. It is not asked while the rules are right.
+	Node NodeDataDir
 	// Thorough also looks for chains of our names in forms other than ours, which
-	// an agent may have made since. It costs a question for each form.
+	// an agent may have made since, and for chains of other dataDirs. It costs a
+	// question for each form.
 	Thorough bool
 	// Follow keeps to what was chosen in this boot, although it cannot be written
 	// here: somebody else chose it, who can. To choose again would leave what
@@ -54,6 +57,7 @@ func (e *Enforcer) Look(ctx context.Context, contributions []policy.Contribution
 	v.Stale = stale(rec, v)
 	if e.Thorough {
 		v.Elsewhere = e.elsewhere(ctx, v)
+		v.Others, v.Replaces = e.others(e.owned(ctx)), e.replaces()
 	}
 	return v
 }
@@ -129,7 +133,7 @@ func (e *Enforcer) join(v *View, p policy.Policy, c netfilter.Choice) {
 		v.fail(p.Chain, err)
 		return
 	}
-	desired := policy.Desired([]policy.Policy{p}, b.Layout(), policy.OwnedBy(e.Dir.Path()))
+	desired := policy.Desired([]policy.Policy{p}, b.Layout(), e.owner())
 	for i := range v.Groups {
 		if g := &v.Groups[i]; g.Choice == c {
 			g.Desired.Chains = append(g.Desired.Chains, desired.Chains...)
@@ -152,10 +156,9 @@ func (e *Enforcer) observe(ctx context.Context, v *View, g *Group, rec store.Rec
 		}
 		return
 	}
-	us := policy.OwnedBy(e.Dir.Path())
 	for i := range g.Observed.Chains {
 		c := &g.Observed.Chains[i]
-		err := judge(c, us, b.Exclusive() || owns(rec, c.Family, c.Name, g.Choice))
+		err := e.judge(c, g.Choice, b.Exclusive() || owns(rec, c.Family, c.Name, g.Choice))
 		if err == nil {
 			continue
 		}
@@ -177,14 +180,18 @@ func (e *Enforcer) observe(ctx context.Context, v *View, g *Group, rec store.Rec
 }
 
 // judge tells why a chain that stands under our name may not be touched. Ours
-// are those that we wrote, whatever became of them since; others are taken over
-// only if they hold nothing but what the agents write.
-func judge(c *policy.Chain, us policy.Owner, ours bool) error {
+// are those that we wrote, whatever became of them since, and those of another
+// dataDir where this one is the node's; others are taken over only if they hold
+// nothing but what the agents write.
+func (e *Enforcer) judge(c *policy.Chain, in netfilter.Choice, ours bool) error {
+	us := e.owner()
 	switch {
 	case c.Owner.Schema > policy.RulesSchema:
 		return newerRules(c)
-	case c.Owner.DataDir != "" && c.Owner.DataDir != us.DataDir:
-		return otherOwner(c, us)
+	case c.Owner.Differs(us) && e.replaces():
+		return nil
+	case c.Owner.Differs(us):
+		return otherOwner(netfilter.ChainRef{Family: c.Family, Name: c.Name}, in, c.Owner, us)
 	case c.Owner == us || ours || c.HoldsOnly(policy.Return, policy.Masquerade):
 		return nil
 	}

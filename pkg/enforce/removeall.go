@@ -63,15 +63,11 @@ func (e *Enforcer) RemoveLeftovers(ctx context.Context, lock *store.Lock) {
 // claimed adds the chains that say themselves that they are ours.
 func (e *Enforcer) claimed(ctx context.Context, chains []string) []string {
 	chains = slices.Clone(chains)
-	for _, d := range e.Drivers {
-		names, err := d.Claimed(ctx, policy.OwnedBy(e.Dir.Path()))
-		if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
-			e.warn(err)
-		}
-		for _, name := range names {
-			if !slices.Contains(chains, name) {
-				chains = append(chains, name)
-			}
+	owned, err := e.Drivers.Owned(ctx)
+	e.warn(err)
+	for _, c := range owned {
+		if c.Owner == e.owner() && !slices.Contains(chains, c.Name) {
+			chains = append(chains, c.Name)
 		}
 	}
 	return chains
@@ -119,7 +115,7 @@ func (e *Enforcer) removeFrom(ctx context.Context, c netfilter.Choice, chains []
 	if err != nil {
 		return nil, fmt.Errorf("read what stands in %s: %w", c, err)
 	}
-	us := policy.OwnedBy(e.Dir.Path())
+	us := e.owner()
 	var removed []Removal
 	var ours []netfilter.ChainRef
 	for _, chain := range observed.Chains {

@@ -25,6 +25,10 @@ type View struct {
 	// Elsewhere is where a chain bears the name of one of ours, in another form.
 	// Only who is Thorough looks for it.
 	Elsewhere []Place
+	// Others are the chains that name another dataDir. Replaces tells that they are
+	// to go, because the node's files state this one. Only who is Thorough looks.
+	Others   []netfilter.OwnedChain
+	Replaces bool
 }
 
 // Place is where a chain stands.
@@ -43,7 +47,7 @@ type Group struct {
 
 // Right reports whether nothing is left to do.
 func (v *View) Right() bool {
-	if len(v.Failed) > 0 || len(v.Stale) > 0 || len(v.Elsewhere) > 0 {
+	if len(v.Failed) > 0 || len(v.Stale) > 0 || len(v.Elsewhere) > 0 || v.Replaces && len(v.Others) > 0 {
 		return false
 	}
 	for _, g := range v.Groups {
@@ -168,6 +172,19 @@ func withoutChains(rs policy.Ruleset, failed map[string]error) policy.Ruleset {
 		}
 	}
 	return out
+}
+
+// leftOut returns why one of the group's chains that is desired or stands is not to be
+// written, or nil.
+func (g *Group) leftOut(failed ...map[string]error) error {
+	for _, c := range slices.Concat(g.Desired.Chains, g.Observed.Chains) {
+		for _, why := range failed {
+			if err := why[c.Name]; err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (g *Group) refs() []netfilter.ChainRef {

@@ -53,6 +53,13 @@ type ChainRef struct {
 	Name   string
 }
 
+// OwnedChain is a chain whose comment names its owner, and where it stands.
+type OwnedChain struct {
+	ChainRef
+	Choice Choice
+	Owner  policy.Owner
+}
+
 // Backend keeps masquerade chains in the kernel, in one form, in the network
 // namespace of the calling process.
 type Backend interface {
@@ -126,9 +133,9 @@ type Driver interface {
 	// any family, without loading a module or making a table to find out.
 	Uses(ctx context.Context, chain string) ([]Choice, error)
 
-	// Claimed returns the names of the chains that say of themselves, in their
-	// owner's comment, that they are of this owner: a record can get lost.
-	Claimed(ctx context.Context, us policy.Owner) ([]string, error)
+	// Owned returns the chains of the network namespace that name an owner,
+	// whichever that is. It loads no module and makes no table to find them.
+	Owned(ctx context.Context) ([]OwnedChain, error)
 
 	// Probe returns the form in which this host can keep rules: the one that
 	// it prefers or, where the variant is named, that. Its errors wrap

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -87,4 +88,19 @@ func (ds Drivers) Others(ctx context.Context, chain string, chosen Choice) ([]Ch
 		}
 	}
 	return others, errors.Join(errs...)
+}
+
+// Owned returns the chains that name an owner, in every form. A backend that is
+// unusable, or that this process may not read and so not write, has none.
+func (ds Drivers) Owned(ctx context.Context) ([]OwnedChain, error) {
+	var owned []OwnedChain
+	var errs []error
+	for _, d := range ds {
+		found, err := d.Owned(ctx)
+		owned = append(owned, found...)
+		if err != nil && !errors.Is(err, ErrUnusable) && !errors.Is(err, fs.ErrPermission) {
+			errs = append(errs, fmt.Errorf("list the chains in %s that name a dataDir: %w", d.Backend(), err))
+		}
+	}
+	return owned, errors.Join(errs...)
 }

@@ -106,6 +106,9 @@ func CompareChain(desired, observed *Chain) Diff {
 		return d
 	}
 	c := comparison{family: desired.Family, chain: desired.Name}
+	if observed.Owner.Differs(desired.Owner) {
+		c.diff = append(c.diff, Change{ChainChange, desired.Family, desired.Name, true, ""})
+	}
 	c.jumps(desired.Jumps, observed.Jumps)
 	c.rules(desired.Rules, observed.Rules)
 	return c.diff

@@ -44,9 +44,12 @@ func TestCompare(t *testing.T) {
 		{"nothing changed", false, func(*policy.Ruleset) {}, nil},
 		{"nothing changed in sets", true, func(*policy.Ruleset) {}, nil},
 		{"comments and counters do not count", false, func(rs *policy.Ruleset) {
-			rs.Chains[0].Owner = policy.Owner{Schema: 7, DataDir: "/other"}
+			rs.Chains[0].Owner = policy.Owner{Schema: 7}
 			rs.Chains[0].Rules[2].Connections = 99
 		}, nil},
+		{"a chain of another dataDir", false, func(rs *policy.Ruleset) { rs.Chains[0].Owner.DataDir = "/other" }, []string{
+			chain + "unexpected chain",
+		}},
 		{"the order of jumps does not count", false, func(rs *policy.Ruleset) { slices.Reverse(rs.Chains[0].Jumps) }, nil},
 		{"an order without meaning", false, func(rs *policy.Ruleset) { move(rs, 2, 0) }, nil},
 		{"an order with meaning", false, func(rs *policy.Ruleset) { move(rs, 4, 0) }, []string{

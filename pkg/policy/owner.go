@@ -5,6 +5,7 @@ package policy
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -35,6 +36,9 @@ func OwnedBy(dataDir string) Owner {
 	return Owner{Schema: RulesSchema, DataDir: dataDir}
 }
 
+// Differs reports whether the owner names another dataDir than p does.
+func (o Owner) Differs(p Owner) bool { return o.DataDir != "" && o.DataDir != p.DataDir }
+
 const ownerPrefix, ownerMiddle = "ip-masq/", " keeps its state in "
 
 // Comment returns the text of the comment, which people read too.
@@ -62,4 +66,18 @@ func ParseOwner(comment string) Owner {
 		return Owner{Schema: schema}
 	}
 	return Owner{}
+}
+
+// NodeOwner decides whose chains may stand on a node: those of the dataDir that
+// the node's files state, "" for none; else those of the one that is in use, which
+// is us where several are.
+func NodeOwner(stated string, us Owner, inUse []Owner) Owner {
+	if stated != "" {
+		return OwnedBy(stated)
+	}
+	first := slices.IndexFunc(inUse, func(o Owner) bool { return o.Differs(us) })
+	if first < 0 || slices.ContainsFunc(inUse, func(o Owner) bool { return o.DataDir == us.DataDir }) {
+		return us
+	}
+	return inUse[first]
 }

@@ -39,7 +39,7 @@ func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []enforce
 	if err := newer(state); err != nil {
 		return nil, err
 	}
-	removed, err = n.Enforcer(warn).RemoveAll(ctx, chains(state), state.Record, lock)
+	removed, err = n.Enforcer(&Sources{}, warn).RemoveAll(ctx, chains(state), state.Record, lock)
 	if err != nil {
 		return removed, err
 	}

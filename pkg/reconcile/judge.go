@@ -26,13 +26,13 @@ func (n *Node) judge(r *Report) {
 	}
 	if err := newer(r.State); err != nil {
 		r.problem(TopicState, err)
+	} else if r.Refused != nil {
+		r.problem(TopicState, r.Refused)
 	} else if r.View != nil && len(r.Lost) == 0 {
 		judgeRules(r)
 	}
-	for _, p := range r.Problems {
-		if p.Topic == TopicRules || p.Topic == TopicState {
-			r.Result = Failed
-		}
+	if r.rulesFailed() {
+		r.Result = Failed
 	}
 	r.Took = time.Since(r.Started)
 }
@@ -43,7 +43,7 @@ func (n *Node) judgeMeans(ctx context.Context, r *Report) {
 	if r.View == nil || r.Result == Failed {
 		return
 	}
-	unable := n.Enforcer(r.warn).Able(ctx, r.View)
+	unable := n.Enforcer(r.Sources, r.warn).Able(ctx, r.View)
 	for _, chain := range slices.Sorted(maps.Keys(unable)) {
 		r.chainProblem(TopicRules, chain, fmt.Errorf("chain %s: nothing could be repaired: %w", chain, unable[chain]))
 	}
@@ -120,6 +120,14 @@ func judgeRules(r *Report) {
 	for _, at := range v.Elsewhere {
 		r.chainProblem(TopicRules, at.Chain, fmt.Errorf("chain %s stands in %s too, and what ours exempts may be masqueraded there: "+
 			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice))
+	}
+	for _, o := range v.Others {
+		remedy := "it could not be removed; see the warnings"
+		if !v.Replaces {
+			remedy = "state which one is this node's as data_dir in " + r.Sources.Guard.Path + ", or run ip-masq-reconciler cleanup with the other"
+		}
+		r.chainProblem(TopicConflict, o.Name, fmt.Errorf("chain %s (%s) in %s belongs to another dataDir, %s: %s",
+			o.Name, o.Family, o.Choice, policy.Quote(o.Owner.DataDir), remedy))
 	}
 	r.Warnings = append(r.Warnings, v.SlowWarnings()...)
 }

@@ -70,9 +70,13 @@ func (l *Loop) View(ctx context.Context) *enforce.View {
 // another reconciler has the lead of the node it stands by.
 func (l *Loop) Run(ctx context.Context) {
 	for ctx.Err() == nil {
+		if err := l.refused(ctx); err != nil { // before anything is made there
+			l.standBy(ctx, Problem{Topic: TopicState, Err: err})
+			continue
+		}
 		lead, err := l.node.Dir.Lead()
 		if errors.Is(err, store.ErrBusy) {
-			l.standBy(ctx, err)
+			l.standBy(ctx, Problem{Topic: TopicStandby, Err: fmt.Errorf("%w; this one takes over when that ends", err)})
 			continue
 		}
 		if err != nil { // it works without: two at once do no harm, but talk twice
@@ -83,12 +87,15 @@ func (l *Loop) Run(ctx context.Context) {
 	}
 }
 
-// standBy waits a moment for the lead.
-func (l *Loop) standBy(ctx context.Context, cause error) {
+// refused tells why the dataDir may not be used, if so.
+func (l *Loop) refused(ctx context.Context) error {
+	return l.node.Enforcer(l.node.again(&Sources{}), func(err error) { l.log.warn([]error{err}) }).Admit(ctx)
+}
+
+// standBy waits a moment for what keeps this reconciler from its work to end.
+func (l *Loop) standBy(ctx context.Context, cause Problem) {
 	const again = time.Second
-	l.tell(&Report{Started: time.Now(), Result: Unchanged, Problems: []Problem{
-		{Topic: TopicStandby, Err: fmt.Errorf("%w; this one takes over when that ends", cause)},
-	}})
+	l.tell(&Report{Started: time.Now(), Result: Unchanged, Problems: []Problem{cause}})
 	for timer := time.NewTimer(again); ; {
 		select {
 		case <-ctx.Done():
@@ -127,9 +134,7 @@ func (l *Loop) wait(ctx context.Context) cause {
 		case <-l.pending.wake:
 			due = due.with(l.pending.take())
 		case <-timer.C:
-			if due.none() {
-				due.asked = true // the interval is over, or something is to be tried again
-			}
+			due.due = due.none()
 			return due
 		}
 		next := time.Until(l.pace.due(due))
@@ -144,7 +149,7 @@ func (l *Loop) wait(ctx context.Context) cause {
 func (l *Loop) look(ctx context.Context) *enforce.View {
 	const fresh = 20 * time.Millisecond
 	if l.view != nil && time.Since(l.seen) >= fresh {
-		l.view = l.node.Enforcer(func(error) {}).Look(ctx, l.last.State.Contributions, l.last.State.Record)
+		l.view = l.node.Enforcer(l.last.Sources, func(error) {}).Look(ctx, l.last.State.Contributions, l.last.State.Record)
 		l.seen = time.Now()
 	}
 	return l.view
@@ -154,8 +159,15 @@ func (l *Loop) look(ctx context.Context) *enforce.View {
 // files have events of their own. Those that somebody is writing will be read
 // when he is done.
 func (l *Loop) pass(ctx context.Context, due cause) {
-	if l.sources == nil || due.files || due.asked && !l.files.busy() {
+	if due.asked {
+		l.node.backoff.retry()
+	}
+	if l.sources == nil || due.files || (due.asked || due.due) && !l.files.busy() {
 		l.sources = l.node.Read()
+	}
+	if due.onlyRules() && l.pace.retry > 0 && l.node.Foresee(ctx, l.sources).leaves(l.last) {
+		l.pace.ended = time.Now()
+		return // what failed is not tried at the pace of events
 	}
 	r := l.node.Pass(ctx, l.sources)
 	l.node.judgeADDs(r)
@@ -169,7 +181,7 @@ func (l *Loop) pass(ctx context.Context, due cause) {
 		r.Problems = append(r.Problems, *p)
 	}
 	l.last, l.view, l.seen = r, r.View, now
-	l.pace.after(now, r, l.rival.pause(), l.node.Interval(l.sources))
+	l.pace.after(now, r, l.rival.pause(), l.node.Interval(l.sources), l.node.backoff.next)
 	l.tell(r)
 }
 

@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"time"
@@ -28,6 +29,8 @@ type Node struct {
 	DropAfter time.Duration
 	// LockWait is how long a pass waits for the lock of the dataDir.
 	LockWait time.Duration
+
+	backoff backoff
 }
 
 // Open returns the node that the settings describe. Where there are
@@ -50,11 +53,17 @@ func (n *Node) pluginInstalled() bool {
 	return err == nil
 }
 
-// Enforcer returns what makes sure of the node's rules, and tells warn about
-// what goes wrong and stops nothing.
-func (n *Node) Enforcer(warn func(error)) *enforce.Enforcer {
+// Enforcer returns what makes sure of the node's rules, by what the sources say of the
+// node's dataDir, and tells warn about what goes wrong and stops nothing.
+func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	return &enforce.Enforcer{
 		Dir: n.Dir, Drivers: n.Drivers, Warn: warn, Prefer: n.Settings.Backend, Thorough: true,
 		Follow: n.pluginInstalled(),
+		Node: enforce.NodeDataDir{
+			Stated: func() (string, string) {
+				return config.NodeDataDir(src.Guard, func() config.ConfDir { return src.ConfDir })
+			},
+			Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) { return src.ownedBy(ctx, n.Drivers) },
+		},
 	}
 }

@@ -12,15 +12,17 @@ import (
 func TestPace(t *testing.T) {
 	now := time.Now()
 	const interval = time.Minute
+	failed := &Report{Result: Failed, Problems: []Problem{{Topic: TopicRules}}}
 	failing := func(times int) func(*pace) {
 		return func(p *pace) {
 			for range times {
-				p.after(now, &Report{Result: Failed}, 0, interval)
+				p.after(now, failed, 0, interval, time.Time{})
 			}
 		}
 	}
-	well := func(p *pace) { p.after(now, &Report{Result: Unchanged}, 0, interval) }
-	rivaled := func(p *pace) { p.after(now, &Report{Result: Repaired}, 4*time.Second, interval) }
+	well := func(p *pace) { p.after(now, &Report{Result: Unchanged}, 0, interval, time.Time{}) }
+	rivaled := func(p *pace) { p.after(now, &Report{Result: Repaired}, 4*time.Second, interval, time.Time{}) }
+	withheld := func(p *pace) { p.after(now, &Report{Result: Failed}, 0, interval, now.Add(2*time.Second)) }
 	for name, c := range map[string]struct {
 		before func(*pace)
 		cause  cause
@@ -31,7 +33,9 @@ func TestPace(t *testing.T) {
 		"files changed":            {well, cause{files: true}, apart},
 		"somebody asks":            {well, cause{asked: true}, apart},
 		"failed once":              {failing(1), cause{}, firstRetry},
-		"failed, rules changed":    {failing(2), cause{rules: true}, 2 * firstRetry},
+		"failed, rules changed":    {failing(2), cause{rules: true}, apart}, // for a dry run
+		"rolled back":              {withheld, cause{}, 2 * time.Second},
+		"rolled back, rules":       {withheld, cause{rules: true}, apart},
 		"failed, files changed":    {failing(3), cause{files: true}, apart},
 		"failed three times":       {failing(3), cause{}, 4 * firstRetry},
 		"failed for long":          {failing(20), cause{}, interval},

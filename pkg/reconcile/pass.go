@@ -20,10 +20,12 @@ func (n *Node) Foresee(ctx context.Context, src *Sources) *Report {
 	if n.load(r) {
 		p := n.plan(r, func(s policy.Source) bool { return n.unused(r, s) })
 		r.Contributions = p.Contributions
-		r.View = n.Enforcer(r.warn).Look(ctx, p.Contributions, retrying(r.State.Record))
+		e := n.Enforcer(src, r.warn)
+		r.Refused = e.Admit(ctx)
+		r.View = e.Look(ctx, p.Contributions, retrying(r.State.Record))
 	}
 	if r.Incomplete() != nil { // what differs from half the documents says nothing
-		r.Pending, r.Dropped, r.View.Stale, r.View.Elsewhere = nil, nil, nil, nil
+		r.Pending, r.Dropped, r.View.Stale, r.View.Elsewhere, r.View.Others = nil, nil, nil, nil, nil
 		for i := range r.View.Groups {
 			r.View.Groups[i].Diff = nil
 		}
@@ -82,7 +84,8 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	// An ADD may have put in force meanwhile what a conflist says now; what it
 	// said before would undo that.
 	r.Sources = n.again(r.Sources)
-	if !n.load(r) || len(r.State.Newer) > 0 {
+	e := n.Enforcer(r.Sources, r.warn)
+	if r.Refused = e.Admit(ctx); r.Refused != nil || !n.load(r) || len(r.State.Newer) > 0 {
 		return
 	}
 	for _, d := range r.State.Damaged {
@@ -101,7 +104,6 @@ func (n *Node) write(ctx context.Context, r *Report) {
 			dropped[s] = d
 		}
 	}
-	e := n.Enforcer(r.warn)
 	rec := retrying(r.State.Record)
 	before := e.Look(ctx, r.State.Contributions, rec)
 	if len(r.Dropped) > 0 {
@@ -127,12 +129,17 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	for _, s := range r.Dropped {
 		r.warn(dropped[s].Commit())
 	}
+	if len(before.Others) > 0 {
+		r.Sources.owned = nil
+	}
 	r.Drift = slices.DeleteFunc(r.Drift, func(c policy.Change) bool { return !written(r.View, c.Chain) })
 	r.Pending = slices.DeleteFunc(r.Pending, func(s policy.Source) bool { return slices.Contains(r.Adopted, s) })
 	if n.load(r) {
 		r.Contributions = r.State.Contributions
 	}
 	switch {
+	case len(r.Rejected) > 0:
+		r.Result = Failed
 	case len(r.Drift) > 0:
 		r.Result = Repaired
 	case r.Wrote:
@@ -169,6 +176,8 @@ func written(v *enforce.View, chain string) bool {
 // source is no reason to withhold another.
 func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
 	var err error
+	r.Rejected = map[policy.Source]error{}
+	defer func() { n.backoff.note(p.Changed, r.Rejected, time.Now()) }()
 	if r.View, err = e.Adopt(ctx, lock, r.State, p, vouchFor(p.Changed)); err == nil {
 		for _, c := range p.Changed {
 			r.Adopted = append(r.Adopted, c.Source)
@@ -186,7 +195,8 @@ func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *
 				continue
 			}
 		}
-		r.sourceProblem(c.Source, fmt.Errorf("%s: what it states now cannot be put in force; the last good policy stays: %w", c.Source, err))
+		r.Rejected[c.Source] = fmt.Errorf("%s: what it states now cannot be put in force; the last good policy stays: %w", c.Source, err)
+		r.sourceProblem(c.Source, r.Rejected[c.Source])
 	}
 	if n.load(r) {
 		r.View = e.Ensure(ctx, r.State.Contributions, retrying(r.State.Record), lock)

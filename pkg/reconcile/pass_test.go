@@ -300,11 +300,28 @@ func TestDropWaitsForEachMoment(t *testing.T) {
 	}
 }
 
+// A dataDir that is not the one of the conflists is not used, and not made.
+func TestDataDirOfTheConflists(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.conflist("elsewhere", map[string]any{"dataDir": "/var/lib/elsewhere"})
+	f.wants(f.pass(), Failed, f.Dir.Path(), "/var/lib/elsewhere", "a node has one dataDir")
+	if out := f.nft("list", "ruleset"); out != "" {
+		t.Errorf("rules were written:\n%s", out)
+	}
+	if _, err := os.Lstat(f.Dir.Path()); !os.IsNotExist(err) {
+		t.Errorf("the dataDir was made: %v", err)
+	}
+	f.conflist("podnet", nil) // they differ: the one in use holds, and none is
+	f.wants(f.pass(), Changed, "/var/lib/elsewhere")
+}
+
 // A conflist whose entry has another dataDir, or whose network plugin.toml does not
 // admit, is not a source. With the first every ADD fails, so the node is not ready.
 func TestEntriesOfOthers(t *testing.T) {
 	f := newFixture(t)
 	f.conflist("elsewhere", map[string]any{"dataDir": "/var/lib/elsewhere"})
+	f.conflist("podnet", nil)
+	f.pass()
 	r := f.pass()
 	f.wants(r, Unchanged, "/var/lib/elsewhere")
 	if len(r.Problems) != 1 || r.Problems[0].Topic != TopicConflist {

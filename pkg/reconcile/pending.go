@@ -28,10 +28,14 @@ func (w Writer) String() string {
 // cause is what a pass is made for.
 type cause struct {
 	rules, files, asked bool
+	due                 bool   // the interval is over, or something is to be tried again
 	writer              Writer // the last, of rules
 }
 
 func (c cause) none() bool { return !c.rules && !c.files && !c.asked }
+
+// onlyRules reports whether nothing but a change of rules is the cause.
+func (c cause) onlyRules() bool { return c.rules && !c.files && !c.asked && !c.due }
 
 func (c cause) with(d cause) cause {
 	if d.writer == (Writer{}) {

@@ -28,11 +28,32 @@ func (n *Node) plan(r *Report, drop func(policy.Source) bool) *enforce.Proposal 
 	p := enforce.NewProposal(kept)
 	n.proposeNetworks(r, p)
 	n.proposeAgent(r, p)
+	p = n.withhold(r, p, kept)
 	for _, c := range p.Changed {
 		r.Pending = append(r.Pending, c.Source)
 	}
 	r.Lost = n.lost(r, p)
 	return p
+}
+
+// withhold returns the proposal without the statements that failed and are not to be
+// tried again yet.
+func (n *Node) withhold(r *Report, p *enforce.Proposal, stored []policy.Contribution) *enforce.Proposal {
+	changed, failed := n.backoff.withhold(p.Changed, time.Now())
+	if len(failed) == 0 {
+		return p
+	}
+	for _, c := range p.Changed {
+		if err := failed[c.Source]; err != nil {
+			r.sourceProblem(c.Source, err)
+		}
+	}
+	next := enforce.NewProposal(stored)
+	for _, c := range changed {
+		next.Contributions = enforce.With(next.Contributions, c)
+	}
+	next.Changed = changed
+	return next
 }
 
 // lost tells of the documents that are damaged and that no source makes again.

@@ -84,11 +84,15 @@ type Report struct {
 	Pending []policy.Source
 	// Adopted are those whose statement the pass put in force.
 	Adopted []policy.Source
+	// Rejected is why policies that the pass tried to put in force are not, by source.
+	Rejected map[policy.Source]error
 	// Dropped are the networks that nobody uses or names any more.
 	Dropped []policy.Source
 	// Lost is why rules cannot be judged: documents are damaged, and nobody
 	// knows what they held.
 	Lost []error
+	// Refused is why nothing may be written: the dataDir is not the node's.
+	Refused error
 	// Wrote tells that the pass had something to write, and the lock for it.
 	Wrote bool
 }
@@ -126,10 +130,29 @@ func (r *Report) Err() error {
 
 // Unfinished reports whether a pass that may write has something to write.
 func (r *Report) Unfinished() bool {
-	if r.Incomplete() != nil {
+	if r.Incomplete() != nil || r.Refused != nil {
 		return false // what is there stays as it is
 	}
 	return len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0 || r.View != nil && !r.View.Right()
+}
+
+// leaves reports whether what this dry run would write is what the last pass could
+// not.
+func (r *Report) leaves(last *Report) bool {
+	return last.View == nil || r.outstanding() == last.outstanding()
+}
+
+func (r *Report) outstanding() string {
+	if r.View == nil {
+		return ""
+	}
+	v := r.View
+	return fmt.Sprintln(v.Diff(), v.Failed, v.Stale, v.Elsewhere, v.Others, r.Pending, r.Dropped, r.State.Damaged)
+}
+
+// rulesFailed reports whether rules are not what the documents in force ask for.
+func (r *Report) rulesFailed() bool {
+	return slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Topic == TopicRules || p.Topic == TopicState })
 }
 
 func (r *Report) problem(topic Topic, err error) {

@@ -3,10 +3,12 @@
 package reconcile
 
 import (
+	"context"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 )
 
 // Sources is what stands in files on the node: the administrators' guard, the
@@ -19,6 +21,20 @@ type Sources struct {
 
 	// Why one of them could not be read.
 	GuardErr, ConfDirErr, AgentErr error
+
+	// owned are the chains in the kernel that name an owner, read when first needed.
+	owned *[]netfilter.OwnedChain
+}
+
+func (s *Sources) ownedBy(ctx context.Context, drivers netfilter.Drivers) ([]netfilter.OwnedChain, error) {
+	if s.owned == nil {
+		owned, err := drivers.Owned(ctx)
+		if err != nil {
+			return owned, err
+		}
+		s.owned = &owned
+	}
+	return *s.owned, nil
 }
 
 // Read reads the sources. What is wrong with one of them is in there.
@@ -35,7 +51,7 @@ func (n *Node) Read() *Sources {
 // were read: somebody may be writing one at this moment, of which the loop will
 // hear.
 func (n *Node) again(before *Sources) *Sources {
-	s := Sources{Agent: before.Agent, AgentErr: before.AgentErr}
+	s := Sources{Agent: before.Agent, AgentErr: before.AgentErr, owned: before.owned}
 	s.Guard, s.GuardErr = config.ReadPluginFile(n.PluginFile)
 	s.ConfDir, s.ConfDirErr = config.ReadConfDir(n.Settings.CNIConfDir)
 	return &s

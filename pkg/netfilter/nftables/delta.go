@@ -16,7 +16,7 @@ func onlyElements(have *table, desired []policy.Chain) ([]delta, bool) {
 	for i := range desired {
 		want := &desired[i]
 		there := have.chains[want.Name]
-		if there == nil || !pair(want.Rules, there.rules, there.sets, changes) {
+		if there == nil || there.owner.Differs(want.Owner) || !pair(want.Rules, there.rules, there.sets, changes) {
 			return nil, false
 		}
 		rules, sets := have.jumpsWithSets(want.Name)

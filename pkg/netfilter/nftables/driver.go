@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -101,19 +100,36 @@ func (d *Driver) Uses(_ context.Context, chain string) ([]netfilter.Choice, erro
 	return nil, nil
 }
 
-// Claimed implements netfilter.Driver.
-func (d *Driver) Claimed(ctx context.Context, us policy.Owner) ([]string, error) {
-	rs, err := (&backend{d}).Observe(ctx, nil)
+// Owned implements netfilter.Driver. It reads rules alone, not the sets.
+func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
+	conn, err := d.dial()
+	if err != nil {
+		return nil, err
+	}
+	var owned []netfilter.OwnedChain
+	err = conn.Steadily(func() error {
+		owned = nil
+		for _, f := range policy.Families() {
+			rules, err := conn.Rules(headerOf(f).link, tableName, "")
+			if err != nil {
+				return err
+			}
+			for _, r := range rules {
+				name, isChain := masqChainOf(r.Chain)
+				if o := policy.ParseOwner(r.Comment); isChain && o != (policy.Owner{}) {
+					owned = append(owned, netfilter.OwnedChain{
+						ChainRef: netfilter.ChainRef{Family: f, Name: name},
+						Choice:   netfilter.Choice{Backend: policy.NFTables}, Owner: o,
+					})
+				}
+			}
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, usable(err)
 	}
-	var names []string
-	for _, c := range rs.Chains {
-		if c.Owner == us && !slices.Contains(names, c.Name) {
-			names = append(names, c.Name)
-		}
-	}
-	return names, nil
+	return owned, nil
 }
 
 // Probe implements netfilter.Driver. The kernel lets nobody read who may not

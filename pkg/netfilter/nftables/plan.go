@@ -129,7 +129,7 @@ func (p *plan) chains(have *table, desired []policy.Chain, names *namer) {
 		want := &desired[i]
 		wanted[want.Name] = true
 		there := have.chains[want.Name]
-		if there != nil && len(policy.CompareChain(rulesOnly(want), &policy.Chain{Rules: there.rules})) == 0 {
+		if there != nil && len(policy.CompareChain(rulesOnly(want), &policy.Chain{Rules: there.rules, Owner: there.owner})) == 0 {
 			names.keep(there.sets)
 			continue
 		}
@@ -174,7 +174,7 @@ func (p *plan) jumpRules(have *table, desired []policy.Chain, names *namer) {
 }
 
 func rulesOnly(c *policy.Chain) *policy.Chain {
-	return &policy.Chain{Family: c.Family, Name: c.Name, Rules: c.Rules}
+	return &policy.Chain{Family: c.Family, Name: c.Name, Rules: c.Rules, Owner: c.Owner}
 }
 
 // namer finds for the addresses of a rule a set that holds them, or orders one.

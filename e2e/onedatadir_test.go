@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// withDataDir is the same node for entries with another dataDir and backend.
+func (n *node) withDataDir(t *testing.T, f form, name string) *node {
+	t.Helper()
+	other := *n
+	other.form, other.dir = f, filepath.Join(n.dir, name)
+	must(t, os.Mkdir(other.dir, 0o755))
+	other.dataDir = filepath.Join(other.dir, "data")
+	other.path = f.programs(t, filepath.Join(other.dir, "bin"))
+	return &other
+}
+
+// standardConflist writes a conflist where the plugin finds it without plugin.toml.
+func (n *node) standardConflist(t *testing.T, network string, keys object) {
+	t.Helper()
+	const dir = "/etc/cni/net.d"
+	must(t, os.MkdirAll(dir, 0o755))
+	list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": network, "plugins": []object{n.bridge(network), n.entry(keys)}})
+	must(t, err)
+	place(t, filepath.Join(dir, "10-"+network+".conflist"), string(list))
+}
+
+// pairsOfForms runs a test with a node in one form, another dataDir's entries in
+// the same or another form, and a chain of the same or another name.
+func pairsOfForms(t *testing.T, test func(t *testing.T, n, other *node, chain string)) {
+	t.Helper()
+	for _, f := range forms() {
+		for _, g := range forms() {
+			for _, chain := range []string{"IP-MASQ-AGENT", "OTHER"} {
+				t.Run(fmt.Sprintf("%s, other %s %s", f.name, g.name, chain), func(t *testing.T) {
+					n := newNode(t, f)
+					test(t, n, n.withDataDir(t, g, "other"), chain)
+				})
+			}
+		}
+	}
+}
+
+// untouched calls something that must not write a rule or make the dataDir. The
+// programs that write rules are watched too, as iptables-legacy has no commits.
+func (n *node) untouched(t *testing.T, do func()) {
+	t.Helper()
+	path := n.path
+	defer func() { n.path = path }()
+	var log string
+	n.path, log = n.traps(t)
+	watcher := n.listen(t)
+	rules, state := n.ruleset(t), tree(t, n.dataDir)
+	before := watcher.quiet(t, 50*time.Millisecond)
+	do()
+	if after := watcher.quiet(t, 50*time.Millisecond); after != before {
+		t.Errorf("commits: %s", watcher.by(before))
+	}
+	for _, call := range called(t, log) {
+		if strings.Contains(call, "-restore") {
+			t.Errorf("ran %s", call)
+		}
+	}
+	if now := n.ruleset(t); now != rules {
+		t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
+	}
+	if now := tree(t, n.dataDir); now != state {
+		t.Errorf("the dataDir changed:\n%s\nwas:\n%s", now, state)
+	}
+	must(t, os.RemoveAll(filepath.Join(n.dir, "traps")))
+}
+
+// TestSecondDataDir: where no file says which dataDir is the node's, the first one
+// in use is. A second one is refused before it writes anything, whatever its
+// chain and backend.
+func TestSecondDataDir(t *testing.T) {
+	pairsOfForms(t, func(t *testing.T, n, second *node, chain string) {
+		n.makeSure(t, n.conf(t, "podnet", nil))
+		conf := second.conf(t, "blue", object{"masqChain": chain})
+		says := []string{n.dataDir, second.dataDir, "a node has one dataDir"}
+		second.untouched(t, func() {
+			second.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, says...)
+			second.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, says...)
+			second.ask(t, request{verb: "DEL", conf: conf}).want(t, 0)
+			second.ask(t, request{verb: "GC", conf: conf}).want(t, 0)
+		})
+		second.agentFile(t, "ip-masq-agent", "masqChain: "+chain+"\n")
+		second.untouched(t, func() {
+			if _, stderr, code := second.reconciler(t, "once"); code != 1 || !strings.Contains(stderr, "a node has one dataDir") {
+				t.Errorf("once: exit code %d\n%s", code, stderr)
+			}
+			second.startReconciler(t).soonUnready(t, append(says, "state: ")...)
+		})
+		if _, err := os.Lstat(second.dataDir); !os.IsNotExist(err) {
+			t.Errorf("the second dataDir was made: %v", err)
+		}
+	})
+}
+
+// TestDataDirOfTheConflists: a dataDir that the conflists on disk do not have is
+// refused and leaves no trace, although it would be the first in use.
+func TestDataDirOfTheConflists(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		tenant := n.withDataDir(t, n.form, "tenant")
+		n.standardConflist(t, "podnet", nil)
+		conf := tenant.conf(t, "blue", nil)
+		tenant.untouched(t, func() {
+			says := []string{tenant.dataDir, n.dataDir, "/etc/cni/net.d", "a node has one dataDir"}
+			tenant.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, says...)
+			tenant.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, says...)
+		})
+		n.makeSure(t, n.conf(t, "podnet", nil)).quiet(t)
+	})
+}
+
+// TestDataDirThatReplacesAnother: a tenant's entry was the first on the node. Once
+// a conflist on disk has another dataDir, an ADD with that one, or a reconciler,
+// removes the tenant's chain, which does not come back.
+func TestDataDirThatReplacesAnother(t *testing.T) {
+	for name, replace := range map[string]func(*testing.T, *node){
+		"ADD": func(t *testing.T, n *node) {
+			n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 0, "belonged to dataDir", "this node has dataDir")
+		},
+		"run": func(t *testing.T, n *node) {
+			n.startReconciler(t, "--cni-conf-dir", "/etc/cni/net.d").untilReady(t).stop(t)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pairsOfForms(t, func(t *testing.T, n, tenant *node, chain string) {
+				n.path += ":/usr/sbin" // to remove the tenant's chain from iptables
+				blue := tenant.conf(t, "blue", object{"masqChain": chain, "enableIPv6": true})
+				tenant.makeSure(t, blue)
+				n.standardConflist(t, "podnet", nil)
+				replace(t, n)
+				n.ask(t, request{verb: "CHECK", conf: n.conf(t, "podnet", nil)}).want(t, 0)
+				if rules := n.ruleset(t); strings.Contains(rules, tenant.dataDir) || chain == "OTHER" && strings.Contains(rules, chain) {
+					t.Errorf("the tenant's chain stands:\n%s", rules)
+				}
+				state := tree(t, tenant.dataDir)
+				tenant.untouched(t, func() {
+					tenant.ask(t, request{verb: "ADD", conf: blue}).want(t, 7, n.dataDir)
+				})
+				if now := tree(t, tenant.dataDir); now != state {
+					t.Errorf("the tenant's dataDir changed:\n%s\nwas:\n%s", now, state)
+				}
+				n.untouchedBy(t, tenant, request{verb: "DEL", conf: blue})
+				n.makeSure(t, n.conf(t, "podnet", nil)).quiet(t)
+			})
+		})
+	}
+}
+
+// untouchedBy runs a verb of another dataDir that must leave the rules alone.
+func (n *node) untouchedBy(t *testing.T, other *node, r request) {
+	t.Helper()
+	before := n.ruleset(t)
+	other.ask(t, r).want(t, 0)
+	if now := n.ruleset(t); now != before {
+		t.Errorf("%s changed the rules:\n%s\nwere:\n%s", r.verb, now, before)
+	}
+}
+
+// TestAnothersChainStaysWithoutOwnRules: while the rules of the node's dataDir
+// cannot be written, the chain of another stays.
+func TestAnothersChainStaysWithoutOwnRules(t *testing.T) {
+	n := newNode(t, forms()[1])
+	tenant := n.withDataDir(t, forms()[0], "tenant")
+	tenant.makeSure(t, tenant.conf(t, "blue", object{"masqChain": "OTHER"}))
+	before := n.ruleset(t)
+	n.standardConflist(t, "podnet", nil)
+	mend := n.spoilProgram(t, "iptables-restore", ":")
+	conf := n.conf(t, "podnet", nil)
+	n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "not today")
+	if now := n.ruleset(t); now != before {
+		t.Errorf("rules changed:\n%s\nwere:\n%s", now, before)
+	}
+	mend()
+	n.makeSure(t, conf)
+	if rules := n.ruleset(t); strings.Contains(rules, "OTHER") {
+		t.Errorf("the tenant's chain stands:\n%s", rules)
+	}
+}
+
+// TestDoctorFindsAnotherDataDir: a chain of another dataDir is found in whatever
+// form and under whatever name.
+func TestDoctorFindsAnotherDataDir(t *testing.T) {
+	pairsOfForms(t, func(t *testing.T, n, second *node, chain string) {
+		n.makeSure(t, n.conf(t, "podnet", object{"masqChain": "MINE"}))
+		find := func() string {
+			t.Helper()
+			stdout, stderr, code := n.reconciler(t, "doctor", "-o", "json")
+			if code != 0 {
+				t.Fatalf("exit code %d\n%s%s", code, stdout, stderr)
+			}
+			return stdout
+		}
+		if found := find(); strings.Contains(found, "other-data-dir") {
+			t.Errorf("found on a node with one dataDir:\n%s", found)
+		}
+		comment := "ip-masq/1 keeps its state in " + second.dataDir
+		if second.form.variant == "" {
+			n.feed(t, "table ip ip-masq { chain masq-"+chain+" { counter masquerade comment \""+comment+"\"; }; }\n", "nft", "-f", "-")
+		} else {
+			second.alterComment(t, chain, comment)
+		}
+		found := find()
+		for _, s := range []string{`"id": "other-data-dir"`, chain, second.dataDir} {
+			if !strings.Contains(found, s) {
+				t.Errorf("does not say %s:\n%s", s, found)
+			}
+		}
+	})
+}

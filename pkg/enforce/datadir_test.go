@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// states has the node's files state a dataDir.
+func (f *fixture) states(dataDir string) {
+	f.enforcer.Node.Stated = func() (string, string) { return dataDir, "/etc/cni/net.d" }
+}
+
+// stand puts a chain of another dataDir into the kernel.
+func (f *fixture) stand(c netfilter.Choice, chain, dataDir string) {
+	ref := netfilter.ChainRef{Family: policy.IPv4, Name: chain}
+	f.kernel.chains[c][ref] = policy.Chain{
+		Family: policy.IPv4, Name: chain, Owner: policy.OwnedBy(dataDir), Rules: []policy.Rule{{Verdict: policy.Masquerade}},
+	}
+}
+
+func TestAdmit(t *testing.T) {
+	const other = "/other"
+	for name, tc := range map[string]struct {
+		stated string // "own" is the one that asks
+		inUse  []string
+		want   bool
+	}{
+		"nothing stands":                           {"", nil, true},
+		"another is in use":                        {"", []string{other}, false},
+		"it is in use itself":                      {"", []string{other, "own"}, true},
+		"it is stated":                             {"own", []string{other}, true},
+		"another is stated":                        {other, nil, false},
+		"another is stated, and it is in use":      {other, []string{"own"}, false},
+		"another is stated, and a third is in use": {other, []string{"/third"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, c := range []netfilter.Choice{iptChoice, legacyChoice, nftChoice} {
+				f := newFixture(t)
+				dir := func(s string) string {
+					if s == "own" {
+						return f.enforcer.Dir.Path()
+					}
+					return s
+				}
+				f.states(dir(tc.stated))
+				for i, d := range tc.inUse {
+					f.stand(c, string(rune('X'+i)), dir(d))
+				}
+				err := f.enforcer.Admit(context.Background())
+				if (err == nil) != tc.want || err != nil && !errors.Is(err, enforce.ErrOtherOwner) {
+					t.Errorf("%s: %v", c, err)
+				}
+			}
+		})
+	}
+}
+
+// The node's dataDir removes the chains of another once its own rules stand, and not
+// before.
+func TestOtherDataDirsAreReplaced(t *testing.T) {
+	for _, own := range []policy.Backend{policy.IPTables, policy.NFTables} {
+		f := newFixture(t)
+		f.states(f.enforcer.Dir.Path())
+		forms := []netfilter.Choice{iptChoice, legacyChoice, nftChoice}
+		for _, c := range forms {
+			f.stand(c, "A", "/other")
+			f.stand(c, "X", "/other")
+		}
+		newer := netfilter.ChainRef{Family: policy.IPv4, Name: "N"}
+		f.kernel.chains[legacyChoice][newer] = policy.Chain{Family: policy.IPv4, Name: "N", Owner: policy.Owner{Schema: 2, DataDir: "/other"}}
+		before := f.kernel.dump()
+		net := network("podnet", "A", backend(own))
+		failing := map[policy.Backend]netfilter.Choice{policy.IPTables: iptChoice, policy.NFTables: nftChoice}[own]
+		f.kernel.unusable[legacyChoice] = errors.New("not here")
+		f.enforcer.Follow = true
+		f.kernel.unable = map[policy.Family]error{policy.IPv4: errors.New("not today")}
+		if err := f.ensure(net).Err("A"); err == nil || f.kernel.dump() != before {
+			t.Fatalf("%s: %v\n%s", own, err, f.kernel.dump())
+		}
+		f.kernel.unable = nil
+		f.mustBeRight(f.ensure(net))
+		for _, c := range forms {
+			for ref, chain := range f.kernel.chains[c] {
+				if ref != newer && (c != failing || ref.Name != "A" || chain.Owner != policy.OwnedBy(f.enforcer.Dir.Path())) {
+					t.Errorf("%s: in %s stands %v of %v", own, c, ref, chain.Owner)
+				}
+			}
+		}
+		if _, stands := f.kernel.chains[legacyChoice][newer]; !stands {
+			t.Error("a chain of a newer version was removed")
+		}
+	}
+}
+
+// Without a file that states it nobody removes the chains of another.
+func TestOtherDataDirsStay(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A")
+	f.mustBeRight(f.ensure(net))
+	f.stand(legacyChoice, "X", "/other")
+	f.enforcer.Thorough = true
+	v := f.ensure(net)
+	f.mustBeRight(v)
+	if len(v.Others) != 1 || v.Replaces || len(f.kernel.chains[legacyChoice]) != 1 {
+		t.Errorf("others %v, replaces %t\n%s", v.Others, v.Replaces, f.kernel.dump())
+	}
+}
+
+// A new chain is written in all of its families or in none. A repair does what it
+// can.
+func TestFamilyThatCannotBeWritten(t *testing.T) {
+	for _, b := range []policy.Backend{policy.IPTables, policy.NFTables} {
+		t.Run(string(b), func(t *testing.T) {
+			f := newFixture(t)
+			both := network("both", "A", backend(b), enableIPv6)
+			four := network("four", "B", backend(b))
+			f.kernel.unable = map[policy.Family]error{policy.IPv6: errors.New("no IPv6 here")}
+			f.ensure(network("both", "A", backend(b)), four)
+			stood := f.kernel.dump()
+			if err := f.ensure(both, four).Err("A"); err == nil || f.kernel.dump() != stood {
+				t.Errorf("%v\n%s", err, f.kernel.dump())
+			}
+			f.kernel.unable = nil
+			f.mustBeRight(f.ensure(both, four))
+			if b != policy.IPTables {
+				return // one batch for both families
+			}
+			right := f.kernel.dump()
+			ref := netfilter.ChainRef{Family: policy.IPv4, Name: "A"}
+			c := f.kernel.chains[iptChoice][ref]
+			c.Rules = slices.Clone(c.Rules)[1:]
+			f.kernel.chains[iptChoice][ref] = c
+			f.kernel.unable = map[policy.Family]error{policy.IPv6: errors.New("no IPv6 here")}
+			f.ensure(both, four)
+			if now := f.kernel.dump(); now != right {
+				t.Errorf("not repaired:\n%s", now)
+			}
+		})
+	}
+}
