@@ -227,7 +227,7 @@ func TestManageUndoesNestedMultus(t *testing.T) {
 		_, doc := m.file(t)
 		n.place(t, made, fmt.Appendf(nil, `{"cniVersion": "0.3.1", "name": "multus-cni-network", "plugins": [%s, %s]}`, doc, text(t, n.entry(nil))))
 	}
-	m.start(t) // and has our list as its master
+	m.start(t) // and has the made list as its master
 	generated, doc := m.file(t)
 	if depth := bytes.Count(doc, []byte(`"type": "multus"`)); depth != 4 {
 		t.Fatalf("%d levels:\n%s", depth, doc)
@@ -271,7 +271,7 @@ func TestManageWhereMultusDelegatesElsewhere(t *testing.T) {
 			if have := names(t, n.cni.ConfDir); !slices.Equal(have, []string{file, mainFile}) || n.has(t, mainFile) || n.has(t, file) {
 				t.Errorf("it has written: %q", have)
 			}
-			// Whoever names the network knows.
+			// With the network named, Multus does not matter.
 			d.stop(t)
 			d = n.startReconciler(t, append(args, "--conflist-network", "podnet")...)
 			d.untilManaged(t, mainFile)
@@ -279,7 +279,7 @@ func TestManageWhereMultusDelegatesElsewhere(t *testing.T) {
 			n.mainCNI(t, mainFile, "podnet")
 		})
 	}
-	// And who has the entry in the delegate has it.
+	// An entry in the delegate itself counts.
 	n.place(t, file, text(t, object{"cniVersion": "1.0.0", "name": "multus-cni-network", "type": "multus",
 		"delegates": []any{object{"name": "x", "plugins": []any{object{"type": "weave-net"}, n.entry(nil)}}}}))
 	d := n.startReconciler(t, args...)

@@ -27,9 +27,15 @@ func besideMultus(t *testing.T, follows bool) (*bare, *multus) {
 	if code != 0 || !strings.Contains(stdout, b.list) || !strings.Contains(stderr, file) || !strings.Contains(stderr, "restart Multus") {
 		t.Fatalf("install: exit code %d\n%s%s", code, stdout, stderr)
 	}
+	if found := b.findings(t); !slices.Contains(found, "problem multus") {
+		t.Errorf("doctor finds %q", found)
+	}
 	m.exit(t)
 	m.start(t)
 	m.sound(t)
+	if found := b.findings(t); slices.Contains(found, "problem multus") || slices.Contains(found, "problem conflist-without-us") {
+		t.Errorf("doctor finds %q", found)
+	}
 	return b, m
 }
 
@@ -84,8 +90,8 @@ func TestUninstallBesideMultusWithCleanupOnExit(t *testing.T) {
 }
 
 // TestUninstallUnderMultusCaches: Multus ends a pod by the copy of the conflist that it
-// made when the pod started, whatever the runtime does. Once the plugin is gone, nobody
-// says that it stays.
+// made when the pod started, under containerd too. Once the plugin is gone, uninstall
+// does not say that it stays.
 func TestUninstallUnderMultusCaches(t *testing.T) {
 	b := newBare(t, forms()[0])
 	b.install(t, b.plugin(t))
@@ -116,8 +122,8 @@ func TestUninstallUnderMultusCaches(t *testing.T) {
 	}
 }
 
-// TestUninstallLooksIntoEveryFile: whatever names the plugin where runtimes read it
-// keeps the binary, and what nobody reads does not.
+// TestUninstallLooksIntoEveryFile: a file that names the plugin keeps the binary if a
+// runtime may read it under its name.
 func TestUninstallLooksIntoEveryFile(t *testing.T) {
 	const multusDir = "/etc/cni/multus/net.d"
 	b := newBare(t, forms()[0])

@@ -52,9 +52,8 @@ const (
 	failureTopic = "failure"
 )
 
-// describe says what is wrong, in words for who can mend it. What keeps pods from
-// starting with an entry that is there is for others to tell, as it does where no
-// Keeper is at work.
+// describe adds the problems to the status. Those that keep pods from starting with an
+// entry that is there are found by the loop, with and without a Keeper.
 func (k *Keeper) describe(s *Status, n Network, err, plugin error) {
 	if plugin != nil && !s.Present {
 		s.problem(fmt.Errorf("%w, so no plugin entry is put into the conflist, and no pod would start with it: "+

@@ -84,7 +84,7 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 	if !found.isMultus {
 		multus, _ = pick(lists, "")
 	} else if found.Entries > 0 && !found.Made {
-		return found, nil // somebody chose to have it there
+		return found, nil // Multus writes none: the entry was put there by hand
 	}
 	if !multus.isMultus {
 		return found, nil
@@ -118,7 +118,7 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 func MultusFiles(dir string) []string {
 	c, err := config.ReadConfDir(dir)
 	if err != nil {
-		return nil // whoever changes files there says so
+		return nil // Withdraw reports it
 	}
 	var files []string
 	for _, list := range c.Conflists {

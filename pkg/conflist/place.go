@@ -35,8 +35,8 @@ type Change struct {
 	Backup  string // of what Path was; "" where that was not written, or is new
 	// Had is how many entries of ours the network had before.
 	Had int
-	// Stays is why Path, a list which FromConf made, stays without an entry; "" of
-	// others.
+	// Stays is why Path, a list which FromConf made, stays without an entry; "" if
+	// it does not.
 	Stays string
 }
 

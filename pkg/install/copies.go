@@ -115,7 +115,7 @@ func readJSON(path string) (any, error) {
 	return value, nil
 }
 
-// names reports whether a plugin configuration in a JSON value, at any depth, is ours.
+// names reports whether a plugin configuration in a JSON value, at any depth, is that of the plugin.
 // Caches have configurations as they are, or in base64, and of that one layer.
 func names(value any, layers int) bool {
 	const most = 4

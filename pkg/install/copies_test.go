@@ -71,7 +71,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestUninstallOfAMissingPlugin: nobody says of a plugin that is gone that it stays.
+// TestUninstallOfAMissingPlugin: the messages do not say that a missing plugin stays.
 func TestUninstallOfAMissingPlugin(t *testing.T) {
 	u, binary, _, states := life(t)
 	gone(t, binary)

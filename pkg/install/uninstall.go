@@ -40,7 +40,7 @@ type Uninstalled struct {
 	NoBackup error
 	Binaries []string // their paths; none where there was none, or they stay
 	// Attached is why the plugin stays, or would have without NoWait; and Copies is why
-	// it stays, with those that nobody reads.
+	// it stays, with those that no runtime reads.
 	Attached []Attachment
 	Copies   []Copy
 	// Missing says that there are attachments, and no plugin to keep for them.
@@ -131,7 +131,7 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 	here := slices.ContainsFunc(u.Bins, func(dir string) bool { return exists("", filepath.Join(dir, config.PluginType)) })
 	done.Copies, err = copies(append(slices.Clone(u.Confs), filepath.Join(u.Root, multusDir)))
 	if err != nil {
-		return done, fmt.Errorf("the plugin stays, as nobody knows whether pods need it: %w", err)
+		return done, fmt.Errorf("the plugin stays, as a file that may name it cannot be read: %w", err)
 	}
 	var stays AttachedError
 	if !here {

@@ -163,8 +163,8 @@ func backendsOf(v *enforce.View) []backend {
 }
 
 // conflist tells whether the network that runtimes pick, the first by the name
-// of its file, has an entry of ours. Multus, which picks another network, is passed
-// over.
+// of its file, has a plugin entry. Multus, which delegates to another network, is
+// passed over.
 func conflist(s *reconcile.Sources) *bool {
 	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
 		return nil
