@@ -86,7 +86,7 @@ func (m *melee) state(t *testing.T, source string) {
 	keys := m.draw(source)
 	m.stated[source] = keys
 	if source != filesOfAgents {
-		list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": source, "plugins": []object{m.entry(keys)}})
+		list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": source, "plugins": []object{m.bridge(source), m.entry(keys)}})
 		must(t, err)
 		whole(t, conflistOf(source), string(list))
 		m.torn[source] = false
