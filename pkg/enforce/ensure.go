@@ -157,7 +157,7 @@ func (e *Enforcer) unable(ctx context.Context, v *View, changed []policy.Contrib
 			if g.Recorded && !isChanged {
 				continue
 			}
-			if err := e.able(ctx, g.Choice, []policy.Family{c.Family}); err != nil {
+			if err := e.able(ctx, g.Choice, []policy.Family{c.Family}); err != nil && unable[c.Name] == nil {
 				unable[c.Name] = unwritten(c.Name, g.Choice, err)
 			}
 		}
