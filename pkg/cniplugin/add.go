@@ -137,7 +137,7 @@ func (n *node) verdict(v *enforce.View, chain string) error {
 		n.Warn(w)
 	}
 	for _, p := range v.Policies {
-		for _, e := range p.Conflicts {
+		for _, e := range p.Conflicts.Shown() {
 			n.Warn(e)
 		}
 		if p.Chain != chain {

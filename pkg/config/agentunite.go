@@ -202,9 +202,13 @@ func (u *agentUnion) prefixesInBothLists() {
 		}
 	}
 	for _, d := range u.docs {
+		inBoth := map[netip.Prefix]bool{}
+		for _, p := range d.Statement.NonMasqueradeCIDRs {
+			inBoth[p] = true
+		}
 		for i, p := range d.Statement.MasqueradeCIDRs {
 			at, both := exempts[p]
-			if !both || slices.Contains(d.Statement.NonMasqueradeCIDRs, p) {
+			if !both || inBoth[p] {
 				continue
 			}
 			u.conflict(d, masqueraded, d.indexOf(masqueraded, i), fmt.Sprintf("%s is %s[%d] of %s too; remove one of the two",

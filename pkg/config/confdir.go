@@ -21,6 +21,9 @@ type ConfDir struct {
 	Conflists []Conflist // by the file's name, which is how runtimes choose
 	// Changed is when a file was last added, removed or written.
 	Changed time.Time
+
+	naming map[string]*Conflist // by network, the first with an entry of ours
+	err    error                // of all that are broken
 }
 
 // Conflist is one file of the directory. A file that runtimes cannot load has an
@@ -119,7 +122,25 @@ func ReadConfDir(dir string) (ConfDir, error) {
 		}
 		c.Conflists = append(c.Conflists, list)
 	}
+	c.index()
 	return c, nil
+}
+
+func (c *ConfDir) index() {
+	c.naming = map[string]*Conflist{}
+	var broken DocumentError
+	for i := range c.Conflists {
+		list := &c.Conflists[i]
+		if list.Err != nil {
+			broken.Mistakes = append(broken.Mistakes, list.Err)
+		}
+		if list.Network != "" && len(list.Entries) > 0 && c.naming[list.Network] == nil {
+			c.naming[list.Network] = list
+		}
+	}
+	if len(broken.Mistakes) > 0 {
+		c.err = &broken
+	}
 }
 
 // lastChange returns the latest mtime of the directory and its files; of what
@@ -164,24 +185,11 @@ func (c ConfDir) Has(network string, s policy.Statement) bool {
 
 // Err tells of the files that runtimes cannot load: while there are any, nobody
 // knows all the networks. Nil says that the directory parses whole.
-func (c ConfDir) Err() error {
-	var broken DocumentError
-	for _, list := range c.Conflists {
-		if list.Err != nil {
-			broken.Mistakes = append(broken.Mistakes, list.Err)
-		}
-	}
-	if len(broken.Mistakes) == 0 {
-		return nil
-	}
-	return &broken
-}
+func (c ConfDir) Err() error { return c.err }
 
 func (c ConfDir) first(network string) *ConflistEntry {
-	for _, list := range c.Conflists {
-		if network != "" && list.Network == network && len(list.Entries) > 0 {
-			return &list.Entries[0]
-		}
+	if list := c.naming[network]; list != nil {
+		return &list.Entries[0]
 	}
 	return nil
 }

@@ -55,7 +55,7 @@ func policyConflicts(e *examination) ([]Finding, error) {
 		Summary: "Sources contradict each other, and one of them has yielded.",
 		Remedy:  "Make the sources agree, or give one of them another masqChain and a scope of its own."}
 	for _, p := range e.policies() {
-		for _, c := range p.Conflicts {
+		for _, c := range p.Conflicts.Shown() {
 			f.Detail = append(f.Detail, c.Error())
 		}
 	}

@@ -3,7 +3,6 @@
 package enforce
 
 import (
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -87,16 +86,68 @@ func (p *Proposal) Add(own policy.Contribution, disk Conflists, warn func(error)
 }
 
 // change puts in what a source states, unless its chain has too many rules then.
-// Where the backend is still to be chosen, that shows when it is.
 func (p *Proposal) change(own policy.Contribution) error {
 	next := *p
 	next.put(own)
-	merged := next.merged(own.Statement.Chain)
-	if err := merged.CheckBounds(policy.Layout{Sets: merged.Backend.Value != policy.IPTables}); err != nil {
+	if err := checkBounds(next.merged(own.Statement.Chain)); err != nil {
 		return fmt.Errorf("%s: %w", own.Source, err)
 	}
 	*p = next
 	return nil
+}
+
+// AddAll adds what networks state, each as Add does, and returns the errors by
+// source. Where nothing has to be decided, it takes one merge and not one each.
+func (p *Proposal) AddAll(all []policy.Contribution, disk Conflists, warn func(error)) map[policy.Source]error {
+	if next, undisputed := p.withAll(all); undisputed {
+		*p = next
+		return nil
+	}
+	errs := map[policy.Source]error{}
+	for _, c := range all {
+		if err := p.Add(c, disk, warn); err != nil {
+			errs[c.Source] = err
+		}
+	}
+	return errs
+}
+
+// withAll returns the proposal with what networks state, and whether no network
+// conflicts with another or has yielded.
+func (p *Proposal) withAll(all []policy.Contribution) (Proposal, bool) {
+	next := Proposal{slices.Clone(p.Contributions), slices.Clone(p.Changed)}
+	at := map[policy.Source]int{}
+	undisputed := true
+	for i, c := range next.Contributions {
+		at[c.Source] = i
+		undisputed = undisputed && !c.Yields
+	}
+	order := lastOrder(p.Contributions)
+	for _, c := range all {
+		i, stored := at[c.Source]
+		if stored && next.Contributions[i].Statement.Equal(c.Statement) {
+			continue
+		}
+		order++
+		c.Order = order
+		next.Changed = append(next.Changed, c)
+		if stored {
+			next.Contributions[i] = c
+		} else {
+			next.Contributions = append(next.Contributions, c)
+		}
+	}
+	for _, merged := range policy.Merge(next.Contributions) {
+		ofNetworks := func(e *policy.ConflictError) bool { return e.Yields.Source.Kind == policy.Network }
+		undisputed = undisputed && checkBounds(merged) == nil && !slices.ContainsFunc(merged.Conflicts, ofNetworks)
+	}
+	return next, undisputed
+}
+
+// checkBounds returns an error if the policy has too many rules. Where the
+// backend is still to be chosen, that shows when it is.
+func checkBounds(p policy.Policy) error {
+	return p.CheckBounds(policy.Layout{Sets: p.Backend.Value != policy.IPTables})
 }
 
 func (p *Proposal) put(c policy.Contribution) {
@@ -124,11 +175,17 @@ func lastOrder(list []policy.Contribution) int64 {
 func (p *Proposal) settle(own policy.Contribution, disk Conflists, warn func(error)) error {
 	blocking := p.lostBy(own.Source)
 	if len(blocking) > 0 && disk.Names(own.Source.Name) {
+		asked := map[policy.Source]bool{}
 		for _, e := range blocking {
-			other := *p.Find(e.Holds.Source)
-			if !disk.Lacks(other.Source.Name) {
+			source := e.Holds.Source
+			if asked[source] {
 				continue
 			}
+			asked[source] = true
+			if !disk.Lacks(source.Name) {
+				continue
+			}
+			other := *p.Find(source)
 			other.Yields, own.Yields = true, false
 			p.put(other)
 			p.put(own)
@@ -136,20 +193,19 @@ func (p *Proposal) settle(own policy.Contribution, disk Conflists, warn func(err
 		}
 		blocking = p.lostBy(own.Source)
 	}
-	var errs []error
-	for _, e := range blocking {
-		errs = append(errs, e)
+	if len(blocking) > 0 {
+		return blocking
 	}
-	if len(errs) == 0 && own.Yields {
+	if own.Yields {
 		own.Yields = false
 		p.put(own)
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // lostBy returns the conflicts that the source loses to another.
-func (p *Proposal) lostBy(s policy.Source) []*policy.ConflictError {
-	var lost []*policy.ConflictError
+func (p *Proposal) lostBy(s policy.Source) policy.ConflictErrors {
+	var lost policy.ConflictErrors
 	for _, e := range p.merged(p.Chain(s)).Conflicts {
 		if e.Yields.Source == s {
 			lost = append(lost, e)

@@ -90,6 +90,6 @@ func (p Policy) exceeds(remedy string, by []Entry, format string, args ...any) e
 			}
 		}
 	}
-	return &BoundError{p.Chain, fmt.Sprintf("%s, in what %s state together; remove some, %s, or give a network another masqChain",
+	return &BoundError{p.Chain, fmt.Sprintf("%s, stated by %s; remove some, %s, or give a network another masqChain",
 		fmt.Sprintf(format, args...), anyOf(slices.Sorted(maps.Keys(sources))), remedy)}
 }

@@ -25,7 +25,7 @@ func TestCheckBounds(t *testing.T) {
 		rules:   policy.MaxRules,
 		more:    network("b", 2, policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}),
 		want: "chain IP-MASQ-AGENT: 0 nonMasqueradeSourceCIDRs, 65536 nonMasqueradeCIDRs and 0 masqueradeCIDRs with 0 ranges of toPorts make 65537 ipv4 rules in iptables, " +
-			`more than the 65536 possible, in what network "a", network "b" state together` + together,
+			`more than the 65536 possible, stated by network "a", network "b"` + together,
 	}, {
 		name: "ports of one and prefixes of another", // 13 rules each, and for all else
 		sources: []policy.Contribution{
@@ -35,14 +35,14 @@ func TestCheckBounds(t *testing.T) {
 		rules: 13*5040 + 2,
 		more:  network("b", 2, policy.Statement{MasqueradeCIDRs: many(5041)}),
 		want: "chain IP-MASQ-AGENT: 1 nonMasqueradeSourceCIDRs, 1 nonMasqueradeCIDRs and 5041 masqueradeCIDRs with 4 ranges of toPorts make 65548 ipv4 rules in iptables, " +
-			`more than the 65536 possible, in what network "a", network "b", the agent files state together` + together,
+			`more than the 65536 possible, stated by network "a", network "b", the agent files` + together,
 	}, {
 		name:    "exempt sources",
 		sources: []policy.Contribution{network("a", 1, policy.Statement{NonMasqueradeCIDRs: cidrs(), NonMasqueradeSourceCIDRs: many(4096)})},
 		rules:   4096 + 2,
 		more:    agentFiles(policy.Statement{NonMasqueradeSourceCIDRs: cidrs("10.0.0.0/8")}),
 		want: "chain IP-MASQ-AGENT: nonMasqueradeSourceCIDRs has 4097 entries, more than the 4096 possible, " +
-			`in what network "a", the agent files state together; remove some, write wider prefixes, or give a network another masqChain`,
+			`stated by network "a", the agent files; remove some, write wider prefixes, or give a network another masqChain`,
 	}} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := policy.Merge(tt.sources)[0]

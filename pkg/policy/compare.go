@@ -81,12 +81,13 @@ func (d Diff) Summary(most int) string {
 // that should not be.
 func Compare(desired, observed Ruleset) Diff {
 	var d Diff
+	there, wanted := observed.finder(), desired.finder()
 	for i := range desired.Chains {
 		want := &desired.Chains[i]
-		d = append(d, CompareChain(want, observed.Find(want.Family, want.Name))...)
+		d = append(d, CompareChain(want, there(want.Family, want.Name))...)
 	}
 	for _, c := range observed.Chains {
-		if desired.Find(c.Family, c.Name) == nil {
+		if wanted(c.Family, c.Name) == nil {
 			d = append(d, Change{ChainChange, c.Family, c.Name, true, ""})
 		}
 	}
@@ -146,23 +147,30 @@ func (c *comparison) rules(desired, observed []Rule) {
 
 // report names rules, or the elements in which the sets of two rules differ.
 func (c *comparison) report(kind ChangeKind, missing, unexpected []Rule) {
-	sets := slices.ContainsFunc(missing, Rule.matchesSet) || slices.ContainsFunc(unexpected, Rule.matchesSet)
-	for _, m := range missing {
-		i := -1
-		if sets {
-			i = slices.IndexFunc(unexpected, m.differsInElements)
+	like := map[string][]int{} // the places of unexpected rules that differ in elements alone
+	if slices.ContainsFunc(missing, Rule.matchesSet) || slices.ContainsFunc(unexpected, Rule.matchesSet) {
+		for i, u := range unexpected {
+			like[u.withoutElements().key()] = append(like[u.withoutElements().key()], i)
 		}
-		if i < 0 {
+	}
+	paired := map[int]bool{}
+	for _, m := range missing {
+		key := m.withoutElements().key()
+		at := slices.IndexFunc(like[key], func(i int) bool { return m.matchesSet() || unexpected[i].matchesSet() })
+		if at < 0 {
 			c.add(kind, false, m.String())
 			continue
 		}
-		u := unexpected[i]
-		unexpected = slices.Delete(unexpected, i, i+1)
-		c.elements(m, m.From, u.From, "source")
-		c.elements(m, m.To, u.To, "destination")
+		i := like[key][at]
+		like[key] = slices.Delete(like[key], at, at+1)
+		paired[i] = true
+		c.elements(m, m.From, unexpected[i].From, "source")
+		c.elements(m, m.To, unexpected[i].To, "destination")
 	}
-	for _, u := range unexpected {
-		c.add(kind, true, u.String())
+	for i, u := range unexpected {
+		if !paired[i] {
+			c.add(kind, true, u.String())
+		}
 	}
 }
 
@@ -177,14 +185,15 @@ func (c *comparison) elements(r Rule, want, have Ranges, what string) {
 	}
 }
 
-// differsInElements reports whether the rules are one but for the contents of
-// their sets.
-func (r Rule) differsInElements(s Rule) bool {
-	if !r.matchesSet() && !s.matchesSet() || (r.From == nil) != (s.From == nil) || (r.To == nil) != (s.To == nil) {
-		return false
+// withoutElements returns the rule with empty sets in the place of those that it
+// matches.
+func (r Rule) withoutElements() Rule {
+	for _, set := range []*Ranges{&r.From, &r.To} {
+		if *set != nil {
+			*set = Ranges{}
+		}
 	}
-	s.From, s.To = r.From, r.To
-	return r.Equal(s)
+	return r
 }
 
 // matchesSet reports whether the rule takes more than one range: a rule that a
@@ -197,50 +206,34 @@ func difference(desired, observed []Rule) (missing, unexpected []Rule) {
 	if slices.EqualFunc(desired, observed, Rule.Equal) {
 		return nil, nil
 	}
-	count := map[string]int{}
-	for _, r := range observed {
-		if r.Verdict != Alien {
-			count[r.key()]++
-		}
+	missing, surplus := Unmatched(desired, observed)
+	for _, i := range surplus {
+		unexpected = append(unexpected, observed[i])
 	}
-	for _, r := range desired {
-		if count[r.key()]--; count[r.key()] < 0 {
-			missing = append(missing, r)
-		}
-	}
-	for _, r := range slices.Backward(observed) {
-		if r.Verdict == Alien {
-			unexpected = append(unexpected, r)
-		} else if count[r.key()] > 0 {
-			count[r.key()]--
-			unexpected = append(unexpected, r)
-		}
-	}
-	slices.Reverse(unexpected)
 	return missing, unexpected
 }
 
-// outOfOrder returns the observed rules that stand before one which the desired
-// order has before them, where that has a meaning. Both lists hold the same.
-func outOfOrder(desired, observed []Rule) []Rule {
-	place := map[string][]int{}
-	for i, r := range desired {
-		place[r.key()] = append(place[r.key()], i)
+// Unmatched returns the desired rules that are missing, and the places of the
+// observed ones that are too many. Of several that are equal the last one stays:
+// an agent that runs beside ip-masq appends the jump that it looks for.
+func Unmatched(desired, observed []Rule) (missing []Rule, surplus []int) {
+	wanted := make(map[string]int, len(desired))
+	for _, r := range desired {
+		wanted[r.key()]++
 	}
-	places := make([]int, len(observed))
-	for i, r := range observed {
-		k := r.key()
-		places[i], place[k] = place[k][0], place[k][1:]
-	}
-	var out []Rule
-	for i, r := range observed {
-		later := func(j int) bool { return places[j] < places[i] && !r.commutes(observed[j]) }
-		for j := i + 1; j < len(observed); j++ {
-			if later(j) {
-				out = append(out, r)
-				break
-			}
+	for i, r := range slices.Backward(observed) {
+		if k := r.key(); r.Verdict != Alien && wanted[k] > 0 {
+			wanted[k]--
+		} else {
+			surplus = append(surplus, i)
 		}
 	}
-	return out
+	slices.Reverse(surplus)
+	for _, r := range desired {
+		if k := r.key(); wanted[k] > 0 {
+			wanted[k]--
+			missing = append(missing, r)
+		}
+	}
+	return missing, surplus
 }

@@ -203,6 +203,44 @@ func TestOrderWithoutMeaning(t *testing.T) {
 	})
 }
 
+// What is reported of an order is each rule that stands before one which it has
+// to come after, and nothing else.
+func TestOrderIsReportedRuleByRule(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rs := genRuleset().Draw(t, "ruleset")
+		for i := range rs.Chains {
+			want := &rs.Chains[i]
+			have := &policy.Chain{Family: want.Family, Name: want.Name, Jumps: want.Jumps, Rules: rapid.Permutation(want.Rules).Draw(t, "rules")}
+			var place []int // of equal rules the first is the first
+			for _, r := range have.Rules {
+				place = append(place, slices.IndexFunc(indices(len(want.Rules)), func(j int) bool { return want.Rules[j].Equal(r) && !slices.Contains(place, j) }))
+			}
+			var out []string
+			for i, r := range have.Rules {
+				before := func(j int) bool { return place[j] < place[i] && !noPacketTells(r, have.Rules[j]) }
+				if slices.ContainsFunc(indices(len(place))[i+1:], before) {
+					out = append(out, r.String())
+				}
+			}
+			var reported []string
+			for _, c := range policy.CompareChain(want, have) {
+				reported = append(reported, c.Text)
+			}
+			if !slices.Equal(out, reported) {
+				t.Fatalf("reported are %q, want %q", reported, out)
+			}
+		}
+	})
+}
+
+func indices(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
 // noPacketTells reports whether no packet fares differently when the two rules
 // change places: they decide the same, or no address or protocol is in both.
 func noPacketTells(r, s policy.Rule) bool {

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -61,7 +62,7 @@ type Policy struct {
 
 	// Conflicts are what the sources contradict each other in. The policy
 	// has of each the side that holds.
-	Conflicts []*ConflictError
+	Conflicts ConflictErrors
 }
 
 // Entry is a prefix with what happens to the packets it covers, unless a longer
@@ -98,6 +99,34 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("chain %s: %s of %s is %s, which contradicts %s of %s, %s; the latter is in force: %s",
 		e.Chain, e.Yields.Key, e.Yields.Source, e.YieldsValue,
 		e.Holds.Key, e.Holds.Source, e.HoldsValue, remedy)
+}
+
+// ConflictErrors are several conflicts: one for each prefix that two sources
+// dispute, and there can be a million.
+type ConflictErrors []*ConflictError
+
+// Error writes one line for each of those that are Shown.
+func (e ConflictErrors) Error() string { return errors.Join(e.Shown()...).Error() }
+
+// Unwrap returns all of them.
+func (e ConflictErrors) Unwrap() []error { return e.errors(len(e)) }
+
+// Shown returns the first conflicts, and an error that counts the others.
+func (e ConflictErrors) Shown() []error {
+	const most = 8
+	shown := e.errors(min(most, len(e)))
+	if more := len(e) - most; more > 0 {
+		shown = append(shown, fmt.Errorf("chain %s: and %d more conflicts", e[0].Chain, more))
+	}
+	return shown
+}
+
+func (e ConflictErrors) errors(n int) []error {
+	list := make([]error, n)
+	for i, c := range e[:n] {
+		list[i] = c
+	}
+	return list
 }
 
 // inForce orders contributions by the weight of their word: a network that does

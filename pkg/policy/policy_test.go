@@ -5,6 +5,7 @@ package policy_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -51,5 +52,20 @@ func TestPolicyFamilies(t *testing.T) {
 	} {
 		p := mergeOne(t, network("n", 1, policy.Statement{EnableIPv6: tt.enabled}))
 		wantEqual(t, "Families", p.Families(), tt.want)
+	}
+}
+
+// However many prefixes two sources dispute, a message has a few of them. Each can
+// be found.
+func TestManyConflicts(t *testing.T) {
+	disputed := many(1000)
+	p := mergeOne(t, network("a", 1, policy.Statement{NonMasqueradeCIDRs: disputed}), network("b", 2, policy.Statement{MasqueradeCIDRs: disputed}))
+	lines := strings.Split(p.Conflicts.Error(), "\n")
+	wantEqual(t, "lines", len(lines), 9)
+	wantEqual(t, "last line", lines[8], "chain IP-MASQ-AGENT: and 992 more conflicts")
+	wantEqual(t, "errors", len(p.Conflicts.Unwrap()), 1000)
+	var conflict *policy.ConflictError
+	if !errors.As(error(p.Conflicts), &conflict) {
+		t.Error("it is no ConflictError")
 	}
 }

@@ -39,6 +39,24 @@ func (rs *Ruleset) Find(f Family, name string) *Chain {
 	return nil
 }
 
+// finder returns Find for who looks for many chains.
+func (rs *Ruleset) finder() func(f Family, name string) *Chain {
+	const few = 16
+	if len(rs.Chains) <= few {
+		return rs.Find
+	}
+	type id struct {
+		family Family
+		name   string
+	}
+	chains := make(map[id]*Chain, len(rs.Chains))
+	for i := range rs.Chains {
+		c := &rs.Chains[i]
+		chains[id{c.Family, c.Name}] = c
+	}
+	return func(f Family, name string) *Chain { return chains[id{f, name}] }
+}
+
 // HoldsOnly reports whether every rule of the chain has one of the verdicts.
 func (c *Chain) HoldsOnly(verdicts ...Verdict) bool {
 	return !slices.ContainsFunc(c.Rules, func(r Rule) bool { return !slices.Contains(verdicts, r.Verdict) })

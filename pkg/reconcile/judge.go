@@ -104,7 +104,7 @@ func judgeBroken(r *Report, list config.Conflist) {
 func judgeRules(r *Report) {
 	v := r.View
 	for _, p := range v.Policies {
-		for _, c := range p.Conflicts {
+		for _, c := range p.Conflicts.Shown() {
 			r.chainProblem(TopicConflict, p.Chain, c)
 		}
 		if err := v.Err(p.Chain); err != nil {

@@ -74,6 +74,7 @@ func (n *Node) lost(r *Report, p *enforce.Proposal) []error {
 // proposeNetworks proposes what the conflists state, the first that has an entry
 // of ours for each network.
 func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
+	var all []policy.Contribution
 	seen := map[string]bool{}
 	for _, list := range r.Sources.ConfDir.Conflists {
 		if len(list.Entries) == 0 || list.Network == "" || seen[list.Network] {
@@ -91,10 +92,13 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		case dataDirErr != nil:
 			r.problem(TopicConflist, dataDirErr)
 		default:
-			own := policy.Contribution{Source: source, Statement: entry.Entry.Statement}
-			if err := p.Add(own, r.Sources.ConfDir, r.warn); err != nil {
-				r.sourceProblem(source, err)
-			}
+			all = append(all, policy.Contribution{Source: source, Statement: entry.Entry.Statement})
+		}
+	}
+	errs := p.AddAll(all, r.Sources.ConfDir, r.warn)
+	for _, c := range all {
+		if err := errs[c.Source]; err != nil {
+			r.sourceProblem(c.Source, err)
 		}
 	}
 }

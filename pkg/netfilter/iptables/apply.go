@@ -138,7 +138,7 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		} else if want.Owner != have.Owner || !slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal) {
 			tx.fill(want)
 		}
-		missing, surplus := matchJumps(want.Jumps, have.Jumps)
+		missing, surplus := policy.Unmatched(want.Jumps, have.Jumps)
 		if len(surplus) > 0 {
 			wanting = append(wanting, *want)
 		}
@@ -154,28 +154,12 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		return nil, err
 	}
 	for _, want := range wanting {
-		_, surplus := matchJumps(want.Jumps, t.jumps(want.Name))
+		_, surplus := policy.Unmatched(want.Jumps, t.jumps(want.Name))
 		for _, i := range surplus {
 			tx.deleteJump(lines[want.Name][i])
 		}
 	}
 	return &tx, nil
-}
-
-// matchJumps returns the desired jumps that are missing, and the places of the
-// observed ones that are too many. Of several that are equal the last one stays:
-// an agent that runs beside us has appended it, and looks for its own comment.
-func matchJumps(desired, observed []policy.Rule) (missing []policy.Rule, surplus []int) {
-	missing = slices.Clone(desired)
-	for i, o := range slices.Backward(observed) {
-		if at := slices.IndexFunc(missing, o.Equal); at >= 0 {
-			missing = slices.Delete(missing, at, at+1)
-		} else {
-			surplus = append(surplus, i)
-		}
-	}
-	slices.Reverse(surplus)
-	return missing, surplus
 }
 
 // jumpLines returns the jumps to each chain as iptables shows them, in the order

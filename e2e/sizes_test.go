@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+// sized is something that is done with input of a size that others choose.
+type sized struct {
+	name string
+	n    int
+	// prepare returns what is done with input of n items.
+	prepare func(t *testing.T, n int) func()
+}
+
+// cpuTime is the processor time that the process has used so far.
+func cpuTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u syscall.Rusage
+	must(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// TestSizes: four times the input takes about four times the processor time,
+// where a step that goes with the square takes sixteen times. What takes less
+// than the floor tells nothing, and is no harm either.
+func TestSizes(t *testing.T) {
+	const most, floor = 9, 40 * time.Millisecond
+	for _, s := range slices.Concat(policySizes(), configSizes()) {
+		t.Run(s.name, func(t *testing.T) {
+			few, many := s.prepare(t, s.n), s.prepare(t, 4*s.n)
+			// The least is what it takes: the machine has others to serve.
+			tookFew, tookMany := spent(t, few), spent(t, many)
+			for range 5 {
+				if tookMany <= max(floor, most*tookFew) {
+					break
+				}
+				tookFew, tookMany = min(tookFew, spent(t, few)), min(tookMany, spent(t, many))
+			}
+			t.Logf("%d: %s, %d: %s, %.1f times", s.n, tookFew, 4*s.n, tookMany, float64(tookMany)/float64(tookFew))
+			if tookMany > max(floor, most*tookFew) {
+				t.Errorf("%d items take %s, and %d take %s", s.n, tookFew, 4*s.n, tookMany)
+			}
+		})
+	}
+}
+
+// spent is the processor time that something takes.
+func spent(t *testing.T, do func()) time.Duration {
+	t.Helper()
+	runtime.GC()
+	before := cpuTime(t)
+	do()
+	return cpuTime(t) - before
+}
+
+func reversed[T any](list []T) []T {
+	list = slices.Clone(list)
+	slices.Reverse(list)
+	return list
+}
+
+// stated is what the nth network states.
+func stated(nth int, s policy.Statement) policy.Contribution {
+	if s.Chain == "" {
+		s.Chain = policy.DefaultChain
+	}
+	return policy.Contribution{Source: network(fmt.Sprint("net", nth)), Statement: s, Order: int64(nth + 1)}
+}
+
+// desired is the rules of networks that state this.
+func desired(l policy.Layout, statements ...policy.Statement) policy.Ruleset {
+	var all []policy.Contribution
+	for i, s := range statements {
+		all = append(all, stated(i, s))
+	}
+	return policy.Desired(policy.Merge(all), l, policy.OwnedBy("/state"))
+}
+
+// halves is a statement of n prefixes, of which half are exempt and half are not.
+func halves(n int) policy.Statement {
+	return policy.Statement{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n/2)...), MasqueradeCIDRs: prefixes(prefixesOf24(n/2, n/2)...)}
+}
+
+func policySizes() []sized {
+	rules, sets := policy.Layout{}, policy.Layout{Sets: true}
+	compare := func(a, b policy.Ruleset) func() { return func() { policy.Compare(a, b) } }
+	return []sized{
+		{"merge and make rules", 8000, func(_ *testing.T, n int) func() {
+			s := halves(n)
+			return func() { desired(rules, s); desired(sets, s) }
+		}},
+		{"prefixes within each other", 8000, func(_ *testing.T, n int) func() {
+			var s policy.Statement
+			for i := range n {
+				p := prefixes(prefixesOf24(i/8, 1)...)[0]
+				list := &s.NonMasqueradeCIDRs
+				if i%2 == 1 {
+					list = &s.MasqueradeCIDRs
+				}
+				next, _ := p.Addr().Prefix(24 + i%8)
+				*list = append(*list, next)
+			}
+			return func() { desired(rules, s); desired(sets, s) }
+		}},
+		{"many networks of a chain", 2000, func(_ *testing.T, n int) func() {
+			var all []policy.Statement
+			for i := range n {
+				all = append(all, policy.Statement{NonMasqueradeCIDRs: prefixes(prefixesOf24(i, 1)...)})
+			}
+			return func() { desired(rules, all...) }
+		}},
+		{"many chains", 2000, func(_ *testing.T, n int) func() {
+			var all []policy.Statement
+			for i := range n {
+				all = append(all, policy.Statement{Chain: fmt.Sprint("C", i)})
+			}
+			rs := desired(rules, all...)
+			return compare(rs, rs)
+		}},
+		{"lists in another order", 4000, func(_ *testing.T, n int) func() {
+			s := halves(n)
+			r := policy.Statement{NonMasqueradeCIDRs: reversed(s.NonMasqueradeCIDRs), MasqueradeCIDRs: reversed(s.MasqueradeCIDRs)}
+			return compare(desired(rules, s), desired(rules, r))
+		}},
+		{"other prefixes", 4000, func(_ *testing.T, n int) func() {
+			return compare(desired(rules, halves(n)), desired(rules, policy.Statement{NonMasqueradeCIDRs: prefixes(prefixesOf24(n, n)...)}))
+		}},
+		{"other interfaces", 1024, func(_ *testing.T, n int) func() {
+			return compare(desired(rules, policy.Statement{OutputInterfaces: interfaceNames("a", n)}),
+				desired(rules, policy.Statement{OutputInterfaces: interfaceNames("b", n)}))
+		}},
+		{"other interfaces and sources", 512, func(_ *testing.T, n int) func() {
+			of := func(prefix string, nth int) policy.Ruleset {
+				return desired(sets, policy.Statement{OutputInterfaces: interfaceNames(prefix, n), SourceCIDRs: prefixes(prefixesOf24(nth, 2)...)})
+			}
+			return compare(of("a", 0), of("b", 2))
+		}},
+		{"jumps that are too many", 1024, func(_ *testing.T, n int) func() {
+			a, b := desired(rules, policy.Statement{OutputInterfaces: interfaceNames("a", n)}), desired(rules, policy.Statement{OutputInterfaces: interfaceNames("b", n)})
+			return func() { policy.Unmatched(a.Chains[0].Jumps, b.Chains[0].Jumps) }
+		}},
+		{"a prefix each that two networks dispute", 4000, func(t *testing.T, n int) func() {
+			a := stated(0, policy.Statement{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n)...)})
+			b := stated(1, policy.Statement{MasqueradeCIDRs: a.Statement.NonMasqueradeCIDRs})
+			return func() {
+				err := enforce.NewProposal([]policy.Contribution{a}).Add(b, everywhere{}, func(err error) { t.Error(err) })
+				if err == nil || len(err.Error()) > 8192 {
+					t.Fatalf("an error of %d bytes", len(fmt.Sprint(err)))
+				}
+			}
+		}},
+	}
+}
+
+// everywhere is a conf directory that has all networks.
+type everywhere struct{}
+
+func (everywhere) Names(string) bool                 { return true }
+func (everywhere) Lacks(string) bool                 { return false }
+func (everywhere) Has(string, policy.Statement) bool { return false }
+
+// entrySized is an entry with keys of a size, as the plugin takes it.
+func entrySized(name string, n int, keys func(n int) object) sized {
+	return sized{name, n, func(t *testing.T, n int) func() {
+		entry := keys(n)
+		entry["name"], entry["type"], entry["cniVersion"] = "podnet", config.PluginType, "1.0.0"
+		doc := text(t, entry)
+		return func() {
+			c := config.ReadNetconf(doc)
+			c.Identity()
+			c.Telling()
+			if _, err := c.Entry(); err != nil && len(err.Error()) > 8192 {
+				t.Fatalf("an error of %d bytes", len(err.Error()))
+			}
+		}
+	}}
+}
+
+// agentSized is files of the agents.
+func agentSized(name string, n int, files func(n int) map[string]string) sized {
+	return sized{name, n, func(t *testing.T, n int) func() {
+		dir := t.TempDir()
+		for name, text := range files(n) {
+			must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+		}
+		return func() {
+			_, err := config.ReadAgentFiles(yamldoc.Decode, dir, config.DialectV1, config.AgentPolicy{})
+			if err != nil && len(err.Error()) > 8192 {
+				t.Fatalf("an error of %d bytes", len(err.Error()))
+			}
+		}
+	}}
+}
+
+// confDirOf is a conf directory of n networks, of a node with that dataDir.
+func confDirOf(t *testing.T, n int, dataDir string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i := range n {
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%05d.conflist", i)),
+			text(t, object{"name": fmt.Sprint("net", i), "cniVersion": "1.0.0", "plugins": []object{{"type": "bridge"}, {"type": config.PluginType, "dataDir": dataDir}}}), 0o600))
+	}
+	return dir
+}
+
+func configSizes() []sized {
+	yaml := func(key string, items []string) string { return key + ":\n- " + strings.Join(items, "\n- ") + "\n" }
+	const limit = "cidrLimit: 1000000\n"
+	return []sized{
+		entrySized("an entry", 8000, func(n int) object {
+			return object{"nonMasqueradeCIDRs": prefixesOf24(0, n), "masqueradeCIDRs": prefixesOf24(n, n), "cidrLimit": 1000000}
+		}),
+		entrySized("prefixes in both lists", 8000, func(n int) object {
+			return object{"nonMasqueradeCIDRs": prefixesOf24(0, n), "masqueradeCIDRs": reversed(prefixesOf24(0, n))}
+		}),
+		entrySized("items that are none", 8000, func(n int) object { return object{"nonMasqueradeCIDRs": interfaceNames("x", n)} }),
+		entrySized("keys that are none", 8000, func(n int) object {
+			keys := object{}
+			for _, name := range interfaceNames("k", n) {
+				keys[name] = 1
+			}
+			return keys
+		}),
+		entrySized("interfaces", 8000, func(n int) object { return object{"outputInterfaces": interfaceNames("x", n)} }),
+		entrySized("ports", 8000, func(n int) object { return object{"toPorts": singlePorts(n)} }),
+		entrySized("args", 100000, func(n int) object {
+			return object{"args": strings.Repeat("x", n), "prevResult": interfaceNames("x", n)}
+		}),
+		agentSized("an agent file", 8000, func(n int) map[string]string {
+			return map[string]string{"ip-masq": limit + yaml("nonMasqueradeCIDRs", prefixesOf24(0, n))}
+		}),
+		agentSized("prefixes in lists of two files", 5000, func(n int) map[string]string {
+			return map[string]string{
+				"ip-masq-a": limit + yaml("nonMasqueradeCIDRs", prefixesOf24(0, n)),
+				"ip-masq-b": limit + yaml("nonMasqueradeCIDRs", prefixesOf24(n, n)) + yaml("masqueradeCIDRs", prefixesOf24(0, n)),
+			}
+		}),
+		agentSized("many agent files", 250, func(n int) map[string]string {
+			files := map[string]string{}
+			for i := range n {
+				files[fmt.Sprint("ip-masq-", i)] = yaml("nonMasqueradeCIDRs", prefixesOf24(i, 1))
+			}
+			return files
+		}),
+		agentSized("keys of an agent file", 8000, func(n int) map[string]string {
+			return map[string]string{"ip-masq": strings.Join(interfaceNames("k", n), ": 1\n") + ": 1\n"}
+		}),
+		agentSized("brackets", 2000, func(n int) map[string]string {
+			return map[string]string{"ip-masq": "nonMasqueradeCIDRs: " + strings.Repeat("[", n) + strings.Repeat("]", n)}
+		}),
+		{"a conf directory", 500, func(t *testing.T, n int) func() {
+			dir := confDirOf(t, n, config.DefaultDataDir)
+			return func() {
+				c, err := config.ReadConfDir(dir)
+				must(t, err)
+				for i := range n {
+					if name := fmt.Sprint("net", i); !c.Names(name) || c.Lacks(name) {
+						t.Fatalf("lacks %s", name)
+					}
+				}
+			}
+		}},
+		{"a dry run of the reconciler", 250, func(t *testing.T, n int) func() {
+			s := config.DefaultSettings()
+			s.DataDir = filepath.Join(t.TempDir(), "data")
+			s.CNIConfDir = confDirOf(t, n, s.DataDir)
+			return func() {
+				node := reconcile.Open(s, filepath.Join(s.CNIConfDir, "none"), nil)
+				if r := node.Foresee(t.Context(), node.Read()); len(r.Pending) != n {
+					t.Fatalf("%d networks are to be put in force: %v", len(r.Pending), r.Err())
+				}
+			}
+		}},
+		{"plugin.toml", 1000, func(t *testing.T, n int) func() {
+			names, err := json.Marshal(interfaceNames("net", n))
+			must(t, err)
+			file := filepath.Join(t.TempDir(), "plugin.toml")
+			must(t, os.WriteFile(file, fmt.Appendf(nil, "allow_networks = %s\n", names), 0o600))
+			return func() {
+				_, err := config.ReadPluginFile(file)
+				must(t, err)
+			}
+		}},
+	}
+}
