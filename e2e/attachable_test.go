@@ -47,6 +47,9 @@ func TestReadyMeansThatPodsStart(t *testing.T) {
 			if !strings.Contains(d.log(), "topic="+c.reason) {
 				t.Errorf("the log has no topic %s:\n%s", c.reason, d.log())
 			}
+			if _, body := d.ready(); strings.Count(strings.TrimSpace(body), "\n") > 0 {
+				t.Errorf("/readyz gives more than one reason:\n%s", body)
+			}
 			if _, _, code := b.add(t, "podnet", b.newPod(t)); code == 0 && c.finding != "data-dir-differs" {
 				t.Error("ADD succeeds")
 			}

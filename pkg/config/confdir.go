@@ -76,7 +76,7 @@ func (l Conflist) PositionErr() error {
 func (l Conflist) DataDirErr(guard PluginFile, reconcilers string) error {
 	for _, e := range l.Entries {
 		if e.Err == nil && !guard.Present && e.Entry.DataDir != reconcilers {
-			return fmt.Errorf("%s: plugins[%d]: dataDir: %s is not the reconciler's data_dir, %s: state the same in both",
+			return fmt.Errorf("%s: plugins[%d]: dataDir: %s is not the reconciler's data_dir, %s; a node has one dataDir: state the same in both",
 				policy.Shown(l.File), e.Index, policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
 		}
 	}

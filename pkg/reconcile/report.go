@@ -152,7 +152,7 @@ func (r *Report) outstanding() string {
 
 // rulesFailed reports whether rules are not what the documents in force ask for.
 func (r *Report) rulesFailed() bool {
-	return slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Topic == TopicRules || p.Topic == TopicState })
+	return r.Refused != nil || slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Topic == TopicRules || p.Topic == TopicState })
 }
 
 func (r *Report) problem(topic Topic, err error) {
