@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -53,9 +54,11 @@ func conflistEntry(s config.Settings, guard config.PluginFile) ([]byte, error) {
 func usable(dir *store.Dir) error {
 	_, err := dir.Load()
 	if err == nil {
-		err = dir.Writable()
-		if !errors.Is(err, store.ErrRefused) {
-			return nil
+		now, cancel := context.WithCancel(context.Background())
+		cancel()
+		var lock *store.Lock
+		if lock, err = dir.LockToRead(now); !errors.Is(err, store.ErrRefused) {
+			return lock.Release()
 		}
 	}
 	return fmt.Errorf("no pod would start with our entry: %w", err)

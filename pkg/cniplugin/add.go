@@ -79,7 +79,11 @@ func (n *node) makeSure(ctx context.Context) error {
 	if err := n.mayWrite(ctx); err != nil {
 		return err
 	}
-	lock, err := n.lock(ctx, n.Dir.Lock)
+	take := n.Dir.Lock
+	if n.dryRun {
+		take = n.Dir.DryRun
+	}
+	lock, err := n.lock(ctx, take)
 	if err != nil {
 		return n.withoutLock(ctx, state, own, err)
 	}
@@ -133,6 +137,7 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 // verdict fails for the network's own chain alone; what is wrong with others is
 // told, and stops nobody here.
 func (n *node) verdict(v *enforce.View, chain string) error {
+	n.Warn(v.Unrecorded)
 	for _, w := range v.SlowWarnings() {
 		n.Warn(w)
 	}
@@ -177,24 +182,14 @@ func (n *node) withoutLock(ctx context.Context, s store.State, own policy.Contri
 	if errors.Is(cause, store.ErrBusy) {
 		return cause
 	}
-	v, chain, err := n.foresee(ctx, s, own)
-	if v == nil {
-		return err
-	}
-	return n.unwritable(v, chain, cause)
-}
-
-// foresee looks at the rules as the documents would have them after an ADD, and
-// writes nothing. Without a view the error, or its absence, is the outcome.
-func (n *node) foresee(ctx context.Context, s store.State, own policy.Contribution) (*enforce.View, string, error) {
 	if len(s.Newer) > 0 {
-		return nil, "", n.besideNewer(ctx, s, own)
+		return n.besideNewer(ctx, s, own)
 	}
 	proposal, err := n.propose(s, own)
 	if err != nil {
-		return nil, "", err
+		return err
 	}
-	return n.Look(ctx, proposal.Contributions, s.Record), proposal.Chain(own.Source), nil
+	return n.unwritable(n.Look(ctx, proposal.Contributions, s.Record), proposal.Chain(own.Source), cause)
 }
 
 // unwritable passes if the rules are right as they are.

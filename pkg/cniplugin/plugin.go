@@ -46,6 +46,7 @@ func (p *Plugin) Funcs() skel.CNIFuncs {
 type node struct {
 	plugin *Plugin
 	enforce.Enforcer
+	dryRun   bool                         // nothing is to be written
 	judge    func() (config.Entry, error) // the configuration, once
 	entry    func() string                // its fingerprint with the program's, once
 	disk     *conflists

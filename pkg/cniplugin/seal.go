@@ -75,7 +75,7 @@ func (s *shortcut) begin(rec store.Record) {
 // seal is of a moment that never comes again, and does no harm. One that cannot
 // be written is missed by nobody.
 func (s *shortcut) end() {
-	if s.before != "" {
+	if s.before != "" && !s.node.dryRun {
 		_ = s.node.Dir.PutSeal(s.node.source(), store.Seal{Inputs: s.inputs(), Entry: s.node.entry(), Moment: s.before})
 	}
 }

@@ -160,42 +160,19 @@ func validAttachments(netconf []byte) (keep []store.Attachment, listed bool, err
 	return keep, true, nil
 }
 
-// status answers whether every ADD would fail now, and writes nothing.
+// status answers whether an ADD would fail now. It is the ADD, as a dry run: so the
+// two cannot disagree.
 func (p *Plugin) status(ctx context.Context, args *skel.CmdArgs) error {
 	n := p.node(config.ReadNetconf(args.StdinData))
-	entry, err := n.admit()
+	n.dryRun = true
+	_, err := n.admit()
 	if err == nil {
-		err = n.wouldFail(ctx, entry)
+		err = n.makeSure(ctx)
 	}
 	if err != nil { // containerd and kubelet show this without a plugin's name
 		err = fmt.Errorf("%s: %w", config.PluginType, err)
 	}
 	return withCode(types.ErrPluginNotAvailable, err)
-}
-
-func (n *node) wouldFail(ctx context.Context, entry config.Entry) error {
-	state, err := n.Dir.Load()
-	if err != nil {
-		return err
-	}
-	own, err := n.own(entry, state)
-	if err != nil {
-		return err
-	}
-	v, chain, err := n.foresee(ctx, state, own)
-	if v == nil {
-		return err
-	}
-	if !n.settled(state, own) || !v.Right() {
-		if err := n.mayWrite(ctx); err != nil {
-			return err
-		}
-	}
-	var drift *enforce.DriftError
-	if err := n.tolerable(v, chain); !errors.As(err, &drift) {
-		return err
-	}
-	return errors.Join(n.Dir.Writable(), n.CanWrite(ctx, v, chain))
 }
 
 func codeOfConfig(err error) uint {

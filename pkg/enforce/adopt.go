@@ -33,7 +33,7 @@ func (e *Enforcer) Adopt(ctx context.Context, lock *store.Lock, s store.State, p
 	was := e.Look(ctx, p.Contributions, s.Record)
 	v := e.ensure(ctx, was, p.Contributions, p.Changed, s.Record, lock)
 	if err := vouch(v); err != nil {
-		if len(staged) > 0 {
+		if len(staged) > 0 && !lock.DryRun() {
 			e.undo(ctx, was, s.Record, lock)
 		}
 		return v, err

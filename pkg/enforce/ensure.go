@@ -40,10 +40,16 @@ func (e *Enforcer) ensure(ctx context.Context, before *View, contributions, chan
 	}
 	after, owned, err := e.write(ctx, contributions, changed, e.ofThisBoot(rec), before, lock)
 	if err != nil {
+		before.Unrecorded = fmt.Errorf("record what is to be owned: %w", err)
 		for _, p := range before.Policies {
-			before.fail(p.Chain, fmt.Errorf("record what is to be owned: %w", err))
+			if before.Err(p.Chain) != nil {
+				before.fail(p.Chain, before.Unrecorded)
+			}
 		}
 		return before
+	}
+	if lock.DryRun() {
+		return after
 	}
 	e.clear(ctx, after, &owned, lock)
 	if err := lock.PutRecord(owned); err != nil {
@@ -78,6 +84,10 @@ func (e *Enforcer) write(ctx context.Context, contributions, changed []policy.Co
 		}
 		maps.Copy(failed, e.unable(ctx, again, changed))
 		maps.Copy(failed, e.apply(ctx, again, failed, lock))
+		before = again
+	}
+	if lock.DryRun() {
+		return before.asWritten(failed), owned, nil
 	}
 	after := e.Look(ctx, contributions, owned)
 	if len(after.Diff()) > 0 { // a reading can be torn by a writer beside us
@@ -182,7 +192,11 @@ func (e *Enforcer) apply(ctx context.Context, v *View, unable map[string]error, 
 		if err == nil && b.Exclusive() {
 			err = g.leftOut(v.Failed, unable) // Apply would remove it
 		}
-		if err == nil {
+		switch {
+		case err != nil:
+		case lock.DryRun():
+			err = e.able(ctx, g.Choice, g.differing())
+		default:
 			err = b.Apply(ctx, desired, lock.File())
 		}
 		if errors.Is(err, fs.ErrPermission) {
@@ -197,7 +211,7 @@ func (e *Enforcer) apply(ctx context.Context, v *View, unable map[string]error, 
 			continue
 		}
 		for _, c := range g.Observed.Chains {
-			if c.Owner.Differs(e.owner()) {
+			if c.Owner.Differs(e.owner()) && !lock.DryRun() {
 				e.replaced(netfilter.ChainRef{Family: c.Family, Name: c.Name}, g.Choice, c.Owner)
 			}
 		}

@@ -225,21 +225,6 @@ func stale(rec store.Record, v *View) []store.OwnedChain {
 	return out
 }
 
-// CanWrite tells why the rules of a chain could not be written now, if so. It
-// may run a program to find out, and writes nothing.
-func (e *Enforcer) CanWrite(ctx context.Context, v *View, chain string) error {
-	for _, p := range v.Policies {
-		if p.Chain == chain {
-			c, err := e.Drivers.Choose(ctx, chain, p.Backend.Value)
-			if err != nil {
-				return err
-			}
-			return e.able(ctx, c, p.Families())
-		}
-	}
-	return nil
-}
-
 // Able tells why the rules of chains could not be written again, by chain: what
 // is right now need not be right for ever.
 func (e *Enforcer) Able(ctx context.Context, v *View) map[string]error {

@@ -22,6 +22,9 @@ type View struct {
 	Failed map[string]error
 	// Stale is what we own and no policy wants any more.
 	Stale []store.OwnedChain
+	// Unrecorded is why nothing was written: the record could not be. The rules may be
+	// right all the same.
+	Unrecorded error
 	// Elsewhere is where a chain bears the name of one of ours, in another form.
 	// Only who is Thorough looks for it.
 	Elsewhere []Place
@@ -132,6 +135,17 @@ func (v *View) SlowWarnings() []error {
 	return warnings
 }
 
+// asWritten returns the view as it is once all is written but what failed.
+func (v *View) asWritten(failed map[string]error) *View {
+	for i := range v.Groups {
+		v.Groups[i].Diff = nil
+	}
+	for chain, err := range failed {
+		v.fail(chain, err)
+	}
+	return v
+}
+
 func (v *View) fail(chain string, err error) {
 	if v.Failed == nil {
 		v.Failed = map[string]error{}
@@ -148,6 +162,13 @@ func (g *Group) holds(chain string) bool {
 		}
 	}
 	return false
+}
+
+// differing returns the families in which something differs.
+func (g *Group) differing() []policy.Family {
+	return slices.DeleteFunc(policy.Families(), func(f policy.Family) bool {
+		return !slices.ContainsFunc(g.Diff, func(c policy.Change) bool { return c.Family == f })
+	})
 }
 
 // chains returns the names of the group's chains, each once.

@@ -106,6 +106,9 @@ func judgeBroken(r *Report, list config.Conflist) {
 
 func judgeRules(r *Report) {
 	v := r.View
+	if v.Unrecorded != nil {
+		r.problem(TopicState, v.Unrecorded)
+	}
 	for _, p := range v.Policies {
 		for _, c := range p.Conflicts.Shown() {
 			r.chainProblem(TopicConflict, p.Chain, c)

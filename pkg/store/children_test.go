@@ -67,7 +67,7 @@ func children() map[string]func(*store.Dir) error {
 			_, err := d.Load()
 			return err
 		},
-		"writable":    func(d *store.Dir) error { return d.Writable() },
+		"writable":    writable,
 		"bare umask":  func(d *store.Dir) error { return writeWithUmask(d, 0) },
 		"tight umask": func(d *store.Dir) error { return writeWithUmask(d, 0o777) },
 		"read-only":   onReadOnly,
@@ -208,8 +208,8 @@ func onReadOnly(d *store.Dir) error {
 	return errors.Join(
 		isReadOnly(stageErr, d), isReadOnly(l.PutRecord(other), d), isReadOnly(d.Attach("podnet", "d", "eth0"), d),
 		isReadOnly(d.Detach("podnet", "c", "eth0"), d), isReadOnly(d.Prune("podnet", nil), d),
-		isReadOnly(drop(l, network("podnet")), d), isReadOnly(d.Writable(), d),
-		isReadOnly(store.Open(d.Path()+"/absent/too").Writable(), d), l.Release(),
+		isReadOnly(drop(l, network("podnet")), d), l.Release(), isReadOnly(writable(d), d),
+		isReadOnly(writable(store.Open(d.Path()+"/absent/too")), d),
 	)
 }
 
@@ -235,7 +235,10 @@ func onFull(d *store.Dir) error {
 	}
 	s, err := l.Stage(contribution("podnet"))
 	if err == nil {
-		err = errors.Join(s.Commit(), d.Writable())
+		err = errors.Join(s.Commit(), l.Release(), writable(d))
+	}
+	if err == nil {
+		l, err = lockNow(d)
 	}
 	if err != nil {
 		return err
@@ -254,8 +257,8 @@ func onFull(d *store.Dir) error {
 		globErr = errors.Join(globErr, fmt.Errorf("left behind: %v", left))
 	}
 	return errors.Join(
-		isFailure(stageErr, unix.ENOSPC, d, "free space"), isFailure(d.Writable(), unix.ENOSPC, d, "free space"),
-		loadErr, globErr, os.Remove(ballast), d.Writable(), l.Release(),
+		isFailure(stageErr, unix.ENOSPC, d, "free space"), l.Release(), isFailure(writable(d), unix.ENOSPC, d, "free space"),
+		loadErr, globErr, os.Remove(ballast), writable(d),
 	)
 }
 

@@ -4,6 +4,7 @@ package store_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -77,6 +78,18 @@ func drop(l *store.Lock, src policy.Source) error {
 		return err
 	}
 	return s.Commit()
+}
+
+// writable tells why a document could not be written.
+func writable(d *store.Dir) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	l, err := d.DryRun(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = l.Stage(contribution("podnet", "10.0.0.0/8"))
+	return errors.Join(err, l.PutRecord(aRecord()), l.Tidy(store.State{}), l.Release())
 }
 
 func load(t testing.TB, d *store.Dir) store.State {

@@ -22,7 +22,7 @@ func TestAbsentDirectoryIsEmptyAndStaysAbsent(t *testing.T) {
 	same(t, load(t, d), store.State{})
 	ok(t, d.Detach("net", "c", "eth0"))
 	ok(t, d.Prune("net", nil))
-	ok(t, d.Writable())
+	ok(t, writable(d))
 	n, changed, err := d.Attachments("net")
 	if n != 0 || !changed.IsZero() || err != nil {
 		t.Errorf("attachments: %d, %v, %v", n, changed, err)

@@ -21,8 +21,12 @@ import (
 type Lock struct {
 	dir    *Dir
 	root   *folder
-	file   *os.File // nil once released
+	file   *os.File // nil in a dry run without a lock file
 	staged map[*Staged]bool
+
+	dry      bool // see DryRun
+	planned  int  // bytes of what was staged in a dry run
+	released bool
 }
 
 // Lock takes the lock, and creates the dataDir first where it is missing. When
@@ -156,7 +160,7 @@ func (l *Lock) File() *os.File { return l.file }
 // Release ends the lock and discards what is staged and not committed. It does
 // not take the lock from children that inherited it. Twice is fine, and so is nil.
 func (l *Lock) Release() error {
-	if l == nil || l.file == nil {
+	if l == nil || l.released {
 		return nil
 	}
 	var errs []error
@@ -164,17 +168,19 @@ func (l *Lock) Release() error {
 		errs = append(errs, s.Discard())
 	}
 	// Not LOCK_UN: that would unlock it for children too.
-	if err := l.file.Close(); err != nil {
-		errs = append(errs, failure("unlock", l.root.in(lockFile), err))
+	if l.file != nil {
+		if err := l.file.Close(); err != nil {
+			errs = append(errs, failure("unlock", l.root.in(lockFile), err))
+		}
 	}
-	l.file = nil
+	l.released = true
 	l.root.close()
 	return errors.Join(errs...)
 }
 
 // held fails where the lock is released.
 func (l *Lock) held(op, path string) error {
-	if l.file == nil {
+	if l.released {
 		return failure(op, path, ErrReleased)
 	}
 	return nil

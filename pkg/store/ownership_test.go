@@ -40,7 +40,7 @@ var (
 func operations(t *testing.T) map[string]func(*store.Dir) error {
 	return map[string]func(*store.Dir) error{
 		"Load":        func(d *store.Dir) error { _, err := d.Load(); return err },
-		"Writable":    (*store.Dir).Writable,
+		"DryRun":      writable,
 		"Lock":        func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
 		"Lead":        func(d *store.Dir) error { _, err := d.Lead(); return err },
 		"Attach":      func(d *store.Dir) error { return d.Attach("net", "c", "eth0") },
@@ -92,6 +92,12 @@ func TestDirectoriesOfOtherProgramsAreRefused(t *testing.T) {
 	}
 }
 
+func record(t *testing.T, d *store.Dir) {
+	t.Helper()
+	l := lock(t, d)
+	ok(t, errors.Join(l.PutRecord(aRecord()), l.Release()))
+}
+
 // A directory without a marker, as versions before it left one, is accepted if
 // nothing but ip-masq can have made it, and gets the marker when it is written to.
 func TestDirectoriesWithoutAMarker(t *testing.T) {
@@ -99,13 +105,13 @@ func TestDirectoriesWithoutAMarker(t *testing.T) {
 		"empty": func(*testing.T, *store.Dir) {},
 		"all": func(t *testing.T, d *store.Dir) {
 			file := document(t, d, contribution("net"))
-			ok(t, lock(t, d).PutRecord(aRecord()))
+			record(t, d)
 			ok(t, d.Attach("net", "c", "eth0"))
 			ok(t, d.PutSeal(network("net"), store.Seal{Inputs: "i", Entry: "e", Moment: "m"}))
 			put(t, d.Path(), backup, "backups/.ip-masq-0a.tmp", "record.json.0a.tmp", "record.json.damaged", file[len(d.Path())+1:]+".damaged")
 		},
 		"a document":        func(t *testing.T, d *store.Dir) { document(t, d, contribution("net")) },
-		"a record":          func(t *testing.T, d *store.Dir) { ok(t, lock(t, d).PutRecord(aRecord())) },
+		"a record":          func(t *testing.T, d *store.Dir) { record(t, d) },
 		"an attachment":     func(t *testing.T, d *store.Dir) { ok(t, d.Attach("net", "c", "eth0")) },
 		"the leader's lock": func(t *testing.T, d *store.Dir) { put(t, d.Path(), "reconciler.lock") },
 		"a backup":          func(t *testing.T, d *store.Dir) { put(t, d.Path(), backup) },
@@ -124,7 +130,7 @@ func TestDirectoriesWithoutAMarker(t *testing.T) {
 			ok(t, os.RemoveAll(d.Path()+"/"+marker))
 			before := tree(t, d.Path())
 			load(t, d)
-			ok(t, d.Writable())
+			ok(t, writable(d))
 			same(t, tree(t, d.Path()), before) // reading marks nothing
 			ok(t, d.Attach("net", "c", "eth0"))
 			if info, err := os.Lstat(d.Path() + "/" + marker); err != nil || info.Mode() != 0o600 {

@@ -15,7 +15,7 @@ import (
 // files that a process left behind when it was killed, and the attachments of
 // earlier boots. Where nothing is to be done it writes nothing.
 func (l *Lock) Tidy(s State) error {
-	if err := l.held("tidy", l.dir.path); err != nil {
+	if err := l.held("tidy", l.dir.path); err != nil || l.dry {
 		return err
 	}
 	errs := []error{l.tidyDocuments(l.root, inDataDir, s)}

@@ -71,12 +71,12 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 	for name, c := range untrusted() {
 		t.Run(name, func(t *testing.T) {
 			operations := map[string]func(*store.Dir) error{
-				"Load":     func(d *store.Dir) error { _, err := d.Load(); return err },
-				"Writable": (*store.Dir).Writable,
-				"Lock":     func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
-				"Attach":   func(d *store.Dir) error { return d.Attach("net", "c", "eth0") },
-				"Detach":   func(d *store.Dir) error { return d.Detach("net", "c", "eth0") },
-				"Prune":    func(d *store.Dir) error { return d.Prune("net", nil) },
+				"Load":   func(d *store.Dir) error { _, err := d.Load(); return err },
+				"DryRun": writable,
+				"Lock":   func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
+				"Attach": func(d *store.Dir) error { return d.Attach("net", "c", "eth0") },
+				"Detach": func(d *store.Dir) error { return d.Detach("net", "c", "eth0") },
+				"Prune":  func(d *store.Dir) error { return d.Prune("net", nil) },
 				"Attachments": func(d *store.Dir) error {
 					_, _, err := d.Attachments("net")
 					return err
@@ -100,8 +100,8 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 				path       string
 				operations []string
 			}{
-				{"", append([]string{"Load", "Writable", "Lock"}, ofAttachments...)},
-				{"sources", []string{"Load", "Writable", "Stage", "Tidy"}},
+				{"", append([]string{"Load", "DryRun", "Lock"}, ofAttachments...)},
+				{"sources", []string{"Load", "DryRun", "Stage", "Tidy"}},
 				{"attachments", append([]string{"Tidy"}, ofAttachments...)},
 				{"attachments/" + boot, ofAttachments},
 				{"attachments/" + boot + "/*", ofAttachments},
@@ -182,7 +182,7 @@ func TestUntrustedLockAndAttachments(t *testing.T) {
 			file := d.Path() + "/lock"
 			ok(t, c.spoil(file))
 			refused(t, inTime(t, func() error { _, err := d.Lock(t.Context()); return err }), file, c.want)
-			refused(t, inTime(t, d.Writable), file, c.want)
+			refused(t, inTime(t, func() error { return writable(d) }), file, c.want)
 			files, err := filepath.Glob(d.Path() + "/attachments/*/*/*")
 			ok(t, err)
 			ok(t, c.spoil(files[0]))

@@ -33,7 +33,7 @@ type Staged struct {
 // Stage writes the document of a contribution without putting it in force, so
 // that nothing but a rename is left once the rules stand. It refuses one that
 // Load would not read back as it is, and to replace what a newer version wrote
-// (ErrNewer).
+// (ErrNewer). In a dry run it returns nil.
 func (l *Lock) Stage(c policy.Contribution) (*Staged, error) {
 	name := nameOf(c.Source)
 	if err := l.held(writeDocument, l.document(name)); err != nil {
@@ -48,11 +48,13 @@ func (l *Lock) Stage(c policy.Contribution) (*Staged, error) {
 		return nil, err
 	}
 	s, err := l.stage(sources, name, data)
-	if err != nil {
+	if s == nil {
 		sources.close()
-		return nil, err
 	}
-	return s, nil
+	if l.dry {
+		l.planned += blocks(len(data))
+	}
+	return s, err
 }
 
 func (l *Lock) document(name string) string { return l.root.in(sourcesDir) + "/" + name }
@@ -60,9 +62,15 @@ func (l *Lock) document(name string) string { return l.root.in(sourcesDir) + "/"
 // sources opens the directory of the documents, and makes it first where it is
 // missing.
 func (l *Lock) sources() (*folder, error) {
+	if l.root.fd < 0 {
+		return missing(l.root.in(sourcesDir)), nil
+	}
 	f, err := l.root.folder(sourcesDir, false)
 	if !errors.Is(err, os.ErrNotExist) {
 		return f, err
+	}
+	if l.dry {
+		return missing(l.root.in(sourcesDir)), nil
 	}
 	if f, err = l.root.folder(sourcesDir, true); err != nil {
 		return nil, err
@@ -78,6 +86,9 @@ func (l *Lock) sources() (*folder, error) {
 func (l *Lock) stage(f *folder, name string, data []byte) (*Staged, error) {
 	if err := f.newer(writeDocument, name); err != nil {
 		return nil, err
+	}
+	if l.dry {
+		return nil, l.mayStage(f, len(data))
 	}
 	s := &Staged{lock: l, folder: f, name: name, temp: name + "." + random() + tempSuffix}
 	// Errors name the document: the same ones have the same text each time.
