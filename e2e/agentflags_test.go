@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // daemonSet is what the DaemonSet of an agent has as its container's args.
@@ -100,7 +102,7 @@ func (n *node) replaceAgent(t *testing.T, args []string) string {
 	client := n.httpClient()
 	defer client.CloseIdleConnections()
 	ready := false
-	for deadline := time.Now().Add(3 * time.Second); !ready && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for start := time.Now(); !ready && !timelimit.Exceeded(time.Since(start), 3*time.Second); time.Sleep(5 * time.Millisecond) {
 		if answer, err := client.Get("http://127.0.0.1:19820/readyz"); err == nil {
 			ready = answer.StatusCode == http.StatusOK
 			_ = answer.Body.Close()

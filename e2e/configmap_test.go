@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -166,9 +167,9 @@ const shortly = 2 * time.Second
 // soon waits until something holds, and fails the test if it does not shortly.
 func (n *node) soon(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(shortly); !holds(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s; rules:\n%s", what, shortly, n.rules(t))
+	for start := time.Now(); !holds(); time.Sleep(2 * time.Millisecond) {
+		if timelimit.Exceeded(time.Since(start), shortly) {
+			t.Fatalf("%s: not within %s; rules:\n%s", what, time.Since(start), n.rules(t))
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/bystander"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // ear hears every commit to nf_tables on a node.
@@ -88,4 +89,6 @@ func (f figures) String() string {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-func (f figures) slow() bool { return f.median() >= usualRepair || slices.Max(f) >= worstRepair }
+func (f figures) slow() bool {
+	return timelimit.Exceeded(f.median(), usualRepair) || slices.Max(f) > worstRepair
+}

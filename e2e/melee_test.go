@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -38,6 +39,7 @@ type melee struct {
 	spoilt bool            // the ConfigMap
 
 	running  sync.WaitGroup
+	slots    chan struct{} // one for each run of the plugin that may go on at once
 	mu       sync.Mutex
 	failures []string
 }
@@ -49,7 +51,10 @@ func (m *melee) networks() []string { return []string{"podnet", "othernet"} }
 
 func newMelee(t *testing.T, n *node, seed uint64) *melee {
 	t.Helper()
-	m := &melee{node: n, random: rand.New(rand.NewPCG(seed, 3)), stated: map[string]object{}, torn: map[string]bool{}, done: map[string]int{}}
+	// As many as would wait for the lock for a tenth of the time that they may: on a
+	// slow machine each holds it for longer.
+	atOnce := max(2, int(16/timelimit.Factor()))
+	m := &melee{node: n, slots: make(chan struct{}, atOnce), random: rand.New(rand.NewPCG(seed, 3)), stated: map[string]object{}, torn: map[string]bool{}, done: map[string]int{}}
 	must(t, os.MkdirAll(config.DefaultCNIConfDir, 0o755))
 	m.config = n.configMap(t, nil)
 	for _, name := range append(m.networks(), filesOfAgents) {

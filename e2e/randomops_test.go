@@ -132,8 +132,10 @@ func (m *melee) plugin(t *testing.T, verb, id string) {
 	c := m.prepare(t, request{verb: verb, conf: m.conf(t, name, m.stated[name]), id: id})
 	var out, errs strings.Builder
 	c.Stdout, c.Stderr = &out, &errs
+	m.slots <- struct{}{}
 	must(t, c.Start())
 	m.running.Go(func() {
+		defer func() { <-m.slots }()
 		_ = c.Wait() // the exit code tells
 		m.mu.Lock()
 		defer m.mu.Unlock()

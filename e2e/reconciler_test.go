@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -185,13 +186,13 @@ func (d *daemon) get(address, path string) (code int, body string, err error) {
 }
 
 // until waits until something is so, and fails the test if that takes ten
-// seconds or the process ends.
+// seconds on an idle machine or the process ends.
 func (d *daemon) until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	d.within(t, 10*time.Second, what, is)
 }
 
-// within is until with another patience.
+// within is until with another patience, that of an idle machine.
 func (d *daemon) within(t *testing.T, most time.Duration, what string, is func() bool) {
 	t.Helper()
 	const again = 5 * time.Millisecond
@@ -202,10 +203,10 @@ func (d *daemon) within(t *testing.T, most time.Duration, what string, is func()
 			t.Fatalf("the reconciler ended (%v) before %s:\n%s", d.result, what, d.log())
 		case <-time.After(again):
 		}
-		if time.Since(start) > most {
+		if timelimit.Exceeded(time.Since(start), most) {
 			_, ready := d.ready()
 			t.Fatalf("no %s within %s; /readyz: %s\nthe log:\n%s\nthe rules:\n%s",
-				what, most, ready, shortened(d.log()), d.n.rules(t))
+				what, time.Since(start), ready, shortened(d.log()), d.n.rules(t))
 		}
 	}
 }
@@ -321,8 +322,8 @@ func (d *daemon) stop(t *testing.T) {
 		d.signal(t, syscall.SIGTERM)
 		select {
 		case <-d.ended:
-		case <-time.After(most):
-			t.Errorf("the reconciler did not end within %s of SIGTERM:\n%s", most, d.log())
+		case <-time.After(timelimit.Scale(most)):
+			t.Errorf("the reconciler did not end within %s of SIGTERM:\n%s", time.Since(start), d.log())
 			d.signal(t, syscall.SIGKILL)
 			<-d.ended
 			return

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 func TestMain(m *testing.M) {
@@ -37,6 +38,7 @@ type tree struct {
 	make func(...string) (*Watcher, error) // nil: New
 	*Watcher
 	slowest time.Duration
+	calm    time.Duration // after which no event is on its way any more
 }
 
 // newTree makes directories and watches those that are named next, in a tree of
@@ -60,6 +62,7 @@ func (t *tree) start(watched ...string) {
 	if t.make == nil {
 		t.make = New
 	}
+	t.calm = timelimit.Scale(30 * time.Millisecond)
 	w, err := t.make(paths...)
 	if err != nil {
 		t.Fatal(err)
@@ -114,7 +117,7 @@ func (t *tree) told(what string, step func()) {
 	case <-t.Changed():
 		d := time.Since(begun)
 		t.slowest = max(t.slowest, d)
-		if d > most {
+		if timelimit.Exceeded(d, most) {
 			t.Errorf("%s: told after %v", what, d)
 		}
 	case <-time.After(2 * time.Second):
@@ -129,7 +132,7 @@ func (t *tree) settle() {
 	for {
 		select {
 		case <-t.Changed():
-		case <-time.After(30 * time.Millisecond):
+		case <-time.After(t.calm):
 			if err := t.Err(); err != nil {
 				t.Fatal(err)
 			}

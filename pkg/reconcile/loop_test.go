@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -57,7 +58,7 @@ func (w lockedWriter) Write(b []byte) (int, error) {
 func (r *running) until(what string, is func([]*Report) bool) {
 	r.Helper()
 	const most = 5 * time.Second
-	for start := time.Now(); time.Since(start) < most; time.Sleep(time.Millisecond) {
+	for start := time.Now(); !timelimit.Exceeded(time.Since(start), most); time.Sleep(time.Millisecond) {
 		r.mu.Lock()
 		all := slices.Clone(r.reports)
 		r.mu.Unlock()
