@@ -188,7 +188,7 @@ func TestManageNeedsThePlugin(t *testing.T) {
 	must(t, os.RemoveAll(n.pluginDir()))
 	n.mainCNI(t, mainFile, "podnet")
 	d := n.startReconciler(t, args...)
-	d.soonUnready(t, "conflist: "+filepath.Join(n.pluginDir(), "ip-masq")+" is missing", "ip-masq-reconciler install")
+	d.soonUnready(t, "plugin: "+filepath.Join(n.pluginDir(), "ip-masq")+" is missing", "ip-masq-reconciler install")
 	time.Sleep(300 * time.Millisecond)
 	if n.has(t, mainFile) {
 		t.Fatal("the entry is there")

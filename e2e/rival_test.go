@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,8 +59,8 @@ func TestRival(t *testing.T) {
 			suspected := time.Now()
 			t.Logf("suspected after %s and %v repairs: %s", suspected.Sub(began).Round(time.Millisecond),
 				w.metric(t, "reconciles_total", `result="repaired"`)-repairs, says)
-			if w.metric(t, "ready") != 0 {
-				t.Error("the metric ready is not 0")
+			if all := w.reasons(t); w.metric(t, "ready") != 0 || !slices.Contains(all, "flapping") {
+				t.Errorf("the metric ready is not 0, or reasons are %q", all)
 			}
 			if n := w.metric(t, "drift_repairs_total"); n < 20 {
 				t.Errorf("drift_repairs_total is %v", n)

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,6 +32,9 @@ func TestTwoReconcilers(t *testing.T) {
 			}
 			if second.metric(t, "ready") != 0 || w.metric(t, "ready") != 1 {
 				t.Error("the metric ready is not 0 of the second and 1 of the first")
+			}
+			if all := second.reasons(t); !slices.Equal(all, []string{"standby"}) {
+				t.Errorf("the second has reasons %q", all)
 			}
 			time.Sleep(2 * time.Second) // it asks again each second
 			if n := strings.Count(second.log(), "another ip-masq-reconciler runs"); n != 1 || strings.Count(second.log(), "\n") != 1 {

@@ -12,6 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/doctor"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
@@ -41,7 +42,9 @@ func notReadyFindings(r *reconcile.Report) []doctor.Finding {
 		f.Remedy += " Where rules differ, ip-masq-reconciler once makes them right."
 	}
 	for _, p := range r.Problems {
-		if p.Topic != reconcile.TopicConflict && p.Topic != reconcile.TopicConflist {
+		var conflict *policy.ConflictError
+		inForce := errors.As(p.Err, &conflict) && p.Source == (policy.Source{})
+		if !inForce && p.Topic != reconcile.TopicConflist {
 			f.Detail = append(f.Detail, strings.ReplaceAll(p.Err.Error(), "\n", "; "))
 		}
 	}

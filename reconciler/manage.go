@@ -37,7 +37,7 @@ func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
 	files, err := fswatch.NewFollowing(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
 	if err != nil {
 		k.log.Error(fmt.Sprintf("the conflist is not managed: %v", err))
-		k.monitor.Conflist(&telemetry.Conflist{Problems: []error{fmt.Errorf("is not managed: %w", err)}})
+		k.monitor.Conflist(&telemetry.Conflist{Problems: []reconcile.Problem{{Topic: reconcile.TopicConflist, Err: fmt.Errorf("is not managed: %w", err)}}})
 		return nil
 	}
 	const often = 30 * time.Second
@@ -88,7 +88,11 @@ func (k *keeper) tellConflist(s conflist.Status) {
 	}
 	c := &telemetry.Conflist{Present: s.Present, War: s.War, Wrote: s.Wrote}
 	for _, p := range s.Problems {
-		c.Problems = append(c.Problems, p.Err)
+		topic := reconcile.TopicConflist
+		if p.Plugin {
+			topic = reconcile.TopicPlugin
+		}
+		c.Problems = append(c.Problems, reconcile.Problem{Topic: topic, Err: p.Err})
 	}
 	k.monitor.Conflist(c)
 }
@@ -106,7 +110,7 @@ func (m *manager) passed(r *reconcile.Report) {
 		return
 	}
 	if leads {
-		m.monitor.Conflist(&telemetry.Conflist{Problems: []error{errors.New("not looked at yet")}})
+		m.monitor.Conflist(&telemetry.Conflist{Problems: []reconcile.Problem{{Topic: reconcile.TopicConflist, Err: errors.New("not looked at yet")}}})
 	}
 	m.keeper.Look()
 }

@@ -36,6 +36,8 @@ type Problem struct {
 	Err error
 	// Waiting says that what is missing is expected to come by itself.
 	Waiting bool
+	// Plugin says that it is about the plugin's binary.
+	Plugin bool
 
 	topic string // that of which one message is enough; "" : the error's text
 }
@@ -56,8 +58,8 @@ const (
 // entry that is there are found by the loop, with and without a Keeper.
 func (k *Keeper) describe(s *Status, n Network, err, plugin error) {
 	if plugin != nil && !s.Present {
-		s.problem(fmt.Errorf("%w, so no plugin entry is put into the conflist, and no pod would start with it: "+
-			`run "ip-masq-reconciler install", or name another directory with --cni-bin-dir`, plugin))
+		s.Problems = append(s.Problems, Problem{Plugin: true, Err: fmt.Errorf("%w, so no plugin entry is put into the conflist, "+
+			`and no pod would start with it: run "ip-masq-reconciler install", or name another directory with --cni-bin-dir`, plugin)})
 	}
 	if err := n.Multus.Err(n.Name); err != nil && s.Present {
 		s.Problems = append(s.Problems, Problem{Err: err, Waiting: n.Multus.Depth == 1})

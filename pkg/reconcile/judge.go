@@ -97,7 +97,7 @@ func judgeBroken(r *Report, list config.Conflist) {
 	for _, c := range r.State.Contributions {
 		mayBe := list.Network == "" || list.Network == c.Source.Name
 		if c.Source.Kind == policy.Network && mayBe && !r.Sources.ConfDir.Names(c.Source.Name) {
-			r.sourceProblem(c.Source, fmt.Errorf("%s: what its conflist said last stays in force: %w", c.Source, list.Err))
+			r.sourceProblem(TopicSource, c.Source, fmt.Errorf("%s: what its conflist said last stays in force: %w", c.Source, list.Err))
 			return
 		}
 	}

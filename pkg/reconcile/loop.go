@@ -95,7 +95,11 @@ func (l *Loop) refused(ctx context.Context) error {
 // standBy waits a moment for what keeps this reconciler from its work to end.
 func (l *Loop) standBy(ctx context.Context, cause Problem) {
 	const again = time.Second
-	l.tell(&Report{Started: time.Now(), Result: Unchanged, Problems: []Problem{cause}})
+	result := Failed
+	if cause.Topic == TopicStandby {
+		result = Unchanged
+	}
+	l.tell(&Report{Started: time.Now(), Result: result, Problems: []Problem{cause}})
 	for timer := time.NewTimer(again); ; {
 		select {
 		case <-ctx.Done():

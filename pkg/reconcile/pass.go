@@ -196,7 +196,7 @@ func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *
 			}
 		}
 		r.Rejected[c.Source] = fmt.Errorf("%s: what it states now cannot be put in force; the last good policy stays: %w", c.Source, err)
-		r.sourceProblem(c.Source, r.Rejected[c.Source])
+		r.sourceProblem(TopicRules, c.Source, r.Rejected[c.Source])
 	}
 	if n.load(r) {
 		r.View = e.Ensure(ctx, r.State.Contributions, retrying(r.State.Record), lock)

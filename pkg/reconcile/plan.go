@@ -45,7 +45,7 @@ func (n *Node) withhold(r *Report, p *enforce.Proposal, stored []policy.Contribu
 	}
 	for _, c := range p.Changed {
 		if err := failed[c.Source]; err != nil {
-			r.sourceProblem(c.Source, err)
+			r.sourceProblem(TopicRules, c.Source, err)
 		}
 	}
 	next := enforce.NewProposal(stored)
@@ -86,7 +86,7 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		guard, dataDirErr := r.Sources.Guard, list.DataDirErr(r.Sources.Guard, n.Dir.Path())
 		switch err := guard.Admits(list.Network); {
 		case entry.Err != nil:
-			r.sourceProblem(source, n.meanwhile(p, source, entry.Err))
+			r.sourceProblem(TopicSource, source, n.meanwhile(p, source, entry.Err))
 		case err != nil:
 			r.warn(fmt.Errorf("%s: %w", policy.Quote(list.File), err))
 		case dataDirErr != nil:
@@ -98,7 +98,7 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 	errs := p.AddAll(all, r.Sources.ConfDir, r.warn)
 	for _, c := range all {
 		if err := errs[c.Source]; err != nil {
-			r.sourceProblem(c.Source, err)
+			r.sourceProblem(TopicSource, c.Source, err)
 		}
 	}
 }
@@ -112,12 +112,12 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	switch {
 	case files == nil:
 	case r.Sources.AgentErr != nil:
-		r.sourceProblem(source, n.meanwhile(p, source, r.Sources.AgentErr))
+		r.sourceProblem(TopicSource, source, n.meanwhile(p, source, r.Sources.AgentErr))
 	case files.Missing && p.Find(source) != nil:
 		r.warn(fmt.Errorf("agent_config_dir: %s does not exist; what was read from it before stays in force", policy.Quote(files.Dir)))
 	default:
 		if err := p.Add(files.Contribution, r.Sources.ConfDir, r.warn); err != nil {
-			r.sourceProblem(source, err)
+			r.sourceProblem(TopicSource, source, err)
 		}
 	}
 	if files != nil {

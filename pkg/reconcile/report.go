@@ -48,7 +48,7 @@ const (
 // force, but not what the sources ask for, or nobody can vouch for it.
 type Problem struct {
 	Topic  Topic
-	Source policy.Source // of TopicSource; else the zero Source
+	Source policy.Source // that is not in force; else the zero Source
 	Chain  string        // of TopicConflict and TopicRules; else ""
 	Err    error
 }
@@ -152,15 +152,31 @@ func (r *Report) outstanding() string {
 
 // rulesFailed reports whether rules are not what the documents in force ask for.
 func (r *Report) rulesFailed() bool {
-	return r.Refused != nil || slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Topic == TopicRules || p.Topic == TopicState })
+	return r.Refused != nil || slices.ContainsFunc(r.Problems, Problem.aboutRules)
+}
+
+// aboutRules reports whether the problem is about rules that documents in force ask
+// for, rather than about a policy that is not in force.
+func (p Problem) aboutRules() bool {
+	return p.Source == (policy.Source{}) && (p.Topic == TopicRules || p.Topic == TopicState)
 }
 
 func (r *Report) problem(topic Topic, err error) {
 	r.Problems = append(r.Problems, Problem{Topic: topic, Err: err})
 }
 
-func (r *Report) sourceProblem(s policy.Source, err error) {
-	r.Problems = append(r.Problems, Problem{Topic: TopicSource, Source: s, Err: err})
+// sourceProblem reports why a source is not in force. The topic is that of the cause,
+// where the source itself is sound.
+func (r *Report) sourceProblem(topic Topic, s policy.Source, err error) {
+	var conflict *policy.ConflictError
+	var unwritable *enforce.UnwritableError
+	switch {
+	case errors.As(err, &unwritable):
+		topic = TopicState
+	case errors.As(err, &conflict):
+		topic = TopicConflict
+	}
+	r.Problems = append(r.Problems, Problem{Topic: topic, Source: s, Err: err})
 }
 
 func (r *Report) chainProblem(topic Topic, chain string, err error) {
@@ -180,7 +196,7 @@ func (r *Report) undone() bool {
 	for _, p := range r.Problems {
 		var drift *enforce.DriftError
 		switch {
-		case p.Topic != TopicRules && p.Topic != TopicState:
+		case !p.aboutRules():
 		case !errors.As(p.Err, &drift):
 			return false
 		default:

@@ -16,7 +16,8 @@ import (
 type collector struct {
 	read func() reading
 
-	ready, conflist, war, foreign    *prometheus.Desc
+	ready, notReady                  *prometheus.Desc
+	conflist, war, foreign           *prometheus.Desc
 	valid, hash, written             *prometheus.Desc
 	conflicts, prefixes, connections *prometheus.Desc
 	backend, plugin                  *prometheus.Desc
@@ -27,8 +28,9 @@ func newCollector(read func() reading) *collector {
 		return prometheus.NewDesc("ip_masq_"+name, help, labels, nil)
 	}
 	return &collector{
-		read:  read,
-		ready: desc("ready", "1 if the rules are what the sources ask for, as /readyz says; else 0."),
+		read:     read,
+		ready:    desc("ready", "1 if the rules are what the sources ask for, as /readyz says; else 0."),
+		notReady: desc("not_ready", "Whether the node is not ready for this reason (1) or not (0).", "reason"),
 		conflist: desc("conflist_present",
 			"1 if the network that runtimes pick, the first in the CNI configuration directory, has an entry of ip-masq; else 0. "+
 				"With conflist.manage it is the one that conflist.network names, if it names one."),
@@ -52,7 +54,7 @@ func newCollector(read func() reading) *collector {
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.ready, c.conflist, c.war, c.foreign, c.valid, c.hash, c.written, c.conflicts, c.prefixes, c.connections, c.backend, c.plugin,
+		c.ready, c.notReady, c.conflist, c.war, c.foreign, c.valid, c.hash, c.written, c.conflicts, c.prefixes, c.connections, c.backend, c.plugin,
 	} {
 		out <- d
 	}
@@ -64,7 +66,10 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
-	gauge(c.ready, truth(r.ready))
+	gauge(c.ready, truth(len(r.unready) == 0))
+	for _, name := range reasonNames() {
+		gauge(c.notReady, truth(r.unready[name]), name)
+	}
 	if r.conflist != nil {
 		gauge(c.conflist, truth(*r.conflist))
 	}

@@ -2,7 +2,7 @@
 
 package telemetry
 
-import "fmt"
+import "github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 
 // Conflist is how it stands with our entry in the conflist, told by who keeps it
 // there.
@@ -11,7 +11,7 @@ type Conflist struct {
 	War     bool // somebody removes it again and again
 	Wrote   bool // it was put in just now
 	// Problems are why the node is not ready.
-	Problems []error
+	Problems []reconcile.Problem
 }
 
 // Conflist takes note of the conflist; nil says that nobody here keeps our entry
@@ -23,13 +23,4 @@ func (m *Monitor) Conflist(c *Conflist) {
 	if c != nil && c.Wrote {
 		m.entries.Inc()
 	}
-}
-
-// lines are what /readyz says about it.
-func (c *Conflist) lines() []string {
-	lines := make([]string, len(c.Problems))
-	for i, err := range c.Problems {
-		lines[i] = fmt.Sprintf("conflist: %s", indented(err.Error()))
-	}
-	return lines
 }

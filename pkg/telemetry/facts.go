@@ -56,13 +56,13 @@ func sourcesOf(r *reconcile.Report) []source {
 		found[c.Source] = &source{Source: c.Source, valid: true, statement: &c.Statement}
 	}
 	for _, p := range r.Problems {
-		switch {
-		case p.Source == (policy.Source{}):
-		case found[p.Source] == nil:
-			found[p.Source] = &source{Source: p.Source}
-		default:
-			found[p.Source].valid = false
+		if p.Source == (policy.Source{}) {
+			continue
 		}
+		if found[p.Source] == nil {
+			found[p.Source] = &source{Source: p.Source, valid: true}
+		}
+		found[p.Source].valid = found[p.Source].valid && p.Topic != reconcile.TopicSource
 	}
 	var all []*source
 	for _, s := range found {
@@ -107,9 +107,7 @@ func conflictsOf(r *reconcile.Report) map[string]int {
 		}
 	}
 	for _, p := range r.Problems {
-		if p.Topic == reconcile.TopicSource {
-			eachConflict(p.Err, add)
-		}
+		eachConflict(p.Err, add)
 	}
 	return count
 }

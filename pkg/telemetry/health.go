@@ -3,12 +3,14 @@
 package telemetry
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
@@ -17,7 +19,42 @@ type pulse struct {
 	last     time.Time // when it reported, or the process began
 	interval time.Duration
 	reported bool
-	problems []string // as /readyz has them
+	problems []reason
+}
+
+// reason is why the node is not ready: a line of /readyz, and the name that the metric
+// not_ready has for its kind.
+type reason struct{ name, line string }
+
+// rulesReason is the reason of a node whose rules nobody makes sure of.
+const rulesReason = "rules"
+
+// reasonNames returns the values that the label reason can have.
+func reasonNames() []string {
+	return []string{rulesReason, "state", "source", "conflict", "conflist", "plugin", "backend", "standby", "flapping"}
+}
+
+func reasonOf(p reconcile.Problem) reason {
+	name := string(p.Topic)
+	switch {
+	case p.Topic == reconcile.TopicRival:
+		name = "flapping"
+	case p.Topic == reconcile.TopicSettings:
+		name = "source"
+	case p.Topic == reconcile.TopicRules && errors.Is(p.Err, netfilter.ErrUnusable):
+		name = "backend"
+	case !slices.Contains(reasonNames(), name):
+		name = rulesReason
+	}
+	return reason{name, fmt.Sprintf("%s: %s", p.Topic, indented(p.Err.Error()))}
+}
+
+func reasonsOf(problems []reconcile.Problem) []reason {
+	var all []reason
+	for _, p := range problems {
+		all = append(all, reasonOf(p))
+	}
+	return all
 }
 
 func newPulse() pulse {
@@ -26,10 +63,7 @@ func newPulse() pulse {
 }
 
 func (p *pulse) beat(r *reconcile.Report, interval time.Duration) {
-	*p = pulse{last: time.Now(), interval: interval, reported: true}
-	for _, problem := range r.Problems {
-		p.problems = append(p.problems, fmt.Sprintf("%s: %s", problem.Topic, indented(problem.Err.Error())))
-	}
+	*p = pulse{last: time.Now(), interval: interval, reported: true, problems: reasonsOf(r.Problems)}
 }
 
 // indented writes text so that only its first line begins where lines begin.
@@ -50,12 +84,12 @@ func (p *pulse) stopped() string {
 
 // unready returns what of the loop and its passes is a reason not to take the
 // node for ready, one an item.
-func (p *pulse) unready() []string {
+func (p *pulse) unready() []reason {
 	if !p.reported {
-		return []string{"not ready: no pass made yet"}
+		return []reason{{rulesReason, "not ready: no pass made yet"}}
 	}
 	if why := p.stopped(); why != "" {
-		return append([]string{"loop: " + why}, p.problems...)
+		return append([]reason{{rulesReason, "loop: " + why}}, p.problems...)
 	}
 	return p.problems
 }
@@ -70,7 +104,13 @@ func (m *Monitor) Health() http.Handler {
 		}
 		return nil
 	})
-	return pages{"/livez": alive, "/healthz": alive, "/readyz": m.verdict(m.unready)}
+	ready := m.verdict(func() (lines []string) {
+		for _, r := range m.unready() {
+			lines = append(lines, r.line)
+		}
+		return lines
+	})
+	return pages{"/livez": alive, "/healthz": alive, "/readyz": ready}
 }
 
 // verdict answers with 200 where nothing is wrong, and else with 503 and what is.

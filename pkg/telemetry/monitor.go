@@ -91,17 +91,17 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 }
 
 // unready returns the reasons not to take the node for ready, one an item.
-func (m *Monitor) unready() []string {
+func (m *Monitor) unready() []reason {
 	reasons := m.pulse.unready()
 	if m.managed == nil || !m.pulse.reported {
 		return reasons
 	}
-	return append(slices.Clip(reasons), m.managed.lines()...)
+	return append(slices.Clip(reasons), reasonsOf(m.managed.Problems)...)
 }
 
 // reading is what a scrape is told beside the counters of passes.
 type reading struct {
-	ready bool
+	unready map[string]bool // by the names of the reasons
 	facts
 	answers
 	war    *bool // whether somebody removes our entry again and again; nil: nobody here puts it back
@@ -111,7 +111,11 @@ type reading struct {
 func (m *Monitor) read() reading {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	r := reading{ready: len(m.unready()) == 0, facts: m.facts, answers: m.answers, totals: m.connections.list()}
+	unready := map[string]bool{}
+	for _, why := range m.unready() {
+		unready[why.name] = true
+	}
+	r := reading{unready: unready, facts: m.facts, answers: m.answers, totals: m.connections.list()}
 	if m.managed != nil {
 		present, war := m.managed.Present, m.managed.War
 		r.conflist, r.war = &present, &war

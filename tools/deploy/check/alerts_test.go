@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/textparse"
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/parser"
+	"github.com/prometheus/prometheus/storage"
+	"github.com/prometheus/prometheus/util/annotations"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	root   = "../../../"
+	scrape = 30 * time.Second // how far scrapes are apart, as the PodMonitor has it
+	watch  = 4 * time.Hour
+	began  = time.Hour // when something happens
+)
+
+// values are those of a series over time; where they are missing it has none. Was is
+// what it would be.
+type values func(at time.Duration, was float64) (value float64, there bool)
+
+func is(v float64) values { return func(time.Duration, float64) (float64, bool) { return v, true } }
+
+func absent(time.Duration, float64) (float64, bool) { return 0, false }
+
+// during is another value for a time.
+func during(length time.Duration, v float64) values {
+	return func(at time.Duration, was float64) (float64, bool) {
+		if at >= began && at < began+length {
+			return v, true
+		}
+		return was, true
+	}
+}
+
+// rising counts up so many times.
+func rising(by float64, interval time.Duration, times int) values {
+	return func(at time.Duration, was float64) (float64, bool) {
+		if at < began {
+			return was, true
+		}
+		return was + by*float64(min(times, int((at-began)/interval)+1)), true
+	}
+}
+
+// cluster is what Prometheus has scraped.
+type cluster struct{ series []series }
+
+type series struct {
+	labels labels.Labels
+	was    float64
+	values values
+}
+
+// node adds a node: what its reconciler's tests have that /metrics is for a fault.
+func (c *cluster) node(t *testing.T, node, fault string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "pkg/telemetry/testdata/faults", fault+".prom"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := textparse.New(text, "text/plain", nil, textparse.ParserOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		kind, err := p.Next()
+		if err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if kind == textparse.EntrySeries {
+			var l labels.Labels
+			p.Labels(&l)
+			_, _, v := p.Series()
+			c.add(l, node, v)
+		}
+	}
+	c.add(labels.FromStrings("__name__", "up"), node, 1)
+}
+
+func (c *cluster) add(l labels.Labels, node string, v float64) {
+	b := labels.NewBuilder(l)
+	b.Set("node", node).Set("job", "kube-system/ip-masq")
+	c.series = append(c.series, series{b.Labels(), v, is(v)})
+}
+
+// change gives other values to those series of a node that match.
+func (c *cluster) change(t *testing.T, node, selector string, v values) {
+	t.Helper()
+	matchers, err := parser.NewParser(parser.Options{}).ParseMetricSelector(selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := 0
+	for i, s := range c.series {
+		if s.labels.Get("node") == node && matched(s.labels, matchers) {
+			c.series[i].values = v
+			changed++
+		}
+	}
+	if changed == 0 {
+		t.Fatalf("there is no series %s of node %s", selector, node)
+	}
+}
+
+func matched(l labels.Labels, matchers []*labels.Matcher) bool {
+	return !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(l.Get(m.Name)) })
+}
+
+// queryable is what the engine asks.
+func (c *cluster) queryable() storage.Queryable {
+	return &storage.MockQueryable{MockQuerier: &storage.MockQuerier{
+		SelectMockFunction: func(_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
+			found := &found{at: -1}
+			for _, one := range c.series {
+				if !matched(one.labels, matchers) {
+					continue
+				}
+				s := promql.Series{Metric: one.labels}
+				for at := time.Duration(0); at <= watch; at += scrape {
+					if v, there := one.values(at, one.was); there {
+						s.Floats = append(s.Floats, promql.FPoint{T: at.Milliseconds(), F: v})
+					}
+				}
+				found.series = append(found.series, promql.NewStorageSeries(s))
+			}
+			return found
+		},
+	}}
+}
+
+type found struct {
+	series []storage.Series
+	at     int
+}
+
+func (f *found) Next() bool                      { f.at++; return f.at < len(f.series) }
+func (f *found) At() storage.Series              { return f.series[f.at] }
+func (*found) Err() error                        { return nil }
+func (*found) Warnings() annotations.Annotations { return nil }
+
+// ring evaluates all alerts each minute, and returns those that have rung, with the
+// nodes for which.
+func (c *cluster) ring(t *testing.T, engine *promql.Engine, rules []monitoring.Rule) (rung []string) {
+	t.Helper()
+	const step = time.Minute
+	for _, rule := range rules {
+		wait, err := model.ParseDuration(string(*rule.For))
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := engine.NewRangeQuery(t.Context(), c.queryable(), nil, rule.Expr.String(), time.Unix(0, 0), time.Unix(0, 0).Add(watch), step)
+		if err != nil {
+			t.Fatal(err)
+		}
+		result := q.Exec(t.Context())
+		matrix, err := result.Matrix()
+		if err != nil || len(result.Warnings) > 0 {
+			t.Fatalf("%s: %v %v", rule.Alert, err, result.Warnings)
+		}
+		for _, s := range matrix {
+			var since, last int64 = -1, -1
+			for _, p := range s.Floats {
+				if since < 0 || p.T != last+step.Milliseconds() {
+					since = p.T
+				}
+				last = p.T
+				if name := rule.Alert + " " + s.Metric.Get("node"); p.T-since >= time.Duration(wait).Milliseconds() && !slices.Contains(rung, name) {
+					rung = append(rung, name)
+				}
+			}
+		}
+		q.Close()
+	}
+	slices.Sort(rung)
+	return rung
+}
+
+func alerts(t *testing.T) []monitoring.Rule {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "deploy/kustomize/components/monitoring/rules.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r monitoring.PrometheusRule
+	if err := yaml.UnmarshalStrict(text, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r.Spec.Groups[0].Rules
+}
+
+// TestAlerts: each alert rings for its fault and for no other, on the node that has
+// it.
+func TestAlerts(t *testing.T) {
+	rules := alerts(t)
+	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1 << 22, Timeout: time.Minute, LookbackDelta: 5 * time.Minute})
+	heard := map[string]bool{}
+	for _, tt := range []struct {
+		name, fault, want string
+		change            map[string]values
+	}{
+		{"sound", "sound", "", nil},
+		{"rules that are not right", "rules", "IPMasqRulesNotEnsured", nil},
+		{"a full disk", "state", "IPMasqStateUnusable", nil},
+		{"a full disk, and another ConfigMap since", "state", "IPMasqStateUnusable", map[string]values{`ip_masq_source_hash{source="agent-files"}`: is(7)}},
+		{"a bad ConfigMap", "source", "IPMasqSourceInvalid", nil},
+		{"a bad reconciler.toml", "settings", "IPMasqSourceInvalid", nil},
+		{"a conflict with the agent files", "conflict-superseded", "IPMasqPolicyConflict", nil},
+		{"a conflict of networks", "conflict-refused", "IPMasqPolicyConflict", nil},
+		{"chains of another dataDir", "conflict-datadir", "IPMasqPolicyConflict", nil},
+		{"an entry with which every ADD fails", "conflist", "IPMasqConflistWrong", nil},
+		{"no entry", "conflist-absent", "IPMasqConflistWrong", nil},
+		{"an entry that is removed again and again", "conflist-war", "IPMasqConflistWar", nil},
+		{"no plugin", "plugin", "IPMasqPluginMissing", nil},
+		{"no plugin, and so no entry", "plugin-absent", "IPMasqPluginMissing", nil},
+		{"no iptables", "backend", "IPMasqBackendUnusable", nil},
+		{"a second reconciler", "standby", "IPMasqStandby", nil},
+		{"flapping", "flapping", "IPMasqRulesUndone", nil},
+		{"flapping, undone again already", "flapping", "IPMasqRulesUndone", map[string]values{`ip_masq_not_ready{reason="rules"}`: is(1)}},
+		{"flapping, counted", "flapping", "IPMasqRulesUndone", map[string]values{`ip_masq_drift_repairs_total{kind="rule"}`: rising(1, time.Minute, 1000)}},
+		{"undone once a minute", "sound", "IPMasqRulesUndone", map[string]values{`ip_masq_drift_repairs_total{kind="rule"}`: rising(3, time.Minute, 1000)}},
+		{"undone every four minutes", "sound", "IPMasqRulesUndone", map[string]values{`ip_masq_drift_repairs_total{kind="chain"}`: rising(1, 4*time.Minute, 1000)}},
+		{"a firewall that reloads once", "sound", "", map[string]values{`ip_masq_drift_repairs_total{kind="rule"}`: rising(70, time.Minute, 1)}},
+		{"and twice", "sound", "", map[string]values{`ip_masq_drift_repairs_total{kind="rule"}`: rising(70, 10*time.Minute, 2)}},
+		{"a person who tries things", "sound", "", map[string]values{`ip_masq_drift_repairs_total{kind="rule"}`: rising(1, time.Minute, 12)}},
+		{"third-party rules", "sound", "IPMasqForeignRules", map[string]values{"ip_masq_foreign_rules": is(2)}},
+		{"another plugin's version", "sound", "IPMasqVersionSkew", map[string]values{`ip_masq_build_info`: absent}},
+		{"another ConfigMap in force", "sound", "IPMasqNodesDiffer", map[string]values{`ip_masq_source_hash{source="agent-files"}`: is(7)}},
+		{"another ConfigMap for a moment", "sound", "", map[string]values{`ip_masq_source_hash{source="agent-files"}`: during(20*time.Minute, 7)}},
+		{"does not answer", "sound", "IPMasqDown", map[string]values{`{__name__=~"ip_masq_.*"}`: absent, "up": is(0)}},
+		{"not ready for five minutes", "sound", "", map[string]values{
+			"ip_masq_ready": during(5*time.Minute, 0), `ip_masq_not_ready{reason="rules"}`: during(5*time.Minute, 1)}},
+		{"undone for a moment", "sound", "", map[string]values{
+			"ip_masq_ready": during(3*time.Minute, 0), `ip_masq_not_ready{reason="flapping"}`: during(3*time.Minute, 1),
+			`ip_masq_drift_repairs_total{kind="rule"}`: rising(30, time.Minute, 3)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var c cluster
+			c.node(t, "other", "sound")
+			c.node(t, "one", tt.fault)
+			for selector, v := range tt.change {
+				c.change(t, "one", selector, v)
+			}
+			want := ""
+			if tt.want != "" {
+				want = tt.want + " one"
+				heard[tt.want] = true
+			}
+			if tt.want == "IPMasqNodesDiffer" {
+				want = tt.want + " " // it is about no node
+			}
+			if got := strings.Join(c.ring(t, engine, rules), ", "); got != want {
+				t.Errorf("rang %q, want %q", got, want)
+			}
+		})
+	}
+	t.Run("none answers", func(t *testing.T) {
+		var c cluster
+		if got := c.ring(t, engine, rules); fmt.Sprint(got) != "[IPMasqDown ]" {
+			t.Errorf("rang %q", got)
+		}
+	})
+	for _, rule := range rules {
+		if !heard[rule.Alert] {
+			t.Errorf("no fault here is that of %s", rule.Alert)
+		}
+	}
+}
