@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -39,6 +40,15 @@ func TestNotReadyReasons(t *testing.T) {
 			spoil: func(t *testing.T, n *node) {
 				leaveNoRoom(t, filepath.Join(n.dir, "disk", "ballast"))
 				n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [20.0.0.0/8]\n")
+			},
+			mend: func(t *testing.T, n *node) { must(t, os.Remove(filepath.Join(n.dir, "disk", "ballast"))) }},
+		{name: "a full disk after a reboot", reason: "state", says: "no space left on device",
+			spoil: func(t *testing.T, n *node) {
+				record := filepath.Join(n.dataDir, "record.json")
+				text := regexp.MustCompile(`"boot":\s*"[^"]*"`).ReplaceAll(contents(t, record), []byte(`"boot":"another"`))
+				must(t, os.WriteFile(record, text, 0o600))
+				leaveNoRoom(t, filepath.Join(n.dir, "disk", "ballast"))
+				n.flush(t)
 			},
 			mend: func(t *testing.T, n *node) { must(t, os.Remove(filepath.Join(n.dir, "disk", "ballast"))) }},
 		{name: "a bad agent file", reason: "source", says: "host bits", bad: 1,
