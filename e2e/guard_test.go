@@ -3,11 +3,17 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // TestAdministratorsGuard: where there is a plugin.toml, only the networks that
@@ -18,6 +24,8 @@ func TestAdministratorsGuard(t *testing.T) {
 	elsewhere := filepath.Join(n.dir, "elsewhere")
 	moved := n.conf(t, "podnet", object{"dataDir": elsewhere})
 	file := config.DefaultPluginFile
+	n.conflist(t, "podnet", nil)
+	n.conflist(t, "othernet", nil)
 	guard := func(t *testing.T, text string) {
 		t.Helper()
 		place(t, file, "data_dir = \""+n.dataDir+"\"\ncni_conf_dir = \""+n.cni.ConfDir+"\"\n"+text)
@@ -87,9 +95,170 @@ func TestAdministratorsGuard(t *testing.T) {
 	})
 	t.Run("its conflists decide", func(t *testing.T) {
 		guard(t, `allow_networks = ["podnet", "othernet"]`)
+		n.conflist(t, "podnet", object{"randomFully": true})
 		n.conflist(t, "othernet", object{"randomFully": false})
 		n.makeSure(t, n.conf(t, "podnet", object{"randomFully": true}))
+		must(t, os.Remove(filepath.Join(n.cni.ConfDir, "10-podnet.conflist")))
 		n.ask(t, request{verb: "ADD", conf: n.conf(t, "othernet", object{"randomFully": false})}).
 			want(t, 0, `network "podnet" is in no conflist any more and yields to network "othernet"`)
 	})
+}
+
+// guarded is a node with a plugin.toml, whose conflists are the administrators'.
+type guarded struct{ *node }
+
+func newGuarded(t *testing.T, toml string) guarded {
+	t.Helper()
+	n := newNode(t, forms()[0])
+	place(t, config.DefaultPluginFile, fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\n%s\n", n.dataDir, n.cni.ConfDir, toml))
+	return guarded{n}
+}
+
+// file is the conflist of a network.
+func (g guarded) file(network string) string {
+	return filepath.Join(g.cni.ConfDir, "10-"+network+".conflist")
+}
+
+// has fails the test unless the node's rules exempt these prefixes of 203.0.113.0/24
+// and no others of it, by the document of the network and in the kernel.
+func (g guarded) has(t *testing.T, network string, prefixes ...string) {
+	t.Helper()
+	c := g.load(t).Find(policy.Source{Kind: policy.Network, Name: network})
+	if c == nil || !slices.Equal(c.Statement.NonMasqueradeCIDRs, parsePrefixes(prefixes...)) {
+		t.Errorf("the document of %s has %+v, want %q", network, c, prefixes)
+	}
+	rules := g.ruleset(t)
+	for _, p := range []string{"203.0.113.16/28", "203.0.113.32/28", "203.0.113.48/28", "0.0.0.0/0"} {
+		if strings.Contains(rules, p) != slices.Contains(prefixes, p) {
+			t.Errorf("%s is not as it should be in\n%s", p, rules)
+		}
+	}
+}
+
+func (g guarded) refused(t *testing.T, conf string, says ...string) {
+	t.Helper()
+	before := g.snapshot(t)
+	g.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, says...)
+	g.ask(t, request{verb: "CHECK", conf: conf}).want(t, 7, says...)
+	g.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, says...)
+	g.ask(t, request{verb: "DEL", conf: conf, id: "nobody"}).want(t, 0)
+	g.ask(t, request{verb: "GC", conf: conf}).want(t, 0)
+	g.unchanged(t, before)
+}
+
+// TestPolicyComesFromTheConflist: where there is a plugin.toml, a name is no
+// proof. The policy of a network is what its conflist says, whatever the runtime
+// hands over: whoever writes a NetworkAttachmentDefinition chooses its name.
+func TestPolicyComesFromTheConflist(t *testing.T) {
+	everything := object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}}
+	exempt := func(p string) object { return object{"nonMasqueradeCIDRs": []string{p}} }
+	t.Run("a name that is admitted and has no conflist", func(t *testing.T) {
+		g := newGuarded(t, `allow_networks = ["podnet", "blue"]`)
+		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
+		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).quiet(t)
+		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).quiet(t)
+		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.cni.ConfDir, "allow_unlisted_networks", config.DefaultPluginFile)
+		g.has(t, "podnet", "203.0.113.16/28")
+	})
+	t.Run("a conflist without the plugin entry", func(t *testing.T) {
+		g := newGuarded(t, `allow_networks = ["blue"]`)
+		g.write(t, "blue", g.bridge("blue"))
+		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("blue"), "has no plugin entry")
+	})
+	t.Run("one whose entries are taken as they come", func(t *testing.T) {
+		g := newGuarded(t, "allow_networks = [\"blue\"]\nallow_unlisted_networks = [\"blue\", \"red\"]")
+		g.makeSure(t, g.conf(t, "blue", exempt("203.0.113.32/28"))).quiet(t)
+		g.has(t, "blue", "203.0.113.32/28")
+		g.makeSure(t, g.conf(t, "blue", exempt("203.0.113.48/28"))).quiet(t)
+		g.has(t, "blue", "203.0.113.48/28")
+		// A name has to be in both lists, and a conflist comes first.
+		red := g.conf(t, "red", everything)
+		g.ask(t, request{verb: "ADD", conf: red}).want(t, 7, `network "red"`, "allow_networks", "add it there too")
+		g.conflist(t, "blue", exempt("203.0.113.16/28"))
+		g.ask(t, request{verb: "ADD", conf: g.conf(t, "blue", everything)}).want(t, 0, g.file("blue"))
+		g.has(t, "blue", "203.0.113.16/28")
+	})
+	t.Run("the name of a conflist", func(t *testing.T) {
+		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
+		for _, keys := range []object{everything, {"nonMasqueradeCIDRs": []string{}}, {"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{"203.0.113.32/28"}}} {
+			a := g.makeSure(t, g.conf(t, "podnet", keys)) // nothing is stored yet, the first time
+			a.want(t, 0, `network "podnet"`, g.file("podnet"), "nonMasqueradeCIDRs", "which is in force")
+			g.has(t, "podnet", "203.0.113.16/28")
+		}
+		for range 3 { // one who finds all right vouches for what is in force, and for nothing else
+			g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).quiet(t)
+			g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
+			g.has(t, "podnet", "203.0.113.16/28")
+		}
+		// What is wrong with what the runtime hands over does no harm, unless it is no JSON.
+		g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.1/8"}, "nomasq": true})}).
+			want(t, 0, g.file("podnet"), "nomasq")
+		g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", nil)[1:]}).want(t, 6)
+		g.has(t, "podnet", "203.0.113.16/28")
+	})
+	t.Run("a conflist that changes", func(t *testing.T) {
+		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		old := g.conf(t, "podnet", exempt("203.0.113.16/28"))
+		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
+		for range 3 {
+			g.makeSure(t, old).quiet(t)
+		}
+		g.conflist(t, "podnet", exempt("203.0.113.32/28")) // which the runtime has not read yet
+		g.ask(t, request{verb: "ADD", conf: old}).want(t, 0, g.file("podnet"), "nonMasqueradeCIDRs")
+		g.has(t, "podnet", "203.0.113.32/28")
+	})
+	t.Run("several conflists, and several entries", func(t *testing.T) {
+		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		g.write(t, "podnet", g.bridge("podnet"), g.entry(exempt("203.0.113.16/28")), g.entry(everything))
+		place(t, filepath.Join(g.cni.ConfDir, "20-podnet.conflist"), strings.ReplaceAll(string(contents(t, g.file("podnet"))), "203.0.113.16/28", "203.0.113.32/28"))
+		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).quiet(t)
+		g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
+		g.has(t, "podnet", "203.0.113.16/28")
+	})
+	t.Run("an entry that is bad", func(t *testing.T) {
+		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		g.conflist(t, "podnet", exempt("203.0.113.17/28"))
+		g.refused(t, g.conf(t, "podnet", exempt("203.0.113.16/28")), g.file("podnet"), "plugins[1]", "203.0.113.17/28 has host bits set")
+	})
+	t.Run("a conflist that is being written", func(t *testing.T) {
+		g := newGuarded(t, `allow_networks = ["podnet", "blue"]`)
+		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
+		conf := g.conf(t, "podnet", exempt("203.0.113.16/28"))
+		g.makeSure(t, conf).quiet(t)
+		g.makeSure(t, conf).quiet(t)
+		place(t, g.file("podnet"), string(contents(t, g.file("podnet"))[:100]))
+		// What it said last stays in force, whatever the runtime hands over.
+		for _, conf := range []string{conf, g.conf(t, "podnet", everything)} {
+			g.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, g.file("podnet"), "not JSON", "its last good policy stays in force")
+			g.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
+			g.has(t, "podnet", "203.0.113.16/28")
+		}
+		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("podnet"), "not JSON", "repair it")
+	})
+	t.Run("a directory that is not there", func(t *testing.T) {
+		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		must(t, os.RemoveAll(g.cni.ConfDir))
+		g.refused(t, g.conf(t, "podnet", everything), `network "podnet"`, g.cni.ConfDir, "cni_conf_dir", config.DefaultPluginFile)
+	})
+	t.Run("an entry that waits for the agents", func(t *testing.T) {
+		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		g.conflist(t, "podnet", object{"requireAgentConfig": true})
+		g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", nil)}).want(t, 11, "requireAgentConfig")
+	})
+}
+
+// TestDocumentedPluginFile: the example in the documentation is one.
+func TestDocumentedPluginFile(t *testing.T) {
+	_, after, _ := strings.Cut(string(contents(t, "../docs/operate.md")), "```toml\n")
+	example, _, _ := strings.Cut(after, "```")
+	file := filepath.Join(t.TempDir(), "plugin.toml")
+	must(t, os.WriteFile(file, []byte(example), 0o600))
+	p, err := config.ReadPluginFile(file)
+	must(t, err)
+	want := config.PluginFile{Path: file, Present: true, AllowNetworks: []string{"podnet", "storage"}, AllowUnlisted: []string{"storage"},
+		DataDir: config.DefaultDataDir, CNIConfDir: config.DefaultCNIConfDir}
+	if d := cmp.Diff(want, p); d != "" {
+		t.Error(d)
+	}
 }

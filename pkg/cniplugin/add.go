@@ -116,6 +116,7 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 	if err != nil {
 		return err
 	}
+	n.disk.read = nil // it may have changed while the lock was waited for
 	n.warnState(state)
 	if len(state.Newer) > 0 {
 		return n.besideNewer(ctx, state, own)

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
-	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -46,9 +45,10 @@ func (p *Plugin) Funcs() skel.CNIFuncs {
 type node struct {
 	plugin *Plugin
 	enforce.Enforcer
-	dryRun   bool                         // nothing is to be written
-	judge    func() (config.Entry, error) // the configuration, once
-	entry    func() string                // its fingerprint with the program's, once
+	dryRun   bool                           // nothing is to be written
+	netconf  func() (config.Netconf, error) // what states the network's policy, once
+	admit    func() (config.Entry, error)   // what that is, if it is admitted, once
+	entry    func() string                  // its fingerprint with the program's, once
 	disk     *conflists
 	asked    bool   // whether the dataDir is the node's
 	refusal  error  // why not
@@ -68,8 +68,6 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	}
 	n := &node{
 		plugin:   p,
-		judge:    sync.OnceValues(conf.Entry),
-		entry:    sync.OnceValue(func() string { return store.Fingerprint(append(conf.Telling(), p.Program)...) }),
 		version:  id.CNIVersion,
 		guard:    guard,
 		guardErr: err,
@@ -77,6 +75,9 @@ func (p *Plugin) node(conf config.Netconf) *node {
 		disk:     &conflists{dir: guard.CNIConfDir, warn: p.warn},
 		Enforcer: enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn},
 	}
+	n.netconf = sync.OnceValues(func() (config.Netconf, error) { return n.findNetconf(conf) })
+	n.admit = sync.OnceValues(n.judge)
+	n.entry = sync.OnceValue(n.fingerprint)
 	n.Node.Stated = func() (string, string) { return config.NodeDataDir(guard, n.disk.load) }
 	return n
 }
@@ -88,23 +89,6 @@ func (n *node) mayWrite(ctx context.Context) error {
 		n.asked, n.refusal = true, n.Admit(ctx)
 	}
 	return n.refusal
-}
-
-// admit judges the configuration, and holds it against the administrators' guard.
-func (n *node) admit() (config.Entry, error) {
-	entry, err := n.judge()
-	if err != nil {
-		return entry, withCode(codeOfConfig(err), fmt.Errorf("entry of network %s: %w", policy.Quote(entry.Network), err))
-	}
-	return entry, withCode(types.ErrInvalidNetworkConfig, n.admitted())
-}
-
-// admitted tells why the administrators do not want the network here.
-func (n *node) admitted() error {
-	if n.guardErr != nil {
-		return n.guardErr
-	}
-	return n.guard.Admits(n.network)
 }
 
 func (n *node) source() policy.Source {

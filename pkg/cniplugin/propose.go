@@ -24,6 +24,7 @@ type conflists struct {
 	dir  string
 	warn func(error)
 	read *config.ConfDir
+	err  error
 }
 
 func (c *conflists) load() config.ConfDir {
@@ -32,7 +33,7 @@ func (c *conflists) load() config.ConfDir {
 		if !errors.Is(err, os.ErrNotExist) {
 			c.warn(err)
 		}
-		c.read = &dir
+		c.read, c.err = &dir, err
 	}
 	return *c.read
 }

@@ -14,10 +14,10 @@ import (
 // may spare the judging.
 func (n *node) judged() bool { return n.passed(n.Dir.Seal(n.source())) }
 
-// passed reports whether a seal is of this very entry and this program. What the
-// administrators want is asked each time.
+// passed reports whether a seal is of this very entry and this program. Which
+// entry that is, and whether it is admitted, is found out each time.
 func (n *node) passed(seal store.Seal) bool {
-	return seal.Entry != "" && seal.Entry == n.entry() && n.admitted() == nil
+	return seal.Entry != "" && seal.Entry == n.entry()
 }
 
 // shortcut spares a verb the look at the rules where an ADD before it looked,
@@ -75,7 +75,7 @@ func (s *shortcut) begin(rec store.Record) {
 // seal is of a moment that never comes again, and does no harm. One that cannot
 // be written is missed by nobody.
 func (s *shortcut) end() {
-	if s.before != "" && !s.node.dryRun {
+	if s.before != "" && s.node.entry() != "" && !s.node.dryRun {
 		_ = s.node.Dir.PutSeal(s.node.source(), store.Seal{Inputs: s.inputs(), Entry: s.node.entry(), Moment: s.before})
 	}
 }

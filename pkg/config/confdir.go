@@ -40,9 +40,10 @@ type Conflist struct {
 // ConflistEntry is one of our entries. An Err is about it alone: runtimes load
 // the list, and the plugin refuses the entry.
 type ConflistEntry struct {
-	Index int // among the plugins of the list
-	Entry Entry
-	Err   error
+	Index   int // among the plugins of the list
+	Netconf Netconf
+	Entry   Entry
+	Err     error
 }
 
 // IsMultus reports whether a type of plugins is Multus, thin or thick, which

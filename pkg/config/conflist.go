@@ -195,7 +195,8 @@ func (c conflist) entries() []ConflistEntry {
 		e := ConflistEntry{Index: i}
 		netconf, err := c.netconf(p)
 		if err == nil {
-			e.Entry, err = ParseEntry(netconf)
+			e.Netconf = ReadNetconf(netconf)
+			e.Entry, err = e.Netconf.Entry()
 		}
 		if err != nil {
 			e.Err = fmt.Errorf("%s: plugins[%d]: %w", policy.Shown(p.file), i, err)

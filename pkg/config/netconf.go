@@ -3,6 +3,8 @@
 package config
 
 import (
+	"bytes"
+	"encoding/json"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -71,4 +73,47 @@ func (c Netconf) Telling() []string {
 		telling = append(telling, m.key, value)
 	}
 	return telling
+}
+
+// Err tells why it is no JSON object.
+func (c Netconf) Err() error { return c.err }
+
+// Differences returns the keys about policy in which two netconfs differ, sorted.
+func (c Netconf) Differences(d Netconf) []string {
+	mine, others := c.stated(), d.stated()
+	var keys []string
+	for key, value := range mine {
+		if other, there := others[key]; !there || !sameJSON(value, other) {
+			keys = append(keys, key)
+		}
+	}
+	for key := range others {
+		if _, there := mine[key]; !there {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// stated returns the values of the keys that are not the protocol's. What is known
+// of the dataDir otherwise holds.
+func (c Netconf) stated() map[string]json.RawMessage {
+	notPolicy := append(othersKeys(), "name", "cniVersion", "dataDir")
+	values := map[string]json.RawMessage{}
+	for _, m := range c.members {
+		if !slices.Contains(notPolicy, m.key) && !isProtocolKey(m.key) {
+			values[m.key] = m.value
+		}
+	}
+	return values
+}
+
+// sameJSON compares two values, but for white space.
+func sameJSON(a, b json.RawMessage) bool {
+	if bytes.Equal(a, b) {
+		return true
+	}
+	var bareA, bareB bytes.Buffer
+	return json.Compact(&bareA, a) == nil && json.Compact(&bareB, b) == nil && bytes.Equal(bareA.Bytes(), bareB.Bytes())
 }

@@ -18,8 +18,8 @@ const DefaultPluginFile = "/etc/ip-masq/plugin.toml"
 
 // PluginFile is what a node's administrators tell the plugin. Entries can come
 // from people who are not administrators: where there is such a file, only the
-// networks that it lists may contribute, and its data_dir holds whatever an
-// entry says.
+// networks that it lists may contribute, their policy is that of their conflists,
+// and its data_dir holds whatever an entry says.
 type PluginFile struct {
 	Path    string
 	Present bool
@@ -27,6 +27,9 @@ type PluginFile struct {
 	// AllowNetworks is who may contribute. Nobody may where the file is
 	// Present and does not have the key, for which this is nil.
 	AllowNetworks []string
+	// AllowUnlisted is whose entries are taken as the runtime hands them over if
+	// no conflist in CNIConfDir has one. They have to be in AllowNetworks too.
+	AllowUnlisted []string
 	DataDir       string // absolute and clean; of no meaning unless Present
 	CNIConfDir    string // absolute and clean; where the conflists of the node are
 }
@@ -86,11 +89,12 @@ func parsePluginFile(path string, doc []byte) (PluginFile, error) {
 	f := form{file: path}
 	f.read(members, []key{
 		{"allow_networks", list(&p.AllowNetworks, "podnet", parseNetworkName)},
+		{"allow_unlisted_networks", list(&p.AllowUnlisted, "podnet", parseNetworkName)},
 		{"data_dir", text(DefaultDataDir, pathLike(DefaultDataDir), func(s string) { p.DataDir = s })},
 		{"cni_conf_dir", text(DefaultCNIConfDir, pathLike(DefaultCNIConfDir), func(s string) { p.CNIConfDir = s })},
 	})
 	if err := f.err(); err != nil {
-		p.AllowNetworks = nil
+		p.AllowNetworks, p.AllowUnlisted = nil, nil
 		return p, err
 	}
 	return p, nil
@@ -106,7 +110,42 @@ func (p PluginFile) Admits(network string) error {
 	case p.AllowNetworks == nil:
 		return fmt.Errorf("network %s may not contribute: %s has no allow_networks, which allows no network; write allow_networks = [%s] there",
 			name, policy.Shown(p.Path), name)
+	case slices.Contains(p.AllowUnlisted, network):
+		return fmt.Errorf("network %s may not contribute: it is in allow_unlisted_networks of %s and not in allow_networks; add it there too", name, policy.Shown(p.Path))
 	default:
 		return fmt.Errorf("network %s may not contribute: it is not in allow_networks of %s; add it there", name, policy.Shown(p.Path))
 	}
+}
+
+// ErrConflistUnknown says that nobody knows what the conflist of a network says:
+// the directory or a file of it cannot be read.
+var ErrConflistUnknown = errors.New("its conflist cannot be read")
+
+// Netconf returns the plugin entry of the network's conflist, and the file that
+// it is in. Where no conflist has one, it returns what the runtime handed over if
+// that is allowed, and otherwise an error that says what to write. Conflists is
+// what ReadConfDir returned.
+func (p PluginFile) Netconf(network string, handed Netconf, conflists ConfDir, err error) (Netconf, string, error) {
+	if list := conflists.naming[network]; list != nil {
+		return list.Entries[0].Netconf, list.File, list.Entries[0].Err
+	}
+	if slices.Contains(p.AllowUnlisted, network) {
+		return handed, "", nil
+	}
+	name, dir := policy.Quote(network), policy.Shown(p.CNIConfDir)
+	if err != nil {
+		return Netconf{}, "", fmt.Errorf("network %s: %w: %w; write the runtime's directory as cni_conf_dir into %s",
+			name, ErrConflistUnknown, err, policy.Shown(p.Path))
+	}
+	for _, list := range conflists.Conflists {
+		if list.Network == network && list.Err == nil {
+			return Netconf{}, "", fmt.Errorf("network %s may not contribute: its conflist %s has no plugin entry, and %s takes its policy from there; "+
+				"add the entry, or the network to allow_unlisted_networks", name, policy.Shown(list.File), policy.Shown(p.Path))
+		}
+	}
+	if err := conflists.Err(); err != nil {
+		return Netconf{}, "", fmt.Errorf("network %s: %w: %w; repair it", name, ErrConflistUnknown, err)
+	}
+	return Netconf{}, "", fmt.Errorf("network %s may not contribute: no conflist in %s has its plugin entry, and %s takes its policy from there; "+
+		"write one, correct cni_conf_dir, or add the network to allow_unlisted_networks", name, dir, policy.Shown(p.Path))
 }

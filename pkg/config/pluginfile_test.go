@@ -3,10 +3,12 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -40,8 +42,8 @@ func TestReadPluginFile(t *testing.T) {
 		name, text string
 		want       PluginFile
 	}{
-		{"everything", "allow_networks = [\"podnet\", 'blue']\ndata_dir = \"/srv/masq\"\ncni_conf_dir = \"/etc/k3s/cni\"\n",
-			PluginFile{AllowNetworks: []string{"podnet", "blue"}, DataDir: "/srv/masq", CNIConfDir: "/etc/k3s/cni"}},
+		{"everything", "allow_networks = [\"podnet\", 'blue']\nallow_unlisted_networks = ['blue']\ndata_dir = \"/srv/masq\"\ncni_conf_dir = \"/etc/k3s/cni\"\n",
+			PluginFile{AllowNetworks: []string{"podnet", "blue"}, AllowUnlisted: []string{"blue"}, DataDir: "/srv/masq", CNIConfDir: "/etc/k3s/cni"}},
 		{"nothing", "# nothing yet\n", PluginFile{DataDir: "/var/lib/cni/ip-masq", CNIConfDir: "/etc/cni/net.d"}},
 		{"nobody", "allow_networks = []", PluginFile{AllowNetworks: []string{}, DataDir: "/var/lib/cni/ip-masq", CNIConfDir: "/etc/cni/net.d"}},
 		{"a byte order mark", "\xef\xbb\xbfallow_networks = ['podnet']",
@@ -96,6 +98,7 @@ func TestMistakesInPluginFile(t *testing.T) {
 		{"allow_networks = '*'", `FILE:1: allow_networks: "*" is a string; write a list such as ["podnet"]`},
 		{"allow_networks = [\n'a',\n'*']",
 			"FILE:1: allow_networks[1]: * is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit"},
+		{"allow_unlisted_networks = 'podnet'", `FILE:1: allow_unlisted_networks: "podnet" is a string; write a list: ["podnet"]`},
 		{"allow_networks = [1]", `FILE:1: allow_networks[0]: 1 is a number; write it in quotes: "1"`},
 		{"allow_networks = [[]]", `FILE:1: allow_networks[0]: [] is a list; write a string such as "podnet"`},
 		{"allow_networks = ['']", `FILE:1: allow_networks[0]: is empty; name the network, such as "podnet"`},
@@ -239,6 +242,8 @@ func TestAdmits(t *testing.T) {
 			`network "podnet" may not contribute: it is not in allow_networks of FILE; add it there`},
 		{PluginFile{Path: path, Present: true, AllowNetworks: []string{"podnet"}}, "Podnet",
 			`network "Podnet" may not contribute: it is not in allow_networks of FILE; add it there`},
+		{PluginFile{Path: path, Present: true, AllowNetworks: []string{"blue"}, AllowUnlisted: []string{"podnet"}}, "podnet",
+			`network "podnet" may not contribute: it is in allow_unlisted_networks of FILE and not in allow_networks; add it there too`},
 		{PluginFile{Path: path, Present: true}, "podnet",
 			`network "podnet" may not contribute: FILE has no allow_networks, which allows no network; write allow_networks = ["podnet"] there`},
 	} {
@@ -247,6 +252,76 @@ func TestAdmits(t *testing.T) {
 			wantError(t, err, path, c.want)
 		} else if err != nil {
 			t.Errorf("%+v: %v", c.file, err)
+		}
+	}
+}
+
+// Whose word a network's policy is, where there is a plugin.toml.
+func TestNetconfOfPluginFile(t *testing.T) {
+	const list = `{"cniVersion": "1.0.0", "name": "%s", "plugins": [{"type": "bridge"}, {"type": "%s", "masqLinkLocal": true}]}`
+	dir := confDir(t, map[string]string{
+		"10-podnet.conflist": fmt.Sprintf(list, "podnet", "ip-masq"), "20-podnet.conflist": fmt.Sprintf(list, "podnet", "ip-masq"),
+		"30-bare.conflist": fmt.Sprintf(list, "bare", "portmap"), "40-bad.conflist": strings.Replace(fmt.Sprintf(list, "bad", "ip-masq"), "masqLink", "link", 1),
+	})
+	broken := confDir(t, map[string]string{"10-podnet.conflist": fmt.Sprintf(list, "podnet", "ip-masq"), "20-x.conflist": "{"})
+	missing := filepath.Join(dir, "missing")
+	handed := ReadNetconf([]byte(`{"name": "x", "type": "ip-masq"}`))
+	for _, c := range []struct {
+		network, dir string
+		unlisted     []string
+		file, want   string
+		unknown      bool
+	}{
+		{network: "podnet", dir: dir, file: "10-podnet.conflist"},
+		{network: "podnet", dir: dir, unlisted: []string{"podnet"}, file: "10-podnet.conflist"},
+		{network: "podnet", dir: broken, file: "10-podnet.conflist"},
+		{network: "blue", dir: dir, unlisted: []string{"blue"}},
+		{network: "blue", dir: broken, unlisted: []string{"blue"}},
+		{network: "blue", dir: missing, unlisted: []string{"blue"}},
+		{network: "blue", dir: dir, want: `network "blue" may not contribute: no conflist in DIR has its plugin entry, and FILE takes its policy from there; ` +
+			"write one, correct cni_conf_dir, or add the network to allow_unlisted_networks"},
+		{network: "", dir: dir, want: `network "" may not contribute: no conflist in DIR has its plugin entry, and FILE takes its policy from there; ` +
+			"write one, correct cni_conf_dir, or add the network to allow_unlisted_networks"},
+		{network: "bare", dir: dir, want: `network "bare" may not contribute: its conflist DIR/30-bare.conflist has no plugin entry, and FILE takes its policy from there; ` +
+			"add the entry, or the network to allow_unlisted_networks"},
+		{network: "bad", dir: dir, file: "40-bad.conflist", want: "DIR/40-bad.conflist: plugins[1]: linkLocal: is not a known key; remove it"},
+		{network: "blue", dir: broken, unknown: true, want: `network "blue": its conflist cannot be read: DIR/20-x.conflist: configuration is not JSON: line 1, column 1: unexpected end of JSON input; repair it`},
+		{network: "blue", dir: missing, unknown: true, want: `network "blue": its conflist cannot be read: read the CNI configuration directory DIR: no such file or directory; ` +
+			"write the runtime's directory as cni_conf_dir into FILE"},
+	} {
+		confs, err := ReadConfDir(c.dir)
+		p := PluginFile{Path: "/etc/ip-masq/plugin.toml", Present: true, AllowUnlisted: c.unlisted, CNIConfDir: c.dir}
+		conf, file, err := p.Netconf(c.network, handed, confs, err)
+		if c.want != "" {
+			wantError(t, errors.New(strings.ReplaceAll(err.Error(), c.dir, "DIR")), p.Path, c.want)
+		} else if err != nil {
+			t.Errorf("%+v: %v", c, err)
+		}
+		if file != "" {
+			file = filepath.Base(file)
+		}
+		if file != c.file || errors.Is(err, ErrConflistUnknown) != c.unknown {
+			t.Errorf("%+v: %q, %v", c, file, err)
+		}
+		if got := conf.Differences(handed); c.want == "" && (len(got) > 0) != (c.file != "") {
+			t.Errorf("%+v: differs in %q", c, got)
+		}
+	}
+}
+
+func TestDifferences(t *testing.T) {
+	const conf = `{"name": "a", "cniVersion": "1.0.0", "type": "ip-masq", "dataDir": "/a", "masqChain": "A", "nonMasqueradeCIDRs": ["10.0.0.0/8", "10.1.0.0/16"], "prevResult": {}, "cni.dev/x": 1}`
+	for other, want := range map[string][]string{
+		conf: nil,
+		`{"nonMasqueradeCIDRs":["10.0.0.0/8","10.1.0.0/16"],"masqChain":"A"}`:                              nil,
+		`{"nonMasqueradeCIDRs": ["10.0.0.0/8"], "masqChain": "A"}`:                                         {"nonMasqueradeCIDRs"},
+		`{"nonMasqueradeCIDRs": ["10.1.0.0/16", "10.0.0.0/8"], "masqChain": "B", "requireAgentConfig": 1}`: {"masqChain", "nonMasqueradeCIDRs", "requireAgentConfig"},
+		`{"Masqchain": "A"}`: {"Masqchain", "masqChain", "nonMasqueradeCIDRs"},
+		`[`:                  {"masqChain", "nonMasqueradeCIDRs"},
+	} {
+		a, b := ReadNetconf([]byte(conf)), ReadNetconf([]byte(other))
+		if got, back := a.Differences(b), b.Differences(a); !slices.Equal(got, want) || !slices.Equal(back, want) {
+			t.Errorf("%s differs in %q and %q, want %q", other, got, back, want)
 		}
 	}
 }
