@@ -33,11 +33,11 @@ func fill(t *testing.T, dir string, files map[string]string) {
 func TestDataDirOfAnotherProgram(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string
-		says  string // the entry that the message names, where it can be but one
+		says  string // the entry that the message names
 	}{
 		"uploads": {map[string]string{
 			"upload.tmp/deep/f": "1", "session.tmp": "2", "attachments/customers/invoice.pdf": "3", "record.json": `{"rows": []}`,
-		}, "which ip-masq does not write"},
+		}, "customers"},
 		"backups":     {map[string]string{"backups/db.sql": "1"}, "db.sql"},
 		"sources":     {map[string]string{"sources/main.c": "1", "lock": ""}, "main.c"},
 		"a temp file": {map[string]string{"x.tmp": "1"}, "x.tmp"},

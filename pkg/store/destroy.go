@@ -20,8 +20,12 @@ func (l *Lock) Destroy() error {
 	for s := range l.staged {
 		errs = append(errs, s.Discard())
 	}
-	// In the order of their names, so that the lock goes before the marker.
-	if err := errors.Join(append(errs, l.root.clear(inDataDir))...); err != nil {
+	// The lock goes when nothing is left for it to protect, and then the marker.
+	last := func(name string) (entry, bool) { return entry{}, name == lockFile || name == markerFile }
+	if err := errors.Join(append(errs, l.root.clear(inDataDir, lockFile, markerFile))...); err != nil {
+		return err
+	}
+	if err := l.root.clear(last); err != nil {
 		return err
 	}
 	err := unix.Rmdir(l.dir.path)

@@ -3,6 +3,7 @@
 package store
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -166,16 +167,14 @@ func (f *folder) mayBeOwned() error {
 		return nil
 	}
 	var found finding
-	err := f.judge(inDataDir, &found)
-	var unknown *unknownError
-	var why string
-	switch {
-	case errors.As(err, &unknown):
-		why = shown(strings.TrimPrefix(unknown.path, f.path+"/")) + ", which ip-masq does not write"
-	case err != nil || found.proven || found.first == "":
+	if err := f.judge(inDataDir, &found); err != nil || found.unknown == "" && (found.proven || found.first == "") {
 		return err
-	default:
-		why = shown(found.first) + ", and nothing that ip-masq alone writes"
+	}
+	why := shown(strings.TrimPrefix(cmp.Or(found.unknown, found.first), f.path+"/"))
+	if found.unknown != "" {
+		why += ", which ip-masq does not write"
+	} else {
+		why += ", and nothing that ip-masq alone writes"
 	}
 	return fmt.Errorf("open directory %s: %w: ip-masq did not make it: it holds %s; set dataDir to a directory that does not exist or is empty",
 		shown(f.path), ErrRefused, why)

@@ -7,7 +7,7 @@
 //
 //	dataDir/                                    0700
 //	  made-by-ip-masq                           the marker; empty
-//	  lock                                      flock(2); never removed
+//	  lock                                      flock(2); goes with the dataDir alone
 //	  reconciler.lock                           flock(2) of the one that runs
 //	  record.json                               what we own in the kernel
 //	  sources/HASH.json                         one document a source

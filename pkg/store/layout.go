@@ -111,42 +111,48 @@ func isTemp(name, prefix string) bool {
 	return isOne && ends && random != "" && strings.Trim(random, "0123456789abcdefghijklmnopqrstuvwxyz") == ""
 }
 
-// unknownError is about an entry of a directory that ip-masq does not write.
-type unknownError struct{ path string }
-
-func (e *unknownError) Error() string { return shown(e.path) + " is not ip-masq's" }
+// errUnknown is about an entry of a directory that ip-masq does not write.
+var errUnknown = errors.New("it is not ip-masq's")
 
 // recognize returns what ip-masq writes under a name in the directory. The error
-// is an unknownError where something else stands there, or that nothing does.
+// is errUnknown where something else stands there, or that nothing does.
 func (f *folder) recognize(l layout, name string) (entry, error) {
+	e, known := l(name)
+	if !known {
+		return e, failure("look at", f.in(name), errUnknown)
+	}
 	var st unix.Stat_t
 	if err := unix.Fstatat(f.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return entry{}, failure("look at", f.in(name), err)
+		return e, failure("look at", f.in(name), err)
 	}
-	e, known := l(name)
 	kind := uint32(unix.S_IFREG)
 	if e.holds != nil {
 		kind = unix.S_IFDIR
 	}
-	if !known || st.Mode&unix.S_IFMT != kind || e.hollow && st.Size > 0 {
-		return e, &unknownError{f.in(name)}
+	if st.Mode&unix.S_IFMT != kind || e.hollow && st.Size > 0 {
+		return e, failure("look at", f.in(name), errUnknown)
 	}
 	return e, nil
 }
 
-// finding is what judge found in a directory.
+// finding is what judge found in a directory. Of several entries it names the first by
+// their paths, whatever the order in which the directory lists them.
 type finding struct {
-	first  string // of its entries; "" where it is empty
-	proven bool   // one of its files proves that ip-masq made it
+	first   string // "" where it is empty
+	unknown string // that ip-masq does not write
+	proven  bool   // one of its files proves that ip-masq made it
 }
 
-// judge fails with an unknownError where the directory holds anything that ip-masq
-// does not write. It stops there: the directory may be a big one.
+// judge goes through the directory and those in it. It keeps no list of the entries:
+// there may be many.
 func (f *folder) judge(l layout, found *finding) error {
 	return f.each(func(name string) error {
-		found.first = cmp.Or(found.first, name)
+		first := func(path string) string { return min(cmp.Or(path, f.in(name)), f.in(name)) }
+		found.first = first(found.first)
 		e, err := f.recognize(l, name)
 		switch {
+		case errors.Is(err, errUnknown):
+			found.unknown, err = first(found.unknown), nil
 		case err == nil && e.holds != nil:
 			var sub *folder
 			if sub, err = f.folder(name, false); err == nil {

@@ -4,6 +4,7 @@ package store_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -128,6 +129,39 @@ func TestDestroyWhileSomebodyWaits(t *testing.T) {
 	}
 	if s, err := d.Load(); err != nil || len(s.Contributions) != 1 {
 		t.Errorf("stored is %+v, %v", s, err)
+	}
+}
+
+// TestDestroyKeepsTheNextDocument: a process that takes the lock while a dataDir is
+// destroyed keeps what it writes. The lock is the last file that goes.
+func TestDestroyKeepsTheNextDocument(t *testing.T) {
+	for range 3 {
+		d := open(t)
+		l := lock(t, d)
+		for i := range 1000 { // so that it takes a while
+			name := filepath.Join(d.Path(), "sources", fmt.Sprintf("%064x.json", i))
+			ok(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.WriteFile(name, nil, 0o600)))
+		}
+		wrote := make(chan error, 1)
+		go func() {
+			for _, err := os.Lstat(d.Path() + "/lock"); err == nil; {
+				_, err = os.Lstat(d.Path() + "/lock")
+			}
+			next, err := d.Lock(t.Context())
+			if err == nil {
+				var s *store.Staged
+				if s, err = next.Stage(contribution("next")); err == nil {
+					err = s.Commit()
+				}
+				err = errors.Join(err, next.Release())
+			}
+			wrote <- err
+		}()
+		ok(t, l.Destroy())
+		ok(t, <-wrote)
+		if s := load(t, d); len(s.Contributions) != 1 {
+			t.Fatalf("the document is lost: %+v", s.Contributions)
+		}
 	}
 }
 

@@ -16,8 +16,9 @@ import (
 // agreement the rules in the kernel. It is for one goroutine.
 //
 // It is an flock(2), so it ends with the last process that has the descriptor
-// open, however that ends. The file is never removed: a process could then hold
-// the lock of the removed file while another gets that of a new one.
+// open, however that ends. The file goes with the dataDir
+// alone (Destroy): a process could otherwise hold the lock of the removed file while
+// another gets that of a new one.
 type Lock struct {
 	dir    *Dir
 	root   *folder
@@ -62,11 +63,8 @@ func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 			return nil, err
 		}
 		err = l.wait(ctx)
-		if err == nil {
-			var inForce bool
-			if inForce, err = l.isInForce(); inForce {
-				return l, nil
-			}
+		if err == nil && isAt(l.fd(), l.root.in(lockFile)) { // or the dataDir was removed meanwhile
+			return l, nil
 		}
 		if err := errors.Join(err, l.Release()); err != nil {
 			return nil, err
@@ -134,21 +132,6 @@ func (l *Lock) try() error {
 		return failure(lockOp, l.root.in(lockFile), err)
 	}
 	return nil
-}
-
-// isInForce reports whether what is locked is still the file that others will
-// find: somebody may have removed the whole dataDir meanwhile.
-func (l *Lock) isInForce() (bool, error) {
-	var ours, found unix.Stat_t
-	path := l.dir.path + "/" + lockFile
-	if err := unix.Fstat(l.fd(), &ours); err != nil {
-		return false, failure(lockOp, path, err)
-	}
-	err := unix.Lstat(path, &found)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return false, failure(lockOp, path, err)
-	}
-	return err == nil && ours.Dev == found.Dev && ours.Ino == found.Ino, nil
 }
 
 func (l *Lock) fd() int { return int(l.file.Fd()) }

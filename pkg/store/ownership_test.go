@@ -66,7 +66,7 @@ func TestDirectoriesOfOtherProgramsAreRefused(t *testing.T) {
 		"a temporary directory":       {[]string{"record.json.0.tmp/f"}, "record.json.0.tmp"},
 		"empty directories":           {[]string{"backups/"}, "backups"},
 		"a lock":                      {[]string{"lock"}, "lock"},
-		"a record":                    {[]string{"record.json"}, "record.json"},
+		"a record":                    {[]string{"lock", "record.json"}, "lock"},
 		"backups":                     {[]string{"backups/db.sql"}, "backups/db.sql"},
 		"sources":                     {[]string{"sources/main.c"}, "sources/main.c"},
 		"documents that do not parse": {[]string{"sources/" + hash + ".json"}, "sources"},
