@@ -137,6 +137,26 @@ func TestExplainBesideIPMasq(t *testing.T) {
 	})
 }
 
+// TestExplainOverIPv6: the same in the other family, of which an inet table is a part.
+func TestExplainOverIPv6(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"fd00:9::/32"}})
+		all := podAlone(n.pod(t, "podnet"))
+		all.verdicts(t, n, false, map[string]string{"pod": "fd00:9::9"})
+		if e := n.explain(t, "fd00:9::9", "--from", "fd00:1::2"); e.Verdict != "exempt" || !e.Kernel || e.OverriddenBy != "" {
+			t.Errorf("alone: %+v", e)
+		}
+		n.feed(t, "table inet other {\nchain post { type nat hook postrouting priority 90;\nip6 saddr fd00:1::/64 ip6 daddr fd00:9::/64 masquerade\n}\n}\n", "nft", "-f", "-")
+		all.verdicts(t, n, true, map[string]string{"pod": "fd00:9::9"})
+		if e := n.explain(t, "fd00:9::9", "--from", "fd00:1::2"); e.Verdict != "exempt" || e.Kernel || !strings.Contains(e.OverriddenBy, "nftables, ipv6, table other, chain post: from fd00:1::/64 to fd00:9::/64 masquerade") {
+			t.Errorf("beside a third party: %+v", e)
+		}
+		if e := n.explain(t, "10.9.9.9", "--from", "10.1.0.2"); e.OverriddenBy != "" {
+			t.Errorf("of IPv4: %+v", e)
+		}
+	})
+}
+
 // agrees holds what explain says of the pod's traffic to an exempt and to another
 // address against what the other side sees of it. Of traffic from anywhere it may
 // say less, where a rule is about other sources.

@@ -113,7 +113,7 @@ func judgeRules(r *Report) {
 		for _, c := range p.Conflicts.Shown() {
 			r.chainProblem(TopicConflict, p.Chain, c)
 		}
-		if err := v.Err(p.Chain); err != nil && err != v.Unrecorded {
+		if err := v.Err(p.Chain); err != nil && !errors.Is(err, v.Unrecorded) {
 			r.chainProblem(TopicRules, p.Chain, err)
 		}
 	}
