@@ -57,12 +57,47 @@ func TestBackoff(t *testing.T) {
 		t.Error("not tried on request")
 	}
 	// What came into force, or is not asked for any more, is forgotten.
-	b.note(other, nil, now)
-	if b.note(same, failed, now); tried(same) || b.wait != longestBackoff {
-		t.Errorf("wait %s", b.wait)
+	for _, forget := range []func(){func() { b.note(other, nil, now) }, func() { tried(nil) }} {
+		b.note(same, failed, now)
+		if forget(); !tried(same) || !b.next.IsZero() {
+			t.Errorf("not tried at once, or next %s", b.next)
+		}
+		if b.note(same, failed, now); tried(same) || b.next.Sub(now) != firstBackoff {
+			t.Errorf("tried, or next in %s", b.next.Sub(now))
+		}
 	}
-	tried(nil)
-	if !tried(same) || b.wait != 0 || !b.next.IsZero() {
-		t.Errorf("wait %s, next %s", b.wait, b.next)
+}
+
+// A source whose policy changes and fails again and again does not keep that of
+// another source from being tried.
+func TestBackoffOfEachSource(t *testing.T) {
+	at := func(network string, i byte) policy.Contribution {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, i}), 16)
+		return policy.Contribution{
+			Source:    policy.Source{Kind: policy.Network, Name: network},
+			Statement: policy.Statement{Chain: network, NonMasqueradeCIDRs: []netip.Prefix{p}},
+		}
+	}
+	failed := map[policy.Source]error{}
+	for _, network := range []string{"steady", "flapping"} {
+		failed[at(network, 0).Source] = errors.New("not today")
+	}
+	now := time.Now()
+	var b backoff
+	tries := 0
+	for i := range byte(200) {
+		kept, _ := b.withhold([]policy.Contribution{at("steady", 0), at("flapping", i)}, now)
+		of := map[policy.Source]error{}
+		for _, c := range kept {
+			of[c.Source] = failed[c.Source]
+			if c.Source.Name == "steady" {
+				tries++
+			}
+		}
+		b.note(kept, of, now)
+		now = now.Add(firstBackoff)
+	}
+	if want := 9; tries != want { // after 0, 1, 3, 7, 15, 31, 63, 123 and 183 s
+		t.Errorf("tried %d times in 200 s, want %d", tries, want)
 	}
 }

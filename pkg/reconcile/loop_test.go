@@ -11,10 +11,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -225,4 +228,55 @@ func TestLoopBacksOffFromARival(t *testing.T) {
 	}
 	// It is gone: after a while all is well again, with nobody's help.
 	r.until("peace", func(all []*Report) bool { return last(all).Ready() })
+}
+
+// A repair that fails is not tried again at the pace of events, as long as no other
+// is due.
+func TestLoopBacksOffFromARepairThatFails(t *testing.T) {
+	f := newFixture(t).withAgent()
+	failing := &readOnly{Driver: f.Drivers[0]}
+	f.Drivers = netfilter.Drivers{failing}
+	r := f.run()
+	r.until("rules", func(all []*Report) bool { return last(all).Ready() })
+	failing.broken.Store(true)
+	r.nft("flush", "ruleset")
+	r.RulesChanged(Writer{})
+	const retry = 16 * firstRetry
+	r.until("a failure", func(all []*Report) bool { return last(all).Result == Failed })
+	time.Sleep(retry) // then the next is that far away
+	tried := failing.tried.Load()
+	for range 20 {
+		r.RulesChanged(Writer{})
+		time.Sleep(10 * time.Millisecond)
+	}
+	if n := failing.tried.Load() - tried; n > 2 {
+		t.Errorf("tried %d times in 200 ms of events", n)
+	}
+	failing.broken.Store(false)
+	r.until("repair", func(all []*Report) bool { return last(all).Ready() })
+}
+
+// readOnly is a driver that does not write while it is broken, and counts the tries.
+type readOnly struct {
+	netfilter.Driver
+	broken atomic.Bool
+	tried  atomic.Int64
+}
+
+func (d *readOnly) Open(c netfilter.Choice) (netfilter.Backend, error) {
+	b, err := d.Driver.Open(c)
+	return &readOnlyBackend{b, d}, err
+}
+
+type readOnlyBackend struct {
+	netfilter.Backend
+	driver *readOnly
+}
+
+func (b *readOnlyBackend) Apply(ctx context.Context, desired policy.Ruleset, held *os.File) error {
+	b.driver.tried.Add(1)
+	if b.driver.broken.Load() {
+		return errors.New("not today")
+	}
+	return b.Backend.Apply(ctx, desired, held)
 }

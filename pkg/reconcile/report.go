@@ -139,15 +139,16 @@ func (r *Report) Unfinished() bool {
 // leaves reports whether what this dry run would write is what the last pass could
 // not.
 func (r *Report) leaves(last *Report) bool {
-	return last.View == nil || r.outstanding() == last.outstanding()
+	return last.View == nil || !r.Ready() && r.outstanding() == last.outstanding()
 }
 
+// outstanding describes what a pass would write, whether or not it failed before.
 func (r *Report) outstanding() string {
 	if r.View == nil {
 		return ""
 	}
 	v := r.View
-	return fmt.Sprintln(v.Diff(), v.Failed, v.Stale, v.Elsewhere, v.Others, r.Pending, r.Dropped, r.State.Damaged)
+	return fmt.Sprintln(v.Diff(), v.Stale, v.Elsewhere, v.Others, r.Pending, r.Dropped, r.State.Damaged)
 }
 
 // rulesFailed reports whether rules are not what the documents in force ask for.
