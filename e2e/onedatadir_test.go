@@ -105,6 +105,35 @@ func TestSecondDataDir(t *testing.T) {
 	})
 }
 
+// TestFirstADDsOfTwoDataDirs: of two first ADDs at the same instant, with different
+// dataDirs and no file that states one, one makes its rules and the other is refused.
+func TestFirstADDsOfTwoDataDirs(t *testing.T) {
+	const rounds = 10
+	onEveryForm(t, func(t *testing.T, n *node) {
+		second := n.withDataDir(t, n.form, "other")
+		pair := []*node{n, second}
+		confs := []string{n.conf(t, "podnet", nil), second.conf(t, "blue", object{"masqChain": "OTHER"})}
+		for range rounds {
+			answers := n.askAll(t, request{verb: "ADD", conf: confs[0]}, request{verb: "ADD", conf: confs[1]})
+			first := 0
+			if answers[0].code != 0 {
+				first = 1
+			}
+			answers[first].want(t, 0)
+			answers[1-first].want(t, 7, "a node has one dataDir")
+			n.ask(t, request{verb: "CHECK", conf: confs[first]}).want(t, 0)
+			if rules := n.ruleset(t); strings.Contains(rules, pair[1-first].dataDir) {
+				t.Errorf("the chain of the second one stands:\n%s", rules)
+			}
+			for _, m := range pair {
+				if _, stderr, code := m.reconciler(t, "cleanup"); code != 0 {
+					t.Fatalf("cleanup: exit code %d\n%s", code, stderr)
+				}
+			}
+		}
+	})
+}
+
 // TestDataDirOfTheConflists: a dataDir that the conflists on disk do not have is
 // refused and leaves no trace, although it would be the first in use.
 func TestDataDirOfTheConflists(t *testing.T) {

@@ -78,7 +78,13 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	n.netconf = sync.OnceValues(func() (config.Netconf, error) { return n.findNetconf(conf) })
 	n.admit = sync.OnceValues(n.judge)
 	n.entry = sync.OnceValue(n.fingerprint)
-	n.Node.Stated = func() (string, string) { return config.NodeDataDir(guard, n.disk.load) }
+	n.Node.Stated = func() (dataDir, origin string, certain bool) {
+		if err != nil {
+			return "", "", false
+		}
+		dataDir, origin = config.NodeDataDir(guard, n.disk.load)
+		return dataDir, origin, guard.Present || n.disk.load().Err() == nil
+	}
 	return n
 }
 

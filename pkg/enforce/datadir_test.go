@@ -15,7 +15,7 @@ import (
 
 // states has the node's files state a dataDir.
 func (f *fixture) states(dataDir string) {
-	f.enforcer.Node.Stated = func() (string, string) { return dataDir, "/etc/cni/net.d" }
+	f.enforcer.Node.Stated = func() (string, string, bool) { return dataDir, "/etc/cni/net.d", true }
 }
 
 // stand puts a chain of another dataDir into the kernel.
@@ -100,9 +100,11 @@ func TestOtherDataDirsAreReplaced(t *testing.T) {
 	}
 }
 
-// Without a file that states it nobody removes the chains of another.
+// Without a file that states it nobody removes the chains of another, nor where a file
+// that cannot be read may state the other.
 func TestOtherDataDirsStay(t *testing.T) {
 	f := newFixture(t)
+	f.enforcer.Node.Stated = func() (string, string, bool) { return f.enforcer.Dir.Path(), "/etc/cni/net.d", false }
 	net := network("podnet", "A")
 	f.mustBeRight(f.ensure(net))
 	f.stand(legacyChoice, "X", "/other")
@@ -111,6 +113,31 @@ func TestOtherDataDirsStay(t *testing.T) {
 	f.mustBeRight(v)
 	if len(v.Others) != 1 || v.Replaces || len(f.kernel.chains[legacyChoice]) != 1 {
 		t.Errorf("others %v, replaces %t\n%s", v.Others, v.Replaces, f.kernel.dump())
+	}
+}
+
+// Two dataDirs are about to write their first chains at the same instant, and no file
+// states one. The one that comes second writes nothing, whatever its chain and backend.
+func TestFirstWritesOfTwoDataDirs(t *testing.T) {
+	for _, b := range []policy.Backend{policy.IPTables, policy.NFTables} {
+		for _, other := range []policy.Backend{policy.IPTables, policy.NFTables} {
+			for _, chain := range []string{"A", "B"} {
+				f, g := newFixture(t), newFixture(t)
+				g.kernel, g.enforcer.Drivers = f.kernel, f.enforcer.Drivers
+				var stood string
+				f.kernel.between = func() {
+					g.mustBeRight(g.ensure(network("blue", chain, backend(other))))
+					stood = f.kernel.dump()
+				}
+				err := f.ensure(network("podnet", "A", backend(b))).Err("A")
+				if !errors.Is(err, enforce.ErrOtherOwner) || f.kernel.dump() != stood || stood == "" {
+					t.Errorf("%s, %s %s: %v\n%s\nstood:\n%s", b, other, chain, err, f.kernel.dump(), stood)
+				}
+				if len(f.record().Chains) > 0 {
+					t.Errorf("%s, %s %s: recorded %v", b, other, chain, f.record().Chains)
+				}
+			}
+		}
 	}
 }
 

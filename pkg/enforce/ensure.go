@@ -38,7 +38,18 @@ func (e *Enforcer) ensure(ctx context.Context, before *View, contributions, chan
 	if before.Right() {
 		return before
 	}
-	after, owned, err := e.write(ctx, contributions, changed, e.ofThisBoot(rec), before, lock)
+	rec = e.ofThisBoot(rec)
+	if len(rec.Chains) == 0 && !lock.DryRun() {
+		first, err := e.admitFirst(ctx)
+		defer func() { _ = first.Close() }()
+		if err != nil {
+			for _, p := range before.Policies {
+				before.fail(p.Chain, err)
+			}
+			return before
+		}
+	}
+	after, owned, err := e.write(ctx, contributions, changed, rec, before, lock)
 	if err != nil {
 		before.Unrecorded = fmt.Errorf("record what is to be owned: %w", err)
 		for _, p := range before.Policies {
@@ -210,9 +221,9 @@ func (e *Enforcer) apply(ctx context.Context, v *View, unable map[string]error, 
 			}
 			continue
 		}
-		for _, c := range g.Observed.Chains {
-			if c.Owner.Differs(e.owner()) && !lock.DryRun() {
-				e.replaced(netfilter.ChainRef{Family: c.Family, Name: c.Name}, g.Choice, c.Owner)
+		for i := range g.Observed.Chains {
+			if c := &g.Observed.Chains[i]; c.Owner.Differs(e.owner()) && !lock.DryRun() {
+				e.replaced(ownedChain(c, g.Choice))
 			}
 		}
 	}
@@ -256,30 +267,6 @@ func (e *Enforcer) clear(ctx context.Context, v *View, owned *store.Record, lock
 		v.Elsewhere = e.elsewhere(ctx, v)
 	}
 	e.warn(e.vacate(ctx, owned))
-}
-
-// replaceOthers removes the chains of other dataDirs, once all rules of the node's
-// stand.
-func (e *Enforcer) replaceOthers(ctx context.Context, v *View, lock *store.Lock) {
-	if len(v.Policies) == 0 || len(v.Failed) > 0 || len(v.Diff()) > 0 || !e.replaces() {
-		return
-	}
-	owned, err := e.Drivers.Owned(ctx)
-	e.warn(err)
-	v.Others = nil
-	for _, c := range e.others(owned) {
-		if err := e.remove(ctx, c.Choice, c.ChainRef, lock); err != nil {
-			e.warn(err)
-			v.Others = append(v.Others, c)
-			continue
-		}
-		e.replaced(c.ChainRef, c.Choice, c.Owner)
-	}
-}
-
-func (e *Enforcer) replaced(c netfilter.ChainRef, in netfilter.Choice, owner policy.Owner) {
-	e.warn(fmt.Errorf("removed the rules of chain %s (%s) in %s that belonged to dataDir %s: this node has dataDir %s",
-		c.Name, c.Family, in, policy.Quote(owner.DataDir), policy.Quote(e.Dir.Path())))
 }
 
 // stuck marks what could not be removed, so that not every ADD tries again.

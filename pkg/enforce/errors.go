@@ -29,10 +29,10 @@ func (e *DriftError) Error() string {
 	return "rules differ from what is desired:\n" + e.Diff.Summary(most)
 }
 
-func otherOwner(c netfilter.ChainRef, in netfilter.Choice, owner, us policy.Owner) error {
+func otherOwner(c netfilter.OwnedChain, us policy.Owner) error {
 	return fmt.Errorf("chain %s (%s) in %s: %w: the chain belongs to %s and not to %s; a node has one dataDir: "+
 		"use that one everywhere, or run ip-masq-reconciler cleanup with --data-dir %s first",
-		c.Name, c.Family, in, ErrOtherOwner, policy.Quote(owner.DataDir), policy.Quote(us.DataDir), policy.Quote(owner.DataDir))
+		c.Name, c.Family, c.Choice, ErrOtherOwner, policy.Quote(c.Owner.DataDir), policy.Quote(us.DataDir), policy.Quote(c.Owner.DataDir))
 }
 
 func newerRules(c *policy.Chain) error {

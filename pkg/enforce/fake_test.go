@@ -24,6 +24,7 @@ type kernel struct {
 	sites    map[netfilter.Choice]map[policy.Family]bool // tables that stand; only iptables (nft) shows that they do not
 	noVacate map[netfilter.Choice]error
 	unable   map[policy.Family]error // to write, as Able tells before
+	between  func()                  // called once, after the next observation
 	applied  int
 	removed  int
 }
@@ -145,6 +146,10 @@ func (b *fakeBackend) Observe(_ context.Context, refs []netfilter.ChainRef) (pol
 			}
 			rs.Chains = append(rs.Chains, c)
 		}
+	}
+	if between := b.k.between; between != nil {
+		b.k.between = nil
+		between()
 	}
 	return rs, nil
 }

@@ -191,12 +191,16 @@ func (e *Enforcer) judge(c *policy.Chain, in netfilter.Choice, ours bool) error 
 	case c.Owner.Differs(us) && e.replaces():
 		return nil
 	case c.Owner.Differs(us):
-		return otherOwner(netfilter.ChainRef{Family: c.Family, Name: c.Name}, in, c.Owner, us)
+		return otherOwner(ownedChain(c, in), us)
 	case c.Owner == us || ours || c.HoldsOnly(policy.Return, policy.Masquerade):
 		return nil
 	}
 	return fmt.Errorf("chain %s (%s): %w: it holds rules that neither ip-masq nor its agents write; "+
 		"choose another masqChain, or remove the chain", c.Name, c.Family, netfilter.ErrForeign)
+}
+
+func ownedChain(c *policy.Chain, in netfilter.Choice) netfilter.OwnedChain {
+	return netfilter.OwnedChain{ChainRef: netfilter.ChainRef{Family: c.Family, Name: c.Name}, Choice: in, Owner: c.Owner}
 }
 
 func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) bool {

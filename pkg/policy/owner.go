@@ -5,7 +5,6 @@ package policy
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -66,18 +65,4 @@ func ParseOwner(comment string) Owner {
 		return Owner{Schema: schema}
 	}
 	return Owner{}
-}
-
-// NodeOwner decides whose chains may stand on a node: those of the dataDir that
-// the node's files state, "" for none; else those of the one that is in use, which
-// is us where several are.
-func NodeOwner(stated string, us Owner, inUse []Owner) Owner {
-	if stated != "" {
-		return OwnedBy(stated)
-	}
-	first := slices.IndexFunc(inUse, func(o Owner) bool { return o.Differs(us) })
-	if first < 0 || slices.ContainsFunc(inUse, func(o Owner) bool { return o.DataDir == us.DataDir }) {
-		return us
-	}
-	return inUse[first]
 }

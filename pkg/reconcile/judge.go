@@ -77,10 +77,6 @@ func (n *Node) judgeSources(r *Report) {
 	if s.GuardErr != nil {
 		r.problem(TopicState, s.GuardErr)
 	}
-	if s.Guard.Present && s.Guard.DataDir != n.Dir.Path() {
-		r.problem(TopicState, fmt.Errorf("data_dir: %s names %s now, and this process works on %s; restart it",
-			s.Guard.Path, policy.Quote(s.Guard.DataDir), policy.Quote(n.Dir.Path())))
-	}
 	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
 		r.problem(TopicState, s.ConfDirErr)
 	}

@@ -60,8 +60,12 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 		Dir: n.Dir, Drivers: n.Drivers, Warn: warn, Prefer: n.Settings.Backend, Thorough: true,
 		Follow: n.pluginInstalled(),
 		Node: enforce.NodeDataDir{
-			Stated: func() (string, string) {
-				return config.NodeDataDir(src.Guard, func() config.ConfDir { return src.ConfDir })
+			Stated: func() (dataDir, origin string, certain bool) {
+				if src.GuardErr != nil {
+					return "", "", false
+				}
+				dataDir, origin = config.NodeDataDir(src.Guard, func() config.ConfDir { return src.ConfDir })
+				return dataDir, origin, src.Guard.Present || src.ConfDir.Err() == nil
 			},
 			Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) { return src.ownedBy(ctx, n.Drivers) },
 		},

@@ -315,6 +315,41 @@ func TestDataDirOfTheConflists(t *testing.T) {
 	f.wants(f.pass(), Changed, "/var/lib/elsewhere")
 }
 
+// A plugin.toml that cannot be read states no dataDir: the one in use goes on.
+func TestRefusedPluginFile(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.right()
+	f.file(f.PluginFile, "data_dir = \n")
+	f.nft("flush", "ruleset")
+	if r := f.pass(); len(r.Problems) != 1 || !strings.Contains(r.Err().Error(), "not TOML") {
+		t.Errorf("not ready: %v", r.Err())
+	}
+	f.exempts("10.0.0.0/8,169.254.0.0/16,172.16.0.0/12,192.168.0.0/16")
+}
+
+// While a conflist cannot be read, which may state the other dataDir, no chain of
+// another dataDir is removed.
+func TestConflistThatMayStateAnotherDataDir(t *testing.T) {
+	f := newFixture(t)
+	f.conflist("podnet", nil)
+	other := "add table ip ip-masq; add chain ip ip-masq masq-X; add rule ip ip-masq masq-X masquerade comment \"" + policy.OwnedBy("/other").Comment() + "\""
+	f.nft(other)
+	half := filepath.Join(f.Settings.CNIConfDir, "20-half.conflist")
+	f.file(half, "{")
+	f.wants(f.pass(), Failed, "/other")
+	if rules := f.nft("list", "ruleset"); !strings.Contains(rules, "/other") || strings.Contains(rules, policy.DefaultChain) {
+		t.Errorf("the chain of the other dataDir was touched:\n%s", rules)
+	}
+	if err := os.Remove(half); err != nil {
+		t.Fatal(err)
+	}
+	f.backoff.retry()
+	f.wants(f.pass(), Changed)
+	if rules := f.nft("list", "ruleset"); strings.Contains(rules, "/other") {
+		t.Errorf("the chain of the other dataDir stands:\n%s", rules)
+	}
+}
+
 // A conflist whose entry has another dataDir, or whose network plugin.toml does not
 // admit, is not a source. With the first every ADD fails, so the node is not ready.
 func TestEntriesOfOthers(t *testing.T) {
