@@ -162,3 +162,29 @@ func TestAlerts(t *testing.T) {
 		t.Errorf("alerts:\n%q\noperate.md has:\n%q", there, told)
 	}
 }
+
+// TestThreatModel: each bound of security.md names a test that exists.
+func TestThreatModel(t *testing.T) {
+	text := documents(t)[filepath.Join(root, "docs", "security.md")]
+	named := regexp.MustCompile("`([a-z0-9/]+): (Test[A-Z][A-Za-z0-9]*)`").FindAllStringSubmatch(text, -1)
+	if len(named) < 40 {
+		t.Errorf("found %d names of tests: this test does not see them", len(named))
+	}
+	for _, m := range named {
+		files, err := filepath.Glob(filepath.Join(root, m[1], "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(files, func(file string) bool {
+			source, err := os.ReadFile(file)
+			return err == nil && strings.Contains(string(source), "\nfunc "+m[2]+"(t *testing.T) {")
+		}) {
+			t.Errorf("security.md: there is no %s in %s", m[2], m[1])
+		}
+	}
+	for _, row := range regexp.MustCompile(`(?m)^\| .*\|$`).FindAllString(text[strings.Index(text, "## What an author"):], -1) {
+		if !strings.Contains(row, ": Test") && !strings.HasSuffix(row, "| test |") {
+			t.Errorf("security.md: no test shows the bound of %s", row)
+		}
+	}
+}
