@@ -6,44 +6,20 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
-	"syscall"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// readFile reads the whole of a regular file of at most mostBytes. It does not
-// wait for the writer of a FIFO.
+// readFile reads the whole of a regular file of at most mostBytes.
 func readFile(path string) ([]byte, error) {
 	doc, _, err := readWithInfo(path)
 	return doc, err
 }
 
-func readWithInfo(path string) ([]byte, fs.FileInfo, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil, lockdir.Failure("open", path, err)
-	}
-	defer func() { _ = f.Close() }() // only read: there is nothing to lose
-	info, err := f.Stat()
-	if err != nil {
-		return nil, nil, lockdir.Failure("look at", path, err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("read %s: not a regular file", policy.Shown(path))
-	}
-	doc, err := io.ReadAll(io.LimitReader(f, mostBytes+1))
-	if err != nil {
-		return nil, nil, lockdir.Failure("read", path, err)
-	}
-	if len(doc) > mostBytes {
-		return nil, nil, fmt.Errorf("read %s: larger than %d KiB", policy.Shown(path), mostBytes>>10)
-	}
-	return doc, info, nil
-}
+func readWithInfo(path string) ([]byte, fs.FileInfo, error) { return lockdir.ReadFile(path, mostBytes) }
 
 // absent explains why a path could not be opened that was said not to be there:
 // nil if so, or that it is a symlink to nowhere. Otherwise it is there by now.

@@ -318,7 +318,7 @@ func TestOddFiles(t *testing.T) {
 		}
 	}
 	fifo(t, filepath.Join(n.Root, "etc/iptables/rules.v4"))
-	compare(t, map[string]string{"notice not-examined": "pods-1-eth0, nftables.conf: is no regular file, rules.v4: is no regular file"},
+	compare(t, map[string]string{"notice not-examined": "pods-1-eth0, nftables.conf: not a regular file, rules.v4: not a regular file"},
 		Examine(t.Context(), n))
 }
 

@@ -94,7 +94,7 @@ func attachment(root, path string, booted time.Time) (*Attachment, error) {
 	switch {
 	case errors.Is(err, errNotJSON):
 		const writing = 10 * time.Second
-		if time.Since(info.ModTime()) < writing {
+		if time.Since(info.ModTime()).Abs() < writing {
 			return nil, fmt.Errorf("%s is being written", policy.Shown(path))
 		}
 		return nil, nil // torn: its runtime can read it no more than we can

@@ -7,13 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
@@ -87,36 +84,17 @@ var errNotJSON = errors.New("is no JSON")
 
 // readJSON reads a regular file whole. What Go's decoder refuses, as for its depth,
 // no runtime and no plugin reads.
-func readJSON(path string) (any, error) {
+func readJSON(path string) (value any, err error) {
 	const most = 8 << 20
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, lockdir.Failure("open", path, err)
+	text, _, err := lockdir.ReadFile(path, most)
+	if errors.Is(err, lockdir.ErrIrregular) || err == nil && json.Unmarshal(text, &value) != nil {
+		err = errNotJSON
 	}
-	defer func() { _ = f.Close() }() // only read: there is nothing to lose
-	info, err := f.Stat()
-	if err != nil {
-		return nil, lockdir.Failure("look at", path, err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, errNotJSON
-	}
-	text, err := io.ReadAll(io.LimitReader(f, most+1))
-	switch {
-	case err != nil:
-		return nil, lockdir.Failure("read", path, err)
-	case len(text) > most:
-		return nil, fmt.Errorf("read %s: larger than %d MiB", policy.Shown(path), most>>20)
-	}
-	var value any
-	if json.Unmarshal(text, &value) != nil {
-		return nil, errNotJSON
-	}
-	return value, nil
+	return value, err
 }
 
-// names reports whether a plugin configuration in a JSON value, at any depth, is that of the plugin.
-// Caches have configurations as they are, or in base64, and of that one layer.
+// names reports whether a plugin configuration in a JSON value, at any depth, is that of
+// the plugin. Caches have configurations as they are, or in base64.
 func names(value any, layers int) bool {
 	const most = 4
 	switch v := value.(type) {

@@ -5,6 +5,7 @@ package install
 import (
 	"context"
 	"encoding/base64"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -41,6 +42,11 @@ func TestCopies(t *testing.T) {
 	})
 	dir := filepath.Join(root, "c")
 	fifo(t, filepath.Join(dir, "fifo.conf"))
+	socket, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s.conf"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = socket.Close() }()
 	for to, link := range map[string]string{"/nowhere": "nowhere.conf", dir: "loop", filepath.Join(dir, "20-y.conflist"): "y.conflist"} {
 		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
 			t.Fatal(err)

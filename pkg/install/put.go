@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -69,17 +68,15 @@ func (p *placement) run(ctx context.Context, steps []func(context.Context) error
 }
 
 func (p *placement) read(context.Context) error {
-	data, info, err := readBinary(p.source)
+	data, _, err := readBinary(p.source)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("there is no plugin at %s; name it with --plugin", policy.Shown(p.source))
-	case err != nil:
-		return err
-	case !info.Mode().IsRegular():
+	case errors.Is(err, lockdir.ErrIrregular):
 		return fmt.Errorf("%s is not a regular file; name the plugin with --plugin", policy.Shown(p.source))
 	}
 	p.data = data
-	return nil
+	return err
 }
 
 func (p *placement) lock(ctx context.Context) error {
@@ -152,27 +149,8 @@ func (p *placement) sync(context.Context) error {
 	return nil
 }
 
-// readBinary reads a whole program. It does not wait for the writer of a FIFO.
+// readBinary reads a whole program.
 func readBinary(path string) ([]byte, fs.FileInfo, error) {
 	const most = 256 << 20
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil, lockdir.Failure("open", path, err)
-	}
-	defer func() { _ = f.Close() }() // only read: there is nothing to lose
-	info, err := f.Stat()
-	if err != nil {
-		return nil, nil, lockdir.Failure("look at", path, err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, info, nil
-	}
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err != nil {
-		return nil, nil, lockdir.Failure("read", path, err)
-	}
-	if len(data) > most {
-		return nil, nil, fmt.Errorf("read %s: larger than %d MiB, and so not the plugin", policy.Shown(path), most>>20)
-	}
-	return data, info, nil
+	return lockdir.ReadFile(path, most)
 }

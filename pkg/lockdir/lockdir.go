@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -147,6 +148,39 @@ func (d *Dir) Stage(data []byte, fit func(*os.File) error) (string, error) {
 		return "", errors.Join(Failure("write", path, err), d.Remove(path))
 	}
 	return path, nil
+}
+
+// ErrIrregular says that what bears a file's name is none: a directory, a FIFO, a
+// socket or a device.
+var ErrIrregular = errors.New("not a regular file")
+
+// ReadFile reads the whole of a regular file of at most so many bytes. It does not wait
+// for the writer of a FIFO.
+func ReadFile(path string, most int) ([]byte, fs.FileInfo, error) {
+	const op = "read"
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	switch {
+	case errors.Is(err, unix.ENXIO): // a socket
+		return nil, nil, Failure(op, path, ErrIrregular)
+	case err != nil:
+		return nil, nil, Failure("open", path, err)
+	}
+	defer func() { _ = f.Close() }() // only read: there is nothing to lose
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = ErrIrregular
+	}
+	var data []byte
+	if err == nil {
+		data, err = io.ReadAll(io.LimitReader(f, int64(most)+1))
+	}
+	switch {
+	case err != nil:
+		return nil, nil, Failure(op, path, err)
+	case len(data) > most:
+		return nil, nil, fmt.Errorf("%s %s: larger than %d KiB", op, policy.Shown(path), most>>10)
+	}
+	return data, info, nil
 }
 
 // Failure takes the path out of an error, which would stand there unquoted, and
