@@ -168,22 +168,10 @@ func missingFrom(rec, from store.Record) []store.OwnedChain {
 // would be rolled back. Where rules are only to be repaired, each family that can be
 // is better than none.
 func (e *Enforcer) unable(ctx context.Context, v *View, changed []policy.Contribution) map[string]error {
-	unable := map[string]error{}
-	for _, g := range v.Groups {
-		if len(g.Diff) == 0 {
-			continue
-		}
-		for _, c := range g.Desired.Chains {
-			isChanged := slices.ContainsFunc(changed, func(x policy.Contribution) bool { return x.Statement.Chain == c.Name })
-			if g.Recorded && !isChanged {
-				continue
-			}
-			if err := e.able(ctx, g.Choice, []policy.Family{c.Family}); err != nil && unable[c.Name] == nil {
-				unable[c.Name] = unwritten(c.Name, g.Choice, err)
-			}
-		}
-	}
-	return unable
+	return e.unableOf(ctx, v, func(g *Group, chain string) bool {
+		states := func(c policy.Contribution) bool { return c.Statement.Chain == chain }
+		return len(g.Diff) > 0 && (!g.Recorded || slices.ContainsFunc(changed, states))
+	})
 }
 
 func unwritten(chain string, in netfilter.Choice, err error) error {
@@ -243,26 +231,18 @@ func (e *Enforcer) clear(ctx context.Context, v *View, owned *store.Record, lock
 		}
 		owned.Chains = slices.DeleteFunc(owned.Chains, func(x store.OwnedChain) bool { return x == o })
 	}
-	for _, g := range v.Groups {
-		for _, chain := range g.chains() {
-			if !g.Recorded || v.Err(chain) != nil {
-				continue
-			}
-			others, err := e.Drivers.Others(ctx, chain, g.Choice)
-			if err != nil {
-				e.warn(fmt.Errorf("look for chain %s in other backends: %w", chain, err))
-			}
-			for _, c := range others {
-				if err := e.supersede(ctx, c, chain, lock); errors.Is(err, ErrOtherOwner) {
-					v.fail(chain, err) // what one exempts the other masquerades
-				} else {
-					e.warn(err)
-				}
-			}
+	v.Stale = nil
+	for _, at := range e.elsewhere(ctx, v) {
+		if v.Err(at.Chain) != nil {
+			continue
+		}
+		if err := e.supersede(ctx, at.Choice, at.Chain, lock); errors.Is(err, ErrOtherOwner) {
+			v.fail(at.Chain, err) // what one exempts the other masquerades
+		} else {
+			e.warn(err)
 		}
 	}
 	e.replaceOthers(ctx, v, lock)
-	v.Stale = nil
 	if e.Thorough {
 		v.Elsewhere = e.elsewhere(ctx, v)
 	}

@@ -232,11 +232,19 @@ func stale(rec store.Record, v *View) []store.OwnedChain {
 // Able tells why the rules of chains could not be written again, by chain: what
 // is right now need not be right for ever.
 func (e *Enforcer) Able(ctx context.Context, v *View) map[string]error {
+	return e.unableOf(ctx, v, func(*Group, string) bool { return true })
+}
+
+func (e *Enforcer) unableOf(ctx context.Context, v *View, about func(g *Group, chain string) bool) map[string]error {
 	unable := map[string]error{}
-	for _, g := range v.Groups {
+	for i := range v.Groups {
+		g := &v.Groups[i]
 		for _, c := range g.Desired.Chains {
-			if err := e.able(ctx, g.Choice, []policy.Family{c.Family}); err != nil && unable[c.Name] == nil {
-				unable[c.Name] = err
+			if unable[c.Name] != nil || !about(g, c.Name) {
+				continue
+			}
+			if err := e.able(ctx, g.Choice, []policy.Family{c.Family}); err != nil {
+				unable[c.Name] = unwritten(c.Name, g.Choice, err)
 			}
 		}
 	}

@@ -50,15 +50,13 @@ type Group struct {
 
 // Right reports whether nothing is left to do.
 func (v *View) Right() bool {
-	if len(v.Failed) > 0 || len(v.Stale) > 0 || len(v.Elsewhere) > 0 || v.Replaces && len(v.Others) > 0 {
-		return false
-	}
-	for _, g := range v.Groups {
-		if !g.Recorded || len(g.Diff) > 0 {
-			return false
-		}
-	}
-	return true
+	unrecorded := func(g Group) bool { return !g.Recorded }
+	return len(v.Failed) == 0 && !v.Differs() && !slices.ContainsFunc(v.Groups, unrecorded)
+}
+
+// Differs reports whether there are rules to write or to remove.
+func (v *View) Differs() bool {
+	return len(v.Diff()) > 0 || len(v.Stale) > 0 || len(v.Elsewhere) > 0 || v.Replaces && len(v.Others) > 0
 }
 
 // Diff returns how the kernel differs from what is desired, in all forms.
@@ -156,12 +154,7 @@ func (v *View) fail(chain string, err error) {
 }
 
 func (g *Group) holds(chain string) bool {
-	for _, c := range g.Desired.Chains {
-		if c.Name == chain {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(g.Desired.Chains, func(c policy.Chain) bool { return c.Name == chain })
 }
 
 // differing returns the families in which something differs.

@@ -31,8 +31,7 @@ func (n *Node) Check(ctx context.Context) *Report {
 
 // Differs reports whether rules in the kernel are not what the sources ask for.
 func (r *Report) Differs() bool {
-	return r.View != nil && r.Refused == nil &&
-		(len(r.View.Diff()) > 0 || len(r.View.Stale) > 0 || len(r.View.Elsewhere) > 0 || r.View.Replaces && len(r.View.Others) > 0)
+	return r.View != nil && r.Refused == nil && r.View.Differs()
 }
 
 // Incomplete returns why nobody here knows what the rules should be, or nil: a newer

@@ -48,7 +48,7 @@ func (n *Node) judgeMeans(ctx context.Context, r *Report) {
 	}
 	unable := n.Enforcer(r.Sources, r.warn).Able(ctx, r.View)
 	for _, chain := range slices.Sorted(maps.Keys(unable)) {
-		r.chainProblem(TopicRules, chain, fmt.Errorf("chain %s: nothing could be repaired: %w", chain, unable[chain]))
+		r.chainProblem(TopicRules, chain, fmt.Errorf("nothing could be repaired: %w", unable[chain]))
 	}
 }
 

@@ -168,14 +168,6 @@ func (b *Batch) DeleteSet(family Family, table, set string) {
 	b.end()
 }
 
-// FlushSet deletes all elements of a set.
-func (b *Batch) FlushSet(family Family, table, set string) {
-	b.begin(operation{"flush set", family, table, set}, unix.NFT_MSG_DELSETELEM, 0)
-	b.w.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	b.w.str(unix.NFTA_SET_ELEM_LIST_SET, set)
-	b.end()
-}
-
 // AddElements adds ranges to a set. They may touch but not overlap each other or
 // what the set has; a range that the set has already is no error.
 func (b *Batch) AddElements(family Family, table, set string, ranges []Range) {

@@ -29,9 +29,6 @@ const (
 	Reg4 Register = unix.NFT_REG_4
 )
 
-// Reg32 returns the n-th register of 4 bytes, from 0 to 15.
-func Reg32(n uint32) Register { return canonical(unix.NFT_REG32_00 + n) }
-
 func canonical(number uint32) Register {
 	const perWhole = unix.NFT_REG_SIZE / unix.NFT_REG32_SIZE
 	if n := number - unix.NFT_REG32_00; number >= unix.NFT_REG32_00 && number <= unix.NFT_REG32_15 && n%perWhole == 0 {

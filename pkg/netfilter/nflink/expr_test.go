@@ -290,3 +290,6 @@ func TestRegisterNumbers(t *testing.T) {
 		}
 	}
 }
+
+// Reg32 returns the n-th register of 4 bytes, from 0 to 15.
+func Reg32(n uint32) Register { return canonical(unix.NFT_REG32_00 + n) }

@@ -300,3 +300,11 @@ func TestManyRefusals(t *testing.T) {
 		}
 	}
 }
+
+// FlushSet deletes all elements of a set.
+func (b *Batch) FlushSet(family Family, table, set string) {
+	b.begin(operation{"flush set", family, table, set}, unix.NFT_MSG_DELSETELEM, 0)
+	b.w.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+	b.w.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	b.end()
+}
