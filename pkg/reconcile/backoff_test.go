@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -99,5 +100,36 @@ func TestBackoffOfEachSource(t *testing.T) {
 	}
 	if want := 9; tries != want { // after 0, 1, 3, 7, 15, 31, 63, 123 and 183 s
 		t.Errorf("tried %d times in 200 s, want %d", tries, want)
+	}
+}
+
+// After a failure a dry run is followed by a pass if something else is to be written,
+// or nothing any more.
+func TestLeaves(t *testing.T) {
+	view := func(recorded bool, failed error, drift ...policy.Change) *Report {
+		r := &Report{View: &enforce.View{Groups: []enforce.Group{{Recorded: recorded, Diff: drift}}}}
+		if len(drift) > 0 {
+			r.problem(TopicRules, &enforce.DriftError{Diff: drift})
+		}
+		if failed != nil {
+			r.View.Failed = map[string]error{"A": failed}
+		}
+		return r
+	}
+	jump := policy.Change{Kind: policy.JumpChange, Family: policy.IPv4, Chain: "A", Text: "jump"}
+	rule := policy.Change{Kind: policy.RuleChange, Family: policy.IPv4, Chain: "A", Text: "rule"}
+	for name, c := range map[string]struct {
+		now, last *Report
+		want      bool
+	}{
+		"nothing is known of the last":    {view(true, nil, jump), &Report{}, true},
+		"what failed":                     {view(true, nil, jump), view(true, errors.New("not today"), jump), true},
+		"something else":                  {view(true, nil, jump, rule), view(true, errors.New("not today"), jump), false},
+		"nothing any more":                {view(true, nil), view(true, errors.New("not today")), false},
+		"a record that cannot be written": {view(false, nil), view(false, errors.New("not today")), true},
+	} {
+		if got := c.now.leaves(c.last); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
 	}
 }

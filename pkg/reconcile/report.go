@@ -139,7 +139,7 @@ func (r *Report) Unfinished() bool {
 // leaves reports whether what this dry run would write is what the last pass could
 // not.
 func (r *Report) leaves(last *Report) bool {
-	return last.View == nil || !r.Ready() && r.outstanding() == last.outstanding()
+	return last.View == nil || (!r.Ready() || r.Unfinished()) && r.outstanding() == last.outstanding()
 }
 
 // outstanding describes what a pass would write, whether or not it failed before.
