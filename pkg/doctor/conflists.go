@@ -149,7 +149,7 @@ func mainPluginMasquerade(e *examination) ([]Finding, error) {
 			}
 		}
 	}
-	return one(f), err
+	return []Finding{f}, err
 }
 
 // masquerades reports whether a configuration has ipMasq, or one that it
@@ -209,73 +209,70 @@ func duplicateEntries(e *examination) ([]Finding, error) {
 			f.Detail = append(f.Detail, fmt.Sprintf("network %s: %s", policy.Quote(network), strings.Join(places, ", ")))
 		}
 	}
-	return one(f), nil
+	return []Finding{f}, nil
+}
+
+// conflistErrors returns a finding with what is wrong with each conflist.
+func (e *examination) conflistErrors(f Finding, wrong func(config.Conflist) error) ([]Finding, error) {
+	for _, c := range e.ConfDir.Conflists {
+		if err := wrong(c); err != nil {
+			f.Detail = append(f.Detail, strings.Split(err.Error(), "\n")...)
+		}
+	}
+	return []Finding{f}, nil
 }
 
 func refusedEntries(e *examination) ([]Finding, error) {
-	f := Finding{ID: "entry-refused", Severity: Problem,
+	return e.conflistErrors(Finding{ID: "entry-refused", Severity: Problem,
 		Summary: "The plugin refuses an entry: no pod of the network can start.",
-		Remedy:  "Mend what the message names."}
-	for _, c := range e.ConfDir.Conflists {
+		Remedy:  "Mend what the message names.",
+	}, func(c config.Conflist) error {
+		var errs []error
 		for _, entry := range c.Entries {
-			if entry.Err != nil {
-				f.Detail = append(f.Detail, entry.Err.Error())
-			}
+			errs = append(errs, entry.Err)
 		}
-	}
-	return one(f), nil
+		return errors.Join(errs...)
+	})
 }
 
 func entryPositions(e *examination) ([]Finding, error) {
-	f := Finding{ID: "entry-position", Severity: Problem,
+	return e.conflistErrors(Finding{ID: "entry-position", Severity: Problem,
 		Summary: "No plugin stands before the plugin entry of a network: every ADD of it fails.",
-		Remedy:  "Write the entry behind the plugin that makes the interface."}
-	for _, c := range e.ConfDir.Conflists {
-		if err := c.PositionErr(); err != nil {
-			f.Detail = append(f.Detail, err.Error())
-		}
-	}
-	return one(f), nil
+		Remedy:  "Write the entry behind the plugin that makes the interface.",
+	}, config.Conflist.PositionErr)
 }
 
 func otherDataDirs(e *examination) ([]Finding, error) {
-	f := Finding{ID: "data-dir-differs", Severity: Problem,
-		Summary: "A plugin entry has another dataDir than the reconciler, which is an error: a node has one.",
-		Remedy:  "State the same dataDir in each entry and as data_dir in reconciler.toml, or data_dir in plugin.toml for all of them."}
-	for _, c := range e.ConfDir.Conflists {
-		if err := c.DataDirErr(e.Guard, e.DataDir); err != nil && e.DataDir != "" {
-			f.Detail = append(f.Detail, err.Error())
-		}
+	if e.DataDir == "" {
+		return nil, nil
 	}
-	return one(f), nil
+	return e.conflistErrors(Finding{ID: "data-dir-differs", Severity: Problem,
+		Summary: "A plugin entry has another dataDir than the reconciler, which is an error: a node has one.",
+		Remedy:  "State the same dataDir in each entry and as data_dir in reconciler.toml, or data_dir in plugin.toml for all of them.",
+	}, func(c config.Conflist) error { return c.DataDirErr(e.Guard, e.DataDir) })
 }
 
 func missingPlugin(e *examination) ([]Finding, error) {
-	f := Finding{ID: "plugin-missing", Severity: Problem,
-		Summary: "Runtimes cannot run the plugin that a conflist names: no pod of its network can start.",
-		Remedy:  "ip-masq-reconciler install brings the plugin; or state the runtime's directory of plugins as cni_bin_dir."}
 	if e.BinDir == "" {
 		return nil, nil
 	}
-	err := config.CheckPlugin(e.BinDir)
-	for _, c := range e.ConfDir.Conflists {
-		if err != nil && len(c.Entries) > 0 {
-			f.Detail = append(f.Detail, fmt.Sprintf("%v; %s (network %s) names it", err, policy.Quote(c.File), policy.Quote(c.Network)))
+	missing := config.CheckPlugin(e.BinDir)
+	return e.conflistErrors(Finding{ID: "plugin-missing", Severity: Problem,
+		Summary: "Runtimes cannot run the plugin that a conflist names: no pod of its network can start.",
+		Remedy:  "ip-masq-reconciler install brings the plugin; or state the runtime's directory of plugins as cni_bin_dir.",
+	}, func(c config.Conflist) error {
+		if missing == nil || len(c.Entries) == 0 {
+			return nil
 		}
-	}
-	return one(f), nil
+		return fmt.Errorf("%w; %s (network %s) names it", missing, policy.Quote(c.File), policy.Quote(c.Network))
+	})
 }
 
 func brokenConflists(e *examination) ([]Finding, error) {
-	f := Finding{ID: "conflist-broken", Severity: Problem,
+	return e.conflistErrors(Finding{ID: "conflist-broken", Severity: Problem,
 		Summary: "Runtimes cannot load a file of the CNI configuration directory; while there is one, no network is dropped.",
-		Remedy:  "Mend the file, or move it away."}
-	for _, c := range e.ConfDir.Conflists {
-		if c.Err != nil {
-			f.Detail = append(f.Detail, c.Err.Error())
-		}
-	}
-	return one(f), nil
+		Remedy:  "Mend the file, or move it away.",
+	}, func(c config.Conflist) error { return c.Err })
 }
 
 // conflistWithoutUs looks at the conflist that the runtime picks, the first by
@@ -300,7 +297,7 @@ func conflistWithoutUs(e *examination) ([]Finding, error) {
 	case first != nil && !first.ours():
 		f.Detail = []string{fmt.Sprintf("%s (network %s)", policy.Quote(first.File), policy.Quote(first.Network))}
 	}
-	return one(f), nil
+	return []Finding{f}, nil
 }
 
 func (e *examination) runtimesList() *list {

@@ -55,7 +55,7 @@ type examination struct {
 	problems  []string // what could not be looked at
 }
 
-// check looks for one situation. Its error is about what it could not look at.
+// check looks for one situation. What has no detail was not found. Its error is about what it could not look at.
 type check func(*examination) ([]Finding, error)
 
 func checks() []check {
@@ -97,16 +97,11 @@ func Examine(ctx context.Context, n Node) []Finding {
 	for _, c := range checks() {
 		found, err := c(e)
 		e.note(err)
-		all = append(all, found...)
+		all = append(all, slices.DeleteFunc(found, func(f Finding) bool { return len(f.Detail) == 0 })...)
 	}
 	if len(e.problems) > 0 {
 		all = append(all, Finding{ID: "not-examined", Severity: Notice, Summary: "Some of the node could not be examined.",
 			Detail: e.problems, Remedy: "Run as root on the host, or see what the messages ask for; findings may be missing."})
-	}
-	for i := range all {
-		if all[i].Detail == nil {
-			all[i].Detail = []string{}
-		}
 	}
 	slices.SortStableFunc(all, Finding.compare)
 	return all
@@ -168,12 +163,4 @@ func interfaces() ([]string, error) {
 		names = append(names, i.Name)
 	}
 	return names, nil
-}
-
-// one returns a finding if there is anything to say in it.
-func one(f Finding) []Finding {
-	if len(f.Detail) == 0 {
-		return nil
-	}
-	return []Finding{f}
 }

@@ -37,7 +37,7 @@ func missingCapabilities(e *examination) ([]Finding, error) {
 	if legacy && effective&(1<<capNetRaw) == 0 {
 		f.Detail = append(f.Detail, "CAP_NET_RAW: iptables-legacy opens a raw socket")
 	}
-	return one(f), nil
+	return []Finding{f}, nil
 }
 
 func forwardingOff(e *examination) ([]Finding, error) {
@@ -58,7 +58,7 @@ func forwardingOff(e *examination) ([]Finding, error) {
 			f.Detail = append(f.Detail, strings.ReplaceAll(name, "/", ".")+" is 0")
 		}
 	}
-	return one(f), errors.Join(errs...)
+	return []Finding{f}, errors.Join(errs...)
 }
 
 // mixedVariants looks for rules in both variants of iptables: each of them sees
@@ -98,7 +98,7 @@ func mixedVariants(e *examination) ([]Finding, error) {
 			f.Detail = append(f.Detail, fmt.Sprintf("kubelet uses iptables-%s, and our chains are kept in iptables-%s", kubelets[0], c.Variant))
 		}
 	}
-	return one(f), err
+	return []Finding{f}, err
 }
 
 // unit is a service that loads saved rulesets at boot, over what is there.
@@ -137,7 +137,7 @@ func savedRulesets(e *examination) ([]Finding, error) {
 			}
 		}
 	}
-	return one(f), errors.Join(errs...)
+	return []Finding{f}, errors.Join(errs...)
 }
 
 // enabled reports whether systemd starts the service.

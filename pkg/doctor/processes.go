@@ -83,7 +83,7 @@ func agentRunning(e *examination) ([]Finding, error) {
 			f.Detail = append(f.Detail, fmt.Sprintf("process %d: %s", p.pid, policy.Quote(strings.Join(p.args, " "))))
 		}
 	}
-	return one(f), nil
+	return []Finding{f}, nil
 }
 
 // firewallManagers looks for programs that flush tables when they reload.
@@ -106,7 +106,7 @@ func firewallManagers(e *examination) ([]Finding, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	return append(one(firewalld), one(ufw)...), err
+	return []Finding{firewalld, ufw}, err
 }
 
 // ebpfMasquerade looks for data planes that may masquerade before netfilter gets
@@ -151,5 +151,5 @@ func ebpfMasquerade(e *examination) ([]Finding, error) {
 			f.Detail = append(f.Detail, "/sys/fs/bpf/tc/globals/"+m.Name()+": maps of Cilium")
 		}
 	}
-	return one(f), errors.Join(err, errMaps)
+	return []Finding{f}, errors.Join(err, errMaps)
 }

@@ -41,14 +41,10 @@ func foreignRules(e *examination) ([]Finding, error) {
 	sure.Remedy = strings.Join(append(parties[&sure], general), " ")
 	maybe.Remedy = strings.Join(append(parties[&maybe], "Look at the rules; name sourceCIDRs where they are about other traffic than that of pods."), " ")
 	kubelet.Remedy = strings.Join(append(parties[&kubelet], general), " ")
-	var found []Finding
-	for _, f := range []Finding{sure, kubelet, maybe} {
-		found = append(found, one(f)...)
-	}
 	if err != nil {
 		err = fmt.Errorf("read the NAT rules of others: %w", err)
 	}
-	return found, err
+	return []Finding{sure, kubelet, maybe}, err
 }
 
 // doubt tells why the rule may do no harm after all; "" if it surely does.
@@ -137,7 +133,7 @@ func leftoverChains(e *examination) ([]Finding, error) {
 		}
 	}
 	if e.View == nil || len(e.Drivers) == 0 {
-		return one(f), nil
+		return []Finding{f}, nil
 	}
 	var errs []error
 	for _, g := range e.View.Groups {
@@ -154,7 +150,7 @@ func leftoverChains(e *examination) ([]Finding, error) {
 			errs = append(errs, err)
 		}
 	}
-	return one(f), errors.Join(errs...)
+	return []Finding{f}, errors.Join(errs...)
 }
 
 // chainsOfOtherDataDirs looks for chains of another dataDir, in every form and under every
@@ -171,5 +167,5 @@ func chainsOfOtherDataDirs(e *examination) ([]Finding, error) {
 				c.Name, c.Family, c.Choice, policy.Quote(c.Owner.DataDir), policy.Quote(e.DataDir)))
 		}
 	}
-	return one(f), err
+	return []Finding{f}, err
 }

@@ -122,26 +122,20 @@ func (e *Explanation) override(q Question, v *enforce.View) {
 		e.Kernel = false
 		e.Problem = join(e.Problem, fmt.Sprintf("third-party rules may decide, and could not all be read: %v", err))
 	}
+	var maybe []foreign.Hit
 	for _, h := range hits {
-		switch {
-		case e.Verdict != policy.OutcomeMasquerade || h.Action != foreign.Masquerades:
+		switch overrides := e.Verdict != policy.OutcomeMasquerade || h.Action != foreign.Masquerades; {
+		case overrides && h.Sure:
 			e.overriders = append(e.overriders, h)
-		case e.Kernel && h.Sure && len(e.overriders) == 0:
+		case overrides:
+			maybe = append(maybe, h)
+		case e.Kernel && h.Sure && len(e.overriders)+len(maybe) == 0:
 			e.Rule = h.Text // to the same effect, and earlier
 		}
 	}
-	if len(e.overriders) == 0 {
+	if e.overriders = append(e.overriders, maybe...); len(e.overriders) == 0 {
 		return
 	}
-	slices.SortStableFunc(e.overriders, func(a, b foreign.Hit) int {
-		switch {
-		case a.Sure == b.Sure:
-			return 0
-		case a.Sure:
-			return -1
-		}
-		return 1
-	})
 	e.Kernel, e.OverriddenBy = false, e.overriders[0].Text
 }
 

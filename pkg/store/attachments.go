@@ -62,11 +62,8 @@ func (d *Dir) attach(network, name string) error {
 // nothing is ever created.
 func (d *Dir) Detach(network, containerID, ifname string) error {
 	f, err := d.network(network, false)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return ignoring(err, os.ErrNotExist)
 	}
 	defer f.close()
 	return f.remove(Attachment{containerID, ifname}.file())
@@ -77,20 +74,15 @@ func (d *Dir) Detach(network, containerID, ifname string) error {
 // where this boot has seen none.
 func (d *Dir) Attachments(network string) (n int, changed time.Time, err error) {
 	f, err := d.network(network, false)
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, time.Time{}, nil
-	}
 	if err != nil {
-		return 0, time.Time{}, err
+		return 0, time.Time{}, ignoring(err, os.ErrNotExist)
 	}
 	defer f.close()
 	names, err := f.names()
-	if errors.Is(err, os.ErrNotExist) { // removed since it was opened
-		return 0, time.Time{}, nil
+	if err != nil { // it may be removed since it was opened
+		return 0, time.Time{}, ignoring(err, os.ErrNotExist)
 	}
-	if err == nil {
-		changed, err = f.changed()
-	}
+	changed, err = f.changed()
 	return len(names), changed, err
 }
 
@@ -98,16 +90,13 @@ func (d *Dir) Attachments(network string) (n int, changed time.Time, err error) 
 // and creates nothing.
 func (d *Dir) Prune(network string, keep []Attachment) error {
 	f, err := d.network(network, false)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return ignoring(err, os.ErrNotExist)
 	}
 	defer f.close()
 	names, err := f.names()
-	if err != nil && !errors.Is(err, os.ErrNotExist) { // it may be removed since it was opened
-		return err
+	if err != nil { // it may be removed since it was opened
+		return ignoring(err, os.ErrNotExist)
 	}
 	kept := make(map[string]bool, len(keep))
 	for _, a := range keep {

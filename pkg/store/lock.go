@@ -46,10 +46,7 @@ func (d *Dir) Lock(ctx context.Context) (*Lock, error) {
 // lock file, nobody holds the lock, and the Lock is nil.
 func (d *Dir) LockToRead(ctx context.Context) (*Lock, error) {
 	l, err := d.lock(ctx, false)
-	if errors.Is(err, os.ErrNotExist) {
-		err = nil
-	}
-	return l, err
+	return l, ignoring(err, os.ErrNotExist)
 }
 
 func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {

@@ -37,22 +37,15 @@ type file struct {
 func (d *Dir) Read(sealed policy.Source) (*Reading, error) {
 	r := &Reading{}
 	root, err := d.dataDir()
-	if errors.Is(err, os.ErrNotExist) {
-		return r, nil
-	}
 	if err != nil {
-		return nil, err
+		return r, ignoring(err, os.ErrNotExist)
 	}
 	defer root.close()
 	if err := r.readSources(root, sealed); err != nil {
 		return nil, err
 	}
-	record, err := root.file(recordFile)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	r.record = record
-	return r, nil
+	r.record, err = root.file(recordFile)
+	return r, ignoring(err, os.ErrNotExist)
 }
 
 // readSources reads the documents, again if need be.
@@ -78,29 +71,21 @@ func (r *Reading) readOnce(root *folder, before []string, sealed policy.Source) 
 	start := time.Now()
 	*r = Reading{}
 	sources, err := root.folder(sourcesDir, false)
-	if errors.Is(err, os.ErrNotExist) {
-		return true, nil, nil
-	}
 	if err != nil {
-		return false, nil, err
+		return errors.Is(err, os.ErrNotExist), nil, ignoring(err, os.ErrNotExist)
 	}
 	defer sources.close()
 	names, changed, err := sources.documents()
 	switch {
-	case errors.Is(err, os.ErrNotExist): // removed since it was opened
-		return false, nil, nil
-	case err != nil:
-		return false, nil, err
+	case err != nil: // it may be removed since it was opened
+		return false, nil, ignoring(err, os.ErrNotExist)
 	case !changed.Before(start.Add(-tick)) && (before == nil || !slices.Equal(names, before)):
 		return false, names, nil
 	}
 	for _, name := range names {
 		f, err := sources.file(name)
-		if errors.Is(err, os.ErrNotExist) {
-			return false, names, nil
-		}
 		if err != nil {
-			return false, nil, err
+			return false, names, ignoring(err, os.ErrNotExist)
 		}
 		r.documents = append(r.documents, *f)
 		if name == nameOf(sealed) {

@@ -20,13 +20,11 @@ func (l *Lock) Tidy(s State) error {
 	}
 	errs := []error{l.tidyDocuments(l.root, inDataDir, s)}
 	sources, err := l.root.folder(sourcesDir, false)
-	switch {
-	case err == nil:
-		errs = append(errs, l.tidyDocuments(sources, inSources, s))
+	if err == nil {
+		err = l.tidyDocuments(sources, inSources, s)
 		sources.close()
-	case !errors.Is(err, os.ErrNotExist):
-		errs = append(errs, err)
 	}
+	errs = append(errs, ignoring(err, os.ErrNotExist))
 	return errors.Join(append(errs, l.dropEarlierBoots())...)
 }
 
@@ -69,11 +67,8 @@ func (l *Lock) isStaged(f *folder, name string) bool {
 // lock was had, and somebody may have replaced it since.
 func (f *folder) moveAside(name string) error {
 	now, err := f.file(name)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return ignoring(err, os.ErrNotExist)
 	}
 	r := Reading{documents: []file{*now}}
 	if name == recordFile {
@@ -84,10 +79,8 @@ func (f *folder) moveAside(name string) error {
 	}
 	const op = "move damaged document aside to"
 	err = f.replace(op, name, name+damagedSuffix)
-	for _, inTheWay := range []error{unix.EISDIR, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST} {
-		if errors.Is(err, inTheWay) { // a directory, which is left as it is
-			return f.replace(op, name, name+"."+random()+damagedSuffix)
-		}
+	if err != nil && ignoring(err, unix.EISDIR, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST) == nil { // a directory, which is left as it is
+		return f.replace(op, name, name+"."+random()+damagedSuffix)
 	}
 	return err
 }
@@ -100,11 +93,8 @@ func (l *Lock) dropEarlierBoots() error {
 		return err
 	}
 	f, err := l.root.folder(attachmentsDir, false)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return ignoring(err, os.ErrNotExist)
 	}
 	defer f.close()
 	return f.clear(inAttachments, boot)

@@ -3,7 +3,6 @@
 package store
 
 import (
-	"errors"
 	"os"
 	"time"
 
@@ -17,20 +16,13 @@ import (
 func (d *Dir) Written(src policy.Source) (time.Time, error) {
 	const op = "look at document"
 	f, err := d.descend(false, sourcesDir)
-	if errors.Is(err, os.ErrNotExist) {
-		return time.Time{}, nil
-	}
 	if err != nil {
-		return time.Time{}, err
+		return time.Time{}, ignoring(err, os.ErrNotExist)
 	}
 	defer f.close()
 	var st unix.Stat_t
-	err = unix.Fstatat(f.fd, nameOf(src), &st, unix.AT_SYMLINK_NOFOLLOW)
-	if errors.Is(err, unix.ENOENT) {
-		return time.Time{}, nil
-	}
-	if err != nil {
-		return time.Time{}, failure(op, f.in(nameOf(src)), err)
+	if err := unix.Fstatat(f.fd, nameOf(src), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return time.Time{}, ignoring(failure(op, f.in(nameOf(src)), err), unix.ENOENT)
 	}
 	return time.Unix(st.Mtim.Unix()), nil
 }

@@ -214,47 +214,29 @@ func (t *trace) about(c condition, from policy.Ranges) (about policy.Ranges, exa
 			return nil, true
 		}
 	}
-	if c.rule.Out != "" || len(c.notOut) > 0 {
-		leaves := t.leaving(c)
-		if leaves == never {
-			return nil, true
-		}
-		exact = exact && leaves == always
+	some, all := t.leaves(c)
+	if !some {
+		return nil, true
 	}
+	exact = exact && all
 	return from.Intersect(c.rule.From), exact
 }
 
-type often int
-
-const (
-	never often = iota
-	sometimes
-	always
-)
-
-// leaving tells how often traffic leaves through an interface that the condition
-// names. Through lo it never does.
-func (t *trace) leaving(c condition) often {
+// leaves reports whether some of the traffic, and whether all of it, leaves through an
+// interface that the condition names. Through lo none does.
+func (t *trace) leaves(c condition) (some, all bool) {
 	r := Rule{Rule: c.rule, NotOut: c.notOut}
-	if r.Rule.Out == "lo" {
-		return never
+	all = r.Rule.Out == "" && len(r.NotOut) == 0
+	if r.Rule.Out == "lo" || all || len(t.traffic.Out) == 0 {
+		return r.Rule.Out != "lo", all
 	}
-	if len(t.traffic.Out) == 0 {
-		return sometimes
-	}
-	some, all := false, true
+	all = true
 	for _, out := range t.traffic.Out {
 		some = some || r.Leaves(out)
 		all = all && (r.Rule.Out == "" || within(out, r.Rule.Out)) &&
 			!slices.ContainsFunc(r.NotOut, func(not string) bool { return within(out, not) || within(not, out) })
 	}
-	switch {
-	case !some:
-		return never
-	case all:
-		return always
-	}
-	return sometimes
+	return some, all
 }
 
 func union(a, b policy.Ranges) policy.Ranges {
