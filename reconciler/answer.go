@@ -74,13 +74,6 @@ func staleIn(r *reconcile.Report) []string {
 			place := netfilter.Choice{Backend: o.Backend, Variant: o.Variant}
 			out = append(out, fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, place))
 		}
-	}
-	return append(out, elsewhereIn(r)...)
-}
-
-func elsewhereIn(r *reconcile.Report) []string {
-	out := []string{}
-	if r.View != nil {
 		for _, at := range r.View.Elsewhere {
 			out = append(out, fmt.Sprintf("%s (%s)", at.Chain, at.Choice))
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,15 +16,12 @@ import (
 // define it: what `ip route get` shows as local.
 func isLocal(a netip.Addr) (bool, error) {
 	kind, err := routeType(a.Unmap().WithZone(""))
-	for _, none := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EOPNOTSUPP, unix.EAFNOSUPPORT} {
-		if errors.Is(err, none) {
-			return false, nil // no route, one that refuses, or no such family
-		}
-	}
-	if err != nil {
+	// No route, one that refuses, or no such family.
+	none := []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}
+	if err != nil && !slices.ContainsFunc(none, func(n error) bool { return errors.Is(err, n) }) {
 		return false, fmt.Errorf("find the route to %s: %w", a, err)
 	}
-	return kind == unix.RTN_LOCAL, nil
+	return err == nil && kind == unix.RTN_LOCAL, nil
 }
 
 // routeType asks the kernel for the type of the route to an address (RTM_GETROUTE).

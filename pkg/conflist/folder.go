@@ -26,22 +26,18 @@ func openFolder(ctx context.Context, path string) (*lockdir.Dir, error) {
 
 // like returns what gives a file the mode and the owner of another.
 func like(other fs.FileInfo) func(*os.File) error {
-	return func(file *os.File) error { return assume(file, other) }
-}
-
-// assume gives a file the mode and the owner of another.
-func assume(file *os.File, like fs.FileInfo) error {
-	info, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	has, wants := owner(info), owner(like)
-	if has != wants {
-		if err := file.Chown(wants.uid, wants.gid); err != nil {
-			return fmt.Errorf("give it to %d:%d as the original (CAP_CHOWN is needed): %w", wants.uid, wants.gid, err)
+	return func(file *os.File) error {
+		info, err := file.Stat()
+		if err != nil {
+			return err
 		}
+		if wants := owner(other); owner(info) != wants {
+			if err := file.Chown(wants.uid, wants.gid); err != nil {
+				return fmt.Errorf("give it to %d:%d as the original (CAP_CHOWN is needed): %w", wants.uid, wants.gid, err)
+			}
+		}
+		return file.Chmod(other.Mode() & (fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky))
 	}
-	return file.Chmod(like.Mode() & (fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky))
 }
 
 type ids struct{ uid, gid int }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -157,12 +158,12 @@ func (k *Keeper) judge(s *Status, err error, now time.Time) {
 // put makes sure that the network has the entry, once.
 func (k *Keeper) put(ctx context.Context, s *Status, n Network, entry []byte) error {
 	p := Place{Dir: k.options.Dir, Network: k.options.Network, Entry: entry, Backups: k.options.Backups, Admits: k.options.Admits}
-	c, err := p.EnsureContext(ctx)
+	c, err := p.Ensure(ctx)
 	if errors.Is(err, errNoBackup) && ctx.Err() == nil {
 		// Pods without our rules are worse than a file without a backup.
 		p.Backups = ""
 		reason := err
-		if c, err = p.EnsureContext(ctx); err == nil && c.Wrote {
+		if c, err = p.Ensure(ctx); err == nil && c.Wrote {
 			k.journal.once("no backup can be kept of conflists", reason)
 		}
 	}
@@ -211,12 +212,8 @@ func (k *Keeper) failed(err error, now time.Time) {
 
 // harmless tells errors of what is there from those of trying to write.
 func harmless(err error) bool {
-	for _, known := range []error{ErrNone, ErrNotThere, ErrBroken, ErrElsewhere, ErrOnlyPlugin, ErrDelegate, config.ErrPosition} {
-		if errors.Is(err, known) {
-			return true
-		}
-	}
-	return false
+	known := []error{ErrNone, ErrNotThere, ErrBroken, ErrElsewhere, ErrOnlyPlugin, ErrDelegate, config.ErrPosition}
+	return slices.ContainsFunc(known, func(k error) bool { return errors.Is(err, k) })
 }
 
 // next is when to look again if nothing changes.

@@ -71,7 +71,7 @@ func TestFindThroughMultus(t *testing.T) {
 					t.Fatal(n.Path, err)
 				}
 				before := filesOf(t, dir)
-				if change, err := (Place{Dir: dir, Network: c.network, Entry: []byte(ours)}).Ensure(); !errors.Is(err, ErrDelegate) || change.Wrote {
+				if change, err := (Place{Dir: dir, Network: c.network, Entry: []byte(ours)}).Ensure(t.Context()); !errors.Is(err, ErrDelegate) || change.Wrote {
 					t.Error(change, err)
 				}
 				if diff := cmp.Diff(before, filesOf(t, dir)); diff != "" {

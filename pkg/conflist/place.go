@@ -50,13 +50,10 @@ const attempts = 5
 // that was made of a configuration of Multus is removed: what Multus delegates to
 // has the entry.
 //
-// Its errors are those of Find, Admits, config.ErrPosition, Add, FromConf, Backup and Replace. Whatever it
-// is, the file is as it was.
-func (p Place) Ensure() (Change, error) { return p.EnsureContext(context.Background()) }
-
-// EnsureContext is Ensure, which waits until ctx ends at most where another
-// process of ours has a directory locked.
-func (p Place) EnsureContext(ctx context.Context) (Change, error) {
+// Its errors are those of Find, Admits, config.ErrPosition, Add, FromConf, Backup and
+// Replace; the file is as it was then. Where another process of ip-masq has a directory
+// locked it waits until ctx ends at most.
+func (p Place) Ensure(ctx context.Context) (Change, error) {
 	return insist(func() (Change, error) { return p.ensure(ctx) })
 }
 

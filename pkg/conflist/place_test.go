@@ -98,7 +98,7 @@ func TestEnsure(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir, backups := dirWith(t, c.files), t.TempDir()
 			p := Place{Dir: dir, Network: c.network, Entry: []byte(ours), Backups: backups}
-			change, err := p.Ensure()
+			change, err := p.Ensure(t.Context())
 			if !errors.Is(err, c.is) {
 				t.Fatal(err)
 			}
@@ -120,7 +120,7 @@ func TestEnsure(t *testing.T) {
 			if err != nil {
 				return
 			}
-			if again, err := p.Ensure(); err != nil || again.Wrote || again.Path != change.Path {
+			if again, err := p.Ensure(t.Context()); err != nil || again.Wrote || again.Path != change.Path {
 				t.Error("the second time:", again, err)
 			}
 		})
@@ -138,14 +138,14 @@ func TestEnsureOnlyWhatIsAdmitted(t *testing.T) {
 		}
 		return refused
 	}}
-	if c, err := p.Ensure(); !errors.Is(err, refused) || c.Wrote || !strings.Contains(err.Error(), "1.conflist") {
+	if c, err := p.Ensure(t.Context()); !errors.Is(err, refused) || c.Wrote || !strings.Contains(err.Error(), "1.conflist") {
 		t.Error(c, err)
 	}
 	if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" {
 		t.Error(diff)
 	}
 	p.Network = "b"
-	if c, err := p.Ensure(); err != nil || !c.Wrote {
+	if c, err := p.Ensure(t.Context()); err != nil || !c.Wrote {
 		t.Error(c, err)
 	}
 }

@@ -70,9 +70,7 @@ func Attached(root string) ([]Attachment, error) {
 				continue
 			}
 			a, err := attachment(root, filepath.Join(dir, e.Name()), booted)
-			if err != nil {
-				errs = append(errs, err)
-			}
+			errs = append(errs, err)
 			if a != nil {
 				found = append(found, *a)
 			}
@@ -83,22 +81,15 @@ func Attached(root string) ([]Attachment, error) {
 
 // attachment reads one file of a cache; nil where it is none that counts.
 func attachment(root, path string, booted time.Time) (*Attachment, error) {
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // removed since it was listed
-	}
-	if err != nil {
-		return nil, lockdir.Failure("look at", path, err)
-	}
-	value, err := readJSON(path)
+	value, info, err := readJSON(path)
 	switch {
 	case errors.Is(err, errNotJSON):
 		const writing = 10 * time.Second
-		if time.Since(info.ModTime()).Abs() < writing {
+		if info != nil && time.Since(info.ModTime()).Abs() < writing {
 			return nil, fmt.Errorf("%s is being written", policy.Shown(path))
 		}
 		return nil, nil // torn: its runtime can read it no more than we can
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist): // removed since it was listed
 		return nil, nil
 	case err != nil:
 		return nil, err

@@ -53,7 +53,7 @@ func copies(dirs []string) ([]Copy, error) {
 			if count++; count > most {
 				return fmt.Errorf("%s has more than %d files", policy.Shown(dir), most)
 			}
-			value, err := readJSON(path)
+			value, _, err := readJSON(path)
 			if err == nil && names(value, 0) {
 				loaded := slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(path))
 				found = append(found, Copy{path, loaded, isMultus(value)})
@@ -84,13 +84,13 @@ var errNotJSON = errors.New("is no JSON")
 
 // readJSON reads a regular file whole. What Go's decoder refuses, as for its depth,
 // no runtime and no plugin reads.
-func readJSON(path string) (value any, err error) {
+func readJSON(path string) (value any, info fs.FileInfo, err error) {
 	const most = 8 << 20
-	text, _, err := lockdir.ReadFile(path, most)
+	text, info, err := lockdir.ReadFile(path, most)
 	if errors.Is(err, lockdir.ErrIrregular) || err == nil && json.Unmarshal(text, &value) != nil {
 		err = errNotJSON
 	}
-	return value, err
+	return value, info, err
 }
 
 // names reports whether a plugin configuration in a JSON value, at any depth, is that of

@@ -41,7 +41,7 @@ func (i Install) Run(ctx context.Context) (Installed, error) {
 	}
 	place := *i.Place
 	place.Dir = i.Dirs.Conf
-	if done.Conflist, err = place.EnsureContext(ctx); err != nil && ctx.Err() != nil {
+	if done.Conflist, err = place.Ensure(ctx); err != nil && ctx.Err() != nil {
 		err = ErrStopped
 	}
 	return done, err

@@ -73,21 +73,23 @@ func (e *AttachedError) Error() string {
 }
 
 func copiesText(copies []Copy) string {
-	var generated, written []string
-	for _, c := range copies {
-		if c.multus {
-			generated = append(generated, policy.Shown(c.File))
-		} else {
-			written = append(written, policy.Shown(c.File))
-		}
-	}
 	var all []string
-	if len(generated) > 0 {
-		all = append(all, strings.Join(generated, ", ")+" names it: restart Multus on the node, so that it generates the file anew "+
-			"(if it is not Multus that wrote the file, remove the plugin entry)")
-	}
-	if len(written) > 0 {
-		all = append(all, strings.Join(written, ", ")+" names it: remove the plugin entry, or restart the program that generates the file")
+	for _, group := range []struct {
+		multus bool
+		remedy string
+	}{
+		{true, "restart Multus on the node, so that it generates the file anew (if it is not Multus that wrote the file, remove the plugin entry)"},
+		{false, "remove the plugin entry, or restart the program that generates the file"},
+	} {
+		var files []string
+		for _, c := range copies {
+			if c.multus == group.multus {
+				files = append(files, policy.Shown(c.File))
+			}
+		}
+		if len(files) > 0 {
+			all = append(all, strings.Join(files, ", ")+" names it: "+group.remedy)
+		}
 	}
 	return strings.Join(all, "; ")
 }

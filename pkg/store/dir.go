@@ -136,10 +136,7 @@ func hashName(domain string, parts ...string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// dataDir opens the directory itself.
-func (d *Dir) dataDir() (*folder, error) { return openOwned(d.path) }
-
-// openOwned opens a dataDir by its path. It refuses a directory that ip-masq did
+// dataDir opens the directory itself. It refuses a directory that ip-masq did
 // not make: any directory of the node can be named as dataDir. The marker shows
 // that ip-masq made it. Without one, as versions before the marker left it, or as
 // the kubelet and systemd make it, it has to be empty, or to hold nothing but
@@ -147,8 +144,8 @@ func (d *Dir) dataDir() (*folder, error) { return openOwned(d.path) }
 // parses, an attachment, a backup or the leader's lock, whose names no other
 // program chooses. A file "lock" or an empty "sources" proves nothing. Directories
 // are accepted as they are, so that a mount point can be a dataDir.
-func openOwned(path string) (*folder, error) {
-	f, err := openFolder(unix.AT_FDCWD, path, path)
+func (d *Dir) dataDir() (*folder, error) {
+	f, err := openFolder(unix.AT_FDCWD, d.path, d.path)
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func inDataDir(name string) (entry, bool) {
 	case markerFile, leadFile:
 		return entry{proves: byName}, true
 	case recordFile:
-		return entry{proves: byRecord}, true
+		return entry{proves: byContents}, true
 	case sourcesDir:
 		return entry{holds: inSources}, true
 	case attachmentsDir:
@@ -51,7 +51,7 @@ func inSources(name string) (entry, bool) {
 	}
 	switch document := hash + documentSuffix; name {
 	case document:
-		return entry{proves: byDocument}, true
+		return entry{proves: byContents}, true
 	case hash + sealSuffix, document + damagedSuffix, document + droppedSuffix:
 		return entry{}, true
 	default:
@@ -78,20 +78,10 @@ func inBackups(name string) (entry, bool) {
 
 func byName(*folder, string) bool { return true }
 
-func byRecord(f *folder, name string) bool {
-	data, err := f.read(name)
-	if err == nil {
-		_, err = decodeRecord(data)
-	}
-	return err == nil || errors.Is(err, ErrNewer)
-}
-
-func byDocument(f *folder, name string) bool {
-	data, err := f.read(name)
-	if err == nil {
-		_, err = decodeContribution(data, name)
-	}
-	return err == nil || errors.Is(err, ErrNewer)
+// byContents reports whether a document, or the record, parses, here or in a newer version.
+func byContents(f *folder, name string) bool {
+	now, err := f.file(name)
+	return err == nil && !now.damaged()
 }
 
 // isHash reports whether a name is one that hashName returns.

@@ -73,6 +73,15 @@ func (r *Reading) State() State {
 	return s
 }
 
+// damaged reports whether a document, or the record, cannot be believed.
+func (f *file) damaged() bool {
+	r := Reading{documents: []file{*f}}
+	if f.name == recordFile {
+		r = Reading{record: f}
+	}
+	return len(r.State().Damaged) > 0
+}
+
 // take decodes one file. What is wrong with it goes into the State.
 func (s *State) take(f file, decode func([]byte) error) {
 	err := f.err

@@ -70,11 +70,7 @@ func (f *folder) moveAside(name string) error {
 	if err != nil {
 		return ignoring(err, os.ErrNotExist)
 	}
-	r := Reading{documents: []file{*now}}
-	if name == recordFile {
-		r = Reading{record: now}
-	}
-	if len(r.State().Damaged) == 0 {
+	if !now.damaged() {
 		return nil
 	}
 	const op = "move damaged document aside to"
