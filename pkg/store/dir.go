@@ -173,7 +173,8 @@ func (f *folder) mayBeOwned() error {
 	} else {
 		why += ", and nothing that ip-masq alone writes"
 	}
-	return fmt.Errorf("open directory %s: %w: ip-masq did not make it: it holds %s; set dataDir to a directory that does not exist or is empty",
+	return fmt.Errorf("open directory %s: %w: ip-masq did not make it: it holds %s; "+
+		"set dataDir to a directory that does not exist or is empty; if no other program uses this one, remove that from it instead",
 		shown(f.path), ErrRefused, why)
 }
 

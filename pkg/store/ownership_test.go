@@ -84,7 +84,8 @@ func TestDirectoriesOfOtherProgramsAreRefused(t *testing.T) {
 			before := tree(t, filepath.Dir(d.Path()))
 			for operation, do := range operations(t) {
 				t.Run(operation, func(t *testing.T) {
-					refused(t, do(d), d.Path(), []string{c.says, "ip-masq", "set dataDir to a directory that does not exist or is empty"})
+					refused(t, do(d), d.Path(), []string{c.says, "ip-masq", "set dataDir to a directory that does not exist or is empty",
+						"if no other program uses this one, remove that from it"})
 				})
 			}
 			same(t, tree(t, filepath.Dir(d.Path())), before)
