@@ -85,6 +85,13 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 				}
 				if c.says != nil {
 					before := n.snapshot(t)
+					const alone = "To repair this: ip-masq-reconciler once"
+					if out, _, _ := n.reconciler(t, "explain", "1.2.3.4"); !strings.Contains(out, says("ip")[0]) || strings.Contains(out, alone) {
+						t.Errorf("explain does not leave the repair to the administrator:\n%s", out)
+					}
+					if out, _, _ := n.reconciler(t, "doctor"); !strings.Contains(out, "unless the line says what does") {
+						t.Errorf("doctor says that once repairs it:\n%s", out)
+					}
 					n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, append(says("ip"), says("ip6")...)...)
 					n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", dualStack(object{"masqLinkLocal": true}))}).want(t, 100, says("ip")...)
 					n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, says("ip")...)

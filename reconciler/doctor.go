@@ -39,7 +39,7 @@ func notReadyFindings(r *reconcile.Report) []doctor.Finding {
 		Remedy:  "Each line names what to mend.",
 	}
 	if r.Differs() {
-		f.Remedy += " Where rules differ, ip-masq-reconciler once makes them right."
+		f.Remedy += " Where rules differ, ip-masq-reconciler once makes them right, unless the line says what does."
 	}
 	for _, p := range r.Problems {
 		var conflict *policy.ConflictError

@@ -53,7 +53,8 @@ func overlap(p, q policy.Policy, f policy.Family) bool {
 func policyConflicts(e *examination) ([]Finding, error) {
 	f := Finding{ID: "policy-conflict", Severity: Problem,
 		Summary: "Sources contradict each other, and one of them has yielded.",
-		Remedy:  "Make the sources agree, or give one of them another masqChain and a scope of its own."}
+		Remedy: "Make the sources agree, or give one of them another masqChain and a scope of its own. " +
+			"If agent files are not used any more, ip-masq-reconciler cleanup removes what they said."}
 	for _, p := range e.policies() {
 		for _, c := range p.Conflicts.Shown() {
 			f.Detail = append(f.Detail, c.Error())

@@ -71,6 +71,7 @@ type Explanation struct {
 	found      finding
 	overriders []foreign.Hit
 	stale      bool // something that a sync removes may be what decides
+	byHand     bool // a sync does not repair what is wrong
 	incomplete bool
 }
 

@@ -81,6 +81,7 @@ func (e *Explanation) ask(k kernel, pkt policy.Packet) {
 	foreign := func(a policy.AlienObject) bool { return a.Family == e.Family }
 	if slices.ContainsFunc(k.group.Observed.Aliens, foreign) {
 		e.Kernel, e.found.known = false, false
+		e.byHand = !e.found.nftables // table nat of iptables is every program's
 		e.Problem = join(e.Problem, "what else stands in the table may decide before our rules do")
 	}
 }

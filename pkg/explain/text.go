@@ -180,13 +180,15 @@ func (e Explanation) agreesAlone() bool {
 
 // whatToDo tells what to run where something differs from what is desired.
 func (e Explanation) whatToDo() string {
-	drift := len(e.Drift) > 0
+	drift, byHand := len(e.Drift) > 0, e.byHand
 	for _, other := range e.Chains {
-		drift = drift || len(other.Drift) > 0
+		drift, byHand = drift || len(other.Drift) > 0, byHand || other.byHand
 	}
 	switch {
 	case e.incomplete:
 		return "Nothing is repaired until these documents can be read."
+	case byHand:
+		return "To repair this: do what the difference says, then ip-masq-reconciler once. To see every difference: ip-masq-reconciler check."
 	case drift || !e.Kernel && e.stale:
 		return "To repair this: ip-masq-reconciler once. To see every difference: ip-masq-reconciler check."
 	case e.OverriddenBy != "":
