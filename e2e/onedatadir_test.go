@@ -168,6 +168,9 @@ func TestDataDirThatReplacesAnother(t *testing.T) {
 				blue := tenant.conf(t, "blue", object{"masqChain": chain, "enableIPv6": true})
 				tenant.makeSure(t, blue)
 				n.standardConflist(t, "podnet", nil)
+				if out, errs, _ := n.reconciler(t, "check", "--cni-conf-dir", "/etc/cni/net.d"); !strings.Contains(errs, "ip-masq-reconciler once removes it") {
+					t.Errorf("check does not say what removes the tenant's chain:\n%s%s", out, errs)
+				}
 				replace(t, n)
 				n.ask(t, request{verb: "CHECK", conf: n.conf(t, "podnet", nil)}).want(t, 0)
 				if rules := n.ruleset(t); strings.Contains(rules, tenant.dataDir) || chain == "OTHER" && strings.Contains(rules, chain) {

@@ -100,6 +100,16 @@ func judgeBroken(r *Report, list config.Conflist) {
 	r.warn(list.Err)
 }
 
+// orForget adds what helps where the agent files that a conflict is about are not
+// read any more: what they said last stays stored.
+func (r *Report) orForget(conflict error) error {
+	var c *policy.ConflictError
+	if r.Sources.Agent != nil || !errors.As(conflict, &c) || c.Yields.Source.Kind != policy.AgentFiles {
+		return conflict
+	}
+	return fmt.Errorf("%w; or, as no setting here reads agent files, remove what they said before with ip-masq-reconciler cleanup", conflict)
+}
+
 func judgeRules(r *Report) {
 	v := r.View
 	if v.Unrecorded != nil {
@@ -107,7 +117,7 @@ func judgeRules(r *Report) {
 	}
 	for _, p := range v.Policies {
 		for _, c := range p.Conflicts.Shown() {
-			r.chainProblem(TopicConflict, p.Chain, c)
+			r.chainProblem(TopicConflict, p.Chain, r.orForget(c))
 		}
 		if err := v.Err(p.Chain); err != nil && !errors.Is(err, v.Unrecorded) {
 			r.chainProblem(TopicRules, p.Chain, err)
@@ -124,7 +134,7 @@ func judgeRules(r *Report) {
 			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice))
 	}
 	for _, o := range v.Others {
-		remedy := "it could not be removed; see the warnings"
+		remedy := "ip-masq-reconciler once removes it; if it stays, see the warnings"
 		if !v.Replaces {
 			remedy = "state which one is this node's as data_dir in " + r.Sources.Guard.Path + ", or run ip-masq-reconciler cleanup with the other"
 		}

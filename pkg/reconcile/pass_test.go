@@ -123,6 +123,23 @@ func TestConflictWithTheAgentFiles(t *testing.T) {
 	}
 }
 
+// What agent files said stays in force when no setting reads them any more: then
+// nobody can make them agree.
+func TestConflictWithAgentFilesThatNobodyReads(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.agentFile("randomFully: false\n")
+	f.wants(f.pass(), Changed)
+	f.conflist("podnet", map[string]any{"randomFully": true})
+	const remedy = "ip-masq-reconciler cleanup"
+	r := f.pass()
+	f.wants(r, Changed, "randomFully", "make them agree")
+	if text := r.Problems[0].Err.Error(); strings.Contains(text, remedy) {
+		t.Errorf("files that are read: %s", text)
+	}
+	f.Settings.AgentConfigDir = ""
+	f.wants(f.pass(), Unchanged, "randomFully", `network "podnet"`, remedy)
+}
+
 // Of two networks the one in force stays; the newcomer is named.
 func TestConflictOfNetworks(t *testing.T) {
 	f := newFixture(t)
