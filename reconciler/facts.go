@@ -3,18 +3,16 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"sync"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/doctor"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -89,26 +87,8 @@ func (p *installed) version() string {
 		return ""
 	}
 	if p.file == nil || !os.SameFile(file, p.file) || !file.ModTime().Equal(p.file.ModTime()) || file.Size() != p.file.Size() {
-		p.file, p.told = file, ask(p.path)
+		p.file = file
+		p.told, _ = install.Version(context.Background(), p.path) // "" where there is nothing to be learned
 	}
 	return p.told
-}
-
-// ask runs the plugin as a person would, without a command: then it tells about
-// itself.
-func ask(path string) string {
-	const most = 2 * time.Second
-	ctx, cancel := context.WithTimeout(context.Background(), most)
-	defer cancel()
-	var said bytes.Buffer
-	c := exec.CommandContext(ctx, path)
-	c.Env = []string{}
-	c.Stderr = &said
-	if err := c.Run(); err != nil {
-		return ""
-	}
-	if found := regexp.MustCompile(`^ip-masq (\S+): `).FindStringSubmatch(said.String()); found != nil {
-		return found[1]
-	}
-	return ""
 }

@@ -38,6 +38,12 @@ func ask(ctx context.Context, path, name string) (string, error) {
 	return a.version(ctx)
 }
 
+// Version returns what version an installed plugin says that it is of.
+func Version(ctx context.Context, path string) (string, error) {
+	const longest = 2 * time.Second
+	return asked{path, policy.Shown(path), longest}.about(ctx)
+}
+
 func (a asked) version(ctx context.Context) (string, error) {
 	answer, err := a.call(ctx, "CNI_COMMAND=VERSION")
 	if err != nil {
@@ -53,6 +59,10 @@ func (a asked) version(ctx context.Context) (string, error) {
 				a.name, policy.Quote(strings.Join(info.SupportedVersions(), ", ")), v)
 		}
 	}
+	return a.about(ctx)
+}
+
+func (a asked) about(ctx context.Context) (string, error) {
 	about, err := a.call(ctx)
 	if err != nil {
 		return "", err

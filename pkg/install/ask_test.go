@@ -63,3 +63,17 @@ func TestStopped(t *testing.T) {
 	}
 	only(t, dir, "bridge")
 }
+
+// TestVersion: of a plugin that is installed only what it says of itself counts, so that
+// one of another release is known too.
+func TestVersion(t *testing.T) {
+	for text, want := range map[string]string{
+		speaking(`"0.4.0"`, "ip-masq v0.1: masquerades"): "v0.1", speaking(allVersions, "bridge v1: bridges"): "", "#!/bin/sh\nexit 1\n": "",
+	} {
+		source, _ := binDir(t)
+		write(t, source, text, 0o755)
+		if have, err := Version(t.Context(), source); have != want || (err == nil) != (want != "") {
+			t.Errorf("%q, %v, want %q", have, err, want)
+		}
+	}
+}
