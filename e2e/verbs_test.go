@@ -91,13 +91,29 @@ func exactly(t *testing.T, text string) any {
 func TestNoResult(t *testing.T) {
 	n := newNode(t, forms()[0])
 	before := n.snapshot(t)
-	for name, prev := range map[string]any{
-		"absent": nil, "null": json.RawMessage("null"), "a list": []int{1}, "a word": "x",
-		"of bad addresses": object{"cniVersion": "1.1.0", "ips": []object{{"address": "10.1.0.300/16"}}},
-		"of no version":    object{"cniVersion": "7.0.0"},
+	const seePlugin = "; see what the plugin before ip-masq in the conflist returns"
+	for name, c := range map[string]struct {
+		prev any
+		says string
+	}{
+		"absent":                 {nil, "is missing; ip-masq runs after the plugin that makes the interface: list it behind that one in the conflist's plugins"},
+		"null":                   {json.RawMessage("null"), "is missing; ip-masq runs after the plugin that makes the interface: list it behind that one in the conflist's plugins"},
+		"a list":                 {[]int{1}, "is no object" + seePlugin},
+		"a word":                 {"x", "is no object" + seePlugin},
+		"empty":                  {object{}, "has no cniVersion" + seePlugin},
+		"a version that is none": {object{"cniVersion": 1}, "cniVersion has the JSON type number" + seePlugin},
+		"of an unknown version": {object{"cniVersion": "7.0.0"},
+			`cniVersion is 7.0.0, and this ip-masq knows versions up to 1.1.0; lower the conflist's cniVersion, or install a newer ip-masq`},
+		"of bad addresses": {object{"cniVersion": "1.1.0", "ips": []object{{"address": "10.1.0.300/16"}}},
+			"is not a result of cniVersion 1.1.0: invalid CIDR address: 10.1.0.300/16" + seePlugin},
+		"of another form": {object{"cniVersion": "1.1.0", "ips": object{}}, "is not a result of cniVersion 1.1.0: ips has the JSON type object" + seePlugin},
+		"of a long text":  {object{"cniVersion": "1.1.0", "ips": []object{{"address": strings.Repeat("x", 100000)}}}, "is not a result of cniVersion 1.1.0: "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", object{"prevResult": prev})}).want(t, 7, "prevResult: ")
+			a := n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", object{"prevResult": c.prev})}).want(t, 7, "prevResult: "+c.says)
+			if len(a.msg) > 512 {
+				t.Errorf("a message of %d bytes", len(a.msg))
+			}
 			n.unchanged(t, before)
 		})
 	}

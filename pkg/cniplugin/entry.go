@@ -19,8 +19,8 @@ import (
 // the network's conflist. The name alone proves nothing: whoever writes the
 // configuration chooses it.
 func (n *node) findNetconf(handed config.Netconf) (config.Netconf, error) {
-	if !n.guard.Present || handed.Err() != nil {
-		return handed, nil //nolint:nilerr // Entry says what is wrong with it
+	if !n.guard.Present || !handed.IsObject() { // Entry tells what is wrong with it
+		return handed, nil
 	}
 	if n.guardErr != nil {
 		return handed, n.guardErr

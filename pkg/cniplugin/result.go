@@ -7,8 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types/create"
+	cniversion "github.com/containernetworking/cni/pkg/version"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // passThrough returns the result that ADD answers with: the prevResult, key for
@@ -24,23 +28,38 @@ func passThrough(netconf []byte, version string) ([]byte, error) {
 		return nil, errors.New("prevResult: is missing; ip-masq runs after the plugin that makes the interface: " +
 			"list it behind that one in the conflist's plugins")
 	}
+	const see = "see what the plugin before ip-masq in the conflist returns"
 	var keys map[string]json.RawMessage
+	if json.Unmarshal(conf.PrevResult, &keys) != nil {
+		return nil, errors.New("prevResult: is no object; " + see)
+	}
 	var head struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	if err := errors.Join(json.Unmarshal(conf.PrevResult, &keys), json.Unmarshal(conf.PrevResult, &head)); err != nil {
-		return nil, fmt.Errorf("prevResult: is not a result of the plugin before: %w", err)
-	}
-	if version == "" {
-		version = "0.1.0" // what a configuration without a version has
+	var wrong *json.UnmarshalTypeError
+	if err := json.Unmarshal(conf.PrevResult, &head); errors.As(err, &wrong) {
+		return nil, fmt.Errorf("prevResult: cniVersion has the JSON type %s; %s", wrong.Value, see)
 	}
 	given := head.CNIVersion
+	switch {
+	case version == "":
+		version = "0.1.0" // what a configuration without a version has
+	case given == "" && version != "0.1.0" && version != "0.2.0":
+		return nil, errors.New("prevResult: has no cniVersion; " + see)
+	}
 	if given == "" {
 		given = version
 	}
+	if !slices.Contains(cniversion.All.SupportedVersions(), given) {
+		return nil, fmt.Errorf("prevResult: cniVersion is %s, and this ip-masq knows versions up to %s; lower the conflist's cniVersion, or install a newer ip-masq",
+			policy.Shown(given), cniversion.Current())
+	}
 	result, err := create.Create(given, conf.PrevResult)
+	if errors.As(err, &wrong) {
+		err = fmt.Errorf("%s has the JSON type %s", wrong.Field, wrong.Value)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("prevResult: is not a result of cniVersion %s: %w", given, err)
+		return nil, fmt.Errorf("prevResult: is not a result of cniVersion %s: %s; %s", given, policy.Shown(err.Error()), see)
 	}
 	if given != version {
 		converted, err := result.GetAsVersion(version)

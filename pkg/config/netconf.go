@@ -75,8 +75,8 @@ func (c Netconf) Telling() []string {
 	return telling
 }
 
-// Err tells why it is no JSON object.
-func (c Netconf) Err() error { return c.err }
+// IsObject reports whether it is a JSON object. Entry tells why it is not.
+func (c Netconf) IsObject() bool { return c.err == nil }
 
 // Differences returns the keys about policy in which two netconfs differ, sorted.
 func (c Netconf) Differences(d Netconf) []string {
