@@ -93,7 +93,7 @@ func badLists() []mistake {
 			{"", []string{"example.com"}, []string{`[0]: example.com `}},
 			{"", []string{"::ffff:10.0.0.0/104"}, []string{`[0]: ::ffff:10.0.0.0/104 `, "10.0.0.0/8"}},
 			{"", []string{"fe80::%eth0/64"}, []string{`[0]: fe80::%eth0/64 `}},
-			{"", []string{"fd00::/8"}, []string{`[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it`}},
+			{"", []string{"fd00::/8"}, []string{`[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`}},
 			{"", []string{"10.5.0.0/16", ""}, []string{`[1]: `, "drop the item"}},
 			{"", raw(`["10.5.0.0/16", null]`), []string{`[1]: null is no value; `, "drop the item"}},
 			{"", raw(`[10]`), []string{`[0]: 10 is a number; write a string such as "10.0.0.0/8"`}},

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"reflect"
 	"runtime/debug"
 	"sync"
 	"syscall"
@@ -163,7 +162,7 @@ func (k *keeper) changed(ctx context.Context, now func(), s config.Settings, bad
 		if err != nil {
 			next = s // the last good ones
 		}
-		if !reflect.DeepEqual(next, s) || text(err) != text(bad) {
+		if !next.Equal(s) || text(err) != text(bad) {
 			k.log.Info("the settings changed", "file", k.app.settingsFile())
 			return next, err
 		}

@@ -31,6 +31,19 @@ const (
 type AgentPolicy struct {
 	Statement policy.Statement // its Chain is "" where none is stated
 	CIDRLimit int              // 0 for DefaultCIDRLimit
+
+	written form // where the file has its keys; flags have no lines
+}
+
+// Equal reports whether both state the same, wherever it is written.
+func (a AgentPolicy) Equal(b AgentPolicy) bool {
+	return a.Statement.Equal(b.Statement) && a.CIDRLimit == b.CIDRLimit
+}
+
+// doc returns the policy as a document beside the agents' files.
+func (a AgentPolicy) doc() *agentDoc {
+	w := a.written
+	return &agentDoc{form: form{file: OwnPolicy, settings: w.file, lines: w.lines, places: w.places}, AgentPolicy: a}
 }
 
 // keys is the table of what an agent document and [agent] have in common.

@@ -41,7 +41,7 @@ type AgentFiles struct {
 // DocumentError with all there are. Any other error is about the directory.
 func ReadAgentFiles(decode document.Decoder, dir string, d Dialect, own AgentPolicy) (AgentFiles, error) {
 	a := AgentFiles{Dir: dir, Contribution: policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}}}
-	u := agentUnion{docs: []*agentDoc{{form: form{file: OwnPolicy}, AgentPolicy: own}}}
+	u := agentUnion{docs: []*agentDoc{own.doc()}}
 	if dir != "" {
 		read, err := readAgentDir(dir)
 		switch {

@@ -182,7 +182,7 @@ func TestAgentDocumentMistakes(t *testing.T) {
 			f + `:5: nonMasqueradeCIDRs[3]: 7 is a number; write a string such as "10.0.0.0/8"`},
 		{"{\"masqueradeCIDRs\":\n[\"10.0.0.0/8\",\n\"\"]}", f + `:3: masqueradeCIDRs[1]: is empty; write a CIDR such as 10.0.0.0/8, or drop the item`},
 		{"nonMasqueradeCIDRs: 10.0.0.0/8", f + `:1: nonMasqueradeCIDRs: "10.0.0.0/8" is a string; write a list: ["10.0.0.0/8"]`},
-		{"a: 1\nnonMasqueradeCIDRs:\n- 10.0.0.0/8\n- 10.0.0.0/8\n- fd00::/8", f + `:5: nonMasqueradeCIDRs[2]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it`},
+		{"a: 1\nnonMasqueradeCIDRs:\n- 10.0.0.0/8\n- 10.0.0.0/8\n- fd00::/8", f + `:5: nonMasqueradeCIDRs[2]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
 		{"nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]", f + ":2: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two"},
 		{"outputInterfaces: [eth0, 'a b']", f + `:1: outputInterfaces[1]: "a b" is not the name of an interface; use visible ASCII without '/', ':', '"', '\', '!' and '*'`},
 
@@ -288,8 +288,8 @@ func TestAgentFilesThatContradict(t *testing.T) {
 		{name: "a prefix that one file has in both", a: "nonMasqueradeCIDRs: [10.0.0.0/8]", b: "nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]",
 			want: "DIR/ip-masq-b:2: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two"},
 		{name: "IPv6 that nobody enables", a: "nonMasqueradeCIDRs: [fd00::/8]", own: AgentPolicy{Statement: policy.Statement{MasqueradeCIDRs: prefixes("fd01::/16")}},
-			want: `[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16 is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it; ` +
-				`DIR/ip-masq-a:1: nonMasqueradeCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it`},
+			want: `[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it; ` +
+				`DIR/ip-masq-a:1: nonMasqueradeCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
 		{name: "IPv6 that a bad file may enable", a: "nonMasqueradeCIDRs: [fd00::/8]", b: "enableIPv6: 1",
 			want: "DIR/ip-masq-b:1: enableIPv6: 1 is a number; write true or false"},
 		{name: "IPv6 beside a file that cannot be read", a: "nonMasqueradeCIDRs: [fd00::/8]", b: "{",

@@ -47,9 +47,10 @@ type written struct {
 
 // form is a document that is being read.
 type form struct {
-	file  string // "" for a document that is no file
-	table string // what stands before its keys in messages: "agent." in a table of that name
-	line  int    // of the key that is being read
+	file     string // "" for a document that is no file
+	settings string // the reconciler's file, which holds OwnPolicy in its table [agent]
+	table    string // what stands before its keys in messages: "agent." in a table of that name
+	line     int    // of the key that is being read
 
 	mistakes []error
 	flawed   map[string]bool    // the keys that mistakes were found in
@@ -83,6 +84,8 @@ func (f *form) noteAt(line int, mistake error) {
 // located says in which file, and on which line of it, something is.
 func (f *form) located(line int, what error) error {
 	switch {
+	case f.settings != "" && line > 0:
+		return fmt.Errorf("%s:%d: %s.%w", policy.Shown(f.settings), line, agentTable, what)
 	case f.file != "" && line > 0:
 		return fmt.Errorf("%s:%d: %w", policy.Shown(f.file), line, what)
 	case f.file != "":

@@ -4,6 +4,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -127,6 +128,7 @@ func (s *Settings) readTable(path, table string, members []member) []error {
 	}
 	f.read(members, keys)
 	if table == agentTable {
+		s.Agent.written = form{file: path, lines: f.lines, places: f.places}
 		s.Agent.judge(&f, true)
 	}
 	return f.mistakes
@@ -148,12 +150,20 @@ func (f *form) misplaced(members []member, keys []key) []member {
 	return others
 }
 
+// Equal reports whether both are the same, wherever they are written.
+func (s Settings) Equal(t Settings) bool {
+	a, b := s.Agent, t.Agent
+	s.Agent, t.Agent = nil, nil
+	return s == t && (a == nil) == (b == nil) && (a == nil || a.Equal(*b))
+}
+
 // clone returns settings whose policy can be changed alone. What it points to is
 // replaced as a whole, never changed.
 func (s *Settings) clone() Settings {
 	next := *s
 	if s.Agent != nil {
 		agent := *s.Agent
+		agent.written.lines, agent.written.places = maps.Clone(agent.written.lines), maps.Clone(agent.written.places)
 		next.Agent = &agent
 	}
 	return next

@@ -289,7 +289,8 @@ func TestSetField(t *testing.T) {
 // later flag may replace that too.
 func TestFlagsWin(t *testing.T) {
 	s := DefaultSettings()
-	if err := s.Read(reconcilerFile(t, "[agent]\ncidrLimit = 1\nnonMasqueradeCIDRs = ['10.0.0.0/8']")); err != nil {
+	file := reconcilerFile(t, "[agent]\ncidrLimit = 1\nnonMasqueradeCIDRs = ['10.0.0.0/8']")
+	if err := s.Read(file); err != nil {
 		t.Fatal(err)
 	}
 	before := s
@@ -304,8 +305,42 @@ func TestFlagsWin(t *testing.T) {
 		t.Error("a flag changed settings that were taken before")
 	}
 	_, err := ReadAgentFiles(yamldoc.Decode, "", DialectV1, *s.Agent)
-	wantError(t, err, "FILE", "[agent] of the reconciler's settings: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 1 allowed; remove some or raise cidrLimit; "+
+	wantError(t, err, file, "FILE:2: agent.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 1 allowed; remove some or raise cidrLimit; "+
 		"[agent] of the reconciler's settings: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two")
+}
+
+// What the file's keys state has its line and its place there, if it is judged
+// later.
+func TestOwnPolicyHasLines(t *testing.T) {
+	s := DefaultSettings()
+	file := reconcilerFile(t, "[agent]\nmasqChain = 'A'\nmasqueradeCIDRs = ['10.0.0.0/8', '10.0.0.0/8', 'fd00::/8']")
+	if err := s.Read(file); err != nil {
+		t.Fatal(err)
+	}
+	read := func() error {
+		_, err := ReadAgentFiles(yamldoc.Decode, "", DialectV1, *s.Agent)
+		return err
+	}
+	const noIPv6 = " is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it"
+	wantError(t, read(), file, "FILE:3: agent.masqueradeCIDRs[2]: fd00::/8"+noIPv6)
+	moved := DefaultSettings()
+	if err := moved.Read(reconcilerFile(t, "# moved\n[agent]\nmasqChain = 'A'\nmasqueradeCIDRs = ['10.0.0.0/8', 'fd00::/8']")); err != nil {
+		t.Fatal(err)
+	}
+	if !s.Equal(moved) || !moved.Equal(s) {
+		t.Error("settings that say the same on other lines are not equal")
+	}
+	for _, f := range s.Fields() {
+		if f.Key == "agent.masqueradeCIDRs" {
+			if err := f.Set("fd01::/16"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	wantError(t, read(), file, "[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16"+noIPv6)
+	if s.Equal(moved) || s.Equal(DefaultSettings()) || DefaultSettings().Equal(s) {
+		t.Error("settings that say other things are equal")
+	}
 }
 
 func TestAgentSource(t *testing.T) {

@@ -51,6 +51,8 @@ func (s *Settings) field(table string, nth int, name string) Field {
 			f := form{table: prefix}
 			f.setText(next.table(table)[nth], shape, text)
 			if table == agentTable {
+				delete(next.Agent.written.lines, name)
+				delete(next.Agent.written.places, name)
 				// What is wrong beside the other keys is not known before all flags are read.
 				var alone AgentPolicy
 				new(form).setText(alone.keys()[nth], shape, text)

@@ -32,7 +32,7 @@ func (s Statement) Validate(most int) error {
 				_, err := ParsePrefix(p.String())
 				fail(l.key, i, p.String(), "%w", err)
 			} else if FamilyOf(p.Addr()) == IPv6 && !isTrue(s.EnableIPv6) {
-				fail(l.key, i, p.String(), "is an IPv6 prefix, but IPv6 is not enabled; add \"enableIPv6\": true or remove it")
+				fail(l.key, i, p.String(), "is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it")
 			}
 		}
 	}

@@ -45,7 +45,7 @@ func names(n int) (list []string) {
 }
 
 func TestValidateSaysWhatToWrite(t *testing.T) {
-	const noIPv6 = ` is an IPv6 prefix, but IPv6 is not enabled; add "enableIPv6": true or remove it`
+	const noIPv6 = ` is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`
 	const badName = ` is not the name of an interface; use visible ASCII without '/', ':', '"', '\', '!' and '*'`
 	const long = " is longer than the 15 bytes of an interface's name"
 	const notPrefix = `"invalid Prefix" is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8`
