@@ -5,6 +5,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -14,11 +15,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/skel"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // sized is something that is done with input of a size that others choose.
@@ -286,6 +291,19 @@ func configSizes() []sized {
 				if r := node.Foresee(t.Context(), node.Read()); len(r.Pending) != n {
 					t.Fatalf("%d networks are to be put in force: %v", len(r.Pending), r.Err())
 				}
+			}
+		}},
+		{"attachments that GC is to keep", 10000, func(t *testing.T, n int) func() {
+			var valid []object
+			for _, id := range interfaceNames("id", n) {
+				valid = append(valid, object{"containerID": id, "ifname": "eth0"})
+			}
+			dir := filepath.Join(t.TempDir(), "data")
+			conf := text(t, object{"name": "podnet", "type": config.PluginType, "cniVersion": "1.1.0", "dataDir": dir, "cni.dev/valid-attachments": valid})
+			must(t, store.Open(dir).Attach("podnet", "id0", "eth0"))
+			return func() {
+				p := cniplugin.Plugin{PluginFile: filepath.Join(dir, "none"), Stdout: io.Discard, Stderr: io.Discard, LockWait: time.Second}
+				must(t, p.Funcs().GC(&skel.CmdArgs{StdinData: conf}))
 			}
 		}},
 		{"plugin.toml", 1000, func(t *testing.T, n int) func() {
