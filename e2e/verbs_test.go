@@ -50,6 +50,14 @@ func TestResultPassesThrough(t *testing.T) {
 			}
 		})
 	}
+	t.Run("deeply nested", func(t *testing.T) { // indented, each item would take 4 bytes for each level
+		const levels, items = 1000, 1000
+		given := fmt.Sprintf(`{"cniVersion": "1.1.0", "x": %s%s1%s}`, strings.Repeat("[", levels), strings.Repeat("1,", items), strings.Repeat("]", levels))
+		conf := n.conf(t, "podnet", object{"cniVersion": "1.1.0", "prevResult": json.RawMessage(given)})
+		if a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0); len(a.stdout) > 2*len(given) {
+			t.Errorf("a result of %d bytes is answered with %d", len(given), len(a.stdout))
+		}
+	})
 	t.Run("no version anywhere", func(t *testing.T) {
 		given := "{" + results()["0.1.0"] + "}"
 		conf := n.conf(t, "podnet", object{"cniVersion": nil, "prevResult": json.RawMessage(given)})

@@ -74,5 +74,5 @@ func passThrough(netconf []byte, version string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.MarshalIndent(keys, "", "    ")
+	return json.Marshal(keys) // indented, each line of a deeply nested value would be as long as that is deep
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -182,6 +183,25 @@ func TestManyMistakesStayReadable(t *testing.T) {
 	checkMessage(t, err)
 	if !strings.HasSuffix(err.Error(), "; and 4992 more") {
 		t.Errorf("the mistakes that are not shown are not counted: %v", err)
+	}
+}
+
+// TestBadListsTakeLittleMemory: whoever writes an entry is not to make the plugin need
+// many times the memory of its text.
+func TestBadListsTakeLittleMemory(t *testing.T) {
+	for name, items := range map[string]int{"items that are none": 900_000, "more items than a list can have": 3_000_000} {
+		t.Run(name, func(t *testing.T) {
+			entry := entryWith(`"nonMasqueradeCIDRs": [` + strings.Repeat("1,", items-1) + "1]")
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, err := ParseEntry(entry)
+			runtime.ReadMemStats(&after)
+			checkMessage(t, err)
+			const most = 250 // of which 120 go for finding the items
+			if each := (after.TotalAlloc - before.TotalAlloc) / uint64(items); each > most {
+				t.Errorf("takes %d bytes for each item, more than %d", each, most)
+			}
+		})
 	}
 }
 

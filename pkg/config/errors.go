@@ -20,6 +20,10 @@ const (
 	mostShownWord = 256  // bytes, as in policy.Quote
 )
 
+// mostMistakes is the number of mistakes after which the items of a document's lists
+// are not read any more: it is refused anyway.
+const mostMistakes = 10_000
+
 // DocumentError is every mistake of one document, in the order in which the
 // document has them; what no single key is to blame for comes last.
 type DocumentError struct{ Mistakes []error }

@@ -151,10 +151,17 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 			return
 		}
 		items := elements(value)
+		if len(items) > policy.MaxCIDRLimit {
+			f.fail(key, -1, "", fmt.Sprintf("has %d items, more than the %d possible; remove some", len(items), policy.MaxCIDRLimit))
+			return
+		}
 		kept := make([]T, 0, len(items))
 		places := make([]int, 0, len(items))
 		seen := make(map[T]bool, len(items))
 		for i, item := range items {
+			if len(f.mistakes) >= mostMistakes {
+				break
+			}
 			s, isString := stringIn(item)
 			if !isString {
 				f.wrongKind(key, i, item, asString(item, example, parse)+orDrop(item))

@@ -22,6 +22,12 @@ import (
 //
 // The error is a document.Error.
 func Decode(text []byte) (document.Document, error) {
+	switch {
+	case bytes.HasPrefix(text, []byte("\xfe\xff")), bytes.HasPrefix(text, []byte("\xff\xfe")):
+		return document.Document{}, &document.Error{Subject: "not YAML", Problem: "it is UTF-16; save it as UTF-8"}
+	case bytes.Contains(text, []byte("%TAG")): // each is held against all others: a file of 1 MiB takes half a minute
+		return document.Document{}, &document.Error{Subject: "%TAG", Problem: "directives are not read; remove it"}
+	}
 	var tree nodes.Node
 	stream := nodes.NewDecoder(bytes.NewReader(text))
 	err := stream.Decode(&tree)

@@ -40,11 +40,14 @@ func TestDecode(t *testing.T) {
 
 func TestDecodeRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"a: &x 1\n":            "line 1: &x: anchors are not read; remove it, and write out what refers to it",
-		"<<: {a: 1}\n":         "line 1: <<: merges are not read; write out the keys",
-		"a: 1\n? [b]\n: 2":     "line 2: has a key that is no text; write the name of a key",
-		"a:\n  b: 1\n  b: 2\n": "line 3: b: is there twice; write it once",
-		"a: [\n":               "line 1: not YAML: did not find expected node content",
+		"a: &x 1\n":                        "line 1: &x: anchors are not read; remove it, and write out what refers to it",
+		"<<: {a: 1}\n":                     "line 1: <<: merges are not read; write out the keys",
+		"a: 1\n? [b]\n: 2":                 "line 2: has a key that is no text; write the name of a key",
+		"a:\n  b: 1\n  b: 2\n":             "line 3: b: is there twice; write it once",
+		"a: [\n":                           "line 1: not YAML: did not find expected node content",
+		"%TAG !a! tag:x\n---\na: 1\n":      "%TAG: directives are not read; remove it",
+		"a: 1\n...\n%TAG !a! tag:x\n---\n": "%TAG: directives are not read; remove it",
+		"\xfe\xff\x00a\x00:\x00 \x001":     "not YAML: it is UTF-16; save it as UTF-8",
 	} {
 		_, err := yamldoc.Decode([]byte(text))
 		var e *document.Error
