@@ -82,8 +82,7 @@ func (p *Plugin) node(conf config.Netconf) *node {
 		if err != nil {
 			return "", "", false
 		}
-		dataDir, origin = config.NodeDataDir(guard, n.disk.load)
-		return dataDir, origin, guard.Present || n.disk.load().Err() == nil
+		return config.NodeDataDir(guard, n.disk.load)
 	}
 	return n
 }

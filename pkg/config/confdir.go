@@ -299,23 +299,27 @@ func isListFile(path string) bool { return filepath.Ext(path) == ".conflist" }
 // NodeDataDir returns the dataDir that the files of a node state for every network,
 // and which file or directory that is: plugin.toml's data_dir, else the dataDir of
 // all plugin entries in the conflists. It is "" where no file states one or where
-// entries differ. Entries that the plugin refuses do not count. The conflists are
-// read only where there is no plugin.toml.
-func NodeDataDir(guard PluginFile, read func() ConfDir) (dataDir, origin string) {
+// entries differ. A file that cannot be read and an entry that the plugin refuses do
+// not count, but may mean another one: then the answer is not certain. The conflists
+// are read only where there is no plugin.toml.
+func NodeDataDir(guard PluginFile, read func() ConfDir) (dataDir, origin string, certain bool) {
 	if guard.Present {
-		return guard.DataDir, guard.Path
+		return guard.DataDir, guard.Path, true
 	}
 	confs := read()
+	certain = confs.Err() == nil
 	for _, list := range confs.Conflists {
 		for _, e := range list.Entries {
 			switch {
-			case e.Err != nil || e.Entry.DataDir == dataDir:
+			case e.Err != nil:
+				certain = false
+			case e.Entry.DataDir == dataDir:
 			case dataDir != "":
-				return "", ""
+				return "", "", false
 			default:
 				dataDir = e.Entry.DataDir
 			}
 		}
 	}
-	return dataDir, confs.Dir
+	return dataDir, confs.Dir, certain
 }

@@ -27,7 +27,7 @@ func (n *Node) judge(r *Report) {
 	if err := newer(r.State); err != nil {
 		r.problem(TopicState, err)
 	} else if r.Refused != nil {
-		stated, _ := config.NodeDataDir(r.Sources.Guard, func() config.ConfDir { return r.Sources.ConfDir })
+		stated, _, _ := config.NodeDataDir(r.Sources.Guard, func() config.ConfDir { return r.Sources.ConfDir })
 		if r.Sources.Guard.Present || stated == "" { // or each conflist's dataDir is a problem
 			r.problem(TopicState, r.Refused)
 		}

@@ -64,8 +64,7 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 				if src.GuardErr != nil {
 					return "", "", false
 				}
-				dataDir, origin = config.NodeDataDir(src.Guard, func() config.ConfDir { return src.ConfDir })
-				return dataDir, origin, src.Guard.Present || src.ConfDir.Err() == nil
+				return config.NodeDataDir(src.Guard, func() config.ConfDir { return src.ConfDir })
 			},
 			Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) { return src.ownedBy(ctx, n.Drivers) },
 		},
