@@ -297,3 +297,26 @@ func TestBrokenConfigMapAtStart(t *testing.T) {
 		}
 	})
 }
+
+// TestMemoryOfAgentFiles: a container that has more memory than its limit is killed, and
+// again after each start. No file of the size that is read makes the reconciler need that.
+func TestMemoryOfAgentFiles(t *testing.T) {
+	const limitKiB = 256 << 10 // of the DaemonSets
+	for name, text := range map[string]string{
+		"numbers":   "nonMasqueradeCIDRs: [" + strings.Repeat("1,", 480_000) + "]\n",
+		"nothing":   "nonMasqueradeCIDRs: [" + strings.Repeat("~,", 480_000) + "]\n",
+		"lists":     "x: [" + strings.Repeat("[],", 330_000) + "]\n",
+		"keys":      "x:\n " + strings.Join(interfaceNames("k", 90_000), ": 1\n ") + ": 1\n",
+		"documents": strings.Repeat("---\n#\n", 160_000),
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, forms()[0])
+			n.agentFile(t, "ip-masq", text)
+			c := n.reconcilerCommand(n.within(t), t, "once")
+			run(t, c)
+			if most := c.ProcessState.SysUsage().(*syscall.Rusage).Maxrss; most > limitKiB {
+				t.Errorf("took %d KiB of memory, more than %d", most, limitKiB)
+			}
+		})
+	}
+}

@@ -248,6 +248,36 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 	})
 }
 
+// TestVerbsOfAnAttacker: DEL and GC need no admission. Whoever chooses what they are
+// handed changes no policy, no rule and no other dataDir; the list of attachments that
+// GC gets is believed, for the network that it names, and the next ADD adds to it.
+func TestVerbsOfAnAttacker(t *testing.T) {
+	g := newGuarded(t, `allow_networks = ["podnet", "othernet"]`)
+	other := filepath.Join(g.dir, "other")
+	policies := map[string]object{"podnet": {"randomFully": true}, "othernet": {"masqChain": "OTHER"}}
+	for network, keys := range policies {
+		g.conflist(t, network, keys)
+		g.makeSure(t, g.conf(t, network, keys))
+	}
+	before := g.policyState(t)
+	for _, network := range []string{"podnet", "evil", "PODNET", "podnet."} {
+		conf := g.conf(t, network, object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}, "dataDir": other, "masqChain": "OTHER", valid: []object{}})
+		for _, verb := range []string{"DEL", "GC"} {
+			g.ask(t, request{verb: verb, conf: conf, id: "stranger"}).want(t, 0)
+			g.inForce(t, before)
+			if _, err := os.Lstat(other); !os.IsNotExist(err) {
+				t.Errorf("%s made %s: %v", verb, other, err)
+			}
+			if left := g.attachments(t, "othernet"); left != 1 {
+				t.Errorf("%s of %s left %d attachments of othernet", verb, network, left)
+			}
+		}
+	}
+	for network, keys := range policies {
+		g.ask(t, request{verb: "CHECK", conf: g.conf(t, network, keys)}).want(t, 0)
+	}
+}
+
 // TestDocumentedPluginFile: the example in the documentation is one.
 func TestDocumentedPluginFile(t *testing.T) {
 	_, after, _ := strings.Cut(string(contents(t, "../docs/operate.md")), "```toml\n")

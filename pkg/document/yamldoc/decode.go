@@ -43,10 +43,10 @@ func Decode(text []byte) (document.Document, error) {
 		return document.Document{}, refused
 	}
 	d := document.Document{Line: max(top.Line, 1), Keys: keysOf(top)}
+	d.More = moreFollows(stream) // the last use of the tree, whose memory the other library may have
 	if d.JSON, err = yaml.YAMLToJSON(text); err != nil {
 		return document.Document{}, notYAML(err)
 	}
-	d.More = moreFollows(stream)
 	return d, nil
 }
 
