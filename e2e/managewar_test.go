@@ -97,7 +97,7 @@ func managed(t *testing.T, file string) *tampered {
 	return w
 }
 
-// TestManageFiftyRewrites: the main CNI plugin writes its file anew as soon as it
+// TestManageFiftyRewrites: the main CNI plugin rewrites its file as soon as it
 // sees our entry, fifty times. It is back in less than a second each time, with
 // one write of ours each, and the rules stay as they are.
 func TestManageFiftyRewrites(t *testing.T) {

@@ -150,7 +150,7 @@ func (n *node) masterOf(t *testing.T, cniVersion string) {
 }
 
 // TestManageBesideMultus: the entry goes into the network that Multus delegates to,
-// and what Multus generates is left alone. However often Multus generates it anew,
+// and what Multus generates is left alone. However often Multus generates it again,
 // it is never nested.
 func TestManageBesideMultus(t *testing.T) {
 	for _, c := range []struct {
@@ -198,7 +198,7 @@ func TestManageBesideMultus(t *testing.T) {
 				}
 				m.sound(t)
 			}
-			// The main CNI plugin writes its file anew, and Multus follows or restarts.
+			// The main CNI plugin rewrites its file, and Multus follows or restarts.
 			n.masterOf(t, c.version)
 			d.within(t, shortly, "entry in the master", func() bool { return n.has(t, mainFile) })
 			m.second(t)
@@ -216,7 +216,7 @@ func TestManageBesideMultus(t *testing.T) {
 
 // TestManageUndoesNestedMultus: a list that an earlier version made of Multus's
 // configuration goes, and the nested copies in Multus's file are named until Multus
-// has generated it anew.
+// has generated it again.
 func TestManageUndoesNestedMultus(t *testing.T) {
 	n := newNode(t, forms()[0])
 	n.masterOf(t, "0.3.1")

@@ -29,7 +29,7 @@ func TestQuestionsBesideUnreadableDocuments(t *testing.T) {
 			{"one newer document", newerDocument, []string{one}, []string{one, "newer version", "schema 2"}},
 			{"all documents newer", newerDocument, []string{one, two}, []string{one, "newer version", "schema 2"}},
 			{"the record too", newerDocument, []string{one, two, record}, []string{one, "newer version", "schema 2"}},
-			{"a damaged document that no source writes anew", "{", []string{one}, []string{one, "no conflist or agent file says what it held"}},
+			{"a damaged document that no source writes again", "{", []string{one}, []string{one, "no conflist or agent file says what it held"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				was := map[string][]byte{}

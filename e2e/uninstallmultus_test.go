@@ -40,7 +40,7 @@ func besideMultus(t *testing.T, follows bool) (*bare, *multus) {
 }
 
 // TestUninstallBesideMultus: the binary stays while Multus's file names it, and goes
-// once Multus has generated it anew.
+// once Multus has generated it again.
 func TestUninstallBesideMultus(t *testing.T) {
 	for _, args := range [][]string{nil, {"--no-wait"}} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {

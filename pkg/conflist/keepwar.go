@@ -12,7 +12,7 @@ const (
 	// things, or a main CNI plugin that is installed, removes fewer.
 	manyBrief = 10
 	// So many are put back with a delay that grows by one step each, to less than
-	// half a second. A main CNI plugin that writes its file anew some dozen times
+	// half a second. A main CNI plugin that rewrites its file some dozen times
 	// is no reason to leave pods without us for longer.
 	mostBrief = 60
 	step      = 7 * time.Millisecond

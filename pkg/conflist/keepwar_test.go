@@ -155,7 +155,7 @@ func TestSuspects(t *testing.T) {
 	}
 }
 
-// TestKeeperFiftyRewrites: the main CNI plugin writes its file anew as soon as
+// TestKeeperFiftyRewrites: the main CNI plugin rewrites its file as soon as
 // the entry is there.
 func TestKeeperFiftyRewrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

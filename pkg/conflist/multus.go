@@ -25,7 +25,7 @@ type Multus struct {
 	// Depth is how many configurations of Multus are in each other; 1 is right.
 	Depth int
 	// Lacks says that pods get the network without its plugin entry until Multus
-	// has generated the configuration anew.
+	// has generated the configuration again.
 	Lacks bool
 
 	made bool // FromConf made it
@@ -34,7 +34,7 @@ type Multus struct {
 
 // Err returns why pods do not get the network as its own file has it, or nil.
 func (m *Multus) Err(network string) error {
-	const restart = "restart Multus on the node, so that it generates the file anew"
+	const restart = "restart Multus on the node, so that it generates the file again"
 	switch {
 	case m == nil:
 		return nil

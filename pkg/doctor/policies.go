@@ -92,7 +92,7 @@ func slowLists(e *examination) ([]Finding, error) {
 func documents(e *examination) ([]Finding, error) {
 	damaged := Finding{ID: "damaged-document", Severity: Problem,
 		Summary: "Documents of the dataDir cannot be believed.",
-		Remedy:  "They are moved aside and written anew by their sources: a conflist or agent file that says what they held, or the next ADD of their network."}
+		Remedy:  "They are moved aside and written again by their sources: a conflist or agent file that says what they held, or the next ADD of their network."}
 	for _, d := range e.State.Damaged {
 		damaged.Detail = append(damaged.Detail, d.Err.Error())
 	}

@@ -109,7 +109,7 @@ func golden(t *testing.T, name string, got []byte) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("%s (-want +got; -update writes it anew):\n%s", file, diff)
+		t.Errorf("%s (-want +got; -update writes it again):\n%s", file, diff)
 	}
 }
 

@@ -78,7 +78,7 @@ func copiesText(copies []Copy) string {
 		multus bool
 		remedy string
 	}{
-		{true, "restart Multus on the node, so that it generates the file anew (if it is not Multus that wrote the file, remove the plugin entry)"},
+		{true, "restart Multus on the node, so that it generates the file again (if it is not Multus that wrote the file, remove the plugin entry)"},
 		{false, "remove the plugin entry, or restart the program that generates the file"},
 	} {
 		var files []string

@@ -44,7 +44,7 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("%s (-want +got; -update writes it anew):\n%s", golden, diff)
+				t.Errorf("%s (-want +got; -update writes it again):\n%s", golden, diff)
 			}
 		})
 	}

@@ -65,7 +65,7 @@ func (n *Node) lost(r *Report, p *enforce.Proposal) []error {
 			slices.ContainsFunc(p.Changed, func(c policy.Contribution) bool { return d.File == n.Dir.DocumentPath(c.Source) })
 		if !madeAgain {
 			lost = append(lost, fmt.Errorf("%w; but no conflist or agent file says what it held, so all rules stay as they are "+
-				"until the next ADD of its network writes it anew, or the document is removed", d.Err))
+				"until the next ADD of its network writes it again, or the document is removed", d.Err))
 		}
 	}
 	return lost

@@ -71,7 +71,7 @@ func TestRenderGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(string(want), string(got)); diff != "" {
-				t.Errorf("%s (-want +got; -update writes it anew):\n%s", file, diff)
+				t.Errorf("%s (-want +got; -update writes it again):\n%s", file, diff)
 			}
 			newNode(t).nft(string(got))
 		})
