@@ -189,7 +189,7 @@ func TestValid(t *testing.T) {
 // metrics are those that the program exports, each with its labels.
 func metrics(t *testing.T) map[string][]string {
 	t.Helper()
-	data, err := os.ReadFile("../pkg/telemetry/testdata/rich.prom")
+	data, err := os.ReadFile("../pkg/metrics/testdata/rich.prom")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func metrics(t *testing.T) map[string][]string {
 		}
 	}
 	// Some are told in certain states only, and are not in that file.
-	sources, err := filepath.Glob("../pkg/telemetry/*.go")
+	sources, err := filepath.Glob("../pkg/metrics/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +240,7 @@ func TestAlertsCover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told, err := os.ReadFile("../pkg/telemetry/testdata/start.prom")
+	told, err := os.ReadFile("../pkg/metrics/testdata/start.prom")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -202,7 +202,7 @@ func TestForeignChain(t *testing.T) {
 				if after := n.ruleset(t); after != before {
 					t.Errorf("%s: rules changed:\n%s", rule, cmp.Diff(before, after))
 				}
-				if documents := n.load(t).Contributions; len(documents) > 0 {
+				if documents := n.load(t).Sources; len(documents) > 0 {
 					t.Errorf("%s: documents: %+v", rule, documents)
 				}
 			}

@@ -176,7 +176,7 @@ func (n *node) makeSure(t *testing.T, conf string) answer {
 
 // write puts a contribution into a node's state, as a reconciler or an ADD of
 // another network does.
-func (n *node) store(t *testing.T, c policy.Contribution) {
+func (n *node) store(t *testing.T, c policy.Source) {
 	t.Helper()
 	lock, err := store.Open(n.dataDir).Lock(t.Context())
 	if err != nil {
@@ -215,7 +215,7 @@ func (n *node) attachments(t *testing.T, network string) int {
 }
 
 // network is the source that a network is.
-func network(name string) policy.Source { return policy.Source{Kind: policy.Network, Name: name} }
+func network(name string) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: name} }
 
 // document is the path of the document of a network.
 func (n *node) document(t *testing.T, name string) string {
@@ -268,13 +268,13 @@ func tree(t *testing.T, dir string) string {
 }
 
 // agentFiles is what the agents' files contribute to the usual chain.
-func agentFiles(state func(*policy.Statement)) policy.Contribution {
-	c := policy.Contribution{
-		Source:    policy.Source{Kind: policy.AgentFiles},
-		Statement: policy.Statement{Chain: policy.DefaultChain},
+func agentFiles(state func(*policy.SourcePolicy)) policy.Source {
+	c := policy.Source{
+		ID:     policy.SourceID{Kind: policy.AgentFiles},
+		Policy: policy.SourcePolicy{Chain: policy.DefaultChain},
 	}
 	if state != nil {
-		state(&c.Statement)
+		state(&c.Policy)
 	}
 	return c
 }

@@ -290,7 +290,7 @@ func TestCleanupInUse(t *testing.T) {
 			if strings.Contains(stdout, "IP-MASQ-AGENT (ipv4)") || strings.Contains(stdout, "removed the state") {
 				t.Errorf("says that it removed what stands:\n%s", stdout)
 			}
-			if documents := n.load(t).Contributions; len(documents) != 2 {
+			if documents := n.load(t).Sources; len(documents) != 2 {
 				t.Errorf("documents left: %+v", documents)
 			}
 			n.tool(t, "iptables", "-t", "nat", "-D", "KUBE-POSTROUTING", "-j", "IP-MASQ-AGENT")

@@ -150,8 +150,8 @@ func (n *node) asSound(t *testing.T, all senders) {
 }
 
 // soundStatement is what sound says, as it is stored.
-func soundStatement() policy.Statement {
-	return policy.Statement{Chain: policy.DefaultChain, NonMasqueradeCIDRs: prefixes("1.2.3.0/24", "10.9.0.0/16")}
+func soundStatement() policy.SourcePolicy {
+	return policy.SourcePolicy{Chain: policy.DefaultChain, NonMasqueradeCIDRs: prefixes("1.2.3.0/24", "10.9.0.0/16")}
 }
 
 // agentArgs are flags for the files in a directory, in the node's form.

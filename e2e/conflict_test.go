@@ -130,7 +130,7 @@ func TestChangedEntryContradicts(t *testing.T) {
 	if after := n.ruleset(t); after != before.rules {
 		t.Errorf("rules changed:\n%s\nwere:\n%s", after, before.rules)
 	}
-	if stored := n.load(t).Find(network("first")); stored == nil || stored.Statement.RandomFully == nil || !*stored.Statement.RandomFully {
+	if stored := n.load(t).Find(network("first")); stored == nil || stored.Policy.RandomFully == nil || !*stored.Policy.RandomFully {
 		t.Errorf("document: %+v", stored)
 	}
 }
@@ -199,7 +199,7 @@ func TestStaleEntry(t *testing.T) {
 		// An entry that is on the disk is the latest, whatever is stored.
 		n.named(t, "podnet", older)
 		n.makeSure(t, n.conf(t, "podnet", older)).quiet(t)
-		if stored := n.load(t).Find(network("podnet")); stored.Statement.NonMasqueradeCIDRs[0] != prefixes("10.0.0.0/8")[0] {
+		if stored := n.load(t).Find(network("podnet")); stored.Policy.NonMasqueradeCIDRs[0] != prefixes("10.0.0.0/8")[0] {
 			t.Errorf("document: %+v", stored)
 		}
 		if err := os.Remove(path); err != nil {

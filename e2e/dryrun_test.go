@@ -149,7 +149,7 @@ func (n *node) dryRun(t *testing.T, f faults) bool {
 	case "conflict":
 		c := *n.load(t).Find(network("othernet"))
 		yes := true
-		c.Statement.RandomFully = &yes
+		c.Policy.RandomFully = &yes
 		n.store(t, c)
 		keys["randomFully"] = false
 	case "waits":
@@ -221,7 +221,7 @@ func (n *node) callLocally(t *testing.T, verb, conf, backend string) error {
 		}
 	}
 	p := cniplugin.Plugin{
-		Drivers: drivers, Program: "v", Moment: nft.Moment, PluginFile: "/etc/ip-masq/plugin.toml",
+		Drivers: drivers, Program: "v", Generation: nft.Generation, PluginFile: "/etc/ip-masq/plugin.toml",
 		LockWait: 20 * time.Millisecond, Stdout: io.Discard, Stderr: io.Discard,
 	}
 	verbs := p.Funcs()

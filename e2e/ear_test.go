@@ -10,19 +10,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/bystander"
+	"github.com/ip-masq/ip-masq-cni/e2e/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // ear hears every commit to nf_tables on a node.
-type ear struct{ *bystander.Ear }
+type ear struct{ *thirdparty.Ear }
 
 // listen hears commits from now until the end of the test.
 func (n *node) listen(t *testing.T) *ear {
 	t.Helper()
 	e := &ear{}
 	if err := n.Node.Do(func() (err error) {
-		e.Ear, err = bystander.Listen()
+		e.Ear, err = thirdparty.Listen()
 		return err
 	}); err != nil {
 		t.Fatal(err)

@@ -123,8 +123,8 @@ func (g guarded) file(network string) string {
 // and no others of it, by the document of the network and in the kernel.
 func (g guarded) has(t *testing.T, network string, prefixes ...string) {
 	t.Helper()
-	c := g.load(t).Find(policy.Source{Kind: policy.Network, Name: network})
-	if c == nil || !slices.Equal(c.Statement.NonMasqueradeCIDRs, parsePrefixes(prefixes...)) {
+	c := g.load(t).Find(policy.SourceID{Kind: policy.Network, Name: network})
+	if c == nil || !slices.Equal(c.Policy.NonMasqueradeCIDRs, parsePrefixes(prefixes...)) {
 		t.Errorf("the document of %s has %+v, want %q", network, c, prefixes)
 	}
 	rules := g.ruleset(t)

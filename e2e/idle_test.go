@@ -22,7 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
 // mostMemory is what the reconciler may have (VmRSS), in bytes.
@@ -143,9 +143,9 @@ func TestIdle(t *testing.T) {
 // it took, or what went wrong.
 func (n *node) crowd(commits int64, made *atomic.Int64) (took time.Duration, err error) {
 	const table, set = "crowd", "members"
-	member := []nflink.Range{{First: netip.MustParseAddr("192.0.2.1"), Last: netip.MustParseAddr("192.0.2.1")}}
+	member := []nfnetlink.Range{{First: netip.MustParseAddr("192.0.2.1"), Last: netip.MustParseAddr("192.0.2.1")}}
 	err = n.Node.Do(func() (err error) {
-		conn, err := nflink.Dial()
+		conn, err := nfnetlink.Dial()
 		if err != nil {
 			return err
 		}
@@ -153,15 +153,15 @@ func (n *node) crowd(commits int64, made *atomic.Int64) (took time.Duration, err
 		start := time.Now()
 		defer func() { took = time.Since(start) }()
 		for made.Load() < commits {
-			var b nflink.Batch
+			var b nfnetlink.Batch
 			switch now := made.Load(); {
 			case now == 0:
-				b.AddTable(nflink.IPv4, table)
-				b.AddSet(nflink.IPv4, table, set, nflink.TypeIPv4)
+				b.AddTable(nfnetlink.IPv4, table)
+				b.AddSet(nfnetlink.IPv4, table, set, nfnetlink.TypeIPv4)
 			case now%2 == 0:
-				b.DeleteElements(nflink.IPv4, table, set, member)
+				b.DeleteElements(nfnetlink.IPv4, table, set, member)
 			default:
-				b.AddElements(nflink.IPv4, table, set, member)
+				b.AddElements(nfnetlink.IPv4, table, set, member)
 			}
 			if err := conn.Commit(&b); err != nil {
 				return fmt.Errorf("commit %d: %w", made.Load(), err)

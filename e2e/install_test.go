@@ -215,12 +215,12 @@ func TestUninstallKeepsRules(t *testing.T) {
 	before := b.snapshot(t)
 	b.install(t, b.plugin(t))
 	b.startsAndStops(t)
-	rules, documents := b.ruleset(t), b.load(t).Contributions
+	rules, documents := b.ruleset(t), b.load(t).Sources
 	b.uninstall(t, "--keep-rules")
 	if have := b.ruleset(t); have != rules {
 		t.Errorf("the rules are now\n%s", have)
 	}
-	if have := b.load(t).Contributions; len(have) != len(documents) || len(have) != 1 {
+	if have := b.load(t).Sources; len(have) != len(documents) || len(have) != 1 {
 		t.Errorf("the documents are now %+v", have)
 	}
 	b.startsAndStops(t)

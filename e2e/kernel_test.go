@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
 // identity maps one id of a user namespace to itself.
@@ -70,7 +70,7 @@ func (n *node) generation(t *testing.T) uint32 {
 	t.Helper()
 	var generation uint32
 	err := n.Node.Do(func() error {
-		c, err := nflink.Dial()
+		c, err := nfnetlink.Dial()
 		if err != nil {
 			return err
 		}

@@ -194,13 +194,13 @@ func (m *melee) takenOver(t *testing.T) {
 	for source, keys := range m.stated {
 		of := network(source)
 		if source == filesOfAgents {
-			of = policy.Source{Kind: policy.AgentFiles}
+			of = policy.SourceID{Kind: policy.AgentFiles}
 		}
 		want, _ := keys["nonMasqueradeCIDRs"].([]string)
 		m.daemon.within(t, 3*time.Second, fmt.Sprintf("document of %s with %v", source, keys), func() bool {
 			c := m.load(t).Find(of)
-			return c != nil && len(want) == 0 == (c.Statement.NonMasqueradeCIDRs == nil) &&
-				(len(want) == 0 || slices.Contains(c.Statement.NonMasqueradeCIDRs, netip.MustParsePrefix(want[0])))
+			return c != nil && len(want) == 0 == (c.Policy.NonMasqueradeCIDRs == nil) &&
+				(len(want) == 0 || slices.Contains(c.Policy.NonMasqueradeCIDRs, netip.MustParsePrefix(want[0])))
 		})
 	}
 }

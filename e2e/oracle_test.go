@@ -128,7 +128,7 @@ func (w *oracleWorld) round(t *testing.T) (masqueraded, total int) {
 // it reads the rules back, which must be the same.
 func (w *oracleWorld) apply(t *testing.T, sources []object) {
 	t.Helper()
-	var contributions []policy.Contribution
+	var contributions []policy.Source
 	for i, keys := range sources {
 		text, err := json.Marshal(keys)
 		if err != nil {
@@ -138,8 +138,8 @@ func (w *oracleWorld) apply(t *testing.T, sources []object) {
 		if err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
-		contributions = append(contributions, policy.Contribution{
-			Source: policy.Source{Kind: policy.Network, Name: entry.Network}, Statement: entry.Statement, Order: int64(i),
+		contributions = append(contributions, policy.Source{
+			ID: policy.SourceID{Kind: policy.Network, Name: entry.Network}, Policy: entry.Policy, Order: int64(i),
 		})
 	}
 	merged := policy.Merge(contributions)

@@ -70,7 +70,7 @@ func TestKeyRequireAgentConfig(t *testing.T) {
 		n.conflist(t, "podnet", object{"requireAgentConfig": false})
 		n.pod(t, "podnet")
 
-		n.storeAgentFiles(t, policy.Statement{Chain: policy.DefaultChain, NonMasqueradeCIDRs: parsePrefixes("1.2.3.0/24")})
+		n.storeAgentFiles(t, policy.SourcePolicy{Chain: policy.DefaultChain, NonMasqueradeCIDRs: parsePrefixes("1.2.3.0/24")})
 		n.conflist(t, "podnet", object{"requireAgentConfig": true})
 		all := podAlone(n.pod(t, "podnet"))
 		all.verdicts(t, n, false, flows{"pod": "1.2.3.4"})
@@ -79,13 +79,13 @@ func TestKeyRequireAgentConfig(t *testing.T) {
 }
 
 // storeAgentFiles stores what the agent files state, as the reconciler does.
-func (n *node) storeAgentFiles(t *testing.T, s policy.Statement) {
+func (n *node) storeAgentFiles(t *testing.T, s policy.SourcePolicy) {
 	t.Helper()
 	lock, err := store.Open(n.dataDir).Lock(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	staged, err := lock.Stage(policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}, Statement: s})
+	staged, err := lock.Stage(policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: s})
 	if err != nil {
 		t.Fatal(err)
 	}

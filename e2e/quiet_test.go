@@ -111,7 +111,7 @@ func TestSettled(t *testing.T) {
 		path, log := n.traps(t)
 		conf := n.conf(t, "podnet", object{"enableIPv6": true, "masqueradeCIDRs": []string{"10.9.0.0/16", "fd00:9::/32"},
 			"toPorts": "1024-29999,32768-65535", "sourceCIDRs": []string{"10.1.0.0/16", "fd00:1::/64"}, "outputInterfaces": []string{"lan", "out+"}})
-		n.store(t, agentFiles(func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.0.2.0/24") }))
+		n.store(t, agentFiles(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.0.2.0/24") }))
 		n.strangers(t)
 		n.ask(t, request{verb: "ADD", conf: conf, path: path}).want(t, 0)
 		made := called(t, log)

@@ -19,7 +19,7 @@ import (
 func TestAgentFilesContradict(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
 		off := false
-		n.store(t, agentFiles(func(s *policy.Statement) {
+		n.store(t, agentFiles(func(s *policy.SourcePolicy) {
 			s.RandomFully = &off
 			s.NonMasqueradeCIDRs, s.MasqueradeCIDRs = prefixes("192.0.2.0/24"), prefixes("10.9.0.0/16")
 		}))
@@ -47,8 +47,8 @@ func TestOthersError(t *testing.T) {
 			n.tool(t, "iptables", "-t", "nat", "-A", "THEIRS", "-j", "ACCEPT")
 			says = []string{"chain THEIRS (ipv4)", "belongs to somebody else", "choose another masqChain, or remove the chain"}
 		}
-		n.store(t, policy.Contribution{Source: network("othernet"), Order: 1,
-			Statement: policy.Statement{Chain: "THEIRS", Backend: policy.IPTables}})
+		n.store(t, policy.Source{ID: network("othernet"), Order: 1,
+			Policy: policy.SourcePolicy{Chain: "THEIRS", Backend: policy.IPTables}})
 		conf := n.conf(t, "podnet", nil)
 		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, says...)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)

@@ -45,11 +45,11 @@ func (l local) call(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.Cm
 		drivers[i] = lookout{d, l, &looked}
 	}
 	p := cniplugin.Plugin{
-		Drivers: drivers, Program: cmp.Or(l.program, "v"), Moment: nft.Moment, PluginFile: "/etc/ip-masq/plugin.toml",
+		Drivers: drivers, Program: cmp.Or(l.program, "v"), Generation: nft.Generation, PluginFile: "/etc/ip-masq/plugin.toml",
 		LockWait: time.Second, Stdout: io.Discard, Stderr: &warnings,
 	}
 	if l.blind {
-		p.Moment = nil
+		p.Generation = nil
 	}
 	args := skel.CmdArgs{ContainerID: "container", Netns: "/run/netns/container", IfName: "eth0", StdinData: []byte(conf)}
 	if err := verb(p.Funcs(), &args); err != nil {
@@ -158,7 +158,7 @@ func events() []event {
 			s.cidrs = []string{fmt.Sprintf("10.%d.0.0/16", s.count%256), fmt.Sprintf("172.16.%d.0/24", s.random.IntN(256))}
 		}, entries},
 		{"the agents' files change", func(t *testing.T, s *sealed) {
-			s.node.store(t, agentFiles(func(p *policy.Statement) {
+			s.node.store(t, agentFiles(func(p *policy.SourcePolicy) {
 				p.NonMasqueradeCIDRs = prefixes(fmt.Sprintf("192.0.%d.0/24", s.count%256))
 			}))
 		}, changes},

@@ -206,7 +206,7 @@ func TestMissingAgentDirectory(t *testing.T) {
 			t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
 		}
 		n.asSound(t, all)
-		if stored := n.load(t).Contributions; len(stored) != 1 || len(stored[0].Statement.NonMasqueradeCIDRs) != 2 {
+		if stored := n.load(t).Sources; len(stored) != 1 || len(stored[0].Policy.NonMasqueradeCIDRs) != 2 {
 			t.Errorf("stored: %+v", stored)
 		}
 		must(t, os.Rename(m.dir+".away", m.dir))

@@ -82,16 +82,16 @@ func reversed[T any](list []T) []T {
 }
 
 // stated is what the nth network states.
-func stated(nth int, s policy.Statement) policy.Contribution {
+func stated(nth int, s policy.SourcePolicy) policy.Source {
 	if s.Chain == "" {
 		s.Chain = policy.DefaultChain
 	}
-	return policy.Contribution{Source: network(fmt.Sprint("net", nth)), Statement: s, Order: int64(nth + 1)}
+	return policy.Source{ID: network(fmt.Sprint("net", nth)), Policy: s, Order: int64(nth + 1)}
 }
 
 // desired is the rules of networks that state this.
-func desired(l policy.Layout, statements ...policy.Statement) policy.Ruleset {
-	var all []policy.Contribution
+func desired(l policy.Layout, statements ...policy.SourcePolicy) policy.Ruleset {
+	var all []policy.Source
 	for i, s := range statements {
 		all = append(all, stated(i, s))
 	}
@@ -99,8 +99,8 @@ func desired(l policy.Layout, statements ...policy.Statement) policy.Ruleset {
 }
 
 // halves is a statement of n prefixes, of which half are exempt and half are not.
-func halves(n int) policy.Statement {
-	return policy.Statement{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n/2)...), MasqueradeCIDRs: prefixes(prefixesOf24(n/2, n/2)...)}
+func halves(n int) policy.SourcePolicy {
+	return policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n/2)...), MasqueradeCIDRs: prefixes(prefixesOf24(n/2, n/2)...)}
 }
 
 func policySizes() []sized {
@@ -112,7 +112,7 @@ func policySizes() []sized {
 			return func() { desired(rules, s); desired(sets, s) }
 		}},
 		{"prefixes within each other", 8000, func(_ *testing.T, n int) func() {
-			var s policy.Statement
+			var s policy.SourcePolicy
 			for i := range n {
 				p := prefixes(prefixesOf24(i/8, 1)...)[0]
 				list := &s.NonMasqueradeCIDRs
@@ -125,47 +125,47 @@ func policySizes() []sized {
 			return func() { desired(rules, s); desired(sets, s) }
 		}},
 		{"many networks of a chain", 2000, func(_ *testing.T, n int) func() {
-			var all []policy.Statement
+			var all []policy.SourcePolicy
 			for i := range n {
-				all = append(all, policy.Statement{NonMasqueradeCIDRs: prefixes(prefixesOf24(i, 1)...)})
+				all = append(all, policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(i, 1)...)})
 			}
 			return func() { desired(rules, all...) }
 		}},
 		{"many chains", 2000, func(_ *testing.T, n int) func() {
-			var all []policy.Statement
+			var all []policy.SourcePolicy
 			for i := range n {
-				all = append(all, policy.Statement{Chain: fmt.Sprint("C", i)})
+				all = append(all, policy.SourcePolicy{Chain: fmt.Sprint("C", i)})
 			}
 			rs := desired(rules, all...)
 			return compare(rs, rs)
 		}},
 		{"lists in another order", 4000, func(_ *testing.T, n int) func() {
 			s := halves(n)
-			r := policy.Statement{NonMasqueradeCIDRs: reversed(s.NonMasqueradeCIDRs), MasqueradeCIDRs: reversed(s.MasqueradeCIDRs)}
+			r := policy.SourcePolicy{NonMasqueradeCIDRs: reversed(s.NonMasqueradeCIDRs), MasqueradeCIDRs: reversed(s.MasqueradeCIDRs)}
 			return compare(desired(rules, s), desired(rules, r))
 		}},
 		{"other prefixes", 4000, func(_ *testing.T, n int) func() {
-			return compare(desired(rules, halves(n)), desired(rules, policy.Statement{NonMasqueradeCIDRs: prefixes(prefixesOf24(n, n)...)}))
+			return compare(desired(rules, halves(n)), desired(rules, policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(n, n)...)}))
 		}},
 		{"other interfaces", 1024, func(_ *testing.T, n int) func() {
-			return compare(desired(rules, policy.Statement{OutputInterfaces: interfaceNames("a", n)}),
-				desired(rules, policy.Statement{OutputInterfaces: interfaceNames("b", n)}))
+			return compare(desired(rules, policy.SourcePolicy{OutputInterfaces: interfaceNames("a", n)}),
+				desired(rules, policy.SourcePolicy{OutputInterfaces: interfaceNames("b", n)}))
 		}},
 		{"other interfaces and sources", 512, func(_ *testing.T, n int) func() {
 			of := func(prefix string, nth int) policy.Ruleset {
-				return desired(sets, policy.Statement{OutputInterfaces: interfaceNames(prefix, n), SourceCIDRs: prefixes(prefixesOf24(nth, 2)...)})
+				return desired(sets, policy.SourcePolicy{OutputInterfaces: interfaceNames(prefix, n), SourceCIDRs: prefixes(prefixesOf24(nth, 2)...)})
 			}
 			return compare(of("a", 0), of("b", 2))
 		}},
 		{"jumps that are too many", 1024, func(_ *testing.T, n int) func() {
-			a, b := desired(rules, policy.Statement{OutputInterfaces: interfaceNames("a", n)}), desired(rules, policy.Statement{OutputInterfaces: interfaceNames("b", n)})
+			a, b := desired(rules, policy.SourcePolicy{OutputInterfaces: interfaceNames("a", n)}), desired(rules, policy.SourcePolicy{OutputInterfaces: interfaceNames("b", n)})
 			return func() { policy.Unmatched(a.Chains[0].Jumps, b.Chains[0].Jumps) }
 		}},
 		{"a prefix each that two networks dispute", 4000, func(t *testing.T, n int) func() {
-			a := stated(0, policy.Statement{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n)...)})
-			b := stated(1, policy.Statement{MasqueradeCIDRs: a.Statement.NonMasqueradeCIDRs})
+			a := stated(0, policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n)...)})
+			b := stated(1, policy.SourcePolicy{MasqueradeCIDRs: a.Policy.NonMasqueradeCIDRs})
 			return func() {
-				err := enforce.NewProposal([]policy.Contribution{a}).Add(b, everywhere{}, func(err error) { t.Error(err) })
+				err := enforce.NewProposal([]policy.Source{a}).Add(b, everywhere{}, func(err error) { t.Error(err) })
 				if err == nil || len(err.Error()) > 8192 {
 					t.Fatalf("an error of %d bytes", len(fmt.Sprint(err)))
 				}
@@ -177,9 +177,9 @@ func policySizes() []sized {
 // everywhere is a conf directory that has all networks.
 type everywhere struct{}
 
-func (everywhere) Names(string) bool                 { return true }
-func (everywhere) Lacks(string) bool                 { return false }
-func (everywhere) Has(string, policy.Statement) bool { return false }
+func (everywhere) Names(string) bool                    { return true }
+func (everywhere) Lacks(string) bool                    { return false }
+func (everywhere) Has(string, policy.SourcePolicy) bool { return false }
 
 // entrySized is an entry with keys of a size, as the plugin takes it.
 func entrySized(name string, n int, keys func(n int) object) sized {
@@ -288,7 +288,7 @@ func configSizes() []sized {
 			s.CNIConfDir = confDirOf(t, n, s.DataDir)
 			return func() {
 				node := reconcile.Open(s, filepath.Join(s.CNIConfDir, "none"), nil)
-				if r := node.Foresee(t.Context(), node.Read()); len(r.Pending) != n {
+				if r := node.DryRun(t.Context(), node.Read()); len(r.Pending) != n {
 					t.Fatalf("%d networks are to be put in force: %v", len(r.Pending), r.Err())
 				}
 			}

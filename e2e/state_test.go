@@ -24,10 +24,10 @@ func TestRequireAgentConfig(t *testing.T) {
 		if after := n.ruleset(t); after != before {
 			t.Errorf("rules changed:\n%s", after)
 		}
-		if s := n.load(t); len(s.Contributions) > 0 {
-			t.Errorf("documents: %+v", s.Contributions)
+		if s := n.load(t); len(s.Sources) > 0 {
+			t.Errorf("documents: %+v", s.Sources)
 		}
-		n.store(t, agentFiles(func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
+		n.store(t, agentFiles(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
 		n.makeSure(t, conf).quiet(t)
 		if rules := n.rules(t); !strings.Contains(rules, "192.0.2.0/24") {
 			t.Errorf("rules without the agent files' part:\n%s", rules)
@@ -86,7 +86,7 @@ func firstOf(errs ...error) error {
 func TestReboot(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
-		n.store(t, agentFiles(func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
+		n.store(t, agentFiles(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
 		n.makeSure(t, conf)
 		n.flush(t)
 		n.makeSure(t, conf)

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/bystander"
+	"github.com/ip-masq/ip-masq-cni/e2e/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
 // manyRules is how many rules others restore at once.
@@ -43,7 +43,7 @@ type storm struct {
 }
 
 func storms() []storm {
-	restored := strings.TrimSuffix(bystander.KubeProxy(manyRules), "COMMIT\n")
+	restored := strings.TrimSuffix(thirdparty.KubeProxy(manyRules), "COMMIT\n")
 	keep, anew := []string{"iptables-nft-restore", "--noflush"}, []string{"iptables-nft-restore"}
 	nft := []string{"nft", "-f", "-"}
 	// Our rules go before the others come and after: nobody knows what is read first.
@@ -104,7 +104,7 @@ func TestAmidStorms(t *testing.T) {
 			w := newTampered(t, f)
 			program, script := []string{"nft", "-f", "-"}, otherTable()
 			if f.variant == "" {
-				program, script = []string{"iptables-nft-restore", "--noflush"}, bystander.KubeProxy(manyRules)
+				program, script = []string{"iptables-nft-restore", "--noflush"}, thirdparty.KubeProxy(manyRules)
 			}
 			stop := make(chan struct{})
 			var others sync.WaitGroup
@@ -160,9 +160,9 @@ func TestTamperingInSteps(t *testing.T) {
 			if f.variant != "" {
 				table, chain = "nat", "POSTROUTING"
 			}
-			var conn *nflink.Conn
+			var conn *nfnetlink.Conn
 			if err := w.Node.Do(func() (err error) {
-				conn, err = nflink.Dial()
+				conn, err = nfnetlink.Dial()
 				return err
 			}); err != nil {
 				t.Fatal(err)
@@ -175,9 +175,9 @@ func TestTamperingInSteps(t *testing.T) {
 			var took figures
 			// A repair takes about 1 ms with nftables and 8 ms with iptables.
 			for pause := time.Duration(0); pause < 10*time.Millisecond; pause += 400 * time.Microsecond {
-				family := []nflink.Family{nflink.IPv4, nflink.IPv6}[len(took)%2]
+				family := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6}[len(took)%2]
 				count := w.quiet(t, 100*time.Millisecond)
-				var first, second nflink.Batch
+				var first, second nfnetlink.Batch
 				first.FlushChain(family, table, chain)
 				second.DeleteTable(family, table)
 				if err := conn.Commit(&first); err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/bystander"
+	"github.com/ip-masq/ip-masq-cni/e2e/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
@@ -179,7 +179,7 @@ func (w *tampered) set(t *testing.T, family string) string {
 func (w *tampered) repair(t *testing.T, count int) time.Duration {
 	t.Helper()
 	const settled = 60 * time.Millisecond
-	var all []bystander.Heard
+	var all []thirdparty.Heard
 	w.until(t, "repair", func() bool {
 		all = w.Since(count)
 		if len(all) == 0 || !w.isOurs(all[len(all)-1]) || time.Since(all[len(all)-1].At) < settled {
@@ -201,7 +201,7 @@ func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
 	if w.form.variant != "" {
 		spoiler = families()[i%len(families())][0]
 	}
-	var spoilt, right bystander.Heard
+	var spoilt, right thirdparty.Heard
 	w.until(t, "repair", func() bool {
 		for _, c := range w.Since(count) {
 			switch {
@@ -217,7 +217,7 @@ func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
 }
 
 // isOurs reports whether the commit is one by which the reconciler repairs.
-func (w *tampered) isOurs(c bystander.Heard) bool {
+func (w *tampered) isOurs(c thirdparty.Heard) bool {
 	if w.form.variant == "" {
 		return c.Program == "ip-masq-reconci"
 	}

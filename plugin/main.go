@@ -30,7 +30,7 @@ func main() {
 	p := &cniplugin.Plugin{
 		Drivers:    netfilter.Drivers{iptables.New(iptables.Options{}), nft},
 		Program:    program(),
-		Moment:     nft.Moment,
+		Generation: nft.Generation,
 		PluginFile: config.DefaultPluginFile,
 		LockWait:   10 * time.Second,
 		Stdout:     os.Stdout,

@@ -51,7 +51,7 @@ func problemsOf(list []reconcile.Problem) []problem {
 	out := []problem{}
 	for _, p := range list {
 		one := problem{Topic: p.Topic, Chain: p.Chain, Message: p.Err.Error()}
-		if p.Source != (policy.Source{}) {
+		if p.Source != (policy.SourceID{}) {
 			one.Source = p.Source.String()
 		}
 		out = append(out, one)
@@ -59,7 +59,7 @@ func problemsOf(list []reconcile.Problem) []problem {
 	return out
 }
 
-func namesOf(sources []policy.Source) []string {
+func namesOf(sources []policy.SourceID) []string {
 	out := []string{}
 	for _, s := range sources {
 		out = append(out, s.String())
@@ -69,16 +69,16 @@ func namesOf(sources []policy.Source) []string {
 
 func staleIn(r *reconcile.Report) []string {
 	out := []string{}
-	if r.View != nil {
-		for _, o := range r.View.Stale {
+	if r.Rules != nil {
+		for _, o := range r.Rules.Stale {
 			place := netfilter.Choice{Backend: o.Backend, Variant: o.Variant}
 			out = append(out, fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, place))
 		}
-		for _, at := range r.View.Elsewhere {
+		for _, at := range r.Rules.Elsewhere {
 			out = append(out, fmt.Sprintf("%s (%s)", at.Chain, at.Choice))
 		}
-		if r.View.Replaces {
-			for _, o := range r.View.Others {
+		if r.Rules.Replaces {
+			for _, o := range r.Rules.Others {
 				out = append(out, fmt.Sprintf("%s (%s, %s)", o.Name, o.Family, o.Choice))
 			}
 		}

@@ -32,8 +32,8 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	}
 	r := node.Check(c.Context())
 	var drift policy.Diff
-	if r.View != nil {
-		drift = r.View.Diff()
+	if r.Rules != nil {
+		drift = r.Rules.Diff()
 	}
 	problems := r.Obstacles()
 	if a.json() {

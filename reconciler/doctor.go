@@ -43,7 +43,7 @@ func notReadyFindings(r *reconcile.Report) []doctor.Finding {
 	}
 	for _, p := range r.Problems {
 		var conflict *policy.ConflictError
-		inForce := errors.As(p.Err, &conflict) && p.Source == (policy.Source{})
+		inForce := errors.As(p.Err, &conflict) && p.Source == (policy.SourceID{})
 		if !inForce && p.Topic != reconcile.TopicConflist {
 			f.Detail = append(f.Detail, strings.ReplaceAll(p.Err.Error(), "\n", "; "))
 		}
@@ -80,13 +80,13 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	r := node.Foresee(c.Context(), node.Read())
-	view := r.View
+	r := node.DryRun(c.Context(), node.Read())
+	view := r.Rules
 	if r.Incomplete() != nil {
 		view = nil // half a policy
 	}
 	findings := doctor.Examine(c.Context(), doctor.Node{
-		View: view, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
+		Rules: view, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
 		BinDir: node.Settings.CNIBinDir, DataDir: node.Dir.Path(), Guard: r.Sources.Guard,
 	})
 	findings = slices.Concat(notReadyFindings(r), multusFindings(node.Settings), findings)

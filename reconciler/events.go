@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
@@ -39,7 +39,7 @@ func listen(ctx context.Context, loop *reconcile.Loop, warn func(error)) {
 }
 
 func hear(ctx context.Context, loop *reconcile.Loop) error {
-	l, err := nflink.Listen()
+	l, err := nfnetlink.Listen()
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func hear(ctx context.Context, loop *reconcile.Loop) error {
 	self := ownProgram()
 	for {
 		commits, err := l.Next()
-		if err != nil && !errors.Is(err, nflink.ErrLost) {
+		if err != nil && !errors.Is(err, nfnetlink.ErrLost) {
 			return err
 		}
 		var by reconcile.Writer

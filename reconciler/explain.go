@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/explain"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -89,15 +89,15 @@ func (a *app) explain(c *cobra.Command, q explain.Question) error {
 		}
 	}
 	q.Local = func(a netip.Addr) bool { return own[a] }
-	q.Trace = func(t foreign.Traffic, owned func(foreign.Place) (bool, bool)) ([]foreign.Hit, error) {
-		return foreign.Trace(c.Context(), t, owned)
+	q.Trace = func(t thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
+		return thirdparty.Trace(c.Context(), t, owned)
 	}
-	r := node.Foresee(c.Context(), node.Read())
-	if r.View == nil {
+	r := node.DryRun(c.Context(), node.Read())
+	if r.Rules == nil {
 		return a.tell(r, r.Problems)
 	}
 	q.Incomplete = r.Incomplete()
-	e := explain.Explain(q, r.View, r.Contributions, places(node, r))
+	e := explain.Explain(q, r.Rules, r.Stored, places(node, r))
 	if a.json() {
 		return a.print(e)
 	}
@@ -117,7 +117,7 @@ func places(node *reconcile.Node, r *reconcile.Report) explain.Places {
 	return explain.Places{
 		ConfDir: r.Sources.ConfDir,
 		Now:     time.Now(),
-		Since: func(s policy.Source) time.Time {
+		Since: func(s policy.SourceID) time.Time {
 			written, err := node.Dir.Written(s)
 			if err != nil {
 				return time.Time{} // no age is told then

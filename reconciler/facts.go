@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/doctor"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
-	"github.com/ip-masq/ip-masq-cni/pkg/install"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -39,24 +39,24 @@ func (k *keeper) now() (*reconcile.Node, *reconcile.Loop, *reconcile.Report) {
 	return k.node, k.loop, k.last
 }
 
-func (k *keeper) view(ctx context.Context) *enforce.View {
+func (k *keeper) view(ctx context.Context) *enforce.State {
 	_, loop, _ := k.now()
-	return loop.View(ctx)
+	return loop.State(ctx)
 }
 
 func (k *keeper) foreign(ctx context.Context) (int, error) {
 	node, _, last := k.now()
-	if last == nil || last.View == nil {
+	if last == nil || last.Rules == nil {
 		return 0, nil
 	}
-	rules, err := foreign.Scan(ctx, doctor.Owned(last.View, last.State.Record, node.Dir.Path()))
+	rules, err := thirdparty.Scan(ctx, doctor.Owned(last.Rules, last.State.Record, node.Dir.Path()))
 	if err != nil {
 		return 0, err
 	}
-	return doctor.CountForeign(last.View.Policies, rules), nil
+	return doctor.CountThirdParty(last.Rules.Policies, rules), nil
 }
 
-func (k *keeper) written(s policy.Source) (time.Time, error) {
+func (k *keeper) written(s policy.SourceID) (time.Time, error) {
 	node, _, _ := k.now()
 	return node.Dir.Written(s)
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
-	"github.com/ip-masq/ip-masq-cni/pkg/install"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )

@@ -13,17 +13,17 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
-	"github.com/ip-masq/ip-masq-cni/pkg/telemetry"
 )
 
 // manager keeps our entry in the conflist while this reconciler has the lead of
 // the node. A nil one does not.
 type manager struct {
-	keeper  *conflist.Keeper
+	keeper  *conflist.Manager
 	files   *fswatch.Watcher
-	monitor *telemetry.Monitor
+	monitor *metrics.Monitor
 	leads   atomic.Bool
 }
 
@@ -37,7 +37,7 @@ func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
 	files, err := fswatch.NewFollowing(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
 	if err != nil {
 		k.log.Error(fmt.Sprintf("the conflist is not managed: %v", err))
-		k.monitor.Conflist(&telemetry.Conflist{Problems: []reconcile.Problem{{Topic: reconcile.TopicConflist, Err: fmt.Errorf("is not managed: %w", err)}}})
+		k.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{{Topic: reconcile.TopicConflist, Err: fmt.Errorf("is not managed: %w", err)}}})
 		return nil
 	}
 	const often = 30 * time.Second
@@ -45,7 +45,7 @@ func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
 		k.log.Warn(fmt.Sprintf("not all changes of the conflist are seen at once: %v", err))
 	}
 	m := &manager{files: files, monitor: k.monitor}
-	m.keeper = conflist.NewKeeper(conflist.Options{
+	m.keeper = conflist.NewManager(conflist.Options{
 		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.BackupsPath(),
 		Entry: entryOf(s), Admits: admits(node.Dir), Bin: s.CNIBinDir,
 		Changed: files.Changed(), Every: min(often, s.ResyncInterval), Leads: m.leads.Load,
@@ -86,7 +86,7 @@ func (k *keeper) tellConflist(s conflist.Status) {
 		k.monitor.Conflist(nil) // it is for the one at work to tell
 		return
 	}
-	c := &telemetry.Conflist{Present: s.Present, War: s.War, Wrote: s.Wrote}
+	c := &metrics.Conflist{Present: s.Present, Flapping: s.Flapping, Wrote: s.Wrote}
 	for _, p := range s.Problems {
 		topic := reconcile.TopicConflist
 		if p.Plugin {
@@ -110,7 +110,7 @@ func (m *manager) passed(r *reconcile.Report) {
 		return
 	}
 	if leads {
-		m.monitor.Conflist(&telemetry.Conflist{Problems: []reconcile.Problem{{Topic: reconcile.TopicConflist, Err: errors.New("not looked at yet")}}})
+		m.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{{Topic: reconcile.TopicConflist, Err: errors.New("not looked at yet")}}})
 	}
 	m.keeper.Look()
 }

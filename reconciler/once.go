@@ -28,7 +28,7 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	r := node.Pass(c.Context(), node.Read())
+	r := node.Sync(c.Context(), node.Read())
 	if a.json() {
 		err := a.print(answer{
 			Result: r.Result, Right: r.Ready(), Drift: changesOf(r.Drift), Adopted: namesOf(r.Adopted), Pending: namesOf(r.Pending), Dropped: namesOf(r.Dropped),

@@ -46,8 +46,8 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if err != nil {
 		return err
 	}
-	r := node.Foresee(c.Context(), node.Read())
-	if r.View == nil {
+	r := node.DryRun(c.Context(), node.Read())
+	if r.Rules == nil {
 		return a.tell(r, r.Problems)
 	}
 	if err := r.Incomplete(); err != nil {
@@ -64,10 +64,10 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if err != nil {
 		return err
 	}
-	desired := policy.Desired(r.View.Policies, backend.Layout(), policy.OwnedBy(node.Dir.Path()))
+	desired := policy.Desired(r.Rules.Policies, backend.Layout(), policy.OwnedBy(node.Dir.Path()))
 	families := []policy.Family{family}
 	if choice.Backend == policy.NFTables {
-		families = managed(r.View.Policies)
+		families = managed(r.Rules.Policies)
 	}
 	if len(desired.Chains) == 0 {
 		_, err := fmt.Fprintln(a.out, "# no source asks for a chain")
@@ -97,7 +97,7 @@ func managed(policies []policy.Policy) []policy.Family {
 // it is the wanted backend or nobody wants one.
 func form(r *reconcile.Report, wanted policy.Backend) (netfilter.Choice, error) {
 	var found []netfilter.Choice
-	for _, g := range r.View.Groups {
+	for _, g := range r.Rules.Groups {
 		if wanted == policy.Auto || wanted == g.Choice.Backend {
 			found = append(found, g.Choice)
 		}

@@ -19,9 +19,9 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
-	"github.com/ip-masq/ip-masq-cni/pkg/telemetry"
 )
 
 func (a *app) runCommand() *cobra.Command {
@@ -55,8 +55,8 @@ func (a *app) run(ctx context.Context) error {
 	signal.Notify(k.hangup, syscall.SIGHUP)
 	defer signal.Stop(k.hangup)
 	a.warnOfInert(func(text string) { k.log.Warn(text) })
-	k.monitor = telemetry.New(telemetry.Options{
-		Version: version, View: k.view, Foreign: k.foreign, PluginVersion: k.plugin.version, Written: k.written,
+	k.monitor = metrics.New(metrics.Options{
+		Version: version, State: k.view, ThirdParty: k.foreign, PluginVersion: k.plugin.version, Written: k.written,
 		Warn: func(err error) { k.log.Warn(err.Error()) },
 	})
 	if k.files, err = watchFile(a.settingsFile()); err != nil {
@@ -83,7 +83,7 @@ func watchFile(path string) (*fswatch.Watcher, error) {
 type keeper struct {
 	app     *app
 	log     *slog.Logger
-	monitor *telemetry.Monitor
+	monitor *metrics.Monitor
 	drivers netfilter.Drivers
 	hangup  chan os.Signal
 	files   *fswatch.Watcher // of the settings
@@ -112,8 +112,8 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 	k.plugin.in(s.CNIBinDir)
 
 	warn := func(err error) { k.log.Warn(err.Error()) }
-	all.Go(func() { telemetry.Serve(ctx, s.HealthListen, k.monitor.Health(), warn) })
-	all.Go(func() { telemetry.Serve(ctx, s.MetricsListen, k.monitor.Metrics(), warn) })
+	all.Go(func() { metrics.Serve(ctx, s.HealthListen, k.monitor.Health(), warn) })
+	all.Go(func() { metrics.Serve(ctx, s.MetricsListen, k.monitor.Metrics(), warn) })
 	all.Go(func() { listen(ctx, loop, warn) })
 	if files, err := fswatch.NewFollowing(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir); err != nil {
 		warn(fmt.Errorf("no events of files, the interval has to do: %w", err))
@@ -124,7 +124,7 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 		all.Go(func() { manager.run(ctx) })
 	}
 	all.Go(func() { loop.Run(ctx) })
-	now := func() { loop.PassNow(); manager.look() }
+	now := func() { loop.SyncNow(); manager.look() }
 	return k.changed(ctx, now, s, bad)
 }
 

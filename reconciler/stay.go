@@ -9,7 +9,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/telemetry"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 )
 
 // stay uninstalls until it is done, and then waits until it is stopped, and does
@@ -21,7 +21,7 @@ func (a *app) stay(ctx context.Context, d *departure) error {
 	var serving sync.WaitGroup
 	defer serving.Wait()
 	serving.Go(func() {
-		telemetry.Serve(ctx, d.node.Settings.HealthListen, p.pages(), func(err error) { log.Warn(err.Error()) })
+		metrics.Serve(ctx, d.node.Settings.HealthListen, p.pages(), func(err error) { log.Warn(err.Error()) })
 	})
 	told := 0
 	for done := false; ctx.Err() == nil; sleep(ctx, pause) {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/install"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -209,11 +209,11 @@ func notNil[T any](list []T) []T {
 // alone takes the lead, or fails beside a reconciler that runs: it may put the
 // entry back. A dataDir that cannot be used is no reason to leave an entry that
 // keeps pods from starting, and who removes the state will tell.
-func alone(dir *store.Dir) (*store.Lead, error) {
+func alone(dir *store.Dir) (*store.InstanceLock, error) {
 	if _, err := os.Lstat(dir.Path()); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // it would be there, and is not to be made
 	}
-	lead, err := dir.Lead()
+	lead, err := dir.InstanceLock()
 	if errors.Is(err, store.ErrBusy) {
 		return nil, fmt.Errorf("%w, and would bring back what is removed; stop it first", err)
 	}

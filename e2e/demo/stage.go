@@ -73,8 +73,8 @@ func policyOf(ours entry) *policy.Policy {
 	if err != nil {
 		return nil // the plugin will say why
 	}
-	source := policy.Source{Kind: policy.Network, Name: network}
-	return &policy.Merge([]policy.Contribution{{Source: source, Statement: parsed.Statement}})[0]
+	source := policy.SourceID{Kind: policy.Network, Name: network}
+	return &policy.Merge([]policy.Source{{ID: source, Policy: parsed.Policy}})[0]
 }
 
 // startPod runs ADD on a new pod.

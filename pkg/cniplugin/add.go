@@ -71,7 +71,7 @@ func (n *node) makeSure(ctx context.Context) error {
 	}
 	if n.settled(state, own) {
 		short.begin(state.Record)
-		if v := n.Look(ctx, state.Contributions, state.Record); v.Right() {
+		if v := n.Observe(ctx, state.Sources, state.Record); v.InSync() {
 			short.end()
 			return nil
 		}
@@ -93,9 +93,9 @@ func (n *node) makeSure(ctx context.Context) error {
 
 // own returns what the entry contributes, and fails where it wants to wait for
 // the agents' contribution.
-func (n *node) own(entry config.Entry, s store.State) (policy.Contribution, error) {
-	own := policy.Contribution{Source: n.source(), Statement: entry.Statement}
-	if entry.RequireAgentConfig && s.Find(policy.Source{Kind: policy.AgentFiles}) == nil {
+func (n *node) own(entry config.Entry, s store.State) (policy.Source, error) {
+	own := policy.Source{ID: n.source(), Policy: entry.Policy}
+	if entry.RequireAgentConfig && s.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
 		return own, withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no contribution of the agent files is stored yet; "+
 			"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
 	}
@@ -104,14 +104,14 @@ func (n *node) own(entry config.Entry, s store.State) (policy.Contribution, erro
 
 // settled reports whether the documents are whole and have the statement as the
 // one in force.
-func (n *node) settled(s store.State, own policy.Contribution) bool {
-	stored := s.Find(own.Source)
+func (n *node) settled(s store.State, own policy.Source) bool {
+	stored := s.Find(own.ID)
 	return len(s.Newer) == 0 && len(s.Damaged) == 0 &&
-		stored != nil && !stored.Yields && stored.Statement.Equal(own.Statement)
+		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy)
 }
 
 // makeSureLocked is the way on which something is written.
-func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.Contribution) error {
+func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.Source) error {
 	state, err := n.Dir.Load()
 	if err != nil {
 		return err
@@ -126,8 +126,8 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 	if err != nil {
 		return err
 	}
-	chain := proposal.Chain(own.Source)
-	v, err := n.Adopt(ctx, lock, state, proposal, func(v *enforce.View) error { return n.verdict(v, chain) })
+	chain := proposal.Chain(own.ID)
+	v, err := n.Adopt(ctx, lock, state, proposal, func(v *enforce.State) error { return n.verdict(v, chain) })
 	var unwritable *enforce.UnwritableError
 	if errors.As(err, &unwritable) {
 		return n.unwritable(v, chain, err)
@@ -137,7 +137,7 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 
 // verdict fails for the network's own chain alone; what is wrong with others is
 // told, and stops nobody here.
-func (n *node) verdict(v *enforce.View, chain string) error {
+func (n *node) verdict(v *enforce.State, chain string) error {
 	n.Warn(v.Unrecorded)
 	for _, w := range v.SlowWarnings() {
 		n.Warn(w)
@@ -155,7 +155,7 @@ func (n *node) verdict(v *enforce.View, chain string) error {
 
 // tolerable returns why the rules of a chain cannot be vouched for, unless it
 // is that a newer version wrote them: those stay as they are, and serve.
-func (n *node) tolerable(v *enforce.View, chain string) error {
+func (n *node) tolerable(v *enforce.State, chain string) error {
 	err := v.Err(chain)
 	if errors.Is(err, enforce.ErrNewer) && v.Stands(chain) {
 		n.Warn(err)
@@ -166,20 +166,20 @@ func (n *node) tolerable(v *enforce.View, chain string) error {
 
 // besideNewer lets an ADD pass beside documents that a newer version wrote, as
 // long as the chain stands; nothing can be verified against them.
-func (n *node) besideNewer(ctx context.Context, s store.State, own policy.Contribution) error {
+func (n *node) besideNewer(ctx context.Context, s store.State, own policy.Source) error {
 	newer := fmt.Errorf("document %s: %w: it has schema %d and this program knows schemas up to %d; "+
 		"install the newer version again", s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
-	v := n.Look(ctx, enforce.With(s.Contributions, own), s.Record)
-	if v.Stands(own.Statement.Chain) {
+	v := n.Observe(ctx, enforce.With(s.Sources, own), s.Record)
+	if v.Stands(own.Policy.Chain) {
 		n.Warn(newer)
 		return nil
 	}
-	return withCode(codeRules, fmt.Errorf("chain %s does not stand, and is not made without all documents: %w", own.Statement.Chain, newer))
+	return withCode(codeRules, fmt.Errorf("chain %s does not stand, and is not made without all documents: %w", own.Policy.Chain, newer))
 }
 
 // withoutLock decides an ADD that cannot have the lock: where nobody else has
 // it, the dataDir cannot be written, which hinders only if something must be.
-func (n *node) withoutLock(ctx context.Context, s store.State, own policy.Contribution, cause error) error {
+func (n *node) withoutLock(ctx context.Context, s store.State, own policy.Source, cause error) error {
 	if errors.Is(cause, store.ErrBusy) {
 		return cause
 	}
@@ -190,11 +190,11 @@ func (n *node) withoutLock(ctx context.Context, s store.State, own policy.Contri
 	if err != nil {
 		return err
 	}
-	return n.unwritable(n.Look(ctx, proposal.Contributions, s.Record), proposal.Chain(own.Source), cause)
+	return n.unwritable(n.Observe(ctx, proposal.Sources, s.Record), proposal.Chain(own.ID), cause)
 }
 
 // unwritable passes if the rules are right as they are.
-func (n *node) unwritable(v *enforce.View, chain string, cause error) error {
+func (n *node) unwritable(v *enforce.State, chain string, cause error) error {
 	if err := n.tolerable(v, chain); err != nil {
 		return withCode(codeRules, fmt.Errorf("the rules need a change and the state cannot be written: %w", errors.Join(cause, err)))
 	}

@@ -54,7 +54,7 @@ func (n *node) judge() (config.Entry, error) {
 	if errors.Is(err, config.ErrConflistUnknown) {
 		if state, errLoad := n.Dir.Load(); errLoad == nil && state.Find(n.source()) != nil {
 			n.Warn(fmt.Errorf("%w (until then its last good policy stays in force)", err))
-			return config.Entry{Network: n.network, Statement: state.Find(n.source()).Statement}, nil
+			return config.Entry{Network: n.network, Policy: state.Find(n.source()).Policy}, nil
 		}
 	}
 	return config.Entry{}, withCode(types.ErrInvalidNetworkConfig, err)

@@ -22,9 +22,9 @@ import (
 type Plugin struct {
 	Drivers netfilter.Drivers
 	Program string // tells one build of the program from another, which looks with other eyes; "" where it cannot be told
-	// Moment tells the state that nf_tables is in, so that an ADD knows if anything
+	// Generation tells the state that nf_tables is in, so that an ADD knows if anything
 	// changed since another; nil where each ADD should look.
-	Moment     func() (netfilter.Moment, error)
+	Generation func() (netfilter.Generation, error)
 	PluginFile string        // the administrators' guard, /etc/ip-masq/plugin.toml
 	LockWait   time.Duration // for the lock of the dataDir; 10 s by contract
 	Stdout     io.Writer
@@ -96,8 +96,8 @@ func (n *node) mayWrite(ctx context.Context) error {
 	return n.refusal
 }
 
-func (n *node) source() policy.Source {
-	return policy.Source{Kind: policy.Network, Name: n.network}
+func (n *node) source() policy.SourceID {
+	return policy.SourceID{Kind: policy.Network, Name: n.network}
 }
 
 // lock takes the lock of the dataDir, for as long as the plugin may wait.

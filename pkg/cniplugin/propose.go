@@ -13,8 +13,8 @@ import (
 )
 
 // propose puts the network's statement among the documents.
-func (n *node) propose(s store.State, own policy.Contribution) (*enforce.Proposal, error) {
-	p := enforce.NewProposal(s.Contributions)
+func (n *node) propose(s store.State, own policy.Source) (*enforce.Proposal, error) {
+	p := enforce.NewProposal(s.Sources)
 	return p, p.Add(own, n.disk, n.Warn)
 }
 
@@ -45,4 +45,4 @@ func (c *conflists) Names(network string) bool { return c.load().Names(network) 
 func (c *conflists) Lacks(network string) bool { return c.load().Lacks(network) }
 
 // Has implements enforce.Conflists.
-func (c *conflists) Has(network string, s policy.Statement) bool { return c.load().Has(network, s) }
+func (c *conflists) Has(network string, s policy.SourcePolicy) bool { return c.load().Has(network, s) }

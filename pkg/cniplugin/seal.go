@@ -12,11 +12,11 @@ import (
 
 // judged reports whether this program admitted this very entry before, and so
 // may spare the judging.
-func (n *node) judged() bool { return n.passed(n.Dir.Seal(n.source())) }
+func (n *node) judged() bool { return n.passed(n.Dir.VerificationCache(n.source())) }
 
 // passed reports whether a seal is of this very entry and this program. Which
 // entry that is, and whether it is admitted, is found out each time.
-func (n *node) passed(seal store.Seal) bool {
+func (n *node) passed(seal store.VerificationCache) bool {
 	return seal.Entry != "" && seal.Entry == n.entry()
 }
 
@@ -37,7 +37,7 @@ type shortcut struct {
 func (n *node) shortcut() (*shortcut, error) {
 	r, err := n.Dir.Read(n.source())
 	return &shortcut{node: n, reading: r, inputs: sync.OnceValue(func() string {
-		if n.plugin.Moment == nil || n.plugin.Program == "" || n.Dir.Boot() == "" {
+		if n.plugin.Generation == nil || n.plugin.Program == "" || n.Dir.Boot() == "" {
 			return ""
 		}
 		return r.Digest(n.plugin.Program, n.Dir.Path(), n.Dir.Boot())
@@ -48,23 +48,23 @@ func (n *node) shortcut() (*shortcut, error) {
 // this very moment. The kernel is asked only if all else is as it was: a node
 // may have no nf_tables to ask.
 func (s *shortcut) holds() bool {
-	seal := s.reading.Seal()
+	seal := s.reading.VerificationCache()
 	if seal.Inputs == "" || seal.Inputs != s.inputs() {
 		return false
 	}
 	s.before = s.moment()
-	return s.before != "" && seal.Moment == s.before
+	return s.before != "" && seal.Generation == s.before
 }
 
 // holdsFor reports whether they also are what the entry asks for: the one that
 // the seal is of, and that the network's document was made of.
-func (s *shortcut) holdsFor() bool { return s.node.passed(s.reading.Seal()) && s.holds() }
+func (s *shortcut) holdsFor() bool { return s.node.passed(s.reading.VerificationCache()) && s.holds() }
 
 // begin notes the moment before a look at the rules, if that tells of changes to
 // all of them.
 func (s *shortcut) begin(rec store.Record) {
 	uncounted := func(o store.OwnedChain) bool {
-		return !netfilter.Choice{Backend: o.Backend, Variant: o.Variant}.Counted()
+		return !netfilter.Choice{Backend: o.Backend, Variant: o.Variant}.HasGeneration()
 	}
 	if s.before == "" && !slices.ContainsFunc(rec.Chains, uncounted) && s.inputs() != "" {
 		s.before = s.moment()
@@ -76,13 +76,13 @@ func (s *shortcut) begin(rec store.Record) {
 // be written is missed by nobody.
 func (s *shortcut) end() {
 	if s.before != "" && s.node.entry() != "" && !s.node.dryRun {
-		_ = s.node.Dir.PutSeal(s.node.source(), store.Seal{Inputs: s.inputs(), Entry: s.node.entry(), Moment: s.before})
+		_ = s.node.Dir.PutVerificationCache(s.node.source(), store.VerificationCache{Inputs: s.inputs(), Entry: s.node.entry(), Generation: s.before})
 	}
 }
 
 // moment is "" where the kernel does not tell it. A look will say why.
 func (s *shortcut) moment() string {
-	m, err := s.node.plugin.Moment()
+	m, err := s.node.plugin.Generation()
 	if err != nil {
 		return ""
 	}

@@ -38,7 +38,7 @@ func (n *node) repair(ctx context.Context) error {
 		return err
 	}
 	state := n.repairable(short.reading.State())
-	if state == nil || n.Look(ctx, state.Contributions, state.Record).Right() {
+	if state == nil || n.Observe(ctx, state.Sources, state.Record).InSync() {
 		return nil
 	}
 	if err := n.mayWrite(ctx); err != nil {
@@ -56,11 +56,11 @@ func (n *node) repair(ctx context.Context) error {
 	if state = n.repairable(again); state == nil {
 		return nil
 	}
-	if len(state.Contributions) == 0 {
+	if len(state.Sources) == 0 {
 		n.RemoveLeftovers(ctx, lock)
 		return nil
 	}
-	v := n.Ensure(ctx, state.Contributions, state.Record, lock)
+	v := n.Sync(ctx, state.Sources, state.Record, lock)
 	for _, p := range v.Policies {
 		n.Warn(v.Err(p.Chain))
 	}
@@ -71,7 +71,7 @@ func (n *node) repair(ctx context.Context) error {
 // or nil.
 func (n *node) repairable(s store.State) *store.State {
 	n.warnState(s)
-	if len(s.Newer)+len(s.Damaged) > 0 || len(s.Contributions)+len(s.Record.Chains) == 0 {
+	if len(s.Newer)+len(s.Damaged) > 0 || len(s.Sources)+len(s.Record.Chains) == 0 {
 		return nil
 	}
 	return &s
@@ -108,7 +108,7 @@ func (n *node) verify(ctx context.Context) error {
 	if state.Find(n.source()) == nil {
 		return fmt.Errorf("network %s has no document in %s: the next ADD makes it", policy.Quote(n.network), n.Dir.Path())
 	}
-	v := n.Look(ctx, state.Contributions, state.Record)
+	v := n.Observe(ctx, state.Sources, state.Record)
 	for _, p := range v.Policies {
 		var drift *enforce.DriftError
 		if err := n.tolerable(v, p.Chain); err != nil && !errors.As(err, &drift) {

@@ -188,10 +188,10 @@ func TestAgentFilesOfAConfigMap(t *testing.T) {
 	if diff := cmp.Diff([]string{"ip-masq-agent", "ip-masq-more", "ip-masq-notes", "ip-masq-own"}, got.Files); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(prefixes("10.0.0.0/8", "10.1.0.0/16"), got.Contribution.Statement.NonMasqueradeCIDRs, comparePrefixes); diff != "" {
+	if diff := cmp.Diff(prefixes("10.0.0.0/8", "10.1.0.0/16"), got.Source.Policy.NonMasqueradeCIDRs, comparePrefixes); diff != "" {
 		t.Error(diff)
 	}
-	place, _ := got.Contribution.Places.Of("nonMasqueradeCIDRs", 0)
+	place, _ := got.Source.Places.Of("nonMasqueradeCIDRs", 0)
 	if want := filepath.Join(c.dir, "ip-masq-agent") + "[0]"; place.String() != want {
 		t.Errorf("stands in %s, want %s", place, want)
 	}
@@ -235,7 +235,7 @@ func TestAgentFilesAreOfOneVersion(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		read := got.Contribution.Statement.NonMasqueradeCIDRs
+		read := got.Source.Policy.NonMasqueradeCIDRs
 		if len(read) == 0 {
 			t.Fatal("nothing was read")
 		}
@@ -287,7 +287,7 @@ func TestAgentFilesThatComeAndGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !*got.Contribution.Statement.MasqLinkLocal || got.Files[0] != "ip-masq-a" {
+		if !*got.Source.Policy.MasqLinkLocal || got.Files[0] != "ip-masq-a" {
 			t.Fatalf("read %+v", got)
 		}
 	}
@@ -306,7 +306,7 @@ func TestLinkedAgentFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	place, _ := got.Contribution.Places.Of("masqLinkLocal", -1)
+	place, _ := got.Source.Places.Of("masqLinkLocal", -1)
 	if want := filepath.Join(through, "ip-masq-agent"); place.String() != want {
 		t.Errorf("stands in %s, want %s", place, want)
 	}

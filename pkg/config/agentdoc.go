@@ -29,15 +29,15 @@ const (
 // AgentPolicy is what [agent] and the agents' flags state: policy beside the
 // files.
 type AgentPolicy struct {
-	Statement policy.Statement // its Chain is "" where none is stated
-	CIDRLimit int              // 0 for DefaultCIDRLimit
+	Policy    policy.SourcePolicy // its Chain is "" where none is stated
+	CIDRLimit int                 // 0 for DefaultCIDRLimit
 
 	written form // where the file has its keys; flags have no lines
 }
 
 // Equal reports whether both state the same, wherever it is written.
 func (a AgentPolicy) Equal(b AgentPolicy) bool {
-	return a.Statement.Equal(b.Statement) && a.CIDRLimit == b.CIDRLimit
+	return a.Policy.Equal(b.Policy) && a.CIDRLimit == b.CIDRLimit
 }
 
 // doc returns the policy as a document beside the agents' files.
@@ -48,11 +48,11 @@ func (a AgentPolicy) doc() *agentDoc {
 
 // keys is the table of what an agent document and [agent] have in common.
 func (a *AgentPolicy) keys() []key {
-	keys := append(policyKeys(&a.Statement), key{"cidrLimit", count(&a.CIDRLimit, 1, policy.MaxCIDRLimit)})
+	keys := append(policyKeys(&a.Policy), key{"cidrLimit", count(&a.CIDRLimit, 1, policy.MaxCIDRLimit)})
 	for i := range keys {
 		if keys[i].name == "masqChain" {
 			// No chain is one that is not stated, so a name that is empty has to be refused here.
-			keys[i].read = text(policy.DefaultChain, parseChain, func(c string) { a.Statement.Chain = c })
+			keys[i].read = text(policy.DefaultChain, parseChain, func(c string) { a.Policy.Chain = c })
 		}
 	}
 	return keys
@@ -62,7 +62,7 @@ func parseChain(s string) (string, error) { return s, policy.ValidateChainName(s
 
 // judge judges the policy by itself. IPv6 tells whether it is enabled for it.
 func (a AgentPolicy) judge(f *form, ipv6 bool) {
-	s, limit := a.Statement, a.CIDRLimit
+	s, limit := a.Policy, a.CIDRLimit
 	if s.Chain == "" {
 		s.Chain = policy.DefaultChain
 	}
@@ -96,7 +96,7 @@ func parseAgentDoc(path string, doc []byte, d Dialect, decode document.Decoder) 
 	}
 	keys := a.keys()
 	a.read(a.asKnown(members, keys), keys)
-	if s := &a.Statement; d == DialectV2 && s.NonMasqueradeCIDRs == nil && !a.flawed["nonMasqueradeCIDRs"] {
+	if s := &a.Policy; d == DialectV2 && s.NonMasqueradeCIDRs == nil && !a.flawed["nonMasqueradeCIDRs"] {
 		s.NonMasqueradeCIDRs = []netip.Prefix{}
 	}
 	return a

@@ -19,10 +19,10 @@ type AgentFiles struct {
 	Missing bool     // there is no such directory
 	Files   []string // the names of those that were read, sorted
 
-	// Contribution is what all of them state. Its Places tell in which file
+	// Source is what all of them state. Its Places tell in which file
 	// each value stands, by the path in Dir, or OwnPolicy. After an error it
 	// has its Source alone.
-	Contribution policy.Contribution
+	Source policy.Source
 
 	// ResyncInterval is the shortest that a file states; 0 where none does.
 	ResyncInterval time.Duration
@@ -40,7 +40,7 @@ type AgentFiles struct {
 // read is a mistake like those that are in files, and the error is a
 // DocumentError with all there are. Any other error is about the directory.
 func ReadAgentFiles(decode document.Decoder, dir string, d Dialect, own AgentPolicy) (AgentFiles, error) {
-	a := AgentFiles{Dir: dir, Contribution: policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}}}
+	a := AgentFiles{Dir: dir, Source: policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}}}
 	u := agentUnion{docs: []*agentDoc{own.doc()}}
 	if dir != "" {
 		read, err := readAgentDir(dir)
@@ -66,9 +66,9 @@ func ReadAgentFiles(decode document.Decoder, dir string, d Dialect, own AgentPol
 	if len(mistakes) > 0 {
 		return a, &DocumentError{Mistakes: mistakes}
 	}
-	a.Contribution.Statement = u.statement
+	a.Source.Policy = u.statement
 	if len(u.places) > 0 {
-		a.Contribution.Places = u.places
+		a.Source.Places = u.places
 	}
 	a.ResyncInterval = u.interval()
 	return a, nil

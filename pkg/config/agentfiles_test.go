@@ -62,42 +62,42 @@ func ports(t testing.TB, s string) *policy.Ports {
 // What one file states, whatever way it is written in.
 func TestAgentDocument(t *testing.T) {
 	yes, no := true, false
-	base := policy.Statement{Chain: policy.DefaultChain}
+	base := policy.SourcePolicy{Chain: policy.DefaultChain}
 	for _, c := range []struct {
 		name, text string
 		dialect    Dialect
-		change     func(*policy.Statement)
+		change     func(*policy.SourcePolicy)
 		interval   time.Duration
 		warnings   string
 	}{
 		{name: "nothing"},
 		{name: "comments", text: "# nothing yet\n"},
 		{name: "a null document", text: "---\nnull\n"},
-		{name: "nothing, in v2", dialect: DialectV2, change: func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes() }},
+		{name: "nothing, in v2", dialect: DialectV2, change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes() }},
 		{name: "others, in v2", text: "masqLinkLocal: yes", dialect: DialectV2,
-			change: func(s *policy.Statement) { s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes(), &yes }},
+			change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes(), &yes }},
 		{name: "a list, in v2", text: "nonMasqueradeCIDRs: [10.0.0.0/8]", dialect: DialectV2,
-			change: func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8") }},
-		{name: "an empty list", text: "nonMasqueradeCIDRs: []", change: func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes() }},
+			change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8") }},
+		{name: "an empty list", text: "nonMasqueradeCIDRs: []", change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes() }},
 		{name: "an agent's own", text: "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.0/8\n  - '192.168.0.0/16'\nmasqLinkLocal: false\nresyncInterval: 60s\n",
-			change: func(s *policy.Statement) {
+			change: func(s *policy.SourcePolicy) {
 				s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes("10.0.0.0/8", "192.168.0.0/16"), &no
 			}, interval: time.Minute},
 		{name: "as JSON, with tabs", text: "{\n\t\"nonMasqueradeCIDRs\":\t[\"10.0.0.0/8\"],\n\t\"masqLinkLocalIPv6\": true}\n",
-			change: func(s *policy.Statement) {
+			change: func(s *policy.SourcePolicy) {
 				s.NonMasqueradeCIDRs, s.MasqLinkLocalIPv6 = prefixes("10.0.0.0/8"), &yes
 			}},
 		{name: "as flow, with CRLF and a byte order mark", text: "\xef\xbb\xbf---\r\n{nonmasqueradecidrs: [10.0.0.0/8],\r\n TOPORTS: 1-7}\r\n",
-			change: func(s *policy.Statement) {
+			change: func(s *policy.SourcePolicy) {
 				s.NonMasqueradeCIDRs, s.ToPorts = prefixes("10.0.0.0/8"), ports(t, "1-7")
 			}},
 		{name: "letter cases", text: "NonMasqueradeCIDRs: []\nMASQLINKLOCAL: true\nresyncinterval: 5\nmaſqChain: BLUE\n",
-			change: func(s *policy.Statement) {
+			change: func(s *policy.SourcePolicy) {
 				s.NonMasqueradeCIDRs, s.MasqLinkLocal, s.Chain = prefixes(), &yes, "BLUE"
 			}, interval: 5 * time.Second},
 		{name: "every key", text: "masqueradeCIDRs: [10.1.0.0/16]\nnomasqAllReservedRanges: true\nenableIPv6: true\nsourceCIDRs: ['fd00::/8']\n" +
 			"nonMasqueradeSourceCIDRs: []\noutputInterfaces: [eth0, wg+]\nmasqueradeHost: false\nrandomFully: false\ntoPorts: 1024-29999\nmasqChain: RED\nbackend: nftables\ncidrLimit: 1\nresyncInterval: '7'\n",
-			change: func(s *policy.Statement) {
+			change: func(s *policy.SourcePolicy) {
 				s.MasqueradeCIDRs, s.NomasqAllReservedRanges, s.EnableIPv6 = prefixes("10.1.0.0/16"), &yes, &yes
 				s.SourceCIDRs, s.NonMasqueradeSourceCIDRs = prefixes("fd00::/8"), prefixes()
 				s.OutputInterfaces, s.MasqueradeHost, s.RandomFully = []string{"eth0", "wg+"}, &no, &no
@@ -117,23 +117,23 @@ func TestAgentDocument(t *testing.T) {
 				return strings.Join(append(lines, "DIR/ip-masq-agent: 2 more keys are not known, and not used; remove them"), "\n")
 			}()},
 		{name: "nulls", text: "masqueradeCIDRs:\nmasqChain: ~\nrandomFully: null\ncidrLimit:\nresyncInterval:\n",
-			change: func(s *policy.Statement) { s.MasqueradeCIDRs = prefixes() },
+			change: func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = prefixes() },
 			warnings: "DIR/ip-masq-agent:1: masqueradeCIDRs: null is taken for an empty list; write [] for none, or leave the key out\n" +
 				"DIR/ip-masq-agent:2: masqChain: null is taken as not stated; write a value, or leave the key out\n" +
 				"DIR/ip-masq-agent:3: randomFully: null is taken as not stated; write a value, or leave the key out\n" +
 				"DIR/ip-masq-agent:4: cidrLimit: null is taken as not stated; write a value, or leave the key out\n" +
 				"DIR/ip-masq-agent:5: resyncInterval: null is taken as not stated; write a value, or leave the key out"},
-		{name: "two documents", text: "---\nmasqLinkLocal: true\n---\nmasqLinkLocal: {]\n", change: func(s *policy.Statement) { s.MasqLinkLocal = &yes },
+		{name: "two documents", text: "---\nmasqLinkLocal: true\n---\nmasqLinkLocal: {]\n", change: func(s *policy.SourcePolicy) { s.MasqLinkLocal = &yes },
 			warnings: "DIR/ip-masq-agent: another document follows the first, which alone is read; join them, or write one file for each"},
 		{name: "nothing, and then a document", text: "---\n---\nmasqLinkLocal: true\n",
 			warnings: "DIR/ip-masq-agent: another document follows the first, which alone is read; join them, or write one file for each"},
-		{name: "an end without a document", text: "masqLinkLocal: true\n---\n...\n", change: func(s *policy.Statement) { s.MasqLinkLocal = &yes }},
+		{name: "an end without a document", text: "masqLinkLocal: true\n---\n...\n", change: func(s *policy.SourcePolicy) { s.MasqLinkLocal = &yes }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			want := AgentFiles{Files: []string{"ip-masq-agent"}, ResyncInterval: c.interval}
-			want.Contribution = policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}, Statement: base}
+			want.Source = policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: base}
 			if c.change != nil {
-				c.change(&want.Contribution.Statement)
+				c.change(&want.Source.Policy)
 			}
 			dir := agentDirOf(t, "ip-masq-agent", c.text)
 			got, err := ReadAgentFiles(yamldoc.Decode, dir, c.dialect, AgentPolicy{})
@@ -143,7 +143,7 @@ func TestAgentDocument(t *testing.T) {
 			if diff := cmp.Diff(c.warnings, warningsOf(t, got)); diff != "" {
 				t.Errorf("warnings (-want +got):\n%s", diff)
 			}
-			got.Dir, got.Warnings, got.Contribution.Places = "", nil, nil
+			got.Dir, got.Warnings, got.Source.Places = "", nil, nil
 			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -213,7 +213,7 @@ func TestAgentDocumentMistakes(t *testing.T) {
 		if said := strings.ReplaceAll(err.Error(), dir, "DIR"); said != c.want {
 			t.Errorf("%q:\n%s\nwant\n%s", c.text, said, c.want)
 		}
-		if diff := cmp.Diff(policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}}, got.Contribution); diff != "" {
+		if diff := cmp.Diff(policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}}, got.Source); diff != "" {
 			t.Errorf("%q contributes in spite of its mistakes:\n%s", c.text, diff)
 		}
 	}
@@ -226,7 +226,7 @@ func TestAgentFilesUnited(t *testing.T) {
 		"ip-masq-b", "nonMasqueradeCIDRs: [172.16.0.0/12, 10.1.0.0/16, fd00::/8]\nmasqLinkLocal: true\nresyncInterval: 30\nbackend: nftables\ntoPorts: '1-7,9-12'\nmasqChain: BLUE\n",
 		"ip-masq-c", "masqLinkLocal: false\nenableIPv6: true\nnonMasqueradeSourceCIDRs: [10.9.0.0/16]\ncidrLimit: 1\n",
 		"ip-masq-c~", "masqLinkLocal: {", "config", "masqLinkLocal: {", ".ip-masq", "{")
-	own := AgentPolicy{Statement: policy.Statement{NonMasqueradeCIDRs: prefixes("10.2.0.0/16", "10.3.0.0/16"), Chain: "BLUE", RandomFully: new(bool)}}
+	own := AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.2.0.0/16", "10.3.0.0/16"), Chain: "BLUE", RandomFully: new(bool)}}
 	got, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, own)
 	if err != nil {
 		t.Fatal(err)
@@ -234,9 +234,9 @@ func TestAgentFilesUnited(t *testing.T) {
 	path := func(name string) string { return filepath.Join(dir, name) }
 	want := AgentFiles{
 		Dir: dir, Files: []string{"ip-masq-a", "ip-masq-b", "ip-masq-c"}, ResyncInterval: 30 * time.Second,
-		Contribution: policy.Contribution{
-			Source: policy.Source{Kind: policy.AgentFiles},
-			Statement: policy.Statement{
+		Source: policy.Source{
+			ID: policy.SourceID{Kind: policy.AgentFiles},
+			Policy: policy.SourcePolicy{
 				Chain: "BLUE", Backend: policy.NFTables,
 				NonMasqueradeCIDRs:       prefixes("10.2.0.0/16", "10.3.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "172.16.0.0/12", "fd00::/8"),
 				NonMasqueradeSourceCIDRs: prefixes("10.9.0.0/16"),
@@ -278,16 +278,16 @@ func TestAgentFilesThatContradict(t *testing.T) {
 				"DIR/ip-masq-b:5: masqChain: B contradicts A in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
 				"DIR/ip-masq-b:4: backend: nftables contradicts iptables in DIR/ip-masq-a; write the same in both, or leave it out of one"},
 		{name: "our own policy", a: "randomFully: true", b: "backend: nftables",
-			own:  AgentPolicy{Statement: policy.Statement{RandomFully: &no, Backend: policy.IPTables}},
+			own:  AgentPolicy{Policy: policy.SourcePolicy{RandomFully: &no, Backend: policy.IPTables}},
 			want: "DIR/ip-masq-a:1: randomFully: true contradicts false in [agent] of the reconciler's settings; write the same in both, or leave it out of one; DIR/ip-masq-b:1: backend: nftables contradicts iptables in [agent] of the reconciler's settings; write the same in both, or leave it out of one"},
 		{name: "a prefix", a: "masqueradeCIDRs:\n- 10.9.0.0/16\n- 10.1.0.0/16", b: "nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.0.0/8, 10.1.0.0/16]",
 			want: "DIR/ip-masq-a:3: masqueradeCIDRs[1]: 10.1.0.0/16 is nonMasqueradeCIDRs[2] of DIR/ip-masq-b too; remove one of the two"},
 		{name: "a prefix of our own policy", a: "masqueradeCIDRs: [10.0.0.0/8]",
-			own:  AgentPolicy{Statement: policy.Statement{NonMasqueradeCIDRs: prefixes("10.0.0.0/8")}},
+			own:  AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.0.0.0/8")}},
 			want: "DIR/ip-masq-a:1: masqueradeCIDRs[0]: 10.0.0.0/8 is nonMasqueradeCIDRs[0] of [agent] of the reconciler's settings too; remove one of the two"},
 		{name: "a prefix that one file has in both", a: "nonMasqueradeCIDRs: [10.0.0.0/8]", b: "nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]",
 			want: "DIR/ip-masq-b:2: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two"},
-		{name: "IPv6 that nobody enables", a: "nonMasqueradeCIDRs: [fd00::/8]", own: AgentPolicy{Statement: policy.Statement{MasqueradeCIDRs: prefixes("fd01::/16")}},
+		{name: "IPv6 that nobody enables", a: "nonMasqueradeCIDRs: [fd00::/8]", own: AgentPolicy{Policy: policy.SourcePolicy{MasqueradeCIDRs: prefixes("fd01::/16")}},
 			want: `[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it; ` +
 				`DIR/ip-masq-a:1: nonMasqueradeCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
 		{name: "IPv6 that a bad file may enable", a: "nonMasqueradeCIDRs: [fd00::/8]", b: "enableIPv6: 1",
@@ -297,7 +297,7 @@ func TestAgentFilesThatContradict(t *testing.T) {
 		{name: "bounds of all together", a: manySources(241), b: "outputInterfaces: [a, b, c, d, e, f, g, h, i, j, k, l, m, nn, o, p, q]",
 			want: "the agent files together: sourceCIDRs: has 241 entries, which with the 17 of outputInterfaces make 4097 pairs, more than the 4096 possible; remove some"},
 		{name: "limits of each document", a: "nonMasqueradeCIDRs: [10.0.0.0/16, 10.1.0.0/16]", b: "cidrLimit: 1\nmasqueradeCIDRs: [10.2.0.0/16, 10.3.0.0/16]",
-			own: AgentPolicy{CIDRLimit: 1, Statement: policy.Statement{NonMasqueradeCIDRs: prefixes("10.4.0.0/16", "10.5.0.0/16")}},
+			own: AgentPolicy{CIDRLimit: 1, Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.4.0.0/16", "10.5.0.0/16")}},
 			want: "[agent] of the reconciler's settings: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit; " +
 				"DIR/ip-masq-b:1: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit"},
 	} {
@@ -324,15 +324,15 @@ func TestOwnPolicyAlone(t *testing.T) {
 	if err := os.Symlink(missing, dangling); err != nil {
 		t.Fatal(err)
 	}
-	own := AgentPolicy{Statement: policy.Statement{Chain: "BLUE", MasqueradeCIDRs: prefixes("10.0.0.0/8")}}
+	own := AgentPolicy{Policy: policy.SourcePolicy{Chain: "BLUE", MasqueradeCIDRs: prefixes("10.0.0.0/8")}}
 	for _, dir := range []string{"", missing, dangling, agentDirOf(t)} {
 		for _, dialect := range []Dialect{DialectV1, DialectV2} {
 			got, err := ReadAgentFiles(yamldoc.Decode, dir, dialect, own)
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := AgentFiles{Dir: dir, Missing: dir == missing || dir == dangling, Contribution: policy.Contribution{
-				Source: policy.Source{Kind: policy.AgentFiles}, Statement: own.Statement,
+			want := AgentFiles{Dir: dir, Missing: dir == missing || dir == dangling, Source: policy.Source{
+				ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: own.Policy,
 				Places: policy.Places{"masqChain": {span(OwnPolicy, -1, 1)}, "masqueradeCIDRs": {span(OwnPolicy, 0, 1)}},
 			}}
 			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
@@ -351,7 +351,7 @@ func TestOwnPolicyAlone(t *testing.T) {
 	if diff := cmp.Diff("DIR holds files, but none whose name begins with ip-masq; rename those that are meant", warningsOf(t, got)); diff != "" {
 		t.Error(diff)
 	}
-	if got.Contribution.Places != nil || !got.Contribution.Statement.Equal(policy.Statement{Chain: policy.DefaultChain}) {
-		t.Errorf("nothing states %+v", got.Contribution)
+	if got.Source.Places != nil || !got.Source.Policy.Equal(policy.SourcePolicy{Chain: policy.DefaultChain}) {
+		t.Errorf("nothing states %+v", got.Source)
 	}
 }

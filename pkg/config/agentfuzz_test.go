@@ -73,7 +73,7 @@ func texts(errs []error) []string {
 }
 
 // checkAgentsAgree reads an accepted document as the agents do.
-func checkAgentsAgree(t *testing.T, doc []byte, s policy.Statement) {
+func checkAgentsAgree(t *testing.T, doc []byte, s policy.SourcePolicy) {
 	t.Helper()
 	var agent struct {
 		NonMasqueradeCIDRs               []string

@@ -85,14 +85,14 @@ func TestUnitingFiles(t *testing.T) {
 		}
 		one := read(rt, agentText(rt, whole))
 		two := read(rt, agentText(rt, parts[0]), agentText(rt, parts[1]))
-		if diff := cmp.Diff(one.Contribution.Statement, two.Contribution.Statement, comparePrefixes); diff != "" {
+		if diff := cmp.Diff(one.Source.Policy, two.Source.Policy, comparePrefixes); diff != "" {
 			rt.Errorf("one file (-) and two (+):\n%s", diff)
 		}
-		checkPlaces(rt, two.Contribution, parts[:])
+		checkPlaces(rt, two.Source, parts[:])
 	})
 }
 
-func checkPlaces(t *rapid.T, c policy.Contribution, files []map[string][]string) {
+func checkPlaces(t *rapid.T, c policy.Source, files []map[string][]string) {
 	check := func(key string, count int, text func(int) string) {
 		for i := range count {
 			place, known := c.Places.Of(key, i)
@@ -108,7 +108,7 @@ func checkPlaces(t *rapid.T, c policy.Contribution, files []map[string][]string)
 			t.Errorf("what is not there has a place: %s", place)
 		}
 	}
-	s := c.Statement
+	s := c.Policy
 	cidrs := func(key string, list []netip.Prefix) {
 		check(key, len(list), func(i int) string { return list[i].String() })
 	}
@@ -133,7 +133,7 @@ func TestStatementSurvivesAFile(t *testing.T) {
 		if err != nil {
 			rt.Fatalf("%v\n%s", err, text)
 		}
-		if diff := cmp.Diff(want, got.Contribution.Statement, comparePrefixes); diff != "" {
+		if diff := cmp.Diff(want, got.Source.Policy, comparePrefixes); diff != "" {
 			rt.Errorf("(-want +got):\n%s\n%s", diff, text)
 		}
 	})

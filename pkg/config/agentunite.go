@@ -19,7 +19,7 @@ const OwnPolicy = "[agent] of the reconciler's settings"
 // agentUnion makes one statement of what several documents state.
 type agentUnion struct {
 	docs      []*agentDoc // the reconciler's own first, then the files by name
-	statement policy.Statement
+	statement policy.SourcePolicy
 	places    policy.Places
 	conflicts []error
 }
@@ -47,25 +47,25 @@ func (u *agentUnion) unite() []error {
 // mayEnableIPv6 also holds for a document of which that is not known: what
 // follows from a mistake is no mistake of its own.
 func (a *agentDoc) mayEnableIPv6() bool {
-	return a.unread || a.flawed["enableIPv6"] || a.Statement.EnableIPv6 != nil && *a.Statement.EnableIPv6
+	return a.unread || a.flawed["enableIPv6"] || a.Policy.EnableIPv6 != nil && *a.Policy.EnableIPv6
 }
 
 func (u *agentUnion) lists() {
 	s := &u.statement
-	s.NonMasqueradeCIDRs = united(u, "nonMasqueradeCIDRs", func(s *policy.Statement) []netip.Prefix { return s.NonMasqueradeCIDRs })
-	s.MasqueradeCIDRs = united(u, "masqueradeCIDRs", func(s *policy.Statement) []netip.Prefix { return s.MasqueradeCIDRs })
-	s.SourceCIDRs = united(u, "sourceCIDRs", func(s *policy.Statement) []netip.Prefix { return s.SourceCIDRs })
-	s.NonMasqueradeSourceCIDRs = united(u, "nonMasqueradeSourceCIDRs", func(s *policy.Statement) []netip.Prefix { return s.NonMasqueradeSourceCIDRs })
-	s.OutputInterfaces = united(u, "outputInterfaces", func(s *policy.Statement) []string { return s.OutputInterfaces })
+	s.NonMasqueradeCIDRs = united(u, "nonMasqueradeCIDRs", func(s *policy.SourcePolicy) []netip.Prefix { return s.NonMasqueradeCIDRs })
+	s.MasqueradeCIDRs = united(u, "masqueradeCIDRs", func(s *policy.SourcePolicy) []netip.Prefix { return s.MasqueradeCIDRs })
+	s.SourceCIDRs = united(u, "sourceCIDRs", func(s *policy.SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
+	s.NonMasqueradeSourceCIDRs = united(u, "nonMasqueradeSourceCIDRs", func(s *policy.SourcePolicy) []netip.Prefix { return s.NonMasqueradeSourceCIDRs })
+	s.OutputInterfaces = united(u, "outputInterfaces", func(s *policy.SourcePolicy) []string { return s.OutputInterfaces })
 }
 
 // united returns the items of all the lists, each once, and nil where nobody
 // has the list.
-func united[T comparable](u *agentUnion, key string, get func(*policy.Statement) []T) []T {
+func united[T comparable](u *agentUnion, key string, get func(*policy.SourcePolicy) []T) []T {
 	var all []T
 	seen := map[T]bool{}
 	for _, d := range u.docs {
-		items := get(&d.Statement)
+		items := get(&d.Policy)
 		if items != nil && all == nil {
 			all = []T{}
 		}
@@ -91,17 +91,17 @@ func (a *agentDoc) indexOf(key string, kept int) int {
 func (u *agentUnion) scalars() {
 	s := &u.statement
 	same := func(a, b bool) bool { return a == b }
-	s.MasqLinkLocal = u.anyTrue("masqLinkLocal", func(s *policy.Statement) *bool { return s.MasqLinkLocal })
-	s.MasqLinkLocalIPv6 = u.anyTrue("masqLinkLocalIPv6", func(s *policy.Statement) *bool { return s.MasqLinkLocalIPv6 })
-	s.NomasqAllReservedRanges = agreed(u, "nomasqAllReservedRanges", same, func(s *policy.Statement) *bool { return s.NomasqAllReservedRanges })
-	s.EnableIPv6 = agreed(u, "enableIPv6", same, func(s *policy.Statement) *bool { return s.EnableIPv6 })
-	s.MasqueradeHost = agreed(u, "masqueradeHost", same, func(s *policy.Statement) *bool { return s.MasqueradeHost })
-	s.RandomFully = agreed(u, "randomFully", same, func(s *policy.Statement) *bool { return s.RandomFully })
-	s.ToPorts = agreed(u, "toPorts", samePorts, func(s *policy.Statement) *policy.Ports { return s.ToPorts })
+	s.MasqLinkLocal = u.anyTrue("masqLinkLocal", func(s *policy.SourcePolicy) *bool { return s.MasqLinkLocal })
+	s.MasqLinkLocalIPv6 = u.anyTrue("masqLinkLocalIPv6", func(s *policy.SourcePolicy) *bool { return s.MasqLinkLocalIPv6 })
+	s.NomasqAllReservedRanges = agreed(u, "nomasqAllReservedRanges", same, func(s *policy.SourcePolicy) *bool { return s.NomasqAllReservedRanges })
+	s.EnableIPv6 = agreed(u, "enableIPv6", same, func(s *policy.SourcePolicy) *bool { return s.EnableIPv6 })
+	s.MasqueradeHost = agreed(u, "masqueradeHost", same, func(s *policy.SourcePolicy) *bool { return s.MasqueradeHost })
+	s.RandomFully = agreed(u, "randomFully", same, func(s *policy.SourcePolicy) *bool { return s.RandomFully })
+	s.ToPorts = agreed(u, "toPorts", samePorts, func(s *policy.SourcePolicy) *policy.Ports { return s.ToPorts })
 
 	s.Chain = policy.DefaultChain
 	equal := func(a, b string) bool { return a == b }
-	if chain := agreed(u, "masqChain", equal, func(s *policy.Statement) *string { return unlessZero(&s.Chain) }); chain != nil {
+	if chain := agreed(u, "masqChain", equal, func(s *policy.SourcePolicy) *string { return unlessZero(&s.Chain) }); chain != nil {
 		s.Chain = *chain
 	}
 	u.backend()
@@ -109,7 +109,7 @@ func (u *agentUnion) scalars() {
 
 // backend takes the one that is stated, with which auto agrees.
 func (u *agentUnion) backend() {
-	stated := func(s *policy.Statement) *policy.Backend {
+	stated := func(s *policy.SourcePolicy) *policy.Backend {
 		if s.Backend == policy.Auto {
 			return nil
 		}
@@ -118,7 +118,7 @@ func (u *agentUnion) backend() {
 	equal := func(a, b policy.Backend) bool { return a == b }
 	b := agreed(u, "backend", equal, stated)
 	if b == nil {
-		b = agreed(u, "backend", equal, func(s *policy.Statement) *policy.Backend { return unlessZero(&s.Backend) })
+		b = agreed(u, "backend", equal, func(s *policy.SourcePolicy) *policy.Backend { return unlessZero(&s.Backend) })
 	}
 	if b != nil {
 		u.statement.Backend = *b
@@ -140,11 +140,11 @@ func samePorts(a, b policy.Ports) bool {
 }
 
 // anyTrue returns true where anybody states it, and otherwise what is stated.
-func (u *agentUnion) anyTrue(key string, get func(*policy.Statement) *bool) *bool {
+func (u *agentUnion) anyTrue(key string, get func(*policy.SourcePolicy) *bool) *bool {
 	var holds *bool
 	by := ""
 	for _, d := range u.docs {
-		if b := get(&d.Statement); b != nil && (holds == nil || *b && !*holds) {
+		if b := get(&d.Policy); b != nil && (holds == nil || *b && !*holds) {
 			holds, by = b, d.file
 		}
 	}
@@ -155,11 +155,11 @@ func (u *agentUnion) anyTrue(key string, get func(*policy.Statement) *bool) *boo
 }
 
 // agreed returns what is stated, which has to be the same with all who state it.
-func agreed[T any](u *agentUnion, key string, equal func(a, b T) bool, get func(*policy.Statement) *T) *T {
+func agreed[T any](u *agentUnion, key string, equal func(a, b T) bool, get func(*policy.SourcePolicy) *T) *T {
 	var holds *T
 	by := ""
 	for _, d := range u.docs {
-		value := get(&d.Statement)
+		value := get(&d.Policy)
 		switch {
 		case value == nil:
 		case holds == nil:
@@ -195,7 +195,7 @@ func (u *agentUnion) prefixesInBothLists() {
 	}
 	exempts := map[netip.Prefix]place{}
 	for _, d := range u.docs {
-		for i, p := range d.Statement.NonMasqueradeCIDRs {
+		for i, p := range d.Policy.NonMasqueradeCIDRs {
 			if _, known := exempts[p]; !known {
 				exempts[p] = place{d, d.indexOf(exempt, i)}
 			}
@@ -203,10 +203,10 @@ func (u *agentUnion) prefixesInBothLists() {
 	}
 	for _, d := range u.docs {
 		inBoth := map[netip.Prefix]bool{}
-		for _, p := range d.Statement.NonMasqueradeCIDRs {
+		for _, p := range d.Policy.NonMasqueradeCIDRs {
 			inBoth[p] = true
 		}
-		for i, p := range d.Statement.MasqueradeCIDRs {
+		for i, p := range d.Policy.MasqueradeCIDRs {
 			at, both := exempts[p]
 			if !both || inBoth[p] {
 				continue

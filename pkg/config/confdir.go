@@ -163,15 +163,15 @@ func lastChange(dir string, names []string) time.Time {
 // entry of ours, sound or not.
 func (c ConfDir) Names(network string) bool { return c.first(network) != nil }
 
-// Statement returns what the first conflist by name that has an entry of ours
+// SourcePolicy returns what the first conflist by name that has an entry of ours
 // for the network states in the first one it has. It is false where there is
 // none, and where that entry is refused.
-func (c ConfDir) Statement(network string) (policy.Statement, bool) {
+func (c ConfDir) Policy(network string) (policy.SourcePolicy, bool) {
 	e := c.first(network)
 	if e == nil || e.Err != nil {
-		return policy.Statement{}, false
+		return policy.SourcePolicy{}, false
 	}
-	return e.Entry.Statement, true
+	return e.Entry.Policy, true
 }
 
 // Lacks reports whether no conflist has an entry of ours for the network, which
@@ -179,8 +179,8 @@ func (c ConfDir) Statement(network string) (policy.Statement, bool) {
 func (c ConfDir) Lacks(network string) bool { return c.Err() == nil && !c.Names(network) }
 
 // Has reports whether Statement returns this one.
-func (c ConfDir) Has(network string, s policy.Statement) bool {
-	onDisk, found := c.Statement(network)
+func (c ConfDir) Has(network string, s policy.SourcePolicy) bool {
+	onDisk, found := c.Policy(network)
 	return found && onDisk.Equal(s)
 }
 

@@ -52,13 +52,13 @@ func TestReadConfDir(t *testing.T) {
 	})
 	own := func(network, version string) Entry {
 		return Entry{
-			Network: network, CNIVersion: version, Statement: policy.Statement{Chain: policy.DefaultChain},
+			Network: network, CNIVersion: version, Policy: policy.SourcePolicy{Chain: policy.DefaultChain},
 			CIDRLimit: policy.DefaultCIDRLimit, DataDir: DefaultDataDir,
 		}
 	}
 	alone, second := own("alone", "0.3.1"), own("second", "1.0.0")
 	alone.DataDir = "/srv/masq"
-	second.Statement.Chain = "SECOND"
+	second.Policy.Chain = "SECOND"
 	file := func(name string) string { return filepath.Join(dir, name) }
 	want := []Conflist{
 		{File: file("10-first.conflist"), Network: "first", CNIVersion: "0.4.0", Types: []string{"ptp"}},
@@ -86,10 +86,10 @@ func TestReadConfDir(t *testing.T) {
 			t.Errorf("names %q: %t, want %t", network, got, named)
 		}
 	}
-	if s, found := c.Statement("second"); !found || s.Chain != "SECOND" {
+	if s, found := c.Policy("second"); !found || s.Chain != "SECOND" {
 		t.Errorf("statement of the first of two entries: %+v, %t", s, found)
 	}
-	if s, found := c.Statement("first"); found {
+	if s, found := c.Policy("first"); found {
 		t.Errorf("statement of a network without an entry: %+v", s)
 	}
 }
@@ -103,7 +103,7 @@ func TestStatementOfARefusedEntry(t *testing.T) {
 	if !c.Names("podnet") {
 		t.Error("a network whose entry is refused is not named")
 	}
-	if s, found := c.Statement("podnet"); found {
+	if s, found := c.Policy("podnet"); found {
 		t.Errorf("statement of a refused entry: %+v", s)
 	}
 	if err := c.Err(); err != nil {
@@ -196,8 +196,8 @@ func TestWhatThePluginIsHanded(t *testing.T) {
 				t.Fatalf("%+v", list)
 			}
 			e := list.Entries[0].Entry
-			if e.Network != "podnet" || e.CNIVersion != c.version || list.CNIVersion != c.version || e.Statement.Chain != c.chain {
-				t.Errorf("network %q, version %q, chain %q", e.Network, e.CNIVersion, e.Statement.Chain)
+			if e.Network != "podnet" || e.CNIVersion != c.version || list.CNIVersion != c.version || e.Policy.Chain != c.chain {
+				t.Errorf("network %q, version %q, chain %q", e.Network, e.CNIVersion, e.Policy.Chain)
 			}
 		})
 	}
@@ -229,7 +229,7 @@ func TestPluginFolder(t *testing.T) {
 		}
 	}
 	entries := c.Conflists[1].Entries
-	if len(entries) != 2 || entries[0].Index != 1 || entries[0].Entry.Statement.Chain != "A" || entries[0].Entry.CNIVersion != "1.1.0" {
+	if len(entries) != 2 || entries[0].Index != 1 || entries[0].Entry.Policy.Chain != "A" || entries[0].Entry.CNIVersion != "1.1.0" {
 		t.Fatalf("entries of the folder: %+v", entries)
 	}
 	wantError(t, entries[1].Err, filepath.Join(dir, "podnet/20-masq.conf"), "FILE: plugins[2]: bogus: is not a known key; remove it")

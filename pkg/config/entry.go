@@ -19,7 +19,7 @@ const PluginType = "ip-masq"
 type Entry struct {
 	Network    string // the conf's name
 	CNIVersion string // "" where the conf states none
-	Statement  policy.Statement
+	Policy     policy.SourcePolicy
 
 	RequireAgentConfig bool
 	CIDRLimit          int    // of this document; DefaultCIDRLimit where it states none
@@ -73,7 +73,7 @@ func othersKeys() []string {
 
 // validate judges a statement once all of it is read. What follows from a
 // mistake that was reported already is no news.
-func (f *form) validate(s policy.Statement, limit int) {
+func (f *form) validate(s policy.SourcePolicy, limit int) {
 	if f.flawed["enableIPv6"] {
 		enabled := true
 		s.EnableIPv6 = &enabled

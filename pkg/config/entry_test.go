@@ -41,7 +41,7 @@ func TestParseEntry(t *testing.T) {
 	with := func(change func(*Entry)) Entry {
 		e := Entry{
 			Network: "podnet", CNIVersion: "1.0.0",
-			Statement: policy.Statement{Chain: "IP-MASQ-AGENT"},
+			Policy:    policy.SourcePolicy{Chain: "IP-MASQ-AGENT"},
 			CIDRLimit: 64, DataDir: "/var/lib/cni/ip-masq",
 		}
 		change(&e)
@@ -61,7 +61,7 @@ func TestParseEntry(t *testing.T) {
 			"randomFully": false, "toPorts": "32768-65535,1024-29999,80",
 			"masqChain": "BLUE", "backend": "nftables"`,
 			with(func(e *Entry) {
-				e.Statement = policy.Statement{
+				e.Policy = policy.SourcePolicy{
 					Chain: "BLUE", Backend: policy.NFTables,
 					NonMasqueradeCIDRs:      prefixes("10.0.0.0/8", "fd00::/8"),
 					MasqueradeCIDRs:         prefixes("10.9.0.0/16"),
@@ -75,25 +75,25 @@ func TestParseEntry(t *testing.T) {
 			e.RequireAgentConfig, e.CIDRLimit, e.DataDir = true, 1_000_000, "/srv/masq"
 		})},
 		{"an empty list is stated", `"nonMasqueradeCIDRs": [], "masqueradeCIDRs": [], "outputInterfaces": [ ]`, with(func(e *Entry) {
-			e.Statement.NonMasqueradeCIDRs, e.Statement.MasqueradeCIDRs = prefixes(), prefixes()
-			e.Statement.OutputInterfaces = []string{}
+			e.Policy.NonMasqueradeCIDRs, e.Policy.MasqueradeCIDRs = prefixes(), prefixes()
+			e.Policy.OutputInterfaces = []string{}
 		})},
 		{"no ports are stated", `"toPorts": "", "backend": "auto"`, with(func(e *Entry) {
-			e.Statement.ToPorts, e.Statement.Backend = &policy.Ports{}, policy.Auto
+			e.Policy.ToPorts, e.Policy.Backend = &policy.Ports{}, policy.Auto
 		})},
 		{"twice is once", `"nonMasqueradeCIDRs": ["10.2.0.0/16", "10.1.0.0/16", "10.2.0.0/16"], "outputInterfaces": ["a", "a"]`, with(func(e *Entry) {
-			e.Statement.NonMasqueradeCIDRs = prefixes("10.2.0.0/16", "10.1.0.0/16")
-			e.Statement.OutputInterfaces = []string{"a"}
+			e.Policy.NonMasqueradeCIDRs = prefixes("10.2.0.0/16", "10.1.0.0/16")
+			e.Policy.OutputInterfaces = []string{"a"}
 		})},
 		{"twice counts once", `"cidrLimit": 1, "nonMasqueradeCIDRs": ["10.2.0.0/16", "10.2.0.0/16"]`, with(func(e *Entry) {
 			e.CIDRLimit = 1
-			e.Statement.NonMasqueradeCIDRs = prefixes("10.2.0.0/16")
+			e.Policy.NonMasqueradeCIDRs = prefixes("10.2.0.0/16")
 		})},
 		{"what the protocol adds", `
 			"prevResult": {"cniVersion": "1.0.0", "a": 1, "a": 2}, "runtimeConfig": {}, "capabilities": {"x": true},
 			"args": {"cni": {}}, "ipam": {"type": "host-local"}, "dns": {}, "ipMasq": true,
 			"cni.dev/valid-attachments": [], "cni.dev/whatever": null`, with(func(*Entry) {})},
-		{"escapes and white space", "\n\t\"mas\\u0071Chain\" :\r\n \"B\\u004cUE\"\n", with(func(e *Entry) { e.Statement.Chain = "BLUE" })},
+		{"escapes and white space", "\n\t\"mas\\u0071Chain\" :\r\n \"B\\u004cUE\"\n", with(func(e *Entry) { e.Policy.Chain = "BLUE" })},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := ParseEntry(entryWith(c.keys))
@@ -218,12 +218,12 @@ func TestHugeLists(t *testing.T) {
 	host := func(i int) string { return fmt.Sprintf("10.%d.%d.%d/32", i>>16, i>>8&255, i&255) }
 	start := time.Now()
 	e, err := ParseEntry(entryWith(`"cidrLimit": 1000000, "nonMasqueradeCIDRs": ` + list(most, host)))
-	if err != nil || len(e.Statement.NonMasqueradeCIDRs) != most {
-		t.Errorf("a million prefixes: %d, %v", len(e.Statement.NonMasqueradeCIDRs), err)
+	if err != nil || len(e.Policy.NonMasqueradeCIDRs) != most {
+		t.Errorf("a million prefixes: %d, %v", len(e.Policy.NonMasqueradeCIDRs), err)
 	}
 	e, err = ParseEntry(entryWith(`"nonMasqueradeCIDRs": ` + list(many, func(int) string { return "10.0.0.0/8" })))
-	if err != nil || len(e.Statement.NonMasqueradeCIDRs) != 1 {
-		t.Errorf("one prefix many times: %d, %v", len(e.Statement.NonMasqueradeCIDRs), err)
+	if err != nil || len(e.Policy.NonMasqueradeCIDRs) != 1 {
+		t.Errorf("one prefix many times: %d, %v", len(e.Policy.NonMasqueradeCIDRs), err)
 	}
 	both := list(many, host)
 	_, err = ParseEntry(entryWith(`"cidrLimit": 1000000, "nonMasqueradeCIDRs": ` + both + `, "masqueradeCIDRs": ` + both))

@@ -29,16 +29,16 @@ func (c Netconf) Entry() (Entry, error) {
 		return Entry{}, c.err
 	}
 	e := Entry{
-		Statement: policy.Statement{Chain: policy.DefaultChain},
+		Policy:    policy.SourcePolicy{Chain: policy.DefaultChain},
 		CIDRLimit: policy.DefaultCIDRLimit,
 		DataDir:   DefaultDataDir,
 	}
 	var f form
-	f.read(c.members, append(e.ownKeys(), policyKeys(&e.Statement)...))
+	f.read(c.members, append(e.ownKeys(), policyKeys(&e.Policy)...))
 	if e.Network == "" && !f.flawed["name"] {
 		f.failWithoutName()
 	}
-	f.validate(e.Statement, e.CIDRLimit)
+	f.validate(e.Policy, e.CIDRLimit)
 	if err := f.err(); err != nil {
 		return Entry{Network: e.Network, CNIVersion: e.CNIVersion}, err
 	}

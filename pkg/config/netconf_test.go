@@ -31,7 +31,7 @@ func TestTelling(t *testing.T) {
 		if d := cmp.Diff(told(base), told(doc)); d != "" {
 			t.Errorf("%s\ntells something else:\n%s", doc, d)
 		}
-		if same, err := ParseEntry([]byte(doc)); err != nil || !same.Statement.Equal(entry.Statement) {
+		if same, err := ParseEntry([]byte(doc)); err != nil || !same.Policy.Equal(entry.Policy) {
 			t.Errorf("%s\nis another entry: %v", doc, err)
 		}
 	}

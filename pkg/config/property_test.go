@@ -17,7 +17,7 @@ import (
 // encode writes an entry as a conflist would have it.
 func encode(t testing.TB, e Entry) []byte {
 	t.Helper()
-	statement, err := json.Marshal(e.Statement)
+	statement, err := json.Marshal(e.Policy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,9 +58,9 @@ func genPrefix(allowIPv6 bool) *rapid.Generator[netip.Prefix] {
 	}).Filter(func(p netip.Prefix) bool { return !p.Addr().Is4In6() })
 }
 
-func genStatement(t *rapid.T) policy.Statement {
+func genStatement(t *rapid.T) policy.SourcePolicy {
 	flag := rapid.Ptr(rapid.Bool(), true)
-	s := policy.Statement{
+	s := policy.SourcePolicy{
 		Chain:                   rapid.StringMatching(`[a-z][A-Za-z0-9_.\-]{0,23}`).Filter(isChainName).Draw(t, "chain"),
 		Backend:                 rapid.SampledFrom([]policy.Backend{"", policy.Auto, policy.IPTables, policy.NFTables}).Draw(t, "backend"),
 		NomasqAllReservedRanges: flag.Draw(t, "nomasqAllReservedRanges"),
@@ -102,7 +102,7 @@ func isChainName(s string) bool { return policy.ValidateChainName(s) == nil }
 func TestStatementSurvivesEncoding(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		checkReencoded(t, Entry{
-			Network: "podnet", CNIVersion: "1.1.0", Statement: genStatement(rt),
+			Network: "podnet", CNIVersion: "1.1.0", Policy: genStatement(rt),
 			RequireAgentConfig: rapid.Bool().Draw(rt, "requireAgentConfig"),
 			CIDRLimit:          rapid.IntRange(18, policy.MaxCIDRLimit).Draw(rt, "cidrLimit"),
 			DataDir:            "/srv/" + rapid.StringMatching(`[a-zé<&> ]{1,20}`).Draw(rt, "dataDir"),
@@ -128,7 +128,7 @@ func TestListsKeepTheirOrder(t *testing.T) {
 				want = append(want, s)
 			}
 		}
-		if diff := cmp.Diff(want, e.Statement.OutputInterfaces); diff != "" {
+		if diff := cmp.Diff(want, e.Policy.OutputInterfaces); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", written, diff)
 		}
 	})

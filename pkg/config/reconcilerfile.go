@@ -178,8 +178,8 @@ func (s *Settings) AgentSource() (AgentPolicy, bool) {
 	if s.Agent != nil {
 		own = *s.Agent
 	}
-	if own.Statement.Backend == "" && s.Backend != policy.Auto {
-		own.Statement.Backend = s.Backend
+	if own.Policy.Backend == "" && s.Backend != policy.Auto {
+		own.Policy.Backend = s.Backend
 	}
 	return own, s.AgentConfigDir != "" || s.Agent != nil
 }

@@ -57,7 +57,7 @@ func wholeSettings(t testing.TB) Settings {
 		ResyncInterval: 90 * time.Second, Backend: policy.NFTables,
 		CNIConfDir: "/etc/k3s/net.d", CNIBinDir: "/srv/bin", AgentConfigDir: "/etc/config", AgentDialect: DialectV2,
 		DataDir: "/srv/masq", MetricsListen: "[::1]:9820", LogFormat: "json",
-		Agent: &AgentPolicy{CIDRLimit: 100, Statement: policy.Statement{
+		Agent: &AgentPolicy{CIDRLimit: 100, Policy: policy.SourcePolicy{
 			Chain: "BLUE", Backend: policy.IPTables,
 			NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8"), MasqueradeCIDRs: prefixes(),
 			NomasqAllReservedRanges: &yes, MasqLinkLocal: &yes, MasqLinkLocalIPv6: &no, EnableIPv6: &yes,
@@ -85,13 +85,13 @@ func TestSettings(t *testing.T) {
 		{"seconds in quotes", "resync_interval = '5'", func(s *Settings) { s.ResyncInterval = 5 * time.Second }},
 		{"an empty table", "[agent]", func(s *Settings) { s.Agent = &AgentPolicy{} }},
 		{"dotted keys", "agent.masqChain = 'A'\nconflist.manage = true\nagent.cidrLimit = 7", func(s *Settings) {
-			s.Agent = &AgentPolicy{Statement: policy.Statement{Chain: "A"}, CIDRLimit: 7}
+			s.Agent = &AgentPolicy{Policy: policy.SourcePolicy{Chain: "A"}, CIDRLimit: 7}
 			s.Conflist.Manage = true
 		}},
-		{"an inline table", "agent = {masqChain = 'A'}", func(s *Settings) { s.Agent = &AgentPolicy{Statement: policy.Statement{Chain: "A"}} }},
+		{"an inline table", "agent = {masqChain = 'A'}", func(s *Settings) { s.Agent = &AgentPolicy{Policy: policy.SourcePolicy{Chain: "A"}} }},
 		{"IPv6 that a file may enable", "[agent]\nmasqueradeCIDRs = ['fd00::/8']",
 			func(s *Settings) {
-				s.Agent = &AgentPolicy{Statement: policy.Statement{MasqueradeCIDRs: prefixes("fd00::/8")}}
+				s.Agent = &AgentPolicy{Policy: policy.SourcePolicy{MasqueradeCIDRs: prefixes("fd00::/8")}}
 			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -107,7 +107,7 @@ func TestSettings(t *testing.T) {
 	}
 	// What a file does not state stays.
 	got, want := wholeSettings(t), wholeSettings(t)
-	want.Agent.Statement.Chain, want.LogFormat = "RED", "text"
+	want.Agent.Policy.Chain, want.LogFormat = "RED", "text"
 	if err := got.Read(reconcilerFile(t, "log_format = 'text'\n[agent]\nmasqChain = 'RED'")); err != nil {
 		t.Fatal(err)
 	}
@@ -238,8 +238,8 @@ func TestFields(t *testing.T) {
 
 func TestSetField(t *testing.T) {
 	yes := true
-	agent := func(s policy.Statement) func(*Settings) {
-		return func(to *Settings) { to.Agent = &AgentPolicy{Statement: s} }
+	agent := func(s policy.SourcePolicy) func(*Settings) {
+		return func(to *Settings) { to.Agent = &AgentPolicy{Policy: s} }
 	}
 	for _, c := range []struct {
 		key, text, mistake string
@@ -249,15 +249,15 @@ func TestSetField(t *testing.T) {
 		{key: "resync_interval", text: "2m", want: func(s *Settings) { s.ResyncInterval = 2 * time.Minute }},
 		{key: "resync_interval", text: "often", mistake: "resync_interval: often is not an interval; write seconds, such as 60, or a number with its unit: 60s, 2m"},
 		{key: "health_listen", text: "", want: func(s *Settings) { s.HealthListen = "" }},
-		{key: "agent.nonMasqueradeCIDRs", text: "", want: agent(policy.Statement{NonMasqueradeCIDRs: prefixes()})},
-		{key: "agent.nonMasqueradeCIDRs", text: "10.0.0.0/8, fd00::/8", want: agent(policy.Statement{NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8")})},
+		{key: "agent.nonMasqueradeCIDRs", text: "", want: agent(policy.SourcePolicy{NonMasqueradeCIDRs: prefixes()})},
+		{key: "agent.nonMasqueradeCIDRs", text: "10.0.0.0/8, fd00::/8", want: agent(policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8")})},
 		{key: "agent.nonMasqueradeCIDRs", text: "10.0.0.0/8,", mistake: "agent.nonMasqueradeCIDRs[1]: is empty; write a CIDR such as 10.0.0.0/8, or drop the item"},
 		{key: "agent.nonMasqueradeCIDRs", text: "10.0.0.1/8,x", mistake: "agent.nonMasqueradeCIDRs[0]: 10.0.0.1/8 has host bits set; did you mean 10.0.0.0/8?; " +
 			"agent.nonMasqueradeCIDRs[1]: x is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8"},
 		{key: "agent.outputInterfaces", text: "eth0,+", mistake: "agent.outputInterfaces[1]: + would match every interface; leave outputInterfaces out instead"},
-		{key: "agent.masqLinkLocal", text: "1", want: agent(policy.Statement{MasqLinkLocal: &yes})},
+		{key: "agent.masqLinkLocal", text: "1", want: agent(policy.SourcePolicy{MasqLinkLocal: &yes})},
 		{key: "agent.masqLinkLocal", text: "maybe", mistake: "agent.masqLinkLocal: maybe is neither true nor false; write one of them"},
-		{key: "agent.toPorts", text: "", want: agent(policy.Statement{ToPorts: &policy.Ports{}})},
+		{key: "agent.toPorts", text: "", want: agent(policy.SourcePolicy{ToPorts: &policy.Ports{}})},
 		{key: "agent.cidrLimit", text: "007", want: func(s *Settings) { s.Agent = &AgentPolicy{CIDRLimit: 7} }},
 		{key: "agent.cidrLimit", text: "0", mistake: "agent.cidrLimit: 0 is not a whole number from 1 to 1000000; write one"},
 		{key: "agent.cidrLimit", text: "1e2", mistake: "agent.cidrLimit: 1e2 is not a whole number; write one"},
@@ -301,7 +301,7 @@ func TestFlagsWin(t *testing.T) {
 			}
 		}
 	}
-	if before.Agent.Statement.MasqueradeCIDRs != nil {
+	if before.Agent.Policy.MasqueradeCIDRs != nil {
 		t.Error("a flag changed settings that were taken before")
 	}
 	_, err := ReadAgentFiles(yamldoc.Decode, "", DialectV1, *s.Agent)
@@ -350,12 +350,12 @@ func TestAgentSource(t *testing.T) {
 		isSource bool
 	}{
 		{"", AgentPolicy{}, false},
-		{"backend = 'nftables'", AgentPolicy{Statement: policy.Statement{Backend: policy.NFTables}}, false},
+		{"backend = 'nftables'", AgentPolicy{Policy: policy.SourcePolicy{Backend: policy.NFTables}}, false},
 		{"agent_config_dir = '/etc/config'", AgentPolicy{}, true},
 		{"[agent]", AgentPolicy{}, true},
-		{"backend = 'nftables'\n[agent]\nmasqChain = 'A'", AgentPolicy{Statement: policy.Statement{Backend: policy.NFTables, Chain: "A"}}, true},
-		{"backend = 'nftables'\n[agent]\nbackend = 'auto'", AgentPolicy{Statement: policy.Statement{Backend: policy.Auto}}, true},
-		{"backend = 'auto'\n[agent]\nbackend = 'iptables'", AgentPolicy{Statement: policy.Statement{Backend: policy.IPTables}}, true},
+		{"backend = 'nftables'\n[agent]\nmasqChain = 'A'", AgentPolicy{Policy: policy.SourcePolicy{Backend: policy.NFTables, Chain: "A"}}, true},
+		{"backend = 'nftables'\n[agent]\nbackend = 'auto'", AgentPolicy{Policy: policy.SourcePolicy{Backend: policy.Auto}}, true},
+		{"backend = 'auto'\n[agent]\nbackend = 'iptables'", AgentPolicy{Policy: policy.SourcePolicy{Backend: policy.IPTables}}, true},
 	} {
 		s := DefaultSettings()
 		if err := s.Read(reconcilerFile(t, c.text)); err != nil {

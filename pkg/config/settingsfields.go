@@ -159,7 +159,7 @@ func (a *AgentPolicy) values() map[string]string {
 	if a.CIDRLimit != 0 {
 		values["cidrLimit"] = strconv.Itoa(a.CIDRLimit)
 	}
-	text, err := json.Marshal(a.Statement)
+	text, err := json.Marshal(a.Policy)
 	if err != nil {
 		return values // only help is the poorer for it
 	}

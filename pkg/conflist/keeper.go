@@ -49,30 +49,30 @@ type Options struct {
 	Tell func(Status)
 }
 
-// Keeper keeps our entry in the conflist of a network: it puts it in as soon as
+// Manager keeps our entry in the conflist of a network: it puts it in as soon as
 // there is such a network, and back whenever it is gone. Who removes it again
 // and again is named, and after a while waited for. It never takes anything out.
-type Keeper struct {
-	options Options
-	wake    chan struct{}
-	entry   source
-	war     war
-	seen    Network // as it was last
-	journal journal
+type Manager struct {
+	options  Options
+	wake     chan struct{}
+	entry    source
+	flapping war
+	seen     Network // as it was last
+	journal  journal
 
 	failure  error // of the last try, until one succeeds
 	failures int
 	retryAt  time.Time
 }
 
-// NewKeeper returns a Keeper that has not looked yet.
-func NewKeeper(o Options) *Keeper {
-	return &Keeper{options: o, wake: make(chan struct{}, 1), entry: source{from: o.Entry}, journal: journal{log: o.Log}}
+// NewManager returns a Keeper that has not looked yet.
+func NewManager(o Options) *Manager {
+	return &Manager{options: o, wake: make(chan struct{}, 1), entry: source{from: o.Entry}, journal: journal{log: o.Log}}
 }
 
-// Look asks for a look at once, as when Leads says something else. It may be
+// Observe asks for a look at once, as when Leads says something else. It may be
 // called by any goroutine and never waits.
-func (k *Keeper) Look() {
+func (k *Manager) Look() {
 	select {
 	case k.wake <- struct{}{}:
 	default: // asked already
@@ -80,7 +80,7 @@ func (k *Keeper) Look() {
 }
 
 // Run keeps the entry until ctx ends, and then leaves all as it is.
-func (k *Keeper) Run(ctx context.Context) {
+func (k *Manager) Run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var first time.Time // of the changes that were not looked at yet
@@ -112,9 +112,9 @@ func (k *Keeper) Run(ctx context.Context) {
 }
 
 // look looks at the files, and puts the entry in where it has to be.
-func (k *Keeper) look(ctx context.Context) Status {
+func (k *Manager) look(ctx context.Context) Status {
 	if !k.options.Leads() {
-		k.war, k.failure, k.failures, k.retryAt = war{}, nil, 0, time.Time{}
+		k.flapping, k.failure, k.failures, k.retryAt = war{}, nil, 0, time.Time{}
 		return Status{}
 	}
 	s := Status{Leads: true}
@@ -134,7 +134,7 @@ func (k *Keeper) look(ctx context.Context) Status {
 		k.succeeded()
 	case now.Before(k.retryAt):
 		err = k.failure
-	case entry != nil && plugin == nil && !now.Before(k.war.due()):
+	case entry != nil && plugin == nil && !now.Before(k.flapping.due()):
 		err = k.put(ctx, &s, n, entry)
 	}
 	k.describe(&s, n, err, plugin)
@@ -142,21 +142,21 @@ func (k *Keeper) look(ctx context.Context) Status {
 }
 
 // judge takes note of whether the entry is there.
-func (k *Keeper) judge(s *Status, err error, now time.Time) {
+func (k *Manager) judge(s *Status, err error, now time.Time) {
 	switch {
 	case s.Present:
-		if count, span := k.war.span(now); k.war.there(now) {
+		if count, span := k.flapping.span(now); k.flapping.there(now) {
 			k.options.Log.Info("our entry stays in the conflist again", "file", policy.Shown(k.seen.Path),
 				"removed", count, "within", span.Round(time.Second).String())
 		}
 	case err == nil, errors.Is(err, ErrNone), errors.Is(err, ErrNotThere):
-		k.war.missing(now)
+		k.flapping.missing(now)
 	}
-	s.War = k.war.on
+	s.Flapping = k.flapping.on
 }
 
 // put makes sure that the network has the entry, once.
-func (k *Keeper) put(ctx context.Context, s *Status, n Network, entry []byte) error {
+func (k *Manager) put(ctx context.Context, s *Status, n Network, entry []byte) error {
 	p := Place{Dir: k.options.Dir, Network: k.options.Network, Entry: entry, Backups: k.options.Backups, Admits: k.options.Admits}
 	c, err := p.Ensure(ctx)
 	if errors.Is(err, errNoBackup) && ctx.Err() == nil {
@@ -185,19 +185,19 @@ func (k *Keeper) put(ctx context.Context, s *Status, n Network, entry []byte) er
 		text = "took out of the conflist what it had more than one entry of ours"
 	case n.Entries == 1 && n.Made:
 		text = "made the conflist anew, as the configuration that it was made of has changed"
-	case !k.war.since.IsZero():
+	case !k.flapping.since.IsZero():
 		text = "put our entry back into the conflist"
 	}
-	k.war.missing(now)
-	k.war.there(now)
-	s.War = k.war.on
-	k.journal.wrote(c, n.Multus, text, len(k.war.removals))
+	k.flapping.missing(now)
+	k.flapping.there(now)
+	s.Flapping = k.flapping.on
+	k.journal.wrote(c, n.Multus, text, len(k.flapping.removals))
 	return nil
 }
 
-func (k *Keeper) succeeded() { k.failure, k.failures, k.retryAt = nil, 0, time.Time{} }
+func (k *Manager) succeeded() { k.failure, k.failures, k.retryAt = nil, 0, time.Time{} }
 
-func (k *Keeper) failed(err error, now time.Time) {
+func (k *Manager) failed(err error, now time.Time) {
 	if harmless(err) {
 		k.succeeded() // nothing was tried that leaves traces: changes tell when to look again
 		return
@@ -217,13 +217,13 @@ func harmless(err error) bool {
 }
 
 // next is when to look again if nothing changes.
-func (k *Keeper) next(s Status) time.Time {
+func (k *Manager) next(s Status) time.Time {
 	now := time.Now()
 	at := now.Add(k.options.Every)
 	if !s.Leads {
 		return at
 	}
-	for _, t := range []time.Time{k.war.due(), k.retryAt, k.war.peaceAt()} {
+	for _, t := range []time.Time{k.flapping.due(), k.retryAt, k.flapping.peaceAt()} {
 		if t.After(now) && t.Before(at) {
 			at = t
 		}

@@ -32,7 +32,7 @@ func TestKeeperWaitsForANetwork(t *testing.T) {
 		k.logged(2, "level=")
 		k.remove("net.d") // uninstalled
 		k.after(60 * time.Millisecond)
-		if k.says("waiting for"); k.last.Present || k.last.War {
+		if k.says("waiting for"); k.last.Present || k.last.Flapping {
 			t.Error(k.last)
 		}
 		k.write(aList, listNamed("a"))
@@ -266,7 +266,7 @@ func TestKeeperFollowsAConf(t *testing.T) {
 		k.write("net.d/10-x.conf", `{"cniVersion":"1.0.0","name":"one","type":"ptp","mtu":9000}`)
 		k.after(60 * time.Millisecond)
 		doc, err := os.ReadFile(k.path("net.d/10-x-made-by-ip-masq.conflist"))
-		if k.says(); err != nil || !strings.Contains(string(doc), "9000") || k.last.War {
+		if k.says(); err != nil || !strings.Contains(string(doc), "9000") || k.last.Flapping {
 			t.Errorf("%v %s", err, doc)
 		}
 		k.logged(1, "made the conflist anew")

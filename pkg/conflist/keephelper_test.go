@@ -21,7 +21,7 @@ import (
 
 // kept is a Keeper at work on real files, in a bubble whose time is its own.
 type kept struct {
-	*Keeper
+	*Manager
 	t       *testing.T
 	dir     string // of all files; those of the runtimes are in net.d
 	changed chan struct{}
@@ -83,7 +83,7 @@ func keep(t *testing.T, change func(*kept)) *kept {
 		Changed: k.changed, Every: 30 * time.Second, Leads: k.leads.Load,
 		Log: slog.New(slog.NewTextHandler(k, nil)), Tell: k.take,
 	}
-	k.Keeper = NewKeeper(o)
+	k.Manager = NewManager(o)
 	if change != nil {
 		change(k)
 	}

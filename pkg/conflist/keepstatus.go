@@ -24,7 +24,7 @@ type Status struct {
 	// Present tells that the network has our entry now.
 	Present bool
 	// War tells that somebody removes it again and again.
-	War bool
+	Flapping bool
 	// Wrote tells that the look put the entry in.
 	Wrote bool
 	// Problems are why the node is not ready.
@@ -56,7 +56,7 @@ const (
 
 // describe adds the problems to the status. Those that keep pods from starting with an
 // entry that is there are found by the loop, with and without a Keeper.
-func (k *Keeper) describe(s *Status, n Network, err, plugin error) {
+func (k *Manager) describe(s *Status, n Network, err, plugin error) {
 	if plugin != nil && !s.Present {
 		s.Problems = append(s.Problems, Problem{Plugin: true, Err: fmt.Errorf("%w, so no plugin entry is put into the conflist, "+
 			`and no pod would start with it: run "ip-masq-reconciler install", or name another directory with --cni-bin-dir`, plugin)})
@@ -73,13 +73,13 @@ func (k *Keeper) describe(s *Status, n Network, err, plugin error) {
 	case err != nil:
 		s.Problems = append(s.Problems, Problem{Err: k.refusal(err), topic: failureTopic})
 	}
-	if s.War {
+	if s.Flapping {
 		s.Problems = append(s.Problems, Problem{Err: k.accusation(), topic: warTopic})
 	}
 }
 
 // absence is the error of a network that is not there.
-func (k *Keeper) absence(err error) error {
+func (k *Manager) absence(err error) error {
 	what := "the main CNI plugin's network"
 	if k.options.Network != "" {
 		what += " " + policy.Shown(k.options.Network)
@@ -95,7 +95,7 @@ func (k *Keeper) absence(err error) error {
 }
 
 // refusal is the error of files that cannot be written.
-func (k *Keeper) refusal(err error) error {
+func (k *Manager) refusal(err error) error {
 	err = fmt.Errorf("our entry cannot be put in; it is tried again: %w", err)
 	for _, known := range []error{unix.EROFS, unix.EACCES, unix.EPERM} {
 		if errors.Is(err, known) {
@@ -107,10 +107,10 @@ func (k *Keeper) refusal(err error) error {
 }
 
 // accusation says who removes our entry again and again.
-func (k *Keeper) accusation() error {
-	count, span := k.war.span(time.Now())
+func (k *Manager) accusation() error {
+	count, span := k.flapping.span(time.Now())
 	then := "it is put back at once each time"
-	if wait := k.war.delay(); wait >= firstPause {
+	if wait := k.flapping.delay(); wait >= firstPause {
 		then = fmt.Sprintf("it stays away for %s now each time", wait)
 	}
 	by := suspect(k.seen)

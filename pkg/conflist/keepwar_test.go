@@ -175,14 +175,14 @@ func TestKeeperFiftyRewrites(t *testing.T) {
 		if k.writes != 51 {
 			t.Errorf("%d writes for 50 rewrites and the first", k.writes)
 		}
-		if !k.last.War {
+		if !k.last.Flapping {
 			t.Error("50 in a row are nothing to report")
 		}
 		k.logged(1, "put our entry into the conflist")
 		k.logged(1, "put our entry back")
 		k.logged(1, "level=ERROR")
 		k.after(11 * time.Second)
-		if k.says(); k.last.War {
+		if k.says(); k.last.Flapping {
 			t.Error("it is not over")
 		}
 		k.logged(1, "our entry stays in the conflist again")
@@ -203,11 +203,11 @@ func TestKeeperPeaceAfterALongLife(t *testing.T) {
 			}
 		}
 		k.after(time.Second)
-		if k.says("again and again"); !k.last.War {
+		if k.says("again and again"); !k.last.Flapping {
 			t.Error("12 in a row are nothing to report")
 		}
 		k.after(10 * time.Second)
-		if k.says(); k.last.War {
+		if k.says(); k.last.Flapping {
 			t.Error("it is not over")
 		}
 	})
@@ -227,7 +227,7 @@ func TestKeeperRival(t *testing.T) {
 		k.write("net.d/10-kindnet.conflist", listNamed("kindnet"))
 		k.after(2 * time.Second)
 		k.says("kindnet.conflist*again and again*kindnet*put back at once*compiled in")
-		if !k.last.War {
+		if !k.last.Flapping {
 			t.Error(k.last)
 		}
 		k.after(time.Minute)
@@ -242,7 +242,7 @@ func TestKeeperRival(t *testing.T) {
 		k.logged(1, "level=ERROR")
 		active.Store(false)
 		k.after(75 * time.Second)
-		if k.says(); k.last.War || !k.last.Present {
+		if k.says(); k.last.Flapping || !k.last.Present {
 			t.Error("it is not over")
 		}
 		if n := strings.Count(k.log, "\n"); n > 5 {

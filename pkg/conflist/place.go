@@ -44,7 +44,7 @@ type Change struct {
 // its writer is let be for now.
 const attempts = 5
 
-// Ensure makes sure that the network has one entry of ours. It writes nothing
+// Sync makes sure that the network has one entry of ours. It writes nothing
 // where it has one already, and leaves that as it is. Of a single plugin's
 // configuration it makes a list, which it keeps as the configuration has it. A list
 // that was made of a configuration of Multus is removed: what Multus delegates to

@@ -10,14 +10,14 @@ import (
 	"go4.org/netipx"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Owned returns what foreign.Scan asks: whether a chain is owned, by the view, which
+// Owned returns what thirdparty.Scan asks: whether a chain is owned, by the view, which
 // may be nil, by the record, or by the comment in it.
-func Owned(v *enforce.View, rec store.Record, dataDir string) func(foreign.Place) bool {
+func Owned(v *enforce.State, rec store.Record, dataDir string) func(thirdparty.Place) bool {
 	// The tables of the backends.
 	const iptablesTable, nftablesTable = "nat", "ip-masq"
 	inIPTables := map[string]bool{}
@@ -31,7 +31,7 @@ func Owned(v *enforce.View, rec store.Record, dataDir string) func(foreign.Place
 			}
 		}
 	}
-	return func(p foreign.Place) bool {
+	return func(p thirdparty.Place) bool {
 		return p.Table == nftablesTable || p.Table == iptablesTable && inIPTables[p.Chain] ||
 			p.Owner.Schema > policy.RulesSchema || p.Owner.DataDir != "" && p.Owner.DataDir == policy.OwnedBy(dataDir).DataDir
 	}
@@ -39,7 +39,7 @@ func Owned(v *enforce.View, rec store.Record, dataDir string) func(foreign.Place
 
 // Catch is a rule of others that masquerades what a policy leaves alone.
 type Catch struct {
-	Rule  foreign.Rule
+	Rule  thirdparty.Rule
 	Chain string // of the policy
 	// Destinations and Sources are the entries of the policy that exempt what
 	// the rule masquerades, in part at least.
@@ -52,7 +52,7 @@ type Catch struct {
 // Caught returns which rules of others masquerade what which policy leaves
 // alone, by rule and then by policy. A rule that is not Exact may be less than
 // it seems; those that are for marked packets only are left out.
-func Caught(policies []policy.Policy, rules []foreign.Rule) []Catch {
+func Caught(policies []policy.Policy, rules []thirdparty.Rule) []Catch {
 	var about []subject
 	for _, p := range policies {
 		for _, f := range p.Families() {
@@ -73,9 +73,9 @@ func Caught(policies []policy.Policy, rules []foreign.Rule) []Catch {
 	return caught
 }
 
-// CountForeign returns how many rules of others masquerade what a policy leaves
+// CountThirdParty returns how many rules of others masquerade what a policy leaves
 // alone, of those that could be read in full.
-func CountForeign(policies []policy.Policy, rules []foreign.Rule) int {
+func CountThirdParty(policies []policy.Policy, rules []thirdparty.Rule) int {
 	counted := map[int]bool{}
 	for _, c := range Caught(policies, rules) {
 		if c.Rule.Exact {
@@ -92,7 +92,7 @@ type subject struct {
 	from, exempt policy.Ranges
 }
 
-func (s subject) catch(r foreign.Rule) Catch {
+func (s subject) catch(r thirdparty.Rule) Catch {
 	c := Catch{Rule: r, Chain: s.Chain, Scoped: len(s.Sources.Value) > 0}
 	if r.Family != s.family || r.Marked || r.Rule.Out == "lo" || !leavesThrough(s.Policy, r) {
 		return c
@@ -137,7 +137,7 @@ func scope(p policy.Policy, f policy.Family) (policy.Ranges, bool) {
 	return policy.RangesOf(sources...), len(sources) > 0
 }
 
-func leavesThrough(p policy.Policy, r foreign.Rule) bool {
+func leavesThrough(p policy.Policy, r thirdparty.Rule) bool {
 	return len(p.Interfaces.Value) == 0 || slices.ContainsFunc(p.Interfaces.Value, r.Leaves)
 }
 
@@ -165,7 +165,7 @@ func sameInterface(p, q []string) bool {
 		return true
 	}
 	for _, pattern := range p {
-		if slices.ContainsFunc(q, foreign.Rule{Rule: policy.Rule{Out: pattern}}.Leaves) {
+		if slices.ContainsFunc(q, thirdparty.Rule{Rule: policy.Rule{Out: pattern}}.Leaves) {
 			return true
 		}
 	}

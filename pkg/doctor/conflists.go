@@ -283,7 +283,7 @@ func conflistWithoutUs(e *examination) ([]Finding, error) {
 		Summary: "The network that the runtime picks has no entry of ours: its pods start whether the rules are right or not.",
 		Remedy:  "ip-masq-reconciler install adds the entry to that conflist; or give the one that has it a name that sorts first."}
 	configured := slices.ContainsFunc(e.lists, list.ours) ||
-		slices.ContainsFunc(e.State.Contributions, func(c policy.Contribution) bool { return c.Source.Kind == policy.Network })
+		slices.ContainsFunc(e.State.Sources, func(c policy.Source) bool { return c.ID.Kind == policy.Network })
 	if configured {
 		f.Severity = Problem
 	}

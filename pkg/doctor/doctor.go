@@ -12,7 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -25,7 +25,7 @@ type Node struct {
 	// own network namespace all the same.
 	Root string
 
-	View  *enforce.View // of the State, or nil
+	Rules *enforce.State // of the State, or nil
 	State store.State
 
 	ConfDir    config.ConfDir
@@ -40,8 +40,8 @@ type Node struct {
 
 	// What is read of the kernel. Nil reads it in the network namespace of the
 	// calling thread.
-	Foreign    func(context.Context) ([]foreign.Rule, error)
-	Variants   func(context.Context) ([]foreign.Usage, error)
+	ThirdParty func(context.Context) ([]thirdparty.Rule, error)
+	Variants   func(context.Context) ([]thirdparty.Usage, error)
 	Interfaces func() ([]string, error)
 }
 
@@ -79,13 +79,13 @@ func checks() []check {
 func Examine(ctx context.Context, n Node) []Finding {
 	n.Root = cmp.Or(n.Root, "/")
 	e := &examination{Node: n, ctx: ctx}
-	if e.Foreign == nil {
-		e.Foreign = func(ctx context.Context) ([]foreign.Rule, error) {
-			return foreign.Scan(ctx, Owned(n.View, n.State.Record, n.DataDir))
+	if e.ThirdParty == nil {
+		e.ThirdParty = func(ctx context.Context) ([]thirdparty.Rule, error) {
+			return thirdparty.Scan(ctx, Owned(n.Rules, n.State.Record, n.DataDir))
 		}
 	}
 	if e.Variants == nil {
-		e.Variants = foreign.Variants
+		e.Variants = thirdparty.Variants
 	}
 	if e.Interfaces == nil {
 		e.Interfaces = interfaces
@@ -131,10 +131,10 @@ func (e *examination) path(parts ...string) string {
 
 // policies returns those in force.
 func (e *examination) policies() []policy.Policy {
-	if e.View == nil {
+	if e.Rules == nil {
 		return nil
 	}
-	return e.View.Policies
+	return e.Rules.Policies
 }
 
 // managesIPv6 reports whether a policy does.
@@ -145,8 +145,8 @@ func (e *examination) managesIPv6() bool {
 // choices returns the forms in which chains of ours are kept.
 func (e *examination) choices() []netfilter.Choice {
 	var out []netfilter.Choice
-	if e.View != nil {
-		for _, g := range e.View.Groups {
+	if e.Rules != nil {
+		for _, g := range e.Rules.Groups {
 			out = append(out, g.Choice)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -35,29 +35,29 @@ func TestFindings(t *testing.T) {
 		{name: "a healthy node", set: func(*host) {}},
 
 		{"two chains without a scope", func(h *host) {
-			h.statements = append(h.statements, policy.Statement{Chain: "OTHER", NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8", "172.16.0.0/12")})
+			h.statements = append(h.statements, policy.SourcePolicy{Chain: "OTHER", NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8", "172.16.0.0/12")})
 		}, map[string]string{"problem two-unscoped-chains": "IP-MASQ-AGENT exempts 192.168.0.0/16, which OTHER masquerades"}},
 		{name: "two chains that exempt the same", set: func(h *host) {
-			h.statements = append(h.statements, policy.Statement{Chain: "OTHER"})
+			h.statements = append(h.statements, policy.SourcePolicy{Chain: "OTHER"})
 		}},
 		{name: "two chains with scopes apart", set: func(h *host) {
-			h.statements = []policy.Statement{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16")},
+			h.statements = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16")},
 				{Chain: "B", SourceCIDRs: prefixes("10.245.0.0/16"), NonMasqueradeCIDRs: prefixes()}}
 		}},
 		{"two chains with scopes that overlap", func(h *host) {
-			h.statements = []policy.Statement{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16"), NonMasqueradeCIDRs: prefixes("10.0.0.0/8")},
+			h.statements = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16"), NonMasqueradeCIDRs: prefixes("10.0.0.0/8")},
 				{Chain: "B", SourceCIDRs: prefixes("10.0.0.0/8"), NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8")}}
 		}, map[string]string{"problem two-unscoped-chains": "B exempts 11.0.0.0/8, which A masquerades"}},
 		{name: "two chains for interfaces apart", set: func(h *host) {
-			h.statements = []policy.Statement{{Chain: "A", OutputInterfaces: []string{"eth0"}}, {Chain: "B", OutputInterfaces: []string{"wg+"}, NonMasqueradeCIDRs: prefixes()}}
+			h.statements = []policy.SourcePolicy{{Chain: "A", OutputInterfaces: []string{"eth0"}}, {Chain: "B", OutputInterfaces: []string{"wg+"}, NonMasqueradeCIDRs: prefixes()}}
 		}},
 
 		{"a conflict", func(h *host) {
-			h.statements = append(h.statements, policy.Statement{Chain: policy.DefaultChain, MasqueradeCIDRs: prefixes("10.9.0.0/16")})
+			h.statements = append(h.statements, policy.SourcePolicy{Chain: policy.DefaultChain, MasqueradeCIDRs: prefixes("10.9.0.0/16")})
 			h.statements[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
 		}, map[string]string{"problem policy-conflict": "contradicts"}},
 		{"a chain that failed", func(h *host) {
-			h.edit = func(n *Node) { n.View.Failed = map[string]error{"IP-MASQ-AGENT": netfilter.ErrForeign} }
+			h.edit = func(n *Node) { n.Rules.Failed = map[string]error{"IP-MASQ-AGENT": netfilter.ErrNotOwned} }
 		}, map[string]string{"problem chain-not-kept": "IP-MASQ-AGENT: chain belongs to somebody else"}},
 		{"a long list on iptables", func(h *host) { h.statements[0].NonMasqueradeCIDRs = many(70) },
 			map[string]string{"notice slow-list": "IP-MASQ-AGENT: 71 prefixes"}},
@@ -128,7 +128,7 @@ func TestFindings(t *testing.T) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge)
 			h.edit = func(n *Node) {
 				n.BinDir, n.DataDir = n.Root, "/srv/masq"
-				n.State.Contributions[0].Source = policy.Source{Kind: policy.AgentFiles}
+				n.State.Sources[0].ID = policy.SourceID{Kind: policy.AgentFiles}
 			}
 		}, want: map[string]string{"notice conflist-without-us": `(network "pods")`}},
 		{"a broken conflist", func(h *host) { h.files["etc/cni/net.d/20-x.conflist"] = "{" },
@@ -141,7 +141,7 @@ func TestFindings(t *testing.T) {
 		}},
 		{"agent files alone", func(h *host) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge)
-			h.edit = func(n *Node) { n.State.Contributions[0].Source = policy.Source{Kind: policy.AgentFiles} }
+			h.edit = func(n *Node) { n.State.Sources[0].ID = policy.SourceID{Kind: policy.AgentFiles} }
 		}, map[string]string{"notice conflist-without-us": `(network "pods")`}},
 		{"no conflist", func(h *host) { delete(h.files, "etc/cni/net.d/10-pods.conflist") },
 			map[string]string{"problem conflist-without-us": "holds none"}},
@@ -214,16 +214,16 @@ func TestFindings(t *testing.T) {
 		{name: "no forwarding of IPv6, which is not managed", set: func(h *host) { h.files["proc/sys/net/ipv6/conf/all/forwarding"] = "0\n" }},
 
 		{"both variants", func(h *host) {
-			h.usages = []foreign.Usage{{Variant: "nft", NATRules: 3, Kubelet: true}, {Variant: "legacy", NATRules: 1}}
+			h.usages = []thirdparty.Usage{{Variant: "nft", NATRules: 3, Kubelet: true}, {Variant: "legacy", NATRules: 1}}
 		}, map[string]string{"notice mixed-iptables": "iptables-nft has rules in table nat, iptables-legacy has rules"}},
-		{"kubelet in the other variant", func(h *host) { h.usages = []foreign.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}} },
+		{"kubelet in the other variant", func(h *host) { h.usages = []thirdparty.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}} },
 			map[string]string{"problem mixed-iptables": "kubelet uses iptables-legacy, and our chains are kept in iptables-nft"}},
 		{name: "kubelet in both, and rules in one", set: func(h *host) {
-			h.usages = []foreign.Usage{{Variant: "nft", Kubelet: true, NATRules: 5}, {Variant: "legacy", Kubelet: true}}
+			h.usages = []thirdparty.Usage{{Variant: "nft", Kubelet: true, NATRules: 5}, {Variant: "legacy", Kubelet: true}}
 		}},
 		{name: "kubelet in iptables-legacy, and our chains in nftables", set: func(h *host) {
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
-			h.usages = []foreign.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}}
+			h.usages = []thirdparty.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}}
 		}},
 
 		{"a saved chain", func(h *host) { h.files["etc/iptables/rules.v4"] = "*nat\n:IP-MASQ-AGENT - [0:0]\nCOMMIT\n" },
@@ -245,10 +245,10 @@ func TestFindings(t *testing.T) {
 		}},
 		{"nothing can be read", func(h *host) {
 			h.edit = func(n *Node) {
-				n.Foreign = func(context.Context) ([]foreign.Rule, error) {
+				n.ThirdParty = func(context.Context) ([]thirdparty.Rule, error) {
 					return nil, errors.Join(errors.New("no tables"), errors.New("no blobs"))
 				}
-				n.Variants = func(context.Context) ([]foreign.Usage, error) { return nil, errors.New("no variants") }
+				n.Variants = func(context.Context) ([]thirdparty.Usage, error) { return nil, errors.New("no variants") }
 				n.Interfaces = func() ([]string, error) { return nil, errors.New("no interfaces") }
 			}
 		}, map[string]string{"notice not-examined": "no tables, no blobs, no variants, no interfaces"}},

@@ -18,7 +18,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -40,10 +40,10 @@ func conflist(network string, plugins ...string) string {
 type host struct {
 	t          *testing.T
 	files      map[string]string
-	statements []policy.Statement
+	statements []policy.SourcePolicy
 	choice     netfilter.Choice
-	rules      []foreign.Rule
-	usages     []foreign.Usage
+	rules      []thirdparty.Rule
+	usages     []thirdparty.Usage
 	interfaces []string
 	edit       func(*Node)
 }
@@ -63,7 +63,7 @@ func newHost(t *testing.T) *host {
 			"proc/8/cmdline":                 "",
 			"proc/stat":                      "",
 		},
-		statements: []policy.Statement{{Chain: policy.DefaultChain}},
+		statements: []policy.SourcePolicy{{Chain: policy.DefaultChain}},
 		choice:     netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT},
 		interfaces: []string{"lo", "eth0", "cni0"},
 	}
@@ -83,19 +83,19 @@ func (h *host) node() Node {
 		}
 	}
 	n := Node{Root: root,
-		Foreign:    func(context.Context) ([]foreign.Rule, error) { return h.rules, nil },
-		Variants:   func(context.Context) ([]foreign.Usage, error) { return h.usages, nil },
+		ThirdParty: func(context.Context) ([]thirdparty.Rule, error) { return h.rules, nil },
+		Variants:   func(context.Context) ([]thirdparty.Usage, error) { return h.usages, nil },
 		Interfaces: func() ([]string, error) { return h.interfaces, nil },
 	}
 	n.ConfDir, n.ConfDirErr = config.ReadConfDir(filepath.Join(root, "etc/cni/net.d"))
 	for i, s := range h.statements {
-		n.State.Contributions = append(n.State.Contributions, policy.Contribution{
-			Source: policy.Source{Kind: policy.Network, Name: []string{"pods", "other", "third"}[i]}, Statement: s, Order: int64(i)})
+		n.State.Sources = append(n.State.Sources, policy.Source{
+			ID: policy.SourceID{Kind: policy.Network, Name: []string{"pods", "other", "third"}[i]}, Policy: s, Order: int64(i)})
 	}
-	v := &enforce.View{Policies: policy.Merge(n.State.Contributions)}
+	v := &enforce.State{Policies: policy.Merge(n.State.Sources)}
 	desired := policy.Desired(v.Policies, policy.Layout{}, policy.Owner{})
 	v.Groups = []enforce.Group{{Choice: h.choice, Desired: desired, Observed: desired, Recorded: true}}
-	n.View = v
+	n.Rules = v
 	for _, p := range v.Policies {
 		n.State.Record.Chains = append(n.State.Record.Chains,
 			store.OwnedChain{Chain: p.Chain, Family: policy.IPv4, Backend: h.choice.Backend, Variant: h.choice.Variant})

@@ -67,9 +67,9 @@ func failedChains(e *examination) ([]Finding, error) {
 	f := Finding{ID: "chain-not-kept", Severity: Problem,
 		Summary: "The rules of a chain cannot be vouched for.",
 		Remedy:  "See the message; until then nothing repairs these rules."}
-	if e.View != nil {
-		for _, chain := range slices.Sorted(maps.Keys(e.View.Failed)) {
-			f.Detail = append(f.Detail, chain+": "+strings.ReplaceAll(e.View.Failed[chain].Error(), "\n", "; "))
+	if e.Rules != nil {
+		for _, chain := range slices.Sorted(maps.Keys(e.Rules.Failed)) {
+			f.Detail = append(f.Detail, chain+": "+strings.ReplaceAll(e.Rules.Failed[chain].Error(), "\n", "; "))
 		}
 	}
 	return []Finding{f}, nil
@@ -79,8 +79,8 @@ func slowLists(e *examination) ([]Finding, error) {
 	f := Finding{ID: "slow-list", Severity: Notice,
 		Summary: "Each new connection walks through a long list of rules: iptables has no sets.",
 		Remedy:  `Set backend to "nftables", whose cost does not grow with the list.`}
-	if e.View != nil {
-		slow := e.View.Slow()
+	if e.Rules != nil {
+		slow := e.Rules.Slow()
 		for _, chain := range slices.Sorted(maps.Keys(slow)) {
 			f.Detail = append(f.Detail, fmt.Sprintf("%s: %d prefixes", chain, slow[chain]))
 		}

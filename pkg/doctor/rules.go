@@ -8,14 +8,14 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // foreignRules looks for rules of others that masquerade what is exempt: our
 // RETURN ends our chain alone, and does not keep them from it.
 func foreignRules(e *examination) ([]Finding, error) {
-	rules, err := e.Foreign(e.ctx)
+	rules, err := e.ThirdParty(e.ctx)
 	sure := Finding{ID: "foreign-masquerade", Severity: Problem,
 		Summary: "Rules of others masquerade destinations that the policy leaves alone."}
 	kubelet := Finding{ID: "kubelet-masquerade", Severity: Problem,
@@ -84,17 +84,17 @@ func (c Catch) String() string {
 	if rest := len(what) - most; rest > 0 {
 		what = append(what[:most], fmt.Sprintf("%d more", rest))
 	}
-	order := map[foreign.Order]string{foreign.Before: ", before our chain", foreign.After: ", after our chain"}[c.Rule.Order]
+	order := map[thirdparty.Order]string{thirdparty.Before: ", before our chain", thirdparty.After: ", after our chain"}[c.Rule.Order]
 	return fmt.Sprintf("%s: catches %s, which %s leaves alone%s", c.Rule.Text, strings.Join(what, ", "), c.Chain, order)
 }
 
 // kubelets reports whether the rule is kubelet's, kubenet's or kube-proxy's.
-func kubelets(r foreign.Rule) bool {
+func kubelets(r thirdparty.Rule) bool {
 	return strings.HasPrefix(r.Chain, "KUBE-") || strings.HasPrefix(r.Comment, "kubenet:") || r.Table == "kube-proxy"
 }
 
 // remedyFor tells what to do about the rules of parties that are well known.
-func remedyFor(r foreign.Rule) string {
+func remedyFor(r thirdparty.Rule) string {
 	switch {
 	case strings.HasPrefix(r.Comment, "kubenet:"):
 		return "kubelet's kubenet: give --non-masquerade-cidr=0.0.0.0/0, then delete the rule or reboot."
@@ -132,11 +132,11 @@ func leftoverChains(e *examination) ([]Finding, error) {
 			f.Detail = append(f.Detail, fmt.Sprintf("%s in %s (%s): it could not be removed", o.Chain, o.Backend, o.Family))
 		}
 	}
-	if e.View == nil || len(e.Drivers) == 0 {
+	if e.Rules == nil || len(e.Drivers) == 0 {
 		return []Finding{f}, nil
 	}
 	var errs []error
-	for _, g := range e.View.Groups {
+	for _, g := range e.Rules.Groups {
 		seen := map[string]bool{}
 		for _, c := range g.Desired.Chains {
 			if seen[c.Name] {

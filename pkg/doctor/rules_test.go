@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -141,14 +141,14 @@ func TestForeignRules(t *testing.T) {
 			if tc.set != nil {
 				tc.set(h)
 			}
-			h.edit = func(n *Node) { n.Foreign = nil } // the kernel's
+			h.edit = func(n *Node) { n.ThirdParty = nil } // the kernel's
 			n := h.node()
 			compare(t, tc.want, Examine(t.Context(), n))
-			rules, err := foreign.Scan(t.Context(), Owned(n.View, n.State.Record, n.DataDir))
+			rules, err := thirdparty.Scan(t.Context(), Owned(n.Rules, n.State.Record, n.DataDir))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := CountForeign(n.View.Policies, rules); got != tc.counted {
+			if got := CountThirdParty(n.Rules.Policies, rules); got != tc.counted {
 				t.Errorf("%d rules counted, want %d: %v", got, tc.counted, rules)
 			}
 		})

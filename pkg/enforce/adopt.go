@@ -24,14 +24,14 @@ func (e *UnwritableError) Unwrap() error { return e.Err }
 // If vouch finds that the rules will not do, the documents are discarded and
 // what was written is undone: the last good state stays, in the kernel and on
 // disk. The View is what stood after the attempt.
-func (e *Enforcer) Adopt(ctx context.Context, lock *store.Lock, s store.State, p *Proposal, vouch func(*View) error) (*View, error) {
+func (e *Enforcer) Adopt(ctx context.Context, lock *store.Lock, s store.State, p *Proposal, vouch func(*State) error) (*State, error) {
 	staged, err := stage(lock, p.Changed)
 	if err != nil {
-		return e.Look(ctx, p.Contributions, s.Record), &UnwritableError{err}
+		return e.Observe(ctx, p.Sources, s.Record), &UnwritableError{err}
 	}
 	defer func() { e.warn(discard(staged)) }()
-	was := e.Look(ctx, p.Contributions, s.Record)
-	v := e.ensure(ctx, was, p.Contributions, p.Changed, s.Record, lock)
+	was := e.Observe(ctx, p.Sources, s.Record)
+	v := e.sync(ctx, was, p.Sources, p.Changed, s.Record, lock)
 	if err := vouch(v); err != nil {
 		if len(staged) > 0 && !lock.DryRun() {
 			e.undo(ctx, was, s.Record, lock)
@@ -45,17 +45,17 @@ func (e *Enforcer) Adopt(ctx context.Context, lock *store.Lock, s store.State, p
 // undo brings the rules back to what the documents in force ask for, and what is
 // no business of theirs to what stood there: one family may have been written,
 // and the other not.
-func (e *Enforcer) undo(ctx context.Context, was *View, before store.Record, lock *store.Lock) {
+func (e *Enforcer) undo(ctx context.Context, was *State, before store.Record, lock *store.Lock) {
 	state, err := e.Dir.Load()
 	if err != nil {
 		e.warn(err)
 		return
 	}
 	now := e.Restore(ctx, was, before, state.Record, lock)
-	e.Ensure(ctx, state.Contributions, now, lock)
+	e.Sync(ctx, state.Sources, now, lock)
 }
 
-func stage(lock *store.Lock, changed []policy.Contribution) (staged []*store.Staged, err error) {
+func stage(lock *store.Lock, changed []policy.Source) (staged []*store.Staged, err error) {
 	for _, c := range changed {
 		one, err := lock.Stage(c)
 		if err != nil {

@@ -108,7 +108,7 @@ func (e *Enforcer) others(owned []netfilter.OwnedChain) []netfilter.OwnedChain {
 
 // replaceOthers removes the chains of other dataDirs, once all rules of the node's
 // stand.
-func (e *Enforcer) replaceOthers(ctx context.Context, v *View, lock *store.Lock) {
+func (e *Enforcer) replaceOthers(ctx context.Context, v *State, lock *store.Lock) {
 	if len(v.Policies) == 0 || len(v.Failed) > 0 || len(v.Diff()) > 0 || !e.replaces() {
 		return
 	}

@@ -5,7 +5,7 @@
 // and observes again. The plugin's verbs and the reconciler's passes are both
 // made of it, which is why neither ever undoes what the other did.
 //
-// Look reads and writes nothing; Ensure writes, and needs the lock of the
+// Observe reads and writes nothing; Ensure writes, and needs the lock of the
 // dataDir for it. The package knows the store and the port of the backends, but
 // no backend and no configuration format.
 package enforce

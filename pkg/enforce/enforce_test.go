@@ -41,7 +41,7 @@ func newFixture(t *testing.T) *fixture {
 }
 
 // ensure runs one locked pass with the record as it is stored.
-func (f *fixture) ensure(contributions ...policy.Contribution) *enforce.View {
+func (f *fixture) ensure(contributions ...policy.Source) *enforce.State {
 	f.Helper()
 	lock, err := f.enforcer.Dir.Lock(context.Background())
 	if err != nil {
@@ -52,12 +52,12 @@ func (f *fixture) ensure(contributions ...policy.Contribution) *enforce.View {
 			f.Error(err)
 		}
 	}()
-	return f.enforcer.Ensure(context.Background(), contributions, f.record(), lock)
+	return f.enforcer.Sync(context.Background(), contributions, f.record(), lock)
 }
 
-func (f *fixture) look(contributions ...policy.Contribution) *enforce.View {
+func (f *fixture) look(contributions ...policy.Source) *enforce.State {
 	f.Helper()
-	return f.enforcer.Look(context.Background(), contributions, f.record())
+	return f.enforcer.Observe(context.Background(), contributions, f.record())
 }
 
 func (f *fixture) record() store.Record {
@@ -69,26 +69,26 @@ func (f *fixture) record() store.Record {
 	return state.Record
 }
 
-func (f *fixture) mustBeRight(v *enforce.View) {
+func (f *fixture) mustBeRight(v *enforce.State) {
 	f.Helper()
-	if !v.Right() {
+	if !v.InSync() {
 		f.Fatalf("not right: failed %v, stale %v, groups %+v\nkernel:\n%s", v.Failed, v.Stale, v.Groups, f.kernel.dump())
 	}
 }
 
-func network(name, chain string, edit ...func(*policy.Statement)) policy.Contribution {
-	s := policy.Statement{Chain: chain, NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+func network(name, chain string, edit ...func(*policy.SourcePolicy)) policy.Source {
+	s := policy.SourcePolicy{Chain: chain, NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
 	for _, e := range edit {
 		e(&s)
 	}
-	return policy.Contribution{Source: policy.Source{Kind: policy.Network, Name: name}, Statement: s, Order: 1}
+	return policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: name}, Policy: s, Order: 1}
 }
 
-func backend(b policy.Backend) func(*policy.Statement) {
-	return func(s *policy.Statement) { s.Backend = b }
+func backend(b policy.Backend) func(*policy.SourcePolicy) {
+	return func(s *policy.SourcePolicy) { s.Backend = b }
 }
 
-func enableIPv6(s *policy.Statement) { yes := true; s.EnableIPv6 = &yes }
+func enableIPv6(s *policy.SourcePolicy) { yes := true; s.EnableIPv6 = &yes }
 
 func TestEnsureMakesThenLeavesAlone(t *testing.T) {
 	f := newFixture(t)
@@ -118,7 +118,7 @@ func TestEnsureRepairsDrift(t *testing.T) {
 	want := f.kernel.dump()
 	ref := netfilter.ChainRef{Family: policy.IPv4, Name: "A"}
 	c := f.kernel.chains[iptChoice][ref]
-	c.Rules = append([]policy.Rule{{Verdict: policy.Alien, Text: "-j LOG"}}, c.Rules...)
+	c.Rules = append([]policy.Rule{{Verdict: policy.Unrecognized, Text: "-j LOG"}}, c.Rules...)
 	f.kernel.chains[iptChoice][ref] = c
 
 	v := f.look(net)
@@ -140,7 +140,7 @@ func TestEnsureReadsTwiceBeforeItWrites(t *testing.T) {
 	net := network("podnet", "A")
 	f.ensure(net)
 	f.kernel.lie = 1
-	if f.look(net).Right() {
+	if f.look(net).InSync() {
 		t.Fatal("the torn reading was not seen")
 	}
 	f.mustBeRight(f.ensure(net))
@@ -155,8 +155,8 @@ func TestEnsureWritesTwiceIfUndoneAtOnce(t *testing.T) {
 	for times, right := range map[int]bool{1: true, 2: false} {
 		f := newFixture(t)
 		f.kernel.undone = times
-		if v := f.ensure(network("podnet", policy.DefaultChain)); v.Right() != right || f.kernel.applied != 2 {
-			t.Errorf("undone %d times: right %t, applied %d times", times, v.Right(), f.kernel.applied)
+		if v := f.ensure(network("podnet", policy.DefaultChain)); v.InSync() != right || f.kernel.applied != 2 {
+			t.Errorf("undone %d times: right %t, applied %d times", times, v.InSync(), f.kernel.applied)
 		}
 	}
 }
@@ -168,7 +168,7 @@ func TestStrangersAreLeftAlone(t *testing.T) {
 		chain policy.Chain
 		want  error
 	}{
-		"foreign rules":   {policy.Chain{Rules: []policy.Rule{{Verdict: policy.Alien, Text: "-j LOG"}}}, netfilter.ErrForeign},
+		"foreign rules":   {policy.Chain{Rules: []policy.Rule{{Verdict: policy.Unrecognized, Text: "-j LOG"}}}, netfilter.ErrNotOwned},
 		"another dataDir": {policy.Chain{Owner: policy.OwnedBy("/other"), Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrOtherOwner},
 		"a newer form":    {policy.Chain{Owner: newer, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrNewer},
 	} {
@@ -220,7 +220,7 @@ func TestAnAgentsChainElsewhereIsRemoved(t *testing.T) {
 }
 
 func TestWhatIsOwnedElsewhereGoes(t *testing.T) {
-	for name, next := range map[string]policy.Contribution{
+	for name, next := range map[string]policy.Source{
 		"backend": network("podnet", "A", backend(policy.NFTables), enableIPv6),
 		"chain":   network("podnet", "B", enableIPv6),
 		"family":  network("podnet", "A"),
@@ -281,12 +281,12 @@ func TestARecordedBackendThatCannotWorkIsChosenAnew(t *testing.T) {
 func TestAChainThatAppearsElsewhere(t *testing.T) {
 	f := newFixture(t)
 	f.enforcer.Thorough = true
-	net := network("podnet", policy.DefaultChain, func(s *policy.Statement) { s.Backend = policy.NFTables })
+	net := network("podnet", policy.DefaultChain, func(s *policy.SourcePolicy) { s.Backend = policy.NFTables })
 	f.mustBeRight(f.ensure(net))
 	ref := netfilter.ChainRef{Family: policy.IPv4, Name: policy.DefaultChain}
 	agents := policy.Chain{Family: policy.IPv4, Name: policy.DefaultChain, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}
 	f.kernel.chains[iptChoice][ref] = agents
-	if v := f.look(net); v.Right() || len(v.Elsewhere) != 1 {
+	if v := f.look(net); v.InSync() || len(v.Elsewhere) != 1 {
 		t.Errorf("it is not found: %+v", v.Elsewhere)
 	}
 	f.mustBeRight(f.ensure(net))
@@ -319,7 +319,7 @@ func TestPreferredBackend(t *testing.T) {
 	}
 	// What a source states is stronger.
 	f.enforcer.Prefer = policy.NFTables
-	stated := network("podnet", policy.DefaultChain, func(s *policy.Statement) { s.Backend = policy.IPTables })
+	stated := network("podnet", policy.DefaultChain, func(s *policy.SourcePolicy) { s.Backend = policy.IPTables })
 	f.mustBeRight(f.ensure(stated))
 	if v := f.look(stated); v.Groups[0].Choice != iptChoice {
 		t.Errorf("what a source states is kept in %s", v.Groups[0].Choice)
@@ -368,7 +368,7 @@ func TestWithoutABackendTheErrorTellsAll(t *testing.T) {
 }
 
 func TestManyPrefixesAreSlowWithoutSets(t *testing.T) {
-	many := func(s *policy.Statement) {
+	many := func(s *policy.SourcePolicy) {
 		for i := range policy.DefaultCIDRLimit + 1 {
 			s.NonMasqueradeCIDRs = append(s.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i)}), 16))
 		}

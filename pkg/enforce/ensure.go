@@ -15,7 +15,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Ensure makes the kernel have the rules that the contributions ask for. It
+// Sync makes the kernel have the rules that the contributions ask for. It
 // looks again first (so a mismatch that a caller saw is read twice before it is
 // repaired), applies what differs, and looks once more: the View it returns is
 // what stands now. What failed is in there, by chain; the rest is done all the
@@ -23,19 +23,19 @@ import (
 //
 // What is about to be owned is recorded before it is made, so that a run which
 // is cut off leaves nothing that nobody knows of.
-func (e *Enforcer) Ensure(ctx context.Context, contributions []policy.Contribution, rec store.Record, lock *store.Lock) *View {
-	return e.EnsureFrom(ctx, e.Look(ctx, contributions, rec), contributions, rec, lock)
+func (e *Enforcer) Sync(ctx context.Context, contributions []policy.Source, rec store.Record, lock *store.Lock) *State {
+	return e.SyncFrom(ctx, e.Observe(ctx, contributions, rec), contributions, rec, lock)
 }
 
-// EnsureFrom is Ensure for who has looked already, with the lock held and at
+// SyncFrom is Ensure for who has looked already, with the lock held and at
 // the same contributions and record.
-func (e *Enforcer) EnsureFrom(ctx context.Context, before *View, contributions []policy.Contribution, rec store.Record, lock *store.Lock) *View {
-	return e.ensure(ctx, before, contributions, nil, rec, lock)
+func (e *Enforcer) SyncFrom(ctx context.Context, before *State, contributions []policy.Source, rec store.Record, lock *store.Lock) *State {
+	return e.sync(ctx, before, contributions, nil, rec, lock)
 }
 
 // ensure is EnsureFrom where the policies of some chains have changed.
-func (e *Enforcer) ensure(ctx context.Context, before *View, contributions, changed []policy.Contribution, rec store.Record, lock *store.Lock) *View {
-	if before.Right() {
+func (e *Enforcer) sync(ctx context.Context, before *State, contributions, changed []policy.Source, rec store.Record, lock *store.Lock) *State {
+	if before.InSync() {
 		return before
 	}
 	rec = e.ofThisBoot(rec)
@@ -71,7 +71,7 @@ func (e *Enforcer) ensure(ctx context.Context, before *View, contributions, chan
 
 // write records, applies and looks again. What cannot work on this host at all
 // is chosen anew, once, where nobody insists on it.
-func (e *Enforcer) write(ctx context.Context, contributions, changed []policy.Contribution, rec store.Record, before *View, lock *store.Lock) (*View, store.Record, error) {
+func (e *Enforcer) write(ctx context.Context, contributions, changed []policy.Source, rec store.Record, before *State, lock *store.Lock) (*State, store.Record, error) {
 	owned := record(rec, before)
 	e.noteSites(ctx, &owned, before)
 	if err := lock.PutRecord(owned); err != nil {
@@ -100,13 +100,13 @@ func (e *Enforcer) write(ctx context.Context, contributions, changed []policy.Co
 	if lock.DryRun() {
 		return before.asWritten(failed), owned, nil
 	}
-	after := e.Look(ctx, contributions, owned)
+	after := e.Observe(ctx, contributions, owned)
 	if len(after.Diff()) > 0 { // a reading can be torn by a writer beside us
-		after = e.Look(ctx, contributions, owned)
+		after = e.Observe(ctx, contributions, owned)
 	}
 	if len(after.Diff()) > 0 && len(failed) == 0 { // or somebody has changed them since
 		failed = e.apply(ctx, after, nil, lock)
-		after = e.Look(ctx, contributions, owned)
+		after = e.Observe(ctx, contributions, owned)
 	}
 	for chain, err := range failed {
 		after.fail(chain, err)
@@ -116,7 +116,7 @@ func (e *Enforcer) write(ctx context.Context, contributions, changed []policy.Co
 
 // freeToChoose returns the chains that could not be written because their
 // backend does not work here, and need not be it.
-func (e *Enforcer) freeToChoose(v *View, failed map[string]error) map[string]bool {
+func (e *Enforcer) freeToChoose(v *State, failed map[string]error) map[string]bool {
 	free := map[string]bool{}
 	bound := func(chain string) bool {
 		return e.Follow && slices.ContainsFunc(v.Groups, func(g Group) bool { return g.Recorded && g.holds(chain) })
@@ -131,14 +131,14 @@ func (e *Enforcer) freeToChoose(v *View, failed map[string]error) map[string]boo
 
 // chooseAgain looks again with new choices for those chains. What would be
 // chosen as before is left out: a backend may seem to work until it writes.
-func (e *Enforcer) chooseAgain(ctx context.Context, contributions []policy.Contribution, rec store.Record, before *View, free map[string]bool) *View {
+func (e *Enforcer) chooseAgain(ctx context.Context, contributions []policy.Source, rec store.Record, before *State, free map[string]bool) *State {
 	left := store.Record{Boot: rec.Boot}
 	for _, o := range rec.Chains {
 		if !free[o.Chain] {
 			left.Chains = append(left.Chains, o)
 		}
 	}
-	again := e.Look(ctx, contributions, left)
+	again := e.Observe(ctx, contributions, left)
 	for _, was := range before.Groups {
 		for _, is := range again.Groups {
 			same := is.Choice.SamePlace(was.Choice)
@@ -147,7 +147,7 @@ func (e *Enforcer) chooseAgain(ctx context.Context, contributions []policy.Contr
 			}
 			rest := *e
 			rest.Drivers = slices.DeleteFunc(slices.Clone(e.Drivers), func(d netfilter.Driver) bool { return d.Backend() == was.Choice.Backend })
-			return rest.Look(ctx, contributions, left)
+			return rest.Observe(ctx, contributions, left)
 		}
 	}
 	return again
@@ -167,9 +167,9 @@ func missingFrom(rec, from store.Record) []store.OwnedChain {
 // chains that are new or whose policy has changed: IPv4 rules without the IPv6 rules
 // would be rolled back. Where rules are only to be repaired, each family that can be
 // is better than none.
-func (e *Enforcer) unable(ctx context.Context, v *View, changed []policy.Contribution) map[string]error {
+func (e *Enforcer) unable(ctx context.Context, v *State, changed []policy.Source) map[string]error {
 	return e.unableOf(ctx, v, func(g *Group, chain string) bool {
-		states := func(c policy.Contribution) bool { return c.Statement.Chain == chain }
+		states := func(c policy.Source) bool { return c.Policy.Chain == chain }
 		return len(g.Diff) > 0 && (!g.Recorded || slices.ContainsFunc(changed, states))
 	})
 }
@@ -180,7 +180,7 @@ func unwritten(chain string, in netfilter.Choice, err error) error {
 
 // apply writes each group that differs, without the chains that cannot be written.
 // Errors are reported per chain.
-func (e *Enforcer) apply(ctx context.Context, v *View, unable map[string]error, lock *store.Lock) map[string]error {
+func (e *Enforcer) apply(ctx context.Context, v *State, unable map[string]error, lock *store.Lock) map[string]error {
 	failed := map[string]error{}
 	for _, g := range v.Groups {
 		desired := withoutChains(withoutChains(g.Desired, v.Failed), unable)
@@ -222,7 +222,7 @@ func (e *Enforcer) apply(ctx context.Context, v *View, unable map[string]error, 
 // that we own elsewhere, and what an agent or an earlier choice left in another
 // form under the name of a chain of ours. What cannot be removed stays on
 // record, and makes nobody fail.
-func (e *Enforcer) clear(ctx context.Context, v *View, owned *store.Record, lock *store.Lock) {
+func (e *Enforcer) clear(ctx context.Context, v *State, owned *store.Record, lock *store.Lock) {
 	for _, o := range v.Stale {
 		if err := e.remove(ctx, choiceOf(o), netfilter.ChainRef{Family: o.Family, Name: o.Chain}, lock); err != nil {
 			e.warn(err)
@@ -308,7 +308,7 @@ func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, ref netfilter
 
 // record returns the record with all that the view is about to own, current
 // choices first: a chain is kept in the first form that the record has for it.
-func record(rec store.Record, v *View) store.Record {
+func record(rec store.Record, v *State) store.Record {
 	out := store.Record{Boot: rec.Boot, Made: rec.Made}
 	for _, g := range v.Groups {
 		for _, c := range withoutChains(g.Desired, v.Failed).Chains {

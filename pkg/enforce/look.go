@@ -36,12 +36,12 @@ type Enforcer struct {
 	Follow bool
 }
 
-// Look reads the kernel and compares it with what the contributions ask for.
+// Observe reads the kernel and compares it with what the contributions ask for.
 // It writes nothing, and with a record of this boot's choices runs no program
 // on nf_tables. A chain without a recorded choice makes it choose; the choice is
 // not recorded.
-func (e *Enforcer) Look(ctx context.Context, contributions []policy.Contribution, rec store.Record) *View {
-	v := &View{Policies: policy.Merge(contributions)}
+func (e *Enforcer) Observe(ctx context.Context, contributions []policy.Source, rec store.Record) *State {
+	v := &State{Policies: policy.Merge(contributions)}
 	rec = e.ofThisBoot(rec)
 	for _, p := range v.Policies {
 		choice, err := e.choose(ctx, rec, p)
@@ -52,7 +52,7 @@ func (e *Enforcer) Look(ctx context.Context, contributions []policy.Contribution
 		e.join(v, p, choice)
 	}
 	for i := range v.Groups {
-		e.observe(ctx, v, &v.Groups[i], rec)
+		e.observeGroup(ctx, v, &v.Groups[i], rec)
 	}
 	v.Stale = stale(rec, v)
 	if e.Thorough {
@@ -64,7 +64,7 @@ func (e *Enforcer) Look(ctx context.Context, contributions []policy.Contribution
 
 // elsewhere finds the chains of our names that stand in another form too, but
 // for those that are stale and go anyway.
-func (e *Enforcer) elsewhere(ctx context.Context, v *View) []Place {
+func (e *Enforcer) elsewhere(ctx context.Context, v *State) []Place {
 	var found []Place
 	for _, g := range v.Groups {
 		for _, chain := range g.chains() {
@@ -123,7 +123,7 @@ func recordedChoice(rec store.Record, chain string, backend policy.Backend) (net
 }
 
 // join adds the policy to the group of its choice.
-func (e *Enforcer) join(v *View, p policy.Policy, c netfilter.Choice) {
+func (e *Enforcer) join(v *State, p policy.Policy, c netfilter.Choice) {
 	b, err := e.Drivers.Open(c)
 	if err != nil {
 		v.fail(p.Chain, err)
@@ -145,7 +145,7 @@ func (e *Enforcer) join(v *View, p policy.Policy, c netfilter.Choice) {
 
 // observe reads the group's chains and compares them, but for those that may
 // not be touched.
-func (e *Enforcer) observe(ctx context.Context, v *View, g *Group, rec store.Record) {
+func (e *Enforcer) observeGroup(ctx context.Context, v *State, g *Group, rec store.Record) {
 	b, err := e.Drivers.Open(g.Choice)
 	if err == nil {
 		g.Observed, err = b.Observe(ctx, g.refs())
@@ -196,7 +196,7 @@ func (e *Enforcer) judge(c *policy.Chain, in netfilter.Choice, ours bool) error 
 		return nil
 	}
 	return fmt.Errorf("chain %s (%s): %w: it holds rules that neither ip-masq nor its agents write; "+
-		"choose another masqChain, or remove the chain", c.Name, c.Family, netfilter.ErrForeign)
+		"choose another masqChain, or remove the chain", c.Name, c.Family, netfilter.ErrNotOwned)
 }
 
 func ownedChain(c *policy.Chain, in netfilter.Choice) netfilter.OwnedChain {
@@ -216,7 +216,7 @@ func choiceOf(o store.OwnedChain) netfilter.Choice {
 // stale returns what the record has and no group wants. What belongs to a chain
 // that failed is not stale: nothing stands yet in its stead. Nor is what could
 // not be removed before: that is for the reconciler to try again.
-func stale(rec store.Record, v *View) []store.OwnedChain {
+func stale(rec store.Record, v *State) []store.OwnedChain {
 	var out []store.OwnedChain
 	for _, o := range rec.Chains {
 		wanted := slices.ContainsFunc(v.Groups, func(g Group) bool {
@@ -231,11 +231,11 @@ func stale(rec store.Record, v *View) []store.OwnedChain {
 
 // Able tells why the rules of chains could not be written again, by chain: what
 // is right now need not be right for ever.
-func (e *Enforcer) Able(ctx context.Context, v *View) map[string]error {
+func (e *Enforcer) Able(ctx context.Context, v *State) map[string]error {
 	return e.unableOf(ctx, v, func(*Group, string) bool { return true })
 }
 
-func (e *Enforcer) unableOf(ctx context.Context, v *View, about func(g *Group, chain string) bool) map[string]error {
+func (e *Enforcer) unableOf(ctx context.Context, v *State, about func(g *Group, chain string) bool) map[string]error {
 	unable := map[string]error{}
 	for i := range v.Groups {
 		g := &v.Groups[i]

@@ -19,34 +19,34 @@ type Conflists interface {
 	// directory cannot be read.
 	Lacks(network string) bool
 	// Has reports whether that entry states this.
-	Has(network string, s policy.Statement) bool
+	Has(network string, s policy.SourcePolicy) bool
 }
 
 // Proposal is the documents as they are to become.
 type Proposal struct {
-	Contributions []policy.Contribution
-	Changed       []policy.Contribution // those that differ from what is stored
+	Sources []policy.Source
+	Changed []policy.Source // those that differ from what is stored
 }
 
 // NewProposal proposes what is stored.
-func NewProposal(stored []policy.Contribution) *Proposal {
-	return &Proposal{Contributions: slices.Clone(stored)}
+func NewProposal(stored []policy.Source) *Proposal {
+	return &Proposal{Sources: slices.Clone(stored)}
 }
 
 // Find returns what the source contributes, or nil.
-func (p *Proposal) Find(s policy.Source) *policy.Contribution {
-	for i := range p.Contributions {
-		if p.Contributions[i].Source == s {
-			return &p.Contributions[i]
+func (p *Proposal) Find(s policy.SourceID) *policy.Source {
+	for i := range p.Sources {
+		if p.Sources[i].ID == s {
+			return &p.Sources[i]
 		}
 	}
 	return nil
 }
 
 // Chain returns the chain that a source of the proposal contributes to.
-func (p *Proposal) Chain(s policy.Source) string {
+func (p *Proposal) Chain(s policy.SourceID) string {
 	if c := p.Find(s); c != nil {
-		return c.Statement.Chain
+		return c.Policy.Chain
 	}
 	return ""
 }
@@ -56,22 +56,22 @@ func (p *Proposal) Chain(s policy.Source) string {
 // replaced, and makes a network yield that contradicts and that no conflist
 // names. The error is that of the conflicts in which the network yields itself;
 // then the proposal is as it was before.
-func (p *Proposal) Add(own policy.Contribution, disk Conflists, warn func(error)) error {
-	stored := p.Find(own.Source)
-	if own.Source.Kind != policy.Network {
+func (p *Proposal) Add(own policy.Source, disk Conflists, warn func(error)) error {
+	stored := p.Find(own.ID)
+	if own.ID.Kind != policy.Network {
 		if stored != nil && reflect.DeepEqual(*stored, own) {
 			return nil
 		}
 		return p.change(own)
 	}
-	changed := stored == nil || !stored.Statement.Equal(own.Statement)
-	if changed && stored != nil && disk.Has(own.Source.Name, stored.Statement) {
-		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force", own.Source))
+	changed := stored == nil || !stored.Policy.Equal(own.Policy)
+	if changed && stored != nil && disk.Has(own.ID.Name, stored.Policy) {
+		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force", own.ID))
 		changed = false
 	}
 	next := *p
 	if changed { // a changed document is a newcomer: what others state was there before
-		own.Order = 1 + lastOrder(p.Contributions)
+		own.Order = 1 + lastOrder(p.Sources)
 		if err := next.change(own); err != nil {
 			return err
 		}
@@ -86,11 +86,11 @@ func (p *Proposal) Add(own policy.Contribution, disk Conflists, warn func(error)
 }
 
 // change puts in what a source states, unless its chain has too many rules then.
-func (p *Proposal) change(own policy.Contribution) error {
+func (p *Proposal) change(own policy.Source) error {
 	next := *p
 	next.put(own)
-	if err := checkBounds(next.merged(own.Statement.Chain)); err != nil {
-		return fmt.Errorf("%s: %w", own.Source, err)
+	if err := checkBounds(next.merged(own.Policy.Chain)); err != nil {
+		return fmt.Errorf("%s: %w", own.ID, err)
 	}
 	*p = next
 	return nil
@@ -98,15 +98,15 @@ func (p *Proposal) change(own policy.Contribution) error {
 
 // AddAll adds what networks state, each as Add does, and returns the errors by
 // source. Where nothing has to be decided, it takes one merge and not one each.
-func (p *Proposal) AddAll(all []policy.Contribution, disk Conflists, warn func(error)) map[policy.Source]error {
+func (p *Proposal) AddAll(all []policy.Source, disk Conflists, warn func(error)) map[policy.SourceID]error {
 	if next, undisputed := p.withAll(all); undisputed {
 		*p = next
 		return nil
 	}
-	errs := map[policy.Source]error{}
+	errs := map[policy.SourceID]error{}
 	for _, c := range all {
 		if err := p.Add(c, disk, warn); err != nil {
-			errs[c.Source] = err
+			errs[c.ID] = err
 		}
 	}
 	return errs
@@ -114,31 +114,31 @@ func (p *Proposal) AddAll(all []policy.Contribution, disk Conflists, warn func(e
 
 // withAll returns the proposal with what networks state, and whether no network
 // conflicts with another or has yielded.
-func (p *Proposal) withAll(all []policy.Contribution) (Proposal, bool) {
-	next := Proposal{slices.Clone(p.Contributions), slices.Clone(p.Changed)}
-	at := map[policy.Source]int{}
+func (p *Proposal) withAll(all []policy.Source) (Proposal, bool) {
+	next := Proposal{slices.Clone(p.Sources), slices.Clone(p.Changed)}
+	at := map[policy.SourceID]int{}
 	undisputed := true
-	for i, c := range next.Contributions {
-		at[c.Source] = i
-		undisputed = undisputed && !c.Yields
+	for i, c := range next.Sources {
+		at[c.ID] = i
+		undisputed = undisputed && !c.Superseded
 	}
-	order := lastOrder(p.Contributions)
+	order := lastOrder(p.Sources)
 	for _, c := range all {
-		i, stored := at[c.Source]
-		if stored && next.Contributions[i].Statement.Equal(c.Statement) {
+		i, stored := at[c.ID]
+		if stored && next.Sources[i].Policy.Equal(c.Policy) {
 			continue
 		}
 		order++
 		c.Order = order
 		next.Changed = append(next.Changed, c)
 		if stored {
-			next.Contributions[i] = c
+			next.Sources[i] = c
 		} else {
-			next.Contributions = append(next.Contributions, c)
+			next.Sources = append(next.Sources, c)
 		}
 	}
-	for _, merged := range policy.Merge(next.Contributions) {
-		ofNetworks := func(e *policy.ConflictError) bool { return e.Yields.Source.Kind == policy.Network }
+	for _, merged := range policy.Merge(next.Sources) {
+		ofNetworks := func(e *policy.ConflictError) bool { return e.Superseded.Source.Kind == policy.Network }
 		undisputed = undisputed && checkBounds(merged) == nil && !slices.ContainsFunc(merged.Conflicts, ofNetworks)
 	}
 	return next, undisputed
@@ -150,18 +150,18 @@ func checkBounds(p policy.Policy) error {
 	return p.CheckBounds(policy.Layout{Sets: p.Backend.Value != policy.IPTables})
 }
 
-func (p *Proposal) put(c policy.Contribution) {
-	p.Contributions = With(p.Contributions, c)
+func (p *Proposal) put(c policy.Source) {
+	p.Sources = With(p.Sources, c)
 	p.Changed = With(p.Changed, c)
 }
 
 // With returns the contributions with one in the place of its source's.
-func With(list []policy.Contribution, c policy.Contribution) []policy.Contribution {
-	out := slices.DeleteFunc(slices.Clone(list), func(x policy.Contribution) bool { return x.Source == c.Source })
+func With(list []policy.Source, c policy.Source) []policy.Source {
+	out := slices.DeleteFunc(slices.Clone(list), func(x policy.Source) bool { return x.ID == c.ID })
 	return append(out, c)
 }
 
-func lastOrder(list []policy.Contribution) int64 {
+func lastOrder(list []policy.Source) int64 {
 	var last int64
 	for _, c := range list {
 		last = max(last, c.Order)
@@ -172,12 +172,12 @@ func lastOrder(list []policy.Contribution) int64 {
 // settle resolves the conflicts in which the network yields to another: the
 // other yields if it is gone from the disk and this one is there; else the error
 // is all that is in its way.
-func (p *Proposal) settle(own policy.Contribution, disk Conflists, warn func(error)) error {
-	blocking := p.lostBy(own.Source)
-	if len(blocking) > 0 && disk.Names(own.Source.Name) {
-		asked := map[policy.Source]bool{}
+func (p *Proposal) settle(own policy.Source, disk Conflists, warn func(error)) error {
+	blocking := p.lostBy(own.ID)
+	if len(blocking) > 0 && disk.Names(own.ID.Name) {
+		asked := map[policy.SourceID]bool{}
 		for _, e := range blocking {
-			source := e.Holds.Source
+			source := e.InForce.Source
 			if asked[source] {
 				continue
 			}
@@ -186,28 +186,28 @@ func (p *Proposal) settle(own policy.Contribution, disk Conflists, warn func(err
 				continue
 			}
 			other := *p.Find(source)
-			other.Yields, own.Yields = true, false
+			other.Superseded, own.Superseded = true, false
 			p.put(other)
 			p.put(own)
-			warn(fmt.Errorf("%s is in no conflist any more and yields to %s", other.Source, own.Source))
+			warn(fmt.Errorf("%s is in no conflist any more and yields to %s", other.ID, own.ID))
 		}
-		blocking = p.lostBy(own.Source)
+		blocking = p.lostBy(own.ID)
 	}
 	if len(blocking) > 0 {
 		return blocking
 	}
-	if own.Yields {
-		own.Yields = false
+	if own.Superseded {
+		own.Superseded = false
 		p.put(own)
 	}
 	return nil
 }
 
 // lostBy returns the conflicts that the source loses to another.
-func (p *Proposal) lostBy(s policy.Source) policy.ConflictErrors {
+func (p *Proposal) lostBy(s policy.SourceID) policy.ConflictErrors {
 	var lost policy.ConflictErrors
 	for _, e := range p.merged(p.Chain(s)).Conflicts {
-		if e.Yields.Source == s {
+		if e.Superseded.Source == s {
 			lost = append(lost, e)
 		}
 	}
@@ -216,9 +216,9 @@ func (p *Proposal) lostBy(s policy.Source) policy.ConflictErrors {
 
 // merged returns the policy of one chain.
 func (p *Proposal) merged(chain string) policy.Policy {
-	var to []policy.Contribution
-	for _, c := range p.Contributions {
-		if c.Statement.Chain == chain {
+	var to []policy.Source
+	for _, c := range p.Sources {
+		if c.Policy.Chain == chain {
 			to = append(to, c)
 		}
 	}

@@ -17,12 +17,12 @@ import (
 // everywhere is a conf directory that has all networks.
 type everywhere struct{}
 
-func (everywhere) Names(string) bool                 { return true }
-func (everywhere) Lacks(string) bool                 { return false }
-func (everywhere) Has(string, policy.Statement) bool { return false }
+func (everywhere) Names(string) bool                    { return true }
+func (everywhere) Lacks(string) bool                    { return false }
+func (everywhere) Has(string, policy.SourcePolicy) bool { return false }
 
 func ignored(error) {}
-func sourcesOf(errs map[policy.Source]error) (s []string) {
+func sourcesOf(errs map[policy.SourceID]error) (s []string) {
 	for source := range errs {
 		s = append(s, source.Name)
 	}
@@ -31,28 +31,28 @@ func sourcesOf(errs map[policy.Source]error) (s []string) {
 }
 
 // inForce writes who states what, whatever the order that newcomers got.
-func inForce(list []policy.Contribution) string {
-	list = slices.SortedFunc(slices.Values(list), func(a, b policy.Contribution) int { return a.Source.Compare(b.Source) })
+func inForce(list []policy.Source) string {
+	list = slices.SortedFunc(slices.Values(list), func(a, b policy.Source) int { return a.ID.Compare(b.ID) })
 	text := ""
 	for _, c := range list {
-		text += fmt.Sprintln(c.Source, c.Yields, c.Statement.Chain, c.Statement.NonMasqueradeCIDRs, c.Statement.MasqueradeCIDRs, c.Statement.RandomFully != nil && *c.Statement.RandomFully)
+		text += fmt.Sprintln(c.ID, c.Superseded, c.Policy.Chain, c.Policy.NonMasqueradeCIDRs, c.Policy.MasqueradeCIDRs, c.Policy.RandomFully != nil && *c.Policy.RandomFully)
 	}
 	return text
 }
 
-func genNetwork(name string) *rapid.Generator[policy.Contribution] {
-	return rapid.Custom(func(t *rapid.T) policy.Contribution {
+func genNetwork(name string) *rapid.Generator[policy.Source] {
+	return rapid.Custom(func(t *rapid.T) policy.Source {
 		prefix := netip.MustParsePrefix(rapid.SampledFrom([]string{"10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16"}).Draw(t, "prefix"))
 		c := network(name, rapid.SampledFrom([]string{"A", "A", "B"}).Draw(t, "chain"))
-		c.Statement.NonMasqueradeCIDRs = nil
+		c.Policy.NonMasqueradeCIDRs = nil
 		if rapid.Bool().Draw(t, "exempt") {
-			c.Statement.NonMasqueradeCIDRs = []netip.Prefix{prefix}
+			c.Policy.NonMasqueradeCIDRs = []netip.Prefix{prefix}
 		} else {
-			c.Statement.MasqueradeCIDRs = []netip.Prefix{prefix}
+			c.Policy.MasqueradeCIDRs = []netip.Prefix{prefix}
 		}
 		if rapid.Bool().Draw(t, "states randomFully") {
-			c.Statement.RandomFully = new(bool)
-			*c.Statement.RandomFully = rapid.Bool().Draw(t, "randomFully")
+			c.Policy.RandomFully = new(bool)
+			*c.Policy.RandomFully = rapid.Bool().Draw(t, "randomFully")
 		}
 		return c
 	})
@@ -63,27 +63,27 @@ func genNetwork(name string) *rapid.Generator[policy.Contribution] {
 // does not matter then which is asked first.
 func TestAddAllIsAddOfEach(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var stored, all []policy.Contribution
+		var stored, all []policy.Source
 		for i := range rapid.IntRange(0, 7).Draw(t, "networks") {
 			c := genNetwork(fmt.Sprint("n", i)).Draw(t, "network")
 			all = append(all, c)
 			if rapid.Bool().Draw(t, "stored") {
-				c.Order, c.Yields = int64(len(stored)), rapid.Bool().Draw(t, "yields")
+				c.Order, c.Superseded = int64(len(stored)), rapid.Bool().Draw(t, "yields")
 				stored = append(stored, c)
 			}
 		}
 		atOnce, each := enforce.NewProposal(stored), enforce.NewProposal(stored)
 		errs := atOnce.AddAll(all, everywhere{}, ignored)
-		refused := map[policy.Source]error{}
+		refused := map[policy.SourceID]error{}
 		for _, c := range all {
 			if err := each.Add(c, everywhere{}, ignored); err != nil {
-				refused[c.Source] = err
+				refused[c.ID] = err
 			}
 		}
 		if got, want := sourcesOf(errs), sourcesOf(refused); !slices.Equal(got, want) {
 			t.Fatalf("refused are %q, and one by one %q", got, want)
 		}
-		if got, want := inForce(atOnce.Contributions), inForce(each.Contributions); got != want {
+		if got, want := inForce(atOnce.Sources), inForce(each.Sources); got != want {
 			t.Fatalf("in force are\n%sand one by one\n%s", got, want)
 		}
 	})

@@ -15,7 +15,7 @@ import (
 // of them, and returns the record without them: of what an agent left nothing is
 // to be lost because we could not do better. The record before tells what was
 // ours already; that is for Ensure to bring back.
-func (e *Enforcer) Restore(ctx context.Context, was *View, before, now store.Record, lock *store.Lock) store.Record {
+func (e *Enforcer) Restore(ctx context.Context, was *State, before, now store.Record, lock *store.Lock) store.Record {
 	now.Chains = slices.Clone(now.Chains)
 	for _, g := range was.Groups {
 		b, err := e.Drivers.Open(g.Choice)

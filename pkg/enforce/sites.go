@@ -17,7 +17,7 @@ import (
 // view: what they stand in together with those of others, where it is missing.
 // What was noted before stays, for who made it first makes no difference to who
 // comes after.
-func (e *Enforcer) noteSites(ctx context.Context, owned *store.Record, v *View) {
+func (e *Enforcer) noteSites(ctx context.Context, owned *store.Record, v *State) {
 	for _, g := range v.Groups {
 		if len(g.Diff) == 0 {
 			continue

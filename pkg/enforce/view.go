@@ -12,8 +12,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// View is what one reading of documents and kernel found.
-type View struct {
+// State is what one reading of documents and kernel found.
+type State struct {
 	Policies []policy.Policy
 	// Groups are the chains by the form in which they are kept.
 	Groups []Group
@@ -48,19 +48,19 @@ type Group struct {
 	Diff              policy.Diff
 }
 
-// Right reports whether nothing is left to do.
-func (v *View) Right() bool {
+// InSync reports whether nothing is left to do.
+func (v *State) InSync() bool {
 	unrecorded := func(g Group) bool { return !g.Recorded }
 	return len(v.Failed) == 0 && !v.Differs() && !slices.ContainsFunc(v.Groups, unrecorded)
 }
 
 // Differs reports whether there are rules to write or to remove.
-func (v *View) Differs() bool {
+func (v *State) Differs() bool {
 	return len(v.Diff()) > 0 || len(v.Stale) > 0 || len(v.Elsewhere) > 0 || v.Replaces && len(v.Others) > 0
 }
 
 // Diff returns how the kernel differs from what is desired, in all forms.
-func (v *View) Diff() policy.Diff {
+func (v *State) Diff() policy.Diff {
 	var all policy.Diff
 	for _, g := range v.Groups {
 		all = append(all, g.Diff...)
@@ -70,7 +70,7 @@ func (v *View) Diff() policy.Diff {
 
 // Err returns why the rules of a chain cannot be vouched for: nil if they are
 // as desired.
-func (v *View) Err(chain string) error {
+func (v *State) Err(chain string) error {
 	if err := v.Failed[chain]; err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (v *View) Err(chain string) error {
 
 // Stands reports whether the chain is in the kernel, whatever its rules, with a
 // jump that leads to it, in every family that is desired.
-func (v *View) Stands(chain string) bool {
+func (v *State) Stands(chain string) bool {
 	found := false
 	for _, g := range v.Groups {
 		for _, want := range g.Desired.Chains {
@@ -103,7 +103,7 @@ func (v *View) Stands(chain string) bool {
 
 // Slow returns the chains whose every new connection walks through more prefixes
 // than a list without sets should have, with their number in one family.
-func (v *View) Slow() map[string]int {
+func (v *State) Slow() map[string]int {
 	slow := map[string]int{}
 	for _, p := range v.Policies {
 		count := map[policy.Family]int{}
@@ -123,7 +123,7 @@ func (v *View) Slow() map[string]int {
 }
 
 // SlowWarnings says of each of the Slow chains what that costs, and what helps.
-func (v *View) SlowWarnings() []error {
+func (v *State) SlowWarnings() []error {
 	slow := v.Slow()
 	var warnings []error
 	for _, chain := range slices.Sorted(maps.Keys(slow)) {
@@ -134,7 +134,7 @@ func (v *View) SlowWarnings() []error {
 }
 
 // asWritten returns the view as it is once all is written but what failed.
-func (v *View) asWritten(failed map[string]error) *View {
+func (v *State) asWritten(failed map[string]error) *State {
 	for i := range v.Groups {
 		v.Groups[i].Diff = nil
 	}
@@ -144,7 +144,7 @@ func (v *View) asWritten(failed map[string]error) *View {
 	return v
 }
 
-func (v *View) fail(chain string, err error) {
+func (v *State) fail(chain string, err error) {
 	if v.Failed == nil {
 		v.Failed = map[string]error{}
 	}
@@ -179,7 +179,7 @@ func (g *Group) chains() []string {
 
 // withoutChains returns the ruleset less the chains that failed.
 func withoutChains(rs policy.Ruleset, failed map[string]error) policy.Ruleset {
-	out := policy.Ruleset{Aliens: rs.Aliens}
+	out := policy.Ruleset{Unrecognized: rs.Unrecognized}
 	for _, c := range rs.Chains {
 		if failed[c.Name] == nil {
 			out.Chains = append(out.Chains, c)

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -17,8 +17,8 @@ type Question struct {
 	Interface   string     // that it leaves through; "": not known
 	// Local tells whether an address is one of the node's own. Nil: none is.
 	Local func(netip.Addr) bool
-	// Trace is foreign.Trace. Nil: there are no third-party rules.
-	Trace func(foreign.Traffic, func(foreign.Place) (owned, binds bool)) ([]foreign.Hit, error)
+	// Trace is thirdparty.Trace. Nil: there are no third-party rules.
+	Trace func(thirdparty.Traffic, func(thirdparty.Place) (owned, binds bool)) ([]thirdparty.Hit, error)
 	// Incomplete is why the documents do not say all that the rules are made from:
 	// some cannot be read. Nil where they can.
 	Incomplete error
@@ -69,7 +69,7 @@ type Explanation struct {
 	Chains []Explanation `json:"chains,omitempty"`
 
 	found      finding
-	overriders []foreign.Hit
+	overriders []thirdparty.Hit
 	stale      bool // something that a sync removes may be what decides
 	byHand     bool // a sync does not repair what is wrong
 	incomplete bool
@@ -82,7 +82,7 @@ type Explanation struct {
 // (policy.Decide). Where there are several chains, the first that masquerades
 // decides, for the kernel lets the first NAT rule bind; if none does, one that
 // exempts; the explanation is that of the deciding chain.
-func Explain(q Question, v *enforce.View, contributions []policy.Contribution, places Places) Explanation {
+func Explain(q Question, v *enforce.State, contributions []policy.Source, places Places) Explanation {
 	q.Destination = q.Destination.Unmap().WithZone("")
 	q.Source = q.Source.Unmap().WithZone("")
 	asked := q.packet()
@@ -141,7 +141,7 @@ func (q Question) blank() Explanation {
 }
 
 // decide notes what a policy decided, and who said so.
-func (e *Explanation) decide(p policy.Policy, d policy.Decision, contributions []policy.Contribution, places Places) {
+func (e *Explanation) decide(p policy.Policy, d policy.Decision, contributions []policy.Source, places Places) {
 	e.Chain, e.Verdict, e.Reason = p.Chain, d.Outcome, d.Reason
 	if d.Entry != nil {
 		e.Prefix = &d.Entry.Prefix
@@ -156,7 +156,7 @@ func (e *Explanation) decide(p policy.Policy, d policy.Decision, contributions [
 	}
 	for _, c := range p.Conflicts {
 		for _, o := range d.Origins {
-			if c.Holds == o {
+			if c.InForce == o {
 				e.Contradicted = append(e.Contradicted, c.Error())
 			}
 		}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/explain"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -45,7 +45,7 @@ func TestWhoSaidSo(t *testing.T) {
 	no := false
 	podnet := network("podnet", "A", exempting("10.0.0.0/8", "192.168.0.0/16"), masquerading("10.1.0.0/16"), fromOnly("10.244.0.0/16"))
 	second := network("second", "A", exempting("192.168.0.0/16", "10.0.0.0/8"), fromOnly("10.244.0.0/16"))
-	files := agentFiles("A", places, exempting("172.20.0.0/16", "172.21.0.0/16"), func(s *policy.Statement) { s.MasqueradeHost = &no })
+	files := agentFiles("A", places, exempting("172.20.0.0/16", "172.21.0.0/16"), func(s *policy.SourcePolicy) { s.MasqueradeHost = &no })
 	n := newNode(podnet, second, files)
 	n.places.ConfDir = confDir(t, map[string]string{
 		// The list changed since it was put in force: items moved, and one is gone.
@@ -99,11 +99,11 @@ func TestConflictIsTold(t *testing.T) {
 }
 
 func TestDoesTheKernelAgree(t *testing.T) {
-	pods := func(s *policy.Statement) { s.SourceCIDRs = cidrs("10.244.0.0/16") }
+	pods := func(s *policy.SourcePolicy) { s.SourceCIDRs = cidrs("10.244.0.0/16") }
 	first := func(r policy.Rule) func(*policy.Chain) {
 		return func(c *policy.Chain) { c.Rules = append([]policy.Rule{r}, c.Rules...) }
 	}
-	alien := policy.Rule{Verdict: policy.Alien, Text: "-j LOG"}
+	alien := policy.Rule{Verdict: policy.Unrecognized, Text: "-j LOG"}
 	for _, tt := range []struct {
 		name                 string
 		change               func(*node)
@@ -158,7 +158,7 @@ func TestDoesTheKernelAgree(t *testing.T) {
 			n.view.Failed = map[string]error{"A": fmt.Errorf("chain A: %w", enforce.ErrOtherOwner)}
 		}, "8.8.8.8", true, "masquerade random-fully", "", "another dataDir"},
 		{"something else in our table", func(n *node) {
-			n.inKernel(inNFTables, nil, policy.AlienObject{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"})
+			n.inKernel(inNFTables, nil, policy.UnrecognizedObject{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"})
 		}, "8.8.8.8", false, "masquerade random-fully", "", "chain B"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -186,14 +186,14 @@ func TestWhichChainDecides(t *testing.T) {
 	exemptAll := exempting("0.0.0.0/0")
 	for _, tt := range []struct {
 		name          string
-		contributions []policy.Contribution
+		contributions []policy.Source
 		dst, want     string
 	}{
-		{"one masquerades", []policy.Contribution{network("a", "A", exemptAll), network("b", "B")}, "8.8.8.8", "B masquerade, A exempt"},
-		{"both masquerade", []policy.Contribution{network("a", "A"), network("b", "B")}, "8.8.8.8", "A masquerade, B masquerade"},
-		{"both masquerade, iptables is first", []policy.Contribution{network("a", "A", inNFT), network("b", "B")}, "8.8.8.8", "B masquerade, A masquerade"},
-		{"one exempts", []policy.Contribution{network("a", "A", fromOnly("fd00::/64"), enableIPv6), network("b", "B")}, "10.1.1.1", "B exempt, A out-of-scope"},
-		{"none is about it", []policy.Contribution{network("a", "A"), network("b", "B")}, "2001:db8::1", "A out-of-scope, B out-of-scope"},
+		{"one masquerades", []policy.Source{network("a", "A", exemptAll), network("b", "B")}, "8.8.8.8", "B masquerade, A exempt"},
+		{"both masquerade", []policy.Source{network("a", "A"), network("b", "B")}, "8.8.8.8", "A masquerade, B masquerade"},
+		{"both masquerade, iptables is first", []policy.Source{network("a", "A", inNFT), network("b", "B")}, "8.8.8.8", "B masquerade, A masquerade"},
+		{"one exempts", []policy.Source{network("a", "A", fromOnly("fd00::/64"), enableIPv6), network("b", "B")}, "10.1.1.1", "B exempt, A out-of-scope"},
+		{"none is about it", []policy.Source{network("a", "A"), network("b", "B")}, "2001:db8::1", "A out-of-scope, B out-of-scope"},
 		{"nothing is managed", nil, "8.8.8.8", " out-of-scope"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -212,35 +212,35 @@ func TestWhichChainDecides(t *testing.T) {
 // TestOverridden: what third-party rules decide before the chains of the policies do.
 func TestOverridden(t *testing.T) {
 	yes, no := true, false
-	hit := func(a foreign.Action, text string, sure bool) foreign.Hit {
-		return foreign.Hit{Rule: foreign.Rule{Action: a, Text: text}, Sure: sure}
+	hit := func(a thirdparty.Action, text string, sure bool) thirdparty.Hit {
+		return thirdparty.Hit{Rule: thirdparty.Rule{Action: a, Text: text}, Sure: sure}
 	}
-	masquerade, some := hit(foreign.Masquerades, "M", true), hit(foreign.Masquerades, "SOME", false)
-	snat, accept := hit(foreign.Translates, "S", true), hit(foreign.Accepts, "A", true)
+	masquerade, some := hit(thirdparty.Masquerades, "M", true), hit(thirdparty.Masquerades, "SOME", false)
+	snat, accept := hit(thirdparty.Translates, "S", true), hit(thirdparty.Accepts, "A", true)
 	for _, tt := range []struct {
 		name      string
 		dst, from string
-		hits      []foreign.Hit
+		hits      []thirdparty.Hit
 		err       error
 		kernel    bool
 		by, rule  string
 	}{
 		{"none", "10.1.1.1", "", nil, nil, true, "", "to 10.0.0.0/8 return"},
-		{"exempt, masqueraded", "10.1.1.1", "", []foreign.Hit{masquerade}, nil, false, "M", "to 10.0.0.0/8 return"},
-		{"exempt, masqueraded perhaps", "10.1.1.1", "", []foreign.Hit{some}, nil, false, "SOME", "to 10.0.0.0/8 return"},
-		{"the sure one is named", "10.1.1.1", "", []foreign.Hit{some, snat}, nil, false, "S", "to 10.0.0.0/8 return"},
-		{"masqueraded, and so before", "8.8.8.8", "", []foreign.Hit{masquerade}, nil, true, "", "M"},
-		{"masqueraded, and so perhaps", "8.8.8.8", "", []foreign.Hit{some}, nil, true, "", "masquerade random-fully"},
-		{"masqueraded, and to another address", "8.8.8.8", "", []foreign.Hit{snat}, nil, false, "S", "masquerade random-fully"},
-		{"masqueraded, and kept from it", "8.8.8.8", "10.244.0.9", []foreign.Hit{accept}, nil, false, "A", "masquerade random-fully"},
-		{"out of scope, masqueraded", "8.8.8.8", "192.0.2.7", []foreign.Hit{masquerade}, nil, false, "M", ""},
-		{"to the node itself", "192.0.2.1", "", []foreign.Hit{masquerade}, nil, true, "", ""},
+		{"exempt, masqueraded", "10.1.1.1", "", []thirdparty.Hit{masquerade}, nil, false, "M", "to 10.0.0.0/8 return"},
+		{"exempt, masqueraded perhaps", "10.1.1.1", "", []thirdparty.Hit{some}, nil, false, "SOME", "to 10.0.0.0/8 return"},
+		{"the sure one is named", "10.1.1.1", "", []thirdparty.Hit{some, snat}, nil, false, "S", "to 10.0.0.0/8 return"},
+		{"masqueraded, and so before", "8.8.8.8", "", []thirdparty.Hit{masquerade}, nil, true, "", "M"},
+		{"masqueraded, and so perhaps", "8.8.8.8", "", []thirdparty.Hit{some}, nil, true, "", "masquerade random-fully"},
+		{"masqueraded, and to another address", "8.8.8.8", "", []thirdparty.Hit{snat}, nil, false, "S", "masquerade random-fully"},
+		{"masqueraded, and kept from it", "8.8.8.8", "10.244.0.9", []thirdparty.Hit{accept}, nil, false, "A", "masquerade random-fully"},
+		{"out of scope, masqueraded", "8.8.8.8", "192.0.2.7", []thirdparty.Hit{masquerade}, nil, false, "M", ""},
+		{"to the node itself", "192.0.2.1", "", []thirdparty.Hit{masquerade}, nil, true, "", ""},
 		{"not read", "8.8.8.8", "", nil, errors.New("no permission"), false, "", "masquerade random-fully"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			n := newNode(network("a", "A", fromOnly("10.244.0.0/16"), func(s *policy.Statement) { s.OutputInterfaces = []string{"eth0"} }))
+			n := newNode(network("a", "A", fromOnly("10.244.0.0/16"), func(s *policy.SourcePolicy) { s.OutputInterfaces = []string{"eth0"} }))
 			q := explain.Question{Destination: netip.MustParseAddr(tt.dst), Local: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.1") }}
-			asked := foreign.Traffic{To: q.Destination, From: policy.RangesOf(cidrs("10.244.0.0/16")...), Out: []string{"eth0"}}
+			asked := thirdparty.Traffic{To: q.Destination, From: policy.RangesOf(cidrs("10.244.0.0/16")...), Out: []string{"eth0"}}
 			if tt.from != "" {
 				q.Source, q.Interface = netip.MustParseAddr(tt.from), "eth1"
 				asked.From, asked.FromLocal, asked.Out = policy.RangesOf(netip.PrefixFrom(q.Source, 32)), &no, []string{"eth1"}
@@ -248,19 +248,19 @@ func TestOverridden(t *testing.T) {
 			if tt.name == "masqueraded, and kept from it" {
 				q.Interface, asked.Out = "eth0", []string{"eth0"}
 			}
-			q.Trace = func(got foreign.Traffic, owned func(foreign.Place) (bool, bool)) ([]foreign.Hit, error) {
+			q.Trace = func(got thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 				if diff := cmp.Diff(asked, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b policy.Ranges) bool { return a.Equal(b) })); diff != "" {
 					t.Errorf("asked about (-want +got):\n%s", diff)
 				}
 				for _, c := range []struct {
-					foreign.Place
+					thirdparty.Place
 					is bool
 				}{
-					{foreign.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "A"}, yes},
-					{foreign.Place{Backend: policy.IPTables, Variant: "legacy", Family: policy.IPv4, Table: "nat", Chain: "A"}, no},
-					{foreign.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv6, Table: "nat", Chain: "A"}, no},
-					{foreign.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "OLD"}, no},
-					{foreign.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}, no},
+					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "A"}, yes},
+					{thirdparty.Place{Backend: policy.IPTables, Variant: "legacy", Family: policy.IPv4, Table: "nat", Chain: "A"}, no},
+					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv6, Table: "nat", Chain: "A"}, no},
+					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "OLD"}, no},
+					{thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}, no},
 				} {
 					is, binds := owned(c.Place)
 					if is != c.is || binds != (c.is && strings.HasPrefix(tt.name, "masqueraded") || c.is && tt.name == "not read") {
@@ -281,12 +281,12 @@ func TestOverridden(t *testing.T) {
 func TestOwnedInNFTables(t *testing.T) {
 	n := newNode(network("a", "A", inNFT))
 	asked := false
-	n.explain(explain.Question{Destination: netip.MustParseAddr("8.8.8.8"), Trace: func(_ foreign.Traffic, owned func(foreign.Place) (bool, bool)) ([]foreign.Hit, error) {
+	n.explain(explain.Question{Destination: netip.MustParseAddr("8.8.8.8"), Trace: func(_ thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 		asked = true
-		if is, binds := owned(foreign.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}); !is || !binds {
+		if is, binds := owned(thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}); !is || !binds {
 			t.Errorf("masq-A: owned %t, binds %t", is, binds)
 		}
-		if is, _ := owned(foreign.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "postrouting"}); is {
+		if is, _ := owned(thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "postrouting"}); is {
 			t.Error("the base chain is not followed")
 		}
 		return nil, nil
@@ -310,8 +310,8 @@ func TestSpellingsOfAddresses(t *testing.T) {
 // Where the kernel has all that is desired it agrees, whatever is asked.
 func TestTheKernelAgreesWhereNothingDiffers(t *testing.T) {
 	prefixes := rapid.SliceOfN(rapid.SampledFrom(cidrs("10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "0.0.0.0/0", "10.1.2.3/32")), 0, 3)
-	statement := func(t *rapid.T) func(*policy.Statement) {
-		return func(s *policy.Statement) {
+	statement := func(t *rapid.T) func(*policy.SourcePolicy) {
+		return func(s *policy.SourcePolicy) {
 			s.NonMasqueradeCIDRs = prefixes.Draw(t, "non")
 			s.SourceCIDRs = prefixes.Draw(t, "sources")
 			s.NonMasqueradeSourceCIDRs = prefixes.Draw(t, "exempt sources")

@@ -11,7 +11,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -28,7 +28,7 @@ type kernel struct {
 	failed error
 }
 
-func newKernel(v *enforce.View, chain string) kernel {
+func newKernel(v *enforce.State, chain string) kernel {
 	k := kernel{failed: v.Failed[chain]}
 	for i := range v.Groups {
 		named := func(c policy.Chain) bool { return c.Name == chain }
@@ -43,7 +43,7 @@ func newKernel(v *enforce.View, chain string) kernel {
 // be touched were read all the same.
 func (k kernel) readable() bool {
 	return k.group != nil && (k.failed == nil || errors.Is(k.failed, enforce.ErrNewer) ||
-		errors.Is(k.failed, enforce.ErrOtherOwner) || errors.Is(k.failed, netfilter.ErrForeign))
+		errors.Is(k.failed, enforce.ErrOtherOwner) || errors.Is(k.failed, netfilter.ErrNotOwned))
 }
 
 // ask notes what the kernel does with the packet, and how the chain differs.
@@ -71,15 +71,15 @@ func (e *Explanation) ask(k kernel, pkt policy.Packet) {
 		if r := c.Walk(pkt); r != nil {
 			e.Rule = r.String()
 			e.found.masquerades = r.Verdict == policy.Masquerade
-			e.found.known = r.Verdict != policy.Alien
+			e.found.known = r.Verdict != policy.Unrecognized
 		}
 	}
 	e.Kernel = e.found.known && e.found.masquerades == (e.Verdict == policy.OutcomeMasquerade)
 	if !e.found.known {
 		e.Problem = join(e.Problem, "a rule that is not ours comes before the one that decides")
 	}
-	foreign := func(a policy.AlienObject) bool { return a.Family == e.Family }
-	if slices.ContainsFunc(k.group.Observed.Aliens, foreign) {
+	foreign := func(a policy.UnrecognizedObject) bool { return a.Family == e.Family }
+	if slices.ContainsFunc(k.group.Observed.Unrecognized, foreign) {
 		e.Kernel, e.found.known = false, false
 		e.byHand = !e.found.nftables // table nat of iptables is every program's
 		e.Problem = join(e.Problem, "what else stands in the table may decide before our rules do")
@@ -95,11 +95,11 @@ func join(problem, another string) string {
 
 // override notes which third-party rule decides before the chains of the policies
 // do, and otherwise. So does a chain that no policy asks for any more.
-func (e *Explanation) override(q Question, v *enforce.View) {
+func (e *Explanation) override(q Question, v *enforce.State) {
 	if q.Trace == nil {
 		return
 	}
-	t := foreign.Traffic{To: q.Destination}
+	t := thirdparty.Traffic{To: q.Destination}
 	if q.Interface != "" {
 		t.Out = []string{q.Interface}
 	}
@@ -123,9 +123,9 @@ func (e *Explanation) override(q Question, v *enforce.View) {
 		e.Kernel = false
 		e.Problem = join(e.Problem, fmt.Sprintf("third-party rules may decide, and could not all be read: %v", err))
 	}
-	var maybe []foreign.Hit
+	var maybe []thirdparty.Hit
 	for _, h := range hits {
-		switch overrides := e.Verdict != policy.OutcomeMasquerade || h.Action != foreign.Masquerades; {
+		switch overrides := e.Verdict != policy.OutcomeMasquerade || h.Action != thirdparty.Masquerades; {
 		case overrides && h.Sure:
 			e.overriders = append(e.overriders, h)
 		case overrides:
@@ -142,13 +142,13 @@ func (e *Explanation) override(q Question, v *enforce.View) {
 
 // binding tells of a chain whether it is one of the policies', and of that whether
 // it masquerades the traffic.
-func (e *Explanation) binding(v *enforce.View) func(foreign.Place) (owned, binds bool) {
+func (e *Explanation) binding(v *enforce.State) func(thirdparty.Place) (owned, binds bool) {
 	const iptablesTable, nftablesTable, nftablesPrefix = "nat", "ip-masq", "masq-"
 	binds := map[string]bool{}
 	for _, one := range append([]Explanation{*e}, e.Chains...) {
 		binds[one.Chain] = one.found.masquerades
 	}
-	return func(p foreign.Place) (bool, bool) {
+	return func(p thirdparty.Place) (bool, bool) {
 		for _, g := range v.Groups {
 			table, prefix := iptablesTable, ""
 			if g.Choice.Backend == policy.NFTables {

@@ -23,15 +23,15 @@ var (
 
 // node is what is known of a node: who contributes what, and what was read.
 type node struct {
-	contributions []policy.Contribution
-	view          *enforce.View
+	contributions []policy.Source
+	view          *enforce.State
 	places        explain.Places
 }
 
 // newNode makes one whose kernel has all that is desired. Chains are kept in
 // iptables, those that ask for it in nftables.
-func newNode(contributions ...policy.Contribution) *node {
-	n := &node{contributions: contributions, view: &enforce.View{Policies: policy.Merge(contributions)}}
+func newNode(contributions ...policy.Source) *node {
+	n := &node{contributions: contributions, view: &enforce.State{Policies: policy.Merge(contributions)}}
 	for _, p := range n.view.Policies {
 		choice := inIPTables
 		if p.Backend.Value == policy.NFTables {
@@ -72,10 +72,10 @@ func (n *node) tamper(c netfilter.Choice, f policy.Family, chain string, change 
 }
 
 // inKernel adds to what was read in a form.
-func (n *node) inKernel(c netfilter.Choice, chains []policy.Chain, aliens ...policy.AlienObject) {
+func (n *node) inKernel(c netfilter.Choice, chains []policy.Chain, aliens ...policy.UnrecognizedObject) {
 	g := n.group(c)
 	g.Observed.Chains = append(g.Observed.Chains, chains...)
-	g.Observed.Aliens = append(g.Observed.Aliens, aliens...)
+	g.Observed.Unrecognized = append(g.Observed.Unrecognized, aliens...)
 	g.Diff = policy.Compare(g.Desired, g.Observed)
 }
 
@@ -87,20 +87,20 @@ func (n *node) to(dst string) explain.Explanation {
 	return n.explain(explain.Question{Destination: netip.MustParseAddr(dst)})
 }
 
-func network(name, chain string, edit ...func(*policy.Statement)) policy.Contribution {
-	s := policy.Statement{Chain: chain, NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "192.168.0.0/16")}
+func network(name, chain string, edit ...func(*policy.SourcePolicy)) policy.Source {
+	s := policy.SourcePolicy{Chain: chain, NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "192.168.0.0/16")}
 	for _, e := range edit {
 		e(&s)
 	}
-	return policy.Contribution{Source: policy.Source{Kind: policy.Network, Name: name}, Statement: s, Order: 1}
+	return policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: name}, Policy: s, Order: 1}
 }
 
-func agentFiles(chain string, places policy.Places, edit ...func(*policy.Statement)) policy.Contribution {
-	s := policy.Statement{Chain: chain}
+func agentFiles(chain string, places policy.Places, edit ...func(*policy.SourcePolicy)) policy.Source {
+	s := policy.SourcePolicy{Chain: chain}
 	for _, e := range edit {
 		e(&s)
 	}
-	return policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}, Statement: s, Places: places}
+	return policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: s, Places: places}
 }
 
 func cidrs(list ...string) []netip.Prefix {
@@ -111,20 +111,20 @@ func cidrs(list ...string) []netip.Prefix {
 	return out
 }
 
-func inNFT(s *policy.Statement) { s.Backend = policy.NFTables }
+func inNFT(s *policy.SourcePolicy) { s.Backend = policy.NFTables }
 
-func enableIPv6(s *policy.Statement) { yes := true; s.EnableIPv6 = &yes }
+func enableIPv6(s *policy.SourcePolicy) { yes := true; s.EnableIPv6 = &yes }
 
-func exempting(list ...string) func(*policy.Statement) {
-	return func(s *policy.Statement) { s.NonMasqueradeCIDRs = cidrs(list...) }
+func exempting(list ...string) func(*policy.SourcePolicy) {
+	return func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = cidrs(list...) }
 }
 
-func masquerading(list ...string) func(*policy.Statement) {
-	return func(s *policy.Statement) { s.MasqueradeCIDRs = cidrs(list...) }
+func masquerading(list ...string) func(*policy.SourcePolicy) {
+	return func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = cidrs(list...) }
 }
 
-func fromOnly(list ...string) func(*policy.Statement) {
-	return func(s *policy.Statement) { s.SourceCIDRs = cidrs(list...) }
+func fromOnly(list ...string) func(*policy.SourcePolicy) {
+	return func(s *policy.SourcePolicy) { s.SourceCIDRs = cidrs(list...) }
 }
 
 // confDir writes conflists and reads them as they are read on a node. Their
@@ -157,5 +157,5 @@ func conflist(network, keys string) string {
 // threeDays is what documents of this test are old.
 func threeDays(p *explain.Places) {
 	p.Now = time.Date(2026, 3, 4, 3, 0, 0, 0, time.UTC)
-	p.Since = func(policy.Source) time.Time { return p.Now.Add(-75 * time.Hour) }
+	p.Since = func(policy.SourceID) time.Time { return p.Now.Add(-75 * time.Hour) }
 }

@@ -37,12 +37,12 @@ type Places struct {
 	ConfDir config.ConfDir
 	// Since tells when the document of a source was written, the zero Time
 	// where that is not known. It may be nil.
-	Since func(policy.Source) time.Time
+	Since func(policy.SourceID) time.Time
 	// Now is the time from which ages are counted. The zero Time tells none.
 	Now time.Time
 }
 
-func (p Places) origin(o policy.Origin, contributions []policy.Contribution) Origin {
+func (p Places) origin(o policy.Origin, contributions []policy.Source) Origin {
 	out := Origin{Source: o.Source.String(), Kind: o.Source.Kind, Name: o.Source.Name, Key: o.Key}
 	place, found := p.find(o, contributions)
 	if !found {
@@ -63,14 +63,14 @@ func (p Places) origin(o policy.Origin, contributions []policy.Contribution) Ori
 }
 
 // find returns the place of a value in the files of today.
-func (p Places) find(o policy.Origin, contributions []policy.Contribution) (policy.Place, bool) {
-	at := slices.IndexFunc(contributions, func(c policy.Contribution) bool { return c.Source == o.Source })
+func (p Places) find(o policy.Origin, contributions []policy.Source) (policy.Place, bool) {
+	at := slices.IndexFunc(contributions, func(c policy.Source) bool { return c.ID == o.Source })
 	if at < 0 {
 		return policy.Place{}, false
 	}
 	c := contributions[at]
 	if o.Source.Kind == policy.Network {
-		return p.inConflist(o, c.Statement)
+		return p.inConflist(o, c.Policy)
 	}
 	return c.Places.Of(o.Key, o.Index)
 }
@@ -78,7 +78,7 @@ func (p Places) find(o policy.Origin, contributions []policy.Contribution) (poli
 // inConflist looks into the first conflist by name that has our entry for the
 // network, as the runtimes do. What is in force may differ from what it says by
 // now; then the value may stand elsewhere in it, or nowhere.
-func (p Places) inConflist(o policy.Origin, inForce policy.Statement) (policy.Place, bool) {
+func (p Places) inConflist(o policy.Origin, inForce policy.SourcePolicy) (policy.Place, bool) {
 	for _, list := range p.ConfDir.Conflists {
 		if list.Network != o.Source.Name || len(list.Entries) == 0 {
 			continue
@@ -86,7 +86,7 @@ func (p Places) inConflist(o policy.Origin, inForce policy.Statement) (policy.Pl
 		if list.Entries[0].Err != nil {
 			return policy.Place{}, false
 		}
-		want, have := valueOf(inForce, o.Key), valueOf(list.Entries[0].Entry.Statement, o.Key)
+		want, have := valueOf(inForce, o.Key), valueOf(list.Entries[0].Entry.Policy, o.Key)
 		if o.Index < 0 {
 			return policy.Place{File: list.File, Index: -1}, have != nil && bytes.Equal(want, have)
 		}
@@ -106,7 +106,7 @@ func (p Places) inConflist(o policy.Origin, inForce policy.Statement) (policy.Pl
 
 // valueOf returns what a statement says for a key, nil where it says nothing:
 // its names in JSON are the keys.
-func valueOf(s policy.Statement, key string) json.RawMessage {
+func valueOf(s policy.SourcePolicy, key string) json.RawMessage {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return nil

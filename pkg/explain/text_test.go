@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/explain"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/foreign"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -43,22 +43,24 @@ func cases(t *testing.T) map[string]explain.Explanation {
 	unread := sound()
 	unread.view.Failed = map[string]error{"IP-MASQ-AGENT": errors.New("read the rules of chain IP-MASQ-AGENT in iptables (nft): " +
 		"observe ipv4 of iptables (nft): operation not permitted")}
-	var hits []foreign.Hit
+	var hits []thirdparty.Hit
 	ask := func(n *node, dst, src, out string) explain.Explanation {
 		q := explain.Question{Destination: netip.MustParseAddr(dst), Interface: out}
-		q.Trace = func(foreign.Traffic, func(foreign.Place) (bool, bool)) ([]foreign.Hit, error) { return hits, nil }
+		q.Trace = func(thirdparty.Traffic, func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
+			return hits, nil
+		}
 		if src != "" {
 			q.Source = netip.MustParseAddr(src)
 		}
 		return n.explain(q)
 	}
-	beside := func(dst, src string, h ...foreign.Hit) explain.Explanation {
+	beside := func(dst, src string, h ...thirdparty.Hit) explain.Explanation {
 		hits = h
 		defer func() { hits = nil }()
 		return ask(sound(), dst, src, "")
 	}
-	rule := func(text string, sure bool) foreign.Hit {
-		return foreign.Hit{Rule: foreign.Rule{Action: foreign.Masquerades, Text: text}, Sure: sure}
+	rule := func(text string, sure bool) thirdparty.Hit {
+		return thirdparty.Hit{Rule: thirdparty.Rule{Action: thirdparty.Masquerades, Text: text}, Sure: sure}
 	}
 	const docker = "iptables (nft), ipv4, table nat, chain POSTROUTING: from 172.17.0.0/16 not out docker0 masquerade"
 	const kindnet = "nftables, ipv4, table kindnet-ipmasq, chain postrouting: masquerade"

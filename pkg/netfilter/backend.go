@@ -10,9 +10,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// ErrForeign is wrapped by errors about a chain that bears the name of ours
+// ErrNotOwned is wrapped by errors about a chain that bears the name of ours
 // and holds rules which neither we nor the agents write.
-var ErrForeign = errors.New("chain belongs to somebody else")
+var ErrNotOwned = errors.New("chain belongs to somebody else")
 
 // ErrUnusable is wrapped by errors about a backend that cannot work on this
 // host at all: no program, no permission, no support in the kernel.

@@ -13,8 +13,8 @@ import (
 
 // manyCIDRs states n prefixes, each a /24 apart; every eighth /24 has one for
 // masquerading within it, as the policies that need most care do.
-func manyCIDRs(n int) policy.Statement {
-	s := policy.Statement{NonMasqueradeCIDRs: cidrs(), MasqueradeCIDRs: cidrs()}
+func manyCIDRs(n int) policy.SourcePolicy {
+	s := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs(), MasqueradeCIDRs: cidrs()}
 	for i := 0; len(s.NonMasqueradeCIDRs)+len(s.MasqueradeCIDRs) < n; i++ {
 		a := netip.AddrFrom4([4]byte{byte(11 + i>>15), byte(i >> 7), byte(i<<1 | 1), 0})
 		s.NonMasqueradeCIDRs = append(s.NonMasqueradeCIDRs, netip.PrefixFrom(a, 24))
@@ -26,8 +26,8 @@ func manyCIDRs(n int) policy.Statement {
 }
 
 // ofOneLength states n prefixes of one length, exempt and masqueraded by turns.
-func ofOneLength(n int) policy.Statement {
-	s := policy.Statement{NonMasqueradeCIDRs: cidrs(), MasqueradeCIDRs: cidrs()}
+func ofOneLength(n int) policy.SourcePolicy {
+	s := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs(), MasqueradeCIDRs: cidrs()}
 	for i := range n {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), 0}), 24)
 		if i%2 == 0 {
@@ -48,7 +48,7 @@ func BenchmarkQuietPass(b *testing.B) {
 			layout policy.Layout
 		}{{"rules", policy.Layout{}}, {"sets", policy.Layout{Sets: true}}} {
 			b.Run(fmt.Sprintf("%s/%d", form.name, n), func(b *testing.B) {
-				contributions := []policy.Contribution{network("n", 1, manyCIDRs(n)), agentFiles(policy.Statement{MasqLinkLocal: ptr(true)})}
+				contributions := []policy.Source{network("n", 1, manyCIDRs(n)), agentFiles(policy.SourcePolicy{MasqLinkLocal: ptr(true)})}
 				observed := cloned(policy.Desired(policy.Merge(contributions), form.layout, policy.OwnedBy("/state")))
 				b.ReportAllocs()
 				for b.Loop() {
@@ -66,7 +66,7 @@ func BenchmarkQuietPass(b *testing.B) {
 func BenchmarkDesired(b *testing.B) {
 	for _, n := range []int{1_000, 10_000} {
 		b.Run(fmt.Sprintf("alternating/sets/%d", n), func(b *testing.B) {
-			merged := policy.Merge([]policy.Contribution{network("n", 1, ofOneLength(n)), network("m", 2, policy.Statement{})})
+			merged := policy.Merge([]policy.Source{network("n", 1, ofOneLength(n)), network("m", 2, policy.SourcePolicy{})})
 			slices.SortFunc(merged[0].Destinations, func(x, y policy.Entry) int { return x.Prefix.Addr().Compare(y.Prefix.Addr()) })
 			for b.Loop() {
 				policy.Desired(merged, policy.Layout{Sets: true}, policy.Owner{})
@@ -79,7 +79,7 @@ func BenchmarkDesired(b *testing.B) {
 // with meaning or not, and another list.
 func BenchmarkCompareChanged(b *testing.B) {
 	for _, n := range []int{1_000, 10_000} {
-		desired := policy.Desired(policy.Merge([]policy.Contribution{network("n", 1, manyCIDRs(n))}), policy.Layout{}, policy.Owner{})
+		desired := policy.Desired(policy.Merge([]policy.Source{network("n", 1, manyCIDRs(n))}), policy.Layout{}, policy.Owner{})
 		reversed, others := cloned(desired), cloned(desired)
 		slices.Reverse(reversed.Chains[0].Rules)
 		for i := range others.Chains[0].Rules {

@@ -18,7 +18,7 @@ const (
 )
 
 // Bounds returns what the statement has more of than is possible, as FieldErrors.
-func (s Statement) Bounds() []error {
+func (s SourcePolicy) Bounds() []error {
 	var errs []error
 	from, out := len(s.SourceCIDRs), len(s.OutputInterfaces)
 	if pairs := scopePairs(from, out); pairs > MaxScopePairs {

@@ -13,12 +13,12 @@ type ChangeKind string
 
 // The sorts of differences.
 const (
-	ChainChange   ChangeKind = "chain"
-	JumpChange    ChangeKind = "jump"
-	RuleChange    ChangeKind = "rule"
-	OrderChange   ChangeKind = "order"
-	ElementChange ChangeKind = "element"
-	AlienChange   ChangeKind = "alien"
+	ChainChange        ChangeKind = "chain"
+	JumpChange         ChangeKind = "jump"
+	RuleChange         ChangeKind = "rule"
+	OrderChange        ChangeKind = "order"
+	ElementChange      ChangeKind = "element"
+	UnrecognizedChange ChangeKind = "unrecognized"
 )
 
 // Change is one difference between the rules that should be there and those
@@ -52,6 +52,8 @@ func (c Change) String() string {
 		return fmt.Sprintf("%s: %s jump from POSTROUTING: %s", where, state, what)
 	case OrderChange:
 		return fmt.Sprintf("%s: rule out of order: %s", where, c.Text)
+	case UnrecognizedChange:
+		return fmt.Sprintf("%s: unrecognized: %s", where, c.Text)
 	default:
 		return fmt.Sprintf("%s: %s %s: %s", where, state, c.Kind, c.Text)
 	}
@@ -91,8 +93,8 @@ func Compare(desired, observed Ruleset) Diff {
 			d = append(d, Change{ChainChange, c.Family, c.Name, true, ""})
 		}
 	}
-	for _, a := range observed.Aliens {
-		d = append(d, Change{AlienChange, a.Family, "", true, onOneLine(a.Text)})
+	for _, a := range observed.Unrecognized {
+		d = append(d, Change{UnrecognizedChange, a.Family, "", true, onOneLine(a.Text)})
 	}
 	return d
 }
@@ -222,7 +224,7 @@ func Unmatched(desired, observed []Rule) (missing []Rule, surplus []int) {
 		wanted[r.key()]++
 	}
 	for i, r := range slices.Backward(observed) {
-		if k := r.key(); r.Verdict != Alien && wanted[k] > 0 {
+		if k := r.key(); r.Verdict != Unrecognized && wanted[k] > 0 {
 			wanted[k]--
 		} else {
 			surplus = append(surplus, i)

@@ -10,14 +10,14 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-func desiredOf(t testing.TB, l policy.Layout, contributions ...policy.Contribution) policy.Ruleset {
+func desiredOf(t testing.TB, l policy.Layout, contributions ...policy.Source) policy.Ruleset {
 	t.Helper()
 	return policy.Desired(policy.Merge(contributions), l, policy.OwnedBy("/state"))
 }
 
 // cloned returns a copy whose chains and rules can be changed.
 func cloned(rs policy.Ruleset) policy.Ruleset {
-	out := policy.Ruleset{Aliens: slices.Clone(rs.Aliens)}
+	out := policy.Ruleset{Unrecognized: slices.Clone(rs.Unrecognized)}
 	for _, c := range rs.Chains {
 		c.Jumps, c.Rules = slices.Clone(c.Jumps), slices.Clone(c.Rules)
 		out.Chains = append(out.Chains, c)
@@ -27,13 +27,13 @@ func cloned(rs policy.Ruleset) policy.Ruleset {
 
 func TestCompare(t *testing.T) {
 	const chain = "ipv4 IP-MASQ-AGENT: "
-	s := policy.Statement{
+	s := policy.SourcePolicy{
 		NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "192.168.0.0/16"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
 		NonMasqueradeSourceCIDRs: cidrs("10.7.0.0/16", "10.9.0.0/16"), OutputInterfaces: []string{"eth0", "eth1"},
 	}
 	forSets := s
 	forSets.SourceCIDRs = cidrs("10.244.0.0/16", "10.246.0.0/16")
-	alien := policy.Rule{Verdict: policy.Alien, Text: "-p tcp -j LOG"}
+	alien := policy.Rule{Verdict: policy.Unrecognized, Text: "-p tcp -j LOG"}
 	// In each chain: sources 0 and 1, link-local 2, forced 3, 10/8 4, 192.168 5, the rest 6.
 	for _, tt := range []struct {
 		name   string
@@ -114,8 +114,8 @@ func TestCompare(t *testing.T) {
 			chain + "unexpected jump from POSTROUTING: -p tcp -j LOG",
 		}},
 		{"an alien object", false, func(rs *policy.Ruleset) {
-			rs.Aliens = append(rs.Aliens, policy.AlienObject{Family: policy.IPv6, Text: "set blocked"})
-		}, []string{"ipv6: unexpected alien: set blocked"}},
+			rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: policy.IPv6, Text: "set blocked"})
+		}, []string{"ipv6: unrecognized: set blocked"}},
 		{"elements", true, func(rs *policy.Ruleset) {
 			rs.Chains[0].Rules[1].To = ranges("10.0.0.0/16", "192.168.0.0/16", "169.254.0.0/16", "203.0.113.0/24")
 		}, []string{
@@ -177,7 +177,7 @@ func TestCompareTellsRulesApart(t *testing.T) {
 
 // An alien is a difference even from itself: nobody knows what it does.
 func TestCompareNeverAcceptsAliens(t *testing.T) {
-	c := policy.Chain{Family: policy.IPv4, Name: "C", Rules: []policy.Rule{{Verdict: policy.Alien, Text: "x"}}}
+	c := policy.Chain{Family: policy.IPv4, Name: "C", Rules: []policy.Rule{{Verdict: policy.Unrecognized, Text: "x"}}}
 	wantEqual(t, "differences", policy.CompareChain(&c, &c).String(), "ipv4 C: missing rule: x\nipv4 C: unexpected rule: x")
 }
 
@@ -222,21 +222,21 @@ func TestCompareOrderOfTwo(t *testing.T) {
 
 // Every difference says whether something is missing or too much, for metrics.
 func TestChangeKinds(t *testing.T) {
-	desired := desiredOf(t, policy.Layout{}, network("n", 1, policy.Statement{}))
+	desired := desiredOf(t, policy.Layout{}, network("n", 1, policy.SourcePolicy{}))
 	observed := cloned(desired)
 	observed.Chains[0].Jumps = nil
-	observed.Chains[0].Rules = append(observed.Chains[0].Rules[1:], policy.Rule{Verdict: policy.Alien, Text: "x"})
-	observed.Aliens = []policy.AlienObject{{Family: policy.IPv4, Text: "set s"}}
+	observed.Chains[0].Rules = append(observed.Chains[0].Rules[1:], policy.Rule{Verdict: policy.Unrecognized, Text: "x"})
+	observed.Unrecognized = []policy.UnrecognizedObject{{Family: policy.IPv4, Text: "set s"}}
 	wantEqual(t, "changes", policy.Compare(desired, observed), policy.Diff{
 		{Kind: policy.JumpChange, Family: policy.IPv4, Chain: policy.DefaultChain, Text: "to non-local jump"},
 		{Kind: policy.RuleChange, Family: policy.IPv4, Chain: policy.DefaultChain, Text: "to 169.254.0.0/16 return"},
 		{Kind: policy.RuleChange, Family: policy.IPv4, Chain: policy.DefaultChain, Unexpected: true, Text: "x"},
-		{Kind: policy.AlienChange, Family: policy.IPv4, Unexpected: true, Text: "set s"},
+		{Kind: policy.UnrecognizedChange, Family: policy.IPv4, Unexpected: true, Text: "set s"},
 	})
 }
 
 func TestDiffSummary(t *testing.T) {
-	desired := desiredOf(t, policy.Layout{}, network("n", 1, policy.Statement{}))
+	desired := desiredOf(t, policy.Layout{}, network("n", 1, policy.SourcePolicy{}))
 	diff := policy.Compare(desired, policy.Ruleset{Chains: []policy.Chain{{Family: policy.IPv4, Name: policy.DefaultChain}}})
 	all := strings.Split(diff.String(), "\n")
 	if len(all) != 6 || len(diff) != 6 {

@@ -13,7 +13,7 @@ import (
 // Each sort of conflict, between each pair of parties: who holds is named last.
 func TestConflicts(t *testing.T) {
 	const scopes = " or give one of them another masqChain"
-	type pair struct{ holds, yields policy.Statement }
+	type pair struct{ holds, yields policy.SourcePolicy }
 	kinds := []struct {
 		key, holdsKey string // of what yields; of what holds, where it is another
 		pair
@@ -22,68 +22,68 @@ func TestConflicts(t *testing.T) {
 		// The agent files agree with any scope if they state none.
 		notOfAgents bool
 	}{
-		{key: "backend", pair: pair{policy.Statement{Backend: policy.IPTables}, policy.Statement{Backend: policy.NFTables}}, holdsValue: "iptables", yieldsValue: "nftables"},
-		{key: "enableIPv6", pair: pair{policy.Statement{EnableIPv6: ptr(false)}, policy.Statement{EnableIPv6: ptr(true)}}, holdsValue: "false", yieldsValue: "true"},
-		{key: "randomFully", pair: pair{policy.Statement{RandomFully: ptr(true)}, policy.Statement{RandomFully: ptr(false)}}, holdsValue: "true", yieldsValue: "false"},
-		{key: "masqueradeHost", pair: pair{policy.Statement{MasqueradeHost: ptr(false)}, policy.Statement{MasqueradeHost: ptr(true)}}, holdsValue: "false", yieldsValue: "true"},
-		{key: "nomasqAllReservedRanges", pair: pair{policy.Statement{NomasqAllReservedRanges: ptr(false)}, policy.Statement{NomasqAllReservedRanges: ptr(true)}}, holdsValue: "false", yieldsValue: "true"},
-		{key: "toPorts", pair: pair{policy.Statement{ToPorts: ports(t, "1-2,5")}, policy.Statement{ToPorts: ports(t, "1-2")}}, holdsValue: "1-2,5", yieldsValue: "1-2"},
-		{key: "toPorts", pair: pair{policy.Statement{ToPorts: ports(t, "1-2")}, policy.Statement{ToPorts: ports(t, "")}}, holdsValue: "1-2", yieldsValue: "empty"},
+		{key: "backend", pair: pair{policy.SourcePolicy{Backend: policy.IPTables}, policy.SourcePolicy{Backend: policy.NFTables}}, holdsValue: "iptables", yieldsValue: "nftables"},
+		{key: "enableIPv6", pair: pair{policy.SourcePolicy{EnableIPv6: ptr(false)}, policy.SourcePolicy{EnableIPv6: ptr(true)}}, holdsValue: "false", yieldsValue: "true"},
+		{key: "randomFully", pair: pair{policy.SourcePolicy{RandomFully: ptr(true)}, policy.SourcePolicy{RandomFully: ptr(false)}}, holdsValue: "true", yieldsValue: "false"},
+		{key: "masqueradeHost", pair: pair{policy.SourcePolicy{MasqueradeHost: ptr(false)}, policy.SourcePolicy{MasqueradeHost: ptr(true)}}, holdsValue: "false", yieldsValue: "true"},
+		{key: "nomasqAllReservedRanges", pair: pair{policy.SourcePolicy{NomasqAllReservedRanges: ptr(false)}, policy.SourcePolicy{NomasqAllReservedRanges: ptr(true)}}, holdsValue: "false", yieldsValue: "true"},
+		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2,5")}, policy.SourcePolicy{ToPorts: ports(t, "1-2")}}, holdsValue: "1-2,5", yieldsValue: "1-2"},
+		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2")}, policy.SourcePolicy{ToPorts: ports(t, "")}}, holdsValue: "1-2", yieldsValue: "empty"},
 		{
-			key: "sourceCIDRs", pair: pair{policy.Statement{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.Statement{SourceCIDRs: cidrs("10.244.0.0/16", "10.245.0.0/16")}},
+			key: "sourceCIDRs", pair: pair{policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16", "10.245.0.0/16")}},
 			holdsValue: "10.244.0.0/16", yieldsValue: `"10.244.0.0/16 10.245.0.0/16"`, remedy: scopes,
 		},
 		{
-			key: "sourceCIDRs", pair: pair{policy.Statement{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.Statement{}},
+			key: "sourceCIDRs", pair: pair{policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.SourcePolicy{}},
 			holdsValue: "10.244.0.0/16", yieldsValue: "any", remedy: scopes, notOfAgents: true,
 		},
 		{
-			key: "outputInterfaces", pair: pair{policy.Statement{}, policy.Statement{OutputInterfaces: []string{"eth0"}}},
+			key: "outputInterfaces", pair: pair{policy.SourcePolicy{}, policy.SourcePolicy{OutputInterfaces: []string{"eth0"}}},
 			holdsValue: "any", yieldsValue: "eth0", remedy: scopes,
 		},
 		{
 			key: "masqueradeCIDRs", holdsKey: "nonMasqueradeCIDRs",
-			pair:       pair{policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.Statement{MasqueradeCIDRs: cidrs("10.0.0.0/8"), NonMasqueradeCIDRs: cidrs()}},
+			pair:       pair{policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8"), NonMasqueradeCIDRs: cidrs()}},
 			holdsValue: "10.0.0.0/8", yieldsValue: "10.0.0.0/8",
 		},
 		{
 			key: "nonMasqueradeCIDRs", holdsKey: "masqueradeCIDRs",
-			pair:       pair{policy.Statement{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}},
+			pair:       pair{policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}},
 			holdsValue: "10.0.0.0/8", yieldsValue: "10.0.0.0/8",
 		},
 	}
 	parties := []struct {
 		name          string
-		holds, yields func(policy.Statement) policy.Contribution
+		holds, yields func(policy.SourcePolicy) policy.Source
 		holdsName     string
 		yieldsName    string
 	}{
 		{
 			"a network and the agent files",
-			func(s policy.Statement) policy.Contribution { return network("z", 9, s) }, agentFiles,
+			func(s policy.SourcePolicy) policy.Source { return network("z", 9, s) }, agentFiles,
 			`network "z"`, "the agent files",
 		},
 		{
 			"a network that yields, and the agent files",
-			func(s policy.Statement) policy.Contribution { return yielding(network("z", 9, s)) }, agentFiles,
+			func(s policy.SourcePolicy) policy.Source { return yielding(network("z", 9, s)) }, agentFiles,
 			`network "z"`, "the agent files",
 		},
 		{
 			"the first network and the second",
-			func(s policy.Statement) policy.Contribution { return network("z", 1, s) },
-			func(s policy.Statement) policy.Contribution { return network("a", 2, s) },
+			func(s policy.SourcePolicy) policy.Source { return network("z", 1, s) },
+			func(s policy.SourcePolicy) policy.Source { return network("a", 2, s) },
 			`network "z"`, `network "a"`,
 		},
 		{
 			"a newcomer and a network that yields",
-			func(s policy.Statement) policy.Contribution { return network("z", 2, s) },
-			func(s policy.Statement) policy.Contribution { return yielding(network("a", 1, s)) },
+			func(s policy.SourcePolicy) policy.Source { return network("z", 2, s) },
+			func(s policy.SourcePolicy) policy.Source { return yielding(network("a", 1, s)) },
 			`network "z"`, `network "a"`,
 		},
 		{
 			"two networks that came at once: by name",
-			func(s policy.Statement) policy.Contribution { return network("a", 1, s) },
-			func(s policy.Statement) policy.Contribution { return network("z", 1, s) },
+			func(s policy.SourcePolicy) policy.Source { return network("a", 1, s) },
+			func(s policy.SourcePolicy) policy.Source { return network("z", 1, s) },
 			`network "a"`, `network "z"`,
 		},
 	}
@@ -105,7 +105,7 @@ func TestConflicts(t *testing.T) {
 				var got []string
 				for _, c := range p.Conflicts {
 					got = append(got, c.Error())
-					if c.Holds.Source != holds.Source || c.Yields.Source != yields.Source || c.Scope != (kind.remedy != "") {
+					if c.InForce.Source != holds.ID || c.Superseded.Source != yields.ID || c.Scope != (kind.remedy != "") {
 						t.Errorf("%+v does not name its parties or its sort", c)
 					}
 				}
@@ -116,14 +116,14 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-func yielding(c policy.Contribution) policy.Contribution {
-	c.Yields = true
+func yielding(c policy.Source) policy.Source {
+	c.Superseded = true
 	return c
 }
 
 // checkHolds compares with the policy that there is without the weaker party,
 // in all that is not a list to be united.
-func checkHolds(t *testing.T, got policy.Policy, holds policy.Contribution) {
+func checkHolds(t *testing.T, got policy.Policy, holds policy.Source) {
 	t.Helper()
 	want := mergeOne(t, holds)
 	wantEqual(t, "backend", got.Backend.Value, want.Backend.Value)
@@ -144,11 +144,11 @@ func checkHolds(t *testing.T, got policy.Policy, holds policy.Contribution) {
 
 // No conflict: what is left out agrees with everything, in every scalar.
 func TestLeftOutAgrees(t *testing.T) {
-	p := mergeOne(t, network("a", 1, policy.Statement{}), network("b", 2, policy.Statement{
+	p := mergeOne(t, network("a", 1, policy.SourcePolicy{}), network("b", 2, policy.SourcePolicy{
 		Backend: policy.NFTables, EnableIPv6: ptr(true), RandomFully: ptr(false), MasqueradeHost: ptr(false),
 		NomasqAllReservedRanges: ptr(true), ToPorts: ports(t, "1-2"), MasqLinkLocal: ptr(true), MasqLinkLocalIPv6: ptr(true),
 		NonMasqueradeCIDRs: cidrs("10.0.0.0/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.2.0.0/16"),
-	}), network("c", 3, policy.Statement{Backend: policy.Auto, MasqLinkLocal: ptr(false)}))
+	}), network("c", 3, policy.SourcePolicy{Backend: policy.Auto, MasqLinkLocal: ptr(false)}))
 	for _, c := range p.Conflicts {
 		t.Errorf("conflict: %v", c)
 	}
@@ -160,12 +160,12 @@ func TestConflictIsBounded(t *testing.T) {
 	for range 200 {
 		many = append(many, "interface-"+string(rune('a'+len(many)%26))+string(rune('a'+len(many)/26)))
 	}
-	p := mergeOne(t, network("a\nb", 1, policy.Statement{}), network("b", 2, policy.Statement{OutputInterfaces: many}))
+	p := mergeOne(t, network("a\nb", 1, policy.SourcePolicy{}), network("b", 2, policy.SourcePolicy{OutputInterfaces: many}))
 	if len(p.Conflicts) != 1 {
 		t.Fatalf("%d conflicts, want 1", len(p.Conflicts))
 	}
 	c := p.Conflicts[0]
-	if len(c.HoldsValue) > 256 || len(c.YieldsValue) > 256 || strings.ContainsFunc(c.Error(), unicode.IsControl) {
+	if len(c.InForceValue) > 256 || len(c.SupersededValue) > 256 || strings.ContainsFunc(c.Error(), unicode.IsControl) {
 		t.Errorf("the message is not one line, or repeats too much: %q", c)
 	}
 }

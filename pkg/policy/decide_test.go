@@ -101,27 +101,27 @@ func TestDecideForUnknownSources(t *testing.T) {
 }
 
 func TestDecideByExample(t *testing.T) {
-	scoped := policy.Statement{
+	scoped := policy.SourcePolicy{
 		EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"),
 		OutputInterfaces: []string{"eth+", "wg0"}, MasqueradeHost: ptr(false),
 		NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
 	}
-	exemptAll := policy.Statement{SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.0.0.0/8")}
+	exemptAll := policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.0.0.0/8")}
 	from := func(src, dst string) policy.Packet { return policy.Packet{Src: addr(src), Dst: addr(dst), Out: "eth0"} }
 	for _, tt := range []struct {
 		name      string
-		statement policy.Statement
+		statement policy.SourcePolicy
 		packet    policy.Packet
 		outcome   policy.Outcome
 		entry     string
 		reason    string
 	}{
 		{
-			"nothing covers it", policy.Statement{}, from("10.244.0.2", "8.8.8.8"), policy.OutcomeMasquerade, "",
+			"nothing covers it", policy.SourcePolicy{}, from("10.244.0.2", "8.8.8.8"), policy.OutcomeMasquerade, "",
 			"no prefix covers 8.8.8.8, and what none covers is masqueraded",
 		},
 		{
-			"a default", policy.Statement{}, policy.Packet{Dst: addr("10.9.9.9")}, policy.OutcomeExempt, "10.0.0.0/8",
+			"a default", policy.SourcePolicy{}, policy.Packet{Dst: addr("10.9.9.9")}, policy.OutcomeExempt, "10.0.0.0/8",
 			"10.0.0.0/8 in nonMasqueradeCIDRs (built in) is the longest prefix that covers 10.9.9.9",
 		},
 		{
@@ -159,15 +159,15 @@ func TestDecideByExample(t *testing.T) {
 			`sourceCIDRs of network "podnet" names no ipv6 prefix`,
 		},
 		{
-			"a family that is not managed", policy.Statement{}, from("fd00::2", "2001:db8::1"), policy.OutcomeOutOfScope, "",
+			"a family that is not managed", policy.SourcePolicy{}, from("fd00::2", "2001:db8::1"), policy.OutcomeOutOfScope, "",
 			"ipv6 is not managed: enableIPv6 (built in) is false",
 		},
 		{
-			"the node as destination", policy.Statement{}, policy.Packet{Dst: addr("192.0.2.1"), DstLocal: true}, policy.OutcomeOutOfScope, "",
+			"the node as destination", policy.SourcePolicy{}, policy.Packet{Dst: addr("192.0.2.1"), DstLocal: true}, policy.OutcomeOutOfScope, "",
 			"192.0.2.1 is an address of the node itself",
 		},
 		{
-			"two families", policy.Statement{EnableIPv6: ptr(true)}, from("10.244.0.2", "2001:db8::1"), policy.OutcomeOutOfScope, "",
+			"two families", policy.SourcePolicy{EnableIPv6: ptr(true)}, from("10.244.0.2", "2001:db8::1"), policy.OutcomeOutOfScope, "",
 			"no packet goes from 10.244.0.2 to 2001:db8::1: they are of two families",
 		},
 	} {
@@ -187,19 +187,19 @@ func TestDecideByExample(t *testing.T) {
 func TestRepresentative(t *testing.T) {
 	for _, tt := range []struct {
 		name             string
-		statement        policy.Statement
+		statement        policy.SourcePolicy
 		dst, src, ifname string
 	}{
-		{"no scope", policy.Statement{}, "8.8.8.8", "1.0.0.0", ""},
-		{"no scope, IPv6", policy.Statement{EnableIPv6: ptr(true)}, "2001:db8::1", "2000::", ""},
-		{"a scope", policy.Statement{SourceCIDRs: cidrs("10.244.0.0/16"), OutputInterfaces: []string{"wg0"}}, "8.8.8.8", "10.244.0.0", "wg0"},
-		{"a wildcard", policy.Statement{OutputInterfaces: []string{"eth+"}}, "8.8.8.8", "1.0.0.0", "eth0"},
-		{"the first of the scope is exempt", policy.Statement{
+		{"no scope", policy.SourcePolicy{}, "8.8.8.8", "1.0.0.0", ""},
+		{"no scope, IPv6", policy.SourcePolicy{EnableIPv6: ptr(true)}, "2001:db8::1", "2000::", ""},
+		{"a scope", policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), OutputInterfaces: []string{"wg0"}}, "8.8.8.8", "10.244.0.0", "wg0"},
+		{"a wildcard", policy.SourcePolicy{OutputInterfaces: []string{"eth+"}}, "8.8.8.8", "1.0.0.0", "eth0"},
+		{"the first of the scope is exempt", policy.SourcePolicy{
 			SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.0.0/24"),
 		}, "8.8.8.8", "10.244.1.0", ""},
-		{"all that is unicast is exempt", policy.Statement{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/1", "128.0.0.0/2", "192.0.0.0/3")}, "8.8.8.8", "224.0.0.0", ""},
-		{"every source is exempt", policy.Statement{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/0")}, "8.8.8.8", "1.0.0.0", ""},
-		{"another family's scope", policy.Statement{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16")}, "2001:db8::1", "2000::", ""},
+		{"all that is unicast is exempt", policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/1", "128.0.0.0/2", "192.0.0.0/3")}, "8.8.8.8", "224.0.0.0", ""},
+		{"every source is exempt", policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/0")}, "8.8.8.8", "1.0.0.0", ""},
+		{"another family's scope", policy.SourcePolicy{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16")}, "2001:db8::1", "2000::", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := mergeOne(t, network("podnet", 1, tt.statement)).Representative(policy.Packet{Dst: addr(tt.dst)})

@@ -50,91 +50,91 @@ func checkMasqueradeRule(t *rapid.T, p policy.Policy, l policy.Layout, packet po
 
 // The decisions that need a whole story to be told, one packet each.
 func TestDecisionsByExample(t *testing.T) {
-	onlyThese := policy.Statement{NonMasqueradeCIDRs: cidrs("0.0.0.0/0"), MasqueradeCIDRs: cidrs("203.0.113.0/24")}
-	vpnHole := policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}
-	v4Sources := policy.Statement{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16")}
+	onlyThese := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("0.0.0.0/0"), MasqueradeCIDRs: cidrs("203.0.113.0/24")}
+	vpnHole := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}
+	v4Sources := policy.SourcePolicy{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16")}
 	for _, tt := range []struct {
 		name      string
-		statement policy.Statement
+		statement policy.SourcePolicy
 		packet    policy.Packet
 		want      verdict
 	}{
-		{"the internet", policy.Statement{}, packet("10.244.0.2", "8.8.8.8"), masqueraded},
-		{"a default", policy.Statement{}, packet("10.244.0.2", "10.9.9.9"), leftAlone},
-		{"link-local", policy.Statement{}, packet("10.244.0.2", "169.254.169.254"), leftAlone},
-		{"link-local, masquerade wanted", policy.Statement{MasqLinkLocal: ptr(true)}, packet("10.244.0.2", "169.254.169.254"), masqueraded},
+		{"the internet", policy.SourcePolicy{}, packet("10.244.0.2", "8.8.8.8"), masqueraded},
+		{"a default", policy.SourcePolicy{}, packet("10.244.0.2", "10.9.9.9"), leftAlone},
+		{"link-local", policy.SourcePolicy{}, packet("10.244.0.2", "169.254.169.254"), leftAlone},
+		{"link-local, masquerade wanted", policy.SourcePolicy{MasqLinkLocal: ptr(true)}, packet("10.244.0.2", "169.254.169.254"), masqueraded},
 		{
 			"the switch takes only the built-in exemption away",
-			policy.Statement{MasqLinkLocal: ptr(true), NonMasqueradeCIDRs: cidrs("169.254.0.0/16")},
+			policy.SourcePolicy{MasqLinkLocal: ptr(true), NonMasqueradeCIDRs: cidrs("169.254.0.0/16")},
 			packet("10.244.0.2", "169.254.169.254"), leftAlone,
 		},
 		{
 			"a stated link-local prefix beats the built-in one",
-			policy.Statement{MasqueradeCIDRs: cidrs("169.254.0.0/16")}, packet("10.244.0.2", "169.254.1.1"), masqueraded,
+			policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.254.0.0/16")}, packet("10.244.0.2", "169.254.1.1"), masqueraded,
 		},
 		{
 			"a longer one within link-local",
-			policy.Statement{MasqueradeCIDRs: cidrs("169.254.169.254/32")}, packet("10.244.0.2", "169.254.169.254"), masqueraded,
+			policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.254.169.254/32")}, packet("10.244.0.2", "169.254.169.254"), masqueraded,
 		},
 		{
 			"link-local is longer than a wide masqueraded one",
-			policy.Statement{MasqueradeCIDRs: cidrs("169.0.0.0/8")}, packet("10.244.0.2", "169.254.1.1"), leftAlone,
+			policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.0.0.0/8")}, packet("10.244.0.2", "169.254.1.1"), leftAlone,
 		},
 		{
 			"a stated prefix beats a default",
-			policy.Statement{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, packet("10.244.0.2", "10.1.1.1"), masqueraded,
+			policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, packet("10.244.0.2", "10.1.1.1"), masqueraded,
 		},
 		{
 			"the other defaults still hold",
-			policy.Statement{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, packet("10.244.0.2", "192.168.1.1"), leftAlone,
+			policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, packet("10.244.0.2", "192.168.1.1"), leftAlone,
 		},
-		{"an explicit empty list is none", policy.Statement{NonMasqueradeCIDRs: cidrs()}, packet("10.244.0.2", "10.1.1.1"), masqueraded},
+		{"an explicit empty list is none", policy.SourcePolicy{NonMasqueradeCIDRs: cidrs()}, packet("10.244.0.2", "10.1.1.1"), masqueraded},
 		{"a hole", vpnHole, packet("10.244.0.2", "10.1.1.1"), masqueraded},
 		{"around the hole", vpnHole, packet("10.244.0.2", "10.2.1.1"), leftAlone},
 		{"an island in the hole", vpnHole, packet("10.244.0.2", "10.1.2.3"), leftAlone},
 		{"only these: one of them", onlyThese, packet("10.244.0.2", "203.0.113.9"), masqueraded},
 		{"only these: another", onlyThese, packet("10.244.0.2", "8.8.8.8"), leftAlone},
-		{"reserved", policy.Statement{NomasqAllReservedRanges: ptr(true)}, packet("10.244.0.2", "100.64.0.1"), leftAlone},
-		{"not reserved", policy.Statement{}, packet("10.244.0.2", "100.64.0.1"), masqueraded},
-		{"local destination", policy.Statement{}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), DstLocal: true}, leftAlone},
-		{"the node itself", policy.Statement{}, policy.Packet{Src: addr("192.0.2.1"), Dst: addr("8.8.8.8"), SrcLocal: true}, masqueraded},
+		{"reserved", policy.SourcePolicy{NomasqAllReservedRanges: ptr(true)}, packet("10.244.0.2", "100.64.0.1"), leftAlone},
+		{"not reserved", policy.SourcePolicy{}, packet("10.244.0.2", "100.64.0.1"), masqueraded},
+		{"local destination", policy.SourcePolicy{}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), DstLocal: true}, leftAlone},
+		{"the node itself", policy.SourcePolicy{}, policy.Packet{Src: addr("192.0.2.1"), Dst: addr("8.8.8.8"), SrcLocal: true}, masqueraded},
 		{
 			"the node itself, left alone",
-			policy.Statement{MasqueradeHost: ptr(false)}, policy.Packet{Src: addr("192.0.2.1"), Dst: addr("8.8.8.8"), SrcLocal: true}, leftAlone,
+			policy.SourcePolicy{MasqueradeHost: ptr(false)}, policy.Packet{Src: addr("192.0.2.1"), Dst: addr("8.8.8.8"), SrcLocal: true}, leftAlone,
 		},
-		{"IPv6, not managed", policy.Statement{}, packet("fd00::2", "2001:db8::1"), notItsAffair},
-		{"IPv6", policy.Statement{EnableIPv6: ptr(true)}, packet("fd00::2", "2001:db8::1"), masqueraded},
-		{"IPv6 has no defaults but link-local", policy.Statement{EnableIPv6: ptr(true)}, packet("fd00::2", "fd00::3"), masqueraded},
-		{"IPv6 link-local", policy.Statement{EnableIPv6: ptr(true)}, packet("fd00::2", "fe80::1"), leftAlone},
+		{"IPv6, not managed", policy.SourcePolicy{}, packet("fd00::2", "2001:db8::1"), notItsAffair},
+		{"IPv6", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "2001:db8::1"), masqueraded},
+		{"IPv6 has no defaults but link-local", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "fd00::3"), masqueraded},
+		{"IPv6 link-local", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "fe80::1"), leftAlone},
 		{
 			"the switches are for one family each",
-			policy.Statement{EnableIPv6: ptr(true), MasqLinkLocal: ptr(true)}, packet("fd00::2", "fe80::1"), leftAlone,
+			policy.SourcePolicy{EnableIPv6: ptr(true), MasqLinkLocal: ptr(true)}, packet("fd00::2", "fe80::1"), leftAlone,
 		},
 		{"a source in scope", v4Sources, packet("10.244.0.2", "8.8.8.8"), masqueraded},
 		{"a source out of scope", v4Sources, packet("10.245.0.2", "8.8.8.8"), leftAlone},
 		{"a scope of the other family alone", v4Sources, packet("fd00::2", "2001:db8::1"), leftAlone},
 		{
 			"an exempt source",
-			policy.Statement{NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24")}, packet("10.244.7.2", "8.8.8.8"), leftAlone,
+			policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24")}, packet("10.244.7.2", "8.8.8.8"), leftAlone,
 		},
 		{
 			"an exempt source, a destination that is forced",
-			policy.Statement{NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"), MasqueradeCIDRs: cidrs("10.0.0.0/8")},
+			policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"), MasqueradeCIDRs: cidrs("10.0.0.0/8")},
 			packet("10.244.7.2", "10.1.1.1"), leftAlone,
 		},
 		{
 			"an interface by wildcard",
-			policy.Statement{OutputInterfaces: []string{"eth+"}}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "eth7"}, masqueraded,
+			policy.SourcePolicy{OutputInterfaces: []string{"eth+"}}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "eth7"}, masqueraded,
 		},
 		{
 			"another interface",
-			policy.Statement{OutputInterfaces: []string{"eth0"}}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "eth01"}, leftAlone,
+			policy.SourcePolicy{OutputInterfaces: []string{"eth0"}}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "eth01"}, leftAlone,
 		},
-		{"everything, said as a prefix", policy.Statement{SourceCIDRs: cidrs("0.0.0.0/0")}, packet("10.244.0.2", "8.8.8.8"), masqueraded},
-		{"every source exempt", policy.Statement{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/0")}, packet("10.244.0.2", "8.8.8.8"), leftAlone},
+		{"everything, said as a prefix", policy.SourcePolicy{SourceCIDRs: cidrs("0.0.0.0/0")}, packet("10.244.0.2", "8.8.8.8"), masqueraded},
+		{"every source exempt", policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/0")}, packet("10.244.0.2", "8.8.8.8"), leftAlone},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			contributions := []policy.Contribution{network("podnet", 1, tt.statement)}
+			contributions := []policy.Source{network("podnet", 1, tt.statement)}
 			if got := newOracle(contributions).decide(tt.packet); got != tt.want {
 				t.Errorf("the oracle says %s, want %s", got, tt.want)
 			}

@@ -11,7 +11,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-func chainOf(t testing.TB, s policy.Statement, l policy.Layout, f policy.Family) policy.Chain {
+func chainOf(t testing.TB, s policy.SourcePolicy, l policy.Layout, f policy.Family) policy.Chain {
 	t.Helper()
 	rs := policy.Desired([]policy.Policy{mergeOne(t, network("n", 1, s))}, l, policy.OwnedBy("/state"))
 	c := rs.Find(f, policy.DefaultChain)
@@ -22,7 +22,7 @@ func chainOf(t testing.TB, s policy.Statement, l policy.Layout, f policy.Family)
 }
 
 func TestDesiredChain(t *testing.T) {
-	s := policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}
+	s := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}
 	last := policy.Rule{Verdict: policy.Masquerade, RandomFully: true}
 	forced := last
 	forced.To = ranges("10.1.0.0/16")
@@ -41,18 +41,18 @@ func TestDesiredChain(t *testing.T) {
 func TestDesiredJumps(t *testing.T) {
 	for _, tt := range []struct {
 		name       string
-		statement  policy.Statement
+		statement  policy.SourcePolicy
 		family     policy.Family
 		each, sets []string
 	}{
-		{"no scope", policy.Statement{}, policy.IPv4, []string{"to non-local jump"}, []string{"to non-local jump"}},
+		{"no scope", policy.SourcePolicy{}, policy.IPv4, []string{"to non-local jump"}, []string{"to non-local jump"}},
 		{
-			"not the host", policy.Statement{MasqueradeHost: ptr(false)}, policy.IPv4,
+			"not the host", policy.SourcePolicy{MasqueradeHost: ptr(false)}, policy.IPv4,
 			[]string{"from non-local to non-local jump"}, []string{"from non-local to non-local jump"},
 		},
 		{
 			"one jump for each source and interface",
-			policy.Statement{SourceCIDRs: cidrs("10.1.0.0/16", "10.3.0.0/16"), OutputInterfaces: []string{"eth0", "wg+"}}, policy.IPv4,
+			policy.SourcePolicy{SourceCIDRs: cidrs("10.1.0.0/16", "10.3.0.0/16"), OutputInterfaces: []string{"eth0", "wg+"}}, policy.IPv4,
 			[]string{
 				"from 10.1.0.0/16 to non-local out eth0 jump", "from 10.1.0.0/16 to non-local out wg+ jump",
 				"from 10.3.0.0/16 to non-local out eth0 jump", "from 10.3.0.0/16 to non-local out wg+ jump",
@@ -61,17 +61,17 @@ func TestDesiredJumps(t *testing.T) {
 		},
 		{
 			"sources of both families, each its own",
-			policy.Statement{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.1.0.0/16", "fd00::/64")}, policy.IPv6,
+			policy.SourcePolicy{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.1.0.0/16", "fd00::/64")}, policy.IPv6,
 			[]string{"from fd00::/64 to non-local jump"}, []string{"from fd00::/64 to non-local jump"},
 		},
-		{"sources of IPv4 alone: no IPv6", policy.Statement{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.1.0.0/16")}, policy.IPv6, nil, nil},
-		{"sources of IPv6 alone: no IPv4", policy.Statement{EnableIPv6: ptr(true), SourceCIDRs: cidrs("fd00::/64")}, policy.IPv4, nil, nil},
+		{"sources of IPv4 alone: no IPv6", policy.SourcePolicy{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.1.0.0/16")}, policy.IPv6, nil, nil},
+		{"sources of IPv6 alone: no IPv4", policy.SourcePolicy{EnableIPv6: ptr(true), SourceCIDRs: cidrs("fd00::/64")}, policy.IPv4, nil, nil},
 		{
-			"interfaces are of both families", policy.Statement{EnableIPv6: ptr(true), OutputInterfaces: []string{"eth0"}}, policy.IPv6,
+			"interfaces are of both families", policy.SourcePolicy{EnableIPv6: ptr(true), OutputInterfaces: []string{"eth0"}}, policy.IPv6,
 			[]string{"to non-local out eth0 jump"}, []string{"to non-local out eth0 jump"},
 		},
 		{
-			"every source, as a prefix", policy.Statement{SourceCIDRs: cidrs("0.0.0.0/0")}, policy.IPv4,
+			"every source, as a prefix", policy.SourcePolicy{SourceCIDRs: cidrs("0.0.0.0/0")}, policy.IPv4,
 			[]string{"to non-local jump"}, []string{"to non-local jump"},
 		},
 	} {
@@ -104,7 +104,7 @@ func TestDesiredPorts(t *testing.T) {
 		{"7,8,9", []string{"7 715827883", "8 1073741824", "9 0"}},                                                            // 1/3, rounded up
 	} {
 		t.Run(tt.ports, func(t *testing.T) {
-			s := policy.Statement{ToPorts: ports(t, tt.ports), NonMasqueradeCIDRs: cidrs(), MasqLinkLocal: ptr(true)}
+			s := policy.SourcePolicy{ToPorts: ports(t, tt.ports), NonMasqueradeCIDRs: cidrs(), MasqLinkLocal: ptr(true)}
 			rules := chainOf(t, s, policy.Layout{}, policy.IPv4).Rules
 			var want, got []string
 			for _, proto := range policy.Protocols() {
@@ -130,7 +130,7 @@ func TestDesiredRandomFully(t *testing.T) {
 		{nil, policy.Layout{}, true}, {ptr(true), policy.Layout{Sets: true}, true}, {ptr(false), policy.Layout{}, false},
 		{nil, policy.Layout{PlainPorts: true}, false}, {ptr(true), policy.Layout{Sets: true, PlainPorts: true}, false},
 	} {
-		c := chainOf(t, policy.Statement{RandomFully: tt.stated, ToPorts: ports(t, "1-2,4-5"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}, tt.layout, policy.IPv4)
+		c := chainOf(t, policy.SourcePolicy{RandomFully: tt.stated, ToPorts: ports(t, "1-2,4-5"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}, tt.layout, policy.IPv4)
 		for _, r := range c.Rules {
 			if r.Verdict == policy.Masquerade && r.RandomFully != tt.want {
 				t.Errorf("%+v: %s, want fully random %v", tt, r, tt.want)
@@ -145,7 +145,7 @@ func TestDesiredMatchesNothingForEverything(t *testing.T) {
 	for _, l := range defaultLayouts() {
 		for _, f := range policy.Families() {
 			all := f.All()
-			s := policy.Statement{EnableIPv6: ptr(true), NonMasqueradeCIDRs: cidrs(), NonMasqueradeSourceCIDRs: cidrs(all.String()), SourceCIDRs: cidrs(all.String())}
+			s := policy.SourcePolicy{EnableIPv6: ptr(true), NonMasqueradeCIDRs: cidrs(), NonMasqueradeSourceCIDRs: cidrs(all.String()), SourceCIDRs: cidrs(all.String())}
 			s.NonMasqueradeCIDRs = append(s.NonMasqueradeCIDRs, all)
 			c := chainOf(t, s, l, f)
 			for _, r := range append(append([]policy.Rule{}, c.Jumps...), c.Rules...) {

@@ -29,7 +29,7 @@ type listed struct {
 	prefixes []netip.Prefix
 }
 
-func destinationLists(s Statement) []listed {
+func destinationLists(s SourcePolicy) []listed {
 	return []listed{
 		{"nonMasqueradeCIDRs", Exempt, s.NonMasqueradeCIDRs},
 		{"masqueradeCIDRs", Masqueraded, s.MasqueradeCIDRs},
@@ -49,10 +49,10 @@ func (m *merger) destinations() []Entry {
 		}
 	}
 	for _, c := range m.inWrittenOrder() {
-		for _, l := range destinationLists(c.Statement) {
+		for _, l := range destinationLists(c.Policy) {
 			for i, p := range l.prefixes {
 				if holds[p].action == l.action {
-					all.add(p, l.action, Origin{c.Source, l.key, i})
+					all.add(p, l.action, Origin{c.ID, l.key, i})
 				}
 			}
 		}
@@ -71,15 +71,15 @@ type held struct {
 func (m *merger) heldActions() map[netip.Prefix]held {
 	named := 0
 	for _, c := range m.ranked {
-		for _, l := range destinationLists(c.Statement) {
+		for _, l := range destinationLists(c.Policy) {
 			named += len(l.prefixes)
 		}
 	}
 	holds := make(map[netip.Prefix]held, named)
 	for _, c := range m.ranked {
-		for _, l := range destinationLists(c.Statement) {
+		for _, l := range destinationLists(c.Policy) {
 			for i, p := range l.prefixes {
-				o := Origin{c.Source, l.key, i}
+				o := Origin{c.ID, l.key, i}
 				first, named := holds[p]
 				switch {
 				case !named:
@@ -99,7 +99,7 @@ func (m *merger) builtInDestinations() []Entry {
 	linkLocal := map[Family]bool{}
 	defaults := true
 	for _, c := range m.ranked {
-		s := c.Statement
+		s := c.Policy
 		linkLocal[IPv4] = linkLocal[IPv4] || isTrue(s.MasqLinkLocal)
 		linkLocal[IPv6] = linkLocal[IPv6] || isTrue(s.MasqLinkLocalIPv6)
 		defaults = defaults && s.NonMasqueradeCIDRs == nil
@@ -111,7 +111,7 @@ func (m *merger) builtInDestinations() []Entry {
 			out = append(out, Entry{f.LinkLocal(), Exempt, builtIn(keys[f])})
 		}
 	}
-	reserved := scalar(m, "nomasqAllReservedRanges", false, func(s Statement) *bool { return s.NomasqAllReservedRanges })
+	reserved := scalar(m, "nomasqAllReservedRanges", false, func(s SourcePolicy) *bool { return s.NomasqAllReservedRanges })
 	if defaults {
 		for _, p := range DefaultNonMasqueradeCIDRs(reserved.Value) {
 			out = append(out, Entry{p, Exempt, builtIn("nonMasqueradeCIDRs")})
@@ -125,8 +125,8 @@ func isTrue(b *bool) bool { return b != nil && *b }
 func (m *merger) exemptSources() []Entry {
 	var all entries
 	for _, c := range m.inWrittenOrder() {
-		for i, p := range c.Statement.NonMasqueradeSourceCIDRs {
-			all.add(p, Exempt, Origin{c.Source, "nonMasqueradeSourceCIDRs", i})
+		for i, p := range c.Policy.NonMasqueradeSourceCIDRs {
+			all.add(p, Exempt, Origin{c.ID, "nonMasqueradeSourceCIDRs", i})
 		}
 	}
 	return all.list

@@ -259,7 +259,7 @@ func noPacketTells(r, s policy.Rule) bool {
 // with no rule missing and none too many. One of neighbors that no packet can tell
 // apart is not.
 func TestSwaps(t *testing.T) {
-	s := policy.Statement{
+	s := policy.SourcePolicy{
 		NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24", "192.168.0.0/16"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "203.0.113.0/24"),
 		NonMasqueradeSourceCIDRs: cidrs("10.7.0.0/16"), ToPorts: ports(t, "1-2,5-9"),
 	}

@@ -50,13 +50,13 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-func readSources(t *testing.T, file string) []policy.Contribution {
+func readSources(t *testing.T, file string) []policy.Source {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var contributions []policy.Contribution
+	var contributions []policy.Source
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&contributions); err != nil {
@@ -64,7 +64,7 @@ func readSources(t *testing.T, file string) []policy.Contribution {
 	}
 	var errs []error
 	for _, c := range contributions {
-		errs = append(errs, c.Statement.Validate(policy.DefaultCIDRLimit))
+		errs = append(errs, c.Policy.Validate(policy.DefaultCIDRLimit))
 	}
 	if err := errors.Join(errs...); err != nil {
 		t.Fatalf("%s: %v", file, err)

@@ -43,15 +43,15 @@ func ports(t testing.TB, s string) *policy.Ports {
 	return &p
 }
 
-func network(name string, order int64, s policy.Statement) policy.Contribution {
-	return policy.Contribution{Source: policy.Source{Kind: policy.Network, Name: name}, Statement: onDefaultChain(s), Order: order}
+func network(name string, order int64, s policy.SourcePolicy) policy.Source {
+	return policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: name}, Policy: onDefaultChain(s), Order: order}
 }
 
-func agentFiles(s policy.Statement) policy.Contribution {
-	return policy.Contribution{Source: policy.Source{Kind: policy.AgentFiles}, Statement: onDefaultChain(s)}
+func agentFiles(s policy.SourcePolicy) policy.Source {
+	return policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: onDefaultChain(s)}
 }
 
-func onDefaultChain(s policy.Statement) policy.Statement {
+func onDefaultChain(s policy.SourcePolicy) policy.SourcePolicy {
 	if s.Chain == "" {
 		s.Chain = policy.DefaultChain
 	}
@@ -59,7 +59,7 @@ func onDefaultChain(s policy.Statement) policy.Statement {
 }
 
 // mergeOne merges contributions that are all to one chain.
-func mergeOne(t testing.TB, contributions ...policy.Contribution) policy.Policy {
+func mergeOne(t testing.TB, contributions ...policy.Source) policy.Policy {
 	t.Helper()
 	merged := policy.Merge(contributions)
 	if len(merged) != 1 {
@@ -160,9 +160,9 @@ func genPorts() *rapid.Generator[policy.Ports] {
 }
 
 // genStatement draws a statement that is valid by itself.
-func genStatement() *rapid.Generator[policy.Statement] {
-	return rapid.Custom(func(t *rapid.T) policy.Statement {
-		s := policy.Statement{
+func genStatement() *rapid.Generator[policy.SourcePolicy] {
+	return rapid.Custom(func(t *rapid.T) policy.SourcePolicy {
+		s := policy.SourcePolicy{
 			Chain:                   policy.DefaultChain,
 			Backend:                 rapid.SampledFrom([]policy.Backend{"", "", policy.Auto, policy.IPTables, policy.NFTables}).Draw(t, "backend"),
 			NomasqAllReservedRanges: genOptional(rapid.Bool()).Draw(t, "reserved"),
@@ -196,12 +196,12 @@ func genStatement() *rapid.Generator[policy.Statement] {
 }
 
 // genContributions draws up to three networks, with or without agent files.
-func genContributions() *rapid.Generator[[]policy.Contribution] {
-	return rapid.Custom(func(t *rapid.T) []policy.Contribution {
-		var out []policy.Contribution
+func genContributions() *rapid.Generator[[]policy.Source] {
+	return rapid.Custom(func(t *rapid.T) []policy.Source {
+		var out []policy.Source
 		for i := range rapid.IntRange(0, 3).Draw(t, "networks") {
 			c := network(fmt.Sprintf("net%d", i), rapid.Int64Range(1, 3).Draw(t, "order"), genStatement().Draw(t, "statement"))
-			c.Yields = rapid.IntRange(0, 3).Draw(t, "yields") == 0
+			c.Superseded = rapid.IntRange(0, 3).Draw(t, "yields") == 0
 			out = append(out, c)
 		}
 		if len(out) == 0 || rapid.Bool().Draw(t, "agent files") {
@@ -213,7 +213,7 @@ func genContributions() *rapid.Generator[[]policy.Contribution] {
 
 // genPacket draws a packet whose addresses often lie at the edge of a prefix
 // that the contributions name.
-func genPacket(contributions []policy.Contribution) *rapid.Generator[policy.Packet] {
+func genPacket(contributions []policy.Source) *rapid.Generator[policy.Packet] {
 	return rapid.Custom(func(t *rapid.T) policy.Packet {
 		f := genFamily().Draw(t, "family")
 		return policy.Packet{
@@ -227,18 +227,18 @@ func genPacket(contributions []policy.Contribution) *rapid.Generator[policy.Pack
 	})
 }
 
-func sourcesOf(contributions []policy.Contribution) []netip.Prefix {
+func sourcesOf(contributions []policy.Source) []netip.Prefix {
 	var out []netip.Prefix
 	for _, c := range contributions {
-		out = append(append(out, c.Statement.SourceCIDRs...), c.Statement.NonMasqueradeSourceCIDRs...)
+		out = append(append(out, c.Policy.SourceCIDRs...), c.Policy.NonMasqueradeSourceCIDRs...)
 	}
 	return out
 }
 
-func destinationsOf(contributions []policy.Contribution) []netip.Prefix {
+func destinationsOf(contributions []policy.Source) []netip.Prefix {
 	var out []netip.Prefix
 	for _, c := range contributions {
-		out = append(append(out, c.Statement.NonMasqueradeCIDRs...), c.Statement.MasqueradeCIDRs...)
+		out = append(append(out, c.Policy.NonMasqueradeCIDRs...), c.Policy.MasqueradeCIDRs...)
 	}
 	for _, f := range policy.Families() {
 		out = append(out, f.LinkLocal())

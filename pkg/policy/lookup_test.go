@@ -11,7 +11,7 @@ import (
 )
 
 func TestLookup(t *testing.T) {
-	p := mergeOne(t, network("n", 1, policy.Statement{
+	p := mergeOne(t, network("n", 1, policy.SourcePolicy{
 		EnableIPv6: ptr(true), NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24", "fd00::/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
 	}))
 	for dst, want := range map[string]string{

@@ -14,10 +14,10 @@ import (
 // the chain's name. The order of the contributions has no influence. Conflicts
 // are reported in the policy; of each the stronger source's side holds: a
 // network before the agent files, and among networks the one in force.
-func Merge(contributions []Contribution) []Policy {
-	byChain := map[string][]Contribution{}
+func Merge(contributions []Source) []Policy {
+	byChain := map[string][]Source{}
 	for _, c := range contributions {
-		byChain[c.Statement.Chain] = append(byChain[c.Statement.Chain], c)
+		byChain[c.Policy.Chain] = append(byChain[c.Policy.Chain], c)
 	}
 	var policies []Policy
 	for chain, sources := range byChain {
@@ -30,21 +30,21 @@ func Merge(contributions []Contribution) []Policy {
 // merger unites the contributions to one chain.
 type merger struct {
 	policy Policy
-	ranked []Contribution // the strongest first
+	ranked []Source // the strongest first
 }
 
 func (m *merger) merge() Policy {
 	p := &m.policy
-	backend := func(s Statement) *Backend {
+	backend := func(s SourcePolicy) *Backend {
 		if s.Backend == "" || s.Backend == Auto {
 			return nil
 		}
 		return &s.Backend
 	}
 	p.Backend = scalar(m, "backend", Auto, backend)
-	p.EnableIPv6 = scalar(m, "enableIPv6", false, func(s Statement) *bool { return s.EnableIPv6 })
-	p.RandomFully = scalar(m, "randomFully", true, func(s Statement) *bool { return s.RandomFully })
-	p.Host = scalar(m, "masqueradeHost", true, func(s Statement) *bool { return s.MasqueradeHost })
+	p.EnableIPv6 = scalar(m, "enableIPv6", false, func(s SourcePolicy) *bool { return s.EnableIPv6 })
+	p.RandomFully = scalar(m, "randomFully", true, func(s SourcePolicy) *bool { return s.RandomFully })
+	p.Host = scalar(m, "masqueradeHost", true, func(s SourcePolicy) *bool { return s.MasqueradeHost })
 	p.ToPorts = m.toPorts()
 	m.scope()
 	p.Destinations = m.destinations()
@@ -54,26 +54,26 @@ func (m *merger) merge() Policy {
 
 // inWrittenOrder returns the contributions in the order in which their lists
 // are written one after the other.
-func (m *merger) inWrittenOrder() []Contribution {
-	return sorted(m.ranked, func(a, b Contribution) int { return a.Source.Compare(b.Source) })
+func (m *merger) inWrittenOrder() []Source {
+	return sorted(m.ranked, func(a, b Source) int { return a.ID.Compare(b.ID) })
 }
 
-func builtIn(key string) []Origin { return []Origin{{Source{Kind: BuiltIn}, key, -1}} }
+func builtIn(key string) []Origin { return []Origin{{SourceID{Kind: BuiltIn}, key, -1}} }
 
 // scalar finds the value that the strongest source states, and reports those
 // that state another.
-func scalar[T comparable](m *merger, key string, otherwise T, get func(Statement) *T) Stated[T] {
+func scalar[T comparable](m *merger, key string, otherwise T, get func(SourcePolicy) *T) Stated[T] {
 	return stated(m, key, otherwise, get, func(a, b T) bool { return a == b })
 }
 
-func stated[T any](m *merger, key string, otherwise T, get func(Statement) *T, equal func(a, b T) bool) Stated[T] {
+func stated[T any](m *merger, key string, otherwise T, get func(SourcePolicy) *T, equal func(a, b T) bool) Stated[T] {
 	var out Stated[T]
 	for _, c := range m.ranked {
-		value := get(c.Statement)
+		value := get(c.Policy)
 		if value == nil {
 			continue
 		}
-		o := Origin{c.Source, key, -1}
+		o := Origin{c.ID, key, -1}
 		switch {
 		case out.Origins == nil:
 			out = Stated[T]{*value, []Origin{o}}
@@ -91,8 +91,8 @@ func stated[T any](m *merger, key string, otherwise T, get func(Statement) *T, e
 
 func (m *merger) conflict(holds Origin, holdsValue any, yields Origin, yieldsValue any, scope bool) {
 	m.policy.Conflicts = append(m.policy.Conflicts, &ConflictError{
-		Chain: m.policy.Chain, Holds: holds, Yields: yields, Scope: scope,
-		HoldsValue: describe(holdsValue), YieldsValue: describe(yieldsValue),
+		Chain: m.policy.Chain, InForce: holds, Superseded: yields, Scope: scope,
+		InForceValue: describe(holdsValue), SupersededValue: describe(yieldsValue),
 	})
 }
 
@@ -105,24 +105,24 @@ func describe(v any) string {
 
 func (m *merger) toPorts() Stated[Ports] {
 	equal := func(a, b Ports) bool { return slices.Equal(a.sorted(), b.sorted()) }
-	return stated(m, "toPorts", Ports{}, func(s Statement) *Ports { return s.ToPorts }, equal)
+	return stated(m, "toPorts", Ports{}, func(s SourcePolicy) *Ports { return s.ToPorts }, equal)
 }
 
 // scope finds what the policy is about. A network that names no sources or
 // interfaces means any; agent files that name none follow the networks.
 func (m *merger) scope() {
 	p := &m.policy
-	p.Sources = scopeOf(m, "sourceCIDRs", comparePrefixes, func(s Statement) []netip.Prefix { return s.SourceCIDRs })
-	p.Interfaces = scopeOf(m, "outputInterfaces", strings.Compare, func(s Statement) []string { return s.OutputInterfaces })
+	p.Sources = scopeOf(m, "sourceCIDRs", comparePrefixes, func(s SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
+	p.Interfaces = scopeOf(m, "outputInterfaces", strings.Compare, func(s SourcePolicy) []string { return s.OutputInterfaces })
 }
 
-func scopeOf[T comparable](m *merger, key string, order func(a, b T) int, get func(Statement) []T) Stated[[]T] {
+func scopeOf[T comparable](m *merger, key string, order func(a, b T) int, get func(SourcePolicy) []T) Stated[[]T] {
 	out := Stated[[]T]{Origins: builtIn(key)}
 	for _, c := range m.ranked {
-		value := slices.Compact(sorted(get(c.Statement), order))
-		o := Origin{c.Source, key, -1}
+		value := slices.Compact(sorted(get(c.Policy), order))
+		o := Origin{c.ID, key, -1}
 		switch nobodyYet := out.Origins[0].Source.Kind == BuiltIn; {
-		case len(value) == 0 && c.Source.Kind != Network:
+		case len(value) == 0 && c.ID.Kind != Network:
 		case nobodyYet:
 			out = Stated[[]T]{value, []Origin{o}}
 		case slices.Equal(out.Value, value):

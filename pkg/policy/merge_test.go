@@ -39,34 +39,34 @@ func TestMergeDestinations(t *testing.T) {
 	)
 	for _, tt := range []struct {
 		name          string
-		contributions []policy.Contribution
+		contributions []policy.Source
 		want          []string
 	}{
-		{"defaults", []policy.Contribution{network("podnet", 1, policy.Statement{})}, []string{ll, ten, twelve, sixteen}},
-		{"defaults of agent files that state nothing", []policy.Contribution{agentFiles(policy.Statement{})}, []string{ll, ten, twelve, sixteen}},
+		{"defaults", []policy.Source{network("podnet", 1, policy.SourcePolicy{})}, []string{ll, ten, twelve, sixteen}},
+		{"defaults of agent files that state nothing", []policy.Source{agentFiles(policy.SourcePolicy{})}, []string{ll, ten, twelve, sixteen}},
 		{
-			"one names the list, another does not", []policy.Contribution{
-				network("podnet", 1, policy.Statement{}), agentFiles(policy.Statement{NonMasqueradeCIDRs: cidrs("192.0.2.0/24")}),
+			"one names the list, another does not", []policy.Source{
+				network("podnet", 1, policy.SourcePolicy{}), agentFiles(policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("192.0.2.0/24")}),
 			},
 			[]string{ll, "192.0.2.0/24 exempt; nonMasqueradeCIDRs[0]" + agents},
 		},
 		{
-			"an empty list is a list", []policy.Contribution{
-				network("podnet", 1, policy.Statement{NonMasqueradeCIDRs: cidrs()}), agentFiles(policy.Statement{}),
+			"an empty list is a list", []policy.Source{
+				network("podnet", 1, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs()}), agentFiles(policy.SourcePolicy{}),
 			},
 			[]string{ll},
 		},
 		{
-			"the other list does not name it", []policy.Contribution{
-				network("podnet", 1, policy.Statement{MasqueradeCIDRs: cidrs("192.0.2.0/24")}),
+			"the other list does not name it", []policy.Source{
+				network("podnet", 1, policy.SourcePolicy{MasqueradeCIDRs: cidrs("192.0.2.0/24")}),
 			},
 			[]string{ll, ten, twelve, sixteen, "192.0.2.0/24 masquerade; masqueradeCIDRs[0]" + podnet},
 		},
 		{
-			"lists are united: networks by name, then agent files; each prefix where it first comes", []policy.Contribution{
-				agentFiles(policy.Statement{NonMasqueradeCIDRs: cidrs("192.168.0.0/16", "10.0.0.0/8")}),
-				network("podnet", 1, policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.0.0.0/8", "198.51.100.0/24")}),
-				network("othernet", 2, policy.Statement{NonMasqueradeCIDRs: cidrs("192.0.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}),
+			"lists are united: networks by name, then agent files; each prefix where it first comes", []policy.Source{
+				agentFiles(policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("192.168.0.0/16", "10.0.0.0/8")}),
+				network("podnet", 1, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.0.0.0/8", "198.51.100.0/24")}),
+				network("othernet", 2, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("192.0.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}),
 			},
 			[]string{
 				ll, "192.0.2.0/24 exempt; nonMasqueradeCIDRs[0]" + othernet, "10.1.0.0/16 masquerade; masqueradeCIDRs[0]" + othernet,
@@ -76,61 +76,61 @@ func TestMergeDestinations(t *testing.T) {
 			},
 		},
 		{
-			"link-local switches are united", []policy.Contribution{
-				network("podnet", 1, policy.Statement{EnableIPv6: ptr(true), MasqLinkLocal: ptr(false), MasqLinkLocalIPv6: ptr(true), NonMasqueradeCIDRs: cidrs()}),
-				agentFiles(policy.Statement{MasqLinkLocal: ptr(true), MasqLinkLocalIPv6: ptr(false)}),
+			"link-local switches are united", []policy.Source{
+				network("podnet", 1, policy.SourcePolicy{EnableIPv6: ptr(true), MasqLinkLocal: ptr(false), MasqLinkLocalIPv6: ptr(true), NonMasqueradeCIDRs: cidrs()}),
+				agentFiles(policy.SourcePolicy{MasqLinkLocal: ptr(true), MasqLinkLocalIPv6: ptr(false)}),
 			},
 			nil,
 		},
 		{
-			"each switch is for its family", []policy.Contribution{
-				network("podnet", 1, policy.Statement{EnableIPv6: ptr(true), MasqLinkLocal: ptr(true), NonMasqueradeCIDRs: cidrs()}),
+			"each switch is for its family", []policy.Source{
+				network("podnet", 1, policy.SourcePolicy{EnableIPv6: ptr(true), MasqLinkLocal: ptr(true), NonMasqueradeCIDRs: cidrs()}),
 			},
 			[]string{ll6},
 		},
 		{
-			"IPv6 link-local comes with IPv6", []policy.Contribution{
-				network("podnet", 1, policy.Statement{EnableIPv6: ptr(true), NonMasqueradeCIDRs: cidrs()}),
+			"IPv6 link-local comes with IPv6", []policy.Source{
+				network("podnet", 1, policy.SourcePolicy{EnableIPv6: ptr(true), NonMasqueradeCIDRs: cidrs()}),
 			},
 			[]string{ll, ll6},
 		},
 		{
-			"what is stated beats what is built in", []policy.Contribution{
-				network("podnet", 1, policy.Statement{MasqueradeCIDRs: cidrs("169.254.0.0/16", "172.16.0.0/12")}),
+			"what is stated beats what is built in", []policy.Source{
+				network("podnet", 1, policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.254.0.0/16", "172.16.0.0/12")}),
 			},
 			[]string{
 				ten, sixteen, "169.254.0.0/16 masquerade; masqueradeCIDRs[0]" + podnet, "172.16.0.0/12 masquerade; masqueradeCIDRs[1]" + podnet,
 			},
 		},
 		{
-			"agent files beat what is built in too", []policy.Contribution{
-				network("podnet", 1, policy.Statement{}), agentFiles(policy.Statement{MasqueradeCIDRs: cidrs("169.254.0.0/16")}),
+			"agent files beat what is built in too", []policy.Source{
+				network("podnet", 1, policy.SourcePolicy{}), agentFiles(policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.254.0.0/16")}),
 			},
 			[]string{ten, twelve, sixteen, "169.254.0.0/16 masquerade; masqueradeCIDRs[0]" + agents},
 		},
 		{
-			"stated as it is built in: both are named", []policy.Contribution{
-				network("podnet", 1, policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "169.254.0.0/16")}),
+			"stated as it is built in: both are named", []policy.Source{
+				network("podnet", 1, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "169.254.0.0/16")}),
 			},
 			[]string{ll + "; nonMasqueradeCIDRs[1]" + podnet, "10.0.0.0/8 exempt; nonMasqueradeCIDRs[0]" + podnet},
 		},
 		{
-			"the switch takes away the built-in exemption alone", []policy.Contribution{
-				network("podnet", 1, policy.Statement{MasqLinkLocal: ptr(true), NonMasqueradeCIDRs: cidrs("169.254.0.0/16")}),
+			"the switch takes away the built-in exemption alone", []policy.Source{
+				network("podnet", 1, policy.SourcePolicy{MasqLinkLocal: ptr(true), NonMasqueradeCIDRs: cidrs("169.254.0.0/16")}),
 			},
 			[]string{"169.254.0.0/16 exempt; nonMasqueradeCIDRs[0]" + podnet},
 		},
 		{
-			"a network beats the agent files", []policy.Contribution{
-				agentFiles(policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.0.0/16")}),
-				network("podnet", 9, policy.Statement{MasqueradeCIDRs: cidrs("10.0.0.0/8")}),
+			"a network beats the agent files", []policy.Source{
+				agentFiles(policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.0.0/16")}),
+				network("podnet", 9, policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}),
 			},
 			[]string{ll, "10.0.0.0/8 masquerade; masqueradeCIDRs[0]" + podnet, "10.1.0.0/16 exempt; nonMasqueradeCIDRs[1]" + agents},
 		},
 		{
-			"the network that came first beats the other", []policy.Contribution{
-				network("othernet", 2, policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}),
-				network("podnet", 1, policy.Statement{MasqueradeCIDRs: cidrs("10.0.0.0/8"), NonMasqueradeCIDRs: cidrs()}),
+			"the network that came first beats the other", []policy.Source{
+				network("othernet", 2, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}),
+				network("podnet", 1, policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8"), NonMasqueradeCIDRs: cidrs()}),
 			},
 			[]string{ll, "10.0.0.0/8 masquerade; masqueradeCIDRs[0]" + podnet},
 		},
@@ -142,17 +142,17 @@ func TestMergeDestinations(t *testing.T) {
 }
 
 func TestMergeReservedRanges(t *testing.T) {
-	p := mergeOne(t, network("podnet", 1, policy.Statement{}), agentFiles(policy.Statement{NomasqAllReservedRanges: ptr(true)}))
+	p := mergeOne(t, network("podnet", 1, policy.SourcePolicy{}), agentFiles(policy.SourcePolicy{NomasqAllReservedRanges: ptr(true)}))
 	wantEqual(t, "entries", len(p.Destinations), 12)
 	wantEqual(t, "the last", withOrigins(p.Destinations[11:]), []string{"240.0.0.0/4 exempt; nonMasqueradeCIDRs (built in)"})
-	p = mergeOne(t, network("podnet", 1, policy.Statement{NomasqAllReservedRanges: ptr(true), NonMasqueradeCIDRs: cidrs()}))
+	p = mergeOne(t, network("podnet", 1, policy.SourcePolicy{NomasqAllReservedRanges: ptr(true), NonMasqueradeCIDRs: cidrs()}))
 	wantEqual(t, "a named list leaves no defaults to grow", len(p.Destinations), 1)
 }
 
 func TestMergeExemptSources(t *testing.T) {
 	p := mergeOne(t,
-		agentFiles(policy.Statement{NonMasqueradeSourceCIDRs: cidrs("10.244.9.0/24", "10.244.7.0/24")}),
-		network("podnet", 1, policy.Statement{NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24", "10.244.8.0/24")}))
+		agentFiles(policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.244.9.0/24", "10.244.7.0/24")}),
+		network("podnet", 1, policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24", "10.244.8.0/24")}))
 	wantEqual(t, "sources", withOrigins(p.ExemptSources), []string{
 		`10.244.7.0/24 exempt; nonMasqueradeSourceCIDRs[0] of network "podnet"; nonMasqueradeSourceCIDRs[1] of the agent files`,
 		`10.244.8.0/24 exempt; nonMasqueradeSourceCIDRs[1] of network "podnet"`,
@@ -188,13 +188,13 @@ func TestMergeScalars(t *testing.T) {
 		"backend": "auto built in", "enableIPv6": "false built in", "randomFully": "true built in", "masqueradeHost": "true built in",
 		"toPorts": " built in", "sourceCIDRs": "[] built in", "outputInterfaces": "[] built in",
 	}
-	wantEqual(t, "nobody states anything", statedIn(mergeOne(t, agentFiles(policy.Statement{}))), builtIn)
+	wantEqual(t, "nobody states anything", statedIn(mergeOne(t, agentFiles(policy.SourcePolicy{}))), builtIn)
 
-	all := policy.Statement{
+	all := policy.SourcePolicy{
 		Backend: policy.NFTables, EnableIPv6: ptr(true), RandomFully: ptr(false), MasqueradeHost: ptr(false),
 		ToPorts: ports(t, "5-9,1-2"), SourceCIDRs: cidrs("10.2.0.0/16", "10.1.0.0/16", "10.2.0.0/16"), OutputInterfaces: []string{"b", "a", "b"},
 	}
-	wantEqual(t, "one states all", statedIn(mergeOne(t, agentFiles(all), network("podnet", 1, policy.Statement{
+	wantEqual(t, "one states all", statedIn(mergeOne(t, agentFiles(all), network("podnet", 1, policy.SourcePolicy{
 		Backend: policy.Auto, SourceCIDRs: cidrs("10.1.0.0/16", "10.2.0.0/16"), OutputInterfaces: []string{"a", "b"},
 	}))), map[string]string{
 		"backend": "nftables the agent files", "enableIPv6": "true the agent files", "randomFully": "false the agent files",
@@ -218,47 +218,47 @@ func TestMergeScope(t *testing.T) {
 	one, other := cidrs("10.244.0.0/16"), cidrs("10.245.0.0/16")
 	for _, tt := range []struct {
 		name          string
-		contributions []policy.Contribution
+		contributions []policy.Source
 		want          string // what holds
 		conflicts     int
 	}{
-		{"no network, nobody states it", []policy.Contribution{agentFiles(policy.Statement{})}, "[] built in", 0},
-		{"agent files alone state it", []policy.Contribution{agentFiles(policy.Statement{SourceCIDRs: one})}, "[10.244.0.0/16] the agent files", 0},
+		{"no network, nobody states it", []policy.Source{agentFiles(policy.SourcePolicy{})}, "[] built in", 0},
+		{"agent files alone state it", []policy.Source{agentFiles(policy.SourcePolicy{SourceCIDRs: one})}, "[10.244.0.0/16] the agent files", 0},
 		{
 			"agent files that state none take the network's",
-			[]policy.Contribution{agentFiles(policy.Statement{}), network("a", 1, policy.Statement{SourceCIDRs: one})},
+			[]policy.Source{agentFiles(policy.SourcePolicy{}), network("a", 1, policy.SourcePolicy{SourceCIDRs: one})},
 			`[10.244.0.0/16] network "a"`, 0,
 		},
 		{
 			"an empty list of agent files is none stated",
-			[]policy.Contribution{agentFiles(policy.Statement{SourceCIDRs: cidrs()}), network("a", 1, policy.Statement{SourceCIDRs: one})},
+			[]policy.Source{agentFiles(policy.SourcePolicy{SourceCIDRs: cidrs()}), network("a", 1, policy.SourcePolicy{SourceCIDRs: one})},
 			`[10.244.0.0/16] network "a"`, 0,
 		},
 		{
 			"agent files against a network that means any",
-			[]policy.Contribution{agentFiles(policy.Statement{SourceCIDRs: one}), network("a", 1, policy.Statement{})},
+			[]policy.Source{agentFiles(policy.SourcePolicy{SourceCIDRs: one}), network("a", 1, policy.SourcePolicy{})},
 			`[] network "a"`, 1,
 		},
 		{
 			"two networks that mean any, one by an empty list",
-			[]policy.Contribution{network("a", 1, policy.Statement{SourceCIDRs: cidrs()}), network("b", 2, policy.Statement{})},
+			[]policy.Source{network("a", 1, policy.SourcePolicy{SourceCIDRs: cidrs()}), network("b", 2, policy.SourcePolicy{})},
 			`[] network "a" network "b"`, 0,
 		},
 		{
 			"a network that means any after one that does not",
-			[]policy.Contribution{network("a", 2, policy.Statement{}), network("b", 1, policy.Statement{SourceCIDRs: one})},
+			[]policy.Source{network("a", 2, policy.SourcePolicy{}), network("b", 1, policy.SourcePolicy{SourceCIDRs: one})},
 			`[10.244.0.0/16] network "b"`, 1,
 		},
 		{
 			"a network that means any before one that does not",
-			[]policy.Contribution{network("a", 1, policy.Statement{}), network("b", 2, policy.Statement{SourceCIDRs: one})},
+			[]policy.Source{network("a", 1, policy.SourcePolicy{}), network("b", 2, policy.SourcePolicy{SourceCIDRs: one})},
 			`[] network "a"`, 1,
 		},
 		{
 			"three that differ",
-			[]policy.Contribution{
-				network("a", 1, policy.Statement{SourceCIDRs: one}), network("b", 2, policy.Statement{SourceCIDRs: other}),
-				agentFiles(policy.Statement{SourceCIDRs: other}),
+			[]policy.Source{
+				network("a", 1, policy.SourcePolicy{SourceCIDRs: one}), network("b", 2, policy.SourcePolicy{SourceCIDRs: other}),
+				agentFiles(policy.SourcePolicy{SourceCIDRs: other}),
 			},
 			`[10.244.0.0/16] network "a"`, 2,
 		},
@@ -272,9 +272,9 @@ func TestMergeScope(t *testing.T) {
 }
 
 func TestMergeByChain(t *testing.T) {
-	merged := policy.Merge([]policy.Contribution{
-		network("c", 3, policy.Statement{Chain: "B"}), network("a", 1, policy.Statement{Chain: "B", RandomFully: ptr(false)}),
-		network("b", 2, policy.Statement{Chain: "A", RandomFully: ptr(true)}),
+	merged := policy.Merge([]policy.Source{
+		network("c", 3, policy.SourcePolicy{Chain: "B"}), network("a", 1, policy.SourcePolicy{Chain: "B", RandomFully: ptr(false)}),
+		network("b", 2, policy.SourcePolicy{Chain: "A", RandomFully: ptr(true)}),
 	})
 	var got []string
 	for _, p := range merged {
@@ -291,7 +291,7 @@ func TestMergeIsIndependentOfOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		contributions := genContributions().Draw(t, "contributions")
 		for i := range contributions {
-			contributions[i].Statement.Chain = rapid.SampledFrom([]string{"A", "B"}).Draw(t, "chain")
+			contributions[i].Policy.Chain = rapid.SampledFrom([]string{"A", "B"}).Draw(t, "chain")
 		}
 		shuffled := rapid.Permutation(contributions).Draw(t, "shuffled")
 		if diff := cmp.Diff(policy.Merge(contributions), policy.Merge(shuffled), equatable); diff != "" {

@@ -21,9 +21,9 @@ const (
 
 // oracle decides about a packet from the words of the sources alone, by trying
 // every prefix there is. It shares nothing with what it is held against.
-type oracle struct{ strongestFirst []policy.Contribution }
+type oracle struct{ strongestFirst []policy.Source }
 
-func newOracle(contributions []policy.Contribution) oracle {
+func newOracle(contributions []policy.Source) oracle {
 	rest := slices.Clone(contributions)
 	o := oracle{}
 	for len(rest) > 0 {
@@ -41,23 +41,23 @@ func newOracle(contributions []policy.Contribution) oracle {
 
 // stronger: a network beats the agent files; among networks the one that does
 // not yield, then the one that came first, then the one whose name does.
-func stronger(a, b policy.Contribution) bool {
-	aNet, bNet := a.Source.Kind == policy.Network, b.Source.Kind == policy.Network
+func stronger(a, b policy.Source) bool {
+	aNet, bNet := a.ID.Kind == policy.Network, b.ID.Kind == policy.Network
 	switch {
 	case aNet != bNet:
 		return aNet
-	case a.Yields != b.Yields:
-		return b.Yields
+	case a.Superseded != b.Superseded:
+		return b.Superseded
 	case a.Order != b.Order:
 		return a.Order < b.Order
 	}
-	return a.Source.Name < b.Source.Name
+	return a.ID.Name < b.ID.Name
 }
 
 // saidFirst returns what the strongest source that states a scalar says.
-func saidFirst[T any](o oracle, otherwise T, get func(policy.Statement) *T) T {
+func saidFirst[T any](o oracle, otherwise T, get func(policy.SourcePolicy) *T) T {
 	for _, c := range o.strongestFirst {
-		if v := get(c.Statement); v != nil {
+		if v := get(c.Policy); v != nil {
 			return *v
 		}
 	}
@@ -66,18 +66,18 @@ func saidFirst[T any](o oracle, otherwise T, get func(policy.Statement) *T) T {
 
 // scopeOf returns the scope that holds: that of the strongest network, which
 // means any if it names none; without networks, that of the agent files.
-func scopeOf[T any](o oracle, get func(policy.Statement) []T) []T {
-	return get(o.strongestFirst[0].Statement)
+func scopeOf[T any](o oracle, get func(policy.SourcePolicy) []T) []T {
+	return get(o.strongestFirst[0].Policy)
 }
 
 func (o oracle) decide(p policy.Packet) verdict {
-	ipv6 := saidFirst(o, false, func(s policy.Statement) *bool { return s.EnableIPv6 })
-	host := saidFirst(o, true, func(s policy.Statement) *bool { return s.MasqueradeHost })
+	ipv6 := saidFirst(o, false, func(s policy.SourcePolicy) *bool { return s.EnableIPv6 })
+	host := saidFirst(o, true, func(s policy.SourcePolicy) *bool { return s.MasqueradeHost })
 	if p.Dst.Is6() && !ipv6 {
 		return notItsAffair
 	}
-	sources := scopeOf(o, func(s policy.Statement) []netip.Prefix { return s.SourceCIDRs })
-	interfaces := scopeOf(o, func(s policy.Statement) []string { return s.OutputInterfaces })
+	sources := scopeOf(o, func(s policy.SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
+	interfaces := scopeOf(o, func(s policy.SourcePolicy) []string { return s.OutputInterfaces })
 	switch {
 	case p.DstLocal,
 		len(sources) > 0 && !anyContains(sources, p.Src),
@@ -86,7 +86,7 @@ func (o oracle) decide(p policy.Packet) verdict {
 		return leftAlone
 	}
 	for _, c := range o.strongestFirst {
-		if anyContains(c.Statement.NonMasqueradeSourceCIDRs, p.Src) {
+		if anyContains(c.Policy.NonMasqueradeSourceCIDRs, p.Src) {
 			return leftAlone
 		}
 	}
@@ -106,7 +106,7 @@ func (o oracle) destinations() map[netip.Prefix]verdict {
 	listNamed := false
 	linkLocal := map[string]bool{"169.254.0.0/16": false, "fe80::/10": false}
 	for _, c := range o.strongestFirst {
-		s := c.Statement
+		s := c.Policy
 		listNamed = listNamed || s.NonMasqueradeCIDRs != nil
 		linkLocal["169.254.0.0/16"] = linkLocal["169.254.0.0/16"] || s.MasqLinkLocal != nil && *s.MasqLinkLocal
 		linkLocal["fe80::/10"] = linkLocal["fe80::/10"] || s.MasqLinkLocalIPv6 != nil && *s.MasqLinkLocalIPv6
@@ -118,7 +118,7 @@ func (o oracle) destinations() map[netip.Prefix]verdict {
 	}
 	if !listNamed {
 		builtIn := "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16"
-		if saidFirst(o, false, func(s policy.Statement) *bool { return s.NomasqAllReservedRanges }) {
+		if saidFirst(o, false, func(s policy.SourcePolicy) *bool { return s.NomasqAllReservedRanges }) {
 			builtIn += " 100.64.0.0/10 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15" +
 				" 198.51.100.0/24 203.0.113.0/24 240.0.0.0/4"
 		}
@@ -127,10 +127,10 @@ func (o oracle) destinations() map[netip.Prefix]verdict {
 		}
 	}
 	for _, c := range slices.Backward(o.strongestFirst) {
-		for _, prefix := range c.Statement.NonMasqueradeCIDRs {
+		for _, prefix := range c.Policy.NonMasqueradeCIDRs {
 			out[prefix] = leftAlone
 		}
-		for _, prefix := range c.Statement.MasqueradeCIDRs {
+		for _, prefix := range c.Policy.MasqueradeCIDRs {
 			out[prefix] = masqueraded
 		}
 	}

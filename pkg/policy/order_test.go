@@ -41,32 +41,32 @@ func destinationOrder(p policy.Policy, f policy.Family) []netip.Prefix {
 func TestOrderByExample(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
-		statement policy.Statement
+		statement policy.SourcePolicy
 		want      []netip.Prefix
 	}{
 		{
 			"as written, link-local first",
-			policy.Statement{NonMasqueradeCIDRs: cidrs("192.168.0.0/16", "10.0.0.0/8", "192.0.2.0/24")},
+			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("192.168.0.0/16", "10.0.0.0/8", "192.0.2.0/24")},
 			cidrs("169.254.0.0/16", "192.168.0.0/16", "10.0.0.0/8", "192.0.2.0/24"),
 		},
 		{
 			"nested, but of one mind",
-			policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.0.0/16", "10.1.1.0/24", "0.0.0.0/0")},
+			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.0.0/16", "10.1.1.0/24", "0.0.0.0/0")},
 			cidrs("169.254.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "10.1.1.0/24", "0.0.0.0/0"),
 		},
 		{
 			"what disagrees with a wider one comes right before it",
-			policy.Statement{NonMasqueradeCIDRs: cidrs("172.16.0.0/12", "10.0.0.0/8", "192.168.0.0/16", "10.1.2.0/24", "172.17.0.0/16"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "203.0.113.0/24")},
+			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("172.16.0.0/12", "10.0.0.0/8", "192.168.0.0/16", "10.1.2.0/24", "172.17.0.0/16"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "203.0.113.0/24")},
 			cidrs("169.254.0.0/16", "172.16.0.0/12", "10.1.2.0/24", "10.1.0.0/16", "10.0.0.0/8", "192.168.0.0/16", "172.17.0.0/16", "203.0.113.0/24"),
 		},
 		{
 			"of the same length they stay as written",
-			policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.9.0.0/16"), MasqueradeCIDRs: cidrs("10.8.0.0/16", "10.7.0.0/16")},
+			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.9.0.0/16"), MasqueradeCIDRs: cidrs("10.8.0.0/16", "10.7.0.0/16")},
 			cidrs("169.254.0.0/16", "10.9.0.0/16", "10.8.0.0/16", "10.7.0.0/16", "10.0.0.0/8"),
 		},
 		{
 			"everything is one group below a prefix for everything",
-			policy.Statement{NonMasqueradeCIDRs: cidrs("0.0.0.0/0"), MasqueradeCIDRs: cidrs("203.0.113.0/24", "192.0.0.0/8")},
+			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("0.0.0.0/0"), MasqueradeCIDRs: cidrs("203.0.113.0/24", "192.0.0.0/8")},
 			cidrs("169.254.0.0/16", "203.0.113.0/24", "192.0.0.0/8", "0.0.0.0/0"),
 		},
 	} {
@@ -79,9 +79,9 @@ func TestOrderByExample(t *testing.T) {
 // written returns what the sources list, in the order in which they do, once
 // each: what is built in, then networks by name, then agent files. Where two
 // name a prefix to opposite ends, the one whose word holds counts.
-func written(contributions []policy.Contribution, p policy.Policy, f policy.Family) []netip.Prefix {
-	byName := slices.SortedFunc(slices.Values(contributions), func(a, b policy.Contribution) int {
-		return cmp.Or(strings.Compare(string(b.Source.Kind), string(a.Source.Kind)), strings.Compare(a.Source.Name, b.Source.Name))
+func written(contributions []policy.Source, p policy.Policy, f policy.Family) []netip.Prefix {
+	byName := slices.SortedFunc(slices.Values(contributions), func(a, b policy.Source) int {
+		return cmp.Or(strings.Compare(string(b.ID.Kind), string(a.ID.Kind)), strings.Compare(a.ID.Name, b.ID.Name))
 	})
 	var out []netip.Prefix
 	note := func(prefix netip.Prefix, holds func(policy.Entry) bool) {
@@ -94,10 +94,10 @@ func written(contributions []policy.Contribution, p policy.Policy, f policy.Fami
 		note(prefix, func(e policy.Entry) bool { return e.Origins[0].Source.Kind == policy.BuiltIn })
 	}
 	for _, c := range byName {
-		for _, prefix := range c.Statement.NonMasqueradeCIDRs {
+		for _, prefix := range c.Policy.NonMasqueradeCIDRs {
 			note(prefix, func(e policy.Entry) bool { return e.Action == policy.Exempt })
 		}
-		for _, prefix := range c.Statement.MasqueradeCIDRs {
+		for _, prefix := range c.Policy.MasqueradeCIDRs {
 			note(prefix, func(e policy.Entry) bool { return e.Action == policy.Masqueraded })
 		}
 	}

@@ -20,7 +20,7 @@ const (
 
 // Origin is where a prefix or a scalar comes from.
 type Origin struct {
-	Source Source
+	Source SourceID
 	Key    string
 	Index  int // of the item in a list; -1 for a scalar and for what is built in
 }
@@ -83,11 +83,11 @@ func (p Policy) Families() []Family {
 
 // ConflictError is a contradiction between two sources of one chain.
 type ConflictError struct {
-	Chain         string
-	Holds, Yields Origin
+	Chain               string
+	InForce, Superseded Origin
 	// The two values, as they are written.
-	HoldsValue, YieldsValue string
-	Scope                   bool // the key narrows the scope: chains can be kept apart
+	InForceValue, SupersededValue string
+	Scope                         bool // the key narrows the scope: chains can be kept apart
 }
 
 // Error names both sources, the key and the remedy.
@@ -97,8 +97,8 @@ func (e *ConflictError) Error() string {
 		remedy += " or give one of them another masqChain"
 	}
 	return fmt.Sprintf("chain %s: %s of %s is %s, which contradicts %s of %s, %s; the latter is in force: %s",
-		e.Chain, e.Yields.Key, e.Yields.Source, e.YieldsValue,
-		e.Holds.Key, e.Holds.Source, e.HoldsValue, remedy)
+		e.Chain, e.Superseded.Key, e.Superseded.Source, e.SupersededValue,
+		e.InForce.Key, e.InForce.Source, e.InForceValue, remedy)
 }
 
 // ConflictErrors are several conflicts: one for each prefix that two sources
@@ -132,12 +132,12 @@ func (e ConflictErrors) errors(n int) []error {
 // inForce orders contributions by the weight of their word: a network that does
 // not yield, in the order in which they came into force, one that does, and
 // last the agent files.
-func inForce(a, b Contribution) int {
-	rank := func(c Contribution) int {
+func inForce(a, b Source) int {
+	rank := func(c Source) int {
 		switch {
-		case c.Source.Kind != Network:
+		case c.ID.Kind != Network:
 			return 2
-		case c.Yields:
+		case c.Superseded:
 			return 1
 		}
 		return 0
@@ -151,7 +151,7 @@ func inForce(a, b Contribution) int {
 		}
 		return 1
 	}
-	return a.Source.Compare(b.Source)
+	return a.ID.Compare(b.ID)
 }
 
 // sorted returns a copy in the given order.

@@ -16,10 +16,10 @@ type Verdict string
 // The verdicts of rules. An Alien rule is one that we never write: it stands in
 // an observed chain for whatever could not be read, and equals nothing.
 const (
-	Jump       Verdict = "jump"
-	Return     Verdict = "return"
-	Masquerade Verdict = "masquerade"
-	Alien      Verdict = "alien"
+	Jump         Verdict = "jump"
+	Return       Verdict = "return"
+	Masquerade   Verdict = "masquerade"
+	Unrecognized Verdict = "unrecognized"
 )
 
 // Protocol is a transport protocol that a rule is about; "" is any.
@@ -54,7 +54,7 @@ type Rule struct {
 // Equal reports whether the rules do the same to the same packets. An alien
 // equals nothing, itself included.
 func (r Rule) Equal(s Rule) bool {
-	return r.Verdict != Alien && r.sameEffect(s) && r.Share == s.Share && r.Protocol == s.Protocol &&
+	return r.Verdict != Unrecognized && r.sameEffect(s) && r.Share == s.Share && r.Protocol == s.Protocol &&
 		r.Out == s.Out && r.NotFromLocal == s.NotFromLocal && r.NotToLocal == s.NotToLocal &&
 		r.From.Equal(s.From) && r.To.Equal(s.To)
 }
@@ -66,7 +66,7 @@ func (r Rule) sameEffect(s Rule) bool {
 // commutes reports whether the order of the two rules has no meaning: no packet
 // matches both, or they do the same with it.
 func (r Rule) commutes(s Rule) bool {
-	if r.Verdict == Alien || s.Verdict == Alien {
+	if r.Verdict == Unrecognized || s.Verdict == Unrecognized {
 		return false
 	}
 	if r.sameEffect(s) && r.Share == 0 && s.Share == 0 {
@@ -85,7 +85,7 @@ func (r Rule) key() string {
 
 // String writes the rule for people.
 func (r Rule) String() string {
-	if r.Verdict == Alien {
+	if r.Verdict == Unrecognized {
 		return onOneLine(r.Text)
 	}
 	var b strings.Builder

@@ -47,7 +47,7 @@ func TestRuleEqual(t *testing.T) {
 				t.Errorf("%s equals %s: %v", r, s, got)
 			}
 		}
-		alien := policy.Rule{Verdict: policy.Alien, Text: r.String()}
+		alien := policy.Rule{Verdict: policy.Unrecognized, Text: r.String()}
 		if same := alien; alien.Equal(same) || alien.Equal(r) || r.Equal(alien) {
 			t.Errorf("an alien equals %s", r)
 		}
@@ -71,7 +71,7 @@ func TestRuleString(t *testing.T) {
 			"tcp 25.00% masquerade to ports 1-9 random-fully",
 		},
 		{policy.Rule{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 7, Last: 7}}, "masquerade to ports 7"},
-		{policy.Rule{Verdict: policy.Alien, Text: "-p tcp -j DNAT", Out: "eth0"}, "-p tcp -j DNAT"},
+		{policy.Rule{Verdict: policy.Unrecognized, Text: "-p tcp -j DNAT", Out: "eth0"}, "-p tcp -j DNAT"},
 	} {
 		if got := tt.rule.String(); got != tt.want {
 			t.Errorf("%+v is written %q, want %q", tt.rule, got, tt.want)
@@ -160,7 +160,7 @@ func TestFind(t *testing.T) {
 }
 
 func TestHoldsOnly(t *testing.T) {
-	c := policy.Chain{Rules: []policy.Rule{{Verdict: policy.Return}, {Verdict: policy.Masquerade}}, Jumps: []policy.Rule{{Verdict: policy.Alien}}}
+	c := policy.Chain{Rules: []policy.Rule{{Verdict: policy.Return}, {Verdict: policy.Masquerade}}, Jumps: []policy.Rule{{Verdict: policy.Unrecognized}}}
 	for _, tt := range []struct {
 		verdicts []policy.Verdict
 		want     bool

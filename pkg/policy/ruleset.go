@@ -8,13 +8,13 @@ import "slices"
 // terms that all backends have in common.
 type Ruleset struct {
 	Chains []Chain
-	// Aliens is what else stands where only we may write.
-	Aliens []AlienObject
+	// Unrecognized is what else stands where only we may write.
+	Unrecognized []UnrecognizedObject
 }
 
-// AlienObject is something that is not a rule of a chain of ours: a chain, a
+// UnrecognizedObject is something that is not a rule of a chain of ours: a chain, a
 // set, a flag of a table.
-type AlienObject struct {
+type UnrecognizedObject struct {
 	Family Family
 	Text   string
 }

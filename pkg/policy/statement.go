@@ -28,16 +28,16 @@ const (
 	BuiltIn    Kind = "built-in"
 )
 
-// Source is somebody who states a policy: a network of the container runtime,
+// SourceID is somebody who states a policy: a network of the container runtime,
 // by the name in its conflist, or the agents' files of the node, which are one
 // source together and have no name.
-type Source struct {
+type SourceID struct {
 	Kind Kind   `json:"kind"`
 	Name string `json:"name,omitempty"`
 }
 
 // String names the source as messages do: network "podnet", agent files.
-func (s Source) String() string {
+func (s SourceID) String() string {
 	switch s.Kind {
 	case Network:
 		return "network " + Quote(s.Name)
@@ -49,7 +49,7 @@ func (s Source) String() string {
 }
 
 // Compare orders sources: networks by name, then the agent files.
-func (s Source) Compare(t Source) int {
+func (s SourceID) Compare(t SourceID) int {
 	if s.Kind != t.Kind {
 		if s.Kind == Network {
 			return -1
@@ -59,11 +59,11 @@ func (s Source) Compare(t Source) int {
 	return strings.Compare(s.Name, t.Name)
 }
 
-// Statement is what one source says, and only that: a nil list or pointer is a
+// SourcePolicy is what one source says, and only that: a nil list or pointer is a
 // key that the source left out, which agrees with whatever others say. The
 // names of the fields in JSON are the keys of the conflist entry, and a stored
 // statement is read back by the same names.
-type Statement struct {
+type SourcePolicy struct {
 	Chain   string  `json:"masqChain"`
 	Backend Backend `json:"backend,omitempty"`
 
@@ -86,16 +86,16 @@ type Statement struct {
 
 // Equal reports whether both say the same in the same words. A list that was
 // left out is not an empty one.
-func (s Statement) Equal(t Statement) bool { return reflect.DeepEqual(s, t) }
+func (s SourcePolicy) Equal(t SourcePolicy) bool { return reflect.DeepEqual(s, t) }
 
-// Contribution is a statement with the source that makes it.
-type Contribution struct {
-	Source    Source    `json:"source"`
-	Statement Statement `json:"statement"`
+// Source is a statement with the source that makes it.
+type Source struct {
+	ID     SourceID     `json:"source"`
+	Policy SourcePolicy `json:"statement"`
 
-	// Yields is set on a network whose conflist is gone from the disk and
+	// Superseded is set on a network whose conflist is gone from the disk and
 	// that a newcomer named there contradicts: of the two, this one yields.
-	Yields bool `json:"yields,omitempty"`
+	Superseded bool `json:"yields,omitempty"`
 
 	// Order is the place in which the networks of a node came into force.
 	// Where two contradict each other, the lower one holds.

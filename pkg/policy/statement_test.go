@@ -16,13 +16,13 @@ import (
 func TestStatementInJSON(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
-		statement policy.Statement
+		statement policy.SourcePolicy
 		want      string
 	}{
-		{"nothing stated", policy.Statement{Chain: "C"}, `{"masqChain":"C"}`},
+		{"nothing stated", policy.SourcePolicy{Chain: "C"}, `{"masqChain":"C"}`},
 		{
 			"everything stated, as empty as can be",
-			policy.Statement{
+			policy.SourcePolicy{
 				Chain: "C", Backend: policy.Auto, NonMasqueradeCIDRs: cidrs(), MasqueradeCIDRs: cidrs(),
 				NomasqAllReservedRanges: ptr(false), MasqLinkLocal: ptr(false), MasqLinkLocalIPv6: ptr(false), EnableIPv6: ptr(false),
 				SourceCIDRs: cidrs(), NonMasqueradeSourceCIDRs: cidrs(), OutputInterfaces: []string{}, MasqueradeHost: ptr(false),
@@ -34,7 +34,7 @@ func TestStatementInJSON(t *testing.T) {
 		},
 		{
 			"values",
-			policy.Statement{
+			policy.SourcePolicy{
 				Chain: "C", Backend: policy.IPTables, NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "fd00::/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
 				EnableIPv6: ptr(true), OutputInterfaces: []string{"eth+"}, ToPorts: ports(t, "1024-2047,7"),
 			},
@@ -48,7 +48,7 @@ func TestStatementInJSON(t *testing.T) {
 				t.Fatal(err)
 			}
 			wantEqual(t, "JSON", string(text), tt.want)
-			var back policy.Statement
+			var back policy.SourcePolicy
 			if err := json.Unmarshal(text, &back); err != nil {
 				t.Fatal(err)
 			}
@@ -64,11 +64,11 @@ func TestContributionRoundTrip(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var back policy.Contribution
+			var back policy.Source
 			if err := json.Unmarshal(text, &back); err != nil {
 				t.Fatalf("%s: %v", text, err)
 			}
-			if !back.Statement.Equal(c.Statement) || back.Source != c.Source || back.Yields != c.Yields || back.Order != c.Order {
+			if !back.Policy.Equal(c.Policy) || back.ID != c.ID || back.Superseded != c.Superseded || back.Order != c.Order {
 				t.Fatalf("%+v reads back from %s as %+v", c, text, back)
 			}
 		}
@@ -76,20 +76,20 @@ func TestContributionRoundTrip(t *testing.T) {
 }
 
 func TestStatementEqual(t *testing.T) {
-	full := func() policy.Statement {
-		return policy.Statement{Chain: "C", NonMasqueradeCIDRs: cidrs("10.0.0.0/8"), RandomFully: ptr(true), ToPorts: ports(t, "1-2")}
+	full := func() policy.SourcePolicy {
+		return policy.SourcePolicy{Chain: "C", NonMasqueradeCIDRs: cidrs("10.0.0.0/8"), RandomFully: ptr(true), ToPorts: ports(t, "1-2")}
 	}
 	if !full().Equal(full()) {
 		t.Error("a statement is not equal to its copy")
 	}
-	for name, change := range map[string]func(*policy.Statement){
-		"an empty list beside none":    func(s *policy.Statement) { s.MasqueradeCIDRs = cidrs() },
-		"a list beside an empty one":   func(s *policy.Statement) { s.NonMasqueradeCIDRs = cidrs() },
-		"a stated default beside none": func(s *policy.Statement) { s.MasqueradeHost = ptr(true) },
-		"another value":                func(s *policy.Statement) { s.RandomFully = ptr(false) },
-		"other ports":                  func(s *policy.Statement) { s.ToPorts = ports(t, "1-3") },
-		"no ports":                     func(s *policy.Statement) { s.ToPorts = nil },
-		"another chain":                func(s *policy.Statement) { s.Chain = "D" },
+	for name, change := range map[string]func(*policy.SourcePolicy){
+		"an empty list beside none":    func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = cidrs() },
+		"a list beside an empty one":   func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = cidrs() },
+		"a stated default beside none": func(s *policy.SourcePolicy) { s.MasqueradeHost = ptr(true) },
+		"another value":                func(s *policy.SourcePolicy) { s.RandomFully = ptr(false) },
+		"other ports":                  func(s *policy.SourcePolicy) { s.ToPorts = ports(t, "1-3") },
+		"no ports":                     func(s *policy.SourcePolicy) { s.ToPorts = nil },
+		"another chain":                func(s *policy.SourcePolicy) { s.Chain = "D" },
 	} {
 		changed := full()
 		change(&changed)
@@ -100,7 +100,7 @@ func TestStatementEqual(t *testing.T) {
 }
 
 func TestSource(t *testing.T) {
-	sources := []policy.Source{
+	sources := []policy.SourceID{
 		{Kind: policy.Network, Name: "a"}, {Kind: policy.Network, Name: "b"}, {Kind: policy.AgentFiles},
 	}
 	for i, a := range sources {
@@ -111,13 +111,13 @@ func TestSource(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct {
-		source policy.Source
+		source policy.SourceID
 		want   string
 	}{
-		{policy.Source{Kind: policy.Network, Name: "podnet"}, `network "podnet"`},
-		{policy.Source{Kind: policy.Network, Name: "a\nb"}, `network "a\nb"`},
-		{policy.Source{Kind: policy.AgentFiles}, "the agent files"},
-		{policy.Source{Kind: policy.BuiltIn}, "built in"},
+		{policy.SourceID{Kind: policy.Network, Name: "podnet"}, `network "podnet"`},
+		{policy.SourceID{Kind: policy.Network, Name: "a\nb"}, `network "a\nb"`},
+		{policy.SourceID{Kind: policy.AgentFiles}, "the agent files"},
+		{policy.SourceID{Kind: policy.BuiltIn}, "built in"},
 	} {
 		if got := tt.source.String(); got != tt.want {
 			t.Errorf("%+v is called %s, want %s", tt.source, got, tt.want)

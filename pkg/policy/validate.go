@@ -11,7 +11,7 @@ import (
 
 // Validate judges a statement by itself, whatever other sources say. Its errors
 // are FieldErrors, all that there are, joined. Most is the source's cidrLimit.
-func (s Statement) Validate(most int) error {
+func (s SourcePolicy) Validate(most int) error {
 	var errs []error
 	fail := func(key string, index int, value, format string, args ...any) {
 		errs = append(errs, &FieldError{key, index, value, fmt.Errorf(format, args...).Error()})
@@ -45,7 +45,7 @@ func (s Statement) Validate(most int) error {
 }
 
 // validateTwice looks for prefixes that are in both lists.
-func (s Statement) validateTwice(fail func(key string, index int, value, format string, args ...any)) {
+func (s SourcePolicy) validateTwice(fail func(key string, index int, value, format string, args ...any)) {
 	if len(s.MasqueradeCIDRs) == 0 {
 		return
 	}
@@ -64,7 +64,7 @@ func (s Statement) validateTwice(fail func(key string, index int, value, format 
 func isProper(p netip.Prefix) bool { return p.IsValid() && !p.Addr().Is4In6() && p == p.Masked() }
 
 // prefixLists returns every list of prefixes with its key.
-func (s Statement) prefixLists() []listed {
+func (s SourcePolicy) prefixLists() []listed {
 	return append(destinationLists(s),
 		listed{key: "sourceCIDRs", prefixes: s.SourceCIDRs},
 		listed{key: "nonMasqueradeSourceCIDRs", prefixes: s.NonMasqueradeSourceCIDRs})

@@ -13,16 +13,16 @@ import (
 )
 
 func TestValidate(t *testing.T) {
-	all := policy.Statement{
+	all := policy.SourcePolicy{
 		Chain: "MY-CHAIN", Backend: policy.NFTables, EnableIPv6: ptr(true),
 		NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "fd00::/8", "10.0.0.0/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "169.254.0.0/16"),
 		SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"),
 		OutputInterfaces: []string{"eth0", "wg+", "br-0123456789ab", "a.b@c", "x"}, ToPorts: ports(t, "1-2"),
 	}
-	atBounds := policy.Statement{
+	atBounds := policy.SourcePolicy{
 		Chain: policy.DefaultChain, SourceCIDRs: many(64), OutputInterfaces: names(64), NonMasqueradeSourceCIDRs: many(4096),
 	}
-	for _, s := range []policy.Statement{all, atBounds, {Chain: policy.DefaultChain}} {
+	for _, s := range []policy.SourcePolicy{all, atBounds, {Chain: policy.DefaultChain}} {
 		if err := s.Validate(policy.DefaultCIDRLimit); err != nil {
 			t.Errorf("%+v: %v", s, err)
 		}
@@ -51,23 +51,23 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 	const notPrefix = `"invalid Prefix" is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8`
 	for _, tt := range []struct {
 		name      string
-		statement policy.Statement
+		statement policy.SourcePolicy
 		most      int
 		want      []string
 	}{
-		{"chain", policy.Statement{Chain: "no no"}, 1, []string{`masqChain: "no no" may hold only letters, digits, '_', '.' and '-'`}},
-		{"chain of others", policy.Statement{Chain: "KUBE-X"}, 1, []string{"masqChain: KUBE-X lies in the name space KUBE- of others; choose another"}},
+		{"chain", policy.SourcePolicy{Chain: "no no"}, 1, []string{`masqChain: "no no" may hold only letters, digits, '_', '.' and '-'`}},
+		{"chain of others", policy.SourcePolicy{Chain: "KUBE-X"}, 1, []string{"masqChain: KUBE-X lies in the name space KUBE- of others; choose another"}},
 		{
-			"limit", policy.Statement{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.0.0.0/9"), MasqueradeCIDRs: cidrs("10.0.0.0/10")}, 2,
+			"limit", policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.0.0.0/9"), MasqueradeCIDRs: cidrs("10.0.0.0/10")}, 2,
 			[]string{"cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 2 allowed; remove some or raise cidrLimit"},
 		},
 		{
 			"in both lists",
-			policy.Statement{NonMasqueradeCIDRs: cidrs("192.168.0.0/16", "10.0.0.0/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "10.0.0.0/8")}, 4,
+			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("192.168.0.0/16", "10.0.0.0/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "10.0.0.0/8")}, 4,
 			[]string{"masqueradeCIDRs[1]: 10.0.0.0/8 is in nonMasqueradeCIDRs[1] too; remove one of the two"},
 		},
 		{
-			"IPv6 in every list", policy.Statement{
+			"IPv6 in every list", policy.SourcePolicy{
 				NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "fd00::/8"), MasqueradeCIDRs: cidrs("fd01::/16"),
 				SourceCIDRs: cidrs("fd02::/16"), NonMasqueradeSourceCIDRs: cidrs("fd03::/16"),
 			}, 9,
@@ -77,11 +77,11 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 			},
 		},
 		{
-			"IPv6 said to be off", policy.Statement{NonMasqueradeCIDRs: cidrs("::/0"), EnableIPv6: ptr(false)}, 9,
+			"IPv6 said to be off", policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("::/0"), EnableIPv6: ptr(false)}, 9,
 			[]string{"nonMasqueradeCIDRs[0]: ::/0" + noIPv6},
 		},
 		{
-			"interfaces", policy.Statement{OutputInterfaces: []string{
+			"interfaces", policy.SourcePolicy{OutputInterfaces: []string{
 				"", "+", "eth0", "sixteen-bytes-xx", "fifteen-bytes-x+", ".", "..", ".+", "a/b", "a:b", "a b", "eth*", `a"b`, "a\n", "é", "!eth0",
 			}}, 9,
 			[]string{
@@ -103,7 +103,7 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 			},
 		},
 		{
-			"what only a damaged document can hold", policy.Statement{
+			"what only a damaged document can hold", policy.SourcePolicy{
 				EnableIPv6:         ptr(true),
 				NonMasqueradeCIDRs: []netip.Prefix{{}, netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.0.1.24/24")},
 				SourceCIDRs:        cidrs("::ffff:10.0.0.0/104"),
@@ -115,22 +115,22 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 			},
 		},
 		{
-			"bounds of both lists", policy.Statement{SourceCIDRs: many(4097), NonMasqueradeSourceCIDRs: many(4097)}, 9,
+			"bounds of both lists", policy.SourcePolicy{SourceCIDRs: many(4097), NonMasqueradeSourceCIDRs: many(4097)}, 9,
 			[]string{
 				"sourceCIDRs: has 4097 entries, more than the 4096 possible; remove some",
 				"nonMasqueradeSourceCIDRs: has 4097 entries, more than the 4096 possible; remove some, or write wider prefixes",
 			},
 		},
 		{
-			"a bound of interfaces", policy.Statement{OutputInterfaces: names(4097)}, 9,
+			"a bound of interfaces", policy.SourcePolicy{OutputInterfaces: names(4097)}, 9,
 			[]string{"outputInterfaces: has 4097 entries, more than the 4096 possible; remove some"},
 		},
 		{
-			"a bound of pairs", policy.Statement{SourceCIDRs: many(241), OutputInterfaces: names(17)}, 9,
+			"a bound of pairs", policy.SourcePolicy{SourceCIDRs: many(241), OutputInterfaces: names(17)}, 9,
 			[]string{"sourceCIDRs: has 241 entries, which with the 17 of outputInterfaces make 4097 pairs, more than the 4096 possible; remove some"},
 		},
 		{
-			"all at once", policy.Statement{Chain: "-x", NonMasqueradeCIDRs: cidrs("::/0"), OutputInterfaces: []string{"+"}}, 0,
+			"all at once", policy.SourcePolicy{Chain: "-x", NonMasqueradeCIDRs: cidrs("::/0"), OutputInterfaces: []string{"+"}}, 0,
 			[]string{
 				"masqChain: -x must begin with a letter or a digit",
 				"cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 1 entries together, more than the 0 allowed; remove some or raise cidrLimit",
@@ -152,7 +152,7 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 
 // The errors can be taken apart again.
 func TestValidateReturnsFieldErrors(t *testing.T) {
-	err := policy.Statement{Chain: "RETURN", OutputInterfaces: []string{"eth0", "+"}}.Validate(1)
+	err := policy.SourcePolicy{Chain: "RETURN", OutputInterfaces: []string{"eth0", "+"}}.Validate(1)
 	var joined interface{ Unwrap() []error }
 	if !errors.As(err, &joined) {
 		t.Fatalf("%v is not joined", err)

@@ -18,12 +18,12 @@ const (
 // firstBackoff to longestBackoff; another policy of that source waits for firstBackoff,
 // which does not shorten the time.
 type backoff struct {
-	failed map[policy.Source]failure
+	failed map[policy.SourceID]failure
 	next   time.Time // when one that is withheld is tried; zero while none is
 }
 
 type failure struct {
-	statement policy.Statement
+	statement policy.SourcePolicy
 	err       error
 	last      time.Time
 	wait      time.Duration
@@ -39,20 +39,20 @@ func (b *backoff) retry() {
 
 // withhold takes those that are not to be tried yet out of the changed policies, and
 // returns why they failed, by source. It forgets sources that changed nothing.
-func (b *backoff) withhold(changed []policy.Contribution, now time.Time) (kept []policy.Contribution, withheld map[policy.Source]error) {
+func (b *backoff) withhold(changed []policy.Source, now time.Time) (kept []policy.Source, withheld map[policy.SourceID]error) {
 	before := b.failed
-	b.failed, b.next, withheld = map[policy.Source]failure{}, time.Time{}, map[policy.Source]error{}
+	b.failed, b.next, withheld = map[policy.SourceID]failure{}, time.Time{}, map[policy.SourceID]error{}
 	for _, c := range changed {
-		f, failed := before[c.Source]
+		f, failed := before[c.ID]
 		if failed {
-			b.failed[c.Source] = f
+			b.failed[c.ID] = f
 		}
 		wait := f.wait
-		if !f.statement.Equal(c.Statement) {
+		if !f.statement.Equal(c.Policy) {
 			wait = firstBackoff
 		}
 		if due := f.last.Add(wait); failed && now.Before(due) {
-			withheld[c.Source] = f.err
+			withheld[c.ID] = f.err
 			b.until(due)
 		} else {
 			kept = append(kept, c)
@@ -62,12 +62,12 @@ func (b *backoff) withhold(changed []policy.Contribution, now time.Time) (kept [
 }
 
 // note takes note of what came of the policies that were tried.
-func (b *backoff) note(tried []policy.Contribution, failed map[policy.Source]error, now time.Time) {
+func (b *backoff) note(tried []policy.Source, failed map[policy.SourceID]error, now time.Time) {
 	for _, c := range tried {
-		wait := min(max(2*b.failed[c.Source].wait, firstBackoff), longestBackoff)
-		delete(b.failed, c.Source)
-		if err := failed[c.Source]; err != nil {
-			b.failed[c.Source] = failure{c.Statement, err, now, wait}
+		wait := min(max(2*b.failed[c.ID].wait, firstBackoff), longestBackoff)
+		delete(b.failed, c.ID)
+		if err := failed[c.ID]; err != nil {
+			b.failed[c.ID] = failure{c.Policy, err, now, wait}
 			b.until(now.Add(wait))
 		}
 	}

@@ -13,16 +13,16 @@ import (
 )
 
 func TestBackoff(t *testing.T) {
-	source := policy.Source{Kind: policy.AgentFiles}
-	states := func(cidr string) []policy.Contribution {
-		s := policy.Statement{Chain: policy.DefaultChain, NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)}}
-		return []policy.Contribution{{Source: source, Statement: s}}
+	source := policy.SourceID{Kind: policy.AgentFiles}
+	states := func(cidr string) []policy.Source {
+		s := policy.SourcePolicy{Chain: policy.DefaultChain, NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)}}
+		return []policy.Source{{ID: source, Policy: s}}
 	}
 	same, other := states("10.0.0.0/8"), states("20.0.0.0/8")
-	failed := map[policy.Source]error{source: errors.New("not today")}
+	failed := map[policy.SourceID]error{source: errors.New("not today")}
 	now := time.Now()
 	var b backoff
-	tried := func(c []policy.Contribution) bool {
+	tried := func(c []policy.Source) bool {
 		kept, withheld := b.withhold(c, now)
 		if len(kept)+len(withheld) != len(c) {
 			t.Fatalf("kept %v, withheld %v", kept, withheld)
@@ -72,26 +72,26 @@ func TestBackoff(t *testing.T) {
 // A source whose policy changes and fails again and again does not keep that of
 // another source from being tried.
 func TestBackoffOfEachSource(t *testing.T) {
-	at := func(network string, i byte) policy.Contribution {
+	at := func(network string, i byte) policy.Source {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, i}), 16)
-		return policy.Contribution{
-			Source:    policy.Source{Kind: policy.Network, Name: network},
-			Statement: policy.Statement{Chain: network, NonMasqueradeCIDRs: []netip.Prefix{p}},
+		return policy.Source{
+			ID:     policy.SourceID{Kind: policy.Network, Name: network},
+			Policy: policy.SourcePolicy{Chain: network, NonMasqueradeCIDRs: []netip.Prefix{p}},
 		}
 	}
-	failed := map[policy.Source]error{}
+	failed := map[policy.SourceID]error{}
 	for _, network := range []string{"steady", "flapping"} {
-		failed[at(network, 0).Source] = errors.New("not today")
+		failed[at(network, 0).ID] = errors.New("not today")
 	}
 	now := time.Now()
 	var b backoff
 	tries := 0
 	for i := range byte(200) {
-		kept, _ := b.withhold([]policy.Contribution{at("steady", 0), at("flapping", i)}, now)
-		of := map[policy.Source]error{}
+		kept, _ := b.withhold([]policy.Source{at("steady", 0), at("flapping", i)}, now)
+		of := map[policy.SourceID]error{}
 		for _, c := range kept {
-			of[c.Source] = failed[c.Source]
-			if c.Source.Name == "steady" {
+			of[c.ID] = failed[c.ID]
+			if c.ID.Name == "steady" {
 				tries++
 			}
 		}
@@ -107,12 +107,12 @@ func TestBackoffOfEachSource(t *testing.T) {
 // or nothing any more.
 func TestLeaves(t *testing.T) {
 	view := func(recorded bool, failed error, drift ...policy.Change) *Report {
-		r := &Report{View: &enforce.View{Groups: []enforce.Group{{Recorded: recorded, Diff: drift}}}}
+		r := &Report{Rules: &enforce.State{Groups: []enforce.Group{{Recorded: recorded, Diff: drift}}}}
 		if len(drift) > 0 {
 			r.problem(TopicRules, &enforce.DriftError{Diff: drift})
 		}
 		if failed != nil {
-			r.View.Failed = map[string]error{"A": failed}
+			r.Rules.Failed = map[string]error{"A": failed}
 		}
 		return r
 	}

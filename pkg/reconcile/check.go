@@ -13,7 +13,7 @@ import (
 // Check finds out whether the rules are what the sources ask for, and writes
 // nothing. A difference is looked at once more when nobody is about to remove it.
 func (n *Node) Check(ctx context.Context) *Report {
-	r := n.Foresee(ctx, n.Read())
+	r := n.DryRun(ctx, n.Read())
 	if !r.Differs() {
 		return r
 	}
@@ -24,14 +24,14 @@ func (n *Node) Check(ctx context.Context) *Report {
 		r.warn(err)
 		return r
 	}
-	again := n.Foresee(ctx, n.Read())
+	again := n.DryRun(ctx, n.Read())
 	again.warn(lock.Release())
 	return again
 }
 
 // Differs reports whether rules in the kernel are not what the sources ask for.
 func (r *Report) Differs() bool {
-	return r.View != nil && r.Refused == nil && r.View.Differs()
+	return r.Rules != nil && r.Refused == nil && r.Rules.Differs()
 }
 
 // Incomplete returns why nobody here knows what the rules should be, or nil: a newer

@@ -17,7 +17,7 @@ import (
 // then the dataDir. It fails where a reconciler runs, which would bring all of it
 // back, and leaves the dataDir as long as something is there that it describes.
 func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []enforce.Removal, err error) {
-	lead, err := n.Dir.Lead()
+	lead, err := n.Dir.InstanceLock()
 	if errors.Is(err, store.ErrBusy) {
 		return nil, fmt.Errorf("%w, and would bring back what is removed; stop it first", err)
 	}
@@ -58,8 +58,8 @@ func chains(state store.State) []string {
 	for _, c := range state.Record.Chains {
 		add(c.Chain)
 	}
-	for _, c := range state.Contributions {
-		add(c.Statement.Chain)
+	for _, c := range state.Sources {
+		add(c.Policy.Chain)
 	}
 	return names
 }

@@ -44,7 +44,7 @@ func (j *journal) report(r *Report) {
 
 // chains says what is kept where, when that is news.
 func (j *journal) chains(r *Report) {
-	if r.View == nil || r.Result == Failed {
+	if r.Rules == nil || r.Result == Failed {
 		return
 	}
 	now := r.Summary()

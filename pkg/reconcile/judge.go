@@ -31,7 +31,7 @@ func (n *Node) judge(r *Report) {
 		if r.Sources.Guard.Present || stated == "" { // or each conflist's dataDir is a problem
 			r.problem(TopicState, r.Refused)
 		}
-	} else if r.View != nil && len(r.Lost) == 0 {
+	} else if r.Rules != nil && len(r.Lost) == 0 {
 		judgeRules(r)
 	}
 	if r.rulesFailed() {
@@ -43,10 +43,10 @@ func (n *Node) judge(r *Report) {
 // judgeMeans says what chains are right and could not be made so again, as those
 // in iptables where an image has no iptables. The pass has not failed by that.
 func (n *Node) judgeMeans(ctx context.Context, r *Report) {
-	if r.View == nil || r.Result == Failed {
+	if r.Rules == nil || r.Result == Failed {
 		return
 	}
-	unable := n.Enforcer(r.Sources, r.warn).Able(ctx, r.View)
+	unable := n.Enforcer(r.Sources, r.warn).Able(ctx, r.Rules)
 	for _, chain := range slices.Sorted(maps.Keys(unable)) {
 		r.chainProblem(TopicRules, chain, fmt.Errorf("nothing could be repaired: %w", unable[chain]))
 	}
@@ -90,10 +90,10 @@ func (n *Node) judgeSources(r *Report) {
 // judgeBroken judges a conflist that cannot be read. It matters if it may be the
 // one of a network whose document is in force.
 func judgeBroken(r *Report, list config.Conflist) {
-	for _, c := range r.State.Contributions {
-		mayBe := list.Network == "" || list.Network == c.Source.Name
-		if c.Source.Kind == policy.Network && mayBe && !r.Sources.ConfDir.Names(c.Source.Name) {
-			r.sourceProblem(TopicSource, c.Source, fmt.Errorf("%s: what its conflist said last stays in force: %w", c.Source, list.Err))
+	for _, c := range r.State.Sources {
+		mayBe := list.Network == "" || list.Network == c.ID.Name
+		if c.ID.Kind == policy.Network && mayBe && !r.Sources.ConfDir.Names(c.ID.Name) {
+			r.sourceProblem(TopicSource, c.ID, fmt.Errorf("%s: what its conflist said last stays in force: %w", c.ID, list.Err))
 			return
 		}
 	}
@@ -104,14 +104,14 @@ func judgeBroken(r *Report, list config.Conflist) {
 // read any more: what they said last stays stored.
 func (r *Report) orForget(conflict error) error {
 	var c *policy.ConflictError
-	if r.Sources.Agent != nil || !errors.As(conflict, &c) || c.Yields.Source.Kind != policy.AgentFiles {
+	if r.Sources.Agent != nil || !errors.As(conflict, &c) || c.Superseded.Source.Kind != policy.AgentFiles {
 		return conflict
 	}
 	return fmt.Errorf("%w; or, as no setting here reads agent files, remove what they said before with ip-masq-reconciler cleanup", conflict)
 }
 
 func judgeRules(r *Report) {
-	v := r.View
+	v := r.Rules
 	if v.Unrecorded != nil {
 		r.problem(TopicState, v.Unrecorded)
 	}

@@ -21,14 +21,14 @@ type Loop struct {
 	publish func(*Report)
 	pending *pending
 	files   settling
-	asked   chan chan<- *enforce.View
+	asked   chan chan<- *enforce.State
 
-	sources *Sources // as they were read last
-	pace    pace
-	rival   rival
-	last    *Report
-	view    *enforce.View // the last reading of the rules, and when it was made
-	seen    time.Time
+	sources  *Sources // as they were read last
+	debounce pace
+	flapping rival
+	last     *Report
+	view     *enforce.State // the last reading of the rules, and when it was made
+	seen     time.Time
 }
 
 // NewLoop returns a loop over the node's passes. It tells publish about each
@@ -36,7 +36,7 @@ type Loop struct {
 func NewLoop(n *Node, log *slog.Logger, publish func(*Report)) *Loop {
 	l := &Loop{
 		node: n, log: &journal{log: log}, publish: publish,
-		pending: newPending(), asked: make(chan chan<- *enforce.View),
+		pending: newPending(), asked: make(chan chan<- *enforce.State),
 	}
 	l.files.pass = func() { l.pending.add(cause{files: true}) }
 	return l
@@ -50,14 +50,14 @@ func (l *Loop) RulesChanged(by Writer) { l.pending.add(cause{rules: true, writer
 // changes still.
 func (l *Loop) FilesChanged() { l.files.happened() }
 
-// PassNow asks for a pass that takes nothing for granted.
-func (l *Loop) PassNow() { l.pending.add(cause{asked: true}) }
+// SyncNow asks for a pass that takes nothing for granted.
+func (l *Loop) SyncNow() { l.pending.add(cause{asked: true}) }
 
-// View returns a reading of the rules, or nil where they cannot be read now. One
+// State returns a reading of the rules, or nil where they cannot be read now. One
 // of this very moment takes a loop that has nothing else to do; who asks very
 // often gets the last one. It writes nothing.
-func (l *Loop) View(ctx context.Context) *enforce.View {
-	answer := make(chan *enforce.View, 1)
+func (l *Loop) State(ctx context.Context) *enforce.State {
+	answer := make(chan *enforce.State, 1)
 	select {
 	case l.asked <- answer:
 		return <-answer
@@ -74,7 +74,7 @@ func (l *Loop) Run(ctx context.Context) {
 			l.standBy(ctx, Problem{Topic: TopicState, Err: err})
 			continue
 		}
-		lead, err := l.node.Dir.Lead()
+		lead, err := l.node.Dir.InstanceLock()
 		if errors.Is(err, store.ErrBusy) {
 			l.standBy(ctx, Problem{Topic: TopicStandby, Err: fmt.Errorf("%w; this one takes over when that ends", err)})
 			continue
@@ -113,10 +113,10 @@ func (l *Loop) standBy(ctx context.Context, cause Problem) {
 }
 
 // keep makes passes for as long as the lead is held.
-func (l *Loop) keep(ctx context.Context, lead *store.Lead) {
+func (l *Loop) keep(ctx context.Context, lead *store.InstanceLock) {
 	due := cause{asked: true}
 	for {
-		l.pass(ctx, due)
+		l.sync(ctx, due)
 		if due = l.wait(ctx); ctx.Err() != nil || !lead.Held() {
 			return
 		}
@@ -125,7 +125,7 @@ func (l *Loop) keep(ctx context.Context, lead *store.Lead) {
 
 // wait returns what the next pass is made for, once it is time for it.
 func (l *Loop) wait(ctx context.Context) cause {
-	timer := time.NewTimer(time.Until(l.pace.due(cause{})))
+	timer := time.NewTimer(time.Until(l.debounce.due(cause{})))
 	defer timer.Stop()
 	var due cause
 	for {
@@ -141,7 +141,7 @@ func (l *Loop) wait(ctx context.Context) cause {
 			due.due = due.none()
 			return due
 		}
-		next := time.Until(l.pace.due(due))
+		next := time.Until(l.debounce.due(due))
 		if next <= 0 {
 			return due
 		}
@@ -150,10 +150,10 @@ func (l *Loop) wait(ctx context.Context) cause {
 }
 
 // look reads the rules for who asks, unless they were read a moment ago.
-func (l *Loop) look(ctx context.Context) *enforce.View {
+func (l *Loop) look(ctx context.Context) *enforce.State {
 	const fresh = 20 * time.Millisecond
 	if l.view != nil && time.Since(l.seen) >= fresh {
-		l.view = l.node.Enforcer(l.last.Sources, func(error) {}).Look(ctx, l.last.State.Contributions, l.last.State.Record)
+		l.view = l.node.Enforcer(l.last.Sources, func(error) {}).Observe(ctx, l.last.State.Sources, l.last.State.Record)
 		l.seen = time.Now()
 	}
 	return l.view
@@ -162,18 +162,18 @@ func (l *Loop) look(ctx context.Context) *enforce.View {
 // pass makes one pass. The sources are read again unless only rules changed:
 // files have events of their own. Those that somebody is writing will be read
 // when he is done.
-func (l *Loop) pass(ctx context.Context, due cause) {
+func (l *Loop) sync(ctx context.Context, due cause) {
 	if due.asked {
 		l.node.backoff.retry()
 	}
 	if l.sources == nil || due.files || (due.asked || due.due) && !l.files.busy() {
 		l.sources = l.node.Read()
 	}
-	if due.onlyRules() && l.pace.retry > 0 && l.node.Foresee(ctx, l.sources).leaves(l.last) {
-		l.pace.ended = time.Now()
+	if due.onlyRules() && l.debounce.retry > 0 && l.node.DryRun(ctx, l.sources).leaves(l.last) {
+		l.debounce.ended = time.Now()
 		return // what failed is not tried at the pace of events
 	}
-	r := l.node.Pass(ctx, l.sources)
+	r := l.node.Sync(ctx, l.sources)
 	l.node.judgeADDs(r)
 	l.sources = r.Sources
 	if ctx.Err() != nil {
@@ -181,11 +181,11 @@ func (l *Loop) pass(ctx context.Context, due cause) {
 	}
 	r.By = due.writer
 	now := time.Now()
-	if p := l.rival.judge(now, r.Drift, due.writer); p != nil {
+	if p := l.flapping.judge(now, r.Drift, due.writer); p != nil {
 		r.Problems = append(r.Problems, *p)
 	}
-	l.last, l.view, l.seen = r, r.View, now
-	l.pace.after(now, r, l.rival.pause(), l.node.Interval(l.sources), l.node.backoff.next)
+	l.last, l.view, l.seen = r, r.Rules, now
+	l.debounce.after(now, r, l.flapping.pause(), l.node.Interval(l.sources), l.node.backoff.next)
 	l.tell(r)
 }
 

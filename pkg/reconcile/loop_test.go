@@ -124,7 +124,7 @@ func TestLoopTellsNewsAlone(t *testing.T) {
 	r := f.run()
 	pass := func() {
 		n := r.count()
-		r.PassNow()
+		r.SyncNow()
 		r.until("pass", func(all []*Report) bool { return len(all) > n })
 	}
 	before := r.log()
@@ -158,11 +158,11 @@ func TestTwoLoops(t *testing.T) {
 	second.until("standing by", func(all []*Report) bool {
 		return len(last(all).Problems) == 1 && last(all).Problems[0].Topic == TopicStandby
 	})
-	if v := second.View(t.Context()); v != nil {
+	if v := second.State(t.Context()); v != nil {
 		t.Errorf("it has a view: %v", v)
 	}
 	first.stop()
-	second.until("taking over", func(all []*Report) bool { return last(all).Ready() && last(all).View != nil })
+	second.until("taking over", func(all []*Report) bool { return last(all).Ready() && last(all).Rules != nil })
 }
 
 // The lead is lost with the dataDir, and taken again.
@@ -171,9 +171,9 @@ func TestLoopSurvivesTheLossOfItsState(t *testing.T) {
 	if err := os.RemoveAll(r.Dir.Path()); err != nil {
 		t.Fatal(err)
 	}
-	r.PassNow()
+	r.SyncNow()
 	r.until("new lead", func([]*Report) bool {
-		lead, err := r.Dir.Lead()
+		lead, err := r.Dir.InstanceLock()
 		if err == nil { // the loop will find it free in a second
 			err = lead.Release()
 		}
@@ -184,19 +184,19 @@ func TestLoopSurvivesTheLossOfItsState(t *testing.T) {
 // A View is of now and does not wait for a pass.
 func TestLoopView(t *testing.T) {
 	r := newFixture(t).withAgent().run()
-	v := r.View(t.Context())
-	if v == nil || !v.Right() {
+	v := r.State(t.Context())
+	if v == nil || !v.InSync() {
 		t.Fatalf("view %+v", v)
 	}
 	time.Sleep(time.Second)
 	r.nft("flush", "ruleset")
-	if v := r.View(t.Context()); v == nil || v.Right() {
+	if v := r.State(t.Context()); v == nil || v.InSync() {
 		t.Errorf("the view is an old one: %+v", v)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	r.stop()
-	if v := r.View(ended); v != nil {
+	if v := r.State(ended); v != nil {
 		t.Errorf("a loop that ended has a view: %+v", v)
 	}
 }
@@ -213,7 +213,7 @@ func TestLoopBacksOffFromARival(t *testing.T) {
 		r.mu.Lock()
 		problems := last(r.reports).Problems
 		r.mu.Unlock()
-		suspected = len(problems) == 1 && problems[0].Topic == TopicRival && strings.Contains(problems[0].Err.Error(), `"firewalld" (host pid 7)`)
+		suspected = len(problems) == 1 && problems[0].Topic == TopicFlapping && strings.Contains(problems[0].Err.Error(), `"firewalld" (host pid 7)`)
 		if n > 10*rivalry {
 			t.Fatal("nobody is suspected")
 		}

@@ -98,7 +98,7 @@ func (f *fixture) nft(args ...string) string {
 
 func (f *fixture) pass() *Report {
 	f.Helper()
-	return f.Pass(f.Context(), f.Read())
+	return f.Sync(f.Context(), f.Read())
 }
 
 // right makes a pass after which the node has to be ready.
@@ -139,13 +139,13 @@ func (f *fixture) exempts(want string) {
 	}
 }
 
-func (f *fixture) stored(kind policy.Kind, name string) *policy.Contribution {
+func (f *fixture) stored(kind policy.Kind, name string) *policy.Source {
 	f.Helper()
 	s, err := f.Dir.Load()
 	if err != nil {
 		f.Fatal(err)
 	}
-	return s.Find(policy.Source{Kind: kind, Name: name})
+	return s.Find(policy.SourceID{Kind: kind, Name: name})
 }
 
 // old puts a file's last change into the past.

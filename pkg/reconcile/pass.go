@@ -14,30 +14,30 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Foresee finds out what a pass would find and do, and writes nothing.
-func (n *Node) Foresee(ctx context.Context, src *Sources) *Report {
+// DryRun finds out what a pass would find and do, and writes nothing.
+func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 	r := &Report{Started: time.Now(), Sources: src, Result: Unchanged}
 	if n.load(r) {
-		p := n.plan(r, func(s policy.Source) bool { return n.unused(r, s) })
-		r.Contributions = p.Contributions
+		p := n.plan(r, func(s policy.SourceID) bool { return n.unused(r, s) })
+		r.Stored = p.Sources
 		e := n.Enforcer(src, r.warn)
 		r.Refused = e.Admit(ctx)
-		r.View = e.Look(ctx, p.Contributions, retrying(r.State.Record))
+		r.Rules = e.Observe(ctx, p.Sources, retrying(r.State.Record))
 	}
 	if r.Incomplete() != nil { // what differs from half the documents says nothing
-		r.Pending, r.Dropped, r.View.Stale, r.View.Elsewhere, r.View.Others = nil, nil, nil, nil, nil
-		for i := range r.View.Groups {
-			r.View.Groups[i].Diff = nil
+		r.Pending, r.Dropped, r.Rules.Stale, r.Rules.Elsewhere, r.Rules.Others = nil, nil, nil, nil, nil
+		for i := range r.Rules.Groups {
+			r.Rules.Groups[i].Diff = nil
 		}
 	}
 	n.judge(r)
 	return r
 }
 
-// Pass makes the node as its sources have it. Where all is so already it only
+// Sync makes the node as its sources have it. Where all is so already it only
 // reads, without the lock.
-func (n *Node) Pass(ctx context.Context, src *Sources) *Report {
-	r := n.Foresee(ctx, src)
+func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
+	r := n.DryRun(ctx, src)
 	if r.Unfinished() {
 		started := r.Started
 		r = &Report{Started: started, Sources: src, Result: Unchanged}
@@ -91,13 +91,13 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	for _, d := range r.State.Damaged {
 		r.warn(fmt.Errorf("a damaged document counts as absent: %w", d.Err))
 	}
-	unused := func(s policy.Source) bool { return n.unused(r, s) }
+	unused := func(s policy.SourceID) bool { return n.unused(r, s) }
 	p := n.plan(r, unused)
 	if !r.Unfinished() && len(r.Lost) > 0 {
 		return
 	}
 	r.warn(lock.Tidy(r.State))
-	dropped := map[policy.Source]*store.Staged{}
+	dropped := map[policy.SourceID]*store.Staged{}
 	for _, s := range r.Dropped {
 		d, err := lock.Drop(s)
 		if r.warn(err); err == nil {
@@ -105,11 +105,11 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		}
 	}
 	rec := retrying(r.State.Record)
-	before := e.Look(ctx, r.State.Contributions, rec)
+	before := e.Observe(ctx, r.State.Sources, rec)
 	if len(r.Dropped) > 0 {
 		// An ADD that attached before the document was gone may have found all right,
 		// and relies on the rules. One that attaches now finds no document, and waits.
-		p = n.plan(r, func(s policy.Source) bool {
+		p = n.plan(r, func(s policy.SourceID) bool {
 			if dropped[s] != nil && unused(s) {
 				return true
 			}
@@ -120,9 +120,9 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	if r.Before = before; len(r.State.Damaged) == 0 { // what a document held is no drift
 		r.Drift = drift(before)
 	}
-	r.Wrote = !before.Right() || len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0
+	r.Wrote = !before.InSync() || len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0
 	if len(r.Pending)+len(r.Dropped) == 0 {
-		r.View = e.EnsureFrom(ctx, before, r.State.Contributions, rec, lock)
+		r.Rules = e.SyncFrom(ctx, before, r.State.Sources, rec, lock)
 	} else {
 		n.adopt(ctx, r, e, lock, p)
 	}
@@ -132,10 +132,10 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	if len(before.Others) > 0 {
 		r.Sources.owned = nil
 	}
-	r.Drift = slices.DeleteFunc(r.Drift, func(c policy.Change) bool { return !written(r.View, c.Chain) })
-	r.Pending = slices.DeleteFunc(r.Pending, func(s policy.Source) bool { return slices.Contains(r.Adopted, s) })
+	r.Drift = slices.DeleteFunc(r.Drift, func(c policy.Change) bool { return !written(r.Rules, c.Chain) })
+	r.Pending = slices.DeleteFunc(r.Pending, func(s policy.SourceID) bool { return slices.Contains(r.Adopted, s) })
 	if n.load(r) {
-		r.Contributions = r.State.Contributions
+		r.Stored = r.State.Sources
 	}
 	switch {
 	case len(r.Rejected) > 0:
@@ -149,7 +149,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 
 // drift is how the rules that were made in this boot differ from what they were
 // made to be. What has not been made yet has not drifted.
-func drift(v *enforce.View) policy.Diff {
+func drift(v *enforce.State) policy.Diff {
 	var d policy.Diff
 	for _, g := range v.Groups {
 		if g.Recorded {
@@ -161,7 +161,7 @@ func drift(v *enforce.View) policy.Diff {
 
 // written reports whether the rules of a chain could be written, whatever others
 // have made of them since; of what belongs to no chain, whether those of all could.
-func written(v *enforce.View, chain string) bool {
+func written(v *enforce.State, chain string) bool {
 	for _, p := range v.Policies {
 		var drift *enforce.DriftError
 		if err := v.Err(p.Chain); (chain == "" || chain == p.Chain) && err != nil && !errors.As(err, &drift) {
@@ -176,11 +176,11 @@ func written(v *enforce.View, chain string) bool {
 // source is no reason to withhold another.
 func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
 	var err error
-	r.Rejected = map[policy.Source]error{}
+	r.Rejected = map[policy.SourceID]error{}
 	defer func() { n.backoff.note(p.Changed, r.Rejected, time.Now()) }()
-	if r.View, err = e.Adopt(ctx, lock, r.State, p, vouchFor(p.Changed)); err == nil {
+	if r.Rules, err = e.Adopt(ctx, lock, r.State, p, vouchFor(p.Changed)); err == nil {
 		for _, c := range p.Changed {
-			r.Adopted = append(r.Adopted, c.Source)
+			r.Adopted = append(r.Adopted, c.ID)
 		}
 		return
 	}
@@ -189,26 +189,26 @@ func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *
 			return
 		}
 		if len(p.Changed) > 1 {
-			one := &enforce.Proposal{Contributions: enforce.With(r.State.Contributions, c), Changed: []policy.Contribution{c}}
-			if r.View, err = e.Adopt(ctx, lock, r.State, one, vouchFor(one.Changed)); err == nil {
-				r.Adopted = append(r.Adopted, c.Source)
+			one := &enforce.Proposal{Sources: enforce.With(r.State.Sources, c), Changed: []policy.Source{c}}
+			if r.Rules, err = e.Adopt(ctx, lock, r.State, one, vouchFor(one.Changed)); err == nil {
+				r.Adopted = append(r.Adopted, c.ID)
 				continue
 			}
 		}
-		r.Rejected[c.Source] = fmt.Errorf("%s: what it states now cannot be put in force; the last good policy stays: %w", c.Source, err)
-		r.sourceProblem(TopicRules, c.Source, r.Rejected[c.Source])
+		r.Rejected[c.ID] = fmt.Errorf("%s: what it states now cannot be put in force; the last good policy stays: %w", c.ID, err)
+		r.sourceProblem(TopicRules, c.ID, r.Rejected[c.ID])
 	}
 	if n.load(r) {
-		r.View = e.Ensure(ctx, r.State.Contributions, retrying(r.State.Record), lock)
+		r.Rules = e.Sync(ctx, r.State.Sources, retrying(r.State.Record), lock)
 	}
 }
 
 // vouchFor fails where the rules of a chain that one of these contributes to are
 // not as desired.
-func vouchFor(changed []policy.Contribution) func(*enforce.View) error {
-	return func(v *enforce.View) error {
+func vouchFor(changed []policy.Source) func(*enforce.State) error {
+	return func(v *enforce.State) error {
 		for _, c := range changed {
-			if err := v.Err(c.Statement.Chain); err != nil {
+			if err := v.Err(c.Policy.Chain); err != nil {
 				return err
 			}
 		}

@@ -156,7 +156,7 @@ func TestConflictOfNetworks(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.wants(f.pass(), Changed, `network "first"`)
-	if c := f.stored(policy.Network, "first"); c == nil || !c.Yields {
+	if c := f.stored(policy.Network, "first"); c == nil || !c.Superseded {
 		t.Errorf("the one that nobody names does not yield: %+v", c)
 	}
 	if out := f.nft("list", "table", "ip", "ip-masq"); !strings.Contains(out, "fully-random") {
@@ -445,7 +445,7 @@ func TestCleanup(t *testing.T) {
 	f := newFixture(t).withAgent()
 	f.agentFile("enableIPv6: true\n")
 	f.right()
-	lead, err := f.Dir.Lead()
+	lead, err := f.Dir.InstanceLock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,10 +477,10 @@ func TestPassWithOldSourcesUndoesNoADD(t *testing.T) {
 	f := newFixture(t)
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
 	old := f.Read()
-	f.Pass(t.Context(), old)
+	f.Sync(t.Context(), old)
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.2.0.0/16"}})
 	f.right() // as an ADD does it
-	r := f.Pass(t.Context(), old)
+	r := f.Sync(t.Context(), old)
 	f.wants(r, Unchanged)
 	f.exempts("10.2.0.0/16," + linkLocal)
 	if r.Wrote || len(r.Adopted) > 0 {
@@ -497,7 +497,7 @@ func TestDamagedDocumentOfNobody(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	document := f.Dir.DocumentPath(policy.Source{Kind: policy.Network, Name: "podnet"})
+	document := f.Dir.DocumentPath(policy.SourceID{Kind: policy.Network, Name: "podnet"})
 	text, err := os.ReadFile(document)
 	if err != nil {
 		t.Fatal(err)

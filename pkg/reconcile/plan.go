@@ -16,13 +16,13 @@ import (
 // plan works out what the documents have to become, without those that drop
 // reports. What cannot be used of the sources goes into the report; what is stored
 // of it stays.
-func (n *Node) plan(r *Report, drop func(policy.Source) bool) *enforce.Proposal {
+func (n *Node) plan(r *Report, drop func(policy.SourceID) bool) *enforce.Proposal {
 	r.Problems, r.Pending, r.Dropped = nil, nil, nil
-	kept := slices.Clone(r.State.Contributions)
-	for _, c := range r.State.Contributions {
-		if drop(c.Source) {
-			r.Dropped = append(r.Dropped, c.Source)
-			kept = slices.DeleteFunc(kept, func(k policy.Contribution) bool { return k.Source == c.Source })
+	kept := slices.Clone(r.State.Sources)
+	for _, c := range r.State.Sources {
+		if drop(c.ID) {
+			r.Dropped = append(r.Dropped, c.ID)
+			kept = slices.DeleteFunc(kept, func(k policy.Source) bool { return k.ID == c.ID })
 		}
 	}
 	p := enforce.NewProposal(kept)
@@ -30,7 +30,7 @@ func (n *Node) plan(r *Report, drop func(policy.Source) bool) *enforce.Proposal 
 	n.proposeAgent(r, p)
 	p = n.withhold(r, p, kept)
 	for _, c := range p.Changed {
-		r.Pending = append(r.Pending, c.Source)
+		r.Pending = append(r.Pending, c.ID)
 	}
 	r.Lost = n.lost(r, p)
 	return p
@@ -38,19 +38,19 @@ func (n *Node) plan(r *Report, drop func(policy.Source) bool) *enforce.Proposal 
 
 // withhold returns the proposal without the statements that failed and are not to be
 // tried again yet.
-func (n *Node) withhold(r *Report, p *enforce.Proposal, stored []policy.Contribution) *enforce.Proposal {
+func (n *Node) withhold(r *Report, p *enforce.Proposal, stored []policy.Source) *enforce.Proposal {
 	changed, failed := n.backoff.withhold(p.Changed, time.Now())
 	if len(failed) == 0 {
 		return p
 	}
 	for _, c := range p.Changed {
-		if err := failed[c.Source]; err != nil {
-			r.sourceProblem(TopicRules, c.Source, err)
+		if err := failed[c.ID]; err != nil {
+			r.sourceProblem(TopicRules, c.ID, err)
 		}
 	}
 	next := enforce.NewProposal(stored)
 	for _, c := range changed {
-		next.Contributions = enforce.With(next.Contributions, c)
+		next.Sources = enforce.With(next.Sources, c)
 	}
 	next.Changed = changed
 	return next
@@ -62,7 +62,7 @@ func (n *Node) lost(r *Report, p *enforce.Proposal) []error {
 	var lost []error
 	for _, d := range r.State.Damaged {
 		madeAgain := d.File == n.Dir.RecordPath() ||
-			slices.ContainsFunc(p.Changed, func(c policy.Contribution) bool { return d.File == n.Dir.DocumentPath(c.Source) })
+			slices.ContainsFunc(p.Changed, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
 		if !madeAgain {
 			lost = append(lost, fmt.Errorf("%w; but no conflist or agent file says what it held, so all rules stay as they are "+
 				"until the next ADD of its network writes it again, or the document is removed", d.Err))
@@ -74,14 +74,14 @@ func (n *Node) lost(r *Report, p *enforce.Proposal) []error {
 // proposeNetworks proposes what the conflists state, the first that has an entry
 // of ours for each network.
 func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
-	var all []policy.Contribution
+	var all []policy.Source
 	seen := map[string]bool{}
 	for _, list := range r.Sources.ConfDir.Conflists {
 		if len(list.Entries) == 0 || list.Network == "" || seen[list.Network] {
 			continue
 		}
 		seen[list.Network] = true
-		source := policy.Source{Kind: policy.Network, Name: list.Network}
+		source := policy.SourceID{Kind: policy.Network, Name: list.Network}
 		entry := list.Entries[0]
 		guard, dataDirErr := r.Sources.Guard, list.DataDirErr(r.Sources.Guard, n.Dir.Path())
 		switch err := guard.Admits(list.Network); {
@@ -92,13 +92,13 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		case dataDirErr != nil:
 			r.problem(TopicConflist, dataDirErr)
 		default:
-			all = append(all, policy.Contribution{Source: source, Statement: entry.Entry.Statement})
+			all = append(all, policy.Source{ID: source, Policy: entry.Entry.Policy})
 		}
 	}
 	errs := p.AddAll(all, r.Sources.ConfDir, r.warn)
 	for _, c := range all {
-		if err := errs[c.Source]; err != nil {
-			r.sourceProblem(TopicSource, c.Source, err)
+		if err := errs[c.ID]; err != nil {
+			r.sourceProblem(TopicSource, c.ID, err)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 // contribution stays.
 func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	files := r.Sources.Agent
-	source := policy.Source{Kind: policy.AgentFiles}
+	source := policy.SourceID{Kind: policy.AgentFiles}
 	switch {
 	case files == nil:
 	case r.Sources.AgentErr != nil:
@@ -116,7 +116,7 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	case files.Missing && p.Find(source) != nil:
 		r.warn(fmt.Errorf("agent_config_dir: %s does not exist; what was read from it before stays in force", policy.Quote(files.Dir)))
 	default:
-		if err := p.Add(files.Contribution, r.Sources.ConfDir, r.warn); err != nil {
+		if err := p.Add(files.Source, r.Sources.ConfDir, r.warn); err != nil {
 			r.sourceProblem(TopicSource, source, err)
 		}
 	}
@@ -126,7 +126,7 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 }
 
 // meanwhile adds to what is wrong with a source what holds until it is mended.
-func (n *Node) meanwhile(p *enforce.Proposal, s policy.Source, wrong error) error {
+func (n *Node) meanwhile(p *enforce.Proposal, s policy.SourceID, wrong error) error {
 	if p.Find(s) == nil {
 		return fmt.Errorf("%w (until then nothing of it is in force)", wrong)
 	}
@@ -135,7 +135,7 @@ func (n *Node) meanwhile(p *enforce.Proposal, s policy.Source, wrong error) erro
 
 // unused reports whether a network is neither named by a conflist nor has an
 // attachment, and so for long enough.
-func (n *Node) unused(r *Report, s policy.Source) bool {
+func (n *Node) unused(r *Report, s policy.SourceID) bool {
 	if s.Kind != policy.Network || r.Sources.ConfDirErr != nil || !r.Sources.ConfDir.Lacks(s.Name) {
 		return false
 	}

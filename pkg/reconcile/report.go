@@ -37,7 +37,7 @@ const (
 	TopicConflict Topic = "conflict" // sources that contradict each other
 	TopicRules    Topic = "rules"    // rules that cannot be vouched for
 	TopicState    Topic = "state"    // the dataDir
-	TopicRival    Topic = "rival"    // somebody undoes what we do
+	TopicFlapping Topic = "rival"    // somebody undoes what we do
 	TopicStandby  Topic = "standby"  // another reconciler is at work
 	TopicSettings Topic = "settings" // the reconciler's own file
 	TopicConflist Topic = "conflist" // a plugin entry with which every ADD fails
@@ -48,8 +48,8 @@ const (
 // force, but not what the sources ask for, or nobody can vouch for it.
 type Problem struct {
 	Topic  Topic
-	Source policy.Source // that is not in force; else the zero Source
-	Chain  string        // of TopicConflict and TopicRules; else ""
+	Source policy.SourceID // that is not in force; else the zero Source
+	Chain  string          // of TopicConflict and TopicRules; else ""
 	Err    error
 }
 
@@ -68,26 +68,26 @@ type Report struct {
 	State   store.State
 	// Contributions are what the View is of: the documents, with what the
 	// sources state now.
-	Contributions []policy.Contribution
-	// View is the rules as they stand after the pass. It is nil where the
+	Stored []policy.Source
+	// State is the rules as they stand after the pass. It is nil where the
 	// documents could not be read.
-	View *enforce.View
+	Rules *enforce.State
 	// Before is the rules as they stood before the pass wrote, with what the
 	// kernel had counted by then. It is nil where the pass wrote nothing.
-	Before *enforce.View
+	Before *enforce.State
 
 	// Drift is what others had changed in the rules that were made before.
 	Drift policy.Diff
 	// By is who changed rules last before the pass, where the kernel told.
 	By Writer
 	// Pending are those who state something else than is in force.
-	Pending []policy.Source
+	Pending []policy.SourceID
 	// Adopted are those whose statement the pass put in force.
-	Adopted []policy.Source
+	Adopted []policy.SourceID
 	// Rejected is why policies that the pass tried to put in force are not, by source.
-	Rejected map[policy.Source]error
+	Rejected map[policy.SourceID]error
 	// Dropped are the networks that nobody uses or names any more.
-	Dropped []policy.Source
+	Dropped []policy.SourceID
 	// Lost is why rules cannot be judged: documents are damaged, and nobody
 	// knows what they held.
 	Lost []error
@@ -109,8 +109,8 @@ func (r *Report) StandsBy() bool {
 // Summary names the chains that are kept, and where, in one line.
 func (r *Report) Summary() string {
 	var chains []string
-	if r.View != nil {
-		for _, g := range r.View.Groups {
+	if r.Rules != nil {
+		for _, g := range r.Rules.Groups {
 			for _, c := range g.Desired.Chains {
 				chains = append(chains, fmt.Sprintf("%s (%s, %s, %d rules)", c.Name, c.Family, g.Choice, len(c.Rules)))
 			}
@@ -133,21 +133,21 @@ func (r *Report) Unfinished() bool {
 	if r.Incomplete() != nil || r.Refused != nil {
 		return false // what is there stays as it is
 	}
-	return len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0 || r.View != nil && !r.View.Right()
+	return len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0 || r.Rules != nil && !r.Rules.InSync()
 }
 
 // leaves reports whether what this dry run would write is what the last pass could
 // not.
 func (r *Report) leaves(last *Report) bool {
-	return last.View == nil || (!r.Ready() || r.Unfinished()) && r.outstanding() == last.outstanding()
+	return last.Rules == nil || (!r.Ready() || r.Unfinished()) && r.outstanding() == last.outstanding()
 }
 
 // outstanding describes what a pass would write, whether or not it failed before.
 func (r *Report) outstanding() string {
-	if r.View == nil {
+	if r.Rules == nil {
 		return ""
 	}
-	v := r.View
+	v := r.Rules
 	return fmt.Sprintln(v.Diff(), v.Stale, v.Elsewhere, v.Others, r.Pending, r.Dropped, r.State.Damaged)
 }
 
@@ -159,7 +159,7 @@ func (r *Report) rulesFailed() bool {
 // aboutRules reports whether the problem is about rules that documents in force ask
 // for, rather than about a policy that is not in force.
 func (p Problem) aboutRules() bool {
-	return p.Source == (policy.Source{}) && (p.Topic == TopicRules || p.Topic == TopicState)
+	return p.Source == (policy.SourceID{}) && (p.Topic == TopicRules || p.Topic == TopicState)
 }
 
 func (r *Report) problem(topic Topic, err error) {
@@ -168,7 +168,7 @@ func (r *Report) problem(topic Topic, err error) {
 
 // sourceProblem reports why a source is not in force. The topic is that of the cause,
 // where the source itself is sound.
-func (r *Report) sourceProblem(topic Topic, s policy.Source, err error) {
+func (r *Report) sourceProblem(topic Topic, s policy.SourceID, err error) {
 	var conflict *policy.ConflictError
 	var unwritable *enforce.UnwritableError
 	switch {

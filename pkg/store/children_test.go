@@ -189,7 +189,7 @@ func onReadOnly(d *store.Dir) error {
 		return err
 	}
 	s, err := d.Load()
-	if err != nil || len(s.Contributions) != 1 || len(s.Damaged) != 0 {
+	if err != nil || len(s.Sources) != 1 || len(s.Damaged) != 0 {
 		return fmt.Errorf("load: %+v, %w", s, err)
 	}
 	l, err := lockNow(d) // for a repair of rules
@@ -249,7 +249,7 @@ func onFull(d *store.Dir) error {
 	}
 	_, stageErr := l.Stage(contribution("podnet", "10.0.0.0/8"))
 	after, loadErr := d.Load()
-	if len(after.Contributions) != 1 || after.Contributions[0].Statement.NonMasqueradeCIDRs != nil {
+	if len(after.Sources) != 1 || after.Sources[0].Policy.NonMasqueradeCIDRs != nil {
 		loadErr = errors.Join(loadErr, fmt.Errorf("the document changed: %+v", after))
 	}
 	left, globErr := os.ReadDir(d.Path() + "/sources")
@@ -295,7 +295,7 @@ func alternate(d *store.Dir) error {
 	for err == nil && ctx.Err() == nil {
 		var s store.State
 		s, err = d.Load()
-		if err == nil && (len(s.Contributions) == 0 || len(s.Damaged)+len(s.Newer) > 0) {
+		if err == nil && (len(s.Sources) == 0 || len(s.Damaged)+len(s.Newer) > 0) {
 			err = fmt.Errorf("loaded %+v", s)
 		}
 	}

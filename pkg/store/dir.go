@@ -66,7 +66,7 @@ func Open(path string, opts ...Option) *Dir {
 }
 
 // DocumentPath returns where the document of a source is, or would be.
-func (d *Dir) DocumentPath(src policy.Source) string {
+func (d *Dir) DocumentPath(src policy.SourceID) string {
 	return d.path + "/" + sourcesDir + "/" + nameOf(src)
 }
 

@@ -23,7 +23,7 @@ const Schema = 1
 // contributions make equal documents, and the file's mtime tells their age.
 type document struct {
 	Schema int `json:"schema"`
-	policy.Contribution
+	policy.Source
 }
 
 // newerError is an ErrNewer with the schema that was met.
@@ -37,13 +37,13 @@ func (e *newerError) Error() string {
 func (e *newerError) Is(target error) bool { return target == ErrNewer }
 
 // nameOf returns the name of the file in which a source's document is.
-func nameOf(src policy.Source) string {
+func nameOf(src policy.SourceID) string {
 	return hashName("source", string(src.Kind), src.Name) + documentSuffix
 }
 
 // encodeContribution writes the document of a contribution, if reading it back
 // gives the same.
-func encodeContribution(c policy.Contribution) ([]byte, error) {
+func encodeContribution(c policy.Source) ([]byte, error) {
 	data, err := json.Marshal(document{Schema, c})
 	if err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func encodeContribution(c policy.Contribution) ([]byte, error) {
 	if len(data) > maxDocument {
 		return nil, fmt.Errorf("it has %d bytes, and at most %d are possible", len(data), maxDocument)
 	}
-	again, err := decodeContribution(data, nameOf(c.Source))
+	again, err := decodeContribution(data, nameOf(c.ID))
 	if err == nil && !reflect.DeepEqual(c, again) {
 		err = errors.New("it does not read back as it was written")
 	}
@@ -60,19 +60,19 @@ func encodeContribution(c policy.Contribution) ([]byte, error) {
 
 // decodeContribution reads the document in the named file. Its error is an
 // ErrNewer where a newer version wrote it.
-func decodeContribution(data []byte, name string) (policy.Contribution, error) {
+func decodeContribution(data []byte, name string) (policy.Source, error) {
 	var d document
 	if err := decode(data, &d, &d.Schema); err != nil {
-		return policy.Contribution{}, err
+		return policy.Source{}, err
 	}
-	err := validate(d.Contribution)
-	if err == nil && nameOf(d.Source) != name {
-		err = fmt.Errorf("the file name is not that of %s", d.Source)
+	err := validate(d.Source)
+	if err == nil && nameOf(d.ID) != name {
+		err = fmt.Errorf("the file name is not that of %s", d.ID)
 	}
 	if err != nil {
-		return policy.Contribution{}, err
+		return policy.Source{}, err
 	}
-	return d.Contribution, nil
+	return d.Source, nil
 }
 
 // decode reads a document of our schema, which into has a field for.
@@ -159,8 +159,8 @@ func schemaNumber(value json.Token) (int, error) {
 }
 
 // validate judges what a document says by itself: whoever reads it relies on it.
-func validate(c policy.Contribution) error {
-	switch src := c.Source; {
+func validate(c policy.Source) error {
+	switch src := c.ID; {
 	case src.Kind != policy.Network && src.Kind != policy.AgentFiles:
 		return fmt.Errorf("source.kind: %s is not a kind of source", policy.Quote(string(src.Kind)))
 	case src.Kind == policy.Network && src.Name == "":
@@ -168,7 +168,7 @@ func validate(c policy.Contribution) error {
 	case src.Kind == policy.AgentFiles && src.Name != "":
 		return errors.New("source.name: the agent files have none")
 	}
-	s := c.Statement
+	s := c.Policy
 	switch s.Backend {
 	case "", policy.Auto, policy.IPTables, policy.NFTables:
 	default:

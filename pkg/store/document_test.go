@@ -16,9 +16,9 @@ import (
 // needs a new Schema.
 func TestFormOfDocuments(t *testing.T) {
 	yes := true
-	data, err := encodeContribution(policy.Contribution{
-		Source: policy.Source{Kind: policy.Network, Name: "podnet"},
-		Statement: policy.Statement{
+	data, err := encodeContribution(policy.Source{
+		ID: policy.SourceID{Kind: policy.Network, Name: "podnet"},
+		Policy: policy.SourcePolicy{
 			Chain: "IP-MASQ-AGENT", NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 			MasqueradeCIDRs: []netip.Prefix{}, MasqLinkLocal: &yes,
 			ToPorts: &policy.Ports{{First: 1024, Last: 2047}},
@@ -34,7 +34,7 @@ func TestFormOfDocuments(t *testing.T) {
 		t.Errorf("document:\n%s\nwant\n%s", data, want)
 	}
 	const name = "3d367f84a9b64b38f757efb74746263523d9e17728522033a6aa42c03ad06603.json"
-	if got := nameOf(policy.Source{Kind: policy.Network, Name: "podnet"}); got != name {
+	if got := nameOf(policy.SourceID{Kind: policy.Network, Name: "podnet"}); got != name {
 		t.Errorf("name of the document: %s, want %s", got, name)
 	}
 	data, err = encodeRecord(Record{Boot: "b", Chains: []OwnedChain{
@@ -69,7 +69,7 @@ func FuzzDocument(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var named document
 		_ = json.Unmarshal(data, &named) // only to give the document its proper name
-		name := nameOf(named.Source)
+		name := nameOf(named.ID)
 		if c, err := decodeContribution(data, name); err == nil {
 			again, err := encodeContribution(c)
 			if err != nil {
@@ -78,11 +78,11 @@ func FuzzDocument(f *testing.F) {
 			if back, err := decodeContribution(again, name); err != nil || !reflect.DeepEqual(back, c) {
 				t.Fatalf("%+v became %+v, %v", c, back, err)
 			}
-			if _, err := decodeContribution(data, nameOf(policy.Source{Kind: "none"})); err == nil {
+			if _, err := decodeContribution(data, nameOf(policy.SourceID{Kind: "none"})); err == nil {
 				t.Fatal("read from a file that is not its own")
 			}
 			// Whoever reads a document relies on it.
-			policy.Desired(policy.Merge([]policy.Contribution{c}), policy.Layout{Sets: true}, policy.Owner{})
+			policy.Desired(policy.Merge([]policy.Source{c}), policy.Layout{Sets: true}, policy.Owner{})
 		} else if schema, _ := schemaOf(data); errors.Is(err, ErrNewer) != (schema > Schema) {
 			t.Fatalf("schema %d: %v", schema, err)
 		}

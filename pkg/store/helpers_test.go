@@ -65,14 +65,14 @@ func fails(t *testing.T, err error, texts ...string) {
 	}
 }
 
-func store1(t testing.TB, l *store.Lock, c policy.Contribution) {
+func store1(t testing.TB, l *store.Lock, c policy.Source) {
 	t.Helper()
 	s, err := l.Stage(c)
 	ok(t, err)
 	ok(t, s.Commit())
 }
 
-func drop(l *store.Lock, src policy.Source) error {
+func drop(l *store.Lock, src policy.SourceID) error {
 	s, err := l.Drop(src)
 	if err != nil {
 		return err
@@ -100,13 +100,13 @@ func load(t testing.TB, d *store.Dir) store.State {
 }
 
 // loads holds what is loaded to be sound and just that.
-func loads(t *testing.T, d *store.Dir, want ...policy.Contribution) {
+func loads(t *testing.T, d *store.Dir, want ...policy.Source) {
 	t.Helper()
 	s := load(t, d)
 	if len(s.Damaged)+len(s.Newer) > 0 {
 		t.Errorf("damaged %v, newer %v", s.Damaged, s.Newer)
 	}
-	same(t, s.Contributions, want)
+	same(t, s.Sources, want)
 }
 
 func same[T any](t testing.TB, got, want T) {
@@ -116,22 +116,22 @@ func same[T any](t testing.TB, got, want T) {
 	}
 }
 
-func network(name string) policy.Source { return policy.Source{Kind: policy.Network, Name: name} }
+func network(name string) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: name} }
 
-func contribution(name string, cidrs ...string) policy.Contribution {
-	c := policy.Contribution{Source: network(name), Statement: policy.Statement{Chain: policy.DefaultChain}, Order: 1}
+func contribution(name string, cidrs ...string) policy.Source {
+	c := policy.Source{ID: network(name), Policy: policy.SourcePolicy{Chain: policy.DefaultChain}, Order: 1}
 	for _, s := range cidrs {
-		c.Statement.NonMasqueradeCIDRs = append(c.Statement.NonMasqueradeCIDRs, netip.MustParsePrefix(s))
+		c.Policy.NonMasqueradeCIDRs = append(c.Policy.NonMasqueradeCIDRs, netip.MustParsePrefix(s))
 	}
 	return c
 }
 
 // full is a contribution that states every key.
-func full(name string) policy.Contribution {
+func full(name string) policy.Source {
 	yes, no := true, false
-	return policy.Contribution{
-		Source: network(name), Order: 7, Yields: true,
-		Statement: policy.Statement{
+	return policy.Source{
+		ID: network(name), Order: 7, Superseded: true,
+		Policy: policy.SourcePolicy{
 			Chain: "POD-MASQ", Backend: policy.NFTables,
 			NonMasqueradeCIDRs:      []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")},
 			MasqueradeCIDRs:         []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
@@ -152,7 +152,7 @@ func sourceFiles(t testing.TB, d *store.Dir) []string {
 }
 
 // document stores a contribution and returns its file.
-func document(t *testing.T, d *store.Dir, c policy.Contribution) string {
+func document(t *testing.T, d *store.Dir, c policy.Source) string {
 	t.Helper()
 	before := sourceFiles(t, d)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

@@ -13,17 +13,17 @@ import (
 // leadFile is locked by whoever keeps the node right all the time.
 const leadFile = "reconciler.lock"
 
-// Lead is the right to be the one reconciler of the node that runs all the time.
+// InstanceLock is the right to be the one reconciler of the node that runs all the time.
 // It is apart from the Lock, which everybody has for moments. It is an flock(2),
 // so it ends with the process.
-type Lead struct {
+type InstanceLock struct {
 	file *os.File
 	path string
 }
 
-// Lead takes the lead, and creates the dataDir first where it is missing. The
+// InstanceLock takes the lead, and creates the dataDir first where it is missing. The
 // error is an ErrBusy where somebody else has it.
-func (d *Dir) Lead() (*Lead, error) {
+func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	const op = "take the lead by"
 	root, err := d.makeDataDir()
 	if err != nil {
@@ -47,17 +47,17 @@ func (d *Dir) Lead() (*Lead, error) {
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
-	return &Lead{file: os.NewFile(uintptr(fd), path), path: path}, nil
+	return &InstanceLock{file: os.NewFile(uintptr(fd), path), path: path}, nil
 }
 
 // Held reports whether the lead is that which others would ask for: somebody may
 // have removed the whole dataDir meanwhile. Nil is not held.
-func (l *Lead) Held() bool {
+func (l *InstanceLock) Held() bool {
 	return l != nil && l.file != nil && isAt(int(l.file.Fd()), l.path)
 }
 
 // Release ends the lead. Twice is fine.
-func (l *Lead) Release() error {
+func (l *InstanceLock) Release() error {
 	if l == nil || l.file == nil {
 		return nil
 	}

@@ -17,11 +17,11 @@ import (
 
 func TestLead(t *testing.T) {
 	d := store.Open(filepath.Join(t.TempDir(), "data"))
-	first, err := d.Lead()
+	first, err := d.InstanceLock()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Lead(); !errors.Is(err, store.ErrBusy) {
+	if _, err := d.InstanceLock(); !errors.Is(err, store.ErrBusy) {
 		t.Errorf("a second has it too: %v", err)
 	}
 	lock, err := d.Lock(t.Context()) // the lead is no lock
@@ -40,7 +40,7 @@ func TestLead(t *testing.T) {
 	if err := errors.Join(first.Release(), first.Release(), lock.Release()); err != nil {
 		t.Error(err)
 	}
-	second, err := d.Lead()
+	second, err := d.InstanceLock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestDestroyWhileSomebodyWaits(t *testing.T) {
 	if err := errors.Join(err, o.lock.Release()); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := d.Load(); err != nil || len(s.Contributions) != 1 {
+	if s, err := d.Load(); err != nil || len(s.Sources) != 1 {
 		t.Errorf("stored is %+v, %v", s, err)
 	}
 }
@@ -159,15 +159,15 @@ func TestDestroyKeepsTheNextDocument(t *testing.T) {
 		}()
 		ok(t, l.Destroy())
 		ok(t, <-wrote)
-		if s := load(t, d); len(s.Contributions) != 1 {
-			t.Fatalf("the document is lost: %+v", s.Contributions)
+		if s := load(t, d); len(s.Sources) != 1 {
+			t.Fatalf("the document is lost: %+v", s.Sources)
 		}
 	}
 }
 
 func TestWritten(t *testing.T) {
 	d := store.Open(filepath.Join(t.TempDir(), "data"))
-	source := contribution("podnet").Source
+	source := contribution("podnet").ID
 	if at, err := d.Written(source); err != nil || !at.IsZero() {
 		t.Errorf("without a dataDir: %v, %v", at, err)
 	}
@@ -186,7 +186,7 @@ func TestWritten(t *testing.T) {
 	if at, err := d.Written(source); err != nil || at.Before(before) || at.After(time.Now().Add(time.Second)) {
 		t.Errorf("written at %v, %v", at, err)
 	}
-	if at, err := d.Written(policy.Source{Kind: policy.AgentFiles}); err != nil || !at.IsZero() {
+	if at, err := d.Written(policy.SourceID{Kind: policy.AgentFiles}); err != nil || !at.IsZero() {
 		t.Errorf("what was never written: %v, %v", at, err)
 	}
 }

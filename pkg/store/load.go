@@ -12,10 +12,10 @@ import (
 
 // State is what the dataDir says.
 type State struct {
-	Contributions []policy.Contribution // sorted by source
-	Record        Record                // zero when there is none of a usable form
-	Newer         []Newer               // what a newer version wrote, the record too
-	Damaged       []Damaged             // what cannot be believed, the record too
+	Sources []policy.Source // sorted by source
+	Record  Record          // zero when there is none of a usable form
+	Newer   []Newer         // what a newer version wrote, the record too
+	Damaged []Damaged       // what cannot be believed, the record too
 }
 
 // Newer is a document that a newer version wrote. It is left untouched.
@@ -32,10 +32,10 @@ type Damaged struct {
 }
 
 // Find returns what the source contributes, or nil.
-func (s State) Find(src policy.Source) *policy.Contribution {
-	for i := range s.Contributions {
-		if s.Contributions[i].Source == src {
-			return &s.Contributions[i]
+func (s State) Find(src policy.SourceID) *policy.Source {
+	for i := range s.Sources {
+		if s.Sources[i].ID == src {
+			return &s.Sources[i]
 		}
 	}
 	return nil
@@ -44,7 +44,7 @@ func (s State) Find(src policy.Source) *policy.Contribution {
 // Load reads all documents and the record, as Read does, and decodes them. What
 // is wrong with a single document is in the State.
 func (d *Dir) Load() (State, error) {
-	r, err := d.Read(policy.Source{})
+	r, err := d.Read(policy.SourceID{})
 	if err != nil {
 		return State{}, err
 	}
@@ -58,7 +58,7 @@ func (r *Reading) State() State {
 		s.take(f, func(data []byte) error {
 			c, err := decodeContribution(data, f.name)
 			if err == nil {
-				s.Contributions = append(s.Contributions, c)
+				s.Sources = append(s.Sources, c)
 			}
 			return err
 		})
@@ -69,7 +69,7 @@ func (r *Reading) State() State {
 			return err
 		})
 	}
-	slices.SortFunc(s.Contributions, func(a, b policy.Contribution) int { return a.Source.Compare(b.Source) })
+	slices.SortFunc(s.Sources, func(a, b policy.Source) int { return a.ID.Compare(b.ID) })
 	return s
 }
 

@@ -33,12 +33,12 @@ func TestAbsentDirectoryIsEmptyAndStaysAbsent(t *testing.T) {
 func TestLoadGivesWhatWasStoredInOrder(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
-	agent := policy.Contribution{
-		Source:    policy.Source{Kind: policy.AgentFiles},
-		Statement: policy.Statement{Chain: policy.DefaultChain},
+	agent := policy.Source{
+		ID:     policy.SourceID{Kind: policy.AgentFiles},
+		Policy: policy.SourcePolicy{Chain: policy.DefaultChain},
 	}
 	a, b := full("anet"), contribution("bnet", "10.0.0.0/8")
-	for _, c := range []policy.Contribution{agent, b, a} {
+	for _, c := range []policy.Source{agent, b, a} {
 		store1(t, l, c)
 	}
 	loads(t, d, a, b, agent)
@@ -46,15 +46,15 @@ func TestLoadGivesWhatWasStoredInOrder(t *testing.T) {
 	b = contribution("bnet")
 	store1(t, l, b)
 	loads(t, d, a, b, agent)
-	if got := load(t, d).Find(b.Source); got == nil || !got.Statement.Equal(b.Statement) {
+	if got := load(t, d).Find(b.ID); got == nil || !got.Policy.Equal(b.Policy) {
 		t.Errorf("Find: %+v", got)
 	}
 	if got := load(t, d).Find(network("cnet")); got != nil {
 		t.Errorf("Find of an unknown source: %+v", got)
 	}
 
-	ok(t, drop(l, a.Source))
-	ok(t, drop(l, a.Source))
+	ok(t, drop(l, a.ID))
+	ok(t, drop(l, a.ID))
 	loads(t, d, b, agent)
 	if files := sourceFiles(t, d); len(files) != 2 {
 		t.Errorf("left: %v", files)
@@ -87,7 +87,7 @@ func TestNamesFromOutsideAreHashed(t *testing.T) {
 	if n, _, err := d.Attachments("two"); n != 2 || err != nil {
 		t.Errorf("attachments: %d, %v", n, err)
 	}
-	if len(seen) != len(names) || len(load(t, d).Contributions) != len(names) {
+	if len(seen) != len(names) || len(load(t, d).Sources) != len(names) {
 		t.Errorf("%d names made %d documents", len(names), len(seen))
 	}
 	for path := range tree(t, d.Path()) {
@@ -121,8 +121,8 @@ func TestTornAtEveryLength(t *testing.T) {
 			if path == record && !s.Record.Equal(store.Record{}) {
 				t.Fatalf("at %d bytes: record %+v", n, s.Record)
 			}
-			if path == file && (len(s.Contributions) != 1 || s.Find(network("other")) == nil) {
-				t.Fatalf("at %d bytes: %+v", n, s.Contributions)
+			if path == file && (len(s.Sources) != 1 || s.Find(network("other")) == nil) {
+				t.Fatalf("at %d bytes: %+v", n, s.Sources)
 			}
 		}
 		ok(t, os.WriteFile(path, append(bytes.Clone(data), ' '), 0o600))
@@ -131,7 +131,7 @@ func TestTornAtEveryLength(t *testing.T) {
 		}
 		ok(t, os.WriteFile(path, data, 0o600))
 	}
-	if s := load(t, d); len(s.Contributions) != 2 || whole == file {
+	if s := load(t, d); len(s.Sources) != 2 || whole == file {
 		t.Errorf("made whole again: %+v", s)
 	}
 }
@@ -185,12 +185,12 @@ func TestDamagedDocuments(t *testing.T) {
 			ok(t, os.WriteFile(file, []byte(c.data), 0o600))
 			s := load(t, d)
 			if c.want == "" {
-				if len(s.Contributions) != 1 || len(s.Damaged) != 0 {
+				if len(s.Sources) != 1 || len(s.Damaged) != 0 {
 					t.Fatalf("%+v", s)
 				}
 				return
 			}
-			if len(s.Damaged) != 1 || len(s.Contributions)+len(s.Newer) != 0 {
+			if len(s.Damaged) != 1 || len(s.Sources)+len(s.Newer) != 0 {
 				t.Fatalf("%+v", s)
 			}
 			fails(t, s.Damaged[0].Err, "read document", file, c.want, "moved aside")
@@ -228,7 +228,7 @@ func TestFilesThatAreNoDocuments(t *testing.T) {
 	ok(t, err)
 	copied := filepath.Join(sources, strings.Repeat("0", 64)+".json")
 	ok(t, os.WriteFile(copied, data, 0o600))
-	if s := load(t, d); len(s.Damaged) != 1 || s.Damaged[0].File != copied || len(s.Contributions) != 1 {
+	if s := load(t, d); len(s.Damaged) != 1 || s.Damaged[0].File != copied || len(s.Sources) != 1 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -259,13 +259,13 @@ func BenchmarkLoad(b *testing.B) {
 	ok(b, err)
 	c := contribution("net")
 	for i := range 64 {
-		c.Statement.NonMasqueradeCIDRs = append(c.Statement.NonMasqueradeCIDRs, prefix(i))
+		c.Policy.NonMasqueradeCIDRs = append(c.Policy.NonMasqueradeCIDRs, prefix(i))
 	}
 	store1(b, l, c)
 	ok(b, l.PutRecord(aRecord()))
 	time.Sleep(50 * time.Millisecond) // so that one listing is enough
 	for b.Loop() {
-		if s := load(b, d); len(s.Contributions) != 1 {
+		if s := load(b, d); len(s.Sources) != 1 {
 			b.Fatal(s)
 		}
 	}

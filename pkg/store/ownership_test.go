@@ -42,13 +42,13 @@ func operations(t *testing.T) map[string]func(*store.Dir) error {
 		"Load":        func(d *store.Dir) error { _, err := d.Load(); return err },
 		"DryRun":      writable,
 		"Lock":        func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
-		"Lead":        func(d *store.Dir) error { _, err := d.Lead(); return err },
+		"Lead":        func(d *store.Dir) error { _, err := d.InstanceLock(); return err },
 		"Attach":      func(d *store.Dir) error { return d.Attach("net", "c", "eth0") },
 		"Detach":      func(d *store.Dir) error { return d.Detach("net", "c", "eth0") },
 		"Prune":       func(d *store.Dir) error { return d.Prune("net", nil) },
 		"Attachments": func(d *store.Dir) error { _, _, err := d.Attachments("net"); return err },
 		"PutSeal": func(d *store.Dir) error {
-			return d.PutSeal(network("net"), store.Seal{Inputs: "i", Entry: "e", Moment: "m"})
+			return d.PutVerificationCache(network("net"), store.VerificationCache{Inputs: "i", Entry: "e", Generation: "m"})
 		},
 		"Written": func(d *store.Dir) error { _, err := d.Written(network("net")); return err },
 	}
@@ -108,7 +108,7 @@ func TestDirectoriesWithoutAMarker(t *testing.T) {
 			file := document(t, d, contribution("net"))
 			record(t, d)
 			ok(t, d.Attach("net", "c", "eth0"))
-			ok(t, d.PutSeal(network("net"), store.Seal{Inputs: "i", Entry: "e", Moment: "m"}))
+			ok(t, d.PutVerificationCache(network("net"), store.VerificationCache{Inputs: "i", Entry: "e", Generation: "m"}))
 			put(t, d.Path(), backup, "backups/.ip-masq-0a.tmp", "record.json.0a.tmp", "record.json.damaged", file[len(d.Path())+1:]+".damaged")
 		},
 		"a document":        func(t *testing.T, d *store.Dir) { document(t, d, contribution("net")) },
@@ -218,8 +218,8 @@ func TestDataDirIsMadeWithItsMarker(t *testing.T) {
 						err = l.Release()
 					}
 				default:
-					var l *store.Lead
-					if l, err = d.Lead(); err == nil {
+					var l *store.InstanceLock
+					if l, err = d.InstanceLock(); err == nil {
 						err = l.Release()
 					} else if errors.Is(err, store.ErrBusy) {
 						err = nil

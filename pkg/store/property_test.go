@@ -39,9 +39,9 @@ func anyPorts(t *rapid.T) *policy.Ports {
 }
 
 // anyStatement states each key or leaves it out, and its lists may be empty.
-func anyStatement(t *rapid.T) policy.Statement {
+func anyStatement(t *rapid.T) policy.SourcePolicy {
 	flag := func(key string) *bool { return rapid.Ptr(rapid.Bool(), true).Draw(t, key) }
-	s := policy.Statement{
+	s := policy.SourcePolicy{
 		Chain:                   rapid.StringMatching(`[A-Za-z0-9][A-Za-z0-9_.]{0,20}x1`).Draw(t, "chain"),
 		Backend:                 rapid.SampledFrom([]policy.Backend{"", policy.Auto, policy.IPTables, policy.NFTables}).Draw(t, "backend"),
 		NomasqAllReservedRanges: flag("reserved"), MasqLinkLocal: flag("link-local"), MasqLinkLocalIPv6: flag("link-local IPv6"),
@@ -65,15 +65,15 @@ func anyStatement(t *rapid.T) policy.Statement {
 	return s
 }
 
-func anyContribution(t *rapid.T) policy.Contribution {
-	c := policy.Contribution{
-		Source:    policy.Source{Kind: policy.AgentFiles},
-		Statement: anyStatement(t),
-		Yields:    rapid.Bool().Draw(t, "yields"),
-		Order:     rapid.Int64().Draw(t, "order"),
+func anyContribution(t *rapid.T) policy.Source {
+	c := policy.Source{
+		ID:         policy.SourceID{Kind: policy.AgentFiles},
+		Policy:     anyStatement(t),
+		Superseded: rapid.Bool().Draw(t, "yields"),
+		Order:      rapid.Int64().Draw(t, "order"),
 	}
 	if rapid.Bool().Draw(t, "network") {
-		c.Source = network(rapid.StringN(1, 50, -1).Draw(t, "name"))
+		c.ID = network(rapid.StringN(1, 50, -1).Draw(t, "name"))
 	}
 	return c
 }
@@ -81,7 +81,7 @@ func anyContribution(t *rapid.T) policy.Contribution {
 func TestAnyContributionIsLoadedAsItWasStored(t *testing.T) {
 	top, n := t.TempDir(), 0
 	rapid.Check(t, func(rt *rapid.T) {
-		want := map[policy.Source]policy.Contribution{}
+		want := map[policy.SourceID]policy.Source{}
 		n++
 		d := store.Open(filepath.Join(top, fmt.Sprint(n)), store.WithBoot(boot))
 		l, err := d.Lock(t.Context())
@@ -89,7 +89,7 @@ func TestAnyContributionIsLoadedAsItWasStored(t *testing.T) {
 		defer func() { ok(t, l.Release()) }()
 		for range rapid.IntRange(1, 3).Draw(rt, "sources") {
 			c := anyContribution(rt)
-			want[c.Source] = c
+			want[c.ID] = c
 			s, err := l.Stage(c)
 			if err != nil {
 				rt.Fatal(err)
@@ -97,16 +97,16 @@ func TestAnyContributionIsLoadedAsItWasStored(t *testing.T) {
 			ok(t, s.Commit())
 		}
 		s := load(t, d)
-		if len(s.Contributions) != len(want) || len(s.Damaged)+len(s.Newer) > 0 {
+		if len(s.Sources) != len(want) || len(s.Damaged)+len(s.Newer) > 0 {
 			rt.Fatalf("%+v", s)
 		}
-		for _, c := range s.Contributions {
-			if !reflect.DeepEqual(c, want[c.Source]) {
-				rt.Fatalf("stored %+v, loaded %+v", want[c.Source], c)
+		for _, c := range s.Sources {
+			if !reflect.DeepEqual(c, want[c.ID]) {
+				rt.Fatalf("stored %+v, loaded %+v", want[c.ID], c)
 			}
 		}
-		if !slices.IsSortedFunc(s.Contributions, func(a, b policy.Contribution) int { return a.Source.Compare(b.Source) }) {
-			rt.Fatalf("not sorted: %+v", s.Contributions)
+		if !slices.IsSortedFunc(s.Sources, func(a, b policy.Source) int { return a.ID.Compare(b.ID) }) {
+			rt.Fatalf("not sorted: %+v", s.Sources)
 		}
 	})
 }

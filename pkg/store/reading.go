@@ -20,7 +20,7 @@ import (
 type Reading struct {
 	documents []file
 	record    *file // nil where there is none
-	seal      Seal
+	seal      VerificationCache
 }
 
 // file is a document or the record: its bytes, or why they cannot be believed.
@@ -34,7 +34,7 @@ type file struct {
 // one source. Each of them is as it was before or after a change that happens
 // meanwhile. A directory that does not exist is the empty Reading. The error is
 // about directories (ErrRefused) or about this process (too many open files).
-func (d *Dir) Read(sealed policy.Source) (*Reading, error) {
+func (d *Dir) Read(sealed policy.SourceID) (*Reading, error) {
 	r := &Reading{}
 	root, err := d.dataDir()
 	if err != nil {
@@ -49,7 +49,7 @@ func (d *Dir) Read(sealed policy.Source) (*Reading, error) {
 }
 
 // readSources reads the documents, again if need be.
-func (r *Reading) readSources(root *folder, sealed policy.Source) error {
+func (r *Reading) readSources(root *folder, sealed policy.SourceID) error {
 	const attempts = 100
 	var before []string
 	for range attempts {
@@ -66,7 +66,7 @@ func (r *Reading) readSources(root *folder, sealed policy.Source) error {
 // in between, nor where the directory changed so recently that the list may lack
 // one, unless the list before was the same: a file that is being replaced can be
 // absent from a listing (btrfs), and mtimes are as coarse as the kernel's tick.
-func (r *Reading) readOnce(root *folder, before []string, sealed policy.Source) (done bool, names []string, err error) {
+func (r *Reading) readOnce(root *folder, before []string, sealed policy.SourceID) (done bool, names []string, err error) {
 	const tick = 20 * time.Millisecond // twice the longest, that of CONFIG_HZ=100
 	start := time.Now()
 	*r = Reading{}

@@ -12,19 +12,19 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Seal vouches for a finding: with these inputs, and the kernel's rules as they
+// VerificationCache vouches for a finding: with these inputs, and the kernel's rules as they
 // were at this moment, all rules were right, and they were what this entry wants.
 // Whoever meets the same again need not look. The zero Seal vouches for nothing.
-type Seal struct {
-	Inputs string // a Reading.Digest
-	Entry  string // a Fingerprint
-	Moment string // of the kernel; without white space
+type VerificationCache struct {
+	Inputs     string // a Reading.Digest
+	Entry      string // a Fingerprint
+	Generation string // of the kernel; without white space
 }
 
 // sealSize is more than any seal has, in bytes.
 const sealSize = 256
 
-func sealName(src policy.Source) string {
+func sealName(src policy.SourceID) string {
 	return strings.TrimSuffix(nameOf(src), documentSuffix) + sealSuffix
 }
 
@@ -54,39 +54,39 @@ func (r *Reading) Digest(others ...string) string {
 // Fingerprint returns a hash of texts. No two lists of texts have the same.
 func Fingerprint(texts ...string) string { return hashName("entry", texts...) }
 
-// Seal returns the seal of the source that Read was asked for. One that cannot
+// VerificationCache returns the seal of the source that Read was asked for. One that cannot
 // be read, or believed, is the zero Seal.
-func (r *Reading) Seal() Seal { return r.seal }
+func (r *Reading) VerificationCache() VerificationCache { return r.seal }
 
-func (f *folder) seal(src policy.Source) Seal {
+func (f *folder) seal(src policy.SourceID) VerificationCache {
 	fd, _, err := f.open("read seal", sealName(src), unix.O_RDONLY)
 	if err != nil {
-		return Seal{}
+		return VerificationCache{}
 	}
 	defer func() { _ = unix.Close(fd) }()
 	data, err := readAll(fd, sealSize)
 	line, whole := strings.CutSuffix(string(data), "\n")
 	fields := strings.Fields(line)
 	if err != nil || !whole || len(fields) != 3 {
-		return Seal{}
+		return VerificationCache{}
 	}
-	return Seal{fields[0], fields[1], fields[2]}
+	return VerificationCache{fields[0], fields[1], fields[2]}
 }
 
-// Seal reads the seal of a source alone.
-func (d *Dir) Seal(src policy.Source) Seal {
+// VerificationCache reads the seal of a source alone.
+func (d *Dir) VerificationCache(src policy.SourceID) VerificationCache {
 	sources, err := d.descend(false, sourcesDir)
 	if err != nil {
-		return Seal{}
+		return VerificationCache{}
 	}
 	defer sources.close()
 	return sources.seal(src)
 }
 
-// PutSeal writes the seal of a source, beside its document. It takes no lock and
+// PutVerificationCache writes the seal of a source, beside its document. It takes no lock and
 // syncs nothing, and writes in place: of a seal that is torn, or lost with the
 // power, nothing follows but another look.
-func (d *Dir) PutSeal(src policy.Source, s Seal) error {
+func (d *Dir) PutVerificationCache(src policy.SourceID, s VerificationCache) error {
 	const op = "write seal"
 	sources, err := d.descend(false, sourcesDir)
 	if err != nil {
@@ -104,7 +104,7 @@ func (d *Dir) PutSeal(src policy.Source, s Seal) error {
 		return err
 	}
 	// Not O_TRUNC: one who reads meanwhile should see a seal, this one or the last.
-	text := fmt.Appendf(nil, "%s %s %s\n", s.Inputs, s.Entry, s.Moment)
+	text := fmt.Appendf(nil, "%s %s %s\n", s.Inputs, s.Entry, s.Generation)
 	n, err := unix.Pwrite(fd, text, 0)
 	if err == nil {
 		err = unix.Ftruncate(fd, int64(n)) // half a seal vouches for nothing

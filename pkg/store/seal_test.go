@@ -13,7 +13,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-func read(t *testing.T, d *store.Dir, src policy.Source) *store.Reading {
+func read(t *testing.T, d *store.Dir, src policy.SourceID) *store.Reading {
 	t.Helper()
 	r, err := d.Read(src)
 	ok(t, err)
@@ -33,35 +33,35 @@ func sealFile(t *testing.T, d *store.Dir) string {
 
 func TestSeal(t *testing.T) {
 	d := open(t)
-	short, long := store.Seal{Inputs: "i", Entry: "e", Moment: "1.2"}, store.Seal{Inputs: "other", Entry: "another", Moment: "12.3456"}
-	if err := d.PutSeal(network("net"), short); err == nil {
+	short, long := store.VerificationCache{Inputs: "i", Entry: "e", Generation: "1.2"}, store.VerificationCache{Inputs: "other", Entry: "another", Generation: "12.3456"}
+	if err := d.PutVerificationCache(network("net"), short); err == nil {
 		t.Error("a seal where there is no document")
 	}
-	same(t, read(t, d, network("net")).Seal(), store.Seal{})
+	same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
 	l := lock(t, d)
 	store1(t, l, contribution("net", "10.0.0.0/8"))
 	store1(t, l, contribution("other"))
-	same(t, read(t, d, network("net")).Seal(), store.Seal{})
-	for _, s := range []store.Seal{short, long, short} {
-		ok(t, d.PutSeal(network("net"), s))
-		same(t, read(t, d, network("net")).Seal(), s)
-		same(t, d.Seal(network("net")), s)
-		same(t, read(t, d, network("other")).Seal(), store.Seal{})
-		same(t, read(t, d, policy.Source{}).Seal(), store.Seal{})
+	same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
+	for _, s := range []store.VerificationCache{short, long, short} {
+		ok(t, d.PutVerificationCache(network("net"), s))
+		same(t, read(t, d, network("net")).VerificationCache(), s)
+		same(t, d.VerificationCache(network("net")), s)
+		same(t, read(t, d, network("other")).VerificationCache(), store.VerificationCache{})
+		same(t, read(t, d, policy.SourceID{}).VerificationCache(), store.VerificationCache{})
 	}
 	loads(t, d, contribution("net", "10.0.0.0/8"), contribution("other"))
 	path := sealFile(t, d)
 	ok(t, l.Tidy(load(t, d)))
-	same(t, read(t, d, network("net")).Seal(), short)
+	same(t, read(t, d, network("net")).VerificationCache(), short)
 
 	text, err := os.ReadFile(path)
 	ok(t, err)
 	for cut := range text {
 		ok(t, os.WriteFile(path, text[:cut], 0o600))
-		same(t, read(t, d, network("net")).Seal(), store.Seal{})
+		same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
 	}
 	ok(t, os.WriteFile(path, []byte(strings.Repeat("x", 1<<20)), 0o600))
-	same(t, read(t, d, network("net")).Seal(), store.Seal{})
+	same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
 
 	// One that nobody believes is made anew.
 	for _, spoil := range []func() error{
@@ -70,9 +70,9 @@ func TestSeal(t *testing.T) {
 		func() error { return errors.Join(os.Remove(path), os.Symlink("/dev/null", path)) },
 	} {
 		ok(t, spoil())
-		same(t, read(t, d, network("net")).Seal(), store.Seal{})
-		ok(t, d.PutSeal(network("net"), long))
-		same(t, read(t, d, network("net")).Seal(), long)
+		same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
+		ok(t, d.PutVerificationCache(network("net"), long))
+		same(t, read(t, d, network("net")).VerificationCache(), long)
 	}
 	ok(t, drop(l, network("net")))
 	absent(t, path)
@@ -80,10 +80,10 @@ func TestSeal(t *testing.T) {
 	// What is no file is somebody's, and left alone.
 	store1(t, l, contribution("net"))
 	ok(t, os.Mkdir(path, 0o700))
-	if err := d.PutSeal(network("net"), long); err == nil {
+	if err := d.PutVerificationCache(network("net"), long); err == nil {
 		t.Error("a seal in the place of a directory")
 	}
-	same(t, read(t, d, network("net")).Seal(), store.Seal{})
+	same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
 }
 
 // TestDigest: it is another one whenever something that was read is, or
@@ -94,7 +94,7 @@ func TestDigest(t *testing.T) {
 	seen := map[string]string{}
 	is := func(what string, others ...string) {
 		t.Helper()
-		digest := read(t, d, policy.Source{}).Digest(others...)
+		digest := read(t, d, policy.SourceID{}).Digest(others...)
 		if digest == "" || digest != read(t, d, network("net")).Digest(others...) {
 			t.Errorf("%s: no digest, or one that depends on the seal: %q", what, digest)
 		}
@@ -120,13 +120,13 @@ func TestDigest(t *testing.T) {
 	ok(t, os.Rename(aside, d.RecordPath()))
 	ok(t, drop(l, network("net")))
 	is("the second alone")
-	ok(t, d.PutSeal(network("other"), store.Seal{Inputs: "i", Entry: "e", Moment: "m"}))
+	ok(t, d.PutVerificationCache(network("other"), store.VerificationCache{Inputs: "i", Entry: "e", Generation: "m"}))
 	if _, met := seen[read(t, d, network("other")).Digest()]; !met {
 		t.Error("a seal makes another digest")
 	}
 	ok(t, os.Chmod(d.DocumentPath(network("other")), 0o666))
-	same(t, read(t, d, policy.Source{}).Digest(), "")
+	same(t, read(t, d, policy.SourceID{}).Digest(), "")
 	ok(t, os.Chmod(d.DocumentPath(network("other")), 0o600))
 	ok(t, os.Chmod(d.RecordPath(), 0o666))
-	same(t, read(t, d, policy.Source{}).Digest(), "")
+	same(t, read(t, d, policy.SourceID{}).Digest(), "")
 }

@@ -136,7 +136,7 @@ func TestUntrustedDocumentsAreDamaged(t *testing.T) {
 			ok(t, c.spoil(record))
 			var s store.State
 			ok(t, inTime(t, func() (err error) { s, err = d.Load(); return err }))
-			if len(s.Damaged) != 2 || len(s.Contributions) != 1 || len(s.Newer) != 0 || len(s.Record.Chains) != 0 {
+			if len(s.Damaged) != 2 || len(s.Sources) != 1 || len(s.Newer) != 0 || len(s.Record.Chains) != 0 {
 				t.Fatalf("%+v", s)
 			}
 			for i, path := range []string{file, record} {

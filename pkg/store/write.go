@@ -34,14 +34,14 @@ type Staged struct {
 // that nothing but a rename is left once the rules stand. It refuses one that
 // Load would not read back as it is, and to replace what a newer version wrote
 // (ErrNewer). In a dry run it returns nil.
-func (l *Lock) Stage(c policy.Contribution) (*Staged, error) {
-	name := nameOf(c.Source)
+func (l *Lock) Stage(c policy.Source) (*Staged, error) {
+	name := nameOf(c.ID)
 	if err := l.held(writeDocument, l.document(name)); err != nil {
 		return nil, err
 	}
 	data, err := encodeContribution(c)
 	if err != nil {
-		return nil, fmt.Errorf("%s %s of %s: %w", writeDocument, shown(l.document(name)), c.Source, bounded(err))
+		return nil, fmt.Errorf("%s %s of %s: %w", writeDocument, shown(l.document(name)), c.ID, bounded(err))
 	}
 	sources, err := l.sources()
 	if err != nil {
@@ -188,7 +188,7 @@ func (s *Staged) forget() {
 // counted again before the caller commits: an ADD that attaches later finds no
 // document, and waits for the lock. One that is absent is fine; one that a newer
 // version wrote stays (ErrNewer).
-func (l *Lock) Drop(src policy.Source) (*Staged, error) {
+func (l *Lock) Drop(src policy.SourceID) (*Staged, error) {
 	name := nameOf(src)
 	if err := l.held(removeDocument, l.document(name)); err != nil {
 		return nil, err

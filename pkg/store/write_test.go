@@ -57,15 +57,15 @@ func TestStagedIsNotInForce(t *testing.T) {
 func TestStageRefusesWhatWouldNotLoad(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
-	for name, c := range map[string]policy.Contribution{
+	for name, c := range map[string]policy.Source{
 		"nothing":       {},
-		"no chain":      {Source: network("net")},
+		"no chain":      {ID: network("net")},
 		"no name":       contribution(""),
 		"not UTF-8":     contribution("\xff"),
-		"no prefix":     {Source: network("net"), Statement: policy.Statement{Chain: "A", SourceCIDRs: []netip.Prefix{{}}}},
-		"empty ports":   {Source: network("net"), Statement: policy.Statement{Chain: "A", ToPorts: &policy.Ports{{}}}},
-		"nil ports":     {Source: network("net"), Statement: policy.Statement{Chain: "A", ToPorts: new(policy.Ports)}},
-		"wrong backend": {Source: network("net"), Statement: policy.Statement{Chain: "A", Backend: "ebtables"}},
+		"no prefix":     {ID: network("net"), Policy: policy.SourcePolicy{Chain: "A", SourceCIDRs: []netip.Prefix{{}}}},
+		"empty ports":   {ID: network("net"), Policy: policy.SourcePolicy{Chain: "A", ToPorts: &policy.Ports{{}}}},
+		"nil ports":     {ID: network("net"), Policy: policy.SourcePolicy{Chain: "A", ToPorts: new(policy.Ports)}},
+		"wrong backend": {ID: network("net"), Policy: policy.SourcePolicy{Chain: "A", Backend: "ebtables"}},
 	} {
 		_, err := l.Stage(c)
 		fails(t, err, "write document", d.Path())
@@ -267,7 +267,7 @@ func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 			d := open(t)
 			document(t, d, contribution("net"))
 			document(t, d, contribution("other"))
-			ok(t, d.PutSeal(network("net"), store.Seal{Inputs: "i", Entry: "e", Moment: "m"}))
+			ok(t, d.PutVerificationCache(network("net"), store.VerificationCache{Inputs: "i", Entry: "e", Generation: "m"}))
 			before := sourceFiles(t, d)
 			undo(t, d)
 			loads(t, d, contribution("net"), contribution("other"))
@@ -311,7 +311,7 @@ func TestLoadWhileOthersWrite(t *testing.T) {
 	go func() {
 		var errs []error
 		for i := 0; !stop.Load(); i++ {
-			c := []policy.Contribution{old, fresh}[i%2]
+			c := []policy.Source{old, fresh}[i%2]
 			s, err := l.Stage(c)
 			if err == nil {
 				err = s.Commit()
@@ -330,11 +330,11 @@ func TestLoadWhileOthersWrite(t *testing.T) {
 		if len(s.Damaged)+len(s.Newer) > 0 {
 			t.Fatalf("%+v", s)
 		}
-		got := s.Find(old.Source)
-		if got == nil || !got.Statement.Equal(old.Statement) && !got.Statement.Equal(fresh.Statement) || s.Find(steady.Source) == nil {
+		got := s.Find(old.ID)
+		if got == nil || !got.Policy.Equal(old.Policy) && !got.Policy.Equal(fresh.Policy) || s.Find(steady.ID) == nil {
 			t.Fatalf("%+v", s)
 		}
-		seen[got.Yields]++
+		seen[got.Superseded]++
 	}
 	if len(seen) != 2 {
 		t.Errorf("nothing changed meanwhile: %v", seen)

@@ -13,7 +13,7 @@ import (
 
 // Written tells when the document of a source was last written, by the mtime of
 // its file: the zero Time where there is none.
-func (d *Dir) Written(src policy.Source) (time.Time, error) {
+func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 	const op = "look at document"
 	f, err := d.descend(false, sourcesDir)
 	if err != nil {

@@ -44,7 +44,7 @@ func (b *backend) Observe(ctx context.Context, chains []netfilter.ChainRef) (pol
 		}
 		rs.Chains = append(rs.Chains, t.chains(f, names)...)
 		if t.fault != "" {
-			rs.Aliens = append(rs.Aliens, policy.AlienObject{Family: f, Text: t.fault})
+			rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: t.fault})
 		}
 	}
 	return rs, errors.Join(errs...)
@@ -175,14 +175,14 @@ func merge(kernel, shown table, names []string) (table, bool) {
 
 // merged is merge for one entry.
 func (e entry) merged(shown entry) (entry, bool) {
-	alien := e.rule.Verdict == policy.Alien
+	alien := e.rule.Verdict == policy.Unrecognized
 	switch {
-	case !alien && shown.rule.Verdict != policy.Alien && !e.rule.Equal(shown.rule):
+	case !alien && shown.rule.Verdict != policy.Unrecognized && !e.rule.Equal(shown.rule):
 		return entry{}, false
 	case e.unsure:
 		shown.rule.Connections = e.rule.Connections
 		return shown, true
-	case alien && shown.rule.Verdict != policy.Alien:
+	case alien && shown.rule.Verdict != policy.Unrecognized:
 		e.rule.Text = shown.text + " (and what iptables does not show: " + e.rule.Text + ")"
 	case alien:
 		e.rule.Text = shown.text

@@ -219,7 +219,7 @@ func blobProperty(t *rapid.T) {
 		t.Fatalf("read as %+v, %v", table, err)
 	}
 	r := table.entries["X"][0].rule
-	if r.Verdict == policy.Alien {
+	if r.Verdict == policy.Unrecognized {
 		return
 	}
 	for range 8 {
@@ -317,7 +317,7 @@ func FuzzBlob(f *testing.F) {
 			return
 		}
 		for _, e := range append(table.entries["X"], table.entries[postrouting]...) {
-			if e.rule.Verdict == policy.Alien && strings.TrimSpace(e.rule.Text) == "" {
+			if e.rule.Verdict == policy.Unrecognized && strings.TrimSpace(e.rule.Text) == "" {
 				t.Fatal("an alien without a text")
 			}
 			for _, side := range []policy.Ranges{e.rule.From, e.rule.To} {

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -26,7 +26,7 @@ type compat struct {
 // register is the one that was loaded last. No other is of interest: nobody
 // loads two before comparing one.
 type register struct {
-	number nflink.Register
+	number nfnetlink.Register
 	what   quantity
 	size   int    // in bytes
 	mask   []byte // nil: all of them
@@ -45,7 +45,7 @@ const (
 	destinationType
 )
 
-func compatEntry(f policy.Family, rule nflink.Rule) entry {
+func compatEntry(f policy.Family, rule nfnetlink.Rule) entry {
 	r := compat{family: f}
 	r.comment(rule.Comment) // where iptables before 1.8.3 has it
 	for _, e := range rule.Exprs {
@@ -57,27 +57,27 @@ func compatEntry(f policy.Family, rule nflink.Rule) entry {
 	return r.done("")
 }
 
-func (r *compat) expression(e nflink.Expr) {
+func (r *compat) expression(e nfnetlink.Expr) {
 	switch e := e.(type) {
-	case nflink.Payload:
+	case nfnetlink.Payload:
 		r.load(e, register{e.Dreg, r.payload(e), int(e.Len), nil})
-	case nflink.Meta:
+	case nfnetlink.Meta:
 		r.load(e, meta(e))
-	case nflink.FIB:
+	case nfnetlink.FIB:
 		r.load(e, fib(e))
-	case nflink.Bitwise:
+	case nfnetlink.Bitwise:
 		r.bitwise(e)
-	case nflink.Cmp:
+	case nfnetlink.Cmp:
 		r.compare(e)
-	case nflink.Counter:
+	case nfnetlink.Counter:
 		r.rule.Connections = e.Packets
-	case nflink.Match:
+	case nfnetlink.Match:
 		r.match(extension{e.Xt, e.Rev, e.Info})
-	case nflink.Target:
+	case nfnetlink.Target:
 		r.targetExtension(r.family, extension{e.Xt, e.Rev, e.Info})
-	case nflink.Masq:
+	case nfnetlink.Masq:
 		r.masq(e)
-	case nflink.Verdict:
+	case nfnetlink.Verdict:
 		r.immediate(e)
 	default:
 		r.refuse(e.Name())
@@ -86,7 +86,7 @@ func (r *compat) expression(e nflink.Expr) {
 
 // payload tells what is loaded from the packet. A load may be shorter than the
 // field: iptables leaves out bytes that a prefix does not reach.
-func (r *compat) payload(e nflink.Payload) quantity {
+func (r *compat) payload(e nfnetlink.Payload) quantity {
 	size, sourceAt, destinationAt := uint32(4), uint32(12), uint32(16)
 	const protocolAt = 9 // where iptables before 1.8.1 looks for it
 	if r.family == policy.IPv6 {
@@ -104,7 +104,7 @@ func (r *compat) payload(e nflink.Payload) quantity {
 	return other
 }
 
-func meta(e nflink.Meta) register {
+func meta(e nfnetlink.Meta) register {
 	const nameSize = 16 // IFNAMSIZ
 	switch {
 	case e.Set:
@@ -116,7 +116,7 @@ func meta(e nflink.Meta) register {
 	return register{}
 }
 
-func fib(e nflink.FIB) register {
+func fib(e nfnetlink.FIB) register {
 	const size = 4
 	switch {
 	case e.Result != unix.NFT_FIB_RESULT_ADDRTYPE:
@@ -130,14 +130,14 @@ func fib(e nflink.FIB) register {
 
 // load notes what a register holds. A load that nobody looks at is no harm in
 // itself, but ends the rule for a packet that does not have what is loaded.
-func (r *compat) load(e nflink.Expr, held register) {
+func (r *compat) load(e nfnetlink.Expr, held register) {
 	if held.what == other {
 		r.refuse(e.Name())
 	}
 	r.held = held
 }
 
-func (r *compat) bitwise(e nflink.Bitwise) {
+func (r *compat) bitwise(e nfnetlink.Bitwise) {
 	flips := slices.ContainsFunc(e.Xor, func(b byte) bool { return b != 0 })
 	if e.Sreg != r.held.number || flips || r.held.mask != nil || int(e.Len) != r.held.size || len(e.Mask) != r.held.size ||
 		r.held.what != source && r.held.what != destination {
@@ -148,12 +148,12 @@ func (r *compat) bitwise(e nflink.Bitwise) {
 	r.held.number, r.held.mask = e.Dreg, e.Mask
 }
 
-func (r *compat) compare(e nflink.Cmp) {
+func (r *compat) compare(e nfnetlink.Cmp) {
 	const rtnLocal = 2 // RTN_LOCAL, in the machine's byte order
 	typed := r.held.what == sourceType || r.held.what == destinationType
-	operator := nflink.Equal
+	operator := nfnetlink.Equal
 	if typed {
-		operator = nflink.NotEqual
+		operator = nfnetlink.NotEqual
 	}
 	if e.Sreg != r.held.number || e.Op != operator || len(e.Data) == 0 || len(e.Data) > r.held.size {
 		r.refuse("cmp")
@@ -195,24 +195,24 @@ func (r *compat) prefix(side *policy.Ranges, data []byte, what string) {
 	r.address(side, netip.PrefixFrom(a, length), what)
 }
 
-func (r *compat) masq(e nflink.Masq) {
-	if e.Flags&^nflink.RangeRandomFully != 0 || e.ProtoMin != 0 || e.ProtoMax != 0 {
+func (r *compat) masq(e nfnetlink.Masq) {
+	if e.Flags&^nfnetlink.RangeRandomFully != 0 || e.ProtoMin != 0 || e.ProtoMax != 0 {
 		r.refuse("masq")
 	}
 	r.rule.RandomFully = e.Flags != 0
 	r.verdict(policy.Masquerade)
 }
 
-func (r *compat) immediate(e nflink.Verdict) {
+func (r *compat) immediate(e nfnetlink.Verdict) {
 	switch e.Code {
-	case nflink.Return:
+	case nfnetlink.Return:
 		r.verdict(policy.Return)
-	case nflink.Jump:
+	case nfnetlink.Jump:
 		r.jump(e.Chain)
-	case nflink.Goto:
+	case nfnetlink.Goto:
 		r.refuse("goto")
 		r.jump(e.Chain)
-	case nflink.Accept:
+	case nfnetlink.Accept:
 		r.jump("ACCEPT") // as iptables calls it
 	default:
 		r.refuse("another verdict")

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -28,7 +28,7 @@ type machine struct {
 	unknown   bool // something was met that it cannot run
 }
 
-func (m *machine) run(exprs []nflink.Expr) {
+func (m *machine) run(exprs []nfnetlink.Expr) {
 	m.matches = true
 	for _, e := range exprs {
 		m.step(e)
@@ -38,16 +38,16 @@ func (m *machine) run(exprs []nflink.Expr) {
 	}
 }
 
-func (m *machine) step(e nflink.Expr) {
+func (m *machine) step(e nfnetlink.Expr) {
 	switch e := e.(type) {
-	case nflink.Payload:
+	case nfnetlink.Payload:
 		h := m.header()
 		if e.Base != unix.NFT_PAYLOAD_NETWORK_HEADER || int(e.Offset+e.Len) > len(h) {
 			m.unknown = true
 			return
 		}
 		m.load(e.Dreg, h[e.Offset:e.Offset+e.Len])
-	case nflink.Meta:
+	case nfnetlink.Meta:
 		name := make([]byte, 16)
 		copy(name, m.packet.Out)
 		switch e.Key {
@@ -58,7 +58,7 @@ func (m *machine) step(e nflink.Expr) {
 		default:
 			m.unknown = true
 		}
-	case nflink.FIB:
+	case nfnetlink.FIB:
 		local := map[bool]uint32{true: unix.RTN_LOCAL, false: unix.RTN_UNICAST}
 		switch {
 		case e.Result != unix.NFT_FIB_RESULT_ADDRTYPE:
@@ -70,7 +70,7 @@ func (m *machine) step(e nflink.Expr) {
 		default:
 			m.unknown = true
 		}
-	case nflink.Bitwise:
+	case nfnetlink.Bitwise:
 		from := m.registers[e.Sreg]
 		if len(from) < int(e.Len) || len(e.Mask) < int(e.Len) || len(e.Xor) < int(e.Len) {
 			m.unknown = true
@@ -81,28 +81,28 @@ func (m *machine) step(e nflink.Expr) {
 			out[i] = from[i]&e.Mask[i] ^ e.Xor[i]
 		}
 		m.load(e.Dreg, out)
-	case nflink.Cmp:
+	case nfnetlink.Cmp:
 		have := m.registers[e.Sreg]
 		if len(have) < len(e.Data) {
 			m.unknown = true
 			return
 		}
 		c := bytes.Compare(have[:len(e.Data)], e.Data)
-		m.matches = e.Op == nflink.Equal && c == 0 || e.Op == nflink.NotEqual && c != 0 || e.Op == nflink.Less && c < 0
-	case nflink.Match:
+		m.matches = e.Op == nfnetlink.Equal && c == 0 || e.Op == nfnetlink.NotEqual && c != 0 || e.Op == nfnetlink.Less && c < 0
+	case nfnetlink.Match:
 		m.match(e)
-	case nflink.Target:
+	case nfnetlink.Target:
 		m.verdict = "masquerade"
-	case nflink.Masq:
+	case nfnetlink.Masq:
 		m.verdict = "masquerade"
-	case nflink.Counter:
-	case nflink.Verdict:
-		m.verdict = map[nflink.VerdictCode]string{nflink.Return: "return", nflink.Jump: "jump"}[e.Code]
+	case nfnetlink.Counter:
+	case nfnetlink.Verdict:
+		m.verdict = map[nfnetlink.VerdictCode]string{nfnetlink.Return: "return", nfnetlink.Jump: "jump"}[e.Code]
 		m.unknown = m.verdict == ""
 	}
 }
 
-func (m *machine) match(e nflink.Match) {
+func (m *machine) match(e nfnetlink.Match) {
 	if e.Xt != "addrtype" || e.Rev != 1 {
 		return // comments match; what else there is, rules are compared without
 	}
@@ -139,7 +139,7 @@ func (m *machine) header() []byte {
 }
 
 // load fills a register of 16 bytes with zeros behind the value.
-func (m *machine) load(r nflink.Register, b []byte) {
+func (m *machine) load(r nfnetlink.Register, b []byte) {
 	m.registers[r] = append(bytes.Clone(b), make([]byte, 16)...)[:16]
 }
 
@@ -186,8 +186,8 @@ func near(t *rapid.T, r policy.Rule, p policy.Packet) policy.Packet {
 
 // exprGen draws expressions that are nearly those of iptables-nft: the values
 // are from those that it uses, and from beside them.
-func exprGen() *rapid.Generator[nflink.Expr] {
-	reg := rapid.SampledFrom([]nflink.Register{1, 1, 1, 2})
+func exprGen() *rapid.Generator[nfnetlink.Expr] {
+	reg := rapid.SampledFrom([]nfnetlink.Register{1, 1, 1, 2})
 	data := rapid.Custom(func(t *rapid.T) []byte {
 		if rapid.Bool().Draw(t, "name") {
 			return []byte(rapid.SampledFrom([]string{"eth0\x00", "eth", "eth0\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00", "a234567890bcdef\x00",
@@ -204,54 +204,54 @@ func exprGen() *rapid.Generator[nflink.Expr] {
 			return m
 		})
 	}
-	return rapid.Custom(func(t *rapid.T) nflink.Expr {
+	return rapid.Custom(func(t *rapid.T) nfnetlink.Expr {
 		switch rapid.IntRange(0, 9).Draw(t, "kind") {
 		case 0, 1:
-			return nflink.Payload{
+			return nfnetlink.Payload{
 				Base:   rapid.SampledFrom([]uint32{unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFT_PAYLOAD_TRANSPORT_HEADER}).Draw(t, "base"),
 				Offset: rapid.SampledFrom([]uint32{8, 9, 12, 16, 24}).Draw(t, "offset"),
 				Len:    rapid.SampledFrom([]uint32{1, 2, 3, 4, 16}).Draw(t, "length"), Dreg: reg.Draw(t, "register")}
 		case 2:
 			key := rapid.SampledFrom([]uint32{unix.NFT_META_OIFNAME, unix.NFT_META_L4PROTO, unix.NFT_META_MARK}).Draw(t, "key")
-			return nflink.Meta{Key: key, Reg: reg.Draw(t, "register")}
+			return nfnetlink.Meta{Key: key, Reg: reg.Draw(t, "register")}
 		case 3:
 			n := rapid.SampledFrom([]int{1, 3, 4, 16}).Draw(t, "length")
 			xor := make([]byte, n)
 			xor[0] = rapid.SampledFrom([]byte{0, 0, 0, 1}).Draw(t, "xor")
-			return nflink.Bitwise{Sreg: reg.Draw(t, "from"), Dreg: reg.Draw(t, "to"), Len: uint32(n), Mask: mask(n).Draw(t, "mask"), Xor: xor}
+			return nfnetlink.Bitwise{Sreg: reg.Draw(t, "from"), Dreg: reg.Draw(t, "to"), Len: uint32(n), Mask: mask(n).Draw(t, "mask"), Xor: xor}
 		case 4, 5, 6:
-			op := rapid.SampledFrom([]nflink.CmpOp{nflink.Equal, nflink.Equal, nflink.NotEqual, nflink.Less}).Draw(t, "operator")
-			return nflink.Cmp{Op: op, Sreg: reg.Draw(t, "register"), Data: data.Draw(t, "data")}
+			op := rapid.SampledFrom([]nfnetlink.CmpOp{nfnetlink.Equal, nfnetlink.Equal, nfnetlink.NotEqual, nfnetlink.Less}).Draw(t, "operator")
+			return nfnetlink.Cmp{Op: op, Sreg: reg.Draw(t, "register"), Data: data.Draw(t, "data")}
 		case 7:
 			flags := rapid.SampledFrom([]uint32{unix.NFTA_FIB_F_SADDR, unix.NFTA_FIB_F_DADDR, unix.NFTA_FIB_F_DADDR | unix.NFTA_FIB_F_OIF}).Draw(t, "flags")
-			return nflink.FIB{Flags: flags, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: reg.Draw(t, "register")}
+			return nfnetlink.FIB{Flags: flags, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: reg.Draw(t, "register")}
 		case 8:
 			info := binary.NativeEndian.AppendUint16(nil, rapid.SampledFrom([]uint16{0, 4, 2}).Draw(t, "source"))
 			info = binary.NativeEndian.AppendUint16(info, rapid.SampledFrom([]uint16{0, 4, 6}).Draw(t, "destination"))
-			return nflink.Match{Xt: "addrtype", Rev: 1, Info: binary.NativeEndian.AppendUint32(info, rapid.Uint32Range(0, 4).Draw(t, "flags"))}
+			return nfnetlink.Match{Xt: "addrtype", Rev: 1, Info: binary.NativeEndian.AppendUint32(info, rapid.Uint32Range(0, 4).Draw(t, "flags"))}
 		default:
-			return rapid.SampledFrom([]nflink.Expr{nflink.Counter{}, nflink.Lookup{Set: "s", Sreg: 1}, nflink.Unknown{Kind: "quota"},
-				nflink.Match{Xt: "comment", Info: make([]byte, 256)}, nflink.Masq{}, nflink.Immediate{}}).Draw(t, "other")
+			return rapid.SampledFrom([]nfnetlink.Expr{nfnetlink.Counter{}, nfnetlink.Lookup{Set: "s", Sreg: 1}, nfnetlink.Unknown{Kind: "quota"},
+				nfnetlink.Match{Xt: "comment", Info: make([]byte, 256)}, nfnetlink.Masq{}, nfnetlink.Immediate{}}).Draw(t, "other")
 		}
 	})
 }
 
 // phraseGen draws a load with what makes sense of it, as iptables-nft writes it.
-func phraseGen(f policy.Family) *rapid.Generator[[]nflink.Expr] {
-	return rapid.Custom(func(t *rapid.T) []nflink.Expr {
-		op := rapid.SampledFrom([]nflink.CmpOp{nflink.Equal, nflink.Equal, nflink.Equal, nflink.NotEqual}).Draw(t, "operator")
+func phraseGen(f policy.Family) *rapid.Generator[[]nfnetlink.Expr] {
+	return rapid.Custom(func(t *rapid.T) []nfnetlink.Expr {
+		op := rapid.SampledFrom([]nfnetlink.CmpOp{nfnetlink.Equal, nfnetlink.Equal, nfnetlink.Equal, nfnetlink.NotEqual}).Draw(t, "operator")
 		switch rapid.IntRange(0, 3).Draw(t, "phrase") {
 		case 0:
 			name := rapid.SampledFrom([]string{"eth0\x00", "eth", "lo\x00\x00\x00", "a234567890bcdef\x00", "e\x00x"}).Draw(t, "name")
-			return []nflink.Expr{nflink.Meta{Key: unix.NFT_META_OIFNAME, Reg: 1}, nflink.Cmp{Op: op, Sreg: 1, Data: []byte(name)}}
+			return []nfnetlink.Expr{nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: 1}, nfnetlink.Cmp{Op: op, Sreg: 1, Data: []byte(name)}}
 		case 1:
 			p := rapid.SampledFrom([]byte{6, 17, 132, 1}).Draw(t, "protocol")
-			return []nflink.Expr{nflink.Meta{Key: unix.NFT_META_L4PROTO, Reg: 1}, nflink.Cmp{Op: op, Sreg: 1, Data: []byte{p}}}
+			return []nfnetlink.Expr{nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: 1}, nfnetlink.Cmp{Op: op, Sreg: 1, Data: []byte{p}}}
 		case 2:
 			flags := rapid.SampledFrom([]uint32{unix.NFTA_FIB_F_SADDR, unix.NFTA_FIB_F_DADDR}).Draw(t, "flags")
 			local := binary.NativeEndian.AppendUint32(nil, rapid.SampledFrom([]uint32{2, 2, 2, 3}).Draw(t, "type"))
-			return []nflink.Expr{nflink.FIB{Flags: flags, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: 1},
-				nflink.Cmp{Op: nflink.NotEqual - op, Sreg: 1, Data: local}}
+			return []nfnetlink.Expr{nfnetlink.FIB{Flags: flags, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: 1},
+				nfnetlink.Cmp{Op: nfnetlink.NotEqual - op, Sreg: 1, Data: local}}
 		}
 		offsets, size := []uint32{12, 16}, uint32(4)
 		if f == policy.IPv6 {
@@ -264,19 +264,19 @@ func phraseGen(f policy.Family) *rapid.Generator[[]nflink.Expr] {
 			mask[i/8] |= 0x80 >> (i % 8)
 		}
 		data := rapid.SliceOfN(rapid.SampledFrom([]byte{0, 1, 10, 128, 255}), int(n), int(n)).Draw(t, "address")
-		phrase := []nflink.Expr{nflink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: rapid.SampledFrom(offsets).Draw(t, "offset"), Len: n, Dreg: 1}}
+		phrase := []nfnetlink.Expr{nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: rapid.SampledFrom(offsets).Draw(t, "offset"), Len: n, Dreg: 1}}
 		if rapid.Bool().Draw(t, "masked") {
 			for i := range data {
 				data[i] &= mask[i]
 			}
-			cut := nflink.Bitwise{Sreg: 1, Dreg: 1, Len: n, Mask: mask, Xor: make([]byte, n)}
+			cut := nfnetlink.Bitwise{Sreg: 1, Dreg: 1, Len: n, Mask: mask, Xor: make([]byte, n)}
 			phrase = append(phrase, cut)
 			if rapid.IntRange(0, 4).Draw(t, "masked again") == 0 {
 				cut.Mask = bytes.Repeat([]byte{255}, int(n))
 				phrase = append(phrase, cut)
 			}
 		}
-		return append(phrase, nflink.Cmp{Op: op, Sreg: 1, Data: data})
+		return append(phrase, nfnetlink.Cmp{Op: op, Sreg: 1, Data: data})
 	})
 }
 
@@ -288,10 +288,10 @@ func compatProperty(t *rapid.T) {
 	for _, e := range rapid.SliceOfN(exprGen(), 0, 3).Draw(t, "expressions") {
 		exprs = slices.Insert(exprs, rapid.IntRange(0, len(exprs)).Draw(t, "at"), e)
 	}
-	verdict := rapid.SampledFrom([]nflink.Verdict{{Code: nflink.Return}, {Code: nflink.Jump, Chain: "X"}}).Draw(t, "verdict")
+	verdict := rapid.SampledFrom([]nfnetlink.Verdict{{Code: nfnetlink.Return}, {Code: nfnetlink.Jump, Chain: "X"}}).Draw(t, "verdict")
 	exprs = append(exprs, verdict)
-	e := compatEntry(f, nflink.Rule{Exprs: exprs})
-	if e.rule.Verdict == policy.Alien {
+	e := compatEntry(f, nfnetlink.Rule{Exprs: exprs})
+	if e.rule.Verdict == policy.Unrecognized {
 		if e.text == "" {
 			t.Fatal("an alien without a text")
 		}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -224,14 +224,14 @@ func (n *node) readersAgree(names ...string) {
 
 // strange tells of what policy has no terms for.
 func strange(e entry, names []string) bool {
-	return e.rule.Verdict == policy.Alien || e.rule.Verdict == policy.Jump && !slices.Contains(names, e.target)
+	return e.rule.Verdict == policy.Unrecognized || e.rule.Verdict == policy.Jump && !slices.Contains(names, e.target)
 }
 
 // generation is the number that each commit to nf_tables raises.
 func (n *node) generation() uint32 {
 	n.Helper()
 	var g uint32
-	err := n.link.use(func(c *nflink.Conn) (err error) {
+	err := n.link.use(func(c *nfnetlink.Conn) (err error) {
 		g, err = c.Generation()
 		return err
 	})

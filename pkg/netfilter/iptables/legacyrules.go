@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -18,7 +18,7 @@ type LegacyChain struct {
 	BuiltIn bool
 	// Rules are in the form in which iptables-nft writes them, or Unknown in
 	// parts where it has none. The policy of a built-in chain is not among them.
-	Rules []nflink.Rule
+	Rules []nfnetlink.Rule
 }
 
 // Legacy returns all chains of a table of iptables-legacy, whoever wrote them,
@@ -41,7 +41,7 @@ func Legacy(f policy.Family, tableName string) ([]LegacyChain, error) {
 	for s := range p.sections() {
 		c := LegacyChain{Name: string(s.chain), BuiltIn: s.builtIn}
 		for r := range p.rules(s) {
-			c.Rules = append(c.Rules, nflink.Rule{Chain: c.Name, Exprs: r.expressions(p)})
+			c.Rules = append(c.Rules, nfnetlink.Rule{Chain: c.Name, Exprs: r.expressions(p)})
 		}
 		chains = append(chains, c)
 	}
@@ -58,7 +58,7 @@ const (
 )
 
 // expressions returns the rule as iptables-nft would write it.
-func (r record) expressions(p parts) []nflink.Expr {
+func (r record) expressions(p parts) []nfnetlink.Expr {
 	l := p.layout
 	sourceAt, destinationAt := uint32(12), uint32(16)
 	if p.family == policy.IPv6 {
@@ -74,79 +74,79 @@ func (r record) expressions(p parts) []nflink.Expr {
 	out = interfaceExpressions(out, unix.NFT_META_OIFNAME, name(1), name(3), invert&invertOut != 0)
 	flags := r.head[l.flags]
 	if number := binary.NativeEndian.Uint16(r.head[l.protocol:]); number != 0 && (l.protoFlag == 0 || flags&l.protoFlag != 0) {
-		out = append(out, nflink.Meta{Key: unix.NFT_META_L4PROTO, Reg: nflink.Reg1},
-			nflink.Cmp{Op: operator(invert&invertProtocol != 0), Sreg: nflink.Reg1, Data: []byte{byte(number)}})
+		out = append(out, nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: nfnetlink.Reg1},
+			nfnetlink.Cmp{Op: operator(invert&invertProtocol != 0), Sreg: nfnetlink.Reg1, Data: []byte{byte(number)}})
 	}
 	if flags&^l.plainFlags != 0 {
-		out = append(out, nflink.Unknown{Kind: "fragment or type of service"})
+		out = append(out, nfnetlink.Unknown{Kind: "fragment or type of service"})
 	}
 	for rest := r.middle; len(rest) > 0; {
 		m, size, err := parseExtension(rest)
 		if err != nil {
-			return append(out, nflink.Unknown{Kind: "damaged match"})
+			return append(out, nfnetlink.Unknown{Kind: "damaged match"})
 		}
-		out = append(out, nflink.Match{Xt: m.name, Rev: m.revision, Info: m.info})
+		out = append(out, nfnetlink.Match{Xt: m.name, Rev: m.revision, Info: m.info})
 		rest = rest[size:]
 	}
-	out = append(out, nflink.Counter{Packets: binary.NativeEndian.Uint64(r.head[l.packetsAt:])})
+	out = append(out, nfnetlink.Counter{Packets: binary.NativeEndian.Uint64(r.head[l.packetsAt:])})
 	return r.targetExpressions(out, p, flags&l.gotoFlag != 0)
 }
 
-func operator(inverted bool) nflink.CmpOp {
+func operator(inverted bool) nfnetlink.CmpOp {
 	if inverted {
-		return nflink.NotEqual
+		return nfnetlink.NotEqual
 	}
-	return nflink.Equal
+	return nfnetlink.Equal
 }
 
-func addressExpressions(out []nflink.Expr, at uint32, address, mask []byte, inverted bool) []nflink.Expr {
+func addressExpressions(out []nfnetlink.Expr, at uint32, address, mask []byte, inverted bool) []nfnetlink.Expr {
 	if !inverted && !slices.ContainsFunc(mask, notZero) {
 		return out
 	}
 	size := uint32(len(address))
 	return append(out,
-		nflink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: at, Len: size, Dreg: nflink.Reg1},
-		nflink.Bitwise{Sreg: nflink.Reg1, Dreg: nflink.Reg1, Len: size, Mask: mask, Xor: make([]byte, size)},
-		nflink.Cmp{Op: operator(inverted), Sreg: nflink.Reg1, Data: address})
+		nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: at, Len: size, Dreg: nfnetlink.Reg1},
+		nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: size, Mask: mask, Xor: make([]byte, size)},
+		nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: address})
 }
 
-func interfaceExpressions(out []nflink.Expr, key uint32, name, mask []byte, inverted bool) []nflink.Expr {
+func interfaceExpressions(out []nfnetlink.Expr, key uint32, name, mask []byte, inverted bool) []nfnetlink.Expr {
 	length, contiguous := maskLength(mask)
 	switch {
 	case !contiguous || length%8 != 0:
-		return append(out, nflink.Unknown{Kind: "interface under an odd mask"})
+		return append(out, nfnetlink.Unknown{Kind: "interface under an odd mask"})
 	case length == 0 && !inverted:
 		return out
 	}
-	return append(out, nflink.Meta{Key: key, Reg: nflink.Reg1},
-		nflink.Cmp{Op: operator(inverted), Sreg: nflink.Reg1, Data: name[:length/8]})
+	return append(out, nfnetlink.Meta{Key: key, Reg: nfnetlink.Reg1},
+		nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: name[:length/8]})
 }
 
 func notZero(b byte) bool { return b != 0 }
 
 // targetExpressions adds what the rule does. A rule without a target adds
 // nothing.
-func (r record) targetExpressions(out []nflink.Expr, p parts, goes bool) []nflink.Expr {
+func (r record) targetExpressions(out []nfnetlink.Expr, p parts, goes bool) []nfnetlink.Expr {
 	if r.target.name != "" {
-		return append(out, nflink.Target{Xt: r.target.name, Rev: r.target.revision, Info: r.target.info})
+		return append(out, nfnetlink.Target{Xt: r.target.name, Rev: r.target.revision, Info: r.target.info})
 	}
 	verdict, ok := r.verdict()
 	chain, leads := p.chainAt(verdict)
 	switch {
 	case !ok:
-		return append(out, nflink.Unknown{Kind: "damaged verdict"})
+		return append(out, nfnetlink.Unknown{Kind: "damaged verdict"})
 	case verdict == verdictReturn:
-		return append(out, nflink.Verdict{Code: nflink.Return})
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Return})
 	case verdict == verdictAccept:
-		return append(out, nflink.Verdict{Code: nflink.Accept})
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Accept})
 	case verdict == verdictDrop:
-		return append(out, nflink.Verdict{Code: nflink.Drop})
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Drop})
 	case verdict == r.next:
 		return out
 	case leads && goes:
-		return append(out, nflink.Verdict{Code: nflink.Goto, Chain: chain})
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Goto, Chain: chain})
 	case leads:
-		return append(out, nflink.Verdict{Code: nflink.Jump, Chain: chain})
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: chain})
 	}
-	return append(out, nflink.Unknown{Kind: "another verdict"})
+	return append(out, nfnetlink.Unknown{Kind: "another verdict"})
 }

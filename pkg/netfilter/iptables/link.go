@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -17,16 +17,16 @@ import (
 // socket that is closed soon after a commit takes the kernel milliseconds.
 type link struct {
 	mu   sync.Mutex
-	conn *nflink.Conn
+	conn *nfnetlink.Conn
 }
 
 // use runs the function with the connection. What fails for another reason than
 // that something is not there makes it begin anew the next time.
-func (l *link) use(body func(*nflink.Conn) error) error {
+func (l *link) use(body func(*nfnetlink.Conn) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conn == nil {
-		c, err := nflink.Dial()
+		c, err := nfnetlink.Dial()
 		if err != nil {
 			return err
 		}
@@ -45,16 +45,16 @@ func notInKernel(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
 }
 
-func nflinkFamily(f policy.Family) nflink.Family {
+func nflinkFamily(f policy.Family) nfnetlink.Family {
 	if f == policy.IPv6 {
-		return nflink.IPv6
+		return nfnetlink.IPv6
 	}
-	return nflink.IPv4
+	return nfnetlink.IPv4
 }
 
 // hasChain reports whether the table of iptables-nft has the chain.
 func (l *link) hasChain(f policy.Family, tableName, chain string) (bool, error) {
-	err := l.use(func(c *nflink.Conn) error {
+	err := l.use(func(c *nfnetlink.Conn) error {
 		_, err := c.Chain(nflinkFamily(f), tableName, chain)
 		return err
 	})
@@ -67,8 +67,8 @@ func (l *link) hasChain(f policy.Family, tableName, chain string) (bool, error) 
 // read reads POSTROUTING and the named chains of iptables-nft.
 func (l *link) read(f policy.Family, names []string) (table, error) {
 	var t table
-	err := l.use(func(c *nflink.Conn) error {
-		return c.Steadily(func() error {
+	err := l.use(func(c *nfnetlink.Conn) error {
+		return c.ConsistentRead(func() error {
 			t = table{entries: map[string][]entry{}}
 			nat, base, err := c.TableAndChain(nflinkFamily(f), natTable, postrouting)
 			if errors.Is(err, fs.ErrNotExist) {
@@ -96,7 +96,7 @@ func (l *link) read(f policy.Family, names []string) (table, error) {
 }
 
 // add reads one chain, if it is there.
-func (t table) add(c *nflink.Conn, f policy.Family, name string) error {
+func (t table) add(c *nfnetlink.Conn, f policy.Family, name string) error {
 	rules, err := c.Rules(nflinkFamily(f), natTable, name)
 	if err != nil {
 		return err

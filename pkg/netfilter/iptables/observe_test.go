@@ -220,11 +220,11 @@ func TestMergeBelievesTheUnsure(t *testing.T) {
 		}
 		masquerade := entry{rule: policy.Rule{Verdict: policy.Masquerade}}
 		jump := entry{rule: policy.Rule{NotToLocal: true, Verdict: policy.Jump}, target: "X"}
-		return table{entries: map[string][]entry{postrouting: {{rule: policy.Rule{Verdict: policy.Alien}}, jump}, "X": {newer.done(""), masquerade}}}
+		return table{entries: map[string][]entry{postrouting: {{rule: policy.Rule{Verdict: policy.Unrecognized}}, jump}, "X": {newer.done(""), masquerade}}}
 	}
 	for unsure, want := range map[bool]policy.Rule{
 		true: {To: to("10.0.0.0/8"), Verdict: policy.Return, Connections: 9},
-		false: {Verdict: policy.Alien, Connections: 9, Text: "-A X -d 10.0.0.0/8 -j RETURN (and what iptables does not show: " +
+		false: {Verdict: policy.Unrecognized, Connections: 9, Text: "-A X -d 10.0.0.0/8 -j RETURN (and what iptables does not show: " +
 			"to 10.0.0.0/8 return with comment (revision 1): revision 1, not 0, lookup)"},
 	} {
 		merged, same := merge(kernel(unsure), shown, []string{"X"})

@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -56,7 +56,7 @@ func (d *Driver) masqChains(ctx context.Context, f policy.Family, choice netfilt
 // in.
 func (l *link) userChains(f policy.Family) ([]string, error) {
 	var names []string
-	err := l.use(func(c *nflink.Conn) error {
+	err := l.use(func(c *nfnetlink.Conn) error {
 		chains, err := c.Chains(nflinkFamily(f), natTable)
 		for _, chain := range chains {
 			if chain.Base == nil {

@@ -156,7 +156,7 @@ func (r *reading) done(text string) entry {
 
 // alien returns the rule as one that equals nothing.
 func (e entry) alien() policy.Rule {
-	return policy.Rule{Verdict: policy.Alien, Text: e.text, Connections: e.rule.Connections}
+	return policy.Rule{Verdict: policy.Unrecognized, Text: e.text, Connections: e.rule.Connections}
 }
 
 // table is one family's nat table.
@@ -204,7 +204,7 @@ func (t table) jumps(name string) []policy.Rule {
 // it is terse, an alien that is one for certain will do as it is.
 func (t table) legible(names []string, terse bool) bool {
 	known := func(e entry) bool {
-		alien := e.rule.Verdict == policy.Alien
+		alien := e.rule.Verdict == policy.Unrecognized
 		return !e.unsure && (terse || !alien)
 	}
 	for _, name := range names {

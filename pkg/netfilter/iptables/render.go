@@ -105,7 +105,7 @@ func agentJumpComment(chain string) string {
 // spellOut writes a rule of a chain. A rule takes one line for each pair of a
 // source and a destination prefix; those that iptables is given have one.
 func spellOut(r policy.Rule, chain, target, comment string) []string {
-	if r.Verdict == policy.Alien {
+	if r.Verdict == policy.Unrecognized {
 		return []string{"# left out, not ours: " + policy.Quote(r.Text)}
 	}
 	var lines []string

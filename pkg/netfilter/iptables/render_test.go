@@ -71,7 +71,7 @@ func TestRender(t *testing.T) {
 			{From: policy.RangesOf(prefixList("10.0.0.0/8", "192.168.0.0/16")...), To: policy.RangesOf(prefixList("1.0.0.0/8", "2.2.2.0/31")...),
 				Verdict: policy.Return},
 			{From: policy.Ranges{}, Verdict: policy.Return}, // no source at all
-			{Verdict: policy.Alien, Text: "strange\nrule"},
+			{Verdict: policy.Unrecognized, Text: "strange\nrule"},
 		}}}},
 	} {
 		for _, f := range policy.Families() {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -33,11 +33,11 @@ func (b *backend) Able(ctx context.Context, f policy.Family) error {
 // faultOf says why the rules of POSTROUTING have no effect, or another one than
 // in a base chain as iptables makes it, and what helps; "" if it is as it should
 // be. ip-masq does not repair it: table nat belongs to every program on the node.
-func faultOf(f policy.Family, t nflink.Table, c *nflink.Chain) string {
+func faultOf(f policy.Family, t nfnetlink.Table, c *nfnetlink.Chain) string {
 	name := "table " + nflinkFamily(f).String() + " " + natTable
 	made := builtIn(postrouting)
 	dropping := made
-	dropping.Policy = nflink.Drop
+	dropping.Policy = nfnetlink.Drop
 	switch {
 	case t.Dormant():
 		return fmt.Sprintf("%s is dormant, and none of its chains has an effect; activate it with: nft add %s", name, name)
@@ -66,8 +66,8 @@ func (b *backend) Lacks(_ context.Context, f policy.Family) (netfilter.Site, err
 	if b.choice.Variant != netfilter.VariantNFT {
 		return netfilter.SiteThere, nil
 	}
-	var base *nflink.Chain
-	err := b.link.use(func(c *nflink.Conn) (err error) {
+	var base *nfnetlink.Chain
+	err := b.link.use(func(c *nfnetlink.Conn) (err error) {
 		_, base, err = c.TableAndChain(nflinkFamily(f), natTable, postrouting)
 		return err
 	})
@@ -91,11 +91,11 @@ func (b *backend) Vacate(ctx context.Context, f policy.Family, made netfilter.Si
 	}
 	var err error
 	for range tries {
-		err = b.link.use(func(c *nflink.Conn) error { return vacate(c, nflinkFamily(f), made) })
+		err = b.link.use(func(c *nfnetlink.Conn) error { return vacate(c, nflinkFamily(f), made) })
 		if err == nil || errors.Is(err, fs.ErrNotExist) || notInKernel(err) {
 			return nil
 		}
-		if !errors.Is(err, nflink.ErrStale) && !errors.Is(err, nflink.ErrInterrupted) || ctx.Err() != nil {
+		if !errors.Is(err, nfnetlink.ErrStale) && !errors.Is(err, nfnetlink.ErrInterrupted) || ctx.Err() != nil {
 			break
 		}
 	}
@@ -103,10 +103,10 @@ func (b *backend) Vacate(ctx context.Context, f policy.Family, made netfilter.Si
 }
 
 // vacate deletes table nat or its POSTROUTING, if nothing is in it.
-func vacate(c *nflink.Conn, family nflink.Family, made netfilter.Site) error {
-	var batch nflink.Batch
+func vacate(c *nfnetlink.Conn, family nfnetlink.Family, made netfilter.Site) error {
+	var batch nfnetlink.Batch
 	generation, err := c.Snapshot(func() error {
-		batch = nflink.Batch{}
+		batch = nfnetlink.Batch{}
 		table, err := c.Table(family, natTable)
 		if err != nil {
 			return err
@@ -115,11 +115,11 @@ func vacate(c *nflink.Conn, family nflink.Family, made netfilter.Site) error {
 		if err != nil {
 			return err
 		}
-		used := slices.ContainsFunc(chains, func(c nflink.Chain) bool { return !vacant(c) })
+		used := slices.ContainsFunc(chains, func(c nfnetlink.Chain) bool { return !vacant(c) })
 		switch {
 		case made == netfilter.SiteTable && !used && table.Flags == 0 && int(table.Use) == len(chains): // no sets either
 			batch.DeleteTable(family, natTable)
-		case made == netfilter.SiteChain && slices.ContainsFunc(chains, func(c nflink.Chain) bool { return c.Name == postrouting && vacant(c) }):
+		case made == netfilter.SiteChain && slices.ContainsFunc(chains, func(c nfnetlink.Chain) bool { return c.Name == postrouting && vacant(c) }):
 			batch.DeleteChain(family, natTable, postrouting)
 		}
 		return nil
@@ -133,24 +133,24 @@ func vacate(c *nflink.Conn, family nflink.Family, made netfilter.Site) error {
 
 // vacant reports whether a chain is a base chain as iptables makes it, without a
 // rule in it.
-func vacant(c nflink.Chain) bool {
+func vacant(c nfnetlink.Chain) bool {
 	return c.Base != nil && *c.Base == builtIn(c.Name) && c.Use == 0
 }
 
 // builtIn returns how iptables makes a base chain of table nat.
-func builtIn(chain string) nflink.Base {
+func builtIn(chain string) nfnetlink.Base {
 	const sourceNAT, destinationNAT = 100, -100 // NF_IP_PRI_NAT_SRC, …_DST
-	var made nflink.Base
+	var made nfnetlink.Base
 	switch chain {
 	case postrouting:
-		made = nflink.Base{Hook: unix.NF_INET_POST_ROUTING, Priority: sourceNAT}
+		made = nfnetlink.Base{Hook: unix.NF_INET_POST_ROUTING, Priority: sourceNAT}
 	case "INPUT":
-		made = nflink.Base{Hook: unix.NF_INET_LOCAL_IN, Priority: sourceNAT}
+		made = nfnetlink.Base{Hook: unix.NF_INET_LOCAL_IN, Priority: sourceNAT}
 	case "PREROUTING":
-		made = nflink.Base{Hook: unix.NF_INET_PRE_ROUTING, Priority: destinationNAT}
+		made = nfnetlink.Base{Hook: unix.NF_INET_PRE_ROUTING, Priority: destinationNAT}
 	case "OUTPUT":
-		made = nflink.Base{Hook: unix.NF_INET_LOCAL_OUT, Priority: destinationNAT}
+		made = nfnetlink.Base{Hook: unix.NF_INET_LOCAL_OUT, Priority: destinationNAT}
 	}
-	made.Type, made.Policy = "nat", nflink.Accept
+	made.Type, made.Policy = "nat", nfnetlink.Accept
 	return made
 }

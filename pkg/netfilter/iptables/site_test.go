@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -162,7 +162,7 @@ func TestVacateLeavesWhatOthersUse(t *testing.T) {
 // they were told that there is no chain for it.
 func TestVacateLosesNoRule(t *testing.T) {
 	n := newNode(t, netfilter.VariantNFT)
-	others, err := nflink.Dial()
+	others, err := nfnetlink.Dial()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,8 +172,8 @@ func TestVacateLosesNoRule(t *testing.T) {
 		n.nft(policy.IPv4, "add table ip nat", "delete table ip nat", "add table ip nat", emptyPostrouting)
 		added := make(chan error)
 		go func() {
-			var b nflink.Batch
-			b.AddRule(nflink.IPv4, natTable, postrouting, []nflink.Expr{nflink.Verdict{Code: nflink.Return}}, "theirs")
+			var b nfnetlink.Batch
+			b.AddRule(nfnetlink.IPv4, natTable, postrouting, []nfnetlink.Expr{nfnetlink.Verdict{Code: nfnetlink.Return}}, "theirs")
 			added <- others.Commit(&b)
 		}()
 		n.vacate(policy.IPv4, netfilter.SiteTable)

@@ -25,7 +25,7 @@ func compareRules() cmp.Options {
 }
 
 func TestParseRule(t *testing.T) {
-	const alien = policy.Alien
+	const alien = policy.Unrecognized
 	for _, tc := range []struct {
 		line   string
 		want   policy.Rule // an Alien's text is the line
@@ -128,7 +128,7 @@ func TestParseListing(t *testing.T) {
 		Rules: []policy.Rule{
 			{To: to("10.0.0.0/8"), Verdict: policy.Return, Connections: 7},
 			{Verdict: policy.Masquerade, RandomFully: true, Connections: 3},
-			{Verdict: policy.Alien, Text: "-A X -m comment --comment \"x\n-A POSTROUTING -j X\" -j ACCEPT", Connections: 1},
+			{Verdict: policy.Unrecognized, Text: "-A X -m comment --comment \"x\n-A POSTROUTING -j X\" -j ACCEPT", Connections: 1},
 		},
 		Owner: policy.OwnedBy("/var/lib/cni/ip-masq"),
 	}, {Family: policy.IPv4, Name: "EMPTY"}}
@@ -154,7 +154,7 @@ func FuzzParseListing(f *testing.F) {
 		}
 		for chain, entries := range listed {
 			for _, e := range entries {
-				if e.rule.Verdict == policy.Alien || !wordOnly(chain) || e.target != "" && !wordOnly(e.target) {
+				if e.rule.Verdict == policy.Unrecognized || !wordOnly(chain) || e.target != "" && !wordOnly(e.target) {
 					continue
 				}
 				written := spellOut(e.rule, chain, e.target, "")

@@ -5,7 +5,7 @@ package iptables
 import (
 	"fmt"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -23,7 +23,7 @@ func (x extension) String() string { return fmt.Sprintf("%s (revision %d)", x.na
 func (r *reading) match(x extension) {
 	switch x.name {
 	case "comment":
-		if text, err := nflink.DecodeComment(x.revision, x.info); err != nil {
+		if text, err := nfnetlink.DecodeComment(x.revision, x.info); err != nil {
 			r.ask(x, err)
 		} else {
 			r.comment(text)
@@ -31,10 +31,10 @@ func (r *reading) match(x extension) {
 	case "addrtype":
 		r.addressTypes(x)
 	case "statistic":
-		switch s, err := nflink.DecodeStatistic(x.revision, x.info); {
+		switch s, err := nfnetlink.DecodeStatistic(x.revision, x.info); {
 		case err != nil:
 			r.ask(x, err)
-		case s.Invert || s.Mode == nflink.StatisticNth:
+		case s.Invert || s.Mode == nfnetlink.StatisticNth:
 			r.refuse("match statistic of another kind")
 		default:
 			r.random(s.Probability)
@@ -45,7 +45,7 @@ func (r *reading) match(x extension) {
 }
 
 func (r *reading) addressTypes(x extension) {
-	a, err := nflink.DecodeAddrType(x.revision, x.info)
+	a, err := nfnetlink.DecodeAddrType(x.revision, x.info)
 	if err != nil {
 		r.ask(x, err)
 		return
@@ -54,18 +54,18 @@ func (r *reading) addressTypes(x extension) {
 		types, invert uint32
 		notLocal      *bool
 	}{
-		{uint32(a.Source), nflink.AddrTypeInvertSource, &r.rule.NotFromLocal},
-		{uint32(a.Dest), nflink.AddrTypeInvertDest, &r.rule.NotToLocal},
+		{uint32(a.Source), nfnetlink.AddrTypeInvertSource, &r.rule.NotFromLocal},
+		{uint32(a.Dest), nfnetlink.AddrTypeInvertDest, &r.rule.NotToLocal},
 	} {
 		switch {
 		case side.types == 0: // not looked at
-		case side.types == uint32(nflink.AddrTypeLocal) && a.Flags&side.invert != 0:
+		case side.types == uint32(nfnetlink.AddrTypeLocal) && a.Flags&side.invert != 0:
 			*side.notLocal = true
 		default:
 			r.refuse("match addrtype of another kind")
 		}
 	}
-	if a.Flags&^(nflink.AddrTypeInvertSource|nflink.AddrTypeInvertDest) != 0 {
+	if a.Flags&^(nfnetlink.AddrTypeInvertSource|nfnetlink.AddrTypeInvertDest) != 0 {
 		r.refuse("match addrtype of one interface")
 	}
 }
@@ -76,15 +76,15 @@ func (r *reading) targetExtension(f policy.Family, x extension) {
 		r.jump(x.name) // what another target does is as little known as a chain
 		return
 	}
-	m, err := nflink.DecodeMasquerade(nflinkFamily(f), x.revision, x.info)
+	m, err := nfnetlink.DecodeMasquerade(nflinkFamily(f), x.revision, x.info)
 	switch {
 	case err != nil:
 		r.ask(x, err)
-	case m.Flags&^(nflink.RangeProtoSpecified|nflink.RangeRandomFully) != 0:
+	case m.Flags&^(nfnetlink.RangeProtoSpecified|nfnetlink.RangeRandomFully) != 0:
 		r.refuse("target MASQUERADE of another kind")
 	}
-	r.rule.RandomFully = m.Flags&nflink.RangeRandomFully != 0
-	if m.Flags&nflink.RangeProtoSpecified != 0 {
+	r.rule.RandomFully = m.Flags&nfnetlink.RangeRandomFully != 0
+	if m.Flags&nfnetlink.RangeProtoSpecified != 0 {
 		r.portRange(m.PortMin, m.PortMax)
 	}
 	r.verdict(policy.Masquerade)

@@ -5,14 +5,14 @@ package nftables
 import (
 	"errors"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // batches returns the plans of both families as operations: new sets in a first
 // batch, all else in a second. What replaces a table whole can only be one batch.
-func batches(plans []*plan) (first, second *nflink.Batch) {
-	first, second = &nflink.Batch{}, &nflink.Batch{}
+func batches(plans []*plan) (first, second *nfnetlink.Batch) {
+	first, second = &nfnetlink.Batch{}, &nfnetlink.Batch{}
 	for _, p := range plans {
 		if p.empty() {
 			continue
@@ -28,12 +28,12 @@ func batches(plans []*plan) (first, second *nflink.Batch) {
 
 // commit carries out the plans. A batch that is too long is refused before the
 // first is sent.
-func commit(conn *nflink.Conn, plans []*plan) error {
+func commit(conn *nfnetlink.Conn, plans []*plan) error {
 	first, second := batches(plans)
 	if err := errors.Join(conn.Fit(first), conn.Fit(second)); err != nil {
 		return err
 	}
-	for _, b := range []*nflink.Batch{first, second} {
+	for _, b := range []*nfnetlink.Batch{first, second} {
 		if b.Len() == 0 {
 			continue
 		}
@@ -47,7 +47,7 @@ func commit(conn *nflink.Conn, plans []*plan) error {
 type writer struct {
 	*plan
 	header
-	first, second *nflink.Batch
+	first, second *nfnetlink.Batch
 }
 
 func (w *writer) write() {
@@ -98,9 +98,9 @@ func (w *writer) fillSets() {
 	if len(w.newSets) == 0 {
 		return
 	}
-	key := nflink.TypeIPv4
+	key := nfnetlink.TypeIPv4
 	if w.family == policy.IPv6 {
-		key = nflink.TypeIPv6
+		key = nfnetlink.TypeIPv6
 	}
 	w.first.AddTable(w.link, tableName)
 	for _, s := range w.newSets {
@@ -136,10 +136,10 @@ func commentOn(c *policy.Chain, rule int) string {
 	return c.Owner.Comment()
 }
 
-func rangesOf(r policy.Ranges) []nflink.Range {
-	out := make([]nflink.Range, len(r))
+func rangesOf(r policy.Ranges) []nfnetlink.Range {
+	out := make([]nfnetlink.Range, len(r))
 	for i, x := range r {
-		out[i] = nflink.Range{First: x.From(), Last: x.To()}
+		out[i] = nfnetlink.Range{First: x.From(), Last: x.To()}
 	}
 	return out
 }

@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -30,7 +30,7 @@ func (b *backend) Observe(context.Context, []netfilter.ChainRef) (policy.Ruleset
 		if t := tables[f]; t != nil {
 			rs := t.ruleset(f)
 			all.Chains = append(all.Chains, rs.Chains...)
-			all.Aliens = append(all.Aliens, rs.Aliens...)
+			all.Unrecognized = append(all.Unrecognized, rs.Unrecognized...)
 		}
 	}
 	return all, err
@@ -42,7 +42,7 @@ func (b *backend) read() (map[policy.Family]*table, error) {
 		return nil, err
 	}
 	var tables map[policy.Family]*table
-	err = conn.Steadily(func() (err error) {
+	err = conn.ConsistentRead(func() (err error) {
 		tables = map[policy.Family]*table{}
 		for _, f := range policy.Families() {
 			if tables[f], err = read(conn, f); err != nil {
@@ -109,7 +109,7 @@ func (b *backend) write(planFor func(policy.Family, *table) *plan) error {
 			break
 		}
 	}
-	var refused *nflink.Error
+	var refused *nfnetlink.Error
 	if errors.As(err, &refused) && !errors.Is(err, os.ErrPermission) {
 		again := b.writeOnce(func(f policy.Family, t *table) *plan {
 			p := planFor(f, t)

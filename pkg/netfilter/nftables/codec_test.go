@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -60,14 +60,14 @@ func codecProperty(t *rapid.T) {
 	}
 }
 
-func mutilate(t *rapid.T, exprs []nflink.Expr) []nflink.Expr {
+func mutilate(t *rapid.T, exprs []nfnetlink.Expr) []nfnetlink.Expr {
 	out := slices.Clone(exprs)
 	at := rapid.IntRange(0, len(out)-1).Draw(t, "at")
-	foreign := []nflink.Expr{
-		nflink.Unknown{Kind: "limit"}, nflink.Verdict{Code: nflink.Accept}, nflink.Verdict{Code: nflink.Return},
-		nflink.Meta{Key: 3, Reg: nflink.Reg1}, nflink.Cmp{Op: nflink.Equal, Sreg: nflink.Reg1, Data: []byte{1}},
-		nflink.Lookup{Set: "ours", Sreg: nflink.Reg1, Not: true}, nflink.Lookup{Set: "theirs", Sreg: nflink.Reg1},
-		nflink.Masq{Flags: 4}, nflink.CmpRange{Sreg: nflink.Reg1}, nflink.Match{Xt: "mark"},
+	foreign := []nfnetlink.Expr{
+		nfnetlink.Unknown{Kind: "limit"}, nfnetlink.Verdict{Code: nfnetlink.Accept}, nfnetlink.Verdict{Code: nfnetlink.Return},
+		nfnetlink.Meta{Key: 3, Reg: nfnetlink.Reg1}, nfnetlink.Cmp{Op: nfnetlink.Equal, Sreg: nfnetlink.Reg1, Data: []byte{1}},
+		nfnetlink.Lookup{Set: "ours", Sreg: nfnetlink.Reg1, Not: true}, nfnetlink.Lookup{Set: "theirs", Sreg: nfnetlink.Reg1},
+		nfnetlink.Masq{Flags: 4}, nfnetlink.CmpRange{Sreg: nfnetlink.Reg1}, nfnetlink.Match{Xt: "mark"},
 	}
 	switch rapid.SampledFrom([]string{"drop", "double", "insert", "replace"}).Draw(t, "how") {
 	case "drop":
@@ -84,9 +84,9 @@ func mutilate(t *rapid.T, exprs []nflink.Expr) []nflink.Expr {
 
 // sameMeaning reports whether the two differ in counters alone: one more or less
 // makes no difference to a packet.
-func sameMeaning(a, b []nflink.Expr) bool {
-	without := func(exprs []nflink.Expr) []nflink.Expr {
-		return slices.DeleteFunc(slices.Clone(exprs), func(e nflink.Expr) bool { _, counts := e.(nflink.Counter); return counts })
+func sameMeaning(a, b []nfnetlink.Expr) bool {
+	without := func(exprs []nfnetlink.Expr) []nfnetlink.Expr {
+		return slices.DeleteFunc(slices.Clone(exprs), func(e nfnetlink.Expr) bool { _, counts := e.(nfnetlink.Counter); return counts })
 	}
-	return slices.EqualFunc(without(a), without(b), func(x, y nflink.Expr) bool { return reflect.DeepEqual(x, y) })
+	return slices.EqualFunc(without(a), without(b), func(x, y nfnetlink.Expr) bool { return reflect.DeepEqual(x, y) })
 }

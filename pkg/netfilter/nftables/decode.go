@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -21,7 +21,7 @@ type decoded struct {
 
 // decode reads a rule that encode could have written. Whatever else it is, in
 // part or in whole, it is an alien; so is one with a set that is not ours.
-func decode(f policy.Family, exprs []nflink.Expr, sets func(string) (policy.Ranges, error)) (decoded, error) {
+func decode(f policy.Family, exprs []nfnetlink.Expr, sets func(string) (policy.Ranges, error)) (decoded, error) {
 	d := decoder{header: headerOf(f), rest: exprs}
 	for len(d.rest) > 0 && !d.alien {
 		d.alien = !d.step()
@@ -46,20 +46,20 @@ func decode(f policy.Family, exprs []nflink.Expr, sets func(string) (policy.Rang
 	return d.out, nil
 }
 
-func alienRule(exprs []nflink.Expr) policy.Rule {
+func alienRule(exprs []nfnetlink.Expr) policy.Rule {
 	text := "rule of"
 	for _, e := range exprs {
 		text += " " + e.Name()
 	}
-	return policy.Rule{Verdict: policy.Alien, Text: text}
+	return policy.Rule{Verdict: policy.Unrecognized, Text: text}
 }
 
 type decoder struct {
 	header header
-	rest   []nflink.Expr
+	rest   []nfnetlink.Expr
 	out    decoded
 	source bool // the set holds sources
-	ports  []nflink.Immediate
+	ports  []nfnetlink.Immediate
 	alien  bool
 }
 
@@ -73,8 +73,8 @@ func (d *decoder) step() bool {
 	e := d.rest[0]
 	d.rest = d.rest[1:]
 	switch e := e.(type) {
-	case nflink.Payload:
-		l, ok := take[nflink.Lookup](d)
+	case nfnetlink.Payload:
+		l, ok := take[nfnetlink.Lookup](d)
 		src := e.Offset == d.header.src
 		if !ok || l.Not || l.Sreg != e.Dreg || d.out.set != "" || e.Base != unix.NFT_PAYLOAD_NETWORK_HEADER || e.Len != d.header.size ||
 			!src && e.Offset != d.header.dst {
@@ -82,12 +82,12 @@ func (d *decoder) step() bool {
 		}
 		d.out.set, d.source = l.Set, src
 		return true
-	case nflink.Meta:
-		c, ok := take[nflink.Cmp](d)
-		return ok && !e.Set && c.Op == nflink.Equal && c.Sreg == e.Reg && d.meta(e.Key, c.Data)
-	case nflink.FIB:
-		c, ok := take[nflink.Cmp](d)
-		if !ok || c.Op != nflink.NotEqual || c.Sreg != e.Dreg || e.Result != unix.NFT_FIB_RESULT_ADDRTYPE || !slices.Equal(c.Data, hostUint32(unix.RTN_LOCAL)) {
+	case nfnetlink.Meta:
+		c, ok := take[nfnetlink.Cmp](d)
+		return ok && !e.Set && c.Op == nfnetlink.Equal && c.Sreg == e.Reg && d.meta(e.Key, c.Data)
+	case nfnetlink.FIB:
+		c, ok := take[nfnetlink.Cmp](d)
+		if !ok || c.Op != nfnetlink.NotEqual || c.Sreg != e.Dreg || e.Result != unix.NFT_FIB_RESULT_ADDRTYPE || !slices.Equal(c.Data, hostUint32(unix.RTN_LOCAL)) {
 			return false
 		}
 		switch e.Flags {
@@ -99,24 +99,24 @@ func (d *decoder) step() bool {
 			return false
 		}
 		return true
-	case nflink.Numgen:
+	case nfnetlink.Numgen:
 		return d.share(e)
-	case nflink.Counter:
+	case nfnetlink.Counter:
 		r.Connections = e.Packets
 		return true
-	case nflink.Immediate:
+	case nfnetlink.Immediate:
 		d.ports = append(d.ports, e)
 		return true
-	case nflink.Masq:
+	case nfnetlink.Masq:
 		return d.masq(e)
-	case nflink.Verdict:
+	case nfnetlink.Verdict:
 		return d.verdict(e)
 	}
 	return false
 }
 
 // take takes the next expression, if it is of the type.
-func take[E nflink.Expr](d *decoder) (E, bool) {
+func take[E nfnetlink.Expr](d *decoder) (E, bool) {
 	var e E
 	if len(d.rest) == 0 {
 		return e, false
@@ -145,18 +145,18 @@ func (d *decoder) meta(key uint32, data []byte) bool {
 	return false
 }
 
-func (d *decoder) share(n nflink.Numgen) bool {
-	b, okOrder := take[nflink.Byteorder](d)
-	c, okCmp := take[nflink.Cmp](d)
+func (d *decoder) share(n nfnetlink.Numgen) bool {
+	b, okOrder := take[nfnetlink.Byteorder](d)
+	c, okCmp := take[nfnetlink.Cmp](d)
 	if !okOrder || !okCmp || d.out.rule.Share != 0 || !n.Random || n.Modulus != policy.ShareUnit || n.Offset != 0 ||
-		b.Op != unix.NFT_BYTEORDER_HTON || c.Op != nflink.Less || len(c.Data) != 4 {
+		b.Op != unix.NFT_BYTEORDER_HTON || c.Op != nfnetlink.Less || len(c.Data) != 4 {
 		return false
 	}
 	d.out.rule.Share = binary.BigEndian.Uint32(c.Data)
 	return d.out.rule.Share != 0
 }
 
-func (d *decoder) masq(m nflink.Masq) bool {
+func (d *decoder) masq(m nfnetlink.Masq) bool {
 	r := &d.out.rule
 	r.Verdict = policy.Masquerade
 	r.RandomFully = m.Flags&natRandomFully != 0
@@ -167,8 +167,8 @@ func (d *decoder) masq(m nflink.Masq) bool {
 		return len(d.ports) == 0 && m.ProtoMin == 0 && m.ProtoMax == 0
 	}
 	// One port is in one register for both ends, or in two.
-	regs := slices.Compact([]nflink.Register{m.ProtoMin, m.ProtoMax})
-	if m.ProtoMin != nflink.Reg1 || len(d.ports) != len(regs) || len(regs) == 2 && m.ProtoMax != nflink.Reg2 {
+	regs := slices.Compact([]nfnetlink.Register{m.ProtoMin, m.ProtoMax})
+	if m.ProtoMin != nfnetlink.Reg1 || len(d.ports) != len(regs) || len(regs) == 2 && m.ProtoMax != nfnetlink.Reg2 {
 		return false
 	}
 	for i, p := range d.ports {
@@ -176,16 +176,16 @@ func (d *decoder) masq(m nflink.Masq) bool {
 			return false
 		}
 	}
-	port := func(p nflink.Immediate) uint16 { return binary.BigEndian.Uint16(p.Data) }
+	port := func(p nfnetlink.Immediate) uint16 { return binary.BigEndian.Uint16(p.Data) }
 	r.Ports = policy.PortRange{First: port(d.ports[0]), Last: port(d.ports[len(d.ports)-1])}
 	return true
 }
 
-func (d *decoder) verdict(v nflink.Verdict) bool {
+func (d *decoder) verdict(v nfnetlink.Verdict) bool {
 	switch v.Code {
-	case nflink.Jump:
+	case nfnetlink.Jump:
 		d.out.rule.Verdict, d.out.target = policy.Jump, v.Chain
-	case nflink.Return:
+	case nfnetlink.Return:
 		d.out.rule.Verdict = policy.Return
 	default:
 		return false

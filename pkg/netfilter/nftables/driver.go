@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // Driver keeps one netlink socket for all that it opens, made when first needed
 // in the network namespace of the thread that needs it.
-type Driver struct{ conn *nflink.Conn }
+type Driver struct{ conn *nfnetlink.Conn }
 
 // New returns the driver of the backend nftables.
 func New() *Driver { return &Driver{} }
@@ -33,26 +33,26 @@ func (d *Driver) Close() error {
 	return conn.Close()
 }
 
-// Moment returns the state that the rules in nf_tables are in, whoever keeps them
+// Generation returns the state that the rules in nf_tables are in, whoever keeps them
 // there: iptables-nft does too.
-func (d *Driver) Moment() (netfilter.Moment, error) {
+func (d *Driver) Generation() (netfilter.Generation, error) {
 	conn, err := d.dial()
 	if err != nil {
-		return netfilter.Moment{}, err
+		return netfilter.Generation{}, err
 	}
 	namespace, err := conn.Namespace()
 	if err != nil {
-		return netfilter.Moment{}, err
+		return netfilter.Generation{}, err
 	}
 	generation, err := conn.Generation()
 	if err != nil {
-		return netfilter.Moment{}, usable(err)
+		return netfilter.Generation{}, usable(err)
 	}
 	load, err := moduleLoad()
 	if err != nil {
-		return netfilter.Moment{}, err
+		return netfilter.Generation{}, err
 	}
-	return netfilter.Moment{Namespace: namespace, Load: load, Generation: generation}, nil
+	return netfilter.Generation{Namespace: namespace, ModuleLoad: load, Number: generation}, nil
 }
 
 // moduleLoad is a number that is another one each time that the kernel's module is
@@ -107,7 +107,7 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 		return nil, err
 	}
 	var owned []netfilter.OwnedChain
-	err = conn.Steadily(func() error {
+	err = conn.ConsistentRead(func() error {
 		owned = nil
 		for _, f := range policy.Families() {
 			rules, err := conn.Rules(headerOf(f).link, tableName, "")
@@ -145,9 +145,9 @@ func (d *Driver) Probe(context.Context, string) (netfilter.Choice, error) {
 	return netfilter.Choice{Backend: policy.NFTables}, nil
 }
 
-func (d *Driver) dial() (*nflink.Conn, error) {
+func (d *Driver) dial() (*nfnetlink.Conn, error) {
 	if d.conn == nil {
-		conn, err := nflink.Dial()
+		conn, err := nfnetlink.Dial()
 		if err != nil {
 			return nil, usable(err)
 		}
@@ -156,7 +156,7 @@ func (d *Driver) dial() (*nflink.Conn, error) {
 	return d.conn, nil
 }
 
-// usable says what to do about a kernel that cannot. What a user lacks nflink says.
+// usable says what to do about a kernel that cannot. What a user lacks nfnetlink says.
 func usable(err error) error {
 	if !errors.Is(err, unix.EPERM) {
 		err = fmt.Errorf("%w; the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB); try: modprobe nf_tables", err)

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -20,16 +20,16 @@ const (
 
 // header is where the addresses are in the header of a family.
 type header struct {
-	link     nflink.Family
+	link     nfnetlink.Family
 	src, dst uint32 // offsets in bytes
 	size     uint32
 }
 
 func headerOf(f policy.Family) header {
 	if f == policy.IPv4 {
-		return header{nflink.IPv4, 12, 16, 4} // RFC 791
+		return header{nfnetlink.IPv4, 12, 16, 4} // RFC 791
 	}
-	return header{nflink.IPv6, 8, 24, 16} // RFC 8200
+	return header{nfnetlink.IPv6, 8, 24, 16} // RFC 8200
 }
 
 func protocolNumber(p policy.Protocol) byte {
@@ -38,68 +38,68 @@ func protocolNumber(p policy.Protocol) byte {
 
 // encode writes a rule as expressions. Its addresses, if it matches any, are in
 // the named set; a jump leads to target.
-func encode(f policy.Family, r policy.Rule, set, target string) []nflink.Expr {
+func encode(f policy.Family, r policy.Rule, set, target string) []nfnetlink.Expr {
 	h := headerOf(f)
-	var out []nflink.Expr
-	add := func(e ...nflink.Expr) { out = append(out, e...) }
+	var out []nfnetlink.Expr
+	add := func(e ...nfnetlink.Expr) { out = append(out, e...) }
 	if r.From != nil {
-		add(nflink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: h.src, Len: h.size, Dreg: nflink.Reg1},
-			nflink.Lookup{Set: set, Sreg: nflink.Reg1})
+		add(nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: h.src, Len: h.size, Dreg: nfnetlink.Reg1},
+			nfnetlink.Lookup{Set: set, Sreg: nfnetlink.Reg1})
 	}
 	if r.To != nil {
-		add(nflink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: h.dst, Len: h.size, Dreg: nflink.Reg1},
-			nflink.Lookup{Set: set, Sreg: nflink.Reg1})
+		add(nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: h.dst, Len: h.size, Dreg: nfnetlink.Reg1},
+			nfnetlink.Lookup{Set: set, Sreg: nfnetlink.Reg1})
 	}
 	if r.Out != "" {
-		add(nflink.Meta{Key: unix.NFT_META_OIFNAME, Reg: nflink.Reg1},
-			nflink.Cmp{Op: nflink.Equal, Sreg: nflink.Reg1, Data: interfaceData(r.Out)})
+		add(nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: nfnetlink.Reg1},
+			nfnetlink.Cmp{Op: nfnetlink.Equal, Sreg: nfnetlink.Reg1, Data: interfaceData(r.Out)})
 	}
 	for _, local := range []struct {
 		not  bool
 		flag uint32
 	}{{r.NotFromLocal, unix.NFTA_FIB_F_SADDR}, {r.NotToLocal, unix.NFTA_FIB_F_DADDR}} {
 		if local.not {
-			add(nflink.FIB{Flags: local.flag, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: nflink.Reg1},
-				nflink.Cmp{Op: nflink.NotEqual, Sreg: nflink.Reg1, Data: hostUint32(unix.RTN_LOCAL)})
+			add(nfnetlink.FIB{Flags: local.flag, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: nfnetlink.Reg1},
+				nfnetlink.Cmp{Op: nfnetlink.NotEqual, Sreg: nfnetlink.Reg1, Data: hostUint32(unix.RTN_LOCAL)})
 		}
 	}
 	if r.Protocol != "" {
-		add(nflink.Meta{Key: unix.NFT_META_L4PROTO, Reg: nflink.Reg1},
-			nflink.Cmp{Op: nflink.Equal, Sreg: nflink.Reg1, Data: []byte{protocolNumber(r.Protocol)}})
+		add(nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: nfnetlink.Reg1},
+			nfnetlink.Cmp{Op: nfnetlink.Equal, Sreg: nfnetlink.Reg1, Data: []byte{protocolNumber(r.Protocol)}})
 	}
 	if r.Share != 0 {
-		add(nflink.Numgen{Random: true, Modulus: policy.ShareUnit, Dreg: nflink.Reg1},
-			nflink.Byteorder{Sreg: nflink.Reg1, Dreg: nflink.Reg1, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
-			nflink.Cmp{Op: nflink.Less, Sreg: nflink.Reg1, Data: binary.BigEndian.AppendUint32(nil, r.Share)})
+		add(nfnetlink.Numgen{Random: true, Modulus: policy.ShareUnit, Dreg: nfnetlink.Reg1},
+			nfnetlink.Byteorder{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
+			nfnetlink.Cmp{Op: nfnetlink.Less, Sreg: nfnetlink.Reg1, Data: binary.BigEndian.AppendUint32(nil, r.Share)})
 	}
 	if r.Verdict != policy.Jump {
-		add(nflink.Counter{})
+		add(nfnetlink.Counter{})
 	}
 	switch r.Verdict {
 	case policy.Jump:
-		add(nflink.Verdict{Code: nflink.Jump, Chain: target})
+		add(nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: target})
 	case policy.Return:
-		add(nflink.Verdict{Code: nflink.Return})
+		add(nfnetlink.Verdict{Code: nfnetlink.Return})
 	case policy.Masquerade:
 		add(masquerade(r)...)
 	}
 	return out
 }
 
-func masquerade(r policy.Rule) []nflink.Expr {
-	m := nflink.Masq{}
+func masquerade(r policy.Rule) []nfnetlink.Expr {
+	m := nfnetlink.Masq{}
 	if r.RandomFully {
 		m.Flags |= natRandomFully
 	}
 	if r.Ports.IsZero() {
-		return []nflink.Expr{m}
+		return []nfnetlink.Expr{m}
 	}
 	m.Flags |= natPorts
-	m.ProtoMin, m.ProtoMax = nflink.Reg1, nflink.Reg1
-	out := []nflink.Expr{nflink.Immediate{Dreg: nflink.Reg1, Data: binary.BigEndian.AppendUint16(nil, r.Ports.First)}}
+	m.ProtoMin, m.ProtoMax = nfnetlink.Reg1, nfnetlink.Reg1
+	out := []nfnetlink.Expr{nfnetlink.Immediate{Dreg: nfnetlink.Reg1, Data: binary.BigEndian.AppendUint16(nil, r.Ports.First)}}
 	if r.Ports.Last != r.Ports.First {
-		m.ProtoMax = nflink.Reg2
-		out = append(out, nflink.Immediate{Dreg: nflink.Reg2, Data: binary.BigEndian.AppendUint16(nil, r.Ports.Last)})
+		m.ProtoMax = nfnetlink.Reg2
+		out = append(out, nfnetlink.Immediate{Dreg: nfnetlink.Reg2, Data: binary.BigEndian.AppendUint16(nil, r.Ports.Last)})
 	}
 	return append(out, m)
 }

@@ -103,9 +103,9 @@ func (n *node) generation() uint32 {
 	return g
 }
 
-func statement(chain string, edit ...func(*policy.Statement)) policy.Statement {
+func statement(chain string, edit ...func(*policy.SourcePolicy)) policy.SourcePolicy {
 	yes := true
-	s := policy.Statement{Chain: chain, EnableIPv6: &yes, NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8")}
+	s := policy.SourcePolicy{Chain: chain, EnableIPv6: &yes, NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8")}
 	for _, e := range edit {
 		e(&s)
 	}
@@ -120,10 +120,10 @@ func prefixes(list ...string) []netip.Prefix {
 	return out
 }
 
-func desired(statements ...policy.Statement) policy.Ruleset {
-	var all []policy.Contribution
+func desired(statements ...policy.SourcePolicy) policy.Ruleset {
+	var all []policy.Source
 	for i, s := range statements {
-		all = append(all, policy.Contribution{Source: policy.Source{Kind: policy.Network, Name: fmt.Sprint(i)}, Statement: s})
+		all = append(all, policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: fmt.Sprint(i)}, Policy: s})
 	}
 	return policy.Desired(policy.Merge(all), policy.Layout{Sets: true}, policy.OwnedBy("/var/lib/cni/ip-masq"))
 }
@@ -145,8 +145,8 @@ func TestApplyConverges(t *testing.T) {
 	n.failer = t
 }
 
-func drawStatement() *rapid.Generator[policy.Statement] {
-	return rapid.Custom(func(t *rapid.T) policy.Statement {
+func drawStatement() *rapid.Generator[policy.SourcePolicy] {
+	return rapid.Custom(func(t *rapid.T) policy.SourcePolicy {
 		prefix := rapid.Custom(func(t *rapid.T) netip.Prefix {
 			if rapid.Bool().Draw(t, "v6") {
 				a := [16]byte{0: 0xfd, 15: rapid.Byte().Draw(t, "last")}
@@ -163,7 +163,7 @@ func drawStatement() *rapid.Generator[policy.Statement] {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return policy.Statement{
+		return policy.SourcePolicy{
 			Chain:                    rapid.SampledFrom([]string{"IP-MASQ-AGENT", "10", "set", "a.b_c-D"}).Draw(t, "chain"),
 			NonMasqueradeCIDRs:       list(12, "non"),
 			MasqueradeCIDRs:          list(6, "masq"),
@@ -186,30 +186,30 @@ func TestTamperingIsSeenAndRepaired(t *testing.T) {
 		"jump twice":         {"add rule " + table + " postrouting fib daddr type != local jump masq-IP-MASQ-AGENT", "unexpected jump"},
 		"chain flushed":      {"flush chain " + chain, "missing rule"},
 		"rule added":         {"insert rule " + chain + " ip daddr 1.2.3.4 accept", "unexpected rule: rule of payload"},
-		"rule in base chain": {"insert rule " + table + " postrouting accept", "alien: chain postrouting"},
+		"rule in base chain": {"insert rule " + table + " postrouting accept", "unrecognized: chain postrouting"},
 		"element added":      {"add element " + table + " exempt-IP-MASQ-AGENT { 11.0.0.0/16 }", "unexpected element: destination 11.0.0.0/16"},
 		"element removed":    {"delete element " + table + " exempt-IP-MASQ-AGENT { 10.0.0.0/8 }", "missing element: destination 10.0.0.0/8"},
 		"set flushed":        {"flush set " + table + " exempt-IP-MASQ-AGENT", "missing element"},
-		"another chain":      {"add chain " + table + " mine; add rule " + table + " mine counter; insert rule " + chain + " jump mine", `alien: chain "mine"`},
-		"another base chain": {"add chain " + table + " mine { type filter hook output priority 0; policy drop; }", `alien: chain "mine"`},
-		"another set":        {"add set " + table + " mine { type ipv4_addr; }", `alien: set "mine"`},
+		"another chain":      {"add chain " + table + " mine; add rule " + table + " mine counter; insert rule " + chain + " jump mine", `unrecognized: chain "mine"`},
+		"another base chain": {"add chain " + table + " mine { type filter hook output priority 0; policy drop; }", `unrecognized: chain "mine"`},
+		"another set":        {"add set " + table + " mine { type ipv4_addr; }", `unrecognized: set "mine"`},
 		"anonymous set":      {"insert rule " + chain + " ip daddr { 1.2.3.4, 5.6.7.8 } masquerade", "unexpected rule"},
 		"a counter object":   {"add counter " + table + " mine", "neither a chain nor a set"},
 		"a quota":            {"add quota " + table + " mine { over 1 mbytes; }", "neither a chain nor a set"},
-		"a map":              {"add map " + table + " mine { type ipv4_addr : verdict; elements = { 1.2.3.4 : accept }; }", `alien: set "mine"`},
+		"a map":              {"add map " + table + " mine { type ipv4_addr : verdict; elements = { 1.2.3.4 : accept }; }", `unrecognized: set "mine"`},
 		"a verdict map":      {"add map " + table + " mine { type ipv4_addr : verdict; elements = { 10.9.9.9 : accept }; }; insert rule " + chain + " ip daddr vmap @mine", "unexpected rule"},
 		"a set that is filled": {"add set " + table + " mine { type ipv4_addr; size 100; flags dynamic, timeout; timeout 1h; }; " +
 			"insert rule " + chain + " add @mine { ip daddr }", "unexpected rule"},
 		"a base chain of our name": {"flush chain " + table + " postrouting; delete chain " + chain + "; add chain " + chain +
 			" { type nat hook output priority 0; }; add rule " + chain + " counter return", "missing jump"},
-		"an unused set of the name that comes next": {"add set " + table + " exempt-IP-MASQ-AGENT.2 { type ipv4_addr; flags interval; }", "alien: set"},
+		"an unused set of the name that comes next": {"add set " + table + " exempt-IP-MASQ-AGENT.2 { type ipv4_addr; flags interval; }", "unrecognized: set"},
 		"dormant":             {"add table " + table + " { flags dormant; }", "table has flags"},
 		"table deleted":       {"delete table " + table, "missing chain"},
 		"everything deleted":  {"flush ruleset", "missing chain"},
 		"policy drop":         {"add chain " + table + " postrouting { policy drop; }", "not the base chain"},
 		"verdict changed":     {"flush chain " + chain + "; add rule " + chain + " ip daddr @exempt-IP-MASQ-AGENT accept; add rule " + chain + " masquerade fully-random", "missing rule"},
 		"order changed":       {"flush chain " + chain + "; add rule " + chain + " masquerade fully-random; add rule " + chain + " ip daddr @exempt-IP-MASQ-AGENT return", "out of order"},
-		"other family's rule": {"insert rule ip6 ip-masq postrouting accept", "ipv6: unexpected alien"},
+		"other family's rule": {"insert rule ip6 ip-masq postrouting accept", "ipv6: unrecognized"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
@@ -286,7 +286,7 @@ func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 		return string(out)
 	}
 	before := counted()
-	n.apply(desired(statement("A"), statement("B", func(s *policy.Statement) { s.MasqueradeCIDRs = prefixes("10.1.0.0/16") })))
+	n.apply(desired(statement("A"), statement("B", func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = prefixes("10.1.0.0/16") })))
 	if diff := cmp.Diff(before, counted()); diff != "" {
 		t.Errorf("chain A was rewritten (-before +after):\n%s", diff)
 	}
@@ -304,7 +304,7 @@ func TestOneSetChangesInPlace(t *testing.T) {
 	}
 	before := rules()
 	for _, list := range [][]string{{"10.0.0.0/9", "11.0.0.0/8"}, {"10.0.0.0/8", "11.0.0.0/8"}, {"0.0.0.0/1"}, {"128.0.0.0/1", "10.0.0.0/8"}} {
-		n.apply(desired(statement("A", func(s *policy.Statement) { s.NonMasqueradeCIDRs = prefixes(append(list, "fd00::/8")...) })))
+		n.apply(desired(statement("A", func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes(append(list, "fd00::/8")...) })))
 	}
 	if diff := cmp.Diff(before, rules()); diff != "" {
 		t.Errorf("rules were rewritten (-before +after):\n%s", diff)
@@ -317,7 +317,7 @@ func TestManyPrefixes(t *testing.T) {
 	for i := range 10_000 {
 		list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(20 + i>>14), byte(i >> 6), byte(i << 2), 0}), 24))
 	}
-	many := func(s *policy.Statement) { s.NonMasqueradeCIDRs = list }
+	many := func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = list }
 	n.apply(desired(statement("A", many)))
 	list = append(list[:5000], list[5001:]...)
 	n.apply(desired(statement("A", many)))
@@ -368,38 +368,38 @@ func (n *node) cutOff(desired policy.Ruleset) {
 // next write, and with the next removal of any chain or none.
 func TestCutOff(t *testing.T) {
 	ports := policy.Ports{{First: 7, Last: 7}}
-	a, b := statement("A"), statement("B", func(s *policy.Statement) { s.ToPorts = &ports })
-	other := func(s *policy.Statement) {
+	a, b := statement("A"), statement("B", func(s *policy.SourcePolicy) { s.ToPorts = &ports })
+	other := func(s *policy.SourcePolicy) {
 		s.NonMasqueradeCIDRs = prefixes("11.0.0.0/8", "fc00::/8")
 		s.SourceCIDRs = s.NonMasqueradeCIDRs
 	}
 	none := func(n *node) error { return n.backend.Remove(context.Background(), nil, nil) }
 	for name, tc := range map[string]struct {
-		before, cut []policy.Statement
+		before, cut []policy.SourcePolicy
 		then        func(*node) error
-		want        []policy.Statement
+		want        []policy.SourcePolicy
 	}{
-		"the first write, then a removal": {nil, []policy.Statement{a, b}, none, nil},
-		"the first write, then a removal of the chain": {nil, []policy.Statement{a}, func(n *node) error {
+		"the first write, then a removal": {nil, []policy.SourcePolicy{a, b}, none, nil},
+		"the first write, then a removal of the chain": {nil, []policy.SourcePolicy{a}, func(n *node) error {
 			return n.backend.Remove(context.Background(), []netfilter.ChainRef{{Family: policy.IPv4, Name: "A"}}, nil)
 		}, nil},
-		"the first write, then none is wanted": {nil, []policy.Statement{a}, func(n *node) error {
+		"the first write, then none is wanted": {nil, []policy.SourcePolicy{a}, func(n *node) error {
 			return n.backend.Apply(context.Background(), policy.Ruleset{}, nil)
 		}, nil},
-		"the first write, then another": {nil, []policy.Statement{a}, func(n *node) error {
+		"the first write, then another": {nil, []policy.SourcePolicy{a}, func(n *node) error {
 			return n.backend.Apply(context.Background(), desired(b), nil)
-		}, []policy.Statement{b}},
-		"a change, then a removal": {[]policy.Statement{a, b}, []policy.Statement{statement("A", other), b}, none, []policy.Statement{a, b}},
-		"a change, then a removal of another chain": {[]policy.Statement{a, b}, []policy.Statement{statement("A", other), b}, func(n *node) error {
+		}, []policy.SourcePolicy{b}},
+		"a change, then a removal": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{statement("A", other), b}, none, []policy.SourcePolicy{a, b}},
+		"a change, then a removal of another chain": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{statement("A", other), b}, func(n *node) error {
 			var refs []netfilter.ChainRef
 			for _, f := range policy.Families() {
 				refs = append(refs, netfilter.ChainRef{Family: f, Name: "B"})
 			}
 			return n.backend.Remove(context.Background(), refs, nil)
-		}, []policy.Statement{a}},
-		"a change, then a write": {[]policy.Statement{a, b}, []policy.Statement{statement("A", other), b}, func(n *node) error {
+		}, []policy.SourcePolicy{a}},
+		"a change, then a write": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{statement("A", other), b}, func(n *node) error {
 			return n.backend.Apply(context.Background(), desired(a, b), nil)
-		}, []policy.Statement{a, b}},
+		}, []policy.SourcePolicy{a, b}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
@@ -426,7 +426,7 @@ func TestCutOff(t *testing.T) {
 // stays, however often it is tried.
 func TestRefusedWhole(t *testing.T) {
 	ports := policy.Ports{{First: 7, Last: 7}}
-	bad := desired(statement("A", func(s *policy.Statement) {
+	bad := desired(statement("A", func(s *policy.SourcePolicy) {
 		s.ToPorts = &ports
 		s.NonMasqueradeCIDRs = prefixes("11.0.0.0/8", "fc00::/8")
 	}))
@@ -460,7 +460,7 @@ func TestLongBatches(t *testing.T) {
 		ports = append(ports, policy.PortRange{First: p, Last: p})
 	}
 	n := newNode(t)
-	want := desired(statement("A", func(s *policy.Statement) { s.ToPorts = &ports }))
+	want := desired(statement("A", func(s *policy.SourcePolicy) { s.ToPorts = &ports }))
 	if err := n.backend.Apply(context.Background(), want, nil); err != nil {
 		if !strings.Contains(err.Error(), "net.core.wmem_max") || n.list() != "" {
 			t.Fatalf("%v\n%s", err, n.list())
@@ -497,7 +497,7 @@ func TestUsesAndProbe(t *testing.T) {
 
 func TestGoldenText(t *testing.T) {
 	n := newNode(t)
-	n.apply(desired(statement("IP-MASQ-AGENT", func(s *policy.Statement) { s.EnableIPv6, s.NonMasqueradeCIDRs = nil, prefixes("10.0.0.0/8") })))
+	n.apply(desired(statement("IP-MASQ-AGENT", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = nil, prefixes("10.0.0.0/8") })))
 	want := `table ip ip-masq {
 	set exempt-IP-MASQ-AGENT {
 		type ipv4_addr

@@ -65,7 +65,7 @@ func (t *table) ruleset(f policy.Family) policy.Ruleset {
 		})
 	}
 	for _, text := range t.aliens {
-		rs.Aliens = append(rs.Aliens, policy.AlienObject{Family: f, Text: text})
+		rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: text})
 	}
 	return rs
 }

@@ -11,15 +11,15 @@ import (
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // reading is one reading of a table.
 type reading struct {
-	conn   *nflink.Conn
+	conn   *nfnetlink.Conn
 	family policy.Family
-	link   nflink.Family
+	link   nfnetlink.Family
 	table  *table
 	use    uint32 // objects in the table, by the kernel's count
 	seen   uint32 // those that were met
@@ -28,7 +28,7 @@ type reading struct {
 // read reads one of our tables: the rules in one dump, each set that they name
 // in another. Only if the kernel counts more objects in the table than were met
 // that way are its chains and sets listed.
-func read(conn *nflink.Conn, f policy.Family) (*table, error) {
+func read(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
 	r := reading{conn: conn, family: f, link: headerOf(f).link, table: &table{
 		chains: map[string]*chain{}, sets: map[string]policy.Ranges{},
 	}}
@@ -57,13 +57,13 @@ func (r *reading) alien(format string, args ...any) {
 	r.table.aliens = append(r.table.aliens, fmt.Sprintf(format, args...))
 }
 
-func wantedBase() nflink.Base {
-	return nflink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nflink.Accept}
+func wantedBase() nfnetlink.Base {
+	return nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nfnetlink.Accept}
 }
 
 // base looks at the base chain, nil if there is none. Its hook cannot be changed
 // where it stands.
-func (r *reading) base(c *nflink.Chain) {
+func (r *reading) base(c *nfnetlink.Chain) {
 	if c == nil {
 		return
 	}

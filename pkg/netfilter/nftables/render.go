@@ -109,7 +109,7 @@ func (t *tableText) chain(name, hook string, rules func()) {
 
 // rule writes a rule as nft lists what encode makes of it.
 func (t *tableText) rule(r policy.Rule, set, target, comment string) {
-	if r.Verdict == policy.Alien {
+	if r.Verdict == policy.Unrecognized {
 		fmt.Fprintf(t, "\t\t# left out, not ours: %s\n", policy.Quote(r.Text))
 		return
 	}

@@ -30,11 +30,11 @@ func rich(t failer) policy.Ruleset {
 	}
 	no := false
 	return desired(
-		statement("IP-MASQ-AGENT", func(s *policy.Statement) {
+		statement("IP-MASQ-AGENT", func(s *policy.SourcePolicy) {
 			s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "128.0.0.0/1", "fd00::/8", "8000::/1")
 			s.MasqueradeCIDRs = prefixes("10.1.0.0/16", "203.0.113.9/32", "fd00:1::/32")
 		}),
-		statement("10", func(s *policy.Statement) {
+		statement("10", func(s *policy.SourcePolicy) {
 			s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes(), new(bool)
 			*s.MasqLinkLocal = true
 			s.SourceCIDRs = prefixes("10.244.0.0/16", "10.246.0.0/17", "fd01::/64")
@@ -42,20 +42,20 @@ func rich(t failer) policy.Ruleset {
 			s.OutputInterfaces = []string{"eth+", "wlan0", "a-b@c'd", "$x;{}#,", "abcdefghijklmn+"}
 			s.MasqueradeHost, s.RandomFully = &no, &no
 		}),
-		statement("set", func(s *policy.Statement) { s.ToPorts = &ports }),
-		statement("only-v4", func(s *policy.Statement) { s.EnableIPv6, s.NonMasqueradeCIDRs = &no, prefixes("0.0.0.0/0") }),
-		statement("elsewhere", func(s *policy.Statement) { s.SourceCIDRs = prefixes("fd02::/64") }), // no jump in IPv4
+		statement("set", func(s *policy.SourcePolicy) { s.ToPorts = &ports }),
+		statement("only-v4", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = &no, prefixes("0.0.0.0/0") }),
+		statement("elsewhere", func(s *policy.SourcePolicy) { s.SourceCIDRs = prefixes("fd02::/64") }), // no jump in IPv4
 	)
 }
 
 func TestRenderGolden(t *testing.T) {
 	for name, rs := range map[string]policy.Ruleset{
 		"rich":  rich(t),
-		"plain": desired(statement("IP-MASQ-AGENT", func(s *policy.Statement) { s.EnableIPv6, s.NonMasqueradeCIDRs = nil, nil })),
+		"plain": desired(statement("IP-MASQ-AGENT", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = nil, nil })),
 		"none":  {},
 		"odd": {Chains: []policy.Chain{{Family: policy.IPv4, Name: "ODD", Rules: []policy.Rule{
 			{From: policy.Ranges{}, Verdict: policy.Return}, // no source at all
-			{Verdict: policy.Alien, Text: "strange\nrule"},
+			{Verdict: policy.Unrecognized, Text: "strange\nrule"},
 		}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -196,7 +196,7 @@ func TestRenderOneFamily(t *testing.T) {
 func TestOnePort(t *testing.T) {
 	n := newNode(t)
 	ports := policy.Ports{{First: 7, Last: 7}}
-	want := desired(statement("A", func(s *policy.Statement) { s.ToPorts = &ports }))
+	want := desired(statement("A", func(s *policy.SourcePolicy) { s.ToPorts = &ports }))
 	text := string(Render(want))
 	if !strings.Contains(text, " to :7 ") || strings.Contains(text, ":7-7") {
 		t.Errorf("rendered as:\n%s", text)

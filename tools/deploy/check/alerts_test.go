@@ -70,7 +70,7 @@ type series struct {
 // node adds a node: what its reconciler's tests have that /metrics is for a fault.
 func (c *cluster) node(t *testing.T, node, fault string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "pkg/telemetry/testdata/faults", fault+".prom"))
+	text, err := os.ReadFile(filepath.Join(root, "pkg/metrics/testdata/faults", fault+".prom"))
 	if err != nil {
 		t.Fatal(err)
 	}

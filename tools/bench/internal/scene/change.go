@@ -15,7 +15,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -32,9 +32,9 @@ func (n *Node) Wipe() error {
 		return n.Feed("*nat\nCOMMIT\n", "iptables-restore")
 	}
 	return n.Node.Do(func() error {
-		var b nflink.Batch
-		b.AddTable(nflink.IPv4, table) // in case there is none
-		b.DeleteTable(nflink.IPv4, table)
+		var b nfnetlink.Batch
+		b.AddTable(nfnetlink.IPv4, table) // in case there is none
+		b.DeleteTable(nfnetlink.IPv4, table)
 		return commit(&b)
 	})
 }
@@ -106,17 +106,17 @@ func AgentScript(prefixes []netip.Prefix) string { return agentRules(prefixes) }
 // Elements counts what stands in the sets of our table.
 func (n *Node) Elements() (count int, err error) {
 	err = n.Node.Do(func() (err error) {
-		c, err := nflink.Dial()
+		c, err := nfnetlink.Dial()
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, c.Close()) }()
-		sets, err := c.Sets(nflink.IPv4, table)
+		sets, err := c.Sets(nfnetlink.IPv4, table)
 		if err != nil {
 			return err
 		}
 		for _, s := range sets {
-			elements, err := c.Elements(nflink.IPv4, table, s.Name)
+			elements, err := c.Elements(nfnetlink.IPv4, table, s.Name)
 			if err != nil {
 				return err
 			}

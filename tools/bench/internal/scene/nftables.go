@@ -8,21 +8,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
 // dropAll drops every IPv4 packet that comes in, before anything is done for it,
 // in the network namespace of the thread.
 func dropAll() error {
 	const table, chain = "door", "shut"
-	var b nflink.Batch
-	b.AddTable(nflink.IPv4, table)
-	b.AddChain(nflink.IPv4, table, chain, &nflink.Base{Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: -400, Policy: nflink.Drop})
+	var b nfnetlink.Batch
+	b.AddTable(nfnetlink.IPv4, table)
+	b.AddChain(nfnetlink.IPv4, table, chain, &nfnetlink.Base{Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: -400, Policy: nfnetlink.Drop})
 	return commit(&b)
 }
 
-func commit(b *nflink.Batch) error {
-	c, err := nflink.Dial()
+func commit(b *nfnetlink.Batch) error {
+	c, err := nfnetlink.Dial()
 	if err != nil {
 		return err
 	}
@@ -35,10 +35,10 @@ func commit(b *nflink.Batch) error {
 // Commit has somebody else commit a rule, in a table of their own.
 func (n *Node) Commit() error {
 	const table, chain = "others", "rules"
-	var b nflink.Batch
-	b.AddTable(nflink.IPv4, table)
-	b.AddChain(nflink.IPv4, table, chain, nil)
-	b.AddRule(nflink.IPv4, table, chain, nil, "")
+	var b nfnetlink.Batch
+	b.AddTable(nfnetlink.IPv4, table)
+	b.AddChain(nfnetlink.IPv4, table, chain, nil)
+	b.AddRule(nfnetlink.IPv4, table, chain, nil, "")
 	return n.Node.Do(func() error { return commit(&b) })
 }
 
@@ -46,7 +46,7 @@ func (n *Node) Commit() error {
 // kernel counts them.
 func (n *Node) Generation() (generation uint32, err error) {
 	err = n.Node.Do(func() error {
-		c, err := nflink.Dial()
+		c, err := nfnetlink.Dial()
 		if err != nil {
 			return err
 		}

@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/bystander"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nflink"
+	"github.com/ip-masq/ip-masq-cni/e2e/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
 // Listen hears commits to nf_tables on the node from now on.
-func (n *Node) Listen() (e *bystander.Ear, err error) {
+func (n *Node) Listen() (e *thirdparty.Ear, err error) {
 	err = n.Node.Do(func() (err error) {
-		e, err = bystander.Listen()
+		e, err = thirdparty.Listen()
 		return err
 	})
 	return e, err
@@ -24,21 +24,21 @@ func (n *Node) Listen() (e *bystander.Ear, err error) {
 // about to be made. The ways are numbered.
 func (n *Node) Damage(way int) (at time.Time, err error) {
 	const postrouting = "postrouting"
-	var b nflink.Batch
+	var b nfnetlink.Batch
 	name, base, chain := table, postrouting, "masq-"+Chain
 	if n.Form.Backend == "iptables" {
 		name, base, chain = "nat", "POSTROUTING", Chain
 	}
 	switch way % Damages {
 	case 0:
-		b.FlushChain(nflink.IPv4, name, base)
+		b.FlushChain(nfnetlink.IPv4, name, base)
 	case 1:
-		b.FlushChain(nflink.IPv4, name, chain)
+		b.FlushChain(nfnetlink.IPv4, name, chain)
 	default:
-		b.DeleteTable(nflink.IPv4, name)
+		b.DeleteTable(nfnetlink.IPv4, name)
 	}
 	err = n.Node.Do(func() error {
-		c, err := nflink.Dial()
+		c, err := nfnetlink.Dial()
 		if err != nil {
 			return err
 		}
@@ -59,7 +59,7 @@ const Damages = 3
 // time. The kernel's word of the damage would be too late to begin with: on a busy
 // machine the ear hears of both at once. It fails unless the rules are right after
 // that.
-func (n *Node) Repair(e *bystander.Ear, way int, quiet time.Duration) (time.Duration, error) {
+func (n *Node) Repair(e *thirdparty.Ear, way int, quiet time.Duration) (time.Duration, error) {
 	const most = 10 * time.Second
 	count := e.Count()
 	began, err := n.Damage(way)
@@ -84,19 +84,19 @@ func (n *Node) Repair(e *bystander.Ear, way int, quiet time.Duration) (time.Dura
 func (n *Node) Crowd(commits int) (each time.Duration, err error) {
 	const crowd = "crowd"
 	err = n.Node.Do(func() (err error) {
-		c, err := nflink.Dial()
+		c, err := nfnetlink.Dial()
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, c.Close()) }()
 		start := time.Now()
 		for i := range commits {
-			var b nflink.Batch
-			b.AddTable(nflink.IPv4, crowd)
+			var b nfnetlink.Batch
+			b.AddTable(nfnetlink.IPv4, crowd)
 			if i%2 == 1 {
-				b.DeleteTable(nflink.IPv4, crowd)
+				b.DeleteTable(nfnetlink.IPv4, crowd)
 			} else {
-				b.AddChain(nflink.IPv4, crowd, "members", nil)
+				b.AddChain(nfnetlink.IPv4, crowd, "members", nil)
 			}
 			if err := c.Commit(&b); err != nil {
 				return fmt.Errorf("commit %d: %w", i, err)

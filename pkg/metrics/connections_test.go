@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+func exempt(prefix string, n uint64) policy.Rule {
+	return policy.Rule{To: policy.RangesOf(netip.MustParsePrefix(prefix)), Verdict: policy.Return, Connections: n}
+}
+
+func masquerade(n uint64) policy.Rule {
+	return policy.Rule{Verdict: policy.Masquerade, Connections: n}
+}
+
+// seen returns a view of one chain.
+func seen(c netfilter.Choice, rules ...policy.Rule) *enforce.State {
+	return &enforce.State{Groups: []enforce.Group{{
+		Choice: c, Observed: policy.Ruleset{Chains: []policy.Chain{{Family: policy.IPv4, Name: "A", Rules: rules}}},
+	}}}
+}
+
+func TestConnections(t *testing.T) {
+	failed := &enforce.State{Failed: map[string]error{"A": errors.New("cannot be read")}}
+	gone := &enforce.State{}
+	legacy := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantLegacy}
+	two := exempt("10.0.0.0/8", 7)
+	two.To = policy.RangesOf(netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"))
+	for name, test := range map[string]struct {
+		views              []*enforce.State
+		exempt, masquerade string
+	}{
+		"first sight counts in full":         {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5), masquerade(3))}, "5", "3"},
+		"growth counts once":                 {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5)), seen(iptables, exempt("10.0.0.0/8", 9))}, "9", "0"},
+		"a lower value is a new counter":     {[]*enforce.State{seen(iptables, masquerade(5)), seen(iptables, masquerade(2))}, "0", "7"},
+		"no reading changes nothing":         {[]*enforce.State{seen(iptables, masquerade(5)), nil, seen(iptables, masquerade(5))}, "0", "5"},
+		"what vanished keeps its part":       {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5)), seen(iptables)}, "5", "0"},
+		"what comes back is new":             {[]*enforce.State{seen(iptables, masquerade(5)), gone, seen(iptables, masquerade(6))}, "0", "11"},
+		"a chain that failed is not":         {[]*enforce.State{seen(iptables, masquerade(5)), failed, seen(iptables, masquerade(6))}, "0", "6"},
+		"another place has other counters":   {[]*enforce.State{seen(iptables, masquerade(5)), seen(legacy, masquerade(6))}, "0", "11"},
+		"rules are told apart by prefix":     {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5)), seen(iptables, exempt("10.0.0.0/9", 7))}, "12", "0"},
+		"elements of a set come and go":      {[]*enforce.State{seen(nftables, exempt("10.0.0.0/8", 5)), seen(nftables, two)}, "7", "0"},
+		"alike rules are told by order":      {[]*enforce.State{seen(iptables, masquerade(5), masquerade(2)), seen(iptables, masquerade(6), masquerade(2))}, "0", "8"},
+		"aliens and jumps are no part of it": {[]*enforce.State{seen(iptables, policy.Rule{Verdict: policy.Unrecognized, Text: "x", Connections: 9}, policy.Rule{Verdict: policy.Jump, Connections: 9}, masquerade(1))}, "0", "1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := metrics.New(metrics.Options{})
+			for _, v := range test.views {
+				m.Report(&reconcile.Report{Rules: v}, time.Minute)
+			}
+			expect(t, m, map[string]string{
+				`connections_total{action="exempt",chain="A",family="ipv4"}`:     test.exempt,
+				`connections_total{action="masquerade",chain="A",family="ipv4"}`: test.masquerade,
+			})
+		})
+	}
+}
+
+// node is a kernel that counts, and what it has counted ever.
+type node struct {
+	choice netfilter.Choice
+	chains map[string][]policy.Rule
+	truth  map[string]uint64
+}
+
+func (n *node) view(failed string) *enforce.State {
+	v := &enforce.State{Groups: []enforce.Group{{Choice: n.choice}}}
+	g := &v.Groups[0]
+	for name, rules := range n.chains {
+		if name == failed {
+			v.Failed = map[string]error{failed: errors.New("cannot be read")}
+			continue
+		}
+		g.Observed.Chains = append(g.Observed.Chains, policy.Chain{Family: policy.IPv4, Name: name, Rules: append([]policy.Rule(nil), rules...)})
+	}
+	return v
+}
+
+// rebuild makes a chain anew, or takes it away.
+func (n *node) rebuild(t *rapid.T, chain string) {
+	delete(n.chains, chain)
+	if !rapid.Bool().Draw(t, "stands") {
+		return
+	}
+	rules := []policy.Rule{}
+	if n.choice.Backend == policy.NFTables {
+		rules = append(rules, policy.Rule{To: ranges(t), Verdict: policy.Return})
+	} else {
+		for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(1, 5), 0, 4, rapid.ID[int]).Draw(t, "prefixes") {
+			rules = append(rules, exempt(fmt.Sprintf("10.%d.0.0/16", i), 0))
+		}
+	}
+	n.chains[chain] = append(rules, masquerade(0))
+}
+
+func ranges(t *rapid.T) policy.Ranges {
+	var all []netip.Prefix
+	for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(1, 9), 1, 4, rapid.ID[int]).Draw(t, "elements") {
+		all = append(all, netip.MustParsePrefix(fmt.Sprintf("10.%d.0.0/16", 2*i)))
+	}
+	return policy.RangesOf(all...)
+}
+
+// count lets a rule see connections.
+func (n *node) count(t *rapid.T, chain string) {
+	rules := n.chains[chain]
+	if len(rules) == 0 {
+		return
+	}
+	r := &rules[rapid.IntRange(0, len(rules)-1).Draw(t, "rule")]
+	more := rapid.Uint64Range(1, 1000).Draw(t, "connections")
+	r.Connections += more
+	action := policy.Exempt
+	if r.Verdict == policy.Masquerade {
+		action = policy.Masqueraded
+	}
+	n.truth[fmt.Sprintf("ip_masq_connections_total{action=%q,chain=%q,family=\"ipv4\"}", action, chain)] += more
+}
+
+func TestTotalsNeverFallAndMissNothingThatWasRead(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		n := &node{
+			choice: rapid.SampledFrom([]netfilter.Choice{iptables, nftables}).Draw(rt, "choice"),
+			chains: map[string][]policy.Rule{}, truth: map[string]uint64{},
+		}
+		// Where readings come before and after each rebuild nothing is lost.
+		// Else something may be, and nothing is counted twice.
+		exact := rapid.Bool().Draw(rt, "exact")
+		m := metrics.New(metrics.Options{})
+		last := map[string]uint64{}
+		read := func(failed string) {
+			m.Report(&reconcile.Report{Rules: n.view(failed)}, time.Minute)
+			got := scrape(t, m)
+			for series, truth := range n.truth {
+				// A series that was never read is not there: 0.
+				total, _ := strconv.ParseFloat(got[series], 64)
+				if uint64(total) < last[series] {
+					rt.Fatalf("%s fell from %d to %v", series, last[series], total)
+				}
+				if uint64(total) > truth || exact && failed == "" && uint64(total) != truth {
+					rt.Fatalf("%s is %v, counted were %d", series, total, truth)
+				}
+				last[series] = uint64(total)
+			}
+		}
+		for range rapid.IntRange(1, 25).Draw(rt, "steps") {
+			chain := rapid.SampledFrom([]string{"A", "B"}).Draw(rt, "chain")
+			switch rapid.SampledFrom([]string{"count", "count", "read", "fail", "elements", "rebuild"}).Draw(rt, "step") {
+			case "count":
+				n.count(rt, chain)
+			case "read":
+				read("")
+			case "fail":
+				read(chain)
+			case "elements":
+				if rules := n.chains[chain]; n.choice.Backend == policy.NFTables && len(rules) > 0 {
+					rules[0].To = ranges(rt)
+				}
+			case "rebuild":
+				if exact {
+					read("")
+				}
+				n.rebuild(rt, chain)
+				if exact {
+					read("")
+				}
+			}
+		}
+		read("")
+	})
+}
+
+// What was counted between the last reading and a rebuild is not lost.
+func TestConnectionsCountedBeforeARebuild(t *testing.T) {
+	m := metrics.New(metrics.Options{})
+	m.Report(&reconcile.Report{Rules: seen(iptables, masquerade(5))}, time.Minute)
+	m.Report(&reconcile.Report{Before: seen(iptables, masquerade(9)), Rules: seen(iptables, masquerade(1))}, time.Minute)
+	expect(t, m, map[string]string{`connections_total{action="masquerade",chain="A",family="ipv4"}`: "10"})
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// faults are what a node is not ready for, one at a time, each as the reconciler
+// reports it. The alerts are evaluated over what /metrics says of them
+// (tools/deploy).
+func faults() map[string]struct {
+	problems []reconcile.Problem
+	managed  *metrics.Conflist
+	reasons  string
+} {
+	conflict := &policy.ConflictError{
+		Chain: policy.DefaultChain, InForceValue: "true", SupersededValue: "false",
+		InForce:    policy.Origin{Source: network("bridge"), Key: "randomFully", Index: -1},
+		Superseded: policy.Origin{Source: agentFiles, Key: "randomFully", Index: -1},
+	}
+	one := func(p reconcile.Problem) []reconcile.Problem { return []reconcile.Problem{p} }
+	present := &metrics.Conflist{Present: true}
+	absent := func(topic reconcile.Topic, war bool) *metrics.Conflist {
+		return &metrics.Conflist{Flapping: war, Problems: one(reconcile.Problem{Topic: topic, Err: errors.New("the entry is not there")})}
+	}
+	chain := func(topic reconcile.Topic, err error) []reconcile.Problem {
+		return one(reconcile.Problem{Topic: topic, Chain: policy.DefaultChain, Err: err})
+	}
+	return map[string]struct {
+		problems []reconcile.Problem
+		managed  *metrics.Conflist
+		reasons  string
+	}{
+		"sound":               {nil, present, ""},
+		"rules":               {chain(reconcile.TopicRules, errors.New("rules differ")), present, "rules"},
+		"state":               {one(reconcile.Problem{Topic: reconcile.TopicState, Source: agentFiles, Err: errors.New("no space left on device")}), present, "state"},
+		"source":              {one(reconcile.Problem{Topic: reconcile.TopicSource, Source: agentFiles, Err: errors.New("nonMasqueradeCIDRs[0]: is null")}), present, "source"},
+		"settings":            {one(reconcile.Problem{Topic: reconcile.TopicSettings, Err: errors.New("reconciler.toml:1: unknown key")}), present, "source"},
+		"conflict-superseded": {chain(reconcile.TopicConflict, conflict), present, "conflict"},
+		"conflict-refused":    {one(reconcile.Problem{Topic: reconcile.TopicConflict, Source: network("late"), Err: fmt.Errorf("network: %w", conflict)}), present, "conflict"},
+		"conflict-datadir":    {chain(reconcile.TopicConflict, errors.New("chain belongs to another dataDir")), present, "conflict"},
+		"conflist":            {one(reconcile.Problem{Topic: reconcile.TopicConflist, Err: errors.New("the entry stands first")}), present, "conflist"},
+		"conflist-absent":     {nil, absent(reconcile.TopicConflist, false), "conflist"},
+		"conflist-war":        {nil, absent(reconcile.TopicConflist, true), "conflist"},
+		"plugin":              {one(reconcile.Problem{Topic: reconcile.TopicPlugin, Err: errors.New("no such file")}), present, "plugin"},
+		"plugin-absent":       {nil, absent(reconcile.TopicPlugin, false), "plugin"},
+		"backend":             {chain(reconcile.TopicRules, fmt.Errorf("find iptables: %w", netfilter.ErrUnusable)), present, "backend"},
+		"standby":             {one(reconcile.Problem{Topic: reconcile.TopicStandby, Err: errors.New("another one runs")}), nil, "standby"},
+		"flapping":            {one(reconcile.Problem{Topic: reconcile.TopicFlapping, Err: errors.New("nft undoes the rules")}), present, "flapping"},
+	}
+}
+
+// TestFaults: each fault has one reason, and is no other's.
+func TestFaults(t *testing.T) {
+	for name, f := range faults() {
+		t.Run(name, func(t *testing.T) {
+			m := metrics.New(metrics.Options{
+				Version:       "v1.2.3",
+				ThirdParty:    func(context.Context) (int, error) { return 0, nil },
+				PluginVersion: func() string { return map[bool]string{false: "v1.2.3"}[f.reasons == "plugin"] },
+				Written:       func(policy.SourceID) (time.Time, error) { return time.Unix(1_600_000_000, 0), nil },
+			})
+			all := []policy.Source{contribution(network("bridge"), policy.DefaultChain, "10.0.0.0/8"), contribution(agentFiles, policy.DefaultChain, "192.168.0.0/16")}
+			v := standing(nftables, all...)
+			result := reconcile.Unchanged
+			for _, p := range f.problems {
+				var conflict *policy.ConflictError
+				if errors.As(p.Err, &conflict) && p.Chain != "" {
+					v.Policies[0].Conflicts = append(v.Policies[0].Conflicts, conflict)
+				}
+				if p.Topic == reconcile.TopicRules || p.Topic == reconcile.TopicState {
+					result = reconcile.Failed
+				}
+			}
+			r := &reconcile.Report{
+				Started: time.Unix(1_700_000_000, 0), Took: time.Millisecond, Result: result, Problems: f.problems, Rules: v, State: store.State{Sources: all},
+				Sources: &reconcile.Sources{ConfDir: config.ConfDir{Conflists: []config.Conflist{{Network: "bridge", Entries: []config.ConflistEntry{{Index: 1}}}}}},
+			}
+			m.Report(r, time.Minute)
+			m.Conflist(f.managed)
+			for reason := range strings.FieldsSeq("rules state source conflict conflist plugin backend standby flapping") {
+				expect(t, m, map[string]string{`not_ready{reason="` + reason + `"}`: map[bool]string{false: "0", true: "1"}[reason == f.reasons]})
+			}
+			expect(t, m, map[string]string{"ready": map[bool]string{false: "0", true: "1"}[f.reasons == ""]})
+			text := strings.ReplaceAll(get(m.Metrics(), "/metrics").Body.String(), runtime.Version(), "GO")
+			file := "testdata/faults/" + name + ".prom"
+			if *update {
+				if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), text); diff != "" {
+				t.Errorf("%s (-want +got, -update writes it):\n%s", file, diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+func TestHealth(t *testing.T) {
+	type answer struct {
+		Code int
+		Text string
+	}
+	ok := answer{200, "ok\n"}
+	bad := &reconcile.Report{Problems: []reconcile.Problem{
+		{Topic: reconcile.TopicSource, Err: fmt.Errorf("%s\n%s", "first", "second\n")},
+		{Topic: reconcile.TopicRules, Err: errors.New("third")},
+	}}
+	for name, test := range map[string]struct {
+		report      *reconcile.Report
+		after       time.Duration
+		live, ready answer
+	}{
+		"at the beginning":    {nil, 3 * time.Minute, ok, answer{503, "not ready: no pass made yet\n"}},
+		"no pass at all":      {nil, time.Hour, answer{503, "no pass was made for 1h0m0s, and one is due every 1m0s\n"}, answer{503, "not ready: no pass made yet\n"}},
+		"a pass that is well": {&reconcile.Report{}, 60 * time.Second, ok, ok},
+		"problems":            {bad, time.Second, ok, answer{503, "source: first\n  second\nrules: third\n"}},
+		"dead": {bad, 61 * time.Second, answer{503, "no pass was made for 1m1s, and one is due every 10s\n"},
+			answer{503, "loop: no pass was made for 1m1s, and one is due every 10s\nsource: first\n  second\nrules: third\n"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := metrics.New(metrics.Options{})
+				if test.report != nil {
+					m.Report(test.report, 10*time.Second)
+				}
+				time.Sleep(test.after)
+				ready := "0"
+				if test.ready == ok {
+					ready = "1"
+				}
+				expect(t, m, map[string]string{"ready": ready})
+				for path, want := range map[string]answer{"/livez": test.live, "/healthz": test.live, "/readyz": test.ready} {
+					w := get(m.Health(), path)
+					if diff := cmp.Diff(want, answer{w.Code, w.Body.String()}); diff != "" {
+						t.Errorf("%s (-want +got):\n%s", path, diff)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestALaterPassMakesReady(t *testing.T) {
+	m := metrics.New(metrics.Options{})
+	m.Report(rich(), time.Minute)
+	m.Report(&reconcile.Report{}, time.Minute)
+	if w := get(m.Health(), "/readyz"); w.Code != http.StatusOK {
+		t.Errorf("%d: %s", w.Code, w.Body)
+	}
+}
+
+func TestRequests(t *testing.T) {
+	m := metrics.New(metrics.Options{})
+	health, metrics := httptest.NewServer(m.Health()), httptest.NewServer(m.Metrics())
+	defer health.Close()
+	defer metrics.Close()
+	for _, test := range []struct {
+		method, url string
+		code        int
+		text        string
+	}{
+		{"GET", health.URL + "/livez", 200, "ok\n"},
+		{"GET", health.URL + "/livez?verbose", 200, "ok\n"},
+		{"HEAD", health.URL + "/livez", 200, ""},
+		{"HEAD", health.URL + "/readyz", 503, ""},
+		{"POST", health.URL + "/livez", 405, "only GET and HEAD are allowed\n"},
+		{"GET", health.URL + "/", 404, "not found; there is /healthz, /livez, /readyz\n"},
+		{"GET", health.URL + "/metrics", 404, "not found; there is /healthz, /livez, /readyz\n"},
+		{"DELETE", metrics.URL + "/metrics", 405, "only GET and HEAD are allowed\n"},
+		{"GET", metrics.URL + "/livez", 404, "not found; there is /metrics\n"},
+		{"HEAD", metrics.URL + "/metrics", 200, ""},
+	} {
+		t.Run(test.method+" "+test.url[strings.LastIndexByte(test.url, '/'):], func(t *testing.T) {
+			req, err := http.NewRequestWithContext(t.Context(), test.method, test.url, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			if err != nil || resp.StatusCode != test.code || string(body) != test.text {
+				t.Errorf("%d %q, %v; want %d %q", resp.StatusCode, body, err, test.code, test.text)
+			}
+			h := resp.Header
+			if h.Get("Cache-Control") != "no-store" || !strings.HasPrefix(h.Get("Content-Type"), "text/plain;") || !strings.Contains(h.Get("Content-Type"), "charset=utf-8") {
+				t.Errorf("headers %v", h)
+			}
+			if (h.Get("Allow") == "GET, HEAD") != (test.code == 405) {
+				t.Errorf("Allow: %q", h.Get("Allow"))
+			}
+		})
+	}
+}

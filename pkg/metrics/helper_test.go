@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics_test
+
+import (
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+var (
+	agentFiles = policy.SourceID{Kind: policy.AgentFiles}
+	iptables   = netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}
+	nftables   = netfilter.Choice{Backend: policy.NFTables}
+)
+
+func network(name string) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: name} }
+
+func prefixes(text ...string) []netip.Prefix {
+	out := []netip.Prefix{}
+	for _, s := range text {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+func contribution(s policy.SourceID, chain string, exempt ...string) policy.Source {
+	c := policy.Source{ID: s, Policy: policy.SourcePolicy{Chain: chain}}
+	if exempt != nil {
+		c.Policy.NonMasqueradeCIDRs = prefixes(exempt...)
+	}
+	return c
+}
+
+// standing returns the view of rules that are as desired, whose counters say
+// 1, 2, 3 and so on.
+func standing(choice netfilter.Choice, contributions ...policy.Source) *enforce.State {
+	v := &enforce.State{Policies: policy.Merge(contributions)}
+	v.Groups = []enforce.Group{group(choice, v.Policies)}
+	return v
+}
+
+func group(choice netfilter.Choice, policies []policy.Policy) enforce.Group {
+	layout := policy.Layout{Sets: choice.Backend == policy.NFTables}
+	owner := policy.OwnedBy("/var/lib/cni/ip-masq")
+	g := enforce.Group{
+		Choice: choice, Recorded: true,
+		Desired: policy.Desired(policies, layout, owner), Observed: policy.Desired(policies, layout, owner),
+	}
+	n := uint64(0)
+	for _, c := range g.Observed.Chains {
+		for i := range c.Rules {
+			n++
+			c.Rules[i].Connections = n
+		}
+	}
+	return g
+}
+
+// rich returns the report of a node on which much is going on.
+func rich() *reconcile.Report {
+	yes := true
+	bridge := contribution(network("bridge"), "IP-MASQ-AGENT", "10.0.0.0/8", "fd00::/8")
+	bridge.Policy.EnableIPv6 = &yes
+	agent := contribution(agentFiles, "IP-MASQ-AGENT", "192.168.0.0/16")
+	agent.Policy.MasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
+	odd := contribution(network("odd \"näme\"\n"+strings.Repeat("x", 100)), "SECOND", "172.16.0.0/12")
+	all := []policy.Source{agent, bridge, odd}
+	merged := policy.Merge(all)
+	conflict := func(key, holds, yields string) error {
+		return &policy.ConflictError{
+			Chain: "SECOND", InForceValue: holds, SupersededValue: yields,
+			InForce: policy.Origin{Source: odd.ID, Key: key, Index: -1}, Superseded: policy.Origin{Source: network("late"), Key: key, Index: -1},
+		}
+	}
+	return &reconcile.Report{
+		Started: time.Unix(1_700_000_000, 0), Took: 3500 * time.Microsecond, Result: reconcile.Repaired,
+		Problems: []reconcile.Problem{
+			{Topic: reconcile.TopicSource, Source: agentFiles, Err: errors.New("/etc/config/ip-masq-agent:\nnonMasqueradeCIDRs[0]: is null")},
+			{Topic: reconcile.TopicSource, Source: network("late"), Err: errors.Join(conflict("toPorts", "empty", "1-2"), conflict("randomFully", "true", "false"))},
+			{Topic: reconcile.TopicConflict, Chain: "IP-MASQ-AGENT", Err: merged[0].Conflicts[0]},
+		},
+		Sources: &reconcile.Sources{ConfDir: config.ConfDir{Conflists: []config.Conflist{
+			{File: "/etc/cni/net.d/10-bridge.conflist", Network: "bridge", Entries: []config.ConflistEntry{{Index: 1}}},
+		}}},
+		State: store.State{Sources: all},
+		Rules: &enforce.State{Policies: merged, Groups: []enforce.Group{group(nftables, merged[:1]), group(iptables, merged[1:])}},
+		Drift: policy.Diff{{Kind: policy.RuleChange}, {Kind: policy.RuleChange}, {Kind: policy.JumpChange}},
+	}
+}
+
+// get returns what a handler answers.
+func get(h http.Handler, path string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return w
+}
+
+// scrape returns the samples of /metrics by their name and labels, as they are
+// written there. It complains about what is not the text format, and about what
+// promlint does not like.
+func scrape(t *testing.T, m *metrics.Monitor) map[string]string {
+	t.Helper()
+	w := get(m.Metrics(), "/metrics")
+	if w.Code != http.StatusOK {
+		t.Fatalf("/metrics answers %d: %s", w.Code, w.Body)
+	}
+	text := w.Body.String()
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	if err != nil || len(problems) > 0 {
+		t.Errorf("promlint: %v %v\n%s", problems, err, text)
+	}
+	samples := map[string]string{}
+	for line := range strings.Lines(text) {
+		if i := strings.LastIndexByte(line, ' '); !strings.HasPrefix(line, "#") {
+			samples[line[:i]] = strings.TrimSpace(line[i:])
+		}
+	}
+	return samples
+}
+
+// expect checks some samples; "" is for one that is not there.
+func expect(t *testing.T, m *metrics.Monitor, want map[string]string) {
+	t.Helper()
+	got := scrape(t, m)
+	for sample, value := range want {
+		if got["ip_masq_"+sample] != value {
+			t.Errorf("ip_masq_%s is %q, want %q", sample, got["ip_masq_"+sample], value)
+		}
+	}
+}
+
+func missing() *reconcile.Sources {
+	return &reconcile.Sources{ConfDirErr: fs.ErrNotExist}
+}

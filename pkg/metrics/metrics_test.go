@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func TestGolden(t *testing.T) {
+	for name, report := range map[string]*reconcile.Report{"start": nil, "rich": rich()} {
+		t.Run(name, func(t *testing.T) {
+			m := metrics.New(metrics.Options{
+				Version:       "v1.2.3",
+				ThirdParty:    func(context.Context) (int, error) { return 4, nil },
+				PluginVersion: func() string { return "v1.2.2" },
+				Written: func(s policy.SourceID) (time.Time, error) {
+					if s == agentFiles {
+						return time.Unix(1_600_000_000, 250_000_000), nil
+					}
+					return time.Time{}, nil
+				},
+				Warn: func(err error) { t.Error(err) },
+			})
+			if report != nil {
+				m.Report(report, time.Minute)
+			}
+			scrape(t, m)
+			var lines []string
+			for line := range strings.Lines(get(m.Metrics(), "/metrics").Body.String()) {
+				lines = append(lines, strings.Replace(line, runtime.Version(), "GO", 1))
+			}
+			got, file := strings.Join(lines, ""), "testdata/"+name+".prom"
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("%s (-want +got, -update writes it):\n%s", file, diff)
+			}
+		})
+	}
+}
+
+func TestAVanishedSourceDisappears(t *testing.T) {
+	m := metrics.New(metrics.Options{})
+	a, b := contribution(network("a"), "A"), contribution(network("b"), "B")
+	report := func(all ...policy.Source) {
+		m.Report(&reconcile.Report{State: store.State{Sources: all}, Rules: standing(iptables, all...)}, time.Minute)
+	}
+	report(a, b)
+	expect(t, m, map[string]string{`source_valid{source="network/a"}`: "1", `source_valid{source="network/b"}`: "1", `policy_conflict{chain="B"}`: "0"})
+	report(a)
+	expect(t, m, map[string]string{
+		`source_valid{source="network/a"}`: "1", `source_valid{source="network/b"}`: "", `source_hash{source="network/b"}`: "",
+		`policy_conflict{chain="B"}`: "", `prefixes{action="exempt",chain="B",family="ipv4"}`: "",
+		// 169.254.0.0/16 and the three defaults: 5+6+7+8; MASQUERADE: 10.
+		`connections_total{action="exempt",chain="B",family="ipv4"}`:     "30",
+		`connections_total{action="masquerade",chain="B",family="ipv4"}`: "10",
+	})
+}
+
+func TestAPassThatCouldNotReadLeavesWhatWasKnown(t *testing.T) {
+	m := metrics.New(metrics.Options{})
+	m.Report(rich(), time.Minute)
+	m.Report(&reconcile.Report{
+		Result: reconcile.Failed, Sources: missing(),
+		Problems: []reconcile.Problem{{Topic: reconcile.TopicState, Err: errors.New("locked")}},
+	}, time.Minute)
+	expect(t, m, map[string]string{
+		"ready": "0", `source_valid{source="network/bridge"}`: "1", `policy_conflict{chain="SECOND"}`: "2",
+		`reconciles_total{result="failed"}`: "1", `reconciles_total{result="repaired"}`: "1",
+		"last_reconcile_success_timestamp_seconds": "1.700000000003e+09", "conflist_present": "0",
+	})
+}
+
+func TestStandingByIsNoPass(t *testing.T) {
+	m := metrics.New(metrics.Options{})
+	m.Report(rich(), time.Minute)
+	before := scrape(t, m)
+	m.Report(&reconcile.Report{Result: reconcile.Unchanged, Problems: []reconcile.Problem{
+		{Topic: reconcile.TopicStandby, Err: errors.New("standing by")},
+	}}, time.Minute)
+	after := scrape(t, m)
+	for sample, value := range before {
+		counter := strings.Contains(sample, "_total") || strings.Contains(sample, "reconcile") || strings.Contains(sample, "build_info")
+		if strings.HasPrefix(sample, "ip_masq_") && counter && after[sample] != value {
+			t.Errorf("%s is %q, was %q", sample, after[sample], value)
+		}
+	}
+	expect(t, m, map[string]string{"ready": "0", `source_valid{source="network/bridge"}`: "", "conflist_present": "", `policy_conflict{chain="SECOND"}`: ""})
+}
+
+func TestConflistPresent(t *testing.T) {
+	ours := []config.ConflistEntry{{Err: errors.New("refused, but there")}}
+	lists := func(l ...config.Conflist) *reconcile.Sources {
+		return &reconcile.Sources{ConfDir: config.ConfDir{Conflists: l}}
+	}
+	for name, test := range map[string]struct {
+		sources *reconcile.Sources
+		want    string
+	}{
+		"ours first":    {lists(config.Conflist{Entries: ours}, config.Conflist{}), "1"},
+		"ours second":   {lists(config.Conflist{}, config.Conflist{Entries: ours}), "0"},
+		"none":          {lists(), "0"},
+		"behind Multus": {lists(config.Conflist{Types: []string{"multus-shim"}}, config.Conflist{Entries: ours}), "1"},
+		"no directory":  {missing(), "0"},
+		"unreadable":    {&reconcile.Sources{ConfDirErr: os.ErrPermission}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := metrics.New(metrics.Options{})
+			m.Report(&reconcile.Report{Sources: test.sources}, time.Minute)
+			expect(t, m, map[string]string{"conflist_present": test.want})
+		})
+	}
+}
+
+func TestHashTellsStatementsApart(t *testing.T) {
+	hash := func(c policy.Source) string {
+		m := metrics.New(metrics.Options{})
+		m.Report(&reconcile.Report{State: store.State{Sources: []policy.Source{c}}, Rules: &enforce.State{}}, time.Minute)
+		return scrape(t, m)[`ip_masq_source_hash{source="network/a"}`]
+	}
+	left, empty := contribution(network("a"), "A"), contribution(network("a"), "A", []string{}...)
+	empty.Policy.NonMasqueradeCIDRs = prefixes()
+	again := left
+	again.Order = 7 // no part of what it states
+	if a, b, c := hash(left), hash(empty), hash(again); a == "" || a == b || a != c {
+		t.Errorf("left out %q, empty %q, left out again %q", a, b, c)
+	}
+}
+
+func TestNamesAreBounded(t *testing.T) {
+	m := metrics.New(metrics.Options{})
+	var all []policy.Source
+	r := &reconcile.Report{}
+	for i := range 300 {
+		name := fmt.Sprintf("%s\xff\n%04d", strings.Repeat("n", 100), i)
+		all = append(all, contribution(network(name), fmt.Sprintf("CHAIN-%04d", i)))
+	}
+	r.Problems = append(r.Problems, reconcile.Problem{Topic: reconcile.TopicSource, Source: all[299].ID, Err: errors.New("bad")})
+	r.State.Sources, r.Rules = all, standing(iptables, all...)
+	m.Report(r, time.Minute)
+	m.Report(r, time.Minute)
+	count := map[string]int{}
+	for sample := range scrape(t, m) {
+		name, labels, _ := strings.Cut(sample, "{")
+		count[name]++
+		for _, l := range strings.Split(labels, `",`) {
+			if _, value, _ := strings.Cut(l, `="`); len(value) > 2*63 { // escaped
+				t.Errorf("%s has a long label", sample)
+			}
+		}
+	}
+	for name, want := range map[string]int{
+		"source_valid": 201, "source_hash": 200, "policy_conflict": 201, "prefixes": 2 * 201, "connections_total": 2 * 201,
+	} {
+		if got := count["ip_masq_"+name]; got != want {
+			t.Errorf("%d series of %s, want %d", got, name, want)
+		}
+	}
+	expect(t, m, map[string]string{
+		`source_valid{source="other"}`: "0", `policy_conflict{chain="other"}`: "0",
+		`prefixes{action="exempt",chain="other",family="ipv4"}`: "400",
+	})
+}
+
+func TestAScrapeReadsTheRulesAnew(t *testing.T) {
+	c := contribution(network("a"), "A", "10.0.0.0/8")
+	v := standing(nftables, c)
+	m := metrics.New(metrics.Options{State: func(context.Context) *enforce.State { return v }})
+	m.Report(&reconcile.Report{Rules: standing(nftables, c)}, time.Minute)
+	v.Groups[0].Observed.Chains[0].Rules[1].Connections = 102
+	expect(t, m, map[string]string{
+		`connections_total{action="exempt",chain="A",family="ipv4"}`: "1", `connections_total{action="masquerade",chain="A",family="ipv4"}`: "102",
+	})
+}
+
+func TestAReadingOlderThanAReportDoesNotCountTwice(t *testing.T) {
+	c := contribution(network("a"), "A", "10.0.0.0/8")
+	var m *metrics.Monitor
+	m = metrics.New(metrics.Options{State: func(context.Context) *enforce.State {
+		older, newer := standing(nftables, c), standing(nftables, c)
+		newer.Groups[0].Observed.Chains[0].Rules[0].Connections = 50
+		m.Report(&reconcile.Report{Rules: newer}, time.Minute) // while the scrape has not got its answer
+		return older
+	}})
+	expect(t, m, map[string]string{`connections_total{action="exempt",chain="A",family="ipv4"}`: "50"})
+	expect(t, m, map[string]string{`connections_total{action="exempt",chain="A",family="ipv4"}`: "50"})
+}
+
+func TestAScrapeDoesNotWaitForever(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		release := make(chan struct{})
+		m := metrics.New(metrics.Options{State: func(context.Context) *enforce.State {
+			asked++
+			<-release // whatever the context says
+			return nil
+		}})
+		m.Report(rich(), time.Minute)
+		var scrapes sync.WaitGroup
+		began := time.Now()
+		for range 20 {
+			scrapes.Go(func() {
+				if w := get(m.Metrics(), "/metrics"); w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "ip_masq_ready 0") {
+					t.Errorf("%d: %s", w.Code, w.Body)
+				}
+			})
+		}
+		synctest.Wait()
+		if w := get(m.Health(), "/livez"); w.Code != http.StatusOK {
+			t.Errorf("health waits for a scrape: %d", w.Code)
+		}
+		scrapes.Wait()
+		if took := time.Since(began); took != 2*time.Second || asked != 1 {
+			t.Errorf("scrapes took %s and asked %d times", took, asked)
+		}
+		close(release)
+		synctest.Wait()
+		get(m.Metrics(), "/metrics")
+		if asked != 2 {
+			t.Errorf("asked %d times after the answer came", asked)
+		}
+	})
+}
+
+func TestWhatCannotBeFoundOutIsToldOnce(t *testing.T) {
+	var told []string
+	fail := true
+	m := metrics.New(metrics.Options{
+		Warn: func(err error) { told = append(told, err.Error()) },
+		ThirdParty: func(context.Context) (int, error) {
+			if fail {
+				return 9, errors.New("no permission")
+			}
+			return 2, nil
+		},
+		Written: func(policy.SourceID) (time.Time, error) { return time.Time{}, errors.New("i/o error") },
+	})
+	c := contribution(network("a"), "A")
+	m.Report(&reconcile.Report{State: store.State{Sources: []policy.Source{c}}, Rules: standing(iptables, c)}, time.Minute)
+	expect(t, m, map[string]string{"foreign_rules": "", `source_last_written_timestamp_seconds{source="network/a"}`: ""})
+	expect(t, m, map[string]string{"foreign_rules": ""})
+	fail = false
+	expect(t, m, map[string]string{"foreign_rules": "2"})
+	slices.Sort(told)
+	want := []string{
+		`metrics cannot tell foreign_rules: no permission`,
+		`metrics cannot tell the age of what network "a" states: i/o error`,
+	}
+	if diff := cmp.Diff(want, told); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestMonitorIsSafeForConcurrentUse(t *testing.T) {
+	m := metrics.New(metrics.Options{
+		State:   func(context.Context) *enforce.State { return rich().Rules },
+		Written: func(policy.SourceID) (time.Time, error) { return time.Unix(1, 0), nil },
+	})
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 50 {
+				m.Report(rich(), time.Minute)
+				get(m.Metrics(), "/metrics")
+				get(m.Health(), "/readyz")
+			}
+		})
+	}
+	all.Wait()
+	expect(t, m, map[string]string{`reconciles_total{result="repaired"}`: "200", `connections_total{action="exempt",chain="SECOND",family="ipv4"}`: "3"})
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+)
+
+// noLeak fails where there are more goroutines in the end than now.
+func noLeak(t *testing.T) {
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				stacks := make([]byte, 1<<20)
+				t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+			}
+		}
+	})
+}
+
+// occupied returns a listener on a port of its own.
+func occupied(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// started is a Serve under way.
+type started struct {
+	url  string
+	told chan error
+	stop context.CancelFunc
+	over chan struct{}
+}
+
+func start(t *testing.T, address string, h http.Handler) *started {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &started{url: "http://" + address, told: make(chan error, 100), stop: cancel, over: make(chan struct{})}
+	go func() {
+		defer close(s.over)
+		metrics.Serve(ctx, address, h, func(err error) { s.told <- err })
+	}()
+	t.Cleanup(func() { s.end(t) })
+	return s
+}
+
+func (s *started) end(t *testing.T) {
+	t.Helper()
+	s.stop()
+	select {
+	case <-s.over:
+	case <-time.After(10 * time.Second):
+		t.Error("Serve goes on after its context ended")
+	}
+}
+
+// fetch asks until somebody answers.
+func (s *started) fetch(t *testing.T, path string) string {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		resp, err := http.Get(s.url + path)
+		if err == nil {
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(body)
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
+	noLeak(t)
+	l := occupied(t)
+	address := l.Addr().String()
+	s := start(t, address, metrics.New(metrics.Options{}).Health())
+	select {
+	case err := <-s.told:
+		if text := err.Error(); !strings.Contains(text, address) || !strings.Contains(text, "address already in use") || !strings.Contains(text, "free the address") {
+			t.Errorf("told %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("nobody is told that the port is occupied")
+	}
+	time.Sleep(1500 * time.Millisecond) // for a second try in vain
+	l.Close()
+	if got := s.fetch(t, "/livez"); got != "ok\n" {
+		t.Errorf("got %q", got)
+	}
+	s.end(t)
+	if len(s.told) > 0 {
+		t.Errorf("told once more: %v", <-s.told)
+	}
+	again, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatalf("the port is not free after the end: %v", err)
+	}
+	again.Close()
+}
+
+func TestServeEndsWhileItWaitsForAPort(t *testing.T) {
+	noLeak(t)
+	s := start(t, occupied(t).Addr().String(), metrics.New(metrics.Options{}).Health())
+	if err := <-s.told; err == nil {
+		t.Error("told of nothing")
+	}
+	s.end(t)
+}
+
+func TestServeWithoutAnAddressIsOff(t *testing.T) {
+	s := start(t, "", metrics.New(metrics.Options{}).Health())
+	<-s.over
+}
+
+func TestServeLetsAnswersBeFinished(t *testing.T) {
+	noLeak(t)
+	l := occupied(t)
+	l.Close()
+	arrived := make(chan struct{})
+	s := start(t, l.Addr().String(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		close(arrived)
+		<-r.Context().Done() // it ends with Serve's
+		time.Sleep(50 * time.Millisecond)
+		_, _ = io.WriteString(w, "finished")
+	}))
+	got := make(chan string)
+	go func() { got <- s.fetch(t, "/") }()
+	<-arrived
+	s.end(t)
+	if text := <-got; text != "finished" {
+		t.Errorf("got %q", text)
+	}
+}
+
+func TestHealthAnswersWhileAScrapeHangs(t *testing.T) {
+	noLeak(t)
+	asked := make(chan struct{})
+	m := metrics.New(metrics.Options{State: func(ctx context.Context) *enforce.State {
+		close(asked)
+		<-ctx.Done()
+		return nil
+	}})
+	a, b := occupied(t), occupied(t)
+	a.Close()
+	b.Close()
+	health, metrics := start(t, a.Addr().String(), m.Health()), start(t, b.Addr().String(), m.Metrics())
+	scraped := make(chan string)
+	go func() { scraped <- metrics.fetch(t, "/metrics") }()
+	<-asked
+	if got := health.fetch(t, "/livez"); got != "ok\n" {
+		t.Errorf("got %q", got)
+	}
+	select {
+	case <-scraped:
+		t.Error("the scrape did not hang")
+	default:
+	}
+	if text := <-scraped; !strings.Contains(text, "ip_masq_ready 0") {
+		t.Errorf("the scrape got %q", text)
+	}
+}

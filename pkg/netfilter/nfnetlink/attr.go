@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// attrHeader is the size of a netlink attribute's header: length and type.
+const attrHeader = unix.SizeofNlAttr
+
+// typeMask leaves out the two flag bits NLA_F_NESTED and NLA_F_NET_BYTEORDER.
+const typeMask = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+
+func align4(n int) int { return (n + 3) &^ 3 }
+
+// attrIter walks over the attributes in rest without copying. Once next has
+// returned false, malformed says whether it was for lack of sense.
+type attrIter struct {
+	rest      []byte
+	typ       uint16
+	data      []byte
+	malformed bool
+}
+
+func (it *attrIter) next() bool {
+	if len(it.rest) == 0 {
+		return false
+	}
+	if len(it.rest) < attrHeader {
+		it.malformed = true
+		return false
+	}
+	n := int(binary.NativeEndian.Uint16(it.rest))
+	if n < attrHeader || n > len(it.rest) {
+		it.malformed = true
+		return false
+	}
+	it.typ = binary.NativeEndian.Uint16(it.rest[2:]) & typeMask
+	it.data = it.rest[attrHeader:n:n]
+	it.rest = it.rest[min(align4(n), len(it.rest)):]
+	return true
+}
+
+// maxAttr is above every attribute number that is looked up in an attrTable.
+const maxAttr = 20
+
+// attrTable holds attributes by number; of higher numbers it only notes that they
+// are there. Getters of required attributes note in bad what is missing or
+// misshapen, so that a decoder asks once, at its end.
+type attrTable struct {
+	at     [maxAttr][]byte
+	bad    bool
+	unread uint32 // the attributes that are not 0 and that no getter has returned, a bit each
+}
+
+func (t *attrTable) parse(b []byte) {
+	*t = attrTable{}
+	it := attrIter{rest: b}
+	for it.next() {
+		if it.typ < maxAttr {
+			t.at[it.typ] = it.data
+		}
+		if !zero(it.data) {
+			t.unread |= 1 << min(it.typ, maxAttr)
+		}
+	}
+	t.bad = it.malformed
+}
+
+// zero reports whether an attribute is padding, or has the value that a kernel
+// gives to what it knows and an older one does not, as long as nobody uses it.
+func zero(data []byte) bool { return !slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) }
+
+// get returns the data of an attribute, nil if it is not there.
+func (t *attrTable) get(typ uint16) []byte {
+	t.unread &^= 1 << typ
+	return t.at[typ]
+}
+
+// has is about presence; the data of a present attribute is never nil.
+func (t *attrTable) has(typ uint16) bool { return t.at[typ] != nil }
+
+// u32 returns a required number. nf_tables has its integers in network order.
+func (t *attrTable) u32(typ uint16) uint32 {
+	v := t.get(typ)
+	if len(v) != 4 {
+		t.bad = true
+		return 0
+	}
+	return binary.BigEndian.Uint32(v)
+}
+
+func (t *attrTable) u64(typ uint16) uint64 {
+	v := t.get(typ)
+	if len(v) != 8 {
+		t.bad = true
+		return 0
+	}
+	return binary.BigEndian.Uint64(v)
+}
+
+// optU32 returns 0 for an attribute that is not there.
+func (t *attrTable) optU32(typ uint16) uint32 {
+	if !t.has(typ) {
+		return 0
+	}
+	return t.u32(typ)
+}
+
+func (t *attrTable) optU64(typ uint16) uint64 {
+	if !t.has(typ) {
+		return 0
+	}
+	return t.u64(typ)
+}
+
+func (t *attrTable) str(typ uint16) string {
+	if !t.has(typ) {
+		t.bad = true
+	}
+	return string(untilNUL(t.get(typ)))
+}
+
+// value returns the bytes of a nested NFTA_DATA_VALUE.
+func (t *attrTable) value(typ uint16) []byte {
+	v := dataValue(t.get(typ))
+	if v == nil {
+		t.bad = true
+	}
+	return v
+}
+
+func dataValue(nested []byte) []byte {
+	it := attrIter{rest: nested}
+	for it.next() {
+		if it.typ == unix.NFTA_DATA_VALUE {
+			return it.data
+		}
+	}
+	return nil
+}
+
+func untilNUL(b []byte) []byte {
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		return b[:i]
+	}
+	return b
+}
+
+// attrWriter appends attributes to b. Its first error stays: an attribute's
+// length has 16 bits, and one that overflows would cut short what the kernel
+// sees without anybody noticing.
+type attrWriter struct {
+	b   []byte
+	err error
+}
+
+func (w *attrWriter) fail(format string, args ...any) {
+	if w.err == nil {
+		w.err = fmt.Errorf(format, args...)
+	}
+}
+
+// open begins a nested attribute and returns the place for close.
+func (w *attrWriter) open(typ uint16) int {
+	at := len(w.b)
+	w.header(0, typ|unix.NLA_F_NESTED)
+	return at
+}
+
+func (w *attrWriter) close(at int) {
+	n := len(w.b) - at
+	if n > math.MaxUint16 {
+		w.fail("nested attribute of %d bytes is longer than netlink can express", n)
+	}
+	binary.NativeEndian.PutUint16(w.b[at:], uint16(n))
+}
+
+func (w *attrWriter) header(n int, typ uint16) {
+	w.b = binary.NativeEndian.AppendUint16(w.b, uint16(n))
+	w.b = binary.NativeEndian.AppendUint16(w.b, typ)
+}
+
+func (w *attrWriter) bytes(typ uint16, v []byte) {
+	n := attrHeader + len(v)
+	if n > math.MaxUint16 {
+		w.fail("attribute of %d bytes is longer than netlink can express", n)
+		return
+	}
+	w.header(n, typ)
+	w.b = append(w.b, v...)
+	w.pad()
+}
+
+// str writes a NUL-terminated string, the form in which the kernel has names.
+func (w *attrWriter) str(typ uint16, s string) {
+	if strings.IndexByte(s, 0) >= 0 {
+		w.fail("name %q holds a NUL byte", s)
+		return
+	}
+	n := attrHeader + len(s) + 1
+	if n > math.MaxUint16 {
+		w.fail("name of %d bytes is longer than netlink can express", len(s))
+		return
+	}
+	w.header(n, typ)
+	w.b = append(w.b, s...)
+	w.b = append(w.b, 0)
+	w.pad()
+}
+
+func (w *attrWriter) u32(typ uint16, v uint32) {
+	w.header(attrHeader+4, typ)
+	w.b = binary.BigEndian.AppendUint32(w.b, v)
+}
+
+func (w *attrWriter) u64(typ uint16, v uint64) {
+	w.header(attrHeader+8, typ)
+	w.b = binary.BigEndian.AppendUint64(w.b, v)
+}
+
+// value writes an NFTA_DATA_VALUE nested in typ.
+func (w *attrWriter) value(typ uint16, v []byte) {
+	at := w.open(typ)
+	w.bytes(unix.NFTA_DATA_VALUE, v)
+	w.close(at)
+}
+
+// pad fills up to the alignment. Every message and attribute begins aligned,
+// so the length of the whole tells what is missing.
+func (w *attrWriter) pad() {
+	for len(w.b)&3 != 0 {
+		w.b = append(w.b, 0)
+	}
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestBatchRefuses(t *testing.T) {
+	long := strings.Repeat("x", 1<<16)
+	for want, add := range map[string]func(b *Batch){
+		`name "a\x00b" holds a NUL byte`:                       func(b *Batch) { b.AddTable(IPv4, "a\x00b") },
+		`name of 65536 bytes is longer`:                        func(b *Batch) { b.DeleteTable(IPv4, long) },
+		`comment of 254 bytes is too long`:                     func(b *Batch) { b.AddRule(IPv4, "t", "c", nil, long[:254]) },
+		`comment "\x00" holds a NUL byte`:                      func(b *Batch) { b.AddRule(IPv4, "t", "c", nil, "\x00") },
+		`expression "quota" is not known`:                      func(b *Batch) { b.AddRule(IPv4, "t", "c", []Expr{Unknown{"quota"}}, "") },
+		`attribute of 65540 bytes is longer`:                   func(b *Batch) { b.AddRule(IPv4, "t", "c", []Expr{Match{Info: []byte(long)}}, "") },
+		`nested attribute of 65556 bytes is longer`:            func(b *Batch) { b.AddRule(IPv4, "t", "c", []Expr{Match{Info: []byte(long[:65531])}}, "") },
+		`key type 13 is not one of addresses`:                  func(b *Batch) { b.AddSet(IPv4, "t", "s", 13) },
+		`10.0.0.2 to 10.0.0.1 is not a range`:                  func(b *Batch) { b.AddElements(IPv4, "t", "s", []Range{span("10.0.0.2", "10.0.0.1")}) },
+		`10.0.0.2 to ::1 is not a range`:                       func(b *Batch) { b.DeleteElements(IPv4, "t", "s", []Range{span("10.0.0.2", "::1")}) },
+		`fe80::1%eth0 to fe80::2%eth0 is not a range`:          func(b *Batch) { b.AddElements(IPv6, "t", "s", []Range{span("fe80::1%eth0", "fe80::2%eth0")}) },
+		`invalid IP to invalid IP is not a range of addresses`: func(b *Batch) { b.AddElements(IPv6, "t", "s", []Range{{}}) },
+	} {
+		var b Batch
+		b.AddTable(IPv6, "before")
+		add(&b)
+		b.AddTable(IPv6, "a\x00fter")
+		// The connection is not used: nothing of such a batch is sent.
+		err := new(Conn).Commit(&b)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "commit nf_tables batch: ") {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
+
+func TestLongestComment(t *testing.T) {
+	comment := strings.Repeat("x", 253)
+	rule, err := decodeRule(encodeRule(t, "c", nil, comment), "")
+	if err != nil || rule.Comment != comment {
+		t.Errorf("got %q, %v", rule.Comment, err)
+	}
+}
+
+func TestCommentAmongOtherData(t *testing.T) {
+	for data, want := range map[string]string{
+		"":                      "",
+		"\x00":                  "",
+		"\x00\x03ab\x00":        "ab",
+		"\x01\x01z\x00\x02ab":   "ab",
+		"\x00\x04ab\x00":        "",
+		"\x01\x04\x00\x02\x00a": "",
+	} {
+		if got := decodeComment([]byte(data)); got != want {
+			t.Errorf("%q: got %q, want %q", data, got, want)
+		}
+	}
+}
+
+func TestDecodeError(t *testing.T) {
+	header := make([]byte, unix.SizeofNlMsghdr)
+	var tlv attrWriter
+	tlv.str(unix.NLMSGERR_ATTR_MSG, "wrong")
+	tlv.bytes(unix.NLMSGERR_ATTR_OFFS, native(t, uint32(24)))
+	full := append(native(t, uint32(len(header)+5)), header[4:]...) // with a body of five bytes
+	full = padded(full, align4(len(full)+5))
+	refusal := native(t, -int32(unix.ENOENT))
+	join := func(parts ...[]byte) []byte {
+		var b []byte
+		for _, p := range parts {
+			b = append(b, p...)
+		}
+		return b
+	}
+	for name, tt := range map[string]struct {
+		message
+		message2 string
+		offset   uint32
+	}{
+		"bare":   {message{typ: unix.NLMSG_ERROR, payload: join(refusal, header)}, "", 0},
+		"capped": {message{typ: unix.NLMSG_ERROR, flags: unix.NLM_F_CAPPED | unix.NLM_F_ACK_TLVS, payload: join(refusal, header, tlv.b)}, "wrong", 24},
+		"full":   {message{typ: unix.NLMSG_ERROR, flags: unix.NLM_F_ACK_TLVS, payload: join(refusal, full, tlv.b)}, "wrong", 24},
+		"done":   {message{typ: unix.NLMSG_DONE, flags: unix.NLM_F_ACK_TLVS, payload: join(refusal, tlv.b)}, "wrong", 24},
+		"lying":  {message{typ: unix.NLMSG_ERROR, flags: unix.NLM_F_ACK_TLVS, payload: join(refusal, native(t, uint32(1<<31)), header)}, "", 0},
+	} {
+		e, err := decodeError(tt.message)
+		if err != nil || e == nil || e.Errno != unix.ENOENT || e.Message != tt.message2 || e.offset != tt.offset {
+			t.Errorf("%s: got %+v, %v", name, e, err)
+		}
+	}
+	if e, err := decodeError(message{payload: make([]byte, 20)}); e != nil || err != nil {
+		t.Errorf("acknowledgement: got %v, %v", e, err)
+	}
+	if _, err := decodeError(message{payload: make([]byte, 3)}); err == nil {
+		t.Error("no error in three bytes")
+	}
+}
+
+func TestElementAt(t *testing.T) {
+	var b Batch
+	b.AddElements(IPv4, "table", "set", []Range{span("10.0.0.0", "10.0.0.1"), span("10.9.0.0", "10.9.0.1")})
+	msg := b.message(0)
+	found := map[netip.Addr]bool{}
+	for offset := range uint32(len(msg) + 8) {
+		if a, ok := elementAt(msg, offset&^3); ok {
+			found[a] = true
+		}
+	}
+	for _, a := range []string{"10.0.0.0", "10.0.0.1", "10.9.0.0", "10.9.0.1"} {
+		if !found[netip.MustParseAddr(a)] {
+			t.Errorf("%s not found", a)
+		}
+	}
+	if len(found) != 4 {
+		t.Errorf("found %v", found)
+	}
+}

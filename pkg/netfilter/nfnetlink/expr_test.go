@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// everyExpr has every expression that can be written, with no field left at 0
+// that is not 0 in another one of the same type.
+func everyExpr() []Expr {
+	return []Expr{
+		Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: 12, Len: 4, Dreg: Reg1},
+		Cmp{Op: NotEqual, Sreg: Reg2, Data: []byte{10, 0, 0, 0}},
+		CmpRange{Sreg: Reg1, From: []byte{0, 1}, To: []byte{3, 255}},
+		CmpRange{Not: true, Sreg: Reg3, From: []byte{1}, To: []byte{2}},
+		Bitwise{Sreg: Reg1, Dreg: Reg2, Len: 4, Mask: []byte{255, 240, 0, 0}, Xor: []byte{0, 0, 0, 0}},
+		Meta{Key: unix.NFT_META_OIFNAME, Reg: Reg4},
+		Meta{Key: unix.NFT_META_MARK, Reg: Reg1, Set: true},
+		Lookup{Set: "exempt", Sreg: Reg1},
+		Lookup{Set: "exempt", Sreg: Reg32(5), Not: true},
+		FIB{Flags: unix.NFTA_FIB_F_DADDR, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: Reg1},
+		Numgen{Modulus: 2, Offset: 1, Dreg: Reg1},
+		Numgen{Random: true, Modulus: 1 << 31, Offset: 7, Dreg: Reg2},
+		CT{Key: unix.NFT_CT_STATE, Dreg: Reg1},
+		Byteorder{Sreg: Reg1, Dreg: Reg2, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
+		Immediate{Dreg: Reg2, Data: []byte{4, 0}},
+		Verdict{Code: Return},
+		Verdict{Code: Accept},
+		Verdict{Code: Jump, Chain: "masq-X"},
+		Masq{},
+		Masq{Flags: RangeProtoSpecified | RangeRandomFully, ProtoMin: Reg1, ProtoMax: Reg2},
+		Counter{Packets: 1 << 40, Bytes: 1 << 50},
+		Match{Xt: "comment", Rev: 0, Info: make([]byte, 256)},
+		Target{Xt: "MASQUERADE", Rev: 1, Info: []byte{}},
+	}
+}
+
+// encodeRule returns the attributes of a rule as the kernel would send them.
+func encodeRule(t testing.TB, chain string, exprs []Expr, comment string) []byte {
+	t.Helper()
+	var w attrWriter
+	w.str(unix.NFTA_RULE_TABLE, "t")
+	w.str(unix.NFTA_RULE_CHAIN, chain)
+	w.u64(unix.NFTA_RULE_HANDLE, 5)
+	w.u64(unix.NFTA_RULE_POSITION, 4)
+	w.expressions(exprs)
+	w.comment(comment)
+	if w.err != nil {
+		t.Fatal(w.err)
+	}
+	return w.b
+}
+
+func TestRuleRoundTrip(t *testing.T) {
+	want := Rule{Chain: "masq-X", Handle: 5, Position: 4, Exprs: everyExpr(), Comment: "ours"}
+	for _, probably := range []string{"", "masq-X", "masq-XY"} {
+		got, err := decodeRule(encodeRule(t, want.Chain, want.Exprs, want.Comment), probably)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("expecting chain %q (-want +got):\n%s", probably, diff)
+		}
+	}
+}
+
+// TestForeignEncoder has the bytes written by another library, so that one
+// mistake in both our encoder and our decoder does not go unnoticed.
+func TestForeignEncoder(t *testing.T) {
+	ae := netlink.NewAttributeEncoder()
+	ae.ByteOrder = binary.BigEndian
+	ae.Nested(unix.NFTA_RULE_EXPRESSIONS, func(ae *netlink.AttributeEncoder) error {
+		for _, e := range []struct {
+			name string
+			data func(ae *netlink.AttributeEncoder) error
+		}{
+			{"payload", func(ae *netlink.AttributeEncoder) error {
+				ae.Uint32(unix.NFTA_PAYLOAD_DREG, 1)
+				ae.Uint32(unix.NFTA_PAYLOAD_BASE, 1)
+				ae.Uint32(unix.NFTA_PAYLOAD_OFFSET, 16)
+				ae.Uint32(unix.NFTA_PAYLOAD_LEN, 3)
+				return nil
+			}},
+			{"cmp", func(ae *netlink.AttributeEncoder) error {
+				ae.Uint32(unix.NFTA_CMP_SREG, 1)
+				ae.Uint32(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ)
+				ae.Nested(unix.NFTA_CMP_DATA, func(ae *netlink.AttributeEncoder) error {
+					ae.Bytes(unix.NFTA_DATA_VALUE, []byte{10, 1, 2})
+					return nil
+				})
+				return nil
+			}},
+			{"immediate", func(ae *netlink.AttributeEncoder) error {
+				ae.Uint32(unix.NFTA_IMMEDIATE_DREG, 0)
+				ae.Nested(unix.NFTA_IMMEDIATE_DATA, func(ae *netlink.AttributeEncoder) error {
+					ae.Nested(unix.NFTA_DATA_VERDICT, func(ae *netlink.AttributeEncoder) error {
+						ae.Uint32(unix.NFTA_VERDICT_CODE, 1<<32+unix.NFT_GOTO)
+						ae.String(unix.NFTA_VERDICT_CHAIN, "elsewhere")
+						return nil
+					})
+					return nil
+				})
+				return nil
+			}},
+		} {
+			ae.Nested(unix.NFTA_LIST_ELEM, func(ae *netlink.AttributeEncoder) error {
+				ae.String(unix.NFTA_EXPR_NAME, e.name)
+				ae.Nested(unix.NFTA_EXPR_DATA, e.data)
+				return nil
+			})
+		}
+		return nil
+	})
+	foreign, err := ae.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	exprs := []Expr{
+		Payload{Base: 1, Offset: 16, Len: 3, Dreg: Reg1},
+		Cmp{Op: Equal, Sreg: Reg1, Data: []byte{10, 1, 2}},
+		Verdict{Code: Goto, Chain: "elsewhere"},
+	}
+	var w attrWriter
+	w.expressions(exprs)
+	if diff := cmp.Diff(foreign, w.b); diff != "" {
+		t.Errorf("encoded otherwise (-foreign +ours):\n%s", diff)
+	}
+	var chain attrWriter
+	chain.str(unix.NFTA_RULE_CHAIN, "c")
+	rule, err := decodeRule(append(chain.b, foreign...), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(exprs, rule.Exprs); diff != "" {
+		t.Errorf("decoded otherwise (-want +got):\n%s", diff)
+	}
+}
+
+// expr encodes an expression of any name and data.
+func expr(name string, data func(w *attrWriter)) []byte {
+	var w attrWriter
+	w.str(unix.NFTA_EXPR_NAME, name)
+	at := w.open(unix.NFTA_EXPR_DATA)
+	data(&w)
+	w.close(at)
+	return w.b
+}
+
+// TestMisshapenIsUnknown takes each attribute away from each expression, and
+// changes its length: what is left must be Unknown, under its name, or, where
+// the attribute may be missing, an expression that differs.
+func TestMisshapenIsUnknown(t *testing.T) {
+	optional := map[string]map[uint16]bool{
+		"numgen": {unix.NFTA_NG_OFFSET: true},
+		"lookup": {unix.NFTA_LOOKUP_FLAGS: true},
+		"masq":   {unix.NFTA_MASQ_FLAGS: true, unix.NFTA_MASQ_REG_PROTO_MIN: true, unix.NFTA_MASQ_REG_PROTO_MAX: true},
+	}
+	bytesOfAnyLength := map[string]uint16{"match": unix.NFTA_MATCH_INFO, "target": unix.NFTA_TARGET_INFO}
+	for _, e := range everyExpr() {
+		var w attrWriter
+		e.encode(&w)
+		for it := (attrIter{rest: w.b}); it.next(); {
+			missing := decodeExpr(expr(e.Name(), func(w *attrWriter) { rewrite(w, e, it.typ, nil) }))
+			if _, unknown := missing.(Unknown); unknown == optional[e.Name()][it.typ] {
+				t.Errorf("%#v without attribute %d is %#v", e, it.typ, missing)
+			}
+			if cmp.Equal(e, missing) {
+				t.Errorf("%#v is the same without attribute %d", e, it.typ)
+			}
+			if bytesOfAnyLength[e.Name()] == it.typ || isName(e, it.typ) {
+				continue
+			}
+			short := decodeExpr(expr(e.Name(), func(w *attrWriter) { rewrite(w, e, it.typ, []byte{1, 2, 3}) }))
+			if diff := cmp.Diff(Expr(Unknown{e.Name()}), short); diff != "" {
+				t.Errorf("%#v with a short attribute %d (-want +got):\n%s", e, it.typ, diff)
+			}
+		}
+	}
+}
+
+func isName(e Expr, typ uint16) bool {
+	switch e.(type) {
+	case Lookup:
+		return typ == unix.NFTA_LOOKUP_SET
+	case Match, Target:
+		return typ == unix.NFTA_MATCH_NAME
+	}
+	return false
+}
+
+// rewrite writes the expression's attributes with one of them replaced, or left
+// out if the replacement is nil.
+func rewrite(w *attrWriter, e Expr, typ uint16, replacement []byte) {
+	var from attrWriter
+	e.encode(&from)
+	for it := (attrIter{rest: from.b}); it.next(); {
+		switch {
+		case it.typ != typ:
+			w.bytes(it.typ, it.data)
+		case replacement != nil:
+			w.bytes(it.typ, replacement)
+		}
+	}
+}
+
+func TestOtherFormsAreUnknown(t *testing.T) {
+	verdict := func(code VerdictCode, chain string) func(w *attrWriter) {
+		return func(w *attrWriter) {
+			w.u32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
+			data := w.open(unix.NFTA_IMMEDIATE_DATA)
+			v := w.open(unix.NFTA_DATA_VERDICT)
+			w.u32(unix.NFTA_VERDICT_CODE, uint32(code))
+			w.str(unix.NFTA_VERDICT_CHAIN, chain)
+			w.close(v)
+			w.close(data)
+		}
+	}
+	if got := decodeExpr(expr("immediate", verdict(Goto, ""))); got != (Unknown{"immediate"}) {
+		t.Errorf("goto a chain without a name: %#v", got)
+	}
+	for name, data := range map[string]func(w *attrWriter){
+		"payload": func(w *attrWriter) { // writes into the packet
+			w.u32(unix.NFTA_PAYLOAD_SREG, 1)
+			w.u32(unix.NFTA_PAYLOAD_BASE, 1)
+			w.u32(unix.NFTA_PAYLOAD_OFFSET, 16)
+			w.u32(unix.NFTA_PAYLOAD_LEN, 4)
+		},
+		"lookup": func(w *attrWriter) { // in a map of verdicts
+			Lookup{Set: "m", Sreg: Reg1}.encode(w)
+			w.u32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
+		},
+		"bitwise": func(w *attrWriter) { // a shift
+			Bitwise{Sreg: Reg1, Dreg: Reg1, Len: 4, Mask: make([]byte, 4), Xor: make([]byte, 4)}.encode(w)
+			w.u32(attrBitwiseOp, 1)
+		},
+		"numgen": func(w *attrWriter) {
+			w.u32(unix.NFTA_NG_DREG, 1)
+			w.u32(unix.NFTA_NG_MODULUS, 2)
+			w.u32(unix.NFTA_NG_TYPE, 2)
+		},
+		"range": func(w *attrWriter) {
+			w.u32(unix.NFTA_RANGE_SREG, 1)
+			w.u32(unix.NFTA_RANGE_OP, 2)
+			w.value(unix.NFTA_RANGE_FROM_DATA, []byte{1})
+			w.value(unix.NFTA_RANGE_TO_DATA, []byte{2})
+		},
+		"immediate": func(w *attrWriter) { // a jump to nowhere
+			Verdict{Code: Jump}.encode(w)
+		},
+		"masq": func(w *attrWriter) { w.b = append(w.b, 9, 0, 1) }, // cut off
+		"snat": func(*attrWriter) {},
+		"":     func(*attrWriter) {},
+	} {
+		if diff := cmp.Diff(Expr(Unknown{name}), decodeExpr(expr(name, data))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestNewAttributes: an attribute of a kernel that is newer than this program
+// makes the expression unknown, unless it is 0, which stands for what was before.
+func TestNewAttributes(t *testing.T) {
+	for _, e := range everyExpr() {
+		for value, want := range map[uint32]Expr{0: e, 1: Unknown{e.Name()}} {
+			for _, attr := range []uint16{maxAttr - 1, maxAttr + 100} {
+				got := decodeExpr(expr(e.Name(), func(w *attrWriter) {
+					w.u32(attr, value)
+					e.encode(w)
+				}))
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("attribute %d is %d (-want +got):\n%s", attr, value, diff)
+				}
+			}
+		}
+	}
+}
+
+func TestRegisterNumbers(t *testing.T) {
+	for number, want := range map[uint32]Register{
+		0: 0, 1: Reg1, 4: Reg4, 8: Reg1, 9: 9, 11: 11, 12: Reg2, 16: Reg3, 20: Reg4, 23: 23, 24: 24,
+	} {
+		if got := canonical(number); got != want {
+			t.Errorf("register %d is %d, want %d", number, got, want)
+		}
+	}
+}
+
+// Reg32 returns the n-th register of 4 bytes, from 0 to 15.
+func Reg32(n uint32) Register { return canonical(unix.NFT_REG32_00 + n) }

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// FuzzDecodeRule feeds the decoder of rules. A rule that has nothing Unknown in
+// it must be the same when written and read again.
+func FuzzDecodeRule(f *testing.F) {
+	f.Add(encodeRule(f, "c", everyExpr(), "comment"))
+	for _, e := range everyExpr() {
+		f.Add(encodeRule(f, "c", []Expr{e}, ""))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		rule, err := decodeRule(b, "c")
+		if err != nil {
+			return
+		}
+		var w attrWriter
+		w.str(unix.NFTA_RULE_CHAIN, rule.Chain)
+		w.u64(unix.NFTA_RULE_HANDLE, rule.Handle)
+		w.u64(unix.NFTA_RULE_POSITION, rule.Position)
+		w.expressions(rule.Exprs)
+		w.comment(rule.Comment)
+		if w.err != nil {
+			return
+		}
+		again, err := decodeRule(w.b, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(rule, again); diff != "" {
+			t.Errorf("(-first +again):\n%s", diff)
+		}
+	})
+}
+
+// FuzzDecodeMessages feeds the decoders of all other answers, as a datagram.
+func FuzzDecodeMessages(f *testing.F) {
+	var b Batch
+	b.AddTable(IPv4, "t")
+	b.AddChain(IPv4, "t", "c", &Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: -5, Policy: Accept})
+	b.AddSet(IPv6, "t", "s", TypeIPv6)
+	b.AddElements(IPv6, "t", "s", many(IPv6, 3))
+	f.Add(b.seal(1))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for it := (messageIter{rest: b}); it.next(); {
+			if e, err := decodeError(it.message); err == nil && e != nil && e.Error() == "" {
+				t.Error("an error without a text")
+			}
+			attrs, _, err := it.attributes()
+			if err != nil {
+				continue
+			}
+			if chain, table, err := decodeChain(attrs); err != nil && (chain != Chain{} || table != "") {
+				t.Errorf("chain %v beside %v", chain, err)
+			}
+			set, err := decodeSet(attrs)
+			if err != nil {
+				set = interval(4)
+			}
+			elems, err := decodeElements(nil, attrs)
+			if err != nil {
+				continue
+			}
+			ranges, err := set.Ranges(elems)
+			if err != nil {
+				continue
+			}
+			for i, r := range ranges {
+				if i > 0 && r.First.Less(ranges[i-1].First) {
+					t.Errorf("range %v after %v", r, ranges[i-1])
+				}
+			}
+		}
+	})
+}
+
+// FuzzXT feeds the decoders of xtables' structures.
+func FuzzXT(f *testing.F) {
+	f.Add(uint32(0), masquerade4(f, RangeProtoSpecified, 1, 2, 3, 4))
+	f.Add(uint32(0), masquerade6(f, RangeProtoSpecified, 1, 2, 3, 4))
+	f.Add(uint32(1), make([]byte, 8))
+	f.Add(uint32(0), make([]byte, 24))
+	f.Add(uint32(0), make([]byte, 256))
+	f.Fuzz(func(t *testing.T, rev uint32, info []byte) {
+		if a, err := DecodeAddrType(rev, info); err != nil && a != (AddrType{}) {
+			t.Errorf("%v beside %v", a, err)
+		}
+		if c, err := DecodeComment(rev, info); err != nil && c != "" {
+			t.Errorf("%v beside %v", c, err)
+		}
+		if s, err := DecodeStatistic(rev, info); err != nil && s != (Statistic{}) {
+			t.Errorf("%v beside %v", s, err)
+		}
+		for _, family := range []Family{IPv4, IPv6} {
+			m, err := DecodeMasquerade(family, rev, info)
+			if err != nil && m != (Masquerade{}) {
+				t.Errorf("%v beside %v", m, err)
+			}
+			if m.Flags&RangeProtoSpecified == 0 && m.PortMin|m.PortMax != 0 {
+				t.Errorf("ports without the flag: %v", m)
+			}
+		}
+	})
+}

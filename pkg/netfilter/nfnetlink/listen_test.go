@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+)
+
+// listen opens a Listener in the thread's namespace, to be closed at the end.
+func listen(t testing.TB) *Listener {
+	t.Helper()
+	l, err := Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// next calls Next, which has to return in time.
+func next(t testing.TB, l *Listener) ([]Commit, error) {
+	t.Helper()
+	if err := l.file.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return l.Next()
+}
+
+// pending is what the socket is charged for what is in its queue, in bytes.
+func pending(t testing.TB, l *Listener) (charged, limit uint32) {
+	t.Helper()
+	var info [9]uint32 // SK_MEMINFO_VARS
+	size := uint32(unsafe.Sizeof(info))
+	err := l.raw.Control(func(fd uintptr) {
+		if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO,
+			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0); errno != 0 {
+			t.Error(errno)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info[0], info[1]
+}
+
+// program runs a program in the thread's namespace and returns its process id.
+func program(t testing.TB, stdin string, argv ...string) uint32 {
+	t.Helper()
+	c := exec.Command(argv[0], argv[1:]...)
+	c.Stdin = strings.NewReader(stdin)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", argv, err, out)
+	}
+	return uint32(c.Process.Pid)
+}
+
+func restore(rules int) string {
+	var b strings.Builder
+	b.WriteString("*nat\n:BULK - [0:0]\n")
+	for i := range rules {
+		fmt.Fprintf(&b, "-A BULK -d 10.%d.%d.0/24 -m comment --comment \"rule %d\" -j RETURN\n", i>>8, i&255, i)
+	}
+	b.WriteString("COMMIT\n")
+	return b.String()
+}
+
+// TestListenTellsWhoInAContainer: in a PID namespace of its own it tells the same
+// names, and pids of the first PID namespace.
+func TestListenTellsWhoInAContainer(t *testing.T) {
+	c := exec.Command("/proc/self/exe", "-test.run=^TestListenTellsWho$", "-test.v")
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestListenTellsWho ") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// inFirstPIDNamespace reports whether pids here are those that the kernel tells
+// of. The inode is PROC_PID_INIT_INO of the kernel.
+func inFirstPIDNamespace(t *testing.T) bool {
+	t.Helper()
+	return must[string](t)(os.Readlink("/proc/self/ns/pid")) == "pid:[4026531836]"
+}
+
+func TestListenTellsWho(t *testing.T) {
+	namespace(t)
+	c, l, second := dial(t), listen(t), listen(t)
+	first := inFirstPIDNamespace(t)
+	ourselves := func() uint32 {
+		var b Batch
+		b.AddTable(IPv4, "t")
+		commit(t, c, &b)
+		return uint32(unix.Gettid())
+	}
+	told := map[uint32]uint32{} // pids as the kernel tells them, by those here
+	name, err := os.ReadFile("/proc/thread-self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		what    string
+		program string
+		run     func() uint32 // returns who
+	}{
+		{"ourselves", strings.TrimSpace(string(name)), ourselves},
+		{"nft", "nft", func() uint32 { return program(t, "", "nft", "add table ip6 x") }},
+		{"iptables-restore", "iptables-nft-re", func() uint32 {
+			return program(t, restore(1), "iptables-nft-restore", "--noflush")
+		}},
+		{"5,000 rules at once", "iptables-nft-re", func() uint32 {
+			return program(t, restore(5000), "iptables-nft-restore", "--noflush")
+		}},
+		{"deleting all", "nft", func() uint32 { return program(t, "", "nft", "flush ruleset") }},
+		{"ourselves again", strings.TrimSpace(string(name)), ourselves},
+	} {
+		pid := tc.run()
+		want := Commit{Generation: must[uint32](t)(c.Generation()), PID: pid, Program: tc.program}
+		for i, l := range []*Listener{l, second} {
+			got, err := next(t, l)
+			if !first && len(got) == 1 {
+				// Which pid that is there cannot be known here: each process has its own.
+				if _, known := told[pid]; !known && !slices.Contains(slices.Collect(maps.Values(told)), got[0].PID) {
+					told[pid] = got[0].PID
+				}
+				want.PID = told[pid]
+			}
+			if err != nil || !slices.Equal(got, []Commit{want}) {
+				t.Errorf("%s: listener %d got %+v, %v; want one, %+v", tc.what, i, got, err, want)
+			}
+		}
+	}
+}
+
+// TestListenHolds has nobody read while others commit, in small and in large.
+func TestListenHolds(t *testing.T) {
+	namespace(t)
+	const commits = 10_000
+	c, l := dial(t), listen(t)
+	var small, large, gone Batch
+	small.AddTable(IPv4, "t")
+	small.AddChain(IPv4, "t", "c", nil)
+	small.AddSet(IPv4, "t", "s", TypeIPv4)
+	commit(t, c, &small)
+	small = Batch{}
+	small.AddRule(IPv4, "t", "c", []Expr{Verdict{Code: Return}}, "")
+	ranges := many(IPv4, 300)
+	large.AddElements(IPv4, "t", "s", ranges)
+	gone.FlushSet(IPv4, "t", "s")
+	gone.FlushChain(IPv4, "t", "c")
+	for i := range commits {
+		switch i % 100 {
+		case 0:
+			commit(t, c, &large)
+		case 50:
+			commit(t, c, &gone)
+		default:
+			commit(t, c, &small)
+		}
+	}
+	charged, limit := pending(t, l)
+	t.Logf("%d commits take %d of %d bytes, %d each", commits+1, charged, limit, charged/(commits+1))
+	if charged > limit/4*3 {
+		t.Error("that is almost all")
+	}
+	got, err := next(t, l)
+	if err != nil || len(got) != commits+1 {
+		t.Fatalf("got %d commits, %v", len(got), err)
+	}
+	last := must[uint32](t)(c.Generation())
+	for i, commit := range slices.Backward(got) {
+		if want := last - uint32(len(got)-1-i); commit.Generation != want {
+			t.Fatalf("commit %d has generation %d, want %d", i, commit.Generation, want)
+		}
+	}
+}
+
+func TestListenTellsOfLosses(t *testing.T) {
+	namespace(t)
+	c, l := dial(t), listen(t)
+	if err := l.raw.Control(func(fd uintptr) {
+		if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 8<<10); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var b Batch
+	b.AddTable(IPv4, "t")
+	b.AddChain(IPv4, "t", "c", nil)
+	commit(t, c, &b)
+	b = Batch{}
+	b.AddRule(IPv4, "t", "c", []Expr{Verdict{Code: Return}}, "")
+	const commits = 1000
+	for range commits {
+		commit(t, c, &b)
+	}
+	got, err := next(t, l)
+	if !errors.Is(err, ErrLost) || len(got) == 0 || len(got) >= commits {
+		t.Errorf("got %d commits, %v", len(got), err)
+	}
+	// From then on all is as before.
+	commit(t, c, &b)
+	want := must[uint32](t)(c.Generation())
+	if got, err := next(t, l); err != nil || len(got) != 1 || got[0].Generation != want {
+		t.Errorf("afterwards got %+v, %v; want generation %d", got, err, want)
+	}
+}
+
+func TestListenClose(t *testing.T) {
+	namespace(t)
+	c, l := dial(t), listen(t)
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.Next()
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		t.Fatalf("Next returned by itself: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-done:
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("Next returned %v", err)
+		}
+	case <-time.After(time.Second):
+		t.Fatal("Next waits after Close")
+	}
+	var b Batch
+	b.AddTable(IPv4, "t")
+	commit(t, c, &b)
+	if _, err := l.Next(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Next after Close: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Errorf("Close again: %v", err)
+	}
+}
+
+// TestListenLatency is about how soon after a commit Next returns.
+func TestListenLatency(t *testing.T) {
+	namespace(t)
+	c, l := dial(t), listen(t)
+	var b Batch
+	b.AddTable(IPv4, "t")
+	b.AddChain(IPv4, "t", "c", nil)
+	commit(t, c, &b)
+	if _, err := next(t, l); err != nil {
+		t.Fatal(err)
+	}
+	b = Batch{}
+	b.AddRule(IPv4, "t", "c", []Expr{Verdict{Code: Return}}, "")
+	seen := make(chan time.Time)
+	go func() {
+		for {
+			_, err := l.Next()
+			if err != nil {
+				close(seen)
+				return
+			}
+			seen <- time.Now()
+		}
+	}()
+	var delays []time.Duration
+	for range 100 {
+		begun := time.Now()
+		commit(t, c, &b)
+		select {
+		case at := <-seen:
+			delays = append(delays, at.Sub(begun))
+		case <-time.After(5 * time.Second):
+			t.Fatal("no event")
+		}
+	}
+	slices.Sort(delays)
+	median := delays[len(delays)/2]
+	t.Logf("from the write's begin to the event: median %v, worst %v", median, delays[len(delays)-1])
+	if timelimit.Exceeded(median, 10*time.Millisecond) {
+		t.Errorf("median %v", median)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, open := <-seen; open {
+		t.Error("an event after the last commit")
+	}
+}
+
+func TestAppendCommits(t *testing.T) {
+	var w attrWriter
+	at := w.beginMessage(messageType(unix.NFT_MSG_NEWGEN), 0, 0, 0)
+	w.u32(unix.NFTA_GEN_ID, 7)
+	w.endMessage(at)
+	whole := slices.Clone(w.b)
+	if got, err := appendCommits(nil, whole); err != nil || !slices.Equal(got, []Commit{{Generation: 7}}) {
+		t.Errorf("without the process: %+v, %v", got, err)
+	}
+	for n := range whole {
+		got, err := appendCommits(nil, whole[:n])
+		if (err == nil) != (n == 0) || len(got) > 0 {
+			t.Errorf("of %d bytes: %+v, %v", n, got, err)
+		}
+	}
+}

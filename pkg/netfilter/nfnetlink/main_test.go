@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
+
+// namespace puts the test's thread into a network namespace of its own, for
+// good: the thread ends with the test.
+func namespace(t testing.TB) {
+	t.Helper()
+	if err := sandbox.Check(); err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace: %v", err)
+	}
+}
+
+// dial opens a connection in the thread's namespace, to be closed at the end.
+func dial(t testing.TB) *Conn {
+	t.Helper()
+	c, err := Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// must returns what a read returned, and fails if it failed.
+func must[T any](t testing.TB) func(T, error) T {
+	t.Helper()
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func commit(t testing.TB, c *Conn, b *Batch) {
+	t.Helper()
+	if err := c.Commit(b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func span(first, last string) Range {
+	return Range{netip.MustParseAddr(first), netip.MustParseAddr(last)}
+}
+
+// many returns n ranges of three addresses that do not touch.
+func many(family Family, n int) []Range {
+	ranges := make([]Range, 0, n)
+	for i := range n {
+		b := [16]byte{0: 0xfd, 12: 10, 13: byte(i >> 12), 14: byte(i >> 4), 15: byte(i<<4) + 1}
+		first := netip.AddrFrom16(b)
+		b[15] += 2
+		last := netip.AddrFrom16(b)
+		if family == IPv4 {
+			f, l := first.As16(), last.As16()
+			first, last = netip.AddrFrom4([4]byte(f[12:])), netip.AddrFrom4([4]byte(l[12:]))
+		}
+		ranges = append(ranges, Range{first, last})
+	}
+	return ranges
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// commentType is NFTNL_UDATA_RULE_COMMENT: the kernel keeps a rule's user data
+// without looking at it, and libnftnl put this form into it.
+const commentType = 0
+
+// maxUserData is what the kernel keeps of a rule's user data, in bytes
+// (NFT_USERDATA_MAXLEN).
+const maxUserData = 256
+
+// Rule is a rule of nf_tables as it stands in the kernel.
+type Rule struct {
+	Chain  string
+	Handle uint64
+	// Position is the handle of the rule before, 0 for the first in a chain.
+	Position uint64
+	Exprs    []Expr
+	// Comment is what nft shows as the rule's comment. That of an iptables rule
+	// is a Match expression instead.
+	Comment string
+}
+
+// Rules returns the rules of a chain in their order, or those of all chains of
+// the table if the chain is "". The kernel does not say whether the table and
+// the chain exist: no rules and no error may mean either. Ask Chain.
+//
+// While another program commits, some rules may be missing without any sign of
+// it. Read again within Snapshot before acting on a difference.
+func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
+	op := operation{"list rules of", family, table, chain}
+	c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, family)
+	c.out.str(unix.NFTA_RULE_TABLE, table)
+	if chain != "" {
+		c.out.str(unix.NFTA_RULE_CHAIN, chain)
+	}
+	return dump(c, op, unix.NFT_MSG_NEWRULE, func(rules []Rule, attrs []byte) ([]Rule, error) {
+		previous := chain
+		if len(rules) > 0 {
+			previous = rules[len(rules)-1].Chain
+		}
+		r, err := decodeRule(attrs, previous)
+		if err != nil {
+			return rules, err
+		}
+		return append(rules, r), nil
+	})
+}
+
+// decodeRule decodes a rule, whose chain is probably the given one.
+func decodeRule(attrs []byte, probably string) (Rule, error) {
+	var t attrTable
+	t.parse(attrs)
+	r := Rule{
+		Chain:    probably,
+		Handle:   t.optU64(unix.NFTA_RULE_HANDLE),
+		Position: t.optU64(unix.NFTA_RULE_POSITION),
+		Comment:  decodeComment(t.at[unix.NFTA_RULE_USERDATA]),
+	}
+	if name := untilNUL(t.at[unix.NFTA_RULE_CHAIN]); string(name) != probably {
+		r.Chain = string(name)
+	}
+	if !t.has(unix.NFTA_RULE_CHAIN) || t.bad {
+		return Rule{}, errMalformed
+	}
+	it := attrIter{rest: t.at[unix.NFTA_RULE_EXPRESSIONS]}
+	for it.next() {
+		r.Exprs = append(r.Exprs, decodeExpr(it.data))
+	}
+	if it.malformed {
+		return Rule{}, errMalformed
+	}
+	return r, nil
+}
+
+// decodeComment finds the comment among records of type, length (a byte each)
+// and value. Whatever else is in a rule's user data means nothing to packets.
+func decodeComment(data []byte) string {
+	for len(data) >= 2 {
+		n := 2 + int(data[1])
+		if n > len(data) {
+			return ""
+		}
+		if data[0] == commentType {
+			return string(untilNUL(data[2:n]))
+		}
+		data = data[n:]
+	}
+	return ""
+}
+
+func (w *attrWriter) comment(comment string) {
+	if comment == "" {
+		return
+	}
+	n := len(comment) + 1
+	if 2+n > maxUserData {
+		w.fail("comment of %d bytes is too long for a rule", len(comment))
+		return
+	}
+	if strings.IndexByte(comment, 0) >= 0 {
+		w.fail("comment %q holds a NUL byte", comment)
+		return
+	}
+	data := append(make([]byte, 0, 2+n), commentType, byte(n))
+	data = append(append(data, comment...), 0)
+	w.bytes(unix.NFTA_RULE_USERDATA, data)
+}
+
+// expressions writes a rule's expressions.
+func (w *attrWriter) expressions(exprs []Expr) {
+	all := w.open(unix.NFTA_RULE_EXPRESSIONS)
+	for _, e := range exprs {
+		at := w.open(unix.NFTA_LIST_ELEM)
+		w.str(unix.NFTA_EXPR_NAME, e.Name())
+		data := w.open(unix.NFTA_EXPR_DATA)
+		e.encode(w)
+		w.close(data)
+		w.close(at)
+	}
+	w.close(all)
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+)
+
+func addresses(a, b netip.Addr) bool { return a == b }
+
+func interval(keyLen uint32) Set {
+	keyType := map[uint32]uint32{4: TypeIPv4, 16: TypeIPv6}[keyLen]
+	return Set{Name: "s", Flags: unix.NFT_SET_INTERVAL, KeyType: keyType, KeyLen: keyLen}
+}
+
+func element(key []byte, end bool) Element {
+	e := Element{end: end}
+	e.size = uint8(copy(e.key[:], key))
+	return e
+}
+
+// elementsOf writes elements "10.0.0.0" and, where a range ends, "]10.1.0.0".
+func elementsOf(keys ...string) []Element {
+	elems := make([]Element, 0, len(keys))
+	for _, k := range keys {
+		k, end := strings.CutPrefix(k, "]")
+		elems = append(elems, element(netip.MustParseAddr(k).AsSlice(), end))
+	}
+	return elems
+}
+
+func TestRanges(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		set   Set
+		elems []Element
+		want  []Range
+	}{
+		{"none", interval(4), nil, []Range{}},
+		{"ascending", interval(4), elementsOf("10.0.0.0", "]11.0.0.0", "192.168.0.0", "]192.169.0.0"),
+			[]Range{span("10.0.0.0", "10.255.255.255"), span("192.168.0.0", "192.168.255.255")}},
+		{"descending, touching", interval(4), elementsOf("]12.0.0.0", "11.0.0.0", "]11.0.0.0", "10.0.0.0"),
+			[]Range{span("10.0.0.0", "10.255.255.255"), span("11.0.0.0", "11.255.255.255")}},
+		{"nft's end at zero", interval(4), elementsOf("]0.0.0.0", "10.0.0.0", "]10.0.0.1"), []Range{span("10.0.0.0", "10.0.0.0")}},
+		{"open end", interval(4), elementsOf("]11.0.0.0", "240.0.0.0", "10.0.0.0"),
+			[]Range{span("10.0.0.0", "10.255.255.255"), span("240.0.0.0", "255.255.255.255")}},
+		{"everything", interval(16), elementsOf("::"), []Range{span("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")}},
+		{"mapped", interval(16), elementsOf("::ffff:10.0.0.0", "]::ffff:10.0.0.2"), []Range{span("::ffff:10.0.0.0", "::ffff:10.0.0.1")}},
+		{"no end between", interval(4), elementsOf("10.0.0.0", "10.0.0.8", "]10.0.0.9"),
+			[]Range{span("10.0.0.0", "10.0.0.7"), span("10.0.0.8", "10.0.0.8")}},
+		{"the same twice", interval(4), elementsOf("0.0.0.0", "0.0.0.0", "]10.0.0.1", "]10.0.0.1"), []Range{span("0.0.0.0", "10.0.0.0")}},
+		{"no intervals", Set{KeyType: TypeIPv4, KeyLen: 4}, elementsOf("10.0.0.9", "10.0.0.7"), []Range{span("10.0.0.7", "10.0.0.7"), span("10.0.0.9", "10.0.0.9")}},
+	} {
+		got, err := tt.set.Ranges(tt.elems)
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if diff := cmp.Diff(tt.want, got, cmp.Comparer(addresses)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestRangesRefuses(t *testing.T) {
+	special := element([]byte{10, 0, 0, 0}, false)
+	special.special = true
+	for name, tt := range map[string]struct {
+		set   Set
+		elems []Element
+	}{
+		"map":         {Set{KeyType: TypeIPv4, KeyLen: 4, Flags: unix.NFT_SET_MAP}, nil},
+		"ports":       {Set{KeyType: 13, KeyLen: 2}, nil},
+		"mark":        {Set{KeyType: 19, KeyLen: 4}, nil},
+		"four fields": {Set{KeyType: 7<<18 | 7<<12 | 7<<6 | 7, KeyLen: 16}, nil},
+		"catch-all":   {interval(4), []Element{{special: true}}},
+		"expression":  {interval(4), []Element{special}},
+		"short key":   {interval(16), []Element{element([]byte{10, 0, 0, 0}, false)}},
+		"no key":      {interval(4), []Element{{}}},
+	} {
+		if got, err := tt.set.Ranges(tt.elems); err == nil {
+			t.Errorf("%s: got %v, want an error", name, got)
+		}
+	}
+}
+
+// TestElementForms has the elements that are not just a key and an end.
+func TestElementForms(t *testing.T) {
+	value := func(typ uint16, key ...byte) func(*attrWriter) { return func(w *attrWriter) { w.value(typ, key) } }
+	flags := func(f uint32) func(*attrWriter) { return func(w *attrWriter) { w.u32(unix.NFTA_SET_ELEM_FLAGS, f) } }
+	for name, tt := range map[string]struct {
+		parts []func(*attrWriter)
+		want  []string // as elementsOf has them, and "!" for a special one
+	}{
+		"a range in one": {[]func(*attrWriter){value(unix.NFTA_SET_ELEM_KEY, 10, 0, 0, 9), value(attrElemKeyEnd, 10, 0, 0, 255)},
+			[]string{"10.0.0.9", "]10.0.1.0"}},
+		"up to the highest": {[]func(*attrWriter){value(unix.NFTA_SET_ELEM_KEY, 10, 0, 0, 9), value(attrElemKeyEnd, 255, 255, 255, 255)},
+			[]string{"10.0.0.9"}},
+		"catch-all":    {[]func(*attrWriter){flags(2)}, []string{"!"}},
+		"unknown flag": {[]func(*attrWriter){value(unix.NFTA_SET_ELEM_KEY, 10, 0, 0, 9), flags(1 << 24)}, []string{"!"}},
+		"unknown attribute": {[]func(*attrWriter){value(unix.NFTA_SET_ELEM_KEY, 10, 0, 0, 9),
+			func(w *attrWriter) { w.u32(12, 1) }}, []string{"!"}},
+		"unknown attribute of 0": {[]func(*attrWriter){value(unix.NFTA_SET_ELEM_KEY, 10, 0, 0, 9),
+			func(w *attrWriter) { w.u32(12, 0) }}, []string{"10.0.0.9"}},
+		"expression": {[]func(*attrWriter){value(unix.NFTA_SET_ELEM_KEY, 10, 0, 0, 9),
+			func(w *attrWriter) { w.bytes(unix.NFTA_SET_ELEM_EXPR, nil) }}, []string{"!"}},
+		"expressions": {[]func(*attrWriter){value(unix.NFTA_SET_ELEM_KEY, 10, 0, 0, 9),
+			func(w *attrWriter) { w.bytes(11, nil) }}, []string{"!"}},
+		"long":            {[]func(*attrWriter){value(unix.NFTA_SET_ELEM_KEY, make([]byte, 20)...)}, []string{"!"}},
+		"long to long":    {[]func(*attrWriter){value(unix.NFTA_SET_ELEM_KEY, make([]byte, 20)...), value(attrElemKeyEnd, make([]byte, 20)...)}, []string{"!", "!"}},
+		"with a lifetime": {[]func(*attrWriter){value(unix.NFTA_SET_ELEM_KEY, 10, 0, 0, 9), flags(1), func(w *attrWriter) { w.u64(unix.NFTA_SET_ELEM_TIMEOUT, 1) }}, []string{"]10.0.0.9"}},
+	} {
+		var w attrWriter
+		list := w.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		at := w.open(unix.NFTA_LIST_ELEM)
+		for _, part := range tt.parts {
+			part(&w)
+		}
+		w.close(at)
+		w.close(list)
+		elems, err := decodeElements(nil, w.b)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		var got []string
+		for _, e := range elems {
+			key, end := e.Key()
+			switch {
+			case e.Special():
+				got = append(got, "!")
+			case end:
+				got = append(got, "]"+addr(key).String())
+			default:
+				got = append(got, addr(key).String())
+			}
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func addr(key []byte) netip.Addr {
+	a, _ := netip.AddrFromSlice(key)
+	return a
+}
+
+// TestRangesRoundTrip writes ranges into a batch and reads the batch's messages
+// as if the kernel had sent them, in any order.
+func TestRangesRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		width := rapid.SampledFrom([]int{4, 16}).Draw(t, "key length")
+		bounds := rapid.SliceOfNDistinct(rapid.Uint16(), 0, 600, rapid.ID).Draw(t, "bounds")
+		ranges := rangesBetween(bounds, width, rapid.Bool().Draw(t, "to the end"))
+
+		var b Batch
+		b.AddElements(IPv4, "t", "s", ranges)
+		if b.err != nil {
+			t.Fatal(b.err)
+		}
+		var elems []Element
+		for i := range b.Len() {
+			n := len(elems)
+			var err error
+			if elems, err = decodeElements(elems, b.message(i)[unix.SizeofNlMsghdr+nfgenHeader:]); err != nil {
+				t.Fatal(err)
+			}
+			if len(elems)-n > maxElements {
+				t.Fatalf("%d elements in a message", len(elems)-n)
+			}
+		}
+		rand.Shuffle(len(elems), func(i, j int) { elems[i], elems[j] = elems[j], elems[i] })
+		got, err := interval(uint32(width)).Ranges(elems)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(ranges, got, cmp.Comparer(addresses)); diff != "" {
+			t.Fatalf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+// rangesBetween returns ascending ranges, some of which touch: each bound ends
+// one and every second bound leaves a gap.
+func rangesBetween(bounds []uint16, width int, toEnd bool) []Range {
+	at := make(map[uint16]bool, len(bounds))
+	for _, b := range bounds {
+		at[b] = true
+	}
+	address := func(n int) netip.Addr {
+		key := make([]byte, width)
+		key[width-4], key[width-3] = byte(n>>8), byte(n)
+		return addr(key)
+	}
+	ranges := []Range{}
+	first, gap := -1, false
+	for n := range 1 << 16 {
+		if !at[uint16(n)] {
+			continue
+		}
+		if first >= 0 && !gap {
+			ranges = append(ranges, Range{address(first), address(n).Prev()})
+		}
+		first, gap = n, !gap && n%3 == 0
+	}
+	if toEnd && first >= 0 {
+		last := make([]byte, width)
+		for i := range last {
+			last[i] = 0xff
+		}
+		ranges = append(ranges, Range{address(first), addr(last)})
+	}
+	return ranges
+}
+
+func TestMalformedElements(t *testing.T) {
+	var w attrWriter
+	w.element(netip.MustParseAddr("10.0.0.0"), unix.NFT_SET_ELEM_INTERVAL_END)
+	elem := w.b
+	list := func(elem []byte) []byte {
+		var w attrWriter
+		w.bytes(unix.NFTA_SET_ELEM_LIST_ELEMENTS, elem)
+		return w.b
+	}
+	if elems, err := decodeElements(nil, list(elem)); err != nil || len(elems) != 1 || !elems[0].end {
+		t.Fatalf("well formed: %v, %v", elems, err)
+	}
+	for cut := 1; cut < len(elem); cut++ {
+		if elems, err := decodeElements(nil, list(elem[:cut])); err == nil {
+			t.Errorf("%d of %d bytes: %v", cut, len(elem), elems)
+		}
+	}
+}

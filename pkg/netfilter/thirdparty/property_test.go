@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package thirdparty
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// model is a rule of a small world of addresses: 10.0.0.0/29.
+type model struct {
+	from, to       netip.Prefix // invalid: any
+	notFrom, notTo bool
+	obscure        bool // has a match that nobody here can read
+	mark           markNeed
+	does           effect
+	target         string
+}
+
+func (m model) String() string {
+	return fmt.Sprintf("from %v (not %v) to %v (not %v) obscure %v mark %d: %d %s", m.from, m.notFrom, m.to, m.notTo, m.obscure, m.mark, m.does, m.target)
+}
+
+// expressions writes the rule as iptables-nft does.
+func (m model) expressions() []nfnetlink.Expr {
+	var out []nfnetlink.Expr
+	for _, side := range []struct {
+		prefix netip.Prefix
+		not    bool
+		offset uint32
+	}{{m.from, m.notFrom, 12}, {m.to, m.notTo, 16}} {
+		if !side.prefix.IsValid() {
+			continue
+		}
+		op := nfnetlink.Equal
+		if side.not {
+			op = nfnetlink.NotEqual
+		}
+		mask := []byte{0xff, 0xff, 0xff, byte(0xff << (32 - side.prefix.Bits()))}
+		out = append(out, nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: side.offset, Len: 4, Dreg: nfnetlink.Reg1},
+			nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
+			nfnetlink.Cmp{Op: op, Sreg: nfnetlink.Reg1, Data: side.prefix.Addr().AsSlice()})
+	}
+	if m.obscure {
+		out = append(out, nfnetlink.Match{Xt: "obscure"})
+	}
+	if m.mark != noMark {
+		op := nfnetlink.Equal
+		if m.mark == markNeeded {
+			op = nfnetlink.NotEqual
+		}
+		out = append(out, nfnetlink.Meta{Key: unix.NFT_META_MARK, Reg: nfnetlink.Reg1}, nfnetlink.Cmp{Op: op, Sreg: nfnetlink.Reg1, Data: make([]byte, 4)})
+	}
+	codes := map[effect]nfnetlink.VerdictCode{accepts: nfnetlink.Accept, returns: nfnetlink.Return, jumps: nfnetlink.Jump, goes: nfnetlink.Goto}
+	switch m.does {
+	case nothing:
+		return out
+	case masquerades:
+		return append(out, nfnetlink.Masq{})
+	}
+	return append(out, nfnetlink.Verdict{Code: codes[m.does], Chain: m.target})
+}
+
+// about reports whether the rule is about an unmarked packet.
+func (m model) about(src, dst netip.Addr, obscure bool) bool {
+	return (!m.from.IsValid() || m.from.Contains(src) != m.notFrom) && (!m.to.IsValid() || m.to.Contains(dst) != m.notTo) &&
+		(!m.obscure || obscure) && m.mark != markNeeded
+}
+
+// world is chains by name; "a" jumps to none before itself.
+type world map[string][]model
+
+func (w world) rules(chain string) ([]nfnetlink.Rule, error) {
+	var out []nfnetlink.Rule
+	for _, m := range w[chain] {
+		out = append(out, nfnetlink.Rule{Chain: chain, Exprs: m.expressions()})
+	}
+	return out, nil
+}
+
+func (world) set(string) (policy.Ranges, error) { return nil, errTooMany }
+
+func (world) device(uint32) (string, error) { return "", errTooMany }
+
+// meets decides as the kernel does: whether the packet is masqueraded, and
+// whether its way through the base chain ended.
+func (w world) meets(chain string, src, dst netip.Addr, obscure bool) (masqueraded, ended bool) {
+	for _, m := range w[chain] {
+		if !m.about(src, dst, obscure) {
+			continue
+		}
+		switch m.does {
+		case masquerades:
+			return true, true
+		case accepts:
+			return false, true
+		case returns:
+			return false, false
+		case jumps, goes:
+			if masqueraded, ended = w.meets(m.target, src, dst, obscure); ended || m.does == goes {
+				return masqueraded, ended
+			}
+		}
+	}
+	return false, false
+}
+
+func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+
+// names are the chains of a world.
+var names = []string{"a", "b", "c"}
+
+func randomWorld(t *rapid.T) world {
+	w := world{}
+	for i, name := range names {
+		for range rapid.IntRange(1, 4).Draw(t, "rules of "+name) {
+			m := model{obscure: rapid.IntRange(0, 5).Draw(t, "obscure") == 0, mark: rapid.SampledFrom([]markNeed{0, 0, 0, 0, markNeeded, markAbsent}).Draw(t, "mark"),
+				does: rapid.SampledFrom([]effect{nothing, masquerades, masquerades, accepts, returns, jumps, goes}).Draw(t, "does")}
+			for _, side := range []*netip.Prefix{&m.from, &m.to} {
+				if rapid.Bool().Draw(t, "side") {
+					*side = netip.PrefixFrom(address(rapid.IntRange(0, 7).Draw(t, "address")), rapid.IntRange(29, 32).Draw(t, "length")).Masked()
+				}
+			}
+			m.notFrom, m.notTo = rapid.Bool().Draw(t, "not from"), rapid.Bool().Draw(t, "not to")
+			if m.does == jumps || m.does == goes {
+				if i+1 == len(names) {
+					m.does = returns
+				} else {
+					m.target = rapid.SampledFrom(names[i+1:]).Draw(t, "target")
+				}
+			}
+			w[name] = append(w[name], m)
+		}
+	}
+	return w
+}
+
+func (w world) lines() (lines []string) {
+	for _, name := range names {
+		for _, m := range w[name] {
+			lines = append(lines, name+": "+m.String())
+		}
+	}
+	return lines
+}
+
+// TestWalk holds what is said of rules to what becomes of each packet: of one
+// that is masqueraded some rule says so, and what an exact rule says of a source
+// is so, whatever became of the matches that nobody can read.
+func TestWalk(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := randomWorld(t)
+		walk := walk{chains: w, place: Place{Family: policy.IPv4}, owned: func(Place) bool { return false }}
+		if err := walk.chain("a", condition{}, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 64 {
+			src, dst := address(i/8), address(i%8)
+			from := policy.RangesOf(netip.PrefixFrom(src, 32))
+			says := func(r Rule) bool { return r.Destinations(from).Contains(dst) }
+			for _, obscure := range []bool{false, true} {
+				masqueraded, _ := w.meets("a", src, dst, obscure)
+				sure := slices.ContainsFunc(walk.found, func(r Rule) bool { return r.Exact && says(r) })
+				maybe := slices.ContainsFunc(walk.found, func(r Rule) bool { return !r.Marked && says(r) })
+				if sure && !masqueraded || masqueraded && !maybe {
+					lines := w.lines()
+					for _, r := range walk.found {
+						lines = append(lines, fmt.Sprintf("%s; spared %v", r.Text, r.Spared))
+					}
+					t.Fatalf("%v to %v (obscure %v): masqueraded %v, sure %v, maybe %v\n%s", src, dst, obscure, masqueraded, sure, maybe, strings.Join(lines, "\n"))
+				}
+			}
+		}
+	})
+}
+
+// fate is what becomes of a packet where chain c binds; of one that pass lets go on
+// behind what keeps it from there, what would have become of it.
+func (w world) fate(chain string, src, dst netip.Addr, obscure, pass bool) string {
+	for _, m := range w[chain] {
+		keeps := m.does == accepts || chain == "a" && (m.does == returns || m.does == goes)
+		if !m.about(src, dst, obscure) || m.does == nothing || pass && keeps {
+			continue
+		}
+		switch m.does {
+		case masquerades:
+			return "translated"
+		case accepts:
+			return "kept"
+		case returns:
+			return ""
+		}
+		if m.target == "c" {
+			return "bound"
+		}
+		if f := w.fate(m.target, src, dst, obscure, pass); f != "" || m.does == goes {
+			return f
+		}
+	}
+	return ""
+}
+
+// TestTrace holds what is said of traffic to what becomes of each packet: where no
+// rule is named, no third-party rule decides; and what is sure is so.
+func TestTrace(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := randomWorld(t)
+		dst := address(rapid.IntRange(0, 7).Draw(t, "dst"))
+		follow := func(from policy.Ranges) []Hit {
+			tr := trace{chains: w, base: Place{Family: policy.IPv4}, traffic: Traffic{To: dst, From: from}, owned: func(p Place) (bool, bool) { return p.Chain == "c", true }}
+			if _, err := tr.hook(hook{Place: Place{Chain: "a", Family: policy.IPv4}}, from); err != nil {
+				t.Fatal(err)
+			}
+			return tr.hits
+		}
+		all := follow(policy.RangesOf(netip.MustParsePrefix("10.0.0.0/29")))
+		for i := range 8 {
+			hits := follow(policy.RangesOf(netip.PrefixFrom(address(i), 32)))
+			for _, obscure := range []bool{false, true} {
+				fate := w.fate("a", address(i), dst, obscure, false)
+				decided := fate == "translated" || fate != "bound" && w.fate("a", address(i), dst, obscure, true) == "bound"
+				var sure []Action
+				for _, h := range append(slices.Clone(hits), all...) {
+					if h.Sure {
+						sure = append(sure, h.Action)
+					}
+				}
+				wrong := decided && (len(hits) == 0 || len(all) == 0) || len(sure) > 0 && !decided ||
+					len(sure) > 0 && (sure[0] == Masquerades) != (fate == "translated")
+				if wrong {
+					t.Fatalf("%v to %v (obscure %v): %q, sure %v, %d and %d hits\n%s", address(i), dst, obscure, fate, sure, len(hits), len(all), strings.Join(w.lines(), "\n"))
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package thirdparty
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
+
+// isolate gives the calling test a network namespace of its own; the thread is
+// thrown away at its end.
+func isolate(t *testing.T) {
+	t.Helper()
+	if err := sandbox.Check(); err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func feed(t *testing.T, input, program string, args ...string) {
+	t.Helper()
+	var out bytes.Buffer
+	c := exec.Command(program, args...)
+	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(input), &out, &out
+	if err := c.Run(); err != nil {
+		t.Fatalf("%s: %v: %s\n%s", program, err, out.String(), input)
+	}
+}
+
+// restore loads lines into table nat of a variant of iptables.
+func restore(t *testing.T, f policy.Family, variant string, lines ...string) {
+	t.Helper()
+	program := map[policy.Family]string{policy.IPv4: "iptables", policy.IPv6: "ip6tables"}[f] + "-" + variant + "-restore"
+	feed(t, "*nat\n"+strings.Join(lines, "\n")+"\nCOMMIT\n", program, "--noflush")
+}
+
+func owned(p Place) bool {
+	return p.Table == "nat" && p.Chain == "OURS" || p.Table == "ip-masq" || p.Owner.DataDir == "/state"
+}
+
+func scanned(t *testing.T) []Rule {
+	t.Helper()
+	rules, err := Scan(t.Context(), owned)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+// shown writes rules without what each of a test has in common.
+func shown(rules []Rule) []string {
+	var out []string
+	for _, r := range rules {
+		_, text, _ := strings.Cut(r.Text, ", chain ")
+		if r.Order != UnknownOrder {
+			text = string(r.Order) + " " + text
+		}
+		if to := r.Destinations(nil); !to.Equal(policy.RangesOf(r.Family.All()).Intersect(r.Rule.To)) {
+			text += " => " + r.side("to", to)
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+// TestIPTables has what is found on nodes, in both variants, which must say the
+// same.
+func TestIPTables(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		rules []string
+		want  []string
+	}{
+		{name: "nothing", rules: []string{"-A POSTROUTING -d 10.0.0.0/8 -j RETURN"}},
+		{name: "docker", rules: []string{"-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE"},
+			want: []string{"POSTROUTING: from 172.17.0.0/16 not out docker0 masquerade"}},
+		{name: "docker's port", rules: []string{"-A POSTROUTING -s 172.17.0.2/32 -d 172.17.0.2/32 -p tcp -m tcp --dport 80 -j MASQUERADE"},
+			want: []string{"POSTROUTING: from 172.17.0.2/32 to 172.17.0.2/32 tcp masquerade; not read: the transport header"}},
+		{name: "kube-proxy", rules: []string{":KUBE-POSTROUTING -", `-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING`,
+			"-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN", "-A KUBE-POSTROUTING -j MARK --xor-mark 0x4000",
+			`-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully`},
+			want: []string{`KUBE-POSTROUTING: masquerade ("kubernetes service traffic requiring SNAT"); marked packets only`}},
+		{name: "kube-proxy of old", rules: []string{":KUBE-POSTROUTING -", "-A POSTROUTING -j KUBE-POSTROUTING",
+			"-A KUBE-POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE"},
+			want: []string{"KUBE-POSTROUTING: masquerade; marked packets only"}},
+		{name: "masquerade all", rules: []string{":KUBE-POSTROUTING -", "-A POSTROUTING -j KUBE-POSTROUTING", "-A KUBE-POSTROUTING -j MASQUERADE"},
+			want: []string{"KUBE-POSTROUTING: masquerade"}},
+		{name: "kubenet", rules: []string{`-A POSTROUTING ! -d 10.0.0.0/8 -m comment --comment "kubenet: SNAT for outbound traffic from cluster" ` +
+			"-m addrtype ! --dst-type LOCAL -j MASQUERADE"},
+			want: []string{`POSTROUTING: not to 10.0.0.0/8 to non-local masquerade ("kubenet: SNAT for outbound traffic from cluster")`}},
+		{name: "portmap", rules: []string{":CNI-HOSTPORT-MASQ -", `-A POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ`,
+			"-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE"},
+			want: []string{"CNI-HOSTPORT-MASQ: masquerade; marked packets only"}},
+		{name: "bridge with ipMasq", rules: []string{":CNI-0123 -", "-A POSTROUTING -s 10.244.0.5/32 -j CNI-0123", "-A CNI-0123 -d 10.244.0.0/24 -j ACCEPT",
+			"-A CNI-0123 ! -d 224.0.0.0/4 -j MASQUERADE"},
+			want: []string{"CNI-0123: from 10.244.0.5/32 not to 224.0.0.0/4 masquerade => not to {10.244.0.0/24, 224.0.0.0/4}"}},
+		{name: "flannel", rules: []string{":FLANNEL-POSTRTG -", "-A POSTROUTING -j FLANNEL-POSTRTG", "-A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -j RETURN",
+			"-A FLANNEL-POSTRTG -s 10.244.0.0/24 -d 10.244.0.0/16 -j RETURN", "-A FLANNEL-POSTRTG -s 10.244.0.0/16 -d 10.244.0.0/24 -j RETURN",
+			"-A FLANNEL-POSTRTG ! -s 10.244.0.0/16 -d 10.244.0.0/24 -j RETURN", "-A FLANNEL-POSTRTG -s 10.244.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE",
+			"-A FLANNEL-POSTRTG ! -s 10.244.0.0/16 -d 10.244.0.0/16 -j MASQUERADE"},
+			want: []string{"FLANNEL-POSTRTG: from 10.244.0.0/16 not to 224.0.0.0/4 masquerade => not to {10.244.0.0/24, 224.0.0.0/4}",
+				"FLANNEL-POSTRTG: not from 10.244.0.0/16 to 10.244.0.0/16 masquerade => to 10.244.1.0-10.244.255.255"}},
+		{name: "an agent", rules: []string{":AGENT -", "-A POSTROUTING -m addrtype ! --dst-type LOCAL -j AGENT", "-A AGENT -d 169.254.0.0/16 -j RETURN",
+			"-A AGENT -d 10.0.0.0/8 -j RETURN", "-A AGENT -j MASQUERADE --random-fully"},
+			want: []string{"AGENT: to non-local masquerade => not to {10.0.0.0/8, 169.254.0.0/16}"}},
+		{name: "returns end the chain alone", rules: []string{":A -", ":B -", "-A POSTROUTING -j A", "-A POSTROUTING -d 10.1.0.0/16 -j MASQUERADE",
+			"-A A -d 10.0.0.0/8 -j RETURN", "-A A -d 10.1.0.0/16 -j B", "-A B -j MASQUERADE"},
+			want: []string{"POSTROUTING: to 10.1.0.0/16 masquerade"}},
+		{name: "a goto does not come back", rules: []string{":A -", ":B -", "-A POSTROUTING -j A", "-A A -d 10.0.0.0/8 -g B", "-A A -d 10.1.0.0/16 -j MASQUERADE",
+			"-A A -d 11.0.0.0/8 -j MASQUERADE"},
+			want: []string{"A: to 11.0.0.0/8 masquerade"}},
+		{name: "what was masqueraded before", rules: []string{"-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE", "-A POSTROUTING -d 10.1.0.0/16 -j MASQUERADE"},
+			want: []string{"POSTROUTING: to 10.0.0.0/8 masquerade"}},
+		{name: "sources spared", rules: []string{"-A POSTROUTING -s 10.9.0.0/16 -j ACCEPT", "-A POSTROUTING -s 10.9.1.0/24 -j MASQUERADE", "-A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE"},
+			want: []string{"POSTROUTING: from 10.0.0.0/8 masquerade"}},
+		{name: "spared in part only", rules: []string{"-A POSTROUTING -p tcp -d 10.0.0.0/8 -j ACCEPT", "-A POSTROUTING -o eth0 -j ACCEPT", "-A POSTROUTING -j MASQUERADE"},
+			want: []string{"POSTROUTING: masquerade"}},
+		{name: "unread before it", rules: []string{"-A POSTROUTING -d 10.0.0.0/8 -m policy --pol ipsec --dir out -j ACCEPT", "-A POSTROUTING -d 11.0.0.0/8 -j MASQUERADE", "-A POSTROUTING -j MASQUERADE"},
+			want: []string{"POSTROUTING: to 11.0.0.0/8 masquerade", "POSTROUTING: masquerade; not read: a rule before it that spares others => not to 11.0.0.0/8"}},
+		{name: "snat", rules: []string{"-A POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -o eth+ -j SNAT --to-source 192.0.2.1"},
+			want: []string{"POSTROUTING: from 10.0.0.0/8 not to 10.0.0.0/8 out eth+ snat"}},
+		{name: "never", rules: []string{":A -", "-A POSTROUTING -o eth0 -s 10.0.0.0/8 -j A", "-A A -o docker0 -j MASQUERADE", "-A A -s 11.0.0.0/8 -j MASQUERADE", "-A A ! -o eth+ -j MASQUERADE"}},
+		{name: "narrowed twice", rules: []string{":A -", "-A POSTROUTING -o eth+ -s 10.0.0.0/8 -p tcp -j A", "-A A -o eth0 -s 10.1.0.0/16 -m statistic --mode random --probability 0.5 -j MASQUERADE"},
+			want: []string{"A: from 10.1.0.0/16 out eth0 tcp 50.00% masquerade"}},
+		{name: "not exact", rules: []string{"-A POSTROUTING -m mark --mark 0x0/0x1 -j MASQUERADE", "-A POSTROUTING -m conntrack --ctstate DNAT -j MASQUERADE",
+			"-A POSTROUTING -p icmp -j MASQUERADE", "-A POSTROUTING ! -p tcp -j MASQUERADE", "-A POSTROUTING -d 10.0.0.0/255.0.255.0 -j MASQUERADE",
+			"-A POSTROUTING -m addrtype --src-type LOCAL -j MASQUERADE", "-A POSTROUTING -m addrtype --dst-type LOCAL -j MASQUERADE",
+			"-A POSTROUTING -m statistic --mode nth --every 2 --packet 0 -j MASQUERADE"},
+			want: []string{"POSTROUTING: masquerade; not read: a mark", "POSTROUTING: masquerade; not read: match conntrack",
+				"POSTROUTING: masquerade; not read: protocol 1", "POSTROUTING: masquerade; not read: l4proto",
+				"POSTROUTING: masquerade; not read: destination under a mask that is no prefix's",
+				"POSTROUTING: masquerade; not read: the node's own addresses",
+				"POSTROUTING: masquerade; not read: match statistic"}},
+		{name: "states", rules: []string{"-A POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "-A POSTROUTING -m conntrack ! --ctstate NEW -j MASQUERADE",
+			"-A POSTROUTING -s 10.1.0.0/16 -m conntrack --ctstate NEW,UNTRACKED -j MASQUERADE", "-A POSTROUTING -m conntrack --ctstate NEW --ctproto tcp -j MASQUERADE"},
+			want: []string{"POSTROUTING: from 10.1.0.0/16 masquerade", "POSTROUTING: masquerade; not read: match conntrack"}},
+		{name: "of the node itself", rules: []string{"-A POSTROUTING -m addrtype --src-type LOCAL -j ACCEPT", "-A POSTROUTING -m addrtype --dst-type LOCAL -j ACCEPT", "-A POSTROUTING -j MASQUERADE"},
+			want: []string{"POSTROUTING: masquerade"}},
+		{name: "owned, says a comment", rules: []string{":A -", "-A POSTROUTING -j A", "-A A -d 10.0.0.0/8 -j MASQUERADE",
+			"-A A -j MASQUERADE -m comment --comment \"ip-masq/1 keeps its state in /state\"", "-A POSTROUTING -d 11.0.0.0/8 -j MASQUERADE"},
+			want: []string{"after POSTROUTING: to 11.0.0.0/8 masquerade"}},
+		{name: "owned by another, says a comment", rules: []string{":A -", "-A POSTROUTING -j A", "-A A -j MASQUERADE -m comment --comment \"ip-masq/1 keeps its state in /elsewhere\""},
+			want: []string{`A: masquerade ("ip-masq/1 keeps its state in /elsewhere")`}},
+		{name: "ours between", rules: []string{":OURS -", "-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE", "-A POSTROUTING -j OURS", "-A POSTROUTING -d 11.0.0.0/8 -j MASQUERADE", "-A OURS -j MASQUERADE"},
+			want: []string{"before POSTROUTING: to 10.0.0.0/8 masquerade", "after POSTROUTING: to 11.0.0.0/8 masquerade"}},
+	} {
+		for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
+			t.Run(tc.name+"/"+variant, func(t *testing.T) {
+				isolate(t)
+				restore(t, policy.IPv4, variant, tc.rules...)
+				rules := scanned(t)
+				if diff := cmp.Diff(tc.want, shown(rules)); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+				for _, r := range rules {
+					if r.Backend != policy.IPTables || r.Variant != variant || r.Family != policy.IPv4 || r.Table != "nat" || r.Exact != (len(r.Unread) == 0) || r.Marked && r.Exact {
+						t.Errorf("%+v", r)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestIPv6(t *testing.T) {
+	for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
+		t.Run(variant, func(t *testing.T) {
+			isolate(t)
+			restore(t, policy.IPv6, variant, "-A POSTROUTING -s fd00:1::/64 ! -d fd00::/8 ! -o docker0 -j MASQUERADE", "-A POSTROUTING -d 2001:db8::7/128 -p tcp -j SNAT --to-source 2001:db8::1")
+			want := []string{"POSTROUTING: from fd00:1::/64 not to fd00::/8 not out docker0 masquerade", "POSTROUTING: to 2001:db8::7/128 tcp snat"}
+			rules := scanned(t)
+			if diff := cmp.Diff(want, shown(rules)); diff != "" || rules[0].Family != policy.IPv6 || rules[0].Variant != variant {
+				t.Errorf("(-want +got):\n%s\n%+v", diff, rules)
+			}
+		})
+	}
+}
+
+func TestNFT(t *testing.T) {
+	for _, tc := range []struct {
+		name, script string
+		want         []string
+	}{
+		{"plain", `table ip t { chain p { type nat hook postrouting priority 100; ip saddr 10.244.0.0/16 ip daddr != 10.0.0.0/8 oifname "eth*" masquerade comment "mine"; }
+}`,
+			[]string{`nftables, ipv4, table t, chain p: from 10.244.0.0/16 not to 10.0.0.0/8 out eth+ masquerade ("mine")`}},
+		{"sets", `table ip t {
+			set pods { type ipv4_addr; flags interval; elements = { 10.1.0.0/16, 10.3.0.0-10.3.0.9 }
+}
+			chain p { type nat hook postrouting priority 100; ip saddr @pods ip daddr != { 10.0.0.0/8, 192.168.0.0/16 } oif lo masquerade; }
+}`,
+			[]string{"nftables, ipv4, table t, chain p: from {10.1.0.0/16, 10.3.0.0-10.3.0.9} not to {10.0.0.0/8, 192.168.0.0/16} out lo masquerade"}},
+		{"ranges", `table ip t { chain p { type nat hook postrouting priority 100; ip saddr 10.0.0.1-10.0.0.9 ip daddr != 10.0.1.1-10.0.1.9 oifname != "docker0" snat to 192.0.2.1; ip daddr > 224.0.0.0 ip protocol udp masquerade; }
+}`,
+			[]string{"nftables, ipv4, table t, chain p: from 10.0.0.1-10.0.0.9 not to 10.0.1.1-10.0.1.9 not out docker0 snat",
+				"nftables, ipv4, table t, chain p: udp masquerade; not read: destination of another comparison"}},
+		{"inet", `table inet t { chain p { type nat hook postrouting priority -5; ip daddr 10.0.0.0/8 masquerade; ip6 daddr fd00::/8 masquerade; meta nfproto ipv6 oifname "x" masquerade; oifname "y" masquerade; }
+}`,
+			[]string{"nftables, ipv4, table t, chain p: to 10.0.0.0/8 masquerade", "nftables, ipv4, table t, chain p: out y masquerade",
+				"nftables, ipv6, table t, chain p: to fd00::/8 masquerade", "nftables, ipv6, table t, chain p: out x masquerade", "nftables, ipv6, table t, chain p: out y masquerade"}},
+		{"jumps", `table ip t { chain b { accept; }
+chain a { ip daddr 10.0.0.0/8 jump b; log prefix "x" masquerade; }
+chain p { type nat hook postrouting priority 100; ip saddr 10.1.0.0/16 goto a; masquerade; }
+}`,
+			[]string{"nftables, ipv4, table t, chain a: from 10.1.0.0/16 masquerade", "nftables, ipv4, table t, chain p: masquerade"}},
+		{"kube-proxy", `table ip kube-proxy { chain masquerading { meta mark & 0x4000 == 0 return; meta mark set mark xor 0x4000; masquerade fully-random; }
+			chain p { type nat hook postrouting priority 100; jump masquerading; }
+}`,
+			[]string{"nftables, ipv4, table kube-proxy, chain masquerading: masquerade; marked packets only"}},
+		{"marks", `table ip t { chain p { type nat hook postrouting priority 100; meta mark 0x7 masquerade; meta mark != 0x7 masquerade; }
+}`,
+			[]string{"nftables, ipv4, table t, chain p: masquerade; marked packets only", "nftables, ipv4, table t, chain p: masquerade; not read: a mark"}},
+		{"unread", `table ip t { set s { type ipv4_addr . ipv4_addr; }
+chain p { type nat hook postrouting priority 100; ip saddr 10.0.0.0/8 ct state new masquerade; ip saddr . ip daddr @s masquerade; tcp dport 80 masquerade; fib daddr type local masquerade; fib saddr type != local fib daddr type != local masquerade;}
+}`,
+			[]string{"nftables, ipv4, table t, chain p: from 10.0.0.0/8 masquerade",
+				`nftables, ipv4, table t, chain p: masquerade; not read: set "s"`,
+				"nftables, ipv4, table t, chain p: tcp masquerade; not read: the transport header",
+				"nftables, ipv4, table t, chain p: from non-local to non-local masquerade"}},
+		{"states", `table ip t { chain p { type nat hook postrouting priority 100; ct state established,related accept; ct state != new masquerade; ct status dnat accept; ct state new snat to 192.0.2.1; }
+}`,
+			[]string{"nftables, ipv4, table t, chain p: snat; not read: a rule before it that spares others"}},
+		{"kindnet", `table inet kindnet-ipmasq { set noMasqV4 { type ipv4_addr; flags interval; auto-merge; elements = { 10.96.0.0/12, 10.244.0.0/16 }
+}
+set noMasqV6 { type ipv6_addr; flags interval; auto-merge; elements = { fd00:10:244::/56 }
+}
+chain postrouting { type nat hook postrouting priority srcnat - 10; ct state established,related accept; fib daddr type local accept
+ip daddr @noMasqV4 accept; ip6 daddr @noMasqV6 accept; masquerade
+}
+}`,
+			[]string{"nftables, ipv4, table kindnet-ipmasq, chain postrouting: masquerade", "nftables, ipv6, table kindnet-ipmasq, chain postrouting: masquerade"}},
+		{"unread, too", `table ip t { chain p { type nat hook postrouting priority 100; meta iifname "a" masquerade; ip daddr & 255.0.255.0 == 10.0.1.0 masquerade; ip saddr 10.0.0.0/8 ct mark 0x0a010000 masquerade; }
+}`,
+			[]string{"nftables, ipv4, table t, chain p: masquerade; not read: meta 6", "nftables, ipv4, table t, chain p: masquerade; not read: destination under a mask that is no prefix's",
+				"nftables, ipv4, table t, chain p: from 10.0.0.0/8 masquerade; not read: ct"}},
+		{"elsewhere", `table ip t { chain p { type nat hook output priority 100; }
+chain f { type filter hook postrouting priority 100; }
+chain z { masquerade; }
+}
+			table ip d { flags dormant; chain p { type nat hook postrouting priority 100; masquerade; }
+}`, nil},
+		{"order", `table ip ip-masq { chain m { masquerade; }
+chain postrouting { type nat hook postrouting priority 101; jump m; }
+}
+			table ip a { chain p { type nat hook postrouting priority 100; ip daddr 10.0.0.0/8 masquerade; }
+}
+			table ip b { chain p { type nat hook postrouting priority 101; ip daddr 10.0.0.0/8 masquerade; }
+}
+			table ip c { chain p { type nat hook postrouting priority 102; ip daddr 10.0.0.0/8 masquerade; }
+}`,
+			[]string{"before nftables, ipv4, table a, chain p: to 10.0.0.0/8 masquerade", "nftables, ipv4, table b, chain p: to 10.0.0.0/8 masquerade",
+				"after nftables, ipv4, table c, chain p: to 10.0.0.0/8 masquerade"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			isolate(t)
+			feed(t, tc.script, "nft", "-f", "-")
+			var got []string
+			for _, r := range scanned(t) {
+				text := r.Text
+				if r.Order != UnknownOrder {
+					text = string(r.Order) + " " + text
+				}
+				got = append(got, text)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestNothingIsWritten scans an empty namespace, in which a table of
+// iptables-legacy would be made by whoever merely asks for one.
+func TestNothingIsWritten(t *testing.T) {
+	isolate(t)
+	if rules := scanned(t); len(rules) != 0 {
+		t.Errorf("found %v", rules)
+	}
+	usages, err := Variants(t.Context())
+	if err != nil || slices.ContainsFunc(usages, func(u Usage) bool { return u.NATRules != 0 || u.Kubelet }) {
+		t.Errorf("usages %+v, %v", usages, err)
+	}
+	for _, name := range []string{"ip_tables_names", "ip6_tables_names"} {
+		if tables, err := os.ReadFile("/proc/thread-self/net/" + name); err == nil && len(tables) > 0 {
+			t.Errorf("%s: %s", name, tables)
+		}
+	}
+	if out, err := exec.Command("nft", "list", "ruleset").CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("ruleset: %s, %v", out, err)
+	}
+}
+
+func TestVariants(t *testing.T) {
+	isolate(t)
+	restore(t, policy.IPv4, netfilter.VariantNFT, ":A -", "-A A -j RETURN", "-A POSTROUTING -j A")
+	restore(t, policy.IPv6, netfilter.VariantLegacy, ":A -", "-A A -j RETURN", "-A OUTPUT -j A", "-A POSTROUTING -j A")
+	feed(t, "*mangle\n:KUBE-KUBELET-CANARY -\nCOMMIT\n", "iptables-legacy-restore", "--noflush")
+	got, err := Variants(t.Context())
+	want := []Usage{{Variant: "nft", NATRules: 2}, {Variant: "legacy", NATRules: 3, Kubelet: true}}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	feed(t, "*mangle\n:KUBE-IPTABLES-HINT -\nCOMMIT\n", "ip6tables-nft-restore", "--noflush")
+	if got, err := Variants(t.Context()); err != nil || !got[0].Kubelet {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
