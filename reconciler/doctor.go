@@ -11,7 +11,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
-	"github.com/ip-masq/ip-masq-cni/pkg/doctor"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -32,9 +32,9 @@ The exit code is 0 whatever is found.`,
 
 // notReadyFindings are why the node is not ready, but for what the doctor finds
 // itself: conflicts in force, and plugin entries with which every ADD fails.
-func notReadyFindings(r *reconcile.Report) []doctor.Finding {
-	f := doctor.Finding{
-		ID: "not-ready", Severity: doctor.Problem,
+func notReadyFindings(r *reconcile.Report) []diagnose.Finding {
+	f := diagnose.Finding{
+		ID: "not-ready", Severity: diagnose.SeverityProblem,
 		Summary: "The rules are not what the sources ask for, or nobody can vouch for them; /readyz says the same.",
 		Remedy:  "Each line names what to mend.",
 	}
@@ -51,14 +51,14 @@ func notReadyFindings(r *reconcile.Report) []doctor.Finding {
 	if len(f.Detail) == 0 {
 		return nil
 	}
-	return []doctor.Finding{f}
+	return []diagnose.Finding{f}
 }
 
 // multusFindings tells how Multus uses the network that has, or is to have, the plugin
 // entry.
-func multusFindings(s config.Settings) []doctor.Finding {
-	f := doctor.Finding{
-		ID: "multus", Severity: doctor.Problem,
+func multusFindings(s config.Settings) []diagnose.Finding {
+	f := diagnose.Finding{
+		ID: "multus", Severity: diagnose.SeverityProblem,
 		Summary: "Pods get their network through Multus, and not as the network's own conflist has it.",
 		Remedy:  "See the message; the plugin entry belongs in the conflist of the network that Multus delegates to.",
 	}
@@ -72,7 +72,7 @@ func multusFindings(s config.Settings) []doctor.Finding {
 		return nil
 	}
 	f.Detail = []string{err.Error()}
-	return []doctor.Finding{f}
+	return []diagnose.Finding{f}
 }
 
 func (a *app) doctor(c *cobra.Command, _ []string) error {
@@ -85,16 +85,16 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	if r.Incomplete() != nil {
 		view = nil // half a policy
 	}
-	findings := doctor.Examine(c.Context(), doctor.Node{
+	findings := diagnose.Examine(c.Context(), diagnose.Host{
 		Rules: view, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
 		BinDir: node.Settings.CNIBinDir, DataDir: node.Dir.Path(), Guard: r.Sources.Guard,
 	})
 	findings = slices.Concat(notReadyFindings(r), multusFindings(node.Settings), findings)
 	if a.json() {
 		if findings == nil {
-			findings = []doctor.Finding{}
+			findings = []diagnose.Finding{}
 		}
 		return a.print(findings)
 	}
-	return doctor.WriteText(a.out, findings)
+	return diagnose.WriteFindings(a.out, findings)
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
-	"github.com/ip-masq/ip-masq-cni/pkg/doctor"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -49,11 +49,11 @@ func (k *keeper) foreign(ctx context.Context) (int, error) {
 	if last == nil || last.Rules == nil {
 		return 0, nil
 	}
-	rules, err := thirdparty.Scan(ctx, doctor.Owned(last.Rules, last.State.Record, node.Dir.Path()))
+	rules, err := thirdparty.Scan(ctx, diagnose.Owned(last.Rules, last.State.Record, node.Dir.Path()))
 	if err != nil {
 		return 0, err
 	}
-	return doctor.CountThirdParty(last.Rules.Policies, rules), nil
+	return diagnose.CountThirdParty(last.Rules.Policies, rules), nil
 }
 
 func (k *keeper) written(s policy.SourceID) (time.Time, error) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"encoding/json"
@@ -119,7 +119,7 @@ func lowerKeys(v any) any {
 
 // mainPluginMasquerade looks for plugins beside ours that masquerade themselves.
 func mainPluginMasquerade(e *examination) ([]Finding, error) {
-	f := Finding{ID: "main-plugin-ipmasq", Severity: Problem,
+	f := Finding{ID: "main-plugin-ipmasq", Severity: SeverityProblem,
 		Summary: "Another plugin of our conflist masquerades too, whatever the policy leaves alone.",
 		Remedy:  `Set "ipMasq": false there. Pods that are running keep their rules until they are made anew.`}
 	flannel, err := e.flannelLeavesMasquerading()
@@ -191,7 +191,7 @@ func (e *examination) flannelLeavesMasquerading() (bool, error) {
 }
 
 func duplicateEntries(e *examination) ([]Finding, error) {
-	f := Finding{ID: "duplicate-entry", Severity: Problem,
+	f := Finding{ID: "duplicate-entry", Severity: SeverityProblem,
 		Summary: "A network has several entries of ours, of which each ADD puts one in the place of the other.",
 		Remedy:  "Keep one entry in one conflist of the network."}
 	where := map[string][]string{}
@@ -223,7 +223,7 @@ func (e *examination) conflistErrors(f Finding, wrong func(config.Conflist) erro
 }
 
 func refusedEntries(e *examination) ([]Finding, error) {
-	return e.conflistErrors(Finding{ID: "entry-refused", Severity: Problem,
+	return e.conflistErrors(Finding{ID: "entry-refused", Severity: SeverityProblem,
 		Summary: "The plugin refuses an entry: no pod of the network can start.",
 		Remedy:  "Mend what the message names.",
 	}, func(c config.Conflist) error {
@@ -236,7 +236,7 @@ func refusedEntries(e *examination) ([]Finding, error) {
 }
 
 func entryPositions(e *examination) ([]Finding, error) {
-	return e.conflistErrors(Finding{ID: "entry-position", Severity: Problem,
+	return e.conflistErrors(Finding{ID: "entry-position", Severity: SeverityProblem,
 		Summary: "No plugin stands before the plugin entry of a network: every ADD of it fails.",
 		Remedy:  "Write the entry behind the plugin that makes the interface.",
 	}, config.Conflist.PositionErr)
@@ -246,7 +246,7 @@ func otherDataDirs(e *examination) ([]Finding, error) {
 	if e.DataDir == "" {
 		return nil, nil
 	}
-	return e.conflistErrors(Finding{ID: "data-dir-differs", Severity: Problem,
+	return e.conflistErrors(Finding{ID: "data-dir-differs", Severity: SeverityProblem,
 		Summary: "A plugin entry has another dataDir than the reconciler, which is an error: a node has one.",
 		Remedy:  "State the same dataDir in each entry and as data_dir in reconciler.toml, or data_dir in plugin.toml for all of them.",
 	}, func(c config.Conflist) error { return c.DataDirErr(e.Guard, e.DataDir) })
@@ -257,7 +257,7 @@ func missingPlugin(e *examination) ([]Finding, error) {
 		return nil, nil
 	}
 	missing := config.CheckPlugin(e.BinDir)
-	return e.conflistErrors(Finding{ID: "plugin-missing", Severity: Problem,
+	return e.conflistErrors(Finding{ID: "plugin-missing", Severity: SeverityProblem,
 		Summary: "Runtimes cannot run the plugin that a conflist names: no pod of its network can start.",
 		Remedy:  "ip-masq-reconciler install brings the plugin; or state the runtime's directory of plugins as cni_bin_dir.",
 	}, func(c config.Conflist) error {
@@ -269,7 +269,7 @@ func missingPlugin(e *examination) ([]Finding, error) {
 }
 
 func brokenConflists(e *examination) ([]Finding, error) {
-	return e.conflistErrors(Finding{ID: "conflist-broken", Severity: Problem,
+	return e.conflistErrors(Finding{ID: "conflist-broken", Severity: SeverityProblem,
 		Summary: "Runtimes cannot load a file of the CNI configuration directory; while there is one, no network is dropped.",
 		Remedy:  "Mend the file, or move it away.",
 	}, func(c config.Conflist) error { return c.Err })
@@ -279,13 +279,13 @@ func brokenConflists(e *examination) ([]Finding, error) {
 // name. One that chooses among the others itself, or makes no interface to the
 // outside, is passed over.
 func conflistWithoutUs(e *examination) ([]Finding, error) {
-	f := Finding{ID: "conflist-without-us", Severity: Notice,
+	f := Finding{ID: "conflist-without-us", Severity: SeverityNotice,
 		Summary: "The network that the runtime picks has no entry of ours: its pods start whether the rules are right or not.",
 		Remedy:  "ip-masq-reconciler install adds the entry to that conflist; or give the one that has it a name that sorts first."}
 	configured := slices.ContainsFunc(e.lists, list.ours) ||
 		slices.ContainsFunc(e.State.Sources, func(c policy.Source) bool { return c.ID.Kind == policy.Network })
 	if configured {
-		f.Severity = Problem
+		f.Severity = SeverityProblem
 	}
 	first := e.runtimesList()
 	switch {

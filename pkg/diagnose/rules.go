@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"errors"
@@ -16,11 +16,11 @@ import (
 // RETURN ends our chain alone, and does not keep them from it.
 func foreignRules(e *examination) ([]Finding, error) {
 	rules, err := e.ThirdParty(e.ctx)
-	sure := Finding{ID: "foreign-masquerade", Severity: Problem,
+	sure := Finding{ID: "foreign-masquerade", Severity: SeverityProblem,
 		Summary: "Rules of others masquerade destinations that the policy leaves alone."}
-	kubelet := Finding{ID: "kubelet-masquerade", Severity: Problem,
+	kubelet := Finding{ID: "kubelet-masquerade", Severity: SeverityProblem,
 		Summary: "Rules of kubelet, kubenet or kube-proxy masquerade destinations that the policy leaves alone."}
-	maybe := Finding{ID: "foreign-masquerade-possible", Severity: Notice,
+	maybe := Finding{ID: "foreign-masquerade-possible", Severity: SeverityNotice,
 		Summary: "Rules of others may masquerade destinations that the policy leaves alone."}
 	parties := map[*Finding][]string{}
 	for _, c := range Caught(e.policies(), rules) {
@@ -123,7 +123,7 @@ func remedyFor(r thirdparty.Rule) string {
 // leftoverChains looks for chains of ours in another backend or variant than the
 // one that is in force: there they masquerade too.
 func leftoverChains(e *examination) ([]Finding, error) {
-	f := Finding{ID: "leftover-chain", Severity: Problem,
+	f := Finding{ID: "leftover-chain", Severity: SeverityProblem,
 		Summary: "A chain stands in more than one backend, and the copy that is not in force masquerades too.",
 		Remedy: "Stop whoever writes it; then ip-masq-reconciler once removes it, unless it holds other rules than RETURN and MASQUERADE: " +
 			"those go with iptables -t nat -F, -D POSTROUTING and -X."}
@@ -156,7 +156,7 @@ func leftoverChains(e *examination) ([]Finding, error) {
 // chainsOfOtherDataDirs looks for chains of another dataDir, in every form and under every
 // name.
 func chainsOfOtherDataDirs(e *examination) ([]Finding, error) {
-	f := Finding{ID: "other-data-dir", Severity: Problem,
+	f := Finding{ID: "other-data-dir", Severity: SeverityProblem,
 		Summary: "Chains of another dataDir stand on this node: they masquerade what the policy exempts.",
 		Remedy: "Use one dataDir in all plugin entries and in reconciler.toml, and state it as data_dir in /etc/ip-masq/plugin.toml: " +
 			"the next ADD, or ip-masq-reconciler once, removes the chains of the other."}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"bytes"
@@ -75,7 +75,7 @@ func (p process) name() string {
 
 // agentRunning looks for the agents whose work is ours now.
 func agentRunning(e *examination) ([]Finding, error) {
-	f := Finding{ID: "agent-running", Severity: Problem,
+	f := Finding{ID: "agent-running", Severity: SeverityProblem,
 		Summary: "ip-masq-agent is running: it rewrites the chain from its own configuration every minute.",
 		Remedy:  "Delete its DaemonSet. Its ConfigMap may stay: the reconciler reads it."}
 	for _, p := range e.processes {
@@ -88,7 +88,7 @@ func agentRunning(e *examination) ([]Finding, error) {
 
 // firewallManagers looks for programs that flush tables when they reload.
 func firewallManagers(e *examination) ([]Finding, error) {
-	firewalld := Finding{ID: "firewalld-running", Severity: Notice,
+	firewalld := Finding{ID: "firewalld-running", Severity: SeverityNotice,
 		Summary: "firewalld is running: a reload of it may flush iptables, our chain with it, until it is put back.",
 		Remedy:  "Set backend to \"nftables\", whose tables firewalld leaves alone, or FirewallBackend=nftables in firewalld.conf; and put the pods' interfaces into zone trusted."}
 	for _, p := range e.processes {
@@ -96,7 +96,7 @@ func firewallManagers(e *examination) ([]Finding, error) {
 			firewalld.Detail = append(firewalld.Detail, fmt.Sprintf("process %d", p.pid))
 		}
 	}
-	ufw := Finding{ID: "ufw-enabled", Severity: Notice,
+	ufw := Finding{ID: "ufw-enabled", Severity: SeverityNotice,
 		Summary: "ufw is enabled: it drops what is forwarded unless it is told otherwise, and a reload runs /etc/ufw/before.rules, which may flush table nat.",
 		Remedy:  "Set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw or allow routed traffic of pods, and flush no table nat in before.rules."}
 	conf, err := readFile(e.path("etc/ufw/ufw.conf"))
@@ -112,7 +112,7 @@ func firewallManagers(e *examination) ([]Finding, error) {
 // ebpfMasquerade looks for data planes that may masquerade before netfilter gets
 // to see a packet, or without it.
 func ebpfMasquerade(e *examination) ([]Finding, error) {
-	f := Finding{ID: "ebpf-masquerade", Severity: Notice,
+	f := Finding{ID: "ebpf-masquerade", Severity: SeverityNotice,
 		Summary: "A data plane in eBPF is here, which may masquerade where no rule of netfilter is asked.",
 		Remedy: "Cilium: set enable-bpf-masquerade to false and masquerading off, or list the same prefixes in its own ip-masq-agent; " +
 			"Calico: set natOutgoing: false in the IPPool."}
@@ -125,7 +125,7 @@ func ebpfMasquerade(e *examination) ([]Finding, error) {
 		case "cilium_host":
 			f.Detail = append(f.Detail, "interface cilium_host: Cilium")
 		case "bpfin.cali", "bpfout.cali":
-			f.Severity = Problem
+			f.Severity = SeverityProblem
 			f.Detail = append(f.Detail, "interface "+name+": Calico's eBPF data plane")
 		}
 	}
@@ -144,7 +144,7 @@ func ebpfMasquerade(e *examination) ([]Finding, error) {
 	for _, m := range maps {
 		switch {
 		case strings.HasPrefix(m.Name(), "cilium_snat_"):
-			f.Severity = Problem
+			f.Severity = SeverityProblem
 			f.Detail = append(f.Detail, "/sys/fs/bpf/tc/globals/"+m.Name()+": Cilium translates sources in eBPF")
 		case strings.HasPrefix(m.Name(), "cilium_") && !shown:
 			shown = true

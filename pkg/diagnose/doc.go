@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor finds what on a node defeats the policy, will break it, or will
+// Package diagnose finds what on a node defeats the policy, will break it, or will
 // surprise whoever reads it: rules of others, plugins and agents that masquerade
 // too, settings of the kernel, files that are loaded at boot.
 //
@@ -11,4 +11,4 @@
 // Besides the node it looks at what callers have read already: documents, the
 // view of the rules, conflists. It knows the port of the backends and the reader
 // of others' rules, but no backend. The reconciler may import it.
-package doctor
+package diagnose

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"cmp"
@@ -19,7 +19,7 @@ import (
 
 // Node is what is examined. The zero value of a field is right for a host that
 // has nothing of it.
-type Node struct {
+type Host struct {
 	// Root is put before the paths below /proc, /sys, /etc, /run and /var; "" is
 	// the root directory. What is below /proc/sys/net is that of the process's
 	// own network namespace all the same.
@@ -47,7 +47,7 @@ type Node struct {
 
 // examination is a node with what several checks look at.
 type examination struct {
-	Node
+	Host
 	ctx       context.Context
 	lists     []list // what could be read of the conflists
 	processes []process
@@ -76,9 +76,9 @@ func checks() []check {
 }
 
 // Examine returns what was found, sorted by severity and then by ID.
-func Examine(ctx context.Context, n Node) []Finding {
+func Examine(ctx context.Context, n Host) []Finding {
 	n.Root = cmp.Or(n.Root, "/")
-	e := &examination{Node: n, ctx: ctx}
+	e := &examination{Host: n, ctx: ctx}
 	if e.ThirdParty == nil {
 		e.ThirdParty = func(ctx context.Context) ([]thirdparty.Rule, error) {
 			return thirdparty.Scan(ctx, Owned(n.Rules, n.State.Record, n.DataDir))
@@ -100,7 +100,7 @@ func Examine(ctx context.Context, n Node) []Finding {
 		all = append(all, slices.DeleteFunc(found, func(f Finding) bool { return len(f.Detail) == 0 })...)
 	}
 	if len(e.problems) > 0 {
-		all = append(all, Finding{ID: "not-examined", Severity: Notice, Summary: "Some of the node could not be examined.",
+		all = append(all, Finding{ID: "not-examined", Severity: SeverityNotice, Summary: "Some of the node could not be examined.",
 			Detail: e.problems, Remedy: "Run as root on the host, or see what the messages ask for; findings may be missing."})
 	}
 	slices.SortStableFunc(all, Finding.compare)

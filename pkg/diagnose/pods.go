@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"bytes"
@@ -160,7 +160,7 @@ func (e *examination) known(network string) bool {
 // other. Such packets pass POSTROUTING where they are routed, and on one bridge
 // too where br_netfilter says so.
 func podNetworksNotExempt(e *examination) ([]Finding, error) {
-	f := Finding{ID: "pod-network-not-exempt", Severity: Problem,
+	f := Finding{ID: "pod-network-not-exempt", Severity: SeverityProblem,
 		Summary: "The policy masquerades what pods send to pods: they see the node's address, and network policies fail.",
 		Remedy:  "Add the pod network to nonMasqueradeCIDRs."}
 	for _, pods := range e.pods {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"errors"
@@ -17,7 +17,7 @@ import (
 
 func missingCapabilities(e *examination) ([]Finding, error) {
 	const capNetAdmin, capNetRaw = 12, 13 // linux/capability.h
-	f := Finding{ID: "missing-capability", Severity: Problem,
+	f := Finding{ID: "missing-capability", Severity: SeverityProblem,
 		Summary: "This process may not do what keeping the rules takes.",
 		Remedy:  "Run as root, or give the capability: securityContext.capabilities.add in a DaemonSet, AmbientCapabilities in a systemd unit."}
 	status, err := readFile(e.path("proc/self/status"))
@@ -41,7 +41,7 @@ func missingCapabilities(e *examination) ([]Finding, error) {
 }
 
 func forwardingOff(e *examination) ([]Finding, error) {
-	f := Finding{ID: "forwarding-off", Severity: Problem,
+	f := Finding{ID: "forwarding-off", Severity: SeverityProblem,
 		Summary: "The kernel does not forward: nothing of pods gets out, masqueraded or not.",
 		Remedy:  "Set the sysctl to 1, in /etc/sysctl.d to make it last."}
 	sysctls := []string{"net/ipv4/ip_forward"}
@@ -64,7 +64,7 @@ func forwardingOff(e *examination) ([]Finding, error) {
 // mixedVariants looks for rules in both variants of iptables: each of them sees
 // its own alone, while packets meet both.
 func mixedVariants(e *examination) ([]Finding, error) {
-	f := Finding{ID: "mixed-iptables", Severity: Notice,
+	f := Finding{ID: "mixed-iptables", Severity: SeverityNotice,
 		Summary: "Both variants of iptables are in use: no program shows the rules of both, and packets meet both.",
 		Remedy:  "Use one variant on the node (update-alternatives --set iptables ...), and reboot to be rid of the other's rules."}
 	usages, err := e.Variants(e.ctx)
@@ -94,7 +94,7 @@ func mixedVariants(e *examination) ([]Finding, error) {
 			}
 		}
 		if len(kubelets) > 0 && !slices.ContainsFunc(kubelets, same) {
-			f.Severity = Problem
+			f.Severity = SeverityProblem
 			f.Detail = append(f.Detail, fmt.Sprintf("kubelet uses iptables-%s, and our chains are kept in iptables-%s", kubelets[0], c.Variant))
 		}
 	}
@@ -117,7 +117,7 @@ func units() []unit {
 }
 
 func savedRulesets(e *examination) ([]Finding, error) {
-	f := Finding{ID: "saved-ruleset", Severity: Notice,
+	f := Finding{ID: "saved-ruleset", Severity: SeverityNotice,
 		Summary: "A saved ruleset touches our rules when it is loaded, at boot or when its service restarts.",
 		Remedy:  "Take our chains and tables out of the file, and have it flush only what is its own (not table nat, nor the ruleset)."}
 	var errs []error

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"bytes"
@@ -16,21 +16,21 @@ import (
 var update = flag.Bool("update", false, "write golden files")
 
 func TestWriteText(t *testing.T) {
-	long := Finding{ID: "slow-list", Severity: Notice, Summary: "Long.", Remedy: "Shorten it."}
+	long := Finding{ID: "slow-list", Severity: SeverityNotice, Summary: "Long.", Remedy: "Shorten it."}
 	for i := range 14 {
 		long.Detail = append(long.Detail, fmt.Sprintf("chain %d", i))
 	}
 	for name, findings := range map[string][]Finding{
 		"none": nil,
 		"some": {
-			{ID: "forwarding-off", Severity: Problem, Summary: "The kernel does not forward.", Detail: []string{"net.ipv4.ip_forward is 0"}, Remedy: "Set it to 1."},
-			{ID: "ufw-enabled", Severity: Notice, Summary: "ufw is enabled.", Detail: []string{}, Remedy: "Allow."},
+			{ID: "forwarding-off", Severity: SeverityProblem, Summary: "The kernel does not forward.", Detail: []string{"net.ipv4.ip_forward is 0"}, Remedy: "Set it to 1."},
+			{ID: "ufw-enabled", Severity: SeverityNotice, Summary: "ufw is enabled.", Detail: []string{}, Remedy: "Allow."},
 			long,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got bytes.Buffer
-			if err := WriteText(&got, findings); err != nil {
+			if err := WriteFindings(&got, findings); err != nil {
 				t.Fatal(err)
 			}
 			golden := "testdata/" + name + ".txt"
@@ -46,7 +46,7 @@ func TestWriteText(t *testing.T) {
 			if diff := cmp.Diff(string(want), got.String()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if err := WriteText(full{}, findings); err == nil {
+			if err := WriteFindings(full{}, findings); err == nil {
 				t.Error("a write that failed is not told")
 			}
 		})

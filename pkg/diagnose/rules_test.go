@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"context"
@@ -69,7 +69,7 @@ chain postrouting { type nat hook postrouting priority 101; fib daddr type != lo
 func TestForeignRules(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
-		set     func(*host)
+		set     func(*testHost)
 		rules   string // for iptables-restore
 		rules6  string
 		nft     string
@@ -87,22 +87,22 @@ func TestForeignRules(t *testing.T) {
 		{name: "of Docker", rules: "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE", counted: 1,
 			want: map[string]string{"notice foreign-masquerade-possible": "no pod network that is known here, Docker:"}},
 		{name: "of sources that may be pods", rules: "-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE", counted: 1,
-			set: func(h *host) {
+			set: func(h *testHost) {
 				h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge"}`, entry)
 			},
 			want: map[string]string{"notice foreign-masquerade-possible": "whether its sources are pods is not known here"}},
 		{name: "of a scope that the policy names", rules: "-A POSTROUTING -s 10.9.0.0/24 -j MASQUERADE", counted: 1,
-			set:  func(h *host) { h.statements[0].SourceCIDRs = prefixes("10.9.0.0/16") },
+			set:  func(h *testHost) { h.statements[0].SourceCIDRs = prefixes("10.9.0.0/16") },
 			want: map[string]string{"problem foreign-masquerade": "from 10.9.0.0/24"}},
 		{name: "outside the scope", rules: "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE\n-A POSTROUTING -o docker0 -j MASQUERADE",
-			set: func(h *host) {
+			set: func(h *testHost) {
 				h.statements[0].SourceCIDRs, h.statements[0].OutputInterfaces = prefixes("10.244.0.0/16"), []string{"eth+"}
 			}},
 		{name: "of what is not exempt", rules: "-A POSTROUTING -d 8.8.8.0/24 -j MASQUERADE\n-A POSTROUTING -o lo -j MASQUERADE"},
 		{name: "of what a longer prefix has masqueraded", rules: "-A POSTROUTING -d 10.9.0.0/16 -j MASQUERADE",
-			set: func(h *host) { h.statements[0].MasqueradeCIDRs = prefixes("10.9.0.0/16") }},
+			set: func(h *testHost) { h.statements[0].MasqueradeCIDRs = prefixes("10.9.0.0/16") }},
 		{name: "of sources that are exempt", rules: "-A POSTROUTING -s 10.9.0.0/24 -d 8.8.8.8 -j MASQUERADE\n-A POSTROUTING -s 10.8.0.0/24 -d 8.8.8.8 -j MASQUERADE", counted: 1,
-			set: func(h *host) {
+			set: func(h *testHost) {
 				h.statements[0].NonMasqueradeSourceCIDRs, h.statements[0].SourceCIDRs = prefixes("10.9.0.0/16"), prefixes("10.0.0.0/8")
 			},
 			want: map[string]string{"problem foreign-masquerade": "catches all from 10.9.0.0/16"}},
@@ -114,16 +114,16 @@ func TestForeignRules(t *testing.T) {
 		{name: "kubenet's", rules: `-A POSTROUTING ! -d 10.0.0.0/8 -m comment --comment "kubenet: SNAT for outbound traffic from cluster" -m addrtype ! --dst-type LOCAL -j MASQUERADE`, counted: 1,
 			want: map[string]string{"problem kubelet-masquerade": "catches 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16, which, --non-masquerade-cidr"}},
 		{name: "kindnet's", nft: kindnet, counted: 1,
-			set:  func(h *host) { h.statements[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.168.0.0/16") },
+			set:  func(h *testHost) { h.statements[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.168.0.0/16") },
 			want: map[string]string{"problem foreign-masquerade": "table kindnet-ipmasq, chain postrouting: masquerade: catches 169.254.0.0/16, 10.0.0.0/8, 192.168.0.0/16, before our chain, --masquerading=false"}},
 		{name: "kindnet's, of what it exempts too", nft: kindnet,
-			set: func(h *host) {
+			set: func(h *testHost) {
 				yes := true
 				h.statements[0].NonMasqueradeCIDRs, h.statements[0].MasqLinkLocal = prefixes("10.244.0.0/16", "10.96.0.0/16"), &yes
 			}},
 		{name: "of IPv6, which is not managed", rules6: "-A POSTROUTING -j MASQUERADE"},
 		{name: "of IPv6", rules6: "-A POSTROUTING -j MASQUERADE", counted: 1,
-			set: func(h *host) {
+			set: func(h *testHost) {
 				h.statements[0].EnableIPv6, h.statements[0].NonMasqueradeCIDRs = on(), prefixes("10.0.0.0/8", "fd00::/8")
 			},
 			want: map[string]string{"problem foreign-masquerade": "ipv6, table nat, catches fe80::/10, fd00::/8"}},
@@ -141,7 +141,7 @@ func TestForeignRules(t *testing.T) {
 			if tc.set != nil {
 				tc.set(h)
 			}
-			h.edit = func(n *Node) { n.ThirdParty = nil } // the kernel's
+			h.edit = func(n *Host) { n.ThirdParty = nil } // the kernel's
 			n := h.node()
 			compare(t, tc.want, Examine(t.Context(), n))
 			rules, err := thirdparty.Scan(t.Context(), Owned(n.Rules, n.State.Record, n.DataDir))
@@ -162,6 +162,6 @@ func TestMixedVariantsInKernel(t *testing.T) {
 		feed(t, "*nat\n-A POSTROUTING -d 10.0.0.0/8 -j RETURN\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
 	}
 	h := newHost(t)
-	h.edit = func(n *Node) { n.Variants = nil }
+	h.edit = func(n *Host) { n.Variants = nil }
 	compare(t, map[string]string{"notice mixed-iptables": "iptables-nft has rules, iptables-legacy has rules"}, h.examine())
 }

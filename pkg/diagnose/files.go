@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import "github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 

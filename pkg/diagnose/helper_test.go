@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"context"
@@ -37,7 +37,7 @@ func conflist(network string, plugins ...string) string {
 
 // host is a node in the making: files below a root, statements, and what the
 // kernel would say.
-type host struct {
+type testHost struct {
 	t          *testing.T
 	files      map[string]string
 	statements []policy.SourcePolicy
@@ -45,12 +45,12 @@ type host struct {
 	rules      []thirdparty.Rule
 	usages     []thirdparty.Usage
 	interfaces []string
-	edit       func(*Node)
+	edit       func(*Host)
 }
 
 // newHost is a node of which nothing is to be said.
-func newHost(t *testing.T) *host {
-	return &host{t: t,
+func newHost(t *testing.T) *testHost {
+	return &testHost{t: t,
 		files: map[string]string{
 			"etc/cni/net.d/10-pods.conflist": conflist("pods", bridge, entry),
 			"proc/self/status":               "Name:\tx\nCapInh:\t0000000000000000\nCapEff:\t000001ffffffffff\n",
@@ -70,7 +70,7 @@ func newHost(t *testing.T) *host {
 }
 
 // node writes the files and returns the node.
-func (h *host) node() Node {
+func (h *testHost) node() Host {
 	h.t.Helper()
 	root := h.t.TempDir()
 	for name, text := range h.files {
@@ -82,7 +82,7 @@ func (h *host) node() Node {
 			h.t.Fatal(err)
 		}
 	}
-	n := Node{Root: root,
+	n := Host{Root: root,
 		ThirdParty: func(context.Context) ([]thirdparty.Rule, error) { return h.rules, nil },
 		Variants:   func(context.Context) ([]thirdparty.Usage, error) { return h.usages, nil },
 		Interfaces: func() ([]string, error) { return h.interfaces, nil },
@@ -106,7 +106,7 @@ func (h *host) node() Node {
 	return n
 }
 
-func (h *host) examine() []Finding {
+func (h *testHost) examine() []Finding {
 	h.t.Helper()
 	return Examine(h.t.Context(), h.node())
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"fmt"
@@ -14,7 +14,7 @@ import (
 // overlappingChains looks for chains that are about the same traffic: what one
 // leaves alone the other gets to see, and masquerades.
 func overlappingChains(e *examination) ([]Finding, error) {
-	f := Finding{ID: "two-unscoped-chains", Severity: Problem,
+	f := Finding{ID: "two-unscoped-chains", Severity: SeverityProblem,
 		Summary: "Two chains of ours look at the same traffic, and one masquerades what the other leaves alone.",
 		Remedy:  "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}
 	all := e.policies()
@@ -51,7 +51,7 @@ func overlap(p, q policy.Policy, f policy.Family) bool {
 }
 
 func policyConflicts(e *examination) ([]Finding, error) {
-	f := Finding{ID: "policy-conflict", Severity: Problem,
+	f := Finding{ID: "policy-conflict", Severity: SeverityProblem,
 		Summary: "Sources contradict each other, and one of them has yielded.",
 		Remedy: "Make the sources agree, or give one of them another masqChain and a scope of its own. " +
 			"If agent files are not used any more, ip-masq-reconciler cleanup removes what they said."}
@@ -64,7 +64,7 @@ func policyConflicts(e *examination) ([]Finding, error) {
 }
 
 func failedChains(e *examination) ([]Finding, error) {
-	f := Finding{ID: "chain-not-kept", Severity: Problem,
+	f := Finding{ID: "chain-not-kept", Severity: SeverityProblem,
 		Summary: "The rules of a chain cannot be vouched for.",
 		Remedy:  "See the message; until then nothing repairs these rules."}
 	if e.Rules != nil {
@@ -76,7 +76,7 @@ func failedChains(e *examination) ([]Finding, error) {
 }
 
 func slowLists(e *examination) ([]Finding, error) {
-	f := Finding{ID: "slow-list", Severity: Notice,
+	f := Finding{ID: "slow-list", Severity: SeverityNotice,
 		Summary: "Each new connection walks through a long list of rules: iptables has no sets.",
 		Remedy:  `Set backend to "nftables", whose cost does not grow with the list.`}
 	if e.Rules != nil {
@@ -90,13 +90,13 @@ func slowLists(e *examination) ([]Finding, error) {
 
 // documents looks for documents that hold something nobody here can know.
 func documents(e *examination) ([]Finding, error) {
-	damaged := Finding{ID: "damaged-document", Severity: Problem,
+	damaged := Finding{ID: "damaged-document", Severity: SeverityProblem,
 		Summary: "Documents of the dataDir cannot be believed.",
 		Remedy:  "They are moved aside and written again by their sources: a conflist or agent file that says what they held, or the next ADD of their network."}
 	for _, d := range e.State.Damaged {
 		damaged.Detail = append(damaged.Detail, d.Err.Error())
 	}
-	newer := Finding{ID: "newer-document", Severity: Problem,
+	newer := Finding{ID: "newer-document", Severity: SeverityProblem,
 		Summary: "Documents of the dataDir were written by a newer version: what the policy is cannot be known here, and the rules are left as they are.",
 		Remedy:  "Install the newer version again, of the plugin and the reconciler."}
 	for _, n := range e.State.Newer {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"cmp"
@@ -14,13 +14,13 @@ type Severity string
 
 // The severities.
 const (
-	Problem Severity = "problem" // defeats the policy, or will break
-	Notice  Severity = "notice"  // will surprise
+	SeverityProblem Severity = "problem" // defeats the policy, or will break
+	SeverityNotice  Severity = "notice"  // will surprise
 )
 
 // rank orders severities, the worst first.
 func (s Severity) rank() int {
-	if s == Problem {
+	if s == SeverityProblem {
 		return 0
 	}
 	return 1
@@ -45,7 +45,7 @@ const mostDetail = 12
 
 // WriteText writes the findings for people: severity and ID, then the summary,
 // the details and the remedy.
-func WriteText(w io.Writer, findings []Finding) error {
+func WriteFindings(w io.Writer, findings []Finding) error {
 	if len(findings) == 0 {
 		_, err := fmt.Fprintln(w, "Nothing found that defeats the policy or will surprise.")
 		return err

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package diagnose
 
 import (
 	"context"
@@ -29,222 +29,224 @@ import (
 func TestFindings(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		set  func(*host)
+		set  func(*testHost)
 		want map[string]string
 	}{
-		{name: "a healthy node", set: func(*host) {}},
+		{name: "a healthy node", set: func(*testHost) {}},
 
-		{"two chains without a scope", func(h *host) {
+		{"two chains without a scope", func(h *testHost) {
 			h.statements = append(h.statements, policy.SourcePolicy{Chain: "OTHER", NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8", "172.16.0.0/12")})
 		}, map[string]string{"problem two-unscoped-chains": "IP-MASQ-AGENT exempts 192.168.0.0/16, which OTHER masquerades"}},
-		{name: "two chains that exempt the same", set: func(h *host) {
+		{name: "two chains that exempt the same", set: func(h *testHost) {
 			h.statements = append(h.statements, policy.SourcePolicy{Chain: "OTHER"})
 		}},
-		{name: "two chains with scopes apart", set: func(h *host) {
+		{name: "two chains with scopes apart", set: func(h *testHost) {
 			h.statements = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16")},
 				{Chain: "B", SourceCIDRs: prefixes("10.245.0.0/16"), NonMasqueradeCIDRs: prefixes()}}
 		}},
-		{"two chains with scopes that overlap", func(h *host) {
+		{"two chains with scopes that overlap", func(h *testHost) {
 			h.statements = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16"), NonMasqueradeCIDRs: prefixes("10.0.0.0/8")},
 				{Chain: "B", SourceCIDRs: prefixes("10.0.0.0/8"), NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8")}}
 		}, map[string]string{"problem two-unscoped-chains": "B exempts 11.0.0.0/8, which A masquerades"}},
-		{name: "two chains for interfaces apart", set: func(h *host) {
+		{name: "two chains for interfaces apart", set: func(h *testHost) {
 			h.statements = []policy.SourcePolicy{{Chain: "A", OutputInterfaces: []string{"eth0"}}, {Chain: "B", OutputInterfaces: []string{"wg+"}, NonMasqueradeCIDRs: prefixes()}}
 		}},
 
-		{"a conflict", func(h *host) {
+		{"a conflict", func(h *testHost) {
 			h.statements = append(h.statements, policy.SourcePolicy{Chain: policy.DefaultChain, MasqueradeCIDRs: prefixes("10.9.0.0/16")})
 			h.statements[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
 		}, map[string]string{"problem policy-conflict": "contradicts"}},
-		{"a chain that failed", func(h *host) {
-			h.edit = func(n *Node) { n.Rules.Failed = map[string]error{"IP-MASQ-AGENT": netfilter.ErrNotOwned} }
+		{"a chain that failed", func(h *testHost) {
+			h.edit = func(n *Host) { n.Rules.Failed = map[string]error{"IP-MASQ-AGENT": netfilter.ErrNotOwned} }
 		}, map[string]string{"problem chain-not-kept": "IP-MASQ-AGENT: chain belongs to somebody else"}},
-		{"a long list on iptables", func(h *host) { h.statements[0].NonMasqueradeCIDRs = many(70) },
+		{"a long list on iptables", func(h *testHost) { h.statements[0].NonMasqueradeCIDRs = many(70) },
 			map[string]string{"notice slow-list": "IP-MASQ-AGENT: 71 prefixes"}},
-		{name: "a long list on nftables", set: func(h *host) {
+		{name: "a long list on nftables", set: func(h *testHost) {
 			h.statements[0].NonMasqueradeCIDRs = many(70)
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
 		}},
-		{"documents", func(h *host) {
-			h.edit = func(n *Node) {
+		{"documents", func(h *testHost) {
+			h.edit = func(n *Host) {
 				n.State.Damaged = []store.Damaged{{File: "/d", Err: errors.New("/d is torn")}}
 				n.State.Newer = []store.Newer{{File: "/n", Schema: 9}}
 			}
 		}, map[string]string{"problem damaged-document": "/d is torn", "problem newer-document": "/n: schema 9"}},
-		{"a chain that could not be removed", func(h *host) {
-			h.edit = func(n *Node) { n.State.Record.Chains[0].Stuck = true }
+		{"a chain that could not be removed", func(h *testHost) {
+			h.edit = func(n *Host) { n.State.Record.Chains[0].Stuck = true }
 		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT in iptables (ipv4)"}},
-		{"a chain in another backend", func(h *host) {
-			h.edit = func(n *Node) { n.Drivers = netfilter.Drivers{elsewhere{}} }
+		{"a chain in another backend", func(h *testHost) {
+			h.edit = func(n *Host) { n.Drivers = netfilter.Drivers{elsewhere{}} }
 		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT is kept in iptables (nft) and stands in nftables"}},
 
-		{"ipMasq of the main plugin", func(h *host) {
+		{"ipMasq of the main plugin", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipmasq": true}`, entry)
 		}, map[string]string{"problem main-plugin-ipmasq": `plugins[0] ("bridge") has "ipMasq": true`}},
-		{"ipMasq of a delegate", func(h *host) {
+		{"ipMasq of a delegate", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {"ipMasq": true}}`, entry)
 		}, map[string]string{"problem main-plugin-ipmasq": `plugins[0] ("flannel")`}},
-		{"flannel that asks its delegate", func(h *host) {
+		{"flannel that asks its delegate", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {}}`, entry)
 			h.files["run/flannel/subnet.env"] = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_IPMASQ=false\n"
 		}, map[string]string{"problem main-plugin-ipmasq": "flanneld does not masquerade"}},
-		{"flannel of which nothing is seen", func(h *host) {
+		{"flannel of which nothing is seen", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {}}`, entry)
 		}, map[string]string{"notice not-examined": "/run/flannel/subnet.env does not exist, a container that does not mount"}},
-		{name: "flannel that does not", set: func(h *host) {
+		{name: "flannel that does not", set: func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {"ipMasq": false}}`, entry)
 			h.files["run/flannel/subnet.env"] = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_IPMASQ=false\n"
 		}},
-		{name: "ipMasq off, and in a list without us", set: func(h *host) {
+		{name: "ipMasq off, and in a list without us", set: func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipMasq": false}`, entry)
 			h.files["etc/cni/net.d/20-else.conflist"] = conflist("else", `{"type": "bridge", "ipMasq": true}`)
 		}},
-		{"ipMasq in a file of the list's folder", func(h *host) {
+		{"ipMasq in a file of the list's folder", func(h *testHost) {
 			h.files["etc/cni/net.d/pods/10-ptp.conf"] = `{"type": "ptp", "ipMasq": true}`
 		}, map[string]string{"problem main-plugin-ipmasq": `"ptp"`}},
 
-		{"two entries", func(h *host) {
+		{"two entries", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, entry, entry)
 		}, map[string]string{"problem duplicate-entry": "plugins[1], "}},
-		{"an entry that is refused", func(h *host) {
+		{"an entry that is refused", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, `{"type": "ip-masq", "cidrLimit": 0}`)
 		}, map[string]string{"problem entry-refused": "cidrLimit"}},
-		{"an entry that stands first", func(h *host) {
+		{"an entry that stands first", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", entry, bridge)
 		}, map[string]string{"problem entry-position": "plugins[0]: the plugin entry of network"}},
-		{"an entry that stands alone", func(h *host) {
+		{"an entry that stands alone", func(h *testHost) {
 			h.files["etc/cni/net.d/20-alone.conflist"] = conflist("alone", entry)
 		}, map[string]string{"problem entry-position": "20-alone.conflist"}},
-		{"an entry with another dataDir", func(h *host) {
-			h.edit = func(n *Node) { n.DataDir = "/srv/masq" }
+		{"an entry with another dataDir", func(h *testHost) {
+			h.edit = func(n *Host) { n.DataDir = "/srv/masq" }
 		}, map[string]string{"problem data-dir-differs": "/var/lib/cni/ip-masq, /srv/masq"}},
-		{name: "where plugin.toml states one for all", set: func(h *host) {
-			h.edit = func(n *Node) { n.DataDir, n.Guard.Present = "/srv/masq", true }
+		{name: "where plugin.toml states one for all", set: func(h *testHost) {
+			h.edit = func(n *Host) { n.DataDir, n.Guard.Present = "/srv/masq", true }
 		}},
-		{"no plugin", func(h *host) {
-			h.edit = func(n *Node) { n.BinDir = n.Root }
+		{"no plugin", func(h *testHost) {
+			h.edit = func(n *Host) { n.BinDir = n.Root }
 		}, map[string]string{"problem plugin-missing": `ip-masq is missing, 10-pods.conflist" (network "pods")`}},
-		{name: "no plugin, and nothing names it", set: func(h *host) {
+		{name: "no plugin, and nothing names it", set: func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge)
-			h.edit = func(n *Node) {
+			h.edit = func(n *Host) {
 				n.BinDir, n.DataDir = n.Root, "/srv/masq"
 				n.State.Sources[0].ID = policy.SourceID{Kind: policy.AgentFiles}
 			}
 		}, want: map[string]string{"notice conflist-without-us": `(network "pods")`}},
-		{"a broken conflist", func(h *host) { h.files["etc/cni/net.d/20-x.conflist"] = "{" },
+		{"a broken conflist", func(h *testHost) { h.files["etc/cni/net.d/20-x.conflist"] = "{" },
 			map[string]string{"problem conflist-broken": "20-x.conflist"}},
-		{"a conflist before ours", func(h *host) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },
+		{"a conflist before ours", func(h *testHost) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },
 			map[string]string{"problem conflist-without-us": `05-else.conflist" (network "else")`}},
-		{name: "one that chooses among the others", set: func(h *host) {
+		{name: "one that chooses among the others", set: func(h *testHost) {
 			h.files["etc/cni/net.d/00-multus.conf"] = `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`
 			h.files["etc/cni/net.d/01-lo.conf"] = `{"cniVersion": "0.3.1", "name": "lo", "type": "loopback"}`
 		}},
-		{"agent files alone", func(h *host) {
+		{"agent files alone", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge)
-			h.edit = func(n *Node) { n.State.Sources[0].ID = policy.SourceID{Kind: policy.AgentFiles} }
+			h.edit = func(n *Host) { n.State.Sources[0].ID = policy.SourceID{Kind: policy.AgentFiles} }
 		}, map[string]string{"notice conflist-without-us": `(network "pods")`}},
-		{"no conflist", func(h *host) { delete(h.files, "etc/cni/net.d/10-pods.conflist") },
+		{"no conflist", func(h *testHost) { delete(h.files, "etc/cni/net.d/10-pods.conflist") },
 			map[string]string{"problem conflist-without-us": "holds none"}},
-		{"a directory that cannot be read", func(h *host) {
-			h.edit = func(n *Node) {
+		{"a directory that cannot be read", func(h *testHost) {
+			h.edit = func(n *Host) {
 				n.ConfDir, n.ConfDirErr = config.ConfDir{}, &fs.PathError{Op: "open", Path: "/d", Err: fs.ErrPermission}
 			}
 		}, map[string]string{"notice not-examined": "open /d"}},
 
-		{"a pod network of host-local", func(h *host) { h.statements[0].NonMasqueradeCIDRs = prefixes("10.244.1.0/25") },
+		{"a pod network of host-local", func(h *testHost) { h.statements[0].NonMasqueradeCIDRs = prefixes("10.244.1.0/25") },
 			map[string]string{"problem pod-network-not-exempt": "masquerades 10.244.1.128/25 of pod network 10.244.1.0/24"}},
-		{"pod networks told otherwise", func(h *host) {
+		{"pod networks told otherwise", func(h *testHost) {
 			h.statements[0].EnableIPv6 = on()
 			h.files["proc/sys/net/bridge/bridge-nf-call-iptables"] = "1\n"
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "ptp", "ipam": {"type": "host-local", "subnet": "100.64.0.0/16"}}`,
 				`{"type": "x", "podCidr": "100.65.0.0/16", "ipam": {"ipv4_pools": ["100.66.0.0/16"], "ipv6_pools": ["2001:db8::/64"], "subnet": "usePodCidr"}}`, entry)
 		}, map[string]string{"problem pod-network-not-exempt": "pod network 100.64.0.0/16, pod network 100.65.0.0/16, pod network 100.66.0.0/16, pod network 2001:db8::/64, bridge-nf-call-iptables is 1"}},
-		{"a pod network that attachments show", func(h *host) {
+		{"a pod network that attachments show", func(h *testHost) {
 			h.files["var/lib/cni/results/pods-1-eth0"] = `{"kind": "cniCacheV1", "networkName": "pods", "result": {"ips": [{"address": "100.70.0.5/24"}]}}`
 			h.files["var/lib/cni/results/else-1-eth0"] = `{"kind": "cniCacheV1", "networkName": "else", "result": {"ips": [{"address": "100.71.0.5/24"}]}}`
 		}, map[string]string{"problem pod-network-not-exempt": `100.70.0.0/24 (an attachment to "pods")`}},
-		{name: "a pod network out of scope", set: func(h *host) {
+		{name: "a pod network out of scope", set: func(h *testHost) {
 			h.statements[0].NonMasqueradeCIDRs, h.statements[0].SourceCIDRs = prefixes(), prefixes("10.9.0.0/16")
 		}},
-		{name: "a pod network whose sources are exempt", set: func(h *host) {
+		{name: "a pod network whose sources are exempt", set: func(h *testHost) {
 			h.statements[0].NonMasqueradeCIDRs, h.statements[0].NonMasqueradeSourceCIDRs = prefixes(), prefixes("10.244.0.0/16")
 		}},
 
-		{"an agent", func(h *host) {
+		{"an agent", func(h *testHost) {
 			h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent-v\n", "/bin/ip-masq-agent-v2\x00--masq-chain=X\x00"
 		}, map[string]string{"problem agent-running": `process 9: "/bin/ip-masq-agent-v2 --masq-chain=X"`}},
-		{"an agent of which only the name is seen", func(h *host) { h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent\n", "" },
+		{"an agent of which only the name is seen", func(h *testHost) { h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent\n", "" },
 			map[string]string{"problem agent-running": "process 9"}},
-		{name: "an editor", set: func(h *host) { h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "vi\n", "vi\x00ip-masq-agent\x00" }},
-		{"firewalld", func(h *host) {
+		{name: "an editor", set: func(h *testHost) {
+			h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "vi\n", "vi\x00ip-masq-agent\x00"
+		}},
+		{"firewalld", func(h *testHost) {
 			h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "firewalld\n", "/usr/bin/python3\x00-s\x00/usr/sbin/firewalld\x00--nofork\x00"
 		}, map[string]string{"notice firewalld-running": "process 9"}},
-		{"ufw", func(h *host) { h.files["etc/ufw/ufw.conf"] = "# x\nENABLED=yes\n" }, map[string]string{"notice ufw-enabled": "ENABLED=yes"}},
-		{name: "ufw that is off", set: func(h *host) { h.files["etc/ufw/ufw.conf"] = "ENABLED=no\n" }},
+		{"ufw", func(h *testHost) { h.files["etc/ufw/ufw.conf"] = "# x\nENABLED=yes\n" }, map[string]string{"notice ufw-enabled": "ENABLED=yes"}},
+		{name: "ufw that is off", set: func(h *testHost) { h.files["etc/ufw/ufw.conf"] = "ENABLED=no\n" }},
 
-		{"Cilium's interface", func(h *host) { h.interfaces = append(h.interfaces, "cilium_host", "cilium_net") },
+		{"Cilium's interface", func(h *testHost) { h.interfaces = append(h.interfaces, "cilium_host", "cilium_net") },
 			map[string]string{"notice ebpf-masquerade": "cilium_host"}},
-		{"Cilium's plugin", func(h *host) {
+		{"Cilium's plugin", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "cilium-cni"}`, entry)
 		}, map[string]string{"notice ebpf-masquerade": "cilium-cni"}},
-		{"Cilium's maps", func(h *host) {
+		{"Cilium's maps", func(h *testHost) {
 			h.files["sys/fs/bpf/tc/globals/cilium_snat_v4_external"], h.files["sys/fs/bpf/tc/globals/cilium_lxc"] = "", ""
 		}, map[string]string{"problem ebpf-masquerade": "cilium_snat_v4_external, cilium_lxc"}},
-		{"Calico's data plane", func(h *host) { h.interfaces = append(h.interfaces, "bpfout.cali") },
+		{"Calico's data plane", func(h *testHost) { h.interfaces = append(h.interfaces, "bpfout.cali") },
 			map[string]string{"problem ebpf-masquerade": "bpfout.cali"}},
-		{name: "Calico without it", set: func(h *host) {
+		{name: "Calico without it", set: func(h *testHost) {
 			h.interfaces = append(h.interfaces, "cali123", "tunl0")
 			h.files["sys/fs/bpf/tc/globals/test"] = ""
 		}},
 
-		{"no capability", func(h *host) { h.files["proc/self/status"] = "CapEff:\t0000000000002000\n" },
+		{"no capability", func(h *testHost) { h.files["proc/self/status"] = "CapEff:\t0000000000002000\n" },
 			map[string]string{"problem missing-capability": "CAP_NET_ADMIN"}},
-		{"no raw sockets on iptables-legacy", func(h *host) {
+		{"no raw sockets on iptables-legacy", func(h *testHost) {
 			h.choice.Variant, h.files["proc/self/status"] = netfilter.VariantLegacy, "CapEff:\t0000000000001000\n"
 		}, map[string]string{"problem missing-capability": "CAP_NET_RAW"}},
-		{name: "no raw sockets on iptables-nft", set: func(h *host) { h.files["proc/self/status"] = "CapEff:\t0000000000001000\n" }},
-		{"capabilities that cannot be read", func(h *host) { h.files["proc/self/status"] = "Name: x\n" },
+		{name: "no raw sockets on iptables-nft", set: func(h *testHost) { h.files["proc/self/status"] = "CapEff:\t0000000000001000\n" }},
+		{"capabilities that cannot be read", func(h *testHost) { h.files["proc/self/status"] = "Name: x\n" },
 			map[string]string{"notice not-examined": "CapEff"}},
 
-		{"no forwarding", func(h *host) { h.files["proc/sys/net/ipv4/ip_forward"] = "0\n" },
+		{"no forwarding", func(h *testHost) { h.files["proc/sys/net/ipv4/ip_forward"] = "0\n" },
 			map[string]string{"problem forwarding-off": "net.ipv4.ip_forward is 0"}},
-		{"no forwarding of IPv6", func(h *host) {
+		{"no forwarding of IPv6", func(h *testHost) {
 			h.statements[0].EnableIPv6, h.files["proc/sys/net/ipv6/conf/all/forwarding"] = on(), "0\n"
 		}, map[string]string{"problem forwarding-off": "net.ipv6.conf.all.forwarding is 0"}},
-		{name: "no forwarding of IPv6, which is not managed", set: func(h *host) { h.files["proc/sys/net/ipv6/conf/all/forwarding"] = "0\n" }},
+		{name: "no forwarding of IPv6, which is not managed", set: func(h *testHost) { h.files["proc/sys/net/ipv6/conf/all/forwarding"] = "0\n" }},
 
-		{"both variants", func(h *host) {
+		{"both variants", func(h *testHost) {
 			h.usages = []thirdparty.Usage{{Variant: "nft", NATRules: 3, Kubelet: true}, {Variant: "legacy", NATRules: 1}}
 		}, map[string]string{"notice mixed-iptables": "iptables-nft has rules in table nat, iptables-legacy has rules"}},
-		{"kubelet in the other variant", func(h *host) { h.usages = []thirdparty.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}} },
+		{"kubelet in the other variant", func(h *testHost) { h.usages = []thirdparty.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}} },
 			map[string]string{"problem mixed-iptables": "kubelet uses iptables-legacy, and our chains are kept in iptables-nft"}},
-		{name: "kubelet in both, and rules in one", set: func(h *host) {
+		{name: "kubelet in both, and rules in one", set: func(h *testHost) {
 			h.usages = []thirdparty.Usage{{Variant: "nft", Kubelet: true, NATRules: 5}, {Variant: "legacy", Kubelet: true}}
 		}},
-		{name: "kubelet in iptables-legacy, and our chains in nftables", set: func(h *host) {
+		{name: "kubelet in iptables-legacy, and our chains in nftables", set: func(h *testHost) {
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
 			h.usages = []thirdparty.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}}
 		}},
 
-		{"a saved chain", func(h *host) { h.files["etc/iptables/rules.v4"] = "*nat\n:IP-MASQ-AGENT - [0:0]\nCOMMIT\n" },
+		{"a saved chain", func(h *testHost) { h.files["etc/iptables/rules.v4"] = "*nat\n:IP-MASQ-AGENT - [0:0]\nCOMMIT\n" },
 			map[string]string{"notice saved-ruleset": "/etc/iptables/rules.v4 (netfilter-persistent.service, not enabled): holds chain IP-MASQ-AGENT"}},
-		{"a saved table that is loaded", func(h *host) {
+		{"a saved table that is loaded", func(h *testHost) {
 			h.files["etc/sysconfig/iptables"] = "*nat\nCOMMIT\n"
 			h.files["etc/systemd/system/basic.target.wants/iptables.service"] = ""
 		}, map[string]string{"notice saved-ruleset": "/etc/sysconfig/iptables (iptables.service, enabled): replaces table nat"}},
-		{"a saved ruleset that flushes", func(h *host) {
+		{"a saved ruleset that flushes", func(h *testHost) {
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
 			h.files["etc/nftables.conf"] = "#!/usr/sbin/nft -f\nflush ruleset;\ntable ip x { chain masq-IP-MASQ-AGENT { } }\n"
 			h.files["etc/systemd/system/sysinit.target.wants/nftables.service"] = ""
 		}, map[string]string{"notice saved-ruleset": "flushes the ruleset, holds chain"}},
-		{name: "saved rulesets of no harm", set: func(h *host) {
+		{name: "saved rulesets of no harm", set: func(h *testHost) {
 			h.files["etc/nftables.conf"] = "flush ruleset\n"
 			h.files["etc/iptables/rules.v4"] = "# IP-MASQ-AGENT\n*nat\n:OTHER-IP-MASQ-AGENT -\nCOMMIT\n"
 			h.files["etc/sysconfig/ip6tables"] = "*filter\nCOMMIT\n"
 			h.files["etc/systemd/system/basic.target.wants/ip6tables.service"] = ""
 		}},
-		{"nothing can be read", func(h *host) {
-			h.edit = func(n *Node) {
+		{"nothing can be read", func(h *testHost) {
+			h.edit = func(n *Host) {
 				n.ThirdParty = func(context.Context) ([]thirdparty.Rule, error) {
 					return nil, errors.Join(errors.New("no tables"), errors.New("no blobs"))
 				}
@@ -325,6 +327,6 @@ func TestOddFiles(t *testing.T) {
 // TestNothingIsKnown examines a node of which nothing was read.
 func TestNothingIsKnown(t *testing.T) {
 	isolate(t)
-	n := Node{Root: newHost(t).node().Root}
+	n := Host{Root: newHost(t).node().Root}
 	compare(t, map[string]string{"notice conflist-without-us": "holds none"}, Examine(t.Context(), n))
 }
