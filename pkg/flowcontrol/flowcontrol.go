@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package flowcontrol limits how often a control loop reacts, repairs or logs. The reconcile loop,
+// the conflist manager and the HTTP servers use it. Its invariant: nothing is lost, only postponed
+// or not repeated; every wait and everything it remembers is bounded.
+package flowcontrol
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Debouncer merges events that follow each other closely: C delivers once no event has come for
+// the quiet time, and at the latest the maximum time after the first one. Its methods may be called
+// by any goroutine and never wait.
+type Debouncer struct {
+	C          <-chan struct{}
+	quiet, max time.Duration
+	fired      chan struct{}
+
+	mu    sync.Mutex
+	timer *time.Timer
+	first time.Time // of the events that C has not delivered yet; else zero
+}
+
+// NewDebouncer returns a Debouncer without events.
+func NewDebouncer(quiet, maximum time.Duration) *Debouncer {
+	fired := make(chan struct{}, 1)
+	return &Debouncer{C: fired, fired: fired, quiet: quiet, max: maximum}
+}
+
+// Event takes note of an event.
+func (d *Debouncer) Event() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := time.Now()
+	if d.first.IsZero() {
+		d.first = now
+	}
+	wait := min(d.quiet, d.first.Add(d.max).Sub(now))
+	if d.timer == nil {
+		d.timer = time.AfterFunc(wait, d.fire)
+		return
+	}
+	d.timer.Reset(wait)
+}
+
+// Pending reports whether there is an event that C has not delivered yet.
+func (d *Debouncer) Pending() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return !d.first.IsZero()
+}
+
+func (d *Debouncer) fire() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.first = time.Time{}
+	select {
+	case d.fired <- struct{}{}:
+	default: // not received yet
+	}
+}
+
+const (
+	firstPause   = time.Second
+	longestPause = time.Minute
+	maxKeys      = 100
+)
+
+// Flapping detects that another program reverts the same change repeatedly: Threshold times within
+// Window. From then on each revert doubles the pause before the next repair, from one second to
+// one minute; the first Immediate reverts after the detection have no pause. It ends when nothing
+// was reverted for longer than twice the pause and than Calm.
+type Flapping struct {
+	Threshold, Immediate int
+	Window, Calm         time.Duration
+
+	reverts map[string][]time.Time // within the window, by what was reverted
+	active  string
+	extra   int // reverts since the detection
+	last    time.Time
+	pause   time.Duration
+}
+
+// Reverted takes note that a change was reverted.
+func (f *Flapping) Reverted(now time.Time, what string) {
+	recent := f.reverts[what]
+	for len(recent) > 0 && (now.Sub(recent[0]) > f.Window || len(recent) > f.Threshold) {
+		recent = recent[1:]
+	}
+	if f.reverts == nil || len(f.reverts) >= maxKeys {
+		f.reverts = map[string][]time.Time{}
+	}
+	f.reverts[what] = append(recent, now)
+	f.last = now
+	if f.active == "" {
+		if len(f.reverts[what]) < f.Threshold {
+			return
+		}
+		f.active = what
+	}
+	if f.extra++; f.extra > f.Immediate {
+		f.pause = min(max(2*f.pause, firstPause), longestPause)
+	}
+}
+
+// Active returns what is being reverted, "" for nothing, and forgets what has ended.
+func (f *Flapping) Active(now time.Time) string {
+	if f.active != "" && now.After(f.Ends()) {
+		*f = Flapping{Threshold: f.Threshold, Immediate: f.Immediate, Window: f.Window, Calm: f.Calm}
+	}
+	return f.active
+}
+
+// Pause returns how long the next repair has to wait; 0 while nothing is flapping.
+func (f *Flapping) Pause() time.Duration { return f.pause }
+
+// Ends returns when the flapping is over if nothing is reverted any more.
+func (f *Flapping) Ends() time.Time { return f.last.Add(max(2*f.pause, f.Calm)) }
+
+// LogOnce returns a logger that drops records equal to one that it has passed on to log. It
+// remembers a limited number; beyond that, records can repeat.
+func LogOnce(log *slog.Logger) *slog.Logger {
+	return slog.New(onceHandler{Handler: log.Handler(), logged: &logged{}})
+}
+
+type onceHandler struct {
+	slog.Handler
+	*logged
+}
+
+type logged struct {
+	mu      sync.Mutex
+	records map[string]bool
+}
+
+const maxRecords = 1000
+
+// Handle implements slog.Handler.
+func (h onceHandler) Handle(ctx context.Context, r slog.Record) error {
+	var key strings.Builder
+	fmt.Fprint(&key, r.Level, r.Message)
+	r.Attrs(func(a slog.Attr) bool {
+		fmt.Fprint(&key, "\x00", a)
+		return true
+	})
+	if h.add(key.String()) {
+		return h.Handler.Handle(ctx, r)
+	}
+	return nil
+}
+
+func (l *logged) add(key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.records[key] {
+		return false
+	}
+	if l.records == nil || len(l.records) >= maxRecords {
+		l.records = map[string]bool{}
+	}
+	l.records[key] = true
+	return true
+}
+
+// Conditions tells which conditions are new in one round of observing them, and when the last one
+// has ended: what holds is logged once.
+type Conditions struct{ before, now map[string]bool }
+
+// Begins adds a condition that holds in this round, and reports whether it is new.
+func (c *Conditions) Begins(key string) bool {
+	if c.now == nil {
+		c.now = map[string]bool{}
+	}
+	begins := !c.before[key] && !c.now[key]
+	c.now[key] = true
+	return begins
+}
+
+// Resolved ends the round, and reports whether conditions held in the round before and none does now.
+func (c *Conditions) Resolved() bool {
+	resolved := len(c.before) > 0 && len(c.now) == 0
+	c.before, c.now = c.now, nil
+	return resolved
+}

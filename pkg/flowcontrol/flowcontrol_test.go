@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flowcontrol
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestDebouncer(t *testing.T) {
+	const quiet, maximum = 100 * time.Millisecond, time.Second
+	for _, c := range []struct {
+		name   string
+		events int
+		every  time.Duration
+		want   []time.Duration
+	}{
+		{"one event", 1, 0, []time.Duration{quiet}},
+		{"a group", 5, quiet / 2, []time.Duration{4*quiet/2 + quiet}},
+		{"events without end", 30, 51 * time.Millisecond, []time.Duration{maximum, 29*51*time.Millisecond + quiet}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				d := NewDebouncer(quiet, maximum)
+				var got []time.Duration
+				go func() {
+					for i := range c.events {
+						if i > 0 {
+							time.Sleep(c.every)
+						}
+						d.Event()
+						if !d.Pending() {
+							t.Error("not pending after an event")
+						}
+					}
+				}()
+				for range c.want {
+					<-d.C
+					got = append(got, time.Since(start))
+				}
+				time.Sleep(2 * maximum)
+				if diff := cmp.Diff(c.want, got); diff != "" || d.Pending() || len(d.C) > 0 {
+					t.Error(diff, d.Pending(), len(d.C))
+				}
+			})
+		})
+	}
+}
+
+func TestFlapping(t *testing.T) {
+	const threshold = 30
+	now := time.Now()
+	f := Flapping{Threshold: threshold, Window: time.Minute, Immediate: 2, Calm: 10 * time.Second}
+	revert := func(after time.Duration, what string) string {
+		now = now.Add(after)
+		f.Reverted(now, what)
+		return f.Active(now)
+	}
+	for range 3 * threshold {
+		if revert(4*time.Second, "slow") != "" {
+			t.Fatal("less often than the threshold")
+		}
+	}
+	for i := range threshold - 1 {
+		if revert(time.Millisecond, "a") != "" || i > 0 && revert(time.Millisecond, "b") != "" {
+			t.Fatal("different changes were counted together")
+		}
+	}
+	var pauses []time.Duration
+	for range 10 {
+		if revert(f.Pause(), "a") != "a" {
+			t.Fatal("not detected")
+		}
+		pauses = append(pauses, f.Pause()/time.Second)
+	}
+	if diff := cmp.Diff([]time.Duration{0, 0, 1, 2, 4, 8, 16, 32, 60, 60}, pauses); diff != "" {
+		t.Error(diff)
+	}
+	if f.Active(now.Add(2*longestPause)) == "" {
+		t.Error("it ends too early")
+	}
+	if f.Active(now.Add(2*longestPause+1)) != "" || f.Pause() != 0 || f.Threshold != threshold {
+		t.Errorf("it does not end: %+v", f)
+	}
+	for range threshold {
+		revert(time.Millisecond, "a")
+	}
+	if f.Active(now.Add(10*time.Second)) == "" || f.Active(now.Add(10*time.Second+1)) != "" {
+		t.Error("without a pause it does not end after Calm")
+	}
+	for i := range 1000 {
+		if revert(time.Millisecond, strings.Repeat("x", i)); len(f.reverts) > maxKeys {
+			t.Fatal("what it remembers is not bounded")
+		}
+	}
+}
+
+func TestLogOnce(t *testing.T) {
+	var out bytes.Buffer
+	log := LogOnce(slog.New(slog.NewTextHandler(&out, nil)))
+	for range 3 {
+		log.Warn("failed", "err", "a")
+		log.Warn("failed", "err", "b")
+		log.Debug("failed", "err", "a")
+	}
+	if n := strings.Count(out.String(), "\n"); n != 2 {
+		t.Errorf("%d lines:\n%s", n, out.String())
+	}
+	for i := range 2 * maxRecords {
+		if log.Warn("failed", "n", i); len(log.Handler().(onceHandler).records) > maxRecords {
+			t.Fatal("what it remembers is not bounded")
+		}
+	}
+}
+
+func TestConditions(t *testing.T) {
+	var c Conditions
+	for _, round := range []struct {
+		keys     string
+		begins   int
+		resolved bool
+	}{{"", 0, false}, {"a a", 1, false}, {"a b", 1, false}, {"b", 0, false}, {"a", 1, false}, {"", 0, true}, {"", 0, false}} {
+		begins := 0
+		for _, key := range strings.Fields(round.keys) {
+			if c.Begins(key) {
+				begins++
+			}
+		}
+		if resolved := c.Resolved(); begins != round.begins || resolved != round.resolved {
+			t.Errorf("%q: %d begin, resolved %t", round.keys, begins, resolved)
+		}
+	}
+}
