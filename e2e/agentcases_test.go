@@ -196,6 +196,7 @@ func manyPrefixes(count int) []string {
 // TestAgentCases has an agent's chain and ours in two namespaces side by side,
 // made of the same files and flags.
 func TestAgentCases(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[1:] {
 		for _, dialect := range []string{"v1", "v2"} {
 			t.Run(f.name+" "+dialect, func(t *testing.T) {

@@ -46,6 +46,7 @@ func daemonSets() []daemonSet {
 // DaemonSet, as it is after the image is another: no command, and the flags in
 // the agents' spelling. The rules are the agent's.
 func TestAgentsDaemonSet(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			theirs, ours := newNode(t, f), newNode(t, f)
@@ -121,6 +122,7 @@ func (n *node) replaceAgent(t *testing.T, args []string) string {
 // TestResyncInterval: --resync-interval takes seconds as ip-masq-agent-v2 has
 // them, and a duration. iptables-legacy has no events, so there it shows.
 func TestResyncInterval(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[2])
 	for _, c := range []struct {
 		arg    string

@@ -60,6 +60,7 @@ func (a agent) cycle(t *testing.T, n *node, variant string) (added int) {
 // the end there is one jump, the rules are right, and neither undoes what the
 // other did.
 func TestBesideAgent(t *testing.T) {
+	t.Parallel()
 	for _, a := range agents() {
 		for _, agentFirst := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s first %v", a.name, agentFirst), func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 // TestReadyMeansThatPodsStart: what makes every ADD fail makes the node not ready,
 // is found by doctor, and is repaired by install or makes that fail.
 func TestReadyMeansThatPodsStart(t *testing.T) {
+	t.Parallel()
 	b := newBare(t, forms()[0])
 	plugin := contents(t, b.plugin(t))
 	entry := b.node.entry(object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
@@ -44,9 +45,7 @@ func TestReadyMeansThatPodsStart(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			c.spoil()
 			d.soonUnready(t, c.reason+": ", c.says)
-			if !strings.Contains(d.log(), "topic="+c.reason) {
-				t.Errorf("the log has no topic %s:\n%s", c.reason, d.log())
-			}
+			d.until(t, "topic "+c.reason+" in the log", func() bool { return strings.Contains(d.log(), "topic="+c.reason) })
 			if _, body := d.ready(); strings.Count(strings.TrimSpace(body), "\n") > 0 {
 				t.Errorf("/readyz gives more than one reason:\n%s", body)
 			}

@@ -12,6 +12,7 @@ import (
 // other programs that is reported, with a remedy, and ADD fails; in the tables that
 // ip-masq owns it is repaired.
 func TestBaseChainWithoutEffect(t *testing.T) {
+	t.Parallel()
 	const rehook = "flush chain FAM nat POSTROUTING; delete chain FAM nat POSTROUTING; add chain FAM nat POSTROUTING "
 	const jump = "; add rule FAM nat POSTROUTING fib daddr type != local counter jump IP-MASQ-AGENT"
 	const ownRehook = "flush chain FAM ip-masq postrouting; delete chain FAM ip-masq postrouting; add chain FAM ip-masq postrouting "

@@ -92,6 +92,7 @@ func bounds() []bound {
 // TestBounds: an entry that asks for more rules than a chain may have is refused
 // before anything is made of it, and what is at the bounds is not.
 func TestBounds(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.makeSure(t, conf)
@@ -134,6 +135,7 @@ func TestBounds(t *testing.T) {
 // TestBoundsOfSeveral: what several networks ask for together is bounded too.
 // The one that asks for more fails; those in force and others that come do not.
 func TestBoundsOfSeveral(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name          string
 		first, second object

@@ -54,6 +54,7 @@ func live(t *testing.T, n *node) {
 // TestCleanup: whatever happened since we came, cleanup leaves the node as it was
 // before.
 func TestCleanup(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		before func(*testing.T, *node) // what there is when we come
 		life   func(*testing.T, *node)
@@ -216,6 +217,7 @@ func TestCleanupOfAdopted(t *testing.T) {
 // TestCleanupWithoutState: a dataDir that somebody removed does not keep what is
 // ours from being found, not even a chain whose conflist is gone too.
 func TestCleanupWithoutState(t *testing.T) {
+	t.Parallel()
 	storage := dualStack(object{"masqChain": "STORAGE", "sourceCIDRs": []string{"10.2.0.0/16", "fd00:2::/64"}})
 	for name, remember := range map[string]func(*testing.T, *node){
 		"a conflist names it": func(t *testing.T, n *node) { n.conflist(t, "storage", storage) },

@@ -208,6 +208,7 @@ func (d *daemon) filesValid(t *testing.T, want float64) {
 // TestBrokenConfigMap breaks a ConfigMap that was sound in every way while the
 // reconciler runs. What it said last stays in force, until it is mended.
 func TestBrokenConfigMap(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		all, m := n.lone(t), n.configMap(t, sound())
 		d := n.startReconciler(t, n.agentArgs(m.dir)...)
@@ -257,6 +258,7 @@ func TestBrokenConfigMap(t *testing.T) {
 // TestBrokenConfigMapAtStart: what was good before holds, rules and all, though
 // the kernel has forgotten them. Where nothing was, nothing is made.
 func TestBrokenConfigMapAtStart(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		all, m := n.lone(t), n.configMap(t, nil)
 		for _, b := range breakages() {

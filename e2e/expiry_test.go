@@ -12,6 +12,7 @@ import (
 // for a second. No commit tells when they are gone, so an ADD must not find them
 // right, and those after it must not trust that.
 func TestElementsThatExpire(t *testing.T) {
+	t.Parallel()
 	const expire = time.Second
 	n := newNode(t, forms()[0])
 	keys := dualStack(nil)

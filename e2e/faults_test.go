@@ -19,6 +19,7 @@ import (
 // document needs: it succeeds whole, or fails and leaves the old policy whole,
 // in the kernel and on the disk.
 func TestDiskFull(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		const page = 4096
 		disk := filepath.Join(n.dir, "disk")
@@ -152,6 +153,7 @@ func TestFlushed(t *testing.T) {
 // TestReload does as firewalls do: all rules go, and those come back that were
 // saved before ours were there, or while ours were older.
 func TestReload(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		n.strangers(t)
 		save := func() (restore func()) {
@@ -196,6 +198,7 @@ func TestReload(t *testing.T) {
 // TestIntruders: what else stands in our tables goes with the next ADD, whatever
 // sort of object it is; tables of others may have nearly the same name.
 func TestIntruders(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.feed(t, "table inet ip-masq { chain postrouting { type filter hook postrouting priority 0; accept; }; }\n"+
 		"table ip ip-masq2 { set exempt-IP-MASQ-AGENT { type ipv4_addr; }; }\n", "nft", "-f", "-")

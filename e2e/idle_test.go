@@ -275,6 +275,7 @@ func TestForeignCommits(t *testing.T) {
 // TestLegacyByInterval: iptables-legacy tells nobody of changes. Drift there is
 // found when the interval is over.
 func TestLegacyByInterval(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[2])
 	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\nresyncInterval: 1s\n")
 	d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
@@ -291,6 +292,7 @@ func TestLegacyByInterval(t *testing.T) {
 	if took.median() > 1500*time.Millisecond {
 		t.Errorf("%v with an interval of 1s", took)
 	}
+	d.until(t, "each repair in the log", func() bool { return strings.Count(d.log(), "repaired rules") >= len(took) })
 	if repairs := strings.Count(d.log(), "repaired rules"); repairs != len(took) {
 		t.Errorf("%d repairs in the log, want %d:\n%s", repairs, len(took), d.log())
 	}

@@ -21,6 +21,7 @@ import (
 // that live succeed; afterwards nothing is doubled or half done, and the next ADD
 // leaves no trace of what happened.
 func TestKilled(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
@@ -60,6 +61,7 @@ func (n *node) recovers(t *testing.T, conf string) {
 // TestKilledAnywhere kills one ADD after another, each a little later in its
 // work than the one before.
 func TestKilledAnywhere(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := func(i int) string {
 			return n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{fmt.Sprintf("10.%d.0.0/16", i), "fd00::/8"}})

@@ -21,6 +21,7 @@ func TestNoFlowIsJudgedWrongDuringChanges(t *testing.T) {
 	// A list is walked in iptables, and slows the load down.
 	others := map[string]int{"nftables": 400, "iptables-nft": 40, "iptables-legacy": 40}
 	onEveryForm(t, func(t *testing.T, n *node) {
+		t.Parallel()
 		policy := newChanging(rand.New(rand.NewPCG(*seed, 1)), others[n.form.name])
 		n.changeUnderLoad(t, 100, 5000, func() object {
 			policy.change()
@@ -34,6 +35,7 @@ func TestNoFlowIsJudgedWrongDuringChanges(t *testing.T) {
 func TestNoFlowIsJudgedWrongWhileTheBackendMoves(t *testing.T) {
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			policy := newChanging(rand.New(rand.NewPCG(*seed, 2)), 40)
 			backends := []string{"iptables", "nftables"}
 			newNode(t, f).changeUnderLoad(t, 20, 1000, func() object {

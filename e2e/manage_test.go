@@ -149,6 +149,7 @@ func TestManage(t *testing.T) {
 // TestManageBrokenFiles: nothing is made of what is broken, and what is broken is
 // named.
 func TestManageBrokenFiles(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.mainCNI(t, mainFile, "podnet")
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
@@ -183,6 +184,7 @@ func TestManageBrokenFiles(t *testing.T) {
 // TestManageNeedsThePlugin: an entry for a plugin that is not there would stop
 // every pod.
 func TestManageNeedsThePlugin(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	args := n.manageArgs(t, nil)
 	must(t, os.RemoveAll(n.pluginDir()))
@@ -297,6 +299,7 @@ func TestManageByTheLeaderAlone(t *testing.T) {
 // TestManageReadOnly: a directory that cannot be written is told of once, with a
 // remedy, and tried again.
 func TestManageReadOnly(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	dir := n.cni.ConfDir
 	must(t, firstOf(os.MkdirAll(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, "")))

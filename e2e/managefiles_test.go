@@ -86,6 +86,7 @@ func TestManageStopsAtOnce(t *testing.T) {
 // TestSettingsAmongChanges: reconciler.toml is read though others write beside it
 // all the time.
 func TestSettingsAmongChanges(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	path := n.settingsFile(t, exempting("1.2.3.0/24"))
 	d := n.startReconciler(t, "--config", path)

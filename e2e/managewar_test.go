@@ -101,6 +101,7 @@ func managed(t *testing.T, file string) *tampered {
 // sees our entry, fifty times. It is back in less than a second each time, with
 // one write of ours each, and the rules stay as they are.
 func TestManageFiftyRewrites(t *testing.T) {
+	t.Parallel()
 	w := managed(t, mainFile)
 	eye := w.look(t)
 	log, commits := w.log(), w.Count()
@@ -206,9 +207,9 @@ func TestManageRival(t *testing.T) {
 
 	stop <- struct{}{}
 	w.daemon.within(t, 40*time.Second, "entry and readiness", func() bool { code, _ := w.ready(); return code == 200 && w.has(t, file) })
-	if !strings.Contains(w.log(), "our entry stays in the conflist again") || w.metric(t, "conflist_present") != 1 {
-		t.Errorf("the log does not tell its end:\n%s", w.log())
-	}
+	w.until(t, "its end in the log and the metrics", func() bool {
+		return strings.Contains(w.log(), "our entry stays in the conflist again") && w.metric(t, "conflist_present") == 1
+	})
 	w.mainCNI(t, file, "podnet")
 	w.untilManaged(t, file)
 	t.Logf("%.1f MiB", w.memory(t))

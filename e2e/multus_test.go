@@ -153,6 +153,7 @@ func (n *node) masterOf(t *testing.T, cniVersion string) {
 // and what Multus generates is left alone. However often Multus generates it again,
 // it is never nested.
 func TestManageBesideMultus(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, version  string
 		follows, thick bool
@@ -179,9 +180,7 @@ func TestManageBesideMultus(t *testing.T) {
 				t.Errorf("Multus's file was changed to\n%s", now)
 			}
 			for _, says := range []string{mainFile, generated} {
-				if !strings.Contains(d.log(), says) {
-					t.Errorf("the log does not name %s:\n%s", says, d.log())
-				}
+				d.until(t, says+" in the log", func() bool { return strings.Contains(d.log(), says) })
 			}
 			if c.follows {
 				m.second(t)
@@ -246,6 +245,7 @@ func TestManageUndoesNestedMultus(t *testing.T) {
 // TestManageWhereMultusDelegatesElsewhere: where the network is that Multus delegates
 // to cannot be known, nothing is written.
 func TestManageWhereMultusDelegatesElsewhere(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.mainCNI(t, mainFile, "podnet")
 	args := n.manageArgs(t, nil)

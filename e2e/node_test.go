@@ -37,6 +37,8 @@ type node struct {
 	networks []string // by name, in the order of their subnets
 	pods     int
 	ports    uint16 // used by probes
+	// listeners counts the addresses that programs on the node were told to listen at.
+	listeners int
 }
 
 // newNode makes a node that keeps its rules in a form. It has no network yet.

@@ -27,6 +27,7 @@ var seed = flag.Uint64("seed", 20260801, "of the random policies and changes")
 // of the rules into the kernel is short (no process for each); each packet is
 // real, and judged by an oracle that shares nothing with the code under test.
 func TestRandomPoliciesAgainstOracle(t *testing.T) {
+	t.Parallel()
 	policies := map[string]int{"nftables": 500, "iptables-nft": 500, "iptables-legacy": 100}
 	for _, f := range forms() {
 		t.Run(f.name, func(t *testing.T) {

@@ -112,6 +112,7 @@ func (o override) write(t *testing.T, n *node) (take func()) {
 // where the other side sees it, and only there, whatever rules of third parties
 // stand before or behind. Otherwise the rule is named.
 func TestExplainBesideThirdParties(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", nil)
 		p := n.pod(t, "podnet")

@@ -77,6 +77,7 @@ func (r portRange) String() string { return fmt.Sprintf("%d-%d", r.first, r.last
 // all of them from one port which is in none, or from one that is in the
 // smallest, and no range may be favoured for that.
 func TestKeyToPorts(t *testing.T) {
+	t.Parallel()
 	const count = 600
 	cases := []struct {
 		name   string

@@ -219,6 +219,7 @@ func TestSettledTogether(t *testing.T) {
 // TestSettledBesideOthers: what others write all the time in rules of theirs
 // makes no ADD see a difference where there is none: it would want the lock.
 func TestSettledBesideOthers(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		n.strangers(t)
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})

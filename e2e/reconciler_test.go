@@ -108,7 +108,7 @@ func (d *daemon) log() string {
 // and fails if it does not exit with 0.
 func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
 	t.Helper()
-	health, metrics := n.unusedAddress(t), n.unusedAddress(t)
+	health, metrics := n.unusedAddress(), n.unusedAddress()
 	// The test's context ends before its cleanups begin.
 	ctx, kill := context.WithCancel(context.WithoutCancel(t.Context()))
 	d := &daemon{n: n, healthAddress: health, metricsAddress: metrics, ended: make(chan struct{}), http: n.httpClient()}
@@ -143,22 +143,11 @@ func shortened(text string) string {
 	return fmt.Sprintf("%s\n[… %d bytes …]\n%s", text[:end], len(text)-2*end, text[len(text)-end:])
 }
 
-// unusedAddress is one of the node's own loopback interface where nobody listens.
-func (n *node) unusedAddress(t *testing.T) string {
-	t.Helper()
-	var address string
-	if err := n.Node.Do(func() error {
-		var c net.ListenConfig
-		l, err := c.Listen(t.Context(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			return err
-		}
-		address = l.Addr().String()
-		return l.Close()
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return address
+// unusedAddress is one of the node's own loopback interface where nobody listens,
+// nor connects from.
+func (n *node) unusedAddress() string {
+	n.listeners++
+	return fmt.Sprintf("127.0.0.1:%d", 20000+n.listeners)
 }
 
 // httpClient connects from within the node's network namespace.

@@ -65,6 +65,7 @@ func (n *node) wantRight(t *testing.T, chains ...string) {
 // TestRendered: what render prints is loaded by the real tools where nothing is
 // yet, and then check says right: the rules are those that once would make.
 func TestRendered(t *testing.T) {
+	t.Parallel()
 	for name, keys := range map[string]object{
 		"defaults": {"enableIPv6": true},
 		"nothing exempt": dualStack(object{"nonMasqueradeCIDRs": []string{}, "masqLinkLocal": true, "masqLinkLocalIPv6": true,

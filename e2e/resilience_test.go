@@ -101,6 +101,7 @@ func TestReadOnlyState(t *testing.T) {
 // TestNewerState: what a newer version wrote stays, byte for byte. ADD passes
 // while the chain stands, and nothing is repaired.
 func TestNewerState(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.makeSure(t, conf)
@@ -206,6 +207,7 @@ func replace(path string, by func() error) error {
 
 // TestBusyLock: somebody keeps the lock for longer than the plugin waits.
 func TestBusyLock(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	conf := n.conf(t, "podnet", nil)
 	n.makeSure(t, conf)

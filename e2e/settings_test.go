@@ -30,6 +30,7 @@ func exempting(prefix string) string {
 // TestBrokenSettings breaks reconciler.toml while the reconciler runs: the last
 // good settings hold, and the line that is wrong is told, until it is mended.
 func TestBrokenSettings(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		all := n.lone(t)
 		path := n.settingsFile(t, exempting("1.2.3.0/24"))
@@ -83,6 +84,7 @@ func TestBrokenSettings(t *testing.T) {
 
 // TestBrokenSettingsAtStart: the process lives, and does what the flags say.
 func TestBrokenSettingsAtStart(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	all, m := n.lone(t), n.configMap(t, sound())
 	path := n.settingsFile(t, "resync_interval = \"1h\"\n[agent]\nnonMasqueradeCIDRs = [\"10.9.0.0/33\"]\n")
@@ -101,6 +103,7 @@ func TestBrokenSettingsAtStart(t *testing.T) {
 // TestSettingsChange: what the file says is taken over without a restart, however
 // it is written and how soon after the last time.
 func TestSettingsChange(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	all := n.lone(t)
 	path := n.settingsFile(t, exempting("20.0.0.0/8"))
@@ -148,8 +151,9 @@ func TestSettingsChange(t *testing.T) {
 
 // TestSettingsChangeAddresses: the listeners move with the file.
 func TestSettingsChangeAddresses(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
-	first, second := n.unusedAddress(t), n.unusedAddress(t)
+	first, second := n.unusedAddress(), n.unusedAddress()
 	path := n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", first))
 	c := n.reconcilerCommand(t.Context(), t, "run", "--config", path)
 	must(t, c.Start())
@@ -177,6 +181,7 @@ func TestSettingsChangeAddresses(t *testing.T) {
 // TestMissingAgentDirectory: without a directory nothing is stated, and the
 // defaults hold; unless files of an earlier time are stored, which stay.
 func TestMissingAgentDirectory(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		all := n.lone(t)
 		dir := filepath.Join(n.dir, "mounted")
@@ -222,6 +227,7 @@ func TestMissingAgentDirectory(t *testing.T) {
 // TestConfigMapAgainstConflist: the network's word holds, in the rules too, and
 // both sources are named until they agree.
 func TestConfigMapAgainstConflist(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		agreeing := "nonMasqueradeCIDRs: [1.2.3.0/24]\n"
 		contrary := agreeing + "masqueradeCIDRs: [10.9.0.0/16]\nrandomFully: false\n"

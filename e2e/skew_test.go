@@ -62,6 +62,7 @@ func (n *node) leftAlone(t *testing.T, d *daemon, conf string, says ...string) {
 // TestNewerDocument: of a document that a newer version wrote nobody knows what
 // it means for the rules. So nothing is repaired until it is understood again.
 func TestNewerDocument(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.conflist(t, "podnet", nil)
@@ -137,6 +138,7 @@ func (n *node) sourceDocument(t *testing.T, text string) string {
 // TestNewerRulesBesideReconciler: a chain that a newer version wrote in a form of
 // its own serves, and stays as it is.
 func TestNewerRulesBesideReconciler(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", nil)
 		conf := n.conf(t, "podnet", nil)

@@ -155,6 +155,7 @@ func TestAmidStorms(t *testing.T) {
 func TestTamperingInSteps(t *testing.T) {
 	for _, f := range forms()[:2] {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel() // it waits most of the time
 			w := newTampered(t, f)
 			table, chain := "ip-masq", "postrouting"
 			if f.variant != "" {

@@ -336,8 +336,8 @@ func TestUnitPaths(t *testing.T) {
 // run keeps a node right for a moment: it comes up, repairs, and ends in order.
 func (s service) run(t *testing.T) {
 	t.Helper()
-	health := s.n.unusedAddress(t)
-	c, out := s.prepare(t, "run", "--health-listen", health, "--metrics-listen", s.n.unusedAddress(t), "--resync-interval", "1s", "--cni-bin-dir", s.n.cni.Path[0])
+	health := s.n.unusedAddress()
+	c, out := s.prepare(t, "run", "--health-listen", health, "--metrics-listen", s.n.unusedAddress(), "--resync-interval", "1s", "--cni-bin-dir", s.n.cni.Path[0])
 	wait := s.start(t, c)
 	client := s.n.httpClient()
 	defer client.CloseIdleConnections()

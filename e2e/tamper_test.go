@@ -238,6 +238,7 @@ func TestTampering(t *testing.T) {
 	}
 	for _, f := range onNFTables {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel() // it waits most of the time
 			all := tamper(t, f)
 			for again := 1; again <= 2 && all.slow(); again++ {
 				t.Logf("once more, as that was slow: %v", all)

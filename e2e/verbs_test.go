@@ -221,6 +221,7 @@ func drifts() []drift {
 // TestDrift does all kinds of damage: CHECK says which, rule by rule, and writes
 // nothing; the next ADD repairs it, as the next DEL would.
 func TestDrift(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})
 		n.makeSure(t, conf)
