@@ -209,7 +209,7 @@ func TestAgentCases(t *testing.T) {
 				for i, c := range cases {
 					t.Run(c.name, func(t *testing.T) {
 						dir := c.place(t, ours, i)
-						a := imitate(t, dialect, dir, c.flags)
+						a := readAsAgent(t, dialect, dir, c.flags)
 						a.write(t, theirs)
 						want[c.name] = theirs.chainRules(t, a.chain)
 						wantDestinations(t, c, want[c.name])
@@ -230,7 +230,7 @@ func TestAgentCases(t *testing.T) {
 					t.Run("changed to "+c.name, func(t *testing.T) {
 						dir := c.place(t, ours, i)
 						ours.once(t, dialect, dir, c)
-						sameRules(t, want[c.name], ours.chainRules(t, imitate(t, dialect, dir, c.flags).chain))
+						sameRules(t, want[c.name], ours.chainRules(t, readAsAgent(t, dialect, dir, c.flags).chain))
 					})
 				}
 			})

@@ -58,7 +58,7 @@ func TestAgentsDaemonSet(t *testing.T) {
 							at++
 						}
 						dir := agentCase{files: files}.place(t, ours, at)
-						a := imitate(t, c.dialect, dir, c.args)
+						a := readAsAgent(t, c.dialect, dir, c.args)
 						a.write(t, theirs)
 						want := theirs.chainRules(t, a.chain)
 						if a.second {

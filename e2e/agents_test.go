@@ -72,7 +72,7 @@ func TestBesideAgent(t *testing.T) {
 
 func besideAgent(t *testing.T, n *node, a agent, agentFirst bool) {
 	t.Helper()
-	n.strangers(t)
+	n.thirdPartyRules(t)
 	others := n.others(t, "IP-MASQ-AGENT")
 	path, log := n.traps(t)
 	variant, jumps := n.form.variant, 1
@@ -82,7 +82,7 @@ func besideAgent(t *testing.T, n *node, a agent, agentFirst bool) {
 	conf := n.conf(t, "podnet", object{"enableIPv6": true})
 	add := request{verb: "ADD", conf: conf, path: path}
 	if !agentFirst {
-		n.ask(t, add).want(t, 0).quiet(t)
+		n.ask(t, add).want(t, 0).noWarnings(t)
 	}
 	for cycle := range 3 {
 		if added := a.cycle(t, n, variant); cycle == 2 && added > 0 {
@@ -90,7 +90,7 @@ func besideAgent(t *testing.T, n *node, a agent, agentFirst bool) {
 		}
 		called(t, log)
 		before := n.generation(t)
-		n.ask(t, add).want(t, 0).quiet(t)
+		n.ask(t, add).want(t, 0).noWarnings(t)
 		calls, after := called(t, log), n.generation(t)
 		if wrote := after != before || strings.Contains(strings.Join(calls, " "), "-restore"); wrote && cycle > 0 {
 			t.Errorf("cycle %d: ADD wrote: generation %d to %d, programs %q", cycle, before, after, calls)
@@ -100,7 +100,7 @@ func besideAgent(t *testing.T, n *node, a agent, agentFirst bool) {
 			want = 1 // what it had left was removed, once
 		}
 		n.wantJumps(t, "IP-MASQ-AGENT", want, want)
-		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0).quiet(t)
+		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0).noWarnings(t)
 	}
 	if d := cmp.Diff(others, n.others(t, "IP-MASQ-AGENT")); d != "" {
 		t.Errorf("rules of others changed:\n%s", d)
@@ -116,7 +116,7 @@ func TestBothAgents(t *testing.T) {
 			for range 2 {
 				for _, a := range agents() {
 					a.cycle(t, n, f.variant)
-					n.makeSure(t, conf).quiet(t)
+					n.makeSure(t, conf).noWarnings(t)
 					n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 				}
 			}
@@ -137,11 +137,11 @@ func TestAdoption(t *testing.T) {
 		} {
 			t.Run(f.name+" "+name, func(t *testing.T) {
 				n := newNode(t, f)
-				n.strangers(t)
+				n.thirdPartyRules(t)
 				others := n.others(t, "IP-MASQ-AGENT")
 				n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n"+left+"COMMIT\n", "iptables-"+f.variant+"-restore", "--noflush")
 				n.ask(t, request{verb: "STATUS", conf: n.conf(t, "podnet", nil)}).want(t, 0)
-				n.makeSure(t, n.conf(t, "podnet", nil)).quiet(t)
+				n.makeSure(t, n.conf(t, "podnet", nil)).noWarnings(t)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 				if d := cmp.Diff(others, n.others(t, "IP-MASQ-AGENT")); d != "" {
 					t.Errorf("rules of others changed:\n%s", d)
@@ -156,7 +156,7 @@ func TestAdoption(t *testing.T) {
 // fails for it.
 func TestAgentsChainGoes(t *testing.T) {
 	n := newNode(t, forms()[0])
-	n.strangers(t)
+	n.thirdPartyRules(t)
 	others := n.others(t, "IP-MASQ-AGENT")
 	agents()[0].cycle(t, n, "nft")
 	agents()[1].cycle(t, n, "legacy")
@@ -168,9 +168,9 @@ func TestAgentsChainGoes(t *testing.T) {
 	}
 	n.path = n.both(t, "nft")
 	n.flush(t)
-	n.strangers(t)
+	n.thirdPartyRules(t)
 	agents()[0].cycle(t, n, "nft")
-	n.makeSure(t, conf).quiet(t)
+	n.makeSure(t, conf).noWarnings(t)
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 	if rest := strings.Count(n.saved(t), "IP-MASQ-AGENT"); rest > 0 {
 		t.Errorf("left in iptables:\n%s", n.saved(t))
@@ -180,13 +180,13 @@ func TestAgentsChainGoes(t *testing.T) {
 	}
 }
 
-// TestForeignChain: a chain of our name that holds what neither we nor the
+// TestThirdPartyChain: a chain of our name that holds what neither we nor the
 // agents write is left alone, with an error.
-func TestForeignChain(t *testing.T) {
+func TestThirdPartyChain(t *testing.T) {
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
-			n.strangers(t)
+			n.thirdPartyRules(t)
 			conf := n.conf(t, "podnet", object{"enableIPv6": true})
 			for _, rule := range []string{
 				"-j LOG", "-j ACCEPT", "-j SNAT --to-source 192.0.2.1", "-g KUBE-POSTROUTING",
@@ -207,7 +207,7 @@ func TestForeignChain(t *testing.T) {
 					t.Errorf("%s: documents: %+v", rule, documents)
 				}
 			}
-			n.makeSure(t, n.conf(t, "podnet", object{"masqChain": "OURS"})).quiet(t)
+			n.makeSure(t, n.conf(t, "podnet", object{"masqChain": "OURS"})).noWarnings(t)
 		})
 	}
 }

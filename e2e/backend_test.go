@@ -63,9 +63,9 @@ func (n *node) wantOwned(t *testing.T, want ...string) {
 	}
 }
 
-// TestChangeOfForm: when backend, chain name or families change, what we had
+// TestChangeOfBackend: when backend, chain name or families change, what we had
 // before goes once the new rules stand, and of others not a letter.
-func TestChangeOfForm(t *testing.T) {
+func TestChangeOfBackend(t *testing.T) {
 	for _, from := range forms() {
 		for _, to := range forms() {
 			if from.backend == to.backend {
@@ -73,12 +73,12 @@ func TestChangeOfForm(t *testing.T) {
 			}
 			t.Run(from.name+" to "+to.name, func(t *testing.T) {
 				n := newNode(t, from)
-				n.strangers(t)
+				n.thirdPartyRules(t)
 				others := n.others(t, "IP-MASQ-AGENT")
 				n.makeSure(t, n.conf(t, "podnet", object{"enableIPv6": true}))
 				n.path = n.both(t, to.variant)
 				conf := n.conf(t, "podnet", object{"enableIPv6": true, "backend": to.backend})
-				n.makeSure(t, conf).quiet(t)
+				n.makeSure(t, conf).noWarnings(t)
 				kind := strings.TrimSpace(to.backend + " " + to.variant)
 				n.wantOwned(t, "IP-MASQ-AGENT ipv4 "+kind, "IP-MASQ-AGENT ipv6 "+kind)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1) // of all forms together
@@ -95,24 +95,24 @@ func TestChangeOfForm(t *testing.T) {
 
 func TestChangeOfName(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
-		n.strangers(t)
+		n.thirdPartyRules(t)
 		others := n.others(t, "OLD", "NEW")
 		kind := " " + strings.TrimSpace(n.form.backend+" "+n.form.variant)
 		n.makeSure(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "OLD"}))
-		n.makeSure(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "NEW"})).quiet(t)
+		n.makeSure(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "NEW"})).noWarnings(t)
 		n.gone(t, "OLD")
 		n.wantJumps(t, "NEW", 1, 1)
 		n.wantOwned(t, "NEW ipv4"+kind, "NEW ipv6"+kind)
 		// IPv6 is given up, and then the sources that another chain is for.
-		n.makeSure(t, n.conf(t, "podnet", object{"masqChain": "NEW"})).quiet(t)
+		n.makeSure(t, n.conf(t, "podnet", object{"masqChain": "NEW"})).noWarnings(t)
 		n.wantJumps(t, "NEW", 1, 0)
 		n.wantOwned(t, "NEW ipv4"+kind)
-		n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "OLD", "sourceCIDRs": []string{"10.2.0.0/16", "10.3.0.0/16"}})).quiet(t)
+		n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "OLD", "sourceCIDRs": []string{"10.2.0.0/16", "10.3.0.0/16"}})).noWarnings(t)
 		n.wantJumps(t, "NEW", 1, 0)
 		if n.form.variant != "" { // a jump for each source; nftables has a set of them
 			n.wantJumps(t, "OLD", 2, 0)
 		}
-		n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "NEW"})).quiet(t)
+		n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "NEW"})).noWarnings(t)
 		n.gone(t, "OLD")
 		n.wantJumps(t, "NEW", 1, 0)
 		if d := cmp.Diff(others, n.others(t, "OLD", "NEW")); d != "" {
@@ -131,7 +131,7 @@ func TestStuckLeftovers(t *testing.T) {
 			n.path = "/nonexistent"
 			conf := n.conf(t, "podnet", object{"backend": "nftables"})
 			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, "remove chain IP-MASQ-AGENT (ipv4) from iptables ("+from.variant+")", "install iptables")
-			n.makeSure(t, conf).quiet(t)
+			n.makeSure(t, conf).noWarnings(t)
 			stuck := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.IPTables, Variant: from.variant, Stuck: true}
 			owned := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables}
 			if d := cmp.Diff([]store.OwnedChain{owned, stuck}, n.load(t).Record.Chains); d != "" {
@@ -139,7 +139,7 @@ func TestStuckLeftovers(t *testing.T) {
 			}
 			n.wantJumps(t, "IP-MASQ-AGENT", 2, 0)
 			generation := n.generation(t)
-			n.makeSure(t, conf).quiet(t)
+			n.makeSure(t, conf).noWarnings(t)
 			if now := n.generation(t); now != generation {
 				t.Errorf("generation moved from %d to %d", generation, now)
 			}
@@ -197,7 +197,7 @@ func TestAuto(t *testing.T) {
 			n.wantOwned(t, "IP-MASQ-AGENT ipv4 "+a.want)
 			// What is chosen is recorded, and stays whatever is there later.
 			n.path = filepath.Join(n.dir, "bin") + ":/usr/sbin"
-			n.makeSure(t, n.conf(t, "podnet", object{"backend": nil})).quiet(t)
+			n.makeSure(t, n.conf(t, "podnet", object{"backend": nil})).noWarnings(t)
 			n.wantOwned(t, "IP-MASQ-AGENT ipv4 "+a.want)
 		})
 	}
@@ -215,7 +215,7 @@ func TestAutoChoosesAgain(t *testing.T) {
 			n.flush(t)
 			n.path = "/nonexistent"
 			n.makeSure(t, conf)
-			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0).quiet(t)
+			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0).noWarnings(t)
 			if owned := n.owned(t); len(owned) == 0 || owned[0] != "IP-MASQ-AGENT ipv4 nftables" {
 				t.Errorf("record: %q", owned)
 			}
@@ -256,11 +256,11 @@ func TestManyPrefixes(t *testing.T) {
 			conf := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": cidrs, "cidrLimit": count})
 			a := n.makeSure(t, conf)
 			if count <= 64 || n.form.variant == "" {
-				a.quiet(t)
+				a.noWarnings(t)
 			} else {
 				a.want(t, 0, "chain IP-MASQ-AGENT has ", " prefixes, and iptables compares each new connection with one after the other", "nftables")
 			}
-			n.makeSure(t, conf).quiet(t)
+			n.makeSure(t, conf).noWarnings(t)
 		}
 	})
 }

@@ -29,7 +29,7 @@ func TestUnwritableFamily(t *testing.T) {
 		missing[name] = target
 	}
 	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
-	watcher := n.listen(t)
+	watcher := n.watchCommits(t)
 	d := n.startReconciler(t)
 	d.soonUnready(t, "the agent files", "ip6tables")
 	const long = 3 * time.Second
@@ -41,9 +41,9 @@ func TestUnwritableFamily(t *testing.T) {
 		t.Errorf("%d lines of log:\n%s", lines, d.log())
 	}
 	// An ADD does not write half a chain either.
-	before := watcher.quiet(t, 50*time.Millisecond)
+	before := watcher.untilIdle(t, 50*time.Millisecond)
 	n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", object{"enableIPv6": true})}).want(t, 100, "ip6tables")
-	if after := watcher.quiet(t, 50*time.Millisecond); after != before {
+	if after := watcher.untilIdle(t, 50*time.Millisecond); after != before {
 		t.Errorf("ADD commits: %s", watcher.by(before))
 	}
 	for name, target := range missing {
@@ -68,7 +68,7 @@ func TestRolledBackWriteBacksOff(t *testing.T) {
 	began := time.Now()
 	d := n.startReconciler(t)
 	d.soonUnready(t, "the agent files", "not today")
-	watcher := n.listen(t)
+	watcher := n.watchCommits(t)
 	n.wantJumps(t, "OTHER", 1, 0)
 	// Each try takes the IPv4 half back, which makes commits; so do repairs.
 	for i := range 6 {
@@ -112,7 +112,7 @@ func TestRepairBesideAFailure(t *testing.T) {
 	d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
 	n.alterComment(t, "OTHER", "ip-masq/2 keeps its state in "+n.dataDir)
 	d.soonUnready(t, "chain OTHER (ipv4)", "form 2")
-	watcher := n.listen(t)
+	watcher := n.watchCommits(t)
 	for i := range 3 {
 		time.Sleep(time.Second) // the next retry is far away
 		before := d.metric(t, "drift_repairs_total")
@@ -122,9 +122,9 @@ func TestRepairBesideAFailure(t *testing.T) {
 		if took := time.Since(start); timelimit.Exceeded(took, 10*worstRepair) {
 			t.Errorf("repair %d took %s", i, took)
 		}
-		count := watcher.quiet(t, 100*time.Millisecond)
+		count := watcher.untilIdle(t, 100*time.Millisecond)
 		n.tool(t, "nft", "add", "table", "ip", "stranger"+fmt.Sprint(i))
-		if now := watcher.quiet(t, 500*time.Millisecond); now > count+1 {
+		if now := watcher.untilIdle(t, 500*time.Millisecond); now > count+1 {
 			t.Errorf("commits after that of a third party: %s", watcher.by(count))
 		}
 	}

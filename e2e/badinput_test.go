@@ -188,5 +188,5 @@ func TestProtocolKeys(t *testing.T) {
 		"runtimeConfig": object{"portMappings": []int{}}, "capabilities": object{"bandwidth": true}, "args": object{"cni": object{}},
 		"ipam": object{"type": "host-local"}, "dns": object{}, "ipMasq": false, "cni.dev/valid-attachments": nil, "cni.dev/anything": 1,
 	})
-	n.makeSure(t, conf).quiet(t)
+	n.makeSure(t, conf).noWarnings(t)
 }

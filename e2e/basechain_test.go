@@ -106,7 +106,7 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 					}
 				}
 				n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
-				n.makeSure(t, conf).quiet(t)
+				n.makeSure(t, conf).noWarnings(t)
 				judged(true)
 			})
 		}

@@ -140,7 +140,7 @@ func TestCheckWritesNothing(t *testing.T) {
 // someLife is what a node has where others are.
 func someLife(t *testing.T, n *node) {
 	t.Helper()
-	n.strangers(t)
+	n.thirdPartyRules(t)
 	n.feed(t, "*nat\n:IP-MASQ - [0:0]\n:IP-MASQ-AGENTS - [0:0]\n-A POSTROUTING -j IP-MASQ-AGENTS\n-A IP-MASQ-AGENTS -j IP-MASQ\nCOMMIT\n",
 		"iptables-nft-restore", "--noflush") // names like ours
 }

@@ -65,10 +65,10 @@ func contradictions() []contradiction {
 	}}
 }
 
-// TestNetworksContradict: of two networks the one in force stays; the newcomer's
+// TestNetworksConflict: of two networks the one in force stays; the newcomer's
 // ADD fails, with all that there is to say, and writes nothing but that the pod
 // was there.
-func TestNetworksContradict(t *testing.T) {
+func TestNetworksConflict(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
 		for _, c := range contradictions() {
 			t.Run(c.name, func(t *testing.T) {
@@ -83,8 +83,8 @@ func TestNetworksContradict(t *testing.T) {
 				for _, verb := range []string{"ADD", "ADD", "STATUS"} {
 					n.ask(t, request{verb: verb, conf: second}).want(t, map[string]uint{"ADD": 7, "STATUS": 50}[verb], says...)
 				}
-				n.ask(t, request{verb: "DEL", conf: second}).want(t, 0).quiet(t)
-				n.makeSure(t, first).quiet(t)
+				n.ask(t, request{verb: "DEL", conf: second}).want(t, 0).noWarnings(t)
+				n.makeSure(t, first).noWarnings(t)
 				if now := n.ruleset(t); now != rules {
 					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 				}
@@ -94,7 +94,7 @@ func TestNetworksContradict(t *testing.T) {
 				// The remedy works.
 				c.second["masqChain"] = "SECOND"
 				n.makeSure(t, n.conf(t, "second", c.second))
-				n.makeSure(t, first).quiet(t)
+				n.makeSure(t, first).noWarnings(t)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 				n.wipe(t)
 			})
@@ -116,8 +116,8 @@ func (n *node) wipe(t *testing.T) {
 	}
 }
 
-// TestChangedEntryContradicts: a network whose entry changes is a newcomer too.
-func TestChangedEntryContradicts(t *testing.T) {
+// TestChangedEntryConflicts: a network whose entry changes is a newcomer too.
+func TestChangedEntryConflicts(t *testing.T) {
 	n := newNode(t, forms()[0])
 	n.makeSure(t, n.conf(t, "first", object{"randomFully": true}))
 	n.makeSure(t, n.conf(t, "second", nil))
@@ -154,7 +154,7 @@ func TestNewcomerWins(t *testing.T) {
 			t.Helper()
 			n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
 			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, says)
-			n.makeSure(t, conf).quiet(t)
+			n.makeSure(t, conf).noWarnings(t)
 		}
 		path := n.named(t, "first", keys["first"])
 		loses(second) // only the one in force is named
@@ -163,17 +163,17 @@ func TestNewcomerWins(t *testing.T) {
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
-		n.makeSure(t, first).quiet(t) // until there is a newcomer
+		n.makeSure(t, first).noWarnings(t) // until there is a newcomer
 		wins(second, `network "first" is in no conflist any more and yields to network "second"`)
 		loses(first)
-		n.makeSure(t, second).quiet(t)
+		n.makeSure(t, second).noWarnings(t)
 		n.named(t, "first", keys["first"])
 		loses(first)
 		if err := os.Remove(filepath.Join(filepath.Dir(path), "10-second.conflist")); err != nil {
 			t.Fatal(err)
 		}
 		wins(first, `network "second" is in no conflist any more and yields to network "first"`)
-		n.makeSure(t, first).quiet(t)
+		n.makeSure(t, first).noWarnings(t)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
@@ -187,7 +187,7 @@ func TestStaleEntry(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
 		older, newer := object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, object{"nonMasqueradeCIDRs": []string{"172.16.0.0/12"}}
 		n.makeSure(t, n.conf(t, "podnet", older))
-		n.makeSure(t, n.conf(t, "podnet", newer)).quiet(t) // without a conflist each is the latest
+		n.makeSure(t, n.conf(t, "podnet", newer)).noWarnings(t) // without a conflist each is the latest
 		path := n.named(t, "podnet", newer)
 		before := n.snapshot(t)
 		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0, "older entry than the conflist on disk, which stays in force")
@@ -195,10 +195,10 @@ func TestStaleEntry(t *testing.T) {
 		n.unchanged(t, before)
 		n.flush(t)
 		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0)
-		n.makeSure(t, n.conf(t, "podnet", newer)).quiet(t)
+		n.makeSure(t, n.conf(t, "podnet", newer)).noWarnings(t)
 		// An entry that is on the disk is the latest, whatever is stored.
 		n.named(t, "podnet", older)
-		n.makeSure(t, n.conf(t, "podnet", older)).quiet(t)
+		n.makeSure(t, n.conf(t, "podnet", older)).noWarnings(t)
 		if stored := n.load(t).Find(network("podnet")); stored.Policy.NonMasqueradeCIDRs[0] != prefixes("10.0.0.0/8")[0] {
 			t.Errorf("document: %+v", stored)
 		}

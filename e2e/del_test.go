@@ -32,7 +32,7 @@ func TestDel(t *testing.T) {
 					t.Fatalf("%d attachments", have)
 				}
 				for _, id := range []string{"pod1", "pod1", "pod2", "pod2"}[:4-want] {
-					succeeds(t, request{conf: conf, id: id}).quiet(t)
+					succeeds(t, request{conf: conf, id: id}).noWarnings(t)
 				}
 				if have := n.attachments(t, "podnet"); have != 1 {
 					t.Fatalf("%d attachments left", have)
@@ -41,16 +41,16 @@ func TestDel(t *testing.T) {
 		})
 		t.Run("as after a failed ADD", func(t *testing.T) { // no namespace, no prevResult, and nobody was there
 			r := request{conf: n.conf(t, "podnet", object{"prevResult": nil}), id: "never", noNetns: true}
-			succeeds(t, r).quiet(t)
+			succeeds(t, r).noWarnings(t)
 		})
 		t.Run("of an unknown network", func(t *testing.T) {
-			succeeds(t, request{conf: n.conf(t, "othernet", nil)}).quiet(t)
+			succeeds(t, request{conf: n.conf(t, "othernet", nil)}).noWarnings(t)
 		})
 		t.Run("with a stale entry", func(t *testing.T) {
 			for _, keys := range []object{
 				{"nonMasqueradeCIDRs": []string{}}, {"masqChain": "OLD"}, {"enableIPv6": true},
 			} {
-				succeeds(t, request{conf: n.conf(t, "podnet", keys)}).quiet(t)
+				succeeds(t, request{conf: n.conf(t, "podnet", keys)}).noWarnings(t)
 			}
 		})
 		if after := n.ruleset(t); after != rules {
@@ -63,7 +63,7 @@ func TestDel(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) { // and repairs all the same
 				n.flush(t)
-				succeeds(t, request{conf: n.conf(t, "podnet", keys)}).quiet(t)
+				succeeds(t, request{conf: n.conf(t, "podnet", keys)}).noWarnings(t)
 				n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
 			})
 		}
@@ -91,7 +91,7 @@ func TestDel(t *testing.T) {
 					t.Fatal(err)
 				}
 				before := n.snapshot(t)
-				succeeds(t, request{conf: conf}).quiet(t)
+				succeeds(t, request{conf: conf}).noWarnings(t)
 				n.unchanged(t, before)
 				if _, err := os.Lstat(n.dataDir); !os.IsNotExist(err) {
 					t.Errorf("dataDir came back: %v", err)

@@ -71,7 +71,7 @@ func TestDiskFull(t *testing.T) {
 			fill(free)
 			rules, documents := n.ruleset(t), n.documents(t)
 			// All right but for the room, and then repaired without any.
-			n.ask(t, request{verb: "ADD", conf: first, id: fmt.Sprint("pod", free)}).want(t, 0).quiet(t)
+			n.ask(t, request{verb: "ADD", conf: first, id: fmt.Sprint("pod", free)}).want(t, 0).noWarnings(t)
 			second := n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "SECOND", "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
 			a := n.ask(t, request{verb: "ADD", conf: second})
 			if a.code == 0 {
@@ -130,9 +130,9 @@ func TestFlushed(t *testing.T) {
 			"nft flush ruleset ip": func() { n.tool(t, "nft", "flush", "ruleset", "ip") },
 		} {
 			t.Run(name, func(t *testing.T) {
-				n.makeSure(t, conf).quiet(t)
+				n.makeSure(t, conf).noWarnings(t)
 				flush()
-				n.makeSure(t, conf).quiet(t)
+				n.makeSure(t, conf).noWarnings(t)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 			})
 		}
@@ -155,7 +155,7 @@ func TestFlushed(t *testing.T) {
 func TestReload(t *testing.T) {
 	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
-		n.strangers(t)
+		n.thirdPartyRules(t)
 		save := func() (restore func()) {
 			saved := map[string]string{}
 			for _, save := range saves() {
@@ -185,7 +185,7 @@ func TestReload(t *testing.T) {
 				restore()
 				others := n.others(t, "IP-MASQ-AGENT")
 				n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101)
-				n.makeSure(t, conf).quiet(t)
+				n.makeSure(t, conf).noWarnings(t)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 				if d := cmp.Diff(others, n.others(t, "IP-MASQ-AGENT")); d != "" {
 					t.Errorf("rules of others changed:\n%s", d)
@@ -195,9 +195,9 @@ func TestReload(t *testing.T) {
 	})
 }
 
-// TestIntruders: what else stands in our tables goes with the next ADD, whatever
+// TestUnexpectedObjects: what else stands in our tables goes with the next ADD, whatever
 // sort of object it is; tables of others may have nearly the same name.
-func TestIntruders(t *testing.T) {
+func TestUnexpectedObjects(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.feed(t, "table inet ip-masq { chain postrouting { type filter hook postrouting priority 0; accept; }; }\n"+
@@ -238,7 +238,7 @@ func TestIntruders(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n.feed(t, script, "nft", "-f", "-")
 			n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101, "rules differ from what is desired:")
-			n.makeSure(t, conf).quiet(t)
+			n.makeSure(t, conf).noWarnings(t)
 			if d := cmp.Diff(right, lines()); d != "" {
 				t.Errorf("table: %s", d)
 			}

@@ -36,7 +36,7 @@ func TestGC(t *testing.T) {
 			t.Run(step.name, func(t *testing.T) {
 				n.flush(t)
 				gc := n.conf(t, "podnet", object{valid: step.valid, "prevResult": nil})
-				n.ask(t, request{verb: "GC", conf: gc, noNetns: true}).want(t, 0).quiet(t)
+				n.ask(t, request{verb: "GC", conf: gc, noNetns: true}).want(t, 0).noWarnings(t)
 				if left := n.attachments(t, "podnet"); left != step.left {
 					t.Errorf("%d attachments left, want %d", left, step.left)
 				}
@@ -153,9 +153,9 @@ func TestStatus(t *testing.T) {
 	})
 }
 
-// TestStatusOfForeignChain: a chain of our name in iptables that holds what
+// TestStatusOfThirdPartyChain: a chain of our name in iptables that holds what
 // neither we nor the agents write.
-func TestStatusOfForeignChain(t *testing.T) {
+func TestStatusOfThirdPartyChain(t *testing.T) {
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)

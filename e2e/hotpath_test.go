@@ -12,7 +12,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 )
 
 // effort is what an ADD takes that has nothing to do, counted in what does not
@@ -68,7 +68,7 @@ func TestHotPath(t *testing.T) {
 				n := newNode(t, f)
 				if c.suffix != "" {
 					restore := "iptables-" + cmp.Or(f.variant, "nft") + "-restore"
-					n.feed(t, thirdparty.KubeProxy(manyRules), restore, "--noflush")
+					n.feed(t, fixtures.KubeProxy(manyRules), restore, "--noflush")
 				}
 				var cidrs []string
 				for i := range c.prefixes {

@@ -66,7 +66,7 @@ func (d *daemon) memory(t *testing.T) float64 {
 func settled(t *testing.T, f form, managed bool) *tampered {
 	t.Helper()
 	n := newNode(t, f)
-	n.strangers(t)
+	n.thirdPartyRules(t)
 	n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs:\n- 10.0.0.0/8\n- 192.168.0.0/16\n- fd00:9::/32\nenableIPv6: true\n")
 	cidrs := []string{"10.0.0.0/8", "192.168.0.0/16", "fd00:9::/32", "fd00:7::/32"}
 	for i := len(cidrs); i < 64; i++ {
@@ -82,7 +82,7 @@ func settled(t *testing.T, f form, managed bool) *tampered {
 		args = n.manageArgs(t, nil)
 	}
 	w.daemon = n.startReconciler(t, append(args, "--resync-interval", "1s")...).untilReady(t)
-	w.ear = n.listen(t)
+	w.ear = n.watchCommits(t)
 	w.right = w.ours(t)
 	return w
 }
@@ -212,9 +212,9 @@ func (d *daemon) lost(t *testing.T) int {
 	return lost
 }
 
-// TestForeignCommits: ten thousand commits of others cost no event, no drift
+// TestThirdPartyCommits: ten thousand commits of others cost no event, no drift
 // among them is missed, and neither the log nor the memory grows by them.
-func TestForeignCommits(t *testing.T) {
+func TestThirdPartyCommits(t *testing.T) {
 	for _, f := range forms()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			w := newTampered(t, f)
@@ -243,7 +243,7 @@ func TestForeignCommits(t *testing.T) {
 			if failure != nil {
 				t.Fatal(failure)
 			}
-			w.quiet(t, 200*time.Millisecond)
+			w.untilIdle(t, 200*time.Millisecond)
 			if heard := len(w.Since(start)); heard < commits+2*times {
 				t.Errorf("%d commits were heard, want %d at least", heard, commits+2*times)
 			}

@@ -455,9 +455,9 @@ func TestInstallsAtOnce(t *testing.T) {
 	b.startsAndStops(t)
 }
 
-// TestInstallGuarded: where the administrators do not let the network contribute,
+// TestInstallWithPluginFile: where the administrators do not let the network contribute,
 // its entry would keep every pod from starting. It is not added.
-func TestInstallGuarded(t *testing.T) {
+func TestInstallWithPluginFile(t *testing.T) {
 	b := newBare(t, forms()[0])
 	const guard = "/etc/ip-masq/plugin.toml"
 	write := func(networks string) {

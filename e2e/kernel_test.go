@@ -195,7 +195,7 @@ func (n *node) others(t *testing.T, chains ...string) string {
 }
 
 // strangers fills the node with what others keep there, in every form.
-func (n *node) strangers(t *testing.T) {
+func (n *node) thirdPartyRules(t *testing.T) {
 	t.Helper()
 	for i, f := range families() {
 		net := []string{"192.0.2.0/24", "2001:db8:2::/48"}[i]

@@ -26,7 +26,7 @@ func TestKilled(t *testing.T) {
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
 		random := rand.New(rand.NewPCG(seed, 0))
-		n.strangers(t)
+		n.thirdPartyRules(t)
 		others := n.others(t, "IP-MASQ-AGENT")
 		killed := 0
 		for round := range 5 {
@@ -55,7 +55,7 @@ func (n *node) recovers(t *testing.T, conf string) {
 		t.Errorf("left over: %q", unknown)
 	}
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-	n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0).quiet(t)
+	n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0).noWarnings(t)
 }
 
 // TestKilledAnywhere kills one ADD after another, each a little later in its
@@ -167,7 +167,7 @@ func TestTogether(t *testing.T) {
 			requests = append(requests, request{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
 		}
 		for _, a := range n.askAll(t, requests...) {
-			a.want(t, 0).quiet(t)
+			a.want(t, 0).noWarnings(t)
 		}
 		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
@@ -182,7 +182,7 @@ func TestTogether(t *testing.T) {
 				request{verb: "ADD", conf: other, id: fmt.Sprint("other", i)})
 		}
 		for _, a := range n.askAll(t, requests...) {
-			a.want(t, 0).quiet(t)
+			a.want(t, 0).noWarnings(t)
 		}
 		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
 		n.ask(t, request{verb: "CHECK", conf: other}).want(t, 0)

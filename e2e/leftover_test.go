@@ -15,7 +15,7 @@ import (
 func TestLeftovers(t *testing.T) {
 	del := func(t *testing.T, n *node) {
 		t.Helper()
-		n.ask(t, request{verb: "DEL", conf: n.conf(t, "podnet", dualStack(nil))}).want(t, 0).quiet(t)
+		n.ask(t, request{verb: "DEL", conf: n.conf(t, "podnet", dualStack(nil))}).want(t, 0).noWarnings(t)
 	}
 	const unhook = "flush table FAM ip-masq; delete chain FAM ip-masq postrouting; delete chain FAM ip-masq masq-IP-MASQ-AGENT"
 	for name, c := range map[string]struct {

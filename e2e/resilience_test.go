@@ -16,7 +16,7 @@ import (
 // No mistake in one place stops every pod of a node: here somebody else, or the
 // state, is at fault, and the ADDs of a sound entry succeed.
 
-func TestAgentFilesContradict(t *testing.T) {
+func TestAgentFilesConflict(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
 		off := false
 		n.store(t, agentFiles(func(s *policy.SourcePolicy) {
@@ -27,7 +27,7 @@ func TestAgentFilesContradict(t *testing.T) {
 		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0,
 			`randomFully of the agent files is false, which contradicts randomFully of network "podnet", true`,
 			`masqueradeCIDRs of the agent files is 10.9.0.0/16, which contradicts nonMasqueradeCIDRs of network "podnet", 10.9.0.0/16`)
-		n.makeSure(t, conf).quiet(t)
+		n.makeSure(t, conf).noWarnings(t)
 		rules := n.rules(t)
 		for _, says := range []string{"random", "192.0.2.0/24", "10.9.0.0/16"} { // the files' part that nobody disputes too
 			if !strings.Contains(rules, says) {
@@ -37,9 +37,9 @@ func TestAgentFilesContradict(t *testing.T) {
 	})
 }
 
-// TestOthersError: another network's chain cannot be made, with nftables for the
+// TestErrorOfAnotherNetwork: another network's chain cannot be made, with nftables for the
 // lack of iptables and with iptables because it is somebody else's.
-func TestOthersError(t *testing.T) {
+func TestErrorOfAnotherNetwork(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
 		says := []string{"install iptables"}
 		if n.form.variant != "" {
@@ -94,7 +94,7 @@ func TestReadOnlyState(t *testing.T) {
 		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 		writable()
-		n.makeSure(t, n.conf(t, "othernet", nil)).quiet(t)
+		n.makeSure(t, n.conf(t, "othernet", nil)).noWarnings(t)
 	})
 }
 
@@ -184,7 +184,7 @@ func TestDamagedState(t *testing.T) {
 					n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
 					n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, path, "damaged")
 					n.makeSure(t, other)
-					n.makeSure(t, conf).quiet(t)
+					n.makeSure(t, conf).noWarnings(t)
 					n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 					if now := contents(t, path); string(now[:20]) != string(sound[:20]) {
 						t.Errorf("not made again: %s", now)
@@ -234,7 +234,7 @@ func TestBusyLock(t *testing.T) {
 		t.Errorf("rules changed:\n%s", after)
 	}
 	release()
-	n.makeSure(t, conf).quiet(t)
+	n.makeSure(t, conf).noWarnings(t)
 }
 
 // TestOtherDataDir: a node has one, and a second is refused before it starts a
@@ -257,6 +257,6 @@ func TestOtherDataDir(t *testing.T) {
 		if documents, err := filepath.Glob(filepath.Join(second, "sources", "*")); err != nil || len(documents) > 0 {
 			t.Errorf("documents %v, %v", documents, err)
 		}
-		n.makeSure(t, conf).quiet(t)
+		n.makeSure(t, conf).noWarnings(t)
 	})
 }

@@ -20,7 +20,7 @@ func TestRequireAgentConfig(t *testing.T) {
 		before := n.ruleset(t)
 		n.ask(t, request{verb: "ADD", conf: conf}).
 			want(t, 11, "requireAgentConfig: no contribution of the agent files is stored yet", "start ip-masq-reconciler", "or remove the key")
-		n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0).quiet(t)
+		n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0).noWarnings(t)
 		if after := n.ruleset(t); after != before {
 			t.Errorf("rules changed:\n%s", after)
 		}
@@ -28,7 +28,7 @@ func TestRequireAgentConfig(t *testing.T) {
 			t.Errorf("documents: %+v", s.Sources)
 		}
 		n.store(t, agentFiles(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
-		n.makeSure(t, conf).quiet(t)
+		n.makeSure(t, conf).noWarnings(t)
 		if rules := n.rules(t); !strings.Contains(rules, "192.0.2.0/24") {
 			t.Errorf("rules without the agent files' part:\n%s", rules)
 		}
@@ -67,7 +67,7 @@ func TestRefusedDataDir(t *testing.T) {
 			if err := c.restore(); err != nil {
 				t.Fatal(err)
 			}
-			n.makeSure(t, conf).quiet(t)
+			n.makeSure(t, conf).noWarnings(t)
 		})
 	}
 }
@@ -102,7 +102,7 @@ func TestReboot(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101)
-		n.ask(t, request{verb: "ADD", conf: conf, id: "first"}).want(t, 0).quiet(t)
+		n.ask(t, request{verb: "ADD", conf: conf, id: "first"}).want(t, 0).noWarnings(t)
 		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
 		if after := n.saved(t) + n.owning(t); after != before || !strings.Contains(after, "192.0.2.0/24") {
 			t.Errorf("rules:\n%s\nwere:\n%s", after, before)

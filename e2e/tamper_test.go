@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
@@ -87,7 +87,7 @@ func tamperings() []tampering {
 type tampered struct {
 	*node
 	*daemon
-	*ear
+	*commitWatcher
 	pods  senders
 	right string
 }
@@ -101,7 +101,7 @@ func newTampered(t *testing.T, f form) *tampered {
 	w := &tampered{node: n}
 	w.pods = podAlone(n.pod(t, "podnet"))
 	w.daemon = n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
-	w.ear = n.listen(t)
+	w.ear = n.watchCommits(t)
 	w.packets(t)
 	w.right = w.ours(t)
 	return w
@@ -179,7 +179,7 @@ func (w *tampered) set(t *testing.T, family string) string {
 func (w *tampered) repair(t *testing.T, count int) time.Duration {
 	t.Helper()
 	const settled = 60 * time.Millisecond
-	var all []thirdparty.Heard
+	var all []fixtures.Commit
 	w.until(t, "repair", func() bool {
 		all = w.Since(count)
 		if len(all) == 0 || !w.isOurs(all[len(all)-1]) || time.Since(all[len(all)-1].At) < settled {
@@ -201,7 +201,7 @@ func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
 	if w.form.variant != "" {
 		spoiler = families()[i%len(families())][0]
 	}
-	var spoilt, right thirdparty.Heard
+	var spoilt, right fixtures.Commit
 	w.until(t, "repair", func() bool {
 		for _, c := range w.Since(count) {
 			switch {
@@ -217,7 +217,7 @@ func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
 }
 
 // isOurs reports whether the commit is one by which the reconciler repairs.
-func (w *tampered) isOurs(c thirdparty.Heard) bool {
+func (w *tampered) isOurs(c fixtures.Commit) bool {
 	if w.form.variant == "" {
 		return c.Program == "ip-masq-reconci"
 	}
@@ -263,7 +263,7 @@ func tamper(t *testing.T, f form) (all figures) {
 		var took figures
 		for i := range times {
 			before := w.metric(t, "drift_repairs_total")
-			count := w.quiet(t, 100*time.Millisecond)
+			count := w.untilIdle(t, 100*time.Millisecond)
 			w.spoil(t, way, i%len(families()))
 			took = append(took, timelimit.Fair(w.repair(t, count), worstRepair))
 			if now := w.metric(t, "drift_repairs_total"); now <= before {

@@ -44,7 +44,7 @@ func TestResultPassesThrough(t *testing.T) {
 			given := fmt.Sprintf(`{"cniVersion": %q, %s}`, version, result)
 			conf := n.conf(t, "podnet", object{"cniVersion": version, "prevResult": json.RawMessage(given)})
 			a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
-			a.quiet(t)
+			a.noWarnings(t)
 			if d := cmp.Diff(exactly(t, given), exactly(t, a.stdout)); d != "" {
 				t.Error(d)
 			}
@@ -237,8 +237,8 @@ func TestDrift(t *testing.T) {
 					drifted := n.snapshot(t)
 					n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101, "rules differ from what is desired:", says)
 					n.unchanged(t, drifted)
-					n.ask(t, request{verb: verb, conf: conf, id: "pod-of-" + verb}).want(t, 0).quiet(t)
-					n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0).quiet(t)
+					n.ask(t, request{verb: verb, conf: conf, id: "pod-of-" + verb}).want(t, 0).noWarnings(t)
+					n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0).noWarnings(t)
 					n.ask(t, request{verb: "DEL", conf: conf, id: "pod-of-" + verb}).want(t, 0)
 				}
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)

@@ -68,7 +68,7 @@ func (a agent) stop(t *testing.T, n *cluster.Node) {
 }
 
 // verdicts are what follows from the ConfigMap for a pod of a node.
-func (a agent) verdicts(k *cast) []want {
+func (a agent) verdicts(k *workload) []want {
 	node, second := k.Nodes[0].Address, k.Nodes[1].Address
 	wants := []want{
 		{k.near, cluster.PeerPort, "near", k.client},
@@ -96,7 +96,7 @@ func (a agent) verdicts(k *cast) []want {
 // agent's own args and ConfigMap, and goes back to the agent.
 func TestAgentReplacement(t *testing.T) {
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
-	k := newCast(t, c)
+	k := newWorkload(t, c)
 	before := traces(t, c)
 	for _, a := range agents() {
 		t.Run(a.name, func(t *testing.T) {

@@ -37,7 +37,7 @@ patches:
 func TestMismatch(t *testing.T) {
 	ctx := t.Context()
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
-	k := newCast(t, c)
+	k := newWorkload(t, c)
 	before := traces(t, c)
 	t.Run("host without", func(t *testing.T) {
 		const programs = "/usr/sbin/xtables-nft-multi /usr/sbin/xtables-legacy-multi"

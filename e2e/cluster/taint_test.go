@@ -25,7 +25,7 @@ func TestStartupTaint(t *testing.T) {
 		Taints:    []cluster.Taint{{Key: startupTaint, Effect: "NoSchedule"}},
 	})
 	must(t, c.ImportKubectl(ctx))
-	k := &cast{Cluster: c}
+	k := &workload{Cluster: c}
 	n := c.Nodes[0]
 	must(t, c.Create(ctx, cluster.Pod{Name: "patient", Node: n}))
 	must(t, cluster.Await(ctx, cluster.Patience, func() error {

@@ -26,7 +26,7 @@ func TestVerdicts(t *testing.T) {
 		t.Run("proxy="+proxy, func(t *testing.T) {
 			c := newCluster(t, cluster.Options{ProxyMode: proxy})
 			before := traces(t, c)
-			k := newCast(t, c)
+			k := newWorkload(t, c)
 			// Pods that were there first; and this shows that verdicts can fail.
 			startAndStop(t, c, k.alone)
 
@@ -56,7 +56,7 @@ func TestVerdicts(t *testing.T) {
 }
 
 // outside is a flow to the outside host, and who it comes from there.
-func outside(k *cast, source netip.Addr) []want {
+func outside(k *workload, source netip.Addr) []want {
 	return []want{{k.World.Outside.Addrs[0], topology.EchoPort, "outside", source}}
 }
 

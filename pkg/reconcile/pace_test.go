@@ -55,7 +55,7 @@ func TestPace(t *testing.T) {
 	}
 }
 
-func TestRival(t *testing.T) {
+func TestFlapping(t *testing.T) {
 	drift := policy.Diff{{Kind: policy.JumpChange, Family: policy.IPv4, Chain: "A", Text: "jump"}}
 	other := policy.Diff{{Kind: policy.RuleChange, Family: policy.IPv4, Chain: "A", Text: "rule"}}
 	now := time.Now()

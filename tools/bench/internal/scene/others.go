@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 )
 
 // KubeProxyRules is how many rules a node has that has any of others.
@@ -15,7 +15,7 @@ const KubeProxyRules = 5000
 
 // AddKubeProxy adds rules to table nat as kube-proxy writes them.
 func (n *Node) AddKubeProxy() error {
-	return n.Feed(thirdparty.KubeProxy(KubeProxyRules), "iptables-restore", "--noflush")
+	return n.Feed(fixtures.KubeProxy(KubeProxyRules), "iptables-restore", "--noflush")
 }
 
 // AgentCycle writes table nat as the agents do every minute: the chain, flushed

@@ -10,19 +10,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // ear hears every commit to nf_tables on a node.
-type ear struct{ *thirdparty.Ear }
+type commitWatcher struct{ *fixtures.CommitWatcher }
 
 // listen hears commits from now until the end of the test.
-func (n *node) listen(t *testing.T) *ear {
+func (n *node) watchCommits(t *testing.T) *commitWatcher {
 	t.Helper()
-	e := &ear{}
+	e := &commitWatcher{}
 	if err := n.Node.Do(func() (err error) {
-		e.Ear, err = thirdparty.Listen()
+		e.Ear, err = fixtures.WatchCommits()
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func (n *node) listen(t *testing.T) *ear {
 
 // quiet waits until nothing was heard for a while, of which there may have been
 // some since a call before, and returns how many commits there were by then.
-func (e *ear) quiet(t *testing.T, while time.Duration) int {
+func (e *commitWatcher) untilIdle(t *testing.T, while time.Duration) int {
 	t.Helper()
 	const most = 10 * time.Second
 	count, last := e.Count(), time.Now()
@@ -53,7 +53,7 @@ func (e *ear) quiet(t *testing.T, while time.Duration) int {
 }
 
 // after tells the programs that made the commits after a generation.
-func (e *ear) after(generation uint32) (programs []string) {
+func (e *commitWatcher) after(generation uint32) (programs []string) {
 	for _, c := range e.Since(0) {
 		if c.Generation > generation {
 			programs = append(programs, c.Program)
@@ -63,7 +63,7 @@ func (e *ear) after(generation uint32) (programs []string) {
 }
 
 // by counts those since then by program.
-func (e *ear) by(since int) string {
+func (e *commitWatcher) by(since int) string {
 	count := map[string]int{}
 	for _, c := range e.Since(since) {
 		count[c.Program]++

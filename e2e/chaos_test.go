@@ -21,15 +21,15 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// melee is a node on which plugin, reconciler and others work at once, and what
+// chaosTest is a node on which plugin, reconciler and others work at once, and what
 // its sources state: two networks, whose conflists are where runtimes read them,
 // and the agents' files. They never contradict one another.
-type melee struct {
+type chaosTest struct {
 	*node
 	random  *rand.Rand
 	daemon  *daemon
 	config  *configMap
-	commits *ear
+	commits *commitWatcher
 	pods    int
 	done    map[string]int
 
@@ -47,14 +47,14 @@ type melee struct {
 // filesOfAgents is the source that is no network.
 const filesOfAgents = "the agents' files"
 
-func (m *melee) networks() []string { return []string{"podnet", "othernet"} }
+func (m *chaosTest) networks() []string { return []string{"podnet", "othernet"} }
 
-func newMelee(t *testing.T, n *node, seed uint64) *melee {
+func newChaosTest(t *testing.T, n *node, seed uint64) *chaosTest {
 	t.Helper()
 	// As many as would wait for the lock for a tenth of the time that they may: on a
 	// slow machine each holds it for longer.
 	atOnce := max(2, int(16/timelimit.Factor()))
-	m := &melee{node: n, slots: make(chan struct{}, atOnce), random: rand.New(rand.NewPCG(seed, 3)), stated: map[string]object{}, torn: map[string]bool{}, done: map[string]int{}}
+	m := &chaosTest{node: n, slots: make(chan struct{}, atOnce), random: rand.New(rand.NewPCG(seed, 3)), stated: map[string]object{}, torn: map[string]bool{}, done: map[string]int{}}
 	must(t, os.MkdirAll(config.DefaultCNIConfDir, 0o755))
 	m.config = n.configMap(t, nil)
 	for _, name := range append(m.networks(), filesOfAgents) {
@@ -66,7 +66,7 @@ func newMelee(t *testing.T, n *node, seed uint64) *melee {
 		}
 	})
 	m.daemon = n.startReconciler(t, m.args()...).untilReady(t)
-	m.commits = n.listen(t)
+	m.commits = n.watchCommits(t)
 	return m
 }
 
@@ -75,7 +75,7 @@ func conflistOf(network string) string {
 }
 
 // args are those of a command of the reconciler.
-func (m *melee) args(command ...string) []string {
+func (m *chaosTest) args(command ...string) []string {
 	return append(command, "--cni-conf-dir", config.DefaultCNIConfDir, "--agent-config-dir", m.config.dir, "--resync-interval", "1h")
 }
 
@@ -86,7 +86,7 @@ func whole(t *testing.T, path, text string) {
 }
 
 // state has a source state something else.
-func (m *melee) state(t *testing.T, source string) {
+func (m *chaosTest) state(t *testing.T, source string) {
 	t.Helper()
 	keys := m.draw(source)
 	m.stated[source] = keys
@@ -114,7 +114,7 @@ func (m *melee) state(t *testing.T, source string) {
 // draw makes what a source states. The first prefix is of this statement alone;
 // the others that are exempt are no longer than 24 bits (48 with IPv6), those
 // that are masqueraded longer. The first network exempts what the load goes to.
-func (m *melee) draw(source string) object {
+func (m *chaosTest) draw(source string) object {
 	m.serial++
 	r := m.random
 	exempt := []string{fmt.Sprintf("21.%d.%d.0/24", m.serial/256, m.serial%256)}
@@ -141,7 +141,7 @@ func (m *melee) draw(source string) object {
 // tamper spoils rules as others do. It never touches what exempts alone, so that
 // no packet to an exempt destination may be masqueraded because of it; and fails
 // where somebody was faster, which does not matter.
-func (m *melee) tamper(t *testing.T) {
+func (m *chaosTest) tamper(t *testing.T) {
 	t.Helper()
 	i := m.random.IntN(2)
 	family := families()[i]
@@ -176,10 +176,10 @@ func (m *melee) tamper(t *testing.T) {
 }
 
 // sound reports whether every source can be read as it is.
-func (m *melee) sound() bool { return !m.spoilt && !m.torn["podnet"] && !m.torn["othernet"] }
+func (m *chaosTest) sound() bool { return !m.spoilt && !m.torn["podnet"] && !m.torn["othernet"] }
 
 // checked is what the command check ends with where the rules are right.
-func (m *melee) checked() int {
+func (m *chaosTest) checked() int {
 	if m.sound() {
 		return 0
 	}
@@ -188,7 +188,7 @@ func (m *melee) checked() int {
 
 // takenOver waits until nobody of the plugin runs any more and what was stated
 // last is stored.
-func (m *melee) takenOver(t *testing.T) {
+func (m *chaosTest) takenOver(t *testing.T) {
 	t.Helper()
 	m.running.Wait()
 	for source, keys := range m.stated {
@@ -206,7 +206,7 @@ func (m *melee) takenOver(t *testing.T) {
 }
 
 // policy is what all sources state together, for the oracle.
-func (m *melee) policy() randomised {
+func (m *chaosTest) policy() randomised {
 	p := randomised{ipv6: true}
 	for _, keys := range m.stated {
 		exempt, _ := keys["nonMasqueradeCIDRs"].([]string)

@@ -39,10 +39,10 @@ func (n *node) loop(t *testing.T, command string) (stop func()) {
 	return stop
 }
 
-// TestRival: somebody takes our rules away as soon as they are back. The
+// TestFlapping: somebody takes our rules away as soon as they are back. The
 // reconciler does not join in for long: it waits longer and longer, is not ready,
 // names the program, and counts. Once that has stopped, all is well by itself.
-func TestRival(t *testing.T) {
+func TestFlapping(t *testing.T) {
 	for form, rival := range map[int]struct{ command, program, what string }{
 		0: {"nft delete table ip ip-masq", `"nft"`, "missing chain"},
 		1: {"iptables -t nat -F", `"iptables"`, "missing jump"},
@@ -100,7 +100,7 @@ func TestRival(t *testing.T) {
 			w.packets(t)
 
 			// Whoever comes next is repaired at once, as if nothing had been.
-			count := w.quiet(t, 100*time.Millisecond)
+			count := w.untilIdle(t, 100*time.Millisecond)
 			w.spoil(t, tamperings()[0], 0)
 			if took := w.repair(t, count); timelimit.Exceeded(took, 10*worstRepair) {
 				t.Errorf("a repair took %s after the rival had gone", took)

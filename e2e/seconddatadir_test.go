@@ -57,11 +57,11 @@ func (n *node) untouched(t *testing.T, do func()) {
 	defer func() { n.path = path }()
 	var log string
 	n.path, log = n.traps(t)
-	watcher := n.listen(t)
+	watcher := n.watchCommits(t)
 	rules, state := n.ruleset(t), tree(t, n.dataDir)
-	before := watcher.quiet(t, 50*time.Millisecond)
+	before := watcher.untilIdle(t, 50*time.Millisecond)
 	do()
-	if after := watcher.quiet(t, 50*time.Millisecond); after != before {
+	if after := watcher.untilIdle(t, 50*time.Millisecond); after != before {
 		t.Errorf("commits: %s", watcher.by(before))
 	}
 	for _, call := range called(t, log) {
@@ -146,7 +146,7 @@ func TestDataDirOfTheConflists(t *testing.T) {
 			tenant.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, says...)
 			tenant.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, says...)
 		})
-		n.makeSure(t, n.conf(t, "podnet", nil)).quiet(t)
+		n.makeSure(t, n.conf(t, "podnet", nil)).noWarnings(t)
 	})
 }
 
@@ -184,7 +184,7 @@ func TestDataDirThatReplacesAnother(t *testing.T) {
 					t.Errorf("the tenant's dataDir changed:\n%s\nwas:\n%s", now, state)
 				}
 				n.untouchedBy(t, tenant, request{verb: "DEL", conf: blue})
-				n.makeSure(t, n.conf(t, "podnet", nil)).quiet(t)
+				n.makeSure(t, n.conf(t, "podnet", nil)).noWarnings(t)
 			})
 		})
 	}
@@ -200,9 +200,9 @@ func (n *node) untouchedBy(t *testing.T, other *node, r request) {
 	}
 }
 
-// TestAnothersChainStaysWithoutOwnRules: while the rules of the node's dataDir
+// TestChainOfAnotherDataDirStaysWithoutOwnRules: while the rules of the node's dataDir
 // cannot be written, the chain of another stays.
-func TestAnothersChainStaysWithoutOwnRules(t *testing.T) {
+func TestChainOfAnotherDataDirStaysWithoutOwnRules(t *testing.T) {
 	n := newNode(t, forms()[1])
 	tenant := n.withDataDir(t, forms()[0], "tenant")
 	tenant.makeSure(t, tenant.conf(t, "blue", object{"masqChain": "OTHER"}))

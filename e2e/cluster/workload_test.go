@@ -22,14 +22,14 @@ const (
 
 // cast are the pods and services that most tests need: a client and a server on
 // the first node, a server on the second, and one with each node's own network.
-type cast struct {
+type workload struct {
 	*cluster.Cluster
 	client, near, far netip.Addr
 	nearIP, farIP     netip.Addr // of services
 }
 
 // newCast creates it.
-func newCast(t *testing.T, c *cluster.Cluster) *cast {
+func newWorkload(t *testing.T, c *cluster.Cluster) *workload {
 	t.Helper()
 	ctx := t.Context()
 	first, second := c.Nodes[0], c.Nodes[1]
@@ -39,7 +39,7 @@ func newCast(t *testing.T, c *cluster.Cluster) *cast {
 		cluster.Pod{Name: "far", Node: second, Restart: true, Args: cluster.Serving("far")},
 		cluster.Pod{Name: "host1", Node: first, Restart: true, HostNetwork: true, Args: cluster.Serving("host1")},
 		cluster.Pod{Name: "host2", Node: second, Restart: true, HostNetwork: true, Args: cluster.Serving("host2")}))
-	k := &cast{Cluster: c}
+	k := &workload{Cluster: c}
 	for name, address := range map[string]*netip.Addr{"client": &k.client, "near": &k.near, "far": &k.far} {
 		*address = topology.Must(c.AwaitRunning(ctx, name))(t)
 	}
@@ -58,7 +58,7 @@ type want struct {
 }
 
 // verdicts are what every sender's peers are to see, by the sender's name.
-func (k *cast) verdicts() map[string][]want {
+func (k *workload) verdicts() map[string][]want {
 	const port = cluster.PeerPort
 	first, second := k.Nodes[0].Address, k.Nodes[1].Address
 	// What a node calls itself towards its own pods.
@@ -108,12 +108,12 @@ func (k *cast) verdicts() map[string][]want {
 
 // masqueraded is what the outside is to see of a pod where the project is at work,
 // and alone where it is not.
-func (k *cast) masqueraded(n *cluster.Node, _ netip.Addr) []want { return outside(k, n.Address) }
+func (k *workload) masqueraded(n *cluster.Node, _ netip.Addr) []want { return outside(k, n.Address) }
 
-func (k *cast) alone(_ *cluster.Node, pod netip.Addr) []want { return outside(k, pod) }
+func (k *workload) alone(_ *cluster.Node, pod netip.Addr) []want { return outside(k, pod) }
 
 // expectVerdicts fails the test if anybody sees another address than is right.
-func (k *cast) expectVerdicts(t *testing.T) {
+func (k *workload) expectVerdicts(t *testing.T) {
 	t.Helper()
 	for name, wants := range k.verdicts() {
 		var sender cluster.Sender

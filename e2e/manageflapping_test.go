@@ -91,7 +91,7 @@ func managed(t *testing.T, file string) *tampered {
 	w := &tampered{node: n, daemon: n.startReconciler(t, args...)}
 	w.untilManaged(t, file)
 	w.pods = podAlone(n.pod(t, "podnet"))
-	w.ear = n.listen(t)
+	w.ear = n.watchCommits(t)
 	w.packets(t)
 	w.right = w.ours(t)
 	return w
@@ -149,10 +149,10 @@ func TestManageFiftyRewrites(t *testing.T) {
 	w.packets(t)
 }
 
-// TestManageRival: somebody takes our entry out as soon as he sees it. After a
+// TestManageFlapping: somebody takes our entry out as soon as he sees it. After a
 // while the reconciler waits longer and longer, says who that is, and keeps the
 // rules all the time. Once that has stopped the entry is back by itself.
-func TestManageRival(t *testing.T) {
+func TestManageFlapping(t *testing.T) {
 	t.Parallel()
 	const file = "05-cilium.conflist"
 	w := managed(t, file)
@@ -183,7 +183,7 @@ func TestManageRival(t *testing.T) {
 	_, before := eye.count(file)
 	suspected := time.Now()
 	for i := 0; time.Since(suspected) < 6*time.Second; i++ {
-		count := w.quiet(t, 100*time.Millisecond)
+		count := w.untilIdle(t, 100*time.Millisecond)
 		if i < 5 {
 			w.spoil(t, tamperings()[0], i%2)
 			w.repair(t, count)

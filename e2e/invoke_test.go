@@ -143,7 +143,7 @@ func (a answer) want(t *testing.T, code uint, says ...string) answer {
 }
 
 // quiet fails the test if there was a warning.
-func (a answer) quiet(t *testing.T) {
+func (a answer) noWarnings(t *testing.T) {
 	t.Helper()
 	if a.stderr != "" {
 		t.Errorf("warnings:\n%s", a.stderr)

@@ -103,16 +103,16 @@ func (n *node) documents(t *testing.T) string {
 	return b.String()
 }
 
-// TestSettled: when all is right, ADD notes its attachment and that is all. It
+// TestIdempotence: when all is right, ADD notes its attachment and that is all. It
 // takes no lock, writes no rule and no document, and runs no program on
 // nf_tables; nor do the other verbs.
-func TestSettled(t *testing.T) {
+func TestIdempotence(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
 		path, log := n.traps(t)
 		conf := n.conf(t, "podnet", object{"enableIPv6": true, "masqueradeCIDRs": []string{"10.9.0.0/16", "fd00:9::/32"},
 			"toPorts": "1024-29999,32768-65535", "sourceCIDRs": []string{"10.1.0.0/16", "fd00:1::/64"}, "outputInterfaces": []string{"lan", "out+"}})
 		n.store(t, agentFiles(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.0.2.0/24") }))
-		n.strangers(t)
+		n.thirdPartyRules(t)
 		n.ask(t, request{verb: "ADD", conf: conf, path: path}).want(t, 0)
 		made := called(t, log)
 		if restored := strings.Contains(strings.Join(made, " "), "-restore"); restored != (n.form.variant != "") {
@@ -123,7 +123,7 @@ func TestSettled(t *testing.T) {
 		documents, rules, generation, attached := n.documents(t), n.ruleset(t), n.generation(t), n.attachments(t, "podnet")
 		for _, verb := range []string{"ADD", "ADD", "CHECK", "STATUS", "DEL", "GC"} {
 			a := n.ask(t, request{verb: verb, conf: conf, path: path, id: "another"}).want(t, 0)
-			a.quiet(t)
+			a.noWarnings(t)
 			if timelimit.Exceeded(a.took, atOnce) {
 				t.Errorf("%s took %v beside a lock that is held", verb, a.took)
 			}
@@ -171,17 +171,17 @@ func TestNoPrograms(t *testing.T) {
 			conf := n.conf(t, "podnet", object{"enableIPv6": true})
 			none := request{verb: "ADD", conf: conf, path: "/nonexistent"}
 			if f.variant == "" {
-				n.ask(t, none).want(t, 0).quiet(t)
+				n.ask(t, none).want(t, 0).noWarnings(t)
 			}
 			n.makeSure(t, conf)
 			generation := n.generation(t)
-			n.ask(t, none).want(t, 0).quiet(t)
+			n.ask(t, none).want(t, 0).noWarnings(t)
 			if now := n.generation(t); now != generation {
 				t.Errorf("generation moved from %d to %d", generation, now)
 			}
 			n.flush(t)
 			if f.variant == "" {
-				n.ask(t, none).want(t, 0).quiet(t)
+				n.ask(t, none).want(t, 0).noWarnings(t)
 			} else {
 				n.ask(t, none).want(t, 100, "write the rules of chain IP-MASQ-AGENT in iptables (nft)", "/nonexistent", "install iptables")
 			}
@@ -189,8 +189,8 @@ func TestNoPrograms(t *testing.T) {
 	}
 }
 
-// TestSettledTogether runs many ADDs at once beside a lock that is held.
-func TestSettledTogether(t *testing.T) {
+// TestIdempotenceOfConcurrentADDs runs many ADDs at once beside a lock that is held.
+func TestIdempotenceOfConcurrentADDs(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.makeSure(t, conf)
@@ -202,7 +202,7 @@ func TestSettledTogether(t *testing.T) {
 			requests = append(requests, request{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
 		}
 		for _, a := range n.askAll(t, requests...) {
-			a.want(t, 0).quiet(t)
+			a.want(t, 0).noWarnings(t)
 		}
 		if took := time.Since(start); timelimit.Exceeded(took, atOnce) {
 			t.Errorf("20 ADDs took %v", took)
@@ -216,12 +216,12 @@ func TestSettledTogether(t *testing.T) {
 	})
 }
 
-// TestSettledBesideOthers: what others write all the time in rules of theirs
+// TestIdempotenceBesideThirdParties: what others write all the time in rules of theirs
 // makes no ADD see a difference where there is none: it would want the lock.
-func TestSettledBesideOthers(t *testing.T) {
+func TestIdempotenceBesideThirdParties(t *testing.T) {
 	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
-		n.strangers(t)
+		n.thirdPartyRules(t)
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})
 		n.makeSure(t, conf)
 		n.hold(t)
@@ -254,7 +254,7 @@ func TestSettledBesideOthers(t *testing.T) {
 		})
 		for range 30 {
 			a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
-			a.quiet(t)
+			a.noWarnings(t)
 			if timelimit.Exceeded(a.took, atOnce) {
 				t.Errorf("ADD took %v", a.took)
 				break

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
@@ -43,7 +43,7 @@ type storm struct {
 }
 
 func storms() []storm {
-	restored := strings.TrimSuffix(thirdparty.KubeProxy(manyRules), "COMMIT\n")
+	restored := strings.TrimSuffix(fixtures.KubeProxy(manyRules), "COMMIT\n")
 	keep, anew := []string{"iptables-nft-restore", "--noflush"}, []string{"iptables-nft-restore"}
 	nft := []string{"nft", "-f", "-"}
 	// Our rules go before the others come and after: nobody knows what is read first.
@@ -73,7 +73,7 @@ func TestStorm(t *testing.T) {
 					}
 					var took figures
 					for range 3 {
-						count := w.quiet(t, 200*time.Millisecond)
+						count := w.untilIdle(t, 200*time.Millisecond)
 						w.feed(t, s.script, s.program[0], s.program[1:]...)
 						took = append(took, timelimit.Fair(w.repair(t, count), inAStorm))
 					}
@@ -104,7 +104,7 @@ func TestAmidStorms(t *testing.T) {
 			w := newTampered(t, f)
 			program, script := []string{"nft", "-f", "-"}, otherTable()
 			if f.variant == "" {
-				program, script = []string{"iptables-nft-restore", "--noflush"}, thirdparty.KubeProxy(manyRules)
+				program, script = []string{"iptables-nft-restore", "--noflush"}, fixtures.KubeProxy(manyRules)
 			}
 			stop := make(chan struct{})
 			var others sync.WaitGroup
@@ -136,7 +136,7 @@ func TestAmidStorms(t *testing.T) {
 			}
 			close(stop)
 			others.Wait()
-			w.quiet(t, 200*time.Millisecond)
+			w.untilIdle(t, 200*time.Millisecond)
 			if rules := w.ours(t); rules != w.right {
 				t.Errorf("rules are not what they were:\n%s\nwere\n%s", rules, w.right)
 			}
@@ -177,7 +177,7 @@ func TestTamperingInSteps(t *testing.T) {
 			// A repair takes about 1 ms with nftables and 8 ms with iptables.
 			for pause := time.Duration(0); pause < 10*time.Millisecond; pause += 400 * time.Microsecond {
 				family := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6}[len(took)%2]
-				count := w.quiet(t, 100*time.Millisecond)
+				count := w.untilIdle(t, 100*time.Millisecond)
 				var first, second nfnetlink.Batch
 				first.FlushChain(family, table, chain)
 				second.DeleteTable(family, table)

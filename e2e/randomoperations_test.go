@@ -36,7 +36,7 @@ func TestPluginAndReconcilerAtOnce(t *testing.T) {
 func atOnceWith(t *testing.T, f form, seed uint64) {
 	t.Helper()
 	const operations = 200
-	m := newMelee(t, newNode(t, f), seed)
+	m := newChaosTest(t, newNode(t, f), seed)
 	lone := topology.Must(m.AddPod("lone", transit4, transit6))(t)
 	load := topology.Must(lone.StartLoad(slices.Concat(many(netip.MustParseAddr("10.9.0.0"), 60), many(netip.MustParseAddr("fd00:9::"), 60))))(t)
 	from := m.commits.Count()
@@ -60,7 +60,7 @@ func atOnceWith(t *testing.T, f form, seed uint64) {
 		t.Errorf("%d of %d connections were judged wrong; fewer than 1000 say little", wrong, len(report.Flows))
 	}
 	m.judgeVerdicts(t, lone)
-	m.neitherUndoes(t)
+	m.neitherReverts(t)
 	t.Logf("-seed %d: %v, of which %d failed; %d connections; %s", seed, m.done, len(m.failures), len(report.Flows), m.commits.by(from))
 }
 
@@ -71,7 +71,7 @@ func TestConflistAndAddAtOnce(t *testing.T) {
 	for _, f := range forms()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			t.Logf("-seed %d", *seed)
-			m := newMelee(t, newNode(t, f), *seed)
+			m := newChaosTest(t, newNode(t, f), *seed)
 			m.takenOver(t)
 			added := 0
 			for i := range 30 {
@@ -89,7 +89,7 @@ func TestConflistAndAddAtOnce(t *testing.T) {
 				if now := m.generation(t); now != done {
 					t.Errorf("ADD %d of %s: %d commits after it: %s", i, name, now-done, m.commits.after(done))
 				}
-				m.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0).quiet(t)
+				m.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0).noWarnings(t)
 			}
 			if added == 0 {
 				t.Error("the reconciler was always first, which says nothing")
@@ -103,16 +103,16 @@ func TestConflistAndAddAtOnce(t *testing.T) {
 
 // operation makes one at random. Those of the plugin go on while others are
 // made.
-func (m *melee) operation(t *testing.T) {
+func (m *chaosTest) operation(t *testing.T) {
 	t.Helper()
 	switch kind := m.random.IntN(20); {
 	case kind < 6:
 		m.done["ADD"]++
 		m.pods++
-		m.plugin(t, "ADD", fmt.Sprint("melee", m.pods))
+		m.plugin(t, "ADD", fmt.Sprint("chaosTest", m.pods))
 	case kind < 9:
 		m.done["DEL"]++
-		m.plugin(t, "DEL", fmt.Sprint("melee", m.random.IntN(m.pods+1)))
+		m.plugin(t, "DEL", fmt.Sprint("chaosTest", m.random.IntN(m.pods+1)))
 	case kind < 14:
 		m.done["conflist"]++
 		m.editConflist(t)
@@ -126,7 +126,7 @@ func (m *melee) operation(t *testing.T) {
 }
 
 // plugin starts a verb of the plugin, with the entry that a network has now.
-func (m *melee) plugin(t *testing.T, verb, id string) {
+func (m *chaosTest) plugin(t *testing.T, verb, id string) {
 	t.Helper()
 	name := m.networks()[m.random.IntN(2)]
 	c := m.prepare(t, request{verb: verb, conf: m.conf(t, name, m.stated[name]), id: id})
@@ -147,7 +147,7 @@ func (m *melee) plugin(t *testing.T, verb, id string) {
 
 // await waits for the plugin's runs. Only an ADD may have failed, and only when
 // its rules were taken away before it had seen that they stand.
-func (m *melee) await(t *testing.T) {
+func (m *chaosTest) await(t *testing.T) {
 	t.Helper()
 	m.running.Wait()
 	m.mu.Lock()
@@ -164,7 +164,7 @@ func (m *melee) await(t *testing.T) {
 }
 
 // editConflist changes what a network states, spoils its file, or removes it.
-func (m *melee) editConflist(t *testing.T) {
+func (m *chaosTest) editConflist(t *testing.T) {
 	t.Helper()
 	name := m.networks()[m.random.IntN(2)]
 	path := filepath.Join(config.DefaultCNIConfDir, "10-"+name+".conflist")
@@ -187,7 +187,7 @@ func (m *melee) editConflist(t *testing.T) {
 }
 
 // editConfigMap has the agents' files state something else, nothing, or nonsense.
-func (m *melee) editConfigMap(t *testing.T) {
+func (m *chaosTest) editConfigMap(t *testing.T) {
 	t.Helper()
 	kind := m.random.IntN(10)
 	if kind < 2 {
@@ -209,7 +209,7 @@ func (m *melee) editConfigMap(t *testing.T) {
 }
 
 // settle waits until nobody does anything any more, and everybody is content.
-func (m *melee) settle(t *testing.T) {
+func (m *chaosTest) settle(t *testing.T) {
 	t.Helper()
 	m.takenOver(t)
 	m.daemon.within(t, 3*time.Second, "end of the drift", func() bool {
@@ -231,7 +231,7 @@ func (m *melee) settle(t *testing.T) {
 
 // neitherUndoes has the plugin and the reconciler take turns where all is right:
 // neither may find anything to do.
-func (m *melee) neitherUndoes(t *testing.T) {
+func (m *chaosTest) neitherReverts(t *testing.T) {
 	t.Helper()
 	before := m.commits.Count()
 	for _, name := range m.networks() {
@@ -253,7 +253,7 @@ func (m *melee) neitherUndoes(t *testing.T) {
 
 // judgeCommits holds their number against that of the operations: a change is
 // made in a few commits, by whoever comes first, and not again.
-func (m *melee) judgeCommits(t *testing.T, from, operations int) {
+func (m *chaosTest) judgeCommits(t *testing.T, from, operations int) {
 	t.Helper()
 	if made := m.commits.Count() - from; made > operations*3/2 {
 		t.Errorf("%d commits for %d operations: %s", made, operations, m.commits.by(from))
@@ -262,7 +262,7 @@ func (m *melee) judgeCommits(t *testing.T, from, operations int) {
 
 // judgeVerdicts sends packets to the borders of all prefixes that were stated
 // last, and holds them against the oracle.
-func (m *melee) judgeVerdicts(t *testing.T, from *topology.Host) {
+func (m *chaosTest) judgeVerdicts(t *testing.T, from *topology.Host) {
 	t.Helper()
 	must(t, m.Node.FlushConntrack())
 	p := m.policy()

@@ -111,7 +111,7 @@ func TestNewerDocument(t *testing.T) {
 				}
 				d.signal(t, syscall.SIGHUP)
 				d.untilReady(t)
-				n.makeSure(t, conf).quiet(t)
+				n.makeSure(t, conf).noWarnings(t)
 				if !strings.Contains(n.rules(t), "20.0.0.0/8") {
 					t.Errorf("what the files say now is not in force:\n%s", n.rules(t))
 				}

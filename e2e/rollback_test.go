@@ -33,7 +33,7 @@ func TestOneFamilyFails(t *testing.T) {
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
-			n.strangers(t)
+			n.thirdPartyRules(t)
 			first := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
 			second := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"172.16.0.0/12", "fd00::/8"}})
 			program := n.path
@@ -50,11 +50,11 @@ func TestOneFamilyFails(t *testing.T) {
 				t.Errorf("half applied:\n%s", after)
 			}
 			n.ask(t, request{verb: "CHECK", conf: first}).want(t, 0)
-			n.makeSure(t, first).quiet(t)
+			n.makeSure(t, first).noWarnings(t)
 			n.path = n.both(t, f.variant)
 			n.makeSure(t, second)
 			n.path = program
-			n.ask(t, request{verb: "ADD", conf: second}).want(t, 0).quiet(t)
+			n.ask(t, request{verb: "ADD", conf: second}).want(t, 0).noWarnings(t)
 		})
 	}
 }
@@ -73,14 +73,14 @@ func TestAutoWithoutModules(t *testing.T) {
 			if owned := n.owned(t); len(owned) == 0 || owned[0] != "IP-MASQ-AGENT ipv4 nftables" {
 				t.Errorf("record: %q", owned)
 			}
-			n.makeSure(t, n.conf(t, "podnet", object{"backend": "auto"})).quiet(t)
+			n.makeSure(t, n.conf(t, "podnet", object{"backend": "auto"})).noWarnings(t)
 		})
 	}
 }
 
-// TestAgentsChainIsPutBack: what an agent left is not lost to an ADD that takes
+// TestAgentsChainIsRestored: what an agent left is not lost to an ADD that takes
 // it over in one family and then fails in the other.
-func TestAgentsChainIsPutBack(t *testing.T) {
+func TestAgentsChainIsRestored(t *testing.T) {
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)

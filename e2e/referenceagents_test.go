@@ -18,7 +18,7 @@ import (
 )
 
 // imitation is what one of the agents makes of its files and flags.
-type imitation struct {
+type referenceAgent struct {
 	second                  bool // ip-masq-agent-v2
 	chain                   string
 	prefixes                []string
@@ -29,7 +29,7 @@ type imitation struct {
 }
 
 // imitatedFile is what both agents know of a file.
-type imitatedFile struct {
+type referenceFile struct {
 	NonMasqueradeCIDRs []string `json:"nonMasqueradeCIDRs"`
 	CIDRLimit          int      `json:"cidrLimit"`
 	MasqLinkLocal      bool     `json:"masqLinkLocal"`
@@ -38,9 +38,9 @@ type imitatedFile struct {
 
 // imitate reads flags and files as an agent does: with Go's package flag, which
 // takes one dash or two, and its encoding/json.
-func imitate(t *testing.T, dialect, dir string, args []string) imitation {
+func readAsAgent(t *testing.T, dialect, dir string, args []string) referenceAgent {
 	t.Helper()
-	a := imitation{second: dialect == "v2"}
+	a := referenceAgent{second: dialect == "v2"}
 	flags := flag.NewFlagSet("agent", flag.ContinueOnError)
 	flags.StringVar(&a.chain, "masq-chain", "IP-MASQ-AGENT", "")
 	reserved := flags.Bool("nomasq-all-reserved-ranges", false, "")
@@ -81,9 +81,9 @@ func imitate(t *testing.T, dialect, dir string, args []string) imitation {
 
 // readOne is how ip-masq-agent reads its one file: over the defaults, so that a
 // key that is missing leaves them.
-func (a *imitation) readOne(t *testing.T, dir string, defaults []string) {
+func (a *referenceAgent) readOne(t *testing.T, dir string, defaults []string) {
 	t.Helper()
-	all := imitatedFile{NonMasqueradeCIDRs: defaults, CIDRLimit: 64}
+	all := referenceFile{NonMasqueradeCIDRs: defaults, CIDRLimit: 64}
 	path := filepath.Join(dir, "ip-masq-agent")
 	if _, err := os.Stat(path); err == nil {
 		decode(t, path, &all)
@@ -94,7 +94,7 @@ func (a *imitation) readOne(t *testing.T, dir string, defaults []string) {
 
 // unite is how ip-masq-agent-v2 reads its files: each by itself, a key that is
 // missing is an empty one, and the defaults hold only where there is no file.
-func (a *imitation) unite(t *testing.T, dir string, defaults []string) {
+func (a *referenceAgent) unite(t *testing.T, dir string, defaults []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "ip-masq*"))
 	if err != nil {
@@ -105,7 +105,7 @@ func (a *imitation) unite(t *testing.T, dir string, defaults []string) {
 		a.prefixes = defaults
 	}
 	for _, path := range paths {
-		var file imitatedFile
+		var file referenceFile
 		decode(t, path, &file)
 		for _, p := range file.NonMasqueradeCIDRs {
 			if !slices.Contains(a.prefixes, p) {
@@ -118,7 +118,7 @@ func (a *imitation) unite(t *testing.T, dir string, defaults []string) {
 	}
 }
 
-func decode(t *testing.T, path string, into *imitatedFile) {
+func decode(t *testing.T, path string, into *referenceFile) {
 	t.Helper()
 	text, err := yaml.YAMLToJSON(contents(t, path))
 	if err == nil {
@@ -130,7 +130,7 @@ func decode(t *testing.T, path string, into *imitatedFile) {
 }
 
 // write makes the agent's chains on a node, and the jumps to them.
-func (a imitation) write(t *testing.T, n *node) {
+func (a referenceAgent) write(t *testing.T, n *node) {
 	t.Helper()
 	for i, f := range families() {
 		if i == 1 && !a.ipv6 {
@@ -141,7 +141,7 @@ func (a imitation) write(t *testing.T, n *node) {
 }
 
 // restore is what the agent gives to iptables-restore or ip6tables-restore.
-func (a imitation) restore(ipv6 bool) string {
+func (a referenceAgent) restore(ipv6 bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "*nat\n:%s - [0:0]\n-A POSTROUTING -m comment --comment \"imitated\" -m addrtype ! --dst-type LOCAL -j %s\n", a.chain, a.chain)
 	leave := func(prefix string) {

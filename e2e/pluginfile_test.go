@@ -16,9 +16,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// TestAdministratorsGuard: where there is a plugin.toml, only the networks that
+// TestPluginFile: where there is a plugin.toml, only the networks that
 // it lists contribute, and its data_dir holds.
-func TestAdministratorsGuard(t *testing.T) {
+func TestPluginFile(t *testing.T) {
 	n := newNode(t, forms()[0])
 	podnet, othernet := n.conf(t, "podnet", nil), n.conf(t, "othernet", nil)
 	elsewhere := filepath.Join(n.dir, "elsewhere")
@@ -41,8 +41,8 @@ func TestAdministratorsGuard(t *testing.T) {
 	}
 	t.Run("allowed", func(t *testing.T) {
 		guard(t, `allow_networks = ["podnet"]`)
-		n.makeSure(t, podnet).quiet(t)
-		n.makeSure(t, moved).quiet(t)
+		n.makeSure(t, podnet).noWarnings(t)
+		n.makeSure(t, moved).noWarnings(t)
 		if _, err := os.Lstat(elsewhere); !os.IsNotExist(err) {
 			t.Errorf("the entry's dataDir was used: %v", err)
 		}
@@ -105,23 +105,23 @@ func TestAdministratorsGuard(t *testing.T) {
 }
 
 // guarded is a node with a plugin.toml, whose conflists are the administrators'.
-type guarded struct{ *node }
+type pluginFileNode struct{ *node }
 
-func newGuarded(t *testing.T, toml string) guarded {
+func newPluginFileNode(t *testing.T, toml string) pluginFileNode {
 	t.Helper()
 	n := newNode(t, forms()[0])
 	place(t, config.DefaultPluginFile, fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\n%s\n", n.dataDir, n.cni.ConfDir, toml))
-	return guarded{n}
+	return pluginFileNode{n}
 }
 
 // file is the conflist of a network.
-func (g guarded) file(network string) string {
+func (g pluginFileNode) file(network string) string {
 	return filepath.Join(g.cni.ConfDir, "10-"+network+".conflist")
 }
 
 // has fails the test unless the node's rules exempt these prefixes of 203.0.113.0/24
 // and no others of it, by the document of the network and in the kernel.
-func (g guarded) has(t *testing.T, network string, prefixes ...string) {
+func (g pluginFileNode) has(t *testing.T, network string, prefixes ...string) {
 	t.Helper()
 	c := g.load(t).Find(policy.SourceID{Kind: policy.Network, Name: network})
 	if c == nil || !slices.Equal(c.Policy.NonMasqueradeCIDRs, parsePrefixes(prefixes...)) {
@@ -135,7 +135,7 @@ func (g guarded) has(t *testing.T, network string, prefixes ...string) {
 	}
 }
 
-func (g guarded) refused(t *testing.T, conf string, says ...string) {
+func (g pluginFileNode) refused(t *testing.T, conf string, says ...string) {
 	t.Helper()
 	before := g.snapshot(t)
 	g.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, says...)
@@ -153,23 +153,23 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 	everything := object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}}
 	exempt := func(p string) object { return object{"nonMasqueradeCIDRs": []string{p}} }
 	t.Run("a name that is admitted and has no conflist", func(t *testing.T) {
-		g := newGuarded(t, `allow_networks = ["podnet", "blue"]`)
+		g := newPluginFileNode(t, `allow_networks = ["podnet", "blue"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
-		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).quiet(t)
-		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).quiet(t)
+		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
+		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.cni.ConfDir, "allow_unlisted_networks", config.DefaultPluginFile)
 		g.has(t, "podnet", "203.0.113.16/28")
 	})
 	t.Run("a conflist without the plugin entry", func(t *testing.T) {
-		g := newGuarded(t, `allow_networks = ["blue"]`)
+		g := newPluginFileNode(t, `allow_networks = ["blue"]`)
 		g.write(t, "blue", g.bridge("blue"))
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("blue"), "has no plugin entry")
 	})
 	t.Run("one whose entries are taken as they come", func(t *testing.T) {
-		g := newGuarded(t, "allow_networks = [\"blue\"]\nallow_unlisted_networks = [\"blue\", \"red\"]")
-		g.makeSure(t, g.conf(t, "blue", exempt("203.0.113.32/28"))).quiet(t)
+		g := newPluginFileNode(t, "allow_networks = [\"blue\"]\nallow_unlisted_networks = [\"blue\", \"red\"]")
+		g.makeSure(t, g.conf(t, "blue", exempt("203.0.113.32/28"))).noWarnings(t)
 		g.has(t, "blue", "203.0.113.32/28")
-		g.makeSure(t, g.conf(t, "blue", exempt("203.0.113.48/28"))).quiet(t)
+		g.makeSure(t, g.conf(t, "blue", exempt("203.0.113.48/28"))).noWarnings(t)
 		g.has(t, "blue", "203.0.113.48/28")
 		// A name has to be in both lists, and a conflist comes first.
 		red := g.conf(t, "red", everything)
@@ -179,7 +179,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.has(t, "blue", "203.0.113.16/28")
 	})
 	t.Run("the name of a conflist", func(t *testing.T) {
-		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		for _, keys := range []object{everything, {"nonMasqueradeCIDRs": []string{}}, {"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{"203.0.113.32/28"}}} {
 			a := g.makeSure(t, g.conf(t, "podnet", keys)) // nothing is stored yet, the first time
@@ -187,7 +187,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 			g.has(t, "podnet", "203.0.113.16/28")
 		}
 		for range 3 { // one who finds all right vouches for what is in force, and for nothing else
-			g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).quiet(t)
+			g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 			g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
 			g.has(t, "podnet", "203.0.113.16/28")
 		}
@@ -198,35 +198,35 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.has(t, "podnet", "203.0.113.16/28")
 	})
 	t.Run("a conflist that changes", func(t *testing.T) {
-		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		old := g.conf(t, "podnet", exempt("203.0.113.16/28"))
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		for range 3 {
-			g.makeSure(t, old).quiet(t)
+			g.makeSure(t, old).noWarnings(t)
 		}
 		g.conflist(t, "podnet", exempt("203.0.113.32/28")) // which the runtime has not read yet
 		g.ask(t, request{verb: "ADD", conf: old}).want(t, 0, g.file("podnet"), "nonMasqueradeCIDRs")
 		g.has(t, "podnet", "203.0.113.32/28")
 	})
 	t.Run("several conflists, and several entries", func(t *testing.T) {
-		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		g.write(t, "podnet", g.bridge("podnet"), g.entry(exempt("203.0.113.16/28")), g.entry(everything))
 		place(t, filepath.Join(g.cni.ConfDir, "20-podnet.conflist"), strings.ReplaceAll(string(contents(t, g.file("podnet"))), "203.0.113.16/28", "203.0.113.32/28"))
-		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).quiet(t)
+		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 		g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
 		g.has(t, "podnet", "203.0.113.16/28")
 	})
 	t.Run("an entry that is bad", func(t *testing.T) {
-		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.17/28"))
 		g.refused(t, g.conf(t, "podnet", exempt("203.0.113.16/28")), g.file("podnet"), "plugins[1]", "203.0.113.17/28 has host bits set")
 	})
 	t.Run("a conflist that is being written", func(t *testing.T) {
-		g := newGuarded(t, `allow_networks = ["podnet", "blue"]`)
+		g := newPluginFileNode(t, `allow_networks = ["podnet", "blue"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		conf := g.conf(t, "podnet", exempt("203.0.113.16/28"))
-		g.makeSure(t, conf).quiet(t)
-		g.makeSure(t, conf).quiet(t)
+		g.makeSure(t, conf).noWarnings(t)
+		g.makeSure(t, conf).noWarnings(t)
 		place(t, g.file("podnet"), string(contents(t, g.file("podnet"))[:100]))
 		// What it said last stays in force, whatever the runtime hands over.
 		for _, conf := range []string{conf, g.conf(t, "podnet", everything)} {
@@ -237,12 +237,12 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("podnet"), "not JSON", "repair it")
 	})
 	t.Run("a directory that is not there", func(t *testing.T) {
-		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		must(t, os.RemoveAll(g.cni.ConfDir))
 		g.refused(t, g.conf(t, "podnet", everything), `network "podnet"`, g.cni.ConfDir, "cni_conf_dir", config.DefaultPluginFile)
 	})
 	t.Run("an entry that waits for the agents", func(t *testing.T) {
-		g := newGuarded(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		g.conflist(t, "podnet", object{"requireAgentConfig": true})
 		g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", nil)}).want(t, 11, "requireAgentConfig")
 	})
@@ -252,7 +252,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 // handed changes no policy, no rule and no other dataDir; the list of attachments that
 // GC gets is believed, for the network that it names, and the next ADD adds to it.
 func TestVerbsOfAnAttacker(t *testing.T) {
-	g := newGuarded(t, `allow_networks = ["podnet", "othernet"]`)
+	g := newPluginFileNode(t, `allow_networks = ["podnet", "othernet"]`)
 	other := filepath.Join(g.dir, "other")
 	policies := map[string]object{"podnet": {"randomFully": true}, "othernet": {"masqChain": "OTHER"}}
 	for network, keys := range policies {

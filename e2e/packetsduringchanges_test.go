@@ -13,11 +13,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// TestNoFlowIsJudgedWrongDuringChanges changes the policy by ADDs while a pod
+// TestVerdictsDuringChanges changes the policy by ADDs while a pod
 // opens connections as fast as it can: to destinations that every one of the
 // policies exempts, and to such that none does. What such a connection meets
 // between two policies must never be neither.
-func TestNoFlowIsJudgedWrongDuringChanges(t *testing.T) {
+func TestVerdictsDuringChanges(t *testing.T) {
 	// A list is walked in iptables, and slows the load down.
 	others := map[string]int{"nftables": 400, "iptables-nft": 40, "iptables-legacy": 40}
 	onEveryForm(t, func(t *testing.T, n *node) {
@@ -30,9 +30,9 @@ func TestNoFlowIsJudgedWrongDuringChanges(t *testing.T) {
 	})
 }
 
-// TestNoFlowIsJudgedWrongWhileTheBackendMoves has the same policy in one backend
+// TestVerdictsWhileTheBackendChanges has the same policy in one backend
 // and then in the other.
-func TestNoFlowIsJudgedWrongWhileTheBackendMoves(t *testing.T) {
+func TestVerdictsWhileTheBackendChanges(t *testing.T) {
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()

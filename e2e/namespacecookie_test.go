@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestWithoutCookies: kernels before 5.14 have no cookie by which a network namespace
+// TestWithoutNamespaceCookies: kernels before 5.14 have no cookie by which a network namespace
 // is told from one that has its number later. In the namespace of the system's start,
 // which never ends, an ADD trusts the one before it all the same; in others each looks.
-func TestWithoutCookies(t *testing.T) {
+func TestWithoutNamespaceCookies(t *testing.T) {
 	for _, f := range forms()[:2] {
 		for where, initial := range map[string]bool{"the first namespace": true, "another namespace": false} {
 			t.Run(f.name+", "+where, func(t *testing.T) {
