@@ -22,7 +22,7 @@ func (n *node) watchCommits(t *testing.T) *commitWatcher {
 	t.Helper()
 	e := &commitWatcher{}
 	if err := n.Node.Do(func() (err error) {
-		e.Ear, err = fixtures.WatchCommits()
+		e.CommitWatcher, err = fixtures.WatchCommits()
 		return err
 	}); err != nil {
 		t.Fatal(err)

@@ -82,7 +82,7 @@ func settled(t *testing.T, f form, managed bool) *tampered {
 		args = n.manageArgs(t, nil)
 	}
 	w.daemon = n.startReconciler(t, append(args, "--resync-interval", "1s")...).untilReady(t)
-	w.ear = n.watchCommits(t)
+	w.commitWatcher = n.watchCommits(t)
 	w.right = w.ours(t)
 	return w
 }

@@ -91,7 +91,7 @@ func managed(t *testing.T, file string) *tampered {
 	w := &tampered{node: n, daemon: n.startReconciler(t, args...)}
 	w.untilManaged(t, file)
 	w.pods = podAlone(n.pod(t, "podnet"))
-	w.ear = n.watchCommits(t)
+	w.commitWatcher = n.watchCommits(t)
 	w.packets(t)
 	w.right = w.ours(t)
 	return w

@@ -101,7 +101,7 @@ func newTampered(t *testing.T, f form) *tampered {
 	w := &tampered{node: n}
 	w.pods = podAlone(n.pod(t, "podnet"))
 	w.daemon = n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
-	w.ear = n.watchCommits(t)
+	w.commitWatcher = n.watchCommits(t)
 	w.packets(t)
 	w.right = w.ours(t)
 	return w

@@ -20,7 +20,7 @@ const (
 	localPort = 30083 // far, with externalTrafficPolicy Local
 )
 
-// cast are the pods and services that most tests need: a client and a server on
+// workload is the pods and services that most tests need: a client and a server on
 // the first node, a server on the second, and one with each node's own network.
 type workload struct {
 	*cluster.Cluster
@@ -28,7 +28,7 @@ type workload struct {
 	nearIP, farIP     netip.Addr // of services
 }
 
-// newCast creates it.
+// newWorkload creates it.
 func newWorkload(t *testing.T, c *cluster.Cluster) *workload {
 	t.Helper()
 	ctx := t.Context()
