@@ -40,7 +40,9 @@ var errUnable = fmt.Errorf("nothing can be written: %w", netfilter.ErrUnusable)
 
 func (unableBackend) Able(context.Context, policy.Family) error { return errUnable }
 
-func (unableBackend) Apply(context.Context, policy.Ruleset, *os.File) error { return errUnable }
+func (unableBackend) Apply(context.Context, policy.Ruleset, netfilter.Observation, *os.File) error {
+	return errUnable
+}
 
 // faults is what is wrong with a node. Each is one of the texts below.
 type faults struct{ state, document, rules, backend, lock string }

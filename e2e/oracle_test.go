@@ -151,7 +151,7 @@ func (w *oracleWorld) apply(t *testing.T, sources []object) {
 	refs := []netfilter.ChainRef{{Family: policy.IPv4, Name: policy.DefaultChain}, {Family: policy.IPv6, Name: policy.DefaultChain}}
 	err := w.Node.Do(func() error {
 		// A family that is managed no more: what owned it is removed, as by the plugin.
-		if err := w.backend.Apply(t.Context(), desired, nil); err != nil {
+		if err := w.backend.Apply(t.Context(), desired, netfilter.Observation{}, nil); err != nil {
 			return err
 		}
 		if desired.Find(policy.IPv6, policy.DefaultChain) == nil {
@@ -160,7 +160,7 @@ func (w *oracleWorld) apply(t *testing.T, sources []object) {
 			}
 		}
 		observed, err := w.backend.Observe(t.Context(), refs)
-		if diff := policy.Compare(desired, observed); err == nil && len(diff) > 0 {
+		if diff := policy.Compare(desired, observed.Rules); err == nil && len(diff) > 0 {
 			err = errors.New("what was applied is read back as something else:\n" + diff.String())
 		}
 		return err

@@ -98,7 +98,7 @@ type watched struct {
 	local
 }
 
-func (w watched) Observe(ctx context.Context, chains []netfilter.ChainRef) (policy.Ruleset, error) {
+func (w watched) Observe(ctx context.Context, chains []netfilter.ChainRef) (netfilter.Observation, error) {
 	if w.before != nil {
 		w.before()
 	}

@@ -73,7 +73,6 @@ func (e *Enforcer) sync(ctx context.Context, before *State, contributions, chang
 // is chosen anew, once, where nobody insists on it.
 func (e *Enforcer) write(ctx context.Context, contributions, changed []policy.Source, rec store.Record, before *State, lock *store.Lock) (*State, store.Record, error) {
 	owned := record(rec, before)
-	e.noteSites(ctx, &owned, before)
 	if err := lock.PutRecord(owned); err != nil {
 		return nil, owned, err
 	}
@@ -81,8 +80,7 @@ func (e *Enforcer) write(ctx context.Context, contributions, changed []policy.So
 	maps.Copy(failed, e.apply(ctx, before, failed, lock))
 	if free := e.freeToChoose(before, failed); len(free) > 0 {
 		again := e.chooseAgain(ctx, contributions, rec, before, free)
-		next := record(store.Record{Boot: rec.Boot, Made: owned.Made}, again)
-		e.noteSites(ctx, &next, again)
+		next := record(store.Record{Boot: rec.Boot}, again)
 		next.Chains = append(next.Chains, missingFrom(next, owned)...) // what was written there has to go
 		owned = next
 		if err := lock.PutRecord(owned); err != nil {
@@ -196,7 +194,7 @@ func (e *Enforcer) apply(ctx context.Context, v *State, unable map[string]error,
 		case lock.DryRun():
 			err = e.able(ctx, g.Choice, g.differing())
 		default:
-			err = b.Apply(ctx, desired, lock.File())
+			err = b.Apply(ctx, desired, g.observation, lock.File())
 		}
 		if errors.Is(err, fs.ErrPermission) {
 			if why := e.able(ctx, g.Choice, policy.Families()); why != nil {
@@ -246,7 +244,6 @@ func (e *Enforcer) clear(ctx context.Context, v *State, owned *store.Record, loc
 	if e.Thorough {
 		v.Elsewhere = e.elsewhere(ctx, v)
 	}
-	e.warn(e.vacate(ctx, owned))
 }
 
 // stuck marks what could not be removed, so that not every ADD tries again.
@@ -268,8 +265,8 @@ func (e *Enforcer) supersede(ctx context.Context, c netfilter.Choice, chain stri
 		return fmt.Errorf("read chain %s in %s: %w", chain, c, err)
 	}
 	var errs []error
-	for i := range observed.Chains {
-		old := &observed.Chains[i]
+	for i := range observed.Rules.Chains {
+		old := &observed.Rules.Chains[i]
 		if old.Name != chain || old.Owner.Differs(e.owner()) && e.replaces() { // for replaceOthers
 			continue
 		}
@@ -309,7 +306,7 @@ func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, ref netfilter
 // record returns the record with all that the view is about to own, current
 // choices first: a chain is kept in the first form that the record has for it.
 func record(rec store.Record, v *State) store.Record {
-	out := store.Record{Boot: rec.Boot, Made: rec.Made}
+	out := store.Record{Boot: rec.Boot}
 	for _, g := range v.Groups {
 		for _, c := range withoutChains(g.Desired, v.Failed).Chains {
 			out.Chains = append(out.Chains, store.OwnedChain{

@@ -19,10 +19,8 @@ type kernel struct {
 	chains   map[netfilter.Choice]map[netfilter.ChainRef]policy.Chain
 	unusable map[netfilter.Choice]error // no writing, no choosing
 	noRemove map[netfilter.Choice]error
-	undone   int                                         // so many coming writes somebody undoes at once, in part
-	lie      int                                         // so many coming observations miss a rule
-	sites    map[netfilter.Choice]map[policy.Family]bool // tables that stand; only iptables (nft) shows that they do not
-	noVacate map[netfilter.Choice]error
+	undone   int                     // so many coming writes somebody undoes at once, in part
+	lie      int                     // so many coming observations miss a rule
 	unable   map[policy.Family]error // to write, as Able tells before
 	between  func()                  // called once, after the next observation
 	applied  int
@@ -40,8 +38,6 @@ func newKernel() *kernel {
 		chains:   map[netfilter.Choice]map[netfilter.ChainRef]policy.Chain{nftChoice: {}, iptChoice: {}, legacyChoice: {}},
 		unusable: map[netfilter.Choice]error{},
 		noRemove: map[netfilter.Choice]error{},
-		sites:    map[netfilter.Choice]map[policy.Family]bool{iptChoice: {}},
-		noVacate: map[netfilter.Choice]error{},
 	}
 }
 
@@ -132,7 +128,7 @@ type fakeBackend struct {
 func (b *fakeBackend) Layout() policy.Layout { return policy.Layout{Sets: b.Exclusive()} }
 func (b *fakeBackend) Exclusive() bool       { return b.c == nftChoice }
 
-func (b *fakeBackend) Observe(_ context.Context, refs []netfilter.ChainRef) (policy.Ruleset, error) {
+func (b *fakeBackend) Observe(_ context.Context, refs []netfilter.ChainRef) (netfilter.Observation, error) {
 	var rs policy.Ruleset
 	wanted := map[netfilter.ChainRef]bool{}
 	for _, r := range refs {
@@ -151,10 +147,10 @@ func (b *fakeBackend) Observe(_ context.Context, refs []netfilter.ChainRef) (pol
 		b.k.between = nil
 		between()
 	}
-	return rs, nil
+	return netfilter.Observation{Rules: rs}, nil
 }
 
-func (b *fakeBackend) Apply(_ context.Context, desired policy.Ruleset, held *os.File) error {
+func (b *fakeBackend) Apply(_ context.Context, desired policy.Ruleset, _ netfilter.Observation, held *os.File) error {
 	if held == nil {
 		return fmt.Errorf("apply without the lock")
 	}
@@ -166,9 +162,6 @@ func (b *fakeBackend) Apply(_ context.Context, desired policy.Ruleset, held *os.
 		b.k.chains[b.c] = map[netfilter.ChainRef]policy.Chain{}
 	}
 	for _, c := range desired.Chains {
-		if sites := b.k.sites[b.c]; sites != nil {
-			sites[c.Family] = true
-		}
 		if b.k.undone > 0 {
 			c.Jumps = nil
 		}
@@ -195,25 +188,3 @@ func (b *fakeBackend) Remove(_ context.Context, refs []netfilter.ChainRef, held 
 }
 
 func (b *fakeBackend) Able(_ context.Context, f policy.Family) error { return b.k.unable[f] }
-
-func (b *fakeBackend) Lacks(_ context.Context, f policy.Family) (netfilter.Site, error) {
-	if sites := b.k.sites[b.c]; sites != nil && !sites[f] {
-		return netfilter.SiteTable, nil
-	}
-	return netfilter.SiteThere, nil
-}
-
-func (b *fakeBackend) Vacate(_ context.Context, f policy.Family, made netfilter.Site) error {
-	if err := b.k.noVacate[b.c]; err != nil {
-		return err
-	}
-	for ref := range b.k.chains[b.c] {
-		if ref.Family == f {
-			return nil
-		}
-	}
-	if made == netfilter.SiteTable {
-		delete(b.k.sites[b.c], f)
-	}
-	return nil
-}

@@ -148,7 +148,8 @@ func (e *Enforcer) join(v *State, p policy.Policy, c netfilter.Choice) {
 func (e *Enforcer) observeGroup(ctx context.Context, v *State, g *Group, rec store.Record) {
 	b, err := e.Drivers.Open(g.Choice)
 	if err == nil {
-		g.Observed, err = b.Observe(ctx, g.refs())
+		g.observation, err = b.Observe(ctx, g.refs())
+		g.Observed = g.observation.Rules
 	}
 	if err != nil {
 		for _, chain := range g.chains() {

@@ -36,10 +36,6 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 		}
 	}
 	e.RemoveLeftovers(ctx, lock)
-	rec.Chains = nil // what could not be removed keeps its table in use
-	if err := e.vacate(ctx, &rec); err != nil {
-		errs = append(errs, err)
-	}
 	return removed, errors.Join(errs...)
 }
 
@@ -118,7 +114,7 @@ func (e *Enforcer) removeFrom(ctx context.Context, c netfilter.Choice, chains []
 	us := e.owner()
 	var removed []Removal
 	var ours []netfilter.ChainRef
-	for _, chain := range observed.Chains {
+	for _, chain := range observed.Rules.Chains {
 		switch {
 		case chain.Owner == us || chain.Owner == (policy.Owner{}) && (b.Exclusive() || owns(rec, chain.Family, chain.Name, c)):
 			ours = append(ours, netfilter.ChainRef{Family: chain.Family, Name: chain.Name})

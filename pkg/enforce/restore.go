@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -28,7 +29,7 @@ func (e *Enforcer) Restore(ctx context.Context, was *State, before, now store.Re
 				adopted.Chains = append(adopted.Chains, c)
 			}
 		}
-		if err := b.Apply(ctx, adopted, lock.File()); err != nil {
+		if err := b.Apply(ctx, adopted, netfilter.Observation{}, lock.File()); err != nil {
 			e.warn(fmt.Errorf("put back what stood in %s: %w", g.Choice, err))
 		}
 		now.Chains = slices.DeleteFunc(now.Chains, func(o store.OwnedChain) bool {

@@ -46,6 +46,7 @@ type Group struct {
 	Recorded          bool // the choice stands in the record of this boot
 	Desired, Observed policy.Ruleset
 	Diff              policy.Diff
+	observation       netfilter.Observation // what Observed and Diff are of
 }
 
 // InSync reports whether nothing is left to do.

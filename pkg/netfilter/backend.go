@@ -18,6 +18,10 @@ var ErrNotOwned = errors.New("chain belongs to somebody else")
 // host at all: no program, no permission, no support in the kernel.
 var ErrUnusable = errors.New("backend unusable")
 
+// ErrChanged is wrapped by the error of Apply if the rules in the kernel are no
+// longer those that it was to change. Observe again.
+var ErrChanged = errors.New("the rules changed since they were read")
+
 // Choice is a form in which a node keeps a chain.
 type Choice struct {
 	Backend policy.Backend
@@ -60,6 +64,13 @@ type OwnedChain struct {
 	Owner  policy.Owner
 }
 
+// Observation is what a backend read from the kernel.
+type Observation struct {
+	Rules      policy.Ruleset
+	Generation uint32 // of the nf_tables ruleset; 0 for iptables-legacy, which counts nothing
+	State      any    // the backend's own form of what it read, for Apply
+}
+
 // Backend keeps masquerade chains in the kernel, in one form, in the network
 // namespace of the calling process.
 type Backend interface {
@@ -72,15 +83,15 @@ type Backend interface {
 
 	// Observe reads what stands in the kernel. It reads the named chains. It
 	// writes nothing and, with nf_tables, runs no program but to show what it
-	// cannot read. A chain that is
-	// not there is not in the answer, and its absence no error.
-	Observe(ctx context.Context, chains []ChainRef) (policy.Ruleset, error)
+	// cannot read. The result lacks the chains that do not exist.
+	Observe(ctx context.Context, chains []ChainRef) (Observation, error)
 
-	// Apply makes the kernel have exactly the desired chains, of each family
-	// in one transaction, and writes only what differs. Jumps that stand
-	// twice collapse to one. Apply knows no strangers: whether a chain may be taken over
-	// is decided before. Children that write inherit the held lock.
-	Apply(ctx context.Context, desired policy.Ruleset, held *os.File) error
+	// Apply writes the difference between an observation and the desired chains,
+	// in one transaction per family, so that the kernel has exactly those. It fails
+	// with ErrChanged if the rules have changed since the observation; with the zero
+	// Observation it reads the kernel itself. Apply does not check ownership; its
+	// callers do. Child processes that write inherit the held lock.
+	Apply(ctx context.Context, desired policy.Ruleset, from Observation, held *os.File) error
 
 	// Remove takes chains away, with the jumps to them. Those that are not
 	// there are no error.
@@ -90,28 +101,7 @@ type Backend interface {
 	// known without trying: nobody notices as long as they are right. It runs no
 	// program but to ask which variant it is.
 	Able(ctx context.Context, f policy.Family) error
-
-	// Lacks returns what is not there yet of the site for a family's chains. The
-	// next Apply makes it, and Remove leaves it, for it is everybody's by then.
-	// SiteThere is also the answer of a backend that leaves nothing behind, or
-	// whose sites nobody can take away.
-	Lacks(ctx context.Context, f policy.Family) (Site, error)
-
-	// Vacate takes away what was made of a site, but only if nothing whatever is
-	// in it by now. That somebody uses it, or took it away, is no error.
-	Vacate(ctx context.Context, f policy.Family, made Site) error
 }
-
-// Site is a part of what chains stand in where they share it with others: a
-// table, and in it the base chain that the kernel begins at.
-type Site string
-
-// The parts of a site that can be missing. SiteTable means the base chain too.
-const (
-	SiteThere Site = ""
-	SiteTable Site = "table"
-	SiteChain Site = "chain"
-)
 
 // Driver finds out about one backend on this host and opens it.
 type Driver interface {

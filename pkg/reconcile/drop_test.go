@@ -27,7 +27,7 @@ type observedBackend struct {
 	driver *observed
 }
 
-func (b *observedBackend) Observe(ctx context.Context, chains []netfilter.ChainRef) (policy.Ruleset, error) {
+func (b *observedBackend) Observe(ctx context.Context, chains []netfilter.ChainRef) (netfilter.Observation, error) {
 	rs, err := b.Backend.Observe(ctx, chains)
 	b.driver.after()
 	return rs, err

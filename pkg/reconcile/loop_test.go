@@ -273,10 +273,10 @@ type readOnlyBackend struct {
 	driver *readOnly
 }
 
-func (b *readOnlyBackend) Apply(ctx context.Context, desired policy.Ruleset, held *os.File) error {
+func (b *readOnlyBackend) Apply(ctx context.Context, desired policy.Ruleset, from netfilter.Observation, held *os.File) error {
 	b.driver.tried.Add(1)
 	if b.driver.broken.Load() {
 		return errors.New("not today")
 	}
-	return b.Backend.Apply(ctx, desired, held)
+	return b.Backend.Apply(ctx, desired, from, held)
 }

@@ -39,13 +39,12 @@ func TestFormOfDocuments(t *testing.T) {
 	}
 	data, err = encodeRecord(Record{Boot: "b", Chains: []OwnedChain{
 		{"IP-MASQ-AGENT", policy.IPv4, policy.IPTables, "legacy", true, true}, {"A", policy.IPv6, policy.NFTables, "", false, false},
-	}, Made: []MadeSite{{policy.IPv4, policy.IPTables, "nft", "table"}}})
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	const record = `{"schema":1,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",` +
-		`"variant":"legacy","plainPorts":true,"stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}],` +
-		`"made":[{"family":"ipv4","backend":"iptables","variant":"nft","site":"table"}]}`
+		`"variant":"legacy","plainPorts":true,"stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}]}`
 	if string(data) != record {
 		t.Errorf("record:\n%s\nwant\n%s", data, record)
 	}
@@ -56,8 +55,7 @@ func FuzzDocument(f *testing.F) {
 		`{"schema":1,"source":{"kind":"network","name":"net"},"statement":{"masqChain":"POD-MASQ"}}`,
 		`{"schema":1,"source":{"kind":"agent-files"},"statement":{"masqChain":"A","backend":"auto","nonMasqueradeCIDRs":["10.0.0.0/8"],` +
 			`"masqueradeCIDRs":[],"enableIPv6":true,"sourceCIDRs":["fd00::/8"],"outputInterfaces":["eth+"],"toPorts":"1-2,3"},"yields":true,"order":-4}`,
-		`{"schema":1,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}],` +
-			`"made":[{"family":"ipv4","backend":"iptables","variant":"nft","site":"chain"}]}`,
+		`{"schema":1,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
 		`{"schema":2,"source":[]}`,
 		`{"a":{},"schema":99999999999999999999}`,
 		`{"schema":1,"source":{"kind":"network","name":"net"},"statement":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,

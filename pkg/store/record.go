@@ -16,9 +16,6 @@ import (
 type Record struct {
 	Boot   string       `json:"boot,omitempty"`
 	Chains []OwnedChain `json:"chains,omitempty"` // in the writer's order
-	// Made is what did not exist for chains to stand in until ours came: it is to
-	// go with the last of them, unless others use it by then.
-	Made []MadeSite `json:"made,omitempty"`
 }
 
 // OwnedChain is a chain of one family that we made, or were about to make.
@@ -33,14 +30,6 @@ type OwnedChain struct {
 	Stuck bool `json:"stuck,omitempty"`
 }
 
-// MadeSite is what was made for the chains of one family in one form.
-type MadeSite struct {
-	Family  policy.Family  `json:"family"`
-	Backend policy.Backend `json:"backend"`
-	Variant string         `json:"variant,omitempty"`
-	Site    string         `json:"site"` // "table", or "chain" for its base chain alone
-}
-
 // The variants of iptables. nftables has none.
 const (
 	variantNFT    = "nft"
@@ -49,7 +38,7 @@ const (
 
 // Equal reports whether both list the same in the same order.
 func (r Record) Equal(s Record) bool {
-	return r.Boot == s.Boot && slices.Equal(r.Chains, s.Chains) && slices.Equal(r.Made, s.Made)
+	return r.Boot == s.Boot && slices.Equal(r.Chains, s.Chains)
 }
 
 type recordDocument struct {
@@ -96,18 +85,6 @@ func (r Record) validate() error {
 		if !knownForm(c.Backend, c.Variant) {
 			return fmt.Errorf("chains[%d]: backend %s with variant %s is not one that rules can be in",
 				i, policy.Quote(string(c.Backend)), policy.Quote(c.Variant))
-		}
-	}
-	for i, m := range r.Made {
-		if !slices.Contains(policy.Families(), m.Family) {
-			return fmt.Errorf("made[%d]: %s is not a family", i, policy.Quote(string(m.Family)))
-		}
-		if !knownForm(m.Backend, m.Variant) {
-			return fmt.Errorf("made[%d]: backend %s with variant %s is not one that rules can be in",
-				i, policy.Quote(string(m.Backend)), policy.Quote(m.Variant))
-		}
-		if m.Site != "table" && m.Site != "chain" {
-			return fmt.Errorf("made[%d]: %s is neither table nor chain", i, policy.Quote(m.Site))
 		}
 	}
 	return nil

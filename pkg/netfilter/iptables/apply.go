@@ -19,7 +19,7 @@ import (
 
 // Apply implements netfilter.Backend. A family that fails does not keep the
 // other from being written.
-func (b *backend) Apply(ctx context.Context, desired policy.Ruleset, held *os.File) error {
+func (b *backend) Apply(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation, held *os.File) error {
 	var errs []error
 	for _, f := range policy.Families() {
 		var chains []policy.Chain

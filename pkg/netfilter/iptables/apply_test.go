@@ -97,7 +97,7 @@ func TestApplyThousandPrefixes(t *testing.T) {
 		want := desired(policy.OwnedBy(owner), p)
 		if n.choice.Variant == netfilter.VariantNFT && !mapsEverybody(n.file("/proc/self/uid_map")) {
 			// iptables-nft cannot have a larger buffer in a user namespace.
-			err := n.Apply(n.Context(), want, nil)
+			err := n.Apply(n.Context(), want, netfilter.Observation{}, nil)
 			if err == nil || !strings.Contains(err.Error(), "net.core.wmem_max") || len(n.observe(refs(want)).Chains) > 0 {
 				n.Errorf("got %v", err)
 			}
@@ -158,12 +158,12 @@ func TestContextEnds(t *testing.T) {
 		ctx, cancel := context.WithCancel(n.Context())
 		cancel()
 		want := desired(policy.OwnedBy(owner), basic("X"))
-		if err := n.Apply(ctx, want, nil); !errors.Is(err, context.Canceled) {
+		if err := n.Apply(ctx, want, netfilter.Observation{}, nil); !errors.Is(err, context.Canceled) {
 			n.Errorf("Apply: %v", err)
 		}
 		n.apply(want)
 		n.load(policy.IPv4, "-A POSTROUTING -j X") // whose deletion has to be looked up
-		if err := n.Apply(ctx, want, nil); !errors.Is(err, context.Canceled) {
+		if err := n.Apply(ctx, want, netfilter.Observation{}, nil); !errors.Is(err, context.Canceled) {
 			n.Errorf("second Apply: %v", err)
 		}
 	})

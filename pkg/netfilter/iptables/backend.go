@@ -29,7 +29,7 @@ func (b *backend) Exclusive() bool { return false }
 // Observe implements netfilter.Backend. A rule that cannot be read from the
 // kernel directly is looked at once more as iptables shows it, if that is
 // there; it becomes an alien where this does not help.
-func (b *backend) Observe(ctx context.Context, chains []netfilter.ChainRef) (policy.Ruleset, error) {
+func (b *backend) Observe(ctx context.Context, chains []netfilter.ChainRef) (netfilter.Observation, error) {
 	var rs policy.Ruleset
 	var errs []error
 	for _, f := range policy.Families() {
@@ -47,7 +47,7 @@ func (b *backend) Observe(ctx context.Context, chains []netfilter.ChainRef) (pol
 			rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: t.fault})
 		}
 	}
-	return rs, errors.Join(errs...)
+	return netfilter.Observation{Rules: rs}, errors.Join(errs...)
 }
 
 func namesOf(f policy.Family, chains []netfilter.ChainRef) []string {

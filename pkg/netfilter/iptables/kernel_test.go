@@ -154,16 +154,16 @@ func bothFamilies(names ...string) []netfilter.ChainRef {
 
 func (n *node) observe(chains []netfilter.ChainRef) policy.Ruleset {
 	n.Helper()
-	rs, err := n.Observe(n.Context(), chains)
+	observed, err := n.Observe(n.Context(), chains)
 	if err != nil {
 		n.Fatal(err)
 	}
-	return rs
+	return observed.Rules
 }
 
 func (n *node) apply(rs policy.Ruleset) {
 	n.Helper()
-	if err := n.Apply(n.Context(), rs, nil); err != nil {
+	if err := n.Apply(n.Context(), rs, netfilter.Observation{}, nil); err != nil {
 		n.Fatal(err)
 	}
 }
@@ -239,4 +239,17 @@ func (n *node) generation() uint32 {
 		n.Fatal(err)
 	}
 	return g
+}
+
+// nft gives commands to nft, with the family's name for every FAMILY.
+func (n *node) nft(f policy.Family, commands ...string) string {
+	n.Helper()
+	input := strings.ReplaceAll(strings.Join(commands, "\n"), "FAMILY", nflinkFamily(f).String())
+	c := exec.Command("nft", "-f", "-")
+	c.Stdin = strings.NewReader(input)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		n.Fatalf("nft: %v: %s\n%s", err, out, input)
+	}
+	return string(out)
 }

@@ -112,11 +112,11 @@ func TestProgramMissing(t *testing.T) {
 		if err != nil {
 			n.Fatal(err)
 		}
-		d := policy.Compare(want, got)
+		d := policy.Compare(want, got.Rules)
 		if len(d) != 1 || !strings.Contains(d.String(), "unexpected rule: return with a protocol without ports") {
 			n.Errorf("got %s", d)
 		}
-		err = opened.Apply(n.Context(), want, nil)
+		err = opened.Apply(n.Context(), want, netfilter.Observation{}, nil)
 		if err == nil || !strings.Contains(err.Error(), "find iptables-"+n.choice.Variant+" or iptables: not found; ") {
 			n.Errorf("got %v", err)
 		}
@@ -273,12 +273,12 @@ func BenchmarkObserve(b *testing.B) {
 				p.Destinations = append(p.Destinations, policy.Entry{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64, byte(i)}), 24), Action: policy.Exempt})
 			}
 			want := desired(policy.OwnedBy(owner), p)
-			if err := opened.Apply(b.Context(), want, nil); err != nil {
+			if err := opened.Apply(b.Context(), want, netfilter.Observation{}, nil); err != nil {
 				b.Fatal(err)
 			}
 			for b.Loop() {
 				rs, err := opened.Observe(b.Context(), refs(want))
-				if err != nil || len(policy.Compare(want, rs)) > 0 {
+				if err != nil || len(policy.Compare(want, rs.Rules)) > 0 {
 					b.Fatal(err)
 				}
 			}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -72,7 +73,7 @@ func TestDeleteRefusesLineFeeds(t *testing.T) {
 			n.Fatal(err, out)
 		}
 		before := n.save(policy.IPv4)
-		for what, err := range map[string]error{"Apply": n.Apply(n.Context(), want, nil), "Remove": n.Remove(n.Context(), refs(want), nil)} {
+		for what, err := range map[string]error{"Apply": n.Apply(n.Context(), want, netfilter.Observation{}, nil), "Remove": n.Remove(n.Context(), refs(want), nil)} {
 			if err == nil || !strings.Contains(err.Error(), "delete it with iptables -D") {
 				n.Errorf("%s: %v", what, err)
 			}

@@ -189,7 +189,7 @@ func TestApplyTriesAgain(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			n := newNode(t, netfilter.VariantNFT)
 			calls := n.failing(tc.times, tc.err)
-			err := n.Apply(n.Context(), want, nil)
+			err := n.Apply(n.Context(), want, netfilter.Observation{}, nil)
 			if *calls != tc.calls || (err != nil) != tc.fails || tc.fails && !errors.Is(err, tc.err) {
 				n.Errorf("%d calls, %v", *calls, err)
 			}
@@ -271,7 +271,7 @@ func TestLockHeld(t *testing.T) {
 	want := desired(policy.OwnedBy(owner), basic("X"))
 	want.Chains = want.Chains[:1]
 	start := time.Now()
-	err = n.Apply(n.Context(), want, nil)
+	err = n.Apply(n.Context(), want, netfilter.Observation{}, nil)
 	if took := time.Since(start); err == nil || !strings.Contains(err.Error(), "see which program holds the lock") || timelimit.Exceeded(took, 8*time.Second) {
 		t.Errorf("after %v: %v", took, err)
 	}

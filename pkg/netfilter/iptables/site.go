@@ -6,13 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -57,84 +54,6 @@ func faultOf(f policy.Family, t nfnetlink.Table, c *nfnetlink.Chain) string {
 func policyFault(f policy.Family) string {
 	return fmt.Sprintf("chain %s of table %s has policy DROP, so traffic that is not masqueraded is dropped; run: %s -t %s -P %s ACCEPT",
 		postrouting, natTable, baseName(f), natTable, postrouting)
-}
-
-// Lacks implements netfilter.Backend. iptables-nft makes table nat and its base
-// chains as it needs them and never takes them away. Those of iptables-legacy
-// are the kernel's, which keeps them as long as the module is loaded.
-func (b *backend) Lacks(_ context.Context, f policy.Family) (netfilter.Site, error) {
-	if b.choice.Variant != netfilter.VariantNFT {
-		return netfilter.SiteThere, nil
-	}
-	var base *nfnetlink.Chain
-	err := b.link.use(func(c *nfnetlink.Conn) (err error) {
-		_, base, err = c.TableAndChain(nflinkFamily(f), natTable, postrouting)
-		return err
-	})
-	switch {
-	case errors.Is(err, fs.ErrNotExist) || notInKernel(err):
-		return netfilter.SiteTable, nil
-	case err != nil:
-		return netfilter.SiteThere, fmt.Errorf("see whether %s has a table %s (%s): %w", b.choice, natTable, f, err)
-	case base == nil:
-		return netfilter.SiteChain, nil
-	}
-	return netfilter.SiteThere, nil
-}
-
-// Vacate implements netfilter.Backend. It runs no program. What others add
-// between the reading and the deletion makes it read again.
-func (b *backend) Vacate(ctx context.Context, f policy.Family, made netfilter.Site) error {
-	const tries = 10
-	if b.choice.Variant != netfilter.VariantNFT || made == netfilter.SiteThere {
-		return nil
-	}
-	var err error
-	for range tries {
-		err = b.link.use(func(c *nfnetlink.Conn) error { return vacate(c, nflinkFamily(f), made) })
-		if err == nil || errors.Is(err, fs.ErrNotExist) || notInKernel(err) {
-			return nil
-		}
-		if !errors.Is(err, nfnetlink.ErrStale) && !errors.Is(err, nfnetlink.ErrInterrupted) || ctx.Err() != nil {
-			break
-		}
-	}
-	return fmt.Errorf("remove the %s that was made in %s (%s): %w", made, b.choice, f, err)
-}
-
-// vacate deletes table nat or its POSTROUTING, if nothing is in it.
-func vacate(c *nfnetlink.Conn, family nfnetlink.Family, made netfilter.Site) error {
-	var batch nfnetlink.Batch
-	generation, err := c.Snapshot(func() error {
-		batch = nfnetlink.Batch{}
-		table, err := c.Table(family, natTable)
-		if err != nil {
-			return err
-		}
-		chains, err := c.Chains(family, natTable)
-		if err != nil {
-			return err
-		}
-		used := slices.ContainsFunc(chains, func(c nfnetlink.Chain) bool { return !vacant(c) })
-		switch {
-		case made == netfilter.SiteTable && !used && table.Flags == 0 && int(table.Use) == len(chains): // no sets either
-			batch.DeleteTable(family, natTable)
-		case made == netfilter.SiteChain && slices.ContainsFunc(chains, func(c nfnetlink.Chain) bool { return c.Name == postrouting && vacant(c) }):
-			batch.DeleteChain(family, natTable, postrouting)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	batch.Generation = generation
-	return c.Commit(&batch)
-}
-
-// vacant reports whether a chain is a base chain as iptables makes it, without a
-// rule in it.
-func vacant(c nfnetlink.Chain) bool {
-	return c.Base != nil && *c.Base == builtIn(c.Name) && c.Use == 0
 }
 
 // builtIn returns how iptables makes a base chain of table nat.

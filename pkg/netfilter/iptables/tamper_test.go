@@ -124,7 +124,7 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 					n.Errorf("differences:\n%s", diff)
 				}
 				n.idle("Apply without effect", func() {
-					if err := n.Apply(n.Context(), want, nil); err == nil {
+					if err := n.Apply(n.Context(), want, netfilter.Observation{}, nil); err == nil {
 						n.Error("Apply does not fail")
 					}
 				})

@@ -23,7 +23,7 @@ func (b *backend) Layout() policy.Layout { return policy.Layout{Sets: true} }
 func (b *backend) Exclusive() bool { return true }
 
 // Observe implements netfilter.Backend.
-func (b *backend) Observe(context.Context, []netfilter.ChainRef) (policy.Ruleset, error) {
+func (b *backend) Observe(context.Context, []netfilter.ChainRef) (netfilter.Observation, error) {
 	var all policy.Ruleset
 	tables, err := b.read()
 	for _, f := range policy.Families() {
@@ -33,7 +33,7 @@ func (b *backend) Observe(context.Context, []netfilter.ChainRef) (policy.Ruleset
 			all.Unrecognized = append(all.Unrecognized, rs.Unrecognized...)
 		}
 	}
-	return all, err
+	return netfilter.Observation{Rules: all}, err
 }
 
 func (b *backend) read() (map[policy.Family]*table, error) {
@@ -56,7 +56,7 @@ func (b *backend) read() (map[policy.Family]*table, error) {
 
 // Apply implements netfilter.Backend. It needs no child, so nobody inherits the
 // lock.
-func (b *backend) Apply(_ context.Context, desired policy.Ruleset, _ *os.File) error {
+func (b *backend) Apply(_ context.Context, desired policy.Ruleset, _ netfilter.Observation, _ *os.File) error {
 	return b.write(func(f policy.Family, t *table) *plan { return planTable(f, t, chainsOf(desired, f)) })
 }
 
@@ -76,15 +76,6 @@ func (b *backend) Able(_ context.Context, f policy.Family) error {
 	}
 	return nil
 }
-
-// Lacks implements netfilter.Backend: the tables are ours, and go with the last
-// chain.
-func (b *backend) Lacks(context.Context, policy.Family) (netfilter.Site, error) {
-	return netfilter.SiteThere, nil
-}
-
-// Vacate implements netfilter.Backend.
-func (b *backend) Vacate(context.Context, policy.Family, netfilter.Site) error { return nil }
 
 // Remove implements netfilter.Backend: what else stands in the tables stays as
 // it is, but for sets that no rule names; a table without a chain goes.

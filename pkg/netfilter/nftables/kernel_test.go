@@ -73,7 +73,7 @@ func (n *node) list() string {
 
 func (n *node) apply(desired policy.Ruleset) {
 	n.Helper()
-	if err := n.backend.Apply(context.Background(), desired, nil); err != nil {
+	if err := n.backend.Apply(context.Background(), desired, netfilter.Observation{}, nil); err != nil {
 		n.Fatal(err)
 	}
 	if d := n.compare(desired); len(d) > 0 {
@@ -87,7 +87,7 @@ func (n *node) compare(desired policy.Ruleset) policy.Diff {
 	if err != nil {
 		n.Fatal(err)
 	}
-	return policy.Compare(desired, observed)
+	return policy.Compare(desired, observed.Rules)
 }
 
 func (n *node) generation() uint32 {
@@ -384,10 +384,10 @@ func TestCutOff(t *testing.T) {
 			return n.backend.Remove(context.Background(), []netfilter.ChainRef{{Family: policy.IPv4, Name: "A"}}, nil)
 		}, nil},
 		"the first write, then none is wanted": {nil, []policy.SourcePolicy{a}, func(n *node) error {
-			return n.backend.Apply(context.Background(), policy.Ruleset{}, nil)
+			return n.backend.Apply(context.Background(), policy.Ruleset{}, netfilter.Observation{}, nil)
 		}, nil},
 		"the first write, then another": {nil, []policy.SourcePolicy{a}, func(n *node) error {
-			return n.backend.Apply(context.Background(), desired(b), nil)
+			return n.backend.Apply(context.Background(), desired(b), netfilter.Observation{}, nil)
 		}, []policy.SourcePolicy{b}},
 		"a change, then a removal": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{statement("A", other), b}, none, []policy.SourcePolicy{a, b}},
 		"a change, then a removal of another chain": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{statement("A", other), b}, func(n *node) error {
@@ -398,7 +398,7 @@ func TestCutOff(t *testing.T) {
 			return n.backend.Remove(context.Background(), refs, nil)
 		}, []policy.SourcePolicy{a}},
 		"a change, then a write": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{statement("A", other), b}, func(n *node) error {
-			return n.backend.Apply(context.Background(), desired(a, b), nil)
+			return n.backend.Apply(context.Background(), desired(a, b), netfilter.Observation{}, nil)
 		}, []policy.SourcePolicy{a, b}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -441,7 +441,7 @@ func TestRefusedWhole(t *testing.T) {
 			n.apply(before)
 			want := n.list()
 			for range 3 {
-				if err := n.backend.Apply(context.Background(), bad, nil); err == nil {
+				if err := n.backend.Apply(context.Background(), bad, netfilter.Observation{}, nil); err == nil {
 					t.Fatal("the kernel took it:", n.list())
 				}
 			}
@@ -461,7 +461,7 @@ func TestLongBatches(t *testing.T) {
 	}
 	n := newNode(t)
 	want := desired(statement("A", func(s *policy.SourcePolicy) { s.ToPorts = &ports }))
-	if err := n.backend.Apply(context.Background(), want, nil); err != nil {
+	if err := n.backend.Apply(context.Background(), want, netfilter.Observation{}, nil); err != nil {
 		if !strings.Contains(err.Error(), "net.core.wmem_max") || n.list() != "" {
 			t.Fatalf("%v\n%s", err, n.list())
 		}

@@ -116,7 +116,7 @@ func (n *node) isAsApplied(want policy.Ruleset) {
 	if err != nil {
 		n.Fatal(err)
 	}
-	for _, c := range observed.Chains {
+	for _, c := range observed.Rules.Chains {
 		if owner := want.Find(c.Family, c.Name).Owner; c.Owner != owner {
 			n.Fatalf("%s %s is owned by %+v, want %+v", c.Family, c.Name, c.Owner, owner)
 		}

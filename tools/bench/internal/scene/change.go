@@ -87,7 +87,7 @@ func (r *Rebuilder) Turn(p Policy) (err error) {
 func (r *Rebuilder) Apply() (took time.Duration, err error) {
 	err = r.node.Node.Do(func() error {
 		start := time.Now()
-		err := r.backend.Apply(context.Background(), r.desired, nil)
+		err := r.backend.Apply(context.Background(), r.desired, netfilter.Observation{}, nil)
 		took = time.Since(start)
 		return err
 	})
