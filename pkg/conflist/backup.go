@@ -16,8 +16,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // MostBackups is how many backups there are of one file at most: the first, which
@@ -49,13 +49,13 @@ func backup(ctx context.Context, dir, path string, was []byte) (_ string, err er
 		mode fs.FileMode
 	}{{filepath.Dir(filepath.Dir(dir)), 0o755}, {dir, 0o700}} {
 		if err := os.MkdirAll(missing.path, missing.mode); err != nil {
-			return "", lockdir.Failure("create the directory", missing.path, err)
+			return "", safefile.Error("create the directory", missing.path, err)
 		}
 	}
 	info, err := os.Lstat(dir)
 	switch {
 	case err != nil:
-		return "", lockdir.Failure("look at", dir, err)
+		return "", safefile.Error("look at", dir, err)
 	case !info.IsDir() || owner(info).uid != os.Geteuid() || info.Mode().Perm()&0o022 != 0:
 		return "", fmt.Errorf("%s must be a directory of user %d that nobody else can write to; mend or remove it",
 			policy.Shown(dir), os.Geteuid())
@@ -76,8 +76,8 @@ func backup(ctx context.Context, dir, path string, was []byte) (_ string, err er
 	if err != nil {
 		return "", err
 	}
-	if err := os.Rename(temp, kept); err != nil {
-		return "", errors.Join(lockdir.Failure("rename a file to", kept, err), f.Remove(temp))
+	if err := f.Rename(temp, filepath.Base(kept)); err != nil {
+		return "", errors.Join(err, f.Remove(temp))
 	}
 	if err := f.Sync(); err != nil {
 		return "", err
@@ -93,10 +93,10 @@ func backupStem(path string) string {
 }
 
 // prune removes the backups that are too many; never the named one.
-func prune(f *lockdir.Dir, stem, spare string) error {
+func prune(f *safefile.Dir, stem, spare string) error {
 	entries, err := os.ReadDir(f.Path())
 	if err != nil {
-		return lockdir.Failure("read the directory", f.Path(), err)
+		return safefile.Error("read the directory", f.Path(), err)
 	}
 	type old struct {
 		name string
@@ -114,7 +114,7 @@ func prune(f *lockdir.Dir, stem, spare string) error {
 			continue
 		}
 		if err != nil {
-			return lockdir.Failure("look at", filepath.Join(f.Path(), e.Name()), err)
+			return safefile.Error("look at", filepath.Join(f.Path(), e.Name()), err)
 		}
 		if e.Name() != spare {
 			all = append(all, old{e.Name(), info.ModTime()})
@@ -125,7 +125,7 @@ func prune(f *lockdir.Dir, stem, spare string) error {
 	})
 	var errs []error
 	for len(all) > MostBackups-1 {
-		errs = append(errs, f.Remove(filepath.Join(f.Path(), all[1].name)))
+		errs = append(errs, f.Remove(all[1].name))
 		all = slices.Delete(all, 1, 2)
 	}
 	return errors.Join(errs...)

@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -47,11 +45,8 @@ func create(ctx context.Context, path string, now []byte, model string) (err err
 	}
 	// A link, unlike a rename, replaces nothing. What containerd 1.6 goes by is not
 	// its event but that of the removal.
-	err = os.Link(temp, path)
-	if errors.Is(err, fs.ErrExist) {
+	if err = f.Link(temp, filepath.Base(path)); errors.Is(err, fs.ErrExist) {
 		err = ErrChanged
-	} else if err != nil {
-		err = lockdir.Failure("link a file to", path, err)
 	}
 	if err = errors.Join(err, f.Remove(temp)); err != nil {
 		return err
@@ -78,7 +73,7 @@ func remove(ctx context.Context, path string, was []byte) (err error) {
 	if _, err := unchanged(path, was); err != nil {
 		return err
 	}
-	if err := f.Remove(path); err != nil {
+	if err := f.Remove(filepath.Base(path)); err != nil {
 		return err
 	}
 	return f.Sync()

@@ -24,5 +24,5 @@
 // still to come.
 //
 // The reconciler and install may import it. Of this module it imports config,
-// lockdir and policy alone.
+// safefile and policy alone.
 package conflist

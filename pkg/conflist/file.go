@@ -9,8 +9,8 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // readFile reads the whole of a regular file of at most mostBytes.
@@ -19,7 +19,9 @@ func readFile(path string) ([]byte, error) {
 	return doc, err
 }
 
-func readWithInfo(path string) ([]byte, fs.FileInfo, error) { return lockdir.ReadFile(path, mostBytes) }
+func readWithInfo(path string) ([]byte, fs.FileInfo, error) {
+	return safefile.ReadFile(path, mostBytes)
+}
 
 // absent explains why a path could not be opened that was said not to be there:
 // nil if so, or that it is a symlink to nowhere. Otherwise it is there by now.

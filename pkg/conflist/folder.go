@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // longestWait is how long another process of ours may keep a directory locked. It
@@ -20,8 +20,8 @@ const longestWait = 10 * time.Second
 // keptSuffix ends the name of a file that nobody must remove unseen.
 const keptSuffix = ".kept"
 
-func openFolder(ctx context.Context, path string) (*lockdir.Dir, error) {
-	return lockdir.Open(ctx, path, longestWait)
+func openFolder(ctx context.Context, path string) (*safefile.Dir, error) {
+	return safefile.OpenLocked(ctx, path, longestWait)
 }
 
 // like returns what gives a file the mode and the owner of another.

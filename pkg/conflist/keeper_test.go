@@ -189,7 +189,7 @@ func TestKeeperTriesAgain(t *testing.T) {
 		unlock := k.lock("net.d")
 		k.write(aList, listNamed("a"))
 		k.after(longestWait + time.Second)
-		k.says("another process has had it locked")
+		k.says("another process holds the lock")
 		unlock()
 		k.after(30 * time.Second)
 		if k.says(); !k.present(aList) {

@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // ErrChanged says that a file is not, or no longer, as the caller read it. It was
@@ -56,7 +56,7 @@ type replacement struct {
 	ctx      context.Context // of waiting for the directory alone
 
 	target string // the path, with symlinks resolved
-	folder *lockdir.Dir
+	folder *safefile.Dir
 	temp   string // "" : there is none, or it must stay
 	swapped,
 	done bool
@@ -91,7 +91,7 @@ func (r *replacement) check() error {
 		return cmp.Or(absent(r.path, ErrChanged), ErrChanged)
 	}
 	if err != nil {
-		return lockdir.Failure("resolve", r.path, err)
+		return safefile.Error("resolve", r.path, err)
 	}
 	r.target = target
 	if bytes.Equal(r.was, r.now) {
@@ -130,19 +130,19 @@ func (r *replacement) exchanged(err error) error {
 		r.swapped = true
 	case errors.Is(err, unix.ENOENT):
 		return ErrChanged
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
-		if err := os.Rename(r.temp, r.target); err != nil {
-			return lockdir.Failure("rename a file to", r.target, err)
+	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, unix.EINVAL):
+		if err := r.folder.Rename(r.temp, filepath.Base(r.target)); err != nil {
+			return err
 		}
 		r.temp = ""
 	default:
-		return lockdir.Failure("exchange files at", r.target, err)
+		return err
 	}
 	return nil
 }
 
 func (r *replacement) swap() error {
-	return unix.Renameat2(unix.AT_FDCWD, r.temp, unix.AT_FDCWD, r.target, unix.RENAME_EXCHANGE)
+	return r.folder.Exchange(r.temp, filepath.Base(r.target))
 }
 
 // verify looks at what was taken out, and puts it back if it is not what it was
@@ -151,12 +151,12 @@ func (r *replacement) verify() error {
 	if !r.swapped {
 		return nil
 	}
-	_, err := unchanged(r.temp, r.was)
+	_, err := unchanged(r.folder.PathOf(r.temp), r.was)
 	if err == nil {
 		return nil
 	}
 	if back := r.swap(); back != nil {
-		return r.keep(lockdir.Failure("exchange files at", r.target, back))
+		return r.keep(back)
 	}
 	r.swapped = false
 	return err
@@ -166,12 +166,12 @@ func (r *replacement) verify() error {
 // we nor runtimes know it: it is somebody's only copy. To begin anew would be to
 // say nothing of that, so the error is no ErrChanged.
 func (r *replacement) keep(cause error) error {
-	kept := strings.TrimSuffix(r.temp, lockdir.TempSuffix) + keptSuffix
-	if err := os.Rename(r.temp, kept); err != nil {
-		cause, kept = errors.Join(cause, lockdir.Failure("rename a file to", kept, err)), r.temp
+	kept := strings.TrimSuffix(r.temp, safefile.TempSuffix) + keptSuffix
+	if err := r.folder.Rename(r.temp, kept); err != nil {
+		cause, kept = errors.Join(cause, err), r.temp
 	}
 	r.temp = ""
-	return fmt.Errorf("somebody else wrote it in the same moment, and what he wrote is in %s now: %w", policy.Shown(kept), cause)
+	return fmt.Errorf("somebody else wrote it in the same moment, and what he wrote is in %s now: %w", policy.Shown(r.folder.PathOf(kept)), cause)
 }
 
 func (r *replacement) clear() error {

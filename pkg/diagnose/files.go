@@ -2,11 +2,11 @@
 
 package diagnose
 
-import "github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+import "github.com/ip-masq/ip-masq-cni/pkg/safefile"
 
 // readFile reads a regular file of a bounded size.
 func readFile(path string) ([]byte, error) {
 	const most = 4 << 20
-	data, _, err := lockdir.ReadFile(path, most)
+	data, _, err := safefile.ReadFile(path, most)
 	return data, err
 }

@@ -14,8 +14,8 @@ import (
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // podNetwork is where pods have their addresses, as far as is shown here.
@@ -128,7 +128,7 @@ func (e *examination) readResults() error {
 	var errs []error
 	for _, file := range files[:min(len(files), mostResults)] {
 		data, err := readFile(e.path("var/lib/cni/results", file.Name()))
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, lockdir.ErrIrregular) {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, safefile.ErrIrregular) {
 			continue
 		}
 		var cached struct {

@@ -68,7 +68,7 @@ func inNetwork(name string) (entry, bool) {
 }
 
 // inBackups is the layout that package conflist gives the directory: copies that
-// are named after their SHA-256, and temporary files of package lockdir.
+// are named after their SHA-256, and temporary files of package safefile.
 func inBackups(name string) (entry, bool) {
 	stem, isCopy := strings.CutSuffix(name, ".bak")
 	at := strings.LastIndexByte(stem, '.')

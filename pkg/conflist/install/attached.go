@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // Attachment is a container's interface that a runtime made with our plugin, and
@@ -63,7 +63,7 @@ func Attached(root string) ([]Attachment, error) {
 			continue
 		}
 		if err != nil {
-			errs = append(errs, lockdir.Failure("read the directory", dir, err))
+			errs = append(errs, safefile.Error("read the directory", dir, err))
 		}
 		for _, e := range entries {
 			if !e.Type().IsRegular() {

@@ -13,8 +13,8 @@ import (
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // multusDir is where Multus reads the configurations of networks that a pod asks for
@@ -44,7 +44,7 @@ func copies(dirs []string) ([]Copy, error) {
 			case errors.Is(err, fs.ErrNotExist):
 				return nil
 			case err != nil:
-				return lockdir.Failure("read the directory", path, err)
+				return safefile.Error("read the directory", path, err)
 			case e.IsDir() && strings.Count(strings.TrimPrefix(path, dir), "/") > deepest:
 				return fs.SkipDir
 			case e.IsDir():
@@ -86,8 +86,8 @@ var errNotJSON = errors.New("is no JSON")
 // no runtime and no plugin reads.
 func readJSON(path string) (value any, info fs.FileInfo, err error) {
 	const most = 8 << 20
-	text, info, err := lockdir.ReadFile(path, most)
-	if errors.Is(err, lockdir.ErrIrregular) || err == nil && json.Unmarshal(text, &value) != nil {
+	text, info, err := safefile.ReadFile(path, most)
+	if errors.Is(err, safefile.ErrIrregular) || err == nil && json.Unmarshal(text, &value) != nil {
 		err = errNotJSON
 	}
 	return value, info, err

@@ -14,5 +14,5 @@
 // whoever runs it meanwhile has one that is whole.
 //
 // The reconciler's main may import it. Of this module it imports conflist, config,
-// lockdir and policy alone; what becomes of rules and state it is given as a function.
+// safefile and policy alone; what becomes of rules and state it is given as a function.
 package install

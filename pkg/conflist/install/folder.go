@@ -7,7 +7,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // binMode is the mode of the binary, whatever the umask.
@@ -15,9 +15,9 @@ const binMode = 0o755
 
 // openFolder locks the directory of the plugins. Another process of ours copies
 // a binary there, and runs it.
-func openFolder(ctx context.Context, path string) (*lockdir.Dir, error) {
+func openFolder(ctx context.Context, path string) (*safefile.Dir, error) {
 	const most = 30 * time.Second
-	d, err := lockdir.Open(ctx, path, most)
+	d, err := safefile.OpenLocked(ctx, path, most)
 	if err != nil && ctx.Err() != nil {
 		return nil, ErrStopped
 	}

@@ -13,8 +13,8 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // Dirs are the directories of a container runtime: of its network configurations
@@ -179,7 +179,7 @@ func works(root string, d Dirs) bool {
 // left there.
 func holdsOurs(dir string) bool {
 	entries, err := os.ReadDir(dir)
-	isOurs := func(e os.DirEntry) bool { return e.Name() == config.PluginType || lockdir.IsTemp(e.Name()) }
+	isOurs := func(e os.DirEntry) bool { return e.Name() == config.PluginType || safefile.IsTemp(e.Name()) }
 	return err == nil && slices.ContainsFunc(entries, isOurs)
 }
 

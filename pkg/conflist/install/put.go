@@ -13,8 +13,8 @@ import (
 	"syscall"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // Binary is the plugin in the directory from which runtimes run it.
@@ -41,7 +41,7 @@ type placement struct {
 	source, dir string
 
 	data   []byte
-	folder *lockdir.Dir
+	folder *safefile.Dir
 	temp   string
 	binary Binary
 	done   bool
@@ -72,7 +72,7 @@ func (p *placement) read(context.Context) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("there is no plugin at %s; name it with --plugin", policy.Shown(p.source))
-	case errors.Is(err, lockdir.ErrIrregular):
+	case errors.Is(err, safefile.ErrIrregular):
 		return fmt.Errorf("%s is not a regular file; name the plugin with --plugin", policy.Shown(p.source))
 	}
 	p.data = data
@@ -97,7 +97,7 @@ func (p *placement) compare(ctx context.Context) error {
 		return nil
 	}
 	if err != nil {
-		return lockdir.Failure("look at", p.binary.Path, err)
+		return safefile.Error("look at", p.binary.Path, err)
 	}
 	isLink := present.Mode()&fs.ModeSymlink != 0
 	if !isLink && !present.Mode().IsRegular() {
@@ -129,13 +129,13 @@ func (p *placement) stage(context.Context) (err error) {
 }
 
 func (p *placement) try(ctx context.Context) (err error) {
-	p.binary.Version, err = ask(ctx, p.temp, "a copy of "+policy.Shown(p.source)+" there")
+	p.binary.Version, err = ask(ctx, p.folder.PathOf(p.temp), "a copy of "+policy.Shown(p.source)+" there")
 	return err
 }
 
 func (p *placement) rename(context.Context) error {
-	if err := os.Rename(p.temp, p.binary.Path); err != nil {
-		return lockdir.Failure("rename a file to", p.binary.Path, err)
+	if err := p.folder.Rename(p.temp, config.PluginType); err != nil {
+		return err
 	}
 	p.temp = ""
 	p.binary.Wrote = true
@@ -152,5 +152,5 @@ func (p *placement) sync(context.Context) error {
 // readBinary reads a whole program.
 func readBinary(path string) ([]byte, fs.FileInfo, error) {
 	const most = 256 << 20
-	return lockdir.ReadFile(path, most)
+	return safefile.ReadFile(path, most)
 }

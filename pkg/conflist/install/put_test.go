@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // binDir is a source and a directory of plugins, which has the bridge plugin.
@@ -184,7 +184,7 @@ func TestPutRefuses(t *testing.T) {
 			if strings.Contains(err.Error(), "run a copy") {
 				says = append(says, source)
 			}
-			if strings.Contains(err.Error(), "run "+dir+"/"+lockdir.TempPrefix) {
+			if strings.Contains(err.Error(), "run "+dir+"/"+safefile.TempPrefix) {
 				t.Errorf("names a file that is gone: %v", err)
 			}
 			for _, s := range says {

@@ -11,8 +11,8 @@ import (
 	"path/filepath"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/lockdir"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // remove takes the plugin out of the directory, and returns its path, or "" where
@@ -33,11 +33,11 @@ func remove(ctx context.Context, dir string) (_ string, err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", nil
 	case err != nil:
-		return "", lockdir.Failure("look at", path, err)
+		return "", safefile.Error("look at", path, err)
 	case !info.Mode().IsRegular():
 		return "", fmt.Errorf("%s stays: it is not a regular file, so somebody else put it there; remove it if nobody needs it", policy.Shown(path))
 	}
-	if err := f.Remove(path); err != nil {
+	if err := f.Remove(config.PluginType); err != nil {
 		return "", err
 	}
 	return path, f.Sync()
