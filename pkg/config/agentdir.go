@@ -57,17 +57,17 @@ func readAgentDir(dir string) (a agentDir, err error) {
 }
 
 func readAgentDirOnce(dir string) (agentDir, error) {
-	d, err := openWithoutWaiting(dir, syscall.O_DIRECTORY)
+	d, err := OpenFile(dir, syscall.O_DIRECTORY)
 	if errors.Is(err, syscall.ENOTDIR) {
 		return agentDir{}, errors.New("not a directory; name the directory that holds the files")
 	}
 	if err != nil {
-		return agentDir{}, bare(err)
+		return agentDir{}, Bare(err)
 	}
 	defer closed(d)
 	entries, err := d.ReadDir(-1)
 	if err != nil {
-		return agentDir{}, bare(err)
+		return agentDir{}, Bare(err)
 	}
 	data, err := openData(d)
 	if err != nil {
@@ -98,7 +98,7 @@ func readAgentDirOnce(dir string) (agentDir, error) {
 	if !leadsTo(d, data) {
 		return agentDir{}, errChanged
 	}
-	return a, bare(err)
+	return a, Bare(err)
 }
 
 // readAgentEntries reads those of the entries that are agent files, each in the
@@ -133,7 +133,7 @@ func readAgentFile(d *os.File, name, path string) ([]byte, error) {
 		return nil, fmt.Errorf("open %s: %w; %s", policy.Shown(path), err, remedy)
 	}
 	defer closed(f)
-	doc, err := readRegular(f, mostKiB, nil)
+	doc, err := ReadRegular(f, mostKiB, nil)
 	if err != nil {
 		return nil, fmt.Errorf("%w; %s", err, remedy)
 	}

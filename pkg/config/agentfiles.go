@@ -41,7 +41,7 @@ type AgentFiles struct {
 // DocumentError with all there are. Any other error is about the directory.
 func ReadAgentFiles(decode document.Decoder, dir string, d Dialect, own AgentPolicy) (AgentFiles, error) {
 	a := AgentFiles{Dir: dir, Source: policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}}}
-	u := agentUnion{docs: []*agentDoc{own.doc()}}
+	u := agentUnion{docs: []*agentDoc{own.document()}}
 	if dir != "" {
 		read, err := readAgentDir(dir)
 		switch {
@@ -78,7 +78,7 @@ func ReadAgentFiles(decode document.Decoder, dir string, d Dialect, own AgentPol
 func (f agentFile) parse(d Dialect, decode document.Decoder) *agentDoc {
 	if f.err != nil {
 		// The message has the path already.
-		return &agentDoc{form: form{mistakes: []error{f.err}}, unread: true}
+		return &agentDoc{Document: Document{Mistakes: []error{f.err}}, unread: true}
 	}
 	return parseAgentDoc(f.path, f.doc, d, decode)
 }

@@ -14,10 +14,10 @@ import (
 
 // agentMembers returns the keys of an agent file, with those that come twice.
 // JSON is read as JSON, whose white space is not all YAML's.
-func agentMembers(file string, doc []byte, decode document.Decoder) (members []member, more bool, err error) {
+func agentMembers(file string, doc []byte, decode document.Decoder) (members []Member, more bool, err error) {
 	d, err := decode(doc)
 	if looksLikeJSON(doc) {
-		members, err := jsonMembers(doc)
+		members, err := JSONMembers(doc)
 		if err != nil {
 			return nil, false, fmt.Errorf("%s: %w", policy.Shown(file), err)
 		}
@@ -28,23 +28,23 @@ func agentMembers(file string, doc []byte, decode document.Decoder) (members []m
 		return nil, false, undecodable(file, err)
 	}
 	text := json.RawMessage(bytes.TrimSpace(d.JSON))
-	switch k := kindOf(text); {
-	case k == nothing:
+	switch k := KindOf(text); {
+	case k == Null:
 		return nil, d.More, nil
-	case k != anObject || d.Keys == nil:
+	case k != Object || d.Keys == nil:
 		return nil, false, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", policy.Shown(file), d.Line, k)
 	}
 	values := map[string]json.RawMessage{}
-	parts := elements(text)
+	parts := Elements(text)
 	for i := 0; i+1 < len(parts); i += 2 {
-		name, _ := stringIn(parts[i])
+		name, _ := StringValue(parts[i])
 		values[name] = parts[i+1]
 	}
 	for _, k := range d.Keys {
-		m := member{key: k.Name}
-		value, isThere := values[m.key]
-		if m.value = value; !isThere {
-			m.err = errors.New("is not a plain key; write the key as it is, without a tag")
+		m := Member{Key: k.Name}
+		value, isThere := values[m.Key]
+		if m.Value = value; !isThere {
+			m.Err = errors.New("is not a plain key; write the key as it is, without a tag")
 		}
 		members = append(members, m)
 	}
@@ -73,11 +73,11 @@ func looksLikeJSON(doc []byte) bool {
 }
 
 // addLines says where the keys stand, if these are the same ones.
-func addLines(members []member, keys []document.Key) {
+func addLines(members []Member, keys []document.Key) {
 	if len(keys) != len(members) {
 		return
 	}
 	for i, k := range keys {
-		members[i].line, members[i].items = k.Line, k.Items
+		members[i].Line, members[i].ItemLines = k.Line, k.Items
 	}
 }

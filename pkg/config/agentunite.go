@@ -12,10 +12,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// OwnPolicy is the File of the places of what [agent] and the agents' flags
-// state.
-const OwnPolicy = "[agent] of the reconciler's settings"
-
 // agentUnion makes one statement of what several documents state.
 type agentUnion struct {
 	docs      []*agentDoc // the reconciler's own first, then the files by name
@@ -30,8 +26,8 @@ func (u *agentUnion) unite() []error {
 	ipv6 := slices.ContainsFunc(u.docs, (*agentDoc).mayEnableIPv6)
 	var mistakes []error
 	for _, d := range u.docs {
-		d.judge(&d.form, ipv6)
-		mistakes = append(mistakes, d.mistakes...)
+		d.Validate(&d.Document, ipv6)
+		mistakes = append(mistakes, d.Mistakes...)
 	}
 	u.scalars()
 	u.lists()
@@ -47,7 +43,7 @@ func (u *agentUnion) unite() []error {
 // mayEnableIPv6 also holds for a document of which that is not known: what
 // follows from a mistake is no mistake of its own.
 func (a *agentDoc) mayEnableIPv6() bool {
-	return a.unread || a.flawed["enableIPv6"] || a.Policy.EnableIPv6 != nil && *a.Policy.EnableIPv6
+	return a.unread || a.Flawed["enableIPv6"] || a.Policy.EnableIPv6 != nil && *a.Policy.EnableIPv6
 }
 
 func (u *agentUnion) lists() {
@@ -73,7 +69,7 @@ func united[T comparable](u *agentUnion, key string, get func(*policy.SourcePoli
 			if !seen[item] {
 				seen[item] = true
 				all = append(all, item)
-				u.places.Note(key, d.file, d.indexOf(key, i))
+				u.places.Note(key, d.File, d.indexOf(key, i))
 			}
 		}
 	}
@@ -82,7 +78,7 @@ func united[T comparable](u *agentUnion, key string, get func(*policy.SourcePoli
 
 // indexOf returns where an item that was kept of a list stands in the document.
 func (a *agentDoc) indexOf(key string, kept int) int {
-	if places := a.places[key]; kept < len(places) {
+	if places := a.Indexes[key]; kept < len(places) {
 		return places[kept]
 	}
 	return kept
@@ -145,7 +141,7 @@ func (u *agentUnion) anyTrue(key string, get func(*policy.SourcePolicy) *bool) *
 	by := ""
 	for _, d := range u.docs {
 		if b := get(&d.Policy); b != nil && (holds == nil || *b && !*holds) {
-			holds, by = b, d.file
+			holds, by = b, d.File
 		}
 	}
 	if holds != nil {
@@ -163,7 +159,7 @@ func agreed[T any](u *agentUnion, key string, equal func(a, b T) bool, get func(
 		switch {
 		case value == nil:
 		case holds == nil:
-			holds, by = value, d.file
+			holds, by = value, d.File
 			u.places.Note(key, by, -1)
 		case !equal(*holds, *value):
 			u.conflict(d, key, -1, fmt.Sprintf("%s contradicts %s in %s; write the same in both, or leave it out of one",
@@ -181,8 +177,8 @@ func inWords(value any) string {
 }
 
 func (u *agentUnion) conflict(d *agentDoc, key string, index int, problem string) {
-	line := d.lineOf(key, index, d.lines[key].line)
-	u.conflicts = append(u.conflicts, d.located(line, &policy.FieldError{Key: key, Index: index, Problem: problem}))
+	line := d.LineOf(key, index, d.Lines[key].Line)
+	u.conflicts = append(u.conflicts, d.Locate(line, &policy.FieldError{Key: key, Index: index, Problem: problem}))
 }
 
 // prefixesInBothLists finds those that one document exempts and another has
@@ -212,7 +208,7 @@ func (u *agentUnion) prefixesInBothLists() {
 				continue
 			}
 			u.conflict(d, masqueraded, d.indexOf(masqueraded, i), fmt.Sprintf("%s is %s[%d] of %s too; remove one of the two",
-				p, exempt, at.index, policy.Shown(at.doc.file)))
+				p, exempt, at.index, policy.Shown(at.doc.File)))
 		}
 	}
 }

@@ -93,7 +93,7 @@ func CheckPlugin(dir string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%s is missing", policy.Shown(path))
 	case err != nil:
-		return fmt.Errorf("look at %s: %w", policy.Shown(path), bare(err))
+		return fmt.Errorf("look at %s: %w", policy.Shown(path), Bare(err))
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%s is not a regular file", policy.Shown(path))
 	case info.Mode().Perm()&anyExecute == 0:
@@ -198,14 +198,14 @@ func (c ConfDir) first(network string) *ConflistEntry {
 // filesIn returns the names, sorted, of what is no directory and ends in one of
 // the extensions.
 func filesIn(dir string, extensions ...string) ([]string, error) {
-	f, err := openWithoutWaiting(dir, syscall.O_DIRECTORY)
+	f, err := OpenFile(dir, syscall.O_DIRECTORY)
 	if err != nil {
-		return nil, bare(err)
+		return nil, Bare(err)
 	}
 	defer closed(f)
 	entries, err := f.ReadDir(-1)
 	if err != nil {
-		return nil, bare(err)
+		return nil, Bare(err)
 	}
 	var names []string
 	for _, e := range entries {
@@ -221,18 +221,18 @@ func filesIn(dir string, extensions ...string) ([]string, error) {
 var errGone = errors.New("is gone")
 
 func readConfFile(path string) ([]byte, error) {
-	f, err := openWithoutWaiting(path, 0)
+	f, err := OpenFile(path, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 			return nil, errGone
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", policy.Shown(path), bare(err))
+		return nil, fmt.Errorf("open %s: %w", policy.Shown(path), Bare(err))
 	}
 	defer closed(f)
 	const mostKiB = 1024
-	return readRegular(f, mostKiB, nil)
+	return ReadRegular(f, mostKiB, nil)
 }
 
 func readConflist(path string) (Conflist, error) {

@@ -94,9 +94,9 @@ func parseList(path string, doc []byte) (conflist, error) {
 	}
 	var c conflist
 	var versions []string
-	f := form{file: path}
+	f := Document{File: path}
 	inline := false
-	for _, k := range []key{
+	for _, k := range []Key{
 		{"name", needed(networkName(&c.network))},
 		{"cniVersion", text("1.0.0", unjudged, func(s string) { c.cniVersion = s })},
 		{"cniVersions", list(&versions, "1.0.0", parseVersion)},
@@ -105,22 +105,22 @@ func parseList(path string, doc []byte) (conflist, error) {
 		{"loadOnlyInlinedPlugins", looseBoolean(func(b bool) { inline = b })},
 		{"plugins", pluginList(&c.plugins)},
 	} {
-		if value, there := values[k.name]; there {
-			k.read(&f, k.name, value)
+		if value, there := values[k.Name]; there {
+			k.Read(&f, k.Name, value)
 		}
 	}
-	if c.network == "" && !f.flawed["name"] {
+	if c.network == "" && !f.Flawed["name"] {
 		f.failWithoutName()
 	}
 	c.cniVersion = highestVersion(c.cniVersion, versions)
-	c.loadsFolder = !inline && len(f.mistakes) == 0
-	return c, f.err()
+	c.loadsFolder = !inline && len(f.Mistakes) == 0
+	return c, f.Err()
 }
 
 // looseBoolean reads what libcni takes for a boolean of a list: a string too.
 func looseBoolean(store func(bool)) reader {
-	return func(f *form, key string, value json.RawMessage) {
-		if s, _ := stringIn(value); strings.EqualFold(s, "true") || strings.EqualFold(s, "false") {
+	return func(f *Document, key string, value json.RawMessage) {
+		if s, _ := StringValue(value); strings.EqualFold(s, "true") || strings.EqualFold(s, "false") {
 			value = json.RawMessage(strings.ToLower(s))
 		}
 		boolean(store)(f, key, value)
@@ -128,19 +128,19 @@ func looseBoolean(store func(bool)) reader {
 }
 
 func pluginList(to *[]plugin) reader {
-	return func(f *form, key string, value json.RawMessage) {
-		if kindOf(value) != aList {
+	return func(f *Document, key string, value json.RawMessage) {
+		if KindOf(value) != List {
 			f.wrongKind(key, -1, value, "a list of plugin configurations")
 			return
 		}
-		items := elements(value)
+		items := Elements(value)
 		if len(items) == 0 {
-			f.fail(key, -1, "", "is empty; write at least one plugin configuration")
+			f.Fail(key, -1, "", "is empty; write at least one plugin configuration")
 		}
 		for i, item := range items {
 			p, err := parsePlugin(inOrder(item))
 			if err != nil {
-				f.note(fmt.Errorf("%s[%d]: %w", key, i, err))
+				f.Note(fmt.Errorf("%s[%d]: %w", key, i, err))
 			}
 			*to = append(*to, p)
 		}

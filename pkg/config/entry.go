@@ -46,8 +46,8 @@ func ParseLenient(netconf []byte) (network, dataDir string) {
 
 // identityKeys tells whose state an entry is about, where that is, and in which
 // version of the protocol the runtime speaks.
-func (e *Entry) identityKeys() []key {
-	return []key{
+func (e *Entry) identityKeys() []Key {
+	return []Key{
 		{"name", needed(networkName(&e.Network))},
 		{"dataDir", text(DefaultDataDir, pathLike(DefaultDataDir), func(s string) { e.DataDir = s })},
 		{"cniVersion", text("1.0.0", unjudged, func(s string) { e.CNIVersion = s })},
@@ -55,12 +55,12 @@ func (e *Entry) identityKeys() []key {
 }
 
 // ownKeys are the keys of an entry that are not about policy.
-func (e *Entry) ownKeys() []key {
+func (e *Entry) ownKeys() []Key {
 	keys := append(e.identityKeys(),
-		key{"requireAgentConfig", boolean(func(b bool) { e.RequireAgentConfig = b })},
-		key{"cidrLimit", count(&e.CIDRLimit, 1, policy.MaxCIDRLimit)})
+		Key{"requireAgentConfig", boolean(func(b bool) { e.RequireAgentConfig = b })},
+		Key{"cidrLimit", count(&e.CIDRLimit, 1, policy.MaxCIDRLimit)})
 	for _, name := range othersKeys() {
-		keys = append(keys, key{name: name})
+		keys = append(keys, Key{Name: name})
 	}
 	return keys
 }
@@ -71,14 +71,14 @@ func othersKeys() []string {
 	return []string{"type", "prevResult", "runtimeConfig", "capabilities", "args", "ipam", "dns", "ipMasq"}
 }
 
-// validate judges a statement once all of it is read. What follows from a
+// ValidatePolicy judges a statement once all of it is read. What follows from a
 // mistake that was reported already is no news.
-func (f *form) validate(s policy.SourcePolicy, limit int) {
-	if f.flawed["enableIPv6"] {
+func (f *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
+	if f.Flawed["enableIPv6"] {
 		enabled := true
 		s.EnableIPv6 = &enabled
 	}
-	if f.flawed["cidrLimit"] {
+	if f.Flawed["cidrLimit"] {
 		limit = math.MaxInt
 	}
 	for _, err := range joined(s.Validate(limit)) {
@@ -86,7 +86,7 @@ func (f *form) validate(s policy.SourcePolicy, limit int) {
 		if errors.As(err, &mistake) {
 			f.noteAsWritten(*mistake)
 		} else {
-			f.note(err)
+			f.Note(err)
 		}
 	}
 }
@@ -103,20 +103,20 @@ func joined(err error) []error {
 	return nil
 }
 
-func (f *form) noteAsWritten(mistake policy.FieldError) {
+func (f *Document) noteAsWritten(mistake policy.FieldError) {
 	e := f.asWritten(mistake)
-	line := f.lineOf(e.Key, e.Index, f.lines[e.Key].line)
-	e.Key = f.table + e.Key
-	f.noteAt(line, e)
+	line := f.LineOf(e.Key, e.Index, f.Lines[e.Key].Line)
+	e.Key = f.Table + e.Key
+	f.NoteAt(line, e)
 }
 
 // asWritten gives a mistake the places that items have in the document: what was
 // judged is without those that cannot be read or that come again.
-func (f *form) asWritten(e policy.FieldError) *policy.FieldError {
-	if places := f.places[e.Key]; e.Index >= 0 && e.Index < len(places) {
+func (f *Document) asWritten(e policy.FieldError) *policy.FieldError {
+	if places := f.Indexes[e.Key]; e.Index >= 0 && e.Index < len(places) {
 		e.Index = places[e.Index]
 	}
-	for key, places := range f.places {
+	for key, places := range f.Indexes {
 		before, rest, found := strings.Cut(e.Problem, key+"[")
 		digits, after, closed := strings.Cut(rest, "]")
 		at, err := strconv.Atoi(digits)

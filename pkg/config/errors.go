@@ -15,7 +15,7 @@ var ErrNotJSON = errors.New("configuration is not JSON")
 
 // How much of a document's mistakes a message spells out.
 const (
-	mostShown     = 8
+	MaxShown     = 8
 	mostShownText = 4096 // bytes
 	mostShownWord = 256  // bytes, as in policy.Quote
 )
@@ -33,7 +33,7 @@ func (e *DocumentError) Error() string {
 	var b strings.Builder
 	for i, mistake := range e.Mistakes {
 		text := mistake.Error()
-		if i == mostShown || i > 0 && b.Len()+len(text) > mostShownText {
+		if i == MaxShown || i > 0 && b.Len()+len(text) > mostShownText {
 			fmt.Fprintf(&b, "; and %d more", len(e.Mistakes)-i)
 			break
 		}

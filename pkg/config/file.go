@@ -21,16 +21,16 @@ const (
 
 // openWithoutWaiting opens for reading. A FIFO without a writer, or a device,
 // would keep an ordinary open waiting for as long as it likes.
-func openWithoutWaiting(path string, flags int) (*os.File, error) {
+func OpenFile(path string, flags int) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|flags, 0)
 }
 
 // readRegular reads the whole of a regular file of at most so many KiB. Allowed
 // may refuse it, before it is read, for what fstat(2) says of it.
-func readRegular(f *os.File, mostKiB int64, allowed func(fs.FileInfo) error) ([]byte, error) {
+func ReadRegular(f *os.File, mostKiB int64, allowed func(fs.FileInfo) error) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("look at %s: %w", policy.Shown(f.Name()), bare(err))
+		return nil, fmt.Errorf("look at %s: %w", policy.Shown(f.Name()), Bare(err))
 	}
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("read %s: not a regular file", policy.Shown(f.Name()))
@@ -44,7 +44,7 @@ func readRegular(f *os.File, mostKiB int64, allowed func(fs.FileInfo) error) ([]
 	most := mostKiB << 10
 	doc, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", policy.Shown(f.Name()), bare(err))
+		return nil, fmt.Errorf("read %s: %w", policy.Shown(f.Name()), Bare(err))
 	}
 	if int64(len(doc)) > most {
 		return nil, fmt.Errorf("read %s: larger than %d KiB", policy.Shown(f.Name()), mostKiB)
@@ -56,7 +56,7 @@ func readRegular(f *os.File, mostKiB int64, allowed func(fs.FileInfo) error) ([]
 func closed(f *os.File) { _ = f.Close() }
 
 // bare takes the path out of an error, which would stand there unquoted.
-func bare(err error) error {
+func Bare(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {
 		return path.Err

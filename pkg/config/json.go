@@ -14,7 +14,7 @@ import (
 
 // jsonMembers returns the keys of a document that is a JSON object, with those
 // that come twice.
-func jsonMembers(doc []byte) ([]member, error) {
+func JSONMembers(doc []byte) ([]Member, error) {
 	// RFC 8259 8.1: JSON text is UTF-8. The decoder would replace what is not.
 	if at := invalidUTF8(doc); at >= 0 {
 		return nil, notJSON(doc, at+1, "invalid UTF-8")
@@ -23,14 +23,14 @@ func jsonMembers(doc []byte) ([]member, error) {
 		return nil, syntaxError(doc, json.Unmarshal(doc, &json.RawMessage{}))
 	}
 	whole := json.RawMessage(bytes.TrimSpace(doc))
-	if k := kindOf(whole); k != anObject {
+	if k := KindOf(whole); k != Object {
 		return nil, fmt.Errorf("configuration is JSON, but %s; write an object, in braces", k)
 	}
-	parts := elements(whole)
-	members := make([]member, 0, len(parts)/2)
+	parts := Elements(whole)
+	members := make([]Member, 0, len(parts)/2)
 	for i := 0; i+1 < len(parts); i += 2 {
-		name, _ := stringIn(parts[i])
-		members = append(members, member{key: name, value: parts[i+1]})
+		name, _ := StringValue(parts[i])
+		members = append(members, Member{Key: name, Value: parts[i+1]})
 	}
 	return members, nil
 }
@@ -38,7 +38,7 @@ func jsonMembers(doc []byte) ([]member, error) {
 // elements returns the items of a list, or in turn the keys and the values of an
 // object. It takes time in proportion to the text, which must be valid JSON
 // without white space around it.
-func elements(value json.RawMessage) []json.RawMessage {
+func Elements(value json.RawMessage) []json.RawMessage {
 	var parts []json.RawMessage
 	depth, start, quoted := 0, 1, false
 	for i := 0; i < len(value); i++ {

@@ -42,8 +42,8 @@ func networkName(to *string) reader {
 	return text("podnet", parseNetworkName, func(s string) { *to = s })
 }
 
-func (f *form) failWithoutName() {
-	f.fail("name", -1, "", `is missing; name the network, such as "podnet"`)
+func (f *Document) failWithoutName() {
+	f.Fail("name", -1, "", `is missing; name the network, such as "podnet"`)
 }
 
 // parseNetworkName reads the name of a network: a letter or digit, followed by

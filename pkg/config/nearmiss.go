@@ -7,7 +7,7 @@ import "strings"
 // nearest returns the name of the key that was most likely meant by an unknown
 // one, or "": one that differs in letter case, in '-' and '_', or in a quarter
 // of its letters at most.
-func nearest(unknown string, keys []key) string {
+func Nearest(unknown string, keys []Key) string {
 	const longest = 64 // no key is near to anything that long
 	if len(unknown) > longest {
 		return ""
@@ -15,10 +15,10 @@ func nearest(unknown string, keys []key) string {
 	bare := bareKey(unknown)
 	best, bestDistance := "", longest
 	for _, k := range keys {
-		name := bareKey(k.name)
+		name := bareKey(k.Name)
 		d := editDistance(bare, name)
 		if d < bestDistance && d <= max(1, len(name)/4) {
-			best, bestDistance = k.name, d
+			best, bestDistance = k.Name, d
 		}
 	}
 	return best

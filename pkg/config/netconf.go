@@ -13,13 +13,13 @@ import (
 // Netconf is an entry as a runtime hands it to a plugin on its standard input,
 // taken apart and not judged.
 type Netconf struct {
-	members []member
+	members []Member
 	err     error // why it is no object
 }
 
 // ReadNetconf takes an entry apart. What is wrong with it Entry says.
 func ReadNetconf(text []byte) Netconf {
-	members, err := jsonMembers(text)
+	members, err := JSONMembers(text)
 	return Netconf{members, err}
 }
 
@@ -33,13 +33,13 @@ func (c Netconf) Entry() (Entry, error) {
 		CIDRLimit: policy.DefaultCIDRLimit,
 		DataDir:   DefaultDataDir,
 	}
-	var f form
-	f.read(c.members, append(e.ownKeys(), policyKeys(&e.Policy)...))
-	if e.Network == "" && !f.flawed["name"] {
+	var f Document
+	f.Read(c.members, append(e.ownKeys(), policyKeys(&e.Policy)...))
+	if e.Network == "" && !f.Flawed["name"] {
 		f.failWithoutName()
 	}
-	f.validate(e.Policy, e.CIDRLimit)
-	if err := f.err(); err != nil {
+	f.ValidatePolicy(e.Policy, e.CIDRLimit)
+	if err := f.Err(); err != nil {
 		return Entry{Network: e.Network, CNIVersion: e.CNIVersion}, err
 	}
 	return e, nil
@@ -49,11 +49,11 @@ func (c Netconf) Entry() (Entry, error) {
 // Network, DataDir and CNIVersion. The rest is not set.
 func (c Netconf) Identity() Entry {
 	e := Entry{DataDir: DefaultDataDir}
-	var unheard form
+	var unheard Document
 	for _, k := range e.identityKeys() {
 		for _, m := range c.members {
-			if m.key == k.name {
-				k.read(&unheard, m.key, m.value)
+			if m.Key == k.Name {
+				k.Read(&unheard, m.Key, m.Value)
 			}
 		}
 	}
@@ -67,10 +67,10 @@ func (c Netconf) Telling() []string {
 	telling := make([]string, 0, 2*len(c.members))
 	for _, m := range c.members {
 		value := "" // which no value is
-		if !slices.Contains(othersKeys(), m.key) {
-			value = string(m.value)
+		if !slices.Contains(othersKeys(), m.Key) {
+			value = string(m.Value)
 		}
-		telling = append(telling, m.key, value)
+		telling = append(telling, m.Key, value)
 	}
 	return telling
 }
@@ -102,8 +102,8 @@ func (c Netconf) stated() map[string]json.RawMessage {
 	notPolicy := append(othersKeys(), "name", "cniVersion", "dataDir")
 	values := map[string]json.RawMessage{}
 	for _, m := range c.members {
-		if !slices.Contains(notPolicy, m.key) && !isProtocolKey(m.key) {
-			values[m.key] = m.value
+		if !slices.Contains(notPolicy, m.Key) && !isProtocolKey(m.Key) {
+			values[m.Key] = m.Value
 		}
 	}
 	return values

@@ -46,20 +46,20 @@ func ReadPluginFile(path string) (PluginFile, error) {
 	absent := PluginFile{Path: path, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}
 	refused := absent
 	refused.Present = true
-	f, err := openWithoutWaiting(path, syscall.O_NOFOLLOW)
+	f, err := OpenFile(path, syscall.O_NOFOLLOW)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return absent, nil
 	case errors.Is(err, syscall.ELOOP): // the answer to O_NOFOLLOW
-		f, err = openWithoutWaiting(path, 0)
+		f, err = OpenFile(path, 0)
 	}
 	if err != nil {
-		return refused, fmt.Errorf("open %s: %w; repair it, or remove it to let every network contribute", policy.Shown(path), bare(err))
+		return refused, fmt.Errorf("open %s: %w; repair it, or remove it to let every network contribute", policy.Shown(path), Bare(err))
 	}
 	defer closed(f)
 	// The TOML decoder's time can grow with the square of the size.
 	const mostKiB = 64
-	doc, err := readRegular(f, mostKiB, isOurs(path))
+	doc, err := ReadRegular(f, mostKiB, isOurs(path))
 	if err != nil {
 		return refused, err
 	}
@@ -86,14 +86,14 @@ func parsePluginFile(path string, doc []byte) (PluginFile, error) {
 	if err != nil {
 		return p, err
 	}
-	f := form{file: path}
-	f.read(members, []key{
+	f := Document{File: path}
+	f.Read(members, []Key{
 		{"allow_networks", list(&p.AllowNetworks, "podnet", parseNetworkName)},
 		{"allow_unlisted_networks", list(&p.AllowUnlisted, "podnet", parseNetworkName)},
 		{"data_dir", text(DefaultDataDir, pathLike(DefaultDataDir), func(s string) { p.DataDir = s })},
 		{"cni_conf_dir", text(DefaultCNIConfDir, pathLike(DefaultCNIConfDir), func(s string) { p.CNIConfDir = s })},
 	})
-	if err := f.err(); err != nil {
+	if err := f.Err(); err != nil {
 		p.AllowNetworks, p.AllowUnlisted = nil, nil
 		return p, err
 	}

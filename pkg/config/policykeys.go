@@ -11,10 +11,10 @@ import (
 
 // policyKeys is the table of the keys that state policy, in whatever kind of
 // document: each with what reads its value into the statement.
-func policyKeys(s *policy.SourcePolicy) []key {
+func policyKeys(s *policy.SourcePolicy) []Key {
 	cidrs := func(to *[]netip.Prefix) reader { return list(to, "10.0.0.0/8", policy.ParsePrefix) }
 	flag := func(to **bool) reader { return boolean(optional(to)) }
-	return []key{
+	return []Key{
 		{"nonMasqueradeCIDRs", cidrs(&s.NonMasqueradeCIDRs)},
 		{"masqueradeCIDRs", cidrs(&s.MasqueradeCIDRs)},
 		{"nomasqAllReservedRanges", flag(&s.NomasqAllReservedRanges)},

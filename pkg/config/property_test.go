@@ -139,16 +139,16 @@ func checkElements(t testing.TB, doc []byte) {
 	t.Helper()
 	var items []json.RawMessage
 	if json.Unmarshal(doc, &items) == nil && items != nil {
-		if diff := cmp.Diff(items, append([]json.RawMessage{}, elements(trimmed(doc))...)); diff != "" {
+		if diff := cmp.Diff(items, append([]json.RawMessage{}, Elements(trimmed(doc))...)); diff != "" {
 			t.Errorf("items of %q (-want +got):\n%s", doc, diff)
 		}
 	}
 	var values map[string]json.RawMessage
 	if json.Unmarshal(doc, &values) == nil && values != nil {
 		got := map[string]json.RawMessage{}
-		parts := elements(trimmed(doc))
+		parts := Elements(trimmed(doc))
 		for pair := range slices.Chunk(parts, 2) {
-			name, isString := stringIn(pair[0])
+			name, isString := StringValue(pair[0])
 			if !isString {
 				t.Fatalf("%q has a key that is no string: %q", doc, pair[0])
 			}

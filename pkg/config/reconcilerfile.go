@@ -68,14 +68,14 @@ func DefaultSettings() Settings {
 // The policy of [agent] is judged by itself, but for IPv6, which one of the
 // agents' files may enable: ReadAgentFiles judges that.
 func (s *Settings) Read(path string) error {
-	f, err := openWithoutWaiting(path, 0)
+	f, err := OpenFile(path, 0)
 	if err != nil {
-		return fmt.Errorf("open %s: %w", policy.Shown(path), bare(err))
+		return fmt.Errorf("open %s: %w", policy.Shown(path), Bare(err))
 	}
 	defer closed(f)
 	// The TOML decoder's time can grow with the square of the size.
 	const mostKiB = 64
-	doc, err := readRegular(f, mostKiB, nil)
+	doc, err := ReadRegular(f, mostKiB, nil)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (s *Settings) parse(path string, doc []byte) error {
 	for _, table := range settingsTables() {
 		members := top
 		if table != topTable {
-			i := slices.IndexFunc(top, func(m member) bool { return m.key == table })
+			i := slices.IndexFunc(top, func(m Member) bool { return m.Key == table })
 			if i < 0 {
 				continue
 			}
@@ -102,9 +102,9 @@ func (s *Settings) parse(path string, doc []byte) error {
 			}
 			members = inTable
 			if !found {
-				f := form{file: path, line: top[i].line}
-				f.fail(table, -1, "", fmt.Sprintf("is not a table; write [%s] on a line of its own, and its keys below", table))
-				mistakes = append(mistakes, f.mistakes...)
+				f := Document{File: path, line: top[i].Line}
+				f.Fail(table, -1, "", fmt.Sprintf("is not a table; write [%s] on a line of its own, and its keys below", table))
+				mistakes = append(mistakes, f.Mistakes...)
 				continue
 			}
 		}
@@ -117,32 +117,32 @@ func (s *Settings) parse(path string, doc []byte) error {
 	return nil
 }
 
-func (s *Settings) readTable(path, table string, members []member) []error {
-	f := form{file: path, table: tablePrefix(table)}
+func (s *Settings) readTable(path, table string, members []Member) []error {
+	f := Document{File: path, Table: tablePrefix(table)}
 	keys := s.table(table)
 	if table == topTable {
 		for _, t := range settingsTables()[1:] {
-			keys = append(keys, key{name: t})
+			keys = append(keys, Key{Name: t})
 		}
 		members = f.misplaced(members, keys)
 	}
-	f.read(members, keys)
+	f.Read(members, keys)
 	if table == agentTable {
-		s.Agent.written = form{file: path, lines: f.lines, places: f.places}
-		s.Agent.judge(&f, true)
+		s.Agent.Written = Document{File: path, Lines: f.Lines, Indexes: f.Indexes}
+		s.Agent.Validate(&f, true)
 	}
-	return f.mistakes
+	return f.Mistakes
 }
 
 // misplaced finds keys of [agent] that stand above it, and leaves the others.
-func (f *form) misplaced(members []member, keys []key) []member {
-	agent := new(AgentPolicy).keys()
-	var others []member
+func (f *Document) misplaced(members []Member, keys []Key) []Member {
+	agent := new(AgentPolicy).Keys()
+	var others []Member
 	for _, m := range members {
-		named := func(k key) bool { return k.name == m.key }
+		named := func(k Key) bool { return k.Name == m.Key }
 		if slices.ContainsFunc(agent, named) && !slices.ContainsFunc(keys, named) {
-			f.line = m.line
-			f.fail(m.key, -1, "", "is a key of [agent]; write it below that line")
+			f.line = m.Line
+			f.Fail(m.Key, -1, "", "is a key of [agent]; write it below that line")
 			continue
 		}
 		others = append(others, m)
@@ -163,7 +163,7 @@ func (s *Settings) clone() Settings {
 	next := *s
 	if s.Agent != nil {
 		agent := *s.Agent
-		agent.written.lines, agent.written.places = maps.Clone(agent.written.lines), maps.Clone(agent.written.places)
+		agent.Written.Lines, agent.Written.Indexes = maps.Clone(agent.Written.Lines), maps.Clone(agent.Written.Indexes)
 		next.Agent = &agent
 	}
 	return next

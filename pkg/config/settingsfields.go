@@ -32,7 +32,7 @@ func (s *Settings) Fields() []Field {
 	var fields []Field
 	for _, table := range settingsTables() {
 		for i, k := range new(Settings).table(table) {
-			fields = append(fields, s.field(table, i, k.name))
+			fields = append(fields, s.field(table, i, k.Name))
 		}
 	}
 	return fields
@@ -44,65 +44,65 @@ func (s *Settings) field(table string, nth int, name string) Field {
 	return Field{
 		Key:   prefix + name,
 		Usage: usageOf(prefix + name),
-		Bool:  shape == aBoolean,
+		Bool:  shape == Boolean,
 		Value: func() string { return s.values(table)[name] },
 		Set: func(text string) error {
 			next := s.clone()
-			f := form{table: prefix}
+			f := Document{Table: prefix}
 			f.setText(next.table(table)[nth], shape, text)
 			if table == agentTable {
-				delete(next.Agent.written.lines, name)
-				delete(next.Agent.written.places, name)
+				delete(next.Agent.Written.Lines, name)
+				delete(next.Agent.Written.Indexes, name)
 				// What is wrong beside the other keys is not known before all flags are read.
 				var alone AgentPolicy
-				new(form).setText(alone.keys()[nth], shape, text)
+				new(Document).setText(alone.Keys()[nth], shape, text)
 				alone.CIDRLimit = policy.MaxCIDRLimit
-				alone.judge(&f, true)
+				alone.Validate(&f, true)
 			}
-			switch len(f.mistakes) {
+			switch len(f.Mistakes) {
 			case 0:
 				*s = next
 				return nil
 			case 1:
-				return f.mistakes[0]
+				return f.Mistakes[0]
 			}
-			return f.err()
+			return f.Err()
 		},
 	}
 }
 
 // shapeOf tells what kind of value a key has. Its reader stores samples.
-func shapeOf(k key) kind {
+func shapeOf(k Key) Kind {
 	switch {
-	case takes(k, "true"):
-		return aBoolean
-	case takes(k, "[]"):
-		return aList
-	case takes(k, "1") && !takes(k, `"1"`):
-		return aNumber
+	case Takes(k, "true"):
+		return Boolean
+	case Takes(k, "[]"):
+		return List
+	case Takes(k, "1") && !Takes(k, `"1"`):
+		return Number
 	}
-	return aString
+	return String
 }
 
 // setText reads a flag's text as a value of that kind.
-func (f *form) setText(k key, shape kind, text string) {
+func (f *Document) setText(k Key, shape Kind, text string) {
 	var value any
 	switch shape {
-	case aBoolean:
+	case Boolean:
 		b, err := strconv.ParseBool(text) // as the agents read theirs
 		if err != nil {
-			f.fail(k.name, -1, text, "is neither true nor false; write one of them")
+			f.Fail(k.Name, -1, text, "is neither true nor false; write one of them")
 			return
 		}
 		value = b
-	case aNumber:
+	case Number:
 		n, err := strconv.Atoi(text)
 		if err != nil {
-			f.fail(k.name, -1, text, "is not a whole number; write one")
+			f.Fail(k.Name, -1, text, "is not a whole number; write one")
 			return
 		}
 		value = n
-	case aList:
+	case List:
 		items := []string{}
 		if strings.TrimSpace(text) != "" {
 			for item := range strings.SplitSeq(text, ",") {
@@ -115,10 +115,10 @@ func (f *form) setText(k key, shape kind, text string) {
 	}
 	written, err := json.Marshal(value)
 	if err != nil {
-		f.fail(k.name, -1, text, "has no form in JSON: "+policy.Shown(err.Error()))
+		f.Fail(k.Name, -1, text, "has no form in JSON: "+policy.Shown(err.Error()))
 		return
 	}
-	k.read(f, k.name, written)
+	k.Read(f, k.Name, written)
 }
 
 // briefly writes a minute as 1m, not as 1m0s.
@@ -163,9 +163,9 @@ func (a *AgentPolicy) values() map[string]string {
 	if err != nil {
 		return values // only help is the poorer for it
 	}
-	parts := elements(text)
+	parts := Elements(text)
 	for i := 0; i+1 < len(parts); i += 2 {
-		name, _ := stringIn(parts[i])
+		name, _ := StringValue(parts[i])
 		values[name] = plainText(parts[i+1])
 	}
 	return values
@@ -173,14 +173,14 @@ func (a *AgentPolicy) values() map[string]string {
 
 // plainText writes a value as a flag takes it.
 func plainText(value json.RawMessage) string {
-	if s, isString := stringIn(value); isString {
+	if s, isString := StringValue(value); isString {
 		return s
 	}
-	if kindOf(value) != aList {
+	if KindOf(value) != List {
 		return string(value)
 	}
 	var items []string
-	for _, item := range elements(value) {
+	for _, item := range Elements(value) {
 		items = append(items, plainText(item))
 	}
 	return strings.Join(items, ",")

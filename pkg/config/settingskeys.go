@@ -31,7 +31,7 @@ func tablePrefix(table string) string {
 
 // table returns the keys of one table, each with what reads its value into the
 // settings. Asking for those of [agent] makes it stated.
-func (s *Settings) table(name string) []key {
+func (s *Settings) table(name string) []Key {
 	dir := func(to *string, example string) reader {
 		return text(example, pathLike(example), func(path string) { *to = path })
 	}
@@ -41,8 +41,8 @@ func (s *Settings) table(name string) []key {
 	d := DefaultSettings()
 	switch name {
 	case topTable:
-		return []key{
-			{"resync_interval", interval(&s.ResyncInterval)},
+		return []Key{
+			{"resync_interval", Interval(&s.ResyncInterval)},
 			{"backend", text(string(d.Backend), parseBackend, func(b policy.Backend) { s.Backend = b })},
 			{"cni_conf_dir", dir(&s.CNIConfDir, d.CNIConfDir)},
 			{"cni_bin_dir", dir(&s.CNIBinDir, d.CNIBinDir)},
@@ -57,9 +57,9 @@ func (s *Settings) table(name string) []key {
 		if s.Agent == nil {
 			s.Agent = new(AgentPolicy)
 		}
-		return s.Agent.keys()
+		return s.Agent.Keys()
 	case conflistTable:
-		return []key{
+		return []Key{
 			{"manage", boolean(func(b bool) { s.Conflist.Manage = b })},
 			{"network", into(&s.Conflist.Network, "podnet", orEmpty(parseNetworkName))},
 			{"entry_file", dir(&s.Conflist.EntryFile, d.Conflist.EntryFile)},

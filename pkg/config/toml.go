@@ -16,7 +16,7 @@ import (
 
 // tomlMembers returns the top-level keys of a TOML document in their order, with
 // their values as JSON and the lines on which they stand.
-func tomlMembers(file string, doc []byte) ([]member, error) {
+func tomlMembers(file string, doc []byte) ([]Member, error) {
 	var values map[string]toml.Primitive
 	md, err := toml.Decode(string(doc), &values)
 	if err != nil {
@@ -31,7 +31,7 @@ func tomlMembers(file string, doc []byte) ([]member, error) {
 
 // tomlTableIn returns the keys of a table of the document. It is false where
 // what has the name is no table, or is not there.
-func tomlTableIn(file string, doc []byte, table string) (members []member, found bool, err error) {
+func tomlTableIn(file string, doc []byte, table string) (members []Member, found bool, err error) {
 	var tables map[string]toml.Primitive
 	md, err := toml.Decode(string(doc), &tables)
 	if err != nil {
@@ -68,10 +68,10 @@ func isTable(md *toml.MetaData, value toml.Primitive) bool {
 }
 
 // tomlTable returns the keys of one table, given the paths of all that is in it.
-func tomlTable(md *toml.MetaData, paths []toml.Key, values map[string]toml.Primitive) ([]member, error) {
+func tomlTable(md *toml.MetaData, paths []toml.Key, values map[string]toml.Primitive) ([]Member, error) {
 	// To find a line takes time in proportion to the document, and few are shown.
-	const mostLines = 4 * mostShown
-	var members []member
+	const mostLines = 4 * MaxShown
+	var members []Member
 	known := map[string]bool{}
 	for _, path := range paths {
 		name := path[0]
@@ -83,10 +83,10 @@ func tomlTable(md *toml.MetaData, paths []toml.Key, values map[string]toml.Primi
 		if err := md.PrimitiveDecode(values[name], &p); err != nil {
 			return nil, err
 		}
-		m := member{key: name}
-		m.value, m.err = tomlToJSON(p.value)
+		m := Member{Key: name}
+		m.Value, m.Err = tomlToJSON(p.value)
 		if len(members) < mostLines {
-			m.line = tomlLine(md, path, values)
+			m.Line = tomlLine(md, path, values)
 		}
 		members = append(members, m)
 	}

@@ -17,39 +17,39 @@ import (
 )
 
 // kind is what a JSON value is, in the words of a message.
-type kind string
+type Kind string
 
 const (
-	aString  kind = "a string"
-	aNumber  kind = "a number"
-	aBoolean kind = "a boolean"
-	aList    kind = "a list"
-	anObject kind = "an object"
-	nothing  kind = "no value"
+	String  Kind = "a string"
+	Number  Kind = "a number"
+	Boolean Kind = "a boolean"
+	List    Kind = "a list"
+	Object Kind = "an object"
+	Null  Kind = "no value"
 )
 
 // kindOf tells by its first character what a valid JSON value is.
-func kindOf(value json.RawMessage) kind {
+func KindOf(value json.RawMessage) Kind {
 	switch value[0] {
 	case '"':
-		return aString
+		return String
 	case 't', 'f':
-		return aBoolean
+		return Boolean
 	case '[':
-		return aList
+		return List
 	case '{':
-		return anObject
+		return Object
 	case 'n':
-		return nothing
+		return Null
 	default:
-		return aNumber
+		return Number
 	}
 }
 
 // stringIn returns the string that a value is. What Unicode does not have,
 // half a surrogate pair, becomes U+FFFD.
-func stringIn(value json.RawMessage) (s string, isString bool) {
-	if kindOf(value) != aString {
+func StringValue(value json.RawMessage) (s string, isString bool) {
+	if KindOf(value) != String {
 		return "", false
 	}
 	if bytes.IndexByte(value, '\\') < 0 && utf8.Valid(value) {
@@ -60,28 +60,28 @@ func stringIn(value json.RawMessage) (s string, isString bool) {
 
 // wrongKind notes a value that is of another kind than its key, or its list,
 // can have.
-func (f *form) wrongKind(key string, index int, value json.RawMessage, write string) {
-	found := "is " + string(kindOf(value)) + "; write " + write
-	if s, isString := stringIn(value); isString {
+func (f *Document) wrongKind(key string, index int, value json.RawMessage, write string) {
+	found := "is " + string(KindOf(value)) + "; write " + write
+	if s, isString := StringValue(value); isString {
 		// Its quotes are the mistake: they have to be seen.
-		f.fail(key, index, "", policy.Quote(s)+" "+found)
+		f.Fail(key, index, "", policy.Quote(s)+" "+found)
 		return
 	}
 	// A message shows no more of it, and the document need not be kept for it.
 	const most = 2 * mostShownWord
-	f.fail(key, index, string(value[:min(len(value), most)]), found)
+	f.Fail(key, index, string(value[:min(len(value), most)]), found)
 }
 
 // boolean reads true or false.
 func boolean(store func(bool)) reader {
-	return func(f *form, key string, value json.RawMessage) {
-		s, _ := stringIn(value)
+	return func(f *Document, key string, value json.RawMessage) {
+		s, _ := StringValue(value)
 		switch {
-		case kindOf(value) == aBoolean:
+		case KindOf(value) == Boolean:
 			store(value[0] == 't')
 		case strings.EqualFold(s, "true") || strings.EqualFold(s, "false"):
 			f.wrongKind(key, -1, value, strings.ToLower(s)+" without quotes")
-		case kindOf(value) == aString:
+		case KindOf(value) == String:
 			f.wrongKind(key, -1, value, "true or false, without quotes")
 		default:
 			f.wrongKind(key, -1, value, "true or false"+orLeaveOut(value))
@@ -94,7 +94,7 @@ func optional(to **bool) func(bool) { return func(b bool) { *to = &b } }
 
 // orLeaveOut adds the other remedy for a null.
 func orLeaveOut(value json.RawMessage) string {
-	if kindOf(value) == nothing {
+	if KindOf(value) == Null {
 		return ", or leave the key out"
 	}
 	return ""
@@ -103,15 +103,15 @@ func orLeaveOut(value json.RawMessage) string {
 // text reads a string that parse makes the value of. The example is one that
 // parse takes.
 func text[T any](example string, parse func(string) (T, error), store func(T)) reader {
-	return func(f *form, key string, value json.RawMessage) {
-		s, isString := stringIn(value)
+	return func(f *Document, key string, value json.RawMessage) {
+		s, isString := StringValue(value)
 		if !isString {
 			f.wrongKind(key, -1, value, asString(value, example, parse)+orLeaveOut(value))
 			return
 		}
 		v, err := parse(s)
 		if err != nil {
-			f.fail(key, -1, s, err.Error())
+			f.Fail(key, -1, s, err.Error())
 			return
 		}
 		store(v)
@@ -120,7 +120,7 @@ func text[T any](example string, parse func(string) (T, error), store func(T)) r
 
 // asString says how to write a string in place of a value that is none.
 func asString[T any](value json.RawMessage, example string, parse func(string) (T, error)) string {
-	if kindOf(value) == aNumber {
+	if KindOf(value) == Number {
 		if _, err := parse(string(value)); err == nil {
 			return "it in quotes: " + policy.Quote(string(value))
 		}
@@ -131,8 +131,8 @@ func asString[T any](value json.RawMessage, example string, parse func(string) (
 // needed reads a key whose absence is a mistake of its own: a null is no more
 // than that.
 func needed(read reader) reader {
-	return func(f *form, key string, value json.RawMessage) {
-		if kindOf(value) != nothing {
+	return func(f *Document, key string, value json.RawMessage) {
+		if KindOf(value) != Null {
 			read(f, key, value)
 		}
 	}
@@ -145,50 +145,50 @@ func unjudged(s string) (string, error) { return s, nil }
 // comes again is left out. The list is never nil, so that none is something
 // else than not stated.
 func list[T comparable](to *[]T, example string, parse func(string) (T, error)) reader {
-	return func(f *form, key string, value json.RawMessage) {
-		if kindOf(value) != aList {
+	return func(f *Document, key string, value json.RawMessage) {
+		if KindOf(value) != List {
 			f.wrongKind(key, -1, value, asList(value, example, parse))
 			return
 		}
-		items := elements(value)
+		items := Elements(value)
 		if len(items) > policy.MaxCIDRLimit {
-			f.fail(key, -1, "", fmt.Sprintf("has %d items, more than the %d possible; remove some", len(items), policy.MaxCIDRLimit))
+			f.Fail(key, -1, "", fmt.Sprintf("has %d items, more than the %d possible; remove some", len(items), policy.MaxCIDRLimit))
 			return
 		}
 		kept := make([]T, 0, len(items))
 		places := make([]int, 0, len(items))
 		seen := make(map[T]bool, len(items))
 		for i, item := range items {
-			if len(f.mistakes) >= mostMistakes {
+			if len(f.Mistakes) >= mostMistakes {
 				break
 			}
-			s, isString := stringIn(item)
+			s, isString := StringValue(item)
 			if !isString {
 				f.wrongKind(key, i, item, asString(item, example, parse)+orDrop(item))
 				continue
 			}
 			v, err := parse(s)
 			if err != nil {
-				f.fail(key, i, s, err.Error())
+				f.Fail(key, i, s, err.Error())
 			} else if !seen[v] {
 				seen[v] = true
 				kept, places = append(kept, v), append(places, i)
 			}
 		}
 		*to = kept
-		if f.places == nil {
-			f.places = map[string][]int{}
+		if f.Indexes == nil {
+			f.Indexes = map[string][]int{}
 		}
-		f.places[key] = places
+		f.Indexes[key] = places
 	}
 }
 
 // asList says how to write a list in place of a value that is none.
 func asList[T any](value json.RawMessage, example string, parse func(string) (T, error)) string {
-	if kindOf(value) == nothing {
+	if KindOf(value) == Null {
 		return "[] for none, or leave the key out"
 	}
-	if s, isString := stringIn(value); isString {
+	if s, isString := StringValue(value); isString {
 		if _, err := parse(s); err == nil {
 			return "a list: [" + policy.Quote(s) + "]"
 		}
@@ -197,7 +197,7 @@ func asList[T any](value json.RawMessage, example string, parse func(string) (T,
 }
 
 func orDrop(item json.RawMessage) string {
-	if kindOf(item) == nothing {
+	if KindOf(item) == Null {
 		return ", or drop the item"
 	}
 	return ""
@@ -205,19 +205,19 @@ func orDrop(item json.RawMessage) string {
 
 // count reads a whole number within limits.
 func count(to *int, least, most int) reader {
-	return func(f *form, key string, value json.RawMessage) {
-		s, isString := stringIn(value)
+	return func(f *Document, key string, value json.RawMessage) {
+		s, isString := StringValue(value)
 		if _, err := strconv.Atoi(s); isString && err == nil {
 			f.wrongKind(key, -1, value, "it without quotes")
 			return
 		}
-		if kindOf(value) != aNumber {
+		if KindOf(value) != Number {
 			f.wrongKind(key, -1, value, fmt.Sprintf("a whole number from %d to %d", least, most)+orLeaveOut(value))
 			return
 		}
 		n, err := strconv.Atoi(string(value))
 		if err != nil || n < least || n > most {
-			f.fail(key, -1, string(value[:min(len(value), 2*mostShownWord)]),
+			f.Fail(key, -1, string(value[:min(len(value), 2*mostShownWord)]),
 				fmt.Sprintf("is not a whole number from %d to %d; write one", least, most))
 			return
 		}
@@ -227,9 +227,9 @@ func count(to *int, least, most int) reader {
 
 // interval reads how long something is to take: a text such as "60s" or "1m30s"
 // (time.ParseDuration), or whole seconds, with or without quotes.
-func interval(to *time.Duration) reader {
-	return func(f *form, key string, value json.RawMessage) {
-		if kindOf(value) == aNumber {
+func Interval(to *time.Duration) reader {
+	return func(f *Document, key string, value json.RawMessage) {
+		if KindOf(value) == Number {
 			value = json.RawMessage(policy.Quote(string(value[:min(len(value), 2*mostShownWord)])))
 		}
 		text("60s", parseInterval, func(d time.Duration) { *to = d })(f, key, value)
