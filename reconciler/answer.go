@@ -33,10 +33,10 @@ type change struct {
 }
 
 type problem struct {
-	Topic   reconcile.Topic `json:"topic"`
-	Source  string          `json:"source,omitempty"`
-	Chain   string          `json:"chain,omitempty"`
-	Message string          `json:"message"`
+	Topic   reconcile.Reason `json:"topic"`
+	Source  string           `json:"source,omitempty"`
+	Chain   string           `json:"chain,omitempty"`
+	Message string           `json:"message"`
 }
 
 func changesOf(d policy.Diff) []change {
@@ -50,7 +50,7 @@ func changesOf(d policy.Diff) []change {
 func problemsOf(list []reconcile.Problem) []problem {
 	out := []problem{}
 	for _, p := range list {
-		one := problem{Topic: p.Topic, Chain: p.Chain, Message: p.Err.Error()}
+		one := problem{Topic: p.Reason, Chain: p.Chain, Message: p.Err.Error()}
 		if p.Source != (policy.SourceID{}) {
 			one.Source = p.Source.String()
 		}

@@ -44,7 +44,7 @@ func notReadyFindings(r *reconcile.Report) []diagnose.Finding {
 	for _, p := range r.Problems {
 		var conflict *policy.ConflictError
 		inForce := errors.As(p.Err, &conflict) && p.Source == (policy.SourceID{})
-		if !inForce && p.Topic != reconcile.TopicConflist {
+		if !inForce && p.Reason != reconcile.ReasonConflist {
 			f.Detail = append(f.Detail, strings.ReplaceAll(p.Err.Error(), "\n", "; "))
 		}
 	}

@@ -37,7 +37,7 @@ func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
 	files, err := fswatch.NewFollowing(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
 	if err != nil {
 		k.log.Error(fmt.Sprintf("the conflist is not managed: %v", err))
-		k.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{{Topic: reconcile.TopicConflist, Err: fmt.Errorf("is not managed: %w", err)}}})
+		k.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: fmt.Errorf("is not managed: %w", err)}}})
 		return nil
 	}
 	const often = 30 * time.Second
@@ -88,11 +88,11 @@ func (k *keeper) tellConflist(s conflist.Status) {
 	}
 	c := &metrics.Conflist{Present: s.Present, Flapping: s.Flapping, Wrote: s.Wrote}
 	for _, p := range s.Problems {
-		topic := reconcile.TopicConflist
+		topic := reconcile.ReasonConflist
 		if p.Plugin {
-			topic = reconcile.TopicPlugin
+			topic = reconcile.ReasonPlugin
 		}
-		c.Problems = append(c.Problems, reconcile.Problem{Topic: topic, Err: p.Err})
+		c.Problems = append(c.Problems, reconcile.Problem{Reason: topic, Err: p.Err})
 	}
 	k.monitor.Conflist(c)
 }
@@ -105,12 +105,12 @@ func (m *manager) run(ctx context.Context) {
 // passed takes note of a pass, before anybody is told that the node is ready: who
 // makes passes has the lead.
 func (m *manager) passed(r *reconcile.Report) {
-	leads := !r.StandsBy()
+	leads := !r.Standby()
 	if m == nil || m.leads.Swap(leads) == leads {
 		return
 	}
 	if leads {
-		m.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{{Topic: reconcile.TopicConflist, Err: errors.New("not looked at yet")}}})
+		m.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: errors.New("not looked at yet")}}})
 	}
 	m.keeper.Look()
 }

@@ -23,10 +23,10 @@ func readiness(t *testing.T, m *metrics.Monitor, want string) {
 
 func TestManagedConflist(t *testing.T) {
 	m := metrics.New(metrics.Options{})
-	waiting := &metrics.Conflist{Problems: []reconcile.Problem{{Topic: reconcile.TopicConflist, Err: errors.New("waiting\nfor it")}, {Topic: reconcile.TopicPlugin, Err: errors.New("no plugin")}}}
+	waiting := &metrics.Conflist{Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: errors.New("waiting\nfor it")}, {Reason: reconcile.ReasonPlugin, Err: errors.New("no plugin")}}}
 	m.Conflist(waiting)
 	readiness(t, m, "not ready: no pass made yet\n")
-	m.Report(&reconcile.Report{Sources: missing(), Problems: []reconcile.Problem{{Topic: reconcile.TopicRules, Err: errors.New("x")}}}, time.Minute)
+	m.Report(&reconcile.Report{Sources: missing(), Problems: []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: errors.New("x")}}}, time.Minute)
 	readiness(t, m, "rules: x\nconflist: waiting\n  for it\nplugin: no plugin\n")
 	expect(t, m, map[string]string{"ready": "0", "conflist_present": "0", "conflist_war": "0", "conflist_repairs_total": "0"})
 
@@ -35,7 +35,7 @@ func TestManagedConflist(t *testing.T) {
 	m.Report(&reconcile.Report{Sources: missing()}, time.Minute)
 	readiness(t, m, "ok\n")
 	expect(t, m, map[string]string{"ready": "1", "conflist_present": "1", "conflist_war": "0", "conflist_repairs_total": "1"})
-	m.Conflist(&metrics.Conflist{Flapping: true, Problems: []reconcile.Problem{{Topic: reconcile.TopicConflist, Err: errors.New("a rival")}}})
+	m.Conflist(&metrics.Conflist{Flapping: true, Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: errors.New("a rival")}}})
 	readiness(t, m, "conflist: a rival\n")
 	expect(t, m, map[string]string{"ready": "0", "conflist_present": "0", "conflist_war": "1", "conflist_repairs_total": "1"})
 

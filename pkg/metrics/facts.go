@@ -62,7 +62,7 @@ func sourcesOf(r *reconcile.Report) []source {
 		if found[p.Source] == nil {
 			found[p.Source] = &source{SourceID: p.Source, valid: true}
 		}
-		found[p.Source].valid = found[p.Source].valid && p.Topic != reconcile.TopicSource
+		found[p.Source].valid = found[p.Source].valid && p.Reason != reconcile.ReasonSource
 	}
 	var all []*source
 	for _, s := range found {

@@ -37,11 +37,11 @@ func faults() map[string]struct {
 	}
 	one := func(p reconcile.Problem) []reconcile.Problem { return []reconcile.Problem{p} }
 	present := &metrics.Conflist{Present: true}
-	absent := func(topic reconcile.Topic, war bool) *metrics.Conflist {
-		return &metrics.Conflist{Flapping: war, Problems: one(reconcile.Problem{Topic: topic, Err: errors.New("the entry is not there")})}
+	absent := func(topic reconcile.Reason, war bool) *metrics.Conflist {
+		return &metrics.Conflist{Flapping: war, Problems: one(reconcile.Problem{Reason: topic, Err: errors.New("the entry is not there")})}
 	}
-	chain := func(topic reconcile.Topic, err error) []reconcile.Problem {
-		return one(reconcile.Problem{Topic: topic, Chain: policy.DefaultChain, Err: err})
+	chain := func(topic reconcile.Reason, err error) []reconcile.Problem {
+		return one(reconcile.Problem{Reason: topic, Chain: policy.DefaultChain, Err: err})
 	}
 	return map[string]struct {
 		problems []reconcile.Problem
@@ -49,21 +49,21 @@ func faults() map[string]struct {
 		reasons  string
 	}{
 		"sound":               {nil, present, ""},
-		"rules":               {chain(reconcile.TopicRules, errors.New("rules differ")), present, "rules"},
-		"state":               {one(reconcile.Problem{Topic: reconcile.TopicState, Source: agentFiles, Err: errors.New("no space left on device")}), present, "state"},
-		"source":              {one(reconcile.Problem{Topic: reconcile.TopicSource, Source: agentFiles, Err: errors.New("nonMasqueradeCIDRs[0]: is null")}), present, "source"},
-		"settings":            {one(reconcile.Problem{Topic: reconcile.TopicSettings, Err: errors.New("reconciler.toml:1: unknown key")}), present, "source"},
-		"conflict-superseded": {chain(reconcile.TopicConflict, conflict), present, "conflict"},
-		"conflict-refused":    {one(reconcile.Problem{Topic: reconcile.TopicConflict, Source: network("late"), Err: fmt.Errorf("network: %w", conflict)}), present, "conflict"},
-		"conflict-datadir":    {chain(reconcile.TopicConflict, errors.New("chain belongs to another dataDir")), present, "conflict"},
-		"conflist":            {one(reconcile.Problem{Topic: reconcile.TopicConflist, Err: errors.New("the entry stands first")}), present, "conflist"},
-		"conflist-absent":     {nil, absent(reconcile.TopicConflist, false), "conflist"},
-		"conflist-war":        {nil, absent(reconcile.TopicConflist, true), "conflist"},
-		"plugin":              {one(reconcile.Problem{Topic: reconcile.TopicPlugin, Err: errors.New("no such file")}), present, "plugin"},
-		"plugin-absent":       {nil, absent(reconcile.TopicPlugin, false), "plugin"},
-		"backend":             {chain(reconcile.TopicRules, fmt.Errorf("find iptables: %w", netfilter.ErrUnusable)), present, "backend"},
-		"standby":             {one(reconcile.Problem{Topic: reconcile.TopicStandby, Err: errors.New("another one runs")}), nil, "standby"},
-		"flapping":            {one(reconcile.Problem{Topic: reconcile.TopicFlapping, Err: errors.New("nft undoes the rules")}), present, "flapping"},
+		"rules":               {chain(reconcile.ReasonRules, errors.New("rules differ")), present, "rules"},
+		"state":               {one(reconcile.Problem{Reason: reconcile.ReasonState, Source: agentFiles, Err: errors.New("no space left on device")}), present, "state"},
+		"source":              {one(reconcile.Problem{Reason: reconcile.ReasonSource, Source: agentFiles, Err: errors.New("nonMasqueradeCIDRs[0]: is null")}), present, "source"},
+		"settings":            {one(reconcile.Problem{Reason: reconcile.ReasonSettings, Err: errors.New("reconciler.toml:1: unknown key")}), present, "source"},
+		"conflict-superseded": {chain(reconcile.ReasonConflict, conflict), present, "conflict"},
+		"conflict-refused":    {one(reconcile.Problem{Reason: reconcile.ReasonConflict, Source: network("late"), Err: fmt.Errorf("network: %w", conflict)}), present, "conflict"},
+		"conflict-datadir":    {chain(reconcile.ReasonConflict, errors.New("chain belongs to another dataDir")), present, "conflict"},
+		"conflist":            {one(reconcile.Problem{Reason: reconcile.ReasonConflist, Err: errors.New("the entry stands first")}), present, "conflist"},
+		"conflist-absent":     {nil, absent(reconcile.ReasonConflist, false), "conflist"},
+		"conflist-war":        {nil, absent(reconcile.ReasonConflist, true), "conflist"},
+		"plugin":              {one(reconcile.Problem{Reason: reconcile.ReasonPlugin, Err: errors.New("no such file")}), present, "plugin"},
+		"plugin-absent":       {nil, absent(reconcile.ReasonPlugin, false), "plugin"},
+		"backend":             {chain(reconcile.ReasonRules, fmt.Errorf("find iptables: %w", netfilter.ErrUnusable)), present, "backend"},
+		"standby":             {one(reconcile.Problem{Reason: reconcile.ReasonStandby, Err: errors.New("another one runs")}), nil, "standby"},
+		"flapping":            {one(reconcile.Problem{Reason: reconcile.ReasonFlapping, Err: errors.New("nft undoes the rules")}), present, "flapping"},
 	}
 }
 
@@ -85,7 +85,7 @@ func TestFaults(t *testing.T) {
 				if errors.As(p.Err, &conflict) && p.Chain != "" {
 					v.Policies[0].Conflicts = append(v.Policies[0].Conflicts, conflict)
 				}
-				if p.Topic == reconcile.TopicRules || p.Topic == reconcile.TopicState {
+				if p.Reason == reconcile.ReasonRules || p.Reason == reconcile.ReasonState {
 					result = reconcile.Failed
 				}
 			}

@@ -35,18 +35,18 @@ func reasonNames() []string {
 }
 
 func reasonOf(p reconcile.Problem) reason {
-	name := string(p.Topic)
+	name := string(p.Reason)
 	switch {
-	case p.Topic == reconcile.TopicFlapping:
+	case p.Reason == reconcile.ReasonFlapping:
 		name = "flapping"
-	case p.Topic == reconcile.TopicSettings:
+	case p.Reason == reconcile.ReasonSettings:
 		name = "source"
-	case p.Topic == reconcile.TopicRules && errors.Is(p.Err, netfilter.ErrUnusable):
+	case p.Reason == reconcile.ReasonRules && errors.Is(p.Err, netfilter.ErrUnusable):
 		name = "backend"
 	case !slices.Contains(reasonNames(), name):
 		name = rulesReason
 	}
-	return reason{name, fmt.Sprintf("%s: %s", p.Topic, indented(p.Err.Error()))}
+	return reason{name, fmt.Sprintf("%s: %s", p.Reason, indented(p.Err.Error()))}
 }
 
 func reasonsOf(problems []reconcile.Problem) []reason {

@@ -26,8 +26,8 @@ func TestHealth(t *testing.T) {
 	}
 	ok := answer{200, "ok\n"}
 	bad := &reconcile.Report{Problems: []reconcile.Problem{
-		{Topic: reconcile.TopicSource, Err: fmt.Errorf("%s\n%s", "first", "second\n")},
-		{Topic: reconcile.TopicRules, Err: errors.New("third")},
+		{Reason: reconcile.ReasonSource, Err: fmt.Errorf("%s\n%s", "first", "second\n")},
+		{Reason: reconcile.ReasonRules, Err: errors.New("third")},
 	}}
 	for name, test := range map[string]struct {
 		report      *reconcile.Report

@@ -91,9 +91,9 @@ func rich() *reconcile.Report {
 	return &reconcile.Report{
 		Started: time.Unix(1_700_000_000, 0), Took: 3500 * time.Microsecond, Result: reconcile.Repaired,
 		Problems: []reconcile.Problem{
-			{Topic: reconcile.TopicSource, Source: agentFiles, Err: errors.New("/etc/config/ip-masq-agent:\nnonMasqueradeCIDRs[0]: is null")},
-			{Topic: reconcile.TopicSource, Source: network("late"), Err: errors.Join(conflict("toPorts", "empty", "1-2"), conflict("randomFully", "true", "false"))},
-			{Topic: reconcile.TopicConflict, Chain: "IP-MASQ-AGENT", Err: merged[0].Conflicts[0]},
+			{Reason: reconcile.ReasonSource, Source: agentFiles, Err: errors.New("/etc/config/ip-masq-agent:\nnonMasqueradeCIDRs[0]: is null")},
+			{Reason: reconcile.ReasonSource, Source: network("late"), Err: errors.Join(conflict("toPorts", "empty", "1-2"), conflict("randomFully", "true", "false"))},
+			{Reason: reconcile.ReasonConflict, Chain: "IP-MASQ-AGENT", Err: merged[0].Conflicts[0]},
 		},
 		Sources: &reconcile.Sources{ConfDir: config.ConfDir{Conflists: []config.Conflist{
 			{File: "/etc/cni/net.d/10-bridge.conflist", Network: "bridge", Entries: []config.ConflistEntry{{Index: 1}}},

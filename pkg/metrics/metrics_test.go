@@ -92,7 +92,7 @@ func TestAPassThatCouldNotReadLeavesWhatWasKnown(t *testing.T) {
 	m.Report(rich(), time.Minute)
 	m.Report(&reconcile.Report{
 		Result: reconcile.Failed, Sources: missing(),
-		Problems: []reconcile.Problem{{Topic: reconcile.TopicState, Err: errors.New("locked")}},
+		Problems: []reconcile.Problem{{Reason: reconcile.ReasonState, Err: errors.New("locked")}},
 	}, time.Minute)
 	expect(t, m, map[string]string{
 		"ready": "0", `source_valid{source="network/bridge"}`: "1", `policy_conflict{chain="SECOND"}`: "2",
@@ -106,7 +106,7 @@ func TestStandingByIsNoPass(t *testing.T) {
 	m.Report(rich(), time.Minute)
 	before := scrape(t, m)
 	m.Report(&reconcile.Report{Result: reconcile.Unchanged, Problems: []reconcile.Problem{
-		{Topic: reconcile.TopicStandby, Err: errors.New("standing by")},
+		{Reason: reconcile.ReasonStandby, Err: errors.New("standing by")},
 	}}, time.Minute)
 	after := scrape(t, m)
 	for sample, value := range before {
@@ -165,7 +165,7 @@ func TestNamesAreBounded(t *testing.T) {
 		name := fmt.Sprintf("%s\xff\n%04d", strings.Repeat("n", 100), i)
 		all = append(all, contribution(network(name), fmt.Sprintf("CHAIN-%04d", i)))
 	}
-	r.Problems = append(r.Problems, reconcile.Problem{Topic: reconcile.TopicSource, Source: all[299].ID, Err: errors.New("bad")})
+	r.Problems = append(r.Problems, reconcile.Problem{Reason: reconcile.ReasonSource, Source: all[299].ID, Err: errors.New("bad")})
 	r.State.Sources, r.Rules = all, standing(iptables, all...)
 	m.Report(r, time.Minute)
 	m.Report(r, time.Minute)

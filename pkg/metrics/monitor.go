@@ -80,7 +80,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	defer m.mu.Unlock()
 	m.reports++
 	m.pulse.beat(r, interval)
-	if r.StandsBy() {
+	if r.Standby() {
 		m.facts = facts{} // all of it is for the one at work to tell
 		return
 	}

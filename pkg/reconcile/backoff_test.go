@@ -109,7 +109,7 @@ func TestLeaves(t *testing.T) {
 	view := func(recorded bool, failed error, drift ...policy.Change) *Report {
 		r := &Report{Rules: &enforce.State{Groups: []enforce.Group{{Recorded: recorded, Diff: drift}}}}
 		if len(drift) > 0 {
-			r.problem(TopicRules, &enforce.DriftError{Diff: drift})
+			r.problem(ReasonRules, &enforce.DriftError{Diff: drift})
 		}
 		if failed != nil {
 			r.Rules.Failed = map[string]error{"A": failed}

@@ -65,10 +65,10 @@ func (j *journal) tell(problems []Problem) {
 		now[text] = true
 		switch {
 		case j.problems[text]:
-		case p.Topic == TopicStandby:
+		case p.Reason == ReasonStandby:
 			j.log.Info(text)
 		default:
-			j.log.Error(text, "topic", p.Topic)
+			j.log.Error(text, "topic", p.Reason)
 		}
 	}
 	if len(now) == 0 && len(j.problems) > 0 {

@@ -22,14 +22,14 @@ import (
 func (n *Node) judge(r *Report) {
 	n.judgeSources(r)
 	for _, err := range r.Lost {
-		r.problem(TopicState, err)
+		r.problem(ReasonState, err)
 	}
 	if err := newer(r.State); err != nil {
-		r.problem(TopicState, err)
+		r.problem(ReasonState, err)
 	} else if r.Refused != nil {
 		stated, _, _ := config.NodeDataDir(r.Sources.Guard, func() config.ConfDir { return r.Sources.ConfDir })
 		if r.Sources.Guard.Present || stated == "" { // or each conflist's dataDir is a problem
-			r.problem(TopicState, r.Refused)
+			r.problem(ReasonState, r.Refused)
 		}
 	} else if r.Rules != nil && len(r.Lost) == 0 {
 		judgeRules(r)
@@ -48,7 +48,7 @@ func (n *Node) judgeMeans(ctx context.Context, r *Report) {
 	}
 	unable := n.Enforcer(r.Sources, r.warn).Able(ctx, r.Rules)
 	for _, chain := range slices.Sorted(maps.Keys(unable)) {
-		r.chainProblem(TopicRules, chain, fmt.Errorf("nothing could be repaired: %w", unable[chain]))
+		r.chainProblem(ReasonRules, chain, fmt.Errorf("nothing could be repaired: %w", unable[chain]))
 	}
 }
 
@@ -57,14 +57,14 @@ func (n *Node) judgeADDs(r *Report) {
 	var file string
 	for _, list := range r.Sources.ConfDir.Conflists {
 		if err := list.PositionErr(); err != nil {
-			r.problem(TopicConflist, err)
+			r.problem(ReasonConflist, err)
 		}
 		if len(list.Entries) > 0 {
 			file = cmp.Or(file, list.File)
 		}
 	}
 	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" {
-		r.problem(TopicPlugin, fmt.Errorf("%w, and %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
+		r.problem(ReasonPlugin, fmt.Errorf("%w, and %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
 			"or state the runtime's directory of plugins as cni_bin_dir", err, policy.Shown(file)))
 	}
 }
@@ -72,13 +72,13 @@ func (n *Node) judgeADDs(r *Report) {
 func (n *Node) judgeSources(r *Report) {
 	s := r.Sources
 	if n.SettingsErr != nil {
-		r.problem(TopicSettings, n.SettingsErr)
+		r.problem(ReasonSettings, n.SettingsErr)
 	}
 	if s.GuardErr != nil {
-		r.problem(TopicState, s.GuardErr)
+		r.problem(ReasonState, s.GuardErr)
 	}
 	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
-		r.problem(TopicState, s.ConfDirErr)
+		r.problem(ReasonState, s.ConfDirErr)
 	}
 	for _, list := range s.ConfDir.Conflists {
 		if list.Err != nil {
@@ -93,7 +93,7 @@ func judgeBroken(r *Report, list config.Conflist) {
 	for _, c := range r.State.Sources {
 		mayBe := list.Network == "" || list.Network == c.ID.Name
 		if c.ID.Kind == policy.Network && mayBe && !r.Sources.ConfDir.Names(c.ID.Name) {
-			r.sourceProblem(TopicSource, c.ID, fmt.Errorf("%s: what its conflist said last stays in force: %w", c.ID, list.Err))
+			r.sourceProblem(ReasonSource, c.ID, fmt.Errorf("%s: what its conflist said last stays in force: %w", c.ID, list.Err))
 			return
 		}
 	}
@@ -113,24 +113,24 @@ func (r *Report) orForget(conflict error) error {
 func judgeRules(r *Report) {
 	v := r.Rules
 	if v.Unrecorded != nil {
-		r.problem(TopicState, v.Unrecorded)
+		r.problem(ReasonState, v.Unrecorded)
 	}
 	for _, p := range v.Policies {
 		for _, c := range p.Conflicts.Shown() {
-			r.chainProblem(TopicConflict, p.Chain, r.orForget(c))
+			r.chainProblem(ReasonConflict, p.Chain, r.orForget(c))
 		}
 		if err := v.Err(p.Chain); err != nil && !errors.Is(err, v.Unrecorded) {
-			r.chainProblem(TopicRules, p.Chain, err)
+			r.chainProblem(ReasonRules, p.Chain, err)
 		}
 	}
 	for _, o := range r.State.Record.Chains {
 		if o.Stuck {
-			r.chainProblem(TopicRules, o.Chain, fmt.Errorf("chain %s (%s): it was to go from %s and cannot be removed; "+
+			r.chainProblem(ReasonRules, o.Chain, fmt.Errorf("chain %s (%s): it was to go from %s and cannot be removed; "+
 				"see the warnings, or remove it by hand", o.Chain, o.Family, o.Backend))
 		}
 	}
 	for _, at := range v.Elsewhere {
-		r.chainProblem(TopicRules, at.Chain, fmt.Errorf("chain %s stands in %s too, and what ours exempts may be masqueraded there: "+
+		r.chainProblem(ReasonRules, at.Chain, fmt.Errorf("chain %s stands in %s too, and what ours exempts may be masqueraded there: "+
 			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice))
 	}
 	for _, o := range v.Others {
@@ -138,7 +138,7 @@ func judgeRules(r *Report) {
 		if !v.Replaces {
 			remedy = "state which one is this node's as data_dir in " + r.Sources.Guard.Path + ", or run ip-masq-reconciler cleanup with the other"
 		}
-		r.chainProblem(TopicConflict, o.Name, fmt.Errorf("chain %s (%s) in %s belongs to another dataDir, %s: %s",
+		r.chainProblem(ReasonConflict, o.Name, fmt.Errorf("chain %s (%s) in %s belongs to another dataDir, %s: %s",
 			o.Name, o.Family, o.Choice, policy.Quote(o.Owner.DataDir), remedy))
 	}
 	r.Warnings = append(r.Warnings, v.SlowWarnings()...)

@@ -71,12 +71,12 @@ func (l *Loop) State(ctx context.Context) *enforce.State {
 func (l *Loop) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := l.refused(ctx); err != nil { // before anything is made there
-			l.standBy(ctx, Problem{Topic: TopicState, Err: err})
+			l.standBy(ctx, Problem{Reason: ReasonState, Err: err})
 			continue
 		}
 		lead, err := l.node.Dir.InstanceLock()
 		if errors.Is(err, store.ErrBusy) {
-			l.standBy(ctx, Problem{Topic: TopicStandby, Err: fmt.Errorf("%w; this one takes over when that ends", err)})
+			l.standBy(ctx, Problem{Reason: ReasonStandby, Err: fmt.Errorf("%w; this one takes over when that ends", err)})
 			continue
 		}
 		if err != nil { // it works without: two at once do no harm, but talk twice
@@ -96,7 +96,7 @@ func (l *Loop) refused(ctx context.Context) error {
 func (l *Loop) standBy(ctx context.Context, cause Problem) {
 	const again = time.Second
 	result := Failed
-	if cause.Topic == TopicStandby {
+	if cause.Reason == ReasonStandby {
 		result = Unchanged
 	}
 	l.tell(&Report{Started: time.Now(), Result: result, Problems: []Problem{cause}})

@@ -156,7 +156,7 @@ func TestTwoLoops(t *testing.T) {
 	first := f.run()
 	second := (&fixture{T: t, Node: f.Node, dir: f.dir}).run()
 	second.until("standing by", func(all []*Report) bool {
-		return len(last(all).Problems) == 1 && last(all).Problems[0].Topic == TopicStandby
+		return len(last(all).Problems) == 1 && last(all).Problems[0].Reason == ReasonStandby
 	})
 	if v := second.State(t.Context()); v != nil {
 		t.Errorf("it has a view: %v", v)
@@ -213,7 +213,7 @@ func TestLoopBacksOffFromARival(t *testing.T) {
 		r.mu.Lock()
 		problems := last(r.reports).Problems
 		r.mu.Unlock()
-		suspected = len(problems) == 1 && problems[0].Topic == TopicFlapping && strings.Contains(problems[0].Err.Error(), `"firewalld" (host pid 7)`)
+		suspected = len(problems) == 1 && problems[0].Reason == ReasonFlapping && strings.Contains(problems[0].Err.Error(), `"firewalld" (host pid 7)`)
 		if n > 10*rivalry {
 			t.Fatal("nobody is suspected")
 		}

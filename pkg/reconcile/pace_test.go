@@ -12,7 +12,7 @@ import (
 func TestPace(t *testing.T) {
 	now := time.Now()
 	const interval = time.Minute
-	failed := &Report{Result: Failed, Problems: []Problem{{Topic: TopicRules}}}
+	failed := &Report{Result: Failed, Problems: []Problem{{Reason: ReasonRules}}}
 	failing := func(times int) func(*pace) {
 		return func(p *pace) {
 			for range times {

@@ -52,7 +52,7 @@ func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 func (n *Node) load(r *Report) bool {
 	state, err := n.Dir.Load()
 	if err != nil {
-		r.problem(TopicState, err)
+		r.problem(ReasonState, err)
 		return false
 	}
 	r.State = state
@@ -76,7 +76,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	defer cancel()
 	lock, err := n.Dir.Lock(wait)
 	if err != nil {
-		r.problem(TopicState, err)
+		r.problem(ReasonState, err)
 		n.load(r)
 		return
 	}
@@ -196,7 +196,7 @@ func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *
 			}
 		}
 		r.Rejected[c.ID] = fmt.Errorf("%s: what it states now cannot be put in force; the last good policy stays: %w", c.ID, err)
-		r.sourceProblem(TopicRules, c.ID, r.Rejected[c.ID])
+		r.sourceProblem(ReasonRules, c.ID, r.Rejected[c.ID])
 	}
 	if n.load(r) {
 		r.Rules = e.Sync(ctx, r.State.Sources, retrying(r.State.Record), lock)

@@ -117,7 +117,7 @@ func TestConflictWithTheAgentFiles(t *testing.T) {
 		t.Errorf("the network's word does not hold:\n%s", out)
 	}
 	for _, p := range r.Problems {
-		if p.Topic != TopicConflict || p.Chain != policy.DefaultChain {
+		if p.Reason != ReasonConflict || p.Chain != policy.DefaultChain {
 			t.Errorf("problem %+v is none of a conflict", p)
 		}
 	}
@@ -376,7 +376,7 @@ func TestEntriesOfOthers(t *testing.T) {
 	f.pass()
 	r := f.pass()
 	f.wants(r, Unchanged, "/var/lib/elsewhere")
-	if len(r.Problems) != 1 || r.Problems[0].Topic != TopicConflist {
+	if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonConflist {
 		t.Errorf("problems %+v", r.Problems)
 	}
 	f.conflist("tenant", nil)

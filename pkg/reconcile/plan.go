@@ -45,7 +45,7 @@ func (n *Node) withhold(r *Report, p *enforce.Proposal, stored []policy.Source) 
 	}
 	for _, c := range p.Changed {
 		if err := failed[c.ID]; err != nil {
-			r.sourceProblem(TopicRules, c.ID, err)
+			r.sourceProblem(ReasonRules, c.ID, err)
 		}
 	}
 	next := enforce.NewProposal(stored)
@@ -86,11 +86,11 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		guard, dataDirErr := r.Sources.Guard, list.DataDirErr(r.Sources.Guard, n.Dir.Path())
 		switch err := guard.Admits(list.Network); {
 		case entry.Err != nil:
-			r.sourceProblem(TopicSource, source, n.meanwhile(p, source, entry.Err))
+			r.sourceProblem(ReasonSource, source, n.meanwhile(p, source, entry.Err))
 		case err != nil:
 			r.warn(fmt.Errorf("%s: %w", policy.Quote(list.File), err))
 		case dataDirErr != nil:
-			r.problem(TopicConflist, dataDirErr)
+			r.problem(ReasonConflist, dataDirErr)
 		default:
 			all = append(all, policy.Source{ID: source, Policy: entry.Entry.Policy})
 		}
@@ -98,7 +98,7 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 	errs := p.AddAll(all, r.Sources.ConfDir, r.warn)
 	for _, c := range all {
 		if err := errs[c.ID]; err != nil {
-			r.sourceProblem(TopicSource, c.ID, err)
+			r.sourceProblem(ReasonSource, c.ID, err)
 		}
 	}
 }
@@ -112,12 +112,12 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	switch {
 	case files == nil:
 	case r.Sources.AgentErr != nil:
-		r.sourceProblem(TopicSource, source, n.meanwhile(p, source, r.Sources.AgentErr))
+		r.sourceProblem(ReasonSource, source, n.meanwhile(p, source, r.Sources.AgentErr))
 	case files.Missing && p.Find(source) != nil:
 		r.warn(fmt.Errorf("agent_config_dir: %s does not exist; what was read from it before stays in force", policy.Quote(files.Dir)))
 	default:
 		if err := p.Add(files.Source, r.Sources.ConfDir, r.warn); err != nil {
-			r.sourceProblem(TopicSource, source, err)
+			r.sourceProblem(ReasonSource, source, err)
 		}
 	}
 	if files != nil {

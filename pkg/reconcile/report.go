@@ -29,25 +29,25 @@ const (
 func Results() []Result { return []Result{Unchanged, Repaired, Changed, Failed} }
 
 // Topic is what a problem is about, as metrics and logs name it.
-type Topic string
+type Reason string
 
 // The topics of problems.
 const (
-	TopicSource   Topic = "source"   // a document that cannot be used
-	TopicConflict Topic = "conflict" // sources that contradict each other
-	TopicRules    Topic = "rules"    // rules that cannot be vouched for
-	TopicState    Topic = "state"    // the dataDir
-	TopicFlapping Topic = "rival"    // somebody undoes what we do
-	TopicStandby  Topic = "standby"  // another reconciler is at work
-	TopicSettings Topic = "settings" // the reconciler's own file
-	TopicConflist Topic = "conflist" // a plugin entry with which every ADD fails
-	TopicPlugin   Topic = "plugin"   // the plugin's binary
+	ReasonSource   Reason = "source"   // a document that cannot be used
+	ReasonConflict Reason = "conflict" // sources that contradict each other
+	ReasonRules    Reason = "rules"    // rules that cannot be vouched for
+	ReasonState    Reason = "state"    // the dataDir
+	ReasonFlapping Reason = "rival"    // somebody undoes what we do
+	ReasonStandby  Reason = "standby"  // another reconciler is at work
+	ReasonSettings Reason = "settings" // the reconciler's own file
+	ReasonConflist Reason = "conflist" // a plugin entry with which every ADD fails
+	ReasonPlugin   Reason = "plugin"   // the plugin's binary
 )
 
 // Problem is a reason why the node is not ready: the last good policy is in
 // force, but not what the sources ask for, or nobody can vouch for it.
 type Problem struct {
-	Topic  Topic
+	Reason Reason
 	Source policy.SourceID // that is not in force; else the zero Source
 	Chain  string          // of TopicConflict and TopicRules; else ""
 	Err    error
@@ -102,8 +102,8 @@ func (r *Report) Ready() bool { return len(r.Problems) == 0 }
 
 // StandsBy reports whether no pass was made, because another reconciler makes
 // them.
-func (r *Report) StandsBy() bool {
-	return slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Topic == TopicStandby })
+func (r *Report) Standby() bool {
+	return slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Reason == ReasonStandby })
 }
 
 // Summary names the chains that are kept, and where, in one line.
@@ -159,29 +159,29 @@ func (r *Report) rulesFailed() bool {
 // aboutRules reports whether the problem is about rules that documents in force ask
 // for, rather than about a policy that is not in force.
 func (p Problem) aboutRules() bool {
-	return p.Source == (policy.SourceID{}) && (p.Topic == TopicRules || p.Topic == TopicState)
+	return p.Source == (policy.SourceID{}) && (p.Reason == ReasonRules || p.Reason == ReasonState)
 }
 
-func (r *Report) problem(topic Topic, err error) {
-	r.Problems = append(r.Problems, Problem{Topic: topic, Err: err})
+func (r *Report) problem(topic Reason, err error) {
+	r.Problems = append(r.Problems, Problem{Reason: topic, Err: err})
 }
 
 // sourceProblem reports why a source is not in force. The topic is that of the cause,
 // where the source itself is sound.
-func (r *Report) sourceProblem(topic Topic, s policy.SourceID, err error) {
+func (r *Report) sourceProblem(topic Reason, s policy.SourceID, err error) {
 	var conflict *policy.ConflictError
 	var unwritable *enforce.UnwritableError
 	switch {
 	case errors.As(err, &unwritable):
-		topic = TopicState
+		topic = ReasonState
 	case errors.As(err, &conflict):
-		topic = TopicConflict
+		topic = ReasonConflict
 	}
-	r.Problems = append(r.Problems, Problem{Topic: topic, Source: s, Err: err})
+	r.Problems = append(r.Problems, Problem{Reason: topic, Source: s, Err: err})
 }
 
-func (r *Report) chainProblem(topic Topic, chain string, err error) {
-	r.Problems = append(r.Problems, Problem{Topic: topic, Chain: chain, Err: err})
+func (r *Report) chainProblem(topic Reason, chain string, err error) {
+	r.Problems = append(r.Problems, Problem{Reason: topic, Chain: chain, Err: err})
 }
 
 func (r *Report) warn(err error) {

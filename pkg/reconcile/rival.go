@@ -43,7 +43,7 @@ func (v *rival) judge(now time.Time, drift policy.Diff, by Writer) *Problem {
 	if v.wait == 0 {
 		return nil
 	}
-	return &Problem{Topic: TopicFlapping, Err: fmt.Errorf("somebody undoes the rules again and again (%s), most likely %s; "+
+	return &Problem{Reason: ReasonFlapping, Err: fmt.Errorf("somebody undoes the rules again and again (%s), most likely %s; "+
 		"repairs wait for %s now: stop that program, or make it leave the chain alone", v.what, v.who, v.wait)}
 }
 
