@@ -30,6 +30,7 @@ type ConfDir struct {
 // Err, and is otherwise empty but for its File and perhaps its Network.
 type Conflist struct {
 	File       string // the path
+	Doc        []byte // the text
 	Network    string // "" for a single plugin's configuration without a name
 	CNIVersion string
 	Types      []string        // of all plugins, in their order
@@ -119,7 +120,7 @@ func ReadConfDir(dir string) (ConfDir, error) {
 			continue
 		}
 		if err != nil {
-			list.Types, list.Entries, list.Err = nil, nil, err
+			list.Err = err
 		}
 		c.Conflists = append(c.Conflists, list)
 	}
@@ -236,32 +237,42 @@ func readConfFile(path string) ([]byte, error) {
 }
 
 func readConflist(path string) (Conflist, error) {
-	list := Conflist{File: path}
 	doc, err := readConfFile(path)
 	if err != nil {
-		return list, err
+		return Conflist{File: path}, err
 	}
 	conf, err := parseConflist(path, doc)
-	list.Network, list.CNIVersion = conf.network, conf.cniVersion
-	if err != nil {
-		return list, err
-	}
-	if conf.loadsFolder {
+	if err == nil && conf.loadsFolder {
 		// libcni adds what a folder of the network's name holds.
-		more, err := readPluginFolder(filepath.Join(filepath.Dir(path), conf.network))
-		if err != nil {
-			return list, fmt.Errorf("%s: %w", policy.Shown(path), err)
+		var more []plugin
+		if more, err = readPluginFolder(filepath.Join(filepath.Dir(path), conf.network)); err != nil {
+			err = fmt.Errorf("%s: %w", policy.Shown(path), err)
 		}
 		conf.plugins = append(conf.plugins, more...)
 	}
-	if len(conf.plugins) == 0 {
-		return list, fmt.Errorf("%s: plugins: is missing; write a list of plugin configurations", policy.Shown(path))
+	if err == nil && len(conf.plugins) == 0 {
+		err = fmt.Errorf("%s: plugins: is missing; write a list of plugin configurations", policy.Shown(path))
 	}
-	for _, p := range conf.plugins {
+	return conf.exported(path, doc, err), err
+}
+
+// ParseConflist parses the text of a file as ReadConfDir does, but without the folder of the
+// network's name: a list may have no plugins of its own.
+func ParseConflist(path string, doc []byte) (Conflist, error) {
+	conf, err := parseConflist(path, doc)
+	return conf.exported(path, doc, err), err
+}
+
+func (c conflist) exported(path string, doc []byte, err error) Conflist {
+	list := Conflist{File: path, Doc: doc, Network: c.network, CNIVersion: c.cniVersion}
+	if err != nil {
+		return list
+	}
+	for _, p := range c.plugins {
 		list.Types = append(list.Types, p.conf.Type)
 	}
-	list.Entries = conf.entries()
-	return list, nil
+	list.Entries = c.entries()
+	return list
 }
 
 func readPluginFolder(dir string) ([]plugin, error) {
