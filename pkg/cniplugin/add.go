@@ -143,7 +143,7 @@ func (n *node) verdict(v *enforce.State, chain string) error {
 		n.Warn(w)
 	}
 	for _, p := range v.Policies {
-		for _, e := range p.Conflicts.Shown() {
+		for _, e := range p.Conflicts.Summary() {
 			n.Warn(e)
 		}
 		if p.Chain != chain {

@@ -32,10 +32,10 @@ func (n *node) findNetconf(handed config.Netconf) (config.Netconf, error) {
 	if keys := handed.Differences(conf); err == nil && file != "" && len(keys) > 0 {
 		const most = 8
 		for i, key := range keys {
-			keys[i] = policy.Shown(key)
+			keys[i] = policy.Printable(key)
 		}
 		n.Warn(fmt.Errorf("network %s: what the runtime hands over differs in %s from the plugin entry in %s, which is in force because of %s; write the policy there",
-			policy.Quote(n.network), strings.Join(keys[:min(most, len(keys))], ", "), policy.Shown(file), policy.Shown(n.guard.Path)))
+			policy.Quote(n.network), strings.Join(keys[:min(most, len(keys))], ", "), policy.Printable(file), policy.Printable(n.guard.Path)))
 	}
 	return conf, err
 }

@@ -52,14 +52,14 @@ func passThrough(netconf []byte, version string) ([]byte, error) {
 	}
 	if !slices.Contains(cniversion.All.SupportedVersions(), given) {
 		return nil, fmt.Errorf("prevResult: cniVersion is %s, and this ip-masq knows versions up to %s; lower the conflist's cniVersion, or install a newer ip-masq",
-			policy.Shown(given), cniversion.Current())
+			policy.Printable(given), cniversion.Current())
 	}
 	result, err := create.Create(given, conf.PrevResult)
 	if errors.As(err, &wrong) {
 		err = fmt.Errorf("%s has the JSON type %s", wrong.Field, wrong.Value)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("prevResult: is not a result of cniVersion %s: %s; %s", given, policy.Shown(err.Error()), see)
+		return nil, fmt.Errorf("prevResult: is not a result of cniVersion %s: %s; %s", given, policy.Printable(err.Error()), see)
 	}
 	if given != version {
 		converted, err := result.GetAsVersion(version)

@@ -130,7 +130,7 @@ func readAgentFile(d *os.File, name, path string) ([]byte, error) {
 		return nil, errChanged // it was in the directory, and may be there again
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w; %s", policy.Shown(path), err, remedy)
+		return nil, fmt.Errorf("open %s: %w; %s", policy.Printable(path), err, remedy)
 	}
 	defer closed(f)
 	doc, err := ReadRegular(f, mostKiB, nil)

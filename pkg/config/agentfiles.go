@@ -48,9 +48,9 @@ func ReadAgentFiles(decode document.Decoder, dir string, d Dialect, own AgentPol
 		case errors.Is(err, fs.ErrNotExist):
 			a.Missing = true
 		case err != nil:
-			return a, fmt.Errorf("read the agent files in %s: %w", policy.Shown(dir), err)
+			return a, fmt.Errorf("read the agent files in %s: %w", policy.Printable(dir), err)
 		case len(read.files) == 0 && read.holdsOthers:
-			a.Warnings = append(a.Warnings, fmt.Errorf("%s holds files, but none whose name begins with %s; rename those that are meant", policy.Shown(dir), agentFilePrefix))
+			a.Warnings = append(a.Warnings, fmt.Errorf("%s holds files, but none whose name begins with %s; rename those that are meant", policy.Printable(dir), agentFilePrefix))
 		}
 		for _, file := range read.files {
 			u.docs = append(u.docs, file.parse(d, decode))

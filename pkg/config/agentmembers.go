@@ -19,7 +19,7 @@ func agentMembers(file string, doc []byte, decode document.Decoder) (members []M
 	if looksLikeJSON(doc) {
 		members, err := JSONMembers(doc)
 		if err != nil {
-			return nil, false, fmt.Errorf("%s: %w", policy.Shown(file), err)
+			return nil, false, fmt.Errorf("%s: %w", policy.Printable(file), err)
 		}
 		addLines(members, d.Keys)
 		return members, false, nil
@@ -32,7 +32,7 @@ func agentMembers(file string, doc []byte, decode document.Decoder) (members []M
 	case k == Null:
 		return nil, d.More, nil
 	case k != Object || d.Keys == nil:
-		return nil, false, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", policy.Shown(file), d.Line, k)
+		return nil, false, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", policy.Printable(file), d.Line, k)
 	}
 	values := map[string]json.RawMessage{}
 	parts := Elements(text)
@@ -56,16 +56,16 @@ func agentMembers(file string, doc []byte, decode document.Decoder) (members []M
 func undecodable(file string, err error) error {
 	var e *document.Error
 	if !errors.As(err, &e) {
-		return fmt.Errorf("%s: %s", policy.Shown(file), policy.Shown(err.Error()))
+		return fmt.Errorf("%s: %s", policy.Printable(file), policy.Printable(err.Error()))
 	}
-	text := policy.Shown(e.Problem)
+	text := policy.Printable(e.Problem)
 	if e.Subject != "" {
-		text = policy.Shown(e.Subject) + ": " + text
+		text = policy.Printable(e.Subject) + ": " + text
 	}
 	if e.Line > 0 {
-		return fmt.Errorf("%s:%d: %s", policy.Shown(file), e.Line, text)
+		return fmt.Errorf("%s:%d: %s", policy.Printable(file), e.Line, text)
 	}
-	return fmt.Errorf("%s: %s", policy.Shown(file), text)
+	return fmt.Errorf("%s: %s", policy.Printable(file), text)
 }
 
 func looksLikeJSON(doc []byte) bool {

@@ -163,7 +163,7 @@ func agreed[T any](u *agentUnion, key string, equal func(a, b T) bool, get func(
 			u.places.Note(key, by, -1)
 		case !equal(*holds, *value):
 			u.conflict(d, key, -1, fmt.Sprintf("%s contradicts %s in %s; write the same in both, or leave it out of one",
-				inWords(*value), inWords(*holds), policy.Shown(by)))
+				inWords(*value), inWords(*holds), policy.Printable(by)))
 		}
 	}
 	return holds
@@ -171,7 +171,7 @@ func agreed[T any](u *agentUnion, key string, equal func(a, b T) bool, get func(
 
 func inWords(value any) string {
 	if text := fmt.Sprint(value); text != "" {
-		return policy.Shown(text)
+		return policy.Printable(text)
 	}
 	return "empty"
 }
@@ -208,7 +208,7 @@ func (u *agentUnion) prefixesInBothLists() {
 				continue
 			}
 			u.conflict(d, masqueraded, d.indexOf(masqueraded, i), fmt.Sprintf("%s is %s[%d] of %s too; remove one of the two",
-				p, exempt, at.index, policy.Shown(at.doc.File)))
+				p, exempt, at.index, policy.Printable(at.doc.File)))
 		}
 	}
 }

@@ -64,7 +64,7 @@ func (l Conflist) PositionErr() error {
 	if len(l.Entries) == 0 || l.Entries[0].Index > 0 {
 		return nil
 	}
-	file := policy.Shown(l.File)
+	file := policy.Printable(l.File)
 	if len(l.Types) == len(l.Entries) {
 		return fmt.Errorf("%s: plugins: the plugin entry of network %s %w, alone: "+
 			"write it behind the plugin that makes the interface, or remove the file", file, policy.Quote(l.Network), ErrPosition)
@@ -79,7 +79,7 @@ func (l Conflist) DataDirErr(guard PluginFile, reconcilers string) error {
 	for _, e := range l.Entries {
 		if e.Err == nil && !guard.Present && e.Entry.DataDir != reconcilers {
 			return fmt.Errorf("%s: plugins[%d]: dataDir: %s is not the reconciler's data_dir, %s; a node has one dataDir: state the same in both",
-				policy.Shown(l.File), e.Index, policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
+				policy.Printable(l.File), e.Index, policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
 		}
 	}
 	return nil
@@ -92,13 +92,13 @@ func CheckPlugin(dir string) error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%s is missing", policy.Shown(path))
+		return fmt.Errorf("%s is missing", policy.Printable(path))
 	case err != nil:
-		return fmt.Errorf("look at %s: %w", policy.Shown(path), Bare(err))
+		return fmt.Errorf("look at %s: %w", policy.Printable(path), Bare(err))
 	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s is not a regular file", policy.Shown(path))
+		return fmt.Errorf("%s is not a regular file", policy.Printable(path))
 	case info.Mode().Perm()&anyExecute == 0:
-		return fmt.Errorf("%s is not executable (mode %04o)", policy.Shown(path), info.Mode().Perm())
+		return fmt.Errorf("%s is not executable (mode %04o)", policy.Printable(path), info.Mode().Perm())
 	}
 	return nil
 }
@@ -111,7 +111,7 @@ func ReadConfDir(dir string) (ConfDir, error) {
 	c := ConfDir{Dir: dir}
 	names, err := filesIn(dir, ".conf", ".conflist", ".json")
 	if err != nil {
-		return c, fmt.Errorf("read the CNI configuration directory %s: %w", policy.Shown(dir), err)
+		return c, fmt.Errorf("read the CNI configuration directory %s: %w", policy.Printable(dir), err)
 	}
 	c.Changed = lastChange(dir, names)
 	for _, name := range names {
@@ -229,7 +229,7 @@ func readConfFile(path string) ([]byte, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", policy.Shown(path), Bare(err))
+		return nil, fmt.Errorf("open %s: %w", policy.Printable(path), Bare(err))
 	}
 	defer closed(f)
 	const mostKiB = 1024
@@ -246,12 +246,12 @@ func readConflist(path string) (Conflist, error) {
 		// libcni adds what a folder of the network's name holds.
 		var more []plugin
 		if more, err = readPluginFolder(filepath.Join(filepath.Dir(path), conf.network)); err != nil {
-			err = fmt.Errorf("%s: %w", policy.Shown(path), err)
+			err = fmt.Errorf("%s: %w", policy.Printable(path), err)
 		}
 		conf.plugins = append(conf.plugins, more...)
 	}
 	if err == nil && len(conf.plugins) == 0 {
-		err = fmt.Errorf("%s: plugins: is missing; write a list of plugin configurations", policy.Shown(path))
+		err = fmt.Errorf("%s: plugins: is missing; write a list of plugin configurations", policy.Printable(path))
 	}
 	return conf.exported(path, doc, err), err
 }
@@ -281,7 +281,7 @@ func readPluginFolder(dir string) ([]plugin, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the plugin configurations in %s: %w", policy.Shown(dir), err)
+		return nil, fmt.Errorf("read the plugin configurations in %s: %w", policy.Printable(dir), err)
 	}
 	var plugins []plugin
 	for _, name := range names {
@@ -295,7 +295,7 @@ func readPluginFolder(dir string) ([]plugin, error) {
 		}
 		p, err := parsePlugin(doc)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", policy.Shown(path), err)
+			return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
 		}
 		p.file = path
 		plugins = append(plugins, p)

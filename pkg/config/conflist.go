@@ -48,7 +48,7 @@ func parseConflist(path string, doc []byte) (conflist, error) {
 func parseSingle(path string, doc []byte) (conflist, error) {
 	p, err := parsePlugin(doc)
 	if err != nil {
-		return conflist{}, fmt.Errorf("%s: %w", policy.Shown(path), err)
+		return conflist{}, fmt.Errorf("%s: %w", policy.Printable(path), err)
 	}
 	return conflist{network: p.conf.Name, cniVersion: p.conf.CNIVersion, plugins: []plugin{p}}, nil
 }
@@ -78,9 +78,9 @@ func unmarshal(doc []byte, to any) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &wrong) && wrong.Field == "":
-		return fmt.Errorf("is %s; write an object, in braces", policy.Shown(wrong.Value))
+		return fmt.Errorf("is %s; write an object, in braces", policy.Printable(wrong.Value))
 	case errors.As(err, &wrong):
-		return fmt.Errorf("%s: is %s; write what the CNI specification has there", policy.Shown(wrong.Field), policy.Shown(wrong.Value))
+		return fmt.Errorf("%s: is %s; write what the CNI specification has there", policy.Printable(wrong.Field), policy.Printable(wrong.Value))
 	}
 	return syntaxError(doc, err)
 }
@@ -90,7 +90,7 @@ func unmarshal(doc []byte, to any) error {
 func parseList(path string, doc []byte) (conflist, error) {
 	var values map[string]json.RawMessage
 	if err := unmarshal(doc, &values); err != nil {
-		return conflist{}, fmt.Errorf("%s: %w", policy.Shown(path), err)
+		return conflist{}, fmt.Errorf("%s: %w", policy.Printable(path), err)
 	}
 	var c conflist
 	var versions []string
@@ -199,7 +199,7 @@ func (c conflist) entries() []ConflistEntry {
 			e.Entry, err = e.Netconf.Entry()
 		}
 		if err != nil {
-			e.Err = fmt.Errorf("%s: plugins[%d]: %w", policy.Shown(p.file), i, err)
+			e.Err = fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(p.file), i, err)
 		}
 		ours = append(ours, e)
 	}
@@ -217,7 +217,7 @@ func (c conflist) netconf(p plugin) ([]byte, error) {
 	values["name"], values["cniVersion"] = c.network, c.cniVersion
 	netconf, err := json.Marshal(values)
 	if err != nil {
-		return nil, fmt.Errorf("encode the configuration: %s", policy.Shown(err.Error()))
+		return nil, fmt.Errorf("encode the configuration: %s", policy.Printable(err.Error()))
 	}
 	return netconf, nil
 }

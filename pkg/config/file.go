@@ -30,10 +30,10 @@ func OpenFile(path string, flags int) (*os.File, error) {
 func ReadRegular(f *os.File, mostKiB int64, allowed func(fs.FileInfo) error) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("look at %s: %w", policy.Shown(f.Name()), Bare(err))
+		return nil, fmt.Errorf("look at %s: %w", policy.Printable(f.Name()), Bare(err))
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("read %s: not a regular file", policy.Shown(f.Name()))
+		return nil, fmt.Errorf("read %s: not a regular file", policy.Printable(f.Name()))
 	}
 	if allowed != nil {
 		if err := allowed(info); err != nil {
@@ -44,10 +44,10 @@ func ReadRegular(f *os.File, mostKiB int64, allowed func(fs.FileInfo) error) ([]
 	most := mostKiB << 10
 	doc, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", policy.Shown(f.Name()), Bare(err))
+		return nil, fmt.Errorf("read %s: %w", policy.Printable(f.Name()), Bare(err))
 	}
 	if int64(len(doc)) > most {
-		return nil, fmt.Errorf("read %s: larger than %d KiB", policy.Shown(f.Name()), mostKiB)
+		return nil, fmt.Errorf("read %s: larger than %d KiB", policy.Printable(f.Name()), mostKiB)
 	}
 	return doc, nil
 }

@@ -85,11 +85,11 @@ func (f *Document) NoteAt(line int, mistake error) {
 func (f *Document) Locate(line int, what error) error {
 	switch {
 	case f.Settings != "" && line > 0:
-		return fmt.Errorf("%s:%d: %s.%w", policy.Shown(f.Settings), line, agentTable, what)
+		return fmt.Errorf("%s:%d: %s.%w", policy.Printable(f.Settings), line, agentTable, what)
 	case f.File != "" && line > 0:
-		return fmt.Errorf("%s:%d: %w", policy.Shown(f.File), line, what)
+		return fmt.Errorf("%s:%d: %w", policy.Printable(f.File), line, what)
 	case f.File != "":
-		return fmt.Errorf("%s: %w", policy.Shown(f.File), what)
+		return fmt.Errorf("%s: %w", policy.Printable(f.File), what)
 	}
 	return what
 }
@@ -147,7 +147,7 @@ func (m Member) otherwise() string {
 	if m.Spelled == "" || m.Spelled == m.Key {
 		return ""
 	}
-	return ", as " + policy.Shown(m.Spelled)
+	return ", as " + policy.Printable(m.Spelled)
 }
 
 func (f *Document) unknown(name string, keys []Key) string {

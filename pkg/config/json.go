@@ -90,7 +90,7 @@ func syntaxError(doc []byte, err error) error {
 	case errors.As(err, &syntax):
 		return notJSON(doc, int(syntax.Offset), err.Error())
 	default:
-		return fmt.Errorf("%w: %s", ErrNotJSON, policy.Shown(err.Error()))
+		return fmt.Errorf("%w: %s", ErrNotJSON, policy.Printable(err.Error()))
 	}
 }
 
@@ -99,5 +99,5 @@ func notJSON(doc []byte, nth int, problem string) error {
 	before := doc[:max(0, min(nth, len(doc))-1)]
 	line := 1 + bytes.Count(before, []byte("\n"))
 	column := len(before) - bytes.LastIndexByte(before, '\n')
-	return fmt.Errorf("%w: line %d, column %d: %s", ErrNotJSON, line, column, policy.Shown(problem))
+	return fmt.Errorf("%w: line %d, column %d: %s", ErrNotJSON, line, column, policy.Printable(problem))
 }

@@ -54,7 +54,7 @@ func ReadPluginFile(path string) (PluginFile, error) {
 		f, err = OpenFile(path, 0)
 	}
 	if err != nil {
-		return refused, fmt.Errorf("open %s: %w; repair it, or remove it to let every network contribute", policy.Shown(path), Bare(err))
+		return refused, fmt.Errorf("open %s: %w; repair it, or remove it to let every network contribute", policy.Printable(path), Bare(err))
 	}
 	defer closed(f)
 	// The TOML decoder's time can grow with the square of the size.
@@ -70,11 +70,11 @@ func ReadPluginFile(path string) (PluginFile, error) {
 func isOurs(path string) func(fs.FileInfo) error {
 	return func(info fs.FileInfo) error {
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
-			return fmt.Errorf("%s belongs to user %d, who could lift what it forbids; chown it to root", policy.Shown(path), stat.Uid)
+			return fmt.Errorf("%s belongs to user %d, who could lift what it forbids; chown it to root", policy.Printable(path), stat.Uid)
 		}
 		if mode := info.Mode().Perm(); mode&0o022 != 0 {
 			return fmt.Errorf("%s can be written by others than its owner (mode %04o), who could lift what it forbids; chmod it to 0644",
-				policy.Shown(path), mode)
+				policy.Printable(path), mode)
 		}
 		return nil
 	}
@@ -109,11 +109,11 @@ func (p PluginFile) Admits(network string) error {
 		return nil
 	case p.AllowNetworks == nil:
 		return fmt.Errorf("network %s may not contribute: %s has no allow_networks, which allows no network; write allow_networks = [%s] there",
-			name, policy.Shown(p.Path), name)
+			name, policy.Printable(p.Path), name)
 	case slices.Contains(p.AllowUnlisted, network):
-		return fmt.Errorf("network %s may not contribute: it is in allow_unlisted_networks of %s and not in allow_networks; add it there too", name, policy.Shown(p.Path))
+		return fmt.Errorf("network %s may not contribute: it is in allow_unlisted_networks of %s and not in allow_networks; add it there too", name, policy.Printable(p.Path))
 	default:
-		return fmt.Errorf("network %s may not contribute: it is not in allow_networks of %s; add it there", name, policy.Shown(p.Path))
+		return fmt.Errorf("network %s may not contribute: it is not in allow_networks of %s; add it there", name, policy.Printable(p.Path))
 	}
 }
 
@@ -132,20 +132,20 @@ func (p PluginFile) Netconf(network string, handed Netconf, conflists ConfDir, e
 	if slices.Contains(p.AllowUnlisted, network) {
 		return handed, "", nil
 	}
-	name, dir := policy.Quote(network), policy.Shown(p.CNIConfDir)
+	name, dir := policy.Quote(network), policy.Printable(p.CNIConfDir)
 	if err != nil {
 		return Netconf{}, "", fmt.Errorf("network %s: %w: %w; write the runtime's directory as cni_conf_dir into %s",
-			name, ErrConflistUnknown, err, policy.Shown(p.Path))
+			name, ErrConflistUnknown, err, policy.Printable(p.Path))
 	}
 	for _, list := range conflists.Conflists {
 		if list.Network == network && list.Err == nil {
 			return Netconf{}, "", fmt.Errorf("network %s may not contribute: its conflist %s has no plugin entry, and %s takes its policy from there; "+
-				"add the entry, or the network to allow_unlisted_networks", name, policy.Shown(list.File), policy.Shown(p.Path))
+				"add the entry, or the network to allow_unlisted_networks", name, policy.Printable(list.File), policy.Printable(p.Path))
 		}
 	}
 	if err := conflists.Err(); err != nil {
 		return Netconf{}, "", fmt.Errorf("network %s: %w: %w; repair it", name, ErrConflistUnknown, err)
 	}
 	return Netconf{}, "", fmt.Errorf("network %s may not contribute: no conflist in %s has its plugin entry, and %s takes its policy from there; "+
-		"write one, correct cni_conf_dir, or add the network to allow_unlisted_networks", name, dir, policy.Shown(p.Path))
+		"write one, correct cni_conf_dir, or add the network to allow_unlisted_networks", name, dir, policy.Printable(p.Path))
 }

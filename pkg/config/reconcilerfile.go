@@ -70,7 +70,7 @@ func DefaultSettings() Settings {
 func (s *Settings) Read(path string) error {
 	f, err := OpenFile(path, 0)
 	if err != nil {
-		return fmt.Errorf("open %s: %w", policy.Shown(path), Bare(err))
+		return fmt.Errorf("open %s: %w", policy.Printable(path), Bare(err))
 	}
 	defer closed(f)
 	// The TOML decoder's time can grow with the square of the size.

@@ -115,7 +115,7 @@ func (f *Document) setText(k Key, shape Kind, text string) {
 	}
 	written, err := json.Marshal(value)
 	if err != nil {
-		f.Fail(k.Name, -1, text, "has no form in JSON: "+policy.Shown(err.Error()))
+		f.Fail(k.Name, -1, text, "has no form in JSON: "+policy.Printable(err.Error()))
 		return
 	}
 	k.Read(f, k.Name, written)

@@ -96,9 +96,9 @@ func tomlTable(md *toml.MetaData, paths []toml.Key, values map[string]toml.Primi
 func tomlError(file string, err error) error {
 	var syntax toml.ParseError
 	if errors.As(err, &syntax) && syntax.Position.Line > 0 {
-		return fmt.Errorf("%s:%d: not TOML: %s", policy.Shown(file), syntax.Position.Line, policy.Shown(syntax.Message))
+		return fmt.Errorf("%s:%d: not TOML: %s", policy.Printable(file), syntax.Position.Line, policy.Printable(syntax.Message))
 	}
-	return fmt.Errorf("%s: not TOML: %s", policy.Shown(file), policy.Shown(err.Error()))
+	return fmt.Errorf("%s: not TOML: %s", policy.Printable(file), policy.Printable(err.Error()))
 }
 
 // tomlLine returns the line of a key, which only an error of the decoder tells.
@@ -139,7 +139,7 @@ func tomlToJSON(value any) (json.RawMessage, error) {
 	}
 	text, err := json.Marshal(value)
 	if err != nil {
-		return nil, fmt.Errorf("has a value that JSON has no form for: %s", policy.Shown(err.Error()))
+		return nil, fmt.Errorf("has a value that JSON has no form for: %s", policy.Printable(err.Error()))
 	}
 	return text, nil
 }

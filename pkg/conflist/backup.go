@@ -38,7 +38,7 @@ var errNoBackup = errors.New("back up")
 func Backup(ctx context.Context, dir, path string, was []byte) (string, error) {
 	kept, err := backup(ctx, dir, path, was)
 	if err != nil {
-		return "", fmt.Errorf("%w %s: %w", errNoBackup, policy.Shown(path), err)
+		return "", fmt.Errorf("%w %s: %w", errNoBackup, policy.Printable(path), err)
 	}
 	return kept, nil
 }
@@ -58,7 +58,7 @@ func backup(ctx context.Context, dir, path string, was []byte) (_ string, err er
 		return "", safefile.Error("look at", dir, err)
 	case !info.IsDir() || owner(info).uid != os.Geteuid() || info.Mode().Perm()&0o022 != 0:
 		return "", fmt.Errorf("%s must be a directory of user %d that nobody else can write to; mend or remove it",
-			policy.Shown(dir), os.Geteuid())
+			policy.Printable(dir), os.Geteuid())
 	}
 	f, err := openFolder(ctx, dir)
 	if err != nil {

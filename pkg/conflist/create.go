@@ -21,7 +21,7 @@ import (
 func Create(ctx context.Context, path string, now []byte, model string) error {
 	err := create(ctx, path, now, model)
 	if err != nil {
-		return fmt.Errorf("create %s: %w", policy.Shown(path), err)
+		return fmt.Errorf("create %s: %w", policy.Printable(path), err)
 	}
 	return nil
 }
@@ -59,7 +59,7 @@ func create(ctx context.Context, path string, now []byte, model string) (err err
 func Delete(ctx context.Context, path string, was []byte) error {
 	err := remove(ctx, path, was)
 	if err != nil {
-		return fmt.Errorf("remove %s: %w", policy.Shown(path), err)
+		return fmt.Errorf("remove %s: %w", policy.Printable(path), err)
 	}
 	return nil
 }

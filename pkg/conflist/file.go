@@ -32,7 +32,7 @@ func absent(path string, otherwise error) error {
 	}
 	if err == nil && info.Mode().Type() == fs.ModeSymlink {
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%s: it is a symlink to what is not there; in a container, mount the directory it points to as well", policy.Shown(path))
+			return fmt.Errorf("%s: it is a symlink to what is not there; in a container, mount the directory it points to as well", policy.Printable(path))
 		}
 	}
 	return otherwise
@@ -43,7 +43,7 @@ func absent(path string, otherwise error) error {
 func unchanged(path string, was []byte) (fs.FileInfo, error) {
 	doc, info, err := readWithInfo(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(doc, was) {
-		return nil, fmt.Errorf("%s: %w", policy.Shown(path), ErrChanged)
+		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrChanged)
 	}
 	return info, err
 }

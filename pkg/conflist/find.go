@@ -60,9 +60,9 @@ func Find(dir, network string) (Network, error) {
 	if err != nil {
 		what := "the network"
 		if network != "" {
-			what += " " + policy.Shown(network)
+			what += " " + policy.Printable(network)
 		}
-		return Network{}, fmt.Errorf("find %s in %s: %w", what, policy.Shown(dir), err)
+		return Network{}, fmt.Errorf("find %s in %s: %w", what, policy.Printable(dir), err)
 	}
 	return n, nil
 }
@@ -112,7 +112,7 @@ func pick(lists []config.Conflist, network string) (Network, error) {
 		case network != "" && n.Name == network, network == "" && n.Name != "":
 			return n, nil
 		case n.Name != "":
-			names = append(names, policy.Shown(n.Name))
+			names = append(names, policy.Printable(n.Name))
 		}
 	}
 	switch {
@@ -141,13 +141,13 @@ func load(list config.Conflist) (Network, error) {
 	if n.Single {
 		conf, err := parseSingle(doc)
 		if err != nil {
-			return n, fmt.Errorf("%s: %w", policy.Shown(list.File), err)
+			return n, fmt.Errorf("%s: %w", policy.Printable(list.File), err)
 		}
 		n.Name, plugins = conf.Name, []types.PluginConf{conf}
 	} else {
 		conf, err := parseList(doc)
 		if err != nil {
-			return n, fmt.Errorf("%s: %w", policy.Shown(list.File), err)
+			return n, fmt.Errorf("%s: %w", policy.Printable(list.File), err)
 		}
 		n.Name, plugins = conf.name, conf.plugins
 		n.Made = isMade(list.File, conf)
@@ -159,7 +159,7 @@ func load(list config.Conflist) (Network, error) {
 		return Network{}, nil
 	}
 	if n.Name == "" {
-		return n, fmt.Errorf("%s: name: is missing; write the network's", policy.Shown(list.File))
+		return n, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(list.File))
 	}
 	return n, nil
 }

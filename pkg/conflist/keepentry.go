@@ -28,7 +28,7 @@ func ReadEntry(path string) ([]byte, error) {
 	// What a network has beside the entry's own keys does not matter here.
 	const network, cniVersion = "network", "1.0.0"
 	if err := checkEntry(entry, network, cniVersion); err != nil {
-		return nil, fmt.Errorf("%s: %w", policy.Shown(path), err)
+		return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
 	}
 	return entry, nil
 }

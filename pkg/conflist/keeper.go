@@ -146,7 +146,7 @@ func (k *Manager) judge(s *Status, err error, now time.Time) {
 	switch {
 	case s.Present:
 		if count, span := k.flapping.span(now); k.flapping.there(now) {
-			k.options.Log.Info("our entry stays in the conflist again", "file", policy.Shown(k.seen.Path),
+			k.options.Log.Info("our entry stays in the conflist again", "file", policy.Printable(k.seen.Path),
 				"removed", count, "within", span.Round(time.Second).String())
 		}
 	case err == nil, errors.Is(err, ErrNone), errors.Is(err, ErrNotThere):

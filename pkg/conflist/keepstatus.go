@@ -82,16 +82,16 @@ func (k *Manager) describe(s *Status, n Network, err, plugin error) {
 func (k *Manager) absence(err error) error {
 	what := "the main CNI plugin's network"
 	if k.options.Network != "" {
-		what += " " + policy.Shown(k.options.Network)
+		what += " " + policy.Printable(k.options.Network)
 	}
 	remedy := "set cni_conf_dir if it is elsewhere"
 	if errors.Is(err, ErrNotThere) {
 		remedy = err.Error()
 	}
 	if names := setAside(k.options.Dir); len(names) > 0 {
-		remedy = fmt.Sprintf("Cilium has set %s aside: %s", policy.Shown(strings.Join(names, ", ")), parties()[0].remedy)
+		remedy = fmt.Sprintf("Cilium has set %s aside: %s", policy.Printable(strings.Join(names, ", ")), parties()[0].remedy)
 	}
-	return fmt.Errorf("waiting for %s in %s; %s", what, policy.Shown(k.options.Dir), remedy)
+	return fmt.Errorf("waiting for %s in %s; %s", what, policy.Printable(k.options.Dir), remedy)
 }
 
 // refusal is the error of files that cannot be written.
@@ -100,7 +100,7 @@ func (k *Manager) refusal(err error) error {
 	for _, known := range []error{unix.EROFS, unix.EACCES, unix.EPERM} {
 		if errors.Is(err, known) {
 			return fmt.Errorf("%w; let the reconciler write to %s: in a container, mount it writable; in a unit of systemd, "+
-				"add ReadWritePaths=%s", err, policy.Shown(k.options.Dir), policy.Shown(k.options.Dir))
+				"add ReadWritePaths=%s", err, policy.Printable(k.options.Dir), policy.Printable(k.options.Dir))
 		}
 	}
 	return err
@@ -115,7 +115,7 @@ func (k *Manager) accusation() error {
 	}
 	by := suspect(k.seen)
 	return fmt.Errorf("%s: our entry is removed again and again (%d times within %s), most likely by %s; %s: %s",
-		policy.Shown(k.seen.Path), count, span.Truncate(time.Second)+time.Second, by.name, then, by.remedy)
+		policy.Printable(k.seen.Path), count, span.Truncate(time.Second)+time.Second, by.name, then, by.remedy)
 }
 
 // journal writes a Keeper's log: what is news, once.
@@ -159,12 +159,12 @@ func (j *journal) wrote(c Change, m *Multus, text string, removals int) {
 	if removals > 1 {
 		level = slog.LevelDebug
 	}
-	args := []any{"file", policy.Shown(c.Path), "network", policy.Shown(c.Network)}
+	args := []any{"file", policy.Printable(c.Path), "network", policy.Printable(c.Network)}
 	if m != nil {
-		args = append(args, "multus", policy.Shown(m.Path))
+		args = append(args, "multus", policy.Printable(m.Path))
 	}
 	if c.Backup != "" {
-		args = append(args, "backup", policy.Shown(c.Backup))
+		args = append(args, "backup", policy.Printable(c.Backup))
 	}
 	j.log.Log(context.Background(), level, text, args...)
 }

@@ -100,7 +100,7 @@ func member(values map[string]json.RawMessage, key string, to any) error {
 		err = errors.New("null")
 	}
 	if err != nil {
-		return fmt.Errorf("%s: write what the CNI specification has there: %s", key, policy.Shown(err.Error()))
+		return fmt.Errorf("%s: write what the CNI specification has there: %s", key, policy.Printable(err.Error()))
 	}
 	return nil
 }
@@ -154,11 +154,11 @@ func parseSingle(doc []byte) (types.PluginConf, error) {
 	}
 	sorted, err := json.Marshal(values)
 	if err != nil {
-		return conf, fmt.Errorf("encode: %s", policy.Shown(err.Error()))
+		return conf, fmt.Errorf("encode: %s", policy.Printable(err.Error()))
 	}
 	for _, form := range [][]byte{doc, sorted} {
 		if err := json.Unmarshal(form, &conf); err != nil {
-			return conf, fmt.Errorf("write what the CNI specification has there: %s", policy.Shown(err.Error()))
+			return conf, fmt.Errorf("write what the CNI specification has there: %s", policy.Printable(err.Error()))
 		}
 	}
 	if conf.Type == "" {
@@ -176,7 +176,7 @@ func object(doc []byte, to any) error {
 		return errors.New("is not an object; write one, in braces")
 	}
 	if err := json.Unmarshal(doc, to); err != nil {
-		return fmt.Errorf("%w: %s", config.ErrNotJSON, policy.Shown(err.Error()))
+		return fmt.Errorf("%w: %s", config.ErrNotJSON, policy.Printable(err.Error()))
 	}
 	return nil
 }
@@ -199,9 +199,9 @@ func isText(doc []byte) error {
 		before := doc[:max(0, min(int(syntax.Offset), len(doc))-1)]
 		line := 1 + bytes.Count(before, []byte("\n"))
 		column := len(before) - bytes.LastIndexByte(before, '\n')
-		return fmt.Errorf("%w: line %d, column %d: %s", config.ErrNotJSON, line, column, policy.Shown(err.Error()))
+		return fmt.Errorf("%w: line %d, column %d: %s", config.ErrNotJSON, line, column, policy.Printable(err.Error()))
 	case err != nil:
-		return fmt.Errorf("%w: %s", config.ErrNotJSON, policy.Shown(err.Error()))
+		return fmt.Errorf("%w: %s", config.ErrNotJSON, policy.Printable(err.Error()))
 	}
 	return nil
 }

@@ -39,10 +39,10 @@ func (m *Multus) Err(network string) error {
 	case m == nil:
 		return nil
 	case m.Depth > 1:
-		return fmt.Errorf("%s: Multus is nested %d levels deep, and each pod runs all of them: %s", policy.Shown(m.Path), m.Depth, restart)
+		return fmt.Errorf("%s: Multus is nested %d levels deep, and each pod runs all of them: %s", policy.Printable(m.Path), m.Depth, restart)
 	case m.Lacks:
 		return fmt.Errorf("%s has a copy of network %s without the plugin entry, so pods start without the plugin: %s "+
-			"(with --cleanup-config-on-exit=true it does so by itself)", policy.Shown(m.Path), policy.Shown(network), restart)
+			"(with --cleanup-config-on-exit=true it does so by itself)", policy.Printable(m.Path), policy.Printable(network), restart)
 	}
 	return nil
 }
@@ -92,7 +92,7 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 	var conf multusConf
 	err := json.Unmarshal(multus.Doc, &conf)
 	if err != nil {
-		err = fmt.Errorf("write what Multus reads there: %s", policy.Shown(err.Error()))
+		err = fmt.Errorf("write what Multus reads there: %s", policy.Printable(err.Error()))
 	}
 	to, depth, runsPlugin := conf.delegate()
 	var target Network
@@ -110,7 +110,7 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 		found.Entries = 1
 		return found, nil
 	}
-	return found, fmt.Errorf("%s: %w: %w; or name the network with --conflist-network", policy.Shown(multus.Path), ErrDelegate, err)
+	return found, fmt.Errorf("%s: %w: %w; or name the network with --conflist-network", policy.Printable(multus.Path), ErrDelegate, err)
 }
 
 // MultusFiles returns the base names of the files that configurations of Multus in a

@@ -84,7 +84,7 @@ func (p Place) ensureIn(ctx context.Context, n Network) (Change, error) {
 	c := Change{Network: n.Name, Path: n.Path, Had: n.Entries}
 	if p.Admits != nil {
 		if err := p.Admits(n.Name); err != nil {
-			return c, fmt.Errorf("%s: %w", policy.Shown(n.Path), err)
+			return c, fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
 		}
 	}
 	switch {
@@ -106,7 +106,7 @@ func (p Place) ensureIn(ctx context.Context, n Network) (Change, error) {
 	}
 	now, err := placed(n, p.Entry)
 	if err != nil {
-		return c, fmt.Errorf("%s: %w", policy.Shown(n.Path), err)
+		return c, fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
 	}
 	return p.write(ctx, c, n.Doc, now)
 }
@@ -132,7 +132,7 @@ func (p Place) makeList(ctx context.Context, n Network) (Change, error) {
 	c := Change{Network: n.Name}
 	now, err := FromConf(n.Doc, p.Entry)
 	if err != nil {
-		return c, fmt.Errorf("%s: %w", policy.Shown(n.Path), err)
+		return c, fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
 	}
 	if c.Path, err = ListPath(n.Path); err != nil {
 		return c, err
@@ -156,7 +156,7 @@ func (p Place) follow(ctx context.Context, n Network) (Change, error) {
 	}
 	entry, same, err := heldAgainst(n.Doc, conf)
 	if err != nil {
-		return c, fmt.Errorf("%s: %w", policy.Shown(n.Original), err)
+		return c, fmt.Errorf("%s: %w", policy.Printable(n.Original), err)
 	}
 	if same && n.Entries == 1 {
 		return c, nil
@@ -166,7 +166,7 @@ func (p Place) follow(ctx context.Context, n Network) (Change, error) {
 	}
 	now, err := FromConf(conf, entry)
 	if err != nil {
-		return c, fmt.Errorf("%s: %w", policy.Shown(n.Original), err)
+		return c, fmt.Errorf("%s: %w", policy.Printable(n.Original), err)
 	}
 	return p.write(ctx, c, n.Doc, now)
 }

@@ -43,7 +43,7 @@ func Replace(ctx context.Context, path string, was, now []byte) error {
 	r := &replacement{ctx: ctx, path: path, was: was, now: now}
 	err := r.run(r.steps())
 	if err != nil {
-		return fmt.Errorf("replace %s: %w", policy.Shown(path), err)
+		return fmt.Errorf("replace %s: %w", policy.Printable(path), err)
 	}
 	return nil
 }
@@ -171,7 +171,7 @@ func (r *replacement) keep(cause error) error {
 		cause, kept = errors.Join(cause, err), r.temp
 	}
 	r.temp = ""
-	return fmt.Errorf("somebody else wrote it in the same moment, and what he wrote is in %s now: %w", policy.Shown(r.folder.PathOf(kept)), cause)
+	return fmt.Errorf("somebody else wrote it in the same moment, and what he wrote is in %s now: %w", policy.Printable(r.folder.PathOf(kept)), cause)
 }
 
 func (r *replacement) clear() error {

@@ -102,7 +102,7 @@ func quotedJSON(s string) (string, error) {
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	if err := e.Encode(s); err != nil {
-		return "", fmt.Errorf("encode: %s", policy.Shown(err.Error()))
+		return "", fmt.Errorf("encode: %s", policy.Printable(err.Error()))
 	}
 	return strings.TrimSuffix(b.String(), "\n"), nil
 }
@@ -144,7 +144,7 @@ func ListPath(conf string) (string, error) {
 	dir, name := filepath.Split(conf)
 	ext := filepath.Ext(name)
 	if ext != ".conf" && ext != ".json" {
-		return "", fmt.Errorf("name a conflist for %s: it is neither a .conf nor a .json file", policy.Shown(conf))
+		return "", fmt.Errorf("name a conflist for %s: it is neither a .conf nor a .json file", policy.Printable(conf))
 	}
 	made := strings.TrimSuffix(name, ext) + madeSuffix
 	names, err := loadable(filepath.Clean(dir + "."))
@@ -154,7 +154,7 @@ func ListPath(conf string) (string, error) {
 	for _, other := range names {
 		if made < other && other < name {
 			return "", fmt.Errorf("name a conflist for %s: %s sorts between it and %s; rename one of the two files",
-				policy.Shown(conf), policy.Shown(other), policy.Shown(made))
+				policy.Printable(conf), policy.Printable(other), policy.Printable(made))
 		}
 	}
 	return filepath.Join(dir, made), nil

@@ -74,7 +74,7 @@ func decode(doc []byte) (any, error) {
 	d.UseNumber()
 	var v any
 	if err := d.Decode(&v); err != nil {
-		return nil, fmt.Errorf("%w: %s", config.ErrNotJSON, policy.Shown(err.Error()))
+		return nil, fmt.Errorf("%w: %s", config.ErrNotJSON, policy.Printable(err.Error()))
 	}
 	return v, nil
 }
@@ -95,7 +95,7 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 	values["name"], values["cniVersion"] = network, cniVersion
 	netconf, err := json.Marshal(values)
 	if err != nil {
-		return fmt.Errorf("encode: %s", policy.Shown(err.Error()))
+		return fmt.Errorf("encode: %s", policy.Printable(err.Error()))
 	}
 	_, err = config.ParseEntry(netconf)
 	return err

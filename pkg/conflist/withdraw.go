@@ -128,5 +128,5 @@ func about(path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", policy.Shown(path), err)
+	return fmt.Errorf("%s: %w", policy.Printable(path), err)
 }

@@ -56,7 +56,7 @@ func policyConflicts(e *examination) ([]Finding, error) {
 		Remedy: "Make the sources agree, or give one of them another masqChain and a scope of its own. " +
 			"If agent files are not used any more, ip-masq-reconciler cleanup removes what they said."}
 	for _, p := range e.policies() {
-		for _, c := range p.Conflicts.Shown() {
+		for _, c := range p.Conflicts.Summary() {
 			f.Detail = append(f.Detail, c.Error())
 		}
 	}

@@ -24,9 +24,9 @@ func Quote(s string) string {
 	return strings.ToValidUTF8(q[:min(len(q)-1, maxQuoted-len(ellipsis))], "") + ellipsis
 }
 
-// Shown makes a text fit for a message, and leaves it as it is where it is that
+// Printable makes a text fit for a message, and leaves it as it is where it is that
 // already: one line that can be printed, and not long.
-func Shown(s string) string {
+func Printable(s string) string {
 	unprintable := func(r rune) bool { return !strconv.IsPrint(r) }
 	if len(s) > maxQuoted || !utf8.ValidString(s) || strings.ContainsFunc(s, unprintable) {
 		return Quote(s)

@@ -105,14 +105,14 @@ func (e *ConflictError) Error() string {
 // dispute, and there can be a million.
 type ConflictErrors []*ConflictError
 
-// Error writes one line for each of those that are Shown.
-func (e ConflictErrors) Error() string { return errors.Join(e.Shown()...).Error() }
+// Error writes one line for each of those that Summary returns.
+func (e ConflictErrors) Error() string { return errors.Join(e.Summary()...).Error() }
 
 // Unwrap returns all of them.
 func (e ConflictErrors) Unwrap() []error { return e.errors(len(e)) }
 
-// Shown returns the first conflicts, and an error that counts the others.
-func (e ConflictErrors) Shown() []error {
+// Summary returns the first conflicts, and an error that counts the others.
+func (e ConflictErrors) Summary() []error {
 	const most = 8
 	shown := e.errors(min(most, len(e)))
 	if more := len(e) - most; more > 0 {

@@ -65,7 +65,7 @@ func (n *Node) judgeADDs(r *Report) {
 	}
 	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" {
 		r.problem(ReasonPlugin, fmt.Errorf("%w, and %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
-			"or state the runtime's directory of plugins as cni_bin_dir", err, policy.Shown(file)))
+			"or state the runtime's directory of plugins as cni_bin_dir", err, policy.Printable(file)))
 	}
 }
 
@@ -116,7 +116,7 @@ func judgeRules(r *Report) {
 		r.problem(ReasonState, v.Unrecorded)
 	}
 	for _, p := range v.Policies {
-		for _, c := range p.Conflicts.Shown() {
+		for _, c := range p.Conflicts.Summary() {
 			r.chainProblem(ReasonConflict, p.Chain, r.orForget(c))
 		}
 		if err := v.Err(p.Chain); err != nil && !errors.Is(err, v.Unrecorded) {

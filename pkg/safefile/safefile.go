@@ -121,7 +121,7 @@ func (d *Dir) OpenDir(name string) (*Dir, error) {
 		return nil, err
 	}
 	if after, err := sub.Stat(); err != nil || !os.SameFile(before, after) {
-		return nil, errors.Join(fmt.Errorf("%s %s: it was replaced meanwhile", op, policy.Shown(path)), err, sub.Close())
+		return nil, errors.Join(fmt.Errorf("%s %s: it was replaced meanwhile", op, policy.Printable(path)), err, sub.Close())
 	}
 	return sub, nil
 }
@@ -239,7 +239,7 @@ func readAll(file *os.File, info fs.FileInfo, path string, limit int) ([]byte, f
 	case err != nil:
 		return nil, nil, Error("read", path, err)
 	case data.Len() > limit:
-		return nil, nil, fmt.Errorf("read %s: larger than %d KiB", policy.Shown(path), limit>>10)
+		return nil, nil, fmt.Errorf("read %s: larger than %d KiB", policy.Printable(path), limit>>10)
 	}
 	return data.Bytes(), info, nil
 }
@@ -332,5 +332,5 @@ func Error(op, path string, err error) error {
 	case errors.As(err, &linkErr):
 		err = linkErr.Err
 	}
-	return fmt.Errorf("%s %s: %w", op, policy.Shown(path), err)
+	return fmt.Errorf("%s %s: %w", op, policy.Printable(path), err)
 }

@@ -41,7 +41,7 @@ func ask(ctx context.Context, path, name string) (string, error) {
 // Version returns what version an installed plugin says that it is of.
 func Version(ctx context.Context, path string) (string, error) {
 	const longest = 2 * time.Second
-	return asked{path, policy.Shown(path), longest}.about(ctx)
+	return asked{path, policy.Printable(path), longest}.about(ctx)
 }
 
 func (a asked) version(ctx context.Context) (string, error) {

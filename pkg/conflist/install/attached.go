@@ -86,7 +86,7 @@ func attachment(root, path string, booted time.Time) (*Attachment, error) {
 	case errors.Is(err, errNotJSON):
 		const writing = 10 * time.Second
 		if info != nil && time.Since(info.ModTime()).Abs() < writing {
-			return nil, fmt.Errorf("%s is being written", policy.Shown(path))
+			return nil, fmt.Errorf("%s is being written", policy.Printable(path))
 		}
 		return nil, nil // torn: its runtime can read it no more than we can
 	case errors.Is(err, fs.ErrNotExist): // removed since it was listed

@@ -51,7 +51,7 @@ func copies(dirs []string) ([]Copy, error) {
 				return nil
 			}
 			if count++; count > most {
-				return fmt.Errorf("%s has more than %d files", policy.Shown(dir), most)
+				return fmt.Errorf("%s has more than %d files", policy.Printable(dir), most)
 			}
 			value, _, err := readJSON(path)
 			if err == nil && names(value, 0) {

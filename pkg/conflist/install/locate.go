@@ -85,7 +85,7 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 		return stated, nil
 	}
 	if stated.Bin != "" && !isDir(root, stated.Bin) {
-		return Dirs{}, fmt.Errorf("%s: there is no directory %s; make it, or name the runtime's with --cni-bin-dir", locating, policy.Shown(stated.Bin))
+		return Dirs{}, fmt.Errorf("%s: there is no directory %s; make it, or name the runtime's with --cni-bin-dir", locating, policy.Printable(stated.Bin))
 	}
 	return choose(among(stated),
 		func(c candidate) bool { return works(root, c.Dirs) },
@@ -139,7 +139,7 @@ func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 		}
 		var several []string
 		for i, d := range found {
-			several = append(several, fmt.Sprintf("%s with %s (%s)", policy.Shown(d.Conf), policy.Shown(d.Bin), names[i]))
+			several = append(several, fmt.Sprintf("%s with %s (%s)", policy.Printable(d.Conf), policy.Printable(d.Bin), names[i]))
 		}
 		return Dirs{}, fmt.Errorf("%s: there are several: %s; %w", locating, strings.Join(several, ", "), ErrWhere)
 	}

@@ -30,7 +30,7 @@ type Binary struct {
 func Put(ctx context.Context, source, dir string) (Binary, error) {
 	p := &placement{source: source, dir: dir}
 	if err := p.run(ctx, p.steps()); err != nil {
-		return Binary{}, fmt.Errorf("install the plugin in %s: %w", policy.Shown(dir), err)
+		return Binary{}, fmt.Errorf("install the plugin in %s: %w", policy.Printable(dir), err)
 	}
 	return p.binary, nil
 }
@@ -71,9 +71,9 @@ func (p *placement) read(context.Context) error {
 	data, _, err := readBinary(p.source)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("there is no plugin at %s; name it with --plugin", policy.Shown(p.source))
+		return fmt.Errorf("there is no plugin at %s; name it with --plugin", policy.Printable(p.source))
 	case errors.Is(err, safefile.ErrIrregular):
-		return fmt.Errorf("%s is not a regular file; name the plugin with --plugin", policy.Shown(p.source))
+		return fmt.Errorf("%s is not a regular file; name the plugin with --plugin", policy.Printable(p.source))
 	}
 	p.data = data
 	return err
@@ -101,19 +101,19 @@ func (p *placement) compare(ctx context.Context) error {
 	}
 	isLink := present.Mode()&fs.ModeSymlink != 0
 	if !isLink && !present.Mode().IsRegular() {
-		return fmt.Errorf("%s is there and is not a file; remove it", policy.Shown(p.binary.Path))
+		return fmt.Errorf("%s is there and is not a file; remove it", policy.Printable(p.binary.Path))
 	}
 	data, info, err := readBinary(p.binary.Path)
 	same := err == nil && bytes.Equal(data, p.data)
 	switch {
 	case isLink && !same:
 		return fmt.Errorf("%s is a symlink to another program, which somebody else put there; remove the link, or let it be and use theirs",
-			policy.Shown(p.binary.Path))
+			policy.Printable(p.binary.Path))
 	case !same || !isLink && (info.Mode() != binMode || !isOwn(info)):
 		return nil // to be replaced, even if it cannot be read
 	}
 	p.done = true
-	p.binary.Version, err = ask(ctx, p.binary.Path, policy.Shown(p.binary.Path))
+	p.binary.Version, err = ask(ctx, p.binary.Path, policy.Printable(p.binary.Path))
 	return err
 }
 
@@ -129,7 +129,7 @@ func (p *placement) stage(context.Context) (err error) {
 }
 
 func (p *placement) try(ctx context.Context) (err error) {
-	p.binary.Version, err = ask(ctx, p.folder.PathOf(p.temp), "a copy of "+policy.Shown(p.source)+" there")
+	p.binary.Version, err = ask(ctx, p.folder.PathOf(p.temp), "a copy of "+policy.Printable(p.source)+" there")
 	return err
 }
 

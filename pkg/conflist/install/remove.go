@@ -35,7 +35,7 @@ func remove(ctx context.Context, dir string) (_ string, err error) {
 	case err != nil:
 		return "", safefile.Error("look at", path, err)
 	case !info.Mode().IsRegular():
-		return "", fmt.Errorf("%s stays: it is not a regular file, so somebody else put it there; remove it if nobody needs it", policy.Shown(path))
+		return "", fmt.Errorf("%s stays: it is not a regular file, so somebody else put it there; remove it if nobody needs it", policy.Printable(path))
 	}
 	if err := f.Remove(config.PluginType); err != nil {
 		return "", err

@@ -84,7 +84,7 @@ func copiesText(copies []Copy) string {
 		var files []string
 		for _, c := range copies {
 			if c.multus == group.multus {
-				files = append(files, policy.Shown(c.File))
+				files = append(files, policy.Printable(c.File))
 			}
 		}
 		if len(files) > 0 {
@@ -98,7 +98,7 @@ func attachedText(attached []Attachment) string {
 	const most = 3
 	var some []string
 	for _, a := range attached[:min(len(attached), most)] {
-		some = append(some, fmt.Sprintf("container %s in %s", policy.Shown(a.ContainerID), policy.Shown(a.File)))
+		some = append(some, fmt.Sprintf("container %s in %s", policy.Printable(a.ContainerID), policy.Printable(a.File)))
 	}
 	if more := len(attached) - len(some); more > 0 {
 		some = append(some, fmt.Sprintf("%d more", more))
@@ -163,7 +163,7 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 	for _, dir := range u.Bins {
 		path, err := remove(ctx, dir)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("remove the plugin from %s: %w", policy.Shown(dir), err))
+			errs = append(errs, fmt.Errorf("remove the plugin from %s: %w", policy.Printable(dir), err))
 		}
 		if path != "" {
 			done.Binaries = append(done.Binaries, path)
@@ -185,7 +185,7 @@ func (u Uninstall) withdraw(done *Uninstalled) error {
 	}
 	for _, dir := range u.Confs {
 		if err := u.withdrawFrom(dir, keep, done); err != nil {
-			errs = append(errs, fmt.Errorf("take the entry out of the conflists in %s: %w; the plugin, rules and state stay until then", policy.Shown(dir), err))
+			errs = append(errs, fmt.Errorf("take the entry out of the conflists in %s: %w; the plugin, rules and state stay until then", policy.Printable(dir), err))
 		}
 	}
 	return errors.Join(errs...)
