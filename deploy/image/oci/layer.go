@@ -7,8 +7,6 @@ import (
 	"bytes"
 	"cmp"
 	"compress/gzip"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,36 +15,26 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// blobs are the contents of an archive by their SHA-256.
+// blobs are the contents of an archive by their SHA-256, in hexadecimal.
 type blobs map[string][]byte
 
-func (b blobs) add(mediaType string, data []byte) descriptor {
-	d := digest(data)
-	b[strings.TrimPrefix(d, "sha256:")] = data
-	return descriptor{MediaType: mediaType, Digest: d, Size: len(data)}
+func (b blobs) add(mediaType string, data []byte) v1.Descriptor {
+	d := digest.FromBytes(data)
+	b[d.Encoded()] = data
+	return v1.Descriptor{MediaType: mediaType, Digest: d, Size: int64(len(data))}
 }
 
-func (b blobs) addJSON(mediaType string, value any) (descriptor, error) {
-	data, err := encode(value)
-	if err != nil {
-		return descriptor{}, err
-	}
-	return b.add(mediaType, data), nil
-}
-
-func encode(value any) ([]byte, error) {
+func (b blobs) addJSON(mediaType string, value any) (v1.Descriptor, error) {
 	data, err := json.Marshal(value)
 	if err != nil {
-		return nil, fmt.Errorf("encode document: %w", err)
+		return v1.Descriptor{}, fmt.Errorf("encode %s: %w", mediaType, err)
 	}
-	return data, nil
-}
-
-func digest(data []byte) string {
-	sum := sha256.Sum256(data)
-	return "sha256:" + hex.EncodeToString(sum[:])
+	return b.add(mediaType, data), nil
 }
 
 // compress makes a gzip without time or name in it.

@@ -5,6 +5,7 @@ package oci
 import (
 	"archive/tar"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,11 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // File is one entry of a layer. It belongs to root. Mode has the permissions and
@@ -36,68 +42,9 @@ type Image struct {
 	Labels               map[string]string
 }
 
-const (
-	typeIndex    = "application/vnd.oci.image.index.v1+json"
-	typeManifest = "application/vnd.oci.image.manifest.v1+json"
-	typeConfig   = "application/vnd.oci.image.config.v1+json"
-	typeLayer    = "application/vnd.oci.image.layer.v1.tar+gzip"
-
-	// What an image is called. Runtimes of CRI read the one of containerd, which has
-	// the whole name; to other tools the tag is the reference within the layout.
-	annotationName = "io.containerd.image.name"
-	annotationRef  = "org.opencontainers.image.ref.name"
-)
-
-type descriptor struct {
-	MediaType   string            `json:"mediaType"`
-	Digest      string            `json:"digest"`
-	Size        int               `json:"size"`
-	Annotations map[string]string `json:"annotations,omitempty"`
-	Platform    *platform         `json:"platform,omitempty"`
-}
-
-type platform struct {
-	Architecture string `json:"architecture"`
-	OS           string `json:"os"`
-}
-
-type index struct {
-	SchemaVersion int          `json:"schemaVersion"`
-	MediaType     string       `json:"mediaType"`
-	Manifests     []descriptor `json:"manifests"`
-}
-
-type manifest struct {
-	SchemaVersion int          `json:"schemaVersion"`
-	MediaType     string       `json:"mediaType"`
-	Config        descriptor   `json:"config"`
-	Layers        []descriptor `json:"layers"`
-}
-
-// configuration is the image configuration of the specification (config.md).
-type configuration struct {
-	Created      string    `json:"created"`
-	Architecture string    `json:"architecture"`
-	OS           string    `json:"os"`
-	Config       execution `json:"config"`
-	RootFS       rootFS    `json:"rootfs"`
-}
-
-type execution struct {
-	Env        []string          `json:"Env,omitempty"`
-	Entrypoint []string          `json:"Entrypoint,omitempty"`
-	Cmd        []string          `json:"Cmd,omitempty"`
-	WorkingDir string            `json:"WorkingDir,omitempty"`
-	Labels     map[string]string `json:"Labels,omitempty"`
-}
-
-type rootFS struct {
-	Type    string   `json:"type"`
-	DiffIDs []string `json:"diff_ids"`
-}
-
-// epoch is when everything was made, so that bytes do not depend on it.
-const epoch = "1970-01-01T00:00:00Z"
+// annotationName is what runtimes of CRI call an image: containerd's annotation has the
+// whole name, that of the specification the tag alone.
+const annotationName = "io.containerd.image.name"
 
 // Write writes an archive that holds the images. Those of one name, which must be
 // of different architectures, become one image index.
@@ -107,7 +54,7 @@ func Write(w io.Writer, images ...Image) error {
 	}
 	blobs := blobs{}
 	var names []string
-	byName := map[string][]descriptor{}
+	byName := map[string][]v1.Descriptor{}
 	for _, image := range images {
 		if err := image.check(); err != nil {
 			return fmt.Errorf("write image archive: %w", err)
@@ -117,7 +64,7 @@ func Write(w io.Writer, images ...Image) error {
 			return fmt.Errorf("write image %s for %s: %w", image.Name, image.Arch, err)
 		}
 		known := byName[image.Name]
-		if slices.ContainsFunc(known, func(d descriptor) bool { return *d.Platform == *of.Platform }) {
+		if slices.ContainsFunc(known, func(d v1.Descriptor) bool { return d.Platform.Architecture == of.Platform.Architecture }) {
 			return fmt.Errorf("write image %s: given twice for %s", image.Name, image.Arch)
 		}
 		if known == nil {
@@ -125,19 +72,19 @@ func Write(w io.Writer, images ...Image) error {
 		}
 		byName[image.Name] = append(known, of)
 	}
-	top := index{SchemaVersion: 2, MediaType: typeIndex}
+	top := index(nil)
 	for _, name := range names {
 		of := byName[name]
-		slices.SortFunc(of, func(a, b descriptor) int { return cmp.Compare(a.Platform.Architecture, b.Platform.Architecture) })
+		slices.SortFunc(of, func(a, b v1.Descriptor) int { return cmp.Compare(a.Platform.Architecture, b.Platform.Architecture) })
 		one := of[0]
 		if len(of) > 1 {
 			var err error
-			one, err = blobs.addJSON(typeIndex, index{SchemaVersion: 2, MediaType: typeIndex, Manifests: of})
+			one, err = blobs.addJSON(v1.MediaTypeImageIndex, index(of))
 			if err != nil {
 				return fmt.Errorf("write image %s: %w", name, err)
 			}
 		}
-		one.Annotations = map[string]string{annotationName: name, annotationRef: tag(name)}
+		one.Annotations = map[string]string{annotationName: name, v1.AnnotationRefName: tag(name)}
 		top.Manifests = append(top.Manifests, one)
 	}
 	return blobs.write(w, top)
@@ -165,54 +112,59 @@ func tag(name string) string {
 	return name[at+1:]
 }
 
-// addImage adds the blobs of one image and returns what describes its manifest.
-func (b blobs) addImage(image Image) (descriptor, error) {
-	c := configuration{
-		Created: epoch, Architecture: image.Arch, OS: "linux",
-		Config: execution{
+func index(manifests []v1.Descriptor) v1.Index {
+	return v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex, Manifests: manifests}
+}
+
+// addImage adds the blobs of one image and returns the descriptor of its manifest.
+func (b blobs) addImage(image Image) (v1.Descriptor, error) {
+	epoch := time.Unix(0, 0).UTC() // the bytes must not depend on when they are made
+	c := v1.Image{
+		Created: &epoch, Platform: v1.Platform{Architecture: image.Arch, OS: "linux"},
+		Config: v1.ImageConfig{
 			Env: image.Env, Entrypoint: image.Entrypoint, Cmd: image.Cmd,
 			WorkingDir: image.WorkingDir, Labels: image.Labels,
 		},
-		RootFS: rootFS{Type: "layers"},
+		RootFS: v1.RootFS{Type: "layers"},
 	}
-	m := manifest{SchemaVersion: 2, MediaType: typeManifest}
+	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest}
 	seen := tree{}
 	for i, files := range image.Layers {
 		layer, err := seen.layer(files)
 		if err != nil {
-			return descriptor{}, fmt.Errorf("layer %d: %w", i, err)
+			return v1.Descriptor{}, fmt.Errorf("layer %d: %w", i, err)
 		}
-		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, digest(layer))
+		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, digest.FromBytes(layer))
 		packed, err := compress(layer)
 		if err != nil {
-			return descriptor{}, fmt.Errorf("layer %d: %w", i, err)
+			return v1.Descriptor{}, fmt.Errorf("layer %d: %w", i, err)
 		}
-		m.Layers = append(m.Layers, b.add(typeLayer, packed))
+		m.Layers = append(m.Layers, b.add(v1.MediaTypeImageLayerGzip, packed))
 	}
 	var err error
-	if m.Config, err = b.addJSON(typeConfig, c); err != nil {
-		return descriptor{}, err
+	if m.Config, err = b.addJSON(v1.MediaTypeImageConfig, c); err != nil {
+		return v1.Descriptor{}, err
 	}
-	d, err := b.addJSON(typeManifest, m)
-	d.Platform = &platform{Architecture: image.Arch, OS: "linux"}
+	d, err := b.addJSON(v1.MediaTypeImageManifest, m)
+	d.Platform = &c.Platform
 	return d, err
 }
 
 // write writes the layout as a tar: its marker, the index, the blobs.
-func (b blobs) write(w io.Writer, top index) error {
+func (b blobs) write(w io.Writer, top v1.Index) error {
 	archive := tar.NewWriter(w)
-	document, err := encode(top)
+	document, err := json.Marshal(top)
 	if err != nil {
 		return fmt.Errorf("write image archive: %w", err)
 	}
 	entries := []File{
-		{Name: "oci-layout", Mode: 0o644, Data: []byte(`{"imageLayoutVersion":"1.0.0"}`)},
-		{Name: "index.json", Mode: 0o644, Data: document},
-		{Name: "blobs", Mode: fs.ModeDir | 0o755},
-		{Name: "blobs/sha256", Mode: fs.ModeDir | 0o755},
+		{Name: v1.ImageLayoutFile, Mode: 0o644, Data: []byte(`{"imageLayoutVersion":"` + v1.ImageLayoutVersion + `"}`)},
+		{Name: v1.ImageIndexFile, Mode: 0o644, Data: document},
+		{Name: v1.ImageBlobsDir, Mode: fs.ModeDir | 0o755},
+		{Name: v1.ImageBlobsDir + "/sha256", Mode: fs.ModeDir | 0o755},
 	}
 	for _, hash := range slices.Sorted(maps.Keys(b)) {
-		entries = append(entries, File{Name: "blobs/sha256/" + hash, Mode: 0o644, Data: b[hash]})
+		entries = append(entries, File{Name: v1.ImageBlobsDir + "/sha256/" + hash, Mode: 0o644, Data: b[hash]})
 	}
 	for _, e := range entries {
 		if err := put(archive, e); err != nil {
