@@ -151,10 +151,8 @@ func someLife(t *testing.T, n *node) {
 func (n *node) asBefore(t *testing.T, before snapshot) {
 	t.Helper()
 	after := n.snapshot(t)
-	if n.form.backend == "iptables" {
-		emptyNAT := regexp.MustCompile(`\*nat\n(:[A-Z]+ ACCEPT\n)*COMMIT\n|table ip6? nat \{\n(\tchain [A-Z]+ \{\n\t\ttype nat .*\n\t\}\n+)*\}\n`)
-		after.rules, before.rules = emptyNAT.ReplaceAllString(after.rules, ""), emptyNAT.ReplaceAllString(before.rules, "")
-	}
+	emptyNAT := regexp.MustCompile(`\*nat\n(:[A-Z]+ ACCEPT\n)*COMMIT\n|table ip6? nat \{\n(\tchain [A-Z]+ \{\n\t\ttype nat .*\n\t\}\n+)*\}\n`)
+	after.rules, before.rules = emptyNAT.ReplaceAllString(after.rules, ""), emptyNAT.ReplaceAllString(before.rules, "")
 	if d := cmp.Diff(strings.Split(before.rules, "\n"), strings.Split(after.rules, "\n")); d != "" {
 		t.Errorf("rules are not as before:\n%s", d)
 	}
