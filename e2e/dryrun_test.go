@@ -38,7 +38,7 @@ type unableBackend struct{ netfilter.Backend }
 
 var errUnable = fmt.Errorf("nothing can be written: %w", netfilter.ErrUnusable)
 
-func (unableBackend) Able(context.Context, policy.Family) error { return errUnable }
+func (unableBackend) CanWrite(context.Context, policy.Family) error { return errUnable }
 
 func (unableBackend) Apply(context.Context, policy.Ruleset, netfilter.Observation, *os.File) error {
 	return errUnable

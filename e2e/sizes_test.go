@@ -177,9 +177,9 @@ func policySizes() []sized {
 // everywhere is a conf directory that has all networks.
 type everywhere struct{}
 
-func (everywhere) Names(string) bool                    { return true }
-func (everywhere) Lacks(string) bool                    { return false }
-func (everywhere) Has(string, policy.SourcePolicy) bool { return false }
+func (everywhere) HasEntry(string) bool                          { return true }
+func (everywhere) LacksEntry(string) bool                        { return false }
+func (everywhere) HasEntryWith(string, policy.SourcePolicy) bool { return false }
 
 // entrySized is an entry with keys of a size, as the plugin takes it.
 func entrySized(name string, n int, keys func(n int) object) sized {
@@ -276,7 +276,7 @@ func configSizes() []sized {
 				c, err := config.ReadConfDir(dir)
 				must(t, err)
 				for i := range n {
-					if name := fmt.Sprint("net", i); !c.Names(name) || c.Lacks(name) {
+					if name := fmt.Sprint("net", i); !c.HasEntry(name) || c.LacksEntry(name) {
 						t.Fatalf("lacks %s", name)
 					}
 				}

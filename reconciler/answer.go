@@ -74,11 +74,11 @@ func staleIn(r *reconcile.Report) []string {
 			place := netfilter.Choice{Backend: o.Backend, Variant: o.Variant}
 			out = append(out, fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, place))
 		}
-		for _, at := range r.Rules.Elsewhere {
+		for _, at := range r.Rules.Duplicates {
 			out = append(out, fmt.Sprintf("%s (%s)", at.Chain, at.Choice))
 		}
-		if r.Rules.Replaces {
-			for _, o := range r.Rules.Others {
+		if r.Rules.ReplaceOtherDataDirs {
+			for _, o := range r.Rules.OtherDataDirs {
 				out = append(out, fmt.Sprintf("%s (%s, %s)", o.Name, o.Family, o.Choice))
 			}
 		}

@@ -127,7 +127,7 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 		return err
 	}
 	chain := proposal.Chain(own.ID)
-	v, err := n.Adopt(ctx, lock, state, proposal, func(v *enforce.State) error { return n.verdict(v, chain) })
+	v, err := n.ApplyProposal(ctx, lock, state, proposal, func(v *enforce.State) error { return n.verdict(v, chain) })
 	var unwritable *enforce.UnwritableError
 	if errors.As(err, &unwritable) {
 		return n.unwritable(v, chain, err)
@@ -138,8 +138,8 @@ func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.
 // verdict fails for the network's own chain alone; what is wrong with others is
 // told, and stops nobody here.
 func (n *node) verdict(v *enforce.State, chain string) error {
-	n.Warn(v.Unrecorded)
-	for _, w := range v.SlowWarnings() {
+	n.Warn(v.RecordErr)
+	for _, w := range v.LinearWarnings() {
 		n.Warn(w)
 	}
 	for _, p := range v.Policies {
@@ -157,7 +157,7 @@ func (n *node) verdict(v *enforce.State, chain string) error {
 // is that a newer version wrote them: those stay as they are, and serve.
 func (n *node) tolerable(v *enforce.State, chain string) error {
 	err := v.Err(chain)
-	if errors.Is(err, enforce.ErrNewer) && v.Stands(chain) {
+	if errors.Is(err, enforce.ErrNewer) && v.Exists(chain) {
 		n.Warn(err)
 		return nil
 	}
@@ -169,8 +169,8 @@ func (n *node) tolerable(v *enforce.State, chain string) error {
 func (n *node) besideNewer(ctx context.Context, s store.State, own policy.Source) error {
 	newer := fmt.Errorf("document %s: %w: it has schema %d and this program knows schemas up to %d; "+
 		"install the newer version again", s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
-	v := n.Observe(ctx, enforce.With(s.Sources, own), s.Record)
-	if v.Stands(own.Policy.Chain) {
+	v := n.Observe(ctx, enforce.WithSource(s.Sources, own), s.Record)
+	if v.Exists(own.Policy.Chain) {
 		n.Warn(newer)
 		return nil
 	}

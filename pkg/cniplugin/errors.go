@@ -49,7 +49,7 @@ func codeOf(err error) uint {
 	switch {
 	case errors.As(err, &decided):
 		return decided.code
-	case errors.As(err, &conflict), errors.As(err, &bound), errors.Is(err, enforce.ErrOtherOwner):
+	case errors.As(err, &conflict), errors.As(err, &bound), errors.Is(err, enforce.ErrOtherDataDir):
 		return types.ErrInvalidNetworkConfig
 	case errors.Is(err, store.ErrBusy):
 		return types.ErrTryAgainLater

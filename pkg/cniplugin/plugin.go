@@ -91,7 +91,7 @@ func (p *Plugin) node(conf config.Netconf) *node {
 // node's. A verb that finds all rules right does not ask.
 func (n *node) mayWrite(ctx context.Context) error {
 	if !n.asked {
-		n.asked, n.refusal = true, n.Admit(ctx)
+		n.asked, n.refusal = true, n.CheckDataDir(ctx)
 	}
 	return n.refusal
 }

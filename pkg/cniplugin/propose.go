@@ -39,10 +39,12 @@ func (c *conflists) load() config.ConfDir {
 }
 
 // Names implements enforce.Conflists.
-func (c *conflists) Names(network string) bool { return c.load().Names(network) }
+func (c *conflists) HasEntry(network string) bool { return c.load().HasEntry(network) }
 
 // Lacks implements enforce.Conflists.
-func (c *conflists) Lacks(network string) bool { return c.load().Lacks(network) }
+func (c *conflists) LacksEntry(network string) bool { return c.load().LacksEntry(network) }
 
 // Has implements enforce.Conflists.
-func (c *conflists) Has(network string, s policy.SourcePolicy) bool { return c.load().Has(network, s) }
+func (c *conflists) HasEntryWith(network string, s policy.SourcePolicy) bool {
+	return c.load().HasEntryWith(network, s)
+}

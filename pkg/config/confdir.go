@@ -162,7 +162,7 @@ func lastChange(dir string, names []string) time.Time {
 
 // Names reports whether a conflist that can be read names the network and has an
 // entry of ours, sound or not.
-func (c ConfDir) Names(network string) bool { return c.first(network) != nil }
+func (c ConfDir) HasEntry(network string) bool { return c.first(network) != nil }
 
 // SourcePolicy returns what the first conflist by name that has an entry of ours
 // for the network states in the first one it has. It is false where there is
@@ -177,10 +177,10 @@ func (c ConfDir) Policy(network string) (policy.SourcePolicy, bool) {
 
 // Lacks reports whether no conflist has an entry of ours for the network, which
 // nobody knows while a file cannot be read.
-func (c ConfDir) Lacks(network string) bool { return c.Err() == nil && !c.Names(network) }
+func (c ConfDir) LacksEntry(network string) bool { return c.Err() == nil && !c.HasEntry(network) }
 
 // Has reports whether Statement returns this one.
-func (c ConfDir) Has(network string, s policy.SourcePolicy) bool {
+func (c ConfDir) HasEntryWith(network string, s policy.SourcePolicy) bool {
 	onDisk, found := c.Policy(network)
 	return found && onDisk.Equal(s)
 }

@@ -82,7 +82,7 @@ func TestReadConfDir(t *testing.T) {
 	for network, named := range map[string]bool{
 		"second": true, "alone": true, "first": false, "other": false, "broken": false, "overruled": false, "": false,
 	} {
-		if got := c.Names(network); got != named {
+		if got := c.HasEntry(network); got != named {
 			t.Errorf("names %q: %t, want %t", network, got, named)
 		}
 	}
@@ -100,7 +100,7 @@ func TestStatementOfARefusedEntry(t *testing.T) {
 		"20-b.conflist": `{"name": "podnet", "plugins": [{"type": "ip-masq"}]}`,
 		"05-c.conflist": `{"name": "podnet", "plugins": [{"type": "bridge"}]}`,
 	}))
-	if !c.Names("podnet") {
+	if !c.HasEntry("podnet") {
 		t.Error("a network whose entry is refused is not named")
 	}
 	if s, found := c.Policy("podnet"); found {
@@ -164,11 +164,11 @@ func TestConfFilesThatRuntimesCannotLoad(t *testing.T) {
 		t.Run(c.name+" "+c.text[:min(len(c.text), 60)], func(t *testing.T) {
 			dir := confDir(t, map[string]string{c.name: c.text, "z.conflist": `{"name": "sound", "plugins": [{"type": "ip-masq"}]}`})
 			list := read(t, dir).Conflists
-			if len(list) != 2 || !read(t, dir).Names("sound") {
+			if len(list) != 2 || !read(t, dir).HasEntry("sound") {
 				t.Fatalf("the broken file hides the other: %+v", list)
 			}
 			wantError(t, list[0].Err, filepath.Join(dir, c.name), c.want)
-			if list[0].Entries != nil || read(t, dir).Names("podnet") {
+			if list[0].Entries != nil || read(t, dir).HasEntry("podnet") {
 				t.Errorf("what cannot be loaded has entries: %+v", list[0].Entries)
 			}
 		})
@@ -224,7 +224,7 @@ func TestPluginFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	for network, named := range map[string]bool{"podnet": true, "folder-only": true, "blue": false, "green": false} {
-		if got := c.Names(network); got != named {
+		if got := c.HasEntry(network); got != named {
 			t.Errorf("names %q: %t, want %t", network, got, named)
 		}
 	}
@@ -238,7 +238,7 @@ func TestPluginFolder(t *testing.T) {
 	dir = confDir(t, files)
 	c = read(t, dir)
 	wantError(t, c.Err(), dir, "FILE/x.conflist: FILE/podnet/30-masq.conf: configuration is not JSON: line 1, column 9: unexpected end of JSON input")
-	if c.Names("podnet") || c.Conflists[1].Network != "podnet" {
+	if c.HasEntry("podnet") || c.Conflists[1].Network != "podnet" {
 		t.Errorf("a list with a broken plugin file: %+v", c.Conflists[1])
 	}
 }
@@ -259,7 +259,7 @@ func TestConfFilesThatAreNone(t *testing.T) {
 		}
 	}
 	c := read(t, dir)
-	if !c.Names("sound") || !c.Names("linked") {
+	if !c.HasEntry("sound") || !c.HasEntry("linked") {
 		t.Errorf("%+v", c)
 	}
 	want := "read FILE/a.conflist: not a regular file; read FILE/b.conf: not a regular file; read FILE/c.conflist: not a regular file; " +
@@ -301,8 +301,8 @@ func TestKeysThatDifferInCaseAlone(t *testing.T) {
 		}
 	}
 	c := read(t, dir)
-	if c.Names("list") || !c.Names("alone") {
-		t.Errorf("list: %t, alone: %t", c.Names("list"), c.Names("alone"))
+	if c.HasEntry("list") || !c.HasEntry("alone") {
+		t.Errorf("list: %t, alone: %t", c.HasEntry("list"), c.HasEntry("alone"))
 	}
 }
 

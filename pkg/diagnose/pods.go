@@ -153,7 +153,7 @@ func (e *examination) readResults() error {
 
 // known reports whether a network is one of ours, on disk or in the documents.
 func (e *examination) known(network string) bool {
-	return e.ConfDir.Names(network) || e.State.Find(policy.SourceID{Kind: policy.Network, Name: network}) != nil
+	return e.ConfDir.HasEntry(network) || e.State.Find(policy.SourceID{Kind: policy.Network, Name: network}) != nil
 }
 
 // podNetworksNotExempt looks for policies that masquerade what pods send to each

@@ -80,7 +80,7 @@ func slowLists(e *examination) ([]Finding, error) {
 		Summary: "Each new connection walks through a long list of rules: iptables has no sets.",
 		Remedy:  `Set backend to "nftables", whose cost does not grow with the list.`}
 	if e.Rules != nil {
-		slow := e.Rules.Slow()
+		slow := e.Rules.LinearChains()
 		for _, chain := range slices.Sorted(maps.Keys(slow)) {
 			f.Detail = append(f.Detail, fmt.Sprintf("%s: %d prefixes", chain, slow[chain]))
 		}

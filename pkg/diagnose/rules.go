@@ -143,7 +143,7 @@ func leftoverChains(e *examination) ([]Finding, error) {
 				continue
 			}
 			seen[c.Name] = true
-			others, err := e.Drivers.Others(e.ctx, c.Name, g.Choice)
+			others, err := e.Drivers.Duplicates(e.ctx, c.Name, g.Choice)
 			for _, o := range others {
 				f.Detail = append(f.Detail, fmt.Sprintf("%s is kept in %s and stands in %s", c.Name, g.Choice, o))
 			}

@@ -40,7 +40,7 @@ type elsewhere struct{ netfilter.Driver }
 
 func (elsewhere) Owned(context.Context) ([]netfilter.OwnedChain, error) { return nil, nil }
 
-func (elsewhere) Uses(context.Context, string) ([]netfilter.Choice, error) {
+func (elsewhere) FindChain(context.Context, string) ([]netfilter.Choice, error) {
 	return []netfilter.Choice{{Backend: policy.NFTables}}, nil
 }
 

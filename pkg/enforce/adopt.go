@@ -24,7 +24,7 @@ func (e *UnwritableError) Unwrap() error { return e.Err }
 // If vouch finds that the rules will not do, the documents are discarded and
 // what was written is undone: the last good state stays, in the kernel and on
 // disk. The View is what stood after the attempt.
-func (e *Enforcer) Adopt(ctx context.Context, lock *store.Lock, s store.State, p *Proposal, vouch func(*State) error) (*State, error) {
+func (e *Enforcer) ApplyProposal(ctx context.Context, lock *store.Lock, s store.State, p *Proposal, vouch func(*State) error) (*State, error) {
 	staged, err := stage(lock, p.Changed)
 	if err != nil {
 		return e.Observe(ctx, p.Sources, s.Record), &UnwritableError{err}

@@ -30,7 +30,7 @@ type NodeDataDir struct {
 // Admit tells why this dataDir may not be used, if so: it is not the node's, which is
 // the one that its files state, else the one in use. Callers ask before they write
 // anything; Look does not.
-func (e *Enforcer) Admit(ctx context.Context) error {
+func (e *Enforcer) CheckDataDir(ctx context.Context) error {
 	us := e.owner()
 	if stated, origin, _ := e.stated(); stated != "" {
 		if policy.OwnedBy(stated) == us {
@@ -38,7 +38,7 @@ func (e *Enforcer) Admit(ctx context.Context) error {
 		}
 		return fmt.Errorf("dataDir %s: %w: %s states %s; a node has one dataDir: use that one everywhere, "+
 			"and restart a reconciler that runs with another",
-			policy.Quote(e.Dir.Path()), ErrOtherOwner, origin, policy.Quote(stated))
+			policy.Quote(e.Dir.Path()), ErrOtherDataDir, origin, policy.Quote(stated))
 	}
 	owned := e.owned(ctx)
 	other := slices.IndexFunc(owned, func(c netfilter.OwnedChain) bool { return c.Owner.Differs(us) })
@@ -69,7 +69,7 @@ func (e *Enforcer) admitFirst(ctx context.Context) (*os.File, error) {
 	}
 	fresh := *e
 	fresh.Node.Owned = nil
-	return namespace, fresh.Admit(ctx)
+	return namespace, fresh.CheckDataDir(ctx)
 }
 
 func (e *Enforcer) owner() policy.Owner { return policy.OwnedBy(e.Dir.Path()) }
@@ -114,11 +114,11 @@ func (e *Enforcer) replaceOthers(ctx context.Context, v *State, lock *store.Lock
 	}
 	owned, err := e.Drivers.Owned(ctx)
 	e.warn(err)
-	v.Others = nil
+	v.OtherDataDirs = nil
 	for _, c := range e.others(owned) {
 		if err := e.remove(ctx, c.Choice, c.ChainRef, lock); err != nil {
 			e.warn(err)
-			v.Others = append(v.Others, c)
+			v.OtherDataDirs = append(v.OtherDataDirs, c)
 			continue
 		}
 		e.replaced(c)

@@ -54,8 +54,8 @@ func TestAdmit(t *testing.T) {
 				for i, d := range tc.inUse {
 					f.stand(c, string(rune('X'+i)), dir(d))
 				}
-				err := f.enforcer.Admit(context.Background())
-				if (err == nil) != tc.want || err != nil && !errors.Is(err, enforce.ErrOtherOwner) {
+				err := f.enforcer.CheckDataDir(context.Background())
+				if (err == nil) != tc.want || err != nil && !errors.Is(err, enforce.ErrOtherDataDir) {
 					t.Errorf("%s: %v", c, err)
 				}
 			}
@@ -80,7 +80,7 @@ func TestOtherDataDirsAreReplaced(t *testing.T) {
 		net := network("podnet", "A", backend(own))
 		failing := map[policy.Backend]netfilter.Choice{policy.IPTables: iptChoice, policy.NFTables: nftChoice}[own]
 		f.kernel.unusable[legacyChoice] = errors.New("not here")
-		f.enforcer.Follow = true
+		f.enforcer.KeepBackend = true
 		f.kernel.unable = map[policy.Family]error{policy.IPv4: errors.New("not today")}
 		if err := f.ensure(net).Err("A"); err == nil || f.kernel.dump() != before {
 			t.Fatalf("%s: %v\n%s", own, err, f.kernel.dump())
@@ -108,11 +108,11 @@ func TestOtherDataDirsStay(t *testing.T) {
 	net := network("podnet", "A")
 	f.mustBeRight(f.ensure(net))
 	f.stand(legacyChoice, "X", "/other")
-	f.enforcer.Thorough = true
+	f.enforcer.AllBackends = true
 	v := f.ensure(net)
 	f.mustBeRight(v)
-	if len(v.Others) != 1 || v.Replaces || len(f.kernel.chains[legacyChoice]) != 1 {
-		t.Errorf("others %v, replaces %t\n%s", v.Others, v.Replaces, f.kernel.dump())
+	if len(v.OtherDataDirs) != 1 || v.ReplaceOtherDataDirs || len(f.kernel.chains[legacyChoice]) != 1 {
+		t.Errorf("others %v, replaces %t\n%s", v.OtherDataDirs, v.ReplaceOtherDataDirs, f.kernel.dump())
 	}
 }
 
@@ -130,7 +130,7 @@ func TestFirstWritesOfTwoDataDirs(t *testing.T) {
 					stood = f.kernel.dump()
 				}
 				err := f.ensure(network("podnet", "A", backend(b))).Err("A")
-				if !errors.Is(err, enforce.ErrOtherOwner) || f.kernel.dump() != stood || stood == "" {
+				if !errors.Is(err, enforce.ErrOtherDataDir) || f.kernel.dump() != stood || stood == "" {
 					t.Errorf("%s, %s %s: %v\n%s\nstood:\n%s", b, other, chain, err, f.kernel.dump(), stood)
 				}
 				if len(f.record().Chains) > 0 {

@@ -169,7 +169,7 @@ func TestStrangersAreLeftAlone(t *testing.T) {
 		want  error
 	}{
 		"foreign rules":   {policy.Chain{Rules: []policy.Rule{{Verdict: policy.Unrecognized, Text: "-j LOG"}}}, netfilter.ErrNotOwned},
-		"another dataDir": {policy.Chain{Owner: policy.OwnedBy("/other"), Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrOtherOwner},
+		"another dataDir": {policy.Chain{Owner: policy.OwnedBy("/other"), Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrOtherDataDir},
 		"a newer form":    {policy.Chain{Owner: newer, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrNewer},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -280,14 +280,14 @@ func TestARecordedBackendThatCannotWorkIsChosenAnew(t *testing.T) {
 // removes it; what belongs to another dataDir stays and makes us fail.
 func TestAChainThatAppearsElsewhere(t *testing.T) {
 	f := newFixture(t)
-	f.enforcer.Thorough = true
+	f.enforcer.AllBackends = true
 	net := network("podnet", policy.DefaultChain, func(s *policy.SourcePolicy) { s.Backend = policy.NFTables })
 	f.mustBeRight(f.ensure(net))
 	ref := netfilter.ChainRef{Family: policy.IPv4, Name: policy.DefaultChain}
 	agents := policy.Chain{Family: policy.IPv4, Name: policy.DefaultChain, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}
 	f.kernel.chains[iptChoice][ref] = agents
-	if v := f.look(net); v.InSync() || len(v.Elsewhere) != 1 {
-		t.Errorf("it is not found: %+v", v.Elsewhere)
+	if v := f.look(net); v.InSync() || len(v.Duplicates) != 1 {
+		t.Errorf("it is not found: %+v", v.Duplicates)
 	}
 	f.mustBeRight(f.ensure(net))
 	if len(f.kernel.chains[iptChoice]) > 0 {
@@ -295,7 +295,7 @@ func TestAChainThatAppearsElsewhere(t *testing.T) {
 	}
 	agents.Owner = policy.OwnedBy("/other")
 	f.kernel.chains[iptChoice][ref] = agents
-	if err := f.ensure(net).Err(policy.DefaultChain); !errors.Is(err, enforce.ErrOtherOwner) || len(f.kernel.chains[iptChoice]) != 1 {
+	if err := f.ensure(net).Err(policy.DefaultChain); !errors.Is(err, enforce.ErrOtherDataDir) || len(f.kernel.chains[iptChoice]) != 1 {
 		t.Errorf("another's chain: %v\n%s", err, f.kernel.dump())
 	}
 }
@@ -309,16 +309,16 @@ func TestPreferredBackend(t *testing.T) {
 	if v := f.look(net); v.Groups[0].Choice != iptChoice {
 		t.Fatalf("without a preference it is kept in %s", v.Groups[0].Choice)
 	}
-	f.enforcer.Prefer = policy.NFTables
+	f.enforcer.PreferredBackend = policy.NFTables
 	f.mustBeRight(f.ensure(net))
-	f.enforcer.Prefer = ""
+	f.enforcer.PreferredBackend = ""
 	v := f.look(net)
 	f.mustBeRight(v)
 	if len(v.Groups) != 1 || v.Groups[0].Choice != nftChoice || len(f.kernel.chains[iptChoice]) > 0 {
 		t.Errorf("it is kept in %s\n%s", v.Groups[0].Choice, f.kernel.dump())
 	}
 	// What a source states is stronger.
-	f.enforcer.Prefer = policy.NFTables
+	f.enforcer.PreferredBackend = policy.NFTables
 	stated := network("podnet", policy.DefaultChain, func(s *policy.SourcePolicy) { s.Backend = policy.IPTables })
 	f.mustBeRight(f.ensure(stated))
 	if v := f.look(stated); v.Groups[0].Choice != iptChoice {
@@ -330,7 +330,7 @@ func TestPreferredBackend(t *testing.T) {
 func TestPreferredBackendThatCannotBeHad(t *testing.T) {
 	f := newFixture(t)
 	f.kernel.unusable[nftChoice] = errors.New("no nf_tables here")
-	f.enforcer.Prefer = policy.NFTables
+	f.enforcer.PreferredBackend = policy.NFTables
 	f.mustBeRight(f.ensure(network("podnet", policy.DefaultChain)))
 	if len(f.warnings) == 0 || !strings.Contains(f.warnings[0], "no nf_tables here") {
 		t.Errorf("warnings: %v", f.warnings)
@@ -362,7 +362,7 @@ func TestWithoutABackendTheErrorTellsAll(t *testing.T) {
 	if !errors.Is(err, netfilter.ErrUnusable) || !strings.Contains(err.Error(), "nftables does not work") {
 		t.Errorf("error %v", err)
 	}
-	if v.Stands("A") {
+	if v.Exists("A") {
 		t.Error("nothing stands")
 	}
 }
@@ -379,7 +379,7 @@ func TestManyPrefixesAreSlowWithoutSets(t *testing.T) {
 	} {
 		f := newFixture(t)
 		v := f.ensure(network("podnet", "A", backend(b), many), network("other", "B", backend(b)))
-		if diff := cmp.Diff(want, v.Slow()); diff != "" {
+		if diff := cmp.Diff(want, v.LinearChains()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", b, diff)
 		}
 	}

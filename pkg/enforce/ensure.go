@@ -51,10 +51,10 @@ func (e *Enforcer) sync(ctx context.Context, before *State, contributions, chang
 	}
 	after, owned, err := e.write(ctx, contributions, changed, rec, before, lock)
 	if err != nil {
-		before.Unrecorded = fmt.Errorf("record what is to be owned: %w", err)
+		before.RecordErr = fmt.Errorf("record what is to be owned: %w", err)
 		for _, p := range before.Policies {
 			if before.Err(p.Chain) != nil {
-				before.fail(p.Chain, before.Unrecorded)
+				before.fail(p.Chain, before.RecordErr)
 			}
 		}
 		return before
@@ -117,7 +117,7 @@ func (e *Enforcer) write(ctx context.Context, contributions, changed []policy.So
 func (e *Enforcer) freeToChoose(v *State, failed map[string]error) map[string]bool {
 	free := map[string]bool{}
 	bound := func(chain string) bool {
-		return e.Follow && slices.ContainsFunc(v.Groups, func(g Group) bool { return g.Recorded && g.holds(chain) })
+		return e.KeepBackend && slices.ContainsFunc(v.Groups, func(g Group) bool { return g.Recorded && g.holds(chain) })
 	}
 	for _, p := range v.Policies {
 		if p.Backend.Value == policy.Auto && errors.Is(failed[p.Chain], netfilter.ErrUnusable) && !bound(p.Chain) {
@@ -139,7 +139,7 @@ func (e *Enforcer) chooseAgain(ctx context.Context, contributions []policy.Sourc
 	again := e.Observe(ctx, contributions, left)
 	for _, was := range before.Groups {
 		for _, is := range again.Groups {
-			same := is.Choice.SamePlace(was.Choice)
+			same := is.Choice.SameBackend(was.Choice)
 			if !same || !slices.ContainsFunc(is.chains(), func(c string) bool { return free[c] && was.holds(c) }) {
 				continue
 			}
@@ -186,7 +186,7 @@ func (e *Enforcer) apply(ctx context.Context, v *State, unable map[string]error,
 			continue
 		}
 		b, err := e.Drivers.Open(g.Choice)
-		if err == nil && b.Exclusive() {
+		if err == nil && b.OwnsTables() {
 			err = g.leftOut(v.Failed, unable) // Apply would remove it
 		}
 		switch {
@@ -234,15 +234,15 @@ func (e *Enforcer) clear(ctx context.Context, v *State, owned *store.Record, loc
 		if v.Err(at.Chain) != nil {
 			continue
 		}
-		if err := e.supersede(ctx, at.Choice, at.Chain, lock); errors.Is(err, ErrOtherOwner) {
+		if err := e.supersede(ctx, at.Choice, at.Chain, lock); errors.Is(err, ErrOtherDataDir) {
 			v.fail(at.Chain, err) // what one exempts the other masquerades
 		} else {
 			e.warn(err)
 		}
 	}
 	e.replaceOthers(ctx, v, lock)
-	if e.Thorough {
-		v.Elsewhere = e.elsewhere(ctx, v)
+	if e.AllBackends {
+		v.Duplicates = e.elsewhere(ctx, v)
 	}
 }
 

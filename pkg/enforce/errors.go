@@ -13,7 +13,7 @@ import (
 // ErrOtherOwner is wrapped by errors about a dataDir that is not the node's, or a
 // chain whose comment names another one. Such a chain is no drift: with two
 // dataDirs each would undo what the other did.
-var ErrOtherOwner = errors.New("this node has another dataDir")
+var ErrOtherDataDir = errors.New("this node has another dataDir")
 
 // ErrNewer is wrapped by errors about documents or rules that a newer version
 // of this program wrote. They are left as they are.
@@ -32,7 +32,7 @@ func (e *DriftError) Error() string {
 func otherOwner(c netfilter.OwnedChain, us policy.Owner) error {
 	return fmt.Errorf("chain %s (%s) in %s: %w: the chain belongs to %s and not to %s; a node has one dataDir: "+
 		"use that one everywhere, or run ip-masq-reconciler cleanup with --data-dir %s first",
-		c.Name, c.Family, c.Choice, ErrOtherOwner, policy.Quote(c.Owner.DataDir), policy.Quote(us.DataDir), policy.Quote(c.Owner.DataDir))
+		c.Name, c.Family, c.Choice, ErrOtherDataDir, policy.Quote(c.Owner.DataDir), policy.Quote(us.DataDir), policy.Quote(c.Owner.DataDir))
 }
 
 func newerRules(c *policy.Chain) error {

@@ -94,7 +94,7 @@ func (d *fakeDriver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	return owned, nil
 }
 
-func (d *fakeDriver) Uses(_ context.Context, chain string) ([]netfilter.Choice, error) {
+func (d *fakeDriver) FindChain(_ context.Context, chain string) ([]netfilter.Choice, error) {
 	var used []netfilter.Choice
 	for _, c := range d.forms {
 		for _, f := range policy.Families() {
@@ -125,8 +125,8 @@ type fakeBackend struct {
 	c netfilter.Choice
 }
 
-func (b *fakeBackend) Layout() policy.Layout { return policy.Layout{Sets: b.Exclusive()} }
-func (b *fakeBackend) Exclusive() bool       { return b.c == nftChoice }
+func (b *fakeBackend) Layout() policy.Layout { return policy.Layout{Sets: b.OwnsTables()} }
+func (b *fakeBackend) OwnsTables() bool      { return b.c == nftChoice }
 
 func (b *fakeBackend) Observe(_ context.Context, refs []netfilter.ChainRef) (netfilter.Observation, error) {
 	var rs policy.Ruleset
@@ -135,7 +135,7 @@ func (b *fakeBackend) Observe(_ context.Context, refs []netfilter.ChainRef) (net
 		wanted[r] = true
 	}
 	for ref, c := range b.k.chains[b.c] {
-		if wanted[ref] || b.Exclusive() {
+		if wanted[ref] || b.OwnsTables() {
 			if b.k.lie > 0 {
 				b.k.lie--
 				c.Rules = c.Rules[1:]
@@ -158,7 +158,7 @@ func (b *fakeBackend) Apply(_ context.Context, desired policy.Ruleset, _ netfilt
 		return err
 	}
 	b.k.applied++
-	if b.Exclusive() {
+	if b.OwnsTables() {
 		b.k.chains[b.c] = map[netfilter.ChainRef]policy.Chain{}
 	}
 	for _, c := range desired.Chains {
@@ -187,4 +187,4 @@ func (b *fakeBackend) Remove(_ context.Context, refs []netfilter.ChainRef, held 
 	return nil
 }
 
-func (b *fakeBackend) Able(_ context.Context, f policy.Family) error { return b.k.unable[f] }
+func (b *fakeBackend) CanWrite(_ context.Context, f policy.Family) error { return b.k.unable[f] }

@@ -23,17 +23,17 @@ type Enforcer struct {
 	// Prefer is the backend for chains of which nobody states one; "" or Auto
 	// has no preference. What the record has of such a chain in another is moved
 	// there, once: who has no preference follows the record.
-	Prefer policy.Backend
+	PreferredBackend policy.Backend
 	// Node says which dataDir is the node's. It is not asked while the rules are right.
 	Node NodeDataDir
 	// Thorough also looks for chains of our names in forms other than ours, which
 	// an agent may have made since, and for chains of other dataDirs. It costs a
 	// question for each form.
-	Thorough bool
+	AllBackends bool
 	// Follow keeps to what was chosen in this boot, although it cannot be written
 	// here: somebody else chose it, who can. To choose again would leave what
 	// stands there half.
-	Follow bool
+	KeepBackend bool
 }
 
 // Observe reads the kernel and compares it with what the contributions ask for.
@@ -55,27 +55,27 @@ func (e *Enforcer) Observe(ctx context.Context, contributions []policy.Source, r
 		e.observeGroup(ctx, v, &v.Groups[i], rec)
 	}
 	v.Stale = stale(rec, v)
-	if e.Thorough {
-		v.Elsewhere = e.elsewhere(ctx, v)
-		v.Others, v.Replaces = e.others(e.owned(ctx)), e.replaces()
+	if e.AllBackends {
+		v.Duplicates = e.elsewhere(ctx, v)
+		v.OtherDataDirs, v.ReplaceOtherDataDirs = e.others(e.owned(ctx)), e.replaces()
 	}
 	return v
 }
 
 // elsewhere finds the chains of our names that stand in another form too, but
 // for those that are stale and go anyway.
-func (e *Enforcer) elsewhere(ctx context.Context, v *State) []Place {
-	var found []Place
+func (e *Enforcer) elsewhere(ctx context.Context, v *State) []Duplicate {
+	var found []Duplicate
 	for _, g := range v.Groups {
 		for _, chain := range g.chains() {
-			others, err := e.Drivers.Others(ctx, chain, g.Choice)
+			others, err := e.Drivers.Duplicates(ctx, chain, g.Choice)
 			if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
 				e.warn(fmt.Errorf("look for chain %s in other backends: %w", chain, err))
 			}
 			for _, c := range others {
-				known := slices.ContainsFunc(v.Stale, func(o store.OwnedChain) bool { return o.Chain == chain && choiceOf(o).SamePlace(c) })
+				known := slices.ContainsFunc(v.Stale, func(o store.OwnedChain) bool { return o.Chain == chain && choiceOf(o).SameBackend(c) })
 				if !known {
-					found = append(found, Place{chain, c})
+					found = append(found, Duplicate{chain, c})
 				}
 			}
 		}
@@ -100,12 +100,12 @@ func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy
 		}
 		return e.Drivers.Choose(ctx, p.Chain, backend)
 	}
-	if p.Backend.Value == policy.Auto && e.Prefer != "" && e.Prefer != policy.Auto {
-		c, err := choose(e.Prefer)
+	if p.Backend.Value == policy.Auto && e.PreferredBackend != "" && e.PreferredBackend != policy.Auto {
+		c, err := choose(e.PreferredBackend)
 		if err == nil {
 			return c, nil
 		}
-		e.warn(fmt.Errorf("chain %s is kept in another backend than %s, which is preferred: %w", p.Chain, e.Prefer, err))
+		e.warn(fmt.Errorf("chain %s is kept in another backend than %s, which is preferred: %w", p.Chain, e.PreferredBackend, err))
 	}
 	return choose(p.Backend.Value)
 }
@@ -159,11 +159,11 @@ func (e *Enforcer) observeGroup(ctx context.Context, v *State, g *Group, rec sto
 	}
 	for i := range g.Observed.Chains {
 		c := &g.Observed.Chains[i]
-		err := e.judge(c, g.Choice, b.Exclusive() || owns(rec, c.Family, c.Name, g.Choice))
+		err := e.judge(c, g.Choice, b.OwnsTables() || owns(rec, c.Family, c.Name, g.Choice))
 		if err == nil {
 			continue
 		}
-		if !b.Exclusive() {
+		if !b.OwnsTables() {
 			v.fail(c.Name, err)
 			continue
 		}
@@ -206,7 +206,7 @@ func ownedChain(c *policy.Chain, in netfilter.Choice) netfilter.OwnedChain {
 
 func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) bool {
 	return slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool {
-		return o.Family == f && o.Chain == chain && choiceOf(o).SamePlace(c)
+		return o.Family == f && o.Chain == chain && choiceOf(o).SameBackend(c)
 	})
 }
 
@@ -221,7 +221,7 @@ func stale(rec store.Record, v *State) []store.OwnedChain {
 	var out []store.OwnedChain
 	for _, o := range rec.Chains {
 		wanted := slices.ContainsFunc(v.Groups, func(g Group) bool {
-			return g.Choice.SamePlace(choiceOf(o)) && g.Desired.Find(o.Family, o.Chain) != nil
+			return g.Choice.SameBackend(choiceOf(o)) && g.Desired.Find(o.Family, o.Chain) != nil
 		})
 		if !wanted && !o.Stuck && v.Failed[o.Chain] == nil {
 			out = append(out, o)
@@ -232,7 +232,7 @@ func stale(rec store.Record, v *State) []store.OwnedChain {
 
 // Able tells why the rules of chains could not be written again, by chain: what
 // is right now need not be right for ever.
-func (e *Enforcer) Able(ctx context.Context, v *State) map[string]error {
+func (e *Enforcer) Unwritable(ctx context.Context, v *State) map[string]error {
 	return e.unableOf(ctx, v, func(*Group, string) bool { return true })
 }
 
@@ -258,7 +258,7 @@ func (e *Enforcer) able(ctx context.Context, c netfilter.Choice, families []poli
 		return err
 	}
 	for _, f := range families {
-		if err := b.Able(ctx, f); err != nil {
+		if err := b.CanWrite(ctx, f); err != nil {
 			return err
 		}
 	}

@@ -14,12 +14,12 @@ import (
 // networks of a node.
 type Conflists interface {
 	// Names reports whether a conflist has an entry of ours for the network.
-	Names(network string) bool
+	HasEntry(network string) bool
 	// Lacks reports whether none has, which nobody knows while a file of the
 	// directory cannot be read.
-	Lacks(network string) bool
+	LacksEntry(network string) bool
 	// Has reports whether that entry states this.
-	Has(network string, s policy.SourcePolicy) bool
+	HasEntryWith(network string, s policy.SourcePolicy) bool
 }
 
 // Proposal is the documents as they are to become.
@@ -65,7 +65,7 @@ func (p *Proposal) Add(own policy.Source, disk Conflists, warn func(error)) erro
 		return p.change(own)
 	}
 	changed := stored == nil || !stored.Policy.Equal(own.Policy)
-	if changed && stored != nil && disk.Has(own.ID.Name, stored.Policy) {
+	if changed && stored != nil && disk.HasEntryWith(own.ID.Name, stored.Policy) {
 		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force", own.ID))
 		changed = false
 	}
@@ -151,12 +151,12 @@ func checkBounds(p policy.Policy) error {
 }
 
 func (p *Proposal) put(c policy.Source) {
-	p.Sources = With(p.Sources, c)
-	p.Changed = With(p.Changed, c)
+	p.Sources = WithSource(p.Sources, c)
+	p.Changed = WithSource(p.Changed, c)
 }
 
 // With returns the contributions with one in the place of its source's.
-func With(list []policy.Source, c policy.Source) []policy.Source {
+func WithSource(list []policy.Source, c policy.Source) []policy.Source {
 	out := slices.DeleteFunc(slices.Clone(list), func(x policy.Source) bool { return x.ID == c.ID })
 	return append(out, c)
 }
@@ -174,7 +174,7 @@ func lastOrder(list []policy.Source) int64 {
 // is all that is in its way.
 func (p *Proposal) settle(own policy.Source, disk Conflists, warn func(error)) error {
 	blocking := p.lostBy(own.ID)
-	if len(blocking) > 0 && disk.Names(own.ID.Name) {
+	if len(blocking) > 0 && disk.HasEntry(own.ID.Name) {
 		asked := map[policy.SourceID]bool{}
 		for _, e := range blocking {
 			source := e.InForce.Source
@@ -182,7 +182,7 @@ func (p *Proposal) settle(own policy.Source, disk Conflists, warn func(error)) e
 				continue
 			}
 			asked[source] = true
-			if !disk.Lacks(source.Name) {
+			if !disk.LacksEntry(source.Name) {
 				continue
 			}
 			other := *p.Find(source)

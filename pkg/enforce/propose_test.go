@@ -17,9 +17,9 @@ import (
 // everywhere is a conf directory that has all networks.
 type everywhere struct{}
 
-func (everywhere) Names(string) bool                    { return true }
-func (everywhere) Lacks(string) bool                    { return false }
-func (everywhere) Has(string, policy.SourcePolicy) bool { return false }
+func (everywhere) HasEntry(string) bool                          { return true }
+func (everywhere) LacksEntry(string) bool                        { return false }
+func (everywhere) HasEntryWith(string, policy.SourcePolicy) bool { return false }
 
 func ignored(error) {}
 func sourcesOf(errs map[policy.SourceID]error) (s []string) {

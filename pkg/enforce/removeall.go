@@ -14,7 +14,7 @@ import (
 )
 
 // Removal is a chain that was removed.
-type Removal struct {
+type RemovedChain struct {
 	Chain  string
 	Family policy.Family
 	Choice netfilter.Choice
@@ -23,8 +23,8 @@ type Removal struct {
 // RemoveAll removes the chains of these names that are ours, in whatever form
 // they stand: those that say so themselves, and those that the record has. What
 // belongs to others stays, with a warning.
-func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Record, lock *store.Lock) ([]Removal, error) {
-	var removed []Removal
+func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Record, lock *store.Lock) ([]RemovedChain, error) {
+	var removed []RemovedChain
 	var errs []error
 	rec = e.ofThisBoot(rec)
 	chains = e.claimed(ctx, chains)
@@ -44,7 +44,7 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 func (e *Enforcer) RemoveLeftovers(ctx context.Context, lock *store.Lock) {
 	for _, d := range e.Drivers {
 		b, err := d.Open(netfilter.Choice{Backend: d.Backend()}) // iptables has no such tables, and wants a variant
-		if err != nil || !b.Exclusive() {
+		if err != nil || !b.OwnsTables() {
 			continue
 		}
 		if _, err := d.Probe(ctx, ""); err != nil {
@@ -73,7 +73,7 @@ func (e *Enforcer) claimed(ctx context.Context, chains []string) []string {
 func (e *Enforcer) forms(ctx context.Context, chains []string, rec store.Record) []netfilter.Choice {
 	var forms []netfilter.Choice
 	add := func(c netfilter.Choice) {
-		if !slices.ContainsFunc(forms, c.SamePlace) {
+		if !slices.ContainsFunc(forms, c.SameBackend) {
 			forms = append(forms, c)
 		}
 	}
@@ -82,7 +82,7 @@ func (e *Enforcer) forms(ctx context.Context, chains []string, rec store.Record)
 	}
 	for _, d := range e.Drivers {
 		for _, chain := range chains {
-			used, err := d.Uses(ctx, chain)
+			used, err := d.FindChain(ctx, chain)
 			if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
 				e.warn(fmt.Errorf("look for chain %s in %s: %w", chain, d.Backend(), err))
 			}
@@ -102,7 +102,7 @@ func notOurs(chain policy.Chain, c netfilter.Choice) error {
 	return fmt.Errorf("chain %s (%s) in %s does not say that it is ours and stays", chain.Name, chain.Family, c)
 }
 
-func (e *Enforcer) removeFrom(ctx context.Context, c netfilter.Choice, chains []string, rec store.Record, lock *store.Lock) ([]Removal, error) {
+func (e *Enforcer) removeFrom(ctx context.Context, c netfilter.Choice, chains []string, rec store.Record, lock *store.Lock) ([]RemovedChain, error) {
 	b, err := e.Drivers.Open(c)
 	if err != nil {
 		return nil, err
@@ -112,13 +112,13 @@ func (e *Enforcer) removeFrom(ctx context.Context, c netfilter.Choice, chains []
 		return nil, fmt.Errorf("read what stands in %s: %w", c, err)
 	}
 	us := e.owner()
-	var removed []Removal
+	var removed []RemovedChain
 	var ours []netfilter.ChainRef
 	for _, chain := range observed.Rules.Chains {
 		switch {
-		case chain.Owner == us || chain.Owner == (policy.Owner{}) && (b.Exclusive() || owns(rec, chain.Family, chain.Name, c)):
+		case chain.Owner == us || chain.Owner == (policy.Owner{}) && (b.OwnsTables() || owns(rec, chain.Family, chain.Name, c)):
 			ours = append(ours, netfilter.ChainRef{Family: chain.Family, Name: chain.Name})
-			removed = append(removed, Removal{Chain: chain.Name, Family: chain.Family, Choice: c})
+			removed = append(removed, RemovedChain{Chain: chain.Name, Family: chain.Family, Choice: c})
 		case slices.Contains(chains, chain.Name):
 			e.warn(notOurs(chain, c))
 		}

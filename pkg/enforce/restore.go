@@ -20,7 +20,7 @@ func (e *Enforcer) Restore(ctx context.Context, was *State, before, now store.Re
 	now.Chains = slices.Clone(now.Chains)
 	for _, g := range was.Groups {
 		b, err := e.Drivers.Open(g.Choice)
-		if err != nil || b.Exclusive() {
+		if err != nil || b.OwnsTables() {
 			continue
 		}
 		var adopted policy.Ruleset
@@ -33,7 +33,7 @@ func (e *Enforcer) Restore(ctx context.Context, was *State, before, now store.Re
 			e.warn(fmt.Errorf("put back what stood in %s: %w", g.Choice, err))
 		}
 		now.Chains = slices.DeleteFunc(now.Chains, func(o store.OwnedChain) bool {
-			return choiceOf(o).SamePlace(g.Choice) && adopted.Find(o.Family, o.Chain) != nil
+			return choiceOf(o).SameBackend(g.Choice) && adopted.Find(o.Family, o.Chain) != nil
 		})
 	}
 	if err := lock.PutRecord(now); err != nil {

@@ -24,18 +24,18 @@ type State struct {
 	Stale []store.OwnedChain
 	// Unrecorded is why nothing was written: the record could not be. The rules may be
 	// right all the same.
-	Unrecorded error
+	RecordErr error
 	// Elsewhere is where a chain bears the name of one of ours, in another form.
 	// Only who is Thorough looks for it.
-	Elsewhere []Place
+	Duplicates []Duplicate
 	// Others are the chains that name another dataDir. Replaces tells that they are
 	// to go, because the node's files state this one. Only who is Thorough looks.
-	Others   []netfilter.OwnedChain
-	Replaces bool
+	OtherDataDirs        []netfilter.OwnedChain
+	ReplaceOtherDataDirs bool
 }
 
 // Place is where a chain stands.
-type Place struct {
+type Duplicate struct {
 	Chain  string
 	Choice netfilter.Choice
 }
@@ -57,7 +57,7 @@ func (v *State) InSync() bool {
 
 // Differs reports whether there are rules to write or to remove.
 func (v *State) Differs() bool {
-	return len(v.Diff()) > 0 || len(v.Stale) > 0 || len(v.Elsewhere) > 0 || v.Replaces && len(v.Others) > 0
+	return len(v.Diff()) > 0 || len(v.Stale) > 0 || len(v.Duplicates) > 0 || v.ReplaceOtherDataDirs && len(v.OtherDataDirs) > 0
 }
 
 // Diff returns how the kernel differs from what is desired, in all forms.
@@ -85,7 +85,7 @@ func (v *State) Err(chain string) error {
 
 // Stands reports whether the chain is in the kernel, whatever its rules, with a
 // jump that leads to it, in every family that is desired.
-func (v *State) Stands(chain string) bool {
+func (v *State) Exists(chain string) bool {
 	found := false
 	for _, g := range v.Groups {
 		for _, want := range g.Desired.Chains {
@@ -104,7 +104,7 @@ func (v *State) Stands(chain string) bool {
 
 // Slow returns the chains whose every new connection walks through more prefixes
 // than a list without sets should have, with their number in one family.
-func (v *State) Slow() map[string]int {
+func (v *State) LinearChains() map[string]int {
 	slow := map[string]int{}
 	for _, p := range v.Policies {
 		count := map[policy.Family]int{}
@@ -124,8 +124,8 @@ func (v *State) Slow() map[string]int {
 }
 
 // SlowWarnings says of each of the Slow chains what that costs, and what helps.
-func (v *State) SlowWarnings() []error {
-	slow := v.Slow()
+func (v *State) LinearWarnings() []error {
+	slow := v.LinearChains()
 	var warnings []error
 	for _, chain := range slices.Sorted(maps.Keys(slow)) {
 		warnings = append(warnings, fmt.Errorf("chain %s has %d prefixes, and iptables compares each new connection with one after the other; "+

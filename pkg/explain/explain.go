@@ -111,7 +111,7 @@ func Explain(q Question, v *enforce.State, contributions []policy.Source, places
 			top.Problem = join(top.Problem, "the rules of chain "+other.Chain+" do not do what its policy says, or cannot be vouched for")
 		}
 	}
-	top.stale = len(v.Stale)+len(v.Elsewhere) > 0
+	top.stale = len(v.Stale)+len(v.Duplicates) > 0
 	if !asked.DstLocal { // what is for the node itself does not leave it
 		top.override(q, v)
 	}

@@ -155,7 +155,7 @@ func TestDoesTheKernelAgree(t *testing.T) {
 			n.view.Failed = map[string]error{"A": errors.New("choose a backend for chain A: none")}
 		}, "8.8.8.8", false, "", "", "choose a backend"},
 		{"kept by another dataDir", func(n *node) {
-			n.view.Failed = map[string]error{"A": fmt.Errorf("chain A: %w", enforce.ErrOtherOwner)}
+			n.view.Failed = map[string]error{"A": fmt.Errorf("chain A: %w", enforce.ErrOtherDataDir)}
 		}, "8.8.8.8", true, "masquerade random-fully", "", "another dataDir"},
 		{"something else in our table", func(n *node) {
 			n.inKernel(inNFTables, nil, policy.UnrecognizedObject{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"})

@@ -43,7 +43,7 @@ func newKernel(v *enforce.State, chain string) kernel {
 // be touched were read all the same.
 func (k kernel) readable() bool {
 	return k.group != nil && (k.failed == nil || errors.Is(k.failed, enforce.ErrNewer) ||
-		errors.Is(k.failed, enforce.ErrOtherOwner) || errors.Is(k.failed, netfilter.ErrNotOwned))
+		errors.Is(k.failed, enforce.ErrOtherDataDir) || errors.Is(k.failed, netfilter.ErrNotOwned))
 }
 
 // ask notes what the kernel does with the packet, and how the chain differs.

@@ -47,7 +47,7 @@ func (c Choice) String() string {
 
 // SamePlace reports whether both choices keep rules in the same place of the
 // kernel.
-func (c Choice) SamePlace(d Choice) bool {
+func (c Choice) SameBackend(d Choice) bool {
 	return c.Backend == d.Backend && c.Variant == d.Variant
 }
 
@@ -79,7 +79,7 @@ type Backend interface {
 
 	// Exclusive tells that the tables are ours alone: Observe reads all that
 	// stands in them, and Apply leaves nothing but what is desired.
-	Exclusive() bool
+	OwnsTables() bool
 
 	// Observe reads what stands in the kernel. It reads the named chains. It
 	// writes nothing and, with nf_tables, runs no program but to show what it
@@ -100,7 +100,7 @@ type Backend interface {
 	// Able tells why rules of a family cannot be written now, where that can be
 	// known without trying: nobody notices as long as they are right. It runs no
 	// program but to ask which variant it is.
-	Able(ctx context.Context, f policy.Family) error
+	CanWrite(ctx context.Context, f policy.Family) error
 }
 
 // Driver finds out about one backend on this host and opens it.
@@ -121,7 +121,7 @@ type Driver interface {
 
 	// Uses returns the forms in which a chain of the name stands, in
 	// any family, without loading a module or making a table to find out.
-	Uses(ctx context.Context, chain string) ([]Choice, error)
+	FindChain(ctx context.Context, chain string) ([]Choice, error)
 
 	// Owned returns the chains of the network namespace that name an owner,
 	// whichever that is. It loads no module and makes no table to find them.

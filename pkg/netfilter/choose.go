@@ -55,7 +55,7 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 		candidates = Drivers{d}
 	}
 	for _, d := range candidates {
-		inUse, _ := d.Uses(ctx, chain)
+		inUse, _ := d.FindChain(ctx, chain)
 		for _, c := range inUse {
 			if c, err := d.Probe(ctx, c.Variant); err == nil {
 				return c, nil
@@ -75,14 +75,14 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 
 // Others returns every form but the chosen one in which a chain of the name
 // stands: leftovers of an agent or of an earlier choice.
-func (ds Drivers) Others(ctx context.Context, chain string, chosen Choice) ([]Choice, error) {
+func (ds Drivers) Duplicates(ctx context.Context, chain string, chosen Choice) ([]Choice, error) {
 	var others []Choice
 	var errs []error
 	for _, d := range ds {
-		inUse, err := d.Uses(ctx, chain)
+		inUse, err := d.FindChain(ctx, chain)
 		errs = append(errs, err)
 		for _, c := range inUse {
-			if !c.SamePlace(chosen) {
+			if !c.SameBackend(chosen) {
 				others = append(others, c)
 			}
 		}

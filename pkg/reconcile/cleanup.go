@@ -16,7 +16,7 @@ import (
 // Cleanup removes all that is ours on the node, in every backend and family, and
 // then the dataDir. It fails where a reconciler runs, which would bring all of it
 // back, and leaves the dataDir as long as something is there that it describes.
-func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []enforce.Removal, err error) {
+func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []enforce.RemovedChain, err error) {
 	lead, err := n.Dir.InstanceLock()
 	if errors.Is(err, store.ErrBusy) {
 		return nil, fmt.Errorf("%w, and would bring back what is removed; stop it first", err)

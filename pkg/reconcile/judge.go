@@ -46,7 +46,7 @@ func (n *Node) judgeMeans(ctx context.Context, r *Report) {
 	if r.Rules == nil || r.Result == Failed {
 		return
 	}
-	unable := n.Enforcer(r.Sources, r.warn).Able(ctx, r.Rules)
+	unable := n.Enforcer(r.Sources, r.warn).Unwritable(ctx, r.Rules)
 	for _, chain := range slices.Sorted(maps.Keys(unable)) {
 		r.chainProblem(ReasonRules, chain, fmt.Errorf("nothing could be repaired: %w", unable[chain]))
 	}
@@ -92,7 +92,7 @@ func (n *Node) judgeSources(r *Report) {
 func judgeBroken(r *Report, list config.Conflist) {
 	for _, c := range r.State.Sources {
 		mayBe := list.Network == "" || list.Network == c.ID.Name
-		if c.ID.Kind == policy.Network && mayBe && !r.Sources.ConfDir.Names(c.ID.Name) {
+		if c.ID.Kind == policy.Network && mayBe && !r.Sources.ConfDir.HasEntry(c.ID.Name) {
 			r.sourceProblem(ReasonSource, c.ID, fmt.Errorf("%s: what its conflist said last stays in force: %w", c.ID, list.Err))
 			return
 		}
@@ -112,14 +112,14 @@ func (r *Report) orForget(conflict error) error {
 
 func judgeRules(r *Report) {
 	v := r.Rules
-	if v.Unrecorded != nil {
-		r.problem(ReasonState, v.Unrecorded)
+	if v.RecordErr != nil {
+		r.problem(ReasonState, v.RecordErr)
 	}
 	for _, p := range v.Policies {
 		for _, c := range p.Conflicts.Summary() {
 			r.chainProblem(ReasonConflict, p.Chain, r.orForget(c))
 		}
-		if err := v.Err(p.Chain); err != nil && !errors.Is(err, v.Unrecorded) {
+		if err := v.Err(p.Chain); err != nil && !errors.Is(err, v.RecordErr) {
 			r.chainProblem(ReasonRules, p.Chain, err)
 		}
 	}
@@ -129,19 +129,19 @@ func judgeRules(r *Report) {
 				"see the warnings, or remove it by hand", o.Chain, o.Family, o.Backend))
 		}
 	}
-	for _, at := range v.Elsewhere {
+	for _, at := range v.Duplicates {
 		r.chainProblem(ReasonRules, at.Chain, fmt.Errorf("chain %s stands in %s too, and what ours exempts may be masqueraded there: "+
 			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice))
 	}
-	for _, o := range v.Others {
+	for _, o := range v.OtherDataDirs {
 		remedy := "ip-masq-reconciler once removes it; if it stays, see the warnings"
-		if !v.Replaces {
+		if !v.ReplaceOtherDataDirs {
 			remedy = "state which one is this node's as data_dir in " + r.Sources.Guard.Path + ", or run ip-masq-reconciler cleanup with the other"
 		}
 		r.chainProblem(ReasonConflict, o.Name, fmt.Errorf("chain %s (%s) in %s belongs to another dataDir, %s: %s",
 			o.Name, o.Family, o.Choice, policy.Quote(o.Owner.DataDir), remedy))
 	}
-	r.Warnings = append(r.Warnings, v.SlowWarnings()...)
+	r.Warnings = append(r.Warnings, v.LinearWarnings()...)
 }
 
 // newer returns what a newer version wrote, as an error, or nil.

@@ -89,7 +89,7 @@ func (l *Loop) Run(ctx context.Context) {
 
 // refused tells why the dataDir may not be used, if so.
 func (l *Loop) refused(ctx context.Context) error {
-	return l.node.Enforcer(l.node.again(&Sources{}), func(err error) { l.log.warn([]error{err}) }).Admit(ctx)
+	return l.node.Enforcer(l.node.again(&Sources{}), func(err error) { l.log.warn([]error{err}) }).CheckDataDir(ctx)
 }
 
 // standBy waits a moment for what keeps this reconciler from its work to end.

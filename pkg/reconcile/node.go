@@ -57,8 +57,8 @@ func (n *Node) pluginInstalled() bool {
 // node's dataDir, and tells warn about what goes wrong and stops nothing.
 func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	return &enforce.Enforcer{
-		Dir: n.Dir, Drivers: n.Drivers, Warn: warn, Prefer: n.Settings.Backend, Thorough: true,
-		Follow: n.pluginInstalled(),
+		Dir: n.Dir, Drivers: n.Drivers, Warn: warn, PreferredBackend: n.Settings.Backend, AllBackends: true,
+		KeepBackend: n.pluginInstalled(),
 		Node: enforce.NodeDataDir{
 			Stated: func() (dataDir, origin string, certain bool) {
 				if src.GuardErr != nil {

@@ -21,11 +21,11 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 		p := n.plan(r, func(s policy.SourceID) bool { return n.unused(r, s) })
 		r.Stored = p.Sources
 		e := n.Enforcer(src, r.warn)
-		r.Refused = e.Admit(ctx)
+		r.Refused = e.CheckDataDir(ctx)
 		r.Rules = e.Observe(ctx, p.Sources, retrying(r.State.Record))
 	}
 	if r.Incomplete() != nil { // what differs from half the documents says nothing
-		r.Pending, r.Dropped, r.Rules.Stale, r.Rules.Elsewhere, r.Rules.Others = nil, nil, nil, nil, nil
+		r.Pending, r.Dropped, r.Rules.Stale, r.Rules.Duplicates, r.Rules.OtherDataDirs = nil, nil, nil, nil, nil
 		for i := range r.Rules.Groups {
 			r.Rules.Groups[i].Diff = nil
 		}
@@ -85,7 +85,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	// said before would undo that.
 	r.Sources = n.again(r.Sources)
 	e := n.Enforcer(r.Sources, r.warn)
-	if r.Refused = e.Admit(ctx); r.Refused != nil || !n.load(r) || len(r.State.Newer) > 0 {
+	if r.Refused = e.CheckDataDir(ctx); r.Refused != nil || !n.load(r) || len(r.State.Newer) > 0 {
 		return
 	}
 	for _, d := range r.State.Damaged {
@@ -129,7 +129,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	for _, s := range r.Dropped {
 		r.warn(dropped[s].Commit())
 	}
-	if len(before.Others) > 0 {
+	if len(before.OtherDataDirs) > 0 {
 		r.Sources.owned = nil
 	}
 	r.Drift = slices.DeleteFunc(r.Drift, func(c policy.Change) bool { return !written(r.Rules, c.Chain) })
@@ -178,7 +178,7 @@ func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *
 	var err error
 	r.Rejected = map[policy.SourceID]error{}
 	defer func() { n.backoff.note(p.Changed, r.Rejected, time.Now()) }()
-	if r.Rules, err = e.Adopt(ctx, lock, r.State, p, vouchFor(p.Changed)); err == nil {
+	if r.Rules, err = e.ApplyProposal(ctx, lock, r.State, p, vouchFor(p.Changed)); err == nil {
 		for _, c := range p.Changed {
 			r.Adopted = append(r.Adopted, c.ID)
 		}
@@ -189,8 +189,8 @@ func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *
 			return
 		}
 		if len(p.Changed) > 1 {
-			one := &enforce.Proposal{Sources: enforce.With(r.State.Sources, c), Changed: []policy.Source{c}}
-			if r.Rules, err = e.Adopt(ctx, lock, r.State, one, vouchFor(one.Changed)); err == nil {
+			one := &enforce.Proposal{Sources: enforce.WithSource(r.State.Sources, c), Changed: []policy.Source{c}}
+			if r.Rules, err = e.ApplyProposal(ctx, lock, r.State, one, vouchFor(one.Changed)); err == nil {
 				r.Adopted = append(r.Adopted, c.ID)
 				continue
 			}

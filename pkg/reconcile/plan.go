@@ -50,7 +50,7 @@ func (n *Node) withhold(r *Report, p *enforce.Proposal, stored []policy.Source) 
 	}
 	next := enforce.NewProposal(stored)
 	for _, c := range changed {
-		next.Sources = enforce.With(next.Sources, c)
+		next.Sources = enforce.WithSource(next.Sources, c)
 	}
 	next.Changed = changed
 	return next
@@ -136,7 +136,7 @@ func (n *Node) meanwhile(p *enforce.Proposal, s policy.SourceID, wrong error) er
 // unused reports whether a network is neither named by a conflist nor has an
 // attachment, and so for long enough.
 func (n *Node) unused(r *Report, s policy.SourceID) bool {
-	if s.Kind != policy.Network || r.Sources.ConfDirErr != nil || !r.Sources.ConfDir.Lacks(s.Name) {
+	if s.Kind != policy.Network || r.Sources.ConfDirErr != nil || !r.Sources.ConfDir.LacksEntry(s.Name) {
 		return false
 	}
 	attached, lastAttached, err := n.Dir.Attachments(s.Name)

@@ -148,7 +148,7 @@ func (r *Report) outstanding() string {
 		return ""
 	}
 	v := r.Rules
-	return fmt.Sprintln(v.Diff(), v.Stale, v.Elsewhere, v.Others, r.Pending, r.Dropped, r.State.Damaged)
+	return fmt.Sprintln(v.Diff(), v.Stale, v.Duplicates, v.OtherDataDirs, r.Pending, r.Dropped, r.State.Damaged)
 }
 
 // rulesFailed reports whether rules are not what the documents in force ask for.

@@ -24,7 +24,7 @@ type backend struct {
 func (b *backend) Layout() policy.Layout { return policy.Layout{PlainPorts: b.choice.PlainPorts} }
 
 // Exclusive implements netfilter.Backend: table nat is everybody's.
-func (b *backend) Exclusive() bool { return false }
+func (b *backend) OwnsTables() bool { return false }
 
 // Observe implements netfilter.Backend. A rule that cannot be read from the
 // kernel directly is looked at once more as iptables shows it, if that is

@@ -67,7 +67,7 @@ func variants() []string { return []string{netfilter.VariantNFT, netfilter.Varia
 
 // Uses implements netfilter.Driver. It runs a program only where a table of
 // iptables-legacy cannot be read without.
-func (d *Driver) Uses(ctx context.Context, chain string) ([]netfilter.Choice, error) {
+func (d *Driver) FindChain(ctx context.Context, chain string) ([]netfilter.Choice, error) {
 	var found []netfilter.Choice
 	var errs []error
 	for _, variant := range variants() {

@@ -148,7 +148,7 @@ func TestUses(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			isolate(t)
 			shell(t, tc.before...)
-			got, err := New(Options{Path: "/nowhere"}).Uses(t.Context(), "X")
+			got, err := New(Options{Path: "/nowhere"}).FindChain(t.Context(), "X")
 			if diff := cmp.Diff(tc.want, got); diff != "" || err != nil {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
@@ -178,8 +178,8 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b.Layout() != (policy.Layout{PlainPorts: true}) || b.Exclusive() {
-		t.Errorf("layout %+v, exclusive %v", b.Layout(), b.Exclusive())
+	if b.Layout() != (policy.Layout{PlainPorts: true}) || b.OwnsTables() {
+		t.Errorf("layout %+v, exclusive %v", b.Layout(), b.OwnsTables())
 	}
 	var _ netfilter.Driver = d
 }

@@ -182,7 +182,7 @@ func TestReadersFailOver(t *testing.T) {
 	n.apply(want)
 	n.holds(want)
 	cut()
-	if got, err := n.driver.Uses(n.Context(), "X"); err != nil || len(got) != 1 { // IPv4 failed, IPv6 did not
+	if got, err := n.driver.FindChain(n.Context(), "X"); err != nil || len(got) != 1 { // IPv4 failed, IPv6 did not
 		n.Errorf("got %v, %v", got, err)
 	}
 	cut()

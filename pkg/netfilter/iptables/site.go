@@ -16,7 +16,7 @@ import (
 
 // Able implements netfilter.Backend: rules are read without a program, but not
 // written. Rules that would have no effect are not written either.
-func (b *backend) Able(ctx context.Context, f policy.Family) error {
+func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 	if _, err := b.programs.locate(ctx, baseName(f), b.choice.Variant, "-restore"); err != nil {
 		return unusable(b.choice, err)
 	}

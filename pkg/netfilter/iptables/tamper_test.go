@@ -104,11 +104,11 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 				want := desired(policy.OwnedBy(owner), basic(chain))
 				n.apply(want)
 				for _, f := range policy.Families() {
-					if err := n.Able(n.Context(), f); err != nil {
+					if err := n.CanWrite(n.Context(), f); err != nil {
 						n.Errorf("%s: not able to write: %v", f, err)
 					}
 					spoil(n, f)
-					if err := n.Able(n.Context(), f); err == nil {
+					if err := n.CanWrite(n.Context(), f); err == nil {
 						n.Errorf("%s: able to write what has no effect", f)
 					}
 					kernel, errKernel := n.readKernel(f, []string{chain})

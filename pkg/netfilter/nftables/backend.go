@@ -20,7 +20,7 @@ type backend struct{ driver *Driver }
 func (b *backend) Layout() policy.Layout { return policy.Layout{Sets: true} }
 
 // Exclusive implements netfilter.Backend.
-func (b *backend) Exclusive() bool { return true }
+func (b *backend) OwnsTables() bool { return true }
 
 // Observe implements netfilter.Backend.
 func (b *backend) Observe(context.Context, []netfilter.ChainRef) (netfilter.Observation, error) {
@@ -61,7 +61,7 @@ func (b *backend) Apply(_ context.Context, desired policy.Ruleset, _ netfilter.O
 }
 
 // Able implements netfilter.Backend: a program can make a table its own.
-func (b *backend) Able(_ context.Context, f policy.Family) error {
+func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	conn, err := b.driver.dial()
 	if err != nil {
 		return err

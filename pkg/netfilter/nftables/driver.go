@@ -83,7 +83,7 @@ func (*Driver) Render(desired policy.Ruleset, families ...policy.Family) ([]byte
 }
 
 // Uses implements netfilter.Driver.
-func (d *Driver) Uses(_ context.Context, chain string) ([]netfilter.Choice, error) {
+func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice, error) {
 	conn, err := d.dial()
 	if err != nil {
 		return nil, err

@@ -476,7 +476,7 @@ func TestUsesAndProbe(t *testing.T) {
 	n := newNode(t)
 	uses := func() []netfilter.Choice {
 		t.Helper()
-		got, err := n.driver.Uses(context.Background(), "A")
+		got, err := n.driver.FindChain(context.Background(), "A")
 		if err != nil {
 			t.Fatal(err)
 		}
