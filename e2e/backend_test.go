@@ -83,7 +83,7 @@ func TestChangeOfBackend(t *testing.T) {
 				n.wantOwned(t, "IP-MASQ-AGENT ipv4 "+kind, "IP-MASQ-AGENT ipv6 "+kind)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1) // of all forms together
 				if from.backend == "nftables" && strings.Contains(n.ruleset(t), "ip-masq {") {
-					t.Errorf("tables of ours are left:\n%s", n.ruleset(t))
+					t.Errorf("tables of ip-masq are left:\n%s", n.ruleset(t))
 				}
 				if d := cmp.Diff(others, n.others(t, "IP-MASQ-AGENT")); d != "" {
 					t.Errorf("rules of others changed:\n%s", d)

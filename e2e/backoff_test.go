@@ -103,7 +103,7 @@ func TestRolledBackWriteBacksOff(t *testing.T) {
 }
 
 // TestRepairBesideAFailure: while nothing can be done about one chain, drift of
-// another is repaired at once, and nothing is written for commits of others.
+// another is repaired at once, and nothing is written for commits of other programs.
 func TestRepairBesideAFailure(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, forms()[1])

@@ -56,7 +56,7 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 				}
 				judged(true)
 				for range 3 {
-					n.makeSure(t, conf) // the last one by the seal
+					n.makeSure(t, conf) // the last one by the verification cache
 				}
 				for _, family := range families() {
 					words := strings.NewReplacer("FAM", family[1])

@@ -79,7 +79,7 @@ func (m *chaosTest) args(command ...string) []string {
 	return append(command, "--cni-conf-dir", config.DefaultCNIConfDir, "--agent-config-dir", m.config.dir, "--resync-interval", "1h")
 }
 
-// whole writes a file as whoever writes files for a daemon does: at once.
+// whole writes a file in one step (temporary file, rename), as editors of daemon configuration do.
 func whole(t *testing.T, path, text string) {
 	t.Helper()
 	must(t, errors.Join(os.WriteFile(path+".next", []byte(text), 0o644), os.Rename(path+".next", path)))

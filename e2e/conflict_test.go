@@ -12,7 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
-// named writes a conflist with an entry of ours into the directory that runtimes
+// named writes a conflist with a plugin entry into the directory that runtimes
 // read, which all nodes of this process share, and returns its path.
 func (n *node) named(t *testing.T, network string, keys object) string {
 	t.Helper()

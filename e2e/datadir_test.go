@@ -28,7 +28,7 @@ func fill(t *testing.T, dir string, files map[string]string) {
 }
 
 // TestDataDirOfAnotherProgram: a dataDir that exists and that ip-masq did not make
-// is refused by the verbs and by the commands, and nothing in it changes: whoever
+// is refused by the verbs and by the commands, and nothing in it changes: a person who
 // may write a NetworkAttachmentDefinition can name any directory of the node.
 func TestDataDirOfAnotherProgram(t *testing.T) {
 	for name, c := range map[string]struct {

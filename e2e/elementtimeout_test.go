@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestElementsThatExpire puts sets in the place of ours that hold the same prefixes
+// TestElementsThatExpire puts sets in the place of those of ip-masq that hold the same prefixes
 // for a second. No commit tells when they are gone, so an ADD must not find them
 // right, and those after it must not trust that.
 func TestElementsThatExpire(t *testing.T) {

@@ -43,7 +43,7 @@ func (n *node) loop(t *testing.T, command string) (stop func()) {
 // reconciler does not join in for long: it waits longer and longer, is not ready,
 // names the program, and counts. Once that has stopped, all is well by itself.
 func TestFlapping(t *testing.T) {
-	for form, rival := range map[int]struct{ command, program, what string }{
+	for form, other := range map[int]struct{ command, program, what string }{
 		0: {"nft delete table ip ip-masq", `"nft"`, "missing chain"},
 		1: {"iptables -t nat -F", `"iptables"`, "missing jump"},
 	} {
@@ -54,8 +54,8 @@ func TestFlapping(t *testing.T) {
 			repairs := w.metric(t, "reconciles_total", `result="repaired"`)
 			commits := w.Count()
 			began := time.Now()
-			stop := w.loop(t, strings.Replace(rival.command, "iptables", w.dir+"/bin/iptables", 1))
-			says := w.untilUnready(t, "rival: ", "most likely "+rival.program, rival.what)
+			stop := w.loop(t, strings.Replace(other.command, "iptables", w.dir+"/bin/iptables", 1))
+			says := w.untilUnready(t, "rival: ", "most likely "+other.program, other.what)
 			suspected := time.Now()
 			t.Logf("suspected after %s and %v repairs: %s", suspected.Sub(began).Round(time.Millisecond),
 				w.metric(t, "reconciles_total", `result="repaired"`)-repairs, says)
@@ -69,20 +69,20 @@ func TestFlapping(t *testing.T) {
 			// It goes on: one repair after a second, and the next after two more.
 			log := w.log()
 			for time.Since(suspected) < 2500*time.Millisecond {
-				if code, body := w.ready(); code != 503 || !strings.Contains(body, rival.program) {
-					t.Errorf("/readyz while the rival goes on: %d %s", code, body)
+				if code, body := w.ready(); code != 503 || !strings.Contains(body, other.program) {
+					t.Errorf("/readyz while the rules are reverted: %d %s", code, body)
 				}
 				time.Sleep(50 * time.Millisecond)
 			}
 			said := w.since(log)
 			made := strings.Count(said, "repaired rules")
-			t.Logf("then %d repairs in %s, while the rival made %d commits\n%s",
+			t.Logf("then %d repairs in %s, while the other program made %d commits\n%s",
 				made, time.Since(suspected).Round(time.Millisecond), len(w.Since(commits)), said)
 			if made < 1 || made > 2 {
-				t.Errorf("%d repairs in 2.5 s of a rival, want 1 or 2", made)
+				t.Errorf("%d repairs in 2.5 s of flapping, want 1 or 2", made)
 			}
 			if lines := strings.Count(said, "\n"); lines > 6 {
-				t.Errorf("%d lines of log in 2.5 s of a rival:\n%s", lines, said)
+				t.Errorf("%d lines of log in 2.5 s of flapping:\n%s", lines, said)
 			}
 			if total := len(w.log()); total > 32<<10 {
 				t.Errorf("%d bytes of log", total)
@@ -91,7 +91,7 @@ func TestFlapping(t *testing.T) {
 			stop()
 			stopped := time.Now()
 			w.daemon.within(t, 30*time.Second, "readiness", func() bool { code, _ := w.ready(); return code == 200 })
-			t.Logf("ready again %s after the rival stopped", time.Since(stopped).Round(time.Millisecond))
+			t.Logf("ready again %s after the other program stopped", time.Since(stopped).Round(time.Millisecond))
 			// The log is written once the node is ready.
 			w.daemon.within(t, 5*time.Second, "its end in the log", func() bool { return strings.Contains(w.log(), "all is well again") })
 			if rules := w.ours(t); rules != w.right {
@@ -99,11 +99,11 @@ func TestFlapping(t *testing.T) {
 			}
 			w.packets(t)
 
-			// Whoever comes next is repaired at once, as if nothing had been.
+			// The next change is repaired at once.
 			count := w.untilIdle(t, 100*time.Millisecond)
 			w.spoil(t, tamperings()[0], 0)
 			if took := w.repair(t, count); timelimit.Exceeded(took, 10*worstRepair) {
-				t.Errorf("a repair took %s after the rival had gone", took)
+				t.Errorf("a repair took %s after the other program had stopped", took)
 			}
 		})
 	}

@@ -35,25 +35,25 @@ type effort struct {
 // is committed here. Of answers and files there may be two more or fewer, for
 // kernels cut long answers in different places, and of requests one more, with
 // which the runtime of Go wakes a thread of its own now and then.
-// Whoever adds to them on purpose writes the new figures here; and so does
-// whoever saves a fourth, for a guard that hangs too low catches nothing.
+// A change that adds to them on purpose writes the new figures here; and so does
+// one that saves a fourth, for a guard that hangs too low catches nothing.
 //
 // Time is not measured here: on a machine that others use it says nothing.
 // `make bench` measures it, side by side.
 func TestHotPath(t *testing.T) {
 	want := map[string]effort{
 		"nftables, 64 prefixes":                               {767, 165, 14, 8},
-		"nftables, 64 prefixes, sealed":                       {300, 54, 8, 1},
+		"nftables, 64 prefixes, cached":                       {300, 54, 8, 1},
 		"nftables, 64 prefixes beside 5000 rules":             {767, 165, 14, 8},
-		"nftables, 64 prefixes beside 5000 rules, sealed":     {300, 54, 8, 1},
+		"nftables, 64 prefixes beside 5000 rules, cached":     {300, 54, 8, 1},
 		"nftables, 1000 prefixes":                             {4542, 1640, 15, 8},
-		"nftables, 1000 prefixes, sealed":                     {300, 143, 8, 1},
+		"nftables, 1000 prefixes, cached":                     {300, 143, 8, 1},
 		"iptables-nft, 64 prefixes":                           {1410, 222, 11, 6},
-		"iptables-nft, 64 prefixes, sealed":                   {300, 54, 8, 1},
+		"iptables-nft, 64 prefixes, cached":                   {300, 54, 8, 1},
 		"iptables-nft, 64 prefixes beside 5000 rules":         {1410, 222, 11, 6},
-		"iptables-nft, 64 prefixes beside 5000 rules, sealed": {300, 54, 8, 1},
+		"iptables-nft, 64 prefixes beside 5000 rules, cached": {300, 54, 8, 1},
 		"iptables-nft, 1000 prefixes":                         {14551, 2500, 19, 6},
-		"iptables-nft, 1000 prefixes, sealed":                 {300, 143, 8, 1},
+		"iptables-nft, 1000 prefixes, cached":                 {300, 143, 8, 1},
 		"iptables-legacy, 64 prefixes":                        {852, 155, 5, 0},
 		"iptables-legacy, 64 prefixes beside 5000 rules":      {852, 2815, 5, 0},
 		"iptables-legacy, 1000 prefixes":                      {6491, 1964, 5, 0},
@@ -82,7 +82,7 @@ func TestHotPath(t *testing.T) {
 						if f.variant == "legacy" {
 							continue // each looks
 						}
-						name += ", sealed"
+						name += ", cached"
 					}
 					took := n.effort(t, conf, blind)
 					t.Logf("%s: %+v", name, took)

@@ -212,7 +212,7 @@ func (d *daemon) lost(t *testing.T) int {
 	return lost
 }
 
-// TestThirdPartyCommits: ten thousand commits of others cost no event, no drift
+// TestThirdPartyCommits: ten thousand commits of other programs cost no event, no drift
 // among them is missed, and neither the log nor the memory grows by them.
 func TestThirdPartyCommits(t *testing.T) {
 	for _, f := range forms()[:2] {

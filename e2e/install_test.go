@@ -21,7 +21,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
-// bare is a node whose runtime has no plugin of ours: its directory of plugins
+// bare is a node whose runtime has no ip-masq plugin: its directory of plugins
 // has but the reference ones, and its conflist but the bridge. The entry that an
 // install adds is in a file, so that it goes with the node's form.
 type bare struct {
@@ -244,7 +244,7 @@ func TestInstallForPackets(t *testing.T) {
 	}
 }
 
-// another makes another plugin of ours, which does the same: bytes behind a
+// another makes another build of the plugin, which does the same: bytes behind a
 // program are never looked at.
 func (b *bare) another(t *testing.T, name string) string {
 	t.Helper()
@@ -432,7 +432,7 @@ func (b *bare) names() (bool, error) {
 	return len(entries) == 1, nil
 }
 
-// TestInstallsAtOnce: whoever comes first, there is one plugin and one entry.
+// TestInstallsAtOnce: after several installs at once there is one plugin and one entry.
 func TestInstallsAtOnce(t *testing.T) {
 	b := newBare(t, forms()[0])
 	plugins := []string{b.another(t, "one"), b.another(t, "two")}

@@ -111,7 +111,7 @@ func (n *node) alter(t *testing.T, iptables, nft string) {
 // that of nft.
 func families() [][2]string { return [][2]string{{"iptables", "ip"}, {"ip6tables", "ip6"}} }
 
-// jumps returns the jumps to a chain of ours, of all forms, of either family.
+// jumps returns the jumps to an owned chain, of all forms, of either family.
 func (n *node) jumps(t *testing.T, chain string) (ipv4, ipv6 []string) {
 	t.Helper()
 	found := map[string][]string{}
@@ -160,7 +160,7 @@ func (n *node) flush(t *testing.T) {
 	}
 }
 
-// gone fails the test if anything of ours is left in the kernel.
+// gone fails the test if anything of ip-masq is left in the kernel.
 func (n *node) gone(t *testing.T, chain string) {
 	t.Helper()
 	n.wantJumps(t, chain, 0, 0)

@@ -99,7 +99,7 @@ func managed(t *testing.T, file string) *tampered {
 
 // TestManageFiftyRewrites: the main CNI plugin rewrites its file as soon as it
 // sees our entry, fifty times. It is back in less than a second each time, with
-// one write of ours each, and the rules stay as they are.
+// one write of ip-masq each, and the rules stay as they are.
 func TestManageFiftyRewrites(t *testing.T) {
 	t.Parallel()
 	w := managed(t, mainFile)

@@ -66,7 +66,7 @@ func (n *node) plugin(t *testing.T) string {
 	return filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq")
 }
 
-// entry completes an entry of ours: a key that it has wins, and one that it has
+// entry completes a plugin entry: a key that it has wins, and one that it has
 // as nil is left out.
 func (n *node) entry(keys map[string]any) map[string]any {
 	entry := map[string]any{"type": "ip-masq", "backend": n.form.backend, "dataDir": n.dataDir}

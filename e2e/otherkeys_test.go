@@ -176,7 +176,7 @@ func TestKeyBackend(t *testing.T) {
 	})
 }
 
-// standsIn reports whether a form has rules of ours.
+// standsIn reports whether a form has rules of ip-masq.
 func (n *node) standsIn(t *testing.T, f form) bool {
 	t.Helper()
 	if f.variant == "" {

@@ -148,7 +148,7 @@ func (g pluginFileNode) refused(t *testing.T, conf string, says ...string) {
 
 // TestPolicyComesFromTheConflist: where there is a plugin.toml, a name is no
 // proof. The policy of a network is what its conflist says, whatever the runtime
-// hands over: whoever writes a NetworkAttachmentDefinition chooses its name.
+// hands over: the author of a NetworkAttachmentDefinition chooses its name.
 func TestPolicyComesFromTheConflist(t *testing.T) {
 	everything := object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}}
 	exempt := func(p string) object { return object{"nonMasqueradeCIDRs": []string{p}} }
@@ -248,7 +248,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 	})
 }
 
-// TestVerbsOfAnAttacker: DEL and GC need no admission. Whoever chooses what they are
+// TestVerbsOfAnAttacker: DEL and GC need no admission. An attacker who chooses what they are
 // handed changes no policy, no rule and no other dataDir; the list of attachments that
 // GC gets is believed, for the network that it names, and the next ADD adds to it.
 func TestVerbsOfAnAttacker(t *testing.T) {

@@ -65,7 +65,7 @@ func atOnceWith(t *testing.T, f form, seed uint64) {
 }
 
 // TestConflistAndAddAtOnce writes a conflist and runs ADD with it right after, as
-// a runtime may. The reconciler hears of both. Whoever comes first, the other
+// a runtime may. The reconciler hears of both. Whichever comes first, the other
 // finds all right: once ADD has returned, nobody writes a rule.
 func TestConflistAndAddAtOnce(t *testing.T) {
 	for _, f := range forms()[:2] {
@@ -252,7 +252,7 @@ func (m *chaosTest) neitherReverts(t *testing.T) {
 }
 
 // judgeCommits holds their number against that of the operations: a change is
-// made in a few commits, by whoever comes first, and not again.
+// made in a few commits, by the plugin or the reconciler, and not again.
 func (m *chaosTest) judgeCommits(t *testing.T, from, operations int) {
 	t.Helper()
 	if made := m.commits.Count() - from; made > operations*3/2 {

@@ -254,7 +254,7 @@ func TestTampering(t *testing.T) {
 // tamper tries all ways that the form knows.
 func tamper(t *testing.T, f form) (all figures) {
 	t.Helper()
-	const times = 6 // so few that nobody is taken for a rival
+	const times = 6 // too few to count as flapping
 	w := newTampered(t, f)
 	for _, way := range tamperings() {
 		if !way.knows(f) {

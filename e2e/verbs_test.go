@@ -24,7 +24,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// results are those of a plugin before us, with what no library of ours knows.
+// results are those of a plugin before us, with what no library knows.
 func results() map[string]string {
 	odd := `"big": 123456789012345678901234567890, "small": 1.000000000000000000001, "wide": 1e400,
 		"text": "<&> \u2028 \u00e9 \"", "nothing": null, "deep": {"b": [1, {"a": 18446744073709551616}], "a": true}`

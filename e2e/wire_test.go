@@ -82,7 +82,7 @@ func transports() map[string]func(*topology.Host, netip.AddrPort, ...topology.Op
 // verdicts sends from each sender to each destination, which are written one
 // after the other, and holds what the other side sees against the verdict: a
 // kept source is the sender's address and port, a masqueraded one the node's
-// address on the wire to whoever saw it.
+// address on the wire to the host that saw it.
 func (s senders) verdicts(t *testing.T, n *node, masqueraded bool, flows map[string]string) {
 	t.Helper()
 	for who, destinations := range flows {

@@ -32,7 +32,7 @@ patches:
 `
 
 // TestMismatch has images with iptables on hosts without, and the reverse. Pods
-// start and verdicts are right, whoever chose the backend: the reconciler, because
+// start and verdicts are right, whether the plugin or the reconciler chose the backend: the reconciler, because
 // it was first, or the plugin, because it was the first after a boot.
 func TestMismatch(t *testing.T) {
 	ctx := t.Context()

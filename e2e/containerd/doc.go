@@ -4,7 +4,7 @@
 // with its CRI service and the runtime's usual paths: /etc/cni/net.d, /opt/cni/bin,
 // /run/containerd, /var/lib/containerd. Pods are asked of it with crictl.
 //
-// What it owns is this invariant: whoever calls the network plugins is the real
+// What it owns is this invariant: the network plugins are called by the real
 // containerd, with nothing between. It fetches nothing: the images that pods are
 // made of come from Images. What containerd starts ends with the machine.
 //

@@ -103,7 +103,7 @@ func (s *stage) changed() error {
 
 func (s *stage) otherBackend() error {
 	s.title("4. The same in nftables")
-	s.conflist("in tables of ours alone; what stood in iptables goes once they stand", entry{
+	s.conflist("in tables that ip-masq owns; what stood in iptables goes once they stand", entry{
 		"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "masqueradeCIDRs": []string{"10.20.0.0/16"}, "backend": "nftables",
 	})
 	if err := s.startPod("pod-4"); err != nil {

@@ -28,7 +28,7 @@ type stage struct {
 	top    *topology.Topology
 	cni    *topology.CNI
 	pods   map[string]*pod
-	policy *policy.Policy // of the conflist in force; nil without an entry of ours
+	policy *policy.Policy // of the conflist in force; nil without a plugin entry
 	failed error          // of a step that returns nothing
 }
 

@@ -9,7 +9,7 @@
 //
 // A machine has a network namespace (the host's), a mount namespace in which the
 // directories of Own are empty and its own at first, a pid namespace whose end is
-// the end of every program in it, whoever started that, and a cgroup in each
+// the end of every program in it, and a cgroup in each
 // hierarchy for containers to be put into. All else is the sandbox's: programs,
 // /tmp, and also /sys, which shows cgroups but not the machine's network.
 //

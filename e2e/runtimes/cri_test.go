@@ -133,7 +133,7 @@ func TestCalls(t *testing.T) {
 }
 
 // TestLateEntry: our entry comes into the conflist of a network whose pods run.
-// They end as well as those that come later, though no ADD of ours knows them.
+// They end as well as those that come later, though no ADD of ip-masq knows them.
 func TestLateEntry(t *testing.T) {
 	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
 		n.conflist(t, bridge())

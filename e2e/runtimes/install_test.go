@@ -44,7 +44,7 @@ func (n *node) install(t *testing.T) {
 	}
 }
 
-// wantGone: nothing of ours is left, and the conflist is the main CNI plugin's.
+// wantGone: nothing of ip-masq is left, and the conflist is the main CNI plugin's.
 func (n *node) wantGone(t *testing.T) {
 	t.Helper()
 	text, err := os.ReadFile(n.Path(conflistDir + "/10-pods.conflist"))

@@ -65,7 +65,7 @@ func (n *criNode) wantLoad(t *testing.T, load *containerd.Container, p *containe
 }
 
 // TestReboot: the node loses power under its pods. The first pod after it is judged
-// right from its first packet, with nothing of ours running before its ADD; those
+// right from its first packet, with nothing of ip-masq running before its ADD; those
 // from before end, though their network namespaces are gone.
 func TestReboot(t *testing.T) {
 	onEvery(t, forms(), func(t *testing.T, n *criNode) {

@@ -15,7 +15,7 @@ import (
 )
 
 // observer runs the servers of a topology's hosts and hands what they see of
-// probes to whoever sent them.
+// probes to their senders.
 type observer struct {
 	mu    sync.RWMutex
 	batch uint32

@@ -20,7 +20,7 @@ type Seen struct {
 	Answered bool
 }
 
-// answer is what a host says to whoever talks to it: "outside 192.0.2.1:1024".
+// answer is what a host answers to each peer: "outside 192.0.2.1:1024".
 func answer(host *Host, source netip.AddrPort) []byte {
 	return fmt.Appendf(nil, "%s %s\n", host.Name, source)
 }

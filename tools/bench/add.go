@@ -167,8 +167,8 @@ func (b *bench) reportAdd(tables addTables, lines map[string]*chart.Line) error 
 		"others, or if anybody committed to nf_tables since, which the kernel counts. *%s* is an ADD that looks, for that reason. "+
 		"In iptables-legacy, of which nothing is counted, each one looks; *%s* is a plugin that has the kernel hand out the table, as it must, and does no more: the least "+
 		"that can cost.", strings.TrimPrefix(changed, ", "), floor)
-	s.say("*%s* is the same plugin once more: what its ratio is off 1 is noise. A commit of others is by a process that has ended when ADD begins, as those of "+
-		"`iptables-restore` and `nft` are. Where it goes on and keeps its socket, the kernel cleans up behind its commit when the next socket is closed, whoever's that is: 8 to 16 ms "+
+	s.say("*%s* is the same plugin once more: what its ratio is off 1 is noise. A commit of another program is by a process that has ended when ADD begins, as those of "+
+		"`iptables-restore` and `nft` are. Where it goes on and keeps its socket, the kernel cleans up behind its commit when the next socket is closed, in whatever process: 8 to 16 ms "+
 		"for the first to come.", again)
 	s.table(tables.tables[0])
 	s.folded("Processor time, of the plugin and of what it runs", tables.tables[1])

@@ -26,11 +26,11 @@ const agentPrefixes = 20
 // half is what became of one half of a node's minute.
 type half struct {
 	add, del   measure.Series // ms
-	cpu, floor measure.Series // ms of a DEL and an ADD, of ours and of the empty plugin's
+	cpu, floor measure.Series // ms of a DEL and an ADD, of ip-masq and of the empty plugin
 	reconciler spent
 	took       time.Duration
 	changes    int // of the agents' file
-	others     int // commits of others
+	others     int // commits of other programs
 }
 
 // halves of a simulation.
@@ -48,7 +48,7 @@ func (b *bench) churn() error {
 		"before each ADD, as kube-proxy does for pods that come and go, so that each looks at the rules itself; and the agents' file changes every second. "+
 		"The empty plugin runs right after, for the same pod.", usual, agentPrefixes, quietly, busily)
 	plugin := [][]string{{"form, half", "ADD, ms", "ADD, 99 of 100, ms", "DEL, ms", "processor time of a pair, ms", "× an empty plugin's", "of one processor"}}
-	beside := [][]string{{"form, half", "commits of others", "changes of the file", "commits of ours", "reconciler, ms a second", "reconciler, RSS MiB", "peak, MiB"}}
+	beside := [][]string{{"form, half", "commits of other programs", "changes of the file", "commits of ip-masq", "reconciler, ms a second", "reconciler, RSS MiB", "peak, MiB"}}
 	scale := [][]string{{"measured on one node"}}
 	var columns []half
 	for _, f := range scene.Forms()[:2] {
@@ -95,10 +95,10 @@ func scaleRows(columns []half) (rows [][]string) {
 		{"× the empty plugin", func(h half) string { return measure.Paired(h.cpu, h.floor).String() }},
 		{fmt.Sprintf("%d pods a second: share of one processor", perSecond), half.share},
 		{"ADDs, and as many DELs", func(h half) string { return fmt.Sprint(len(h.add)) }},
-		{"commits of others meanwhile", func(h half) string { return fmt.Sprint(h.others) }},
+		{"commits of other programs meanwhile", func(h half) string { return fmt.Sprint(h.others) }},
 		{"changes of the agents' file meanwhile", func(h half) string { return fmt.Sprint(h.changes) }},
-		{"commits of ours, all together", func(h half) string { return fmt.Sprint(h.commits()) }},
-		{"commits of ours by a change", changed(func(h half) string { return measure.Short(float64(h.commits()) / float64(h.changes)) })},
+		{"commits of ip-masq, all together", func(h half) string { return fmt.Sprint(h.commits()) }},
+		{"commits of ip-masq by a change", changed(func(h half) string { return measure.Short(float64(h.commits()) / float64(h.changes)) })},
 		{"processor time of the reconciler in a second, ms", half.reconciling},
 		{"memory of the reconciler, MiB", func(h half) string { return mebibytes(h.reconciler.memory) }},
 		{fmt.Sprintf("%s nodes, a change a minute: commits a second in the whole cluster", chart.Thousands(nodes)), changed(func(h half) string {

@@ -18,7 +18,7 @@ const (
 	reconciling   = "a reconciler"
 )
 
-// crowd measures what commits of others cost: the reconciler, which hears of each,
+// crowd measures what commits of other programs cost: the reconciler, which hears of each,
 // and them.
 func (b *bench) crowd() error {
 	const each = 500 // commits a round
@@ -27,9 +27,9 @@ func (b *bench) crowd() error {
 		limit = measure.Limit{Rounds: 4, Least: 4}
 	}
 	s := b.report.section("The reconciler, while others commit")
-	s.say("%s commits of others, which have nothing to do with our rules, as fast as one process can make them, on each of three nodes in turn: where nobody listens to "+
+	s.say("%s commits of other programs, which have nothing to do with our rules, as fast as one process can make them, on each of three nodes in turn: where nobody listens to "+
 		"nf_tables, where somebody does who reads what the kernel tells and does nothing, and where a reconciler runs. The kernel tells of a commit only if somebody listens, and "+
-		"whoever commits pays for that and for waking the listener, whatever that one then does.", chart.Thousands(each*limit.Rounds))
+		"the committing process pays for that and for waking the listener, whatever the listener then does.", chart.Thousands(each*limit.Rounds))
 	them := [][]string{{"form, and who hears of it", "µs a commit", "× " + nobody}}
 	us := [][]string{{"form", "processor time of the reconciler, µs a commit", "files changed", "bytes logged", "RSS after, MiB", "peak, MiB"}}
 	for _, f := range scene.Forms()[:2] {

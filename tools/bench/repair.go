@@ -13,7 +13,7 @@ import (
 )
 
 // damage says how often rules of a size are spoiled, in each way: seldom enough
-// that nobody is taken for a rival, who is told to wait.
+// that the reconciler does not see flapping, and back off.
 type damage struct {
 	prefixes, times int
 	quiet           time.Duration // without a commit, after which a repair is over
@@ -46,7 +46,7 @@ func (b *bench) repair() error {
 			}
 			row := budget{fmt.Sprintf("drift to repair, %s prefixes, %s", chart.Thousands(size.prefixes), f.Name), "≤ 50 ms",
 				fmt.Sprintf("median %s, worst %s ms of %d", measure.Short(took.Median()), measure.Short(took.Quantile(1)), len(took)), plainly(took.Quantile(1) <= most),
-				"whoever deletes a table keeps others from committing until the kernel has freed it, 8 to 16 ms later; the rest is what else ran on the machine."}
+				"a process that deletes a table keeps others from committing until the kernel has freed it, 8 to 16 ms later; the rest is what else ran on the machine."}
 			if size.prefixes > usual {
 				if row.reason, err = whyLong(f, size.prefixes); err != nil {
 					return err

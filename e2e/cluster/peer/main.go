@@ -3,7 +3,7 @@
 // Command peer is what the pods of the tests run.
 //
 //	peer pause               does nothing until it is told to end
-//	peer serve PORT NAME     says "NAME ADDRESS:PORT" to whoever sends there, UDP and TCP
+//	peer serve PORT NAME     says "NAME ADDRESS:PORT" to each sender, UDP and TCP
 //	peer ask FLOW...         sends to each and prints "FLOW NAME ADDRESS:PORT": what the other side saw
 //	peer stream FLOW...      sends to each in turn, from a new port each time, until it is told to end
 //

@@ -2,7 +2,7 @@
 
 // Command pod is what containers of the tests run: it waits, sends, answers, and
 // says which address the other side saw. It speaks what the hosts of a topology
-// speak: whoever answers says "NAME SOURCE", in one line.
+// speak: each peer answers "NAME SOURCE", in one line.
 //
 //	pod                              waits: a sandbox
 //	pod ask PROTOCOL ADDR:PORT...    sends once to each, as soon as it runs, and waits

@@ -2,7 +2,7 @@
 
 // Command plugin-peak runs the program that PEAK_OF names in its place and writes
 // the most memory that it had, in bytes, to the file that PEAK_FILE names. The
-// kernel counts that of whoever starts a program in, which is little here and
+// kernel counts that of the starting process in, which is little here and
 // much in the benchmark itself.
 package main
 

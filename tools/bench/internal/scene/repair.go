@@ -79,7 +79,7 @@ func (n *Node) Repair(e *fixtures.Ear, way int, quiet time.Duration) (time.Durat
 	return 0, fmt.Errorf("damage %d was not repaired within %s: heard %v", way, most, e.Since(count))
 }
 
-// Crowd makes so many commits of others, in a table of their own, and returns
+// Crowd makes so many commits of other programs, in a table of their own, and returns
 // what one took.
 func (n *Node) Crowd(commits int) (each time.Duration, err error) {
 	const crowd = "crowd"
