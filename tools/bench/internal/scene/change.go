@@ -52,8 +52,8 @@ func (n *Node) desired(p Policy, l policy.Layout) (policy.Ruleset, error) {
 	if err != nil {
 		return policy.Ruleset{}, err
 	}
-	source := policy.Source{Kind: policy.Network, Name: entry.Network}
-	merged := policy.Merge([]policy.Contribution{{Source: source, Statement: entry.Statement}})
+	source := policy.SourceID{Kind: policy.Network, Name: entry.Network}
+	merged := policy.Merge([]policy.Source{{ID: source, Policy: entry.Policy}})
 	return policy.Desired(merged, l, policy.OwnedBy(n.DataDir)), nil
 }
 

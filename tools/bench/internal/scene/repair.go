@@ -12,9 +12,9 @@ import (
 )
 
 // Listen hears commits to nf_tables on the node from now on.
-func (n *Node) Listen() (e *fixtures.Ear, err error) {
+func (n *Node) Listen() (e *fixtures.CommitWatcher, err error) {
 	err = n.Node.Do(func() (err error) {
-		e, err = fixtures.Listen()
+		e, err = fixtures.WatchCommits()
 		return err
 	})
 	return e, err
@@ -59,7 +59,7 @@ const Damages = 3
 // time. The kernel's word of the damage would be too late to begin with: on a busy
 // machine the ear hears of both at once. It fails unless the rules are right after
 // that.
-func (n *Node) Repair(e *fixtures.Ear, way int, quiet time.Duration) (time.Duration, error) {
+func (n *Node) Repair(e *fixtures.CommitWatcher, way int, quiet time.Duration) (time.Duration, error) {
 	const most = 10 * time.Second
 	count := e.Count()
 	began, err := n.Damage(way)
