@@ -143,5 +143,5 @@ const (
 
 // drivers are the backends, in the order in which auto prefers them.
 func drivers(p purpose) netfilter.Drivers {
-	return netfilter.Drivers{iptables.New(iptables.Options{Terse: p == forRepair}), nftables.New()}
+	return netfilter.Drivers{iptables.New(iptables.Options{KernelForm: p == forRepair}), nftables.New()}
 }

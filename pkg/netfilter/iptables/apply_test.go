@@ -72,15 +72,15 @@ func policyGen(chain string) *rapid.Generator[policy.Policy] {
 	})
 }
 
-// TestApply holds both readers to what the writer wrote, and the writer to the
-// whole of what is desired, from whatever was there before.
+// TestApply compares what is written with what is desired, whatever rules there were
+// before, and what is read with what iptables shows.
 func TestApply(t *testing.T) {
 	inEachVariant(t, func(n *node) {
 		rapid.Check(n.T, func(t *rapid.T) {
 			want := desired(policy.OwnedBy(owner), policyGen("ONE").Draw(t, "one"), policyGen("TWO").Draw(t, "two"))
 			n.apply(want)
 			n.holds(want)
-			n.readersAgree("ONE", "TWO")
+			n.agreesWithListing("ONE", "TWO")
 			n.idle("a second Apply", func() { n.apply(want) })
 		})
 	})
@@ -105,7 +105,7 @@ func TestApplyThousandPrefixes(t *testing.T) {
 		}
 		n.apply(want)
 		n.holds(want)
-		n.readersAgree("IP-MASQ-AGENT")
+		n.agreesWithListing("IP-MASQ-AGENT")
 		n.idle("a second Apply", func() { n.apply(want) })
 	})
 }
@@ -118,7 +118,7 @@ func TestApplyWritesOnlyWhatDiffers(t *testing.T) {
 		want.Chains = want.Chains[:1]
 		n.apply(want)
 		plan := func() string {
-			tx, err := n.plan(n.Context(), policy.IPv4, want.Chains, []string{chain})
+			tx, err := n.plan(n.Context(), policy.IPv4, want.Chains)
 			if err != nil {
 				n.Fatal(err)
 			}

@@ -3,10 +3,15 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -14,21 +19,31 @@ import (
 
 // backend keeps chains in one variant of iptables.
 type backend struct {
-	choice   netfilter.Choice
-	programs *programs
-	link     *link
-	terse    bool
+	choice     netfilter.Choice
+	programs   *programs
+	nft        *nftReader
+	kernelForm bool
 }
 
-// Layout implements netfilter.Backend: one prefix a rule.
+// Layout implements netfilter.Backend: one prefix per rule.
 func (b *backend) Layout() policy.Layout { return policy.Layout{PlainPorts: b.choice.PlainPorts} }
 
-// Exclusive implements netfilter.Backend: table nat is everybody's.
+// OwnsTables implements netfilter.Backend: every program on the node uses table nat.
 func (b *backend) OwnsTables() bool { return false }
 
-// Observe implements netfilter.Backend. A rule that cannot be read from the
-// kernel directly is looked at once more as iptables shows it, if that is
-// there; it becomes an alien where this does not help.
+// CanWrite implements netfilter.Backend. It finds out whether there is a program to
+// write with, and whether rules in POSTROUTING have an effect.
+func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
+	if _, err := b.programs.locate(ctx, baseName(f), b.choice.Variant, "-restore"); err != nil {
+		return unusable(b.choice, err)
+	}
+	if t, err := b.read(f, nil); err == nil && t.fault != "" { // Observe reports what cannot be read
+		return errors.New(t.fault)
+	}
+	return nil
+}
+
+// Observe implements netfilter.Backend.
 func (b *backend) Observe(ctx context.Context, chains []netfilter.ChainRef) (netfilter.Observation, error) {
 	var rs policy.Ruleset
 	var errs []error
@@ -37,12 +52,15 @@ func (b *backend) Observe(ctx context.Context, chains []netfilter.ChainRef) (net
 		if len(names) == 0 {
 			continue
 		}
-		t, err := b.read(ctx, f, names)
+		t, err := b.read(f, names)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("observe %s of %s: %w", f, b.choice, err))
 			continue
 		}
-		rs.Chains = append(rs.Chains, t.chains(f, names)...)
+		if !b.kernelForm {
+			b.showUnrecognized(ctx, f, &t)
+		}
+		rs.Chains = append(rs.Chains, t.chains...)
 		if t.fault != "" {
 			rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: t.fault})
 		}
@@ -60,133 +78,253 @@ func namesOf(f policy.Family, chains []netfilter.ChainRef) []string {
 	return names
 }
 
-// read reads POSTROUTING and the named chains: from the kernel and, where that
-// fails, as iptables shows them.
-func (b *backend) read(ctx context.Context, f policy.Family, names []string) (table, error) {
-	t, err := b.readKernel(f, names)
-	if err != nil {
-		shown, errText := b.readText(ctx, f, names)
-		if errText != nil {
-			err = errors.Join(err, errText)
-		} else {
-			err = nil
-		}
-		return shown, err
-	}
-	if !t.legible(names, b.terse) {
-		t = b.explained(ctx, f, names, t)
-	}
-	return t, nil
-}
-
-// explained adds to entries that could not be read what iptables makes of them.
-// Without it the aliens among them are aliens all the same, and have a text, if
-// a poorer one.
-func (b *backend) explained(ctx context.Context, f policy.Family, names []string, t table) table {
-	shown, err := b.readText(ctx, f, names)
-	if err != nil {
-		return t
-	}
-	if merged, same := merge(t, shown, names); same {
-		return merged
-	}
-	return t
-}
-
-// readKernel reads without running a program.
-func (b *backend) readKernel(f policy.Family, names []string) (table, error) {
-	if b.choice.Variant == netfilter.VariantNFT {
-		return b.link.read(f, names)
-	}
-	used, err := legacyInUse(f, natTable)
-	if err != nil || !used {
-		return table{}, err
-	}
-	raw, err := readBlob(f, natTable)
-	if err != nil {
-		return table{}, err
-	}
-	return raw.chains(names)
-}
-
-// readText reads what iptables shows.
-func (b *backend) readText(ctx context.Context, f policy.Family, names []string) (table, error) {
+// read reads POSTROUTING and the named chains from the kernel.
+func (b *backend) read(f policy.Family, names []string) (table, error) {
 	if b.choice.Variant == netfilter.VariantLegacy {
-		// To ask for a table that is not in use would make it.
-		if used, err := legacyInUse(f, natTable); err != nil || !used {
-			return table{}, err
-		}
+		return readLegacyNAT(f, names)
 	}
-	o, err := b.programs.open(ctx, f, b.choice.Variant)
-	if err != nil {
-		return table{}, err
-	}
-	t := table{entries: map[string][]entry{}}
-	for _, name := range append([]string{postrouting}, names...) {
-		lines, err := o.list(ctx, name, name != postrouting)
-		if err != nil {
-			return table{}, err
-		}
-		listed, err := parseListing(lines)
-		if err != nil {
-			return table{}, fmt.Errorf("run %s -t %s -S %s: %w", o.path, natTable, name, err)
-		}
-		if entries, there := listed[name]; there {
-			t.entries[name] = entries
-		}
-		if name == postrouting && slices.Contains(lines, "-P "+postrouting+" DROP") {
-			t.fault = policyFault(f)
-		}
-	}
-	return t, nil
+	return b.nft.read(f, names)
 }
 
-// merge adds to the entries read from the kernel how iptables shows them, and
-// takes its word for those that are unsure. It returns false where the two were
-// read at different times and do not go together.
-func merge(kernel, shown table, names []string) (table, bool) {
-	out := table{entries: map[string][]entry{}, fault: kernel.fault}
-	for _, chain := range append([]string{postrouting}, names...) {
-		entries, there := kernel.entries[chain]
-		texts, thereToo := shown.entries[chain]
-		if there != thereToo || len(entries) != len(texts) {
-			return table{}, false
+// showUnrecognized gives unrecognized rules the text that `iptables -S` prints. If
+// iptables cannot be run, or the rules have changed, they keep the decoder's text.
+func (b *backend) showUnrecognized(ctx context.Context, f policy.Family, t *table) {
+	unrecognized := func(r policy.Rule) bool { return r.Verdict == policy.Unrecognized }
+	show := func(rules []policy.Rule, lines []string) {
+		for i := range rules {
+			if len(lines) == len(rules) && unrecognized(rules[i]) {
+				rules[i].Text = shownText(lines[i], rules[i].Text)
+			}
 		}
-		if !there {
+	}
+	var jumps map[string][]string
+	for i := range t.chains {
+		c := &t.chains[i]
+		if slices.ContainsFunc(c.Rules, unrecognized) {
+			lines, _ := b.list(ctx, f, c.Name)
+			show(c.Rules, lines)
+		}
+		if slices.ContainsFunc(c.Jumps, unrecognized) {
+			if jumps == nil {
+				jumps, _ = b.listJumps(ctx, f, t)
+			}
+			show(c.Jumps, jumps[c.Name])
+		}
+	}
+}
+
+// shownText returns the line of an unrecognized rule, with the decoder's text if
+// the line is that of a rule which would have been recognized: `iptables -S` leaves
+// out native nf_tables expressions that iptables does not know.
+func shownText(line, decoded string) string {
+	const options = `( -[sd] [0-9a-f.:]+(/\d+)?| -o \S+| -p (tcp|udp|sctp)| -m comment --comment (\S+|"(\\.|[^"\\])*")` +
+		`| -m addrtype( ! --(src|dst)-type LOCAL)+| -m statistic --mode random --probability [\d.]+)*`
+	recognized := regexp.MustCompile(`^-A (\S+` + options + ` -j (RETURN|MASQUERADE( --to-ports [\d-]+)?( --random-fully)?)` +
+		`|` + postrouting + options + ` -j \S+)$`)
+	if !recognized.MatchString(line) {
+		return line
+	}
+	return line + " (and what iptables does not show: " + decoded + ")"
+}
+
+// list returns the rules of a chain as `iptables -S` prints them.
+func (b *backend) list(ctx context.Context, f policy.Family, chain string) ([]string, error) {
+	p, err := b.programs.open(ctx, f, b.choice.Variant)
+	if err != nil {
+		return nil, err
+	}
+	return p.list(ctx, chain)
+}
+
+// listJumps returns the rules of POSTROUTING that lead to the table's chains, by
+// chain, as `iptables -S` prints them.
+func (b *backend) listJumps(ctx context.Context, f policy.Family, t *table) (map[string][]string, error) {
+	lines, err := b.list(ctx, f, postrouting)
+	if err != nil {
+		return nil, err
+	}
+	jumps, ok := t.jumpLines(lines)
+	if !ok {
+		return nil, errChanging
+	}
+	return jumps, nil
+}
+
+// Apply implements netfilter.Backend. It does not use the observation: nothing
+// makes iptables-restore fail if the rules have changed, so Apply reads them again
+// right before. If one family fails, the other one is written all the same.
+func (b *backend) Apply(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation, held *os.File) error {
+	var errs []error
+	for _, f := range policy.Families() {
+		var chains []policy.Chain
+		for _, c := range desired.Chains {
+			if c.Family == f {
+				chains = append(chains, c)
+			}
+		}
+		if len(chains) == 0 {
 			continue
 		}
-		out.entries[chain] = []entry{}
-		for i, e := range entries {
-			ours := slices.Contains(names, e.target)
-			if ours != slices.Contains(names, texts[i].target) || ours && e.target != texts[i].target {
-				return table{}, false
-			}
-			if ours || chain != postrouting {
-				var same bool
-				if e, same = e.merged(texts[i]); !same {
-					return table{}, false
-				}
-			}
-			out.entries[chain] = append(out.entries[chain], e)
+		err := b.write(ctx, f, held, func() (*transaction, error) { return b.plan(ctx, f, chains) })
+		if err != nil {
+			errs = append(errs, fmt.Errorf("write %s rules of %s: %w", f, b.choice, err))
 		}
 	}
-	return out, true
+	return errors.Join(errs...)
 }
 
-// merged is merge for one entry.
-func (e entry) merged(shown entry) (entry, bool) {
-	alien := e.rule.Verdict == policy.Unrecognized
-	switch {
-	case !alien && shown.rule.Verdict != policy.Unrecognized && !e.rule.Equal(shown.rule):
-		return entry{}, false
-	case e.unsure:
-		shown.rule.Connections = e.rule.Connections
-		return shown, true
-	case alien && shown.rule.Verdict != policy.Unrecognized:
-		e.rule.Text = shown.text + " (and what iptables does not show: " + e.rule.Text + ")"
-	case alien:
-		e.rule.Text = shown.text
+// Remove implements netfilter.Backend.
+func (b *backend) Remove(ctx context.Context, chains []netfilter.ChainRef, held *os.File) error {
+	var errs []error
+	for _, f := range policy.Families() {
+		names := namesOf(f, chains)
+		if len(names) == 0 {
+			continue
+		}
+		err := b.write(ctx, f, held, func() (*transaction, error) { return b.planRemoval(ctx, f, names) })
+		if err != nil {
+			errs = append(errs, fmt.Errorf("remove %s rules of %s: %w", f, b.choice, errors.Join(err, b.referrers(ctx, f, names))))
+		}
 	}
-	e.text = shown.text
-	return e, true
+	return errors.Join(errs...)
+}
+
+// errChanging says that `iptables -S` shows other rules than the kernel had just
+// before.
+var errChanging = errors.New("the rules change while they are read; see which program rewrites them")
+
+// write plans a transaction and runs it, if it does anything. If that fails because
+// another program holds the lock or has changed the rules, write plans and runs again.
+func (b *backend) write(ctx context.Context, f policy.Family, held *os.File, plan func() (*transaction, error)) error {
+	const tries = 6
+	start := time.Now()
+	pause := 5 * time.Millisecond
+	var last error
+	var input []byte
+	for range tries {
+		if time.Since(start) > lockSeconds*time.Second {
+			break // iptables-restore itself has waited for the lock
+		}
+		tx, err := plan()
+		switch {
+		case err == nil && tx.empty():
+			return nil
+		case err == nil:
+			before := input
+			input = tx.restore()
+			if last != nil && !isTransient(last) && bytes.Equal(input, before) {
+				return last
+			}
+			err = b.restore(ctx, f, input, held)
+		case !isTransient(err):
+			return err
+		}
+		if last = err; last == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return last
+		case <-time.After(pause):
+			pause *= 2
+		}
+	}
+	return last
+}
+
+func (b *backend) restore(ctx context.Context, f policy.Family, input []byte, held *os.File) error {
+	p, err := b.programs.open(ctx, f, b.choice.Variant)
+	if err != nil {
+		return unusable(b.choice, err)
+	}
+	return p.restore(ctx, input, held)
+}
+
+// plan returns the transaction after which the kernel has exactly the chains.
+func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Chain) (*transaction, error) {
+	names := make([]string, len(chains))
+	for i, c := range chains {
+		names[i] = c.Name
+	}
+	t, err := b.read(f, names)
+	if err != nil {
+		return nil, err
+	}
+	if t.fault != "" {
+		return nil, errors.New(t.fault)
+	}
+	var tx transaction
+	var lines map[string][]string // of the jumps
+	for i := range chains {
+		want, have := &chains[i], t.chain(chains[i].Name)
+		if have == nil || want.Owner != have.Owner || !slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal) {
+			tx.fill(want)
+		}
+		if have == nil {
+			have = &policy.Chain{}
+		}
+		missing, surplus := policy.Unmatched(want.Jumps, have.Jumps)
+		for _, j := range missing {
+			tx.appendJump(j, want.Name)
+		}
+		if len(surplus) > 0 && lines == nil {
+			if lines, err = b.listJumps(ctx, f, &t); err != nil {
+				return nil, err
+			}
+		}
+		for _, i := range surplus {
+			if err := tx.deleteJump(lines[want.Name][i]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return &tx, nil
+}
+
+// planRemoval returns the transaction that deletes those of the chains that exist,
+// and the jumps to them.
+func (b *backend) planRemoval(ctx context.Context, f policy.Family, names []string) (*transaction, error) {
+	t, err := b.read(f, names)
+	if err != nil {
+		return nil, err
+	}
+	var tx transaction
+	var lines map[string][]string // of the jumps
+	for _, c := range t.chains {
+		tx.deleteChain(c.Name)
+		if len(c.Jumps) > 0 && lines == nil {
+			if lines, err = b.listJumps(ctx, f, &t); err != nil {
+				return nil, err
+			}
+		}
+		for _, line := range lines[c.Name] {
+			if err := tx.deleteJump(line); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return &tx, nil
+}
+
+// referrers returns an error that names the rules of other chains that lead to one
+// of the named chains, which cannot be removed therefore. Failing to find out is no
+// error: it is called after a failure.
+func (b *backend) referrers(ctx context.Context, f policy.Family, names []string) error {
+	p, err := b.programs.open(ctx, f, b.choice.Variant)
+	if err != nil {
+		return nil
+	}
+	out, err := run(ctx, b.programs.env, nil, nil, p.path, "-t", natTable, "-S")
+	if err != nil {
+		return nil
+	}
+	var errs []error
+	for _, line := range ruleLines(strings.Split(string(out), "\n")) {
+		for _, name := range names {
+			if leadsTo(line, name) && !strings.HasPrefix(line, "-A "+postrouting+" ") {
+				errs = append(errs, fmt.Errorf("chain %s is still used by %s; remove that rule first", name, policy.Quote(line)))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }

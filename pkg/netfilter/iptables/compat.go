@@ -54,7 +54,7 @@ func compatEntry(f policy.Family, rule nfnetlink.Rule) entry {
 		}
 		r.expression(e)
 	}
-	return r.done("")
+	return r.done()
 }
 
 func (r *compat) expression(e nfnetlink.Expr) {

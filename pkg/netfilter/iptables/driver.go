@@ -14,30 +14,27 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Options are what a Driver can be told. The zero value is right for a host.
+// Options are the settings of a Driver. The zero value is right for a host.
 type Options struct {
 	// Path replaces $PATH as the list of directories in which programs are
 	// looked for.
 	Path string
-	// Terse shows rules of others as they were read from the kernel. To show
-	// them as iptables does takes a program, which is a long time where a
-	// repair waits for it.
-	Terse bool
+	// KernelForm makes Observe show unrecognized rules as decoded from the
+	// kernel. To show them as iptables does, Observe runs `iptables -S`, which is
+	// slow when a repair waits for it.
+	KernelForm bool
 }
 
-// Driver finds out about iptables on this host. It implements netfilter.Driver.
+// Driver detects and opens iptables on this host. It implements netfilter.Driver.
 type Driver struct {
-	programs *programs
-	link     *link
-	terse    bool
+	programs   *programs
+	nft        *nftReader
+	kernelForm bool
 }
 
 // New returns the driver. It reads nothing and runs no program.
 func New(o Options) *Driver {
-	if o.Path == "" {
-		o.Path = os.Getenv("PATH")
-	}
-	return &Driver{programs: newPrograms(o.Path), link: &link{}, terse: o.Terse}
+	return &Driver{programs: newPrograms(cmp.Or(o.Path, os.Getenv("PATH"))), nft: &nftReader{}, kernelForm: o.KernelForm}
 }
 
 // Backend implements netfilter.Driver.
@@ -48,7 +45,7 @@ func (d *Driver) Open(c netfilter.Choice) (netfilter.Backend, error) {
 	if c.Backend != policy.IPTables || !slices.Contains(variants(), c.Variant) {
 		return nil, fmt.Errorf("open %s: no such variant of iptables; there are nft and legacy", c)
 	}
-	return &backend{choice: c, programs: d.programs, link: d.link, terse: d.terse}, nil
+	return &backend{choice: c, programs: d.programs, nft: d.nft, kernelForm: d.kernelForm}, nil
 }
 
 // Render implements netfilter.Driver: iptables-restore and ip6tables-restore
@@ -60,71 +57,132 @@ func (*Driver) Render(desired policy.Ruleset, families ...policy.Family) ([]byte
 	if len(families) > 1 {
 		return nil, fmt.Errorf("render %v: one input of iptables-restore holds one family; render each by itself", families)
 	}
-	return Render(desired, families[0]), nil
+	return render(desired, families[0]), nil
 }
 
 func variants() []string { return []string{netfilter.VariantNFT, netfilter.VariantLegacy} }
 
-// Uses implements netfilter.Driver. It runs a program only where a table of
-// iptables-legacy cannot be read without.
-func (d *Driver) FindChain(ctx context.Context, chain string) ([]netfilter.Choice, error) {
+// FindChain implements netfilter.Driver.
+func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice, error) {
 	var found []netfilter.Choice
 	var errs []error
 	for _, variant := range variants() {
-		there, err := d.has(ctx, variant, natTable, chain)
+		exists, err := d.has(variant, natTable, chain)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("look for chain %s in iptables (%s): %w", chain, variant, err))
 		}
-		if there {
+		if exists {
 			found = append(found, netfilter.Choice{Backend: policy.IPTables, Variant: variant})
 		}
 	}
 	return found, errors.Join(errs...)
 }
 
-// has reports whether one of the chains stands in the table, in any family.
-func (d *Driver) has(ctx context.Context, variant, tableName string, chains ...string) (bool, error) {
+// has reports whether one of the chains exists in the table, in any family.
+func (d *Driver) has(variant, tableName string, chains ...string) (bool, error) {
 	var failed error
 	for _, f := range policy.Families() {
-		there, err := d.familyHas(ctx, f, variant, tableName, chains)
-		if there {
-			return true, nil
+		if variant == netfilter.VariantLegacy {
+			names, err := legacyUserChains(f, tableName)
+			if slices.ContainsFunc(chains, func(c string) bool { return slices.Contains(names, c) }) {
+				return true, nil
+			}
+			failed = cmp.Or(failed, err)
+			continue
 		}
-		failed = cmp.Or(failed, err) // the other family's is the same
+		for _, c := range chains {
+			exists, err := d.nft.hasChain(f, tableName, c)
+			if exists {
+				return true, nil
+			}
+			failed = cmp.Or(failed, err)
+		}
 	}
 	return false, failed
 }
 
-func (d *Driver) familyHas(ctx context.Context, f policy.Family, variant, tableName string, chains []string) (bool, error) {
-	if variant == netfilter.VariantLegacy {
-		names, err := d.legacyChains(ctx, f, tableName)
-		return slices.ContainsFunc(chains, func(c string) bool { return slices.Contains(names, c) }), err
-	}
-	for _, c := range chains {
-		if there, err := d.link.hasChain(f, tableName, c); there || err != nil {
-			return there, err
+// Owned implements netfilter.Driver. Of table nat it reads the chains whose names
+// can be those of masquerade chains; the thousands of kube-proxy's cannot.
+func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
+	var owned []netfilter.OwnedChain
+	var errs []error
+	for _, variant := range variants() {
+		b := &backend{choice: netfilter.Choice{Backend: policy.IPTables, Variant: variant}, nft: d.nft}
+		for _, f := range policy.Families() {
+			chains, err := b.masqueradeChains(f)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("read %s of %s: %w", f, b.choice, err))
+			}
+			for _, c := range chains {
+				if c.Owner != (policy.Owner{}) {
+					ref := netfilter.ChainRef{Family: f, Name: c.Name}
+					owned = append(owned, netfilter.OwnedChain{ChainRef: ref, Choice: b.choice, Owner: c.Owner})
+				}
+			}
 		}
 	}
-	return false, nil
+	return owned, errors.Join(errs...)
 }
 
-// legacyChains returns the names of the chains in a table of iptables-legacy.
-func (d *Driver) legacyChains(ctx context.Context, f policy.Family, tableName string) ([]string, error) {
-	used, err := legacyInUse(f, tableName)
-	if err != nil || !used {
+func (b *backend) masqueradeChains(f policy.Family) ([]policy.Chain, error) {
+	var names []string
+	var err error
+	if b.choice.Variant == netfilter.VariantLegacy {
+		names, err = legacyUserChains(f, natTable)
+	} else {
+		names, err = b.nft.userChains(f)
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil })
+	if err != nil || len(names) == 0 {
 		return nil, err
 	}
-	b, err := readBlob(f, tableName)
-	if err == nil {
-		return b.userChains()
+	t, err := b.read(f, names)
+	return t.chains, err
+}
+
+// Probe implements netfilter.Driver. Without a variant it takes the one that
+// kubelet's chains in table mangle are in, else that of the program called iptables.
+// It does not look at IPv6: only a node that uses it needs ip6tables.
+func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, error) {
+	c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
+	var err error
+	if c.Variant == "" {
+		if c.Variant, err = d.preferred(ctx); err != nil {
+			return netfilter.Choice{}, unusable(c, err)
+		}
 	}
-	o, errOpen := d.programs.open(ctx, f, netfilter.VariantLegacy)
-	if errOpen != nil {
-		return nil, errors.Join(err, errOpen)
+	p, err := d.programs.open(ctx, policy.IPv4, c.Variant)
+	// To list a table of iptables-legacy that does not exist would create it, and
+	// the caller may not want to write at all.
+	exists := true
+	if err == nil && c.Variant == netfilter.VariantLegacy {
+		exists, err = legacyInUse(policy.IPv4, natTable)
 	}
-	names, errList := o.ListChains(tableName)
-	if errList != nil {
-		return nil, errors.Join(err, o.explain(errList))
+	if err == nil && exists {
+		_, err = p.list(ctx, postrouting)
 	}
-	return names, nil
+	if err != nil {
+		return netfilter.Choice{}, unusable(c, err)
+	}
+	c.PlainPorts = !p.HasRandomFully()
+	return c, nil
+}
+
+func unusable(c netfilter.Choice, err error) error {
+	return fmt.Errorf("%s cannot keep rules on this host: %w: %w", c, netfilter.ErrUnusable, err)
+}
+
+// preferred returns the variant that this node uses.
+func (d *Driver) preferred(ctx context.Context) (string, error) {
+	for _, variant := range variants() {
+		// kubelet creates these chains so that others can tell (KEP-3178).
+		hinted, err := d.has(variant, "mangle", "KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
+		if err != nil {
+			return "", fmt.Errorf("look for kubelet's chains in iptables (%s): %w", variant, err)
+		}
+		if hinted {
+			return variant, nil
+		}
+	}
+	return d.programs.plainVariant(ctx)
 }

@@ -128,7 +128,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-func TestUses(t *testing.T) {
+func TestFindChain(t *testing.T) {
 	nft := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}
 	legacy := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantLegacy}
 	for _, tc := range []struct {

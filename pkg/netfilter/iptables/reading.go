@@ -11,23 +11,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// postrouting is the built-in chain from which jumps lead to ours.
-const postrouting = "POSTROUTING"
-
-// natTable is the table that both are in.
-const natTable = "nat"
-
 // entry is a rule of a chain as a reader found it.
 type entry struct {
-	rule   policy.Rule // an Alien where it holds what policy has no terms for
-	text   string      // as iptables shows it, or what could be made out
-	target string      // the chain that it jumps or goes to
+	rule   policy.Rule // Unrecognized if policy.Rule cannot express it
+	text   string      // what was decoded, of an unrecognized rule and of a jump
+	target string      // the chain that it jumps or goes to, or another target
 	owner  policy.Owner
-	// unsure tells of an alien that iptables may be able to read: nothing is
-	// wrong with it but the form of an extension. With anything else iptables
-	// is not to be believed, for it shows an expression that it does not know
-	// as nothing at all, and so a rule that matches more.
-	unsure bool
 }
 
 // reading is an entry in the making. Each reader takes a rule apart in its own
@@ -37,17 +26,10 @@ type reading struct {
 	entry
 	share   bool // a statistic match was found
 	refused []string
-	asked   int // of those: extensions in a form that is not known here
 }
 
 // refuse notes a part of the rule that makes it an alien.
 func (r *reading) refuse(part string) { r.refused = append(r.refused, part) }
-
-// ask notes an extension that has another form than is known.
-func (r *reading) ask(x extension, err error) {
-	r.asked++
-	r.refuse(x.String() + ": " + err.Error())
-}
 
 // address notes a match of an address against a prefix, whose host bits have to
 // be zero: with others the kernel's comparison never holds.
@@ -133,86 +115,29 @@ func (r *reading) jump(chain string) {
 	r.target = chain
 }
 
-// done ends the reading. The text is that of the rule, should it be an alien;
-// where there is none what was found of it has to do.
-func (r *reading) done(text string) entry {
+// done ends the reading.
+func (r *reading) done() entry {
 	if r.rule.Verdict == "" {
 		r.refuse("no verdict")
 	}
-	if text == "" && (len(r.refused) > 0 || r.target != "") {
+	if len(r.refused) > 0 || r.target != "" {
 		words := []string{r.rule.String(), r.target}
 		if len(r.refused) > 0 {
 			words = append(words, "with", strings.Join(r.refused, ", "))
 		}
-		text = strings.Join(strings.Fields(strings.Join(words, " ")), " ")
+		r.text = strings.Join(strings.Fields(strings.Join(words, " ")), " ")
 	}
-	r.text = text
 	if len(r.refused) > 0 {
-		r.rule = r.alien()
-		r.unsure = r.asked == len(r.refused)
+		r.rule = policy.Rule{Verdict: policy.Unrecognized, Text: r.text, Connections: r.rule.Connections}
 	}
 	return r.entry
 }
 
-// alien returns the rule as one that equals nothing.
-func (e entry) alien() policy.Rule {
-	return policy.Rule{Verdict: policy.Unrecognized, Text: e.text, Connections: e.rule.Connections}
-}
-
-// table is one family's nat table.
-type table struct {
-	entries map[string][]entry // of those chains that were asked for and are there
-	fault   string             // why the rules of POSTROUTING have no effect, or another one
-}
-
-// chains returns what the table holds of the named chains.
-func (t table) chains(f policy.Family, names []string) []policy.Chain {
-	var out []policy.Chain
-	for _, name := range names {
-		entries, there := t.entries[name]
-		if !there {
-			continue
-		}
-		c := policy.Chain{Family: f, Name: name, Jumps: t.jumps(name), Rules: make([]policy.Rule, 0, len(entries))}
-		for _, e := range entries {
-			if e.rule.Verdict == policy.Jump {
-				// policy has no terms for a jump onwards.
-				e.rule = e.alien()
-			}
-			c.Rules = append(c.Rules, e.rule)
-			if e.owner != (policy.Owner{}) {
-				c.Owner = e.owner
-			}
-		}
-		out = append(out, c)
+// portRange notes the source ports of MASQUERADE.
+func (r *reading) portRange(first, last uint16) {
+	if first == 0 || first > last || !r.rule.Ports.IsZero() {
+		r.refuse("ports that cannot be")
+		return
 	}
-	return out
-}
-
-// jumps returns the rules of POSTROUTING that lead to the chain.
-func (t table) jumps(name string) []policy.Rule {
-	var out []policy.Rule
-	for _, e := range t.entries[postrouting] {
-		if e.target == name {
-			out = append(out, e.rule)
-		}
-	}
-	return out
-}
-
-// legible reports whether all that bears on the named chains could be read. If
-// it is terse, an alien that is one for certain will do as it is.
-func (t table) legible(names []string, terse bool) bool {
-	known := func(e entry) bool {
-		alien := e.rule.Verdict == policy.Unrecognized
-		return !e.unsure && (terse || !alien)
-	}
-	for _, name := range names {
-		for _, e := range t.entries[name] {
-			if !known(e) || e.rule.Verdict == policy.Jump && !terse {
-				return false
-			}
-		}
-	}
-	return !slices.ContainsFunc(t.entries[postrouting], func(e entry) bool { return !known(e) && slices.Contains(names, e.target) })
+	r.rule.Ports = policy.PortRange{First: first, Last: last}
 }

@@ -5,11 +5,13 @@ package iptables
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,15 +21,15 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// runError is the failure of a program that was run.
+// runError says that a program failed.
 type runError struct {
 	path   string
 	err    error  // of exec or of the process
-	stderr string // the beginning of what it said
-	line   string // the line of its input that it complains about, where it names one
+	stderr string // the first lines of it
+	line   string // the line of its input that the program names, if any
 }
 
-// Error names the program, how it ended, what it said and what helps.
+// Error names the program, its exit status, its message and the remedy.
 func (e *runError) Error() string {
 	parts := []string{"run " + e.path, e.err.Error()}
 	if e.stderr != "" {
@@ -36,32 +38,50 @@ func (e *runError) Error() string {
 	if e.line != "" {
 		parts = append(parts, "in "+policy.Quote(e.line))
 	}
-	if s := symptomOf(e.stderr); s.remedy != "" {
-		parts = append(parts, s.remedy)
+	if remedy, _ := remedyFor(e.stderr); remedy != "" {
+		parts = append(parts, remedy)
 	}
 	return strings.Join(parts, ": ")
 }
 
-// Unwrap has netfilter.ErrUnusable too where the kernel lacks what iptables
-// needs: it may be there, and list rules, and not be able to write one.
+// Unwrap adds netfilter.ErrUnusable if the kernel lacks what iptables needs: some
+// hosts have an iptables that lists rules and cannot write any.
 func (e *runError) Unwrap() []error {
-	if symptomOf(e.stderr).unusable && !passing(e.stderr) {
+	if _, unusable := remedyFor(e.stderr); unusable && !isTransient(e) {
 		return []error{e.err, netfilter.ErrUnusable}
 	}
 	return []error{e.err}
 }
 
-// run runs a program to its end and returns what it wrote to standard output.
+// isTransient reports whether another try may succeed: another program writes at
+// the same time, or holds the lock for a moment.
+func isTransient(err error) bool {
+	var failed *runError
+	if !errors.As(err, &failed) {
+		return errors.Is(err, errChanging)
+	}
+	contained := func(text string) bool { return strings.Contains(failed.stderr, text) }
+	// iptables-legacy-restore does not print why the kernel refused the commit.
+	return failed.line == "COMMIT" || slices.ContainsFunc([]string{
+		"Another app is currently holding the xtables lock",
+		"Resource temporarily unavailable", // EAGAIN
+		"Device or resource busy",          // EBUSY
+		"Interrupted system call should be restarted",
+		"try again", "Try again",
+	}, contained)
+}
+
+// run runs a program and returns its standard output.
 //
-// The program gets nothing of our environment but what the callers list. It
-// inherits the held lock, and dies with us: a restore whose parent was killed
-// would otherwise still write, after somebody else has taken the lock. As the
-// kernel sends that signal when the *thread* that started the child ends
-// (prctl(2), PR_SET_PDEATHSIG), the goroutine keeps its thread meanwhile.
+// The program's environment is env alone. It inherits the held lock, and dies with
+// this process: an iptables-restore whose parent was killed would otherwise still
+// write after another process has taken the lock. The kernel sends that signal when
+// the *thread* that started the child ends (prctl(2), PR_SET_PDEATHSIG), so the
+// goroutine keeps its thread.
 func run(ctx context.Context, env []string, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
 	const (
-		mostErrors = 4 << 10 // bytes
-		afterKill  = time.Second
+		maxStderr = 4 << 10 // bytes
+		afterKill = time.Second
 	)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -77,7 +97,7 @@ func run(ctx context.Context, env []string, held *os.File, input []byte, path st
 		cmd.Stdin = bytes.NewReader(input)
 	}
 	var stdout bytes.Buffer
-	stderr := head{most: mostErrors}
+	stderr := head{limit: maxStderr}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
 	if err == nil {
@@ -86,12 +106,12 @@ func run(ctx context.Context, env []string, held *os.File, input []byte, path st
 	if cause := context.Cause(ctx); cause != nil {
 		err = fmt.Errorf("%w (%w)", cause, err)
 	}
-	said := string(stderr.kept)
-	return nil, &runError{path: path, err: err, stderr: firstLines(said), line: lineAt(input, said)}
+	message := string(stderr.kept)
+	return nil, &runError{path: path, err: err, stderr: firstLines(message), line: lineAt(input, message)}
 }
 
-// environment is what a program sees of ours: the lock file that all users of
-// iptables-legacy on the host have to share may be moved by it.
+// environment returns the environment of iptables. XTABLES_LOCKFILE can move the
+// lock file that all users of iptables-legacy on a host share.
 func environment(path string) []string {
 	env := []string{"PATH=" + path, "LC_ALL=C"}
 	if file, set := os.LookupEnv("XTABLES_LOCKFILE"); set {
@@ -100,33 +120,33 @@ func environment(path string) []string {
 	return env
 }
 
-// head is a writer that keeps the beginning of what is written.
+// head is a writer that keeps the first bytes.
 type head struct {
-	kept []byte
-	most int
+	kept  []byte
+	limit int
 }
 
 func (h *head) Write(p []byte) (int, error) {
-	h.kept = append(h.kept, p[:min(len(p), h.most-len(h.kept))]...)
+	h.kept = append(h.kept, p[:min(len(p), h.limit-len(h.kept))]...)
 	return len(p), nil
 }
 
-// firstLines returns the first lines that say something, as one.
+// firstLines returns the first lines of a message, as one line.
 func firstLines(s string) string {
-	const most = 3
+	const limit = 3
 	var lines []string
 	for line := range strings.Lines(s) {
 		line = strings.TrimSpace(line)
-		// The tail of every usage error, which is about our own input.
-		if line != "" && !strings.HasPrefix(line, "Try `") && !strings.HasPrefix(line, "#") && len(lines) < most {
+		// "Try `iptables -h'" ends every usage error.
+		if line != "" && !strings.HasPrefix(line, "Try `") && !strings.HasPrefix(line, "#") && len(lines) < limit {
 			lines = append(lines, line)
 		}
 	}
 	return strings.ToValidUTF8(strings.Join(lines, "; "), "?")
 }
 
-// lineAt returns the line of the input that iptables-restore complains about:
-// it names no more than its number, as `line 5 failed` or `occurred at line: 5`.
+// lineAt returns the line of the input whose number is in an error message of
+// iptables-restore: `line 5 failed` or `occurred at line: 5`.
 func lineAt(input []byte, stderr string) string {
 	m := regexp.MustCompile(`\bline:? ([0-9]+)`).FindStringSubmatch(stderr)
 	if m == nil {
@@ -140,15 +160,9 @@ func lineAt(input []byte, stderr string) string {
 	return lines[n-1]
 }
 
-// symptom is something that iptables says, with what helps, and whether iptables
-// cannot work on this host until that is done.
-type symptom struct {
-	says, remedy string
-	unusable     bool
-}
-
-// symptomOf returns what a program has said that tells what helps, if anything.
-func symptomOf(stderr string) symptom {
+// remedyFor returns the remedy for an error message of iptables, "" if it is not
+// known, and whether iptables cannot work on this host until then.
+func remedyFor(stderr string) (remedy string, unusable bool) {
 	const (
 		xt     = "load the kernel's xt modules (xt_addrtype, xt_comment, xt_statistic, xt_MASQUERADE), or set backend to nftables"
 		root   = "run as root with CAP_NET_ADMIN (and CAP_NET_RAW for iptables-legacy)"
@@ -157,7 +171,10 @@ func symptomOf(stderr string) symptom {
 		absent = "load the kernel module iptable_nat, or set backend to nftables"
 		buffer = "in a user namespace a batch is limited by net.core.wmem_max: raise that, shorten the list, or set backend to nftables"
 	)
-	for _, s := range []symptom{
+	for _, s := range []struct {
+		message, remedy string
+		unusable        bool
+	}{
 		{"you must be root", root, false},
 		{"Permission denied", root, false},
 		{"Operation not permitted", root, false},
@@ -173,26 +190,9 @@ func symptomOf(stderr string) symptom {
 		{"can't initialize", absent, true},
 		{"do you need to insmod", absent, true},
 	} {
-		if strings.Contains(stderr, s.says) {
-			return s
+		if strings.Contains(stderr, s.message) {
+			return s.remedy, s.unusable
 		}
 	}
-	return symptom{}
-}
-
-// passing reports whether a failure is one that another try may not meet:
-// others write at the same time, or hold the lock for a moment.
-func passing(stderr string) bool {
-	for _, says := range []string{
-		"Another app is currently holding the xtables lock",
-		"Resource temporarily unavailable", // EAGAIN
-		"Device or resource busy",          // EBUSY
-		"Interrupted system call should be restarted",
-		"try again", "Try again",
-	} {
-		if strings.Contains(stderr, says) {
-			return true
-		}
-	}
-	return false
+	return "", false
 }

@@ -24,7 +24,7 @@ func (r *reading) match(x extension) {
 	switch x.name {
 	case "comment":
 		if text, err := nfnetlink.DecodeComment(x.revision, x.info); err != nil {
-			r.ask(x, err)
+			r.refuse(x.String() + ": " + err.Error())
 		} else {
 			r.comment(text)
 		}
@@ -33,7 +33,7 @@ func (r *reading) match(x extension) {
 	case "statistic":
 		switch s, err := nfnetlink.DecodeStatistic(x.revision, x.info); {
 		case err != nil:
-			r.ask(x, err)
+			r.refuse(x.String() + ": " + err.Error())
 		case s.Invert || s.Mode == nfnetlink.StatisticNth:
 			r.refuse("match statistic of another kind")
 		default:
@@ -47,7 +47,7 @@ func (r *reading) match(x extension) {
 func (r *reading) addressTypes(x extension) {
 	a, err := nfnetlink.DecodeAddrType(x.revision, x.info)
 	if err != nil {
-		r.ask(x, err)
+		r.refuse(x.String() + ": " + err.Error())
 		return
 	}
 	for _, side := range []struct {
@@ -76,10 +76,10 @@ func (r *reading) targetExtension(f policy.Family, x extension) {
 		r.jump(x.name) // what another target does is as little known as a chain
 		return
 	}
-	m, err := nfnetlink.DecodeMasquerade(nflinkFamily(f), x.revision, x.info)
+	m, err := nfnetlink.DecodeMasquerade(nftFamily(f), x.revision, x.info)
 	switch {
 	case err != nil:
-		r.ask(x, err)
+		r.refuse(x.String() + ": " + err.Error())
 	case m.Flags&^(nfnetlink.RangeProtoSpecified|nfnetlink.RangeRandomFully) != 0:
 		r.refuse("target MASQUERADE of another kind")
 	}

@@ -6,8 +6,10 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -195,43 +197,62 @@ func (n *node) idle(what string, body func()) {
 	}
 }
 
-// readersAgree fails unless all readers say the same of the chains.
-func (n *node) readersAgree(names ...string) {
+// agreesWithListing fails if a rule of the chains, or a jump to them, was decoded as
+// another one than `iptables -S` prints. It returns how many were recognized.
+func (n *node) agreesWithListing(names ...string) (recognized int) {
 	n.Helper()
 	for _, f := range policy.Families() {
-		kernel, err := n.readKernel(f, names)
+		t, err := n.read(f, names)
 		if err != nil {
 			n.Fatal(err)
 		}
-		shown, err := n.readText(n.Context(), f, names)
+		jumps, err := n.listJumps(n.Context(), f, &t)
 		if err != nil {
 			n.Fatal(err)
 		}
-		for _, name := range append([]string{postrouting}, names...) {
-			if len(kernel.entries[name]) != len(shown.entries[name]) {
-				n.Fatalf("%s: %d rules in the kernel, %d shown", name, len(kernel.entries[name]), len(shown.entries[name]))
+		for _, c := range t.chains {
+			lines, err := n.list(n.Context(), f, c.Name)
+			if err != nil || len(lines) != len(c.Rules) || len(jumps[c.Name]) != len(c.Jumps) {
+				n.Fatalf("%s: %d rules and %d jumps, shown are %q and %q: %v", c.Name, len(c.Rules), len(c.Jumps), lines, jumps[c.Name], err)
 			}
-			for i, k := range kernel.entries[name] {
-				s := shown.entries[name][i]
-				same := strange(k, names) && strange(s, names) || k.rule.Equal(s.rule)
-				if !same || k.owner != s.owner || slices.Contains(names, s.target) && k.target != s.target {
-					n.Fatalf("%s, rule %d: the kernel has %v, leading to %q, of %v; shown is %s", name, i+1, k.rule, k.target, k.owner, s.text)
+			for i, r := range append(c.Rules, c.Jumps...) {
+				if r.Verdict == policy.Unrecognized {
+					continue
+				}
+				recognized++
+				chain, line := c.Name, append(lines, jumps[c.Name]...)[i]
+				if i >= len(c.Rules) {
+					chain = postrouting
+				}
+				if written := ruleCommands(r, chain, c.Name, ""); len(written) != 1 || !slices.Equal(options(written[0]), options(line)) {
+					n.Fatalf("%s: decoded as %q", line, written)
 				}
 			}
 		}
 	}
+	return recognized
 }
 
-// strange tells of what policy has no terms for.
-func strange(e entry, names []string) bool {
-	return e.rule.Verdict == policy.Unrecognized || e.rule.Verdict == policy.Jump && !slices.Contains(names, e.target)
+// options returns the options of a rule in some order, without comments, quotes and
+// the names of matches.
+func options(line string) []string {
+	line = regexp.MustCompile(` --comment ("(\\.|[^"\\])*"|\S+)`).ReplaceAllString(line, "")
+	line = regexp.MustCompile(` -m (comment|addrtype|statistic)`).ReplaceAllString(line, "")
+	line = strings.NewReplacer(" ! --", " !--", `"`, "", `\`, "").Replace(line)
+	words := strings.Fields(line)
+	for i, w := range words {
+		if p, err := netip.ParsePrefix(w); err == nil {
+			words[i] = p.String() // iptables prints ::1.2.3.4/128
+		}
+	}
+	return slices.Sorted(slices.Values(words))
 }
 
 // generation is the number that each commit to nf_tables raises.
 func (n *node) generation() uint32 {
 	n.Helper()
 	var g uint32
-	err := n.link.use(func(c *nfnetlink.Conn) (err error) {
+	err := n.nft.use(func(c *nfnetlink.Conn) (err error) {
 		g, err = c.Generation()
 		return err
 	})
@@ -241,10 +262,10 @@ func (n *node) generation() uint32 {
 	return g
 }
 
-// nft gives commands to nft, with the family's name for every FAMILY.
-func (n *node) nft(f policy.Family, commands ...string) string {
+// runNFT gives commands to nft, with the family's name for every FAMILY.
+func (n *node) runNFT(f policy.Family, commands ...string) string {
 	n.Helper()
-	input := strings.ReplaceAll(strings.Join(commands, "\n"), "FAMILY", nflinkFamily(f).String())
+	input := strings.ReplaceAll(strings.Join(commands, "\n"), "FAMILY", nftFamily(f).String())
 	c := exec.Command("nft", "-f", "-")
 	c.Stdin = strings.NewReader(input)
 	out, err := c.CombinedOutput()

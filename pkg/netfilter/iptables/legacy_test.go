@@ -60,11 +60,11 @@ func TestLayout(t *testing.T) {
 	want4 := layout{address: 4, interfaces: int(unsafe.Offsetof(v4.Iniface)), protocol: int(unsafe.Offsetof(v4.Proto)),
 		flags: int(unsafe.Offsetof(v4.Flags)), inversions: int(unsafe.Offsetof(v4.Invflags)), gotoFlag: 2, plainFlags: 2,
 		targetAt: int(unsafe.Offsetof(v4.TargetOffset)), nextAt: int(unsafe.Offsetof(v4.NextOffset)),
-		packetsAt: int(unsafe.Offsetof(v4.Packets)), size: int(unsafe.Sizeof(v4)), postrouting: 4}
+		packetsAt: int(unsafe.Offsetof(v4.Packets)), size: int(unsafe.Sizeof(v4))}
 	want6 := layout{address: 16, interfaces: int(unsafe.Offsetof(v6.Iniface)), protocol: int(unsafe.Offsetof(v6.Proto)),
 		flags: int(unsafe.Offsetof(v6.Flags)), inversions: int(unsafe.Offsetof(v6.Invflags)), gotoFlag: 4, plainFlags: 5, protoFlag: 1,
 		targetAt: int(unsafe.Offsetof(v6.TargetOffset)), nextAt: int(unsafe.Offsetof(v6.NextOffset)),
-		packetsAt: int(unsafe.Offsetof(v6.Packets)), size: int(unsafe.Sizeof(v6)), postrouting: 4}
+		packetsAt: int(unsafe.Offsetof(v6.Packets)), size: int(unsafe.Sizeof(v6))}
 	if got := layoutOf(policy.IPv4); got != want4 {
 		t.Errorf("IPv4: %+v, not %+v", got, want4)
 	}
@@ -72,7 +72,7 @@ func TestLayout(t *testing.T) {
 		t.Errorf("IPv6: %+v, not %+v", got, want6)
 	}
 	var info getinfo
-	if unsafe.Sizeof(info) != infoSize || unsafe.Offsetof(info.HookEntry) != infoHooks || unsafe.Offsetof(info.Size) != infoSizeAt {
+	if unsafe.Sizeof(info) != infoSize || unsafe.Offsetof(info.HookEntry) != infoHooks || unsafe.Offsetof(info.Size) != infoEntriesSize {
 		t.Error("struct ipt_getinfo is laid out otherwise")
 	}
 	if unsafe.Offsetof(entriesRequest{}.Entries) != entriesHead {
@@ -80,14 +80,21 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// builder makes a blob as iptables-legacy would, of rules that it may not make.
+// xtExtension is a match or a target.
+type xtExtension struct {
+	name     string
+	revision uint32
+	info     []byte
+}
+
+// builder makes a table as iptables-legacy would, of rules that it may not make.
 type builder struct {
 	family  policy.Family
 	layout  layout
 	entries []byte
 }
 
-func (b *builder) add(head []byte, matches []extension, target extension) int {
+func (b *builder) add(head []byte, matches []xtExtension, target xtExtension) int {
 	at := len(b.entries)
 	e := bytes.Clone(head)
 	for _, m := range matches {
@@ -100,9 +107,9 @@ func (b *builder) add(head []byte, matches []extension, target extension) int {
 	return at
 }
 
-func encodeExtension(x extension) []byte {
+func encodeExtension(x xtExtension) []byte {
 	b := make([]byte, extensionHead)
-	copy(b[nameAt:nameEnd], x.name)
+	copy(b[nameAt:revisionAt], x.name)
 	b[revisionAt] = byte(x.revision)
 	b = append(b, x.info...)
 	for len(b)%8 != 0 {
@@ -112,18 +119,18 @@ func encodeExtension(x extension) []byte {
 	return b
 }
 
-func standard(verdict int32) extension {
-	return extension{info: binary.NativeEndian.AppendUint32(nil, uint32(verdict))}
+func standard(verdict int32) xtExtension {
+	return xtExtension{info: binary.NativeEndian.AppendUint32(nil, uint32(verdict))}
 }
 
-func errorTarget(name string) extension {
+func errorTarget(name string) xtExtension {
 	info := make([]byte, 32)
 	copy(info, name)
-	return extension{name: "ERROR", info: info}
+	return xtExtension{name: "ERROR", info: info}
 }
 
-// blobOf makes a table: POSTROUTING with a jump to X, and X with one rule.
-func blobOf(f policy.Family, head []byte, matches []extension, target extension) blob {
+// legacyTableOf makes a table: POSTROUTING with a jump to X, and X with one rule.
+func legacyTableOf(f policy.Family, head []byte, matches []xtExtension, target xtExtension) (info, entries []byte) {
 	b := builder{family: f, layout: layoutOf(f)}
 	empty := make([]byte, b.layout.size)
 	size := len(empty) + extensionHead + 8 // of an entry with a verdict
@@ -134,15 +141,16 @@ func blobOf(f policy.Family, head []byte, matches []extension, target extension)
 	b.add(head, matches, target)
 	b.add(empty, nil, standard(-5))
 	b.add(empty, nil, errorTarget("ERROR"))
-	info := make([]byte, infoSize)
-	for i := range numHooks { // the other hooks have no chain of their own: beyond the end
-		for _, at := range []int{infoHooks + 4*i, infoHooks + 4*(numHooks+i)} {
+	const hooks, postroutingHook = 5, 4
+	info = make([]byte, infoSize)
+	for i := range hooks { // the other hooks have no chain of their own: beyond the end
+		for _, at := range []int{infoHooks + 4*i, infoHooks + 4*(hooks+i)} {
 			binary.NativeEndian.PutUint32(info[at:], uint32(len(b.entries)))
 		}
 	}
-	binary.NativeEndian.PutUint32(info[infoHooks+4*b.layout.postrouting:], uint32(hook))
-	binary.NativeEndian.PutUint32(info[infoHooks+4*(numHooks+b.layout.postrouting):], uint32(end))
-	return blob{family: f, info: info, entries: b.entries}
+	binary.NativeEndian.PutUint32(info[infoHooks+4*postroutingHook:], uint32(hook))
+	binary.NativeEndian.PutUint32(info[infoHooks+4*(hooks+postroutingHook):], uint32(end))
+	return info, b.entries
 }
 
 // accepts decides as ip_packet_match and ip6_packet_match do.
@@ -179,9 +187,9 @@ func accepts(f policy.Family, head []byte, p policy.Packet) bool {
 	return false
 }
 
-// blobProperty draws a rule and packets, and holds what is read of the rule to
+// legacyProperty draws a rule and packets, and holds what is read of the rule to
 // what the kernel does with the packets.
-func blobProperty(t *rapid.T) {
+func legacyProperty(t *rapid.T) {
 	f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
 	l := layoutOf(f)
 	head := make([]byte, l.size)
@@ -213,12 +221,12 @@ func blobProperty(t *rapid.T) {
 	binary.NativeEndian.PutUint16(head[l.protocol:], rapid.SampledFrom([]uint16{0, 0, 6, 17, 132, 1}).Draw(t, "protocol"))
 	head[l.flags] = rapid.SampledFrom([]byte{0, 0, 1, 1, 2, 4}).Draw(t, "flags")
 	head[l.inversions] = rapid.SampledFrom([]byte{0, 0, 0, 1, 2, 8, 0x10, 0x40}).Draw(t, "inversions")
-	b := blobOf(f, head, nil, standard(-5))
-	table, err := b.chains([]string{"X"})
-	if err != nil || len(table.entries["X"]) != 1 || len(table.entries[postrouting]) != 1 || table.entries[postrouting][0].target != "X" {
-		t.Fatalf("read as %+v, %v", table, err)
+	info, entries := legacyTableOf(f, head, nil, standard(-5))
+	x, err := chainX(f, info, entries)
+	if err != nil || x == nil || len(x.Rules) != 1 || len(x.Jumps) != 1 {
+		t.Fatalf("read as %+v, %v", x, err)
 	}
-	r := table.entries["X"][0].rule
+	r := x.Rules[0]
 	if r.Verdict == policy.Unrecognized {
 		return
 	}
@@ -230,99 +238,106 @@ func blobProperty(t *rapid.T) {
 	}
 }
 
-func TestBlob(t *testing.T) {
+// chainX parses a table and returns its chain X.
+func chainX(f policy.Family, info, entries []byte) (*policy.Chain, error) {
+	s, err := parseLegacy(f, info, entries)
+	if err != nil {
+		return nil, err
+	}
+	t, err := s.table([]string{"X"})
+	return t.chain("X"), err
+}
+
+func TestLegacyRules(t *testing.T) {
 	for range 50 { // a rule takes microseconds
-		rapid.Check(t, blobProperty)
+		rapid.Check(t, legacyProperty)
 	}
 }
 
-func TestBlobTargets(t *testing.T) {
-	range4 := func(flags uint32, first, last uint16) extension {
+func TestLegacyTargets(t *testing.T) {
+	range4 := func(flags uint32, first, last uint16) xtExtension {
 		info := binary.NativeEndian.AppendUint32(nil, 1)
 		info = binary.NativeEndian.AppendUint32(info, flags)
 		info = append(info, make([]byte, 8)...)
 		info = binary.BigEndian.AppendUint16(info, first)
-		return extension{name: "MASQUERADE", info: binary.BigEndian.AppendUint16(info, last)}
+		return xtExtension{name: "MASQUERADE", info: binary.BigEndian.AppendUint16(info, last)}
 	}
-	comment := func(text string) extension {
+	comment := func(text string) xtExtension {
 		info := make([]byte, 256)
 		copy(info, text)
-		return extension{name: "comment", info: info}
+		return xtExtension{name: "comment", info: info}
 	}
 	head := make([]byte, layoutOf(policy.IPv4).size)
 	next := int32(2*(len(head)+extensionHead+8) + len(head) + extensionHead + 32 + len(head) + extensionHead + 8)
 	for _, tc := range []struct {
 		name    string
-		matches []extension
-		target  extension
+		matches []xtExtension
+		target  xtExtension
 		want    string
-		unsure  bool
 	}{
 		{name: "return", target: standard(-5), want: "return"},
 		{name: "masquerade", target: range4(0, 0, 0), want: "masquerade"},
 		{name: "fully random", target: range4(16, 0, 0), want: "masquerade random-fully"},
 		{name: "ports", target: range4(2|16, 1024, 2000), want: "masquerade to ports 1024-2000 random-fully"},
-		{name: "commented", matches: []extension{comment("a"), comment("b")}, target: standard(-5), want: "return"},
+		{name: "commented", matches: []xtExtension{comment("a"), comment("b")}, target: standard(-5), want: "return"},
 		{name: "random", target: range4(4, 0, 0), want: "masquerade with target MASQUERADE of another kind"},
 		{name: "no target", target: standard(next), want: "with no verdict"},
 		{name: "drop", target: standard(-1), want: "with another verdict, no verdict"},
 		{name: "jump into the middle", target: standard(8), want: "with another verdict, no verdict"},
-		{name: "short verdict", target: extension{}, want: "with a damaged verdict, no verdict"},
-		{name: "newer masquerade", target: extension{name: "MASQUERADE", revision: 1, info: make([]byte, 40)}, unsure: true,
-			want: "masquerade with MASQUERADE (revision 1): decode xtables MASQUERADE: revision 1, not 0"},
-		{name: "newer masquerade and more", matches: []extension{{name: "mark"}}, target: extension{name: "MASQUERADE", revision: 1, info: make([]byte, 40)},
+		{name: "short verdict", target: xtExtension{}, want: "with damaged verdict, no verdict"},
+		{name: "newer masquerade", target: xtExtension{name: "MASQUERADE", revision: 1, info: make([]byte, 40)}, want: "masquerade with MASQUERADE (revision 1): decode xtables MASQUERADE: revision 1, not 0"},
+		{name: "newer masquerade and more", matches: []xtExtension{{name: "mark"}}, target: xtExtension{name: "MASQUERADE", revision: 1, info: make([]byte, 40)},
 			want: "masquerade with match mark (revision 0), MASQUERADE (revision 1): decode xtables MASQUERADE: revision 1, not 0"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			table, err := blobOf(policy.IPv4, head, tc.matches, tc.target).chains([]string{"X"})
-			if err != nil || len(table.entries["X"]) != 1 {
-				t.Fatalf("%+v, %v", table, err)
+			info, entries := legacyTableOf(policy.IPv4, head, tc.matches, tc.target)
+			x, err := chainX(policy.IPv4, info, entries)
+			if err != nil || x == nil || len(x.Rules) != 1 {
+				t.Fatalf("%+v, %v", x, err)
 			}
-			if e := table.entries["X"][0]; e.rule.String() != tc.want || e.unsure != tc.unsure {
-				t.Errorf("got %q, %v; want %q, %v", e.rule, e.unsure, tc.want, tc.unsure)
+			if got := x.Rules[0].String(); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
 			}
 		})
 	}
 }
 
-// FuzzBlob damages the table of a kernel.
-func FuzzBlob(f *testing.F) {
+// FuzzLegacy damages the table of a kernel.
+func FuzzLegacy(f *testing.F) {
 	for _, family := range policy.Families() {
 		head := make([]byte, layoutOf(family).size)
-		b := blobOf(family, head, []extension{{name: "comment", info: make([]byte, 256)}}, standard(-5))
-		f.Add(family == policy.IPv6, b.info, b.entries)
+		info, entries := legacyTableOf(family, head, []xtExtension{{name: "comment", info: make([]byte, 256)}}, standard(-5))
+		f.Add(family == policy.IPv6, info, entries)
 	}
 	f.Fuzz(func(t *testing.T, v6 bool, info, entries []byte) {
-		b := blob{policy.IPv4, info, entries}
+		family := policy.IPv4
 		if v6 {
-			b.family = policy.IPv6
+			family = policy.IPv6
 		}
-		if _, err := b.userChains(); err != nil {
-			if table, err := b.chains([]string{"X"}); err == nil {
-				t.Fatalf("read as %v", table)
-			}
-			return
-		}
-		p, err := b.parts()
-		if err != nil {
-			t.Fatalf("the names can be read, the chains not: %v", err)
-		}
-		for s := range p.sections() {
-			for r := range p.rules(s) {
-				_ = r.expressions(p)
-			}
-		}
-		table, err := b.chains([]string{"X"})
+		s, err := parseLegacy(family, info, entries)
 		if err != nil {
 			return
 		}
-		for _, e := range append(table.entries["X"], table.entries[postrouting]...) {
-			if e.rule.Verdict == policy.Unrecognized && strings.TrimSpace(e.rule.Text) == "" {
-				t.Fatal("an alien without a text")
+		for c := range s.chains() {
+			for i := c.first; i < c.end; i++ {
+				_ = s.expressions(nil, i)
 			}
-			for _, side := range []policy.Ranges{e.rule.From, e.rule.To} {
+		}
+		table, err := s.table([]string{"X"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := table.chain("X")
+		if x == nil {
+			return
+		}
+		for _, r := range append(x.Rules, x.Jumps...) {
+			if r.Verdict == policy.Unrecognized && strings.TrimSpace(r.Text) == "" {
+				t.Fatal("an unrecognized rule without a text")
+			}
+			for _, side := range []policy.Ranges{r.From, r.To} {
 				if len(side) > 0 && side[0].From().Is4() == v6 {
-					t.Fatalf("%v in a table of %s", e.rule, b.family)
+					t.Fatalf("%v in a table of %s", r, family)
 				}
 			}
 		}

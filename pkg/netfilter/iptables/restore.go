@@ -6,17 +6,17 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Render writes the chains of one family as input for `iptables-restore
-// --noflush`, or ip6tables-restore. Each chain is written anew, whatever it
-// held, and the jumps to it are appended: iptables-restore cannot leave out those
-// that are there, and fails as a whole where it is to delete one that is not. The
-// order of a rule's arguments is that in which `iptables -S` prints them.
-func Render(rs policy.Ruleset, f policy.Family) []byte {
+// render writes the chains of one family as input for `iptables-restore --noflush`.
+// Loading it replaces the rules of each chain and appends the jumps: iptables-restore
+// cannot skip jumps that exist, and fails as a whole if it is to delete one that
+// does not. A rule's arguments are in the order in which `iptables -S` prints them.
+func render(rs policy.Ruleset, f policy.Family) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# Load with: %s-restore --noflush FILE\n"+
 		"# Each loading adds the jumps once more. A jump that stands twice changes no packet;\n"+
@@ -44,12 +44,12 @@ func (t *transaction) empty() bool {
 	return len(t.declared)+len(t.jumps)+len(t.rules)+len(t.deleted) == 0
 }
 
-// declare makes the chain, or empties one that is there.
+// declare creates the chain, or flushes it if it exists.
 func (t *transaction) declare(chain string) {
 	t.declared = append(t.declared, ":"+chain+" - [0:0]")
 }
 
-// fill makes the chain hold exactly the rules. The owner stands on the last.
+// fill replaces the rules of the chain. The last one has the owner as its comment.
 func (t *transaction) fill(c *policy.Chain) {
 	t.declare(c.Name)
 	for i, r := range c.Rules {
@@ -57,7 +57,7 @@ func (t *transaction) fill(c *policy.Chain) {
 		if i == len(c.Rules)-1 {
 			comment = c.Owner.Comment()
 		}
-		t.rules = append(t.rules, spellOut(r, c.Name, c.Name, comment)...)
+		t.rules = append(t.rules, ruleCommands(r, c.Name, c.Name, comment)...)
 	}
 }
 
@@ -67,17 +67,23 @@ func (t *transaction) appendJump(j policy.Rule, chain string) {
 	if j.Equal(policy.Rule{NotToLocal: true, Verdict: policy.Jump}) {
 		comment = agentJumpComment(chain)
 	}
-	t.jumps = append(t.jumps, spellOut(j, postrouting, chain, comment)...)
+	t.jumps = append(t.jumps, ruleCommands(j, postrouting, chain, comment)...)
 }
 
-// deleteJump takes away the first rule of POSTROUTING that is exactly the one
-// that `iptables -S` printed.
-func (t *transaction) deleteJump(line string) {
+// deleteJump deletes the first rule of POSTROUTING that is exactly the one that
+// `iptables -S` printed.
+func (t *transaction) deleteJump(line string) error {
+	if strings.Contains(line, "\n") {
+		// iptables-restore would read the second line as a command.
+		return fmt.Errorf("delete the jump %s: iptables-restore cannot take a comment with a line feed; delete it with iptables -D",
+			policy.Quote(line))
+	}
 	t.jumps = append(t.jumps, "-D"+strings.TrimPrefix(line, "-A"))
+	return nil
 }
 
-// delete takes the chain away once nothing leads to it any more.
-func (t *transaction) delete(chain string) {
+// deleteChain deletes the chain after the jumps to it.
+func (t *transaction) deleteChain(chain string) {
 	t.declare(chain)
 	t.deleted = append(t.deleted, "-X "+chain)
 }
@@ -95,16 +101,16 @@ func (t *transaction) restore() []byte {
 	return b.Bytes()
 }
 
-// agentJumpComment is the comment by which ip-masq-agent, from 2.10 on, looks
-// for its jump with `iptables -C`. It adds another every minute unless there is
-// one with this very text.
+// agentJumpComment is the comment with which ip-masq-agent, from 2.10 on, looks for
+// its jump by `iptables -C`. If there is none with this very text, the agent adds
+// another jump every minute.
 func agentJumpComment(chain string) string {
 	return "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " + chain + " chain"
 }
 
-// spellOut writes a rule of a chain. A rule takes one line for each pair of a
-// source and a destination prefix; those that iptables is given have one.
-func spellOut(r policy.Rule, chain, target, comment string) []string {
+// ruleCommands writes a rule as -A commands: one for each pair of a source and a
+// destination prefix. (The rules in the layout of this backend have one pair.)
+func ruleCommands(r policy.Rule, chain, target, comment string) []string {
 	if r.Verdict == policy.Unrecognized {
 		return []string{"# left out, not ours: " + policy.Quote(r.Text)}
 	}
@@ -165,8 +171,8 @@ func arguments(r policy.Rule, target, comment string) []string {
 	return w
 }
 
-// prefixes returns the prefixes that make up a set of addresses: for one that
-// holds all of them, which a rule need not match, a prefix of length zero.
+// prefixes returns the prefixes of a set of addresses; one of length zero for the
+// set of all addresses.
 func prefixes(set policy.Ranges) []netip.Prefix {
 	if set == nil {
 		return []netip.Prefix{{}}
@@ -178,13 +184,9 @@ func prefixes(set policy.Ranges) []netip.Prefix {
 	return out
 }
 
-// quote writes an argument as iptables -S does, in quotes where it is needed.
+// quote writes an argument as `iptables -S` does, in quotes if necessary.
 func quote(s string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_.+/@=", r)
-	}
-	odd := func(r rune) bool { return !plain(r) && r != '-' }
-	if s != "" && s[0] != '-' && !strings.ContainsFunc(s, odd) {
+	if regexp.MustCompile(`^[\w.+/@=][\w.+/@=-]*$`).MatchString(s) {
 		return s
 	}
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `'`, `\'`).Replace(s) + `"`

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -76,7 +75,7 @@ func TestRender(t *testing.T) {
 	} {
 		for _, f := range policy.Families() {
 			file := filepath.Join("testdata", "render", name+"."+string(f))
-			got := Render(rs, f)
+			got := render(rs, f)
 			if *update {
 				if err := os.WriteFile(file, got, 0o644); err != nil {
 					t.Fatal(err)
@@ -89,29 +88,6 @@ func TestRender(t *testing.T) {
 			if diff := cmp.Diff(string(want), string(got)); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", file, diff)
 			}
-		}
-	}
-}
-
-// TestRenderReads holds the text to what its own reader makes of it.
-func TestRenderReads(t *testing.T) {
-	rs := desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("IP-MASQ-AGENT"))
-	for _, f := range policy.Families() {
-		var lines []string
-		for line := range strings.Lines(string(Render(rs, f))) {
-			if line = strings.TrimSpace(line); strings.HasPrefix(line, ":") {
-				line = "-N " + strings.TrimPrefix(strings.Fields(line)[0], ":")
-			}
-			lines = append(lines, line)
-		}
-		listed, err := parseListing(lines)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want := *rs.Find(f, "IP-MASQ-AGENT")
-		got := table{entries: listed}.chains(f, []string{"IP-MASQ-AGENT"})
-		if diff := cmp.Diff([]policy.Chain{want}, got, compareRules()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", f, diff)
 		}
 	}
 }
@@ -138,7 +114,7 @@ func TestDriverRender(t *testing.T) {
 		if err != nil {
 			t.Errorf("%v: %v", tt.families, err)
 		}
-		if diff := cmp.Diff(string(Render(rs, tt.want)), string(got)); diff != "" {
+		if diff := cmp.Diff(string(render(rs, tt.want)), string(got)); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", tt.families, diff)
 		}
 	}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// nftReader reads the tables of iptables-nft through one netlink socket, which it
+// opens when it is first needed and keeps: closing a socket soon after a commit
+// takes the kernel milliseconds.
+type nftReader struct {
+	mu   sync.Mutex
+	conn *nfnetlink.Conn
+}
+
+// use calls the function with the socket. If the function fails, for another
+// reason than that something does not exist, the socket is replaced, and the
+// function is called once more if the socket was an old one.
+func (l *nftReader) use(body func(*nfnetlink.Conn) error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		old := l.conn != nil
+		if !old {
+			c, err := nfnetlink.Dial()
+			if err != nil {
+				return err
+			}
+			l.conn = c
+		}
+		err := body(l.conn)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		err = errors.Join(err, l.conn.Close())
+		l.conn = nil
+		if !old {
+			return err
+		}
+	}
+}
+
+// missing reports whether the error says that the table or chain does not exist,
+// or that the kernel has no nf_tables.
+func missing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) ||
+		errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
+}
+
+func nftFamily(f policy.Family) nfnetlink.Family {
+	if f == policy.IPv6 {
+		return nfnetlink.IPv6
+	}
+	return nfnetlink.IPv4
+}
+
+// hasChain reports whether a table has the chain.
+func (l *nftReader) hasChain(f policy.Family, table, chain string) (bool, error) {
+	err := l.use(func(c *nfnetlink.Conn) error {
+		_, err := c.Chain(nftFamily(f), table, chain)
+		return err
+	})
+	if missing(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// userChains returns the names of the chains of table nat that are not base chains.
+func (l *nftReader) userChains(f policy.Family) ([]string, error) {
+	var names []string
+	err := l.use(func(c *nfnetlink.Conn) error {
+		names = nil
+		chains, err := c.Chains(nftFamily(f), natTable)
+		for _, chain := range chains {
+			if chain.Base == nil {
+				names = append(names, chain.Name)
+			}
+		}
+		return err
+	})
+	if missing(err) {
+		return nil, nil
+	}
+	return names, err
+}
+
+// read reads POSTROUTING and the named chains of table nat.
+func (l *nftReader) read(f policy.Family, names []string) (table, error) {
+	var t table
+	err := l.use(func(c *nfnetlink.Conn) error {
+		return c.ConsistentRead(func() error {
+			t = table{}
+			nat, base, err := c.TableAndChain(nftFamily(f), natTable, postrouting)
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			if err == nil {
+				t.fault = baseChainFault(f, nat, base)
+				err = t.read(f, names, func(chain string) (chainRules, error) { return nftRules(c, f, chain) })
+			}
+			return err
+		})
+	})
+	return t, err
+}
+
+// nftRules reads the rules of a chain.
+func nftRules(c *nfnetlink.Conn, f policy.Family, chain string) (chainRules, error) {
+	rules, err := c.Rules(nftFamily(f), natTable, chain)
+	if err == nil && len(rules) == 0 { // an empty chain, or none
+		_, err = c.Chain(nftFamily(f), natTable, chain)
+		if errors.Is(err, fs.ErrNotExist) {
+			return chainRules{}, nil
+		}
+	}
+	return chainRules{true, len(rules), func(i int) nfnetlink.Rule { return rules[i] }}, err
+}
+
+// baseChainFault says why the rules of POSTROUTING have no effect, or not the one
+// that they have in the base chain that iptables creates, and what to do about it;
+// "" if all is well. ip-masq does not repair it: every program on the node uses
+// table nat.
+func baseChainFault(f policy.Family, t nfnetlink.Table, c *nfnetlink.Chain) string {
+	const priority = 100 // NF_IP_PRI_NAT_SRC
+	name := "table " + nftFamily(f).String() + " " + natTable
+	want := nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nfnetlink.Accept}
+	dropping := want
+	dropping.Policy = nfnetlink.Drop
+	switch {
+	case t.Dormant():
+		return fmt.Sprintf("%s is dormant, and none of its chains has an effect; activate it with: nft add %s", name, name)
+	case c == nil || c.Base != nil && *c.Base == want: // iptables creates a missing one
+		return ""
+	case c.Base != nil && *c.Base == dropping:
+		return policyFault(f)
+	}
+	has := "no hook"
+	if c.Base != nil && int(c.Base.Hook) < len(builtInChains()) {
+		has = fmt.Sprintf("type %s hook %s priority %d", c.Base.Type, strings.ToLower(builtInChains()[c.Base.Hook]), c.Base.Priority)
+	}
+	return fmt.Sprintf("chain %s of %s has %s, not type nat hook postrouting priority %d as iptables makes it; "+
+		"delete the chain with nft (iptables then makes it again) and add its other rules again", postrouting, name, has, priority)
+}
+
+func policyFault(f policy.Family) string {
+	return fmt.Sprintf("chain %s of table %s has policy DROP, so traffic that is not masqueraded is dropped; run: %s -t %s -P %s ACCEPT",
+		postrouting, natTable, baseName(f), natTable, postrouting)
+}

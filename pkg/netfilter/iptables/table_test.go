@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+func TestRuleLines(t *testing.T) {
+	got := ruleLines([]string{
+		"# Warning: iptables-legacy tables present, use iptables-legacy to see them",
+		"-P POSTROUTING ACCEPT",
+		"-N X",
+		"",
+		`-A X -m comment --comment "a \" \\" -j RETURN`,
+		`-A X -m comment --comment "x`,
+		`# y \"`,
+		`-A POSTROUTING -j X" -j ACCEPT`,
+		"-A X -j MASQUERADE",
+	})
+	want := []string{
+		`-A X -m comment --comment "a \" \\" -j RETURN`,
+		"-A X -m comment --comment \"x\n# y \\\"\n-A POSTROUTING -j X\" -j ACCEPT",
+		"-A X -j MASQUERADE",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+func TestJumpLines(t *testing.T) {
+	table := table{chains: []policy.Chain{{Name: "X"}, {Name: "Y"}}, targets: []string{"SNAT", "X", "Y", "X"}}
+	lines := []string{
+		`-A POSTROUTING -m comment --comment " -j X" -j SNAT --to-source 1.2.3.4`,
+		"-A POSTROUTING -m addrtype ! --dst-type LOCAL -j X", "-A POSTROUTING -g Y", "-A POSTROUTING -j X",
+	}
+	want := map[string][]string{"X": {lines[1], lines[3]}, "Y": {lines[2]}}
+	if got, ok := table.jumpLines(lines); !ok || !cmp.Equal(want, got) {
+		t.Errorf("got %q, %v", got, ok)
+	}
+	// Lines of other rules than those that were read.
+	for name, lines := range map[string][]string{
+		"a rule more":      append(lines[:4:4], "-A POSTROUTING -j LOG"),
+		"a rule less":      lines[:3],
+		"another order":    {lines[1], lines[0], lines[2], lines[3]},
+		"another chain":    {lines[0], lines[1], "-A POSTROUTING -j Z", lines[3]},
+		"one of the names": {"-A POSTROUTING -j Y", lines[1], lines[2], lines[3]},
+	} {
+		if got, ok := table.jumpLines(lines); ok {
+			t.Errorf("%s: got %q", name, got)
+		}
+	}
+}
+
+func TestShownText(t *testing.T) {
+	for line, complete := range map[string]bool{
+		`-A X -s 10.0.0.0/8 -d fd00::1 -j RETURN`:                                                              false,
+		`-A POSTROUTING -o eth+ -m comment --comment "a \" b" -m addrtype ! --src-type LOCAL -j X`:             false,
+		`-A X -p tcp -m statistic --mode random --probability 0.5 -j MASQUERADE --to-ports 1-2 --random-fully`: false,
+		`-A X -d 10.0.0.0/255.0.255.0 -j RETURN`:                                                               true,
+		`-A X ! -d 10.0.0.0/8 -j RETURN`:                                                                       true,
+		`-A X -p tcp -m tcp --dport 80 -j RETURN`:                                                              true,
+		`-A X -m addrtype --dst-type LOCAL -j RETURN`:                                                          true,
+		`-A X -j MASQUERADE --random`:                                                                          true,
+		`-A X -j OTHER`:                                                                                        true,
+		`-A POSTROUTING -g X`:                                                                                  true,
+		`-A X`:                                                                                                 true,
+	} {
+		if got := shownText(line, "decoded"); strings.HasSuffix(got, "(and what iptables does not show: decoded)") == complete || !strings.HasPrefix(got, line) {
+			t.Errorf("%s is shown as %s", line, got)
+		}
+	}
+}
