@@ -43,12 +43,7 @@ func (f *settingFlag) Set(text string) error {
 }
 
 func (f *settingFlag) apply(s *config.Settings) error {
-	for _, field := range s.Fields() {
-		if field.Key == f.key {
-			return asFlag(field.Set(f.text))
-		}
-	}
-	return fmt.Errorf("no key %s", f.key)
+	return asFlag(s.Set(f.key, f.text))
 }
 
 // asFlag makes a mistake in the value of a key one in that of a flag, which says
@@ -121,7 +116,7 @@ func (a *app) addFlags(root *cobra.Command) {
 		if field.Key == "agent.backend" {
 			continue // --backend says it already
 		}
-		f := &settingFlag{name: flagName(field.Key), key: field.Key, boolean: field.Bool, text: field.Value()}
+		f := &settingFlag{name: flagName(field.Key), key: field.Key, boolean: field.Bool, text: field.Value}
 		a.flags = append(a.flags, f)
 		added := flags.VarPF(f, f.name, "", field.Usage)
 		if f.boolean {

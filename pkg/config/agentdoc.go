@@ -51,7 +51,7 @@ func parseAgentDoc(path string, doc []byte, d Dialect, decode document.Decoder) 
 }
 
 func (a *agentDoc) keys() []Key {
-	return append(a.AgentPolicy.Keys(), Key{"resyncInterval", Interval(&a.resync)})
+	return append(a.AgentPolicy.Keys(), Key{Name: "resyncInterval", Value: Interval(&a.resync)})
 }
 
 func (a *agentDoc) warn(line int, err error) { a.warnings = append(a.warnings, a.Locate(line, err)) }
@@ -77,7 +77,7 @@ func (a *agentDoc) asKnown(members []Member, keys []Key) []Member {
 		m.Key, m.Spelled = keys[at].Name, m.Key
 		if m.Err == nil && KindOf(m.Value) == Null {
 			problem := "null is taken as not stated; write a value, or leave the key out"
-			if Takes(new(agentDoc).keys()[at], "[]") {
+			if keys[at].Kind == List {
 				problem = "null is taken for an empty list; write [] for none, or leave the key out"
 				m.Value = json.RawMessage("[]")
 			} else {

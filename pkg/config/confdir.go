@@ -3,43 +3,49 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
+	"strings"
 	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// ConfDir is what the configuration directory of the runtimes holds.
+// ConfDir is the content of the CNI configuration directory.
 type ConfDir struct {
 	Dir       string
-	Conflists []Conflist // by the file's name, which is how runtimes choose
+	Conflists []Conflist // sorted by file name: runtimes use the first
 	// Changed is when a file was last added, removed or written.
 	Changed time.Time
 
-	naming map[string]*Conflist // by network, the first with an entry of ours
-	err    error                // of all that are broken
+	naming map[string]*Conflist // by network, the first with a plugin entry
+	err    error                // of the files that runtimes cannot load
 }
 
-// Conflist is one file of the directory. A file that runtimes cannot load has an
-// Err, and is otherwise empty but for its File and perhaps its Network.
+// Conflist is one file of the directory. If runtimes cannot load it, it has an Err and
+// neither Types nor Entries.
 type Conflist struct {
 	File       string // the path
 	Doc        []byte // the text
-	Network    string // "" for a single plugin's configuration without a name
+	Network    string // "" for the configuration of a single plugin without a name
 	CNIVersion string
-	Types      []string        // of all plugins, in their order
-	Entries    []ConflistEntry // ours alone
+	Types      []string        // of all plugins, in order
+	Entries    []ConflistEntry // the plugin entries
 	Err        error
+
+	inlineOnly bool // no plugins are in a folder of the network's name
 }
 
-// ConflistEntry is one of our entries. An Err is about it alone: runtimes load
-// the list, and the plugin refuses the entry.
+// ConflistEntry is one plugin entry. Its Err is not the list's: runtimes load the list, and
+// the plugin refuses the entry.
 type ConflistEntry struct {
 	Index   int // among the plugins of the list
 	Netconf Netconf
@@ -47,19 +53,18 @@ type ConflistEntry struct {
 	Err     error
 }
 
-// IsMultus reports whether a type of plugins is Multus, thin or thick, which
-// delegates to another network.
+// IsMultus reports whether a plugin is Multus, thin or thick. It delegates to another network.
 func IsMultus(plugin string) bool { return plugin == "multus" || plugin == "multus-shim" }
 
 // IsMultus reports whether the network's main plugin is Multus.
 func (l Conflist) IsMultus() bool { return len(l.Types) > 0 && IsMultus(l.Types[0]) }
 
-// ErrPosition says that no plugin stands before the plugin entry of a conflist: every
-// ADD fails, as nothing has made an interface.
+// ErrPosition reports a plugin entry without a plugin before it: every ADD fails, because no
+// plugin has created an interface.
 var ErrPosition = errors.New("stands where every ADD fails")
 
-// PositionErr returns an ErrPosition, or nil where the plugin entry stands behind
-// another plugin or is missing.
+// PositionErr returns an ErrPosition, or nil if the plugin entry follows another plugin or is
+// missing.
 func (l Conflist) PositionErr() error {
 	if len(l.Entries) == 0 || l.Entries[0].Index > 0 {
 		return nil
@@ -73,8 +78,8 @@ func (l Conflist) PositionErr() error {
 		"move it behind the plugin that makes the interface", file, policy.Quote(l.Network), ErrPosition)
 }
 
-// DataDirErr returns why ADDs fail, or nil: a plugin entry of the list has another
-// dataDir than the reconciler, and no plugin.toml states one for all.
+// DataDirErr returns an error if ADDs fail because a plugin entry has another dataDir than
+// the reconciler, and no plugin.toml states one for all.
 func (l Conflist) DataDirErr(guard PluginFile, reconcilers string) error {
 	for _, e := range l.Entries {
 		if e.Err == nil && !guard.Present && e.Entry.DataDir != reconcilers {
@@ -85,7 +90,7 @@ func (l Conflist) DataDirErr(guard PluginFile, reconcilers string) error {
 	return nil
 }
 
-// CheckPlugin returns why runtimes cannot run the plugin from a directory, or nil.
+// CheckPlugin returns an error if runtimes cannot run the plugin from the directory.
 func CheckPlugin(dir string) error {
 	path := filepath.Join(dir, PluginType)
 	const anyExecute = 0o111
@@ -103,10 +108,9 @@ func CheckPlugin(dir string) error {
 	return nil
 }
 
-// ReadConfDir reads the files of a directory that runtimes take for
-// configurations (.conf, .conflist, .json) as libcni reads them. A file that is
-// broken has an error of its own. The error is about the directory itself, and
-// is an fs.ErrNotExist where there is none.
+// ReadConfDir reads the files that runtimes take for configurations (.conf, .conflist,
+// .json), as libcni does. A file that cannot be loaded has an error of its own. The returned
+// error is about the directory; it is an fs.ErrNotExist if there is none.
 func ReadConfDir(dir string) (ConfDir, error) {
 	c := ConfDir{Dir: dir}
 	names, err := filesIn(dir, ".conf", ".conflist", ".json")
@@ -119,9 +123,7 @@ func ReadConfDir(dir string) (ConfDir, error) {
 		if errors.Is(err, errGone) {
 			continue
 		}
-		if err != nil {
-			list.Err = err
-		}
+		list.Err = err
 		c.Conflists = append(c.Conflists, list)
 	}
 	c.index()
@@ -145,28 +147,23 @@ func (c *ConfDir) index() {
 	}
 }
 
-// lastChange returns the latest mtime of the directory and its files; of what
-// went away meanwhile the directory tells.
+// lastChange returns the latest modification time of the directory and its files. A removed
+// file changes that of the directory.
 func lastChange(dir string, names []string) time.Time {
 	var last time.Time
-	for _, path := range append([]string{dir}, names...) {
-		if path != dir {
-			path = filepath.Join(dir, path)
-		}
-		if info, err := os.Stat(path); err == nil && info.ModTime().After(last) {
+	for _, name := range append([]string{"."}, names...) {
+		if info, err := os.Stat(filepath.Join(dir, name)); err == nil && info.ModTime().After(last) {
 			last = info.ModTime()
 		}
 	}
 	return last
 }
 
-// Names reports whether a conflist that can be read names the network and has an
-// entry of ours, sound or not.
+// HasEntry reports whether a conflist has a plugin entry for the network, valid or not.
 func (c ConfDir) HasEntry(network string) bool { return c.first(network) != nil }
 
-// SourcePolicy returns what the first conflist by name that has an entry of ours
-// for the network states in the first one it has. It is false where there is
-// none, and where that entry is refused.
+// Policy returns the policy in the first plugin entry of the first conflist of the network
+// that has one. It is false if there is none, or if that entry is not valid.
 func (c ConfDir) Policy(network string) (policy.SourcePolicy, bool) {
 	e := c.first(network)
 	if e == nil || e.Err != nil {
@@ -175,18 +172,18 @@ func (c ConfDir) Policy(network string) (policy.SourcePolicy, bool) {
 	return e.Entry.Policy, true
 }
 
-// Lacks reports whether no conflist has an entry of ours for the network, which
-// nobody knows while a file cannot be read.
+// LacksEntry reports whether no conflist has a plugin entry for the network. That is unknown while
+// a file cannot be loaded.
 func (c ConfDir) LacksEntry(network string) bool { return c.Err() == nil && !c.HasEntry(network) }
 
-// Has reports whether Statement returns this one.
+// HasEntryWith reports whether Policy returns this policy.
 func (c ConfDir) HasEntryWith(network string, s policy.SourcePolicy) bool {
 	onDisk, found := c.Policy(network)
 	return found && onDisk.Equal(s)
 }
 
-// Err tells of the files that runtimes cannot load: while there are any, nobody
-// knows all the networks. Nil says that the directory parses whole.
+// Err returns the errors of the files that runtimes cannot load. While there are any, not all
+// networks are known.
 func (c ConfDir) Err() error { return c.err }
 
 func (c ConfDir) first(network string) *ConflistEntry {
@@ -196,15 +193,9 @@ func (c ConfDir) first(network string) *ConflistEntry {
 	return nil
 }
 
-// filesIn returns the names, sorted, of what is no directory and ends in one of
-// the extensions.
+// filesIn returns the sorted names of the files with one of the extensions.
 func filesIn(dir string, extensions ...string) ([]string, error) {
-	f, err := OpenFile(dir, syscall.O_DIRECTORY)
-	if err != nil {
-		return nil, Bare(err)
-	}
-	defer closed(f)
-	entries, err := f.ReadDir(-1)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, Bare(err)
 	}
@@ -214,65 +205,200 @@ func filesIn(dir string, extensions ...string) ([]string, error) {
 			names = append(names, e.Name())
 		}
 	}
-	slices.Sort(names)
 	return names, nil
 }
 
-// errGone is that of a file which was removed since its directory was read.
+// errGone reports a file that was removed since its directory was read.
 var errGone = errors.New("is gone")
 
 func readConfFile(path string) ([]byte, error) {
-	f, err := OpenFile(path, 0)
+	const mostKiB = 1024
+	doc, err := readFile(path, mostKiB)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 			return nil, errGone
 		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", policy.Printable(path), Bare(err))
-	}
-	defer closed(f)
-	const mostKiB = 1024
-	return ReadRegular(f, mostKiB, nil)
+	return doc, err
 }
 
+// plugin is the configuration of one plugin and the file that it is in.
+type plugin struct {
+	types.PluginConf
+	doc  []byte
+	file string
+}
+
+// readConflist reads a file, and the folder of plugin configurations that belongs to it
+// (libcni 1.3 and later).
 func readConflist(path string) (Conflist, error) {
 	doc, err := readConfFile(path)
 	if err != nil {
 		return Conflist{File: path}, err
 	}
-	conf, err := parseConflist(path, doc)
-	if err == nil && conf.loadsFolder {
-		// libcni adds what a folder of the network's name holds.
+	list, plugins, err := parseConflist(path, doc)
+	if err == nil && !list.inlineOnly {
 		var more []plugin
-		if more, err = readPluginFolder(filepath.Join(filepath.Dir(path), conf.network)); err != nil {
+		if more, err = readPluginFolder(filepath.Join(filepath.Dir(path), list.Network)); err != nil {
 			err = fmt.Errorf("%s: %w", policy.Printable(path), err)
 		}
-		conf.plugins = append(conf.plugins, more...)
+		plugins = append(plugins, more...)
 	}
-	if err == nil && len(conf.plugins) == 0 {
+	if err == nil && len(plugins) == 0 {
 		err = fmt.Errorf("%s: plugins: is missing; write a list of plugin configurations", policy.Printable(path))
 	}
-	return conf.exported(path, doc, err), err
+	if err == nil {
+		list.add(plugins)
+	}
+	return list, err
 }
 
 // ParseConflist parses the text of a file as ReadConfDir does, but without the folder of the
 // network's name: a list may have no plugins of its own.
 func ParseConflist(path string, doc []byte) (Conflist, error) {
-	conf, err := parseConflist(path, doc)
-	return conf.exported(path, doc, err), err
+	list, plugins, err := parseConflist(path, doc)
+	if err == nil {
+		list.add(plugins)
+	}
+	return list, err
 }
 
-func (c conflist) exported(path string, doc []byte, err error) Conflist {
-	list := Conflist{File: path, Doc: doc, Network: c.network, CNIVersion: c.cniVersion}
-	if err != nil {
-		return list
+// parseConflist parses a file as libcni does: by its extension a list, or the configuration
+// of a single plugin. In a list the last of two equal keys counts, and unknown keys are
+// ignored. (libcni itself would bring OpenTelemetry into the plugin.)
+func parseConflist(path string, doc []byte) (Conflist, []plugin, error) {
+	conf := Conflist{File: path, Doc: doc, inlineOnly: true}
+	if filepath.Ext(path) != ".conflist" {
+		p, err := parsePlugin(path, doc)
+		if err != nil {
+			return conf, nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
+		}
+		conf.Network, conf.CNIVersion = p.Name, p.CNIVersion
+		return conf, []plugin{p}, nil
 	}
-	for _, p := range c.plugins {
-		list.Types = append(list.Types, p.conf.Type)
+	var values map[string]json.RawMessage
+	if err := unmarshal(doc, &values); err != nil {
+		return conf, nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
 	}
-	list.Entries = c.entries()
-	return list
+	var plugins []plugin
+	var versions []string
+	var ignored bool
+	conf.inlineOnly = false
+	d := Document{File: path}
+	for _, k := range []Key{
+		{Name: "name", Value: networkName(&conf.Network)},
+		{Name: "cniVersion", Value: text(&conf.CNIVersion, "1.0.0", anyText[string])},
+		{Name: "cniVersions", Value: list(&versions, "1.0.0", parseVersion)},
+		{Name: "disableCheck", Value: looseBoolean(&ignored)},
+		{Name: "disableGC", Value: looseBoolean(&ignored)},
+		{Name: "loadOnlyInlinedPlugins", Value: looseBoolean(&conf.inlineOnly)},
+		{Name: "plugins", Value: pluginList(&plugins)},
+	} {
+		if value, there := values[k.Name]; there {
+			k.Read(&d, k.Name, value)
+		}
+	}
+	if conf.Network == "" && !d.Flawed["name"] {
+		d.failWithoutName()
+	}
+	conf.CNIVersion = highestVersion(conf.CNIVersion, versions)
+	return conf, plugins, d.Err()
+}
+
+// parsePlugin matches keys in any letter case, as libcni and the skeleton of plugins do.
+func parsePlugin(path string, doc []byte) (plugin, error) {
+	p := plugin{doc: doc, file: path}
+	if err := unmarshal(doc, &p.PluginConf); err != nil {
+		return p, err
+	}
+	var list struct{ Plugins json.RawMessage }
+	switch {
+	case p.Type != "":
+		return p, nil
+	case json.Unmarshal(doc, &list) == nil && list.Plugins != nil:
+		return p, errors.New("plugins: lists are read from .conflist files alone; rename the file")
+	}
+	return p, errors.New(`type: is missing; write the name of a plugin, such as "bridge"`)
+}
+
+// unmarshal distinguishes text that is not JSON from JSON of the wrong type.
+func unmarshal(doc []byte, to any) error {
+	err := json.Unmarshal(doc, to)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &wrong) && wrong.Field == "":
+		return fmt.Errorf("is %s; write an object, in braces", policy.Printable(wrong.Value))
+	case errors.As(err, &wrong):
+		return fmt.Errorf("%s: is %s; write what the CNI specification has there", policy.Printable(wrong.Field), policy.Printable(wrong.Value))
+	}
+	return syntaxError(doc, err)
+}
+
+// looseBoolean reads a boolean of a list, which libcni also accepts as a string.
+func looseBoolean(to *bool) Value {
+	v := boolean(to)
+	read := v.Read
+	v.Read = func(d *Document, key string, value json.RawMessage) {
+		if s, _ := StringValue(value); strings.EqualFold(s, "true") || strings.EqualFold(s, "false") {
+			value = json.RawMessage(strings.ToLower(s))
+		}
+		read(d, key, value)
+	}
+	return v
+}
+
+func pluginList(to *[]plugin) Value {
+	return Value{Kind: List, Read: func(d *Document, key string, value json.RawMessage) {
+		if KindOf(value) != List {
+			d.wrongKind(key, -1, value, "a list of plugin configurations")
+			return
+		}
+		items := Elements(value)
+		if len(items) == 0 {
+			d.Fail(key, -1, "", "is empty; write at least one plugin configuration")
+		}
+		for i, item := range items {
+			// libcni encodes items again before it parses them. That sorts their keys, which
+			// decides between keys that differ in letter case only.
+			var values map[string]any
+			if json.Unmarshal(item, &values) == nil && values != nil {
+				if sorted, err := json.Marshal(values); err == nil {
+					item = sorted
+				}
+			}
+			p, err := parsePlugin(d.File, item)
+			if err != nil {
+				d.NoteAt(0, fmt.Errorf("%s[%d]: %w", key, i, err))
+			}
+			*to = append(*to, p)
+		}
+	}}
+}
+
+func parseVersion(s string) (string, error) {
+	if _, _, _, err := version.ParseVersion(s); err != nil || s == "" {
+		return "", errors.New("is not a version; write one such as 1.0.0")
+	}
+	return s, nil
+}
+
+// highestVersion returns, as libcni does, the highest of cniVersion and cniVersions that
+// libcni knows, and cniVersion if there is no choice.
+func highestVersion(stated string, versions []string) string {
+	highest := ""
+	for _, v := range append(versions, stated) {
+		known, errKnown := version.GreaterThanOrEqualTo(version.Current(), v)
+		above, errAbove := version.GreaterThan(v, highest)
+		if errKnown == nil && known && (highest == "" || errAbove == nil && above) {
+			highest = v
+		}
+	}
+	if highest == "" || len(versions) == 0 {
+		return stated
+	}
+	return highest
 }
 
 func readPluginFolder(dir string) ([]plugin, error) {
@@ -293,26 +419,46 @@ func readPluginFolder(dir string) ([]plugin, error) {
 		if err != nil {
 			return nil, err
 		}
-		p, err := parsePlugin(doc)
+		p, err := parsePlugin(path, doc)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
 		}
-		p.file = path
 		plugins = append(plugins, p)
 	}
 	return plugins, nil
 }
 
-// isListFile tells by a file's name, as runtimes do, that it has to hold a list
-// and not a single plugin's configuration.
-func isListFile(path string) bool { return filepath.Ext(path) == ".conflist" }
+// add adds the plugins of the list. A plugin entry is read as the runtime hands it to the
+// plugin: with the name and the version of the list, and encoded again, as libcni does.
+func (l *Conflist) add(plugins []plugin) {
+	for i, p := range plugins {
+		l.Types = append(l.Types, p.Type)
+		if p.Type != PluginType {
+			continue
+		}
+		e := ConflistEntry{Index: i}
+		var values map[string]any
+		err := unmarshal(p.doc, &values)
+		if err == nil {
+			values["name"], values["cniVersion"] = l.Network, l.CNIVersion
+			var handed []byte
+			if handed, err = json.Marshal(values); err == nil {
+				e.Netconf = ReadNetconf(handed)
+				e.Entry, err = e.Netconf.Entry()
+			}
+		}
+		if err != nil {
+			e.Err = fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(p.file), i, err)
+		}
+		l.Entries = append(l.Entries, e)
+	}
+}
 
-// NodeDataDir returns the dataDir that the files of a node state for every network,
-// and which file or directory that is: plugin.toml's data_dir, else the dataDir of
-// all plugin entries in the conflists. It is "" where no file states one or where
-// entries differ. A file that cannot be read and an entry that the plugin refuses do
-// not count, but may mean another one: then the answer is not certain. The conflists
-// are read only where there is no plugin.toml.
+// NodeDataDir returns the dataDir that the files of a node state for all networks, and the
+// file or directory that states it: plugin.toml's data_dir, else the dataDir on which all
+// plugin entries in the conflists agree. It is "" if no file states one or if entries
+// differ. A file that cannot be loaded and an invalid entry do not count, but may state
+// another one: then the result is not certain. Conflists are read only without a plugin.toml.
 func NodeDataDir(guard PluginFile, read func() ConfDir) (dataDir, origin string, certain bool) {
 	if guard.Present {
 		return guard.DataDir, guard.Path, true

@@ -13,20 +13,19 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// The directories that hold where no document says otherwise.
+// Default directories.
 const (
 	DefaultDataDir    = "/var/lib/cni/ip-masq"
 	DefaultCNIConfDir = "/etc/cni/net.d"
 )
 
-// openWithoutWaiting opens for reading. A FIFO without a writer, or a device,
-// would keep an ordinary open waiting for as long as it likes.
+// OpenFile opens a file for reading. It does not wait, as it would for a FIFO or a device.
 func OpenFile(path string, flags int) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|flags, 0)
 }
 
-// readRegular reads the whole of a regular file of at most so many KiB. Allowed
-// may refuse it, before it is read, for what fstat(2) says of it.
+// ReadRegular reads a whole regular file of at most so many KiB. Allowed, if not nil, may
+// refuse it before that.
 func ReadRegular(f *os.File, mostKiB int64, allowed func(fs.FileInfo) error) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -40,7 +39,7 @@ func ReadRegular(f *os.File, mostKiB int64, allowed func(fs.FileInfo) error) ([]
 			return nil, err
 		}
 	}
-	// One byte more than is allowed: the file may grow under our eyes.
+	// The file may grow while it is read: one byte more shows it.
 	most := mostKiB << 10
 	doc, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
@@ -52,10 +51,22 @@ func ReadRegular(f *os.File, mostKiB int64, allowed func(fs.FileInfo) error) ([]
 	return doc, nil
 }
 
-// closed closes what was only read: there is nothing that an error could lose.
+// mostTOML is the limit on a TOML file in KiB: the decoder can take quadratic time.
+const mostTOML = 64
+
+func readFile(path string, mostKiB int64) ([]byte, error) {
+	f, err := OpenFile(path, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", policy.Printable(path), Bare(err))
+	}
+	defer closed(f)
+	return ReadRegular(f, mostKiB, nil)
+}
+
+// closed closes a file that was only read: its error loses nothing.
 func closed(f *os.File) { _ = f.Close() }
 
-// bare takes the path out of an error, which would stand there unquoted.
+// Bare returns a file system error without the path, which it does not quote.
 func Bare(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {

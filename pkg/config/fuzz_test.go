@@ -96,18 +96,18 @@ func FuzzConflist(f *testing.F) {
 		if isList {
 			path += "list"
 		}
-		c, err := parseConflist(path, doc)
+		c, err := ParseConflist(path, doc)
 		if err != nil {
 			checkMessage(t, err)
 			return
 		}
-		for _, e := range c.entries() {
+		for _, e := range c.Entries {
 			if e.Err != nil {
 				checkMessage(t, e.Err)
 				continue
 			}
-			if e.Entry.Network != c.network || e.Entry.CNIVersion != c.cniVersion {
-				t.Errorf("entry of %q, %q in a list of %q, %q", e.Entry.Network, e.Entry.CNIVersion, c.network, c.cniVersion)
+			if e.Entry.Network != c.Network || e.Entry.CNIVersion != c.CNIVersion {
+				t.Errorf("entry of %q, %q in a list of %q, %q", e.Entry.Network, e.Entry.CNIVersion, c.Network, c.CNIVersion)
 			}
 			checkReencoded(t, e.Entry)
 		}

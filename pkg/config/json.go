@@ -12,12 +12,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// jsonMembers returns the keys of a document that is a JSON object, with those
-// that come twice.
+// JSONMembers returns the keys of a JSON object, repeated ones included.
 func JSONMembers(doc []byte) ([]Member, error) {
-	// RFC 8259 8.1: JSON text is UTF-8. The decoder would replace what is not.
-	if at := invalidUTF8(doc); at >= 0 {
-		return nil, notJSON(doc, at+1, "invalid UTF-8")
+	// JSON is UTF-8 (RFC 8259, 8.1); the decoder would replace anything else.
+	if !utf8.Valid(doc) {
+		return nil, notJSON(doc, 1+validPrefix(doc), "invalid UTF-8")
 	}
 	if !json.Valid(doc) {
 		return nil, syntaxError(doc, json.Unmarshal(doc, &json.RawMessage{}))
@@ -35,9 +34,8 @@ func JSONMembers(doc []byte) ([]Member, error) {
 	return members, nil
 }
 
-// elements returns the items of a list, or in turn the keys and the values of an
-// object. It takes time in proportion to the text, which must be valid JSON
-// without white space around it.
+// Elements returns the items of a list, or the keys and values of an object in turn. The
+// text must be valid JSON without white space around it.
 func Elements(value json.RawMessage) []json.RawMessage {
 	var parts []json.RawMessage
 	depth, start, quoted := 0, 1, false
@@ -45,7 +43,7 @@ func Elements(value json.RawMessage) []json.RawMessage {
 		c := value[i]
 		switch {
 		case quoted && c == '\\':
-			i++ // what follows is not the end of the string
+			i++ // the next byte does not end the string
 		case c == '"':
 			quoted = !quoted
 		case quoted:
@@ -57,7 +55,7 @@ func Elements(value json.RawMessage) []json.RawMessage {
 		if quoted || depth > 1 || depth == 1 && c != ',' && c != ':' {
 			continue
 		}
-		if part := bytes.TrimSpace(value[start:i]); len(part) > 0 { // nothing in [] and {}
+		if part := bytes.TrimSpace(value[start:i]); len(part) > 0 { // none in [] and {}
 			parts = append(parts, part)
 		}
 		start = i + 1
@@ -65,12 +63,9 @@ func Elements(value json.RawMessage) []json.RawMessage {
 	return parts
 }
 
-func invalidUTF8(doc []byte) int {
-	if utf8.Valid(doc) {
-		return -1
-	}
-	at := 0
-	for {
+// validPrefix returns the number of bytes before the first that is not UTF-8.
+func validPrefix(doc []byte) int {
+	for at := 0; ; {
 		r, size := utf8.DecodeRune(doc[at:])
 		if r == utf8.RuneError && size <= 1 {
 			return at
@@ -79,7 +74,7 @@ func invalidUTF8(doc []byte) int {
 	}
 }
 
-// syntaxError says where a document ceases to be JSON.
+// syntaxError says where a document stops to be JSON.
 func syntaxError(doc []byte, err error) error {
 	var syntax *json.SyntaxError
 	switch {
@@ -94,7 +89,7 @@ func syntaxError(doc []byte, err error) error {
 	}
 }
 
-// notJSON names the place of a byte, counted from 1.
+// notJSON gives the position of a byte, counted from 1.
 func notJSON(doc []byte, nth int, problem string) error {
 	before := doc[:max(0, min(nth, len(doc))-1)]
 	line := 1 + bytes.Count(before, []byte("\n"))

@@ -13,35 +13,32 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// DefaultPluginFile is where the plugin looks for its administrators' word.
+// DefaultPluginFile is the path of plugin.toml.
 const DefaultPluginFile = "/etc/ip-masq/plugin.toml"
 
-// PluginFile is what a node's administrators tell the plugin. Entries can come
-// from people who are not administrators: where there is such a file, only the
-// networks that it lists may contribute, their policy is that of their conflists,
-// and its data_dir holds whatever an entry says.
+// PluginFile is plugin.toml, in which the node's administrators restrict plugin entries, as
+// others may write those. If it exists, only the networks that it lists may contribute, their
+// policy is that of their conflists, and its data_dir applies to every entry.
 type PluginFile struct {
 	Path    string
 	Present bool
 
-	// AllowNetworks is who may contribute. Nobody may where the file is
-	// Present and does not have the key, for which this is nil.
+	// AllowNetworks are the networks that may contribute. It is nil if a file that is
+	// Present lacks the key, which allows none.
 	AllowNetworks []string
-	// AllowUnlisted is whose entries are taken as the runtime hands them over if
-	// no conflist in CNIConfDir has one. They have to be in AllowNetworks too.
+	// AllowUnlisted are the networks whose entries are taken from the runtime if no conflist
+	// in CNIConfDir has one. They must be in AllowNetworks too.
 	AllowUnlisted []string
-	DataDir       string // absolute and clean; of no meaning unless Present
-	CNIConfDir    string // absolute and clean; where the conflists of the node are
+	DataDir       string // absolute and clean; meaningless unless Present
+	CNIConfDir    string // absolute and clean; the directory of the conflists
 }
 
-// ReadPluginFile reads the file. One that does not exist is no error: the
-// result is not Present and has the defaults. (A link to a file that does not
-// exist is one, since somebody meant there to be a guard.)
+// ReadPluginFile reads the file. Without one the result is not Present and has the defaults.
+// (A symlink to a missing file is an error, as an administrator meant to have one.)
 //
-// A file that guards must not be the work of those it guards against: it is
-// refused unless it belongs to root or to us and nobody else may write it. After
-// an error the result is Present, allows no network, and has the directories
-// that could be read or else the defaults.
+// It is an error if users other than root and this process's may write the file. After an
+// error the result is Present, allows no network, and has the directories that could be read
+// or else the defaults.
 func ReadPluginFile(path string) (PluginFile, error) {
 	absent := PluginFile{Path: path, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}
 	refused := absent
@@ -50,24 +47,22 @@ func ReadPluginFile(path string) (PluginFile, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return absent, nil
-	case errors.Is(err, syscall.ELOOP): // the answer to O_NOFOLLOW
+	case errors.Is(err, syscall.ELOOP): // a symlink
 		f, err = OpenFile(path, 0)
 	}
 	if err != nil {
 		return refused, fmt.Errorf("open %s: %w; repair it, or remove it to let every network contribute", policy.Printable(path), Bare(err))
 	}
 	defer closed(f)
-	// The TOML decoder's time can grow with the square of the size.
-	const mostKiB = 64
-	doc, err := ReadRegular(f, mostKiB, isOurs(path))
+	doc, err := ReadRegular(f, mostTOML, checkOwner(path))
 	if err != nil {
 		return refused, err
 	}
 	return parsePluginFile(path, doc)
 }
 
-// isOurs refuses a file that others than root and ourselves may have written.
-func isOurs(path string) func(fs.FileInfo) error {
+// checkOwner refuses a file that users other than root and this process's may write.
+func checkOwner(path string) func(fs.FileInfo) error {
 	return func(info fs.FileInfo) error {
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
 			return fmt.Errorf("%s belongs to user %d, who could lift what it forbids; chown it to root", policy.Printable(path), stat.Uid)
@@ -86,22 +81,21 @@ func parsePluginFile(path string, doc []byte) (PluginFile, error) {
 	if err != nil {
 		return p, err
 	}
-	f := Document{File: path}
-	f.Read(members, []Key{
-		{"allow_networks", list(&p.AllowNetworks, "podnet", parseNetworkName)},
-		{"allow_unlisted_networks", list(&p.AllowUnlisted, "podnet", parseNetworkName)},
-		{"data_dir", text(DefaultDataDir, pathLike(DefaultDataDir), func(s string) { p.DataDir = s })},
-		{"cni_conf_dir", text(DefaultCNIConfDir, pathLike(DefaultCNIConfDir), func(s string) { p.CNIConfDir = s })},
+	d := Document{File: path}
+	d.Read(members, []Key{
+		{Name: "allow_networks", Value: list(&p.AllowNetworks, "podnet", parseNetworkName)},
+		{Name: "allow_unlisted_networks", Value: list(&p.AllowUnlisted, "podnet", parseNetworkName)},
+		{Name: "data_dir", Value: directory(&p.DataDir, DefaultDataDir)},
+		{Name: "cni_conf_dir", Value: directory(&p.CNIConfDir, DefaultCNIConfDir)},
 	})
-	if err := f.Err(); err != nil {
+	if err := d.Err(); err != nil {
 		p.AllowNetworks, p.AllowUnlisted = nil, nil
 		return p, err
 	}
 	return p, nil
 }
 
-// Admits tells why a network may not contribute, and what to write so that it
-// may.
+// Admits returns an error with a remedy if the network may not contribute.
 func (p PluginFile) Admits(network string) error {
 	name := policy.Quote(network)
 	switch {
@@ -117,14 +111,13 @@ func (p PluginFile) Admits(network string) error {
 	}
 }
 
-// ErrConflistUnknown says that nobody knows what the conflist of a network says:
-// the directory or a file of it cannot be read.
+// ErrConflistUnknown reports that the conflist of a network is unknown, because the directory
+// or one of its files cannot be read.
 var ErrConflistUnknown = errors.New("its conflist cannot be read")
 
-// Netconf returns the plugin entry of the network's conflist, and the file that
-// it is in. Where no conflist has one, it returns what the runtime handed over if
-// that is allowed, and otherwise an error that says what to write. Conflists is
-// what ReadConfDir returned.
+// Netconf returns the plugin entry in the network's conflist, and the file that it is in.
+// Without one it returns the entry that the runtime handed over if that is allowed, and
+// otherwise an error with a remedy. The last two arguments are the results of ReadConfDir.
 func (p PluginFile) Netconf(network string, handed Netconf, conflists ConfDir, err error) (Netconf, string, error) {
 	if list := conflists.naming[network]; list != nil {
 		return list.Entries[0].Netconf, list.File, list.Entries[0].Err

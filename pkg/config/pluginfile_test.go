@@ -103,9 +103,10 @@ func TestMistakesInPluginFile(t *testing.T) {
 		{"allow_networks = [[]]", `FILE:1: allow_networks[0]: [] is a list; write a string such as "podnet"`},
 		{"allow_networks = ['']", `FILE:1: allow_networks[0]: is empty; name the network, such as "podnet"`},
 		{"[allow_networks]", `FILE:1: allow_networks: {} is an object; write a list such as ["podnet"]`},
-		{"allow_networks = [1979-05-27]", "FILE:1: allow_networks: holds a date without quotes; write a string in quotes"},
+		{"allow_networks = [1979-05-27T07:32:00Z]",
+			"FILE:1: allow_networks[0]: 1979-05-27T07:32:00Z is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit"},
 		{"allow_networks = [{a = [[nan]]}]", "FILE:1: allow_networks: holds a number that is not finite; write a finite one"},
-		{"[[allow_networks]]\na = 07:32:00", "FILE:1: allow_networks: holds a date without quotes; write a string in quotes"},
+		{"[[allow_networks]]\na = 1", `FILE:1: allow_networks[0]: "{\"a\":1}" is an object; write a string such as "podnet"`},
 		{"data_dir = 'state'", "FILE:1: data_dir: state is relative; write an absolute path such as /var/lib/cni/ip-masq"},
 		{"data_dir = true", `FILE:1: data_dir: true is a boolean; write a string such as "/var/lib/cni/ip-masq"`},
 		{"cni_conf_dir = '/'", "FILE:1: cni_conf_dir: / is the root directory; write a directory such as /etc/cni/net.d"},
@@ -218,7 +219,7 @@ func TestSomebodysPluginFile(t *testing.T) {
 		0: "", us: "",
 		us + 4711: fmt.Sprintf("FILE belongs to user %d, who could lift what it forbids; chown it to root", us+4711),
 	} {
-		err := isOurs("/x/plugin.toml")(ownedBy{uid: uid})
+		err := checkOwner("/x/plugin.toml")(ownedBy{uid: uid})
 		if want != "" {
 			wantError(t, err, "/x/plugin.toml", want)
 		} else if err != nil {

@@ -9,27 +9,37 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// policyKeys is the table of the keys that state policy, in whatever kind of
-// document: each with what reads its value into the statement.
+// policyKeys is the table of the keys that state policy, in every kind of document and as
+// flags. A new key needs a line here and a field in policy.SourcePolicy.
 func policyKeys(s *policy.SourcePolicy) []Key {
-	cidrs := func(to *[]netip.Prefix) reader { return list(to, "10.0.0.0/8", policy.ParsePrefix) }
-	flag := func(to **bool) reader { return boolean(optional(to)) }
+	cidrs := func(to *[]netip.Prefix) Value { return list(to, "10.0.0.0/8", policy.ParsePrefix) }
 	return []Key{
-		{"nonMasqueradeCIDRs", cidrs(&s.NonMasqueradeCIDRs)},
-		{"masqueradeCIDRs", cidrs(&s.MasqueradeCIDRs)},
-		{"nomasqAllReservedRanges", flag(&s.NomasqAllReservedRanges)},
-		{"masqLinkLocal", flag(&s.MasqLinkLocal)},
-		{"masqLinkLocalIPv6", flag(&s.MasqLinkLocalIPv6)},
-		{"enableIPv6", flag(&s.EnableIPv6)},
-		{"sourceCIDRs", cidrs(&s.SourceCIDRs)},
-		{"nonMasqueradeSourceCIDRs", cidrs(&s.NonMasqueradeSourceCIDRs)},
-		{"outputInterfaces", list(&s.OutputInterfaces, "eth0", unjudged)},
-		{"masqueradeHost", flag(&s.MasqueradeHost)},
-		{"randomFully", flag(&s.RandomFully)},
-		{"toPorts", text("1024-29999,32768-65535", policy.ParsePorts, func(p policy.Ports) { s.ToPorts = &p })},
-		{"masqChain", text(policy.DefaultChain, unjudged, func(c string) { s.Chain = c })},
-		{"backend", text(string(policy.Auto), parseBackend, func(b policy.Backend) { s.Backend = b })},
+		{"nonMasqueradeCIDRs", cidrs(&s.NonMasqueradeCIDRs),
+			"`CIDRS` not to masquerade, separated by commas; empty for none; the private ranges if no source states any"},
+		{"masqueradeCIDRs", cidrs(&s.MasqueradeCIDRs),
+			"`CIDRS` to masquerade although a wider prefix exempts them, separated by commas"},
+		{"nomasqAllReservedRanges", optional(&s.NomasqAllReservedRanges),
+			"exempt every range that an RFC reserves, where no source states nonMasqueradeCIDRs"},
+		{"masqLinkLocal", optional(&s.MasqLinkLocal), "masquerade 169.254.0.0/16 too"},
+		{"masqLinkLocalIPv6", optional(&s.MasqLinkLocalIPv6), "masquerade fe80::/10 too"},
+		{"enableIPv6", optional(&s.EnableIPv6), "manage IPv6 too, for all of the agents' files"},
+		{"sourceCIDRs", cidrs(&s.SourceCIDRs), "only traffic from these `CIDRS` is in scope, separated by commas"},
+		{"nonMasqueradeSourceCIDRs", cidrs(&s.NonMasqueradeSourceCIDRs), "`CIDRS` of sources never to masquerade, separated by commas"},
+		{"outputInterfaces", list(&s.OutputInterfaces, "eth0", anyText[string]),
+			"only traffic leaving through these `INTERFACES` is in scope, separated by commas; wg+ for all whose names begin with wg"},
+		{"masqueradeHost", optional(&s.MasqueradeHost), "masquerade the node's own traffic too (=false: exempt it)"},
+		{"randomFully", optional(&s.RandomFully), "choose fully random source ports, where the kernel supports it (=false: the kernel's default)"},
+		{"toPorts", text(&s.ToPorts, "1024-29999,32768-65535", parsePorts),
+			"source `PORTS` to use, such as 1024-29999,32768-65535; empty leaves them to the kernel"},
+		{"masqChain", text(&s.Chain, policy.DefaultChain, anyText[string]),
+			"`NAME` of the chain, IP-MASQ-AGENT if no source states one; chains are independent of each other"},
+		{"backend", text(&s.Backend, string(policy.Auto), parseBackend), "backend of this chain: auto, iptables or nftables"},
 	}
+}
+
+func parsePorts(s string) (*policy.Ports, error) {
+	p, err := policy.ParsePorts(s)
+	return &p, err
 }
 
 func parseBackend(s string) (policy.Backend, error) {
@@ -40,4 +50,58 @@ func parseBackend(s string) (policy.Backend, error) {
 		return "", errors.New("is empty; write auto, iptables or nftables, or leave the key out")
 	}
 	return "", errors.New("is not a backend; write auto, iptables or nftables")
+}
+
+// OwnPolicy is the File of values that [agent] and the agents' flags state.
+const OwnPolicy = "[agent] of the reconciler's settings"
+
+// Dialect is the agent for which the agents' files are written.
+type Dialect string
+
+// The values of agent_dialect. They differ in the meaning of a file without
+// nonMasqueradeCIDRs: for ip-masq-agent (v1) it leaves the list to the other files, for
+// ip-masq-agent-v2 the list is empty.
+const (
+	DialectV1 Dialect = "v1"
+	DialectV2 Dialect = "v2"
+)
+
+// AgentPolicy is the policy that [agent] and the agents' flags state beside the files.
+type AgentPolicy struct {
+	Policy    policy.SourcePolicy // its Chain is "" if none is stated
+	CIDRLimit int                 // 0 for DefaultCIDRLimit
+
+	Written Document // where reconciler.toml has the keys; flags have no lines
+}
+
+// Equal reports whether both state the same, wherever it is written.
+func (a AgentPolicy) Equal(b AgentPolicy) bool {
+	return a.Policy.Equal(b.Policy) && a.CIDRLimit == b.CIDRLimit
+}
+
+// Keys is the table of the keys that agent files and [agent] have in common.
+func (a *AgentPolicy) Keys() []Key {
+	keys := append(policyKeys(&a.Policy), Key{
+		"cidrLimit", count(&a.CIDRLimit, 1, policy.MaxCIDRLimit), "most CIDRs (`N`, 64 if not given) that may be stated here together",
+	})
+	for i := range keys {
+		if keys[i].Name == "masqChain" {
+			// An empty Chain stands for none, so an empty name is refused here.
+			keys[i].Value = text(&a.Policy.Chain, policy.DefaultChain, func(s string) (string, error) { return s, policy.ValidateChainName(s) })
+		}
+	}
+	return keys
+}
+
+// Validate validates the policy on its own. The caller says whether IPv6 is enabled.
+func (a AgentPolicy) Validate(d *Document, ipv6 bool) {
+	s, limit := a.Policy, a.CIDRLimit
+	if s.Chain == "" {
+		s.Chain = policy.DefaultChain
+	}
+	if limit == 0 {
+		limit = policy.DefaultCIDRLimit
+	}
+	s.EnableIPv6 = &ipv6
+	d.ValidatePolicy(s, limit)
 }

@@ -164,7 +164,7 @@ func TestSettingsMistakes(t *testing.T) {
 	} {
 		path := reconcilerFile(t, c.text+"\n")
 		for _, before := range []Settings{DefaultSettings(), wholeSettings(t)} {
-			s := before.clone()
+			s := before
 			err := s.Read(path)
 			if err == nil {
 				t.Errorf("%q: no error", c.text)
@@ -204,22 +204,24 @@ func TestFields(t *testing.T) {
 		if f.Usage == "" || len(f.Usage) > 130 || strings.Contains(f.Usage, "\n") || strings.Count(f.Usage, "`")%2 != 0 {
 			t.Errorf("%s: usage %q", f.Key, f.Usage)
 		}
-		texts[f.Key] = f.Value()
+		texts[f.Key] = f.Value
 	}
 	got := DefaultSettings()
 	var bools []string
 	for _, f := range got.Fields() {
-		if strings.HasPrefix(f.Key, "agent.") && f.Value() != "" {
-			t.Errorf("%s is %q and nobody stated it", f.Key, f.Value())
+		if strings.HasPrefix(f.Key, "agent.") && f.Value != "" {
+			t.Errorf("%s is %q and nobody stated it", f.Key, f.Value)
 		}
 		if f.Bool {
 			bools = append(bools, f.Key)
 		}
-		if err := f.Set(texts[f.Key]); err != nil {
+		if err := got.Set(f.Key, texts[f.Key]); err != nil {
 			t.Error(err)
 		}
-		if f.Value() != texts[f.Key] {
-			t.Errorf("%s is %q, want %q", f.Key, f.Value(), texts[f.Key])
+	}
+	for _, f := range got.Fields() {
+		if f.Value != texts[f.Key] {
+			t.Errorf("%s is %q, want %q", f.Key, f.Value, texts[f.Key])
 		}
 	}
 	if diff := cmp.Diff(whole, got, comparePrefixes); diff != "" {
@@ -265,12 +267,7 @@ func TestSetField(t *testing.T) {
 		{key: "conflist.manage", text: "true", want: func(s *Settings) { s.Conflist.Manage = true }},
 	} {
 		got, want := DefaultSettings(), DefaultSettings()
-		var err error
-		for _, f := range got.Fields() {
-			if f.Key == c.key {
-				err = f.Set(c.text)
-			}
-		}
+		err := got.Set(c.key, c.text)
 		if c.mistake != "" {
 			wantError(t, err, "FILE", c.mistake)
 		} else {
@@ -294,12 +291,8 @@ func TestFlagsWin(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := s
-	for _, f := range s.Fields() {
-		if text, there := map[string]string{"agent.masqueradeCIDRs": "10.0.0.0/8,10.1.0.0/16"}[f.Key]; there {
-			if err := f.Set(text); err != nil {
-				t.Error(err)
-			}
-		}
+	if err := s.Set("agent.masqueradeCIDRs", "10.0.0.0/8,10.1.0.0/16"); err != nil {
+		t.Error(err)
 	}
 	if before.Agent.Policy.MasqueradeCIDRs != nil {
 		t.Error("a flag changed settings that were taken before")
@@ -330,12 +323,8 @@ func TestOwnPolicyHasLines(t *testing.T) {
 	if !s.Equal(moved) || !moved.Equal(s) {
 		t.Error("settings that say the same on other lines are not equal")
 	}
-	for _, f := range s.Fields() {
-		if f.Key == "agent.masqueradeCIDRs" {
-			if err := f.Set("fd01::/16"); err != nil {
-				t.Fatal(err)
-			}
-		}
+	if err := s.Set("agent.masqueradeCIDRs", "fd01::/16"); err != nil {
+		t.Fatal(err)
 	}
 	wantError(t, read(), file, "[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16"+noIPv6)
 	if s.Equal(moved) || s.Equal(DefaultSettings()) || DefaultSettings().Equal(s) {
@@ -361,7 +350,7 @@ func TestAgentSource(t *testing.T) {
 		if err := s.Read(reconcilerFile(t, c.text)); err != nil {
 			t.Fatal(err)
 		}
-		before := s.clone()
+		before := s
 		got, isSource := s.AgentSource()
 		if diff := cmp.Diff(c.want, got); diff != "" || isSource != c.isSource {
 			t.Errorf("%q is a source: %t, want %t (-want +got):\n%s", c.text, isSource, c.isSource, diff)
