@@ -196,7 +196,7 @@ func TestThirdPartyChain(t *testing.T) {
 					"-A IP-MASQ-AGENT -j MASQUERADE\nCOMMIT\n", "iptables-"+f.variant+"-restore", "--noflush")
 				before := n.ruleset(t)
 				for range 2 {
-					n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT (ipv4)", "belongs to somebody else",
+					n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT (ipv4)", "belongs to another program",
 						"holds rules that neither ip-masq nor its agents write", "choose another masqChain, or remove the chain")
 				}
 				n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0)

@@ -258,7 +258,7 @@ func TestManyPrefixes(t *testing.T) {
 			if count <= 64 || n.form.variant == "" {
 				a.noWarnings(t)
 			} else {
-				a.want(t, 0, "chain IP-MASQ-AGENT has ", " prefixes, and iptables compares each new connection with one after the other", "nftables")
+				a.want(t, 0, "chain IP-MASQ-AGENT has ", " prefixes, and iptables evaluates these rules one by one for each new connection", "nftables")
 			}
 			n.makeSure(t, conf).noWarnings(t)
 		}

@@ -164,7 +164,7 @@ func TestNewcomerWins(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.makeSure(t, first).noWarnings(t) // until there is a newcomer
-		wins(second, `network "first" is in no conflist any more and yields to network "second"`)
+		wins(second, `network "first" is no longer in any conflist and is superseded by network "second"`)
 		loses(first)
 		n.makeSure(t, second).noWarnings(t)
 		n.named(t, "first", keys["first"])
@@ -172,7 +172,7 @@ func TestNewcomerWins(t *testing.T) {
 		if err := os.Remove(filepath.Join(filepath.Dir(path), "10-second.conflist")); err != nil {
 			t.Fatal(err)
 		}
-		wins(first, `network "second" is in no conflist any more and yields to network "first"`)
+		wins(first, `network "second" is no longer in any conflist and is superseded by network "first"`)
 		n.makeSure(t, first).noWarnings(t)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 		if err := os.Remove(path); err != nil {

@@ -114,7 +114,7 @@ func TestStatus(t *testing.T) {
 			status(t, object{"masqueradeCIDRs": []string{"10.0.0.1/8"}}, request{}, 50, `entry of network "podnet": masqueradeCIDRs[0]: 10.0.0.1/8`)
 		})
 		t.Run("no agent config yet", func(t *testing.T) {
-			status(t, wait, request{}, 50, "requireAgentConfig: no contribution of the agent files is stored yet")
+			status(t, wait, request{}, 50, "requireAgentConfig: no policy of the agent files is stored yet")
 		})
 		t.Run("no privilege", func(t *testing.T) {
 			status(t, object{}, request{helpless: true}, 50, "peration not permitted")
@@ -163,7 +163,7 @@ func TestStatusOfThirdPartyChain(t *testing.T) {
 			n.tool(t, "iptables", "-t", "nat", "-A", "IP-MASQ-AGENT", "-j", "LOG")
 			before := n.snapshot(t)
 			n.ask(t, request{verb: "STATUS", conf: n.conf(t, "podnet", nil)}).
-				want(t, 50, "chain IP-MASQ-AGENT (ipv4)", "belongs to somebody else", "choose another masqChain")
+				want(t, 50, "chain IP-MASQ-AGENT (ipv4)", "belongs to another program", "choose another masqChain")
 			n.unchanged(t, before)
 			n.ask(t, request{verb: "STATUS", conf: n.conf(t, "podnet", object{"masqChain": "OURS"})}).want(t, 0)
 			n.unchanged(t, before)

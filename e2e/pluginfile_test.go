@@ -100,7 +100,7 @@ func TestPluginFile(t *testing.T) {
 		n.makeSure(t, n.conf(t, "podnet", object{"randomFully": true}))
 		must(t, os.Remove(filepath.Join(n.cni.ConfDir, "10-podnet.conflist")))
 		n.ask(t, request{verb: "ADD", conf: n.conf(t, "othernet", object{"randomFully": false})}).
-			want(t, 0, `network "podnet" is in no conflist any more and yields to network "othernet"`)
+			want(t, 0, `network "podnet" is no longer in any conflist and is superseded by network "othernet"`)
 	})
 }
 

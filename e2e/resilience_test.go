@@ -45,7 +45,7 @@ func TestErrorOfAnotherNetwork(t *testing.T) {
 		if n.form.variant != "" {
 			n.tool(t, "iptables", "-t", "nat", "-N", "THEIRS")
 			n.tool(t, "iptables", "-t", "nat", "-A", "THEIRS", "-j", "ACCEPT")
-			says = []string{"chain THEIRS (ipv4)", "belongs to somebody else", "choose another masqChain, or remove the chain"}
+			says = []string{"chain THEIRS (ipv4)", "belongs to another program", "choose another masqChain, or remove the chain"}
 		}
 		n.store(t, policy.Source{ID: network("othernet"), Order: 1,
 			Policy: policy.SourcePolicy{Chain: "THEIRS", Backend: policy.IPTables}})
@@ -138,7 +138,7 @@ func TestNewerState(t *testing.T) {
 				n.unchanged(t, before)
 				n.flush(t)
 				flushed := n.ruleset(t)
-				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT does not stand", path, "schema 2", "install the newer")
+				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT does not exist", path, "schema 2", "install the newer")
 				n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, path)
 				n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0)
 				if after := n.ruleset(t); after != flushed {

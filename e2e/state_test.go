@@ -19,7 +19,7 @@ func TestRequireAgentConfig(t *testing.T) {
 		conf := n.conf(t, "podnet", object{"requireAgentConfig": true})
 		before := n.ruleset(t)
 		n.ask(t, request{verb: "ADD", conf: conf}).
-			want(t, 11, "requireAgentConfig: no contribution of the agent files is stored yet", "start ip-masq-reconciler", "or remove the key")
+			want(t, 11, "requireAgentConfig: no policy of the agent files is stored yet", "start ip-masq-reconciler", "or remove the key")
 		n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0).noWarnings(t)
 		if after := n.ruleset(t); after != before {
 			t.Errorf("rules changed:\n%s", after)

@@ -96,7 +96,7 @@ func (n *node) makeSure(ctx context.Context) error {
 func (n *node) own(entry config.Entry, s store.State) (policy.Source, error) {
 	own := policy.Source{ID: n.source(), Policy: entry.Policy}
 	if entry.RequireAgentConfig && s.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
-		return own, withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no contribution of the agent files is stored yet; "+
+		return own, withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no policy of the agent files is stored yet; "+
 			"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
 	}
 	return own, nil
@@ -174,7 +174,7 @@ func (n *node) besideNewer(ctx context.Context, s store.State, own policy.Source
 		n.Warn(newer)
 		return nil
 	}
-	return withCode(codeRules, fmt.Errorf("chain %s does not stand, and is not made without all documents: %w", own.Policy.Chain, newer))
+	return withCode(codeRules, fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", own.Policy.Chain, newer))
 }
 
 // withoutLock decides an ADD that cannot have the lock: where nobody else has

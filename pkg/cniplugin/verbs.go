@@ -60,7 +60,7 @@ func (n *node) repair(ctx context.Context) error {
 		n.RemoveLeftovers(ctx, lock)
 		return nil
 	}
-	v := n.Sync(ctx, state.Sources, state.Record, lock)
+	v := n.Sync(ctx, n.Observe(ctx, state.Sources, state.Record), lock)
 	for _, p := range v.Policies {
 		n.Warn(v.Err(p.Chain))
 	}

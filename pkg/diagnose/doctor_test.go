@@ -58,7 +58,7 @@ func TestFindings(t *testing.T) {
 		}, map[string]string{"problem policy-conflict": "contradicts"}},
 		{"a chain that failed", func(h *testHost) {
 			h.edit = func(n *Host) { n.Rules.Failed = map[string]error{"IP-MASQ-AGENT": netfilter.ErrNotOwned} }
-		}, map[string]string{"problem chain-not-kept": "IP-MASQ-AGENT: chain belongs to somebody else"}},
+		}, map[string]string{"problem chain-not-kept": "IP-MASQ-AGENT: chain belongs to another program"}},
 		{"a long list on iptables", func(h *testHost) { h.statements[0].NonMasqueradeCIDRs = many(70) },
 			map[string]string{"notice slow-list": "IP-MASQ-AGENT: 71 prefixes"}},
 		{name: "a long list on nftables", set: func(h *testHost) {

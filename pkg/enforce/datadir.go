@@ -17,19 +17,19 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// NodeDataDir says which dataDir is the node's.
+// NodeDataDir tells which dataDir is the node's.
 type NodeDataDir struct {
-	// Stated returns the dataDir that the node's files state and the origin of that,
-	// or "" where they state none. It is certain if each of the files could be read.
-	// Nil states none.
+	// Stated returns the dataDir that the node's files state, "" if they state none, and
+	// the file or directory that states it. It is certain if all files could be read. Nil
+	// states none.
 	Stated func() (dataDir, origin string, certain bool)
 	// Owned returns the chains that name an owner. Nil reads them from the kernel.
 	Owned func(context.Context) ([]netfilter.OwnedChain, error)
 }
 
-// Admit tells why this dataDir may not be used, if so: it is not the node's, which is
-// the one that its files state, else the one in use. Callers ask before they write
-// anything; Look does not.
+// CheckDataDir returns why this dataDir must not be used, or nil: the node's is another
+// one, which its files state or, if they state none, which is in use. Callers ask before
+// they write anything; Observe does not.
 func (e *Enforcer) CheckDataDir(ctx context.Context) error {
 	us := e.owner()
 	if stated, origin, _ := e.stated(); stated != "" {
@@ -46,14 +46,20 @@ func (e *Enforcer) CheckDataDir(ctx context.Context) error {
 	if other < 0 || slices.ContainsFunc(owned, inUse) {
 		return nil
 	}
-	return otherOwner(owned[other], us)
+	return otherDataDir(owned[other], us)
 }
 
-// admitFirst is Admit before the first chains of a dataDir are written. The caller
-// closes the file when they are: it is the network namespace, and locks out the first
-// writes of other dataDirs, whose locks are in other directories. Any user can hold
-// this lock, so whoever cannot have it goes on without.
-func (e *Enforcer) admitFirst(ctx context.Context) (*os.File, error) {
+func otherDataDir(c netfilter.OwnedChain, us policy.Owner) error {
+	return fmt.Errorf("chain %s (%s) in %s: %w: the chain belongs to %s and not to %s; a node has one dataDir: "+
+		"use that one everywhere, or run ip-masq-reconciler cleanup with --data-dir %s first",
+		c.Name, c.Family, c.Choice, ErrOtherDataDir, policy.Quote(c.Owner.DataDir), policy.Quote(us.DataDir), policy.Quote(c.Owner.DataDir))
+}
+
+// checkFirstWrite is CheckDataDir before the first chains of a dataDir are written. The
+// caller closes the file after that write: it locks the network namespace against the
+// first writes of other dataDirs, whose own locks are in other directories. Any user can
+// hold this lock, so it is not waited for without end.
+func (e *Enforcer) checkFirstWrite(ctx context.Context) (*os.File, error) {
 	const longest, pause = 5 * time.Second, 5 * time.Millisecond
 	namespace, err := os.Open("/proc/thread-self/ns/net")
 	if err == nil {
@@ -82,7 +88,7 @@ func (e *Enforcer) stated() (dataDir, origin string, certain bool) {
 }
 
 // replaces reports whether it is certain that the node's files state this dataDir, so
-// that chains of another one are to go. A file that cannot be read may state the other.
+// that the chains of others are removed. A file that cannot be read may state another.
 func (e *Enforcer) replaces() bool {
 	stated, _, certain := e.stated()
 	return certain && stated != "" && policy.OwnedBy(stated) == e.owner()
@@ -98,34 +104,34 @@ func (e *Enforcer) owned(ctx context.Context) []netfilter.OwnedChain {
 	return chains
 }
 
-// others returns those of the chains that name another dataDir. Chains that a newer
-// version wrote are left to that.
-func (e *Enforcer) others(owned []netfilter.OwnedChain) []netfilter.OwnedChain {
+// ofOtherDataDirs returns those of the chains that name another dataDir, without those
+// that a newer version wrote.
+func (e *Enforcer) ofOtherDataDirs(owned []netfilter.OwnedChain) []netfilter.OwnedChain {
 	return slices.DeleteFunc(slices.Clone(owned), func(c netfilter.OwnedChain) bool {
 		return c.Owner.Schema > policy.RulesSchema || !c.Owner.Differs(e.owner())
 	})
 }
 
-// replaceOthers removes the chains of other dataDirs, once all rules of the node's
-// stand.
-func (e *Enforcer) replaceOthers(ctx context.Context, v *State, lock *store.Lock) {
-	if len(v.Policies) == 0 || len(v.Failed) > 0 || len(v.Diff()) > 0 || !e.replaces() {
+// replaceOtherDataDirs removes the chains of other dataDirs, once all desired rules are
+// in place.
+func (e *Enforcer) replaceOtherDataDirs(ctx context.Context, s *State, lock *store.Lock) {
+	if len(s.Policies) == 0 || len(s.Failed) > 0 || len(s.Diff()) > 0 || !e.replaces() {
 		return
 	}
 	owned, err := e.Drivers.Owned(ctx)
 	e.warn(err)
-	v.OtherDataDirs = nil
-	for _, c := range e.others(owned) {
-		if err := e.remove(ctx, c.Choice, c.ChainRef, lock); err != nil {
+	s.OtherDataDirs = nil
+	for _, c := range e.ofOtherDataDirs(owned) {
+		if err := e.remove(ctx, c.Choice, lock, c.ChainRef); err != nil {
 			e.warn(err)
-			v.OtherDataDirs = append(v.OtherDataDirs, c)
+			s.OtherDataDirs = append(s.OtherDataDirs, c)
 			continue
 		}
-		e.replaced(c)
+		e.warnReplaced(c)
 	}
 }
 
-func (e *Enforcer) replaced(c netfilter.OwnedChain) {
+func (e *Enforcer) warnReplaced(c netfilter.OwnedChain) {
 	e.warn(fmt.Errorf("removed the rules of chain %s (%s) in %s that belonged to dataDir %s: this node has dataDir %s",
 		c.Name, c.Family, c.Choice, policy.Quote(c.Owner.DataDir), policy.Quote(e.Dir.Path())))
 }

@@ -52,7 +52,7 @@ func (f *fixture) ensure(contributions ...policy.Source) *enforce.State {
 			f.Error(err)
 		}
 	}()
-	return f.enforcer.Sync(context.Background(), contributions, f.record(), lock)
+	return f.enforcer.Sync(context.Background(), f.enforcer.Observe(context.Background(), contributions, f.record()), lock)
 }
 
 func (f *fixture) look(contributions ...policy.Source) *enforce.State {

@@ -12,7 +12,7 @@ import (
 
 // ErrNotOwned is wrapped by errors about a chain that bears the name of ours
 // and holds rules which neither we nor the agents write.
-var ErrNotOwned = errors.New("chain belongs to somebody else")
+var ErrNotOwned = errors.New("chain belongs to another program")
 
 // ErrUnusable is wrapped by errors about a backend that cannot work on this
 // host at all: no program, no permission, no support in the kernel.

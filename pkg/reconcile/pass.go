@@ -122,7 +122,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	}
 	r.Wrote = !before.InSync() || len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0
 	if len(r.Pending)+len(r.Dropped) == 0 {
-		r.Rules = e.SyncFrom(ctx, before, r.State.Sources, rec, lock)
+		r.Rules = e.Sync(ctx, before, lock)
 	} else {
 		n.adopt(ctx, r, e, lock, p)
 	}
@@ -199,7 +199,7 @@ func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *
 		r.sourceProblem(ReasonRules, c.ID, r.Rejected[c.ID])
 	}
 	if n.load(r) {
-		r.Rules = e.Sync(ctx, r.State.Sources, retrying(r.State.Record), lock)
+		r.Rules = e.Sync(ctx, e.Observe(ctx, r.State.Sources, retrying(r.State.Record)), lock)
 	}
 }
 

@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// Sync applies the difference that an observation found and returns the state after it.
+// The caller observed with the lock held, and not for the first time: a dump can be torn,
+// so a difference is repaired only if two observations have it. Errors are reported per
+// chain, in the State.
+//
+// Chains are recorded before they are created, so that an interrupted sync leaves nothing
+// that is not on record.
+func (e *Enforcer) Sync(ctx context.Context, before *State, lock *store.Lock) *State {
+	return e.sync(ctx, before, nil, lock)
+}
+
+// sync is Sync after the policies of some sources changed.
+func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Source, lock *store.Lock) *State {
+	if before.InSync() {
+		return before
+	}
+	if len(before.record.Chains) == 0 && !lock.DryRun() {
+		first, err := e.checkFirstWrite(ctx)
+		defer func() { _ = first.Close() }()
+		if err != nil {
+			for _, p := range before.Policies {
+				before.fail(p.Chain, err)
+			}
+			return before
+		}
+	}
+	after, owned, err := e.write(ctx, before, changed, lock)
+	if err != nil {
+		before.RecordErr = fmt.Errorf("record the chains to be written: %w", err)
+		for _, p := range before.Policies {
+			if before.Err(p.Chain) != nil {
+				before.fail(p.Chain, before.RecordErr)
+			}
+		}
+		return before
+	}
+	if !lock.DryRun() {
+		e.removeUnwanted(ctx, after, &owned, lock)
+		if err := lock.PutRecord(owned); err != nil {
+			e.warn(fmt.Errorf("record the owned chains: %w", err))
+		}
+	}
+	return after
+}
+
+// write records, applies and observes. For a chain whose backend does not work on this
+// host, and that may be in another one, it chooses again, once.
+func (e *Enforcer) write(ctx context.Context, before *State, changed []policy.Source, lock *store.Lock) (*State, store.Record, error) {
+	owned := recordOf(before, before.record)
+	if err := lock.PutRecord(owned); err != nil {
+		return nil, owned, err
+	}
+	after, failed := e.apply(ctx, before, e.cannotWrite(ctx, before, changed), owned, lock)
+	if again := e.chooseAgain(ctx, before, failed); again != nil {
+		next := recordOf(again, store.Record{Boot: owned.Boot})
+		next.Chains = append(next.Chains, missingFrom(next, owned)...) // what was written there has to be removed
+		owned = next
+		if err := lock.PutRecord(owned); err != nil {
+			return nil, owned, err
+		}
+		maps.Copy(failed, e.cannotWrite(ctx, again, changed))
+		after, failed = e.apply(ctx, again, failed, owned, lock)
+	}
+	for chain, err := range failed {
+		after.fail(chain, err)
+	}
+	return after, owned, nil
+}
+
+// apply writes until an observation finds no difference: again if the rules changed
+// since they were read, and once more if another program changed them since. It returns
+// the last observation and, by chain, why it could not be written, including those that
+// failed before. A dry run finds the reasons and takes the rules as written.
+func (e *Enforcer) apply(
+	ctx context.Context, s *State, failed map[string]error, owned store.Record, lock *store.Lock,
+) (*State, map[string]error) {
+	const attempts, writes = 6, 2
+	for attempt, written := 1, 0; ; attempt++ {
+		errs := e.applyOnce(ctx, s, failed, lock)
+		if lock.DryRun() {
+			for i := range s.Groups {
+				s.Groups[i].Diff = nil
+			}
+			maps.Copy(failed, errs)
+			return s, failed
+		}
+		s = e.observeAgain(ctx, s, owned)
+		if len(s.Diff()) > 0 {
+			s = e.observeAgain(ctx, s, owned) // the dump may have been torn
+		}
+		all := len(errs)
+		if len(s.Diff()) == 0 || attempt < attempts {
+			maps.DeleteFunc(errs, func(_ string, err error) bool { return errors.Is(err, netfilter.ErrChanged) })
+		}
+		if len(errs) == all {
+			written++
+		}
+		if len(s.Diff()) == 0 || len(errs)+len(failed) > 0 || written == writes {
+			maps.Copy(failed, errs)
+			return s, failed
+		}
+	}
+}
+
+// applyOnce writes each group that differs, without the chains that failed before. Errors
+// are reported per chain.
+func (e *Enforcer) applyOnce(ctx context.Context, s *State, failed map[string]error, lock *store.Lock) map[string]error {
+	errs := map[string]error{}
+	for _, g := range s.Groups {
+		desired := withoutChains(withoutChains(g.Desired, s.Failed), failed)
+		if len(g.Diff) == 0 || len(desired.Chains) == 0 {
+			continue
+		}
+		b, err := e.Drivers.Open(g.Choice)
+		if err == nil && b.OwnsTables() { // Apply would remove a chain that is left out
+			for _, c := range slices.Concat(g.Desired.Chains, g.Observed.Chains) {
+				err = errors.Join(s.Failed[c.Name], failed[c.Name])
+				if err != nil {
+					break
+				}
+			}
+		}
+		switch {
+		case err != nil:
+		case lock.DryRun():
+			err = e.canWrite(ctx, g.Choice, g.differing())
+		default:
+			err = b.Apply(ctx, desired, g.observation, lock.File())
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			if why := e.canWrite(ctx, g.Choice, policy.Families()); why != nil {
+				err = why // the kernel has one number for all that it forbids
+			}
+		}
+		if err != nil {
+			for _, chain := range g.chains() {
+				errs[chain] = writeError(chain, g.Choice, err)
+			}
+			continue
+		}
+		for i := range g.Observed.Chains {
+			if c := &g.Observed.Chains[i]; c.Owner.Differs(e.owner()) && !lock.DryRun() {
+				e.warnReplaced(ownedChain(c, g.Choice))
+			}
+		}
+	}
+	return errs
+}
+
+// cannotWrite returns, by chain, why its rules cannot be written in all families. It is
+// about chains that are new or whose policy changed: those are written in all families or
+// in none. A repair does what it can.
+func (e *Enforcer) cannotWrite(ctx context.Context, s *State, changed []policy.Source) map[string]error {
+	return e.unwritable(ctx, s, func(g *Group, chain string) bool {
+		states := func(c policy.Source) bool { return c.Policy.Chain == chain }
+		return len(g.Diff) > 0 && (!g.Recorded || slices.ContainsFunc(changed, states))
+	})
+}
+
+// chooseAgain observes with new choices for chains that could not be written because their
+// backend does not work on this host, if they may be in another one, and takes them out of
+// the failed ones. A backend that would be chosen again is left out: it may seem to work
+// until it writes. It returns nil if there is no better choice.
+func (e *Enforcer) chooseAgain(ctx context.Context, before *State, failed map[string]error) *State {
+	free := map[string]bool{}
+	for _, p := range before.Policies {
+		keep := func(g Group) bool { return e.KeepBackend && g.Recorded && slices.Contains(g.chains(), p.Chain) }
+		if p.Backend.Value == policy.Auto && errors.Is(failed[p.Chain], netfilter.ErrUnusable) && !slices.ContainsFunc(before.Groups, keep) {
+			free[p.Chain] = true
+		}
+	}
+	if len(free) == 0 {
+		return nil
+	}
+	rec := before.record
+	rec.Chains = slices.DeleteFunc(slices.Clone(rec.Chains), func(o store.OwnedChain) bool { return free[o.Chain] })
+	again := e.Observe(ctx, before.sources, rec)
+	for _, was := range before.Groups {
+		same := func(is Group) bool {
+			unchanged := func(c string) bool { return free[c] && slices.Contains(was.chains(), c) }
+			return is.Choice.SameBackend(was.Choice) && slices.ContainsFunc(is.chains(), unchanged)
+		}
+		if slices.ContainsFunc(again.Groups, same) {
+			rest := *e
+			rest.Drivers = slices.DeleteFunc(slices.Clone(e.Drivers), func(d netfilter.Driver) bool { return d.Backend() == was.Choice.Backend })
+			again = rest.Observe(ctx, before.sources, rec)
+			break
+		}
+	}
+	better := false
+	for chain := range free {
+		if again.Failed[chain] == nil {
+			delete(failed, chain)
+			better = true
+		}
+	}
+	if !better {
+		return nil
+	}
+	return again
+}
+
+// recordOf returns the record with all chains that the state is about to own, those of
+// the current choices first: choose takes the first.
+func recordOf(s *State, rec store.Record) store.Record {
+	out := store.Record{Boot: rec.Boot}
+	for _, g := range s.Groups {
+		for _, c := range withoutChains(g.Desired, s.Failed).Chains {
+			out.Chains = append(out.Chains, store.OwnedChain{
+				Chain: c.Name, Family: c.Family,
+				Backend: g.Choice.Backend, Variant: g.Choice.Variant, PlainPorts: g.Choice.PlainPorts,
+			})
+		}
+	}
+	out.Chains = append(out.Chains, missingFrom(out, rec)...)
+	return out
+}
+
+func missingFrom(rec, from store.Record) []store.OwnedChain {
+	var out []store.OwnedChain
+	for _, o := range from.Chains {
+		if !owns(rec, o.Family, o.Chain, choiceOf(o)) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// removeUnwanted removes stale chains, duplicates in other backends and chains of other
+// dataDirs, once the desired rules are in place. A chain that cannot be removed stays on
+// record and fails nothing.
+func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Record, lock *store.Lock) {
+	for _, o := range s.Stale {
+		err := e.remove(ctx, choiceOf(o), lock, netfilter.ChainRef{Family: o.Family, Name: o.Chain})
+		if e.warn(err); err == nil {
+			owned.Chains = slices.DeleteFunc(owned.Chains, func(x store.OwnedChain) bool { return x == o })
+		} else if i := slices.Index(owned.Chains, o); i >= 0 {
+			owned.Chains[i].Stuck = true // so that not every ADD tries again
+		}
+	}
+	s.Stale = nil
+	for _, d := range e.duplicates(ctx, s) {
+		if s.Err(d.Chain) != nil {
+			continue
+		}
+		_, err := e.removeIf(ctx, d.Choice, lock, []string{d.Chain}, func(c *policy.Chain) (bool, error) {
+			if c.Name != d.Chain || c.Owner.Differs(e.owner()) && e.replaces() { // for replaceOtherDataDirs
+				return false, nil
+			}
+			if err := e.checkOwnership(c, d.Choice, false); err != nil {
+				return false, fmt.Errorf("in %s: %w", d.Choice, err)
+			}
+			return true, nil
+		})
+		if errors.Is(err, ErrOtherDataDir) {
+			s.fail(d.Chain, err) // one chain would masquerade what the other exempts
+		} else {
+			e.warn(err)
+		}
+	}
+	e.replaceOtherDataDirs(ctx, s, lock)
+	if e.AllBackends {
+		s.Duplicates = e.duplicates(ctx, s)
+	}
+}
+
+func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, lock *store.Lock, chains ...netfilter.ChainRef) error {
+	b, err := e.Drivers.Open(c)
+	if err == nil {
+		err = b.Remove(ctx, chains, lock.File())
+	}
+	if err == nil {
+		return nil
+	}
+	var names []string
+	for _, ref := range chains {
+		names = append(names, fmt.Sprintf("%s (%s)", ref.Name, ref.Family))
+	}
+	return fmt.Errorf("remove chain %s from %s: %w", strings.Join(names, ", "), c, err)
+}
+
+// removeIf removes the chains of these names, and of the owned tables all chains, for
+// which a function returns true. Its errors are joined to that of the removal.
+func (e *Enforcer) removeIf(
+	ctx context.Context, c netfilter.Choice, lock *store.Lock, names []string, ok func(*policy.Chain) (bool, error),
+) (removed []netfilter.ChainRef, err error) {
+	b, err := e.Drivers.Open(c)
+	if err != nil {
+		return nil, err
+	}
+	observed, err := b.Observe(ctx, inEachFamily(names...))
+	if err != nil {
+		return nil, fmt.Errorf("read chain %s in %s: %w", strings.Join(names, ", "), c, err)
+	}
+	var errs []error
+	for i := range observed.Rules.Chains {
+		chain := &observed.Rules.Chains[i]
+		remove, err := ok(chain)
+		errs = append(errs, err)
+		if remove {
+			removed = append(removed, netfilter.ChainRef{Family: chain.Family, Name: chain.Name})
+		}
+	}
+	if len(removed) > 0 {
+		if err := e.remove(ctx, c, lock, removed...); err != nil {
+			errs, removed = append(errs, err), nil
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// RemovedChain is a chain that RemoveAll removed.
+type RemovedChain struct {
+	Chain  string
+	Family policy.Family
+	Choice netfilter.Choice
+}
+
+// RemoveAll removes the owned chains of these names, and those whose comment names this
+// dataDir, in every backend. Other chains of these names stay, with a warning.
+func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Record, lock *store.Lock) ([]RemovedChain, error) {
+	rec = e.currentBoot(rec)
+	chains = slices.Clone(chains)
+	owned, err := e.Drivers.Owned(ctx)
+	e.warn(err)
+	for _, c := range owned {
+		if c.Owner == e.owner() && !slices.Contains(chains, c.Name) {
+			chains = append(chains, c.Name)
+		}
+	}
+	var removed []RemovedChain
+	var errs []error
+	for _, choice := range e.choicesOf(ctx, chains, rec) {
+		gone, err := e.removeIf(ctx, choice, lock, chains, func(c *policy.Chain) (bool, error) {
+			onRecord := choice.Backend == policy.NFTables || // whose tables are owned whole
+				owns(rec, c.Family, c.Name, choice)
+			switch {
+			case c.Owner == e.owner() || c.Owner == (policy.Owner{}) && onRecord:
+				return true, nil
+			case slices.Contains(chains, c.Name) && c.Owner.DataDir != "":
+				e.warn(fmt.Errorf("chain %s (%s) in %s belongs to dataDir %s and is not removed: run cleanup with --data-dir %s",
+					c.Name, c.Family, choice, policy.Quote(c.Owner.DataDir), policy.Quote(c.Owner.DataDir)))
+			case slices.Contains(chains, c.Name):
+				e.warn(fmt.Errorf("chain %s (%s) in %s is not owned by ip-masq and is not removed", c.Name, c.Family, choice))
+			}
+			return false, nil
+		})
+		for _, ref := range gone {
+			removed = append(removed, RemovedChain{Chain: ref.Name, Family: ref.Family, Choice: choice})
+		}
+		errs = append(errs, err)
+	}
+	e.RemoveLeftovers(ctx, lock)
+	return removed, errors.Join(errs...)
+}
+
+// RemoveLeftovers removes from the owned tables what interrupted writes left: whatever
+// no chain there uses.
+func (e *Enforcer) RemoveLeftovers(ctx context.Context, lock *store.Lock) {
+	for _, d := range e.Drivers {
+		b, err := d.Open(netfilter.Choice{Backend: d.Backend()}) // iptables owns no table, and needs a variant
+		if err != nil || !b.OwnsTables() {
+			continue
+		}
+		if _, err := d.Probe(ctx, ""); err != nil {
+			continue
+		}
+		if err := b.Remove(ctx, nil, lock.File()); err != nil {
+			e.warn(fmt.Errorf("remove what an interrupted write left in %s: %w", d.Backend(), err))
+		}
+	}
+}
+
+// choicesOf returns the backends that have one of the chains or are on record for one.
+func (e *Enforcer) choicesOf(ctx context.Context, chains []string, rec store.Record) []netfilter.Choice {
+	var all []netfilter.Choice
+	for _, o := range rec.Chains {
+		all = append(all, choiceOf(o))
+	}
+	for _, d := range e.Drivers {
+		for _, chain := range chains {
+			used, err := d.FindChain(ctx, chain)
+			if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
+				e.warn(fmt.Errorf("look for chain %s in %s: %w", chain, d.Backend(), err))
+			}
+			all = append(all, used...)
+		}
+	}
+	var choices []netfilter.Choice
+	for _, c := range all {
+		if !slices.ContainsFunc(choices, c.SameBackend) {
+			choices = append(choices, c)
+		}
+	}
+	return choices
+}
