@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go4.org/netipx"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -143,7 +143,7 @@ func TestIdle(t *testing.T) {
 // it took, or what went wrong.
 func (n *node) crowd(commits int64, made *atomic.Int64) (took time.Duration, err error) {
 	const table, set = "crowd", "members"
-	member := []nfnetlink.Range{{First: netip.MustParseAddr("192.0.2.1"), Last: netip.MustParseAddr("192.0.2.1")}}
+	member := []netipx.IPRange{netipx.MustParseIPRange("192.0.2.1-192.0.2.1")}
 	err = n.Node.Do(func() (err error) {
 		conn, err := nfnetlink.Dial()
 		if err != nil {

@@ -99,7 +99,7 @@ func (l *nftReader) userChains(f policy.Family) ([]string, error) {
 func (l *nftReader) read(f policy.Family, names []string) (table, error) {
 	var t table
 	err := l.use(func(c *nfnetlink.Conn) error {
-		return c.ConsistentRead(func() error {
+		_, err := c.ConsistentRead(func() error {
 			t = table{}
 			nat, base, err := c.TableAndChain(nftFamily(f), natTable, postrouting)
 			if errors.Is(err, fs.ErrNotExist) {
@@ -111,6 +111,7 @@ func (l *nftReader) read(f policy.Family, names []string) (table, error) {
 			}
 			return err
 		})
+		return err
 	})
 	return t, err
 }

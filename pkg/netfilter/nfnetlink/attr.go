@@ -21,8 +21,8 @@ const typeMask = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 
 func align4(n int) int { return (n + 3) &^ 3 }
 
-// attrIter walks over the attributes in rest without copying. Once next has
-// returned false, malformed says whether it was for lack of sense.
+// attrIter iterates over the attributes in rest without copying. After next has returned false,
+// malformed tells whether the rest does not parse.
 type attrIter struct {
 	rest      []byte
 	typ       uint16
@@ -52,13 +52,12 @@ func (it *attrIter) next() bool {
 // maxAttr is above every attribute number that is looked up in an attrTable.
 const maxAttr = 20
 
-// attrTable holds attributes by number; of higher numbers it only notes that they
-// are there. Getters of required attributes note in bad what is missing or
-// misshapen, so that a decoder asks once, at its end.
+// attrTable holds attributes by number. The getters set bad if a required attribute is missing or
+// has the wrong length, so that a decoder checks once, at its end.
 type attrTable struct {
 	at     [maxAttr][]byte
 	bad    bool
-	unread uint32 // the attributes that are not 0 and that no getter has returned, a bit each
+	unread uint32 // bitmap of the nonzero attributes that no getter has returned; maxAttr is all above
 }
 
 func (t *attrTable) parse(b []byte) {
@@ -75,8 +74,8 @@ func (t *attrTable) parse(b []byte) {
 	t.bad = it.malformed
 }
 
-// zero reports whether an attribute is padding, or has the value that a kernel
-// gives to what it knows and an older one does not, as long as nobody uses it.
+// zero reports whether an attribute is padding, or one that newer kernels send with the value 0 for a
+// feature that is not used.
 func zero(data []byte) bool { return !slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) }
 
 // get returns the data of an attribute, nil if it is not there.
@@ -85,10 +84,10 @@ func (t *attrTable) get(typ uint16) []byte {
 	return t.at[typ]
 }
 
-// has is about presence; the data of a present attribute is never nil.
+// has reports whether the attribute is present, even if empty.
 func (t *attrTable) has(typ uint16) bool { return t.at[typ] != nil }
 
-// u32 returns a required number. nf_tables has its integers in network order.
+// u32 returns a required number. The integers of nf_tables are in network order.
 func (t *attrTable) u32(typ uint16) uint32 {
 	v := t.get(typ)
 	if len(v) != 4 {
@@ -107,7 +106,7 @@ func (t *attrTable) u64(typ uint16) uint64 {
 	return binary.BigEndian.Uint64(v)
 }
 
-// optU32 returns 0 for an attribute that is not there.
+// optU32 returns a number that is 0 if the attribute is missing.
 func (t *attrTable) optU32(typ uint16) uint32 {
 	if !t.has(typ) {
 		return 0
@@ -155,9 +154,8 @@ func untilNUL(b []byte) []byte {
 	return b
 }
 
-// attrWriter appends attributes to b. Its first error stays: an attribute's
-// length has 16 bits, and one that overflows would cut short what the kernel
-// sees without anybody noticing.
+// attrWriter appends attributes to b. It keeps its first error: the length of an attribute has 16
+// bits, and an overflow would silently truncate what the kernel reads.
 type attrWriter struct {
 	b   []byte
 	err error
@@ -169,7 +167,7 @@ func (w *attrWriter) fail(format string, args ...any) {
 	}
 }
 
-// open begins a nested attribute and returns the place for close.
+// open begins a nested attribute and returns its offset, for close.
 func (w *attrWriter) open(typ uint16) int {
 	at := len(w.b)
 	w.header(0, typ|unix.NLA_F_NESTED)
@@ -197,24 +195,18 @@ func (w *attrWriter) bytes(typ uint16, v []byte) {
 	}
 	w.header(n, typ)
 	w.b = append(w.b, v...)
-	w.pad()
+	for len(w.b)&3 != 0 { // every message and attribute begins aligned
+		w.b = append(w.b, 0)
+	}
 }
 
-// str writes a NUL-terminated string, the form in which the kernel has names.
+// str writes a NUL-terminated string.
 func (w *attrWriter) str(typ uint16, s string) {
 	if strings.IndexByte(s, 0) >= 0 {
 		w.fail("name %q holds a NUL byte", s)
 		return
 	}
-	n := attrHeader + len(s) + 1
-	if n > math.MaxUint16 {
-		w.fail("name of %d bytes is longer than netlink can express", len(s))
-		return
-	}
-	w.header(n, typ)
-	w.b = append(w.b, s...)
-	w.b = append(w.b, 0)
-	w.pad()
+	w.bytes(typ, append([]byte(s), 0))
 }
 
 func (w *attrWriter) u32(typ uint16, v uint32) {
@@ -232,12 +224,4 @@ func (w *attrWriter) value(typ uint16, v []byte) {
 	at := w.open(typ)
 	w.bytes(unix.NFTA_DATA_VALUE, v)
 	w.close(at)
-}
-
-// pad fills up to the alignment. Every message and attribute begins aligned,
-// so the length of the whole tells what is missing.
-func (w *attrWriter) pad() {
-	for len(w.b)&3 != 0 {
-		w.b = append(w.b, 0)
-	}
 }

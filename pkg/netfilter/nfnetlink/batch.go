@@ -3,245 +3,284 @@
 package nfnetlink
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// maxElements is how many set elements go into one message. An attribute ends
-	// at 64 KiB, which some 1,800 elements of IPv6 fill.
-	maxElements = 500
-	// beginSize is the size of the message that begins a batch, with the number
-	// of the generation, which is generationSize of it.
-	beginSize      = unix.SizeofNlMsghdr + nfgenHeader + generationSize
-	generationSize = attrHeader + 4
-)
+// maxElements is the number of set elements in one message. An attribute ends at 64 KiB, which some
+// 1,800 elements of IPv6 fill.
+const maxElements = 500
 
-// Batch collects operations for one transaction. The zero Batch is empty and
-// ready for use. An operation that cannot be expressed makes Commit fail.
+// batchBegin is the size of the message NFNL_MSG_BATCH_BEGIN with the attribute NFNL_BATCH_GENID.
+const batchBegin = unix.SizeofNlMsghdr + nfgenHeader + attrHeader + 4
+
+// Batch collects operations for one transaction. The zero Batch is empty and ready for use. An
+// operation that cannot be encoded makes Commit fail.
 //
-// The kernel applies a batch whole or not at all, but packets may meet what it
-// makes before its parts are complete: rules that look into a set made by the
-// same batch find it empty for a moment. Fill a new set in an earlier batch.
+// The kernel applies a batch completely or not at all. Packets, however, can meet a set empty that the
+// same batch creates, if a rule of the batch uses it: fill a new set in an earlier batch.
 type Batch struct {
-	// Generation, if it is not 0, is the number that Conn.Generation must still
-	// have for the batch to be applied; Commit returns ErrStale otherwise.
+	// Generation, if not 0, is the generation that the kernel must still be at for the batch to be
+	// applied; Commit returns ErrStale otherwise.
 	Generation uint32
 
 	w    attrWriter
 	ops  []batchOp
-	sets uint32 // made so far
-	err  error  // of the first operation that cannot be expressed
+	sets uint32 // number of sets created so far
+	err  error  // of the first operation that cannot be encoded
 }
 
 // batchOp is one message of a batch.
 type batchOp struct {
 	operation
-	at int // where in the batch the message begins
+	at int // offset in the batch
 }
 
 // Len returns the number of messages in the batch.
 func (b *Batch) Len() int { return len(b.ops) }
 
-// begin begins the message of an operation, for end to end.
-func (b *Batch) begin(op operation, number, flags uint16) {
-	b.reserve()
-	b.ops = append(b.ops, batchOp{op, b.w.beginMessage(messageType(number), flags, op.family, 0)})
-}
-
-// reserve leaves room for the message that begins the batch, which seal writes.
-func (b *Batch) reserve() {
+// add adds a message with the names of the table and the object and, unless it is nil, what encode
+// writes.
+func (b *Batch) add(op operation, number, flags, nameAttr uint16, encode func(w *attrWriter)) {
 	if len(b.w.b) == 0 {
-		b.w.b = make([]byte, beginSize, 4096)
+		b.w.b = make([]byte, batchBegin, 4096) // numbered fills it in
 	}
-}
-
-func (b *Batch) end() {
-	last := b.ops[len(b.ops)-1]
-	b.w.endMessage(last.at)
+	at := b.w.beginMessage(messageType(number), flags, op.family, 0)
+	b.ops = append(b.ops, batchOp{op, at})
+	b.w.names(op, nameAttr)
+	if encode != nil {
+		encode(&b.w)
+	}
+	b.w.endMessage(at)
 	if b.w.err != nil && b.err == nil {
-		b.err = fmt.Errorf("%s: %w", last.operation, b.w.err)
+		b.err = fmt.Errorf("%s: %w", op, b.w.err)
 	}
 	b.w.err = nil
 }
 
 // AddTable adds a table. One that exists stays as it is.
 func (b *Batch) AddTable(family Family, table string) {
-	b.begin(operation{"add table", family, table, ""}, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE)
-	b.w.str(unix.NFTA_TABLE_NAME, table)
-	b.w.u32(unix.NFTA_TABLE_FLAGS, 0)
-	b.end()
+	b.add(operation{"add table", family, table, ""}, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, nil)
 }
 
-// DeleteTable deletes a table and all in it.
+// DeleteTable deletes a table and everything in it.
 func (b *Batch) DeleteTable(family Family, table string) {
-	b.begin(operation{"delete table", family, table, ""}, unix.NFT_MSG_DELTABLE, 0)
-	b.w.str(unix.NFTA_TABLE_NAME, table)
-	b.end()
+	b.add(operation{"delete table", family, table, ""}, unix.NFT_MSG_DELTABLE, 0, 0, nil)
 }
 
-// AddChain adds a chain, a base chain if base is not nil. One that exists in
-// the same form stays; a base chain's policy becomes the one given.
+// AddChain adds a chain, a base chain if base is not nil. An existing one of the same form stays; the
+// policy of a base chain becomes the given one.
 func (b *Batch) AddChain(family Family, table, chain string, base *Base) {
-	b.begin(operation{"add chain", family, table, chain}, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE)
-	b.w.str(unix.NFTA_CHAIN_TABLE, table)
-	b.w.str(unix.NFTA_CHAIN_NAME, chain)
-	if base != nil {
-		hook := b.w.open(unix.NFTA_CHAIN_HOOK)
-		b.w.u32(unix.NFTA_HOOK_HOOKNUM, base.Hook)
-		b.w.u32(unix.NFTA_HOOK_PRIORITY, uint32(base.Priority))
-		b.w.close(hook)
-		b.w.u32(unix.NFTA_CHAIN_POLICY, uint32(base.Policy))
-		b.w.str(unix.NFTA_CHAIN_TYPE, base.Type)
-	}
-	b.end()
+	op := operation{"add chain", family, table, chain}
+	b.add(op, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, func(w *attrWriter) {
+		if base == nil {
+			return
+		}
+		hook := w.open(unix.NFTA_CHAIN_HOOK)
+		w.u32(unix.NFTA_HOOK_HOOKNUM, base.Hook)
+		w.u32(unix.NFTA_HOOK_PRIORITY, uint32(base.Priority))
+		w.close(hook)
+		w.u32(unix.NFTA_CHAIN_POLICY, uint32(base.Policy))
+		w.str(unix.NFTA_CHAIN_TYPE, base.Type)
+	})
 }
 
 // DeleteChain deletes a chain, which must have no rules and no jumps to it.
 func (b *Batch) DeleteChain(family Family, table, chain string) {
-	b.begin(operation{"delete chain", family, table, chain}, unix.NFT_MSG_DELCHAIN, 0)
-	b.w.str(unix.NFTA_CHAIN_TABLE, table)
-	b.w.str(unix.NFTA_CHAIN_NAME, chain)
-	b.end()
+	b.add(operation{"delete chain", family, table, chain}, unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME, nil)
 }
 
-// FlushChain deletes all rules of a chain, or of all chains of the table if the
-// chain is "".
+// FlushChain deletes all rules of a chain, or of all chains of the table if the chain is "".
 func (b *Batch) FlushChain(family Family, table, chain string) {
-	b.begin(operation{"flush chain", family, table, chain}, unix.NFT_MSG_DELRULE, 0)
-	b.w.str(unix.NFTA_RULE_TABLE, table)
-	if chain != "" {
-		b.w.str(unix.NFTA_RULE_CHAIN, chain)
-	}
-	b.end()
+	b.add(operation{"flush chain", family, table, chain}, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, nil)
 }
 
-// AddRule adds a rule at the end of a chain. The comment, of 253 bytes at most,
-// is what nft shows as the rule's; "" is none.
+// AddRule appends a rule to a chain. The comment is the one that nft shows, at most 253 bytes long or
+// "" for none.
 func (b *Batch) AddRule(family Family, table, chain string, exprs []Expr, comment string) {
-	b.begin(operation{"add rule to", family, table, chain}, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND)
-	b.w.str(unix.NFTA_RULE_TABLE, table)
-	b.w.str(unix.NFTA_RULE_CHAIN, chain)
-	b.w.expressions(exprs)
-	b.w.comment(comment)
-	b.end()
+	op := operation{"add rule to", family, table, chain}
+	const flags = unix.NLM_F_CREATE | unix.NLM_F_APPEND
+	b.add(op, unix.NFT_MSG_NEWRULE, flags, unix.NFTA_RULE_CHAIN, func(w *attrWriter) {
+		w.expressions(exprs)
+		w.comment(comment)
+	})
 }
 
 // DeleteRule deletes a rule by its handle.
 func (b *Batch) DeleteRule(family Family, table, chain string, handle uint64) {
-	b.begin(operation{"delete rule of", family, table, chain}, unix.NFT_MSG_DELRULE, 0)
-	b.w.str(unix.NFTA_RULE_TABLE, table)
-	b.w.str(unix.NFTA_RULE_CHAIN, chain)
-	b.w.u64(unix.NFTA_RULE_HANDLE, handle)
-	b.end()
+	op := operation{"delete rule of", family, table, chain}
+	b.add(op, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, func(w *attrWriter) {
+		w.u64(unix.NFTA_RULE_HANDLE, handle)
+	})
 }
 
-// AddSet adds an empty set of ranges of addresses. The key type is TypeIPv4 or
-// TypeIPv6. One that exists in the same form stays.
+// AddSet adds an empty set of address ranges with the key type TypeIPv4 or TypeIPv6. An existing one
+// of the same form stays.
 func (b *Batch) AddSet(family Family, table, set string, keyType uint32) {
-	b.begin(operation{"add set", family, table, set}, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE)
-	length := uint32(4)
-	switch keyType {
-	case TypeIPv4:
-	case TypeIPv6:
-		length = 16
-	default:
-		b.w.fail("key type %d is not one of addresses", keyType)
-	}
-	b.sets++
-	b.w.str(unix.NFTA_SET_TABLE, table)
-	b.w.str(unix.NFTA_SET_NAME, set)
-	b.w.u32(unix.NFTA_SET_FLAGS, unix.NFT_SET_INTERVAL)
-	b.w.u32(unix.NFTA_SET_KEY_TYPE, keyType)
-	b.w.u32(unix.NFTA_SET_KEY_LEN, length)
-	b.w.u32(unix.NFTA_SET_ID, b.sets) // must be there, and means something in this batch only
-	b.end()
+	op := operation{"add set", family, table, set}
+	b.add(op, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, func(w *attrWriter) {
+		length := map[uint32]uint32{TypeIPv4: 4, TypeIPv6: 16}[keyType]
+		if length == 0 {
+			w.fail("key type %d is not one of addresses", keyType)
+		}
+		b.sets++
+		w.u32(unix.NFTA_SET_FLAGS, unix.NFT_SET_INTERVAL)
+		w.u32(unix.NFTA_SET_KEY_TYPE, keyType)
+		w.u32(unix.NFTA_SET_KEY_LEN, length)
+		w.u32(unix.NFTA_SET_ID, b.sets) // required; refers to the set within this batch
+	})
 }
 
 // DeleteSet deletes a set, which no rule may use.
 func (b *Batch) DeleteSet(family Family, table, set string) {
-	b.begin(operation{"delete set", family, table, set}, unix.NFT_MSG_DELSET, 0)
-	b.w.str(unix.NFTA_SET_TABLE, table)
-	b.w.str(unix.NFTA_SET_NAME, set)
-	b.end()
+	b.add(operation{"delete set", family, table, set}, unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, nil)
 }
 
-// AddElements adds ranges to a set. They may touch but not overlap each other or
-// what the set has; a range that the set has already is no error.
-func (b *Batch) AddElements(family Family, table, set string, ranges []Range) {
-	b.elements(operation{"add elements to set", family, table, set}, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, ranges)
+// AddElements adds ranges to a set. They may touch but not overlap each other or the set's elements. A
+// range that the set already has is no error.
+func (b *Batch) AddElements(family Family, table, set string, ranges []netipx.IPRange) {
+	op := operation{"add elements to set", family, table, set}
+	b.elements(op, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, ranges)
 }
 
-// DeleteElements deletes ranges from a set, which must have just these.
-func (b *Batch) DeleteElements(family Family, table, set string, ranges []Range) {
+// DeleteElements deletes ranges from a set, whose elements they must be.
+func (b *Batch) DeleteElements(family Family, table, set string, ranges []netipx.IPRange) {
 	b.elements(operation{"delete elements of set", family, table, set}, unix.NFT_MSG_DELSETELEM, 0, ranges)
 }
 
-func (b *Batch) elements(op operation, number, flags uint16, ranges []Range) {
+func (b *Batch) elements(op operation, number, flags uint16, ranges []netipx.IPRange) {
 	const perMessage = maxElements / 2
 	for len(ranges) > 0 {
 		n := min(len(ranges), perMessage)
-		b.begin(op, number, flags)
-		b.w.str(unix.NFTA_SET_ELEM_LIST_TABLE, op.table)
-		b.w.str(unix.NFTA_SET_ELEM_LIST_SET, op.name)
-		all := b.w.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		for _, r := range ranges[:n] {
-			b.w.addrRange(r)
-		}
-		b.w.close(all)
-		b.end()
+		b.add(op, number, flags, unix.NFTA_SET_ELEM_LIST_SET, func(w *attrWriter) {
+			all := w.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+			for _, r := range ranges[:n] {
+				w.addrRange(r)
+			}
+			w.close(all)
+		})
 		ranges = ranges[n:]
 	}
 }
 
-// addrRange writes the element that begins a range and, unless the range lasts
-// up to the highest address, the one behind its end.
-func (w *attrWriter) addrRange(r Range) {
-	if !r.First.IsValid() || r.First.BitLen() != r.Last.BitLen() || r.Last.Less(r.First) || r.First.Zone()+r.Last.Zone() != "" {
-		w.fail("%s to %s is not a range of addresses", r.First, r.Last)
+// addrRange writes the element that begins a range and, unless the range includes the highest address,
+// the one behind it, which ends the range.
+func (w *attrWriter) addrRange(r netipx.IPRange) {
+	if !r.IsValid() {
+		w.fail("%s to %s is not a range of addresses", r.From(), r.To())
 		return
 	}
-	w.element(r.First, 0)
-	if end := r.Last.Next(); end.IsValid() {
+	w.element(r.From(), 0)
+	if end := r.To().Next(); end.IsValid() {
 		w.element(end, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 }
 
 func (w *attrWriter) element(key netip.Addr, flags uint32) {
 	at := w.open(unix.NFTA_LIST_ELEM)
-	data := w.open(unix.NFTA_SET_ELEM_KEY)
+	k := key.As16()
 	if key.Is4() {
-		k := key.As4()
-		w.bytes(unix.NFTA_DATA_VALUE, k[:])
+		w.value(unix.NFTA_SET_ELEM_KEY, k[12:])
 	} else {
-		k := key.As16()
-		w.bytes(unix.NFTA_DATA_VALUE, k[:])
+		w.value(unix.NFTA_SET_ELEM_KEY, k[:])
 	}
-	w.close(data)
 	if flags != 0 {
 		w.u32(unix.NFTA_SET_ELEM_FLAGS, flags)
 	}
 	w.close(at)
 }
 
-// elementAt returns the address in the attribute at an offset of a message, if
-// it is an element of a set: the first or the last one of a range.
-func elementAt(msg []byte, offset uint32) (netip.Addr, bool) {
-	if uint64(offset) >= uint64(len(msg)) {
-		return netip.Addr{}, false
+// commitOp is the operation of batches as a whole, for error texts.
+func commitOp() operation { return operation{verb: "commit nf_tables batch"} }
+
+// Reserve makes room for the batches in the socket's send buffer. It fails if there cannot be enough,
+// or if an operation cannot be encoded: Commit would find out after it has applied earlier batches.
+func (c *Conn) Reserve(batches ...*Batch) error {
+	for _, b := range batches {
+		if b.err != nil {
+			return fmt.Errorf("%s: %w", commitOp(), b.err)
+		}
+		size := len(b.w.b) + 2*batchBegin + 32 // with the end of the batch and the kernel's own overhead
+		if size > socketBuffer {
+			if err := setBuffer(c.fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, size); err != nil {
+				return fmt.Errorf("%s: make room for %d bytes: %w", commitOp(), size, err)
+			}
+		}
+		room, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+		if err != nil {
+			return fmt.Errorf("%s: %w", commitOp(), err)
+		}
+		if size > room {
+			return tooLong(commitOp(), size)
+		}
 	}
-	it := attrIter{rest: msg[offset:]}
-	if !it.next() {
-		return netip.Addr{}, false
+	return nil
+}
+
+// Commit applies the batch as one transaction. If it returns an *Error, nothing was applied, and the
+// error names the operation that was refused, the first one if there are several. An empty batch is
+// not sent. The batch stays as it is and can be committed again.
+func (c *Conn) Commit(b *Batch) error {
+	if b.err != nil {
+		return fmt.Errorf("%s: %w", commitOp(), b.err)
 	}
-	e, _, ok := decodeElement(it.data)
-	if !ok || e.size != 4 && e.size != 16 {
-		return netip.Addr{}, false
+	if len(b.ops) == 0 {
+		return nil
 	}
-	if e.end {
-		return e.addr().Prev(), true
+	begin := c.sequence + 1
+	if err := c.write(commitOp(), b.numbered(&c.sequence)); err != nil {
+		return err
 	}
-	return e.addr(), true
+	last := begin + uint32(len(b.ops))
+	// The kernel answers to each operation that it refuses and, as requested, to the last one. An error
+	// of the batch as a whole is an answer to its first message, and the only one.
+	refusal, acknowledged, err := c.acknowledgements(commitOp(), begin, last)
+	switch {
+	case refusal != nil:
+		refusal.Op = commitOp().String()
+		if i := refusal.sequence - begin - 1; i < uint32(len(b.ops)) {
+			refusal.Op += ": " + b.ops[i].String()
+		}
+		return refusal
+	case err == nil && !acknowledged:
+		err = fmt.Errorf("%s: the kernel did not answer; it may have been applied", commitOp())
+	}
+	return err
+}
+
+// numbered returns the batch as the kernel expects it: between the messages that begin and end it, with
+// ascending sequence numbers, and a request to acknowledge the last operation. It advances the sequence
+// number to that of the last message.
+func (b *Batch) numbered(sequence *uint32) []byte {
+	if len(b.w.b) == 0 {
+		b.w.b = make([]byte, batchBegin)
+	}
+	next := func(msg []byte) {
+		*sequence++
+		setSequence(msg, *sequence)
+	}
+	begin := attrWriter{b: b.w.b[:0]}
+	begin.beginMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	begin.u32(unix.NFNL_BATCH_GENID, b.Generation) // 0 is any
+	begin.endMessage(0)
+	next(begin.b)
+	for i, op := range b.ops {
+		msg := b.w.b[op.at:]
+		next(msg)
+		const flagsAt = 6 // nlmsg_flags in struct nlmsghdr
+		flags := binary.NativeEndian.Uint16(msg[flagsAt:]) &^ unix.NLM_F_ACK
+		if i == len(b.ops)-1 {
+			flags |= unix.NLM_F_ACK
+		}
+		binary.NativeEndian.PutUint16(msg[flagsAt:], flags)
+	}
+	end := attrWriter{b: b.w.b}
+	at := end.beginMessage(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	end.endMessage(at)
+	next(end.b[at:])
+	return end.b
 }

@@ -36,9 +36,8 @@ func BenchmarkRead(b *testing.B) {
 				must[[]Chain](b)(c.Chains(IPv4, "ip-masq"))
 				must[[]Rule](b)(c.Rules(IPv4, "ip-masq", ""))
 				for _, s := range must[[]Set](b)(c.Sets(IPv4, "ip-masq")) {
-					ranges := must[[]Range](b)(s.Ranges(must[[]Element](b)(c.Elements(IPv4, "ip-masq", s.Name))))
-					if len(ranges) != n {
-						b.Fatalf("%d ranges", len(ranges))
+					if _, ranges, err := c.Ranges(IPv4, "ip-masq", s.Name); err != nil || len(ranges) != n {
+						b.Fatalf("%d ranges, %v", len(ranges), err)
 					}
 				}
 				if err := c.Close(); err != nil {

@@ -9,12 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 )
 
-// TestSnapshot reads a chain and a set while another connection exchanges all
-// that is in them, once a snapshot. What a snapshot has is of one commit.
-func TestSnapshot(t *testing.T) {
+// TestConsistentRead reads a chain and a set while another connection replaces
+// their contents, once per reading. Each reading is of one commit.
+func TestConsistentRead(t *testing.T) {
 	namespace(t)
 	c, writer := dial(t), dial(t)
 	const size = 400
@@ -63,24 +64,18 @@ func TestSnapshot(t *testing.T) {
 			}
 		}
 		var rules []Rule
-		var ranges []Range
-		generation, err := c.Snapshot(func() error {
-			var err error
-			if rules, err = c.Rules(IPv4, "t", "c"); err != nil {
-				return err
+		var ranges []netipx.IPRange
+		generation, err := c.ConsistentRead(func() (err error) {
+			if rules, err = c.Rules(IPv4, "t", "c"); err == nil {
+				_, ranges, err = c.Ranges(IPv4, "t", "s")
 			}
-			elems, err := c.Elements(IPv4, "t", "s")
-			if err != nil {
-				return err
-			}
-			ranges, err = interval(4).Ranges(elems)
 			return err
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if generation == before {
-			t.Fatalf("a snapshot of generation %d, which is past", generation)
+			t.Fatalf("a reading of generation %d, which is past", generation)
 		}
 		if len(rules) != size {
 			t.Fatalf("%d rules", len(rules))
@@ -98,21 +93,21 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
-func TestSnapshotErrors(t *testing.T) {
+func TestConsistentReadErrors(t *testing.T) {
 	namespace(t)
 	c, other := dial(t), dial(t)
 	var b Batch
 	b.AddTable(IPv4, "t")
 	before := must[uint32](t)(c.Generation())
 	commit(t, other, &b)
-	if err := c.settle(before); !errors.Is(err, ErrStale) {
-		t.Errorf("settle at an old generation: %v", err)
+	if err := c.awaitCommit(before); !errors.Is(err, ErrStale) {
+		t.Errorf("await commits at an old generation: %v", err)
 	}
 	now := must[uint32](t)(c.Generation())
-	if err := c.settle(now); err != nil {
-		t.Errorf("settle: %v", err)
+	if err := c.awaitCommit(now); err != nil {
+		t.Errorf("await commits: %v", err)
 	}
-	_, err := c.Snapshot(func() error { _, err := c.Table(IPv4, "none"); return err })
+	_, err := c.ConsistentRead(func() error { _, err := c.Table(IPv4, "none"); return err })
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error of read: %v", err)
 	}
@@ -120,57 +115,61 @@ func TestSnapshotErrors(t *testing.T) {
 		t.Errorf("the generation moved from %d to %d", now, after)
 	}
 	reads := 0
-	_, err = c.Snapshot(func() error {
+	generation, err := c.ConsistentRead(func() error {
 		reads++
 		var b Batch
 		b.AddTable(IPv4, fmt.Sprint("t", reads))
 		return other.Commit(&b)
 	})
-	if !errors.Is(err, ErrInterrupted) || reads != listAttempts {
-		t.Errorf("after %d reads: %v", reads, err)
+	if err != nil || generation != 0 || reads != 51 {
+		t.Errorf("%d reads during commits: generation %d, %v", reads, generation, err)
 	}
 }
 
-// TestInterruptedDump plays the kernel: what is marked as interrupted is read
-// again, a limited number of times, and never handed out.
+// TestInterruptedDump plays the kernel: ConsistentRead reads a dump again that is marked as
+// interrupted, or during which the generation moved, and takes it in the end as it is.
 func TestInterruptedDump(t *testing.T) {
 	for _, tt := range []struct {
-		name  string
-		reply func(attempt int) (flags uint16, generations []uint16)
-		tries int
-		err   error
+		name       string
+		reply      func(attempt int) (flags uint16, generation uint32)
+		dumps      int
+		generation uint32
 	}{
-		{"at once", func(int) (uint16, []uint16) { return 0, []uint16{7, 7} }, 1, nil},
-		{"third time", func(n int) (uint16, []uint16) {
+		{"at once", func(int) (uint16, uint32) { return 0, 7 }, 1, 7},
+		{"third time", func(n int) (uint16, uint32) {
 			if n < 3 {
-				return unix.NLM_F_DUMP_INTR, []uint16{7, 7}
+				return unix.NLM_F_DUMP_INTR, 7
 			}
-			return 0, []uint16{8, 8}
-		}, 3, nil},
-		{"never", func(int) (uint16, []uint16) { return unix.NLM_F_DUMP_INTR, []uint16{7} }, listAttempts, ErrInterrupted},
-		{"generation moved", func(n int) (uint16, []uint16) { return 0, []uint16{7, min(uint16(n)+5, 7)} }, 2, nil},
-		{"generation moves on", func(int) (uint16, []uint16) { return 0, []uint16{7, 8} }, listAttempts, nil},
+			return 0, 8
+		}, 3, 8},
+		{"never", func(int) (uint16, uint32) { return unix.NLM_F_DUMP_INTR, 7 }, 51, 0},
+		{"generation moved", func(n int) (uint16, uint32) { return 0, min(uint32(n)+5, 7) }, 2, 7},
+		{"generation moves on", func(n int) (uint16, uint32) { return 0, uint32(n) + 1 }, 51, 0},
 	} {
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		c := newConn(pair[0])
-		tries := make(chan int)
-		go func() { tries <- playKernel(t, pair[1], tt.reply) }()
+		dumps := make(chan int)
+		go func() { dumps <- playKernel(t, pair[1], tt.reply) }()
 
-		rules, err := c.Rules(IPv4, "t", "")
-		if !errors.Is(err, tt.err) {
-			t.Errorf("%s: %v", tt.name, err)
+		var rules []Rule
+		generation, err := c.ConsistentRead(func() (err error) {
+			rules, err = c.Rules(IPv4, "t", "")
+			return err
+		})
+		if err != nil || generation != tt.generation {
+			t.Errorf("%s: generation %d, %v; want %d", tt.name, generation, err, tt.generation)
 		}
-		if err == nil && len(rules) != 2 {
+		if len(rules) != 2 {
 			t.Errorf("%s: %d rules, want those of the last attempt", tt.name, len(rules))
 		}
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
-		if n := <-tries; n != tt.tries {
-			t.Errorf("%s: %d attempts, want %d", tt.name, n, tt.tries)
+		if n := <-dumps; n != tt.dumps {
+			t.Errorf("%s: %d dumps, want %d", tt.name, n, tt.dumps)
 		}
 		if err := unix.Close(pair[1]); err != nil {
 			t.Error(err)
@@ -178,25 +177,24 @@ func TestInterruptedDump(t *testing.T) {
 	}
 }
 
-// playKernel answers requests with a rule for each generation, the last message
-// marked with the flags, and an answer to nobody's request before. It returns
-// the number of requests.
-func playKernel(t *testing.T, fd int, reply func(attempt int) (uint16, []uint16)) int {
+// playKernel answers requests: for the generation with the given one, for a dump with two rules of
+// which the last message has the given flags, and each time first with an answer to an earlier request.
+// The generation is the one after the given number of dumps. It returns the number of dumps.
+func playKernel(t *testing.T, fd int, reply func(dumps int) (flags uint16, generation uint32)) (dumps int) {
 	request := make([]byte, datagramSize)
-	for attempt := 1; ; attempt++ {
+	for {
 		n, err := unix.Read(fd, request)
 		if err != nil || n == 0 {
-			return attempt - 1
+			return dumps
 		}
 		it := messageIter{rest: request[:n]}
 		if !it.next() {
 			t.Error("no request")
-			return attempt
+			return dumps
 		}
-		flags, generations := reply(attempt)
-		send := func(typ, flags, generation uint16, sequence uint32, rest []byte) {
+		send := func(typ, flags uint16, sequence uint32, rest []byte) {
 			var w attrWriter
-			at := w.beginMessage(typ, flags|unix.NLM_F_MULTI, IPv4, generation)
+			at := w.beginMessage(typ, flags|unix.NLM_F_MULTI, IPv4, 0)
 			w.b = append(w.b, rest...)
 			w.endMessage(at)
 			setSequence(w.b, sequence)
@@ -204,18 +202,28 @@ func playKernel(t *testing.T, fd int, reply func(attempt int) (uint16, []uint16)
 				t.Error(err)
 			}
 		}
-		rule := encodeRule(t, "c", nil, "")
-		send(messageType(unix.NFT_MSG_NEWRULE), unix.NLM_F_DUMP_INTR, 3, it.sequence-1, rule)
-		for _, g := range generations {
-			send(messageType(unix.NFT_MSG_NEWRULE), 0, g, it.sequence, rule)
-		}
-		// The nfgenmsg stands where the error number of NLMSG_DONE does, so it is 0.
-		done := attrWriter{}
-		at := done.beginMessage(unix.NLMSG_DONE, flags|unix.NLM_F_MULTI, 0, 0)
-		done.endMessage(at)
-		setSequence(done.b, it.sequence)
-		if _, err := unix.Write(fd, done.b); err != nil {
-			t.Error(err)
+		switch it.typ {
+		case messageType(unix.NFT_MSG_GETGEN):
+			_, generation := reply(dumps + 1)
+			var w attrWriter
+			w.u32(unix.NFTA_GEN_ID, generation)
+			send(messageType(unix.NFT_MSG_NEWGEN), 0, it.sequence, w.b)
+		case messageType(unix.NFT_MSG_GETRULE):
+			dumps++
+			flags, _ := reply(dumps)
+			rule := encodeRule(t, "c", nil, "")
+			send(messageType(unix.NFT_MSG_NEWRULE), unix.NLM_F_DUMP_INTR, it.sequence-1, rule)
+			for range 2 {
+				send(messageType(unix.NFT_MSG_NEWRULE), 0, it.sequence, rule)
+			}
+			// The nfgenmsg is where the error number of NLMSG_DONE is.
+			done := attrWriter{}
+			at := done.beginMessage(unix.NLMSG_DONE, flags|unix.NLM_F_MULTI, 0, 0)
+			done.endMessage(at)
+			setSequence(done.b, it.sequence)
+			if _, err := unix.Write(fd, done.b); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }
@@ -223,9 +231,9 @@ func playKernel(t *testing.T, fd int, reply func(attempt int) (uint16, []uint16)
 // TestErrorTexts has the parts of an error in a form that people can act on.
 func TestErrorTexts(t *testing.T) {
 	for want, err := range map[string]*Error{
-		"add chain ip t c: operation not supported (no such type)":                                        {Op: "add chain ip t c", Errno: unix.EOPNOTSUPP, Message: "no such type"},
-		"read table ip t: operation not permitted; it needs CAP_NET_ADMIN over the network namespace":     {Op: "read table ip t", Errno: unix.EPERM},
-		"commit: interrupted system call should be restarted; somebody else changed the rules in between": {Op: "commit", Errno: unix.ERESTART},
+		"add chain ip t c: operation not supported (no such type)":                                          {Op: "add chain ip t c", Errno: unix.EOPNOTSUPP, Message: "no such type"},
+		"read table ip t: operation not permitted; it needs CAP_NET_ADMIN over the network namespace":       {Op: "read table ip t", Errno: unix.EPERM},
+		"commit: interrupted system call should be restarted; another program changed the rules in between": {Op: "commit", Errno: unix.ERESTART},
 	} {
 		if got := err.Error(); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)

@@ -3,89 +3,101 @@
 package nfnetlink
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// socketBuffer, in bytes each way. With the default a commit of 6,000
-	// prefixes is refused, and the answer to one of 200 rules may be lost
-	// although the commit was applied.
+	// socketBuffer is the size of each socket buffer in bytes. With the default size the kernel
+	// refuses a commit of 6,000 prefixes, and can lose the answer to an applied one of 200 rules.
 	socketBuffer = 8 << 20
-	// datagramSize is the most that the kernel puts into one answer (af_netlink.c
-	// caps it there), and it takes what the reader offers as what to fill.
+	// datagramSize is the most that the kernel puts into one answer (af_netlink.c); it fills the
+	// buffer that the reader offers.
 	datagramSize = 32 << 10
-	// answerTimeout, in seconds, is never reached while all is well: the kernel
-	// has answered before the request's system call returns.
+	// answerTimeout is in seconds. The kernel answers before the system call that sends the request
+	// returns, so it is reached only if something is wrong.
 	answerTimeout = 10
 )
 
-// Conn is a socket to the kernel's nf_tables in one network namespace. It is
-// for one goroutine at a time.
+// ErrStale is wrapped by Commit's error if Batch.Generation is set and another program has committed
+// since. Nothing was applied.
+const ErrStale = unix.ERESTART
+
+// errMalformed is about an answer that does not have the form that the kernel's headers define.
+var errMalformed = errors.New("the kernel's answer has an unknown form")
+
+// Conn is a socket to the kernel's nf_tables in one network namespace. It is not safe for concurrent
+// use.
 type Conn struct {
 	fd       int
 	sequence uint32
-	attempts int        // to read a list, listAttempts or one within Snapshot
-	out      attrWriter // the request under way
-	in       []byte     // the datagram under way
+	in       []byte // the last datagram
+	out      []byte // the last request
+	// consistent is set within ConsistentRead, and acceptTorn when that has given up.
+	consistent, acceptTorn bool
 }
 
-// Dial opens a socket in the network namespace of the calling thread, which it
-// keeps wherever the thread goes later. It needs no privilege; all that a Conn
-// does needs CAP_NET_ADMIN over the namespace.
+// Dial opens a socket in the network namespace of the calling thread. The socket stays in that
+// namespace. Dial needs no privilege; the methods of Conn need CAP_NET_ADMIN over the namespace.
 func Dial() (*Conn, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
-	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil, fmt.Errorf("open nf_tables socket: %w; the kernel has no nfnetlink (try: modprobe nf_tables)", err)
-	}
+	fd, err := openSocket("open nf_tables socket", 0, func(fd int) error {
+		if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, socketBuffer); err != nil {
+			return err
+		}
+		if err := setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, socketBuffer); err != nil {
+			return err
+		}
+		// Ask for error texts, without a copy of the request. Kernels before 4.12 have no texts.
+		for _, o := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
+			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, o, 1); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
+				return err
+			}
+		}
+		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout})
+	})
 	if err != nil {
-		return nil, fmt.Errorf("open nf_tables socket: %w", err)
-	}
-	if err := setUp(fd); err != nil {
-		return nil, errors.Join(fmt.Errorf("set up nf_tables socket: %w", err), unix.Close(fd))
+		return nil, err
 	}
 	return newConn(fd), nil
 }
 
-func newConn(fd int) *Conn {
-	return &Conn{fd: fd, attempts: listAttempts, in: make([]byte, datagramSize)}
+func newConn(fd int) *Conn { return &Conn{fd: fd, in: make([]byte, datagramSize)} }
+
+// openSocket opens a socket, sets it up and connects it to the kernel, so that no other process can
+// send messages to it.
+func openSocket(purpose string, flags int, setUp func(fd int) error) (int, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|flags, unix.NETLINK_NETFILTER)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return -1, fmt.Errorf("%s: %w; the kernel has no nfnetlink (try: modprobe nf_tables)", purpose, err)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("%s: %w", purpose, err)
+	}
+	if err = setUp(fd); err == nil {
+		err = unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	}
+	if err != nil {
+		return -1, errors.Join(fmt.Errorf("%s: %w", purpose, err), unix.Close(fd))
+	}
+	return fd, nil
 }
 
-func setUp(fd int) error {
-	if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, socketBuffer); err != nil {
-		return err
-	}
-	if err := setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, socketBuffer); err != nil {
-		return err
-	}
-	// Say more than a number in errors, and do not send the whole request back
-	// with each. Kernels before 4.12 lack the first; it is no loss but of words.
-	for _, o := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
-		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, o, 1); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
-			return err
-		}
-	}
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout}); err != nil {
-		return err
-	}
-	// Connected to the kernel, the socket takes messages from nobody else.
-	return unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
-}
-
-// setBuffer sets the size of a buffer. In a user namespace only what net.core
-// allows everybody is to be had.
-func setBuffer(fd, force, polite, size int) error {
+// setBuffer sets the size of a socket buffer, in a user namespace only up to the limit in net.core.
+func setBuffer(fd, force, option, size int) error {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, size) == nil {
 		return nil
 	}
-	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, polite, size)
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, size)
 }
 
-// Close closes the socket. Soon after anybody's commit in the namespace the
-// kernel takes 8 to 16 ms for that: a daemon better keeps its Conn.
+// Close closes the socket. Shortly after any commit in the namespace this takes 8 to 16 ms in the
+// kernel, so a daemon should keep its Conn.
 func (c *Conn) Close() error {
 	if c.fd < 0 {
 		return nil
@@ -98,27 +110,26 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// message is one netlink message without its header; payload begins behind it.
+// message is a netlink message without its header.
 type message struct {
 	typ, flags uint16
 	sequence   uint32
 	payload    []byte
 }
 
-// nfgenHeader is the size of struct nfgenmsg, which begins each payload that is
-// not netlink's own: family, version, resource.
+// nfgenHeader is the size of struct nfgenmsg at the beginning of nf_tables' payloads: family, version
+// and resource, which is the lower half of the generation.
 const nfgenHeader = 4
 
-// attributes returns what follows the nfgenmsg, and the resource in it, which
-// in nf_tables is the lower half of the generation.
-func (m message) attributes() (attrs []byte, generation uint16, err error) {
+// attributes returns what follows the nfgenmsg.
+func (m message) attributes() ([]byte, error) {
 	if len(m.payload) < nfgenHeader {
-		return nil, 0, errMalformed
+		return nil, errMalformed
 	}
-	return m.payload[nfgenHeader:], binary.BigEndian.Uint16(m.payload[2:]), nil
+	return m.payload[nfgenHeader:], nil
 }
 
-// messageIter walks over the messages of a datagram without copying.
+// messageIter iterates over the messages of a datagram without copying.
 type messageIter struct {
 	rest []byte
 	message
@@ -148,14 +159,14 @@ func (it *messageIter) next() bool {
 	return true
 }
 
-// beginMessage writes the headers of a message, whose length endMessage and
-// whose sequence number setSequence fill in, and returns its place.
+// beginMessage writes the headers of a message and returns its offset. endMessage fills in the
+// length, setSequence the sequence number.
 func (w *attrWriter) beginMessage(typ, flags uint16, family Family, resource uint16) int {
 	at := len(w.b)
 	w.b = binary.NativeEndian.AppendUint32(w.b, 0)
 	w.b = binary.NativeEndian.AppendUint16(w.b, typ)
 	w.b = binary.NativeEndian.AppendUint16(w.b, flags|unix.NLM_F_REQUEST)
-	w.b = append(w.b, 0, 0, 0, 0, 0, 0, 0, 0) // sequence number; port: the kernel's to fill
+	w.b = append(w.b, 0, 0, 0, 0, 0, 0, 0, 0) // sequence number; port, which the kernel fills in
 	w.b = append(w.b, byte(family), unix.NFNETLINK_V0)
 	w.b = binary.BigEndian.AppendUint16(w.b, resource)
 	return at
@@ -171,21 +182,91 @@ func setSequence(msg []byte, sequence uint32) {
 
 func messageType(number uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | number }
 
-// request begins a request; its attributes go to c.out, then get or dump.
-func (c *Conn) request(number, flags uint16, family Family) {
-	c.out = attrWriter{b: c.out.b[:0]}
-	c.out.beginMessage(messageType(number), flags, family, 0)
+// operation is what a message does, for error texts, and the object that it is about.
+type operation struct {
+	verb        string
+	family      Family
+	table, name string
 }
 
-// send sends the request under a sequence number of its own, which it returns.
-func (c *Conn) send(op operation) (uint32, error) {
-	if c.out.err != nil {
-		return 0, fmt.Errorf("%s: %w", op, c.out.err)
+func (o operation) String() string {
+	if o.table == "" {
+		return o.verb
+	}
+	return strings.TrimSuffix(strings.Join([]string{o.verb, o.family.String(), o.table, o.name}, " "), " ")
+}
+
+// attrTableName is the attribute of the table's name in the messages about every kind of object.
+const attrTableName = unix.NFTA_TABLE_NAME
+
+// names writes the names of the table and of the object, whose attribute depends on its kind.
+func (w *attrWriter) names(op operation, nameAttr uint16) {
+	if op.table != "" {
+		w.str(attrTableName, op.table)
+	}
+	if op.name != "" {
+		w.str(nameAttr, op.name)
+	}
+}
+
+// exchange sends the request NFT_MSG_GET* and calls decode with the attributes of each answer. One
+// answer ends the exchange, or NLMSG_DONE with NLM_F_DUMP. Decode may keep the bytes that it gets.
+func (c *Conn) exchange(op operation, get, flags, nameAttr uint16, decode func(attrs []byte) error) error {
+	answer := messageType(get - 1) // NFT_MSG_NEW*
+	w := attrWriter{b: c.out[:0]}
+	w.beginMessage(messageType(get), flags, op.family, 0)
+	w.names(op, nameAttr)
+	w.endMessage(0)
+	if w.err != nil {
+		return fmt.Errorf("%s: %w", op, w.err)
 	}
 	c.sequence++
-	c.out.endMessage(0)
-	setSequence(c.out.b, c.sequence)
-	return c.sequence, c.write(op, c.out.b)
+	setSequence(w.b, c.sequence)
+	c.out = w.b
+	if err := c.write(op, w.b); err != nil {
+		return err
+	}
+	var failure error // kept until the kernel is done, which handles one dump at a time
+	interrupted := false
+	for {
+		datagram, err := c.receive(op)
+		if err != nil {
+			return err
+		}
+		it := messageIter{rest: bytes.Clone(datagram)}
+		for it.next() {
+			if it.sequence != c.sequence {
+				continue // an answer to an earlier exchange that failed
+			}
+			interrupted = interrupted || it.flags&unix.NLM_F_DUMP_INTR != 0
+			switch it.typ {
+			case unix.NLMSG_ERROR:
+				return op.refused(it.message)
+			case unix.NLMSG_DONE:
+				if e, err := decodeError(it.message); err == nil && e != nil {
+					return op.refused(it.message)
+				}
+				if interrupted && !c.acceptTorn {
+					return fmt.Errorf("%s: %w", op, errInterrupted)
+				}
+				return failure
+			case answer:
+				attrs, err := it.attributes()
+				if err == nil && failure == nil {
+					err = decode(attrs)
+				}
+				if err != nil && failure == nil {
+					failure = fmt.Errorf("%s: %w", op, err)
+				}
+				if flags&unix.NLM_F_DUMP == 0 {
+					return failure
+				}
+			}
+		}
+		if it.malformed {
+			return fmt.Errorf("%s: %w", op, errMalformed)
+		}
+	}
 }
 
 func (c *Conn) write(op operation, b []byte) error {
@@ -224,11 +305,111 @@ func (c *Conn) receive(op operation) ([]byte, error) {
 	}
 }
 
-// drain drops what has arrived, to make room for the next answer.
-func (c *Conn) drain() {
+// acknowledgements reads the answers to the messages with the sequence numbers from first to last,
+// which have been sent. It returns the first refusal, and whether the last message was acknowledged.
+// It does not wait: the kernel has answered by the time that the system call which sends returns.
+func (c *Conn) acknowledgements(op operation, first, last uint32) (refusal *Error, acknowledged bool, err error) {
 	for {
-		if _, _, err := unix.Recvfrom(c.fd, c.in, unix.MSG_DONTWAIT); err != nil && !errors.Is(err, unix.EINTR) {
-			return
+		n, _, err := unix.Recvfrom(c.fd, c.in, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return refusal, acknowledged, nil
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOBUFS): // some of many refusals were lost
+			continue
+		case err != nil:
+			return nil, false, fmt.Errorf("%s: receive answer: %w", op, err)
+		}
+		it := messageIter{rest: c.in[:n]}
+		for it.next() {
+			if it.typ != unix.NLMSG_ERROR || it.sequence-first > last-first {
+				continue // an answer to an earlier exchange that failed
+			}
+			e, err := decodeError(it.message)
+			if err != nil {
+				return nil, false, fmt.Errorf("%s: %w", op, err)
+			}
+			if refusal == nil {
+				refusal = e
+			}
+			acknowledged = acknowledged || e == nil && it.sequence == last
+		}
+		if it.malformed {
+			return nil, false, fmt.Errorf("%s: %w", op, errMalformed)
 		}
 	}
+}
+
+// Error is the kernel's refusal of an operation. It unwraps to its Errno, so that errors.Is matches
+// os.ErrNotExist, os.ErrExist and os.ErrPermission.
+type Error struct {
+	Op      string // the operation and its object, "add rule to ip ip-masq masq-X"
+	Errno   syscall.Errno
+	Message string // the kernel's text, often empty
+
+	sequence uint32 // of the refused message
+}
+
+func (e *Error) Error() string {
+	text := e.Op + ": " + e.Errno.Error()
+	if e.Message != "" {
+		text += " (" + e.Message + ")"
+	}
+	switch e.Errno {
+	case unix.EPERM:
+		text += "; it needs CAP_NET_ADMIN over the network namespace"
+	case unix.ERESTART:
+		text += "; another program changed the rules in between"
+	}
+	return text
+}
+
+// Unwrap returns the Errno.
+func (e *Error) Unwrap() error { return e.Errno }
+
+// Unsupported reports whether the error is that of a kernel without nf_tables, or without its support
+// for a family.
+func Unsupported(err error) bool {
+	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) ||
+		errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EINVAL)
+}
+
+// refused turns an error message into an error; it never returns nil.
+func (o operation) refused(m message) error {
+	e, err := decodeError(m)
+	if err == nil && e == nil {
+		err = errMalformed // an acknowledgement that was not asked for
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", o, err)
+	}
+	e.Op = o.String()
+	return e
+}
+
+// decodeError decodes a message of type NLMSG_ERROR or NLMSG_DONE. It returns nil for an
+// acknowledgement.
+func decodeError(m message) (*Error, error) {
+	const numberSize = 4
+	if len(m.payload) < numberSize {
+		return nil, errMalformed
+	}
+	number := int32(binary.NativeEndian.Uint32(m.payload))
+	if number == 0 {
+		return nil, nil
+	}
+	e := &Error{Errno: syscall.Errno(-number), sequence: m.sequence}
+	rest := m.payload[numberSize:]
+	if m.flags&unix.NLM_F_ACK_TLVS == 0 {
+		return e, nil
+	}
+	if m.typ == unix.NLMSG_ERROR { // the header of the refused message; NETLINK_CAP_ACK omits the rest
+		rest = rest[min(unix.SizeofNlMsghdr, len(rest)):]
+	}
+	it := attrIter{rest: rest}
+	for it.next() {
+		if it.typ == unix.NLMSGERR_ATTR_MSG {
+			e.Message = string(untilNUL(it.data))
+		}
+	}
+	return e, nil
 }

@@ -47,20 +47,20 @@ func FuzzDecodeMessages(f *testing.F) {
 	b.AddChain(IPv4, "t", "c", &Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: -5, Policy: Accept})
 	b.AddSet(IPv6, "t", "s", TypeIPv6)
 	b.AddElements(IPv6, "t", "s", many(IPv6, 3))
-	f.Add(b.seal(1))
+	f.Add(b.numbered(new(uint32)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for it := (messageIter{rest: b}); it.next(); {
 			if e, err := decodeError(it.message); err == nil && e != nil && e.Error() == "" {
 				t.Error("an error without a text")
 			}
-			attrs, _, err := it.attributes()
+			attrs, err := it.attributes()
 			if err != nil {
 				continue
 			}
-			if chain, table, err := decodeChain(attrs); err != nil && (chain != Chain{} || table != "") {
+			if chain, err := decodeObject(attrs, decodeChain); err != nil && (chain != Chain{}) {
 				t.Errorf("chain %v beside %v", chain, err)
 			}
-			set, err := decodeSet(attrs)
+			set, err := decodeObject(attrs, decodeSet)
 			if err != nil {
 				set = interval(4)
 			}
@@ -68,12 +68,12 @@ func FuzzDecodeMessages(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			ranges, err := set.Ranges(elems)
+			ranges, err := set.ranges(elems)
 			if err != nil {
 				continue
 			}
 			for i, r := range ranges {
-				if i > 0 && r.First.Less(ranges[i-1].First) {
+				if i > 0 && r.From().Less(ranges[i-1].From()) {
 					t.Errorf("range %v after %v", r, ranges[i-1])
 				}
 			}

@@ -42,8 +42,8 @@ func TestTablesAndChains(t *testing.T) {
 			t.Errorf("%s: table %+v", family, table)
 		}
 		ours := []Chain{
-			{Name: "postrouting", Use: 2, Flags: 1, Base: postrouting()},
-			{Name: "masq-X", Use: 2},
+			{Table: "ip-masq", Name: "postrouting", Use: 2, Flags: 1, Base: postrouting()},
+			{Table: "ip-masq", Name: "masq-X", Use: 2},
 		}
 		got := must[[]Chain](t)(c.Chains(family, "ip-masq"))
 		if diff := cmp.Diff(ours, got, cmpopts.IgnoreFields(Chain{}, "Handle")); diff != "" {
@@ -108,10 +108,10 @@ func TestDormant(t *testing.T) {
 	namespace(t)
 	c := dial(t)
 	var b Batch
-	b.begin(operation{verb: "add dormant table", family: IPv4, table: "t"}, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE)
-	b.w.str(unix.NFTA_TABLE_NAME, "t")
-	b.w.u32(unix.NFTA_TABLE_FLAGS, unix.NFT_TABLE_F_DORMANT)
-	b.end()
+	op := operation{verb: "add dormant table", family: IPv4, table: "t"}
+	b.add(op, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, func(w *attrWriter) {
+		w.u32(unix.NFTA_TABLE_FLAGS, unix.NFT_TABLE_F_DORMANT)
+	})
 	commit(t, c, &b)
 	if table := must[Table](t)(c.Table(IPv4, "t")); !table.Dormant() {
 		t.Errorf("got %+v", table)
@@ -247,8 +247,8 @@ func TestMissingObjects(t *testing.T) {
 		"read set ip none s":            func() error { _, err := c.Set(IPv4, "none", "s"); return err },
 		"read set ip t s":               func() error { _, err := c.Set(IPv4, "t", "s"); return err },
 		"list sets of ip none":          func() error { _, err := c.Sets(IPv4, "none"); return err },
-		"list elements of ip t s":       func() error { _, err := c.Elements(IPv4, "t", "s"); return err },
-		"list elements of inet table s": func() error { _, err := c.Elements(Inet, "table", "s"); return err },
+		"list elements of ip t s":       func() error { _, err := c.elements(IPv4, "t", "s"); return err },
+		"list elements of inet table s": func() error { _, err := c.elements(Inet, "table", "s"); return err },
 	} {
 		err := read()
 		if e, ok := errors.AsType[*Error](err); !errors.Is(err, os.ErrNotExist) || !ok || e.Op != want {

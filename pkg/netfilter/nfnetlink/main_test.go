@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"testing"
 
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
@@ -62,13 +63,15 @@ func commit(t testing.TB, c *Conn, b *Batch) {
 	}
 }
 
-func span(first, last string) Range {
-	return Range{netip.MustParseAddr(first), netip.MustParseAddr(last)}
+func span(first, last string) netipx.IPRange {
+	return netipx.IPRangeFrom(netip.MustParseAddr(first), netip.MustParseAddr(last))
 }
 
+func sameRange(a, b netipx.IPRange) bool { return a == b }
+
 // many returns n ranges of three addresses that do not touch.
-func many(family Family, n int) []Range {
-	ranges := make([]Range, 0, n)
+func many(family Family, n int) []netipx.IPRange {
+	ranges := make([]netipx.IPRange, 0, n)
 	for i := range n {
 		b := [16]byte{0: 0xfd, 12: 10, 13: byte(i >> 12), 14: byte(i >> 4), 15: byte(i<<4) + 1}
 		first := netip.AddrFrom16(b)
@@ -78,7 +81,7 @@ func many(family Family, n int) []Range {
 			f, l := first.As16(), last.As16()
 			first, last = netip.AddrFrom4([4]byte(f[12:])), netip.AddrFrom4([4]byte(l[12:]))
 		}
-		ranges = append(ranges, Range{first, last})
+		ranges = append(ranges, netipx.IPRangeFrom(first, last))
 	}
 	return ranges
 }

@@ -15,12 +15,7 @@ const (
 	attrTableHandle = 4  // NFTA_TABLE_HANDLE
 	attrTableOwner  = 7  // NFTA_TABLE_OWNER
 	attrChainFlags  = 10 // NFTA_CHAIN_FLAGS
-	attrSetHandle   = 16 // NFTA_SET_HANDLE
 )
-
-// initialOnly is a setting that is shown in the network namespace of the system's
-// start alone (net_core_table in net/core/sysctl_net_core.c).
-const initialOnly = "/proc/sys/net/core/dev_weight"
 
 // Family is a protocol family of netfilter (NFPROTO_*).
 type Family uint8
@@ -45,30 +40,123 @@ func (f Family) String() string {
 	return fmt.Sprintf("family-%d", uint8(f))
 }
 
-// Generation returns the number that each commit of anybody in the namespace
-// raises. A commit that changes nothing does not.
-func (c *Conn) Generation() (uint32, error) {
-	op := operation{verb: "read nf_tables generation"}
-	c.request(unix.NFT_MSG_GETGEN, 0, 0)
-	attrs, err := c.get(op, unix.NFT_MSG_NEWGEN)
-	if err != nil {
-		return 0, err
-	}
-	var t attrTable
-	t.parse(attrs)
-	generation := t.u32(unix.NFTA_GEN_ID)
-	if t.bad {
-		return 0, fmt.Errorf("%s: %w", op, errMalformed)
-	}
-	return generation, nil
+// read reads one object.
+func read[T any](c *Conn, op operation, get, nameAttr uint16, decode func(*attrTable) T) (object T, err error) {
+	err = c.exchange(op, get, 0, nameAttr, func(attrs []byte) (err error) {
+		object, err = decodeObject(attrs, decode)
+		return err
+	})
+	return object, err
 }
 
-// Namespace returns the cookie of the network namespace whose rules these are: a
-// number that no other has for as long as the kernel runs. Before Linux 5.14 it is 0
-// in the namespace of the system's start, which is there as long as the kernel runs,
-// and an error in others: the inode number of a namespace is given again to the next
-// one, whose generations begin anew.
+// list dumps objects; decode appends what an answer holds to them. Outside ConsistentRead the list is
+// a consistent read of its own.
+func list[T any](
+	c *Conn, op operation, get, nameAttr uint16, decode func([]T, []byte) ([]T, error),
+) (objects []T, err error) {
+	_, err = c.ConsistentRead(func() error {
+		objects = nil
+		return c.exchange(op, get, unix.NLM_F_DUMP, nameAttr, func(attrs []byte) (err error) {
+			objects, err = decode(objects, attrs)
+			return err
+		})
+	})
+	return objects, err
+}
+
+// each makes a decoder of one object that of a list.
+func each[T any](decode func(*attrTable) T) func([]T, []byte) ([]T, error) {
+	return func(objects []T, attrs []byte) ([]T, error) {
+		object, err := decodeObject(attrs, decode)
+		if err != nil {
+			return objects, err
+		}
+		return append(objects, object), nil
+	}
+}
+
+func decodeObject[T any](attrs []byte, decode func(*attrTable) T) (object T, err error) {
+	var t attrTable
+	t.parse(attrs)
+	decoded := decode(&t)
+	if t.bad {
+		return object, errMalformed
+	}
+	return decoded, nil
+}
+
+// errInterrupted is about a read during which another program committed.
+var errInterrupted = errors.New("another program kept changing the rules while they were read")
+
+// ConsistentRead calls read, which uses c, until everything that it read belongs to one generation,
+// and returns that generation, for Batch.Generation. If other programs commit too often for that, the
+// generation is 0 and the last call of read may have got a torn dump: lists of rules and elements
+// that lack some. A caller reads again before it acts on a difference.
+//
+// Only the generation tells of a torn dump. Of 232 dumps that were torn by a program that alternated
+// two states the flag NLM_F_DUMP_INTR told of 2, the generation of all. It has to be read when no
+// commit is under way: the kernel raises it first and then unlinks what the commit deletes, and a
+// dump that begins in between loses its place at an unchanged generation.
+func (c *Conn) ConsistentRead(read func() error) (generation uint32, err error) {
+	const attempts = 50
+	if c.consistent {
+		return 0, read()
+	}
+	c.consistent = true
+	defer func() { c.consistent, c.acceptTorn = false, false }()
+	for range attempts {
+		before, err := c.Generation()
+		if err != nil {
+			return 0, err
+		}
+		if err := c.awaitCommit(before); errors.Is(err, ErrStale) {
+			continue
+		} else if err != nil {
+			return 0, err
+		}
+		failure := read()
+		after, err := c.Generation()
+		if err != nil {
+			return 0, errors.Join(failure, err)
+		}
+		if after == before && !errors.Is(failure, errInterrupted) {
+			return before, failure
+		}
+	}
+	c.acceptTorn = true
+	return 0, read()
+}
+
+// awaitCommit returns when no commit is under way, or ErrStale if there was one since the given
+// generation. It sends an empty batch, as the kernel handles one batch at a time.
+func (c *Conn) awaitCommit(generation uint32) error {
+	op := operation{verb: "wait for nf_tables commits"}
+	first := c.sequence + 1
+	b := Batch{Generation: generation}
+	if err := c.write(op, b.numbered(&c.sequence)); err != nil {
+		return err
+	}
+	refusal, _, err := c.acknowledgements(op, first, c.sequence)
+	if refusal != nil {
+		refusal.Op = op.String()
+		return refusal
+	}
+	return err
+}
+
+// Generation returns the number of the ruleset generation, which each commit in the namespace raises.
+// A commit that changes nothing does not.
+func (c *Conn) Generation() (uint32, error) {
+	op := operation{verb: "read nf_tables generation"}
+	return read(c, op, unix.NFT_MSG_GETGEN, 0, func(t *attrTable) uint32 { return t.u32(unix.NFTA_GEN_ID) })
+}
+
+// Namespace returns the cookie of the network namespace: a number that the kernel gives to no other
+// namespace as long as it runs. Before Linux 5.14 it is 0 in the initial namespace and an error in
+// others, because the kernel reuses the inode numbers of namespaces.
 func (c *Conn) Namespace() (uint64, error) {
+	// This sysctl exists in the initial network namespace only (net_core_table in sysctl_net_core.c).
+	const initialOnly = "/proc/sys/net/core/dev_weight"
 	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if errors.Is(err, unix.ENOPROTOOPT) && unix.Access(initialOnly, unix.F_OK) == nil {
 		return 0, nil
@@ -83,10 +171,10 @@ func (c *Conn) Namespace() (uint64, error) {
 type Table struct {
 	Name   string
 	Flags  uint32 // NFT_TABLE_F_*
-	Use    uint32 // chains, sets and other objects in it
+	Use    uint32 // number of chains, sets and other objects in it
 	Handle uint64
-	// Owner is the netlink port of the process that alone may change the table
-	// for as long as it lives (NFT_TABLE_F_OWNER); 0 where everybody may.
+	// Owner is the netlink port of the process that alone may change the table as long as it lives
+	// (NFT_TABLE_F_OWNER), or 0.
 	Owner uint32
 }
 
@@ -95,101 +183,35 @@ func (t Table) Dormant() bool { return t.Flags&unix.NFT_TABLE_F_DORMANT != 0 }
 
 // Table returns a table, or an error that is os.ErrNotExist.
 func (c *Conn) Table(family Family, name string) (Table, error) {
-	op := operation{"read table", family, name, ""}
-	c.request(unix.NFT_MSG_GETTABLE, 0, family)
-	c.out.str(unix.NFTA_TABLE_NAME, name)
-	attrs, err := c.get(op, unix.NFT_MSG_NEWTABLE)
-	if err != nil {
-		return Table{}, err
-	}
-	table, err := decodeTable(attrs)
-	if err != nil {
-		return Table{}, fmt.Errorf("%s: %w", op, err)
-	}
-	return table, nil
-}
-
-// TableAndChain returns a table and one of its chains, in one request. The chain
-// is nil if it does not exist; for the table that is an error, os.ErrNotExist.
-func (c *Conn) TableAndChain(family Family, table, chain string) (Table, *Chain, error) {
-	ofTable, ofChain := operation{"read table", family, table, ""}, operation{"read chain", family, table, chain}
-	c.request(unix.NFT_MSG_GETTABLE, 0, family)
-	c.out.str(unix.NFTA_TABLE_NAME, table)
-	c.out.endMessage(0)
-	second := c.out.beginMessage(messageType(unix.NFT_MSG_GETCHAIN), 0, family, 0)
-	c.out.str(unix.NFTA_CHAIN_TABLE, table)
-	c.out.str(unix.NFTA_CHAIN_NAME, chain)
-	c.out.endMessage(second)
-	c.sequence += 2
-	setSequence(c.out.b, c.sequence-1)
-	setSequence(c.out.b[second:], c.sequence)
-	if c.out.err != nil {
-		return Table{}, nil, fmt.Errorf("%s: %w", ofTable, c.out.err)
-	}
-	if err := c.write(ofTable, c.out.b); err != nil {
-		return Table{}, nil, err
-	}
-	attrs, err := c.answer(ofTable, c.sequence-1, unix.NFT_MSG_NEWTABLE)
-	if err != nil {
-		return Table{}, nil, err
-	}
-	t, err := decodeTable(attrs)
-	if err != nil {
-		return Table{}, nil, fmt.Errorf("%s: %w", ofTable, err)
-	}
-	attrs, err = c.answer(ofChain, c.sequence, unix.NFT_MSG_NEWCHAIN)
-	if errors.Is(err, os.ErrNotExist) {
-		return t, nil, nil
-	}
-	if err != nil {
-		return Table{}, nil, err
-	}
-	found, _, err := decodeChain(attrs)
-	if err != nil {
-		return Table{}, nil, fmt.Errorf("%s: %w", ofChain, err)
-	}
-	return t, &found, nil
+	return read(c, operation{"read table", family, name, ""}, unix.NFT_MSG_GETTABLE, 0, decodeTable)
 }
 
 // Tables returns the tables of a family, in the kernel's order.
 func (c *Conn) Tables(family Family) ([]Table, error) {
-	op := operation{verb: "list tables of family " + family.String()}
-	c.request(unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, family)
-	return dump(c, op, unix.NFT_MSG_NEWTABLE, func(tables []Table, attrs []byte) ([]Table, error) {
-		table, err := decodeTable(attrs)
-		if err != nil {
-			return tables, err
-		}
-		return append(tables, table), nil
-	})
+	op := operation{verb: "list tables of family " + family.String(), family: family}
+	return list(c, op, unix.NFT_MSG_GETTABLE, 0, each(decodeTable))
 }
 
-func decodeTable(attrs []byte) (Table, error) {
-	var t attrTable
-	t.parse(attrs)
-	table := Table{
+func decodeTable(t *attrTable) Table {
+	return Table{
 		Name:   t.str(unix.NFTA_TABLE_NAME),
 		Flags:  t.optU32(unix.NFTA_TABLE_FLAGS),
 		Use:    t.optU32(unix.NFTA_TABLE_USE),
 		Handle: t.optU64(attrTableHandle),
 		Owner:  t.optU32(attrTableOwner),
 	}
-	if t.bad {
-		return Table{}, errMalformed
-	}
-	return table, nil
 }
 
 // Chain is a chain of nf_tables.
 type Chain struct {
-	Name   string
-	Handle uint64
-	Use    uint32 // rules in it and jumps to it
-	Flags  uint32 // NFT_CHAIN_*
-	Base   *Base  // nil for a chain that is only jumped to
+	Table, Name string
+	Handle      uint64
+	Use         uint32 // number of rules in it and jumps to it
+	Flags       uint32 // NFT_CHAIN_*
+	Base        *Base  // nil for a chain that is not a base chain
 }
 
-// Base is what hooks a chain into the way of packets.
+// Base is the hook of a base chain.
 type Base struct {
 	Type     string // "nat", "filter", "route"
 	Hook     uint32 // NF_INET_*
@@ -197,44 +219,46 @@ type Base struct {
 	Policy   VerdictCode // Accept or Drop
 }
 
-// Chain returns a chain, or an error that is os.ErrNotExist if the chain or the
-// table does not exist.
+// Chain returns a chain, or an error that is os.ErrNotExist if the chain or the table does not exist.
 func (c *Conn) Chain(family Family, table, name string) (Chain, error) {
 	op := operation{"read chain", family, table, name}
-	c.request(unix.NFT_MSG_GETCHAIN, 0, family)
-	c.out.str(unix.NFTA_CHAIN_TABLE, table)
-	c.out.str(unix.NFTA_CHAIN_NAME, name)
-	attrs, err := c.get(op, unix.NFT_MSG_NEWCHAIN)
-	if err != nil {
-		return Chain{}, err
-	}
-	chain, _, err := decodeChain(attrs)
-	if err != nil {
-		return Chain{}, fmt.Errorf("%s: %w", op, err)
-	}
-	return chain, nil
+	return read(c, op, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_NAME, decodeChain)
 }
 
-// Chains returns the chains of a table, in the kernel's order. A missing table
-// has none. The kernel goes through the chains of all tables of the family for
-// it: where one chain is of interest, Chain is cheaper.
+// TableAndChain returns a table and one of its chains. The chain is nil if it does not exist; for the
+// table that is an error, os.ErrNotExist.
+func (c *Conn) TableAndChain(family Family, table, chain string) (Table, *Chain, error) {
+	t, err := c.Table(family, table)
+	if err != nil {
+		return Table{}, nil, err
+	}
+	found, err := c.Chain(family, table, chain)
+	if errors.Is(err, os.ErrNotExist) {
+		return t, nil, nil
+	}
+	if err != nil {
+		return Table{}, nil, err
+	}
+	return t, &found, nil
+}
+
+// Chains returns the chains of a table, in the kernel's order. A missing table has none. The kernel
+// walks the chains of all tables of the family, so Chain is cheaper for a single one.
 func (c *Conn) Chains(family Family, table string) ([]Chain, error) {
 	op := operation{"list chains of", family, table, ""}
-	c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, family)
-	return dump(c, op, unix.NFT_MSG_NEWCHAIN, func(chains []Chain, attrs []byte) ([]Chain, error) {
-		chain, of, err := decodeChain(attrs)
-		if err == nil && of == table {
-			chains = append(chains, chain)
+	all := each(decodeChain)
+	return list(c, op, unix.NFT_MSG_GETCHAIN, 0, func(chains []Chain, attrs []byte) ([]Chain, error) {
+		chains, err := all(chains, attrs)
+		if n := len(chains) - 1; err == nil && chains[n].Table != table {
+			chains = chains[:n]
 		}
 		return chains, err
 	})
 }
 
-func decodeChain(attrs []byte) (chain Chain, table string, err error) {
-	var t attrTable
-	t.parse(attrs)
-	table = t.str(unix.NFTA_CHAIN_TABLE)
-	chain = Chain{
+func decodeChain(t *attrTable) Chain {
+	chain := Chain{
+		Table:  t.str(unix.NFTA_CHAIN_TABLE),
 		Name:   t.str(unix.NFTA_CHAIN_NAME),
 		Handle: t.optU64(unix.NFTA_CHAIN_HANDLE),
 		Use:    t.optU32(unix.NFTA_CHAIN_USE),
@@ -251,8 +275,5 @@ func decodeChain(attrs []byte) (chain Chain, table string, err error) {
 		}
 		t.bad = t.bad || hook.bad
 	}
-	if t.bad {
-		return Chain{}, "", errMalformed
-	}
-	return chain, table, nil
+	return chain
 }

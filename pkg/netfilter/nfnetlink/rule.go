@@ -36,12 +36,7 @@ type Rule struct {
 // it. Read again within Snapshot before acting on a difference.
 func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	op := operation{"list rules of", family, table, chain}
-	c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, family)
-	c.out.str(unix.NFTA_RULE_TABLE, table)
-	if chain != "" {
-		c.out.str(unix.NFTA_RULE_CHAIN, chain)
-	}
-	return dump(c, op, unix.NFT_MSG_NEWRULE, func(rules []Rule, attrs []byte) ([]Rule, error) {
+	return list(c, op, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, func(rules []Rule, attrs []byte) ([]Rule, error) {
 		previous := chain
 		if len(rules) > 0 {
 			previous = rules[len(rules)-1].Chain

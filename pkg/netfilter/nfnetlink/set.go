@@ -6,16 +6,17 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 )
 
-// The key types of sets of addresses. Type is what nft shows a key as; to the
-// kernel only the length means something.
+// The key types of sets of addresses, as nft numbers types. The kernel uses only the length.
 const (
 	TypeIPv4 uint32 = 7
 	TypeIPv6 uint32 = 8
@@ -23,37 +24,40 @@ const (
 
 // Numbers that golang.org/x/sys/unix does not have.
 const (
+	attrSetHandle       = 16 // NFTA_SET_HANDLE
 	attrSetExpr         = 17 // NFTA_SET_EXPR
 	attrSetExpressions  = 18 // NFTA_SET_EXPRESSIONS
 	attrElemKeyEnd      = 10 // NFTA_SET_ELEM_KEY_END
 	attrElemExpressions = 11 // NFTA_SET_ELEM_EXPRESSIONS
 )
 
-// Set is a set, or map, of nf_tables.
+// ErrNotAddresses is wrapped by errors about a set that is not one of addresses, or that has an element
+// with more than its keys.
+var ErrNotAddresses = errors.New("not a set of addresses")
+
+// Set is a set or map of nf_tables.
 type Set struct {
 	Name    string
 	Handle  uint64
 	Flags   uint32 // NFT_SET_*
 	KeyType uint32 // TypeIPv4, TypeIPv6 or another of nft's numbers
-	KeyLen  uint32 // bytes
-	Size    uint32 // the most elements that it takes; 0 is any number
-	// Other names what else bears on what it holds or may hold, each after a comma.
+	KeyLen  uint32 // in bytes
+	Size    uint32 // maximum number of elements; 0 is any
+	// Other names further attributes that bear on the elements, each after a comma.
 	Other string
 }
 
-// Interval reports whether elements are ends of ranges rather than single keys.
-func (s Set) Interval() bool { return s.Flags&unix.NFT_SET_INTERVAL != 0 }
-
-// Plain reports whether it is a set of ranges as AddSet makes it: without a limit,
-// and with elements that stay until somebody deletes them.
-func (s Set) Plain() bool {
-	return s.Flags == unix.NFT_SET_INTERVAL && s.Size == 0 && s.Other == ""
-}
-
-// Traits writes what Plain goes by, as nft names it.
-func (s Set) Traits() string {
+// Deviation returns how the set differs from one that AddSet creates, which has no size limit and whose
+// elements stay until they are deleted: its attributes as nft names them. It returns "" for no
+// difference.
+func (s Set) Deviation() string {
+	if s.Flags == unix.NFT_SET_INTERVAL && s.Size == 0 && s.Other == "" {
+		return ""
+	}
 	var flags []string
-	for i, name := range []string{"anonymous", "constant", "interval", "map", "timeout", "dynamic", "object", "concat", "expression"} {
+	for i, name := range []string{
+		"anonymous", "constant", "interval", "map", "timeout", "dynamic", "object", "concat", "expression",
+	} {
 		if s.Flags&(1<<i) != 0 {
 			flags = append(flags, name)
 		}
@@ -65,42 +69,18 @@ func (s Set) Traits() string {
 	return text + s.Other
 }
 
-// Set returns a set, or an error that is os.ErrNotExist if the set or the table
-// does not exist.
+// Set returns a set, or an error that is os.ErrNotExist if the set or the table does not exist.
 func (c *Conn) Set(family Family, table, name string) (Set, error) {
-	op := operation{"read set", family, table, name}
-	c.request(unix.NFT_MSG_GETSET, 0, family)
-	c.out.str(unix.NFTA_SET_TABLE, table)
-	c.out.str(unix.NFTA_SET_NAME, name)
-	attrs, err := c.get(op, unix.NFT_MSG_NEWSET)
-	if err != nil {
-		return Set{}, err
-	}
-	s, err := decodeSet(attrs)
-	if err != nil {
-		return Set{}, fmt.Errorf("%s: %w", op, err)
-	}
-	return s, nil
+	return read(c, operation{"read set", family, table, name}, unix.NFT_MSG_GETSET, unix.NFTA_SET_NAME, decodeSet)
 }
 
-// Sets returns the sets and maps of a table, anonymous ones too, or an error
-// that is os.ErrNotExist if the table does not exist.
+// Sets returns the sets and maps of a table, with the anonymous ones, or an error that is
+// os.ErrNotExist if the table does not exist.
 func (c *Conn) Sets(family Family, table string) ([]Set, error) {
-	op := operation{"list sets of", family, table, ""}
-	c.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, family)
-	c.out.str(unix.NFTA_SET_TABLE, table)
-	return dump(c, op, unix.NFT_MSG_NEWSET, func(sets []Set, attrs []byte) ([]Set, error) {
-		s, err := decodeSet(attrs)
-		if err != nil {
-			return sets, err
-		}
-		return append(sets, s), nil
-	})
+	return list(c, operation{"list sets of", family, table, ""}, unix.NFT_MSG_GETSET, 0, each(decodeSet))
 }
 
-func decodeSet(attrs []byte) (Set, error) {
-	var t attrTable
-	t.parse(attrs)
+func decodeSet(t *attrTable) Set {
 	s := Set{
 		Name:    t.str(unix.NFTA_SET_NAME),
 		Handle:  t.optU64(attrSetHandle),
@@ -108,7 +88,7 @@ func decodeSet(attrs []byte) (Set, error) {
 		KeyType: t.optU32(unix.NFTA_SET_KEY_TYPE),
 		KeyLen:  t.u32(unix.NFTA_SET_KEY_LEN),
 	}
-	// What has a higher number describes the set as it is: its type, its length.
+	// Attributes with higher numbers describe the state of the set: its type, its length.
 	var desc attrTable
 	desc.parse(t.at[unix.NFTA_SET_DESC])
 	s.Size = desc.optU32(unix.NFTA_SET_DESC_SIZE)
@@ -117,51 +97,49 @@ func decodeSet(attrs []byte) (Set, error) {
 		name string
 	}{
 		{unix.NFTA_SET_DATA_TYPE, "data"}, {unix.NFTA_SET_POLICY, "policy"}, {unix.NFTA_SET_TIMEOUT, "timeout"},
-		{unix.NFTA_SET_GC_INTERVAL, "gc-interval"}, {unix.NFTA_SET_OBJ_TYPE, "objects"}, {attrSetExpr, "expressions"}, {attrSetExpressions, "expressions"},
+		{unix.NFTA_SET_GC_INTERVAL, "gc-interval"}, {unix.NFTA_SET_OBJ_TYPE, "objects"},
+		{attrSetExpr, "expressions"}, {attrSetExpressions, "expressions"},
 	} {
 		if t.has(a.attr) {
 			s.Other += ", " + a.name
 		}
 	}
-	if t.bad || desc.bad {
-		return Set{}, errMalformed
-	}
-	return s, nil
+	t.bad = t.bad || desc.bad
+	return s
 }
 
-// Element is an element of a set. In an interval set it begins a range of keys,
-// or ends the one before: then its key is the first that is in it no more.
-//
-// It holds no pointer: there can be a hundred thousand of them.
-type Element struct {
+// element is an element of a set. In an interval set it begins a range of keys, or ends the one before:
+// then its key is the first one behind the range. It holds no pointer, as there can be 100,000 of them.
+type element struct {
 	key     [16]byte
 	size    uint8 // of the key, in bytes
 	end     bool
-	special bool
+	special bool // not just a key of at most 16 bytes: the catch-all, or with an expression or the unknown
 }
 
-// Key returns the key, and whether it ends a range.
-func (e *Element) Key() (key []byte, end bool) { return e.key[:e.size], e.end }
+// Ranges returns a set and its elements as ranges in ascending order. If that fails for the elements
+// alone, the set is returned with the error, which wraps ErrNotAddresses.
+func (c *Conn) Ranges(family Family, table, name string) (Set, []netipx.IPRange, error) {
+	s, err := c.Set(family, table, name)
+	if err != nil {
+		return Set{}, nil, err
+	}
+	elements, err := c.elements(family, table, name)
+	if err != nil {
+		return Set{}, nil, err
+	}
+	ranges, err := s.ranges(elements)
+	return s, ranges, err
+}
 
-// Special reports whether the element is more than a key of at most 16 bytes:
-// the catch-all, which has none, or one with an expression, or with what is not
-// known here, that may keep it from matching.
-func (e *Element) Special() bool { return e.special }
-
-// Elements returns the elements of a set in no certain order, or an error that
-// is os.ErrNotExist if the set or the table does not exist.
-//
-// While another program rebuilds the set, some elements may be missing without
-// any sign of it. Read again within Snapshot before acting on a difference.
-func (c *Conn) Elements(family Family, table, set string) ([]Element, error) {
+// elements returns the elements of a set in no defined order, or an error that is os.ErrNotExist if the
+// set or the table does not exist.
+func (c *Conn) elements(family Family, table, set string) ([]element, error) {
 	op := operation{"list elements of", family, table, set}
-	c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, family)
-	c.out.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	c.out.str(unix.NFTA_SET_ELEM_LIST_SET, set)
-	return dump(c, op, unix.NFT_MSG_NEWSETELEM, decodeElements)
+	return list(c, op, unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, decodeElements)
 }
 
-func decodeElements(elems []Element, attrs []byte) ([]Element, error) {
+func decodeElements(elems []element, attrs []byte) ([]element, error) {
 	msg := attrIter{rest: attrs}
 	for msg.next() {
 		if msg.typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
@@ -177,8 +155,8 @@ func decodeElements(elems []Element, attrs []byte) ([]Element, error) {
 			if last == nil {
 				continue
 			}
-			// A range in one element, as sets of several fields have it.
-			if end, ok := behind(last); ok {
+			// A range in one element, as in sets with concatenated keys.
+			if end, ok := rangeEnd(last); ok {
 				elems = append(elems, end)
 			}
 		}
@@ -192,16 +170,13 @@ func decodeElements(elems []Element, attrs []byte) ([]Element, error) {
 	return elems, nil
 }
 
-// decodeElement also returns the last key of the range if it stands in the same
-// element.
-func decodeElement(b []byte) (e Element, last []byte, ok bool) {
+// decodeElement returns an element, and the last key of its range if the element has that too.
+func decodeElement(b []byte) (e element, last []byte, ok bool) {
 	it := attrIter{rest: b}
 	for it.next() {
 		switch it.typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			key := dataValue(it.data)
-			e.size = uint8(copy(e.key[:], key))
-			e.special = e.special || len(key) == 0 || len(key) > len(e.key)
+			e.setKey(dataValue(it.data))
 		case attrElemKeyEnd:
 			last = dataValue(it.data)
 		case unix.NFTA_SET_ELEM_FLAGS:
@@ -222,12 +197,15 @@ func decodeElement(b []byte) (e Element, last []byte, ok bool) {
 	return e, last, !it.malformed && (e.size > 0 || e.special)
 }
 
-// behind returns the end of a range whose last key is given, unless there is no
-// key behind that.
-func behind(last []byte) (Element, bool) {
-	e := Element{end: true}
-	e.size = uint8(copy(e.key[:], last))
-	e.special = len(last) == 0 || len(last) > len(e.key)
+func (e *element) setKey(key []byte) {
+	e.size = uint8(copy(e.key[:], key))
+	e.special = e.special || len(key) == 0 || len(key) > len(e.key)
+}
+
+// rangeEnd returns the end of a range with the given last key, unless that is the highest key.
+func rangeEnd(last []byte) (element, bool) {
+	e := element{end: true}
+	e.setKey(last)
 	for i := int(e.size) - 1; i >= 0; i-- {
 		if e.key[i]++; e.key[i] != 0 {
 			return e, true
@@ -236,68 +214,58 @@ func behind(last []byte) (Element, bool) {
 	return e, e.special
 }
 
-// Range is the addresses from First to Last, both included.
-type Range struct{ First, Last netip.Addr }
-
-// Ranges returns the ranges that the elements of the set stand for, in
-// ascending order, and sorts the elements on the way. It is an error if the set
-// is not one of addresses or an element is more than its keys.
+// ranges returns the ranges of the elements in ascending order, and sorts the elements.
 //
-// Elements that do not pair up are read as the kernel reads them: a range lasts
-// up to the next key, whether that ends it or begins another, and the last one
-// without an end lasts up to the highest address.
-func (s Set) Ranges(elems []Element) ([]Range, error) {
+// Elements that do not pair up are read as the kernel reads them: a range lasts up to the next key,
+// whether that ends it or begins another, and a last range without an end includes the highest address.
+func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
 	v4, v6 := s.KeyType == TypeIPv4 && s.KeyLen == 4, s.KeyType == TypeIPv6 && s.KeyLen == 16
 	if !v4 && !v6 || s.Flags&(unix.NFT_SET_MAP|unix.NFT_SET_OBJECT) != 0 {
-		return nil, fmt.Errorf("read ranges of set %s: not a set of addresses", s.Name)
+		return nil, fmt.Errorf("read ranges of set %s: %w", s.Name, ErrNotAddresses)
 	}
 	sortElements(elems)
-	ranges := make([]Range, 0, len(elems)/2+1)
-	open := false // the last of ranges has no end yet
+	ranges := make([]netipx.IPRange, 0, len(elems)/2+1)
+	var first netip.Addr // of the range that has no end yet
 	for i := range elems {
 		e := &elems[i]
 		if e.special || uint32(e.size) != s.KeyLen {
-			return nil, fmt.Errorf("read ranges of set %s: an element is not of addresses alone", s.Name)
+			return nil, fmt.Errorf("read ranges of set %s: %w: an element is more than a key", s.Name, ErrNotAddresses)
 		}
-		first := e.addr()
-		if open {
-			last := &ranges[len(ranges)-1]
-			if last.First == first {
-				continue // the same twice, as a read during a rebuild may have it
-			}
-			last.Last = first.Prev()
+		key := e.addr()
+		if first == key {
+			continue // the same element twice, as in a read during a rebuild
 		}
-		open = false
+		if first.IsValid() {
+			ranges = append(ranges, netipx.IPRangeFrom(first, key.Prev()))
+		}
+		first = netip.Addr{}
 		switch {
 		case e.end:
-		case s.Interval():
-			ranges = append(ranges, Range{First: first})
-			open = true
+		case s.Flags&unix.NFT_SET_INTERVAL != 0:
+			first = key
 		default:
-			ranges = append(ranges, Range{first, first})
+			ranges = append(ranges, netipx.IPRangeFrom(key, key))
 		}
 	}
-	if open {
-		highest := Element{size: uint8(s.KeyLen), key: [16]byte(bytes.Repeat([]byte{0xff}, 16))}
-		ranges[len(ranges)-1].Last = highest.addr()
+	if first.IsValid() {
+		highest := element{size: uint8(s.KeyLen), key: [16]byte(bytes.Repeat([]byte{0xff}, 16))}
+		ranges = append(ranges, netipx.IPRangeFrom(first, highest.addr()))
 	}
 	return ranges, nil
 }
 
-// sortElements sorts by key, an end before a beginning. The kernel has them in
-// ascending or in descending order, depending on its version.
-func sortElements(elems []Element) {
-	descending := func(a, b Element) int { return compareElements(b, a) }
-	switch {
-	case slices.IsSortedFunc(elems, compareElements):
-	case slices.IsSortedFunc(elems, descending):
+// sortElements sorts by key, an end before a beginning. The kernel lists them in ascending or
+// descending order, depending on its version.
+func sortElements(elems []element) {
+	if len(elems) > 1 && compareElements(elems[0], elems[1]) > 0 {
 		slices.Reverse(elems)
-	default:
+	}
+	if !slices.IsSortedFunc(elems, compareElements) {
 		slices.SortFunc(elems, compareElements)
 	}
 }
 
-func compareElements(a, b Element) int {
+func compareElements(a, b element) int {
 	if d := bytes.Compare(a.key[:], b.key[:]); d != 0 || a.end == b.end {
 		return d
 	}
@@ -308,7 +276,7 @@ func compareElements(a, b Element) int {
 }
 
 // addr returns the key as an address, of IPv4 unless it has 16 bytes.
-func (e *Element) addr() netip.Addr {
+func (e *element) addr() netip.Addr {
 	if e.size == 16 {
 		return netip.AddrFrom16(e.key)
 	}

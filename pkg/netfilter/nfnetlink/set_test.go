@@ -9,29 +9,28 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
-
-func addresses(a, b netip.Addr) bool { return a == b }
 
 func interval(keyLen uint32) Set {
 	keyType := map[uint32]uint32{4: TypeIPv4, 16: TypeIPv6}[keyLen]
 	return Set{Name: "s", Flags: unix.NFT_SET_INTERVAL, KeyType: keyType, KeyLen: keyLen}
 }
 
-func element(key []byte, end bool) Element {
-	e := Element{end: end}
+func newElement(key []byte, end bool) element {
+	e := element{end: end}
 	e.size = uint8(copy(e.key[:], key))
 	return e
 }
 
 // elementsOf writes elements "10.0.0.0" and, where a range ends, "]10.1.0.0".
-func elementsOf(keys ...string) []Element {
-	elems := make([]Element, 0, len(keys))
+func elementsOf(keys ...string) []element {
+	elems := make([]element, 0, len(keys))
 	for _, k := range keys {
 		k, end := strings.CutPrefix(k, "]")
-		elems = append(elems, element(netip.MustParseAddr(k).AsSlice(), end))
+		elems = append(elems, newElement(netip.MustParseAddr(k).AsSlice(), end))
 	}
 	return elems
 }
@@ -40,51 +39,51 @@ func TestRanges(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		set   Set
-		elems []Element
-		want  []Range
+		elems []element
+		want  []netipx.IPRange
 	}{
-		{"none", interval(4), nil, []Range{}},
+		{"none", interval(4), nil, []netipx.IPRange{}},
 		{"ascending", interval(4), elementsOf("10.0.0.0", "]11.0.0.0", "192.168.0.0", "]192.169.0.0"),
-			[]Range{span("10.0.0.0", "10.255.255.255"), span("192.168.0.0", "192.168.255.255")}},
+			[]netipx.IPRange{span("10.0.0.0", "10.255.255.255"), span("192.168.0.0", "192.168.255.255")}},
 		{"descending, touching", interval(4), elementsOf("]12.0.0.0", "11.0.0.0", "]11.0.0.0", "10.0.0.0"),
-			[]Range{span("10.0.0.0", "10.255.255.255"), span("11.0.0.0", "11.255.255.255")}},
-		{"nft's end at zero", interval(4), elementsOf("]0.0.0.0", "10.0.0.0", "]10.0.0.1"), []Range{span("10.0.0.0", "10.0.0.0")}},
+			[]netipx.IPRange{span("10.0.0.0", "10.255.255.255"), span("11.0.0.0", "11.255.255.255")}},
+		{"nft's end at zero", interval(4), elementsOf("]0.0.0.0", "10.0.0.0", "]10.0.0.1"), []netipx.IPRange{span("10.0.0.0", "10.0.0.0")}},
 		{"open end", interval(4), elementsOf("]11.0.0.0", "240.0.0.0", "10.0.0.0"),
-			[]Range{span("10.0.0.0", "10.255.255.255"), span("240.0.0.0", "255.255.255.255")}},
-		{"everything", interval(16), elementsOf("::"), []Range{span("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")}},
-		{"mapped", interval(16), elementsOf("::ffff:10.0.0.0", "]::ffff:10.0.0.2"), []Range{span("::ffff:10.0.0.0", "::ffff:10.0.0.1")}},
+			[]netipx.IPRange{span("10.0.0.0", "10.255.255.255"), span("240.0.0.0", "255.255.255.255")}},
+		{"everything", interval(16), elementsOf("::"), []netipx.IPRange{span("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")}},
+		{"mapped", interval(16), elementsOf("::ffff:10.0.0.0", "]::ffff:10.0.0.2"), []netipx.IPRange{span("::ffff:10.0.0.0", "::ffff:10.0.0.1")}},
 		{"no end between", interval(4), elementsOf("10.0.0.0", "10.0.0.8", "]10.0.0.9"),
-			[]Range{span("10.0.0.0", "10.0.0.7"), span("10.0.0.8", "10.0.0.8")}},
-		{"the same twice", interval(4), elementsOf("0.0.0.0", "0.0.0.0", "]10.0.0.1", "]10.0.0.1"), []Range{span("0.0.0.0", "10.0.0.0")}},
-		{"no intervals", Set{KeyType: TypeIPv4, KeyLen: 4}, elementsOf("10.0.0.9", "10.0.0.7"), []Range{span("10.0.0.7", "10.0.0.7"), span("10.0.0.9", "10.0.0.9")}},
+			[]netipx.IPRange{span("10.0.0.0", "10.0.0.7"), span("10.0.0.8", "10.0.0.8")}},
+		{"the same twice", interval(4), elementsOf("0.0.0.0", "0.0.0.0", "]10.0.0.1", "]10.0.0.1"), []netipx.IPRange{span("0.0.0.0", "10.0.0.0")}},
+		{"no intervals", Set{KeyType: TypeIPv4, KeyLen: 4}, elementsOf("10.0.0.9", "10.0.0.7"), []netipx.IPRange{span("10.0.0.7", "10.0.0.7"), span("10.0.0.9", "10.0.0.9")}},
 	} {
-		got, err := tt.set.Ranges(tt.elems)
+		got, err := tt.set.ranges(tt.elems)
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 		}
-		if diff := cmp.Diff(tt.want, got, cmp.Comparer(addresses)); diff != "" {
+		if diff := cmp.Diff(tt.want, got, cmp.Comparer(sameRange)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
 }
 
 func TestRangesRefuses(t *testing.T) {
-	special := element([]byte{10, 0, 0, 0}, false)
+	special := newElement([]byte{10, 0, 0, 0}, false)
 	special.special = true
 	for name, tt := range map[string]struct {
 		set   Set
-		elems []Element
+		elems []element
 	}{
 		"map":         {Set{KeyType: TypeIPv4, KeyLen: 4, Flags: unix.NFT_SET_MAP}, nil},
 		"ports":       {Set{KeyType: 13, KeyLen: 2}, nil},
 		"mark":        {Set{KeyType: 19, KeyLen: 4}, nil},
 		"four fields": {Set{KeyType: 7<<18 | 7<<12 | 7<<6 | 7, KeyLen: 16}, nil},
-		"catch-all":   {interval(4), []Element{{special: true}}},
-		"expression":  {interval(4), []Element{special}},
-		"short key":   {interval(16), []Element{element([]byte{10, 0, 0, 0}, false)}},
-		"no key":      {interval(4), []Element{{}}},
+		"catch-all":   {interval(4), []element{{special: true}}},
+		"expression":  {interval(4), []element{special}},
+		"short key":   {interval(16), []element{newElement([]byte{10, 0, 0, 0}, false)}},
+		"no key":      {interval(4), []element{{}}},
 	} {
-		if got, err := tt.set.Ranges(tt.elems); err == nil {
+		if got, err := tt.set.ranges(tt.elems); err == nil {
 			t.Errorf("%s: got %v, want an error", name, got)
 		}
 	}
@@ -130,14 +129,13 @@ func TestElementForms(t *testing.T) {
 		}
 		var got []string
 		for _, e := range elems {
-			key, end := e.Key()
-			switch {
-			case e.Special():
+			switch key := addr(e.key[:e.size]).String(); {
+			case e.special:
 				got = append(got, "!")
-			case end:
-				got = append(got, "]"+addr(key).String())
+			case e.end:
+				got = append(got, "]"+key)
 			default:
-				got = append(got, addr(key).String())
+				got = append(got, key)
 			}
 		}
 		if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -164,11 +162,13 @@ func TestRangesRoundTrip(t *testing.T) {
 		if b.err != nil {
 			t.Fatal(b.err)
 		}
-		var elems []Element
+		var elems []element
 		for i := range b.Len() {
 			n := len(elems)
 			var err error
-			if elems, err = decodeElements(elems, b.message(i)[unix.SizeofNlMsghdr+nfgenHeader:]); err != nil {
+			it := messageIter{rest: b.w.b[b.ops[i].at:]}
+			it.next()
+			if elems, err = decodeElements(elems, it.payload[nfgenHeader:]); err != nil {
 				t.Fatal(err)
 			}
 			if len(elems)-n > maxElements {
@@ -176,11 +176,11 @@ func TestRangesRoundTrip(t *testing.T) {
 			}
 		}
 		rand.Shuffle(len(elems), func(i, j int) { elems[i], elems[j] = elems[j], elems[i] })
-		got, err := interval(uint32(width)).Ranges(elems)
+		got, err := interval(uint32(width)).ranges(elems)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(ranges, got, cmp.Comparer(addresses)); diff != "" {
+		if diff := cmp.Diff(ranges, got, cmp.Comparer(sameRange)); diff != "" {
 			t.Fatalf("(-want +got):\n%s", diff)
 		}
 	})
@@ -188,7 +188,7 @@ func TestRangesRoundTrip(t *testing.T) {
 
 // rangesBetween returns ascending ranges, some of which touch: each bound ends
 // one and every second bound leaves a gap.
-func rangesBetween(bounds []uint16, width int, toEnd bool) []Range {
+func rangesBetween(bounds []uint16, width int, toEnd bool) []netipx.IPRange {
 	at := make(map[uint16]bool, len(bounds))
 	for _, b := range bounds {
 		at[b] = true
@@ -198,14 +198,14 @@ func rangesBetween(bounds []uint16, width int, toEnd bool) []Range {
 		key[width-4], key[width-3] = byte(n>>8), byte(n)
 		return addr(key)
 	}
-	ranges := []Range{}
+	ranges := []netipx.IPRange{}
 	first, gap := -1, false
 	for n := range 1 << 16 {
 		if !at[uint16(n)] {
 			continue
 		}
 		if first >= 0 && !gap {
-			ranges = append(ranges, Range{address(first), address(n).Prev()})
+			ranges = append(ranges, netipx.IPRangeFrom(address(first), address(n).Prev()))
 		}
 		first, gap = n, !gap && n%3 == 0
 	}
@@ -214,7 +214,7 @@ func rangesBetween(bounds []uint16, width int, toEnd bool) []Range {
 		for i := range last {
 			last[i] = 0xff
 		}
-		ranges = append(ranges, Range{address(first), addr(last)})
+		ranges = append(ranges, netipx.IPRangeFrom(address(first), addr(last)))
 	}
 	return ranges
 }

@@ -12,20 +12,24 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 )
 
 // rangesOf reads a set as a caller would.
-func rangesOf(t testing.TB, c *Conn, family Family, name string) []Range {
+func rangesOf(t testing.TB, c *Conn, family Family, name string) []netipx.IPRange {
 	t.Helper()
-	set := must[Set](t)(c.Set(family, "t", name))
-	return must[[]Range](t)(set.Ranges(must[[]Element](t)(c.Elements(family, "t", name))))
+	_, ranges, err := c.Ranges(family, "t", name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ranges
 }
 
-func equalRanges(t testing.TB, want, got []Range) {
+func equalRanges(t testing.TB, want, got []netipx.IPRange) {
 	t.Helper()
 	if !slices.Equal(want, got) {
-		t.Fatalf("got %d ranges, want %d:\n%s", len(got), len(want), cmp.Diff(want[:min(len(want), 10)], got[:min(len(got), 10)], cmp.Comparer(addresses)))
+		t.Fatalf("got %d ranges, want %d:\n%s", len(got), len(want), cmp.Diff(want[:min(len(want), 10)], got[:min(len(got), 10)], cmp.Comparer(sameRange)))
 	}
 }
 
@@ -49,7 +53,7 @@ func TestSets(t *testing.T) {
 				t.Errorf("%s: set %+v, in the list %+v, want %+v", f.family, got, sets[i], want)
 			}
 		}
-		if elems := must[[]Element](t)(c.Elements(f.family, "t", "one")); len(elems) != 0 {
+		if elems := must[[]element](t)(c.elements(f.family, "t", "one")); len(elems) != 0 {
 			t.Errorf("%s: elements %v", f.family, elems)
 		}
 		b = Batch{}
@@ -67,7 +71,7 @@ func TestElements(t *testing.T) {
 	var b Batch
 	b.AddTable(IPv4, "t")
 	b.AddSet(IPv4, "t", "s", TypeIPv4)
-	want := []Range{
+	want := []netipx.IPRange{
 		span("0.0.0.0", "0.255.255.255"), span("1.0.0.0", "1.0.0.0"), span("1.0.0.1", "1.0.0.9"),
 		span("10.0.0.0", "10.255.255.255"), span("240.0.0.0", "255.255.255.255"),
 	}
@@ -77,18 +81,18 @@ func TestElements(t *testing.T) {
 
 	// A delta: less of one, more of another; what is there already is no error.
 	b = Batch{}
-	b.DeleteElements(IPv4, "t", "s", []Range{want[1], want[4]})
-	b.AddElements(IPv4, "t", "s", []Range{span("192.168.0.0", "192.168.255.255"), want[3]})
+	b.DeleteElements(IPv4, "t", "s", []netipx.IPRange{want[1], want[4]})
+	b.AddElements(IPv4, "t", "s", []netipx.IPRange{span("192.168.0.0", "192.168.255.255"), want[3]})
 	commit(t, c, &b)
-	want = []Range{want[0], want[2], want[3], span("192.168.0.0", "192.168.255.255")}
+	want = []netipx.IPRange{want[0], want[2], want[3], span("192.168.0.0", "192.168.255.255")}
 	equalRanges(t, want, rangesOf(t, c, IPv4, "s"))
 
 	// Everything, in the commit that takes away what overlaps.
 	b = Batch{}
 	b.FlushSet(IPv4, "t", "s")
-	b.AddElements(IPv4, "t", "s", []Range{span("0.0.0.0", "255.255.255.255")})
+	b.AddElements(IPv4, "t", "s", []netipx.IPRange{span("0.0.0.0", "255.255.255.255")})
 	commit(t, c, &b)
-	equalRanges(t, []Range{span("0.0.0.0", "255.255.255.255")}, rangesOf(t, c, IPv4, "s"))
+	equalRanges(t, []netipx.IPRange{span("0.0.0.0", "255.255.255.255")}, rangesOf(t, c, IPv4, "s"))
 }
 
 func TestLargeSets(t *testing.T) {
@@ -104,7 +108,7 @@ func TestLargeSets(t *testing.T) {
 			b.AddTable(f.family, "t")
 			b.AddSet(f.family, "t", name, f.keyType)
 			b.AddElements(f.family, "t", name, want)
-			if size := len(b.seal(1)); size > limit {
+			if size := len(b.numbered(new(uint32))); size > limit {
 				// In a user namespace there is an end to what can be sent.
 				err := c.Commit(&b)
 				if !errors.Is(err, unix.EMSGSIZE) || !strings.Contains(err.Error(), "net.core.wmem_max") {
@@ -123,9 +127,9 @@ func TestLargeSets(t *testing.T) {
 	}
 }
 
-// TestFit: a batch that is longer than the buffer fits where the process may have a
+// TestReserve: a batch that is longer than the buffer fits where the process may have a
 // larger one, and is refused where it may not.
-func TestFit(t *testing.T) {
+func TestReserve(t *testing.T) {
 	namespace(t)
 	c := dial(t)
 	before := must[uint32](t)(c.Generation())
@@ -145,14 +149,14 @@ func TestFit(t *testing.T) {
 	if err := unix.Capset(&header, &less[0]); err != nil { // of this thread, which ends with the test
 		t.Fatal(err)
 	}
-	if err := c.Fit(&b); !errors.Is(err, unix.EMSGSIZE) || !strings.Contains(err.Error(), "net.core.wmem_max") {
+	if err := c.Reserve(&b); !errors.Is(err, unix.EMSGSIZE) || !strings.Contains(err.Error(), "net.core.wmem_max") {
 		t.Errorf("without privilege: %v", err)
 	}
 	if err := unix.Capset(&header, &has[0]); err != nil {
 		t.Fatal(err)
 	}
 	if unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, socketBuffer) == nil { // in no user namespace
-		if err := c.Fit(&b); err != nil {
+		if err := c.Reserve(&b); err != nil {
 			t.Error(err)
 		}
 		commit(t, c, &b)
@@ -230,12 +234,12 @@ func TestRefusedOperations(t *testing.T) {
 	b.AddTable(IPv4, "t")
 	b.AddChain(IPv4, "t", "c", nil)
 	b.AddSet(IPv4, "t", "s", TypeIPv4)
-	b.AddElements(IPv4, "t", "s", []Range{span("10.0.0.0", "10.255.255.255")})
+	b.AddElements(IPv4, "t", "s", []netipx.IPRange{span("10.0.0.0", "10.255.255.255")})
 	commit(t, c, &b)
 	noSet := []Expr{Immediate{Dreg: Reg1, Data: make([]byte, 4)}, Lookup{Set: "none", Sreg: Reg1}}
 	elements := append(many(IPv6, 600), span("10.5.0.0", "10.5.255.255"))
 	for i := range elements[:600] {
-		elements[i] = Range{netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), 0}), netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), 9})}
+		elements[i] = netipx.IPRangeFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), 0}), netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), 9}))
 	}
 	for _, tt := range []struct {
 		want  string
@@ -246,9 +250,9 @@ func TestRefusedOperations(t *testing.T) {
 		{"add rule to ip t none: no such file or directory", os.ErrNotExist, func(b *Batch) { b.AddRule(IPv4, "t", "none", nil, "") }},
 		{"add chain ip none c: no such file or directory", os.ErrNotExist, func(b *Batch) { b.AddChain(IPv4, "none", "c", nil) }},
 		{"add chain ip t b: no such file or directory", os.ErrNotExist, func(b *Batch) { b.AddChain(IPv4, "t", "b", &Base{Type: "nonsense"}) }},
-		{"add elements to set ip t s (10.5.0.0): file exists", os.ErrExist, func(b *Batch) { b.AddElements(IPv4, "t", "s", elements) }},
-		{"delete elements of set ip t s (10.0.0.255): no such file or directory", os.ErrNotExist, func(b *Batch) {
-			b.DeleteElements(IPv4, "t", "s", []Range{span("10.0.0.0", "10.0.0.255")})
+		{"add elements to set ip t s: file exists", os.ErrExist, func(b *Batch) { b.AddElements(IPv4, "t", "s", elements) }},
+		{"delete elements of set ip t s: no such file or directory", os.ErrNotExist, func(b *Batch) {
+			b.DeleteElements(IPv4, "t", "s", []netipx.IPRange{span("10.0.0.0", "10.0.0.255")})
 		}},
 		{"delete rule of ip t c: no such file or directory", os.ErrNotExist, func(b *Batch) { b.DeleteRule(IPv4, "t", "c", 4711) }},
 		{"delete set ip t none: no such file or directory", os.ErrNotExist, func(b *Batch) { b.DeleteSet(IPv4, "t", "none") }},
@@ -303,8 +307,5 @@ func TestManyRefusals(t *testing.T) {
 
 // FlushSet deletes all elements of a set.
 func (b *Batch) FlushSet(family Family, table, set string) {
-	b.begin(operation{"flush set", family, table, set}, unix.NFT_MSG_DELSETELEM, 0)
-	b.w.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	b.w.str(unix.NFTA_SET_ELEM_LIST_SET, set)
-	b.end()
+	b.add(operation{"flush set", family, table, set}, unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET, nil)
 }

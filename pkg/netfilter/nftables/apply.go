@@ -3,143 +3,441 @@
 package nftables
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// batches returns the plans of both families as operations: new sets in a first
-// batch, all else in a second. What replaces a table whole can only be one batch.
-func batches(plans []*plan) (first, second *nfnetlink.Batch) {
-	first, second = &nfnetlink.Batch{}, &nfnetlink.Batch{}
-	for _, p := range plans {
-		if p.empty() {
-			continue
-		}
-		w := writer{plan: p, header: headerOf(p.family), first: first, second: second}
-		if p.replace {
-			w.first = second
-		}
-		w.write()
-	}
-	return first, second
+type backend struct{ driver *Driver }
+
+// Layout implements netfilter.Backend.
+func (b *backend) Layout() policy.Layout { return policy.Layout{Sets: true} }
+
+// OwnsTables implements netfilter.Backend.
+func (b *backend) OwnsTables() bool { return true }
+
+// state is a reading of the owned tables. It is the State of an Observation.
+type state struct {
+	tables     map[policy.Family]*table
+	generation uint32 // 0 if the reading is not of one generation
 }
 
-// commit carries out the plans. A batch that is too long is refused before the
-// first is sent.
-func commit(conn *nfnetlink.Conn, plans []*plan) error {
-	first, second := batches(plans)
-	if err := errors.Join(conn.Fit(first), conn.Fit(second)); err != nil {
-		return err
+func (b *backend) read() (s *state, err error) {
+	conn, err := b.driver.dial()
+	if err != nil {
+		return nil, err
 	}
-	for _, b := range []*nfnetlink.Batch{first, second} {
-		if b.Len() == 0 {
-			continue
+	s = &state{tables: map[policy.Family]*table{}}
+	s.generation, err = conn.ConsistentRead(func() (err error) {
+		for _, f := range policy.Families() {
+			if s.tables[f], err = readTable(conn, f); err != nil {
+				return err
+			}
 		}
-		if err := conn.Commit(b); err != nil {
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Observe implements netfilter.Backend. It reads all chains of the tables.
+func (b *backend) Observe(context.Context, []netfilter.ChainRef) (netfilter.Observation, error) {
+	s, err := b.read()
+	if err != nil {
+		return netfilter.Observation{}, err
+	}
+	o := netfilter.Observation{Generation: s.generation, State: s}
+	for _, f := range policy.Families() {
+		rs := s.tables[f].ruleset(f)
+		o.Rules.Chains = append(o.Rules.Chains, rs.Chains...)
+		o.Rules.Unrecognized = append(o.Rules.Unrecognized, rs.Unrecognized...)
+	}
+	return o, nil
+}
+
+// Apply implements netfilter.Backend. What the kernel refuses to change it writes as new tables,
+// because what is wrong with the existing ones may not be visible.
+func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilter.Observation, _ *os.File) error {
+	update := func(w *tableWriter) { w.update(chainsOf(desired, w.family)) }
+	s, observed := from.State.(*state)
+	if observed {
+		err := b.write(s, update, true)
+		if !errors.Is(err, netfilter.ErrChanged) { // until enforce observes again
 			return err
 		}
+	}
+	return b.readAndWrite(update, true)
+}
+
+// Remove implements netfilter.Backend. It leaves everything else in the tables, except sets that no
+// rule uses, and deletes a table without a masquerade chain.
+func (b *backend) Remove(_ context.Context, chains []netfilter.ChainRef, _ *os.File) error {
+	return b.readAndWrite(func(w *tableWriter) {
+		w.remove(func(name string) bool {
+			return slices.Contains(chains, netfilter.ChainRef{Family: w.family, Name: name})
+		})
+	}, false)
+}
+
+// CanWrite implements netfilter.Backend: a program can make itself the owner of a table.
+func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
+	conn, err := b.driver.dial()
+	if err != nil {
+		return err
+	}
+	t, err := conn.Table(headerOf(f).link, tableName)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return usable(err)
+	}
+	if t.Owner != 0 {
+		return fmt.Errorf("nftables: %w: table %s %s is owned by another program (flags owner, netlink port %d, "+
+			"which is often its pid), which alone may change it as long as it runs; end it",
+			netfilter.ErrUnusable, headerOf(f).link, tableName, t.Owner)
 	}
 	return nil
 }
 
-type writer struct {
-	*plan
-	header
-	first, second *nfnetlink.Batch
-}
-
-func (w *writer) write() {
-	if w.drop || w.replace {
-		w.second.DeleteTable(w.link, tableName)
-	}
-	if w.drop {
-		return
-	}
-	w.fillSets()
-	b := w.second
-	for _, d := range w.deltas {
-		b.DeleteElements(w.link, tableName, d.set, rangesOf(d.del))
-		b.AddElements(w.link, tableName, d.set, rangesOf(d.add))
-	}
-	if len(w.deltas) > 0 {
-		return
-	}
-	b.AddTable(w.link, tableName)
-	if w.hook {
-		base := wantedBase()
-		b.AddChain(w.link, tableName, baseChain, &base)
-	}
-	if w.rehook && !w.hook {
-		b.FlushChain(w.link, tableName, baseChain)
-	}
-	for _, handle := range w.goneJumps {
-		b.DeleteRule(w.link, tableName, baseChain, handle)
-	}
-	w.emptyGone()
-	for _, r := range w.rewrite {
-		w.rewriteChain(r)
-	}
-	for _, r := range w.jumps {
-		for i, j := range r.chain.Jumps {
-			b.AddRule(w.link, tableName, baseChain, encode(w.family, j, r.sets[i], chainPrefix+r.chain.Name), "")
+// readAndWrite changes the tables as they are now, whatever other programs do meanwhile.
+func (b *backend) readAndWrite(change func(*tableWriter), replace bool) error {
+	const attempts = 10
+	var err error
+	for range attempts {
+		var s *state
+		if s, err = b.read(); err != nil {
+			return err
+		}
+		if err = b.write(s, change, replace); !errors.Is(err, netfilter.ErrChanged) {
+			break
 		}
 	}
-	for _, name := range w.goneChains {
-		b.DeleteChain(w.link, tableName, name)
+	return err
+}
+
+// write changes the tables of a state. With replace it tries a refused change once more with new tables.
+func (b *backend) write(s *state, change func(*tableWriter), replace bool) error {
+	conn, err := b.driver.dial()
+	if err != nil {
+		return err
 	}
-	for _, name := range w.goneSets {
-		b.DeleteSet(w.link, tableName, name)
+	filled, err := s.commit(conn, change, false)
+	refused, ok := errors.AsType[*nfnetlink.Error](err)
+	if replace && ok && !errors.Is(refused, os.ErrPermission) && !errors.Is(refused, nfnetlink.ErrStale) {
+		again := *s
+		if filled {
+			again.generation = nextGeneration(s.generation)
+		}
+		if _, failed := again.commit(conn, change, true); failed == nil {
+			return nil
+		}
+	}
+	if err != nil && filled { // remove the new sets
+		_ = b.Remove(context.Background(), nil, nil)
+	}
+	if errors.Is(err, nfnetlink.ErrStale) {
+		return fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
+	}
+	return err
+}
+
+// commit sends the changes of all tables in two batches: the first one creates and fills new sets, the
+// second one does the rest, because packets can meet a set empty that is created in the batch of the
+// rules that use it. It reports whether the first batch was applied. With replace it creates the tables
+// anew that it would change.
+func (s *state) commit(conn *nfnetlink.Conn, change func(*tableWriter), replace bool) (filled bool, err error) {
+	fill, rest := &nfnetlink.Batch{Generation: s.generation}, &nfnetlink.Batch{Generation: s.generation}
+	s.encode(fill, rest, change, replace)
+	if err := conn.Reserve(fill, rest); err != nil { // before the first one is sent
+		return false, err
+	}
+	if fill.Len() > 0 {
+		if err := conn.Commit(fill); err != nil {
+			return false, err
+		}
+		rest.Generation = nextGeneration(s.generation)
+	}
+	return fill.Len() > 0, conn.Commit(rest)
+}
+
+// nextGeneration returns the generation after a commit, 0 if it is unknown.
+func nextGeneration(generation uint32) uint32 {
+	if generation == 0 {
+		return 0
+	}
+	return max(generation+1, 1) // the kernel leaves 0 out
+}
+
+func (s *state) encode(fill, rest *nfnetlink.Batch, change func(*tableWriter), replace bool) {
+	for _, f := range policy.Families() {
+		have := s.tables[f]
+		if replace && have.exists {
+			var probe nfnetlink.Batch
+			change(newTableWriter(f, have, &probe, &probe))
+			broken := *have
+			broken.broken = probe.Len() > 0
+			have = &broken
+		}
+		change(newTableWriter(f, have, fill, rest))
 	}
 }
 
-func (w *writer) fillSets() {
-	if len(w.newSets) == 0 {
+// tableWriter writes the changes of a table.
+type tableWriter struct {
+	header
+	family     policy.Family
+	have       *table
+	fill, rest *nfnetlink.Batch
+	setNames
+}
+
+func newTableWriter(f policy.Family, have *table, fill, rest *nfnetlink.Batch) *tableWriter {
+	w := &tableWriter{header: headerOf(f), family: f, have: have, fill: fill, rest: rest}
+	w.setNames = setNames{sets: maps.Clone(have.sets), used: map[string]bool{}, create: w.createSet}
+	return w
+}
+
+func (w *tableWriter) createSet(name string, ranges policy.Ranges) {
+	keyType := nfnetlink.TypeIPv4
+	if w.family == policy.IPv6 {
+		keyType = nfnetlink.TypeIPv6
+	}
+	w.fill.AddSet(w.link, tableName, name, keyType)
+	w.fill.AddElements(w.link, tableName, name, ranges)
+}
+
+// update writes the smallest change after which the table has the desired chains and nothing else.
+func (w *tableWriter) update(desired []policy.Chain) {
+	switch {
+	case len(desired) == 0:
+		if w.have.exists {
+			w.rest.DeleteTable(w.link, tableName)
+		}
+		return
+	case w.have.broken: // one batch, because without the table every destination is exempt
+		w.rest.DeleteTable(w.link, tableName)
+		w = newTableWriter(w.family, &table{}, w.rest, w.rest)
+	}
+	if w.updateElements(desired) {
 		return
 	}
-	key := nfnetlink.TypeIPv4
-	if w.family == policy.IPv6 {
-		key = nfnetlink.TypeIPv6
+	if !w.have.exists {
+		w.fill.AddTable(w.link, tableName)
 	}
-	w.first.AddTable(w.link, tableName)
-	for _, s := range w.newSets {
-		w.first.AddSet(w.link, tableName, s.name, key)
-		w.first.AddElements(w.link, tableName, s.name, rangesOf(s.ranges))
+	if !w.have.hooked {
+		base := baseHook()
+		w.rest.AddChain(w.link, tableName, baseChain, &base)
+	}
+	var gone []string
+	jumps := 0
+	right := w.have.hooked // the jumps are
+	for i := range desired {
+		right = w.updateChain(&desired[i]) && right
+		jumps += len(desired[i].Jumps)
+	}
+	if !right || jumps != len(w.have.jumps) {
+		w.rewriteJumps(desired)
+	} else {
+		w.use(w.have.jumps)
+	}
+	for name := range w.have.chains {
+		if !slices.ContainsFunc(desired, func(c policy.Chain) bool { return c.Name == name }) {
+			gone = append(gone, chainPrefix+name)
+		}
+	}
+	w.deleteChains(append(gone, w.have.thirdParty...))
+	w.deleteSets(func(name string) bool { return !anonymous(name) })
+}
+
+// updateChain writes the rules of a chain if they differ. It reports whether the jumps to it are right.
+func (w *tableWriter) updateChain(want *policy.Chain) (jumps bool) {
+	name, have := chainPrefix+want.Name, w.have.chains[want.Name]
+	if have != nil && !have.owner.Differs(want.Owner) && slices.EqualFunc(want.Rules, have.rules, equal) {
+		w.use(have.rules)
+	} else {
+		w.rest.AddChain(w.link, tableName, name, nil)
+		w.rest.FlushChain(w.link, tableName, name)
+		for i, r := range want.Rules {
+			exprs := encode(w.family, r, w.setOf(r, want.Name, sourceSet), "")
+			w.rest.AddRule(w.link, tableName, name, exprs, commentOn(want, i))
+		}
+	}
+	return slices.EqualFunc(want.Jumps, w.have.jumpsTo(want.Name), equal)
+}
+
+func equal(want policy.Rule, have rule) bool { return want.Equal(have.Rule) }
+
+// rewriteJumps writes the rules of the base chain.
+func (w *tableWriter) rewriteJumps(desired []policy.Chain) {
+	w.rest.FlushChain(w.link, tableName, baseChain)
+	for i := range desired {
+		name := desired[i].Name
+		for _, j := range desired[i].Jumps {
+			exprs := encode(w.family, j, w.setOf(j, name, scopeSet), chainPrefix+name)
+			w.rest.AddRule(w.link, tableName, baseChain, exprs, "")
+		}
 	}
 }
 
-// emptyGone takes the rules out of the chains that go, which may jump to each
-// other and name sets that go too.
-func (w *writer) emptyGone() {
-	for _, name := range w.goneChains {
-		w.second.FlushChain(w.link, tableName, name)
+// updateElements changes the elements of a set, if that is all that differs, and reports whether it is.
+// The kernel changes the elements of one set in use at one moment, but not those of two sets.
+func (w *tableWriter) updateElements(desired []policy.Chain) bool {
+	have := w.have
+	if !have.hooked || len(have.unrecognized) > 0 || len(have.chains) != len(desired) {
+		return false
+	}
+	want, held := map[string]policy.Ranges{}, map[string]policy.Ranges{} // of the sets that differ
+	compare := func(w policy.Rule, h rule) bool {
+		if w.Equal(h.Rule) {
+			return true
+		}
+		_, twice := want[h.set]
+		want[h.set], held[h.set] = addresses(w), addresses(h.Rule)
+		sameKind := (w.From == nil) == (h.From == nil) && (w.To == nil) == (h.To == nil)
+		h.From, h.To = w.From, w.To
+		return w.Equal(h.Rule) && sameKind && !twice && !anonymous(h.set)
+	}
+	jumps := 0
+	for _, c := range desired {
+		there, to := have.chains[c.Name], have.jumpsTo(c.Name)
+		if there == nil || there.owner.Differs(c.Owner) ||
+			!slices.EqualFunc(c.Rules, there.rules, compare) || !slices.EqualFunc(c.Jumps, to, compare) {
+			return false
+		}
+		jumps += len(to)
+	}
+	if len(want) > 1 || jumps != len(have.jumps) {
+		return false
+	}
+	for set := range want {
+		w.rest.DeleteElements(w.link, tableName, set, held[set].Minus(want[set]))
+		w.rest.AddElements(w.link, tableName, set, want[set].Minus(held[set]))
+	}
+	return true
+}
+
+// remove deletes chains, and the sets of a writer that was killed between its two batches.
+func (w *tableWriter) remove(gone func(masqChain string) bool) {
+	var chains []string
+	for name, c := range w.have.chains {
+		if gone(name) {
+			chains = append(chains, chainPrefix+name)
+		} else {
+			w.use(c.rules)
+		}
+	}
+	if len(chains) == len(w.have.chains) && (len(chains) > 0 || w.have.leftover()) {
+		w.rest.DeleteTable(w.link, tableName)
+		return
+	}
+	for _, j := range w.have.jumps {
+		if j.target != "" && gone(j.target) {
+			w.rest.DeleteRule(w.link, tableName, baseChain, j.handle)
+		} else {
+			w.use([]rule{j})
+		}
+	}
+	w.deleteChains(chains)
+	w.deleteSets(ownSet)
+}
+
+// leftover reports whether the table has nothing but what a writer leaves that is killed between its two
+// batches.
+func (t *table) leftover() bool {
+	for name := range t.sets {
+		if !ownSet(name) {
+			return false
+		}
+	}
+	return t.exists && !t.broken && len(t.jumps)+len(t.chains)+len(t.thirdParty) == 0
+}
+
+// deleteChains deletes chains, which may jump to each other.
+func (w *tableWriter) deleteChains(names []string) {
+	slices.Sort(names)
+	for _, name := range names {
+		w.rest.FlushChain(w.link, tableName, name)
+	}
+	for _, name := range names {
+		w.rest.DeleteChain(w.link, tableName, name)
 	}
 }
 
-func (w *writer) rewriteChain(r rewritten) {
-	name := chainPrefix + r.chain.Name
-	w.second.AddChain(w.link, tableName, name, nil)
-	if !r.fresh {
-		w.second.FlushChain(w.link, tableName, name)
-	}
-	for i, rule := range r.chain.Rules {
-		w.second.AddRule(w.link, tableName, name, encode(w.family, rule, r.sets[i], ""), commentOn(r.chain, i))
+// deleteSets deletes the sets that no rule will use, of those whose names match.
+func (w *tableWriter) deleteSets(match func(name string) bool) {
+	for _, name := range slices.Sorted(maps.Keys(w.have.sets)) {
+		if !w.used[name] && match(name) {
+			w.rest.DeleteSet(w.link, tableName, name)
+		}
 	}
 }
 
-// commentOn returns the comment of a rule of a chain: the owner's, on the last.
+// setNames assigns sets to rules.
+type setNames struct {
+	sets   map[string]policy.Ranges
+	used   map[string]bool
+	create func(name string, ranges policy.Ranges)
+}
+
+func (n *setNames) use(rules []rule) {
+	for _, r := range rules {
+		n.used[r.set] = true
+	}
+}
+
+// setOf returns the set that a rule is to match addresses with, or "". It creates one unless a set of the
+// chain has these elements. A rule of an owned chain matches sources or destinations by a set, never both.
+func (n *setNames) setOf(r policy.Rule, masqChain, sources string) string {
+	ranges, kind := addresses(r), exemptSet
+	if ranges == nil {
+		return ""
+	}
+	if r.From != nil {
+		kind = sources
+	}
+	name := ""
+	for number := len(n.sets) + 1; number > 0; number-- {
+		candidate := setName(kind, masqChain, number)
+		held, exists := n.sets[candidate]
+		if held != nil && held.Equal(ranges) {
+			n.used[candidate] = true
+			return candidate
+		}
+		if !exists {
+			name = candidate
+		}
+	}
+	if n.sets == nil {
+		n.sets = map[string]policy.Ranges{}
+	}
+	n.sets[name], n.used[name] = ranges, true
+	n.create(name, ranges)
+	return name
+}
+
+// addresses returns the addresses that a rule matches, or nil.
+func addresses(r policy.Rule) policy.Ranges {
+	if r.From != nil {
+		return r.From
+	}
+	return r.To
+}
+
+func chainsOf(rs policy.Ruleset, f policy.Family) []policy.Chain {
+	return slices.DeleteFunc(slices.Clone(rs.Chains), func(c policy.Chain) bool { return c.Family != f })
+}
+
+// commentOn returns the comment of a rule: the last rule of a chain names the owner.
 func commentOn(c *policy.Chain, rule int) string {
 	if rule < len(c.Rules)-1 {
 		return ""
 	}
 	return c.Owner.Comment()
-}
-
-func rangesOf(r policy.Ranges) []nfnetlink.Range {
-	out := make([]nfnetlink.Range, len(r))
-	for i, x := range r {
-		out[i] = nfnetlink.Range{First: x.From(), Last: x.To()}
-	}
-	return out
 }

@@ -21,7 +21,7 @@ func FuzzCodec(f *testing.F) { f.Fuzz(rapid.MakeFuzz(codecProperty)) }
 // rule that it was.
 func codecProperty(t *rapid.T) {
 	f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
-	rules := desired(drawStatement().Draw(t, "statement"))
+	rules := desired(drawPolicy().Draw(t, "policy"))
 	var all []policy.Rule
 	for _, c := range rules.Chains {
 		if c.Family == f {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nftables keeps masquerade chains in tables of ours alone, `ip ip-masq`
-// and `ip6 ip-masq`, over netlink and without any program on the host:
+// Package nftables is the backend that keeps masquerade chains in the owned tables `ip ip-masq` and
+// `ip6 ip-masq`. enforce calls it through the port netfilter.Backend; it uses netlink and runs no
+// program. Its invariant: Apply computes its batches from a table as Observe read it, and the kernel
+// accepts them only at the generation of that reading.
 //
 //	table ip ip-masq {
 //		set exempt-IP-MASQ-AGENT { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, … } }
@@ -15,10 +17,7 @@
 //		}
 //	}
 //
-// Priority 101 is behind kube-proxy's and iptables' chains: of the NAT rules of a
-// hook the first to bind wins. The tables are never inet, which would switch
-// connection tracking on for the other family too.
-//
-// What is written is decided by comparing a model of the table with the desired
-// chains (plan.go), apart from reading it (observe.go) and writing it (apply.go).
+// Priority 101 is behind the chains of kube-proxy and iptables: of a hook's NAT rules the first one that
+// binds a connection decides. The tables are never inet, which would enable connection tracking for the
+// other family too.
 package nftables

@@ -82,7 +82,7 @@ func (*Driver) Render(desired policy.Ruleset, families ...policy.Family) ([]byte
 	return Render(desired, families...), nil
 }
 
-// Uses implements netfilter.Driver.
+// FindChain implements netfilter.Driver.
 func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice, error) {
 	conn, err := d.dial()
 	if err != nil {
@@ -107,7 +107,7 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 		return nil, err
 	}
 	var owned []netfilter.OwnedChain
-	err = conn.ConsistentRead(func() error {
+	_, err = conn.ConsistentRead(func() error {
 		owned = nil
 		for _, f := range policy.Families() {
 			rules, err := conn.Rules(headerOf(f).link, tableName, "")

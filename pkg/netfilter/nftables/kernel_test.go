@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -103,7 +104,7 @@ func (n *node) generation() uint32 {
 	return g
 }
 
-func statement(chain string, edit ...func(*policy.SourcePolicy)) policy.SourcePolicy {
+func sourcePolicy(chain string, edit ...func(*policy.SourcePolicy)) policy.SourcePolicy {
 	yes := true
 	s := policy.SourcePolicy{Chain: chain, EnableIPv6: &yes, NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8")}
 	for _, e := range edit {
@@ -120,9 +121,9 @@ func prefixes(list ...string) []netip.Prefix {
 	return out
 }
 
-func desired(statements ...policy.SourcePolicy) policy.Ruleset {
+func desired(policies ...policy.SourcePolicy) policy.Ruleset {
 	var all []policy.Source
-	for i, s := range statements {
+	for i, s := range policies {
 		all = append(all, policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: fmt.Sprint(i)}, Policy: s})
 	}
 	return policy.Desired(policy.Merge(all), policy.Layout{Sets: true}, policy.OwnedBy("/var/lib/cni/ip-masq"))
@@ -134,7 +135,7 @@ func TestApplyConverges(t *testing.T) {
 	n := newNode(t)
 	rapid.Check(t, func(t *rapid.T) {
 		n.failer = t
-		want := desired(rapid.SliceOfN(drawStatement(), 0, 3).Draw(t, "statements")...)
+		want := desired(rapid.SliceOfN(drawPolicy(), 0, 3).Draw(t, "policies")...)
 		n.apply(want)
 		before := n.generation()
 		n.apply(want)
@@ -145,7 +146,7 @@ func TestApplyConverges(t *testing.T) {
 	n.failer = t
 }
 
-func drawStatement() *rapid.Generator[policy.SourcePolicy] {
+func drawPolicy() *rapid.Generator[policy.SourcePolicy] {
 	return rapid.Custom(func(t *rapid.T) policy.SourcePolicy {
 		prefix := rapid.Custom(func(t *rapid.T) netip.Prefix {
 			if rapid.Bool().Draw(t, "v6") {
@@ -213,7 +214,7 @@ func TestTamperingIsSeenAndRepaired(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			want := desired(statement("IP-MASQ-AGENT"))
+			want := desired(sourcePolicy("IP-MASQ-AGENT"))
 			n.apply(want)
 			right := n.list()
 			n.nft(tc.script)
@@ -252,7 +253,7 @@ func TestSetAttributes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			want := desired(statement("IP-MASQ-AGENT"))
+			want := desired(sourcePolicy("IP-MASQ-AGENT"))
 			n.apply(want)
 			right := n.list()
 			n.nft(`add set ip ip-masq exempt-IP-MASQ-AGENT.2 { type ipv4_addr; ` + tc.set + ` }
@@ -276,7 +277,7 @@ func TestSetAttributes(t *testing.T) {
 
 func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 	n := newNode(t)
-	n.apply(desired(statement("A"), statement("B")))
+	n.apply(desired(sourcePolicy("A"), sourcePolicy("B")))
 	n.nft("insert rule ip ip-masq masq-B counter packets 7 bytes 7 return; add rule ip ip-masq masq-B counter packets 9 bytes 9")
 	counted := func() string {
 		out, err := exec.Command("nft", "-a", "list", "chain", "ip", "ip-masq", "masq-A").CombinedOutput()
@@ -286,7 +287,7 @@ func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 		return string(out)
 	}
 	before := counted()
-	n.apply(desired(statement("A"), statement("B", func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = prefixes("10.1.0.0/16") })))
+	n.apply(desired(sourcePolicy("A"), sourcePolicy("B", func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = prefixes("10.1.0.0/16") })))
 	if diff := cmp.Diff(before, counted()); diff != "" {
 		t.Errorf("chain A was rewritten (-before +after):\n%s", diff)
 	}
@@ -294,7 +295,7 @@ func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 
 func TestOneSetChangesInPlace(t *testing.T) {
 	n := newNode(t)
-	n.apply(desired(statement("A")))
+	n.apply(desired(sourcePolicy("A")))
 	rules := func() string {
 		out, err := exec.Command("nft", "-a", "list", "chain", "ip", "ip-masq", "masq-A").CombinedOutput()
 		if err != nil {
@@ -304,7 +305,7 @@ func TestOneSetChangesInPlace(t *testing.T) {
 	}
 	before := rules()
 	for _, list := range [][]string{{"10.0.0.0/9", "11.0.0.0/8"}, {"10.0.0.0/8", "11.0.0.0/8"}, {"0.0.0.0/1"}, {"128.0.0.0/1", "10.0.0.0/8"}} {
-		n.apply(desired(statement("A", func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes(append(list, "fd00::/8")...) })))
+		n.apply(desired(sourcePolicy("A", func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes(append(list, "fd00::/8")...) })))
 	}
 	if diff := cmp.Diff(before, rules()); diff != "" {
 		t.Errorf("rules were rewritten (-before +after):\n%s", diff)
@@ -318,18 +319,18 @@ func TestManyPrefixes(t *testing.T) {
 		list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(20 + i>>14), byte(i >> 6), byte(i << 2), 0}), 24))
 	}
 	many := func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = list }
-	n.apply(desired(statement("A", many)))
+	n.apply(desired(sourcePolicy("A", many)))
 	list = append(list[:5000], list[5001:]...)
-	n.apply(desired(statement("A", many)))
+	n.apply(desired(sourcePolicy("A", many)))
 }
 
 func TestRemove(t *testing.T) {
 	n := newNode(t)
 	n.nft("add table ip other; add chain ip other c; add rule ip other c counter")
 	others := n.list()
-	n.apply(desired(statement("B")))
+	n.apply(desired(sourcePolicy("B")))
 	justB := n.list()
-	n.apply(desired(statement("A"), statement("B")))
+	n.apply(desired(sourcePolicy("A"), sourcePolicy("B")))
 	refs := func(name string) []netfilter.ChainRef {
 		return []netfilter.ChainRef{{Family: policy.IPv4, Name: name}, {Family: policy.IPv6, Name: name}}
 	}
@@ -350,16 +351,13 @@ func (n *node) cutOff(desired policy.Ruleset) {
 	if err != nil {
 		n.Fatal(err)
 	}
-	tables, err := n.backend.(*backend).read()
+	now, err := n.backend.(*backend).read()
 	if err != nil {
 		n.Fatal(err)
 	}
-	var plans []*plan
-	for _, f := range policy.Families() {
-		plans = append(plans, planTable(f, tables[f], chainsOf(desired, f)))
-	}
-	first, _ := batches(plans)
-	if err := conn.Commit(first); err != nil {
+	var first, second nfnetlink.Batch
+	now.encode(&first, &second, func(w *tableWriter) { w.update(chainsOf(desired, w.family)) }, false)
+	if err := conn.Commit(&first); err != nil {
 		n.Fatal(err)
 	}
 }
@@ -368,7 +366,7 @@ func (n *node) cutOff(desired policy.Ruleset) {
 // next write, and with the next removal of any chain or none.
 func TestCutOff(t *testing.T) {
 	ports := policy.Ports{{First: 7, Last: 7}}
-	a, b := statement("A"), statement("B", func(s *policy.SourcePolicy) { s.ToPorts = &ports })
+	a, b := sourcePolicy("A"), sourcePolicy("B", func(s *policy.SourcePolicy) { s.ToPorts = &ports })
 	other := func(s *policy.SourcePolicy) {
 		s.NonMasqueradeCIDRs = prefixes("11.0.0.0/8", "fc00::/8")
 		s.SourceCIDRs = s.NonMasqueradeCIDRs
@@ -389,15 +387,15 @@ func TestCutOff(t *testing.T) {
 		"the first write, then another": {nil, []policy.SourcePolicy{a}, func(n *node) error {
 			return n.backend.Apply(context.Background(), desired(b), netfilter.Observation{}, nil)
 		}, []policy.SourcePolicy{b}},
-		"a change, then a removal": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{statement("A", other), b}, none, []policy.SourcePolicy{a, b}},
-		"a change, then a removal of another chain": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{statement("A", other), b}, func(n *node) error {
+		"a change, then a removal": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{sourcePolicy("A", other), b}, none, []policy.SourcePolicy{a, b}},
+		"a change, then a removal of another chain": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{sourcePolicy("A", other), b}, func(n *node) error {
 			var refs []netfilter.ChainRef
 			for _, f := range policy.Families() {
 				refs = append(refs, netfilter.ChainRef{Family: f, Name: "B"})
 			}
 			return n.backend.Remove(context.Background(), refs, nil)
 		}, []policy.SourcePolicy{a}},
-		"a change, then a write": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{statement("A", other), b}, func(n *node) error {
+		"a change, then a write": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{sourcePolicy("A", other), b}, func(n *node) error {
 			return n.backend.Apply(context.Background(), desired(a, b), netfilter.Observation{}, nil)
 		}, []policy.SourcePolicy{a, b}},
 	} {
@@ -426,7 +424,7 @@ func TestCutOff(t *testing.T) {
 // stays, however often it is tried.
 func TestRefusedWhole(t *testing.T) {
 	ports := policy.Ports{{First: 7, Last: 7}}
-	bad := desired(statement("A", func(s *policy.SourcePolicy) {
+	bad := desired(sourcePolicy("A", func(s *policy.SourcePolicy) {
 		s.ToPorts = &ports
 		s.NonMasqueradeCIDRs = prefixes("11.0.0.0/8", "fc00::/8")
 	}))
@@ -435,7 +433,7 @@ func TestRefusedWhole(t *testing.T) {
 			bad.Chains[i].Jumps[j].Out = strings.Repeat("x", 300) + "+"
 		}
 	}
-	for name, before := range map[string]policy.Ruleset{"nothing": {}, "another policy": desired(statement("A"))} {
+	for name, before := range map[string]policy.Ruleset{"nothing": {}, "another policy": desired(sourcePolicy("A"))} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			n.apply(before)
@@ -460,7 +458,7 @@ func TestLongBatches(t *testing.T) {
 		ports = append(ports, policy.PortRange{First: p, Last: p})
 	}
 	n := newNode(t)
-	want := desired(statement("A", func(s *policy.SourcePolicy) { s.ToPorts = &ports }))
+	want := desired(sourcePolicy("A", func(s *policy.SourcePolicy) { s.ToPorts = &ports }))
 	if err := n.backend.Apply(context.Background(), want, netfilter.Observation{}, nil); err != nil {
 		if !strings.Contains(err.Error(), "net.core.wmem_max") || n.list() != "" {
 			t.Fatalf("%v\n%s", err, n.list())
@@ -485,7 +483,7 @@ func TestUsesAndProbe(t *testing.T) {
 	if got := uses(); len(got) != 0 {
 		t.Errorf("uses %v of nothing", got)
 	}
-	n.apply(desired(statement("A")))
+	n.apply(desired(sourcePolicy("A")))
 	choice, err := n.driver.Probe(context.Background(), "")
 	if err != nil {
 		t.Fatal(err)
@@ -497,7 +495,7 @@ func TestUsesAndProbe(t *testing.T) {
 
 func TestGoldenText(t *testing.T) {
 	n := newNode(t)
-	n.apply(desired(statement("IP-MASQ-AGENT", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = nil, prefixes("10.0.0.0/8") })))
+	n.apply(desired(sourcePolicy("IP-MASQ-AGENT", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = nil, prefixes("10.0.0.0/8") })))
 	want := `table ip ip-masq {
 	set exempt-IP-MASQ-AGENT {
 		type ipv4_addr

@@ -30,11 +30,11 @@ func rich(t failer) policy.Ruleset {
 	}
 	no := false
 	return desired(
-		statement("IP-MASQ-AGENT", func(s *policy.SourcePolicy) {
+		sourcePolicy("IP-MASQ-AGENT", func(s *policy.SourcePolicy) {
 			s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "128.0.0.0/1", "fd00::/8", "8000::/1")
 			s.MasqueradeCIDRs = prefixes("10.1.0.0/16", "203.0.113.9/32", "fd00:1::/32")
 		}),
-		statement("10", func(s *policy.SourcePolicy) {
+		sourcePolicy("10", func(s *policy.SourcePolicy) {
 			s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes(), new(bool)
 			*s.MasqLinkLocal = true
 			s.SourceCIDRs = prefixes("10.244.0.0/16", "10.246.0.0/17", "fd01::/64")
@@ -42,16 +42,16 @@ func rich(t failer) policy.Ruleset {
 			s.OutputInterfaces = []string{"eth+", "wlan0", "a-b@c'd", "$x;{}#,", "abcdefghijklmn+"}
 			s.MasqueradeHost, s.RandomFully = &no, &no
 		}),
-		statement("set", func(s *policy.SourcePolicy) { s.ToPorts = &ports }),
-		statement("only-v4", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = &no, prefixes("0.0.0.0/0") }),
-		statement("elsewhere", func(s *policy.SourcePolicy) { s.SourceCIDRs = prefixes("fd02::/64") }), // no jump in IPv4
+		sourcePolicy("set", func(s *policy.SourcePolicy) { s.ToPorts = &ports }),
+		sourcePolicy("only-v4", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = &no, prefixes("0.0.0.0/0") }),
+		sourcePolicy("elsewhere", func(s *policy.SourcePolicy) { s.SourceCIDRs = prefixes("fd02::/64") }), // no jump in IPv4
 	)
 }
 
 func TestRenderGolden(t *testing.T) {
 	for name, rs := range map[string]policy.Ruleset{
 		"rich":  rich(t),
-		"plain": desired(statement("IP-MASQ-AGENT", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = nil, nil })),
+		"plain": desired(sourcePolicy("IP-MASQ-AGENT", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = nil, nil })),
 		"none":  {},
 		"odd": {Chains: []policy.Chain{{Family: policy.IPv4, Name: "ODD", Rules: []policy.Rule{
 			{From: policy.Ranges{}, Verdict: policy.Return}, // no source at all
@@ -148,8 +148,8 @@ func TestRenderReplaces(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n.failer = t
 		n.nft("flush ruleset")
-		n.apply(desired(rapid.SliceOfN(drawStatement(), 0, 3).Draw(t, "before")...))
-		want := desired(rapid.SliceOfN(drawStatement(), 0, 3).Draw(t, "statements")...)
+		n.apply(desired(rapid.SliceOfN(drawPolicy(), 0, 3).Draw(t, "before")...))
+		want := desired(rapid.SliceOfN(drawPolicy(), 0, 3).Draw(t, "policies")...)
 		n.load(want)
 		n.isAsApplied(want)
 	})
@@ -159,7 +159,7 @@ func TestRenderReplaces(t *testing.T) {
 // Tables that somebody broke are replaced too, and those of others stay.
 func TestRenderRepairs(t *testing.T) {
 	n := newNode(t)
-	want := desired(statement("IP-MASQ-AGENT"))
+	want := desired(sourcePolicy("IP-MASQ-AGENT"))
 	n.nft(`add table ip ip-masq { flags dormant; }
 		add chain ip ip-masq postrouting { type filter hook output priority 0; policy drop; }
 		add set ip ip-masq exempt-IP-MASQ-AGENT { type inet_service; }
@@ -176,7 +176,7 @@ func TestRenderRepairs(t *testing.T) {
 // Of one family alone the other is not touched.
 func TestRenderOneFamily(t *testing.T) {
 	n := newNode(t)
-	want := desired(statement("A"))
+	want := desired(sourcePolicy("A"))
 	n.load(want, policy.IPv6)
 	if got := n.ruleset(); !strings.Contains(got, "table ip6 ip-masq") || strings.Contains(got, "table ip ip-masq") {
 		t.Errorf("IPv6 alone was loaded, and there is\n%s", got)
@@ -196,7 +196,7 @@ func TestRenderOneFamily(t *testing.T) {
 func TestOnePort(t *testing.T) {
 	n := newNode(t)
 	ports := policy.Ports{{First: 7, Last: 7}}
-	want := desired(statement("A", func(s *policy.SourcePolicy) { s.ToPorts = &ports }))
+	want := desired(sourcePolicy("A", func(s *policy.SourcePolicy) { s.ToPorts = &ports }))
 	text := string(Render(want))
 	if !strings.Contains(text, " to :7 ") || strings.Contains(text, ":7-7") {
 		t.Errorf("rendered as:\n%s", text)

@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"slices"
 
-	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -79,10 +78,11 @@ func withHooks(ctx context.Context, body func([]hook) error) error {
 	read := false
 	err := withTables(func(c *nfnetlink.Conn) error {
 		read = true
-		return c.ConsistentRead(func() error {
+		_, err := c.ConsistentRead(func() error {
 			hooks, err := tableHooks(c)
 			return errors.Join(err, body(append(slices.Clip(legacy), hooks...)))
 		})
+		return err
 	})
 	if !read { // a kernel without nf_tables
 		err = errors.Join(err, body(legacy))
@@ -97,7 +97,7 @@ func withTables(body func(*nfnetlink.Conn) error) error {
 	if err == nil {
 		err = errors.Join(body(c), c.Close())
 	}
-	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
+	if nfnetlink.Unsupported(err) {
 		return nil
 	}
 	return err
@@ -191,21 +191,9 @@ func (t *linkTable) rules(chain string) ([]nfnetlink.Rule, error) {
 }
 
 func (t *linkTable) set(name string) (policy.Ranges, error) {
-	s, err := t.conn.Set(t.family, t.table, name)
+	_, ranges, err := t.conn.Ranges(t.family, t.table, name)
 	if err != nil {
 		return nil, err
-	}
-	elements, err := t.conn.Elements(t.family, t.table, name)
-	if err != nil {
-		return nil, err
-	}
-	read, err := s.Ranges(elements)
-	if err != nil {
-		return nil, err
-	}
-	ranges := make([]netipx.IPRange, len(read))
-	for i, x := range read {
-		ranges[i] = netipx.IPRangeFrom(x.First, x.Last)
 	}
 	return policy.Normalize(ranges), nil
 }

@@ -116,11 +116,7 @@ func (n *Node) Elements() (count int, err error) {
 			return err
 		}
 		for _, s := range sets {
-			elements, err := c.Elements(nfnetlink.IPv4, table, s.Name)
-			if err != nil {
-				return err
-			}
-			ranges, err := s.Ranges(elements)
+			_, ranges, err := c.Ranges(nfnetlink.IPv4, table, s.Name)
 			if err != nil {
 				return err
 			}
