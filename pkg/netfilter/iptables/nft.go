@@ -53,8 +53,7 @@ func (l *nftReader) use(body func(*nfnetlink.Conn) error) error {
 // missing reports whether the error says that the table or chain does not exist,
 // or that the kernel has no nf_tables.
 func missing(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) ||
-		errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
+	return errors.Is(err, fs.ErrNotExist) || nfnetlink.Unsupported(err)
 }
 
 func nftFamily(f policy.Family) nfnetlink.Family {
