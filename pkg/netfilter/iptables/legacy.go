@@ -121,9 +121,10 @@ func legacyInUse(f policy.Family, tableName string) (bool, error) {
 type legacyTable struct {
 	family  policy.Family
 	layout  layout
-	info    []byte // struct ipt_getinfo
-	entries []byte // of struct ipt_get_entries
-	offsets []int  // of each entry, and the end of the last one
+	info    []byte         // struct ipt_getinfo
+	entries []byte         // of struct ipt_get_entries
+	offsets []int          // of each entry, and the end of the last one
+	load    nfnetlink.Expr // the last Payload: most rules of a chain have the same
 }
 
 // Sizes and offsets in struct ipt_getinfo and struct ipt_get_entries, the same for
@@ -399,8 +400,8 @@ func (s *legacyTable) expressions(out []nfnetlink.Expr, i int) []nfnetlink.Expr 
 	address := func(i int) []byte { return entry[i*l.address : (i+1)*l.address] }
 	name := func(i int) []byte { return entry[l.interfaces+i*unix.IFNAMSIZ : l.interfaces+(i+1)*unix.IFNAMSIZ] }
 
-	out = addressExpressions(out, sourceAt, address(0), address(2), invert&invertSource != 0)
-	out = addressExpressions(out, destinationAt, address(1), address(3), invert&invertDestination != 0)
+	out = s.addressExpressions(out, sourceAt, address(0), address(2), invert&invertSource != 0)
+	out = s.addressExpressions(out, destinationAt, address(1), address(3), invert&invertDestination != 0)
 	out = interfaceExpressions(out, unix.NFT_META_IIFNAME, name(0), name(2), invert&invertIn != 0)
 	out = interfaceExpressions(out, unix.NFT_META_OIFNAME, name(1), name(3), invert&invertOut != 0)
 	if number := binary.NativeEndian.Uint16(entry[l.protocol:]); number != 0 && (l.protoFlag == 0 || flags&l.protoFlag != 0) {
@@ -421,7 +422,9 @@ func (s *legacyTable) expressions(out []nfnetlink.Expr, i int) []nfnetlink.Expr 
 		out = append(out, nfnetlink.Match{Xt: name, Rev: revision, Info: info})
 		rest = rest[size:]
 	}
-	out = append(out, nfnetlink.Counter{Packets: binary.NativeEndian.Uint64(entry[l.packetsAt:])})
+	if packets := binary.NativeEndian.Uint64(entry[l.packetsAt:]); packets > 0 {
+		out = append(out, nfnetlink.Counter{Packets: packets})
+	}
 	if name, revision, info := extensionParts(target); name != "" {
 		return append(out, nfnetlink.Target{Xt: name, Rev: revision, Info: info})
 	}
@@ -437,7 +440,7 @@ func operator(inverted bool) nfnetlink.CmpOp {
 
 // addressExpressions appends `ip saddr ADDRESS/MASK`. As iptables-nft does, it
 // loads only the bytes that a prefix reaches if it ends at a byte.
-func addressExpressions(out []nfnetlink.Expr, at uint32, address, mask []byte, inverted bool) []nfnetlink.Expr {
+func (s *legacyTable) addressExpressions(out []nfnetlink.Expr, at uint32, address, mask []byte, inverted bool) []nfnetlink.Expr {
 	length, prefix := maskLength(mask)
 	if length == 0 && prefix && !inverted {
 		return out
@@ -447,7 +450,11 @@ func addressExpressions(out []nfnetlink.Expr, at uint32, address, mask []byte, i
 	if whole {
 		size = length / 8
 	}
-	out = append(out, nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: at, Len: uint32(size), Dreg: nfnetlink.Reg1})
+	load := nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: at, Len: uint32(size), Dreg: nfnetlink.Reg1}
+	if s.load != load {
+		s.load = load
+	}
+	out = append(out, s.load)
 	if !whole {
 		out = append(out, nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: uint32(size), Mask: mask, Xor: make([]byte, size)})
 	}

@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"fmt"
 	"net/netip"
 	"runtime"
 	"strings"
@@ -194,32 +195,35 @@ func TestBrokenSocket(t *testing.T) {
 
 func BenchmarkObserve(b *testing.B) {
 	for _, variant := range variants() {
-		b.Run(variant, func(b *testing.B) {
-			runtime.LockOSThread()
-			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-				b.Fatal(err)
-			}
-			d := New(Options{})
-			opened, err := d.Open(netfilter.Choice{Backend: policy.IPTables, Variant: variant})
-			if err != nil {
-				b.Fatal(err)
-			}
-			p := basic("X")
-			p.EnableIPv6.Value = false
-			for i := range 60 {
-				p.Destinations = append(p.Destinations, policy.Entry{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64, byte(i)}), 24), Action: policy.Exempt})
-			}
-			want := desired(policy.OwnedBy(owner), p)
-			if err := opened.Apply(b.Context(), want, netfilter.Observation{}, nil); err != nil {
-				b.Fatal(err)
-			}
-			for b.Loop() {
-				rs, err := opened.Observe(b.Context(), refs(want))
-				if err != nil || len(policy.Compare(want, rs.Rules)) > 0 {
+		for _, prefixes := range []int{64, 10_000} {
+			b.Run(fmt.Sprintf("%s/%d", variant, prefixes), func(b *testing.B) {
+				runtime.LockOSThread()
+				if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 					b.Fatal(err)
 				}
-			}
-		})
+				opened, err := New(Options{}).Open(netfilter.Choice{Backend: policy.IPTables, Variant: variant})
+				if err != nil {
+					b.Fatal(err)
+				}
+				p := basic("X")
+				p.EnableIPv6.Value = false
+				for i := range prefixes {
+					prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i >> 8), byte(i)}), 24)
+					p.Destinations = append(p.Destinations, policy.Entry{Prefix: prefix, Action: policy.Exempt})
+				}
+				want := desired(policy.OwnedBy(owner), p)
+				if err := opened.Apply(b.Context(), want, netfilter.Observation{}, nil); err != nil {
+					b.Fatal(err)
+				}
+				b.ReportAllocs()
+				for b.Loop() {
+					rs, err := opened.Observe(b.Context(), refs(want))
+					if err != nil || len(rs.Rules.Chains) != 1 {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
 	}
 }
 
