@@ -60,7 +60,7 @@ func encodeRule(t testing.TB, chain string, exprs []Expr, comment string) []byte
 func TestRuleRoundTrip(t *testing.T) {
 	want := Rule{Chain: "masq-X", Handle: 5, Position: 4, Exprs: everyExpr(), Comment: "ours"}
 	for _, probably := range []string{"", "masq-X", "masq-XY"} {
-		got, err := decodeRule(encodeRule(t, want.Chain, want.Exprs, want.Comment), probably)
+		got, err := new(ruleDecoder).decode(encodeRule(t, want.Chain, want.Exprs, want.Comment), probably)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +133,7 @@ func TestForeignEncoder(t *testing.T) {
 	}
 	var chain attrWriter
 	chain.str(unix.NFTA_RULE_CHAIN, "c")
-	rule, err := decodeRule(append(chain.b, foreign...), "")
+	rule, err := new(ruleDecoder).decode(append(chain.b, foreign...), "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -36,12 +37,13 @@ type Rule struct {
 // it. Read again within Snapshot before acting on a difference.
 func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	op := operation{"list rules of", family, table, chain}
+	var d ruleDecoder
 	return list(c, op, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, func(rules []Rule, attrs []byte) ([]Rule, error) {
 		previous := chain
 		if len(rules) > 0 {
 			previous = rules[len(rules)-1].Chain
 		}
-		r, err := decodeRule(attrs, previous)
+		r, err := d.decode(attrs, previous)
 		if err != nil {
 			return rules, err
 		}
@@ -49,8 +51,33 @@ func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	})
 }
 
-// decodeRule decodes a rule, whose chain is probably the given one.
-func decodeRule(attrs []byte, probably string) (Rule, error) {
+// ruleDecoder decodes the rules of one list. Most of their expressions are the
+// same: those are decoded once.
+type ruleDecoder struct {
+	known map[string]Expr // by their encoding
+	exprs []Expr          // the rules' Exprs are parts of it
+}
+
+// expr decodes what an NFTA_LIST_ELEM of a rule holds.
+func (d *ruleDecoder) expr(b []byte) Expr {
+	const limit = 64
+	e, known := d.known[string(b)]
+	if known {
+		return e
+	}
+	if d.known == nil {
+		d.known = map[string]Expr{}
+	}
+	e = decodeExpr(b)
+	if _, differs := e.(Cmp); !differs && len(d.known) < limit {
+		d.known[string(b)] = e
+	}
+	return e
+}
+
+// decode decodes a rule, whose chain is probably the given one.
+func (d *ruleDecoder) decode(attrs []byte, probably string) (Rule, error) {
+	const perRule, perArray = 16, 256
 	var t attrTable
 	t.parse(attrs)
 	r := Rule{
@@ -65,10 +92,15 @@ func decodeRule(attrs []byte, probably string) (Rule, error) {
 	if !t.has(unix.NFTA_RULE_CHAIN) || t.bad {
 		return Rule{}, errMalformed
 	}
+	if cap(d.exprs)-len(d.exprs) < perRule {
+		d.exprs = make([]Expr, 0, perArray)
+	}
+	first := len(d.exprs)
 	it := attrIter{rest: t.at[unix.NFTA_RULE_EXPRESSIONS]}
 	for it.next() {
-		r.Exprs = append(r.Exprs, decodeExpr(it.data))
+		d.exprs = append(d.exprs, d.expr(it.data))
 	}
+	r.Exprs = slices.Clip(d.exprs[first:])
 	if it.malformed {
 		return Rule{}, errMalformed
 	}
