@@ -51,7 +51,7 @@ type Catch struct {
 
 // Caught returns which rules of others masquerade what which policy leaves
 // alone, by rule and then by policy. A rule that is not Exact may be less than
-// it seems; those that are for marked packets only are left out.
+// it seems.
 func Caught(policies []policy.Policy, rules []thirdparty.Rule) []Catch {
 	var about []subject
 	for _, p := range policies {
@@ -94,7 +94,7 @@ type subject struct {
 
 func (s subject) catch(r thirdparty.Rule) Catch {
 	c := Catch{Rule: r, Chain: s.Chain, Scoped: len(s.Sources.Value) > 0}
-	if r.Family != s.family || r.Marked || r.Rule.Out == "lo" || !leavesThrough(s.Policy, r) {
+	if r.Family != s.family || r.Match.Out == "lo" || !leavesThrough(s.Policy, r) {
 		return c
 	}
 	caught := s.exempt.Intersect(r.Destinations(s.from))
@@ -138,7 +138,7 @@ func scope(p policy.Policy, f policy.Family) (policy.Ranges, bool) {
 }
 
 func leavesThrough(p policy.Policy, r thirdparty.Rule) bool {
-	return len(p.Interfaces.Value) == 0 || slices.ContainsFunc(p.Interfaces.Value, r.Leaves)
+	return len(p.Interfaces.Value) == 0 || slices.ContainsFunc(p.Interfaces.Value, r.Match.Leaves)
 }
 
 // exemptAddresses returns the destinations of a family that the policy leaves
@@ -165,7 +165,7 @@ func sameInterface(p, q []string) bool {
 		return true
 	}
 	for _, pattern := range p {
-		if slices.ContainsFunc(q, thirdparty.Rule{Rule: policy.Rule{Out: pattern}}.Leaves) {
+		if slices.ContainsFunc(q, thirdparty.Packets{Out: pattern}.Leaves) {
 			return true
 		}
 	}

@@ -53,14 +53,14 @@ func (e *examination) doubt(c Catch) string {
 	switch {
 	case !r.Exact:
 		return "not all of the rule could be read"
-	case r.Rule.From == nil || c.Scoped:
+	case r.Match.From == nil || c.Scoped:
 		return ""
 	}
 	known := false
 	for _, p := range e.pods {
 		if policy.FamilyOf(p.prefix.Addr()) == r.Family {
 			known = true
-			if meet(policy.RangesOf(p.prefix), r.Rule.From) {
+			if meet(policy.RangesOf(p.prefix), r.Match.From) {
 				return ""
 			}
 		}
@@ -114,7 +114,7 @@ func remedyFor(r thirdparty.Rule) string {
 		return "Amazon VPC CNI: set AWS_VPC_K8S_CNI_EXTERNALSNAT=true."
 	case strings.HasPrefix(r.Chain, "CNI-") || strings.HasPrefix(r.Table, "cni_plugins"):
 		return "A CNI plugin's ipMasq: drain the node, set it to false in the conflist, and let the pods come back: rules of pods that run would stay."
-	case slices.Contains(r.NotOut, "docker0"):
+	case slices.Contains(r.Match.NotOut, "docker0"):
 		return "Docker: run dockerd with --ip-masq=false if it must not."
 	}
 	return ""

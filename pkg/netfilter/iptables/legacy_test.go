@@ -280,14 +280,14 @@ func TestLegacyTargets(t *testing.T) {
 		{name: "fully random", target: range4(16, 0, 0), want: "masquerade random-fully"},
 		{name: "ports", target: range4(2|16, 1024, 2000), want: "masquerade to ports 1024-2000 random-fully"},
 		{name: "commented", matches: []xtExtension{comment("a"), comment("b")}, target: standard(-5), want: "return"},
-		{name: "random", target: range4(4, 0, 0), want: "masquerade with target MASQUERADE of another kind"},
+		{name: "random", target: range4(4, 0, 0), want: "masquerade with masquerade of another kind"},
 		{name: "no target", target: standard(next), want: "with no verdict"},
-		{name: "drop", target: standard(-1), want: "with another verdict, no verdict"},
+		{name: "drop", target: standard(-1), want: "with drop, no verdict"},
 		{name: "jump into the middle", target: standard(8), want: "with another verdict, no verdict"},
 		{name: "short verdict", target: xtExtension{}, want: "with damaged verdict, no verdict"},
-		{name: "newer masquerade", target: xtExtension{name: "MASQUERADE", revision: 1, info: make([]byte, 40)}, want: "masquerade with MASQUERADE (revision 1): decode xtables MASQUERADE: revision 1, not 0"},
+		{name: "newer masquerade", target: xtExtension{name: "MASQUERADE", revision: 1, info: make([]byte, 40)}, want: "masquerade with target MASQUERADE: revision 1, not 0"},
 		{name: "newer masquerade and more", matches: []xtExtension{{name: "mark"}}, target: xtExtension{name: "MASQUERADE", revision: 1, info: make([]byte, 40)},
-			want: "masquerade with match mark (revision 0), MASQUERADE (revision 1): decode xtables MASQUERADE: revision 1, not 0"},
+			want: "masquerade with match mark, target MASQUERADE: revision 1, not 0"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			info, entries := legacyTableOf(policy.IPv4, head, tc.matches, tc.target)

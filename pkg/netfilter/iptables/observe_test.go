@@ -110,7 +110,7 @@ func TestProgramMissing(t *testing.T) {
 			n.Fatal(err)
 		}
 		d := policy.Compare(want, got.Rules)
-		if len(d) != 1 || !strings.Contains(d.String(), "unexpected rule: return with a protocol without ports") {
+		if len(d) != 1 || !strings.Contains(d.String(), "unexpected rule: return with l4proto 1") {
 			n.Errorf("got %s", d)
 		}
 		err = opened.Apply(n.Context(), want, netfilter.Observation{}, nil)
@@ -128,12 +128,12 @@ func TestNativeExpressions(t *testing.T) {
 	n.apply(want)
 	for _, tc := range []struct{ rule, want string }{
 		{"insert rule ip nat IP-MASQ-AGENT ip daddr @s return",
-			"-A IP-MASQ-AGENT -j RETURN (and what iptables does not show: return with lookup)"},
+			"-A IP-MASQ-AGENT -j RETURN (and what iptables does not show: return with destination set \"s\")"},
 		{"insert rule ip nat IP-MASQ-AGENT ip daddr 10.0.0.0/8 ip ttl 64 return", "-A IP-MASQ-AGENT -d 10.0.0.0/8 -m ttl --ttl-eq 64 -j RETURN"},
 		{"insert rule ip nat IP-MASQ-AGENT ip daddr 10.0.0.0-10.0.0.7 return",
-			"-A IP-MASQ-AGENT -d 10.0.0.7/32 -j RETURN (and what iptables does not show: return with cmp, cmp)"},
+			"-A IP-MASQ-AGENT -d 10.0.0.7/32 -j RETURN (and what iptables does not show: return with destination 10.0.0.0-255.255.255.255, destination 0.0.0.0-10.0.0.7)"},
 		{"insert rule ip nat POSTROUTING ip saddr @s jump IP-MASQ-AGENT",
-			"-A POSTROUTING -j IP-MASQ-AGENT (and what iptables does not show: jump IP-MASQ-AGENT with lookup)"},
+			"-A POSTROUTING -j IP-MASQ-AGENT (and what iptables does not show: jump IP-MASQ-AGENT with source set \"s\")"},
 	} {
 		shell(t, "nft 'add set ip nat s { type ipv4_addr; }'", "nft '"+tc.rule+"'")
 		d := policy.Compare(want, n.observe(refs(want)))

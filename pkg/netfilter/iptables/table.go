@@ -48,7 +48,7 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 	}
 	rules, err := rulesOf(postrouting)
 	for i := range rules.count {
-		e := compatEntry(f, rules.rule(i))
+		e := decode(f, rules.rule(i))
 		t.targets = append(t.targets, e.target)
 		if c := t.chain(e.target); c != nil {
 			c.Jumps = append(c.Jumps, e.rule)
@@ -60,7 +60,7 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 func decodeChain(f policy.Family, name string, rules chainRules) policy.Chain {
 	c := policy.Chain{Family: f, Name: name, Rules: make([]policy.Rule, rules.count)}
 	for i := range c.Rules {
-		e := compatEntry(f, rules.rule(i))
+		e := decode(f, rules.rule(i))
 		if e.rule.Verdict == policy.Jump { // policy has no jumps out of a masquerade chain
 			e.rule = policy.Rule{Verdict: policy.Unrecognized, Text: e.text, Connections: e.rule.Connections}
 		}

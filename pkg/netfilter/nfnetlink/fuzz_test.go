@@ -89,22 +89,16 @@ func FuzzXT(f *testing.F) {
 	f.Add(uint32(0), make([]byte, 24))
 	f.Add(uint32(0), make([]byte, 256))
 	f.Fuzz(func(t *testing.T, rev uint32, info []byte) {
-		if a, err := DecodeAddrType(rev, info); err != nil && a != (AddrType{}) {
-			t.Errorf("%v beside %v", a, err)
-		}
-		if c, err := DecodeComment(rev, info); err != nil && c != "" {
-			t.Errorf("%v beside %v", c, err)
-		}
-		if s, err := DecodeStatistic(rev, info); err != nil && s != (Statistic{}) {
-			t.Errorf("%v beside %v", s, err)
-		}
 		for _, family := range []Family{IPv4, IPv6} {
-			m, err := DecodeMasquerade(family, rev, info)
-			if err != nil && m != (Masquerade{}) {
-				t.Errorf("%v beside %v", m, err)
+			for _, name := range []string{"addrtype", "comment", "statistic", "mark", "conntrack"} {
+				d := Decode(family, Rule{Exprs: []Expr{Match{Xt: name, Rev: rev, Info: info}}}, nil)
+				if len(d.Unrecognized) > 0 && d.Comment != "" {
+					t.Errorf("%s: %+v", name, d)
+				}
 			}
-			if m.Flags&RangeProtoSpecified == 0 && m.PortMin|m.PortMax != 0 {
-				t.Errorf("ports without the flag: %v", m)
+			d := Decode(family, Rule{Exprs: []Expr{Target{Xt: "MASQUERADE", Rev: rev, Info: info}}}, nil)
+			if m := d.Masq; len(d.Unrecognized) > 0 && m != (Masquerade{}) || m.Flags&RangeProtoSpecified == 0 && m.PortMin|m.PortMax != 0 {
+				t.Errorf("MASQUERADE: %+v", d)
 			}
 		}
 	})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 )
 
@@ -210,7 +211,7 @@ func TestXtablesRules(t *testing.T) {
 		target []byte
 	}{{IPv4, masquerade4(t, RangeProtoSpecified|RangeRandomFully, ports...)}, {IPv6, masquerade6(t, RangeProtoSpecified|RangeRandomFully, ports...)}} {
 		exprs := []Expr{
-			Match{Xt: "addrtype", Rev: 1, Info: native(t, uint16(0), AddrTypeLocal, AddrTypeInvertDest)},
+			Match{Xt: "addrtype", Rev: 1, Info: native(t, uint16(0), uint16(1<<unix.RTN_LOCAL), uint32(2))},
 			Match{Xt: "comment", Info: padded([]byte("ip-masq"), 256)},
 			Match{Xt: "statistic", Info: padded(native(t, uint16(0), uint16(0), uint32(1<<30)), 24)},
 			Counter{},
@@ -225,10 +226,12 @@ func TestXtablesRules(t *testing.T) {
 		if len(got) != 1 || !cmp.Equal(exprs, got[0].Exprs) {
 			t.Fatalf("%s: got %+v", f.family, got)
 		}
-		target := got[0].Exprs[4].(Target)
-		m := must[Masquerade](t)(DecodeMasquerade(f.family, target.Rev, target.Info))
-		if want := (Masquerade{RangeProtoSpecified | RangeRandomFully, 1024, 29999}); m != want {
-			t.Errorf("%s: got %+v, want %+v", f.family, m, want)
+		want := Decoded{
+			Statement: DoMasq, Masq: Masquerade{RangeProtoSpecified | RangeRandomFully, 1024, 29999}, Comment: "ip-masq",
+			Conditions: []Condition{{Field: DestinationLocal, Not: true}, {Field: Share, Value: 1 << 30}},
+		}
+		if diff := cmp.Diff(want, Decode(f.family, got[0], nil), cmpopts.EquateComparable(netipx.IPRange{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", f.family, diff)
 		}
 	}
 }

@@ -9,79 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bits of AddrType.
-const (
-	// AddrTypeLocal is the bit of addresses of this host, in Source and Dest.
-	AddrTypeLocal uint16 = 1 << unix.RTN_LOCAL
-
-	AddrTypeInvertSource uint32 = 1 << 0
-	AddrTypeInvertDest   uint32 = 1 << 1
-	AddrTypeLimitIn      uint32 = 1 << 2
-	AddrTypeLimitOut     uint32 = 1 << 3
-)
-
-// AddrType is the match addrtype, revision 1 (struct xt_addrtype_info_v1).
-type AddrType struct {
-	Source, Dest uint16 // bits 1<<RTN_*; 0 is any
-	Flags        uint32
-}
-
-// DecodeAddrType decodes the match addrtype.
-func DecodeAddrType(rev uint32, info []byte) (AddrType, error) {
-	if err := checkXt("addrtype", rev, 1, info, 8); err != nil {
-		return AddrType{}, err
-	}
-	return AddrType{
-		Source: binary.NativeEndian.Uint16(info),
-		Dest:   binary.NativeEndian.Uint16(info[2:]),
-		Flags:  binary.NativeEndian.Uint32(info[4:]),
-	}, nil
-}
-
-// DecodeComment decodes the match comment, revision 0 (struct xt_comment_info).
-func DecodeComment(rev uint32, info []byte) (string, error) {
-	if err := checkXt("comment", rev, 0, info, 256); err != nil {
-		return "", err
-	}
-	return string(untilNUL(info)), nil
-}
-
-// StatisticNth is a Statistic's Mode in which Every and Packet count; in mode 0
-// Probability does.
-const StatisticNth uint16 = 1
-
-// Statistic is the match statistic, revision 0 (struct xt_statistic_info).
-type Statistic struct {
-	Mode   uint16
-	Invert bool
-	// Probability is in units of 1/2^31.
-	Probability uint32
-	// Every is one less than iptables is told: 1 is every second packet. Packet
-	// is as told, the number of the packet that matches first.
-	Every, Packet uint32
-}
-
-// DecodeStatistic decodes the match statistic.
-func DecodeStatistic(rev uint32, info []byte) (Statistic, error) {
-	const invert = 1
-	if err := checkXt("statistic", rev, 0, info, 24); err != nil {
-		return Statistic{}, err
-	}
-	s := Statistic{Mode: binary.NativeEndian.Uint16(info)}
-	flags := binary.NativeEndian.Uint16(info[2:])
-	s.Invert = flags&invert != 0
-	switch {
-	case flags&^invert != 0 || s.Mode > StatisticNth:
-		return Statistic{}, fmt.Errorf("decode xtables statistic: mode %d or flags %#x unknown", s.Mode, flags)
-	case s.Mode == StatisticNth:
-		s.Every = binary.NativeEndian.Uint32(info[4:])
-		s.Packet = binary.NativeEndian.Uint32(info[8:])
-	default:
-		s.Probability = binary.NativeEndian.Uint32(info[4:])
-	}
-	return s, nil
-}
-
 // Flags of Masquerade and of Masq.
 const (
 	RangeMapIPs         uint32 = unix.NF_NAT_RANGE_MAP_IPS
@@ -91,16 +18,110 @@ const (
 	RangeRandomFully    uint32 = unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
 )
 
-// Masquerade is the target MASQUERADE, revision 0.
+// Masquerade is what a masquerade statement asks for.
 type Masquerade struct {
 	Flags uint32 // Range*
 	// Source ports, both included, if Flags has RangeProtoSpecified.
 	PortMin, PortMax uint16
 }
 
-// DecodeMasquerade decodes the target MASQUERADE, whose structure depends on
-// the family: nf_nat_ipv4_multi_range_compat or nf_nat_range.
-func DecodeMasquerade(family Family, rev uint32, info []byte) (Masquerade, error) {
+// match decodes a match of xtables.
+func (d *decoder) match(m Match) {
+	switch m.Xt {
+	case "comment": // struct xt_comment_info
+		if d.hasForm("match", m.Xt, m.Rev, 0, m.Info, 256) {
+			d.Comment = string(untilNUL(m.Info))
+		}
+	case "addrtype": // struct xt_addrtype_info_v1
+		if d.hasForm("match", m.Xt, m.Rev, 1, m.Info, 8) {
+			d.addressTypes(m.Info)
+		}
+	case "statistic": // struct xt_statistic_info
+		if !d.hasForm("match", m.Xt, m.Rev, 0, m.Info, 24) {
+			return
+		}
+		const modeRandom, notInverted = 0, 0
+		if native16(m.Info) != modeRandom || native16(m.Info[2:]) != notInverted {
+			d.refuse("match statistic")
+			return
+		}
+		d.share(binary.NativeEndian.Uint32(m.Info[4:]))
+	case "mark": // struct xt_mark_mtinfo1
+		if m.Rev != 1 || len(m.Info) < 12 {
+			d.refuse("match mark")
+			return
+		}
+		mark, inverted := binary.NativeEndian.Uint32(m.Info), m.Info[8] != 0
+		d.add(Condition{Field: Mark, Not: (mark == 0) == inverted})
+	case "conntrack":
+		d.connState(m)
+	case "tcp", "udp", "sctp", "multiport":
+		d.refuse(transportHeader)
+	default:
+		d.refuse("match " + m.Xt)
+	}
+}
+
+func native16(b []byte) uint16 { return binary.NativeEndian.Uint16(b) }
+
+// addressTypes decodes the type LOCAL of the source and of the destination.
+func (d *decoder) addressTypes(info []byte) {
+	const invertSource, invertDestination = 1, 2
+	flags := binary.NativeEndian.Uint32(info[4:])
+	if flags&^(invertSource|invertDestination) != 0 {
+		d.refuse("match addrtype of another kind")
+	}
+	for _, side := range []struct {
+		field Field
+		types uint16
+		not   bool
+	}{
+		{SourceLocal, native16(info), flags&invertSource != 0},
+		{DestinationLocal, native16(info[2:]), flags&invertDestination != 0},
+	} {
+		switch side.types {
+		case 0: // any type
+		case 1 << unix.RTN_LOCAL:
+			d.add(Condition{Field: side.field, Not: side.not})
+		default:
+			d.refuse("match addrtype of another kind")
+		}
+	}
+}
+
+// connState decodes a match of the connection's state alone, in a struct
+// xt_conntrack_mtinfo2 or 3.
+func (d *decoder) connState(m Match) {
+	const (
+		flagsAt, invertAt, statesAt, size = 146, 148, 150, 154
+		stateFlag, snatState, dnatState   = 1, 1 << 6, 1 << 7
+	)
+	if m.Rev != 2 && m.Rev != 3 || len(m.Info) < size || native16(m.Info[flagsAt:]) != stateFlag ||
+		native16(m.Info[statesAt:])&(snatState|dnatState) != 0 {
+		d.refuse("match conntrack")
+		return
+	}
+	inverted := native16(m.Info[invertAt:])&stateFlag != 0
+	d.add(Condition{Field: ConnState, Not: (native16(m.Info[statesAt:])&newConnection != 0) == inverted})
+}
+
+// target decodes the targets of xtables that change the source. Others that there
+// can be at the hook postrouting (MARK, LOG) let packets go on.
+func (d *decoder) target(t Target) {
+	switch t.Xt {
+	case "MASQUERADE":
+		d.Statement = DoMasq
+		d.masquerade(t)
+	case "SNAT", "NETMAP":
+		d.Statement = DoSNAT
+	default:
+		d.Other = append(d.Other, t.Xt)
+	}
+}
+
+// masquerade decodes the target MASQUERADE, whose structure depends on the family:
+// nf_nat_ipv4_multi_range_compat or nf_nat_range.
+func (d *decoder) masquerade(t Target) {
 	const (
 		size4, flags4, ports4 = 20, 4, 16
 		size6, flags6, ports6 = 40, 0, 36
@@ -108,37 +129,38 @@ func DecodeMasquerade(family Family, rev uint32, info []byte) (Masquerade, error
 		size6Range2 = 44
 	)
 	size, flags, ports := size4, flags4, ports4
-	if family == IPv6 {
+	if d.family == IPv6 {
 		size, flags, ports = size6, flags6, ports6
-		if len(info) > size6 {
+		if len(t.Info) > size6 {
 			size = size6Range2
 		}
 	}
-	if err := checkXt("MASQUERADE", rev, 0, info, size); err != nil {
-		return Masquerade{}, err
+	if !d.hasForm("target", t.Xt, t.Rev, 0, t.Info, size) {
+		return
 	}
-	if family != IPv6 {
-		if n := binary.NativeEndian.Uint32(info); n != 1 {
-			return Masquerade{}, fmt.Errorf("decode xtables MASQUERADE: %d ranges", n)
-		}
+	if n := binary.NativeEndian.Uint32(t.Info); d.family != IPv6 && n != 1 {
+		d.refuse(fmt.Sprintf("target MASQUERADE: %d ranges", n))
+		return
 	}
-	m := Masquerade{Flags: binary.NativeEndian.Uint32(info[flags:])}
-	if m.Flags&RangeProtoSpecified != 0 {
-		m.PortMin = binary.BigEndian.Uint16(info[ports:])
-		m.PortMax = binary.BigEndian.Uint16(info[ports+2:])
+	d.Masq.Flags = binary.NativeEndian.Uint32(t.Info[flags:])
+	if d.Masq.Flags&RangeProtoSpecified != 0 {
+		d.Masq.PortMin = binary.BigEndian.Uint16(t.Info[ports:])
+		d.Masq.PortMax = binary.BigEndian.Uint16(t.Info[ports+2:])
 	}
-	return m, nil
 }
 
-// checkXt makes sure of a structure's revision and of its size in bytes, which
-// xtables rounds up to its alignment.
-func checkXt(name string, rev, wantRev uint32, info []byte, size int) error {
+// hasForm reports whether an extension has the known revision and size in bytes,
+// which xtables rounds up to its alignment, and notes it as unrecognized if not.
+func (d *decoder) hasForm(kind, name string, revision, known uint32, info []byte, size int) bool {
 	const alignment = 8
-	if rev != wantRev {
-		return fmt.Errorf("decode xtables %s: revision %d, not %d", name, rev, wantRev)
+	rounded := (size + alignment - 1) &^ (alignment - 1)
+	switch {
+	case revision != known:
+		d.refuse(fmt.Sprintf("%s %s: revision %d, not %d", kind, name, revision, known))
+	case len(info) < size || len(info) > rounded:
+		d.refuse(fmt.Sprintf("%s %s: %d bytes, not %d", kind, name, len(info), size))
+	default:
+		return true
 	}
-	if rounded := (size + alignment - 1) &^ (alignment - 1); len(info) < size || len(info) > rounded {
-		return fmt.Errorf("decode xtables %s: %d bytes, not %d", name, len(info), size)
-	}
-	return nil
+	return false
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go4.org/netipx"
 )
 
 // native returns numbers as this machine has them in memory, each as wide as
@@ -36,73 +38,61 @@ func masquerade6(t testing.TB, flags uint32, ports ...byte) []byte {
 	return padded(append(b, ports...), 40)
 }
 
-func TestXt(t *testing.T) {
+func TestXtables(t *testing.T) {
 	ports := []byte{0x04, 0x00, 0x75, 0x2f} // 1024 to 29999
-	for _, tt := range []struct {
-		name string
-		got  func() (any, error)
-		want any
-	}{
-		{"addrtype", func() (any, error) {
-			return DecodeAddrType(1, native(t, uint16(0), AddrTypeLocal, AddrTypeInvertDest))
-		}, AddrType{Dest: AddrTypeLocal, Flags: AddrTypeInvertDest}},
-		{"comment", func() (any, error) { return DecodeComment(0, padded([]byte("ip-masq"), 256)) }, "ip-masq"},
-		{"statistic random", func() (any, error) {
-			return DecodeStatistic(0, padded(native(t, uint16(0), uint16(1), uint32(1<<30)), 24))
-		}, Statistic{Invert: true, Probability: 1 << 30}},
-		{"statistic nth", func() (any, error) {
-			return DecodeStatistic(0, padded(native(t, uint16(1), uint16(0), uint32(2), uint32(1)), 24))
-		}, Statistic{Mode: StatisticNth, Every: 2, Packet: 1}},
-		{"masquerade", func() (any, error) { return DecodeMasquerade(IPv4, 0, masquerade4(t, 0, ports...)) }, Masquerade{}},
-		{"masquerade ports", func() (any, error) {
-			return DecodeMasquerade(IPv4, 0, masquerade4(t, RangeProtoSpecified|RangeRandomFully, ports...))
-		}, Masquerade{RangeProtoSpecified | RangeRandomFully, 1024, 29999}},
-		{"masquerade unpadded", func() (any, error) {
-			return DecodeMasquerade(IPv4, 0, masquerade4(t, RangeProtoRandom)[:20])
-		}, Masquerade{Flags: RangeProtoRandom}},
-		{"masquerade ipv6", func() (any, error) {
-			return DecodeMasquerade(IPv6, 0, masquerade6(t, RangeProtoSpecified, ports...))
-		}, Masquerade{RangeProtoSpecified, 1024, 29999}},
-		{"masquerade ipv6, range 2", func() (any, error) {
-			return DecodeMasquerade(IPv6, 0, padded(masquerade6(t, RangeProtoSpecified, ports...), 48))
-		}, Masquerade{RangeProtoSpecified, 1024, 29999}},
-	} {
-		got, err := tt.got()
-		if err != nil {
-			t.Errorf("%s: %v", tt.name, err)
-		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
-		}
+	match := func(name string, rev uint32, info []byte) Expr { return Match{Xt: name, Rev: rev, Info: info} }
+	target := func(rev uint32, info []byte) Expr { return Target{Xt: "MASQUERADE", Rev: rev, Info: info} }
+	masquerade := func(m Masquerade) Decoded { return Decoded{Statement: DoMasq, Masq: m} }
+	meets := func(c ...Condition) Decoded { return Decoded{Conditions: c} }
+	unknown := func(part string) Decoded { return Decoded{Unrecognized: []string{part}} }
+	newTarget := func(part string) Decoded {
+		return Decoded{Statement: DoMasq, Unrecognized: []string{part}}
 	}
-}
-
-func TestXtRefuses(t *testing.T) {
-	for _, tt := range []struct {
-		want   string
-		decode func() error
+	conntrack := func(states, invert uint16) []byte {
+		b := padded(nil, 160)
+		copy(b[146:], native(t, uint16(1), invert, states))
+		return b
+	}
+	for name, tt := range map[string]struct {
+		family Family
+		expr   Expr
+		want   Decoded
 	}{
-		{"decode xtables addrtype: revision 0, not 1",
-			func() error { _, err := DecodeAddrType(0, make([]byte, 8)); return err }},
-		{"decode xtables addrtype: 12 bytes, not 8",
-			func() error { _, err := DecodeAddrType(1, make([]byte, 12)); return err }},
-		{"decode xtables comment: 255 bytes, not 256",
-			func() error { _, err := DecodeComment(0, make([]byte, 255)); return err }},
-		{"decode xtables statistic: mode 2 or flags 0x0 unknown",
-			func() error { _, err := DecodeStatistic(0, padded(native(t, uint16(2)), 24)); return err }},
-		{"decode xtables statistic: mode 0 or flags 0x2 unknown",
-			func() error { _, err := DecodeStatistic(0, padded(native(t, uint16(0), uint16(2)), 24)); return err }},
-		{"decode xtables MASQUERADE: 0 ranges",
-			func() error { _, err := DecodeMasquerade(IPv4, 0, make([]byte, 24)); return err }},
-		{"decode xtables MASQUERADE: 19 bytes, not 20",
-			func() error { _, err := DecodeMasquerade(IPv4, 0, make([]byte, 19)); return err }},
-		{"decode xtables MASQUERADE: 42 bytes, not 44",
-			func() error { _, err := DecodeMasquerade(IPv6, 0, make([]byte, 42)); return err }},
-		{"decode xtables MASQUERADE: revision 1, not 0",
-			func() error { _, err := DecodeMasquerade(IPv6, 1, make([]byte, 40)); return err }},
+		"addrtype": {IPv4, match("addrtype", 1, native(t, uint16(0), uint16(1<<2), uint32(2))),
+			meets(Condition{Field: DestinationLocal, Not: true})},
+		"addrtype of both": {IPv4, match("addrtype", 1, native(t, uint16(1<<2), uint16(1<<2), uint32(1))),
+			meets(Condition{Field: SourceLocal, Not: true}, Condition{Field: DestinationLocal})},
+		"addrtype of an interface": {IPv4, match("addrtype", 1, native(t, uint16(0), uint16(1<<2), uint32(8))),
+			Decoded{Conditions: []Condition{{Field: DestinationLocal}}, Unrecognized: []string{"match addrtype of another kind"}}},
+		"addrtype unicast":         {IPv4, match("addrtype", 1, native(t, uint16(2), uint16(0), uint32(0))), unknown("match addrtype of another kind")},
+		"comment":                  {IPv4, match("comment", 0, padded([]byte("ip-masq"), 256)), Decoded{Comment: "ip-masq"}},
+		"mark":                     {IPv4, match("mark", 1, native(t, uint32(0x4000), uint32(0x4000), uint32(0))), meets(Condition{Field: Mark, Not: true})},
+		"no mark":                  {IPv4, match("mark", 1, native(t, uint32(0x4000), uint32(0x4000), uint32(1))), meets(Condition{Field: Mark})},
+		"conntrack new":            {IPv4, match("conntrack", 3, conntrack(newConnection, 0)), meets(Condition{Field: ConnState})},
+		"conntrack not new":        {IPv4, match("conntrack", 3, conntrack(newConnection, 1)), meets(Condition{Field: ConnState, Not: true})},
+		"conntrack dnat":           {IPv4, match("conntrack", 3, conntrack(1<<7, 0)), unknown("match conntrack")},
+		"statistic random":         {IPv4, match("statistic", 0, padded(native(t, uint16(0), uint16(0), uint32(1<<30)), 24)), meets(Condition{Field: Share, Value: 1 << 30})},
+		"statistic inverted":       {IPv4, match("statistic", 0, padded(native(t, uint16(0), uint16(1), uint32(1<<30)), 24)), unknown("match statistic")},
+		"statistic nth":            {IPv4, match("statistic", 0, padded(native(t, uint16(1), uint16(0), uint32(2), uint32(1)), 24)), unknown("match statistic")},
+		"statistic mode":           {IPv4, match("statistic", 0, padded(native(t, uint16(2)), 24)), unknown("match statistic")},
+		"statistic flags":          {IPv4, match("statistic", 0, padded(native(t, uint16(0), uint16(2)), 24)), unknown("match statistic")},
+		"masquerade":               {IPv4, target(0, masquerade4(t, 0, ports...)), masquerade(Masquerade{})},
+		"masquerade ports":         {IPv4, target(0, masquerade4(t, RangeProtoSpecified|RangeRandomFully, ports...)), masquerade(Masquerade{RangeProtoSpecified | RangeRandomFully, 1024, 29999})},
+		"masquerade unpadded":      {IPv4, target(0, masquerade4(t, RangeProtoRandom)[:20]), masquerade(Masquerade{Flags: RangeProtoRandom})},
+		"masquerade ipv6":          {IPv6, target(0, masquerade6(t, RangeProtoSpecified, ports...)), masquerade(Masquerade{RangeProtoSpecified, 1024, 29999})},
+		"masquerade ipv6, range 2": {IPv6, target(0, padded(masquerade6(t, RangeProtoSpecified, ports...), 48)), masquerade(Masquerade{RangeProtoSpecified, 1024, 29999})},
+
+		"addrtype revision":   {IPv4, match("addrtype", 0, make([]byte, 8)), unknown("match addrtype: revision 0, not 1")},
+		"addrtype size":       {IPv4, match("addrtype", 1, make([]byte, 12)), unknown("match addrtype: 12 bytes, not 8")},
+		"comment size":        {IPv4, match("comment", 0, make([]byte, 255)), unknown("match comment: 255 bytes, not 256")},
+		"masquerade ranges":   {IPv4, target(0, make([]byte, 24)), newTarget("target MASQUERADE: 0 ranges")},
+		"masquerade size":     {IPv4, target(0, make([]byte, 19)), newTarget("target MASQUERADE: 19 bytes, not 20")},
+		"masquerade size 6":   {IPv6, target(0, make([]byte, 42)), newTarget("target MASQUERADE: 42 bytes, not 44")},
+		"masquerade revision": {IPv6, target(1, make([]byte, 40)), newTarget("target MASQUERADE: revision 1, not 0")},
 	} {
-		if err := tt.decode(); err == nil || err.Error() != tt.want {
-			t.Errorf("got %v, want %s", err, tt.want)
+		got := Decode(tt.family, Rule{Exprs: []Expr{tt.expr}}, nil)
+		if diff := cmp.Diff(tt.want, got, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netipx.IPRange{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }

@@ -137,14 +137,6 @@ func interfaceMatch(name string) (nft string, data []byte) {
 	return name, data
 }
 
-func interfaceName(data []byte) string {
-	if len(data) == unix.IFNAMSIZ {
-		name, _, _ := strings.Cut(string(data), "\x00")
-		return name
-	}
-	return string(data) + "+"
-}
-
 func hostUint32(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
 // Render writes the tables of the families, of all if none is named, as input for `nft -f`. Loading it

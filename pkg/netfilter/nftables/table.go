@@ -193,7 +193,7 @@ func (r *tableReader) readRules() error {
 			continue // listRest finds the chain
 		}
 		if d.rule.Verdict == policy.Jump {
-			decoded.Rule = alienRule(raw.Exprs)
+			decoded.Rule = unrecognizedRule(raw.Exprs)
 		}
 		c := r.chains[name]
 		if c == nil {

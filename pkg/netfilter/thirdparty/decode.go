@@ -3,37 +3,50 @@
 package thirdparty
 
 import (
-	"bytes"
-	"encoding/binary"
-	"net/netip"
+	"fmt"
 	"slices"
-
-	"go4.org/netipx"
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// effect is what a rule does with the packets that it is about.
-type effect int
+// condition is what a rule matches.
+type condition struct {
+	Packets
+	notToLocal bool
+	share      uint32   // of policy.ShareUnit; 0: always
+	unread     []string // what narrows it and was not decoded
+	never      bool     // it matches no packet
+}
 
-const (
-	nothing effect = iota // that ends the way of a packet through the chain
-	masquerades
-	accepts // no rule of the base chain sees the packet any more
-	drops
-	returns
-	jumps
-	goes
-)
+// exact reports whether the rule applies to all packets of the set.
+func (c condition) exact() bool { return len(c.unread) == 0 && c.share == 0 }
 
-// decoded is a rule as far as it could be read.
+// and returns the condition that packets meet if they meet both.
+func (c condition) and(d condition) condition {
+	p, some := c.Packets.intersect(d.Packets)
+	out := condition{
+		Packets: p, notToLocal: c.notToLocal || d.notToLocal, never: c.never || d.never || !some,
+		share: max(c.share, d.share), unread: append(slices.Clip(c.unread), d.unread...),
+	}
+	if c.share != 0 && d.share != 0 {
+		out.unread = append(out.unread, "a second random choice")
+	}
+	return out
+}
+
+// decoded is a rule as far as it could be decoded.
 type decoded struct {
 	condition
-	effect effect
-	snat   bool
-	target string // the chain that it leads to
+	statement nfnetlink.Statement
+	target    string // the chain that it jumps or goes to
+	comment   string
+}
+
+// returnsDestinations reports whether the rule returns for destinations alone.
+func (d decoded) returnsDestinations() bool {
+	return d.statement == nfnetlink.DoReturn && d.exact() && d.To != nil && d.From == nil && d.Out == "" &&
+		d.NotOut == nil && d.notProtocols == 0 && d.notOrigins == 0 && !d.never
 }
 
 // lookups are what a rule refers to by name or number.
@@ -42,224 +55,101 @@ type lookups interface {
 	device(index uint32) (string, error)
 }
 
-// decode reads a rule as packets of the family meet it.
+// decode decodes a rule as packets of the family meet it.
 func decode(f policy.Family, rule nfnetlink.Rule, l lookups) decoded {
-	d := decoder{family: f, lookups: l}
-	d.comment = rule.Comment
-	for _, e := range rule.Exprs {
-		d.expression(e)
+	link := nfnetlink.IPv4
+	if f == policy.IPv6 {
+		link = nfnetlink.IPv6
 	}
-	return d.decoded
+	d := nfnetlink.Decode(link, rule, nil)
+	out := decoded{statement: d.Statement, target: d.Chain, comment: d.Comment}
+	out.unread = d.Unrecognized
+	for _, c := range d.Conditions {
+		out.condition = out.and(conditionOf(f, c, l))
+	}
+	return out
 }
 
-type decoder struct {
-	decoded
-	lookups
-	family policy.Family
-	held   register
-}
-
-func (d *decoder) expression(e nfnetlink.Expr) {
-	switch e := e.(type) {
-	case nfnetlink.Payload:
-		d.held = d.payload(e)
-	case nfnetlink.Meta:
-		if !e.Set {
-			d.held = meta(e)
+// conditionOf returns the packets that meet a condition.
+func conditionOf(f policy.Family, c nfnetlink.Condition, l lookups) condition {
+	var out condition
+	switch c.Field {
+	case nfnetlink.Source, nfnetlink.Destination:
+		addresses, err := addressesOf(f, c, l)
+		switch {
+		case err != nil:
+			out.unread = []string{"set " + policy.Quote(c.Set)}
+		case c.Field == nfnetlink.Source:
+			out.From = addresses
+		default:
+			out.To = addresses
 		}
-	case nfnetlink.FIB:
-		d.held = fib(e)
-	case nfnetlink.Numgen:
-		d.held = register{number: e.Dreg, what: other, name: "numgen", size: 4}
-		if e.Random && e.Offset == 0 && e.Modulus == policy.ShareUnit {
-			d.held.what = random
-		}
-	case nfnetlink.Byteorder:
-		if e.Sreg == d.held.number && d.held.what == random {
-			d.held.number = e.Dreg
+	case nfnetlink.OutputName:
+		out.leaves(c.Name, c.Not)
+	case nfnetlink.OutputIndex:
+		if name, err := l.device(c.Value); err == nil {
+			out.leaves(name, c.Not)
 		} else {
-			d.held = register{number: e.Dreg, name: "byteorder"}
+			out.unread = []string{fmt.Sprintf("oif %d", c.Value)}
 		}
-	case nfnetlink.CT:
-		d.held = ct(e)
-	case nfnetlink.Bitwise:
-		d.bitwise(e)
-	case nfnetlink.Cmp:
-		d.compare(e)
-	case nfnetlink.CmpRange:
-		d.between(e)
-	case nfnetlink.Lookup:
-		d.lookup(e)
-	case nfnetlink.Match:
-		d.match(e)
-	case nfnetlink.Target:
-		d.xtTarget(e)
-	case nfnetlink.Masq:
-		d.effect = masquerades
-	case nfnetlink.Verdict:
-		d.verdict(e)
-	case nfnetlink.Immediate:
-		d.held = register{number: e.Dreg, name: e.Name()}
-	case nfnetlink.Unknown:
-		d.unknown(e)
+	case nfnetlink.Protocol:
+		out.protocol(c.Value, c.Not)
+	case nfnetlink.SourceLocal:
+		out.notOrigins = fromOthers
+		if c.Not {
+			out.notOrigins = fromNode
+		}
+	case nfnetlink.DestinationLocal: // no packet leaves for an address of the node
+		out.notToLocal, out.never = c.Not, !c.Not
+	case nfnetlink.Share:
+		out.share = c.Value
+	case nfnetlink.NFProto, nfnetlink.Mark, nfnetlink.ConnState:
+		out.never = c.Not
 	}
+	return out
 }
 
-// unknown knows some by name: source NAT, the only NAT that there is at this
-// hook, and a statement that never ends a rule.
-func (d *decoder) unknown(e nfnetlink.Unknown) {
-	switch e.Kind {
-	case "nat":
-		d.effect, d.snat = masquerades, true
-	case "log":
-	default:
-		d.refuse(e.Kind)
-		d.held = register{name: e.Kind} // whatever it may have loaded
-	}
-}
-
-// compare reads a comparison of what is held.
-func (d *decoder) compare(e nfnetlink.Cmp) {
-	h := d.held
-	equal, unequal := e.Op == nfnetlink.Equal, e.Op == nfnetlink.NotEqual
-	local := len(e.Data) == 4 && binary.NativeEndian.Uint32(e.Data) == unix.RTN_LOCAL
+func addressesOf(f policy.Family, c nfnetlink.Condition, l lookups) (policy.Ranges, error) {
+	addresses := policy.Ranges{}
 	switch {
-	case e.Sreg != h.number || len(e.Data) == 0 || h.size > 0 && len(e.Data) > h.size:
-		d.refuse(h.mismatched())
-	case h.what == source || h.what == destination:
-		d.address(h, e)
-	case h.what == mark && len(e.Data) == 4 && (equal || unequal):
-		// A packet without a mark has zero there, whatever the mask.
-		zero := !slices.ContainsFunc(e.Data, func(b byte) bool { return b != 0 })
-		d.marked(zero == equal)
-	case h.what == state && len(e.Data) == 4 && (equal || unequal):
-		has := uint32(newConnection)
-		if h.mask != nil {
-			has &= binary.NativeEndian.Uint32(h.mask)
+	case c.Set != "":
+		var err error
+		if addresses, err = l.set(c.Set); err != nil {
+			return nil, err
 		}
-		d.never = d.never || (has == binary.NativeEndian.Uint32(e.Data)) != equal
-	case h.mask != nil:
-		d.refuse(h.name + " under a mask")
-	case h.what == outputName && (equal || unequal):
-		d.output(e.Data, unequal)
-	case h.what == outputIndex && len(e.Data) == 4 && (equal || unequal):
-		d.index(binary.NativeEndian.Uint32(e.Data), unequal)
-	case h.what == transport && equal:
-		d.number(e.Data[0])
-	case h.what == network && (equal || unequal):
-		protocol := map[policy.Family]byte{policy.IPv4: unix.NFPROTO_IPV4, policy.IPv6: unix.NFPROTO_IPV6}[d.family]
-		d.never = d.never || (e.Data[0] == protocol) != equal
-	case h.what == sourceType && local && (equal || unequal):
-		d.local(equal)
-	case h.what == destinationType && local && (equal || unequal):
-		d.toLocal(equal)
-	case h.what == random && len(e.Data) == 4 && e.Op == nfnetlink.Less:
-		d.share(binary.BigEndian.Uint32(e.Data))
-	default:
-		d.refuse(h.name)
+	case c.Range.IsValid():
+		addresses = append(addresses, c.Range)
 	}
+	if c.Not {
+		addresses = policy.RangesOf(f.All()).Without(addresses)
+	}
+	return addresses, nil
 }
 
-// address reads a comparison of an address, or of its first bytes.
-func (d *decoder) address(h register, e nfnetlink.Cmp) {
-	every := policy.RangesOf(d.family.All())
-	whole := len(every[0].From().AsSlice())
-	low, high := make([]byte, whole), bytes.Repeat([]byte{0xff}, whole)
-	copy(low, e.Data)
-	for i := range e.Data {
-		m := byte(0xff)
-		if h.mask != nil {
-			m = h.mask[i]
-		}
-		high[i] = e.Data[i] | ^m
-	}
-	first, last := addressOf(low), addressOf(high)
-	matched := policy.Ranges{}
-	if prefix, ok := netipx.IPRangeFrom(first, last).Prefix(); ok && prefix.Bits() == bitsOf(h.mask, len(e.Data)) {
-		matched = policy.RangesOf(prefix)
-	} else if !contiguous(h.mask) {
-		d.refuse(h.name + " under a mask that is no prefix's")
-		return
-	}
-	ordered := h.mask == nil && len(e.Data) == whole
+// leaves notes a match of the output interface.
+func (c *condition) leaves(pattern string, not bool) {
 	switch {
-	case e.Op == nfnetlink.Equal:
-	case e.Op == nfnetlink.NotEqual:
-		matched = every.Without(matched)
-	case ordered && e.Op == nfnetlink.GreaterOrEqual:
-		matched = policy.Ranges{netipx.IPRangeFrom(first, every[0].To())}
-	case ordered && e.Op == nfnetlink.LessOrEqual:
-		matched = policy.Ranges{netipx.IPRangeFrom(every[0].From(), first)}
+	case pattern == "+":
+		c.never = not
+	case not:
+		c.NotOut = []string{pattern}
 	default:
-		d.refuse(h.name + " of another comparison")
-		return
-	}
-	d.side(h.what, matched)
-}
-
-func (d *decoder) side(what quantity, r policy.Ranges) {
-	if what == source {
-		d.from(r)
-	} else {
-		d.to(r)
+		c.Out = pattern
 	}
 }
 
-// between reads a comparison with a range of addresses.
-func (d *decoder) between(e nfnetlink.CmpRange) {
-	h := d.held
-	first, last := addressOf(e.From), addressOf(e.To)
-	r := netipx.IPRangeFrom(first, last)
-	every := policy.RangesOf(d.family.All())
-	if e.Sreg != h.number || h.mask != nil || h.what != source && h.what != destination || !r.IsValid() || first.BitLen() != every[0].From().BitLen() {
-		d.refuse("a range of " + h.name)
-		return
-	}
-	matched := policy.Ranges{r}
-	if e.Not {
-		matched = every.Without(matched)
-	}
-	d.side(h.what, matched)
-}
-
-// lookup reads a match of an address against a set.
-func (d *decoder) lookup(e nfnetlink.Lookup) {
-	h := d.held
-	whole := policy.RangesOf(d.family.All())
-	if e.Sreg != h.number || h.mask != nil || h.what != source && h.what != destination || h.size != len(whole[0].From().AsSlice()) {
-		d.refuse("set " + policy.Quote(e.Set))
-		return
-	}
-	matched, err := d.set(e.Set)
-	if err != nil {
-		d.refuse("set " + policy.Quote(e.Set))
-		return
-	}
-	if e.Not {
-		matched = whole.Without(matched)
-	}
-	d.side(h.what, matched)
-}
-
-func (d *decoder) verdict(e nfnetlink.Verdict) {
-	switch e.Code {
-	case nfnetlink.Return:
-		d.effect = returns
-	case nfnetlink.Accept:
-		d.effect = accepts
-	case nfnetlink.Drop:
-		d.effect = drops
-	case nfnetlink.Jump:
-		d.effect, d.target = jumps, e.Chain
-	case nfnetlink.Goto:
-		d.effect, d.target = goes, e.Chain
-	case nfnetlink.Continue:
+// protocol notes a match of the protocol by its number.
+func (c *condition) protocol(number uint32, not bool) {
+	index := slices.Index([]uint32{6, 17, 132}, number) // as policy.Protocols
+	switch {
+	case index < 0 && not:
+		c.unread = []string{fmt.Sprintf("protocol %d", number)}
+	case index < 0:
+		c.notProtocols = allProtocols &^ otherProtocol
+		c.unread = []string{fmt.Sprintf("protocol %d", number)}
+	case not:
+		c.notProtocols = 1 << index
 	default:
-		d.refuse("another verdict")
+		c.notProtocols = allProtocols &^ (1 << index)
 	}
-}
-
-func addressOf(b []byte) netip.Addr {
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }

@@ -1,22 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package thirdparty reads the NAT rules of others: what in any base chain of type
-// nat at the hook postrouting masquerades or source-NATs, or in a chain that is
-// reached from there, in nf_tables (iptables-nft and native) and in
-// iptables-legacy.
+// Package thirdparty reads the source NAT rules that other programs keep on the node:
+// in all base chains of type nat at the hook postrouting, and in the chains that these
+// jump to, in nf_tables (iptables-nft and native) and in iptables-legacy.
 //
-// Its invariant: it only reads. It writes no rule, makes no table, and looks at
-// iptables-legacy only where somebody else uses it already. And it never takes
-// a rule for one that surely matches more than it does: what cannot be read of a
-// rule, or of what stands before it, is named, and the rule is not Exact.
-//
-// What it says is about ordinary packets: the first of their connection, and without
-// a mark. A rule that needs one (kube-proxy's, portmap's) is said to be about marked
-// packets only.
-//
-// Scan returns what masquerades; Trace follows traffic to one address through all base
-// chains and returns what decides about it.
-//
-// It may import policy, the port, nfnetlink and, for tables of iptables-legacy,
-// iptables. The reconciler and doctor may import it; a backend may not.
+// doctor and the metrics call Scan for the rules that masquerade, and explain calls
+// Trace for the rules that decide about the traffic to one address. Its invariant: it
+// writes nothing, also not by reading (iptables-legacy creates a table that is asked
+// for), and it never says for certain that a rule applies to more packets than it does.
+// Parts of a rule that cannot be decoded are named, and the rule is not Exact. All
+// answers are about the first packet of a connection, and about packets without a mark:
+// rules for marked packets (of kube-proxy, of portmap) are left out.
 package thirdparty

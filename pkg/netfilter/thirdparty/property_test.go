@@ -21,13 +21,20 @@ type model struct {
 	from, to       netip.Prefix // invalid: any
 	notFrom, notTo bool
 	obscure        bool // has a match that nobody here can read
-	mark           markNeed
-	does           effect
+	mark           int  // noMark and so on
+	does           nfnetlink.Statement
 	target         string
 }
 
+// What a rule of the model says of the mark.
+const (
+	noMark     = iota
+	markAbsent // it matches packets without one
+	markNeeded // it does not
+)
+
 func (m model) String() string {
-	return fmt.Sprintf("from %v (not %v) to %v (not %v) obscure %v mark %d: %d %s", m.from, m.notFrom, m.to, m.notTo, m.obscure, m.mark, m.does, m.target)
+	return fmt.Sprintf("from %v (not %v) to %v (not %v) obscure %v mark %d: %s %s", m.from, m.notFrom, m.to, m.notTo, m.obscure, m.mark, m.does, m.target)
 }
 
 // expressions writes the rule as iptables-nft does.
@@ -60,11 +67,12 @@ func (m model) expressions() []nfnetlink.Expr {
 		}
 		out = append(out, nfnetlink.Meta{Key: unix.NFT_META_MARK, Reg: nfnetlink.Reg1}, nfnetlink.Cmp{Op: op, Sreg: nfnetlink.Reg1, Data: make([]byte, 4)})
 	}
-	codes := map[effect]nfnetlink.VerdictCode{accepts: nfnetlink.Accept, returns: nfnetlink.Return, jumps: nfnetlink.Jump, goes: nfnetlink.Goto}
+	codes := map[nfnetlink.Statement]nfnetlink.VerdictCode{nfnetlink.DoAccept: nfnetlink.Accept, nfnetlink.DoReturn: nfnetlink.Return,
+		nfnetlink.DoJump: nfnetlink.Jump, nfnetlink.DoGoto: nfnetlink.Goto}
 	switch m.does {
-	case nothing:
+	case nfnetlink.NoStatement:
 		return out
-	case masquerades:
+	case nfnetlink.DoMasq:
 		return append(out, nfnetlink.Masq{})
 	}
 	return append(out, nfnetlink.Verdict{Code: codes[m.does], Chain: m.target})
@@ -99,14 +107,14 @@ func (w world) meets(chain string, src, dst netip.Addr, obscure bool) (masquerad
 			continue
 		}
 		switch m.does {
-		case masquerades:
+		case nfnetlink.DoMasq:
 			return true, true
-		case accepts:
+		case nfnetlink.DoAccept:
 			return false, true
-		case returns:
+		case nfnetlink.DoReturn:
 			return false, false
-		case jumps, goes:
-			if masqueraded, ended = w.meets(m.target, src, dst, obscure); ended || m.does == goes {
+		case nfnetlink.DoJump, nfnetlink.DoGoto:
+			if masqueraded, ended = w.meets(m.target, src, dst, obscure); ended || m.does == nfnetlink.DoGoto {
 				return masqueraded, ended
 			}
 		}
@@ -123,17 +131,18 @@ func randomWorld(t *rapid.T) world {
 	w := world{}
 	for i, name := range names {
 		for range rapid.IntRange(1, 4).Draw(t, "rules of "+name) {
-			m := model{obscure: rapid.IntRange(0, 5).Draw(t, "obscure") == 0, mark: rapid.SampledFrom([]markNeed{0, 0, 0, 0, markNeeded, markAbsent}).Draw(t, "mark"),
-				does: rapid.SampledFrom([]effect{nothing, masquerades, masquerades, accepts, returns, jumps, goes}).Draw(t, "does")}
+			m := model{obscure: rapid.IntRange(0, 5).Draw(t, "obscure") == 0, mark: rapid.SampledFrom([]int{0, 0, 0, 0, markNeeded, markAbsent}).Draw(t, "mark"),
+				does: rapid.SampledFrom([]nfnetlink.Statement{nfnetlink.NoStatement, nfnetlink.DoMasq, nfnetlink.DoMasq,
+					nfnetlink.DoAccept, nfnetlink.DoReturn, nfnetlink.DoJump, nfnetlink.DoGoto}).Draw(t, "does")}
 			for _, side := range []*netip.Prefix{&m.from, &m.to} {
 				if rapid.Bool().Draw(t, "side") {
 					*side = netip.PrefixFrom(address(rapid.IntRange(0, 7).Draw(t, "address")), rapid.IntRange(29, 32).Draw(t, "length")).Masked()
 				}
 			}
 			m.notFrom, m.notTo = rapid.Bool().Draw(t, "not from"), rapid.Bool().Draw(t, "not to")
-			if m.does == jumps || m.does == goes {
+			if m.does == nfnetlink.DoJump || m.does == nfnetlink.DoGoto {
 				if i+1 == len(names) {
-					m.does = returns
+					m.does = nfnetlink.DoReturn
 				} else {
 					m.target = rapid.SampledFrom(names[i+1:]).Draw(t, "target")
 				}
@@ -159,22 +168,23 @@ func (w world) lines() (lines []string) {
 func TestWalk(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := randomWorld(t)
-		walk := walk{chains: w, place: Place{Family: policy.IPv4}, owned: func(Place) bool { return false }}
-		if err := walk.chain("a", condition{}, nil, nil); err != nil {
+		all := []Packets{{}}
+		walk := walk{chains: w, base: Place{Family: policy.IPv4}, traffic: all, owned: func(Place) (bool, bool) { return false, false }, join: true}
+		if _, err := walk.chain("a", all, condition{}, nil); err != nil {
 			t.Fatal(err)
 		}
 		for i := range 64 {
 			src, dst := address(i/8), address(i%8)
 			from := policy.RangesOf(netip.PrefixFrom(src, 32))
-			says := func(r Rule) bool { return r.Destinations(from).Contains(dst) }
+			says := func(r Hit) bool { return r.Destinations(from).Contains(dst) }
 			for _, obscure := range []bool{false, true} {
 				masqueraded, _ := w.meets("a", src, dst, obscure)
-				sure := slices.ContainsFunc(walk.found, func(r Rule) bool { return r.Exact && says(r) })
-				maybe := slices.ContainsFunc(walk.found, func(r Rule) bool { return !r.Marked && says(r) })
+				sure := slices.ContainsFunc(walk.hits, func(r Hit) bool { return r.Exact && says(r) })
+				maybe := slices.ContainsFunc(walk.hits, says)
 				if sure && !masqueraded || masqueraded && !maybe {
 					lines := w.lines()
-					for _, r := range walk.found {
-						lines = append(lines, fmt.Sprintf("%s; spared %v", r.Text, r.Spared))
+					for _, r := range walk.hits {
+						lines = append(lines, fmt.Sprintf("%s; reached by %+v", r.Text, r.reached))
 					}
 					t.Fatalf("%v to %v (obscure %v): masqueraded %v, sure %v, maybe %v\n%s", src, dst, obscure, masqueraded, sure, maybe, strings.Join(lines, "\n"))
 				}
@@ -187,22 +197,22 @@ func TestWalk(t *testing.T) {
 // behind what keeps it from there, what would have become of it.
 func (w world) fate(chain string, src, dst netip.Addr, obscure, pass bool) string {
 	for _, m := range w[chain] {
-		keeps := m.does == accepts || chain == "a" && (m.does == returns || m.does == goes)
-		if !m.about(src, dst, obscure) || m.does == nothing || pass && keeps {
+		keeps := m.does == nfnetlink.DoAccept || chain == "a" && (m.does == nfnetlink.DoReturn || m.does == nfnetlink.DoGoto)
+		if !m.about(src, dst, obscure) || m.does == nfnetlink.NoStatement || pass && keeps {
 			continue
 		}
 		switch m.does {
-		case masquerades:
+		case nfnetlink.DoMasq:
 			return "translated"
-		case accepts:
+		case nfnetlink.DoAccept:
 			return "kept"
-		case returns:
+		case nfnetlink.DoReturn:
 			return ""
 		}
 		if m.target == "c" {
 			return "bound"
 		}
-		if f := w.fate(m.target, src, dst, obscure, pass); f != "" || m.does == goes {
+		if f := w.fate(m.target, src, dst, obscure, pass); f != "" || m.does == nfnetlink.DoGoto {
 			return f
 		}
 	}
@@ -216,8 +226,9 @@ func TestTrace(t *testing.T) {
 		w := randomWorld(t)
 		dst := address(rapid.IntRange(0, 7).Draw(t, "dst"))
 		follow := func(from policy.Ranges) []Hit {
-			tr := trace{chains: w, base: Place{Family: policy.IPv4}, traffic: Traffic{To: dst, From: from}, owned: func(p Place) (bool, bool) { return p.Chain == "c", true }}
-			if _, err := tr.hook(hook{Place: Place{Chain: "a", Family: policy.IPv4}}, from); err != nil {
+			in := Traffic{To: dst, From: from}.packets()
+			tr := walk{chains: w, base: Place{Family: policy.IPv4}, traffic: in, owned: func(p Place) (bool, bool) { return p.Chain == "c", true }}
+			if _, err := tr.hook(hook{Place: Place{Chain: "a", Family: policy.IPv4}}, in); err != nil {
 				t.Fatal(err)
 			}
 			return tr.hits

@@ -3,16 +3,19 @@
 package thirdparty
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Order tells whether a rule gets to see packets before the rules of ours do.
+// Order tells whether packets reach a rule before they reach the owned chains.
 type Order string
 
-// The orders. Where two base chains have the same priority, or none of ours
-// stands in the kernel, nobody knows.
+// The orders. UnknownOrder: no owned chain is in the kernel, or one has the same
+// priority in another base chain.
 const (
 	Before       Order = "before"
 	After        Order = "after"
@@ -26,94 +29,110 @@ type Place struct {
 	Family  policy.Family
 
 	Table, Chain string
-	// Owner is what a comment in the chain says of its writer, the zero Owner where
-	// there is none or nobody has looked for it.
+	// Owner is what a comment in the chain says of its writer. It is the zero Owner
+	// if there is no such comment, or if the chain has not been read yet.
 	Owner policy.Owner
 }
 
 // Action is what a rule does with packets.
 type Action string
 
-// The actions, as rules are written for people.
+// The actions.
 const (
 	Masquerades Action = "masquerade"
-	Translates  Action = "snat" // to a stated address, rather than to the interface's
+	Translates  Action = "snat" // to an address that the rule states
 	Accepts     Action = "accept"
 	Returns     Action = "return"
 	Drops       Action = "drop"
 )
 
-// Rule is a third party's rule.
+// Rule is a rule of another program.
 type Rule struct {
-	Place  // where it stands
+	Place
 	Action Action
 	Order  Order
+	// Match is what the rule and the jumps that lead to it match, as far as it could be
+	// decoded.
+	Match Packets
+	// Exact tells that Unread is empty. Otherwise the rule may apply to fewer packets.
+	Exact  bool
+	Unread []string // parts of the rule, or of the rules before it, that were not decoded
 
-	// Rule is what the rule and the jumps that lead to it match, as far as it
-	// could be read. Its verdict is Masquerade for source NAT too.
-	Rule policy.Rule
-	// NotOut are output interfaces that the rule is not about. A trailing + is
-	// a wildcard.
-	NotOut []string
-	// Spared are rules before it, read in full, that keep packets from it.
-	Spared []policy.Rule
+	Comment string
+	Text    string // the rule on one line, for messages
 
-	// Marked tells that the rule is only about packets that bear a mark, which
-	// some rule elsewhere puts on what it wants masqueraded.
-	Marked bool
-	// Exact tells that all of it could be read. Otherwise it may match less.
-	Exact bool
-	// Unread is what could not be read of it, or of what stands before it.
-	Unread []string
-
-	Comment string // of the rule
-	Text    string // for people, on one line
+	reached []Packets // what of Match the rules before it leave
 }
 
-// Destinations returns where the rule masquerades what one of the sources sends,
-// nil being any source: a set that is empty where it does not. It supposes what
-// it takes to match otherwise: the output interface, the protocol, and what is
-// Unread.
+// Destinations returns the destinations for which the rule changes the source of
+// packets from one of the sources, nil being any.
 func (r Rule) Destinations(from policy.Ranges) policy.Ranges {
-	return area(r.Family, r.Rule, r.Spared, from)
-}
-
-func area(f policy.Family, r policy.Rule, spared []policy.Rule, from policy.Ranges) policy.Ranges {
-	every := policy.RangesOf(f.All())
-	sources, destinations := every.Intersect(r.From).Intersect(from), every.Intersect(r.To)
-	for _, s := range spared {
-		if len(destinations.Without(s.To)) == 0 {
-			sources = sources.Without(s.From)
+	out := policy.Ranges{}
+	for _, p := range r.reached {
+		if p.From.Overlaps(from) {
+			out = append(out, policy.RangesOf(r.Family.All()).Intersect(p.To)...)
 		}
 	}
-	for _, s := range spared {
-		if len(sources.Without(s.From)) == 0 {
-			destinations = destinations.Without(s.To)
-		}
-	}
-	if len(sources) == 0 {
-		return policy.Ranges{}
-	}
-	return destinations
+	return policy.Normalize(out)
 }
 
-// Leaves reports whether the rule can be about what leaves through an interface
-// of the pattern (a trailing + is a wildcard); "" is any.
-func (r Rule) Leaves(pattern string) bool {
-	if pattern == "" {
-		return true
+// text returns the rule as in: iptables (nft), ipv4, table nat, chain POSTROUTING:
+// from 172.17.0.0/16 not out docker0 masquerade.
+func (r Rule) text(c condition) string {
+	words := []string{r.side("from", c.From)}
+	if c.notOrigins == fromNode {
+		words = append(words, "from non-local")
 	}
-	for _, not := range r.NotOut {
-		if within(pattern, not) {
-			return false
+	words = append(words, r.side("to", c.To))
+	if c.notToLocal {
+		words = append(words, "to non-local")
+	}
+	if c.Out != "" {
+		words = append(words, "out "+plain(c.Out))
+	}
+	for _, not := range c.NotOut {
+		words = append(words, "not out "+plain(not))
+	}
+	for i, p := range policy.Protocols() {
+		switch c.notProtocols {
+		case allProtocols &^ (1 << i):
+			words = append(words, string(p))
+		case 1 << i:
+			words = append(words, "not "+string(p))
 		}
 	}
-	return r.Rule.Out == "" || within(pattern, r.Rule.Out) || within(r.Rule.Out, pattern)
+	if c.share != 0 {
+		words = append(words, fmt.Sprintf("%.2f%%", 100*float64(c.share)/policy.ShareUnit))
+	}
+	words = append(words, string(r.Action))
+	if r.Comment != "" {
+		words = append(words, "("+policy.Quote(r.Comment)+")")
+	}
+	words = slices.DeleteFunc(words, func(w string) bool { return w == "" })
+	text := strings.Join(words, " ")
+	if !r.Exact {
+		text += "; not read: " + strings.Join(r.Unread, ", ")
+	}
+	choice := netfilter.Choice{Backend: r.Backend, Variant: r.Variant}
+	return fmt.Sprintf("%s, %s, table %s, chain %s: %s", choice, r.Family, plain(r.Table), plain(r.Chain), text)
 }
 
-// within reports whether all the interfaces of a pattern are among those of
-// another.
-func within(pattern, other string) bool {
-	prefix, wild := strings.CutSuffix(other, "+")
-	return pattern == other || wild && strings.HasPrefix(pattern, prefix)
+// side writes addresses, or those that are missing if these are fewer.
+func (r Rule) side(word string, ranges policy.Ranges) string {
+	if ranges == nil {
+		return ""
+	}
+	rest := policy.RangesOf(r.Family.All()).Without(ranges)
+	if len(rest) > 0 && len(rest) < len(ranges) {
+		return "not " + word + " " + rest.String()
+	}
+	return word + " " + ranges.String()
+}
+
+// plain quotes a name only if it has characters that could mislead.
+func plain(name string) string {
+	if quoted := policy.Quote(name); quoted != `"`+name+`"` || strings.ContainsAny(name, " ,;:") {
+		return quoted
+	}
+	return name
 }

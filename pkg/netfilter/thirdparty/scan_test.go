@@ -72,7 +72,7 @@ func shown(rules []Rule) []string {
 		if r.Order != UnknownOrder {
 			text = string(r.Order) + " " + text
 		}
-		if to := r.Destinations(nil); !to.Equal(policy.RangesOf(r.Family.All()).Intersect(r.Rule.To)) {
+		if to := r.Destinations(nil); !to.Equal(policy.RangesOf(r.Family.All()).Intersect(r.Match.To)) {
 			text += " => " + r.side("to", to)
 		}
 		out = append(out, text)
@@ -95,19 +95,16 @@ func TestIPTables(t *testing.T) {
 			want: []string{"POSTROUTING: from 172.17.0.2/32 to 172.17.0.2/32 tcp masquerade; not read: the transport header"}},
 		{name: "kube-proxy", rules: []string{":KUBE-POSTROUTING -", `-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING`,
 			"-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN", "-A KUBE-POSTROUTING -j MARK --xor-mark 0x4000",
-			`-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully`},
-			want: []string{`KUBE-POSTROUTING: masquerade ("kubernetes service traffic requiring SNAT"); marked packets only`}},
+			`-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully`}},
 		{name: "kube-proxy of old", rules: []string{":KUBE-POSTROUTING -", "-A POSTROUTING -j KUBE-POSTROUTING",
-			"-A KUBE-POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE"},
-			want: []string{"KUBE-POSTROUTING: masquerade; marked packets only"}},
+			"-A KUBE-POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE"}},
 		{name: "masquerade all", rules: []string{":KUBE-POSTROUTING -", "-A POSTROUTING -j KUBE-POSTROUTING", "-A KUBE-POSTROUTING -j MASQUERADE"},
 			want: []string{"KUBE-POSTROUTING: masquerade"}},
 		{name: "kubenet", rules: []string{`-A POSTROUTING ! -d 10.0.0.0/8 -m comment --comment "kubenet: SNAT for outbound traffic from cluster" ` +
 			"-m addrtype ! --dst-type LOCAL -j MASQUERADE"},
 			want: []string{`POSTROUTING: not to 10.0.0.0/8 to non-local masquerade ("kubenet: SNAT for outbound traffic from cluster")`}},
 		{name: "portmap", rules: []string{":CNI-HOSTPORT-MASQ -", `-A POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ`,
-			"-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE"},
-			want: []string{"CNI-HOSTPORT-MASQ: masquerade; marked packets only"}},
+			"-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE"}},
 		{name: "bridge with ipMasq", rules: []string{":CNI-0123 -", "-A POSTROUTING -s 10.244.0.5/32 -j CNI-0123", "-A CNI-0123 -d 10.244.0.0/24 -j ACCEPT",
 			"-A CNI-0123 ! -d 224.0.0.0/4 -j MASQUERADE"},
 			want: []string{"CNI-0123: from 10.244.0.5/32 not to 224.0.0.0/4 masquerade => not to {10.244.0.0/24, 224.0.0.0/4}"}},
@@ -139,12 +136,14 @@ func TestIPTables(t *testing.T) {
 		{name: "never", rules: []string{":A -", "-A POSTROUTING -o eth0 -s 10.0.0.0/8 -j A", "-A A -o docker0 -j MASQUERADE", "-A A -s 11.0.0.0/8 -j MASQUERADE", "-A A ! -o eth+ -j MASQUERADE"}},
 		{name: "narrowed twice", rules: []string{":A -", "-A POSTROUTING -o eth+ -s 10.0.0.0/8 -p tcp -j A", "-A A -o eth0 -s 10.1.0.0/16 -m statistic --mode random --probability 0.5 -j MASQUERADE"},
 			want: []string{"A: from 10.1.0.0/16 out eth0 tcp 50.00% masquerade"}},
-		{name: "not exact", rules: []string{"-A POSTROUTING -m mark --mark 0x0/0x1 -j MASQUERADE", "-A POSTROUTING -m conntrack --ctstate DNAT -j MASQUERADE",
+		{name: "unmarked packets", rules: []string{"-A POSTROUTING -d 10.0.0.0/8 -m mark --mark 0x0/0x1 -j MASQUERADE", "-A POSTROUTING -m mark ! --mark 0x1 -j MASQUERADE"},
+			want: []string{"POSTROUTING: to 10.0.0.0/8 masquerade", "POSTROUTING: masquerade => not to 10.0.0.0/8"}},
+		{name: "not exact", rules: []string{"-A POSTROUTING -m conntrack --ctstate DNAT -j MASQUERADE",
 			"-A POSTROUTING -p icmp -j MASQUERADE", "-A POSTROUTING ! -p tcp -j MASQUERADE", "-A POSTROUTING -d 10.0.0.0/255.0.255.0 -j MASQUERADE",
 			"-A POSTROUTING -m addrtype --src-type LOCAL -j MASQUERADE", "-A POSTROUTING -m addrtype --dst-type LOCAL -j MASQUERADE",
 			"-A POSTROUTING -m statistic --mode nth --every 2 --packet 0 -j MASQUERADE"},
-			want: []string{"POSTROUTING: masquerade; not read: a mark", "POSTROUTING: masquerade; not read: match conntrack",
-				"POSTROUTING: masquerade; not read: protocol 1", "POSTROUTING: masquerade; not read: l4proto",
+			want: []string{"POSTROUTING: masquerade; not read: match conntrack",
+				"POSTROUTING: masquerade; not read: protocol 1", "POSTROUTING: not tcp masquerade",
 				"POSTROUTING: masquerade; not read: destination under a mask that is no prefix's",
 				"POSTROUTING: masquerade; not read: the node's own addresses",
 				"POSTROUTING: masquerade; not read: match statistic"}},
@@ -170,7 +169,7 @@ func TestIPTables(t *testing.T) {
 					t.Errorf("(-want +got):\n%s", diff)
 				}
 				for _, r := range rules {
-					if r.Backend != policy.IPTables || r.Variant != variant || r.Family != policy.IPv4 || r.Table != "nat" || r.Exact != (len(r.Unread) == 0) || r.Marked && r.Exact {
+					if r.Backend != policy.IPTables || r.Variant != variant || r.Family != policy.IPv4 || r.Table != "nat" || r.Exact != (len(r.Unread) == 0) {
 						t.Errorf("%+v", r)
 					}
 				}
@@ -222,11 +221,10 @@ chain p { type nat hook postrouting priority 100; ip saddr 10.1.0.0/16 goto a; m
 			[]string{"nftables, ipv4, table t, chain a: from 10.1.0.0/16 masquerade", "nftables, ipv4, table t, chain p: masquerade"}},
 		{"kube-proxy", `table ip kube-proxy { chain masquerading { meta mark & 0x4000 == 0 return; meta mark set mark xor 0x4000; masquerade fully-random; }
 			chain p { type nat hook postrouting priority 100; jump masquerading; }
-}`,
-			[]string{"nftables, ipv4, table kube-proxy, chain masquerading: masquerade; marked packets only"}},
+}`, nil},
 		{"marks", `table ip t { chain p { type nat hook postrouting priority 100; meta mark 0x7 masquerade; meta mark != 0x7 masquerade; }
 }`,
-			[]string{"nftables, ipv4, table t, chain p: masquerade; marked packets only", "nftables, ipv4, table t, chain p: masquerade; not read: a mark"}},
+			[]string{"nftables, ipv4, table t, chain p: masquerade"}},
 		{"unread", `table ip t { set s { type ipv4_addr . ipv4_addr; }
 chain p { type nat hook postrouting priority 100; ip saddr 10.0.0.0/8 ct state new masquerade; ip saddr . ip daddr @s masquerade; tcp dport 80 masquerade; fib daddr type local masquerade; fib saddr type != local fib daddr type != local masquerade;}
 }`,
@@ -248,7 +246,7 @@ ip daddr @noMasqV4 accept; ip6 daddr @noMasqV6 accept; masquerade
 			[]string{"nftables, ipv4, table kindnet-ipmasq, chain postrouting: masquerade", "nftables, ipv6, table kindnet-ipmasq, chain postrouting: masquerade"}},
 		{"unread, too", `table ip t { chain p { type nat hook postrouting priority 100; meta iifname "a" masquerade; ip daddr & 255.0.255.0 == 10.0.1.0 masquerade; ip saddr 10.0.0.0/8 ct mark 0x0a010000 masquerade; }
 }`,
-			[]string{"nftables, ipv4, table t, chain p: masquerade; not read: meta 6", "nftables, ipv4, table t, chain p: masquerade; not read: destination under a mask that is no prefix's",
+			[]string{"nftables, ipv4, table t, chain p: masquerade; not read: iifname", "nftables, ipv4, table t, chain p: masquerade; not read: destination under a mask that is no prefix's",
 				"nftables, ipv4, table t, chain p: from 10.0.0.0/8 masquerade; not read: ct"}},
 		{"elsewhere", `table ip t { chain p { type nat hook output priority 100; }
 chain f { type filter hook postrouting priority 100; }

@@ -3,18 +3,232 @@
 package thirdparty
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// chains is where the chains of one table are read.
+// chains reads the chains of one table.
 type chains interface {
 	lookups
 	rules(chain string) ([]nfnetlink.Rule, error)
+}
+
+// mostSteps is how many rules are followed in one base chain, those of a chain once for
+// each jump that leads there.
+const mostSteps = 100_000
+
+var errTooMany = errors.New("too many rules are reached by too many ways")
+
+// walk follows packets through a base chain.
+type walk struct {
+	chains
+	base    Place
+	traffic []Packets // all that enter the base chain
+	// owned tells whether a chain is owned, which is not followed, and whether it binds:
+	// it translates what reaches it, so that no rule behind it decides.
+	owned func(Place) (is, binds bool)
+	// pass lets packets go on at rules that would keep them from the rest of the base
+	// chain: to find out whether they would have reached a chain that binds.
+	pass bool
+	// join makes neighbouring rules one that return for destinations alone: an agent's
+	// chain has thousands.
+	join bool
+
+	steps   int
+	hits    []Hit // rules that translate or drop packets
+	atSteps []int // the steps at which these are met
+	kept    []Hit // rules that keep packets from the rest of the base chain
+	ended   []Packets
+	bound   bool  // packets reached a chain that binds
+	met     []int // steps at which owned chains begin
+}
+
+// chain follows the packets through a chain and returns those that go on behind it.
+// The way is what they met to get there.
+func (w *walk) chain(name string, in []Packets, way condition, stack []string) ([]Packets, error) {
+	if len(in) == 0 {
+		return nil, nil
+	}
+	if slices.Contains(stack, name) {
+		return nil, fmt.Errorf("chain %s is reached from itself", policy.Quote(name))
+	}
+	var binds bool
+	rules, place, owned, err := w.read(name, &binds)
+	if err != nil {
+		return nil, err
+	}
+	if owned {
+		w.met, w.bound = append(w.met, w.steps), w.bound || binds
+		switch {
+		case !binds:
+			return in, nil
+		case way.exact():
+			return nil, nil
+		}
+		return marked(in, maybeTranslated), nil
+	}
+	isBase, f := len(stack) == 0, w.base.Family
+	stack = append(slices.Clip(stack), name)
+	var left []Packets // by return or goto
+	for _, d := range rules {
+		if w.steps++; w.steps > mostSteps {
+			return nil, errTooMany
+		}
+		keeps := d.statement == nfnetlink.DoAccept ||
+			isBase && (d.statement == nfnetlink.DoReturn || d.statement == nfnetlink.DoGoto)
+		if d.never || d.statement == nfnetlink.NoStatement || keeps && w.pass {
+			continue
+		}
+		about := intersect(in, []Packets{d.Packets})
+		if len(about) == 0 {
+			continue
+		}
+		rest := without(in, []Packets{d.Packets}, f)
+		full := way.and(d.condition)
+		var behind []Packets // what goes on behind this rule after all
+		switch d.statement {
+		case nfnetlink.DoMasq, nfnetlink.DoSNAT, nfnetlink.DoDrop:
+			w.hits, w.atSteps = append(w.hits, w.hit(place, d, full, about)), append(w.atSteps, w.steps)
+		case nfnetlink.DoAccept:
+			w.ended = merge(append(w.ended, about...))
+		case nfnetlink.DoReturn:
+			left = append(left, about...)
+		case nfnetlink.DoJump, nfnetlink.DoGoto:
+			if behind, err = w.chain(d.target, about, full, stack); err != nil {
+				return nil, err
+			}
+		}
+		if d.statement == nfnetlink.DoGoto {
+			left, behind = append(left, behind...), nil
+		}
+		if keeps {
+			w.kept = append(w.kept, w.hit(place, d, full, about))
+		}
+		switch d.statement {
+		case nfnetlink.DoJump:
+			rest = append(rest, behind...)
+		case nfnetlink.DoReturn, nfnetlink.DoGoto:
+			if !d.exact() {
+				rest = append(rest, marked(about, maybeSpared)...)
+			}
+		case nfnetlink.DoMasq, nfnetlink.DoSNAT:
+			if !full.exact() {
+				rest = append(rest, marked(about, maybeTranslated)...)
+			}
+		default:
+			if !full.exact() {
+				rest = append(rest, marked(about, maybeSpared)...)
+			}
+		}
+		in = merge(rest)
+	}
+	return merge(append(left, in...)), nil
+}
+
+// read decodes the rules of a chain, unless it is owned, by its name or by the comment
+// in it.
+func (w *walk) read(name string, binds *bool) (rules []decoded, at Place, owned bool, err error) {
+	at = w.base
+	at.Chain = name
+	if owned, *binds = w.owned(at); owned {
+		return nil, at, true, nil
+	}
+	undecoded, err := w.rules(name)
+	if err != nil {
+		return nil, at, false, err
+	}
+	for _, r := range undecoded {
+		d := decode(at.Family, r, w)
+		if n := len(rules); w.join && n > 0 && rules[n-1].returnsDestinations() && d.returnsDestinations() {
+			rules[n-1].To = append(rules[n-1].To, d.To...)
+		} else {
+			rules = append(rules, d)
+		}
+		if at.Owner == (policy.Owner{}) {
+			at.Owner = policy.ParseOwner(d.comment)
+		}
+	}
+	for i := range rules {
+		if rules[i].To != nil {
+			rules[i].To = policy.Normalize(rules[i].To)
+		}
+	}
+	if at.Owner != (policy.Owner{}) {
+		owned, *binds = w.owned(at)
+	}
+	return rules, at, owned, nil
+}
+
+// notRead is the part that is missing when a rule before could not be decoded.
+const notRead = "a rule before it that spares others"
+
+// hit returns a rule that packets reach.
+func (w *walk) hit(place Place, d decoded, full condition, about []Packets) Hit {
+	h := Hit{Rule: Rule{
+		Place: place, Action: Action(d.statement), Match: full.Packets, Comment: d.comment,
+		Unread: slices.Clone(full.unread), reached: about,
+	}}
+	if d.statement == nfnetlink.DoGoto {
+		h.Action = Returns
+	}
+	unsure := uint8(0)
+	for _, p := range about {
+		unsure |= p.unsure
+	}
+	if unsure&maybeSpared != 0 {
+		h.Unread = append(h.Unread, notRead)
+	}
+	h.Sure = full.exact() && unsure == 0 && len(without(w.traffic, about, w.base.Family)) == 0
+	if full.notOrigins == fromOthers {
+		h.Unread = append(h.Unread, "the node's own addresses")
+	}
+	slices.Sort(h.Unread)
+	h.Unread = slices.Compact(h.Unread)
+	h.Exact = len(h.Unread) == 0
+	h.Text = h.text(full)
+	return h
+}
+
+// Scan returns the third-party rules that change the source of packets, in the network
+// namespace of the calling thread. Owned tells which chains are owned; these are not
+// followed. An error is about what could not be read; the other rules are returned
+// with it.
+func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
+	var found []Rule
+	err := withHooks(ctx, func(hooks []hook) error {
+		var errs []error
+		var at, met []position
+		found = nil
+		for i, h := range hooks {
+			all := []Packets{{}}
+			never := func(p Place) (is, binds bool) { return owned(p), false }
+			w := walk{chains: h.chains, base: h.Place, traffic: all, owned: never, join: true}
+			if _, err := w.chain(h.Chain, all, condition{}, nil); err != nil {
+				errs = append(errs, h.failed(err))
+				continue
+			}
+			for j, hit := range w.hits {
+				if hit.Action != Drops {
+					found, at = append(found, hit.Rule), append(at, position{h.Family, h.priority, i, w.atSteps[j]})
+				}
+			}
+			for _, step := range w.met {
+				met = append(met, position{h.Family, h.priority, i, step})
+			}
+		}
+		for i := range found {
+			found[i].Order = at[i].order(met)
+		}
+		return errors.Join(errs...)
+	})
+	return found, err
 }
 
 // position is where a rule stands among all that packets meet at the hook.
@@ -22,182 +236,141 @@ type position struct {
 	family   policy.Family
 	priority int32
 	base     int // the base chain, by its number in the scan
-	rule     int // by its number in the walk
+	step     int // in the walk
 }
 
-// before tells the order of two positions of one family.
-func (p position) before(q position) Order {
-	switch {
-	case p.priority < q.priority, p.priority == q.priority && p.base == q.base && p.rule < q.rule:
-		return Before
-	case p.priority == q.priority && p.base != q.base:
-		return UnknownOrder
-	}
-	return After
-}
-
-// mostSteps is how many rules are followed in one base chain, those of a chain
-// once for each way that leads there.
-const mostSteps = 100_000
-
-var errTooMany = errors.New("too many rules are reached by too many ways")
-
-// walk goes through a base chain as packets do.
-type walk struct {
-	chains
-	place Place // of the base chain
-	at    position
-	owned func(Place) bool
-
-	accepted []condition // what no rule of the base chain sees any more
-	steps    int
-	found    []Rule
-	founds   []position
-	met      []position // where owned chains begin
-}
-
-// chain follows a chain. Returned are the exits from the chains on the way to it
-// that keep packets from going on there.
-func (w *walk) chain(name string, way condition, returned []condition, stack []string) error {
-	const deepest = 64 // the kernel allows fewer
-	if slices.Contains(stack, name) || len(stack) > deepest {
-		return fmt.Errorf("chain %s is reached from itself", policy.Quote(name))
-	}
-	rules, place, owned, err := read(w.chains, w.place, name, w.owned)
-	if err != nil {
-		return err
-	}
-	if owned {
-		w.met = append(w.met, w.at)
-		return nil
-	}
-	returned = slices.Clip(returned)
-	for _, d := range rules {
-		if w.steps++; w.steps > mostSteps {
-			return errTooMany
-		}
-		w.at.rule++
-		d.condition = way.and(d.condition)
-		if d.never {
-			continue
-		}
-		switch d.effect {
-		case masquerades:
-			w.report(place, d, returned)
-			// What is masqueraded is not spared, whatever of it could be read.
-			if len(d.unread) == 0 && d.mark == noMark {
-				w.accept(d.condition, returned)
-			}
-		case accepts, drops:
-			w.accept(d.condition, returned)
-		case returns:
-			returned = append(returned, d.condition)
-		case jumps, goes:
-			if err := w.chain(d.target, d.condition, returned, append(slices.Clip(stack), name)); err != nil {
-				return err
-			}
-			if d.effect == goes {
-				returned = append(returned, d.condition)
-			}
-		}
-	}
-	return nil
-}
-
-// read decodes the rules of a chain, unless it is owned, by its name or by the
-// comment in it.
-func read(c chains, base Place, name string, owned func(Place) bool) (rules []decoded, at Place, is bool, err error) {
-	at = base
-	at.Chain = name
-	if owned(at) {
-		return nil, at, true, nil
-	}
-	undecoded, err := c.rules(name)
-	if err != nil {
-		return nil, at, false, err
-	}
-	for _, r := range undecoded {
-		d := decode(at.Family, r, c)
-		rules = append(rules, d)
-		if at.Owner == (policy.Owner{}) {
-			at.Owner = policy.ParseOwner(d.comment)
-		}
-	}
-	return rules, at, at.Owner != (policy.Owner{}) && owned(at), nil
-}
-
-// accept notes that no rule sees the packets any more, but for those that left
-// the chain before: by their addresses these are taken off.
-func (w *walk) accept(c condition, returned []condition) {
-	const most = 64 // pieces, each of which every later rule is held to
-	pieces := []condition{c}
-	for _, e := range coalesce(returned) {
-		var rest []condition
-		for _, p := range pieces {
-			rest = append(rest, p.without(e, w.place.Family)...)
-		}
-		pieces = rest
-		if len(pieces) > most {
-			c.refuse(spares)
-			pieces = []condition{c}
-			break
-		}
-	}
-	w.accepted = append(w.accepted, pieces...)
-}
-
-// spares is why a rule is not exact when one before it could not be read.
-const spares = "a rule before it that spares others"
-
-// at returns the rule as it stands in a chain, without what comes before it.
-func (d decoded) at(place Place) Rule {
-	r := Rule{Place: place, Rule: d.rule, NotOut: d.notOut, Comment: d.comment, Unread: slices.Clone(d.unread)}
-	r.Rule.Verdict = policy.Masquerade
-	r.Action = map[effect]Action{masquerades: Masquerades, accepts: Accepts, drops: Drops, returns: Returns, goes: Returns}[d.effect]
-	if d.snat {
-		r.Action = Translates
-	}
-	return r
-}
-
-// report notes a rule that changes the source, if packets can get to it.
-func (w *walk) report(place Place, d decoded, returned []condition) {
-	r := d.at(place)
-	r.Marked = d.mark == markNeeded
-	if d.mark != noMark {
-		r.Unread = append(r.Unread, "a mark")
-	}
-	if d.fromLocal {
-		r.Unread = append(r.Unread, "the node's own addresses")
-	}
-	var absent []policy.Rule // that spare packets without a mark
-	for _, e := range coalesce(append(slices.Clone(w.accepted), returned...)) {
+// order compares a rule with all places where owned chains begin.
+func (p position) order(met []position) Order {
+	orders := map[Order]bool{}
+	for _, q := range met {
 		switch {
-		case e.mark == markNeeded || e.apart(d.condition):
-		case len(e.unread) > 0:
-			r.Unread = append(r.Unread, spares)
-		case !e.covers(d.condition):
-		case e.mark == markAbsent:
-			absent = append(absent, e.spared())
+		case p.family != q.family:
+		case p.priority == q.priority && p.base != q.base:
+			orders[UnknownOrder] = true
+		case cmp.Or(cmp.Compare(p.priority, q.priority), cmp.Compare(p.step, q.step)) < 0:
+			orders[Before] = true
 		default:
-			r.Spared = append(r.Spared, e.spared())
+			orders[After] = true
 		}
 	}
-	if len(r.Destinations(nil)) == 0 {
-		return
-	}
-	if len(absent) > 0 {
-		r.Unread = append(r.Unread, "a mark")
-		if spared := append(slices.Clone(r.Spared), absent...); len(area(r.Family, r.Rule, spared, nil)) > 0 {
-			r.Spared = spared
-		} else {
-			r.Marked = true
+	for o := range orders {
+		if len(orders) == 1 {
+			return o
 		}
 	}
-	slices.Sort(r.Unread)
-	r.Unread = slices.Compact(r.Unread)
-	r.Exact = len(r.Unread) == 0
-	r.Text = r.text()
-	w.found = append(w.found, r)
-	w.founds = append(w.founds, w.at)
+	return UnknownOrder
+}
+
+// Traffic is the first packets of connections to an address that is none of the node's.
+// They have no mark.
+type Traffic struct {
+	To   netip.Addr
+	From policy.Ranges // nil: any source of the family
+	// FromLocal tells whether the sources are the node's own. Nil: some may be.
+	FromLocal *bool
+	// Out are patterns of the interfaces that it leaves through. None: any.
+	Out []string
+}
+
+// packets returns the traffic as sets of packets. None of it leaves through lo.
+func (t Traffic) packets() []Packets {
+	p := Packets{From: t.From, To: policy.RangesOf(netip.PrefixFrom(t.To, t.To.BitLen())), NotOut: []string{"lo"}}
+	if t.FromLocal != nil {
+		p.notOrigins = fromNode
+		if *t.FromLocal {
+			p.notOrigins = fromOthers
+		}
+	}
+	patterns := []Packets{{}}
+	if len(t.Out) > 0 {
+		patterns = nil
+	}
+	for _, out := range t.Out {
+		patterns = append(patterns, Packets{Out: out})
+	}
+	return intersect([]Packets{p}, patterns)
+}
+
+// Hit is a third-party rule that decides about traffic.
+type Hit struct {
+	Rule
+	// Sure tells that it decides about all of the traffic. Otherwise that depends on
+	// what the traffic does not say, or on what could not be decoded.
+	Sure bool
+}
+
+// Trace follows traffic through the base chains in their order. It returns the rules that
+// decide about it, or may: those that translate or drop it, and those that keep it from
+// a chain that binds.
+//
+// Owned tells which chains are not followed, and which of these bind: they translate
+// what reaches them, so that no rule behind them decides. The kernel does not tell the
+// order of base chains of one priority; each counts as if it were the first. Errors are
+// those of Scan.
+func Trace(ctx context.Context, t Traffic, owned func(Place) (is, binds bool)) ([]Hit, error) {
+	f := policy.FamilyOf(t.To)
+	t.From = policy.RangesOf(f.All()).Intersect(t.From)
+	var hits []Hit
+	err := withHooks(ctx, func(hooks []hook) error {
+		hooks = slices.DeleteFunc(slices.Clone(hooks), func(h hook) bool { return h.Family != f })
+		slices.SortStableFunc(hooks, func(a, b hook) int { return cmp.Compare(a.priority, b.priority) })
+		var errs []error
+		hits = nil
+		all := t.packets()
+		for left := all; len(hooks) > 0 && len(left) > 0; {
+			n := 1
+			for n < len(hooks) && hooks[n].priority == hooks[0].priority {
+				n++
+			}
+			first, after, deciding := len(hits), left, 0
+			for _, h := range hooks[:n] {
+				w := walk{chains: h.chains, base: h.Place, traffic: all, owned: owned}
+				rest, err := w.hook(h, left)
+				if err != nil {
+					errs = append(errs, h.failed(err))
+					continue
+				}
+				if len(without(left, rest, f)) > 0 {
+					deciding++
+				}
+				hits, after = append(hits, w.hits...), intersect(after, rest)
+			}
+			for i := range hits[first:] {
+				hits[first+i].Sure = hits[first+i].Sure && deciding <= 1
+			}
+			left, hooks = after, hooks[n:]
+		}
+		return errors.Join(errs...)
+	})
+	return hits, err
+}
+
+// hook follows packets through a base chain and returns those that go on to the next
+// one. Rules that keep packets from the rest of the base chain are hits if that would
+// have led to a chain that binds.
+func (w *walk) hook(h hook, in []Packets) ([]Packets, error) {
+	left, err := w.chain(h.Chain, in, condition{}, nil)
+	if err != nil {
+		return nil, err
+	}
+	if h.drops && len(left) > 0 {
+		w.hits = append(w.hits, w.hit(h.Place, decoded{statement: nfnetlink.DoDrop}, condition{}, left))
+		left = nil
+	}
+	left = merge(append(left, w.ended...))
+	if len(w.kept) == 0 {
+		return left, nil
+	}
+	passed := walk{chains: w.chains, base: w.base, traffic: w.traffic, owned: w.owned, pass: true}
+	rest, err := passed.chain(h.Chain, left, condition{}, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range w.kept {
+		k.Sure = k.Sure && len(rest) == 0 && len(passed.hits) == 0
+		if passed.bound {
+			w.hits = append(w.hits, k)
+		}
+	}
+	return left, nil
 }

@@ -21,37 +21,11 @@ import (
 
 const (
 	natTable    = "nat"
+	mangleTable = "mangle"
 	postrouting = "POSTROUTING"
-	// iptablesPriority is that of iptables' nat at the hook (NF_IP_PRI_NAT_SRC).
+	// iptablesPriority is that of iptables' table nat at the hook (NF_IP_PRI_NAT_SRC).
 	iptablesPriority = 100
 )
-
-// Scan returns the third-party rules that change the source of packets, in the
-// network namespace of the calling thread. Owned tells which chains are none of
-// theirs; what these lead to is not looked at.
-//
-// An error is about what could not be read; what could is returned with it. (To
-// be asked for its tables makes a kernel load nf_tables itself, and no more.)
-func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
-	var s scan
-	err := withHooks(ctx, func(hooks []hook) error {
-		s = scan{}
-		var errs []error
-		for i, h := range hooks {
-			w := walk{chains: h.chains, place: h.Place, owned: owned, at: position{h.Family, h.priority, i, 0}}
-			if err := w.chain(h.Chain, condition{}, nil, nil); err != nil {
-				errs = append(errs, h.failed(err))
-				continue
-			}
-			s.found, s.founds, s.met = append(s.found, w.found...), append(s.founds, w.founds...), append(s.met, w.met...)
-		}
-		return errors.Join(errs...)
-	})
-	for i := range s.found {
-		s.found[i].Order = s.order(s.founds[i])
-	}
-	return s.found, err
-}
 
 // hook is a base chain of type nat at the hook postrouting.
 type hook struct {
@@ -101,25 +75,6 @@ func withTables(body func(*nfnetlink.Conn) error) error {
 		return nil
 	}
 	return err
-}
-
-type scan struct {
-	found  []Rule
-	founds []position
-	met    []position
-}
-
-// order compares a rule with all places where ours begin.
-func (s *scan) order(p position) Order {
-	var found Order
-	for i, q := range slices.DeleteFunc(slices.Clone(s.met), func(q position) bool { return q.family != p.family }) {
-		o := p.before(q)
-		if i > 0 && o != found {
-			return UnknownOrder
-		}
-		found = o
-	}
-	return found
 }
 
 // tableHooks returns the base chains in nf_tables.
@@ -233,3 +188,65 @@ func (t legacyTable) rules(chain string) ([]nfnetlink.Rule, error) { return t[ch
 func (legacyTable) set(string) (policy.Ranges, error) { return nil, fs.ErrNotExist }
 
 func (legacyTable) device(uint32) (string, error) { return "", fs.ErrNotExist }
+
+// Usage is what a variant of iptables is used for in a network namespace.
+type Usage struct {
+	Variant  string
+	NATRules int  // in table nat, of both families, whoever wrote them
+	Kubelet  bool // kubelet keeps its chains there
+}
+
+// Variants returns the usage of each variant of iptables, in the network
+// namespace of the calling thread. It reads as Scan does.
+func Variants(ctx context.Context) ([]Usage, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	nft, legacy := Usage{Variant: netfilter.VariantNFT}, Usage{Variant: netfilter.VariantLegacy}
+	err := withTables(func(c *nfnetlink.Conn) error {
+		for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+			if err := nft.countTables(c, f); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for _, f := range policy.Families() {
+		err = errors.Join(err, legacy.countLegacy(f))
+	}
+	return []Usage{nft, legacy}, err
+}
+
+// kubeletChains are what kubelet makes in table mangle, to show to others which
+// variant it uses and to notice that somebody flushed the tables.
+func kubeletChains() []string { return []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"} }
+
+func (u *Usage) countTables(c *nfnetlink.Conn, f nfnetlink.Family) error {
+	rules, err := c.Rules(f, natTable, "")
+	if err != nil {
+		return err
+	}
+	u.NATRules += len(rules)
+	for _, name := range kubeletChains() {
+		_, err := c.Chain(f, mangleTable, name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		u.Kubelet = u.Kubelet || err == nil
+	}
+	return nil
+}
+
+func (u *Usage) countLegacy(f policy.Family) error {
+	nat, errNAT := iptables.Legacy(f, natTable)
+	for _, c := range nat {
+		u.NATRules += len(c.Rules)
+	}
+	mangle, errMangle := iptables.Legacy(f, mangleTable)
+	u.Kubelet = u.Kubelet || slices.ContainsFunc(mangle, func(c iptables.LegacyChain) bool {
+		return slices.Contains(kubeletChains(), c.Name)
+	})
+	return errors.Join(errNAT, errMangle)
+}

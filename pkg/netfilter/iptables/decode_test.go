@@ -280,9 +280,9 @@ func phraseGen(f policy.Family) *rapid.Generator[[]nfnetlink.Expr] {
 	})
 }
 
-// compatProperty draws a rule and packets, and holds what is read of the rule to
+// decodeProperty draws a rule and packets, and holds what is read of the rule to
 // what the kernel does with the packets.
-func compatProperty(t *rapid.T) {
+func decodeProperty(t *rapid.T) {
 	f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
 	exprs := slices.Concat(rapid.SliceOfN(phraseGen(f), 0, 3).Draw(t, "phrases")...)
 	for _, e := range rapid.SliceOfN(exprGen(), 0, 3).Draw(t, "expressions") {
@@ -290,7 +290,7 @@ func compatProperty(t *rapid.T) {
 	}
 	verdict := rapid.SampledFrom([]nfnetlink.Verdict{{Code: nfnetlink.Return}, {Code: nfnetlink.Jump, Chain: "X"}}).Draw(t, "verdict")
 	exprs = append(exprs, verdict)
-	e := compatEntry(f, nfnetlink.Rule{Exprs: exprs})
+	e := decode(f, nfnetlink.Rule{Exprs: exprs})
 	if e.rule.Verdict == policy.Unrecognized {
 		if e.text == "" {
 			t.Fatal("an alien without a text")
@@ -313,10 +313,10 @@ func compatProperty(t *rapid.T) {
 	}
 }
 
-func TestCompat(t *testing.T) {
+func TestDecode(t *testing.T) {
 	for range 50 { // a rule takes microseconds
-		rapid.Check(t, compatProperty)
+		rapid.Check(t, decodeProperty)
 	}
 }
 
-func FuzzCompat(f *testing.F) { f.Fuzz(rapid.MakeFuzz(compatProperty)) }
+func FuzzDecode(f *testing.F) { f.Fuzz(rapid.MakeFuzz(decodeProperty)) }

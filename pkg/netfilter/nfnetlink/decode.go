@@ -1,0 +1,523 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+)
+
+// Field is what a condition compares.
+type Field uint8
+
+// The fields that Decode knows.
+const (
+	Source           Field = iota + 1 // ip saddr, ip6 saddr
+	Destination                       // ip daddr, ip6 daddr
+	OutputName                        // meta oifname
+	OutputIndex                       // meta oif
+	Protocol                          // meta l4proto
+	NFProto                           // meta nfproto
+	Mark                              // meta mark
+	ConnState                         // ct state
+	SourceLocal                       // fib saddr type local
+	DestinationLocal                  // fib daddr type local
+	Share                             // numgen random mod 2147483648 < Value
+)
+
+// String returns the name that messages have for the field.
+func (f Field) String() string {
+	return [...]string{"", "source", "destination", "oifname", "oif", "l4proto", "nfproto", "mark", "ct state",
+		"local source", "local destination", "numgen"}[f]
+}
+
+// Condition is one comparison in a rule. A rule applies to the packets that meet
+// all of its conditions.
+//
+// Mark, ConnState and NFProto     are reduced to one question: Not tells that the first
+// packet of a connection in the decoder's family does not meet the condition if it
+// has no mark. A base chain of type nat sees no other packets of a connection.
+type Condition struct {
+	Field Field
+	Not   bool
+	Range netipx.IPRange // of Source and Destination; the zero value holds no address
+	Set   string         // of Source and Destination, instead of Range
+	Name  string         // of OutputName; a trailing + is a wildcard, as in iptables
+	Value uint32         // of OutputIndex, Protocol and Share
+}
+
+// String returns the condition as nft writes it, nearly.
+func (c Condition) String() string {
+	text := c.Field.String()
+	if c.Not {
+		text += " !="
+	}
+	prefix, isPrefix := c.Range.Prefix()
+	switch {
+	case c.Set != "":
+		text += " set " + strconv.Quote(c.Set)
+	case isPrefix:
+		text += " " + prefix.String()
+	case c.Range.IsValid():
+		text += " " + c.Range.String()
+	case c.Name != "":
+		text += " " + strconv.Quote(c.Name)
+	case c.Value != 0:
+		text += " " + strconv.Itoa(int(c.Value))
+	}
+	return text
+}
+
+// Statement is what a rule does with the packets that meet its conditions.
+type Statement string
+
+// The statements that end the evaluation of a rule; NoStatement is a rule that
+// only counts, logs or marks.
+const (
+	NoStatement Statement = ""
+	DoAccept    Statement = "accept"
+	DoDrop      Statement = "drop"
+	DoReturn    Statement = "return"
+	DoJump      Statement = "jump"
+	DoGoto      Statement = "goto"
+	DoMasq      Statement = "masquerade"
+	DoSNAT      Statement = "snat"
+)
+
+// Decoded is a rule in the terms of nft(8). A rule with anything Unrecognized
+// may apply to fewer packets than its conditions say, never to more.
+type Decoded struct {
+	Conditions []Condition
+	Statement  Statement
+	Chain      string     // of DoJump and DoGoto
+	Masq       Masquerade // of DoMasq
+	Packets    uint64     // of the counter
+	Comment    string
+
+	// Other are statements that change neither which packets the rule applies to
+	// nor their way: log, meta mark set, most targets of xtables.
+	Other        []string
+	Unrecognized []string
+}
+
+// Decode decodes a rule as the packets of a family meet it; IPv4 or IPv6, also
+// for tables of family inet. It uses the array of buffer for the conditions.
+func Decode(f Family, r Rule, buffer []Condition) Decoded {
+	d := decoder{family: f}
+	d.Comment, d.Conditions = r.Comment, buffer[:0]
+	for _, e := range r.Exprs {
+		if d.Statement != NoStatement {
+			d.refuse(e.Name() + " after " + string(d.Statement))
+		}
+		d.expression(e)
+	}
+	d.load(register{})
+	d.Unrecognized = append(d.Unrecognized, d.unread...)
+	return d.Decoded
+}
+
+// decoder holds what the last load left in a register. Rules that load a second
+// register before they compare the first one are not recognized.
+type decoder struct {
+	Decoded
+	family Family
+	held   register
+	unread []string    // what was loaded before that and not compared
+	ports  []Immediate // constants for masq
+}
+
+type register struct {
+	number   Register
+	what     Field  // 0: unknown
+	name     string // for messages; "": nothing was loaded
+	size     int    // in bytes
+	mask     []byte // nil: none
+	used     bool   // a comparison has read it
+	unsorted bool   // a number in this machine's byte order
+}
+
+func (d *decoder) refuse(part string) { d.Unrecognized = append(d.Unrecognized, part) }
+
+func (d *decoder) add(c Condition) { d.Conditions = append(d.Conditions, c) }
+
+// load replaces what is held. A value that no comparison reads is not recognized:
+// loading it may end the rule. iptables-nft writes -o + as oifname without comparison.
+func (d *decoder) load(r register) {
+	switch {
+	case d.held.name == "" || d.held.used:
+	case d.held.what == OutputName:
+		d.add(Condition{Field: OutputName, Name: "+"})
+	default:
+		d.unread = append(d.unread, d.held.name)
+	}
+	d.held, d.ports = r, nil
+}
+
+func (d *decoder) expression(e Expr) {
+	switch e := e.(type) {
+	case Payload:
+		d.load(d.payload(e))
+	case Meta:
+		if e.Set {
+			d.held.used = true
+			d.Other = append(d.Other, "meta set")
+		} else {
+			d.load(meta(e))
+		}
+	case FIB:
+		r := register{number: e.Dreg, name: "fib", size: 4}
+		if e.Result == unix.NFT_FIB_RESULT_ADDRTYPE {
+			r.what = map[uint32]Field{unix.NFTA_FIB_F_SADDR: SourceLocal, unix.NFTA_FIB_F_DADDR: DestinationLocal}[e.Flags]
+		}
+		d.load(r)
+	case CT:
+		r := register{number: e.Dreg, name: "ct", size: 4}
+		if e.Key == unix.NFT_CT_STATE {
+			r.what, r.name = ConnState, "ct state"
+		}
+		d.load(r)
+	case Numgen:
+		r := register{number: e.Dreg, name: "numgen", size: 4, unsorted: true}
+		if e.Random && e.Modulus == shareUnit && e.Offset == 0 {
+			r.what = Share
+		}
+		d.load(r)
+	case Byteorder:
+		if e.Sreg != d.held.number || !d.held.unsorted || e.Op != unix.NFT_BYTEORDER_HTON || e.Len != 4 || e.Size != 4 {
+			d.load(register{number: e.Dreg, name: "byteorder"})
+			return
+		}
+		d.held.number, d.held.unsorted = e.Dreg, false
+	case Bitwise:
+		d.bitwise(e)
+	case Cmp:
+		d.compare(e)
+	case CmpRange:
+		d.between(e)
+	case Lookup:
+		d.lookup(e)
+	case Immediate:
+		ports := d.ports
+		d.load(register{})
+		if slices.ContainsFunc(ports, func(p Immediate) bool { return p.Dreg == e.Dreg }) {
+			d.refuse("immediate")
+		}
+		d.ports = append(ports, e)
+	case Match:
+		d.match(e)
+	case Target:
+		d.target(e)
+	case Masq:
+		d.masq(e)
+	case Verdict:
+		d.verdict(e)
+	case Counter:
+		d.Packets = e.Packets
+	case Unknown:
+		d.unknown(e)
+	}
+}
+
+// unknown knows two expressions by name: source NAT, the only NAT that there is at
+// the hook postrouting, and log.
+func (d *decoder) unknown(e Unknown) {
+	switch e.Kind {
+	case "nat":
+		d.Statement = DoSNAT
+	case "log":
+		d.Other = append(d.Other, e.Kind)
+	default:
+		d.load(register{name: e.Kind}) // it may load any register
+	}
+}
+
+// payload tells what is loaded from the packet. A load may be shorter than the
+// field: iptables leaves out bytes that a prefix does not reach.
+func (d *decoder) payload(e Payload) register {
+	const protocolAt = 9 // in the header of IPv4 (RFC 791)
+	r := register{number: e.Dreg, name: "payload", size: int(e.Len)}
+	sourceAt, destinationAt := uint32(12), uint32(16)
+	if d.family == IPv6 {
+		sourceAt, destinationAt = 8, 24 // RFC 8200
+	}
+	switch {
+	case e.Base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+		r.name = transportHeader
+	case e.Base != unix.NFT_PAYLOAD_NETWORK_HEADER || e.Len == 0 || int(e.Len) > d.addressSize():
+	case e.Offset == sourceAt:
+		r.what, r.name = Source, "source"
+	case e.Offset == destinationAt:
+		r.what, r.name = Destination, "destination"
+	case d.family == IPv4 && e.Offset == protocolAt && e.Len == 1:
+		r.what, r.name = Protocol, "l4proto"
+	}
+	return r
+}
+
+const transportHeader = "the transport header"
+
+func meta(e Meta) register {
+	switch e.Key {
+	case unix.NFT_META_OIFNAME:
+		return register{number: e.Reg, what: OutputName, name: "oifname", size: unix.IFNAMSIZ}
+	case unix.NFT_META_IIFNAME:
+		return register{number: e.Reg, name: "iifname"}
+	case unix.NFT_META_OIF:
+		return register{number: e.Reg, what: OutputIndex, name: "oif", size: 4}
+	case unix.NFT_META_L4PROTO:
+		return register{number: e.Reg, what: Protocol, name: "l4proto", size: 1}
+	case unix.NFT_META_NFPROTO:
+		return register{number: e.Reg, what: NFProto, name: "nfproto", size: 1}
+	case unix.NFT_META_MARK:
+		return register{number: e.Reg, what: Mark, name: "mark", size: 4}
+	}
+	return register{number: e.Reg, name: "meta"}
+}
+
+func (d *decoder) bitwise(e Bitwise) {
+	h := &d.held
+	flips := slices.ContainsFunc(e.Xor, func(b byte) bool { return b != 0 })
+	masks := h.what == Source || h.what == Destination || h.what == Mark || h.what == ConnState
+	if e.Sreg != h.number || !masks || flips || h.mask != nil || int(e.Len) != h.size || len(e.Mask) != h.size {
+		name := cmp.Or(h.name, "bitwise")
+		h.used = true
+		d.load(register{number: e.Dreg, name: name + " under a mask"})
+		return
+	}
+	h.number, h.mask = e.Dreg, e.Mask
+}
+
+// compare decodes a comparison of what is held.
+func (d *decoder) compare(e Cmp) {
+	h := &d.held
+	not := e.Op == NotEqual
+	equality := not || e.Op == Equal
+	switch {
+	case h.what == 0 && h.name != "" && !h.used:
+		h.used = true
+		d.refuse(h.name)
+		return
+	case e.Sreg != h.number || h.what == 0 || len(e.Data) == 0 || len(e.Data) > h.size || h.unsorted:
+		d.concatenated("several fields at once")
+		return
+	}
+	h.used = true
+	number := uint32(0)
+	if len(e.Data) == 4 {
+		number = binary.NativeEndian.Uint32(e.Data)
+	}
+	switch what, whole := h.what, len(e.Data) == h.size; {
+	case what == Source || what == Destination:
+		d.address(e)
+	case what == OutputName && equality:
+		d.outputName(e.Data, not)
+	case what == Share && whole && e.Op == Less:
+		d.share(binary.BigEndian.Uint32(e.Data))
+	case !whole || !equality:
+		d.refuse(h.name)
+	case what == Protocol:
+		d.add(Condition{Field: Protocol, Not: not, Value: uint32(e.Data[0])})
+	case what == NFProto:
+		d.add(Condition{Field: NFProto, Not: (Family(e.Data[0]) == d.family) == not})
+	case what == OutputIndex:
+		d.add(Condition{Field: OutputIndex, Not: not, Value: number})
+	case what == Mark:
+		d.add(Condition{Field: Mark, Not: (number == 0) == not}) // 0 under any mask is 0
+	case what == ConnState:
+		state := uint32(newConnection)
+		if h.mask != nil {
+			state &= binary.NativeEndian.Uint32(h.mask)
+		}
+		d.add(Condition{Field: ConnState, Not: (number == state) == not})
+	case (what == SourceLocal || what == DestinationLocal) && number == unix.RTN_LOCAL:
+		d.add(Condition{Field: what, Not: not})
+	default:
+		d.refuse(h.name)
+	}
+}
+
+// concatenated refuses a comparison of more registers than the one that is held.
+func (d *decoder) concatenated(part string) {
+	d.held.used, d.unread = true, nil
+	d.refuse(part)
+}
+
+// newConnection is the bit of a new connection, in ct state and in xt_conntrack.
+const newConnection = 8
+
+// shareUnit is the modulus of Share: xt_statistic counts in units of 2^-31.
+const shareUnit = 1 << 31
+
+func (d *decoder) share(n uint32) {
+	if n == 0 || n > shareUnit {
+		d.refuse("numgen")
+		return
+	}
+	d.add(Condition{Field: Share, Value: n})
+}
+
+func (d *decoder) addressSize() int {
+	if d.family == IPv6 {
+		return net6
+	}
+	return net4
+}
+
+// Sizes of addresses in bytes.
+const net4, net6 = 4, 16
+
+// address decodes a comparison of an address or of its first bytes.
+func (d *decoder) address(e Cmp) {
+	h := d.held
+	size := d.addressSize()
+	var low, high [net6]byte
+	copy(low[:], e.Data)
+	hostBits := false
+	for i := range size {
+		m := byte(0)
+		if i < len(e.Data) {
+			m = 0xff
+			if h.mask != nil {
+				m = h.mask[i]
+			}
+		}
+		high[i] = low[i] | ^m
+		hostBits = hostBits || low[i]&^m != 0
+	}
+	ordered := h.mask == nil && len(e.Data) == size
+	c := Condition{Field: h.what, Not: e.Op == NotEqual}
+	switch {
+	case h.mask != nil && !contiguous(h.mask[:len(e.Data)]):
+		d.refuse(h.name + " under a mask that is no prefix's")
+		return
+	case (e.Op == Equal || e.Op == NotEqual) && hostBits: // no address equals it
+	case e.Op == Equal || e.Op == NotEqual:
+		c.Range = ipRange(low[:size], high[:size])
+	case ordered && e.Op == GreaterOrEqual:
+		c.Range = ipRange(low[:size], bytes.Repeat([]byte{0xff}, size))
+	case ordered && e.Op == LessOrEqual:
+		c.Range = ipRange(make([]byte, size), low[:size])
+	default:
+		d.refuse(h.name + " of another comparison")
+		return
+	}
+	d.add(c)
+}
+
+func ipRange(first, last []byte) netipx.IPRange {
+	a, _ := netip.AddrFromSlice(first)
+	b, _ := netip.AddrFromSlice(last)
+	return netipx.IPRangeFrom(a, b)
+}
+
+// contiguous reports whether the mask is that of a prefix.
+func contiguous(mask []byte) bool {
+	ended := false
+	for _, b := range mask {
+		ones := bits.LeadingZeros8(^b)
+		if ended && b != 0 || b<<ones != 0 {
+			return false
+		}
+		ended = ended || ones < 8
+	}
+	return true
+}
+
+// holdsAddress reports whether a whole address is held, in the register.
+func (d *decoder) holdsAddress(r Register) bool {
+	h := &d.held
+	if r != h.number || h.mask != nil || h.what != Source && h.what != Destination || h.size != d.addressSize() {
+		return false
+	}
+	h.used = true
+	return true
+}
+
+func (d *decoder) between(e CmpRange) {
+	r := ipRange(e.From, e.To)
+	if !d.holdsAddress(e.Sreg) || !r.IsValid() || len(e.From) != d.held.size {
+		d.refuse("a range of " + cmp.Or(d.held.name, "a register"))
+		return
+	}
+	d.add(Condition{Field: d.held.what, Not: e.Not, Range: r})
+}
+
+func (d *decoder) lookup(e Lookup) {
+	if !d.holdsAddress(e.Sreg) {
+		d.concatenated("set " + strconv.Quote(e.Set))
+		return
+	}
+	d.add(Condition{Field: d.held.what, Not: e.Not, Set: e.Set})
+}
+
+// outputName decodes a comparison of the first bytes of the output interface's
+// name: with the NUL that ends a name it is exact, else a wildcard.
+func (d *decoder) outputName(data []byte, not bool) {
+	name, padding, exact := bytes.Cut(data, []byte{0})
+	pattern := string(name)
+	switch {
+	case len(name) == unix.IFNAMSIZ || exact && len(name) == 0 || !zero(padding):
+		d.refuse("oifname that is no name")
+		return
+	case exact && name[len(name)-1] == '+':
+		d.refuse("oifname that ends in +") // which stands for a wildcard here
+		return
+	case !exact:
+		pattern += "+"
+	}
+	d.add(Condition{Field: OutputName, Not: not, Name: pattern})
+}
+
+func (d *decoder) masq(e Masq) {
+	d.Statement, d.Masq = DoMasq, Masquerade{Flags: e.Flags}
+	specified := e.Flags&RangeProtoSpecified != 0
+	first, okFirst := d.port(e.ProtoMin)
+	last, okLast := d.port(e.ProtoMax)
+	used := 2
+	if e.ProtoMin == e.ProtoMax {
+		used = 1
+	}
+	switch {
+	case !specified && e.ProtoMin == 0 && e.ProtoMax == 0 && len(d.ports) == 0:
+	case specified && okFirst && okLast && len(d.ports) == used:
+		d.Masq.PortMin, d.Masq.PortMax = first, last
+	default:
+		d.refuse("masq")
+	}
+}
+
+// port returns the port that a register holds.
+func (d *decoder) port(r Register) (uint16, bool) {
+	for _, p := range d.ports {
+		if p.Dreg == r && len(p.Data) >= 2 {
+			return binary.BigEndian.Uint16(p.Data), true
+		}
+	}
+	return 0, false
+}
+
+func (d *decoder) verdict(e Verdict) {
+	switch e.Code {
+	case Return:
+		d.Statement = DoReturn
+	case Accept:
+		d.Statement = DoAccept
+	case Drop:
+		d.Statement = DoDrop
+	case Jump:
+		d.Statement, d.Chain = DoJump, e.Chain
+	case Goto:
+		d.Statement, d.Chain = DoGoto, e.Chain
+	case Continue:
+	default:
+		d.refuse("another verdict")
+	}
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package thirdparty
+
+import (
+	"slices"
+	"strings"
+
+	"go4.org/netipx"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Packets is the set of the packets that have all of the stated properties. The zero
+// value is the set of all packets.
+type Packets struct {
+	From, To policy.Ranges // nil: every address
+	Out      string        // output interface; a trailing + is a wildcard; "": any
+	NotOut   []string      // the output interface is none of these
+
+	notProtocols, notOrigins uint8 // excluded
+	unsure                   uint8 // what may have happened to them before
+}
+
+// Bits of notProtocols: those of policy.Protocols by index, then all others.
+const (
+	otherProtocol uint8 = 1 << 3
+	allProtocols  uint8 = 1<<4 - 1
+)
+
+// Bits of notOrigins.
+const (
+	fromNode uint8 = 1 << iota
+	fromOthers
+	allOrigins = fromNode | fromOthers
+)
+
+// Bits of unsure: what a rule that was not decoded in full may have done.
+const (
+	maybeSpared uint8 = 1 << iota
+	maybeTranslated
+)
+
+// Leaves reports whether packets of the set can leave through an interface of the
+// pattern; "" is any.
+func (p Packets) Leaves(pattern string) bool {
+	_, some := p.intersect(Packets{Out: pattern})
+	return some
+}
+
+// within reports whether a pattern of interfaces matches no more than another one.
+func within(pattern, other string) bool {
+	prefix, wild := strings.CutSuffix(other, "+")
+	return pattern == other || wild && strings.HasPrefix(pattern, prefix)
+}
+
+// intersect returns the packets that are in both sets, and whether there are any.
+func (p Packets) intersect(q Packets) (Packets, bool) {
+	p.From, p.To = p.From.Intersect(q.From), p.To.Intersect(q.To)
+	p.notProtocols, p.notOrigins = p.notProtocols|q.notProtocols, p.notOrigins|q.notOrigins
+	p.unsure |= q.unsure
+	switch {
+	case q.Out == "" || p.Out != "" && within(p.Out, q.Out):
+	case p.Out == "" || within(q.Out, p.Out):
+		p.Out = q.Out
+	default:
+		return p, false
+	}
+	for _, not := range q.NotOut {
+		if !slices.Contains(p.NotOut, not) {
+			p.NotOut = append(slices.Clip(p.NotOut), not)
+		}
+	}
+	none := p.From != nil && len(p.From) == 0 || p.To != nil && len(p.To) == 0 ||
+		p.notProtocols == allProtocols || p.notOrigins == allOrigins ||
+		slices.ContainsFunc(p.NotOut, func(not string) bool { return not == "+" || p.Out != "" && within(p.Out, not) })
+	return p, !none
+}
+
+// without returns the packets of p that are not in q, as disjoint sets.
+func (p Packets) without(q Packets, f policy.Family) []Packets {
+	every := policy.RangesOf(f.All())
+	halves := []struct{ in, out Packets }{ // by one property of q each
+		{Packets{From: q.From}, Packets{From: every.Without(q.From)}},
+		{Packets{To: q.To}, Packets{To: every.Without(q.To)}},
+		{Packets{notProtocols: q.notProtocols}, Packets{notProtocols: allProtocols &^ q.notProtocols}},
+		{Packets{notOrigins: q.notOrigins}, Packets{notOrigins: allOrigins &^ q.notOrigins}},
+	}
+	if q.Out != "" {
+		halves = append(halves, struct{ in, out Packets }{Packets{Out: q.Out}, Packets{NotOut: []string{q.Out}}})
+	}
+	for _, not := range q.NotOut {
+		halves = append(halves, struct{ in, out Packets }{Packets{NotOut: []string{not}}, Packets{Out: not}})
+	}
+	var pieces []Packets
+	rest := p
+	for _, h := range halves {
+		if piece, some := rest.intersect(h.out); some {
+			pieces = append(pieces, piece)
+		}
+		var some bool
+		if rest, some = rest.intersect(h.in); !some {
+			return []Packets{p}
+		}
+	}
+	return pieces
+}
+
+// intersect returns the packets that are in a set of each list.
+func intersect(a, b []Packets) []Packets {
+	var out []Packets
+	for _, p := range a {
+		for _, q := range b {
+			if both, some := p.intersect(q); some {
+				out = append(out, both)
+			}
+		}
+	}
+	return out
+}
+
+// without returns the packets that are in a set of the first list and in none of the
+// second one.
+func without(a, b []Packets, f policy.Family) []Packets {
+	for _, q := range b {
+		var rest []Packets
+		for _, p := range a {
+			rest = append(rest, p.without(q, f)...)
+		}
+		a = rest
+	}
+	return a
+}
+
+// marked returns the sets with the mark.
+func marked(all []Packets, unsure uint8) []Packets {
+	out := slices.Clone(all)
+	for i := range out {
+		out[i].unsure |= unsure
+	}
+	return out
+}
+
+// merge joins the sets that differ in the sources alone, or in the destinations alone.
+// More sets than can be followed become one that is unsure.
+func merge(all []Packets) []Packets {
+	const most = 64
+	var out []Packets
+next:
+	for _, p := range all {
+		for i, q := range out {
+			if p.notProtocols != q.notProtocols || p.notOrigins != q.notOrigins || p.unsure != q.unsure ||
+				p.Out != q.Out || !slices.Equal(p.NotOut, q.NotOut) {
+				continue
+			}
+			switch {
+			case p.To.Equal(q.To):
+				out[i].From = union(p.From, q.From)
+				continue next
+			case p.From.Equal(q.From):
+				out[i].To = union(p.To, q.To)
+				continue next
+			}
+		}
+		out = append(out, p)
+	}
+	if len(out) <= most {
+		return out
+	}
+	hull := Packets{unsure: maybeSpared | maybeTranslated, From: policy.Ranges{}, To: policy.Ranges{}}
+	for _, p := range out {
+		hull.From, hull.To = union(hull.From, p.From), union(hull.To, p.To)
+	}
+	return []Packets{hull}
+}
+
+func union(a, b policy.Ranges) policy.Ranges {
+	if a == nil || b == nil {
+		return nil
+	}
+	return policy.Normalize(append(append([]netipx.IPRange{}, a...), b...))
+}
