@@ -78,7 +78,7 @@ func TestAgentsDaemonSet(t *testing.T) {
 						if d := cmp.Diff(c.warns, warned); d != "" {
 							t.Errorf("warnings about flags:\n%s\n%s", d, log)
 						}
-						if told := strings.Contains(log, "msg=pass"); told != c.verbose {
+						if told := strings.Contains(log, "msg=sync"); told != c.verbose {
 							t.Errorf("it tells of each pass: %v, want %v:\n%s", told, c.verbose, log)
 						}
 						theirs.wipe(t)

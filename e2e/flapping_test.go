@@ -55,7 +55,7 @@ func TestFlapping(t *testing.T) {
 			commits := w.Count()
 			began := time.Now()
 			stop := w.loop(t, strings.Replace(other.command, "iptables", w.dir+"/bin/iptables", 1))
-			says := w.untilUnready(t, "rival: ", "most likely "+other.program, other.what)
+			says := w.untilUnready(t, "flapping: ", "most likely "+other.program, other.what)
 			suspected := time.Now()
 			t.Logf("suspected after %s and %v repairs: %s", suspected.Sub(began).Round(time.Millisecond),
 				w.metric(t, "reconciles_total", `result="repaired"`)-repairs, says)
@@ -93,7 +93,7 @@ func TestFlapping(t *testing.T) {
 			w.daemon.within(t, 30*time.Second, "readiness", func() bool { code, _ := w.ready(); return code == 200 })
 			t.Logf("ready again %s after the other program stopped", time.Since(stopped).Round(time.Millisecond))
 			// The log is written once the node is ready.
-			w.daemon.within(t, 5*time.Second, "its end in the log", func() bool { return strings.Contains(w.log(), "all is well again") })
+			w.daemon.within(t, 5*time.Second, "its end in the log", func() bool { return strings.Contains(w.log(), "msg=ready") })
 			if rules := w.ours(t); rules != w.right {
 				t.Errorf("rules are not what they were:\n%s\nwere\n%s", rules, w.right)
 			}

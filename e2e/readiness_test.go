@@ -45,7 +45,7 @@ func TestReadyMeansThatPodsStart(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			c.spoil()
 			d.soonUnready(t, c.reason+": ", c.says)
-			d.until(t, "topic "+c.reason+" in the log", func() bool { return strings.Contains(d.log(), "topic="+c.reason) })
+			d.until(t, "topic "+c.reason+" in the log", func() bool { return strings.Contains(d.log(), "reason="+c.reason) })
 			if _, body := d.ready(); strings.Count(strings.TrimSpace(body), "\n") > 0 {
 				t.Errorf("/readyz gives more than one reason:\n%s", body)
 			}

@@ -129,7 +129,7 @@ func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
 	})
 	d.until(t, "a pass", func() bool {
 		code, body := d.ready()
-		return code != 0 && !strings.Contains(body, "no pass made yet")
+		return code != 0 && !strings.Contains(body, "no sync was made yet")
 	})
 	return d
 }

@@ -144,7 +144,7 @@ func TestSettingsChange(t *testing.T) {
 	n.wantJumps(t, "IP-MASQ-AGENT", 0, 0)
 	n.asSound(t, all)
 	d.soonReady(t)
-	if stale := strings.Count(d.log(), "took over what a source states"); stale < 20 {
+	if stale := strings.Count(d.log(), "source updated"); stale < 20 {
 		t.Errorf("it told %d times of new settings", stale)
 	}
 }
@@ -196,7 +196,7 @@ func TestMissingAgentDirectory(t *testing.T) {
 		documents := n.documents(t)
 		must(t, os.Rename(m.dir, m.dir+".away")) // and goes
 		n.soon(t, "a warning", func() bool {
-			return strings.Contains(d.log(), "does not exist; what was read from it before stays in force")
+			return strings.Contains(d.log(), "does not exist; the policy that was read from it stays in force")
 		})
 		n.asSound(t, all)
 		d.soonReady(t)

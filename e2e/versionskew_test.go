@@ -37,7 +37,7 @@ func (n *node) leftAlone(t *testing.T, d *daemon, conf string, says ...string) {
 	if more := strings.TrimPrefix(d.log(), told); more != "" {
 		t.Errorf("a pass that found all as it was before told:\n%s", more)
 	}
-	if strings.Contains(strings.TrimPrefix(told, logged), "took over") {
+	if strings.Contains(strings.TrimPrefix(told, logged), "source updated") {
 		t.Errorf("it says that it took over what it left alone:\n%s", told)
 	}
 	same("run")
@@ -168,7 +168,7 @@ func TestNewerRulesBesideReconciler(t *testing.T) {
 		rules, logged := n.ruleset(t), d.log()
 		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})
 		d.soonUnready(t, append(says, `network "podnet"`, "cannot be put in force")...)
-		if strings.Contains(strings.TrimPrefix(d.log(), logged), "took over") {
+		if strings.Contains(strings.TrimPrefix(d.log(), logged), "source updated") {
 			t.Errorf("it says that it took over what it did not:\n%s", d.log())
 		}
 		d.stop(t)

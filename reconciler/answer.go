@@ -33,7 +33,7 @@ type change struct {
 }
 
 type problem struct {
-	Topic   reconcile.Reason `json:"topic"`
+	Topic   reconcile.Reason `json:"reason"`
 	Source  string           `json:"source,omitempty"`
 	Chain   string           `json:"chain,omitempty"`
 	Message string           `json:"message"`

@@ -46,9 +46,7 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 		fmt.Fprintf(a.out, "put in force: %s\n", s)
 	}
 	for _, s := range r.Dropped {
-		if r.Wrote {
-			fmt.Fprintf(a.out, "dropped: %s\n", s)
-		}
+		fmt.Fprintf(a.out, "dropped: %s\n", s)
 	}
 	err = a.tell(r, r.Problems)
 	if err == nil {

@@ -57,7 +57,7 @@ func (a *app) run(ctx context.Context) error {
 	a.warnOfInert(func(text string) { k.log.Warn(text) })
 	k.monitor = metrics.New(metrics.Options{
 		Version: version, State: k.view, ThirdParty: k.foreign, PluginVersion: k.plugin.version, Written: k.written,
-		Warn: func(err error) { k.log.Warn(err.Error()) },
+		Log: k.log,
 	})
 	if k.files, err = watchFile(a.settingsFile()); err != nil {
 		return err
@@ -112,8 +112,8 @@ func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config
 	k.plugin.in(s.CNIBinDir)
 
 	warn := func(err error) { k.log.Warn(err.Error()) }
-	all.Go(func() { metrics.Serve(ctx, s.HealthListen, k.monitor.Health(), warn) })
-	all.Go(func() { metrics.Serve(ctx, s.MetricsListen, k.monitor.Metrics(), warn) })
+	all.Go(func() { metrics.Serve(ctx, s.HealthListen, k.monitor.Health(), k.log) })
+	all.Go(func() { metrics.Serve(ctx, s.MetricsListen, k.monitor.Metrics(), k.log) })
 	all.Go(func() { listen(ctx, loop, warn) })
 	if files, err := fswatch.NewFollowing(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir); err != nil {
 		warn(fmt.Errorf("no events of files, the interval has to do: %w", err))

@@ -21,7 +21,7 @@ func (a *app) stay(ctx context.Context, d *departure) error {
 	var serving sync.WaitGroup
 	defer serving.Wait()
 	serving.Go(func() {
-		metrics.Serve(ctx, d.node.Settings.HealthListen, p.pages(), func(err error) { log.Warn(err.Error()) })
+		metrics.Serve(ctx, d.node.Settings.HealthListen, p.pages(), log)
 	})
 	told := 0
 	for done := false; ctx.Err() == nil; sleep(ctx, pause) {

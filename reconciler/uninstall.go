@@ -215,7 +215,7 @@ func alone(dir *store.Dir) (*store.InstanceLock, error) {
 	}
 	lead, err := dir.InstanceLock()
 	if errors.Is(err, store.ErrBusy) {
-		return nil, fmt.Errorf("%w, and would bring back what is removed; stop it first", err)
+		return nil, fmt.Errorf("%w, and would restore what is removed; stop it first", err)
 	}
 	return lead, nil
 }

@@ -6,111 +6,160 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
+	"runtime"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-// collector makes metrics of a reading. They are all of one moment.
-type collector struct {
-	read func() reading
+const prefix = "ip_masq_"
 
-	ready, notReady                  *prometheus.Desc
-	conflist, war, foreign           *prometheus.Desc
-	valid, hash, written             *prometheus.Desc
-	conflicts, prefixes, connections *prometheus.Desc
-	backend, plugin                  *prometheus.Desc
+// counters are the metrics that count syncs.
+type counters struct {
+	build, success   prometheus.Gauge
+	results, repairs *prometheus.CounterVec
+	duration         prometheus.Histogram
+	entries          prometheus.Counter
 }
 
-func newCollector(read func() reading) *collector {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("ip_masq_"+name, help, labels, nil)
+// newCounters returns counters that have each value of their labels at 0: rate() does not see the
+// first increase of a series that did not exist.
+func newCounters(version string) counters {
+	c := counters{
+		build: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name:        prefix + "build_info",
+			Help:        "Version of ip-masq-reconciler and of Go; the value is always 1.",
+			ConstLabels: prometheus.Labels{"version": label(version), "go_version": label(runtime.Version())},
+		}),
+		results: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: prefix + "reconciles_total",
+			Help: "Number of syncs, by result.",
+		}, []string{"result"}),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    prefix + "reconcile_duration_seconds",
+			Help:    "Duration of syncs in seconds.",
+			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+		}),
+		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: prefix + "drift_repairs_total",
+			Help: "Number of differences that other programs caused in written rules and a sync repaired, by kind.",
+		}, []string{"kind"}),
+		success: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: prefix + "last_reconcile_success_timestamp_seconds",
+			Help: "Time of the end of the last sync that did not fail, in seconds since 1970; 0 before the first.",
+		}),
+		entries: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: prefix + "conflist_repairs_total",
+			Help: "Number of times that the plugin entry was inserted into the conflist (with conflist.manage).",
+		}),
 	}
-	return &collector{
-		read:     read,
-		ready:    desc("ready", "1 if the rules are what the sources ask for, as /readyz says; else 0."),
-		notReady: desc("not_ready", "Whether the node is not ready for this reason (1) or not (0).", "reason"),
-		conflist: desc("conflist_present",
-			"1 if the network that runtimes pick, the first in the CNI configuration directory, has an entry of ip-masq; else 0. "+
-				"With conflist.manage it is the one that conflist.network names, if it names one."),
-		war: desc("conflist_war",
-			"1 if somebody removes our entry from the conflist again and again, as /readyz says; else 0. With conflist.manage alone."),
-		foreign: desc("foreign_rules", "Rules of others that get in the way of the policy; doctor names them."),
-		valid: desc("source_valid",
-			"1 if what the source states can be used; 0 if not, and then the last good of it, if any, is in force.", "source"),
-		hash: desc("source_hash",
-			"The first 48 bits of the SHA-256 of what the source states, as a number: equal on nodes that have the same in force.", "source"),
-		written:   desc("source_last_written_timestamp_seconds", "When the document of what the source states was last written.", "source"),
-		conflicts: desc("policy_conflict", "Contradictions between the sources of the chain.", "chain"),
-		prefixes:  desc("prefixes", "Destination prefixes of the policy, by what happens to what is sent there.", "chain", "family", "action"),
-		connections: desc("connections_total",
-			"Connections that the rules of the chain decided about, as the kernel counted their first packets.", "chain", "family", "action"),
-		backend: desc("backend_info", "Always 1; the labels tell what keeps rules in the kernel.", "backend", "variant"),
-		plugin:  desc("plugin_info", "Always 1; the label tells the version of the CNI plugin that is installed.", "version"),
+	c.build.Set(1)
+	for _, r := range reconcile.Results() {
+		c.results.WithLabelValues(string(r))
 	}
-}
-
-// Describe implements prometheus.Collector.
-func (c *collector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		c.ready, c.notReady, c.conflist, c.war, c.foreign, c.valid, c.hash, c.written, c.conflicts, c.prefixes, c.connections, c.backend, c.plugin,
+	for _, k := range []policy.ChangeKind{
+		policy.ChainChange, policy.JumpChange, policy.RuleChange, policy.OrderChange, policy.ElementChange, policy.UnrecognizedChange,
 	} {
-		out <- d
+		c.repairs.WithLabelValues(string(k))
+	}
+	return c
+}
+
+func (c counters) count(r *reconcile.Report) {
+	c.results.WithLabelValues(string(r.Result)).Inc()
+	c.duration.Observe(r.Took.Seconds())
+	if r.Result != reconcile.Failed {
+		c.success.Set(timestamp(r.Started.Add(r.Took)))
+	}
+	for _, change := range r.Drift {
+		c.repairs.WithLabelValues(string(change.Kind)).Inc()
 	}
 }
 
-// Collect implements prometheus.Collector.
-func (c *collector) Collect(out chan<- prometheus.Metric) {
-	r := c.read()
-	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+func timestamp(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
+
+// Describe implements prometheus.Collector. Without descriptions, metrics are checked when they are
+// collected.
+func (m *Monitor) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector: it exports what the last reports and the last scrape
+// found, under one lock.
+func (m *Monitor) Collect(out chan<- prometheus.Metric) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	metric := func(t prometheus.ValueType, name, help string, labels ...string) func(value float64, values ...string) {
+		desc := prometheus.NewDesc(prefix+name, help, labels, nil)
+		return func(value float64, values ...string) {
+			out <- prometheus.MustNewConstMetric(desc, t, value, values...)
+		}
 	}
-	gauge(c.ready, truth(len(r.unready) == 0))
-	for _, name := range reasonNames() {
-		gauge(c.notReady, truth(r.unready[name]), name)
+	gauge := func(name, help string, labels ...string) func(value float64, values ...string) {
+		return metric(prometheus.GaugeValue, name, help, labels...)
 	}
-	if r.conflist != nil {
-		gauge(c.conflist, truth(*r.conflist))
+	unready := map[reconcile.Reason]bool{}
+	for _, p := range m.unready() {
+		unready[p.Reason] = true
 	}
-	if r.war != nil {
-		gauge(c.war, truth(*r.war))
+	gauge("ready", "Whether the rules are what the sources ask for (1) or not (0), as /readyz says.")(truth(len(unready) == 0))
+	notReady := gauge("not_ready", "Whether the node is not ready for this reason (1) or not (0).", "reason")
+	for _, r := range reconcile.Reasons() {
+		notReady(truth(unready[r]), string(r))
 	}
-	if r.foreign != nil {
-		gauge(c.foreign, float64(*r.foreign))
+	present := m.facts.conflist
+	if m.managed != nil {
+		present = &m.managed.Present
+		gauge("conflist_war", "Whether another program removes the plugin entry from the conflist repeatedly (1) or not (0); "+
+			"with conflist.manage only.")(truth(m.managed.Flapping))
 	}
-	for _, s := range r.sources {
-		gauge(c.valid, truth(s.valid), s.name)
-		if s.statement == nil {
+	if present != nil {
+		gauge("conflist_present", "Whether the network that the runtime uses has the plugin entry (1) or not (0). With conflist.manage it "+
+			"is the network that conflist.network names, if it names one.")(truth(*present))
+	}
+	if m.thirdParty != nil {
+		gauge("foreign_rules", "Number of third-party rules that defeat the policy; doctor names them.")(float64(*m.thirdParty))
+	}
+	valid := gauge("source_valid", "Whether the source is valid (1) or not (0); if not, its last good policy is in force.", "source")
+	hash := gauge("source_hash", "First 48 bits of the SHA-256 of the source's policy, as a number; equal on nodes with the same policy.", "source")
+	written := gauge("source_last_written_timestamp_seconds", "Time when the source's policy was last stored, in seconds since 1970.", "source")
+	for _, s := range m.facts.sources {
+		valid(truth(s.valid), s.name)
+		if s.policy == nil {
 			continue
 		}
-		if hash, err := hashOf(s.statement); err != nil {
-			out <- prometheus.NewInvalidMetric(c.hash, err)
+		if h, err := hashOf(s.policy); err != nil {
+			out <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
 		} else {
-			gauge(c.hash, float64(hash), s.name)
+			hash(float64(h), s.name)
 		}
-		if at, known := r.written[s.SourceID]; known {
-			gauge(c.written, timestamp(at), s.name)
+		if at, known := m.written[s.id]; known {
+			written(timestamp(at), s.name)
 		}
 	}
-	for chain, n := range r.conflicts {
-		gauge(c.conflicts, float64(n), chain)
+	conflicts := gauge("policy_conflict", "Number of conflicts between the sources of the chain.", "chain")
+	for chain, n := range m.facts.conflicts {
+		conflicts(float64(n), chain)
 	}
-	for s, n := range r.prefixes {
-		gauge(c.prefixes, float64(n), s.labels()...)
+	prefixes := gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action")
+	for s, n := range m.facts.prefixes {
+		prefixes(float64(n), s.labels()...)
 	}
-	for _, t := range r.totals {
-		out <- prometheus.MustNewConstMetric(c.connections, prometheus.CounterValue, float64(t.count), t.labels()...)
+	connections := metric(prometheus.CounterValue, "connections_total",
+		"Number of connections that the rules of the chain decided about, as the kernel counted their first packets.",
+		"chain", "family", "action")
+	for s, n := range m.connections.totals {
+		connections(float64(n), s.labels()...)
 	}
-	for _, b := range r.backends {
-		gauge(c.backend, 1, b.name, b.variant)
+	info := gauge("backend_info", "Backend of the rules; the value is always 1.", "backend", "variant")
+	for _, b := range m.facts.backends {
+		info(1, b.name, b.variant)
 	}
-	if r.plugin != "" {
-		gauge(c.plugin, 1, label(r.plugin))
+	if m.plugin != "" {
+		gauge("plugin_info", "Version of the installed CNI plugin; the value is always 1.", "version")(1, label(m.plugin))
 	}
 }
-
-func (s series) labels() []string { return []string{s.chain, string(s.family), string(s.action)} }
 
 func truth(b bool) float64 {
 	if b {
@@ -119,8 +168,7 @@ func truth(b bool) float64 {
 	return 0
 }
 
-// hashOf returns a number that tells what a source states from anything else:
-// 48 bits, which a float64 holds exactly.
+// hashOf returns 48 bits of a policy's hash, which a float64 holds exactly.
 func hashOf(s *policy.SourcePolicy) (uint64, error) {
 	doc, err := json.Marshal(s)
 	if err != nil {

@@ -25,7 +25,7 @@ func TestManagedConflist(t *testing.T) {
 	m := metrics.New(metrics.Options{})
 	waiting := &metrics.Conflist{Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: errors.New("waiting\nfor it")}, {Reason: reconcile.ReasonPlugin, Err: errors.New("no plugin")}}}
 	m.Conflist(waiting)
-	readiness(t, m, "not ready: no pass made yet\n")
+	readiness(t, m, "rules: no sync was made yet\n")
 	m.Report(&reconcile.Report{Sources: missing(), Problems: []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: errors.New("x")}}}, time.Minute)
 	readiness(t, m, "rules: x\nconflist: waiting\n  for it\nplugin: no plugin\n")
 	expect(t, m, map[string]string{"ready": "0", "conflist_present": "0", "conflist_war": "0", "conflist_repairs_total": "0"})
@@ -35,8 +35,8 @@ func TestManagedConflist(t *testing.T) {
 	m.Report(&reconcile.Report{Sources: missing()}, time.Minute)
 	readiness(t, m, "ok\n")
 	expect(t, m, map[string]string{"ready": "1", "conflist_present": "1", "conflist_war": "0", "conflist_repairs_total": "1"})
-	m.Conflist(&metrics.Conflist{Flapping: true, Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: errors.New("a rival")}}})
-	readiness(t, m, "conflist: a rival\n")
+	m.Conflist(&metrics.Conflist{Flapping: true, Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: errors.New("reverted")}}})
+	readiness(t, m, "conflist: reverted\n")
 	expect(t, m, map[string]string{"ready": "0", "conflist_present": "0", "conflist_war": "1", "conflist_repairs_total": "1"})
 
 	// Where nobody here manages it any more, passes tell; the counter stays.

@@ -3,10 +3,8 @@
 package metrics
 
 import (
-	"cmp"
 	"hash/maphash"
 	"maps"
-	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -19,24 +17,9 @@ type series struct {
 	action policy.Action
 }
 
-func (s series) compare(t series) int {
-	return cmp.Or(cmp.Compare(s.chain, t.chain), cmp.Compare(s.family, t.family), cmp.Compare(s.action, t.action))
-}
+func (s series) labels() []string { return []string{s.chain, string(s.family), string(s.action)} }
 
-// actions returns the actions of destinations, and so of rules.
-func actions() []policy.Action { return []policy.Action{policy.Exempt, policy.Masqueraded} }
-
-func actionOf(v policy.Verdict) (policy.Action, bool) {
-	switch v {
-	case policy.Return:
-		return policy.Exempt, true
-	case policy.Masquerade:
-		return policy.Masqueraded, true
-	}
-	return "", false
-}
-
-// place is where a chain stands in the kernel.
+// place is a chain in the kernel.
 type place struct {
 	backend policy.Backend
 	variant string
@@ -44,25 +27,16 @@ type place struct {
 	chain   string
 }
 
-// counter names one counter of a chain from one reading to the next: that of
-// the nth rule of its like.
+// counter identifies the counter of a rule in its chain: the nth of those that are alike.
 type counter struct {
 	rule uint64
 	nth  int
 }
 
-// total is how many connections were counted in one series.
-type total struct {
-	series
-	count uint64
-}
-
-// connections adds up what the counters of the kernel say, which begin at 0
-// again whenever their rule is made anew, into totals that never fall. What a
-// counter said when it was first seen counts in full: the rule may be older than
-// this process. Lost is what it counted between its last reading and its end.
-//
-// The zero value is ready for use.
+// connections adds up the kernel's counters, which begin at 0 when their rule is recreated, to totals
+// that never fall. The first value of a counter counts in full, as the rule may be older than this
+// process. What a counter counts between its last observation and its end is lost. The zero value is
+// ready for use.
 type connections struct {
 	seed   maphash.Seed
 	last   map[place]map[counter]uint64
@@ -70,7 +44,7 @@ type connections struct {
 	chains names
 }
 
-// observe takes a reading in. A nil one says nothing.
+// observe adds what was counted since the state before. It ignores nil.
 func (c *connections) observe(v *enforce.State) {
 	if v == nil {
 		return
@@ -87,20 +61,20 @@ func (c *connections) observe(v *enforce.State) {
 			c.chain(p, chain.Rules)
 		}
 	}
-	// Of a chain that failed nobody knows whether it went: its counters may
-	// be met again as they were, and must not count twice.
+	// A chain that could not be observed may still exist: its counters must not count twice.
 	maps.DeleteFunc(c.last, func(p place, _ map[counter]uint64) bool { return !seen[p] && v.Failed[p.chain] == nil })
 }
 
 func (c *connections) chain(p place, rules []policy.Rule) {
 	name := c.chains.admit(label(p.chain))
-	for _, a := range actions() {
-		c.totals[series{name, p.family, a}] += 0 // there from the beginning
+	actions := map[policy.Verdict]policy.Action{policy.Return: policy.Exempt, policy.Masquerade: policy.Masqueraded}
+	for _, a := range actions {
+		c.totals[series{name, p.family, a}] += 0 // exported from the beginning
 	}
 	before, now := c.last[p], make(map[counter]uint64, len(rules))
 	alike := make(map[uint64]int, len(rules))
 	for _, r := range rules {
-		action, counts := actionOf(r.Verdict)
+		action, counts := actions[r.Verdict]
 		if !counts {
 			continue
 		}
@@ -110,17 +84,16 @@ func (c *connections) chain(p place, rules []policy.Rule) {
 		more := r.Connections
 		if last := before[k]; last <= more {
 			more -= last
-		} // else it has begun anew since
+		} // otherwise it was recreated
 		c.totals[series{name, p.family, action}] += more
 		now[k] = r.Connections
 	}
 	c.last[p] = now
 }
 
-// identify returns what a rule is known by from one reading to the next. With
-// nftables the addresses are no part of it: elements come to a set and go while
-// the rule that uses it, and its counter, stay. Two that are taken for one
-// another are told apart by their order.
+// identify returns a hash that identifies a rule in later observations. In nftables, addresses are not
+// part of it: the elements of a set change while the rule and its counter stay. Rules with the same
+// hash are distinguished by their order.
 func (c *connections) identify(r policy.Rule, b policy.Backend) uint64 {
 	var h maphash.Hash
 	h.SetSeed(c.seed)
@@ -142,7 +115,7 @@ func (c *connections) identify(r policy.Rule, b policy.Backend) uint64 {
 	return h.Sum64()
 }
 
-// shape is all of a rule that can be compared.
+// shape is what of a rule can be compared.
 type shape struct {
 	out                      string
 	notFromLocal, notToLocal bool
@@ -151,14 +124,4 @@ type shape struct {
 	verdict                  policy.Verdict
 	ports                    policy.PortRange
 	randomFully              bool
-}
-
-// list returns the totals, sorted.
-func (c *connections) list() []total {
-	var out []total
-	for s, n := range c.totals {
-		out = append(out, total{s, n})
-	}
-	slices.SortFunc(out, func(a, b total) int { return a.compare(b.series) })
-	return out
 }

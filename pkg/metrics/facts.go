@@ -3,9 +3,14 @@
 package metrics
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"io/fs"
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -13,83 +18,77 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-// facts are what the last pass that could read the node found. What is in there
-// is replaced and never changed, so that it may be read without a lock.
+// facts are what the last sync that could read the node found. They are replaced and never changed.
 type facts struct {
 	sources   []source
 	conflicts map[string]int // by chain
 	prefixes  map[series]int
 	backends  []backend
-	conflist  *bool // whether the runtimes' network has an entry of ours; nil: nobody knows
+	conflist  *bool // whether the runtime's network has the plugin entry; nil if unknown
 }
 
-// source is a source that is stored, or that has a problem, or both.
+// source is a source that is stored or has a problem.
 type source struct {
-	policy.SourceID
-	name      string
-	valid     bool
-	statement *policy.SourcePolicy // nil where none is stored, and of others together
+	id     policy.SourceID // zero for all sources beyond maxNames
+	name   string
+	valid  bool
+	policy *policy.SourcePolicy // nil if none is stored
 }
 
 type backend struct{ name, variant string }
 
-// note takes over what a pass found. What one that could not read the documents
-// or the rules leaves open, stays as it was.
-func (f *facts) note(r *reconcile.Report) {
+// update takes what a sync found. What the sync could not read stays as it was.
+func (f *facts) update(r *reconcile.Report) {
 	if r.Sources != nil {
-		f.conflist = conflist(r.Sources)
+		f.conflist = entryPresent(r.Sources)
 	}
 	if r.Rules == nil {
 		return
 	}
-	f.sources = sourcesOf(r)
-	f.conflicts = conflictsOf(r)
-	f.prefixes = prefixesOf(r.Rules)
-	f.backends = backendsOf(r.Rules)
+	f.sources, f.conflicts, f.prefixes, f.backends = sourcesOf(r), conflictsOf(r), prefixesOf(r.Rules), nil
+	for _, g := range r.Rules.Groups {
+		b := backend{label(string(g.Choice.Backend)), label(g.Choice.Variant)}
+		if !slices.Contains(f.backends, b) {
+			f.backends = append(f.backends, b)
+		}
+	}
 }
 
 // sourcesOf returns the sources, sorted; those beyond maxNames as one.
 func sourcesOf(r *reconcile.Report) []source {
-	found := map[policy.SourceID]*source{}
+	found := map[policy.SourceID]source{}
 	for i := range r.State.Sources {
-		c := &r.State.Sources[i]
-		found[c.ID] = &source{SourceID: c.ID, valid: true, statement: &c.Policy}
+		s := &r.State.Sources[i]
+		found[s.ID] = source{id: s.ID, valid: true, policy: &s.Policy}
 	}
 	for _, p := range r.Problems {
 		if p.Source == (policy.SourceID{}) {
 			continue
 		}
-		if found[p.Source] == nil {
-			found[p.Source] = &source{SourceID: p.Source, valid: true}
-		}
-		found[p.Source].valid = found[p.Source].valid && p.Reason != reconcile.ReasonSource
+		s, known := found[p.Source]
+		found[p.Source] = source{id: p.Source, valid: (s.valid || !known) && p.Reason != reconcile.ReasonSource, policy: s.policy}
 	}
-	var all []*source
-	for _, s := range found {
-		all = append(all, s)
-	}
-	slices.SortFunc(all, func(a, b *source) int { return a.Compare(b.SourceID) })
 	var out []source
 	var taken names
-	place := map[string]int{}
-	for _, s := range all {
-		s.name = taken.admit(sourceLabel(s.SourceID))
-		if i, shared := place[s.name]; shared {
-			out[i].valid = out[i].valid && s.valid
-			out[i].statement = nil
-			continue
+	at := map[string]int{}
+	for _, id := range slices.SortedFunc(maps.Keys(found), policy.SourceID.Compare) {
+		s := found[id]
+		s.name = taken.admit(sourceLabel(id))
+		i, shared := at[s.name]
+		if !shared {
+			i = len(out)
+			at[s.name] = i
+			out = append(out, s)
 		}
-		if s.name == other {
-			s.SourceID, s.statement = policy.SourceID{}, nil
+		if shared || s.name == other {
+			out[i] = source{name: s.name, valid: out[i].valid && s.valid}
 		}
-		place[s.name] = len(out)
-		out = append(out, *s)
 	}
 	return out
 }
 
-// conflictsOf counts the contradictions of each chain: those that are in force,
-// where one side yields, and those for which a source was refused.
+// conflictsOf counts the conflicts of each chain: those in force, where one source is superseded, and
+// those for which a source was refused.
 func conflictsOf(r *reconcile.Report) map[string]int {
 	count := map[string]int{}
 	seen := map[policy.ConflictError]bool{}
@@ -112,7 +111,7 @@ func conflictsOf(r *reconcile.Report) map[string]int {
 	return count
 }
 
-// eachConflict calls add for all conflicts that an error is made of.
+// eachConflict calls add for all conflicts in an error.
 func eachConflict(err error, add func(*policy.ConflictError)) {
 	var several interface{ Unwrap() []error }
 	var conflict *policy.ConflictError
@@ -126,17 +125,15 @@ func eachConflict(err error, add func(*policy.ConflictError)) {
 	}
 }
 
-// prefixesOf counts the destinations of each chain in the families that it
-// manages.
-func prefixesOf(v *enforce.State) map[series]int {
+// prefixesOf counts the destinations of each chain in the families that it manages.
+func prefixesOf(s *enforce.State) map[series]int {
 	count := map[series]int{}
 	var taken names
-	for _, p := range v.Policies {
+	for _, p := range s.Policies {
 		name := taken.admit(label(p.Chain))
 		for _, f := range p.Families() {
-			for _, a := range actions() {
-				count[series{name, f, a}] += 0
-			}
+			count[series{name, f, policy.Exempt}] += 0
+			count[series{name, f, policy.Masqueraded}] += 0
 		}
 		for _, e := range p.Destinations {
 			f := policy.FamilyOf(e.Prefix.Addr())
@@ -148,26 +145,59 @@ func prefixesOf(v *enforce.State) map[series]int {
 	return count
 }
 
-// backendsOf returns the forms in which chains are kept, each once.
-func backendsOf(v *enforce.State) []backend {
-	var out []backend
-	for _, g := range v.Groups {
-		b := backend{label(string(g.Choice.Backend)), label(g.Choice.Variant)}
-		if !slices.Contains(out, b) {
-			out = append(out, b)
-		}
-	}
-	return out
-}
-
-// conflist tells whether the network that runtimes pick, the first by the name
-// of its file, has a plugin entry. Multus, which delegates to another network, is
-// passed over.
-func conflist(s *reconcile.Sources) *bool {
+// entryPresent reports whether the network that the runtime uses, the first by file name, has the
+// plugin entry. A configuration of Multus, which delegates to another network, does not count.
+func entryPresent(s *reconcile.Sources) *bool {
 	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
 		return nil
 	}
-	lists := slices.DeleteFunc(slices.Clone(s.ConfDir.Conflists), func(l config.Conflist) bool { return l.IsMultus() && len(l.Entries) == 0 })
-	present := len(lists) > 0 && len(lists[0].Entries) > 0
+	first := slices.IndexFunc(s.ConfDir.Conflists, func(l config.Conflist) bool { return !l.IsMultus() || len(l.Entries) > 0 })
+	present := first >= 0 && len(s.ConfDir.Conflists[first].Entries) > 0
 	return &present
+}
+
+const (
+	maxLabel = 63  // bytes in the value of a label
+	maxNames = 200 // sources, and chains, with series of their own; the others share one
+	other    = "other"
+)
+
+// label makes the value of a label: printable ASCII, quoted if it was anything else. A value that is
+// too long ends in a part of its hash, so that values with the same beginning differ.
+func label(s string) string {
+	v := s
+	if strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }) {
+		v = strconv.QuoteToASCII(v)
+	}
+	if len(v) <= maxLabel {
+		return v
+	}
+	sum := sha256.Sum256([]byte(s))
+	end := "~" + hex.EncodeToString(sum[:4])
+	return v[:maxLabel-len(end)] + end
+}
+
+// sourceLabel names a source: network/podnet, agent-files.
+func sourceLabel(s policy.SourceID) string {
+	if s.Kind == policy.Network {
+		return string(policy.Network) + "/" + label(s.Name)
+	}
+	return string(s.Kind)
+}
+
+// names are the label values that have series of their own: the first maxNames.
+type names map[string]bool
+
+// admit returns the name, or other if there are too many.
+func (n *names) admit(name string) string {
+	switch {
+	case (*n)[name]:
+	case len(*n) >= maxNames:
+		return other
+	case *n == nil:
+		*n = names{name: true}
+	default:
+		(*n)[name] = true
+	}
+	return name
 }

@@ -52,7 +52,7 @@ func faults() map[string]struct {
 		"rules":               {chain(reconcile.ReasonRules, errors.New("rules differ")), present, "rules"},
 		"state":               {one(reconcile.Problem{Reason: reconcile.ReasonState, Source: agentFiles, Err: errors.New("no space left on device")}), present, "state"},
 		"source":              {one(reconcile.Problem{Reason: reconcile.ReasonSource, Source: agentFiles, Err: errors.New("nonMasqueradeCIDRs[0]: is null")}), present, "source"},
-		"settings":            {one(reconcile.Problem{Reason: reconcile.ReasonSettings, Err: errors.New("reconciler.toml:1: unknown key")}), present, "source"},
+		"settings":            {one(reconcile.Problem{Reason: reconcile.ReasonSource, Err: errors.New("settings: reconciler.toml:1: unknown key")}), present, "source"},
 		"conflict-superseded": {chain(reconcile.ReasonConflict, conflict), present, "conflict"},
 		"conflict-refused":    {one(reconcile.Problem{Reason: reconcile.ReasonConflict, Source: network("late"), Err: fmt.Errorf("network: %w", conflict)}), present, "conflict"},
 		"conflict-datadir":    {chain(reconcile.ReasonConflict, errors.New("chain belongs to another dataDir")), present, "conflict"},
@@ -61,7 +61,7 @@ func faults() map[string]struct {
 		"conflist-war":        {nil, absent(reconcile.ReasonConflist, true), "conflist"},
 		"plugin":              {one(reconcile.Problem{Reason: reconcile.ReasonPlugin, Err: errors.New("no such file")}), present, "plugin"},
 		"plugin-absent":       {nil, absent(reconcile.ReasonPlugin, false), "plugin"},
-		"backend":             {chain(reconcile.ReasonRules, fmt.Errorf("find iptables: %w", netfilter.ErrUnusable)), present, "backend"},
+		"backend":             {chain(reconcile.ReasonBackend, fmt.Errorf("find iptables: %w", netfilter.ErrUnusable)), present, "backend"},
 		"standby":             {one(reconcile.Problem{Reason: reconcile.ReasonStandby, Err: errors.New("another one runs")}), nil, "standby"},
 		"flapping":            {one(reconcile.Problem{Reason: reconcile.ReasonFlapping, Err: errors.New("nft undoes the rules")}), present, "flapping"},
 	}

@@ -34,12 +34,12 @@ func TestHealth(t *testing.T) {
 		after       time.Duration
 		live, ready answer
 	}{
-		"at the beginning":    {nil, 3 * time.Minute, ok, answer{503, "not ready: no pass made yet\n"}},
-		"no pass at all":      {nil, time.Hour, answer{503, "no pass was made for 1h0m0s, and one is due every 1m0s\n"}, answer{503, "not ready: no pass made yet\n"}},
-		"a pass that is well": {&reconcile.Report{}, 60 * time.Second, ok, ok},
-		"problems":            {bad, time.Second, ok, answer{503, "source: first\n  second\nrules: third\n"}},
-		"dead": {bad, 61 * time.Second, answer{503, "no pass was made for 1m1s, and one is due every 10s\n"},
-			answer{503, "loop: no pass was made for 1m1s, and one is due every 10s\nsource: first\n  second\nrules: third\n"}},
+		"at the beginning":        {nil, 3 * time.Minute, ok, answer{503, "rules: no sync was made yet\n"}},
+		"no sync at all":          {nil, time.Hour, answer{503, "no sync was made for 1h0m0s, and one is due every 1m0s\n"}, answer{503, "rules: no sync was made yet\n"}},
+		"a sync without problems": {&reconcile.Report{}, 60 * time.Second, ok, ok},
+		"problems":                {bad, time.Second, ok, answer{503, "source: first\n  second\nrules: third\n"}},
+		"dead": {bad, 61 * time.Second, answer{503, "no sync was made for 1m1s, and one is due every 10s\n"},
+			answer{503, "rules: no sync was made for 1m1s, and one is due every 10s\nsource: first\n  second\nrules: third\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-func TestALaterPassMakesReady(t *testing.T) {
+func TestALaterSyncMakesReady(t *testing.T) {
 	m := metrics.New(metrics.Options{})
 	m.Report(rich(), time.Minute)
 	m.Report(&reconcile.Report{}, time.Minute)
@@ -87,11 +87,11 @@ func TestRequests(t *testing.T) {
 		{"GET", health.URL + "/livez?verbose", 200, "ok\n"},
 		{"HEAD", health.URL + "/livez", 200, ""},
 		{"HEAD", health.URL + "/readyz", 503, ""},
-		{"POST", health.URL + "/livez", 405, "only GET and HEAD are allowed\n"},
-		{"GET", health.URL + "/", 404, "not found; there is /healthz, /livez, /readyz\n"},
-		{"GET", health.URL + "/metrics", 404, "not found; there is /healthz, /livez, /readyz\n"},
-		{"DELETE", metrics.URL + "/metrics", 405, "only GET and HEAD are allowed\n"},
-		{"GET", metrics.URL + "/livez", 404, "not found; there is /metrics\n"},
+		{"POST", health.URL + "/livez", 405, "Method Not Allowed\n"},
+		{"GET", health.URL + "/", 404, "404 page not found\n"},
+		{"GET", health.URL + "/metrics", 404, "404 page not found\n"},
+		{"DELETE", metrics.URL + "/metrics", 405, "Method Not Allowed\n"},
+		{"GET", metrics.URL + "/livez", 404, "404 page not found\n"},
 		{"HEAD", metrics.URL + "/metrics", 200, ""},
 	} {
 		t.Run(test.method+" "+test.url[strings.LastIndexByte(test.url, '/'):], func(t *testing.T) {

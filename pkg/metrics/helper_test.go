@@ -145,6 +145,14 @@ func expect(t *testing.T, m *metrics.Monitor, want map[string]string) {
 	}
 }
 
+// failing fails the test when something is logged.
+type failing struct{ *testing.T }
+
+func (f failing) Write(line []byte) (int, error) {
+	f.Errorf("the log has %s", line)
+	return len(line), nil
+}
+
 func missing() *reconcile.Sources {
 	return &reconcile.Sources{ConfDirErr: fs.ErrNotExist}
 }

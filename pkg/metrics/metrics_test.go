@@ -3,14 +3,15 @@
 package metrics_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -42,7 +43,7 @@ func TestGolden(t *testing.T) {
 					}
 					return time.Time{}, nil
 				},
-				Warn: func(err error) { t.Error(err) },
+				Log: slog.New(slog.NewTextHandler(failing{t}, nil)),
 			})
 			if report != nil {
 				m.Report(report, time.Minute)
@@ -87,7 +88,7 @@ func TestAVanishedSourceDisappears(t *testing.T) {
 	})
 }
 
-func TestAPassThatCouldNotReadLeavesWhatWasKnown(t *testing.T) {
+func TestASyncThatCouldNotReadLeavesWhatWasKnown(t *testing.T) {
 	m := metrics.New(metrics.Options{})
 	m.Report(rich(), time.Minute)
 	m.Report(&reconcile.Report{
@@ -101,7 +102,7 @@ func TestAPassThatCouldNotReadLeavesWhatWasKnown(t *testing.T) {
 	})
 }
 
-func TestStandingByIsNoPass(t *testing.T) {
+func TestStandbyIsNoSync(t *testing.T) {
 	m := metrics.New(metrics.Options{})
 	m.Report(rich(), time.Minute)
 	before := scrape(t, m)
@@ -142,7 +143,7 @@ func TestConflistPresent(t *testing.T) {
 	}
 }
 
-func TestHashTellsStatementsApart(t *testing.T) {
+func TestHashOfPolicies(t *testing.T) {
 	hash := func(c policy.Source) string {
 		m := metrics.New(metrics.Options{})
 		m.Report(&reconcile.Report{State: store.State{Sources: []policy.Source{c}}, Rules: &enforce.State{}}, time.Minute)
@@ -252,11 +253,11 @@ func TestAScrapeDoesNotWaitForever(t *testing.T) {
 	})
 }
 
-func TestWhatCannotBeFoundOutIsToldOnce(t *testing.T) {
-	var told []string
+func TestErrorsOfAScrapeAreLoggedOnce(t *testing.T) {
+	var log bytes.Buffer
 	fail := true
 	m := metrics.New(metrics.Options{
-		Warn: func(err error) { told = append(told, err.Error()) },
+		Log: slog.New(slog.NewTextHandler(&log, nil)),
 		ThirdParty: func(context.Context) (int, error) {
 			if fail {
 				return 9, errors.New("no permission")
@@ -271,13 +272,13 @@ func TestWhatCannotBeFoundOutIsToldOnce(t *testing.T) {
 	expect(t, m, map[string]string{"foreign_rules": ""})
 	fail = false
 	expect(t, m, map[string]string{"foreign_rules": "2"})
-	slices.Sort(told)
-	want := []string{
-		`metrics cannot tell foreign_rules: no permission`,
-		`metrics cannot tell the age of what network "a" states: i/o error`,
+	for _, want := range []string{"no permission", `source="network \"a\"" err="i/o error"`} {
+		if strings.Count(log.String(), want) != 1 {
+			t.Errorf("the log does not have %s once:\n%s", want, &log)
+		}
 	}
-	if diff := cmp.Diff(want, told); diff != "" {
-		t.Error(diff)
+	if n := strings.Count(log.String(), "\n"); n != 2 {
+		t.Errorf("the log has %d lines:\n%s", n, &log)
 	}
 }
 

@@ -3,122 +3,252 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
-	"runtime"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-// Options are what a Monitor cannot know from reports. What is a function is
-// asked at a scrape, by one goroutine at a time, and may be nil.
+// scrapeTimeout is how long a scrape waits for Options' functions. After it, the answers of the last
+// scrape are served.
+const scrapeTimeout = 2 * time.Second
+
+// Options are what a Monitor cannot know from reports. The functions are called by scrapes, one at a
+// time, and may be nil.
 type Options struct {
 	Version string // of this program
 
-	// State reads the rules as they stand now, and returns nil where they
-	// cannot be read.
-	State func(context.Context) *enforce.State
-	// Foreign counts the rules of others that doctor would name.
-	ThirdParty func(context.Context) (int, error)
-	// PluginVersion returns the version of the plugin that is installed, or
-	// "" where there is none.
-	PluginVersion func() string
-	// Written tells when the document of a source was last written: the zero
-	// Time where there is none.
-	Written func(policy.SourceID) (time.Time, error)
+	State         func(context.Context) *enforce.State                 // observes the rules; nil if they cannot be read
+	ThirdParty    func(context.Context) (int, error)                   // counts third-party rules that defeat the policy
+	PluginVersion func() string                                        // of the installed plugin, "" without one
+	Written       func(policy.SourceID) (written time.Time, err error) // of a source's document; zero without one
 
-	// Warn takes what could not be found out for a scrape, once each.
-	Warn func(error)
+	Log *slog.Logger // nil: none
 }
 
-// Monitor is what the outside is told of the node. Its methods may be called by
-// any goroutine.
+// Monitor collects what health and metrics are about. Its methods may be called by any goroutine.
 type Monitor struct {
 	options  Options
-	warn     *teller
+	log      *slog.Logger
 	registry *prometheus.Registry
-	passes   passes
-	entries  prometheus.Counter // put into conflists
-	inquiry  inquiry
+	counters counters
+	scrapes  singleflight.Group
 
 	mu          sync.Mutex
-	pulse       pulse
-	managed     *Conflist // nil: nobody here keeps our entry in the conflist
+	problems    []reconcile.Problem // of the last report
+	reported    time.Time           // the last report, else the start
+	interval    time.Duration
 	reports     int       // how many there were
+	managed     *Conflist // nil unless a conflist manager runs
 	facts       facts
-	answers     answers
 	connections connections
+	thirdParty  *int // nil if unknown
+	plugin      string
+	written     map[policy.SourceID]time.Time
 }
 
-// New returns a Monitor that has not heard of any pass.
+// New returns a Monitor without a report.
 func New(o Options) *Monitor {
-	m := &Monitor{options: o, warn: newTeller(o.Warn), registry: prometheus.NewRegistry(), passes: newPasses(), pulse: newPulse()}
-	build := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name:        "ip_masq_build_info",
-		Help:        "Always 1; the labels tell what ip-masq-reconciler was built from.",
-		ConstLabels: prometheus.Labels{"version": label(o.Version), "go_version": label(runtime.Version())},
-	})
-	build.Set(1)
-	m.entries = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "ip_masq_conflist_repairs_total",
-		Help: "How often our entry was put into the conflist, with conflist.manage.",
-	})
-	m.registry.MustRegister(build, m.entries, m.passes.results, m.passes.duration, m.passes.repairs, m.passes.success, newCollector(m.read))
+	m := &Monitor{
+		options: o, log: flowcontrol.LogOnce(cmp.Or(o.Log, slog.New(slog.DiscardHandler))),
+		registry: prometheus.NewRegistry(), counters: newCounters(o.Version), reported: time.Now(), interval: time.Minute,
+	}
+	c := m.counters
+	m.registry.MustRegister(m, c.build, c.success, c.results, c.repairs, c.duration, c.entries)
 	return m
 }
 
-// Report takes note of a pass, and that the next is due after the interval. Of
-// the report it keeps the documents, and not the View.
+// Report takes note of a sync, and that the next is due after the interval.
 func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reports++
-	m.pulse.beat(r, interval)
+	m.problems, m.reported, m.interval = r.Problems, time.Now(), interval
 	if r.Standby() {
-		m.facts = facts{} // all of it is for the one at work to tell
+		m.facts = facts{} // the active reconciler exports them
 		return
 	}
-	m.passes.count(r)
-	m.facts.note(r)
+	m.counters.count(r)
+	m.facts.update(r)
 	m.connections.observe(r.Before)
 	m.connections.observe(r.Rules)
 }
 
-// unready returns the reasons not to take the node for ready, one an item.
-func (m *Monitor) unready() []reason {
-	reasons := m.pulse.unready()
-	if m.managed == nil || !m.pulse.reported {
-		return reasons
-	}
-	return append(slices.Clip(reasons), reasonsOf(m.managed.Problems)...)
+// Conflist is the status of the plugin entry in the conflist, from the conflist manager.
+type Conflist struct {
+	Present  bool                // the entry is there
+	Flapping bool                // another program removes it repeatedly
+	Wrote    bool                // it was inserted just now
+	Problems []reconcile.Problem // why the node is not ready
 }
 
-// reading is what a scrape is told beside the counters of passes.
-type reading struct {
-	unready map[string]bool // by the names of the reasons
-	facts
-	answers
-	war    *bool // whether somebody removes our entry again and again; nil: nobody here puts it back
-	totals []total
-}
-
-func (m *Monitor) read() reading {
+// Conflist takes note of the conflist's status. With nil, no conflist manager runs, and the reports
+// tell whether the entry is present.
+func (m *Monitor) Conflist(c *Conflist) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	unready := map[string]bool{}
-	for _, why := range m.unready() {
-		unready[why.name] = true
+	m.managed = c
+	if c != nil && c.Wrote {
+		m.counters.entries.Inc()
 	}
-	r := reading{unready: unready, facts: m.facts, answers: m.answers, totals: m.connections.list()}
+}
+
+// stopped returns an error if the loop has stopped: it missed three syncs and half a minute more.
+func (m *Monitor) stopped() error {
+	const grace = 30 * time.Second
+	silence := time.Since(m.reported)
+	if silence <= 3*m.interval+grace {
+		return nil
+	}
+	return fmt.Errorf("no sync was made for %s, and one is due every %s", silence.Round(time.Second), m.interval)
+}
+
+// unready returns why the node is not ready.
+func (m *Monitor) unready() []reconcile.Problem {
+	if m.reports == 0 {
+		return []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: errors.New("no sync was made yet")}}
+	}
+	problems := slices.Clip(m.problems)
+	if err := m.stopped(); err != nil {
+		problems = append([]reconcile.Problem{{Reason: reconcile.ReasonRules, Err: err}}, problems...)
+	}
 	if m.managed != nil {
-		present, war := m.managed.Present, m.managed.Flapping
-		r.conflist, r.war = &present, &war
+		problems = append(problems, m.managed.Problems...)
 	}
-	return r
+	return problems
+}
+
+// Health returns the handler of /livez and /healthz, which are about the process, and of /readyz,
+// which is about the node.
+func (m *Monitor) Health() http.Handler {
+	live := m.check(func() (lines []string) {
+		if err := m.stopped(); err != nil {
+			lines = append(lines, err.Error())
+		}
+		return lines
+	})
+	ready := m.check(func() (lines []string) {
+		for _, p := range m.unready() {
+			text := strings.TrimRight(p.Err.Error(), "\n")
+			lines = append(lines, fmt.Sprintf("%s: %s", p.Reason, strings.ReplaceAll(text, "\n", "\n  ")))
+		}
+		return lines
+	})
+	return handler(map[string]http.HandlerFunc{"/livez": live, "/healthz": live, "/readyz": ready})
+}
+
+// check answers 200, or 503 with the lines that say what is wrong.
+func (m *Monitor) check(wrong func() []string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		m.mu.Lock()
+		lines := wrong()
+		m.mu.Unlock()
+		if len(lines) > 0 {
+			http.Error(w, strings.Join(lines, "\n"), http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprintln(w, "ok")
+	}
+}
+
+// Metrics returns the handler of /metrics.
+func (m *Monitor) Metrics() http.Handler {
+	page := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		ErrorLog:           slog.NewLogLogger(m.log.Handler(), slog.LevelWarn),
+		ErrorHandling:      promhttp.ContinueOnError,
+		DisableCompression: true, // a compressor takes more memory than everything else here
+	})
+	return handler(map[string]http.HandlerFunc{"/metrics": func(w http.ResponseWriter, r *http.Request) {
+		// Scrapes share one refresh: a kernel that does not answer is not asked by ever more goroutines.
+		refreshed := m.scrapes.DoChan("", func() (any, error) {
+			ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+			defer cancel()
+			m.refresh(ctx)
+			return nil, nil
+		})
+		select {
+		case <-refreshed:
+		case <-time.After(scrapeTimeout):
+		case <-r.Context().Done():
+		}
+		page.ServeHTTP(w, r)
+	}})
+}
+
+func handler(pages map[string]http.HandlerFunc) http.Handler {
+	mux := http.NewServeMux()
+	for path, page := range pages {
+		mux.HandleFunc("GET "+path, page)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// refresh asks Options' functions.
+func (m *Monitor) refresh(ctx context.Context) {
+	m.mu.Lock()
+	sources, reports := m.facts.sources, m.reports
+	m.mu.Unlock()
+	o := m.options
+	if o.Written != nil {
+		written := map[policy.SourceID]time.Time{}
+		for _, s := range sources {
+			if s.policy == nil {
+				continue
+			}
+			at, err := o.Written(s.id)
+			if err != nil {
+				m.log.Warn("failed to read the age of a source's document", "source", s.id.String(), "err", err)
+			} else if !at.IsZero() {
+				written[s.id] = at
+			}
+		}
+		m.set(func() { m.written = written })
+	}
+	if o.PluginVersion != nil {
+		version := o.PluginVersion()
+		m.set(func() { m.plugin = version })
+	}
+	if o.State != nil {
+		state := o.State(ctx)
+		m.set(func() {
+			// A state that a sync overtook may be the older one; its counters would be counted twice.
+			if m.reports == reports {
+				m.connections.observe(state)
+			}
+		})
+	}
+	if o.ThirdParty != nil {
+		n, err := o.ThirdParty(ctx)
+		known := &n
+		if err != nil {
+			m.log.Warn("failed to count third-party rules", "err", err)
+			known = nil
+		}
+		m.set(func() { m.thirdParty = known })
+	}
+}
+
+func (m *Monitor) set(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
 }

@@ -11,12 +11,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestPausesDoubleAndBeginAnew(t *testing.T) {
+func TestRetryPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		last := time.Now()
 		var pauses []int
-		persist(ctx, func() bool {
+		retry(ctx, func() bool {
 			pauses = append(pauses, int(time.Since(last).Seconds()))
 			last = time.Now()
 			if len(pauses) == 11 {

@@ -6,92 +6,81 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 )
 
 const (
-	// The pause between tries to bind an address doubles from firstTry to
-	// lastTry for as long as it cannot be bound.
-	firstTry = time.Second
-	lastTry  = 30 * time.Second
-	// farewell is how long answers under way may take when ctx ends.
-	farewell = 3 * time.Second
+	// The pause between attempts to bind an address doubles from firstRetry to longestRetry.
+	firstRetry   = time.Second
+	longestRetry = 30 * time.Second
+	// shutdownTimeout is how long requests may take when ctx ends.
+	shutdownTimeout = 3 * time.Second
 )
 
-// Serve serves h at a TCP address until ctx ends; answers under way then have a
-// moment to be finished. An address that cannot be bound, or is lost, is tried
-// again and again; warn is told why, once for each reason. The address "" is off.
-func Serve(ctx context.Context, address string, h http.Handler, warn func(error)) {
+// Serve serves h at a TCP address until ctx ends, and lets requests that are running finish. An address
+// that cannot be bound is retried; the reason is logged once. With the address "" it does nothing.
+func Serve(ctx context.Context, address string, h http.Handler, log *slog.Logger) {
 	if address == "" {
 		return
 	}
-	t := newTeller(warn)
-	persist(ctx, func() bool {
+	log = flowcontrol.LogOnce(log)
+	retry(ctx, func() (bound bool) {
 		var listening net.ListenConfig
 		l, err := listening.Listen(ctx, "tcp", address)
-		bound := err == nil
-		if bound {
-			err = serve(ctx, l, h, t)
+		if bound = err == nil; bound {
+			err = serve(ctx, l, h, log)
 		}
 		if err != nil && ctx.Err() == nil {
-			t.tell(fmt.Errorf("serve on %s: %w; it is tried again until it works: free the address, or configure another",
-				policy.Quote(address), err))
+			log.Warn("failed to serve, trying again", "address", address,
+				"err", fmt.Errorf("%w; free the address, or configure another", err))
 		}
 		return bound
 	})
 }
 
-// persist tries until ctx ends. After a try that got somewhere the pauses begin
-// anew.
-func persist(ctx context.Context, try func() (got bool)) {
-	pause := firstTry
-	for ctx.Err() == nil {
+// retry calls try until ctx ends. A success resets the pause.
+func retry(ctx context.Context, try func() bool) {
+	for pause := firstRetry; ctx.Err() == nil; pause = min(2*pause, longestRetry) {
 		if try() {
-			pause = firstTry
+			pause = firstRetry
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
-		pause = min(2*pause, lastTry)
 	}
 }
 
 // serve serves until ctx ends or the listener fails.
-func serve(ctx context.Context, l net.Listener, h http.Handler, t *teller) error {
+func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
 	s := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       2 * time.Minute, // a scraper comes back each minute or sooner
+		IdleTimeout:       2 * time.Minute, // Prometheus scrapes at least each minute
 		MaxHeaderBytes:    8 << 10,
-		ErrorLog:          log.New(t, "", 0),
-		// What waits on behalf of a request does not wait for longer than ctx.
-		BaseContext: func(net.Listener) context.Context { return ctx },
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		BaseContext:       func(net.Listener) context.Context { return ctx }, // no request waits longer than ctx
 	}
-	over := make(chan struct{})
-	stopped := context.AfterFunc(ctx, func() {
-		defer close(over)
-		enough, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
+	shutdown := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 		defer cancel()
-		if s.Shutdown(enough) != nil {
-			t.close(s.Close)
+		err := s.Shutdown(wait)
+		if err != nil {
+			err = s.Close()
 		}
+		shutdown <- err
 	})
 	err := s.Serve(l)
-	if stopped() {
-		t.close(s.Close) // the listener failed; ctx goes on
-		return err
+	if stop() { // the listener failed
+		return errors.Join(err, s.Close())
 	}
-	<-over
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
+	return <-shutdown
 }

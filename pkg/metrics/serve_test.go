@@ -5,6 +5,7 @@ package metrics_test
 import (
 	"context"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"runtime"
@@ -44,7 +45,7 @@ func occupied(t *testing.T) net.Listener {
 // started is a Serve under way.
 type started struct {
 	url  string
-	told chan error
+	told chan string
 	stop context.CancelFunc
 	over chan struct{}
 }
@@ -52,13 +53,19 @@ type started struct {
 func start(t *testing.T, address string, h http.Handler) *started {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	s := &started{url: "http://" + address, told: make(chan error, 100), stop: cancel, over: make(chan struct{})}
+	s := &started{url: "http://" + address, told: make(chan string, 100), stop: cancel, over: make(chan struct{})}
 	go func() {
 		defer close(s.over)
-		metrics.Serve(ctx, address, h, func(err error) { s.told <- err })
+		metrics.Serve(ctx, address, h, slog.New(slog.NewTextHandler(s, nil)))
 	}()
 	t.Cleanup(func() { s.end(t) })
 	return s
+}
+
+// Write takes a line of the log.
+func (s *started) Write(line []byte) (int, error) {
+	s.told <- string(line)
+	return len(line), nil
 }
 
 func (s *started) end(t *testing.T) {
@@ -96,12 +103,12 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 	address := l.Addr().String()
 	s := start(t, address, metrics.New(metrics.Options{}).Health())
 	select {
-	case err := <-s.told:
-		if text := err.Error(); !strings.Contains(text, address) || !strings.Contains(text, "address already in use") || !strings.Contains(text, "free the address") {
-			t.Errorf("told %v", err)
+	case text := <-s.told:
+		if !strings.Contains(text, address) || !strings.Contains(text, "address already in use") || !strings.Contains(text, "free the address") {
+			t.Errorf("the log has %s", text)
 		}
 	case <-time.After(5 * time.Second):
-		t.Fatal("nobody is told that the port is occupied")
+		t.Fatal("the log does not have that the port is occupied")
 	}
 	time.Sleep(1500 * time.Millisecond) // for a second try in vain
 	l.Close()
@@ -110,7 +117,7 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 	}
 	s.end(t)
 	if len(s.told) > 0 {
-		t.Errorf("told once more: %v", <-s.told)
+		t.Errorf("the log has more: %s", <-s.told)
 	}
 	again, err := net.Listen("tcp", address)
 	if err != nil {
@@ -122,8 +129,8 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 func TestServeEndsWhileItWaitsForAPort(t *testing.T) {
 	noLeak(t)
 	s := start(t, occupied(t).Addr().String(), metrics.New(metrics.Options{}).Health())
-	if err := <-s.told; err == nil {
-		t.Error("told of nothing")
+	if line := <-s.told; !strings.Contains(line, "level=WARN") {
+		t.Errorf("the log has %s", line)
 	}
 	s.end(t)
 }

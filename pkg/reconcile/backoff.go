@@ -13,23 +13,22 @@ const (
 	longestBackoff = time.Minute
 )
 
-// backoff withholds policies whose rules could not be written: to write them is to
-// roll them back. The policy of a source is tried again after a time that doubles from
-// firstBackoff to longestBackoff; another policy of that source waits for firstBackoff,
-// which does not shorten the time.
+// backoff withholds policies whose rules could not be written, as each try means a rollback. The
+// policy of a source is tried again after a time that doubles from firstBackoff to longestBackoff.
+// Another policy of that source waits for firstBackoff, and does not shorten the time.
 type backoff struct {
 	failed map[policy.SourceID]failure
-	next   time.Time // when one that is withheld is tried; zero while none is
+	next   time.Time // when the first withheld policy is due; zero if none is withheld
 }
 
 type failure struct {
-	statement policy.SourcePolicy
-	err       error
-	last      time.Time
-	wait      time.Duration
+	policy policy.SourcePolicy
+	err    error
+	last   time.Time
+	wait   time.Duration
 }
 
-// retry makes all policies be tried at once, and leaves the times as they are.
+// retry makes all policies due now.
 func (b *backoff) retry() {
 	for source, f := range b.failed {
 		f.last = time.Time{}
@@ -37,9 +36,9 @@ func (b *backoff) retry() {
 	}
 }
 
-// withhold takes those that are not to be tried yet out of the changed policies, and
-// returns why they failed, by source. It forgets sources that changed nothing.
-func (b *backoff) withhold(changed []policy.Source, now time.Time) (kept []policy.Source, withheld map[policy.SourceID]error) {
+// withhold splits the changed policies into those that are due and those that are not, with the
+// error of their last try. It forgets the sources that did not change.
+func (b *backoff) withhold(changed []policy.Source, now time.Time) (due []policy.Source, withheld map[policy.SourceID]error) {
 	before := b.failed
 	b.failed, b.next, withheld = map[policy.SourceID]failure{}, time.Time{}, map[policy.SourceID]error{}
 	for _, c := range changed {
@@ -48,20 +47,20 @@ func (b *backoff) withhold(changed []policy.Source, now time.Time) (kept []polic
 			b.failed[c.ID] = f
 		}
 		wait := f.wait
-		if !f.statement.Equal(c.Policy) {
+		if !f.policy.Equal(c.Policy) {
 			wait = firstBackoff
 		}
-		if due := f.last.Add(wait); failed && now.Before(due) {
+		if at := f.last.Add(wait); failed && now.Before(at) {
 			withheld[c.ID] = f.err
-			b.until(due)
+			b.until(at)
 		} else {
-			kept = append(kept, c)
+			due = append(due, c)
 		}
 	}
-	return kept, withheld
+	return due, withheld
 }
 
-// note takes note of what came of the policies that were tried.
+// note takes note of the outcome of the policies that were tried.
 func (b *backoff) note(tried []policy.Source, failed map[policy.SourceID]error, now time.Time) {
 	for _, c := range tried {
 		wait := min(max(2*b.failed[c.ID].wait, firstBackoff), longestBackoff)

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -41,13 +40,13 @@ func TestBackoff(t *testing.T) {
 		}
 		now = now.Add(1)
 	}
-	// Another statement waits for a second, and does not shorten the wait.
+	// Another policy waits for a second, and does not shorten the wait.
 	b.note(same, failed, now)
 	if tried(other) {
-		t.Error("another statement is tried at once")
+		t.Error("another policy is tried at once")
 	}
 	if now = now.Add(firstBackoff); !tried(other) {
-		t.Error("another statement is not tried after a second")
+		t.Error("another policy is not tried after a second")
 	}
 	b.note(other, failed, now)
 	if now = now.Add(longestBackoff - 1); tried(other) {
@@ -100,36 +99,5 @@ func TestBackoffOfEachSource(t *testing.T) {
 	}
 	if want := 9; tries != want { // after 0, 1, 3, 7, 15, 31, 63, 123 and 183 s
 		t.Errorf("tried %d times in 200 s, want %d", tries, want)
-	}
-}
-
-// After a failure a dry run is followed by a pass if something else is to be written,
-// or nothing any more.
-func TestLeaves(t *testing.T) {
-	view := func(recorded bool, failed error, drift ...policy.Change) *Report {
-		r := &Report{Rules: &enforce.State{Groups: []enforce.Group{{Recorded: recorded, Diff: drift}}}}
-		if len(drift) > 0 {
-			r.problem(ReasonRules, &enforce.DriftError{Diff: drift})
-		}
-		if failed != nil {
-			r.Rules.Failed = map[string]error{"A": failed}
-		}
-		return r
-	}
-	jump := policy.Change{Kind: policy.JumpChange, Family: policy.IPv4, Chain: "A", Text: "jump"}
-	rule := policy.Change{Kind: policy.RuleChange, Family: policy.IPv4, Chain: "A", Text: "rule"}
-	for name, c := range map[string]struct {
-		now, last *Report
-		want      bool
-	}{
-		"nothing is known of the last":    {view(true, nil, jump), &Report{}, true},
-		"what failed":                     {view(true, nil, jump), view(true, errors.New("not today"), jump), true},
-		"something else":                  {view(true, nil, jump, rule), view(true, errors.New("not today"), jump), false},
-		"nothing any more":                {view(true, nil), view(true, errors.New("not today")), false},
-		"a record that cannot be written": {view(false, nil), view(false, errors.New("not today")), true},
-	} {
-		if got := c.now.leaves(c.last); got != c.want {
-			t.Errorf("%s: %t", name, got)
-		}
 	}
 }

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reconcile keeps a node as its sources have it. A pass reads conflists
-// and agent files, puts what they state into the documents of the dataDir, and
-// makes sure of the rules as the plugin's verbs do; a loop makes passes when
-// rules or files change, and from time to time without a reason.
-//
-// A pass that finds all as it should be only reads. What a pass could not do, or
-// what somebody has to look at, is in its Report, which is what health, metrics
-// and the log are made of: the node's last good policy stays in force meanwhile.
-//
-// The package knows configuration, store and enforce. It knows no backend, no
-// metrics library and no command line.
+// Package reconcile keeps the rules of a node as its conflists and agent files ask for. A sync reads
+// these sources, stores their policies in the dataDir and enforces the rules, as the plugin's verbs
+// do; the loop syncs when rules or files change, and at an interval. The reconciler's commands call
+// it; health, metrics and the log are made from its Report. Its invariant: a sync that finds
+// everything correct writes nothing, and what a sync cannot do leaves the last good policy in force.
 package reconcile

@@ -7,104 +7,157 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Loop makes passes: when rules or files change, when asked to, when something
-// has to be tried again, and when the interval is over.
+const (
+	// minInterval is the shortest time between syncs that events ask for: commits come in groups. It
+	// bounds the cost of a storm of third-party commits, and how long a repair can wait.
+	minInterval = 20 * time.Millisecond
+	// firstRetry is when a failed sync is repeated; the time doubles, up to the interval.
+	firstRetry = minInterval
+	// Files are read once they have not changed for quietFiles, as editors and shells empty a file
+	// before they fill it, and at the latest after maxQuietFiles.
+	quietFiles    = 100 * time.Millisecond
+	maxQuietFiles = time.Second
+	// The same drift this often within flappingWindow is flapping. Somebody who experiments, or a
+	// program that writes its rules each minute, causes it less often.
+	flappingThreshold = 30
+	flappingWindow    = time.Minute
+	// standbyInterval is how often a standby reconciler tries to become active.
+	standbyInterval = time.Second
+	// stateAge is how old the answer of State may be.
+	stateAge = 20 * time.Millisecond
+)
+
+// Writer is the program that changed rules, as the kernel names it, with its pid on the host. In a
+// PID namespace that pid may be another process, so nothing may be looked up by it.
+type Writer struct {
+	PID     uint32
+	Program string
+}
+
+// String writes "iptables" (host pid 4711).
+func (w Writer) String() string {
+	if w == (Writer{}) {
+		return "an unknown program"
+	}
+	return fmt.Sprintf("%s (host pid %d)", policy.Quote(w.Program), w.PID)
+}
+
+// Loop syncs the node: when rules or files change, on request, to retry what failed, and after the
+// interval. It guarantees that at most one sync runs, that syncs for events are at least minInterval
+// apart, and that without flapping there is one per interval. It may be told of changes by any
+// goroutine, which never waits.
 type Loop struct {
 	node    *Node
-	log     *journal
+	log     syncLog
 	publish func(*Report)
-	pending *pending
-	files   settling
-	asked   chan chan<- *enforce.State
+
+	rules, request chan struct{} // at most one pending trigger of each kind
+	writer         atomic.Pointer[Writer]
+	files          *flowcontrol.Debouncer
+	states         chan chan<- *enforce.State
 
 	sources  *Sources // as they were read last
-	debounce pace
-	flapping rival
+	schedule schedule
+	flapping flowcontrol.Flapping
+	by       Writer // the likely cause of flapping
 	last     *Report
-	view     *enforce.State // the last reading of the rules, and when it was made
-	seen     time.Time
+	state    *enforce.State // of the rules when they were observed last
+	observed time.Time
 }
 
-// NewLoop returns a loop over the node's passes. It tells publish about each
-// pass, and the log about what is news.
+// NewLoop returns a loop that passes the report of each sync to publish, and logs what is new in it.
 func NewLoop(n *Node, log *slog.Logger, publish func(*Report)) *Loop {
-	l := &Loop{
-		node: n, log: &journal{log: log}, publish: publish,
-		pending: newPending(), asked: make(chan chan<- *enforce.State),
+	return &Loop{
+		node: n, log: syncLog{log: log, once: flowcontrol.LogOnce(log)}, publish: publish,
+		rules: make(chan struct{}, 1), request: make(chan struct{}, 1), states: make(chan chan<- *enforce.State),
+		files:    flowcontrol.NewDebouncer(quietFiles, maxQuietFiles),
+		flapping: flowcontrol.Flapping{Threshold: flappingThreshold, Window: flappingWindow},
 	}
-	l.files.pass = func() { l.pending.add(cause{files: true}) }
-	return l
 }
 
-// RulesChanged tells that somebody changed rules, and who where that is known.
-// As the other tellings it may be called by any goroutine, and never waits.
-func (l *Loop) RulesChanged(by Writer) { l.pending.add(cause{rules: true, writer: by}) }
+// RulesChanged triggers a sync because a program changed rules.
+func (l *Loop) RulesChanged(by Writer) {
+	if by != (Writer{}) {
+		l.writer.Store(&by)
+	}
+	trigger(l.rules)
+}
 
-// FilesChanged tells that a conflist or an agent file may have changed, or
-// changes still.
-func (l *Loop) FilesChanged() { l.files.happened() }
+// FilesChanged triggers a sync because a conflist or an agent file may have changed.
+func (l *Loop) FilesChanged() { l.files.Event() }
 
-// SyncNow asks for a pass that takes nothing for granted.
-func (l *Loop) SyncNow() { l.pending.add(cause{asked: true}) }
+// SyncNow triggers a sync that reads and tries everything again.
+func (l *Loop) SyncNow() { trigger(l.request) }
 
-// State returns a reading of the rules, or nil where they cannot be read now. One
-// of this very moment takes a loop that has nothing else to do; who asks very
-// often gets the last one. It writes nothing.
+func trigger(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // pending already
+	}
+}
+
+// State returns the state of the rules, or nil if they cannot be read now. It is at most as old as
+// stateAge and the sync that may be running. It writes nothing.
 func (l *Loop) State(ctx context.Context) *enforce.State {
 	answer := make(chan *enforce.State, 1)
 	select {
-	case l.asked <- answer:
+	case l.states <- answer:
 		return <-answer
 	case <-ctx.Done():
 		return nil
 	}
 }
 
-// Run makes passes until ctx ends, and leaves the rules as they are. While
-// another reconciler has the lead of the node it stands by.
+// Run syncs until ctx ends, and leaves the rules as they are. Without the instance lock of the node
+// it is on standby.
 func (l *Loop) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		if err := l.refused(ctx); err != nil { // before anything is made there
-			l.standBy(ctx, Problem{Reason: ReasonState, Err: err})
+		if err := l.admit(ctx); err != nil { // before anything is created in the dataDir
+			l.standby(ctx, &Report{Result: Failed, Problems: []Problem{{Reason: ReasonState, Err: err}}})
 			continue
 		}
-		lead, err := l.node.Dir.InstanceLock()
+		instance, err := l.node.Dir.InstanceLock()
 		if errors.Is(err, store.ErrBusy) {
-			l.standBy(ctx, Problem{Reason: ReasonStandby, Err: fmt.Errorf("%w; this one takes over when that ends", err)})
+			err = fmt.Errorf("%w; this one takes over when that ends", err)
+			l.standby(ctx, &Report{Result: Unchanged, Problems: []Problem{{Reason: ReasonStandby, Err: err}}})
 			continue
 		}
-		if err != nil { // it works without: two at once do no harm, but talk twice
-			l.log.warn([]error{fmt.Errorf("cannot tell whether another reconciler runs: %w", err)})
+		if err != nil { // two active reconcilers do no harm, but log twice
+			l.log.warn(fmt.Errorf("cannot tell whether another reconciler runs: %w", err))
 		}
-		l.keep(ctx, lead)
-		l.log.warn([]error{lead.Release()})
+		for due := (triggers{request: true}); ; {
+			l.sync(ctx, due)
+			if due = l.wait(ctx); ctx.Err() != nil || !instance.Held() {
+				break
+			}
+		}
+		l.log.warn(instance.Release())
 	}
 }
 
-// refused tells why the dataDir may not be used, if so.
-func (l *Loop) refused(ctx context.Context) error {
-	return l.node.Enforcer(l.node.again(&Sources{}), func(err error) { l.log.warn([]error{err}) }).CheckDataDir(ctx)
+// admit returns why the dataDir may not be used, or nil.
+func (l *Loop) admit(ctx context.Context) error {
+	return l.node.Enforcer(l.node.reread(&Sources{}), l.log.warn).CheckDataDir(ctx)
 }
 
-// standBy waits a moment for what keeps this reconciler from its work to end.
-func (l *Loop) standBy(ctx context.Context, cause Problem) {
-	const again = time.Second
-	result := Failed
-	if cause.Reason == ReasonStandby {
-		result = Unchanged
-	}
-	l.tell(&Report{Started: time.Now(), Result: result, Problems: []Problem{cause}})
-	for timer := time.NewTimer(again); ; {
+// standby reports why no sync is made, and waits for standbyInterval.
+func (l *Loop) standby(ctx context.Context, r *Report) {
+	r.Started = time.Now()
+	l.report(r)
+	for timer := time.NewTimer(standbyInterval); ; {
 		select {
 		case <-ctx.Done():
 			return
-		case answer := <-l.asked:
+		case answer := <-l.states:
 			answer <- nil
 		case <-timer.C:
 			return
@@ -112,36 +165,34 @@ func (l *Loop) standBy(ctx context.Context, cause Problem) {
 	}
 }
 
-// keep makes passes for as long as the lead is held.
-func (l *Loop) keep(ctx context.Context, lead *store.InstanceLock) {
-	due := cause{asked: true}
-	for {
-		l.sync(ctx, due)
-		if due = l.wait(ctx); ctx.Err() != nil || !lead.Held() {
-			return
-		}
-	}
+// triggers are what a sync is made for.
+type triggers struct {
+	rules, files, request bool
+	timer                 bool // the interval is over, or a retry is due
 }
 
-// wait returns what the next pass is made for, once it is time for it.
-func (l *Loop) wait(ctx context.Context) cause {
-	timer := time.NewTimer(time.Until(l.debounce.due(cause{})))
+// wait returns the triggers of the next sync when it is due.
+func (l *Loop) wait(ctx context.Context) (due triggers) {
+	timer := time.NewTimer(time.Until(l.schedule.due(due)))
 	defer timer.Stop()
-	var due cause
 	for {
 		select {
 		case <-ctx.Done():
 			return due
-		case answer := <-l.asked:
-			answer <- l.look(ctx)
+		case answer := <-l.states:
+			answer <- l.observe(ctx)
 			continue
-		case <-l.pending.wake:
-			due = due.with(l.pending.take())
+		case <-l.rules:
+			due.rules = true
+		case <-l.files.C:
+			due.files = true
+		case <-l.request:
+			due.request = true
 		case <-timer.C:
-			due.due = due.none()
+			due.timer = due == triggers{}
 			return due
 		}
-		next := time.Until(l.debounce.due(due))
+		next := time.Until(l.schedule.due(due))
 		if next <= 0 {
 			return due
 		}
@@ -149,47 +200,107 @@ func (l *Loop) wait(ctx context.Context) cause {
 	}
 }
 
-// look reads the rules for who asks, unless they were read a moment ago.
-func (l *Loop) look(ctx context.Context) *enforce.State {
-	const fresh = 20 * time.Millisecond
-	if l.view != nil && time.Since(l.seen) >= fresh {
-		l.view = l.node.Enforcer(l.last.Sources, func(error) {}).Observe(ctx, l.last.State.Sources, l.last.State.Record)
-		l.seen = time.Now()
+func (l *Loop) observe(ctx context.Context) *enforce.State {
+	if l.state != nil && time.Since(l.observed) >= stateAge {
+		l.state = l.node.Enforcer(l.last.Sources, func(error) {}).Observe(ctx, l.last.State.Sources, l.last.State.Record)
+		l.observed = time.Now()
 	}
-	return l.view
+	return l.state
 }
 
-// pass makes one pass. The sources are read again unless only rules changed:
-// files have events of their own. Those that somebody is writing will be read
-// when he is done.
-func (l *Loop) sync(ctx context.Context, due cause) {
-	if due.asked {
+// sync makes one sync. It reads the sources again unless only rules changed. Files that are being
+// written are read when their own event is due.
+func (l *Loop) sync(ctx context.Context, due triggers) {
+	if due.request {
 		l.node.backoff.retry()
 	}
-	if l.sources == nil || due.files || (due.asked || due.due) && !l.files.busy() {
+	if l.sources == nil || due.files || (due.request || due.timer) && !l.files.Pending() {
 		l.sources = l.node.Read()
 	}
-	if due.onlyRules() && l.debounce.retry > 0 && l.node.DryRun(ctx, l.sources).leaves(l.last) {
-		l.debounce.ended = time.Now()
-		return // what failed is not tried at the pace of events
+	onlyRules := due == triggers{rules: true}
+	if onlyRules && l.schedule.retry > 0 && l.node.DryRun(ctx, l.sources).leaves(l.last) {
+		l.schedule.ended = time.Now()
+		return // what failed is not retried at the rate of events
 	}
 	r := l.node.Sync(ctx, l.sources)
 	l.node.judgeADDs(r)
 	l.sources = r.Sources
 	if ctx.Err() != nil {
-		return // half a pass is no news
+		return // the sync may have been interrupted
 	}
-	r.By = due.writer
+	if by := l.writer.Swap(nil); by != nil {
+		r.By = *by
+	}
 	now := time.Now()
-	if p := l.flapping.judge(now, r.Drift, due.writer); p != nil {
+	if p := l.detectFlapping(now, r); p != nil {
 		r.Problems = append(r.Problems, *p)
 	}
-	l.last, l.view, l.seen = r, r.Rules, now
-	l.debounce.after(now, r, l.flapping.pause(), l.node.Interval(l.sources), l.node.backoff.next)
-	l.tell(r)
+	l.last, l.state, l.observed = r, r.Rules, now
+	l.schedule.after(now, r, l.flapping.Pause(), l.node.Interval(l.sources), l.node.backoff.next)
+	l.report(r)
 }
 
-func (l *Loop) tell(r *Report) {
+// detectFlapping returns the problem if another program reverts the rules repeatedly.
+func (l *Loop) detectFlapping(now time.Time, r *Report) *Problem {
+	if len(r.Drift) > 0 {
+		l.flapping.Reverted(now, r.Drift[0].String())
+		if r.By != (Writer{}) {
+			l.by = r.By
+		}
+	}
+	what := l.flapping.Active(now)
+	if what == "" {
+		return nil
+	}
+	return &Problem{Reason: ReasonFlapping, Err: fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
+		"repairs are %s apart now: stop that program, or make it leave the chain alone", what, l.by, l.flapping.Pause())}
+}
+
+func (l *Loop) report(r *Report) {
 	l.log.report(r)
 	l.publish(r)
+}
+
+// schedule decides when the next sync is due.
+type schedule struct {
+	ended time.Time     // the last sync or dry run
+	next  time.Time     // the next sync without a trigger
+	retry time.Duration // 0 unless the last sync failed
+	pause time.Duration // 0 unless the rules are flapping
+}
+
+// after takes note of a sync. If backoff is not zero, withheld policies are due then.
+func (s *schedule) after(now time.Time, r *Report, pause, interval time.Duration, backoff time.Time) {
+	*s = schedule{ended: now, next: now.Add(interval), retry: s.retry, pause: pause}
+	if !r.rulesFailed() || r.reverted() {
+		s.retry = 0
+	} else {
+		s.retry = min(max(2*s.retry, firstRetry), interval)
+		s.next = now.Add(s.retry)
+	}
+	if !backoff.IsZero() {
+		s.next = earlier(s.next, backoff)
+	}
+}
+
+// due returns when the next sync is to begin, for the triggers so far.
+func (s *schedule) due(t triggers) time.Time {
+	next := s.next
+	if t != (triggers{}) {
+		next = earlier(next, s.ended.Add(minInterval))
+	}
+	if s.pause > 0 && !t.files && !t.request {
+		next = earlier(next, s.ended.Add(3*s.pause)) // by then the flapping is over, or goes on
+		if first := s.ended.Add(s.pause); next.Before(first) {
+			next = first
+		}
+	}
+	return next
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }

@@ -16,12 +16,13 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// running is a loop at work.
+// running is a loop that runs.
 type running struct {
 	*fixture
 	*Loop
@@ -86,18 +87,18 @@ func (r *running) count() int {
 
 func last(all []*Report) *Report { return all[len(all)-1] }
 
-func TestLoopRepairsWhenToldOfRules(t *testing.T) {
+func TestLoopRepairsWhenRulesChange(t *testing.T) {
 	r := newFixture(t).withAgent().run()
 	r.nft("flush", "ruleset")
 	r.RulesChanged(Writer{7, "nft"})
 	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
 	r.exempts(defaults)
 	if log := r.log(); !strings.Contains(log, "repaired rules") || !strings.Contains(log, "pid 7") {
-		t.Errorf("the log does not tell:\n%s", log)
+		t.Errorf("the log does not have the repair and its cause:\n%s", log)
 	}
 }
 
-func TestLoopReadsFilesWhenToldOfThem(t *testing.T) {
+func TestLoopReadsFilesWhenTheyChange(t *testing.T) {
 	r := newFixture(t).withAgent().run()
 	r.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
 	passes := r.count()
@@ -118,8 +119,8 @@ func TestLoopInterval(t *testing.T) {
 	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
 }
 
-// A problem is told once, and so is its end; and what is as it was says nothing.
-func TestLoopTellsNewsAlone(t *testing.T) {
+// A problem is logged once, and so is its end. A sync that changes nothing logs nothing.
+func TestLoopLogsChangesOnly(t *testing.T) {
 	f := newFixture(t).withAgent()
 	r := f.run()
 	pass := func() {
@@ -132,25 +133,25 @@ func TestLoopTellsNewsAlone(t *testing.T) {
 		pass()
 	}
 	if after := r.log(); after != before {
-		t.Errorf("quiet passes say\n%s", strings.TrimPrefix(after, before))
+		t.Errorf("syncs that change nothing log\n%s", strings.TrimPrefix(after, before))
 	}
 	r.agentFile("nonMasqueradeCIDRs: [10.9.0.1/16]\n")
 	for range 3 {
 		pass()
 	}
 	if n := strings.Count(r.log(), "10.9.0.1/16"); n != 1 {
-		t.Errorf("the mistake is told %d times:\n%s", n, r.log())
+		t.Errorf("the mistake is logged %d times:\n%s", n, r.log())
 	}
 	r.agentFile("")
 	for range 3 {
 		pass()
 	}
-	if n := strings.Count(r.log(), "all is well again"); n != 1 {
-		t.Errorf("its end is told %d times:\n%s", n, r.log())
+	if n := strings.Count(r.log(), "msg=ready"); n != 1 {
+		t.Errorf("its end is logged %d times:\n%s", n, r.log())
 	}
 }
 
-// One works and the other stands by, until the first ends.
+// One loop is active and the other on standby, until the first ends.
 func TestTwoLoops(t *testing.T) {
 	f := newFixture(t).withAgent()
 	first := f.run()
@@ -159,75 +160,75 @@ func TestTwoLoops(t *testing.T) {
 		return len(last(all).Problems) == 1 && last(all).Problems[0].Reason == ReasonStandby
 	})
 	if v := second.State(t.Context()); v != nil {
-		t.Errorf("it has a view: %v", v)
+		t.Errorf("it has a state: %v", v)
 	}
 	first.stop()
 	second.until("taking over", func(all []*Report) bool { return last(all).Ready() && last(all).Rules != nil })
 }
 
-// The lead is lost with the dataDir, and taken again.
-func TestLoopSurvivesTheLossOfItsState(t *testing.T) {
+// The instance lock is lost with the dataDir, and taken again.
+func TestLoopSurvivesTheLossOfItsDataDir(t *testing.T) {
 	r := newFixture(t).withAgent().run()
 	if err := os.RemoveAll(r.Dir.Path()); err != nil {
 		t.Fatal(err)
 	}
 	r.SyncNow()
-	r.until("new lead", func([]*Report) bool {
-		lead, err := r.Dir.InstanceLock()
-		if err == nil { // the loop will find it free in a second
-			err = lead.Release()
+	r.until("new instance lock", func([]*Report) bool {
+		instance, err := r.Dir.InstanceLock()
+		if err == nil { // the loop takes it within a second
+			err = instance.Release()
 		}
 		return errors.Is(err, store.ErrBusy)
 	})
 }
 
-// A View is of now and does not wait for a pass.
-func TestLoopView(t *testing.T) {
+// The state is the present one, and does not wait for a sync.
+func TestLoopState(t *testing.T) {
 	r := newFixture(t).withAgent().run()
 	v := r.State(t.Context())
 	if v == nil || !v.InSync() {
-		t.Fatalf("view %+v", v)
+		t.Fatalf("state %+v", v)
 	}
 	time.Sleep(time.Second)
 	r.nft("flush", "ruleset")
 	if v := r.State(t.Context()); v == nil || v.InSync() {
-		t.Errorf("the view is an old one: %+v", v)
+		t.Errorf("the state is an old one: %+v", v)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	r.stop()
 	if v := r.State(ended); v != nil {
-		t.Errorf("a loop that ended has a view: %+v", v)
+		t.Errorf("a loop that ended has a state: %+v", v)
 	}
 }
 
-// What somebody undoes at once, each time, is not repaired at the pace of events.
-func TestLoopBacksOffFromARival(t *testing.T) {
+// Rules that another program reverts each time are not repaired at the rate of events.
+func TestLoopBacksOffFromFlapping(t *testing.T) {
 	r := newFixture(t).withAgent().run()
-	rival := Writer{7, "firewalld"}
-	for suspected := false; !suspected; {
+	writer := Writer{7, "firewalld"}
+	for detected := false; !detected; {
 		r.nft("flush", "ruleset")
 		n := r.count()
-		r.RulesChanged(rival)
+		r.RulesChanged(writer)
 		r.until("pass", func(all []*Report) bool { return len(all) > n })
 		r.mu.Lock()
 		problems := last(r.reports).Problems
 		r.mu.Unlock()
-		suspected = len(problems) == 1 && problems[0].Reason == ReasonFlapping && strings.Contains(problems[0].Err.Error(), `"firewalld" (host pid 7)`)
-		if n > 10*rivalry {
-			t.Fatal("nobody is suspected")
+		detected = len(problems) == 1 && problems[0].Reason == ReasonFlapping && strings.Contains(problems[0].Err.Error(), `"firewalld" (host pid 7)`)
+		if n > 10*flappingThreshold {
+			t.Fatal("flapping is not detected")
 		}
 	}
 	n := r.count()
 	for range 20 {
-		r.RulesChanged(rival)
+		r.RulesChanged(writer)
 		time.Sleep(10 * time.Millisecond)
 	}
 	if made := r.count() - n; made > 1 {
-		t.Errorf("%d passes in 200 ms of a rival's events", made)
+		t.Errorf("%d syncs in 200 ms of events", made)
 	}
-	// It is gone: after a while all is well again, with nobody's help.
-	r.until("peace", func(all []*Report) bool { return last(all).Ready() })
+	// Without an event, the node is ready again after a while.
+	r.until("readiness", func(all []*Report) bool { return last(all).Ready() })
 }
 
 // A repair that fails is not tried again at the pace of events, as long as no other
@@ -279,4 +280,100 @@ func (b *readOnlyBackend) Apply(ctx context.Context, desired policy.Ruleset, fro
 		return errors.New("not today")
 	}
 	return b.Backend.Apply(ctx, desired, from, held)
+}
+
+func TestSchedule(t *testing.T) {
+	now := time.Now()
+	const interval = time.Minute
+	failed := &Report{Result: Failed, Problems: []Problem{{Reason: ReasonRules}}}
+	failing := func(times int) func(*schedule) {
+		return func(p *schedule) {
+			for range times {
+				p.after(now, failed, 0, interval, time.Time{})
+			}
+		}
+	}
+	well := func(p *schedule) { p.after(now, &Report{Result: Unchanged}, 0, interval, time.Time{}) }
+	flapping := func(p *schedule) { p.after(now, &Report{Result: Repaired}, 4*time.Second, interval, time.Time{}) }
+	withheld := func(p *schedule) { p.after(now, &Report{Result: Failed}, 0, interval, now.Add(2*time.Second)) }
+	for name, c := range map[string]struct {
+		before func(*schedule)
+		due    triggers
+		want   time.Duration
+	}{
+		"no event":                {well, triggers{}, interval},
+		"rules changed":           {well, triggers{rules: true}, minInterval},
+		"files changed":           {well, triggers{files: true}, minInterval},
+		"requested":               {well, triggers{request: true}, minInterval},
+		"failed once":             {failing(1), triggers{}, firstRetry},
+		"failed, rules changed":   {failing(2), triggers{rules: true}, minInterval}, // for a dry run
+		"rolled back":             {withheld, triggers{}, 2 * time.Second},
+		"rolled back, rules":      {withheld, triggers{rules: true}, minInterval},
+		"failed, files changed":   {failing(3), triggers{files: true}, minInterval},
+		"failed three times":      {failing(3), triggers{}, 4 * firstRetry},
+		"failed for long":         {failing(20), triggers{}, interval},
+		"failed, then well":       {func(p *schedule) { failing(3)(p); well(p) }, triggers{}, interval},
+		"flapping, rules changed": {flapping, triggers{rules: true}, 4 * time.Second},
+		"flapping, requested":     {flapping, triggers{rules: true, request: true}, minInterval},
+		"flapping, no event":      {flapping, triggers{}, 12 * time.Second},
+		"flapping, then not":      {func(p *schedule) { flapping(p); well(p) }, triggers{rules: true}, minInterval},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var p schedule
+			c.before(&p)
+			if got := p.due(c.due).Sub(now); got != c.want {
+				t.Errorf("due after %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+func TestDetectFlapping(t *testing.T) {
+	l := NewLoop(nil, slog.New(slog.DiscardHandler), nil)
+	now := time.Now()
+	drift := policy.Diff{{Kind: policy.JumpChange, Family: policy.IPv4, Chain: "A", Text: "jump"}}
+	for i := range flappingThreshold {
+		p := l.detectFlapping(now, &Report{Drift: drift, By: []Writer{{7, "firewalld"}, {}}[i%2]})
+		if (p != nil) != (i == flappingThreshold-1) {
+			t.Fatalf("after %d reverts: %v", i+1, p)
+		}
+	}
+	want := `another program reverts the rules repeatedly (ipv4 A: missing jump from POSTROUTING: of all traffic), most likely "firewalld" (host pid 7); ` +
+		"repairs are 1s apart now: stop that program, or make it leave the chain alone"
+	if p := l.detectFlapping(now.Add(2*time.Second), &Report{}); p == nil || p.Err.Error() != want || p.Reason != ReasonFlapping {
+		t.Errorf("%v\nwant %s", p, want)
+	}
+	if p := l.detectFlapping(now.Add(2*time.Second+1), &Report{}); p != nil {
+		t.Errorf("it is not over: %v", p)
+	}
+}
+
+// After a failure a dry run is followed by a sync if something else, or nothing, is to be written.
+func TestLeaves(t *testing.T) {
+	state := func(recorded bool, failed error, drift ...policy.Change) *Report {
+		r := &Report{Rules: &enforce.State{Groups: []enforce.Group{{Recorded: recorded, Diff: drift}}}}
+		if len(drift) > 0 {
+			r.problem(ReasonRules, &enforce.DriftError{Diff: drift})
+		}
+		if failed != nil {
+			r.Rules.Failed = map[string]error{"A": failed}
+		}
+		return r
+	}
+	jump := policy.Change{Kind: policy.JumpChange, Family: policy.IPv4, Chain: "A", Text: "jump"}
+	rule := policy.Change{Kind: policy.RuleChange, Family: policy.IPv4, Chain: "A", Text: "rule"}
+	for name, c := range map[string]struct {
+		now, last *Report
+		want      bool
+	}{
+		"nothing is known of the last":    {state(true, nil, jump), &Report{}, true},
+		"what failed":                     {state(true, nil, jump), state(true, errors.New("not today"), jump), true},
+		"something else":                  {state(true, nil, jump, rule), state(true, errors.New("not today"), jump), false},
+		"nothing any more":                {state(true, nil), state(true, errors.New("not today")), false},
+		"a record that cannot be written": {state(false, nil), state(false, errors.New("not today")), true},
+	} {
+		if got := c.now.leaves(c.last); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
 }

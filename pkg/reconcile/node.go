@@ -4,41 +4,42 @@ package reconcile
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Node is the node that passes are made on: its files, its dataDir, and the
-// network namespace of the process. It is for one goroutine at a time.
+// Node is the node that is synced: its files, its dataDir and the network namespace of the process.
+// It is for one goroutine at a time.
 type Node struct {
-	Settings config.Settings
-	// SettingsErr is why the settings are not those of their file.
-	SettingsErr error
-	PluginFile  string // the administrators' guard, /etc/ip-masq/plugin.toml
+	Settings    config.Settings
+	SettingsErr error  // why Settings are not those of the file
+	PluginFile  string // /etc/ip-masq/plugin.toml
 	Dir         *store.Dir
 	Drivers     netfilter.Drivers
 
-	// DropAfter is how long a network that no conflist names is kept without
-	// an attachment; ten minutes by contract.
-	DropAfter time.Duration
-	// LockWait is how long a pass waits for the lock of the dataDir.
-	LockWait time.Duration
+	DropAfter time.Duration // how long a network without a conflist and attachments is kept
+	LockWait  time.Duration // how long a sync waits for the lock of the dataDir
 
 	backoff backoff
 }
 
-// Open returns the node that the settings describe. Where there are
-// administrators who guard the plugin, their dataDir holds.
+// Open returns the node that the settings describe. The dataDir of plugin.toml, if there is such a
+// file, takes precedence.
 func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node {
 	dataDir := s.DataDir
 	if guard, _ := config.ReadPluginFile(pluginFile); guard.Present {
-		dataDir = guard.DataDir // an error is told by each pass
+		dataDir = guard.DataDir // each sync reports the error
 	}
 	return &Node{
 		Settings: s, PluginFile: pluginFile, Dir: store.Open(dataDir), Drivers: drivers,
@@ -46,19 +47,13 @@ func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node
 	}
 }
 
-// pluginInstalled tells whether there is a plugin on the node, which knows better
-// than an image what the host can do.
-func (n *Node) pluginInstalled() bool {
-	_, err := os.Stat(filepath.Join(n.Settings.CNIBinDir, config.PluginType))
-	return err == nil
-}
-
-// Enforcer returns what makes sure of the node's rules, by what the sources say of the
-// node's dataDir, and tells warn about what goes wrong and stops nothing.
+// Enforcer returns the enforcer of the node's rules. It passes errors that stop nothing to warn.
 func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
+	// An installed plugin knows better than an image which backends the host has.
+	_, notInstalled := os.Stat(filepath.Join(n.Settings.CNIBinDir, config.PluginType))
 	return &enforce.Enforcer{
 		Dir: n.Dir, Drivers: n.Drivers, Warn: warn, PreferredBackend: n.Settings.Backend, AllBackends: true,
-		KeepBackend: n.pluginInstalled(),
+		KeepBackend: notInstalled == nil,
 		Node: enforce.NodeDataDir{
 			Stated: func() (dataDir, origin string, certain bool) {
 				if src.GuardErr != nil {
@@ -66,7 +61,96 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 				}
 				return config.NodeDataDir(src.Guard, func() config.ConfDir { return src.ConfDir })
 			},
-			Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) { return src.ownedBy(ctx, n.Drivers) },
+			Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
+				if src.owned == nil {
+					owned, err := n.Drivers.Owned(ctx)
+					if err != nil {
+						return owned, err
+					}
+					src.owned = &owned
+				}
+				return *src.owned, nil
+			},
 		},
 	}
+}
+
+// Sources are the files that policies come from: plugin.toml, the conflists and the agent files.
+type Sources struct {
+	Guard   config.PluginFile
+	ConfDir config.ConfDir
+	Agent   *config.AgentFiles // nil if agent files are not a source
+
+	// Why one of them cannot be read.
+	GuardErr, ConfDirErr, AgentErr error
+
+	owned *[]netfilter.OwnedChain // chains in the kernel that name an owner; nil until they are needed
+}
+
+// Read reads the sources; errors are in the result.
+func (n *Node) Read() *Sources {
+	s := n.reread(&Sources{})
+	if own, isSource := n.Settings.AgentSource(); isSource {
+		files, err := config.ReadAgentFiles(yamldoc.Decode, n.Settings.AgentConfigDir, n.Settings.AgentDialect, own)
+		s.Agent, s.AgentErr = &files, err
+	}
+	return s
+}
+
+// reread reads the sources that the plugin reads too. Agent files are not read again: one of them
+// may be incomplete at this moment, and the loop gets an event when it is written.
+func (n *Node) reread(before *Sources) *Sources {
+	s := Sources{Agent: before.Agent, AgentErr: before.AgentErr, owned: before.owned}
+	s.Guard, s.GuardErr = config.ReadPluginFile(n.PluginFile)
+	s.ConfDir, s.ConfDirErr = config.ReadConfDir(n.Settings.CNIConfDir)
+	return &s
+}
+
+// Interval returns the longest time between two syncs: that of the agent files, else of the settings.
+func (n *Node) Interval(s *Sources) time.Duration {
+	if s != nil && s.Agent != nil && s.AgentErr == nil && s.Agent.ResyncInterval > 0 {
+		return s.Agent.ResyncInterval
+	}
+	return n.Settings.ResyncInterval
+}
+
+// Cleanup removes everything that ip-masq owns on the node, in every backend and family, and then the
+// dataDir. It fails while a reconciler runs, which would restore all of it, and keeps the dataDir as
+// long as chains remain that it describes.
+func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []enforce.RemovedChain, err error) {
+	instance, err := n.Dir.InstanceLock()
+	if errors.Is(err, store.ErrBusy) {
+		return nil, fmt.Errorf("%w, and would restore what is removed; stop it first", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, instance.Release()) }()
+	wait, cancel := context.WithTimeout(ctx, n.LockWait)
+	defer cancel()
+	lock, err := n.Dir.Lock(wait)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, lock.Release()) }()
+	state, err := n.Dir.Load()
+	if err == nil {
+		err = newer(state)
+	}
+	if err != nil {
+		return nil, err
+	}
+	chains := []string{policy.DefaultChain} // the agents' own; chains that no document names carry their owner
+	for _, c := range state.Record.Chains {
+		chains = append(chains, c.Chain)
+	}
+	for _, s := range state.Sources {
+		chains = append(chains, s.Policy.Chain)
+	}
+	slices.Sort(chains)
+	removed, err = n.Enforcer(&Sources{}, warn).RemoveAll(ctx, slices.Compact(chains), state.Record, lock)
+	if err != nil {
+		return removed, err
+	}
+	return removed, lock.Destroy()
 }

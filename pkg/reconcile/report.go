@@ -3,110 +3,108 @@
 package reconcile
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Result is what came of a pass, as metrics name it.
+// Result is the outcome of a sync, as the metric reconciles_total has it.
 type Result string
 
-// The results of passes.
+// The results of syncs.
 const (
-	Unchanged Result = "unchanged" // all was right, and nothing was written
-	Repaired  Result = "repaired"  // rules differed from what had been made
-	Changed   Result = "changed"   // documents, or rules that had not been made yet
-	Failed    Result = "failed"    // something that had to be done could not be
+	Unchanged Result = "unchanged" // everything was correct, nothing was written
+	Repaired  Result = "repaired"  // rules differed from what had been written before
+	Changed   Result = "changed"   // documents changed, or rules that had not been written before
+	Failed    Result = "failed"    // something that had to be done could not be done
 )
 
 // Results returns all of them.
 func Results() []Result { return []Result{Unchanged, Repaired, Changed, Failed} }
 
-// Topic is what a problem is about, as metrics and logs name it.
+// Reason is why the node is not ready, as the metric not_ready, /readyz and the log have it.
 type Reason string
 
-// The topics of problems.
+// The reasons.
 const (
-	ReasonSource   Reason = "source"   // a document that cannot be used
-	ReasonConflict Reason = "conflict" // sources that contradict each other
-	ReasonRules    Reason = "rules"    // rules that cannot be vouched for
+	ReasonRules    Reason = "rules"    // rules are not, or may not be, as desired
 	ReasonState    Reason = "state"    // the dataDir
-	ReasonFlapping Reason = "rival"    // somebody undoes what we do
-	ReasonStandby  Reason = "standby"  // another reconciler is at work
-	ReasonSettings Reason = "settings" // the reconciler's own file
+	ReasonSource   Reason = "source"   // a source, or reconciler.toml, that is invalid
+	ReasonConflict Reason = "conflict" // two sources cannot both be in force
 	ReasonConflist Reason = "conflist" // a plugin entry with which every ADD fails
 	ReasonPlugin   Reason = "plugin"   // the plugin's binary
+	ReasonBackend  Reason = "backend"  // the program that writes the rules is missing
+	ReasonStandby  Reason = "standby"  // another reconciler is active
+	ReasonFlapping Reason = "flapping" // another program reverts the rules repeatedly
 )
 
-// Problem is a reason why the node is not ready: the last good policy is in
-// force, but not what the sources ask for, or nobody can vouch for it.
+// Reasons returns all of them.
+func Reasons() []Reason {
+	return []Reason{
+		ReasonRules, ReasonState, ReasonSource, ReasonConflict, ReasonConflist, ReasonPlugin, ReasonBackend, ReasonStandby, ReasonFlapping,
+	}
+}
+
+// Problem is one cause of a node that is not ready.
 type Problem struct {
 	Reason Reason
-	Source policy.SourceID // that is not in force; else the zero Source
-	Chain  string          // of TopicConflict and TopicRules; else ""
+	Source policy.SourceID // whose policy is not in force; else the zero SourceID
+	Chain  string          // of a problem with rules or a conflict; else ""
 	Err    error
 }
 
-// Report is what a pass found and did.
+// aboutRules reports whether the rules of policies in force are affected, rather than a policy that
+// is not in force.
+func (p Problem) aboutRules() bool {
+	return p.Source == (policy.SourceID{}) && (p.Reason == ReasonRules || p.Reason == ReasonState || p.Reason == ReasonBackend)
+}
+
+// Report is what a sync, or a dry run of one, found and did.
 type Report struct {
 	Started time.Time
 	Took    time.Duration
 	Result  Result
 
-	// Problems are why the node is not ready, in the order of their finding.
-	Problems []Problem
-	// Warnings are what an operator should know of and stops nothing.
-	Warnings []error
+	Problems []Problem // in the order in which they were found
+	Warnings []error   // worth an operator's attention; they stop nothing
 
 	Sources *Sources
 	State   store.State
-	// Contributions are what the View is of: the documents, with what the
-	// sources state now.
-	Stored []policy.Source
-	// State is the rules as they stand after the pass. It is nil where the
-	// documents could not be read.
-	Rules *enforce.State
-	// Before is the rules as they stood before the pass wrote, with what the
-	// kernel had counted by then. It is nil where the pass wrote nothing.
-	Before *enforce.State
+	Stored  []policy.Source // what Rules is computed from: the documents, with the sources' changes in a dry run
+	Rules   *enforce.State  // after the sync; nil if the documents cannot be read
+	Before  *enforce.State  // before the sync wrote, with the counters of that time; nil if it wrote nothing
 
-	// Drift is what others had changed in the rules that were made before.
-	Drift policy.Diff
-	// By is who changed rules last before the pass, where the kernel told.
-	By Writer
-	// Pending are those who state something else than is in force.
+	Drift   policy.Diff // what other programs changed in rules that had been written before
+	By      Writer      // the last program that changed rules before the sync, if known
 	Pending []policy.SourceID
-	// Adopted are those whose statement the pass put in force.
-	Adopted []policy.SourceID
-	// Rejected is why policies that the pass tried to put in force are not, by source.
-	Rejected map[policy.SourceID]error
-	// Dropped are the networks that nobody uses or names any more.
-	Dropped []policy.SourceID
-	// Lost is why rules cannot be judged: documents are damaged, and nobody
-	// knows what they held.
-	Lost []error
-	// Refused is why nothing may be written: the dataDir is not the node's.
-	Refused error
-	// Wrote tells that the pass had something to write, and the lock for it.
-	Wrote bool
+	Adopted []policy.SourceID // sources whose policy the sync put in force; Pending are the others that changed
+	Dropped []policy.SourceID // networks that are unused and are, or would be, removed
+
+	Lost    []error // damaged documents that no source restores: the desired rules are unknown
+	Refused error   // why nothing may be written: the dataDir is not the node's
 }
 
 // Ready reports whether the rules are what the sources ask for.
 func (r *Report) Ready() bool { return len(r.Problems) == 0 }
 
-// StandsBy reports whether no pass was made, because another reconciler makes
-// them.
+// Standby reports whether no sync was made because another reconciler is active.
 func (r *Report) Standby() bool {
 	return slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Reason == ReasonStandby })
 }
 
-// Summary names the chains that are kept, and where, in one line.
+// Summary names the managed chains with their backends in one line.
 func (r *Report) Summary() string {
 	var chains []string
 	if r.Rules != nil {
@@ -128,27 +126,39 @@ func (r *Report) Err() error {
 	return errors.Join(errs...)
 }
 
-// Unfinished reports whether a pass that may write has something to write.
+// Differs reports whether rules in the kernel are not what the sources ask for.
+func (r *Report) Differs() bool { return r.Rules != nil && r.Refused == nil && r.Rules.Differs() }
+
+// Incomplete returns why the desired rules are unknown, or nil: a newer version wrote documents, or
+// they are damaged and no source restores them.
+func (r *Report) Incomplete() error {
+	return errors.Join(append(slices.Clip(r.Lost), newer(r.State))...)
+}
+
+// Obstacles returns the problems without the differences that a sync would repair.
+func (r *Report) Obstacles() []Problem {
+	return slices.DeleteFunc(slices.Clone(r.Problems), func(p Problem) bool { return isDrift(p.Err) })
+}
+
+// Unfinished reports whether a sync has something to write.
 func (r *Report) Unfinished() bool {
 	if r.Incomplete() != nil || r.Refused != nil {
-		return false // what is there stays as it is
+		return false
 	}
 	return len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0 || r.Rules != nil && !r.Rules.InSync()
 }
 
-// leaves reports whether what this dry run would write is what the last pass could
-// not.
+// leaves reports whether this dry run would write nothing but what the last sync failed to write.
 func (r *Report) leaves(last *Report) bool {
 	return last.Rules == nil || (!r.Ready() || r.Unfinished()) && r.outstanding() == last.outstanding()
 }
 
-// outstanding describes what a pass would write, whether or not it failed before.
 func (r *Report) outstanding() string {
 	if r.Rules == nil {
 		return ""
 	}
-	v := r.Rules
-	return fmt.Sprintln(v.Diff(), v.Stale, v.Duplicates, v.OtherDataDirs, r.Pending, r.Dropped, r.State.Damaged)
+	s := r.Rules
+	return fmt.Sprintln(s.Diff(), s.Stale, s.Duplicates, s.OtherDataDirs, r.Pending, r.Dropped, r.State.Damaged)
 }
 
 // rulesFailed reports whether rules are not what the documents in force ask for.
@@ -156,32 +166,41 @@ func (r *Report) rulesFailed() bool {
 	return r.Refused != nil || slices.ContainsFunc(r.Problems, Problem.aboutRules)
 }
 
-// aboutRules reports whether the problem is about rules that documents in force ask
-// for, rather than about a policy that is not in force.
-func (p Problem) aboutRules() bool {
-	return p.Source == (policy.SourceID{}) && (p.Reason == ReasonRules || p.Reason == ReasonState)
+// reverted reports whether the sync failed only because another program changed the rules again
+// before they were verified.
+func (r *Report) reverted() bool {
+	other := func(p Problem) bool { return p.aboutRules() && !isDrift(p.Err) }
+	return len(r.Drift) > 0 && r.rulesFailed() && !slices.ContainsFunc(r.Problems, other)
 }
 
-func (r *Report) problem(topic Reason, err error) {
-	r.Problems = append(r.Problems, Problem{Reason: topic, Err: err})
+func isDrift(err error) bool {
+	var drift *enforce.DriftError
+	return errors.As(err, &drift)
 }
 
-// sourceProblem reports why a source is not in force. The topic is that of the cause,
-// where the source itself is sound.
-func (r *Report) sourceProblem(topic Reason, s policy.SourceID, err error) {
+// add reports a problem. Where the source itself is valid, the reason is that of the cause.
+func (r *Report) add(p Problem) {
 	var conflict *policy.ConflictError
 	var unwritable *enforce.UnwritableError
 	switch {
-	case errors.As(err, &unwritable):
-		topic = ReasonState
-	case errors.As(err, &conflict):
-		topic = ReasonConflict
+	case p.Source != policy.SourceID{} && errors.As(p.Err, &unwritable):
+		p.Reason = ReasonState
+	case p.Source != policy.SourceID{} && errors.As(p.Err, &conflict):
+		p.Reason = ReasonConflict
+	case p.Reason == ReasonRules && errors.Is(p.Err, netfilter.ErrUnusable):
+		p.Reason = ReasonBackend
 	}
-	r.Problems = append(r.Problems, Problem{Reason: topic, Source: s, Err: err})
+	r.Problems = append(r.Problems, p)
 }
 
-func (r *Report) chainProblem(topic Reason, chain string, err error) {
-	r.Problems = append(r.Problems, Problem{Reason: topic, Chain: chain, Err: err})
+func (r *Report) problem(reason Reason, err error) { r.add(Problem{Reason: reason, Err: err}) }
+
+func (r *Report) sourceProblem(reason Reason, s policy.SourceID, err error) {
+	r.add(Problem{Reason: reason, Source: s, Err: err})
+}
+
+func (r *Report) chainProblem(reason Reason, chain, format string, args ...any) {
+	r.add(Problem{Reason: reason, Chain: chain, Err: fmt.Errorf(format, args...)})
 }
 
 func (r *Report) warn(err error) {
@@ -190,19 +209,136 @@ func (r *Report) warn(err error) {
 	}
 }
 
-// undone reports whether the pass failed for nothing but that the rules which it
-// had just written were others again when it looked: somebody is as fast.
-func (r *Report) undone() bool {
-	found := false
-	for _, p := range r.Problems {
-		var drift *enforce.DriftError
-		switch {
-		case !p.aboutRules():
-		case !errors.As(p.Err, &drift):
-			return false
-		default:
-			found = true
+// judge adds the problems of the sources, the documents and the rules to the report.
+func (n *Node) judge(r *Report) {
+	n.judgeSources(r)
+	for _, err := range r.Lost {
+		r.problem(ReasonState, err)
+	}
+	if err := newer(r.State); err != nil {
+		r.problem(ReasonState, err)
+	} else if r.Refused != nil {
+		stated, _, _ := config.NodeDataDir(r.Sources.Guard, func() config.ConfDir { return r.Sources.ConfDir })
+		if r.Sources.Guard.Present || stated == "" { // otherwise each conflist's dataDir is a problem
+			r.problem(ReasonState, r.Refused)
+		}
+	} else if r.Rules != nil && len(r.Lost) == 0 {
+		judgeRules(r)
+	}
+	if r.rulesFailed() {
+		r.Result = Failed
+	}
+	r.Took = time.Since(r.Started)
+}
+
+func (n *Node) judgeSources(r *Report) {
+	s := r.Sources
+	if n.SettingsErr != nil {
+		r.problem(ReasonSource, fmt.Errorf("settings: %w", n.SettingsErr))
+	}
+	if s.GuardErr != nil {
+		r.problem(ReasonState, s.GuardErr)
+	}
+	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
+		r.problem(ReasonState, s.ConfDirErr)
+	}
+	for _, list := range s.ConfDir.Conflists {
+		if list.Err == nil {
+			continue
+		}
+		// An unreadable conflist matters if it may be that of a network whose policy is in force.
+		i := slices.IndexFunc(r.State.Sources, func(c policy.Source) bool {
+			mayBe := list.Network == "" || list.Network == c.ID.Name
+			return c.ID.Kind == policy.Network && mayBe && !s.ConfDir.HasEntry(c.ID.Name)
+		})
+		if i < 0 {
+			r.warn(list.Err)
+			continue
+		}
+		id := r.State.Sources[i].ID
+		r.sourceProblem(ReasonSource, id, fmt.Errorf("%s: the last good policy from its conflist stays in force: %w", id, list.Err))
+	}
+}
+
+func judgeRules(r *Report) {
+	s := r.Rules
+	if s.RecordErr != nil {
+		r.problem(ReasonState, s.RecordErr)
+	}
+	for _, p := range s.Policies {
+		for _, c := range p.Conflicts.Summary() {
+			r.chainProblem(ReasonConflict, p.Chain, "%w", r.withCleanupRemedy(c))
+		}
+		if err := s.Err(p.Chain); err != nil && !errors.Is(err, s.RecordErr) {
+			r.chainProblem(ReasonRules, p.Chain, "%w", err)
 		}
 	}
-	return found && len(r.Drift) > 0
+	for _, o := range r.State.Record.Chains {
+		if o.Stuck {
+			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s): failed to remove the stale chain from %s; "+
+				"see the warnings, or remove it by hand", o.Chain, o.Family, o.Backend)
+		}
+	}
+	for _, at := range s.Duplicates {
+		r.chainProblem(ReasonRules, at.Chain, "chain %s also exists in %s, which may masquerade what the policy exempts: "+
+			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice)
+	}
+	for _, o := range s.OtherDataDirs {
+		remedy := "ip-masq-reconciler once removes it; if it stays, see the warnings"
+		if !s.ReplaceOtherDataDirs {
+			remedy = "state which one is this node's as data_dir in " + r.Sources.Guard.Path + ", or run ip-masq-reconciler cleanup with the other"
+		}
+		r.chainProblem(ReasonConflict, o.Name, "chain %s (%s) in %s belongs to another dataDir, %s: %s",
+			o.Name, o.Family, o.Choice, policy.Quote(o.Owner.DataDir), remedy)
+	}
+	r.Warnings = append(r.Warnings, s.LinearWarnings()...)
+}
+
+// withCleanupRemedy adds a remedy to a conflict with agent files that are not read any more: their
+// stored policy stays.
+func (r *Report) withCleanupRemedy(conflict error) error {
+	var c *policy.ConflictError
+	if r.Sources.Agent != nil || !errors.As(conflict, &c) || c.Superseded.Source.Kind != policy.AgentFiles {
+		return conflict
+	}
+	return fmt.Errorf("%w; or, as these settings read no agent files, remove their stored policy with ip-masq-reconciler cleanup", conflict)
+}
+
+// judgeBackends adds chains that are correct and could not be repaired, such as those in iptables
+// when the image has no iptables. The sync has not failed because of that.
+func (n *Node) judgeBackends(ctx context.Context, r *Report) {
+	if r.Rules == nil || r.Result == Failed {
+		return
+	}
+	unable := n.Enforcer(r.Sources, r.warn).Unwritable(ctx, r.Rules)
+	for _, chain := range slices.Sorted(maps.Keys(unable)) {
+		r.chainProblem(ReasonRules, chain, "the rules are correct, but could not be repaired: %w", unable[chain])
+	}
+}
+
+// judgeADDs adds why ADDs fail although the rules are correct.
+func (n *Node) judgeADDs(r *Report) {
+	var file string
+	for _, list := range r.Sources.ConfDir.Conflists {
+		if err := list.PositionErr(); err != nil {
+			r.problem(ReasonConflist, err)
+		}
+		if len(list.Entries) > 0 {
+			file = cmp.Or(file, list.File)
+		}
+	}
+	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" {
+		r.problem(ReasonPlugin, fmt.Errorf("%w, but %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
+			"or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file)))
+	}
+}
+
+// newer returns an error if a newer version wrote documents.
+func newer(s store.State) error {
+	if len(s.Newer) == 0 {
+		return nil
+	}
+	return fmt.Errorf("document %s: %w: it has schema %d and this program knows schemas up to %d; "+
+		"nothing is repaired until the newer version, of the reconciler and the plugin, is installed again",
+		s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
 }

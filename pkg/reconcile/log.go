@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// maxChanges is how many changes of the rules a log line has.
+const maxChanges = 5
+
+// syncLog logs what is new in the reports of syncs. A sync that finds everything as before logs
+// nothing.
+type syncLog struct {
+	log, once *slog.Logger
+	problems  flowcontrol.Conditions
+	chains    string          // as they were logged last
+	sources   []policy.Source // of the report before
+}
+
+func (l *syncLog) warn(err error) {
+	if err != nil {
+		l.once.Warn("warning", "err", err)
+	}
+}
+
+func (l *syncLog) report(r *Report) {
+	for _, w := range r.Warnings {
+		l.warn(w)
+	}
+	if len(r.Drift) > 0 {
+		l.repaired(r)
+	}
+	for _, s := range r.Adopted {
+		changed := changedKeys(find(l.sources, s), find(r.State.Sources, s))
+		l.log.Info("source updated", "source", s.String(), "changed", strings.Join(changed, ","))
+	}
+	for _, s := range r.Dropped {
+		l.log.Info("removed unused network", "source", s.String())
+	}
+	if r.Rules != nil {
+		l.sources = r.State.Sources
+	}
+	if chains := r.Summary(); r.Rules != nil && r.Result != Failed {
+		if chains != l.chains && (l.chains != "" || r.Result == Changed) {
+			l.log.Info("managing chains", "chains", chains)
+		}
+		l.chains = chains
+	}
+	for _, p := range r.Problems {
+		switch {
+		case !l.problems.Begins(p.Err.Error()):
+		case p.Reason == ReasonStandby:
+			l.log.Info("standby", "err", p.Err)
+		default:
+			l.log.Error("not ready", "reason", p.Reason, "err", p.Err)
+		}
+	}
+	if l.problems.Resolved() {
+		l.log.Info("ready")
+	}
+	l.log.Debug("sync", "result", r.Result, "duration", r.Took)
+}
+
+func (l *syncLog) repaired(r *Report) {
+	var chains []string
+	unexpected := 0
+	for _, c := range r.Drift {
+		if c.Chain != "" && !slices.Contains(chains, c.Chain) {
+			chains = append(chains, c.Chain)
+		}
+		if c.Unexpected {
+			unexpected++
+		}
+	}
+	l.log.Warn("repaired rules", "chain", strings.Join(chains, ","), "missing", len(r.Drift)-unexpected, "unexpected", unexpected,
+		"changed_by", r.By, "changes", strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; "), "duration", r.Took.Round(time.Microsecond))
+}
+
+func find(sources []policy.Source, id policy.SourceID) policy.SourcePolicy {
+	for _, s := range sources {
+		if s.ID == id {
+			return s.Policy
+		}
+	}
+	return policy.SourcePolicy{}
+}
+
+// changedKeys returns the keys in which two policies differ.
+func changedKeys(before, after policy.SourcePolicy) []string {
+	a, b := fields(before), fields(after)
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	maps.DeleteFunc(all, func(key string, _ json.RawMessage) bool { return bytes.Equal(a[key], b[key]) })
+	return slices.Sorted(maps.Keys(all))
+}
+
+func fields(p policy.SourcePolicy) map[string]json.RawMessage {
+	keys := map[string]json.RawMessage{}
+	if text, err := json.Marshal(p); err == nil {
+		_ = json.Unmarshal(text, &keys) // of what Marshal returned
+	}
+	return keys
+}

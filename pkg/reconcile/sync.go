@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// DryRun reports what a sync would find and do, and writes nothing.
+func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
+	r := &Report{Started: time.Now(), Sources: src, Result: Unchanged}
+	if n.load(r) {
+		p := n.plan(r, n.unused(r))
+		r.Stored = p.Sources
+		e := n.Enforcer(src, r.warn)
+		r.Refused = e.CheckDataDir(ctx)
+		r.Rules = e.Observe(ctx, p.Sources, withoutStuck(r.State.Record))
+	}
+	if r.Refused != nil {
+		r.Dropped = nil
+	}
+	if r.Incomplete() != nil { // differences from a part of the documents mean nothing
+		r.Pending, r.Dropped, r.Rules.Stale, r.Rules.Duplicates, r.Rules.OtherDataDirs = nil, nil, nil, nil, nil
+		for i := range r.Rules.Groups {
+			r.Rules.Groups[i].Diff = nil
+		}
+	}
+	n.judge(r)
+	return r
+}
+
+// Sync enforces what the sources ask for. When everything is correct it only reads, without the lock.
+func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
+	r := n.DryRun(ctx, src)
+	if r.Unfinished() {
+		r = &Report{Started: r.Started, Sources: src, Result: Unchanged}
+		n.write(ctx, r)
+		n.judge(r)
+	}
+	n.judgeBackends(ctx, r)
+	return r
+}
+
+// Check compares the rules with what the sources ask for, and writes nothing. It looks at a
+// difference again under the lock, as an ADD may be about to remove it.
+func (n *Node) Check(ctx context.Context) *Report {
+	r := n.DryRun(ctx, n.Read())
+	if !r.Differs() {
+		return r
+	}
+	wait, cancel := context.WithTimeout(ctx, n.LockWait)
+	defer cancel()
+	lock, err := n.Dir.LockToRead(wait)
+	if err != nil {
+		r.warn(err)
+		return r
+	}
+	again := n.DryRun(ctx, n.Read())
+	again.warn(lock.Release())
+	return again
+}
+
+// load reads the documents, and returns false if that fails.
+func (n *Node) load(r *Report) bool {
+	state, err := n.Dir.Load()
+	if err != nil {
+		r.problem(ReasonState, err)
+		return false
+	}
+	r.State = state
+	return true
+}
+
+// withoutStuck returns the record without marks of chains that could not be removed: the verbs leave
+// those alone, the reconciler tries again.
+func withoutStuck(rec store.Record) store.Record {
+	rec.Chains = slices.Clone(rec.Chains)
+	for i := range rec.Chains {
+		rec.Chains[i].Stuck = false
+	}
+	return rec
+}
+
+// write is the part of a sync that holds the lock. It reads everything again, so a difference is seen
+// twice before it is repaired.
+func (n *Node) write(ctx context.Context, r *Report) {
+	wait, cancel := context.WithTimeout(ctx, n.LockWait)
+	defer cancel()
+	lock, err := n.Dir.Lock(wait)
+	if err != nil {
+		r.problem(ReasonState, err)
+		n.load(r)
+		return
+	}
+	defer func() { r.warn(lock.Release()) }()
+	r.Sources = n.reread(r.Sources) // an ADD may have stored the policy of a newer conflist meanwhile
+	e := n.Enforcer(r.Sources, r.warn)
+	if r.Refused = e.CheckDataDir(ctx); r.Refused != nil || !n.load(r) || len(r.State.Newer) > 0 {
+		return
+	}
+	for _, d := range r.State.Damaged {
+		r.warn(fmt.Errorf("a damaged document counts as absent: %w", d.Err))
+	}
+	p := n.plan(r, n.unused(r))
+	if len(r.Lost) > 0 {
+		return
+	}
+	r.warn(lock.Tidy(r.State))
+	dropped := map[policy.SourceID]*store.Staged{}
+	for _, s := range r.Dropped {
+		d, err := lock.Drop(s)
+		if r.warn(err); err == nil {
+			dropped[s] = d
+		}
+	}
+	rec := withoutStuck(r.State.Record)
+	before := e.Observe(ctx, r.State.Sources, rec)
+	// An ADD that attached before the document was dropped may have returned and relies on the rules.
+	// One that attaches later finds no document, and waits for the lock.
+	unused := n.unused(r)
+	used := func(s policy.SourceID) bool { return dropped[s] == nil || !slices.Contains(unused, s) }
+	if slices.ContainsFunc(r.Dropped, used) {
+		for _, s := range r.Dropped {
+			if used(s) {
+				r.warn(dropped[s].Discard())
+			}
+		}
+		p = n.plan(r, slices.DeleteFunc(r.Dropped, used))
+	}
+	if r.Before = before; len(r.State.Damaged) == 0 { // what a damaged document held is unknown
+		r.Drift = drift(before)
+	}
+	changes := len(r.Pending)+len(r.Dropped) > 0
+	wrote := changes || !before.InSync() || len(r.State.Damaged) > 0
+	if changes {
+		n.adopt(ctx, r, e, lock, p)
+	} else {
+		r.Rules = e.Sync(ctx, before, lock)
+	}
+	for _, s := range r.Dropped {
+		r.warn(dropped[s].Commit())
+	}
+	if len(before.OtherDataDirs) > 0 {
+		r.Sources.owned = nil
+	}
+	r.Drift = slices.DeleteFunc(r.Drift, func(c policy.Change) bool { return !written(r.Rules, c.Chain) })
+	if n.load(r) {
+		r.Stored = r.State.Sources
+	}
+	switch {
+	case len(r.Pending) > 0:
+		r.Result = Failed
+	case len(r.Drift) > 0:
+		r.Result = Repaired
+	case wrote:
+		r.Result = Changed
+	}
+}
+
+// drift returns how the rules differ from what was written in this boot. What has not been written
+// yet is no drift.
+func drift(s *enforce.State) policy.Diff {
+	var d policy.Diff
+	for _, g := range s.Groups {
+		if g.Recorded {
+			d = append(d, g.Diff...)
+		}
+	}
+	return d
+}
+
+// written reports whether the rules of a chain could be written, even if another program has changed
+// them since. For "" it reports that of all chains.
+func written(s *enforce.State, chain string) bool {
+	return !slices.ContainsFunc(s.Policies, func(p policy.Policy) bool {
+		err := s.Err(p.Chain)
+		return (chain == "" || chain == p.Chain) && err != nil && !isDrift(err)
+	})
+}
+
+// adopt puts all changed documents in force at once, so that no packet meets a part of them. If that
+// fails it tries each by itself: a mistake in one source does not hold up another.
+func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
+	rejected := map[policy.SourceID]error{}
+	defer func() {
+		n.backoff.note(p.Changed, rejected, time.Now())
+		r.Pending = slices.DeleteFunc(r.Pending, func(s policy.SourceID) bool { return slices.Contains(r.Adopted, s) })
+	}()
+	try := func(p *enforce.Proposal) (err error) {
+		r.Rules, err = e.ApplyProposal(ctx, lock, r.State, p, func(s *enforce.State) error {
+			for _, c := range p.Changed {
+				if err := s.Err(c.Policy.Chain); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err == nil {
+			for _, c := range p.Changed {
+				r.Adopted = append(r.Adopted, c.ID)
+			}
+		}
+		return err
+	}
+	err := try(p)
+	if err == nil {
+		return
+	}
+	for _, c := range p.Changed {
+		if !n.load(r) {
+			return
+		}
+		if len(p.Changed) > 1 {
+			one := &enforce.Proposal{Sources: enforce.WithSource(r.State.Sources, c), Changed: []policy.Source{c}}
+			if err = try(one); err == nil {
+				continue
+			}
+		}
+		rejected[c.ID] = fmt.Errorf("%s: the new policy cannot be put in force; the last good policy stays: %w", c.ID, err)
+		r.sourceProblem(ReasonRules, c.ID, rejected[c.ID])
+	}
+	if n.load(r) {
+		r.Rules = e.Sync(ctx, e.Observe(ctx, r.State.Sources, withoutStuck(r.State.Record)), lock)
+	}
+}
+
+// plan returns what the documents are to become, without those of the dropped networks. What is wrong
+// with a source goes into the report; its stored policy stays.
+func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
+	r.Problems, r.Pending, r.Dropped, r.Lost = nil, nil, dropped, nil
+	kept := slices.DeleteFunc(slices.Clone(r.State.Sources), func(c policy.Source) bool { return slices.Contains(dropped, c.ID) })
+	p := enforce.NewProposal(kept)
+	n.proposeNetworks(r, p)
+	n.proposeAgent(r, p)
+	// Without the policies whose rules could not be written a moment ago.
+	changed, failed := n.backoff.withhold(p.Changed, time.Now())
+	if len(failed) > 0 {
+		for _, c := range p.Changed {
+			if err := failed[c.ID]; err != nil {
+				r.sourceProblem(ReasonRules, c.ID, err)
+			}
+		}
+		p = &enforce.Proposal{Sources: kept, Changed: changed}
+		for _, c := range changed {
+			p.Sources = enforce.WithSource(p.Sources, c)
+		}
+	}
+	for _, c := range p.Changed {
+		r.Pending = append(r.Pending, c.ID)
+	}
+	for _, d := range r.State.Damaged {
+		restored := d.File == n.Dir.RecordPath() ||
+			slices.ContainsFunc(p.Changed, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
+		if !restored {
+			r.Lost = append(r.Lost, fmt.Errorf("%w; but no conflist or agent file says what it held, so all rules stay as they are "+
+				"until the next ADD of its network writes it again, or the document is removed", d.Err))
+		}
+	}
+	return p
+}
+
+// proposeNetworks proposes the policies of the conflists: for each network, that of the first with a
+// plugin entry.
+func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
+	var all []policy.Source
+	seen := map[string]bool{}
+	for _, list := range r.Sources.ConfDir.Conflists {
+		if len(list.Entries) == 0 || list.Network == "" || seen[list.Network] {
+			continue
+		}
+		seen[list.Network] = true
+		source := policy.SourceID{Kind: policy.Network, Name: list.Network}
+		entry := list.Entries[0]
+		notAdmitted, dataDirErr := r.Sources.Guard.Admits(list.Network), list.DataDirErr(r.Sources.Guard, n.Dir.Path())
+		switch {
+		case entry.Err != nil:
+			r.sourceProblem(ReasonSource, source, untilFixed(p, source, entry.Err))
+		case notAdmitted != nil:
+			r.warn(fmt.Errorf("%s: %w", policy.Quote(list.File), notAdmitted))
+		case dataDirErr != nil:
+			r.problem(ReasonConflist, dataDirErr)
+		default:
+			all = append(all, policy.Source{ID: source, Policy: entry.Entry.Policy})
+		}
+	}
+	errs := p.AddAll(all, r.Sources.ConfDir, r.warn)
+	for _, c := range all {
+		if err := errs[c.ID]; err != nil {
+			r.sourceProblem(ReasonSource, c.ID, err)
+		}
+	}
+}
+
+// proposeAgent proposes the policy of the agent files. A directory that is missing keeps the stored
+// policy; without a stored one it counts as empty.
+func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
+	files := r.Sources.Agent
+	if files == nil {
+		return
+	}
+	source := policy.SourceID{Kind: policy.AgentFiles}
+	if r.Sources.AgentErr != nil {
+		r.sourceProblem(ReasonSource, source, untilFixed(p, source, r.Sources.AgentErr))
+	} else if files.Missing && p.Find(source) != nil {
+		r.warn(fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)))
+	} else if err := p.Add(files.Source, r.Sources.ConfDir, r.warn); err != nil {
+		r.sourceProblem(ReasonSource, source, err)
+	}
+	r.Warnings = append(r.Warnings, files.Warnings...)
+}
+
+// untilFixed adds to the error of a source which policy is in force until it is fixed.
+func untilFixed(p *enforce.Proposal, s policy.SourceID, err error) error {
+	if p.Find(s) == nil {
+		return fmt.Errorf("%w (until then nothing of it is in force)", err)
+	}
+	return fmt.Errorf("%w (until then its last good policy stays in force)", err)
+}
+
+// unused returns the stored networks that have had neither a conflist nor an attachment for DropAfter.
+func (n *Node) unused(r *Report) []policy.SourceID {
+	var unused []policy.SourceID
+	for _, s := range r.State.Sources {
+		if s.ID.Kind == policy.Network && r.Sources.ConfDirErr == nil && r.Sources.ConfDir.LacksEntry(s.ID.Name) && n.unusedLongEnough(r, s.ID) {
+			unused = append(unused, s.ID)
+		}
+	}
+	return unused
+}
+
+func (n *Node) unusedLongEnough(r *Report, s policy.SourceID) bool {
+	attached, lastAttached, err := n.Dir.Attachments(s.Name)
+	written, writtenErr := n.Dir.Written(s)
+	if err := errors.Join(err, writtenErr); err != nil || attached > 0 {
+		r.warn(err)
+		return false
+	}
+	// Each of these may be the time since which the network has been unused.
+	for _, since := range []time.Time{lastAttached, written, r.Sources.ConfDir.Changed, booted()} {
+		if time.Since(since) < n.DropAfter {
+			return false
+		}
+	}
+	return true
+}
+
+// booted returns the time of the boot; attachments are counted since then.
+func booted() time.Time {
+	var up unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) != nil {
+		return time.Now()
+	}
+	return time.Now().Add(-time.Duration(up.Nano()))
+}
