@@ -222,15 +222,17 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 		l.schedule.ended = time.Now()
 		return // what failed is not retried at the rate of events
 	}
+	var by Writer
+	if last := l.writer.Swap(nil); last != nil { // not of a commit that follows, such as the sync's own
+		by = *last
+	}
 	r := l.node.Sync(ctx, l.sources)
 	l.node.judgeADDs(r)
 	l.sources = r.Sources
 	if ctx.Err() != nil {
 		return // the sync may have been interrupted
 	}
-	if by := l.writer.Swap(nil); by != nil {
-		r.By = *by
-	}
+	r.By = by
 	now := time.Now()
 	if p := l.detectFlapping(now, r); p != nil {
 		r.Problems = append(r.Problems, *p)
