@@ -15,26 +15,24 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Driver keeps one netlink socket for all that it opens, made when first needed
-// in the network namespace of the thread that needs it.
+// Driver is the driver of the backend nftables. Its backends share one netlink socket, which it opens on
+// first use, in the network namespace of the calling thread.
 type Driver struct{ conn *nfnetlink.Conn }
 
 // New returns the driver of the backend nftables.
 func New() *Driver { return &Driver{} }
 
-// Close closes the socket, if there is one. Soon after anybody's commit the
-// kernel makes that wait for 8 to 16 ms; a process about to end can leave it out.
+// Close closes the socket. Shortly after any commit this takes 8 to 16 ms in the kernel; a process that
+// is about to exit need not call it.
 func (d *Driver) Close() error {
 	if d.conn == nil {
 		return nil
 	}
-	conn := d.conn
-	d.conn = nil
-	return conn.Close()
+	defer func() { d.conn = nil }()
+	return d.conn.Close()
 }
 
-// Generation returns the state that the rules in nf_tables are in, whoever keeps them
-// there: iptables-nft does too.
+// Generation returns the ruleset generation of nf_tables, which iptables-nft uses too.
 func (d *Driver) Generation() (netfilter.Generation, error) {
 	conn, err := d.dial()
 	if err != nil {
@@ -44,20 +42,16 @@ func (d *Driver) Generation() (netfilter.Generation, error) {
 	if err != nil {
 		return netfilter.Generation{}, err
 	}
-	generation, err := conn.Generation()
+	number, err := conn.Generation()
 	if err != nil {
 		return netfilter.Generation{}, usable(err)
 	}
 	load, err := moduleLoad()
-	if err != nil {
-		return netfilter.Generation{}, err
-	}
-	return netfilter.Generation{Namespace: namespace, ModuleLoad: load, Number: generation}, nil
+	return netfilter.Generation{Namespace: namespace, ModuleLoad: load, Number: number}, err
 }
 
-// moduleLoad is a number that is another one each time that the kernel's module is
-// loaded: the inode of its directory in sysfs, of which none comes again. What is
-// built into the kernel has no such directory, or always the same.
+// moduleLoad returns a number that changes when the kernel's module is loaded again: the inode of its
+// directory in sysfs, which is not reused. It is constant if nf_tables is built into the kernel.
 func moduleLoad() (uint64, error) {
 	const dir = "/sys/module/nf_tables"
 	var st unix.Stat_t
@@ -66,7 +60,7 @@ func moduleLoad() (uint64, error) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("look at %s: %w", dir, err)
+		return 0, fmt.Errorf("stat %s: %w", dir, err)
 	}
 	return st.Ino, nil
 }
@@ -100,7 +94,7 @@ func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice,
 	return nil, nil
 }
 
-// Owned implements netfilter.Driver. It reads rules alone, not the sets.
+// Owned implements netfilter.Driver. It reads the rules without the sets.
 func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	conn, err := d.dial()
 	if err != nil {
@@ -132,8 +126,7 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	return owned, nil
 }
 
-// Probe implements netfilter.Driver. The kernel lets nobody read who may not
-// write, so reading tells.
+// Probe implements netfilter.Driver. Reading takes the same privilege as writing.
 func (d *Driver) Probe(context.Context, string) (netfilter.Choice, error) {
 	conn, err := d.dial()
 	if err == nil {
@@ -156,10 +149,11 @@ func (d *Driver) dial() (*nfnetlink.Conn, error) {
 	return d.conn, nil
 }
 
-// usable says what to do about a kernel that cannot. What a user lacks nfnetlink says.
+// usable adds to an error what the kernel needs. What a user needs is in nfnetlink's error.
 func usable(err error) error {
 	if !errors.Is(err, unix.EPERM) {
-		err = fmt.Errorf("%w; the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB); try: modprobe nf_tables", err)
+		err = fmt.Errorf("%w; the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, "+
+			"CONFIG_NFT_FIB); try: modprobe nf_tables", err)
 	}
 	return fmt.Errorf("nftables: %w: %w", netfilter.ErrUnusable, err)
 }

@@ -43,8 +43,7 @@ type table struct {
 	broken bool // has something that can only be removed with the table
 	jumps  []rule
 	chains map[string]*chain // by the name of the masquerade chain
-	// sets has the elements of each set; nil is for a set that differs from what AddSet creates, or that
-	// no rule uses.
+	// sets has the elements of each set; nil is for a set that differs from what AddSet creates.
 	sets         map[string]policy.Ranges
 	thirdParty   []string // chains that are not masquerade chains
 	unrecognized []string // what should not be there, for people
@@ -254,9 +253,15 @@ func (r *tableReader) listRest(objects uint32) error {
 		}
 	}
 	for _, s := range sets {
-		if _, known := r.sets[s.Name]; !known {
-			r.sets[s.Name] = nil
-			r.report("set %s", policy.Quote(s.Name))
+		if _, known := r.sets[s.Name]; known {
+			continue
+		}
+		r.sets[s.Name] = nil
+		r.report("set %s", policy.Quote(s.Name))
+		if ownSet(s.Name) && s.Deviation() == "" { // after a flush of the rules it can be used again
+			if _, ranges, err := r.conn.Ranges(r.link, tableName, s.Name); err == nil {
+				r.sets[s.Name] = ranges
+			}
 		}
 	}
 	if uint32(len(chains)+len(sets)) != objects {
