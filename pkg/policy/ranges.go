@@ -92,13 +92,12 @@ func (r Ranges) Overlaps(s Ranges) bool {
 // Minus returns those ranges of r that s does not hold in the same extent: what
 // has to be added to the elements s to make them r.
 func (r Ranges) Minus(s Ranges) Ranges {
-	have := make(map[netipx.IPRange]bool, len(s))
-	for _, x := range s {
-		have[x] = true
-	}
 	var out Ranges
 	for _, x := range r {
-		if !have[x] {
+		for len(s) > 0 && s[0].From().Less(x.From()) {
+			s = s[1:]
+		}
+		if len(s) == 0 || s[0] != x {
 			out = append(out, x)
 		}
 	}

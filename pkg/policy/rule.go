@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-
-	"go4.org/netipx"
 )
 
 // Verdict is what a rule does with a packet that it matches.
@@ -78,9 +76,16 @@ func (r Rule) commutes(s Rule) bool {
 
 // key tells rules apart that are not Equal.
 func (r Rule) key() string {
-	return fmt.Sprintf("%t %v %t %v %q %t %t %q %d %s %s %t %q",
-		r.From == nil, []netipx.IPRange(r.From), r.To == nil, []netipx.IPRange(r.To), r.Out, r.NotFromLocal, r.NotToLocal,
+	b := fmt.Appendf(nil, "%t %d %t %d %q %t %t %q %d %s %s %t %q",
+		r.From == nil, len(r.From), r.To == nil, len(r.To), r.Out, r.NotFromLocal, r.NotToLocal,
 		r.Protocol, r.Share, r.Verdict, r.Ports, r.RandomFully, r.Text)
+	for _, addresses := range []Ranges{r.From, r.To} {
+		for _, x := range addresses {
+			from, to := x.From().As16(), x.To().As16()
+			b = append(append(b, from[:]...), to[:]...)
+		}
+	}
+	return string(b)
 }
 
 // String writes the rule for people.

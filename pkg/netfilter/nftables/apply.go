@@ -70,10 +70,7 @@ func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilte
 	update := func(w *tableWriter) { w.update(chainsOf(desired, w.family)) }
 	s, observed := from.State.(*state)
 	if observed {
-		err := b.write(s, update, true)
-		if !errors.Is(err, netfilter.ErrChanged) { // until enforce observes again
-			return err
-		}
+		return b.write(s, update, true)
 	}
 	return b.readAndWrite(update, true)
 }
