@@ -8,21 +8,95 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-func (a *app) checkCommand() *cobra.Command {
-	return a.addOutput(&cobra.Command{
-		Use:   "check",
-		Short: "Verify the rules and write nothing; exit code 3 for drift",
-		Long: `Compares the rules in the kernel with what the conflists and agent files ask for, and
-writes nothing. It prints each difference: what is missing, and what is there and should
-not be. "ip-masq-reconciler once" removes them.
+// answer is the output of check and once as JSON.
+type answer struct {
+	Result   reconcile.Result `json:"result,omitempty"` // of once
+	Right    bool             `json:"right"`
+	Drift    []change         `json:"drift"`
+	Adopted  []string         `json:"adopted"` // sources whose policy was applied
+	Pending  []string         `json:"pending"` // sources whose policy is not applied yet
+	Dropped  []string         `json:"dropped"`
+	Stale    []string         `json:"stale"` // chains that no source asks for
+	Problems []problem        `json:"problems"`
+	Warnings []string         `json:"warnings"`
+}
 
-Exit codes: 0 the rules are right, 3 they differ, 1 nobody can say, or a source is bad.`,
-		Args: noArguments,
-		RunE: a.check,
+type change struct {
+	Kind       policy.ChangeKind `json:"kind"`
+	Family     policy.Family     `json:"family"`
+	Chain      string            `json:"chain,omitempty"`
+	Unexpected bool              `json:"unexpected"` // it exists and should not; else it is missing
+	Text       string            `json:"text"`
+}
+
+type problem struct {
+	Reason  reconcile.Reason `json:"reason"`
+	Source  string           `json:"source,omitempty"`
+	Chain   string           `json:"chain,omitempty"`
+	Message string           `json:"message"`
+}
+
+// answer prints a report as JSON. The error says that there are problems.
+func (a *app) answer(r *reconcile.Report, right bool, drift policy.Diff, problems []reconcile.Problem) error {
+	names := func(sources []policy.SourceID) []string { return mapped(sources, policy.SourceID.String) }
+	err := a.print(answer{
+		Result: r.Result, Right: right, Adopted: names(r.Adopted), Pending: names(r.Pending), Dropped: names(r.Dropped),
+		Stale: staleIn(r), Warnings: mapped(r.Warnings, error.Error),
+		Drift: mapped(drift, func(c policy.Change) change { return change{c.Kind, c.Family, c.Chain, c.Unexpected, c.Text} }),
+		Problems: mapped(problems, func(p reconcile.Problem) problem {
+			one := problem{p.Reason, "", p.Chain, p.Err.Error()}
+			if p.Source != (policy.SourceID{}) {
+				one.Source = p.Source.String()
+			}
+			return one
+		}),
 	})
+	switch {
+	case err != nil || len(problems) == 0:
+		return err
+	case len(problems) == 1:
+		return errors.New("not ready: the output has the problem")
+	}
+	return fmt.Errorf("not ready: the output has the %d problems", len(problems))
+}
+
+// problems prints the warnings and joins the problems.
+func (a *app) problems(r *reconcile.Report, problems []reconcile.Problem) error {
+	warn(a, r.Warnings)
+	return errors.Join(mapped(problems, func(p reconcile.Problem) error { return p.Err })...)
+}
+
+// staleIn lists the chains that no source asks for.
+func staleIn(r *reconcile.Report) []string {
+	out := []string{}
+	if r.Rules == nil {
+		return out
+	}
+	for _, o := range r.Rules.Stale {
+		out = append(out, fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, netfilter.Choice{Backend: o.Backend, Variant: o.Variant}))
+	}
+	for _, at := range r.Rules.Duplicates {
+		out = append(out, fmt.Sprintf("%s (%s)", at.Chain, at.Choice))
+	}
+	if r.Rules.ReplaceOtherDataDirs {
+		for _, o := range r.Rules.OtherDataDirs {
+			out = append(out, fmt.Sprintf("%s (%s, %s)", o.Name, o.Family, o.Choice))
+		}
+	}
+	return out
+}
+
+// summary is one line about rules that are right.
+func summary(r *reconcile.Report) string {
+	if chains := r.Summary(); chains != "" {
+		return "right: " + chains
+	}
+	return "no source asks for a chain: nothing is managed"
 }
 
 func (a *app) check(c *cobra.Command, _ []string) error {
@@ -31,36 +105,57 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 		return err
 	}
 	r := node.Check(c.Context())
+	r.Result = "" // check writes nothing
 	var drift policy.Diff
 	if r.Rules != nil {
 		drift = r.Rules.Diff()
 	}
 	problems := r.Obstacles()
+	right := !r.Differs() && len(problems) == 0
 	if a.json() {
-		err = a.print(answer{
-			Right: !r.Differs() && len(problems) == 0, Drift: changesOf(drift), Adopted: []string{}, Pending: namesOf(r.Pending), Dropped: namesOf(r.Dropped),
-			Stale: staleIn(r), Problems: problemsOf(problems), Warnings: textsOf(r.Warnings),
-		})
-		if err == nil && len(problems) > 0 {
-			err = notReady(len(problems))
-		}
+		err = a.answer(r, right, drift, problems)
 	} else {
-		err = a.tell(r, problems)
+		err = a.problems(r, problems)
 		for _, d := range drift {
 			fmt.Fprintln(a.out, d)
 		}
 		for _, s := range staleIn(r) {
-			fmt.Fprintf(a.out, "unexpected chain: %s: it is not wanted there any more\n", s)
+			fmt.Fprintf(a.out, "unexpected chain: %s: no source asks for it there\n", s)
 		}
 		for _, s := range r.Pending {
-			fmt.Fprintf(a.out, "waiting: %s: what is stated now is not in force yet; ip-masq-reconciler once puts it in force\n", s)
+			fmt.Fprintf(a.out, "pending: %s: the current policy is not applied yet; ip-masq-reconciler once applies it\n", s)
+		}
+		if right {
+			fmt.Fprintln(a.out, summary(r))
 		}
 	}
 	if r.Differs() {
 		return errors.Join(err, errDrift)
 	}
-	if err == nil && !a.json() {
-		fmt.Fprintln(a.out, summary(r))
-	}
 	return err
+}
+
+func (a *app) once(c *cobra.Command, _ []string) error {
+	node, err := a.node()
+	if err != nil {
+		return err
+	}
+	r := node.Sync(c.Context(), node.Read())
+	if a.json() {
+		return a.answer(r, r.Ready(), r.Drift, r.Problems)
+	}
+	for _, d := range r.Drift {
+		fmt.Fprintf(a.out, "repaired: %v\n", d)
+	}
+	for _, s := range r.Adopted {
+		fmt.Fprintf(a.out, "applied: %s\n", s)
+	}
+	for _, s := range r.Dropped {
+		fmt.Fprintf(a.out, "dropped: %s\n", s)
+	}
+	if err := a.problems(r, r.Problems); err != nil {
+		return err
+	}
+	fmt.Fprintln(a.out, summary(r))
+	return nil
 }

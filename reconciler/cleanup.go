@@ -10,22 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
-
-func (a *app) cleanupCommand() *cobra.Command {
-	return a.addOutput(&cobra.Command{
-		Use:   "cleanup",
-		Short: "Remove all that is ours: rules in every backend, and the state",
-		Long: `Removes the chains, sets and tables that are ours, in every backend and family, and then
-the dataDir. Pods that run keep running; what they send is not masqueraded any more.
-
-A conflist that still has the entry brings the chain back with the next pod: remove it
-first, as "uninstall" does. It refuses to work while "run" does.`,
-		Args: noArguments,
-		RunE: a.cleanup,
-	})
-}
 
 func (a *app) cleanup(c *cobra.Command, _ []string) error {
 	node, err := a.node()
@@ -38,19 +25,19 @@ func (a *app) cleanup(c *cobra.Command, _ []string) error {
 		return errors.Join(err, a.print(gone))
 	}
 	if gone.tell(a); err == nil && !gone.any() {
-		fmt.Fprintln(a.out, "nothing of ours is there")
+		fmt.Fprintln(a.out, "nothing to remove")
 	}
 	return err
 }
 
-// leavings are what a cleanup removes.
+// leavings is what a cleanup removes.
 type leavings struct {
 	Removed  []removedChain `json:"removed"`
 	Warnings []string       `json:"warnings"`
 	DataDir  string         `json:"dataDir"`
 
-	state bool // was there, and is removed
-	stays bool // the directory, which has files of others
+	state bool // existed, and is removed
+	stays bool // the directory, because it has other files
 }
 
 type removedChain struct {
@@ -72,10 +59,10 @@ func (l *leavings) cleanUp(ctx context.Context, node *reconcile.Node) error {
 			warnings = append(warnings, err)
 		}
 	})
-	for _, r := range removed {
-		l.Removed = append(l.Removed, removedChain{r.Chain, string(r.Family), r.Choice.String()})
-	}
-	l.Warnings = textsOf(warnings)
+	l.Removed = append(l.Removed, mapped(removed, func(r enforce.RemovedChain) removedChain {
+		return removedChain{r.Chain, string(r.Family), r.Choice.String()}
+	})...)
+	l.Warnings = mapped(warnings, error.Error)
 	if err != nil {
 		return err
 	}
@@ -87,17 +74,15 @@ func (l *leavings) cleanUp(ctx context.Context, node *reconcile.Node) error {
 
 func (l *leavings) any() bool { return len(l.Removed) > 0 || l.state }
 
-// tell tells people of them.
+// tell prints what was removed.
 func (l *leavings) tell(a *app) {
-	for _, w := range l.Warnings {
-		fmt.Fprintf(a.err, "warning: %s\n", w)
-	}
+	warn(a, l.Warnings)
 	for _, g := range l.Removed {
 		fmt.Fprintf(a.out, "removed chain %s (%s) from %s\n", g.Chain, g.Family, g.Backend)
 	}
 	switch {
 	case l.stays:
-		fmt.Fprintf(a.out, "removed the state in %s, but not the directory: it holds files of others\n", l.DataDir)
+		fmt.Fprintf(a.out, "removed the state in %s, but not the directory: it has other files\n", l.DataDir)
 	case l.state:
 		fmt.Fprintf(a.out, "removed the state in %s\n", l.DataDir)
 	}

@@ -16,30 +16,16 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-func (a *app) doctorCommand() *cobra.Command {
-	return a.addOutput(&cobra.Command{
-		Use:   "doctor",
-		Short: "Look for what on this node defeats the policy, or will surprise",
-		Long: `Looks for what on this node defeats the policy (a problem) or will surprise (a notice):
-masquerade rules of others, pod networks that are not exempt, an agent that still runs, and
-more. Each finding says where it is and what to do. It writes nothing.
-
-The exit code is 0 whatever is found.`,
-		Args: noArguments,
-		RunE: a.doctor,
-	})
-}
-
-// notReadyFindings are why the node is not ready, but for what the doctor finds
-// itself: conflicts in force, and plugin entries with which every ADD fails.
+// notReadyFindings returns the reasons why the node is not ready, without those that package
+// diagnose finds: conflicts between sources, and plugin entries with which every ADD fails.
 func notReadyFindings(r *reconcile.Report) []diagnose.Finding {
 	f := diagnose.Finding{
 		ID: "not-ready", Severity: diagnose.SeverityProblem,
-		Summary: "The rules are not what the sources ask for, or nobody can vouch for them; /readyz says the same.",
-		Remedy:  "Each line names what to mend.",
+		Summary: "The rules are not what the sources ask for, or cannot be verified; /readyz says the same.",
+		Remedy:  "Each line names what to repair.",
 	}
 	if r.Differs() {
-		f.Remedy += " Where rules differ, ip-masq-reconciler once makes them right, unless the line says what does."
+		f.Remedy += " Where rules differ, ip-masq-reconciler once repairs them, unless the line says otherwise."
 	}
 	for _, p := range r.Problems {
 		var conflict *policy.ConflictError
@@ -54,8 +40,7 @@ func notReadyFindings(r *reconcile.Report) []diagnose.Finding {
 	return []diagnose.Finding{f}
 }
 
-// multusFindings tells how Multus uses the network that has, or is to have, the plugin
-// entry.
+// multusFindings returns how Multus uses the network of the plugin entry.
 func multusFindings(s config.Settings) []diagnose.Finding {
 	f := diagnose.Finding{
 		ID: "multus", Severity: diagnose.SeverityProblem,
@@ -81,12 +66,12 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 		return err
 	}
 	r := node.DryRun(c.Context(), node.Read())
-	view := r.Rules
+	rules := r.Rules
 	if r.Incomplete() != nil {
-		view = nil // half a policy
+		rules = nil // the policy is incomplete
 	}
 	findings := diagnose.Examine(c.Context(), diagnose.Host{
-		Rules: view, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
+		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
 		BinDir: node.Settings.CNIBinDir, DataDir: node.Dir.Path(), Guard: r.Sources.Guard,
 	})
 	findings = slices.Concat(notReadyFindings(r), multusFindings(node.Settings), findings)

@@ -6,26 +6,31 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/explain"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
 func (a *app) explainCommand() *cobra.Command {
 	var from, out string
 	c := a.addOutput(&cobra.Command{
 		Use:   "explain DST",
-		Short: "Tell what happens to traffic to an address, and who said so",
-		Long: `Tells whether traffic to the address DST is masqueraded: the verdict, the prefix that
-decides, the file and key that put it there, and the rule in the kernel. If the kernel does
-something else, it shows how its rules differ.`,
-		Example: `  ip-masq-reconciler explain 8.8.8.8
+		Short: "Show the verdict for traffic to an address, and the source that decides it",
+		Long: `Show whether traffic to the address DST is masqueraded: the verdict, the prefix that decides,
+the file and key that state it, and the rule in the kernel. If the kernel does something
+else, show the differences of its rules.`,
+		Example: `  # Traffic from any source in scope
+  ip-masq-reconciler explain 8.8.8.8
+
+  # Traffic of one pod through one interface
   ip-masq-reconciler explain 10.96.0.10 --from 10.244.1.7 --out eth0`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -41,13 +46,13 @@ something else, it shows how its rules differ.`,
 			return a.explain(c, q)
 		},
 	})
-	c.Flags().StringVar(&from, "from", "", "the `ADDRESS` that it comes from (default: some address in scope)")
-	c.Flags().StringVar(&out, "out", "", "the `INTERFACE` that it leaves through (default: one in scope)")
+	c.Flags().StringVar(&from, "from", "", "source `ADDRESS` (default: any in scope)")
+	c.Flags().StringVar(&out, "out", "", "output `INTERFACE` (default: any in scope)")
 	return c
 }
 
-// question reads what is asked. A flag that is there and empty is most likely a
-// shell's variable that is not set, and the answer would be one to another question.
+// question reads the arguments. An empty flag is a mistake: it is most likely a shell variable
+// that is not set.
 func question(dst, from, out string, given func(flag string) bool) (q explain.Question, err error) {
 	if q.Destination, err = address("DST", dst); err != nil {
 		return q, err
@@ -94,35 +99,41 @@ func (a *app) explain(c *cobra.Command, q explain.Question) error {
 	}
 	r := node.DryRun(c.Context(), node.Read())
 	if r.Rules == nil {
-		return a.tell(r, r.Problems)
+		return a.problems(r, r.Problems)
 	}
 	q.Incomplete = r.Incomplete()
-	e := explain.Explain(q, r.Rules, r.Stored, places(node, r))
-	if a.json() {
-		return a.print(e)
-	}
-	e.Text(a.out)
-	for _, w := range r.Warnings {
-		fmt.Fprintf(a.err, "warning: %v\n", w)
-	}
-	for _, p := range r.Obstacles() {
-		if !strings.Contains(e.Problem, p.Err.Error()) {
-			fmt.Fprintf(a.err, "warning: %v\n", p.Err)
-		}
-	}
-	return nil
-}
-
-func places(node *reconcile.Node, r *reconcile.Report) explain.Places {
-	return explain.Places{
+	e := explain.Explain(q, r.Rules, r.Stored, explain.Places{
 		ConfDir: r.Sources.ConfDir,
 		Now:     time.Now(),
 		Since: func(s policy.SourceID) time.Time {
 			written, err := node.Dir.Written(s)
 			if err != nil {
-				return time.Time{} // no age is told then
+				return time.Time{} // the output has no age
 			}
 			return written
 		},
+	})
+	if a.json() {
+		return a.print(e)
 	}
+	e.Text(a.out)
+	warn(a, r.Warnings)
+	for _, p := range r.Obstacles() {
+		if !strings.Contains(e.Problem, p.Err.Error()) {
+			warn(a, []error{p.Err})
+		}
+	}
+	return nil
+}
+
+// isLocal reports whether an address is LOCAL for the kernel's routing tables, as `ip route
+// get` shows it.
+func isLocal(a netip.Addr) (bool, error) {
+	routes, err := netlink.RouteGet(a.Unmap().WithZone("").AsSlice())
+	// There is no route, one that refuses, or no such family.
+	none := []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}
+	if err != nil && !slices.ContainsFunc(none, func(n error) bool { return errors.Is(err, n) }) {
+		return false, fmt.Errorf("find the route to %s: %w", a, err)
+	}
+	return len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL, nil
 }

@@ -5,8 +5,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -15,12 +15,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// settingFlag is a flag for a key of reconciler.toml. It keeps the text, as the
-// file is to be read before it.
+// settingFlag is the flag of a key of reconciler.toml. It keeps its text until the file is
+// read. A flag without a key is one of klog's, and is ignored.
 type settingFlag struct {
 	name, key string
 	boolean   bool
-	text      string // the default, and then what was given
+	text      string // the default, then the given text
 	given     bool
 }
 
@@ -37,18 +37,16 @@ func (f *settingFlag) Type() string {
 
 // Set implements pflag.Value. A bad value is a mistake in the command line.
 func (f *settingFlag) Set(text string) error {
+	if f.given = true; f.key == "" {
+		return nil
+	}
+	f.text = text
 	s := config.DefaultSettings()
-	f.text, f.given = text, true
-	return f.apply(&s)
+	return flagMistake(s.Set(f.key, text))
 }
 
-func (f *settingFlag) apply(s *config.Settings) error {
-	return asFlag(s.Set(f.key, f.text))
-}
-
-// asFlag makes a mistake in the value of a key one in that of a flag, which says
-// its name itself.
-func asFlag(err error) error {
+// flagMistake rewords an error about a key for its flag, whose name the caller adds.
+func flagMistake(err error) error {
 	var mistake *policy.FieldError
 	if !errors.As(err, &mistake) {
 		return err
@@ -60,7 +58,7 @@ func asFlag(err error) error {
 	return errors.New(text)
 }
 
-// flagError says what is wrong with a flag in the words of the one that reads it.
+// flagError rewords an error of pflag.
 func flagError(err error) error {
 	var value *pflag.InvalidValueError
 	var unknown *pflag.NotExistError
@@ -75,104 +73,57 @@ func flagError(err error) error {
 	return err
 }
 
-// inertFlag is one of klog's that means nothing here. An agent's DaemonSet has
-// to start all the same.
-type inertFlag struct {
-	name  string
-	given bool
-}
-
-// String implements pflag.Value.
-func (f *inertFlag) String() string { return "" }
-
-// Type implements pflag.Value.
-func (f *inertFlag) Type() string { return "string" }
-
-// Set implements pflag.Value.
-func (f *inertFlag) Set(string) error {
-	f.given = true
-	return nil
-}
-
-// warnOfInert warns of each flag that was given and means nothing here.
-func (a *app) warnOfInert(warn func(text string)) {
-	for _, f := range a.inert {
+// ignoredFlags returns the flags that were given and that do nothing.
+func (a *app) ignoredFlags() []string {
+	var names []string
+	for _, f := range a.ignored {
 		if f.given {
-			warn("flag --" + f.name + " is accepted and does nothing: logs go to stderr")
+			names = append(names, f.name)
 		}
 	}
+	return names
 }
 
 func (a *app) addFlags(root *cobra.Command) {
 	flags := root.PersistentFlags()
 	flags.SortFlags = false
-	// The agents' klog writes some of its flags with underscores.
+	// klog has flags with underscores.
 	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	flags.StringVar(&a.config, "config", "", "read this `FILE` (default "+config.DefaultReconcilerFile+", if it is there)")
-	defaults := config.DefaultSettings()
-	for _, field := range defaults.Fields() {
-		if field.Key == "agent.backend" {
-			continue // --backend says it already
-		}
-		f := &settingFlag{name: flagName(field.Key), key: field.Key, boolean: field.Bool, text: field.Value}
-		a.flags = append(a.flags, f)
-		added := flags.VarPF(f, f.name, "", field.Usage)
+	add := func(to *[]*settingFlag, f *settingFlag, usage string) *pflag.Flag {
+		*to = append(*to, f)
+		added := flags.VarPF(f, f.name, "", usage)
 		if f.boolean {
 			added.NoOptDefVal = "true"
 		}
+		return added
 	}
-	flags.IntVarP(&a.verbose, "v", "v", 0, "verbosity `N` of the log: 2 and more tell of each pass")
-	for _, k := range klogFlags() {
-		f := &inertFlag{name: k.name}
-		a.inert = append(a.inert, f)
-		added := flags.VarPF(f, k.name, "", "accepted for ip-masq-agent's sake; does nothing")
-		added.Hidden = true
-		if k.boolean {
-			added.NoOptDefVal = "true"
+	flags.StringVar(&a.config, "config", "", "read this `FILE` (default "+config.DefaultReconcilerFile+", if it exists)")
+	defaults := config.DefaultSettings()
+	for _, field := range defaults.Fields() {
+		if field.Key != "agent.backend" { // --backend is its flag
+			add(&a.flags, &settingFlag{flagName(field.Key), field.Key, field.Bool, field.Value, false}, field.Usage)
 		}
+	}
+	flags.IntVarP(&a.verbose, "v", "v", 0, "verbosity `N` of the log: 2 and more log every sync")
+	const booleans = "add-dir-header alsologtostderr legacy-stderr-threshold-behavior logtostderr one-output skip-headers skip-log-headers"
+	const others = "log-backtrace-at log-dir log-file log-file-max-size log-flush-frequency stderrthreshold vmodule"
+	for _, name := range strings.Fields(booleans + " " + others) {
+		f := &settingFlag{name: name, boolean: strings.Contains(booleans, name)}
+		add(&a.ignored, f, "accepted for ip-masq-agent's sake; does nothing").Hidden = true
 	}
 }
 
-// flagName writes resync_interval, agent.masqChain and conflist.manage as
-// --resync-interval, --masq-chain (as the agents have it) and --conflist-manage.
+// flagName writes resync_interval, agent.masqChain and conflist.manage as --resync-interval,
+// --masq-chain (as the agents have it) and --conflist-manage.
 func flagName(key string) string {
-	key = strings.TrimPrefix(key, "agent.")
-	key = strings.NewReplacer("IPv6", "Ipv6", "CIDRs", "Cidrs").Replace(key)
-	var b strings.Builder
-	for i, r := range key {
-		switch {
-		case unicode.IsUpper(r):
-			if i > 0 {
-				b.WriteByte('-')
-			}
-			b.WriteRune(unicode.ToLower(r))
-		case r == '_' || r == '.':
-			b.WriteByte('-')
-		default:
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
+	key = strings.NewReplacer("IPv6", "Ipv6", "CIDRs", "Cidrs", "_", "-", ".", "-").Replace(strings.TrimPrefix(key, "agent."))
+	return strings.ToLower(regexp.MustCompile("[A-Z]").ReplaceAllString(key, "-$0"))
 }
 
-type klogFlag struct {
-	name    string
-	boolean bool
-}
-
-func klogFlags() []klogFlag {
-	return []klogFlag{
-		{"add-dir-header", true}, {"alsologtostderr", true}, {"legacy-stderr-threshold-behavior", true},
-		{"log-backtrace-at", false}, {"log-dir", false}, {"log-file", false}, {"log-file-max-size", false},
-		{"log-flush-frequency", false}, {"logtostderr", true}, {"one-output", true}, {"skip-headers", true},
-		{"skip-log-headers", true}, {"stderrthreshold", false}, {"vmodule", false},
-	}
-}
-
-// withTwoDashes rewrites long flags that are written with one dash, as Go's own
-// flag package and so the agents take them.
+// withTwoDashes rewrites long flags with one dash, which Go's flag package and so the agents
+// accept.
 func withTwoDashes(root *cobra.Command, args []string) []string {
 	out := make([]string, 0, len(args))
 	for i, arg := range args {

@@ -1,25 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command ip-masq-reconciler keeps a node's masquerade rules right: it repairs
-// drift when it happens, merges what conflists and the agents' files state, and
-// answers what people ask about the node. It takes the flags of ip-masq-agent and
-// ip-masq-agent-v2 as they are.
+// Command ip-masq-reconciler keeps the masquerade rules of a node as its sources ask for: it
+// repairs drift, merges conflists and the agents' files, manages the conflist and answers
+// questions about the node. It accepts the flags of ip-masq-agent and ip-masq-agent-v2.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-// version is stamped by the linker.
+// version is set by the linker.
 var version = "unknown"
 
-// What the process ends with (by contract).
+// Exit codes.
 const (
 	exitOK    = 0
 	exitError = 1
@@ -27,7 +38,7 @@ const (
 	exitDrift = 3
 )
 
-// errDrift ends a command that found drift, which it has told of.
+// errDrift ends a command that has printed drift.
 var errDrift = errors.New("drift found")
 
 // usageError is a mistake in the command line.
@@ -49,7 +60,7 @@ func run(args []string) int {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errDrift):
-		// It is told of; what else is wrong is not.
+		// The drift is printed already, other errors are not.
 		if also := strings.TrimSuffix(strings.TrimSuffix(err.Error(), errDrift.Error()), "\n"); also != "" {
 			fmt.Fprintf(os.Stderr, "ip-masq-reconciler: %s\n", also)
 		}
@@ -60,4 +71,119 @@ func run(args []string) int {
 	}
 	fmt.Fprintf(os.Stderr, "ip-masq-reconciler: %v\n", err)
 	return exitError
+}
+
+// app is what the commands have in common: the streams and the flags.
+type app struct {
+	out, err io.Writer
+
+	config  string         // --config
+	flags   []*settingFlag // for the keys of reconciler.toml
+	ignored []*settingFlag // klog's
+	output  string         // -o
+	verbose int            // -v
+}
+
+// settingsFile is the path of reconciler.toml.
+func (a *app) settingsFile() string {
+	if a.config == "" {
+		return config.DefaultReconcilerFile
+	}
+	return a.config
+}
+
+// settings reads reconciler.toml and then the flags, which win. If the file is bad, it returns
+// the settings of the flags alone and the error.
+func (a *app) settings() (config.Settings, error) {
+	return a.settingsOver(config.DefaultSettings())
+}
+
+// settingsOver is settings with other defaults.
+func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
+	err := s.Read(a.settingsFile())
+	if errors.Is(err, fs.ErrNotExist) && a.config == "" {
+		err = nil
+	}
+	for _, f := range a.flags {
+		if !f.given {
+			continue
+		}
+		if err := s.Set(f.key, f.text); err != nil {
+			return s, usageError{fmt.Errorf("--%s: %w", f.name, flagMistake(err))}
+		}
+		if f.key == "resync_interval" && s.Agent == nil {
+			// The only one of the agents' flags that is not a key of [agent].
+			s.Agent = new(config.AgentPolicy)
+		}
+	}
+	return s, err
+}
+
+// node opens the node for a command that runs once. It needs valid settings.
+func (a *app) node() (*reconcile.Node, error) {
+	s, err := a.settings()
+	if err != nil {
+		return nil, err
+	}
+	return reconcile.Open(s, config.DefaultPluginFile, drivers(iptables.Options{})), nil
+}
+
+// drivers are the backends in the order in which backend auto prefers them.
+func drivers(o iptables.Options) netfilter.Drivers {
+	return netfilter.Drivers{iptables.New(o), nftables.New()}
+}
+
+func (a *app) json() bool { return a.output == "json" }
+
+// print writes indented JSON.
+func (a *app) print(v any) error {
+	e := json.NewEncoder(a.out)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// warn writes warnings for people.
+func warn[T any](a *app, warnings []T) {
+	for _, w := range warnings {
+		fmt.Fprintf(a.err, "warning: %v\n", w)
+	}
+}
+
+// logger logs to stderr. With klog's verbosity 2 and more it logs every sync.
+func (a *app) logger(s config.Settings) *slog.Logger {
+	o := &slog.HandlerOptions{}
+	if a.verbose >= 2 {
+		o.Level = slog.LevelDebug
+	}
+	if s.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(a.err, o))
+	}
+	return slog.New(slog.NewTextHandler(a.err, o))
+}
+
+// remedied adds the remedy to a file system error.
+func remedied(err error) error {
+	for _, known := range []struct {
+		cause  error
+		remedy string
+	}{
+		{unix.EROFS, "let this program write there: in a container, mount it writable; in a unit of systemd, add it to ReadWritePaths"},
+		{unix.EBUSY, "a file that is mounted by itself cannot be replaced: mount the directory that it is in"},
+		{unix.ENOSPC, "make room there"},
+	} {
+		if errors.Is(err, known.cause) {
+			return fmt.Errorf("%w; %s", err, known.remedy)
+		}
+	}
+	return err
+}
+
+// mapped applies a function to each item. The result is not nil, so that JSON has [].
+func mapped[T, U any](items []T, f func(T) U) []U {
+	out := make([]U, len(items))
+	for i, item := range items {
+		out[i] = f(item)
+	}
+	return out
 }

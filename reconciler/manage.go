@@ -29,27 +29,27 @@ type manager struct {
 
 // manage returns the manager that the settings ask for, or nil. It watches files
 // from now on.
-func (k *keeper) manage(s config.Settings, node *reconcile.Node) *manager {
-	k.monitor.Conflist(nil)
+func (d *daemon) manage(s config.Settings, node *reconcile.Node) *manager {
+	d.monitor.Conflist(nil)
 	if !s.Conflist.Manage {
 		return nil
 	}
 	files, err := fswatch.NewFollowing(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
 	if err != nil {
-		k.log.Error(fmt.Sprintf("the conflist is not managed: %v", err))
-		k.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: fmt.Errorf("is not managed: %w", err)}}})
+		d.log.Error(fmt.Sprintf("the conflist is not managed: %v", err))
+		d.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: fmt.Errorf("is not managed: %w", err)}}})
 		return nil
 	}
 	const often = 30 * time.Second
 	if err := files.Err(); err != nil {
-		k.log.Warn(fmt.Sprintf("not all changes of the conflist are seen at once: %v", err))
+		d.log.Warn(fmt.Sprintf("not all changes of the conflist are seen at once: %v", err))
 	}
-	m := &manager{files: files, monitor: k.monitor}
+	m := &manager{files: files, monitor: d.monitor}
 	m.keeper = conflist.NewManager(conflist.Options{
 		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.BackupsPath(),
 		Entry: entryOf(s), Admits: admits(node.Dir), Bin: s.CNIBinDir,
 		Changed: files.Changed(), Every: min(often, s.ResyncInterval), Leads: m.leads.Load,
-		Log: k.log, Tell: k.tellConflist,
+		Log: d.log, Tell: d.tellConflist,
 	})
 	return m
 }
@@ -81,9 +81,9 @@ func admits(dir *store.Dir) func(network string) error {
 }
 
 // tellConflist tells metrics and health of a look at the conflist.
-func (k *keeper) tellConflist(s conflist.Status) {
+func (d *daemon) tellConflist(s conflist.Status) {
 	if !s.Leads {
-		k.monitor.Conflist(nil) // it is for the one at work to tell
+		d.monitor.Conflist(nil) // it is for the one at work to tell
 		return
 	}
 	c := &metrics.Conflist{Present: s.Present, Flapping: s.Flapping, Wrote: s.Wrote}
@@ -94,7 +94,7 @@ func (k *keeper) tellConflist(s conflist.Status) {
 		}
 		c.Problems = append(c.Problems, reconcile.Problem{Reason: topic, Err: p.Err})
 	}
-	k.monitor.Conflist(c)
+	d.monitor.Conflist(c)
 }
 
 func (m *manager) run(ctx context.Context) {

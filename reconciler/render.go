@@ -19,15 +19,18 @@ func (a *app) renderCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "render",
 		Short: "Print the desired rules, for iptables-restore or nft -f",
-		Long: `Prints the rules that the sources ask for, and touches nothing: as input of
-"iptables-restore --noflush" (ip6tables-restore with --family ipv6) or of "nft -f -".
---backend iptables or nftables says which; otherwise it is the one the node uses.`,
-		Example: `  ip-masq-reconciler render --backend nftables | nft -c -f -
+		Long: `Print the rules that the sources ask for, as input of "iptables-restore --noflush"
+(ip6tables-restore with --family ipv6) or of "nft -f -". Nothing is written.
+--backend iptables or nftables chooses the form, by default that of the node's backend.`,
+		Example: `  # Validate the rules for nftables
+  ip-masq-reconciler render --backend nftables | nft -c -f -
+
+  # Validate the IPv6 rules for iptables
   ip-masq-reconciler render --backend iptables --family ipv6 | ip6tables-restore --noflush --test`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return a.render(c, policy.Family(family)) },
 	}
-	c.Flags().StringVar(&family, "family", family, "of iptables, whose input holds one: ipv4 or ipv6")
+	c.Flags().StringVar(&family, "family", family, "of the rules for iptables-restore: ipv4 or ipv6")
 	return c
 }
 
@@ -35,7 +38,7 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if !slices.Contains(policy.Families(), family) {
 		return usageError{fmt.Errorf("--family %s: write ipv4 or ipv6", policy.Quote(string(family)))}
 	}
-	// Here the flag asks for a form, and says nothing about the node's policy.
+	// Here the flag chooses the form of the output, not the backend of the node.
 	wanted := policy.Auto
 	for _, f := range a.flags {
 		if f.key == "backend" && f.given {
@@ -48,15 +51,13 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	}
 	r := node.DryRun(c.Context(), node.Read())
 	if r.Rules == nil {
-		return a.tell(r, r.Problems)
+		return a.problems(r, r.Problems)
 	}
 	if err := r.Incomplete(); err != nil {
 		return fmt.Errorf("render the desired rules: not all documents can be read: %w", err)
 	}
-	for _, p := range r.Obstacles() {
-		fmt.Fprintf(a.err, "warning: %v\n", p.Err)
-	}
-	choice, err := form(r, wanted)
+	warn(a, mapped(r.Obstacles(), func(p reconcile.Problem) error { return p.Err }))
+	choice, err := outputForm(r, wanted)
 	if err != nil {
 		return err
 	}
@@ -81,21 +82,16 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	return err
 }
 
-// managed returns the families that one of the policies is about. A host without
-// IPv6 could not load a text that names it.
+// managed returns the families of the policies. A host without IPv6 cannot load IPv6 rules.
 func managed(policies []policy.Policy) []policy.Family {
-	var out []policy.Family
-	for _, f := range policy.Families() {
-		if slices.ContainsFunc(policies, func(p policy.Policy) bool { return slices.Contains(p.Families(), f) }) {
-			out = append(out, f)
-		}
-	}
-	return out
+	return slices.DeleteFunc(policy.Families(), func(f policy.Family) bool {
+		return !slices.ContainsFunc(policies, func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
+	})
 }
 
-// form returns the form to write in: that in which the node keeps its chains, if
-// it is the wanted backend or nobody wants one.
-func form(r *reconcile.Report, wanted policy.Backend) (netfilter.Choice, error) {
+// outputForm returns the backend to render for: the one in which the node keeps its chains if
+// it is the wanted one or none is wanted.
+func outputForm(r *reconcile.Report, wanted policy.Backend) (netfilter.Choice, error) {
 	var found []netfilter.Choice
 	for _, g := range r.Rules.Groups {
 		if wanted == policy.Auto || wanted == g.Choice.Backend {
@@ -112,5 +108,5 @@ func form(r *reconcile.Report, wanted policy.Backend) (netfilter.Choice, error) 
 	case wanted == policy.NFTables:
 		return netfilter.Choice{Backend: wanted}, nil
 	}
-	return netfilter.Choice{}, usageError{errors.New("nobody has chosen a backend on this node yet: name one with --backend")}
+	return netfilter.Choice{}, usageError{errors.New("no backend is chosen on this node yet: name one with --backend")}
 }

@@ -11,159 +11,143 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-func (a *app) runCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "run",
-		Short: "Keep the rules right until stopped (the default)",
-		Long: `Keeps the rules right: makes a pass at once, when rules or files change, and each
-resync_interval. It ends with SIGTERM and leaves the rules as they are; SIGHUP makes it
-read everything anew at once.
-
-/livez and /healthz tell of the process, /readyz of the node, with what is wrong.`,
-		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error { return a.run(c.Context()) },
-	}
-}
-
-// frugal is after what growth of the heap, in percent, it is collected: a
-// process that is idle nearly always has time for that, and nodes are many.
-const frugal = 50
-
-// run keeps the node right until ctx ends. Settings that change are taken over;
-// those that are bad are told of, and the last good ones hold.
-func (a *app) run(ctx context.Context) error {
-	debug.SetGCPercent(frugal)
-	current, err := a.settings()
+// run keeps the node in sync until the context ends. When settings change it starts again with
+// the new ones; if they are bad, the last good ones stay and the node is not ready.
+func (a *app) run(c *cobra.Command, _ []string) error {
+	const gcPercent = 50 // the process is idle nearly always: less memory for more CPU time
+	debug.SetGCPercent(gcPercent)
+	ctx := c.Context()
+	settings, err := a.settings()
 	var usage usageError
 	if errors.As(err, &usage) {
 		return err
 	}
-	k := &keeper{app: a, log: a.logger(current), drivers: drivers(forRepair), hangup: make(chan os.Signal, 1)}
-	signal.Notify(k.hangup, syscall.SIGHUP)
-	defer signal.Stop(k.hangup)
-	a.warnOfInert(func(text string) { k.log.Warn(text) })
-	k.monitor = metrics.New(metrics.Options{
-		Version: version, State: k.view, ThirdParty: k.foreign, PluginVersion: k.plugin.version, Written: k.written,
-		Log: k.log,
-	})
-	if k.files, err = watchFile(a.settingsFile()); err != nil {
-		return err
+	d := &daemon{app: a, log: a.logger(settings), drivers: drivers(iptables.Options{KernelForm: true}), hangup: make(chan os.Signal, 1)}
+	signal.Notify(d.hangup, syscall.SIGHUP)
+	defer signal.Stop(d.hangup)
+	for _, name := range a.ignoredFlags() {
+		d.log.Warn("ignored a flag of klog: logs go to stderr", "flag", "--"+name)
 	}
-	defer func() { _ = k.files.Close() }()
-	current, bad := a.settings() // again: from here on changes are noticed
+	d.monitor = metrics.New(metrics.Options{
+		Version: version, State: d.state, ThirdParty: d.thirdParty, PluginVersion: d.pluginVersion, Written: d.written,
+		Log: d.log,
+	})
+	if d.files, err = fswatch.New(filepath.Dir(a.settingsFile())); err != nil {
+		return fmt.Errorf("watch %s: %w", a.settingsFile(), err)
+	}
+	defer func() { _ = d.files.Close() }()
+	settings, err = a.settings() // again, because changes are noticed only from here on
 	for ctx.Err() == nil {
-		current, bad = k.keep(ctx, current, bad)
+		settings, err = d.serve(ctx, settings, err)
 	}
 	return nil
 }
 
-// watchFile watches the directory of a file, and those above it.
-func watchFile(path string) (*fswatch.Watcher, error) {
-	w, err := fswatch.New(filepath.Dir(path))
-	if err != nil {
-		return nil, fmt.Errorf("watch %s: %w", path, err)
-	}
-	return w, nil
-}
-
-// keeper is what lasts while settings come and go.
-type keeper struct {
+// daemon is what stays when settings change.
+type daemon struct {
 	app     *app
 	log     *slog.Logger
 	monitor *metrics.Monitor
 	drivers netfilter.Drivers
 	hangup  chan os.Signal
-	files   *fswatch.Watcher // of the settings
+	files   *fswatch.Watcher // of reconciler.toml
 
-	plugin installed
-
-	mu   sync.Mutex
-	node *reconcile.Node
-	loop *reconcile.Loop
-	last *reconcile.Report
+	current atomic.Pointer[session]
+	plugin  plugin
 }
 
-// keep keeps the node with these settings, and returns those to go on with.
-func (k *keeper) keep(ctx context.Context, s config.Settings, bad error) (config.Settings, error) {
+// session is the loop with one version of the settings.
+type session struct {
+	node *reconcile.Node
+	loop *reconcile.Loop
+	last atomic.Pointer[reconcile.Report]
+}
+
+// serve runs everything with these settings until they change, and returns the next ones. The
+// error is that of the settings.
+func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (config.Settings, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel()
 
-	k.log = k.app.logger(s)
-	node := reconcile.Open(s, config.DefaultPluginFile, k.drivers)
+	d.log = d.app.logger(s)
+	node := reconcile.Open(s, config.DefaultPluginFile, d.drivers)
 	node.SettingsErr = bad
-	manager := k.manage(s, node)
-	loop := reconcile.NewLoop(node, k.log, func(r *reconcile.Report) { manager.passed(r); k.publish(node, r) })
-	k.begin(node, loop)
-	k.plugin.in(s.CNIBinDir)
+	manager := d.manage(s, node)
+	now := &session{node: node}
+	now.loop = reconcile.NewLoop(node, d.log, func(r *reconcile.Report) {
+		manager.passed(r)
+		now.last.Store(r)
+		d.monitor.Report(r, node.Interval(r.Sources))
+	})
+	d.current.Store(now)
 
-	warn := func(err error) { k.log.Warn(err.Error()) }
-	all.Go(func() { metrics.Serve(ctx, s.HealthListen, k.monitor.Health(), k.log) })
-	all.Go(func() { metrics.Serve(ctx, s.MetricsListen, k.monitor.Metrics(), k.log) })
-	all.Go(func() { listen(ctx, loop, warn) })
+	all.Go(func() { metrics.Serve(ctx, s.HealthListen, d.monitor.Health(), d.log) })
+	all.Go(func() { metrics.Serve(ctx, s.MetricsListen, d.monitor.Metrics(), d.log) })
+	all.Go(func() { d.watchRules(ctx, now.loop) })
+	// The directories are watched before the loop reads them for the first time.
 	if files, err := fswatch.NewFollowing(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir); err != nil {
-		warn(fmt.Errorf("no events of files, the interval has to do: %w", err))
+		d.log.Warn("no file events: only the interval applies", "err", err)
 	} else {
-		all.Go(func() { watch(ctx, loop, warn, files) })
+		all.Go(func() { d.watchFiles(ctx, now.loop, files) })
 	}
 	if manager != nil {
 		all.Go(func() { manager.run(ctx) })
 	}
-	all.Go(func() { loop.Run(ctx) })
-	now := func() { loop.SyncNow(); manager.look() }
-	return k.changed(ctx, now, s, bad)
+	all.Go(func() { now.loop.Run(ctx) })
+	return d.waitForSettings(ctx, s, bad, func() { now.loop.SyncNow(); manager.look() })
 }
 
-// changed waits until the settings are others. When asked to look at once it does
-// so, and calls now.
-func (k *keeper) changed(ctx context.Context, now func(), s config.Settings, bad error) (config.Settings, error) {
-	const (
-		calm       = 100 * time.Millisecond // a file that is being written is empty first
-		calmAtMost = time.Second            // should others write beside it all the time
-		net        = time.Minute            // should an event be lost
-	)
-	var first time.Time // of the changes that were not looked at yet
-	timer := time.NewTimer(net)
-	defer timer.Stop()
+// waitForSettings returns when the settings or their error change. On SIGHUP it calls syncNow
+// and reads the settings at once.
+func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad error, syncNow func()) (config.Settings, error) {
+	// A file is empty while it is written; events can be lost.
+	const quiet, maximum, poll = 100 * time.Millisecond, time.Second, time.Minute
+	changed := flowcontrol.NewDebouncer(quiet, maximum)
+	ticker := time.NewTicker(poll)
+	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return s, bad
-		case <-k.hangup:
-			now()
-			timer.Reset(0)
+		case <-d.files.Changed():
+			changed.Event()
 			continue
-		case <-k.files.Changed():
-			now := time.Now()
-			if first.IsZero() {
-				first = now
-			}
-			timer.Reset(min(calm, first.Add(calmAtMost).Sub(now)))
-			continue
-		case <-timer.C:
-			first = time.Time{}
-			timer.Reset(net)
+		case <-d.hangup:
+			syncNow()
+		case <-changed.C:
+		case <-ticker.C:
 		}
-		next, err := k.app.settings()
+		next, err := d.app.settings()
 		if err != nil {
-			next = s // the last good ones
+			next = s
 		}
 		if !next.Equal(s) || text(err) != text(bad) {
-			k.log.Info("the settings changed", "file", k.app.settingsFile())
+			d.log.Info("settings changed", "file", d.app.settingsFile())
 			return next, err
 		}
 	}
@@ -174,4 +158,108 @@ func text(err error) string {
 		return ""
 	}
 	return err.Error()
+}
+
+// watchRules reports commits of nf_tables to the loop.
+func (d *daemon) watchRules(ctx context.Context, loop *reconcile.Loop) {
+	const retry = 10 * time.Second
+	for warned := false; ctx.Err() == nil; sleep(ctx, retry) {
+		if err := reportCommits(ctx, loop); ctx.Err() == nil && !warned {
+			d.log.Warn("no events of nf_tables: only the interval applies", "err", err)
+			warned = true
+		}
+	}
+}
+
+func reportCommits(ctx context.Context, loop *reconcile.Loop) error {
+	l, err := nfnetlink.Listen()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = l.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	loop.RulesChanged(reconcile.Writer{}) // commits before Listen were missed
+	// The kernel names the program. Its pid is that of a thread, and of another pid namespace.
+	self, _ := os.ReadFile("/proc/self/comm") // without a name every commit is another program's
+	for {
+		commits, err := l.Next()
+		if err != nil && !errors.Is(err, nfnetlink.ErrLost) {
+			return err
+		}
+		var by reconcile.Writer
+		for _, c := range commits {
+			if c.Program != strings.TrimSpace(string(self)) {
+				by = reconcile.Writer{PID: c.PID, Program: c.Program}
+			}
+		}
+		loop.RulesChanged(by)
+	}
+}
+
+// watchFiles reports changes in the watched directories to the loop.
+func (d *daemon) watchFiles(ctx context.Context, loop *reconcile.Loop, files *fswatch.Watcher) {
+	defer func() { _ = files.Close() }()
+	for warned := ""; ; {
+		// The watcher retries, and Changed delivers then too.
+		if err := files.Err(); err != nil && err.Error() != warned {
+			warned = err.Error()
+			d.log.Warn("no events of some files: only the interval applies to them", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-files.Changed():
+			loop.FilesChanged()
+		}
+	}
+}
+
+// The following are for the metrics.
+
+func (d *daemon) state(ctx context.Context) *enforce.State { return d.current.Load().loop.State(ctx) }
+
+func (d *daemon) written(s policy.SourceID) (time.Time, error) {
+	return d.current.Load().node.Dir.Written(s)
+}
+
+// thirdParty counts the third-party rules that defeat the policy.
+func (d *daemon) thirdParty(ctx context.Context) (int, error) {
+	now := d.current.Load()
+	last := now.last.Load()
+	if last == nil || last.Rules == nil {
+		return 0, nil
+	}
+	rules, err := thirdparty.Scan(ctx, diagnose.Owned(last.Rules, last.State.Record, now.node.Dir.Path()))
+	if err != nil {
+		return 0, err
+	}
+	return diagnose.CountThirdParty(last.Rules.Policies, rules), nil
+}
+
+func (d *daemon) pluginVersion() string {
+	return d.plugin.versionIn(d.current.Load().node.Settings.CNIBinDir)
+}
+
+// plugin remembers the version of the installed plugin until the file changes.
+type plugin struct {
+	mu      sync.Mutex
+	file    os.FileInfo
+	version string
+}
+
+// versionIn returns the version that the plugin prints, or "" if it does not.
+func (p *plugin) versionIn(dir string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	path := filepath.Join(dir, config.PluginType)
+	file, err := os.Stat(path)
+	if err != nil {
+		p.file = nil
+		return ""
+	}
+	if p.file == nil || !os.SameFile(file, p.file) || !file.ModTime().Equal(p.file.ModTime()) || file.Size() != p.file.Size() {
+		p.file = file
+		p.version, _ = install.Version(context.Background(), path) // "" if it does not run
+	}
+	return p.version
 }
