@@ -145,7 +145,7 @@ func (n *node) unknownFiles(t *testing.T) (unknown []string) {
 		}
 		name, dir := e.Name(), filepath.Base(filepath.Dir(path))
 		known := path == filepath.Join(n.dataDir, "lock") || path == filepath.Join(n.dataDir, "made-by-ip-masq") || path == filepath.Join(n.dataDir, "record.json") ||
-			dir == "sources" && hash(strings.TrimSuffix(strings.TrimSuffix(name, ".json"), ".seal")) || hash(dir) && hash(name)
+			dir == "sources" && hash(strings.TrimSuffix(strings.TrimSuffix(name, ".json"), ".verified")) || hash(dir) && hash(name)
 		if !known {
 			unknown = append(unknown, path)
 		}

@@ -190,7 +190,7 @@ func entrySized(name string, n int, keys func(n int) object) sized {
 		return func() {
 			c := config.ReadNetconf(doc)
 			c.Identity()
-			c.Telling()
+			c.PolicyTexts()
 			if _, err := c.Entry(); err != nil && len(err.Error()) > 8192 {
 				t.Fatalf("an error of %d bytes", len(err.Error()))
 			}

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command ip-masq is a chained CNI plugin. The container runtime runs it on
-// every pod ADD after the plugin that makes the interface; it makes sure that
-// the node masquerades what pods send to where nobody knows their addresses,
-// and nothing else.
+// every pod ADD after the plugin that creates the interface. It ensures the rules by which
+// the node masquerades traffic of pods to networks that cannot route pod addresses.
 package main
 
 import (
 	"fmt"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -26,6 +26,9 @@ import (
 var version = "unknown"
 
 func main() {
+	// The process is short-lived: garbage is collected only if there is much of it.
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(128 << 20)
 	nft := nftables.New()
 	p := &cniplugin.Plugin{
 		Drivers:    netfilter.Drivers{iptables.New(iptables.Options{}), nft},
@@ -39,8 +42,8 @@ func main() {
 	skel.PluginMainFuncs(p.Funcs(), cniversion.All, "ip-masq "+version+": masquerades pod traffic, as a chained CNI plugin")
 }
 
-// program tells this build from any other that may stand in its place later: by
-// its version and, as two builds can have the same, by the file it runs from.
+// program identifies this build: by its version and, as two builds can have the same, by the
+// executable file.
 func program() string {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/self/exe", &st); err != nil {

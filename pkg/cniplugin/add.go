@@ -7,76 +7,92 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"sync"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// add notes the attachment and makes sure of the rules. When all is right it
-// only reads, and seals what it found for the next.
-func (p *Plugin) add(ctx context.Context, args *skel.CmdArgs) error {
-	n := p.node(config.ReadNetconf(args.StdinData))
-	if !n.judged() { // only what is admitted may be attached
-		if _, err := n.admit(); err != nil {
+// add records the attachment and ensures the rules. If all is right it only reads.
+func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
+	if !n.entryVerified(n.Dir.VerificationCache(n.source())) {
+		if _, err := n.entry(); err != nil { // a refused entry is not attached
 			return err
 		}
-		if err := n.firstWrite(ctx); err != nil {
-			return err
+		// An ADD without a document is bound to write. In a dataDir that is not the node's it
+		// leaves nothing, not even the attachment.
+		if _, err := os.Lstat(n.Dir.DocumentPath(n.source())); errors.Is(err, os.ErrNotExist) {
+			if err := n.checkDataDir(); err != nil {
+				return err
+			}
 		}
 	}
-	result, err := passThrough(args.StdinData, n.version)
+	result, err := n.result()
 	if err != nil {
 		return withCode(types.ErrInvalidNetworkConfig, err)
 	}
-	if err := n.Dir.Attach(n.network, args.ContainerID, args.IfName); err != nil {
-		n.Warn(err)
-	}
-	if err := n.makeSure(ctx); err != nil {
+	n.Warn(n.Dir.Attach(n.network, args.ContainerID, args.IfName))
+	if err := n.ensure(ctx); err != nil {
 		return err
 	}
-	_, err = p.Stdout.Write(result)
+	_, err = n.plugin.Stdout.Write(result)
 	return err
 }
 
-// firstWrite is mayWrite for an ADD that is bound to write, as its network has no
-// document: not even the attachment is to be left in a dataDir that is not the node's.
-func (n *node) firstWrite(ctx context.Context) error {
-	if _, err := os.Lstat(n.Dir.DocumentPath(n.source())); !errors.Is(err, os.ErrNotExist) {
-		return nil
+// status returns why an ADD would fail now, or nil. It is the ADD as a dry run, so that the
+// two agree.
+func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
+	n.dryRun = true
+	_, err := n.entry()
+	if err == nil {
+		err = n.ensure(ctx)
 	}
-	return n.mayWrite(ctx)
+	if err != nil { // containerd and the kubelet show this without a plugin's name
+		err = fmt.Errorf("%s: %w", config.PluginType, err)
+	}
+	return withCode(types.ErrPluginNotAvailable, err)
 }
 
-// makeSure makes the entry the network's document and the rules follow it. It
-// reads the documents after the attachment was made: a reconciler that drops the
-// network has either done so by now, or sees that it is used.
-func (n *node) makeSure(ctx context.Context) error {
-	short, err := n.shortcut()
-	if err != nil || short.holdsFor() {
-		return err
-	}
-	entry, err := n.admit()
+// ensure makes the entry the network's document and syncs the rules. It reads the documents
+// after the attachment was recorded: a reconciler that drops the network has either done so
+// by now, or finds the attachment.
+func (n *node) ensure(ctx context.Context) error {
+	reading, err := n.Dir.Read(n.source())
 	if err != nil {
 		return err
 	}
-	state := short.reading.State()
-	own, err := n.own(entry, state)
+	v := n.verification(reading)
+	verified := !n.dryRun && v.sameInputs() && n.entryVerified(v.cached)
+	if verified && v.sameGeneration() {
+		return nil
+	}
+	state := reading.State()
+	if verified && v.inSync(ctx, state) {
+		return nil
+	}
+	entry, err := n.entry()
 	if err != nil {
 		return err
 	}
-	if n.settled(state, own) {
-		short.begin(state.Record)
-		if v := n.Observe(ctx, state.Sources, state.Record); v.InSync() {
-			short.end()
-			return nil
-		}
+	own := policy.Source{ID: n.source(), Policy: entry.Policy}
+	if entry.RequireAgentConfig && state.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
+		return withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no policy of the agent files is stored yet; "+
+			"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
 	}
-	if err := n.mayWrite(ctx); err != nil {
+	stored := state.Find(own.ID)
+	inForce := len(state.Newer) == 0 && len(state.Damaged) == 0 &&
+		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy)
+	if inForce && !verified && v.inSync(ctx, state) {
+		return nil
+	}
+	if err := n.checkDataDir(); err != nil {
 		return err
 	}
 	take := n.Dir.Lock
@@ -88,116 +104,156 @@ func (n *node) makeSure(ctx context.Context) error {
 		return n.withoutLock(ctx, state, own, err)
 	}
 	defer n.release(lock)
-	return n.makeSureLocked(ctx, lock, own)
+	return n.ensureLocked(ctx, lock, own)
 }
 
-// own returns what the entry contributes, and fails where it wants to wait for
-// the agents' contribution.
-func (n *node) own(entry config.Entry, s store.State) (policy.Source, error) {
-	own := policy.Source{ID: n.source(), Policy: entry.Policy}
-	if entry.RequireAgentConfig && s.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
-		return own, withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no policy of the agent files is stored yet; "+
-			"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
-	}
-	return own, nil
-}
-
-// settled reports whether the documents are whole and have the statement as the
-// one in force.
-func (n *node) settled(s store.State, own policy.Source) bool {
-	stored := s.Find(own.ID)
-	return len(s.Newer) == 0 && len(s.Damaged) == 0 &&
-		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy)
-}
-
-// makeSureLocked is the way on which something is written.
-func (n *node) makeSureLocked(ctx context.Context, lock *store.Lock, own policy.Source) error {
+// ensureLocked is the part of ensure that writes.
+func (n *node) ensureLocked(ctx context.Context, lock *store.Lock, own policy.Source) error {
 	state, err := n.Dir.Load()
 	if err != nil {
 		return err
 	}
 	n.disk.read = nil // it may have changed while the lock was waited for
-	n.warnState(state)
+	n.warnDamaged(state)
 	if len(state.Newer) > 0 {
-		return n.besideNewer(ctx, state, own)
+		return n.withNewer(ctx, state, own)
 	}
 	n.Warn(lock.Tidy(state))
-	proposal, err := n.propose(state, own)
-	if err != nil {
+	proposal := enforce.NewProposal(state.Sources)
+	if err := proposal.Add(own, n.disk, n.Warn); err != nil {
 		return err
 	}
 	chain := proposal.Chain(own.ID)
-	v, err := n.ApplyProposal(ctx, lock, state, proposal, func(v *enforce.State) error { return n.verdict(v, chain) })
+	s, err := n.ApplyProposal(ctx, lock, state, proposal, func(s *enforce.State) error { return n.chainErr(s, chain) })
 	var unwritable *enforce.UnwritableError
 	if errors.As(err, &unwritable) {
-		return n.unwritable(v, chain, err)
+		return n.stateUnwritable(s, chain, err)
 	}
 	return err
 }
 
-// verdict fails for the network's own chain alone; what is wrong with others is
-// told, and stops nobody here.
-func (n *node) verdict(v *enforce.State, chain string) error {
-	n.Warn(v.RecordErr)
-	for _, w := range v.LinearWarnings() {
+// chainErr returns what is wrong with the network's own chain. What is wrong with others is
+// a warning.
+func (n *node) chainErr(s *enforce.State, chain string) error {
+	n.Warn(s.RecordErr)
+	for _, w := range s.LinearWarnings() {
 		n.Warn(w)
 	}
-	for _, p := range v.Policies {
+	for _, p := range s.Policies {
 		for _, e := range p.Conflicts.Summary() {
 			n.Warn(e)
 		}
 		if p.Chain != chain {
-			n.Warn(v.Err(p.Chain))
+			n.Warn(s.Err(p.Chain))
 		}
 	}
-	return n.tolerable(v, chain)
+	return n.errUnlessNewer(s, chain)
 }
 
-// tolerable returns why the rules of a chain cannot be vouched for, unless it
-// is that a newer version wrote them: those stay as they are, and serve.
-func (n *node) tolerable(v *enforce.State, chain string) error {
-	err := v.Err(chain)
-	if errors.Is(err, enforce.ErrNewer) && v.Exists(chain) {
+// errUnlessNewer returns what is wrong with a chain, except that a newer version wrote its
+// rules: those stay in force, with a warning.
+func (n *node) errUnlessNewer(s *enforce.State, chain string) error {
+	err := s.Err(chain)
+	if errors.Is(err, enforce.ErrNewer) && s.Exists(chain) {
 		n.Warn(err)
 		return nil
 	}
 	return err
 }
 
-// besideNewer lets an ADD pass beside documents that a newer version wrote, as
-// long as the chain stands; nothing can be verified against them.
-func (n *node) besideNewer(ctx context.Context, s store.State, own policy.Source) error {
+// withNewer decides an ADD if a newer version wrote documents: it passes while the chain
+// exists, since nothing can be verified.
+func (n *node) withNewer(ctx context.Context, s store.State, own policy.Source) error {
 	newer := fmt.Errorf("document %s: %w: it has schema %d and this program knows schemas up to %d; "+
 		"install the newer version again", s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
-	v := n.Observe(ctx, enforce.WithSource(s.Sources, own), s.Record)
-	if v.Exists(own.Policy.Chain) {
+	if n.Observe(ctx, enforce.WithSource(s.Sources, own), s.Record).Exists(own.Policy.Chain) {
 		n.Warn(newer)
 		return nil
 	}
 	return withCode(codeRules, fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", own.Policy.Chain, newer))
 }
 
-// withoutLock decides an ADD that cannot have the lock: where nobody else has
-// it, the dataDir cannot be written, which hinders only if something must be.
+// withoutLock decides an ADD that cannot have the lock. Unless another process has it, the
+// dataDir cannot be written, which matters only if something must be.
 func (n *node) withoutLock(ctx context.Context, s store.State, own policy.Source, cause error) error {
 	if errors.Is(cause, store.ErrBusy) {
 		return cause
 	}
 	if len(s.Newer) > 0 {
-		return n.besideNewer(ctx, s, own)
+		return n.withNewer(ctx, s, own)
 	}
-	proposal, err := n.propose(s, own)
-	if err != nil {
+	proposal := enforce.NewProposal(s.Sources)
+	if err := proposal.Add(own, n.disk, n.Warn); err != nil {
 		return err
 	}
-	return n.unwritable(n.Observe(ctx, proposal.Sources, s.Record), proposal.Chain(own.ID), cause)
+	return n.stateUnwritable(n.Observe(ctx, proposal.Sources, s.Record), proposal.Chain(own.ID), cause)
 }
 
-// unwritable passes if the rules are right as they are.
-func (n *node) unwritable(v *enforce.State, chain string, cause error) error {
-	if err := n.tolerable(v, chain); err != nil {
+// stateUnwritable lets an ADD pass if the rules are right as they are.
+func (n *node) stateUnwritable(s *enforce.State, chain string, cause error) error {
+	if err := n.errUnlessNewer(s, chain); err != nil {
 		return withCode(codeRules, fmt.Errorf("the rules need a change and the state cannot be written: %w", errors.Join(cause, err)))
 	}
 	n.Warn(fmt.Errorf("the rules are right, but the state cannot be written: %w", cause))
 	return nil
+}
+
+// verification is the use of the verification cache after the documents were read.
+type verification struct {
+	node       *node
+	cached     store.VerificationCache
+	inputs     func() string // digest of what was read; "" if verification is not possible
+	generation func() string // of the ruleset, before this process read it; "" if unknown
+}
+
+func (n *node) verification(r *store.Reading) verification {
+	p := n.plugin
+	return verification{n, r.VerificationCache(), sync.OnceValue(func() string {
+		if p.Generation == nil || p.Program == "" || n.Dir.Boot() == "" {
+			return ""
+		}
+		return r.Digest(p.Program, n.Dir.Path(), n.Dir.Boot())
+	}), sync.OnceValue(func() string {
+		g, err := p.Generation()
+		if err != nil {
+			return "" // whatever reads the rules reports that
+		}
+		return g.String()
+	})}
+}
+
+// entryVerified reports whether this program found this entry valid before.
+func (n *node) entryVerified(c store.VerificationCache) bool {
+	return c.Entry != "" && c.Entry == n.entryDigest()
+}
+
+// sameInputs reports whether the documents and the program are those that were verified.
+func (v verification) sameInputs() bool {
+	return v.cached.Inputs != "" && v.cached.Inputs == v.inputs()
+}
+
+// sameGeneration reports whether nobody changed rules since.
+func (v verification) sameGeneration() bool {
+	return v.cached.Generation != "" && v.cached.Generation == v.generation()
+}
+
+// inSync reads the rules and reports whether they are right. If they are it writes the
+// verification cache; if that fails the next ADD reads the rules, too.
+func (v verification) inSync(ctx context.Context, s store.State) bool {
+	n := v.node
+	cache := store.VerificationCache{}
+	noGeneration := func(o store.OwnedChain) bool {
+		return !netfilter.Choice{Backend: o.Backend, Variant: o.Variant}.HasGeneration()
+	}
+	if !slices.ContainsFunc(s.Record.Chains, noGeneration) && v.inputs() != "" {
+		cache.Generation = v.generation()
+	}
+	if !n.Observe(ctx, s.Sources, s.Record).InSync() {
+		return false
+	}
+	if cache.Generation != "" && n.entryDigest() != "" && !n.dryRun {
+		cache.Inputs, cache.Entry = v.inputs(), n.entryDigest()
+		_ = n.Dir.PutVerificationCache(n.source(), cache)
+	}
+	return true
 }

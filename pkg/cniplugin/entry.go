@@ -3,51 +3,60 @@
 package cniplugin
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/types/create"
+	cniversion "github.com/containernetworking/cni/pkg/version"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// findNetconf returns what states the network's policy: the configuration that
-// the runtime handed over or, where there is a plugin.toml, the plugin entry of
-// the network's conflist. The name alone proves nothing: whoever writes the
-// configuration chooses it.
-func (n *node) findNetconf(handed config.Netconf) (config.Netconf, error) {
-	if !n.guard.Present || !handed.IsObject() { // Entry tells what is wrong with it
-		return handed, nil
+// findNetconf returns the configuration that states the network's policy: that on stdin or,
+// if there is a plugin.toml, the plugin entry of the network's conflist. Anybody can choose
+// the name in a configuration, so the name alone proves nothing.
+func (n *node) findNetconf() (config.Netconf, error) {
+	if !n.pluginFile.Present || n.netconf.Err() != nil { // Entry returns that error
+		return n.netconf, nil
 	}
-	if n.guardErr != nil {
-		return handed, n.guardErr
+	if n.pluginFileErr != nil {
+		return n.netconf, n.pluginFileErr
 	}
-	if err := n.guard.Admits(n.network); err != nil {
-		return handed, err
+	if err := n.pluginFile.Admits(n.network); err != nil {
+		return n.netconf, err
 	}
-	conf, file, err := n.guard.Netconf(n.network, handed, n.disk.load(), n.disk.err)
-	if keys := handed.Differences(conf); err == nil && file != "" && len(keys) > 0 {
+	conf, file, err := n.pluginFile.Netconf(n.network, n.netconf, n.disk.load(), n.disk.err)
+	if keys := n.netconf.Differences(conf); err == nil && file != "" && len(keys) > 0 {
 		const most = 8
 		for i, key := range keys {
 			keys[i] = policy.Printable(key)
 		}
 		n.Warn(fmt.Errorf("network %s: what the runtime hands over differs in %s from the plugin entry in %s, which is in force because of %s; write the policy there",
-			policy.Quote(n.network), strings.Join(keys[:min(most, len(keys))], ", "), policy.Printable(file), policy.Printable(n.guard.Path)))
+			policy.Quote(n.network), strings.Join(keys[:min(most, len(keys))], ", "), policy.Printable(file), policy.Printable(n.pluginFile.Path)))
 	}
 	return conf, err
 }
 
-// judge returns what the network's configuration says. While its conflist cannot
+// validEntry returns the network's entry if it is valid. While the network's conflist cannot
 // be read, its last good policy stays in force.
-func (n *node) judge() (config.Entry, error) {
-	conf, err := n.netconf()
+func (n *node) validEntry() (config.Entry, error) {
+	conf, err := n.stated()
 	if err == nil {
 		entry, err := conf.Entry()
 		if err != nil {
-			err = withCode(codeOfConfig(err), fmt.Errorf("entry of network %s: %w", policy.Quote(entry.Network), err))
+			code := types.ErrInvalidNetworkConfig
+			if errors.Is(err, config.ErrNotJSON) {
+				code = types.ErrDecodingFailure
+			}
+			err = withCode(code, fmt.Errorf("entry of network %s: %w", policy.Quote(entry.Network), err))
 		}
 		return entry, err
 	}
@@ -60,12 +69,100 @@ func (n *node) judge() (config.Entry, error) {
 	return config.Entry{}, withCode(types.ErrInvalidNetworkConfig, err)
 }
 
-// fingerprint tells one configuration and program from others; it is "" for a
-// configuration that was not read.
-func (n *node) fingerprint() string {
-	conf, err := n.netconf()
-	if err != nil {
-		return ""
+// conflists is the runtimes' configuration directory. It implements enforce.Conflists, and
+// reads the directory when it is first asked: most ADDs do not need it.
+type conflists struct {
+	dir  string
+	warn func(error)
+	read *config.ConfDir
+	err  error
+}
+
+func (c *conflists) load() config.ConfDir {
+	if c.read == nil {
+		dir, err := config.ReadConfDir(c.dir)
+		if !errors.Is(err, os.ErrNotExist) {
+			c.warn(err)
+		}
+		c.read, c.err = &dir, err
 	}
-	return store.Fingerprint(append(conf.Telling(), n.plugin.Program)...)
+	return *c.read
+}
+
+func (c *conflists) HasEntry(network string) bool   { return c.load().HasEntry(network) }
+func (c *conflists) LacksEntry(network string) bool { return c.load().LacksEntry(network) }
+func (c *conflists) HasEntryWith(network string, s policy.SourcePolicy) bool {
+	return c.load().HasEntryWith(network, s)
+}
+
+// result returns the result of ADD: the prevResult, key for key, in the version of the
+// configuration (CNI spec, section 4).
+func (n *node) result() ([]byte, error) {
+	const see = "see what the plugin before ip-masq in the conflist returns"
+	prevResult := n.netconf.Value("prevResult")
+	if len(prevResult) == 0 || string(prevResult) == "null" {
+		return nil, errors.New("prevResult: is missing; ip-masq runs after the plugin that makes the interface: " +
+			"list it behind that one in the conflist's plugins")
+	}
+	var keys map[string]json.RawMessage
+	if json.Unmarshal(prevResult, &keys) != nil {
+		return nil, errors.New("prevResult: is no object; " + see)
+	}
+	given, version := "", n.cniVersion
+	var wrong *json.UnmarshalTypeError
+	if err := json.Unmarshal(keys["cniVersion"], &given); errors.As(err, &wrong) {
+		return nil, fmt.Errorf("prevResult: cniVersion has the JSON type %s; %s", wrong.Value, see)
+	}
+	switch {
+	case version == "":
+		version = "0.1.0" // of a configuration without a version
+	case given == "" && version != "0.1.0" && version != "0.2.0":
+		return nil, errors.New("prevResult: has no cniVersion; " + see)
+	}
+	if given == "" {
+		given = version
+	}
+	if !slices.Contains(cniversion.All.SupportedVersions(), given) {
+		return nil, fmt.Errorf("prevResult: cniVersion is %s, and this ip-masq knows versions up to %s; lower the conflist's cniVersion, or install a newer ip-masq",
+			policy.Printable(given), cniversion.Current())
+	}
+	result, err := create.Create(given, prevResult)
+	if errors.As(err, &wrong) {
+		err = fmt.Errorf("%s has the JSON type %s", wrong.Field, wrong.Value)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("prevResult: is not a result of cniVersion %s: %s; %s", given, policy.Printable(err.Error()), see)
+	}
+	if given != version {
+		converted, err := result.GetAsVersion(version)
+		if err != nil {
+			return nil, fmt.Errorf("prevResult: convert from cniVersion %s to %s: %w", given, version, err)
+		}
+		var out bytes.Buffer
+		err = converted.PrintTo(&out)
+		return out.Bytes(), err
+	}
+	keys["cniVersion"], err = json.Marshal(version)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(keys) // not indented: a line of a deeply nested value would be as long as that is deep
+}
+
+// validAttachments returns the attachments that GC keeps, and whether the configuration has
+// that list: an absent list differs from one that is empty or null.
+func (n *node) validAttachments() (keep []store.Attachment, listed bool, err error) {
+	const key = "cni.dev/valid-attachments"
+	list := n.netconf.Value(key)
+	if err := n.netconf.Err(); err != nil || list == nil {
+		return nil, false, err
+	}
+	var valid []types.GCAttachment
+	if err := json.Unmarshal(list, &valid); err != nil {
+		return nil, false, fmt.Errorf("%s: %w", key, err)
+	}
+	for _, a := range valid {
+		keep = append(keep, store.Attachment{ContainerID: a.ContainerID, IfName: a.IfName})
+	}
+	return keep, true, nil
 }

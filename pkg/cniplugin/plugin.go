@@ -4,12 +4,14 @@ package cniplugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -21,11 +23,13 @@ import (
 // Plugin is the plugin on one host.
 type Plugin struct {
 	Drivers netfilter.Drivers
-	Program string // tells one build of the program from another, which looks with other eyes; "" where it cannot be told
-	// Generation tells the state that nf_tables is in, so that an ADD knows if anything
-	// changed since another; nil where each ADD should look.
+	// Program identifies the build of the program: another build verifies otherwise. With ""
+	// every ADD verifies.
+	Program string
+	// Generation returns the generation of the nf_tables ruleset. If it is nil every ADD reads
+	// the rules.
 	Generation func() (netfilter.Generation, error)
-	PluginFile string        // the administrators' guard, /etc/ip-masq/plugin.toml
+	PluginFile string        // the administrators' plugin.toml
 	LockWait   time.Duration // for the lock of the dataDir; 10 s by contract
 	Stdout     io.Writer
 	Stderr     io.Writer
@@ -33,74 +37,83 @@ type Plugin struct {
 
 // Funcs returns the verbs for the CNI skeleton.
 func (p *Plugin) Funcs() skel.CNIFuncs {
-	verb := func(do func(context.Context, *skel.CmdArgs) error) func(*skel.CmdArgs) error {
-		return func(args *skel.CmdArgs) error { return cniError(do(context.Background(), args)) }
+	verb := func(do func(*node, context.Context, *skel.CmdArgs) error) func(*skel.CmdArgs) error {
+		return func(args *skel.CmdArgs) error {
+			err := do(p.node(config.ReadNetconf(args.StdinData)), context.Background(), args)
+			if err == nil {
+				return nil
+			}
+			return types.NewError(codeOf(err), err.Error(), "")
+		}
 	}
 	return skel.CNIFuncs{
-		Add: verb(p.add), Del: verb(p.del), Check: verb(p.check), GC: verb(p.gc), Status: verb(p.status),
+		Add: verb((*node).add), Del: verb((*node).del), Check: verb((*node).check),
+		GC: verb((*node).gc), Status: verb((*node).status),
 	}
 }
 
-// node is what one call of a verb works on.
+// node is the node as one call of a verb uses it.
 type node struct {
 	plugin *Plugin
 	enforce.Enforcer
-	dryRun   bool                           // nothing is to be written
-	netconf  func() (config.Netconf, error) // what states the network's policy, once
-	admit    func() (config.Entry, error)   // what that is, if it is admitted, once
-	entry    func() string                  // its fingerprint with the program's, once
-	disk     *conflists
-	asked    bool   // whether the dataDir is the node's
-	refusal  error  // why not
-	version  string // of the protocol, that the runtime speaks
-	guard    config.PluginFile
-	guardErr error
-	network  string
+	netconf    config.Netconf // from stdin
+	network    string
+	cniVersion string // of the configuration
+	dryRun     bool   // STATUS
+
+	pluginFile    config.PluginFile
+	pluginFileErr error
+	disk          *conflists
+
+	// Each of these is found out once.
+	stated       func() (config.Netconf, error) // the configuration that states the network's policy
+	entry        func() (config.Entry, error)   // that, validated
+	entryDigest  func() string                  // of that and the program; "" if there is none
+	checkDataDir func() error                   // why nothing must be written to the dataDir, or nil
 }
 
-// node finds out whose state a configuration is about, and where that is, even
-// if it is stale or bad: DEL and GC have no use for the rest of it.
+// node returns the node of a configuration, even of a stale or bad one: DEL and GC need only
+// the network and the dataDir.
 func (p *Plugin) node(conf config.Netconf) *node {
 	id := conf.Identity()
-	guard, err := config.ReadPluginFile(p.PluginFile)
-	if guard.Present {
-		id.DataDir = guard.DataDir
+	file, err := config.ReadPluginFile(p.PluginFile)
+	if file.Present {
+		id.DataDir = file.DataDir
 	}
 	n := &node{
-		plugin:   p,
-		version:  id.CNIVersion,
-		guard:    guard,
-		guardErr: err,
-		network:  id.Network,
-		disk:     &conflists{dir: guard.CNIConfDir, warn: p.warn},
-		Enforcer: enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn},
+		plugin:        p,
+		Enforcer:      enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn},
+		netconf:       conf,
+		network:       id.Network,
+		cniVersion:    id.CNIVersion,
+		pluginFile:    file,
+		pluginFileErr: err,
+		disk:          &conflists{dir: file.CNIConfDir, warn: p.warn},
 	}
-	n.netconf = sync.OnceValues(func() (config.Netconf, error) { return n.findNetconf(conf) })
-	n.admit = sync.OnceValues(n.judge)
-	n.entry = sync.OnceValue(n.fingerprint)
+	n.stated = sync.OnceValues(n.findNetconf)
+	n.entry = sync.OnceValues(n.validEntry)
+	n.entryDigest = sync.OnceValue(func() string {
+		conf, err := n.stated()
+		if err != nil {
+			return ""
+		}
+		return store.Digest(append(conf.PolicyTexts(), p.Program)...)
+	})
+	n.checkDataDir = sync.OnceValue(func() error { return n.CheckDataDir(context.Background()) })
 	n.Node.Stated = func() (dataDir, origin string, certain bool) {
 		if err != nil {
 			return "", "", false
 		}
-		return config.NodeDataDir(guard, n.disk.load)
+		return config.NodeDataDir(file, n.disk.load)
 	}
 	return n
-}
-
-// mayWrite tells why nothing may be written from the dataDir, if so: it is not the
-// node's. A verb that finds all rules right does not ask.
-func (n *node) mayWrite(ctx context.Context) error {
-	if !n.asked {
-		n.asked, n.refusal = true, n.CheckDataDir(ctx)
-	}
-	return n.refusal
 }
 
 func (n *node) source() policy.SourceID {
 	return policy.SourceID{Kind: policy.Network, Name: n.network}
 }
 
-// lock takes the lock of the dataDir, for as long as the plugin may wait.
+// lock takes the lock of the dataDir; it waits no longer than the plugin may.
 func (n *node) lock(ctx context.Context, take func(context.Context) (*store.Lock, error)) (*store.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, n.plugin.LockWait)
 	defer cancel()
@@ -109,15 +122,52 @@ func (n *node) lock(ctx context.Context, take func(context.Context) (*store.Lock
 
 func (n *node) release(l *store.Lock) { n.Warn(l.Release()) }
 
-// warn tells on stderr, which the runtime logs, what went wrong and stops nobody.
+// warn writes a warning to stderr, which the runtime logs.
 func (p *Plugin) warn(err error) {
 	if err != nil {
 		fmt.Fprintf(p.Stderr, "ip-masq: warning: %v\n", err)
 	}
 }
 
-func (n *node) warnState(s store.State) {
+func (n *node) warnDamaged(s store.State) {
 	for _, d := range s.Damaged {
 		n.Warn(fmt.Errorf("a damaged document counts as absent: %w", d.Err))
+	}
+}
+
+// Error codes of this plugin. The CNI spec leaves those from 100 on to plugins.
+const (
+	codeRules uint = 100 // the rules cannot be ensured
+	codeDrift uint = 101 // CHECK found a difference
+)
+
+// codedError is an error with its CNI error code.
+type codedError struct {
+	code uint
+	error
+}
+
+func (c codedError) Unwrap() error { return c.error }
+
+func withCode(code uint, err error) error {
+	if err == nil {
+		return nil
+	}
+	return codedError{code, err}
+}
+
+func codeOf(err error) uint {
+	var coded codedError
+	var conflict *policy.ConflictError
+	var bound *policy.BoundError
+	switch {
+	case errors.As(err, &coded):
+		return coded.code
+	case errors.As(err, &conflict), errors.As(err, &bound), errors.Is(err, enforce.ErrOtherDataDir):
+		return types.ErrInvalidNetworkConfig
+	case errors.Is(err, store.ErrBusy):
+		return types.ErrTryAgainLater
+	default:
+		return codeRules
 	}
 }

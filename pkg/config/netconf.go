@@ -10,20 +10,20 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Netconf is an entry as a runtime hands it to a plugin on its standard input,
-// taken apart and not judged.
+// Netconf is an entry as a runtime writes it to the standard input of a plugin: parsed as
+// JSON once, and not validated.
 type Netconf struct {
 	members []Member
 	err     error // why it is no object
 }
 
-// ReadNetconf takes an entry apart. What is wrong with it Entry says.
+// ReadNetconf parses an entry. Its methods return what is wrong with it.
 func ReadNetconf(text []byte) Netconf {
 	members, err := JSONMembers(text)
 	return Netconf{members, err}
 }
 
-// Entry judges it, as ParseEntry does.
+// Entry validates it, as ParseEntry does.
 func (c Netconf) Entry() (Entry, error) {
 	if c.err != nil {
 		return Entry{}, c.err
@@ -60,23 +60,32 @@ func (c Netconf) Identity() Entry {
 	return e
 }
 
-// Telling returns all by which Entry tells one netconf from another: the keys,
-// and the values as they are written, but for those that are not ours to read,
-// such as what differs from pod to pod.
-func (c Netconf) Telling() []string {
-	telling := make([]string, 0, 2*len(c.members))
+// PolicyTexts returns everything that Entry depends on: the keys, and the values as written,
+// without the values of the protocol's keys, which differ from pod to pod.
+func (c Netconf) PolicyTexts() []string {
+	texts := make([]string, 0, 2*len(c.members))
 	for _, m := range c.members {
 		value := "" // which no value is
 		if !slices.Contains(othersKeys(), m.Key) {
 			value = string(m.Value)
 		}
-		telling = append(telling, m.Key, value)
+		texts = append(texts, m.Key, value)
 	}
-	return telling
+	return texts
 }
 
-// IsObject reports whether it is a JSON object. Entry tells why it is not.
-func (c Netconf) IsObject() bool { return c.err == nil }
+// Err returns why it is not a JSON object, or nil.
+func (c Netconf) Err() error { return c.err }
+
+// Value returns the JSON value of a key, the last if there are several, or nil.
+func (c Netconf) Value(key string) (value json.RawMessage) {
+	for _, m := range c.members {
+		if m.Key == key {
+			value = m.Value
+		}
+	}
+	return value
+}
 
 // Differences returns the keys about policy in which two netconfs differ, sorted.
 func (c Netconf) Differences(d Netconf) []string {

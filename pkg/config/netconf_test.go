@@ -9,11 +9,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestTelling: what tells nothing leaves all as it was, and makes the same
+// TestPolicyTexts: what tells nothing leaves all as it was, and makes the same
 // entry; all else is told.
-func TestTelling(t *testing.T) {
+func TestPolicyTexts(t *testing.T) {
 	const base = `{"cniVersion":"1.1.0","name":"podnet","type":"ip-masq","nonMasqueradeCIDRs":["10.0.0.0/8"],"prevResult":{"a":1},"runtimeConfig":{}}`
-	told := func(doc string) []string { return ReadNetconf([]byte(doc)).Telling() }
+	told := func(doc string) []string { return ReadNetconf([]byte(doc)).PolicyTexts() }
 	with := func(old, replaced string) string {
 		if !strings.Contains(base, old) {
 			t.Fatalf("%s is not there", old)

@@ -47,8 +47,12 @@ type Enforcer struct {
 // nothing, and runs no program on nf_tables if the record has this boot's choices. It
 // chooses a backend for a chain that is not on record, without recording it.
 func (e *Enforcer) Observe(ctx context.Context, sources []policy.Source, rec store.Record) *State {
+	return e.observe(ctx, policy.Merge(sources), rec)
+}
+
+func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
 	rec = e.currentBoot(rec)
-	s := &State{Policies: policy.Merge(sources), sources: sources, record: rec}
+	s := &State{Policies: policies, record: rec}
 	for _, p := range s.Policies {
 		choice, err := e.choose(ctx, rec, p)
 		if err != nil {
@@ -65,9 +69,9 @@ func (e *Enforcer) Observe(ctx context.Context, sources []policy.Source, rec sto
 	return s
 }
 
-// observeAgain is Observe with the same sources and backends.
+// observeAgain is observe with the same policies and backends.
 func (e *Enforcer) observeAgain(ctx context.Context, s *State, rec store.Record) *State {
-	again := &State{Policies: s.Policies, sources: s.sources, record: rec, undesired: s.undesired, Failed: maps.Clone(s.undesired)}
+	again := &State{Policies: s.Policies, record: rec, undesired: s.undesired, Failed: maps.Clone(s.undesired)}
 	for _, g := range s.Groups {
 		again.Groups = append(again.Groups, Group{Choice: g.Choice, Desired: g.Desired})
 	}

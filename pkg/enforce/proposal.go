@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -29,6 +30,8 @@ type Conflists interface {
 type Proposal struct {
 	Sources []policy.Source
 	Changed []policy.Source // those that differ from what is stored
+
+	policies map[string]policy.Policy // of the chains that were merged
 }
 
 // NewProposal proposes what is stored.
@@ -117,7 +120,7 @@ func (p *Proposal) AddAll(all []policy.Source, disk Conflists, warn func(error))
 // withoutConflict returns the proposal with these networks, and whether no network
 // conflicts with another or is superseded.
 func (p *Proposal) withoutConflict(all []policy.Source) (Proposal, bool) {
-	next := Proposal{slices.Clone(p.Sources), slices.Clone(p.Changed)}
+	next := Proposal{Sources: slices.Clone(p.Sources), Changed: slices.Clone(p.Changed)}
 	at := map[policy.SourceID]int{}
 	ok := true
 	for i, c := range next.Sources {
@@ -139,7 +142,7 @@ func (p *Proposal) withoutConflict(all []policy.Source) (Proposal, bool) {
 			next.Sources = append(next.Sources, c)
 		}
 	}
-	for _, merged := range policy.Merge(next.Sources) {
+	for _, merged := range next.merge(everyChain) {
 		ofNetworks := func(e *policy.ConflictError) bool { return e.Superseded.Source.Kind == policy.Network }
 		ok = ok && checkBounds(merged) == nil && !slices.ContainsFunc(merged.Conflicts, ofNetworks)
 	}
@@ -153,6 +156,9 @@ func checkBounds(p policy.Policy) error {
 }
 
 func (p *Proposal) set(c policy.Source) {
+	chain := p.Chain(c.ID)
+	p.policies = maps.Clone(p.policies)
+	maps.DeleteFunc(p.policies, func(name string, _ policy.Policy) bool { return name == chain || name == c.Policy.Chain })
 	p.Sources = WithSource(p.Sources, c)
 	p.Changed = WithSource(p.Changed, c)
 }
@@ -217,14 +223,35 @@ func (p *Proposal) lostConflicts(id policy.SourceID) policy.ConflictErrors {
 
 // merged returns the policy of one chain.
 func (p *Proposal) merged(chain string) policy.Policy {
-	var to []policy.Source
+	for _, merged := range p.merge(func(name string) bool { return name == chain }) {
+		return merged
+	}
+	return policy.Policy{Chain: chain}
+}
+
+// merge returns the policies of these chains, as policy.Merge does. It merges a chain only
+// after one of its sources changed.
+func (p *Proposal) merge(of func(chain string) bool) []policy.Policy {
+	byChain := map[string][]policy.Source{}
 	for _, c := range p.Sources {
-		if c.Policy.Chain == chain {
-			to = append(to, c)
+		if of(c.Policy.Chain) {
+			byChain[c.Policy.Chain] = append(byChain[c.Policy.Chain], c)
 		}
 	}
-	return policy.Merge(to)[0]
+	if p.policies == nil {
+		p.policies = map[string]policy.Policy{}
+	}
+	var policies []policy.Policy
+	for _, chain := range slices.Sorted(maps.Keys(byChain)) {
+		if _, known := p.policies[chain]; !known {
+			p.policies[chain] = policy.Merge(byChain[chain])[0]
+		}
+		policies = append(policies, p.policies[chain])
+	}
+	return policies
 }
+
+func everyChain(string) bool { return true }
 
 // UnwritableError is why documents cannot be written. The rules may be right nevertheless.
 type UnwritableError struct{ Err error }
@@ -250,7 +277,7 @@ func (e *Enforcer) ApplyProposal(
 		return errors.Join(errs...)
 	}
 	defer func() { e.warn(each((*store.Staged).Discard)) }()
-	before := e.Observe(ctx, p.Sources, stored.Record)
+	before := e.observe(ctx, p.merge(everyChain), stored.Record)
 	for _, c := range p.Changed {
 		one, err := lock.Stage(c)
 		if err != nil {

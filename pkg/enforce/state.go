@@ -32,7 +32,6 @@ type State struct {
 	OtherDataDirs        []netfilter.OwnedChain
 	ReplaceOtherDataDirs bool
 
-	sources   []policy.Source
 	record    store.Record     // of this boot
 	undesired map[string]error // why chains are in no group
 }

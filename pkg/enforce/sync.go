@@ -192,7 +192,7 @@ func (e *Enforcer) chooseAgain(ctx context.Context, before *State, failed map[st
 	}
 	rec := before.record
 	rec.Chains = slices.DeleteFunc(slices.Clone(rec.Chains), func(o store.OwnedChain) bool { return free[o.Chain] })
-	again := e.Observe(ctx, before.sources, rec)
+	again := e.observe(ctx, before.Policies, rec)
 	for _, was := range before.Groups {
 		same := func(is Group) bool {
 			unchanged := func(c string) bool { return free[c] && slices.Contains(was.chains(), c) }
@@ -201,7 +201,7 @@ func (e *Enforcer) chooseAgain(ctx context.Context, before *State, failed map[st
 		if slices.ContainsFunc(again.Groups, same) {
 			rest := *e
 			rest.Drivers = slices.DeleteFunc(slices.Clone(e.Drivers), func(d netfilter.Driver) bool { return d.Backend() == was.Choice.Backend })
-			again = rest.Observe(ctx, before.sources, rec)
+			again = rest.observe(ctx, before.Policies, rec)
 			break
 		}
 	}

@@ -29,11 +29,11 @@ const (
 	backupsDir     = "backups" // of the runtimes' files; conflist writes it
 	markerFile     = "made-by-ip-masq"
 
-	documentSuffix = ".json"
-	sealSuffix     = ".seal"
-	damagedSuffix  = ".damaged"
-	droppedSuffix  = ".dropped"
-	tempSuffix     = ".tmp"
+	documentSuffix          = ".json"
+	verificationCacheSuffix = ".verified"
+	damagedSuffix           = ".damaged"
+	droppedSuffix           = ".dropped"
+	tempSuffix              = ".tmp"
 
 	newDir = ".ip-masq-data.new" // becomes the dataDir
 )

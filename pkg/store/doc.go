@@ -12,13 +12,13 @@
 //	  record.json                               what we own in the kernel
 //	  sources/HASH.json                         one document a source
 //	  sources/HASH.json.dropped                 one that is about to be removed, see Drop
-//	  sources/HASH.seal                         that all was found right, see Seal
+//	  sources/HASH.verified                     what the last ADD verified, see VerificationCache
 //	  attachments/BOOT/HASH/HASH                one empty file a container and interface
 //	  backups/                                  conflists as they were, written by conflist
 //
 // Its invariant: whoever reads sees whole documents, each as it was before or
 // after a change, that only root or the user of this process can have written.
-// A document is replaced by rename(2), never written in place (a seal is, for a
+// A document is replaced by rename(2), never written in place (a verification cache is, for a
 // torn one vouches for nothing); what is torn, of
 // another form, a symlink, another user's or writable by others is reported
 // and never believed; and what a newer version wrote is left alone. A name that

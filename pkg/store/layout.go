@@ -52,7 +52,7 @@ func inSources(name string) (entry, bool) {
 	switch document := hash + documentSuffix; name {
 	case document:
 		return entry{proves: byContents}, true
-	case hash + sealSuffix, document + damagedSuffix, document + droppedSuffix:
+	case hash + verificationCacheSuffix, document + damagedSuffix, document + droppedSuffix:
 		return entry{}, true
 	default:
 		return entry{}, isTemp(name, document+".")

@@ -20,7 +20,7 @@ import (
 type Reading struct {
 	documents []file
 	record    *file // nil where there is none
-	seal      VerificationCache
+	verified  VerificationCache
 }
 
 // file is a document or the record: its bytes, or why they cannot be believed.
@@ -30,18 +30,18 @@ type file struct {
 	err        error
 }
 
-// Read reads all documents and the record, without the lock, and the seal of
+// Read reads all documents and the record, without the lock, and the verification cache of
 // one source. Each of them is as it was before or after a change that happens
 // meanwhile. A directory that does not exist is the empty Reading. The error is
 // about directories (ErrRefused) or about this process (too many open files).
-func (d *Dir) Read(sealed policy.SourceID) (*Reading, error) {
+func (d *Dir) Read(verified policy.SourceID) (*Reading, error) {
 	r := &Reading{}
 	root, err := d.dataDir()
 	if err != nil {
 		return r, ignoring(err, os.ErrNotExist)
 	}
 	defer root.close()
-	if err := r.readSources(root, sealed); err != nil {
+	if err := r.readSources(root, verified); err != nil {
 		return nil, err
 	}
 	r.record, err = root.file(recordFile)
@@ -49,11 +49,11 @@ func (d *Dir) Read(sealed policy.SourceID) (*Reading, error) {
 }
 
 // readSources reads the documents, again if need be.
-func (r *Reading) readSources(root *folder, sealed policy.SourceID) error {
+func (r *Reading) readSources(root *folder, verified policy.SourceID) error {
 	const attempts = 100
 	var before []string
 	for range attempts {
-		done, names, err := r.readOnce(root, before, sealed)
+		done, names, err := r.readOnce(root, before, verified)
 		if done || err != nil {
 			return err
 		}
@@ -66,7 +66,7 @@ func (r *Reading) readSources(root *folder, sealed policy.SourceID) error {
 // in between, nor where the directory changed so recently that the list may lack
 // one, unless the list before was the same: a file that is being replaced can be
 // absent from a listing (btrfs), and mtimes are as coarse as the kernel's tick.
-func (r *Reading) readOnce(root *folder, before []string, sealed policy.SourceID) (done bool, names []string, err error) {
+func (r *Reading) readOnce(root *folder, before []string, verified policy.SourceID) (done bool, names []string, err error) {
 	const tick = 20 * time.Millisecond // twice the longest, that of CONFIG_HZ=100
 	start := time.Now()
 	*r = Reading{}
@@ -88,8 +88,8 @@ func (r *Reading) readOnce(root *folder, before []string, sealed policy.SourceID
 			return false, names, ignoring(err, os.ErrNotExist)
 		}
 		r.documents = append(r.documents, *f)
-		if name == nameOf(sealed) {
-			r.seal = sources.seal(sealed)
+		if name == nameOf(verified) {
+			r.verified = sources.verificationCache(verified)
 		}
 	}
 	return true, names, nil

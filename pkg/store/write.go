@@ -27,7 +27,7 @@ type Staged struct {
 	lock       *Lock
 	folder     *folder
 	temp, name string
-	seal       string // of a document that is dropped: it goes too
+	cache      string // of a document that is dropped: its verification cache, which is removed too
 }
 
 // Stage writes the document of a contribution without putting it in force, so
@@ -151,8 +151,8 @@ func (s *Staged) Commit() error {
 			writeDocument, shown(s.folder.in(s.name)))
 	}
 	var err error
-	if s.seal != "" {
-		err = errors.Join(s.folder.remove(s.seal), s.folder.remove(s.temp))
+	if s.cache != "" {
+		err = errors.Join(s.folder.remove(s.cache), s.folder.remove(s.temp))
 	} else {
 		err = s.folder.replace(writeDocument, s.temp, s.name)
 	}
@@ -171,7 +171,7 @@ func (s *Staged) Discard() error {
 		return nil
 	}
 	defer s.forget()
-	if s.seal != "" {
+	if s.cache != "" {
 		return s.folder.replace(writeDocument, s.temp, s.name)
 	}
 	return s.folder.remove(s.temp)
@@ -197,7 +197,7 @@ func (l *Lock) Drop(src policy.SourceID) (*Staged, error) {
 	if err != nil {
 		return nil, ignoring(err, os.ErrNotExist)
 	}
-	s := &Staged{lock: l, folder: sources, name: name, temp: name + droppedSuffix, seal: sealName(src)}
+	s := &Staged{lock: l, folder: sources, name: name, temp: name + droppedSuffix, cache: verificationCacheName(src)}
 	if _, err = sources.recognize(inSources, name); err == nil {
 		err = sources.newer(removeDocument, name)
 	}

@@ -163,7 +163,7 @@ func (b *bench) reportAdd(tables addTables, lines map[string]*chart.Line) error 
 		"The *empty plugin* parses both, passes the result on and verifies nothing. *`iptables -S`* and *go-iptables* do the same and list the chain, " +
 		"the one by a program, the other by `Exists` and `List` of github.com/coreos/go-iptables. Prefixes are of lengths from 8 to 32; " +
 		"*5,000 rules* are rules as kube-proxy writes them, in the same table nat.")
-	s.say("An ADD of ip-masq that finds all right says so in a seal beside the document, and the next one looks at the rules only if documents, entry or program are "+
+	s.say("An ADD of ip-masq that finds all right says so in a verification cache beside the document, and the next one looks at the rules only if documents, entry or program are "+
 		"others, or if anybody committed to nf_tables since, which the kernel counts. *%s* is an ADD that looks, for that reason. "+
 		"In iptables-legacy, of which nothing is counted, each one looks; *%s* is a plugin that has the kernel hand out the table, as it must, and does no more: the least "+
 		"that can cost.", strings.TrimPrefix(changed, ", "), floor)

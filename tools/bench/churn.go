@@ -44,7 +44,7 @@ const (
 func (b *bench) churn() error {
 	s := b.report.section(fmt.Sprintf("A node of %d pods, %d of them replaced every second", fullNode, perSecond))
 	s.say("Every tenth of a second a pod goes and another comes, with a reconciler beside, %d prefixes in the entry and %d in the agents' file. In the first half, *%s*, nothing else "+
-		"happens: nobody commits, and each ADD and DEL may trust the seal of an ADD before. In the second half, *%s*, somebody else commits a rule to nf_tables before each DEL and "+
+		"happens: nobody commits, and each ADD and DEL may trust the verification cache of an ADD before. In the second half, *%s*, somebody else commits a rule to nf_tables before each DEL and "+
 		"before each ADD, as kube-proxy does for pods that come and go, so that each looks at the rules itself; and the agents' file changes every second. "+
 		"The empty plugin runs right after, for the same pod.", usual, agentPrefixes, quietly, busily)
 	plugin := [][]string{{"form, half", "ADD, ms", "ADD, 99 of 100, ms", "DEL, ms", "processor time of a pair, ms", "× an empty plugin's", "of one processor"}}

@@ -178,7 +178,7 @@ type stamp struct {
 }
 
 // Stamps are those of all that the reconciler may write: the node's state, the
-// agents' files and the conflists. The attachments and the seals are left out,
+// agents' files and the conflists. The attachments and the verification caches are left out,
 // which are for ADD and DEL to write.
 func (n *Node) Stamps() (Stamps, error) {
 	stamps := Stamps{}
@@ -196,7 +196,7 @@ func (s Stamps) take(path string, e fs.DirEntry, err error) error {
 		return err
 	case e.IsDir() && e.Name() == "attachments":
 		return fs.SkipDir
-	case filepath.Ext(path) == ".seal":
+	case filepath.Ext(path) == ".verified":
 		return nil
 	}
 	info, err := e.Info()

@@ -24,7 +24,7 @@ func TestStamps(t *testing.T) {
 		"written in place": {func(t *testing.T, n *Node) { write(t, filepath.Join(n.DataDir, "record.json")) }, 1},
 		"a new file":       {func(t *testing.T, n *Node) { write(t, filepath.Join(n.DataDir, "new")) }, 2},
 		"agents' file":     {func(t *testing.T, n *Node) { write(t, filepath.Join(n.AgentDir(), "ip-masq-agent")) }, 1},
-		"a seal in place":  {func(t *testing.T, n *Node) { write(t, filepath.Join(n.DataDir, "x.seal")) }, 0},
+		"a cache in place": {func(t *testing.T, n *Node) { write(t, filepath.Join(n.DataDir, "x.verified")) }, 0},
 		"an attachment":    {func(t *testing.T, n *Node) { write(t, filepath.Join(n.DataDir, "attachments", "x")) }, 0},
 		"made and taken off": {func(t *testing.T, n *Node) {
 			p := filepath.Join(n.DataDir, "tmp")
@@ -42,7 +42,7 @@ func TestStamps(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			for _, path := range []string{n.DataDir + "/record.json", n.DataDir + "/x.seal", n.AgentDir() + "/ip-masq-agent"} {
+			for _, path := range []string{n.DataDir + "/record.json", n.DataDir + "/x.verified", n.AgentDir() + "/ip-masq-agent"} {
 				write(t, path)
 			}
 			before, err := n.Stamps()

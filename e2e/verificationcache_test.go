@@ -108,8 +108,8 @@ func (w watched) Observe(ctx context.Context, chains []netfilter.ChainRef) (netf
 	return w.Backend.Observe(ctx, chains)
 }
 
-// sealed is a node of one network whose ADDs may trust those before them.
-type sealed struct {
+// verifiedNode is a node of one network whose ADDs use the verification cache.
+type verifiedNode struct {
 	local
 	random *rand.Rand
 	cidrs  []string
@@ -121,7 +121,7 @@ type sealed struct {
 type event struct {
 	name string
 	// happen does it.
-	happen func(t *testing.T, s *sealed)
+	happen func(t *testing.T, s *verifiedNode)
 	kind
 }
 
@@ -137,48 +137,48 @@ const (
 
 func events() []event {
 	return []event{
-		{"nothing", func(*testing.T, *sealed) {}, harmless},
-		{"another pod", func(_ *testing.T, s *sealed) {
+		{"nothing", func(*testing.T, *verifiedNode) {}, harmless},
+		{"another pod", func(_ *testing.T, s *verifiedNode) {
 			s.extra = object{"runtimeConfig": object{"n": s.count}, "args": object{"cni": object{"n": s.count}}}
 		}, harmless},
-		{"another network adds as it did", func(t *testing.T, s *sealed) { s.add(t, s.other(t)) }, harmless},
-		{"a rule of others", func(t *testing.T, s *sealed) {
+		{"another network adds as it did", func(t *testing.T, s *verifiedNode) { s.add(t, s.other(t)) }, harmless},
+		{"a rule of others", func(t *testing.T, s *verifiedNode) {
 			s.node.feed(t, fmt.Sprintf("add table ip stranger%d\n", s.count), "nft", "-f", "-")
 		}, changes},
-		{"the jump is deleted", func(t *testing.T, s *sealed) {
+		{"the jump is deleted", func(t *testing.T, s *verifiedNode) {
 			s.node.alter(t, "-F POSTROUTING", "flush chain ip ip-masq postrouting\n")
 		}, changes},
-		{"a stranger's rule in the chain", func(t *testing.T, s *sealed) {
+		{"a stranger's rule in the chain", func(t *testing.T, s *verifiedNode) {
 			s.node.alter(t, "-I IP-MASQ-AGENT -p tcp --dport 25 -j ACCEPT", "insert rule ip ip-masq masq-IP-MASQ-AGENT tcp dport 25 accept\n")
 		}, changes},
-		{"our rules are gone", func(t *testing.T, s *sealed) {
+		{"our rules are gone", func(t *testing.T, s *verifiedNode) {
 			s.node.alter(t, "-F POSTROUTING\n-F IP-MASQ-AGENT\n-X IP-MASQ-AGENT", "delete table ip ip-masq\n")
 		}, changes},
-		{"the entry changes", func(_ *testing.T, s *sealed) {
+		{"the entry changes", func(_ *testing.T, s *verifiedNode) {
 			s.cidrs = []string{fmt.Sprintf("10.%d.0.0/16", s.count%256), fmt.Sprintf("172.16.%d.0/24", s.random.IntN(256))}
 		}, entries},
-		{"the agents' files change", func(t *testing.T, s *sealed) {
+		{"the agents' files change", func(t *testing.T, s *verifiedNode) {
 			s.node.store(t, agentFiles(func(p *policy.SourcePolicy) {
 				p.NonMasqueradeCIDRs = prefixes(fmt.Sprintf("192.0.%d.0/24", s.count%256))
 			}))
 		}, changes},
-		{"the document is removed", func(t *testing.T, s *sealed) { must(t, os.Remove(s.node.document(t, "podnet"))) }, unread},
-		{"the record is removed", func(t *testing.T, s *sealed) { must(t, os.Remove(filepath.Join(s.node.dataDir, "record.json"))) }, unread},
-		{"the document is anybody's", func(t *testing.T, s *sealed) { must(t, os.Chmod(s.node.document(t, "podnet"), 0o666)) }, unread},
-		{"the seal is anybody's", func(t *testing.T, s *sealed) { must(t, os.Chmod(s.seal(t, "podnet"), 0o666)) }, changes},
-		{"the seal is torn", func(t *testing.T, s *sealed) {
-			path := s.seal(t, "podnet")
+		{"the document is removed", func(t *testing.T, s *verifiedNode) { must(t, os.Remove(s.node.document(t, "podnet"))) }, unread},
+		{"the record is removed", func(t *testing.T, s *verifiedNode) { must(t, os.Remove(filepath.Join(s.node.dataDir, "record.json"))) }, unread},
+		{"the document is anybody's", func(t *testing.T, s *verifiedNode) { must(t, os.Chmod(s.node.document(t, "podnet"), 0o666)) }, unread},
+		{"the cache is writable by others", func(t *testing.T, s *verifiedNode) { must(t, os.Chmod(s.cacheFile(t, "podnet"), 0o666)) }, changes},
+		{"the cache is torn", func(t *testing.T, s *verifiedNode) {
+			path := s.cacheFile(t, "podnet")
 			text := contents(t, path)
 			must(t, os.WriteFile(path, text[:s.random.IntN(len(text))], 0o600))
 		}, changes},
-		{"the seal of another network", func(t *testing.T, s *sealed) {
-			must(t, os.WriteFile(s.seal(t, "podnet"), contents(t, s.seal(t, "othernet")), 0o600))
+		{"the cache of another network", func(t *testing.T, s *verifiedNode) {
+			must(t, os.WriteFile(s.cacheFile(t, "podnet"), contents(t, s.cacheFile(t, "othernet")), 0o600))
 		}, entries},
-		{"another version of the program", func(_ *testing.T, s *sealed) { s.program = fmt.Sprint("v", s.count) }, changes},
+		{"another version of the program", func(_ *testing.T, s *verifiedNode) { s.program = fmt.Sprint("v", s.count) }, changes},
 	}
 }
 
-func (s *sealed) conf(t *testing.T) string {
+func (s *verifiedNode) conf(t *testing.T) string {
 	t.Helper()
 	keys := object{"nonMasqueradeCIDRs": s.cidrs}
 	for key, value := range s.extra {
@@ -188,26 +188,26 @@ func (s *sealed) conf(t *testing.T) string {
 }
 
 // other is the entry of a second network, with a chain of its own.
-func (s *sealed) other(t *testing.T) string {
+func (s *verifiedNode) other(t *testing.T) string {
 	t.Helper()
 	return s.node.conf(t, "othernet", object{"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{"10.7.0.0/16"}})
 }
 
-// seal is the path of a network's seal, which need not be there.
-func (s *sealed) seal(t *testing.T, network string) string {
+// cacheFile is the path of a network's verification cache, which may be absent.
+func (s *verifiedNode) cacheFile(t *testing.T, network string) string {
 	t.Helper()
-	return strings.TrimSuffix(s.node.document(t, network), ".json") + ".seal"
+	return strings.TrimSuffix(s.node.document(t, network), ".json") + ".verified"
 }
 
-// TestSeal: an ADD that trusts what one before it found answers as one that
+// TestVerificationCache: an ADD that trusts what one before it found answers as one that
 // looks, and so does a DEL. Things happen at random; after each, they look at the
 // rules unless what happened was harmless, and CHECK, which always looks, finds
 // nothing. In iptables-legacy, of which the kernel counts no changes, each looks.
-func TestSeal(t *testing.T) {
+func TestVerificationCache(t *testing.T) {
 	const times = 120
 	onEveryForm(t, func(t *testing.T, n *node) {
 		t.Logf("-seed %d", *seed)
-		s := &sealed{local: local{node: n}, random: rand.New(rand.NewPCG(*seed, 0)), cidrs: []string{"10.0.0.0/8"},
+		s := &verifiedNode{local: local{node: n}, random: rand.New(rand.NewPCG(*seed, 0)), cidrs: []string{"10.0.0.0/8"},
 			extra: object{"runtimeConfig": object{}, "args": object{}}}
 		legacy := n.form.variant == "legacy"
 		expect := func(what string, looked, want bool) {
@@ -217,20 +217,20 @@ func TestSeal(t *testing.T) {
 			}
 		}
 		// The first makes what is missing, the second finds it right, the third knows.
-		settle := func() {
+		warmUp := func() {
 			t.Helper()
 			for range 2 {
 				s.add(t, s.other(t))
 				s.add(t, s.conf(t))
 			}
 			// A file that just changed is listed again, as it may not be the last.
-			expect("settled", s.add(t, s.conf(t)), false)
+			expect("warmed up", s.add(t, s.conf(t)), false)
 		}
 		s.add(t, s.conf(t))
-		settle()
+		warmUp()
 		for s.count = range times {
 			e := events()[s.random.IntN(len(events()))]
-			if legacy && strings.HasPrefix(e.name, "the seal") {
+			if legacy && strings.HasPrefix(e.name, "the cache") {
 				continue // there is none
 			}
 			e.happen(t, s)
@@ -239,14 +239,14 @@ func TestSeal(t *testing.T) {
 				expect(e.name+", DEL", looked, e.kind == changes)
 			}
 			expect(e.name+", ADD", s.add(t, s.conf(t)), e.kind != harmless)
-			settle()
+			warmUp()
 		}
 	})
 }
 
-// TestSealDuringCommit: what somebody commits while an ADD looks, or just after
+// TestVerificationCacheDuringCommit: what somebody commits while an ADD looks, or just after
 // it looked, is nothing that the ADD vouches for.
-func TestSealDuringCommit(t *testing.T) {
+func TestVerificationCacheDuringCommit(t *testing.T) {
 	for _, f := range forms()[:2] {
 		for _, when := range []string{"before", "after"} {
 			t.Run(f.name+", "+when, func(t *testing.T) {

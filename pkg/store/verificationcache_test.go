@@ -20,22 +20,22 @@ func read(t *testing.T, d *store.Dir, src policy.SourceID) *store.Reading {
 	return r
 }
 
-// sealFile is the only seal there is.
-func sealFile(t *testing.T, d *store.Dir) string {
+// cacheFile is the only cache file.
+func cacheFile(t *testing.T, d *store.Dir) string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(d.Path(), "sources", "*.seal"))
+	files, err := filepath.Glob(filepath.Join(d.Path(), "sources", "*.verified"))
 	ok(t, err)
 	if len(files) != 1 {
-		t.Fatalf("seals: %v", files)
+		t.Fatalf("files: %v", files)
 	}
 	return files[0]
 }
 
-func TestSeal(t *testing.T) {
+func TestVerificationCache(t *testing.T) {
 	d := open(t)
 	short, long := store.VerificationCache{Inputs: "i", Entry: "e", Generation: "1.2"}, store.VerificationCache{Inputs: "other", Entry: "another", Generation: "12.3456"}
 	if err := d.PutVerificationCache(network("net"), short); err == nil {
-		t.Error("a seal where there is no document")
+		t.Error("written where there is no document")
 	}
 	same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
 	l := lock(t, d)
@@ -50,7 +50,7 @@ func TestSeal(t *testing.T) {
 		same(t, read(t, d, policy.SourceID{}).VerificationCache(), store.VerificationCache{})
 	}
 	loads(t, d, contribution("net", "10.0.0.0/8"), contribution("other"))
-	path := sealFile(t, d)
+	path := cacheFile(t, d)
 	ok(t, l.Tidy(load(t, d)))
 	same(t, read(t, d, network("net")).VerificationCache(), short)
 
@@ -63,7 +63,7 @@ func TestSeal(t *testing.T) {
 	ok(t, os.WriteFile(path, []byte(strings.Repeat("x", 1<<20)), 0o600))
 	same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
 
-	// One that nobody believes is made anew.
+	// One that is not trusted is replaced.
 	for _, spoil := range []func() error{
 		func() error { return os.Chmod(path, 0o666) },
 		func() error { return os.Remove(path) },
@@ -77,11 +77,11 @@ func TestSeal(t *testing.T) {
 	ok(t, drop(l, network("net")))
 	absent(t, path)
 
-	// What is no file is somebody's, and left alone.
+	// What is not a file is not replaced.
 	store1(t, l, contribution("net"))
 	ok(t, os.Mkdir(path, 0o700))
 	if err := d.PutVerificationCache(network("net"), long); err == nil {
-		t.Error("a seal in the place of a directory")
+		t.Error("written in the place of a directory")
 	}
 	same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
 }
@@ -96,7 +96,7 @@ func TestDigest(t *testing.T) {
 		t.Helper()
 		digest := read(t, d, policy.SourceID{}).Digest(others...)
 		if digest == "" || digest != read(t, d, network("net")).Digest(others...) {
-			t.Errorf("%s: no digest, or one that depends on the seal: %q", what, digest)
+			t.Errorf("%s: no digest, or one that depends on the cache: %q", what, digest)
 		}
 		if before, met := seen[digest]; met {
 			t.Errorf("%s has the digest of %s", what, before)
@@ -122,7 +122,7 @@ func TestDigest(t *testing.T) {
 	is("the second alone")
 	ok(t, d.PutVerificationCache(network("other"), store.VerificationCache{Inputs: "i", Entry: "e", Generation: "m"}))
 	if _, met := seen[read(t, d, network("other")).Digest()]; !met {
-		t.Error("a seal makes another digest")
+		t.Error("the cache makes another digest")
 	}
 	ok(t, os.Chmod(d.DocumentPath(network("other")), 0o666))
 	same(t, read(t, d, policy.SourceID{}).Digest(), "")
