@@ -40,28 +40,28 @@ func contradictions() []contradiction {
 	return []contradiction{{
 		name:  "a scalar",
 		first: object{"randomFully": false}, second: object{"randomFully": true},
-		says: []string{`randomFully of network "second" is true, which contradicts randomFully of network "first", false`},
+		says: []string{`randomFully of network "second" is true, which conflicts with randomFully of network "first", false`},
 	}, {
 		name:  "ports",
 		first: object{"toPorts": "1024-29999"}, second: object{"toPorts": "1024-30000"},
-		says: []string{`toPorts of network "second" is 1024-30000, which contradicts toPorts of network "first", 1024-29999`},
+		says: []string{`toPorts of network "second" is 1024-30000, which conflicts with toPorts of network "first", 1024-29999`},
 	}, {
 		name:  "IPv6",
 		first: object{"enableIPv6": false}, second: object{"enableIPv6": true},
-		says: []string{`enableIPv6 of network "second" is true, which contradicts enableIPv6 of network "first", false`},
+		says: []string{`enableIPv6 of network "second" is true, which conflicts with enableIPv6 of network "first", false`},
 	}, {
 		name:   "a prefix",
 		first:  object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "10.9.0.0/16"}},
 		second: object{"masqueradeCIDRs": []string{"10.9.0.0/16"}},
-		says:   []string{`masqueradeCIDRs of network "second" is 10.9.0.0/16, which contradicts nonMasqueradeCIDRs of network "first", 10.9.0.0/16`},
+		says:   []string{`masqueradeCIDRs of network "second" is 10.9.0.0/16, which conflicts with nonMasqueradeCIDRs of network "first", 10.9.0.0/16`},
 	}, {
 		name:  "a scope and none",
 		first: object{"sourceCIDRs": []string{"10.1.0.0/16"}}, second: object{}, scope: true,
-		says: []string{`sourceCIDRs of network "second" is any, which contradicts sourceCIDRs of network "first", 10.1.0.0/16`},
+		says: []string{`sourceCIDRs of network "second" is any, which conflicts with sourceCIDRs of network "first", 10.1.0.0/16`},
 	}, {
 		name:  "two scopes",
 		first: object{"outputInterfaces": []string{"eth0"}}, second: object{"outputInterfaces": []string{"eth1"}}, scope: true,
-		says: []string{`outputInterfaces of network "second" is eth1, which contradicts outputInterfaces of network "first", eth0`},
+		says: []string{`outputInterfaces of network "second" is eth1, which conflicts with outputInterfaces of network "first", eth0`},
 	}}
 }
 
@@ -126,7 +126,7 @@ func TestChangedEntryConflicts(t *testing.T) {
 	n.makeSure(t, n.conf(t, "first", object{"randomFully": true}))
 	n.makeSure(t, n.conf(t, "second", object{"randomFully": true}))
 	n.ask(t, request{verb: "ADD", conf: n.conf(t, "first", object{"randomFully": false})}).
-		want(t, 7, `randomFully of network "first" is false, which contradicts randomFully of network "second", true`)
+		want(t, 7, `randomFully of network "first" is false, which conflicts with randomFully of network "second", true`)
 	if after := n.ruleset(t); after != before.rules {
 		t.Errorf("rules changed:\n%s\nwere:\n%s", after, before.rules)
 	}

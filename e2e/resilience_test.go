@@ -25,8 +25,8 @@ func TestAgentFilesConflict(t *testing.T) {
 		}))
 		conf := n.conf(t, "podnet", object{"randomFully": true, "nonMasqueradeCIDRs": []string{"10.9.0.0/16"}})
 		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0,
-			`randomFully of the agent files is false, which contradicts randomFully of network "podnet", true`,
-			`masqueradeCIDRs of the agent files is 10.9.0.0/16, which contradicts nonMasqueradeCIDRs of network "podnet", 10.9.0.0/16`)
+			`randomFully of the agent files is false, which conflicts with randomFully of network "podnet", true`,
+			`masqueradeCIDRs of the agent files is 10.9.0.0/16, which conflicts with nonMasqueradeCIDRs of network "podnet", 10.9.0.0/16`)
 		n.makeSure(t, conf).noWarnings(t)
 		rules := n.rules(t)
 		for _, says := range []string{"random", "192.0.2.0/24", "10.9.0.0/16"} { // the files' part that nobody disputes too
@@ -125,7 +125,7 @@ func TestNewerState(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				newer := `{"schema": 2, "future": {"x": [1e999]}, "statement": null}`
+				newer := `{"schema": 3, "future": {"x": [1e999]}, "policy": null}`
 				if err := os.WriteFile(path, []byte(newer), 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -134,11 +134,11 @@ func TestNewerState(t *testing.T) {
 				for _, verb := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD"} {
 					n.ask(t, request{verb: verb, conf: conf}).want(t, 0)
 				}
-				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, path, "schema 2", "install the newer version again")
+				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, path, "schema 3", "install the newer version again")
 				n.unchanged(t, before)
 				n.flush(t)
 				flushed := n.ruleset(t)
-				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT does not exist", path, "schema 2", "install the newer")
+				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT does not exist", path, "schema 3", "install the newer")
 				n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, path)
 				n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0)
 				if after := n.ruleset(t); after != flushed {

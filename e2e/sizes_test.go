@@ -17,9 +17,9 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -206,7 +206,7 @@ func agentSized(name string, n int, files func(n int) map[string]string) sized {
 			must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 		}
 		return func() {
-			_, err := config.ReadAgentFiles(yamldoc.Decode, dir, config.DialectV1, config.AgentPolicy{})
+			_, err := agentconfig.Read(dir, config.DialectV1, config.AgentPolicy{})
 			if err != nil && len(err.Error()) > 8192 {
 				t.Fatalf("an error of %d bytes", len(err.Error()))
 			}

@@ -10,7 +10,7 @@ import (
 )
 
 // newerDocument is a document that a newer version wrote.
-const newerDocument = `{"schema": 2, "future": {"x": [1e999]}, "statement": null}`
+const newerDocument = `{"schema": 3, "future": {"x": [1e999]}, "policy": null}`
 
 // TestQuestionsBesideUnreadableDocuments: where documents cannot be read, be they of
 // a newer version or damaged beyond repair, nobody here knows what the rules should
@@ -26,9 +26,9 @@ func TestQuestionsBesideUnreadableDocuments(t *testing.T) {
 			files      []string
 			says       []string
 		}{
-			{"one newer document", newerDocument, []string{one}, []string{one, "newer version", "schema 2"}},
-			{"all documents newer", newerDocument, []string{one, two}, []string{one, "newer version", "schema 2"}},
-			{"the record too", newerDocument, []string{one, two, record}, []string{one, "newer version", "schema 2"}},
+			{"one newer document", newerDocument, []string{one}, []string{one, "newer version", "schema 3"}},
+			{"all documents newer", newerDocument, []string{one, two}, []string{one, "newer version", "schema 3"}},
+			{"the record too", newerDocument, []string{one, two, record}, []string{one, "newer version", "schema 3"}},
 			{"a damaged document that no source writes again", "{", []string{one}, []string{one, "no conflist or agent file says what it held"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -282,56 +281,6 @@ func TestSetField(t *testing.T) {
 	}
 }
 
-// A flag replaces what the file has, and is not judged beside what it has: a
-// later flag may replace that too.
-func TestFlagsWin(t *testing.T) {
-	s := DefaultSettings()
-	file := reconcilerFile(t, "[agent]\ncidrLimit = 1\nnonMasqueradeCIDRs = ['10.0.0.0/8']")
-	if err := s.Read(file); err != nil {
-		t.Fatal(err)
-	}
-	before := s
-	if err := s.Set("agent.masqueradeCIDRs", "10.0.0.0/8,10.1.0.0/16"); err != nil {
-		t.Error(err)
-	}
-	if before.Agent.Policy.MasqueradeCIDRs != nil {
-		t.Error("a flag changed settings that were taken before")
-	}
-	_, err := ReadAgentFiles(yamldoc.Decode, "", DialectV1, *s.Agent)
-	wantError(t, err, file, "FILE:2: agent.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 1 allowed; remove some or raise cidrLimit; "+
-		"[agent] of the reconciler's settings: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two")
-}
-
-// What the file's keys state has its line and its place there, if it is judged
-// later.
-func TestOwnPolicyHasLines(t *testing.T) {
-	s := DefaultSettings()
-	file := reconcilerFile(t, "[agent]\nmasqChain = 'A'\nmasqueradeCIDRs = ['10.0.0.0/8', '10.0.0.0/8', 'fd00::/8']")
-	if err := s.Read(file); err != nil {
-		t.Fatal(err)
-	}
-	read := func() error {
-		_, err := ReadAgentFiles(yamldoc.Decode, "", DialectV1, *s.Agent)
-		return err
-	}
-	const noIPv6 = " is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it"
-	wantError(t, read(), file, "FILE:3: agent.masqueradeCIDRs[2]: fd00::/8"+noIPv6)
-	moved := DefaultSettings()
-	if err := moved.Read(reconcilerFile(t, "# moved\n[agent]\nmasqChain = 'A'\nmasqueradeCIDRs = ['10.0.0.0/8', 'fd00::/8']")); err != nil {
-		t.Fatal(err)
-	}
-	if !s.Equal(moved) || !moved.Equal(s) {
-		t.Error("settings that say the same on other lines are not equal")
-	}
-	if err := s.Set("agent.masqueradeCIDRs", "fd01::/16"); err != nil {
-		t.Fatal(err)
-	}
-	wantError(t, read(), file, "[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16"+noIPv6)
-	if s.Equal(moved) || s.Equal(DefaultSettings()) || DefaultSettings().Equal(s) {
-		t.Error("settings that say other things are equal")
-	}
-}
-
 func TestAgentSource(t *testing.T) {
 	for _, c := range []struct {
 		text     string
@@ -359,4 +308,13 @@ func TestAgentSource(t *testing.T) {
 			t.Errorf("asking changed the settings:\n%s", diff)
 		}
 	}
+}
+
+func ports(t testing.TB, s string) *policy.Ports {
+	t.Helper()
+	p, err := policy.ParsePorts(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &p
 }

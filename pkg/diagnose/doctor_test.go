@@ -55,7 +55,7 @@ func TestFindings(t *testing.T) {
 		{"a conflict", func(h *testHost) {
 			h.statements = append(h.statements, policy.SourcePolicy{Chain: policy.DefaultChain, MasqueradeCIDRs: prefixes("10.9.0.0/16")})
 			h.statements[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
-		}, map[string]string{"problem policy-conflict": "contradicts"}},
+		}, map[string]string{"problem policy-conflict": "conflicts with"}},
 		{"a chain that failed", func(h *testHost) {
 			h.edit = func(n *Host) { n.Rules.Failed = map[string]error{"IP-MASQ-AGENT": netfilter.ErrNotOwned} }
 		}, map[string]string{"problem chain-not-kept": "IP-MASQ-AGENT: chain belongs to another program"}},

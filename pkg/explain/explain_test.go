@@ -38,14 +38,13 @@ func line(e explain.Explanation) string {
 }
 
 func TestWhoSaidSo(t *testing.T) {
-	places := policy.Places{}
-	places.Note("nonMasqueradeCIDRs", "/etc/config/ip-masq-agent", 0)
-	places.Note("nonMasqueradeCIDRs", "/etc/config/ip-masq-more", 3)
-	places.Note("masqueradeHost", "/etc/config/ip-masq-more", -1)
 	no := false
 	podnet := network("podnet", "A", exempting("10.0.0.0/8", "192.168.0.0/16"), masquerading("10.1.0.0/16"), fromOnly("10.244.0.0/16"))
 	second := network("second", "A", exempting("192.168.0.0/16", "10.0.0.0/8"), fromOnly("10.244.0.0/16"))
-	files := agentFiles("A", places, exempting("172.20.0.0/16", "172.21.0.0/16"), func(s *policy.SourcePolicy) { s.MasqueradeHost = &no })
+	files := agentFiles("A",
+		file("/etc/config/ip-masq-agent", exempting("172.20.0.0/16")),
+		file("/etc/config/ip-masq-more", exempting("172.22.0.0/16", "172.23.0.0/16", "172.24.0.0/16", "172.21.0.0/16"),
+			func(s *policy.SourcePolicy) { s.MasqueradeHost = &no }))
 	n := newNode(podnet, second, files)
 	n.places.ConfDir = confDir(t, map[string]string{
 		// The list changed since it was put in force: items moved, and one is gone.
@@ -88,7 +87,7 @@ func TestWhoSaidSo(t *testing.T) {
 }
 
 func TestConflictIsTold(t *testing.T) {
-	n := newNode(network("podnet", "A", exempting("10.0.0.0/8")), agentFiles("A", nil, masquerading("10.0.0.0/8")))
+	n := newNode(network("podnet", "A", exempting("10.0.0.0/8")), agentFiles("A", file("", masquerading("10.0.0.0/8"))))
 	e := n.to("10.1.1.1")
 	if len(e.Contradicted) != 1 || !strings.Contains(e.Contradicted[0], "masqueradeCIDRs of the agent files is 10.0.0.0/8") {
 		t.Errorf("who is contradicted by the agent files is told %q", e.Contradicted)

@@ -95,12 +95,20 @@ func network(name, chain string, edit ...func(*policy.SourcePolicy)) policy.Sour
 	return policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: name}, Policy: s, Order: 1}
 }
 
-func agentFiles(chain string, places policy.Places, edit ...func(*policy.SourcePolicy)) policy.Source {
-	s := policy.SourcePolicy{Chain: chain}
-	for _, e := range edit {
-		e(&s)
+func agentFiles(chain string, files ...policy.FilePolicy) policy.Source {
+	s := policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: policy.SourcePolicy{Chain: chain}, Files: files}
+	for i := range s.Files {
+		s.Files[i].Policy.Chain = chain
 	}
-	return policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: s, Places: places}
+	return s
+}
+
+func file(path string, edit ...func(*policy.SourcePolicy)) policy.FilePolicy {
+	f := policy.FilePolicy{File: path}
+	for _, e := range edit {
+		e(&f.Policy)
+	}
+	return f
 }
 
 func cidrs(list ...string) []netip.Prefix {

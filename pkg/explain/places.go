@@ -44,13 +44,13 @@ type Places struct {
 
 func (p Places) origin(o policy.Origin, contributions []policy.Source) Origin {
 	out := Origin{Source: o.Source.String(), Kind: o.Source.Kind, Name: o.Source.Name, Key: o.Key}
-	place, found := p.find(o, contributions)
+	at, found := p.find(o, contributions)
 	if !found {
-		place = policy.Place{Index: o.Index}
+		at = place{index: o.Index}
 	}
-	out.File = place.File
-	if place.Index >= 0 {
-		out.Index = &place.Index
+	out.File = at.file
+	if at.index >= 0 {
+		out.Index = &at.index
 	}
 	if p.Since == nil || o.Source.Kind == policy.BuiltIn {
 		return out
@@ -62,46 +62,49 @@ func (p Places) origin(o policy.Origin, contributions []policy.Source) Origin {
 	return out
 }
 
-// find returns the place of a value in the files of today.
-func (p Places) find(o policy.Origin, contributions []policy.Source) (policy.Place, bool) {
-	at := slices.IndexFunc(contributions, func(c policy.Source) bool { return c.ID == o.Source })
-	if at < 0 {
-		return policy.Place{}, false
+// place is where a value is written.
+type place struct {
+	file  string
+	index int // of the item in its list there; -1 for a scalar
+}
+
+// find returns the place of a value: in one of the agent files as it was read, or in
+// the conflist of today.
+func (p Places) find(o policy.Origin, sources []policy.Source) (place, bool) {
+	at := slices.IndexFunc(sources, func(s policy.Source) bool { return s.ID == o.Source })
+	if o.Source.Kind != policy.Network || at < 0 {
+		return place{o.File, o.Index}, o.File != ""
 	}
-	c := contributions[at]
-	if o.Source.Kind == policy.Network {
-		return p.inConflist(o, c.Policy)
-	}
-	return c.Places.Of(o.Key, o.Index)
+	return p.inConflist(o, sources[at].Policy)
 }
 
 // inConflist looks into the first conflist by name that has our entry for the
 // network, as the runtimes do. What is in force may differ from what it says by
 // now; then the value may stand elsewhere in it, or nowhere.
-func (p Places) inConflist(o policy.Origin, inForce policy.SourcePolicy) (policy.Place, bool) {
+func (p Places) inConflist(o policy.Origin, inForce policy.SourcePolicy) (place, bool) {
 	for _, list := range p.ConfDir.Conflists {
 		if list.Network != o.Source.Name || len(list.Entries) == 0 {
 			continue
 		}
 		if list.Entries[0].Err != nil {
-			return policy.Place{}, false
+			return place{}, false
 		}
 		want, have := valueOf(inForce, o.Key), valueOf(list.Entries[0].Entry.Policy, o.Key)
 		if o.Index < 0 {
-			return policy.Place{File: list.File, Index: -1}, have != nil && bytes.Equal(want, have)
+			return place{list.File, -1}, have != nil && bytes.Equal(want, have)
 		}
 		wanted, items := itemsOf(want), itemsOf(have)
 		if o.Index >= len(wanted) {
-			return policy.Place{}, false
+			return place{}, false
 		}
 		same := func(item json.RawMessage) bool { return bytes.Equal(item, wanted[o.Index]) }
 		if o.Index < len(items) && same(items[o.Index]) {
-			return policy.Place{File: list.File, Index: o.Index}, true
+			return place{list.File, o.Index}, true
 		}
 		i := slices.IndexFunc(items, same)
-		return policy.Place{File: list.File, Index: i}, i >= 0
+		return place{list.File, i}, i >= 0
 	}
-	return policy.Place{}, false
+	return place{}, false
 }
 
 // valueOf returns what a statement says for a key, nil where it says nothing:

@@ -23,11 +23,10 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 // cases are what people ask, and what they and programs are told.
 func cases(t *testing.T) map[string]explain.Explanation {
-	places := policy.Places{}
-	places.Note("nonMasqueradeCIDRs", "/etc/config/ip-masq agent\n", 4)
 	pods := fromOnly("10.244.0.0/16")
 	sound := func() *node {
-		n := newNode(network("podnet", "IP-MASQ-AGENT", pods), agentFiles("IP-MASQ-AGENT", places, exempting("172.20.0.0/16")))
+		n := newNode(network("podnet", "IP-MASQ-AGENT", pods), agentFiles("IP-MASQ-AGENT", file("/etc/config/ip-masq agent\n",
+			exempting("172.16.0.0/16", "172.17.0.0/16", "172.18.0.0/16", "172.19.0.0/16", "172.20.0.0/16"))))
 		n.places.ConfDir = confDir(t, map[string]string{"10-podnet.conflist": conflist("podnet",
 			`, "nonMasqueradeCIDRs": ["10.0.0.0/8", "192.168.0.0/16"], "sourceCIDRs": ["10.244.0.0/16"]`)})
 		threeDays(&n.places)

@@ -126,10 +126,10 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	written := gauge("source_last_written_timestamp_seconds", "Time when the source's policy was last stored, in seconds since 1970.", "source")
 	for _, s := range m.facts.sources {
 		valid(truth(s.valid), s.name)
-		if s.policy == nil {
+		if s.policies == nil {
 			continue
 		}
-		if h, err := hashOf(s.policy); err != nil {
+		if h, err := hashOf(s.policies); err != nil {
 			out <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
 		} else {
 			hash(float64(h), s.name)
@@ -169,11 +169,14 @@ func truth(b bool) float64 {
 }
 
 // hashOf returns 48 bits of a policy's hash, which a float64 holds exactly.
-func hashOf(s *policy.SourcePolicy) (uint64, error) {
-	doc, err := json.Marshal(s)
-	if err != nil {
-		return 0, err
+func hashOf(policies []policy.SourcePolicy) (uint64, error) {
+	h := sha256.New()
+	for _, p := range policies {
+		doc, err := json.Marshal(p)
+		if err != nil {
+			return 0, err
+		}
+		_, _ = h.Write(doc) // never fails
 	}
-	sum := sha256.Sum256(doc)
-	return binary.BigEndian.Uint64(sum[:8]) >> 16, nil
+	return binary.BigEndian.Uint64(h.Sum(nil)[:8]) >> 16, nil
 }

@@ -29,10 +29,10 @@ type facts struct {
 
 // source is a source that is stored or has a problem.
 type source struct {
-	id     policy.SourceID // zero for all sources beyond maxNames
-	name   string
-	valid  bool
-	policy *policy.SourcePolicy // nil if none is stored
+	id       policy.SourceID // zero for all sources beyond maxNames
+	name     string
+	valid    bool
+	policies []policy.SourcePolicy // nil if none is stored
 }
 
 type backend struct{ name, variant string }
@@ -59,14 +59,14 @@ func sourcesOf(r *reconcile.Report) []source {
 	found := map[policy.SourceID]source{}
 	for i := range r.State.Sources {
 		s := &r.State.Sources[i]
-		found[s.ID] = source{id: s.ID, valid: true, policy: &s.Policy}
+		found[s.ID] = source{id: s.ID, valid: true, policies: s.Policies()}
 	}
 	for _, p := range r.Problems {
 		if p.Source == (policy.SourceID{}) {
 			continue
 		}
 		s, known := found[p.Source]
-		found[p.Source] = source{id: p.Source, valid: (s.valid || !known) && p.Reason != reconcile.ReasonSource, policy: s.policy}
+		found[p.Source] = source{id: p.Source, valid: (s.valid || !known) && p.Reason != reconcile.ReasonSource, policies: s.policies}
 	}
 	var out []source
 	var taken names

@@ -211,7 +211,7 @@ func (m *Monitor) refresh(ctx context.Context) {
 	if o.Written != nil {
 		written := map[policy.SourceID]time.Time{}
 		for _, s := range sources {
-			if s.policy == nil {
+			if s.policies == nil {
 				continue
 			}
 			at, err := o.Written(s.id)

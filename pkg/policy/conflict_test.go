@@ -99,7 +99,7 @@ func TestConflicts(t *testing.T) {
 				}
 				holds, yields := party.holds(kind.holds), party.yields(kind.yields)
 				want := "chain IP-MASQ-AGENT: " + kind.key + " of " + party.yieldsName + " is " + kind.yieldsValue +
-					", which contradicts " + holdsKey + " of " + party.holdsName + ", " + kind.holdsValue +
+					", which conflicts with " + holdsKey + " of " + party.holdsName + ", " + kind.holdsValue +
 					"; the latter is in force: make them agree" + kind.remedy
 				p := mergeOne(t, yields, holds)
 				var got []string

@@ -6,80 +6,81 @@ import (
 	"cmp"
 	"math"
 	"net/netip"
-	"strings"
+	"slices"
 
 	"go4.org/netipx"
 )
 
-// Layout is the form in which a backend can hold a policy.
+// Layout is the form of rules that a backend supports.
 type Layout struct {
-	// Sets tells that a rule can match a whole set of addresses. Otherwise
-	// each prefix takes a rule of its own.
+	// Sets means that a rule can match a set of addresses. Otherwise each prefix
+	// needs a rule of its own.
 	Sets bool
-	// PlainPorts tells that the kernel or its tools cannot choose source
-	// ports fully at random.
+	// PlainPorts means that the kernel or its tools cannot choose source ports fully
+	// at random.
 	PlainPorts bool
 }
 
-// Desired returns the rules that the kernel must have for the policies. It is
-// the one place where they are decided, for the plugin and the reconciler.
+// Desired returns the rules that the kernel must have for the policies.
 func Desired(policies []Policy, l Layout, o Owner) Ruleset {
 	var rs Ruleset
-	for _, p := range policies {
-		for _, f := range p.Families() {
-			rs.Chains = append(rs.Chains, p.chain(f, l, o))
+	for i := range policies {
+		for _, f := range policies[i].Families() {
+			rs.Chains = append(rs.Chains, policies[i].chain(f, l, o))
 		}
 	}
 	return rs
 }
 
-func (p Policy) chain(f Family, l Layout, o Owner) Chain {
+// chain returns the chain of one family: exempt sources, destinations, and
+// MASQUERADE for the rest.
+func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 	c := Chain{Family: f, Name: p.Chain, Owner: o, Jumps: p.jumps(f, l)}
-	var sources []netip.Prefix
-	for _, e := range p.ExemptSources {
-		sources = append(sources, e.Prefix)
-	}
-	for _, from := range l.group(f, ofFamily(sources, f)) {
-		c.Rules = append(c.Rules, Rule{From: from, Verdict: Return})
-	}
-	destinations := make([]Entry, 0, len(p.Destinations))
-	for _, e := range p.Destinations {
-		if FamilyOf(e.Prefix.Addr()) == f {
-			destinations = append(destinations, e)
-		}
-	}
+	sources, destinations := entriesOf(p.ExemptSources, f), entriesOf(p.Destinations, f)
 	if l.Sets {
+		if len(sources) > 0 {
+			c.Rules = append(c.Rules, Rule{From: f.match(RangesOf(prefixesOf(sources)...)), Verdict: Return})
+		}
 		if exempt := exemptAddresses(destinations); len(exempt) > 0 {
 			c.Rules = append(c.Rules, Rule{To: f.match(exempt), Verdict: Return})
 		}
-	} else {
-		for _, e := range inChainOrder(destinations) {
-			to := f.match(RangesOf(e.Prefix))
-			if e.Action == Exempt {
-				c.Rules = append(c.Rules, Rule{To: to, Verdict: Return})
-			} else {
-				c.Rules = append(c.Rules, p.masquerade(to, l)...)
-			}
+		return p.masquerade(c, Rule{}, l)
+	}
+	c.Rules = make([]Rule, 0, len(sources)+len(destinations)+1)
+	for _, e := range sources {
+		c.Rules = append(c.Rules, Rule{From: f.match(RangesOf(e.Prefix)), Verdict: Return, Entry: e})
+	}
+	for _, e := range chainOrder(destinations) {
+		r := Rule{To: f.match(RangesOf(e.Prefix)), Verdict: Return, Entry: e}
+		if e.Action == Exempt {
+			c.Rules = append(c.Rules, r)
+		} else {
+			c = p.masquerade(c, r, l)
 		}
 	}
-	c.Rules = append(c.Rules, p.masquerade(nil, l)...)
-	return c
+	return p.masquerade(c, Rule{}, l)
 }
 
-// group returns what one rule each can match: all of the prefixes, or one.
-func (l Layout) group(f Family, prefixes []netip.Prefix) []Ranges {
-	if l.Sets && len(prefixes) > 0 {
-		return []Ranges{f.match(RangesOf(prefixes...))}
-	}
-	var out []Ranges
-	for _, p := range prefixes {
-		out = append(out, f.match(RangesOf(p)))
+func entriesOf(list []Entry, f Family) []*Entry {
+	out := make([]*Entry, 0, len(list))
+	for i := range list {
+		if FamilyOf(list[i].Prefix.Addr()) == f {
+			out = append(out, &list[i])
+		}
 	}
 	return out
 }
 
-// match returns what a rule has to match to reach the addresses: nothing where
-// they are all that the family has. (iptables drops -d 0.0.0.0/0 as it reads it.)
+func prefixesOf(list []*Entry) []netip.Prefix {
+	var out []netip.Prefix
+	for _, e := range list {
+		out = append(out, e.Prefix)
+	}
+	return out
+}
+
+// match returns the match for a set of addresses: nil if it is every address of the
+// family. (iptables drops -d 0.0.0.0/0 as it reads it.)
 func (f Family) match(r Ranges) Ranges {
 	if len(r) == 1 && r[0] == netipx.RangeOfPrefix(f.All()) {
 		return nil
@@ -87,66 +88,159 @@ func (f Family) match(r Ranges) Ranges {
 	return r
 }
 
-// jumps returns the jump to the chain, once per element of the scope: none
-// where the scope names the other family only.
-func (p Policy) jumps(f Family, l Layout) []Rule {
-	from := []Ranges{nil}
+// jumps returns the jumps to the chain, one for each element of the scope, and none if
+// sourceCIDRs has prefixes of the other family only.
+func (p *Policy) jumps(f Family, l Layout) []Rule {
+	sources := []Ranges{nil}
 	if len(p.Sources.Value) > 0 {
-		from = l.group(f, ofFamily(p.Sources.Value, f))
+		sources = nil
+		prefixes := ofFamily(p.Sources.Value, f)
+		if l.Sets && len(prefixes) > 0 {
+			sources = []Ranges{f.match(RangesOf(prefixes...))}
+		} else {
+			for _, prefix := range prefixes {
+				sources = append(sources, f.match(RangesOf(prefix)))
+			}
+		}
 	}
-	out := p.Interfaces.Value
-	if len(out) == 0 {
-		out = []string{""}
+	interfaces := p.Interfaces.Value
+	if len(interfaces) == 0 {
+		interfaces = []string{""}
 	}
 	var jumps []Rule
-	for _, src := range from {
-		for _, ifname := range out {
-			jumps = append(jumps, Rule{From: src, Out: ifname, NotFromLocal: !p.Host.Value, NotToLocal: true, Verdict: Jump})
+	for _, from := range sources {
+		for _, out := range interfaces {
+			jumps = append(jumps, Rule{From: from, Out: out, NotFromLocal: !p.Host.Value, NotToLocal: true, Verdict: Jump})
 		}
 	}
 	return jumps
 }
 
-// masquerade returns the rules that masquerade what goes to the addresses:
-// for each protocol that has ports one per range of ports, every range with its
-// share of what the ranges before it left, and one for all other traffic.
-func (p Policy) masquerade(to Ranges, l Layout) []Rule {
-	last := Rule{To: to, Verdict: Masquerade, RandomFully: p.RandomFully.Value && !l.PlainPorts}
-	var rules []Rule
-	if len(p.ToPorts.Value) > 0 {
-		for _, proto := range Protocols() {
-			left := 0
-			for _, r := range p.ToPorts.Value {
-				left += r.Size()
+// masquerade appends to the chain the rules that masquerade what r matches: for each
+// protocol with ports one rule per port range, and one for all other traffic. The
+// share of a range is that of the packets that the ranges before it left.
+func (p *Policy) masquerade(c Chain, r Rule, l Layout) Chain {
+	r.Verdict, r.RandomFully = Masquerade, p.RandomFully.Value && !l.PlainPorts
+	total := 0
+	for _, ports := range p.ToPorts.Value {
+		total += ports.Size()
+	}
+	for _, protocol := range Protocols() {
+		left := total
+		for _, ports := range p.ToPorts.Value {
+			with := r
+			with.Protocol, with.Ports = protocol, ports
+			if ports.Size() < left {
+				with.Share = uint32(math.Round(float64(ports.Size()) / float64(left) * ShareUnit))
 			}
-			for _, ports := range p.ToPorts.Value {
-				r := last
-				r.Protocol, r.Ports = proto, ports
-				if ports.Size() < left {
-					r.Share = uint32(math.Round(float64(ports.Size()) / float64(left) * ShareUnit))
-				}
-				left -= ports.Size()
-				rules = append(rules, r)
-			}
+			left -= ports.Size()
+			c.Rules = append(c.Rules, with)
 		}
 	}
-	return append(rules, last)
+	c.Rules = append(c.Rules, r)
+	return c
 }
 
-// exemptAddresses returns the addresses whose longest prefix exempts them. Of
-// one length the exempt come first: the builder puts its ranges in order each
-// time that one is added after one was removed.
-func exemptAddresses(list []Entry) Ranges {
-	var b netipx.IPSetBuilder
-	widestFirst := func(a, b Entry) int {
-		return cmp.Or(a.Prefix.Bits()-b.Prefix.Bits(), strings.Compare(string(a.Action), string(b.Action)))
+// exemptAddresses returns the addresses whose longest prefix is exempt. The entries
+// have different prefixes of one family.
+func exemptAddresses(list []*Entry) Ranges {
+	type span struct {
+		first, last netip.Addr
+		exempt      bool
 	}
-	for _, e := range sorted(list, widestFirst) {
-		if e.Action == Exempt {
-			b.AddPrefix(e.Prefix)
+	spans := make([]span, len(list))
+	for i, e := range list {
+		r := netipx.RangeOfPrefix(e.Prefix)
+		spans[i] = span{r.From(), r.To(), e.Action == Exempt}
+	}
+	// Each prefix comes before those that it covers.
+	slices.SortFunc(spans, func(a, b span) int { return cmp.Or(a.first.Compare(b.first), b.last.Compare(a.last)) })
+	out := make(Ranges, 0, len(spans))
+	add := func(from, to netip.Addr) {
+		if n := len(out); n > 0 && out[n-1].To().Next() == from {
+			out[n-1] = netipx.IPRangeFrom(out[n-1].From(), to)
 		} else {
-			b.RemovePrefix(e.Prefix)
+			out = append(out, netipx.IPRangeFrom(from, to))
 		}
 	}
-	return rangesFrom(&b)
+	var open []span     // the prefixes that cover next, the longest last
+	var next netip.Addr // the first address that is not decided yet
+	decideUpTo := func(last netip.Addr) {
+		if open[len(open)-1].exempt && next.IsValid() && next.Compare(last) <= 0 {
+			add(next, last)
+		}
+	}
+	closeLast := func() {
+		last := open[len(open)-1].last
+		decideUpTo(last)
+		next, open = last.Next(), open[:len(open)-1]
+	}
+	for _, s := range spans {
+		for len(open) > 0 && open[len(open)-1].last.Less(s.first) {
+			closeLast()
+		}
+		if len(open) > 0 && next.Less(s.first) {
+			decideUpTo(s.first.Prev())
+		}
+		next, open = s.first, append(open, s)
+	}
+	for len(open) > 0 {
+		closeLast()
+	}
+	return out
+}
+
+// chainOrder returns the entries in an order in which the first match is the one with
+// the longest prefix. The written order stays wherever the order does not matter: it
+// matters only between prefixes of which one covers the other and whose actions
+// differ. So an entry that covers one with another action comes right after all that
+// it covers, which are sorted by length, the longest first.
+func chainOrder(list []*Entry) []*Entry {
+	if !slices.ContainsFunc(list, func(e *Entry) bool { return e.Action != list[0].Action }) {
+		return list
+	}
+	sorted := make([]int, len(list)) // indexes in list, each prefix before those that it covers
+	for i := range sorted {
+		sorted[i] = i
+	}
+	slices.SortFunc(sorted, func(i, j int) int { return comparePrefixes(list[i].Prefix, list[j].Prefix) })
+	covered := make([][]int, len(list)) // of the entries that cover another action, all that they cover
+	var open []int                      // positions in sorted of the prefixes that cover the next one
+	mixed := make([]bool, len(list))
+	closeLast := func(end int) {
+		at := open[len(open)-1]
+		open = open[:len(open)-1]
+		if mixed[at] {
+			covered[sorted[at]] = sorted[at+1 : end]
+		}
+	}
+	for at, i := range sorted {
+		for len(open) > 0 && !list[sorted[open[len(open)-1]]].Prefix.Contains(list[i].Prefix.Addr()) {
+			closeLast(at)
+		}
+		for _, around := range open {
+			mixed[around] = mixed[around] || list[sorted[around]].Action != list[i].Action
+		}
+		open = append(open, at)
+	}
+	for len(open) > 0 {
+		closeLast(len(sorted))
+	}
+	out, done := make([]*Entry, 0, len(list)), make([]bool, len(list))
+	take := func(i int) {
+		if !done[i] {
+			done[i] = true
+			out = append(out, list[i])
+		}
+	}
+	for i := range list {
+		if !done[i] {
+			longestFirst := func(i, j int) int { return cmp.Or(list[j].Prefix.Bits()-list[i].Prefix.Bits(), i-j) }
+			for _, within := range slices.SortedFunc(slices.Values(covered[i]), longestFirst) {
+				take(within)
+			}
+			take(i)
+		}
+	}
+	return out
 }

@@ -4,131 +4,337 @@ package policy
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 )
 
-// Merge unites what the sources contribute into one policy per chain, sorted by
-// the chain's name. The order of the contributions has no influence. Conflicts
-// are reported in the policy; of each the stronger source's side holds: a
-// network before the agent files, and among networks the one in force.
-func Merge(contributions []Source) []Policy {
+// Action is what a policy does with the packets to a destination.
+type Action string
+
+// The actions, by the names that metrics and explain use.
+const (
+	Exempt      Action = "exempt"
+	Masqueraded Action = "masquerade"
+)
+
+// Origin is the key that a value comes from.
+type Origin struct {
+	Source SourceID
+	Key    string
+	Index  int    // of the item in a list; -1 for a scalar and for a default
+	File   string // of the agent files; "" if it is not known
+}
+
+// String returns nonMasqueradeCIDRs[2] of network "podnet".
+func (o Origin) String() string {
+	if o.Index < 0 {
+		return fmt.Sprintf("%s (%s)", o.Key, o.Source)
+	}
+	return fmt.Sprintf("%s[%d] of %s", o.Key, o.Index, o.Source)
+}
+
+// keyOf returns masqChain of network "podnet", or the file of a value that has one.
+func (o Origin) keyOf() string {
+	if o.File != "" {
+		return fmt.Sprintf("%s of %s (%s)", o.Key, o.Source, Printable(o.File))
+	}
+	return fmt.Sprintf("%s of %s", o.Key, o.Source)
+}
+
+// WithOrigins is a value with every key that sets it. The origin of a default is
+// BuiltIn.
+type WithOrigins[T any] struct {
+	Value   T
+	Origins []Origin
+}
+
+// Policy is the policy of one chain, merged from its sources.
+type Policy struct {
+	Chain   string
+	Backend WithOrigins[Backend]
+
+	// Destinations has each prefix once: link-local, then the others as they are
+	// written.
+	Destinations []Entry
+	// ExemptSources are never masqueraded, whatever the destination.
+	ExemptSources []Entry
+
+	// The scope: sourceCIDRs and outputInterfaces, of which none means all, and
+	// masqueradeHost.
+	Sources    WithOrigins[[]netip.Prefix]
+	Interfaces WithOrigins[[]string]
+	Host       WithOrigins[bool]
+
+	EnableIPv6  WithOrigins[bool]
+	RandomFully WithOrigins[bool]
+	ToPorts     WithOrigins[Ports]
+
+	// Conflicts are those between the sources. The policy has the value that is in
+	// force of each.
+	Conflicts ConflictErrors
+}
+
+// Entry is a prefix with what happens to the packets that it is the longest match of.
+type Entry struct {
+	Prefix  netip.Prefix
+	Action  Action
+	Origins []Origin
+}
+
+// Families returns the families that the policy manages.
+func (p Policy) Families() []Family {
+	if p.EnableIPv6.Value {
+		return Families()
+	}
+	return []Family{IPv4}
+}
+
+// ConflictError is a conflict between two sources of a chain, or two agent files.
+type ConflictError struct {
+	Chain                         string
+	InForce, Superseded           Origin
+	InForceValue, SupersededValue string // as they are written
+	Scope                         bool   // the key is about the scope: another chain is a remedy
+}
+
+// Error names both sources, the key and the remedy.
+func (e *ConflictError) Error() string {
+	remedy := "make them agree"
+	if e.Scope {
+		remedy += " or give one of them another masqChain"
+	}
+	return fmt.Sprintf("chain %s: %s is %s, which conflicts with %s, %s; the latter is in force: %s",
+		e.Chain, e.Superseded.keyOf(), e.SupersededValue, e.InForce.keyOf(), e.InForceValue, remedy)
+}
+
+// ConflictErrors are several conflicts. There can be a million: one for each prefix
+// that two sources name.
+type ConflictErrors []*ConflictError
+
+// Error returns one line for each of those that Summary returns.
+func (e ConflictErrors) Error() string { return errors.Join(e.Summary()...).Error() }
+
+// Unwrap returns all of them.
+func (e ConflictErrors) Unwrap() []error { return e.errors(len(e)) }
+
+// Summary returns the first conflicts and, if there are more, an error with their number.
+func (e ConflictErrors) Summary() []error {
+	const limit = 8
+	list := e.errors(min(limit, len(e)))
+	if more := len(e) - limit; more > 0 {
+		list = append(list, fmt.Errorf("chain %s: and %d more conflicts", e[0].Chain, more))
+	}
+	return list
+}
+
+func (e ConflictErrors) errors(n int) []error {
+	list := make([]error, n)
+	for i, c := range e[:n] {
+		list[i] = c
+	}
+	return list
+}
+
+// BoundError is an error about sources that together ask for more rules than a chain
+// can have.
+type BoundError struct{ Chain, Problem string }
+
+// Error names the chain, the keys, the numbers, the sources and the remedy.
+func (e *BoundError) Error() string { return fmt.Sprintf("chain %s: %s", e.Chain, e.Problem) }
+
+// CheckBounds returns a BoundError if the policy has too many rules for its chain.
+func (p Policy) CheckBounds(l Layout) error {
+	if n := len(p.ExemptSources); n > MaxExemptSources {
+		return p.boundError("write wider prefixes", p.ExemptSources,
+			"nonMasqueradeSourceCIDRs has %d entries, more than the %d possible", n, MaxExemptSources)
+	}
+	if l.Sets {
+		return nil
+	}
+	for _, f := range p.Families() {
+		sources, exempt := count(p.ExemptSources, f, Exempt), count(p.Destinations, f, Exempt)
+		masqueraded := count(p.Destinations, f, Masqueraded)
+		each := 1 + len(Protocols())*len(p.ToPorts.Value)
+		if n := sources + exempt + (masqueraded+1)*each; n > MaxRules {
+			return p.boundError("set backend to nftables", slices.Concat(p.Destinations, p.ExemptSources),
+				"%d nonMasqueradeSourceCIDRs, %d nonMasqueradeCIDRs and %d masqueradeCIDRs with %d ranges of toPorts "+
+					"make %d %s rules in iptables, more than the %d possible",
+				sources, exempt, masqueraded, len(p.ToPorts.Value), n, f, MaxRules)
+		}
+	}
+	return nil
+}
+
+// ScopeErrors returns FieldErrors if the merged lists of the scope and of exempt
+// sources are too long.
+func (p Policy) ScopeErrors() []error {
+	return countErrors(len(p.Sources.Value), len(p.Interfaces.Value), len(p.ExemptSources))
+}
+
+func count(list []Entry, f Family, a Action) int {
+	n := 0
+	for i := range list {
+		if list[i].Action == a && FamilyOf(list[i].Prefix.Addr()) == f {
+			n++
+		}
+	}
+	return n
+}
+
+func (p Policy) boundError(remedy string, by []Entry, format string, args ...any) error {
+	sources := map[string]bool{}
+	for _, e := range by {
+		for _, o := range e.Origins {
+			if o.Source.Kind != BuiltIn {
+				sources[o.Source.String()] = true
+			}
+		}
+	}
+	return &BoundError{p.Chain, fmt.Sprintf("%s, stated by %s; remove some, %s, or give a network another masqChain",
+		fmt.Sprintf(format, args...), firstOf(slices.Sorted(maps.Keys(sources))), remedy)}
+}
+
+// Merge merges sources into one policy per chain, sorted by the chain's name. The
+// order of the sources does not matter. Of two that conflict the one with the higher
+// precedence is in force: a network before the agent files, and of networks the one
+// that came into force first.
+func Merge(sources []Source) []Policy {
 	byChain := map[string][]Source{}
-	for _, c := range contributions {
-		byChain[c.Policy.Chain] = append(byChain[c.Policy.Chain], c)
+	for _, s := range sources {
+		byChain[s.Policy.Chain] = append(byChain[s.Policy.Chain], s)
 	}
 	var policies []Policy
-	for chain, sources := range byChain {
-		m := merger{policy: Policy{Chain: chain}, ranked: sorted(sources, inForce)}
+	for _, chain := range slices.Sorted(maps.Keys(byChain)) {
+		m := merger{policy: Policy{Chain: chain}, sources: byChain[chain]}
+		slices.SortFunc(m.sources, comparePrecedence)
+		for _, s := range m.sources {
+			for _, f := range s.files() {
+				m.parts = append(m.parts, part{s.ID, f.File, f.Policy})
+			}
+		}
 		policies = append(policies, m.merge())
 	}
-	return sorted(policies, func(a, b Policy) int { return strings.Compare(a.Chain, b.Chain) })
+	return policies
 }
 
-// merger unites the contributions to one chain.
+// comparePrecedence orders sources: networks that are not superseded, in the order in
+// which they came into force, those that are, and the agent files.
+func comparePrecedence(a, b Source) int {
+	class := func(s Source) int {
+		switch {
+		case s.ID.Kind != Network:
+			return 2
+		case s.Superseded:
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(class(a)-class(b), cmp.Compare(a.Order, b.Order), a.ID.Compare(b.ID))
+}
+
+// merger merges the sources of one chain.
 type merger struct {
-	policy Policy
-	ranked []Source // the strongest first
+	policy  Policy
+	sources []Source // by precedence
+	parts   []part   // of the sources, in the same order
 }
 
+// part is a network's policy, or one of the agent files.
+type part struct {
+	id     SourceID
+	file   string
+	policy SourcePolicy
+}
+
+func (p *part) origin(key string, index int) Origin { return Origin{p.id, key, index, p.file} }
+
+// merge has one line for each scalar. Another key of the same kind needs a field in
+// SourcePolicy and in Policy, a line here, and its reader in the table of the
+// documents' keys.
 func (m *merger) merge() Policy {
 	p := &m.policy
-	backend := func(s SourcePolicy) *Backend {
+	p.Backend = scalar(m, "backend", Auto, func(s *SourcePolicy) *Backend {
 		if s.Backend == "" || s.Backend == Auto {
 			return nil
 		}
 		return &s.Backend
-	}
-	p.Backend = scalar(m, "backend", Auto, backend)
-	p.EnableIPv6 = scalar(m, "enableIPv6", false, func(s SourcePolicy) *bool { return s.EnableIPv6 })
-	p.RandomFully = scalar(m, "randomFully", true, func(s SourcePolicy) *bool { return s.RandomFully })
-	p.Host = scalar(m, "masqueradeHost", true, func(s SourcePolicy) *bool { return s.MasqueradeHost })
-	p.ToPorts = m.toPorts()
-	m.scope()
-	p.Destinations = m.destinations()
-	p.ExemptSources = m.exemptSources()
+	})
+	p.EnableIPv6 = scalar(m, "enableIPv6", false, func(s *SourcePolicy) *bool { return s.EnableIPv6 })
+	p.RandomFully = scalar(m, "randomFully", true, func(s *SourcePolicy) *bool { return s.RandomFully })
+	p.Host = scalar(m, "masqueradeHost", true, func(s *SourcePolicy) *bool { return s.MasqueradeHost })
+	p.ToPorts = scalarFunc(m, "toPorts", Ports{}, Ports.sameSet, func(s *SourcePolicy) *Ports { return s.ToPorts })
+	p.Sources = scope(m, "sourceCIDRs", comparePrefixes, func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
+	p.Interfaces = scope(m, "outputInterfaces", strings.Compare, func(s *SourcePolicy) []string { return s.OutputInterfaces })
+	p.Destinations = m.entries(m.defaults(), func(s *SourcePolicy) []entryList {
+		return []entryList{
+			{"nonMasqueradeCIDRs", Exempt, s.NonMasqueradeCIDRs},
+			{"masqueradeCIDRs", Masqueraded, s.MasqueradeCIDRs},
+		}
+	})
+	p.ExemptSources = m.entries(nil, func(s *SourcePolicy) []entryList {
+		return []entryList{{exemptSourcesKey, Exempt, s.NonMasqueradeSourceCIDRs}}
+	})
 	return *p
 }
 
-// inWrittenOrder returns the contributions in the order in which their lists
-// are written one after the other.
-func (m *merger) inWrittenOrder() []Source {
-	return sorted(m.ranked, func(a, b Source) int { return a.ID.Compare(b.ID) })
+const exemptSourcesKey = "nonMasqueradeSourceCIDRs"
+
+func builtIn(key string) []Origin {
+	return []Origin{{Source: SourceID{Kind: BuiltIn}, Key: key, Index: -1}}
 }
 
-func builtIn(key string) []Origin { return []Origin{{SourceID{Kind: BuiltIn}, key, -1}} }
-
-// scalar finds the value that the strongest source states, and reports those
-// that state another.
-func scalar[T comparable](m *merger, key string, otherwise T, get func(SourcePolicy) *T) Stated[T] {
-	return stated(m, key, otherwise, get, func(a, b T) bool { return a == b })
+// scalar returns the value of a key, which has to be the same in all sources that
+// have the key.
+func scalar[T comparable](m *merger, key string, otherwise T, get func(*SourcePolicy) *T) WithOrigins[T] {
+	return scalarFunc(m, key, otherwise, func(a, b T) bool { return a == b }, get)
 }
 
-func stated[T any](m *merger, key string, otherwise T, get func(SourcePolicy) *T, equal func(a, b T) bool) Stated[T] {
-	var out Stated[T]
-	for _, c := range m.ranked {
-		value := get(c.Policy)
-		if value == nil {
-			continue
-		}
-		o := Origin{c.ID, key, -1}
+func scalarFunc[T any](m *merger, key string, otherwise T, equal func(a, b T) bool, get func(*SourcePolicy) *T) WithOrigins[T] {
+	out := WithOrigins[T]{otherwise, builtIn(key)}
+	set := false
+	for i := range m.parts {
+		value, o := get(&m.parts[i].policy), m.parts[i].origin(key, -1)
 		switch {
-		case out.Origins == nil:
-			out = Stated[T]{*value, []Origin{o}}
+		case value == nil:
+		case !set:
+			out, set = WithOrigins[T]{*value, []Origin{o}}, true
 		case equal(out.Value, *value):
 			out.Origins = append(out.Origins, o)
 		default:
 			m.conflict(out.Origins[0], out.Value, o, *value, false)
 		}
 	}
-	if out.Origins == nil {
-		return Stated[T]{otherwise, builtIn(key)}
-	}
 	return out
 }
 
-func (m *merger) conflict(holds Origin, holdsValue any, yields Origin, yieldsValue any, scope bool) {
-	m.policy.Conflicts = append(m.policy.Conflicts, &ConflictError{
-		Chain: m.policy.Chain, InForce: holds, Superseded: yields, Scope: scope,
-		InForceValue: describe(holdsValue), SupersededValue: describe(yieldsValue),
-	})
-}
-
-func describe(v any) string {
-	if text := plainOrQuoted(strings.Trim(fmt.Sprint(v), "[]")); text != "" {
-		return text
-	}
-	return "empty"
-}
-
-func (m *merger) toPorts() Stated[Ports] {
-	equal := func(a, b Ports) bool { return slices.Equal(a.sorted(), b.sorted()) }
-	return stated(m, "toPorts", Ports{}, func(s SourcePolicy) *Ports { return s.ToPorts }, equal)
-}
-
-// scope finds what the policy is about. A network that names no sources or
-// interfaces means any; agent files that name none follow the networks.
-func (m *merger) scope() {
-	p := &m.policy
-	p.Sources = scopeOf(m, "sourceCIDRs", comparePrefixes, func(s SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
-	p.Interfaces = scopeOf(m, "outputInterfaces", strings.Compare, func(s SourcePolicy) []string { return s.OutputInterfaces })
-}
-
-func scopeOf[T comparable](m *merger, key string, order func(a, b T) int, get func(SourcePolicy) []T) Stated[[]T] {
-	out := Stated[[]T]{Origins: builtIn(key)}
-	for _, c := range m.ranked {
-		value := slices.Compact(sorted(get(c.Policy), order))
-		o := Origin{c.ID, key, -1}
-		switch nobodyYet := out.Origins[0].Source.Kind == BuiltIn; {
-		case len(value) == 0 && c.ID.Kind != Network:
-		case nobodyYet:
-			out = Stated[[]T]{value, []Origin{o}}
+// scope returns the value of a list of the scope, which has to be the same in all
+// sources. A network without the list means any; the agent files without it follow
+// the networks. The lists of the agent files are united.
+func scope[T comparable](m *merger, key string, compare func(a, b T) int, get func(*SourcePolicy) []T) WithOrigins[[]T] {
+	out := WithOrigins[[]T]{Origins: builtIn(key)}
+	for _, s := range m.sources {
+		var value []T
+		var origins []Origin
+		for _, f := range s.files() {
+			if list := get(&f.Policy); len(list) > 0 || s.ID.Kind == Network {
+				value = append(value, list...)
+				origins = append(origins, Origin{s.ID, key, -1, f.File})
+			}
+		}
+		slices.SortFunc(value, compare)
+		value = slices.Compact(value)
+		switch {
+		case len(origins) == 0:
+		case out.Origins[0].Source.Kind == BuiltIn:
+			out = WithOrigins[[]T]{value, origins}
 		case slices.Equal(out.Value, value):
-			out.Origins = append(out.Origins, o)
+			out.Origins = append(out.Origins, origins...)
 		default:
-			m.conflict(out.Origins[0], anyIfEmpty(out.Value), o, anyIfEmpty(value), true)
+			m.conflict(out.Origins[0], anyIfEmpty(out.Value), origins[0], anyIfEmpty(value), true)
 		}
 	}
 	return out
@@ -141,6 +347,119 @@ func anyIfEmpty[T any](list []T) any {
 	return list
 }
 
-func comparePrefixes(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
+func (m *merger) conflict(inForce Origin, inForceValue any, superseded Origin, supersededValue any, scope bool) {
+	m.policy.Conflicts = append(m.policy.Conflicts, &ConflictError{
+		Chain: m.policy.Chain, InForce: inForce, Superseded: superseded, Scope: scope,
+		InForceValue: valueText(inForceValue), SupersededValue: valueText(supersededValue),
+	})
+}
+
+func valueText(v any) string {
+	if text := quoteUnlessWord(strings.Trim(fmt.Sprint(v), "[]")); text != "" {
+		return text
+	}
+	return "empty"
+}
+
+// defaults returns the link-local prefixes that no source wants masqueraded, and the
+// default destinations if no source has nonMasqueradeCIDRs.
+func (m *merger) defaults() []Entry {
+	masquerade := map[Family]bool{}
+	named := false
+	for _, part := range m.parts {
+		s := part.policy
+		masquerade[IPv4] = masquerade[IPv4] || isTrue(s.MasqLinkLocal)
+		masquerade[IPv6] = masquerade[IPv6] || isTrue(s.MasqLinkLocalIPv6)
+		named = named || s.NonMasqueradeCIDRs != nil
+	}
+	keys := map[Family]string{IPv4: "masqLinkLocal", IPv6: "masqLinkLocalIPv6"}
+	var out []Entry
+	for _, f := range m.policy.Families() {
+		if !masquerade[f] {
+			out = append(out, Entry{f.LinkLocal(), Exempt, builtIn(keys[f])})
+		}
+	}
+	reserved := scalar(m, "nomasqAllReservedRanges", false, func(s *SourcePolicy) *bool { return s.NomasqAllReservedRanges })
+	if !named {
+		for _, p := range DefaultNonMasqueradeCIDRs(reserved.Value) {
+			out = append(out, Entry{p, Exempt, builtIn("nonMasqueradeCIDRs")})
+		}
+	}
+	return out
+}
+
+// entryList is a list of prefixes with what happens to them.
+type entryList struct {
+	key      string
+	action   Action
+	prefixes []netip.Prefix
+}
+
+// entries returns the defaults, then the prefixes of all lists as they are written,
+// each once. A prefix in the lists supersedes a default with another action; of two
+// sources that give a prefix different actions, the one with the higher precedence
+// is in force.
+func (m *merger) entries(defaults []Entry, lists func(*SourcePolicy) []entryList) []Entry {
+	type decided struct {
+		action Action
+		part   *part
+		key    string
+		index  int
+		entry  int // in the result, plus 1
+	}
+	size := 0
+	for i := range m.parts {
+		for _, l := range lists(&m.parts[i].policy) {
+			size += len(l.prefixes)
+		}
+	}
+	all, at := make([]decided, 0, size), make(map[netip.Prefix]int, size)
+	for i := range m.parts {
+		part := &m.parts[i]
+		for _, l := range lists(&part.policy) {
+			for j, p := range l.prefixes {
+				if k, named := at[p]; !named {
+					at[p] = len(all)
+					all = append(all, decided{l.action, part, l.key, j, 0})
+				} else if d := all[k]; d.action != l.action {
+					m.conflict(d.part.origin(d.key, d.index), p, part.origin(l.key, j), p, false)
+				}
+			}
+		}
+	}
+	out := make([]Entry, 0, size+len(defaults))
+	for _, e := range defaults {
+		k, named := at[e.Prefix]
+		if named && all[k].action != e.Action {
+			continue
+		}
+		if out = append(out, e); named {
+			all[k].entry = len(out)
+		}
+	}
+	origins := make([]Origin, 0, size)
+	for _, part := range m.written() {
+		for _, l := range lists(&part.policy) {
+			for j, p := range l.prefixes {
+				switch d := &all[at[p]]; {
+				case d.action != l.action:
+				case d.entry > 0:
+					e := &out[d.entry-1]
+					e.Origins = append(e.Origins, part.origin(l.key, j))
+				default:
+					origins = append(origins, part.origin(l.key, j))
+					out = append(out, Entry{p, l.action, origins[len(origins)-1 : len(origins) : len(origins)]})
+					d.entry = len(out)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// written returns the parts in the order in which rules list their prefixes.
+func (m *merger) written() []part {
+	parts := slices.Clone(m.parts)
+	slices.SortStableFunc(parts, func(a, b part) int { return a.id.Compare(b.id) })
+	return parts
 }

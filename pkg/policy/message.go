@@ -9,12 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// maxQuoted is the longest text, in bytes, that a message repeats of what it
-// was given.
+// maxQuoted is the longest text, in bytes, that a message repeats of its input.
 const maxQuoted = 256
 
-// Quote writes text that came from configuration, a file or the environment
-// into a message: quoted, on one line, never longer than 256 bytes.
+// Quote quotes a text that comes from configuration, a file or the environment, for
+// use in a message: on one line, at most 256 bytes.
 func Quote(s string) string {
 	const ellipsis = `…"`
 	q := strconv.Quote(s[:min(len(s), maxQuoted)])
@@ -24,11 +23,19 @@ func Quote(s string) string {
 	return strings.ToValidUTF8(q[:min(len(q)-1, maxQuoted-len(ellipsis))], "") + ellipsis
 }
 
-// Printable makes a text fit for a message, and leaves it as it is where it is that
-// already: one line that can be printed, and not long.
+// Printable returns the text as it is if it is short and printable on one line, and
+// otherwise as Quote does.
 func Printable(s string) string {
-	unprintable := func(r rune) bool { return !strconv.IsPrint(r) }
-	if len(s) > maxQuoted || !utf8.ValidString(s) || strings.ContainsFunc(s, unprintable) {
+	return quoteIf(s, func(r rune) bool { return !strconv.IsPrint(r) })
+}
+
+// quoteUnlessWord quotes all but a short word of printable ASCII.
+func quoteUnlessWord(s string) string {
+	return quoteIf(s, func(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' })
+}
+
+func quoteIf(s string, special func(rune) bool) string {
+	if len(s) > maxQuoted || !utf8.ValidString(s) || strings.ContainsFunc(s, special) {
 		return Quote(s)
 	}
 	return s
@@ -38,39 +45,28 @@ func Printable(s string) string {
 type FieldError struct {
 	Key     string
 	Index   int    // of the item in a list; -1 for a value that is no list
-	Value   string // as written; "" where the value itself says nothing
+	Value   string // as written; "" if the value itself is of no interest
 	Problem string // what is wrong and what to write instead
 }
 
-// Error writes nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set; did you
-// mean 10.0.1.0/24?
+// Error returns nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set; did you mean
+// 10.0.1.0/24?
 func (e *FieldError) Error() string {
-	var b strings.Builder
-	b.WriteString(plainOrQuoted(e.Key)) // an unknown key says anything
+	text := quoteUnlessWord(e.Key) // an unknown key can be any text
 	if e.Index >= 0 {
-		fmt.Fprintf(&b, "[%d]", e.Index)
+		text += fmt.Sprintf("[%d]", e.Index)
 	}
-	b.WriteString(": ")
 	if e.Value != "" {
-		b.WriteString(plainOrQuoted(e.Value) + " ")
+		return text + ": " + quoteUnlessWord(e.Value) + " " + e.Problem
 	}
-	return b.String() + e.Problem
+	return text + ": " + e.Problem
 }
 
-// plainOrQuoted leaves what reads as one word as it is.
-func plainOrQuoted(s string) string {
-	odd := func(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' }
-	if len(s) > maxQuoted || strings.ContainsFunc(s, odd) {
-		return Quote(s)
+// firstOf returns the first items of a list, as many as people read.
+func firstOf(list []string) string {
+	const limit = 8
+	if len(list) > limit {
+		return strings.Join(list[:limit], ", ") + ", …"
 	}
-	return s
-}
-
-// onOneLine writes what somebody else put into the kernel: as it is where it is
-// one line of visible text.
-func onOneLine(s string) string {
-	if len(s) > maxQuoted || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		return Quote(s)
-	}
-	return s
+	return strings.Join(list, ", ")
 }

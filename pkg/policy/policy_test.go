@@ -33,7 +33,7 @@ func TestConflictError(t *testing.T) {
 		Chain: "C", InForce: policy.Origin{Source: a, Key: "sourceCIDRs", Index: -1}, InForceValue: "any",
 		Superseded: policy.Origin{Source: b, Key: "sourceCIDRs", Index: -1}, SupersededValue: "10.0.0.0/8", Scope: true,
 	}
-	wantError(t, "scope", conflict, `chain C: sourceCIDRs of network "b" is 10.0.0.0/8, which contradicts sourceCIDRs of network "a", any; `+
+	wantError(t, "scope", conflict, `chain C: sourceCIDRs of network "b" is 10.0.0.0/8, which conflicts with sourceCIDRs of network "a", any; `+
 		"the latter is in force: make them agree or give one of them another masqChain")
 	var back *policy.ConflictError
 	if !errors.As(fmt.Errorf("add: %w", conflict), &back) || back != conflict {

@@ -5,92 +5,124 @@ package policy
 import (
 	"net/netip"
 	"slices"
-	"sort"
 	"strings"
 
 	"go4.org/netipx"
 )
 
-// Ranges is a set of addresses of one family: ranges in ascending order that
-// neither overlap nor touch. In a Rule nil stands for every address, while an
-// empty set holds none.
+// Ranges is a set of addresses of one family: ranges in ascending order that neither
+// overlap nor touch. In a Rule nil is every address; an empty set has none.
 type Ranges []netipx.IPRange
 
-// RangesOf returns the set of the addresses that the prefixes cover.
+// RangesOf returns the addresses that the prefixes cover.
 func RangesOf(prefixes ...netip.Prefix) Ranges {
 	if len(prefixes) == 1 {
 		return Ranges{netipx.RangeOfPrefix(prefixes[0])}
 	}
-	var b netipx.IPSetBuilder
-	for _, p := range prefixes {
-		b.AddPrefix(p)
-	}
-	return rangesFrom(&b)
+	return build(func(b *netipx.IPSetBuilder) {
+		for _, p := range prefixes {
+			b.AddPrefix(p)
+		}
+	})
 }
 
-// Normalize returns the set that the ranges make up, whatever their order and
-// overlaps.
+// Normalize returns the union of ranges in any order.
 func Normalize(ranges []netipx.IPRange) Ranges {
-	if isNormal(ranges) {
-		return append(Ranges{}, ranges...)
+	for i := 1; i < len(ranges); i++ {
+		if next := ranges[i-1].To().Next(); !next.IsValid() || !next.Less(ranges[i].From()) {
+			return build(func(b *netipx.IPSetBuilder) { addRanges(b, ranges) })
+		}
 	}
-	var b netipx.IPSetBuilder
+	return append(Ranges{}, ranges...)
+}
+
+func addRanges(b *netipx.IPSetBuilder, ranges []netipx.IPRange) {
 	for _, r := range ranges {
 		b.AddRange(r)
 	}
-	return rangesFrom(&b)
 }
 
-func isNormal(ranges []netipx.IPRange) bool {
-	for i := 1; i < len(ranges); i++ {
-		if next := ranges[i-1].To().Next(); !next.IsValid() || !next.Less(ranges[i].From()) {
-			return false
-		}
-	}
-	return true
-}
-
-// rangesFrom cannot fail: the builder's errors are about invalid prefixes and
-// ranges, which no caller can make.
-func rangesFrom(b *netipx.IPSetBuilder) Ranges {
+// build cannot fail: the builder's errors are about invalid prefixes and ranges,
+// which no caller has.
+func build(add func(*netipx.IPSetBuilder)) Ranges {
+	var b netipx.IPSetBuilder
+	add(&b)
 	set, err := b.IPSet()
 	if err != nil {
-		panic("policy: invalid range among valid prefixes: " + err.Error())
+		panic("policy: invalid range among valid ones: " + err.Error())
 	}
 	return append(Ranges{}, set.Ranges()...)
 }
 
-// Contains reports whether the address is in the set.
-func (r Ranges) Contains(a netip.Addr) bool {
-	i := sort.Search(len(r), func(i int) bool { return !r[i].To().Less(a) })
-	return i < len(r) && r[i].Contains(a)
+// Intersect returns the addresses that are in both sets, nil being every one.
+func (r Ranges) Intersect(s Ranges) Ranges {
+	switch {
+	case r == nil:
+		return s
+	case s == nil:
+		return r
+	}
+	out := Ranges{}
+	for i, j := 0, 0; i < len(r) && j < len(s); {
+		from, to := r[i].From(), r[i].To()
+		if from.Less(s[j].From()) {
+			from = s[j].From()
+		}
+		if s[j].To().Less(to) {
+			to = s[j].To()
+			j++
+		} else {
+			i++
+		}
+		if !to.Less(from) {
+			out = append(out, netipx.IPRangeFrom(from, to))
+		}
+	}
+	return out
 }
 
-// Equal reports whether both are the same set, nil being none but nil.
-func (r Ranges) Equal(s Ranges) bool {
-	return (r == nil) == (s == nil) && slices.Equal(r, s)
+// Without returns the addresses of r that are not in s. r must not be nil: use
+// RangesOf(f.All()) for every address of a family.
+func (r Ranges) Without(s Ranges) Ranges {
+	if s == nil {
+		return Ranges{}
+	}
+	return build(func(b *netipx.IPSetBuilder) {
+		addRanges(b, r)
+		for _, x := range s {
+			b.RemoveRange(x)
+		}
+	})
 }
+
+// Contains reports whether the address is in the set.
+func (r Ranges) Contains(a netip.Addr) bool {
+	_, found := slices.BinarySearchFunc(r, a, func(x netipx.IPRange, a netip.Addr) int {
+		switch {
+		case x.To().Less(a):
+			return -1
+		case a.Less(x.From()):
+			return 1
+		}
+		return 0
+	})
+	return found
+}
+
+// Equal reports whether both are the same set. nil equals nothing but nil.
+func (r Ranges) Equal(s Ranges) bool { return (r == nil) == (s == nil) && slices.Equal(r, s) }
 
 // Overlaps reports whether the sets have an address in common.
 func (r Ranges) Overlaps(s Ranges) bool {
-	if r == nil || s == nil {
-		return true
+	if len(r) == 1 && len(s) == 1 {
+		return r[0].Overlaps(s[0])
 	}
-	for i, j := 0, 0; i < len(r) && j < len(s); {
-		if r[i].Overlaps(s[j]) {
-			return true
-		}
-		if r[i].To().Less(s[j].To()) {
-			i++
-		} else {
-			j++
-		}
-	}
-	return false
+	common := r.Intersect(s)
+	return common == nil || len(common) > 0
 }
 
-// Minus returns those ranges of r that s does not hold in the same extent: what
-// has to be added to the elements s to make them r.
+// Minus returns the ranges of r that are not, with the same ends, ranges of s: the
+// elements to add to a set that has the elements s.
 func (r Ranges) Minus(s Ranges) Ranges {
 	var out Ranges
 	for _, x := range r {
@@ -104,19 +136,44 @@ func (r Ranges) Minus(s Ranges) Ranges {
 	return out
 }
 
-// String writes prefixes where a range is one, and FIRST-LAST elsewhere.
+// rangesKey is the same for sets that are Equal, and another for those that are not.
+type rangesKey struct {
+	count int // -1 for nil
+	first netipx.IPRange
+	rest  string
+}
+
+func (r Ranges) key() rangesKey {
+	switch {
+	case r == nil:
+		return rangesKey{count: -1}
+	case len(r) == 0:
+		return rangesKey{}
+	case len(r) == 1:
+		return rangesKey{count: 1, first: r[0]}
+	}
+	var rest []byte
+	for _, x := range r[1:] {
+		from, to := x.From().As16(), x.To().As16()
+		rest = append(append(rest, from[:]...), to[:]...)
+	}
+	return rangesKey{len(r), r[0], string(rest)}
+}
+
+// String returns prefixes where a range is one, and FIRST-LAST elsewhere.
 func (r Ranges) String() string {
-	const most = 8
-	parts := make([]string, 0, most+1)
-	for _, x := range r[:min(len(r), most)] {
+	const limit = 8
+	var parts []string
+	for i, x := range r {
+		if i == limit {
+			parts = append(parts, "…")
+			break
+		}
 		if p, ok := x.Prefix(); ok {
 			parts = append(parts, p.String())
 		} else {
 			parts = append(parts, x.String())
 		}
-	}
-	if len(r) > most {
-		parts = append(parts, "…")
 	}
 	if len(r) == 1 {
 		return parts[0]

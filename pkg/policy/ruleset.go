@@ -2,31 +2,193 @@
 
 package policy
 
-import "slices"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
 
-// Ruleset is the rules of the masquerade chains, desired or observed, in the
-// terms that all backends have in common.
-type Ruleset struct {
-	Chains []Chain
-	// Unrecognized is what else stands where only we may write.
-	Unrecognized []UnrecognizedObject
+// Verdict is what a rule does with a packet that it matches.
+type Verdict string
+
+// The verdicts of rules. Unrecognized is that of an observed rule that cannot be
+// decoded: it equals nothing, and no desired rule has it.
+const (
+	Jump         Verdict = "jump"
+	Return       Verdict = "return"
+	Masquerade   Verdict = "masquerade"
+	Unrecognized Verdict = "unrecognized"
+)
+
+// Protocol is the transport protocol that a rule matches; "" is any.
+type Protocol string
+
+// Protocols returns those with source ports that can be chosen.
+func Protocols() []Protocol { return []Protocol{"tcp", "udp", "sctp"} }
+
+// ShareUnit is the denominator of Rule.Share: iptables and the kernel count
+// probabilities in units of 2^-31 (xt_statistic).
+const ShareUnit = 1 << 31
+
+// Rule is a rule of a masquerade chain, or a jump to one, in the terms that both
+// backends have in common. The zero value of a match field matches everything.
+type Rule struct {
+	From, To                 Ranges
+	Out                      string // output interface; a trailing + is a wildcard
+	NotFromLocal, NotToLocal bool
+	Protocol                 Protocol
+	Share                    uint32 // of ShareUnit; 0 is always
+
+	Verdict     Verdict
+	Ports       PortRange // of Masquerade
+	RandomFully bool      // of Masquerade
+	Text        string    // of Unrecognized: the rule as its backend prints it
+
+	// Connections is the kernel's counter: a nat chain sees the first packet of each
+	// connection. Comparisons ignore it.
+	Connections uint64
+
+	// Entry is what a desired rule of a single prefix comes from. Comparisons ignore it.
+	Entry *Entry
 }
 
-// UnrecognizedObject is something that is not a rule of a chain of ours: a chain, a
-// set, a flag of a table.
-type UnrecognizedObject struct {
-	Family Family
-	Text   string
+// Equal reports whether the rules do the same to the same packets. An unrecognized
+// rule equals nothing, itself included.
+func (r Rule) Equal(s Rule) bool {
+	return r.Verdict != Unrecognized && r.sameEffect(s) && r.Share == s.Share && r.Protocol == s.Protocol &&
+		r.Out == s.Out && r.NotFromLocal == s.NotFromLocal && r.NotToLocal == s.NotToLocal &&
+		r.From.Equal(s.From) && r.To.Equal(s.To)
 }
 
-// Chain is one masquerade chain of one family, with the jumps that lead to it
-// from POSTROUTING.
+func (r Rule) sameEffect(s Rule) bool {
+	return r.Verdict == s.Verdict && r.Ports == s.Ports && r.RandomFully == s.RandomFully && r.Text == s.Text
+}
+
+// commutes reports whether the order of the two rules does not matter: no packet
+// matches both, or they do the same with it.
+func (r Rule) commutes(s Rule) bool {
+	if r.Verdict == Unrecognized || s.Verdict == Unrecognized {
+		return false
+	}
+	if r.sameEffect(s) && r.Share == 0 && s.Share == 0 {
+		return true
+	}
+	apart := r.Protocol != "" && s.Protocol != "" && r.Protocol != s.Protocol
+	return apart || !r.From.Overlaps(s.From) || !r.To.Overlaps(s.To)
+}
+
+// ruleKey is the same for rules that are Equal, and another for those that are not.
+type ruleKey struct {
+	from, to                 rangesKey
+	out                      string
+	notFromLocal, notToLocal bool
+	protocol                 Protocol
+	share                    uint32
+	verdict                  Verdict
+	ports                    PortRange
+	randomFully              bool
+	text                     string
+}
+
+func (r Rule) key() ruleKey {
+	return ruleKey{
+		r.From.key(), r.To.key(), r.Out, r.NotFromLocal, r.NotToLocal,
+		r.Protocol, r.Share, r.Verdict, r.Ports, r.RandomFully, r.Text,
+	}
+}
+
+// String returns the rule for people.
+func (r Rule) String() string {
+	if r.Verdict == Unrecognized {
+		return Printable(r.Text)
+	}
+	var words []string
+	add := func(isSet bool, format string, args ...any) {
+		if isSet {
+			words = append(words, fmt.Sprintf(format, args...))
+		}
+	}
+	add(r.From != nil, "from %s", r.From)
+	add(r.NotFromLocal, "from non-local")
+	add(r.To != nil, "to %s", r.To)
+	add(r.NotToLocal, "to non-local")
+	add(r.Out != "", "out %s", r.Out)
+	add(r.Protocol != "", "%s", r.Protocol)
+	add(r.Share != 0, "%.2f%%", 100*float64(r.Share)/ShareUnit)
+	add(true, "%s", r.Verdict)
+	add(!r.Ports.IsZero(), "to ports %s", r.Ports)
+	add(r.RandomFully, "random-fully")
+	return strings.Join(words, " ")
+}
+
+// Packet is the first packet of a connection in POSTROUTING.
+type Packet struct {
+	Src, Dst           netip.Addr
+	Out                string // output interface
+	SrcLocal, DstLocal bool   // the address is one of the node's own
+	Protocol           Protocol
+}
+
+// Matches reports whether the rule matches the packet. A rule with a Share counts as
+// a match: the other rules of its group have the same verdict.
+func (r Rule) Matches(p Packet) bool {
+	return (r.From == nil || r.From.Contains(p.Src)) &&
+		(r.To == nil || r.To.Contains(p.Dst)) &&
+		(!r.NotFromLocal || !p.SrcLocal) && (!r.NotToLocal || !p.DstLocal) &&
+		r.matchesInterface(p.Out) &&
+		(r.Protocol == "" || r.Protocol == p.Protocol)
+}
+
+func (r Rule) matchesInterface(name string) bool {
+	if prefix, wildcard := strings.CutSuffix(r.Out, "+"); wildcard {
+		return strings.HasPrefix(name, prefix)
+	}
+	return r.Out == "" || r.Out == name
+}
+
+// Chain is a masquerade chain of one family, with the jumps to it from POSTROUTING.
 type Chain struct {
 	Family Family
 	Name   string
 	Jumps  []Rule
 	Rules  []Rule
 	Owner  Owner
+}
+
+// HoldsOnly reports whether every rule of the chain has one of the verdicts.
+func (c *Chain) HoldsOnly(verdicts ...Verdict) bool {
+	return !slices.ContainsFunc(c.Rules, func(r Rule) bool { return !slices.Contains(verdicts, r.Verdict) })
+}
+
+// Walk returns the rule that decides the packet, or nil if no jump matches it or it
+// reaches the end of the chain.
+func (c *Chain) Walk(p Packet) *Rule {
+	matches := func(r Rule) bool { return r.Matches(p) }
+	if !slices.ContainsFunc(c.Jumps, matches) {
+		return nil
+	}
+	if i := slices.IndexFunc(c.Rules, matches); i >= 0 {
+		return &c.Rules[i]
+	}
+	return nil
+}
+
+// Ruleset is the masquerade chains of a node, desired or observed.
+type Ruleset struct {
+	Chains []Chain
+	// Unrecognized is what else is in a table that only ip-masq may write.
+	Unrecognized []UnrecognizedObject
+}
+
+// UnrecognizedObject is an object other than a rule of an owned chain: a chain, a
+// set, a flag of a table.
+type UnrecognizedObject struct {
+	Family Family
+	Text   string
 }
 
 // Find returns the chain, or nil.
@@ -39,41 +201,57 @@ func (rs *Ruleset) Find(f Family, name string) *Chain {
 	return nil
 }
 
-// finder returns Find for who looks for many chains.
-func (rs *Ruleset) finder() func(f Family, name string) *Chain {
-	const few = 16
-	if len(rs.Chains) <= few {
-		return rs.Find
-	}
-	type id struct {
-		family Family
-		name   string
-	}
-	chains := make(map[id]*Chain, len(rs.Chains))
-	for i := range rs.Chains {
-		c := &rs.Chains[i]
-		chains[id{c.Family, c.Name}] = c
-	}
-	return func(f Family, name string) *Chain { return chains[id{f, name}] }
+// RulesSchema is the version of the form in which chains are written. A chain whose
+// owner comment has a newer one is not changed.
+const RulesSchema = 1
+
+// Owner identifies the writer of a chain, in a comment on its last rule. The zero
+// Owner is that of a chain without the comment.
+type Owner struct {
+	Schema  int
+	DataDir string // as OwnedBy returns it
 }
 
-// HoldsOnly reports whether every rule of the chain has one of the verdicts.
-func (c *Chain) HoldsOnly(verdicts ...Verdict) bool {
-	return !slices.ContainsFunc(c.Rules, func(r Rule) bool { return !slices.Contains(verdicts, r.Verdict) })
+// OwnedBy returns the owner of chains that are written from the state in dataDir. A
+// path that is too long for a comment (xt_comment: 256 bytes; nft: 128), or would
+// need quotes, is replaced by its hash.
+func OwnedBy(dataDir string) Owner {
+	special := func(r rune) bool { return !isChainRune(r) && r != '/' }
+	if len(dataDir) > 80 || strings.ContainsFunc(dataDir, special) {
+		sum := sha256.Sum256([]byte(dataDir))
+		dataDir = "sha256:" + hex.EncodeToString(sum[:])
+	}
+	return Owner{Schema: RulesSchema, DataDir: dataDir}
 }
 
-// Walk returns the rule that decides about the packet, jumps and all, or nil
-// where it passes the chain by or through.
-func (c *Chain) Walk(p Packet) *Rule {
-	for _, j := range c.Jumps {
-		if !j.Matches(p) {
-			continue
-		}
-		for i := range c.Rules {
-			if c.Rules[i].Matches(p) {
-				return &c.Rules[i]
-			}
-		}
+// Differs reports whether the owner names a dataDir other than that of p.
+func (o Owner) Differs(p Owner) bool { return o.DataDir != "" && o.DataDir != p.DataDir }
+
+const ownerPrefix, ownerMiddle = "ip-masq/", " keeps its state in "
+
+// Comment returns the text of the comment, which people read too.
+func (o Owner) Comment() string {
+	if o == (Owner{}) {
+		return ""
 	}
-	return nil
+	return ownerPrefix + strconv.Itoa(o.Schema) + ownerMiddle + o.DataDir
+}
+
+// ParseOwner parses a comment. It returns the zero Owner for the comment of another
+// program. The text after the number of a newer schema is unknown.
+func ParseOwner(comment string) Owner {
+	rest, found := strings.CutPrefix(comment, ownerPrefix)
+	number, text, _ := strings.Cut(rest, " ")
+	schema, err := strconv.Atoi(number)
+	if !found || err != nil || schema < 1 {
+		return Owner{}
+	}
+	dir, found := strings.CutPrefix(" "+text, ownerMiddle)
+	switch {
+	case found:
+		return Owner{Schema: schema, DataDir: dir}
+	case schema > RulesSchema:
+		return Owner{Schema: schema}
+	}
+	return Owner{}
 }

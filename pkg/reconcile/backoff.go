@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"reflect"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -22,10 +23,10 @@ type backoff struct {
 }
 
 type failure struct {
-	policy policy.SourcePolicy
-	err    error
-	last   time.Time
-	wait   time.Duration
+	policies []policy.SourcePolicy
+	err      error
+	last     time.Time
+	wait     time.Duration
 }
 
 // retry makes all policies due now.
@@ -47,7 +48,7 @@ func (b *backoff) withhold(changed []policy.Source, now time.Time) (due []policy
 			b.failed[c.ID] = f
 		}
 		wait := f.wait
-		if !f.policy.Equal(c.Policy) {
+		if !reflect.DeepEqual(f.policies, c.Policies()) {
 			wait = firstBackoff
 		}
 		if at := f.last.Add(wait); failed && now.Before(at) {
@@ -66,7 +67,7 @@ func (b *backoff) note(tried []policy.Source, failed map[policy.SourceID]error, 
 		wait := min(max(2*b.failed[c.ID].wait, firstBackoff), longestBackoff)
 		delete(b.failed, c.ID)
 		if err := failed[c.ID]; err != nil {
-			b.failed[c.ID] = failure{c.Policy, err, now, wait}
+			b.failed[c.ID] = failure{c.Policies(), err, now, wait}
 			b.until(now.Add(wait))
 		}
 	}

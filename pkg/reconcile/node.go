@@ -11,8 +11,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -79,7 +79,7 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 type Sources struct {
 	Guard   config.PluginFile
 	ConfDir config.ConfDir
-	Agent   *config.AgentFiles // nil if agent files are not a source
+	Agent   *agentconfig.Files // nil if agent files are not a source
 
 	// Why one of them cannot be read.
 	GuardErr, ConfDirErr, AgentErr error
@@ -91,7 +91,7 @@ type Sources struct {
 func (n *Node) Read() *Sources {
 	s := n.reread(&Sources{})
 	if own, isSource := n.Settings.AgentSource(); isSource {
-		files, err := config.ReadAgentFiles(yamldoc.Decode, n.Settings.AgentConfigDir, n.Settings.AgentDialect, own)
+		files, err := agentconfig.Read(n.Settings.AgentConfigDir, n.Settings.AgentDialect, own)
 		s.Agent, s.AgentErr = &files, err
 	}
 	return s

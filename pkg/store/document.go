@@ -17,7 +17,7 @@ import (
 
 // Schema is the version of the form that documents and the record have. What
 // states a greater one is left as it is.
-const Schema = 1
+const Schema = 2
 
 // document is a contribution as it is stored. It has no time of writing: equal
 // contributions make equal documents, and the file's mtime tells their age.
@@ -168,11 +168,5 @@ func validate(c policy.Source) error {
 	case src.Kind == policy.AgentFiles && src.Name != "":
 		return errors.New("source.name: the agent files have none")
 	}
-	s := c.Policy
-	switch s.Backend {
-	case "", policy.Auto, policy.IPTables, policy.NFTables:
-	default:
-		return fmt.Errorf("backend: %s is not a backend", policy.Quote(string(s.Backend)))
-	}
-	return s.Validate(policy.MaxCIDRLimit)
+	return c.Validate(policy.MaxCIDRLimit)
 }

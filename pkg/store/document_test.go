@@ -28,7 +28,7 @@ func TestFormOfDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"schema":1,"source":{"kind":"network","name":"podnet"},"statement":{"masqChain":"IP-MASQ-AGENT",` +
+	const want = `{"schema":2,"source":{"kind":"network","name":"podnet"},"policy":{"masqChain":"IP-MASQ-AGENT",` +
 		`"nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":[],"masqLinkLocal":true,"toPorts":"1024-2047"},"order":3}`
 	if string(data) != want {
 		t.Errorf("document:\n%s\nwant\n%s", data, want)
@@ -43,7 +43,7 @@ func TestFormOfDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const record = `{"schema":1,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",` +
+	const record = `{"schema":2,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",` +
 		`"variant":"legacy","plainPorts":true,"stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}]}`
 	if string(data) != record {
 		t.Errorf("record:\n%s\nwant\n%s", data, record)
@@ -52,15 +52,15 @@ func TestFormOfDocuments(t *testing.T) {
 
 func FuzzDocument(f *testing.F) {
 	for _, s := range []string{
-		`{"schema":1,"source":{"kind":"network","name":"net"},"statement":{"masqChain":"POD-MASQ"}}`,
-		`{"schema":1,"source":{"kind":"agent-files"},"statement":{"masqChain":"A","backend":"auto","nonMasqueradeCIDRs":["10.0.0.0/8"],` +
-			`"masqueradeCIDRs":[],"enableIPv6":true,"sourceCIDRs":["fd00::/8"],"outputInterfaces":["eth+"],"toPorts":"1-2,3"},"yields":true,"order":-4}`,
-		`{"schema":1,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
-		`{"schema":2,"source":[]}`,
+		`{"schema":2,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"POD-MASQ"}}`,
+		`{"schema":2,"source":{"kind":"agent-files"},"policy":{"masqChain":"A","backend":"auto","nonMasqueradeCIDRs":["10.0.0.0/8"],` +
+			`"masqueradeCIDRs":[],"enableIPv6":true,"sourceCIDRs":["fd00::/8"],"outputInterfaces":["eth+"],"toPorts":"1-2,3"},"superseded":true,"order":-4}`,
+		`{"schema":2,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
+		`{"schema":3,"source":[]}`,
 		`{"a":{},"schema":99999999999999999999}`,
-		`{"schema":1,"source":{"kind":"network","name":"net"},"statement":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,
-		`{"schema":1,"schema":2,"source":null}`,
-		``, `{`, `[]`, `{"schema":1}{`,
+		`{"schema":2,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,
+		`{"schema":2,"schema":3,"source":null}`,
+		``, `{`, `[]`, `{"schema":2}{`,
 	} {
 		f.Add([]byte(s))
 	}

@@ -138,7 +138,7 @@ func TestTornAtEveryLength(t *testing.T) {
 
 func TestDamagedDocuments(t *testing.T) {
 	const source = `"source":{"kind":"network","name":"net"}`
-	sound := `{"schema":1,` + source + `,"statement":{"masqChain":"POD-MASQ"}}`
+	sound := `{"schema":2,` + source + `,"policy":{"masqChain":"POD-MASQ"}}`
 	for name, c := range map[string]struct{ data, want string }{
 		"sound":             {sound, ""},
 		"no JSON":           {"\x00\x00\x00\x00", "JSON"},
@@ -152,18 +152,18 @@ func TestDamagedDocuments(t *testing.T) {
 		"schema null":       {`{"schema":null}`, "not a number"},
 		"schema far below":  {`{"schema":-99999999999999999999}`, "out of range"},
 		"schema otherwise":  {`{"Schema":2}`, "states none"},
-		"two schemas":       {`{"schema":1,` + source + `,"statement":{"masqChain":"POD-MASQ"},"schema":0}`, "schemas 1 and 0"},
+		"two schemas":       {`{"schema":2,` + source + `,"policy":{"masqChain":"POD-MASQ"},"schema":0}`, "schemas 2 and 0"},
 		"two documents":     {sound + sound, "behind the end"},
 		"text behind":       {sound + "x", "behind the end"},
-		"unknown field":     {`{"schema":1,` + source + `,"statement":{"masqChain":"POD-MASQ"},"more":1}`, "more"},
-		"unknown key":       {`{"schema":1,` + source + `,"statement":{"masqChain":"POD-MASQ","more":1}}`, "more"},
-		"wrong type":        {`{"schema":1,` + source + `,"statement":[]}`, "cannot unmarshal"},
-		"no source":         {`{"schema":1,"statement":{"masqChain":"POD-MASQ"}}`, "source.kind"},
-		"unknown kind":      {`{"schema":1,"source":{"kind":"built-in"},"statement":{"masqChain":"POD-MASQ"}}`, "source.kind"},
-		"unnamed network":   {`{"schema":1,"source":{"kind":"network"},"statement":{"masqChain":"POD-MASQ"}}`, "source.name"},
-		"named agent files": {`{"schema":1,"source":{"kind":"agent-files","name":"x"},"statement":{"masqChain":"POD-MASQ"}}`, "source.name"},
-		"another's":         {`{"schema":1,"source":{"kind":"network","name":"web"},"statement":{"masqChain":"POD-MASQ"}}`, `network "web"`},
-		"no statement":      {`{"schema":1,` + source + `}`, "masqChain"},
+		"unknown field":     {`{"schema":2,` + source + `,"policy":{"masqChain":"POD-MASQ"},"more":1}`, "more"},
+		"unknown key":       {`{"schema":2,` + source + `,"policy":{"masqChain":"POD-MASQ","more":1}}`, "more"},
+		"wrong type":        {`{"schema":2,` + source + `,"policy":[]}`, "cannot unmarshal"},
+		"no source":         {`{"schema":2,"policy":{"masqChain":"POD-MASQ"}}`, "source.kind"},
+		"unknown kind":      {`{"schema":2,"source":{"kind":"built-in"},"policy":{"masqChain":"POD-MASQ"}}`, "source.kind"},
+		"unnamed network":   {`{"schema":2,"source":{"kind":"network"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
+		"named agent files": {`{"schema":2,"source":{"kind":"agent-files","name":"x"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
+		"another's":         {`{"schema":2,"source":{"kind":"network","name":"web"},"policy":{"masqChain":"POD-MASQ"}}`, `network "web"`},
+		"no policy":      {`{"schema":2,` + source + `}`, "masqChain"},
 		"bad chain":         {statement(`"masqChain":"POSTROUTING"`), "masqChain"},
 		"bad backend":       {statement(`"masqChain":"A","backend":"ebtables"`), "backend"},
 		"bad prefix":        {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10/8"]`), "10/8"},
@@ -175,9 +175,9 @@ func TestDamagedDocuments(t *testing.T) {
 		"both lists":        {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":["10.0.0.0/8"]`), "10.0.0.0/8"},
 		"bad ports":         {statement(`"masqChain":"A","toPorts":"9-1"`), "9-1"},
 		"bad interface":     {statement(`"masqChain":"A","outputInterfaces":["a/b"]`), "outputInterfaces"},
-		"endless field":     {`{"schema":1,"` + strings.Repeat("x", 1<<20) + `":1}`, "unknown field"},
+		"endless field":     {`{"schema":2,"` + strings.Repeat("x", 1<<20) + `":1}`, "unknown field"},
 		"endless value":     {statement(`"masqChain":"` + strings.Repeat("x", 1<<20) + `"`), "masqChain"},
-		"deep":              {`{"schema":1,"source":` + strings.Repeat("[", 100_000), "depth"},
+		"deep":              {`{"schema":2,"source":` + strings.Repeat("[", 100_000), "depth"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)
@@ -202,7 +202,7 @@ func TestDamagedDocuments(t *testing.T) {
 }
 
 func statement(keys string) string {
-	return `{"schema":1,"source":{"kind":"network","name":"net"},"statement":{` + keys + `}}`
+	return `{"schema":2,"source":{"kind":"network","name":"net"},"policy":{` + keys + `}}`
 }
 
 func TestDocumentThatIsTooBig(t *testing.T) {

@@ -15,7 +15,7 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 		data   string
 		schema int
 	}{
-		"like ours":   {`{"schema":2,"source":{"kind":"network","name":"net"},"statement":{"masqChain":"A"}}`, 2},
+		"like ours":   {`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"}}`, 3},
 		"other form":  {`{"schema":3,"source":[[]],"written":true}`, 3},
 		"schema last": {`{"a":{"schema":0},"b":[{}],"schema":4}`, 4},
 		"torn":        {`{"schema":5,"sou`, 5},

@@ -127,7 +127,7 @@ func TestRecordThatCannotBeOurs(t *testing.T) {
 		}
 	}
 	absent(t, d.Path()+"/record.json")
-	text := `{"schema":1,"chains":[{"chain":"POSTROUTING","family":"ipv4","backend":"nftables"}]}`
+	text := `{"schema":2,"chains":[{"chain":"POSTROUTING","family":"ipv4","backend":"nftables"}]}`
 	ok(t, os.WriteFile(d.Path()+"/record.json", []byte(text), 0o600))
 	s := load(t, d)
 	if len(s.Damaged) != 1 || len(s.Record.Chains) != 0 {

@@ -38,9 +38,9 @@ func basic(chain string) policy.Policy {
 		Chain: chain,
 		Destinations: entriesOf(policy.Exempt, "169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16",
 			"fe80::/10", "fd00::/8"),
-		Host:        policy.Stated[bool]{Value: true},
-		EnableIPv6:  policy.Stated[bool]{Value: true},
-		RandomFully: policy.Stated[bool]{Value: true},
+		Host:        policy.WithOrigins[bool]{Value: true},
+		EnableIPv6:  policy.WithOrigins[bool]{Value: true},
+		RandomFully: policy.WithOrigins[bool]{Value: true},
 	}
 }
 

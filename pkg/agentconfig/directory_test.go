@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package config
+package agentconfig
 
 import (
 	"errors"
@@ -19,7 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
 func link(t testing.TB, target, path string) {
@@ -29,16 +29,29 @@ func link(t testing.TB, target, path string) {
 	}
 }
 
+// exempt returns the prefixes in nonMasqueradeCIDRs of all files, each once.
+func exempt(a Files) []netip.Prefix {
+	all := []netip.Prefix{}
+	for _, f := range a.Source.Files {
+		for _, p := range f.Policy.NonMasqueradeCIDRs {
+			if !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
 // in reads within a time in which any file can be read.
-func in(t testing.TB, dir string) (AgentFiles, error) {
+func in(t testing.TB, dir string) (Files, error) {
 	t.Helper()
 	type result struct {
-		files AgentFiles
+		files Files
 		err   error
 	}
 	done := make(chan result, 1)
 	go func() {
-		files, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, AgentPolicy{})
+		files, err := Read(dir, config.DialectV1, config.AgentPolicy{})
 		done <- result{files, err}
 	}()
 	select {
@@ -46,7 +59,7 @@ func in(t testing.TB, dir string) (AgentFiles, error) {
 		return r.files, r.err
 	case <-time.After(20 * time.Second):
 		t.Fatalf("reading %s hangs", dir)
-		return AgentFiles{}, nil
+		return Files{}, nil
 	}
 }
 
@@ -84,7 +97,7 @@ func TestAgentFilesThatCannotBeRead(t *testing.T) {
 			}
 			got, err := in(t, dir)
 			wantError(t, err, path, c.want+"; "+filepath.Join(dir, "ip-masq-z")+":1: masqLinkLocal: 1 is a number; write true or false")
-			if diff := cmp.Diff([]string{"ip-masq-z"}, got.Files); diff != "" {
+			if diff := cmp.Diff([]string{"ip-masq-z"}, got.Names); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -111,9 +124,9 @@ func TestAgentFilesWithoutTheRight(t *testing.T) {
 			}
 		}()
 	}
-	_, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, AgentPolicy{})
+	_, err := Read(dir, config.DialectV1, config.AgentPolicy{})
 	wantError(t, err, path, "open FILE: permission denied; mend it, remove it, or give it a name that does not begin with ip-masq")
-	_, err = ReadAgentFiles(yamldoc.Decode, closed, DialectV1, AgentPolicy{})
+	_, err = Read(closed, config.DialectV1, config.AgentPolicy{})
 	wantError(t, err, closed, "read the agent files in FILE: permission denied")
 }
 
@@ -181,19 +194,18 @@ func TestAgentFilesOfAConfigMap(t *testing.T) {
 	if err := os.Remove(filepath.Join(c.dir, "ip-masq-more")); err != nil {
 		t.Fatal(err)
 	}
-	got, err := ReadAgentFiles(yamldoc.Decode, c.dir, DialectV1, AgentPolicy{})
+	got, err := Read(c.dir, config.DialectV1, config.AgentPolicy{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"ip-masq-agent", "ip-masq-more", "ip-masq-notes", "ip-masq-own"}, got.Files); diff != "" {
+	if diff := cmp.Diff([]string{"ip-masq-agent", "ip-masq-more", "ip-masq-notes", "ip-masq-own"}, got.Names); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(prefixes("10.0.0.0/8", "10.1.0.0/16"), got.Source.Policy.NonMasqueradeCIDRs, comparePrefixes); diff != "" {
+	if diff := cmp.Diff(prefixes("10.0.0.0/8", "10.1.0.0/16"), exempt(got), comparePrefixes); diff != "" {
 		t.Error(diff)
 	}
-	place, _ := got.Source.Places.Of("nonMasqueradeCIDRs", 0)
-	if want := filepath.Join(c.dir, "ip-masq-agent") + "[0]"; place.String() != want {
-		t.Errorf("stands in %s, want %s", place, want)
+	if want := filepath.Join(c.dir, "ip-masq-agent"); got.Source.Files[0].File != want {
+		t.Errorf("the first file is %s, want %s", got.Source.Files[0].File, want)
 	}
 
 	if err := os.RemoveAll(filepath.Join(c.dir, "..2026_01_02_1")); err != nil {
@@ -231,11 +243,11 @@ func TestAgentFilesAreOfOneVersion(t *testing.T) {
 	}()
 	seen := map[netip.Prefix]bool{}
 	for last := false; ; {
-		got, err := ReadAgentFiles(yamldoc.Decode, c.dir, DialectV1, AgentPolicy{})
+		got, err := Read(c.dir, config.DialectV1, config.AgentPolicy{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		read := got.Source.Policy.NonMasqueradeCIDRs
+		read := exempt(got)
 		if len(read) == 0 {
 			t.Fatal("nothing was read")
 		}
@@ -283,11 +295,11 @@ func TestAgentFilesThatComeAndGo(t *testing.T) {
 		changed <- nil
 	}()
 	for !done.Load() {
-		got, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, AgentPolicy{})
+		got, err := Read(dir, config.DialectV1, config.AgentPolicy{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !*got.Source.Policy.MasqLinkLocal || got.Files[0] != "ip-masq-a" {
+		if !*got.Source.Files[0].Policy.MasqLinkLocal || got.Names[0] != "ip-masq-a" {
 			t.Fatalf("read %+v", got)
 		}
 	}
@@ -302,12 +314,11 @@ func TestLinkedAgentFiles(t *testing.T) {
 	link(t, filepath.Join(elsewhere, "policy.yaml"), filepath.Join(dir, "ip-masq-agent"))
 	through := filepath.Join(t.TempDir(), "config")
 	link(t, dir, through)
-	got, err := ReadAgentFiles(yamldoc.Decode, through, DialectV1, AgentPolicy{})
+	got, err := Read(through, config.DialectV1, config.AgentPolicy{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	place, _ := got.Source.Places.Of("masqLinkLocal", -1)
-	if want := filepath.Join(through, "ip-masq-agent"); place.String() != want {
-		t.Errorf("stands in %s, want %s", place, want)
+	if want := filepath.Join(through, "ip-masq-agent"); got.Source.Files[0].File != want {
+		t.Errorf("the file is %s, want %s", got.Source.Files[0].File, want)
 	}
 }

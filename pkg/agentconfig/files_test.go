@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package config
+package agentconfig
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/document/yamldoc"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -27,7 +27,7 @@ func agentDirOf(t testing.TB, files ...string) string {
 }
 
 // warningsOf writes what was warned of, with DIR for the directory.
-func warningsOf(t testing.TB, a AgentFiles) string {
+func warningsOf(t testing.TB, a Files) string {
 	t.Helper()
 	var lines []string
 	for _, w := range a.Warnings {
@@ -46,10 +46,6 @@ func manySources(n int) string {
 	return text
 }
 
-func span(file string, first, count int) policy.Span {
-	return policy.Span{File: file, First: first, Count: count}
-}
-
 func ports(t testing.TB, s string) *policy.Ports {
 	t.Helper()
 	p, err := policy.ParsePorts(s)
@@ -59,13 +55,24 @@ func ports(t testing.TB, s string) *policy.Ports {
 	return &p
 }
 
+// source is the agent files with FILE, SourcePolicy, FILE, SourcePolicy…
+func source(chain string, files ...any) policy.Source {
+	s := policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: policy.SourcePolicy{Chain: chain}}
+	for i := 0; i < len(files); i += 2 {
+		stated := files[i+1].(policy.SourcePolicy)
+		stated.Chain = chain
+		s.Files = append(s.Files, policy.FilePolicy{File: files[i].(string), Policy: stated})
+	}
+	return s
+}
+
 // What one file states, whatever way it is written in.
 func TestAgentDocument(t *testing.T) {
 	yes, no := true, false
 	base := policy.SourcePolicy{Chain: policy.DefaultChain}
 	for _, c := range []struct {
 		name, text string
-		dialect    Dialect
+		dialect    config.Dialect
 		change     func(*policy.SourcePolicy)
 		interval   time.Duration
 		warnings   string
@@ -73,10 +80,10 @@ func TestAgentDocument(t *testing.T) {
 		{name: "nothing"},
 		{name: "comments", text: "# nothing yet\n"},
 		{name: "a null document", text: "---\nnull\n"},
-		{name: "nothing, in v2", dialect: DialectV2, change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes() }},
-		{name: "others, in v2", text: "masqLinkLocal: yes", dialect: DialectV2,
+		{name: "nothing, in v2", dialect: config.DialectV2, change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes() }},
+		{name: "others, in v2", text: "masqLinkLocal: yes", dialect: config.DialectV2,
 			change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes(), &yes }},
-		{name: "a list, in v2", text: "nonMasqueradeCIDRs: [10.0.0.0/8]", dialect: DialectV2,
+		{name: "a list, in v2", text: "nonMasqueradeCIDRs: [10.0.0.0/8]", dialect: config.DialectV2,
 			change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8") }},
 		{name: "an empty list", text: "nonMasqueradeCIDRs: []", change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes() }},
 		{name: "an agent's own", text: "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.0/8\n  - '192.168.0.0/16'\nmasqLinkLocal: false\nresyncInterval: 60s\n",
@@ -130,24 +137,47 @@ func TestAgentDocument(t *testing.T) {
 		{name: "an end without a document", text: "masqLinkLocal: true\n---\n...\n", change: func(s *policy.SourcePolicy) { s.MasqLinkLocal = &yes }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			want := AgentFiles{Files: []string{"ip-masq-agent"}, ResyncInterval: c.interval}
-			want.Source = policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: base}
-			if c.change != nil {
-				c.change(&want.Source.Policy)
-			}
 			dir := agentDirOf(t, "ip-masq-agent", c.text)
-			got, err := ReadAgentFiles(yamldoc.Decode, dir, c.dialect, AgentPolicy{})
+			want := Files{Names: []string{"ip-masq-agent"}, ResyncInterval: c.interval}
+			want.Source = source(policy.DefaultChain)
+			if c.change != nil {
+				stated := base
+				c.change(&stated)
+				want.Source = source(stated.Chain, filepath.Join(dir, "ip-masq-agent"), stated)
+			}
+			got, err := Read(dir, c.dialect, config.AgentPolicy{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(c.warnings, warningsOf(t, got)); diff != "" {
 				t.Errorf("warnings (-want +got):\n%s", diff)
 			}
-			got.Dir, got.Warnings, got.Source.Places = "", nil, nil
+			got.Dir, got.Warnings = "", nil
 			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The lines of keys and items, of repeated keys too.
+func TestLinesOfMembers(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		more bool
+		want []config.Member
+	}{
+		"nothing":        {"# nothing\n", false, nil},
+		"lines of items": {"b: 1\na:\n- x\n\n- z\n", false, []config.Member{{Key: "b", Value: []byte("1"), Line: 1}, {Key: "a", Value: []byte(`["x","z"]`), Line: 2, ItemLines: []int{3, 5}}}},
+		"a key twice":    {"a: 1\na: 2\n", false, []config.Member{{Key: "a", Value: []byte("2"), Line: 1}, {Key: "a", Value: []byte("2"), Line: 2}}},
+		"JSON":           {`{"a": [null]}`, false, []config.Member{{Key: "a", Value: []byte("[null]"), Line: 1, ItemLines: []int{1}}}},
+		"more":           {"a: 1\n---\nb: 2\n", true, []config.Member{{Key: "a", Value: []byte("1"), Line: 1}}},
+		"no more":        {"a: 1\n---\n", false, []config.Member{{Key: "a", Value: []byte("1"), Line: 1}}},
+	} {
+		got, more, err := membersOf("FILE", []byte(c.text))
+		if diff := cmp.Diff(c.want, got); diff != "" || more != c.more || err != nil {
+			t.Errorf("%s: more %t, %v (-want +got):\n%s", name, more, err, diff)
+		}
 	}
 }
 
@@ -166,6 +196,9 @@ func TestAgentDocumentMistakes(t *testing.T) {
 		{"a:\n  <<: {b: 1}", f + ":2: <<: merges are not read; write out the keys"},
 		{"? [a]\n: 1", f + ":1: has a key that is no text; write the name of a key"},
 		{"!!binary bWFzcUNoYWlu: A", f + ":1: has a key that is no text; write the name of a key"},
+		{"%TAG !a! tag:x\n---\na: 1\n", f + ": %TAG: directives are not read; remove it"},
+		{"a: 1\n...\n%TAG !a! tag:x\n---\n", f + ": %TAG: directives are not read; remove it"},
+		{"\xfe\xff\x00a\x00:\x00 \x001", f + ": not YAML: it is UTF-16; save it as UTF-8"},
 		{"a: .inf", f + ": not YAML: json: unsupported value: +Inf"},
 
 		// Keys.
@@ -204,7 +237,7 @@ func TestAgentDocumentMistakes(t *testing.T) {
 		{"resyncInterval: [60]", f + `:1: resyncInterval: [60] is a list; write a string such as "60s"`},
 	} {
 		dir := agentDirOf(t, "ip-masq-agent", c.text)
-		got, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, AgentPolicy{})
+		got, err := Read(dir, config.DialectV1, config.AgentPolicy{})
 		if err == nil {
 			t.Errorf("%q: no error, but %+v", c.text, got)
 			continue
@@ -220,74 +253,89 @@ func TestAgentDocumentMistakes(t *testing.T) {
 }
 
 func TestAgentFilesUnited(t *testing.T) {
-	yes := true
+	yes, no := true, false
 	dir := agentDirOf(t,
 		"ip-masq-a", "nonMasqueradeCIDRs: [10.0.0.0/8, 10.1.0.0/16, 10.1.0.0/16, 10.2.0.0/16]\nmasqLinkLocal: false\nresyncInterval: 5m\nbackend: auto\nrandomFully: false\ntoPorts: '9-12,1-7'\n",
 		"ip-masq-b", "nonMasqueradeCIDRs: [172.16.0.0/12, 10.1.0.0/16, fd00::/8]\nmasqLinkLocal: true\nresyncInterval: 30\nbackend: nftables\ntoPorts: '1-7,9-12'\nmasqChain: BLUE\n",
 		"ip-masq-c", "masqLinkLocal: false\nenableIPv6: true\nnonMasqueradeSourceCIDRs: [10.9.0.0/16]\ncidrLimit: 1\n",
 		"ip-masq-c~", "masqLinkLocal: {", "config", "masqLinkLocal: {", ".ip-masq", "{")
-	own := AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.2.0.0/16", "10.3.0.0/16"), Chain: "BLUE", RandomFully: new(bool)}}
-	got, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, own)
+	own := config.AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.2.0.0/16", "10.3.0.0/16"), Chain: "BLUE", RandomFully: &no}}
+	got, err := Read(dir, config.DialectV1, own)
 	if err != nil {
 		t.Fatal(err)
 	}
 	path := func(name string) string { return filepath.Join(dir, name) }
-	want := AgentFiles{
-		Dir: dir, Files: []string{"ip-masq-a", "ip-masq-b", "ip-masq-c"}, ResyncInterval: 30 * time.Second,
-		Source: policy.Source{
-			ID: policy.SourceID{Kind: policy.AgentFiles},
-			Policy: policy.SourcePolicy{
-				Chain: "BLUE", Backend: policy.NFTables,
-				NonMasqueradeCIDRs:       prefixes("10.2.0.0/16", "10.3.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "172.16.0.0/12", "fd00::/8"),
-				NonMasqueradeSourceCIDRs: prefixes("10.9.0.0/16"),
-				MasqLinkLocal:            &yes, EnableIPv6: &yes, RandomFully: new(bool),
-				ToPorts: ports(t, "9-12,1-7"),
+	want := Files{
+		Dir: dir, Names: []string{"ip-masq-a", "ip-masq-b", "ip-masq-c"}, ResyncInterval: 30 * time.Second,
+		Source: source("BLUE",
+			config.OwnPolicy, own.Policy,
+			path("ip-masq-a"), policy.SourcePolicy{
+				NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16"), MasqLinkLocal: &no,
+				Backend: policy.Auto, RandomFully: &no, ToPorts: ports(t, "9-12,1-7"),
 			},
-			Places: policy.Places{
-				"nonMasqueradeCIDRs":       {span(OwnPolicy, 0, 2), span(path("ip-masq-a"), 0, 2), span(path("ip-masq-b"), 0, 1), span(path("ip-masq-b"), 2, 1)},
-				"nonMasqueradeSourceCIDRs": {span(path("ip-masq-c"), 0, 1)},
-				"masqLinkLocal":            {span(path("ip-masq-b"), -1, 1)},
-				"enableIPv6":               {span(path("ip-masq-c"), -1, 1)},
-				"randomFully":              {span(OwnPolicy, -1, 1)},
-				"toPorts":                  {span(path("ip-masq-a"), -1, 1)},
-				"masqChain":                {span(OwnPolicy, -1, 1)},
-				"backend":                  {span(path("ip-masq-b"), -1, 1)},
+			path("ip-masq-b"), policy.SourcePolicy{
+				NonMasqueradeCIDRs: prefixes("172.16.0.0/12", "10.1.0.0/16", "fd00::/8"), MasqLinkLocal: &yes,
+				Backend: policy.NFTables, ToPorts: ports(t, "1-7,9-12"),
 			},
-		},
+			path("ip-masq-c"), policy.SourcePolicy{
+				NonMasqueradeSourceCIDRs: prefixes("10.9.0.0/16"), MasqLinkLocal: &no, EnableIPv6: &yes,
+			}),
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+
+	// Merged they are one policy, whose values have the files as their origins.
+	p := policy.Merge([]policy.Source{got.Source})[0]
+	var origins []string
+	for _, e := range p.Destinations {
+		text := e.Prefix.String()
+		for _, o := range e.Origins {
+			text += fmt.Sprintf(" %s[%d]", filepath.Base(o.File), o.Index)
+		}
+		origins = append(origins, text)
+	}
+	wantOrigins := []string{
+		"fe80::/10 .[-1]", "10.2.0.0/16 " + config.OwnPolicy + "[0] ip-masq-a[2]", "10.3.0.0/16 " + config.OwnPolicy + "[1]", "10.0.0.0/8 ip-masq-a[0]",
+		"10.1.0.0/16 ip-masq-a[1] ip-masq-b[1]", "172.16.0.0/12 ip-masq-b[0]", "fd00::/8 ip-masq-b[2]",
+	}
+	if diff := cmp.Diff(wantOrigins, origins); diff != "" {
+		t.Errorf("origins (-want +got):\n%s", diff)
+	}
+	if p.Backend.Value != policy.NFTables || p.RandomFully.Value || p.ToPorts.Value.String() != "9-12,1-7" || !p.EnableIPv6.Value || len(p.ExemptSources) != 1 || len(p.Conflicts) > 0 {
+		t.Errorf("merged: %+v", p)
+	}
 }
 
-func TestAgentFilesThatContradict(t *testing.T) {
+func TestAgentFilesThatConflict(t *testing.T) {
 	no := false
 	for _, c := range []struct {
 		name, a, b string
-		own        AgentPolicy
+		own        config.AgentPolicy
 		want       string
 	}{
 		{name: "a scalar", a: "x: 1\nenableIPv6: true", b: "enableIPv6: false",
-			want: "DIR/ip-masq-b:1: enableIPv6: false contradicts true in DIR/ip-masq-a; write the same in both, or leave it out of one"},
+			want: "DIR/ip-masq-b:1: enableIPv6: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one"},
 		{name: "each scalar", a: "randomFully: true\nmasqueradeHost: true\ntoPorts: ''\nbackend: iptables\nmasqChain: A\nnomasqAllReservedRanges: true",
 			b: "randomFully: false\nmasqueradeHost: false\ntoPorts: 1-7\nbackend: nftables\nmasqChain: B\nnomasqAllReservedRanges: false",
-			want: "DIR/ip-masq-b:6: nomasqAllReservedRanges: false contradicts true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:2: masqueradeHost: false contradicts true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:1: randomFully: false contradicts true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:3: toPorts: 1-7 contradicts empty in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:5: masqChain: B contradicts A in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:4: backend: nftables contradicts iptables in DIR/ip-masq-a; write the same in both, or leave it out of one"},
+			want: "DIR/ip-masq-b:5: masqChain: B conflicts with A in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:4: backend: nftables conflicts with iptables in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:1: randomFully: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:2: masqueradeHost: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:3: toPorts: 1-7 conflicts with empty in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:6: nomasqAllReservedRanges: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one"},
 		{name: "our own policy", a: "randomFully: true", b: "backend: nftables",
-			own:  AgentPolicy{Policy: policy.SourcePolicy{RandomFully: &no, Backend: policy.IPTables}},
-			want: "DIR/ip-masq-a:1: randomFully: true contradicts false in [agent] of the reconciler's settings; write the same in both, or leave it out of one; DIR/ip-masq-b:1: backend: nftables contradicts iptables in [agent] of the reconciler's settings; write the same in both, or leave it out of one"},
+			own: config.AgentPolicy{Policy: policy.SourcePolicy{RandomFully: &no, Backend: policy.IPTables}},
+			want: "DIR/ip-masq-b:1: backend: nftables conflicts with iptables in [agent] of the reconciler's settings; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-a:1: randomFully: true conflicts with false in [agent] of the reconciler's settings; write the same in both, or leave it out of one"},
 		{name: "a prefix", a: "masqueradeCIDRs:\n- 10.9.0.0/16\n- 10.1.0.0/16", b: "nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.0.0/8, 10.1.0.0/16]",
-			want: "DIR/ip-masq-a:3: masqueradeCIDRs[1]: 10.1.0.0/16 is nonMasqueradeCIDRs[2] of DIR/ip-masq-b too; remove one of the two"},
+			want: "DIR/ip-masq-b:1: nonMasqueradeCIDRs[2]: 10.1.0.0/16 conflicts with masqueradeCIDRs[1] in DIR/ip-masq-a; remove one of the two"},
 		{name: "a prefix of our own policy", a: "masqueradeCIDRs: [10.0.0.0/8]",
-			own:  AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.0.0.0/8")}},
-			want: "DIR/ip-masq-a:1: masqueradeCIDRs[0]: 10.0.0.0/8 is nonMasqueradeCIDRs[0] of [agent] of the reconciler's settings too; remove one of the two"},
+			own:  config.AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.0.0.0/8")}},
+			want: "DIR/ip-masq-a:1: masqueradeCIDRs[0]: 10.0.0.0/8 conflicts with nonMasqueradeCIDRs[0] in [agent] of the reconciler's settings; remove one of the two"},
 		{name: "a prefix that one file has in both", a: "nonMasqueradeCIDRs: [10.0.0.0/8]", b: "nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]",
 			want: "DIR/ip-masq-b:2: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two"},
-		{name: "IPv6 that nobody enables", a: "nonMasqueradeCIDRs: [fd00::/8]", own: AgentPolicy{Policy: policy.SourcePolicy{MasqueradeCIDRs: prefixes("fd01::/16")}},
+		{name: "IPv6 that nobody enables", a: "nonMasqueradeCIDRs: [fd00::/8]", own: config.AgentPolicy{Policy: policy.SourcePolicy{MasqueradeCIDRs: prefixes("fd01::/16")}},
 			want: `[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it; ` +
 				`DIR/ip-masq-a:1: nonMasqueradeCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
 		{name: "IPv6 that a bad file may enable", a: "nonMasqueradeCIDRs: [fd00::/8]", b: "enableIPv6: 1",
@@ -297,19 +345,19 @@ func TestAgentFilesThatContradict(t *testing.T) {
 		{name: "bounds of all together", a: manySources(241), b: "outputInterfaces: [a, b, c, d, e, f, g, h, i, j, k, l, m, nn, o, p, q]",
 			want: "the agent files together: sourceCIDRs: has 241 entries, which with the 17 of outputInterfaces make 4097 pairs, more than the 4096 possible; remove some"},
 		{name: "limits of each document", a: "nonMasqueradeCIDRs: [10.0.0.0/16, 10.1.0.0/16]", b: "cidrLimit: 1\nmasqueradeCIDRs: [10.2.0.0/16, 10.3.0.0/16]",
-			own: AgentPolicy{CIDRLimit: 1, Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.4.0.0/16", "10.5.0.0/16")}},
+			own: config.AgentPolicy{CIDRLimit: 1, Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.4.0.0/16", "10.5.0.0/16")}},
 			want: "[agent] of the reconciler's settings: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit; " +
 				"DIR/ip-masq-b:1: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := agentDirOf(t, "ip-masq-a", c.a, "ip-masq-b", c.b)
 			for range 3 { // the words are always the same
-				got, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV1, c.own)
+				got, err := Read(dir, config.DialectV1, c.own)
 				checkMessage(t, err)
 				if said := strings.ReplaceAll(err.Error(), dir, "DIR"); said != c.want {
 					t.Errorf("message\n%s\nwant\n%s", said, c.want)
 				}
-				if diff := cmp.Diff([]string{"ip-masq-a", "ip-masq-b"}, got.Files); diff != "" {
+				if diff := cmp.Diff([]string{"ip-masq-a", "ip-masq-b"}, got.Names); diff != "" {
 					t.Error(diff)
 				}
 			}
@@ -324,34 +372,81 @@ func TestOwnPolicyAlone(t *testing.T) {
 	if err := os.Symlink(missing, dangling); err != nil {
 		t.Fatal(err)
 	}
-	own := AgentPolicy{Policy: policy.SourcePolicy{Chain: "BLUE", MasqueradeCIDRs: prefixes("10.0.0.0/8")}}
+	own := config.AgentPolicy{Policy: policy.SourcePolicy{Chain: "BLUE", MasqueradeCIDRs: prefixes("10.0.0.0/8")}}
 	for _, dir := range []string{"", missing, dangling, agentDirOf(t)} {
-		for _, dialect := range []Dialect{DialectV1, DialectV2} {
-			got, err := ReadAgentFiles(yamldoc.Decode, dir, dialect, own)
+		for _, dialect := range []config.Dialect{config.DialectV1, config.DialectV2} {
+			got, err := Read(dir, dialect, own)
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := AgentFiles{Dir: dir, Missing: dir == missing || dir == dangling, Source: policy.Source{
-				ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: own.Policy,
-				Places: policy.Places{"masqChain": {span(OwnPolicy, -1, 1)}, "masqueradeCIDRs": {span(OwnPolicy, 0, 1)}},
-			}}
+			want := Files{Dir: dir, Missing: dir == missing || dir == dangling, Source: source("BLUE", config.OwnPolicy, own.Policy)}
 			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", dir, diff)
 			}
 		}
 	}
-	_, err := ReadAgentFiles(yamldoc.Decode, file, DialectV1, own)
+	_, err := Read(file, config.DialectV1, own)
 	wantError(t, err, file, "read the agent files in FILE: not a directory; name the directory that holds the files")
 
 	dir := agentDirOf(t, "config.yaml", "masqLinkLocal: true", "ip-masq-agent~", "")
-	got, err := ReadAgentFiles(yamldoc.Decode, dir, DialectV2, AgentPolicy{})
+	got, err := Read(dir, config.DialectV2, config.AgentPolicy{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff("DIR holds files, but none whose name begins with ip-masq; rename those that are meant", warningsOf(t, got)); diff != "" {
 		t.Error(diff)
 	}
-	if got.Source.Places != nil || !got.Source.Policy.Equal(policy.SourcePolicy{Chain: policy.DefaultChain}) {
-		t.Errorf("nothing states %+v", got.Source)
+	if diff := cmp.Diff(source(policy.DefaultChain), got.Source); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A flag replaces what the file has, and is not judged beside what it has: a
+// later flag may replace that too.
+func TestFlagsWin(t *testing.T) {
+	s := config.DefaultSettings()
+	file := write(t, filepath.Join(t.TempDir(), "reconciler.toml"), "[agent]\ncidrLimit = 1\nnonMasqueradeCIDRs = ['10.0.0.0/8']")
+	if err := s.Read(file); err != nil {
+		t.Fatal(err)
+	}
+	before := s
+	if err := s.Set("agent.masqueradeCIDRs", "10.0.0.0/8,10.1.0.0/16"); err != nil {
+		t.Error(err)
+	}
+	if before.Agent.Policy.MasqueradeCIDRs != nil {
+		t.Error("a flag changed settings that were taken before")
+	}
+	_, err := Read("", config.DialectV1, *s.Agent)
+	wantError(t, err, file, "FILE:2: agent.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 1 allowed; remove some or raise cidrLimit; "+
+		"[agent] of the reconciler's settings: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two")
+}
+
+// What the file's keys state has its line and its place there, if it is judged
+// later.
+func TestOwnPolicyHasLines(t *testing.T) {
+	s := config.DefaultSettings()
+	file := write(t, filepath.Join(t.TempDir(), "reconciler.toml"), "[agent]\nmasqChain = 'A'\nmasqueradeCIDRs = ['10.0.0.0/8', '10.0.0.0/8', 'fd00::/8']")
+	if err := s.Read(file); err != nil {
+		t.Fatal(err)
+	}
+	read := func() error {
+		_, err := Read("", config.DialectV1, *s.Agent)
+		return err
+	}
+	const noIPv6 = " is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it"
+	wantError(t, read(), file, "FILE:3: agent.masqueradeCIDRs[2]: fd00::/8"+noIPv6)
+	moved := config.DefaultSettings()
+	if err := moved.Read(write(t, filepath.Join(t.TempDir(), "reconciler.toml"), "# moved\n[agent]\nmasqChain = 'A'\nmasqueradeCIDRs = ['10.0.0.0/8', 'fd00::/8']")); err != nil {
+		t.Fatal(err)
+	}
+	if !s.Equal(moved) || !moved.Equal(s) {
+		t.Error("settings that say the same on other lines are not equal")
+	}
+	if err := s.Set("agent.masqueradeCIDRs", "fd01::/16"); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, read(), file, "[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16"+noIPv6)
+	if s.Equal(moved) || s.Equal(config.DefaultSettings()) || config.DefaultSettings().Equal(s) {
+		t.Error("settings that say other things are equal")
 	}
 }

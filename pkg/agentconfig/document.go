@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agentconfig
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	nodes "go.yaml.in/yaml/v3"
+	"sigs.k8s.io/yaml"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// document is an agent file, or the policy in the reconciler's own settings.
+type document struct {
+	config.Document
+	config.AgentPolicy
+	resync   time.Duration // 0 if it has none
+	unread   bool          // its policy is unknown
+	warnings []error
+}
+
+func ownDocument(own config.AgentPolicy) *document {
+	w := own.Written
+	return &document{
+		Document:    config.Document{File: config.OwnPolicy, Settings: w.File, Lines: w.Lines, Indexes: w.Indexes},
+		AgentPolicy: own,
+	}
+}
+
+// mayEnableIPv6 is true also if that is unknown: what follows from a mistake is no
+// mistake of its own.
+func (d *document) mayEnableIPv6() bool {
+	return d.unread || d.Flawed["enableIPv6"] || d.Policy.EnableIPv6 != nil && *d.Policy.EnableIPv6
+}
+
+// parse parses the file. Its mistakes are those that show before it is validated.
+func (f file) parse(dialect config.Dialect) *document {
+	if f.err != nil {
+		return &document{Document: config.Document{File: f.path, Mistakes: []error{f.err}}, unread: true}
+	}
+	d := &document{Document: config.Document{File: f.path}}
+	members, more, err := membersOf(f.path, f.text)
+	if err != nil {
+		d.unread, d.Mistakes = true, []error{err}
+		return d
+	}
+	if more {
+		d.warn(0, errors.New("another document follows the first, which alone is read; join them, or write one file for each"))
+	}
+	keys := append(d.Keys(), config.Key{Name: "resyncInterval", Value: config.Interval(&d.resync)})
+	d.Read(d.known(members, keys), keys)
+	if s := &d.Policy; dialect == config.DialectV2 && s.NonMasqueradeCIDRs == nil && !d.Flawed["nonMasqueradeCIDRs"] {
+		s.NonMasqueradeCIDRs = []netip.Prefix{}
+	}
+	return d
+}
+
+func (d *document) warn(line int, err error) { d.warnings = append(d.warnings, d.Locate(line, err)) }
+
+// known returns the members with known keys, which match in any letter case, as in the
+// agents (encoding/json). It warns about what the agents ignore: unknown keys, and values
+// that are null.
+func (d *document) known(members []config.Member, keys []config.Key) []config.Member {
+	var kept []config.Member
+	unknown := map[string]bool{}
+	warn := func(m config.Member, problem string) {
+		d.warn(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem})
+	}
+	for _, m := range members {
+		at := slices.IndexFunc(keys, func(k config.Key) bool { return strings.EqualFold(k.Name, m.Key) })
+		if at < 0 {
+			if unknown[m.Key] {
+				d.NoteAt(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: "is there twice; write it once"})
+				continue
+			}
+			remedy := "remove it"
+			if unknown[m.Key] = true; len(unknown) > config.MaxShown {
+				continue
+			}
+			if near := config.Nearest(m.Key, keys); near != "" {
+				remedy = "did you mean " + near + "?"
+			}
+			warn(m, "is not a known key, and not used; "+remedy)
+			continue
+		}
+		m.Key, m.Spelled = keys[at].Name, m.Key
+		switch isNull := m.Err == nil && config.KindOf(m.Value) == config.Null; {
+		case isNull && keys[at].Kind == config.List:
+			warn(m, "null is taken for an empty list; write [] for none, or leave the key out")
+			m.Value = json.RawMessage("[]")
+		case isNull:
+			warn(m, "null is taken as not stated; write a value, or leave the key out")
+			keys[at].Read = nil
+		}
+		kept = append(kept, m)
+	}
+	if more := len(unknown) - config.MaxShown; more > 0 {
+		d.warn(0, fmt.Errorf("%d more keys are not known, and not used; remove them", more))
+	}
+	return kept
+}
+
+// membersOf returns the keys of a YAML or JSON text, repeated ones included, and whether
+// another document follows the first.
+//
+// sigs.k8s.io/yaml, which the agents use, decides the values. It would silently take one
+// of two equal keys, and copy what an alias refers to; the node tree of the other library
+// shows those, and the lines.
+func membersOf(file string, text []byte) (members []config.Member, more bool, err error) {
+	keys, line, more, err := keysOf(file, text)
+	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) && json.Valid(text) {
+		// JSON allows white space that YAML does not.
+		members, err = config.JSONMembers(text)
+		if err != nil {
+			return nil, false, fmt.Errorf("%s: %w", policy.Printable(file), err)
+		}
+		for i := range members {
+			if len(keys) == len(members) {
+				members[i].Line, members[i].ItemLines = keys[i].Line, keys[i].ItemLines
+			}
+		}
+		return members, false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	asJSON, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		return nil, false, notYAML(file, err)
+	}
+	whole := json.RawMessage(bytes.TrimSpace(asJSON))
+	switch kind := config.KindOf(whole); {
+	case kind == config.Null:
+		return nil, more, nil
+	case kind != config.Object || keys == nil:
+		return nil, false, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", policy.Printable(file), line, kind)
+	}
+	values := map[string]json.RawMessage{}
+	parts := config.Elements(whole)
+	for i := 0; i+1 < len(parts); i += 2 {
+		name, _ := config.StringValue(parts[i])
+		values[name] = parts[i+1]
+	}
+	for i := range keys {
+		value, isThere := values[keys[i].Key]
+		if keys[i].Value = value; !isThere {
+			keys[i].Err = errors.New("is not a plain key; write the key as it is, without a tag")
+		}
+	}
+	return keys, more, nil
+}
+
+// keysOf returns the keys of a mapping without their values, the line on which the
+// document begins, and whether another document follows.
+func keysOf(file string, text []byte) (keys []config.Member, line int, more bool, err error) {
+	switch {
+	case bytes.HasPrefix(text, []byte("\xfe\xff")), bytes.HasPrefix(text, []byte("\xff\xfe")):
+		return nil, 0, false, syntaxError(file, 0, "not YAML", "it is UTF-16; save it as UTF-8")
+	case bytes.Contains(text, []byte("%TAG")): // takes quadratic time: half a minute for 1 MiB
+		return nil, 0, false, syntaxError(file, 0, "%TAG", "directives are not read; remove it")
+	}
+	stream := nodes.NewDecoder(bytes.NewReader(text))
+	var tree nodes.Node
+	top := &tree
+	switch err := stream.Decode(&tree); {
+	case errors.Is(err, io.EOF): // nothing but comments
+	case err != nil:
+		return nil, 0, false, notYAML(file, err)
+	default:
+		top = tree.Content[0]
+	}
+	if err := refuse(file, top, false); err != nil {
+		return nil, 0, false, err
+	}
+	if top.Kind == nodes.MappingNode {
+		keys = []config.Member{}
+		for i := 0; i+1 < len(top.Content); i += 2 {
+			m := config.Member{Key: top.Content[i].Value, Line: top.Content[i].Line}
+			if value := top.Content[i+1]; value.Kind == nodes.SequenceNode {
+				for _, item := range value.Content {
+					m.ItemLines = append(m.ItemLines, item.Line)
+				}
+			}
+			keys = append(keys, m)
+		}
+	}
+	return keys, max(top.Line, 1), moreFollows(stream), nil
+}
+
+// refuse returns an error about what no document may have: aliases, anchors, merges, keys
+// that are not text, and repeated keys below the top.
+func refuse(file string, n *nodes.Node, nested bool) error {
+	switch {
+	case n.Kind == nodes.AliasNode:
+		return syntaxError(file, n.Line, "*"+n.Value, "aliases are not read; write out what it stands for")
+	case n.Anchor != "":
+		return syntaxError(file, n.Line, "&"+n.Anchor, "anchors are not read; remove it, and write out what refers to it")
+	}
+	names := map[string]bool{}
+	for i, child := range n.Content {
+		if n.Kind == nodes.MappingNode && i%2 == 0 {
+			switch {
+			case child.Kind == nodes.ScalarNode && child.ShortTag() == "!!merge":
+				return syntaxError(file, child.Line, "<<", "merges are not read; write out the keys")
+			case child.Kind != nodes.ScalarNode && child.Kind != nodes.AliasNode, child.ShortTag() == "!!binary":
+				return syntaxError(file, child.Line, "", "has a key that is no text; write the name of a key")
+			case nested && names[child.Value]:
+				return syntaxError(file, child.Line, child.Value, "is there twice; write it once")
+			}
+			names[child.Value] = true
+		}
+		if err := refuse(file, child, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// moreFollows reports whether another document of the stream is not null.
+func moreFollows(stream *nodes.Decoder) bool {
+	for {
+		var next nodes.Node
+		err := stream.Decode(&next)
+		switch {
+		case errors.Is(err, io.EOF):
+			return false
+		case err != nil:
+			return true
+		case len(next.Content) == 0:
+			continue
+		}
+		if top := next.Content[0]; top.Kind != nodes.ScalarNode || top.Anchor != "" || top.ShortTag() != "!!null" {
+			return true
+		}
+	}
+}
+
+// notYAML makes one line of an error of a YAML library, which may begin with a line number.
+func notYAML(file string, err error) error {
+	problem := strings.TrimPrefix(strings.Join(strings.Fields(err.Error()), " "), "yaml: ")
+	if rest, found := strings.CutPrefix(problem, "line "); found {
+		if digits, rest, found := strings.Cut(rest, ": "); found {
+			if line, err := strconv.Atoi(digits); err == nil {
+				return syntaxError(file, line, "not YAML", rest)
+			}
+		}
+	}
+	return syntaxError(file, 0, "not YAML", problem)
+}
+
+// syntaxError returns FILE:LINE: SUBJECT: PROBLEM, without the line if it is 0.
+func syntaxError(file string, line int, subject, problem string) error {
+	text := policy.Printable(problem)
+	if subject != "" {
+		text = policy.Printable(subject) + ": " + text
+	}
+	d := config.Document{File: file}
+	return d.Locate(line, errors.New(text))
+}

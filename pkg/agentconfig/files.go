@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agentconfig
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Files is what the agent files of a node ask for, together with the policy in the
+// reconciler's own settings: one source.
+type Files struct {
+	Dir     string
+	Missing bool     // there is no such directory
+	Names   []string // of the files that were read, sorted
+
+	// Source has the files with a policy, by their paths, after the reconciler's own
+	// policy, which is config.OwnPolicy. After an error it has its ID alone.
+	Source policy.Source
+
+	// ResyncInterval is the shortest one in a file, or 0.
+	ResyncInterval time.Duration
+
+	// Warnings are about what has no effect, or perhaps not the intended one. The same
+	// files have the same warnings in the same order.
+	Warnings []error
+}
+
+// Read reads the files of a directory whose names begin with ip-masq and do not end in
+// "~". If there is no directory (""), or it does not exist, the reconciler's own policy is
+// all there is.
+//
+// The error is a config.DocumentError with every mistake in the files, files that cannot
+// be read included. Any other error is about the directory.
+func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
+	a := Files{Dir: dir, Source: policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}}}
+	docs := []*document{ownDocument(own)}
+	if dir != "" {
+		files, others, err := readDir(dir)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			a.Missing = true
+		case err != nil:
+			return a, fmt.Errorf("read the agent files in %s: %w", policy.Printable(dir), err)
+		case len(files) == 0 && others:
+			a.Warnings = append(a.Warnings, fmt.Errorf("%s holds files, but none whose name begins with %s; rename those that are meant",
+				policy.Printable(dir), filePrefix))
+		}
+		for _, f := range files {
+			docs = append(docs, f.parse(d))
+			if f.err == nil {
+				a.Names = append(a.Names, f.name)
+			}
+		}
+	}
+	source, mistakes := merge(docs)
+	for _, doc := range docs {
+		a.Warnings = append(a.Warnings, doc.warnings...)
+		if doc.resync > 0 && (a.ResyncInterval == 0 || doc.resync < a.ResyncInterval) {
+			a.ResyncInterval = doc.resync
+		}
+	}
+	if len(mistakes) > 0 {
+		a.ResyncInterval = 0
+		return a, &config.DocumentError{Mistakes: mistakes}
+	}
+	a.Source = source
+	return a, nil
+}
+
+// merge makes one source of the documents, and returns all mistakes in them or, if there
+// is none, the conflicts between them.
+func merge(docs []*document) (s policy.Source, mistakes []error) {
+	s.ID = policy.SourceID{Kind: policy.AgentFiles}
+	s.Policy.Chain = policy.DefaultChain
+	ipv6 := slices.ContainsFunc(docs, (*document).mayEnableIPv6)
+	for _, d := range docs {
+		d.Validate(&d.Document, ipv6)
+		mistakes = append(mistakes, d.Mistakes...)
+	}
+	if len(mistakes) > 0 {
+		return s, mistakes
+	}
+	var named *document // the first one that names the chain
+	for _, d := range docs {
+		switch chain := d.Policy.Chain; {
+		case chain == "":
+		case named == nil:
+			named, s.Policy.Chain = d, chain
+		case chain != s.Policy.Chain:
+			mistakes = append(mistakes, d.conflict("masqChain", -1, chain+" conflicts with "+s.Policy.Chain, named.File))
+		}
+	}
+	byFile := map[string]*document{}
+	for _, d := range docs {
+		byFile[d.File] = d
+		if d.Policy.Chain = s.Policy.Chain; !d.Policy.Equal(s.Policy) {
+			s.Files = append(s.Files, policy.FilePolicy{File: d.File, Policy: d.Policy})
+		}
+	}
+	merged := policy.Merge([]policy.Source{s})[0]
+	for _, err := range merged.ScopeErrors() {
+		mistakes = append(mistakes, fmt.Errorf("the agent files together: %w", err))
+	}
+	for _, c := range merged.Conflicts {
+		with := c.InForceValue
+		if c.InForce.Key != c.Superseded.Key {
+			with = fmt.Sprintf("%s[%d]", c.InForce.Key, byFile[c.InForce.File].indexOf(c.InForce))
+		}
+		d := byFile[c.Superseded.File]
+		mistakes = append(mistakes, d.conflict(c.Superseded.Key, d.indexOf(c.Superseded), c.SupersededValue+" conflicts with "+with, c.InForce.File))
+	}
+	return s, mistakes
+}
+
+// conflict returns the error about a value that another file contradicts.
+func (d *document) conflict(key string, index int, problem, file string) error {
+	remedy := "write the same in both, or leave it out of one"
+	if index >= 0 {
+		remedy = "remove one of the two"
+	}
+	return d.Locate(d.LineOf(key, index, d.Lines[key].Line), &policy.FieldError{
+		Key: key, Index: index, Problem: fmt.Sprintf("%s in %s; %s", problem, policy.Printable(file), remedy),
+	})
+}
+
+// indexOf returns the index of an item in the document, which may repeat items.
+func (d *document) indexOf(o policy.Origin) int {
+	if indexes := d.Indexes[o.Key]; o.Index >= 0 && o.Index < len(indexes) {
+		return indexes[o.Index]
+	}
+	return o.Index
+}

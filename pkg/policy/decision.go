@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"go4.org/netipx"
+)
+
+// Outcome is what a policy decides about a packet.
+type Outcome string
+
+// The outcomes, by the names that explain uses.
+const (
+	OutcomeMasquerade Outcome = "masquerade"
+	OutcomeExempt     Outcome = "exempt"
+	OutcomeOutOfScope Outcome = "out-of-scope"
+)
+
+// Decision is what the desired rules of a policy do with a packet, and why.
+type Decision struct {
+	Outcome Outcome
+	// Entry is the destination or source that decides, or nil.
+	Entry *Entry
+	// Origins are those of the entry, or of the key that puts the packet out of scope.
+	Origins []Origin
+	Reason  string // one sentence for people
+}
+
+// Decide returns what the desired rules do with a packet in POSTROUTING. A source
+// that is not known (the zero Addr) and an output interface that is not ("") are
+// replaced as Representative does; the reason then says for which the decision is
+// true. The addresses have no zones.
+func (p Policy) Decide(asked Packet) Decision {
+	f := FamilyOf(asked.Dst)
+	outOfScope := func(by []Origin, format string, args ...any) Decision {
+		return Decision{Outcome: OutcomeOutOfScope, Origins: by, Reason: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case asked.Src.IsValid() && FamilyOf(asked.Src) != f:
+		return outOfScope(nil, "no packet goes from %s to %s: they are of two families", asked.Src, asked.Dst)
+	case asked.DstLocal:
+		return outOfScope(nil, "%s is an address of the node itself", asked.Dst)
+	case !slices.Contains(p.Families(), f):
+		return outOfScope(p.EnableIPv6.Origins, "%s is not managed: %s is false", f, keyOf(p.EnableIPv6.Origins))
+	}
+	pkt := p.Representative(asked)
+	c := p.chain(f, Layout{}, Owner{})
+	anyJump := func(matches func(Rule) bool) bool { return slices.ContainsFunc(c.Jumps, matches) }
+	sources, interfaces, host := p.Sources.Origins, p.Interfaces.Origins, p.Host.Origins
+	r := c.Walk(pkt)
+	switch {
+	case r != nil:
+		d := c.longest(r, pkt).decision(pkt, asked.Src.IsValid())
+		d.Reason += p.condition(asked)
+		return d
+	case len(c.Jumps) == 0:
+		return outOfScope(sources, "%s names no %s prefix", keyOf(sources), f)
+	case !anyJump(func(j Rule) bool { return j.From == nil || j.From.Contains(pkt.Src) }):
+		return outOfScope(sources, "the source %s is not in %s (%s)", pkt.Src, keyOf(sources), RangesOf(ofFamily(p.Sources.Value, f)...))
+	case !anyJump(func(j Rule) bool { return j.matchesInterface(pkt.Out) }):
+		return outOfScope(interfaces, "the interface %s is not in %s (%s)", quoteUnlessWord(pkt.Out), keyOf(interfaces), firstOf(p.Interfaces.Value))
+	}
+	return outOfScope(host, "the source %s is the node itself, and %s is false", pkt.Src, keyOf(host))
+}
+
+// longest returns the rule with the longest prefix that matches the packet, given the
+// first rule that does: prefixes of one action are in the written order.
+func (c *Chain) longest(first *Rule, pkt Packet) *Rule {
+	if first.Entry == nil || first.Entry.isSource() {
+		return first
+	}
+	for i := range c.Rules {
+		if r := &c.Rules[i]; r.Entry != nil && r.Matches(pkt) && r.Entry.Prefix.Bits() > first.Entry.Prefix.Bits() {
+			first = r
+		}
+	}
+	return first
+}
+
+func (e *Entry) isSource() bool { return e.Origins[0].Key == exemptSourcesKey }
+
+// decision explains the desired rule that decides a packet.
+func (r *Rule) decision(pkt Packet, sourceKnown bool) Decision {
+	e := r.Entry
+	if e == nil {
+		return Decision{Outcome: OutcomeMasquerade, Reason: fmt.Sprintf("no prefix covers %s, and what none covers is masqueraded", pkt.Dst)}
+	}
+	d := Decision{Outcome: OutcomeExempt, Entry: e, Origins: e.Origins}
+	if r.Verdict == Masquerade {
+		d.Outcome = OutcomeMasquerade
+	}
+	switch {
+	case !e.isSource():
+		d.Reason = fmt.Sprintf("%s in %s is the longest prefix that covers %s", e.Prefix, keyOf(e.Origins), pkt.Dst)
+	case sourceKnown:
+		d.Reason = fmt.Sprintf("the source %s is in %s, which %s exempts", pkt.Src, e.Prefix, keyOf(e.Origins))
+	default:
+		d.Reason = fmt.Sprintf("every source in scope is exempt: %s is in %s, which %s exempts", pkt.Src, e.Prefix, keyOf(e.Origins))
+	}
+	return d
+}
+
+// keyOf names the key that sets a value, without the index of an item: explain finds
+// the item in the file.
+func keyOf(origins []Origin) string {
+	if o := origins[0]; o.Source.Kind == BuiltIn {
+		return fmt.Sprintf("%s (%s)", o.Key, o.Source)
+	}
+	return fmt.Sprintf("%s of %s", origins[0].Key, origins[0].Source)
+}
+
+// condition returns for which sources and interfaces a decision is true, if they are
+// not known and the decision depends on them.
+func (p Policy) condition(asked Packet) string {
+	text := ""
+	if !asked.Src.IsValid() {
+		text = p.sourceCondition(FamilyOf(asked.Dst))
+	}
+	if asked.Out == "" && len(p.Interfaces.Value) > 0 {
+		text += ", out of " + firstOf(p.Interfaces.Value)
+	}
+	return text
+}
+
+func (p Policy) sourceCondition(f Family) string {
+	text := ", for any source"
+	if sources := ofFamily(p.Sources.Value, f); len(sources) > 0 {
+		text += " in " + RangesOf(sources...).String()
+	}
+	var but []string
+	if !p.Host.Value {
+		but = append(but, "the node itself")
+	}
+	if exempt := p.exemptSources(f); len(exempt) > 0 {
+		if len(p.sourcesInScope(f).Without(exempt)) == 0 {
+			return text // every source is exempt
+		}
+		but = append(but, "those in "+exempt.String())
+	}
+	if len(but) > 0 {
+		return text + " but " + strings.Join(but, " and ")
+	}
+	if len(p.Sources.Value) == 0 {
+		return "" // as everybody expects
+	}
+	return text
+}
+
+// Representative replaces what is not known of a packet, its source (the zero Addr) or
+// its output interface (""), by one in scope: a source that is not exempt if there is
+// one, and the first interface. If no source of the family is in scope it takes any;
+// if all interfaces are in scope it leaves "".
+func (p Policy) Representative(pkt Packet) Packet {
+	f := FamilyOf(pkt.Dst)
+	if !pkt.Src.IsValid() {
+		pkt.SrcLocal = false
+		pkt.Src = p.Candidates(f).firstIn(f.unicast())
+	}
+	if pkt.Out == "" && len(p.Interfaces.Value) > 0 {
+		pkt.Out = p.Interfaces.Value[0]
+		if prefix, wildcard := strings.CutSuffix(pkt.Out, "+"); wildcard {
+			pkt.Out = prefix + "0"
+		}
+	}
+	return pkt
+}
+
+// Candidates returns the sources for which Decide decides if the source is not known.
+func (p Policy) Candidates(f Family) Ranges {
+	scope := p.sourcesInScope(f)
+	if left := scope.Without(p.exemptSources(f)); len(left) > 0 {
+		return left
+	}
+	if len(scope) > 0 {
+		return scope
+	}
+	return RangesOf(f.All())
+}
+
+func (p Policy) sourcesInScope(f Family) Ranges {
+	if len(p.Sources.Value) == 0 {
+		return RangesOf(f.All())
+	}
+	return RangesOf(ofFamily(p.Sources.Value, f)...)
+}
+
+func (p Policy) exemptSources(f Family) Ranges {
+	return RangesOf(prefixesOf(entriesOf(p.ExemptSources, f))...)
+}
+
+// firstIn returns the first address of the set that is in the range, or the first of
+// the set if none is.
+func (r Ranges) firstIn(in netipx.IPRange) netip.Addr {
+	if common := r.Intersect(Ranges{in}); len(common) > 0 {
+		return common[0].From()
+	}
+	return r[0].From()
+}
+
+// unicast returns the range of the addresses of hosts: those between 0.0.0.0/8 and
+// 224.0.0.0/4 (RFC 1122 3.2.1.3), and global unicast (RFC 4291 2.4).
+func (f Family) unicast() netipx.IPRange {
+	if f == IPv4 {
+		return netipx.IPRangeFrom(netip.AddrFrom4([4]byte{1}), netip.AddrFrom4([4]byte{223, 255, 255, 255}))
+	}
+	return netipx.RangeOfPrefix(netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20}), 3))
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Backend names what holds the rules in the kernel.
+type Backend string
+
+// The values of the key backend. Auto states no preference.
+const (
+	Auto     Backend = "auto"
+	IPTables Backend = "iptables"
+	NFTables Backend = "nftables"
+)
+
+// Kind is the kind of a source.
+type Kind string
+
+// The kinds of sources. The defaults come from BuiltIn.
+const (
+	Network    Kind = "network"
+	AgentFiles Kind = "agent-files"
+	BuiltIn    Kind = "built-in"
+)
+
+// SourceID identifies a source of policy: a network of the container runtime, by
+// the name in its conflist, or the agent files of the node, which together are one
+// source without a name.
+type SourceID struct {
+	Kind Kind   `json:"kind"`
+	Name string `json:"name,omitempty"`
+}
+
+// String returns the name for messages: network "podnet", the agent files.
+func (s SourceID) String() string {
+	switch s.Kind {
+	case Network:
+		return "network " + Quote(s.Name)
+	case AgentFiles:
+		return "the agent files"
+	default:
+		return "built in"
+	}
+}
+
+// Compare orders sources: networks by name, then the agent files.
+func (s SourceID) Compare(t SourceID) int {
+	if s.Kind != t.Kind {
+		if s.Kind == Network {
+			return -1
+		}
+		return 1
+	}
+	return strings.Compare(s.Name, t.Name)
+}
+
+// SourcePolicy is what one source asks for. A nil list or pointer is a key that the
+// source leaves out, which agrees with every value. The JSON names are the keys of
+// the plugin entry; stored documents use them too.
+type SourcePolicy struct {
+	Chain   string  `json:"masqChain"`
+	Backend Backend `json:"backend,omitempty"`
+
+	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs,omitzero"`
+	MasqueradeCIDRs    []netip.Prefix `json:"masqueradeCIDRs,omitzero"`
+
+	NomasqAllReservedRanges *bool `json:"nomasqAllReservedRanges,omitempty"`
+	MasqLinkLocal           *bool `json:"masqLinkLocal,omitempty"`
+	MasqLinkLocalIPv6       *bool `json:"masqLinkLocalIPv6,omitempty"`
+	EnableIPv6              *bool `json:"enableIPv6,omitempty"`
+
+	SourceCIDRs              []netip.Prefix `json:"sourceCIDRs,omitzero"`
+	NonMasqueradeSourceCIDRs []netip.Prefix `json:"nonMasqueradeSourceCIDRs,omitzero"`
+	OutputInterfaces         []string       `json:"outputInterfaces,omitzero"`
+	MasqueradeHost           *bool          `json:"masqueradeHost,omitempty"`
+
+	RandomFully *bool  `json:"randomFully,omitempty"`
+	ToPorts     *Ports `json:"toPorts,omitempty"`
+}
+
+// Equal reports whether both have the same keys with the same values. A list that
+// is left out is not equal to an empty one.
+func (s SourcePolicy) Equal(t SourcePolicy) bool { return reflect.DeepEqual(s, t) }
+
+// Source is a source with its policy.
+type Source struct {
+	ID     SourceID     `json:"source"`
+	Policy SourcePolicy `json:"policy"`
+
+	// Files has what each of the agent files asks for. They agree about the chain,
+	// and Policy has nothing but the chain then.
+	Files []FilePolicy `json:"files,omitempty"`
+
+	// Superseded is set on a network whose conflist is gone from the disk and that
+	// conflicts with a newer network that has one: the newer one wins.
+	Superseded bool `json:"superseded,omitempty"`
+
+	// Order numbers the networks of a node as they came into force. Of two that
+	// conflict, the lower number wins.
+	Order int64 `json:"order,omitempty"`
+}
+
+// FilePolicy is what one of the agent files asks for.
+type FilePolicy struct {
+	File   string       `json:"file"` // its path, or the name of another place
+	Policy SourcePolicy `json:"policy"`
+}
+
+// files returns the policies that make up the source. That of a network has no file.
+func (s Source) files() []FilePolicy {
+	if len(s.Files) > 0 {
+		return s.Files
+	}
+	return []FilePolicy{{Policy: s.Policy}}
+}
+
+// Policies returns what the source asks for: one policy, or one for each agent file.
+func (s Source) Policies() []SourcePolicy {
+	var all []SourcePolicy
+	for _, f := range s.files() {
+		all = append(all, f.Policy)
+	}
+	return all
+}
+
+// Validate checks the policy of a stored source. One of the agent files can enable
+// IPv6 for all of them.
+func (s Source) Validate(limit int) error {
+	if len(s.Files) > 0 && (s.ID.Kind != AgentFiles || !s.Policy.Equal(SourcePolicy{Chain: s.Policy.Chain})) {
+		return errors.New("files: only the agent files have these, and no policy beside them but the chain")
+	}
+	all := s.Policies()
+	ipv6 := slices.ContainsFunc(all, func(p SourcePolicy) bool { return isTrue(p.EnableIPv6) })
+	for _, p := range all {
+		if p.Chain != s.Policy.Chain {
+			return fmt.Errorf("masqChain: files name the chains %s and %s", Quote(s.Policy.Chain), Quote(p.Chain))
+		}
+		switch p.Backend {
+		case "", Auto, IPTables, NFTables:
+		default:
+			return fmt.Errorf("backend: %s is not a backend", Quote(string(p.Backend)))
+		}
+		p.EnableIPv6 = &ipv6
+		if err := p.Validate(limit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Defaults of the scalars of a policy, and limits on a document.
+const (
+	DefaultChain     = "IP-MASQ-AGENT"
+	DefaultCIDRLimit = 64
+	MaxCIDRLimit     = 1_000_000
+)
+
+// DefaultNonMasqueradeCIDRs returns the destinations that are exempt when no source
+// names any: private address space (RFC 1918) or, if reserved, every IPv4 range that
+// an RFC reserves, in the order of ip-masq-agent.
+func DefaultNonMasqueradeCIDRs(reserved bool) []netip.Prefix {
+	private := []netip.Prefix{
+		netip.MustParsePrefix("10.0.0.0/8"),
+		netip.MustParsePrefix("172.16.0.0/12"),
+		netip.MustParsePrefix("192.168.0.0/16"),
+	}
+	if !reserved {
+		return private
+	}
+	return append(private,
+		netip.MustParsePrefix("100.64.0.0/10"),   // shared address space, RFC 6598
+		netip.MustParsePrefix("192.0.0.0/24"),    // IETF protocol assignments, RFC 6890
+		netip.MustParsePrefix("192.0.2.0/24"),    // TEST-NET-1, RFC 5737
+		netip.MustParsePrefix("192.88.99.0/24"),  // 6to4 relay anycast, RFC 7526
+		netip.MustParsePrefix("198.18.0.0/15"),   // benchmarking, RFC 2544
+		netip.MustParsePrefix("198.51.100.0/24"), // TEST-NET-2, RFC 5737
+		netip.MustParsePrefix("203.0.113.0/24"),  // TEST-NET-3, RFC 5737
+		netip.MustParsePrefix("240.0.0.0/4"),     // former class E, RFC 1112
+	)
+}
+
+// prefixList is a list of prefixes with its key.
+type prefixList struct {
+	key      string
+	prefixes []netip.Prefix
+}
+
+func (s *SourcePolicy) prefixLists() [4]prefixList {
+	return [4]prefixList{
+		{"nonMasqueradeCIDRs", s.NonMasqueradeCIDRs},
+		{"masqueradeCIDRs", s.MasqueradeCIDRs},
+		{"sourceCIDRs", s.SourceCIDRs},
+		{"nonMasqueradeSourceCIDRs", s.NonMasqueradeSourceCIDRs},
+	}
+}
+
+// Validate checks the policy of a source by itself. Its errors are FieldErrors, all
+// that there are, joined. Limit is the source's cidrLimit.
+func (s SourcePolicy) Validate(limit int) error {
+	var errs []error
+	fail := func(key string, index int, value string, err error) {
+		errs = append(errs, &FieldError{key, index, value, err.Error()})
+	}
+	if err := ValidateChainName(s.Chain); err != nil {
+		fail("masqChain", -1, s.Chain, err)
+	}
+	if n := len(s.NonMasqueradeCIDRs) + len(s.MasqueradeCIDRs); n > limit {
+		fail("cidrLimit", -1, "", fmt.Errorf("nonMasqueradeCIDRs and masqueradeCIDRs have %d entries together, "+
+			"more than the %d allowed; remove some or raise cidrLimit", n, limit))
+	}
+	if len(s.MasqueradeCIDRs) > 0 {
+		exempt := make(map[netip.Prefix]int, len(s.NonMasqueradeCIDRs))
+		for i, p := range s.NonMasqueradeCIDRs {
+			exempt[p] = i
+		}
+		for i, p := range s.MasqueradeCIDRs {
+			if at, both := exempt[p]; both {
+				fail("masqueradeCIDRs", i, p.String(), fmt.Errorf("is in nonMasqueradeCIDRs[%d] too; remove one of the two", at))
+			}
+		}
+	}
+	errs = append(errs, countErrors(len(s.SourceCIDRs), len(s.OutputInterfaces), len(s.NonMasqueradeSourceCIDRs))...)
+	for _, l := range s.prefixLists() {
+		for i, p := range l.prefixes {
+			switch {
+			case !p.IsValid() || p.Addr().Is4In6() || p != p.Masked(): // in a stored document
+				_, err := ParsePrefix(p.String())
+				fail(l.key, i, p.String(), err)
+			case FamilyOf(p.Addr()) == IPv6 && !isTrue(s.EnableIPv6):
+				fail(l.key, i, p.String(), errors.New("is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it"))
+			}
+		}
+	}
+	for i, name := range s.OutputInterfaces {
+		if err := validateInterface(name); err != nil {
+			fail("outputInterfaces", i, name, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
+
+// Limits on the rules that configuration can ask for. Each pair of a source and an
+// output interface is a jump; in a backend without sets each exempt source is a rule.
+const (
+	MaxScopePairs    = 4096
+	MaxExemptSources = 4096
+	MaxPortRanges    = 64
+	MaxRules         = 65536 // of one chain and family, in a backend without sets
+)
+
+// countErrors checks the numbers of sourceCIDRs, outputInterfaces and
+// nonMasqueradeSourceCIDRs against the limits. Its errors are FieldErrors.
+func countErrors(from, out, exempt int) []error {
+	var errs []error
+	fail := func(key, format string, args ...any) {
+		errs = append(errs, &FieldError{key, -1, "", fmt.Sprintf(format, args...)})
+	}
+	// An empty list counts as one item, which matches everything.
+	switch pairs := int64(max(1, from)) * int64(max(1, out)); {
+	case pairs <= MaxScopePairs:
+	case from == 0:
+		fail("outputInterfaces", "has %d entries, more than the %d possible; remove some", out, MaxScopePairs)
+	case out == 0:
+		fail("sourceCIDRs", "has %d entries, more than the %d possible; remove some", from, MaxScopePairs)
+	default:
+		fail("sourceCIDRs", "has %d entries, which with the %d of outputInterfaces make %d pairs, more than the %d possible; remove some",
+			from, out, pairs, MaxScopePairs)
+	}
+	if exempt > MaxExemptSources {
+		fail("nonMasqueradeSourceCIDRs", "has %d entries, more than the %d possible; remove some, or write wider prefixes",
+			exempt, MaxExemptSources)
+	}
+	return errs
+}
