@@ -10,12 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attribute numbers that golang.org/x/sys/unix does not have.
-const (
-	attrTableHandle = 4  // NFTA_TABLE_HANDLE
-	attrTableOwner  = 7  // NFTA_TABLE_OWNER
-	attrChainFlags  = 10 // NFTA_CHAIN_FLAGS
-)
+// attrTableOwner is NFTA_TABLE_OWNER, which golang.org/x/sys/unix does not have.
+const attrTableOwner = 7
 
 // Family is a protocol family of netfilter (NFPROTO_*).
 type Family uint8
@@ -169,10 +165,9 @@ func (c *Conn) Namespace() (uint64, error) {
 
 // Table is a table of nf_tables.
 type Table struct {
-	Name   string
-	Flags  uint32 // NFT_TABLE_F_*
-	Use    uint32 // number of chains, sets and other objects in it
-	Handle uint64
+	Name  string
+	Flags uint32 // NFT_TABLE_F_*
+	Use   uint32 // number of chains, sets and other objects in it
 	// Owner is the netlink port of the process that alone may change the table as long as it lives
 	// (NFT_TABLE_F_OWNER), or 0.
 	Owner uint32
@@ -194,20 +189,17 @@ func (c *Conn) Tables(family Family) ([]Table, error) {
 
 func decodeTable(t *attrTable) Table {
 	return Table{
-		Name:   t.str(unix.NFTA_TABLE_NAME),
-		Flags:  t.optU32(unix.NFTA_TABLE_FLAGS),
-		Use:    t.optU32(unix.NFTA_TABLE_USE),
-		Handle: t.optU64(attrTableHandle),
-		Owner:  t.optU32(attrTableOwner),
+		Name:  t.str(unix.NFTA_TABLE_NAME),
+		Flags: t.optU32(unix.NFTA_TABLE_FLAGS),
+		Use:   t.optU32(unix.NFTA_TABLE_USE),
+		Owner: t.optU32(attrTableOwner),
 	}
 }
 
 // Chain is a chain of nf_tables.
 type Chain struct {
 	Table, Name string
-	Handle      uint64
 	Use         uint32 // number of rules in it and jumps to it
-	Flags       uint32 // NFT_CHAIN_*
 	Base        *Base  // nil for a chain that is not a base chain
 }
 
@@ -258,11 +250,9 @@ func (c *Conn) Chains(family Family, table string) ([]Chain, error) {
 
 func decodeChain(t *attrTable) Chain {
 	chain := Chain{
-		Table:  t.str(unix.NFTA_CHAIN_TABLE),
-		Name:   t.str(unix.NFTA_CHAIN_NAME),
-		Handle: t.optU64(unix.NFTA_CHAIN_HANDLE),
-		Use:    t.optU32(unix.NFTA_CHAIN_USE),
-		Flags:  t.optU32(attrChainFlags),
+		Table: t.str(unix.NFTA_CHAIN_TABLE),
+		Name:  t.str(unix.NFTA_CHAIN_NAME),
+		Use:   t.optU32(unix.NFTA_CHAIN_USE),
 	}
 	if t.has(unix.NFTA_CHAIN_HOOK) {
 		var hook attrTable

@@ -24,10 +24,8 @@ const (
 
 // Numbers that golang.org/x/sys/unix does not have.
 const (
-	attrSetHandle       = 16 // NFTA_SET_HANDLE
 	attrSetExpr         = 17 // NFTA_SET_EXPR
 	attrSetExpressions  = 18 // NFTA_SET_EXPRESSIONS
-	attrElemKeyEnd      = 10 // NFTA_SET_ELEM_KEY_END
 	attrElemExpressions = 11 // NFTA_SET_ELEM_EXPRESSIONS
 )
 
@@ -38,7 +36,6 @@ var ErrNotAddresses = errors.New("not a set of addresses")
 // Set is a set or map of nf_tables.
 type Set struct {
 	Name    string
-	Handle  uint64
 	Flags   uint32 // NFT_SET_*
 	KeyType uint32 // TypeIPv4, TypeIPv6 or another of nft's numbers
 	KeyLen  uint32 // in bytes
@@ -83,7 +80,6 @@ func (c *Conn) Sets(family Family, table string) ([]Set, error) {
 func decodeSet(t *attrTable) Set {
 	s := Set{
 		Name:    t.str(unix.NFTA_SET_NAME),
-		Handle:  t.optU64(attrSetHandle),
 		Flags:   t.optU32(unix.NFTA_SET_FLAGS),
 		KeyType: t.optU32(unix.NFTA_SET_KEY_TYPE),
 		KeyLen:  t.u32(unix.NFTA_SET_KEY_LEN),
@@ -114,7 +110,7 @@ type element struct {
 	key     [16]byte
 	size    uint8 // of the key, in bytes
 	end     bool
-	special bool // not just a key of at most 16 bytes: the catch-all, or with an expression or the unknown
+	special bool // more than a key of at most 16 bytes: the catch-all, or with an expression or a second key
 }
 
 // Ranges returns a set and its elements as ranges in ascending order. If that fails for the elements
@@ -147,18 +143,11 @@ func decodeElements(elems []element, attrs []byte) ([]element, error) {
 		}
 		it := attrIter{rest: msg.data}
 		for it.next() {
-			e, last, ok := decodeElement(it.data)
+			e, ok := decodeElement(it.data)
 			if !ok {
 				return elems, errMalformed
 			}
 			elems = append(elems, e)
-			if last == nil {
-				continue
-			}
-			// A range in one element, as in sets with concatenated keys.
-			if end, ok := rangeEnd(last); ok {
-				elems = append(elems, end)
-			}
 		}
 		if it.malformed {
 			return elems, errMalformed
@@ -170,18 +159,17 @@ func decodeElements(elems []element, attrs []byte) ([]element, error) {
 	return elems, nil
 }
 
-// decodeElement returns an element, and the last key of its range if the element has that too.
-func decodeElement(b []byte) (e element, last []byte, ok bool) {
+func decodeElement(b []byte) (e element, ok bool) {
 	it := attrIter{rest: b}
 	for it.next() {
 		switch it.typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			e.setKey(dataValue(it.data))
-		case attrElemKeyEnd:
-			last = dataValue(it.data)
+			key := dataValue(it.data)
+			e.size = uint8(copy(e.key[:], key))
+			e.special = e.special || len(key) == 0 || len(key) > len(e.key)
 		case unix.NFTA_SET_ELEM_FLAGS:
 			if len(it.data) != 4 {
-				return e, nil, false
+				return e, false
 			}
 			flags := binary.BigEndian.Uint32(it.data)
 			e.end = flags&unix.NFT_SET_ELEM_INTERVAL_END != 0
@@ -194,24 +182,7 @@ func decodeElement(b []byte) (e element, last []byte, ok bool) {
 			e.special = e.special || !zero(it.data)
 		}
 	}
-	return e, last, !it.malformed && (e.size > 0 || e.special)
-}
-
-func (e *element) setKey(key []byte) {
-	e.size = uint8(copy(e.key[:], key))
-	e.special = e.special || len(key) == 0 || len(key) > len(e.key)
-}
-
-// rangeEnd returns the end of a range with the given last key, unless that is the highest key.
-func rangeEnd(last []byte) (element, bool) {
-	e := element{end: true}
-	e.setKey(last)
-	for i := int(e.size) - 1; i >= 0; i-- {
-		if e.key[i]++; e.key[i] != 0 {
-			return e, true
-		}
-	}
-	return e, e.special
+	return e, !it.malformed && (e.size > 0 || e.special)
 }
 
 // ranges returns the ranges of the elements in ascending order, and sorts the elements.
