@@ -7,13 +7,19 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -167,4 +173,210 @@ func TestContextEnds(t *testing.T) {
 			n.Errorf("second Apply: %v", err)
 		}
 	})
+}
+
+func TestRemove(t *testing.T) {
+	inEachVariant(t, func(n *node) {
+		before := map[policy.Family]string{}
+		for _, f := range policy.Families() {
+			n.load(f, ":FOREIGN -", "-A POSTROUTING -p udp -j FOREIGN", "-A FOREIGN -j RETURN")
+			before[f] = n.save(f)
+		}
+		scoped := basic("TWO")
+		scoped.Sources.Value = prefixList("10.0.0.0/8", "fd00::/8")
+		scoped.Interfaces.Value = []string{"eth0", "wl+"}
+		n.apply(desired(policy.OwnedBy(owner), basic("ONE"), scoped))
+		for _, f := range policy.Families() {
+			n.load(f, "-A ONE -p icmp -j ACCEPT", "-A TWO -j ONE",
+				`-A POSTROUTING -m mark --mark 0x1/0x2 -m comment --comment "\"odd\" it's" -j ONE`, "-A POSTROUTING -g TWO", "-A POSTROUTING -j ONE")
+		}
+		all := bothFamilies("ONE", "TWO", "NEVER-THERE")
+		if err := n.Remove(n.Context(), all, nil); err != nil {
+			n.Fatal(err)
+		}
+		for _, f := range policy.Families() {
+			if diff := cmp.Diff(before[f], n.save(f)); diff != "" {
+				n.Errorf("%s: not as before (-before +after):\n%s", f, diff)
+			}
+		}
+		n.idle("Remove of what is not there", func() {
+			if err := n.Remove(n.Context(), all, nil); err != nil {
+				n.Error(err)
+			}
+		})
+	})
+}
+
+func TestRemoveNamesWhoStillJumps(t *testing.T) {
+	inEachVariant(t, func(n *node) {
+		n.apply(desired(policy.OwnedBy(owner), basic("ONE")))
+		n.load(policy.IPv4, ":FOREIGN -", "-A FOREIGN -p udp -j ONE")
+		before := n.save(policy.IPv4)
+		err := n.Remove(n.Context(), bothFamilies("ONE"), nil)
+		if err == nil || !strings.Contains(err.Error(), `chain ONE is still used by "-A FOREIGN -p udp -j ONE"`) {
+			n.Errorf("got %v", err)
+		}
+		if diff := cmp.Diff(before, n.save(policy.IPv4)); diff != "" {
+			n.Errorf("half removed (-before +after):\n%s", diff)
+		}
+		if got := n.save(policy.IPv6); strings.Contains(got, "ONE") {
+			n.Errorf("the failure of one family kept the other:\n%s", got)
+		}
+	})
+}
+
+// TestDeleteRefusesLineFeeds has a jump that iptables-restore would not delete
+// but read as two commands, the second of somebody's choice.
+func TestDeleteRefusesLineFeeds(t *testing.T) {
+	inEachVariant(t, func(n *node) {
+		want := desired(policy.OwnedBy(owner), basic("X"))
+		n.apply(want)
+		out, err := n.command(policy.IPv4, "", "", "-t", "nat", "-A", "POSTROUTING", "-m", "comment", "--comment", "a\n-F OTHER", "-j", "X")
+		if err != nil {
+			n.Fatal(err, out)
+		}
+		before := n.save(policy.IPv4)
+		for what, err := range map[string]error{"Apply": n.Apply(n.Context(), want, netfilter.Observation{}, nil), "Remove": n.Remove(n.Context(), refs(want), nil)} {
+			if err == nil || !strings.Contains(err.Error(), "delete it with iptables -D") {
+				n.Errorf("%s: %v", what, err)
+			}
+		}
+		if diff := cmp.Diff(before, n.save(policy.IPv4)); diff != "" {
+			n.Errorf("something was written (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// failing makes iptables-restore fail so often, with what it says, before it
+// does its work.
+func (n *node) failing(times int, err error) (calls *int) {
+	calls = new(int)
+	p, errOpen := n.programs.open(n.Context(), policy.IPv4, n.choice.Variant)
+	if errOpen != nil {
+		n.Fatal(errOpen)
+	}
+	restore := p.restore
+	p.restore = func(ctx context.Context, input []byte, held *os.File) error {
+		if *calls++; *calls <= times {
+			return err
+		}
+		return restore(ctx, input, held)
+	}
+	return calls
+}
+
+func TestApplyTriesAgain(t *testing.T) {
+	want := desired(policy.OwnedBy(owner), basic("X"))
+	want.Chains = want.Chains[:1]
+	exit := errors.New("exit status 4")
+	passing := &runError{path: "/p", err: exit, stderr: "line 5: RULE_APPEND failed (Device or resource busy): rule in chain X"}
+	commit := &runError{path: "/p", err: exit, stderr: "iptables-restore: line 5 failed", line: "COMMIT"}
+	lasting := &runError{path: "/p", err: exit, stderr: "Bad rule (does a matching rule exist in that chain?)"}
+	for _, tc := range []struct {
+		name  string
+		times int
+		err   error
+		calls int
+		fails bool
+	}{
+		{name: "others write too", times: 3, err: passing, calls: 4},
+		{name: "the commit of legacy failed", times: 2, err: commit, calls: 3},
+		{name: "always", times: 1000, err: passing, calls: 6, fails: true},
+		{name: "the same again would not help", times: 1000, err: lasting, calls: 1, fails: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n := newNode(t, netfilter.VariantNFT)
+			calls := n.failing(tc.times, tc.err)
+			err := n.Apply(n.Context(), want, netfilter.Observation{}, nil)
+			if *calls != tc.calls || (err != nil) != tc.fails || tc.fails && !errors.Is(err, tc.err) {
+				n.Errorf("%d calls, %v", *calls, err)
+			}
+		})
+	}
+	t.Run("another plan", func(t *testing.T) {
+		n := newNode(t, netfilter.VariantNFT)
+		n.apply(want)
+		n.load(policy.IPv4, "-A POSTROUTING -j X")
+		p, err := n.programs.open(n.Context(), policy.IPv4, n.choice.Variant)
+		if err != nil {
+			n.Fatal(err)
+		}
+		calls := n.failing(0, nil)
+		restore := p.restore
+		p.restore = func(ctx context.Context, input []byte, held *os.File) error {
+			if *calls == 0 { // somebody else deletes the jump that we are about to
+				n.iptables(policy.IPv4, "-D POSTROUTING -j X")
+				n.iptables(policy.IPv4, "-A POSTROUTING -p tcp -j X")
+			}
+			return restore(ctx, input, held)
+		}
+		n.apply(want)
+		n.holds(want)
+		if *calls != 2 {
+			n.Errorf("%d calls", *calls)
+		}
+	})
+}
+
+// TestOthersWrite has another program write all the time, under a lock of its
+// own, as from a container that does not have the host's. With iptables-legacy,
+// which replaces tables whole, it can undo what we wrote; who calls Apply reads
+// the rules again and calls again.
+func TestOthersWrite(t *testing.T) {
+	inEachVariant(t, func(n *node) {
+		n.load(policy.IPv4, ":OTHER -")
+		other := exec.Command("/bin/sh", "-c", "export XTABLES_LOCKFILE=/run/another.lock; while :; do "+
+			"printf '*nat\\n:OTHER -\\n-A OTHER -j RETURN\\nCOMMIT\\n' | iptables-"+n.choice.Variant+"-restore --noflush 2>/dev/null; done")
+		other.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		if err := other.Start(); err != nil {
+			n.Fatal(err)
+		}
+		defer func() {
+			_ = syscall.Kill(-other.Process.Pid, syscall.SIGKILL)
+			_ = other.Wait()
+		}()
+		for i := range 30 {
+			p := basic("X")
+			p.RandomFully.Value = i%2 == 0
+			want := desired(policy.OwnedBy(owner), p)
+			most := map[string]int{netfilter.VariantNFT: 1, netfilter.VariantLegacy: 50}[n.choice.Variant]
+			holds := false
+			for try := 0; try < most && !holds; try++ {
+				n.apply(want)
+				holds = len(policy.Compare(want, n.observe(refs(want)))) == 0
+			}
+			if !holds {
+				n.Fatal("somebody else's writes undo ours")
+			}
+		}
+		if err := n.Remove(n.Context(), bothFamilies("X"), nil); err != nil {
+			n.Error(err)
+		}
+	})
+}
+
+// TestLockHeld has somebody else hold the lock of iptables-legacy.
+func TestLockHeld(t *testing.T) {
+	n := newNode(t, netfilter.VariantLegacy)
+	f, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	want := desired(policy.OwnedBy(owner), basic("X"))
+	want.Chains = want.Chains[:1]
+	start := time.Now()
+	err = n.Apply(n.Context(), want, netfilter.Observation{}, nil)
+	if took := time.Since(start); err == nil || !strings.Contains(err.Error(), "see which program holds the lock") || timelimit.Exceeded(took, 8*time.Second) {
+		t.Errorf("after %v: %v", took, err)
+	}
+	// Reading waits for nobody.
+	start = time.Now()
+	n.observe(refs(want))
+	if took := time.Since(start); timelimit.Exceeded(took, time.Second) {
+		t.Errorf("reading took %v", took)
+	}
 }
