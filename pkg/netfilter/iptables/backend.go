@@ -89,27 +89,30 @@ func (b *backend) read(f policy.Family, names []string) (table, error) {
 // showUnrecognized gives unrecognized rules the text that `iptables -S` prints. If
 // iptables cannot be run, or the rules have changed, they keep the decoder's text.
 func (b *backend) showUnrecognized(ctx context.Context, f policy.Family, t *table) {
-	unrecognized := func(r policy.Rule) bool { return r.Verdict == policy.Unrecognized }
-	show := func(rules []policy.Rule, lines []string) {
+	show := func(rules []policy.Rule, list func() []string) {
+		var lines []string
 		for i := range rules {
-			if len(lines) == len(rules) && unrecognized(rules[i]) {
-				rules[i].Text = shownText(lines[i], rules[i].Text)
+			r := &rules[i]
+			if r.Verdict == policy.Unrecognized && lines == nil {
+				if lines = list(); len(lines) != len(rules) {
+					return
+				}
+			}
+			if r.Verdict == policy.Unrecognized {
+				r.Text = shownText(lines[i], r.Text)
 			}
 		}
 	}
-	var jumps map[string][]string
 	for i := range t.chains {
 		c := &t.chains[i]
-		if slices.ContainsFunc(c.Rules, unrecognized) {
+		show(c.Rules, func() []string {
 			lines, _ := b.list(ctx, f, c.Name)
-			show(c.Rules, lines)
-		}
-		if slices.ContainsFunc(c.Jumps, unrecognized) {
-			if jumps == nil {
-				jumps, _ = b.listJumps(ctx, f, t)
-			}
-			show(c.Jumps, jumps[c.Name])
-		}
+			return lines
+		})
+		show(c.Jumps, func() []string {
+			jumps, _ := b.listJumps(ctx, f, t)
+			return jumps[c.Name]
+		})
 	}
 }
 

@@ -290,7 +290,7 @@ func decodeProperty(t *rapid.T) {
 	}
 	verdict := rapid.SampledFrom([]nfnetlink.Verdict{{Code: nfnetlink.Return}, {Code: nfnetlink.Jump, Chain: "X"}}).Draw(t, "verdict")
 	exprs = append(exprs, verdict)
-	e := decode(f, nfnetlink.Rule{Exprs: exprs})
+	e := decode(f, nfnetlink.Rule{Exprs: exprs}, nil)
 	if e.rule.Verdict == policy.Unrecognized {
 		if e.text == "" {
 			t.Fatal("an alien without a text")

@@ -478,14 +478,15 @@ func interfaceExpressions(out []nfnetlink.Expr, key uint32, name, mask []byte, i
 // bit is set.
 func maskLength(mask []byte) (int, bool) {
 	n := 0
-	for i, b := range mask {
-		ones := bits.LeadingZeros8(^b)
-		n += ones
-		if ones < 8 {
-			return n, b<<ones == 0 && !slices.ContainsFunc(mask[i+1:], notZero)
-		}
+	for n < 8*len(mask) && mask[n/8] == 0xff {
+		n += 8
 	}
-	return n, true
+	rest := mask[n/8:]
+	if len(rest) == 0 {
+		return n, true
+	}
+	ones := bits.LeadingZeros8(^rest[0])
+	return n + ones, rest[0]<<ones == 0 && !slices.ContainsFunc(rest[1:], notZero)
 }
 
 func notZero(b byte) bool { return b != 0 }
@@ -494,12 +495,13 @@ func notZero(b byte) bool { return b != 0 }
 // continues with the next one has no verdict.
 func (s *legacyTable) verdictExpression(out []nfnetlink.Expr, i int, goes bool) []nfnetlink.Expr {
 	verdict, ok := s.verdict(i)
+	if verdict == verdictReturn {
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Return})
+	}
 	chain, leads := s.chainAt(verdict)
 	switch {
 	case !ok:
 		return append(out, nfnetlink.Unknown{Kind: "damaged verdict"})
-	case verdict == verdictReturn:
-		return append(out, nfnetlink.Verdict{Code: nfnetlink.Return})
 	case verdict == verdictAccept:
 		return append(out, nfnetlink.Verdict{Code: nfnetlink.Accept})
 	case verdict == verdictDrop:
