@@ -128,7 +128,7 @@ func TestManageFiftyRewrites(t *testing.T) {
 	if slices.Max(took) > time.Second {
 		t.Errorf("back after %v", took)
 	}
-	says := w.untilUnready(t, "conflist: ", mainFile, "again and again")
+	says := w.untilUnready(t, "conflist: ", mainFile, "removed repeatedly")
 	t.Logf("/readyz: %s", says)
 	w.until(t, "war and each repair in the metrics", func() bool {
 		return w.metric(t, "conflist_war") == 1 && w.metric(t, "conflist_repairs_total") == 1+rewrites
@@ -174,9 +174,9 @@ func TestManageFlapping(t *testing.T) {
 	defer func() { <-ended }()
 	defer close(stop)
 	began := time.Now()
-	says := w.untilUnready(t, "conflist: ", file, "again and again", "Cilium", "cni.exclusive=false")
+	says := w.untilUnready(t, "conflist: ", file, "removed repeatedly", "Cilium", "cni.exclusive=false")
 	t.Logf("recognised after %s: %s", time.Since(began).Round(time.Millisecond), says)
-	w.daemon.within(t, time.Minute, "longer pauses", func() bool { _, body := w.ready(); return strings.Contains(body, "stays away for 2s") })
+	w.daemon.within(t, time.Minute, "longer pauses", func() bool { _, body := w.ready(); return strings.Contains(body, "inserted again after 2s now") })
 	t.Logf("backed off after %s and %v repairs", time.Since(began).Round(time.Millisecond), w.metric(t, "conflist_repairs_total"))
 
 	repairs, log := w.metric(t, "conflist_repairs_total"), w.log()
@@ -208,7 +208,7 @@ func TestManageFlapping(t *testing.T) {
 	stop <- struct{}{}
 	w.daemon.within(t, 40*time.Second, "entry and readiness", func() bool { code, _ := w.ready(); return code == 200 && w.has(t, file) })
 	w.until(t, "its end in the log and the metrics", func() bool {
-		return strings.Contains(w.log(), "our entry stays in the conflist again") && w.metric(t, "conflist_present") == 1
+		return strings.Contains(w.log(), "the conflist has the plugin entry, and no problems any more") && w.metric(t, "conflist_present") == 1
 	})
 	w.mainCNI(t, file, "podnet")
 	w.untilManaged(t, file)

@@ -56,7 +56,7 @@ func TestReadyMeansThatPodsStart(t *testing.T) {
 				t.Errorf("doctor finds %q", found)
 			}
 			stdout, stderr, code := b.reconciler(t, b.where("install", "--plugin", b.plugin(t))...)
-			if c.repaired && code != 0 || !c.repaired && (code != 1 || !strings.Contains(stderr, c.says) || strings.Contains(stdout, "has the entry")) {
+			if c.repaired && code != 0 || !c.repaired && (code != 1 || !strings.Contains(stderr, c.says) || strings.Contains(stdout, "has the plugin entry")) {
 				t.Errorf("install: exit code %d\n%s%s", code, stdout, stderr)
 			}
 			if !c.repaired {

@@ -27,37 +27,42 @@ func (a *app) installCommand() *cobra.Command {
 	var f installFlags
 	c := a.addOutput(&cobra.Command{
 		Use:   "install",
-		Short: "Put the plugin on this node: the binary, then the entry in the conflist",
-		Long: `Copies the plugin to the directory from which the container runtime runs plugins, makes
-sure that it runs there, and then adds its entry to the conflist of the network that the
-runtime uses. What is there already is left as it is; the conflist as it was is kept in the
-dataDir. It may be run beside "run", and again at any time: that is how to upgrade.
+		Short: "Install the plugin on this node: the binary, then the entry in the conflist",
+		Long: `Copies the plugin to the directory from which the container runtime runs plugins, runs it
+there as a test, and inserts the plugin entry into the conflist of the network that the
+runtime uses. A plugin or an entry that is already there stays as it is. The previous text of
+the conflist is kept in the dataDir. Run it beside "run" and at any time, as for an upgrade.
 
-The directories are --cni-bin-dir and --cni-conf-dir. Where they are not given, they are
-those that are on the node, if only one of these is: the usual ones, GKE's, k3s's,
-microk8s's or OpenShift's.
+The directories are --cni-bin-dir and --cni-conf-dir; by default, those of the distribution
+that the node has: the usual ones, or those of GKE, k3s, microk8s or OpenShift. If several
+distributions have them, install refuses to choose.
 
-The entry is what stands in conflist.entry_file. With conflist.manage, an entry that cannot
-be added now, as on a node without a network yet, is left to "run" with a warning.
+The entry is the content of conflist.entry_file. With conflist.manage, an entry that cannot
+be inserted now, as on a node without a network yet, is a warning: "run" inserts it later.
 
-Exit codes: 0 the plugin is installed, 1 it is not, or its entry is not.`,
-		Example: `  ip-masq-reconciler install
+Exit codes: 0 plugin and entry are installed, 1 one of them is not.`,
+		Example: `  # Install the plugin and its entry
+  ip-masq-reconciler install
+
+  # State the plugin directory and the network
   ip-masq-reconciler install --cni-bin-dir /usr/lib/cni --conflist-network podnet
-  ip-masq-reconciler install --no-conflist   # the entry is in the conflist by other means`,
+
+  # Install the plugin where another program writes the entry
+  ip-masq-reconciler install --no-conflist`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return a.install(c.Context(), f) },
 	})
 	c.Flags().StringVar(&f.plugin, "plugin", "", "`FILE` to install (default: ip-masq beside this program)")
-	c.Flags().BoolVar(&f.noConflist, "no-conflist", false, "leave conflists alone")
+	c.Flags().BoolVar(&f.noConflist, "no-conflist", false, "do not change conflists")
 	return c
 }
 
-// installation is what came of an install.
+// installation is the result of an install.
 type installation struct {
 	ConfDir  string          `json:"cniConfDir"`
 	BinDir   string          `json:"cniBinDir"`
 	Plugin   installedPlugin `json:"plugin"`
-	Conflist *placedEntry    `json:"conflist"` // null where no entry was looked after
+	Conflist *insertedEntry  `json:"conflist"` // null with --no-conflist, and where it failed
 	Warnings []string        `json:"warnings"`
 }
 
@@ -67,16 +72,16 @@ type installedPlugin struct {
 	Wrote   bool   `json:"wrote"`
 }
 
-type placedEntry struct {
+type insertedEntry struct {
 	Network string `json:"network"`
 	Path    string `json:"path"`
 	Backup  string `json:"backup"`
 	Wrote   bool   `json:"wrote"`
 
-	had int // entries, before
+	before int // entries
 }
 
-// directories are those of the runtime that are stated, "" where they are not.
+// directories returns the stated directories of the runtime; "" for one that is not stated.
 func (a *app) directories() (install.Dirs, error) {
 	s := config.DefaultSettings()
 	s.CNIConfDir, s.CNIBinDir = "", ""
@@ -89,121 +94,128 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	if err != nil {
 		return err
 	}
-	i := install.Install{Plugin: f.plugin}
-	if i.Plugin == "" {
-		if i.Plugin, err = pluginBesideUs(); err != nil {
-			return err
+	if f.plugin == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("find the plugin beside this program: %w; name it with --plugin", err)
 		}
+		f.plugin = filepath.Join(filepath.Dir(self), config.PluginType)
 	}
 	stated, err := a.directories()
 	if err != nil {
 		return err
 	}
-	if i.Dirs, err = install.Locate("/", stated); err != nil {
+	dirs, err := install.Locate("/", stated)
+	if err != nil {
 		return err
 	}
-	r := installation{ConfDir: i.Dirs.Conf, BinDir: i.Dirs.Bin, Warnings: differing(i.Dirs, s)}
-	var noEntry error
+	var editor conflist.Editor
+	var entryErr error
 	if !f.noConflist {
-		if noEntry = prepare(&i, s); noEntry != nil && !s.Conflist.Manage {
-			return noEntry
+		if editor, entryErr = newEditor(s, dirs.Conf); entryErr != nil && !s.Conflist.Manage {
+			return entryErr
 		}
 	}
-	done, err := i.Run(ctx)
-	var noBinary *install.BinaryError
-	if errors.As(err, &noBinary) {
+	binary, err := install.Copy(ctx, f.plugin, dirs.Bin)
+	if err != nil {
 		return remedied(err)
 	}
-	r.Plugin = installedPlugin{done.Binary.Path, done.Binary.Version, done.Binary.Wrote}
-	if err = remedied(errors.Join(noEntry, err)); err == nil && i.Place != nil {
-		c := done.Conflist
-		r.Conflist = &placedEntry{c.Network, c.Path, c.Backup, c.Wrote, c.Had}
-		if n, e := conflist.Find(i.Dirs.Conf, s.Conflist.Network); e == nil && n.Multus.Err(n.Name) != nil {
-			r.Warnings = append(r.Warnings, n.Multus.Err(n.Name).Error())
-		}
-		if err = entryErr(i.Dirs.Conf, c.Path, s); err != nil && s.Conflist.Manage {
-			r.Warnings, err = append(r.Warnings, err.Error()), nil
-		}
+	r := installation{
+		ConfDir: dirs.Conf, BinDir: dirs.Bin, Warnings: dirWarnings(dirs, s),
+		Plugin: installedPlugin{binary.Path, binary.Version, binary.Wrote},
 	}
-	switch {
-	case err != nil && r.Conflist != nil: // the entry is there
-	case err != nil && s.Conflist.Manage:
-		r.Warnings = append(r.Warnings, fmt.Sprintf(`%v; as conflist.manage is on, "run" adds the entry when it can`, err))
-		err = nil
-	case errors.Is(err, conflist.ErrNone):
-		err = fmt.Errorf(`%w; the plugin is in place: add its entry by another install then, or let "run" do it with --conflist-manage`, err)
-	case err != nil:
-		err = fmt.Errorf("%w; the plugin is in place, its entry is not", err)
+	if !f.noConflist {
+		if entryErr == nil {
+			entryErr = r.insert(ctx, editor, s)
+		}
+		err = r.judge(entryErr, s)
 	}
 	if a.json() {
 		return errors.Join(err, a.print(r))
 	}
 	if err != nil && r.Conflist != nil && !r.Conflist.Wrote {
-		r.Conflist = nil // what is wrong with it is told
+		r.Conflist = nil // the error says what is wrong with it
 	}
-	r.tell(a)
+	r.print(a)
 	return err
 }
 
-// prepare says what entry is to be placed where.
-func prepare(i *install.Install, s config.Settings) error {
-	guard, err := config.ReadPluginFile(config.DefaultPluginFile)
-	if err != nil {
-		return err
-	}
-	entry, err := conflistEntry(s, guard)
-	if err != nil {
-		return err
-	}
-	node := reconcile.Open(s, config.DefaultPluginFile, nil)
-	i.Place = &conflist.Place{Network: s.Conflist.Network, Entry: entry, Backups: node.Dir.BackupsPath(), Admits: admits(node.Dir)}
-	return nil
+// newEditor returns the Editor for the entry that the settings ask for.
+func newEditor(s config.Settings, confDir string) (conflist.Editor, error) {
+	entry, err := pluginEntry(s)
+	dir := reconcile.Open(s, config.DefaultPluginFile, nil).Dir
+	return conflist.Editor{
+		Dir: confDir, Network: s.Conflist.Network, Entry: entry, Backups: dir.BackupsPath(), Check: checkNetwork(dir),
+	}, err
 }
 
-// entryErr tells why every ADD of a network fails although its conflist has the plugin
-// entry.
-func entryErr(confDir, path string, s config.Settings) error {
+// insert inserts the entry. The error may be that the entry is there and every ADD fails.
+func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.Settings) error {
+	c, err := e.Insert(ctx)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return install.ErrStopped
+	case err != nil:
+		return remedied(err)
+	}
+	r.Conflist = &insertedEntry{c.Network, c.Path, c.Backup, c.Wrote, c.Before}
+	if c.BackupErr != nil {
+		r.Warnings = append(r.Warnings, fmt.Sprintf("no backup was kept: %v", c.BackupErr))
+	}
+	if n, err := conflist.Find(e.Dir, e.Network); err == nil && n.Multus.Err(n.Name) != nil {
+		r.Warnings = append(r.Warnings, n.Multus.Err(n.Name).Error())
+	}
 	guard, guardErr := config.ReadPluginFile(config.DefaultPluginFile)
-	dir, err := config.ReadConfDir(confDir)
+	dir, err := config.ReadConfDir(e.Dir)
 	errs := []error{guardErr, err}
 	for _, list := range dir.Conflists {
+		if list.File != c.Path {
+			continue
+		}
 		for _, e := range list.Entries {
-			if list.File == path && e.Err != nil {
+			if e.Err != nil {
 				errs = append(errs, fmt.Errorf("no pod of network %s starts with the plugin entry as it is: %w", policy.Quote(list.Network), e.Err))
 			}
 		}
-		if list.File == path {
-			errs = append(errs, list.DataDirErr(guard, s.DataDir))
-		}
+		errs = append(errs, list.DataDirErr(guard, s.DataDir))
 	}
 	return errors.Join(errs...)
 }
 
-// pluginBesideUs is the plugin as releases and images have it.
-func pluginBesideUs() (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("find the plugin beside this program: %w; name it with --plugin", err)
+// judge returns the error of the entry, or makes it a warning if "run" inserts the entry later.
+func (r *installation) judge(err error, s config.Settings) error {
+	switch {
+	case err == nil:
+		return nil
+	case s.Conflist.Manage && r.Conflist != nil:
+		r.Warnings = append(r.Warnings, err.Error())
+		return nil
+	case s.Conflist.Manage:
+		r.Warnings = append(r.Warnings, fmt.Sprintf(`%v; as conflist.manage is on, "run" inserts the entry when it can`, err))
+		return nil
+	case r.Conflist != nil:
+		return err
+	case errors.Is(err, conflist.ErrNone):
+		return fmt.Errorf(`%w; the plugin is installed: insert its entry by another install then, or let "run" do it with --conflist-manage`, err)
 	}
-	return filepath.Join(filepath.Dir(self), config.PluginType), nil
+	return fmt.Errorf("%w; the plugin is installed, its entry is not", err)
 }
 
-// differing warns of directories that "run" would look for elsewhere.
-func differing(d install.Dirs, s config.Settings) []string {
+// dirWarnings warns of directories that "run" would look for elsewhere.
+func dirWarnings(d install.Dirs, s config.Settings) []string {
 	warnings := []string{}
 	for _, dir := range []struct{ key, found, set string }{
 		{"cni_conf_dir", d.Conf, s.CNIConfDir}, {"cni_bin_dir", d.Bin, s.CNIBinDir},
 	} {
 		if dir.found != dir.set {
-			warnings = append(warnings, fmt.Sprintf(`"run" has to be told too: write %s = %s into %s`,
+			warnings = append(warnings, fmt.Sprintf(`"run" needs this directory too: write %s = %s into %s`,
 				dir.key, policy.Quote(dir.found), config.DefaultReconcilerFile))
 		}
 	}
 	return warnings
 }
 
-// tell tells people of it.
-func (r *installation) tell(a *app) {
+func (r *installation) print(a *app) {
 	for _, w := range r.Warnings {
 		fmt.Fprintf(a.err, "warning: %s\n", w)
 	}
@@ -211,29 +223,27 @@ func (r *installation) tell(a *app) {
 		fmt.Fprintf(a.out, "installed %s (%s)\n", r.Plugin.Path, r.Plugin.Version)
 	}
 	e := r.Conflist
-	switch {
-	case e != nil && e.Wrote:
-		fmt.Fprintf(a.out, e.deed()+"\n", policy.Quote(e.Network), policy.Quote(e.Path))
-		if e.Backup != "" {
-			fmt.Fprintf(a.out, "the file as it was is kept as %s\n", policy.Quote(e.Backup))
+	if e == nil {
+		if !r.Plugin.Wrote {
+			fmt.Fprintf(a.out, "%s (%s) is already installed\n", r.Plugin.Path, r.Plugin.Version)
 		}
-	case e != nil && !r.Plugin.Wrote:
-		fmt.Fprintf(a.out, "nothing to do: %s (%s) is there, and network %s in %s has the entry\n",
-			r.Plugin.Path, r.Plugin.Version, policy.Quote(e.Network), policy.Quote(e.Path))
-	case e != nil:
-		fmt.Fprintf(a.out, "network %s in %s has the entry already\n", policy.Quote(e.Network), policy.Quote(e.Path))
-	case !r.Plugin.Wrote:
-		fmt.Fprintf(a.out, "%s (%s) is there already\n", r.Plugin.Path, r.Plugin.Version)
+		return
 	}
-}
-
-// deed is the format that says what was written.
-func (e *placedEntry) deed() string {
-	switch e.had {
-	case 0:
-		return "added the entry to network %s in %s"
-	case 1:
-		return "made network %s in %s anew, as the configuration that it was made of has changed; it has the entry still"
+	network, path := policy.Quote(e.Network), policy.Quote(e.Path)
+	switch {
+	case e.Wrote && e.before == 0:
+		fmt.Fprintf(a.out, "inserted the plugin entry of network %s into %s\n", network, path)
+	case e.Wrote && e.before == 1:
+		fmt.Fprintf(a.out, "updated the generated conflist of network %s, %s, as the original has changed\n", network, path)
+	case e.Wrote:
+		fmt.Fprintf(a.out, "removed duplicate plugin entries of network %s from %s\n", network, path)
+	case r.Plugin.Wrote:
+		fmt.Fprintf(a.out, "network %s in %s already has the plugin entry\n", network, path)
+	default:
+		fmt.Fprintf(a.out, "nothing to do: %s (%s) is installed, and network %s in %s has the plugin entry\n",
+			r.Plugin.Path, r.Plugin.Version, network, path)
 	}
-	return "took from network %s in %s what it had more than one entry of ours"
+	if e.Backup != "" {
+		fmt.Fprintf(a.out, "kept the previous text as %s\n", policy.Quote(e.Backup))
+	}
 }

@@ -4,8 +4,11 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"sync/atomic"
 	"time"
@@ -14,21 +17,21 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// manager keeps our entry in the conflist while this reconciler has the lead of
-// the node. A nil one does not.
+// manager keeps the plugin entry in the conflist while this reconciler is the leader of the node. A
+// nil one does nothing.
 type manager struct {
-	keeper  *conflist.Manager
-	files   *fswatch.Watcher
-	monitor *metrics.Monitor
-	leads   atomic.Bool
+	conflist *conflist.Manager
+	files    *fswatch.Watcher
+	monitor  *metrics.Monitor
+	leader   atomic.Bool
 }
 
-// manage returns the manager that the settings ask for, or nil. It watches files
-// from now on.
+// manage returns the manager that the settings ask for, or nil.
 func (d *daemon) manage(s config.Settings, node *reconcile.Node) *manager {
 	d.monitor.Conflist(nil)
 	if !s.Conflist.Manage {
@@ -36,38 +39,107 @@ func (d *daemon) manage(s config.Settings, node *reconcile.Node) *manager {
 	}
 	files, err := fswatch.NewFollowing(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
 	if err != nil {
-		d.log.Error(fmt.Sprintf("the conflist is not managed: %v", err))
-		d.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: fmt.Errorf("is not managed: %w", err)}}})
+		d.log.Error("the conflist is not managed", "err", err.Error())
+		d.monitor.Conflist(conflistProblem(fmt.Errorf("is not managed: %w", err)))
 		return nil
 	}
-	const often = 30 * time.Second
 	if err := files.Err(); err != nil {
-		d.log.Warn(fmt.Sprintf("not all changes of the conflist are seen at once: %v", err))
+		d.log.Warn("some changes of the conflist are noticed late", "err", err.Error())
 	}
+	const maxInterval = 30 * time.Second
 	m := &manager{files: files, monitor: d.monitor}
-	m.keeper = conflist.NewManager(conflist.Options{
-		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.BackupsPath(),
-		Entry: entryOf(s), Admits: admits(node.Dir), Bin: s.CNIBinDir,
-		Changed: files.Changed(), Every: min(often, s.ResyncInterval), Leads: m.leads.Load,
-		Log: d.log, Tell: d.tellConflist,
+	m.conflist = conflist.NewManager(conflist.Options{
+		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.BackupsPath(), BinDir: s.CNIBinDir,
+		Entry: func() ([]byte, error) { return pluginEntry(s) }, Check: checkNetwork(node.Dir),
+		Changed: files.Changed(), Interval: min(maxInterval, s.ResyncInterval), Leader: m.leader.Load,
+		Log: d.log, Report: m.report,
 	})
 	return m
 }
 
-// entryOf returns what reads the entry that the settings ask for.
-func entryOf(s config.Settings) func() ([]byte, error) {
-	return func() ([]byte, error) {
-		guard, err := config.ReadPluginFile(config.DefaultPluginFile)
-		if err != nil {
-			return nil, err
+func conflistProblem(err error) *metrics.Conflist {
+	return &metrics.Conflist{Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: err}}}
+}
+
+// report reports a sync to metrics and health.
+func (m *manager) report(s conflist.Status) {
+	if !s.Leader {
+		m.monitor.Conflist(nil) // the leader reports
+		return
+	}
+	c := &metrics.Conflist{Present: s.Present, Flapping: s.Flapping, Wrote: s.Wrote}
+	for _, p := range s.Problems {
+		reason := reconcile.ReasonConflist
+		if p.Plugin {
+			reason = reconcile.ReasonPlugin
 		}
-		return conflistEntry(s, guard)
+		c.Problems = append(c.Problems, reconcile.Problem{Reason: reason, Err: p.Err})
+	}
+	m.monitor.Conflist(c)
+}
+
+func (m *manager) run(ctx context.Context) {
+	defer func() { _ = m.files.Close() }() // nothing was written
+	m.conflist.Run(ctx)
+}
+
+// passed takes note of a sync of the rules, which the leader alone makes, before health reports it.
+func (m *manager) passed(r *reconcile.Report) {
+	leader := !r.Standby()
+	if m == nil || m.leader.Swap(leader) == leader {
+		return
+	}
+	if leader {
+		m.monitor.Conflist(conflistProblem(errors.New("not looked at yet")))
+	}
+	m.conflist.SyncNow()
+}
+
+// look makes the manager sync at once.
+func (m *manager) look() {
+	if m != nil {
+		m.conflist.SyncNow()
 	}
 }
 
-// admits returns what tells why the plugin would refuse all pods of a network:
-// the administrators keep it from contributing, or the dataDir is refused.
-func admits(dir *store.Dir) func(network string) error {
+// pluginEntry returns the entry that belongs in the conflist: the content of conflist.entry_file, or an
+// entry without a policy if the default file is missing. The plugin must keep its state where the
+// reconciler does, so the entry has to state the dataDir unless plugin.toml does.
+func pluginEntry(s config.Settings) ([]byte, error) {
+	const key = "conflist.entry_file"
+	guard, err := config.ReadPluginFile(config.DefaultPluginFile)
+	if err != nil {
+		return nil, err
+	}
+	path := s.Conflist.EntryFile
+	_, err = os.Stat(path)
+	missing := errors.Is(err, fs.ErrNotExist)
+	if missing && path != config.DefaultEntryFile {
+		return nil, fmt.Errorf("%s: %s is missing; write the entry into it, or remove the key for an entry without a policy",
+			key, policy.Quote(path))
+	}
+	entry, err := conflist.ReadEntry(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", key, err)
+	}
+	_, dataDir := config.ParseLenient(entry)
+	switch {
+	case guard.Present || dataDir == s.DataDir:
+		return entry, nil
+	case missing:
+		return json.Marshal(struct {
+			Type    string `json:"type"`
+			DataDir string `json:"dataDir"`
+		}{config.PluginType, s.DataDir})
+	}
+	return nil, fmt.Errorf("%s: %s: dataDir: %s is not the data_dir of the reconciler; write %s into one of them, as a node has one dataDir",
+		key, policy.Quote(path), policy.Quote(dataDir), policy.Quote(s.DataDir))
+}
+
+// checkNetwork returns a function that tells why the plugin would refuse all pods of a network:
+// plugin.toml does not allow the network, or the dataDir is refused. The plugin creates a dataDir
+// that is missing, and needs none that it can write as long as the rules are correct.
+func checkNetwork(dir *store.Dir) func(network string) error {
 	return func(network string) error {
 		guard, err := config.ReadPluginFile(config.DefaultPluginFile)
 		if err != nil {
@@ -76,48 +148,14 @@ func admits(dir *store.Dir) func(network string) error {
 		if err := guard.Admits(network); err != nil {
 			return err
 		}
-		return usable(dir)
-	}
-}
-
-// tellConflist tells metrics and health of a look at the conflist.
-func (d *daemon) tellConflist(s conflist.Status) {
-	if !s.Leads {
-		d.monitor.Conflist(nil) // it is for the one at work to tell
-		return
-	}
-	c := &metrics.Conflist{Present: s.Present, Flapping: s.Flapping, Wrote: s.Wrote}
-	for _, p := range s.Problems {
-		topic := reconcile.ReasonConflist
-		if p.Plugin {
-			topic = reconcile.ReasonPlugin
+		if _, err = dir.Load(); err == nil {
+			now, cancel := context.WithCancel(context.Background())
+			cancel()
+			var lock *store.Lock
+			if lock, err = dir.LockToRead(now); !errors.Is(err, store.ErrRefused) {
+				return lock.Release()
+			}
 		}
-		c.Problems = append(c.Problems, reconcile.Problem{Reason: topic, Err: p.Err})
-	}
-	d.monitor.Conflist(c)
-}
-
-func (m *manager) run(ctx context.Context) {
-	defer func() { _ = m.files.Close() }() // of watches; there is nothing to lose
-	m.keeper.Run(ctx)
-}
-
-// passed takes note of a pass, before anybody is told that the node is ready: who
-// makes passes has the lead.
-func (m *manager) passed(r *reconcile.Report) {
-	leads := !r.Standby()
-	if m == nil || m.leads.Swap(leads) == leads {
-		return
-	}
-	if leads {
-		m.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: errors.New("not looked at yet")}}})
-	}
-	m.keeper.Look()
-}
-
-// look makes the manager look at once.
-func (m *manager) look() {
-	if m != nil {
-		m.keeper.Look()
+		return fmt.Errorf("no pod would start with the plugin entry: %w", err)
 	}
 }

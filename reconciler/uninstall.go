@@ -7,14 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -29,61 +32,64 @@ func (a *app) uninstallCommand() *cobra.Command {
 	var f uninstallFlags
 	c := a.addOutput(&cobra.Command{
 		Use:   "uninstall",
-		Short: "Take the plugin from this node: the entry, the binary, rules and state",
-		Long: `Takes our entry out of all conflists, and then removes the plugin, the rules and the state.
-Pods that run keep running, and can be ended; new ones start without us.
+		Short: "Remove the plugin from this node: the entry, the binary, rules and state",
+		Long: `Removes the plugin entry from all conflists, and then the plugin, the rules and the state.
+Running pods keep running and can be ended; new pods start without the plugin.
 
 CRI-O and podman end a pod by the conflist as it was when the pod started. While there are
-pods that they started with the plugin, it stays, and rules and state with it; the exit
-code is 1 then. --wait gives it time, and once more is fine. containerd ends pods by the
-conflist as it is: its pods are not waited for, where /run/containerd can be read. Multus
-ends pods as CRI-O does, whatever the runtime is.
+pods that they started with the plugin, the plugin, the rules and the state stay, and the
+exit code is 1. Wait with --wait, or run it again. containerd ends pods by the present
+conflist: its pods do not count if /run/containerd can be read. Multus ends pods as CRI-O
+does, with any runtime.
 
-The plugin stays too, --no-wait or not, while a file in the directories of configurations
+The plugin also stays, even with --no-wait, while a file in the configuration directories
 names it, such as the one that Multus generates: restart Multus, or wait with --wait.
 
-It looks in --cni-conf-dir and --cni-bin-dir; where they are not given, in all that install
-knows. It refuses to work while "run" does. reconciler.toml, plugin.toml and the entry file
-stay.
+It looks in --cni-conf-dir and --cni-bin-dir; by default, in all directories that install
+knows. It fails while "run" runs. reconciler.toml, plugin.toml and the entry file stay.
 
-Exit codes: 0 nothing of ours is left (but for --keep-rules), 1 something is.`,
-		Example: `  ip-masq-reconciler uninstall
-  ip-masq-reconciler uninstall --keep-rules  # until the next boot, or "cleanup"
-  ip-masq-reconciler uninstall --stay        # as a DaemonSet: done is ready`,
+Exit codes: 0 all is removed (but for --keep-rules), 1 something is left.`,
+		Example: `  # Remove the plugin, the rules and the state
+  ip-masq-reconciler uninstall
+
+  # Leave the rules until the next boot, or until "cleanup"
+  ip-masq-reconciler uninstall --keep-rules
+
+  # Run in a DaemonSet: ready when all is removed
+  ip-masq-reconciler uninstall --stay`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return a.uninstall(c.Context(), f) },
 	})
 	c.Flags().BoolVar(&f.keepRules, "keep-rules", false, "leave rules and state as they are")
-	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although pods' cached conflists name it: right where the runtime ends pods by the conflist as it is then")
-	c.Flags().BoolVar(&f.stay, "stay", false, "try until all is done, and stay until stopped; /readyz (health_listen) says how far it is")
-	c.Flags().Var((*waiting)(&f.wait), "wait", "`TIME` to wait for pods that the runtime will end with the plugin, such as 10m")
+	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although pods' cached conflists name it: for runtimes that end pods by the present conflist")
+	c.Flags().BoolVar(&f.stay, "stay", false, "retry until all is removed, and run until stopped; /readyz (health_listen) says what is left")
+	c.Flags().Var((*waitFlag)(&f.wait), "wait", "`TIME` to wait for pods that the runtime will end with the plugin, such as 10m")
 	return c
 }
 
-// waiting is the value of --wait.
-type waiting time.Duration
+// waitFlag is the value of --wait.
+type waitFlag time.Duration
 
 // String implements pflag.Value.
-func (w *waiting) String() string { return time.Duration(*w).String() }
+func (w *waitFlag) String() string { return time.Duration(*w).String() }
 
 // Type implements pflag.Value.
-func (w *waiting) Type() string { return "duration" }
+func (w *waitFlag) Type() string { return "duration" }
 
 // Set implements pflag.Value.
-func (w *waiting) Set(text string) error {
+func (w *waitFlag) Set(text string) error {
 	d, err := time.ParseDuration(text)
 	if err != nil || d < 0 {
 		return fmt.Errorf("%s is not a time to wait; write a number with its unit: 30s, 10m", policy.Quote(text))
 	}
-	*w = waiting(d)
+	*w = waitFlag(d)
 	return nil
 }
 
-// pause is what lies between tries.
-const pause = 2 * time.Second
-
-// addsTake is how long an ADD takes that has begun with a conflist that named us.
-const addsTake = 2 * time.Second
+const (
+	uninstallRetry = 2 * time.Second
+	addTime        = 2 * time.Second // of an ADD that began with the entry in the conflist
+)
 
 func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 	switch {
@@ -92,7 +98,7 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 	case f.stay && f.wait > 0:
 		return usageError{errors.New("--stay waits for as long as it takes; leave --wait out")}
 	case f.stay && a.json():
-		return usageError{errors.New("--stay tells by its log; leave -o json out")}
+		return usageError{errors.New("--stay reports by its log; leave -o json out")}
 	}
 	node, err := a.node()
 	if err != nil {
@@ -102,27 +108,28 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 	if err != nil {
 		return err
 	}
-	d := &departure{node: node, places: install.Ours(stated), elsewhere: stated.Bin == "", uninstallFlags: f, leavings: newLeavings(node)}
-	if f.stay {
-		return a.stay(ctx, d)
+	u := &uninstallation{
+		uninstallFlags: f, node: node, dirs: install.AllDirs(stated), binUnknown: stated.Bin == "", leavings: newLeavings(node),
+		Conflists: []editedConflist{}, Plugins: []string{},
 	}
-	until := time.Now().Add(f.wait)
-	for {
-		err = d.step(ctx)
-		var attached *install.AttachedError
-		left := time.Until(until)
-		if err == nil || !errors.As(err, &attached) || left <= 0 || ctx.Err() != nil {
+	if f.stay {
+		return a.stay(ctx, u)
+	}
+	for deadline := time.Now().Add(f.wait); ; {
+		err = u.step(ctx)
+		var inUse *install.InUseError
+		left := time.Until(deadline)
+		if err == nil || !errors.As(err, &inUse) || left <= 0 || ctx.Err() != nil {
 			break
 		}
-		sleep(ctx, min(pause, left))
+		sleep(ctx, min(uninstallRetry, left))
 	}
-	d.Warnings = append(notNil(d.notes), d.Warnings...)
+	u.Warnings = notNil(append(u.notes, u.Warnings...))
 	if a.json() {
-		return errors.Join(err, a.print(d))
+		u.Attached, u.References = notNil(u.Attached), notNil(u.References)
+		return errors.Join(err, a.print(u))
 	}
-	if d.tell(a); err == nil {
-		d.tellAbsent(a)
-	}
+	u.print(a, err == nil)
 	return err
 }
 
@@ -133,126 +140,175 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// departure is an uninstall under way, and what it has removed so far.
-type departure struct {
+func notNil[T any](list []T) []T { return append([]T{}, list...) }
+
+// uninstallation is an uninstall in progress, and what it has removed so far.
+type uninstallation struct {
 	uninstallFlags
-	node      *reconcile.Node
-	places    install.Places       // to look in
-	elsewhere bool                 // may the plugin be too
-	notes     []string             // warnings of the steps so far, each once
-	Conflists []withdrawnEntry     `json:"conflists"`
-	Plugins   []string             `json:"plugins"` // removed
-	Attached  []install.Attachment `json:"attached"`
-	Copies    []install.Copy       `json:"copies"` // files that name the plugin still
+	node       *reconcile.Node
+	dirs       install.SearchDirs
+	binUnknown bool     // the plugin may be in another directory
+	notes      []string // warnings of the steps so far, each once
+
+	Conflists  []editedConflist     `json:"conflists"`
+	Plugins    []string             `json:"plugins"` // removed
+	Attached   []install.Attachment `json:"attached"`
+	References []install.Reference  `json:"copies"` // files that still name the plugin
 	*leavings
 }
 
-type withdrawnEntry struct {
+type editedConflist struct {
 	Network string `json:"network"`
 	Path    string `json:"path"`
 
-	stays string // why the file does, of those that install made
+	stays string // why the file stays without an entry
 }
 
-// step does what can be done now.
-func (d *departure) step(ctx context.Context) error {
-	d.Conflists, d.Plugins, d.Attached, d.Copies = notNil(d.Conflists), notNil(d.Plugins), notNil(d.Attached), notNil(d.Copies)
-	lead, err := alone(d.node.Dir)
+// step removes what can be removed now.
+func (u *uninstallation) step(ctx context.Context) error {
+	lock, err := lockInstance(u.node.Dir)
 	if err != nil {
 		return err
 	}
-	u := install.Uninstall{Places: d.places, Backups: d.node.Dir.BackupsPath(), Root: "/", NoWait: d.noWait, Settle: addsTake}
-	if _, err := d.node.Dir.Load(); errors.Is(err, store.ErrRefused) { // nothing is written there
-		u.Backups = ""
-		d.note("no backup is kept: %v", err)
+	todo := install.Uninstall{SearchDirs: u.dirs, Backups: u.node.Dir.BackupsPath(), Root: "/", NoWait: u.noWait, AddTime: addTime}
+	if _, err := u.node.Dir.Load(); errors.Is(err, store.ErrRefused) { // nothing is written there
+		todo.Backups = ""
+		u.note("no backup is kept: %v", err)
 	}
-	if !d.keepRules {
-		u.State = func(ctx context.Context) error { // which takes the lead by itself
-			return errors.Join(lead.Release(), d.cleanUp(ctx, d.node))
+	if !u.keepRules {
+		todo.State = func(ctx context.Context) error { // cleanUp takes the lock itself
+			return errors.Join(lock.Release(), u.cleanUp(ctx, u.node))
 		}
 	}
-	done, err := u.Step(ctx)
+	done, err := todo.Step(ctx)
 	for _, c := range done.Conflists {
-		d.Conflists = append(d.Conflists, withdrawnEntry{c.Network, c.Path, c.Stays})
+		u.Conflists = append(u.Conflists, editedConflist{c.Network, c.Path, c.Stays})
+		if c.BackupErr != nil {
+			u.note("no backup is kept: %v", c.BackupErr)
+		}
 	}
-	if done.NoBackup != nil {
-		d.note("no backup was kept: %v", done.NoBackup)
-	}
-	for _, c := range done.Copies {
-		if !c.Loaded {
-			d.note("%s names the plugin; no runtime reads it under this name: remove it, or the plugin entry in it, before it gets another",
-				policy.Quote(c.File))
+	for _, r := range done.References {
+		if !r.Loaded {
+			u.note("%s names the plugin; no runtime reads it under this name: remove it, or the plugin entry in it, before it is renamed",
+				policy.Quote(r.File))
 		}
 	}
 	if done.Missing {
-		d.note("the plugin is gone, and runtimes will call it for %d containers that they made with it, such as container %s in %s: ending them fails",
+		u.note("the plugin is missing, and runtimes will call it for %d containers that they made with it, such as container %s in %s: ending them fails",
 			len(done.Attached), policy.Quote(done.Attached[0].ContainerID), policy.Quote(done.Attached[0].File))
 	}
-	d.Plugins = append(d.Plugins, done.Binaries...)
-	d.Attached, d.Copies = notNil(done.Attached), notNil(done.Copies)
-	return remedied(errors.Join(err, lead.Release()))
+	u.Plugins = append(u.Plugins, done.Binaries...)
+	u.Attached, u.References = done.Attached, done.References
+	return remedied(errors.Join(err, lock.Release()))
 }
 
-func (d *departure) note(format string, args ...any) {
-	if text := fmt.Sprintf(format, args...); !slices.Contains(d.notes, text) {
-		d.notes = append(d.notes, text)
+func (u *uninstallation) note(format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(u.notes, text) {
+		u.notes = append(u.notes, text)
 	}
 }
 
-func notNil[T any](list []T) []T {
-	if list == nil {
-		return []T{}
-	}
-	return list
-}
-
-// alone takes the lead, or fails beside a reconciler that runs: it may put the
-// entry back. A dataDir that cannot be used is no reason to leave an entry that
-// keeps pods from starting, and who removes the state will tell.
-func alone(dir *store.Dir) (*store.InstanceLock, error) {
+// lockInstance takes the instance lock, or fails if another reconciler runs: it may insert the entry
+// again. A dataDir that cannot be used is no reason to leave an entry that keeps pods from starting;
+// the removal of the state reports it.
+func lockInstance(dir *store.Dir) (*store.InstanceLock, error) {
 	if _, err := os.Lstat(dir.Path()); errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // it would be there, and is not to be made
+		return nil, nil // the lock would create it
 	}
-	lead, err := dir.InstanceLock()
+	lock, err := dir.InstanceLock()
 	if errors.Is(err, store.ErrBusy) {
 		return nil, fmt.Errorf("%w, and would restore what is removed; stop it first", err)
 	}
-	return lead, nil
+	return lock, nil
 }
 
-func (d *departure) any() bool {
-	return len(d.Conflists) > 0 || len(d.Plugins) > 0 || d.leavings.any()
-}
-
-// tell tells people of it.
-func (d *departure) tell(a *app) {
-	for _, c := range d.Conflists {
-		fmt.Fprintf(a.out, "took the entry out of network %s in %s\n", policy.Quote(c.Network), policy.Quote(c.Path))
+// print prints what was removed and, if all is, what was not there or stays.
+func (u *uninstallation) print(a *app, complete bool) {
+	for _, c := range u.Conflists {
+		fmt.Fprintf(a.out, "removed the plugin entry of network %s from %s\n", policy.Quote(c.Network), policy.Quote(c.Path))
 		if c.stays != "" {
 			fmt.Fprintf(a.out, "%s stays, as %s\n", policy.Quote(c.Path), c.stays)
 		}
 	}
-	for _, path := range d.Plugins {
+	for _, path := range u.Plugins {
 		fmt.Fprintf(a.out, "removed %s\n", path)
 	}
-	d.leavings.tell(a)
-}
-
-// tellAbsent tells of what was not there, or stays.
-func (d *departure) tellAbsent(a *app) {
-	_, err := os.Lstat(d.DataDir)
-	kept := d.keepRules && err == nil
-	if kept {
-		fmt.Fprintf(a.out, "rules and the state in %s stay; \"cleanup\" removes them\n", d.DataDir)
+	u.leavings.tell(a)
+	if !complete {
+		return
 	}
-	if len(d.Plugins) == 0 && (d.elsewhere || d.any()) {
-		fmt.Fprintf(a.out, "no plugin was found in %s", strings.Join(d.places.Bins, ", "))
-		if d.elsewhere {
+	removed := len(u.Conflists) > 0 || len(u.Plugins) > 0 || u.leavings.any()
+	_, err := os.Lstat(u.DataDir)
+	kept := u.keepRules && err == nil
+	if kept {
+		fmt.Fprintf(a.out, "rules and the state in %s stay; \"cleanup\" removes them\n", u.DataDir)
+	}
+	if len(u.Plugins) == 0 && (u.binUnknown || removed) {
+		fmt.Fprintf(a.out, "no plugin was found in %s", strings.Join(u.dirs.Bin, ", "))
+		if u.binUnknown {
 			fmt.Fprint(a.out, "; if it was installed elsewhere, name the directory with --cni-bin-dir")
 		}
 		fmt.Fprintln(a.out)
 	}
-	if !kept && !d.any() {
-		fmt.Fprintln(a.out, "nothing of ours is there")
+	if !kept && !removed {
+		fmt.Fprintln(a.out, "nothing to remove")
 	}
+}
+
+// stay uninstalls until all is removed, waits until it is stopped, and removes what returns meanwhile:
+// a DaemonSet has no other way to run something once on each node. It is ready when nothing is left.
+func (a *app) stay(ctx context.Context, u *uninstallation) error {
+	log := a.logger(u.node.Settings)
+	var mu sync.Mutex
+	left := "not begun yet"
+	var server sync.WaitGroup
+	defer server.Wait()
+	server.Go(func() {
+		health := healthPages(func() string {
+			mu.Lock()
+			defer mu.Unlock()
+			return left
+		})
+		metrics.Serve(ctx, u.node.Settings.HealthListen, health, log)
+	})
+	logged := 0
+	for ; ctx.Err() == nil; sleep(ctx, uninstallRetry) {
+		if left == "" && !u.dirs.HaveAny() {
+			continue
+		}
+		err := u.step(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		for _, note := range u.notes[logged:] {
+			log.Warn(note)
+		}
+		logged = len(u.notes)
+		now := text(err)
+		if now != left && err != nil {
+			log.Warn("cannot remove all yet, trying again", "reason", now)
+		}
+		mu.Lock()
+		left = now
+		mu.Unlock()
+		if err == nil {
+			log.Info("uninstalled; this process may be stopped", "conflists", len(u.Conflists), "plugin", strings.Join(u.Plugins, ", "), "chains", len(u.Removed))
+		}
+	}
+	return nil
+}
+
+// healthPages serves /livez, /healthz and /readyz, which fails with what is left to do.
+func healthPages(left func() string) http.Handler {
+	m := http.NewServeMux()
+	for _, path := range []string{"/livez", "/healthz", "/readyz"} {
+		m.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
+			if l := left(); path == "/readyz" && l != "" {
+				http.Error(w, "uninstall: "+l, http.StatusServiceUnavailable)
+				return
+			}
+			fmt.Fprintln(w, "ok")
+		})
+	}
+	return m
 }

@@ -1,28 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conflist finds the network that a runtime uses, and puts our entry
-// into its configuration list or takes it out again.
+// Package conflist keeps the plugin entry in the runtimes' network configuration lists.
 //
-// Its invariant: a file of a configuration directory is at any instant, and
-// after a kill at any instant, a whole one that libcni loads, either as it was or
-// as it is to be. Nothing is made of a text that libcni does not load, and
-// whatever is made of one is loaded again, and held against it, before it is
-// handed out. Of a list's text only our entry comes or goes: every other byte
-// stays. What counts is that the entry is there, neither where nor what it says.
-//
-// # Decisions
-//
-// More than one entry of ours collapses to the first: the plugin would otherwise
-// run twice on each ADD, and the first is the one that config.ConfDir goes by.
-//
-// A symlink is followed: its target is replaced, in the target's own directory,
-// and the link stays. Runtimes watch the directory of the link alone, so a
-// temporary file comes and goes there to make them look.
-//
-// Of Find's choice, a list whose only plugin is "loopback" is never the network
-// that a runtime "uses": on a node that has nothing else yet, the main plugin is
-// still to come.
-//
-// The reconciler and install may import it. Of this module it imports config,
-// safefile and policy alone.
+// Find names the file of the network that a runtime uses, an Editor inserts the plugin entry into
+// that file or removes it, and a Manager inserts the entry again whenever another program rewrites
+// the file; the reconciler and install call them. Invariant: at any instant, even if the process is
+// killed, each file of a configuration directory is one that libcni loads, either as it was or as
+// it should be. Nothing is written that is derived from a file which does not parse. Only the
+// plugin entry is inserted or removed; all other bytes, the mode and the owner stay. It counts that
+// the entry is present, not where it stands or what it says.
 package conflist

@@ -3,58 +3,62 @@
 package conflist
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
-
-	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 var (
-	// ErrNone says that a directory has no network yet, or is not there yet: a
-	// node boots before its main CNI plugin is installed.
+	// ErrNone says that a directory has no network yet, or is missing: a node boots before its main
+	// CNI plugin is installed.
 	ErrNone = errors.New("no network there yet")
 	// ErrNotThere says that the directory has networks, but not the named one.
 	ErrNotThere = errors.New("no such network there")
-	// ErrBroken says that a file stands in the way which libcni cannot load.
+	// ErrBroken says that libcni cannot load a file that decides which network is used.
 	ErrBroken = errors.New("a file there cannot be loaded")
+	// ErrDelegate says that the runtime uses Multus, and that the network to which Multus delegates
+	// is unknown.
+	ErrDelegate = errors.New("the network that Multus delegates to cannot be told, so no plugin entry is added")
 )
 
-// Network is the file that a runtime takes a network from.
+// Network is a network and the file that a runtime takes it from.
 type Network struct {
 	Path string // in the directory; it may be a symlink
 	Name string
-	Doc  []byte // its text
-	// Single says that it is a single plugin's configuration: FromConf makes a
-	// list of it, for ListPath(Path).
+	// Single says that the file is a single plugin's configuration, not a list.
 	Single bool
-	// Entries is how many entries of ours the network has, in the file and in the
-	// folder of its name.
+	// Entries is the number of plugin entries, in the file and in the folder of the network's name.
 	Entries int
-	// Made says that it is a list which FromConf made. It is of no use without the
-	// Original, "" where that is gone: the main CNI plugin is uninstalled.
-	Made     bool
-	Original string
-	// Multus is what the runtime uses the network through, or nil.
+	// Generated says that an Editor made the list of a single plugin's configuration. Original is the
+	// path of that; "" if it is gone, so that the list is stale: the main CNI plugin is uninstalled.
+	Generated bool
+	Original  string
+	// Multus is the configuration through which the runtime uses the network, or nil.
 	Multus *Multus
 
-	isMultus bool
-	position error // of its entry
+	list config.Conflist
 }
 
-// Find returns the file of the network in a configuration directory that a
-// runtime uses: the first by name of those ending in .conf, .conflist and .json,
-// or, where a network is named, the first of these that has it. Of a configuration
-// of Multus it returns the network that this delegates to, or an ErrDelegate.
+// Doc returns the text of the file.
+func (n Network) Doc() []byte { return n.list.Doc }
+
+// Types returns the types of the network's plugins, in their order.
+func (n Network) Types() []string { return n.list.Types }
+
+// Find returns the network in a configuration directory that a runtime uses: the first file by name
+// of those ending in .conf, .conflist and .json, or the first that has the named network. If this
+// file is a configuration of Multus, it returns the network that Multus delegates to, or ErrDelegate.
 //
-// A file that cannot be loaded is an ErrBroken where it is the first: containerd
-// stops at it, while CRI-O and podman go on, so nobody knows what is used. Where
-// a network is named, it is one if no other file has that network.
+// A file that libcni cannot load is an ErrBroken if it is the first: containerd stops at it, CRI-O
+// and podman go on, so the network in use is unknown. If a network is named, it is an ErrBroken
+// only if no other file has that network. A list whose only plugin is "loopback" does not count.
 func Find(dir, network string) (Network, error) {
 	n, err := find(dir, network)
 	if err != nil {
@@ -84,34 +88,25 @@ func find(dir, network string) (Network, error) {
 	return throughMultus(c.Conflists, n)
 }
 
-// pick returns the first network, or the first that has the name. One of Multus
-// that has it comes last: Multus may give it the name of what it delegates to.
+// pick returns the first network, or the first of that name. A configuration of Multus of that name
+// comes last: Multus may have the name of the network that it delegates to.
 func pick(lists []config.Conflist, network string) (Network, error) {
 	var broken error
 	var names []string
 	var multus *Network
 	for _, list := range lists {
-		var n Network
-		err := list.Err
-		if err == nil {
-			n, err = load(list)
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			if err = absent(list.File, err); err == nil {
-				continue
-			}
-		}
+		n, err := asNetwork(list)
 		switch {
 		case err != nil && network == "":
 			return Network{}, fmt.Errorf("%w; mend or remove it: %w", ErrBroken, err)
 		case err != nil && broken == nil:
 			broken = err
-		case err != nil:
-		case network != "" && n.Name == network && n.isMultus && multus == nil:
-			multus = &n
-		case network != "" && n.Name == network, network == "" && n.Name != "":
+		case err != nil, n.Name == "":
+		case network == "", n.Name == network && !list.IsMultus():
 			return n, nil
-		case n.Name != "":
+		case n.Name == network && multus == nil:
+			multus = &n
+		default:
 			names = append(names, policy.Printable(n.Name))
 		}
 	}
@@ -121,58 +116,231 @@ func pick(lists []config.Conflist, network string) (Network, error) {
 	case broken != nil:
 		return Network{}, fmt.Errorf("%w, and none of the others has it; mend or remove it: %w", ErrBroken, broken)
 	case len(names) > 0:
-		const mostNamed = 8
+		const maxNames = 8
 		return Network{}, fmt.Errorf("%w; name one of %s with --conflist-network, or none for the one that the runtime uses",
-			ErrNotThere, strings.Join(names[:min(len(names), mostNamed)], ", "))
+			ErrNotThere, strings.Join(names[:min(len(names), maxNames)], ", "))
 	}
 	return Network{}, fmt.Errorf("%w; install the main CNI plugin, %s", ErrNone, otherDir)
 }
 
-// load reads the file of a list once more, for its text. What nobody uses as
-// a pods' network has no name.
-func load(list config.Conflist) (Network, error) {
-	n := Network{Path: list.File, Single: !isListFile(list.File), Entries: len(list.Entries), isMultus: list.IsMultus(), position: list.PositionErr()}
-	doc, err := readFile(list.File)
-	if err != nil {
-		return n, err
-	}
-	n.Doc = doc
-	var plugins []types.PluginConf
-	if n.Single {
-		conf, err := parseSingle(doc)
-		if err != nil {
-			return n, fmt.Errorf("%s: %w", policy.Printable(list.File), err)
-		}
-		n.Name, plugins = conf.Name, []types.PluginConf{conf}
-	} else {
-		conf, err := parseList(doc)
-		if err != nil {
-			return n, fmt.Errorf("%s: %w", policy.Printable(list.File), err)
-		}
-		n.Name, plugins = conf.name, conf.plugins
-		n.Made = isMade(list.File, conf)
-	}
-	if n.Made {
-		n.Original = original(n.Path)
-	}
-	if len(plugins) == 1 && plugins[0].Type == "loopback" {
-		return Network{}, nil
-	}
-	if n.Name == "" {
+// asNetwork returns the network of a file; it has no name if no pod uses it.
+func asNetwork(list config.Conflist) (Network, error) {
+	n := Network{Path: list.File, Name: list.Network, Single: !isList(list.File), Entries: len(list.Entries), list: list}
+	switch {
+	case list.Err != nil:
+		return n, explainLink(list.File, list.Err)
+	case len(list.Types) == 1 && list.Types[0] == "loopback":
+		n.Name = ""
+	case list.Network == "":
 		return n, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(list.File))
+	case isGenerated(list):
+		n.Generated, n.Original = true, original(list.File)
 	}
 	return n, nil
 }
 
-// loadable returns the names, sorted, of what runtimes load in a directory.
-func loadable(dir string) ([]string, error) {
+// explainLink explains that a file cannot be opened because it is a symlink to nothing.
+func explainLink(path string, err error) error {
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if info, e := os.Lstat(path); e != nil || info.Mode().Type() != fs.ModeSymlink {
+		return err
+	}
+	return fmt.Errorf("%s: it is a symlink to what is not there; in a container, mount the directory it points to as well", policy.Printable(path))
+}
+
+// isList reports whether runtimes expect a list in a file, not a single plugin's configuration.
+func isList(path string) bool { return filepath.Ext(path) == ".conflist" }
+
+// generatedSuffix ends the name of a list that was made of a single plugin's configuration. Its
+// first byte sorts before the dot of an extension.
+const generatedSuffix = "-made-by-ip-masq.conflist"
+
+// isGenerated tells a list that an Editor made by its name, and by its only other plugin, which
+// kept the network's name.
+func isGenerated(list config.Conflist) bool {
+	if !strings.HasSuffix(list.File, generatedSuffix) || len(list.Types) != len(list.Entries)+1 {
+		return false
+	}
+	var doc struct{ Plugins []struct{ Name, Type string } }
+	if json.Unmarshal(list.Doc, &doc) != nil {
+		return false
+	}
+	for _, p := range doc.Plugins {
+		if p.Type != config.PluginType {
+			return p.Name == list.Network
+		}
+	}
+	return false
+}
+
+// original returns the single plugin's configuration of a generated list, "" if it is gone.
+func original(path string) string {
+	for _, ext := range []string{".conf", ".json"} {
+		conf := strings.TrimSuffix(path, generatedSuffix) + ext
+		if _, err := os.Lstat(conf); err == nil {
+			return conf
+		}
+	}
+	return ""
+}
+
+// generatedPath returns the path for the list that is made of a .conf or .json file: it sorts before
+// this file and behind all other files that sort before it, so that the first file stays the first.
+func generatedPath(conf string) (string, error) {
+	dir, name := filepath.Split(conf)
+	generated := strings.TrimSuffix(name, filepath.Ext(name)) + generatedSuffix
+	c, err := config.ReadConfDir(filepath.Clean(dir))
+	if err != nil {
+		return "", err
+	}
+	for _, list := range c.Conflists {
+		if other := filepath.Base(list.File); generated < other && other < name {
+			return "", fmt.Errorf("name a conflist for %s: %s sorts between it and %s; rename one of the two files",
+				policy.Printable(conf), policy.Printable(other), policy.Printable(generated))
+		}
+	}
+	return filepath.Join(dir, generated), nil
+}
+
+// Multus is a configuration of Multus through which a runtime uses a network. Multus generates it
+// from the network's own file, so a plugin entry in it would be lost.
+type Multus struct {
+	Path string
+	// Depth is how many configurations of Multus are nested; 1 is right.
+	Depth int
+	// Lacks says that pods get the network without its plugin entry until Multus has generated the
+	// configuration again.
+	Lacks bool
+}
+
+// Err returns why pods do not get the network as its own file has it, or nil.
+func (m *Multus) Err(network string) error {
+	const restart = "restart Multus on the node, so that it generates the file again"
+	switch {
+	case m == nil:
+		return nil
+	case m.Depth > 1:
+		return fmt.Errorf("%s: Multus is nested %d levels deep, and each pod runs all of them: %s", policy.Printable(m.Path), m.Depth, restart)
+	case m.Lacks:
+		return fmt.Errorf("%s has a copy of network %s without the plugin entry, so pods start without the plugin: %s "+
+			"(with --cleanup-config-on-exit=true it does so by itself)", policy.Printable(m.Path), policy.Printable(network), restart)
+	}
+	return nil
+}
+
+// multusConf has the members of a network configuration, or of a list, that decide what Multus
+// delegates to.
+type multusConf struct {
+	Name, Type, ClusterNetwork string
+	Plugins, Delegates         []multusConf
+}
+
+// delegate follows nested configurations of Multus to the first delegate of the innermost one, which
+// makes the pod's interface: a network, or the value of clusterNetwork. It also returns whether a
+// configuration on the way has the plugin entry.
+func (c multusConf) delegate() (to multusConf, depth int, hasEntry bool) {
+	for {
+		own := c
+		if len(c.Plugins) > 0 {
+			own = c.Plugins[0]
+		}
+		for _, p := range c.Plugins {
+			hasEntry = hasEntry || p.Type == config.PluginType
+		}
+		switch {
+		case !config.IsMultus(own.Type):
+			return c, depth, hasEntry
+		case own.ClusterNetwork != "", len(own.Delegates) == 0:
+			return multusConf{ClusterNetwork: own.ClusterNetwork}, depth + 1, hasEntry
+		}
+		c, depth = own.Delegates[0], depth+1
+	}
+}
+
+// throughMultus returns the network to which Multus delegates if the given one is a configuration of
+// Multus, and notes Multus in the given one if the runtime uses it through Multus.
+func throughMultus(lists []config.Conflist, found Network) (Network, error) {
+	multus := found
+	if !found.list.IsMultus() {
+		multus, _ = pick(lists, "")
+	} else if found.Entries > 0 {
+		return found, nil // inserted by an administrator: Multus writes none beside itself
+	}
+	if !multus.list.IsMultus() {
+		return found, nil
+	}
+	var conf multusConf
+	err := json.Unmarshal(multus.list.Doc, &conf)
+	if err != nil {
+		err = fmt.Errorf("write what Multus reads there: %s", policy.Printable(err.Error()))
+	}
+	to, depth, hasEntry := conf.delegate()
+	var target Network
+	if err == nil {
+		target, err = to.find(lists)
+	}
+	switch {
+	case err == nil && (found.list.IsMultus() || target.Name == found.Name):
+		current := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path)
+		target.Multus = &Multus{Path: multus.Path, Depth: depth, Lacks: !hasEntry && !current}
+		return target, nil
+	case !found.list.IsMultus(): // the caller named another network
+		return found, nil
+	case hasEntry:
+		found.Entries = 1
+		return found, nil
+	}
+	return found, fmt.Errorf("%s: %w: %w; or name the network with --conflist-network", policy.Printable(multus.Path), ErrDelegate, err)
+}
+
+// find returns the network that Multus delegates to.
+func (c multusConf) find(lists []config.Conflist) (Network, error) {
+	name := c.Name
+	switch value := c.ClusterNetwork; {
+	case value == "" && name == "":
+		return Network{}, errors.New("neither clusterNetwork nor the first of delegates has its name")
+	case value != "" && !strings.Contains(value, "/"):
+		return Network{}, fmt.Errorf("clusterNetwork: Multus looks up %s in the cluster, or in a directory of its own: "+
+			"put the plugin entry there", policy.Quote(value))
+	case value != "":
+		// The path is valid in the pod of Multus, not on the node.
+		for _, list := range lists {
+			if filepath.Base(list.File) == filepath.Base(value) {
+				name = list.Network
+			}
+		}
+		if name == "" {
+			return Network{}, fmt.Errorf("clusterNetwork: %s is not in this directory: name its directory with --cni-conf-dir", policy.Quote(value))
+		}
+	}
+	n, err := pick(lists, name)
+	switch {
+	case errors.Is(err, ErrBroken):
+		return n, err
+	case err != nil || n.list.IsMultus():
+		return n, fmt.Errorf("no other file of this directory has network %s", policy.Quote(name))
+	}
+	return n, nil
+}
+
+// MultusFiles returns the base names of the files that Multus reads on each ADD, as the
+// clusterNetwork of one of its configurations in a directory.
+func MultusFiles(dir string) []string {
 	c, err := config.ReadConfDir(dir)
 	if err != nil {
-		return nil, err
+		return nil // Editor.Remove reports it
 	}
-	names := make([]string, len(c.Conflists))
-	for i, list := range c.Conflists {
-		names[i] = filepath.Base(list.File)
+	var files []string
+	for _, list := range c.Conflists {
+		var conf multusConf
+		if !list.IsMultus() || json.Unmarshal(list.Doc, &conf) != nil {
+			continue
+		}
+		if to, _, _ := conf.delegate(); to.ClusterNetwork != "" {
+			files = append(files, filepath.Base(to.ClusterNetwork))
+		}
 	}
-	return names, nil
+	return files
 }

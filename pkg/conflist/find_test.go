@@ -4,11 +4,14 @@ package conflist
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
@@ -50,7 +53,7 @@ func TestFind(t *testing.T) {
 		{name: "a single configuration", file: "10-b.conf", files: map[string]string{"10-b.conf": single, "20.conflist": listNamed("a")}},
 		{name: "json", file: "1.json", files: map[string]string{"1.json": single}},
 		{name: "what is broken behind it", file: "1.conflist", files: map[string]string{"1.conflist": listNamed("a"), "2.conflist": "{"}},
-		{name: "loopback is nobody's network", file: "99.conflist", files: map[string]string{
+		{name: "loopback is no network of pods", file: "99.conflist", files: map[string]string{
 			"00.conf": loopback, "01.conflist": `{"name":"lo","plugins":[` + loopback + `]}`, "99.conflist": listNamed("a")}},
 		{name: "a list that loads a folder", file: "1.conflist", files: map[string]string{
 			"1.conflist": `{"name":"n","cniVersion":"1.1.0"}`, "n/1.conf": single, "n/2.conf": `{"type":"ip-masq"}`}},
@@ -82,7 +85,7 @@ func TestFind(t *testing.T) {
 				}
 				return
 			}
-			if n.Path != filepath.Join(dir, c.file) || string(n.Doc) != c.files[c.file] || n.Single == isListFile(c.file) {
+			if n.Path != filepath.Join(dir, c.file) || string(n.Doc()) != c.files[c.file] || n.Single == isList(c.file) {
 				t.Errorf("%+v", n)
 			}
 		})
@@ -109,8 +112,8 @@ func TestFindDoesNotWaitForAFIFO(t *testing.T) {
 	}
 }
 
-// TestALinkToNowhereIsInTheWay: where its target is seen it is the network.
-func TestALinkToNowhereIsInTheWay(t *testing.T) {
+// TestFindReportsDanglingSymlinks: where its target is seen it is the network.
+func TestFindReportsDanglingSymlinks(t *testing.T) {
 	for what, files := range map[string]map[string]string{
 		"alone":                      nil,
 		"before another":             {"20-b.conflist": listNamed("b")},
@@ -137,34 +140,30 @@ func TestALinkToNowhereIsInTheWay(t *testing.T) {
 	}
 }
 
-func TestAMadeListComesBeforeItsOriginalAndBehindAllElse(t *testing.T) {
+func TestGeneratedList(t *testing.T) {
 	dir := dirWith(t, map[string]string{"10-a.conflist": listNamed("a"), "10-net.conf": single, "10-net.conf.bak": "", "90.conf": "{"})
 	conf := filepath.Join(dir, "10-net.conf")
-	path, err := ListPath(conf)
+	path, err := generatedPath(conf)
 	if err != nil || filepath.Dir(path) != dir {
 		t.Fatal(path, err)
 	}
-	made, err := FromConf([]byte(single), []byte(entry))
-	if err != nil {
+	if err := create(t.Context(), path, []byte(madeOf(t, single, entry)), conf); err != nil {
 		t.Fatal(err)
 	}
-	if err := Create(t.Context(), path, made, conf); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := Find(dir, ""); err != nil || n.Name != "a" || n.Made {
+	if n, err := Find(dir, ""); err != nil || n.Name != "a" || n.Generated {
 		t.Error(n, err)
 	}
 	n, err := Find(dir, "one")
-	if err != nil || n.Path != path || !n.Made || n.Original != conf || n.Entries != 1 || n.Single {
+	if err != nil || n.Path != path || !n.Generated || n.Original != conf || n.Entries != 1 || n.Single {
 		t.Errorf("%+v, %v", n, err)
 	}
 	if err := os.Remove(conf); err != nil {
 		t.Fatal(err)
 	}
-	if n, err = Find(dir, "one"); err != nil || !n.Made || n.Original != "" {
+	if n, err = Find(dir, "one"); err != nil || !n.Generated || n.Original != "" {
 		t.Errorf("%+v, %v", n, err)
 	}
-	if err := Delete(t.Context(), path, n.Doc); err != nil {
+	if err := removeFile(t.Context(), path, n.Doc()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err = Find(dir, "one"); !errors.Is(err, ErrBroken) { // 90.conf may have it
@@ -172,19 +171,121 @@ func TestAMadeListComesBeforeItsOriginalAndBehindAllElse(t *testing.T) {
 	}
 }
 
-func TestSomebodyElsesListOfThatNameIsNotMade(t *testing.T) {
-	dir := dirWith(t, map[string]string{"1" + madeSuffix: listNamed("a")})
-	if n, err := Find(dir, ""); err != nil || n.Made {
+func TestAnotherListWithTheNameOfAGeneratedOne(t *testing.T) {
+	dir := dirWith(t, map[string]string{"1" + generatedSuffix: listNamed("a")})
+	if n, err := Find(dir, ""); err != nil || n.Generated {
 		t.Errorf("%+v, %v", n, err)
 	}
 }
 
-func TestNoNameForAListThatWouldBecomeTheFirst(t *testing.T) {
+func TestNoPathForAGeneratedList(t *testing.T) {
 	dir := dirWith(t, map[string]string{"10-net.conf": single, "10-net-z.conflist": listNamed("z")})
-	if path, err := ListPath(filepath.Join(dir, "10-net.conf")); err == nil || !strings.Contains(err.Error(), "10-net-z.conflist") {
+	if path, err := generatedPath(filepath.Join(dir, "10-net.conf")); err == nil || !strings.Contains(err.Error(), "10-net-z.conflist") {
 		t.Error(path, err)
 	}
-	if path, err := ListPath(filepath.Join(dir, "10-net-z.conflist")); err == nil {
-		t.Error(path)
+}
+
+// multusOf is the configuration that Multus generates of a delegate's.
+func multusOf(delegate string) string {
+	return `{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","kubeconfig":"/k","delegates":[` + delegate + `]}`
+}
+
+// shim is that of Multus, thick.
+func shim(clusterNetwork string) string {
+	return fmt.Sprintf(`{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus-shim","clusterNetwork":%q}`, clusterNetwork)
+}
+
+func TestFindThroughMultus(t *testing.T) {
+	a, withEntry := listWith("a"), listWith("a", ours)
+	const made = "10-one-made-by-ip-masq.conflist"
+	list := func(plugins string) string {
+		return `{"cniVersion":"1.0.0","name":"multus-cni-network","plugins":[` + plugins + `]}`
+	}
+	for _, c := range []struct {
+		name, network string
+		files         map[string]string
+		file          string // of the network; "" : none is found
+		via           string // the file of Multus, and what is wrong with it
+		says          string
+	}{
+		{name: "thin", files: map[string]string{"00-multus.conf": multusOf(a), "10-a.conflist": a}, file: "10-a.conflist", via: "00-multus.conf lacks"},
+		{name: "thin, a list", files: map[string]string{"00-multus.conflist": list(multusOf(a)), "10-a.conflist": a}, file: "10-a.conflist", via: "00-multus.conflist lacks"},
+		{name: "thin, with a copy of the entry", files: map[string]string{"00-multus.conf": multusOf(withEntry), "10-a.conflist": withEntry}, file: "10-a.conflist", via: "00-multus.conf"},
+		{name: "its name overridden", network: "a", file: "10-a.conflist", via: "00-multus.conf lacks",
+			files: map[string]string{"00-multus.conf": strings.Replace(multusOf(a), "multus-cni-network", "a", 1), "10-a.conflist": a}},
+		{name: "Multus's own network is named", network: "multus-cni-network", file: "10-a.conflist", via: "00-multus.conf lacks",
+			files: map[string]string{"00-multus.conf": multusOf(a), "10-a.conflist": a}},
+		{name: "another network is named", network: "b", file: "20-b.conflist",
+			files: map[string]string{"00-multus.conf": multusOf(a), "10-a.conflist": a, "20-b.conflist": listWith("b")}},
+		{name: "Multus is not the first", file: "00-a.conflist", files: map[string]string{"00-a.conflist": a, "70-multus.conf": multusOf(a)}},
+		{name: "thick", files: map[string]string{"00-multus.conf": shim("/host/etc/cni/net.d/10-a.conflist"), "10-a.conflist": a}, file: "10-a.conflist", via: "00-multus.conf"},
+		{name: "thick, with a single configuration", file: "10-one.conf", via: "00-multus.conf",
+			files: map[string]string{"00-multus.conf": shim("/host/etc/cni/net.d/10-one.conf"), "10-one.conf": single}},
+		{name: "thick, until it restarts", file: made, via: "00-multus.conf lacks",
+			files: map[string]string{"00-multus.conf": shim("/host/etc/cni/net.d/10-one.conf"), "10-one.conf": single, made: madeOf(t, single, ours)}},
+		{name: "thick, restarted", file: made, via: "00-multus.conf",
+			files: map[string]string{"00-multus.conf": shim("/host/etc/cni/net.d/" + made), "10-one.conf": single, made: madeOf(t, single, ours)}},
+		{name: "nested", file: "10-a.conflist", via: "00-multus.conf nested 3",
+			files: map[string]string{"00-multus.conf": multusOf(list(multusOf(multusOf(a)) + "," + ours)), "10-a.conflist": a}},
+		{name: "the second delegate is no master", says: "no other file of this directory has network b",
+			files: map[string]string{"00-multus.conf": multusOf(listWith("b") + "," + a), "10-a.conflist": a}},
+		{name: "the entry beside Multus", file: "00-multus.conflist", files: map[string]string{"00-multus.conflist": list(multusOf(a) + "," + ours), "10-a.conflist": a}},
+		{name: "the entry in a delegate that is nowhere else", file: "70-multus.conf", files: map[string]string{"70-multus.conf": multusOf(withEntry)}},
+		{name: "a delegate that is nowhere else", says: "has network a", files: map[string]string{"70-multus.conf": multusOf(a)}},
+		{name: "or in a broken file", says: "mend or remove it", files: map[string]string{"70-multus.conf": multusOf(a), "80.conflist": "{"}},
+		{name: "itself", says: "has network multus-cni-network", files: map[string]string{"00-multus.conf": shim("/etc/cni/net.d/00-multus.conf")}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := dirWith(t, c.files)
+			n, err := Find(dir, c.network)
+			if c.file == "" {
+				if !errors.Is(err, ErrDelegate) || errors.Is(err, ErrNotThere) || !strings.Contains(strings.ReplaceAll(err.Error(), `"`, ""), c.says) || !strings.Contains(err.Error(), "--conflist-network") {
+					t.Fatal(n.Path, err)
+				}
+				before := filesOf(t, dir)
+				if change, err := (Editor{Dir: dir, Network: c.network, Entry: []byte(ours)}).Insert(t.Context()); !errors.Is(err, ErrDelegate) || change.Wrote {
+					t.Error(change, err)
+				}
+				if diff := cmp.Diff(before, filesOf(t, dir)); diff != "" {
+					t.Error(diff)
+				}
+				return
+			}
+			if err != nil || n.Path != filepath.Join(dir, c.file) {
+				t.Fatal(n.Path, err)
+			}
+			via := ""
+			if m := n.Multus; m != nil {
+				via = filepath.Base(m.Path)
+				if err := m.Err("a"); err != nil && m.Depth > 1 {
+					via += fmt.Sprintf(" nested %d", m.Depth)
+				} else if err != nil {
+					via += " lacks"
+				}
+			}
+			if via != c.via {
+				t.Errorf("through %q, want %q", via, c.via)
+			}
+		})
+	}
+}
+
+// TestDeeplyNestedMultus: what is hostile costs little.
+func TestDeeplyNestedMultus(t *testing.T) {
+	const open = `{"type":"multus","name":"m","delegates":[`
+	for depth, says := range map[int]string{1000: "", 4900: "", 20000: "exceeded max depth"} {
+		doc := strings.Repeat(open, depth) + listWith("a") + strings.Repeat("]}", depth)
+		dir := dirWith(t, map[string]string{"00-multus.conf": doc, "10-a.conflist": listWith("a")})
+		start := time.Now()
+		n, err := Find(dir, "")
+		switch {
+		case says == "" && (err != nil || n.Multus.Depth != depth):
+			t.Error(depth, err)
+		case says != "" && (err == nil || !strings.Contains(err.Error(), says)):
+			t.Error(depth, err)
+		}
+		if took := time.Since(start); took > 5*time.Second {
+			t.Errorf("%d levels took %v", depth, took)
+		}
 	}
 }

@@ -4,212 +4,321 @@ package conflist
 
 import (
 	"bytes"
-	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
+	"syscall"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// ErrChanged says that a file is not, or no longer, as the caller read it. It was
-// left alone; begin anew with its present text.
-var ErrChanged = errors.New("was changed by somebody else meanwhile")
+// errChanged says that a file is not, or no longer, as it was read. It was left as it is.
+var errChanged = errors.New("another program changed the file meanwhile")
 
-// Replace puts another text in the place of a file's present one, which the
-// caller states. It gives up with ErrChanged where the file has another one, and
-// refuses a text that no runtime would load from a file of that name.
-//
-// The file keeps its mode and owner. A symlink stays one: its target is replaced.
-// Whatever happens there is a whole file at the path, old or new, and no other
-// that a runtime would load; what a killed process leaves is removed by the next
-// call for the directory.
-//
-// Old and new are exchanged, and what was taken out is read again: who replaced
-// the file in the last moment gets it back, unless we are killed right then. Only who writes in place, and goes on
-// after that, writes into a file that is gone. On file systems that cannot
-// exchange (NFS) the moment between the last look and the rename stays.
-//
-// An error that comes after the new text is in force, as of a sync, says so.
-// Until ctx ends it waits for the directory, should another process of ours have
-// that locked, but not for long.
-func Replace(ctx context.Context, path string, was, now []byte) error {
-	r := &replacement{ctx: ctx, path: path, was: was, now: now}
-	err := r.run(r.steps())
+// lockTimeout is how long to wait for another process of ip-masq that writes in a directory.
+const lockTimeout = 10 * time.Second
+
+func lockDir(ctx context.Context, dir string) (*safefile.Dir, error) {
+	return safefile.OpenLocked(ctx, dir, lockTimeout)
+}
+
+// RemoveTemps removes the temporary files that killed processes left in a configuration directory.
+// A directory that is missing is an fs.ErrNotExist.
+func RemoveTemps(dir string) error {
+	d, err := lockDir(context.Background(), dir)
 	if err != nil {
+		return err
+	}
+	return d.Close()
+}
+
+// unchanged returns mode and owner of a file, or errChanged if its text is not that one.
+func unchanged(path string, was []byte) (fs.FileInfo, error) {
+	doc, info, err := safefile.ReadFile(path, maxSize)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(doc, was) {
+		return nil, fmt.Errorf("%s: %w", policy.Printable(path), errChanged)
+	}
+	return info, err
+}
+
+// replacement replaces a file's text by another one. Its steps run one after the other, and the
+// process may be killed between any two: then the file is whole, old or new, and the next
+// replacement in the directory removes the temporary file.
+//
+// The files are exchanged (RENAME_EXCHANGE), and the one that was taken out is read again: a file
+// that another program put there in the last moment is put back. On file systems that cannot
+// exchange files, such as NFS, a rename overwrites it.
+//
+// A symlink stays one: its target is replaced.
+type replacement struct {
+	ctx      context.Context // of waiting for the lock
+	path     string
+	was, now []byte
+
+	dir          *safefile.Dir // of the file, or of the symlink's target
+	target, temp string        // in dir; no temp if there is none
+	exchanged    bool
+}
+
+// replace replaces a file's text, which must be was, or returns errChanged. The file keeps its mode
+// and owner.
+func replace(ctx context.Context, path string, was, now []byte) error {
+	r := &replacement{ctx: ctx, path: path, was: was, now: now}
+	if err := r.run(r.steps()); err != nil {
 		return fmt.Errorf("replace %s: %w", policy.Printable(path), err)
 	}
 	return nil
 }
 
-// replacement is a Replace under way. Its steps come in turn, and a process may
-// be killed between any two.
-type replacement struct {
-	path     string
-	was, now []byte
-	ctx      context.Context // of waiting for the directory alone
-
-	target string // the path, with symlinks resolved
-	folder *safefile.Dir
-	temp   string // "" : there is none, or it must stay
-	swapped,
-	done bool
-}
-
 func (r *replacement) steps() []func() error {
-	return []func() error{r.check, r.lock, r.stage, r.compare, r.exchange, r.verify, r.clear, r.sync, r.announce}
+	return []func() error{r.open, r.stage, r.compare, r.exchange, r.verify, r.finish}
 }
 
-func (r *replacement) run(steps []func() error) error {
-	var err error
-	for _, step := range steps {
-		if err = step(); err != nil || r.done {
-			break
-		}
+func (r *replacement) run(steps []func() error) (err error) {
+	for i := 0; i < len(steps) && err == nil; i++ {
+		err = steps[i]()
 	}
-	if r.folder == nil {
+	if r.dir == nil {
 		return err
 	}
-	if err != nil && r.temp != "" {
-		err = errors.Join(err, r.folder.Remove(r.temp))
+	if r.temp != "" && err != nil {
+		err = errors.Join(err, r.dir.Remove(r.temp))
 	}
-	return errors.Join(err, r.folder.Close())
+	return errors.Join(err, r.dir.Close())
 }
 
-func (r *replacement) check() error {
-	if err := loads(r.path, r.now); err != nil {
-		return fmt.Errorf("the new text: %w", err)
+func (r *replacement) open() error {
+	if err := loadable(r.path, r.now); err != nil {
+		return err
 	}
 	target, err := filepath.EvalSymlinks(r.path)
-	if errors.Is(err, os.ErrNotExist) {
-		return cmp.Or(absent(r.path, ErrChanged), ErrChanged)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err = os.Lstat(r.path); err == nil {
+			return explainLink(r.path, fs.ErrNotExist)
+		}
+		return errChanged
 	}
 	if err != nil {
 		return safefile.Error("resolve", r.path, err)
 	}
-	r.target = target
-	if bytes.Equal(r.was, r.now) {
-		_, err := unchanged(r.target, r.was)
-		r.done = true
-		return err
-	}
-	return nil
-}
-
-func (r *replacement) lock() (err error) {
-	r.folder, err = openFolder(r.ctx, filepath.Dir(r.target))
+	r.target = filepath.Base(target)
+	r.dir, err = lockDir(r.ctx, filepath.Dir(target))
 	return err
 }
 
 func (r *replacement) stage() error {
-	info, err := unchanged(r.target, r.was)
-	if err != nil {
-		return err
+	info, err := unchanged(r.dir.PathOf(r.target), r.was)
+	if err == nil {
+		r.temp, err = r.dir.Stage(r.now, withModeOf(info))
 	}
-	r.temp, err = r.folder.Stage(r.now, like(info))
 	return err
 }
 
 func (r *replacement) compare() error {
-	_, err := unchanged(r.target, r.was)
+	_, err := unchanged(r.dir.PathOf(r.target), r.was)
 	return err
 }
 
-func (r *replacement) exchange() error { return r.exchanged(r.swap()) }
-
-// exchanged goes by what came of the exchange.
-func (r *replacement) exchanged(err error) error {
+func (r *replacement) exchange() error {
+	err := r.dir.Exchange(r.temp, r.target)
 	switch {
 	case err == nil:
-		r.swapped = true
-	case errors.Is(err, unix.ENOENT):
-		return ErrChanged
-	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, unix.EINVAL):
-		if err := r.folder.Rename(r.temp, filepath.Base(r.target)); err != nil {
-			return err
-		}
-		r.temp = ""
-	default:
-		return err
+		r.exchanged = true
+	case errors.Is(err, fs.ErrNotExist):
+		return errChanged
+	case errors.Is(err, errors.ErrUnsupported):
+		return r.rename()
 	}
-	return nil
-}
-
-func (r *replacement) swap() error {
-	return r.folder.Exchange(r.temp, filepath.Base(r.target))
-}
-
-// verify looks at what was taken out, and puts it back if it is not what it was
-// taken for.
-func (r *replacement) verify() error {
-	if !r.swapped {
-		return nil
-	}
-	_, err := unchanged(r.folder.PathOf(r.temp), r.was)
-	if err == nil {
-		return nil
-	}
-	if back := r.swap(); back != nil {
-		return r.keep(back)
-	}
-	r.swapped = false
 	return err
 }
 
-// keep gives what was taken out, and cannot be put back, a name by which neither
-// we nor runtimes know it: it is somebody's only copy. To begin anew would be to
-// say nothing of that, so the error is no ErrChanged.
-func (r *replacement) keep(cause error) error {
-	kept := strings.TrimSuffix(r.temp, safefile.TempSuffix) + keptSuffix
-	if err := r.folder.Rename(r.temp, kept); err != nil {
-		cause, kept = errors.Join(cause, err), r.temp
+func (r *replacement) rename() error {
+	err := r.dir.Rename(r.temp, r.target)
+	if err == nil {
+		r.temp = ""
 	}
-	r.temp = ""
-	return fmt.Errorf("somebody else wrote it in the same moment, and what he wrote is in %s now: %w", policy.Printable(r.folder.PathOf(kept)), cause)
+	return err
 }
 
-func (r *replacement) clear() error {
-	if r.temp == "" {
+// verify looks at the file that was taken out, and puts it back if it is another one.
+func (r *replacement) verify() error {
+	if !r.exchanged {
 		return nil
 	}
-	temp := r.temp
-	r.temp = ""
-	if err := r.folder.Remove(temp); err != nil {
+	_, err := unchanged(r.dir.PathOf(r.temp), r.was)
+	if err == nil {
+		return nil
+	}
+	if back := r.dir.Exchange(r.temp, r.target); back != nil {
+		// It may be the only copy. The error is not errChanged: a new attempt would not report it.
+		kept := strings.TrimSuffix(r.temp, safefile.TempSuffix) + ".kept"
+		if err := r.dir.Rename(r.temp, kept); err != nil {
+			kept = r.temp
+		}
+		r.temp = ""
+		return fmt.Errorf("another program wrote the file in the same moment; its text is in %s now: %w",
+			policy.Printable(r.dir.PathOf(kept)), back)
+	}
+	r.exchanged = false
+	return err
+}
+
+func (r *replacement) finish() error {
+	var err error
+	if r.temp != "" {
+		err = r.dir.Remove(r.temp)
+		r.temp = ""
+	}
+	if err = errors.Join(err, r.dir.Sync(), r.announce()); err != nil {
 		return fmt.Errorf("the new text is in force: %w", err)
 	}
 	return nil
 }
 
-func (r *replacement) sync() error {
-	if err := r.folder.Sync(); err != nil {
-		return fmt.Errorf("the new text is in force: %w", err)
-	}
-	return nil
-}
-
-// announce makes runtimes look that watch the directory of a symlink: they do
-// not see what happens in that of its target.
+// announce creates and removes a file in the directory of a symlink: runtimes watch this directory,
+// not that of the target.
 func (r *replacement) announce() error {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(r.path))
-	if err != nil || dir == r.folder.Path() {
+	if err != nil || dir == r.dir.Path() {
 		return err
 	}
-	f, err := openFolder(r.ctx, dir)
+	d, err := lockDir(r.ctx, dir)
 	if err != nil {
-		return fmt.Errorf("the new text is in force: %w", err)
+		return err
 	}
-	temp, err := f.Stage(nil, nil)
+	temp, err := d.Stage(nil, nil)
 	if err == nil {
-		err = f.Remove(temp)
+		err = d.Remove(temp)
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("the new text is in force: %w", err)
+	return errors.Join(err, d.Close())
+}
+
+// create writes a file that is missing, with the mode and owner of another one. If the path is
+// taken the error is errChanged.
+func create(ctx context.Context, path string, now []byte, model string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("create %s: %w", policy.Printable(path), err)
+		}
+	}()
+	if err := loadable(path, now); err != nil {
+		return err
+	}
+	d, err := lockDir(ctx, filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	_, info, err := safefile.ReadFile(model, maxSize)
+	if err != nil {
+		return err
+	}
+	temp, err := d.Stage(now, withModeOf(info))
+	if err != nil {
+		return err
+	}
+	// Unlike a rename, a link replaces nothing. Of these two containerd 1.6 notices the removal.
+	if err = d.Link(temp, filepath.Base(path)); errors.Is(err, fs.ErrExist) {
+		err = errChanged
+	}
+	if err = errors.Join(err, d.Remove(temp)); err != nil {
+		return err
+	}
+	return d.Sync()
+}
+
+// removeFile removes a file whose text must be was, or returns errChanged.
+func removeFile(ctx context.Context, path string, was []byte) (err error) {
+	d, err := lockDir(ctx, filepath.Dir(path))
+	if err == nil {
+		if _, err = unchanged(path, was); err == nil {
+			err = d.Remove(filepath.Base(path))
+		}
+		if err == nil {
+			err = d.Sync()
+		}
+		err = errors.Join(err, d.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", policy.Printable(path), err)
 	}
 	return nil
+}
+
+// withModeOf returns a function that gives a file the mode and owner of another one.
+func withModeOf(other fs.FileInfo) func(*os.File) error {
+	return func(file *os.File) error {
+		info, err := file.Stat()
+		if err != nil {
+			return err
+		}
+		have, want := owner(info), owner(other)
+		if have != want {
+			if err := file.Chown(want.uid, want.gid); err != nil {
+				return fmt.Errorf("give it to %d:%d as the original (CAP_CHOWN is needed): %w", want.uid, want.gid, err)
+			}
+		}
+		return file.Chmod(other.Mode() & (fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky))
+	}
+}
+
+type ids struct{ uid, gid int }
+
+func owner(info fs.FileInfo) ids {
+	if s, ok := info.Sys().(*syscall.Stat_t); ok {
+		return ids{int(s.Uid), int(s.Gid)}
+	}
+	return ids{}
+}
+
+// backup keeps the text that a file had before ip-masq changed it last, and returns the path of the
+// copy (mode 0600: it may have credentials). It creates the directory if it is missing. The name of
+// the copy is the file's with the SHA-256 of its path; no runtime loads it.
+func backup(ctx context.Context, dir, path string, was []byte) (_ string, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("back up %s: %w", policy.Printable(path), err)
+		}
+	}()
+	if err := os.MkdirAll(filepath.Dir(filepath.Dir(dir)), 0o755); err != nil {
+		return "", safefile.Error("create the directories above", dir, err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", safefile.Error("create the directory", dir, err)
+	}
+	info, err := os.Lstat(dir)
+	switch {
+	case err != nil:
+		return "", safefile.Error("look at", dir, err)
+	case !info.IsDir() || owner(info).uid != os.Geteuid() || info.Mode().Perm()&0o022 != 0:
+		return "", fmt.Errorf("%s must be a directory of user %d that nobody else can write to; mend or remove it",
+			policy.Printable(dir), os.Geteuid())
+	}
+	d, err := lockDir(ctx, dir)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	const maxStem = 128 // file names end at 255 bytes
+	stem, sum := filepath.Base(path), sha256.Sum256([]byte(path))
+	name := stem[:min(len(stem), maxStem)] + "." + hex.EncodeToString(sum[:]) + ".bak"
+	if _, err := unchanged(d.PathOf(name), was); err == nil {
+		return d.PathOf(name), nil
+	}
+	temp, err := d.Stage(was, nil)
+	if err != nil {
+		return "", err
+	}
+	if err := d.Rename(temp, name); err != nil {
+		return "", errors.Join(err, d.Remove(temp))
+	}
+	return d.PathOf(name), d.Sync()
 }

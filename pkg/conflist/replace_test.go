@@ -3,14 +3,26 @@
 package conflist
 
 import (
+	"bytes"
+	"context"
 	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
 const file = "10-net.conflist"
@@ -20,7 +32,7 @@ const file = "10-net.conflist"
 func pair(t *testing.T) (path string, was, now []byte) {
 	t.Helper()
 	was = content(t, "testdata/lists/flannel.conflist")
-	now, _, err := Add(was, []byte(entry))
+	now, err := edited(was, []byte(entry))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +58,7 @@ func TestReplaceKeepsModeAndOwner(t *testing.T) {
 	}
 	old := unix.Umask(0o777)
 	defer unix.Umask(old)
-	if err := Replace(t.Context(), path, was, now); err != nil {
+	if err := replace(t.Context(), path, was, now); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, path, now)
@@ -56,37 +68,23 @@ func TestReplaceKeepsModeAndOwner(t *testing.T) {
 	}
 }
 
-func TestReplaceWithTheSameWritesNothing(t *testing.T) {
-	path, was, _ := pair(t)
-	before, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := Replace(t.Context(), path, was, was); err != nil {
-		t.Fatal(err)
-	}
-	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {
-		t.Error("another file", err)
-	}
-}
-
 func TestReplaceRefuses(t *testing.T) {
 	path, was, now := pair(t)
 	for _, bad := range []string{"", "{", string(now[:len(now)-5]), `{"name":"n"}x`, single, `{"name":"n","plugins":[]}`} {
-		if err := Replace(t.Context(), path, was, []byte(bad)); err == nil || !strings.Contains(err.Error(), "the new text: ") {
+		if err := replace(t.Context(), path, was, []byte(bad)); err == nil || !strings.Contains(err.Error(), "the new text: ") {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
-	for _, err := range []error{Replace(t.Context(), path, now, was), Replace(t.Context(), path, now, now), Replace(t.Context(), path+".conflist", was, now)} {
-		if !errors.Is(err, ErrChanged) {
+	for _, err := range []error{replace(t.Context(), path, now, was), replace(t.Context(), path+".conflist", was, now)} {
+		if !errors.Is(err, errChanged) {
 			t.Error(err)
 		}
 	}
 	holds(t, path, was)
 }
 
-// Somebody else is at work between two of our steps: what is theirs stays.
-func TestWhoeverChangesTheFileMeanwhileWins(t *testing.T) {
+// Another program writes the file between two steps: its text stays.
+func TestConcurrentChangesWin(t *testing.T) {
 	const theirs = `{"name":"theirs","plugins":[{"type":"bridge"}]}`
 	for name, change := range map[string]func(t *testing.T, path string){
 		"by a rename": func(t *testing.T, path string) {
@@ -106,13 +104,13 @@ func TestWhoeverChangesTheFileMeanwhileWins(t *testing.T) {
 			}
 		},
 	} {
-		for after := range 5 { // the last is between the comparison and the exchange
+		for after := range 4 { // the last is between the comparison and the exchange
 			path, was, now := pair(t)
 			r := &replacement{ctx: t.Context(), path: path, was: was, now: now}
 			steps := r.steps()
 			meanwhile := func() error { change(t, path); return nil }
 			err := r.run(slices.Insert(steps, after, meanwhile))
-			if !errors.Is(err, ErrChanged) {
+			if !errors.Is(err, errChanged) {
 				t.Errorf("%s after %d steps: %v", name, after, err)
 			}
 			if name == "by a removal" {
@@ -126,11 +124,11 @@ func TestWhoeverChangesTheFileMeanwhileWins(t *testing.T) {
 	}
 }
 
-func TestWhereFilesCannotBeExchangedTheyAreRenamed(t *testing.T) {
+func TestRenameInPlaceOfExchange(t *testing.T) {
 	path, was, now := pair(t)
 	r := &replacement{ctx: t.Context(), path: path, was: was, now: now}
 	steps := r.steps()
-	steps[4] = func() error { return r.exchanged(unix.EINVAL) }
+	steps[3] = r.rename // as exchange does then
 	if err := r.run(steps); err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +150,7 @@ func TestReplaceFollowsASymlink(t *testing.T) {
 	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_DELETE|unix.IN_MOVED_FROM); err != nil {
 		t.Fatal(err)
 	}
-	if err := Replace(t.Context(), link, was, now); err != nil {
+	if err := replace(t.Context(), link, was, now); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, path, now)
@@ -166,12 +164,12 @@ func TestReplaceFollowsASymlink(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := Replace(t.Context(), link, now, was); err == nil || !strings.Contains(err.Error(), "mount the directory it points to") {
+	if err := replace(t.Context(), link, now, was); err == nil || !strings.Contains(err.Error(), "mount the directory it points to") {
 		t.Error(err)
 	}
 }
 
-func TestOnlyWhatIsOursIsSweptAway(t *testing.T) {
+func TestOnlyTemporaryFilesAreRemoved(t *testing.T) {
 	path, was, now := pair(t)
 	dir := filepath.Dir(path)
 	foreign := []string{".ip-masq-x.tmp.conf~", ".ip-masq-.tmp", ".ip-masq-A B.tmp", "ip-masq-1.tmp", ".10-net.conflist.swp"}
@@ -183,7 +181,7 @@ func TestOnlyWhatIsOursIsSweptAway(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, ".ip-masq-5.tmp"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := Replace(t.Context(), path, was, now); err != nil {
+	if err := replace(t.Context(), path, was, now); err != nil {
 		t.Fatal(err)
 	}
 	entries, err := os.ReadDir(dir)
@@ -192,34 +190,34 @@ func TestOnlyWhatIsOursIsSweptAway(t *testing.T) {
 	}
 }
 
-func TestCreateAndDelete(t *testing.T) {
+func TestCreateAndremoveFile(t *testing.T) {
 	path, was, now := pair(t)
 	if err := os.Chmod(path, 0o640); err != nil {
 		t.Fatal(err)
 	}
 	other := filepath.Join(filepath.Dir(path), "05.conflist")
-	if err := Create(t.Context(), other, now[1:], path); err == nil {
+	if err := create(t.Context(), other, now[1:], path); err == nil {
 		t.Error("wrote what does not load")
 	}
-	if err := Create(t.Context(), other, now, path); err != nil {
+	if err := create(t.Context(), other, now, path); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(other); err != nil || info.Mode() != 0o640 {
 		t.Error(info, err)
 	}
-	for _, err := range []error{Create(t.Context(), other, was, path), Delete(t.Context(), other, was)} {
-		if !errors.Is(err, ErrChanged) {
+	for _, err := range []error{create(t.Context(), other, was, path), removeFile(t.Context(), other, was)} {
+		if !errors.Is(err, errChanged) {
 			t.Error(err)
 		}
 	}
 	if string(content(t, other)) != string(now) {
 		t.Error("was overwritten")
 	}
-	if err := Delete(t.Context(), other, now); err != nil {
+	if err := removeFile(t.Context(), other, now); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, path, was)
-	if err := Delete(t.Context(), other, now); !errors.Is(err, ErrChanged) {
+	if err := removeFile(t.Context(), other, now); !errors.Is(err, errChanged) {
 		t.Error(err)
 	}
 }
@@ -228,7 +226,7 @@ func TestBackup(t *testing.T) {
 	path, was, now := pair(t)
 	system := filepath.Join(t.TempDir(), "system")
 	dir := filepath.Join(system, "state", "backups")
-	kept, err := Backup(t.Context(), dir, path, was)
+	kept, err := backup(t.Context(), dir, path, was)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +239,7 @@ func TestBackup(t *testing.T) {
 	if err != nil || info.Mode() != 0o600 {
 		t.Error(info, err)
 	}
-	again, err := Backup(t.Context(), dir, path, was)
+	again, err := backup(t.Context(), dir, path, was)
 	if err != nil || again != kept {
 		t.Error(again, err)
 	}
@@ -252,30 +250,257 @@ func TestBackup(t *testing.T) {
 	if err := os.WriteFile(kept, was[:5], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Backup(t.Context(), dir, path, was); err != nil {
+	if _, err := backup(t.Context(), dir, path, was); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, kept, was) // a damaged one is mended
 
-	if _, err := Backup(t.Context(), dir, "/elsewhere/other.conflist", now); err != nil {
-		t.Fatal(err)
+	if other, err := backup(t.Context(), dir, "/elsewhere/"+file, now); err != nil || other == kept {
+		t.Error(other, err)
 	}
-	var latest string
-	for i := range 2 * MostBackups {
-		if latest, err = Backup(t.Context(), dir, path, append(now, strings.Repeat(" ", i)...)); err != nil {
-			t.Fatal(err)
-		}
+	if latest, err := backup(t.Context(), dir, path, now); err != nil || latest != kept || string(content(t, kept)) != string(now) {
+		t.Error("one backup of a file is kept, the latest:", latest, err)
 	}
-	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != MostBackups+1 {
-		t.Error(len(entries), "backups", err)
-	}
-	content(t, kept) // the first stays
-	content(t, latest)
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Backup(t.Context(), dir, path, was); err == nil || !strings.Contains(err.Error(), "nobody else can write to") {
+	if _, err := backup(t.Context(), dir, path, was); err == nil || !strings.Contains(err.Error(), "nobody else can write to") {
 		t.Error(err)
+	}
+}
+
+// The test binary runs itself as a child that does one of these.
+const (
+	jobVar  = "CONFLIST_TEST_JOB"
+	fileVar = "CONFLIST_TEST_FILE"
+)
+
+func TestMain(m *testing.M) {
+	path := os.Getenv(fileVar)
+	job, rest, _ := strings.Cut(os.Getenv(jobVar), " ")
+	var err error
+	switch job {
+	case "":
+		os.Exit(m.Run())
+	case "loop":
+		err = replaceForever(path)
+	case "step":
+		err = dieAfter(path, rest)
+	case "full":
+		err = replaceOnFullDisk(path)
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// both are the two texts between which children go back and forth.
+func both(path string) (was, now []byte, err error) {
+	was, err = os.ReadFile(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	now, err = edited(was, []byte(entry))
+	if err == nil && bytes.Equal(was, now) {
+		now, err = edited(was, nil)
+	}
+	return was, now, err
+}
+
+func replaceForever(path string) error {
+	was, now, err := both(path)
+	for ready := false; err == nil; was, now = now, was {
+		if err = replace(context.Background(), path, was, now); err == nil && !ready {
+			ready = true
+			_, err = fmt.Println("ready")
+		}
+	}
+	return err
+}
+
+func dieAfter(path, steps string) error {
+	n, err := strconv.Atoi(steps)
+	if err != nil {
+		return err
+	}
+	r := &replacement{ctx: context.Background(), path: path}
+	if r.was, r.now, err = both(path); err != nil {
+		return err
+	}
+	die := func() error { return unix.Kill(os.Getpid(), unix.SIGKILL) }
+	return r.run(append(r.steps()[:n], die))
+}
+
+func replaceOnFullDisk(path string) error {
+	was, now, err := both(path)
+	if err != nil {
+		return err
+	}
+	signal.Ignore(syscall.SIGXFSZ)
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 10, Max: 10}); err != nil {
+		return err
+	}
+	return replace(context.Background(), path, was, now)
+}
+
+func child(t *testing.T, job, path string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), jobVar+"="+job, fileVar+"="+path)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+// loadsWhole checks that the directory is one that runtimes load, with one of
+// two texts, and returns how many other files are there.
+func loadsWhole(t *testing.T, path string, texts ...[]byte) int {
+	t.Helper()
+	dir := filepath.Dir(path)
+	c, err := config.ReadConfDir(dir)
+	if err != nil || c.Err() != nil || len(c.Conflists) != 1 {
+		t.Fatal(c, err, c.Err())
+	}
+	if _, err := Find(dir, ""); err != nil {
+		t.Fatal(err)
+	}
+	doc := content(t, path)
+	if !bytes.Equal(doc, texts[0]) && !bytes.Equal(doc, texts[1]) {
+		t.Fatalf("half a file: %q", doc)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries) - 1
+}
+
+func TestKilledAtAnyTime(t *testing.T) {
+	path, was, now := pair(t)
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	go func() { // a runtime that never sees half a file
+		for {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			doc, err := os.ReadFile(path)
+			if err == nil && !bytes.Equal(doc, was) && !bytes.Equal(doc, now) {
+				err = fmt.Errorf("half a file: %q", doc)
+			}
+			if err != nil {
+				stopped <- err
+				return
+			}
+		}
+	}()
+	left := 0
+	for range 200 {
+		cmd := child(t, "loop", path)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(rand.IntN(5000)) * time.Microsecond)
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		var exit *exec.ExitError
+		if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatal("the child ended by itself:", err)
+		}
+		rest := loadsWhole(t, path, was, now)
+		if rest > 1 {
+			t.Fatal(rest, "files were left: earlier ones were not swept away")
+		}
+		left += rest
+	}
+	close(stop)
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	if left == 0 {
+		t.Error("no child was killed in the midst of it")
+	}
+	t.Log(left, "of 200 left a temporary file")
+	present := content(t, path)
+	other := was
+	if bytes.Equal(present, was) {
+		other = now
+	}
+	if err := replace(t.Context(), path, present, other); err != nil {
+		t.Fatal(err)
+	}
+	holds(t, path, other)
+}
+
+func TestKilledAfterEachStep(t *testing.T) {
+	for n := range len((&replacement{}).steps()) + 1 {
+		path, was, now := pair(t)
+		err := child(t, "step "+strconv.Itoa(n), path).Run()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatal(err)
+		}
+		left := loadsWhole(t, path, was, now)
+		if inForce, due := bytes.Equal(content(t, path), now), n > 3; inForce != due {
+			t.Errorf("after %d steps the new text is in force: %t", n, inForce)
+		}
+		if due := n > 1 && n < 6; left > 0 != due {
+			t.Errorf("after %d steps there are %d temporary files", n, left)
+		}
+		was, now, err = both(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := replace(t.Context(), path, was, now); err != nil {
+			t.Fatalf("after %d steps: %v", n, err)
+		}
+		holds(t, path, now)
+	}
+}
+
+func TestNothingIsLeftWhereTheDiskIsFull(t *testing.T) {
+	path, was, _ := pair(t)
+	out, err := child(t, "full", path).CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "file too large") {
+		t.Fatal(string(out), err)
+	}
+	holds(t, path, was)
+}
+
+// TestWhatCannotBePutBackIsKept: somebody puts another file in place in the last
+// moment, and then removes ours.
+func TestATextThatCannotBePutBackIsKept(t *testing.T) {
+	const theirs = `{"name":"theirs","plugins":[{"type":"bridge"}]}`
+	path, was, now := pair(t)
+	r := &replacement{ctx: t.Context(), path: path, was: was, now: now}
+	steps := slices.Insert(r.steps(), 4, func() error { return os.Remove(path) })
+	steps = slices.Insert(steps, 3, func() error { return os.WriteFile(path, []byte(theirs), 0o600) })
+	err := r.run(steps)
+	if err == nil || errors.Is(err, errChanged) {
+		t.Fatal(err)
+	}
+	if err := RemoveTemps(filepath.Dir(path)); err != nil {
+		t.Fatal(err)
+	}
+	entries, readErr := os.ReadDir(filepath.Dir(path))
+	if readErr != nil || len(entries) != 1 {
+		t.Fatal(entries, readErr)
+	}
+	kept := filepath.Join(filepath.Dir(path), entries[0].Name())
+	if string(content(t, kept)) != theirs || !strings.Contains(err.Error(), kept) || filepath.Ext(kept) != ".kept" {
+		t.Error(kept, err)
 	}
 }

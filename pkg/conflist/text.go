@@ -3,76 +3,331 @@
 package conflist
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// span is where a value stands in a text: its first byte, and the one behind it.
+// DefaultEntry is the plugin entry that is inserted if no file has another one.
+const DefaultEntry = `{"type":"` + config.PluginType + `"}`
+
+// maxSize is the size, in bytes, above which files are neither read nor written.
+const maxSize = 1 << 20
+
+var (
+	// ErrOnlyPlugin says that a list would have no plugin left, which no runtime loads.
+	ErrOnlyPlugin = errors.New("the plugin entry is the only plugin of the list; remove the file instead")
+	// ErrElsewhere says that a list has no plugins in its text: libcni takes them from a folder of
+	// the network's name, and would run an entry in the text first.
+	ErrElsewhere = errors.New("the list has no plugins of its own; write the plugin entry to a file that sorts last " +
+		"in the folder of the network's name")
+)
+
+// ReadEntry reads the file of the plugin entry that is to be inserted; DefaultEntry if there is no
+// file. An entry that the plugin would refuse in any network is an error.
+func ReadEntry(path string) ([]byte, error) {
+	entry, _, err := safefile.ReadFile(path, maxSize)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return []byte(DefaultEntry), nil
+	case err != nil:
+		return nil, err
+	}
+	const network, cniVersion = "network", "1.0.0" // any will do
+	if err := checkEntry(entry, network, cniVersion); err != nil {
+		return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
+	}
+	return entry, nil
+}
+
+// checkEntry returns why the plugin would refuse an entry in a network: it would fail every ADD.
+func checkEntry(entry []byte, network, cniVersion string) error {
+	if _, err := config.ParseEntry(entry); errors.Is(err, config.ErrNotJSON) {
+		return err
+	}
+	var values map[string]any
+	if err := json.Unmarshal(entry, &values); err != nil || values == nil {
+		return errors.New("is not an object; write one, in braces")
+	}
+	if values["type"] != config.PluginType {
+		return fmt.Errorf("type: must be %q", config.PluginType)
+	}
+	values["name"], values["cniVersion"] = network, cniVersion
+	netconf, err := json.Marshal(values)
+	if err != nil {
+		return fmt.Errorf("encode: %s", policy.Printable(err.Error()))
+	}
+	_, err = config.ParseEntry(netconf)
+	return err
+}
+
+// setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none.
+// An entry that is there already stays as it is; of several, which would all run on each ADD, the
+// first stays. All other bytes stay.
+func setEntry(path string, doc, entry []byte) ([]byte, error) {
+	list, err := parse(path, doc)
+	if err != nil {
+		return nil, err
+	}
+	if len(list.Types) == 0 && entry == nil {
+		return doc, nil
+	}
+	plugins, err := pluginSpans(doc)
+	if err == nil && len(plugins) != len(list.Types) {
+		err = errors.New("plugins: is ambiguous; write the key once")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
+	}
+	if len(plugins) == 0 {
+		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrElsewhere)
+	}
+	var extra []int // entries to remove
+	for _, e := range list.Entries {
+		extra = append(extra, e.Index)
+	}
+	if entry != nil && len(extra) > 0 {
+		extra, entry = extra[1:], nil
+	}
+	var now []byte
+	switch {
+	case len(extra) == 0 && entry == nil:
+		return doc, nil
+	case len(extra) == len(plugins):
+		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrOnlyPlugin)
+	case entry == nil:
+		now = remove(doc, plugins, extra)
+	default:
+		if err := checkEntry(entry, list.Network, list.CNIVersion); err != nil {
+			return nil, fmt.Errorf("the plugin entry for %s: %w", policy.Printable(path), err)
+		}
+		now = insert(doc, plugins, entry)
+	}
+	if err := verify(path, doc, now, extra, entry); err != nil {
+		return nil, fmt.Errorf("edit %s: %w", policy.Printable(path), err)
+	}
+	return now, nil
+}
+
+// parse parses the text of a file as the runtime that loads it.
+func parse(path string, doc []byte) (config.Conflist, error) {
+	if len(doc) > maxSize {
+		return config.Conflist{}, fmt.Errorf("%s: larger than %d KiB", policy.Printable(path), maxSize>>10)
+	}
+	return config.ParseConflist(path, doc)
+}
+
+// span is where a value stands in a text.
 type span struct{ from, to int }
 
-func (s span) in(doc []byte) []byte { return doc[s.from:s.to] }
-
-// whole is the span of the value of a valid JSON text.
-func whole(doc []byte) span {
-	s := span{0, len(doc)}
-	for s.from < s.to && isSpace(doc[s.from]) {
-		s.from++
+// pluginSpans returns where the items of the list "plugins" stand. Of a key that comes twice the last
+// counts, as for libcni.
+func pluginSpans(doc []byte) ([]span, error) {
+	var plugins []span
+	members := json.NewDecoder(bytes.NewReader(doc))
+	if _, err := members.Token(); err != nil { // the opening brace
+		return nil, err
 	}
-	for s.from < s.to && isSpace(doc[s.to-1]) {
-		s.to--
+	for members.More() {
+		key, err := members.Token()
+		var value json.RawMessage
+		if err = errors.Join(err, members.Decode(&value)); err != nil {
+			return nil, err
+		}
+		if key != "plugins" || value[0] != '[' {
+			continue
+		}
+		plugins = nil
+		start := int(members.InputOffset()) - len(value)
+		items := json.NewDecoder(bytes.NewReader(value))
+		_, err = items.Token()
+		for err == nil && items.More() {
+			var item json.RawMessage
+			err = items.Decode(&item)
+			end := start + int(items.InputOffset())
+			plugins = append(plugins, span{end - len(item), end})
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	return s
+	return plugins, nil
 }
 
-// isSpace is white space as JSON has it (RFC 8259, section 2), no other.
-func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\n' || c == '\r' }
+// insert inserts an entry behind the last plugin, with what separates the last two plugins and with
+// the indentation of the last one. The entry goes on one line if the last plugin is on one line.
+func insert(doc []byte, plugins []span, entry []byte) []byte {
+	last := plugins[len(plugins)-1]
+	separator := []byte(",")
+	if n := len(plugins); n > 1 {
+		separator = doc[plugins[n-2].to:last.from]
+	} else {
+		bracket := bytes.LastIndexByte(doc[:last.from], '[')
+		separator = append(separator, doc[bracket+1:last.from]...)
+	}
+	text := bytes.TrimSpace(entry)
+	if lines := bytes.Split(doc[last.from:last.to], []byte("\n")); len(lines) > 1 {
+		base := indentation(lines[len(lines)-1])
+		unit := strings.TrimPrefix(indentation(lines[1]), base)
+		if unit == "" {
+			unit = "  "
+		}
+		text = indented(text, base, unit)
+		if bytes.HasSuffix(lines[0], []byte("\r")) {
+			text = bytes.ReplaceAll(text, []byte("\n"), []byte("\r\n"))
+		}
+	} else if bytes.ContainsRune(text, '\n') {
+		var compact bytes.Buffer
+		_ = json.Compact(&compact, text) // checkEntry has parsed it
+		text = compact.Bytes()
+	}
+	return slices.Concat(doc[:last.to], separator, text, doc[last.to:])
+}
 
-// parts returns where the items of a list stand, or in turn the keys and the
-// values of an object, without the white space around them. The span must be
-// that of a valid list or object.
-func parts(doc []byte, of span) []span {
-	var all []span
-	depth, quoted := 0, false
-	part := span{from: -1}
-	for i := of.from + 1; i < of.to; i++ {
-		c := doc[i]
-		if !quoted && depth == 0 && (c == ',' || c == ':' || i == of.to-1) {
-			if part.from >= 0 { // nothing in [] and {}
-				all = append(all, part)
-			}
-			part = span{from: -1}
-			continue
+func indentation(line []byte) string {
+	return string(line[:len(line)-len(bytes.TrimLeft(line, " \t"))])
+}
+
+func indented(text []byte, base, unit string) []byte {
+	var b bytes.Buffer
+	_ = json.Indent(&b, text, base, unit) // the caller has parsed it
+	return b.Bytes()
+}
+
+// remove removes plugins, at least one of which stays, with what separates each from the plugin
+// before it, or, at the beginning of the list, from the one behind it.
+func remove(doc []byte, plugins []span, gone []int) []byte {
+	var now []byte
+	at := 0
+	for i, index := range gone {
+		cut := span{to: plugins[index].to}
+		if i == index { // all before it are removed too
+			cut = span{plugins[index].from, plugins[index+1].from}
+		} else {
+			cut.from = plugins[index-1].to
 		}
-		if !quoted && isSpace(c) {
-			continue
+		now = append(now, doc[at:cut.from]...)
+		at = cut.to
+	}
+	return append(now, doc[at:]...)
+}
+
+// verify returns an error unless a list's new text says what the old one says, without the plugins
+// that were removed and with the entry that was inserted, if any.
+func verify(path string, was, now []byte, removed []int, inserted []byte) error {
+	before, err := members(was)
+	if err != nil {
+		return err
+	}
+	after, err := members(now)
+	if err != nil {
+		return err
+	}
+	plugins, _ := before["plugins"].([]any)
+	for _, index := range slices.Backward(removed) {
+		plugins = slices.Delete(plugins, index, index+1)
+	}
+	if inserted != nil {
+		entry, err := members(inserted)
+		if err != nil {
+			return err
 		}
-		if part.from < 0 {
-			part.from = i
+		plugins = append(plugins, entry)
+	}
+	if before["plugins"] = plugins; !reflect.DeepEqual(before, after) {
+		return errors.New("the new text differs in more than the plugin entry")
+	}
+	return loadable(path, now)
+}
+
+// loadable returns why no runtime would load a text from a file of that name.
+func loadable(path string, doc []byte) error {
+	list, err := parse(path, doc)
+	if err == nil && len(list.Types) == 0 {
+		err = fmt.Errorf("%s: %w", policy.Printable(path), ErrElsewhere)
+	}
+	if err != nil {
+		return fmt.Errorf("the new text: %w", err)
+	}
+	return nil
+}
+
+// members decodes an object. Numbers stay as they are written.
+func members(doc []byte) (map[string]any, error) {
+	d := json.NewDecoder(bytes.NewReader(doc))
+	d.UseNumber()
+	var v map[string]any
+	if err := d.Decode(&v); err != nil {
+		return nil, fmt.Errorf("%w: %s", config.ErrNotJSON, policy.Printable(err.Error()))
+	}
+	return v, nil
+}
+
+// listOf returns the text of a list of a single plugin's configuration and the plugin entry. The list
+// gets the configuration's name and CNI version, which the configuration keeps, as in libcni's
+// ConfListFromConf. Its text has several lines if that of the configuration has.
+func listOf(path string, doc, entry []byte) ([]byte, error) {
+	conf, err := parse(path, doc)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(conf.Entries) > 0:
+		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrOnlyPlugin)
+	case conf.Network == "":
+		return nil, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(path))
+	}
+	head, err := json.Marshal(struct {
+		Name       string `json:"name"`
+		CNIVersion string `json:"cniVersion,omitempty"`
+	}{conf.Network, conf.CNIVersion})
+	if err != nil {
+		return nil, fmt.Errorf("encode: %s", policy.Printable(err.Error()))
+	}
+	text := slices.Concat(head[:len(head)-1], []byte(`,"plugins":[`), bytes.TrimSpace(doc), []byte("]}"))
+	if lines := bytes.Split(bytes.TrimSpace(doc), []byte("\n")); len(lines) > 1 {
+		unit := indentation(lines[1])
+		if unit == "" {
+			unit = "  "
 		}
+		text = append(indented(text, "", unit), '\n')
+	}
+	return setEntry(strings.TrimSuffix(path, filepath.Ext(path))+generatedSuffix, text, entry)
+}
+
+// entryOf returns the plugin entry of a generated list, nil if it has none, and whether the list is
+// still what listOf makes of a configuration, but for the entry.
+func entryOf(list config.Conflist, conf []byte) (entry []byte, current bool, err error) {
+	have, err := members(list.Doc)
+	if err != nil {
+		return nil, false, err
+	}
+	want, err := members(conf)
+	if err != nil {
+		return nil, false, err
+	}
+	spans, err := pluginSpans(list.Doc)
+	if err != nil {
+		return nil, false, err
+	}
+	plugins, _ := have["plugins"].([]any)
+	for i, p := range plugins {
+		isEntry := slices.ContainsFunc(list.Entries, func(e config.ConflistEntry) bool { return e.Index == i })
 		switch {
-		case quoted && c == '\\':
-			i++ // what follows is not the end of the string
-		case c == '"':
-			quoted = !quoted
-		case quoted:
-		case c == '{' || c == '[':
-			depth++
-		case c == '}' || c == ']':
-			depth--
-		}
-		part.to = i + 1
-	}
-	return all
-}
-
-// value returns where the value of an object's key stands: of a key that comes
-// twice the last one, which is the one that libcni reads.
-func value(doc []byte, of span, key string) (span, bool) {
-	all := parts(doc, of)
-	for i := len(all) - 2; i >= 0; i -= 2 {
-		var name string
-		if err := json.Unmarshal(all[i].in(doc), &name); err == nil && name == key {
-			return all[i+1], true
+		case !isEntry:
+			current = reflect.DeepEqual(p, any(want))
+		case entry == nil:
+			entry = list.Doc[spans[i].from:spans[i].to]
 		}
 	}
-	return span{}, false
+	return entry, current, nil
 }

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package install brings the plugin to a node and takes it away again: the binary
-// in the directory from which runtimes run plugins, and our entry in the conflist.
+// Package install brings the plugin's binary to a node and removes it.
 //
-// Its invariant: a conflist that names the plugin stands beside a binary that can
-// run there, and so does a container that a runtime will end by a conflist which
-// it has kept. On the way in the binary comes first, and is run before it gets
-// its name; on the way out it goes last. That holds at any instant, and after a
-// kill at any instant: what is left then is done by the next call, and what must
-// be removed was not written where a runtime would meet it.
-//
-// A binary is never written in place, so nobody who runs it can be in the way, and
-// whoever runs it meanwhile has one that is whole.
-//
-// The reconciler's main may import it. Of this module it imports conflist, config,
-// safefile and policy alone; what becomes of rules and state it is given as a function.
+// Locate finds the directories of the container runtime, Copy puts the binary into the plugin
+// directory, and an Uninstall removes the plugin entries, the binary, the rules and the state, in
+// this order; the commands install and uninstall call them. Invariant: a conflist with the plugin
+// entry stands beside a binary that runs there, and so does each container that the runtime will
+// end by a conflist which it has cached. This holds at any instant, even if the process is killed;
+// the next call completes what it left. A binary is never written in place: a process that runs it
+// meanwhile has a whole one.
 package install

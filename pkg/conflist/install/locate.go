@@ -3,7 +3,6 @@
 package install
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -17,26 +16,25 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// Dirs are the directories of a container runtime: of its network configurations
-// and of the plugins that it runs. "" is one that is not known.
+// Dirs are the directories of a container runtime: of its network configurations and of the plugins
+// that it runs. "" is unknown.
 type Dirs struct{ Conf, Bin string }
 
-// ErrWhere says that the directories cannot be told from what is on the node.
-var ErrWhere = errors.New("name them with --cni-conf-dir and --cni-bin-dir")
+// ErrUnknownDirs says that the node does not tell its directories.
+var ErrUnknownDirs = errors.New("name them with --cni-conf-dir and --cni-bin-dir")
 
 const locating = "find the directories of the container runtime" // in errors
 
-// candidate is a pair that some distribution of Kubernetes has.
+// candidate is a pair of directories that a distribution of Kubernetes has.
 type candidate struct {
 	distribution string
 	Dirs
 }
 
-// candidates are the known pairs; of one distribution, the better one first.
+// candidates are the known pairs; of one distribution, the preferred one first.
 //
-// Sources: the defaults of containerd and CRI-O; GKE's and OpenShift's node
-// configuration; the directories that k3s and microk8s write into the
-// configuration of their containerd.
+// Sources: the defaults of containerd and CRI-O; GKE's and OpenShift's node configuration; the
+// directories that k3s and microk8s write into the configuration of their containerd.
 func candidates() []candidate {
 	const k3s, microk8s = "/var/lib/rancher/k3s", "/var/snap/microk8s/current"
 	return []candidate{
@@ -50,9 +48,9 @@ func candidates() []candidate {
 	}
 }
 
-// among returns the candidates that have what is stated. A directory that no
-// distribution has can belong to any.
-func among(stated Dirs) []candidate {
+// matching returns the candidates with the stated directories. A directory that no distribution has
+// can belong to any.
+func matching(stated Dirs) []candidate {
 	all := candidates()
 	for _, d := range []struct {
 		stated string
@@ -75,11 +73,10 @@ func among(stated Dirs) []candidate {
 	return all
 }
 
-// Locate finds the directories that are not stated, by what is below a root
-// directory, "/" on a node: those whose plugins the runtime's network names, or
-// else, on a node that boots before its main CNI plugin is installed, those that
-// are there. Where none are, or those of several distributions, the error is an
-// ErrWhere. A stated directory of plugins has to be there, as Put makes none.
+// Locate finds the directories that are not stated, below a root directory ("/" on a node): those
+// whose network names plugins that are there; else, on a node that boots before its main CNI plugin
+// is installed, those that exist. If there are none, or those of several distributions, the error is
+// ErrUnknownDirs. A stated plugin directory must exist.
 func Locate(root string, stated Dirs) (Dirs, error) {
 	if stated.Conf != "" && stated.Bin != "" {
 		return stated, nil
@@ -87,39 +84,43 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 	if stated.Bin != "" && !isDir(root, stated.Bin) {
 		return Dirs{}, fmt.Errorf("%s: there is no directory %s; make it, or name the runtime's with --cni-bin-dir", locating, policy.Printable(stated.Bin))
 	}
-	return choose(among(stated),
-		func(c candidate) bool { return works(root, c.Dirs) },
+	return choose(matching(stated),
+		func(c candidate) bool { return hasPlugins(root, c.Dirs) },
 		func(c candidate) bool { return isDir(root, c.Bin) && isDir(root, c.Conf) },
 		func(c candidate) bool { return isDir(root, c.Bin) },
 	)
 }
 
-// Places are all directories in which something of ours may be, as Dirs has one
-// of each.
-type Places struct{ Confs, Bins []string }
+// SearchDirs are all directories in which an uninstall looks.
+type SearchDirs struct{ Conf, Bin []string }
 
-// Ours returns the directories to look in for what Install has put there: those
-// that are stated, and in the place of others all that go with them. What is found
-// decides nothing, since an uninstall that is begun anew finds less.
-func Ours(stated Dirs) Places {
-	var p Places
-	for _, c := range among(stated) {
-		for dir, to := range map[string]*[]string{c.Conf: &p.Confs, c.Bin: &p.Bins} {
+// AllDirs returns the stated directories and, for one that is not stated, all that go with the other.
+// It does not look at the node, as an uninstall that is begun anew finds less.
+func AllDirs(stated Dirs) SearchDirs {
+	var s SearchDirs
+	for _, c := range matching(stated) {
+		for dir, to := range map[string]*[]string{c.Conf: &s.Conf, c.Bin: &s.Bin} {
 			if !slices.Contains(*to, dir) {
 				*to = append(*to, dir)
 			}
 		}
 	}
-	return p
+	return s
 }
 
-// HaveAny reports whether there is an entry, or a plugin, or what a killed Put
-// has left.
-func (p Places) HaveAny() bool {
-	return slices.ContainsFunc(p.Confs, named) || slices.ContainsFunc(p.Bins, holdsOurs)
+// HaveAny reports whether there is a plugin entry, a plugin, or a temporary file of a killed Copy.
+func (s SearchDirs) HaveAny() bool {
+	return slices.ContainsFunc(s.Conf, func(dir string) bool {
+		c, err := config.ReadConfDir(dir)
+		return err == nil && slices.ContainsFunc(c.Conflists, func(l config.Conflist) bool { return len(l.Entries) > 0 })
+	}) || slices.ContainsFunc(s.Bin, func(dir string) bool {
+		entries, err := os.ReadDir(dir)
+		isPlugin := func(e os.DirEntry) bool { return e.Name() == config.PluginType || safefile.IsTemp(e.Name()) }
+		return err == nil && slices.ContainsFunc(entries, isPlugin)
+	})
 }
 
-// choose returns the one pair that passes the first test which any passes.
+// choose returns the pair that passes a test: the first test that any pair passes decides.
 func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 	for _, passes := range tests {
 		var names []string
@@ -141,7 +142,7 @@ func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 		for i, d := range found {
 			several = append(several, fmt.Sprintf("%s with %s (%s)", policy.Printable(d.Conf), policy.Printable(d.Bin), names[i]))
 		}
-		return Dirs{}, fmt.Errorf("%s: there are several: %s; %w", locating, strings.Join(several, ", "), ErrWhere)
+		return Dirs{}, fmt.Errorf("%s: there are several: %s; %w", locating, strings.Join(several, ", "), ErrUnknownDirs)
 	}
 	var names []string
 	for _, c := range all {
@@ -149,55 +150,18 @@ func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 			names = append(names, c.distribution)
 		}
 	}
-	return Dirs{}, fmt.Errorf("%s: none of those known (%s) is there; %w", locating, strings.Join(names, ", "), ErrWhere)
+	return Dirs{}, fmt.Errorf("%s: none of those known (%s) is there; %w", locating, strings.Join(names, ", "), ErrUnknownDirs)
 }
 
-// works reports whether the plugins of the network that a runtime picks are in
-// the directory: a pair of directories that belong together.
-func works(root string, d Dirs) bool {
+// hasPlugins reports whether the plugins of the network that a runtime uses are in the plugin directory.
+func hasPlugins(root string, d Dirs) bool {
 	n, err := conflist.Find(filepath.Join(root, d.Conf), "")
-	if err != nil {
-		return false
-	}
-	var list struct {
-		Type    string
-		Plugins []struct{ Type string }
-	}
-	if err := json.Unmarshal(n.Doc, &list); err != nil {
-		return false
-	}
-	types := []string{list.Type}
-	for _, p := range list.Plugins {
-		types = append(types, p.Type)
-	}
-	types = slices.DeleteFunc(types, func(t string) bool { return t == "" || t == config.PluginType })
-	absent := func(t string) bool { return !exists(root, filepath.Join(d.Bin, filepath.Base(t))) }
-	return len(types) > 0 && !slices.ContainsFunc(types, absent)
-}
-
-// holdsOurs reports whether the plugin is in a directory, or what a killed Put has
-// left there.
-func holdsOurs(dir string) bool {
-	entries, err := os.ReadDir(dir)
-	isOurs := func(e os.DirEntry) bool { return e.Name() == config.PluginType || safefile.IsTemp(e.Name()) }
-	return err == nil && slices.ContainsFunc(entries, isOurs)
-}
-
-// named reports whether a conflist of the directory has an entry of ours.
-func named(dir string) bool {
-	c, err := config.ReadConfDir(dir)
-	has := func(l config.Conflist) bool { return len(l.Entries) > 0 }
-	return err == nil && slices.ContainsFunc(c.Conflists, has)
+	types := slices.DeleteFunc(slices.Clone(n.Types()), func(t string) bool { return t == config.PluginType })
+	missing := func(t string) bool { return !exists(root, filepath.Join(d.Bin, filepath.Base(t))) }
+	return err == nil && len(types) > 0 && !slices.ContainsFunc(types, missing)
 }
 
 func isDir(root, path string) bool {
 	info, err := os.Stat(filepath.Join(root, path))
 	return err == nil && info.IsDir()
-}
-
-// exists takes symlinks for what they are: in a container they may lead to what
-// is not mounted there.
-func exists(root, path string) bool {
-	_, err := os.Lstat(filepath.Join(root, path))
-	return err == nil
 }

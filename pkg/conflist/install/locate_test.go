@@ -95,16 +95,15 @@ func TestLocate(t *testing.T) {
 					t.Errorf("does not say %q: %v", s, err)
 				}
 			}
-			if err != nil && (!errors.Is(err, ErrWhere) && c.stated.Bin != usualBin || !strings.Contains(err.Error(), "--cni-bin-dir")) {
+			if err != nil && (!errors.Is(err, ErrUnknownDirs) && c.stated.Bin != usualBin || !strings.Contains(err.Error(), "--cni-bin-dir")) {
 				t.Error(err)
 			}
 		})
 	}
 }
 
-// TestOurs: all that can have something of ours, whatever is found there: what is
-// found is gone when an uninstall is begun anew.
-func TestOurs(t *testing.T) {
+// TestAllDirs: whatever the node has, as an uninstall that is begun anew finds less.
+func TestAllDirs(t *testing.T) {
 	confs := []string{usualConf, k3sConf, snapConf, shiftMain, shiftConf}
 	for name, c := range map[string]struct {
 		stated      Dirs
@@ -118,15 +117,15 @@ func TestOurs(t *testing.T) {
 		"an unknown conf": {Dirs{Conf: "/c"}, []string{"/c"}, []string{usualBin, gkeBin, k3sBin, k3sOldBin, snapBin, shiftBin}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			have := Ours(c.stated)
-			if d := cmp.Diff(Places{c.confs, c.bins}, have); d != "" {
+			have := AllDirs(c.stated)
+			if d := cmp.Diff(SearchDirs{c.confs, c.bins}, have); d != "" {
 				t.Error(d)
 			}
 		})
 	}
 }
 
-func TestPlacesHaveAny(t *testing.T) {
+func TestSearchDirsHaveAny(t *testing.T) {
 	for name, c := range map[string]struct {
 		path, text string
 		want       bool
@@ -139,7 +138,7 @@ func TestPlacesHaveAny(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := node(t, map[string]string{c.path: c.text})
-			p := Places{[]string{root + usualConf}, []string{root + gkeBin, root + usualBin}}
+			p := SearchDirs{[]string{root + usualConf}, []string{root + gkeBin, root + usualBin}}
 			if have := p.HaveAny(); have != c.want {
 				t.Errorf("is %t", have)
 			}

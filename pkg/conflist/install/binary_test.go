@@ -3,18 +3,123 @@
 package install
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
+
+// The test binary runs itself as a child that is killed after so many steps of a
+// Copy.
+const (
+	stepsVar  = "INSTALL_TEST_STEPS"
+	sourceVar = "INSTALL_TEST_SOURCE"
+	dirVar    = "INSTALL_TEST_DIR"
+)
+
+func TestMain(m *testing.M) {
+	if steps := os.Getenv(stepsVar); steps != "" {
+		fmt.Fprintln(os.Stderr, dieAfter(steps))
+		os.Exit(1)
+	}
+	os.Exit(sandbox.Run(m))
+}
+
+func dieAfter(steps string) error {
+	n, err := strconv.Atoi(steps)
+	if err != nil {
+		return err
+	}
+	c := &copying{source: os.Getenv(sourceVar), path: os.Getenv(dirVar)}
+	die := func(context.Context) error { return unix.Kill(os.Getpid(), unix.SIGKILL) }
+	return c.run(context.Background(), append(c.steps()[:n], die))
+}
+
+func child(t *testing.T, steps int, source, dir string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.CommandContext(t.Context(), self)
+	c.Env = append(os.Environ(), fmt.Sprint(stepsVar, "=", steps), sourceVar+"="+source, dirVar+"="+dir)
+	return c
+}
+
+const allVersions = `"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"`
+
+// plugin is a program that answers as ours of that version does.
+func plugin(version string) string {
+	return speaking(allVersions, "ip-masq "+version+": masquerades")
+}
+
+func speaking(versions, about string) string {
+	return `#!/bin/sh
+case "$CNI_COMMAND" in
+VERSION) echo '{"cniVersion": "1.1.0", "supportedVersions": [` + versions + `]}' ;;
+*) echo '` + about + `' >&2 ;;
+esac
+`
+}
+
+func write(t *testing.T, path, text string, mode fs.FileMode) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func content(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// tree is all that is in a directory: paths, modes, inodes and contents.
+func tree(t *testing.T, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		fmt.Fprintf(&b, "%s %o %d\n", path, st.Mode, st.Ino)
+		if st.Mode&unix.S_IFMT == unix.S_IFREG {
+			b.WriteString(content(t, path))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
 
 // binDir is a source and a directory of plugins, which has the bridge plugin.
 func binDir(t *testing.T) (source, dir string) {
@@ -25,14 +130,14 @@ func binDir(t *testing.T) (source, dir string) {
 	return source, dir
 }
 
-func TestPut(t *testing.T) {
+func TestCopy(t *testing.T) {
 	for name, before := range map[string]func(*testing.T, string){
 		"nothing":         func(*testing.T, string) {},
 		"an earlier one":  func(t *testing.T, path string) { write(t, path, plugin("v1"), 0o755) },
 		"another mode":    func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o700) },
 		"setuid":          func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o755|os.ModeSetuid) },
 		"half a file":     func(t *testing.T, path string) { write(t, path, plugin("v2")[:20], 0o755) },
-		"somebody else's": func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o755); give(t, path) },
+		"of another user": func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o755); give(t, path) },
 		"leftovers": func(t *testing.T, path string) {
 			write(t, filepath.Join(filepath.Dir(path), ".ip-masq-3k5.tmp"), "half", 0o600)
 		},
@@ -42,7 +147,7 @@ func TestPut(t *testing.T) {
 			path := filepath.Join(dir, "ip-masq")
 			before(t, path)
 			umask := unix.Umask(0o077)
-			b, err := Put(t.Context(), source, dir)
+			b, err := Copy(t.Context(), source, dir)
 			unix.Umask(umask)
 			if err != nil {
 				t.Fatal(err)
@@ -60,7 +165,7 @@ func TestPut(t *testing.T) {
 			only(t, dir, "bridge", "ip-masq")
 
 			was := tree(t, dir)
-			b, err = Put(t.Context(), source, dir)
+			b, err = Copy(t.Context(), source, dir)
 			if err != nil || b != (Binary{Path: path, Version: "v2"}) {
 				t.Errorf("the second time: %+v, %v", b, err)
 			}
@@ -93,8 +198,8 @@ func only(t *testing.T, dir string, names ...string) {
 	}
 }
 
-// TestPutKeepsTheSame: a plugin that is where it is to be put, by whatever way.
-func TestPutKeepsTheSame(t *testing.T) {
+// TestCopyOfThePresentPlugin: a plugin that is where it is to be put, by whatever way.
+func TestCopyOfThePresentPlugin(t *testing.T) {
 	for name, arrange := range map[string]func(*testing.T, string, string) string{
 		"the source itself": func(t *testing.T, _, path string) string { write(t, path, plugin("v2"), 0o755); return path },
 		"a link to the source": func(t *testing.T, source, path string) string {
@@ -108,7 +213,7 @@ func TestPutKeepsTheSame(t *testing.T) {
 			source, dir := binDir(t)
 			source = arrange(t, source, filepath.Join(dir, "ip-masq"))
 			was := tree(t, dir)
-			b, err := Put(t.Context(), source, dir)
+			b, err := Copy(t.Context(), source, dir)
 			if err != nil || b.Wrote || b.Version != "v2" {
 				t.Errorf("%+v, %v", b, err)
 			}
@@ -119,9 +224,9 @@ func TestPutKeepsTheSame(t *testing.T) {
 	}
 }
 
-// TestPutRefuses: whatever is wrong, what was there is there still, the message
+// TestCopyRefuses: whatever is wrong, what was there is there still, the message
 // says what to do, and nothing is left behind.
-func TestPutRefuses(t *testing.T) {
+func TestCopyRefuses(t *testing.T) {
 	path := func(dir string) string { return filepath.Join(dir, "ip-masq") }
 	for name, c := range map[string]struct {
 		arrange func(t *testing.T, source, dir string)
@@ -176,7 +281,7 @@ func TestPutRefuses(t *testing.T) {
 			}
 			c.arrange(t, source, dir)
 			was := tree(t, dir)
-			b, err := Put(t.Context(), source, dir)
+			b, err := Copy(t.Context(), source, dir)
 			if err == nil || b != (Binary{}) {
 				t.Fatalf("is done: %+v", b)
 			}
@@ -199,9 +304,9 @@ func TestPutRefuses(t *testing.T) {
 	}
 }
 
-func TestPutWithoutDirectory(t *testing.T) {
+func TestCopyWithoutDirectory(t *testing.T) {
 	source, dir := binDir(t)
-	_, err := Put(t.Context(), source, dir+"2")
+	_, err := Copy(t.Context(), source, dir+"2")
 	if err == nil || !strings.Contains(err.Error(), "--cni-bin-dir") {
 		t.Error(err)
 	}
@@ -237,8 +342,8 @@ func mount(t *testing.T, dir string, flags uintptr) {
 	})
 }
 
-func TestKilledAfterEachStep(t *testing.T) {
-	all := len((&placement{}).steps())
+func TestCopyKilledAfterEachStep(t *testing.T) {
+	all := len((&copying{}).steps())
 	leftovers := 0
 	for n := range all + 1 {
 		source, dir := binDir(t)
@@ -259,12 +364,78 @@ func TestKilledAfterEachStep(t *testing.T) {
 		if entries, _ := os.ReadDir(dir); len(entries) == 3 {
 			leftovers++
 		}
-		if b, err := Put(t.Context(), source, dir); err != nil || b.Version != "v2" {
+		if b, err := Copy(t.Context(), source, dir); err != nil || b.Version != "v2" {
 			t.Errorf("after %d steps, and anew: %+v, %v", n, b, err)
 		}
 		only(t, dir, "bridge", "ip-masq")
 	}
 	if leftovers != 2 {
 		t.Errorf("%d of the children left a temporary file, want 2", leftovers)
+	}
+}
+
+// TestProgramIsKilled: a program that hangs is ended with all that it began, and so is
+// one that leaves something behind which holds its output.
+func TestProgramIsKilled(t *testing.T) {
+	for name, c := range map[string]struct{ script, says string }{
+		"hangs":         {"sleep 1000 & echo $! >$0.pid; wait", "no answer within 1s"},
+		"leaves others": {"sleep 1000 & echo $! >$0.pid", "left something running"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			source, _ := binDir(t)
+			write(t, source, "#!/bin/sh\n"+c.script+"\n", 0o700)
+			_, err := program{source, "the plugin", time.Second}.check(t.Context())
+			if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "--plugin") {
+				t.Error(err)
+			}
+			pid := strings.TrimSpace(content(t, source+".pid"))
+			for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				stat, err := os.ReadFile("/proc/" + pid + "/stat")
+				if err != nil || strings.Contains(string(stat), ") Z ") {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("process %s lives on: %s", pid, stat)
+				}
+			}
+		})
+	}
+}
+
+// TestCopyStopped: who stops an install hears that, and not what was waited for.
+func TestCopyStopped(t *testing.T) {
+	source, dir := binDir(t)
+	holder, err := lockDir(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := Copy(ctx, source, dir); !errors.Is(err, ErrStopped) {
+		t.Error("while it waits for the lock:", err)
+	}
+	if err := holder.Close(); err != nil {
+		t.Fatal(err)
+	}
+	write(t, source, "#!/bin/sh\nexec sleep 1000\n", 0o755)
+	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := Copy(ctx, source, dir); !errors.Is(err, ErrStopped) {
+		t.Error("while it asks:", err)
+	}
+	only(t, dir, "bridge")
+}
+
+// TestVersion: of a plugin that is installed only what it says of itself counts, so that
+// one of another release is known too.
+func TestVersion(t *testing.T) {
+	for text, want := range map[string]string{
+		speaking(`"0.4.0"`, "ip-masq v0.1: masquerades"): "v0.1", speaking(allVersions, "bridge v1: bridges"): "", "#!/bin/sh\nexit 1\n": "",
+	} {
+		source, _ := binDir(t)
+		write(t, source, text, 0o755)
+		if have, err := Version(t.Context(), source); have != want || (err == nil) != (want != "") {
+			t.Errorf("%q, %v, want %q", have, err, want)
+		}
 	}
 }

@@ -25,7 +25,7 @@ func listWith(name string, plugins ...string) string {
 // madeOf is the list that single becomes.
 func madeOf(t *testing.T, conf, entry string) string {
 	t.Helper()
-	now, err := FromConf([]byte(conf), []byte(entry))
+	now, err := listOf("a.conf", []byte(conf), []byte(entry))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func madeOf(t *testing.T, conf, entry string) string {
 
 func without(t *testing.T, list string) string {
 	t.Helper()
-	now, _, err := Remove([]byte(list))
+	now, err := edited([]byte(list), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func glob(t *testing.T, dir, pattern string) []string {
 	return paths
 }
 
-func TestEnsure(t *testing.T) {
+func TestInsert(t *testing.T) {
 	const own, wider = `{"type":"ip-masq","cidrLimit":9}`, `{"cniVersion":"1.0.0","name":"one","type":"ptp","mtu":9000}`
 	const made = "10-one-made-by-ip-masq.conflist"
 	for _, c := range []struct {
@@ -97,8 +97,8 @@ func TestEnsure(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir, backups := dirWith(t, c.files), t.TempDir()
-			p := Place{Dir: dir, Network: c.network, Entry: []byte(ours), Backups: backups}
-			change, err := p.Ensure(t.Context())
+			p := Editor{Dir: dir, Network: c.network, Entry: []byte(ours), Backups: backups}
+			change, err := p.Insert(t.Context())
 			if !errors.Is(err, c.is) {
 				t.Fatal(err)
 			}
@@ -120,7 +120,7 @@ func TestEnsure(t *testing.T) {
 			if err != nil {
 				return
 			}
-			if again, err := p.Ensure(t.Context()); err != nil || again.Wrote || again.Path != change.Path {
+			if again, err := p.Insert(t.Context()); err != nil || again.Wrote || again.Path != change.Path {
 				t.Error("the second time:", again, err)
 			}
 		})
@@ -128,29 +128,29 @@ func TestEnsure(t *testing.T) {
 }
 
 // What the plugin would refuse keeps pods from starting.
-func TestEnsureOnlyWhatIsAdmitted(t *testing.T) {
+func TestInsertOnlyWhatThePluginAccepts(t *testing.T) {
 	files := map[string]string{"1.conflist": listWith("a"), "2.conflist": listWith("b")}
 	dir := dirWith(t, files)
 	refused := errors.New("not allowed")
-	p := Place{Dir: dir, Entry: []byte(ours), Admits: func(network string) error {
+	p := Editor{Dir: dir, Entry: []byte(ours), Check: func(network string) error {
 		if network == "b" {
 			return nil
 		}
 		return refused
 	}}
-	if c, err := p.Ensure(t.Context()); !errors.Is(err, refused) || c.Wrote || !strings.Contains(err.Error(), "1.conflist") {
+	if c, err := p.Insert(t.Context()); !errors.Is(err, refused) || c.Wrote || !strings.Contains(err.Error(), "1.conflist") {
 		t.Error(c, err)
 	}
 	if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" {
 		t.Error(diff)
 	}
 	p.Network = "b"
-	if c, err := p.Ensure(t.Context()); err != nil || !c.Wrote {
+	if c, err := p.Insert(t.Context()); err != nil || !c.Wrote {
 		t.Error(c, err)
 	}
 }
 
-func TestWithdraw(t *testing.T) {
+func TestRemove(t *testing.T) {
 	const made = "10-one-made-by-ip-masq.conflist"
 	dir := dirWith(t, map[string]string{
 		"10-one.conf": single, made: madeOf(t, single, ours),
@@ -165,7 +165,7 @@ func TestWithdraw(t *testing.T) {
 		"not-a-configuration-of-any-runtime.x": "x",
 	})
 	want := filesOf(t, dir)
-	changes, err := Place{Dir: dir}.Withdraw()
+	changes, err := Editor{Dir: dir}.Remove()
 	delete(want, made)
 	want["20-a.conflist"] = listWith("a", `{"type":"portmap"}`)
 	delete(want, "40-gone-made-by-ip-masq.conflist")
@@ -186,14 +186,14 @@ func TestWithdraw(t *testing.T) {
 	if strings.Contains(err.Error(), "51-broken") {
 		t.Error("a broken file without our entry is in nobody's way:", err)
 	}
-	if changes, err := (Place{Dir: filepath.Join(dir, "missing")}).Withdraw(); len(changes) > 0 || err != nil {
+	if changes, err := (Editor{Dir: filepath.Join(dir, "missing")}).Remove(); len(changes) > 0 || err != nil {
 		t.Error(changes, err)
 	}
 }
 
-// TestWithdrawFromAMadeListAlone: without its original it would stand before
+// TestRemoveFromAGeneratedListAlone: without its original it would stand before
 // every network to come, but pods may use it as long as there is no other.
-func TestWithdrawFromAMadeListAlone(t *testing.T) {
+func TestRemoveFromAGeneratedListAlone(t *testing.T) {
 	const one, two = "10-one-made-by-ip-masq.conflist", "20-two-made-by-ip-masq.conflist"
 	for _, c := range []struct {
 		name   string
@@ -208,7 +208,7 @@ func TestWithdrawFromAMadeListAlone(t *testing.T) {
 		files := map[string]string{one: madeOf(t, single, ours)}
 		maps.Copy(files, c.beside)
 		dir := dirWith(t, files)
-		changes, err := Place{Dir: dir}.Withdraw()
+		changes, err := Editor{Dir: dir}.Remove()
 		if files[one] = without(t, files[one]); !c.stays {
 			delete(files, one)
 		}
@@ -218,28 +218,28 @@ func TestWithdrawFromAMadeListAlone(t *testing.T) {
 	}
 	list := madeOf(t, single, ours)
 	dir := dirWith(t, map[string]string{one: list, two: list})
-	changes, err := Place{Dir: dir}.Withdraw()
+	changes, err := Editor{Dir: dir}.Remove()
 	if diff := cmp.Diff(map[string]string{two: without(t, list)}, filesOf(t, dir)); diff != "" || len(changes) != 2 || err != nil {
 		t.Error("two of them:", changes, err, diff)
 	}
 }
 
-// TestWithdrawIsToldOfALinkToNowhere: what it leads to elsewhere may name us.
-func TestWithdrawIsToldOfALinkToNowhere(t *testing.T) {
+// TestRemoveReportsDanglingSymlinks: what it leads to elsewhere may name us.
+func TestRemoveReportsDanglingSymlinks(t *testing.T) {
 	dir := dirWith(t, map[string]string{"20-b.conflist": listWith("b", ours)})
 	if err := os.Symlink("/nowhere/10-a.conflist", filepath.Join(dir, "10-a.conflist")); err != nil {
 		t.Fatal(err)
 	}
-	changes, err := Place{Dir: dir}.Withdraw()
+	changes, err := Editor{Dir: dir}.Remove()
 	if len(changes) != 1 || err == nil || !strings.Contains(err.Error(), "10-a.conflist: it is a symlink to what is not there") {
 		t.Error(changes, err)
 	}
 }
 
-func TestWithdrawOfOneNetwork(t *testing.T) {
+func TestRemoveOfOneNetwork(t *testing.T) {
 	files := map[string]string{"1.conflist": listWith("a", ours), "2.conflist": listWith("b", ours), "3.conflist": `{"ip-masq"`}
 	dir := dirWith(t, files)
-	changes, err := Place{Dir: dir, Network: "b"}.Withdraw()
+	changes, err := Editor{Dir: dir, Network: "b"}.Remove()
 	files["2.conflist"] = listWith("b")
 	if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" || len(changes) != 1 || changes[0].Network != "b" {
 		t.Error(changes, diff)

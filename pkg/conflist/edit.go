@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
+)
+
+// Editor inserts the plugin entry into a network's file and removes it.
+type Editor struct {
+	Dir     string // the configuration directory of the runtimes
+	Network string // "": the one that a runtime uses
+	Entry   []byte // the entry to insert
+	// Backups is the directory for the texts before the last change; "": none is kept.
+	Backups string
+	// Keep are the base names of generated lists that Remove must not delete, as Multus delegates to
+	// them.
+	Keep []string
+	// Check returns why the plugin would refuse any entry in a network, which would keep all pods
+	// from starting; nil accepts all.
+	Check func(network string) error
+}
+
+// Change says what an Editor did about a network.
+type Change struct {
+	Network string
+	Path    string // the file that has, or had, the entry
+	Wrote   bool
+	Backup  string // of the file; "" if it was not written, or is new
+	// BackupErr is why no backup was kept. The file is written all the same: pods without the
+	// plugin are worse than a file without a backup.
+	BackupErr error
+	// Before is the number of plugin entries before.
+	Before int
+	// Stays is why a generated list stays without an entry; "" if it does not.
+	Stays string
+}
+
+// maxAttempts is how often a file that another program changes meanwhile is edited anew.
+const maxAttempts = 5
+
+// Insert makes sure that the network has exactly one plugin entry. It leaves an entry that is there
+// already as it is. Of a single plugin's configuration it generates a list, and keeps that equal to
+// the configuration. If it fails, the file is as it was. It waits for other processes of ip-masq
+// until ctx ends.
+func (e Editor) Insert(ctx context.Context) (Change, error) {
+	c, err := Change{}, errChanged
+	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {
+		c, err = e.insert(ctx)
+	}
+	return c, err
+}
+
+func (e Editor) insert(ctx context.Context) (Change, error) {
+	n, err := Find(e.Dir, e.Network)
+	if err != nil {
+		return Change{}, err
+	}
+	c := Change{Network: n.Name, Path: n.Path, Before: n.Entries}
+	if e.Check != nil {
+		if err := e.Check(n.Name); err != nil {
+			return c, fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
+		}
+	}
+	if err := n.list.PositionErr(); err != nil {
+		return c, err
+	}
+	doc := n.Doc()
+	switch {
+	case n.list.IsMultus(): // and has the entry
+		return c, nil
+	case n.Single:
+		return e.generate(ctx, n)
+	case n.Generated && n.Original == "":
+		// It would stand before the network of the next main plugin for ever.
+		if c, err := e.write(ctx, c, doc, nil); err != nil {
+			return c, err
+		}
+		return e.insert(ctx)
+	case n.Generated:
+		return e.update(ctx, c, n)
+	}
+	entry := e.Entry
+	if text, err := parse(n.Path, doc); err == nil && len(text.Entries) < n.Entries {
+		entry = nil // the folder of the network's name has one
+	}
+	now, err := setEntry(n.Path, doc, entry)
+	if err != nil {
+		return c, err
+	}
+	return e.write(ctx, c, doc, now)
+}
+
+// generate makes the list of a single plugin's configuration.
+func (e Editor) generate(ctx context.Context, n Network) (Change, error) {
+	c := Change{Network: n.Name, Path: n.Path}
+	now, err := listOf(n.Path, n.Doc(), e.Entry)
+	if err != nil {
+		return c, err
+	}
+	if c.Path, err = generatedPath(n.Path); err != nil {
+		return c, err
+	}
+	err = create(ctx, c.Path, now, n.Path)
+	c.Wrote = err == nil
+	return c, err
+}
+
+// update makes a generated list anew if its original has changed. Its entry stays.
+func (e Editor) update(ctx context.Context, c Change, n Network) (Change, error) {
+	conf, _, err := safefile.ReadFile(n.Original, maxSize)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, errChanged
+	}
+	if err != nil {
+		return c, err
+	}
+	entry, current, err := entryOf(n.list, conf)
+	if err != nil {
+		return c, fmt.Errorf("%s: %w", policy.Printable(n.Original), err)
+	}
+	if current && n.Entries == 1 {
+		return c, nil
+	}
+	if entry == nil {
+		entry = e.Entry
+	}
+	now, err := listOf(n.Original, conf, entry)
+	if err != nil {
+		return c, err
+	}
+	return e.write(ctx, c, n.Doc(), now)
+}
+
+// write backs a file up and replaces its text; nil removes the file.
+func (e Editor) write(ctx context.Context, c Change, was, now []byte) (Change, error) {
+	if now != nil && bytes.Equal(was, now) {
+		return c, nil
+	}
+	var err error
+	if e.Backups != "" {
+		c.Backup, c.BackupErr = backup(ctx, e.Backups, c.Path, was)
+		if ctx.Err() != nil {
+			return c, context.Cause(ctx)
+		}
+	}
+	if now == nil {
+		err = removeFile(ctx, c.Path, was)
+	} else {
+		err = replace(ctx, c.Path, was, now)
+	}
+	c.Wrote = err == nil
+	return c, err
+}
+
+// Remove removes the plugin entries from the network, or from all networks of the directory if none
+// is named, and the generated lists. If all that the directory has is a generated list whose original
+// is gone, the list stays without entries. Remove goes on after an error, and returns the changes
+// beside the errors: a file that does not parse may have an entry. A directory that is missing has
+// none.
+func (e Editor) Remove() ([]Change, error) {
+	var changes []Change
+	err := errChanged
+	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {
+		dir, readErr := config.ReadConfDir(e.Dir)
+		if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
+			return changes, readErr
+		}
+		var errs []error
+		for _, list := range dir.Conflists {
+			if e.Network != "" && list.Network != "" && list.Network != e.Network {
+				continue
+			}
+			c, err := e.removeFrom(list)
+			if c.Wrote {
+				changes = append(changes, c)
+			}
+			errs = append(errs, err)
+		}
+		err = errors.Join(errs...)
+	}
+	return changes, err
+}
+
+func (e Editor) removeFrom(list config.Conflist) (Change, error) {
+	c := Change{Network: list.Network, Path: list.File, Before: len(list.Entries)}
+	ctx := context.Background()
+	switch {
+	case list.Err != nil && list.Doc != nil && !bytes.Contains(list.Doc, []byte(`"`+config.PluginType+`"`)):
+		return c, nil
+	case list.Err != nil && (list.Doc == nil || !isList(list.File)):
+		return c, explainLink(list.File, list.Err)
+	case list.Err != nil:
+		return c, fmt.Errorf("%w, and it may have the plugin entry; mend or remove it: %w", ErrBroken, list.Err)
+	case len(list.Entries) > 0 && !isList(list.File):
+		return c, fmt.Errorf("%s: %w", policy.Printable(list.File), ErrOnlyPlugin)
+	case isGenerated(list):
+		var err error
+		if c.Stays, err = e.needed(list.File); err != nil {
+			return c, err
+		}
+		if c.Stays == "" {
+			return e.write(ctx, c, list.Doc, nil)
+		}
+	}
+	if len(list.Entries) == 0 {
+		return c, nil
+	}
+	now, err := setEntry(list.File, list.Doc, nil)
+	if err != nil {
+		return c, err
+	}
+	if c, err = e.write(ctx, c, list.Doc, now); err != nil {
+		return c, err
+	}
+	if text, err := parse(list.File, list.Doc); err != nil || len(text.Entries) < len(list.Entries) {
+		return c, errors.Join(err, fmt.Errorf("%s: %w", policy.Printable(list.File), errInFolder))
+	}
+	return c, nil
+}
+
+var errInFolder = errors.New("the folder of the network's name has a plugin entry too; remove its file")
+
+// needed returns why pods may need a generated list, "" if they do not: Multus delegates to it, or
+// the directory has no other network.
+func (e Editor) needed(generated string) (string, error) {
+	if slices.Contains(e.Keep, filepath.Base(generated)) {
+		return "Multus delegates to it; restart Multus, and uninstall once more to remove it", nil
+	}
+	if original(generated) != "" {
+		return "", nil
+	}
+	dir, err := config.ReadConfDir(e.Dir)
+	if err != nil {
+		return "", err
+	}
+	for _, list := range dir.Conflists {
+		if n, err := asNetwork(list); list.File != generated && err == nil && n.Name != "" {
+			return "", nil
+		}
+	}
+	return "no other file there has a network; the configuration that it was made of is gone, so remove it once there is one", nil
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
+)
+
+const (
+	// libcniCache (CRI-O, podman) and multusCache have the configuration of each attachment, for DEL.
+	libcniCache = "/var/lib/cni/results"
+	multusCache = "/var/lib/cni/multus"
+	// multusDir has the configurations of networks that pods ask Multus for by name.
+	multusDir = "/etc/cni/multus/net.d"
+)
+
+// Attachment is an interface of a container for whose removal a runtime will call the plugin, as the
+// conflist that it has cached has the plugin entry.
+type Attachment struct {
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifName"`
+	Network     string `json:"network"`
+	File        string `json:"file"` // in the cache; the runtime removes it with the attachment
+}
+
+// byMultus reports whether Multus has the configuration.
+func (a Attachment) byMultus() bool { return strings.HasSuffix(filepath.Dir(a.File), multusCache) }
+
+// attachments returns the attachments below a root directory.
+//
+// Containers of containerd do not count: it fills libcni's cache, but goes by the conflist of the
+// moment when the container ends. Multus goes by its own cache, beside any runtime. Attachments from
+// before the boot do not count if their network namespace is gone: on some distributions the cache
+// survives a reboot.
+func attachments(root string) ([]Attachment, error) {
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		return nil, fmt.Errorf("read the time since the boot: %w", err)
+	}
+	booted := time.Now().Add(-time.Duration(up.Nano()))
+	var found []Attachment
+	var errs []error
+	for _, dir := range []string{libcniCache, multusCache} {
+		dir = filepath.Join(root, dir)
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, safefile.Error("read the directory", dir, err))
+		}
+		for _, e := range entries {
+			if !e.Type().IsRegular() {
+				continue
+			}
+			a, err := attachment(root, filepath.Join(dir, e.Name()), booted)
+			errs = append(errs, err)
+			if a != nil {
+				found = append(found, *a)
+			}
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+// attachment reads a file of a cache; nil if it is no attachment that counts.
+func attachment(root, path string, booted time.Time) (*Attachment, error) {
+	value, info, err := readJSON(path)
+	switch {
+	case errors.Is(err, errNotJSON):
+		const writeTime = 10 * time.Second
+		if info != nil && time.Since(info.ModTime()).Abs() < writeTime {
+			return nil, fmt.Errorf("%s is being written", policy.Printable(path))
+		}
+		return nil, nil // torn: its runtime cannot read it either
+	case errors.Is(err, fs.ErrNotExist): // removed since it was listed
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !hasEntry(value, 0):
+		return nil, nil
+	}
+	a := Attachment{File: path, ContainerID: filepath.Base(path)}
+	netns := ""
+	members, _ := value.(map[string]any)
+	for key, to := range map[string]*string{"containerId": &a.ContainerID, "ifName": &a.IfName, "networkName": &a.Network, "netns": &netns} {
+		if s, ok := members[key].(string); ok && s != "" {
+			*to = s
+		}
+	}
+	gone := info.ModTime().Before(booted) && (netns == "" || !exists(root, netns))
+	if gone || !a.byMultus() && isContainerd(root, a.ContainerID) {
+		return nil, nil
+	}
+	return &a, nil
+}
+
+// isContainerd reports whether containerd, that of k3s or that of microk8s runs a container.
+func isContainerd(root, id string) bool {
+	if id == "" || id != filepath.Base(id) || strings.HasPrefix(id, ".") {
+		return false
+	}
+	for _, state := range []string{"/run/containerd", "/run/k3s/containerd", "/var/snap/microk8s/common/run/containerd"} {
+		tasks := filepath.Join(root, state, "io.containerd.runtime.v2.task")
+		namespaces, err := os.ReadDir(tasks)
+		if err != nil {
+			continue // another runtime, or not mounted here: then the container counts
+		}
+		if slices.ContainsFunc(namespaces, func(ns os.DirEntry) bool { return exists(tasks, filepath.Join(ns.Name(), id)) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// Reference is a file that names the plugin but is no conflist from which the plugin entry can be
+// removed, such as a configuration that Multus generated.
+type Reference struct {
+	File string `json:"file"`
+	// Loaded says that a runtime or a plugin may read the file, by the end of its name.
+	Loaded bool `json:"loaded"`
+
+	multus bool // it is a configuration of Multus
+}
+
+// references returns the files of configuration directories, and of the directories in them, that
+// name the plugin at any depth.
+func references(dirs []string) ([]Reference, error) {
+	const maxDepth, maxFiles = 4, 10000
+	var found []Reference
+	var errs []error
+	for _, dir := range dirs {
+		count := 0
+		err := filepath.WalkDir(dir+"/", func(path string, e fs.DirEntry, err error) error {
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				return nil
+			case err != nil:
+				return safefile.Error("read the directory", path, err)
+			case e.IsDir() && strings.Count(strings.TrimPrefix(path, dir), "/") > maxDepth:
+				return fs.SkipDir
+			case e.IsDir():
+				return nil
+			}
+			if count++; count > maxFiles {
+				return fmt.Errorf("%s has more than %d files", policy.Printable(dir), maxFiles)
+			}
+			value, _, err := readJSON(path)
+			switch {
+			case err == nil && hasEntry(value, 0):
+				loaded := slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(path))
+				found = append(found, Reference{path, loaded, isMultus(value)})
+			case err != nil && !errors.Is(err, errNotJSON) && !errors.Is(err, fs.ErrNotExist):
+				errs = append(errs, err)
+			}
+			return nil
+		})
+		errs = append(errs, err)
+	}
+	return found, errors.Join(errs...)
+}
+
+// isMultus reports whether a configuration, or the first plugin of a list, is Multus.
+func isMultus(value any) bool {
+	members, _ := value.(map[string]any)
+	if plugins, _ := members["plugins"].([]any); len(plugins) > 0 {
+		members, _ = plugins[0].(map[string]any)
+	}
+	kind, _ := members["type"].(string)
+	return config.IsMultus(kind)
+}
+
+// errNotJSON says that no runtime can read a file as a configuration.
+var errNotJSON = errors.New("is no JSON")
+
+// readJSON reads and decodes a regular file. No runtime or plugin reads what Go's decoder refuses.
+func readJSON(path string) (value any, info fs.FileInfo, err error) {
+	const limit = 8 << 20
+	text, info, err := safefile.ReadFile(path, limit)
+	if errors.Is(err, safefile.ErrIrregular) || err == nil && json.Unmarshal(text, &value) != nil {
+		err = errNotJSON
+	}
+	return value, info, err
+}
+
+// hasEntry reports whether a JSON value has the plugin entry at any depth. Caches have configurations
+// as JSON or in base64.
+func hasEntry(value any, layers int) bool {
+	const maxLayers = 4
+	switch v := value.(type) {
+	case map[string]any:
+		for key, member := range v {
+			if strings.EqualFold(key, "type") && member == config.PluginType || hasEntry(member, layers) {
+				return true
+			}
+		}
+	case []any:
+		return slices.ContainsFunc(v, func(item any) bool { return hasEntry(item, layers) })
+	case string:
+		text, err := base64.StdEncoding.DecodeString(v)
+		if err != nil || len(text) == 0 || layers == maxLayers {
+			return false
+		}
+		var inner any
+		return json.Unmarshal(text, &inner) == nil && hasEntry(inner, layers+1)
+	}
+	return false
+}
