@@ -26,14 +26,13 @@ func (d *Dir) network(name string, create bool) (*folder, error) {
 	return d.descend(create, attachmentsDir, boot, hashName("network", name))
 }
 
-// Attach notes that a container has an interface in a network. It takes no lock
-// and syncs nothing: an attachment means something in this boot only. Once more
-// is fine.
+// Attach records that a container has an interface in a network. It takes no lock and syncs nothing:
+// attachments are valid in this boot only. It may be called twice.
 func (d *Dir) Attach(network, containerID, ifname string) error {
 	name := Attachment{containerID, ifname}.file()
 	const attempts = 100
 	var err error
-	for range attempts { // a directory can go away before it is used
+	for range attempts { // a directory can be removed before it is used
 		if err = d.attach(network, name); !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -42,12 +41,12 @@ func (d *Dir) Attach(network, containerID, ifname string) error {
 }
 
 func (d *Dir) attach(network, name string) error {
-	const op = "write attachment"
 	f, err := d.network(network, true)
 	if err != nil {
 		return err
 	}
 	defer f.close()
+	const op = "write attachment"
 	fd, err := f.create(op, name)
 	if errors.Is(err, os.ErrExist) {
 		fd, _, err = f.open(op, name, unix.O_RDONLY)
@@ -58,8 +57,7 @@ func (d *Dir) attach(network, name string) error {
 	return unix.Close(fd)
 }
 
-// Detach forgets an attachment of this boot. One that is absent is fine, and
-// nothing is ever created.
+// Detach removes an attachment of this boot. It is no error if there is none, and creates nothing.
 func (d *Dir) Detach(network, containerID, ifname string) error {
 	f, err := d.network(network, false)
 	if err != nil {
@@ -69,9 +67,8 @@ func (d *Dir) Detach(network, containerID, ifname string) error {
 	return f.remove(Attachment{containerID, ifname}.file())
 }
 
-// Attachments counts the network's attachments of this boot, and tells when
-// their number last changed: the mtime of their directory, or the zero Time
-// where this boot has seen none.
+// Attachments returns the number of the network's attachments in this boot, and when it last changed:
+// the mtime of their directory, or the zero Time if there was none in this boot.
 func (d *Dir) Attachments(network string) (n int, changed time.Time, err error) {
 	f, err := d.network(network, false)
 	if err != nil {
@@ -79,15 +76,14 @@ func (d *Dir) Attachments(network string) (n int, changed time.Time, err error) 
 	}
 	defer f.close()
 	names, err := f.names()
-	if err != nil { // it may be removed since it was opened
+	if err != nil { // it may have been removed since it was opened
 		return 0, time.Time{}, ignoring(err, os.ErrNotExist)
 	}
 	changed, err = f.changed()
 	return len(names), changed, err
 }
 
-// Prune forgets the network's attachments of this boot but for those to keep,
-// and creates nothing.
+// Prune removes the network's attachments of this boot except those to keep, and creates nothing.
 func (d *Dir) Prune(network string, keep []Attachment) error {
 	f, err := d.network(network, false)
 	if err != nil {
@@ -95,7 +91,7 @@ func (d *Dir) Prune(network string, keep []Attachment) error {
 	}
 	defer f.close()
 	names, err := f.names()
-	if err != nil { // it may be removed since it was opened
+	if err != nil { // it may have been removed since it was opened
 		return ignoring(err, os.ErrNotExist)
 	}
 	kept := make(map[string]bool, len(keep))

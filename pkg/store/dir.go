@@ -22,12 +22,13 @@ import (
 
 // What a dataDir holds.
 const (
-	lockFile       = "lock"
-	recordFile     = "record.json"
-	sourcesDir     = "sources"
-	attachmentsDir = "attachments"
-	backupsDir     = "backups" // of the runtimes' files; conflist writes it
-	markerFile     = "made-by-ip-masq"
+	lockFile         = "lock"
+	instanceLockFile = "reconciler.lock"
+	recordFile       = "record.json"
+	sourcesDir       = "sources"
+	attachmentsDir   = "attachments"
+	backupsDir       = "backups" // of conflists; package conflist writes them
+	markerFile       = "made-by-ip-masq"
 
 	documentSuffix          = ".json"
 	verificationCacheSuffix = ".verified"
@@ -47,17 +48,17 @@ type Dir struct {
 // Option changes what Open returns.
 type Option func(*Dir)
 
-// WithBoot takes id for that of the running boot, in place of the kernel's.
+// WithBoot sets the id of the running boot, in place of the kernel's.
 func WithBoot(id string) Option {
 	return func(d *Dir) {
 		d.boot = func() (string, error) { return id, checkBoot(id) }
 	}
 }
 
-// Open returns the dataDir at an absolute path. It does no I/O: the directory
-// need not exist, and only Attach and Lock create it.
+// Open returns the dataDir at an absolute path. It does no I/O: the directory need not exist, and only
+// Attach and Lock create it.
 func Open(path string, opts ...Option) *Dir {
-	// A slash at the end would make the kernel follow a symlink.
+	// With a slash at the end, the kernel would follow a symlink.
 	d := &Dir{path: filepath.Clean(path), boot: sync.OnceValues(kernelBoot)}
 	for _, o := range opts {
 		o(d)
@@ -73,15 +74,15 @@ func (d *Dir) DocumentPath(src policy.SourceID) string {
 // RecordPath returns where the record is, or would be.
 func (d *Dir) RecordPath() string { return d.path + "/" + recordFile }
 
-// BackupsPath returns where the runtimes' files are kept as they were before we
-// changed them. The directory goes with the dataDir, and nothing here reads it.
+// BackupsPath returns where conflists are kept as they were before ip-masq changed them. The directory is
+// removed with the dataDir, and this package does not read it.
 func (d *Dir) BackupsPath() string { return d.path + "/" + backupsDir }
 
 // Path returns the directory's path in its shortest form (filepath.Clean).
 func (d *Dir) Path() string { return d.path }
 
-// Boot returns the id of the running boot, or "" where the kernel does not tell
-// it; Attach and Tidy then say why.
+// Boot returns the id of the running boot, or "" if the kernel does not tell it; Attach and Tidy return
+// the error.
 func (d *Dir) Boot() string {
 	id, err := d.boot()
 	if err != nil {
@@ -90,11 +91,10 @@ func (d *Dir) Boot() string {
 	return id
 }
 
-// kernelBoot reads the random UUID that the kernel makes at each boot
-// (random(4)). It is the same in every container of a node.
+// kernelBoot reads the random UUID of the boot (random(4)). It is the same in every container of a node.
 func kernelBoot() (string, error) {
 	const file = "/proc/sys/kernel/random/boot_id"
-	// Not os.ReadFile: it would start the runtime's poller for this one read.
+	// os.ReadFile would start the runtime's poller for this one read.
 	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", fmt.Errorf("read the boot id from %s: %w; mount /proc", file, err)
@@ -109,7 +109,7 @@ func kernelBoot() (string, error) {
 	return id, checkBoot(id)
 }
 
-// checkBoot holds boot ids to what can safely name a directory.
+// checkBoot returns an error if a boot id cannot be the name of a directory.
 func checkBoot(id string) error {
 	odd := func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-'
@@ -120,9 +120,8 @@ func checkBoot(id string) error {
 	return nil
 }
 
-// hashName returns the file name for names from outside. Each part goes in with
-// its length, so that no two lists of parts make the same text, and the domain
-// keeps sources, networks and attachments apart.
+// hashName returns the file name for names from configurations. Each part is hashed with its length, so
+// that different lists differ, and the domain separates sources, networks and attachments.
 func hashName(domain string, parts ...string) string {
 	h := sha256.New()
 	add := func(s string) {
@@ -136,14 +135,11 @@ func hashName(domain string, parts ...string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// dataDir opens the directory itself. It refuses a directory that ip-masq did
-// not make: any directory of the node can be named as dataDir. The marker shows
-// that ip-masq made it. Without one, as versions before the marker left it, or as
-// the kubelet and systemd make it, it has to be empty, or to hold nothing but
-// names and kinds that ip-masq writes, and proof: a record or a document that
-// parses, an attachment, a backup or the leader's lock, whose names no other
-// program chooses. A file "lock" or an empty "sources" proves nothing. Directories
-// are accepted as they are, so that a mount point can be a dataDir.
+// dataDir opens the directory itself, and refuses one that ip-masq did not create. One without a marker,
+// as older versions, the kubelet and systemd create it, is accepted if it is empty, or if it holds only
+// names and kinds that ip-masq writes and one of them proves its origin: a record or document that
+// parses, an attachment, a backup or the instance lock. A file "lock" or an empty "sources" proves
+// nothing. Directories are accepted as they are, so that a mount point can be a dataDir.
 func (d *Dir) dataDir() (*folder, error) {
 	f, err := openFolder(unix.AT_FDCWD, d.path, d.path)
 	if err != nil {
@@ -156,8 +152,7 @@ func (d *Dir) dataDir() (*folder, error) {
 	return f, nil
 }
 
-// mayBeOwned notes whether there is a marker, and tells why a directory without
-// one is not a dataDir.
+// mayBeOwned notes whether there is a marker, and returns why a directory without one is not a dataDir.
 func (f *folder) mayBeOwned() error {
 	if _, err := f.recognize(inDataDir, markerFile); err == nil {
 		f.marked = true
@@ -178,7 +173,7 @@ func (f *folder) mayBeOwned() error {
 		shown(f.path), ErrRefused, why)
 }
 
-// mark makes the marker.
+// mark creates the marker.
 func (f *folder) mark() error {
 	fd, err := f.create("create", markerFile)
 	if errors.Is(err, os.ErrExist) {
@@ -190,14 +185,13 @@ func (f *folder) mark() error {
 	return unix.Close(fd)
 }
 
-// makeDataDir opens the directory, and creates it first where it is missing.
-// Directories above it get the mode that system directories have.
+// makeDataDir opens the directory, and creates it first if it is missing.
 func (d *Dir) makeDataDir() (*folder, error) {
 	const attempts, pause = 100, 5 * time.Millisecond
-	for attempt := 1; ; attempt++ { // it can go away, or come, at any moment
+	for attempt := 1; ; attempt++ { // another process may create or remove it
 		f, err := d.dataDir()
 		if err == nil && !f.marked {
-			_ = f.mark() // one that cannot have a marker is judged again the next time
+			_ = f.mark() // one that cannot have a marker is checked again the next time
 		}
 		if !errors.Is(err, os.ErrNotExist) {
 			return f, err
@@ -212,9 +206,8 @@ func (d *Dir) makeDataDir() (*folder, error) {
 	}
 }
 
-// createDataDir makes the directory under another name, with the marker in it,
-// and renames it: there never is one that was made and has no marker yet. What a
-// killed process left under that name is used.
+// createDataDir creates the directory under a temporary name, with the marker in it, and renames it: the
+// dataDir is never without its marker. What a killed process left under that name is used.
 func (d *Dir) createDataDir() error {
 	above := filepath.Dir(d.path)
 	if err := makeParents(above); err != nil {
@@ -257,8 +250,7 @@ func isAt(fd int, path string) bool {
 	return unix.Fstat(fd, &open) == nil && unix.Lstat(path, &found) == nil && open.Dev == found.Dev && open.Ino == found.Ino
 }
 
-// descend opens a directory below the dataDir. With create, what is missing on
-// the way there is made.
+// descend opens a directory below the dataDir. With create, it creates what is missing.
 func (d *Dir) descend(create bool, names ...string) (*folder, error) {
 	open := d.dataDir
 	if create {

@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is what ip-masq writes under a name: a regular file, or a directory.
+// entry describes what ip-masq writes under a name: a regular file, or a directory.
 type entry struct {
 	holds  layout // of a directory; nil for a file
 	hollow bool   // the file is always empty
-	// proves reports whether the file shows that ip-masq made the directory; nil
-	// where the name is one that other programs use too.
+	// proves reports whether the file proves that ip-masq created the directory; nil if other programs
+	// use the name too.
 	proves func(f *folder, name string) bool
 }
 
-// layout returns what ip-masq writes under a name in one directory, and false
-// where it writes nothing of that name.
+// layout returns what ip-masq writes under a name in one directory, and false if it writes nothing of
+// that name.
 type layout func(name string) (entry, bool)
 
 // inDataDir is the layout of the dataDir itself.
@@ -30,7 +30,7 @@ func inDataDir(name string) (entry, bool) {
 	switch name {
 	case lockFile, recordFile + damagedSuffix:
 		return entry{}, true
-	case markerFile, leadFile:
+	case markerFile, instanceLockFile:
 		return entry{proves: byName}, true
 	case recordFile:
 		return entry{proves: byContents}, true
@@ -67,7 +67,7 @@ func inNetwork(name string) (entry, bool) {
 	return entry{hollow: true, proves: byName}, isHash(name)
 }
 
-// inBackups is the layout that package conflist gives the directory: copies that
+// inBackups is the layout that package conflist uses: copies that
 // are named after their SHA-256, and temporary files of package safefile.
 func inBackups(name string) (entry, bool) {
 	stem, isCopy := strings.CutSuffix(name, ".bak")
@@ -78,7 +78,7 @@ func inBackups(name string) (entry, bool) {
 
 func byName(*folder, string) bool { return true }
 
-// byContents reports whether a document, or the record, parses, here or in a newer version.
+// byContents reports whether a document or the record parses, or is of a newer version.
 func byContents(f *folder, name string) bool {
 	now, err := f.file(name)
 	return err == nil && !now.damaged()
@@ -104,8 +104,8 @@ func isTemp(name, prefix string) bool {
 // errUnknown is about an entry of a directory that ip-masq does not write.
 var errUnknown = errors.New("it is not ip-masq's")
 
-// recognize returns what ip-masq writes under a name in the directory. The error
-// is errUnknown where something else stands there, or that nothing does.
+// recognize returns what ip-masq writes under a name in the directory. The error is errUnknown if it is
+// something else, or os.ErrNotExist.
 func (f *folder) recognize(l layout, name string) (entry, error) {
 	e, known := l(name)
 	if !known {
@@ -125,16 +125,14 @@ func (f *folder) recognize(l layout, name string) (entry, error) {
 	return e, nil
 }
 
-// finding is what judge found in a directory. Of several entries it names the first by
-// their paths, whatever the order in which the directory lists them.
+// finding is what judge found in a directory. Of several entries, it has the first by path.
 type finding struct {
-	first   string // "" where it is empty
+	first   string // "" if the directory is empty
 	unknown string // that ip-masq does not write
-	proven  bool   // one of its files proves that ip-masq made it
+	proven  bool   // a file proves that ip-masq created it
 }
 
-// judge goes through the directory and those in it. It keeps no list of the entries:
-// there may be many.
+// judge examines the directory and those in it. It keeps no list of the entries: there may be many.
 func (f *folder) judge(l layout, found *finding) error {
 	return f.each(func(name string) error {
 		first := func(path string) string { return min(cmp.Or(path, f.in(name)), f.in(name)) }
@@ -156,8 +154,7 @@ func (f *folder) judge(l layout, found *finding) error {
 	})
 }
 
-// clear removes what ip-masq wrote into the directory, but for the names that are
-// spared, and leaves everything else as it is.
+// clear removes what ip-masq wrote into the directory, except the spared names.
 func (f *folder) clear(l layout, spared ...string) error {
 	names, err := f.names() // sorted
 	errs := []error{err}
@@ -181,21 +178,10 @@ func (f *folder) clearEntry(e entry, name string) error {
 	if err := sub.clear(e.holds); err != nil {
 		return err
 	}
-	// One that is not empty holds what another program wrote, or an attachment
-	// that was made meanwhile: Attach takes no lock.
+	// It may hold files of another program, or a new attachment: Attach takes no lock.
 	err = unix.Unlinkat(f.fd, name, unix.AT_REMOVEDIR)
 	if ignoring(err, unix.ENOENT, unix.ENOTEMPTY) != nil {
 		return failure("remove directory", f.in(name), err)
 	}
 	return nil
-}
-
-// ignoring returns nil in place of some errors.
-func ignoring(err error, expected ...error) error {
-	for _, e := range expected {
-		if errors.Is(err, e) {
-			return nil
-		}
-	}
-	return err
 }

@@ -163,7 +163,7 @@ func TestDamagedDocuments(t *testing.T) {
 		"unnamed network":   {`{"schema":2,"source":{"kind":"network"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
 		"named agent files": {`{"schema":2,"source":{"kind":"agent-files","name":"x"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
 		"another's":         {`{"schema":2,"source":{"kind":"network","name":"web"},"policy":{"masqChain":"POD-MASQ"}}`, `network "web"`},
-		"no policy":      {`{"schema":2,` + source + `}`, "masqChain"},
+		"no policy":         {`{"schema":2,` + source + `}`, "masqChain"},
 		"bad chain":         {statement(`"masqChain":"POSTROUTING"`), "masqChain"},
 		"bad backend":       {statement(`"masqChain":"A","backend":"ebtables"`), "backend"},
 		"bad prefix":        {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10/8"]`), "10/8"},

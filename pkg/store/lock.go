@@ -12,13 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lock is the exclusive right to change documents and the record, and by
-// agreement the rules in the kernel. It is for one goroutine.
-//
-// It is an flock(2), so it ends with the last process that has the descriptor
-// open, however that ends. The file goes with the dataDir
-// alone (Destroy): a process could otherwise hold the lock of the removed file while
-// another gets that of a new one.
+const lockOp = "lock"
+
+// Lock is the exclusive right to change documents and the record, and by agreement the rules in the
+// kernel. It is for one goroutine. It is an flock(2), which ends with the last process that has the
+// descriptor open. The file is removed with the dataDir only (Destroy): otherwise one process could
+// lock the removed file and another a new one.
 type Lock struct {
 	dir    *Dir
 	root   *folder
@@ -30,10 +29,9 @@ type Lock struct {
 	released bool
 }
 
-// Lock takes the lock, and creates the dataDir first where it is missing. When
-// ctx ends first the error is an ErrBusy. Where the file system is read-only the
-// lock can be had all the same if its file exists: rules may need a repair that
-// no document needs.
+// Lock takes the lock, and creates a missing dataDir. If ctx ends first, the error is an ErrBusy. On a
+// read-only file system an existing lock file can be locked too: rules may need a repair that no
+// document needs.
 func (d *Dir) Lock(ctx context.Context) (*Lock, error) {
 	l, err := d.lock(ctx, true)
 	if err == nil {
@@ -42,8 +40,7 @@ func (d *Dir) Lock(ctx context.Context) (*Lock, error) {
 	return l, err
 }
 
-// LockToRead takes the lock as Lock does, and creates nothing. Where there is no
-// lock file, nobody holds the lock, and the Lock is nil.
+// LockToRead takes the lock as Lock does, and creates nothing. Without a lock file, the Lock is nil.
 func (d *Dir) LockToRead(ctx context.Context) (*Lock, error) {
 	l, err := d.lock(ctx, false)
 	return l, ignoring(err, os.ErrNotExist)
@@ -60,7 +57,7 @@ func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 			return nil, err
 		}
 		err = l.wait(ctx)
-		if err == nil && isAt(l.fd(), l.root.in(lockFile)) { // or the dataDir was removed meanwhile
+		if err == nil && isAt(l.fd(), l.root.in(lockFile)) { // else the dataDir was removed meanwhile
 			return l, nil
 		}
 		if err := errors.Join(err, l.Release()); err != nil {
@@ -68,8 +65,6 @@ func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 		}
 	}
 }
-
-const lockOp = "lock"
 
 func (d *Dir) openLock(create bool) (*Lock, error) {
 	root, err := d.descend(create)
@@ -87,8 +82,8 @@ func (d *Dir) openLock(create bool) (*Lock, error) {
 	}, nil
 }
 
-// openLock opens the lock file. Whoever makes it makes the dataDir durable too:
-// it comes before the first document.
+// openLock opens the lock file. The process that creates it makes the dataDir durable: it comes before
+// the first document.
 func (f *folder) openLock(create bool) (int, error) {
 	fd, _, err := f.open(lockOp, lockFile, unix.O_RDWR)
 	switch {
@@ -96,7 +91,7 @@ func (f *folder) openLock(create bool) (int, error) {
 		fd, _, err = f.open(lockOp, lockFile, unix.O_RDONLY)
 	case create && errors.Is(err, os.ErrNotExist):
 		if fd, err = f.create(lockOp, lockFile); err == nil {
-			_ = f.mark() // which a Destroy may have removed since the directory was opened
+			_ = f.mark() // a Destroy may have removed the marker since the directory was opened
 			err = errors.Join(unix.Close(fd), f.sync(), f.syncParent())
 		}
 		if err == nil || errors.Is(err, os.ErrExist) {
@@ -106,13 +101,16 @@ func (f *folder) openLock(create bool) (int, error) {
 	return fd, err
 }
 
-// wait polls for the lock: flock(2) itself can wait, but not until ctx ends.
+// wait polls for the lock until ctx ends.
 func (l *Lock) wait(ctx context.Context) error {
 	const first, longest = time.Millisecond, 20 * time.Millisecond
 	for pause := first; ; pause = min(2*pause, longest) {
-		err := l.try()
+		err := flock(l.fd())
+		if err == nil {
+			return nil
+		}
 		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return err
+			return failure(lockOp, l.root.in(lockFile), err)
 		}
 		select {
 		case <-ctx.Done():
@@ -123,22 +121,20 @@ func (l *Lock) wait(ctx context.Context) error {
 	}
 }
 
-func (l *Lock) try() error {
-	_, err := uninterrupted(func() (int, error) { return 0, unix.Flock(l.fd(), unix.LOCK_EX|unix.LOCK_NB) })
-	if err != nil {
-		return failure(lockOp, l.root.in(lockFile), err)
-	}
-	return nil
+// flock locks a file, or fails with EWOULDBLOCK.
+func flock(fd int) error {
+	_, err := uninterrupted(func() (int, error) { return 0, unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	return err
 }
 
 func (l *Lock) fd() int { return int(l.file.Fd()) }
 
-// File returns the lock as children that write inherit it (exec.Cmd.ExtraFiles):
-// as long as one of them lives nobody else gets it. It is closed by Release.
+// File returns the lock for child processes that write to inherit (exec.Cmd.ExtraFiles): the lock is
+// held as long as one of them lives. Release closes it.
 func (l *Lock) File() *os.File { return l.file }
 
-// Release ends the lock and discards what is staged and not committed. It does
-// not take the lock from children that inherited it. Twice is fine, and so is nil.
+// Release ends the lock and discards what is staged and not committed. Children that inherited the
+// lock keep it. It may be called twice, and on nil.
 func (l *Lock) Release() error {
 	if l == nil || l.released {
 		return nil
@@ -147,7 +143,7 @@ func (l *Lock) Release() error {
 	for s := range l.staged {
 		errs = append(errs, s.Discard())
 	}
-	// Not LOCK_UN: that would unlock it for children too.
+	// Not LOCK_UN, which would unlock it for children too.
 	if l.file != nil {
 		if err := l.file.Close(); err != nil {
 			errs = append(errs, failure("unlock", l.root.in(lockFile), err))
@@ -158,10 +154,55 @@ func (l *Lock) Release() error {
 	return errors.Join(errs...)
 }
 
-// held fails where the lock is released.
+// held returns an error if the lock is released.
 func (l *Lock) held(op, path string) error {
 	if l.released {
 		return failure(op, path, ErrReleased)
 	}
 	return nil
+}
+
+// InstanceLock is the right to be the active reconciler of the node. It is apart from the Lock, which
+// all processes take for moments. It is an flock(2), so it ends with the process.
+type InstanceLock struct {
+	file *os.File
+	path string
+}
+
+// InstanceLock takes the instance lock, and creates a missing dataDir. The error is an ErrBusy if
+// another process has it.
+func (d *Dir) InstanceLock() (*InstanceLock, error) {
+	root, err := d.makeDataDir()
+	if err != nil {
+		return nil, err
+	}
+	defer root.close()
+	fd, err := root.openOrCreate("take the instance lock by", instanceLockFile, unix.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	path := root.in(instanceLockFile)
+	if err = flock(fd); errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("another ip-masq-reconciler runs on this node: %s: %w", shown(path), ErrBusy)
+	}
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	return &InstanceLock{file: os.NewFile(uintptr(fd), path), path: path}, nil
+}
+
+// Held reports whether the lock is still the one that other processes would take: the whole dataDir may
+// have been removed. Nil is not held.
+func (l *InstanceLock) Held() bool {
+	return l != nil && l.file != nil && isAt(int(l.file.Fd()), l.path)
+}
+
+// Release ends the instance lock. It may be called twice, and on nil.
+func (l *InstanceLock) Release() error {
+	if l == nil || l.file == nil {
+		return nil
+	}
+	err := l.file.Close()
+	l.file = nil
+	return err
 }

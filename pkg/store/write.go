@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,19 +22,18 @@ const (
 	removeDocument = "remove document"
 )
 
-// Staged is a change of a document that Commit makes final and Discard undoes: one
-// that is written and synced beside the one in force, or one that is dropped.
+// Staged is a change of a document that Commit puts in force and Discard undoes: a new document that is
+// written and synced under a temporary name, or a document that was dropped.
 type Staged struct {
 	lock       *Lock
 	folder     *folder
 	temp, name string
-	cache      string // of a document that is dropped: its verification cache, which is removed too
+	cache      string // the verification cache of a dropped document, which is removed too
 }
 
-// Stage writes the document of a contribution without putting it in force, so
-// that nothing but a rename is left once the rules stand. It refuses one that
-// Load would not read back as it is, and to replace what a newer version wrote
-// (ErrNewer). In a dry run it returns nil.
+// Stage writes the document of a source without putting it in force, so that only a rename is left when
+// the rules stand. It refuses a document that Load would not return unchanged, and to replace one of a
+// newer version (ErrNewer). In a dry run it returns nil.
 func (l *Lock) Stage(c policy.Source) (*Staged, error) {
 	name := nameOf(c.ID)
 	if err := l.held(writeDocument, l.document(name)); err != nil {
@@ -59,8 +59,7 @@ func (l *Lock) Stage(c policy.Source) (*Staged, error) {
 
 func (l *Lock) document(name string) string { return l.root.in(sourcesDir) + "/" + name }
 
-// sources opens the directory of the documents, and makes it first where it is
-// missing.
+// sources opens the directory of the documents, and creates a missing one.
 func (l *Lock) sources() (*folder, error) {
 	if l.root.fd < 0 {
 		return missing(l.root.in(sourcesDir)), nil
@@ -91,40 +90,30 @@ func (l *Lock) stage(f *folder, name string, data []byte) (*Staged, error) {
 		return nil, l.mayStage(f, len(data))
 	}
 	s := &Staged{lock: l, folder: f, name: name, temp: name + "." + random() + tempSuffix}
-	// Errors name the document: the same ones have the same text each time.
+	// Errors name the document and not the temporary file, so that the same error has the same text.
 	fd, err := f.createFor(writeDocument, s.temp, name)
 	if err != nil {
 		return nil, err
 	}
-	if err := write(os.NewFile(uintptr(fd), s.temp), data); err != nil {
-		return nil, errors.Join(failure(writeDocument, f.in(name), bare(err)), f.remove(s.temp))
+	file := os.NewFile(uintptr(fd), s.temp)
+	if _, err = file.Write(data); err == nil {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		var path *fs.PathError
+		if errors.As(err, &path) {
+			err = path.Err
+		}
+		return nil, errors.Join(failure(writeDocument, f.in(name), err), f.remove(s.temp))
 	}
 	l.staged[s] = true
 	return s, nil
 }
 
-// random returns what tells names of files from each other.
+// random returns a part of a file name that no other file has.
 func random() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
-// bare takes the name of a temporary file out of an error.
-func bare(err error) error {
-	var path *fs.PathError
-	if errors.As(err, &path) {
-		return path.Err
-	}
-	return err
-}
-
-func write(file *os.File, data []byte) error {
-	_, err := file.Write(data)
-	if err == nil {
-		err = file.Sync()
-	}
-	return errors.Join(err, file.Close())
-}
-
-// newer fails where a newer version wrote the file. What is damaged may be
-// replaced.
+// newer fails if a newer version wrote the file. A damaged one may be replaced.
 func (f *folder) newer(op, name string) error {
 	data, err := f.read(name)
 	if isOurs(err) {
@@ -139,9 +128,8 @@ func (f *folder) newer(op, name string) error {
 	return nil
 }
 
-// Commit puts the document in force, or removes the one that is dropped, and makes
-// that durable. Where only the latter fails the error says so, and the document is
-// in force. It may be called on nil.
+// Commit puts a new document in force, or removes a dropped one, and makes that durable. If only the
+// latter fails, it returns the error and the document is in force. It may be called on nil.
 func (s *Staged) Commit() error {
 	if s == nil {
 		return nil
@@ -163,9 +151,8 @@ func (s *Staged) Commit() error {
 	return s.folder.sync()
 }
 
-// Discard removes what was staged, and puts back what was dropped. It does nothing
-// after Commit, after another Discard or after the release of the lock, and may be
-// called on nil.
+// Discard removes what was staged, and restores what was dropped. It does nothing after Commit, Discard
+// or the release of the lock, nor on nil.
 func (s *Staged) Discard() error {
 	if s == nil || !s.lock.staged[s] {
 		return nil
@@ -184,10 +171,9 @@ func (s *Staged) forget() {
 	}
 }
 
-// Drop takes the document of a source out of force, so that attachments can be
-// counted again before the caller commits: an ADD that attaches later finds no
-// document, and waits for the lock. One that is absent is fine; one that a newer
-// version wrote stays (ErrNewer).
+// Drop takes the document of a source out of force, so that attachments can be counted again before the
+// caller commits: an ADD that attaches later finds no document, and waits for the lock. It is no error if
+// there is no document; one of a newer version stays (ErrNewer).
 func (l *Lock) Drop(src policy.SourceID) (*Staged, error) {
 	name := nameOf(src)
 	if err := l.held(removeDocument, l.document(name)); err != nil {
@@ -214,8 +200,8 @@ func (l *Lock) Drop(src policy.SourceID) (*Staged, error) {
 	return s, nil
 }
 
-// undoDrops puts back what a process dropped that was killed before it committed:
-// an ADD may rely on it. What fails here fails again when the documents are read.
+// undoDrops restores what a killed process had dropped and not committed: an ADD may rely on it. What
+// fails here fails again when the documents are read.
 func (l *Lock) undoDrops() {
 	sources, err := l.root.folder(sourcesDir, false)
 	if err != nil {
@@ -231,13 +217,12 @@ func (l *Lock) undoDrops() {
 		if _, err := sources.recognize(inSources, document); errors.Is(err, os.ErrNotExist) {
 			_ = sources.replace(writeDocument, name, document)
 		} else {
-			_ = sources.remove(name) // it was written anew
+			_ = sources.remove(name) // the document was written again
 		}
 	}
 }
 
-// PutRecord replaces the record, unless it is stored already as it is. One that
-// a newer version wrote stays (ErrNewer).
+// PutRecord replaces the record, unless the stored one is equal. One of a newer version stays (ErrNewer).
 func (l *Lock) PutRecord(r Record) error {
 	path := l.root.in(recordFile)
 	if err := l.held(writeDocument, path); err != nil {
@@ -258,6 +243,124 @@ func (l *Lock) PutRecord(r Record) error {
 	}
 	if err := s.Commit(); err != nil {
 		return errors.Join(err, s.Discard())
+	}
+	return nil
+}
+
+// Written returns when the document of a source was last written, by its mtime: the zero Time if there
+// is none.
+func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
+	f, err := d.descend(false, sourcesDir)
+	if err != nil {
+		return time.Time{}, ignoring(err, os.ErrNotExist)
+	}
+	defer f.close()
+	var st unix.Stat_t
+	if err := unix.Fstatat(f.fd, nameOf(src), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return time.Time{}, ignoring(failure("look at document", f.in(nameOf(src)), err), unix.ENOENT)
+	}
+	return time.Unix(st.Mtim.Unix()), nil
+}
+
+// Tidy renames the damaged files of the State to their name with ".damaged", replacing an earlier one.
+// It removes temporary files of killed processes, and the attachments of earlier boots. If there is
+// nothing to do, it writes nothing.
+func (l *Lock) Tidy(s State) error {
+	if err := l.held("tidy", l.dir.path); err != nil || l.dry {
+		return err
+	}
+	errs := []error{l.tidyDocuments(l.root, inDataDir, s)}
+	sources, err := l.root.folder(sourcesDir, false)
+	if err == nil {
+		err = l.tidyDocuments(sources, inSources, s)
+		sources.close()
+	}
+	errs = append(errs, ignoring(err, os.ErrNotExist))
+	boot, err := l.dir.boot()
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	attachments, err := l.root.folder(attachmentsDir, false)
+	if err == nil {
+		err = attachments.clear(inAttachments, boot)
+		attachments.close()
+	}
+	return errors.Join(append(errs, ignoring(err, os.ErrNotExist))...)
+}
+
+// tidyDocuments tidies the directory of the record, or that of the documents.
+func (l *Lock) tidyDocuments(f *folder, of layout, s State) error {
+	names, err := f.names()
+	if err != nil {
+		return err
+	}
+	keep, damaged := map[string]bool{}, map[string]bool{}
+	for s := range l.staged {
+		keep[s.folder.in(s.temp)] = true
+	}
+	for _, d := range s.Damaged {
+		damaged[d.File] = true
+	}
+	var errs []error
+	for _, name := range names {
+		switch {
+		case strings.HasSuffix(name, tempSuffix) && !keep[f.in(name)]:
+			if _, err := f.recognize(of, name); err == nil {
+				errs = append(errs, f.remove(name))
+			}
+		case damaged[f.in(name)]:
+			errs = append(errs, f.moveAside(name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// moveAside renames a document if it is still damaged: another process may have replaced it before the
+// lock was taken.
+func (f *folder) moveAside(name string) error {
+	now, err := f.file(name)
+	if err != nil {
+		return ignoring(err, os.ErrNotExist)
+	}
+	if !now.damaged() {
+		return nil
+	}
+	const op = "move damaged document aside to"
+	err = f.replace(op, name, name+damagedSuffix)
+	if err != nil && ignoring(err, unix.EISDIR, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST) == nil { // a directory stays
+		return f.replace(op, name, name+"."+random()+damagedSuffix)
+	}
+	return err
+}
+
+// Destroy removes what ip-masq wrote into the dataDir, and the directory if it is empty then. The lock
+// ends: a process that waits for it notices that the file is gone, and starts again.
+func (l *Lock) Destroy() error {
+	const op = "remove"
+	if err := l.held(op, l.dir.path); err != nil {
+		return err
+	}
+	var errs []error
+	for s := range l.staged {
+		errs = append(errs, s.Discard())
+	}
+	// The lock is removed when nothing is left to protect, the marker last.
+	last := func(name string) (entry, bool) { return entry{}, name == lockFile || name == markerFile }
+	if err := errors.Join(append(errs, l.root.clear(inDataDir, lockFile, markerFile))...); err != nil {
+		return err
+	}
+	if err := l.root.clear(last); err != nil {
+		return err
+	}
+	err := unix.Rmdir(l.dir.path)
+	switch {
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EBUSY): // files of another program, or a mount point
+		if _, err := l.root.recognize(inDataDir, lockFile); err == nil { // a process that waited has locked a new file
+			return l.root.mark()
+		}
+		return nil
+	case ignoring(err, unix.ENOENT) != nil:
+		return failure(op, l.dir.path, err)
 	}
 	return nil
 }
