@@ -39,8 +39,8 @@ type Conn struct {
 	sequence uint32
 	in       []byte // the last datagram
 	out      []byte // the last request
-	// consistent is set within ConsistentRead, and acceptTorn when that has given up.
-	consistent, acceptTorn bool
+	// consistent is set within ConsistentRead.
+	consistent bool
 }
 
 // Dial opens a socket in the network namespace of the calling thread. The socket stays in that
@@ -227,7 +227,6 @@ func (c *Conn) exchange(op operation, get, flags, nameAttr uint16, decode func(a
 		return err
 	}
 	var failure error // kept until the kernel is done, which handles one dump at a time
-	interrupted := false
 	for {
 		datagram, err := c.receive(op)
 		if err != nil {
@@ -238,16 +237,12 @@ func (c *Conn) exchange(op operation, get, flags, nameAttr uint16, decode func(a
 			if it.sequence != c.sequence {
 				continue // an answer to an earlier exchange that failed
 			}
-			interrupted = interrupted || it.flags&unix.NLM_F_DUMP_INTR != 0
 			switch it.typ {
 			case unix.NLMSG_ERROR:
 				return op.refused(it.message)
 			case unix.NLMSG_DONE:
 				if e, err := decodeError(it.message); err == nil && e != nil {
 					return op.refused(it.message)
-				}
-				if interrupted && !c.acceptTorn {
-					return fmt.Errorf("%s: %w", op, errInterrupted)
 				}
 				return failure
 			case answer:

@@ -115,7 +115,7 @@ func Decode(f Family, r Rule, buffer []Condition) Decoded {
 	d.Comment, d.Conditions = r.Comment, buffer[:0]
 	for _, e := range r.Exprs {
 		if d.Statement != NoStatement {
-			d.refuse(e.Name() + " after " + string(d.Statement))
+			d.refuse(e.name() + " after " + string(d.Statement))
 		}
 		d.expression(e)
 	}

@@ -4,21 +4,16 @@ package nfnetlink
 
 import "golang.org/x/sys/unix"
 
-// Expr is one expression of a rule, the kernel's unit of work: an expression
-// loads something into a register, compares a register, or ends the rule.
-//
-// The types of this package are the only implementations, as values, never as
-// pointers.
+// Expr is an expression of a rule: it loads something into a register, compares a register, or ends the
+// rule. The types of this package, as values, are the only implementations.
 type Expr interface {
-	// Name is the kernel's name for the expression.
-	Name() string
+	name() string // the kernel's
 	encode(w *attrWriter)
 }
 
-// Register is one of the registers through which expressions hand on data. The
-// four of 16 bytes have the numbers 1 to 4; each of them is four of 4 bytes with
-// numbers from 8 (NFT_REG32_00), and the first of the four counts as the whole,
-// under the whole one's number: so says the kernel, and what is decoded here.
+// Register is the number of a register. The four registers of 16 bytes have the numbers 1 to 4. Each of
+// them consists of four registers of 4 bytes, with numbers from 8 (NFT_REG32_00). The kernel lists the
+// first of these as the register of 16 bytes, and so does this package.
 type Register uint32
 
 // Registers of 16 bytes.
@@ -37,7 +32,7 @@ func canonical(number uint32) Register {
 	return Register(number)
 }
 
-// VerdictCode is what becomes of a packet (NF_*, NFT_*).
+// VerdictCode is a verdict about a packet (NF_*, NFT_*).
 type VerdictCode int32
 
 // Verdicts.
@@ -64,9 +59,8 @@ const (
 )
 
 type (
-	// Payload loads Len bytes of the packet, from Offset behind the Base
-	// (NFT_PAYLOAD_*). The expression of the same name that writes into the
-	// packet is an Unknown.
+	// Payload loads Len bytes of the packet, at Offset from Base (NFT_PAYLOAD_*). The expression of the
+	// same name that writes to the packet is Unknown.
 	Payload struct {
 		Base, Offset, Len uint32
 		Dreg              Register
@@ -117,23 +111,23 @@ type (
 		Dreg          Register
 	}
 
-	// Numgen loads a number from Offset to Offset+Modulus-1, in this machine's
-	// byte order, at random or one after the other.
+	// Numgen loads a number from Offset to Offset+Modulus-1 in host byte order, at random or
+	// incrementally.
 	Numgen struct {
 		Random          bool
 		Modulus, Offset uint32
 		Dreg            Register
 	}
 
-	// CT loads something about the packet's connection (Key is an NFT_CT_*). What
-	// asks about one direction, or sets something, is Unknown.
+	// CT loads something about the packet's connection (Key is an NFT_CT_*). With a direction, or if it
+	// sets something, it is Unknown.
 	CT struct {
 		Key  uint32
 		Dreg Register
 	}
 
-	// Byteorder turns Len bytes, Size at a time, from network into this
-	// machine's order (Op NFT_BYTEORDER_NTOH) or back.
+	// Byteorder converts Len bytes, Size at a time, from network to host order (Op NFT_BYTEORDER_NTOH)
+	// or back.
 	Byteorder struct {
 		Sreg, Dreg    Register
 		Op, Len, Size uint32
@@ -145,25 +139,25 @@ type (
 		Data []byte
 	}
 
-	// Verdict decides about the packet; Chain is where Jump and Goto lead. The
-	// kernel calls the expression immediate, too.
+	// Verdict ends the rule with a verdict; Chain is the target of Jump and Goto. The kernel's name for
+	// it is immediate too.
 	Verdict struct {
 		Code  VerdictCode
 		Chain string
 	}
 
-	// Masq masquerades, with source ports from those in the registers if they
-	// are not 0. Flags are NF_NAT_RANGE_*.
+	// Masq masquerades, with a source port between those in the registers, if these are not 0. Flags are
+	// NF_NAT_RANGE_*.
 	Masq struct {
 		Flags              uint32
 		ProtoMin, ProtoMax Register
 	}
 
-	// Counter counts. When written, the numbers are what it starts from.
+	// Counter counts, starting from these numbers when written.
 	Counter struct{ Packets, Bytes uint64 }
 
-	// Match is a match of xtables, with its own structure in Info; how iptables
-	// on nf_tables writes what has no expression.
+	// Match is a match of xtables with its own structure in Info, for which iptables-nft has no
+	// expression.
 	Match struct {
 		Xt   string
 		Rev  uint32
@@ -177,58 +171,28 @@ type (
 		Info []byte
 	}
 
-	// Unknown stands for an expression that this package does not know, or that
-	// lacks the form it knows. It may do anything. It cannot be written.
+	// Unknown is an expression that this package does not know, or not in this form. It cannot be
+	// written.
 	Unknown struct{ Kind string }
 )
 
-// Name implements Expr.
-func (Payload) Name() string { return "payload" }
+func (Payload) name() string   { return "payload" }
+func (Cmp) name() string       { return "cmp" }
+func (CmpRange) name() string  { return "range" }
+func (Bitwise) name() string   { return "bitwise" }
+func (Meta) name() string      { return "meta" }
+func (Lookup) name() string    { return "lookup" }
+func (FIB) name() string       { return "fib" }
+func (Numgen) name() string    { return "numgen" }
+func (CT) name() string        { return "ct" }
+func (Byteorder) name() string { return "byteorder" }
+func (Immediate) name() string { return "immediate" }
+func (Verdict) name() string   { return "immediate" }
+func (Masq) name() string      { return "masq" }
+func (Counter) name() string   { return "counter" }
+func (Match) name() string     { return "match" }
+func (Target) name() string    { return "target" }
+func (e Unknown) name() string { return e.Kind }
 
-// Name implements Expr.
-func (Cmp) Name() string { return "cmp" }
-
-// Name implements Expr.
-func (CmpRange) Name() string { return "range" }
-
-// Name implements Expr.
-func (Bitwise) Name() string { return "bitwise" }
-
-// Name implements Expr.
-func (Meta) Name() string { return "meta" }
-
-// Name implements Expr.
-func (Lookup) Name() string { return "lookup" }
-
-// Name implements Expr.
-func (FIB) Name() string { return "fib" }
-
-// Name implements Expr.
-func (Numgen) Name() string { return "numgen" }
-
-// Name implements Expr.
-func (CT) Name() string { return "ct" }
-
-// Name implements Expr.
-func (Byteorder) Name() string { return "byteorder" }
-
-// Name implements Expr.
-func (Immediate) Name() string { return "immediate" }
-
-// Name implements Expr.
-func (Verdict) Name() string { return "immediate" }
-
-// Name implements Expr.
-func (Masq) Name() string { return "masq" }
-
-// Name implements Expr.
-func (Counter) Name() string { return "counter" }
-
-// Name implements Expr.
-func (Match) Name() string { return "match" }
-
-// Name implements Expr.
-func (Target) Name() string { return "target" }
-
-// Name implements Expr.
-func (e Unknown) Name() string { return e.Kind }
+// ExprName returns the kernel's name for an expression.
+func ExprName(e Expr) string { return e.name() }

@@ -48,7 +48,6 @@ func encodeRule(t testing.TB, chain string, exprs []Expr, comment string) []byte
 	w.str(unix.NFTA_RULE_TABLE, "t")
 	w.str(unix.NFTA_RULE_CHAIN, chain)
 	w.u64(unix.NFTA_RULE_HANDLE, 5)
-	w.u64(unix.NFTA_RULE_POSITION, 4)
 	w.expressions(exprs)
 	w.comment(comment)
 	if w.err != nil {
@@ -58,7 +57,7 @@ func encodeRule(t testing.TB, chain string, exprs []Expr, comment string) []byte
 }
 
 func TestRuleRoundTrip(t *testing.T) {
-	want := Rule{Chain: "masq-X", Handle: 5, Position: 4, Exprs: everyExpr(), Comment: "ours"}
+	want := Rule{Chain: "masq-X", Handle: 5, Exprs: everyExpr(), Comment: "ours"}
 	for _, probably := range []string{"", "masq-X", "masq-XY"} {
 		got, err := new(ruleDecoder).decode(encodeRule(t, want.Chain, want.Exprs, want.Comment), probably)
 		if err != nil {
@@ -166,18 +165,18 @@ func TestMisshapenIsUnknown(t *testing.T) {
 		var w attrWriter
 		e.encode(&w)
 		for it := (attrIter{rest: w.b}); it.next(); {
-			missing := decodeExpr(expr(e.Name(), func(w *attrWriter) { rewrite(w, e, it.typ, nil) }))
-			if _, unknown := missing.(Unknown); unknown == optional[e.Name()][it.typ] {
+			missing := decodeExpr(expr(e.name(), func(w *attrWriter) { rewrite(w, e, it.typ, nil) }))
+			if _, unknown := missing.(Unknown); unknown == optional[e.name()][it.typ] {
 				t.Errorf("%#v without attribute %d is %#v", e, it.typ, missing)
 			}
 			if cmp.Equal(e, missing) {
 				t.Errorf("%#v is the same without attribute %d", e, it.typ)
 			}
-			if bytesOfAnyLength[e.Name()] == it.typ || isName(e, it.typ) {
+			if bytesOfAnyLength[e.name()] == it.typ || isName(e, it.typ) {
 				continue
 			}
-			short := decodeExpr(expr(e.Name(), func(w *attrWriter) { rewrite(w, e, it.typ, []byte{1, 2, 3}) }))
-			if diff := cmp.Diff(Expr(Unknown{e.Name()}), short); diff != "" {
+			short := decodeExpr(expr(e.name(), func(w *attrWriter) { rewrite(w, e, it.typ, []byte{1, 2, 3}) }))
+			if diff := cmp.Diff(Expr(Unknown{e.name()}), short); diff != "" {
 				t.Errorf("%#v with a short attribute %d (-want +got):\n%s", e, it.typ, diff)
 			}
 		}
@@ -267,9 +266,9 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 // makes the expression unknown, unless it is 0, which stands for what was before.
 func TestNewAttributes(t *testing.T) {
 	for _, e := range everyExpr() {
-		for value, want := range map[uint32]Expr{0: e, 1: Unknown{e.Name()}} {
+		for value, want := range map[uint32]Expr{0: e, 1: Unknown{e.name()}} {
 			for _, attr := range []uint16{maxAttr - 1, maxAttr + 100} {
-				got := decodeExpr(expr(e.Name(), func(w *attrWriter) {
+				got := decodeExpr(expr(e.name(), func(w *attrWriter) {
 					w.u32(attr, value)
 					e.encode(w)
 				}))

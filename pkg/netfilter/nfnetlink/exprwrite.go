@@ -102,8 +102,7 @@ func (e Verdict) encode(w *attrWriter) {
 	w.close(data)
 }
 
-// encode leaves out what is 0: kernels refuse flags or registers they would
-// not write themselves.
+// encode omits what is 0, because the kernel refuses zero flags and registers.
 func (e Masq) encode(w *attrWriter) {
 	if e.Flags != 0 {
 		w.u32(unix.NFTA_MASQ_FLAGS, e.Flags)

@@ -24,7 +24,6 @@ func FuzzDecodeRule(f *testing.F) {
 		var w attrWriter
 		w.str(unix.NFTA_RULE_CHAIN, rule.Chain)
 		w.u64(unix.NFTA_RULE_HANDLE, rule.Handle)
-		w.u64(unix.NFTA_RULE_POSITION, rule.Position)
 		w.expressions(rule.Exprs)
 		w.comment(rule.Comment)
 		if w.err != nil {

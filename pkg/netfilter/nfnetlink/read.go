@@ -81,25 +81,22 @@ func decodeObject[T any](attrs []byte, decode func(*attrTable) T) (object T, err
 	return decoded, nil
 }
 
-// errInterrupted is about a read during which another program committed.
-var errInterrupted = errors.New("another program kept changing the rules while they were read")
-
 // ConsistentRead calls read, which uses c, until everything that it read belongs to one generation,
 // and returns that generation, for Batch.Generation. If other programs commit too often for that, the
 // generation is 0 and the last call of read may have got a torn dump: lists of rules and elements
 // that lack some. A caller reads again before it acts on a difference.
 //
-// Only the generation tells of a torn dump. Of 232 dumps that were torn by a program that alternated
-// two states the flag NLM_F_DUMP_INTR told of 2, the generation of all. It has to be read when no
-// commit is under way: the kernel raises it first and then unlinks what the commit deletes, and a
-// dump that begins in between loses its place at an unchanged generation.
+// Only the generation tells of a torn dump. Of 232 dumps that a program tore by alternating two states
+// the flag NLM_F_DUMP_INTR told of 2, the generation of all, also that in the message headers. It has to
+// be read when no commit is under way: the kernel raises it first and then unlinks what the commit
+// deletes, and a dump that begins in between loses its place at an unchanged generation.
 func (c *Conn) ConsistentRead(read func() error) (generation uint32, err error) {
 	const attempts = 50
 	if c.consistent {
 		return 0, read()
 	}
 	c.consistent = true
-	defer func() { c.consistent, c.acceptTorn = false, false }()
+	defer func() { c.consistent = false }()
 	for range attempts {
 		before, err := c.Generation()
 		if err != nil {
@@ -115,11 +112,10 @@ func (c *Conn) ConsistentRead(read func() error) (generation uint32, err error) 
 		if err != nil {
 			return 0, errors.Join(failure, err)
 		}
-		if after == before && !errors.Is(failure, errInterrupted) {
+		if after == before {
 			return before, failure
 		}
 	}
-	c.acceptTorn = true
 	return 0, read()
 }
 

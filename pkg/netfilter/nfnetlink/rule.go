@@ -9,32 +9,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// commentType is NFTNL_UDATA_RULE_COMMENT: the kernel keeps a rule's user data
-// without looking at it, and libnftnl put this form into it.
+// commentType is NFTNL_UDATA_RULE_COMMENT. The kernel does not interpret a rule's user data; the format is
+// libnftnl's.
 const commentType = 0
 
 // maxUserData is what the kernel keeps of a rule's user data, in bytes
 // (NFT_USERDATA_MAXLEN).
 const maxUserData = 256
 
-// Rule is a rule of nf_tables as it stands in the kernel.
+// Rule is a rule of nf_tables.
 type Rule struct {
 	Chain  string
 	Handle uint64
-	// Position is the handle of the rule before, 0 for the first in a chain.
-	Position uint64
-	Exprs    []Expr
-	// Comment is what nft shows as the rule's comment. That of an iptables rule
-	// is a Match expression instead.
+	Exprs  []Expr
+	// Comment is the comment that nft shows. That of an iptables rule is a Match expression instead.
 	Comment string
 }
 
-// Rules returns the rules of a chain in their order, or those of all chains of
-// the table if the chain is "". The kernel does not say whether the table and
-// the chain exist: no rules and no error may mean either. Ask Chain.
-//
-// While another program commits, some rules may be missing without any sign of
-// it. Read again within Snapshot before acting on a difference.
+// Rules returns the rules of a chain in their order, or those of all chains of the table if the chain is
+// "". There are none if the table or the chain does not exist; Chain tells whether it does.
 func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	op := operation{"list rules of", family, table, chain}
 	var d ruleDecoder
@@ -75,18 +68,17 @@ func (d *ruleDecoder) expr(b []byte) Expr {
 	return e
 }
 
-// decode decodes a rule, whose chain is probably the given one.
-func (d *ruleDecoder) decode(attrs []byte, probably string) (Rule, error) {
+// decode decodes a rule. The name of its chain is not allocated again if it is the expected one.
+func (d *ruleDecoder) decode(attrs []byte, expected string) (Rule, error) {
 	const perRule, perArray = 16, 256
 	var t attrTable
 	t.parse(attrs)
 	r := Rule{
-		Chain:    probably,
-		Handle:   t.optU64(unix.NFTA_RULE_HANDLE),
-		Position: t.optU64(unix.NFTA_RULE_POSITION),
-		Comment:  decodeComment(t.at[unix.NFTA_RULE_USERDATA]),
+		Chain:   expected,
+		Handle:  t.optU64(unix.NFTA_RULE_HANDLE),
+		Comment: decodeComment(t.at[unix.NFTA_RULE_USERDATA]),
 	}
-	if name := untilNUL(t.at[unix.NFTA_RULE_CHAIN]); string(name) != probably {
+	if name := untilNUL(t.at[unix.NFTA_RULE_CHAIN]); string(name) != expected {
 		r.Chain = string(name)
 	}
 	if !t.has(unix.NFTA_RULE_CHAIN) || t.bad {
@@ -108,7 +100,7 @@ func (d *ruleDecoder) decode(attrs []byte, probably string) (Rule, error) {
 }
 
 // decodeComment finds the comment among records of type, length (a byte each)
-// and value. Whatever else is in a rule's user data means nothing to packets.
+// and value.
 func decodeComment(data []byte) string {
 	for len(data) >= 2 {
 		n := 2 + int(data[1])
@@ -146,7 +138,7 @@ func (w *attrWriter) expressions(exprs []Expr) {
 	all := w.open(unix.NFTA_RULE_EXPRESSIONS)
 	for _, e := range exprs {
 		at := w.open(unix.NFTA_LIST_ELEM)
-		w.str(unix.NFTA_EXPR_NAME, e.Name())
+		w.str(unix.NFTA_EXPR_NAME, e.name())
 		data := w.open(unix.NFTA_EXPR_DATA)
 		e.encode(w)
 		w.close(data)

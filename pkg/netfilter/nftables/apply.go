@@ -148,7 +148,7 @@ func (b *backend) write(s *state, change func(*tableWriter), replace bool) error
 // commit sends the changes of all tables in two batches: the first one creates and fills new sets, the
 // second one does the rest, because packets can meet a set empty that is created in the batch of the
 // rules that use it. It reports whether the first batch was applied. With replace it creates the tables
-// anew that it would change.
+// anew.
 func (s *state) commit(conn *nfnetlink.Conn, change func(*tableWriter), replace bool) (filled bool, err error) {
 	fill, rest := &nfnetlink.Batch{Generation: s.generation}, &nfnetlink.Batch{Generation: s.generation}
 	s.encode(fill, rest, change, replace)
@@ -175,11 +175,9 @@ func nextGeneration(generation uint32) uint32 {
 func (s *state) encode(fill, rest *nfnetlink.Batch, change func(*tableWriter), replace bool) {
 	for _, f := range policy.Families() {
 		have := s.tables[f]
-		if replace && have.exists {
-			var probe nfnetlink.Batch
-			change(newTableWriter(f, have, &probe, &probe))
+		if replace {
 			broken := *have
-			broken.broken = probe.Len() > 0
+			broken.broken = have.exists
 			have = &broken
 		}
 		change(newTableWriter(f, have, fill, rest))

@@ -52,7 +52,7 @@ func decode(f policy.Family, exprs []nfnetlink.Expr, sets func(string) (policy.R
 func unrecognizedRule(exprs []nfnetlink.Expr) policy.Rule {
 	text := "rule of"
 	for _, e := range exprs {
-		text += " " + e.Name()
+		text += " " + nfnetlink.ExprName(e)
 	}
 	return policy.Rule{Verdict: policy.Unrecognized, Text: text}
 }

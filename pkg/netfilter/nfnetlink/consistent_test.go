@@ -126,25 +126,18 @@ func TestConsistentReadErrors(t *testing.T) {
 	}
 }
 
-// TestInterruptedDump plays the kernel: ConsistentRead reads a dump again that is marked as
-// interrupted, or during which the generation moved, and takes it in the end as it is.
-func TestInterruptedDump(t *testing.T) {
+// TestTornDump plays the kernel: ConsistentRead reads a dump again during which the generation moved, and
+// takes it in the end as it is.
+func TestTornDump(t *testing.T) {
 	for _, tt := range []struct {
 		name       string
-		reply      func(attempt int) (flags uint16, generation uint32)
+		generation func(dump int) uint32
 		dumps      int
-		generation uint32
+		want       uint32
 	}{
-		{"at once", func(int) (uint16, uint32) { return 0, 7 }, 1, 7},
-		{"third time", func(n int) (uint16, uint32) {
-			if n < 3 {
-				return unix.NLM_F_DUMP_INTR, 7
-			}
-			return 0, 8
-		}, 3, 8},
-		{"never", func(int) (uint16, uint32) { return unix.NLM_F_DUMP_INTR, 7 }, 51, 0},
-		{"generation moved", func(n int) (uint16, uint32) { return 0, min(uint32(n)+5, 7) }, 2, 7},
-		{"generation moves on", func(n int) (uint16, uint32) { return 0, uint32(n) + 1 }, 51, 0},
+		{"at once", func(int) uint32 { return 7 }, 1, 7},
+		{"generation moved", func(n int) uint32 { return min(uint32(n)+5, 8) }, 3, 8},
+		{"generation moves on", func(n int) uint32 { return uint32(n) + 1 }, 51, 0},
 	} {
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -152,15 +145,15 @@ func TestInterruptedDump(t *testing.T) {
 		}
 		c := newConn(pair[0])
 		dumps := make(chan int)
-		go func() { dumps <- playKernel(t, pair[1], tt.reply) }()
+		go func() { dumps <- playKernel(t, pair[1], tt.generation) }()
 
 		var rules []Rule
 		generation, err := c.ConsistentRead(func() (err error) {
 			rules, err = c.Rules(IPv4, "t", "")
 			return err
 		})
-		if err != nil || generation != tt.generation {
-			t.Errorf("%s: generation %d, %v; want %d", tt.name, generation, err, tt.generation)
+		if err != nil || generation != tt.want {
+			t.Errorf("%s: generation %d, %v; want %d", tt.name, generation, err, tt.want)
 		}
 		if len(rules) != 2 {
 			t.Errorf("%s: %d rules, want those of the last attempt", tt.name, len(rules))
@@ -177,10 +170,9 @@ func TestInterruptedDump(t *testing.T) {
 	}
 }
 
-// playKernel answers requests: for the generation with the given one, for a dump with two rules of
-// which the last message has the given flags, and each time first with an answer to an earlier request.
-// The generation is the one after the given number of dumps. It returns the number of dumps.
-func playKernel(t *testing.T, fd int, reply func(dumps int) (flags uint16, generation uint32)) (dumps int) {
+// playKernel answers requests: for the generation with the one at the next dump, for a dump with an answer
+// to an earlier request and then two rules. It returns the number of dumps.
+func playKernel(t *testing.T, fd int, generation func(dump int) uint32) (dumps int) {
 	request := make([]byte, datagramSize)
 	for {
 		n, err := unix.Read(fd, request)
@@ -192,9 +184,9 @@ func playKernel(t *testing.T, fd int, reply func(dumps int) (flags uint16, gener
 			t.Error("no request")
 			return dumps
 		}
-		send := func(typ, flags uint16, sequence uint32, rest []byte) {
+		send := func(typ uint16, sequence uint32, rest []byte) {
 			var w attrWriter
-			at := w.beginMessage(typ, flags|unix.NLM_F_MULTI, IPv4, 0)
+			at := w.beginMessage(typ, unix.NLM_F_MULTI, IPv4, 0)
 			w.b = append(w.b, rest...)
 			w.endMessage(at)
 			setSequence(w.b, sequence)
@@ -204,21 +196,19 @@ func playKernel(t *testing.T, fd int, reply func(dumps int) (flags uint16, gener
 		}
 		switch it.typ {
 		case messageType(unix.NFT_MSG_GETGEN):
-			_, generation := reply(dumps + 1)
 			var w attrWriter
-			w.u32(unix.NFTA_GEN_ID, generation)
-			send(messageType(unix.NFT_MSG_NEWGEN), 0, it.sequence, w.b)
+			w.u32(unix.NFTA_GEN_ID, generation(dumps+1))
+			send(messageType(unix.NFT_MSG_NEWGEN), it.sequence, w.b)
 		case messageType(unix.NFT_MSG_GETRULE):
 			dumps++
-			flags, _ := reply(dumps)
 			rule := encodeRule(t, "c", nil, "")
-			send(messageType(unix.NFT_MSG_NEWRULE), unix.NLM_F_DUMP_INTR, it.sequence-1, rule)
+			send(messageType(unix.NFT_MSG_NEWRULE), it.sequence-1, rule)
 			for range 2 {
-				send(messageType(unix.NFT_MSG_NEWRULE), 0, it.sequence, rule)
+				send(messageType(unix.NFT_MSG_NEWRULE), it.sequence, rule)
 			}
 			// The nfgenmsg is where the error number of NLMSG_DONE is.
 			done := attrWriter{}
-			at := done.beginMessage(unix.NLMSG_DONE, flags|unix.NLM_F_MULTI, 0, 0)
+			at := done.beginMessage(unix.NLMSG_DONE, unix.NLM_F_MULTI, 0, 0)
 			done.endMessage(at)
 			setSequence(done.b, it.sequence)
 			if _, err := unix.Write(fd, done.b); err != nil {
