@@ -7,22 +7,63 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// list is a conflist that runtimes can load, with all of its plugins.
+// conflistChecks look at the CNI configuration directory and at the networks of pods.
+func conflistChecks() []check {
+	return []check{
+		{Finding{ID: "main-plugin-ipmasq", Severity: SeverityProblem,
+			Summary: "Another plugin of a conflist with the plugin entry masquerades too, also what the policy exempts.",
+			Remedy:  `Set "ipMasq": false there. Running pods keep their rules until they are recreated.`}, mainPluginMasquerade},
+		{Finding{ID: "duplicate-entry", Severity: SeverityProblem,
+			Summary: "A network has several plugin entries: each ADD replaces the policy of one with that of another.",
+			Remedy:  "Keep one plugin entry in one conflist of the network."}, duplicateEntries},
+		{Finding{ID: "entry-refused", Severity: SeverityProblem,
+			Summary: "The plugin refuses its entry: no pod of the network can start.",
+			Remedy:  "Correct what the message names."}, conflistErrors(refusedEntries)},
+		{Finding{ID: "entry-position", Severity: SeverityProblem,
+			Summary: "No plugin precedes the plugin entry of a network: every ADD of it fails.",
+			Remedy:  "Move the entry behind the plugin that creates the interface.",
+		}, conflistErrors(func(_ *examination, c config.Conflist) error { return c.PositionErr() })},
+		{Finding{ID: "data-dir-differs", Severity: SeverityProblem,
+			Summary: "A plugin entry has another dataDir than the reconciler, which is an error: a node has one.",
+			Remedy: "State the same dataDir in each entry and as data_dir in reconciler.toml, " +
+				"or as data_dir in plugin.toml for all of them."}, conflistErrors(otherDataDir)},
+		{Finding{ID: "plugin-missing", Severity: SeverityProblem,
+			Summary: "Runtimes cannot run the plugin that a conflist names: no pod of its network can start.",
+			Remedy: "ip-masq-reconciler install copies the plugin. If runtimes use another directory of plugins, " +
+				"state it as cni_bin_dir."}, conflistErrors(missingPlugin)},
+		{Finding{ID: "conflist-broken", Severity: SeverityProblem,
+			Summary: "Runtimes cannot load a file of the CNI configuration directory. As long as there is one, no network is dropped.",
+			Remedy:  "Correct the file, or move it away.",
+		}, conflistErrors(func(_ *examination, c config.Conflist) error { return c.Err })},
+		{Finding{ID: "conflist-without-us", Severity: SeverityNotice,
+			Summary: "The network that the runtime uses has no plugin entry: its pods start even if the rules are wrong.",
+			Remedy: "ip-masq-reconciler install adds the entry to that conflist. If another conflist has the entry, " +
+				"give it a name that sorts first."}, conflistWithoutEntry},
+		{Finding{ID: "pod-network-not-exempt", Severity: SeverityProblem,
+			Summary: "The policy masquerades traffic between pods: they see the node's address, and network policies fail.",
+			Remedy:  "Add the pod network to nonMasqueradeCIDRs."}, podNetworksNotExempt},
+	}
+}
+
+// list is a conflist that runtimes can load, with the configurations of all its plugins.
 type list struct {
 	config.Conflist
 	plugins []plugin
 }
 
-// plugin is one plugin's configuration, its keys in lower case: plugins match
-// them in any.
+// plugin is the configuration of a plugin. Its keys are in lower case, as plugins accept
+// any.
 type plugin map[string]any
 
 func (p plugin) kind() string {
@@ -30,60 +71,40 @@ func (p plugin) kind() string {
 	return s
 }
 
-func (l list) ours() bool { return len(l.Entries) > 0 }
+func (l list) hasEntry() bool { return len(l.Entries) > 0 }
 
-// readLists reads those of the conflists that the configuration directory was
-// found to have and that parsed.
-func (e *examination) readLists() error {
-	var errs []error
+func (e *examination) readLists() {
 	for _, c := range e.ConfDir.Conflists {
 		if c.Err != nil {
 			continue
 		}
-		l, err := readList(c)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("read the plugins of %s: %w", policy.Quote(c.File), err))
-			continue
+		if l, err := readList(c); err != nil {
+			e.noteAs("read the plugins of "+policy.Quote(c.File), err)
+		} else {
+			e.lists = append(e.lists, l)
 		}
-		e.lists = append(e.lists, l)
 	}
-	if e.ConfDirErr != nil && !errors.Is(e.ConfDirErr, fs.ErrNotExist) {
-		errs = append(errs, e.ConfDirErr)
+	if !errors.Is(e.ConfDirErr, fs.ErrNotExist) {
+		e.note(e.ConfDirErr)
 	}
-	return errors.Join(errs...)
 }
 
 func readList(c config.Conflist) (list, error) {
-	l := list{Conflist: c}
 	doc, err := readPlugin(c.File)
-	if err != nil {
-		return l, err
+	if err != nil || filepath.Ext(c.File) != ".conflist" {
+		return list{c, []plugin{doc}}, err
 	}
-	if filepath.Ext(c.File) != ".conflist" {
-		l.plugins = []plugin{doc}
+	l := list{c, objects(doc["plugins"])}
+	// The folder of the network's name has more plugins (CNI spec 1.1).
+	if inline, _ := doc["loadonlyinlinedplugins"].(bool); inline || c.Network == "" {
 		return l, nil
 	}
-	plugins, _ := doc["plugins"].([]any)
-	for _, p := range plugins {
-		if p, ok := p.(map[string]any); ok {
-			l.plugins = append(l.plugins, p)
-		}
+	more, err := filepath.Glob(filepath.Join(filepath.Dir(c.File), c.Network, "*.conf"))
+	for _, file := range more {
+		p, errFile := readPlugin(file)
+		l.plugins, err = append(l.plugins, p), errors.Join(err, errFile)
 	}
-	// What a folder of the network's name adds (CNI spec 1.1).
-	if inline, _ := doc["loadonlyinlinedplugins"].(bool); !inline && c.Network != "" {
-		more, err := filepath.Glob(filepath.Join(filepath.Dir(c.File), c.Network, "*.conf"))
-		if err != nil {
-			return l, err
-		}
-		for _, file := range more {
-			p, err := readPlugin(file)
-			if err != nil {
-				return l, err
-			}
-			l.plugins = append(l.plugins, p)
-		}
-	}
-	return l, nil
+	return l, err
 }
 
 func readPlugin(file string) (plugin, error) {
@@ -108,64 +129,11 @@ func lowerKeys(v any) any {
 		}
 		return out
 	case []any:
-		out := make([]any, len(v))
 		for i, item := range v {
-			out[i] = lowerKeys(item)
+			v[i] = lowerKeys(item)
 		}
-		return out
 	}
 	return v
-}
-
-// mainPluginMasquerade looks for plugins beside ours that masquerade themselves.
-func mainPluginMasquerade(e *examination) ([]Finding, error) {
-	f := Finding{ID: "main-plugin-ipmasq", Severity: SeverityProblem,
-		Summary: "Another plugin of our conflist masquerades too, whatever the policy leaves alone.",
-		Remedy:  `Set "ipMasq": false there. Pods that are running keep their rules until they are made anew.`}
-	flannel, err := e.flannelLeavesMasquerading()
-	unseen := errors.Is(err, fs.ErrNotExist)
-	if unseen {
-		err = nil
-	}
-	for _, l := range e.lists {
-		if !l.ours() {
-			continue
-		}
-		for i, p := range l.plugins {
-			if p.kind() == config.PluginType {
-				continue
-			}
-			delegate, _ := p["delegate"].(map[string]any)
-			_, stated := delegate["ipmasq"]
-			switch {
-			case masquerades(p):
-				f.Detail = append(f.Detail, fmt.Sprintf(`%s: plugins[%d] (%s) has "ipMasq": true`, policy.Quote(l.File), i, policy.Quote(p.kind())))
-			case p.kind() == "flannel" && unseen && !stated:
-				err = errors.New("find out whether flannel's plugin has its delegate masquerade: /run/flannel/subnet.env does not exist: " +
-					"flanneld has not run yet, or this is a container that does not mount the host's /run/flannel")
-			case p.kind() == "flannel" && flannel && !stated:
-				f.Detail = append(f.Detail, fmt.Sprintf(`%s: plugins[%d] (flannel) sets "ipMasq": true on its delegate, since flanneld does not masquerade; write "ipMasq": false into the delegate`,
-					policy.Quote(l.File), i))
-			}
-		}
-	}
-	return []Finding{f}, err
-}
-
-// masquerades reports whether a configuration has ipMasq, or one that it
-// delegates to.
-func masquerades(p plugin) bool {
-	if on, _ := p["ipmasq"].(bool); on {
-		return true
-	}
-	for _, key := range []string{"delegate", "delegates"} {
-		for _, inner := range objects(p[key]) {
-			if masquerades(inner) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // objects returns an object, or those in a list.
@@ -183,130 +151,260 @@ func objects(v any) []plugin {
 	return nil
 }
 
-// flannelLeavesMasquerading reports whether flannel's plugin finds that flanneld
-// does not masquerade, and so asks its delegate to.
-func (e *examination) flannelLeavesMasquerading() (bool, error) {
-	text, err := readFile(e.path("run/flannel/subnet.env"))
-	return slices.Contains(strings.Fields(string(text)), "FLANNEL_IPMASQ=false"), err
+func mainPluginMasquerade(e *examination, f *Finding) {
+	const subnetEnv = "run/flannel/subnet.env"
+	// If flanneld does not masquerade, flannel's plugin has its delegate masquerade.
+	text, err := readFile(e.path(subnetEnv))
+	unseen := errors.Is(err, fs.ErrNotExist)
+	if !unseen {
+		e.note(err)
+	}
+	asksDelegate := slices.Contains(strings.Fields(string(text)), "FLANNEL_IPMASQ=false")
+	for _, l := range e.lists {
+		if !l.hasEntry() {
+			continue
+		}
+		for i, p := range l.plugins {
+			delegate, _ := p["delegate"].(map[string]any)
+			_, stated := delegate["ipmasq"]
+			where := fmt.Sprintf("%s: plugins[%d]", policy.Quote(l.File), i)
+			switch {
+			case p.kind() == config.PluginType:
+			case masquerades(p):
+				f.Detail = append(f.Detail, fmt.Sprintf(`%s (%s) has "ipMasq": true`, where, policy.Quote(p.kind())))
+			case p.kind() != "flannel" || stated:
+			case unseen:
+				e.note(errors.New("find whether flannel's plugin has its delegate masquerade: /" + subnetEnv + " does not exist: " +
+					"flanneld has not run yet, or this is a container that does not mount the host's /run/flannel"))
+			case asksDelegate:
+				f.Detail = append(f.Detail, where+` (flannel) sets "ipMasq": true on its delegate, `+
+					`because flanneld does not masquerade; write "ipMasq": false into the delegate`)
+			}
+		}
+	}
 }
 
-func duplicateEntries(e *examination) ([]Finding, error) {
-	f := Finding{ID: "duplicate-entry", Severity: SeverityProblem,
-		Summary: "A network has several entries of ours, of which each ADD puts one in the place of the other.",
-		Remedy:  "Keep one entry in one conflist of the network."}
+// masquerades reports whether a configuration has ipMasq, or one that it delegates to.
+func masquerades(p plugin) bool {
+	on, _ := p["ipmasq"].(bool)
+	return on || slices.ContainsFunc(append(objects(p["delegate"]), objects(p["delegates"])...), masquerades)
+}
+
+func duplicateEntries(e *examination, f *Finding) {
 	where := map[string][]string{}
-	var networks []string
 	for _, c := range e.ConfDir.Conflists {
 		for _, entry := range c.Entries {
-			if where[c.Network] == nil {
-				networks = append(networks, c.Network)
-			}
 			where[c.Network] = append(where[c.Network], fmt.Sprintf("%s plugins[%d]", policy.Quote(c.File), entry.Index))
 		}
 	}
-	for _, network := range networks {
+	for _, network := range slices.Sorted(maps.Keys(where)) {
 		if places := where[network]; len(places) > 1 {
 			f.Detail = append(f.Detail, fmt.Sprintf("network %s: %s", policy.Quote(network), strings.Join(places, ", ")))
 		}
 	}
-	return []Finding{f}, nil
 }
 
-// conflistErrors returns a finding with what is wrong with each conflist.
-func (e *examination) conflistErrors(f Finding, wrong func(config.Conflist) error) ([]Finding, error) {
-	for _, c := range e.ConfDir.Conflists {
-		if err := wrong(c); err != nil {
-			f.Detail = append(f.Detail, strings.Split(err.Error(), "\n")...)
+// conflistErrors finds the errors that a function returns for the conflists.
+func conflistErrors(wrong func(*examination, config.Conflist) error) func(*examination, *Finding) {
+	return func(e *examination, f *Finding) {
+		for _, c := range e.ConfDir.Conflists {
+			if err := wrong(e, c); err != nil {
+				f.Detail = append(f.Detail, strings.Split(err.Error(), "\n")...)
+			}
 		}
 	}
-	return []Finding{f}, nil
 }
 
-func refusedEntries(e *examination) ([]Finding, error) {
-	return e.conflistErrors(Finding{ID: "entry-refused", Severity: SeverityProblem,
-		Summary: "The plugin refuses an entry: no pod of the network can start.",
-		Remedy:  "Mend what the message names.",
-	}, func(c config.Conflist) error {
-		var errs []error
-		for _, entry := range c.Entries {
-			errs = append(errs, entry.Err)
-		}
-		return errors.Join(errs...)
-	})
+func refusedEntries(_ *examination, c config.Conflist) error {
+	var errs []error
+	for _, entry := range c.Entries {
+		errs = append(errs, entry.Err)
+	}
+	return errors.Join(errs...)
 }
 
-func entryPositions(e *examination) ([]Finding, error) {
-	return e.conflistErrors(Finding{ID: "entry-position", Severity: SeverityProblem,
-		Summary: "No plugin stands before the plugin entry of a network: every ADD of it fails.",
-		Remedy:  "Write the entry behind the plugin that makes the interface.",
-	}, config.Conflist.PositionErr)
-}
-
-func otherDataDirs(e *examination) ([]Finding, error) {
+func otherDataDir(e *examination, c config.Conflist) error {
 	if e.DataDir == "" {
-		return nil, nil
+		return nil
 	}
-	return e.conflistErrors(Finding{ID: "data-dir-differs", Severity: SeverityProblem,
-		Summary: "A plugin entry has another dataDir than the reconciler, which is an error: a node has one.",
-		Remedy:  "State the same dataDir in each entry and as data_dir in reconciler.toml, or data_dir in plugin.toml for all of them.",
-	}, func(c config.Conflist) error { return c.DataDirErr(e.Guard, e.DataDir) })
+	return c.DataDirErr(e.Guard, e.DataDir)
 }
 
-func missingPlugin(e *examination) ([]Finding, error) {
-	if e.BinDir == "" {
-		return nil, nil
+func missingPlugin(e *examination, c config.Conflist) error {
+	if e.BinDir == "" || len(c.Entries) == 0 {
+		return nil
 	}
-	missing := config.CheckPlugin(e.BinDir)
-	return e.conflistErrors(Finding{ID: "plugin-missing", Severity: SeverityProblem,
-		Summary: "Runtimes cannot run the plugin that a conflist names: no pod of its network can start.",
-		Remedy:  "ip-masq-reconciler install brings the plugin; or state the runtime's directory of plugins as cni_bin_dir.",
-	}, func(c config.Conflist) error {
-		if missing == nil || len(c.Entries) == 0 {
-			return nil
-		}
-		return fmt.Errorf("%w; %s (network %s) names it", missing, policy.Quote(c.File), policy.Quote(c.Network))
-	})
+	if err := config.CheckPlugin(e.BinDir); err != nil {
+		return fmt.Errorf("%w; %s (network %s) names it", err, policy.Quote(c.File), policy.Quote(c.Network))
+	}
+	return nil
 }
 
-func brokenConflists(e *examination) ([]Finding, error) {
-	return e.conflistErrors(Finding{ID: "conflist-broken", Severity: SeverityProblem,
-		Summary: "Runtimes cannot load a file of the CNI configuration directory; while there is one, no network is dropped.",
-		Remedy:  "Mend the file, or move it away.",
-	}, func(c config.Conflist) error { return c.Err })
-}
-
-// conflistWithoutUs looks at the conflist that the runtime picks, the first by
-// name. One that chooses among the others itself, or makes no interface to the
-// outside, is passed over.
-func conflistWithoutUs(e *examination) ([]Finding, error) {
-	f := Finding{ID: "conflist-without-us", Severity: SeverityNotice,
-		Summary: "The network that the runtime picks has no entry of ours: its pods start whether the rules are right or not.",
-		Remedy:  "ip-masq-reconciler install adds the entry to that conflist; or give the one that has it a name that sorts first."}
-	configured := slices.ContainsFunc(e.lists, list.ours) ||
-		slices.ContainsFunc(e.State.Sources, func(c policy.Source) bool { return c.ID.Kind == policy.Network })
-	if configured {
+// conflistWithoutEntry looks at the conflist that the runtime uses.
+func conflistWithoutEntry(e *examination, f *Finding) {
+	if slices.ContainsFunc(e.lists, list.hasEntry) ||
+		slices.ContainsFunc(e.State.Sources, func(s policy.Source) bool { return s.ID.Kind == policy.Network }) {
 		f.Severity = SeverityProblem
 	}
 	first := e.runtimesList()
 	switch {
-	case e.ConfDirErr != nil && !errors.Is(e.ConfDirErr, fs.ErrNotExist):
-		return nil, nil // nobody knows; it is said elsewhere
+	case e.ConfDirErr != nil && !errors.Is(e.ConfDirErr, fs.ErrNotExist): // noted by readLists
 	case first == nil && len(e.ConfDir.Conflists) == 0:
-		f.Summary = "There is no CNI configuration: no pod can start, and none would meet our plugin."
-		f.Detail = []string{fmt.Sprintf("%s holds none", policy.Quote(e.ConfDir.Dir))}
-	case first != nil && !first.ours():
+		f.Summary = "There is no CNI configuration: no pod can start, and the plugin would not be run."
+		f.Detail = []string{fmt.Sprintf("%s has no conflist", policy.Quote(e.ConfDir.Dir))}
+	case first != nil && !first.hasEntry():
 		f.Detail = []string{fmt.Sprintf("%s (network %s)", policy.Quote(first.File), policy.Quote(first.Network))}
 	}
-	return []Finding{f}, nil
 }
 
+// runtimesList returns the first conflist by name, without those of Multus, which selects
+// another network, and of loopback.
 func (e *examination) runtimesList() *list {
 	for i, l := range e.lists {
-		passes := func(p plugin) bool { return config.IsMultus(p.kind()) || p.kind() == "loopback" }
-		if !slices.ContainsFunc(l.plugins, func(p plugin) bool { return !passes(p) }) && !l.ours() {
-			continue
+		skipped := func(p plugin) bool { return config.IsMultus(p.kind()) || p.kind() == "loopback" }
+		if l.hasEntry() || slices.ContainsFunc(l.plugins, func(p plugin) bool { return !skipped(p) }) {
+			return &e.lists[i]
 		}
-		return &e.lists[i]
 	}
 	return nil
+}
+
+// podNetwork is a network in which pods have addresses.
+type podNetwork struct {
+	prefix netip.Prefix
+	where  string // that shows it
+}
+
+// readPodNetworks collects the networks that conflists and flannel state for pods, and
+// those of the addresses of attached containers.
+func (e *examination) readPodNetworks() {
+	first := e.runtimesList()
+	for i, l := range e.lists {
+		if l.hasEntry() || first == &e.lists[i] {
+			for _, p := range l.plugins {
+				if p.kind() != config.PluginType {
+					e.addNetworks(map[string]any(p), policy.Quote(l.File))
+				}
+			}
+		}
+	}
+	for line := range strings.Lines(e.read("run/flannel/subnet.env")) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		if key == "FLANNEL_NETWORK" || key == "FLANNEL_IPV6_NETWORK" {
+			for network := range strings.SplitSeq(value, ",") {
+				e.addPrefix(network, "/run/flannel/subnet.env")
+			}
+		}
+	}
+	e.readResults()
+	slices.SortFunc(e.pods, func(p, q podNetwork) int { return p.prefix.Compare(q.prefix) })
+}
+
+// addNetworks looks for the keys that tell IPAM plugins the networks of pods, everywhere
+// but in routes.
+func (e *examination) addNetworks(v any, where string) {
+	switch v := v.(type) {
+	case map[string]any:
+		for key, item := range v {
+			switch key {
+			case "subnet", "podcidr", "range", "ipv4_pools", "ipv6_pools":
+				e.addPrefixes(item, where)
+			case "routes", "args":
+			default:
+				e.addNetworks(item, where)
+			}
+		}
+	case []any:
+		for _, item := range v {
+			e.addNetworks(item, where)
+		}
+	}
+}
+
+// addPrefixes adds a network, or those in a list.
+func (e *examination) addPrefixes(v any, where string) {
+	switch v := v.(type) {
+	case string:
+		e.addPrefix(v, where)
+	case []any:
+		for _, item := range v {
+			e.addPrefixes(item, where)
+		}
+	}
+}
+
+// addPrefix adds a network, unless a known one covers it.
+func (e *examination) addPrefix(text, where string) {
+	p, err := netip.ParsePrefix(strings.TrimSpace(text))
+	if err != nil {
+		return // a name, such as usePodCidr
+	}
+	p = p.Masked()
+	covers := func(outer, inner netip.Prefix) bool {
+		return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+	}
+	if slices.ContainsFunc(e.pods, func(known podNetwork) bool { return covers(known.prefix, p) }) {
+		return
+	}
+	e.pods = slices.DeleteFunc(e.pods, func(known podNetwork) bool { return covers(p, known.prefix) })
+	e.pods = append(e.pods, podNetwork{p, where})
+}
+
+// readResults reads the results that libcni caches of attachments to networks with a
+// plugin entry.
+func (e *examination) readResults() {
+	const dir, most = "var/lib/cni/results", 2000
+	files := e.readDir(dir)
+	for _, file := range files[:min(len(files), most)] {
+		data, err := readFile(e.path(dir, file.Name()))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, safefile.ErrIrregular) {
+			continue
+		}
+		var cached struct {
+			NetworkName string
+			Result      struct{ IPs []struct{ Address string } }
+		}
+		if err == nil {
+			err = json.Unmarshal(data, &cached)
+		}
+		if err != nil {
+			e.noteAs("read the cached result "+policy.Quote(file.Name()), err)
+			continue
+		}
+		network := cached.NetworkName
+		if e.ConfDir.HasEntry(network) || e.State.Find(policy.SourceID{Kind: policy.Network, Name: network}) != nil {
+			for _, ip := range cached.Result.IPs {
+				e.addPrefix(ip.Address, "an attachment to "+policy.Quote(network))
+			}
+		}
+	}
+}
+
+// podNetworksNotExempt looks for policies that masquerade traffic between pods. It passes
+// POSTROUTING where it is routed, and on one bridge if br_netfilter is set so.
+func podNetworksNotExempt(e *examination, f *Finding) {
+	for _, pods := range e.pods {
+		family := policy.FamilyOf(pods.prefix.Addr())
+		all := policy.RangesOf(pods.prefix)
+		for _, p := range e.policies() {
+			var exemptSources []netip.Prefix
+			for _, s := range p.ExemptSources {
+				exemptSources = append(exemptSources, s.Prefix)
+			}
+			from, managed := scope(p, family)
+			sources := all.Intersect(from).Without(rangesOf(family, exemptSources))
+			masqueraded := all.Without(exemptAddresses(p, family))
+			if !managed || len(sources) == 0 || len(masqueraded) == 0 || len(p.Interfaces.Value) > 0 {
+				continue
+			}
+			part := ""
+			if !masqueraded.Equal(all) {
+				part = masqueraded.String() + " of "
+			}
+			f.Detail = append(f.Detail, fmt.Sprintf("%s masquerades %spod network %s (%s)", p.Chain, part, pods.prefix, pods.where))
+		}
+	}
+	if len(f.Detail) > 0 && strings.TrimSpace(e.read("proc/sys/net/bridge/bridge-nf-call-iptables")) == "1" {
+		f.Detail = append(f.Detail, "net.bridge.bridge-nf-call-iptables is 1: this applies to pods of one bridge, too")
+	}
 }

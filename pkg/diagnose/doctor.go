@@ -5,7 +5,12 @@ package diagnose
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -14,74 +19,108 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Node is what is examined. The zero value of a field is right for a host that
-// has nothing of it.
+// Severity tells how bad a finding is.
+type Severity string
+
+// The severities.
+const (
+	SeverityProblem Severity = "problem" // defeats the policy, or will break
+	SeverityNotice  Severity = "notice"  // will surprise
+)
+
+// Finding is a situation that was found on the node.
+type Finding struct {
+	ID       string   `json:"id"` // stable, in kebab-case
+	Severity Severity `json:"severity"`
+	Summary  string   `json:"summary"` // one sentence
+	Detail   []string `json:"detail"`  // where it was found, a line each
+	Remedy   string   `json:"remedy"`
+}
+
+// WriteFindings writes the findings as text: severity and ID, then summary, details and
+// remedy.
+func WriteFindings(w io.Writer, findings []Finding) error {
+	const mostDetail = 12 // of one finding
+	if len(findings) == 0 {
+		_, err := fmt.Fprintln(w, "Nothing found that defeats the policy or will surprise.")
+		return err
+	}
+	var errs []error
+	write := func(format string, args ...any) {
+		_, err := fmt.Fprintf(w, format, args...)
+		errs = append(errs, err)
+	}
+	for i, f := range findings {
+		if i > 0 {
+			write("\n")
+		}
+		write("%s: %s\n  %s\n", f.Severity, f.ID, f.Summary)
+		for _, line := range f.Detail[:min(len(f.Detail), mostDetail)] {
+			write("    - %s\n", line)
+		}
+		if rest := len(f.Detail) - mostDetail; rest > 0 {
+			write("    - and %d more\n", rest)
+		}
+		write("  Remedy: %s\n", f.Remedy)
+	}
+	return errors.Join(errs...)
+}
+
+// Host is what Examine looks at. The zero value of a field is right for a host that has
+// nothing of it.
 type Host struct {
-	// Root is put before the paths below /proc, /sys, /etc, /run and /var; "" is
-	// the root directory. What is below /proc/sys/net is that of the process's
-	// own network namespace all the same.
+	// Root is the directory that has proc, sys, etc, run and var; "" is the root directory.
+	// Its proc/sys/net is that of the process's own network namespace all the same.
 	Root string
 
-	Rules *enforce.State // of the State, or nil
+	Rules *enforce.State // of State; may be nil
 	State store.State
 
 	ConfDir    config.ConfDir
 	ConfDirErr error // of reading it
-	// BinDir is the runtime's directory of plugins, and DataDir the reconciler's; what is
-	// "" is not examined.
+	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not
+	// examined.
 	BinDir, DataDir string
 	Guard           config.PluginFile
 
-	// Drivers find chains of ours that are left in another backend.
+	// Drivers find owned chains in other backends.
 	Drivers netfilter.Drivers
 
-	// What is read of the kernel. Nil reads it in the network namespace of the
-	// calling thread.
+	// What is read from the kernel. Nil reads it in the network namespace of the calling
+	// thread.
 	ThirdParty func(context.Context) ([]thirdparty.Rule, error)
 	Variants   func(context.Context) ([]thirdparty.Usage, error)
 	Interfaces func() ([]string, error)
 }
 
-// examination is a node with what several checks look at.
+// examination is a host with what several checks look at.
 type examination struct {
 	Host
-	ctx       context.Context
-	lists     []list // what could be read of the conflists
-	processes []process
-	pods      []podNetwork
-	problems  []string // what could not be looked at
+	ctx        context.Context
+	lists      []list
+	processes  []process
+	pods       []podNetwork
+	violations []violation
+	problems   []string // what could not be examined
 }
 
-// check looks for one situation. What has no detail was not found. Its error is about what it could not look at.
-type check func(*examination) ([]Finding, error)
-
-func checks() []check {
-	return []check{
-		foreignRules,
-		leftoverChains, chainsOfOtherDataDirs,
-		overlappingChains, policyConflicts, failedChains, slowLists,
-		mainPluginMasquerade, duplicateEntries, refusedEntries, brokenConflists, conflistWithoutUs,
-		entryPositions, otherDataDirs, missingPlugin,
-		podNetworksNotExempt,
-		agentRunning, firewallManagers,
-		ebpfMasquerade,
-		missingCapabilities, forwardingOff,
-		mixedVariants,
-		savedRulesets,
-		documents,
-	}
+// check looks for one situation. A finding without details is dropped.
+type check struct {
+	Finding
+	find func(*examination, *Finding)
 }
 
-// Examine returns what was found, sorted by severity and then by ID.
-func Examine(ctx context.Context, n Host) []Finding {
-	n.Root = cmp.Or(n.Root, "/")
-	e := &examination{Host: n, ctx: ctx}
+// Examine returns the findings, sorted by severity and then by ID.
+func Examine(ctx context.Context, h Host) []Finding {
+	h.Root = cmp.Or(h.Root, "/")
+	e := &examination{Host: h, ctx: ctx}
 	if e.ThirdParty == nil {
 		e.ThirdParty = func(ctx context.Context) ([]thirdparty.Rule, error) {
-			return thirdparty.Scan(ctx, Owned(n.Rules, n.State.Record, n.DataDir))
+			return thirdparty.Scan(ctx, Owned(h.Rules, h.State.Record, h.DataDir))
 		}
 	}
 	if e.Variants == nil {
@@ -90,37 +129,44 @@ func Examine(ctx context.Context, n Host) []Finding {
 	if e.Interfaces == nil {
 		e.Interfaces = interfaces
 	}
-	for _, gather := range []func() error{e.readLists, e.readProcesses, e.readPodNetworks} {
-		e.note(gather())
+	for _, read := range []func(){e.readLists, e.readProcesses, e.readPodNetworks, e.readThirdParty} {
+		read()
 	}
 	var all []Finding
-	for _, c := range checks() {
-		found, err := c(e)
-		e.note(err)
-		all = append(all, slices.DeleteFunc(found, func(f Finding) bool { return len(f.Detail) == 0 })...)
+	for _, c := range slices.Concat(ruleChecks(), conflistChecks(), nodeChecks()) {
+		f := c.Finding
+		if c.find(e, &f); len(f.Detail) > 0 {
+			all = append(all, f)
+		}
 	}
 	if len(e.problems) > 0 {
-		all = append(all, Finding{ID: "not-examined", Severity: SeverityNotice, Summary: "Some of the node could not be examined.",
-			Detail: e.problems, Remedy: "Run as root on the host, or see what the messages ask for; findings may be missing."})
+		all = append(all, Finding{"not-examined", SeverityNotice, "Some of the node could not be examined.", e.problems,
+			"Run as root on the host, or do what the messages ask for. Findings may be missing."})
 	}
-	slices.SortStableFunc(all, Finding.compare)
+	slices.SortStableFunc(all, func(f, g Finding) int { // "problem" is after "notice"
+		return cmp.Or(-cmp.Compare(f.Severity, g.Severity), cmp.Compare(f.ID, g.ID))
+	})
 	return all
 }
 
-// note keeps an error for the finding about what could not be examined.
+// note keeps an error for the finding not-examined.
 func (e *examination) note(err error) {
-	if err == nil {
-		return
-	}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, err := range joined.Unwrap() {
 			e.note(err)
 		}
 		return
 	}
-	// That a backend is unusable says nothing without what it was joined with.
-	if !slices.Contains(e.problems, err.Error()) && err.Error() != netfilter.ErrUnusable.Error() {
+	// That a backend is unusable means nothing without the errors that it was joined with.
+	if err != nil && !slices.Contains(e.problems, err.Error()) && err.Error() != netfilter.ErrUnusable.Error() {
 		e.problems = append(e.problems, err.Error())
+	}
+}
+
+// noteAs keeps an error with what failed.
+func (e *examination) noteAs(what string, err error) {
+	if err != nil {
+		e.note(fmt.Errorf("%s: %w", what, err))
 	}
 }
 
@@ -129,7 +175,33 @@ func (e *examination) path(parts ...string) string {
 	return filepath.Join(append([]string{e.Root}, parts...)...)
 }
 
-// policies returns those in force.
+// read returns the content of a file below the root, "" if there is none. It notes
+// errors.
+func (e *examination) read(parts ...string) string {
+	data, err := readFile(e.path(parts...))
+	if !errors.Is(err, fs.ErrNotExist) {
+		e.note(err)
+	}
+	return string(data)
+}
+
+// readDir returns the entries of a directory below the root, none if it does not exist.
+func (e *examination) readDir(path string) []os.DirEntry {
+	entries, err := os.ReadDir(e.path(path))
+	if !errors.Is(err, fs.ErrNotExist) {
+		e.note(err)
+	}
+	return entries
+}
+
+// readFile reads a regular file of a bounded size.
+func readFile(path string) ([]byte, error) {
+	const most = 4 << 20
+	data, _, err := safefile.ReadFile(path, most)
+	return data, err
+}
+
+// policies returns the policies in force.
 func (e *examination) policies() []policy.Policy {
 	if e.Rules == nil {
 		return nil
@@ -137,30 +209,19 @@ func (e *examination) policies() []policy.Policy {
 	return e.Rules.Policies
 }
 
-// managesIPv6 reports whether a policy does.
-func (e *examination) managesIPv6() bool {
-	return slices.ContainsFunc(e.policies(), func(p policy.Policy) bool { return p.EnableIPv6.Value })
-}
-
-// choices returns the forms in which chains of ours are kept.
-func (e *examination) choices() []netfilter.Choice {
-	var out []netfilter.Choice
-	if e.Rules != nil {
-		for _, g := range e.Rules.Groups {
-			out = append(out, g.Choice)
-		}
-	}
-	return out
+// hasChoice reports whether owned chains are kept in a backend, or in the variant of it
+// unless that is "".
+func (e *examination) hasChoice(backend policy.Backend, variant string) bool {
+	return e.Rules != nil && slices.ContainsFunc(e.Rules.Groups, func(g enforce.Group) bool {
+		return g.Choice.Backend == backend && (variant == "" || g.Choice.Variant == variant)
+	})
 }
 
 func interfaces() ([]string, error) {
 	all, err := net.Interfaces()
-	if err != nil {
-		return nil, err
-	}
 	var names []string
 	for _, i := range all {
 		names = append(names, i.Name)
 	}
-	return names, nil
+	return names, err
 }

@@ -76,7 +76,7 @@ func TestFindings(t *testing.T) {
 		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT in iptables (ipv4)"}},
 		{"a chain in another backend", func(h *testHost) {
 			h.edit = func(n *Host) { n.Drivers = netfilter.Drivers{elsewhere{}} }
-		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT is kept in iptables (nft) and stands in nftables"}},
+		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT is kept in iptables (nft) and exists in nftables too"}},
 
 		{"ipMasq of the main plugin", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipmasq": true}`, entry)
@@ -144,7 +144,7 @@ func TestFindings(t *testing.T) {
 			h.edit = func(n *Host) { n.State.Sources[0].ID = policy.SourceID{Kind: policy.AgentFiles} }
 		}, map[string]string{"notice conflist-without-us": `(network "pods")`}},
 		{"no conflist", func(h *testHost) { delete(h.files, "etc/cni/net.d/10-pods.conflist") },
-			map[string]string{"problem conflist-without-us": "holds none"}},
+			map[string]string{"problem conflist-without-us": "has no conflist"}},
 		{"a directory that cannot be read", func(h *testHost) {
 			h.edit = func(n *Host) {
 				n.ConfDir, n.ConfDirErr = config.ConfDir{}, &fs.PathError{Op: "open", Path: "/d", Err: fs.ErrPermission}
@@ -219,7 +219,7 @@ func TestFindings(t *testing.T) {
 			h.usages = []thirdparty.Usage{{Variant: "nft", NATRules: 3, Kubelet: true}, {Variant: "legacy", NATRules: 1}}
 		}, map[string]string{"notice mixed-iptables": "iptables-nft has rules in table nat, iptables-legacy has rules"}},
 		{"kubelet in the other variant", func(h *testHost) { h.usages = []thirdparty.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}} },
-			map[string]string{"problem mixed-iptables": "kubelet uses iptables-legacy, and our chains are kept in iptables-nft"}},
+			map[string]string{"problem mixed-iptables": "kubelet uses iptables-legacy, and the chains of ip-masq are kept in iptables-nft"}},
 		{name: "kubelet in both, and rules in one", set: func(h *testHost) {
 			h.usages = []thirdparty.Usage{{Variant: "nft", Kubelet: true, NATRules: 5}, {Variant: "legacy", Kubelet: true}}
 		}},
@@ -229,7 +229,7 @@ func TestFindings(t *testing.T) {
 		}},
 
 		{"a saved chain", func(h *testHost) { h.files["etc/iptables/rules.v4"] = "*nat\n:IP-MASQ-AGENT - [0:0]\nCOMMIT\n" },
-			map[string]string{"notice saved-ruleset": "/etc/iptables/rules.v4 (netfilter-persistent.service, not enabled): holds chain IP-MASQ-AGENT"}},
+			map[string]string{"notice saved-ruleset": "/etc/iptables/rules.v4 (netfilter-persistent.service, not enabled): contains chain IP-MASQ-AGENT"}},
 		{"a saved table that is loaded", func(h *testHost) {
 			h.files["etc/sysconfig/iptables"] = "*nat\nCOMMIT\n"
 			h.files["etc/systemd/system/basic.target.wants/iptables.service"] = ""
@@ -238,7 +238,7 @@ func TestFindings(t *testing.T) {
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
 			h.files["etc/nftables.conf"] = "#!/usr/sbin/nft -f\nflush ruleset;\ntable ip x { chain masq-IP-MASQ-AGENT { } }\n"
 			h.files["etc/systemd/system/sysinit.target.wants/nftables.service"] = ""
-		}, map[string]string{"notice saved-ruleset": "flushes the ruleset, holds chain"}},
+		}, map[string]string{"notice saved-ruleset": "flushes the ruleset, contains chain"}},
 		{name: "saved rulesets of no harm", set: func(h *testHost) {
 			h.files["etc/nftables.conf"] = "flush ruleset\n"
 			h.files["etc/iptables/rules.v4"] = "# IP-MASQ-AGENT\n*nat\n:OTHER-IP-MASQ-AGENT -\nCOMMIT\n"
@@ -301,7 +301,7 @@ func TestOrderAndForm(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	text, err := json.Marshal(findings[1])
-	want := `{"id":"forwarding-off","severity":"problem","summary":"The kernel does not forward: nothing of pods gets out, masqueraded or not.",` +
+	want := `{"id":"forwarding-off","severity":"problem","summary":"The kernel does not forward packets: pods cannot reach other networks.",` +
 		`"detail":["net.ipv4.ip_forward is 0"],"remedy":"Set the sysctl to 1, in /etc/sysctl.d to make it last."}`
 	if diff := cmp.Diff(want, string(text)); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
@@ -328,5 +328,5 @@ func TestOddFiles(t *testing.T) {
 func TestNothingIsKnown(t *testing.T) {
 	isolate(t)
 	n := Host{Root: newHost(t).node().Root}
-	compare(t, map[string]string{"notice conflist-without-us": "holds none"}, Examine(t.Context(), n))
+	compare(t, map[string]string{"notice conflist-without-us": "has no conflist"}, Examine(t.Context(), n))
 }

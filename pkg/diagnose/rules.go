@@ -3,102 +3,275 @@
 package diagnose
 
 import (
-	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 
+	"go4.org/netipx"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// foreignRules looks for rules of others that masquerade what is exempt: our
-// RETURN ends our chain alone, and does not keep them from it.
-func foreignRules(e *examination) ([]Finding, error) {
-	rules, err := e.ThirdParty(e.ctx)
-	sure := Finding{ID: "foreign-masquerade", Severity: SeverityProblem,
-		Summary: "Rules of others masquerade destinations that the policy leaves alone."}
-	kubelet := Finding{ID: "kubelet-masquerade", Severity: SeverityProblem,
-		Summary: "Rules of kubelet, kubenet or kube-proxy masquerade destinations that the policy leaves alone."}
-	maybe := Finding{ID: "foreign-masquerade-possible", Severity: SeverityNotice,
-		Summary: "Rules of others may masquerade destinations that the policy leaves alone."}
-	parties := map[*Finding][]string{}
-	for _, c := range Caught(e.policies(), rules) {
-		line, doubt := c.String(), e.doubt(c)
-		f := &sure
-		switch {
-		case doubt != "":
-			f, line = &maybe, line+" ("+doubt+")"
-		case kubelets(c.Rule):
-			f = &kubelet
-		}
-		f.Detail = append(f.Detail, line)
-		if remedy := remedyFor(c.Rule); remedy != "" && !slices.Contains(parties[f], remedy) {
-			parties[f] = append(parties[f], remedy)
-		}
+// ruleChecks look at rules and policies.
+func ruleChecks() []check {
+	const switchOff = "Switch masquerading off in the program that writes the rules, or remove them. " +
+		"They apply whether they are evaluated before or after the chain of ip-masq."
+	return []check{
+		{Finding{ID: "foreign-masquerade", Severity: SeverityProblem, Remedy: switchOff,
+			Summary: "Third-party rules masquerade destinations that the policy exempts."}, violationsOf(certain)},
+		{Finding{ID: "kubelet-masquerade", Severity: SeverityProblem, Remedy: switchOff,
+			Summary: "Rules of kubelet, kubenet or kube-proxy masquerade destinations that the policy exempts."}, violationsOf(ofKubelet)},
+		{Finding{ID: "foreign-masquerade-possible", Severity: SeverityNotice,
+			Summary: "Third-party rules may masquerade destinations that the policy exempts.",
+			Remedy:  "Look at the rules. State sourceCIDRs if they apply to other traffic than that of pods."}, violationsOf(possible)},
+		{Finding{ID: "leftover-chain", Severity: SeverityProblem,
+			Summary: "A chain exists in more than one backend, and the copy that is not in use masquerades too.",
+			Remedy: "Stop the program that writes it. Then ip-masq-reconciler once removes it, unless it has other rules than RETURN and MASQUERADE: " +
+				"remove those with iptables -t nat -F, -D POSTROUTING and -X."}, leftoverChains},
+		{Finding{ID: "other-data-dir", Severity: SeverityProblem,
+			Summary: "Chains of another dataDir exist on this node: they masquerade what the policy exempts.",
+			Remedy: "Use one dataDir in all plugin entries and in reconciler.toml, and state it as data_dir in /etc/ip-masq/plugin.toml: " +
+				"the next ADD, or ip-masq-reconciler once, removes the chains of the other."}, chainsOfOtherDataDirs},
+		{Finding{ID: "two-unscoped-chains", Severity: SeverityProblem,
+			Summary: "Two chains of ip-masq apply to the same traffic, and one masquerades what the other exempts.",
+			Remedy:  "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}, overlappingChains},
+		{Finding{ID: "policy-conflict", Severity: SeverityProblem,
+			Summary: "Sources conflict, and one of them is superseded.",
+			Remedy: "Make the sources agree, or give one of them another masqChain and a scope of its own. " +
+				"If agent files are no longer used, ip-masq-reconciler cleanup removes their policy."}, policyConflicts},
+		{Finding{ID: "chain-not-kept", Severity: SeverityProblem,
+			Summary: "The rules of a chain cannot be verified.",
+			Remedy:  "See the message; until then nothing repairs these rules."}, failedChains},
+		{Finding{ID: "slow-list", Severity: SeverityNotice,
+			Summary: "iptables evaluates a long list of rules one by one for each new connection.",
+			Remedy:  `Set backend to "nftables", whose cost does not grow with the list.`}, slowLists},
+		{Finding{ID: "damaged-document", Severity: SeverityProblem,
+			Summary: "Documents of the dataDir are damaged.",
+			Remedy: "They are moved aside and written again from their sources: a conflist or agent file that states the same, " +
+				"or the next ADD of their network."}, damagedDocuments},
+		{Finding{ID: "newer-document", Severity: SeverityProblem,
+			Summary: "Documents of the dataDir were written by a newer version: the policy is not known, and the rules stay as they are.",
+			Remedy:  "Install the newer version of the plugin and the reconciler again."}, newerDocuments},
 	}
-	general := "Switch masquerading off where the rules come from, or remove them; what ip-masq leaves alone they masquerade all the same, before it or after it."
-	sure.Remedy = strings.Join(append(parties[&sure], general), " ")
-	maybe.Remedy = strings.Join(append(parties[&maybe], "Look at the rules; name sourceCIDRs where they are about other traffic than that of pods."), " ")
-	kubelet.Remedy = strings.Join(append(parties[&kubelet], general), " ")
-	if err != nil {
-		err = fmt.Errorf("read the NAT rules of others: %w", err)
-	}
-	return []Finding{sure, kubelet, maybe}, err
 }
 
-// doubt tells why the rule may do no harm after all; "" if it surely does.
-func (e *examination) doubt(c Catch) string {
-	r := c.Rule
+// masqChainOf returns the masquerade chain that a chain with this table and name is, if
+// it is one at all.
+func masqChainOf(p thirdparty.Place) (string, bool) {
 	switch {
-	case !r.Exact:
-		return "not all of the rule could be read"
-	case r.Match.From == nil || c.Scoped:
-		return ""
+	case p.Backend == policy.NFTables && p.Table == "ip-masq":
+		return strings.CutPrefix(p.Chain, "masq-")
+	case p.Backend == policy.IPTables && p.Table == "nat":
+		return p.Chain, true
 	}
-	known := false
-	for _, p := range e.pods {
-		if policy.FamilyOf(p.prefix.Addr()) == r.Family {
-			known = true
-			if meet(policy.RangesOf(p.prefix), r.Match.From) {
-				return ""
+	return "", false
+}
+
+// Owned returns the function that tells thirdparty.Scan whether a chain is owned: by the
+// state of the rules, which may be nil, by the record, or by the comment in the chain.
+func Owned(s *enforce.State, rec store.Record, dataDir string) func(thirdparty.Place) bool {
+	inIPTables := map[string]bool{}
+	for _, o := range rec.Chains {
+		inIPTables[o.Chain] = inIPTables[o.Chain] || o.Backend == policy.IPTables
+	}
+	if s != nil {
+		for _, g := range s.Groups {
+			for _, c := range g.Desired.Chains {
+				inIPTables[c.Name] = inIPTables[c.Name] || g.Choice.Backend == policy.IPTables
 			}
 		}
 	}
-	if known {
-		return "its sources are no pod network that is known here"
+	return func(p thirdparty.Place) bool {
+		name, _ := masqChainOf(p)
+		return p.Table == "ip-masq" || p.Backend == policy.IPTables && inIPTables[name] ||
+			p.Owner.Schema > policy.RulesSchema || p.Owner.DataDir != "" && p.Owner.DataDir == policy.OwnedBy(dataDir).DataDir
 	}
-	return "whether its sources are pods is not known here"
 }
 
-// String writes the rule, what it catches, and whether it comes before us.
-func (c Catch) String() string {
+// violation is a third-party rule that masquerades what a policy exempts.
+type violation struct {
+	rule   thirdparty.Rule
+	number int    // of the rule
+	chain  string // of the policy
+	exempt []string
+	scoped bool // the policy states sourceCIDRs
+}
+
+// violationsIn returns which rule masquerades what which policy exempts, by rule and then
+// by policy. A rule that is not Exact may apply to fewer packets.
+func violationsIn(policies []policy.Policy, rules []thirdparty.Rule) []violation {
+	var found []violation
+	for i, r := range rules {
+		for _, p := range policies {
+			from, managed := scope(p, r.Family)
+			if !managed || r.Match.Out == "lo" ||
+				len(p.Interfaces.Value) > 0 && !slices.ContainsFunc(p.Interfaces.Value, r.Match.Leaves) {
+				continue
+			}
+			v := violation{rule: r, number: i, chain: p.Chain, scoped: len(p.Sources.Value) > 0}
+			masqueraded := exemptAddresses(p, r.Family).Intersect(r.Destinations(from))
+			for _, e := range p.Destinations {
+				if e.Action == policy.Exempt && touches(masqueraded, e.Prefix) {
+					v.exempt = append(v.exempt, e.Prefix.String())
+				}
+			}
+			for _, e := range p.ExemptSources {
+				if policy.FamilyOf(e.Prefix.Addr()) == r.Family && len(r.Destinations(policy.RangesOf(e.Prefix).Intersect(from))) > 0 {
+					v.exempt = append(v.exempt, "all from "+e.Prefix.String())
+				}
+			}
+			if len(v.exempt) > 0 {
+				found = append(found, v)
+			}
+		}
+	}
+	return found
+}
+
+// CountThirdParty returns how many third-party rules masquerade what a policy exempts, of
+// those that were decoded in full.
+func CountThirdParty(policies []policy.Policy, rules []thirdparty.Rule) int {
+	counted := map[int]bool{}
+	for _, v := range violationsIn(policies, rules) {
+		if v.rule.Exact {
+			counted[v.number] = true
+		}
+	}
+	return len(counted)
+}
+
+// touches reports whether an address of the prefix is in the set, by binary search.
+func touches(r policy.Ranges, p netip.Prefix) bool {
+	prefix := netipx.RangeOfPrefix(p)
+	i := sort.Search(len(r), func(i int) bool { return !r[i].To().Less(prefix.From()) })
+	return i < len(r) && r[i].Overlaps(prefix)
+}
+
+// scope returns the sources of a family that the policy applies to, nil being any, and
+// whether it applies to the family.
+func scope(p policy.Policy, f policy.Family) (policy.Ranges, bool) {
+	if !slices.Contains(p.Families(), f) {
+		return nil, false
+	}
+	if len(p.Sources.Value) == 0 {
+		return nil, true
+	}
+	sources := rangesOf(f, p.Sources.Value)
+	return sources, len(sources) > 0
+}
+
+// rangesOf returns the addresses of the prefixes of a family.
+func rangesOf(f policy.Family, prefixes []netip.Prefix) policy.Ranges {
+	return policy.RangesOf(slices.DeleteFunc(slices.Clone(prefixes), func(p netip.Prefix) bool {
+		return policy.FamilyOf(p.Addr()) != f
+	})...)
+}
+
+// exemptAddresses returns the destinations of a family that the policy exempts, as the
+// rules have them.
+func exemptAddresses(p policy.Policy, f policy.Family) policy.Ranges {
+	desired := policy.Desired([]policy.Policy{p}, policy.Layout{Sets: true}, policy.Owner{})
+	exempt := policy.Ranges{}
+	if c := desired.Find(f, p.Chain); c != nil {
+		for _, r := range c.Rules {
+			if r.Verdict == policy.Return && r.From == nil {
+				exempt = policy.RangesOf(f.All()).Intersect(r.To)
+			}
+		}
+	}
+	return exempt
+}
+
+func (e *examination) readThirdParty() {
+	rules, err := e.ThirdParty(e.ctx)
+	e.noteAs("read third-party NAT rules", err)
+	e.violations = violationsIn(e.policies(), rules)
+}
+
+// The kinds of violations.
+const (
+	certain = iota
+	ofKubelet
+	possible
+)
+
+func violationsOf(kind int) func(*examination, *Finding) {
+	return func(e *examination, f *Finding) {
+		var remedies []string
+		for _, v := range e.violations {
+			doubt := e.doubt(v)
+			line := v.String()
+			is := certain
+			switch {
+			case doubt != "":
+				is, line = possible, line+" ("+doubt+")"
+			case writtenByKubelet(v.rule):
+				is = ofKubelet
+			}
+			if is != kind {
+				continue
+			}
+			f.Detail = append(f.Detail, line)
+			if r := remedyFor(v.rule); r != "" && !slices.Contains(remedies, r) {
+				remedies = append(remedies, r)
+			}
+		}
+		f.Remedy = strings.Join(append(remedies, f.Remedy), " ")
+	}
+}
+
+// doubt returns why the rule may not apply to pods; "" if it does.
+func (e *examination) doubt(v violation) string {
+	from := v.rule.Match.From
+	switch {
+	case !v.rule.Exact:
+		return "not all of the rule was decoded"
+	case from == nil || v.scoped:
+		return ""
+	}
+	doubt := "no pod network is known"
+	for _, p := range e.pods {
+		if policy.FamilyOf(p.prefix.Addr()) == v.rule.Family {
+			if from.Overlaps(policy.RangesOf(p.prefix)) {
+				return ""
+			}
+			doubt = "its sources are not in a known pod network"
+		}
+	}
+	return doubt
+}
+
+// String returns the rule, what it masquerades and whether the owned chain comes later.
+func (v violation) String() string {
 	const most = 4
-	var what []string
-	for _, e := range c.Destinations {
-		what = append(what, e.Prefix.String())
+	exempt := v.exempt
+	if rest := len(exempt) - most; rest > 0 {
+		exempt = append(slices.Clone(exempt[:most]), fmt.Sprintf("%d more", rest))
 	}
-	for _, e := range c.Sources {
-		what = append(what, "all from "+e.Prefix.String())
+	order := ""
+	if v.rule.Order != thirdparty.UnknownOrder {
+		order = fmt.Sprintf("; evaluated %s the chain of ip-masq", v.rule.Order)
 	}
-	if rest := len(what) - most; rest > 0 {
-		what = append(what[:most], fmt.Sprintf("%d more", rest))
-	}
-	order := map[thirdparty.Order]string{thirdparty.Before: ", before our chain", thirdparty.After: ", after our chain"}[c.Rule.Order]
-	return fmt.Sprintf("%s: catches %s, which %s leaves alone%s", c.Rule.Text, strings.Join(what, ", "), c.Chain, order)
+	return fmt.Sprintf("%s: applies to %s, which %s exempts%s", v.rule.Text, strings.Join(exempt, ", "), v.chain, order)
 }
 
-// kubelets reports whether the rule is kubelet's, kubenet's or kube-proxy's.
-func kubelets(r thirdparty.Rule) bool {
+// writtenByKubelet reports whether the rule is kubelet's, kubenet's or kube-proxy's.
+func writtenByKubelet(r thirdparty.Rule) bool {
 	return strings.HasPrefix(r.Chain, "KUBE-") || strings.HasPrefix(r.Comment, "kubenet:") || r.Table == "kube-proxy"
 }
 
-// remedyFor tells what to do about the rules of parties that are well known.
+// remedyFor returns what to do about the rules of a well-known program.
 func remedyFor(r thirdparty.Rule) string {
 	switch {
 	case strings.HasPrefix(r.Comment, "kubenet:"):
 		return "kubelet's kubenet: give --non-masquerade-cidr=0.0.0.0/0, then delete the rule or reboot."
-	case kubelets(r):
+	case writtenByKubelet(r):
 		return "kube-proxy: leave --masquerade-all (iptables.masqueradeAll) off."
 	case strings.HasPrefix(r.Chain, "FLANNEL") || strings.HasPrefix(r.Table, "flannel"):
 		return "flannel: run flanneld without --ip-masq."
@@ -113,29 +286,22 @@ func remedyFor(r thirdparty.Rule) string {
 	case strings.HasPrefix(r.Chain, "AWS-SNAT"):
 		return "Amazon VPC CNI: set AWS_VPC_K8S_CNI_EXTERNALSNAT=true."
 	case strings.HasPrefix(r.Chain, "CNI-") || strings.HasPrefix(r.Table, "cni_plugins"):
-		return "A CNI plugin's ipMasq: drain the node, set it to false in the conflist, and let the pods come back: rules of pods that run would stay."
+		return "A CNI plugin's ipMasq: drain the node and set it to false in the conflist, as running pods keep their rules."
 	case slices.Contains(r.Match.NotOut, "docker0"):
-		return "Docker: run dockerd with --ip-masq=false if it must not."
+		return "Docker: run dockerd with --ip-masq=false if its containers need no masquerading."
 	}
 	return ""
 }
 
-// leftoverChains looks for chains of ours in another backend or variant than the
-// one that is in force: there they masquerade too.
-func leftoverChains(e *examination) ([]Finding, error) {
-	f := Finding{ID: "leftover-chain", Severity: SeverityProblem,
-		Summary: "A chain stands in more than one backend, and the copy that is not in force masquerades too.",
-		Remedy: "Stop whoever writes it; then ip-masq-reconciler once removes it, unless it holds other rules than RETURN and MASQUERADE: " +
-			"those go with iptables -t nat -F, -D POSTROUTING and -X."}
+func leftoverChains(e *examination, f *Finding) {
 	for _, o := range e.State.Record.Chains {
 		if o.Stuck {
 			f.Detail = append(f.Detail, fmt.Sprintf("%s in %s (%s): it could not be removed", o.Chain, o.Backend, o.Family))
 		}
 	}
 	if e.Rules == nil || len(e.Drivers) == 0 {
-		return []Finding{f}, nil
+		return
 	}
-	var errs []error
 	for _, g := range e.Rules.Groups {
 		seen := map[string]bool{}
 		for _, c := range g.Desired.Chains {
@@ -144,28 +310,95 @@ func leftoverChains(e *examination) ([]Finding, error) {
 			}
 			seen[c.Name] = true
 			others, err := e.Drivers.Duplicates(e.ctx, c.Name, g.Choice)
+			e.note(err)
 			for _, o := range others {
-				f.Detail = append(f.Detail, fmt.Sprintf("%s is kept in %s and stands in %s", c.Name, g.Choice, o))
+				f.Detail = append(f.Detail, fmt.Sprintf("%s is kept in %s and exists in %s too", c.Name, g.Choice, o))
 			}
-			errs = append(errs, err)
 		}
 	}
-	return []Finding{f}, errors.Join(errs...)
 }
 
-// chainsOfOtherDataDirs looks for chains of another dataDir, in every form and under every
-// name.
-func chainsOfOtherDataDirs(e *examination) ([]Finding, error) {
-	f := Finding{ID: "other-data-dir", Severity: SeverityProblem,
-		Summary: "Chains of another dataDir stand on this node: they masquerade what the policy exempts.",
-		Remedy: "Use one dataDir in all plugin entries and in reconciler.toml, and state it as data_dir in /etc/ip-masq/plugin.toml: " +
-			"the next ADD, or ip-masq-reconciler once, removes the chains of the other."}
+func chainsOfOtherDataDirs(e *examination, f *Finding) {
 	owned, err := e.Drivers.Owned(e.ctx)
+	e.note(err)
 	for _, c := range owned {
 		if e.DataDir != "" && c.Owner.Differs(policy.OwnedBy(e.DataDir)) {
 			f.Detail = append(f.Detail, fmt.Sprintf("chain %s (%s) in %s belongs to %s and not to %s",
 				c.Name, c.Family, c.Choice, policy.Quote(c.Owner.DataDir), policy.Quote(e.DataDir)))
 		}
 	}
-	return []Finding{f}, err
+}
+
+func overlappingChains(e *examination, f *Finding) {
+	exempts := func(p, q policy.Policy, family policy.Family) {
+		exempt := exemptAddresses(p, family).Without(exemptAddresses(q, family))
+		if len(exempt) > 0 {
+			f.Detail = append(f.Detail, fmt.Sprintf("%s exempts %s, which %s masquerades", p.Chain, exempt, q.Chain))
+		}
+	}
+	all := e.policies()
+	for i, p := range all {
+		for _, q := range all[i+1:] {
+			for _, family := range policy.Families() {
+				if overlap(p, q, family) {
+					exempts(p, q, family)
+					exempts(q, p, family)
+				}
+			}
+		}
+	}
+}
+
+// overlap reports whether both policies can apply to a packet of the family.
+func overlap(p, q policy.Policy, f policy.Family) bool {
+	from, managed := scope(p, f)
+	other, managedToo := scope(q, f)
+	if !managed || !managedToo || !from.Overlaps(other) {
+		return false
+	}
+	if len(p.Interfaces.Value) == 0 || len(q.Interfaces.Value) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(p.Interfaces.Value, func(pattern string) bool {
+		return slices.ContainsFunc(q.Interfaces.Value, thirdparty.Packets{Out: pattern}.Leaves)
+	})
+}
+
+func policyConflicts(e *examination, f *Finding) {
+	for _, p := range e.policies() {
+		for _, c := range p.Conflicts.Summary() {
+			f.Detail = append(f.Detail, c.Error())
+		}
+	}
+}
+
+func failedChains(e *examination, f *Finding) {
+	if e.Rules == nil {
+		return
+	}
+	for _, chain := range slices.Sorted(maps.Keys(e.Rules.Failed)) {
+		f.Detail = append(f.Detail, chain+": "+strings.ReplaceAll(e.Rules.Failed[chain].Error(), "\n", "; "))
+	}
+}
+
+func slowLists(e *examination, f *Finding) {
+	if e.Rules == nil {
+		return
+	}
+	slow := e.Rules.LinearChains()
+	for _, chain := range slices.Sorted(maps.Keys(slow)) {
+		f.Detail = append(f.Detail, fmt.Sprintf("%s: %d prefixes", chain, slow[chain]))
+	}
+}
+
+func damagedDocuments(e *examination, f *Finding) {
+	for _, d := range e.State.Damaged {
+		f.Detail = append(f.Detail, d.Err.Error())
+	}
+}
+
+func newerDocuments(e *examination, f *Finding) {
+	for _, n := range e.State.Newer {
+		f.Detail = append(f.Detail, fmt.Sprintf("%s: schema %d", n.File, n.Schema))
+	}
 }

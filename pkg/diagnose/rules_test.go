@@ -65,8 +65,8 @@ table ip ip-masq { chain masq-IP-MASQ-AGENT { masquerade; }
 chain postrouting { type nat hook postrouting priority 101; fib daddr type != local jump masq-IP-MASQ-AGENT; }
 }`
 
-// TestForeignRules has the rules of others in a kernel.
-func TestForeignRules(t *testing.T) {
+// TestThirdPartyRules has third-party rules in a kernel.
+func TestThirdPartyRules(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		set     func(*testHost)
@@ -79,18 +79,18 @@ func TestForeignRules(t *testing.T) {
 		{name: "none"},
 		{name: "the agents' chain, which is ours now", rules: ":IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT\n-A IP-MASQ-AGENT -j MASQUERADE"},
 		{name: "masquerading of all", rules: "-A POSTROUTING -o eth0 -j MASQUERADE\n:IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT", counted: 1,
-			want: map[string]string{"problem foreign-masquerade": "iptables (nft), table nat, chain POSTROUTING: out eth0 masquerade: catches 169.254.0.0/16, 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, before our chain"}},
+			want: map[string]string{"problem foreign-masquerade": "iptables (nft), table nat, chain POSTROUTING: out eth0 masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, evaluated before the chain of ip-masq"}},
 		{name: "in nftables", nft: "table ip x {\nchain p {\ntype nat hook postrouting priority 300\nip daddr 10.1.0.0/16 masquerade\n}\n}", counted: 1,
-			want: map[string]string{"problem foreign-masquerade": "nftables, table x, chain p: to 10.1.0.0/16 masquerade: catches 10.0.0.0/8, which IP-MASQ-AGENT leaves alone"}},
+			want: map[string]string{"problem foreign-masquerade": "nftables, table x, chain p: to 10.1.0.0/16 masquerade: applies to 10.0.0.0/8, which IP-MASQ-AGENT exempts"}},
 		{name: "of pods", rules: "-A POSTROUTING -s 10.244.0.0/16 ! -d 10.244.0.0/16 -j MASQUERADE", counted: 1,
 			want: map[string]string{"problem foreign-masquerade": "from 10.244.0.0/16 not to 10.244.0.0/16"}},
 		{name: "of Docker", rules: "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE", counted: 1,
-			want: map[string]string{"notice foreign-masquerade-possible": "no pod network that is known here, Docker:"}},
+			want: map[string]string{"notice foreign-masquerade-possible": "its sources are not in a known pod network, Docker:"}},
 		{name: "of sources that may be pods", rules: "-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE", counted: 1,
 			set: func(h *testHost) {
 				h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge"}`, entry)
 			},
-			want: map[string]string{"notice foreign-masquerade-possible": "whether its sources are pods is not known here"}},
+			want: map[string]string{"notice foreign-masquerade-possible": "no pod network is known"}},
 		{name: "of a scope that the policy names", rules: "-A POSTROUTING -s 10.9.0.0/24 -j MASQUERADE", counted: 1,
 			set:  func(h *testHost) { h.statements[0].SourceCIDRs = prefixes("10.9.0.0/16") },
 			want: map[string]string{"problem foreign-masquerade": "from 10.9.0.0/24"}},
@@ -105,17 +105,17 @@ func TestForeignRules(t *testing.T) {
 			set: func(h *testHost) {
 				h.statements[0].NonMasqueradeSourceCIDRs, h.statements[0].SourceCIDRs = prefixes("10.9.0.0/16"), prefixes("10.0.0.0/8")
 			},
-			want: map[string]string{"problem foreign-masquerade": "catches all from 10.9.0.0/16"}},
+			want: map[string]string{"problem foreign-masquerade": "applies to all from 10.9.0.0/16"}},
 		{name: "that cannot be read", rules: "-A POSTROUTING -m conntrack --ctstate DNAT -j MASQUERADE",
-			want: map[string]string{"notice foreign-masquerade-possible": "match conntrack, not all of the rule could be read"}},
+			want: map[string]string{"notice foreign-masquerade-possible": "match conntrack, not all of the rule was decoded"}},
 		{name: "for marked packets", rules: ":KUBE-POSTROUTING -\n-A POSTROUTING -j KUBE-POSTROUTING\n-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n-A KUBE-POSTROUTING -j MASQUERADE"},
 		{name: "kube-proxy's for all", rules: ":KUBE-POSTROUTING -\n-A POSTROUTING -j KUBE-POSTROUTING\n-A KUBE-POSTROUTING -j MASQUERADE", counted: 1,
 			want: map[string]string{"problem kubelet-masquerade": "KUBE-POSTROUTING: masquerade, --masquerade-all"}},
 		{name: "kubenet's", rules: `-A POSTROUTING ! -d 10.0.0.0/8 -m comment --comment "kubenet: SNAT for outbound traffic from cluster" -m addrtype ! --dst-type LOCAL -j MASQUERADE`, counted: 1,
-			want: map[string]string{"problem kubelet-masquerade": "catches 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16, which, --non-masquerade-cidr"}},
+			want: map[string]string{"problem kubelet-masquerade": "applies to 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16, which, --non-masquerade-cidr"}},
 		{name: "kindnet's", nft: kindnet, counted: 1,
 			set:  func(h *testHost) { h.statements[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.168.0.0/16") },
-			want: map[string]string{"problem foreign-masquerade": "table kindnet-ipmasq, chain postrouting: masquerade: catches 169.254.0.0/16, 10.0.0.0/8, 192.168.0.0/16, before our chain, --masquerading=false"}},
+			want: map[string]string{"problem foreign-masquerade": "table kindnet-ipmasq, chain postrouting: masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 192.168.0.0/16, evaluated before the chain of ip-masq, --masquerading=false"}},
 		{name: "kindnet's, of what it exempts too", nft: kindnet,
 			set: func(h *testHost) {
 				yes := true
@@ -126,7 +126,7 @@ func TestForeignRules(t *testing.T) {
 			set: func(h *testHost) {
 				h.statements[0].EnableIPv6, h.statements[0].NonMasqueradeCIDRs = on(), prefixes("10.0.0.0/8", "fd00::/8")
 			},
-			want: map[string]string{"problem foreign-masquerade": "ipv6, table nat, catches fe80::/10, fd00::/8"}},
+			want: map[string]string{"problem foreign-masquerade": "ipv6, table nat, applies to fe80::/10, fd00::/8"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			isolate(t)

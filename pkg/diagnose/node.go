@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// nodeChecks look at processes, the kernel and files of the node.
+func nodeChecks() []check {
+	return []check{
+		{Finding{ID: "agent-running", Severity: SeverityProblem,
+			Summary: "ip-masq-agent is running: it rewrites the chain from its own configuration every minute.",
+			Remedy:  "Delete its DaemonSet. Its ConfigMap may stay: the reconciler reads it."}, runningAgents},
+		{Finding{ID: "firewalld-running", Severity: SeverityNotice,
+			Summary: "firewalld is running: its reload may flush iptables with the chain of ip-masq, until the reconciler repairs it.",
+			Remedy: "Set backend to \"nftables\", whose tables firewalld does not change, or FirewallBackend=nftables in firewalld.conf; " +
+				"and put the pods' interfaces into zone trusted."}, firewalld},
+		{Finding{ID: "ufw-enabled", Severity: SeverityNotice,
+			Summary: "ufw is enabled: by default it drops forwarded packets, and its reload runs /etc/ufw/before.rules, which may flush table nat.",
+			Remedy: "Set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw or allow routed traffic of pods, " +
+				"and flush no table nat in before.rules."}, ufw},
+		{Finding{ID: "ebpf-masquerade", Severity: SeverityNotice,
+			Summary: "An eBPF data plane is in use, which may masquerade without rules of netfilter.",
+			Remedy: "Cilium: set enable-bpf-masquerade to false and masquerading off, or list the same prefixes in its own ip-masq-agent; " +
+				"Calico: set natOutgoing: false in the IPPool."}, ebpfMasquerade},
+		{Finding{ID: "missing-capability", Severity: SeverityProblem,
+			Summary: "This process lacks capabilities that it needs to manage the rules.",
+			Remedy: "Run as root, or give the capability: securityContext.capabilities.add in a DaemonSet, " +
+				"AmbientCapabilities in a systemd unit."}, missingCapabilities},
+		{Finding{ID: "forwarding-off", Severity: SeverityProblem,
+			Summary: "The kernel does not forward packets: pods cannot reach other networks.",
+			Remedy:  "Set the sysctl to 1, in /etc/sysctl.d to make it last."}, forwardingOff},
+		{Finding{ID: "mixed-iptables", Severity: SeverityNotice,
+			Summary: "Both variants of iptables are in use: packets meet the rules of both, and each program shows only one.",
+			Remedy: "Use one variant on the node (update-alternatives --set iptables ...), " +
+				"and reboot to remove the rules of the other."}, mixedVariants},
+		{Finding{ID: "saved-ruleset", Severity: SeverityNotice,
+			Summary: "A saved ruleset changes the rules of ip-masq when it is loaded, at boot or when its service restarts.",
+			Remedy: "Remove the chains and tables of ip-masq from the file, " +
+				"and let it flush only its own rules (not table nat, nor the ruleset)."}, savedRulesets},
+	}
+}
+
+// process is a process of the node, as far as this one sees them.
+type process struct {
+	pid  int
+	comm string // at most 15 bytes of the program's name
+	args []string
+}
+
+func (e *examination) readProcesses() {
+	for _, entry := range e.readDir("proc") {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		comm, errComm := readFile(e.path("proc", entry.Name(), "comm"))
+		cmdline, errLine := readFile(e.path("proc", entry.Name(), "cmdline"))
+		switch err := errors.Join(errComm, errLine); {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH): // it has ended
+		case err != nil:
+			e.noteAs("list the processes", err)
+			return
+		default:
+			args := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
+			e.processes = append(e.processes, process{pid, strings.TrimSpace(string(comm)), args})
+		}
+	}
+}
+
+// name returns the name of the program, or of the script that an interpreter runs.
+func (p process) name() string {
+	if p.args[0] == "" {
+		return p.comm
+	}
+	name := path.Base(p.args[0])
+	if strings.HasPrefix(name, "python") {
+		for _, arg := range p.args[1:] {
+			if !strings.HasPrefix(arg, "-") {
+				return path.Base(arg)
+			}
+		}
+	}
+	return name
+}
+
+func runningAgents(e *examination, f *Finding) {
+	for _, p := range e.processes {
+		if strings.HasPrefix(p.name(), "ip-masq-agent") {
+			f.Detail = append(f.Detail, fmt.Sprintf("process %d: %s", p.pid, policy.Quote(strings.Join(p.args, " "))))
+		}
+	}
+}
+
+func firewalld(e *examination, f *Finding) {
+	for _, p := range e.processes {
+		if p.name() == "firewalld" {
+			f.Detail = append(f.Detail, fmt.Sprintf("process %d", p.pid))
+		}
+	}
+}
+
+func ufw(e *examination, f *Finding) {
+	if slices.Contains(strings.Fields(e.read("etc/ufw/ufw.conf")), "ENABLED=yes") {
+		f.Detail = []string{"/etc/ufw/ufw.conf has ENABLED=yes"}
+	}
+}
+
+func ebpfMasquerade(e *examination, f *Finding) {
+	add := func(severity Severity, detail string) {
+		f.Detail = append(f.Detail, detail)
+		f.Severity = max(f.Severity, severity) // "problem" is after "notice"
+	}
+	names, err := e.Interfaces()
+	e.noteAs("list the interfaces", err)
+	for _, name := range names {
+		switch name {
+		case "cilium_host":
+			add(SeverityNotice, "interface cilium_host: Cilium")
+		case "bpfin.cali", "bpfout.cali":
+			add(SeverityProblem, "interface "+name+": Calico's eBPF data plane")
+		}
+	}
+	for _, l := range e.lists {
+		for _, p := range l.plugins {
+			if p.kind() == "cilium-cni" {
+				add(SeverityNotice, policy.Quote(l.File)+": plugin cilium-cni")
+			}
+		}
+	}
+	const mapDir = "sys/fs/bpf/tc/globals"
+	shown := false
+	for _, m := range e.readDir(mapDir) {
+		switch {
+		case strings.HasPrefix(m.Name(), "cilium_snat_"):
+			add(SeverityProblem, "/"+mapDir+"/"+m.Name()+": Cilium translates sources in eBPF")
+		case strings.HasPrefix(m.Name(), "cilium_") && !shown:
+			shown = true
+			add(SeverityNotice, "/"+mapDir+"/"+m.Name()+": maps of Cilium")
+		}
+	}
+}
+
+func missingCapabilities(e *examination, f *Finding) {
+	const capNetAdmin, capNetRaw = 12, 13 // linux/capability.h
+	status, err := readFile(e.path("proc/self/status"))
+	if err != nil {
+		e.note(err)
+		return
+	}
+	_, line, found := strings.Cut("\n"+string(status), "\nCapEff:")
+	line, _, _ = strings.Cut(line, "\n")
+	effective, err := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
+	if !found || err != nil {
+		e.note(errors.New("find the capabilities of this process: /proc/self/status has no CapEff that can be read"))
+		return
+	}
+	if effective&(1<<capNetAdmin) == 0 {
+		f.Detail = append(f.Detail, "CAP_NET_ADMIN: to read or write netfilter")
+	}
+	if e.hasChoice(policy.IPTables, netfilter.VariantLegacy) && effective&(1<<capNetRaw) == 0 {
+		f.Detail = append(f.Detail, "CAP_NET_RAW: iptables-legacy opens a raw socket")
+	}
+}
+
+func forwardingOff(e *examination, f *Finding) {
+	sysctls := []string{"net/ipv4/ip_forward"}
+	if slices.ContainsFunc(e.policies(), func(p policy.Policy) bool { return p.EnableIPv6.Value }) {
+		sysctls = append(sysctls, "net/ipv6/conf/all/forwarding")
+	}
+	for _, name := range sysctls { // without the family in the kernel there is no file
+		if strings.TrimSpace(e.read("proc/sys", name)) == "0" {
+			f.Detail = append(f.Detail, strings.ReplaceAll(name, "/", ".")+" is 0")
+		}
+	}
+}
+
+func mixedVariants(e *examination, f *Finding) {
+	usages, err := e.Variants(e.ctx)
+	e.noteAs("find which variants of iptables are in use", err)
+	var used, kubelet []string
+	for _, u := range usages {
+		if u.NATRules > 0 {
+			used = append(used, u.Variant)
+		}
+		if u.Kubelet {
+			kubelet = append(kubelet, u.Variant)
+		}
+	}
+	if len(used) > 1 {
+		for _, u := range usages {
+			f.Detail = append(f.Detail, fmt.Sprintf("iptables-%s has rules in table nat", u.Variant))
+		}
+	}
+	for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
+		if e.hasChoice(policy.IPTables, variant) && len(kubelet) > 0 && !slices.Contains(kubelet, variant) {
+			f.Severity = SeverityProblem
+			f.Detail = append(f.Detail, fmt.Sprintf("kubelet uses iptables-%s, and the chains of ip-masq are kept in iptables-%s", kubelet[0], variant))
+		}
+	}
+}
+
+func savedRulesets(e *examination, f *Finding) {
+	for _, service := range []struct {
+		name  string
+		files []string
+	}{
+		{"netfilter-persistent.service", []string{"etc/iptables/rules.v4", "etc/iptables/rules.v6"}},
+		{"iptables.service", []string{"etc/sysconfig/iptables", "etc/iptables/iptables.rules"}},
+		{"ip6tables.service", []string{"etc/sysconfig/ip6tables", "etc/iptables/ip6tables.rules"}},
+		{"nftables.service", []string{"etc/nftables.conf", "etc/sysconfig/nftables.conf"}},
+	} {
+		enabled := e.enabled(service.name)
+		state := "not enabled"
+		if enabled {
+			state = "enabled"
+		}
+		for _, file := range service.files {
+			for _, change := range e.changesBy(e.read(file), enabled) {
+				f.Detail = append(f.Detail, fmt.Sprintf("/%s (%s, %s): %s", file, service.name, state, change))
+			}
+		}
+	}
+}
+
+// enabled reports whether systemd starts the service.
+func (e *examination) enabled(service string) bool {
+	for _, dir := range []string{"etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"} {
+		found, err := filepath.Glob(e.path(dir, "*.wants", service))
+		e.note(err)
+		if len(found) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// changesBy returns what a saved ruleset does to the rules of ip-masq. Flushing counts
+// only if a service loads the ruleset.
+func (e *examination) changesBy(text string, enabled bool) []string {
+	words := map[string]bool{}
+	for line := range strings.Lines(text) {
+		line, _, _ = strings.Cut(line, "#")
+		fields := strings.Fields(line)
+		for i, word := range fields {
+			words[strings.TrimPrefix(word, ":")] = true
+			if i > 0 && fields[i-1] == "flush" {
+				words["flush "+strings.TrimSuffix(word, ";")] = true
+			}
+		}
+	}
+	var changes []string
+	for _, chain := range e.chainNames() {
+		if words[chain] || words["masq-"+chain] {
+			changes = append(changes, "contains chain "+chain)
+		}
+	}
+	if enabled && words["flush ruleset"] {
+		changes = append(changes, "flushes the ruleset, with the rules of ip-masq")
+	}
+	if enabled && words["*nat"] && e.hasChoice(policy.IPTables, "") {
+		changes = append(changes, "replaces table nat, with the chains of ip-masq")
+	}
+	return changes
+}
+
+// chainNames returns the names of the owned chains, or that of the agents' if there is
+// none.
+func (e *examination) chainNames() []string {
+	var names []string
+	for _, p := range e.policies() {
+		names = append(names, p.Chain)
+	}
+	for _, o := range e.State.Record.Chains {
+		names = append(names, o.Chain)
+	}
+	if len(names) == 0 {
+		return []string{policy.DefaultChain}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
