@@ -74,23 +74,27 @@ func (n *node) ensure(ctx context.Context) error {
 		return nil
 	}
 	state := reading.State()
-	if verified && v.inSync(ctx, state) {
-		return nil
+	stored := state.Find(n.source())
+	own := policy.Source{ID: n.source()}
+	if verified && stored != nil {
+		own.Policy = stored.Policy
+	} else {
+		entry, err := n.entry()
+		if err != nil {
+			return err
+		}
+		if entry.RequireAgentConfig && state.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
+			return withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no policy of the agent files is stored yet; "+
+				"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
+		}
+		own.Policy = entry.Policy
 	}
-	entry, err := n.entry()
-	if err != nil {
-		return err
-	}
-	own := policy.Source{ID: n.source(), Policy: entry.Policy}
-	if entry.RequireAgentConfig && state.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
-		return withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no policy of the agent files is stored yet; "+
-			"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
-	}
-	stored := state.Find(own.ID)
-	inForce := len(state.Newer) == 0 && len(state.Damaged) == 0 &&
-		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy)
-	if inForce && !verified && v.inSync(ctx, state) {
-		return nil
+	var observed *enforce.State
+	if len(state.Newer) == 0 && len(state.Damaged) == 0 &&
+		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) {
+		if observed = v.observe(ctx, state); observed.InSync() {
+			return nil
+		}
 	}
 	if err := n.checkDataDir(); err != nil {
 		return err
@@ -104,15 +108,20 @@ func (n *node) ensure(ctx context.Context) error {
 		return n.withoutLock(ctx, state, own, err)
 	}
 	defer n.release(lock)
-	return n.ensureLocked(ctx, lock, own)
-}
-
-// ensureLocked is the part of ensure that writes.
-func (n *node) ensureLocked(ctx context.Context, lock *store.Lock, own policy.Source) error {
-	state, err := n.Dir.Load()
+	again, err := n.Dir.Read(n.source())
 	if err != nil {
 		return err
 	}
+	if digest := again.Digest(); observed != nil && digest != "" && digest == reading.Digest() {
+		n.Warn(lock.Tidy(state))
+		s := n.Sync(ctx, n.ObserveAgain(ctx, observed), lock)
+		return n.chainErr(s, own.Policy.Chain)
+	}
+	return n.changePolicy(ctx, lock, again.State(), own)
+}
+
+// changePolicy makes a policy that of the network, and syncs the rules.
+func (n *node) changePolicy(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) error {
 	n.disk.read = nil // it may have changed while the lock was waited for
 	n.warnDamaged(state)
 	if len(state.Newer) > 0 {
@@ -237,9 +246,9 @@ func (v verification) sameGeneration() bool {
 	return v.cached.Generation != "" && v.cached.Generation == v.generation()
 }
 
-// inSync reads the rules and reports whether they are right. If they are it writes the
-// verification cache; if that fails the next ADD reads the rules, too.
-func (v verification) inSync(ctx context.Context, s store.State) bool {
+// observe reads the rules. If they are right it writes the verification cache; if that
+// fails the next ADD reads the rules, too.
+func (v verification) observe(ctx context.Context, s store.State) *enforce.State {
 	n := v.node
 	cache := store.VerificationCache{}
 	noGeneration := func(o store.OwnedChain) bool {
@@ -248,12 +257,10 @@ func (v verification) inSync(ctx context.Context, s store.State) bool {
 	if !slices.ContainsFunc(s.Record.Chains, noGeneration) && v.inputs() != "" {
 		cache.Generation = v.generation()
 	}
-	if !n.Observe(ctx, s.Sources, s.Record).InSync() {
-		return false
-	}
-	if cache.Generation != "" && n.entryDigest() != "" && !n.dryRun {
+	observed := n.Observe(ctx, s.Sources, s.Record)
+	if observed.InSync() && cache.Generation != "" && n.entryDigest() != "" && !n.dryRun {
 		cache.Inputs, cache.Entry = v.inputs(), n.entryDigest()
 		_ = n.Dir.PutVerificationCache(n.source(), cache)
 	}
-	return true
+	return observed
 }
