@@ -70,8 +70,8 @@ func mistakes() []mistake {
 		{"outputInterfaces", []string{"a -j ACCEPT"}, []string{`outputInterfaces[0]: "a -j ACCEPT" is not the name of an interface`}},
 		{"outputInterfaces", []string{""}, []string{`outputInterfaces[0]: is empty; name an interface, or drop the item`}},
 		// The rest.
-		{"backend", "ebpf", []string{`backend: ebpf is not a backend; write auto, iptables or nftables`}},
-		{"backend", "NFTables", []string{`backend: NFTables is not a backend`}},
+		{"backend", "ebpf", []string{`backend: ebpf is not one of the choices; write auto, iptables or nftables`}},
+		{"backend", "NFTables", []string{`backend: NFTables is not one of the choices`}},
 		{"backend", raw("null"), []string{`backend: null is no value`}},
 		{"dataDir", "state", []string{`dataDir: state is relative; write an absolute path such as /var/lib/cni/ip-masq`}},
 		{"dataDir", "", []string{`dataDir: is empty`}},

@@ -33,10 +33,10 @@ type ConfDir struct {
 // Conflist is one file of the directory. If runtimes cannot load it, it has an Err and
 // neither Types nor Entries.
 type Conflist struct {
-	File       string // the path
-	Doc        []byte // the text
-	Network    string // "" for the configuration of a single plugin without a name
-	CNIVersion string
+	File       string          // the path
+	Doc        []byte          // the text
+	Network    string          // "" for the configuration of a single plugin without a name
+	CNIVersion string          // as stated; a list with cniVersions may get another one
 	Types      []string        // of all plugins, in order
 	Entries    []ConflistEntry // the plugin entries
 	Err        error
@@ -214,10 +214,8 @@ var errGone = errors.New("is gone")
 func readConfFile(path string) ([]byte, error) {
 	const mostKiB = 1024
 	doc, err := readFile(path, mostKiB)
-	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-			return nil, errGone
-		}
+	if missing(path, err) {
+		return nil, errGone
 	}
 	return doc, err
 }
@@ -281,7 +279,7 @@ func parseConflist(path string, doc []byte) (Conflist, []plugin, error) {
 		return conf, nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
 	}
 	var plugins []plugin
-	var versions []string
+	var versions []string // libcni chooses one; no policy depends on it
 	var ignored bool
 	conf.inlineOnly = false
 	d := Document{File: path}
@@ -301,7 +299,6 @@ func parseConflist(path string, doc []byte) (Conflist, []plugin, error) {
 	if conf.Network == "" && !d.Flawed["name"] {
 		d.failWithoutName()
 	}
-	conf.CNIVersion = highestVersion(conf.CNIVersion, versions)
 	return conf, plugins, d.Err()
 }
 
@@ -382,23 +379,6 @@ func parseVersion(s string) (string, error) {
 		return "", errors.New("is not a version; write one such as 1.0.0")
 	}
 	return s, nil
-}
-
-// highestVersion returns, as libcni does, the highest of cniVersion and cniVersions that
-// libcni knows, and cniVersion if there is no choice.
-func highestVersion(stated string, versions []string) string {
-	highest := ""
-	for _, v := range append(versions, stated) {
-		known, errKnown := version.GreaterThanOrEqualTo(version.Current(), v)
-		above, errAbove := version.GreaterThan(v, highest)
-		if errKnown == nil && known && (highest == "" || errAbove == nil && above) {
-			highest = v
-		}
-	}
-	if highest == "" || len(versions) == 0 {
-		return stated
-	}
-	return highest
 }
 
 func readPluginFolder(dir string) ([]plugin, error) {

@@ -63,6 +63,14 @@ func readFile(path string, mostKiB int64) ([]byte, error) {
 	return ReadRegular(f, mostKiB, nil)
 }
 
+// missing reports whether the error is that nothing has the path, not even a symlink.
+func missing(path string, err error) bool {
+	if errors.Is(err, fs.ErrNotExist) {
+		_, err = os.Lstat(path)
+	}
+	return errors.Is(err, fs.ErrNotExist)
+}
+
 // closed closes a file that was only read: its error loses nothing.
 func closed(f *os.File) { _ = f.Close() }
 

@@ -120,8 +120,8 @@ func TestMistakes(t *testing.T) {
 		{`"masqChain": "KUBE-X"`, `masqChain: KUBE-X lies in the name space KUBE- of others; choose another`},
 		{`"masqChain": "a b"`, `masqChain: "a b" may hold only letters, digits, '_', '.' and '-'`},
 		{`"masqChain": "ABCDEFGHIJKLMNOPQRSTUVWXY"`, `masqChain: ABCDEFGHIJKLMNOPQRSTUVWXY has 25 characters; at most 24 are possible`},
-		{`"backend": "ipvs"`, `backend: ipvs is not a backend; write auto, iptables or nftables`},
-		{`"backend": "IPTables"`, `backend: IPTables is not a backend; write auto, iptables or nftables`},
+		{`"backend": "ipvs"`, `backend: ipvs is not one of the choices; write auto, iptables or nftables`},
+		{`"backend": "IPTables"`, `backend: IPTables is not one of the choices; write auto, iptables or nftables`},
 		{`"backend": ""`, `backend: is empty; write auto, iptables or nftables, or leave the key out`},
 		{`"backend": false`, `backend: false is a boolean; write a string such as "auto"`},
 

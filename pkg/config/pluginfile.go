@@ -43,14 +43,11 @@ func ReadPluginFile(path string) (PluginFile, error) {
 	absent := PluginFile{Path: path, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}
 	refused := absent
 	refused.Present = true
-	f, err := OpenFile(path, syscall.O_NOFOLLOW)
+	f, err := OpenFile(path, 0)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case missing(path, err):
 		return absent, nil
-	case errors.Is(err, syscall.ELOOP): // a symlink
-		f, err = OpenFile(path, 0)
-	}
-	if err != nil {
+	case err != nil:
 		return refused, fmt.Errorf("open %s: %w; repair it, or remove it to let every network contribute", policy.Printable(path), Bare(err))
 	}
 	defer closed(f)

@@ -3,7 +3,6 @@
 package config
 
 import (
-	"errors"
 	"net/netip"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -33,7 +32,7 @@ func policyKeys(s *policy.SourcePolicy) []Key {
 			"source `PORTS` to use, such as 1024-29999,32768-65535; empty leaves them to the kernel"},
 		{"masqChain", text(&s.Chain, policy.DefaultChain, anyText[string]),
 			"`NAME` of the chain, IP-MASQ-AGENT if no source states one; chains are independent of each other"},
-		{"backend", text(&s.Backend, string(policy.Auto), parseBackend), "backend of this chain: auto, iptables or nftables"},
+		{"backend", backend(&s.Backend), "backend of this chain: auto, iptables or nftables"},
 	}
 }
 
@@ -42,14 +41,8 @@ func parsePorts(s string) (*policy.Ports, error) {
 	return &p, err
 }
 
-func parseBackend(s string) (policy.Backend, error) {
-	switch b := policy.Backend(s); b {
-	case policy.Auto, policy.IPTables, policy.NFTables:
-		return b, nil
-	case "":
-		return "", errors.New("is empty; write auto, iptables or nftables, or leave the key out")
-	}
-	return "", errors.New("is not a backend; write auto, iptables or nftables")
+func backend(to *policy.Backend) Value {
+	return oneOf(to, policy.Auto, policy.IPTables, policy.NFTables)
 }
 
 // OwnPolicy is the File of values that [agent] and the agents' flags state.

@@ -135,7 +135,7 @@ func TestSettingsMistakes(t *testing.T) {
 		// Values.
 		{"resync_interval = '0s'", "FILE:1: resync_interval: 0s is shorter than an interval can be; write 1s or more"},
 		{"resync_interval = true", `FILE:1: resync_interval: true is a boolean; write a string such as "60s"`},
-		{"backend = 'ipvs'", "FILE:1: backend: ipvs is not a backend; write auto, iptables or nftables"},
+		{"backend = 'ipvs'", "FILE:1: backend: ipvs is not one of the choices; write auto, iptables or nftables"},
 		{"cni_conf_dir = 'net.d'", "FILE:1: cni_conf_dir: net.d is relative; write an absolute path such as /etc/cni/net.d"},
 		{"cni_bin_dir = ''", "FILE:1: cni_bin_dir: is empty; write an absolute path such as /opt/cni/bin, or leave the key out"},
 		{"agent_config_dir = '/etc/config/'", `FILE:1: agent_config_dir: /etc/config/ is not the shortest way to write this path; did you mean "/etc/config"?`},

@@ -71,7 +71,7 @@ func (s *Settings) keys() []Key {
 	d := DefaultSettings()
 	keys := []Key{
 		{"resync_interval", Interval(&s.ResyncInterval), "verify all rules after this `TIME` too, beside events: 60s, 2m, or seconds"},
-		{"backend", text(&s.Backend, string(d.Backend), parseBackend),
+		{"backend", backend(&s.Backend),
 			"`BACKEND` of chains for which no source states one: auto, iptables or nftables"},
 		{"cni_conf_dir", directory(&s.CNIConfDir, d.CNIConfDir), "`DIR` of the conflists that the container runtime reads"},
 		{"cni_bin_dir", directory(&s.CNIBinDir, d.CNIBinDir), "`DIR` of the CNI plugins that the container runtime runs"},

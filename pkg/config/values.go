@@ -11,6 +11,7 @@ import (
 	"net"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -389,17 +390,20 @@ func orEmpty(parse func(string) (string, error)) func(string) (string, error) {
 	}
 }
 
-// oneOf reads one of some strings.
+// oneOf reads one of the choices, which a message joins with commas and "or".
 func oneOf[T ~string](to *T, choices ...T) Value {
 	return text(to, string(choices[0]), func(s string) (T, error) {
-		var all []string
-		for _, c := range choices {
-			if string(c) == s {
-				return c, nil
-			}
-			all = append(all, string(c))
+		if slices.Contains(choices, T(s)) {
+			return T(s), nil
 		}
-		write := "write " + strings.Join(all, " or ")
+		write := "write " + string(choices[0])
+		for i, c := range choices[1:] {
+			separator := ", "
+			if i == len(choices)-2 {
+				separator = " or "
+			}
+			write += separator + string(c)
+		}
 		if s == "" {
 			return "", errors.New("is empty; " + write + ", or leave the key out")
 		}
