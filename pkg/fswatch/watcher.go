@@ -5,15 +5,25 @@ package fswatch
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 )
 
-// retryInterval is how often what could not be watched is tried again.
-const retryInterval = 10 * time.Second
+const (
+	// retryInterval is how often a failed watch is retried.
+	retryInterval = 10 * time.Second
+	// maxLinks is the most symlinks on one path, as in the kernel (path_resolution(7)).
+	maxLinks = 40
+)
 
 // Watcher watches directories until it is closed.
 type Watcher struct {
@@ -29,15 +39,13 @@ type Watcher struct {
 	err error
 }
 
-// New watches the directories, whether they are there or not; "" is none. It
-// does not fail for lack of watches (the sysctls fs.inotify.max_user_instances
-// and max_user_watches are the limits): then Err tells, until it has them.
-// The error is about a relative path that cannot be made absolute.
+// New watches directories, which need not exist; "" is none. If there are not enough inotify watches
+// (sysctls fs.inotify.max_user_instances and max_user_watches), Err returns that until there are. The
+// error is about a relative path that cannot be made absolute.
 func New(dirs ...string) (*Watcher, error) { return newWatcher(retryInterval, false, dirs) }
 
-// NewFollowing is New, and watches what symlinks in the directories lead to as
-// well: a file is told of when it changes in its own directory. What is in a
-// directory that a symlink leads to is not.
+// NewFollowing is New, and also watches the targets of symlinks in the directories: a change of such a
+// file in its own directory counts. The content of a directory that a symlink leads to does not.
 func NewFollowing(dirs ...string) (*Watcher, error) { return newWatcher(retryInterval, true, dirs) }
 
 func newWatcher(retry time.Duration, follow bool, dirs []string) (*Watcher, error) {
@@ -59,32 +67,25 @@ func newWatcher(retry time.Duration, follow bool, dirs []string) (*Watcher, erro
 		}
 		w.dirs = append(w.dirs, path)
 	}
-	s, err := look(w.dirs, w.follow)
-	w.fail(err)
-	go w.run(s)
+	set := w.watch()
+	go w.run(set)
 	return w, nil
 }
 
-// Changed delivers when something may have changed in one of the directories or
-// on the way to it: a name made, removed or renamed, a file written, a mode or
-// an owner. Changes that nobody has fetched yet are one. It is never closed.
+// Changed delivers when a directory or a name on the way to it may have changed: names created, removed or
+// renamed, files written, modes or owners changed. Changes that are not received yet are delivered once.
+// It is never closed.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed }
 
-// Err returns why changes may pass unnoticed at present, or nil. What fails is
-// tried again every ten seconds, and until it works Changed delivers as often.
+// Err returns why changes may go unnoticed at present, or nil. It is retried every ten seconds; until it
+// succeeds, Changed delivers as often.
 func (w *Watcher) Err() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.err
 }
 
-func (w *Watcher) fail(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.err = err
-}
-
-// Close ends the watching. When it returns nothing is delivered any more.
+// Close stops watching. After it returns, nothing is delivered.
 func (w *Watcher) Close() error {
 	w.close()
 	<-w.done
@@ -95,52 +96,51 @@ func (w *Watcher) Close() error {
 	return nil
 }
 
-func (w *Watcher) tell() {
+func (w *Watcher) notify() {
 	select {
 	case w.changed <- struct{}{}:
-	default: // told already, and not fetched
+	default: // not received yet
 	}
 }
 
-// run goes through the ways to the directories, and again whenever one of them
-// is another.
-func (w *Watcher) run(s *survey) {
+// run sets the watches again whenever a path leads elsewhere.
+func (w *Watcher) run(set *watchSet) {
 	defer close(w.done)
-	for w.listen(s) {
-		// The old watches are gone before the new ones stand: there may be no more
-		// to be had. What passes in between is seen by who looks when told.
-		s.close()
-		var err error
-		s, err = look(w.dirs, w.follow)
-		w.fail(err)
-		w.tell()
+	for w.forward(set) {
+		// The old watches are closed first, as there may be no more to be had. What changes in between is
+		// seen by the reader after the notification.
+		set.close()
+		set = w.watch()
+		w.notify()
 	}
-	s.close()
+	set.close()
 }
 
-// listen passes on what the kernel tells until another survey is due, and
-// returns false when the Watcher is closed.
-func (w *Watcher) listen(s *survey) bool {
-	// That the kernel's words cannot be read should not happen; if it does it
-	// must not happen all the time.
-	const afterFailure = 50 * time.Millisecond
+// forward forwards events until the watches must be set again, and returns false when the Watcher is closed.
+func (w *Watcher) forward(set *watchSet) bool {
+	const afterFailure = 50 * time.Millisecond // should reading events fail all the time
 	var again <-chan time.Time
 	if w.Err() != nil {
 		again = time.After(w.retry)
 	}
-	failures := s.errors
+	var events <-chan fsnotify.Event
+	var failures <-chan error
+	if set.watcher != nil {
+		events, failures = set.watcher.Events, set.watcher.Errors
+	}
 	for {
 		select {
 		case <-w.closing:
 			return false
 		case <-again:
 			return true
-		case e := <-s.events:
-			switch s.meaning(e) {
-			case moved:
+		case e := <-events:
+			relevant, moved := set.affects(filepath.Clean(e.Name))
+			if moved {
 				return true
-			case changed:
-				w.tell()
+			}
+			if relevant {
+				w.notify()
 			}
 		case err := <-failures:
 			if errors.Is(err, fsnotify.ErrEventOverflow) {
@@ -149,4 +149,171 @@ func (w *Watcher) listen(s *survey) bool {
 			failures, again = nil, time.After(afterFailure)
 		}
 	}
+}
+
+// watchSet is the watches on the paths to all directories. Paths are resolved link by link, so that each
+// directory with a name on the way is watched; the paths here contain no symlinks.
+type watchSet struct {
+	watcher *fsnotify.Watcher // nil if there is none to be had
+	ways    map[string]bool   // names on the way, the directories' own last
+	whole   map[string]bool   // directories in which every name counts
+	follow  bool              // the targets of symlinks in those count too
+	paths   map[inode]string  // of watched directories: fsnotify knows each by one path, mounts may show two
+}
+
+type inode struct{ device, number uint64 }
+
+// watch sets all watches, and stores the error of those that are missing.
+func (w *Watcher) watch() *watchSet {
+	s := &watchSet{ways: map[string]bool{}, whole: map[string]bool{}, paths: map[inode]string{}, follow: w.follow}
+	var errs []error
+	if len(w.dirs) > 0 {
+		var err error
+		if s.watcher, err = fsnotify.NewWatcher(); err != nil {
+			errs = append(errs, fmt.Errorf("watch directories: %w%s", err, remedy(err)))
+		}
+	}
+	for _, dir := range w.dirs {
+		if s.watcher == nil {
+			break
+		}
+		at, err := s.resolve(dir)
+		if err == nil && at != "" {
+			err = ignoreAbsence(s.addWhole(at))
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("watch %s: %w%s", dir, err, remedy(err)))
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = errors.Join(errs...)
+	return s
+}
+
+func (s *watchSet) close() {
+	if s.watcher != nil {
+		_ = s.watcher.Close() // nothing was written
+	}
+}
+
+// addWhole watches all names in a directory, and the paths that its symlinks lead to.
+func (s *watchSet) addWhole(dir string) error {
+	watched, err := s.add(dir)
+	if err != nil {
+		return err
+	}
+	s.whole[watched] = true
+	if !s.follow {
+		return nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if e.Type() != fs.ModeSymlink {
+			continue
+		}
+		// All links of a loop are watched, and one of them must change to end it.
+		if _, err := s.resolve(filepath.Join(dir, e.Name())); !errors.Is(err, syscall.ELOOP) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// resolve watches the path to a directory or file as far as it exists, and returns the directory, or "" if
+// there is none.
+func (s *watchSet) resolve(path string) (string, error) {
+	at, links := "/", 0
+	rest := strings.Split(path, "/")
+	for len(rest) > 0 {
+		name := rest[0]
+		rest = rest[1:]
+		switch name {
+		case "", ".":
+			continue
+		case "..":
+			at = filepath.Dir(at)
+			continue
+		}
+		// A later rename or replacement of the name is an event.
+		watched, err := s.add(at)
+		if err != nil {
+			return "", ignoreAbsence(err)
+		}
+		s.ways[filepath.Join(watched, name)] = true
+		next := filepath.Join(at, name)
+		info, err := os.Lstat(next)
+		switch {
+		case err != nil:
+			return "", ignoreAbsence(err)
+		case info.Mode().Type() == fs.ModeSymlink:
+			target, err := os.Readlink(next)
+			if err != nil {
+				return "", ignoreAbsence(err)
+			}
+			if links++; links > maxLinks {
+				return "", &fs.PathError{Op: "resolve", Path: path, Err: syscall.ELOOP}
+			}
+			if filepath.IsAbs(target) {
+				at = "/"
+			}
+			rest = append(strings.Split(target, "/"), rest...)
+		case !info.IsDir():
+			return "", nil // a directory in its place would be an event
+		default:
+			at = next
+		}
+	}
+	return at, nil
+}
+
+// add watches a directory and returns the path that its events have.
+func (s *watchSet) add(dir string) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return "", &fs.PathError{Op: "lstat", Path: dir, Err: err}
+	}
+	id := inode{st.Dev, st.Ino}
+	if _, known := s.paths[id]; !known {
+		s.paths[id] = dir
+	}
+	dir = s.paths[id]
+	if err := s.watcher.Add(dir); err != nil {
+		return "", &fs.PathError{Op: "inotify", Path: dir, Err: err}
+	}
+	return dir, nil
+}
+
+// affects reports whether an event at the path counts, and whether a watched path may lead elsewhere now.
+func (s *watchSet) affects(path string) (relevant, moved bool) {
+	relevant = s.whole[path] || s.whole[filepath.Dir(path)]
+	if moved = s.ways[path]; !moved && relevant && s.follow {
+		info, err := os.Lstat(path)
+		moved = err == nil && info.Mode().Type() == fs.ModeSymlink
+	}
+	return relevant, moved
+}
+
+// ignoreAbsence returns nil for an error that means that a name is missing, or was replaced a moment ago: the
+// watches report what follows.
+func ignoreAbsence(err error) error {
+	if slices.ContainsFunc([]error{unix.ENOENT, unix.ENOTDIR, unix.EINVAL}, func(e error) bool { return errors.Is(err, e) }) {
+		return nil
+	}
+	return err
+}
+
+// remedy returns what to do about an error that is a limit.
+func remedy(err error) string {
+	switch {
+	case errors.Is(err, unix.EMFILE):
+		return "; raise the sysctl fs.inotify.max_user_instances, or the limit of open files"
+	case errors.Is(err, unix.ENOSPC):
+		return "; raise the sysctl fs.inotify.max_user_watches"
+	}
+	return ""
 }

@@ -370,25 +370,25 @@ func TestManyChangesAreOne(t *testing.T) {
 	tr.quiet("a second time")
 }
 
-func TestListen(t *testing.T) {
+func TestForward(t *testing.T) {
 	w := &Watcher{retry: time.Hour, changed: make(chan struct{}, 1), closing: make(chan struct{})}
 	events, failures := make(chan fsnotify.Event, 1), make(chan error, 1)
-	s := &survey{events: events, errors: failures, ways: map[string]bool{"/a": true}, whole: map[string]bool{"/a": true}}
+	s := &watchSet{watcher: &fsnotify.Watcher{Events: events, Errors: failures}, ways: map[string]bool{"/a": true}, whole: map[string]bool{"/a": true}}
 	for _, err := range []error{fsnotify.ErrEventOverflow, fmt.Errorf("read: %w", unix.EIO)} {
 		failures <- err
-		if !w.listen(s) {
-			t.Errorf("%v: no new survey", err)
+		if !w.forward(s) {
+			t.Errorf("%v: the watches are not set again", err)
 		}
 	}
 	events <- fsnotify.Event{Name: "/a", Op: fsnotify.Rename}
-	if !w.listen(s) {
-		t.Error("a rename of the directory: no new survey")
+	if !w.forward(s) {
+		t.Error("a rename of the directory: the watches are not set again")
 	}
 	if len(w.changed) > 0 {
-		t.Error("told before the new survey")
+		t.Error("delivered before the watches are set again")
 	}
 	close(w.closing)
-	if w.listen(s) {
+	if w.forward(s) {
 		t.Error("goes on when closed")
 	}
 }
