@@ -100,7 +100,7 @@ func TestRendered(t *testing.T) {
 				if n.form.variant == "" { // which makes the tables anew
 					n.wantRight(t, "IP-MASQ-AGENT", "10.set")
 				} else { // which cannot do without the jumps a second time, and says so
-					if text := n.render(t); !strings.Contains(text, "# Each loading adds the jumps once more") {
+					if text := n.render(t); !strings.Contains(text, "# Each loading appends the jumps again") {
 						t.Errorf("does not say what loading it again does:\n%s", text)
 					}
 					n.pass(t)

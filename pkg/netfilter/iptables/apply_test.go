@@ -179,7 +179,7 @@ func TestRemove(t *testing.T) {
 	inEachVariant(t, func(n *node) {
 		before := map[policy.Family]string{}
 		for _, f := range policy.Families() {
-			n.load(f, ":FOREIGN -", "-A POSTROUTING -p udp -j FOREIGN", "-A FOREIGN -j RETURN")
+			n.load(f, ":OTHER -", "-A POSTROUTING -p udp -j OTHER", "-A OTHER -j RETURN")
 			before[f] = n.save(f)
 		}
 		scoped := basic("TWO")
@@ -210,10 +210,10 @@ func TestRemove(t *testing.T) {
 func TestRemoveNamesWhoStillJumps(t *testing.T) {
 	inEachVariant(t, func(n *node) {
 		n.apply(desired(policy.OwnedBy(owner), basic("ONE")))
-		n.load(policy.IPv4, ":FOREIGN -", "-A FOREIGN -p udp -j ONE")
+		n.load(policy.IPv4, ":OTHER -", "-A OTHER -p udp -j ONE")
 		before := n.save(policy.IPv4)
 		err := n.Remove(n.Context(), bothFamilies("ONE"), nil)
-		if err == nil || !strings.Contains(err.Error(), `chain ONE is still used by "-A FOREIGN -p udp -j ONE"`) {
+		if err == nil || !strings.Contains(err.Error(), `chain ONE is still used by "-A OTHER -p udp -j ONE"`) {
 			n.Errorf("got %v", err)
 		}
 		if diff := cmp.Diff(before, n.save(policy.IPv4)); diff != "" {
@@ -225,8 +225,8 @@ func TestRemoveNamesWhoStillJumps(t *testing.T) {
 	})
 }
 
-// TestDeleteRefusesLineFeeds has a jump that iptables-restore would not delete
-// but read as two commands, the second of somebody's choice.
+// TestDeleteRefusesLineFeeds deletes a jump whose comment iptables-restore would
+// read as a second command.
 func TestDeleteRefusesLineFeeds(t *testing.T) {
 	inEachVariant(t, func(n *node) {
 		want := desired(policy.OwnedBy(owner), basic("X"))
@@ -304,7 +304,7 @@ func TestApplyTriesAgain(t *testing.T) {
 		calls := n.failing(0, nil)
 		restore := p.restore
 		p.restore = func(ctx context.Context, input []byte, held *os.File) error {
-			if *calls == 0 { // somebody else deletes the jump that we are about to
+			if *calls == 0 { // another program deletes the jump
 				n.iptables(policy.IPv4, "-D POSTROUTING -j X")
 				n.iptables(policy.IPv4, "-A POSTROUTING -p tcp -j X")
 			}
@@ -318,11 +318,11 @@ func TestApplyTriesAgain(t *testing.T) {
 	})
 }
 
-// TestOthersWrite has another program write all the time, under a lock of its
-// own, as from a container that does not have the host's. With iptables-legacy,
-// which replaces tables whole, it can undo what we wrote; who calls Apply reads
-// the rules again and calls again.
-func TestOthersWrite(t *testing.T) {
+// TestConcurrentWriter runs another program that writes all the time, under a lock
+// of its own, as from a container that does not have the host's. iptables-legacy
+// replaces tables as a whole, so that program can revert what Apply wrote; the
+// caller of Apply reads the rules again and calls it again.
+func TestConcurrentWriter(t *testing.T) {
 	inEachVariant(t, func(n *node) {
 		n.load(policy.IPv4, ":OTHER -")
 		other := exec.Command("/bin/sh", "-c", "export XTABLES_LOCKFILE=/run/another.lock; while :; do "+
@@ -346,7 +346,7 @@ func TestOthersWrite(t *testing.T) {
 				holds = len(policy.Compare(want, n.observe(refs(want)))) == 0
 			}
 			if !holds {
-				n.Fatal("somebody else's writes undo ours")
+				n.Fatal("another program reverts the rules")
 			}
 		}
 		if err := n.Remove(n.Context(), bothFamilies("X"), nil); err != nil {
@@ -355,7 +355,7 @@ func TestOthersWrite(t *testing.T) {
 	})
 }
 
-// TestLockHeld has somebody else hold the lock of iptables-legacy.
+// TestLockHeld holds the lock of iptables-legacy.
 func TestLockHeld(t *testing.T) {
 	n := newNode(t, netfilter.VariantLegacy)
 	f, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDWR, 0o600)

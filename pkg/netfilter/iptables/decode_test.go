@@ -293,7 +293,7 @@ func decodeProperty(t *rapid.T) {
 	e := decode(f, nfnetlink.Rule{Exprs: exprs}, nil)
 	if e.rule.Verdict == policy.Unrecognized {
 		if e.text == "" {
-			t.Fatal("an alien without a text")
+			t.Fatal("an unrecognized rule without a text")
 		}
 		return
 	}

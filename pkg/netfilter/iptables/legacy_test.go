@@ -282,7 +282,7 @@ func TestLegacyTargets(t *testing.T) {
 		{name: "commented", matches: []xtExtension{comment("a"), comment("b")}, target: standard(-5), want: "return"},
 		{name: "random", target: range4(4, 0, 0), want: "masquerade with masquerade of another kind"},
 		{name: "no target", target: standard(next), want: "with no verdict"},
-		{name: "drop", target: standard(-1), want: "with drop, no verdict"},
+		{name: "drop", target: standard(-1), want: "with drop"},
 		{name: "jump into the middle", target: standard(8), want: "with another verdict, no verdict"},
 		{name: "short verdict", target: xtExtension{}, want: "with damaged verdict, no verdict"},
 		{name: "newer masquerade", target: xtExtension{name: "MASQUERADE", revision: 1, info: make([]byte, 40)}, want: "masquerade with target MASQUERADE: revision 1, not 0"},

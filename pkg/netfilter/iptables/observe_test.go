@@ -24,10 +24,10 @@ func TestOddRules(t *testing.T) {
 	inEachVariant(t, func(n *node) {
 		for _, f := range policy.Families() {
 			prefix := map[policy.Family]string{policy.IPv4: "10.0.0.0/8", policy.IPv6: "fd00::/8"}[f]
-			odd := map[policy.Family]string{policy.IPv4: "10.0.0.0/255.0.255.0", policy.IPv6: "fd00::/ff00:ff::"}[f]
+			noPrefix := map[policy.Family]string{policy.IPv4: "10.0.0.0/255.0.255.0", policy.IPv6: "fd00::/ff00:ff::"}[f]
 			rules := []string{
 				"-d " + prefix + " -j RETURN", "! -d " + prefix + " -j RETURN", "! -s " + prefix + " -j RETURN",
-				"-d " + odd + " -j RETURN", "-s " + odd + " -j RETURN",
+				"-d " + noPrefix + " -j RETURN", "-s " + noPrefix + " -j RETURN",
 				"-o eth0 -j RETURN", "-o eth+ -j RETURN", "! -o eth0 -j RETURN", "! -o eth+ -j RETURN", "-i eth0 -j RETURN", "-i eth+ -j RETURN",
 				"-o + -j RETURN", "-p tcp -j RETURN", "! -p tcp -j RETURN", "-p 47 -j RETURN", "-p tcp -m tcp --dport 80 -j RETURN",
 				"-p udp -m multiport --dports 1,2 -j RETURN", "-m mark --mark 0x1/0x2 -j RETURN", "-m mark ! --mark 0x1 -j RETURN",
@@ -260,21 +260,21 @@ func TestTampering(t *testing.T) {
 		"jump that is no jump": {do: []string{"-A POSTROUTING -g " + chain}, want: []string{"unexpected jump from POSTROUTING: -A POSTROUTING -g " + chain}},
 		"jump with a mark": {do: []string{"-A POSTROUTING -m mark --mark 0x1/0x3 -j " + chain},
 			want: []string{"unexpected jump from POSTROUTING: -A POSTROUTING -m mark --mark 0x1/0x3 -j " + chain}},
-		"jump with an odd comment": {load: []string{`-I POSTROUTING -o lo -m comment --comment "\"a\" \\ 'b' -j ACCEPT" -j ` + chain},
+		"jump with an unusual comment": {load: []string{`-I POSTROUTING -o lo -m comment --comment "\"a\" \\ 'b' -j ACCEPT" -j ` + chain},
 			want: []string{"unexpected jump from POSTROUTING: out lo"}},
-		"flushed":           {do: []string{"-F " + chain}, want: []string{"missing rule: to 10.0.0.0/8 return", "missing rule: masquerade random-fully"}},
-		"table flushed":     {do: []string{"-F"}, want: []string{"missing rule: to 10.0.0.0/8 return", "missing jump from POSTROUTING: to non-local"}},
-		"chain gone":        {do: []string{"-F", "-X " + chain}, want: []string{"missing chain", "missing jump from POSTROUTING: to non-local"}},
-		"rule added":        {do: []string{"-A " + chain + " -p tcp -j RETURN"}, want: []string{"unexpected rule: tcp return"}},
-		"rule deleted":      {do: []string{"-D " + chain + " 1"}, want: []string{"missing rule: to 169.254.0.0/16 return"}},
-		"return to accept":  {do: []string{"-R " + chain + " 1 -j ACCEPT"}, want: []string{"unexpected rule: -A " + chain + " -j ACCEPT"}},
-		"inverted":          {do: []string{"-I " + chain + " ! -p tcp -j RETURN"}, want: []string{"unexpected rule: -A " + chain + " ! -p tcp -j RETURN"}},
-		"jump onwards":      {do: []string{"-N OTHER", "-I " + chain + " -j OTHER"}, want: []string{"unexpected rule: -A " + chain + " -j OTHER"}},
-		"no target":         {do: []string{"-I " + chain}, want: []string{"unexpected rule: -A " + chain}},
-		"not random":        {do: []string{"-R " + chain + " 5 -j MASQUERADE"}, want: []string{"missing rule: masquerade random-fully", "unexpected rule: masquerade"}},
-		"masquerade first":  {load: []string{":" + chain + " -", "-A " + chain + " -j MASQUERADE --random-fully"}, want: []string{"missing rule: to 10.0.0.0/8 return"}},
-		"order":             {do: []string{"-D " + chain + " 5", "-I " + chain + " -j MASQUERADE --random-fully"}, want: []string{"rule out of order: masquerade random-fully"}},
-		"somebody's target": {do: []string{"-R " + chain + " 5 -p tcp -j LOG --log-prefix x"}, want: []string{"unexpected rule: -A " + chain + " -p tcp -j LOG --log-prefix x"}},
+		"flushed":          {do: []string{"-F " + chain}, want: []string{"missing rule: to 10.0.0.0/8 return", "missing rule: masquerade random-fully"}},
+		"table flushed":    {do: []string{"-F"}, want: []string{"missing rule: to 10.0.0.0/8 return", "missing jump from POSTROUTING: to non-local"}},
+		"chain gone":       {do: []string{"-F", "-X " + chain}, want: []string{"missing chain", "missing jump from POSTROUTING: to non-local"}},
+		"rule added":       {do: []string{"-A " + chain + " -p tcp -j RETURN"}, want: []string{"unexpected rule: tcp return"}},
+		"rule deleted":     {do: []string{"-D " + chain + " 1"}, want: []string{"missing rule: to 169.254.0.0/16 return"}},
+		"return to accept": {do: []string{"-R " + chain + " 1 -j ACCEPT"}, want: []string{"unexpected rule: -A " + chain + " -j ACCEPT"}},
+		"inverted":         {do: []string{"-I " + chain + " ! -p tcp -j RETURN"}, want: []string{"unexpected rule: -A " + chain + " ! -p tcp -j RETURN"}},
+		"jump onwards":     {do: []string{"-N OTHER", "-I " + chain + " -j OTHER"}, want: []string{"unexpected rule: -A " + chain + " -j OTHER"}},
+		"no target":        {do: []string{"-I " + chain}, want: []string{"unexpected rule: -A " + chain}},
+		"not random":       {do: []string{"-R " + chain + " 5 -j MASQUERADE"}, want: []string{"missing rule: masquerade random-fully", "unexpected rule: masquerade"}},
+		"masquerade first": {load: []string{":" + chain + " -", "-A " + chain + " -j MASQUERADE --random-fully"}, want: []string{"missing rule: to 10.0.0.0/8 return"}},
+		"order":            {do: []string{"-D " + chain + " 5", "-I " + chain + " -j MASQUERADE --random-fully"}, want: []string{"rule out of order: masquerade random-fully"}},
+		"another target":   {do: []string{"-R " + chain + " 5 -p tcp -j LOG --log-prefix x"}, want: []string{"unexpected rule: -A " + chain + " -p tcp -j LOG --log-prefix x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inEachVariant(t, func(n *node) {
@@ -282,7 +282,7 @@ func TestTampering(t *testing.T) {
 				p.Destinations = append(p.Destinations, entriesOf(policy.Exempt, "2001:db8::/32", "3fff::/20")...)
 				want := desired(policy.OwnedBy(owner), p)
 				for _, f := range policy.Families() {
-					n.load(f, ":FOREIGN -", "-A POSTROUTING -p udp -j FOREIGN")
+					n.load(f, ":THIRD -", "-A POSTROUTING -p udp -j THIRD")
 				}
 				n.apply(want)
 				saved := map[policy.Family]string{}

@@ -19,8 +19,8 @@ import (
 func render(rs policy.Ruleset, f policy.Family) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# Load with: %s-restore --noflush FILE\n"+
-		"# Each loading adds the jumps once more. A jump that stands twice changes no packet;\n"+
-		"# ip-masq-reconciler once removes it, and otherwise changes only what differs.\n", baseName(f))
+		"# Each loading appends the jumps again. A duplicate jump changes no packet;\n"+
+		"# `ip-masq-reconciler once` removes it.\n", baseName(f))
 	var t transaction
 	for i := range rs.Chains {
 		if c := &rs.Chains[i]; c.Family == f {
@@ -112,7 +112,7 @@ func agentJumpComment(chain string) string {
 // destination prefix. (The rules in the layout of this backend have one pair.)
 func ruleCommands(r policy.Rule, chain, target, comment string) []string {
 	if r.Verdict == policy.Unrecognized {
-		return []string{"# left out, not ours: " + policy.Quote(r.Text)}
+		return []string{"# omitted, not written by ip-masq: " + policy.Quote(r.Text)}
 	}
 	var lines []string
 	for _, from := range prefixes(r.From) {

@@ -16,12 +16,11 @@ const (
 	postrouting = "POSTROUTING"
 )
 
-// table is what was read of one family's table nat.
+// table is the part of one family's table nat that was read.
 type table struct {
-	chains []policy.Chain // those of the named chains that exist
-	// targets are the chains or targets of the rules of POSTROUTING, in order.
-	targets []string
-	fault   string // why the rules of POSTROUTING do not have their effect; "": they have
+	chains  []policy.Chain // those of the named chains that exist
+	targets []string       // of the rules of POSTROUTING, in order: the chain that each leads to
+	fault   string         // why the rules of POSTROUTING have no effect, or another one
 }
 
 // chainRules are the rules of a chain, as nf_tables expressions in both variants.
@@ -31,8 +30,8 @@ type chainRules struct {
 	rule   func(i int) nfnetlink.Rule // valid until the next call
 }
 
-// read fills the table from a function that reads one chain. POSTROUTING is read
-// last, and only if there are chains that it can jump to.
+// read fills the table from a function that reads one chain. It reads POSTROUTING
+// last, and only if one of the named chains exists.
 func (t *table) read(f policy.Family, names []string, rulesOf func(chain string) (chainRules, error)) error {
 	buffer := make([]nfnetlink.Condition, 0, 8)
 	for _, name := range names {
@@ -138,51 +137,55 @@ func inQuotes(text string) bool {
 	return open
 }
 
-// entry is a rule of a chain in the kernel.
-type entry struct {
+// decodedRule is a rule of a chain in the kernel.
+type decodedRule struct {
 	rule   policy.Rule // Unrecognized if policy.Rule cannot express it
-	text   string      // what was decoded, of an unrecognized rule and of a jump
-	target string      // the chain that it jumps or goes to
+	text   string      // of an unrecognized rule or a jump
+	target string      // the chain that it jumps or goes to, or ACCEPT
 	owner  policy.Owner
 }
 
-// reading is an entry in the making. What is refused makes the rule unrecognized.
-type reading struct {
-	entry
-	refused []string
-}
-
-// decode decodes a rule in the form in which iptables-nft writes it, or in the native
-// form of nft: a ruleset that nft saved and loaded comes back in it.
-// It uses the array of buffer.
-func decode(f policy.Family, rule nfnetlink.Rule, buffer []nfnetlink.Condition) entry {
-	var r reading
+// decode decodes a rule of iptables-nft. It knows the native form of nft as well:
+// `nft list ruleset` prints the rules in it, and `nft -f` loads them so. The
+// conditions are decoded into the array of buffer.
+func decode(f policy.Family, rule nfnetlink.Rule, buffer []nfnetlink.Condition) decodedRule {
 	d := nfnetlink.Decode(nftFamily(f), rule, buffer)
-	r.rule.Connections = d.Packets
+	r := decodedRule{rule: policy.Rule{Connections: d.Packets}}
 	if d.Comment != "" {
 		r.owner = policy.ParseOwner(d.Comment)
 	}
-	seen := 0 // fields
+	unrecognized := append(d.Other, d.Unrecognized...)
+	decoded := 0 // a bit for each field
 	for _, c := range d.Conditions {
-		if seen&(1<<c.Field) != 0 || !r.condition(c) {
-			r.refuse(c.String())
+		if decoded&(1<<c.Field) != 0 || !r.addCondition(c) {
+			unrecognized = append(unrecognized, c.String())
 		}
-		seen |= 1 << c.Field
+		decoded |= 1 << c.Field
 	}
-	r.refused = append(append(r.refused, d.Other...), d.Unrecognized...)
-	r.statement(d)
-	return r.done()
+	if problem := r.setStatement(d); problem != "" {
+		unrecognized = append(unrecognized, problem)
+	}
+	if len(unrecognized) == 0 && r.target == "" {
+		return r
+	}
+	words := []string{r.rule.String(), r.target}
+	if len(unrecognized) > 0 {
+		words = append(words, "with", strings.Join(unrecognized, ", "))
+	}
+	r.text = strings.Join(strings.Fields(strings.Join(words, " ")), " ")
+	if len(unrecognized) > 0 {
+		r.rule = policy.Rule{Verdict: policy.Unrecognized, Text: r.text, Connections: d.Packets}
+	}
+	return r
 }
 
-func (r *reading) refuse(part string) { r.refused = append(r.refused, part) }
-
-// condition notes what a rule matches and reports whether policy.Rule can express it.
-func (r *reading) condition(c nfnetlink.Condition) bool {
+// addCondition reports whether policy.Rule can express the condition.
+func (r *decodedRule) addCondition(c nfnetlink.Condition) bool {
 	switch c.Field {
 	case nfnetlink.Source:
-		return prefix(&r.rule.From, c)
+		return setPrefix(&r.rule.From, c)
 	case nfnetlink.Destination:
-		return prefix(&r.rule.To, c)
+		return setPrefix(&r.rule.To, c)
 	case nfnetlink.OutputName:
 		if c.Name != "+" {
 			r.rule.Out = c.Name
@@ -204,7 +207,7 @@ func (r *reading) condition(c nfnetlink.Condition) bool {
 	return false
 }
 
-func prefix(side *policy.Ranges, c nfnetlink.Condition) bool {
+func setPrefix(side *policy.Ranges, c nfnetlink.Condition) bool {
 	p, ok := c.Range.Prefix()
 	if p.Bits() > 0 {
 		*side = policy.Ranges{c.Range}
@@ -212,45 +215,30 @@ func prefix(side *policy.Ranges, c nfnetlink.Condition) bool {
 	return ok && !c.Not
 }
 
-// statement notes what the rule does.
-func (r *reading) statement(d nfnetlink.Decoded) {
+// setStatement returns what policy.Rule cannot express of the rule's statement.
+func (r *decodedRule) setStatement(d nfnetlink.Decoded) (problem string) {
 	switch d.Statement {
 	case nfnetlink.DoReturn:
 		r.rule.Verdict = policy.Return
 	case nfnetlink.DoAccept:
-		r.rule.Verdict, r.target = policy.Jump, "ACCEPT" // as iptables calls it
-	case nfnetlink.DoJump:
+		r.rule.Verdict, r.target = policy.Jump, "ACCEPT"
+	case nfnetlink.DoJump, nfnetlink.DoGoto:
 		r.rule.Verdict, r.target = policy.Jump, d.Chain
-	case nfnetlink.DoGoto:
-		r.rule.Verdict, r.target = policy.Jump, d.Chain
-		r.refuse("goto")
+		if d.Statement == nfnetlink.DoGoto {
+			return "goto"
+		}
 	case nfnetlink.DoMasq:
 		const known = nfnetlink.RangeProtoSpecified | nfnetlink.RangeRandomFully
 		m := d.Masq
 		r.rule.Verdict, r.rule.RandomFully = policy.Masquerade, m.Flags&nfnetlink.RangeRandomFully != 0
 		r.rule.Ports = policy.PortRange{First: m.PortMin, Last: m.PortMax}
 		if m.Flags&^known != 0 || m.PortMin > m.PortMax || (m.Flags&nfnetlink.RangeProtoSpecified != 0) != (m.PortMin != 0) {
-			r.refuse("masquerade of another kind")
+			return "masquerade of another kind"
 		}
-	case nfnetlink.DoDrop, nfnetlink.DoSNAT:
-		r.refuse(string(d.Statement))
+	case nfnetlink.NoStatement:
+		return "no verdict"
+	default:
+		return string(d.Statement)
 	}
-	if r.rule.Verdict == "" {
-		r.refuse("no verdict")
-	}
-}
-
-// done returns the entry.
-func (r *reading) done() entry {
-	if len(r.refused) > 0 || r.target != "" {
-		words := []string{r.rule.String(), r.target}
-		if len(r.refused) > 0 {
-			words = append(words, "with", strings.Join(r.refused, ", "))
-		}
-		r.text = strings.Join(strings.Fields(strings.Join(words, " ")), " ")
-	}
-	if len(r.refused) > 0 {
-		r.rule = policy.Rule{Verdict: policy.Unrecognized, Text: r.text, Connections: r.rule.Connections}
-	}
-	return r.entry
+	return ""
 }
