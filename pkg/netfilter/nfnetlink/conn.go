@@ -209,57 +209,78 @@ func (w *attrWriter) names(op operation, nameAttr uint16) {
 	}
 }
 
-// exchange sends the request NFT_MSG_GET* and calls decode with the attributes of each answer. One
-// answer ends the exchange, or NLMSG_DONE with NLM_F_DUMP. Decode may keep the bytes that it gets.
-func (c *Conn) exchange(op operation, get, flags, nameAttr uint16, decode func(attrs []byte) error) error {
-	answer := messageType(get - 1) // NFT_MSG_NEW*
-	w := attrWriter{b: c.out[:0]}
-	w.beginMessage(messageType(get), flags, op.family, 0)
-	w.names(op, nameAttr)
-	w.endMessage(0)
-	if w.err != nil {
-		return fmt.Errorf("%s: %w", op, w.err)
-	}
-	c.sequence++
-	setSequence(w.b, c.sequence)
-	c.out = w.b
-	if err := c.write(op, w.b); err != nil {
+// request is a request NFT_MSG_GET* about an object. It calls decode, which may keep the bytes, with the
+// attributes of each answer.
+type request struct {
+	op                   operation
+	get, flags, nameAttr uint16
+	decode               func(attrs []byte) error
+}
+
+// exchange sends a request and decodes the answers.
+func (c *Conn) exchange(r request) error {
+	sequence, err := c.send(r)
+	if err != nil {
 		return err
 	}
+	return c.answers(r, sequence)
+}
+
+// send sends requests in one system call. It returns the sequence number of the first one.
+func (c *Conn) send(requests ...request) (first uint32, err error) {
+	w := attrWriter{b: c.out[:0]}
+	first = c.sequence + 1
+	for _, r := range requests {
+		c.sequence++
+		at := w.beginMessage(messageType(r.get), r.flags, r.op.family, 0)
+		w.names(r.op, r.nameAttr)
+		w.endMessage(at)
+		setSequence(w.b[at:], c.sequence)
+		if w.err != nil {
+			return 0, fmt.Errorf("%s: %w", r.op, w.err)
+		}
+	}
+	c.out = w.b
+	return first, c.write(requests[0].op, w.b)
+}
+
+// answers decodes the answers to the request with the sequence number: one, or with NLM_F_DUMP those up to
+// NLMSG_DONE.
+func (c *Conn) answers(r request, sequence uint32) error {
 	var failure error // kept until the kernel is done, which handles one dump at a time
 	for {
-		datagram, err := c.receive(op)
+		datagram, err := c.receive(r.op)
 		if err != nil {
 			return err
 		}
 		it := messageIter{rest: bytes.Clone(datagram)}
 		for it.next() {
-			if it.sequence != c.sequence {
+			if it.sequence != sequence {
 				continue // an answer to an earlier exchange that failed
 			}
 			switch it.typ {
 			case unix.NLMSG_ERROR:
-				return op.refused(it.message)
+				return r.op.refused(it.message)
 			case unix.NLMSG_DONE:
 				if e, err := decodeError(it.message); err == nil && e != nil {
-					return op.refused(it.message)
+					return r.op.refused(it.message)
 				}
 				return failure
-			case answer:
+			case messageType(r.get - 1): // NFT_MSG_NEW*
 				attrs, err := it.attributes()
 				if err == nil && failure == nil {
-					err = decode(attrs)
+					err = r.decode(attrs)
 				}
 				if err != nil && failure == nil {
-					failure = fmt.Errorf("%s: %w", op, err)
+					failure = fmt.Errorf("%s: %w", r.op, err)
 				}
-				if flags&unix.NLM_F_DUMP == 0 {
+				if r.flags&unix.NLM_F_DUMP == 0 {
 					return failure
 				}
 			}
 		}
 		if it.malformed {
-			return fmt.Errorf("%s: %w", op, errMalformed)
+			return fmt.Errorf("%s: %w", r.op, errMalformed)
 		}
 	}
 }

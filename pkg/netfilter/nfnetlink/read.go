@@ -38,11 +38,15 @@ func (f Family) String() string {
 
 // read reads one object.
 func read[T any](c *Conn, op operation, get, nameAttr uint16, decode func(*attrTable) T) (object T, err error) {
-	err = c.exchange(op, get, 0, nameAttr, func(attrs []byte) (err error) {
-		object, err = decodeObject(attrs, decode)
-		return err
-	})
+	err = c.exchange(readInto(&object, op, get, nameAttr, decode))
 	return object, err
+}
+
+func readInto[T any](object *T, op operation, get, nameAttr uint16, decode func(*attrTable) T) request {
+	return request{op, get, 0, nameAttr, func(attrs []byte) (err error) {
+		*object, err = decodeObject(attrs, decode)
+		return err
+	}}
 }
 
 // list dumps objects; decode appends what an answer holds to them. Outside ConsistentRead the list is
@@ -52,10 +56,10 @@ func list[T any](
 ) (objects []T, err error) {
 	_, err = c.ConsistentRead(func() error {
 		objects = nil
-		return c.exchange(op, get, unix.NLM_F_DUMP, nameAttr, func(attrs []byte) (err error) {
+		return c.exchange(request{op, get, unix.NLM_F_DUMP, nameAttr, func(attrs []byte) (err error) {
 			objects, err = decode(objects, attrs)
 			return err
-		})
+		}})
 	})
 	return objects, err
 }
@@ -215,19 +219,24 @@ func (c *Conn) Chain(family Family, table, name string) (Chain, error) {
 
 // TableAndChain returns a table and one of its chains. The chain is nil if it does not exist; for the
 // table that is an error, os.ErrNotExist.
-func (c *Conn) TableAndChain(family Family, table, chain string) (Table, *Chain, error) {
-	t, err := c.Table(family, table)
+func (c *Conn) TableAndChain(family Family, table, name string) (Table, *Chain, error) {
+	var t Table
+	var chain Chain
+	ofTable := readInto(&t, operation{"read table", family, table, ""}, unix.NFT_MSG_GETTABLE, 0, decodeTable)
+	ofChain := readInto(&chain, operation{"read chain", family, table, name}, unix.NFT_MSG_GETCHAIN,
+		unix.NFTA_CHAIN_NAME, decodeChain)
+	first, err := c.send(ofTable, ofChain)
+	if err == nil {
+		err = c.answers(ofTable, first)
+	}
 	if err != nil {
 		return Table{}, nil, err
 	}
-	found, err := c.Chain(family, table, chain)
+	err = c.answers(ofChain, first+1)
 	if errors.Is(err, os.ErrNotExist) {
 		return t, nil, nil
 	}
-	if err != nil {
-		return Table{}, nil, err
-	}
-	return t, &found, nil
+	return t, &chain, err
 }
 
 // Chains returns the chains of a table, in the kernel's order. A missing table has none. The kernel
