@@ -3,7 +3,6 @@
 package safefile
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,45 +27,29 @@ const (
 	TempSuffix = ".tmp"
 )
 
-var (
-	// ErrIrregular says that a file is a directory, a symlink, a FIFO, a socket or a device.
-	ErrIrregular = errors.New("not a regular file")
-	// ErrLocked says that another process holds a lock.
-	ErrLocked = errors.New("another process holds the lock")
-)
+// ErrIrregular says that a file is a directory, a FIFO, a socket or a device.
+var ErrIrregular = errors.New("not a regular file")
 
-// Dir is an open directory.
+// Dir is an open directory that is locked.
 type Dir struct {
 	path string
 	root *os.Root
 	file *os.File // the directory itself, for what os.Root lacks
 }
 
-// Open opens a directory. The path may lead through symlinks.
-func Open(path string) (*Dir, error) {
+// OpenLocked opens and locks a directory, and removes the temporary files that killed processes left
+// there. It waits for another process that holds the lock until ctx ends, but for wait at most. The
+// lock ends with the process.
+func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, Error("open the directory", path, err)
 	}
-	return newDir(path, root)
-}
-
-func newDir(path string, root *os.Root) (*Dir, error) {
-	file, err := root.Open(".")
-	if err != nil {
-		return nil, errors.Join(Error("open the directory", path, err), root.Close())
+	d := &Dir{path: path, root: root}
+	if d.file, err = root.Open("."); err == nil {
+		err = flock(ctx, d.file, wait)
 	}
-	return &Dir{path: path, root: root, file: file}, nil
-}
-
-// OpenLocked opens and locks a directory, and removes the temporary files that killed processes
-// left there.
-func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, error) {
-	d, err := Open(path)
 	if err != nil {
-		return nil, err
-	}
-	if err = Flock(ctx, d.file, wait); err != nil {
 		err = Error("lock the directory", path, err)
 	} else {
 		err = d.removeTemps()
@@ -78,10 +60,7 @@ func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, err
 	return d, nil
 }
 
-// Flock locks a file by flock(2). It waits for another process until ctx ends, but for wait at most
-// (0: not at all); the error is then ErrLocked. The lock ends with the last process that has the
-// file open.
-func Flock(ctx context.Context, file *os.File, wait time.Duration) error {
+func flock(ctx context.Context, file *os.File, wait time.Duration) error {
 	const poll = 10 * time.Millisecond
 	for deadline := time.Now().Add(wait); ; {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -91,7 +70,7 @@ func Flock(ctx context.Context, file *os.File, wait time.Duration) error {
 		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
 			return err
 		case !time.Now().Before(deadline):
-			return fmt.Errorf("%w (waited %s); find it with lsof", ErrLocked, wait)
+			return fmt.Errorf("another process holds the lock (waited %s); find it with lsof", wait)
 		}
 		select {
 		case <-ctx.Done():
@@ -101,42 +80,11 @@ func Flock(ctx context.Context, file *os.File, wait time.Duration) error {
 	}
 }
 
-// OpenDir opens a directory in the directory. A symlink is not followed.
-func (d *Dir) OpenDir(name string) (*Dir, error) {
-	const op = "open the directory"
-	path := d.PathOf(name)
-	before, err := d.root.Lstat(name)
-	if err != nil {
-		return nil, Error(op, path, err)
-	}
-	if !before.IsDir() {
-		return nil, Error(op, path, unix.ENOTDIR)
-	}
-	root, err := d.root.OpenRoot(name)
-	if err != nil {
-		return nil, Error(op, path, err)
-	}
-	sub, err := newDir(path, root)
-	if err != nil {
-		return nil, err
-	}
-	if after, err := sub.Stat(); err != nil || !os.SameFile(before, after) {
-		return nil, errors.Join(fmt.Errorf("%s %s: it was replaced meanwhile", op, policy.Printable(path)), err, sub.Close())
-	}
-	return sub, nil
-}
-
 // Path returns the path by which the directory was opened.
 func (d *Dir) Path() string { return d.path }
 
 // PathOf returns the path of a file in the directory, for messages and for other programs.
 func (d *Dir) PathOf(name string) string { return filepath.Join(d.path, name) }
-
-// Stat returns what the kernel says of the directory itself.
-func (d *Dir) Stat() (fs.FileInfo, error) {
-	info, err := d.file.Stat()
-	return info, Error("look at", d.path, err)
-}
 
 // Lstat returns what the kernel says of a file.
 func (d *Dir) Lstat(name string) (fs.FileInfo, error) {
@@ -145,103 +93,43 @@ func (d *Dir) Lstat(name string) (fs.FileInfo, error) {
 }
 
 // Close closes the directory and ends its lock.
-func (d *Dir) Close() error { return errors.Join(d.file.Close(), d.root.Close()) }
+func (d *Dir) Close() error {
+	err := d.root.Close()
+	if d.file != nil {
+		err = errors.Join(d.file.Close(), err)
+	}
+	return err
+}
 
 // Sync makes additions, renames and removals durable.
 func (d *Dir) Sync() error { return Error("sync the directory", d.path, d.file.Sync()) }
-
-// Names returns the sorted names of all files.
-func (d *Dir) Names() ([]string, error) {
-	list, err := d.root.Open(".")
-	if err != nil {
-		return nil, Error("read the directory", d.path, err)
-	}
-	names, err := list.Readdirnames(-1)
-	if err = errors.Join(err, list.Close()); err != nil {
-		return nil, Error("read the directory", d.path, err)
-	}
-	slices.Sort(names)
-	return names, nil
-}
-
-// OpenFile opens a regular file, and neither follows a symlink nor waits for the writer of a FIFO.
-// The flags are those of os.OpenFile; a new file has mode 0600, whatever the umask.
-func (d *Dir) OpenFile(name string, flags int) (*os.File, fs.FileInfo, error) {
-	const mode = 0o600
-	file, err := d.root.OpenFile(name, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, mode)
-	if err == nil && flags&os.O_EXCL != 0 {
-		err = file.Chmod(mode)
-	}
-	info, err := regular(file, err)
-	if err == nil {
-		var named fs.FileInfo
-		// os.Root follows symlinks that lead to another file in the directory.
-		if named, err = d.root.Lstat(name); err == nil && named.Mode()&fs.ModeSymlink != 0 {
-			err = ErrIrregular
-		}
-	}
-	if err != nil {
-		if file != nil {
-			err = errors.Join(err, file.Close())
-		}
-		return nil, nil, Error("open", d.PathOf(name), err)
-	}
-	return file, info, nil
-}
-
-// ReadFile reads a regular file of the directory, as the function ReadFile does. A symlink is not
-// followed.
-func (d *Dir) ReadFile(name string, limit int) ([]byte, fs.FileInfo, error) {
-	file, info, err := d.OpenFile(name, os.O_RDONLY)
-	if err != nil {
-		return nil, nil, err
-	}
-	return readAll(file, info, d.PathOf(name), limit)
-}
 
 // ReadFile reads the whole of a regular file of at most limit bytes. It follows symlinks, and does
 // not wait for the writer of a FIFO.
 func ReadFile(path string, limit int) ([]byte, fs.FileInfo, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
-	info, err := regular(file, err)
-	switch {
-	case err != nil && file != nil:
-		return nil, nil, errors.Join(Error("read", path, err), file.Close())
-	case errors.Is(err, ErrIrregular):
-		return nil, nil, Error("read", path, err)
-	case err != nil:
-		return nil, nil, Error("open", path, err)
-	}
-	return readAll(file, info, path, limit)
-}
-
-// regular returns what the kernel says of an open file, or ErrIrregular.
-func regular(file *os.File, err error) (fs.FileInfo, error) {
 	if errors.Is(err, unix.ENXIO) { // a socket
-		return nil, ErrIrregular
+		return nil, nil, Error("read", path, ErrIrregular)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, Error("open", path, err)
 	}
+	defer func() { _ = file.Close() }() // nothing was written
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = ErrIrregular
 	}
-	return info, err
-}
-
-func readAll(file *os.File, info fs.FileInfo, path string, limit int) ([]byte, fs.FileInfo, error) {
-	defer func() { _ = file.Close() }() // nothing was written
-	var data bytes.Buffer
-	data.Grow(int(min(info.Size(), int64(limit))) + bytes.MinRead)
-	_, err := data.ReadFrom(io.LimitReader(file, int64(limit)+1))
+	var data []byte
+	if err == nil {
+		data, err = io.ReadAll(io.LimitReader(file, int64(limit)+1))
+	}
 	switch {
 	case err != nil:
 		return nil, nil, Error("read", path, err)
-	case data.Len() > limit:
+	case len(data) > limit:
 		return nil, nil, fmt.Errorf("read %s: larger than %d KiB", policy.Printable(path), limit>>10)
 	}
-	return data.Bytes(), info, nil
+	return data, info, nil
 }
 
 // IsTemp reports whether a name is one that Stage chooses.
@@ -256,27 +144,30 @@ func IsTemp(name string) bool {
 }
 
 func (d *Dir) removeTemps() error {
-	names, err := d.Names()
-	errs := []error{err}
-	for _, name := range names {
-		if info, err := d.root.Lstat(name); IsTemp(name) && err == nil && info.Mode().IsRegular() {
-			errs = append(errs, d.Remove(name))
+	entries, err := fs.ReadDir(d.root.FS(), ".")
+	errs := []error{Error("read the directory", d.path, err)}
+	for _, e := range entries {
+		if IsTemp(e.Name()) && e.Type().IsRegular() {
+			errs = append(errs, d.Remove(e.Name()))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // Stage writes and syncs a temporary file, and returns its name. The file has mode 0600 and belongs
-// to this process's user, unless adjust, which may be nil, changes that. A runtime that watches the
+// to this process's user, or adjust, which may be nil, sets both. A runtime that watches the
 // directory looks again at each write, so the data is written at once, after adjust.
 func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
 	name := TempPrefix + strconv.FormatUint(rand.Uint64(), 36) + TempSuffix
-	file, _, err := d.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
+	const mode = 0o600
+	file, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
-		return "", err
+		return "", Error("create", d.PathOf(name), err)
 	}
 	if adjust != nil {
 		err = adjust(file)
+	} else {
+		err = file.Chmod(mode) // the umask may have removed bits
 	}
 	if err == nil {
 		_, err = file.Write(data)
