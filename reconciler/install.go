@@ -59,26 +59,11 @@ Exit codes: 0 plugin and entry are installed, 1 one of them is not.`,
 
 // installation is the result of an install.
 type installation struct {
-	ConfDir  string          `json:"cniConfDir"`
-	BinDir   string          `json:"cniBinDir"`
-	Plugin   installedPlugin `json:"plugin"`
-	Conflist *insertedEntry  `json:"conflist"` // null with --no-conflist, and where it failed
-	Warnings []string        `json:"warnings"`
-}
-
-type installedPlugin struct {
-	Path    string `json:"path"`
-	Version string `json:"version"`
-	Wrote   bool   `json:"wrote"`
-}
-
-type insertedEntry struct {
-	Network string `json:"network"`
-	Path    string `json:"path"`
-	Backup  string `json:"backup"`
-	Wrote   bool   `json:"wrote"`
-
-	before int // entries
+	ConfDir  string           `json:"cniConfDir"`
+	BinDir   string           `json:"cniBinDir"`
+	Plugin   install.Binary   `json:"plugin"`
+	Conflist *conflist.Change `json:"conflist"` // null with --no-conflist, and where it failed
+	Warnings []string         `json:"warnings"`
 }
 
 // directories returns the stated directories of the runtime; "" for one that is not stated.
@@ -120,10 +105,7 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	if err != nil {
 		return remedied(err)
 	}
-	r := installation{
-		ConfDir: dirs.Conf, BinDir: dirs.Bin, Warnings: dirWarnings(dirs, s),
-		Plugin: installedPlugin{binary.Path, binary.Version, binary.Wrote},
-	}
+	r := installation{ConfDir: dirs.Conf, BinDir: dirs.Bin, Plugin: binary, Warnings: dirWarnings(dirs, s)}
 	if !f.noConflist {
 		if entryErr == nil {
 			entryErr = r.insert(ctx, editor, s)
@@ -158,7 +140,7 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 	case err != nil:
 		return remedied(err)
 	}
-	r.Conflist = &insertedEntry{c.Network, c.Path, c.Backup, c.Wrote, c.Before}
+	r.Conflist = &c
 	if c.BackupErr != nil {
 		r.Warnings = append(r.Warnings, fmt.Sprintf("no backup was kept: %v", c.BackupErr))
 	}
@@ -231,9 +213,9 @@ func (r *installation) print(a *app) {
 	}
 	network, path := policy.Quote(e.Network), policy.Quote(e.Path)
 	switch {
-	case e.Wrote && e.before == 0:
+	case e.Wrote && e.Before == 0:
 		fmt.Fprintf(a.out, "inserted the plugin entry of network %s into %s\n", network, path)
-	case e.Wrote && e.before == 1:
+	case e.Wrote && e.Before == 1:
 		fmt.Fprintf(a.out, "updated the generated conflist of network %s, %s, as the original has changed\n", network, path)
 	case e.Wrote:
 		fmt.Fprintf(a.out, "removed duplicate plugin entries of network %s from %s\n", network, path)

@@ -49,8 +49,10 @@ func (d *daemon) manage(s config.Settings, node *reconcile.Node) *manager {
 	const maxInterval = 30 * time.Second
 	m := &manager{files: files, monitor: d.monitor}
 	m.conflist = conflist.NewManager(conflist.Options{
-		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.BackupsPath(), BinDir: s.CNIBinDir,
-		Entry: func() ([]byte, error) { return pluginEntry(s) }, Check: checkNetwork(node.Dir),
+		Editor: conflist.Editor{
+			Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.BackupsPath(), Check: checkNetwork(node.Dir),
+		},
+		ReadEntry: func() ([]byte, error) { return pluginEntry(s) }, BinDir: s.CNIBinDir,
 		Changed: files.Changed(), Interval: min(maxInterval, s.ResyncInterval), Leader: m.leader.Load,
 		Log: d.log, Report: m.report,
 	})

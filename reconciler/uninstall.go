@@ -233,11 +233,11 @@ func (u *uninstallation) print(a *app, complete bool) {
 	for _, path := range u.Plugins {
 		fmt.Fprintf(a.out, "removed %s\n", path)
 	}
-	u.leavings.tell(a)
+	u.tell(a)
 	if !complete {
 		return
 	}
-	removed := len(u.Conflists) > 0 || len(u.Plugins) > 0 || u.leavings.any()
+	removed := len(u.Conflists) > 0 || len(u.Plugins) > 0 || u.any()
 	_, err := os.Lstat(u.DataDir)
 	kept := u.keepRules && err == nil
 	if kept {

@@ -33,17 +33,17 @@ type Editor struct {
 
 // Change says what an Editor did about a network.
 type Change struct {
-	Network string
-	Path    string // the file that has, or had, the entry
-	Wrote   bool
-	Backup  string // of the file; "" if it was not written, or is new
+	Network string `json:"network"`
+	Path    string `json:"path"` // of the file that has, or had, the entry
+	Wrote   bool   `json:"wrote"`
+	Backup  string `json:"backup"` // of the file; "" if it was not written, or is new
 	// BackupErr is why no backup was kept. The file is written all the same: pods without the
 	// plugin are worse than a file without a backup.
-	BackupErr error
+	BackupErr error `json:"-"`
 	// Before is the number of plugin entries before.
-	Before int
+	Before int `json:"-"`
 	// Stays is why a generated list stays without an entry; "" if it does not.
-	Stays string
+	Stays string `json:"-"`
 }
 
 // maxAttempts is how often a file that another program changes meanwhile is edited anew.

@@ -36,14 +36,12 @@ const (
 
 // Options configure a Manager.
 type Options struct {
-	Dir, Network, Backups string // as in Editor
+	Editor                           // whose Entry is what ReadEntry returns
+	ReadEntry func() ([]byte, error) // returns the entry to insert
+	BinDir    string                 // the directory from which runtimes run the plugin
 
-	Entry  func() ([]byte, error)     // returns the entry to insert
-	Check  func(network string) error // as in Editor
-	BinDir string                     // the directory from which runtimes run the plugin
-
-	// Changed delivers when something may have changed in Dir or BinDir, or in a file that Entry and
-	// Check read.
+	// Changed delivers when something may have changed in Dir or BinDir, or in a file that ReadEntry
+	// and Check read.
 	Changed <-chan struct{}
 	// Interval is the longest time between two syncs: events can be lost.
 	Interval time.Duration
@@ -83,7 +81,6 @@ type Manager struct {
 	log      *slog.Logger // which logs a warning once
 	logged   flowcontrol.Conditions
 
-	entry    []byte // the last good one
 	network  Network
 	removals removals
 
@@ -195,9 +192,9 @@ func (m *Manager) sync(ctx context.Context) Status {
 	n, err := Find(m.options.Dir, m.options.Network)
 	s := Status{Leader: true}
 	// Read after the conflist: an entry that is missing now is replaced by the present one.
-	if entry, err := m.options.Entry(); err == nil {
-		m.entry = entry
-	} else if m.entry == nil {
+	if entry, err := m.options.ReadEntry(); err == nil {
+		m.options.Entry = entry
+	} else if m.options.Entry == nil {
 		s.add(Problem{Err: fmt.Errorf("the plugin entry: %w; until then none is inserted", err)})
 	} else {
 		s.add(Problem{Err: fmt.Errorf("the plugin entry: %w; until then the last good one is inserted", err)})
@@ -215,7 +212,7 @@ func (m *Manager) sync(ctx context.Context) Status {
 		m.failed(nil, now)
 	case now.Before(m.retryAt):
 		err = m.failure
-	case m.entry != nil && missing == nil && !now.Before(m.removals.insertAt()):
+	case m.options.Entry != nil && missing == nil && !now.Before(m.removals.insertAt()):
 		err = m.insert(ctx, &s, n)
 	}
 	s.Flapping = m.removals.brief.Active(now) != "" || m.removals.slow.Active(now) != ""
@@ -225,8 +222,7 @@ func (m *Manager) sync(ctx context.Context) Status {
 
 // insert inserts the entry.
 func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
-	e := Editor{Dir: m.options.Dir, Network: m.options.Network, Entry: m.entry, Backups: m.options.Backups, Check: m.options.Check}
-	c, err := e.Insert(ctx)
+	c, err := m.options.Insert(ctx)
 	now := time.Now()
 	m.failed(err, now)
 	if err != nil {

@@ -26,18 +26,19 @@ var errChanged = errors.New("another program changed the file meanwhile")
 // lockTimeout is how long to wait for another process of ip-masq that writes in a directory.
 const lockTimeout = 10 * time.Second
 
-func lockDir(ctx context.Context, dir string) (*safefile.Dir, error) {
-	return safefile.OpenLocked(ctx, dir, lockTimeout)
+// withDir calls do with the locked directory.
+func withDir(ctx context.Context, path string, do func(*safefile.Dir) error) error {
+	d, err := safefile.OpenLocked(ctx, path, lockTimeout)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(d), d.Close())
 }
 
 // RemoveTemps removes the temporary files that killed processes left in a configuration directory.
 // A directory that is missing is an fs.ErrNotExist.
 func RemoveTemps(dir string) error {
-	d, err := lockDir(context.Background(), dir)
-	if err != nil {
-		return err
-	}
-	return d.Close()
+	return withDir(context.Background(), dir, func(*safefile.Dir) error { return nil })
 }
 
 // unchanged returns mode and owner of a file, or errChanged if its text is not that one.
@@ -110,7 +111,7 @@ func (r *replacement) open() error {
 		return safefile.Error("resolve", r.path, err)
 	}
 	r.target = filepath.Base(target)
-	r.dir, err = lockDir(r.ctx, filepath.Dir(target))
+	r.dir, err = safefile.OpenLocked(r.ctx, filepath.Dir(target), lockTimeout)
 	return err
 }
 
@@ -190,63 +191,51 @@ func (r *replacement) announce() error {
 	if err != nil || dir == r.dir.Path() {
 		return err
 	}
-	d, err := lockDir(r.ctx, dir)
-	if err != nil {
+	return withDir(r.ctx, dir, func(d *safefile.Dir) error {
+		temp, err := d.Stage(nil, nil)
+		if err == nil {
+			err = d.Remove(temp)
+		}
 		return err
-	}
-	temp, err := d.Stage(nil, nil)
-	if err == nil {
-		err = d.Remove(temp)
-	}
-	return errors.Join(err, d.Close())
+	})
 }
 
 // create writes a file that is missing, with the mode and owner of another one. If the path is
 // taken the error is errChanged.
-func create(ctx context.Context, path string, now []byte, model string) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("create %s: %w", policy.Printable(path), err)
-		}
-	}()
-	if err := loadable(path, now); err != nil {
-		return err
+func create(ctx context.Context, path string, now []byte, model string) error {
+	err := loadable(path, now)
+	if err == nil {
+		err = withDir(ctx, filepath.Dir(path), func(d *safefile.Dir) error {
+			_, info, err := safefile.ReadFile(model, maxSize)
+			if err != nil {
+				return err
+			}
+			temp, err := d.Stage(now, withModeOf(info))
+			if err != nil {
+				return err
+			}
+			// Unlike a rename, a link replaces nothing. containerd 1.6 notices the removal.
+			if err = d.Link(temp, filepath.Base(path)); errors.Is(err, fs.ErrExist) {
+				err = errChanged
+			}
+			return errors.Join(err, d.Remove(temp), d.Sync())
+		})
 	}
-	d, err := lockDir(ctx, filepath.Dir(path))
 	if err != nil {
-		return err
+		return fmt.Errorf("create %s: %w", policy.Printable(path), err)
 	}
-	defer func() { err = errors.Join(err, d.Close()) }()
-	_, info, err := safefile.ReadFile(model, maxSize)
-	if err != nil {
-		return err
-	}
-	temp, err := d.Stage(now, withModeOf(info))
-	if err != nil {
-		return err
-	}
-	// Unlike a rename, a link replaces nothing. Of these two containerd 1.6 notices the removal.
-	if err = d.Link(temp, filepath.Base(path)); errors.Is(err, fs.ErrExist) {
-		err = errChanged
-	}
-	if err = errors.Join(err, d.Remove(temp)); err != nil {
-		return err
-	}
-	return d.Sync()
+	return nil
 }
 
 // removeFile removes a file whose text must be was, or returns errChanged.
-func removeFile(ctx context.Context, path string, was []byte) (err error) {
-	d, err := lockDir(ctx, filepath.Dir(path))
-	if err == nil {
-		if _, err = unchanged(path, was); err == nil {
+func removeFile(ctx context.Context, path string, was []byte) error {
+	err := withDir(ctx, filepath.Dir(path), func(d *safefile.Dir) error {
+		_, err := unchanged(path, was)
+		if err == nil {
 			err = d.Remove(filepath.Base(path))
 		}
-		if err == nil {
-			err = d.Sync()
-		}
-		err = errors.Join(err, d.Close())
-	}
+		return errors.Join(err, d.Sync())
+	})
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", policy.Printable(path), err)
 	}
@@ -282,12 +271,15 @@ func owner(info fs.FileInfo) ids {
 // backup keeps the text that a file had before ip-masq changed it last, and returns the path of the
 // copy (mode 0600: it may have credentials). It creates the directory if it is missing. The name of
 // the copy is the file's with the SHA-256 of its path; no runtime loads it.
-func backup(ctx context.Context, dir, path string, was []byte) (_ string, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("back up %s: %w", policy.Printable(path), err)
-		}
-	}()
+func backup(ctx context.Context, dir, path string, was []byte) (string, error) {
+	kept, err := storeBackup(ctx, dir, path, was)
+	if err != nil {
+		return "", fmt.Errorf("back up %s: %w", policy.Printable(path), err)
+	}
+	return kept, nil
+}
+
+func storeBackup(ctx context.Context, dir, path string, was []byte) (string, error) {
 	if err := os.MkdirAll(filepath.Dir(filepath.Dir(dir)), 0o755); err != nil {
 		return "", safefile.Error("create the directories above", dir, err)
 	}
@@ -302,23 +294,20 @@ func backup(ctx context.Context, dir, path string, was []byte) (_ string, err er
 		return "", fmt.Errorf("%s must be a directory of user %d that nobody else can write to; mend or remove it",
 			policy.Printable(dir), os.Geteuid())
 	}
-	d, err := lockDir(ctx, dir)
-	if err != nil {
-		return "", err
-	}
-	defer func() { err = errors.Join(err, d.Close()) }()
 	const maxStem = 128 // file names end at 255 bytes
 	stem, sum := filepath.Base(path), sha256.Sum256([]byte(path))
 	name := stem[:min(len(stem), maxStem)] + "." + hex.EncodeToString(sum[:]) + ".bak"
-	if _, err := unchanged(d.PathOf(name), was); err == nil {
-		return d.PathOf(name), nil
-	}
-	temp, err := d.Stage(was, nil)
-	if err != nil {
-		return "", err
-	}
-	if err := d.Rename(temp, name); err != nil {
-		return "", errors.Join(err, d.Remove(temp))
-	}
-	return d.PathOf(name), d.Sync()
+	return filepath.Join(dir, name), withDir(ctx, dir, func(d *safefile.Dir) error {
+		if _, err := unchanged(d.PathOf(name), was); err == nil {
+			return nil
+		}
+		temp, err := d.Stage(was, nil)
+		if err != nil {
+			return err
+		}
+		if err := d.Rename(temp, name); err != nil {
+			return errors.Join(err, d.Remove(temp))
+		}
+		return d.Sync()
+	})
 }

@@ -32,9 +32,9 @@ var ErrStopped = errors.New("stopped before all was done; run it again")
 
 // Binary is the plugin in the directory from which runtimes run it.
 type Binary struct {
-	Path    string
-	Version string // as the plugin reports it
-	Wrote   bool   // or it was there already
+	Path    string `json:"path"`
+	Version string `json:"version"` // as the plugin reports it
+	Wrote   bool   `json:"wrote"`   // or it was there already
 }
 
 // Copy copies the plugin to a directory. It writes nothing if the same bytes are there with the right
