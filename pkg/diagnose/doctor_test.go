@@ -88,7 +88,7 @@ func TestFindings(t *testing.T) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {}}`, entry)
 			h.files["run/flannel/subnet.env"] = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_IPMASQ=false\n"
 		}, map[string]string{"problem main-plugin-ipmasq": "flanneld does not masquerade"}},
-		{"flannel of which nothing is seen", func(h *testHost) {
+		{"flannel without subnet.env", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {}}`, entry)
 		}, map[string]string{"notice not-examined": "/run/flannel/subnet.env does not exist, a container that does not mount"}},
 		{name: "flannel that does not", set: func(h *testHost) {
@@ -133,7 +133,7 @@ func TestFindings(t *testing.T) {
 		}, want: map[string]string{"notice conflist-without-us": `(network "pods")`}},
 		{"a broken conflist", func(h *testHost) { h.files["etc/cni/net.d/20-x.conflist"] = "{" },
 			map[string]string{"problem conflist-broken": "20-x.conflist"}},
-		{"a conflist before ours", func(h *testHost) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },
+		{"a conflist before the one with the entry", func(h *testHost) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },
 			map[string]string{"problem conflist-without-us": `05-else.conflist" (network "else")`}},
 		{name: "one that chooses among the others", set: func(h *testHost) {
 			h.files["etc/cni/net.d/00-multus.conf"] = `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`
@@ -173,7 +173,7 @@ func TestFindings(t *testing.T) {
 		{"an agent", func(h *testHost) {
 			h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent-v\n", "/bin/ip-masq-agent-v2\x00--masq-chain=X\x00"
 		}, map[string]string{"problem agent-running": `process 9: "/bin/ip-masq-agent-v2 --masq-chain=X"`}},
-		{"an agent of which only the name is seen", func(h *testHost) { h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent\n", "" },
+		{"an agent without a command line", func(h *testHost) { h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent\n", "" },
 			map[string]string{"problem agent-running": "process 9"}},
 		{name: "an editor", set: func(h *testHost) {
 			h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "vi\n", "vi\x00ip-masq-agent\x00"
@@ -223,7 +223,7 @@ func TestFindings(t *testing.T) {
 		{name: "kubelet in both, and rules in one", set: func(h *testHost) {
 			h.usages = []thirdparty.Usage{{Variant: "nft", Kubelet: true, NATRules: 5}, {Variant: "legacy", Kubelet: true}}
 		}},
-		{name: "kubelet in iptables-legacy, and our chains in nftables", set: func(h *testHost) {
+		{name: "kubelet in iptables-legacy, and owned chains in nftables", set: func(h *testHost) {
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
 			h.usages = []thirdparty.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}}
 		}},
@@ -324,7 +324,7 @@ func TestOddFiles(t *testing.T) {
 		Examine(t.Context(), n))
 }
 
-// TestNothingIsKnown examines a node of which nothing was read.
+// TestNothingIsKnown examines a node of which nothing was read before.
 func TestNothingIsKnown(t *testing.T) {
 	isolate(t)
 	n := Host{Root: newHost(t).node().Root}

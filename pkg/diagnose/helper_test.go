@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
-// entry is one of ours in a conflist.
+// entry is a plugin entry in a conflist.
 const entry = `{"type": "ip-masq"}`
 
 // bridge is a main plugin as it should be.
@@ -48,7 +48,7 @@ type testHost struct {
 	edit       func(*Host)
 }
 
-// newHost is a node of which nothing is to be said.
+// newHost is a node without findings.
 func newHost(t *testing.T) *testHost {
 	return &testHost{t: t,
 		files: map[string]string{

@@ -45,7 +45,7 @@ func (elsewhere) FindChain(context.Context, string) ([]netfilter.Choice, error) 
 }
 
 // kindnet is its masquerading as kindnetd writes it (pkg/masq), in a cluster with IPv6
-// too, and our chain.
+// too, and the owned chain.
 const kindnet = `table inet kindnet-ipmasq {
 	set noMasqV4 { type ipv4_addr; flags interval; auto-merge; elements = { 10.96.0.0/16, 10.244.0.0/16 }
 	}
@@ -77,7 +77,7 @@ func TestThirdPartyRules(t *testing.T) {
 		counted int
 	}{
 		{name: "none"},
-		{name: "the agents' chain, which is ours now", rules: ":IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT\n-A IP-MASQ-AGENT -j MASQUERADE"},
+		{name: "the agents' chain, which is owned now", rules: ":IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT\n-A IP-MASQ-AGENT -j MASQUERADE"},
 		{name: "masquerading of all", rules: "-A POSTROUTING -o eth0 -j MASQUERADE\n:IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT", counted: 1,
 			want: map[string]string{"problem foreign-masquerade": "iptables (nft), table nat, chain POSTROUTING: out eth0 masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, evaluated before the chain of ip-masq"}},
 		{name: "in nftables", nft: "table ip x {\nchain p {\ntype nat hook postrouting priority 300\nip daddr 10.1.0.0/16 masquerade\n}\n}", counted: 1,

@@ -210,7 +210,7 @@ func (d *decoder) expression(e Expr) {
 		if slices.ContainsFunc(ports, func(p Immediate) bool { return p.Dreg == e.Dreg }) {
 			d.refuse("immediate")
 		}
-		d.ports = append(ports, e)
+		d.ports = slices.Concat(ports, []Immediate{e})
 	case Match:
 		d.match(e)
 	case Target:

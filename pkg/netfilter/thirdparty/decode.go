@@ -15,7 +15,7 @@ type condition struct {
 	Packets
 	notToLocal bool
 	share      uint32   // of policy.ShareUnit; 0: always
-	unread     []string // what narrows it and was not decoded
+	unread     []string // conditions that were not decoded
 	never      bool     // it matches no packet
 }
 
@@ -24,7 +24,7 @@ func (c condition) exact() bool { return len(c.unread) == 0 && c.share == 0 }
 
 // and returns the condition that packets meet if they meet both.
 func (c condition) and(d condition) condition {
-	p, some := c.Packets.intersect(d.Packets)
+	p, some := c.intersect(d.Packets)
 	out := condition{
 		Packets: p, notToLocal: c.notToLocal || d.notToLocal, never: c.never || d.never || !some,
 		share: max(c.share, d.share), unread: append(slices.Clip(c.unread), d.unread...),

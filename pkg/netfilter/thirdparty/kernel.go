@@ -32,16 +32,16 @@ type hook struct {
 	chains
 	Place
 	priority int32
-	drops    bool // what comes to its end
+	drops    bool // its policy is drop
 }
 
 func (h hook) failed(err error) error {
 	return fmt.Errorf("read the NAT rules of table %s (%s): %w", plain(h.Table), h.Family, err)
 }
 
-// withHooks runs the function with all base chains, those of nf_tables being of one
-// moment: for that it may be run again. What could not be read is not among
-// them, and in the error.
+// withHooks runs the function with all base chains. Those of nf_tables are read at one
+// generation, for which the function may run again. Base chains that could not be read are
+// in the error.
 func withHooks(ctx context.Context, body func([]hook) error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -64,8 +64,7 @@ func withHooks(ctx context.Context, body func([]hook) error) error {
 	return errors.Join(err, errLegacy)
 }
 
-// withTables runs the function with a connection to nf_tables, if the kernel has
-// it.
+// withTables runs the function with a connection to nf_tables, if the kernel has nf_tables.
 func withTables(body func(*nfnetlink.Conn) error) error {
 	c, err := nfnetlink.Dial()
 	if err == nil {
@@ -122,7 +121,7 @@ func familiesOf(link nfnetlink.Family) []policy.Family {
 	return policy.Families()
 }
 
-// linkTable is a table of nf_tables, whose chains are read when they are met.
+// linkTable is a table of nf_tables. Its chains are read when a walk reaches them.
 type linkTable struct {
 	conn   *nfnetlink.Conn
 	family nfnetlink.Family
@@ -180,7 +179,7 @@ func legacyHooks() ([]hook, error) {
 	return hooks, errors.Join(errs...)
 }
 
-// legacyTable is the chains of a table of iptables-legacy.
+// legacyTable has the chains of a table of iptables-legacy by name.
 type legacyTable map[string][]nfnetlink.Rule
 
 func (t legacyTable) rules(chain string) ([]nfnetlink.Rule, error) { return t[chain], nil }
@@ -192,12 +191,12 @@ func (legacyTable) device(uint32) (string, error) { return "", fs.ErrNotExist }
 // Usage is what a variant of iptables is used for in a network namespace.
 type Usage struct {
 	Variant  string
-	NATRules int  // in table nat, of both families, whoever wrote them
+	NATRules int  // in table nat, of both families and all programs
 	Kubelet  bool // kubelet keeps its chains there
 }
 
 // Variants returns the usage of each variant of iptables, in the network
-// namespace of the calling thread. It reads as Scan does.
+// namespace of the calling thread. It creates no table.
 func Variants(ctx context.Context) ([]Usage, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -219,8 +218,8 @@ func Variants(ctx context.Context) ([]Usage, error) {
 	return []Usage{nft, legacy}, err
 }
 
-// kubeletChains are what kubelet makes in table mangle, to show to others which
-// variant it uses and to notice that somebody flushed the tables.
+// kubeletChains are the chains that kubelet creates in table mangle, to show other programs
+// which variant it uses and to detect a flush of the tables.
 func kubeletChains() []string { return []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"} }
 
 func (u *Usage) countTables(c *nfnetlink.Conn, f nfnetlink.Family) error {

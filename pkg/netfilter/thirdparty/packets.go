@@ -19,13 +19,13 @@ type Packets struct {
 	NotOut   []string      // the output interface is none of these
 
 	notProtocols, notOrigins uint8 // excluded
-	unsure                   uint8 // what may have happened to them before
+	unsure                   uint8 // what may have been decided about them before
 }
 
 // Bits of notProtocols: those of policy.Protocols by index, then all others.
 const (
 	otherProtocol uint8 = 1 << 3
-	allProtocols  uint8 = 1<<4 - 1
+	allProtocols  uint8 = otherProtocol<<1 - 1
 )
 
 // Bits of notOrigins.
@@ -35,9 +35,9 @@ const (
 	allOrigins = fromNode | fromOthers
 )
 
-// Bits of unsure: what a rule that was not decoded in full may have done.
+// Bits of unsure: what a rule that was not decoded in full may have decided.
 const (
-	maybeSpared uint8 = 1 << iota
+	maybeAccepted uint8 = 1 << iota
 	maybeTranslated
 )
 
@@ -167,7 +167,7 @@ next:
 	if len(out) <= most {
 		return out
 	}
-	hull := Packets{unsure: maybeSpared | maybeTranslated, From: policy.Ranges{}, To: policy.Ranges{}}
+	hull := Packets{unsure: maybeAccepted | maybeTranslated, From: policy.Ranges{}, To: policy.Ranges{}}
 	for _, p := range out {
 		hull.From, hull.To = union(hull.From, p.From), union(hull.To, p.To)
 	}

@@ -20,7 +20,7 @@ import (
 type model struct {
 	from, to       netip.Prefix // invalid: any
 	notFrom, notTo bool
-	obscure        bool // has a match that nobody here can read
+	obscure        bool // has a match that cannot be decoded
 	mark           int  // noMark and so on
 	does           nfnetlink.Statement
 	target         string
@@ -164,7 +164,7 @@ func (w world) lines() (lines []string) {
 
 // TestWalk holds what is said of rules to what becomes of each packet: of one
 // that is masqueraded some rule says so, and what an exact rule says of a source
-// is so, whatever became of the matches that nobody can read.
+// is so, whether the undecoded matches hold or not.
 func TestWalk(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := randomWorld(t)

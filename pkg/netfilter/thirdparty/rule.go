@@ -56,12 +56,12 @@ type Rule struct {
 	Match Packets
 	// Exact tells that Unread is empty. Otherwise the rule may apply to fewer packets.
 	Exact  bool
-	Unread []string // parts of the rule, or of the rules before it, that were not decoded
+	Unread []string // parts of the rule and of earlier rules that were not decoded
 
 	Comment string
 	Text    string // the rule on one line, for messages
 
-	reached []Packets // what of Match the rules before it leave
+	reached []Packets // the packets of Match that earlier rules leave
 }
 
 // Destinations returns the destinations for which the rule changes the source of
@@ -111,7 +111,7 @@ func (r Rule) text(c condition) string {
 	words = slices.DeleteFunc(words, func(w string) bool { return w == "" })
 	text := strings.Join(words, " ")
 	if !r.Exact {
-		text += "; not read: " + strings.Join(r.Unread, ", ")
+		text += "; not decoded: " + strings.Join(r.Unread, ", ")
 	}
 	choice := netfilter.Choice{Backend: r.Backend, Variant: r.Variant}
 	return fmt.Sprintf("%s, %s, table %s, chain %s: %s", choice, r.Family, plain(r.Table), plain(r.Chain), text)

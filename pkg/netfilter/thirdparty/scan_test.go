@@ -92,7 +92,7 @@ func TestIPTables(t *testing.T) {
 		{name: "docker", rules: []string{"-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE"},
 			want: []string{"POSTROUTING: from 172.17.0.0/16 not out docker0 masquerade"}},
 		{name: "docker's port", rules: []string{"-A POSTROUTING -s 172.17.0.2/32 -d 172.17.0.2/32 -p tcp -m tcp --dport 80 -j MASQUERADE"},
-			want: []string{"POSTROUTING: from 172.17.0.2/32 to 172.17.0.2/32 tcp masquerade; not read: the transport header"}},
+			want: []string{"POSTROUTING: from 172.17.0.2/32 to 172.17.0.2/32 tcp masquerade; not decoded: the transport header"}},
 		{name: "kube-proxy", rules: []string{":KUBE-POSTROUTING -", `-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING`,
 			"-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN", "-A KUBE-POSTROUTING -j MARK --xor-mark 0x4000",
 			`-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully`}},
@@ -125,12 +125,12 @@ func TestIPTables(t *testing.T) {
 			want: []string{"A: to 11.0.0.0/8 masquerade"}},
 		{name: "what was masqueraded before", rules: []string{"-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE", "-A POSTROUTING -d 10.1.0.0/16 -j MASQUERADE"},
 			want: []string{"POSTROUTING: to 10.0.0.0/8 masquerade"}},
-		{name: "sources spared", rules: []string{"-A POSTROUTING -s 10.9.0.0/16 -j ACCEPT", "-A POSTROUTING -s 10.9.1.0/24 -j MASQUERADE", "-A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE"},
+		{name: "sources accepted before", rules: []string{"-A POSTROUTING -s 10.9.0.0/16 -j ACCEPT", "-A POSTROUTING -s 10.9.1.0/24 -j MASQUERADE", "-A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE"},
 			want: []string{"POSTROUTING: from 10.0.0.0/8 masquerade"}},
-		{name: "spared in part only", rules: []string{"-A POSTROUTING -p tcp -d 10.0.0.0/8 -j ACCEPT", "-A POSTROUTING -o eth0 -j ACCEPT", "-A POSTROUTING -j MASQUERADE"},
+		{name: "accepted in part only", rules: []string{"-A POSTROUTING -p tcp -d 10.0.0.0/8 -j ACCEPT", "-A POSTROUTING -o eth0 -j ACCEPT", "-A POSTROUTING -j MASQUERADE"},
 			want: []string{"POSTROUTING: masquerade"}},
 		{name: "unread before it", rules: []string{"-A POSTROUTING -d 10.0.0.0/8 -m policy --pol ipsec --dir out -j ACCEPT", "-A POSTROUTING -d 11.0.0.0/8 -j MASQUERADE", "-A POSTROUTING -j MASQUERADE"},
-			want: []string{"POSTROUTING: to 11.0.0.0/8 masquerade", "POSTROUTING: masquerade; not read: a rule before it that spares others => not to 11.0.0.0/8"}},
+			want: []string{"POSTROUTING: to 11.0.0.0/8 masquerade", "POSTROUTING: masquerade; not decoded: an earlier rule => not to 11.0.0.0/8"}},
 		{name: "snat", rules: []string{"-A POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -o eth+ -j SNAT --to-source 192.0.2.1"},
 			want: []string{"POSTROUTING: from 10.0.0.0/8 not to 10.0.0.0/8 out eth+ snat"}},
 		{name: "never", rules: []string{":A -", "-A POSTROUTING -o eth0 -s 10.0.0.0/8 -j A", "-A A -o docker0 -j MASQUERADE", "-A A -s 11.0.0.0/8 -j MASQUERADE", "-A A ! -o eth+ -j MASQUERADE"}},
@@ -142,14 +142,14 @@ func TestIPTables(t *testing.T) {
 			"-A POSTROUTING -p icmp -j MASQUERADE", "-A POSTROUTING ! -p tcp -j MASQUERADE", "-A POSTROUTING -d 10.0.0.0/255.0.255.0 -j MASQUERADE",
 			"-A POSTROUTING -m addrtype --src-type LOCAL -j MASQUERADE", "-A POSTROUTING -m addrtype --dst-type LOCAL -j MASQUERADE",
 			"-A POSTROUTING -m statistic --mode nth --every 2 --packet 0 -j MASQUERADE"},
-			want: []string{"POSTROUTING: masquerade; not read: match conntrack",
-				"POSTROUTING: masquerade; not read: protocol 1", "POSTROUTING: not tcp masquerade",
-				"POSTROUTING: masquerade; not read: destination under a mask that is no prefix's",
-				"POSTROUTING: masquerade; not read: the node's own addresses",
-				"POSTROUTING: masquerade; not read: match statistic"}},
+			want: []string{"POSTROUTING: masquerade; not decoded: match conntrack",
+				"POSTROUTING: masquerade; not decoded: protocol 1", "POSTROUTING: not tcp masquerade",
+				"POSTROUTING: masquerade; not decoded: destination under a mask that is no prefix's",
+				"POSTROUTING: masquerade; not decoded: the node's own addresses",
+				"POSTROUTING: masquerade; not decoded: match statistic"}},
 		{name: "states", rules: []string{"-A POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "-A POSTROUTING -m conntrack ! --ctstate NEW -j MASQUERADE",
 			"-A POSTROUTING -s 10.1.0.0/16 -m conntrack --ctstate NEW,UNTRACKED -j MASQUERADE", "-A POSTROUTING -m conntrack --ctstate NEW --ctproto tcp -j MASQUERADE"},
-			want: []string{"POSTROUTING: from 10.1.0.0/16 masquerade", "POSTROUTING: masquerade; not read: match conntrack"}},
+			want: []string{"POSTROUTING: from 10.1.0.0/16 masquerade", "POSTROUTING: masquerade; not decoded: match conntrack"}},
 		{name: "of the node itself", rules: []string{"-A POSTROUTING -m addrtype --src-type LOCAL -j ACCEPT", "-A POSTROUTING -m addrtype --dst-type LOCAL -j ACCEPT", "-A POSTROUTING -j MASQUERADE"},
 			want: []string{"POSTROUTING: masquerade"}},
 		{name: "owned, says a comment", rules: []string{":A -", "-A POSTROUTING -j A", "-A A -d 10.0.0.0/8 -j MASQUERADE",
@@ -157,7 +157,7 @@ func TestIPTables(t *testing.T) {
 			want: []string{"after POSTROUTING: to 11.0.0.0/8 masquerade"}},
 		{name: "owned by another, says a comment", rules: []string{":A -", "-A POSTROUTING -j A", "-A A -j MASQUERADE -m comment --comment \"ip-masq/1 keeps its state in /elsewhere\""},
 			want: []string{`A: masquerade ("ip-masq/1 keeps its state in /elsewhere")`}},
-		{name: "ours between", rules: []string{":OURS -", "-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE", "-A POSTROUTING -j OURS", "-A POSTROUTING -d 11.0.0.0/8 -j MASQUERADE", "-A OURS -j MASQUERADE"},
+		{name: "owned chain between", rules: []string{":OURS -", "-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE", "-A POSTROUTING -j OURS", "-A POSTROUTING -d 11.0.0.0/8 -j MASQUERADE", "-A OURS -j MASQUERADE"},
 			want: []string{"before POSTROUTING: to 10.0.0.0/8 masquerade", "after POSTROUTING: to 11.0.0.0/8 masquerade"}},
 	} {
 		for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
@@ -209,7 +209,7 @@ func TestNFT(t *testing.T) {
 		{"ranges", `table ip t { chain p { type nat hook postrouting priority 100; ip saddr 10.0.0.1-10.0.0.9 ip daddr != 10.0.1.1-10.0.1.9 oifname != "docker0" snat to 192.0.2.1; ip daddr > 224.0.0.0 ip protocol udp masquerade; }
 }`,
 			[]string{"nftables, ipv4, table t, chain p: from 10.0.0.1-10.0.0.9 not to 10.0.1.1-10.0.1.9 not out docker0 snat",
-				"nftables, ipv4, table t, chain p: udp masquerade; not read: destination of another comparison"}},
+				"nftables, ipv4, table t, chain p: udp masquerade; not decoded: destination of another comparison"}},
 		{"inet", `table inet t { chain p { type nat hook postrouting priority -5; ip daddr 10.0.0.0/8 masquerade; ip6 daddr fd00::/8 masquerade; meta nfproto ipv6 oifname "x" masquerade; oifname "y" masquerade; }
 }`,
 			[]string{"nftables, ipv4, table t, chain p: to 10.0.0.0/8 masquerade", "nftables, ipv4, table t, chain p: out y masquerade",
@@ -229,12 +229,12 @@ chain p { type nat hook postrouting priority 100; ip saddr 10.1.0.0/16 goto a; m
 chain p { type nat hook postrouting priority 100; ip saddr 10.0.0.0/8 ct state new masquerade; ip saddr . ip daddr @s masquerade; tcp dport 80 masquerade; fib daddr type local masquerade; fib saddr type != local fib daddr type != local masquerade;}
 }`,
 			[]string{"nftables, ipv4, table t, chain p: from 10.0.0.0/8 masquerade",
-				`nftables, ipv4, table t, chain p: masquerade; not read: set "s"`,
-				"nftables, ipv4, table t, chain p: tcp masquerade; not read: the transport header",
+				`nftables, ipv4, table t, chain p: masquerade; not decoded: set "s"`,
+				"nftables, ipv4, table t, chain p: tcp masquerade; not decoded: the transport header",
 				"nftables, ipv4, table t, chain p: from non-local to non-local masquerade"}},
 		{"states", `table ip t { chain p { type nat hook postrouting priority 100; ct state established,related accept; ct state != new masquerade; ct status dnat accept; ct state new snat to 192.0.2.1; }
 }`,
-			[]string{"nftables, ipv4, table t, chain p: snat; not read: a rule before it that spares others"}},
+			[]string{"nftables, ipv4, table t, chain p: snat; not decoded: an earlier rule"}},
 		{"kindnet", `table inet kindnet-ipmasq { set noMasqV4 { type ipv4_addr; flags interval; auto-merge; elements = { 10.96.0.0/12, 10.244.0.0/16 }
 }
 set noMasqV6 { type ipv6_addr; flags interval; auto-merge; elements = { fd00:10:244::/56 }
@@ -246,8 +246,8 @@ ip daddr @noMasqV4 accept; ip6 daddr @noMasqV6 accept; masquerade
 			[]string{"nftables, ipv4, table kindnet-ipmasq, chain postrouting: masquerade", "nftables, ipv6, table kindnet-ipmasq, chain postrouting: masquerade"}},
 		{"unread, too", `table ip t { chain p { type nat hook postrouting priority 100; meta iifname "a" masquerade; ip daddr & 255.0.255.0 == 10.0.1.0 masquerade; ip saddr 10.0.0.0/8 ct mark 0x0a010000 masquerade; }
 }`,
-			[]string{"nftables, ipv4, table t, chain p: masquerade; not read: iifname", "nftables, ipv4, table t, chain p: masquerade; not read: destination under a mask that is no prefix's",
-				"nftables, ipv4, table t, chain p: from 10.0.0.0/8 masquerade; not read: ct"}},
+			[]string{"nftables, ipv4, table t, chain p: masquerade; not decoded: iifname", "nftables, ipv4, table t, chain p: masquerade; not decoded: destination under a mask that is no prefix's",
+				"nftables, ipv4, table t, chain p: from 10.0.0.0/8 masquerade; not decoded: ct"}},
 		{"elsewhere", `table ip t { chain p { type nat hook output priority 100; }
 chain f { type filter hook postrouting priority 100; }
 chain z { masquerade; }
@@ -285,7 +285,7 @@ chain postrouting { type nat hook postrouting priority 101; jump m; }
 }
 
 // TestNothingIsWritten scans an empty namespace, in which a table of
-// iptables-legacy would be made by whoever merely asks for one.
+// iptables-legacy would be created by asking for one.
 func TestNothingIsWritten(t *testing.T) {
 	isolate(t)
 	if rules := scanned(t); len(rules) != 0 {

@@ -31,27 +31,27 @@ type walk struct {
 	chains
 	base    Place
 	traffic []Packets // all that enter the base chain
-	// owned tells whether a chain is owned, which is not followed, and whether it binds:
-	// it translates what reaches it, so that no rule behind it decides.
+	// owned tells whether a chain is owned, which is not followed, and whether it binds: it
+	// translates all packets that reach it.
 	owned func(Place) (is, binds bool)
-	// pass lets packets go on at rules that would keep them from the rest of the base
-	// chain: to find out whether they would have reached a chain that binds.
+	// pass ignores the rules that keep packets from the rest of the base chain, to find out
+	// whether the packets would reach a chain that binds.
 	pass bool
-	// join makes neighbouring rules one that return for destinations alone: an agent's
+	// join merges neighbouring rules that return for destinations alone, of which an agent's
 	// chain has thousands.
 	join bool
 
 	steps   int
 	hits    []Hit // rules that translate or drop packets
-	atSteps []int // the steps at which these are met
+	atSteps []int // of hits
 	kept    []Hit // rules that keep packets from the rest of the base chain
 	ended   []Packets
 	bound   bool  // packets reached a chain that binds
 	met     []int // steps at which owned chains begin
 }
 
-// chain follows the packets through a chain and returns those that go on behind it.
-// The way is what they met to get there.
+// chain follows the packets through a chain and returns those that continue behind it.
+// The way is the conditions of the jumps that lead to the chain.
 func (w *walk) chain(name string, in []Packets, way condition, stack []string) ([]Packets, error) {
 	if len(in) == 0 {
 		return nil, nil
@@ -92,7 +92,7 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 		}
 		rest := without(in, []Packets{d.Packets}, f)
 		full := way.and(d.condition)
-		var behind []Packets // what goes on behind this rule after all
+		var behind []Packets // what comes back from a chain
 		switch d.statement {
 		case nfnetlink.DoMasq, nfnetlink.DoSNAT, nfnetlink.DoDrop:
 			w.hits, w.atSteps = append(w.hits, w.hit(place, d, full, about)), append(w.atSteps, w.steps)
@@ -116,7 +116,7 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 			rest = append(rest, behind...)
 		case nfnetlink.DoReturn, nfnetlink.DoGoto:
 			if !d.exact() {
-				rest = append(rest, marked(about, maybeSpared)...)
+				rest = append(rest, marked(about, maybeAccepted)...)
 			}
 		case nfnetlink.DoMasq, nfnetlink.DoSNAT:
 			if !full.exact() {
@@ -124,7 +124,7 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 			}
 		default:
 			if !full.exact() {
-				rest = append(rest, marked(about, maybeSpared)...)
+				rest = append(rest, marked(about, maybeAccepted)...)
 			}
 		}
 		in = merge(rest)
@@ -132,8 +132,8 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 	return merge(append(left, in...)), nil
 }
 
-// read decodes the rules of a chain, unless it is owned, by its name or by the comment
-// in it.
+// read decodes the rules of a chain, unless the chain is owned by its name or by the
+// comment in it.
 func (w *walk) read(name string, binds *bool) (rules []decoded, at Place, owned bool, err error) {
 	at = w.base
 	at.Chain = name
@@ -166,8 +166,8 @@ func (w *walk) read(name string, binds *bool) (rules []decoded, at Place, owned 
 	return rules, at, owned, nil
 }
 
-// notRead is the part that is missing when a rule before could not be decoded.
-const notRead = "a rule before it that spares others"
+// earlierRule is Unread if it is not known which packets get past an earlier rule.
+const earlierRule = "an earlier rule"
 
 // hit returns a rule that packets reach.
 func (w *walk) hit(place Place, d decoded, full condition, about []Packets) Hit {
@@ -182,8 +182,8 @@ func (w *walk) hit(place Place, d decoded, full condition, about []Packets) Hit 
 	for _, p := range about {
 		unsure |= p.unsure
 	}
-	if unsure&maybeSpared != 0 {
-		h.Unread = append(h.Unread, notRead)
+	if unsure&maybeAccepted != 0 {
+		h.Unread = append(h.Unread, earlierRule)
 	}
 	h.Sure = full.exact() && unsure == 0 && len(without(w.traffic, about, w.base.Family)) == 0
 	if full.notOrigins == fromOthers {
@@ -197,9 +197,8 @@ func (w *walk) hit(place Place, d decoded, full condition, about []Packets) Hit 
 }
 
 // Scan returns the third-party rules that change the source of packets, in the network
-// namespace of the calling thread. Owned tells which chains are owned; these are not
-// followed. An error is about what could not be read; the other rules are returned
-// with it.
+// namespace of the calling thread. It does not follow owned chains. Base chains that
+// cannot be read are in the error; the rules of the others are returned with it.
 func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 	var found []Rule
 	err := withHooks(ctx, func(hooks []hook) error {
@@ -231,7 +230,7 @@ func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 	return found, err
 }
 
-// position is where a rule stands among all that packets meet at the hook.
+// position is the place of a rule in the order of evaluation at the hook.
 type position struct {
 	family   policy.Family
 	priority int32
@@ -239,7 +238,7 @@ type position struct {
 	step     int // in the walk
 }
 
-// order compares a rule with all places where owned chains begin.
+// order compares a rule with the positions at which owned chains begin.
 func (p position) order(met []position) Order {
 	orders := map[Order]bool{}
 	for _, q := range met {
@@ -261,8 +260,8 @@ func (p position) order(met []position) Order {
 	return UnknownOrder
 }
 
-// Traffic is the first packets of connections to an address that is none of the node's.
-// They have no mark.
+// Traffic is the first packets of connections to an address that is not local. They have
+// no mark.
 type Traffic struct {
 	To   netip.Addr
 	From policy.Ranges // nil: any source of the family
@@ -294,19 +293,18 @@ func (t Traffic) packets() []Packets {
 // Hit is a third-party rule that decides about traffic.
 type Hit struct {
 	Rule
-	// Sure tells that it decides about all of the traffic. Otherwise that depends on
-	// what the traffic does not say, or on what could not be decoded.
+	// Sure tells that the rule decides about all of the traffic. Otherwise that depends on
+	// properties that the traffic does not state, or on conditions that were not decoded.
 	Sure bool
 }
 
 // Trace follows traffic through the base chains in their order. It returns the rules that
-// decide about it, or may: those that translate or drop it, and those that keep it from
-// a chain that binds.
+// decide about it, or may decide: those that translate or drop packets, and those that keep
+// packets from a chain that binds.
 //
-// Owned tells which chains are not followed, and which of these bind: they translate
-// what reaches them, so that no rule behind them decides. The kernel does not tell the
-// order of base chains of one priority; each counts as if it were the first. Errors are
-// those of Scan.
+// Owned tells which chains are not followed, and which of these bind: they translate all
+// packets that reach them. The kernel does not tell the order of base chains of one
+// priority; each is treated as the first. Errors are those of Scan.
 func Trace(ctx context.Context, t Traffic, owned func(Place) (is, binds bool)) ([]Hit, error) {
 	f := policy.FamilyOf(t.To)
 	t.From = policy.RangesOf(f.All()).Intersect(t.From)
@@ -345,9 +343,9 @@ func Trace(ctx context.Context, t Traffic, owned func(Place) (is, binds bool)) (
 	return hits, err
 }
 
-// hook follows packets through a base chain and returns those that go on to the next
-// one. Rules that keep packets from the rest of the base chain are hits if that would
-// have led to a chain that binds.
+// hook follows packets through a base chain and returns those that continue to the next
+// one. Rules that keep packets from the rest of the base chain are hits if the packets
+// would otherwise reach a chain that binds.
 func (w *walk) hook(h hook, in []Packets) ([]Packets, error) {
 	left, err := w.chain(h.Chain, in, condition{}, nil)
 	if err != nil {
