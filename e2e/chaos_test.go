@@ -199,8 +199,14 @@ func (m *chaosTest) takenOver(t *testing.T) {
 		want, _ := keys["nonMasqueradeCIDRs"].([]string)
 		m.daemon.within(t, 3*time.Second, fmt.Sprintf("document of %s with %v", source, keys), func() bool {
 			c := m.load(t).Find(of)
-			return c != nil && len(want) == 0 == (c.Policy.NonMasqueradeCIDRs == nil) &&
-				(len(want) == 0 || slices.Contains(c.Policy.NonMasqueradeCIDRs, netip.MustParsePrefix(want[0])))
+			if c == nil {
+				return false
+			}
+			var stated []netip.Prefix
+			for _, p := range c.Policies() {
+				stated = append(stated, p.NonMasqueradeCIDRs...)
+			}
+			return len(want) == 0 == (len(stated) == 0) && (len(want) == 0 || slices.Contains(stated, netip.MustParsePrefix(want[0])))
 		})
 	}
 }

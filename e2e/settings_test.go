@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // settingsFile is the reconciler's own file, which comes at once and whole as
@@ -211,7 +213,7 @@ func TestMissingAgentDirectory(t *testing.T) {
 			t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
 		}
 		n.asSound(t, all)
-		if stored := n.load(t).Sources; len(stored) != 1 || len(stored[0].Policy.NonMasqueradeCIDRs) != 2 {
+		if stored := n.load(t).Sources; len(stored) != 1 || len(policy.Merge(stored)[0].Destinations) != 3 { // link-local too
 			t.Errorf("stored: %+v", stored)
 		}
 		must(t, os.Rename(m.dir+".away", m.dir))

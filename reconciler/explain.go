@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/explain"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -53,7 +53,7 @@ else, show the differences of its rules.`,
 
 // question reads the arguments. An empty flag is a mistake: it is most likely a shell variable
 // that is not set.
-func question(dst, from, out string, given func(flag string) bool) (q explain.Question, err error) {
+func question(dst, from, out string, given func(flag string) bool) (q diagnose.Question, err error) {
 	if q.Destination, err = address("DST", dst); err != nil {
 		return q, err
 	}
@@ -79,7 +79,7 @@ func address(what, text string) (netip.Addr, error) {
 	return addr, nil
 }
 
-func (a *app) explain(c *cobra.Command, q explain.Question) error {
+func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 	node, err := a.node()
 	if err != nil {
 		return err
@@ -102,7 +102,7 @@ func (a *app) explain(c *cobra.Command, q explain.Question) error {
 		return a.problems(r, r.Problems)
 	}
 	q.Incomplete = r.Incomplete()
-	e := explain.Explain(q, r.Rules, r.Stored, explain.Places{
+	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.Places{
 		ConfDir: r.Sources.ConfDir,
 		Now:     time.Now(),
 		Since: func(s policy.SourceID) time.Time {

@@ -3,7 +3,6 @@
 package reconcile
 
 import (
-	"bytes"
 	"encoding/json"
 	"log/slog"
 	"maps"
@@ -86,28 +85,36 @@ func (l *syncLog) repaired(r *Report) {
 		"changed_by", r.By, "changes", strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; "), "duration", r.Took.Round(time.Microsecond))
 }
 
-func find(sources []policy.Source, id policy.SourceID) policy.SourcePolicy {
+func find(sources []policy.Source, id policy.SourceID) policy.Source {
 	for _, s := range sources {
 		if s.ID == id {
-			return s.Policy
+			return s
 		}
 	}
-	return policy.SourcePolicy{}
+	return policy.Source{}
 }
 
-// changedKeys returns the keys in which two policies differ.
-func changedKeys(before, after policy.SourcePolicy) []string {
+// changedKeys returns the keys in which the policies of two sources differ.
+func changedKeys(before, after policy.Source) []string {
 	a, b := fields(before), fields(after)
 	all := maps.Clone(a)
 	maps.Copy(all, b)
-	maps.DeleteFunc(all, func(key string, _ json.RawMessage) bool { return bytes.Equal(a[key], b[key]) })
+	maps.DeleteFunc(all, func(key, _ string) bool { return a[key] == b[key] })
 	return slices.Sorted(maps.Keys(all))
 }
 
-func fields(p policy.SourcePolicy) map[string]json.RawMessage {
-	keys := map[string]json.RawMessage{}
-	if text, err := json.Marshal(p); err == nil {
-		_ = json.Unmarshal(text, &keys) // of what Marshal returned
+// fields returns the keys of a source's policies with their values.
+func fields(s policy.Source) map[string]string {
+	all := map[string]string{}
+	for _, p := range s.Policies() {
+		var keys map[string]json.RawMessage
+		if text, err := json.Marshal(p); err == nil {
+			_ = json.Unmarshal(text, &keys) // of what Marshal returned
+		}
+		for key, value := range keys {
+			all[key] += string(value) + " "
+		}
 	}
-	return keys
+	all["masqChain"] = s.Policy.Chain // the same in all files
+	return all
 }

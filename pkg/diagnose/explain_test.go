@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package explain_test
+package diagnose_test
 
 import (
 	"errors"
@@ -13,14 +13,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
-	"github.com/ip-masq/ip-masq-cni/pkg/explain"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // want is what matters of an explanation, in one line.
-func line(e explain.Explanation) string {
+func line(e diagnose.Explanation) string {
 	prefix, origin := "-", "-"
 	if e.Prefix != nil {
 		prefix = e.Prefix.String()
@@ -76,7 +76,7 @@ func TestWhoSaidSo(t *testing.T) {
 		{"10.245.0.2", "", `"A" ipv4 out-of-scope | - | sourceCIDRs by network "podnet" in /etc/cni/net.d/10-podnet.conflist | kernel true | `},
 		{"10.244.0.1", "", `"A" ipv4 out-of-scope | - | masqueradeHost by the agent files in /etc/config/ip-masq-more | kernel true | `},
 	} {
-		got := line(n.explain(explain.Question{
+		got := line(n.explain(diagnose.Question{
 			Destination: netip.MustParseAddr("8.8.8.8"), Source: netip.MustParseAddr(tt.src), Interface: tt.out,
 			Local: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.244.0.1") },
 		}))
@@ -238,7 +238,7 @@ func TestOverridden(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := newNode(network("a", "A", fromOnly("10.244.0.0/16"), func(s *policy.SourcePolicy) { s.OutputInterfaces = []string{"eth0"} }))
-			q := explain.Question{Destination: netip.MustParseAddr(tt.dst), Local: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.1") }}
+			q := diagnose.Question{Destination: netip.MustParseAddr(tt.dst), Local: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.1") }}
 			asked := thirdparty.Traffic{To: q.Destination, From: policy.RangesOf(cidrs("10.244.0.0/16")...), Out: []string{"eth0"}}
 			if tt.from != "" {
 				q.Source, q.Interface = netip.MustParseAddr(tt.from), "eth1"
@@ -280,7 +280,7 @@ func TestOverridden(t *testing.T) {
 func TestOwnedInNFTables(t *testing.T) {
 	n := newNode(network("a", "A", inNFT))
 	asked := false
-	n.explain(explain.Question{Destination: netip.MustParseAddr("8.8.8.8"), Trace: func(_ thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
+	n.explain(diagnose.Question{Destination: netip.MustParseAddr("8.8.8.8"), Trace: func(_ thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 		asked = true
 		if is, binds := owned(thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}); !is || !binds {
 			t.Errorf("masq-A: owned %t, binds %t", is, binds)
@@ -323,7 +323,7 @@ func TestTheKernelAgreesWhereNothingDiffers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := newNode(network("a", "A", statement(t)), network("b", "B", statement(t)))
 		address := rapid.SampledFrom([]string{"", "10.1.2.3", "10.1.9.9", "10.9.9.9", "8.8.8.8"})
-		q := explain.Question{
+		q := diagnose.Question{
 			Destination: netip.MustParseAddr("10.1.2.3"),
 			Interface:   rapid.SampledFrom([]string{"", "eth0", "eth1", "wg0", "lo"}).Draw(t, "out"),
 			Local:       func(a netip.Addr) bool { return a == netip.MustParseAddr("10.1.9.9") },

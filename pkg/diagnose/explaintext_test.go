@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package explain_test
+package diagnose_test
 
 import (
 	"bytes"
@@ -14,15 +14,16 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/explain"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+// update is the flag of this package's other tests.
+func update() bool { return flag.Lookup("update").Value.String() == "true" }
 
 // cases are what people ask, and what they and programs are told.
-func cases(t *testing.T) map[string]explain.Explanation {
+func cases(t *testing.T) map[string]diagnose.Explanation {
 	pods := fromOnly("10.244.0.0/16")
 	sound := func() *node {
 		n := newNode(network("podnet", "IP-MASQ-AGENT", pods), agentFiles("IP-MASQ-AGENT", file("/etc/config/ip-masq agent\n",
@@ -43,8 +44,8 @@ func cases(t *testing.T) map[string]explain.Explanation {
 	unread.view.Failed = map[string]error{"IP-MASQ-AGENT": errors.New("read the rules of chain IP-MASQ-AGENT in iptables (nft): " +
 		"observe ipv4 of iptables (nft): operation not permitted")}
 	var hits []thirdparty.Hit
-	ask := func(n *node, dst, src, out string) explain.Explanation {
-		q := explain.Question{Destination: netip.MustParseAddr(dst), Interface: out}
+	ask := func(n *node, dst, src, out string) diagnose.Explanation {
+		q := diagnose.Question{Destination: netip.MustParseAddr(dst), Interface: out}
 		q.Trace = func(thirdparty.Traffic, func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 			return hits, nil
 		}
@@ -53,7 +54,7 @@ func cases(t *testing.T) map[string]explain.Explanation {
 		}
 		return n.explain(q)
 	}
-	beside := func(dst, src string, h ...thirdparty.Hit) explain.Explanation {
+	beside := func(dst, src string, h ...thirdparty.Hit) diagnose.Explanation {
 		hits = h
 		defer func() { hits = nil }()
 		return ask(sound(), dst, src, "")
@@ -63,7 +64,7 @@ func cases(t *testing.T) map[string]explain.Explanation {
 	}
 	const docker = "iptables (nft), ipv4, table nat, chain POSTROUTING: from 172.17.0.0/16 not out docker0 masquerade"
 	const kindnet = "nftables, ipv4, table kindnet-ipmasq, chain postrouting: masquerade"
-	return map[string]explain.Explanation{
+	return map[string]diagnose.Explanation{
 		"overridden":       beside("192.168.7.7", "10.244.0.2", rule(docker, false), rule(kindnet, true)),
 		"overridden-maybe": beside("192.168.7.7", "", rule(docker, false)),
 		"by-third-party":   beside("8.8.8.8", "10.244.0.2", rule(kindnet, true)),
@@ -99,8 +100,8 @@ func TestTextAndJSON(t *testing.T) {
 
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
+	file := filepath.Join("testdata", "explain", name)
+	if update() {
 		if err := os.WriteFile(file, got, 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -1,34 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package explain
+package diagnose
 
 import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// mostDrift is how many differences people are shown; check shows all.
-const mostDrift = 8
+// maxLines is how many differences, or rules, the text has; check prints all.
+const maxLines = 8
 
-// Text writes the explanation for people: the verdict, then who said so, then
-// what the kernel does and what to run. It does not report errors of w.
+// first returns the first lines, and a line with the number of the others.
+func first(limit int, lines []string) string {
+	if more := len(lines) - limit; more > 0 {
+		lines = append(slices.Clone(lines[:limit]), fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Text writes the explanation for people: the verdict, its origin, what the kernel does,
+// and the command to run. It ignores errors of w.
 func (e Explanation) Text(w io.Writer) {
 	var b bytes.Buffer
 	b.WriteString(e.headline() + "\n")
 	e.rows(&b)
 	for _, other := range e.Chains {
-		fmt.Fprintf(&b, "\nAnother chain by itself: %s\n", other.verdictText())
+		fmt.Fprintf(&b, "\nAnother chain: %s\n", other.verdictText())
 		other.rows(&b)
 	}
 	if todo := e.whatToDo(); todo != "" {
 		fmt.Fprintf(&b, "\n%s\n", todo)
 	}
-	// Who reads this reads no more of it once the other end is gone.
 	_, _ = w.Write(b.Bytes())
 }
 
@@ -38,7 +46,7 @@ func (e Explanation) headline() string {
 		text += " from " + e.Source.String()
 	}
 	if e.Interface != "" {
-		text += " out of " + visible(e.Interface)
+		text += " out of " + policy.Printable(e.Interface)
 	}
 	return text + ": " + e.verdictText()
 }
@@ -50,7 +58,7 @@ func (e Explanation) verdictText() string {
 	case policy.OutcomeExempt:
 		return "exempt, keeps its source address"
 	}
-	return "out of scope, left alone"
+	return "out of scope, not masqueraded"
 }
 
 func (e Explanation) rows(b *bytes.Buffer) {
@@ -61,7 +69,11 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		}
 	}
 	if e.Chain != "" {
-		row("chain", e.Chain+", "+string(e.Family)+e.keptIn())
+		text := e.Chain + ", " + string(e.Family)
+		if e.Backend != "" {
+			text += ", kept in " + e.Backend
+		}
+		row("chain", text)
 	}
 	if e.Prefix != nil {
 		row("prefix", e.Prefix.String())
@@ -77,32 +89,13 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		row("against", c)
 	}
 	row("kernel", e.kernelText())
-	for i, h := range e.overriders[min(1, len(e.overriders)):] {
-		if i+1 == mostDrift {
-			row("", fmt.Sprintf("and %d more", len(e.overriders)-i-1))
-			break
-		}
-		row("", "and by: "+h.Text)
+	var others []string
+	for _, h := range e.overriders[min(1, len(e.overriders)):] {
+		others = append(others, "and by: "+h.Text)
 	}
+	row("", first(maxLines-1, others))
 	row("problem", e.Problem)
-	for i, d := range e.Drift {
-		if i == mostDrift {
-			row("", fmt.Sprintf("and %d more", len(e.Drift)-i))
-			break
-		}
-		label := ""
-		if i == 0 {
-			label = "drift"
-		}
-		row(label, d)
-	}
-}
-
-func (e Explanation) keptIn() string {
-	if e.Backend == "" {
-		return ""
-	}
-	return ", kept in " + e.Backend
+	row("drift", first(maxLines, e.Drift))
 }
 
 func (o Origin) text() string {
@@ -114,9 +107,9 @@ func (o Origin) text() string {
 	case o.Kind == policy.BuiltIn:
 		return text + ", " + o.Source
 	case o.File != "":
-		text += " in " + visible(o.File) + ", " + o.Source
+		text += " in " + policy.Printable(o.File) + ", " + o.Source
 	default:
-		text += " of " + o.Source + ", stored; no file is known to say so now"
+		text += " of " + o.Source + ", stored; no file has it now"
 	}
 	if o.Since.IsZero() {
 		return text
@@ -128,7 +121,7 @@ func (o Origin) text() string {
 	return text
 }
 
-// ageText writes an age as people say it, in its largest unit.
+// ageText returns an age in its largest unit.
 func ageText(d time.Duration) string {
 	for _, unit := range []struct {
 		name string
@@ -144,11 +137,11 @@ func ageText(d time.Duration) string {
 }
 
 func (e Explanation) kernelText() string {
-	does := "leaves it alone"
-	if e.found.masquerades {
+	does := "does not masquerade it"
+	if e.masquerades {
 		does = "masquerades it"
 	}
-	by := ", no rule of ours is reached"
+	by := ", no owned rule matches"
 	if e.Rule != "" {
 		by = ", by the rule: " + e.Rule
 	}
@@ -158,27 +151,22 @@ func (e Explanation) kernelText() string {
 	case len(e.overriders) > 0:
 		return "may be OVERRIDDEN by the rule: " + e.OverriddenBy
 	case e.Chain == "" && e.Kernel:
-		return "agrees: there is nothing of ours"
+		return "agrees: there are no owned rules"
 	case e.Chain == "":
-		return "DISAGREES, or cannot be vouched for"
-	case !e.found.known && e.Rule != "":
-		return "cannot be vouched for; the first rule that it meets: " + e.Rule
-	case !e.found.known:
-		return "cannot be vouched for"
+		return "DISAGREES, or cannot be verified"
+	case !e.known && e.Rule != "":
+		return "cannot be verified; the first rule that it meets: " + e.Rule
+	case !e.known:
+		return "cannot be verified"
 	case e.Kernel:
 		return "agrees: " + does + by
-	case e.agreesAlone():
-		return "this chain agrees: " + does + by + "; the kernel as a whole does not, or cannot be vouched for"
+	case e.agrees():
+		return "this chain agrees: " + does + by + "; the kernel as a whole does not, or cannot be verified"
 	}
 	return "DISAGREES: " + does + by
 }
 
-// agreesAlone reports whether the rules of this chain do what the policy says.
-func (e Explanation) agreesAlone() bool {
-	return e.found.known && e.found.masquerades == (e.Verdict == policy.OutcomeMasquerade)
-}
-
-// whatToDo tells what to run where something differs from what is desired.
+// whatToDo returns the command to run if the kernel does not do what the policy says.
 func (e Explanation) whatToDo() string {
 	drift, byHand := len(e.Drift) > 0, e.byHand
 	for _, other := range e.Chains {
@@ -197,14 +185,4 @@ func (e Explanation) whatToDo() string {
 		return "To see what is wrong: ip-masq-reconciler check."
 	}
 	return ""
-}
-
-// visible writes what others named: as it is where that is one line of visible
-// text.
-func visible(s string) string {
-	const most = 256
-	if len(s) > most || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) {
-		return policy.Quote(s)
-	}
-	return s
 }

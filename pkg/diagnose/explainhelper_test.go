@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package explain_test
+package diagnose_test
 
 import (
 	"net/netip"
@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
-	"github.com/ip-masq/ip-masq-cni/pkg/explain"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -25,7 +25,7 @@ var (
 type node struct {
 	contributions []policy.Source
 	view          *enforce.State
-	places        explain.Places
+	places        diagnose.Places
 }
 
 // newNode makes one whose kernel has all that is desired. Chains are kept in
@@ -79,12 +79,12 @@ func (n *node) inKernel(c netfilter.Choice, chains []policy.Chain, aliens ...pol
 	g.Diff = policy.Compare(g.Desired, g.Observed)
 }
 
-func (n *node) explain(q explain.Question) explain.Explanation {
-	return explain.Explain(q, n.view, n.contributions, n.places)
+func (n *node) explain(q diagnose.Question) diagnose.Explanation {
+	return diagnose.Explain(q, n.view, n.contributions, n.places)
 }
 
-func (n *node) to(dst string) explain.Explanation {
-	return n.explain(explain.Question{Destination: netip.MustParseAddr(dst)})
+func (n *node) to(dst string) diagnose.Explanation {
+	return n.explain(diagnose.Question{Destination: netip.MustParseAddr(dst)})
 }
 
 func network(name, chain string, edit ...func(*policy.SourcePolicy)) policy.Source {
@@ -163,7 +163,7 @@ func conflist(network, keys string) string {
 }
 
 // threeDays is what documents of this test are old.
-func threeDays(p *explain.Places) {
+func threeDays(p *diagnose.Places) {
 	p.Now = time.Date(2026, 3, 4, 3, 0, 0, 0, time.UTC)
 	p.Since = func(policy.SourceID) time.Time { return p.Now.Add(-75 * time.Hour) }
 }

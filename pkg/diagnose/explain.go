@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Question is about traffic to a destination.
+type Question struct {
+	Destination netip.Addr
+	Source      netip.Addr // the zero Addr if unknown
+	Interface   string     // the output interface, or "" if unknown
+	// Local reports whether an address is one of the node's own. Nil: none is.
+	Local func(netip.Addr) bool
+	// Trace is thirdparty.Trace. Nil: there are no third-party rules.
+	Trace func(thirdparty.Traffic, func(thirdparty.Place) (owned, binds bool)) ([]thirdparty.Hit, error)
+	// Incomplete is why some of the documents that rules are made from cannot be read.
+	Incomplete error
+}
+
+// Explanation is what happens to that traffic. Its form in JSON is an interface of the
+// program; values that are not known are "" there.
+type Explanation struct {
+	Destination netip.Addr `json:"destination"`
+	Source      netip.Addr `json:"source"`
+	Interface   string     `json:"interface"`
+
+	Chain   string         `json:"chain"` // "" if nothing is managed
+	Family  policy.Family  `json:"family"`
+	Verdict policy.Outcome `json:"verdict"`
+	Prefix  *netip.Prefix  `json:"prefix"` // the destination or source that decides; null if none does
+	// Origin is the origin of the prefix, or of the key that puts the traffic out of
+	// scope. Also are the other keys with the same value.
+	Origin *Origin  `json:"origin"`
+	Also   []Origin `json:"also,omitempty"`
+	// Contradicted are the conflicts in which another source is superseded here.
+	Contradicted []string `json:"contradicted,omitempty"`
+	Reason       string   `json:"reason"`
+
+	// Kernel means that packets get this verdict, with the rules of all chains and of
+	// third parties. OverriddenBy is a third-party rule that decides otherwise, for
+	// some of the packets at least.
+	Kernel       bool     `json:"kernel"`
+	OverriddenBy string   `json:"overridden_by"`
+	Backend      string   `json:"backend"`           // "iptables (nft)"
+	Rule         string   `json:"rule"`              // in the kernel, that decides; "" if none matches
+	Problem      string   `json:"problem,omitempty"` // why the kernel's verdict is unknown
+	Drift        []string `json:"drift"`             // differences of the chain
+
+	// Chains are the other chains, each by itself.
+	Chains []Explanation `json:"chains,omitempty"`
+
+	known       bool // the rules of the chain could be read, and
+	masquerades bool // masquerade the traffic
+	nftables    bool
+	overriders  []thirdparty.Hit
+	stale       bool // rules that a sync removes may decide
+	byHand      bool // a sync does not repair the difference
+	incomplete  bool
+}
+
+// Explain answers a question from one reading of the sources and the kernel.
+//
+// An unknown source or interface is replaced by one in scope (policy.Decide). Of several
+// chains the first that masquerades decides, as the first NAT rule that matches binds a
+// connection; if none does, one that exempts. The explanation is that of this chain.
+func Explain(q Question, state *enforce.State, sources []policy.Source, places Places) Explanation {
+	q.Destination = q.Destination.Unmap().WithZone("")
+	q.Source = q.Source.Unmap().WithZone("")
+	local := func(a netip.Addr) bool { return q.Local != nil && a.IsValid() && q.Local(a) }
+	asked := policy.Packet{
+		Src: q.Source, Dst: q.Destination, Out: q.Interface,
+		SrcLocal: local(q.Source), DstLocal: local(q.Destination),
+	}
+	blank := Explanation{
+		Destination: q.Destination, Source: q.Source, Interface: q.Interface,
+		Family: policy.FamilyOf(q.Destination), Verdict: policy.OutcomeOutOfScope, Drift: []string{},
+	}
+	var all []Explanation
+	for _, p := range state.Policies {
+		e := blank
+		e.decide(p, asked, sources, places)
+		e.observe(p, asked, state)
+		all = append(all, e)
+	}
+	if len(all) == 0 {
+		blank.Kernel, blank.Reason = true, "nothing is managed: there is no source of policy"
+		if q.Incomplete != nil {
+			blank.Reason = "no document that can be read asks for a chain"
+		}
+		all = []Explanation{blank}
+	}
+	slices.SortStableFunc(all, func(a, b Explanation) int { return a.order() - b.order() })
+	top := all[0]
+	top.Chains = all[1:]
+	slices.SortStableFunc(top.Chains, func(a, b Explanation) int { return strings.Compare(a.Chain, b.Chain) })
+	for _, other := range top.Chains {
+		if !other.Kernel {
+			top.Kernel = false
+			top.addProblem("the rules of chain %s do not do what its policy says, or cannot be verified", other.Chain)
+		}
+	}
+	top.stale = len(state.Stale)+len(state.Duplicates) > 0
+	if !asked.DstLocal && q.Trace != nil { // packets to the node itself do not leave it
+		top.override(q, asked.SrcLocal, state)
+	}
+	if q.Incomplete != nil {
+		top.incomplete = true
+		top.addProblem("%v", q.Incomplete)
+		top.Drift = []string{}
+		for i := range top.Chains {
+			top.Chains[i].Drift = []string{}
+		}
+	}
+	return top
+}
+
+// order is the position of the chain among those that could decide. The owned chains in
+// nftables have a later priority than those in iptables.
+func (e *Explanation) order() int {
+	switch {
+	case e.Verdict == policy.OutcomeMasquerade && !e.nftables:
+		return 0
+	case e.Verdict == policy.OutcomeMasquerade:
+		return 1
+	case e.Verdict == policy.OutcomeExempt:
+		return 2
+	}
+	return 3
+}
+
+func (e *Explanation) addProblem(format string, args ...any) {
+	if e.Problem != "" {
+		e.Problem += "\n"
+	}
+	e.Problem += fmt.Sprintf(format, args...)
+}
+
+// decide sets what the policy decides, and the origins.
+func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []policy.Source, places Places) {
+	d := p.Decide(asked)
+	e.Chain, e.Verdict, e.Reason = p.Chain, d.Outcome, d.Reason
+	if d.Entry != nil {
+		e.Prefix = &d.Entry.Prefix
+	}
+	for i, o := range d.Origins {
+		found := places.origin(o, sources)
+		if i == 0 {
+			e.Origin = &found
+		} else {
+			e.Also = append(e.Also, found)
+		}
+		for _, c := range p.Conflicts {
+			if c.InForce == o {
+				e.Contradicted = append(e.Contradicted, c.Error())
+			}
+		}
+	}
+}
+
+// observe sets what the observed rules of the chain do, and how they differ.
+func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enforce.State) {
+	var group *enforce.Group
+	for i := range state.Groups {
+		if slices.ContainsFunc(state.Groups[i].Desired.Chains, func(c policy.Chain) bool { return c.Name == p.Chain }) {
+			group = &state.Groups[i]
+		}
+	}
+	failed := state.Failed[p.Chain]
+	if failed != nil {
+		e.Problem = failed.Error()
+	}
+	if group != nil {
+		e.Backend, e.nftables = group.Choice.String(), group.Choice.Backend == policy.NFTables
+		for _, c := range group.Diff {
+			if c.Family == e.Family && (c.Chain == e.Chain || c.Chain == "") {
+				e.Drift = append(e.Drift, c.String())
+			}
+		}
+	}
+	// Rules that must not be changed were read nevertheless.
+	untouched := errors.Is(failed, enforce.ErrNewer) || errors.Is(failed, enforce.ErrOtherDataDir) || errors.Is(failed, netfilter.ErrNotOwned)
+	if group == nil || failed != nil && !untouched {
+		if failed == nil {
+			e.Problem = "the rules of the chain were not read"
+		}
+		return
+	}
+	e.known = true
+	if c := group.Observed.Find(e.Family, e.Chain); c != nil {
+		if r := c.Walk(p.Representative(asked)); r != nil {
+			e.Rule, e.masquerades = r.String(), r.Verdict == policy.Masquerade
+			e.known = r.Verdict != policy.Unrecognized
+		}
+	}
+	e.Kernel = e.agrees()
+	if !e.known {
+		e.addProblem("an unrecognized rule comes before the one that decides")
+	}
+	if slices.ContainsFunc(group.Observed.Unrecognized, func(u policy.UnrecognizedObject) bool { return u.Family == e.Family }) {
+		e.Kernel, e.known = false, false
+		e.byHand = !e.nftables // every program may write to table nat of iptables
+		e.addProblem("an unrecognized object in the table may decide before the owned rules do")
+	}
+}
+
+// agrees reports whether the observed rules of this chain do what the policy says.
+func (e *Explanation) agrees() bool {
+	return e.known && e.masquerades == (e.Verdict == policy.OutcomeMasquerade)
+}
+
+// override sets which third-party rules decide before the owned chains do, and otherwise.
+func (e *Explanation) override(q Question, fromLocal bool, state *enforce.State) {
+	t := thirdparty.Traffic{To: q.Destination}
+	if q.Interface != "" {
+		t.Out = []string{q.Interface}
+	}
+	if q.Source.IsValid() {
+		t.From, t.FromLocal = policy.RangesOf(netip.PrefixFrom(q.Source, q.Source.BitLen())), &fromLocal
+	}
+	for _, p := range state.Policies {
+		if p.Chain != e.Chain {
+			continue
+		}
+		if t.From == nil {
+			t.From = p.Candidates(e.Family)
+		}
+		if t.Out == nil {
+			t.Out = p.Interfaces.Value
+		}
+	}
+	hits, err := q.Trace(t, e.binding(state))
+	if err != nil {
+		e.Kernel = false
+		e.addProblem("third-party rules may decide, and could not all be read: %v", err)
+	}
+	var maybe []thirdparty.Hit
+	for _, h := range hits {
+		switch overrides := e.Verdict != policy.OutcomeMasquerade || h.Action != thirdparty.Masquerades; {
+		case overrides && h.Sure:
+			e.overriders = append(e.overriders, h)
+		case overrides:
+			maybe = append(maybe, h)
+		case e.Kernel && h.Sure && len(e.overriders)+len(maybe) == 0:
+			e.Rule = h.Text // to the same effect, and earlier
+		}
+	}
+	if e.overriders = append(e.overriders, maybe...); len(e.overriders) > 0 {
+		e.Kernel, e.OverriddenBy = false, e.overriders[0].Text
+	}
+}
+
+// binding returns a function that tells of a chain in the kernel whether it is one of the
+// policies', and whether that masquerades the traffic.
+func (e *Explanation) binding(state *enforce.State) func(thirdparty.Place) (owned, binds bool) {
+	binds := map[string]bool{e.Chain: e.masquerades}
+	for _, other := range e.Chains {
+		binds[other.Chain] = other.masquerades
+	}
+	return func(p thirdparty.Place) (bool, bool) {
+		for _, g := range state.Groups {
+			table, prefix := "nat", ""
+			if g.Choice.Backend == policy.NFTables {
+				table, prefix = "ip-masq", "masq-"
+			}
+			name, found := strings.CutPrefix(p.Chain, prefix)
+			if found && p.Table == table && p.Backend == g.Choice.Backend && p.Variant == g.Choice.Variant && g.Desired.Find(p.Family, name) != nil {
+				return true, binds[name]
+			}
+		}
+		return false, false
+	}
+}
+
+// Origin is the key that sets a value, and the file that has it.
+type Origin struct {
+	Source string      `json:"source"` // for people: network "podnet", the agent files, built in
+	Kind   policy.Kind `json:"kind"`
+	Name   string      `json:"name,omitempty"` // of a network
+	Key    string      `json:"key"`
+	File   string      `json:"file,omitempty"`  // "" if no file has the value now
+	Index  *int        `json:"index,omitempty"` // of the item in its list, in the file if there is one
+	// Since is when the source's document was written, and AgeSeconds how long ago.
+	Since      time.Time `json:"since,omitzero"`
+	AgeSeconds int64     `json:"ageSeconds,omitzero"`
+}
+
+// Places is where values of networks can be found, and when documents were written.
+type Places struct {
+	ConfDir config.ConfDir
+	Since   func(policy.SourceID) time.Time // the zero Time if unknown; it may be nil
+	Now     time.Time                       // from which ages are counted
+}
+
+func (p Places) origin(o policy.Origin, sources []policy.Source) Origin {
+	out := Origin{Source: o.Source.String(), Kind: o.Source.Kind, Name: o.Source.Name, Key: o.Key, File: o.File}
+	index := o.Index
+	if o.Source.Kind == policy.Network {
+		if at := slices.IndexFunc(sources, func(s policy.Source) bool { return s.ID == o.Source }); at >= 0 {
+			out.File, index = p.inConflist(o, sources[at].Policy)
+		}
+	}
+	if index >= 0 {
+		out.Index = &index
+	}
+	if p.Since == nil || o.Source.Kind == policy.BuiltIn {
+		return out
+	}
+	out.Since = p.Since(o.Source)
+	if age := p.Now.Sub(out.Since); !out.Since.IsZero() && age > 0 {
+		out.AgeSeconds = int64(age.Seconds())
+	}
+	return out
+}
+
+// inConflist returns the file and the index of a value in the first conflist with a plugin
+// entry for the network, as runtimes look for it. The entry can differ by now from the
+// policy in force: the value may have moved, or be in no file ("").
+func (p Places) inConflist(o policy.Origin, inForce policy.SourcePolicy) (file string, index int) {
+	at := slices.IndexFunc(p.ConfDir.Conflists, func(c config.Conflist) bool { return c.Network == o.Source.Name && len(c.Entries) > 0 })
+	if at < 0 || p.ConfDir.Conflists[at].Entries[0].Err != nil {
+		return "", o.Index
+	}
+	list := p.ConfDir.Conflists[at]
+	want, have := valuesOf(inForce, o.Key), valuesOf(list.Entries[0].Entry.Policy, o.Key)
+	switch {
+	case o.Index < 0 && have != nil && slices.Equal(want, have):
+		return list.File, -1
+	case o.Index < 0 || o.Index >= len(want):
+		return "", o.Index
+	case o.Index < len(have) && have[o.Index] == want[o.Index]:
+		return list.File, o.Index
+	}
+	if i := slices.Index(have, want[o.Index]); i >= 0 {
+		return list.File, i
+	}
+	return "", o.Index
+}
+
+// valuesOf returns the items of a list, or the value of a scalar, as JSON; nil if the
+// policy does not have the key. The policy's names in JSON are the keys.
+func valuesOf(s policy.SourcePolicy, key string) []string {
+	text, err := json.Marshal(s)
+	var values map[string]json.RawMessage
+	if err != nil || json.Unmarshal(text, &values) != nil || values[key] == nil {
+		return nil
+	}
+	var items []json.RawMessage
+	if json.Unmarshal(values[key], &items) != nil {
+		return []string{string(values[key])}
+	}
+	out := []string{}
+	for _, item := range items {
+		out = append(out, string(item))
+	}
+	return out
+}
