@@ -94,7 +94,7 @@ func TestReadConfDir(t *testing.T) {
 	}
 }
 
-func TestStatementOfARefusedEntry(t *testing.T) {
+func TestPolicyOfInvalidEntry(t *testing.T) {
 	c := read(t, confDir(t, map[string]string{
 		"10-a.conflist": `{"name": "podnet", "plugins": [{"type": "ip-masq", "enableIPv6": "true"}]}`,
 		"20-b.conflist": `{"name": "podnet", "plugins": [{"type": "ip-masq"}]}`,
@@ -128,7 +128,7 @@ func TestNoConfDir(t *testing.T) {
 	}
 }
 
-func TestConfFilesThatRuntimesCannotLoad(t *testing.T) {
+func TestUnloadableConfFiles(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"x.conflist", ``, `FILE: configuration is not JSON: it is empty`},
 		{"x.conflist", `[]`, `FILE: is array; write an object, in braces`},
@@ -176,7 +176,7 @@ func TestConfFilesThatRuntimesCannotLoad(t *testing.T) {
 }
 
 // What libcni makes of a list before a plugin sees it.
-func TestWhatThePluginIsHanded(t *testing.T) {
+func TestConflistEntries(t *testing.T) {
 	const entry = `{"type": "ip-masq"}`
 	for _, c := range []struct{ what, text, version, chain string }{
 		{"no version", `{"name": "podnet", "plugins": [` + entry + `]}`, "", policy.DefaultChain},
@@ -239,7 +239,7 @@ func TestPluginFolder(t *testing.T) {
 	}
 }
 
-func TestConfFilesThatAreNone(t *testing.T) {
+func TestIrregularConfFiles(t *testing.T) {
 	dir := confDir(t, map[string]string{
 		"real":       `{"name": "linked", "plugins": [{"type": "ip-masq"}]}`,
 		"z.conflist": `{"name": "sound", "plugins": [{"type": "ip-masq"}]}`,
@@ -264,7 +264,7 @@ func TestConfFilesThatAreNone(t *testing.T) {
 }
 
 // The examples are what people start from.
-func TestExamplesAreSound(t *testing.T) {
+func TestConflistExamples(t *testing.T) {
 	c := read(t, "../../conflist-examples")
 	if err := c.Err(); err != nil {
 		t.Error(err)
@@ -286,7 +286,7 @@ func TestExamplesAreSound(t *testing.T) {
 
 // Of keys that differ in their letter case alone the last in order counts in a
 // list, for libcni writes its items anew, and the last as written elsewhere.
-func TestKeysThatDifferInCaseAlone(t *testing.T) {
+func TestKeysInAnyCase(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"10-list.conflist": `{"name": "list", "cniVersion": "1.0.0", "plugins": [{"type": "bridge", "Type": "ip-masq"}]}`,
@@ -345,4 +345,38 @@ func TestNodeDataDir(t *testing.T) {
 	if got != guard.DataDir || origin != guard.Path {
 		t.Errorf("%q by %s", got, origin)
 	}
+}
+
+func FuzzConflist(f *testing.F) {
+	for _, doc := range []string{
+		`{"cniVersion":"1.0.0","name":"podnet","plugins":[{"type":"bridge"},{"type":"ip-masq","nonMasqueradeCIDRs":["10.0.0.0/8"]}]}`,
+		`{"cniVersions":["1.0.0","9.0.0"],"name":"podnet","disableCheck":"TRUE","plugins":[{"Type":"ip-masq"},{"type":"ip-masq","bogus":1}]}`,
+		`{"cniVersion":"0.3.1","name":"podnet","type":"ip-masq","cidrLimit":6.4e1}`,
+		`{"name":"podnet","loadOnlyInlinedPlugins":true}`, `{"type":"loopback"}`, `[]`, `null`, `{"name":1,"plugins":[null]}`,
+		`{"name":"podnet","plugins":[{"type":"x","capabilities":{"\u2028":1}}]}`,
+	} {
+		f.Add(true, []byte(doc))
+		f.Add(false, []byte(doc))
+	}
+	f.Fuzz(func(t *testing.T, isList bool, doc []byte) {
+		path := "/etc/cni/net.d/10-podnet.conf"
+		if isList {
+			path += "list"
+		}
+		c, err := ParseConflist(path, doc)
+		if err != nil {
+			checkMessage(t, err)
+			return
+		}
+		for _, e := range c.Entries {
+			if e.Err != nil {
+				checkMessage(t, e.Err)
+				continue
+			}
+			if e.Entry.Network != c.Network || e.Entry.CNIVersion != c.CNIVersion {
+				t.Errorf("entry of %q, %q in a list of %q, %q", e.Entry.Network, e.Entry.CNIVersion, c.Network, c.CNIVersion)
+			}
+			checkReencoded(t, e.Entry)
+		}
+	})
 }

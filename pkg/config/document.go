@@ -150,33 +150,22 @@ func (d *Document) Read(members []Member, keys []Key) {
 			d.Fail(m.Key, -1, "", d.unknown(m.Key, keys))
 		case !isKnown || times[m.Key] > 2:
 		case times[m.Key] == 2:
-			d.Fail(m.Key, -1, "", "is there twice"+m.otherwise()+"; write it once")
+			problem := "is there twice; write it once"
+			if m.Spelled != "" && m.Spelled != m.Key { // people search for what they wrote
+				problem = "is there twice, as " + policy.Printable(m.Spelled) + "; write it once"
+			}
+			d.Fail(m.Key, -1, "", problem)
 		case m.Err != nil:
 			d.Fail(m.Key, -1, "", m.Err.Error())
 		case k.Read != nil:
-			d.remember(m)
+			if d.Lines == nil {
+				d.Lines = map[string]Position{}
+			}
+			d.Lines[m.Key] = Position{m.Line, m.ItemLines}
 			k.Read(d, m.Key, m.Value)
 		}
 	}
 	d.line = 0
-}
-
-func (d *Document) remember(m Member) {
-	if m.Line == 0 {
-		return
-	}
-	if d.Lines == nil {
-		d.Lines = map[string]Position{}
-	}
-	d.Lines[m.Key] = Position{m.Line, m.ItemLines}
-}
-
-// otherwise returns the key as written if that differs: people search for what they wrote.
-func (m Member) otherwise() string {
-	if m.Spelled == "" || m.Spelled == m.Key {
-		return ""
-	}
-	return ", as " + policy.Printable(m.Spelled)
 }
 
 func (d *Document) unknown(name string, keys []Key) string {

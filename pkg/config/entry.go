@@ -6,33 +6,30 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// PluginType is the "type" of our entries in conflists: the binary's name.
+// PluginType is the "type" of the plugin entry, which is the name of the binary.
 const PluginType = "ip-masq"
 
-// Entry is what a conflist entry says.
+// Entry is the plugin entry of a network.
 type Entry struct {
-	Network    string // the conf's name
-	CNIVersion string // "" where the conf states none
+	Network    string // the name of the network
+	CNIVersion string // "" if not stated
 	Policy     policy.SourcePolicy
 
 	RequireAgentConfig bool
-	CIDRLimit          int    // of this document; DefaultCIDRLimit where it states none
-	DataDir            string // absolute and clean; DefaultDataDir where it states none
+	CIDRLimit          int    // DefaultCIDRLimit if not stated
+	DataDir            string // absolute and clean; DefaultDataDir if not stated
 }
 
-// ParseEntry reads a conflist entry as runtimes hand it to a plugin on its
-// standard input: with the list's name and cniVersion in it, and with what else
-// the CNI spec puts there (section "Plugin configuration objects").
+// ParseEntry parses a plugin entry as runtimes write it to the standard input of the plugin:
+// with the list's name and cniVersion, and the other keys of the protocol (CNI spec, section
+// "Plugin configuration objects").
 //
-// What is no JSON at all is an ErrNotJSON. Otherwise the error is a
-// DocumentError with every mistake, and of the Entry the Network, where there
-// is a usable one, and the CNIVersion are all that is set.
+// Text that is not JSON is an ErrNotJSON. Otherwise the error is a DocumentError with every
+// mistake, and the Entry has only the Network, if it is valid, and the CNIVersion.
 func ParseEntry(netconf []byte) (Entry, error) { return ReadNetconf(netconf).Entry() }
 
-// ParseLenient finds what can be used of an entry that may be stale or bad: the
-// network's name, "" where it has no usable one, and the dataDir,
-// DefaultDataDir where it has none. It is for the verbs that must work whatever
-// became of the configuration.
+// ParseLenient returns the network and the dataDir of an entry that may be invalid. The
+// network is "" and the dataDir is the default if the entry has no valid one.
 func ParseLenient(netconf []byte) (network, dataDir string) {
 	e := ReadNetconf(netconf).Identity()
 	return e.Network, e.DataDir
@@ -59,8 +56,8 @@ func (e *Entry) ownKeys() []Key {
 	return keys
 }
 
-// othersKeys are the CNI protocol's own. dns, ipam and ipMasq are conventions,
-// which say nothing to a chained plugin.
+// othersKeys are the keys of the CNI protocol. dns, ipam and ipMasq are conventions without a
+// meaning for a chained plugin.
 func othersKeys() []string {
 	return []string{"type", "prevResult", "runtimeConfig", "capabilities", "args", "ipam", "dns", "ipMasq"}
 }

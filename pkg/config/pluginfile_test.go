@@ -131,7 +131,7 @@ func TestMistakesInPluginFile(t *testing.T) {
 }
 
 // What can be read of the directories holds for the verbs that must not fail.
-func TestRefusedPluginFileKeepsItsDirectories(t *testing.T) {
+func TestInvalidPluginFileDirectories(t *testing.T) {
 	path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), "allow_networks = ['podnet']\ndata_dir = '/srv/masq'\nbogus = 1")
 	got, err := ReadPluginFile(path)
 	wantError(t, err, path, "FILE:3: bogus: is not a known key; remove it")
@@ -154,7 +154,7 @@ func TestManyMistakesInPluginFile(t *testing.T) {
 	}
 }
 
-func TestPluginFileThatIsNoFile(t *testing.T) {
+func TestIrregularPluginFile(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
@@ -183,7 +183,7 @@ func TestPluginFileThatIsNoFile(t *testing.T) {
 	}
 }
 
-func TestWritablePluginFile(t *testing.T) {
+func TestPluginFileMode(t *testing.T) {
 	for mode, refused := range map[os.FileMode]bool{0o644: false, 0o600: false, 0o400: false, 0o755: false, 0o664: true, 0o646: true, 0o666: true} {
 		path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), "allow_networks = ['podnet']\ndata_dir = '/srv/masq'")
 		if err := os.Chmod(path, mode); err != nil {
@@ -210,10 +210,11 @@ type ownedBy struct {
 	uid uint32
 }
 
-func (o ownedBy) Sys() any          { return &syscall.Stat_t{Uid: o.uid} }
+func (o ownedBy) Sys() any { return &syscall.Stat_t{Uid: o.uid} }
+
 func (o ownedBy) Mode() fs.FileMode { return 0o644 }
 
-func TestSomebodysPluginFile(t *testing.T) {
+func TestPluginFileOwner(t *testing.T) {
 	us := uint32(os.Geteuid())
 	for uid, want := range map[uint32]string{
 		0: "", us: "",
@@ -325,4 +326,38 @@ func TestDifferences(t *testing.T) {
 			t.Errorf("%s differs in %q and %q, want %q", other, got, back, want)
 		}
 	}
+}
+
+func FuzzPluginFile(f *testing.F) {
+	for _, doc := range []string{
+		"", "allow_networks = ['podnet', \"bl\\u0075e\"]\ndata_dir = \"/srv/masq\"\ncni_conf_dir = \"/etc/cni\"\n",
+		"allow_networks = [\n 1,\n]\ndata_dir = 1979-05-27\n[a.\"b c\"]\nx.y = inf\n[[q]]\n[[q]]\n", "a.b.c = 1\na.d = {e = 1}\n",
+		"allow_networks = \"podnet\"\nallow-networks = 1\n\"\" = 2\n\"\\u0000\" = 3", "data_dir = '''\n/srv'''", "x = \xff", "\xef\xbb\xbfx=1",
+	} {
+		f.Add([]byte(doc))
+	}
+	f.Fuzz(func(t *testing.T, doc []byte) {
+		if strings.Count(string(doc), ".")+strings.Count(string(doc), "{") > 200 {
+			return // nesting takes the TOML decoder cubic time: a slow input is no finding
+		}
+		p, err := parsePluginFile("/etc/ip-masq/plugin.toml", doc)
+		if !p.Present {
+			t.Error("a file that was read is not present")
+		}
+		if !filepath.IsAbs(p.DataDir) || !filepath.IsAbs(p.CNIConfDir) {
+			t.Errorf("relative directories: %q, %q", p.DataDir, p.CNIConfDir)
+		}
+		if err != nil {
+			checkMessage(t, err)
+			if p.AllowNetworks != nil {
+				t.Errorf("a refused file allows %q", p.AllowNetworks)
+			}
+			return
+		}
+		for _, n := range p.AllowNetworks {
+			if err := p.Admits(n); err != nil {
+				t.Errorf("allows %q and does not admit it: %v", n, err)
+			}
+		}
+	})
 }

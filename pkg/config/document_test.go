@@ -160,7 +160,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-func TestMistakesInWhatTheRuntimeAdds(t *testing.T) {
+func TestMistakesInRuntimeKeys(t *testing.T) {
 	for _, c := range []struct{ doc, want string }{
 		{`{}`, `name: is missing; name the network, such as "podnet"`},
 		{`{"name": ""}`, `name: is empty; name the network, such as "podnet"`},

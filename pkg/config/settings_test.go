@@ -177,7 +177,7 @@ func TestSettingsMistakes(t *testing.T) {
 	}
 }
 
-func TestSettingsThatCannotBeRead(t *testing.T) {
+func TestUnreadableSettings(t *testing.T) {
 	dir := t.TempDir()
 	s := DefaultSettings()
 	missing := filepath.Join(dir, "missing")
@@ -317,4 +317,49 @@ func ports(t testing.TB, s string) *policy.Ports {
 		t.Fatal(err)
 	}
 	return &p
+}
+
+func FuzzSettings(f *testing.F) {
+	for _, doc := range []string{
+		"", wholeFile, "resync_interval = 60\nhealth_listen = '::1'\nagent.masqChain = ''\nconflist = {manage = 1}\n",
+		"[agent]\nnonMasqueradeCIDRs = ['fd00::/8', 1, inf]\ncidrLimit = 0\n[agent.x]\ny = 1\n[[conflist]]\n",
+		"agent = 1979-05-27\n\"agent.masqChain\" = 1\nmasqChain = 2\n[conflist]\n\"a\\u0000\" = nan\nnetwork = '/'\n",
+	} {
+		f.Add([]byte(doc), "agent.toPorts", "1-7")
+		f.Add([]byte(doc), "agent.nonMasqueradeCIDRs", "10.0.0.0/8,\xff")
+	}
+	f.Fuzz(func(t *testing.T, doc []byte, key, text string) {
+		if strings.Count(string(doc), ".")+strings.Count(string(doc), "{") > 200 {
+			return // nesting takes the TOML decoder cubic time: a slow input is no finding
+		}
+		s := DefaultSettings()
+		if err := s.parse("/etc/ip-masq/reconciler.toml", doc); err != nil {
+			checkMessage(t, err)
+			if diff := cmp.Diff(DefaultSettings(), s); diff != "" {
+				t.Errorf("an error changed the settings:\n%s", diff)
+			}
+		}
+		before := s
+		if err := s.Set(key, text); err != nil {
+			checkMessage(t, err)
+			if diff := cmp.Diff(before, s, comparePrefixes); diff != "" {
+				t.Errorf("an error changed the settings:\n%s", diff)
+			}
+		}
+		if !filepath.IsAbs(s.DataDir) || !filepath.IsAbs(s.CNIConfDir) || s.ResyncInterval < time.Second {
+			t.Errorf("accepts %+v", s)
+		}
+		// What a flag shows, it takes.
+		var again Settings
+		for i, field := range s.Fields() {
+			if field.Value == "" {
+				continue
+			}
+			if err := again.Set(field.Key, field.Value); err != nil {
+				t.Errorf("%s shows %q, which is refused: %v", field.Key, field.Value, err)
+			} else if got := again.Fields()[i].Value; got != field.Value {
+				t.Errorf("%s shows %q for %q", field.Key, got, field.Value)
+			}
+		}
+	})
 }
