@@ -30,19 +30,19 @@ import (
 type local struct {
 	node    *node
 	program string
-	blind   bool // to what tells that nothing changed: it always looks
-	// What happens right before it looks at the rules, and right after.
+	blind   bool // to what tells that nothing changed: it always reads the rules
+	// What happens right before it reads the rules, and right after.
 	before, after func()
 }
 
-// call runs a verb on the node's network, and reports whether it looked at rules.
-func (l local) call(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.CmdArgs) error) (looked bool) {
+// call runs a verb on the node's network, and reports whether it read rules.
+func (l local) call(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.CmdArgs) error) (read bool) {
 	t.Helper()
 	nft := nftables.New()
 	var warnings bytes.Buffer
 	drivers := netfilter.Drivers{iptables.New(iptables.Options{Path: l.node.path}), nft}
 	for i, d := range drivers {
-		drivers[i] = lookout{d, l, &looked}
+		drivers[i] = lookout{d, l, &read}
 	}
 	p := cniplugin.Plugin{
 		Drivers: drivers, Program: cmp.Or(l.program, "v"), Generation: nft.Generation, PluginFile: "/etc/ip-masq/plugin.toml",
@@ -58,25 +58,25 @@ func (l local) call(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.Cm
 	if err := nft.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return looked
+	return read
 }
 
 // add runs ADD on the node, and then has CHECK say what it is worth.
-func (l local) add(t *testing.T, conf string) (looked bool) {
+func (l local) add(t *testing.T, conf string) (read bool) {
 	t.Helper()
 	return l.checked(t, conf, func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Add(args) })
 }
 
-func (l local) checked(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.CmdArgs) error) (looked bool) {
+func (l local) checked(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.CmdArgs) error) (read bool) {
 	t.Helper()
 	if err := l.node.Node.Do(func() error {
-		looked = l.call(t, conf, verb)
+		read = l.call(t, conf, verb)
 		l.call(t, conf, func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Check(args) })
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
-	return looked
+	return read
 }
 
 // lookout is a driver that tells when it is made use of.
@@ -125,13 +125,13 @@ type event struct {
 	kind
 }
 
-// kind tells which verbs have to look at the rules after an event.
+// kind tells which verbs have to read the rules after an event.
 type kind int
 
 const (
 	harmless kind = iota // none
 	entries              // ADD, which alone goes by the entry
-	unread               // ADD; DEL puts back what was there, or leaves the rules alone
+	unread               // ADD; DEL restores what was there, or does not change the rules
 	changes              // each
 )
 
@@ -143,12 +143,12 @@ func events() []event {
 		}, harmless},
 		{"another network adds as it did", func(t *testing.T, s *verifiedNode) { s.add(t, s.other(t)) }, harmless},
 		{"a rule of others", func(t *testing.T, s *verifiedNode) {
-			s.node.feed(t, fmt.Sprintf("add table ip stranger%d\n", s.count), "nft", "-f", "-")
+			s.node.feed(t, fmt.Sprintf("add table ip thirdparty%d\n", s.count), "nft", "-f", "-")
 		}, changes},
 		{"the jump is deleted", func(t *testing.T, s *verifiedNode) {
 			s.node.alter(t, "-F POSTROUTING", "flush chain ip ip-masq postrouting\n")
 		}, changes},
-		{"a stranger's rule in the chain", func(t *testing.T, s *verifiedNode) {
+		{"a third party's rule in the chain", func(t *testing.T, s *verifiedNode) {
 			s.node.alter(t, "-I IP-MASQ-AGENT -p tcp --dport 25 -j ACCEPT", "insert rule ip ip-masq masq-IP-MASQ-AGENT tcp dport 25 accept\n")
 		}, changes},
 		{"our rules are gone", func(t *testing.T, s *verifiedNode) {
@@ -200,9 +200,9 @@ func (s *verifiedNode) cacheFile(t *testing.T, network string) string {
 }
 
 // TestVerificationCache: an ADD that trusts what one before it found answers as one that
-// looks, and so does a DEL. Things happen at random; after each, they look at the
-// rules unless what happened was harmless, and CHECK, which always looks, finds
-// nothing. In iptables-legacy, of which the kernel counts no changes, each looks.
+// reads the rules, and so does a DEL. Things happen at random; after each, they read the
+// rules unless what happened was harmless, and CHECK, which always reads them, finds
+// nothing. In iptables-legacy, of which the kernel counts no changes, each reads them.
 func TestVerificationCache(t *testing.T) {
 	const times = 120
 	onEveryForm(t, func(t *testing.T, n *node) {
@@ -210,10 +210,10 @@ func TestVerificationCache(t *testing.T) {
 		s := &verifiedNode{local: local{node: n}, random: rand.New(rand.NewPCG(*seed, 0)), cidrs: []string{"10.0.0.0/8"},
 			extra: object{"runtimeConfig": object{}, "args": object{}}}
 		legacy := n.form.variant == "legacy"
-		expect := func(what string, looked, want bool) {
+		expect := func(what string, read, want bool) {
 			t.Helper()
-			if want = want || legacy; looked != want {
-				t.Errorf("%d, %s: looked at the rules: %t, want %t", s.count, what, looked, want)
+			if want = want || legacy; read != want {
+				t.Errorf("%d, %s: read the rules: %t, want %t", s.count, what, read, want)
 			}
 		}
 		// The first makes what is missing, the second finds it right, the third knows.
@@ -235,8 +235,8 @@ func TestVerificationCache(t *testing.T) {
 			}
 			e.happen(t, s)
 			if e.kind != unread && s.random.IntN(2) == 0 {
-				looked := s.checked(t, s.conf(t), func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Del(args) })
-				expect(e.name+", DEL", looked, e.kind == changes)
+				read := s.checked(t, s.conf(t), func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Del(args) })
+				expect(e.name+", DEL", read, e.kind == changes)
 			}
 			expect(e.name+", ADD", s.add(t, s.conf(t)), e.kind != harmless)
 			warmUp()
@@ -244,8 +244,8 @@ func TestVerificationCache(t *testing.T) {
 	})
 }
 
-// TestVerificationCacheDuringCommit: what somebody commits while an ADD looks, or just after
-// it looked, is nothing that the ADD vouches for.
+// TestVerificationCacheDuringCommit: a commit while an ADD reads the rules, or just after, is not
+// covered by what that ADD writes.
 func TestVerificationCacheDuringCommit(t *testing.T) {
 	for _, f := range forms()[:2] {
 		for _, when := range []string{"before", "after"} {
@@ -258,7 +258,7 @@ func TestVerificationCacheDuringCommit(t *testing.T) {
 				if l.add(t, conf) {
 					t.Fatal("no ADD trusts the one before it, so this says nothing")
 				}
-				n.feed(t, "add table ip stranger\n", "nft", "-f", "-")
+				n.feed(t, "add table ip thirdparty\n", "nft", "-f", "-")
 				spoil := sync.OnceFunc(func() { n.alter(t, "-F POSTROUTING", "flush chain ip ip-masq postrouting\n") })
 				meddled := l
 				if when == "before" {
@@ -271,8 +271,8 @@ func TestVerificationCacheDuringCommit(t *testing.T) {
 					return nil
 				}))
 				spoil()
-				if looked := l.add(t, conf); !looked && when == "after" {
-					t.Error("the next ADD did not look")
+				if read := l.add(t, conf); !read && when == "after" {
+					t.Error("the next ADD did not read the rules")
 				}
 			})
 		}

@@ -241,7 +241,7 @@ func (v verification) sameInputs() bool {
 	return v.cached.Inputs != "" && v.cached.Inputs == v.inputs()
 }
 
-// sameGeneration reports whether nobody changed rules since.
+// sameGeneration reports whether no rule was changed since.
 func (v verification) sameGeneration() bool {
 	return v.cached.Generation != "" && v.cached.Generation == v.generation()
 }

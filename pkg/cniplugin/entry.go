@@ -24,7 +24,7 @@ import (
 // if there is a plugin.toml, the plugin entry of the network's conflist. Anybody can choose
 // the name in a configuration, so the name alone proves nothing.
 func (n *node) findNetconf() (config.Netconf, error) {
-	if !n.pluginFile.Present || n.netconf.Err() != nil { // Entry returns that error
+	if isObject := n.netconf.Err() == nil; !n.pluginFile.Present || !isObject { // Entry returns that error
 		return n.netconf, nil
 	}
 	if n.pluginFileErr != nil {

@@ -26,14 +26,14 @@ func (f *fixture) stand(c netfilter.Choice, chain, dataDir string) {
 	}
 }
 
-func TestAdmit(t *testing.T) {
+func TestCheckDataDir(t *testing.T) {
 	const other = "/other"
 	for name, tc := range map[string]struct {
 		stated string // "own" is the one that asks
 		inUse  []string
 		want   bool
 	}{
-		"nothing stands":                           {"", nil, true},
+		"no chain exists":                          {"", nil, true},
 		"another is in use":                        {"", []string{other}, false},
 		"it is in use itself":                      {"", []string{other, "own"}, true},
 		"it is stated":                             {"own", []string{other}, true},
@@ -82,35 +82,35 @@ func TestOtherDataDirsAreReplaced(t *testing.T) {
 		f.kernel.unusable[legacyChoice] = errors.New("not here")
 		f.enforcer.KeepBackend = true
 		f.kernel.unable = map[policy.Family]error{policy.IPv4: errors.New("not today")}
-		if err := f.ensure(net).Err("A"); err == nil || f.kernel.dump() != before {
+		if err := f.sync(net).Err("A"); err == nil || f.kernel.dump() != before {
 			t.Fatalf("%s: %v\n%s", own, err, f.kernel.dump())
 		}
 		f.kernel.unable = nil
-		f.mustBeRight(f.ensure(net))
+		f.mustBeInSync(f.sync(net))
 		for _, c := range forms {
 			for ref, chain := range f.kernel.chains[c] {
 				if ref != newer && (c != failing || ref.Name != "A" || chain.Owner != policy.OwnedBy(f.enforcer.Dir.Path())) {
-					t.Errorf("%s: in %s stands %v of %v", own, c, ref, chain.Owner)
+					t.Errorf("%s: %s has %v of %v", own, c, ref, chain.Owner)
 				}
 			}
 		}
-		if _, stands := f.kernel.chains[legacyChoice][newer]; !stands {
+		if _, exists := f.kernel.chains[legacyChoice][newer]; !exists {
 			t.Error("a chain of a newer version was removed")
 		}
 	}
 }
 
-// Without a file that states it nobody removes the chains of another, nor where a file
+// The chains of another dataDir stay if no file states this one, and also if a file
 // that cannot be read may state the other.
 func TestOtherDataDirsStay(t *testing.T) {
 	f := newFixture(t)
 	f.enforcer.Node.Stated = func() (string, string, bool) { return f.enforcer.Dir.Path(), "/etc/cni/net.d", false }
 	net := network("podnet", "A")
-	f.mustBeRight(f.ensure(net))
+	f.mustBeInSync(f.sync(net))
 	f.stand(legacyChoice, "X", "/other")
 	f.enforcer.AllBackends = true
-	v := f.ensure(net)
-	f.mustBeRight(v)
+	v := f.sync(net)
+	f.mustBeInSync(v)
 	if len(v.OtherDataDirs) != 1 || v.ReplaceOtherDataDirs || len(f.kernel.chains[legacyChoice]) != 1 {
 		t.Errorf("others %v, replaces %t\n%s", v.OtherDataDirs, v.ReplaceOtherDataDirs, f.kernel.dump())
 	}
@@ -126,10 +126,10 @@ func TestFirstWritesOfTwoDataDirs(t *testing.T) {
 				g.kernel, g.enforcer.Drivers = f.kernel, f.enforcer.Drivers
 				var stood string
 				f.kernel.between = func() {
-					g.mustBeRight(g.ensure(network("blue", chain, backend(other))))
+					g.mustBeInSync(g.sync(network("blue", chain, backend(other))))
 					stood = f.kernel.dump()
 				}
-				err := f.ensure(network("podnet", "A", backend(b))).Err("A")
+				err := f.sync(network("podnet", "A", backend(b))).Err("A")
 				if !errors.Is(err, enforce.ErrOtherDataDir) || f.kernel.dump() != stood || stood == "" {
 					t.Errorf("%s, %s %s: %v\n%s\nstood:\n%s", b, other, chain, err, f.kernel.dump(), stood)
 				}
@@ -150,13 +150,13 @@ func TestFamilyThatCannotBeWritten(t *testing.T) {
 			both := network("both", "A", backend(b), enableIPv6)
 			four := network("four", "B", backend(b))
 			f.kernel.unable = map[policy.Family]error{policy.IPv6: errors.New("no IPv6 here")}
-			f.ensure(network("both", "A", backend(b)), four)
+			f.sync(network("both", "A", backend(b)), four)
 			stood := f.kernel.dump()
-			if err := f.ensure(both, four).Err("A"); err == nil || f.kernel.dump() != stood {
+			if err := f.sync(both, four).Err("A"); err == nil || f.kernel.dump() != stood {
 				t.Errorf("%v\n%s", err, f.kernel.dump())
 			}
 			f.kernel.unable = nil
-			f.mustBeRight(f.ensure(both, four))
+			f.mustBeInSync(f.sync(both, four))
 			if b != policy.IPTables {
 				return // one batch for both families
 			}
@@ -166,7 +166,7 @@ func TestFamilyThatCannotBeWritten(t *testing.T) {
 			c.Rules = slices.Clone(c.Rules)[1:]
 			f.kernel.chains[iptChoice][ref] = c
 			f.kernel.unable = map[policy.Family]error{policy.IPv6: errors.New("no IPv6 here")}
-			f.ensure(both, four)
+			f.sync(both, four)
 			if now := f.kernel.dump(); now != right {
 				t.Errorf("not repaired:\n%s", now)
 			}

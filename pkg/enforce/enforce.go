@@ -70,7 +70,9 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 }
 
 // ObserveAgain observes with the same policies, record and backends.
-func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State { return e.observeAgain(ctx, s, s.record) }
+func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
+	return e.observeAgain(ctx, s, s.record)
+}
 
 func (e *Enforcer) observeAgain(ctx context.Context, s *State, rec store.Record) *State {
 	again := &State{Policies: s.Policies, record: rec, undesired: s.undesired, Failed: maps.Clone(s.undesired)}

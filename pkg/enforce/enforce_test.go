@@ -40,8 +40,8 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// ensure runs one locked pass with the record as it is stored.
-func (f *fixture) ensure(contributions ...policy.Source) *enforce.State {
+// sync syncs once, with the lock and the stored record.
+func (f *fixture) sync(contributions ...policy.Source) *enforce.State {
 	f.Helper()
 	lock, err := f.enforcer.Dir.Lock(context.Background())
 	if err != nil {
@@ -55,7 +55,7 @@ func (f *fixture) ensure(contributions ...policy.Source) *enforce.State {
 	return f.enforcer.Sync(context.Background(), f.enforcer.Observe(context.Background(), contributions, f.record()), lock)
 }
 
-func (f *fixture) look(contributions ...policy.Source) *enforce.State {
+func (f *fixture) observe(contributions ...policy.Source) *enforce.State {
 	f.Helper()
 	return f.enforcer.Observe(context.Background(), contributions, f.record())
 }
@@ -69,7 +69,7 @@ func (f *fixture) record() store.Record {
 	return state.Record
 }
 
-func (f *fixture) mustBeRight(v *enforce.State) {
+func (f *fixture) mustBeInSync(v *enforce.State) {
 	f.Helper()
 	if !v.InSync() {
 		f.Fatalf("not right: failed %v, stale %v, groups %+v\nkernel:\n%s", v.Failed, v.Stale, v.Groups, f.kernel.dump())
@@ -90,15 +90,15 @@ func backend(b policy.Backend) func(*policy.SourcePolicy) {
 
 func enableIPv6(s *policy.SourcePolicy) { yes := true; s.EnableIPv6 = &yes }
 
-func TestEnsureMakesThenLeavesAlone(t *testing.T) {
+func TestSyncIsIdempotent(t *testing.T) {
 	f := newFixture(t)
 	net := network("podnet", "A", enableIPv6)
-	f.mustBeRight(f.ensure(net))
+	f.mustBeInSync(f.sync(net))
 	if f.kernel.applied != 1 {
 		t.Errorf("applied %d times, want once", f.kernel.applied)
 	}
-	f.mustBeRight(f.look(net))
-	f.mustBeRight(f.ensure(net))
+	f.mustBeInSync(f.observe(net))
+	f.mustBeInSync(f.sync(net))
 	if f.kernel.applied != 1 {
 		t.Errorf("a second pass wrote")
 	}
@@ -111,17 +111,17 @@ func TestEnsureMakesThenLeavesAlone(t *testing.T) {
 	}
 }
 
-func TestEnsureRepairsDrift(t *testing.T) {
+func TestSyncRepairsDrift(t *testing.T) {
 	f := newFixture(t)
 	net := network("podnet", "A")
-	f.ensure(net)
+	f.sync(net)
 	want := f.kernel.dump()
 	ref := netfilter.ChainRef{Family: policy.IPv4, Name: "A"}
 	c := f.kernel.chains[iptChoice][ref]
 	c.Rules = append([]policy.Rule{{Verdict: policy.Unrecognized, Text: "-j LOG"}}, c.Rules...)
 	f.kernel.chains[iptChoice][ref] = c
 
-	v := f.look(net)
+	v := f.observe(net)
 	if d := v.Diff().String(); d != "ipv4 A: unexpected rule: -j LOG" {
 		t.Errorf("diff %q", d)
 	}
@@ -129,39 +129,39 @@ func TestEnsureRepairsDrift(t *testing.T) {
 	if err := v.Err("A"); !errors.As(err, &drift) {
 		t.Errorf("error %v is no drift", err)
 	}
-	f.mustBeRight(f.ensure(net))
+	f.mustBeInSync(f.sync(net))
 	if diff := cmp.Diff(want, f.kernel.dump()); diff != "" {
 		t.Errorf("kernel (-want +got):\n%s", diff)
 	}
 }
 
-func TestEnsureReadsTwiceBeforeItWrites(t *testing.T) {
+func TestTornDumpIsNotRepaired(t *testing.T) {
 	f := newFixture(t)
 	net := network("podnet", "A")
-	f.ensure(net)
+	f.sync(net)
 	f.kernel.lie = 1
-	if f.look(net).InSync() {
+	if f.observe(net).InSync() {
 		t.Fatal("the torn reading was not seen")
 	}
-	f.mustBeRight(f.ensure(net))
+	f.mustBeInSync(f.sync(net))
 	if f.kernel.applied != 1 {
 		t.Error("a torn reading was repaired")
 	}
 }
 
-// Somebody who changes rules between the write and the look after it is no
-// reason to fail, unless he does it again.
-func TestEnsureWritesTwiceIfUndoneAtOnce(t *testing.T) {
+// If another program changes rules between the write and the observation after it, Sync
+// writes once more.
+func TestSyncWritesAgainIfReverted(t *testing.T) {
 	for times, right := range map[int]bool{1: true, 2: false} {
 		f := newFixture(t)
 		f.kernel.undone = times
-		if v := f.ensure(network("podnet", policy.DefaultChain)); v.InSync() != right || f.kernel.applied != 2 {
+		if v := f.sync(network("podnet", policy.DefaultChain)); v.InSync() != right || f.kernel.applied != 2 {
 			t.Errorf("undone %d times: right %t, applied %d times", times, v.InSync(), f.kernel.applied)
 		}
 	}
 }
 
-func TestStrangersAreLeftAlone(t *testing.T) {
+func TestThirdPartyChainsAreNotChanged(t *testing.T) {
 	newer := policy.OwnedBy("/other")
 	newer.Schema++
 	for name, tc := range map[string]struct {
@@ -174,19 +174,19 @@ func TestStrangersAreLeftAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
-			f.ensure(network("three", "C")) // or another dataDir would be the node's
+			f.sync(network("three", "C")) // or another dataDir would be the node's
 			tc.chain.Family, tc.chain.Name = policy.IPv4, "A"
-			stranger := netfilter.ChainRef{Family: policy.IPv4, Name: "A"}
-			f.kernel.chains[iptChoice][stranger] = tc.chain
-			v := f.ensure(network("one", "A"), network("two", "B"), network("three", "C"))
+			thirdParty := netfilter.ChainRef{Family: policy.IPv4, Name: "A"}
+			f.kernel.chains[iptChoice][thirdParty] = tc.chain
+			v := f.sync(network("one", "A"), network("two", "B"), network("three", "C"))
 			if err := v.Err("A"); !errors.Is(err, tc.want) {
 				t.Errorf("chain A: error %v, want %v", err, tc.want)
 			}
 			if err := v.Err("B"); err != nil {
 				t.Errorf("chain B fails with it: %v", err)
 			}
-			if after := f.kernel.chains[iptChoice][stranger]; !reflect.DeepEqual(after, tc.chain) {
-				t.Errorf("the stranger was touched: %+v", after)
+			if after := f.kernel.chains[iptChoice][thirdParty]; !reflect.DeepEqual(after, tc.chain) {
+				t.Errorf("the third party's chain was changed: %+v", after)
 			}
 			if f.kernel.chains[iptChoice][netfilter.ChainRef{Family: policy.IPv4, Name: "B"}].Rules == nil {
 				t.Error("chain B was not made")
@@ -195,31 +195,31 @@ func TestStrangersAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestAnAgentsChainIsTakenOver(t *testing.T) {
+func TestAgentsChainIsAdopted(t *testing.T) {
 	f := newFixture(t)
 	f.kernel.chains[legacyChoice][netfilter.ChainRef{Family: policy.IPv4, Name: "A"}] = policy.Chain{
 		Family: policy.IPv4, Name: "A", Rules: []policy.Rule{{Verdict: policy.Masquerade}},
 	}
-	f.mustBeRight(f.ensure(network("podnet", "A")))
+	f.mustBeInSync(f.sync(network("podnet", "A")))
 	if len(f.kernel.chains[legacyChoice]) != 1 || len(f.kernel.chains[iptChoice]) != 0 {
 		t.Errorf("not kept where the node has it:\n%s", f.kernel.dump())
 	}
 }
 
-func TestAnAgentsChainElsewhereIsRemoved(t *testing.T) {
+func TestAgentsChainInAnotherBackendIsRemoved(t *testing.T) {
 	f := newFixture(t)
 	for _, fam := range policy.Families() {
 		f.kernel.chains[legacyChoice][netfilter.ChainRef{Family: fam, Name: "A"}] = policy.Chain{
 			Family: fam, Name: "A", Rules: []policy.Rule{{Verdict: policy.Return}, {Verdict: policy.Masquerade}},
 		}
 	}
-	f.mustBeRight(f.ensure(network("podnet", "A", backend(policy.NFTables))))
+	f.mustBeInSync(f.sync(network("podnet", "A", backend(policy.NFTables))))
 	if len(f.kernel.chains[legacyChoice]) != 0 {
 		t.Errorf("left behind:\n%s", f.kernel.dump())
 	}
 }
 
-func TestWhatIsOwnedElsewhereGoes(t *testing.T) {
+func TestStaleChainsAreRemoved(t *testing.T) {
 	for name, next := range map[string]policy.Source{
 		"backend": network("podnet", "A", backend(policy.NFTables), enableIPv6),
 		"chain":   network("podnet", "B", enableIPv6),
@@ -227,48 +227,48 @@ func TestWhatIsOwnedElsewhereGoes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
-			f.mustBeRight(f.ensure(network("podnet", "A", enableIPv6)))
-			f.mustBeRight(f.ensure(next))
+			f.mustBeInSync(f.sync(network("podnet", "A", enableIPv6)))
+			f.mustBeInSync(f.sync(next))
 			got := f.kernel.dump()
 
 			fresh := newFixture(t)
-			fresh.mustBeRight(fresh.ensure(next))
+			fresh.mustBeInSync(fresh.sync(next))
 			if diff := cmp.Diff(fresh.kernel.dump(), got); diff != "" {
 				t.Errorf("differs from a fresh node (-want +got):\n%s", diff)
 			}
-			f.mustBeRight(f.look(next))
+			f.mustBeInSync(f.observe(next))
 		})
 	}
 }
 
-func TestWhatCannotBeRemovedFailsNobody(t *testing.T) {
+func TestFailedRemovalIsAWarning(t *testing.T) {
 	f := newFixture(t)
-	f.ensure(network("podnet", "A"))
+	f.sync(network("podnet", "A"))
 	f.kernel.noRemove[iptChoice] = errors.New("no program")
 	next := network("podnet", "B")
-	f.mustBeRight(f.ensure(next))
+	f.mustBeInSync(f.sync(next))
 	if len(f.warnings) == 0 || !strings.Contains(f.warnings[0], "no program") {
 		t.Errorf("warnings %q do not tell", f.warnings)
 	}
-	f.mustBeRight(f.look(next)) // and no ADD tries again
+	f.mustBeInSync(f.observe(next)) // and no ADD tries again
 }
 
-func TestARecordedBackendThatCannotWorkIsChosenAnew(t *testing.T) {
+func TestUnusableRecordedBackendIsReplaced(t *testing.T) {
 	f := newFixture(t)
-	f.ensure(network("podnet", "A"))
+	f.sync(network("podnet", "A"))
 	gone := fmt.Errorf("iptables is not installed: %w", netfilter.ErrUnusable)
 	f.kernel.unusable[iptChoice], f.kernel.unusable[legacyChoice], f.kernel.noRemove[iptChoice] = gone, gone, gone
 
-	f.mustBeRight(f.look(network("podnet", "A"))) // all right: nothing to run
+	f.mustBeInSync(f.observe(network("podnet", "A"))) // all right: nothing to run
 	changed := network("podnet", "A", enableIPv6)
-	f.mustBeRight(f.ensure(changed))
+	f.mustBeInSync(f.sync(changed))
 	if len(f.kernel.chains[nftChoice]) != 2 {
 		t.Errorf("not in nftables:\n%s", f.kernel.dump())
 	}
-	f.mustBeRight(f.look(changed))
+	f.mustBeInSync(f.observe(changed))
 
 	insists := network("podnet", "A", backend(policy.IPTables))
-	if err := f.ensure(insists).Err("A"); !errors.Is(err, netfilter.ErrUnusable) {
+	if err := f.sync(insists).Err("A"); !errors.Is(err, netfilter.ErrUnusable) {
 		t.Errorf("error %v, want that iptables cannot be used", err)
 	}
 	if len(f.kernel.chains[nftChoice]) != 2 {
@@ -276,98 +276,98 @@ func TestARecordedBackendThatCannotWorkIsChosenAnew(t *testing.T) {
 	}
 }
 
-// Who is thorough finds a chain that an agent has made elsewhere since, and
-// removes it; what belongs to another dataDir stays and makes us fail.
-func TestAChainThatAppearsElsewhere(t *testing.T) {
+// With AllBackends a chain that an agent created in another backend is found and removed;
+// one of another dataDir stays and is an error.
+func TestDuplicateIsRemoved(t *testing.T) {
 	f := newFixture(t)
 	f.enforcer.AllBackends = true
 	net := network("podnet", policy.DefaultChain, func(s *policy.SourcePolicy) { s.Backend = policy.NFTables })
-	f.mustBeRight(f.ensure(net))
+	f.mustBeInSync(f.sync(net))
 	ref := netfilter.ChainRef{Family: policy.IPv4, Name: policy.DefaultChain}
 	agents := policy.Chain{Family: policy.IPv4, Name: policy.DefaultChain, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}
 	f.kernel.chains[iptChoice][ref] = agents
-	if v := f.look(net); v.InSync() || len(v.Duplicates) != 1 {
+	if v := f.observe(net); v.InSync() || len(v.Duplicates) != 1 {
 		t.Errorf("it is not found: %+v", v.Duplicates)
 	}
-	f.mustBeRight(f.ensure(net))
+	f.mustBeInSync(f.sync(net))
 	if len(f.kernel.chains[iptChoice]) > 0 {
 		t.Errorf("it is left:\n%s", f.kernel.dump())
 	}
 	agents.Owner = policy.OwnedBy("/other")
 	f.kernel.chains[iptChoice][ref] = agents
-	if err := f.ensure(net).Err(policy.DefaultChain); !errors.Is(err, enforce.ErrOtherDataDir) || len(f.kernel.chains[iptChoice]) != 1 {
+	if err := f.sync(net).Err(policy.DefaultChain); !errors.Is(err, enforce.ErrOtherDataDir) || len(f.kernel.chains[iptChoice]) != 1 {
 		t.Errorf("another's chain: %v\n%s", err, f.kernel.dump())
 	}
 }
 
-// Where nobody states a backend the preferred one is taken, also if the record
-// has another; who has no preference follows.
+// If no source states a backend the preferred one is used, even if the record has another;
+// without a preference the record decides.
 func TestPreferredBackend(t *testing.T) {
 	f := newFixture(t)
 	net := network("podnet", policy.DefaultChain)
-	f.mustBeRight(f.ensure(net))
-	if v := f.look(net); v.Groups[0].Choice != iptChoice {
+	f.mustBeInSync(f.sync(net))
+	if v := f.observe(net); v.Groups[0].Choice != iptChoice {
 		t.Fatalf("without a preference it is kept in %s", v.Groups[0].Choice)
 	}
 	f.enforcer.PreferredBackend = policy.NFTables
-	f.mustBeRight(f.ensure(net))
+	f.mustBeInSync(f.sync(net))
 	f.enforcer.PreferredBackend = ""
-	v := f.look(net)
-	f.mustBeRight(v)
+	v := f.observe(net)
+	f.mustBeInSync(v)
 	if len(v.Groups) != 1 || v.Groups[0].Choice != nftChoice || len(f.kernel.chains[iptChoice]) > 0 {
 		t.Errorf("it is kept in %s\n%s", v.Groups[0].Choice, f.kernel.dump())
 	}
 	// What a source states is stronger.
 	f.enforcer.PreferredBackend = policy.NFTables
 	stated := network("podnet", policy.DefaultChain, func(s *policy.SourcePolicy) { s.Backend = policy.IPTables })
-	f.mustBeRight(f.ensure(stated))
-	if v := f.look(stated); v.Groups[0].Choice != iptChoice {
+	f.mustBeInSync(f.sync(stated))
+	if v := f.observe(stated); v.Groups[0].Choice != iptChoice {
 		t.Errorf("what a source states is kept in %s", v.Groups[0].Choice)
 	}
 }
 
-// A preference that cannot be had stops nothing.
-func TestPreferredBackendThatCannotBeHad(t *testing.T) {
+// A preferred backend that is unusable fails nothing.
+func TestPreferredBackendUnusable(t *testing.T) {
 	f := newFixture(t)
 	f.kernel.unusable[nftChoice] = errors.New("no nf_tables here")
 	f.enforcer.PreferredBackend = policy.NFTables
-	f.mustBeRight(f.ensure(network("podnet", policy.DefaultChain)))
+	f.mustBeInSync(f.sync(network("podnet", policy.DefaultChain)))
 	if len(f.warnings) == 0 || !strings.Contains(f.warnings[0], "no nf_tables here") {
 		t.Errorf("warnings: %v", f.warnings)
 	}
 }
 
-func TestARecordOfAnEarlierBootChoosesAnew(t *testing.T) {
+func TestRecordOfAnEarlierBoot(t *testing.T) {
 	f := newFixture(t)
 	path := f.enforcer.Dir.Path()
 	f.enforcer.Dir = store.Open(path, store.WithBoot("one"))
-	f.ensure(network("podnet", "A"))
+	f.sync(network("podnet", "A"))
 	f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
 	f.kernel.unusable[iptChoice] = netfilter.ErrUnusable
 
 	f.enforcer.Dir = store.Open(path, store.WithBoot("two"))
-	f.mustBeRight(f.ensure(network("podnet", "A")))
+	f.mustBeInSync(f.sync(network("podnet", "A")))
 	if len(f.kernel.chains[legacyChoice]) != 1 {
 		t.Errorf("kernel:\n%s", f.kernel.dump())
 	}
 }
 
-func TestWithoutABackendTheErrorTellsAll(t *testing.T) {
+func TestNoUsableBackend(t *testing.T) {
 	f := newFixture(t)
 	for _, c := range []netfilter.Choice{iptChoice, legacyChoice, nftChoice} {
 		f.kernel.unusable[c] = fmt.Errorf("%s does not work: %w", c, netfilter.ErrUnusable)
 	}
-	v := f.ensure(network("podnet", "A"))
+	v := f.sync(network("podnet", "A"))
 	err := v.Err("A")
 	if !errors.Is(err, netfilter.ErrUnusable) || !strings.Contains(err.Error(), "nftables does not work") {
 		t.Errorf("error %v", err)
 	}
 	if v.Exists("A") {
-		t.Error("nothing stands")
+		t.Error("no chain exists")
 	}
 }
 
-func TestManyPrefixesAreSlowWithoutSets(t *testing.T) {
+func TestLinearChains(t *testing.T) {
 	many := func(s *policy.SourcePolicy) {
 		for i := range policy.DefaultCIDRLimit + 1 {
 			s.NonMasqueradeCIDRs = append(s.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i)}), 16))
@@ -378,7 +378,7 @@ func TestManyPrefixesAreSlowWithoutSets(t *testing.T) {
 		policy.NFTables: {},
 	} {
 		f := newFixture(t)
-		v := f.ensure(network("podnet", "A", backend(b), many), network("other", "B", backend(b)))
+		v := f.sync(network("podnet", "A", backend(b), many), network("other", "B", backend(b)))
 		if diff := cmp.Diff(want, v.LinearChains()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", b, diff)
 		}

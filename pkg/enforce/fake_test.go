@@ -19,7 +19,7 @@ type kernel struct {
 	chains   map[netfilter.Choice]map[netfilter.ChainRef]policy.Chain
 	unusable map[netfilter.Choice]error // no writing, no choosing
 	noRemove map[netfilter.Choice]error
-	undone   int                     // so many coming writes somebody undoes at once, in part
+	undone   int                     // the next writes that another program reverts at once, in part
 	lie      int                     // so many coming observations miss a rule
 	unable   map[policy.Family]error // to write, as Able tells before
 	between  func()                  // called once, after the next observation
@@ -48,7 +48,7 @@ func (k *kernel) drivers() netfilter.Drivers {
 	}
 }
 
-// dump writes all that stands in the kernel.
+// dump returns all chains in the kernel.
 func (k *kernel) dump() string {
 	var lines []string
 	for choice, chains := range k.chains {

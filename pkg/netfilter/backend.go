@@ -5,39 +5,39 @@ package netfilter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// ErrNotOwned is wrapped by errors about a chain that bears the name of ours
-// and holds rules which neither we nor the agents write.
+// ErrNotOwned is wrapped by errors about a chain of the right name that holds rules which
+// neither ip-masq nor its agents write.
 var ErrNotOwned = errors.New("chain belongs to another program")
 
-// ErrUnusable is wrapped by errors about a backend that cannot work on this
-// host at all: no program, no permission, no support in the kernel.
+// ErrUnusable is wrapped by errors about a backend that cannot work on this host: no
+// program, no permission, no support in the kernel.
 var ErrUnusable = errors.New("backend unusable")
 
-// ErrChanged is wrapped by the error of Apply if the rules in the kernel are no
-// longer those that it was to change. Observe again.
+// ErrChanged is wrapped by the error of Apply if the rules in the kernel are no longer
+// those of the observation. Observe again.
 var ErrChanged = errors.New("the rules changed since they were read")
 
-// Choice is a form in which a node keeps a chain.
+// Choice is the backend of a chain, with its variant.
 type Choice struct {
 	Backend policy.Backend
 	Variant string // of iptables: VariantNFT or VariantLegacy; else ""
-	// PlainPorts tells that source ports cannot be chosen fully at random.
+	// PlainPorts is set if the host cannot choose source ports fully at random.
 	PlainPorts bool
 }
 
-// The variants of iptables. They keep their rules in different places of the
-// kernel and do not see each other's.
+// The variants of iptables. The kernel keeps their rules apart.
 const (
 	VariantNFT    = "nft"
 	VariantLegacy = "legacy"
 )
 
-// String writes iptables (nft), nftables.
+// String returns iptables (nft), iptables (legacy) or nftables.
 func (c Choice) String() string {
 	if c.Variant == "" {
 		return string(c.Backend)
@@ -45,11 +45,14 @@ func (c Choice) String() string {
 	return string(c.Backend) + " (" + c.Variant + ")"
 }
 
-// SamePlace reports whether both choices keep rules in the same place of the
-// kernel.
+// SameBackend reports whether the kernel keeps the rules of both choices in the same place.
 func (c Choice) SameBackend(d Choice) bool {
 	return c.Backend == d.Backend && c.Variant == d.Variant
 }
+
+// HasGeneration reports whether the kernel counts changes to chains of this choice. It does
+// not for iptables-legacy.
+func (c Choice) HasGeneration() bool { return c.Variant != VariantLegacy }
 
 // ChainRef names a chain of one family.
 type ChainRef struct {
@@ -57,78 +60,61 @@ type ChainRef struct {
 	Name   string
 }
 
-// OwnedChain is a chain whose comment names its owner, and where it stands.
+// OwnedChain is a chain whose comment names its owner.
 type OwnedChain struct {
 	ChainRef
 	Choice Choice
 	Owner  policy.Owner
 }
 
+// Generation is the generation of the nf_tables ruleset of one network namespace. While it
+// is the same, no program has committed a change. (The number wraps after 2^32 commits; a node
+// that makes a hundred a second takes sixteen months.)
+type Generation struct {
+	Namespace uint64 // its cookie, unique in this boot; 0 is the initial namespace
+	// ModuleLoad differs each time the kernel module is loaded, which begins to count anew;
+	// 0 if nf_tables is built in.
+	ModuleLoad uint64
+	Number     uint32
+}
+
+// String returns namespace.load.number.
+func (g Generation) String() string {
+	return fmt.Sprintf("%d.%d.%d", g.Namespace, g.ModuleLoad, g.Number)
+}
+
 // Observation is what a backend read from the kernel.
 type Observation struct {
 	Rules      policy.Ruleset
-	Generation uint32 // of the nf_tables ruleset; 0 for iptables-legacy, which counts nothing
+	Generation uint32 // of the nf_tables ruleset; 0 for iptables-legacy
 	State      any    // the backend's own form of what it read, for Apply
 }
 
-// Backend keeps masquerade chains in the kernel, in one form, in the network
-// namespace of the calling process.
+// Backend keeps masquerade chains in the kernel, in the network namespace of the calling
+// process.
 type Backend interface {
-	// Layout tells in which form the desired rules have to be given.
+	// Layout returns the form that the desired rules must have.
 	Layout() policy.Layout
 
-	// Exclusive tells that the tables are ours alone: Observe reads all that
-	// stands in them, and Apply leaves nothing but what is desired.
+	// OwnsTables reports whether the backend has tables of its own: Observe reads everything
+	// in them, and Apply leaves nothing that is not desired.
 	OwnsTables() bool
 
-	// Observe reads what stands in the kernel. It reads the named chains. It
-	// writes nothing and, with nf_tables, runs no program but to show what it
-	// cannot read. The result lacks the chains that do not exist.
+	// Observe reads the named chains. It writes nothing. On nf_tables it runs no program,
+	// except to show a rule that it cannot decode. The result lacks chains that do not exist.
 	Observe(ctx context.Context, chains []ChainRef) (Observation, error)
 
-	// Apply writes the difference between an observation and the desired chains,
-	// in one transaction per family, so that the kernel has exactly those. It fails
-	// with ErrChanged if the rules have changed since the observation; with the zero
-	// Observation it reads the kernel itself. Apply does not check ownership; its
-	// callers do. Child processes that write inherit the held lock.
+	// Apply writes the difference between an observation and the desired chains, in one
+	// transaction per family, so that the kernel has exactly those. It fails with ErrChanged
+	// if the rules have changed since the observation; with the zero Observation it reads the
+	// kernel itself. Apply does not check ownership; its callers do. Child processes that
+	// write inherit the held lock.
 	Apply(ctx context.Context, desired policy.Ruleset, from Observation, held *os.File) error
 
-	// Remove takes chains away, with the jumps to them. Those that are not
-	// there are no error.
+	// Remove removes chains and the jumps to them. A missing chain is not an error.
 	Remove(ctx context.Context, chains []ChainRef, held *os.File) error
 
-	// Able tells why rules of a family cannot be written now, where that can be
-	// known without trying: nobody notices as long as they are right. It runs no
-	// program but to ask which variant it is.
+	// CanWrite returns why rules of a family cannot be written now, as far as that is known
+	// without writing. It runs no program, except to find out its variant.
 	CanWrite(ctx context.Context, f policy.Family) error
-}
-
-// Driver finds out about one backend on this host and opens it.
-type Driver interface {
-	// Backend is the name by which configuration asks for it.
-	Backend() policy.Backend
-
-	// Open returns the backend in a form that was chosen before. It reads
-	// nothing and runs no program.
-	Open(Choice) (Backend, error)
-
-	// Render writes the rules as input of the backend's own tool, which loads
-	// it as often as it is given to it, with the same result. One input can
-	// hold one family or all of them, as the tool has it: where none is named it
-	// holds every one that it can, IPv4 alone if it is one. The rules have to be
-	// in the Layout of a backend that the driver opens. Render touches nothing.
-	Render(desired policy.Ruleset, families ...policy.Family) ([]byte, error)
-
-	// Uses returns the forms in which a chain of the name stands, in
-	// any family, without loading a module or making a table to find out.
-	FindChain(ctx context.Context, chain string) ([]Choice, error)
-
-	// Owned returns the chains of the network namespace that name an owner,
-	// whichever that is. It loads no module and makes no table to find them.
-	Owned(ctx context.Context) ([]OwnedChain, error)
-
-	// Probe returns the form in which this host can keep rules: the one that
-	// it prefers or, where the variant is named, that. Its errors wrap
-	// ErrUnusable and say what to install or to change.
-	Probe(ctx context.Context, variant string) (Choice, error)
 }

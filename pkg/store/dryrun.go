@@ -56,7 +56,7 @@ func blocks(size int) int {
 	return (size + block - 1) / block * block
 }
 
-// missing stands for a directory that does not exist.
+// missing represents a directory that does not exist.
 func missing(path string) *folder { return &folder{fd: -1, path: path} }
 
 // mayCreate tells why a file of this size could not be created in a directory. For

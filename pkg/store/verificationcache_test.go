@@ -87,7 +87,7 @@ func TestVerificationCache(t *testing.T) {
 }
 
 // TestDigest: it is another one whenever something that was read is, or
-// something that is told, and it is none where nobody should vouch.
+// one of the other texts, and there is none if something that was read is refused.
 func TestDigest(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)

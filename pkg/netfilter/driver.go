@@ -11,7 +11,33 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Drivers are the backends there are, in the order in which auto prefers them.
+// Driver finds and opens one backend on this host.
+type Driver interface {
+	// Backend returns the name by which configuration names it.
+	Backend() policy.Backend
+
+	// Open returns the backend of a choice. It reads nothing and runs no program.
+	Open(Choice) (Backend, error)
+
+	// Render returns the rules as input of the backend's own tool, which may be loaded
+	// repeatedly with the same result. It holds the given families. If none is given it
+	// holds all families that one input can hold, or IPv4 if that is one. It touches nothing.
+	Render(desired policy.Ruleset, families ...policy.Family) ([]byte, error)
+
+	// FindChain returns the choices in which a chain of the name exists, in any family. It
+	// loads no module and creates no table.
+	FindChain(ctx context.Context, chain string) ([]Choice, error)
+
+	// Owned returns the chains of the network namespace whose comments name an owner,
+	// whichever it is. It loads no module and creates no table.
+	Owned(ctx context.Context) ([]OwnedChain, error)
+
+	// Probe returns the choice that works on this host: of the variant, if one is given.
+	// Its errors wrap ErrUnusable and say what to install or to change.
+	Probe(ctx context.Context, variant string) (Choice, error)
+}
+
+// Drivers are all backends, in the order in which auto prefers them.
 type Drivers []Driver
 
 // Open opens the backend of a choice.
@@ -23,8 +49,7 @@ func (ds Drivers) Open(c Choice) (Backend, error) {
 	return d.Open(c)
 }
 
-// Render writes the rules as input of the tool of a backend, as the method of
-// its Driver does.
+// Render is Driver.Render of a backend.
 func (ds Drivers) Render(b policy.Backend, desired policy.Ruleset, families ...policy.Family) ([]byte, error) {
 	d, err := ds.named(b)
 	if err != nil {
@@ -42,9 +67,8 @@ func (ds Drivers) named(b policy.Backend) (Driver, error) {
 	return nil, fmt.Errorf("backend %s is not part of this program: %w", b, ErrUnusable)
 }
 
-// Choose returns the form in which to keep a chain: in the stated backend, and
-// where that is auto in what the node uses for the chain already, else in the
-// first backend that works on this host.
+// Choose returns the choice for a chain: the stated backend or, if that is auto, the one
+// that the node uses for the chain already, else the first that works on this host.
 func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backend) (Choice, error) {
 	candidates := ds
 	if stated != policy.Auto {
@@ -55,14 +79,14 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 		candidates = Drivers{d}
 	}
 	for _, d := range candidates {
-		inUse, _ := d.FindChain(ctx, chain)
+		inUse, _ := d.FindChain(ctx, chain) // an error of FindChain is one of Probe, too
 		for _, c := range inUse {
 			if c, err := d.Probe(ctx, c.Variant); err == nil {
 				return c, nil
 			}
 		}
 	}
-	var failures []error // what failed above fails here once more
+	var failures []error
 	for _, d := range candidates {
 		c, err := d.Probe(ctx, "")
 		if err == nil {
@@ -73,8 +97,8 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 	return Choice{}, errors.Join(failures...)
 }
 
-// Others returns every form but the chosen one in which a chain of the name
-// stands: leftovers of an agent or of an earlier choice.
+// Duplicates returns every choice other than the given one in which a chain of the name
+// exists: an agent or an earlier choice left it there.
 func (ds Drivers) Duplicates(ctx context.Context, chain string, chosen Choice) ([]Choice, error) {
 	var others []Choice
 	var errs []error
@@ -90,8 +114,8 @@ func (ds Drivers) Duplicates(ctx context.Context, chain string, chosen Choice) (
 	return others, errors.Join(errs...)
 }
 
-// Owned returns the chains that name an owner, in every form. A backend that is
-// unusable, or that this process may not read and so not write, has none.
+// Owned returns the chains that name an owner, in all backends. A backend that is unusable,
+// or that this process may not read, has none.
 func (ds Drivers) Owned(ctx context.Context) ([]OwnedChain, error) {
 	var owned []OwnedChain
 	var errs []error
