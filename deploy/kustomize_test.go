@@ -211,7 +211,7 @@ func metrics(t *testing.T) map[string][]string {
 			_, rest, _ = strings.Cut(value, `",`)
 		}
 	}
-	// Some are told in certain states only, and are not in that file.
+	// Some are exported in certain states only, and are not in that file.
 	sources, err := filepath.Glob("../pkg/metrics/*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -221,7 +221,7 @@ func metrics(t *testing.T) map[string][]string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, found := range regexp.MustCompile(`\bdesc\("(\w+)"`).FindAllSubmatch(text, -1) {
+		for _, found := range regexp.MustCompile(`\bgauge\("(\w+)"`).FindAllSubmatch(text, -1) {
 			if name := "ip_masq_" + string(found[1]); all[name] == nil {
 				all[name] = []string{}
 			}

@@ -100,7 +100,7 @@ func TestManage(t *testing.T) {
 	onEveryForm(t, func(t *testing.T, n *node) {
 		d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}})...)
 		d.soonUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
-		if got := d.metric(t, "conflist_present") + d.metric(t, "conflist_repairs_total") + d.metric(t, "conflist_war"); got != 0 {
+		if got := d.metric(t, "conflist_present") + d.metric(t, "conflist_repairs_total") + d.metric(t, "conflist_flapping"); got != 0 {
 			t.Errorf("metrics tell of an entry: %v", got)
 		}
 		n.mainCNI(t, mainFile, "podnet")
@@ -217,7 +217,7 @@ func TestManageIsASetting(t *testing.T) {
 	d := n.startReconciler(t, append(args, "--config", path)...)
 	d.soonReady(t)
 	time.Sleep(300 * time.Millisecond)
-	if n.has(t, "10-red.conflist") || strings.Contains(d.scrape(t), "conflist_war") {
+	if n.has(t, "10-red.conflist") || strings.Contains(d.scrape(t), "conflist_flapping") {
 		t.Fatal("it manages conflists without being told to")
 	}
 	n.settingsFile(t, "[conflist]\nmanage = true\nnetwork = \"blue\"\n")

@@ -131,7 +131,7 @@ func TestManageFiftyRewrites(t *testing.T) {
 	says := w.untilUnready(t, "conflist: ", mainFile, "removed repeatedly")
 	t.Logf("/readyz: %s", says)
 	w.until(t, "war and each repair in the metrics", func() bool {
-		return w.metric(t, "conflist_war") == 1 && w.metric(t, "conflist_repairs_total") == 1+rewrites
+		return w.metric(t, "conflist_flapping") == 1 && w.metric(t, "conflist_repairs_total") == 1+rewrites
 	})
 	time.Sleep(500 * time.Millisecond)
 	renamed, events := eye.count(mainFile)
@@ -197,8 +197,8 @@ func TestManageFlapping(t *testing.T) {
 	_, after := eye.count(file)
 	made := w.metric(t, "conflist_repairs_total") - repairs
 	t.Logf("%v repairs and %d events in %s", made, after-before, time.Since(suspected).Round(time.Millisecond))
-	if made > 3 || w.metric(t, "conflist_war") != 1 {
-		t.Errorf("%v repairs, war %v", made, w.metric(t, "conflist_war"))
+	if made > 3 || w.metric(t, "conflist_flapping") != 1 {
+		t.Errorf("%v repairs, war %v", made, w.metric(t, "conflist_flapping"))
 	}
 	w.until(t, "absence", func() bool { return w.metric(t, "conflist_present") == 0 })
 	if said := w.since(log); strings.Contains(said, "conflist") {

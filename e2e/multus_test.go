@@ -206,7 +206,7 @@ func TestManageBesideMultus(t *testing.T) {
 			}
 			d.soonReady(t)
 			m.sound(t)
-			if d.metric(t, "conflist_present") != 1 || d.metric(t, "conflist_war") != 0 {
+			if d.metric(t, "conflist_present") != 1 || d.metric(t, "conflist_flapping") != 0 {
 				t.Error(d.scrape(t))
 			}
 		})

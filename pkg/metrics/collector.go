@@ -111,7 +111,7 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	present := m.facts.conflist
 	if m.managed != nil {
 		present = &m.managed.Present
-		gauge("conflist_war", "Whether another program removes the plugin entry from the conflist repeatedly (1) or not (0); "+
+		gauge("conflist_flapping", "Whether another program removes the plugin entry from the conflist repeatedly (1) or not (0); "+
 			"with conflist.manage only.")(truth(m.managed.Flapping))
 	}
 	if present != nil {

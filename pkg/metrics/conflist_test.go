@@ -28,21 +28,21 @@ func TestManagedConflist(t *testing.T) {
 	readiness(t, m, "rules: no sync was made yet\n")
 	m.Report(&reconcile.Report{Sources: missing(), Problems: []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: errors.New("x")}}}, time.Minute)
 	readiness(t, m, "rules: x\nconflist: waiting\n  for it\nplugin: no plugin\n")
-	expect(t, m, map[string]string{"ready": "0", "conflist_present": "0", "conflist_war": "0", "conflist_repairs_total": "0"})
+	expect(t, m, map[string]string{"ready": "0", "conflist_present": "0", "conflist_flapping": "0", "conflist_repairs_total": "0"})
 
 	// What it says holds at once, and passes do not take it back.
 	m.Conflist(&metrics.Conflist{Present: true, Wrote: true})
 	m.Report(&reconcile.Report{Sources: missing()}, time.Minute)
 	readiness(t, m, "ok\n")
-	expect(t, m, map[string]string{"ready": "1", "conflist_present": "1", "conflist_war": "0", "conflist_repairs_total": "1"})
+	expect(t, m, map[string]string{"ready": "1", "conflist_present": "1", "conflist_flapping": "0", "conflist_repairs_total": "1"})
 	m.Conflist(&metrics.Conflist{Flapping: true, Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: errors.New("reverted")}}})
 	readiness(t, m, "conflist: reverted\n")
-	expect(t, m, map[string]string{"ready": "0", "conflist_present": "0", "conflist_war": "1", "conflist_repairs_total": "1"})
+	expect(t, m, map[string]string{"ready": "0", "conflist_present": "0", "conflist_flapping": "1", "conflist_repairs_total": "1"})
 
 	// Where nobody here manages it any more, passes tell; the counter stays.
 	m.Conflist(nil)
 	readiness(t, m, "ok\n")
-	expect(t, m, map[string]string{"ready": "1", "conflist_present": "0", "conflist_war": "", "conflist_repairs_total": "1"})
+	expect(t, m, map[string]string{"ready": "1", "conflist_present": "0", "conflist_flapping": "", "conflist_repairs_total": "1"})
 	r := rich()
 	r.Problems = nil
 	m.Report(r, time.Minute)

@@ -58,7 +58,7 @@ func faults() map[string]struct {
 		"conflict-datadir":    {chain(reconcile.ReasonConflict, errors.New("chain belongs to another dataDir")), present, "conflict"},
 		"conflist":            {one(reconcile.Problem{Reason: reconcile.ReasonConflist, Err: errors.New("the entry stands first")}), present, "conflist"},
 		"conflist-absent":     {nil, absent(reconcile.ReasonConflist, false), "conflist"},
-		"conflist-war":        {nil, absent(reconcile.ReasonConflist, true), "conflist"},
+		"conflist-flapping":   {nil, absent(reconcile.ReasonConflist, true), "conflist"},
 		"plugin":              {one(reconcile.Problem{Reason: reconcile.ReasonPlugin, Err: errors.New("no such file")}), present, "plugin"},
 		"plugin-absent":       {nil, absent(reconcile.ReasonPlugin, false), "plugin"},
 		"backend":             {chain(reconcile.ReasonBackend, fmt.Errorf("find iptables: %w", netfilter.ErrUnusable)), present, "backend"},

@@ -26,7 +26,7 @@ const (
 	// before they fill it, and at the latest after maxQuietFiles.
 	quietFiles    = 100 * time.Millisecond
 	maxQuietFiles = time.Second
-	// The same drift this often within flappingWindow is flapping. Somebody who experiments, or a
+	// The same drift this often within flappingWindow is flapping. A person who experiments, or a
 	// program that writes its rules each minute, causes it less often.
 	flappingThreshold = 30
 	flappingWindow    = time.Minute
@@ -53,8 +53,8 @@ func (w Writer) String() string {
 
 // Loop syncs the node: when rules or files change, on request, to retry what failed, and after the
 // interval. It guarantees that at most one sync runs, that syncs for events are at least minInterval
-// apart, and that without flapping there is one per interval. It may be told of changes by any
-// goroutine, which never waits.
+// apart, and that without flapping there is one per interval. Its triggers may be called by any
+// goroutine, and never wait.
 type Loop struct {
 	node    *Node
 	log     syncLog
@@ -132,7 +132,7 @@ func (l *Loop) Run(ctx context.Context) {
 			continue
 		}
 		if err != nil { // two active reconcilers do no harm, but log twice
-			l.log.warn(fmt.Errorf("cannot tell whether another reconciler runs: %w", err))
+			l.log.warn(fmt.Errorf("failed to find out whether another reconciler runs: %w", err))
 		}
 		for due := (triggers{request: true}); ; {
 			l.sync(ctx, due)

@@ -227,7 +227,7 @@ func TestAlerts(t *testing.T) {
 		{"chains of another dataDir", "conflict-datadir", "IPMasqPolicyConflict", nil},
 		{"an entry with which every ADD fails", "conflist", "IPMasqConflistWrong", nil},
 		{"no entry", "conflist-absent", "IPMasqConflistWrong", nil},
-		{"an entry that is removed again and again", "conflist-war", "IPMasqConflistWar", nil},
+		{"an entry that is removed again and again", "conflist-flapping", "IPMasqConflistFlapping", nil},
 		{"no plugin", "plugin", "IPMasqPluginMissing", nil},
 		{"no plugin, and so no entry", "plugin-absent", "IPMasqPluginMissing", nil},
 		{"no iptables", "backend", "IPMasqBackendUnusable", nil},
