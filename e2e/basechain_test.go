@@ -90,7 +90,7 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 					if out, _, _ := n.reconciler(t, "explain", "1.2.3.4"); !strings.Contains(out, says("ip")[0]) || strings.Contains(out, alone) {
 						t.Errorf("explain does not leave the repair to the administrator:\n%s", out)
 					}
-					if out, _, _ := n.reconciler(t, "doctor"); !strings.Contains(out, "unless the line says what does") {
+					if out, _, _ := n.reconciler(t, "doctor"); !strings.Contains(out, "unless the line says otherwise") {
 						t.Errorf("doctor says that once repairs it:\n%s", out)
 					}
 					n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, append(says("ip"), says("ip6")...)...)

@@ -313,13 +313,9 @@ func (b *backend) planRemoval(ctx context.Context, f policy.Family, names []stri
 // of the named chains, which cannot be removed therefore. Failing to find out is no
 // error: it is called after a failure.
 func (b *backend) referrers(ctx context.Context, f policy.Family, names []string) error {
-	p, err := b.programs.open(ctx, f, b.choice.Variant)
-	if err != nil {
-		return nil
-	}
-	out, err := run(ctx, b.programs.env, nil, nil, p.path, "-t", natTable, "-S")
-	if err != nil {
-		return nil
+	var out []byte
+	if p, err := b.programs.open(ctx, f, b.choice.Variant); err == nil {
+		out, _ = run(ctx, b.programs.env, nil, nil, p.path, "-t", natTable, "-S")
 	}
 	var errs []error
 	for _, line := range ruleLines(strings.Split(string(out), "\n")) {

@@ -146,8 +146,8 @@ func baseChainFault(f policy.Family, t nfnetlink.Table, c *nfnetlink.Chain) stri
 		return policyFault(f)
 	}
 	has := "no hook"
-	if c.Base != nil && int(c.Base.Hook) < len(builtInChains()) {
-		has = fmt.Sprintf("type %s hook %s priority %d", c.Base.Type, strings.ToLower(builtInChains()[c.Base.Hook]), c.Base.Priority)
+	if hooks := builtInChains(); c.Base != nil && int(c.Base.Hook) < len(hooks) {
+		has = fmt.Sprintf("type %s hook %s priority %d", c.Base.Type, strings.ToLower(hooks[c.Base.Hook]), c.Base.Priority)
 	}
 	return fmt.Sprintf("chain %s of %s has %s, not type nat hook postrouting priority %d as iptables makes it; "+
 		"delete the chain with nft (iptables then makes it again) and add its other rules again", postrouting, name, has, priority)

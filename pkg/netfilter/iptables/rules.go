@@ -154,7 +154,7 @@ func decode(f policy.Family, rule nfnetlink.Rule, buffer []nfnetlink.Condition) 
 	if d.Comment != "" {
 		r.owner = policy.ParseOwner(d.Comment)
 	}
-	unrecognized := append(d.Other, d.Unrecognized...)
+	unrecognized := slices.Concat(d.Other, d.Unrecognized)
 	decoded := 0 // a bit for each field
 	for _, c := range d.Conditions {
 		if decoded&(1<<c.Field) != 0 || !r.addCondition(c) {
