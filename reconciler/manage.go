@@ -138,7 +138,7 @@ func pluginEntry(s config.Settings) ([]byte, error) {
 		key, policy.Quote(path), policy.Quote(dataDir), policy.Quote(s.DataDir))
 }
 
-// checkNetwork returns a function that tells why the plugin would refuse all pods of a network:
+// checkNetwork returns a function that returns why the plugin would refuse all pods of a network:
 // plugin.toml does not allow the network, or the dataDir is refused. The plugin creates a dataDir
 // that is missing, and needs none that it can write as long as the rules are correct.
 func checkNetwork(dir *store.Dir) func(network string) error {

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-const ours = `{"type":"ip-masq"}`
+const bareEntry = `{"type":"ip-masq"}`
 
 // listWith is listNamed with more plugins.
 func listWith(name string, plugins ...string) string {
@@ -75,21 +75,21 @@ func TestInsert(t *testing.T) {
 		writes        map[string]string // nil: nothing is written; "" : the file is gone
 		is            error
 	}{
-		{name: "a list", files: map[string]string{"1.conflist": listWith("a")}, writes: map[string]string{"1.conflist": listWith("a", ours)}},
-		{name: "there already, and other than ours", files: map[string]string{"1.conflist": listWith("a", own, `{"type":"portmap"}`)}},
-		{name: "twice", files: map[string]string{"1.conflist": listWith("a", own, ours)}, writes: map[string]string{"1.conflist": listWith("a", own)}},
+		{name: "a list", files: map[string]string{"1.conflist": listWith("a")}, writes: map[string]string{"1.conflist": listWith("a", bareEntry)}},
+		{name: "there already, and another one", files: map[string]string{"1.conflist": listWith("a", own, `{"type":"portmap"}`)}},
+		{name: "twice", files: map[string]string{"1.conflist": listWith("a", own, bareEntry)}, writes: map[string]string{"1.conflist": listWith("a", own)}},
 		{name: "the named one", network: "b", files: map[string]string{"1.conflist": listWith("a"), "2.conflist": listWith("b")},
-			writes: map[string]string{"2.conflist": listWith("b", ours)}},
-		{name: "a single configuration", files: map[string]string{"10-one.conf": single}, writes: map[string]string{made: madeOf(t, single, ours)}},
+			writes: map[string]string{"2.conflist": listWith("b", bareEntry)}},
+		{name: "a single configuration", files: map[string]string{"10-one.conf": single}, writes: map[string]string{made: madeOf(t, single, bareEntry)}},
 		{name: "a list made already", files: map[string]string{"10-one.conf": single, made: madeOf(t, single, own)}},
 		{name: "the original has changed", files: map[string]string{"10-one.conf": wider, made: madeOf(t, single, own)},
 			writes: map[string]string{made: madeOf(t, wider, own)}},
-		{name: "a made list lost the entry", files: map[string]string{"10-one.conf": single, made: without(t, madeOf(t, single, ours))},
-			writes: map[string]string{made: madeOf(t, single, ours)}},
-		{name: "the original is gone", files: map[string]string{made: madeOf(t, single, ours), "50-b.conflist": listWith("b")},
-			writes: map[string]string{made: "", "50-b.conflist": listWith("b", ours)}},
-		{name: "an entry in the folder", files: map[string]string{"1.conflist": `{"name":"n","cniVersion":"1.1.0"}`, "n/1.conf": single, "n/2.conf": ours}},
-		{name: "in the folder and in the text", files: map[string]string{"1.conflist": listWith("n", ours), "n/2.conf": ours},
+		{name: "a made list lost the entry", files: map[string]string{"10-one.conf": single, made: without(t, madeOf(t, single, bareEntry))},
+			writes: map[string]string{made: madeOf(t, single, bareEntry)}},
+		{name: "the original is gone", files: map[string]string{made: madeOf(t, single, bareEntry), "50-b.conflist": listWith("b")},
+			writes: map[string]string{made: "", "50-b.conflist": listWith("b", bareEntry)}},
+		{name: "an entry in the folder", files: map[string]string{"1.conflist": `{"name":"n","cniVersion":"1.1.0"}`, "n/1.conf": single, "n/2.conf": bareEntry}},
+		{name: "in the folder and in the text", files: map[string]string{"1.conflist": listWith("n", bareEntry), "n/2.conf": bareEntry},
 			writes: map[string]string{"1.conflist": listWith("n")}},
 		{name: "a folder alone", is: ErrElsewhere, files: map[string]string{"1.conflist": `{"name":"n","cniVersion":"1.1.0"}`, "n/1.conf": single}},
 		{name: "nothing there", is: ErrNone},
@@ -97,7 +97,7 @@ func TestInsert(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir, backups := dirWith(t, c.files), t.TempDir()
-			p := Editor{Dir: dir, Network: c.network, Entry: []byte(ours), Backups: backups}
+			p := Editor{Dir: dir, Network: c.network, Entry: []byte(bareEntry), Backups: backups}
 			change, err := p.Insert(t.Context())
 			if !errors.Is(err, c.is) {
 				t.Fatal(err)
@@ -132,7 +132,7 @@ func TestInsertOnlyWhatThePluginAccepts(t *testing.T) {
 	files := map[string]string{"1.conflist": listWith("a"), "2.conflist": listWith("b")}
 	dir := dirWith(t, files)
 	refused := errors.New("not allowed")
-	p := Editor{Dir: dir, Entry: []byte(ours), Check: func(network string) error {
+	p := Editor{Dir: dir, Entry: []byte(bareEntry), Check: func(network string) error {
 		if network == "b" {
 			return nil
 		}
@@ -153,15 +153,15 @@ func TestInsertOnlyWhatThePluginAccepts(t *testing.T) {
 func TestRemove(t *testing.T) {
 	const made = "10-one-made-by-ip-masq.conflist"
 	dir := dirWith(t, map[string]string{
-		"10-one.conf": single, made: madeOf(t, single, ours),
-		"20-a.conflist":                        listWith("a", ours, `{"type":"portmap"}`, ours),
+		"10-one.conf": single, made: madeOf(t, single, bareEntry),
+		"20-a.conflist":                        listWith("a", bareEntry, `{"type":"portmap"}`, bareEntry),
 		"30-b.conflist":                        listWith("b"),
-		"40-gone-made-by-ip-masq.conflist":     madeOf(t, single, ours),
+		"40-gone-made-by-ip-masq.conflist":     madeOf(t, single, bareEntry),
 		"50-broken.conflist":                   `{"type":"ip-masq"`,
 		"51-broken.conflist":                   `{`,
 		"60-only.conflist":                     `{"name":"only","cniVersion":"1.0.0","plugins":[{"type":"ip-masq"}]}`,
 		"70-n.conflist":                        `{"name":"n","cniVersion":"1.1.0"}`,
-		"n/2.conf":                             ours,
+		"n/2.conf":                             bareEntry,
 		"not-a-configuration-of-any-runtime.x": "x",
 	})
 	want := filesOf(t, dir)
@@ -184,7 +184,7 @@ func TestRemove(t *testing.T) {
 		}
 	}
 	if strings.Contains(err.Error(), "51-broken") {
-		t.Error("a broken file without our entry is in nobody's way:", err)
+		t.Error("a broken file without the plugin entry stops nothing:", err)
 	}
 	if changes, err := (Editor{Dir: filepath.Join(dir, "missing")}).Remove(); len(changes) > 0 || err != nil {
 		t.Error(changes, err)
@@ -205,7 +205,7 @@ func TestRemoveFromAGeneratedListAlone(t *testing.T) {
 		{name: "beside a network", beside: map[string]string{"50-b.conflist": listWith("b")}},
 		{name: "beside a lone configuration", beside: map[string]string{"50-b.conf": single}},
 	} {
-		files := map[string]string{one: madeOf(t, single, ours)}
+		files := map[string]string{one: madeOf(t, single, bareEntry)}
 		maps.Copy(files, c.beside)
 		dir := dirWith(t, files)
 		changes, err := Editor{Dir: dir}.Remove()
@@ -216,7 +216,7 @@ func TestRemoveFromAGeneratedListAlone(t *testing.T) {
 			t.Error(c.name, changes, err, diff)
 		}
 	}
-	list := madeOf(t, single, ours)
+	list := madeOf(t, single, bareEntry)
 	dir := dirWith(t, map[string]string{one: list, two: list})
 	changes, err := Editor{Dir: dir}.Remove()
 	if diff := cmp.Diff(map[string]string{two: without(t, list)}, filesOf(t, dir)); diff != "" || len(changes) != 2 || err != nil {
@@ -224,9 +224,9 @@ func TestRemoveFromAGeneratedListAlone(t *testing.T) {
 	}
 }
 
-// TestRemoveReportsDanglingSymlinks: what it leads to elsewhere may name us.
+// TestRemoveReportsDanglingSymlinks: its target may have the plugin entry.
 func TestRemoveReportsDanglingSymlinks(t *testing.T) {
-	dir := dirWith(t, map[string]string{"20-b.conflist": listWith("b", ours)})
+	dir := dirWith(t, map[string]string{"20-b.conflist": listWith("b", bareEntry)})
 	if err := os.Symlink("/nowhere/10-a.conflist", filepath.Join(dir, "10-a.conflist")); err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +237,7 @@ func TestRemoveReportsDanglingSymlinks(t *testing.T) {
 }
 
 func TestRemoveOfOneNetwork(t *testing.T) {
-	files := map[string]string{"1.conflist": listWith("a", ours), "2.conflist": listWith("b", ours), "3.conflist": `{"ip-masq"`}
+	files := map[string]string{"1.conflist": listWith("a", bareEntry), "2.conflist": listWith("b", bareEntry), "3.conflist": `{"ip-masq"`}
 	dir := dirWith(t, files)
 	changes, err := Editor{Dir: dir, Network: "b"}.Remove()
 	files["2.conflist"] = listWith("b")

@@ -25,7 +25,7 @@ var (
 	ErrBroken = errors.New("a file there cannot be loaded")
 	// ErrDelegate says that the runtime uses Multus, and that the network to which Multus delegates
 	// is unknown.
-	ErrDelegate = errors.New("the network that Multus delegates to cannot be told, so no plugin entry is added")
+	ErrDelegate = errors.New("the network that Multus delegates to is unknown, so no plugin entry is inserted")
 )
 
 // Network is a network and the file that a runtime takes it from.
@@ -157,7 +157,7 @@ func isList(path string) bool { return filepath.Ext(path) == ".conflist" }
 // first byte sorts before the dot of an extension.
 const generatedSuffix = "-made-by-ip-masq.conflist"
 
-// isGenerated tells a list that an Editor made by its name, and by its only other plugin, which
+// isGenerated reports whether an Editor made a list: it goes by the name, and by its only other plugin, which
 // kept the network's name.
 func isGenerated(list config.Conflist) bool {
 	if !strings.HasSuffix(list.File, generatedSuffix) || len(list.Types) != len(list.Entries)+1 {

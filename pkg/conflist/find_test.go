@@ -196,7 +196,7 @@ func shim(clusterNetwork string) string {
 }
 
 func TestFindThroughMultus(t *testing.T) {
-	a, withEntry := listWith("a"), listWith("a", ours)
+	a, withEntry := listWith("a"), listWith("a", bareEntry)
 	const made = "10-one-made-by-ip-masq.conflist"
 	list := func(plugins string) string {
 		return `{"cniVersion":"1.0.0","name":"multus-cni-network","plugins":[` + plugins + `]}`
@@ -222,14 +222,14 @@ func TestFindThroughMultus(t *testing.T) {
 		{name: "thick, with a single configuration", file: "10-one.conf", via: "00-multus.conf",
 			files: map[string]string{"00-multus.conf": shim("/host/etc/cni/net.d/10-one.conf"), "10-one.conf": single}},
 		{name: "thick, until it restarts", file: made, via: "00-multus.conf lacks",
-			files: map[string]string{"00-multus.conf": shim("/host/etc/cni/net.d/10-one.conf"), "10-one.conf": single, made: madeOf(t, single, ours)}},
+			files: map[string]string{"00-multus.conf": shim("/host/etc/cni/net.d/10-one.conf"), "10-one.conf": single, made: madeOf(t, single, bareEntry)}},
 		{name: "thick, restarted", file: made, via: "00-multus.conf",
-			files: map[string]string{"00-multus.conf": shim("/host/etc/cni/net.d/" + made), "10-one.conf": single, made: madeOf(t, single, ours)}},
+			files: map[string]string{"00-multus.conf": shim("/host/etc/cni/net.d/" + made), "10-one.conf": single, made: madeOf(t, single, bareEntry)}},
 		{name: "nested", file: "10-a.conflist", via: "00-multus.conf nested 3",
-			files: map[string]string{"00-multus.conf": multusOf(list(multusOf(multusOf(a)) + "," + ours)), "10-a.conflist": a}},
+			files: map[string]string{"00-multus.conf": multusOf(list(multusOf(multusOf(a)) + "," + bareEntry)), "10-a.conflist": a}},
 		{name: "the second delegate is no master", says: "no other file of this directory has network b",
 			files: map[string]string{"00-multus.conf": multusOf(listWith("b") + "," + a), "10-a.conflist": a}},
-		{name: "the entry beside Multus", file: "00-multus.conflist", files: map[string]string{"00-multus.conflist": list(multusOf(a) + "," + ours), "10-a.conflist": a}},
+		{name: "the entry beside Multus", file: "00-multus.conflist", files: map[string]string{"00-multus.conflist": list(multusOf(a) + "," + bareEntry), "10-a.conflist": a}},
 		{name: "the entry in a delegate that is nowhere else", file: "70-multus.conf", files: map[string]string{"70-multus.conf": multusOf(withEntry)}},
 		{name: "a delegate that is nowhere else", says: "has network a", files: map[string]string{"70-multus.conf": multusOf(a)}},
 		{name: "or in a broken file", says: "mend or remove it", files: map[string]string{"70-multus.conf": multusOf(a), "80.conflist": "{"}},
@@ -243,7 +243,7 @@ func TestFindThroughMultus(t *testing.T) {
 					t.Fatal(n.Path, err)
 				}
 				before := filesOf(t, dir)
-				if change, err := (Editor{Dir: dir, Network: c.network, Entry: []byte(ours)}).Insert(t.Context()); !errors.Is(err, ErrDelegate) || change.Wrote {
+				if change, err := (Editor{Dir: dir, Network: c.network, Entry: []byte(bareEntry)}).Insert(t.Context()); !errors.Is(err, ErrDelegate) || change.Wrote {
 					t.Error(change, err)
 				}
 				if diff := cmp.Diff(before, filesOf(t, dir)); diff != "" {

@@ -22,8 +22,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
-// kept is a Manager at work on real files, in a bubble whose time is its own.
-type kept struct {
+// managed is a Manager at work on real files, in a bubble whose time is its own.
+type managed struct {
 	*Manager
 	t       *testing.T
 	dir     string // of all files; those of the runtimes are in net.d
@@ -46,13 +46,13 @@ type kept struct {
 }
 
 // Write takes the log.
-func (k *kept) Write(line []byte) (int, error) {
+func (k *managed) Write(line []byte) (int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.now.log.Write(line)
 }
 
-func (k *kept) take(s Status) {
+func (k *managed) take(s Status) {
 	k.mu.Lock()
 	k.now.last = s
 	if s.Wrote {
@@ -60,13 +60,13 @@ func (k *kept) take(s Status) {
 	}
 	k.mu.Unlock()
 	if s.Wrote {
-		k.tell()
+		k.signal()
 		k.wrote()
 	}
 }
 
 // wait waits until the Manager has nothing to do at this time.
-func (k *kept) wait() {
+func (k *managed) wait() {
 	synctest.Wait()
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -74,8 +74,8 @@ func (k *kept) wait() {
 }
 
 // keep starts a Manager with a plugin and no network.
-func keep(t *testing.T, change func(*kept)) *kept {
-	k := &kept{t: t, dir: t.TempDir(), changed: make(chan struct{}, 1), wrote: func() {}}
+func keep(t *testing.T, change func(*managed)) *managed {
+	k := &managed{t: t, dir: t.TempDir(), changed: make(chan struct{}, 1), wrote: func() {}}
 	k.leader.Store(true)
 	k.write("bin/ip-masq", "x")
 	if err := os.Chmod(k.path("bin/ip-masq"), 0o755); err != nil {
@@ -109,36 +109,36 @@ func keep(t *testing.T, change func(*kept)) *kept {
 	return k
 }
 
-func (k *kept) path(name string) string { return filepath.Join(k.dir, name) }
+func (k *managed) path(name string) string { return filepath.Join(k.dir, name) }
 
-func (k *kept) tell() {
+func (k *managed) signal() {
 	select {
 	case k.changed <- struct{}{}:
 	default:
 	}
 }
 
-// write writes a file at once and whole, and tells of it.
-func (k *kept) write(name, text string) {
+// write writes a file at once and whole, and signals the change.
+func (k *managed) write(name, text string) {
 	k.t.Helper()
 	path := k.path(name)
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".next", []byte(text), 0o644),
 		os.Rename(path+".next", path)); err != nil {
 		k.t.Fatal(err)
 	}
-	k.tell()
+	k.signal()
 }
 
-func (k *kept) remove(name string) {
+func (k *managed) remove(name string) {
 	k.t.Helper()
 	if err := os.RemoveAll(k.path(name)); err != nil {
 		k.t.Fatal(err)
 	}
-	k.tell()
+	k.signal()
 }
 
 // lock locks a directory until the returned function is called.
-func (k *kept) lock(name string) func() {
+func (k *managed) lock(name string) func() {
 	k.t.Helper()
 	dir, err := os.Open(k.path(name))
 	if err != nil {
@@ -154,20 +154,20 @@ func (k *kept) lock(name string) func() {
 	}
 }
 
-// present tells whether a file has our entry.
-func (k *kept) present(name string) bool {
+// present reports whether a file has the plugin entry.
+func (k *managed) present(name string) bool {
 	doc, err := os.ReadFile(k.path(name))
 	return err == nil && bytes.Contains(doc, []byte(`"ip-masq"`))
 }
 
 // after lets time go by.
-func (k *kept) after(d time.Duration) {
+func (k *managed) after(d time.Duration) {
 	time.Sleep(d)
 	k.wait()
 }
 
 // says fails the test unless there are these problems, and no more.
-func (k *kept) says(want ...string) {
+func (k *managed) says(want ...string) {
 	k.t.Helper()
 	if len(k.last.Problems) != len(want) {
 		k.t.Fatalf("problems %v, want %q", k.last.Problems, want)
@@ -182,7 +182,7 @@ func (k *kept) says(want ...string) {
 }
 
 // logged fails the test unless the log says something so often.
-func (k *kept) logged(n int, text string) {
+func (k *managed) logged(n int, text string) {
 	k.t.Helper()
 	if got := strings.Count(k.log, text); got != n {
 		k.t.Errorf("%q is in the log %d times, want %d:\n%s", text, got, n, k.log)
@@ -224,7 +224,7 @@ func TestManagerWaitsForANetwork(t *testing.T) {
 func TestManagerIdles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := keep(t, nil)
-		k.write(aList, listWith("a", ours))
+		k.write(aList, listWith("a", bareEntry))
 		k.after(time.Minute)
 		info, err := os.Stat(k.path(aList))
 		if err != nil {
@@ -232,7 +232,7 @@ func TestManagerIdles(t *testing.T) {
 		}
 		log := len(k.log)
 		for range 100 {
-			k.tell() // others come and go in the directory
+			k.signal() // other files come and go
 			k.after(time.Minute)
 		}
 		now, err := os.Stat(k.path(aList))
@@ -257,14 +257,14 @@ func TestManagerWithoutPlugin(t *testing.T) {
 		if err := os.Chmod(k.path("bin/ip-masq"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		k.tell()
+		k.signal()
 		k.after(60 * time.Millisecond)
 		if k.says(); !k.present(aList) {
 			t.Error("the entry is not there")
 		}
 		k.remove("bin")
 		k.after(60 * time.Millisecond)
-		if k.says(); !k.present(aList) { // the passes tell of the plugin
+		if k.says(); !k.present(aList) { // the reconcile loop reports the plugin
 			t.Error("the entry was taken out")
 		}
 		k.logged(2, "level=ERROR")
@@ -273,11 +273,11 @@ func TestManagerWithoutPlugin(t *testing.T) {
 
 func TestManagerEntryFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, func(k *kept) { k.write("entry.json", `{"type":"ip-masq","cidrLimit":0}`) })
+		k := keep(t, func(k *managed) { k.write("entry.json", `{"type":"ip-masq","cidrLimit":0}`) })
 		k.write(aList, listNamed("a"))
 		k.after(time.Second)
 		if k.says(k.path("entry.json") + "*cidrLimit*none is inserted"); k.present(aList) {
-			t.Error("an entry that nobody wants")
+			t.Error("a bad entry was inserted")
 		}
 		k.write("entry.json", `{"type":"ip-masq","cidrLimit":7}`)
 		k.after(60 * time.Millisecond)
@@ -305,7 +305,7 @@ func TestManagerEntryFile(t *testing.T) {
 
 func TestManagerStandsBy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, func(k *kept) { k.leader.Store(false) })
+		k := keep(t, func(k *managed) { k.leader.Store(false) })
 		k.write(aList, listNamed("a"))
 		k.after(time.Hour)
 		if k.says(); k.present(aList) || k.last.Leader || len(k.log) > 0 {
@@ -342,7 +342,7 @@ func TestManagerNeverWritesFromWhatIsBroken(t *testing.T) {
 
 func TestManagerNamesItsNetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, func(k *kept) { k.options.Network = "b" })
+		k := keep(t, func(k *managed) { k.options.Network = "b" })
 		k.write(aList, listNamed("a"))
 		k.write("net.d/20-b.conflist.cilium_bak", listNamed("b"))
 		k.after(time.Second)
@@ -380,7 +380,7 @@ func TestManagerTriesAgain(t *testing.T) {
 func TestManagerEndsWhileItWaits(t *testing.T) {
 	for _, dir := range []string{"net.d", "backups"} {
 		synctest.Test(t, func(t *testing.T) {
-			k := keep(t, func(k *kept) {
+			k := keep(t, func(k *managed) {
 				if err := errors.Join(os.Mkdir(k.path("net.d"), 0o755), os.Mkdir(k.path("backups"), 0o700)); err != nil {
 					t.Fatal(err)
 				}
@@ -400,10 +400,10 @@ func TestManagerEndsWhileItWaits(t *testing.T) {
 }
 
 // TestManagerDoesNotNeedBackups: where none can be kept the entry comes all the
-// same, and that is told.
+// same, and the log says so.
 func TestManagerDoesNotNeedBackups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, func(k *kept) { k.write("backups", "a file in its place") })
+		k := keep(t, func(k *managed) { k.write("backups", "a file in its place") })
 		for range 3 {
 			k.write(aList, listNamed("a"))
 			k.after(time.Second)
@@ -418,7 +418,7 @@ func TestManagerDoesNotNeedBackups(t *testing.T) {
 func TestManagerToleratesOneEntryAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := keep(t, nil)
-		k.write(aList, listWith("a", ours, `{"type":"portmap"}`, ours))
+		k.write(aList, listWith("a", bareEntry, `{"type":"portmap"}`, bareEntry))
 		k.after(60 * time.Millisecond)
 		doc, err := os.ReadFile(k.path(aList))
 		if k.says(); err != nil || strings.Count(string(doc), `"ip-masq"`) != 1 || !k.last.Present {
@@ -434,7 +434,7 @@ func TestManagerToleratesOneEntryAlone(t *testing.T) {
 	})
 }
 
-// TestManagerFollowsAConf: the main CNI plugin changes the file that our list was
+// TestManagerFollowsAConf: the main CNI plugin changes the file that the list was
 // made of.
 func TestManagerFollowsAConf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -559,7 +559,7 @@ func TestManagerFiftyRewrites(t *testing.T) {
 }
 
 // TestManagerFlappingAfterALongLife: how long the entry lived in peace says nothing
-// about the war that follows.
+// about the flapping that follows.
 func TestManagerFlappingAfterALongLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := keep(t, nil)
@@ -585,7 +585,7 @@ func TestManagerFlappingAfterALongLife(t *testing.T) {
 func TestManagerFlapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var active atomic.Bool
-		k := keep(t, func(k *kept) {
+		k := keep(t, func(k *managed) {
 			k.wrote = func() {
 				if active.Load() {
 					time.AfterFunc(time.Millisecond, func() { k.write("net.d/10-kindnet.conflist", listNamed("kindnet")) })

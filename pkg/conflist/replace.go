@@ -291,7 +291,7 @@ func storeBackup(ctx context.Context, dir, path string, was []byte) (string, err
 	case err != nil:
 		return "", safefile.Error("look at", dir, err)
 	case !info.IsDir() || owner(info).uid != os.Geteuid() || info.Mode().Perm()&0o022 != 0:
-		return "", fmt.Errorf("%s must be a directory of user %d that nobody else can write to; mend or remove it",
+		return "", fmt.Errorf("%s must be a directory of user %d that no other user can write to; mend or remove it",
 			policy.Printable(dir), os.Geteuid())
 	}
 	const maxStem = 128 // file names end at 255 bytes

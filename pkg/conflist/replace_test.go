@@ -28,7 +28,7 @@ import (
 const file = "10-net.conflist"
 
 // pair makes a directory with a list, and returns the list's path and text and
-// the text with our entry.
+// the text with the plugin entry.
 func pair(t *testing.T) (path string, was, now []byte) {
 	t.Helper()
 	was = content(t, "testdata/lists/flannel.conflist")
@@ -264,7 +264,7 @@ func TestBackup(t *testing.T) {
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := backup(t.Context(), dir, path, was); err == nil || !strings.Contains(err.Error(), "nobody else can write to") {
+	if _, err := backup(t.Context(), dir, path, was); err == nil || !strings.Contains(err.Error(), "no other user can write to") {
 		t.Error(err)
 	}
 }
@@ -421,7 +421,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 		}
 		rest := loadsWhole(t, path, was, now)
 		if rest > 1 {
-			t.Fatal(rest, "files were left: earlier ones were not swept away")
+			t.Fatal(rest, "files were left: earlier ones were not removed")
 		}
 		left += rest
 	}
@@ -480,8 +480,8 @@ func TestNothingIsLeftWhereTheDiskIsFull(t *testing.T) {
 	holds(t, path, was)
 }
 
-// TestWhatCannotBePutBackIsKept: somebody puts another file in place in the last
-// moment, and then removes ours.
+// TestATextThatCannotBePutBackIsKept: another program puts another file in place in the last
+// moment, and then removes that of ip-masq.
 func TestATextThatCannotBePutBackIsKept(t *testing.T) {
 	const theirs = `{"name":"theirs","plugins":[{"type":"bridge"}]}`
 	path, was, now := pair(t)

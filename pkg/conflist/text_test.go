@@ -331,7 +331,7 @@ func anyList(t *rapid.T, kinds ...string) []byte {
 	return []byte(space.Draw(t, "space") + joined(t, "{", members, "}") + space.Draw(t, "space"))
 }
 
-// split is an oracle: how many plugins of a text are ours, and all it says
+// split is an oracle: how many plugins of a text are ip-masq, and all it says
 // besides.
 func split(t interface{ Fatal(...any) }, doc []byte) (int, any) {
 	var all map[string]any

@@ -112,7 +112,7 @@ func (c *copying) compare(ctx context.Context) (err error) {
 	same := err == nil && bytes.Equal(data, c.data)
 	switch {
 	case isLink && !same:
-		return fmt.Errorf("%s is a symlink to another program, which somebody else put there; remove the link, or let it be and use theirs", path)
+		return fmt.Errorf("%s is a symlink to another program, which ip-masq did not create; remove the link, or keep it and use that program", path)
 	case !same || !isLink && (info.Mode() != binMode || !isOwn(info)):
 		return nil // it is replaced, even if it cannot be read
 	}
@@ -165,7 +165,7 @@ func remove(ctx context.Context, dir string) (path string, err error) {
 	case err != nil:
 		return "", err
 	case !info.Mode().IsRegular():
-		return "", fmt.Errorf("%s stays: it is not a regular file, so somebody else put it there; remove it if nobody needs it",
+		return "", fmt.Errorf("%s stays: it is not a regular file, so ip-masq did not create it; remove it if no other program needs it",
 			policy.Printable(d.PathOf(config.PluginType)))
 	}
 	if err := d.Remove(config.PluginType); err != nil {

@@ -61,7 +61,7 @@ func child(t *testing.T, steps int, source, dir string) *exec.Cmd {
 
 const allVersions = `"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"`
 
-// plugin is a program that answers as ours of that version does.
+// plugin is a program that answers as the plugin of that version.
 func plugin(version string) string {
 	return speaking(allVersions, "ip-masq "+version+": masquerades")
 }
@@ -153,7 +153,7 @@ func TestCopy(t *testing.T) {
 				t.Fatal(err)
 			}
 			if b != (Binary{Path: path, Version: "v2", Wrote: true}) {
-				t.Errorf("is told as %+v", b)
+				t.Errorf("is reported as %+v", b)
 			}
 			info, err := os.Lstat(path)
 			if err != nil {

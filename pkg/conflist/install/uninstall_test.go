@@ -163,7 +163,7 @@ func TestUninstallOfAnotherPlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	done, err := u.Step(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "somebody else put it there") || done.Binaries != nil || *states != 1 {
+	if err == nil || !strings.Contains(err.Error(), "ip-masq did not create it") || done.Binaries != nil || *states != 1 {
 		t.Errorf("%+v, %d, %v", done, *states, err)
 	}
 	if _, err := os.Lstat(binary); err != nil {
@@ -221,7 +221,7 @@ func TestUninstallEverywhere(t *testing.T) {
 }
 
 // TestUninstallWithoutBackup: an entry that is to go goes, and what it was cannot
-// be kept somewhere is told.
+// be backed up is reported.
 func TestUninstallWithoutBackup(t *testing.T) {
 	u, binary, list, _ := life(t)
 	write(t, filepath.Join(u.Root, "file"), "", 0o600)
