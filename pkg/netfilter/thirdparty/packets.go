@@ -56,6 +56,9 @@ func within(pattern, other string) bool {
 
 // intersect returns the packets that are in both sets, and whether there are any.
 func (p Packets) intersect(q Packets) (Packets, bool) {
+	if !p.From.Overlaps(q.From) || !p.To.Overlaps(q.To) {
+		return p, false
+	}
 	p.From, p.To = p.From.Intersect(q.From), p.To.Intersect(q.To)
 	p.notProtocols, p.notOrigins = p.notProtocols|q.notProtocols, p.notOrigins|q.notOrigins
 	p.unsure |= q.unsure
@@ -71,26 +74,32 @@ func (p Packets) intersect(q Packets) (Packets, bool) {
 			p.NotOut = append(slices.Clip(p.NotOut), not)
 		}
 	}
-	none := p.From != nil && len(p.From) == 0 || p.To != nil && len(p.To) == 0 ||
-		p.notProtocols == allProtocols || p.notOrigins == allOrigins ||
+	none := p.notProtocols == allProtocols || p.notOrigins == allOrigins ||
 		slices.ContainsFunc(p.NotOut, func(not string) bool { return not == "+" || p.Out != "" && within(p.Out, not) })
 	return p, !none
 }
 
 // without returns the packets of p that are not in q, as disjoint sets.
 func (p Packets) without(q Packets, f policy.Family) []Packets {
-	every := policy.RangesOf(f.All())
-	halves := []struct{ in, out Packets }{ // by one property of q each
-		{Packets{From: q.From}, Packets{From: every.Without(q.From)}},
-		{Packets{To: q.To}, Packets{To: every.Without(q.To)}},
-		{Packets{notProtocols: q.notProtocols}, Packets{notProtocols: allProtocols &^ q.notProtocols}},
-		{Packets{notOrigins: q.notOrigins}, Packets{notOrigins: allOrigins &^ q.notOrigins}},
+	if !p.From.Overlaps(q.From) || !p.To.Overlaps(q.To) {
+		return []Packets{p}
 	}
+	every := policy.RangesOf(f.All())
+	type half struct{ in, out Packets } // by one property of q
+	var halves []half
+	if q.From != nil {
+		halves = append(halves, half{Packets{From: q.From}, Packets{From: every.Without(q.From)}})
+	}
+	if q.To != nil {
+		halves = append(halves, half{Packets{To: q.To}, Packets{To: every.Without(q.To)}})
+	}
+	halves = append(halves, half{Packets{notProtocols: q.notProtocols}, Packets{notProtocols: allProtocols &^ q.notProtocols}},
+		half{Packets{notOrigins: q.notOrigins}, Packets{notOrigins: allOrigins &^ q.notOrigins}})
 	if q.Out != "" {
-		halves = append(halves, struct{ in, out Packets }{Packets{Out: q.Out}, Packets{NotOut: []string{q.Out}}})
+		halves = append(halves, half{Packets{Out: q.Out}, Packets{NotOut: []string{q.Out}}})
 	}
 	for _, not := range q.NotOut {
-		halves = append(halves, struct{ in, out Packets }{Packets{NotOut: []string{not}}, Packets{Out: not}})
+		halves = append(halves, half{Packets{NotOut: []string{not}}, Packets{Out: not}})
 	}
 	var pieces []Packets
 	rest := p

@@ -37,8 +37,8 @@ type walk struct {
 	// pass ignores the rules that keep packets from the rest of the base chain, to find out
 	// whether the packets would reach a chain that binds.
 	pass bool
-	// join merges neighbouring rules that return for destinations alone, of which an agent's
-	// chain has thousands.
+	// join is for Scan, which does not ask what is Sure: neighbouring rules that return for
+	// destinations alone become one. An agent's chain has thousands of these.
 	join bool
 
 	steps   int
@@ -185,7 +185,7 @@ func (w *walk) hit(place Place, d decoded, full condition, about []Packets) Hit 
 	if unsure&maybeAccepted != 0 {
 		h.Unread = append(h.Unread, earlierRule)
 	}
-	h.Sure = full.exact() && unsure == 0 && len(without(w.traffic, about, w.base.Family)) == 0
+	h.Sure = !w.join && full.exact() && unsure == 0 && len(without(w.traffic, about, w.base.Family)) == 0
 	if full.notOrigins == fromOthers {
 		h.Unread = append(h.Unread, "the node's own addresses")
 	}
