@@ -4,6 +4,7 @@ package policy
 
 import (
 	"cmp"
+	"encoding/binary"
 	"math"
 	"net/netip"
 	"slices"
@@ -141,6 +142,35 @@ func (p *Policy) masquerade(c Chain, r Rule, l Layout) Chain {
 	return c
 }
 
+// byPrefix returns the indexes of the entries in the order of comparePrefixes. It sorts
+// keys without pointers, which take a third of the time.
+func byPrefix(list []*Entry) []int {
+	type key struct {
+		high, low uint64
+		bits      int
+		index     int
+	}
+	keys := make([]key, len(list))
+	for i, e := range list {
+		a := e.Prefix.Addr().As16()
+		keys[i] = key{binary.BigEndian.Uint64(a[:8]), binary.BigEndian.Uint64(a[8:]), e.Prefix.Bits(), i}
+	}
+	slices.SortFunc(keys, func(a, b key) int {
+		switch {
+		case a.high != b.high:
+			return cmp.Compare(a.high, b.high)
+		case a.low != b.low:
+			return cmp.Compare(a.low, b.low)
+		}
+		return a.bits - b.bits
+	})
+	out := make([]int, len(keys))
+	for i, k := range keys {
+		out[i] = k.index
+	}
+	return out
+}
+
 // exemptAddresses returns the addresses whose longest prefix is exempt. The entries
 // have different prefixes of one family.
 func exemptAddresses(list []*Entry) Ranges {
@@ -148,14 +178,7 @@ func exemptAddresses(list []*Entry) Ranges {
 		first, last netip.Addr
 		exempt      bool
 	}
-	spans := make([]span, len(list))
-	for i, e := range list {
-		r := netipx.RangeOfPrefix(e.Prefix)
-		spans[i] = span{r.From(), r.To(), e.Action == Exempt}
-	}
-	// Each prefix comes before those that it covers.
-	slices.SortFunc(spans, func(a, b span) int { return cmp.Or(a.first.Compare(b.first), b.last.Compare(a.last)) })
-	out := make(Ranges, 0, len(spans))
+	out := make(Ranges, 0, len(list))
 	add := func(from, to netip.Addr) {
 		if n := len(out); n > 0 && out[n-1].To().Next() == from {
 			out[n-1] = netipx.IPRangeFrom(out[n-1].From(), to)
@@ -175,7 +198,9 @@ func exemptAddresses(list []*Entry) Ranges {
 		decideUpTo(last)
 		next, open = last.Next(), open[:len(open)-1]
 	}
-	for _, s := range spans {
+	for _, i := range byPrefix(list) {
+		r := netipx.RangeOfPrefix(list[i].Prefix)
+		s := span{r.From(), r.To(), list[i].Action == Exempt}
 		for len(open) > 0 && open[len(open)-1].last.Less(s.first) {
 			closeLast()
 		}
@@ -199,11 +224,7 @@ func chainOrder(list []*Entry) []*Entry {
 	if !slices.ContainsFunc(list, func(e *Entry) bool { return e.Action != list[0].Action }) {
 		return list
 	}
-	sorted := make([]int, len(list)) // indexes in list, each prefix before those that it covers
-	for i := range sorted {
-		sorted[i] = i
-	}
-	slices.SortFunc(sorted, func(i, j int) int { return comparePrefixes(list[i].Prefix, list[j].Prefix) })
+	sorted := byPrefix(list)
 	covered := make([][]int, len(list)) // of the entries that cover another action, all that they cover
 	var open []int                      // positions in sorted of the prefixes that cover the next one
 	mixed := make([]bool, len(list))
