@@ -57,7 +57,7 @@ func encodeRule(t testing.TB, chain string, exprs []Expr, comment string) []byte
 }
 
 func TestRuleRoundTrip(t *testing.T) {
-	want := Rule{Chain: "masq-X", Handle: 5, Exprs: everyExpr(), Comment: "ours"}
+	want := Rule{Chain: "masq-X", Handle: 5, Exprs: everyExpr(), Comment: "a comment"}
 	for _, probably := range []string{"", "masq-X", "masq-XY"} {
 		got, err := new(ruleDecoder).decode(encodeRule(t, want.Chain, want.Exprs, want.Comment), probably)
 		if err != nil {
@@ -69,9 +69,9 @@ func TestRuleRoundTrip(t *testing.T) {
 	}
 }
 
-// TestForeignEncoder has the bytes written by another library, so that one
+// TestOtherEncoder has the bytes written by another library, so that one
 // mistake in both our encoder and our decoder does not go unnoticed.
-func TestForeignEncoder(t *testing.T) {
+func TestOtherEncoder(t *testing.T) {
 	ae := netlink.NewAttributeEncoder()
 	ae.ByteOrder = binary.BigEndian
 	ae.Nested(unix.NFTA_RULE_EXPRESSIONS, func(ae *netlink.AttributeEncoder) error {
@@ -116,7 +116,7 @@ func TestForeignEncoder(t *testing.T) {
 		}
 		return nil
 	})
-	foreign, err := ae.Encode()
+	other, err := ae.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,12 +127,12 @@ func TestForeignEncoder(t *testing.T) {
 	}
 	var w attrWriter
 	w.expressions(exprs)
-	if diff := cmp.Diff(foreign, w.b); diff != "" {
-		t.Errorf("encoded otherwise (-foreign +ours):\n%s", diff)
+	if diff := cmp.Diff(other, w.b); diff != "" {
+		t.Errorf("encoded otherwise (-other +this):\n%s", diff)
 	}
 	var chain attrWriter
 	chain.str(unix.NFTA_RULE_CHAIN, "c")
-	rule, err := new(ruleDecoder).decode(append(chain.b, foreign...), "")
+	rule, err := new(ruleDecoder).decode(append(chain.b, other...), "")
 	if err != nil {
 		t.Fatal(err)
 	}

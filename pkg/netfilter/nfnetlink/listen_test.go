@@ -148,7 +148,7 @@ func TestListenTellsWho(t *testing.T) {
 	}
 }
 
-// TestListenHolds has nobody read while others commit, in small and in large.
+// TestListenHolds commits small and large changes while the Listener does not read.
 func TestListenHolds(t *testing.T) {
 	namespace(t)
 	const commits = 10_000

@@ -42,12 +42,12 @@ func TestTablesAndChains(t *testing.T) {
 		if table.Name != "ip-masq" || table.Use != 2 || table.Dormant() {
 			t.Errorf("%s: table %+v", family, table)
 		}
-		ours := []Chain{
+		want := []Chain{
 			{Table: "ip-masq", Name: "postrouting", Use: 2, Base: postrouting()},
 			{Table: "ip-masq", Name: "masq-X", Use: 2},
 		}
 		got := must[[]Chain](t)(c.Chains(family, "ip-masq"))
-		if diff := cmp.Diff(ours, got); diff != "" {
+		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: chains (-want +got):\n%s", family, diff)
 		}
 		for i, chain := range got {

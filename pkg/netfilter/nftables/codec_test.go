@@ -16,9 +16,8 @@ import (
 func TestCodec(t *testing.T) { rapid.Check(t, codecProperty) }
 func FuzzCodec(f *testing.F) { f.Fuzz(rapid.MakeFuzz(codecProperty)) }
 
-// codecProperty: what is written is read as it was meant, and a rule of which an
-// expression is missing, doubled, foreign or elsewhere is never read as the
-// rule that it was.
+// codecProperty: a rule is decoded as it was encoded. With an expression that is missing, doubled, of
+// another program or elsewhere it is never decoded as that rule.
 func codecProperty(t *rapid.T) {
 	f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
 	rules := desired(drawPolicy().Draw(t, "policy"))
@@ -37,12 +36,12 @@ func codecProperty(t *rapid.T) {
 		ranges = rule.From
 	}
 	sets := func(name string) (policy.Ranges, error) {
-		if name != "ours" {
+		if name != "set" {
 			return policy.Ranges{}, nil
 		}
 		return ranges, nil
 	}
-	exprs := encode(f, rule, "ours", "masq-A")
+	exprs := encode(f, rule, "set", "masq-A")
 	read, err := decode(f, exprs, sets)
 	if err != nil {
 		t.Fatal(err)
@@ -63,10 +62,10 @@ func codecProperty(t *rapid.T) {
 func mutilate(t *rapid.T, exprs []nfnetlink.Expr) []nfnetlink.Expr {
 	out := slices.Clone(exprs)
 	at := rapid.IntRange(0, len(out)-1).Draw(t, "at")
-	foreign := []nfnetlink.Expr{
+	other := []nfnetlink.Expr{
 		nfnetlink.Unknown{Kind: "limit"}, nfnetlink.Verdict{Code: nfnetlink.Accept}, nfnetlink.Verdict{Code: nfnetlink.Return},
 		nfnetlink.Meta{Key: 3, Reg: nfnetlink.Reg1}, nfnetlink.Cmp{Op: nfnetlink.Equal, Sreg: nfnetlink.Reg1, Data: []byte{1}},
-		nfnetlink.Lookup{Set: "ours", Sreg: nfnetlink.Reg1, Not: true}, nfnetlink.Lookup{Set: "theirs", Sreg: nfnetlink.Reg1},
+		nfnetlink.Lookup{Set: "set", Sreg: nfnetlink.Reg1, Not: true}, nfnetlink.Lookup{Set: "other", Sreg: nfnetlink.Reg1},
 		nfnetlink.Masq{Flags: 4}, nfnetlink.CmpRange{Sreg: nfnetlink.Reg1}, nfnetlink.Match{Xt: "mark"},
 	}
 	switch rapid.SampledFrom([]string{"drop", "double", "insert", "replace"}).Draw(t, "how") {
@@ -75,9 +74,9 @@ func mutilate(t *rapid.T, exprs []nfnetlink.Expr) []nfnetlink.Expr {
 	case "double":
 		return slices.Insert(out, at, out[at])
 	case "insert":
-		return slices.Insert(out, at, rapid.SampledFrom(foreign).Draw(t, "foreign"))
+		return slices.Insert(out, at, rapid.SampledFrom(other).Draw(t, "other"))
 	default:
-		out[at] = rapid.SampledFrom(foreign).Draw(t, "foreign")
+		out[at] = rapid.SampledFrom(other).Draw(t, "other")
 		return out
 	}
 }

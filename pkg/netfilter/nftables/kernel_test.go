@@ -129,8 +129,8 @@ func desired(policies ...policy.SourcePolicy) policy.Ruleset {
 	return policy.Desired(policy.Merge(all), policy.Layout{Sets: true}, policy.OwnedBy("/var/lib/cni/ip-masq"))
 }
 
-// TestApplyConverges: from whatever one set of policies left, the next one is
-// reached, and reached without writing a second time.
+// TestApplyConverges: Apply reaches each set of policies from the one before, and writes nothing the second
+// time.
 func TestApplyConverges(t *testing.T) {
 	n := newNode(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -140,7 +140,7 @@ func TestApplyConverges(t *testing.T) {
 		before := n.generation()
 		n.apply(want)
 		if n.generation() != before {
-			t.Fatal("a second pass wrote")
+			t.Fatal("a second Apply wrote")
 		}
 	})
 	n.failer = t
@@ -201,7 +201,7 @@ func TestTamperingIsSeenAndRepaired(t *testing.T) {
 		"a verdict map":      {"add map " + table + " mine { type ipv4_addr : verdict; elements = { 10.9.9.9 : accept }; }; insert rule " + chain + " ip daddr vmap @mine", "unexpected rule"},
 		"a set that is filled": {"add set " + table + " mine { type ipv4_addr; size 100; flags dynamic, timeout; timeout 1h; }; " +
 			"insert rule " + chain + " add @mine { ip daddr }", "unexpected rule"},
-		"a base chain of our name": {"flush chain " + table + " postrouting; delete chain " + chain + "; add chain " + chain +
+		"a base chain of the chain's name": {"flush chain " + table + " postrouting; delete chain " + chain + "; add chain " + chain +
 			" { type nat hook output priority 0; }; add rule " + chain + " counter return", "missing jump"},
 		"an unused set of the name that comes next": {"add set " + table + " exempt-IP-MASQ-AGENT.2 { type ipv4_addr; flags interval; }", "unrecognized: set"},
 		"dormant":             {"add table " + table + " { flags dormant; }", "table has flags"},
@@ -229,9 +229,8 @@ func TestTamperingIsSeenAndRepaired(t *testing.T) {
 	}
 }
 
-// TestSetAttributes puts another set in the place of ours, which matches the same
-// addresses now. What may change that later, or hinders a change, is drift;
-// comments are not.
+// TestSetAttributes replaces an owned set by one that matches the same addresses now. An attribute that
+// may change that later, or hinders a change, is drift; a comment is not.
 func TestSetAttributes(t *testing.T) {
 	const elements, flags = "elements = { 10.0.0.0/8, 169.254.0.0/16 };", "flags interval;"
 	for name, tc := range map[string]struct{ set, diff string }{

@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// rich has of everything that a rule of ours can be.
+// rich has every form that a rule of an owned table can have.
 func rich(t failer) policy.Ruleset {
 	t.Helper()
 	ports, err := policy.ParsePorts("1024-29999,7,32768-65535")
@@ -141,8 +141,7 @@ func TestRenderLoadsAsApplied(t *testing.T) {
 	n.isAsApplied(want)
 }
 
-// Whatever stood before, with one policy or another, what is loaded is there
-// afterwards and nothing else.
+// TestRenderReplaces: whatever the tables held before, they then hold what was loaded and nothing else.
 func TestRenderReplaces(t *testing.T) {
 	n := newNode(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -156,7 +155,7 @@ func TestRenderReplaces(t *testing.T) {
 	n.failer = t
 }
 
-// Tables that somebody broke are replaced too, and those of others stay.
+// TestRenderRepairs: damaged tables are replaced, and third-party tables stay.
 func TestRenderRepairs(t *testing.T) {
 	n := newNode(t)
 	want := desired(sourcePolicy("IP-MASQ-AGENT"))
@@ -169,11 +168,11 @@ func TestRenderRepairs(t *testing.T) {
 		t.Errorf("differs as it was loaded:\n%s", d)
 	}
 	if !strings.Contains(n.ruleset(), "table ip other") {
-		t.Errorf("the table of others is gone:\n%s", n.ruleset())
+		t.Errorf("the third-party table is gone:\n%s", n.ruleset())
 	}
 }
 
-// Of one family alone the other is not touched.
+// TestRenderOneFamily: the table of another family is not touched.
 func TestRenderOneFamily(t *testing.T) {
 	n := newNode(t)
 	want := desired(sourcePolicy("A"))

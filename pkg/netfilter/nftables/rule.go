@@ -149,7 +149,7 @@ func Render(rs policy.Ruleset, families ...policy.Family) []byte {
 	}
 	var b strings.Builder
 	b.WriteString("# Load with: nft -f FILE\n" +
-		"# It makes the tables anew. A connection that begins at that very moment may be treated wrongly;\n" +
+		"# It recreates the tables. A connection that begins meanwhile may be treated wrongly;\n" +
 		"# ip-masq-reconciler once changes only what differs, and avoids that.\n")
 	for _, f := range families {
 		name := headerOf(f).link.String() + " " + tableName
@@ -207,7 +207,7 @@ func renderSet(f policy.Family, name string, ranges policy.Ranges) string {
 
 func renderRule(f policy.Family, r policy.Rule, set, target, comment string) string {
 	if r.Verdict == policy.Unrecognized {
-		return fmt.Sprintf("\t\t# left out, not ours: %s\n", policy.Quote(r.Text))
+		return fmt.Sprintf("\t\t# omitted, not owned: %s\n", policy.Quote(r.Text))
 	}
 	var words []string
 	for _, s := range statements(f, r, set, target) {
