@@ -272,12 +272,8 @@ func (e *Explanation) binding(state *enforce.State) func(thirdparty.Place) (owne
 	}
 	return func(p thirdparty.Place) (bool, bool) {
 		for _, g := range state.Groups {
-			table, prefix := "nat", ""
-			if g.Choice.Backend == policy.NFTables {
-				table, prefix = "ip-masq", "masq-"
-			}
-			name, found := strings.CutPrefix(p.Chain, prefix)
-			if found && p.Table == table && p.Backend == g.Choice.Backend && p.Variant == g.Choice.Variant && g.Desired.Find(p.Family, name) != nil {
+			name, masq := masqChainOf(p)
+			if masq && p.Backend == g.Choice.Backend && p.Variant == g.Choice.Variant && g.Desired.Find(p.Family, name) != nil {
 				return true, binds[name]
 			}
 		}

@@ -131,7 +131,7 @@ func TestDoesTheKernelAgree(t *testing.T) {
 		}, "8.8.8.8", false, "", "ipv4 A: missing chain", ""},
 		{"somebody's rule before", func(n *node) {
 			n.tamper(inIPTables, policy.IPv4, "A", first(alien))
-		}, "8.8.8.8", false, "-j LOG", "unexpected rule: -j LOG", "not ours"},
+		}, "8.8.8.8", false, "-j LOG", "unexpected rule: -j LOG", "unrecognized rule"},
 		{"somebody's rule behind", func(n *node) {
 			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = append(c.Rules, alien) })
 		}, "8.8.8.8", true, "masquerade random-fully", "unexpected rule: -j LOG", ""},
