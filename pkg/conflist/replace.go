@@ -26,19 +26,19 @@ var errChanged = errors.New("another program changed the file meanwhile")
 // lockTimeout is how long to wait for another process of ip-masq that writes in a directory.
 const lockTimeout = 10 * time.Second
 
-// withDir calls do with the locked directory.
-func withDir(ctx context.Context, path string, do func(*safefile.Dir) error) error {
-	d, err := safefile.OpenLocked(ctx, path, lockTimeout)
+// inDir calls do with the locked directory of a file and the file's name.
+func inDir(ctx context.Context, path string, do func(d *safefile.Dir, name string) error) error {
+	d, err := safefile.OpenLocked(ctx, filepath.Dir(path), lockTimeout)
 	if err != nil {
 		return err
 	}
-	return errors.Join(do(d), d.Close())
+	return errors.Join(do(d, filepath.Base(path)), d.Close())
 }
 
 // RemoveTemps removes the temporary files that killed processes left in a configuration directory.
 // A directory that is missing is an fs.ErrNotExist.
 func RemoveTemps(dir string) error {
-	return withDir(context.Background(), dir, func(*safefile.Dir) error { return nil })
+	return inDir(context.Background(), dir+"/.", func(*safefile.Dir, string) error { return nil })
 }
 
 // unchanged returns mode and owner of a file, or errChanged if its text is not that one.
@@ -50,148 +50,96 @@ func unchanged(path string, was []byte) (fs.FileInfo, error) {
 	return info, err
 }
 
-// replacement replaces a file's text by another one. Its steps run one after the other, and the
-// process may be killed between any two: then the file is whole, old or new, and the next
-// replacement in the directory removes the temporary file.
-//
-// The files are exchanged (RENAME_EXCHANGE), and the one that was taken out is read again: a file
-// that another program put there in the last moment is put back. On file systems that cannot
-// exchange files, such as NFS, a rename overwrites it.
-//
-// A symlink stays one: its target is replaced.
+// replacement replaces a file's text by another one. The process may be killed at any instant: then
+// the file is whole, old or new, and the next replacement in the directory removes the temporary
+// file. The file keeps its mode and owner. A symlink stays one: its target is replaced.
 type replacement struct {
 	ctx      context.Context // of waiting for the lock
-	path     string
 	was, now []byte
-
-	dir          *safefile.Dir // of the file, or of the symlink's target
-	target, temp string        // in dir; no temp if there is none
-	exchanged    bool
+	reached  func(step int) // for tests: called after each step
 }
 
-// replace replaces a file's text, which must be was, or returns errChanged. The file keeps its mode
-// and owner.
+// replace replaces a file's text, which must be was, or returns errChanged.
 func replace(ctx context.Context, path string, was, now []byte) error {
-	r := &replacement{ctx: ctx, path: path, was: was, now: now}
-	if err := r.run(r.steps()); err != nil {
-		return fmt.Errorf("replace %s: %w", policy.Printable(path), err)
-	}
-	return nil
+	return replacement{ctx, was, now, func(int) {}}.run(path)
 }
 
-func (r *replacement) steps() []func() error {
-	return []func() error{r.open, r.stage, r.compare, r.exchange, r.verify, r.finish}
-}
-
-func (r *replacement) run(steps []func() error) (err error) {
-	for i := 0; i < len(steps) && err == nil; i++ {
-		err = steps[i]()
-	}
-	if r.dir == nil {
-		return err
-	}
-	if r.temp != "" && err != nil {
-		err = errors.Join(err, r.dir.Remove(r.temp))
-	}
-	return errors.Join(err, r.dir.Close())
-}
-
-func (r *replacement) open() error {
-	if err := loadable(r.path, r.now); err != nil {
-		return err
-	}
-	target, err := filepath.EvalSymlinks(r.path)
+func (r replacement) run(path string) error {
+	target, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, err = os.Lstat(r.path); err == nil {
-			return explainLink(r.path, fs.ErrNotExist)
+		if _, missing := os.Lstat(path); missing != nil {
+			err = errChanged
+		} else {
+			err = explainLink(path, err)
 		}
-		return errChanged
 	}
-	if err != nil {
-		return safefile.Error("resolve", r.path, err)
-	}
-	r.target = filepath.Base(target)
-	r.dir, err = safefile.OpenLocked(r.ctx, filepath.Dir(target), lockTimeout)
-	return err
-}
-
-func (r *replacement) stage() error {
-	info, err := unchanged(r.dir.PathOf(r.target), r.was)
 	if err == nil {
-		r.temp, err = r.dir.Stage(r.now, withModeOf(info))
+		err = loadable(path, r.now)
 	}
-	return err
+	if err == nil {
+		err = inDir(r.ctx, target, func(d *safefile.Dir, name string) error {
+			r.reached(1)
+			if err := r.exchange(d, name); err != nil {
+				return err
+			}
+			if err := errors.Join(d.Sync(), announce(r.ctx, path, d.Path())); err != nil {
+				return fmt.Errorf("the new text is in force: %w", err)
+			}
+			r.reached(6)
+			return nil
+		})
+	}
+	return safefile.Error("replace", path, err)
 }
 
-func (r *replacement) compare() error {
-	_, err := unchanged(r.dir.PathOf(r.target), r.was)
-	return err
-}
-
-func (r *replacement) exchange() error {
-	err := r.dir.Exchange(r.temp, r.target)
-	switch {
-	case err == nil:
-		r.exchanged = true
+// exchange exchanges the file with one that has the new text (RENAME_EXCHANGE), and reads again what
+// it took out: a file that another program put there in the last moment is put back. On file systems
+// that cannot exchange files, such as NFS, a rename overwrites it.
+func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
+	info, err := unchanged(d.PathOf(name), r.was)
+	if err != nil {
+		return err
+	}
+	temp, err := d.Stage(r.now, withModeOf(info))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Remove(temp)) }()
+	r.reached(2)
+	if _, err := unchanged(d.PathOf(name), r.was); err != nil {
+		return err
+	}
+	r.reached(3)
+	switch err := d.Exchange(temp, name); {
 	case errors.Is(err, fs.ErrNotExist):
 		return errChanged
 	case errors.Is(err, errors.ErrUnsupported):
-		return r.rename()
-	}
-	return err
-}
-
-func (r *replacement) rename() error {
-	err := r.dir.Rename(r.temp, r.target)
-	if err == nil {
-		r.temp = ""
-	}
-	return err
-}
-
-// verify looks at the file that was taken out, and puts it back if it is another one.
-func (r *replacement) verify() error {
-	if !r.exchanged {
-		return nil
-	}
-	_, err := unchanged(r.dir.PathOf(r.temp), r.was)
-	if err == nil {
-		return nil
-	}
-	if back := r.dir.Exchange(r.temp, r.target); back != nil {
-		// It may be the only copy. The error is not errChanged: a new attempt would not report it.
-		kept := strings.TrimSuffix(r.temp, safefile.TempSuffix) + ".kept"
-		if err := r.dir.Rename(r.temp, kept); err != nil {
-			kept = r.temp
-		}
-		r.temp = ""
-		return fmt.Errorf("another program wrote the file in the same moment; its text is in %s now: %w",
-			policy.Printable(r.dir.PathOf(kept)), back)
-	}
-	r.exchanged = false
-	return err
-}
-
-func (r *replacement) finish() error {
-	var err error
-	if r.temp != "" {
-		err = r.dir.Remove(r.temp)
-		r.temp = ""
-	}
-	if err = errors.Join(err, r.dir.Sync(), r.announce()); err != nil {
-		return fmt.Errorf("the new text is in force: %w", err)
-	}
-	return nil
-}
-
-// announce creates and removes a file in the directory of a symlink: runtimes watch this directory,
-// not that of the target.
-func (r *replacement) announce() error {
-	dir, err := filepath.EvalSymlinks(filepath.Dir(r.path))
-	if err != nil || dir == r.dir.Path() {
+		return d.Rename(temp, name)
+	case err != nil:
 		return err
 	}
-	return withDir(r.ctx, dir, func(d *safefile.Dir) error {
+	r.reached(4)
+	if _, err = unchanged(d.PathOf(temp), r.was); err == nil {
+		r.reached(5)
+		return nil
+	}
+	if back := d.Exchange(temp, name); back != nil {
+		// It may be the only copy. The error is not errChanged: a new attempt would not report it.
+		kept := strings.TrimSuffix(temp, safefile.TempSuffix) + ".kept"
+		return fmt.Errorf("another program wrote the file in the same moment; its text is in %s now: %w",
+			policy.Printable(d.PathOf(kept)), errors.Join(back, d.Rename(temp, kept)))
+	}
+	return err
+}
+
+// announce creates and removes a file in the directory of a symlink to another directory: runtimes
+// watch this directory, not that of the target.
+func announce(ctx context.Context, link, target string) error {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(link))
+	if err != nil || dir == target {
+		return err
+	}
+	return inDir(ctx, dir+"/.", func(d *safefile.Dir, _ string) error {
 		temp, err := d.Stage(nil, nil)
 		if err == nil {
 			err = d.Remove(temp)
@@ -205,7 +153,7 @@ func (r *replacement) announce() error {
 func create(ctx context.Context, path string, now []byte, model string) error {
 	err := loadable(path, now)
 	if err == nil {
-		err = withDir(ctx, filepath.Dir(path), func(d *safefile.Dir) error {
+		err = inDir(ctx, path, func(d *safefile.Dir, name string) error {
 			_, info, err := safefile.ReadFile(model, maxSize)
 			if err != nil {
 				return err
@@ -215,31 +163,24 @@ func create(ctx context.Context, path string, now []byte, model string) error {
 				return err
 			}
 			// Unlike a rename, a link replaces nothing. containerd 1.6 notices the removal.
-			if err = d.Link(temp, filepath.Base(path)); errors.Is(err, fs.ErrExist) {
+			if err = d.Link(temp, name); errors.Is(err, fs.ErrExist) {
 				err = errChanged
 			}
 			return errors.Join(err, d.Remove(temp), d.Sync())
 		})
 	}
-	if err != nil {
-		return fmt.Errorf("create %s: %w", policy.Printable(path), err)
-	}
-	return nil
+	return safefile.Error("create", path, err)
 }
 
 // removeFile removes a file whose text must be was, or returns errChanged.
 func removeFile(ctx context.Context, path string, was []byte) error {
-	err := withDir(ctx, filepath.Dir(path), func(d *safefile.Dir) error {
+	return safefile.Error("remove", path, inDir(ctx, path, func(d *safefile.Dir, name string) error {
 		_, err := unchanged(path, was)
 		if err == nil {
-			err = d.Remove(filepath.Base(path))
+			err = d.Remove(name)
 		}
 		return errors.Join(err, d.Sync())
-	})
-	if err != nil {
-		return fmt.Errorf("remove %s: %w", policy.Printable(path), err)
-	}
-	return nil
+	}))
 }
 
 // withModeOf returns a function that gives a file the mode and owner of another one.
@@ -269,45 +210,29 @@ func owner(info fs.FileInfo) ids {
 }
 
 // backup keeps the text that a file had before ip-masq changed it last, and returns the path of the
-// copy (mode 0600: it may have credentials). It creates the directory if it is missing. The name of
-// the copy is the file's with the SHA-256 of its path; no runtime loads it.
-func backup(ctx context.Context, dir, path string, was []byte) (string, error) {
-	kept, err := storeBackup(ctx, dir, path, was)
-	if err != nil {
-		return "", fmt.Errorf("back up %s: %w", policy.Printable(path), err)
-	}
-	return kept, nil
-}
-
-func storeBackup(ctx context.Context, dir, path string, was []byte) (string, error) {
-	if err := os.MkdirAll(filepath.Dir(filepath.Dir(dir)), 0o755); err != nil {
-		return "", safefile.Error("create the directories above", dir, err)
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", safefile.Error("create the directory", dir, err)
-	}
-	info, err := os.Lstat(dir)
-	switch {
-	case err != nil:
-		return "", safefile.Error("look at", dir, err)
-	case !info.IsDir() || owner(info).uid != os.Geteuid() || info.Mode().Perm()&0o022 != 0:
-		return "", fmt.Errorf("%s must be a directory of user %d that no other user can write to; mend or remove it",
-			policy.Printable(dir), os.Geteuid())
-	}
+// copy (mode 0600: it may have credentials). It creates the directory, which is in the dataDir, if it
+// is missing. The name of the copy is the file's with the SHA-256 of its path; no runtime loads it.
+func backup(ctx context.Context, dir, path string, was []byte) (kept string, err error) {
 	const maxStem = 128 // file names end at 255 bytes
 	stem, sum := filepath.Base(path), sha256.Sum256([]byte(path))
-	name := stem[:min(len(stem), maxStem)] + "." + hex.EncodeToString(sum[:]) + ".bak"
-	return filepath.Join(dir, name), withDir(ctx, dir, func(d *safefile.Dir) error {
-		if _, err := unchanged(d.PathOf(name), was); err == nil {
-			return nil
-		}
-		temp, err := d.Stage(was, nil)
-		if err != nil {
+	kept = filepath.Join(dir, stem[:min(len(stem), maxStem)]+"."+hex.EncodeToString(sum[:])+".bak")
+	if err = os.MkdirAll(filepath.Dir(filepath.Dir(dir)), 0o755); err == nil {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err == nil {
+		err = inDir(ctx, kept, func(d *safefile.Dir, name string) error {
+			if _, err := unchanged(kept, was); err == nil {
+				return nil
+			}
+			temp, err := d.Stage(was, nil)
+			if err == nil {
+				err = errors.Join(d.Rename(temp, name), d.Remove(temp), d.Sync())
+			}
 			return err
-		}
-		if err := d.Rename(temp, name); err != nil {
-			return errors.Join(err, d.Remove(temp))
-		}
-		return d.Sync()
-	})
+		})
+	}
+	if err != nil {
+		return "", fmt.Errorf("back up %s in %s: %w", policy.Printable(path), policy.Printable(dir), err)
+	}
+	return kept, nil
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -99,21 +98,30 @@ func setEntry(path string, doc, entry []byte) ([]byte, error) {
 	if entry != nil && len(extra) > 0 {
 		extra, entry = extra[1:], nil
 	}
-	var now []byte
 	switch {
 	case len(extra) == 0 && entry == nil:
 		return doc, nil
 	case len(extra) == len(plugins):
 		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrOnlyPlugin)
 	case entry == nil:
-		now = remove(doc, plugins, extra)
-	default:
-		if err := checkEntry(entry, list.Network, list.CNIVersion); err != nil {
-			return nil, fmt.Errorf("the plugin entry for %s: %w", policy.Printable(path), err)
-		}
-		now = insert(doc, plugins, entry)
+		return verified(path, list, remove(doc, plugins, extra), len(list.Entries)-len(extra))
 	}
-	if err := verify(path, doc, now, extra, entry); err != nil {
+	if err := checkEntry(entry, list.Network, list.CNIVersion); err != nil {
+		return nil, fmt.Errorf("the plugin entry for %s: %w", policy.Printable(path), err)
+	}
+	return verified(path, list, insert(doc, plugins, entry), 1)
+}
+
+// verified returns the new text of a list unless something else than the number of plugin entries
+// has changed.
+func verified(path string, before config.Conflist, now []byte, entries int) ([]byte, error) {
+	isEntry := func(t string) bool { return t == config.PluginType }
+	after, err := parse(path, now)
+	if err == nil && (len(after.Entries) != entries || after.Network != before.Network ||
+		!slices.Equal(slices.DeleteFunc(after.Types, isEntry), slices.DeleteFunc(slices.Clone(before.Types), isEntry))) {
+		err = errors.New("the new text differs in more than the plugin entry")
+	}
+	if err != nil {
 		return nil, fmt.Errorf("edit %s: %w", policy.Printable(path), err)
 	}
 	return now, nil
@@ -164,44 +172,23 @@ func pluginSpans(doc []byte) ([]span, error) {
 	return plugins, nil
 }
 
-// insert inserts an entry behind the last plugin, with what separates the last two plugins and with
-// the indentation of the last one. The entry goes on one line if the last plugin is on one line.
+// insert inserts an entry behind the last plugin, with what separates the last two plugins. The
+// lines of the entry get the indentation of the last plugin.
 func insert(doc []byte, plugins []span, entry []byte) []byte {
 	last := plugins[len(plugins)-1]
-	separator := []byte(",")
+	var separator []byte
 	if n := len(plugins); n > 1 {
 		separator = doc[plugins[n-2].to:last.from]
 	} else {
 		bracket := bytes.LastIndexByte(doc[:last.from], '[')
-		separator = append(separator, doc[bracket+1:last.from]...)
+		separator = slices.Concat([]byte(","), doc[bracket+1:last.from])
 	}
 	text := bytes.TrimSpace(entry)
-	if lines := bytes.Split(doc[last.from:last.to], []byte("\n")); len(lines) > 1 {
-		base := indentation(lines[len(lines)-1])
-		unit := strings.TrimPrefix(indentation(lines[1]), base)
-		if unit == "" {
-			unit = "  "
-		}
-		text = indented(text, base, unit)
-		if bytes.HasSuffix(lines[0], []byte("\r")) {
-			text = bytes.ReplaceAll(text, []byte("\n"), []byte("\r\n"))
-		}
-	} else if bytes.ContainsRune(text, '\n') {
-		var compact bytes.Buffer
-		_ = json.Compact(&compact, text) // checkEntry has parsed it
-		text = compact.Bytes()
+	_, space, _ := bytes.Cut(separator, []byte(","))
+	if i := bytes.LastIndexByte(space, '\n'); i >= 0 {
+		text = bytes.ReplaceAll(text, []byte("\n"), space[i:])
 	}
 	return slices.Concat(doc[:last.to], separator, text, doc[last.to:])
-}
-
-func indentation(line []byte) string {
-	return string(line[:len(line)-len(bytes.TrimLeft(line, " \t"))])
-}
-
-func indented(text []byte, base, unit string) []byte {
-	var b bytes.Buffer
-	_ = json.Indent(&b, text, base, unit) // the caller has parsed it
-	return b.Bytes()
 }
 
 // remove removes plugins, at least one of which stays, with what separates each from the plugin
@@ -222,34 +209,6 @@ func remove(doc []byte, plugins []span, gone []int) []byte {
 	return append(now, doc[at:]...)
 }
 
-// verify returns an error unless a list's new text says what the old one says, without the plugins
-// that were removed and with the entry that was inserted, if any.
-func verify(path string, was, now []byte, removed []int, inserted []byte) error {
-	before, err := members(was)
-	if err != nil {
-		return err
-	}
-	after, err := members(now)
-	if err != nil {
-		return err
-	}
-	plugins, _ := before["plugins"].([]any)
-	for _, index := range slices.Backward(removed) {
-		plugins = slices.Delete(plugins, index, index+1)
-	}
-	if inserted != nil {
-		entry, err := members(inserted)
-		if err != nil {
-			return err
-		}
-		plugins = append(plugins, entry)
-	}
-	if before["plugins"] = plugins; !reflect.DeepEqual(before, after) {
-		return errors.New("the new text differs in more than the plugin entry")
-	}
-	return loadable(path, now)
-}
-
 // loadable returns why no runtime would load a text from a file of that name.
 func loadable(path string, doc []byte) error {
 	list, err := parse(path, doc)
@@ -262,20 +221,9 @@ func loadable(path string, doc []byte) error {
 	return nil
 }
 
-// members decodes an object. Numbers stay as they are written.
-func members(doc []byte) (map[string]any, error) {
-	d := json.NewDecoder(bytes.NewReader(doc))
-	d.UseNumber()
-	var v map[string]any
-	if err := d.Decode(&v); err != nil {
-		return nil, fmt.Errorf("%w: %s", config.ErrNotJSON, policy.Printable(err.Error()))
-	}
-	return v, nil
-}
-
 // listOf returns the text of a list of a single plugin's configuration and the plugin entry. The list
 // gets the configuration's name and CNI version, which the configuration keeps, as in libcni's
-// ConfListFromConf. Its text has several lines if that of the configuration has.
+// ConfListFromConf.
 func listOf(path string, doc, entry []byte) ([]byte, error) {
 	conf, err := parse(path, doc)
 	switch {
@@ -293,41 +241,23 @@ func listOf(path string, doc, entry []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode: %s", policy.Printable(err.Error()))
 	}
-	text := slices.Concat(head[:len(head)-1], []byte(`,"plugins":[`), bytes.TrimSpace(doc), []byte("]}"))
-	if lines := bytes.Split(bytes.TrimSpace(doc), []byte("\n")); len(lines) > 1 {
-		unit := indentation(lines[1])
-		if unit == "" {
-			unit = "  "
-		}
-		text = append(indented(text, "", unit), '\n')
-	}
+	text := slices.Concat(head[:len(head)-1], []byte(",\"plugins\":[\n"), bytes.TrimSpace(doc), []byte("\n]}\n"))
 	return setEntry(strings.TrimSuffix(path, filepath.Ext(path))+generatedSuffix, text, entry)
 }
 
-// entryOf returns the plugin entry of a generated list, nil if it has none, and whether the list is
-// still what listOf makes of a configuration, but for the entry.
+// entryOf returns the plugin entry of a generated list, nil if it has none, and whether the list still
+// has the text of the configuration that it was made of.
 func entryOf(list config.Conflist, conf []byte) (entry []byte, current bool, err error) {
-	have, err := members(list.Doc)
-	if err != nil {
-		return nil, false, err
-	}
-	want, err := members(conf)
-	if err != nil {
-		return nil, false, err
-	}
 	spans, err := pluginSpans(list.Doc)
-	if err != nil {
-		return nil, false, err
-	}
-	plugins, _ := have["plugins"].([]any)
-	for i, p := range plugins {
+	for i, s := range spans {
+		text := list.Doc[s.from:s.to]
 		isEntry := slices.ContainsFunc(list.Entries, func(e config.ConflistEntry) bool { return e.Index == i })
 		switch {
 		case !isEntry:
-			current = reflect.DeepEqual(p, any(want))
+			current = bytes.Equal(text, bytes.TrimSpace(conf))
 		case entry == nil:
-			entry = list.Doc[spans[i].from:spans[i].to]
+			entry = text
 		}
 	}
-	return entry, current, nil
+	return entry, current, err
 }

@@ -116,16 +116,6 @@ func TestInsertIntoRealLists(t *testing.T) {
 	}
 }
 
-func TestLongLists(t *testing.T) {
-	for _, name := range []string{"flannel.conflist", "tabs.conflist", "ovn-multus.conflist"} {
-		now, err := edited(content(t, "testdata/lists/"+name), []byte(longEntry))
-		if err != nil {
-			t.Fatal(err)
-		}
-		golden(t, "testdata/long/"+name, now)
-	}
-}
-
 func TestListsOfSingleConfigurations(t *testing.T) {
 	for _, path := range files(t, "testdata/confs/*") {
 		name := filepath.Base(path)

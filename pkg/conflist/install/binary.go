@@ -14,12 +14,9 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -40,111 +37,87 @@ type Binary struct {
 // Copy copies the plugin to a directory. It writes nothing if the same bytes are there with the right
 // mode. The copy is run before it gets its name; after an error the previous plugin is still there.
 func Copy(ctx context.Context, source, dir string) (Binary, error) {
-	c := &copying{source: source, path: dir}
-	if err := c.run(ctx, c.steps()); err != nil {
+	b, err := copyPlugin(ctx, source, dir, func(int) {})
+	if err != nil {
 		return Binary{}, fmt.Errorf("install the plugin in %s: %w", policy.Printable(dir), err)
 	}
-	return c.binary, nil
+	return b, nil
 }
 
-// copying is a Copy in progress. Its steps run one after the other, and the process may be killed
-// between any two.
-type copying struct {
-	source, path string
-
-	data   []byte
-	dir    *safefile.Dir
-	temp   string
-	binary Binary
-	done   bool
-}
-
-func (c *copying) steps() []func(context.Context) error {
-	return []func(context.Context) error{c.compare, c.stage, c.try, c.rename, c.sync}
-}
-
-func (c *copying) run(ctx context.Context, steps []func(context.Context) error) (err error) {
-	for i := 0; i < len(steps) && err == nil && !c.done; i++ {
-		err = steps[i](ctx)
-	}
-	if c.dir == nil {
-		return err
-	}
-	if c.temp != "" {
-		err = errors.Join(err, c.dir.Remove(c.temp))
-	}
-	return errors.Join(err, c.dir.Close())
-}
-
-// compare reads the plugin and what is there. A symlink, or anything else that is not a file, was put
-// there by another program, and is not replaced.
-func (c *copying) compare(ctx context.Context) (err error) {
-	c.data, _, err = readBinary(c.source)
+// copyPlugin calls reached after each step; tests kill the process there.
+func copyPlugin(ctx context.Context, source, path string, reached func(step int)) (b Binary, err error) {
+	data, _, err := readBinary(source)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("there is no plugin at %s; name it with --plugin", policy.Printable(c.source))
+		return b, fmt.Errorf("there is no plugin at %s; name it with --plugin", policy.Printable(source))
 	case errors.Is(err, safefile.ErrIrregular):
-		return fmt.Errorf("%s is not a regular file; name the plugin with --plugin", policy.Printable(c.source))
+		return b, fmt.Errorf("%s is not a regular file; name the plugin with --plugin", policy.Printable(source))
 	case err != nil:
-		return err
+		return b, err
 	}
-	c.dir, err = lockDir(ctx, c.path)
+	dir, err := lockDir(ctx, path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return errors.New("there is no such directory; make it, or name the runtime's with --cni-bin-dir")
+		return b, errors.New("there is no such directory; make it, or name the runtime's with --cni-bin-dir")
 	}
 	if err != nil {
-		return err
+		return b, err
 	}
-	c.binary.Path = c.dir.PathOf(config.PluginType)
-	present, err := c.dir.Lstat(config.PluginType)
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	b.Path = dir.PathOf(config.PluginType)
+	present, err := isInstalled(dir, data)
+	if err != nil {
+		return b, err
+	}
+	if present {
+		b.Version, err = program{b.Path, policy.Printable(b.Path), installTimeout}.version(ctx)
+		return b, err
+	}
+	reached(1)
+	temp, err := dir.Stage(data, func(file *os.File) error { return file.Chmod(binMode) })
+	if err != nil {
+		return b, err
+	}
+	defer func() { err = errors.Join(err, dir.Remove(temp)) }()
+	reached(2)
+	name := "a copy of " + policy.Printable(source) + " there"
+	if b.Version, err = (program{dir.PathOf(temp), name, installTimeout}).version(ctx); err != nil {
+		return b, err
+	}
+	reached(3)
+	if err := dir.Rename(temp, config.PluginType); err != nil {
+		return b, err
+	}
+	b.Wrote = true
+	reached(4)
+	if err := dir.Sync(); err != nil {
+		return b, fmt.Errorf("the new plugin is in place: %w", err)
+	}
+	reached(5)
+	return b, nil
+}
+
+// isInstalled reports whether a directory has the plugin. A symlink, or anything else that is not a
+// file, was put there by another program, and is an error unless the plugin is what it points to.
+func isInstalled(dir *safefile.Dir, data []byte) (bool, error) {
+	present, err := dir.Lstat(config.PluginType)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
-	path := policy.Printable(c.binary.Path)
+	path := dir.PathOf(config.PluginType)
 	isLink := present.Mode()&fs.ModeSymlink != 0
 	if !isLink && !present.Mode().IsRegular() {
-		return fmt.Errorf("%s is there and is not a file; remove it", path)
+		return false, fmt.Errorf("%s is there and is not a file; remove it", policy.Printable(path))
 	}
-	data, info, err := readBinary(c.binary.Path)
-	same := err == nil && bytes.Equal(data, c.data)
-	switch {
-	case isLink && !same:
-		return fmt.Errorf("%s is a symlink to another program, which ip-masq did not create; remove the link, or keep it and use that program", path)
-	case !same || !isLink && (info.Mode() != binMode || !isOwn(info)):
-		return nil // it is replaced, even if it cannot be read
+	have, info, err := readBinary(path)
+	same := err == nil && bytes.Equal(have, data) // one that cannot be read is replaced
+	if isLink && !same {
+		return false, fmt.Errorf("%s is a symlink to another program, which ip-masq did not create; "+
+			"remove the link, or keep it and use that program", policy.Printable(path))
 	}
-	c.done = true
-	c.binary.Version, err = program{c.binary.Path, path, installTimeout}.check(ctx)
-	return err
-}
-
-func (c *copying) stage(context.Context) (err error) {
-	c.temp, err = c.dir.Stage(c.data, func(file *os.File) error { return file.Chmod(binMode) })
-	return err
-}
-
-func (c *copying) try(ctx context.Context) (err error) {
-	p := program{c.dir.PathOf(c.temp), "a copy of " + policy.Printable(c.source) + " there", installTimeout}
-	c.binary.Version, err = p.check(ctx)
-	return err
-}
-
-func (c *copying) rename(context.Context) error {
-	err := c.dir.Rename(c.temp, config.PluginType)
-	if err == nil {
-		c.temp, c.binary.Wrote = "", true
-	}
-	return err
-}
-
-func (c *copying) sync(context.Context) error {
-	if err := c.dir.Sync(); err != nil {
-		return fmt.Errorf("the new plugin is in place: %w", err)
-	}
-	return nil
+	return same && (isLink || info.Mode() == binMode && isOwn(info)), nil
 }
 
 // remove removes the plugin from a directory and returns its path, "" if there was none. A file of its
@@ -212,49 +185,15 @@ type program struct {
 	timeout    time.Duration // of each call
 }
 
-// check returns the version of the plugin, or why it is not the plugin or does not speak the
-// versions of CNI that conflists may have.
-func (p program) check(ctx context.Context) (string, error) {
-	answer, err := p.call(ctx, "CNI_COMMAND=VERSION")
-	if err != nil {
-		return "", err
-	}
-	info, err := (&version.PluginDecoder{}).Decode(answer)
-	if err != nil {
-		return "", fmt.Errorf("run %s for its VERSION: it answered %s, which no CNI plugin says; name the ip-masq plugin with --plugin",
-			p.name, policy.Quote(string(answer)))
-	}
-	for _, v := range version.All.SupportedVersions() {
-		if !slices.Contains(info.SupportedVersions(), v) {
-			return "", fmt.Errorf("run %s for its VERSION: it speaks CNI %s, and not %s, which conflists may have; take the plugin of this release",
-				p.name, policy.Quote(strings.Join(info.SupportedVersions(), ", ")), v)
-		}
-	}
-	return p.version(ctx)
-}
-
-// version runs the program without a command: the plugin then prints its name and version.
+// version runs the program without a command: the plugin then prints its name and version. Processes
+// that it started end with it.
 func (p program) version(ctx context.Context) (string, error) {
-	about, err := p.call(ctx)
-	if err != nil {
-		return "", err
-	}
-	found := regexp.MustCompile(`^ip-masq (\S{1,64}): `).FindSubmatch(about)
-	if found == nil {
-		return "", fmt.Errorf("run %s: it says %s, so it is another plugin; name the ip-masq plugin with --plugin", p.name, policy.Quote(string(about)))
-	}
-	return string(found[1]), nil
-}
-
-// call runs the program and returns its output and errors. Processes that it started end with it.
-func (p program) call(ctx context.Context, env ...string) ([]byte, error) {
 	const other = "so it is not the ip-masq plugin; name that with --plugin"
 	limit, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
 	output := &limitedBuffer{left: maxOutput}
 	c := exec.CommandContext(limit, p.path)
-	c.Env = append([]string{}, env...) // not the environment of this process
-	c.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
+	c.Env = []string{} // not the environment of this process
 	c.Stdout, c.Stderr = output, output
 	c.WaitDelay = time.Second
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -263,13 +202,16 @@ func (p program) call(ctx context.Context, env ...string) ([]byte, error) {
 	if err != nil && c.Process != nil {
 		_ = c.Cancel() // mostly there is no process left
 	}
-	text := bytes.TrimSpace(output.text.Bytes())
+	text := string(bytes.TrimSpace(output.text.Bytes()))
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
-		return text, nil
+		if found := regexp.MustCompile(`^ip-masq (\S{1,64}): `).FindStringSubmatch(text); found != nil {
+			return found[1], nil
+		}
+		err = fmt.Errorf("it says %s, %s", policy.Quote(text), other)
 	case ctx.Err() != nil:
-		return nil, ErrStopped
+		return "", ErrStopped
 	case errors.Is(err, exec.ErrWaitDelay):
 		err = fmt.Errorf("it left something running, %s", other)
 	case limit.Err() != nil:
@@ -283,9 +225,9 @@ func (p program) call(ctx context.Context, env ...string) ([]byte, error) {
 	case errors.Is(err, unix.ENOENT):
 		err = fmt.Errorf("%w: it needs a loader that the node does not have; take the plugin of a release, which is static", unix.ENOENT)
 	case errors.As(err, &exit):
-		err = fmt.Errorf("%w, saying %s; name the ip-masq plugin with --plugin", exit, policy.Quote(string(text)))
+		err = fmt.Errorf("%w, saying %s; name the ip-masq plugin with --plugin", exit, policy.Quote(text))
 	}
-	return nil, fmt.Errorf("run %s: %w", p.name, err)
+	return "", fmt.Errorf("run %s: %w", p.name, err)
 }
 
 const maxOutput = 64 << 10 // bytes

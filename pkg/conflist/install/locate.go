@@ -63,8 +63,8 @@ func matching(stated Dirs) []candidate {
 			continue
 		}
 		differs := func(c candidate) bool { return *d.of(&c) != d.stated }
-		if slices.ContainsFunc(all, func(c candidate) bool { return !differs(c) }) {
-			all = slices.DeleteFunc(all, differs)
+		if some := slices.DeleteFunc(slices.Clone(all), differs); len(some) > 0 {
+			all = some
 		}
 		for i := range all {
 			*d.of(&all[i]) = d.stated
@@ -123,34 +123,28 @@ func (s SearchDirs) HaveAny() bool {
 // choose returns the pair that passes a test: the first test that any pair passes decides.
 func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 	for _, passes := range tests {
-		var names []string
-		var found []Dirs
+		var found []candidate
+		var texts []string
 		for _, c := range all {
-			again := slices.Contains(names, c.distribution) || slices.Contains(found, c.Dirs)
-			if again || !passes(c) {
-				continue
+			same := func(f candidate) bool { return f.distribution == c.distribution || f.Dirs == c.Dirs }
+			if !slices.ContainsFunc(found, same) && passes(c) {
+				found = append(found, c)
+				texts = append(texts, fmt.Sprintf("%s with %s (%s)", policy.Printable(c.Conf), policy.Printable(c.Bin), c.distribution))
 			}
-			names, found = append(names, c.distribution), append(found, c.Dirs)
 		}
-		switch len(found) {
-		case 0:
-			continue
-		case 1:
-			return found[0], nil
+		switch {
+		case len(found) == 1:
+			return found[0].Dirs, nil
+		case len(found) > 1:
+			return Dirs{}, fmt.Errorf("%s: there are several: %s; %w", locating, strings.Join(texts, ", "), ErrUnknownDirs)
 		}
-		var several []string
-		for i, d := range found {
-			several = append(several, fmt.Sprintf("%s with %s (%s)", policy.Printable(d.Conf), policy.Printable(d.Bin), names[i]))
-		}
-		return Dirs{}, fmt.Errorf("%s: there are several: %s; %w", locating, strings.Join(several, ", "), ErrUnknownDirs)
 	}
 	var names []string
 	for _, c := range all {
-		if !slices.Contains(names, c.distribution) {
-			names = append(names, c.distribution)
-		}
+		names = append(names, c.distribution)
 	}
-	return Dirs{}, fmt.Errorf("%s: none of those known (%s) is there; %w", locating, strings.Join(names, ", "), ErrUnknownDirs)
+	return Dirs{}, fmt.Errorf("%s: none of those known (%s) is there; %w",
+		locating, strings.Join(slices.Compact(names), ", "), ErrUnknownDirs)
 }
 
 // hasPlugins reports whether the plugins of the network that a runtime uses are in the plugin directory.
