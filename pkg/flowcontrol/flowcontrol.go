@@ -9,7 +9,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 )
@@ -126,46 +125,34 @@ func (f *Flapping) Ends() time.Time { return f.last.Add(max(2*f.pause, f.Calm)) 
 // LogOnce returns a logger that drops records equal to one that it has passed on to log. It
 // remembers a limited number; beyond that, records can repeat.
 func LogOnce(log *slog.Logger) *slog.Logger {
-	return slog.New(onceHandler{Handler: log.Handler(), logged: &logged{}})
-}
-
-type onceHandler struct {
-	slog.Handler
-	*logged
-}
-
-type logged struct {
-	mu      sync.Mutex
-	records map[string]bool
+	return slog.New(&onceHandler{Handler: log.Handler()})
 }
 
 const maxRecords = 1000
 
-// Handle implements slog.Handler.
-func (h onceHandler) Handle(ctx context.Context, r slog.Record) error {
-	var key strings.Builder
-	fmt.Fprint(&key, r.Level, r.Message)
-	r.Attrs(func(a slog.Attr) bool {
-		fmt.Fprint(&key, "\x00", a)
-		return true
-	})
-	if h.add(key.String()) {
-		return h.Handler.Handle(ctx, r)
-	}
-	return nil
+type onceHandler struct {
+	slog.Handler
+	mu     sync.Mutex
+	logged map[string]bool
 }
 
-func (l *logged) add(key string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.records[key] {
-		return false
+// Handle implements slog.Handler.
+func (h *onceHandler) Handle(ctx context.Context, r slog.Record) error {
+	key := fmt.Sprint(r.Level, r.Message)
+	r.Attrs(func(a slog.Attr) bool {
+		key += fmt.Sprint("\x00", a)
+		return true
+	})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.logged[key] {
+		return nil
 	}
-	if l.records == nil || len(l.records) >= maxRecords {
-		l.records = map[string]bool{}
+	if h.logged == nil || len(h.logged) >= maxRecords {
+		h.logged = map[string]bool{}
 	}
-	l.records[key] = true
-	return true
+	h.logged[key] = true
+	return h.Handler.Handle(ctx, r)
 }
 
 // Conditions tells which conditions are new in one round of observing them, and when the last one

@@ -114,7 +114,7 @@ func TestLogOnce(t *testing.T) {
 		t.Errorf("%d lines:\n%s", n, out.String())
 	}
 	for i := range 2 * maxRecords {
-		if log.Warn("failed", "n", i); len(log.Handler().(onceHandler).records) > maxRecords {
+		if log.Warn("failed", "n", i); len(log.Handler().(*onceHandler).logged) > maxRecords {
 			t.Fatal("what it remembers is not bounded")
 		}
 	}

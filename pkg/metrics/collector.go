@@ -5,167 +5,231 @@ package metrics
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"runtime"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-const prefix = "ip_masq_"
-
-// counters are the metrics that count syncs.
-type counters struct {
-	build, success   prometheus.Gauge
-	results, repairs *prometheus.CounterVec
-	duration         prometheus.Histogram
-	entries          prometheus.Counter
-}
-
-// newCounters returns counters that have each value of their labels at 0: rate() does not see the
-// first increase of a series that did not exist.
-func newCounters(version string) counters {
-	c := counters{
-		build: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name:        prefix + "build_info",
-			Help:        "Version of ip-masq-reconciler and of Go; the value is always 1.",
-			ConstLabels: prometheus.Labels{"version": label(version), "go_version": label(runtime.Version())},
-		}),
-		results: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: prefix + "reconciles_total",
-			Help: "Number of syncs, by result.",
-		}, []string{"result"}),
-		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    prefix + "reconcile_duration_seconds",
-			Help:    "Duration of syncs in seconds.",
-			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
-		}),
-		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: prefix + "drift_repairs_total",
-			Help: "Number of differences that other programs caused in written rules and a sync repaired, by kind.",
-		}, []string{"kind"}),
-		success: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: prefix + "last_reconcile_success_timestamp_seconds",
-			Help: "Time of the end of the last sync that did not fail, in seconds since 1970; 0 before the first.",
-		}),
-		entries: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: prefix + "conflist_repairs_total",
-			Help: "Number of times that the plugin entry was inserted into the conflist (with conflist.manage).",
-		}),
-	}
-	c.build.Set(1)
-	for _, r := range reconcile.Results() {
-		c.results.WithLabelValues(string(r))
-	}
-	for _, k := range []policy.ChangeKind{
-		policy.ChainChange, policy.JumpChange, policy.RuleChange, policy.OrderChange, policy.ElementChange, policy.UnrecognizedChange,
-	} {
-		c.repairs.WithLabelValues(string(k))
-	}
-	return c
-}
-
-func (c counters) count(r *reconcile.Report) {
-	c.results.WithLabelValues(string(r.Result)).Inc()
-	c.duration.Observe(r.Took.Seconds())
-	if r.Result != reconcile.Failed {
-		c.success.Set(timestamp(r.Started.Add(r.Took)))
-	}
-	for _, change := range r.Drift {
-		c.repairs.WithLabelValues(string(change.Kind)).Inc()
-	}
-}
-
-func timestamp(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
+const (
+	prefix   = "ip_masq_"
+	maxLabel = 63  // bytes in the value of a label
+	maxNames = 200 // sources, and chains, with series of their own; the others share one
+	other    = "other"
+)
 
 // Describe implements prometheus.Collector. Without descriptions, metrics are checked when they are
 // collected.
 func (m *Monitor) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector: it exports what the last reports and the last scrape
-// found, under one lock.
+// Collect implements prometheus.Collector: it exports what the reports and the last scrape found. A
+// counter exists from the beginning with each value of its label, as rate() does not see the first
+// increase of a series that did not exist.
 func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	metric := func(t prometheus.ValueType, name, help string, labels ...string) func(value float64, values ...string) {
-		desc := prometheus.NewDesc(prefix+name, help, labels, nil)
-		return func(value float64, values ...string) {
-			out <- prometheus.MustNewConstMetric(desc, t, value, values...)
-		}
-	}
-	gauge := func(name, help string, labels ...string) func(value float64, values ...string) {
-		return metric(prometheus.GaugeValue, name, help, labels...)
-	}
+	e := exporter(out)
+	e.gauge("build_info", "Information about the version of ip-masq-reconciler and of Go; the value is always 1.",
+		"version", "go_version")(1, label(m.options.Version), label(runtime.Version()))
+
 	unready := map[reconcile.Reason]bool{}
 	for _, p := range m.unready() {
 		unready[p.Reason] = true
 	}
-	gauge("ready", "Whether the rules are what the sources ask for (1) or not (0), as /readyz says.")(truth(len(unready) == 0))
-	notReady := gauge("not_ready", "Whether the node is not ready for this reason (1) or not (0).", "reason")
+	e.gauge("ready", "Whether the rules are what the sources ask for (1) or not (0), as /readyz says.")(truth(len(unready) == 0))
+	notReady := e.gauge("not_ready", "Whether the node is not ready for this reason (1) or not (0).", "reason")
 	for _, r := range reconcile.Reasons() {
 		notReady(truth(unready[r]), string(r))
 	}
-	present := m.facts.conflist
+
+	results := e.counter("reconciles_total", "Number of syncs, by result.", "result")
+	for _, r := range reconcile.Results() {
+		results(float64(m.results[r]), string(r))
+	}
+	e.gauge("last_reconcile_success_timestamp_seconds",
+		"Time of the end of the last sync that did not fail, in seconds since 1970; 0 before the first.")(m.success)
+	repairs := e.counter("drift_repairs_total",
+		"Number of differences that other programs caused in written rules and a sync repaired, by kind.", "kind")
+	for _, k := range []policy.ChangeKind{
+		policy.ChainChange, policy.JumpChange, policy.RuleChange, policy.OrderChange, policy.ElementChange, policy.UnrecognizedChange,
+	} {
+		repairs(float64(m.repairs[k]), string(k))
+	}
+
+	e.counter("conflist_repairs_total",
+		"Number of times that the plugin entry was inserted into the conflist (with conflist.manage).")(float64(m.inserted))
+	present := entryPresent(m.sources)
 	if m.managed != nil {
 		present = &m.managed.Present
-		gauge("conflist_flapping", "Whether another program removes the plugin entry from the conflist repeatedly (1) or not (0); "+
+		e.gauge("conflist_flapping", "Whether another program removes the plugin entry from the conflist repeatedly (1) or not (0); "+
 			"with conflist.manage only.")(truth(m.managed.Flapping))
 	}
 	if present != nil {
-		gauge("conflist_present", "Whether the network that the runtime uses has the plugin entry (1) or not (0). With conflist.manage it "+
+		e.gauge("conflist_present", "Whether the network that the runtime uses has the plugin entry (1) or not (0). With conflist.manage it "+
 			"is the network that conflist.network names, if it names one.")(truth(*present))
 	}
+
 	if m.thirdParty != nil {
-		gauge("foreign_rules", "Number of third-party rules that defeat the policy; doctor names them.")(float64(*m.thirdParty))
+		e.gauge("foreign_rules", "Number of third-party rules that defeat the policy; doctor names them.")(float64(*m.thirdParty))
 	}
-	valid := gauge("source_valid", "Whether the source is valid (1) or not (0); if not, its last good policy is in force.", "source")
-	hash := gauge("source_hash", "First 48 bits of the SHA-256 of the source's policy, as a number; equal on nodes with the same policy.", "source")
-	written := gauge("source_last_written_timestamp_seconds", "Time when the source's policy was last stored, in seconds since 1970.", "source")
-	for _, s := range m.facts.sources {
-		valid(truth(s.valid), s.name)
-		if s.policies == nil {
-			continue
-		}
-		if h, err := hashOf(s.policies); err != nil {
-			out <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
-		} else {
-			hash(float64(h), s.name)
-		}
-		if at, known := m.written[s.id]; known {
-			written(timestamp(at), s.name)
-		}
+	if m.plugin != "" {
+		e.gauge("plugin_info", "Information about the version of the installed CNI plugin; the value is always 1.", "version")(1, label(m.plugin))
 	}
-	conflicts := gauge("policy_conflict", "Number of conflicts between the sources of the chain.", "chain")
-	for chain, n := range m.facts.conflicts {
-		conflicts(float64(n), chain)
-	}
-	prefixes := gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action")
-	for s, n := range m.facts.prefixes {
-		prefixes(float64(n), s.labels()...)
-	}
-	connections := metric(prometheus.CounterValue, "connections_total",
+	connections := e.counter("connections_total",
 		"Number of connections that the rules of the chain decided about, as the kernel counted their first packets.",
 		"chain", "family", "action")
 	for s, n := range m.connections.totals {
 		connections(float64(n), s.labels()...)
 	}
-	info := gauge("backend_info", "Backend of the rules; the value is always 1.", "backend", "variant")
-	for _, b := range m.facts.backends {
-		info(1, b.name, b.variant)
-	}
-	if m.plugin != "" {
-		gauge("plugin_info", "Version of the installed CNI plugin; the value is always 1.", "version")(1, label(m.plugin))
+	if m.known != nil {
+		e.sources(m.known, m.written)
+		e.rules(m.known)
 	}
 }
 
-func truth(b bool) float64 {
-	if b {
-		return 1
+// exporter receives metrics.
+type exporter chan<- prometheus.Metric
+
+// sample exports a value of a metric with the values of its labels.
+type sample func(value float64, labels ...string)
+
+func (e exporter) gauge(name, help string, labels ...string) sample {
+	return e.metric(prometheus.GaugeValue, name, help, labels)
+}
+
+func (e exporter) counter(name, help string, labels ...string) sample {
+	return e.metric(prometheus.CounterValue, name, help, labels)
+}
+
+func (e exporter) metric(t prometheus.ValueType, name, help string, labels []string) sample {
+	desc := prometheus.NewDesc(prefix+name, help, labels, nil)
+	return func(value float64, values ...string) { e <- prometheus.MustNewConstMetric(desc, t, value, values...) }
+}
+
+// sources exports the sources that are stored or have a problem; those beyond maxNames as one.
+func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.Time) {
+	valid := e.gauge("source_valid", "Whether the source is valid (1) or not (0); if not, its last good policy is in force.", "source")
+	hash := e.gauge("source_hash", "Hash of the source's policy: the first 48 bits of its SHA-256 as a number, equal on nodes with the same policy.", "source")
+	stored := e.gauge("source_last_written_timestamp_seconds", "Time when the source's policy was last stored, in seconds since 1970.", "source")
+	var ids []policy.SourceID
+	for _, s := range r.State.Sources {
+		ids = append(ids, s.ID)
 	}
-	return 0
+	invalid := map[policy.SourceID]bool{}
+	for _, p := range r.Problems {
+		if p.Source != (policy.SourceID{}) {
+			ids = append(ids, p.Source)
+			invalid[p.Source] = invalid[p.Source] || p.Reason == reconcile.ReasonSource
+		}
+	}
+	slices.SortFunc(ids, policy.SourceID.Compare)
+	taken, allValid := names{}, map[string]bool{}
+	for _, id := range slices.Compact(ids) {
+		name := taken.admit(sourceLabel(id))
+		before, shared := allValid[name]
+		allValid[name] = !invalid[id] && (before || !shared)
+		if shared || name == other {
+			continue
+		}
+		if s := r.State.Find(id); s != nil {
+			if h, err := hashOf(s.Policies()); err != nil {
+				e <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
+			} else {
+				hash(float64(h), name)
+			}
+			if at, known := written[id]; known {
+				stored(timestamp(at), name)
+			}
+		}
+	}
+	for name, v := range allValid {
+		valid(truth(v), name)
+	}
+}
+
+// rules exports the policies in force and their backends.
+func (e exporter) rules(r *reconcile.Report) {
+	conflicts := e.gauge("policy_conflict", "Number of conflicts between the sources of the chain.", "chain")
+	for chain, n := range conflictsOf(r) {
+		conflicts(float64(n), chain)
+	}
+	prefixes := e.gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action")
+	count, taken := map[series]int{}, names{}
+	for _, p := range r.Rules.Policies {
+		name := taken.admit(label(p.Chain))
+		for _, f := range p.Families() {
+			count[series{name, f, policy.Exempt}] += 0
+			count[series{name, f, policy.Masqueraded}] += 0
+		}
+		for _, d := range p.Destinations {
+			if f := policy.FamilyOf(d.Prefix.Addr()); slices.Contains(p.Families(), f) {
+				count[series{name, f, d.Action}]++
+			}
+		}
+	}
+	for s, n := range count {
+		prefixes(float64(n), s.labels()...)
+	}
+	info := e.gauge("backend_info", "Information about the backends of the rules; the value is always 1.", "backend", "variant")
+	backends := map[[2]string]bool{}
+	for _, g := range r.Rules.Groups {
+		b := [2]string{label(string(g.Choice.Backend)), label(g.Choice.Variant)}
+		if !backends[b] {
+			info(1, b[:]...)
+		}
+		backends[b] = true
+	}
+}
+
+// conflictsOf counts the conflicts of each chain: those in force, where one source is superseded, and
+// those for which a source was refused.
+func conflictsOf(r *reconcile.Report) map[string]int {
+	count, seen, taken := map[string]int{}, map[policy.ConflictError]bool{}, names{}
+	var add func(err error)
+	add = func(err error) {
+		var several interface{ Unwrap() []error }
+		var conflict *policy.ConflictError
+		switch {
+		case errors.As(err, &several):
+			for _, e := range several.Unwrap() {
+				add(e)
+			}
+		case errors.As(err, &conflict) && !seen[*conflict]:
+			seen[*conflict] = true
+			count[taken.admit(label(conflict.Chain))]++
+		}
+	}
+	for _, p := range r.Rules.Policies {
+		count[taken.admit(label(p.Chain))] += 0
+		add(p.Conflicts)
+	}
+	for _, p := range r.Problems {
+		add(p.Err)
+	}
+	return count
+}
+
+// entryPresent reports whether the network that the runtime uses, the first by file name, has the
+// plugin entry; nil if that is unknown. A configuration of Multus, which delegates to another network,
+// does not count.
+func entryPresent(s *reconcile.Sources) *bool {
+	if s == nil || s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
+		return nil
+	}
+	first := slices.IndexFunc(s.ConfDir.Conflists, func(l config.Conflist) bool { return !l.IsMultus() || len(l.Entries) > 0 })
+	present := first >= 0 && len(s.ConfDir.Conflists[first].Entries) > 0
+	return &present
 }
 
 // hashOf returns 48 bits of a policy's hash, which a float64 holds exactly.
@@ -179,4 +243,48 @@ func hashOf(policies []policy.SourcePolicy) (uint64, error) {
 		_, _ = h.Write(doc) // never fails
 	}
 	return binary.BigEndian.Uint64(h.Sum(nil)[:8]) >> 16, nil
+}
+
+func timestamp(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// label makes the value of a label: printable ASCII, quoted if it was anything else. A value that is
+// too long ends in a part of its hash, so that values with the same beginning differ.
+func label(s string) string {
+	v := s
+	if strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }) {
+		v = strconv.QuoteToASCII(v)
+	}
+	if len(v) <= maxLabel {
+		return v
+	}
+	sum := sha256.Sum256([]byte(s))
+	end := "~" + hex.EncodeToString(sum[:4])
+	return v[:maxLabel-len(end)] + end
+}
+
+// sourceLabel names a source: network/podnet, agent-files.
+func sourceLabel(s policy.SourceID) string {
+	if s.Kind == policy.Network {
+		return string(policy.Network) + "/" + label(s.Name)
+	}
+	return string(s.Kind)
+}
+
+// names are the label values that have series of their own: the first maxNames.
+type names map[string]bool
+
+// admit returns the name, or other if there are too many.
+func (n names) admit(name string) string {
+	if !n[name] && len(n) >= maxNames {
+		return other
+	}
+	n[name] = true
+	return name
 }

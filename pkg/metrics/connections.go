@@ -29,14 +29,13 @@ type place struct {
 
 // counter identifies the counter of a rule in its chain: the nth of those that are alike.
 type counter struct {
-	rule uint64
+	rule uint64 // hash of its key
 	nth  int
 }
 
 // connections adds up the kernel's counters, which begin at 0 when their rule is recreated, to totals
 // that never fall. The first value of a counter counts in full, as the rule may be older than this
-// process. What a counter counts between its last observation and its end is lost. The zero value is
-// ready for use.
+// process. What a counter counts between its last observation and its end is lost.
 type connections struct {
 	seed   maphash.Seed
 	last   map[place]map[counter]uint64
@@ -44,25 +43,25 @@ type connections struct {
 	chains names
 }
 
+func newConnections() connections {
+	return connections{maphash.MakeSeed(), map[place]map[counter]uint64{}, map[series]uint64{}, names{}}
+}
+
 // observe adds what was counted since the state before. It ignores nil.
-func (c *connections) observe(v *enforce.State) {
-	if v == nil {
+func (c *connections) observe(s *enforce.State) {
+	if s == nil {
 		return
 	}
-	if c.last == nil {
-		c.seed, c.last, c.totals = maphash.MakeSeed(), map[place]map[counter]uint64{}, map[series]uint64{}
-	}
 	seen := map[place]bool{}
-	for _, g := range v.Groups {
-		for i := range g.Observed.Chains {
-			chain := &g.Observed.Chains[i]
+	for _, g := range s.Groups {
+		for _, chain := range g.Observed.Chains {
 			p := place{g.Choice.Backend, g.Choice.Variant, chain.Family, chain.Name}
 			seen[p] = true
 			c.chain(p, chain.Rules)
 		}
 	}
 	// A chain that could not be observed may still exist: its counters must not count twice.
-	maps.DeleteFunc(c.last, func(p place, _ map[counter]uint64) bool { return !seen[p] && v.Failed[p.chain] == nil })
+	maps.DeleteFunc(c.last, func(p place, _ map[counter]uint64) bool { return !seen[p] && s.Failed[p.chain] == nil })
 }
 
 func (c *connections) chain(p place, rules []policy.Rule) {
@@ -78,7 +77,10 @@ func (c *connections) chain(p place, rules []policy.Rule) {
 		if !counts {
 			continue
 		}
-		k := counter{rule: c.identify(r, p.backend)}
+		if p.backend == policy.NFTables { // the elements of a set change while the rule and its counter stay
+			r = r.WithoutElements()
+		}
+		k := counter{rule: maphash.Comparable(c.seed, r.Key())}
 		k.nth = alike[k.rule]
 		alike[k.rule]++
 		more := r.Connections
@@ -89,39 +91,4 @@ func (c *connections) chain(p place, rules []policy.Rule) {
 		now[k] = r.Connections
 	}
 	c.last[p] = now
-}
-
-// identify returns a hash that identifies a rule in later observations. In nftables, addresses are not
-// part of it: the elements of a set change while the rule and its counter stay. Rules with the same
-// hash are distinguished by their order.
-func (c *connections) identify(r policy.Rule, b policy.Backend) uint64 {
-	var h maphash.Hash
-	h.SetSeed(c.seed)
-	for _, addresses := range []policy.Ranges{r.From, r.To} {
-		if addresses == nil {
-			maphash.WriteComparable(&h, false)
-			continue
-		}
-		maphash.WriteComparable(&h, true)
-		if b == policy.NFTables {
-			continue
-		}
-		maphash.WriteComparable(&h, len(addresses))
-		for _, a := range addresses {
-			maphash.WriteComparable(&h, a)
-		}
-	}
-	maphash.WriteComparable(&h, shape{r.Out, r.NotFromLocal, r.NotToLocal, r.Protocol, r.Share, r.Verdict, r.Ports, r.RandomFully})
-	return h.Sum64()
-}
-
-// shape is what of a rule can be compared.
-type shape struct {
-	out                      string
-	notFromLocal, notToLocal bool
-	protocol                 policy.Protocol
-	share                    uint32
-	verdict                  policy.Verdict
-	ports                    policy.PortRange
-	randomFully              bool
 }

@@ -46,45 +46,73 @@ type Monitor struct {
 	options  Options
 	log      *slog.Logger
 	registry *prometheus.Registry
-	counters counters
+	duration prometheus.Histogram
 	scrapes  singleflight.Group
 
-	mu          sync.Mutex
-	problems    []reconcile.Problem // of the last report
-	reported    time.Time           // the last report, else the start
-	interval    time.Duration
-	reports     int       // how many there were
-	managed     *Conflist // nil unless a conflist manager runs
-	facts       facts
+	mu       sync.Mutex
+	problems []reconcile.Problem // of the last report
+	reported time.Time           // the last report, else the start
+	interval time.Duration
+	reports  int // how many there were
+	results  map[reconcile.Result]int
+	repairs  map[policy.ChangeKind]int
+	success  float64            // time of the last sync that did not fail
+	sources  *reconcile.Sources // of the last report that has some
+	known    *reconcile.Report  // the last one with rules
+
+	managed  *Conflist // nil unless a conflist manager runs
+	inserted int       // how often it inserted the plugin entry
+
 	connections connections
-	thirdParty  *int // nil if unknown
-	plugin      string
-	written     map[policy.SourceID]time.Time
+	scraped
+}
+
+// scraped is what the last scrape found.
+type scraped struct {
+	written    map[policy.SourceID]time.Time
+	plugin     string
+	thirdParty *int // nil if unknown
 }
 
 // New returns a Monitor without a report.
 func New(o Options) *Monitor {
 	m := &Monitor{
 		options: o, log: flowcontrol.LogOnce(cmp.Or(o.Log, slog.New(slog.DiscardHandler))),
-		registry: prometheus.NewRegistry(), counters: newCounters(o.Version), reported: time.Now(), interval: time.Minute,
+		registry: prometheus.NewRegistry(), reported: time.Now(), interval: time.Minute,
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    prefix + "reconcile_duration_seconds",
+			Help:    "Time of a sync from its start to its end, in seconds.",
+			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+		}),
+		results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{}, connections: newConnections(),
 	}
-	c := m.counters
-	m.registry.MustRegister(m, c.build, c.success, c.results, c.repairs, c.duration, c.entries)
+	m.registry.MustRegister(m, m.duration)
 	return m
 }
 
-// Report takes note of a sync, and that the next is due after the interval.
+// Report takes note of a sync, and that the next is due after the interval. The report is not changed
+// any more.
 func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reports++
 	m.problems, m.reported, m.interval = r.Problems, time.Now(), interval
 	if r.Standby() {
-		m.facts = facts{} // the active reconciler exports them
+		m.sources, m.known = nil, nil // the active reconciler exports them
 		return
 	}
-	m.counters.count(r)
-	m.facts.update(r)
+	m.results[r.Result]++
+	m.duration.Observe(r.Took.Seconds())
+	if r.Result != reconcile.Failed {
+		m.success = timestamp(r.Started.Add(r.Took))
+	}
+	for _, change := range r.Drift {
+		m.repairs[change.Kind]++
+	}
+	m.sources = cmp.Or(r.Sources, m.sources)
+	if r.Rules != nil {
+		m.known = r
+	}
 	m.connections.observe(r.Before)
 	m.connections.observe(r.Rules)
 }
@@ -104,7 +132,7 @@ func (m *Monitor) Conflist(c *Conflist) {
 	defer m.mu.Unlock()
 	m.managed = c
 	if c != nil && c.Wrote {
-		m.counters.entries.Inc()
+		m.inserted++
 	}
 }
 
@@ -177,9 +205,7 @@ func (m *Monitor) Metrics() http.Handler {
 	return handler(map[string]http.HandlerFunc{"/metrics": func(w http.ResponseWriter, r *http.Request) {
 		// Scrapes share one refresh: a kernel that does not answer is not asked by ever more goroutines.
 		refreshed := m.scrapes.DoChan("", func() (any, error) {
-			ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
-			defer cancel()
-			m.refresh(ctx)
+			m.refresh()
 			return nil, nil
 		})
 		select {
@@ -203,52 +229,42 @@ func handler(pages map[string]http.HandlerFunc) http.Handler {
 }
 
 // refresh asks Options' functions.
-func (m *Monitor) refresh(ctx context.Context) {
+func (m *Monitor) refresh() {
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
 	m.mu.Lock()
-	sources, reports := m.facts.sources, m.reports
+	known, reports := m.known, m.reports
 	m.mu.Unlock()
+	found := scraped{written: map[policy.SourceID]time.Time{}}
+	var state *enforce.State
 	o := m.options
-	if o.Written != nil {
-		written := map[policy.SourceID]time.Time{}
-		for _, s := range sources {
-			if s.policies == nil {
-				continue
-			}
-			at, err := o.Written(s.id)
-			if err != nil {
-				m.log.Warn("failed to read the age of a source's document", "source", s.id.String(), "err", err)
+	if o.Written != nil && known != nil {
+		for _, s := range known.State.Sources {
+			if at, err := o.Written(s.ID); err != nil {
+				m.log.Warn("failed to read the age of a source's document", "source", s.ID.String(), "err", err)
 			} else if !at.IsZero() {
-				written[s.id] = at
+				found.written[s.ID] = at
 			}
 		}
-		m.set(func() { m.written = written })
 	}
 	if o.PluginVersion != nil {
-		version := o.PluginVersion()
-		m.set(func() { m.plugin = version })
-	}
-	if o.State != nil {
-		state := o.State(ctx)
-		m.set(func() {
-			// A state that a sync overtook may be the older one; its counters would be counted twice.
-			if m.reports == reports {
-				m.connections.observe(state)
-			}
-		})
+		found.plugin = o.PluginVersion()
 	}
 	if o.ThirdParty != nil {
-		n, err := o.ThirdParty(ctx)
-		known := &n
-		if err != nil {
+		if n, err := o.ThirdParty(ctx); err != nil {
 			m.log.Warn("failed to count third-party rules", "err", err)
-			known = nil
+		} else {
+			found.thirdParty = &n
 		}
-		m.set(func() { m.thirdParty = known })
 	}
-}
-
-func (m *Monitor) set(f func()) {
+	if o.State != nil {
+		state = o.State(ctx)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f()
+	m.scraped = found
+	// A state that a sync overtook may be the older one; its counters would be counted twice.
+	if m.reports == reports {
+		m.connections.observe(state)
+	}
 }

@@ -15,49 +15,33 @@ import (
 )
 
 const (
-	// The pause between attempts to bind an address doubles from firstRetry to longestRetry.
-	firstRetry   = time.Second
-	longestRetry = 30 * time.Second
-	// shutdownTimeout is how long requests may take when ctx ends.
-	shutdownTimeout = 3 * time.Second
+	bindRetry       = time.Second
+	shutdownTimeout = 3 * time.Second // for requests that run when ctx ends
 )
 
 // Serve serves h at a TCP address until ctx ends, and lets requests that are running finish. An address
 // that cannot be bound is retried; the reason is logged once. With the address "" it does nothing.
 func Serve(ctx context.Context, address string, h http.Handler, log *slog.Logger) {
-	if address == "" {
-		return
-	}
 	log = flowcontrol.LogOnce(log)
-	retry(ctx, func() (bound bool) {
-		var listening net.ListenConfig
-		l, err := listening.Listen(ctx, "tcp", address)
-		if bound = err == nil; bound {
-			err = serve(ctx, l, h, log)
-		}
-		if err != nil && ctx.Err() == nil {
+	for address != "" && ctx.Err() == nil {
+		if err := serve(ctx, address, h, log); err != nil && ctx.Err() == nil {
 			log.Warn("failed to serve, trying again", "address", address,
 				"err", fmt.Errorf("%w; free the address, or configure another", err))
 		}
-		return bound
-	})
-}
-
-// retry calls try until ctx ends. A success resets the pause.
-func retry(ctx context.Context, try func() bool) {
-	for pause := firstRetry; ctx.Err() == nil; pause = min(2*pause, longestRetry) {
-		if try() {
-			pause = firstRetry
-		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(pause):
+		case <-time.After(bindRetry):
 		}
 	}
 }
 
 // serve serves until ctx ends or the listener fails.
-func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
+func serve(ctx context.Context, address string, h http.Handler, log *slog.Logger) error {
+	var listening net.ListenConfig
+	l, err := listening.Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
 	s := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
@@ -68,19 +52,14 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		BaseContext:       func(net.Listener) context.Context { return ctx }, // no request waits longer than ctx
 	}
-	shutdown := make(chan error, 1)
-	stop := context.AfterFunc(ctx, func() {
+	failed := make(chan error, 1)
+	go func() { failed <- s.Serve(l) }()
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
 		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 		defer cancel()
-		err := s.Shutdown(wait)
-		if err != nil {
-			err = s.Close()
-		}
-		shutdown <- err
-	})
-	err := s.Serve(l)
-	if stop() { // the listener failed
-		return errors.Join(err, s.Close())
+		err = s.Shutdown(wait)
 	}
-	return <-shutdown
+	return errors.Join(err, s.Close())
 }

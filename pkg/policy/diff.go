@@ -159,16 +159,16 @@ func (c *comparison) rules(kind ChangeKind, desired, observed []Rule) {
 
 // report adds rules, or the elements in which the sets of two rules differ.
 func (c *comparison) report(kind ChangeKind, missing, unexpected []Rule) {
-	like := map[ruleKey][]int{} // unexpected rules, by what they are but for the elements
+	like := map[RuleKey][]int{} // unexpected rules, by what they are but for the elements
 	if slices.ContainsFunc(missing, Rule.matchesSet) || slices.ContainsFunc(unexpected, Rule.matchesSet) {
 		for i, u := range unexpected {
-			key := u.withoutElements().key()
+			key := u.WithoutElements().Key()
 			like[key] = append(like[key], i)
 		}
 	}
 	paired := map[int]bool{}
 	for _, m := range missing {
-		key := m.withoutElements().key()
+		key := m.WithoutElements().Key()
 		at := slices.IndexFunc(like[key], func(i int) bool { return m.matchesSet() || unexpected[i].matchesSet() })
 		if at < 0 {
 			c.add(kind, false, m.String())
@@ -196,8 +196,8 @@ func (c *comparison) elements(r Rule, want, have Ranges, what string) {
 	}
 }
 
-// withoutElements returns the rule with its sets emptied.
-func (r Rule) withoutElements() Rule {
+// WithoutElements returns the rule with its sets emptied.
+func (r Rule) WithoutElements() Rule {
 	for _, set := range []*Ranges{&r.From, &r.To} {
 		if *set != nil {
 			*set = Ranges{}
@@ -230,15 +230,15 @@ func Unmatched(desired, observed []Rule) (missing []Rule, surplus []int) {
 // observed rules the last ones are paired: an agent that runs beside ip-masq appends
 // the jump that it looks for.
 func pair(desired, observed []Rule) (missing []Rule, pairs []int) {
-	wanted := make(map[ruleKey][]int, len(desired))
+	wanted := make(map[RuleKey][]int, len(desired))
 	for i, r := range desired {
-		wanted[r.key()] = append(wanted[r.key()], i)
+		wanted[r.Key()] = append(wanted[r.Key()], i)
 	}
 	pairs = make([]int, len(observed))
 	isPaired := make([]bool, len(desired))
 	for i, r := range slices.Backward(observed) {
 		pairs[i] = -1
-		key := r.key()
+		key := r.Key()
 		if free := wanted[key]; len(free) > 0 && r.Verdict != Unrecognized {
 			last := len(free) - 1
 			pairs[i], isPaired[free[last]] = free[last], true

@@ -81,8 +81,8 @@ func (r Rule) commutes(s Rule) bool {
 	return apart || !r.From.Overlaps(s.From) || !r.To.Overlaps(s.To)
 }
 
-// ruleKey is the same for rules that are Equal, and another for those that are not.
-type ruleKey struct {
+// RuleKey is the same for rules that are Equal, and another for those that are not.
+type RuleKey struct {
 	from, to                 rangesKey
 	out                      string
 	notFromLocal, notToLocal bool
@@ -94,8 +94,9 @@ type ruleKey struct {
 	text                     string
 }
 
-func (r Rule) key() ruleKey {
-	return ruleKey{
+// Key returns the key of the rule.
+func (r Rule) Key() RuleKey {
+	return RuleKey{
 		r.From.key(), r.To.key(), r.Out, r.NotFromLocal, r.NotToLocal,
 		r.Protocol, r.Share, r.Verdict, r.Ports, r.RandomFully, r.Text,
 	}
