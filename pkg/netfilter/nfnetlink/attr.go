@@ -128,19 +128,11 @@ func (t *attrTable) str(typ uint16) string {
 	return string(untilNUL(t.get(typ)))
 }
 
-// value returns the bytes of a nested NFTA_DATA_VALUE.
-func (t *attrTable) value(typ uint16) []byte {
-	v := dataValue(t.get(typ))
-	if v == nil {
-		t.bad = true
-	}
-	return v
-}
-
-func dataValue(nested []byte) []byte {
-	it := attrIter{rest: nested}
+// nested returns the data of an attribute among those in b, nil if it is not there.
+func nested(b []byte, typ uint16) []byte {
+	it := attrIter{rest: b}
 	for it.next() {
-		if it.typ == unix.NFTA_DATA_VALUE {
+		if it.typ == typ {
 			return it.data
 		}
 	}

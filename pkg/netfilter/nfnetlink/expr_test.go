@@ -163,9 +163,9 @@ func TestMisshapenIsUnknown(t *testing.T) {
 	bytesOfAnyLength := map[string]uint16{"match": unix.NFTA_MATCH_INFO, "target": unix.NFTA_TARGET_INFO}
 	for _, e := range everyExpr() {
 		var w attrWriter
-		e.encode(&w)
+		e.code(&codec{w: &w})
 		for it := (attrIter{rest: w.b}); it.next(); {
-			missing := decodeExpr(expr(e.name(), func(w *attrWriter) { rewrite(w, e, it.typ, nil) }))
+			missing := new(codec).decodeExpr(expr(e.name(), func(w *attrWriter) { rewrite(w, e, it.typ, nil) }))
 			if _, unknown := missing.(Unknown); unknown == optional[e.name()][it.typ] {
 				t.Errorf("%#v without attribute %d is %#v", e, it.typ, missing)
 			}
@@ -175,7 +175,7 @@ func TestMisshapenIsUnknown(t *testing.T) {
 			if bytesOfAnyLength[e.name()] == it.typ || isName(e, it.typ) {
 				continue
 			}
-			short := decodeExpr(expr(e.name(), func(w *attrWriter) { rewrite(w, e, it.typ, []byte{1, 2, 3}) }))
+			short := new(codec).decodeExpr(expr(e.name(), func(w *attrWriter) { rewrite(w, e, it.typ, []byte{1, 2, 3}) }))
 			if diff := cmp.Diff(Expr(Unknown{e.name()}), short); diff != "" {
 				t.Errorf("%#v with a short attribute %d (-want +got):\n%s", e, it.typ, diff)
 			}
@@ -197,7 +197,7 @@ func isName(e Expr, typ uint16) bool {
 // out if the replacement is nil.
 func rewrite(w *attrWriter, e Expr, typ uint16, replacement []byte) {
 	var from attrWriter
-	e.encode(&from)
+	e.code(&codec{w: &from})
 	for it := (attrIter{rest: from.b}); it.next(); {
 		switch {
 		case it.typ != typ:
@@ -220,7 +220,7 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 			w.close(data)
 		}
 	}
-	if got := decodeExpr(expr("immediate", verdict(Goto, ""))); got != (Unknown{"immediate"}) {
+	if got := new(codec).decodeExpr(expr("immediate", verdict(Goto, ""))); got != (Unknown{"immediate"}) {
 		t.Errorf("goto a chain without a name: %#v", got)
 	}
 	for name, data := range map[string]func(w *attrWriter){
@@ -231,12 +231,12 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 			w.u32(unix.NFTA_PAYLOAD_LEN, 4)
 		},
 		"lookup": func(w *attrWriter) { // in a map of verdicts
-			Lookup{Set: "m", Sreg: Reg1}.encode(w)
+			Lookup{Set: "m", Sreg: Reg1}.code(&codec{w: w})
 			w.u32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
 		},
 		"bitwise": func(w *attrWriter) { // a shift
-			Bitwise{Sreg: Reg1, Dreg: Reg1, Len: 4, Mask: make([]byte, 4), Xor: make([]byte, 4)}.encode(w)
-			w.u32(attrBitwiseOp, 1)
+			Bitwise{Sreg: Reg1, Dreg: Reg1, Len: 4, Mask: make([]byte, 4), Xor: make([]byte, 4)}.code(&codec{w: w})
+			w.u32(6, 1) // NFTA_BITWISE_OP
 		},
 		"numgen": func(w *attrWriter) {
 			w.u32(unix.NFTA_NG_DREG, 1)
@@ -250,13 +250,13 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 			w.value(unix.NFTA_RANGE_TO_DATA, []byte{2})
 		},
 		"immediate": func(w *attrWriter) { // a jump to nowhere
-			Verdict{Code: Jump}.encode(w)
+			Verdict{Code: Jump}.code(&codec{w: w})
 		},
 		"masq": func(w *attrWriter) { w.b = append(w.b, 9, 0, 1) }, // cut off
 		"snat": func(*attrWriter) {},
 		"":     func(*attrWriter) {},
 	} {
-		if diff := cmp.Diff(Expr(Unknown{name}), decodeExpr(expr(name, data))); diff != "" {
+		if diff := cmp.Diff(Expr(Unknown{name}), new(codec).decodeExpr(expr(name, data))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -268,9 +268,9 @@ func TestNewAttributes(t *testing.T) {
 	for _, e := range everyExpr() {
 		for value, want := range map[uint32]Expr{0: e, 1: Unknown{e.name()}} {
 			for _, attr := range []uint16{maxAttr - 1, maxAttr + 100} {
-				got := decodeExpr(expr(e.name(), func(w *attrWriter) {
+				got := new(codec).decodeExpr(expr(e.name(), func(w *attrWriter) {
 					w.u32(attr, value)
-					e.encode(w)
+					e.code(&codec{w: w})
 				}))
 				if diff := cmp.Diff(want, got); diff != "" {
 					t.Errorf("attribute %d is %d (-want +got):\n%s", attr, value, diff)
@@ -281,7 +281,7 @@ func TestNewAttributes(t *testing.T) {
 }
 
 func TestRegisterNumbers(t *testing.T) {
-	for number, want := range map[uint32]Register{
+	for number, want := range map[Register]Register{
 		0: 0, 1: Reg1, 4: Reg4, 8: Reg1, 9: 9, 11: 11, 12: Reg2, 16: Reg3, 20: Reg4, 23: 23, 24: 24,
 	} {
 		if got := canonical(number); got != want {
@@ -291,4 +291,4 @@ func TestRegisterNumbers(t *testing.T) {
 }
 
 // Reg32 returns the n-th register of 4 bytes, from 0 to 15.
-func Reg32(n uint32) Register { return canonical(unix.NFT_REG32_00 + n) }
+func Reg32(n Register) Register { return canonical(unix.NFT_REG32_00 + n) }

@@ -47,6 +47,7 @@ func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 // ruleDecoder decodes the rules of one list. Most of their expressions are the
 // same: those are decoded once.
 type ruleDecoder struct {
+	codec
 	known map[string]Expr // by their encoding
 	exprs []Expr          // the rules' Exprs are parts of it
 }
@@ -61,7 +62,7 @@ func (d *ruleDecoder) expr(b []byte) Expr {
 	if d.known == nil {
 		d.known = map[string]Expr{}
 	}
-	e = decodeExpr(b)
+	e = d.decodeExpr(b)
 	if _, differs := e.(Cmp); !differs && len(d.known) < limit {
 		d.known[string(b)] = e
 	}
@@ -135,12 +136,13 @@ func (w *attrWriter) comment(comment string) {
 
 // expressions writes a rule's expressions.
 func (w *attrWriter) expressions(exprs []Expr) {
+	c := codec{w: w}
 	all := w.open(unix.NFTA_RULE_EXPRESSIONS)
 	for _, e := range exprs {
 		at := w.open(unix.NFTA_LIST_ELEM)
 		w.str(unix.NFTA_EXPR_NAME, e.name())
 		data := w.open(unix.NFTA_EXPR_DATA)
-		e.encode(w)
+		e.code(&c)
 		w.close(data)
 		w.close(at)
 	}

@@ -164,7 +164,7 @@ func decodeElement(b []byte) (e element, ok bool) {
 	for it.next() {
 		switch it.typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			key := dataValue(it.data)
+			key := nested(it.data, unix.NFTA_DATA_VALUE)
 			e.size = uint8(copy(e.key[:], key))
 			e.special = e.special || len(key) == 0 || len(key) > len(e.key)
 		case unix.NFTA_SET_ELEM_FLAGS:
