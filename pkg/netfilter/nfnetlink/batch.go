@@ -4,6 +4,7 @@ package nfnetlink
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -28,10 +29,9 @@ type Batch struct {
 	// applied; Commit returns ErrStale otherwise.
 	Generation uint32
 
-	w    attrWriter
-	ops  []batchOp
-	sets uint32 // number of sets created so far
-	err  error  // of the first operation that cannot be encoded
+	w   attrWriter
+	ops []batchOp
+	err error // of the first operation that cannot be encoded
 }
 
 // batchOp is one message of a batch.
@@ -57,7 +57,7 @@ func (b *Batch) add(op operation, number, flags, nameAttr uint16, encode func(w 
 	}
 	b.w.endMessage(at)
 	if b.w.err != nil && b.err == nil {
-		b.err = fmt.Errorf("%s: %w", op, b.w.err)
+		b.err = op.wrap(b.w.err)
 	}
 	b.w.err = nil
 }
@@ -127,11 +127,10 @@ func (b *Batch) AddSet(family Family, table, set string, keyType uint32) {
 		if length == 0 {
 			w.fail("key type %d is not one of addresses", keyType)
 		}
-		b.sets++
 		w.u32(unix.NFTA_SET_FLAGS, unix.NFT_SET_INTERVAL)
 		w.u32(unix.NFTA_SET_KEY_TYPE, keyType)
 		w.u32(unix.NFTA_SET_KEY_LEN, length)
-		w.u32(unix.NFTA_SET_ID, b.sets) // required; refers to the set within this batch
+		w.u32(unix.NFTA_SET_ID, uint32(len(b.ops))) // required, unique within the batch
 	})
 }
 
@@ -231,25 +230,48 @@ func (c *Conn) Commit(b *Batch) error {
 	if len(b.ops) == 0 {
 		return nil
 	}
-	begin := c.sequence + 1
-	if err := c.write(commitOp(), b.numbered(&c.sequence)); err != nil {
-		return err
-	}
-	last := begin + uint32(len(b.ops))
-	// The kernel answers to each operation that it refuses and, as requested, to the last one. An error
-	// of the batch as a whole is an answer to its first message, and the only one.
-	refusal, acknowledged, err := c.acknowledgements(commitOp(), begin, last)
-	switch {
-	case refusal != nil:
-		refusal.Op = commitOp().String()
-		if i := refusal.sequence - begin - 1; i < uint32(len(b.ops)) {
-			refusal.Op += ": " + b.ops[i].String()
-		}
-		return refusal
-	case err == nil && !acknowledged:
+	acknowledged, err := c.transact(commitOp(), b)
+	if err == nil && !acknowledged {
 		err = fmt.Errorf("%s: the kernel did not answer; it may have been applied", commitOp())
 	}
 	return err
+}
+
+// transact sends a batch and returns the first refusal. It reports whether the kernel acknowledged the last
+// operation.
+func (c *Conn) transact(op operation, b *Batch) (acknowledged bool, err error) {
+	begin := c.sequence + 1
+	if err := c.write(op, b.numbered(&c.sequence)); err != nil {
+		return false, err
+	}
+	last := begin + uint32(len(b.ops))
+	var refusal *Error
+	// The kernel has answered by the time that the write returns: to each operation that it refuses and, as
+	// requested, to the last one. An error of the batch as a whole is an answer to its first message, and the
+	// only one.
+	err = c.receive(op, false, func(m message) (bool, error) {
+		if m.typ != unix.NLMSG_ERROR || m.sequence-begin > last-begin {
+			return false, nil // an answer to an earlier request that failed
+		}
+		err := decodeError(m)
+		if e, refused := errors.AsType[*Error](err); refused {
+			if refusal == nil {
+				refusal = e
+				refusal.Op = op.String()
+				if i := m.sequence - begin - 1; i < uint32(len(b.ops)) {
+					refusal.Op += ": " + b.ops[i].String()
+					refusal.Family = b.ops[i].family
+				}
+			}
+			return false, nil
+		}
+		acknowledged = acknowledged || err == nil && m.sequence == last
+		return false, err
+	})
+	if err == nil && refusal != nil {
+		err = refusal
+	}
+	return acknowledged, err
 }
 
 // numbered returns the batch as the kernel expects it: between the messages that begin and end it, with
@@ -271,12 +293,11 @@ func (b *Batch) numbered(sequence *uint32) []byte {
 	for i, op := range b.ops {
 		msg := b.w.b[op.at:]
 		next(msg)
-		const flagsAt = 6 // nlmsg_flags in struct nlmsghdr
-		flags := binary.NativeEndian.Uint16(msg[flagsAt:]) &^ unix.NLM_F_ACK
 		if i == len(b.ops)-1 {
-			flags |= unix.NLM_F_ACK
+			const flagsAt = 6 // nlmsg_flags in struct nlmsghdr
+			flags := binary.NativeEndian.Uint16(msg[flagsAt:])
+			binary.NativeEndian.PutUint16(msg[flagsAt:], flags|unix.NLM_F_ACK)
 		}
-		binary.NativeEndian.PutUint16(msg[flagsAt:], flags)
 	}
 	end := attrWriter{b: b.w.b}
 	at := end.beginMessage(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)

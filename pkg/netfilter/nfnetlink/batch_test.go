@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -39,7 +40,7 @@ func TestBatchRefuses(t *testing.T) {
 
 func TestLongestComment(t *testing.T) {
 	comment := strings.Repeat("x", 253)
-	rule, err := new(ruleDecoder).decode(encodeRule(t, "c", nil, comment), "")
+	rule, err := decodeRule(encodeRule(t, "c", nil, comment), "")
 	if err != nil || rule.Comment != comment {
 		t.Errorf("got %q, %v", rule.Comment, err)
 	}
@@ -82,15 +83,15 @@ func TestDecodeError(t *testing.T) {
 		"done":   {message{typ: unix.NLMSG_DONE, flags: unix.NLM_F_ACK_TLVS, payload: join(refusal, tlv.b)}, "wrong"},
 		"lying":  {message{typ: unix.NLMSG_ERROR, flags: unix.NLM_F_ACK_TLVS, payload: join(refusal, native(t, uint32(1<<31)))}, ""},
 	} {
-		e, err := decodeError(tt.message)
-		if err != nil || e == nil || e.Errno != unix.ENOENT || e.Message != tt.text {
-			t.Errorf("%s: got %+v, %v", name, e, err)
+		err := decodeError(tt.message)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Errno != unix.ENOENT || e.Message != tt.text {
+			t.Errorf("%s: got %+v", name, err)
 		}
 	}
-	if e, err := decodeError(message{payload: make([]byte, 20)}); e != nil || err != nil {
-		t.Errorf("acknowledgement: got %v, %v", e, err)
+	if err := decodeError(message{payload: make([]byte, 20)}); err != nil {
+		t.Errorf("acknowledgement: got %v", err)
 	}
-	if _, err := decodeError(message{payload: make([]byte, 3)}); err == nil {
+	if err := decodeError(message{payload: make([]byte, 3)}); !errors.Is(err, errMalformed) {
 		t.Error("no error in three bytes")
 	}
 }

@@ -39,6 +39,7 @@ type Conn struct {
 	sequence uint32
 	in       []byte // the last datagram
 	out      []byte // the last request
+	attrs    attrTable
 	// consistent is set within ConsistentRead.
 	consistent bool
 }
@@ -121,14 +122,6 @@ type message struct {
 // and resource, which is the lower half of the generation.
 const nfgenHeader = 4
 
-// attributes returns what follows the nfgenmsg.
-func (m message) attributes() ([]byte, error) {
-	if len(m.payload) < nfgenHeader {
-		return nil, errMalformed
-	}
-	return m.payload[nfgenHeader:], nil
-}
-
 // messageIter iterates over the messages of a datagram without copying.
 type messageIter struct {
 	rest []byte
@@ -209,21 +202,21 @@ func (w *attrWriter) names(op operation, nameAttr uint16) {
 	}
 }
 
+// wrap names the operation in an error.
+func (o operation) wrap(err error) error {
+	if refused, ok := errors.AsType[*Error](err); ok {
+		refused.Op = o.String()
+		return refused
+	}
+	return fmt.Errorf("%s: %w", o, err)
+}
+
 // request is a request NFT_MSG_GET* about an object. It calls decode, which may keep the bytes, with the
 // attributes of each answer.
 type request struct {
 	op                   operation
 	get, flags, nameAttr uint16
-	decode               func(attrs []byte) error
-}
-
-// exchange sends a request and decodes the answers.
-func (c *Conn) exchange(r request) error {
-	sequence, err := c.send(r)
-	if err != nil {
-		return err
-	}
-	return c.answers(r, sequence)
+	decode               func(*attrTable)
 }
 
 // send sends requests in one system call. It returns the sequence number of the first one.
@@ -237,7 +230,7 @@ func (c *Conn) send(requests ...request) (first uint32, err error) {
 		w.endMessage(at)
 		setSequence(w.b[at:], c.sequence)
 		if w.err != nil {
-			return 0, fmt.Errorf("%s: %w", r.op, w.err)
+			return 0, r.op.wrap(w.err)
 		}
 	}
 	c.out = w.b
@@ -248,41 +241,39 @@ func (c *Conn) send(requests ...request) (first uint32, err error) {
 // NLMSG_DONE.
 func (c *Conn) answers(r request, sequence uint32) error {
 	var failure error // kept until the kernel is done, which handles one dump at a time
-	for {
-		datagram, err := c.receive(r.op)
-		if err != nil {
-			return err
+	err := c.receive(r.op, true, func(m message) (done bool, err error) {
+		if m.sequence != sequence {
+			return false, nil // an answer to an earlier request that failed
 		}
-		it := messageIter{rest: bytes.Clone(datagram)}
-		for it.next() {
-			if it.sequence != sequence {
-				continue // an answer to an earlier exchange that failed
+		switch m.typ {
+		case unix.NLMSG_ERROR, unix.NLMSG_DONE:
+			if err = decodeError(m); err == nil && m.typ == unix.NLMSG_ERROR {
+				err = errMalformed // an acknowledgement that was not asked for
 			}
-			switch it.typ {
-			case unix.NLMSG_ERROR:
-				return r.op.refused(it.message)
-			case unix.NLMSG_DONE:
-				if e, err := decodeError(it.message); err == nil && e != nil {
-					return r.op.refused(it.message)
-				}
-				return failure
-			case messageType(r.get - 1): // NFT_MSG_NEW*
-				attrs, err := it.attributes()
-				if err == nil && failure == nil {
-					err = r.decode(attrs)
-				}
-				if err != nil && failure == nil {
-					failure = fmt.Errorf("%s: %w", r.op, err)
-				}
-				if r.flags&unix.NLM_F_DUMP == 0 {
-					return failure
-				}
+			return true, err
+		case messageType(r.get - 1): // NFT_MSG_NEW*
+			if failure == nil && !c.attrs.decode(m, r.decode) {
+				failure = r.op.wrap(errMalformed)
 			}
+			return r.flags&unix.NLM_F_DUMP == 0, nil
 		}
-		if it.malformed {
-			return fmt.Errorf("%s: %w", r.op, errMalformed)
-		}
+		return false, nil
+	})
+	if err != nil {
+		return err
 	}
+	return failure
+}
+
+// decode calls a function with the attributes of a message. It reports whether they have the form that the
+// function expects.
+func (t *attrTable) decode(m message, decode func(*attrTable)) bool {
+	if len(m.payload) < nfgenHeader {
+		return false
+	}
+	t.parse(m.payload[nfgenHeader:])
+	decode(t)
+	return !t.bad
 }
 
 func (c *Conn) write(op operation, b []byte) error {
@@ -304,53 +295,40 @@ func tooLong(op operation, size int) error {
 		" the sysctl net.core.wmem_max is the limit", op, size, unix.EMSGSIZE)
 }
 
-// receive returns the next datagram, which the following call overwrites.
-func (c *Conn) receive(op operation) ([]byte, error) {
+// receive calls handle, which may keep the bytes, with each message that arrives, until it returns true or
+// an error. Unless it is to wait, it returns when nothing more is there.
+func (c *Conn) receive(op operation, wait bool, handle func(message) (done bool, err error)) error {
 	for {
-		n, err := unix.Read(c.fd, c.in)
+		var n int
+		var err error
+		if wait {
+			n, err = unix.Read(c.fd, c.in)
+		} else {
+			n, _, err = unix.Recvfrom(c.fd, c.in, unix.MSG_DONTWAIT)
+		}
 		switch {
 		case err == nil && n > 0:
-			return c.in[:n], nil
 		case err == nil:
-			return nil, fmt.Errorf("%s: %w", op, errMalformed)
-		case errors.Is(err, unix.EAGAIN):
-			return nil, fmt.Errorf("%s: the kernel did not answer within %d s", op, answerTimeout)
-		case !errors.Is(err, unix.EINTR):
-			return nil, fmt.Errorf("%s: receive answer: %w", op, err)
-		}
-	}
-}
-
-// acknowledgements reads the answers to the messages with the sequence numbers from first to last,
-// which have been sent. It returns the first refusal, and whether the last message was acknowledged.
-// It does not wait: the kernel has answered by the time that the system call which sends returns.
-func (c *Conn) acknowledgements(op operation, first, last uint32) (refusal *Error, acknowledged bool, err error) {
-	for {
-		n, _, err := unix.Recvfrom(c.fd, c.in, unix.MSG_DONTWAIT)
-		switch {
-		case errors.Is(err, unix.EAGAIN):
-			return refusal, acknowledged, nil
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOBUFS): // some of many refusals were lost
+			return op.wrap(errMalformed)
+		case errors.Is(err, unix.EINTR), !wait && errors.Is(err, unix.ENOBUFS): // some of many refusals were lost
 			continue
-		case err != nil:
-			return nil, false, fmt.Errorf("%s: receive answer: %w", op, err)
+		case errors.Is(err, unix.EAGAIN) && !wait:
+			return nil
+		case errors.Is(err, unix.EAGAIN):
+			return fmt.Errorf("%s: the kernel did not answer within %d s", op, answerTimeout)
+		default:
+			return fmt.Errorf("%s: receive answer: %w", op, err)
 		}
-		it := messageIter{rest: c.in[:n]}
+		it := messageIter{rest: bytes.Clone(c.in[:n])}
 		for it.next() {
-			if it.typ != unix.NLMSG_ERROR || it.sequence-first > last-first {
-				continue // an answer to an earlier exchange that failed
+			if done, err := handle(it.message); err != nil {
+				return op.wrap(err)
+			} else if done {
+				return nil
 			}
-			e, err := decodeError(it.message)
-			if err != nil {
-				return nil, false, fmt.Errorf("%s: %w", op, err)
-			}
-			if refusal == nil {
-				refusal = e
-			}
-			acknowledged = acknowledged || e == nil && it.sequence == last
 		}
 		if it.malformed {
-			return nil, false, fmt.Errorf("%s: %w", op, errMalformed)
+			return op.wrap(errMalformed)
 		}
 	}
 }
@@ -359,6 +337,7 @@ func (c *Conn) acknowledgements(op operation, first, last uint32) (refusal *Erro
 // os.ErrNotExist, os.ErrExist and os.ErrPermission.
 type Error struct {
 	Op      string // the operation and its object, "add rule to ip ip-masq masq-X"
+	Family  Family // of the object; 0 if the refusal is not about one of a batch's operations
 	Errno   syscall.Errno
 	Message string // the kernel's text, often empty
 
@@ -389,34 +368,21 @@ func Unsupported(err error) bool {
 		errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EINVAL)
 }
 
-// refused turns an error message into an error; it never returns nil.
-func (o operation) refused(m message) error {
-	e, err := decodeError(m)
-	if err == nil && e == nil {
-		err = errMalformed // an acknowledgement that was not asked for
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", o, err)
-	}
-	e.Op = o.String()
-	return e
-}
-
-// decodeError decodes a message of type NLMSG_ERROR or NLMSG_DONE. It returns nil for an
+// decodeError decodes a message of type NLMSG_ERROR or NLMSG_DONE: an *Error, or nil for an
 // acknowledgement.
-func decodeError(m message) (*Error, error) {
+func decodeError(m message) error {
 	const numberSize = 4
 	if len(m.payload) < numberSize {
-		return nil, errMalformed
+		return errMalformed
 	}
 	number := int32(binary.NativeEndian.Uint32(m.payload))
 	if number == 0 {
-		return nil, nil
+		return nil
 	}
 	e := &Error{Errno: syscall.Errno(-number), sequence: m.sequence}
 	rest := m.payload[numberSize:]
 	if m.flags&unix.NLM_F_ACK_TLVS == 0 {
-		return e, nil
+		return e
 	}
 	if m.typ == unix.NLMSG_ERROR { // the header of the refused message; NETLINK_CAP_ACK omits the rest
 		rest = rest[min(unix.SizeofNlMsghdr, len(rest)):]
@@ -427,5 +393,5 @@ func decodeError(m message) (*Error, error) {
 			e.Message = string(untilNUL(it.data))
 		}
 	}
-	return e, nil
+	return e
 }

@@ -59,7 +59,7 @@ func encodeRule(t testing.TB, chain string, exprs []Expr, comment string) []byte
 func TestRuleRoundTrip(t *testing.T) {
 	want := Rule{Chain: "masq-X", Handle: 5, Exprs: everyExpr(), Comment: "a comment"}
 	for _, probably := range []string{"", "masq-X", "masq-XY"} {
-		got, err := new(ruleDecoder).decode(encodeRule(t, want.Chain, want.Exprs, want.Comment), probably)
+		got, err := decodeRule(encodeRule(t, want.Chain, want.Exprs, want.Comment), probably)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +132,7 @@ func TestOtherEncoder(t *testing.T) {
 	}
 	var chain attrWriter
 	chain.str(unix.NFTA_RULE_CHAIN, "c")
-	rule, err := new(ruleDecoder).decode(append(chain.b, other...), "")
+	rule, err := decodeRule(append(chain.b, other...), "")
 	if err != nil {
 		t.Fatal(err)
 	}

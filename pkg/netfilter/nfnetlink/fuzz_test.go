@@ -17,7 +17,7 @@ func FuzzDecodeRule(f *testing.F) {
 		f.Add(encodeRule(f, "c", []Expr{e}, ""))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		rule, err := new(ruleDecoder).decode(b, "c")
+		rule, err := decodeRule(b, "c")
 		if err != nil {
 			return
 		}
@@ -29,7 +29,7 @@ func FuzzDecodeRule(f *testing.F) {
 		if w.err != nil {
 			return
 		}
-		again, err := (&ruleDecoder{}).decode(w.b, "")
+		again, err := decodeRule(w.b, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,21 +49,19 @@ func FuzzDecodeMessages(f *testing.F) {
 	f.Add(b.numbered(new(uint32)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for it := (messageIter{rest: b}); it.next(); {
-			if e, err := decodeError(it.message); err == nil && e != nil && e.Error() == "" {
+			if err := decodeError(it.message); err != nil && err.Error() == "" {
 				t.Error("an error without a text")
 			}
-			attrs, err := it.attributes()
-			if err != nil {
+			if len(it.payload) < nfgenHeader {
 				continue
 			}
-			if chain, err := decodeObject(attrs, decodeChain); err != nil && (chain != Chain{}) {
-				t.Errorf("chain %v beside %v", chain, err)
-			}
-			set, err := decodeObject(attrs, decodeSet)
+			attrs := it.payload[nfgenHeader:]
+			_, _ = decodeAttrs(attrs, decodeChain)
+			set, err := decodeAttrs(attrs, decodeSet)
 			if err != nil {
 				set = interval(4)
 			}
-			elems, err := decodeElements(nil, attrs)
+			elems, err := decodeElems(attrs)
 			if err != nil {
 				continue
 			}

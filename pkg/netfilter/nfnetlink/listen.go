@@ -140,13 +140,12 @@ func appendCommits(commits []Commit, datagram []byte) ([]Commit, error) {
 		if it.typ != messageType(unix.NFT_MSG_NEWGEN) {
 			continue
 		}
-		attrs, err := it.attributes()
-		if err == nil {
-			commits, err = each(decodeCommit)(commits, attrs)
+		var t attrTable
+		var commit Commit
+		if !t.decode(it.message, func(t *attrTable) { commit = decodeCommit(t) }) {
+			return commits, errMalformed
 		}
-		if err != nil {
-			return commits, err
-		}
+		commits = append(commits, commit)
 	}
 	if it.malformed {
 		return commits, errMalformed

@@ -44,6 +44,24 @@ func dial(t testing.TB) *Conn {
 	return c
 }
 
+// decodeAttrs decodes attributes as Conn decodes those of an answer.
+func decodeAttrs[T any](b []byte, decode func(*attrTable) T) (decoded T, err error) {
+	var t attrTable
+	m := message{payload: append(make([]byte, nfgenHeader), b...)}
+	if !t.decode(m, func(t *attrTable) { decoded = decode(t) }) {
+		err = errMalformed
+	}
+	return decoded, err
+}
+
+func decodeRule(b []byte, expected string) (Rule, error) {
+	return decodeAttrs(b, func(t *attrTable) Rule { return new(ruleDecoder).decode(t, expected) })
+}
+
+func decodeElems(b []byte) ([]element, error) {
+	return decodeAttrs(b, func(t *attrTable) []element { return decodeElements(nil, t) })
+}
+
 // must returns what a read returned, and fails if it failed.
 func must[T any](t testing.TB) func(T, error) T {
 	t.Helper()

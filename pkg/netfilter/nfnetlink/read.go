@@ -37,52 +37,39 @@ func (f Family) String() string {
 }
 
 // read reads one object.
-func read[T any](c *Conn, op operation, get, nameAttr uint16, decode func(*attrTable) T) (object T, err error) {
-	err = c.exchange(readInto(&object, op, get, nameAttr, decode))
-	return object, err
+func read[T any](c *Conn, op operation, get, nameAttr uint16, decode func(*attrTable) T) (T, error) {
+	var object, none T
+	r := request{op, get, 0, nameAttr, func(t *attrTable) { object = decode(t) }}
+	first, err := c.send(r)
+	if err == nil {
+		err = c.answers(r, first)
+	}
+	if err != nil {
+		return none, err
+	}
+	return object, nil
 }
 
-func readInto[T any](object *T, op operation, get, nameAttr uint16, decode func(*attrTable) T) request {
-	return request{op, get, 0, nameAttr, func(attrs []byte) (err error) {
-		*object, err = decodeObject(attrs, decode)
-		return err
-	}}
-}
-
-// list dumps objects; decode appends what an answer holds to them. Outside ConsistentRead the list is
-// a consistent read of its own.
+// list dumps objects; add appends what an answer holds to them. Outside ConsistentRead the list is a
+// consistent read of its own.
 func list[T any](
-	c *Conn, op operation, get, nameAttr uint16, decode func([]T, []byte) ([]T, error),
+	c *Conn, op operation, get, nameAttr uint16, add func([]T, *attrTable) []T,
 ) (objects []T, err error) {
+	r := request{op, get, unix.NLM_F_DUMP, nameAttr, func(t *attrTable) { objects = add(objects, t) }}
 	_, err = c.ConsistentRead(func() error {
 		objects = nil
-		return c.exchange(request{op, get, unix.NLM_F_DUMP, nameAttr, func(attrs []byte) (err error) {
-			objects, err = decode(objects, attrs)
+		first, err := c.send(r)
+		if err != nil {
 			return err
-		}})
+		}
+		return c.answers(r, first)
 	})
 	return objects, err
 }
 
 // each makes a decoder of one object that of a list.
-func each[T any](decode func(*attrTable) T) func([]T, []byte) ([]T, error) {
-	return func(objects []T, attrs []byte) ([]T, error) {
-		object, err := decodeObject(attrs, decode)
-		if err != nil {
-			return objects, err
-		}
-		return append(objects, object), nil
-	}
-}
-
-func decodeObject[T any](attrs []byte, decode func(*attrTable) T) (object T, err error) {
-	var t attrTable
-	t.parse(attrs)
-	decoded := decode(&t)
-	if t.bad {
-		return object, errMalformed
-	}
-	return decoded, nil
+func each[T any](decode func(*attrTable) T) func([]T, *attrTable) []T {
+	return func(objects []T, t *attrTable) []T { return append(objects, decode(t)) }
 }
 
 // ConsistentRead calls read, which uses c, until everything that it read belongs to one generation,
@@ -126,17 +113,7 @@ func (c *Conn) ConsistentRead(read func() error) (generation uint32, err error) 
 // awaitCommit returns when no commit is under way, or ErrStale if there was one since the given
 // generation. It sends an empty batch, as the kernel handles one batch at a time.
 func (c *Conn) awaitCommit(generation uint32) error {
-	op := operation{verb: "wait for nf_tables commits"}
-	first := c.sequence + 1
-	b := Batch{Generation: generation}
-	if err := c.write(op, b.numbered(&c.sequence)); err != nil {
-		return err
-	}
-	refusal, _, err := c.acknowledgements(op, first, c.sequence)
-	if refusal != nil {
-		refusal.Op = op.String()
-		return refusal
-	}
+	_, err := c.transact(operation{verb: "wait for nf_tables commits"}, &Batch{Generation: generation})
 	return err
 }
 
@@ -222,9 +199,10 @@ func (c *Conn) Chain(family Family, table, name string) (Chain, error) {
 func (c *Conn) TableAndChain(family Family, table, name string) (Table, *Chain, error) {
 	var t Table
 	var chain Chain
-	ofTable := readInto(&t, operation{"read table", family, table, ""}, unix.NFT_MSG_GETTABLE, 0, decodeTable)
-	ofChain := readInto(&chain, operation{"read chain", family, table, name}, unix.NFT_MSG_GETCHAIN,
-		unix.NFTA_CHAIN_NAME, decodeChain)
+	ofTable := request{operation{"read table", family, table, ""}, unix.NFT_MSG_GETTABLE, 0, 0,
+		func(a *attrTable) { t = decodeTable(a) }}
+	ofChain := request{operation{"read chain", family, table, name}, unix.NFT_MSG_GETCHAIN, 0, unix.NFTA_CHAIN_NAME,
+		func(a *attrTable) { chain = decodeChain(a) }}
 	first, err := c.send(ofTable, ofChain)
 	if err == nil {
 		err = c.answers(ofTable, first)
@@ -243,13 +221,11 @@ func (c *Conn) TableAndChain(family Family, table, name string) (Table, *Chain, 
 // walks the chains of all tables of the family, so Chain is cheaper for a single one.
 func (c *Conn) Chains(family Family, table string) ([]Chain, error) {
 	op := operation{"list chains of", family, table, ""}
-	all := each(decodeChain)
-	return list(c, op, unix.NFT_MSG_GETCHAIN, 0, func(chains []Chain, attrs []byte) ([]Chain, error) {
-		chains, err := all(chains, attrs)
-		if n := len(chains) - 1; err == nil && chains[n].Table != table {
-			chains = chains[:n]
+	return list(c, op, unix.NFT_MSG_GETCHAIN, 0, func(chains []Chain, t *attrTable) []Chain {
+		if chain := decodeChain(t); chain.Table == table {
+			chains = append(chains, chain)
 		}
-		return chains, err
+		return chains
 	})
 }
 

@@ -13,8 +13,7 @@ import (
 // libnftnl's.
 const commentType = 0
 
-// maxUserData is what the kernel keeps of a rule's user data, in bytes
-// (NFT_USERDATA_MAXLEN).
+// maxUserData is the size of a rule's user data in the kernel, in bytes (NFT_USERDATA_MAXLEN).
 const maxUserData = 256
 
 // Rule is a rule of nf_tables.
@@ -31,21 +30,16 @@ type Rule struct {
 func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	op := operation{"list rules of", family, table, chain}
 	var d ruleDecoder
-	return list(c, op, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, func(rules []Rule, attrs []byte) ([]Rule, error) {
+	return list(c, op, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, func(rules []Rule, t *attrTable) []Rule {
 		previous := chain
 		if len(rules) > 0 {
 			previous = rules[len(rules)-1].Chain
 		}
-		r, err := d.decode(attrs, previous)
-		if err != nil {
-			return rules, err
-		}
-		return append(rules, r), nil
+		return append(rules, d.decode(t, previous))
 	})
 }
 
-// ruleDecoder decodes the rules of one list. Most of their expressions are the
-// same: those are decoded once.
+// ruleDecoder decodes the rules of one list. It decodes equal expressions once.
 type ruleDecoder struct {
 	codec
 	known map[string]Expr // by their encoding
@@ -70,10 +64,8 @@ func (d *ruleDecoder) expr(b []byte) Expr {
 }
 
 // decode decodes a rule. The name of its chain is not allocated again if it is the expected one.
-func (d *ruleDecoder) decode(attrs []byte, expected string) (Rule, error) {
+func (d *ruleDecoder) decode(t *attrTable, expected string) Rule {
 	const perRule, perArray = 16, 256
-	var t attrTable
-	t.parse(attrs)
 	r := Rule{
 		Chain:   expected,
 		Handle:  t.optU64(unix.NFTA_RULE_HANDLE),
@@ -81,9 +73,6 @@ func (d *ruleDecoder) decode(attrs []byte, expected string) (Rule, error) {
 	}
 	if name := untilNUL(t.at[unix.NFTA_RULE_CHAIN]); string(name) != expected {
 		r.Chain = string(name)
-	}
-	if !t.has(unix.NFTA_RULE_CHAIN) || t.bad {
-		return Rule{}, errMalformed
 	}
 	if cap(d.exprs)-len(d.exprs) < perRule {
 		d.exprs = make([]Expr, 0, perArray)
@@ -94,14 +83,11 @@ func (d *ruleDecoder) decode(attrs []byte, expected string) (Rule, error) {
 		d.exprs = append(d.exprs, d.expr(it.data))
 	}
 	r.Exprs = slices.Clip(d.exprs[first:])
-	if it.malformed {
-		return Rule{}, errMalformed
-	}
-	return r, nil
+	t.bad = t.bad || it.malformed || !t.has(unix.NFTA_RULE_CHAIN)
+	return r
 }
 
-// decodeComment finds the comment among records of type, length (a byte each)
-// and value.
+// decodeComment finds the comment among records of type, length (a byte each) and value.
 func decodeComment(data []byte) string {
 	for len(data) >= 2 {
 		n := 2 + int(data[1])

@@ -135,28 +135,15 @@ func (c *Conn) elements(family Family, table, set string) ([]element, error) {
 	return list(c, op, unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, decodeElements)
 }
 
-func decodeElements(elems []element, attrs []byte) ([]element, error) {
-	msg := attrIter{rest: attrs}
-	for msg.next() {
-		if msg.typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			continue
-		}
-		it := attrIter{rest: msg.data}
-		for it.next() {
-			e, ok := decodeElement(it.data)
-			if !ok {
-				return elems, errMalformed
-			}
-			elems = append(elems, e)
-		}
-		if it.malformed {
-			return elems, errMalformed
-		}
+func decodeElements(elems []element, t *attrTable) []element {
+	it := attrIter{rest: t.at[unix.NFTA_SET_ELEM_LIST_ELEMENTS]}
+	for it.next() {
+		e, ok := decodeElement(it.data)
+		t.bad = t.bad || !ok
+		elems = append(elems, e)
 	}
-	if msg.malformed {
-		return elems, errMalformed
-	}
-	return elems, nil
+	t.bad = t.bad || it.malformed
+	return elems
 }
 
 func decodeElement(b []byte) (e element, ok bool) {

@@ -119,7 +119,7 @@ func TestElementForms(t *testing.T) {
 		}
 		w.close(at)
 		w.close(list)
-		elems, err := decodeElements(nil, w.b)
+		elems, err := decodeElems(w.b)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -160,16 +160,16 @@ func TestRangesRoundTrip(t *testing.T) {
 		}
 		var elems []element
 		for i := range b.Len() {
-			n := len(elems)
-			var err error
 			it := messageIter{rest: b.w.b[b.ops[i].at:]}
 			it.next()
-			if elems, err = decodeElements(elems, it.payload[nfgenHeader:]); err != nil {
+			some, err := decodeElems(it.payload[nfgenHeader:])
+			if err != nil {
 				t.Fatal(err)
 			}
-			if len(elems)-n > maxElements {
-				t.Fatalf("%d elements in a message", len(elems)-n)
+			if len(some) > maxElements {
+				t.Fatalf("%d elements in a message", len(some))
 			}
+			elems = append(elems, some...)
 		}
 		rand.Shuffle(len(elems), func(i, j int) { elems[i], elems[j] = elems[j], elems[i] })
 		got, err := interval(uint32(width)).ranges(elems)
@@ -224,11 +224,11 @@ func TestMalformedElements(t *testing.T) {
 		w.bytes(unix.NFTA_SET_ELEM_LIST_ELEMENTS, elem)
 		return w.b
 	}
-	if elems, err := decodeElements(nil, list(elem)); err != nil || len(elems) != 1 || !elems[0].end {
+	if elems, err := decodeElems(list(elem)); err != nil || len(elems) != 1 || !elems[0].end {
 		t.Fatalf("well formed: %v, %v", elems, err)
 	}
 	for cut := 1; cut < len(elem); cut++ {
-		if elems, err := decodeElements(nil, list(elem[:cut])); err == nil {
+		if elems, err := decodeElems(list(elem[:cut])); err == nil {
 			t.Errorf("%d of %d bytes: %v", cut, len(elem), elems)
 		}
 	}
