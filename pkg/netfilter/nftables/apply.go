@@ -29,12 +29,12 @@ type state struct {
 	generation uint32 // 0 if the reading is not of one generation
 }
 
-func (b *backend) read() (s *state, err error) {
+func (b *backend) read() (*state, error) {
 	conn, err := b.driver.dial()
 	if err != nil {
 		return nil, err
 	}
-	s = &state{tables: map[policy.Family]*table{}}
+	s := &state{tables: map[policy.Family]*table{}}
 	s.generation, err = conn.ConsistentRead(func() (err error) {
 		for _, f := range policy.Families() {
 			if s.tables[f], err = readTable(conn, f); err != nil {
@@ -43,10 +43,7 @@ func (b *backend) read() (s *state, err error) {
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return s, err
 }
 
 // Observe implements netfilter.Backend. It reads all chains of the tables.
@@ -64,13 +61,12 @@ func (b *backend) Observe(context.Context, []netfilter.ChainRef) (netfilter.Obse
 	return o, nil
 }
 
-// Apply implements netfilter.Backend. What the kernel refuses to change it writes as new tables,
-// because what is wrong with the existing ones may not be visible.
+// Apply implements netfilter.Backend. A table whose change the kernel refuses it writes as a new one,
+// because what is wrong with the existing one may not be visible.
 func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilter.Observation, _ *os.File) error {
 	update := func(w *tableWriter) { w.update(chainsOf(desired, w.family)) }
-	s, observed := from.State.(*state)
-	if observed {
-		return b.write(s, update, true)
+	if s, observed := from.State.(*state); observed {
+		return b.write(*s, update, true)
 	}
 	return b.readAndWrite(update, true)
 }
@@ -106,37 +102,44 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 // readAndWrite changes the tables as they are now, whatever other programs do meanwhile.
 func (b *backend) readAndWrite(change func(*tableWriter), replace bool) error {
 	const attempts = 10
-	var err error
-	for range attempts {
-		var s *state
-		if s, err = b.read(); err != nil {
+	for attempt := 1; ; attempt++ {
+		s, err := b.read()
+		if err == nil {
+			err = b.write(*s, change, replace)
+		}
+		if attempt == attempts || !errors.Is(err, netfilter.ErrChanged) {
 			return err
 		}
-		if err = b.write(s, change, replace); !errors.Is(err, netfilter.ErrChanged) {
-			break
-		}
 	}
-	return err
 }
 
-// write changes the tables of a state. With replace it tries a refused change once more with new tables.
-func (b *backend) write(s *state, change func(*tableWriter), replace bool) error {
+// write changes the tables of a state. With replace it creates a table anew if the kernel refuses to change it.
+func (b *backend) write(s state, change func(*tableWriter), replace bool) error {
 	conn, err := b.driver.dial()
 	if err != nil {
 		return err
 	}
-	filled, err := s.commit(conn, change, false)
-	refused, ok := errors.AsType[*nfnetlink.Error](err)
-	if replace && ok && !errors.Is(refused, os.ErrPermission) && !errors.Is(refused, nfnetlink.ErrStale) {
-		again := *s
-		if filled {
-			again.generation = nextGeneration(s.generation)
+	filled, err := s.commit(conn, change)
+	broken := map[nfnetlink.Family]bool{}
+	for failed := err; replace && failed != nil; {
+		refused, ok := errors.AsType[*nfnetlink.Error](failed)
+		if !ok || refused.Family == 0 || broken[refused.Family] || errors.Is(refused, os.ErrPermission) {
+			break
 		}
-		if _, failed := again.commit(conn, change, true); failed == nil {
+		broken[refused.Family] = true
+		now, err := b.read() // the new sets as well
+		if err != nil || s.generation != 0 && s.generation != now.generation {
+			break
+		}
+		for f, t := range now.tables {
+			t.broken = t.broken || t.exists && broken[headerOf(f).link]
+		}
+		if filled, failed = now.commit(conn, change); failed == nil {
 			return nil
 		}
+		s = *now
 	}
-	if err != nil && filled { // remove the new sets
+	if err != nil && (filled || len(broken) > 0) { // remove the new sets
 		_ = b.Remove(context.Background(), nil, nil)
 	}
 	if errors.Is(err, nfnetlink.ErrStale) {
@@ -147,11 +150,9 @@ func (b *backend) write(s *state, change func(*tableWriter), replace bool) error
 
 // commit sends the changes of all tables in two batches: the first one creates and fills new sets, the
 // second one does the rest, because packets can meet a set empty that is created in the batch of the
-// rules that use it. It reports whether the first batch was applied. With replace it creates the tables
-// anew.
-func (s *state) commit(conn *nfnetlink.Conn, change func(*tableWriter), replace bool) (filled bool, err error) {
-	fill, rest := &nfnetlink.Batch{Generation: s.generation}, &nfnetlink.Batch{Generation: s.generation}
-	s.encode(fill, rest, change, replace)
+// rules that use it. It reports whether the first batch was applied.
+func (s *state) commit(conn *nfnetlink.Conn, change func(*tableWriter)) (filled bool, err error) {
+	fill, rest := s.batches(change)
 	if err := conn.Reserve(fill, rest); err != nil { // before the first one is sent
 		return false, err
 	}
@@ -159,7 +160,8 @@ func (s *state) commit(conn *nfnetlink.Conn, change func(*tableWriter), replace 
 		if err := conn.Commit(fill); err != nil {
 			return false, err
 		}
-		rest.Generation = nextGeneration(s.generation)
+		s.generation = nextGeneration(s.generation)
+		rest.Generation = s.generation
 	}
 	return fill.Len() > 0, conn.Commit(rest)
 }
@@ -172,16 +174,12 @@ func nextGeneration(generation uint32) uint32 {
 	return max(generation+1, 1) // the kernel leaves 0 out
 }
 
-func (s *state) encode(fill, rest *nfnetlink.Batch, change func(*tableWriter), replace bool) {
+func (s *state) batches(change func(*tableWriter)) (fill, rest *nfnetlink.Batch) {
+	fill, rest = &nfnetlink.Batch{Generation: s.generation}, &nfnetlink.Batch{Generation: s.generation}
 	for _, f := range policy.Families() {
-		have := s.tables[f]
-		if replace {
-			broken := *have
-			broken.broken = have.exists
-			have = &broken
-		}
-		change(newTableWriter(f, have, fill, rest))
+		change(newTableWriter(f, s.tables[f], fill, rest))
 	}
+	return fill, rest
 }
 
 // tableWriter writes the changes of a table.
@@ -230,18 +228,19 @@ func (w *tableWriter) update(desired []policy.Chain) {
 		base := baseHook()
 		w.rest.AddChain(w.link, tableName, baseChain, &base)
 	}
-	var gone []string
 	jumps := 0
-	right := w.have.hooked // the jumps are
+	sameJumps := w.have.hooked
 	for i := range desired {
-		right = w.updateChain(&desired[i]) && right
+		w.updateChain(&desired[i])
+		sameJumps = sameJumps && slices.EqualFunc(desired[i].Jumps, w.have.jumpsTo(desired[i].Name), equal)
 		jumps += len(desired[i].Jumps)
 	}
-	if !right || jumps != len(w.have.jumps) {
-		w.rewriteJumps(desired)
-	} else {
+	if sameJumps && jumps == len(w.have.jumps) {
 		w.use(w.have.jumps)
+	} else {
+		w.rewriteJumps(desired)
 	}
+	var gone []string
 	for name := range w.have.chains {
 		if !slices.ContainsFunc(desired, func(c policy.Chain) bool { return c.Name == name }) {
 			gone = append(gone, chainPrefix+name)
@@ -251,20 +250,19 @@ func (w *tableWriter) update(desired []policy.Chain) {
 	w.deleteSets(func(name string) bool { return !anonymous(name) })
 }
 
-// updateChain writes the rules of a chain if they differ. It reports whether the jumps to it are right.
-func (w *tableWriter) updateChain(want *policy.Chain) (jumps bool) {
+// updateChain writes the rules of a chain if they differ.
+func (w *tableWriter) updateChain(want *policy.Chain) {
 	name, have := chainPrefix+want.Name, w.have.chains[want.Name]
 	if have != nil && !have.owner.Differs(want.Owner) && slices.EqualFunc(want.Rules, have.rules, equal) {
 		w.use(have.rules)
-	} else {
-		w.rest.AddChain(w.link, tableName, name, nil)
-		w.rest.FlushChain(w.link, tableName, name)
-		for i, r := range want.Rules {
-			exprs := encode(w.family, r, w.setOf(r, want.Name, sourceSet), "")
-			w.rest.AddRule(w.link, tableName, name, exprs, commentOn(want, i))
-		}
+		return
 	}
-	return slices.EqualFunc(want.Jumps, w.have.jumpsTo(want.Name), equal)
+	w.rest.AddChain(w.link, tableName, name, nil)
+	w.rest.FlushChain(w.link, tableName, name)
+	for i, r := range want.Rules {
+		exprs := encode(w.family, r, w.setOf(r, want.Name, sourceSet), "")
+		w.rest.AddRule(w.link, tableName, name, exprs, commentOn(want, i))
+	}
 }
 
 func equal(want policy.Rule, have rule) bool { return want.Equal(have.Rule) }
@@ -281,8 +279,8 @@ func (w *tableWriter) rewriteJumps(desired []policy.Chain) {
 	}
 }
 
-// updateElements changes the elements of a set, if that is all that differs, and reports whether it is.
-// The kernel changes the elements of one set in use at one moment, but not those of two sets.
+// updateElements changes the elements of a set and returns true, if nothing else differs. The kernel
+// changes the elements of one set in use at once, but not those of two sets.
 func (w *tableWriter) updateElements(desired []policy.Chain) bool {
 	have := w.have
 	if !have.hooked || len(have.unrecognized) > 0 || len(have.chains) != len(desired) {
@@ -290,14 +288,14 @@ func (w *tableWriter) updateElements(desired []policy.Chain) bool {
 	}
 	want, held := map[string]policy.Ranges{}, map[string]policy.Ranges{} // of the sets that differ
 	compare := func(w policy.Rule, h rule) bool {
-		if w.Equal(h.Rule) {
+		if equal(w, h) {
 			return true
 		}
 		_, twice := want[h.set]
 		want[h.set], held[h.set] = addresses(w), addresses(h.Rule)
 		sameKind := (w.From == nil) == (h.From == nil) && (w.To == nil) == (h.To == nil)
 		h.From, h.To = w.From, w.To
-		return w.Equal(h.Rule) && sameKind && !twice && !anonymous(h.set)
+		return equal(w, h) && sameKind && !twice && !anonymous(h.set)
 	}
 	jumps := 0
 	for _, c := range desired {

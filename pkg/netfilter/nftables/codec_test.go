@@ -46,15 +46,15 @@ func codecProperty(t *rapid.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !read.rule.Equal(rule) {
-		t.Fatalf("%s is read as %s", rule, read.rule)
+	if !read.Rule.Equal(rule) {
+		t.Fatalf("%s is read as %s", rule, read.Rule)
 	}
 	mutilated := mutilate(t, exprs)
 	read, err = decode(f, mutilated, sets)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if read.rule.Equal(rule) && !sameMeaning(exprs, mutilated) {
+	if read.Rule.Equal(rule) && !sameMeaning(exprs, mutilated) {
 		t.Fatalf("%v is still read as %s", mutilated, rule)
 	}
 }

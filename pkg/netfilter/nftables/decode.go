@@ -7,19 +7,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// decoded is a rule with the names that stand in it.
-type decoded struct {
-	rule   policy.Rule
-	set    string
-	target string // of a jump
-}
-
-// decode returns the rule that the expressions were encoded from. A rule that encode
-// does not write, or one with a set that is not as this package makes it, is
-// unrecognized.
-func decode(f policy.Family, exprs []nfnetlink.Expr, sets func(string) (policy.Ranges, error)) (decoded, error) {
+// decode returns the rule that the expressions were encoded from. A rule that encode does not write is
+// unrecognized, as is one with a set that differs from what AddSet creates.
+func decode(f policy.Family, exprs []nfnetlink.Expr, sets func(string) (policy.Ranges, error)) (rule, error) {
 	d := nfnetlink.Decode(headerOf(f).link, nfnetlink.Rule{Exprs: exprs}, nil)
-	var out decoded
+	var out rule
 	ok := len(d.Unrecognized)+len(d.Other) == 0 && out.statement(d)
 	var addresses *policy.Ranges
 	seen := 0 // fields
@@ -28,21 +20,21 @@ func decode(f policy.Family, exprs []nfnetlink.Expr, sets func(string) (policy.R
 		seen |= 1 << c.Field
 		switch c.Field {
 		case nfnetlink.Source:
-			addresses = &out.rule.From
+			addresses = &out.From
 		case nfnetlink.Destination:
-			addresses = &out.rule.To
+			addresses = &out.To
 		}
 	}
 	if !ok {
-		return decoded{rule: unrecognizedRule(exprs)}, nil
+		return rule{Rule: unrecognizedRule(exprs)}, nil
 	}
 	if out.set != "" {
 		ranges, err := sets(out.set)
 		if err != nil {
-			return decoded{}, err
+			return rule{}, err
 		}
 		if ranges == nil {
-			return decoded{rule: unrecognizedRule(exprs), set: out.set}, nil
+			return rule{Rule: unrecognizedRule(exprs), set: out.set}, nil
 		}
 		*addresses = ranges
 	}
@@ -57,13 +49,12 @@ func unrecognizedRule(exprs []nfnetlink.Expr) policy.Rule {
 	return policy.Rule{Verdict: policy.Unrecognized, Text: text}
 }
 
-// condition adds a condition to the rule and reports whether encode writes such.
-func (d *decoded) condition(c nfnetlink.Condition) bool {
-	r := &d.rule
+// condition adds a condition to the rule and reports whether encode writes such a condition.
+func (r *rule) condition(c nfnetlink.Condition) bool {
 	switch c.Field {
 	case nfnetlink.Source, nfnetlink.Destination:
-		another := d.set != ""
-		d.set = c.Set
+		another := r.set != ""
+		r.set = c.Set
 		return c.Set != "" && !c.Not && !another
 	case nfnetlink.OutputName:
 		r.Out = c.Name
@@ -88,20 +79,19 @@ func (d *decoded) condition(c nfnetlink.Condition) bool {
 	return false
 }
 
-// statement sets what the rule does and reports whether encode writes such.
-func (d *decoded) statement(from nfnetlink.Decoded) bool {
-	r := &d.rule
+// statement sets what the rule does and reports whether encode writes such a statement.
+func (r *rule) statement(from nfnetlink.Decoded) bool {
 	r.Connections = from.Packets
 	switch from.Statement {
 	case nfnetlink.DoReturn:
 		r.Verdict = policy.Return
 	case nfnetlink.DoJump:
-		r.Verdict, d.target = policy.Jump, from.Chain
+		r.Verdict, r.target = policy.Jump, from.Chain
 	case nfnetlink.DoMasq:
 		m := from.Masq
-		r.Verdict, r.RandomFully = policy.Masquerade, m.Flags&natRandomFully != 0
+		r.Verdict, r.RandomFully = policy.Masquerade, m.Flags&nfnetlink.RangeRandomFully != 0
 		r.Ports = policy.PortRange{First: m.PortMin, Last: m.PortMax}
-		return m.Flags&^(natRandomFully|natPorts) == 0
+		return m.Flags&^(nfnetlink.RangeRandomFully|nfnetlink.RangeProtoSpecified) == 0
 	default:
 		return false
 	}

@@ -14,7 +14,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -354,9 +353,8 @@ func (n *node) cutOff(desired policy.Ruleset) {
 	if err != nil {
 		n.Fatal(err)
 	}
-	var first, second nfnetlink.Batch
-	now.encode(&first, &second, func(w *tableWriter) { w.update(chainsOf(desired, w.family)) }, false)
-	if err := conn.Commit(&first); err != nil {
+	fill, _ := now.batches(func(w *tableWriter) { w.update(chainsOf(desired, w.family)) })
+	if err := conn.Commit(fill); err != nil {
 		n.Fatal(err)
 	}
 }
@@ -446,6 +444,29 @@ func TestRefusedWhole(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestRefusedFamily: of two tables only the one that the kernel refuses to change is created anew.
+func TestRefusedFamily(t *testing.T) {
+	n := newNode(t)
+	n.apply(desired(sourcePolicy("A"), sourcePolicy("B")))
+	n.nft("add map ip ip-masq mine { type ipv4_addr : verdict; elements = { 1.2.3.4 : jump masq-B }; }")
+	chain := func(family string) string {
+		t.Helper()
+		out, err := exec.Command("nft", "-a", "list", "chain", family, "ip-masq", "masq-A").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return string(out)
+	}
+	v4, v6 := chain("ip"), chain("ip6")
+	n.apply(desired(sourcePolicy("A")))
+	if chain("ip") == v4 {
+		t.Error("table ip was not created anew: the kernel refused nothing")
+	}
+	if diff := cmp.Diff(v6, chain("ip6")); diff != "" {
+		t.Errorf("chain of table ip6 (-want +got):\n%s", diff)
 	}
 }
 

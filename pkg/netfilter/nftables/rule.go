@@ -13,12 +13,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Flags of NAT (include/uapi/linux/netfilter/nf_nat.h).
-const (
-	natPorts       = 1 << 1 // NF_NAT_RANGE_PROTO_SPECIFIED
-	natRandomFully = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
-)
-
 // header is where the addresses are in the packet header of a family.
 type header struct {
 	link     nfnetlink.Family
@@ -37,7 +31,7 @@ func protocolNumber(p policy.Protocol) byte {
 	return map[policy.Protocol]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}[p]
 }
 
-// nftStatement is a match or nftStatement of a rule, in nft syntax and as the kernel's expressions.
+// nftStatement is a match or a statement of a rule, in nft syntax and as the kernel's expressions.
 type nftStatement struct {
 	nft   string
 	exprs []nfnetlink.Expr
@@ -96,14 +90,14 @@ func statements(f policy.Family, r policy.Rule, set, target string) []nftStateme
 	return out
 }
 
-// masquerade writes the nftStatement `masquerade to :1024-2047 fully-random`. A single port is in one register
-// for both ends.
+// masquerade writes the statement `masquerade to :1024-2047 fully-random`. A single port is in one
+// register for both ends.
 func masquerade(r policy.Rule) (nft string, exprs []nfnetlink.Expr) {
 	nft = "masquerade"
 	var m nfnetlink.Masq
 	if !r.Ports.IsZero() {
 		nft += " to :" + r.Ports.String()
-		m = nfnetlink.Masq{Flags: natPorts, ProtoMin: nfnetlink.Reg1, ProtoMax: nfnetlink.Reg1}
+		m = nfnetlink.Masq{Flags: nfnetlink.RangeProtoSpecified, ProtoMin: nfnetlink.Reg1, ProtoMax: nfnetlink.Reg1}
 		exprs = append(exprs, nfnetlink.Immediate{Dreg: m.ProtoMin, Data: binary.BigEndian.AppendUint16(nil, r.Ports.First)})
 		if r.Ports.Last != r.Ports.First {
 			m.ProtoMax = nfnetlink.Reg2
@@ -112,7 +106,7 @@ func masquerade(r policy.Rule) (nft string, exprs []nfnetlink.Expr) {
 	}
 	if r.RandomFully {
 		nft += " fully-random"
-		m.Flags |= natRandomFully
+		m.Flags |= nfnetlink.RangeRandomFully
 	}
 	return nft, append(exprs, m)
 }

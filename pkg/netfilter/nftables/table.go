@@ -59,7 +59,7 @@ type chain struct {
 type rule struct {
 	policy.Rule
 	set    string // that it matches addresses with
-	target string // masquerade chain that a rule of the base chain jumps to; "" for an unrecognized rule
+	target string // masquerade chain that the rule jumps to, or "" (decode sets the chain's name in the table)
 	handle uint64
 }
 
@@ -172,17 +172,16 @@ func (r *tableReader) readRules() error {
 		return err
 	}
 	for _, raw := range rules {
-		d, err := decode(r.family, raw.Exprs, r.readSet)
+		decoded, err := decode(r.family, raw.Exprs, r.readSet)
 		if err != nil {
 			return err
 		}
-		decoded := rule{Rule: d.rule, set: d.set, handle: raw.Handle}
+		decoded.handle = raw.Handle
 		if raw.Chain == baseChain {
-			target, masq := masqChainOf(d.target)
-			if masq && d.rule.Verdict == policy.Jump {
-				decoded.target = target
-			} else {
-				r.report("chain %s: %s", baseChain, d.rule)
+			var masq bool
+			if decoded.target, masq = masqChainOf(decoded.target); !masq {
+				decoded.target = ""
+				r.report("chain %s: %s", baseChain, decoded.Rule)
 			}
 			r.jumps = append(r.jumps, decoded)
 			continue
@@ -191,7 +190,7 @@ func (r *tableReader) readRules() error {
 		if !masq {
 			continue // listRest finds the chain
 		}
-		if d.rule.Verdict == policy.Jump {
+		if decoded.Verdict == policy.Jump {
 			decoded.Rule = unrecognizedRule(raw.Exprs)
 		}
 		c := r.chains[name]
