@@ -31,13 +31,14 @@ type ConfDir struct {
 }
 
 // Conflist is one file of the directory. If runtimes cannot load it, it has an Err and
-// neither Types nor Entries.
+// neither Types, Plugins nor Entries.
 type Conflist struct {
-	File       string          // the path
-	Doc        []byte          // the text
-	Network    string          // "" for the configuration of a single plugin without a name
-	CNIVersion string          // as stated; a list with cniVersions may get another one
-	Types      []string        // of all plugins, in order
+	File       string   // the path
+	Doc        []byte   // the text
+	Network    string   // "" for the configuration of a single plugin without a name
+	CNIVersion string   // as stated; a list with cniVersions may get another one
+	Types      []string // of all plugins, in order
+	Plugins    []json.RawMessage
 	Entries    []ConflistEntry // the plugin entries
 	Err        error
 
@@ -412,7 +413,7 @@ func readPluginFolder(dir string) ([]plugin, error) {
 // plugin: with the name and the version of the list, and encoded again, as libcni does.
 func (l *Conflist) add(plugins []plugin) {
 	for i, p := range plugins {
-		l.Types = append(l.Types, p.Type)
+		l.Types, l.Plugins = append(l.Types, p.Type), append(l.Plugins, p.doc)
 		if p.Type != PluginType {
 			continue
 		}

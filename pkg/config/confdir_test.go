@@ -75,7 +75,7 @@ func TestReadConfDir(t *testing.T) {
 	}
 	sameText := cmp.Comparer(func(a, b error) bool { return a == nil && b == nil || a != nil && b != nil && a.Error() == b.Error() })
 	c := read(t, dir)
-	if diff := cmp.Diff(ConfDir{Dir: dir, Conflists: want, Changed: c.Changed}, c, sameText, comparePrefixes, cmpopts.IgnoreUnexported(ConfDir{}, Conflist{}), cmpopts.IgnoreFields(ConflistEntry{}, "Netconf"), cmpopts.IgnoreFields(Conflist{}, "Doc")); diff != "" {
+	if diff := cmp.Diff(ConfDir{Dir: dir, Conflists: want, Changed: c.Changed}, c, sameText, comparePrefixes, cmpopts.IgnoreUnexported(ConfDir{}, Conflist{}), cmpopts.IgnoreFields(ConflistEntry{}, "Netconf"), cmpopts.IgnoreFields(Conflist{}, "Doc", "Plugins")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	wantError(t, c.Err(), dir, "FILE/30-broken.conflist: configuration is not JSON: line 2, column 15: unexpected end of JSON input")

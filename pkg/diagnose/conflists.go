@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -56,18 +55,27 @@ func conflistChecks() []check {
 	}
 }
 
-// list is a conflist that runtimes can load, with the configurations of all its plugins.
+// list is a conflist that runtimes can load, with the configurations of its plugins.
 type list struct {
 	config.Conflist
 	plugins []plugin
 }
 
-// plugin is the configuration of a plugin. Its keys are in lower case, as plugins accept
-// any.
+// plugin is the configuration of a plugin.
 type plugin map[string]any
 
+// get returns the value of a key, in any case, as plugins accept it.
+func (p plugin) get(key string) any {
+	for name, value := range p {
+		if strings.EqualFold(name, key) {
+			return value
+		}
+	}
+	return nil
+}
+
 func (p plugin) kind() string {
-	s, _ := p["type"].(string)
+	s, _ := p.get("type").(string)
 	return s
 }
 
@@ -75,65 +83,17 @@ func (l list) hasEntry() bool { return len(l.Entries) > 0 }
 
 func (e *examination) readLists() {
 	for _, c := range e.ConfDir.Conflists {
-		if c.Err != nil {
-			continue
+		l := list{Conflist: c, plugins: make([]plugin, len(c.Plugins))}
+		for i, text := range c.Plugins {
+			e.note(json.Unmarshal(text, &l.plugins[i]))
 		}
-		if l, err := readList(c); err != nil {
-			e.noteAs("read the plugins of "+policy.Quote(c.File), err)
-		} else {
+		if c.Err == nil {
 			e.lists = append(e.lists, l)
 		}
 	}
 	if !errors.Is(e.ConfDirErr, fs.ErrNotExist) {
 		e.note(e.ConfDirErr)
 	}
-}
-
-func readList(c config.Conflist) (list, error) {
-	doc, err := readPlugin(c.File)
-	if err != nil || filepath.Ext(c.File) != ".conflist" {
-		return list{c, []plugin{doc}}, err
-	}
-	l := list{c, objects(doc["plugins"])}
-	// The folder of the network's name has more plugins (CNI spec 1.1).
-	if inline, _ := doc["loadonlyinlinedplugins"].(bool); inline || c.Network == "" {
-		return l, nil
-	}
-	more, err := filepath.Glob(filepath.Join(filepath.Dir(c.File), c.Network, "*.conf"))
-	for _, file := range more {
-		p, errFile := readPlugin(file)
-		l.plugins, err = append(l.plugins, p), errors.Join(err, errFile)
-	}
-	return l, err
-}
-
-func readPlugin(file string) (plugin, error) {
-	data, err := readFile(file)
-	if err != nil {
-		return nil, err
-	}
-	var doc map[string]any
-	if err := json.Unmarshal(data, &doc); err != nil {
-		return nil, err
-	}
-	return lowerKeys(doc).(map[string]any), nil
-}
-
-// lowerKeys returns the value with the keys of all objects in lower case.
-func lowerKeys(v any) any {
-	switch v := v.(type) {
-	case map[string]any:
-		out := make(map[string]any, len(v))
-		for k, item := range v {
-			out[strings.ToLower(k)] = lowerKeys(item)
-		}
-		return out
-	case []any:
-		for i, item := range v {
-			v[i] = lowerKeys(item)
-		}
-	}
-	return v
 }
 
 // objects returns an object, or those in a list.
@@ -165,14 +125,13 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 			continue
 		}
 		for i, p := range l.plugins {
-			delegate, _ := p["delegate"].(map[string]any)
-			_, stated := delegate["ipmasq"]
+			delegate, _ := p.get("delegate").(map[string]any)
 			where := fmt.Sprintf("%s: plugins[%d]", policy.Quote(l.File), i)
 			switch {
 			case p.kind() == config.PluginType:
 			case masquerades(p):
-				f.Detail = append(f.Detail, fmt.Sprintf(`%s (%s) has "ipMasq": true`, where, policy.Quote(p.kind())))
-			case p.kind() != "flannel" || stated:
+				f.add(`%s (%s) has "ipMasq": true`, where, policy.Quote(p.kind()))
+			case p.kind() != "flannel" || plugin(delegate).get("ipMasq") != nil:
 			case unseen:
 				e.note(errors.New("find whether flannel's plugin has its delegate masquerade: /" + subnetEnv + " does not exist: " +
 					"flanneld has not run yet, or this is a container that does not mount the host's /run/flannel"))
@@ -186,8 +145,8 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 
 // masquerades reports whether a configuration has ipMasq, or one that it delegates to.
 func masquerades(p plugin) bool {
-	on, _ := p["ipmasq"].(bool)
-	return on || slices.ContainsFunc(append(objects(p["delegate"]), objects(p["delegates"])...), masquerades)
+	on, _ := p.get("ipMasq").(bool)
+	return on || slices.ContainsFunc(append(objects(p.get("delegate")), objects(p.get("delegates"))...), masquerades)
 }
 
 func duplicateEntries(e *examination, f *Finding) {
@@ -199,7 +158,7 @@ func duplicateEntries(e *examination, f *Finding) {
 	}
 	for _, network := range slices.Sorted(maps.Keys(where)) {
 		if places := where[network]; len(places) > 1 {
-			f.Detail = append(f.Detail, fmt.Sprintf("network %s: %s", policy.Quote(network), strings.Join(places, ", ")))
+			f.add("network %s: %s", policy.Quote(network), strings.Join(places, ", "))
 		}
 	}
 }
@@ -283,7 +242,7 @@ func (e *examination) readPodNetworks() {
 		if l.hasEntry() || first == &e.lists[i] {
 			for _, p := range l.plugins {
 				if p.kind() != config.PluginType {
-					e.addNetworks(map[string]any(p), policy.Quote(l.File))
+					e.addNetworks(map[string]any(p), false, policy.Quote(l.File))
 				}
 			}
 		}
@@ -301,34 +260,25 @@ func (e *examination) readPodNetworks() {
 }
 
 // addNetworks looks for the keys that tell IPAM plugins the networks of pods, everywhere
-// but in routes.
-func (e *examination) addNetworks(v any, where string) {
+// but in routes. A value of such a key is a network, or a list of them.
+func (e *examination) addNetworks(v any, isNetwork bool, where string) {
 	switch v := v.(type) {
+	case string:
+		if isNetwork {
+			e.addPrefix(v, where)
+		}
 	case map[string]any:
 		for key, item := range v {
-			switch key {
-			case "subnet", "podcidr", "range", "ipv4_pools", "ipv6_pools":
-				e.addPrefixes(item, where)
+			switch key = strings.ToLower(key); key {
 			case "routes", "args":
 			default:
-				e.addNetworks(item, where)
+				networks := []string{"subnet", "podcidr", "range", "ipv4_pools", "ipv6_pools"}
+				e.addNetworks(item, slices.Contains(networks, key), where)
 			}
 		}
 	case []any:
 		for _, item := range v {
-			e.addNetworks(item, where)
-		}
-	}
-}
-
-// addPrefixes adds a network, or those in a list.
-func (e *examination) addPrefixes(v any, where string) {
-	switch v := v.(type) {
-	case string:
-		e.addPrefix(v, where)
-	case []any:
-		for _, item := range v {
-			e.addPrefixes(item, where)
+			e.addNetworks(item, isNetwork, where)
 		}
 	}
 }
@@ -387,21 +337,16 @@ func podNetworksNotExempt(e *examination, f *Finding) {
 		family := policy.FamilyOf(pods.prefix.Addr())
 		all := policy.RangesOf(pods.prefix)
 		for _, p := range e.policies() {
-			var exemptSources []netip.Prefix
-			for _, s := range p.ExemptSources {
-				exemptSources = append(exemptSources, s.Prefix)
-			}
-			from, managed := scope(p, family)
-			sources := all.Intersect(from).Without(rangesOf(family, exemptSources))
-			masqueraded := all.Without(exemptAddresses(p, family))
-			if !managed || len(sources) == 0 || len(masqueraded) == 0 || len(p.Interfaces.Value) > 0 {
+			sources := all.Intersect(p.SourcesInScope(family)).Without(p.SourcesExempt(family))
+			masqueraded := all.Without(p.DestinationsExempt(family))
+			if len(sources) == 0 || len(masqueraded) == 0 || len(p.Interfaces.Value) > 0 {
 				continue
 			}
 			part := ""
 			if !masqueraded.Equal(all) {
 				part = masqueraded.String() + " of "
 			}
-			f.Detail = append(f.Detail, fmt.Sprintf("%s masquerades %spod network %s (%s)", p.Chain, part, pods.prefix, pods.where))
+			f.add("%s masquerades %spod network %s (%s)", p.Chain, part, pods.prefix, pods.where)
 		}
 	}
 	if len(f.Detail) > 0 && strings.TrimSpace(e.read("proc/sys/net/bridge/bridge-nf-call-iptables")) == "1" {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -41,6 +42,10 @@ type Finding struct {
 	Remedy   string   `json:"remedy"`
 }
 
+func (f *Finding) add(format string, args ...any) {
+	f.Detail = append(f.Detail, fmt.Sprintf(format, args...))
+}
+
 // WriteFindings writes the findings as text: severity and ID, then summary, details and
 // remedy.
 func WriteFindings(w io.Writer, findings []Finding) error {
@@ -49,25 +54,16 @@ func WriteFindings(w io.Writer, findings []Finding) error {
 		_, err := fmt.Fprintln(w, "Nothing found that defeats the policy or will surprise.")
 		return err
 	}
-	var errs []error
-	write := func(format string, args ...any) {
-		_, err := fmt.Fprintf(w, format, args...)
-		errs = append(errs, err)
+	var texts []string
+	for _, f := range findings {
+		text := fmt.Sprintf("%s: %s\n  %s\n", f.Severity, f.ID, f.Summary)
+		for _, line := range first(mostDetail, f.Detail) {
+			text += "    - " + line + "\n"
+		}
+		texts = append(texts, text+"  Remedy: "+f.Remedy+"\n")
 	}
-	for i, f := range findings {
-		if i > 0 {
-			write("\n")
-		}
-		write("%s: %s\n  %s\n", f.Severity, f.ID, f.Summary)
-		for _, line := range f.Detail[:min(len(f.Detail), mostDetail)] {
-			write("    - %s\n", line)
-		}
-		if rest := len(f.Detail) - mostDetail; rest > 0 {
-			write("    - and %d more\n", rest)
-		}
-		write("  Remedy: %s\n", f.Remedy)
-	}
-	return errors.Join(errs...)
+	_, err := io.WriteString(w, strings.Join(texts, "\n"))
+	return err
 }
 
 // Host is what Examine looks at. The zero value of a field is right for a host that has

@@ -17,11 +17,11 @@ import (
 const maxLines = 8
 
 // first returns the first lines, and a line with the number of the others.
-func first(limit int, lines []string) string {
+func first(limit int, lines []string) []string {
 	if more := len(lines) - limit; more > 0 {
-		lines = append(slices.Clone(lines[:limit]), fmt.Sprintf("and %d more", more))
+		return append(slices.Clone(lines[:limit]), fmt.Sprintf("and %d more", more))
 	}
-	return strings.Join(lines, "\n")
+	return lines
 }
 
 // Text writes the explanation for people: the verdict, its origin, what the kernel does,
@@ -93,9 +93,9 @@ func (e Explanation) rows(b *bytes.Buffer) {
 	for _, h := range e.overriders[min(1, len(e.overriders)):] {
 		others = append(others, "and by: "+h.Text)
 	}
-	row("", first(maxLines-1, others))
+	row("", strings.Join(first(maxLines-1, others), "\n"))
 	row("problem", e.Problem)
-	row("drift", first(maxLines, e.Drift))
+	row("drift", strings.Join(first(maxLines, e.Drift), "\n"))
 }
 
 func (o Origin) text() string {

@@ -4,7 +4,6 @@ package diagnose
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"path"
 	"path/filepath"
@@ -99,7 +98,7 @@ func (p process) name() string {
 func runningAgents(e *examination, f *Finding) {
 	for _, p := range e.processes {
 		if strings.HasPrefix(p.name(), "ip-masq-agent") {
-			f.Detail = append(f.Detail, fmt.Sprintf("process %d: %s", p.pid, policy.Quote(strings.Join(p.args, " "))))
+			f.add("process %d: %s", p.pid, policy.Quote(strings.Join(p.args, " ")))
 		}
 	}
 }
@@ -107,7 +106,7 @@ func runningAgents(e *examination, f *Finding) {
 func firewalld(e *examination, f *Finding) {
 	for _, p := range e.processes {
 		if p.name() == "firewalld" {
-			f.Detail = append(f.Detail, fmt.Sprintf("process %d", p.pid))
+			f.add("process %d", p.pid)
 		}
 	}
 }
@@ -201,13 +200,13 @@ func mixedVariants(e *examination, f *Finding) {
 	}
 	if len(used) > 1 {
 		for _, u := range usages {
-			f.Detail = append(f.Detail, fmt.Sprintf("iptables-%s has rules in table nat", u.Variant))
+			f.add("iptables-%s has rules in table nat", u.Variant)
 		}
 	}
 	for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
 		if e.hasChoice(policy.IPTables, variant) && len(kubelet) > 0 && !slices.Contains(kubelet, variant) {
 			f.Severity = SeverityProblem
-			f.Detail = append(f.Detail, fmt.Sprintf("kubelet uses iptables-%s, and the chains of ip-masq are kept in iptables-%s", kubelet[0], variant))
+			f.add("kubelet uses iptables-%s, and the chains of ip-masq are kept in iptables-%s", kubelet[0], variant)
 		}
 	}
 }
@@ -229,7 +228,7 @@ func savedRulesets(e *examination, f *Finding) {
 		}
 		for _, file := range service.files {
 			for _, change := range e.changesBy(e.read(file), enabled) {
-				f.Detail = append(f.Detail, fmt.Sprintf("/%s (%s, %s): %s", file, service.name, state, change))
+				f.add("/%s (%s, %s): %s", file, service.name, state, change)
 			}
 		}
 	}

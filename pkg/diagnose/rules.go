@@ -109,13 +109,13 @@ func violationsIn(policies []policy.Policy, rules []thirdparty.Rule) []violation
 	var found []violation
 	for i, r := range rules {
 		for _, p := range policies {
-			from, managed := scope(p, r.Family)
-			if !managed || r.Match.Out == "lo" ||
+			from := p.SourcesInScope(r.Family)
+			if len(from) == 0 || r.Match.Out == "lo" ||
 				len(p.Interfaces.Value) > 0 && !slices.ContainsFunc(p.Interfaces.Value, r.Match.Leaves) {
 				continue
 			}
 			v := violation{rule: r, number: i, chain: p.Chain, scoped: len(p.Sources.Value) > 0}
-			masqueraded := exemptAddresses(p, r.Family).Intersect(r.Destinations(from))
+			masqueraded := p.DestinationsExempt(r.Family).Intersect(r.Destinations(from))
 			for _, e := range p.Destinations {
 				if e.Action == policy.Exempt && touches(masqueraded, e.Prefix) {
 					v.exempt = append(v.exempt, e.Prefix.String())
@@ -151,41 +151,6 @@ func touches(r policy.Ranges, p netip.Prefix) bool {
 	prefix := netipx.RangeOfPrefix(p)
 	i := sort.Search(len(r), func(i int) bool { return !r[i].To().Less(prefix.From()) })
 	return i < len(r) && r[i].Overlaps(prefix)
-}
-
-// scope returns the sources of a family that the policy applies to, nil being any, and
-// whether it applies to the family.
-func scope(p policy.Policy, f policy.Family) (policy.Ranges, bool) {
-	if !slices.Contains(p.Families(), f) {
-		return nil, false
-	}
-	if len(p.Sources.Value) == 0 {
-		return nil, true
-	}
-	sources := rangesOf(f, p.Sources.Value)
-	return sources, len(sources) > 0
-}
-
-// rangesOf returns the addresses of the prefixes of a family.
-func rangesOf(f policy.Family, prefixes []netip.Prefix) policy.Ranges {
-	return policy.RangesOf(slices.DeleteFunc(slices.Clone(prefixes), func(p netip.Prefix) bool {
-		return policy.FamilyOf(p.Addr()) != f
-	})...)
-}
-
-// exemptAddresses returns the destinations of a family that the policy exempts, as the
-// rules have them.
-func exemptAddresses(p policy.Policy, f policy.Family) policy.Ranges {
-	desired := policy.Desired([]policy.Policy{p}, policy.Layout{Sets: true}, policy.Owner{})
-	exempt := policy.Ranges{}
-	if c := desired.Find(f, p.Chain); c != nil {
-		for _, r := range c.Rules {
-			if r.Verdict == policy.Return && r.From == nil {
-				exempt = policy.RangesOf(f.All()).Intersect(r.To)
-			}
-		}
-	}
-	return exempt
 }
 
 func (e *examination) readThirdParty() {
@@ -296,7 +261,7 @@ func remedyFor(r thirdparty.Rule) string {
 func leftoverChains(e *examination, f *Finding) {
 	for _, o := range e.State.Record.Chains {
 		if o.Stuck {
-			f.Detail = append(f.Detail, fmt.Sprintf("%s in %s (%s): it could not be removed", o.Chain, o.Backend, o.Family))
+			f.add("%s in %s (%s): it could not be removed", o.Chain, o.Backend, o.Family)
 		}
 	}
 	if e.Rules == nil || len(e.Drivers) == 0 {
@@ -312,7 +277,7 @@ func leftoverChains(e *examination, f *Finding) {
 			others, err := e.Drivers.Duplicates(e.ctx, c.Name, g.Choice)
 			e.note(err)
 			for _, o := range others {
-				f.Detail = append(f.Detail, fmt.Sprintf("%s is kept in %s and exists in %s too", c.Name, g.Choice, o))
+				f.add("%s is kept in %s and exists in %s too", c.Name, g.Choice, o)
 			}
 		}
 	}
@@ -323,17 +288,16 @@ func chainsOfOtherDataDirs(e *examination, f *Finding) {
 	e.note(err)
 	for _, c := range owned {
 		if e.DataDir != "" && c.Owner.Differs(policy.OwnedBy(e.DataDir)) {
-			f.Detail = append(f.Detail, fmt.Sprintf("chain %s (%s) in %s belongs to %s and not to %s",
-				c.Name, c.Family, c.Choice, policy.Quote(c.Owner.DataDir), policy.Quote(e.DataDir)))
+			f.add("chain %s (%s) in %s belongs to %s and not to %s",
+				c.Name, c.Family, c.Choice, policy.Quote(c.Owner.DataDir), policy.Quote(e.DataDir))
 		}
 	}
 }
 
 func overlappingChains(e *examination, f *Finding) {
 	exempts := func(p, q policy.Policy, family policy.Family) {
-		exempt := exemptAddresses(p, family).Without(exemptAddresses(q, family))
-		if len(exempt) > 0 {
-			f.Detail = append(f.Detail, fmt.Sprintf("%s exempts %s, which %s masquerades", p.Chain, exempt, q.Chain))
+		if exempt := p.DestinationsExempt(family).Without(q.DestinationsExempt(family)); len(exempt) > 0 {
+			f.add("%s exempts %s, which %s masquerades", p.Chain, exempt, q.Chain)
 		}
 	}
 	all := e.policies()
@@ -351,9 +315,7 @@ func overlappingChains(e *examination, f *Finding) {
 
 // overlap reports whether both policies can apply to a packet of the family.
 func overlap(p, q policy.Policy, f policy.Family) bool {
-	from, managed := scope(p, f)
-	other, managedToo := scope(q, f)
-	if !managed || !managedToo || !from.Overlaps(other) {
+	if !p.SourcesInScope(f).Overlaps(q.SourcesInScope(f)) {
 		return false
 	}
 	if len(p.Interfaces.Value) == 0 || len(q.Interfaces.Value) == 0 {
@@ -387,7 +349,7 @@ func slowLists(e *examination, f *Finding) {
 	}
 	slow := e.Rules.LinearChains()
 	for _, chain := range slices.Sorted(maps.Keys(slow)) {
-		f.Detail = append(f.Detail, fmt.Sprintf("%s: %d prefixes", chain, slow[chain]))
+		f.add("%s: %d prefixes", chain, slow[chain])
 	}
 }
 
@@ -399,6 +361,6 @@ func damagedDocuments(e *examination, f *Finding) {
 
 func newerDocuments(e *examination, f *Finding) {
 	for _, n := range e.State.Newer {
-		f.Detail = append(f.Detail, fmt.Sprintf("%s: schema %d", n.File, n.Schema))
+		f.add("%s: schema %d", n.File, n.Schema)
 	}
 }

@@ -136,8 +136,8 @@ func (p Policy) sourceCondition(f Family) string {
 	if !p.Host.Value {
 		but = append(but, "the node itself")
 	}
-	if exempt := p.exemptSources(f); len(exempt) > 0 {
-		if len(p.sourcesInScope(f).Without(exempt)) == 0 {
+	if exempt := p.SourcesExempt(f); len(exempt) > 0 {
+		if len(p.SourcesInScope(f).Without(exempt)) == 0 {
 			return text // every source is exempt
 		}
 		but = append(but, "those in "+exempt.String())
@@ -146,7 +146,7 @@ func (p Policy) sourceCondition(f Family) string {
 		return text + " but " + strings.Join(but, " and ")
 	}
 	if len(p.Sources.Value) == 0 {
-		return "" // as everybody expects
+		return "" // the usual case
 	}
 	return text
 }
@@ -172,8 +172,8 @@ func (p Policy) Representative(pkt Packet) Packet {
 
 // Candidates returns the sources for which Decide decides if the source is not known.
 func (p Policy) Candidates(f Family) Ranges {
-	scope := p.sourcesInScope(f)
-	if left := scope.Without(p.exemptSources(f)); len(left) > 0 {
+	scope := p.SourcesInScope(f)
+	if left := scope.Without(p.SourcesExempt(f)); len(left) > 0 {
 		return left
 	}
 	if len(scope) > 0 {
@@ -182,15 +182,26 @@ func (p Policy) Candidates(f Family) Ranges {
 	return RangesOf(f.All())
 }
 
-func (p Policy) sourcesInScope(f Family) Ranges {
-	if len(p.Sources.Value) == 0 {
+// SourcesInScope returns the sources of a family that the policy applies to.
+func (p Policy) SourcesInScope(f Family) Ranges {
+	switch {
+	case !slices.Contains(p.Families(), f):
+		return Ranges{}
+	case len(p.Sources.Value) == 0:
 		return RangesOf(f.All())
 	}
 	return RangesOf(ofFamily(p.Sources.Value, f)...)
 }
 
-func (p Policy) exemptSources(f Family) Ranges {
+// SourcesExempt returns the sources of a family that are never masqueraded.
+func (p Policy) SourcesExempt(f Family) Ranges {
 	return RangesOf(prefixesOf(entriesOf(p.ExemptSources, f))...)
+}
+
+// DestinationsExempt returns the destinations of a family that are not masqueraded,
+// whatever the source.
+func (p Policy) DestinationsExempt(f Family) Ranges {
+	return exemptAddresses(entriesOf(p.Destinations, f))
 }
 
 // firstIn returns the first address of the set that is in the range, or the first of

@@ -174,10 +174,6 @@ func byPrefix(list []*Entry) []int {
 // exemptAddresses returns the addresses whose longest prefix is exempt. The entries
 // have different prefixes of one family.
 func exemptAddresses(list []*Entry) Ranges {
-	type span struct {
-		first, last netip.Addr
-		exempt      bool
-	}
 	out := make(Ranges, 0, len(list))
 	add := func(from, to netip.Addr) {
 		if n := len(out); n > 0 && out[n-1].To().Next() == from {
@@ -186,31 +182,28 @@ func exemptAddresses(list []*Entry) Ranges {
 			out = append(out, netipx.IPRangeFrom(from, to))
 		}
 	}
-	var open []span     // the prefixes that cover next, the longest last
-	var next netip.Addr // the first address that is not decided yet
-	decideUpTo := func(last netip.Addr) {
-		if open[len(open)-1].exempt && next.IsValid() && next.Compare(last) <= 0 {
-			add(next, last)
+	sorted := byPrefix(list)
+	// walk adds the addresses of the entry at a place of the sorted list, and of those
+	// that it covers. It returns the place after them.
+	var walk func(at int) int
+	walk = func(at int) int {
+		e := list[sorted[at]]
+		all := netipx.RangeOfPrefix(e.Prefix)
+		next := all.From() // the first address that is not decided yet
+		for at++; at < len(sorted) && e.Prefix.Contains(list[sorted[at]].Prefix.Addr()); {
+			within := netipx.RangeOfPrefix(list[sorted[at]].Prefix)
+			if e.Action == Exempt && next.Less(within.From()) {
+				add(next, within.From().Prev())
+			}
+			next, at = within.To().Next(), walk(at)
 		}
-	}
-	closeLast := func() {
-		last := open[len(open)-1].last
-		decideUpTo(last)
-		next, open = last.Next(), open[:len(open)-1]
-	}
-	for _, i := range byPrefix(list) {
-		r := netipx.RangeOfPrefix(list[i].Prefix)
-		s := span{r.From(), r.To(), list[i].Action == Exempt}
-		for len(open) > 0 && open[len(open)-1].last.Less(s.first) {
-			closeLast()
+		if e.Action == Exempt && next.IsValid() && !all.To().Less(next) {
+			add(next, all.To())
 		}
-		if len(open) > 0 && next.Less(s.first) {
-			decideUpTo(s.first.Prev())
-		}
-		next, open = s.first, append(open, s)
+		return at
 	}
-	for len(open) > 0 {
-		closeLast()
+	for at := 0; at < len(sorted); {
+		at = walk(at)
 	}
 	return out
 }
@@ -225,28 +218,11 @@ func chainOrder(list []*Entry) []*Entry {
 		return list
 	}
 	sorted := byPrefix(list)
-	covered := make([][]int, len(list)) // of the entries that cover another action, all that they cover
-	var open []int                      // positions in sorted of the prefixes that cover the next one
-	mixed := make([]bool, len(list))
-	closeLast := func(end int) {
-		at := open[len(open)-1]
-		open = open[:len(open)-1]
-		if mixed[at] {
-			covered[sorted[at]] = sorted[at+1 : end]
-		}
-	}
+	place := make([]int, len(list)) // of each entry in sorted
 	for at, i := range sorted {
-		for len(open) > 0 && !list[sorted[open[len(open)-1]]].Prefix.Contains(list[i].Prefix.Addr()) {
-			closeLast(at)
-		}
-		for _, around := range open {
-			mixed[around] = mixed[around] || list[sorted[around]].Action != list[i].Action
-		}
-		open = append(open, at)
+		place[i] = at
 	}
-	for len(open) > 0 {
-		closeLast(len(sorted))
-	}
+	longestFirst := func(i, j int) int { return cmp.Or(list[j].Prefix.Bits()-list[i].Prefix.Bits(), i-j) }
 	out, done := make([]*Entry, 0, len(list)), make([]bool, len(list))
 	take := func(i int) {
 		if !done[i] {
@@ -254,14 +230,20 @@ func chainOrder(list []*Entry) []*Entry {
 			out = append(out, list[i])
 		}
 	}
-	for i := range list {
-		if !done[i] {
-			longestFirst := func(i, j int) int { return cmp.Or(list[j].Prefix.Bits()-list[i].Prefix.Bits(), i-j) }
-			for _, within := range slices.SortedFunc(slices.Values(covered[i]), longestFirst) {
+	for i, e := range list {
+		if done[i] {
+			continue
+		}
+		end, mixed := place[i]+1, false
+		for ; end < len(sorted) && e.Prefix.Contains(list[sorted[end]].Prefix.Addr()); end++ {
+			mixed = mixed || list[sorted[end]].Action != e.Action
+		}
+		if mixed {
+			for _, within := range slices.SortedFunc(slices.Values(sorted[place[i]+1:end]), longestFirst) {
 				take(within)
 			}
-			take(i)
 		}
+		take(i)
 	}
 	return out
 }

@@ -136,28 +136,17 @@ func (r Ranges) Minus(s Ranges) Ranges {
 	return out
 }
 
-// rangesKey is the same for sets that are Equal, and another for those that are not.
-type rangesKey struct {
-	count int // -1 for nil
-	first netipx.IPRange
-	rest  string
-}
-
-func (r Ranges) key() rangesKey {
-	switch {
-	case r == nil:
-		return rangesKey{count: -1}
-	case len(r) == 0:
-		return rangesKey{}
-	case len(r) == 1:
-		return rangesKey{count: 1, first: r[0]}
+// key is the same for sets that are Equal, and another for those that are not.
+func (r Ranges) key() string {
+	if r == nil {
+		return "any"
 	}
-	var rest []byte
-	for _, x := range r[1:] {
+	key := make([]byte, 0, 32*len(r))
+	for _, x := range r {
 		from, to := x.From().As16(), x.To().As16()
-		rest = append(append(rest, from[:]...), to[:]...)
+		key = append(append(key, from[:]...), to[:]...)
 	}
-	return rangesKey{len(r), r[0], string(rest)}
+	return string(key)
 }
 
 // String returns prefixes where a range is one, and FIRST-LAST elsewhere.

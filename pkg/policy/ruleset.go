@@ -83,7 +83,7 @@ func (r Rule) commutes(s Rule) bool {
 
 // RuleKey is the same for rules that are Equal, and another for those that are not.
 type RuleKey struct {
-	from, to                 rangesKey
+	from, to                 string
 	out                      string
 	notFromLocal, notToLocal bool
 	protocol                 Protocol

@@ -187,21 +187,6 @@ func DefaultNonMasqueradeCIDRs(reserved bool) []netip.Prefix {
 	)
 }
 
-// prefixList is a list of prefixes with its key.
-type prefixList struct {
-	key      string
-	prefixes []netip.Prefix
-}
-
-func (s *SourcePolicy) prefixLists() [4]prefixList {
-	return [4]prefixList{
-		{"nonMasqueradeCIDRs", s.NonMasqueradeCIDRs},
-		{"masqueradeCIDRs", s.MasqueradeCIDRs},
-		{"sourceCIDRs", s.SourceCIDRs},
-		{"nonMasqueradeSourceCIDRs", s.NonMasqueradeSourceCIDRs},
-	}
-}
-
 // Validate checks the policy of a source by itself. Its errors are FieldErrors, all
 // that there are, joined. Limit is the source's cidrLimit.
 func (s SourcePolicy) Validate(limit int) error {
@@ -228,7 +213,15 @@ func (s SourcePolicy) Validate(limit int) error {
 		}
 	}
 	errs = append(errs, countErrors(len(s.SourceCIDRs), len(s.OutputInterfaces), len(s.NonMasqueradeSourceCIDRs))...)
-	for _, l := range s.prefixLists() {
+	for _, l := range []struct {
+		key      string
+		prefixes []netip.Prefix
+	}{
+		{"nonMasqueradeCIDRs", s.NonMasqueradeCIDRs},
+		{"masqueradeCIDRs", s.MasqueradeCIDRs},
+		{"sourceCIDRs", s.SourceCIDRs},
+		{"nonMasqueradeSourceCIDRs", s.NonMasqueradeSourceCIDRs},
+	} {
 		for i, p := range l.prefixes {
 			switch {
 			case !p.IsValid() || p.Addr().Is4In6() || p != p.Masked(): // in a stored document
