@@ -101,7 +101,7 @@ func TestApplyThousandPrefixes(t *testing.T) {
 			p.Destinations = append(p.Destinations, policy.Entry{Prefix: v4, Action: policy.Exempt}, policy.Entry{Prefix: v6, Action: policy.Exempt})
 		}
 		want := desired(policy.OwnedBy(owner), p)
-		if n.choice.Variant == netfilter.VariantNFT && !mapsEverybody(n.file("/proc/self/uid_map")) {
+		if n.choice.Variant == netfilter.VariantNFT && !mapsEveryUser(n.file("/proc/self/uid_map")) {
 			// iptables-nft cannot have a larger buffer in a user namespace.
 			err := n.Apply(n.Context(), want, netfilter.Observation{}, nil)
 			if err == nil || !strings.Contains(err.Error(), "net.core.wmem_max") || len(n.observe(refs(want)).Chains) > 0 {
@@ -124,7 +124,7 @@ func TestApplyWritesOnlyWhatDiffers(t *testing.T) {
 		want.Chains = want.Chains[:1]
 		n.apply(want)
 		plan := func() string {
-			tx, err := n.plan(n.Context(), policy.IPv4, want.Chains)
+			tx, err := n.plan(n.Context(), policy.IPv4, want.Chains, false)
 			if err != nil {
 				n.Fatal(err)
 			}
@@ -247,21 +247,16 @@ func TestDeleteRefusesLineFeeds(t *testing.T) {
 	})
 }
 
-// failing makes iptables-restore fail so often, with what it says, before it
-// does its work.
+// failing makes iptables-restore fail the given number of times. It returns the number
+// of its calls.
 func (n *node) failing(times int, err error) (calls *int) {
 	calls = new(int)
-	p, errOpen := n.programs.open(n.Context(), policy.IPv4, n.choice.Variant)
-	if errOpen != nil {
-		n.Fatal(errOpen)
-	}
-	restore := p.restore
-	p.restore = func(ctx context.Context, input []byte, held *os.File) error {
+	n.beforeRestore(func() error {
 		if *calls++; *calls <= times {
 			return err
 		}
-		return restore(ctx, input, held)
-	}
+		return nil
+	})
 	return calls
 }
 
@@ -297,19 +292,14 @@ func TestApplyTriesAgain(t *testing.T) {
 		n := newNode(t, netfilter.VariantNFT)
 		n.apply(want)
 		n.load(policy.IPv4, "-A POSTROUTING -j X")
-		p, err := n.programs.open(n.Context(), policy.IPv4, n.choice.Variant)
-		if err != nil {
-			n.Fatal(err)
-		}
 		calls := n.failing(0, nil)
-		restore := p.restore
-		p.restore = func(ctx context.Context, input []byte, held *os.File) error {
+		n.beforeRestore(func() error {
 			if *calls == 0 { // another program deletes the jump
 				n.iptables(policy.IPv4, "-D POSTROUTING -j X")
 				n.iptables(policy.IPv4, "-A POSTROUTING -p tcp -j X")
 			}
-			return restore(ctx, input, held)
-		}
+			return nil
+		})
 		n.apply(want)
 		n.holds(want)
 		if *calls != 2 {

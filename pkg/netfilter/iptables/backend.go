@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"regexp"
 	"slices"
@@ -19,9 +20,9 @@ import (
 
 // backend keeps chains in one variant of iptables.
 type backend struct {
-	choice     netfilter.Choice
-	programs   *programs
-	nft        *nftReader
+	choice   netfilter.Choice
+	programs *programs
+	reader
 	kernelForm bool
 }
 
@@ -34,7 +35,7 @@ func (b *backend) OwnsTables() bool { return false }
 // CanWrite implements netfilter.Backend. It finds out whether there is a program to
 // write with, and whether rules in POSTROUTING have an effect.
 func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
-	if _, err := b.programs.locate(ctx, baseName(f), b.choice.Variant, "-restore"); err != nil {
+	if _, err := b.programs.locate(ctx, f, b.choice.Variant, "-restore"); err != nil {
 		return unusable(b.choice, err)
 	}
 	if t, err := b.read(f, nil); err == nil && t.fault != "" { // Observe reports what cannot be read
@@ -78,41 +79,26 @@ func namesOf(f policy.Family, chains []netfilter.ChainRef) []string {
 	return names
 }
 
-// read reads POSTROUTING and the named chains from the kernel.
-func (b *backend) read(f policy.Family, names []string) (table, error) {
-	if b.choice.Variant == netfilter.VariantLegacy {
-		return readLegacyNAT(f, names)
-	}
-	return b.nft.read(f, names)
-}
-
 // showUnrecognized gives unrecognized rules the text that `iptables -S` prints. If
 // iptables cannot be run, or the rules have changed, they keep the decoder's text.
 func (b *backend) showUnrecognized(ctx context.Context, f policy.Family, t *table) {
-	show := func(rules []policy.Rule, list func() []string) {
-		var lines []string
+	unrecognized := func(r policy.Rule) bool { return r.Verdict == policy.Unrecognized }
+	show := func(rules []policy.Rule, lines []string) {
 		for i := range rules {
-			r := &rules[i]
-			if r.Verdict == policy.Unrecognized && lines == nil {
-				if lines = list(); len(lines) != len(rules) {
-					return
-				}
-			}
-			if r.Verdict == policy.Unrecognized {
-				r.Text = shownText(lines[i], r.Text)
+			if unrecognized(rules[i]) && len(lines) == len(rules) {
+				rules[i].Text = shownText(lines[i], rules[i].Text)
 			}
 		}
 	}
-	for i := range t.chains {
-		c := &t.chains[i]
-		show(c.Rules, func() []string {
+	for _, c := range t.chains {
+		if slices.ContainsFunc(c.Rules, unrecognized) {
 			lines, _ := b.list(ctx, f, c.Name)
-			return lines
-		})
-		show(c.Jumps, func() []string {
+			show(c.Rules, lines)
+		}
+		if slices.ContainsFunc(c.Jumps, unrecognized) {
 			jumps, _ := b.listJumps(ctx, f, t)
-			return jumps[c.Name]
-		})
+			show(c.Jumps, jumps[c.Name])
+		}
 	}
 }
 
@@ -132,11 +118,7 @@ func shownText(line, decoded string) string {
 
 // list returns the rules of a chain as `iptables -S` prints them.
 func (b *backend) list(ctx context.Context, f policy.Family, chain string) ([]string, error) {
-	p, err := b.programs.open(ctx, f, b.choice.Variant)
-	if err != nil {
-		return nil, err
-	}
-	return p.list(ctx, chain)
+	return b.programs.list(ctx, f, b.choice.Variant, chain)
 }
 
 // listJumps returns the rules of POSTROUTING that lead to the table's chains, by
@@ -155,38 +137,37 @@ func (b *backend) listJumps(ctx context.Context, f policy.Family, t *table) (map
 
 // Apply implements netfilter.Backend. It does not use the observation: nothing
 // makes iptables-restore fail if the rules have changed, so Apply reads them again
-// right before. If one family fails, the other one is written all the same.
+// right before.
 func (b *backend) Apply(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation, held *os.File) error {
-	var errs []error
-	for _, f := range policy.Families() {
-		var chains []policy.Chain
-		for _, c := range desired.Chains {
-			if c.Family == f {
-				chains = append(chains, c)
-			}
-		}
-		if len(chains) == 0 {
-			continue
-		}
-		err := b.write(ctx, f, held, func() (*transaction, error) { return b.plan(ctx, f, chains) })
-		if err != nil {
-			errs = append(errs, fmt.Errorf("write %s rules of %s: %w", f, b.choice, err))
-		}
-	}
-	return errors.Join(errs...)
+	return b.write(ctx, desired.Chains, false, held)
 }
 
 // Remove implements netfilter.Backend.
-func (b *backend) Remove(ctx context.Context, chains []netfilter.ChainRef, held *os.File) error {
+func (b *backend) Remove(ctx context.Context, refs []netfilter.ChainRef, held *os.File) error {
+	var chains []policy.Chain
+	for _, f := range policy.Families() {
+		for _, name := range namesOf(f, refs) {
+			chains = append(chains, policy.Chain{Family: f, Name: name})
+		}
+	}
+	return b.write(ctx, chains, true, held)
+}
+
+// write applies or removes chains. If one family fails, the other one is written all
+// the same.
+func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool, held *os.File) error {
 	var errs []error
 	for _, f := range policy.Families() {
-		names := namesOf(f, chains)
-		if len(names) == 0 {
+		own := slices.DeleteFunc(slices.Clone(chains), func(c policy.Chain) bool { return c.Family != f })
+		if len(own) == 0 {
 			continue
 		}
-		err := b.write(ctx, f, held, func() (*transaction, error) { return b.planRemoval(ctx, f, names) })
-		if err != nil {
-			errs = append(errs, fmt.Errorf("remove %s rules of %s: %w", f, b.choice, errors.Join(err, b.referrers(ctx, f, names))))
+		err := b.writeFamily(ctx, f, own, remove, held)
+		switch {
+		case err != nil && remove:
+			errs = append(errs, fmt.Errorf("remove %s rules of %s: %w", f, b.choice, errors.Join(err, b.referrers(ctx, f, own))))
+		case err != nil:
+			errs = append(errs, fmt.Errorf("write %s rules of %s: %w", f, b.choice, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -196,9 +177,9 @@ func (b *backend) Remove(ctx context.Context, chains []netfilter.ChainRef, held 
 // before.
 var errChanging = errors.New("the rules change while they are read; see which program rewrites them")
 
-// write plans a transaction and runs it, if it does anything. If that fails because
-// another program holds the lock or has changed the rules, write plans and runs again.
-func (b *backend) write(ctx context.Context, f policy.Family, held *os.File, plan func() (*transaction, error)) error {
+// writeFamily plans a transaction and runs it, if it does anything. If that fails because
+// another program holds the lock or has changed the rules, it plans and runs again.
+func (b *backend) writeFamily(ctx context.Context, f policy.Family, chains []policy.Chain, remove bool, held *os.File) error {
 	const tries = 6
 	start := time.Now()
 	pause := 5 * time.Millisecond
@@ -208,7 +189,7 @@ func (b *backend) write(ctx context.Context, f policy.Family, held *os.File, pla
 		if time.Since(start) > lockSeconds*time.Second {
 			break // iptables-restore itself has waited for the lock
 		}
-		tx, err := plan()
+		tx, err := b.plan(ctx, f, chains, remove)
 		switch {
 		case err == nil && tx.empty():
 			return nil
@@ -218,7 +199,9 @@ func (b *backend) write(ctx context.Context, f policy.Family, held *os.File, pla
 			if last != nil && !isTransient(last) && bytes.Equal(input, before) {
 				return last
 			}
-			err = b.restore(ctx, f, input, held)
+			if err = b.programs.restore(ctx, f, b.choice.Variant, input, held); errors.Is(err, fs.ErrNotExist) {
+				err = unusable(b.choice, err)
+			}
 		case !isTransient(err):
 			return err
 		}
@@ -235,16 +218,9 @@ func (b *backend) write(ctx context.Context, f policy.Family, held *os.File, pla
 	return last
 }
 
-func (b *backend) restore(ctx context.Context, f policy.Family, input []byte, held *os.File) error {
-	p, err := b.programs.open(ctx, f, b.choice.Variant)
-	if err != nil {
-		return unusable(b.choice, err)
-	}
-	return p.restore(ctx, input, held)
-}
-
-// plan returns the transaction after which the kernel has exactly the chains.
-func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Chain) (*transaction, error) {
+// plan returns the transaction after which the kernel has exactly the chains or, to
+// remove, none of them and no jump to them.
+func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Chain, remove bool) (*transaction, error) {
 	names := make([]string, len(chains))
 	for i, c := range chains {
 		names[i] = c.Name
@@ -253,18 +229,23 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 	if err != nil {
 		return nil, err
 	}
-	if t.fault != "" {
+	if t.fault != "" && !remove {
 		return nil, errors.New(t.fault)
 	}
 	var tx transaction
 	var lines map[string][]string // of the jumps
 	for i := range chains {
 		want, have := &chains[i], t.chain(chains[i].Name)
-		if have == nil || want.Owner != have.Owner || !slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal) {
+		switch {
+		case remove && have == nil:
+			continue
+		case remove:
+			tx.deleteChain(want.Name)
+		case have == nil:
 			tx.fill(want)
-		}
-		if have == nil {
 			have = &policy.Chain{}
+		case want.Owner != have.Owner || !slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal):
+			tx.fill(want)
 		}
 		missing, surplus := policy.Unmatched(want.Jumps, have.Jumps)
 		for _, j := range missing {
@@ -284,44 +265,16 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 	return &tx, nil
 }
 
-// planRemoval returns the transaction that deletes those of the chains that exist,
-// and the jumps to them.
-func (b *backend) planRemoval(ctx context.Context, f policy.Family, names []string) (*transaction, error) {
-	t, err := b.read(f, names)
-	if err != nil {
-		return nil, err
-	}
-	var tx transaction
-	var lines map[string][]string // of the jumps
-	for _, c := range t.chains {
-		tx.deleteChain(c.Name)
-		if len(c.Jumps) > 0 && lines == nil {
-			if lines, err = b.listJumps(ctx, f, &t); err != nil {
-				return nil, err
-			}
-		}
-		for _, line := range lines[c.Name] {
-			if err := tx.deleteJump(line); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return &tx, nil
-}
-
 // referrers returns an error that names the rules of other chains that lead to one
-// of the named chains, which cannot be removed therefore. Failing to find out is no
+// of the chains, which cannot be removed therefore. Failing to find out is no
 // error: it is called after a failure.
-func (b *backend) referrers(ctx context.Context, f policy.Family, names []string) error {
-	var out []byte
-	if p, err := b.programs.open(ctx, f, b.choice.Variant); err == nil {
-		out, _ = run(ctx, b.programs.env, nil, nil, p.path, "-t", natTable, "-S")
-	}
+func (b *backend) referrers(ctx context.Context, f policy.Family, chains []policy.Chain) error {
+	lines, _ := b.programs.list(ctx, f, b.choice.Variant)
 	var errs []error
-	for _, line := range ruleLines(strings.Split(string(out), "\n")) {
-		for _, name := range names {
-			if leadsTo(line, name) && !strings.HasPrefix(line, "-A "+postrouting+" ") {
-				errs = append(errs, fmt.Errorf("chain %s is still used by %s; remove that rule first", name, policy.Quote(line)))
+	for _, line := range lines {
+		for _, c := range chains {
+			if leadsTo(line, c.Name) && !strings.HasPrefix(line, "-A "+postrouting+" ") {
+				errs = append(errs, fmt.Errorf("chain %s is still used by %s; remove that rule first", c.Name, policy.Quote(line)))
 			}
 		}
 	}

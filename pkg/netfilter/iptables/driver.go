@@ -45,7 +45,7 @@ func (d *Driver) Open(c netfilter.Choice) (netfilter.Backend, error) {
 	if c.Backend != policy.IPTables || !slices.Contains(variants(), c.Variant) {
 		return nil, fmt.Errorf("open %s: no such variant of iptables; there are nft and legacy", c)
 	}
-	return &backend{choice: c, programs: d.programs, nft: d.nft, kernelForm: d.kernelForm}, nil
+	return &backend{choice: c, programs: d.programs, reader: d.reader(c.Variant), kernelForm: d.kernelForm}, nil
 }
 
 // Render implements netfilter.Driver: iptables-restore and ip6tables-restore
@@ -61,6 +61,22 @@ func (*Driver) Render(desired policy.Ruleset, families ...policy.Family) ([]byte
 }
 
 func variants() []string { return []string{netfilter.VariantNFT, netfilter.VariantLegacy} }
+
+// reader reads the rules of one variant from the kernel.
+type reader interface {
+	// read reads POSTROUTING and the named chains of table nat.
+	read(f policy.Family, names []string) (table, error)
+	// userChains returns the names of the chains of a table that are not built in.
+	userChains(f policy.Family, table string) ([]string, error)
+	hasChain(f policy.Family, table, chain string) (bool, error)
+}
+
+func (d *Driver) reader(variant string) reader {
+	if variant == netfilter.VariantLegacy {
+		return legacyReader{}
+	}
+	return d.nft
+}
 
 // FindChain implements netfilter.Driver.
 func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice, error) {
@@ -79,19 +95,11 @@ func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice,
 }
 
 // has reports whether one of the chains exists in the table, in any family.
-func (d *Driver) has(variant, tableName string, chains ...string) (bool, error) {
+func (d *Driver) has(variant, table string, chains ...string) (bool, error) {
 	var failed error
 	for _, f := range policy.Families() {
-		if variant == netfilter.VariantLegacy {
-			names, err := legacyUserChains(f, tableName)
-			if slices.ContainsFunc(chains, func(c string) bool { return slices.Contains(names, c) }) {
-				return true, nil
-			}
-			failed = cmp.Or(failed, err)
-			continue
-		}
 		for _, c := range chains {
-			exists, err := d.nft.hasChain(f, tableName, c)
+			exists, err := d.reader(variant).hasChain(f, table, c)
 			if exists {
 				return true, nil
 			}
@@ -107,16 +115,21 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	var owned []netfilter.OwnedChain
 	var errs []error
 	for _, variant := range variants() {
-		b := &backend{choice: netfilter.Choice{Backend: policy.IPTables, Variant: variant}, nft: d.nft}
+		c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
 		for _, f := range policy.Families() {
-			chains, err := b.masqueradeChains(f)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("read %s of %s: %w", f, b.choice, err))
+			var t table
+			names, err := d.reader(variant).userChains(f, natTable)
+			names = slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil })
+			if len(names) > 0 {
+				t, err = d.reader(variant).read(f, names)
 			}
-			for _, c := range chains {
-				if c.Owner != (policy.Owner{}) {
-					ref := netfilter.ChainRef{Family: f, Name: c.Name}
-					owned = append(owned, netfilter.OwnedChain{ChainRef: ref, Choice: b.choice, Owner: c.Owner})
+			if err != nil {
+				errs = append(errs, fmt.Errorf("read %s of %s: %w", f, c, err))
+			}
+			for _, chain := range t.chains {
+				if chain.Owner != (policy.Owner{}) {
+					ref := netfilter.ChainRef{Family: f, Name: chain.Name}
+					owned = append(owned, netfilter.OwnedChain{ChainRef: ref, Choice: c, Owner: chain.Owner})
 				}
 			}
 		}
@@ -124,25 +137,8 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	return owned, errors.Join(errs...)
 }
 
-func (b *backend) masqueradeChains(f policy.Family) ([]policy.Chain, error) {
-	var names []string
-	var err error
-	if b.choice.Variant == netfilter.VariantLegacy {
-		names, err = legacyUserChains(f, natTable)
-	} else {
-		names, err = b.nft.userChains(f)
-	}
-	names = slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil })
-	if err != nil || len(names) == 0 {
-		return nil, err
-	}
-	t, err := b.read(f, names)
-	return t.chains, err
-}
-
-// Probe implements netfilter.Driver. Without a variant it takes the one that
-// kubelet's chains in table mangle are in, else that of the program called iptables.
-// It does not look at IPv6: only a node that uses it needs ip6tables.
+// Probe implements netfilter.Driver. It does not look at IPv6: only a node that uses
+// it needs ip6tables.
 func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, error) {
 	c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
 	var err error
@@ -151,7 +147,11 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 			return netfilter.Choice{}, unusable(c, err)
 		}
 	}
-	p, err := d.programs.open(ctx, policy.IPv4, c.Variant)
+	path, err := d.programs.locate(ctx, policy.IPv4, c.Variant, "")
+	if err != nil {
+		return netfilter.Choice{}, unusable(c, err)
+	}
+	v, err := d.programs.version(ctx, path)
 	// To list a table of iptables-legacy that does not exist would create it, and
 	// the caller may not want to write at all.
 	exists := true
@@ -159,12 +159,12 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 		exists, err = legacyInUse(policy.IPv4, natTable)
 	}
 	if err == nil && exists {
-		_, err = p.list(ctx, postrouting)
+		_, err = d.programs.list(ctx, policy.IPv4, c.Variant, postrouting)
 	}
 	if err != nil {
 		return netfilter.Choice{}, unusable(c, err)
 	}
-	c.PlainPorts = !p.HasRandomFully()
+	c.PlainPorts = !v.randomFully
 	return c, nil
 }
 
@@ -172,7 +172,8 @@ func unusable(c netfilter.Choice, err error) error {
 	return fmt.Errorf("%s cannot keep rules on this host: %w: %w", c, netfilter.ErrUnusable, err)
 }
 
-// preferred returns the variant that this node uses.
+// preferred returns the variant that kubelet uses on this node, else that of the
+// program that is called iptables.
 func (d *Driver) preferred(ctx context.Context) (string, error) {
 	for _, variant := range variants() {
 		// kubelet creates these chains so that others can tell (KEP-3178).
@@ -184,5 +185,10 @@ func (d *Driver) preferred(ctx context.Context) (string, error) {
 			return variant, nil
 		}
 	}
-	return d.programs.plainVariant(ctx)
+	path, err := d.programs.finder.find("iptables", "iptables-nft", "iptables-legacy")
+	if err != nil {
+		return "", err
+	}
+	v, err := d.programs.version(ctx, path)
+	return v.variant, err
 }

@@ -8,8 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
-	"math/bits"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -38,7 +37,7 @@ func Legacy(f policy.Family, tableName string) ([]LegacyChain, error) {
 		return nil, err
 	}
 	var chains []LegacyChain
-	for c := range s.chains() {
+	for _, c := range s.chains {
 		rules := make([]nfnetlink.Rule, c.end-c.first)
 		for i := range rules {
 			rules[i] = nfnetlink.Rule{Chain: string(c.name), Exprs: s.expressions(nil, c.first+i)}
@@ -48,8 +47,10 @@ func Legacy(f policy.Family, tableName string) ([]LegacyChain, error) {
 	return chains, nil
 }
 
-// readLegacyNAT reads POSTROUTING and the named chains of table nat.
-func readLegacyNAT(f policy.Family, names []string) (table, error) {
+// legacyReader reads tables of iptables-legacy.
+type legacyReader struct{}
+
+func (legacyReader) read(f policy.Family, names []string) (table, error) {
 	s, err := readLegacy(f, natTable)
 	if err != nil {
 		return table{}, err
@@ -57,19 +58,38 @@ func readLegacyNAT(f policy.Family, names []string) (table, error) {
 	return s.table(names)
 }
 
+func (legacyReader) userChains(f policy.Family, tableName string) ([]string, error) {
+	s, err := readLegacy(f, tableName)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, c := range s.chains {
+		if !c.builtIn {
+			names = append(names, string(c.name))
+		}
+	}
+	return names, nil
+}
+
+func (r legacyReader) hasChain(f policy.Family, tableName, chain string) (bool, error) {
+	names, err := r.userChains(f, tableName)
+	return slices.Contains(names, chain), err
+}
+
+// table decodes POSTROUTING and the named chains.
 func (s *legacyTable) table(names []string) (table, error) {
 	var t table
 	found := map[string]legacyChain{}
-	for c := range s.chains() {
-		named := func(name string) bool { return name == string(c.name) }
-		if c.builtIn && named(postrouting) {
-			if verdict, _ := s.verdict(c.end); verdict == verdictDrop {
-				t.fault = policyFault(s.family)
-			}
-		} else if c.builtIn || !slices.ContainsFunc(names, named) {
-			continue
+	for _, c := range s.chains {
+		if c.builtIn == (string(c.name) == postrouting) {
+			found[string(c.name)] = c
 		}
-		found[string(c.name)] = c
+	}
+	if c, exists := found[postrouting]; exists {
+		if _, policyTarget := s.entry(c.end); verdictOf(policyTarget) == verdictDrop {
+			t.fault = policyFault(s.family)
+		}
 	}
 	var buffer []nfnetlink.Expr
 	err := t.read(s.family, names, func(chain string) (chainRules, error) {
@@ -80,21 +100,6 @@ func (s *legacyTable) table(names []string) (table, error) {
 		}}, nil
 	})
 	return t, err
-}
-
-// legacyUserChains returns the names of the chains of a table that are not built in.
-func legacyUserChains(f policy.Family, tableName string) ([]string, error) {
-	s, err := readLegacy(f, tableName)
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for c := range s.chains() {
-		if !c.builtIn {
-			names = append(names, string(c.name))
-		}
-	}
-	return names, nil
 }
 
 // legacyInUse reports whether a table of iptables-legacy exists in this network
@@ -121,10 +126,10 @@ func legacyInUse(f policy.Family, tableName string) (bool, error) {
 type legacyTable struct {
 	family  policy.Family
 	layout  layout
-	info    []byte         // struct ipt_getinfo
-	entries []byte         // of struct ipt_get_entries
-	offsets []int          // of each entry, and the end of the last one
-	load    nfnetlink.Expr // the last Payload: most rules of a chain have the same
+	entries []byte            // of struct ipt_get_entries
+	offsets []int             // of each entry, and the end of the last one
+	chains  []legacyChain     // the user's chains, then the built-in ones
+	loads   [2]nfnetlink.Expr // of the source and destination address
 }
 
 // Sizes and offsets in struct ipt_getinfo and struct ipt_get_entries, the same for
@@ -224,104 +229,6 @@ func getsockopt(fd, level, option int, b []byte) error {
 	return nil
 }
 
-// Sizes and offsets in struct xt_entry_match and struct xt_entry_target, the same
-// for both.
-const (
-	extensionHead = 32
-	nameAt        = 2
-	revisionAt    = 31
-)
-
-var errLegacyLayout = errors.New("the kernel's reply does not have the layout of a table of iptables-legacy")
-
-// parseLegacy finds the entries. A node's table can have tens of thousands, of
-// which a dozen belong to ip-masq: only those are decoded.
-func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
-	s := &legacyTable{family: f, layout: layoutOf(f), info: info, entries: entries}
-	if len(info) != infoSize {
-		return nil, errLegacyLayout
-	}
-	count := int(binary.NativeEndian.Uint32(info[infoEntries:])) // not trusted
-	s.offsets = make([]int, 1, 1+min(count, len(entries)/s.layout.size))
-	for at := 0; at < len(entries); {
-		e := entries[at:]
-		if len(e) < s.layout.size {
-			return nil, errLegacyLayout
-		}
-		target, next := int(binary.NativeEndian.Uint16(e[s.layout.targetAt:])), int(binary.NativeEndian.Uint16(e[s.layout.nextAt:]))
-		if target < s.layout.size || next < target || next > len(e) {
-			return nil, errLegacyLayout
-		}
-		if _, ok := extensionSize(e[target:next]); !ok {
-			return nil, errLegacyLayout
-		}
-		at += next
-		s.offsets = append(s.offsets, at)
-	}
-	return s, nil
-}
-
-// extensionSize returns the size of the match or target at the beginning of b.
-func extensionSize(b []byte) (int, bool) {
-	if len(b) < extensionHead {
-		return 0, false
-	}
-	size := int(binary.NativeEndian.Uint16(b))
-	return size, size >= extensionHead && size <= len(b)
-}
-
-// extension returns the name, revision and data of a match or target.
-func extensionParts(b []byte) (name string, revision uint32, info []byte) {
-	text, _, _ := bytes.Cut(b[nameAt:revisionAt], []byte{0})
-	return string(text), uint32(b[revisionAt]), b[extensionHead:]
-}
-
-// entry returns the ith entry, and its target as a part of it.
-func (s *legacyTable) entry(i int) (entry, target []byte) {
-	entry = s.entries[s.offsets[i]:s.offsets[i+1]]
-	target = entry[binary.NativeEndian.Uint16(entry[s.layout.targetAt:]):]
-	size, _ := extensionSize(target) // parseLegacy has verified it
-	return entry, target[:size]
-}
-
-// Verdicts in a struct xt_standard_target, the target without a name.
-const (
-	verdictDrop   = -1 // -NF_DROP - 1
-	verdictAccept = -2 // -NF_ACCEPT - 1
-	verdictReturn = -5 // XT_RETURN, -NF_REPEAT - 1
-)
-
-// verdict returns the verdict of the ith entry's standard target, or the offset of
-// the rule to continue with.
-func (s *legacyTable) verdict(i int) (int, bool) {
-	_, target := s.entry(i)
-	if len(target) < extensionHead+4 {
-		return 0, false
-	}
-	return int(int32(binary.NativeEndian.Uint32(target[extensionHead:]))), true
-}
-
-// chainHead returns the name of the chain that begins after the ith entry. Such an
-// entry, and the last one of the table, has the target ERROR.
-func (s *legacyTable) chainHead(i int) ([]byte, bool) {
-	_, target := s.entry(i)
-	if !bytes.HasPrefix(target[nameAt:revisionAt], []byte("ERROR\x00")) {
-		return nil, false
-	}
-	name, _, _ := bytes.Cut(target[extensionHead:], []byte{0})
-	return name, true
-}
-
-// chainAt returns the chain whose first rule is at the offset: jumps lead there.
-func (s *legacyTable) chainAt(offset int) (string, bool) {
-	i, found := slices.BinarySearch(s.offsets, offset)
-	if !found || i == 0 || i == len(s.offsets)-1 {
-		return "", false
-	}
-	name, begins := s.chainHead(i - 1)
-	return string(name), begins
-}
-
 // legacyChain is a chain and the numbers of its entries, without the entry that
 // iptables adds at its end.
 type legacyChain struct {
@@ -335,47 +242,134 @@ func builtInChains() [5]string {
 	return [...]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", postrouting}
 }
 
-// chains yields the chains.
+var errLegacyLayout = errors.New("the kernel's reply does not have the layout of a table of iptables-legacy")
+
+// parseLegacy finds the entries and chains. A node's table can have tens of
+// thousands of entries: only the rules that are asked for are decoded.
 //
-// A built-in chain begins at the offset hook_entry of its hook and ends with its
-// policy, at the offset underflow. A user's chain begins after an entry with the
-// target ERROR, which has its name, and ends with a rule that iptables adds. One
-// more such entry ends the table.
-func (s *legacyTable) chains() iter.Seq[legacyChain] {
-	at := func(field, hook int) (int, bool) {
-		offset := binary.NativeEndian.Uint32(s.info[infoHooks+4*(field+hook):])
+// A user's chain begins after an entry with the target ERROR, which has its name, and
+// ends with a rule that iptables adds. One more such entry ends the table. A built-in
+// chain begins at the offset hook_entry of its hook and ends with its policy, at the
+// offset underflow.
+func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
+	s := &legacyTable{family: f, layout: layoutOf(f), entries: entries}
+	if len(info) != infoSize {
+		return nil, errLegacyLayout
+	}
+	sourceAt, size := uint32(12), uint32(s.layout.address) // in the header of IPv4
+	if f == policy.IPv6 {
+		sourceAt = 8
+	}
+	for i := range s.loads {
+		s.loads[i] = nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: sourceAt + uint32(i)*size, Len: size, Dreg: nfnetlink.Reg1}
+	}
+	count := int(binary.NativeEndian.Uint32(info[infoEntries:])) // not trusted
+	s.offsets = make([]int, 1, 1+min(count, len(entries)/s.layout.size))
+	for at := 0; at < len(entries); {
+		e := entries[at:]
+		if len(e) < s.layout.size {
+			return nil, errLegacyLayout
+		}
+		targetAt, next := int(binary.NativeEndian.Uint16(e[s.layout.targetAt:])), int(binary.NativeEndian.Uint16(e[s.layout.nextAt:]))
+		if targetAt < s.layout.size || next < targetAt || next > len(e) {
+			return nil, errLegacyLayout
+		}
+		target, _, ok := cutExtension(e[targetAt:next])
+		if !ok {
+			return nil, errLegacyLayout
+		}
+		if name, begins := target.chainName(); begins {
+			i := len(s.offsets)
+			if n := len(s.chains); n > 0 {
+				s.chains[n-1].end = max(i-2, s.chains[n-1].first)
+			}
+			s.chains = append(s.chains, legacyChain{name: name, first: i})
+		}
+		at += next
+		s.offsets = append(s.offsets, at)
+	}
+	s.chains = s.chains[:max(len(s.chains)-1, 0)]
+	hooks := builtInChains()
+	entryAt := func(field, hook int) (int, bool) {
+		offset := binary.NativeEndian.Uint32(info[infoHooks+4*(field+hook):])
 		return slices.BinarySearch(s.offsets, int(offset))
 	}
-	return func(yield func(legacyChain) bool) {
-		count := len(s.offsets) - 1
-		if count < 1 {
-			return
-		}
-		hooks := builtInChains()
-		for hook, name := range hooks {
-			first, begins := at(0, hook)
-			end, ends := at(len(hooks), hook)
-			exists := begins && ends && first <= end && end < count
-			if exists && !yield(legacyChain{[]byte(name), true, first, end}) {
-				return
-			}
-		}
-		current := legacyChain{first: -1}
-		for i := range count {
-			name, begins := s.chainHead(i)
-			if !begins {
-				continue
-			}
-			current.end = max(i-1, current.first)
-			if current.first >= 0 && !yield(current) {
-				return
-			}
-			current = legacyChain{name: name, first: i + 1, end: i + 1}
-		}
-		if current.first >= 0 && current.first < count {
-			yield(current) // the last entry is missing, so the chain's end is not known
+	for hook, name := range hooks {
+		first, begins := entryAt(0, hook)
+		end, ends := entryAt(len(hooks), hook)
+		if begins && ends && first <= end && end < len(s.offsets)-1 {
+			s.chains = append(s.chains, legacyChain{[]byte(name), true, first, end})
 		}
 	}
+	return s, nil
+}
+
+// extension is a struct xt_entry_match or xt_entry_target.
+type extension struct {
+	name     []byte
+	revision uint32
+	info     []byte
+}
+
+// Sizes and offsets in both structs.
+const (
+	extensionHead = 32
+	nameAt        = 2
+	revisionAt    = 31
+)
+
+// cutExtension returns the extension at the beginning of b and what follows it.
+func cutExtension(b []byte) (x extension, rest []byte, ok bool) {
+	if len(b) < extensionHead {
+		return x, nil, false
+	}
+	size := int(binary.NativeEndian.Uint16(b))
+	if size < extensionHead || size > len(b) {
+		return x, nil, false
+	}
+	name, _, _ := bytes.Cut(b[nameAt:revisionAt], []byte{0})
+	return extension{name, uint32(b[revisionAt]), b[extensionHead:size]}, b[size:], true
+}
+
+// chainName returns the name of the chain that begins after an entry with the target.
+func (x extension) chainName() ([]byte, bool) {
+	name, _, _ := bytes.Cut(x.info, []byte{0})
+	return name, string(x.name) == "ERROR"
+}
+
+// Verdicts in a struct xt_standard_target, the target without a name.
+const (
+	verdictDrop   = -1 // -NF_DROP - 1
+	verdictAccept = -2 // -NF_ACCEPT - 1
+	verdictReturn = -5 // XT_RETURN, -NF_REPEAT - 1
+	noVerdict     = math.MinInt
+)
+
+// verdictOf returns the verdict of a standard target, or the offset of the rule to
+// continue with.
+func verdictOf(target extension) int {
+	if len(target.info) < 4 {
+		return noVerdict
+	}
+	return int(int32(binary.NativeEndian.Uint32(target.info)))
+}
+
+// entry returns the ith entry and its target.
+func (s *legacyTable) entry(i int) (entry []byte, target extension) {
+	entry = s.entries[s.offsets[i]:s.offsets[i+1]]
+	target, _, _ = cutExtension(entry[binary.NativeEndian.Uint16(entry[s.layout.targetAt:]):]) // parseLegacy has verified it
+	return entry, target
+}
+
+// chainAt returns the chain whose first rule is at the offset: jumps lead there.
+func (s *legacyTable) chainAt(offset int) (string, bool) {
+	i, found := slices.BinarySearch(s.offsets, offset)
+	if !found || i == 0 || i == len(s.offsets)-1 {
+		return "", false
+	}
+	_, before := s.entry(i - 1)
+	name, begins := before.chainName()
+	return string(name), begins
 }
 
 // Bits of the inversions (IPT_INV_*, IP6T_INV_*).
@@ -388,20 +382,16 @@ const (
 )
 
 // expressions appends the ith entry's rule in the form in which iptables-nft would
-// write it.
+// write it, except that it loads whole addresses.
 func (s *legacyTable) expressions(out []nfnetlink.Expr, i int) []nfnetlink.Expr {
 	l := s.layout
 	entry, target := s.entry(i)
-	sourceAt, destinationAt := uint32(12), uint32(16)
-	if s.family == policy.IPv6 {
-		sourceAt, destinationAt = 8, 24
-	}
 	flags, invert := entry[l.flags], entry[l.inversions]
 	address := func(i int) []byte { return entry[i*l.address : (i+1)*l.address] }
 	name := func(i int) []byte { return entry[l.interfaces+i*unix.IFNAMSIZ : l.interfaces+(i+1)*unix.IFNAMSIZ] }
 
-	out = s.addressExpressions(out, sourceAt, address(0), address(2), invert&invertSource != 0)
-	out = s.addressExpressions(out, destinationAt, address(1), address(3), invert&invertDestination != 0)
+	out = addressExpressions(out, s.loads[0], address(0), address(2), invert&invertSource != 0)
+	out = addressExpressions(out, s.loads[1], address(1), address(3), invert&invertDestination != 0)
 	out = interfaceExpressions(out, unix.NFT_META_IIFNAME, name(0), name(2), invert&invertIn != 0)
 	out = interfaceExpressions(out, unix.NFT_META_OIFNAME, name(1), name(3), invert&invertOut != 0)
 	if number := binary.NativeEndian.Uint16(entry[l.protocol:]); number != 0 && (l.protoFlag == 0 || flags&l.protoFlag != 0) {
@@ -414,21 +404,38 @@ func (s *legacyTable) expressions(out []nfnetlink.Expr, i int) []nfnetlink.Expr 
 		out = append(out, nfnetlink.Unknown{Kind: "fragment or type of service"})
 	}
 	for rest := entry[l.size:binary.NativeEndian.Uint16(entry[l.targetAt:])]; len(rest) > 0; {
-		size, ok := extensionSize(rest)
-		if !ok {
+		var match extension
+		var ok bool
+		if match, rest, ok = cutExtension(rest); !ok {
 			return append(out, nfnetlink.Unknown{Kind: "damaged match"})
 		}
-		name, revision, info := extensionParts(rest[:size])
-		out = append(out, nfnetlink.Match{Xt: name, Rev: revision, Info: info})
-		rest = rest[size:]
+		out = append(out, nfnetlink.Match{Xt: string(match.name), Rev: match.revision, Info: match.info})
 	}
 	if packets := binary.NativeEndian.Uint64(entry[l.packetsAt:]); packets > 0 {
 		out = append(out, nfnetlink.Counter{Packets: packets})
 	}
-	if name, revision, info := extensionParts(target); name != "" {
-		return append(out, nfnetlink.Target{Xt: name, Rev: revision, Info: info})
+	if len(target.name) > 0 {
+		return append(out, nfnetlink.Target{Xt: string(target.name), Rev: target.revision, Info: target.info})
 	}
-	return s.verdictExpression(out, i, flags&l.gotoFlag != 0)
+	verdict := verdictOf(target)
+	chain, leads := s.chainAt(verdict)
+	switch {
+	case verdict == noVerdict:
+		return append(out, nfnetlink.Unknown{Kind: "damaged verdict"})
+	case verdict == verdictReturn:
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Return})
+	case verdict == verdictAccept:
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Accept})
+	case verdict == verdictDrop:
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Drop})
+	case verdict == s.offsets[i+1]: // the rule after this one
+		return out
+	case leads && flags&l.gotoFlag != 0:
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Goto, Chain: chain})
+	case leads:
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: chain})
+	}
+	return append(out, nfnetlink.Unknown{Kind: "another verdict"})
 }
 
 func operator(inverted bool) nfnetlink.CmpOp {
@@ -438,80 +445,34 @@ func operator(inverted bool) nfnetlink.CmpOp {
 	return nfnetlink.Equal
 }
 
-// addressExpressions appends `ip saddr ADDRESS/MASK`. As iptables-nft does, it
-// loads only the bytes that a prefix reaches if it ends at a byte.
-func (s *legacyTable) addressExpressions(out []nfnetlink.Expr, at uint32, address, mask []byte, inverted bool) []nfnetlink.Expr {
-	length, prefix := maskLength(mask)
-	if length == 0 && prefix && !inverted {
+// addressExpressions appends `ip saddr ADDRESS/MASK`.
+func addressExpressions(out []nfnetlink.Expr, load nfnetlink.Expr, address, mask []byte, inverted bool) []nfnetlink.Expr {
+	if !inverted && filledWith(0, mask) {
 		return out
 	}
-	size := len(address)
-	whole := prefix && length > 0 && length%8 == 0 && !slices.ContainsFunc(address[length/8:], notZero)
-	if whole {
-		size = length / 8
+	out = append(out, load)
+	if !filledWith(0xff, mask) {
+		out = append(out, nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: uint32(len(mask)), Mask: mask})
 	}
-	load := nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: at, Len: uint32(size), Dreg: nfnetlink.Reg1}
-	if s.load != load {
-		s.load = load
-	}
-	out = append(out, s.load)
-	if !whole {
-		out = append(out, nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: uint32(size), Mask: mask, Xor: make([]byte, size)})
-	}
-	return append(out, nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: address[:size]})
+	return append(out, nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: address})
 }
 
 // interfaceExpressions appends `oifname NAME`.
 func interfaceExpressions(out []nfnetlink.Expr, key uint32, name, mask []byte, inverted bool) []nfnetlink.Expr {
-	length, contiguous := maskLength(mask)
+	length := 0
+	for length < len(mask) && mask[length] == 0xff {
+		length++
+	}
 	switch {
-	case !contiguous || length%8 != 0:
+	case !filledWith(0, mask[length:]):
 		return append(out, nfnetlink.Unknown{Kind: "interface under an odd mask"})
 	case length == 0 && !inverted:
 		return out
 	}
 	return append(out, nfnetlink.Meta{Key: key, Reg: nfnetlink.Reg1},
-		nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: name[:length/8]})
+		nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: name[:length]})
 }
 
-// maskLength returns the number of leading ones of a mask, and whether no other
-// bit is set.
-func maskLength(mask []byte) (int, bool) {
-	n := 0
-	for n < 8*len(mask) && mask[n/8] == 0xff {
-		n += 8
-	}
-	rest := mask[n/8:]
-	if len(rest) == 0 {
-		return n, true
-	}
-	ones := bits.LeadingZeros8(^rest[0])
-	return n + ones, rest[0]<<ones == 0 && !slices.ContainsFunc(rest[1:], notZero)
-}
-
-func notZero(b byte) bool { return b != 0 }
-
-// verdictExpression appends what a rule without a named target does. A rule that
-// continues with the next one has no verdict.
-func (s *legacyTable) verdictExpression(out []nfnetlink.Expr, i int, goes bool) []nfnetlink.Expr {
-	verdict, ok := s.verdict(i)
-	if verdict == verdictReturn {
-		return append(out, nfnetlink.Verdict{Code: nfnetlink.Return})
-	}
-	chain, leads := s.chainAt(verdict)
-	switch {
-	case !ok:
-		return append(out, nfnetlink.Unknown{Kind: "damaged verdict"})
-	case verdict == verdictAccept:
-		return append(out, nfnetlink.Verdict{Code: nfnetlink.Accept})
-	case verdict == verdictDrop:
-		return append(out, nfnetlink.Verdict{Code: nfnetlink.Drop})
-	case verdict == s.offsets[i+1]:
-		return out
-	case leads && goes:
-		return append(out, nfnetlink.Verdict{Code: nfnetlink.Goto, Chain: chain})
-	case leads:
-		return append(out, nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: chain})
-	}
-	return append(out, nfnetlink.Unknown{Kind: "another verdict"})
+func filledWith(value byte, b []byte) bool {
+	return !slices.ContainsFunc(b, func(c byte) bool { return c != value })
 }

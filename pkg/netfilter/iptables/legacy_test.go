@@ -318,7 +318,7 @@ func FuzzLegacy(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for c := range s.chains() {
+		for _, c := range s.chains {
 			for i := c.first; i < c.end; i++ {
 				_ = s.expressions(nil, i)
 			}

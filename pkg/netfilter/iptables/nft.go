@@ -63,7 +63,6 @@ func nftFamily(f policy.Family) nfnetlink.Family {
 	return nfnetlink.IPv4
 }
 
-// hasChain reports whether a table has the chain.
 func (l *nftReader) hasChain(f policy.Family, table, chain string) (bool, error) {
 	err := l.use(func(c *nfnetlink.Conn) error {
 		_, err := c.Chain(nftFamily(f), table, chain)
@@ -75,12 +74,11 @@ func (l *nftReader) hasChain(f policy.Family, table, chain string) (bool, error)
 	return err == nil, err
 }
 
-// userChains returns the names of the chains of table nat that are not base chains.
-func (l *nftReader) userChains(f policy.Family) ([]string, error) {
+func (l *nftReader) userChains(f policy.Family, table string) ([]string, error) {
 	var names []string
 	err := l.use(func(c *nfnetlink.Conn) error {
 		names = nil
-		chains, err := c.Chains(nftFamily(f), natTable)
+		chains, err := c.Chains(nftFamily(f), table)
 		for _, chain := range chains {
 			if chain.Base == nil {
 				names = append(names, chain.Name)
@@ -94,7 +92,6 @@ func (l *nftReader) userChains(f policy.Family) ([]string, error) {
 	return names, err
 }
 
-// read reads POSTROUTING and the named chains of table nat.
 func (l *nftReader) read(f policy.Family, names []string) (table, error) {
 	var t table
 	err := l.use(func(c *nfnetlink.Conn) error {

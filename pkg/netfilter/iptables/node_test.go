@@ -70,18 +70,25 @@ func newNode(t *testing.T, variant string) *node {
 		t.Fatal(err)
 	}
 	n.backend = opened.(*backend)
-	for _, f := range policy.Families() {
-		p, err := n.programs.open(t.Context(), f, variant)
-		if err != nil {
-			t.Fatal(err)
-		}
-		restore := p.restore
-		p.restore = func(ctx context.Context, input []byte, held *os.File) error {
-			n.writes++
-			return restore(ctx, input, held)
-		}
-	}
+	n.beforeRestore(func() error {
+		n.writes++
+		return nil
+	})
 	return n
+}
+
+// beforeRestore makes the backend call the function before it runs iptables-restore,
+// which then fails with the function's error.
+func (n *node) beforeRestore(body func() error) {
+	run := n.programs.run
+	n.programs.run = func(ctx context.Context, env []string, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
+		if strings.HasSuffix(path, "-restore") {
+			if err := body(); err != nil {
+				return nil, err
+			}
+		}
+		return run(ctx, env, held, input, path, args...)
+	}
 }
 
 // command runs a program of the variant: "", "-restore" or "-save".
@@ -224,7 +231,7 @@ func (n *node) agreesWithListing(names ...string) (recognized int) {
 				if i >= len(c.Rules) {
 					chain = postrouting
 				}
-				if written := ruleCommands(r, chain, c.Name, ""); len(written) != 1 || !slices.Equal(options(written[0]), options(line)) {
+				if written := ruleCommand(r, chain, c.Name, ""); !slices.Equal(options(written), options(line)) {
 					n.Fatalf("%s: decoded as %q", line, written)
 				}
 			}
@@ -252,7 +259,7 @@ func options(line string) []string {
 func (n *node) generation() uint32 {
 	n.Helper()
 	var g uint32
-	err := n.nft.use(func(c *nfnetlink.Conn) (err error) {
+	err := n.driver.nft.use(func(c *nfnetlink.Conn) (err error) {
 		g, err = c.Generation()
 		return err
 	})

@@ -17,9 +17,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// TestOddRules has rules of all kinds. None may be decoded as one that matches more
-// than what iptables shows.
-func TestOddRules(t *testing.T) {
+// TestObserveUnrecognizedRules loads rules of all kinds. None may be decoded as one that
+// matches more than what iptables shows.
+func TestObserveUnrecognizedRules(t *testing.T) {
 	const recognized = 60
 	inEachVariant(t, func(n *node) {
 		for _, f := range policy.Families() {
@@ -168,7 +168,7 @@ func TestBrokenSocket(t *testing.T) {
 	cut := func() {
 		n.Helper()
 		n.generation() // connects
-		if err := n.nft.conn.Close(); err != nil {
+		if err := n.driver.nft.conn.Close(); err != nil {
 			n.Fatal(err)
 		}
 	}

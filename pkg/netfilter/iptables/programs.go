@@ -10,12 +10,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
-
-	goiptables "github.com/coreos/go-iptables/iptables"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -29,31 +28,22 @@ const lockSeconds = 5
 type programs struct {
 	finder finder
 	env    []string
+	run    func(ctx context.Context, env []string, held *os.File, input []byte, path string, args ...string) ([]byte, error)
 
 	mu       sync.Mutex
-	opened   map[[2]string]*program // by family and variant
-	variants map[string]fileVariant // by path
+	versions map[string]version // by path
 }
 
-// fileVariant is the variant that a program said it is.
-type fileVariant struct {
-	file    os.FileInfo
-	variant string
+// version is what a program says of itself.
+type version struct {
+	file        os.FileInfo
+	variant     string
+	randomFully bool // it has --random-fully, and -w in iptables-restore
 }
 
 func newPrograms(path string) *programs {
 	const childPath = "/usr/sbin:/usr/bin:/sbin:/bin"
-	return &programs{
-		finder: newFinder(path), env: environment(childPath),
-		opened: map[[2]string]*program{}, variants: map[string]fileVariant{},
-	}
-}
-
-// program is iptables or ip6tables in one variant.
-type program struct {
-	*goiptables.IPTables
-	path    string
-	restore func(ctx context.Context, input []byte, held *os.File) error
+	return &programs{finder: newFinder(path), env: environment(childPath), run: run, versions: map[string]version{}}
 }
 
 func baseName(f policy.Family) string {
@@ -63,113 +53,86 @@ func baseName(f policy.Family) string {
 	return "iptables"
 }
 
-// open returns the program of a family and variant.
-func (p *programs) open(ctx context.Context, f policy.Family, variant string) (*program, error) {
-	p.mu.Lock()
-	opened := p.opened[[2]string{string(f), variant}]
-	p.mu.Unlock()
-	if opened != nil {
-		return opened, nil
-	}
-	path, err := p.locate(ctx, baseName(f), variant, "")
-	if err != nil {
-		return nil, err
-	}
-	proto := goiptables.ProtocolIPv4
-	if f == policy.IPv6 {
-		proto = goiptables.ProtocolIPv6
-	}
-	ipt, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(proto), goiptables.Timeout(lockSeconds))
-	if err != nil {
-		return nil, fmt.Errorf("run %s --version: %w", path, err)
-	}
-	opened = &program{IPTables: ipt, path: path}
-	opened.restore = func(ctx context.Context, input []byte, held *os.File) error {
-		restore, err := p.locate(ctx, baseName(f), variant, "-restore")
-		if err != nil {
-			return err
-		}
-		args := []string{"--noflush"}
-		// iptables-restore has -w since 1.6.2, as --random-fully.
-		if variant == netfilter.VariantLegacy && ipt.HasRandomFully() {
-			args = append(args, "-w", strconv.Itoa(lockSeconds))
-		}
-		_, err = run(ctx, p.env, held, input, restore, args...)
-		return err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.opened[[2]string{string(f), variant}] = opened
-	return opened, nil
-}
-
 // locate finds iptables-VARIANT, or a plain iptables of the variant; with the
 // suffix -restore those programs.
-func (p *programs) locate(ctx context.Context, base, variant, suffix string) (string, error) {
-	named, plain := base+"-"+variant+suffix, base+suffix
+func (p *programs) locate(ctx context.Context, f policy.Family, variant, suffix string) (string, error) {
+	named, plain := baseName(f)+"-"+variant+suffix, baseName(f)+suffix
 	path, err := p.finder.find(named, plain)
 	if err != nil || filepath.Base(path) == named {
 		return path, err
 	}
-	switch has, err := p.variantOf(ctx, path); {
+	switch has, err := p.version(ctx, path); {
 	case err != nil:
 		return "", err
-	case has != variant:
-		return "", fmt.Errorf("find %s: %s is of the %s variant; install the %s one too: %w", named, path, has, variant, fs.ErrNotExist)
+	case has.variant != variant:
+		return "", fmt.Errorf("find %s: %s is of the %s variant; install the %s one too: %w", named, path, has.variant, variant, fs.ErrNotExist)
 	}
 	return path, nil
 }
 
-// plainVariant returns the variant of the program that is called iptables, or else
-// of one that is called by its variant.
-func (p *programs) plainVariant(ctx context.Context) (string, error) {
-	path, err := p.finder.find("iptables", "iptables-nft", "iptables-legacy")
-	if err != nil {
-		return "", err
-	}
-	return p.variantOf(ctx, path)
-}
-
-// variantOf runs a program to learn its variant, once as long as the file is the
-// same. Versions before 1.8, all legacy, do not print it.
-func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
+// version runs a program to learn its version, once as long as the file is the
+// same. Versions before 1.8, all legacy, do not print the variant.
+func (p *programs) version(ctx context.Context, path string) (version, error) {
 	file, err := os.Stat(path)
 	if err != nil {
-		return "", err
+		return version{}, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if k, ok := p.variants[path]; ok && os.SameFile(file, k.file) && file.ModTime().Equal(k.file.ModTime()) {
-		return k.variant, nil
+	if v, ok := p.versions[path]; ok && os.SameFile(file, v.file) && file.ModTime().Equal(v.file.ModTime()) {
+		return v, nil
 	}
-	out, err := run(ctx, p.env, nil, nil, path, "--version")
+	out, err := p.run(ctx, p.env, nil, nil, path, "--version")
 	if err != nil {
-		return "", err
+		return version{}, err
 	}
-	variant := netfilter.VariantLegacy
+	v := version{file: file, variant: netfilter.VariantLegacy}
 	if bytes.Contains(out, []byte("(nf_tables)")) {
-		variant = netfilter.VariantNFT
+		v.variant = netfilter.VariantNFT
 	}
-	p.variants[path] = fileVariant{file, variant}
-	return variant, nil
+	var number [3]int
+	_, text, _ := bytes.Cut(out, []byte(" v"))
+	if _, err := fmt.Sscanf(string(text), "%d.%d.%d", &number[0], &number[1], &number[2]); err != nil {
+		return version{}, fmt.Errorf("run %s --version: no version in %s", path, policy.Quote(string(out)))
+	}
+	v.randomFully = slices.Compare(number[:], []int{1, 6, 2}) >= 0
+	p.versions[path] = v
+	return v, nil
 }
 
-// list runs `iptables -t nat -S CHAIN` and returns the rules.
-func (p *program) list(ctx context.Context, chain string) ([]string, error) {
-	if err := context.Cause(ctx); err != nil {
-		return nil, fmt.Errorf("list chain %s: %w", chain, err)
+// list runs `iptables -t nat -S`, of one chain if it is named, and returns the rules.
+func (p *programs) list(ctx context.Context, f policy.Family, variant string, chain ...string) ([]string, error) {
+	path, err := p.locate(ctx, f, variant, "")
+	if err != nil {
+		return nil, err
 	}
-	lines, err := p.List(natTable, chain)
-	var failed *goiptables.Error
-	switch {
-	case err == nil:
-		return ruleLines(lines), nil
-	case !errors.As(err, &failed):
-		return nil, fmt.Errorf("run %s: %w", p.path, err)
+	args := []string{"-w", strconv.Itoa(lockSeconds), "-t", natTable, "-S"}
+	out, err := p.run(ctx, p.env, nil, nil, path, append(args, chain...)...)
+	return ruleLines(strings.Split(string(out), "\n")), err
+}
+
+// restore runs iptables-restore.
+func (p *programs) restore(ctx context.Context, f policy.Family, variant string, input []byte, held *os.File) error {
+	path, err := p.locate(ctx, f, variant, "")
+	if err != nil {
+		return err
 	}
-	status := fmt.Sprintf("exit status %v", failed.ExitStatus())
-	_, stderr, _ := strings.Cut(failed.Error(), status+": ")
-	return nil, &runError{path: p.path, err: errors.New(status), stderr: firstLines(stderr)}
+	restore, err := p.locate(ctx, f, variant, "-restore")
+	if err != nil {
+		return err
+	}
+	args := []string{"--noflush"}
+	if variant == netfilter.VariantLegacy {
+		v, err := p.version(ctx, path)
+		if err != nil {
+			return err
+		}
+		if v.randomFully {
+			args = append(args, "-w", strconv.Itoa(lockSeconds))
+		}
+	}
+	_, err = p.run(ctx, p.env, held, input, restore, args...)
+	return err
 }
 
 // finder looks for programs in the directories of a PATH that only root can write:
@@ -180,10 +143,7 @@ type finder struct {
 }
 
 func newFinder(path string) finder {
-	owner := sync.OnceValue(func() func(uint32) bool { // most ADDs run no program
-		return trustedOwner(os.Geteuid(), "/proc/self/uid_map", "/proc/sys/kernel/overflowuid")
-	})
-	return finder{path: path, trusted: func(uid uint32) bool { return owner()(uid) }}
+	return finder{path: path, trusted: func(uid uint32) bool { return trustedOwner(uid, os.Geteuid(), "/proc/self/uid_map") }}
 }
 
 // notFoundError says which programs were looked for, and where.
@@ -198,34 +158,24 @@ func (e notFoundError) Is(target error) bool { return target == fs.ErrNotExist }
 func (f finder) find(names ...string) (string, error) {
 	var dirs, searched, skipped []string
 	for _, dir := range filepath.SplitList(f.path) {
-		switch info, err := f.resolve(dir); {
+		switch exists, problem := f.check(dir, true); {
 		case !filepath.IsAbs(dir):
 			skipped = append(skipped, strconv.Quote(dir)+" (not absolute)")
-		case errors.Is(err, fs.ErrNotExist):
+		case !exists:
 			searched = append(searched, dir+" (absent)")
-		case err != nil:
-			skipped = append(skipped, err.Error())
-		case !info.IsDir():
-			skipped = append(skipped, dir+" (no directory)")
-		case writableByOthers(info):
-			skipped = append(skipped, dir+" (writable by others)")
+		case problem != "":
+			skipped = append(skipped, problem)
 		default:
-			dirs = append(dirs, dir)
-			searched = append(searched, dir)
+			dirs, searched = append(dirs, dir), append(searched, dir)
 		}
 	}
 	for _, name := range names {
 		for _, dir := range dirs {
 			path := filepath.Join(dir, name)
-			switch info, err := f.resolve(path); {
-			case errors.Is(err, fs.ErrNotExist):
-			case err != nil:
-				skipped = append(skipped, err.Error())
-			case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
-				skipped = append(skipped, path+" (no program)")
-			case writableByOthers(info):
-				skipped = append(skipped, path+" (writable by others)")
-			default:
+			switch exists, problem := f.check(path, false); {
+			case problem != "":
+				skipped = append(skipped, problem)
+			case exists:
 				return path, nil
 			}
 		}
@@ -240,6 +190,24 @@ func (f finder) find(names ...string) (string, error) {
 	return "", notFoundError(fmt.Sprintf(
 		"find %s: not found; install iptables, or add the directory that holds it (often /usr/sbin) to PATH; %s",
 		strings.Join(names, " or "), where))
+}
+
+// check returns whether a directory or program exists, and why it is not used.
+func (f finder) check(path string, directory bool) (exists bool, problem string) {
+	info, err := f.resolve(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, ""
+	case err != nil:
+		return true, err.Error()
+	case directory && !info.IsDir():
+		return true, path + " (no directory)"
+	case !directory && (!info.Mode().IsRegular() || info.Mode()&0o111 == 0):
+		return true, path + " (no program)"
+	case writableByOthers(info):
+		return true, path + " (writable by others)"
+	}
+	return true, ""
 }
 
 // resolve returns the file that an absolute path leads to after all symbolic links.
@@ -296,26 +264,21 @@ func (f finder) lstat(path string) (fs.FileInfo, error) {
 
 func writableByOthers(info fs.FileInfo) bool { return info.Mode().Perm()&0o022 != 0 }
 
-// trustedOwner returns whether the files of a user may be run: those of root and of
+// trustedOwner reports whether the files of a user may be run: those of root and of
 // this process. In a user namespace the host's root appears as the overflow user,
 // as do all users that are not mapped. There that user is taken for root: such a
 // process has no privilege on the host that another user could gain. In the first
 // user namespace the overflow user is an ordinary one.
-func trustedOwner(euid int, uidMap, overflow string) func(uint32) bool {
-	nobody := int64(-1)
-	if m, err := os.ReadFile(uidMap); err == nil && !mapsEverybody(m) {
-		if text, err := os.ReadFile(overflow); err == nil {
-			if n, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64); err == nil {
-				nobody = n
-			}
-		}
+func trustedOwner(uid uint32, euid int, uidMap string) bool {
+	const overflow = 65534
+	if uid == 0 || int64(uid) == int64(euid) {
+		return true
 	}
-	return func(uid uint32) bool {
-		return uid == 0 || int64(uid) == int64(euid) || int64(uid) == nobody
-	}
+	m, err := os.ReadFile(uidMap)
+	return uid == overflow && err == nil && !mapsEveryUser(m)
 }
 
-// mapsEverybody reports whether a uid_map is that of the first user namespace.
-func mapsEverybody(m []byte) bool {
+// mapsEveryUser reports whether a uid_map is that of the first user namespace.
+func mapsEveryUser(m []byte) bool {
 	return strings.Join(strings.Fields(string(m)), " ") == "0 0 4294967295"
 }

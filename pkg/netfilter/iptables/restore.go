@@ -5,7 +5,6 @@ package iptables
 import (
 	"bytes"
 	"fmt"
-	"net/netip"
 	"regexp"
 	"strings"
 
@@ -57,7 +56,7 @@ func (t *transaction) fill(c *policy.Chain) {
 		if i == len(c.Rules)-1 {
 			comment = c.Owner.Comment()
 		}
-		t.rules = append(t.rules, ruleCommands(r, c.Name, c.Name, comment)...)
+		t.rules = append(t.rules, ruleCommand(r, c.Name, c.Name, comment))
 	}
 }
 
@@ -67,7 +66,7 @@ func (t *transaction) appendJump(j policy.Rule, chain string) {
 	if j.Equal(policy.Rule{NotToLocal: true, Verdict: policy.Jump}) {
 		comment = agentJumpComment(chain)
 	}
-	t.jumps = append(t.jumps, ruleCommands(j, postrouting, chain, comment)...)
+	t.jumps = append(t.jumps, ruleCommand(j, postrouting, chain, comment))
 }
 
 // deleteJump deletes the first rule of POSTROUTING that is exactly the one that
@@ -108,31 +107,20 @@ func agentJumpComment(chain string) string {
 	return "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " + chain + " chain"
 }
 
-// ruleCommands writes a rule as -A commands: one for each pair of a source and a
-// destination prefix. (The rules in the layout of this backend have one pair.)
-func ruleCommands(r policy.Rule, chain, target, comment string) []string {
-	if r.Verdict == policy.Unrecognized {
-		return []string{"# omitted, not written by ip-masq: " + policy.Quote(r.Text)}
-	}
-	var lines []string
-	for _, from := range prefixes(r.From) {
-		for _, to := range prefixes(r.To) {
-			w := []string{"-A", chain}
-			if from.Bits() > 0 {
-				w = append(w, "-s", from.String())
+// ruleCommand writes a rule as an -A command. A rule in the layout of this backend has
+// at most one source prefix and one destination prefix.
+func ruleCommand(r policy.Rule, chain, target, comment string) string {
+	w := []string{"-A", chain}
+	for _, side := range []struct {
+		option string
+		ranges policy.Ranges
+	}{{"-s", r.From}, {"-d", r.To}} {
+		for _, p := range side.ranges {
+			if prefix, _ := p.Prefix(); prefix.Bits() > 0 {
+				w = append(w, side.option, prefix.String())
 			}
-			if to.Bits() > 0 {
-				w = append(w, "-d", to.String())
-			}
-			lines = append(lines, strings.Join(append(w, arguments(r, target, comment)...), " "))
 		}
 	}
-	return lines
-}
-
-// arguments writes what follows the addresses of a rule.
-func arguments(r policy.Rule, target, comment string) []string {
-	var w []string
 	if r.Out != "" {
 		w = append(w, "-o", quote(r.Out))
 	}
@@ -168,20 +156,7 @@ func arguments(r policy.Rule, target, comment string) []string {
 			w = append(w, "--random-fully")
 		}
 	}
-	return w
-}
-
-// prefixes returns the prefixes of a set of addresses; one of length zero for the
-// set of all addresses.
-func prefixes(set policy.Ranges) []netip.Prefix {
-	if set == nil {
-		return []netip.Prefix{{}}
-	}
-	var out []netip.Prefix
-	for _, r := range set {
-		out = append(out, r.Prefixes()...)
-	}
-	return out
+	return strings.Join(w, " ")
 }
 
 // quote writes an argument as `iptables -S` does, in quotes if necessary.

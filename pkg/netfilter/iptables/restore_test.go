@@ -66,12 +66,6 @@ func TestRender(t *testing.T) {
 		"ports":  desired(policy.OwnedBy("/mnt/with space"), ports),
 		"only":   desired(policy.Owner{}, only),
 		"two":    desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("ONE"), basic("TWO")),
-		"set": {Chains: []policy.Chain{{Family: policy.IPv4, Name: "SET", Rules: []policy.Rule{
-			{From: policy.RangesOf(prefixList("10.0.0.0/8", "192.168.0.0/16")...), To: policy.RangesOf(prefixList("1.0.0.0/8", "2.2.2.0/31")...),
-				Verdict: policy.Return},
-			{From: policy.Ranges{}, Verdict: policy.Return}, // no source at all
-			{Verdict: policy.Unrecognized, Text: "strange\nrule"},
-		}}}},
 	} {
 		for _, f := range policy.Families() {
 			file := filepath.Join("testdata", "render", name+"."+string(f))

@@ -96,17 +96,17 @@ func run(ctx context.Context, env []string, held *os.File, input []byte, path st
 	if input != nil {
 		cmd.Stdin = bytes.NewReader(input)
 	}
-	var stdout bytes.Buffer
-	stderr := head{limit: maxStderr}
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
+	stdout, err := cmd.Output()
 	if err == nil {
-		return stdout.Bytes(), nil
+		return stdout, nil
+	}
+	message := ""
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		message = string(exit.Stderr[:min(len(exit.Stderr), maxStderr)])
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		err = fmt.Errorf("%w (%w)", cause, err)
 	}
-	message := string(stderr.kept)
 	return nil, &runError{path: path, err: err, stderr: firstLines(message), line: lineAt(input, message)}
 }
 
@@ -118,17 +118,6 @@ func environment(path string) []string {
 		env = append(env, "XTABLES_LOCKFILE="+file)
 	}
 	return env
-}
-
-// head is a writer that keeps the first bytes.
-type head struct {
-	kept  []byte
-	limit int
-}
-
-func (h *head) Write(p []byte) (int, error) {
-	h.kept = append(h.kept, p[:min(len(p), h.limit-len(h.kept))]...)
-	return len(p), nil
 }
 
 // firstLines returns the first lines of a message, as one line.
