@@ -212,18 +212,14 @@ func (e *examination) doubt(v violation) string {
 	return doubt
 }
 
-// String returns the rule, what it masquerades and whether the owned chain comes later.
+// String returns the rule and what it masquerades.
 func (v violation) String() string {
 	const most = 4
 	exempt := v.exempt
 	if rest := len(exempt) - most; rest > 0 {
 		exempt = append(slices.Clone(exempt[:most]), fmt.Sprintf("%d more", rest))
 	}
-	order := ""
-	if v.rule.Order != thirdparty.UnknownOrder {
-		order = fmt.Sprintf("; evaluated %s the chain of ip-masq", v.rule.Order)
-	}
-	return fmt.Sprintf("%s: applies to %s, which %s exempts%s", v.rule.Text, strings.Join(exempt, ", "), v.chain, order)
+	return fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(exempt, ", "), v.chain)
 }
 
 // writtenByKubelet reports whether the rule is kubelet's, kubenet's or kube-proxy's.

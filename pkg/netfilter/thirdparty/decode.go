@@ -4,6 +4,7 @@ package thirdparty
 
 import (
 	"fmt"
+	"net"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -49,10 +50,9 @@ func (d decoded) returnsDestinations() bool {
 		d.NotOut == nil && d.notProtocols == 0 && d.notOrigins == 0 && !d.never
 }
 
-// lookups are what a rule refers to by name or number.
+// lookups are what a rule refers to by name.
 type lookups interface {
 	set(name string) (policy.Ranges, error)
-	device(index uint32) (string, error)
 }
 
 // decode decodes a rule as packets of the family meet it.
@@ -87,8 +87,8 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, l lookups) condition {
 	case nfnetlink.OutputName:
 		out.leaves(c.Name, c.Not)
 	case nfnetlink.OutputIndex:
-		if name, err := l.device(c.Value); err == nil {
-			out.leaves(name, c.Not)
+		if device, err := net.InterfaceByIndex(int(c.Value)); err == nil {
+			out.leaves(device.Name, c.Not)
 		} else {
 			out.unread = []string{fmt.Sprintf("oif %d", c.Value)}
 		}

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net"
 	"runtime"
 	"slices"
 
@@ -84,6 +82,9 @@ func tableHooks(c *nfnetlink.Conn) ([]hook, error) {
 		if err != nil {
 			return hooks, err
 		}
+		families := map[nfnetlink.Family][]policy.Family{
+			nfnetlink.IPv4: {policy.IPv4}, nfnetlink.IPv6: {policy.IPv6}, nfnetlink.Inet: policy.Families(),
+		}[link]
 		for _, t := range tables {
 			if t.Dormant() {
 				continue
@@ -101,63 +102,14 @@ func tableHooks(c *nfnetlink.Conn) ([]hook, error) {
 				if link != nfnetlink.Inet && t.Name == natTable && chain.Name == postrouting {
 					at.Backend, at.Variant = policy.IPTables, netfilter.VariantNFT
 				}
-				for _, f := range familiesOf(link) {
-					at.Family = f
-					hooks = append(hooks, hook{&linkTable{conn: c, family: link, table: t.Name}, at, b.Priority, b.Policy == nfnetlink.Drop})
+				for _, at.Family = range families {
+					read := &table{conn: c, family: link, name: t.Name, known: map[string][]nfnetlink.Rule{}}
+					hooks = append(hooks, hook{read, at, b.Priority, b.Policy == nfnetlink.Drop})
 				}
 			}
 		}
 	}
 	return hooks, nil
-}
-
-func familiesOf(link nfnetlink.Family) []policy.Family {
-	switch link {
-	case nfnetlink.IPv4:
-		return []policy.Family{policy.IPv4}
-	case nfnetlink.IPv6:
-		return []policy.Family{policy.IPv6}
-	}
-	return policy.Families()
-}
-
-// linkTable is a table of nf_tables. Its chains are read when a walk reaches them.
-type linkTable struct {
-	conn   *nfnetlink.Conn
-	family nfnetlink.Family
-	table  string
-	known  map[string][]nfnetlink.Rule
-}
-
-func (t *linkTable) rules(chain string) ([]nfnetlink.Rule, error) {
-	if rules, there := t.known[chain]; there {
-		return rules, nil
-	}
-	rules, err := t.conn.Rules(t.family, t.table, chain)
-	if err != nil {
-		return nil, err
-	}
-	if t.known == nil {
-		t.known = map[string][]nfnetlink.Rule{}
-	}
-	t.known[chain] = rules
-	return rules, nil
-}
-
-func (t *linkTable) set(name string) (policy.Ranges, error) {
-	_, ranges, err := t.conn.Ranges(t.family, t.table, name)
-	if err != nil {
-		return nil, err
-	}
-	return policy.Normalize(ranges), nil
-}
-
-func (*linkTable) device(index uint32) (string, error) {
-	i, err := net.InterfaceByIndex(int(index))
-	if err != nil {
-		return "", err
-	}
-	return i.Name, nil
 }
 
 // legacyHooks returns POSTROUTING of iptables-legacy.
@@ -167,26 +119,43 @@ func legacyHooks() ([]hook, error) {
 	for _, f := range policy.Families() {
 		chains, err := iptables.Legacy(f, natTable)
 		errs = append(errs, err)
-		t := legacyTable{}
+		t := table{known: map[string][]nfnetlink.Rule{}}
 		for _, c := range chains {
-			t[c.Name] = c.Rules
+			t.known[c.Name] = c.Rules
 		}
-		if len(t) > 0 {
+		if len(chains) > 0 {
 			at := Place{Backend: policy.IPTables, Variant: netfilter.VariantLegacy, Family: f, Table: natTable, Chain: postrouting}
-			hooks = append(hooks, hook{t, at, iptablesPriority, false})
+			hooks = append(hooks, hook{&t, at, iptablesPriority, false})
 		}
 	}
 	return hooks, errors.Join(errs...)
 }
 
-// legacyTable has the chains of a table of iptables-legacy by name.
-type legacyTable map[string][]nfnetlink.Rule
+// table is a table of nf_tables, whose chains are read when a walk reaches them, or one of
+// iptables-legacy, whose chains are all known and refer to no sets.
+type table struct {
+	conn   *nfnetlink.Conn // nil for iptables-legacy
+	family nfnetlink.Family
+	name   string
+	known  map[string][]nfnetlink.Rule // by chain
+}
 
-func (t legacyTable) rules(chain string) ([]nfnetlink.Rule, error) { return t[chain], nil }
+func (t *table) rules(chain string) ([]nfnetlink.Rule, error) {
+	rules, known := t.known[chain]
+	if known || t.conn == nil {
+		return rules, nil
+	}
+	rules, err := t.conn.Rules(t.family, t.name, chain)
+	if err == nil {
+		t.known[chain] = rules
+	}
+	return rules, err
+}
 
-func (legacyTable) set(string) (policy.Ranges, error) { return nil, fs.ErrNotExist }
-
-func (legacyTable) device(uint32) (string, error) { return "", fs.ErrNotExist }
+func (t *table) set(name string) (policy.Ranges, error) {
+	_, ranges, err := t.conn.Ranges(t.family, t.name, name)
+	return policy.Normalize(ranges), err
+}
 
 // Usage is what a variant of iptables is used for in a network namespace.
 type Usage struct {
@@ -204,48 +173,33 @@ func Variants(ctx context.Context) ([]Usage, error) {
 		return nil, err
 	}
 	nft, legacy := Usage{Variant: netfilter.VariantNFT}, Usage{Variant: netfilter.VariantLegacy}
-	err := withTables(func(c *nfnetlink.Conn) error {
+	// kubelet creates these chains in table mangle, to show other programs which variant it
+	// uses and to detect a flush of the tables.
+	ofKubelet := func(chain string) bool { return chain == "KUBE-IPTABLES-HINT" || chain == "KUBE-KUBELET-CANARY" }
+	errs := []error{withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-			if err := nft.countTables(c, f); err != nil {
+			rules, errNAT := c.Rules(f, natTable, "")
+			nft.NATRules += len(rules)
+			mangle, errMangle := c.Chains(f, mangleTable)
+			for _, chain := range mangle {
+				nft.Kubelet = nft.Kubelet || ofKubelet(chain.Name)
+			}
+			if err := errors.Join(errNAT, errMangle); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
+	})}
 	for _, f := range policy.Families() {
-		err = errors.Join(err, legacy.countLegacy(f))
-	}
-	return []Usage{nft, legacy}, err
-}
-
-// kubeletChains are the chains that kubelet creates in table mangle, to show other programs
-// which variant it uses and to detect a flush of the tables.
-func kubeletChains() []string { return []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"} }
-
-func (u *Usage) countTables(c *nfnetlink.Conn, f nfnetlink.Family) error {
-	rules, err := c.Rules(f, natTable, "")
-	if err != nil {
-		return err
-	}
-	u.NATRules += len(rules)
-	for _, name := range kubeletChains() {
-		_, err := c.Chain(f, mangleTable, name)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		nat, errNAT := iptables.Legacy(f, natTable)
+		for _, c := range nat {
+			legacy.NATRules += len(c.Rules)
 		}
-		u.Kubelet = u.Kubelet || err == nil
+		mangle, errMangle := iptables.Legacy(f, mangleTable)
+		for _, c := range mangle {
+			legacy.Kubelet = legacy.Kubelet || ofKubelet(c.Name)
+		}
+		errs = append(errs, errNAT, errMangle)
 	}
-	return nil
-}
-
-func (u *Usage) countLegacy(f policy.Family) error {
-	nat, errNAT := iptables.Legacy(f, natTable)
-	for _, c := range nat {
-		u.NATRules += len(c.Rules)
-	}
-	mangle, errMangle := iptables.Legacy(f, mangleTable)
-	u.Kubelet = u.Kubelet || slices.ContainsFunc(mangle, func(c iptables.LegacyChain) bool {
-		return slices.Contains(kubeletChains(), c.Name)
-	})
-	return errors.Join(errNAT, errMangle)
+	return []Usage{nft, legacy}, errors.Join(errs...)
 }

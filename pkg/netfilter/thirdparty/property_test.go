@@ -97,8 +97,6 @@ func (w world) rules(chain string) ([]nfnetlink.Rule, error) {
 
 func (world) set(string) (policy.Ranges, error) { return nil, errTooMany }
 
-func (world) device(uint32) (string, error) { return "", errTooMany }
-
 // meets decides as the kernel does: whether the packet is masqueraded, and
 // whether its way through the base chain ended.
 func (w world) meets(chain string, src, dst netip.Addr, obscure bool) (masqueraded, ended bool) {

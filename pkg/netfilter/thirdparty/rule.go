@@ -11,17 +11,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Order tells whether packets reach a rule before they reach the owned chains.
-type Order string
-
-// The orders. UnknownOrder: no owned chain is in the kernel, or one has the same
-// priority in another base chain.
-const (
-	Before       Order = "before"
-	After        Order = "after"
-	UnknownOrder Order = ""
-)
-
 // Place is a chain in the kernel.
 type Place struct {
 	Backend policy.Backend
@@ -50,7 +39,6 @@ const (
 type Rule struct {
 	Place
 	Action Action
-	Order  Order
 	// Match is what the rule and the jumps that lead to it match, as far as it could be
 	// decoded.
 	Match Packets

@@ -69,9 +69,6 @@ func shown(rules []Rule) []string {
 	var out []string
 	for _, r := range rules {
 		_, text, _ := strings.Cut(r.Text, ", chain ")
-		if r.Order != UnknownOrder {
-			text = string(r.Order) + " " + text
-		}
 		if to := r.Destinations(nil); !to.Equal(policy.RangesOf(r.Family.All()).Intersect(r.Match.To)) {
 			text += " => " + r.side("to", to)
 		}
@@ -154,11 +151,11 @@ func TestIPTables(t *testing.T) {
 			want: []string{"POSTROUTING: masquerade"}},
 		{name: "owned, says a comment", rules: []string{":A -", "-A POSTROUTING -j A", "-A A -d 10.0.0.0/8 -j MASQUERADE",
 			"-A A -j MASQUERADE -m comment --comment \"ip-masq/1 keeps its state in /state\"", "-A POSTROUTING -d 11.0.0.0/8 -j MASQUERADE"},
-			want: []string{"after POSTROUTING: to 11.0.0.0/8 masquerade"}},
+			want: []string{"POSTROUTING: to 11.0.0.0/8 masquerade"}},
 		{name: "owned by another, says a comment", rules: []string{":A -", "-A POSTROUTING -j A", "-A A -j MASQUERADE -m comment --comment \"ip-masq/1 keeps its state in /elsewhere\""},
 			want: []string{`A: masquerade ("ip-masq/1 keeps its state in /elsewhere")`}},
 		{name: "owned chain between", rules: []string{":OURS -", "-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE", "-A POSTROUTING -j OURS", "-A POSTROUTING -d 11.0.0.0/8 -j MASQUERADE", "-A OURS -j MASQUERADE"},
-			want: []string{"before POSTROUTING: to 10.0.0.0/8 masquerade", "after POSTROUTING: to 11.0.0.0/8 masquerade"}},
+			want: []string{"POSTROUTING: to 10.0.0.0/8 masquerade", "POSTROUTING: to 11.0.0.0/8 masquerade"}},
 	} {
 		for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
 			t.Run(tc.name+"/"+variant, func(t *testing.T) {
@@ -254,7 +251,7 @@ chain z { masquerade; }
 }
 			table ip d { flags dormant; chain p { type nat hook postrouting priority 100; masquerade; }
 }`, nil},
-		{"order", `table ip ip-masq { chain m { masquerade; }
+		{"owned table among others", `table ip ip-masq { chain m { masquerade; }
 chain postrouting { type nat hook postrouting priority 101; jump m; }
 }
 			table ip a { chain p { type nat hook postrouting priority 100; ip daddr 10.0.0.0/8 masquerade; }
@@ -263,19 +260,15 @@ chain postrouting { type nat hook postrouting priority 101; jump m; }
 }
 			table ip c { chain p { type nat hook postrouting priority 102; ip daddr 10.0.0.0/8 masquerade; }
 }`,
-			[]string{"before nftables, ipv4, table a, chain p: to 10.0.0.0/8 masquerade", "nftables, ipv4, table b, chain p: to 10.0.0.0/8 masquerade",
-				"after nftables, ipv4, table c, chain p: to 10.0.0.0/8 masquerade"}},
+			[]string{"nftables, ipv4, table a, chain p: to 10.0.0.0/8 masquerade", "nftables, ipv4, table b, chain p: to 10.0.0.0/8 masquerade",
+				"nftables, ipv4, table c, chain p: to 10.0.0.0/8 masquerade"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			isolate(t)
 			feed(t, tc.script, "nft", "-f", "-")
 			var got []string
 			for _, r := range scanned(t) {
-				text := r.Text
-				if r.Order != UnknownOrder {
-					text = string(r.Order) + " " + text
-				}
-				got = append(got, text)
+				got = append(got, r.Text)
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)

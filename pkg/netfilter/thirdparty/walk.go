@@ -41,13 +41,11 @@ type walk struct {
 	// destinations alone become one. An agent's chain has thousands of these.
 	join bool
 
-	steps   int
-	hits    []Hit // rules that translate or drop packets
-	atSteps []int // of hits
-	kept    []Hit // rules that keep packets from the rest of the base chain
-	ended   []Packets
-	bound   bool  // packets reached a chain that binds
-	met     []int // steps at which owned chains begin
+	steps int
+	hits  []Hit // rules that translate or drop packets
+	kept  []Hit // rules that keep packets from the rest of the base chain
+	ended []Packets
+	bound bool // packets reached a chain that binds
 }
 
 // chain follows the packets through a chain and returns those that continue behind it.
@@ -59,13 +57,12 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 	if slices.Contains(stack, name) {
 		return nil, fmt.Errorf("chain %s is reached from itself", policy.Quote(name))
 	}
-	var binds bool
-	rules, place, owned, err := w.read(name, &binds)
+	rules, place, err := w.read(name)
 	if err != nil {
 		return nil, err
 	}
-	if owned {
-		w.met, w.bound = append(w.met, w.steps), w.bound || binds
+	if owned, binds := w.owned(place); owned {
+		w.bound = w.bound || binds
 		switch {
 		case !binds:
 			return in, nil
@@ -74,7 +71,7 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 		}
 		return marked(in, maybeTranslated), nil
 	}
-	isBase, f := len(stack) == 0, w.base.Family
+	isBase := len(stack) == 0
 	stack = append(slices.Clip(stack), name)
 	var left []Packets // by return or goto
 	for _, d := range rules {
@@ -90,60 +87,47 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 		if len(about) == 0 {
 			continue
 		}
-		rest := without(in, []Packets{d.Packets}, f)
-		full := way.and(d.condition)
-		var behind []Packets // what comes back from a chain
+		rest, full := without(in, []Packets{d.Packets}, w.base.Family), way.and(d.condition)
+		certain, mark := full.exact(), maybeAccepted // of packets that the rule may not decide about
 		switch d.statement {
-		case nfnetlink.DoMasq, nfnetlink.DoSNAT, nfnetlink.DoDrop:
-			w.hits, w.atSteps = append(w.hits, w.hit(place, d, full, about)), append(w.atSteps, w.steps)
+		case nfnetlink.DoMasq, nfnetlink.DoSNAT:
+			w.hits, mark = append(w.hits, w.hit(place, d, full, about)), maybeTranslated
+		case nfnetlink.DoDrop:
+			w.hits = append(w.hits, w.hit(place, d, full, about))
 		case nfnetlink.DoAccept:
 			w.ended = merge(append(w.ended, about...))
 		case nfnetlink.DoReturn:
-			left = append(left, about...)
+			left, certain = append(left, about...), d.exact()
 		case nfnetlink.DoJump, nfnetlink.DoGoto:
-			if behind, err = w.chain(d.target, about, full, stack); err != nil {
+			behind, err := w.chain(d.target, about, full, stack)
+			if err != nil {
 				return nil, err
 			}
-		}
-		if d.statement == nfnetlink.DoGoto {
-			left, behind = append(left, behind...), nil
+			if d.statement == nfnetlink.DoGoto {
+				left, certain = append(left, behind...), d.exact()
+			} else {
+				rest, certain = append(rest, behind...), true
+			}
 		}
 		if keeps {
 			w.kept = append(w.kept, w.hit(place, d, full, about))
 		}
-		switch d.statement {
-		case nfnetlink.DoJump:
-			rest = append(rest, behind...)
-		case nfnetlink.DoReturn, nfnetlink.DoGoto:
-			if !d.exact() {
-				rest = append(rest, marked(about, maybeAccepted)...)
-			}
-		case nfnetlink.DoMasq, nfnetlink.DoSNAT:
-			if !full.exact() {
-				rest = append(rest, marked(about, maybeTranslated)...)
-			}
-		default:
-			if !full.exact() {
-				rest = append(rest, marked(about, maybeAccepted)...)
-			}
+		if !certain {
+			rest = append(rest, marked(about, mark)...)
 		}
 		in = merge(rest)
 	}
 	return merge(append(left, in...)), nil
 }
 
-// read decodes the rules of a chain, unless the chain is owned by its name or by the
-// comment in it.
-func (w *walk) read(name string, binds *bool) (rules []decoded, at Place, owned bool, err error) {
+// read decodes the rules of a chain, unless the chain is owned by its name.
+func (w *walk) read(name string) (rules []decoded, at Place, err error) {
 	at = w.base
 	at.Chain = name
-	if owned, *binds = w.owned(at); owned {
-		return nil, at, true, nil
+	if owned, _ := w.owned(at); owned {
+		return nil, at, nil
 	}
 	undecoded, err := w.rules(name)
-	if err != nil {
-		return nil, at, false, err
-	}
 	for _, r := range undecoded {
 		d := decode(at.Family, r, w)
 		if n := len(rules); w.join && n > 0 && rules[n-1].returnsDestinations() && d.returnsDestinations() {
@@ -160,10 +144,7 @@ func (w *walk) read(name string, binds *bool) (rules []decoded, at Place, owned 
 			rules[i].To = policy.Normalize(rules[i].To)
 		}
 	}
-	if at.Owner != (policy.Owner{}) {
-		owned, *binds = w.owned(at)
-	}
-	return rules, at, owned, nil
+	return rules, at, err
 }
 
 // earlierRule is Unread if it is not known which packets get past an earlier rule.
@@ -203,9 +184,8 @@ func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 	var found []Rule
 	err := withHooks(ctx, func(hooks []hook) error {
 		var errs []error
-		var at, met []position
 		found = nil
-		for i, h := range hooks {
+		for _, h := range hooks {
 			all := []Packets{{}}
 			never := func(p Place) (is, binds bool) { return owned(p), false }
 			w := walk{chains: h.chains, base: h.Place, traffic: all, owned: never, join: true}
@@ -213,51 +193,15 @@ func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 				errs = append(errs, h.failed(err))
 				continue
 			}
-			for j, hit := range w.hits {
+			for _, hit := range w.hits {
 				if hit.Action != Drops {
-					found, at = append(found, hit.Rule), append(at, position{h.Family, h.priority, i, w.atSteps[j]})
+					found = append(found, hit.Rule)
 				}
 			}
-			for _, step := range w.met {
-				met = append(met, position{h.Family, h.priority, i, step})
-			}
-		}
-		for i := range found {
-			found[i].Order = at[i].order(met)
 		}
 		return errors.Join(errs...)
 	})
 	return found, err
-}
-
-// position is the place of a rule in the order of evaluation at the hook.
-type position struct {
-	family   policy.Family
-	priority int32
-	base     int // the base chain, by its number in the scan
-	step     int // in the walk
-}
-
-// order compares a rule with the positions at which owned chains begin.
-func (p position) order(met []position) Order {
-	orders := map[Order]bool{}
-	for _, q := range met {
-		switch {
-		case p.family != q.family:
-		case p.priority == q.priority && p.base != q.base:
-			orders[UnknownOrder] = true
-		case cmp.Or(cmp.Compare(p.priority, q.priority), cmp.Compare(p.step, q.step)) < 0:
-			orders[Before] = true
-		default:
-			orders[After] = true
-		}
-	}
-	for o := range orders {
-		if len(orders) == 1 {
-			return o
-		}
-	}
-	return UnknownOrder
 }
 
 // Traffic is the first packets of connections to an address that is not local. They have
@@ -280,12 +224,12 @@ func (t Traffic) packets() []Packets {
 			p.notOrigins = fromOthers
 		}
 	}
-	patterns := []Packets{{}}
-	if len(t.Out) > 0 {
-		patterns = nil
-	}
+	var patterns []Packets
 	for _, out := range t.Out {
 		patterns = append(patterns, Packets{Out: out})
+	}
+	if len(patterns) == 0 {
+		patterns = append(patterns, Packets{})
 	}
 	return intersect([]Packets{p}, patterns)
 }
