@@ -168,7 +168,7 @@ func TestContextEnds(t *testing.T) {
 			n.Errorf("Apply: %v", err)
 		}
 		n.apply(want)
-		n.load(policy.IPv4, "-A POSTROUTING -j X") // whose deletion has to be looked up
+		n.load(policy.IPv4, "-A POSTROUTING -j X") // to delete it, Apply runs iptables -S
 		if err := n.Apply(ctx, want, netfilter.Observation{}, nil); !errors.Is(err, context.Canceled) {
 			n.Errorf("second Apply: %v", err)
 		}
@@ -274,7 +274,7 @@ func TestApplyTriesAgain(t *testing.T) {
 		calls int
 		fails bool
 	}{
-		{name: "others write too", times: 3, err: passing, calls: 4},
+		{name: "another program writes too", times: 3, err: passing, calls: 4},
 		{name: "the commit of legacy failed", times: 2, err: commit, calls: 3},
 		{name: "always", times: 1000, err: passing, calls: 6, fails: true},
 		{name: "the same again would not help", times: 1000, err: lasting, calls: 1, fails: true},
@@ -363,7 +363,7 @@ func TestLockHeld(t *testing.T) {
 	if took := time.Since(start); err == nil || !strings.Contains(err.Error(), "see which program holds the lock") || timelimit.Exceeded(took, 8*time.Second) {
 		t.Errorf("after %v: %v", took, err)
 	}
-	// Reading waits for nobody.
+	// Reading takes no lock.
 	start = time.Now()
 	n.observe(refs(want))
 	if took := time.Since(start); timelimit.Exceeded(took, time.Second) {

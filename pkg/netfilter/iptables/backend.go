@@ -265,9 +265,9 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 	return &tx, nil
 }
 
-// referrers returns an error that names the rules of other chains that lead to one
-// of the chains, which cannot be removed therefore. Failing to find out is no
-// error: it is called after a failure.
+// referrers returns an error that names the rules of other chains that lead to one of
+// the chains and so keep it from being removed. It is called after a failure and
+// ignores its own.
 func (b *backend) referrers(ctx context.Context, f policy.Family, chains []policy.Chain) error {
 	lines, _ := b.programs.list(ctx, f, b.choice.Variant)
 	var errs []error

@@ -109,8 +109,8 @@ func (d *Driver) has(variant, table string, chains ...string) (bool, error) {
 	return false, failed
 }
 
-// Owned implements netfilter.Driver. Of table nat it reads the chains whose names
-// can be those of masquerade chains; the thousands of kube-proxy's cannot.
+// Owned implements netfilter.Driver. It reads only chains of table nat whose
+// names are valid for masquerade chains; those of kube-proxy's chains are not.
 func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	var owned []netfilter.OwnedChain
 	var errs []error
@@ -176,7 +176,7 @@ func unusable(c netfilter.Choice, err error) error {
 // program that is called iptables.
 func (d *Driver) preferred(ctx context.Context) (string, error) {
 	for _, variant := range variants() {
-		// kubelet creates these chains so that others can tell (KEP-3178).
+		// kubelet creates these chains to show other programs the variant (KEP-3178).
 		hinted, err := d.has(variant, "mangle", "KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
 		if err != nil {
 			return "", fmt.Errorf("look for kubelet's chains in iptables (%s): %w", variant, err)

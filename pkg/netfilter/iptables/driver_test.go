@@ -137,7 +137,7 @@ func TestFindChain(t *testing.T) {
 		want   []netfilter.Choice
 	}{
 		{name: "nothing"},
-		{name: "others' chains", before: []string{"iptables-nft -t nat -N OTHER", "iptables-legacy -t nat -N OTHER"}},
+		{name: "chains of other programs", before: []string{"iptables-nft -t nat -N OTHER", "iptables-legacy -t nat -N OTHER"}},
 		{name: "in another table", before: []string{"iptables-nft -N X", "iptables-legacy -t mangle -N X"}},
 		{name: "nft", before: []string{"iptables-nft -t nat -N X"}, want: []netfilter.Choice{nft}},
 		{name: "nft for IPv6", before: []string{"ip6tables-nft -t nat -N X"}, want: []netfilter.Choice{nft}},

@@ -245,7 +245,7 @@ func TestSavedByNFT(t *testing.T) {
 }
 
 // TestTampering sees each thing that can be done to our rules, and repairs it
-// without a touch to the rules of others.
+// without a change to other rules.
 func TestTampering(t *testing.T) {
 	const chain = "IP-MASQ-AGENT"
 	for name, tc := range map[string]struct {
@@ -306,7 +306,7 @@ func TestTampering(t *testing.T) {
 				n.holds(want)
 				n.idle("a second Apply", func() { n.apply(want) })
 				if name == "table flushed" || name == "flushed" || name == "chain gone" || name == "jump onwards" {
-					return // others' rules went too, or came
+					return // rules of other programs changed too
 				}
 				for _, f := range policy.Families() {
 					if diff := cmp.Diff(sortedLines(saved[f]), sortedLines(n.save(f))); diff != "" {

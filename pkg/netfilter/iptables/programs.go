@@ -213,8 +213,7 @@ func (f finder) check(path string, directory bool) (exists bool, problem string)
 // resolve returns the file that an absolute path leads to after all symbolic links.
 // It fails if another user could make the path lead elsewhere: if that user owns a
 // directory or link on the way or the file itself, or can write a directory on the
-// way. A sticky directory that all can write is safe: nobody can replace the entries
-// of others there.
+// way. A sticky directory is safe: only the owner of an entry can replace it.
 func (f finder) resolve(path string) (fs.FileInfo, error) {
 	const maxLinks = 40 // as in the kernel, path_resolution(7)
 	at, links := "/", 0 // at has no links in it

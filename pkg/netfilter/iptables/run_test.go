@@ -82,8 +82,8 @@ func TestRunErrors(t *testing.T) {
 	}
 }
 
-// TestRunIsBounded has a program that says more than anybody can remember, and
-// does not listen.
+// TestRunIsBounded runs a program that prints 10 MB of errors and does not read its
+// input.
 func TestRunIsBounded(t *testing.T) {
 	path := script(t, "exec </dev/null; /usr/bin/head -c 10000000 /dev/zero | /usr/bin/tr '\\0' x >&2; exit 1")
 	_, err := run(t.Context(), environment("/bin"), nil, bytes.Repeat([]byte("x\n"), 1<<20), path)
