@@ -161,7 +161,7 @@ func TestAgentsChainGoes(t *testing.T) {
 	agents()[0].cycle(t, n, "nft")
 	agents()[1].cycle(t, n, "legacy")
 	conf := n.conf(t, "podnet", nil)
-	a := n.ask(t, request{verb: "ADD", conf: conf, path: "/nonexistent"}).want(t, 0, "remove chain IP-MASQ-AGENT (ipv4) from iptables (nft)", "from iptables (legacy)", "install iptables")
+	a := n.ask(t, request{verb: "ADD", conf: conf, path: "/nonexistent"}).want(t, 0, "remove chain IP-MASQ-AGENT (ipv4), IP-MASQ-AGENT (ipv6) from iptables (nft)", "from iptables (legacy)", "install iptables")
 	n.wantJumps(t, "IP-MASQ-AGENT", 3, 2)
 	if !strings.Contains(a.stderr, "(ipv6)") {
 		t.Errorf("says nothing of IPv6:\n%s", a.stderr)
