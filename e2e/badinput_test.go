@@ -149,7 +149,7 @@ func TestBadTogether(t *testing.T) {
 	}{
 		"the same prefix in both lists": {
 			object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "10.0.0.0/8", "10.1.0.0/16"}, "masqueradeCIDRs": []string{"10.2.0.0/16", "10.1.0.0/16"}},
-			[]string{"masqueradeCIDRs[1]: 10.1.0.0/16 is in nonMasqueradeCIDRs[2] too; remove one of the two"},
+			[]string{"masqueradeCIDRs[1]: 10.1.0.0/16 is in nonMasqueradeCIDRs too; remove one of the two"},
 		},
 		"more than the limit in one list": {
 			object{"nonMasqueradeCIDRs": many},

@@ -17,21 +17,13 @@ import (
 type answer struct {
 	Result   reconcile.Result `json:"result,omitempty"` // of once
 	Right    bool             `json:"right"`
-	Drift    []change         `json:"drift"`
+	Drift    []policy.Change  `json:"drift"`
 	Adopted  []string         `json:"adopted"` // sources whose policy was applied
 	Pending  []string         `json:"pending"` // sources whose policy is not applied yet
 	Dropped  []string         `json:"dropped"`
 	Stale    []string         `json:"stale"` // chains that no source asks for
 	Problems []problem        `json:"problems"`
 	Warnings []string         `json:"warnings"`
-}
-
-type change struct {
-	Kind       policy.ChangeKind `json:"kind"`
-	Family     policy.Family     `json:"family"`
-	Chain      string            `json:"chain,omitempty"`
-	Unexpected bool              `json:"unexpected"` // it exists and should not; else it is missing
-	Text       string            `json:"text"`
 }
 
 type problem struct {
@@ -47,7 +39,7 @@ func (a *app) answer(r *reconcile.Report, right bool, drift policy.Diff, problem
 	err := a.print(answer{
 		Result: r.Result, Right: right, Adopted: names(r.Adopted), Pending: names(r.Pending), Dropped: names(r.Dropped),
 		Stale: staleIn(r), Warnings: mapped(r.Warnings, error.Error),
-		Drift: mapped(drift, func(c policy.Change) change { return change{c.Kind, c.Family, c.Chain, c.Unexpected, c.Text} }),
+		Drift: append([]policy.Change{}, drift...),
 		Problems: mapped(problems, func(p reconcile.Problem) problem {
 			one := problem{p.Reason, "", p.Chain, p.Err.Error()}
 			if p.Source != (policy.SourceID{}) {

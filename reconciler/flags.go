@@ -101,9 +101,9 @@ func (a *app) addFlags(root *cobra.Command) {
 	}
 	flags.StringVar(&a.config, "config", "", "read this `FILE` (default "+config.DefaultReconcilerFile+", if it exists)")
 	defaults := config.DefaultSettings()
-	for _, field := range defaults.Fields() {
-		if field.Key != "agent.backend" { // --backend is its flag
-			add(&a.flags, &settingFlag{flagName(field.Key), field.Key, field.Bool, field.Value, false}, field.Usage)
+	for _, k := range defaults.Flags() {
+		if k.Name != "agent.backend" { // --backend is its flag
+			add(&a.flags, &settingFlag{flagName(k.Name), k.Name, k.Kind == config.Boolean, k.Text(), false}, k.Usage)
 		}
 	}
 	flags.IntVarP(&a.verbose, "v", "v", 0, "verbosity `N` of the log: 2 and more log every sync")

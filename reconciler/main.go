@@ -111,10 +111,8 @@ func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
 		if err := s.Set(f.key, f.text); err != nil {
 			return s, usageError{fmt.Errorf("--%s: %w", f.name, flagMistake(err))}
 		}
-		if f.key == "resync_interval" && s.Agent == nil {
-			// The only one of the agents' flags that is not a key of [agent].
-			s.Agent = new(config.AgentPolicy)
-		}
+		// The only one of the agents' flags that is not a key of [agent].
+		s.AgentStated = s.AgentStated || f.key == "resync_interval"
 	}
 	return s, err
 }

@@ -124,7 +124,7 @@ func pluginEntry(s config.Settings) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
-	_, dataDir := config.ParseLenient(entry)
+	dataDir := config.ReadNetconf(entry).Identity().DataDir
 	switch {
 	case guard.Present || dataDir == s.DataDir:
 		return entry, nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,7 +14,6 @@ import (
 	"syscall"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 const (
@@ -51,49 +51,46 @@ func readDir(dir string) (files []file, others bool, err error) {
 }
 
 func readDirOnce(dir string) (files []file, others bool, err error) {
-	entries, err := list(dir)
-	if err != nil {
-		return nil, false, err
-	}
 	link := filepath.Join(dir, configMapData)
 	target, err := os.Readlink(link)
 	isConfigMap := err == nil
-	inVersion := map[string]bool{}
-	version := target
-	if !filepath.IsAbs(target) {
-		version = filepath.Join(dir, target)
+	paths := map[string]string{} // by the name of an agent file
+	collect := func(from string) error {
+		entries, err := os.ReadDir(from)
+		if errors.Is(err, syscall.ENOTDIR) {
+			return errors.New("not a directory; name the directory that holds the files")
+		}
+		for _, e := range entries {
+			name, path := e.Name(), filepath.Join(from, e.Name())
+			to, notLink := os.Readlink(path)
+			switch {
+			case isConfigMap && notLink == nil && to == configMapData+"/"+name: // it is read in the version
+			case strings.HasPrefix(name, filePrefix) && !strings.HasSuffix(name, "~"):
+				paths[name] = path
+			default:
+				others = others || !strings.HasPrefix(name, ".") && !e.IsDir()
+			}
+		}
+		return config.Bare(err)
+	}
+	if err := collect(dir); err != nil {
+		return nil, false, err
 	}
 	if isConfigMap {
-		current, err := list(version)
-		switch {
+		version := target
+		if !filepath.IsAbs(target) {
+			version = filepath.Join(dir, target)
+		}
+		switch err := collect(version); {
 		case errors.Is(err, fs.ErrNotExist):
 			return nil, false, errDangling
 		case err != nil:
 			return nil, false, fmt.Errorf("open %s: %w", configMapData, err)
 		}
-		for _, e := range current {
-			inVersion[e.Name()] = true
-		}
-		// A link to a file of the version is read in the version.
-		entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool {
-			to, err := os.Readlink(filepath.Join(dir, e.Name()))
-			return inVersion[e.Name()] || err == nil && to == configMapData+"/"+e.Name()
-		})
-		entries = append(entries, current...)
 	}
-	for _, e := range entries {
-		name := e.Name()
-		if !strings.HasPrefix(name, filePrefix) || strings.HasSuffix(name, "~") {
-			others = others || !strings.HasPrefix(name, ".") && !e.IsDir()
-			continue
-		}
+	for _, name := range slices.Sorted(maps.Keys(paths)) {
 		f := file{name: name, path: filepath.Join(dir, name)}
-		at := f.path
-		if inVersion[name] {
-			at = filepath.Join(version, name)
-		}
-		f.text, f.err = read(at)
-		if errors.Is(f.err, errChanged) {
+		if f.text, f.err = read(paths[name]); errors.Is(f.err, errChanged) {
 			return nil, false, errChanged
 		}
 		files = append(files, f)
@@ -102,39 +99,19 @@ func readDirOnce(dir string) (files []file, others bool, err error) {
 	if now, err := os.Readlink(link); isConfigMap != (err == nil) || now != target {
 		return nil, false, errChanged
 	}
-	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.name, b.name) })
 	return files, others, nil
 }
 
-func list(dir string) ([]fs.DirEntry, error) {
-	d, err := config.OpenFile(dir, syscall.O_DIRECTORY)
-	if errors.Is(err, syscall.ENOTDIR) {
-		return nil, errors.New("not a directory; name the directory that holds the files")
-	}
-	if err != nil {
-		return nil, config.Bare(err)
-	}
-	defer d.Close() //nolint:errcheck // nothing was written
-	entries, err := d.ReadDir(-1)
-	return entries, config.Bare(err)
-}
-
 func read(path string) ([]byte, error) {
-	const limitKiB = 1024
-	const remedy = "mend it, remove it, or give it a name that does not begin with " + filePrefix
-	f, err := config.OpenFile(path, 0)
+	const mostKiB = 1024
+	text, err := config.ReadFile(path, mostKiB)
 	if errors.Is(err, fs.ErrNotExist) {
 		if info, err := os.Lstat(path); err != nil || info.Mode()&fs.ModeSymlink == 0 {
 			return nil, errChanged // it was in the directory, and may be there again
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w; %s", policy.Printable(path), config.Bare(err), remedy)
-	}
-	defer f.Close() //nolint:errcheck // nothing was written
-	text, err := config.ReadRegular(f, limitKiB, nil)
-	if err != nil {
-		return nil, fmt.Errorf("%w; %s", err, remedy)
+		return nil, fmt.Errorf("%w; mend it, remove it, or give it a name that does not begin with %s", err, filePrefix)
 	}
 	return text, nil
 }

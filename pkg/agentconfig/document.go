@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -31,15 +30,13 @@ type document struct {
 }
 
 func ownDocument(own config.AgentPolicy) *document {
-	w := own.Written
 	return &document{
-		Document:    config.Document{File: config.OwnPolicy, Settings: w.File, Lines: w.Lines, Indexes: w.Indexes},
+		Document:    config.Document{File: config.OwnPolicy, Settings: own.WrittenIn, Positions: own.Written},
 		AgentPolicy: own,
 	}
 }
 
-// mayEnableIPv6 is true also if that is unknown: what follows from a mistake is no
-// mistake of its own.
+// mayEnableIPv6 is true also if that is unknown because of another mistake.
 func (d *document) mayEnableIPv6() bool {
 	return d.unread || d.Flawed["enableIPv6"] || d.Policy.EnableIPv6 != nil && *d.Policy.EnableIPv6
 }
@@ -68,9 +65,8 @@ func (f file) parse(dialect config.Dialect) *document {
 
 func (d *document) warn(line int, err error) { d.warnings = append(d.warnings, d.Locate(line, err)) }
 
-// known returns the members with known keys, which match in any letter case, as in the
-// agents (encoding/json). It warns about what the agents ignore: unknown keys, and values
-// that are null.
+// known returns the members with known keys, in any letter case, as in the agents. It warns
+// about what the agents ignore: unknown keys, and values that are null.
 func (d *document) known(members []config.Member, keys []config.Key) []config.Member {
 	var kept []config.Member
 	unknown := map[string]bool{}
@@ -112,11 +108,8 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 }
 
 // membersOf returns the keys of a YAML or JSON text, repeated ones included, and whether
-// another document follows the first.
-//
-// sigs.k8s.io/yaml, which the agents use, decides the values. It would silently take one
-// of two equal keys, and copy what an alias refers to; the node tree of the other library
-// shows those, and the lines.
+// another document follows the first. The values are those of sigs.k8s.io/yaml, which the
+// agents use; only the node tree of the other library shows repeated keys, aliases and lines.
 func membersOf(file string, text []byte) (members []config.Member, more bool, err error) {
 	keys, line, more, err := keysOf(file, text)
 	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) && json.Valid(text) {
@@ -146,11 +139,9 @@ func membersOf(file string, text []byte) (members []config.Member, more bool, er
 	case kind != config.Object || keys == nil:
 		return nil, false, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", policy.Printable(file), line, kind)
 	}
-	values := map[string]json.RawMessage{}
-	parts := config.Elements(whole)
-	for i := 0; i+1 < len(parts); i += 2 {
-		name, _ := config.StringValue(parts[i])
-		values[name] = parts[i+1]
+	var values map[string]json.RawMessage
+	if err := json.Unmarshal(whole, &values); err != nil {
+		return nil, false, notYAML(file, err)
 	}
 	for i := range keys {
 		value, isThere := values[keys[i].Key]
@@ -230,18 +221,9 @@ func refuse(file string, n *nodes.Node, nested bool) error {
 // moreFollows reports whether another document of the stream is not null.
 func moreFollows(stream *nodes.Decoder) bool {
 	for {
-		var next nodes.Node
-		err := stream.Decode(&next)
-		switch {
-		case errors.Is(err, io.EOF):
-			return false
-		case err != nil:
-			return true
-		case len(next.Content) == 0:
-			continue
-		}
-		if top := next.Content[0]; top.Kind != nodes.ScalarNode || top.Anchor != "" || top.ShortTag() != "!!null" {
-			return true
+		var next any
+		if err := stream.Decode(&next); err != nil || next != nil {
+			return !errors.Is(err, io.EOF)
 		}
 	}
 }
@@ -249,14 +231,11 @@ func moreFollows(stream *nodes.Decoder) bool {
 // notYAML makes one line of an error of a YAML library, which may begin with a line number.
 func notYAML(file string, err error) error {
 	problem := strings.TrimPrefix(strings.Join(strings.Fields(err.Error()), " "), "yaml: ")
-	if rest, found := strings.CutPrefix(problem, "line "); found {
-		if digits, rest, found := strings.Cut(rest, ": "); found {
-			if line, err := strconv.Atoi(digits); err == nil {
-				return syntaxError(file, line, "not YAML", rest)
-			}
-		}
+	var line int
+	if n, _ := fmt.Sscanf(problem, "line %d:", &line); n == 1 {
+		_, problem, _ = strings.Cut(problem, ": ")
 	}
-	return syntaxError(file, 0, "not YAML", problem)
+	return syntaxError(file, line, "not YAML", problem)
 }
 
 // syntaxError returns FILE:LINE: SUBJECT: PROBLEM, without the line if it is 0.

@@ -20,24 +20,20 @@ type Files struct {
 	Missing bool     // there is no such directory
 	Names   []string // of the files that were read, sorted
 
-	// Source has the files with a policy, by their paths, after the reconciler's own
-	// policy, which is config.OwnPolicy. After an error it has its ID alone.
+	// Source has the reconciler's own policy (config.OwnPolicy), then the files with a
+	// policy, by their paths. After an error it has its ID alone.
 	Source policy.Source
 
 	// ResyncInterval is the shortest one in a file, or 0.
 	ResyncInterval time.Duration
 
-	// Warnings are about what has no effect, or perhaps not the intended one. The same
-	// files have the same warnings in the same order.
+	// Warnings are the same, in the same order, for the same files.
 	Warnings []error
 }
 
-// Read reads the files of a directory whose names begin with ip-masq and do not end in
-// "~". If there is no directory (""), or it does not exist, the reconciler's own policy is
-// all there is.
-//
-// The error is a config.DocumentError with every mistake in the files, files that cannot
-// be read included. Any other error is about the directory.
+// Read reads the files of a directory whose names begin with ip-masq and do not end in "~". If
+// dir is "" or does not exist, the reconciler's own policy is the source. An error is a
+// config.DocumentError with every mistake in the files, or about the directory.
 func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	a := Files{Dir: dir, Source: policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}}}
 	docs := []*document{ownDocument(own)}
@@ -125,14 +121,14 @@ func (d *document) conflict(key string, index int, problem, file string) error {
 	if index >= 0 {
 		remedy = "remove one of the two"
 	}
-	return d.Locate(d.LineOf(key, index, d.Lines[key].Line), &policy.FieldError{
+	return d.Locate(d.Line(key, index), &policy.FieldError{
 		Key: key, Index: index, Problem: fmt.Sprintf("%s in %s; %s", problem, policy.Printable(file), remedy),
 	})
 }
 
 // indexOf returns the index of an item in the document, which may repeat items.
 func (d *document) indexOf(o policy.Origin) int {
-	if indexes := d.Indexes[o.Key]; o.Index >= 0 && o.Index < len(indexes) {
+	if indexes := d.Positions[o.Key].Indexes; o.Index >= 0 && o.Index < len(indexes) {
 		return indexes[o.Index]
 	}
 	return o.Index

@@ -19,6 +19,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
+const listExtension = ".conflist"
+
 // ConfDir is the content of the CNI configuration directory.
 type ConfDir struct {
 	Dir       string
@@ -26,8 +28,8 @@ type ConfDir struct {
 	// Changed is when a file was last added, removed or written.
 	Changed time.Time
 
-	naming map[string]*Conflist // by network, the first with a plugin entry
-	err    error                // of the files that runtimes cannot load
+	entries map[string]*Conflist // by network, the first with a plugin entry
+	err     error                // of the files that runtimes cannot load
 }
 
 // Conflist is one file of the directory. If runtimes cannot load it, it has an Err and
@@ -41,12 +43,10 @@ type Conflist struct {
 	Plugins    []json.RawMessage
 	Entries    []ConflistEntry // the plugin entries
 	Err        error
-
-	inlineOnly bool // no plugins are in a folder of the network's name
 }
 
-// ConflistEntry is one plugin entry. Its Err is not the list's: runtimes load the list, and
-// the plugin refuses the entry.
+// ConflistEntry is a plugin entry. If it has an Err, runtimes load the list, and the plugin
+// refuses the entry.
 type ConflistEntry struct {
 	Index   int // among the plugins of the list
 	Netconf Netconf
@@ -60,23 +60,19 @@ func IsMultus(plugin string) bool { return plugin == "multus" || plugin == "mult
 // IsMultus reports whether the network's main plugin is Multus.
 func (l Conflist) IsMultus() bool { return len(l.Types) > 0 && IsMultus(l.Types[0]) }
 
-// ErrPosition reports a plugin entry without a plugin before it: every ADD fails, because no
-// plugin has created an interface.
+// ErrPosition reports a plugin entry without a plugin before it that creates an interface.
 var ErrPosition = errors.New("stands where every ADD fails")
 
-// PositionErr returns an ErrPosition, or nil if the plugin entry follows another plugin or is
-// missing.
+// PositionErr returns an ErrPosition if the plugin entry is the first plugin.
 func (l Conflist) PositionErr() error {
 	if len(l.Entries) == 0 || l.Entries[0].Index > 0 {
 		return nil
 	}
-	file := policy.Printable(l.File)
+	place, remedy := "plugins[0]", "first: move it behind the plugin that makes the interface"
 	if len(l.Types) == len(l.Entries) {
-		return fmt.Errorf("%s: plugins: the plugin entry of network %s %w, alone: "+
-			"write it behind the plugin that makes the interface, or remove the file", file, policy.Quote(l.Network), ErrPosition)
+		place, remedy = "plugins", "alone: write it behind the plugin that makes the interface, or remove the file"
 	}
-	return fmt.Errorf("%s: plugins[0]: the plugin entry of network %s %w, first: "+
-		"move it behind the plugin that makes the interface", file, policy.Quote(l.Network), ErrPosition)
+	return fmt.Errorf("%s: %s: the plugin entry of network %s %w, %s", policy.Printable(l.File), place, policy.Quote(l.Network), ErrPosition, remedy)
 }
 
 // DataDirErr returns an error if ADDs fail because a plugin entry has another dataDir than
@@ -109,43 +105,39 @@ func CheckPlugin(dir string) error {
 	return nil
 }
 
-// ReadConfDir reads the files that runtimes take for configurations (.conf, .conflist,
-// .json), as libcni does. A file that cannot be loaded has an error of its own. The returned
-// error is about the directory; it is an fs.ErrNotExist if there is none.
+// ReadConfDir reads the files that runtimes take for configurations, as libcni does. A file that
+// cannot be loaded has an Err. The returned error is about the directory, and an fs.ErrNotExist
+// if there is none.
 func ReadConfDir(dir string) (ConfDir, error) {
-	c := ConfDir{Dir: dir}
-	names, err := filesIn(dir, ".conf", ".conflist", ".json")
+	c := ConfDir{Dir: dir, entries: map[string]*Conflist{}}
+	names, err := filesIn(dir, ".conf", listExtension, ".json")
 	if err != nil {
 		return c, fmt.Errorf("read the CNI configuration directory %s: %w", policy.Printable(dir), err)
 	}
 	c.Changed = lastChange(dir, names)
+	var broken DocumentError
 	for _, name := range names {
-		list, err := readConflist(filepath.Join(dir, name))
-		if errors.Is(err, errGone) {
+		path := filepath.Join(dir, name)
+		doc, err := ReadFile(path, mostConfKiB)
+		if missing(path, err) { // since the directory was read
 			continue
 		}
-		list.Err = err
-		c.Conflists = append(c.Conflists, list)
-	}
-	c.index()
-	return c, nil
-}
-
-func (c *ConfDir) index() {
-	c.naming = map[string]*Conflist{}
-	var broken DocumentError
-	for i := range c.Conflists {
-		list := &c.Conflists[i]
+		list := Conflist{File: path, Doc: doc, Err: err}
+		if err == nil {
+			list.Err = list.parse(true)
+		}
 		if list.Err != nil {
 			broken.Mistakes = append(broken.Mistakes, list.Err)
 		}
-		if list.Network != "" && len(list.Entries) > 0 && c.naming[list.Network] == nil {
-			c.naming[list.Network] = list
+		c.Conflists = append(c.Conflists, list)
+		if list.Network != "" && len(list.Entries) > 0 && c.entries[list.Network] == nil {
+			c.entries[list.Network] = &list
 		}
 	}
 	if len(broken.Mistakes) > 0 {
 		c.err = &broken
 	}
+	return c, nil
 }
 
 // lastChange returns the latest modification time of the directory and its files. A removed
@@ -161,38 +153,19 @@ func lastChange(dir string, names []string) time.Time {
 }
 
 // HasEntry reports whether a conflist has a plugin entry for the network, valid or not.
-func (c ConfDir) HasEntry(network string) bool { return c.first(network) != nil }
+func (c ConfDir) HasEntry(network string) bool { return c.entries[network] != nil }
 
-// Policy returns the policy in the first plugin entry of the first conflist of the network
-// that has one. It is false if there is none, or if that entry is not valid.
-func (c ConfDir) Policy(network string) (policy.SourcePolicy, bool) {
-	e := c.first(network)
-	if e == nil || e.Err != nil {
-		return policy.SourcePolicy{}, false
-	}
-	return e.Entry.Policy, true
-}
-
-// LacksEntry reports whether no conflist has a plugin entry for the network. That is unknown while
-// a file cannot be loaded.
+// LacksEntry reports whether no conflist has a plugin entry for the network, and all are known.
 func (c ConfDir) LacksEntry(network string) bool { return c.Err() == nil && !c.HasEntry(network) }
 
-// HasEntryWith reports whether Policy returns this policy.
+// HasEntryWith reports whether the network's first plugin entry is valid and has this policy.
 func (c ConfDir) HasEntryWith(network string, s policy.SourcePolicy) bool {
-	onDisk, found := c.Policy(network)
-	return found && onDisk.Equal(s)
+	list := c.entries[network]
+	return list != nil && list.Entries[0].Err == nil && list.Entries[0].Entry.Policy.Equal(s)
 }
 
-// Err returns the errors of the files that runtimes cannot load. While there are any, not all
-// networks are known.
+// Err returns the errors of the files that runtimes cannot load.
 func (c ConfDir) Err() error { return c.err }
-
-func (c ConfDir) first(network string) *ConflistEntry {
-	if list := c.naming[network]; list != nil {
-		return &list.Entries[0]
-	}
-	return nil
-}
 
 // filesIn returns the sorted names of the files with one of the extensions.
 func filesIn(dir string, extensions ...string) ([]string, error) {
@@ -209,114 +182,150 @@ func filesIn(dir string, extensions ...string) ([]string, error) {
 	return names, nil
 }
 
-// errGone reports a file that was removed since its directory was read.
-var errGone = errors.New("is gone")
-
-func readConfFile(path string) ([]byte, error) {
-	const mostKiB = 1024
-	doc, err := readFile(path, mostKiB)
-	if missing(path, err) {
-		return nil, errGone
-	}
-	return doc, err
-}
-
-// plugin is the configuration of one plugin and the file that it is in.
-type plugin struct {
-	types.PluginConf
-	doc  []byte
-	file string
-}
-
-// readConflist reads a file, and the folder of plugin configurations that belongs to it
-// (libcni 1.3 and later).
-func readConflist(path string) (Conflist, error) {
-	doc, err := readConfFile(path)
-	if err != nil {
-		return Conflist{File: path}, err
-	}
-	list, plugins, err := parseConflist(path, doc)
-	if err == nil && !list.inlineOnly {
-		var more []plugin
-		if more, err = readPluginFolder(filepath.Join(filepath.Dir(path), list.Network)); err != nil {
-			err = fmt.Errorf("%s: %w", policy.Printable(path), err)
-		}
-		plugins = append(plugins, more...)
-	}
-	if err == nil && len(plugins) == 0 {
-		err = fmt.Errorf("%s: plugins: is missing; write a list of plugin configurations", policy.Printable(path))
-	}
-	if err == nil {
-		list.add(plugins)
-	}
-	return list, err
-}
-
 // ParseConflist parses the text of a file as ReadConfDir does, but without the folder of the
 // network's name: a list may have no plugins of its own.
 func ParseConflist(path string, doc []byte) (Conflist, error) {
-	list, plugins, err := parseConflist(path, doc)
-	if err == nil {
-		list.add(plugins)
-	}
-	return list, err
+	l := Conflist{File: path, Doc: doc}
+	err := l.parse(false)
+	return l, err
 }
 
-// parseConflist parses a file as libcni does: by its extension a list, or the configuration
+// parse parses the text as libcni does: by the file's extension a list, or the configuration
 // of a single plugin. In a list the last of two equal keys counts, and unknown keys are
 // ignored. (libcni itself would bring OpenTelemetry into the plugin.)
-func parseConflist(path string, doc []byte) (Conflist, []plugin, error) {
-	conf := Conflist{File: path, Doc: doc, inlineOnly: true}
-	if filepath.Ext(path) != ".conflist" {
-		p, err := parsePlugin(path, doc)
-		if err != nil {
-			return conf, nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
-		}
-		conf.Network, conf.CNIVersion = p.Name, p.CNIVersion
-		return conf, []plugin{p}, nil
+func (l *Conflist) parse(folder bool) error {
+	d := Document{File: l.File, Positions: map[string]Position{}}
+	var err error
+	if filepath.Ext(l.File) == listExtension {
+		err = l.parseList(&d, folder)
+	} else {
+		err = l.add(l.File, l.Doc)
 	}
+	if err != nil {
+		d.NoteAt(0, err)
+	}
+	if len(d.Mistakes) > 0 {
+		l.Types, l.Plugins, l.Entries = nil, nil, nil
+	}
+	return d.Err()
+}
+
+// parseList reads a list and the folder of plugin configurations that belongs to it (libcni
+// 1.3 and later).
+func (l *Conflist) parseList(d *Document, folder bool) error {
 	var values map[string]json.RawMessage
-	if err := unmarshal(doc, &values); err != nil {
-		return conf, nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
+	if err := unmarshal(l.Doc, &values); err != nil {
+		return err
 	}
-	var plugins []plugin
 	var versions []string // libcni chooses one; no policy depends on it
-	var ignored bool
-	conf.inlineOnly = false
-	d := Document{File: path}
+	var ignored, inlineOnly bool
 	for _, k := range []Key{
-		{Name: "name", Value: networkName(&conf.Network)},
-		{Name: "cniVersion", Value: text(&conf.CNIVersion, "1.0.0", anyText[string])},
+		{Name: "name", Value: networkName(&l.Network)},
+		{Name: "cniVersion", Value: text(&l.CNIVersion, "1.0.0", anyText[string])},
 		{Name: "cniVersions", Value: list(&versions, "1.0.0", parseVersion)},
 		{Name: "disableCheck", Value: looseBoolean(&ignored)},
 		{Name: "disableGC", Value: looseBoolean(&ignored)},
-		{Name: "loadOnlyInlinedPlugins", Value: looseBoolean(&conf.inlineOnly)},
-		{Name: "plugins", Value: pluginList(&plugins)},
+		{Name: "loadOnlyInlinedPlugins", Value: looseBoolean(&inlineOnly)},
+		{Name: "plugins", Value: Value{Read: l.readPlugins}},
 	} {
 		if value, there := values[k.Name]; there {
-			k.Read(&d, k.Name, value)
+			k.Read(d, k.Name, value)
 		}
 	}
-	if conf.Network == "" && !d.Flawed["name"] {
-		d.failWithoutName()
+	d.requireName(l.Network)
+	if len(d.Mistakes) > 0 || !folder {
+		return nil
 	}
-	return conf, plugins, d.Err()
+	if !inlineOnly {
+		if err := l.addFolder(filepath.Join(filepath.Dir(l.File), l.Network)); err != nil {
+			return err
+		}
+	}
+	if len(l.Types) == 0 {
+		return errors.New("plugins: is missing; write a list of plugin configurations")
+	}
+	return nil
 }
 
-// parsePlugin matches keys in any letter case, as libcni and the skeleton of plugins do.
-func parsePlugin(path string, doc []byte) (plugin, error) {
-	p := plugin{doc: doc, file: path}
-	if err := unmarshal(doc, &p.PluginConf); err != nil {
-		return p, err
+func (l *Conflist) readPlugins(d *Document, key string, value json.RawMessage) {
+	if KindOf(value) != List {
+		d.wrongKind(key, -1, value, "a list of plugin configurations")
+		return
 	}
-	var list struct{ Plugins json.RawMessage }
-	switch {
-	case p.Type != "":
-		return p, nil
-	case json.Unmarshal(doc, &list) == nil && list.Plugins != nil:
-		return p, errors.New("plugins: lists are read from .conflist files alone; rename the file")
+	items := elements(value)
+	if len(items) == 0 {
+		d.Fail(key, -1, "", "is empty; write at least one plugin configuration")
 	}
-	return p, errors.New(`type: is missing; write the name of a plugin, such as "bridge"`)
+	for i, item := range items {
+		if err := l.add(l.File, item); err != nil {
+			d.NoteAt(0, fmt.Errorf("%s[%d]: %w", key, i, err))
+		}
+	}
+}
+
+func (l *Conflist) addFolder(dir string) error {
+	names, err := filesIn(dir, ".conf")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the plugin configurations in %s: %w", policy.Printable(dir), err)
+	}
+	for _, name := range names {
+		path := filepath.Join(dir, name)
+		doc, err := ReadFile(path, mostConfKiB)
+		if missing(path, err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := l.add(path, doc); err != nil {
+			return fmt.Errorf("%s: %w", policy.Printable(path), err)
+		}
+	}
+	return nil
+}
+
+// add adds a plugin. Its keys match in any letter case, as in libcni. A plugin entry is read
+// as the runtime hands it to the plugin: with the name and the version of the list, and
+// encoded again, as libcni does.
+func (l *Conflist) add(file string, doc []byte) error {
+	var p types.PluginConf
+	if err := unmarshal(doc, &p); err != nil {
+		return err
+	}
+	isList := filepath.Ext(l.File) == listExtension
+	if p.Type == "" {
+		var list struct{ Plugins json.RawMessage }
+		if !isList && json.Unmarshal(doc, &list) == nil && list.Plugins != nil {
+			return errors.New("plugins: lists are read from .conflist files alone; rename the file")
+		}
+		return errors.New(`type: is missing; write the name of a plugin, such as "bridge"`)
+	}
+	if !isList {
+		l.Network, l.CNIVersion = p.Name, p.CNIVersion
+	}
+	l.Types, l.Plugins = append(l.Types, p.Type), append(l.Plugins, doc)
+	if p.Type != PluginType {
+		return nil
+	}
+	e := ConflistEntry{Index: len(l.Types) - 1}
+	var values map[string]any
+	err := unmarshal(doc, &values)
+	if err == nil {
+		values["name"], values["cniVersion"] = l.Network, l.CNIVersion
+		var handed []byte
+		if handed, err = json.Marshal(values); err == nil {
+			e.Netconf = ReadNetconf(handed)
+			e.Entry, err = e.Netconf.Entry()
+		}
+	}
+	if err != nil {
+		e.Err = fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(file), e.Index, err)
+	}
+	l.Entries = append(l.Entries, e)
+	return nil
 }
 
 // unmarshal distinguishes text that is not JSON from JSON of the wrong type.
@@ -336,43 +345,12 @@ func unmarshal(doc []byte, to any) error {
 
 // looseBoolean reads a boolean of a list, which libcni also accepts as a string.
 func looseBoolean(to *bool) Value {
-	v := boolean(to)
-	read := v.Read
-	v.Read = func(d *Document, key string, value json.RawMessage) {
-		if s, _ := StringValue(value); strings.EqualFold(s, "true") || strings.EqualFold(s, "false") {
-			value = json.RawMessage(strings.ToLower(s))
+	return boolean(to).after(func(value json.RawMessage) json.RawMessage {
+		if s, _ := stringValue(value); strings.EqualFold(s, "true") || strings.EqualFold(s, "false") {
+			return json.RawMessage(strings.ToLower(s))
 		}
-		read(d, key, value)
-	}
-	return v
-}
-
-func pluginList(to *[]plugin) Value {
-	return Value{Kind: List, Read: func(d *Document, key string, value json.RawMessage) {
-		if KindOf(value) != List {
-			d.wrongKind(key, -1, value, "a list of plugin configurations")
-			return
-		}
-		items := Elements(value)
-		if len(items) == 0 {
-			d.Fail(key, -1, "", "is empty; write at least one plugin configuration")
-		}
-		for i, item := range items {
-			// libcni encodes items again before it parses them. That sorts their keys, which
-			// decides between keys that differ in letter case only.
-			var values map[string]any
-			if json.Unmarshal(item, &values) == nil && values != nil {
-				if sorted, err := json.Marshal(values); err == nil {
-					item = sorted
-				}
-			}
-			p, err := parsePlugin(d.File, item)
-			if err != nil {
-				d.NoteAt(0, fmt.Errorf("%s[%d]: %w", key, i, err))
-			}
-			*to = append(*to, p)
-		}
-	}}
+		return value
+	})
 }
 
 func parseVersion(s string) (string, error) {
@@ -382,64 +360,9 @@ func parseVersion(s string) (string, error) {
 	return s, nil
 }
 
-func readPluginFolder(dir string) ([]plugin, error) {
-	names, err := filesIn(dir, ".conf")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the plugin configurations in %s: %w", policy.Printable(dir), err)
-	}
-	var plugins []plugin
-	for _, name := range names {
-		path := filepath.Join(dir, name)
-		doc, err := readConfFile(path)
-		if errors.Is(err, errGone) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		p, err := parsePlugin(path, doc)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
-		}
-		plugins = append(plugins, p)
-	}
-	return plugins, nil
-}
-
-// add adds the plugins of the list. A plugin entry is read as the runtime hands it to the
-// plugin: with the name and the version of the list, and encoded again, as libcni does.
-func (l *Conflist) add(plugins []plugin) {
-	for i, p := range plugins {
-		l.Types, l.Plugins = append(l.Types, p.Type), append(l.Plugins, p.doc)
-		if p.Type != PluginType {
-			continue
-		}
-		e := ConflistEntry{Index: i}
-		var values map[string]any
-		err := unmarshal(p.doc, &values)
-		if err == nil {
-			values["name"], values["cniVersion"] = l.Network, l.CNIVersion
-			var handed []byte
-			if handed, err = json.Marshal(values); err == nil {
-				e.Netconf = ReadNetconf(handed)
-				e.Entry, err = e.Netconf.Entry()
-			}
-		}
-		if err != nil {
-			e.Err = fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(p.file), i, err)
-		}
-		l.Entries = append(l.Entries, e)
-	}
-}
-
-// NodeDataDir returns the dataDir that the files of a node state for all networks, and the
-// file or directory that states it: plugin.toml's data_dir, else the dataDir on which all
-// plugin entries in the conflists agree. It is "" if no file states one or if entries
-// differ. A file that cannot be loaded and an invalid entry do not count, but may state
-// another one: then the result is not certain. Conflists are read only without a plugin.toml.
+// NodeDataDir returns the dataDir of a node and the file or directory that states it: that of
+// plugin.toml, else the one on which all valid plugin entries in the conflists agree, or "". It
+// is not certain if entries differ, are invalid, or are in a file that cannot be loaded.
 func NodeDataDir(guard PluginFile, read func() ConfDir) (dataDir, origin string, certain bool) {
 	if guard.Present {
 		return guard.DataDir, guard.Path, true

@@ -7,14 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// ErrNotJSON reports text that is not JSON (RFC 8259). CNI has an error code of its own for
-// it: 6, where a configuration that is JSON but wrong has 7 (CNI spec, section "Error").
+// ErrNotJSON reports text that is not JSON (RFC 8259): error code 6 of CNI, where a
+// configuration that is JSON but wrong has 7 (CNI spec, section "Error").
 var ErrNotJSON = errors.New("configuration is not JSON")
 
 // Limits on the messages about one document.
@@ -25,8 +24,7 @@ const (
 	maxMistakes   = 10_000 // after which list items are not read
 )
 
-// DocumentError holds every mistake in one document, in the order of the document. Mistakes
-// that are not about a single key come last.
+// DocumentError holds every mistake in one document, in its order.
 type DocumentError struct{ Mistakes []error }
 
 // Error writes the first mistakes on one line, followed by the number of the others.
@@ -60,32 +58,29 @@ type Member struct {
 	Spelled string // the key as written, if letter case does not matter
 }
 
-// Key is a key that a kind of document may have. A key without a Read function is accepted
-// and not read.
+// Key is a key that a document may have. Without a Read function it is ignored.
 type Key struct {
 	Name string
 	Value
 	Usage string // of the key's flag: one line, the value's placeholder in backquotes
 }
 
-// Position is where a key and its items stand.
+// Position is where a key and the items of its list stand.
 type Position struct {
-	Line      int
-	ItemLines []int
+	Line      int   // 0 if unknown
+	ItemLines []int // if known
+	Indexes   []int // of the items that were kept: bad and repeated ones are dropped
 }
 
-// Document is a document while it is read: where its keys stand, and its mistakes. The maps
-// are by key, with Table before it.
+// Document is a document while it is read. The maps are by key, with Table before it.
 type Document struct {
 	File     string // "" if the document is not a file
 	Settings string // the path of reconciler.toml, for the policy in its table [agent]
-	Table    string // "agent." while the keys of that table are judged
-	line     int    // of the key that is being read
+	Table    string // "agent." while the policy in that table is validated
 
-	Mistakes []error
-	Flawed   map[string]bool     // keys with a mistake
-	Indexes  map[string][]int    // of each list: the indexes of the items that were kept
-	Lines    map[string]Position // of the keys that were read
+	Mistakes  []error
+	Flawed    map[string]bool // keys with a mistake
+	Positions map[string]Position
 }
 
 // Fail records a mistake. The index is -1 for a mistake that is not about a list item.
@@ -95,15 +90,16 @@ func (d *Document) Fail(key string, index int, value, problem string) {
 		d.Flawed = map[string]bool{}
 	}
 	d.Flawed[key] = true
-	d.NoteAt(d.LineOf(key, index, d.line), &policy.FieldError{Key: key, Index: index, Value: value, Problem: problem})
+	d.NoteAt(d.Line(key, index), &policy.FieldError{Key: key, Index: index, Value: value, Problem: problem})
 }
 
-// LineOf returns the line of a list item, or the given line if the lines of items are unknown.
-func (d *Document) LineOf(key string, index, otherwise int) int {
-	if items := d.Lines[key].ItemLines; index >= 0 && index < len(items) {
-		return items[index]
+// Line returns the line of a list item or, if that is unknown, of its key.
+func (d *Document) Line(key string, index int) int {
+	p := d.Positions[key]
+	if index >= 0 && index < len(p.ItemLines) {
+		return p.ItemLines[index]
 	}
-	return otherwise
+	return p.Line
 }
 
 // NoteAt records a mistake on a line.
@@ -140,11 +136,14 @@ func (d *Document) Read(members []Member, keys []Key) {
 		known[k.Name] = k
 	}
 	times := make(map[string]int, len(members))
+	d.Positions = map[string]Position{}
 	for _, m := range members {
-		d.line = m.Line
 		times[m.Key]++
-		k, inTable := known[m.Key]
-		isKnown := inTable || d.File == "" && isProtocolKey(m.Key)
+		if m.Line > 0 {
+			d.Positions[m.Key] = Position{Line: m.Line, ItemLines: m.ItemLines}
+		}
+		k, isKnown := known[m.Key]
+		isKnown = isKnown || d.File == "" && isProtocolKey(m.Key)
 		switch {
 		case !isKnown && times[m.Key] == 1:
 			d.Fail(m.Key, -1, "", d.unknown(m.Key, keys))
@@ -158,14 +157,9 @@ func (d *Document) Read(members []Member, keys []Key) {
 		case m.Err != nil:
 			d.Fail(m.Key, -1, "", m.Err.Error())
 		case k.Read != nil:
-			if d.Lines == nil {
-				d.Lines = map[string]Position{}
-			}
-			d.Lines[m.Key] = Position{m.Line, m.ItemLines}
 			k.Read(d, m.Key, m.Value)
 		}
 	}
-	d.line = 0
 }
 
 func (d *Document) unknown(name string, keys []Key) string {
@@ -190,94 +184,51 @@ func (d *Document) unknown(name string, keys []Key) string {
 // isProtocolKey reports whether the CNI spec reserves the key for the runtime.
 func isProtocolKey(key string) bool { return strings.HasPrefix(key, "cni.dev/") }
 
-// Nearest returns the known key that an unknown one most likely means, or "". It ignores
-// letter case, '-' and '_', and accepts a quarter of the letters to be wrong.
+// Nearest returns the known key that an unknown one most likely means, or "": the one with
+// which it shares most letters at both ends, and three quarters at least. It ignores letter
+// case, '-' and '_'.
 func Nearest(unknown string, keys []Key) string {
-	const longest = 64
-	if len(unknown) > longest {
-		return ""
-	}
 	fold := func(s string) string { return strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(s)) }
-	folded := fold(unknown)
-	best, bestDistance := "", longest
+	best, bestShare, a := "", 0.0, fold(unknown)
 	for _, k := range keys {
-		name := fold(k.Name)
-		distance := editDistance(folded, name)
-		if distance < bestDistance && distance <= max(1, len(name)/4) {
-			best, bestDistance = k.Name, distance
+		b := fold(k.Name)
+		same, most := 0, min(len(a), len(b))
+		for same < most && a[same] == b[same] {
+			same++
+		}
+		for i := 1; same < most && a[len(a)-i] == b[len(b)-i]; i++ {
+			same++
+		}
+		if share := float64(same) / float64(max(len(a), len(b))); share >= 0.75 && share > bestShare {
+			best, bestShare = k.Name, share
 		}
 	}
 	return best
-}
-
-// editDistance returns the Levenshtein distance of two texts.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // ValidatePolicy validates a policy once the document is read. It does not report what
 // follows from a mistake that is reported already.
 func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
 	if d.Flawed[d.Table+"enableIPv6"] {
-		enabled := true
-		s.EnableIPv6 = &enabled
+		s.EnableIPv6 = new(true)
 	}
 	if d.Flawed[d.Table+"cidrLimit"] {
 		limit = math.MaxInt
 	}
-	err := s.Validate(limit)
-	errs := []error{err}
 	var joined interface{ Unwrap() []error }
-	switch {
-	case err == nil:
+	if !errors.As(s.Validate(limit), &joined) {
 		return
-	case errors.As(err, &joined):
-		errs = joined.Unwrap()
 	}
-	for _, err := range errs {
+	for _, err := range joined.Unwrap() {
 		line := 0
 		var mistake *policy.FieldError
 		if errors.As(err, &mistake) {
-			e := d.asWritten(*mistake)
-			e.Key = d.Table + e.Key
-			line, err = d.LineOf(e.Key, e.Index, d.Lines[e.Key].Line), e
+			mistake.Key = d.Table + mistake.Key
+			if kept := d.Positions[mistake.Key].Indexes; mistake.Index >= 0 && mistake.Index < len(kept) {
+				mistake.Index = kept[mistake.Index]
+			}
+			line = d.Line(mistake.Key, mistake.Index)
 		}
 		d.NoteAt(line, err)
 	}
-}
-
-// asWritten replaces indexes in the policy by those in the document, which also counts the
-// items that were dropped because they are bad or repeated.
-func (d *Document) asWritten(e policy.FieldError) *policy.FieldError {
-	if indexes := d.Indexes[d.Table+e.Key]; e.Index >= 0 && e.Index < len(indexes) {
-		e.Index = indexes[e.Index]
-	}
-	for name, indexes := range d.Indexes {
-		key := strings.TrimPrefix(name, d.Table)
-		before, rest, found := strings.Cut(e.Problem, key+"[")
-		digits, after, closed := strings.Cut(rest, "]")
-		at, err := strconv.Atoi(digits)
-		// masqueradeCIDRs ends nonMasqueradeCIDRs in other letters, so no key ends another.
-		if found && closed && err == nil && at >= 0 && at < len(indexes) {
-			e.Problem = fmt.Sprintf("%s%s[%d]%s", before, key, indexes[at], after)
-			break
-		}
-	}
-	return &e
 }

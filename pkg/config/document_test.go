@@ -73,10 +73,10 @@ func TestMistakes(t *testing.T) {
 		{`"nonMasqueradeCIDRs": ["\ud800\u0007"]`, `nonMasqueradeCIDRs[0]: "�\a" is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8`},
 		{`"sourceCIDRs": ["fd00::/8"]`, `sourceCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
 		{`"nonMasqueradeCIDRs": ["10.0.0.0/8"], "masqueradeCIDRs": ["1.0.0.0/8", "10.0.0.0/8"]`,
-			`masqueradeCIDRs[1]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two`},
+			`masqueradeCIDRs[1]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two`},
 		// Places are those in the document, whatever was left out before.
 		{`"nonMasqueradeCIDRs": ["1.0.0.0/8", "1.0.0.0/8", "10.0.0.0/8"], "masqueradeCIDRs": ["2.0.0.0/8", "2.0.0.0/8", "10.0.0.0/8"]`,
-			`masqueradeCIDRs[2]: 10.0.0.0/8 is in nonMasqueradeCIDRs[2] too; remove one of the two`},
+			`masqueradeCIDRs[2]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two`},
 		{`"sourceCIDRs": ["1.0.0.0/8", "1.0.0.0/8", "fd00::/8"]`,
 			`sourceCIDRs[2]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
 

@@ -3,6 +3,11 @@
 package config
 
 import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"slices"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -20,23 +25,7 @@ type Entry struct {
 	DataDir            string // absolute and clean; DefaultDataDir if not stated
 }
 
-// ParseEntry parses a plugin entry as runtimes write it to the standard input of the plugin:
-// with the list's name and cniVersion, and the other keys of the protocol (CNI spec, section
-// "Plugin configuration objects").
-//
-// Text that is not JSON is an ErrNotJSON. Otherwise the error is a DocumentError with every
-// mistake, and the Entry has only the Network, if it is valid, and the CNIVersion.
-func ParseEntry(netconf []byte) (Entry, error) { return ReadNetconf(netconf).Entry() }
-
-// ParseLenient returns the network and the dataDir of an entry that may be invalid. The
-// network is "" and the dataDir is the default if the entry has no valid one.
-func ParseLenient(netconf []byte) (network, dataDir string) {
-	e := ReadNetconf(netconf).Identity()
-	return e.Network, e.DataDir
-}
-
-// identityKeys are the keys that say whose state an entry is about, where that is, and which
-// version of the protocol the runtime speaks.
+// identityKeys are the keys that every verb needs, of invalid entries too.
 func (e *Entry) identityKeys() []Key {
 	return []Key{
 		{Name: "name", Value: networkName(&e.Network)},
@@ -45,19 +34,121 @@ func (e *Entry) identityKeys() []Key {
 	}
 }
 
-// ownKeys are the keys of an entry that are not about policy.
-func (e *Entry) ownKeys() []Key {
+// protocolKeys are keys of the CNI protocol and its conventions that have no meaning here.
+func protocolKeys() []string {
+	return []string{"type", "prevResult", "runtimeConfig", "capabilities", "args", "ipam", "dns", "ipMasq"}
+}
+
+// Netconf is a plugin entry as runtimes write it to the standard input of the plugin (CNI spec,
+// section "Plugin configuration objects"). It is parsed as JSON once, and not validated.
+type Netconf struct {
+	members []Member
+	err     error // why it is no object
+}
+
+// ReadNetconf parses an entry. Err and Entry return what is wrong with it.
+func ReadNetconf(text []byte) Netconf {
+	members, err := JSONMembers(text)
+	return Netconf{members, err}
+}
+
+// ParseEntry parses and validates an entry.
+func ParseEntry(netconf []byte) (Entry, error) { return ReadNetconf(netconf).Entry() }
+
+// Entry validates the entry. An error is an ErrNotJSON or a DocumentError with every mistake;
+// then the Entry has only the Network and the CNIVersion, if they are valid.
+func (c Netconf) Entry() (Entry, error) {
+	if c.err != nil {
+		return Entry{}, c.err
+	}
+	e := Entry{
+		Policy:    policy.SourcePolicy{Chain: policy.DefaultChain},
+		CIDRLimit: policy.DefaultCIDRLimit,
+		DataDir:   DefaultDataDir,
+	}
 	keys := append(e.identityKeys(),
 		Key{Name: "requireAgentConfig", Value: boolean(&e.RequireAgentConfig)},
 		Key{Name: "cidrLimit", Value: count(&e.CIDRLimit, 1, policy.MaxCIDRLimit)})
-	for _, name := range othersKeys() {
+	for _, name := range protocolKeys() {
 		keys = append(keys, Key{Name: name})
 	}
-	return keys
+	var d Document
+	d.Read(c.members, append(keys, policyKeys(&e.Policy, anyText)...))
+	d.requireName(e.Network)
+	d.ValidatePolicy(e.Policy, e.CIDRLimit)
+	if err := d.Err(); err != nil {
+		return Entry{Network: e.Network, CNIVersion: e.CNIVersion}, err
+	}
+	return e, nil
 }
 
-// othersKeys are the keys of the CNI protocol. dns, ipam and ipMasq are conventions without a
-// meaning for a chained plugin.
-func othersKeys() []string {
-	return []string{"type", "prevResult", "runtimeConfig", "capabilities", "args", "ipam", "dns", "ipMasq"}
+// Identity returns the Network, DataDir and CNIVersion of an entry, or their defaults where the
+// entry has no valid one.
+func (c Netconf) Identity() Entry {
+	e := Entry{DataDir: DefaultDataDir}
+	for _, k := range e.identityKeys() {
+		for _, m := range c.members {
+			if m.Key == k.Name {
+				k.Read(new(Document), m.Key, m.Value)
+			}
+		}
+	}
+	return e
+}
+
+// PolicyTexts returns everything that Entry depends on: the keys, and the values as written,
+// without the values of the protocol's keys, which differ from pod to pod.
+func (c Netconf) PolicyTexts() []string {
+	texts := make([]string, 0, 2*len(c.members))
+	for _, m := range c.members {
+		value := "" // which no value is
+		if !slices.Contains(protocolKeys(), m.Key) {
+			value = string(m.Value)
+		}
+		texts = append(texts, m.Key, value)
+	}
+	return texts
+}
+
+// Err returns why it is not a JSON object, or nil.
+func (c Netconf) Err() error { return c.err }
+
+// Value returns the JSON value of a key, the last if there are several, or nil.
+func (c Netconf) Value(key string) (value json.RawMessage) {
+	for _, m := range c.members {
+		if m.Key == key {
+			value = m.Value
+		}
+	}
+	return value
+}
+
+// Differences returns the keys about policy whose values differ in two netconfs, sorted.
+func (c Netconf) Differences(d Netconf) []string {
+	mine, others := c.policyValues(), d.policyValues()
+	keys := maps.Clone(mine)
+	maps.Copy(keys, others)
+	maps.DeleteFunc(keys, func(key string, _ json.RawMessage) bool {
+		a, b := mine[key], others[key]
+		return bytes.Equal(a, b) || a != nil && b != nil && bytes.Equal(compact(a), compact(b))
+	})
+	return slices.Sorted(maps.Keys(keys))
+}
+
+// policyValues returns the values of the keys about policy. dataDir is not one of them.
+func (c Netconf) policyValues() map[string]json.RawMessage {
+	notPolicy := append(protocolKeys(), "name", "cniVersion", "dataDir")
+	values := map[string]json.RawMessage{}
+	for _, m := range c.members {
+		if !slices.Contains(notPolicy, m.Key) && !isProtocolKey(m.Key) {
+			values[m.Key] = m.Value
+		}
+	}
+	return values
+}
+
+func compact(value json.RawMessage) []byte {
+	var b bytes.Buffer
+	_ = json.Compact(&b, value) // members are valid JSON
+	return b.Bytes()
 }

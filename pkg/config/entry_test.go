@@ -245,7 +245,7 @@ func TestHugeLists(t *testing.T) {
 	}
 }
 
-func TestParseLenient(t *testing.T) {
+func TestIdentity(t *testing.T) {
 	for _, c := range []struct{ name, doc, network, dataDir string }{
 		{"sound", `{"name":"podnet","dataDir":"/srv/masq"}`, "podnet", "/srv/masq"},
 		{"no dataDir", `{"name":"podnet"}`, "podnet", DefaultDataDir},
@@ -262,11 +262,46 @@ func TestParseLenient(t *testing.T) {
 		{"empty", ``, "", DefaultDataDir},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			network, dataDir := ParseLenient([]byte(c.doc))
-			if network != c.network || dataDir != c.dataDir {
-				t.Errorf("%q, %q; want %q, %q", network, dataDir, c.network, c.dataDir)
+			if id := ReadNetconf([]byte(c.doc)).Identity(); id.Network != c.network || id.DataDir != c.dataDir {
+				t.Errorf("%q, %q; want %q, %q", id.Network, id.DataDir, c.network, c.dataDir)
 			}
 		})
+	}
+}
+
+// TestPolicyTexts: what tells nothing leaves all as it was, and makes the same
+// entry; all else is told.
+func TestPolicyTexts(t *testing.T) {
+	const base = `{"cniVersion":"1.1.0","name":"podnet","type":"ip-masq","nonMasqueradeCIDRs":["10.0.0.0/8"],"prevResult":{"a":1},"runtimeConfig":{}}`
+	told := func(doc string) []string { return ReadNetconf([]byte(doc)).PolicyTexts() }
+	with := func(old, replaced string) string {
+		if !strings.Contains(base, old) {
+			t.Fatalf("%s is not there", old)
+		}
+		return strings.Replace(base, old, replaced, 1)
+	}
+	entry, err := ParseEntry([]byte(base))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, doc := range []string{
+		with(`{"a":1}`, `{"cniVersion":"1.0.0","ips":[]}`), with(`"runtimeConfig":{}`, `"runtimeConfig":{"portMappings":[{}]}`),
+		with(`"prevResult":{"a":1}`, `"prev\u0052esult" : null`), with(`,"name"`, " ,\n\t\"name\""), " " + base + "\n",
+	} {
+		if d := cmp.Diff(told(base), told(doc)); d != "" {
+			t.Errorf("%s\ntells something else:\n%s", doc, d)
+		}
+		if same, err := ParseEntry([]byte(doc)); err != nil || !same.Policy.Equal(entry.Policy) {
+			t.Errorf("%s\nis another entry: %v", doc, err)
+		}
+	}
+	for _, doc := range []string{
+		with(`10.0.0.0/8`, `10.0.0.0/9`), with(`"podnet"`, `"othernet"`), with(`1.1.0`, `1.0.0`), with(`"type"`, `"bogus":1,"type"`),
+		with(`"prevResult"`, `"prevResult":1,"prevResult"`), with(`"runtimeConfig":{}`, `"requireAgentConfig":true`), `{}`, `[]`, ``,
+	} {
+		if cmp.Equal(told(base), told(doc)) {
+			t.Errorf("%s\ntells the same", doc)
+		}
 	}
 }
 
@@ -303,16 +338,12 @@ func FuzzParseEntry(f *testing.F) {
 		if json.Valid(doc) && bytes.Equal(doc, bytes.ToValidUTF8(doc, nil)) == errors.Is(err, ErrNotJSON) {
 			t.Errorf("valid JSON, and ErrNotJSON is %t: %v", errors.Is(err, ErrNotJSON), err)
 		}
-		network, dataDir := ParseLenient(doc)
 		if err != nil {
 			checkMessage(t, err)
 			return
 		}
-		if network != e.Network || dataDir != e.DataDir {
-			t.Errorf("lenient: %q and %q, strict: %q and %q", network, dataDir, e.Network, e.DataDir)
-		}
-		if id := ReadNetconf(doc).Identity(); id.CNIVersion != e.CNIVersion {
-			t.Errorf("lenient: version %q, strict: %q", id.CNIVersion, e.CNIVersion)
+		if id := ReadNetconf(doc).Identity(); id.Network != e.Network || id.DataDir != e.DataDir || id.CNIVersion != e.CNIVersion {
+			t.Errorf("identity %+v of entry %+v", id, e)
 		}
 		checkReencoded(t, e)
 	})
@@ -443,16 +474,16 @@ func checkElements(t testing.TB, doc []byte) {
 	t.Helper()
 	var items []json.RawMessage
 	if json.Unmarshal(doc, &items) == nil && items != nil {
-		if diff := cmp.Diff(items, append([]json.RawMessage{}, Elements(trimmed(doc))...)); diff != "" {
+		if diff := cmp.Diff(items, append([]json.RawMessage{}, elements(trimmed(doc))...)); diff != "" {
 			t.Errorf("items of %q (-want +got):\n%s", doc, diff)
 		}
 	}
 	var values map[string]json.RawMessage
 	if json.Unmarshal(doc, &values) == nil && values != nil {
 		got := map[string]json.RawMessage{}
-		parts := Elements(trimmed(doc))
+		parts := elements(trimmed(doc))
 		for pair := range slices.Chunk(parts, 2) {
-			name, isString := StringValue(pair[0])
+			name, isString := stringValue(pair[0])
 			if !isString {
 				t.Fatalf("%q has a key that is no string: %q", doc, pair[0])
 			}

@@ -10,7 +10,7 @@ import (
 
 // policyKeys is the table of the keys that state policy, in every kind of document and as
 // flags. A new key needs a line here and a field in policy.SourcePolicy.
-func policyKeys(s *policy.SourcePolicy) []Key {
+func policyKeys(s *policy.SourcePolicy, parseChain func(string) (string, error)) []Key {
 	cidrs := func(to *[]netip.Prefix) Value { return list(to, "10.0.0.0/8", policy.ParsePrefix) }
 	return []Key{
 		{"nonMasqueradeCIDRs", cidrs(&s.NonMasqueradeCIDRs),
@@ -30,7 +30,7 @@ func policyKeys(s *policy.SourcePolicy) []Key {
 		{"randomFully", optional(&s.RandomFully), "choose fully random source ports, where the kernel supports it (=false: the kernel's default)"},
 		{"toPorts", text(&s.ToPorts, "1024-29999,32768-65535", parsePorts),
 			"source `PORTS` to use, such as 1024-29999,32768-65535; empty leaves them to the kernel"},
-		{"masqChain", text(&s.Chain, policy.DefaultChain, anyText[string]),
+		{"masqChain", text(&s.Chain, policy.DefaultChain, parseChain),
 			"`NAME` of the chain, IP-MASQ-AGENT if no source states one; chains are independent of each other"},
 		{"backend", backend(&s.Backend), "backend of this chain: auto, iptables or nftables"},
 	}
@@ -51,9 +51,8 @@ const OwnPolicy = "[agent] of the reconciler's settings"
 // Dialect is the agent for which the agents' files are written.
 type Dialect string
 
-// The values of agent_dialect. They differ in the meaning of a file without
-// nonMasqueradeCIDRs: for ip-masq-agent (v1) it leaves the list to the other files, for
-// ip-masq-agent-v2 the list is empty.
+// The values of agent_dialect: in a file without nonMasqueradeCIDRs, ip-masq-agent (v1) leaves
+// the list to the other files; for ip-masq-agent-v2 it is empty.
 const (
 	DialectV1 Dialect = "v1"
 	DialectV2 Dialect = "v2"
@@ -64,7 +63,8 @@ type AgentPolicy struct {
 	Policy    policy.SourcePolicy // its Chain is "" if none is stated
 	CIDRLimit int                 // 0 for DefaultCIDRLimit
 
-	Written Document // where reconciler.toml has the keys; flags have no lines
+	WrittenIn string              // reconciler.toml
+	Written   map[string]Position // where its keys are there; flags have no position
 }
 
 // Equal reports whether both state the same, wherever it is written.
@@ -74,16 +74,11 @@ func (a AgentPolicy) Equal(b AgentPolicy) bool {
 
 // Keys is the table of the keys that agent files and [agent] have in common.
 func (a *AgentPolicy) Keys() []Key {
-	keys := append(policyKeys(&a.Policy), Key{
+	// An empty Chain stands for none, so an empty name is refused here.
+	parseChain := func(s string) (string, error) { return s, policy.ValidateChainName(s) }
+	return append(policyKeys(&a.Policy, parseChain), Key{
 		"cidrLimit", count(&a.CIDRLimit, 1, policy.MaxCIDRLimit), "most CIDRs (`N`, 64 if not given) that may be stated here together",
 	})
-	for i := range keys {
-		if keys[i].Name == "masqChain" {
-			// An empty Chain stands for none, so an empty name is refused here.
-			keys[i].Value = text(&a.Policy.Chain, policy.DefaultChain, func(s string) (string, error) { return s, policy.ValidateChainName(s) })
-		}
-	}
-	return keys
 }
 
 // Validate validates the policy on its own. The caller says whether IPv6 is enabled.

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,7 +20,7 @@ const (
 	DefaultEntryFile      = "/etc/ip-masq/entry.json"
 )
 
-// Settings are the settings of the reconciler, from reconciler.toml and flags.
+// Settings are the reconciler's settings.
 type Settings struct {
 	ResyncInterval time.Duration // at least 1s
 	Backend        policy.Backend
@@ -33,8 +35,9 @@ type Settings struct {
 
 	LogFormat string // text or json
 
-	Agent    *AgentPolicy // nil unless [agent] or one of its flags is given
-	Conflist ConflistSettings
+	Agent       AgentPolicy
+	AgentStated bool // [agent] or one of its flags is given
+	Conflist    ConflistSettings
 }
 
 // ConflistSettings are the settings of the conflist manager.
@@ -66,7 +69,7 @@ const (
 )
 
 // keys is the table of the keys of reconciler.toml, in the order of its documentation. Every
-// key is a flag too. Agent must not be nil.
+// key is a flag too.
 func (s *Settings) keys() []Key {
 	d := DefaultSettings()
 	keys := []Key{
@@ -107,14 +110,12 @@ func table() Value {
 	}}
 }
 
-// Read reads reconciler.toml into the settings. What it does not state stays as it is, and so
-// does everything after an error. A missing file is an fs.ErrNotExist, and bad contents are a
-// DocumentError with every mistake.
+// Read reads reconciler.toml into the settings. Keys that are left out keep their values; an
+// error changes nothing. It is an fs.ErrNotExist, or a DocumentError with every mistake.
 //
-// The policy in [agent] is validated on its own, except for IPv6, which one of the agents'
-// files may enable.
+// The policy in [agent] is validated on its own. IPv6 may be enabled by an agent file.
 func (s *Settings) Read(path string) error {
-	doc, err := readFile(path, mostTOML)
+	doc, err := ReadFile(path, mostTOMLKiB)
 	if err != nil {
 		return err
 	}
@@ -126,7 +127,7 @@ func (s *Settings) parse(path string, doc []byte) error {
 	if err != nil {
 		return err
 	}
-	next := s.editable()
+	next := *s
 	d := Document{File: path}
 	d.Read(members, next.keys())
 	d.Table = agentTable + "."
@@ -134,96 +135,60 @@ func (s *Settings) parse(path string, doc []byte) error {
 	if err := d.Err(); err != nil {
 		return err
 	}
-	stated := s.Agent != nil
-	written := Document{File: path, Lines: map[string]Position{}, Indexes: map[string][]int{}}
+	next.Agent.WrittenIn, next.Agent.Written = path, map[string]Position{}
 	for _, m := range members {
 		name, inTable := strings.CutPrefix(m.Key, d.Table)
-		stated = stated || inTable || m.Key == agentTable
+		next.AgentStated = next.AgentStated || inTable || m.Key == agentTable
 		if inTable {
-			written.Lines[name], written.Indexes[name] = d.Lines[m.Key], d.Indexes[m.Key]
+			next.Agent.Written[name] = d.Positions[m.Key]
 		}
-	}
-	if next.Agent.Written = written; !stated {
-		next.Agent = nil
 	}
 	*s = next
 	return nil
 }
 
-// editable returns a copy whose Agent can be changed, and is not nil.
-func (s *Settings) editable() Settings {
-	next := *s
-	next.Agent = new(AgentPolicy)
-	if s.Agent != nil {
-		*next.Agent = *s.Agent
-	}
-	w := &next.Agent.Written
-	w.Lines, w.Indexes = maps.Clone(w.Lines), maps.Clone(w.Indexes)
-	return next
-}
-
 // Equal reports whether both state the same, wherever it is written.
 func (s Settings) Equal(t Settings) bool {
-	a, b := s.Agent, t.Agent
-	s.Agent, t.Agent = nil, nil
-	return s == t && (a == nil) == (b == nil) && (a == nil || a.Equal(*b))
+	if !s.Agent.Equal(t.Agent) {
+		return false
+	}
+	s.Agent, t.Agent = AgentPolicy{}, AgentPolicy{}
+	return reflect.DeepEqual(s, t)
 }
 
 // AgentSource returns the reconciler's own policy, and whether the agent files are a source:
 // agent_config_dir, [agent] or one of its flags makes them one. The backend in the settings
 // is the source's, unless the policy has one of its own.
 func (s *Settings) AgentSource() (AgentPolicy, bool) {
-	var own AgentPolicy
-	if s.Agent != nil {
-		own = *s.Agent
-	}
+	own := s.Agent
 	if own.Policy.Backend == "" && s.Backend != policy.Auto {
 		own.Policy.Backend = s.Backend
 	}
-	return own, s.AgentConfigDir != "" || s.Agent != nil
+	return own, s.AgentConfigDir != "" || s.AgentStated
 }
 
-// Field is one key of the settings, for a flag.
-type Field struct {
-	Key   string // resync_interval, agent.masqChain, conflist.manage
-	Usage string // one line, the value's placeholder in backquotes
-	Bool  bool   // true or false: the flag needs no value
-	Value string // the current value as text; "" if none is stated
-}
-
-// Fields returns every key of the settings, in the order of the documentation.
-func (s *Settings) Fields() []Field {
-	var fields []Field
-	c := s.editable()
-	for _, k := range c.keys() {
-		if k.Kind != Object {
-			fields = append(fields, Field{k.Name, k.Usage, k.Kind == Boolean, k.Text()})
-		}
-	}
-	return fields
+// Flags returns the keys of the settings that are flags, in the order of the documentation.
+func (s *Settings) Flags() []Key {
+	return slices.DeleteFunc(s.keys(), func(k Key) bool { return k.Kind == Object })
 }
 
 // Set sets a key to the text of a flag: the value as in reconciler.toml, a list with commas
 // between its items. The value is validated on its own, as the other flags are not known
 // yet. After an error the settings are unchanged.
 func (s *Settings) Set(key, text string) error {
-	var d Document
-	alone := Settings{Agent: &AgentPolicy{CIDRLimit: policy.MaxCIDRLimit}}
+	d := Document{Positions: map[string]Position{}}
+	alone := Settings{Agent: AgentPolicy{CIDRLimit: policy.MaxCIDRLimit}}
 	alone.set(&d, key, text)
 	d.Table = agentTable + "."
 	alone.Agent.Validate(&d, true)
 	if err := d.Err(); err != nil {
 		return err
 	}
-	next := s.editable()
-	next.set(new(Document), key, text)
+	s.set(&d, key, text)
 	name, inTable := strings.CutPrefix(key, d.Table)
-	delete(next.Agent.Written.Lines, name)
-	delete(next.Agent.Written.Indexes, name)
-	if s.Agent == nil && !inTable {
-		next.Agent = nil
-	}
-	*s = next
+	s.AgentStated = s.AgentStated || inTable
+	s.Agent.Written = maps.Clone(s.Agent.Written)
+	delete(s.Agent.Written, name)
 	return nil
 }
 
@@ -232,15 +197,11 @@ func (s *Settings) set(d *Document, key, text string) {
 		if k.Name != key {
 			continue
 		}
-		value, problem := k.fromFlag(text)
-		encoded, err := json.Marshal(value)
+		value, err := k.fromFlag(text)
 		if err != nil {
-			problem = policy.Printable(err.Error())
-		}
-		if problem != "" {
-			d.Fail(key, -1, text, problem)
+			d.Fail(key, -1, text, err.Error())
 			return
 		}
-		k.Read(d, key, encoded)
+		k.Read(d, key, value)
 	}
 }

@@ -56,7 +56,7 @@ func wholeSettings(t testing.TB) Settings {
 		ResyncInterval: 90 * time.Second, Backend: policy.NFTables,
 		CNIConfDir: "/etc/k3s/net.d", CNIBinDir: "/srv/bin", AgentConfigDir: "/etc/config", AgentDialect: DialectV2,
 		DataDir: "/srv/masq", MetricsListen: "[::1]:9820", LogFormat: "json",
-		Agent: &AgentPolicy{CIDRLimit: 100, Policy: policy.SourcePolicy{
+		AgentStated: true, Agent: AgentPolicy{CIDRLimit: 100, Policy: policy.SourcePolicy{
 			Chain: "BLUE", Backend: policy.IPTables,
 			NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8"), MasqueradeCIDRs: prefixes(),
 			NomasqAllReservedRanges: &yes, MasqLinkLocal: &yes, MasqLinkLocalIPv6: &no, EnableIPv6: &yes,
@@ -82,15 +82,15 @@ func TestSettings(t *testing.T) {
 		{"everything", wholeFile, func(s *Settings) { *s = wholeSettings(t) }},
 		{"seconds", "resync_interval = 5", func(s *Settings) { s.ResyncInterval = 5 * time.Second }},
 		{"seconds in quotes", "resync_interval = '5'", func(s *Settings) { s.ResyncInterval = 5 * time.Second }},
-		{"an empty table", "[agent]", func(s *Settings) { s.Agent = &AgentPolicy{} }},
+		{"an empty table", "[agent]", func(s *Settings) { s.AgentStated = true }},
 		{"dotted keys", "agent.masqChain = 'A'\nconflist.manage = true\nagent.cidrLimit = 7", func(s *Settings) {
-			s.Agent = &AgentPolicy{Policy: policy.SourcePolicy{Chain: "A"}, CIDRLimit: 7}
+			s.AgentStated, s.Agent = true, AgentPolicy{Policy: policy.SourcePolicy{Chain: "A"}, CIDRLimit: 7}
 			s.Conflist.Manage = true
 		}},
-		{"an inline table", "agent = {masqChain = 'A'}", func(s *Settings) { s.Agent = &AgentPolicy{Policy: policy.SourcePolicy{Chain: "A"}} }},
+		{"an inline table", "agent = {masqChain = 'A'}", func(s *Settings) { s.AgentStated, s.Agent = true, AgentPolicy{Policy: policy.SourcePolicy{Chain: "A"}} }},
 		{"IPv6 that a file may enable", "[agent]\nmasqueradeCIDRs = ['fd00::/8']",
 			func(s *Settings) {
-				s.Agent = &AgentPolicy{Policy: policy.SourcePolicy{MasqueradeCIDRs: prefixes("fd00::/8")}}
+				s.AgentStated, s.Agent = true, AgentPolicy{Policy: policy.SourcePolicy{MasqueradeCIDRs: prefixes("fd00::/8")}}
 			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestSettingsMistakes(t *testing.T) {
 		{"[agent]\nnonMasqueradeCIDRs = ['10.0.0.0/8', '10.0.1.24/24']",
 			"FILE:2: agent.nonMasqueradeCIDRs[1]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?"},
 		{"[agent]\nnonMasqueradeCIDRs = ['10.0.0.0/8']\nmasqueradeCIDRs = ['10.0.0.0/8']",
-			"FILE:3: agent.masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs[0] too; remove one of the two"},
+			"FILE:3: agent.masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two"},
 		{"[agent]\ncidrLimit = 1\nnonMasqueradeCIDRs = ['10.0.0.0/8', '172.16.0.0/12']",
 			"FILE:2: agent.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit"},
 		{"log_format = 1\n[agent]\nmasqLinkLocal = 1\n[conflist]\nmanage = 1", `FILE:1: log_format: 1 is a number; write a string such as "text"; ` +
@@ -192,35 +192,35 @@ func TestUnreadableSettings(t *testing.T) {
 }
 
 // Every key is a flag, and what a flag shows it also takes.
-func TestFields(t *testing.T) {
+func TestFlags(t *testing.T) {
 	whole := wholeSettings(t)
 	texts, keys := map[string]string{}, map[string]bool{}
-	for _, f := range whole.Fields() {
-		if keys[f.Key] {
-			t.Errorf("%s is there twice", f.Key)
+	for _, f := range whole.Flags() {
+		if keys[f.Name] {
+			t.Errorf("%s is there twice", f.Name)
 		}
-		keys[f.Key] = true
+		keys[f.Name] = true
 		if f.Usage == "" || len(f.Usage) > 130 || strings.Contains(f.Usage, "\n") || strings.Count(f.Usage, "`")%2 != 0 {
-			t.Errorf("%s: usage %q", f.Key, f.Usage)
+			t.Errorf("%s: usage %q", f.Name, f.Usage)
 		}
-		texts[f.Key] = f.Value
+		texts[f.Name] = f.Text()
 	}
 	got := DefaultSettings()
 	var bools []string
-	for _, f := range got.Fields() {
-		if strings.HasPrefix(f.Key, "agent.") && f.Value != "" {
-			t.Errorf("%s is %q and nobody stated it", f.Key, f.Value)
+	for _, f := range got.Flags() {
+		if strings.HasPrefix(f.Name, "agent.") && f.Text() != "" {
+			t.Errorf("%s is %q and nobody stated it", f.Name, f.Text())
 		}
-		if f.Bool {
-			bools = append(bools, f.Key)
+		if f.Kind == Boolean {
+			bools = append(bools, f.Name)
 		}
-		if err := got.Set(f.Key, texts[f.Key]); err != nil {
+		if err := got.Set(f.Name, texts[f.Name]); err != nil {
 			t.Error(err)
 		}
 	}
-	for _, f := range got.Fields() {
-		if f.Value != texts[f.Key] {
-			t.Errorf("%s is %q, want %q", f.Key, f.Value, texts[f.Key])
+	for _, f := range got.Flags() {
+		if f.Text() != texts[f.Name] {
+			t.Errorf("%s is %q, want %q", f.Name, f.Text(), texts[f.Name])
 		}
 	}
 	if diff := cmp.Diff(whole, got, comparePrefixes); diff != "" {
@@ -240,7 +240,7 @@ func TestFields(t *testing.T) {
 func TestSetField(t *testing.T) {
 	yes := true
 	agent := func(s policy.SourcePolicy) func(*Settings) {
-		return func(to *Settings) { to.Agent = &AgentPolicy{Policy: s} }
+		return func(to *Settings) { to.AgentStated, to.Agent = true, AgentPolicy{Policy: s} }
 	}
 	for _, c := range []struct {
 		key, text, mistake string
@@ -259,7 +259,7 @@ func TestSetField(t *testing.T) {
 		{key: "agent.masqLinkLocal", text: "1", want: agent(policy.SourcePolicy{MasqLinkLocal: &yes})},
 		{key: "agent.masqLinkLocal", text: "maybe", mistake: "agent.masqLinkLocal: maybe is neither true nor false; write one of them"},
 		{key: "agent.toPorts", text: "", want: agent(policy.SourcePolicy{ToPorts: &policy.Ports{}})},
-		{key: "agent.cidrLimit", text: "007", want: func(s *Settings) { s.Agent = &AgentPolicy{CIDRLimit: 7} }},
+		{key: "agent.cidrLimit", text: "007", want: func(s *Settings) { s.AgentStated, s.Agent = true, AgentPolicy{CIDRLimit: 7} }},
 		{key: "agent.cidrLimit", text: "0", mistake: "agent.cidrLimit: 0 is not a whole number from 1 to 1000000; write one"},
 		{key: "agent.cidrLimit", text: "1e2", mistake: "agent.cidrLimit: 1e2 is not a whole number; write one"},
 		{key: "agent.masqChain", text: "", mistake: "agent.masqChain: is empty; leave the key out for IP-MASQ-AGENT"},
@@ -351,14 +351,14 @@ func FuzzSettings(f *testing.F) {
 		}
 		// What a flag shows, it takes.
 		var again Settings
-		for i, field := range s.Fields() {
-			if field.Value == "" {
+		for i, field := range s.Flags() {
+			if field.Text() == "" {
 				continue
 			}
-			if err := again.Set(field.Key, field.Value); err != nil {
-				t.Errorf("%s shows %q, which is refused: %v", field.Key, field.Value, err)
-			} else if got := again.Fields()[i].Value; got != field.Value {
-				t.Errorf("%s shows %q for %q", field.Key, got, field.Value)
+			if err := again.Set(field.Name, field.Text()); err != nil {
+				t.Errorf("%s shows %q, which is refused: %v", field.Name, field.Text(), err)
+			} else if got := again.Flags()[i].Text(); got != field.Text() {
+				t.Errorf("%s shows %q for %q", field.Name, got, field.Text())
 			}
 		}
 	})

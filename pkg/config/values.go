@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"path/filepath"
 	"reflect"
@@ -50,8 +49,8 @@ func KindOf(value json.RawMessage) Kind {
 	return Number
 }
 
-// StringValue returns the string that a JSON value is. Half a surrogate pair becomes U+FFFD.
-func StringValue(value json.RawMessage) (s string, isString bool) {
+// stringValue returns a JSON string as Go has it. Half a surrogate pair becomes U+FFFD.
+func stringValue(value json.RawMessage) (s string, isString bool) {
 	if KindOf(value) != String {
 		return "", false
 	}
@@ -61,29 +60,56 @@ func StringValue(value json.RawMessage) (s string, isString bool) {
 	return s, json.Unmarshal(value, &s) == nil
 }
 
-// Value reads and writes the value of a key.
+// Value reads the value of a key.
 type Value struct {
 	Kind Kind
 	// Read stores a JSON value and records its mistakes in the document.
 	Read func(d *Document, key string, value json.RawMessage)
-	Text func() string // the stored value as a flag takes it; "" for none
+	To   any // the pointer to the stored value
 }
 
-// fromFlag writes the text of a flag as JSON, or returns what is wrong with it.
-func (v Value) fromFlag(text string) (value any, problem string) {
+// Text returns the stored value as a flag takes it, "" for none.
+func (v Value) Text() string {
+	to := reflect.Indirect(reflect.ValueOf(v.To).Elem())
+	if !to.IsValid() || to.IsZero() && v.Kind != Boolean {
+		return ""
+	}
+	text := fmt.Sprint(to.Interface())
+	switch {
+	case v.Kind == List: // [a b]
+		text = strings.ReplaceAll(text[1:len(text)-1], " ", ",")
+	case to.Type() == reflect.TypeFor[time.Duration]() && strings.HasSuffix(text, "m0s"):
+		text = strings.TrimSuffix(text, "0s") // 1m, not 1m0s
+	}
+	return text
+}
+
+// after returns a value that reads what change makes of the JSON value. It ignores nil.
+func (v Value) after(change func(json.RawMessage) json.RawMessage) Value {
+	read := v.Read
+	v.Read = func(d *Document, key string, value json.RawMessage) {
+		if value = change(value); value != nil {
+			read(d, key, value)
+		}
+	}
+	return v
+}
+
+// fromFlag returns the text of a flag as JSON.
+func (v Value) fromFlag(text string) (json.RawMessage, error) {
 	switch v.Kind {
 	case Boolean:
 		b, err := strconv.ParseBool(text) // as the agents parse theirs
 		if err != nil {
-			return nil, "is neither true nor false; write one of them"
+			return nil, errors.New("is neither true nor false; write one of them")
 		}
-		return b, ""
+		return json.Marshal(b)
 	case Number:
 		n, err := strconv.Atoi(text)
 		if err != nil {
-			return nil, "is not a whole number; write one"
+			return nil, errors.New("is not a whole number; write one")
 		}
-		return n, ""
+		return json.Marshal(n)
 	case List:
 		items := []string{}
 		if strings.TrimSpace(text) != "" {
@@ -91,78 +117,59 @@ func (v Value) fromFlag(text string) (value any, problem string) {
 				items = append(items, strings.TrimSpace(item))
 			}
 		}
-		return items, ""
+		return json.Marshal(items)
 	}
-	return text, ""
+	return json.Marshal(text)
 }
 
 // wrongKind records a value whose type the key or the list does not allow.
 func (d *Document) wrongKind(key string, index int, value json.RawMessage, write string) {
 	found := "is " + string(KindOf(value)) + "; write " + write
-	if s, isString := StringValue(value); isString {
+	switch {
+	case KindOf(value) == Null && index >= 0:
+		found += ", or drop the item"
+	case KindOf(value) == Null:
+		found += ", or leave the key out"
+	}
+	if s, isString := stringValue(value); isString {
 		// Its quotes are the mistake, so the message shows them.
 		d.Fail(key, index, "", policy.Quote(s)+" "+found)
 		return
 	}
-	// A copy of the start: the error does not keep the document in memory.
-	d.Fail(key, index, string(value[:min(len(value), maxValueBytes)]), found)
+	d.Fail(key, index, start(value), found)
 }
 
-// orElse returns the other remedy for a null.
-func orElse(value json.RawMessage, remedy string) string {
-	if KindOf(value) == Null {
-		return ", or " + remedy
-	}
-	return ""
-}
+// start copies the start of a value: an error does not keep the document in memory.
+func start(value json.RawMessage) string { return string(value[:min(len(value), maxValueBytes)]) }
 
 // boolean reads true or false.
-func boolean(to *bool) Value {
-	return Value{Boolean, readBoolean(func(b bool) { *to = b }), shown(to)}
-}
+func boolean(to *bool) Value { return Value{Boolean, readBoolean(func(b bool) { *to = b }), to} }
 
 // optional reads a boolean that a source may leave out.
-func optional(to **bool) Value {
-	return Value{Boolean, readBoolean(func(b bool) { *to = &b }), func() string {
-		if *to == nil {
-			return ""
-		}
-		return strconv.FormatBool(**to)
-	}}
-}
+func optional(to **bool) Value { return Value{Boolean, readBoolean(func(b bool) { *to = &b }), to} }
 
 func readBoolean(store func(bool)) func(*Document, string, json.RawMessage) {
 	return func(d *Document, key string, value json.RawMessage) {
-		s, _ := StringValue(value)
+		s, isString := stringValue(value)
 		switch {
 		case KindOf(value) == Boolean:
 			store(value[0] == 't')
 		case strings.EqualFold(s, "true") || strings.EqualFold(s, "false"):
 			d.wrongKind(key, -1, value, strings.ToLower(s)+" without quotes")
-		case KindOf(value) == String:
+		case isString:
 			d.wrongKind(key, -1, value, "true or false, without quotes")
 		default:
-			d.wrongKind(key, -1, value, "true or false"+orElse(value, "leave the key out"))
+			d.wrongKind(key, -1, value, "true or false")
 		}
-	}
-}
-
-// shown returns a function that formats a stored value, "" for the zero value.
-func shown[T any](to *T) func() string {
-	return func() string {
-		if v := reflect.ValueOf(to).Elem(); v.IsZero() && v.Kind() != reflect.Bool {
-			return ""
-		}
-		return fmt.Sprint(*to)
 	}
 }
 
 // text reads a string with parse, which accepts the example.
 func text[T any](to *T, example string, parse func(string) (T, error)) Value {
 	read := func(d *Document, key string, value json.RawMessage) {
-		s, isString := StringValue(value)
+		s, isString := stringValue(value)
 		if !isString {
-			d.wrongKind(key, -1, value, asString(value, example, parse)+orElse(value, "leave the key out"))
+			d.wrongKind(key, -1, value, asString(value, example, parse))
 			return
 		}
 		v, err := parse(s)
@@ -172,7 +179,7 @@ func text[T any](to *T, example string, parse func(string) (T, error)) Value {
 		}
 		*to = v
 	}
-	return Value{String, read, shown(to)}
+	return Value{String, read, to}
 }
 
 // asString says how to write a string in place of a value that is none.
@@ -188,15 +195,14 @@ func asString[T any](value json.RawMessage, example string, parse func(string) (
 // anyText accepts any string: it is validated once the document is read.
 func anyText[T ~string](s string) (T, error) { return T(s), nil }
 
-// list reads a list of strings with parse. A repeated item is dropped. The list is not nil:
-// an empty list differs from none.
+// list reads a list of strings with parse, without repeated items. An empty list is not nil.
 func list[T comparable](to *[]T, example string, parse func(string) (T, error)) Value {
 	read := func(d *Document, key string, value json.RawMessage) {
 		if KindOf(value) != List {
 			d.wrongKind(key, -1, value, asList(value, example, parse))
 			return
 		}
-		items := Elements(value)
+		items := elements(value)
 		if len(items) > policy.MaxCIDRLimit {
 			d.Fail(key, -1, "", fmt.Sprintf("has %d items, more than the %d possible; remove some", len(items), policy.MaxCIDRLimit))
 			return
@@ -208,9 +214,9 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 			if len(d.Mistakes) >= maxMistakes {
 				break
 			}
-			s, isString := StringValue(item)
+			s, isString := stringValue(item)
 			if !isString {
-				d.wrongKind(key, i, item, asString(item, example, parse)+orElse(item, "drop the item"))
+				d.wrongKind(key, i, item, asString(item, example, parse))
 				continue
 			}
 			v, err := parse(s)
@@ -222,26 +228,19 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 			}
 		}
 		*to = kept
-		if d.Indexes == nil {
-			d.Indexes = map[string][]int{}
-		}
-		d.Indexes[key] = indexes
+		position := d.Positions[key]
+		position.Indexes = indexes
+		d.Positions[key] = position
 	}
-	return Value{List, read, func() string {
-		items := make([]string, len(*to))
-		for i, item := range *to {
-			items[i] = fmt.Sprint(item)
-		}
-		return strings.Join(items, ",")
-	}}
+	return Value{List, read, to}
 }
 
 // asList says how to write a list in place of a value that is none.
 func asList[T any](value json.RawMessage, example string, parse func(string) (T, error)) string {
 	if KindOf(value) == Null {
-		return "[] for none, or leave the key out"
+		return "[] for none"
 	}
-	if s, isString := StringValue(value); isString {
+	if s, isString := stringValue(value); isString {
 		if _, err := parse(s); err == nil {
 			return "a list: [" + policy.Quote(s) + "]"
 		}
@@ -251,60 +250,41 @@ func asList[T any](value json.RawMessage, example string, parse func(string) (T,
 
 // count reads a whole number within limits.
 func count(to *int, least, most int) Value {
-	read := func(d *Document, key string, value json.RawMessage) {
-		s, isString := StringValue(value)
-		if _, err := strconv.Atoi(s); isString && err == nil {
-			d.wrongKind(key, -1, value, "it without quotes")
-			return
-		}
-		if KindOf(value) != Number {
-			d.wrongKind(key, -1, value, fmt.Sprintf("a whole number from %d to %d", least, most)+orElse(value, "leave the key out"))
-			return
-		}
+	limits := fmt.Sprintf("a whole number from %d to %d", least, most)
+	return Value{Number, func(d *Document, key string, value json.RawMessage) {
+		s, _ := stringValue(value)
+		_, notNumber := strconv.Atoi(s)
 		n, err := strconv.Atoi(string(value))
-		if err != nil || n < least || n > most {
-			d.Fail(key, -1, string(value[:min(len(value), maxValueBytes)]),
-				fmt.Sprintf("is not a whole number from %d to %d; write one", least, most))
-			return
+		switch {
+		case notNumber == nil:
+			d.wrongKind(key, -1, value, "it without quotes")
+		case KindOf(value) != Number:
+			d.wrongKind(key, -1, value, limits)
+		case err != nil || n < least || n > most:
+			d.Fail(key, -1, start(value), "is not "+limits+"; write one")
+		default:
+			*to = n
 		}
-		*to = n
-	}
-	return Value{Number, read, shown(to)}
+	}, to}
 }
 
-// Interval reads a duration of at least a second: a text such as "60s" or "1m30s"
-// (time.ParseDuration), or whole seconds, with or without quotes.
+// Interval reads a duration of at least a second, such as "1m30s", or whole seconds.
 func Interval(to *time.Duration) Value {
-	v := text(to, "60s", parseInterval)
-	readText := v.Read
-	v.Read = func(d *Document, key string, value json.RawMessage) {
+	return text(to, "60s", parseInterval).after(func(value json.RawMessage) json.RawMessage {
 		if KindOf(value) == Number {
-			value = json.RawMessage(policy.Quote(string(value[:min(len(value), maxValueBytes)])))
+			return json.RawMessage(policy.Quote(start(value)))
 		}
-		readText(d, key, value)
-	}
-	v.Text = func() string { // 1m, not 1m0s
-		text := to.String()
-		if strings.HasSuffix(text, "m0s") {
-			return strings.TrimSuffix(text, "0s")
-		}
-		return text
-	}
-	return v
+		return value
+	})
 }
 
 func parseInterval(s string) (time.Duration, error) {
 	const least = time.Second
-	d, err := time.ParseDuration(s)
-	if n, notWhole := strconv.ParseInt(s, 10, 64); notWhole == nil {
-		d, err = time.Duration(n)*time.Second, nil
-		if n > math.MaxInt64/int64(time.Second) {
-			return 0, errors.New("is longer than 290 years; write an interval such as 60s")
-		}
-		if n < 0 {
-			d = 0 // the product may overflow
-		}
+	number := s
+	if _, err := strconv.Atoi(s); err == nil {
+		number += "s"
 	}
+	d, err := time.ParseDuration(number)
 	switch {
 	case s == "":
 		return 0, errors.New("is empty; write an interval such as 60s, or leave the key out")
@@ -319,8 +299,7 @@ func parseInterval(s string) (time.Duration, error) {
 // directory reads an absolute path.
 func directory(to *string, example string) Value { return text(to, example, pathLike(example)) }
 
-// maxPath is the kernel's limit on a path (PATH_MAX) less the terminating NUL and the name of
-// a file in the directory (NAME_MAX and a slash).
+// maxPath is PATH_MAX less the terminating NUL and a file name (a slash and NAME_MAX).
 const maxPath = 4096 - 1 - 256
 
 // pathLike parses the path of a directory. Messages give the example.
@@ -347,26 +326,26 @@ func pathLike(example string) func(string) (string, error) {
 
 // networkName reads the name of a network. A null counts as a missing name.
 func networkName(to *string) Value {
-	v := text(to, "podnet", parseNetworkName)
-	readText := v.Read
-	v.Read = func(d *Document, key string, value json.RawMessage) {
-		if KindOf(value) != Null {
-			readText(d, key, value)
+	return text(to, "podnet", parseNetworkName).after(func(value json.RawMessage) json.RawMessage {
+		if KindOf(value) == Null {
+			return nil
 		}
-	}
-	return v
+		return value
+	})
 }
 
-func (d *Document) failWithoutName() {
-	d.Fail("name", -1, "", `is missing; name the network, such as "podnet"`)
+// requireName records that a document does not name its network.
+func (d *Document) requireName(network string) {
+	if network == "" && !d.Flawed["name"] {
+		d.Fail("name", -1, "", `is missing; name the network, such as "podnet"`)
+	}
 }
 
 func alphanumeric(r rune) bool {
 	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
 }
 
-// parseNetworkName accepts a letter or digit, followed by letters, digits, '_', '.' and '-'
-// (CNI spec, "Network configuration objects").
+// parseNetworkName accepts what the CNI spec does (section "Network configuration objects").
 func parseNetworkName(s string) (string, error) {
 	if s == "" {
 		return "", errors.New(`is empty; name the network, such as "podnet"`)
@@ -392,18 +371,16 @@ func orEmpty(parse func(string) (string, error)) func(string) (string, error) {
 
 // oneOf reads one of the choices, which a message joins with commas and "or".
 func oneOf[T ~string](to *T, choices ...T) Value {
-	return text(to, string(choices[0]), func(s string) (T, error) {
-		if slices.Contains(choices, T(s)) {
+	names := make([]string, len(choices))
+	for i, c := range choices {
+		names[i] = string(c)
+	}
+	return text(to, names[0], func(s string) (T, error) {
+		if slices.Contains(names, s) {
 			return T(s), nil
 		}
-		write := "write " + string(choices[0])
-		for i, c := range choices[1:] {
-			separator := ", "
-			if i == len(choices)-2 {
-				separator = " or "
-			}
-			write += separator + string(c)
-		}
+		last := len(names) - 1
+		write := fmt.Sprintf("write %s or %s", strings.Join(names[:last], ", "), names[last])
 		if s == "" {
 			return "", errors.New("is empty; " + write + ", or leave the key out")
 		}
@@ -411,8 +388,7 @@ func oneOf[T ~string](to *T, choices ...T) Value {
 	})
 }
 
-// parseListen accepts HOST:PORT. An empty host stands for all addresses of the node; the
-// kernel chooses a port for 0.
+// parseListen accepts HOST:PORT. The host may be empty, and the port 0.
 func parseListen(s string) (string, error) {
 	const write = `write HOST:PORT such as 127.0.0.1:19820, or "" for off`
 	host, port, err := net.SplitHostPort(s)

@@ -25,11 +25,11 @@ const (
 
 // Change is one difference between the desired and the observed rules.
 type Change struct {
-	Kind       ChangeKind
-	Family     Family
-	Chain      string // "" for an object outside the owned chains
-	Unexpected bool   // observed and not desired; else desired and not observed
-	Text       string
+	Kind       ChangeKind `json:"kind"`
+	Family     Family     `json:"family"`
+	Chain      string     `json:"chain,omitempty"` // "" for an object outside the owned chains
+	Unexpected bool       `json:"unexpected"`      // observed and not desired; else desired and not observed
+	Text       string     `json:"text"`
 }
 
 // String returns ipv4 IP-MASQ-AGENT: missing rule: to 10.0.0.0/8 return.

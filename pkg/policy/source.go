@@ -202,13 +202,13 @@ func (s SourcePolicy) Validate(limit int) error {
 			"more than the %d allowed; remove some or raise cidrLimit", n, limit))
 	}
 	if len(s.MasqueradeCIDRs) > 0 {
-		exempt := make(map[netip.Prefix]int, len(s.NonMasqueradeCIDRs))
-		for i, p := range s.NonMasqueradeCIDRs {
-			exempt[p] = i
+		exempt := make(map[netip.Prefix]bool, len(s.NonMasqueradeCIDRs))
+		for _, p := range s.NonMasqueradeCIDRs {
+			exempt[p] = true
 		}
 		for i, p := range s.MasqueradeCIDRs {
-			if at, both := exempt[p]; both {
-				fail("masqueradeCIDRs", i, p.String(), fmt.Errorf("is in nonMasqueradeCIDRs[%d] too; remove one of the two", at))
+			if exempt[p] {
+				fail("masqueradeCIDRs", i, p.String(), errors.New("is in nonMasqueradeCIDRs too; remove one of the two"))
 			}
 		}
 	}

@@ -64,7 +64,7 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 		{
 			"in both lists",
 			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("192.168.0.0/16", "10.0.0.0/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "10.0.0.0/8")}, 4,
-			[]string{"masqueradeCIDRs[1]: 10.0.0.0/8 is in nonMasqueradeCIDRs[1] too; remove one of the two"},
+			[]string{"masqueradeCIDRs[1]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two"},
 		},
 		{
 			"IPv6 in every list", policy.SourcePolicy{
