@@ -289,7 +289,7 @@ func configSizes() []sized {
 			return func() {
 				node := reconcile.Open(s, filepath.Join(s.CNIConfDir, "none"), nil)
 				if r := node.DryRun(t.Context(), node.Read()); len(r.Pending) != n {
-					t.Fatalf("%d networks are to be put in force: %v", len(r.Pending), r.Err())
+					t.Fatalf("%d networks are to be put in force: %v", len(r.Pending), r.Problems)
 				}
 			}
 		}},

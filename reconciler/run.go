@@ -52,8 +52,9 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 		d.log.Warn("ignored a flag of klog: logs go to stderr", "flag", "--"+name)
 	}
 	d.monitor = metrics.New(metrics.Options{
-		Version: version, State: d.state, ThirdParty: d.thirdParty, PluginVersion: d.pluginVersion, Written: d.written,
-		Log: d.log,
+		Version: version, ThirdParty: d.thirdParty, PluginVersion: d.pluginVersion, Log: d.log,
+		State:   func(ctx context.Context) *enforce.State { return d.current.Load().loop.State(ctx) },
+		Written: func(s policy.SourceID) (time.Time, error) { return d.current.Load().node.Dir.Written(s) },
 	})
 	if d.files, err = fswatch.New(filepath.Dir(a.settingsFile())); err != nil {
 		return fmt.Errorf("watch %s: %w", a.settingsFile(), err)
@@ -76,7 +77,10 @@ type daemon struct {
 	files   *fswatch.Watcher // of reconciler.toml
 
 	current atomic.Pointer[session]
-	plugin  plugin
+
+	// The installed plugin when a scrape last asked for its version.
+	pluginFile       os.FileInfo
+	installedVersion string
 }
 
 // session is the loop with one version of the settings.
@@ -163,10 +167,9 @@ func text(err error) string {
 // watchRules reports commits of nf_tables to the loop.
 func (d *daemon) watchRules(ctx context.Context, loop *reconcile.Loop) {
 	const retry = 10 * time.Second
-	for warned := false; ctx.Err() == nil; sleep(ctx, retry) {
-		if err := reportCommits(ctx, loop); ctx.Err() == nil && !warned {
-			d.log.Warn("no events of nf_tables: only the interval applies", "err", err)
-			warned = true
+	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; sleep(ctx, retry) {
+		if err := reportCommits(ctx, loop); ctx.Err() == nil {
+			log.Warn("no events of nf_tables: only the interval applies", "err", err)
 		}
 	}
 }
@@ -199,11 +202,10 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop) error {
 // watchFiles reports changes in the watched directories to the loop.
 func (d *daemon) watchFiles(ctx context.Context, loop *reconcile.Loop, files *fswatch.Watcher) {
 	defer func() { _ = files.Close() }()
-	for warned := ""; ; {
+	for log := flowcontrol.LogOnce(d.log); ; {
 		// The watcher retries, and Changed delivers then too.
-		if err := files.Err(); err != nil && err.Error() != warned {
-			warned = err.Error()
-			d.log.Warn("no events of some files: only the interval applies to them", "err", err)
+		if err := files.Err(); err != nil {
+			log.Warn("no events of some files: only the interval applies to them", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -212,14 +214,6 @@ func (d *daemon) watchFiles(ctx context.Context, loop *reconcile.Loop, files *fs
 			loop.FilesChanged()
 		}
 	}
-}
-
-// The following are for the metrics.
-
-func (d *daemon) state(ctx context.Context) *enforce.State { return d.current.Load().loop.State(ctx) }
-
-func (d *daemon) written(s policy.SourceID) (time.Time, error) {
-	return d.current.Load().node.Dir.Written(s)
 }
 
 // thirdParty counts the third-party rules that defeat the policy.
@@ -236,30 +230,18 @@ func (d *daemon) thirdParty(ctx context.Context) (int, error) {
 	return diagnose.CountThirdParty(last.Rules.Policies, rules), nil
 }
 
+// pluginVersion returns the version that the installed plugin prints, or "" if it does not. It runs
+// the plugin only when the file has changed.
 func (d *daemon) pluginVersion() string {
-	return d.plugin.versionIn(d.current.Load().node.Settings.CNIBinDir)
-}
-
-// plugin remembers the version of the installed plugin until the file changes.
-type plugin struct {
-	mu      sync.Mutex
-	file    os.FileInfo
-	version string
-}
-
-// versionIn returns the version that the plugin prints, or "" if it does not.
-func (p *plugin) versionIn(dir string) string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	path := filepath.Join(dir, config.PluginType)
+	path := filepath.Join(d.current.Load().node.Settings.CNIBinDir, config.PluginType)
 	file, err := os.Stat(path)
 	if err != nil {
-		p.file = nil
+		d.pluginFile = nil
 		return ""
 	}
-	if p.file == nil || !os.SameFile(file, p.file) || !file.ModTime().Equal(p.file.ModTime()) || file.Size() != p.file.Size() {
-		p.file = file
-		p.version, _ = install.Version(context.Background(), path) // "" if it does not run
+	if old := d.pluginFile; old == nil || !os.SameFile(file, old) || !file.ModTime().Equal(old.ModTime()) || file.Size() != old.Size() {
+		d.pluginFile = file
+		d.installedVersion, _ = install.Version(context.Background(), path) // "" if it does not run
 	}
-	return p.version
+	return d.installedVersion
 }

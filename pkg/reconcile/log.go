@@ -12,6 +12,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // maxChanges is how many changes of the rules a log line has.
@@ -22,8 +23,8 @@ const maxChanges = 5
 type syncLog struct {
 	log, once *slog.Logger
 	problems  flowcontrol.Conditions
-	chains    string          // as they were logged last
-	sources   []policy.Source // of the report before
+	chains    string      // as they were logged last
+	state     store.State // of the report before
 }
 
 func (l *syncLog) warn(err error) {
@@ -40,14 +41,14 @@ func (l *syncLog) report(r *Report) {
 		l.repaired(r)
 	}
 	for _, s := range r.Adopted {
-		changed := changedKeys(find(l.sources, s), find(r.State.Sources, s))
+		changed := changedKeys(l.state.Find(s), r.State.Find(s))
 		l.log.Info("source updated", "source", s.String(), "changed", strings.Join(changed, ","))
 	}
 	for _, s := range r.Dropped {
 		l.log.Info("removed unused network", "source", s.String())
 	}
 	if r.Rules != nil {
-		l.sources = r.State.Sources
+		l.state = r.State
 	}
 	if chains := r.Summary(); r.Rules != nil && r.Result != Failed {
 		if chains != l.chains && (l.chains != "" || r.Result == Changed) {
@@ -85,36 +86,28 @@ func (l *syncLog) repaired(r *Report) {
 		"changed_by", r.By, "changes", strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; "), "duration", r.Took.Round(time.Microsecond))
 }
 
-func find(sources []policy.Source, id policy.SourceID) policy.Source {
-	for _, s := range sources {
-		if s.ID == id {
-			return s
+// changedKeys returns the keys in which the policies of two sources differ; nil is an empty source.
+func changedKeys(before, after *policy.Source) []string {
+	values := map[string][2]string{}
+	for i, s := range []*policy.Source{before, after} {
+		if s == nil {
+			s = &policy.Source{}
 		}
+		for _, p := range s.Policies() {
+			var keys map[string]json.RawMessage
+			if text, err := json.Marshal(p); err == nil {
+				_ = json.Unmarshal(text, &keys) // of what Marshal returned
+			}
+			for key, value := range keys {
+				v := values[key]
+				v[i] += string(value) + " "
+				values[key] = v
+			}
+		}
+		chain := values["masqChain"]
+		chain[i] = s.Policy.Chain // the same in all files
+		values["masqChain"] = chain
 	}
-	return policy.Source{}
-}
-
-// changedKeys returns the keys in which the policies of two sources differ.
-func changedKeys(before, after policy.Source) []string {
-	a, b := fields(before), fields(after)
-	all := maps.Clone(a)
-	maps.Copy(all, b)
-	maps.DeleteFunc(all, func(key, _ string) bool { return a[key] == b[key] })
-	return slices.Sorted(maps.Keys(all))
-}
-
-// fields returns the keys of a source's policies with their values.
-func fields(s policy.Source) map[string]string {
-	all := map[string]string{}
-	for _, p := range s.Policies() {
-		var keys map[string]json.RawMessage
-		if text, err := json.Marshal(p); err == nil {
-			_ = json.Unmarshal(text, &keys) // of what Marshal returned
-		}
-		for key, value := range keys {
-			all[key] += string(value) + " "
-		}
-	}
-	all["masqChain"] = s.Policy.Chain // the same in all files
-	return all
+	maps.DeleteFunc(values, func(_ string, v [2]string) bool { return v[0] == v[1] })
+	return slices.Sorted(maps.Keys(values))
 }

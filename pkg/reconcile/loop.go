@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,8 +33,6 @@ const (
 	flappingWindow    = time.Minute
 	// standbyInterval is how often a standby reconciler tries to become active.
 	standbyInterval = time.Second
-	// stateAge is how old the answer of State may be.
-	stateAge = 20 * time.Millisecond
 )
 
 // Writer is the program that changed rules, as the kernel names it, with its pid on the host. In a
@@ -63,22 +62,21 @@ type Loop struct {
 	rules, request chan struct{} // at most one pending trigger of each kind
 	writer         atomic.Pointer[Writer]
 	files          *flowcontrol.Debouncer
-	states         chan chan<- *enforce.State
 
 	sources  *Sources // as they were read last
 	schedule schedule
 	flapping flowcontrol.Flapping
 	by       Writer // the likely cause of flapping
-	last     *Report
-	state    *enforce.State // of the rules when they were observed last
-	observed time.Time
+
+	mu   sync.Mutex // held while the node is in use
+	last *Report    // of the last sync; nil if this loop is not active
 }
 
 // NewLoop returns a loop that passes the report of each sync to publish, and logs what is new in it.
 func NewLoop(n *Node, log *slog.Logger, publish func(*Report)) *Loop {
 	return &Loop{
 		node: n, log: syncLog{log: log, once: flowcontrol.LogOnce(log)}, publish: publish,
-		rules: make(chan struct{}, 1), request: make(chan struct{}, 1), states: make(chan chan<- *enforce.State),
+		rules: make(chan struct{}, 1), request: make(chan struct{}, 1),
 		files:    flowcontrol.NewDebouncer(quietFiles, maxQuietFiles),
 		flapping: flowcontrol.Flapping{Threshold: flappingThreshold, Window: flappingWindow},
 	}
@@ -105,21 +103,21 @@ func trigger(c chan<- struct{}) {
 	}
 }
 
-// State returns the state of the rules, or nil if they cannot be read now. It is at most as old as
-// stateAge and the sync that may be running. It writes nothing.
+// State observes the rules after the sync that may be running. It returns nil if they cannot be read,
+// or if this loop is not active, and writes nothing.
 func (l *Loop) State(ctx context.Context) *enforce.State {
-	answer := make(chan *enforce.State, 1)
-	select {
-	case l.states <- answer:
-		return <-answer
-	case <-ctx.Done():
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ctx.Err() != nil || l.last == nil || l.last.Rules == nil {
 		return nil
 	}
+	return l.node.Enforcer(l.last.Sources, func(error) {}).Observe(ctx, l.last.State.Sources, l.last.State.Record)
 }
 
 // Run syncs until ctx ends, and leaves the rules as they are. Without the instance lock of the node
 // it is on standby.
 func (l *Loop) Run(ctx context.Context) {
+	defer l.deactivate()
 	for ctx.Err() == nil {
 		if err := l.admit(ctx); err != nil { // before anything is created in the dataDir
 			l.standby(ctx, &Report{Result: Failed, Problems: []Problem{{Reason: ReasonState, Err: err}}})
@@ -146,22 +144,26 @@ func (l *Loop) Run(ctx context.Context) {
 
 // admit returns why the dataDir may not be used, or nil.
 func (l *Loop) admit(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	return l.node.Enforcer(l.node.reread(&Sources{}), l.log.warn).CheckDataDir(ctx)
+}
+
+// deactivate makes State return nil: another loop may use the node.
+func (l *Loop) deactivate() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = nil
 }
 
 // standby reports why no sync is made, and waits for standbyInterval.
 func (l *Loop) standby(ctx context.Context, r *Report) {
+	l.deactivate()
 	r.Started = time.Now()
 	l.report(r)
-	for timer := time.NewTimer(standbyInterval); ; {
-		select {
-		case <-ctx.Done():
-			return
-		case answer := <-l.states:
-			answer <- nil
-		case <-timer.C:
-			return
-		}
+	select {
+	case <-ctx.Done():
+	case <-time.After(standbyInterval):
 	}
 }
 
@@ -179,9 +181,6 @@ func (l *Loop) wait(ctx context.Context) (due triggers) {
 		select {
 		case <-ctx.Done():
 			return due
-		case answer := <-l.states:
-			answer <- l.observe(ctx)
-			continue
 		case <-l.rules:
 			due.rules = true
 		case <-l.files.C:
@@ -200,17 +199,11 @@ func (l *Loop) wait(ctx context.Context) (due triggers) {
 	}
 }
 
-func (l *Loop) observe(ctx context.Context) *enforce.State {
-	if l.state != nil && time.Since(l.observed) >= stateAge {
-		l.state = l.node.Enforcer(l.last.Sources, func(error) {}).Observe(ctx, l.last.State.Sources, l.last.State.Record)
-		l.observed = time.Now()
-	}
-	return l.state
-}
-
 // sync makes one sync. It reads the sources again unless only rules changed. Files that are being
 // written are read when their own event is due.
 func (l *Loop) sync(ctx context.Context, due triggers) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if due.request {
 		l.node.backoff.retry()
 	}
@@ -237,7 +230,7 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 	if p := l.detectFlapping(now, r); p != nil {
 		r.Problems = append(r.Problems, *p)
 	}
-	l.last, l.state, l.observed = r, r.Rules, now
+	l.last = r
 	l.schedule.after(now, r, l.flapping.Pause(), l.node.Interval(l.sources), l.node.backoff.next)
 	l.report(r)
 }

@@ -4,6 +4,7 @@ package reconcile
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -106,9 +107,18 @@ func (f *fixture) right() *Report {
 	f.Helper()
 	r := f.pass()
 	if !r.Ready() {
-		f.Fatalf("not ready: %v", r.Err())
+		f.Fatalf("not ready: %v", problems(r))
 	}
 	return r
+}
+
+// problems returns all problems as one error, or nil.
+func problems(r *Report) error {
+	var errs []error
+	for _, p := range r.Problems {
+		errs = append(errs, p.Err)
+	}
+	return errors.Join(errs...)
 }
 
 // wants fails the test unless the pass came to the result, with problems that
@@ -116,13 +126,13 @@ func (f *fixture) right() *Report {
 func (f *fixture) wants(r *Report, result Result, says ...string) {
 	f.Helper()
 	if r.Result != result {
-		f.Errorf("result %s, want %s (%v)", r.Result, result, r.Err())
+		f.Errorf("result %s, want %s (%v)", r.Result, result, problems(r))
 	}
 	if len(says) == 0 && !r.Ready() {
-		f.Errorf("not ready: %v", r.Err())
+		f.Errorf("not ready: %v", problems(r))
 	}
 	for _, s := range says {
-		if err := r.Err(); err == nil || !strings.Contains(err.Error(), s) {
+		if err := problems(r); err == nil || !strings.Contains(err.Error(), s) {
 			f.Errorf("the problems do not say %q: %v", s, err)
 		}
 	}

@@ -117,15 +117,6 @@ func (r *Report) Summary() string {
 	return strings.Join(chains, ", ")
 }
 
-// Err returns all problems as one error, or nil.
-func (r *Report) Err() error {
-	var errs []error
-	for _, p := range r.Problems {
-		errs = append(errs, p.Err)
-	}
-	return errors.Join(errs...)
-}
-
 // Differs reports whether rules in the kernel are not what the sources ask for.
 func (r *Report) Differs() bool { return r.Rules != nil && r.Refused == nil && r.Rules.Differs() }
 

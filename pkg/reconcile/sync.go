@@ -75,10 +75,10 @@ func (n *Node) load(r *Report) bool {
 	state, err := n.Dir.Load()
 	if err != nil {
 		r.problem(ReasonState, err)
-		return false
+	} else {
+		r.State = state
 	}
-	r.State = state
-	return true
+	return err == nil
 }
 
 // withoutStuck returns the record without marks of chains that could not be removed: the verbs leave
@@ -137,8 +137,12 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		}
 		p = n.plan(r, slices.DeleteFunc(r.Dropped, used))
 	}
-	if r.Before = before; len(r.State.Damaged) == 0 { // what a damaged document held is unknown
-		r.Drift = drift(before)
+	// What has not been written in this boot, or what a damaged document held, has not drifted.
+	r.Before = before
+	for _, g := range before.Groups {
+		if g.Recorded && len(r.State.Damaged) == 0 {
+			r.Drift = append(r.Drift, g.Diff...)
+		}
 	}
 	changes := len(r.Pending)+len(r.Dropped) > 0
 	wrote := changes || !before.InSync() || len(r.State.Damaged) > 0
@@ -165,18 +169,6 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	case wrote:
 		r.Result = Changed
 	}
-}
-
-// drift returns how the rules differ from what was written in this boot. What has not been written
-// yet is no drift.
-func drift(s *enforce.State) policy.Diff {
-	var d policy.Diff
-	for _, g := range s.Groups {
-		if g.Recorded {
-			d = append(d, g.Diff...)
-		}
-	}
-	return d
 }
 
 // written reports whether the rules of a chain could be written, even if another program has changed
@@ -243,19 +235,19 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 	n.proposeNetworks(r, p)
 	n.proposeAgent(r, p)
 	// Without the policies whose rules could not be written a moment ago.
-	changed, failed := n.backoff.withhold(p.Changed, time.Now())
-	if len(failed) > 0 {
-		for _, c := range p.Changed {
-			if err := failed[c.ID]; err != nil {
-				r.sourceProblem(ReasonRules, c.ID, err)
-			}
+	due, failed := n.backoff.withhold(p.Changed, time.Now())
+	for _, c := range p.Changed {
+		if err := failed[c.ID]; err != nil {
+			r.sourceProblem(ReasonRules, c.ID, err)
 		}
-		p = &enforce.Proposal{Sources: kept, Changed: changed}
-		for _, c := range changed {
+	}
+	if len(failed) > 0 {
+		p = &enforce.Proposal{Sources: kept, Changed: due}
+		for _, c := range due {
 			p.Sources = enforce.WithSource(p.Sources, c)
 		}
 	}
-	for _, c := range p.Changed {
+	for _, c := range due {
 		r.Pending = append(r.Pending, c.ID)
 	}
 	for _, d := range r.State.Damaged {

@@ -4,6 +4,8 @@ package reconcile
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -163,6 +166,27 @@ func TestConflictOfNetworks(t *testing.T) {
 	}
 	if out := f.nft("list", "table", "ip", "ip-masq"); !strings.Contains(out, "fully-random") {
 		t.Errorf("the newcomer's word does not hold:\n%s", out)
+	}
+}
+
+func TestReasonOfProblem(t *testing.T) {
+	network := policy.SourceID{Kind: policy.Network, Name: "podnet"}
+	for name, c := range map[string]struct {
+		problem Problem
+		want    Reason
+	}{
+		"a backend that is missing":              {Problem{Reason: ReasonRules, Err: fmt.Errorf("A: %w", netfilter.ErrUnusable)}, ReasonBackend},
+		"a backend that fails":                   {Problem{Reason: ReasonRules, Err: errors.New("no")}, ReasonRules},
+		"a missing backend elsewhere":            {Problem{Reason: ReasonState, Err: netfilter.ErrUnusable}, ReasonState},
+		"a document that cannot be written":      {Problem{ReasonRules, network, "", &enforce.UnwritableError{Err: errors.New("no")}}, ReasonState},
+		"a source that conflicts with another":   {Problem{ReasonSource, network, "", &policy.ConflictError{}}, ReasonConflict},
+		"a source whose backend is missing":      {Problem{ReasonRules, network, "", netfilter.ErrUnusable}, ReasonBackend},
+		"a conflict that no source is to answer": {Problem{Reason: ReasonRules, Err: &policy.ConflictError{}}, ReasonRules},
+	} {
+		var r Report
+		if r.add(c.problem); r.Problems[0].Reason != c.want {
+			t.Errorf("%s: reason %s, want %s", name, r.Problems[0].Reason, c.want)
+		}
 	}
 }
 
@@ -340,8 +364,8 @@ func TestRefusedPluginFile(t *testing.T) {
 	f.right()
 	f.file(f.PluginFile, "data_dir = \n")
 	f.nft("flush", "ruleset")
-	if r := f.pass(); len(r.Problems) != 1 || !strings.Contains(r.Err().Error(), "not TOML") {
-		t.Errorf("not ready: %v", r.Err())
+	if r := f.pass(); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), "not TOML") {
+		t.Errorf("not ready: %v", problems(r))
 	}
 	f.exempts("10.0.0.0/8,169.254.0.0/16,172.16.0.0/12,192.168.0.0/16")
 }
