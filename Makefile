@@ -4,7 +4,7 @@ VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo de
 FUZZTIME  ?= 1m
 TESTFLAGS ?= $(if $(CI),-v)
 
-# What the tests run beside our own binaries. Packages, not programs: see tools/debian-packages.
+# What the tests run beside the binaries of this project. Packages, not programs: see tools/debian-packages.
 PACKAGES := iptables nftables conntrack iproute2
 
 BUILD       := go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
@@ -26,10 +26,10 @@ CONTAINERD := tools/cached containerd -tags no_btrfs,no_aufs,no_zfs,no_devmapper
 export CGO_ENABLED := 0
 # Where tests and the demo find the binaries.
 export IPMASQ_BIN_DIR := $(CURDIR)/bin
-# iptables and nft are in sbin, which is not in everybody's PATH.
+# iptables and nft are in sbin, which is not in every PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build test lint fuzz demo bench e2e-runtimes e2e-cluster image image-iptables packages clean
+.PHONY: help build test test-one lint fuzz demo bench e2e-runtimes e2e-cluster image image-iptables packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9 -]+):.*## /\1\t/' | expand -t 34
@@ -46,12 +46,18 @@ test: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those on the ke
 	go -C tools/deploy test -count=1 $(TESTFLAGS) ./...
 	go -C tools/bench test -count=1 $(TESTFLAGS) ./...
 
-lint: $(LINTER) ## format, vet, go.mod, scripts, golangci-lint
+test-one: packages build $(CNI_TOOLS) ## one test, wherever it is (TEST=TestDrift)
+	@file=$$(grep -rlE --include='*_test.go' '^func $(TEST)\(' conflist-examples deploy docs e2e pkg plugin reconciler | head -n 1) && \
+		test -n "$$file" || { echo "no test is named $(TEST)" >&2; exit 1; }; \
+		go test -count=1 -v -run '^$(TEST)$$' "./$$(dirname "$$file")"
+
+lint: $(LINTER) ## format, vet, go.mod, scripts, words, golangci-lint
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }
 	go vet -tags $(SUITES) ./...
 	@for module in bench cni deploy; do echo "go -C tools/$$module vet ./..."; go -C tools/$$module vet ./... || exit 1; done
 	go mod tidy -diff
 	@for script in $(SCRIPTS); do echo "bash -n $$script"; bash -n "$$script" || exit 1; done
+	tools/words
 	$(LINTER) run ./...
 
 fuzz: ## each fuzz target for FUZZTIME (1m)
