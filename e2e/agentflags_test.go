@@ -68,9 +68,8 @@ func TestAgentsDaemonSet(t *testing.T) {
 						sameRules(t, want, ours.chainRules(t, a.chain))
 						var warned []string
 						for line := range strings.Lines(log) {
-							if _, flag, found := strings.Cut(line, `"flag --`); found {
-								flag, _, _ = strings.Cut(flag, " ")
-								warned = append(warned, flag)
+							if _, flag, found := strings.Cut(line, "flag=--"); found {
+								warned = append(warned, strings.TrimSpace(flag))
 							}
 						}
 						slices.Sort(warned)
