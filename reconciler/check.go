@@ -48,13 +48,10 @@ func (a *app) answer(r *reconcile.Report, right bool, drift policy.Diff, problem
 			return one
 		}),
 	})
-	switch {
-	case err != nil || len(problems) == 0:
-		return err
-	case len(problems) == 1:
-		return errors.New("not ready: the output has the problem")
+	if err == nil && len(problems) > 0 {
+		err = fmt.Errorf("not ready: the output has the reason under \"problems\" (%d)", len(problems))
 	}
-	return fmt.Errorf("not ready: the output has the %d problems", len(problems))
+	return err
 }
 
 // problems prints the warnings and joins the problems.

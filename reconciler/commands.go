@@ -202,19 +202,9 @@ func helpCommand() *cobra.Command {
 
 // complete adds the completions for shells.
 func complete(root *cobra.Command) {
-	values := map[string][]string{
-		"backend": {"auto", "iptables", "nftables"}, "agent-dialect": {"v1", "v2"}, "log-format": {"text", "json"},
-		"output": {"text", "json"}, "family": {"ipv4", "ipv6"},
-	}
 	for _, c := range append(root.Commands(), root) {
 		if c.ValidArgsFunction == nil {
 			c.ValidArgsFunction = cobra.NoFileCompletions
-		}
-		for name, list := range values {
-			if c.Flags().Lookup(name) != nil || c.PersistentFlags().Lookup(name) != nil {
-				// It fails only for a flag that does not exist.
-				_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(list, cobra.ShellCompDirectiveNoFileComp))
-			}
 		}
 	}
 	// cobra's own command prints the help for an unknown shell, with exit code 0.
@@ -224,8 +214,5 @@ func complete(root *cobra.Command) {
 		for _, shell := range c.Commands() {
 			shell.Args = noArguments
 		}
-	}
-	for _, name := range []string{"cni-conf-dir", "cni-bin-dir", "agent-config-dir", "data-dir"} {
-		_ = root.MarkPersistentFlagDirname(name)
 	}
 }

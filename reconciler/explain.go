@@ -106,10 +106,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 		ConfDir: r.Sources.ConfDir,
 		Now:     time.Now(),
 		Since: func(s policy.SourceID) time.Time {
-			written, err := node.Dir.Written(s)
-			if err != nil {
-				return time.Time{} // the output has no age
-			}
+			written, _ := node.Dir.Written(s) // after an error the output has no age
 			return written
 		},
 	})

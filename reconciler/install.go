@@ -28,8 +28,8 @@ func (a *app) installCommand() *cobra.Command {
 	c := a.addOutput(&cobra.Command{
 		Use:   "install",
 		Short: "Install the plugin on this node: the binary, then the entry in the conflist",
-		Long: `Copies the plugin to the directory from which the container runtime runs plugins, runs it
-there as a test, and inserts the plugin entry into the conflist of the network that the
+		Long: `Copy the plugin to the directory from which the container runtime runs plugins, run it
+there as a test, and insert the plugin entry into the conflist of the network that the
 runtime uses. A plugin or an entry that is already there stays as it is. The previous text of
 the conflist is kept in the dataDir. Run it beside "run" and at any time, as for an upgrade.
 
@@ -198,9 +198,7 @@ func dirWarnings(d install.Dirs, s config.Settings) []string {
 }
 
 func (r *installation) print(a *app) {
-	for _, w := range r.Warnings {
-		fmt.Fprintf(a.err, "warning: %s\n", w)
-	}
+	warn(a, r.Warnings)
 	if r.Plugin.Wrote {
 		fmt.Fprintf(a.out, "installed %s (%s)\n", r.Plugin.Path, r.Plugin.Version)
 	}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,7 +34,7 @@ func (a *app) uninstallCommand() *cobra.Command {
 	c := a.addOutput(&cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the plugin from this node: the entry, the binary, rules and state",
-		Long: `Removes the plugin entry from all conflists, and then the plugin, the rules and the state.
+		Long: `Remove the plugin entry from all conflists, and then the plugin, the rules and the state.
 Running pods keep running and can be ended; new pods start without the plugin.
 
 CRI-O and podman end a pod by the conflist as it was when the pod started. While there are
@@ -63,27 +64,8 @@ Exit codes: 0 all is removed (but for --keep-rules), 1 something is left.`,
 	c.Flags().BoolVar(&f.keepRules, "keep-rules", false, "leave rules and state as they are")
 	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although pods' cached conflists name it: for runtimes that end pods by the present conflist")
 	c.Flags().BoolVar(&f.stay, "stay", false, "retry until all is removed, and run until stopped; /readyz (health_listen) says what is left")
-	c.Flags().Var((*waitFlag)(&f.wait), "wait", "`TIME` to wait for pods that the runtime will end with the plugin, such as 10m")
+	c.Flags().DurationVar(&f.wait, "wait", 0, "`TIME` to wait for pods that the runtime will end with the plugin, such as 10m")
 	return c
-}
-
-// waitFlag is the value of --wait.
-type waitFlag time.Duration
-
-// String implements pflag.Value.
-func (w *waitFlag) String() string { return time.Duration(*w).String() }
-
-// Type implements pflag.Value.
-func (w *waitFlag) Type() string { return "duration" }
-
-// Set implements pflag.Value.
-func (w *waitFlag) Set(text string) error {
-	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 {
-		return fmt.Errorf("%s is not a time to wait; write a number with its unit: 30s, 10m", policy.Quote(text))
-	}
-	*w = waitFlag(d)
-	return nil
 }
 
 const (
@@ -259,21 +241,14 @@ func (u *uninstallation) print(a *app, complete bool) {
 // a DaemonSet has no other way to run something once on each node. It is ready when nothing is left.
 func (a *app) stay(ctx context.Context, u *uninstallation) error {
 	log := a.logger(u.node.Settings)
-	var mu sync.Mutex
-	left := "not begun yet"
+	var left atomic.Value
+	left.Store("not begun yet")
 	var server sync.WaitGroup
 	defer server.Wait()
-	server.Go(func() {
-		health := healthPages(func() string {
-			mu.Lock()
-			defer mu.Unlock()
-			return left
-		})
-		metrics.Serve(ctx, u.node.Settings.HealthListen, health, log)
-	})
+	server.Go(func() { metrics.Serve(ctx, u.node.Settings.HealthListen, healthPages(&left), log) })
 	logged := 0
 	for ; ctx.Err() == nil; sleep(ctx, uninstallRetry) {
-		if left == "" && !u.dirs.HaveAny() {
+		if left.Load() == "" && !u.dirs.HaveAny() {
 			continue
 		}
 		err := u.step(ctx)
@@ -284,13 +259,9 @@ func (a *app) stay(ctx context.Context, u *uninstallation) error {
 			log.Warn(note)
 		}
 		logged = len(u.notes)
-		now := text(err)
-		if now != left && err != nil {
-			log.Warn("cannot remove all yet, trying again", "reason", now)
+		if before := left.Swap(text(err)); err != nil && before != text(err) {
+			log.Warn("cannot remove all yet, trying again", "reason", text(err))
 		}
-		mu.Lock()
-		left = now
-		mu.Unlock()
 		if err == nil {
 			log.Info("uninstalled; this process may be stopped", "conflists", len(u.Conflists), "plugin", strings.Join(u.Plugins, ", "), "chains", len(u.Removed))
 		}
@@ -299,12 +270,12 @@ func (a *app) stay(ctx context.Context, u *uninstallation) error {
 }
 
 // healthPages serves /livez, /healthz and /readyz, which fails with what is left to do.
-func healthPages(left func() string) http.Handler {
+func healthPages(left *atomic.Value) http.Handler {
 	m := http.NewServeMux()
 	for _, path := range []string{"/livez", "/healthz", "/readyz"} {
 		m.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
-			if l := left(); path == "/readyz" && l != "" {
-				http.Error(w, "uninstall: "+l, http.StatusServiceUnavailable)
+			if l := left.Load(); path == "/readyz" && l != "" {
+				http.Error(w, fmt.Sprint("uninstall: ", l), http.StatusServiceUnavailable)
 				return
 			}
 			fmt.Fprintln(w, "ok")

@@ -62,10 +62,7 @@ func (n Network) Types() []string { return n.list.Types }
 func Find(dir, network string) (Network, error) {
 	n, err := find(dir, network)
 	if err != nil {
-		what := "the network"
-		if network != "" {
-			what += " " + policy.Printable(network)
-		}
+		what := strings.TrimSpace("the network " + policy.Printable(network))
 		return Network{}, fmt.Errorf("find %s in %s: %w", what, policy.Printable(dir), err)
 	}
 	return n, nil
@@ -335,11 +332,9 @@ func MultusFiles(dir string) []string {
 	var files []string
 	for _, list := range c.Conflists {
 		var conf multusConf
-		if !list.IsMultus() || json.Unmarshal(list.Doc, &conf) != nil {
-			continue
-		}
-		if to, _, _ := conf.delegate(); to.ClusterNetwork != "" {
-			files = append(files, filepath.Base(to.ClusterNetwork))
+		if list.IsMultus() && json.Unmarshal(list.Doc, &conf) == nil {
+			to, _, _ := conf.delegate()
+			files = append(files, filepath.Base(to.ClusterNetwork)) // "." for none
 		}
 	}
 	return files

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math"
 	"os"
@@ -194,10 +195,12 @@ func (m *Manager) sync(ctx context.Context) Status {
 	// Read after the conflist: an entry that is missing now is replaced by the present one.
 	if entry, err := m.options.ReadEntry(); err == nil {
 		m.options.Entry = entry
-	} else if m.options.Entry == nil {
-		s.add(Problem{Err: fmt.Errorf("the plugin entry: %w; until then none is inserted", err)})
 	} else {
-		s.add(Problem{Err: fmt.Errorf("the plugin entry: %w; until then the last good one is inserted", err)})
+		which := "the last good one"
+		if m.options.Entry == nil {
+			which = "none"
+		}
+		s.add(Problem{Err: fmt.Errorf("the plugin entry: %w; until then %s is inserted", err, which)})
 	}
 	if err == nil {
 		m.network, s.Present = n, n.Entries > 0
@@ -312,12 +315,9 @@ func (m *Manager) describe(s *Status, n Network, err, missing error) {
 		s.add(Problem{Err: err})
 	default:
 		err = fmt.Errorf("the plugin entry cannot be inserted; it is tried again: %w", err)
-		for _, known := range []error{unix.EROFS, unix.EACCES, unix.EPERM} {
-			if errors.Is(err, known) {
-				err = fmt.Errorf("%w; let the reconciler write to %s: in a container, mount it writable; in a systemd unit, "+
-					"add ReadWritePaths=%s", err, dir, dir)
-				break
-			}
+		if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
+			err = fmt.Errorf("%w; let the reconciler write to %s: in a container, mount it writable; in a systemd unit, "+
+				"add ReadWritePaths=%s", err, dir, dir)
 		}
 		s.add(Problem{Err: err, key: "failure"})
 	}

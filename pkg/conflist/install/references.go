@@ -138,11 +138,10 @@ type Reference struct {
 // references returns the files of configuration directories, and of the directories in them, that
 // name the plugin at any depth.
 func references(dirs []string) ([]Reference, error) {
-	const maxDepth, maxFiles = 4, 10000
+	const maxDepth = 4
 	var found []Reference
 	var errs []error
 	for _, dir := range dirs {
-		count := 0
 		err := filepath.WalkDir(dir+"/", func(path string, e fs.DirEntry, err error) error {
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
@@ -153,9 +152,6 @@ func references(dirs []string) ([]Reference, error) {
 				return fs.SkipDir
 			case e.IsDir():
 				return nil
-			}
-			if count++; count > maxFiles {
-				return fmt.Errorf("%s has more than %d files", policy.Printable(dir), maxFiles)
 			}
 			value, _, err := readJSON(path)
 			switch {
