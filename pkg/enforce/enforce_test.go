@@ -149,6 +149,38 @@ func TestTornDumpIsNotRepaired(t *testing.T) {
 	}
 }
 
+// A torn dump of a chain on record is not repaired when a proposal is applied. A new chain
+// is observed once before it is written, and once after.
+func TestProposalWithTornDump(t *testing.T) {
+	for _, b := range []policy.Backend{policy.IPTables, policy.NFTables} {
+		f := newFixture(t)
+		net := network("podnet", "A", backend(b))
+		apply := func(sources ...policy.Source) {
+			t.Helper()
+			lock, err := f.enforcer.Dir.Lock(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := &enforce.Proposal{Sources: sources, Changed: sources}
+			state := store.State{Record: f.record()}
+			v, err := f.enforcer.ApplyProposal(context.Background(), lock, state, p, func(*enforce.State) error { return nil })
+			if err := errors.Join(err, lock.Release()); err != nil {
+				t.Fatal(err)
+			}
+			f.mustBeInSync(v)
+		}
+		apply(net)
+		if f.kernel.applied != 1 || f.kernel.observed != 2 {
+			t.Errorf("%s: a new chain is written %d times and observed %d times", b, f.kernel.applied, f.kernel.observed)
+		}
+		f.kernel.lie = 1
+		apply(net)
+		if f.kernel.lie != 0 || f.kernel.applied != 1 {
+			t.Errorf("%s: a torn dump was repaired", b)
+		}
+	}
+}
+
 // If another program changes rules between the write and the observation after it, Sync
 // writes once more.
 func TestSyncWritesAgainIfReverted(t *testing.T) {

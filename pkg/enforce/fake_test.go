@@ -24,6 +24,7 @@ type kernel struct {
 	unable   map[policy.Family]error // to write, as Able tells before
 	between  func()                  // called once, after the next observation
 	applied  int
+	observed int
 	removed  int
 }
 
@@ -129,6 +130,7 @@ func (b *fakeBackend) Layout() policy.Layout { return policy.Layout{Sets: b.Owns
 func (b *fakeBackend) OwnsTables() bool      { return b.c == nftChoice }
 
 func (b *fakeBackend) Observe(_ context.Context, refs []netfilter.ChainRef) (netfilter.Observation, error) {
+	b.k.observed++
 	var rs policy.Ruleset
 	wanted := map[netfilter.ChainRef]bool{}
 	for _, r := range refs {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 
@@ -31,7 +30,7 @@ type Proposal struct {
 	Sources []policy.Source
 	Changed []policy.Source // those that differ from what is stored
 
-	policies map[string]policy.Policy // of the chains that were merged
+	policies []policy.Policy // merged from the sources, or nil
 }
 
 // NewProposal proposes what is stored.
@@ -94,17 +93,33 @@ func (p *Proposal) Add(own policy.Source, disk Conflists, warn func(error)) erro
 func (p *Proposal) change(own policy.Source) error {
 	next := *p
 	next.set(own)
-	if err := checkBounds(next.merged(own.Policy.Chain)); err != nil {
+	if err := checkBounds(next.mergedChain(own.Policy.Chain)); err != nil {
 		return fmt.Errorf("%s: %w", own.ID, err)
 	}
 	*p = next
 	return nil
 }
 
-// AddAll adds networks, each as Add does, and returns the errors by source. If there is
-// no conflict it merges once, and not once for each.
+// AddAll adds networks, each as Add does, and returns the errors by source. If no network
+// conflicts with another or is superseded it merges once, and not once for each.
 func (p *Proposal) AddAll(all []policy.Source, disk Conflists, warn func(error)) map[policy.SourceID]error {
-	if next, ok := p.withoutConflict(all); ok {
+	next := Proposal{Sources: slices.Clone(p.Sources), Changed: slices.Clone(p.Changed)}
+	order := lastOrder(p.Sources)
+	for _, c := range all {
+		stored := next.Find(c.ID)
+		if stored != nil && stored.Policy.Equal(c.Policy) {
+			continue
+		}
+		order++
+		c.Order = order
+		next.set(c)
+	}
+	superseded := func(c policy.Source) bool { return c.Superseded }
+	fails := func(merged policy.Policy) bool {
+		ofNetworks := func(e *policy.ConflictError) bool { return e.Superseded.Source.Kind == policy.Network }
+		return checkBounds(merged) != nil || slices.ContainsFunc(merged.Conflicts, ofNetworks)
+	}
+	if !slices.ContainsFunc(p.Sources, superseded) && !slices.ContainsFunc(next.merged(), fails) {
 		*p = next
 		return nil
 	}
@@ -117,38 +132,6 @@ func (p *Proposal) AddAll(all []policy.Source, disk Conflists, warn func(error))
 	return errs
 }
 
-// withoutConflict returns the proposal with these networks, and whether no network
-// conflicts with another or is superseded.
-func (p *Proposal) withoutConflict(all []policy.Source) (Proposal, bool) {
-	next := Proposal{Sources: slices.Clone(p.Sources), Changed: slices.Clone(p.Changed)}
-	at := map[policy.SourceID]int{}
-	ok := true
-	for i, c := range next.Sources {
-		at[c.ID] = i
-		ok = ok && !c.Superseded
-	}
-	order := lastOrder(p.Sources)
-	for _, c := range all {
-		i, stored := at[c.ID]
-		if stored && next.Sources[i].Policy.Equal(c.Policy) {
-			continue
-		}
-		order++
-		c.Order = order
-		next.Changed = append(next.Changed, c)
-		if stored {
-			next.Sources[i] = c
-		} else {
-			next.Sources = append(next.Sources, c)
-		}
-	}
-	for _, merged := range next.merge(everyChain) {
-		ofNetworks := func(e *policy.ConflictError) bool { return e.Superseded.Source.Kind == policy.Network }
-		ok = ok && checkBounds(merged) == nil && !slices.ContainsFunc(merged.Conflicts, ofNetworks)
-	}
-	return next, ok
-}
-
 // checkBounds returns an error if the policy has too many rules. For a backend that is
 // still to be chosen, addDesired checks that.
 func checkBounds(p policy.Policy) error {
@@ -156,11 +139,7 @@ func checkBounds(p policy.Policy) error {
 }
 
 func (p *Proposal) set(c policy.Source) {
-	chain := p.Chain(c.ID)
-	p.policies = maps.Clone(p.policies)
-	maps.DeleteFunc(p.policies, func(name string, _ policy.Policy) bool { return name == chain || name == c.Policy.Chain })
-	p.Sources = WithSource(p.Sources, c)
-	p.Changed = WithSource(p.Changed, c)
+	p.Sources, p.Changed, p.policies = WithSource(p.Sources, c), WithSource(p.Changed, c), nil
 }
 
 // WithSource returns the list with a source added or replaced.
@@ -213,7 +192,7 @@ func (p *Proposal) resolve(own policy.Source, disk Conflists, warn func(error)) 
 // lostConflicts returns the conflicts in which the source is superseded.
 func (p *Proposal) lostConflicts(id policy.SourceID) policy.ConflictErrors {
 	var lost policy.ConflictErrors
-	for _, e := range p.merged(p.Chain(id)).Conflicts {
+	for _, e := range p.mergedChain(p.Chain(id)).Conflicts {
 		if e.Superseded.Source == id {
 			lost = append(lost, e)
 		}
@@ -221,37 +200,23 @@ func (p *Proposal) lostConflicts(id policy.SourceID) policy.ConflictErrors {
 	return lost
 }
 
-// merged returns the policy of one chain.
-func (p *Proposal) merged(chain string) policy.Policy {
-	for _, merged := range p.merge(func(name string) bool { return name == chain }) {
-		return merged
+// mergedChain returns the policy of one chain.
+func (p *Proposal) mergedChain(chain string) policy.Policy {
+	for _, merged := range p.merged() {
+		if merged.Chain == chain {
+			return merged
+		}
 	}
 	return policy.Policy{Chain: chain}
 }
 
-// merge returns the policies of these chains, as policy.Merge does. It merges a chain only
-// after one of its sources changed.
-func (p *Proposal) merge(of func(chain string) bool) []policy.Policy {
-	byChain := map[string][]policy.Source{}
-	for _, c := range p.Sources {
-		if of(c.Policy.Chain) {
-			byChain[c.Policy.Chain] = append(byChain[c.Policy.Chain], c)
-		}
-	}
+// merged returns the policies of all chains. It merges only after a source changed.
+func (p *Proposal) merged() []policy.Policy {
 	if p.policies == nil {
-		p.policies = map[string]policy.Policy{}
+		p.policies = policy.Merge(p.Sources)
 	}
-	var policies []policy.Policy
-	for _, chain := range slices.Sorted(maps.Keys(byChain)) {
-		if _, known := p.policies[chain]; !known {
-			p.policies[chain] = policy.Merge(byChain[chain])[0]
-		}
-		policies = append(policies, p.policies[chain])
-	}
-	return policies
+	return p.policies
 }
-
-func everyChain(string) bool { return true }
 
 // UnwritableError is why documents cannot be written. The rules may be right nevertheless.
 type UnwritableError struct{ Err error }
@@ -277,7 +242,10 @@ func (e *Enforcer) ApplyProposal(
 		return errors.Join(errs...)
 	}
 	defer func() { e.warn(each((*store.Staged).Discard)) }()
-	before := e.observe(ctx, p.merge(everyChain), stored.Record)
+	before := e.observe(ctx, p.merged(), stored.Record)
+	if before.differsOnRecord() {
+		before = e.ObserveAgain(ctx, before) // the dump may have been torn
+	}
 	for _, c := range p.Changed {
 		one, err := lock.Stage(c)
 		if err != nil {

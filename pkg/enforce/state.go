@@ -62,6 +62,13 @@ func (s *State) Differs() bool {
 	return len(s.Diff()) > 0 || len(s.Stale) > 0 || len(s.Duplicates) > 0 || s.ReplaceOtherDataDirs && len(s.OtherDataDirs) > 0
 }
 
+// differsOnRecord reports whether a chain on record differs.
+func (s *State) differsOnRecord() bool {
+	return slices.ContainsFunc(s.Groups, func(g Group) bool {
+		return slices.ContainsFunc(g.Diff, func(c policy.Change) bool { return owns(s.record, c.Family, c.Chain, g.Choice) })
+	})
+}
+
 // Diff returns how the kernel differs from what is desired, in all backends.
 func (s *State) Diff() policy.Diff {
 	var all policy.Diff
