@@ -75,7 +75,8 @@ func nameOf(src policy.SourceID) string {
 	return hashName("source", string(src.Kind), src.Name) + documentSuffix
 }
 
-// encodeContribution encodes the document of a source, if decoding it returns the same.
+// encodeContribution encodes the document of a source, if decoding it returns the same. Prefixes may be many,
+// and valid ones do: only the rest is decoded again.
 func encodeContribution(s policy.Source) ([]byte, error) {
 	data, err := json.Marshal(document{Schema, s})
 	if err != nil {
@@ -84,7 +85,16 @@ func encodeContribution(s policy.Source) ([]byte, error) {
 	if len(data) > maxDocument {
 		return nil, fmt.Errorf("it has %d bytes, and at most %d are possible", len(data), maxDocument)
 	}
-	again, err := decodeContribution(data, nameOf(s.ID))
+	if err := validate(s); err != nil {
+		return nil, err
+	}
+	s.Policy.NonMasqueradeCIDRs, s.Policy.MasqueradeCIDRs = nil, nil
+	s.Policy.SourceCIDRs, s.Policy.NonMasqueradeSourceCIDRs = nil, nil
+	rest, err := json.Marshal(document{Schema, s})
+	if err != nil {
+		return nil, err
+	}
+	again, err := decodeContribution(rest, nameOf(s.ID))
 	if err == nil && !reflect.DeepEqual(s, again) {
 		err = errors.New("it does not read back as it was written")
 	}
