@@ -46,7 +46,7 @@ func TestHotPath(t *testing.T) {
 		"nftables, 64 prefixes, cached":                       {306, 54, 8, 1},
 		"nftables, 64 prefixes beside 5000 rules":             {756, 139, 14, 8},
 		"nftables, 64 prefixes beside 5000 rules, cached":     {306, 55, 8, 1},
-		"nftables, 1000 prefixes":                             {3588, 1052, 15, 9},
+		"nftables, 1000 prefixes":                             {3583, 1036, 15, 8},
 		"nftables, 1000 prefixes, cached":                     {303, 144, 8, 1},
 		"iptables-nft, 64 prefixes":                           {944, 184, 11, 6},
 		"iptables-nft, 64 prefixes, cached":                   {306, 55, 8, 1},

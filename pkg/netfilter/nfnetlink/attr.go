@@ -34,11 +34,10 @@ func (it *attrIter) next() bool {
 	if len(it.rest) == 0 {
 		return false
 	}
-	if len(it.rest) < attrHeader {
-		it.malformed = true
-		return false
+	n := 0
+	if len(it.rest) >= attrHeader {
+		n = int(binary.NativeEndian.Uint16(it.rest))
 	}
-	n := int(binary.NativeEndian.Uint16(it.rest))
 	if n < attrHeader || n > len(it.rest) {
 		it.malformed = true
 		return false
@@ -74,8 +73,7 @@ func (t *attrTable) parse(b []byte) {
 	t.bad = it.malformed
 }
 
-// zero reports whether an attribute is padding, or one that newer kernels send with the value 0 for a
-// feature that is not used.
+// zero reports whether all bytes are 0: newer kernels send such attributes for features that are not used.
 func zero(data []byte) bool { return !slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) }
 
 // get returns the data of an attribute, nil if it is not there.

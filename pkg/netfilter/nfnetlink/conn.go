@@ -133,11 +133,10 @@ func (it *messageIter) next() bool {
 	if len(it.rest) == 0 {
 		return false
 	}
-	if len(it.rest) < unix.SizeofNlMsghdr {
-		it.malformed = true
-		return false
+	n := uint32(0)
+	if len(it.rest) >= unix.SizeofNlMsghdr {
+		n = binary.NativeEndian.Uint32(it.rest)
 	}
-	n := binary.NativeEndian.Uint32(it.rest)
 	if n < unix.SizeofNlMsghdr || uint64(n) > uint64(len(it.rest)) {
 		it.malformed = true
 		return false

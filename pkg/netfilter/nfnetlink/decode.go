@@ -39,12 +39,10 @@ func (f Field) String() string {
 		"local source", "local destination", "numgen"}[f]
 }
 
-// Condition is one comparison in a rule. A rule applies to the packets that meet
-// all of its conditions.
+// Condition is one comparison in a rule. A rule applies to the packets that meet all of its conditions.
 //
-// Mark, ConnState and NFProto     are reduced to one question: Not tells that the first
-// packet of a connection in the decoder's family does not meet the condition if it
-// has no mark. A base chain of type nat sees no other packets of a connection.
+// Of Mark, ConnState and NFProto there is only Not: whether the first packet of a connection fails the
+// condition if it has no mark. A base chain of type nat sees no other packet of a connection.
 type Condition struct {
 	Field Field
 	Not   bool
@@ -79,8 +77,7 @@ func (c Condition) String() string {
 // Statement is what a rule does with the packets that meet its conditions.
 type Statement string
 
-// The statements that end the evaluation of a rule; NoStatement is a rule that
-// only counts, logs or marks.
+// The statements that end the evaluation of a rule. A rule with NoStatement only counts, logs or marks.
 const (
 	NoStatement Statement = ""
 	DoAccept    Statement = "accept"
@@ -92,8 +89,8 @@ const (
 	DoSNAT      Statement = "snat"
 )
 
-// Decoded is a rule in the terms of nft(8). A rule with anything Unrecognized
-// may apply to fewer packets than its conditions say, never to more.
+// Decoded is a rule in the terms of nft(8). A rule with anything Unrecognized may apply to fewer packets
+// than its conditions say, never to more.
 type Decoded struct {
 	Conditions []Condition
 	Statement  Statement
@@ -102,14 +99,14 @@ type Decoded struct {
 	Packets    uint64     // of the counter
 	Comment    string
 
-	// Other are statements that change neither which packets the rule applies to
-	// nor their way: log, meta mark set, most targets of xtables.
+	// Other are statements that affect neither the conditions nor the verdict: log, meta mark set, most
+	// targets of xtables.
 	Other        []string
 	Unrecognized []string
 }
 
-// Decode decodes a rule as the packets of a family meet it; IPv4 or IPv6, also
-// for tables of family inet. It uses the array of buffer for the conditions.
+// Decode decodes a rule for the packets of IPv4 or IPv6, also in a table of family inet. It uses the array
+// of buffer for the conditions.
 func Decode(f Family, r Rule, buffer []Condition) Decoded {
 	d := decoder{family: f}
 	d.Comment, d.Conditions = r.Comment, buffer[:0]
@@ -124,8 +121,8 @@ func Decode(f Family, r Rule, buffer []Condition) Decoded {
 	return d.Decoded
 }
 
-// decoder holds what the last load left in a register. Rules that load a second
-// register before they compare the first one are not recognized.
+// decoder holds the value that was loaded last. Rules that load a second register before they compare the
+// first one are not recognized.
 type decoder struct {
 	Decoded
 	family Family
@@ -148,8 +145,8 @@ func (d *decoder) refuse(part string) { d.Unrecognized = append(d.Unrecognized, 
 
 func (d *decoder) add(c Condition) { d.Conditions = append(d.Conditions, c) }
 
-// load replaces what is held. A value that no comparison reads is not recognized:
-// loading it may end the rule. iptables-nft writes -o + as oifname without comparison.
+// load replaces the held value. One that no comparison reads is not recognized: loading it may end the
+// rule. iptables-nft writes -o + as oifname without comparison.
 func (d *decoder) load(r register) {
 	switch {
 	case d.held.name == "" || d.held.used:
@@ -226,8 +223,7 @@ func (d *decoder) expression(e Expr) {
 	}
 }
 
-// unknown knows two expressions by name: source NAT, the only NAT that there is at
-// the hook postrouting, and log.
+// unknown decodes two expressions by name: source NAT, the only NAT at the hook postrouting, and log.
 func (d *decoder) unknown(e Unknown) {
 	switch e.Kind {
 	case "nat":
@@ -239,8 +235,8 @@ func (d *decoder) unknown(e Unknown) {
 	}
 }
 
-// payload tells what is loaded from the packet. A load may be shorter than the
-// field: iptables leaves out bytes that a prefix does not reach.
+// payload decodes a load from the packet. iptables loads only the bytes of an address that a prefix
+// reaches.
 func (d *decoder) payload(e Payload) register {
 	const protocolAt = 9 // in the header of IPv4 (RFC 791)
 	r := register{number: e.Dreg, name: "payload", size: int(e.Len)}
@@ -295,7 +291,7 @@ func (d *decoder) bitwise(e Bitwise) {
 	h.number, h.mask = e.Dreg, e.Mask
 }
 
-// compare decodes a comparison of what is held.
+// compare decodes a comparison of the held value.
 func (d *decoder) compare(e Cmp) {
 	h := &d.held
 	not := e.Op == NotEqual
@@ -458,8 +454,8 @@ func (d *decoder) lookup(e Lookup) {
 	d.add(Condition{Field: d.held.what, Not: e.Not, Set: e.Set})
 }
 
-// outputName decodes a comparison of the first bytes of the output interface's
-// name: with the NUL that ends a name it is exact, else a wildcard.
+// outputName decodes a comparison of the first bytes of the output interface's name: with the NUL that
+// ends a name it is exact, else a wildcard.
 func (d *decoder) outputName(data []byte, not bool) {
 	name, padding, exact := bytes.Cut(data, []byte{0})
 	pattern := string(name)
@@ -481,7 +477,7 @@ func (d *decoder) masq(e Masq) {
 	specified := e.Flags&RangeProtoSpecified != 0
 	first, okFirst := d.port(e.ProtoMin)
 	last, okLast := d.port(e.ProtoMax)
-	used := 2
+	used := 2 // registers
 	if e.ProtoMin == e.ProtoMax {
 		used = 1
 	}
@@ -496,12 +492,11 @@ func (d *decoder) masq(e Masq) {
 
 // port returns the port that a register holds.
 func (d *decoder) port(r Register) (uint16, bool) {
-	for _, p := range d.ports {
-		if p.Dreg == r && len(p.Data) >= 2 {
-			return binary.BigEndian.Uint16(p.Data), true
-		}
+	i := slices.IndexFunc(d.ports, func(p Immediate) bool { return p.Dreg == r && len(p.Data) >= 2 })
+	if i < 0 {
+		return 0, false
 	}
-	return 0, false
+	return binary.BigEndian.Uint16(d.ports[i].Data), true
 }
 
 func (d *decoder) verdict(e Verdict) {

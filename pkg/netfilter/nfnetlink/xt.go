@@ -29,15 +29,15 @@ type Masquerade struct {
 func (d *decoder) match(m Match) {
 	switch m.Xt {
 	case "comment": // struct xt_comment_info
-		if d.hasForm("match", m.Xt, m.Rev, 0, m.Info, 256) {
+		if d.hasForm("match", m, 0, 256) {
 			d.Comment = string(untilNUL(m.Info))
 		}
 	case "addrtype": // struct xt_addrtype_info_v1
-		if d.hasForm("match", m.Xt, m.Rev, 1, m.Info, 8) {
+		if d.hasForm("match", m, 1, 8) {
 			d.addressTypes(m.Info)
 		}
 	case "statistic": // struct xt_statistic_info
-		if !d.hasForm("match", m.Xt, m.Rev, 0, m.Info, 24) {
+		if !d.hasForm("match", m, 0, 24) {
 			return
 		}
 		const modeRandom, notInverted = 0, 0
@@ -89,8 +89,7 @@ func (d *decoder) addressTypes(info []byte) {
 	}
 }
 
-// connState decodes a match of the connection's state alone, in a struct
-// xt_conntrack_mtinfo2 or 3.
+// connState decodes a match of the connection's state alone, in a struct xt_conntrack_mtinfo2 or 3.
 func (d *decoder) connState(m Match) {
 	const (
 		flagsAt, invertAt, statesAt, size = 146, 148, 150, 154
@@ -105,12 +104,11 @@ func (d *decoder) connState(m Match) {
 	d.add(Condition{Field: ConnState, Not: (native16(m.Info[statesAt:])&newConnection != 0) == inverted})
 }
 
-// target decodes the targets of xtables that change the source. Others that there
-// can be at the hook postrouting (MARK, LOG) let packets go on.
+// target decodes the targets of xtables that change the source. The others at the hook postrouting (MARK,
+// LOG) let packets continue.
 func (d *decoder) target(t Target) {
 	switch t.Xt {
 	case "MASQUERADE":
-		d.Statement = DoMasq
 		d.masquerade(t)
 	case "SNAT", "NETMAP":
 		d.Statement = DoSNAT
@@ -119,15 +117,14 @@ func (d *decoder) target(t Target) {
 	}
 }
 
-// masquerade decodes the target MASQUERADE, whose structure depends on the family:
-// nf_nat_ipv4_multi_range_compat or nf_nat_range.
+// masquerade decodes a struct nf_nat_ipv4_multi_range_compat or, of IPv6, nf_nat_range.
 func (d *decoder) masquerade(t Target) {
 	const (
 		size4, flags4, ports4 = 20, 4, 16
 		size6, flags6, ports6 = 40, 0, 36
-		// nf_nat_range2 is nf_nat_range with a base port behind, of no meaning here.
-		size6Range2 = 44
+		size6Range2           = 44 // nf_nat_range2 has a base port at its end, which is not used here
 	)
+	d.Statement = DoMasq
 	size, flags, ports := size4, flags4, ports4
 	if d.family == IPv6 {
 		size, flags, ports = size6, flags6, ports6
@@ -135,7 +132,7 @@ func (d *decoder) masquerade(t Target) {
 			size = size6Range2
 		}
 	}
-	if !d.hasForm("target", t.Xt, t.Rev, 0, t.Info, size) {
+	if !d.hasForm("target", Match(t), 0, size) {
 		return
 	}
 	if n := binary.NativeEndian.Uint32(t.Info); d.family != IPv6 && n != 1 {
@@ -149,16 +146,16 @@ func (d *decoder) masquerade(t Target) {
 	}
 }
 
-// hasForm reports whether an extension has the known revision and size in bytes,
-// which xtables rounds up to its alignment, and notes it as unrecognized if not.
-func (d *decoder) hasForm(kind, name string, revision, known uint32, info []byte, size int) bool {
+// hasForm reports whether an extension has the revision and the size in bytes, which xtables rounds up to
+// its alignment. If not, the extension is unrecognized.
+func (d *decoder) hasForm(kind string, m Match, revision uint32, size int) bool {
 	const alignment = 8
 	rounded := (size + alignment - 1) &^ (alignment - 1)
 	switch {
-	case revision != known:
-		d.refuse(fmt.Sprintf("%s %s: revision %d, not %d", kind, name, revision, known))
-	case len(info) < size || len(info) > rounded:
-		d.refuse(fmt.Sprintf("%s %s: %d bytes, not %d", kind, name, len(info), size))
+	case m.Rev != revision:
+		d.refuse(fmt.Sprintf("%s %s: revision %d, not %d", kind, m.Xt, m.Rev, revision))
+	case len(m.Info) < size || len(m.Info) > rounded:
+		d.refuse(fmt.Sprintf("%s %s: %d bytes, not %d", kind, m.Xt, len(m.Info), size))
 	default:
 		return true
 	}
