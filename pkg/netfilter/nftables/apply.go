@@ -316,7 +316,7 @@ func (w *tableWriter) updateElements(desired []policy.Chain) bool {
 	return true
 }
 
-// remove deletes chains, and the sets of a writer that was killed between its two batches.
+// remove deletes chains and the unused sets that a writer left that was killed between its two batches.
 func (w *tableWriter) remove(gone func(masqChain string) bool) {
 	var chains []string
 	for name, c := range w.have.chains {
@@ -341,7 +341,7 @@ func (w *tableWriter) remove(gone func(masqChain string) bool) {
 	w.deleteSets(ownSet)
 }
 
-// leftover reports whether the table has nothing but what a writer leaves that is killed between its two
+// leftover reports whether the table has at most the sets of a writer that was killed between its two
 // batches.
 func (t *table) leftover() bool {
 	for name := range t.sets {

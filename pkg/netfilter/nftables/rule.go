@@ -41,6 +41,7 @@ type nftStatement struct {
 func statements(f policy.Family, r policy.Rule, set, target string) []nftStatement {
 	const reg = nfnetlink.Reg1
 	var out []nftStatement
+	local := binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)
 	add := func(nft string, exprs ...nfnetlink.Expr) { out = append(out, nftStatement{nft, exprs}) }
 	load := func(offset, size uint32) nfnetlink.Expr {
 		return nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: offset, Len: size, Dreg: reg}
@@ -63,10 +64,10 @@ func statements(f policy.Family, r policy.Rule, set, target string) []nftStateme
 		add(`oifname "`+name+`"`, nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: reg}, compare(nfnetlink.Equal, data))
 	}
 	if r.NotFromLocal {
-		add("fib saddr type != local", addressType(unix.NFTA_FIB_F_SADDR), compare(nfnetlink.NotEqual, hostUint32(unix.RTN_LOCAL)))
+		add("fib saddr type != local", addressType(unix.NFTA_FIB_F_SADDR), compare(nfnetlink.NotEqual, local))
 	}
 	if r.NotToLocal {
-		add("fib daddr type != local", addressType(unix.NFTA_FIB_F_DADDR), compare(nfnetlink.NotEqual, hostUint32(unix.RTN_LOCAL)))
+		add("fib daddr type != local", addressType(unix.NFTA_FIB_F_DADDR), compare(nfnetlink.NotEqual, local))
 	}
 	if r.Protocol != "" {
 		add("meta l4proto "+string(r.Protocol), nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: reg},
@@ -131,8 +132,6 @@ func interfaceMatch(name string) (nft string, data []byte) {
 	return name, data
 }
 
-func hostUint32(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
-
 // Render writes the tables of the families, of all if none is named, as input for `nft -f`. Loading it
 // has the result of Apply, whatever the tables held before. A family without a chain loses its table.
 //
@@ -192,11 +191,11 @@ func renderSet(f policy.Family, name string, ranges policy.Ranges) string {
 		}
 		fmt.Fprintf(&elements, "\t\t\t%s,\n", text)
 	}
-	text := ""
+	text := fmt.Sprintf("\tset %s {\n\t\ttype %s\n\t\tflags interval\n", name, key)
 	if len(ranges) > 0 { // nft does not accept empty braces
-		text = "\t\telements = {\n" + elements.String() + "\t\t}\n"
+		text += "\t\telements = {\n" + elements.String() + "\t\t}\n"
 	}
-	return fmt.Sprintf("\tset %s {\n\t\ttype %s\n\t\tflags interval\n%s\t}\n", name, key, text)
+	return text + "\t}\n"
 }
 
 func renderRule(f policy.Family, r policy.Rule, set, target, comment string) string {

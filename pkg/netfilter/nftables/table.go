@@ -76,8 +76,7 @@ func (t *table) jumpsTo(name string) []rule {
 
 // ruleset returns the table in the terms of policy.
 func (t *table) ruleset(f policy.Family) policy.Ruleset {
-	rules := func(list []rule) []policy.Rule {
-		var out []policy.Rule
+	rules := func(list []rule) (out []policy.Rule) {
 		for _, r := range list {
 			out = append(out, r.Rule)
 		}
@@ -101,10 +100,11 @@ func masqChainOf(name string) (string, bool) { return strings.CutPrefix(name, ch
 // setName returns a name for a set of a masquerade chain. A set that replaces another one has a number
 // above 1 at its end, because both exist for a moment.
 func setName(kind, masqChain string, number int) string {
-	if number == 1 {
-		return kind + "-" + masqChain
+	name := kind + "-" + masqChain
+	if number > 1 {
+		name += "." + strconv.Itoa(number)
 	}
-	return kind + "-" + masqChain + "." + strconv.Itoa(number)
+	return name
 }
 
 // ownSet reports whether a set has a name as setName returns.
