@@ -46,7 +46,7 @@ func codecProperty(t *rapid.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !read.Rule.Equal(rule) {
+	if !read.Equal(rule) {
 		t.Fatalf("%s is read as %s", rule, read.Rule)
 	}
 	mutilated := mutilate(t, exprs)
@@ -54,7 +54,7 @@ func codecProperty(t *rapid.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if read.Rule.Equal(rule) && !sameMeaning(exprs, mutilated) {
+	if read.Equal(rule) && !sameMeaning(exprs, mutilated) {
 		t.Fatalf("%v is still read as %s", mutilated, rule)
 	}
 }
