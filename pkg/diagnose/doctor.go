@@ -113,6 +113,9 @@ type check struct {
 // Examine returns the findings, sorted by severity and then by ID.
 func Examine(ctx context.Context, h Host) []Finding {
 	h.Root = cmp.Or(h.Root, "/")
+	if h.Rules == nil {
+		h.Rules = &enforce.State{}
+	}
 	e := &examination{Host: h, ctx: ctx}
 	if e.ThirdParty == nil {
 		e.ThirdParty = func(ctx context.Context) ([]thirdparty.Rule, error) {
@@ -197,18 +200,10 @@ func readFile(path string) ([]byte, error) {
 	return data, err
 }
 
-// policies returns the policies in force.
-func (e *examination) policies() []policy.Policy {
-	if e.Rules == nil {
-		return nil
-	}
-	return e.Rules.Policies
-}
-
 // hasChoice reports whether owned chains are kept in a backend, or in the variant of it
 // unless that is "".
 func (e *examination) hasChoice(backend policy.Backend, variant string) bool {
-	return e.Rules != nil && slices.ContainsFunc(e.Rules.Groups, func(g enforce.Group) bool {
+	return slices.ContainsFunc(e.Rules.Groups, func(g enforce.Group) bool {
 		return g.Choice.Backend == backend && (variant == "" || g.Choice.Variant == variant)
 	})
 }

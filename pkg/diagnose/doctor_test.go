@@ -35,34 +35,34 @@ func TestFindings(t *testing.T) {
 		{name: "a healthy node", set: func(*testHost) {}},
 
 		{"two chains without a scope", func(h *testHost) {
-			h.statements = append(h.statements, policy.SourcePolicy{Chain: "OTHER", NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8", "172.16.0.0/12")})
+			h.policies = append(h.policies, policy.SourcePolicy{Chain: "OTHER", NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8", "172.16.0.0/12")})
 		}, map[string]string{"problem two-unscoped-chains": "IP-MASQ-AGENT exempts 192.168.0.0/16, which OTHER masquerades"}},
 		{name: "two chains that exempt the same", set: func(h *testHost) {
-			h.statements = append(h.statements, policy.SourcePolicy{Chain: "OTHER"})
+			h.policies = append(h.policies, policy.SourcePolicy{Chain: "OTHER"})
 		}},
 		{name: "two chains with scopes apart", set: func(h *testHost) {
-			h.statements = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16")},
+			h.policies = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16")},
 				{Chain: "B", SourceCIDRs: prefixes("10.245.0.0/16"), NonMasqueradeCIDRs: prefixes()}}
 		}},
 		{"two chains with scopes that overlap", func(h *testHost) {
-			h.statements = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16"), NonMasqueradeCIDRs: prefixes("10.0.0.0/8")},
+			h.policies = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16"), NonMasqueradeCIDRs: prefixes("10.0.0.0/8")},
 				{Chain: "B", SourceCIDRs: prefixes("10.0.0.0/8"), NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8")}}
 		}, map[string]string{"problem two-unscoped-chains": "B exempts 11.0.0.0/8, which A masquerades"}},
 		{name: "two chains for interfaces apart", set: func(h *testHost) {
-			h.statements = []policy.SourcePolicy{{Chain: "A", OutputInterfaces: []string{"eth0"}}, {Chain: "B", OutputInterfaces: []string{"wg+"}, NonMasqueradeCIDRs: prefixes()}}
+			h.policies = []policy.SourcePolicy{{Chain: "A", OutputInterfaces: []string{"eth0"}}, {Chain: "B", OutputInterfaces: []string{"wg+"}, NonMasqueradeCIDRs: prefixes()}}
 		}},
 
 		{"a conflict", func(h *testHost) {
-			h.statements = append(h.statements, policy.SourcePolicy{Chain: policy.DefaultChain, MasqueradeCIDRs: prefixes("10.9.0.0/16")})
-			h.statements[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
+			h.policies = append(h.policies, policy.SourcePolicy{Chain: policy.DefaultChain, MasqueradeCIDRs: prefixes("10.9.0.0/16")})
+			h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
 		}, map[string]string{"problem policy-conflict": "conflicts with"}},
 		{"a chain that failed", func(h *testHost) {
 			h.edit = func(n *Host) { n.Rules.Failed = map[string]error{"IP-MASQ-AGENT": netfilter.ErrNotOwned} }
 		}, map[string]string{"problem chain-not-kept": "IP-MASQ-AGENT: chain belongs to another program"}},
-		{"a long list on iptables", func(h *testHost) { h.statements[0].NonMasqueradeCIDRs = many(70) },
+		{"a long list on iptables", func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = many(70) },
 			map[string]string{"notice slow-list": "IP-MASQ-AGENT: 71 prefixes"}},
 		{name: "a long list on nftables", set: func(h *testHost) {
-			h.statements[0].NonMasqueradeCIDRs = many(70)
+			h.policies[0].NonMasqueradeCIDRs = many(70)
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
 		}},
 		{"documents", func(h *testHost) {
@@ -151,10 +151,10 @@ func TestFindings(t *testing.T) {
 			}
 		}, map[string]string{"notice not-examined": "open /d"}},
 
-		{"a pod network of host-local", func(h *testHost) { h.statements[0].NonMasqueradeCIDRs = prefixes("10.244.1.0/25") },
+		{"a pod network of host-local", func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = prefixes("10.244.1.0/25") },
 			map[string]string{"problem pod-network-not-exempt": "masquerades 10.244.1.128/25 of pod network 10.244.1.0/24"}},
 		{"pod networks told otherwise", func(h *testHost) {
-			h.statements[0].EnableIPv6 = on()
+			h.policies[0].EnableIPv6 = on()
 			h.files["proc/sys/net/bridge/bridge-nf-call-iptables"] = "1\n"
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "ptp", "ipam": {"type": "host-local", "subnet": "100.64.0.0/16"}}`,
 				`{"type": "x", "podCidr": "100.65.0.0/16", "ipam": {"ipv4_pools": ["100.66.0.0/16"], "ipv6_pools": ["2001:db8::/64"], "subnet": "usePodCidr"}}`, entry)
@@ -164,10 +164,10 @@ func TestFindings(t *testing.T) {
 			h.files["var/lib/cni/results/else-1-eth0"] = `{"kind": "cniCacheV1", "networkName": "else", "result": {"ips": [{"address": "100.71.0.5/24"}]}}`
 		}, map[string]string{"problem pod-network-not-exempt": `100.70.0.0/24 (an attachment to "pods")`}},
 		{name: "a pod network out of scope", set: func(h *testHost) {
-			h.statements[0].NonMasqueradeCIDRs, h.statements[0].SourceCIDRs = prefixes(), prefixes("10.9.0.0/16")
+			h.policies[0].NonMasqueradeCIDRs, h.policies[0].SourceCIDRs = prefixes(), prefixes("10.9.0.0/16")
 		}},
 		{name: "a pod network whose sources are exempt", set: func(h *testHost) {
-			h.statements[0].NonMasqueradeCIDRs, h.statements[0].NonMasqueradeSourceCIDRs = prefixes(), prefixes("10.244.0.0/16")
+			h.policies[0].NonMasqueradeCIDRs, h.policies[0].NonMasqueradeSourceCIDRs = prefixes(), prefixes("10.244.0.0/16")
 		}},
 
 		{"an agent", func(h *testHost) {
@@ -211,7 +211,7 @@ func TestFindings(t *testing.T) {
 		{"no forwarding", func(h *testHost) { h.files["proc/sys/net/ipv4/ip_forward"] = "0\n" },
 			map[string]string{"problem forwarding-off": "net.ipv4.ip_forward is 0"}},
 		{"no forwarding of IPv6", func(h *testHost) {
-			h.statements[0].EnableIPv6, h.files["proc/sys/net/ipv6/conf/all/forwarding"] = on(), "0\n"
+			h.policies[0].EnableIPv6, h.files["proc/sys/net/ipv6/conf/all/forwarding"] = on(), "0\n"
 		}, map[string]string{"problem forwarding-off": "net.ipv6.conf.all.forwarding is 0"}},
 		{name: "no forwarding of IPv6, which is not managed", set: func(h *testHost) { h.files["proc/sys/net/ipv6/conf/all/forwarding"] = "0\n" }},
 

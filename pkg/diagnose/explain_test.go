@@ -37,7 +37,7 @@ func line(e diagnose.Explanation) string {
 	return fmt.Sprintf("%q %s %s | %s | %s | kernel %t | %s", e.Chain, e.Family, e.Verdict, prefix, origin, e.Kernel, e.Rule)
 }
 
-func TestWhoSaidSo(t *testing.T) {
+func TestOrigins(t *testing.T) {
 	no := false
 	podnet := network("podnet", "A", exempting("10.0.0.0/8", "192.168.0.0/16"), masquerading("10.1.0.0/16"), fromOnly("10.244.0.0/16"))
 	second := network("second", "A", exempting("192.168.0.0/16", "10.0.0.0/8"), fromOnly("10.244.0.0/16"))
@@ -90,10 +90,10 @@ func TestConflictIsTold(t *testing.T) {
 	n := newNode(network("podnet", "A", exempting("10.0.0.0/8")), agentFiles("A", file("", masquerading("10.0.0.0/8"))))
 	e := n.to("10.1.1.1")
 	if len(e.Contradicted) != 1 || !strings.Contains(e.Contradicted[0], "masqueradeCIDRs of the agent files is 10.0.0.0/8") {
-		t.Errorf("who is contradicted by the agent files is told %q", e.Contradicted)
+		t.Errorf("the conflicts with the agent files are %q", e.Contradicted)
 	}
 	if e := n.to("8.8.8.8"); len(e.Contradicted) > 0 {
-		t.Errorf("of 8.8.8.8 nobody is contradicted, and %q is told", e.Contradicted)
+		t.Errorf("8.8.8.8 has the conflicts %q, want none", e.Contradicted)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestDoesTheKernelAgree(t *testing.T) {
 	first := func(r policy.Rule) func(*policy.Chain) {
 		return func(c *policy.Chain) { c.Rules = append([]policy.Rule{r}, c.Rules...) }
 	}
-	alien := policy.Rule{Verdict: policy.Unrecognized, Text: "-j LOG"}
+	unrecognized := policy.Rule{Verdict: policy.Unrecognized, Text: "-j LOG"}
 	for _, tt := range []struct {
 		name                 string
 		change               func(*node)
@@ -129,11 +129,11 @@ func TestDoesTheKernelAgree(t *testing.T) {
 			g.Observed = policy.Ruleset{}
 			g.Diff = policy.Compare(g.Desired, g.Observed)
 		}, "8.8.8.8", false, "", "ipv4 A: missing chain", ""},
-		{"somebody's rule before", func(n *node) {
-			n.tamper(inIPTables, policy.IPv4, "A", first(alien))
+		{"a third-party rule before", func(n *node) {
+			n.tamper(inIPTables, policy.IPv4, "A", first(unrecognized))
 		}, "8.8.8.8", false, "-j LOG", "unexpected rule: -j LOG", "unrecognized rule"},
-		{"somebody's rule behind", func(n *node) {
-			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = append(c.Rules, alien) })
+		{"a third-party rule behind", func(n *node) {
+			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = append(c.Rules, unrecognized) })
 		}, "8.8.8.8", true, "masquerade random-fully", "unexpected rule: -j LOG", ""},
 		{"another chain differs", func(n *node) {
 			n.tamper(inNFTables, policy.IPv4, "B", func(c *policy.Chain) { c.Jumps = nil })
@@ -184,9 +184,9 @@ func tells(text, part string) bool {
 func TestWhichChainDecides(t *testing.T) {
 	exemptAll := exempting("0.0.0.0/0")
 	for _, tt := range []struct {
-		name          string
-		contributions []policy.Source
-		dst, want     string
+		name      string
+		sources   []policy.Source
+		dst, want string
 	}{
 		{"one masquerades", []policy.Source{network("a", "A", exemptAll), network("b", "B")}, "8.8.8.8", "B masquerade, A exempt"},
 		{"both masquerade", []policy.Source{network("a", "A"), network("b", "B")}, "8.8.8.8", "A masquerade, B masquerade"},
@@ -196,7 +196,7 @@ func TestWhichChainDecides(t *testing.T) {
 		{"nothing is managed", nil, "8.8.8.8", " out-of-scope"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			e := newNode(tt.contributions...).to(tt.dst)
+			e := newNode(tt.sources...).to(tt.dst)
 			got := e.Chain + " " + string(e.Verdict)
 			for _, other := range e.Chains {
 				got += ", " + other.Chain + " " + string(other.Verdict)
@@ -291,7 +291,7 @@ func TestOwnedInNFTables(t *testing.T) {
 		return nil, nil
 	}})
 	if !asked {
-		t.Error("nobody looked at third-party rules")
+		t.Error("third-party rules were not read")
 	}
 }
 

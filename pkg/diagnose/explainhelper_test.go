@@ -21,17 +21,17 @@ var (
 	inNFTables = netfilter.Choice{Backend: policy.NFTables}
 )
 
-// node is what is known of a node: who contributes what, and what was read.
+// node is what is known of a node: its sources, and what was read.
 type node struct {
-	contributions []policy.Source
-	view          *enforce.State
-	places        diagnose.Places
+	sources []policy.Source
+	view    *enforce.State
+	places  diagnose.Places
 }
 
 // newNode makes one whose kernel has all that is desired. Chains are kept in
 // iptables, those that ask for it in nftables.
-func newNode(contributions ...policy.Source) *node {
-	n := &node{contributions: contributions, view: &enforce.State{Policies: policy.Merge(contributions)}}
+func newNode(sources ...policy.Source) *node {
+	n := &node{sources: sources, view: &enforce.State{Policies: policy.Merge(sources)}}
 	for _, p := range n.view.Policies {
 		choice := inIPTables
 		if p.Backend.Value == policy.NFTables {
@@ -72,15 +72,15 @@ func (n *node) tamper(c netfilter.Choice, f policy.Family, chain string, change 
 }
 
 // inKernel adds to what was read in a form.
-func (n *node) inKernel(c netfilter.Choice, chains []policy.Chain, aliens ...policy.UnrecognizedObject) {
+func (n *node) inKernel(c netfilter.Choice, chains []policy.Chain, unrecognized ...policy.UnrecognizedObject) {
 	g := n.group(c)
 	g.Observed.Chains = append(g.Observed.Chains, chains...)
-	g.Observed.Unrecognized = append(g.Observed.Unrecognized, aliens...)
+	g.Observed.Unrecognized = append(g.Observed.Unrecognized, unrecognized...)
 	g.Diff = policy.Compare(g.Desired, g.Observed)
 }
 
 func (n *node) explain(q diagnose.Question) diagnose.Explanation {
-	return diagnose.Explain(q, n.view, n.contributions, n.places)
+	return diagnose.Explain(q, n.view, n.sources, n.places)
 }
 
 func (n *node) to(dst string) diagnose.Explanation {

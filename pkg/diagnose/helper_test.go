@@ -35,12 +35,12 @@ func conflist(network string, plugins ...string) string {
 	return `{"cniVersion": "1.0.0", "name": "` + network + `", "plugins": [` + strings.Join(plugins, ", ") + `]}`
 }
 
-// host is a node in the making: files below a root, statements, and what the
+// host is a node in the making: files below a root, policies, and what the
 // kernel would say.
 type testHost struct {
 	t          *testing.T
 	files      map[string]string
-	statements []policy.SourcePolicy
+	policies   []policy.SourcePolicy
 	choice     netfilter.Choice
 	rules      []thirdparty.Rule
 	usages     []thirdparty.Usage
@@ -63,7 +63,7 @@ func newHost(t *testing.T) *testHost {
 			"proc/8/cmdline":                 "",
 			"proc/stat":                      "",
 		},
-		statements: []policy.SourcePolicy{{Chain: policy.DefaultChain}},
+		policies:   []policy.SourcePolicy{{Chain: policy.DefaultChain}},
 		choice:     netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT},
 		interfaces: []string{"lo", "eth0", "cni0"},
 	}
@@ -88,7 +88,7 @@ func (h *testHost) node() Host {
 		Interfaces: func() ([]string, error) { return h.interfaces, nil },
 	}
 	n.ConfDir, n.ConfDirErr = config.ReadConfDir(filepath.Join(root, "etc/cni/net.d"))
-	for i, s := range h.statements {
+	for i, s := range h.policies {
 		n.State.Sources = append(n.State.Sources, policy.Source{
 			ID: policy.SourceID{Kind: policy.Network, Name: []string{"pods", "other", "third"}[i]}, Policy: s, Order: int64(i)})
 	}

@@ -97,7 +97,6 @@ func Owned(s *enforce.State, rec store.Record, dataDir string) func(thirdparty.P
 // violation is a third-party rule that masquerades what a policy exempts.
 type violation struct {
 	rule   thirdparty.Rule
-	number int    // of the rule
 	chain  string // of the policy
 	exempt []string
 	scoped bool // the policy states sourceCIDRs
@@ -107,14 +106,14 @@ type violation struct {
 // by policy. A rule that is not Exact may apply to fewer packets.
 func violationsIn(policies []policy.Policy, rules []thirdparty.Rule) []violation {
 	var found []violation
-	for i, r := range rules {
+	for _, r := range rules {
 		for _, p := range policies {
 			from := p.SourcesInScope(r.Family)
 			if len(from) == 0 || r.Match.Out == "lo" ||
 				len(p.Interfaces.Value) > 0 && !slices.ContainsFunc(p.Interfaces.Value, r.Match.Leaves) {
 				continue
 			}
-			v := violation{rule: r, number: i, chain: p.Chain, scoped: len(p.Sources.Value) > 0}
+			v := violation{rule: r, chain: p.Chain, scoped: len(p.Sources.Value) > 0}
 			masqueraded := p.DestinationsExempt(r.Family).Intersect(r.Destinations(from))
 			for _, e := range p.Destinations {
 				if e.Action == policy.Exempt && touches(masqueraded, e.Prefix) {
@@ -137,13 +136,13 @@ func violationsIn(policies []policy.Policy, rules []thirdparty.Rule) []violation
 // CountThirdParty returns how many third-party rules masquerade what a policy exempts, of
 // those that were decoded in full.
 func CountThirdParty(policies []policy.Policy, rules []thirdparty.Rule) int {
-	counted := map[int]bool{}
-	for _, v := range violationsIn(policies, rules) {
-		if v.rule.Exact {
-			counted[v.number] = true
+	n := 0
+	for i, r := range rules {
+		if r.Exact && len(violationsIn(policies, rules[i:i+1])) > 0 {
+			n++
 		}
 	}
-	return len(counted)
+	return n
 }
 
 // touches reports whether an address of the prefix is in the set, by binary search.
@@ -156,7 +155,7 @@ func touches(r policy.Ranges, p netip.Prefix) bool {
 func (e *examination) readThirdParty() {
 	rules, err := e.ThirdParty(e.ctx)
 	e.noteAs("read third-party NAT rules", err)
-	e.violations = violationsIn(e.policies(), rules)
+	e.violations = violationsIn(e.Rules.Policies, rules)
 }
 
 // The kinds of violations.
@@ -260,16 +259,14 @@ func leftoverChains(e *examination, f *Finding) {
 			f.add("%s in %s (%s): it could not be removed", o.Chain, o.Backend, o.Family)
 		}
 	}
-	if e.Rules == nil || len(e.Drivers) == 0 {
+	if len(e.Drivers) == 0 {
 		return
 	}
 	for _, g := range e.Rules.Groups {
-		seen := map[string]bool{}
-		for _, c := range g.Desired.Chains {
-			if seen[c.Name] {
-				continue
+		for i, c := range g.Desired.Chains {
+			if i > 0 && g.Desired.Chains[i-1].Name == c.Name {
+				continue // the chain of the other family
 			}
-			seen[c.Name] = true
 			others, err := e.Drivers.Duplicates(e.ctx, c.Name, g.Choice)
 			e.note(err)
 			for _, o := range others {
@@ -296,7 +293,7 @@ func overlappingChains(e *examination, f *Finding) {
 			f.add("%s exempts %s, which %s masquerades", p.Chain, exempt, q.Chain)
 		}
 	}
-	all := e.policies()
+	all := e.Rules.Policies
 	for i, p := range all {
 		for _, q := range all[i+1:] {
 			for _, family := range policy.Families() {
@@ -323,7 +320,7 @@ func overlap(p, q policy.Policy, f policy.Family) bool {
 }
 
 func policyConflicts(e *examination, f *Finding) {
-	for _, p := range e.policies() {
+	for _, p := range e.Rules.Policies {
 		for _, c := range p.Conflicts.Summary() {
 			f.Detail = append(f.Detail, c.Error())
 		}
@@ -331,18 +328,12 @@ func policyConflicts(e *examination, f *Finding) {
 }
 
 func failedChains(e *examination, f *Finding) {
-	if e.Rules == nil {
-		return
-	}
 	for _, chain := range slices.Sorted(maps.Keys(e.Rules.Failed)) {
 		f.Detail = append(f.Detail, chain+": "+strings.ReplaceAll(e.Rules.Failed[chain].Error(), "\n", "; "))
 	}
 }
 
 func slowLists(e *examination, f *Finding) {
-	if e.Rules == nil {
-		return
-	}
 	slow := e.Rules.LinearChains()
 	for _, chain := range slices.Sorted(maps.Keys(slow)) {
 		f.add("%s: %d prefixes", chain, slow[chain])

@@ -92,18 +92,18 @@ func TestThirdPartyRules(t *testing.T) {
 			},
 			want: map[string]string{"notice foreign-masquerade-possible": "no pod network is known"}},
 		{name: "of a scope that the policy names", rules: "-A POSTROUTING -s 10.9.0.0/24 -j MASQUERADE", counted: 1,
-			set:  func(h *testHost) { h.statements[0].SourceCIDRs = prefixes("10.9.0.0/16") },
+			set:  func(h *testHost) { h.policies[0].SourceCIDRs = prefixes("10.9.0.0/16") },
 			want: map[string]string{"problem foreign-masquerade": "from 10.9.0.0/24"}},
 		{name: "outside the scope", rules: "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE\n-A POSTROUTING -o docker0 -j MASQUERADE",
 			set: func(h *testHost) {
-				h.statements[0].SourceCIDRs, h.statements[0].OutputInterfaces = prefixes("10.244.0.0/16"), []string{"eth+"}
+				h.policies[0].SourceCIDRs, h.policies[0].OutputInterfaces = prefixes("10.244.0.0/16"), []string{"eth+"}
 			}},
 		{name: "of what is not exempt", rules: "-A POSTROUTING -d 8.8.8.0/24 -j MASQUERADE\n-A POSTROUTING -o lo -j MASQUERADE"},
 		{name: "of what a longer prefix has masqueraded", rules: "-A POSTROUTING -d 10.9.0.0/16 -j MASQUERADE",
-			set: func(h *testHost) { h.statements[0].MasqueradeCIDRs = prefixes("10.9.0.0/16") }},
+			set: func(h *testHost) { h.policies[0].MasqueradeCIDRs = prefixes("10.9.0.0/16") }},
 		{name: "of sources that are exempt", rules: "-A POSTROUTING -s 10.9.0.0/24 -d 8.8.8.8 -j MASQUERADE\n-A POSTROUTING -s 10.8.0.0/24 -d 8.8.8.8 -j MASQUERADE", counted: 1,
 			set: func(h *testHost) {
-				h.statements[0].NonMasqueradeSourceCIDRs, h.statements[0].SourceCIDRs = prefixes("10.9.0.0/16"), prefixes("10.0.0.0/8")
+				h.policies[0].NonMasqueradeSourceCIDRs, h.policies[0].SourceCIDRs = prefixes("10.9.0.0/16"), prefixes("10.0.0.0/8")
 			},
 			want: map[string]string{"problem foreign-masquerade": "applies to all from 10.9.0.0/16"}},
 		{name: "that cannot be read", rules: "-A POSTROUTING -m conntrack --ctstate DNAT -j MASQUERADE",
@@ -114,17 +114,17 @@ func TestThirdPartyRules(t *testing.T) {
 		{name: "kubenet's", rules: `-A POSTROUTING ! -d 10.0.0.0/8 -m comment --comment "kubenet: SNAT for outbound traffic from cluster" -m addrtype ! --dst-type LOCAL -j MASQUERADE`, counted: 1,
 			want: map[string]string{"problem kubelet-masquerade": "applies to 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16, which, --non-masquerade-cidr"}},
 		{name: "kindnet's", nft: kindnet, counted: 1,
-			set:  func(h *testHost) { h.statements[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.168.0.0/16") },
+			set:  func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.168.0.0/16") },
 			want: map[string]string{"problem foreign-masquerade": "table kindnet-ipmasq, chain postrouting: masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 192.168.0.0/16, --masquerading=false"}},
 		{name: "kindnet's, of what it exempts too", nft: kindnet,
 			set: func(h *testHost) {
 				yes := true
-				h.statements[0].NonMasqueradeCIDRs, h.statements[0].MasqLinkLocal = prefixes("10.244.0.0/16", "10.96.0.0/16"), &yes
+				h.policies[0].NonMasqueradeCIDRs, h.policies[0].MasqLinkLocal = prefixes("10.244.0.0/16", "10.96.0.0/16"), &yes
 			}},
 		{name: "of IPv6, which is not managed", rules6: "-A POSTROUTING -j MASQUERADE"},
 		{name: "of IPv6", rules6: "-A POSTROUTING -j MASQUERADE", counted: 1,
 			set: func(h *testHost) {
-				h.statements[0].EnableIPv6, h.statements[0].NonMasqueradeCIDRs = on(), prefixes("10.0.0.0/8", "fd00::/8")
+				h.policies[0].EnableIPv6, h.policies[0].NonMasqueradeCIDRs = on(), prefixes("10.0.0.0/8", "fd00::/8")
 			},
 			want: map[string]string{"problem foreign-masquerade": "ipv6, table nat, applies to fe80::/10, fd00::/8"}},
 	} {

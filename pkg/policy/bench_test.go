@@ -48,11 +48,11 @@ func BenchmarkQuietPass(b *testing.B) {
 			layout policy.Layout
 		}{{"rules", policy.Layout{}}, {"sets", policy.Layout{Sets: true}}} {
 			b.Run(fmt.Sprintf("%s/%d", form.name, n), func(b *testing.B) {
-				contributions := []policy.Source{network("n", 1, manyCIDRs(n)), agentFiles(policy.SourcePolicy{MasqLinkLocal: ptr(true)})}
-				observed := cloned(policy.Desired(policy.Merge(contributions), form.layout, policy.OwnedBy("/state")))
+				sources := []policy.Source{network("n", 1, manyCIDRs(n)), agentFiles(policy.SourcePolicy{MasqLinkLocal: ptr(true)})}
+				observed := cloned(policy.Desired(policy.Merge(sources), form.layout, policy.OwnedBy("/state")))
 				b.ReportAllocs()
 				for b.Loop() {
-					desired := policy.Desired(policy.Merge(contributions), form.layout, policy.OwnedBy("/state"))
+					desired := policy.Desired(policy.Merge(sources), form.layout, policy.OwnedBy("/state"))
 					if diff := policy.Compare(desired, observed); len(diff) > 0 {
 						b.Fatal(diff)
 					}

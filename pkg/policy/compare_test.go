@@ -10,9 +10,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-func desiredOf(t testing.TB, l policy.Layout, contributions ...policy.Source) policy.Ruleset {
+func desiredOf(t testing.TB, l policy.Layout, sources ...policy.Source) policy.Ruleset {
 	t.Helper()
-	return policy.Desired(policy.Merge(contributions), l, policy.OwnedBy("/state"))
+	return policy.Desired(policy.Merge(sources), l, policy.OwnedBy("/state"))
 }
 
 // cloned returns a copy whose chains and rules can be changed.
@@ -33,7 +33,7 @@ func TestCompare(t *testing.T) {
 	}
 	forSets := s
 	forSets.SourceCIDRs = cidrs("10.244.0.0/16", "10.246.0.0/16")
-	alien := policy.Rule{Verdict: policy.Unrecognized, Text: "-p tcp -j LOG"}
+	unrecognized := policy.Rule{Verdict: policy.Unrecognized, Text: "-p tcp -j LOG"}
 	// In each chain: sources 0 and 1, link-local 2, forced 3, 10/8 4, 192.168 5, the rest 6.
 	for _, tt := range []struct {
 		name   string
@@ -100,20 +100,20 @@ func TestCompare(t *testing.T) {
 			chain + "unexpected rule: to 192.0.2.0/24 return",
 		}},
 		{"rules too many, in their order", false, func(rs *policy.Ruleset) {
-			extra := []policy.Rule{{Verdict: policy.Return, Out: "b"}, alien, {Verdict: policy.Return, Out: "a"}}
+			extra := []policy.Rule{{Verdict: policy.Return, Out: "b"}, unrecognized, {Verdict: policy.Return, Out: "a"}}
 			rs.Chains[0].Rules = slices.Concat(extra, rs.Chains[0].Rules)
 		}, []string{
 			chain + "unexpected rule: out b return",
 			chain + "unexpected rule: -p tcp -j LOG",
 			chain + "unexpected rule: out a return",
 		}},
-		{"an alien rule", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules = slices.Insert(rs.Chains[0].Rules, 1, alien) }, []string{
+		{"an unrecognized rule", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules = slices.Insert(rs.Chains[0].Rules, 1, unrecognized) }, []string{
 			chain + "unexpected rule: -p tcp -j LOG",
 		}},
-		{"an alien jump", false, func(rs *policy.Ruleset) { rs.Chains[0].Jumps = append(rs.Chains[0].Jumps, alien) }, []string{
+		{"an unrecognized jump", false, func(rs *policy.Ruleset) { rs.Chains[0].Jumps = append(rs.Chains[0].Jumps, unrecognized) }, []string{
 			chain + "unexpected jump from POSTROUTING: -p tcp -j LOG",
 		}},
-		{"an alien object", false, func(rs *policy.Ruleset) {
+		{"an unrecognized object", false, func(rs *policy.Ruleset) {
 			rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: policy.IPv6, Text: "set blocked"})
 		}, []string{"ipv6: unrecognized: set blocked"}},
 		{"elements", true, func(rs *policy.Ruleset) {
@@ -175,8 +175,8 @@ func TestCompareTellsRulesApart(t *testing.T) {
 	}
 }
 
-// An alien is a difference even from itself: nobody knows what it does.
-func TestCompareNeverAcceptsAliens(t *testing.T) {
+// An unrecognized rule is a difference even from itself: its effect is not known.
+func TestUnrecognizedRulesAreDifferences(t *testing.T) {
 	c := policy.Chain{Family: policy.IPv4, Name: "C", Rules: []policy.Rule{{Verdict: policy.Unrecognized, Text: "x"}}}
 	wantEqual(t, "differences", policy.CompareChain(&c, &c).String(), "ipv4 C: missing rule: x\nipv4 C: unexpected rule: x")
 }

@@ -10,53 +10,53 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Each sort of conflict, between each pair of parties: who holds is named last.
+// Each kind of conflict, between each pair of sources: the one in force is named last.
 func TestConflicts(t *testing.T) {
 	const scopes = " or give one of them another masqChain"
-	type pair struct{ holds, yields policy.SourcePolicy }
+	type pair struct{ inForce, superseded policy.SourcePolicy }
 	kinds := []struct {
-		key, holdsKey string // of what yields; of what holds, where it is another
+		key, inForceKey string // of the superseded source; of the one in force, where it is another
 		pair
-		holdsValue, yieldsValue string
-		remedy                  string
+		inForceValue, supersededValue string
+		remedy                        string
 		// The agent files agree with any scope if they state none.
 		notOfAgents bool
 	}{
-		{key: "backend", pair: pair{policy.SourcePolicy{Backend: policy.IPTables}, policy.SourcePolicy{Backend: policy.NFTables}}, holdsValue: "iptables", yieldsValue: "nftables"},
-		{key: "enableIPv6", pair: pair{policy.SourcePolicy{EnableIPv6: ptr(false)}, policy.SourcePolicy{EnableIPv6: ptr(true)}}, holdsValue: "false", yieldsValue: "true"},
-		{key: "randomFully", pair: pair{policy.SourcePolicy{RandomFully: ptr(true)}, policy.SourcePolicy{RandomFully: ptr(false)}}, holdsValue: "true", yieldsValue: "false"},
-		{key: "masqueradeHost", pair: pair{policy.SourcePolicy{MasqueradeHost: ptr(false)}, policy.SourcePolicy{MasqueradeHost: ptr(true)}}, holdsValue: "false", yieldsValue: "true"},
-		{key: "nomasqAllReservedRanges", pair: pair{policy.SourcePolicy{NomasqAllReservedRanges: ptr(false)}, policy.SourcePolicy{NomasqAllReservedRanges: ptr(true)}}, holdsValue: "false", yieldsValue: "true"},
-		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2,5")}, policy.SourcePolicy{ToPorts: ports(t, "1-2")}}, holdsValue: "1-2,5", yieldsValue: "1-2"},
-		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2")}, policy.SourcePolicy{ToPorts: ports(t, "")}}, holdsValue: "1-2", yieldsValue: "empty"},
+		{key: "backend", pair: pair{policy.SourcePolicy{Backend: policy.IPTables}, policy.SourcePolicy{Backend: policy.NFTables}}, inForceValue: "iptables", supersededValue: "nftables"},
+		{key: "enableIPv6", pair: pair{policy.SourcePolicy{EnableIPv6: ptr(false)}, policy.SourcePolicy{EnableIPv6: ptr(true)}}, inForceValue: "false", supersededValue: "true"},
+		{key: "randomFully", pair: pair{policy.SourcePolicy{RandomFully: ptr(true)}, policy.SourcePolicy{RandomFully: ptr(false)}}, inForceValue: "true", supersededValue: "false"},
+		{key: "masqueradeHost", pair: pair{policy.SourcePolicy{MasqueradeHost: ptr(false)}, policy.SourcePolicy{MasqueradeHost: ptr(true)}}, inForceValue: "false", supersededValue: "true"},
+		{key: "nomasqAllReservedRanges", pair: pair{policy.SourcePolicy{NomasqAllReservedRanges: ptr(false)}, policy.SourcePolicy{NomasqAllReservedRanges: ptr(true)}}, inForceValue: "false", supersededValue: "true"},
+		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2,5")}, policy.SourcePolicy{ToPorts: ports(t, "1-2")}}, inForceValue: "1-2,5", supersededValue: "1-2"},
+		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2")}, policy.SourcePolicy{ToPorts: ports(t, "")}}, inForceValue: "1-2", supersededValue: "empty"},
 		{
 			key: "sourceCIDRs", pair: pair{policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16", "10.245.0.0/16")}},
-			holdsValue: "10.244.0.0/16", yieldsValue: `"10.244.0.0/16 10.245.0.0/16"`, remedy: scopes,
+			inForceValue: "10.244.0.0/16", supersededValue: `"10.244.0.0/16 10.245.0.0/16"`, remedy: scopes,
 		},
 		{
 			key: "sourceCIDRs", pair: pair{policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.SourcePolicy{}},
-			holdsValue: "10.244.0.0/16", yieldsValue: "any", remedy: scopes, notOfAgents: true,
+			inForceValue: "10.244.0.0/16", supersededValue: "any", remedy: scopes, notOfAgents: true,
 		},
 		{
 			key: "outputInterfaces", pair: pair{policy.SourcePolicy{}, policy.SourcePolicy{OutputInterfaces: []string{"eth0"}}},
-			holdsValue: "any", yieldsValue: "eth0", remedy: scopes,
+			inForceValue: "any", supersededValue: "eth0", remedy: scopes,
 		},
 		{
-			key: "masqueradeCIDRs", holdsKey: "nonMasqueradeCIDRs",
-			pair:       pair{policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8"), NonMasqueradeCIDRs: cidrs()}},
-			holdsValue: "10.0.0.0/8", yieldsValue: "10.0.0.0/8",
+			key: "masqueradeCIDRs", inForceKey: "nonMasqueradeCIDRs",
+			pair:         pair{policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8"), NonMasqueradeCIDRs: cidrs()}},
+			inForceValue: "10.0.0.0/8", supersededValue: "10.0.0.0/8",
 		},
 		{
-			key: "nonMasqueradeCIDRs", holdsKey: "masqueradeCIDRs",
-			pair:       pair{policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}},
-			holdsValue: "10.0.0.0/8", yieldsValue: "10.0.0.0/8",
+			key: "nonMasqueradeCIDRs", inForceKey: "masqueradeCIDRs",
+			pair:         pair{policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}},
+			inForceValue: "10.0.0.0/8", supersededValue: "10.0.0.0/8",
 		},
 	}
 	parties := []struct {
-		name          string
-		holds, yields func(policy.SourcePolicy) policy.Source
-		holdsName     string
-		yieldsName    string
+		name                string
+		inForce, superseded func(policy.SourcePolicy) policy.Source
+		inForceName         string
+		supersededName      string
 	}{
 		{
 			"a network and the agent files",
@@ -64,8 +64,8 @@ func TestConflicts(t *testing.T) {
 			`network "z"`, "the agent files",
 		},
 		{
-			"a network that yields, and the agent files",
-			func(s policy.SourcePolicy) policy.Source { return yielding(network("z", 9, s)) }, agentFiles,
+			"a superseded network, and the agent files",
+			func(s policy.SourcePolicy) policy.Source { return markSuperseded(network("z", 9, s)) }, agentFiles,
 			`network "z"`, "the agent files",
 		},
 		{
@@ -75,13 +75,13 @@ func TestConflicts(t *testing.T) {
 			`network "z"`, `network "a"`,
 		},
 		{
-			"a newcomer and a network that yields",
+			"a new network and a superseded one",
 			func(s policy.SourcePolicy) policy.Source { return network("z", 2, s) },
-			func(s policy.SourcePolicy) policy.Source { return yielding(network("a", 1, s)) },
+			func(s policy.SourcePolicy) policy.Source { return markSuperseded(network("a", 1, s)) },
 			`network "z"`, `network "a"`,
 		},
 		{
-			"two networks that came at once: by name",
+			"two networks with one order: by name",
 			func(s policy.SourcePolicy) policy.Source { return network("a", 1, s) },
 			func(s policy.SourcePolicy) policy.Source { return network("z", 1, s) },
 			`network "a"`, `network "z"`,
@@ -89,41 +89,41 @@ func TestConflicts(t *testing.T) {
 	}
 	for _, kind := range kinds {
 		for _, party := range parties {
-			if kind.notOfAgents && party.yieldsName == "the agent files" {
+			if kind.notOfAgents && party.supersededName == "the agent files" {
 				continue
 			}
 			t.Run(kind.key+"/"+party.name, func(t *testing.T) {
-				holdsKey := kind.holdsKey
-				if holdsKey == "" {
-					holdsKey = kind.key
+				inForceKey := kind.inForceKey
+				if inForceKey == "" {
+					inForceKey = kind.key
 				}
-				holds, yields := party.holds(kind.holds), party.yields(kind.yields)
-				want := "chain IP-MASQ-AGENT: " + kind.key + " of " + party.yieldsName + " is " + kind.yieldsValue +
-					", which conflicts with " + holdsKey + " of " + party.holdsName + ", " + kind.holdsValue +
+				inForce, superseded := party.inForce(kind.inForce), party.superseded(kind.superseded)
+				want := "chain IP-MASQ-AGENT: " + kind.key + " of " + party.supersededName + " is " + kind.supersededValue +
+					", which conflicts with " + inForceKey + " of " + party.inForceName + ", " + kind.inForceValue +
 					"; the latter is in force: make them agree" + kind.remedy
-				p := mergeOne(t, yields, holds)
+				p := mergeOne(t, superseded, inForce)
 				var got []string
 				for _, c := range p.Conflicts {
 					got = append(got, c.Error())
-					if c.InForce.Source != holds.ID || c.Superseded.Source != yields.ID || c.Scope != (kind.remedy != "") {
-						t.Errorf("%+v does not name its parties or its sort", c)
+					if c.InForce.Source != inForce.ID || c.Superseded.Source != superseded.ID || c.Scope != (kind.remedy != "") {
+						t.Errorf("%+v does not name its sources or its kind", c)
 					}
 				}
 				wantEqual(t, "conflicts", got, []string{want})
-				checkHolds(t, p, holds)
+				checkInForce(t, p, inForce)
 			})
 		}
 	}
 }
 
-func yielding(c policy.Source) policy.Source {
+func markSuperseded(c policy.Source) policy.Source {
 	c.Superseded = true
 	return c
 }
 
-// checkHolds compares with the policy that there is without the weaker party,
+// checkInForce compares with the policy that there is without the superseded source,
 // in all that is not a list to be united.
-func checkHolds(t *testing.T, got policy.Policy, holds policy.Source) {
+func checkInForce(t *testing.T, got policy.Policy, holds policy.Source) {
 	t.Helper()
 	want := mergeOne(t, holds)
 	wantEqual(t, "backend", got.Backend.Value, want.Backend.Value)

@@ -23,11 +23,11 @@ func outcomeOf(rs policy.Ruleset, p policy.Packet) (masquerade bool, by *policy.
 // the others.
 func TestDecideAgreesWithTheRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		contributions := genContributions().Draw(t, "contributions")
-		p := policy.Merge(contributions)[0]
-		oracle := newOracle(contributions)
+		sources := genSources().Draw(t, "sources")
+		p := policy.Merge(sources)[0]
+		oracle := newOracle(sources)
 		for range 40 {
-			asked := genPacket(contributions).Draw(t, "packet")
+			asked := genPacket(sources).Draw(t, "packet")
 			if rapid.IntRange(0, 3).Draw(t, "out unknown") == 0 {
 				asked.Out = ""
 			}
@@ -78,7 +78,7 @@ func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decisio
 		t.Fatalf("%+v is %s by %s, which says %s", pkt, d.Outcome, d.Entry.Prefix, d.Entry.Action)
 	}
 	if len(d.Origins) == 0 {
-		t.Fatalf("%+v is %s by %s, which nobody stated", pkt, d.Outcome, d.Entry.Prefix)
+		t.Fatalf("%+v is %s by %s, which no source stated", pkt, d.Outcome, d.Entry.Prefix)
 	}
 }
 
@@ -86,9 +86,9 @@ func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decisio
 // there are, it is that for those in scope which are not exempt.
 func TestDecideForUnknownSources(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		contributions := genContributions().Draw(t, "contributions")
-		p := policy.Merge(contributions)[0]
-		known := genPacket(contributions).Draw(t, "packet")
+		sources := genSources().Draw(t, "sources")
+		p := policy.Merge(sources)[0]
+		known := genPacket(sources).Draw(t, "packet")
 		known.SrcLocal = false
 		unknown := known
 		unknown.Src = netip.Addr{}
@@ -232,12 +232,12 @@ func TestDecideByLongestPrefix(t *testing.T) {
 // The entry that is said to decide is the one by which the rules do.
 func TestLongestPrefixAgreesWithTheOracle(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		contributions := genContributions().Draw(t, "contributions")
-		p := policy.Merge(contributions)[0]
+		sources := genSources().Draw(t, "sources")
+		p := policy.Merge(sources)[0]
 		p.ExemptSources, p.Sources.Value, p.Interfaces.Value, p.Host.Value = nil, nil, nil, true
-		stated := newOracle(contributions).destinations()
+		stated := newOracle(sources).destinations()
 		for _, f := range p.Families() {
-			for _, dst := range edges(destinationsOf(contributions), f) {
+			for _, dst := range edges(destinationsOf(sources), f) {
 				longest, want := -1, masqueraded
 				for prefix, v := range stated {
 					if prefix.Contains(dst) && prefix.Bits() > longest {
@@ -248,7 +248,7 @@ func TestLongestPrefixAgreesWithTheOracle(t *testing.T) {
 				if e := p.Decide(policy.Packet{Dst: dst}).Entry; e != nil {
 					bits = e.Prefix.Bits()
 					if e.Action == policy.Exempt {
-						got = leftAlone
+						got = notMasqueraded
 					}
 				}
 				if got != want || bits != longest {

@@ -195,7 +195,11 @@ func (p Policy) SourcesInScope(f Family) Ranges {
 
 // SourcesExempt returns the sources of a family that are never masqueraded.
 func (p Policy) SourcesExempt(f Family) Ranges {
-	return RangesOf(prefixesOf(entriesOf(p.ExemptSources, f))...)
+	var prefixes []netip.Prefix
+	for _, e := range entriesOf(p.ExemptSources, f) {
+		prefixes = append(prefixes, e.Prefix)
+	}
+	return RangesOf(prefixes...)
 }
 
 // DestinationsExempt returns the destinations of a family that are not masqueraded,

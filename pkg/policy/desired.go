@@ -37,16 +37,16 @@ func Desired(policies []Policy, l Layout, o Owner) Ruleset {
 // MASQUERADE for the rest.
 func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 	c := Chain{Family: f, Name: p.Chain, Owner: o, Jumps: p.jumps(f, l)}
-	sources, destinations := entriesOf(p.ExemptSources, f), entriesOf(p.Destinations, f)
 	if l.Sets {
-		if len(sources) > 0 {
-			c.Rules = append(c.Rules, Rule{From: f.match(RangesOf(prefixesOf(sources)...)), Verdict: Return})
+		if exempt := p.SourcesExempt(f); len(exempt) > 0 {
+			c.Rules = append(c.Rules, Rule{From: f.match(exempt), Verdict: Return})
 		}
-		if exempt := exemptAddresses(destinations); len(exempt) > 0 {
+		if exempt := p.DestinationsExempt(f); len(exempt) > 0 {
 			c.Rules = append(c.Rules, Rule{To: f.match(exempt), Verdict: Return})
 		}
 		return p.masquerade(c, Rule{}, l)
 	}
+	sources, destinations := entriesOf(p.ExemptSources, f), entriesOf(p.Destinations, f)
 	c.Rules = make([]Rule, 0, len(sources)+len(destinations)+1)
 	for _, e := range sources {
 		c.Rules = append(c.Rules, Rule{From: f.match(RangesOf(e.Prefix)), Verdict: Return, Entry: e})
@@ -68,14 +68,6 @@ func entriesOf(list []Entry, f Family) []*Entry {
 		if FamilyOf(list[i].Prefix.Addr()) == f {
 			out = append(out, &list[i])
 		}
-	}
-	return out
-}
-
-func prefixesOf(list []*Entry) []netip.Prefix {
-	var out []netip.Prefix
-	for _, e := range list {
-		out = append(out, e.Prefix)
 	}
 	return out
 }

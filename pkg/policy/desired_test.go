@@ -164,7 +164,7 @@ func TestDesiredIsWellFormed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := rapid.SampledFrom(defaultLayouts()).Draw(t, "layout")
 		owner := policy.OwnedBy("/state")
-		for _, c := range policy.Desired(policy.Merge(genContributions().Draw(t, "contributions")), l, owner).Chains {
+		for _, c := range policy.Desired(policy.Merge(genSources().Draw(t, "sources")), l, owner).Chains {
 			if c.Owner != owner || !c.HoldsOnly(policy.Return, policy.Masquerade) {
 				t.Fatalf("chain %+v", c)
 			}

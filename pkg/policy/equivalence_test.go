@@ -17,7 +17,7 @@ import (
 func genRuleset() *rapid.Generator[policy.Ruleset] {
 	return rapid.Custom(func(t *rapid.T) policy.Ruleset {
 		l := rapid.SampledFrom(defaultLayouts()).Draw(t, "layout")
-		return policy.Desired(policy.Merge(genContributions().Draw(t, "contributions")), l, policy.OwnedBy("/state"))
+		return policy.Desired(policy.Merge(genSources().Draw(t, "sources")), l, policy.OwnedBy("/state"))
 	})
 }
 

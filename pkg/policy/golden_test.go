@@ -56,20 +56,20 @@ func readSources(t *testing.T, file string) []policy.Source {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var contributions []policy.Source
+	var sources []policy.Source
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&contributions); err != nil {
+	if err := decoder.Decode(&sources); err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
 	var errs []error
-	for _, c := range contributions {
+	for _, c := range sources {
 		errs = append(errs, c.Policy.Validate(policy.DefaultCIDRLimit))
 	}
 	if err := errors.Join(errs...); err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
-	return contributions
+	return sources
 }
 
 // explain writes a policy and what follows from it, for people to review.

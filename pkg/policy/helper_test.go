@@ -58,10 +58,10 @@ func onDefaultChain(s policy.SourcePolicy) policy.SourcePolicy {
 	return s
 }
 
-// mergeOne merges contributions that are all to one chain.
-func mergeOne(t testing.TB, contributions ...policy.Source) policy.Policy {
+// mergeOne merges sources that are all to one chain.
+func mergeOne(t testing.TB, sources ...policy.Source) policy.Policy {
 	t.Helper()
-	merged := policy.Merge(contributions)
+	merged := policy.Merge(sources)
 	if len(merged) != 1 {
 		t.Fatalf("Merge made %d policies, want 1", len(merged))
 	}
@@ -195,13 +195,13 @@ func genStatement() *rapid.Generator[policy.SourcePolicy] {
 	})
 }
 
-// genContributions draws up to three networks, with or without agent files.
-func genContributions() *rapid.Generator[[]policy.Source] {
+// genSources draws up to three networks, with or without agent files.
+func genSources() *rapid.Generator[[]policy.Source] {
 	return rapid.Custom(func(t *rapid.T) []policy.Source {
 		var out []policy.Source
 		for i := range rapid.IntRange(0, 3).Draw(t, "networks") {
 			c := network(fmt.Sprintf("net%d", i), rapid.Int64Range(1, 3).Draw(t, "order"), genStatement().Draw(t, "statement"))
-			c.Superseded = rapid.IntRange(0, 3).Draw(t, "yields") == 0
+			c.Superseded = rapid.IntRange(0, 3).Draw(t, "superseded") == 0
 			out = append(out, c)
 		}
 		if len(out) == 0 || rapid.Bool().Draw(t, "agent files") {
@@ -212,13 +212,13 @@ func genContributions() *rapid.Generator[[]policy.Source] {
 }
 
 // genPacket draws a packet whose addresses often lie at the edge of a prefix
-// that the contributions name.
-func genPacket(contributions []policy.Source) *rapid.Generator[policy.Packet] {
+// that the sources name.
+func genPacket(sources []policy.Source) *rapid.Generator[policy.Packet] {
 	return rapid.Custom(func(t *rapid.T) policy.Packet {
 		f := genFamily().Draw(t, "family")
 		return policy.Packet{
-			Src:      rapid.SampledFrom(edges(sourcesOf(contributions), f)).Draw(t, "src"),
-			Dst:      rapid.SampledFrom(edges(destinationsOf(contributions), f)).Draw(t, "dst"),
+			Src:      rapid.SampledFrom(edges(sourcesOf(sources), f)).Draw(t, "src"),
+			Dst:      rapid.SampledFrom(edges(destinationsOf(sources), f)).Draw(t, "dst"),
 			Out:      rapid.SampledFrom([]string{"eth0", "eth1", "eth", "wg0", "lo", "e", ""}).Draw(t, "out"),
 			SrcLocal: rapid.IntRange(0, 3).Draw(t, "src local") == 0,
 			DstLocal: rapid.IntRange(0, 9).Draw(t, "dst local") == 0,
@@ -227,17 +227,17 @@ func genPacket(contributions []policy.Source) *rapid.Generator[policy.Packet] {
 	})
 }
 
-func sourcesOf(contributions []policy.Source) []netip.Prefix {
+func sourcesOf(sources []policy.Source) []netip.Prefix {
 	var out []netip.Prefix
-	for _, c := range contributions {
+	for _, c := range sources {
 		out = append(append(out, c.Policy.SourceCIDRs...), c.Policy.NonMasqueradeSourceCIDRs...)
 	}
 	return out
 }
 
-func destinationsOf(contributions []policy.Source) []netip.Prefix {
+func destinationsOf(sources []policy.Source) []netip.Prefix {
 	var out []netip.Prefix
-	for _, c := range contributions {
+	for _, c := range sources {
 		out = append(append(out, c.Policy.NonMasqueradeCIDRs...), c.Policy.MasqueradeCIDRs...)
 	}
 	for _, f := range policy.Families() {

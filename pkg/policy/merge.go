@@ -119,22 +119,20 @@ type ConflictErrors []*ConflictError
 func (e ConflictErrors) Error() string { return errors.Join(e.Summary()...).Error() }
 
 // Unwrap returns all of them.
-func (e ConflictErrors) Unwrap() []error { return e.errors(len(e)) }
-
-// Summary returns the first conflicts and, if there are more, an error with their number.
-func (e ConflictErrors) Summary() []error {
-	const limit = 8
-	list := e.errors(min(limit, len(e)))
-	if more := len(e) - limit; more > 0 {
-		list = append(list, fmt.Errorf("chain %s: and %d more conflicts", e[0].Chain, more))
+func (e ConflictErrors) Unwrap() []error {
+	list := make([]error, len(e))
+	for i, c := range e {
+		list[i] = c
 	}
 	return list
 }
 
-func (e ConflictErrors) errors(n int) []error {
-	list := make([]error, n)
-	for i, c := range e[:n] {
-		list[i] = c
+// Summary returns the first conflicts and, if there are more, an error with their number.
+func (e ConflictErrors) Summary() []error {
+	const limit = 8
+	list := e[:min(limit, len(e))].Unwrap()
+	if more := len(e) - limit; more > 0 {
+		list = append(list, fmt.Errorf("chain %s: and %d more conflicts", e[0].Chain, more))
 	}
 	return list
 }
@@ -438,7 +436,9 @@ func (m *merger) entries(defaults []Entry, lists func(*SourcePolicy) []entryList
 		}
 	}
 	origins := make([]Origin, 0, size)
-	for _, part := range m.written() {
+	written := slices.Clone(m.parts) // in the order in which rules list their prefixes
+	slices.SortStableFunc(written, func(a, b part) int { return a.id.Compare(b.id) })
+	for _, part := range written {
 		for _, l := range lists(&part.policy) {
 			for j, p := range l.prefixes {
 				switch d := &all[at[p]]; {
@@ -455,11 +455,4 @@ func (m *merger) entries(defaults []Entry, lists func(*SourcePolicy) []entryList
 		}
 	}
 	return out
-}
-
-// written returns the parts in the order in which rules list their prefixes.
-func (m *merger) written() []part {
-	parts := slices.Clone(m.parts)
-	slices.SortStableFunc(parts, func(a, b part) int { return a.id.Compare(b.id) })
-	return parts
 }

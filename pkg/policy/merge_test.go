@@ -12,8 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// withOrigins writes what a policy does with which prefix and who
-// says so, in its order.
+// withOrigins writes what a policy does with each prefix, with the origins.
 func withOrigins(entries []policy.Entry) []string {
 	var out []string
 	for _, e := range entries {
@@ -38,9 +37,9 @@ func TestMergeDestinations(t *testing.T) {
 		agents   = " of the agent files"
 	)
 	for _, tt := range []struct {
-		name          string
-		contributions []policy.Source
-		want          []string
+		name    string
+		sources []policy.Source
+		want    []string
 	}{
 		{"defaults", []policy.Source{network("podnet", 1, policy.SourcePolicy{})}, []string{ll, ten, twelve, sixteen}},
 		{"defaults of agent files that state nothing", []policy.Source{agentFiles(policy.SourcePolicy{})}, []string{ll, ten, twelve, sixteen}},
@@ -136,7 +135,7 @@ func TestMergeDestinations(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			wantEqual(t, "destinations", withOrigins(mergeOne(t, tt.contributions...).Destinations), tt.want)
+			wantEqual(t, "destinations", withOrigins(mergeOne(t, tt.sources...).Destinations), tt.want)
 		})
 	}
 }
@@ -188,7 +187,7 @@ func TestMergeScalars(t *testing.T) {
 		"backend": "auto built in", "enableIPv6": "false built in", "randomFully": "true built in", "masqueradeHost": "true built in",
 		"toPorts": " built in", "sourceCIDRs": "[] built in", "outputInterfaces": "[] built in",
 	}
-	wantEqual(t, "nobody states anything", statedIn(mergeOne(t, agentFiles(policy.SourcePolicy{}))), builtIn)
+	wantEqual(t, "no source states anything", statedIn(mergeOne(t, agentFiles(policy.SourcePolicy{}))), builtIn)
 
 	all := policy.SourcePolicy{
 		Backend: policy.NFTables, EnableIPv6: ptr(true), RandomFully: ptr(false), MasqueradeHost: ptr(false),
@@ -217,12 +216,12 @@ func TestMergeScalars(t *testing.T) {
 func TestMergeScope(t *testing.T) {
 	one, other := cidrs("10.244.0.0/16"), cidrs("10.245.0.0/16")
 	for _, tt := range []struct {
-		name          string
-		contributions []policy.Source
-		want          string // what holds
-		conflicts     int
+		name      string
+		sources   []policy.Source
+		want      string // what holds
+		conflicts int
 	}{
-		{"no network, nobody states it", []policy.Source{agentFiles(policy.SourcePolicy{})}, "[] built in", 0},
+		{"no network, no source states it", []policy.Source{agentFiles(policy.SourcePolicy{})}, "[] built in", 0},
 		{"agent files alone state it", []policy.Source{agentFiles(policy.SourcePolicy{SourceCIDRs: one})}, "[10.244.0.0/16] the agent files", 0},
 		{
 			"agent files that state none take the network's",
@@ -264,7 +263,7 @@ func TestMergeScope(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := mergeOne(t, tt.contributions...)
+			p := mergeOne(t, tt.sources...)
 			wantEqual(t, "sourceCIDRs", statedIn(p)["sourceCIDRs"], tt.want)
 			wantEqual(t, "conflicts", len(p.Conflicts), tt.conflicts)
 		})
@@ -289,12 +288,12 @@ func TestMergeByChain(t *testing.T) {
 // The order in which sources are read has no influence on anything.
 func TestMergeIsIndependentOfOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		contributions := genContributions().Draw(t, "contributions")
-		for i := range contributions {
-			contributions[i].Policy.Chain = rapid.SampledFrom([]string{"A", "B"}).Draw(t, "chain")
+		sources := genSources().Draw(t, "sources")
+		for i := range sources {
+			sources[i].Policy.Chain = rapid.SampledFrom([]string{"A", "B"}).Draw(t, "chain")
 		}
-		shuffled := rapid.Permutation(contributions).Draw(t, "shuffled")
-		if diff := cmp.Diff(policy.Merge(contributions), policy.Merge(shuffled), equatable); diff != "" {
+		shuffled := rapid.Permutation(sources).Draw(t, "shuffled")
+		if diff := cmp.Diff(policy.Merge(sources), policy.Merge(shuffled), equatable); diff != "" {
 			t.Fatalf("another order gives another policy:\n%s", diff)
 		}
 	})
@@ -303,11 +302,11 @@ func TestMergeIsIndependentOfOrder(t *testing.T) {
 // Merge does not write into what it is given.
 func TestMergeLeavesItsInputAlone(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		contributions := genContributions().Draw(t, "contributions")
-		before := fmt.Sprintf("%#v", contributions)
-		policy.Desired(policy.Merge(contributions), policy.Layout{}, policy.Owner{})
-		policy.Desired(policy.Merge(contributions), policy.Layout{Sets: true}, policy.Owner{})
-		if after := fmt.Sprintf("%#v", contributions); after != before {
+		sources := genSources().Draw(t, "sources")
+		before := fmt.Sprintf("%#v", sources)
+		policy.Desired(policy.Merge(sources), policy.Layout{}, policy.Owner{})
+		policy.Desired(policy.Merge(sources), policy.Layout{Sets: true}, policy.Owner{})
+		if after := fmt.Sprintf("%#v", sources); after != before {
 			t.Fatalf("before: %s\nafter: %s", before, after)
 		}
 	})

@@ -14,17 +14,17 @@ import (
 type verdict string
 
 const (
-	leftAlone    verdict = "left alone"
-	masqueraded  verdict = "masqueraded"
-	notItsAffair verdict = "no policy manages it"
+	notMasqueraded verdict = "not masqueraded"
+	masqueraded    verdict = "masqueraded"
+	notItsAffair   verdict = "no policy manages it"
 )
 
 // oracle decides about a packet from the words of the sources alone, by trying
 // every prefix there is. It shares nothing with what it is held against.
 type oracle struct{ strongestFirst []policy.Source }
 
-func newOracle(contributions []policy.Source) oracle {
-	rest := slices.Clone(contributions)
+func newOracle(sources []policy.Source) oracle {
+	rest := slices.Clone(sources)
 	o := oracle{}
 	for len(rest) > 0 {
 		best := 0
@@ -83,11 +83,11 @@ func (o oracle) decide(p policy.Packet) verdict {
 		len(sources) > 0 && !anyContains(sources, p.Src),
 		len(interfaces) > 0 && !anyNames(interfaces, p.Out),
 		!host && p.SrcLocal:
-		return leftAlone
+		return notMasqueraded
 	}
 	for _, c := range o.strongestFirst {
 		if anyContains(c.Policy.NonMasqueradeSourceCIDRs, p.Src) {
-			return leftAlone
+			return notMasqueraded
 		}
 	}
 	longest, decided := -1, masqueraded
@@ -113,7 +113,7 @@ func (o oracle) destinations() map[netip.Prefix]verdict {
 	}
 	for prefix, masquerade := range linkLocal {
 		if !masquerade {
-			out[netip.MustParsePrefix(prefix)] = leftAlone
+			out[netip.MustParsePrefix(prefix)] = notMasqueraded
 		}
 	}
 	if !listNamed {
@@ -123,12 +123,12 @@ func (o oracle) destinations() map[netip.Prefix]verdict {
 				" 198.51.100.0/24 203.0.113.0/24 240.0.0.0/4"
 		}
 		for prefix := range strings.FieldsSeq(builtIn) {
-			out[netip.MustParsePrefix(prefix)] = leftAlone
+			out[netip.MustParsePrefix(prefix)] = notMasqueraded
 		}
 	}
 	for _, c := range slices.Backward(o.strongestFirst) {
 		for _, prefix := range c.Policy.NonMasqueradeCIDRs {
-			out[prefix] = leftAlone
+			out[prefix] = notMasqueraded
 		}
 		for _, prefix := range c.Policy.MasqueradeCIDRs {
 			out[prefix] = masqueraded
@@ -165,5 +165,5 @@ func decided(rs policy.Ruleset, chain string, p policy.Packet) (verdict, *policy
 	if r != nil && r.Verdict == policy.Masquerade {
 		return masqueraded, r
 	}
-	return leftAlone, r
+	return notMasqueraded, r
 }

@@ -50,12 +50,12 @@ func TestOrderByExample(t *testing.T) {
 			cidrs("169.254.0.0/16", "192.168.0.0/16", "10.0.0.0/8", "192.0.2.0/24"),
 		},
 		{
-			"nested, but of one mind",
+			"nested, with one action",
 			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.0.0/16", "10.1.1.0/24", "0.0.0.0/0")},
 			cidrs("169.254.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "10.1.1.0/24", "0.0.0.0/0"),
 		},
 		{
-			"what disagrees with a wider one comes right before it",
+			"a prefix with another action than a wider one comes right before it",
 			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("172.16.0.0/12", "10.0.0.0/8", "192.168.0.0/16", "10.1.2.0/24", "172.17.0.0/16"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "203.0.113.0/24")},
 			cidrs("169.254.0.0/16", "172.16.0.0/12", "10.1.2.0/24", "10.1.0.0/16", "10.0.0.0/8", "192.168.0.0/16", "172.17.0.0/16", "203.0.113.0/24"),
 		},
@@ -79,8 +79,8 @@ func TestOrderByExample(t *testing.T) {
 // written returns what the sources list, in the order in which they do, once
 // each: what is built in, then networks by name, then agent files. Where two
 // name a prefix to opposite ends, the one whose word holds counts.
-func written(contributions []policy.Source, p policy.Policy, f policy.Family) []netip.Prefix {
-	byName := slices.SortedFunc(slices.Values(contributions), func(a, b policy.Source) int {
+func written(sources []policy.Source, p policy.Policy, f policy.Family) []netip.Prefix {
+	byName := slices.SortedFunc(slices.Values(sources), func(a, b policy.Source) int {
 		return cmp.Or(strings.Compare(string(b.ID.Kind), string(a.ID.Kind)), strings.Compare(a.ID.Name, b.ID.Name))
 	})
 	var out []netip.Prefix
@@ -104,9 +104,9 @@ func written(contributions []policy.Source, p policy.Policy, f policy.Family) []
 	return out
 }
 
-// underDispute reports whether a wider prefix covers this one, and any prefix of
+// inConflict reports whether a wider prefix covers this one, and any prefix of
 // the action that is not its own.
-func underDispute(entries []policy.Entry, prefix netip.Prefix) bool {
+func inConflict(entries []policy.Entry, prefix netip.Prefix) bool {
 	within := func(p, q netip.Prefix) bool { return q.Bits() < p.Bits() && q.Overlaps(p) }
 	return slices.ContainsFunc(entries, func(around policy.Entry) bool {
 		return within(prefix, around.Prefix) && slices.ContainsFunc(entries, func(e policy.Entry) bool {
@@ -120,10 +120,10 @@ func underDispute(entries []policy.Entry, prefix netip.Prefix) bool {
 // rule.
 func TestWrittenOrderIsKept(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		contributions := genContributions().Draw(t, "contributions")
-		p := policy.Merge(contributions)[0]
+		sources := genSources().Draw(t, "sources")
+		p := policy.Merge(sources)[0]
 		for _, f := range p.Families() {
-			got, want := destinationOrder(p, f), written(contributions, p, f)
+			got, want := destinationOrder(p, f), written(sources, p, f)
 			if diff := gocmp.Diff(byText(want), byText(got), equatable); diff != "" {
 				t.Fatalf("%s: prefixes with rules (-want +got):\n%s", f, diff)
 			}
@@ -133,7 +133,7 @@ func TestWrittenOrderIsKept(t *testing.T) {
 			}
 			for i, later := range want {
 				for _, earlier := range want[:i] {
-					if place[later] < place[earlier] && !underDispute(p.Destinations, later) {
+					if place[later] < place[earlier] && !inConflict(p.Destinations, later) {
 						t.Fatalf("%s: %s comes before %s; written %s, rules %s", f, later, earlier, want, got)
 					}
 				}

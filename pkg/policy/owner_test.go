@@ -25,7 +25,7 @@ func TestOwner(t *testing.T) {
 		}
 	}
 	if got := (policy.Owner{}).Comment(); got != "" {
-		t.Errorf("the comment of nobody is %q", got)
+		t.Errorf("the comment of the zero owner is %q", got)
 	}
 }
 
@@ -82,7 +82,7 @@ func TestOwnerRoundTrip(t *testing.T) {
 	})
 }
 
-// A comment is one of ours or nobody's, and what was read is written so that it
+// A comment has an owner or none, and what was read is written so that it
 // reads the same.
 func FuzzParseOwner(f *testing.F) {
 	for _, s := range []string{

@@ -118,8 +118,8 @@ func TestEveryPortIsAsLikely(t *testing.T) {
 			all, total = append(all, r), total+r.Size()
 		}
 		all = rapid.Permutation(all).Draw(t, "ports")
-		contribution := network("n", 1, policy.SourcePolicy{ToPorts: &all})
-		rs := policy.Desired(policy.Merge([]policy.Source{contribution}), policy.Layout{Sets: true}, policy.Owner{})
+		source := network("n", 1, policy.SourcePolicy{ToPorts: &all})
+		rs := policy.Desired(policy.Merge([]policy.Source{source}), policy.Layout{Sets: true}, policy.Owner{})
 		for _, proto := range policy.Protocols() {
 			left, i := 1.0, 0
 			for _, r := range rs.Chains[0].Rules {

@@ -47,9 +47,9 @@ func TestRuleEqual(t *testing.T) {
 				t.Errorf("%s equals %s: %v", r, s, got)
 			}
 		}
-		alien := policy.Rule{Verdict: policy.Unrecognized, Text: r.String()}
-		if same := alien; alien.Equal(same) || alien.Equal(r) || r.Equal(alien) {
-			t.Errorf("an alien equals %s", r)
+		unrecognized := policy.Rule{Verdict: policy.Unrecognized, Text: r.String()}
+		if same := unrecognized; unrecognized.Equal(same) || unrecognized.Equal(r) || r.Equal(unrecognized) {
+			t.Errorf("an unrecognized rule equals %s", r)
 		}
 	}
 }

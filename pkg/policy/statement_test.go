@@ -57,9 +57,9 @@ func TestStatementInJSON(t *testing.T) {
 	}
 }
 
-func TestContributionRoundTrip(t *testing.T) {
+func TestSourceRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		for _, c := range genContributions().Draw(t, "contributions") {
+		for _, c := range genSources().Draw(t, "sources") {
 			text, err := json.Marshal(c)
 			if err != nil {
 				t.Fatal(err)
