@@ -16,6 +16,8 @@ import (
 	"sync"
 	"syscall"
 
+	goiptables "github.com/coreos/go-iptables/iptables"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -100,15 +102,43 @@ func (p *programs) version(ctx context.Context, path string) (version, error) {
 	return v, nil
 }
 
-// list runs `iptables -t nat -S`, of one chain if it is named, and returns the rules.
-func (p *programs) list(ctx context.Context, f policy.Family, variant string, chain ...string) ([]string, error) {
+// list returns the rules of chains of table nat as `iptables -S` prints them, of all
+// chains if none is named.
+func (p *programs) list(ctx context.Context, f policy.Family, variant string, chains ...string) ([]string, error) {
 	path, err := p.locate(ctx, f, variant, "")
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"-w", strconv.Itoa(lockSeconds), "-t", natTable, "-S"}
-	out, err := p.run(ctx, p.env, nil, nil, path, append(args, chain...)...)
-	return ruleLines(strings.Split(string(out), "\n")), err
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("run %s: %w", path, err)
+	}
+	protocol := goiptables.ProtocolIPv4
+	if f == policy.IPv6 {
+		protocol = goiptables.ProtocolIPv6
+	}
+	ipt, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(protocol), goiptables.Timeout(lockSeconds))
+	if err == nil && len(chains) == 0 {
+		chains, err = ipt.ListChains(natTable)
+	}
+	var all []string
+	for _, chain := range chains {
+		if err != nil {
+			break
+		}
+		var lines []string
+		lines, err = ipt.List(natTable, chain)
+		all = append(all, lines...)
+	}
+	var failed *goiptables.Error
+	switch {
+	case err == nil:
+		return ruleLines(all), nil
+	case !errors.As(err, &failed):
+		return nil, fmt.Errorf("run %s: %w", path, err)
+	}
+	status := fmt.Sprintf("exit status %v", failed.ExitStatus())
+	_, stderr, _ := strings.Cut(failed.Error(), status+": ")
+	return nil, &runError{path: path, err: errors.New(status), stderr: firstLines(stderr)}
 }
 
 // restore runs iptables-restore.
