@@ -22,7 +22,7 @@ import (
 
 // add records the attachment and ensures the rules. If all is right it only reads.
 func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
-	if !n.entryVerified(n.Dir.VerificationCache(n.source())) {
+	if !n.entryVerified(n.cached()) {
 		if _, err := n.entry(); err != nil { // a refused entry is not attached
 			return err
 		}
@@ -64,7 +64,7 @@ func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
 // after the attachment was recorded: a reconciler that drops the network has either done so
 // by now, or finds the attachment.
 func (n *node) ensure(ctx context.Context) error {
-	reading, err := n.Dir.Read(n.source())
+	reading, err := n.Dir.Read()
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (n *node) ensure(ctx context.Context) error {
 		return n.withoutLock(ctx, state, own, err)
 	}
 	defer n.release(lock)
-	again, err := n.Dir.Read(n.source())
+	again, err := n.Dir.Read()
 	if err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ type verification struct {
 
 func (n *node) verification(r *store.Reading) verification {
 	p := n.plugin
-	return verification{n, r.VerificationCache(), sync.OnceValue(func() string {
+	return verification{n, n.cached(), sync.OnceValue(func() string {
 		if p.Generation == nil || p.Program == "" || n.Dir.Boot() == "" {
 			return ""
 		}

@@ -69,6 +69,7 @@ type node struct {
 	stated       func() (config.Netconf, error) // the configuration that states the network's policy
 	entry        func() (config.Entry, error)   // that, validated
 	entryDigest  func() string                  // of that and the program; "" if there is none
+	cached       func() store.VerificationCache // what the previous ADD verified
 	checkDataDir func() error                   // why nothing must be written to the dataDir, or nil
 }
 
@@ -99,6 +100,7 @@ func (p *Plugin) node(conf config.Netconf) *node {
 		}
 		return store.Digest(append(conf.PolicyTexts(), p.Program)...)
 	})
+	n.cached = sync.OnceValue(func() store.VerificationCache { return n.Dir.VerificationCache(n.source()) })
 	n.checkDataDir = sync.OnceValue(func() error { return n.CheckDataDir(context.Background()) })
 	n.Node.Stated = func() (dataDir, origin string, certain bool) {
 		if err != nil {

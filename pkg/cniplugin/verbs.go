@@ -28,7 +28,7 @@ func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 // that nothing returns after a cleanup, but removes what an interrupted ADD left. If a
 // document cannot be read it writes nothing.
 func (n *node) repair(ctx context.Context) error {
-	reading, err := n.Dir.Read(n.source())
+	reading, err := n.Dir.Read()
 	if err != nil {
 		return err
 	}

@@ -372,12 +372,12 @@ func TestPreferredBackendUnusable(t *testing.T) {
 func TestRecordOfAnEarlierBoot(t *testing.T) {
 	f := newFixture(t)
 	path := f.enforcer.Dir.Path()
-	f.enforcer.Dir = store.Open(path, store.WithBoot("one"))
+	f.enforcer.Dir = store.Open(path, store.WithBoot("00000000-0000-4000-8000-000000000001"))
 	f.sync(network("podnet", "A"))
 	f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
 	f.kernel.unusable[iptChoice] = netfilter.ErrUnusable
 
-	f.enforcer.Dir = store.Open(path, store.WithBoot("two"))
+	f.enforcer.Dir = store.Open(path, store.WithBoot("00000000-0000-4000-8000-000000000002"))
 	f.mustBeInSync(f.sync(network("podnet", "A")))
 	if len(f.kernel.chains[legacyChoice]) != 1 {
 		t.Errorf("kernel:\n%s", f.kernel.dump())

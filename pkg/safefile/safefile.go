@@ -47,7 +47,10 @@ func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, err
 	}
 	d := &Dir{path: path, root: root}
 	if d.file, err = root.Open("."); err == nil {
-		err = flock(ctx, d.file, wait)
+		ctx, cancel := context.WithTimeoutCause(ctx, wait,
+			fmt.Errorf("another process holds the lock (waited %s); find it with lsof", wait))
+		err = Flock(ctx, d.file)
+		cancel()
 	}
 	if err != nil {
 		err = Error("lock the directory", path, err)
@@ -60,22 +63,18 @@ func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, err
 	return d, nil
 }
 
-func flock(ctx context.Context, file *os.File, wait time.Duration) error {
-	const poll = 10 * time.Millisecond
-	for deadline := time.Now().Add(wait); ; {
+// Flock polls for the lock of an open file until ctx ends. The error is then the cause of ctx.
+func Flock(ctx context.Context, file *os.File) error {
+	const first, longest = time.Millisecond, 20 * time.Millisecond
+	for pause := first; ; pause = min(2*pause, longest) {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return nil
-		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			return err
-		case !time.Now().Before(deadline):
-			return fmt.Errorf("another process holds the lock (waited %s); find it with lsof", wait)
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(poll):
+		case <-time.After(pause):
 		}
 	}
 }

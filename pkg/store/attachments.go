@@ -29,32 +29,23 @@ func (d *Dir) network(name string, create bool) (*folder, error) {
 // Attach records that a container has an interface in a network. It takes no lock and syncs nothing:
 // attachments are valid in this boot only. It may be called twice.
 func (d *Dir) Attach(network, containerID, ifname string) error {
-	name := Attachment{containerID, ifname}.file()
 	const attempts = 100
 	var err error
 	for range attempts { // a directory can be removed before it is used
-		if err = d.attach(network, name); !errors.Is(err, os.ErrNotExist) {
+		var f *folder
+		if f, err = d.network(network, true); err == nil {
+			var file *os.File
+			name := Attachment{containerID, ifname}.file()
+			if file, err = f.openOrCreate("write attachment", name, unix.O_RDONLY); err == nil {
+				err = file.Close()
+			}
+			f.close()
+		}
+		if !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}
 	return err
-}
-
-func (d *Dir) attach(network, name string) error {
-	f, err := d.network(network, true)
-	if err != nil {
-		return err
-	}
-	defer f.close()
-	const op = "write attachment"
-	fd, err := f.create(op, name)
-	if errors.Is(err, os.ErrExist) {
-		fd, _, err = f.open(op, name, unix.O_RDONLY)
-	}
-	if err != nil {
-		return err
-	}
-	return unix.Close(fd)
 }
 
 // Detach removes an attachment of this boot. It is no error if there is none, and creates nothing.
@@ -90,19 +81,9 @@ func (d *Dir) Prune(network string, keep []Attachment) error {
 		return ignoring(err, os.ErrNotExist)
 	}
 	defer f.close()
-	names, err := f.names()
-	if err != nil { // it may have been removed since it was opened
-		return ignoring(err, os.ErrNotExist)
+	kept := make([]string, len(keep))
+	for i, a := range keep {
+		kept[i] = a.file()
 	}
-	kept := make(map[string]bool, len(keep))
-	for _, a := range keep {
-		kept[a.file()] = true
-	}
-	var errs []error
-	for _, name := range names {
-		if _, err := f.recognize(inNetwork, name); err == nil && !kept[name] {
-			errs = append(errs, f.remove(name))
-		}
-	}
-	return errors.Join(errs...)
+	return ignoring(f.clear(inNetwork, kept...), os.ErrNotExist) // it may have been removed since it was opened
 }

@@ -3,7 +3,7 @@
 package store
 
 import (
-	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -18,9 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// What a dataDir holds.
+// Names in a dataDir.
 const (
 	lockFile         = "lock"
 	instanceLockFile = "reconciler.lock"
@@ -99,10 +100,9 @@ func kernelBoot() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the boot id from %s: %w; mount /proc", file, err)
 	}
-	defer func() { _ = unix.Close(fd) }()
 	buf := make([]byte, 100)
 	n, err := unix.Read(fd, buf)
-	if err != nil {
+	if err = errors.Join(err, unix.Close(fd)); err != nil {
 		return "", fmt.Errorf("read the boot id from %s: %w", file, err)
 	}
 	id := strings.TrimSpace(string(buf[:n]))
@@ -111,11 +111,8 @@ func kernelBoot() (string, error) {
 
 // checkBoot returns an error if a boot id cannot be the name of a directory.
 func checkBoot(id string) error {
-	odd := func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-'
-	}
-	if id == "" || len(id) > 64 || strings.ContainsFunc(id, odd) {
-		return fmt.Errorf("read the boot id: it is %s, where a UUID was expected", shown(id))
+	if !isBoot(id) {
+		return fmt.Errorf("read the boot id: %s is not a UUID", shown(id))
 	}
 	return nil
 }
@@ -145,49 +142,48 @@ func (d *Dir) dataDir() (*folder, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := f.mayBeOwned(); err != nil {
+	if err := f.checkOrigin(); err != nil {
 		f.close()
 		return nil, err
 	}
 	return f, nil
 }
 
-// mayBeOwned notes whether there is a marker, and returns why a directory without one is not a dataDir.
-func (f *folder) mayBeOwned() error {
+// checkOrigin notes whether there is a marker, and returns why a directory without one is not a dataDir.
+func (f *folder) checkOrigin() error {
 	if _, err := f.recognize(inDataDir, markerFile); err == nil {
 		f.marked = true
 		return nil
 	}
-	var found finding
-	if err := f.judge(inDataDir, &found); err != nil || found.unknown == "" && (found.proven || found.first == "") {
+	unknown, proven, err := f.examine(inDataDir)
+	if err != nil || unknown == "" && proven {
 		return err
 	}
-	why := shown(strings.TrimPrefix(cmp.Or(found.unknown, found.first), f.path+"/"))
-	if found.unknown != "" {
-		why += ", which ip-masq does not write"
-	} else {
-		why += ", and nothing that ip-masq alone writes"
+	why := shown(strings.TrimPrefix(unknown, f.path()+"/")) + ", which ip-masq does not write"
+	if unknown == "" {
+		names, err := f.names()
+		if err != nil || len(names) == 0 {
+			return err
+		}
+		why = shown(names[0]) + ", and nothing that only ip-masq writes"
 	}
 	return fmt.Errorf("open directory %s: %w: ip-masq did not make it: it holds %s; "+
 		"set dataDir to a directory that does not exist or is empty; if no other program uses this one, remove that from it instead",
-		shown(f.path), ErrRefused, why)
+		shown(f.path()), ErrRefused, why)
 }
 
 // mark creates the marker.
 func (f *folder) mark() error {
-	fd, err := f.create("create", markerFile)
-	if errors.Is(err, os.ErrExist) {
-		return nil
-	}
+	file, err := f.openOrCreate("create", markerFile, unix.O_RDONLY)
 	if err != nil {
 		return err
 	}
-	return unix.Close(fd)
+	return file.Close()
 }
 
 // makeDataDir opens the directory, and creates it first if it is missing.
 func (d *Dir) makeDataDir() (*folder, error) {
-	const attempts, pause = 100, 5 * time.Millisecond
+	const attempts = 100
 	for attempt := 1; ; attempt++ { // another process may create or remove it
 		f, err := d.dataDir()
 		if err == nil && !f.marked {
@@ -197,18 +193,16 @@ func (d *Dir) makeDataDir() (*folder, error) {
 			return f, err
 		}
 		err = d.createDataDir()
-		if ignoring(err, os.ErrNotExist, os.ErrExist, unix.EWOULDBLOCK) != nil || err != nil && attempt == attempts {
+		if ignoring(err, os.ErrNotExist, os.ErrExist) != nil || err != nil && attempt == attempts {
 			return nil, err
-		}
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			time.Sleep(pause)
 		}
 	}
 }
 
 // createDataDir creates the directory under a temporary name, with the marker in it, and renames it: the
-// dataDir is never without its marker. What a killed process left under that name is used.
+// dataDir is never without its marker. A directory that a killed process left under that name is used.
 func (d *Dir) createDataDir() error {
+	const longest = time.Second
 	above := filepath.Dir(d.path)
 	if err := makeParents(above); err != nil {
 		return err
@@ -222,14 +216,16 @@ func (d *Dir) createDataDir() error {
 		return err
 	}
 	defer f.close()
-	err = unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil && !isAt(f.fd, temp) { // another process has renamed it, perhaps to this dataDir
+	ctx, cancel := context.WithTimeout(context.Background(), longest)
+	defer cancel()
+	err = safefile.Flock(ctx, f.file)
+	if err == nil && !isAt(f.file, temp) { // another process has renamed it, perhaps to this dataDir
 		err = unix.ENOENT
 	}
 	if err != nil {
 		return failure(lockOp, temp, err)
 	}
-	if err := f.mayBeOwned(); err != nil {
+	if err := f.checkOrigin(); err != nil {
 		return err
 	}
 	if err = f.mark(); err == nil {
@@ -245,12 +241,13 @@ func (d *Dir) createDataDir() error {
 }
 
 // isAt reports whether an open file is the one at a path.
-func isAt(fd int, path string) bool {
+func isAt(file *os.File, path string) bool {
 	var open, found unix.Stat_t
-	return unix.Fstat(fd, &open) == nil && unix.Lstat(path, &found) == nil && open.Dev == found.Dev && open.Ino == found.Ino
+	return unix.Fstat(int(file.Fd()), &open) == nil && unix.Lstat(path, &found) == nil &&
+		open.Dev == found.Dev && open.Ino == found.Ino
 }
 
-// descend opens a directory below the dataDir. With create, it creates what is missing.
+// descend opens a directory below the dataDir. With create, it creates missing directories.
 func (d *Dir) descend(create bool, names ...string) (*folder, error) {
 	open := d.dataDir
 	if create {

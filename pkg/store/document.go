@@ -8,10 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
+	"os"
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -75,15 +79,15 @@ func nameOf(src policy.SourceID) string {
 	return hashName("source", string(src.Kind), src.Name) + documentSuffix
 }
 
-// encodeContribution encodes the document of a source, if decoding it returns the same. Prefixes may be many,
+// encodeSource encodes the document of a source, if decoding it returns the same. Prefixes may be many,
 // and valid ones do: only the rest is decoded again.
-func encodeContribution(s policy.Source) ([]byte, error) {
+func encodeSource(s policy.Source) ([]byte, error) {
 	data, err := json.Marshal(document{Schema, s})
 	if err != nil {
 		return nil, err
 	}
 	if len(data) > maxDocument {
-		return nil, fmt.Errorf("it has %d bytes, and at most %d are possible", len(data), maxDocument)
+		return nil, fmt.Errorf("it has %d bytes, more than the limit of %d", len(data), maxDocument)
 	}
 	if err := validate(s); err != nil {
 		return nil, err
@@ -94,16 +98,15 @@ func encodeContribution(s policy.Source) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	again, err := decodeContribution(rest, nameOf(s.ID))
+	again, err := decodeSource(rest, nameOf(s.ID))
 	if err == nil && !reflect.DeepEqual(s, again) {
 		err = errors.New("it does not read back as it was written")
 	}
 	return data, err
 }
 
-// decodeContribution decodes the document in the named file. The error is an ErrNewer if a newer
-// version wrote it.
-func decodeContribution(data []byte, name string) (policy.Source, error) {
+// decodeSource decodes the document in the named file.
+func decodeSource(data []byte, name string) (policy.Source, error) {
 	var d document
 	err := decode(data, &d, &d.Schema)
 	if err == nil {
@@ -122,15 +125,7 @@ func encodeRecord(r Record) ([]byte, error) {
 	if err := r.validate(); err != nil {
 		return nil, err
 	}
-	data, err := json.Marshal(recordDocument{Schema, r})
-	if err != nil {
-		return nil, err
-	}
-	again, err := decodeRecord(data)
-	if err == nil && !again.Equal(r) {
-		err = errors.New("it does not read back as it was written")
-	}
-	return data, err
+	return json.Marshal(recordDocument{Schema, r})
 }
 
 func decodeRecord(data []byte) (Record, error) {
@@ -145,85 +140,46 @@ func decodeRecord(data []byte) (Record, error) {
 	return d.Record, nil
 }
 
-// decode decodes a document of this schema; schema is the field for it in into.
+// decode decodes a document of this schema, or returns a newerError if a newer version wrote it. The
+// schema is the field of into for it.
 func decode(data []byte, into any, schema *int) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	err := d.Decode(into)
-	if err == nil {
-		if _, end := d.Token(); !errors.Is(end, io.EOF) {
-			err = errors.New("something stands behind the end of the document")
-		}
-	}
-	// ip-masq writes this beginning. In other documents the decoder may have taken another key for the
-	// schema: it ignores case, and takes the last of several.
-	if err == nil && *schema == Schema && bytes.HasPrefix(data, fmt.Appendf(nil, `{"schema":%d,`, Schema)) {
-		return nil
-	}
-	switch stated, schemaErr := schemaOf(data); {
-	case schemaErr != nil:
-		return fmt.Errorf("find its schema: %w", schemaErr)
+	switch stated := schemaOf(data); {
 	case stated > Schema:
 		return &newerError{stated}
-	case stated < 1:
-		return fmt.Errorf("it has schema %d, which never was", stated)
-	case err == nil && stated != *schema:
-		return fmt.Errorf("it states the schemas %d and %d", stated, *schema)
+	case stated != Schema:
+		return fmt.Errorf(`it does not begin with {"schema":%d, as ip-masq writes it`, Schema)
 	}
-	return err
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("text follows the end of the document")
+	}
+	if *schema != Schema { // the decoder takes the last of several
+		return fmt.Errorf("it has the schemas %d and %d", Schema, *schema)
+	}
+	return nil
 }
 
 // newerError is an ErrNewer with the schema of the document.
 type newerError struct{ schema int }
 
 func (e *newerError) Error() string {
-	return fmt.Sprintf("%v: it has schema %d, and schemas up to %d are known here; install the newer version again",
+	return fmt.Sprintf("%v: it has schema %d, and this version reads schemas up to %d; install the newer version again",
 		ErrNewer, e.schema, Schema)
 }
 
 func (e *newerError) Is(target error) bool { return target == ErrNewer }
 
-// schemaOf returns the first "schema" of a JSON object. The other keys may have any value, and what
-// follows need not be JSON.
-func schemaOf(data []byte) (int, error) {
-	if len(data) == 0 {
-		return 0, errors.New("it is empty")
-	}
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	switch t, err := d.Token(); {
-	case err != nil:
-		return 0, fmt.Errorf("it is not JSON: %w", err)
-	case t != json.Delim('{'):
-		return 0, errors.New("it is not a JSON object")
-	}
-	for d.More() {
-		key, err := d.Token()
-		if err != nil {
-			return 0, err
-		}
-		if key != "schema" {
-			var value json.RawMessage
-			if err := d.Decode(&value); err != nil {
-				return 0, err
-			}
-			continue
-		}
-		value, err := d.Token()
-		if err != nil {
-			return 0, err
-		}
-		number, isNumber := value.(json.Number)
-		if !isNumber {
-			return 0, errors.New("it is not a number")
-		}
-		n, err := strconv.Atoi(number.String())
-		if errors.Is(err, strconv.ErrRange) && n > 0 {
-			return math.MaxInt, nil
-		}
-		return n, err
-	}
-	return 0, errors.New("it states none")
+// schemaOf returns the schema of a document, which every version writes at its beginning. It is 0 if
+// there is none, and math.MaxInt if it is greater than that. The rest may have any form.
+func schemaOf(data []byte) int {
+	rest, _ := bytes.CutPrefix(data, []byte(`{"schema":`))
+	digits := rest[:len(rest)-len(bytes.TrimLeft(rest, "0123456789"))]
+	schema, _ := strconv.Atoi(string(digits))
+	return schema
 }
 
 // validate checks what a document says by itself: its readers rely on it.
@@ -232,9 +188,9 @@ func validate(s policy.Source) error {
 	case id.Kind != policy.Network && id.Kind != policy.AgentFiles:
 		return fmt.Errorf("source.kind: %s is not a kind of source", policy.Quote(string(id.Kind)))
 	case id.Kind == policy.Network && id.Name == "":
-		return errors.New("source.name: is missing, and a network has one")
+		return errors.New("source.name: missing for a network")
 	case id.Kind == policy.AgentFiles && id.Name != "":
-		return errors.New("source.name: the agent files have none")
+		return errors.New("source.name: not possible for the agent files")
 	}
 	return s.Validate(policy.MaxCIDRLimit)
 }
@@ -269,23 +225,111 @@ func (s State) Find(src policy.SourceID) *policy.Source {
 	return nil
 }
 
-// Load reads and decodes all documents and the record. What is wrong with one of them is in the State.
+// Reading is the documents and the record as they were read together, and not decoded yet.
+type Reading struct {
+	files []file
+}
+
+// file is a document or the record: its bytes, or why it is refused.
+type file struct {
+	name, path string
+	data       []byte
+	err        error
+}
+
+// Load reads and decodes all documents and the record. Errors of single files are in the State.
 func (d *Dir) Load() (State, error) {
-	r, err := d.Read(policy.SourceID{})
+	r, err := d.Read()
 	if err != nil {
 		return State{}, err
 	}
 	return r.State(), nil
 }
 
-// State decodes what was read.
+// Read reads all documents and the record without the lock, each as it is before or after a concurrent
+// change. A directory that does not exist is the empty Reading. The error is about directories
+// (ErrRefused) or about this process (too many open files).
+func (d *Dir) Read() (*Reading, error) {
+	root, err := d.dataDir()
+	if err != nil {
+		return &Reading{}, ignoring(err, os.ErrNotExist)
+	}
+	defer root.close()
+	files, err := root.readSources()
+	if err != nil {
+		return nil, err
+	}
+	record, err := root.document(recordFile)
+	if err == nil {
+		files = append(files, record)
+	}
+	return &Reading{files}, ignoring(err, os.ErrNotExist)
+}
+
+// readSources reads the documents. It lists them again if one vanishes meanwhile, or if the directory
+// changed so recently that the list may lack one, until two lists are equal: a file that is being
+// replaced can be absent from a list (btrfs), and mtimes are as coarse as the kernel's tick.
+func (f *folder) readSources() ([]file, error) {
+	const attempts = 100
+	const tick = 20 * time.Millisecond // twice the longest, that of CONFIG_HZ=100
+	before := []string{""}             // equal to no list
+	for range attempts {
+		start := time.Now()
+		sources, err := f.folder(sourcesDir, false)
+		if err != nil {
+			return nil, ignoring(err, os.ErrNotExist)
+		}
+		names, changed, err := sources.documents()
+		var files []file
+		complete := err == nil && (changed.Before(start.Add(-tick)) || slices.Equal(names, before))
+		for i := 0; complete && err == nil && i < len(names); i++ {
+			var one file
+			one, err = sources.document(names[i])
+			files = append(files, one)
+		}
+		sources.close()
+		if complete && err == nil {
+			return files, nil
+		}
+		if ignoring(err, os.ErrNotExist) != nil {
+			return nil, err
+		}
+		before = names
+	}
+	return nil, fmt.Errorf("list directory %s: it keeps changing; find the program that writes to it", shown(f.in(sourcesDir)))
+}
+
+// documents returns the names of the documents, and when a name in the directory last changed.
+func (f *folder) documents() ([]string, time.Time, error) {
+	names, err := f.names()
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	names = slices.DeleteFunc(names, func(n string) bool {
+		hash, isOne := strings.CutSuffix(n, documentSuffix)
+		return !isOne || !isHash(hash)
+	})
+	changed, err := f.changed()
+	return names, changed, err
+}
+
+// document reads a document or the record. The error is that there is none, or that this process or the
+// kernel lacks means, which says nothing about the document. Any other is in the file.
+func (f *folder) document(name string) (file, error) {
+	data, err := f.read(name)
+	for _, e := range []error{os.ErrNotExist, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
+		if errors.Is(err, e) {
+			return file{}, err
+		}
+	}
+	return file{name, f.in(name), data, err}, nil
+}
+
+// State decodes the files.
 func (r *Reading) State() State {
 	var s State
-	for _, f := range r.documents {
+	for _, f := range r.files {
 		s.add(f)
-	}
-	if r.record != nil {
-		s.add(*r.record)
 	}
 	slices.SortFunc(s.Sources, func(a, b policy.Source) int { return a.ID.Compare(b.ID) })
 	return s
@@ -306,12 +350,13 @@ func (s *State) add(f file) {
 			s.Record, err = decodeRecord(f.data)
 		} else {
 			var c policy.Source
-			if c, err = decodeContribution(f.data, f.name); err == nil {
+			if c, err = decodeSource(f.data, f.name); err == nil {
 				s.Sources = append(s.Sources, c)
 			}
 		}
 		if err != nil && !errors.Is(err, ErrNewer) {
-			err = fmt.Errorf("%s %s: %w; it is moved aside and made again from its source", readDocument, shown(f.path), bounded(err))
+			err = fmt.Errorf("%s %s: %w; it is moved aside and written again from its source",
+				readDocument, shown(f.path), bounded(err))
 		}
 	}
 	var newer *newerError
@@ -321,4 +366,13 @@ func (s *State) add(f file) {
 	case err != nil:
 		s.Damaged = append(s.Damaged, Damaged{f.path, err})
 	}
+}
+
+// bounded returns an error of limited length for one that may repeat parts of a document.
+func bounded(err error) error {
+	const limit = 512
+	if text := err.Error(); len(text) > limit {
+		return errors.New(policy.Quote(text))
+	}
+	return err
 }

@@ -16,7 +16,7 @@ import (
 // needs a new Schema.
 func TestFormOfDocuments(t *testing.T) {
 	yes := true
-	data, err := encodeContribution(policy.Source{
+	data, err := encodeSource(policy.Source{
 		ID: policy.SourceID{Kind: policy.Network, Name: "podnet"},
 		Policy: policy.SourcePolicy{
 			Chain: "IP-MASQ-AGENT", NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
@@ -68,20 +68,20 @@ func FuzzDocument(f *testing.F) {
 		var named document
 		_ = json.Unmarshal(data, &named) // only to give the document its proper name
 		name := nameOf(named.ID)
-		if c, err := decodeContribution(data, name); err == nil {
-			again, err := encodeContribution(c)
+		if c, err := decodeSource(data, name); err == nil {
+			again, err := encodeSource(c)
 			if err != nil {
 				t.Fatalf("%+v was read and cannot be written: %v", c, err)
 			}
-			if back, err := decodeContribution(again, name); err != nil || !reflect.DeepEqual(back, c) {
+			if back, err := decodeSource(again, name); err != nil || !reflect.DeepEqual(back, c) {
 				t.Fatalf("%+v became %+v, %v", c, back, err)
 			}
-			if _, err := decodeContribution(data, nameOf(policy.SourceID{Kind: "none"})); err == nil {
+			if _, err := decodeSource(data, nameOf(policy.SourceID{Kind: "none"})); err == nil {
 				t.Fatal("read from a file that is not its own")
 			}
 			// Whoever reads a document relies on it.
 			policy.Desired(policy.Merge([]policy.Source{c}), policy.Layout{Sets: true}, policy.Owner{})
-		} else if schema, _ := schemaOf(data); errors.Is(err, ErrNewer) != (schema > Schema) {
+		} else if schema := schemaOf(data); errors.Is(err, ErrNewer) != (schema > Schema) {
 			t.Fatalf("schema %d: %v", schema, err)
 		}
 		if r, err := decodeRecord(data); err == nil {

@@ -3,13 +3,14 @@
 package store
 
 import (
-	"cmp"
 	"errors"
 	"os"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // entry describes what ip-masq writes under a name: a regular file, or a directory.
@@ -67,20 +68,20 @@ func inNetwork(name string) (entry, bool) {
 	return entry{hollow: true, proves: byName}, isHash(name)
 }
 
-// inBackups is the layout that package conflist uses: copies that
-// are named after their SHA-256, and temporary files of package safefile.
+// inBackups is the layout that package conflist uses: copies that are named after their SHA-256, and
+// temporary files of package safefile.
 func inBackups(name string) (entry, bool) {
 	stem, isCopy := strings.CutSuffix(name, ".bak")
 	at := strings.LastIndexByte(stem, '.')
 	isCopy = isCopy && at > 0 && isHash(stem[at+1:])
-	return entry{proves: byName}, isCopy || isTemp(name, ".ip-masq-")
+	return entry{proves: byName}, isCopy || safefile.IsTemp(name)
 }
 
 func byName(*folder, string) bool { return true }
 
 // byContents reports whether a document or the record parses, or is of a newer version.
 func byContents(f *folder, name string) bool {
-	now, err := f.file(name)
+	now, err := f.document(name)
 	return err == nil && !now.damaged()
 }
 
@@ -112,7 +113,7 @@ func (f *folder) recognize(l layout, name string) (entry, error) {
 		return e, failure("look at", f.in(name), errUnknown)
 	}
 	var st unix.Stat_t
-	if err := unix.Fstatat(f.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return e, failure("look at", f.in(name), err)
 	}
 	kind := uint32(unix.S_IFREG)
@@ -125,33 +126,34 @@ func (f *folder) recognize(l layout, name string) (entry, error) {
 	return e, nil
 }
 
-// finding is what judge found in a directory. Of several entries, it has the first by path.
-type finding struct {
-	first   string // "" if the directory is empty
-	unknown string // that ip-masq does not write
-	proven  bool   // a file proves that ip-masq created it
-}
-
-// judge examines the directory and those in it. It keeps no list of the entries: there may be many.
-func (f *folder) judge(l layout, found *finding) error {
-	return f.each(func(name string) error {
-		first := func(path string) string { return min(cmp.Or(path, f.in(name)), f.in(name)) }
-		found.first = first(found.first)
+// examine returns the first path below the directory that ip-masq does not write, or "", and whether a
+// file proves that ip-masq created the directory.
+func (f *folder) examine(l layout) (unknown string, proven bool, err error) {
+	names, err := f.names()
+	if err != nil {
+		return "", false, err
+	}
+	for _, name := range names {
 		e, err := f.recognize(l, name)
 		switch {
 		case errors.Is(err, errUnknown):
-			found.unknown, err = first(found.unknown), nil
+			return f.in(name), proven, nil
 		case err == nil && e.holds != nil:
 			var sub *folder
 			if sub, err = f.folder(name, false); err == nil {
-				err = sub.judge(e.holds, found)
+				var below bool
+				unknown, below, err = sub.examine(e.holds)
+				proven = proven || below
 				sub.close()
 			}
 		case err == nil:
-			found.proven = found.proven || e.proves != nil && e.proves(f, name)
+			proven = proven || e.proves != nil && e.proves(f, name)
 		}
-		return ignoring(err, os.ErrNotExist) // removed meanwhile
-	})
+		if err = ignoring(err, os.ErrNotExist); err != nil || unknown != "" { // else removed meanwhile
+			return unknown, proven, err
+		}
+	}
+	return "", proven, nil
 }
 
 // clear removes what ip-masq wrote into the directory, except the spared names.
@@ -179,9 +181,6 @@ func (f *folder) clearEntry(e entry, name string) error {
 		return err
 	}
 	// It may hold files of another program, or a new attachment: Attach takes no lock.
-	err = unix.Unlinkat(f.fd, name, unix.AT_REMOVEDIR)
-	if ignoring(err, unix.ENOENT, unix.ENOTEMPTY) != nil {
-		return failure("remove directory", f.in(name), err)
-	}
-	return nil
+	err = unix.Unlinkat(f.fd(), name, unix.AT_REMOVEDIR)
+	return failure("remove directory", f.in(name), ignoring(err, unix.ENOENT, unix.ENOTEMPTY))
 }

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 const lockOp = "lock"
@@ -20,12 +22,12 @@ const lockOp = "lock"
 // lock the removed file and another a new one.
 type Lock struct {
 	dir    *Dir
-	root   *folder
+	root   *folder  // nil in a dry run without a lock file
 	file   *os.File // nil in a dry run without a lock file
 	staged map[*Staged]bool
 
 	dry      bool // see DryRun
-	planned  int  // bytes of what was staged in a dry run
+	planned  int  // bytes of the files staged in a dry run
 	released bool
 }
 
@@ -46,6 +48,46 @@ func (d *Dir) LockToRead(ctx context.Context) (*Lock, error) {
 	return l, ignoring(err, os.ErrNotExist)
 }
 
+// DryRun takes the lock as Lock does, to find out whether documents could be written: Stage and PutRecord
+// fail where they would fail with a Lock, and write nothing. They only read (access(2), statfs(2)), so a
+// disk quota is not noticed. Nothing is created; without a lock file, no process can hold the lock.
+func (d *Dir) DryRun(ctx context.Context) (*Lock, error) {
+	l, err := d.lock(ctx, false)
+	if errors.Is(err, os.ErrNotExist) {
+		l, err = &Lock{dir: d}, mayCreate(d.path, 0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	l.dry = true
+	return l, nil
+}
+
+// DryRun reports whether nothing is to be written with this lock, rules included.
+func (l *Lock) DryRun() bool { return l.dry }
+
+// mayCreate returns why no file of this size can be created in a directory, or in the nearest one above
+// that exists.
+func mayCreate(dir string, size int) error {
+	var st unix.Statfs_t
+	err := unix.Faccessat(unix.AT_FDCWD, dir+"/.", unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+	if errors.Is(err, unix.ENOENT) && dir != filepath.Dir(dir) {
+		return mayCreate(filepath.Dir(dir), size)
+	}
+	if err == nil {
+		err = unix.Statfs(dir, &st)
+	}
+	free := st.Bavail // without the blocks that are reserved for root
+	if os.Geteuid() == 0 {
+		free = st.Bfree
+	}
+	// A file system that counts none has no limit, or no such thing as inodes.
+	if err == nil && (st.Blocks > 0 && free*uint64(st.Bsize) < uint64(size) || st.Files > 0 && st.Ffree == 0) {
+		err = unix.ENOSPC
+	}
+	return failure("write to directory", dir, err)
+}
+
 func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 	const attempts = 100
 	for attempt := 1; ; attempt++ {
@@ -56,87 +98,61 @@ func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 		if err != nil {
 			return nil, err
 		}
-		err = l.wait(ctx)
-		if err == nil && isAt(l.fd(), l.root.in(lockFile)) { // else the dataDir was removed meanwhile
+		path := l.root.in(lockFile)
+		if err = safefile.Flock(ctx, l.file); err == nil && isAt(l.file, path) {
 			return l, nil
 		}
+		switch {
+		case err != nil && errors.Is(err, context.Cause(ctx)):
+			err = fmt.Errorf("%s %s: %w: %w; try again, or find the process with lsof", lockOp, shown(path), ErrBusy, err)
+		case err != nil:
+			err = failure(lockOp, path, err)
+		} // else the dataDir was removed meanwhile
 		if err := errors.Join(err, l.Release()); err != nil {
 			return nil, err
 		}
 	}
 }
 
+// openLock opens the lock file. The process that creates it makes the dataDir durable: it comes before
+// the first document.
 func (d *Dir) openLock(create bool) (*Lock, error) {
 	root, err := d.descend(create)
 	if err != nil {
 		return nil, err
 	}
-	fd, err := root.openLock(create)
+	file, _, err := root.open(lockOp, lockFile, unix.O_RDWR)
+	switch {
+	case errors.Is(err, unix.EROFS):
+		file, _, err = root.open(lockOp, lockFile, unix.O_RDONLY)
+	case create && errors.Is(err, os.ErrNotExist):
+		if file, err = root.openOrCreate(lockOp, lockFile, unix.O_RDWR); err == nil {
+			_ = root.mark() // a Destroy may have removed the marker since the directory was opened
+			err = errors.Join(root.sync(), root.syncParent())
+		}
+	}
 	if err != nil {
+		if file != nil {
+			_ = file.Close() // nothing was written
+		}
 		root.close()
 		return nil, err
 	}
-	return &Lock{
-		dir: d, root: root, staged: map[*Staged]bool{},
-		file: os.NewFile(uintptr(fd), root.in(lockFile)),
-	}, nil
+	return &Lock{dir: d, root: root, file: file, staged: map[*Staged]bool{}}, nil
 }
-
-// openLock opens the lock file. The process that creates it makes the dataDir durable: it comes before
-// the first document.
-func (f *folder) openLock(create bool) (int, error) {
-	fd, _, err := f.open(lockOp, lockFile, unix.O_RDWR)
-	switch {
-	case errors.Is(err, unix.EROFS):
-		fd, _, err = f.open(lockOp, lockFile, unix.O_RDONLY)
-	case create && errors.Is(err, os.ErrNotExist):
-		if fd, err = f.create(lockOp, lockFile); err == nil {
-			_ = f.mark() // a Destroy may have removed the marker since the directory was opened
-			err = errors.Join(unix.Close(fd), f.sync(), f.syncParent())
-		}
-		if err == nil || errors.Is(err, os.ErrExist) {
-			fd, _, err = f.open(lockOp, lockFile, unix.O_RDWR)
-		}
-	}
-	return fd, err
-}
-
-// wait polls for the lock until ctx ends.
-func (l *Lock) wait(ctx context.Context) error {
-	const first, longest = time.Millisecond, 20 * time.Millisecond
-	for pause := first; ; pause = min(2*pause, longest) {
-		err := flock(l.fd())
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return failure(lockOp, l.root.in(lockFile), err)
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s %s: %w: %w; try again, or see with lsof who that is",
-				lockOp, shown(l.root.in(lockFile)), ErrBusy, context.Cause(ctx))
-		case <-time.After(pause):
-		}
-	}
-}
-
-// flock locks a file, or fails with EWOULDBLOCK.
-func flock(fd int) error {
-	_, err := uninterrupted(func() (int, error) { return 0, unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
-	return err
-}
-
-func (l *Lock) fd() int { return int(l.file.Fd()) }
 
 // File returns the lock for child processes that write to inherit (exec.Cmd.ExtraFiles): the lock is
 // held as long as one of them lives. Release closes it.
 func (l *Lock) File() *os.File { return l.file }
 
-// Release ends the lock and discards what is staged and not committed. Children that inherited the
+// Release ends the lock and discards staged changes that are not committed. Children that inherited the
 // lock keep it. It may be called twice, and on nil.
 func (l *Lock) Release() error {
 	if l == nil || l.released {
+		return nil
+	}
+	l.released = true
+	if l.root == nil {
 		return nil
 	}
 	var errs []error
@@ -144,12 +160,7 @@ func (l *Lock) Release() error {
 		errs = append(errs, s.Discard())
 	}
 	// Not LOCK_UN, which would unlock it for children too.
-	if l.file != nil {
-		if err := l.file.Close(); err != nil {
-			errs = append(errs, failure("unlock", l.root.in(lockFile), err))
-		}
-	}
-	l.released = true
+	errs = append(errs, failure("unlock", l.root.in(lockFile), l.file.Close()))
 	l.root.close()
 	return errors.Join(errs...)
 }
@@ -162,11 +173,10 @@ func (l *Lock) held(op, path string) error {
 	return nil
 }
 
-// InstanceLock is the right to be the active reconciler of the node. It is apart from the Lock, which
-// all processes take for moments. It is an flock(2), so it ends with the process.
+// InstanceLock is the right to be the active reconciler of the node. Unlike the Lock, a process holds it
+// as long as it runs. It is an flock(2), so it ends with the process.
 type InstanceLock struct {
 	file *os.File
-	path string
 }
 
 // InstanceLock takes the instance lock, and creates a missing dataDir. The error is an ErrBusy if
@@ -177,24 +187,23 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 		return nil, err
 	}
 	defer root.close()
-	fd, err := root.openOrCreate("take the instance lock by", instanceLockFile, unix.O_RDWR)
+	file, err := root.openOrCreate("take the instance lock by", instanceLockFile, unix.O_RDWR)
 	if err != nil {
 		return nil, err
 	}
-	path := root.in(instanceLockFile)
-	if err = flock(fd); errors.Is(err, unix.EWOULDBLOCK) {
-		err = fmt.Errorf("another ip-masq-reconciler runs on this node: %s: %w", shown(path), ErrBusy)
+	if err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("another ip-masq-reconciler runs on this node: %s: %w", shown(file.Name()), ErrBusy)
 	}
 	if err != nil {
-		return nil, errors.Join(err, unix.Close(fd))
+		return nil, errors.Join(err, file.Close())
 	}
-	return &InstanceLock{file: os.NewFile(uintptr(fd), path), path: path}, nil
+	return &InstanceLock{file}, nil
 }
 
 // Held reports whether the lock is still the one that other processes would take: the whole dataDir may
 // have been removed. Nil is not held.
 func (l *InstanceLock) Held() bool {
-	return l != nil && l.file != nil && isAt(int(l.file.Fd()), l.path)
+	return l != nil && l.file != nil && isAt(l.file, l.file.Name())
 }
 
 // Release ends the instance lock. It may be called twice, and on nil.

@@ -15,11 +15,10 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 		data   string
 		schema int
 	}{
-		"like ours":   {`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"}}`, 3},
-		"other form":  {`{"schema":3,"source":[[]],"written":true}`, 3},
-		"schema last": {`{"a":{"schema":0},"b":[{}],"schema":4}`, 4},
-		"torn":        {`{"schema":5,"sou`, 5},
-		"huge":        {`{"schema":99999999999999999999}`, 1<<63 - 1},
+		"like ours":  {`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"}}`, 3},
+		"other form": {`{"schema":3,"source":[[]],"written":true}`, 3},
+		"torn":       {`{"schema":5,"sou`, 5},
+		"huge":       {`{"schema":99999999999999999999}`, 1<<63 - 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)

@@ -39,18 +39,17 @@ var (
 // operations are all that is done to a dataDir.
 func operations(t *testing.T) map[string]func(*store.Dir) error {
 	return map[string]func(*store.Dir) error{
-		"Load":        func(d *store.Dir) error { _, err := d.Load(); return err },
-		"DryRun":      writable,
-		"Lock":        func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
-		"Lead":        func(d *store.Dir) error { _, err := d.InstanceLock(); return err },
-		"Attach":      func(d *store.Dir) error { return d.Attach("net", "c", "eth0") },
-		"Detach":      func(d *store.Dir) error { return d.Detach("net", "c", "eth0") },
-		"Prune":       func(d *store.Dir) error { return d.Prune("net", nil) },
-		"Attachments": func(d *store.Dir) error { _, _, err := d.Attachments("net"); return err },
-		"PutSeal": func(d *store.Dir) error {
+		"Load":         func(d *store.Dir) error { _, err := d.Load(); return err },
+		"DryRun":       writable,
+		"Lock":         func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
+		"InstanceLock": func(d *store.Dir) error { _, err := d.InstanceLock(); return err },
+		"Attach":       func(d *store.Dir) error { return d.Attach("net", "c", "eth0") },
+		"Detach":       func(d *store.Dir) error { return d.Detach("net", "c", "eth0") },
+		"Prune":        func(d *store.Dir) error { return d.Prune("net", nil) },
+		"Attachments":  func(d *store.Dir) error { _, _, err := d.Attachments("net"); return err },
+		"PutVerificationCache": func(d *store.Dir) error {
 			return d.PutVerificationCache(network("net"), store.VerificationCache{Inputs: "i", Entry: "e", Generation: "m"})
 		},
-		"Written": func(d *store.Dir) error { _, err := d.Written(network("net")); return err },
 	}
 }
 
@@ -114,7 +113,7 @@ func TestDirectoriesWithoutAMarker(t *testing.T) {
 		"a document":        func(t *testing.T, d *store.Dir) { document(t, d, contribution("net")) },
 		"a record":          func(t *testing.T, d *store.Dir) { record(t, d) },
 		"an attachment":     func(t *testing.T, d *store.Dir) { ok(t, d.Attach("net", "c", "eth0")) },
-		"the leader's lock": func(t *testing.T, d *store.Dir) { put(t, d.Path(), "reconciler.lock") },
+		"the instance lock": func(t *testing.T, d *store.Dir) { put(t, d.Path(), "reconciler.lock") },
 		"a backup":          func(t *testing.T, d *store.Dir) { put(t, d.Path(), backup) },
 		"a newer document": func(t *testing.T, d *store.Dir) {
 			ok(t, os.WriteFile(document(t, d, contribution("net")), []byte(`{"schema":99}`), 0o600))

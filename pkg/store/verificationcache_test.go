@@ -13,9 +13,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-func read(t *testing.T, d *store.Dir, src policy.SourceID) *store.Reading {
+func read(t *testing.T, d *store.Dir) *store.Reading {
 	t.Helper()
-	r, err := d.Read(src)
+	r, err := d.Read()
 	ok(t, err)
 	return r
 }
@@ -37,31 +37,31 @@ func TestVerificationCache(t *testing.T) {
 	if err := d.PutVerificationCache(network("net"), short); err == nil {
 		t.Error("written where there is no document")
 	}
-	same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
+	same(t, d.VerificationCache(network("net")), store.VerificationCache{})
 	l := lock(t, d)
 	store1(t, l, contribution("net", "10.0.0.0/8"))
 	store1(t, l, contribution("other"))
-	same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
+	same(t, d.VerificationCache(network("net")), store.VerificationCache{})
 	for _, s := range []store.VerificationCache{short, long, short} {
 		ok(t, d.PutVerificationCache(network("net"), s))
-		same(t, read(t, d, network("net")).VerificationCache(), s)
 		same(t, d.VerificationCache(network("net")), s)
-		same(t, read(t, d, network("other")).VerificationCache(), store.VerificationCache{})
-		same(t, read(t, d, policy.SourceID{}).VerificationCache(), store.VerificationCache{})
+		same(t, d.VerificationCache(network("net")), s)
+		same(t, d.VerificationCache(network("other")), store.VerificationCache{})
+		same(t, d.VerificationCache(policy.SourceID{}), store.VerificationCache{})
 	}
 	loads(t, d, contribution("net", "10.0.0.0/8"), contribution("other"))
 	path := cacheFile(t, d)
 	ok(t, l.Tidy(load(t, d)))
-	same(t, read(t, d, network("net")).VerificationCache(), short)
+	same(t, d.VerificationCache(network("net")), short)
 
 	text, err := os.ReadFile(path)
 	ok(t, err)
 	for cut := range text {
 		ok(t, os.WriteFile(path, text[:cut], 0o600))
-		same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
+		same(t, d.VerificationCache(network("net")), store.VerificationCache{})
 	}
 	ok(t, os.WriteFile(path, []byte(strings.Repeat("x", 1<<20)), 0o600))
-	same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
+	same(t, d.VerificationCache(network("net")), store.VerificationCache{})
 
 	// One that is not trusted is replaced.
 	for _, spoil := range []func() error{
@@ -70,9 +70,9 @@ func TestVerificationCache(t *testing.T) {
 		func() error { return errors.Join(os.Remove(path), os.Symlink("/dev/null", path)) },
 	} {
 		ok(t, spoil())
-		same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
+		same(t, d.VerificationCache(network("net")), store.VerificationCache{})
 		ok(t, d.PutVerificationCache(network("net"), long))
-		same(t, read(t, d, network("net")).VerificationCache(), long)
+		same(t, d.VerificationCache(network("net")), long)
 	}
 	ok(t, drop(l, network("net")))
 	absent(t, path)
@@ -83,7 +83,7 @@ func TestVerificationCache(t *testing.T) {
 	if err := d.PutVerificationCache(network("net"), long); err == nil {
 		t.Error("written in the place of a directory")
 	}
-	same(t, read(t, d, network("net")).VerificationCache(), store.VerificationCache{})
+	same(t, d.VerificationCache(network("net")), store.VerificationCache{})
 }
 
 // TestDigest: it is another one whenever something that was read is, or
@@ -94,8 +94,8 @@ func TestDigest(t *testing.T) {
 	seen := map[string]string{}
 	is := func(what string, others ...string) {
 		t.Helper()
-		digest := read(t, d, policy.SourceID{}).Digest(others...)
-		if digest == "" || digest != read(t, d, network("net")).Digest(others...) {
+		digest := read(t, d).Digest(others...)
+		if digest == "" || digest != read(t, d).Digest(others...) {
 			t.Errorf("%s: no digest, or one that depends on the cache: %q", what, digest)
 		}
 		if before, met := seen[digest]; met {
@@ -121,12 +121,12 @@ func TestDigest(t *testing.T) {
 	ok(t, drop(l, network("net")))
 	is("the second alone")
 	ok(t, d.PutVerificationCache(network("other"), store.VerificationCache{Inputs: "i", Entry: "e", Generation: "m"}))
-	if _, met := seen[read(t, d, network("other")).Digest()]; !met {
+	if _, met := seen[read(t, d).Digest()]; !met {
 		t.Error("the cache makes another digest")
 	}
 	ok(t, os.Chmod(d.DocumentPath(network("other")), 0o666))
-	same(t, read(t, d, policy.SourceID{}).Digest(), "")
+	same(t, read(t, d).Digest(), "")
 	ok(t, os.Chmod(d.DocumentPath(network("other")), 0o600))
 	ok(t, os.Chmod(d.RecordPath(), 0o666))
-	same(t, read(t, d, policy.SourceID{}).Digest(), "")
+	same(t, read(t, d).Digest(), "")
 }

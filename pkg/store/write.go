@@ -3,11 +3,13 @@
 package store
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,53 +34,46 @@ type Staged struct {
 }
 
 // Stage writes the document of a source without putting it in force, so that only a rename is left when
-// the rules stand. It refuses a document that Load would not return unchanged, and to replace one of a
-// newer version (ErrNewer). In a dry run it returns nil.
+// the rules are written. It refuses a document that Load would not return unchanged, and to replace one of
+// a newer version (ErrNewer). In a dry run it returns nil.
 func (l *Lock) Stage(c policy.Source) (*Staged, error) {
 	name := nameOf(c.ID)
-	if err := l.held(writeDocument, l.document(name)); err != nil {
+	path := l.dir.DocumentPath(c.ID)
+	if err := l.held(writeDocument, path); err != nil {
 		return nil, err
 	}
-	data, err := encodeContribution(c)
+	data, err := encodeSource(c)
 	if err != nil {
-		return nil, fmt.Errorf("%s %s of %s: %w", writeDocument, shown(l.document(name)), c.ID, bounded(err))
+		return nil, fmt.Errorf("%s %s of %s: %w", writeDocument, shown(path), c.ID, bounded(err))
 	}
-	sources, err := l.sources()
-	if err != nil {
-		return nil, err
+	var sources *folder
+	if l.root != nil {
+		sources, err = l.root.folder(sourcesDir, false)
 	}
-	s, err := l.stage(sources, name, data)
-	if s == nil {
+	if l.dry && (l.root == nil || errors.Is(err, os.ErrNotExist)) {
+		return nil, l.mayStage(filepath.Dir(path), data)
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		if sources, err = l.root.folder(sourcesDir, true); err == nil {
+			err = l.root.sync()
+		}
+	}
+	var s *Staged
+	if err == nil {
+		s, err = l.stage(sources, name, data)
+	}
+	if s == nil && sources != nil {
 		sources.close()
-	}
-	if l.dry {
-		l.planned += blocks(len(data))
 	}
 	return s, err
 }
 
-func (l *Lock) document(name string) string { return l.root.in(sourcesDir) + "/" + name }
-
-// sources opens the directory of the documents, and creates a missing one.
-func (l *Lock) sources() (*folder, error) {
-	if l.root.fd < 0 {
-		return missing(l.root.in(sourcesDir)), nil
-	}
-	f, err := l.root.folder(sourcesDir, false)
-	if !errors.Is(err, os.ErrNotExist) {
-		return f, err
-	}
-	if l.dry {
-		return missing(l.root.in(sourcesDir)), nil
-	}
-	if f, err = l.root.folder(sourcesDir, true); err != nil {
-		return nil, err
-	}
-	if err := l.root.sync(); err != nil {
-		f.close()
-		return nil, err
-	}
-	return f, nil
+// mayStage returns why no file with this data could be staged in a directory, beside those that were
+// staged in this dry run.
+func (l *Lock) mayStage(dir string, data []byte) error {
+	const block = 4096
+	l.planned += (len(data) + block - 1) / block * block
+	return mayCreate(dir, l.planned)
 }
 
 // stage writes a temporary file that is to become the named one.
@@ -87,23 +82,18 @@ func (l *Lock) stage(f *folder, name string, data []byte) (*Staged, error) {
 		return nil, err
 	}
 	if l.dry {
-		return nil, l.mayStage(f, len(data))
+		return nil, l.mayStage(f.path(), data)
 	}
 	s := &Staged{lock: l, folder: f, name: name, temp: name + "." + random() + tempSuffix}
 	// Errors name the document and not the temporary file, so that the same error has the same text.
-	fd, err := f.createFor(writeDocument, s.temp, name)
+	file, err := f.create(writeDocument, s.temp, name)
 	if err != nil {
 		return nil, err
 	}
-	file := os.NewFile(uintptr(fd), s.temp)
 	if _, err = file.Write(data); err == nil {
 		err = file.Sync()
 	}
 	if err = errors.Join(err, file.Close()); err != nil {
-		var path *fs.PathError
-		if errors.As(err, &path) {
-			err = path.Err
-		}
 		return nil, errors.Join(failure(writeDocument, f.in(name), err), f.remove(s.temp))
 	}
 	l.staged[s] = true
@@ -115,17 +105,11 @@ func random() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
 // newer fails if a newer version wrote the file. A damaged one may be replaced.
 func (f *folder) newer(op, name string) error {
-	data, err := f.read(name)
-	if isOurs(err) {
-		return err
-	}
-	if err != nil {
-		return nil //nolint:nilerr // absent or damaged: that is no newer one
-	}
-	if schema, err := schemaOf(data); err == nil && schema > Schema {
+	now, err := f.document(name)
+	if schema := schemaOf(now.data); schema > Schema {
 		return fmt.Errorf("%s %s: %w", op, shown(f.in(name)), &newerError{schema})
 	}
-	return nil
+	return ignoring(err, os.ErrNotExist)
 }
 
 // Commit puts a new document in force, or removes a dropped one, and makes that durable. If only the
@@ -151,7 +135,7 @@ func (s *Staged) Commit() error {
 	return s.folder.sync()
 }
 
-// Discard removes what was staged, and restores what was dropped. It does nothing after Commit, Discard
+// Discard removes a staged document, and restores a dropped one. It does nothing after Commit, Discard
 // or the release of the lock, nor on nil.
 func (s *Staged) Discard() error {
 	if s == nil || !s.lock.staged[s] {
@@ -176,7 +160,7 @@ func (s *Staged) forget() {
 // there is no document; one of a newer version stays (ErrNewer).
 func (l *Lock) Drop(src policy.SourceID) (*Staged, error) {
 	name := nameOf(src)
-	if err := l.held(removeDocument, l.document(name)); err != nil {
+	if err := l.held(removeDocument, l.dir.DocumentPath(src)); err != nil {
 		return nil, err
 	}
 	sources, err := l.root.folder(sourcesDir, false)
@@ -188,9 +172,7 @@ func (l *Lock) Drop(src policy.SourceID) (*Staged, error) {
 		err = sources.newer(removeDocument, name)
 	}
 	if err == nil {
-		if err = unix.Renameat(sources.fd, name, sources.fd, s.temp); err != nil {
-			err = failure(removeDocument, sources.in(name), err)
-		}
+		err = sources.replace(removeDocument, name, s.temp)
 	}
 	if err != nil {
 		sources.close()
@@ -200,8 +182,8 @@ func (l *Lock) Drop(src policy.SourceID) (*Staged, error) {
 	return s, nil
 }
 
-// undoDrops restores what a killed process had dropped and not committed: an ADD may rely on it. What
-// fails here fails again when the documents are read.
+// undoDrops restores documents that a killed process had dropped and not committed: an ADD may rely on
+// them. An error here returns when the documents are read.
 func (l *Lock) undoDrops() {
 	sources, err := l.root.folder(sourcesDir, false)
 	if err != nil {
@@ -224,18 +206,19 @@ func (l *Lock) undoDrops() {
 
 // PutRecord replaces the record, unless the stored one is equal. One of a newer version stays (ErrNewer).
 func (l *Lock) PutRecord(r Record) error {
-	path := l.root.in(recordFile)
+	path := l.dir.RecordPath()
 	if err := l.held(writeDocument, path); err != nil {
 		return err
-	}
-	if data, err := l.root.read(recordFile); err == nil {
-		if stored, err := decodeRecord(data); err == nil && stored.Equal(r) {
-			return nil
-		}
 	}
 	data, err := encodeRecord(r)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", writeDocument, shown(path), err)
+	}
+	if l.root == nil { // in a dry run
+		return l.mayStage(l.dir.path, data)
+	}
+	if stored, err := l.root.read(recordFile); err == nil && bytes.Equal(stored, data) {
+		return nil
 	}
 	s, err := l.stage(l.root, recordFile, data)
 	if err != nil {
@@ -250,16 +233,11 @@ func (l *Lock) PutRecord(r Record) error {
 // Written returns when the document of a source was last written, by its mtime: the zero Time if there
 // is none.
 func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
-	f, err := d.descend(false, sourcesDir)
+	info, err := os.Lstat(d.DocumentPath(src))
 	if err != nil {
-		return time.Time{}, ignoring(err, os.ErrNotExist)
+		return time.Time{}, failure("look at document", d.DocumentPath(src), ignoring(err, os.ErrNotExist))
 	}
-	defer f.close()
-	var st unix.Stat_t
-	if err := unix.Fstatat(f.fd, nameOf(src), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return time.Time{}, ignoring(failure("look at document", f.in(nameOf(src)), err), unix.ENOENT)
-	}
-	return time.Unix(st.Mtim.Unix()), nil
+	return info.ModTime(), nil
 }
 
 // Tidy renames the damaged files of the State to their name with ".damaged", replacing an earlier one.
@@ -269,46 +247,44 @@ func (l *Lock) Tidy(s State) error {
 	if err := l.held("tidy", l.dir.path); err != nil || l.dry {
 		return err
 	}
-	errs := []error{l.tidyDocuments(l.root, inDataDir, s)}
+	boot, err := l.dir.boot()
+	errs := []error{err, l.tidyDocuments(l.root, inDataDir, s)}
 	sources, err := l.root.folder(sourcesDir, false)
 	if err == nil {
 		err = l.tidyDocuments(sources, inSources, s)
 		sources.close()
 	}
 	errs = append(errs, ignoring(err, os.ErrNotExist))
-	boot, err := l.dir.boot()
-	if err != nil {
-		return errors.Join(append(errs, err)...)
+	if errs[0] == nil {
+		var attachments *folder
+		if attachments, err = l.root.folder(attachmentsDir, false); err == nil {
+			err = attachments.clear(inAttachments, boot)
+			attachments.close()
+		}
+		errs = append(errs, ignoring(err, os.ErrNotExist))
 	}
-	attachments, err := l.root.folder(attachmentsDir, false)
-	if err == nil {
-		err = attachments.clear(inAttachments, boot)
-		attachments.close()
-	}
-	return errors.Join(append(errs, ignoring(err, os.ErrNotExist))...)
+	return errors.Join(errs...)
 }
 
 // tidyDocuments tidies the directory of the record, or that of the documents.
 func (l *Lock) tidyDocuments(f *folder, of layout, s State) error {
 	names, err := f.names()
-	if err != nil {
-		return err
+	errs := []error{err}
+	staged := func(name string) bool {
+		for s := range l.staged {
+			if s.folder.in(s.temp) == f.in(name) {
+				return true
+			}
+		}
+		return false
 	}
-	keep, damaged := map[string]bool{}, map[string]bool{}
-	for s := range l.staged {
-		keep[s.folder.in(s.temp)] = true
-	}
-	for _, d := range s.Damaged {
-		damaged[d.File] = true
-	}
-	var errs []error
 	for _, name := range names {
 		switch {
-		case strings.HasSuffix(name, tempSuffix) && !keep[f.in(name)]:
+		case strings.HasSuffix(name, tempSuffix) && !staged(name):
 			if _, err := f.recognize(of, name); err == nil {
 				errs = append(errs, f.remove(name))
 			}
-		case damaged[f.in(name)]:
+		case slices.ContainsFunc(s.Damaged, func(d Damaged) bool { return d.File == f.in(name) }):
 			errs = append(errs, f.moveAside(name))
 		}
 	}
@@ -318,14 +294,11 @@ func (l *Lock) tidyDocuments(f *folder, of layout, s State) error {
 // moveAside renames a document if it is still damaged: another process may have replaced it before the
 // lock was taken.
 func (f *folder) moveAside(name string) error {
-	now, err := f.file(name)
-	if err != nil {
+	const op = "move damaged document aside to"
+	now, err := f.document(name)
+	if err != nil || !now.damaged() {
 		return ignoring(err, os.ErrNotExist)
 	}
-	if !now.damaged() {
-		return nil
-	}
-	const op = "move damaged document aside to"
 	err = f.replace(op, name, name+damagedSuffix)
 	if err != nil && ignoring(err, unix.EISDIR, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST) == nil { // a directory stays
 		return f.replace(op, name, name+"."+random()+damagedSuffix)
@@ -333,7 +306,7 @@ func (f *folder) moveAside(name string) error {
 	return err
 }
 
-// Destroy removes what ip-masq wrote into the dataDir, and the directory if it is empty then. The lock
+// Destroy removes the files of ip-masq in the dataDir, and the directory if it is empty then. The lock
 // ends: a process that waits for it notices that the file is gone, and starts again.
 func (l *Lock) Destroy() error {
 	const op = "remove"
@@ -353,14 +326,11 @@ func (l *Lock) Destroy() error {
 		return err
 	}
 	err := unix.Rmdir(l.dir.path)
-	switch {
-	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EBUSY): // files of another program, or a mount point
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) { // files of another program, or a mount point
 		if _, err := l.root.recognize(inDataDir, lockFile); err == nil { // a process that waited has locked a new file
 			return l.root.mark()
 		}
 		return nil
-	case ignoring(err, unix.ENOENT) != nil:
-		return failure(op, l.dir.path, err)
 	}
-	return nil
+	return failure(op, l.dir.path, ignoring(err, unix.ENOENT))
 }
