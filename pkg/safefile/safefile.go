@@ -34,7 +34,7 @@ var ErrIrregular = errors.New("not a regular file")
 type Dir struct {
 	path string
 	root *os.Root
-	file *os.File // the directory itself, for what os.Root lacks
+	file *os.File // the directory itself, for operations that os.Root lacks
 }
 
 // OpenLocked opens and locks a directory, and removes the temporary files that killed processes left
@@ -85,7 +85,7 @@ func (d *Dir) Path() string { return d.path }
 // PathOf returns the path of a file in the directory, for messages and for other programs.
 func (d *Dir) PathOf(name string) string { return filepath.Join(d.path, name) }
 
-// Lstat returns what the kernel says of a file.
+// Lstat returns the FileInfo of a file, and does not follow symlinks.
 func (d *Dir) Lstat(name string) (fs.FileInfo, error) {
 	info, err := d.root.Lstat(name)
 	return info, Error("look at", d.PathOf(name), err)

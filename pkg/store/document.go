@@ -36,7 +36,7 @@ type recordDocument struct {
 	Record
 }
 
-// Record lists what ip-masq owns in the kernel, with the backend of each chain. It is valid in one boot.
+// Record lists the chains that ip-masq owns in the kernel, with their backends. It is valid in one boot.
 type Record struct {
 	Boot   string       `json:"boot,omitempty"`
 	Chains []OwnedChain `json:"chains,omitempty"` // in the writer's order
@@ -176,13 +176,21 @@ func (e *newerError) Is(target error) bool { return target == ErrNewer }
 // schemaOf returns the schema of a document, which every version writes at its beginning. It is 0 if
 // there is none, and math.MaxInt if it is greater than that. The rest may have any form.
 func schemaOf(data []byte) int {
-	rest, _ := bytes.CutPrefix(data, []byte(`{"schema":`))
+	const space = " \t\r\n"
+	rest := data
+	for _, token := range []string{"{", `"schema"`, ":"} {
+		var found bool
+		if rest, found = bytes.CutPrefix(bytes.TrimLeft(rest, space), []byte(token)); !found {
+			return 0
+		}
+	}
+	rest = bytes.TrimLeft(rest, space)
 	digits := rest[:len(rest)-len(bytes.TrimLeft(rest, "0123456789"))]
 	schema, _ := strconv.Atoi(string(digits))
 	return schema
 }
 
-// validate checks what a document says by itself: its readers rely on it.
+// validate checks a document without regard to others. Readers rely on it.
 func validate(s policy.Source) error {
 	switch id := s.ID; {
 	case id.Kind != policy.Network && id.Kind != policy.AgentFiles:
@@ -212,7 +220,7 @@ type Newer struct {
 // Damaged is a file that cannot be used: torn, of another form, invalid or refused (ErrRefused).
 type Damaged struct {
 	File string // its path
-	Err  error  // names the path, what is wrong and the remedy
+	Err  error  // names the path, the fault and the remedy
 }
 
 // Find returns the source, or nil.

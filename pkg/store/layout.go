@@ -13,7 +13,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// entry describes what ip-masq writes under a name: a regular file, or a directory.
+// entry describes a file or directory that ip-masq writes.
 type entry struct {
 	holds  layout // of a directory; nil for a file
 	hollow bool   // the file is always empty
@@ -22,8 +22,7 @@ type entry struct {
 	proves func(f *folder, name string) bool
 }
 
-// layout returns what ip-masq writes under a name in one directory, and false if it writes nothing of
-// that name.
+// layout returns the entry that ip-masq writes under a name in one directory, or false if it writes none.
 type layout func(name string) (entry, bool)
 
 // inDataDir is the layout of the dataDir itself.
@@ -105,7 +104,7 @@ func isTemp(name, prefix string) bool {
 // errUnknown is about an entry of a directory that ip-masq does not write.
 var errUnknown = errors.New("it is not ip-masq's")
 
-// recognize returns what ip-masq writes under a name in the directory. The error is errUnknown if it is
+// recognize returns the entry under a name in the directory. The error is errUnknown if it is
 // something else, or os.ErrNotExist.
 func (f *folder) recognize(l layout, name string) (entry, error) {
 	e, known := l(name)
@@ -156,7 +155,7 @@ func (f *folder) examine(l layout) (unknown string, proven bool, err error) {
 	return "", proven, nil
 }
 
-// clear removes what ip-masq wrote into the directory, except the spared names.
+// clear removes the entries of ip-masq from the directory, except the spared names.
 func (f *folder) clear(l layout, spared ...string) error {
 	names, err := f.names() // sorted
 	errs := []error{err}

@@ -22,7 +22,7 @@ const lockOp = "lock"
 // lock the removed file and another a new one.
 type Lock struct {
 	dir    *Dir
-	root   *folder  // nil in a dry run without a lock file
+	root   *folder  // nil in a dry run without a dataDir
 	file   *os.File // nil in a dry run without a lock file
 	staged map[*Staged]bool
 
@@ -54,10 +54,13 @@ func (d *Dir) LockToRead(ctx context.Context) (*Lock, error) {
 func (d *Dir) DryRun(ctx context.Context) (*Lock, error) {
 	l, err := d.lock(ctx, false)
 	if errors.Is(err, os.ErrNotExist) {
-		l, err = &Lock{dir: d}, mayCreate(d.path, 0)
+		l = &Lock{dir: d}
+		if l.root, err = d.dataDir(); ignoring(err, os.ErrNotExist) == nil {
+			err = mayCreate(d.path, 0)
+		}
 	}
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, l.Release())
 	}
 	l.dry = true
 	return l, nil
@@ -152,16 +155,17 @@ func (l *Lock) Release() error {
 		return nil
 	}
 	l.released = true
-	if l.root == nil {
-		return nil
-	}
 	var errs []error
 	for s := range l.staged {
 		errs = append(errs, s.Discard())
 	}
 	// Not LOCK_UN, which would unlock it for children too.
-	errs = append(errs, failure("unlock", l.root.in(lockFile), l.file.Close()))
-	l.root.close()
+	if l.file != nil {
+		errs = append(errs, failure("unlock", l.file.Name(), l.file.Close()))
+	}
+	if l.root != nil {
+		l.root.close()
+	}
 	return errors.Join(errs...)
 }
 
