@@ -271,7 +271,7 @@ func TestConflistExamples(t *testing.T) {
 	}
 	for _, list := range c.Conflists {
 		if len(list.Entries) != 1 {
-			t.Errorf("%s has %d entries of ours", list.File, len(list.Entries))
+			t.Errorf("%s has %d plugin entries", list.File, len(list.Entries))
 		}
 		for _, e := range list.Entries {
 			if e.Err != nil {

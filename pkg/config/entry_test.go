@@ -190,7 +190,7 @@ func TestManyMistakes(t *testing.T) {
 	}
 }
 
-// TestBadListMemory: whoever writes an entry is not to make the plugin need
+// TestBadListMemory: the author of an entry must not make the plugin need
 // many times the memory of its text.
 func TestBadListMemory(t *testing.T) {
 	for name, items := range map[string]int{"items that are none": 900_000, "more items than a list can have": 3_000_000} {

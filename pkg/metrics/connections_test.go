@@ -44,18 +44,18 @@ func TestConnections(t *testing.T) {
 		views              []*enforce.State
 		exempt, masquerade string
 	}{
-		"first sight counts in full":         {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5), masquerade(3))}, "5", "3"},
-		"growth counts once":                 {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5)), seen(iptables, exempt("10.0.0.0/8", 9))}, "9", "0"},
-		"a lower value is a new counter":     {[]*enforce.State{seen(iptables, masquerade(5)), seen(iptables, masquerade(2))}, "0", "7"},
-		"no reading changes nothing":         {[]*enforce.State{seen(iptables, masquerade(5)), nil, seen(iptables, masquerade(5))}, "0", "5"},
-		"what vanished keeps its part":       {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5)), seen(iptables)}, "5", "0"},
-		"what comes back is new":             {[]*enforce.State{seen(iptables, masquerade(5)), gone, seen(iptables, masquerade(6))}, "0", "11"},
-		"a chain that failed is not":         {[]*enforce.State{seen(iptables, masquerade(5)), failed, seen(iptables, masquerade(6))}, "0", "6"},
-		"another place has other counters":   {[]*enforce.State{seen(iptables, masquerade(5)), seen(legacy, masquerade(6))}, "0", "11"},
-		"rules are told apart by prefix":     {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5)), seen(iptables, exempt("10.0.0.0/9", 7))}, "12", "0"},
-		"elements of a set come and go":      {[]*enforce.State{seen(nftables, exempt("10.0.0.0/8", 5)), seen(nftables, two)}, "7", "0"},
-		"alike rules are told by order":      {[]*enforce.State{seen(iptables, masquerade(5), masquerade(2)), seen(iptables, masquerade(6), masquerade(2))}, "0", "8"},
-		"aliens and jumps are no part of it": {[]*enforce.State{seen(iptables, policy.Rule{Verdict: policy.Unrecognized, Text: "x", Connections: 9}, policy.Rule{Verdict: policy.Jump, Connections: 9}, masquerade(1))}, "0", "1"},
+		"first sight counts in full":                {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5), masquerade(3))}, "5", "3"},
+		"growth counts once":                        {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5)), seen(iptables, exempt("10.0.0.0/8", 9))}, "9", "0"},
+		"a lower value is a new counter":            {[]*enforce.State{seen(iptables, masquerade(5)), seen(iptables, masquerade(2))}, "0", "7"},
+		"no reading changes nothing":                {[]*enforce.State{seen(iptables, masquerade(5)), nil, seen(iptables, masquerade(5))}, "0", "5"},
+		"what vanished keeps its part":              {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5)), seen(iptables)}, "5", "0"},
+		"what comes back is new":                    {[]*enforce.State{seen(iptables, masquerade(5)), gone, seen(iptables, masquerade(6))}, "0", "11"},
+		"a chain that failed is not":                {[]*enforce.State{seen(iptables, masquerade(5)), failed, seen(iptables, masquerade(6))}, "0", "6"},
+		"another place has other counters":          {[]*enforce.State{seen(iptables, masquerade(5)), seen(legacy, masquerade(6))}, "0", "11"},
+		"rules are told apart by prefix":            {[]*enforce.State{seen(iptables, exempt("10.0.0.0/8", 5)), seen(iptables, exempt("10.0.0.0/9", 7))}, "12", "0"},
+		"elements of a set come and go":             {[]*enforce.State{seen(nftables, exempt("10.0.0.0/8", 5)), seen(nftables, two)}, "7", "0"},
+		"alike rules are told by order":             {[]*enforce.State{seen(iptables, masquerade(5), masquerade(2)), seen(iptables, masquerade(6), masquerade(2))}, "0", "8"},
+		"unrecognized rules and jumps do not count": {[]*enforce.State{seen(iptables, policy.Rule{Verdict: policy.Unrecognized, Text: "x", Connections: 9}, policy.Rule{Verdict: policy.Jump, Connections: 9}, masquerade(1))}, "0", "1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := metrics.New(metrics.Options{})

@@ -72,7 +72,7 @@ func (f *fixture) file(path, text string) {
 	}
 }
 
-// conflist writes the conflist of a network with an entry of ours.
+// conflist writes the conflist of a network with a plugin entry.
 func (f *fixture) conflist(network string, keys map[string]any) string {
 	f.Helper()
 	entry := map[string]any{"type": "ip-masq", "dataDir": f.Settings.DataDir}

@@ -101,7 +101,7 @@ func TestBoot(t *testing.T) {
 	}
 }
 
-// Attach needs no lock beside whoever tidies up, in this process or another.
+// Attach needs no lock while another caller tidies up, in this process or another.
 func TestConcurrentAttachments(t *testing.T) {
 	d := open(t)
 	const goroutines, processes = 20, 4

@@ -79,7 +79,7 @@ func FuzzDocument(f *testing.F) {
 			if _, err := decodeSource(data, nameOf(policy.SourceID{Kind: "none"})); err == nil {
 				t.Fatal("read from a file that is not its own")
 			}
-			// Whoever reads a document relies on it.
+			// Readers of a document rely on it.
 			policy.Desired(policy.Merge([]policy.Source{c}), policy.Layout{Sets: true}, policy.Owner{})
 		} else if schema := schemaOf(data); errors.Is(err, ErrNewer) != (schema > Schema) {
 			t.Fatalf("schema %d: %v", schema, err)

@@ -49,7 +49,7 @@ func TestLead(t *testing.T) {
 	}
 }
 
-// Destroy leaves nothing of ours, and what others put there.
+// Destroy removes the files of ip-masq, and leaves those of other programs.
 func TestDestroy(t *testing.T) {
 	for _, foreign := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "data")

@@ -53,7 +53,7 @@ func operations(t *testing.T) map[string]func(*store.Dir) error {
 	}
 }
 
-// Whoever may write a NetworkAttachmentDefinition can name any directory of the
+// The author of a NetworkAttachmentDefinition can name any directory of the
 // node as dataDir. One that ip-masq did not make is refused, and stays as it is.
 func TestDirectoriesOfOtherProgramsAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {

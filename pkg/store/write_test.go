@@ -288,7 +288,7 @@ func fileOf(t *testing.T, d *store.Dir, name string) string {
 	return ""
 }
 
-// Whoever reads while others write sees the old or the new, and never misses
+// A reader beside writers sees the old or the new, and never misses
 // what is there all the time.
 func TestLoadWhileOthersWrite(t *testing.T) {
 	d := open(t)

@@ -80,20 +80,21 @@ func (r legacyReader) hasChain(f policy.Family, tableName, chain string) (bool, 
 // table decodes POSTROUTING and the named chains.
 func (s *legacyTable) table(names []string) (table, error) {
 	var t table
-	found := map[string]legacyChain{}
-	for _, c := range s.chains {
-		if c.builtIn == (string(c.name) == postrouting) {
-			found[string(c.name)] = c
+	find := func(name string) (c legacyChain, exists bool) {
+		i := slices.IndexFunc(s.chains, func(c legacyChain) bool { return string(c.name) == name && c.builtIn == (name == postrouting) })
+		if i < 0 {
+			return c, false
 		}
+		return s.chains[i], true
 	}
-	if c, exists := found[postrouting]; exists {
+	if c, exists := find(postrouting); exists {
 		if _, policyTarget := s.entry(c.end); verdictOf(policyTarget) == verdictDrop {
 			t.fault = policyFault(s.family)
 		}
 	}
 	var buffer []nfnetlink.Expr
 	err := t.read(s.family, names, func(chain string) (chainRules, error) {
-		c, exists := found[chain]
+		c, exists := find(chain)
 		return chainRules{exists, c.end - c.first, func(i int) nfnetlink.Rule {
 			buffer = s.expressions(buffer[:0], c.first+i)
 			return nfnetlink.Rule{Exprs: buffer}
