@@ -79,15 +79,24 @@ func (d Diff) Summary(limit int) string {
 	return strings.Join(lines, "\n")
 }
 
-// Compare returns the differences between the desired and the observed ruleset.
+// Compare returns what the observed ruleset lacks, and what it has too much.
 func Compare(desired, observed Ruleset) Diff {
+	type id struct {
+		family Family
+		name   string
+	}
+	there := make(map[id]*Chain, len(observed.Chains))
+	for i, c := range observed.Chains {
+		there[id{c.Family, c.Name}] = &observed.Chains[i]
+	}
 	var d Diff
-	for i := range desired.Chains {
-		c := &desired.Chains[i]
-		d = append(d, CompareChain(c, observed.Find(c.Family, c.Name))...)
+	wanted := make(map[id]bool, len(desired.Chains))
+	for i, c := range desired.Chains {
+		wanted[id{c.Family, c.Name}] = true
+		d = append(d, CompareChain(&desired.Chains[i], there[id{c.Family, c.Name}])...)
 	}
 	for _, c := range observed.Chains {
-		if desired.Find(c.Family, c.Name) == nil {
+		if !wanted[id{c.Family, c.Name}] {
 			d = append(d, Change{ChainChange, c.Family, c.Name, true, ""})
 		}
 	}
@@ -131,47 +140,60 @@ func (c *comparison) rules(kind ChangeKind, desired, observed []Rule) {
 	if slices.EqualFunc(desired, observed, Rule.Equal) {
 		return
 	}
-	missing, surplus, pairs := pair(desired, observed)
-	if len(missing)+len(surplus) == 0 {
-		if kind == RuleChange {
-			for _, r := range outOfOrder(observed, pairs) {
-				c.add(OrderChange, true, r.String())
-			}
+	missing, pairs := pair(desired, observed)
+	var unexpected []Rule
+	for i, at := range pairs {
+		if at < 0 {
+			unexpected = append(unexpected, observed[i])
 		}
-		return
 	}
-	unexpected := make([]Rule, len(surplus))
-	for i, at := range surplus {
-		unexpected[i] = observed[at]
+	switch {
+	case len(missing)+len(unexpected) > 0:
+		c.report(kind, missing, unexpected)
+	case kind == RuleChange:
+		for _, r := range outOfOrder(observed, pairs) {
+			c.add(OrderChange, true, r.String())
+		}
 	}
-	// Two rules that differ only in the elements of their sets are one rule with other
-	// elements.
-	sets := slices.ContainsFunc(missing, Rule.matchesSet) || slices.ContainsFunc(unexpected, Rule.matchesSet)
+}
+
+// report adds rules, or the elements in which the sets of two rules differ.
+func (c *comparison) report(kind ChangeKind, missing, unexpected []Rule) {
+	like := map[RuleKey][]int{} // unexpected rules, by what they are but for the elements
+	if slices.ContainsFunc(missing, Rule.matchesSet) || slices.ContainsFunc(unexpected, Rule.matchesSet) {
+		for i, u := range unexpected {
+			key := u.WithoutElements().Key()
+			like[key] = append(like[key], i)
+		}
+	}
+	paired := map[int]bool{}
 	for _, m := range missing {
-		at := slices.IndexFunc(unexpected, func(u Rule) bool {
-			return sets && (m.matchesSet() || u.matchesSet()) && m.WithoutElements().Equal(u.WithoutElements())
-		})
+		key := m.WithoutElements().Key()
+		at := slices.IndexFunc(like[key], func(i int) bool { return m.matchesSet() || unexpected[i].matchesSet() })
 		if at < 0 {
 			c.add(kind, false, m.String())
 			continue
 		}
-		c.elements(m, m.From, unexpected[at].From, "source")
-		c.elements(m, m.To, unexpected[at].To, "destination")
-		unexpected = slices.Delete(unexpected, at, at+1)
+		i := like[key][at]
+		like[key] = slices.Delete(like[key], at, at+1)
+		paired[i] = true
+		c.elements(m, m.From, unexpected[i].From, "source")
+		c.elements(m, m.To, unexpected[i].To, "destination")
 	}
-	for _, u := range unexpected {
-		c.add(kind, true, u.String())
+	for i, u := range unexpected {
+		if !paired[i] {
+			c.add(kind, true, u.String())
+		}
 	}
 }
 
 func (c *comparison) elements(r Rule, want, have Ranges, what string) {
-	add := func(ranges Ranges, unexpected bool) {
-		for _, x := range ranges {
-			c.add(ElementChange, unexpected, fmt.Sprintf("%s %s (%s)", what, Ranges{x}, r.Verdict))
-		}
+	for _, x := range want.Minus(have) {
+		c.add(ElementChange, false, fmt.Sprintf("%s %s (%s)", what, Ranges{x}, r.Verdict))
 	}
-	add(want.Minus(have), false)
-	add(have.Minus(want), true)
+	for _, x := range have.Minus(want) {
+		c.add(ElementChange, true, fmt.Sprintf("%s %s (%s)", what, Ranges{x}, r.Verdict))
+	}
 }
 
 // WithoutElements returns the rule with its sets emptied.
@@ -194,19 +216,23 @@ func Unmatched(desired, observed []Rule) (missing []Rule, surplus []int) {
 	if slices.EqualFunc(desired, observed, Rule.Equal) {
 		return nil, nil
 	}
-	missing, surplus, _ = pair(desired, observed)
+	missing, pairs := pair(desired, observed)
+	for i, at := range pairs {
+		if at < 0 {
+			surplus = append(surplus, i)
+		}
+	}
 	return missing, surplus
 }
 
 // pair pairs observed rules with equal desired ones. It returns the desired rules
-// without a pair, the indexes of the observed ones without, and for each observed rule
-// the index of its pair, or -1. Of equal observed rules the last ones are paired: an
-// agent that runs beside ip-masq appends the jump that it looks for.
-func pair(desired, observed []Rule) (missing []Rule, surplus, pairs []int) {
+// without a pair, and for each observed rule the index of its pair, or -1. Of equal
+// observed rules the last ones are paired: an agent that runs beside ip-masq appends
+// the jump that it looks for.
+func pair(desired, observed []Rule) (missing []Rule, pairs []int) {
 	wanted := make(map[RuleKey][]int, len(desired))
 	for i, r := range desired {
-		key := r.Key()
-		wanted[key] = append(wanted[key], i)
+		wanted[r.Key()] = append(wanted[r.Key()], i)
 	}
 	pairs = make([]int, len(observed))
 	isPaired := make([]bool, len(desired))
@@ -219,55 +245,62 @@ func pair(desired, observed []Rule) (missing []Rule, surplus, pairs []int) {
 			wanted[key] = free[:last]
 		}
 	}
-	for i, at := range pairs {
-		if at < 0 {
-			surplus = append(surplus, i)
-		}
-	}
 	for i, r := range desired {
 		if !isPaired[i] {
 			missing = append(missing, r)
 		}
 	}
-	return missing, surplus, pairs
+	return missing, pairs
 }
 
 // outOfOrder returns the observed rules that are before a rule that has to come before
 // them. Rank has the place of each observed rule in the desired order.
 //
-// It compares each rule with those that can match the same packets: a rule of one
-// destination prefix with the prefixes that cover its own, which are few in sorted
-// order, and every rule with those of other matches.
+// It compares each rule with those that can match the same packets. Rules of one
+// source or destination prefix are sorted, so that this takes the prefixes around
+// theirs only, and rules of more or other matches, of which there are few.
 func outOfOrder(observed []Rule, rank []int) []Rule {
-	var others, destinations []int
+	var others, sources, destinations []int
 	for i, r := range observed {
-		if r.From == nil && isPrefix(r.To) {
+		switch {
+		case isPrefix(r.From) && r.To == nil:
+			sources = append(sources, i)
+		case isPrefix(r.To) && r.From == nil:
 			destinations = append(destinations, i)
-		} else {
+		default:
 			others = append(others, i)
 		}
 	}
 	wrong := make([]bool, len(observed))
-	compare := func(i int, with []int) {
-		for _, j := range with {
-			i, j := min(i, j), max(i, j)
-			wrong[i] = wrong[i] || rank[i] > rank[j] && !observed[i].commutes(observed[j])
+	compare := func(i, j int) {
+		i, j = min(i, j), max(i, j)
+		wrong[i] = wrong[i] || rank[i] > rank[j] && !observed[i].commutes(observed[j])
+	}
+	// compareAll compares each rule of the list with those of the list whose prefix
+	// covers its own, and with every rule of all.
+	compareAll := func(all, list []int, match func(int) netip.Prefix) {
+		slices.SortFunc(list, func(i, j int) int { return cmp.Or(comparePrefixes(match(i), match(j)), i-j) })
+		var open []int
+		for _, i := range list {
+			for len(open) > 0 && !match(open[len(open)-1]).Contains(match(i).Addr()) {
+				open = open[:len(open)-1]
+			}
+			for _, j := range open {
+				compare(i, j)
+			}
+			for _, j := range all {
+				compare(i, j)
+			}
+			open = append(open, i)
 		}
 	}
 	for k, i := range others {
-		compare(i, others[:k])
-	}
-	prefix := func(i int) netip.Prefix { return prefixOf(observed[i].To) }
-	slices.SortFunc(destinations, func(i, j int) int { return cmp.Or(comparePrefixes(prefix(i), prefix(j)), i-j) })
-	var open []int
-	for _, i := range destinations {
-		for len(open) > 0 && !prefix(open[len(open)-1]).Contains(prefix(i).Addr()) {
-			open = open[:len(open)-1]
+		for _, j := range others[:k] {
+			compare(i, j)
 		}
-		compare(i, open)
-		compare(i, others)
-		open = append(open, i)
 	}
+	compareAll(others, sources, func(i int) netip.Prefix { return prefixOf(observed[i].From) })
+	compareAll(append(others, sources...), destinations, func(i int) netip.Prefix { return prefixOf(observed[i].To) })
 	var out []Rule
 	for i, r := range observed {
 		if wrong[i] {
