@@ -15,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -134,7 +133,7 @@ func (b blobs) addImage(image Image) (v1.Descriptor, error) {
 		if err != nil {
 			return v1.Descriptor{}, fmt.Errorf("layer %d: %w", i, err)
 		}
-		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, digest.FromBytes(layer))
+		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, digestOf(layer))
 		packed, err := compress(layer)
 		if err != nil {
 			return v1.Descriptor{}, fmt.Errorf("layer %d: %w", i, err)
