@@ -138,7 +138,7 @@ func TestFlushed(t *testing.T) {
 		}
 		t.Run("and the state with it", func(t *testing.T) {
 			n.flush(t)
-			if err := os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":1,"sou`), 0o600); err != nil {
+			if err := os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":2,"sou`), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			if err := os.WriteFile(filepath.Join(n.dataDir, "record.json"), nil, 0o600); err != nil {

@@ -267,6 +267,9 @@ func configSizes() []sized {
 		agentSized("keys of an agent file", 8000, func(n int) map[string]string {
 			return map[string]string{"ip-masq": strings.Join(interfaceNames("k", n), ": 1\n") + ": 1\n"}
 		}),
+		agentSized("keys of a second YAML document", 8000, func(n int) map[string]string {
+			return map[string]string{"ip-masq": "masqLinkLocal: true\n---\n" + strings.Join(interfaceNames("k", n), ":\n") + ":\n"}
+		}),
 		agentSized("brackets", 2000, func(n int) map[string]string {
 			return map[string]string{"ip-masq": "nonMasqueradeCIDRs: " + strings.Repeat("[", n) + strings.Repeat("]", n)}
 		}),

@@ -218,14 +218,26 @@ func refuse(file string, n *nodes.Node, nested bool) error {
 	return nil
 }
 
-// moreFollows reports whether another document of the stream is not null.
+// moreFollows reports whether another document of the stream is not null. It decodes nodes, as
+// values would take the square of the number of keys, and expand aliases.
 func moreFollows(stream *nodes.Decoder) bool {
 	for {
-		var next any
-		if err := stream.Decode(&next); err != nil || next != nil {
-			return !errors.Is(err, io.EOF)
+		var next nodes.Node
+		switch err := stream.Decode(&next); {
+		case errors.Is(err, io.EOF):
+			return false
+		case err != nil || !isNull(&next):
+			return true
 		}
 	}
+}
+
+func isNull(document *nodes.Node) bool {
+	if len(document.Content) == 0 {
+		return true
+	}
+	top := document.Content[0]
+	return top.Kind == nodes.ScalarNode && top.Anchor == "" && top.ShortTag() == "!!null"
 }
 
 // notYAML makes one line of an error of a YAML library, which may begin with a line number.

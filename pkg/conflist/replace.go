@@ -104,7 +104,12 @@ func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, d.Remove(temp)) }()
+	keep := false // the temporary file, which may be another program's only copy
+	defer func() {
+		if !keep {
+			err = errors.Join(err, d.Remove(temp))
+		}
+	}()
 	r.reached(2)
 	if _, err := unchanged(d.PathOf(name), r.was); err != nil {
 		return err
@@ -124,10 +129,15 @@ func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
 		return nil
 	}
 	if back := d.Exchange(temp, name); back != nil {
-		// It may be the only copy. The error is not errChanged: a new attempt would not report it.
+		// The error is not errChanged: a new attempt would not report it.
+		keep = true
 		kept := strings.TrimSuffix(temp, safefile.TempSuffix) + ".kept"
+		failed := d.Rename(temp, kept)
+		if failed != nil {
+			kept = temp
+		}
 		return fmt.Errorf("another program wrote the file in the same moment; its text is in %s now: %w",
-			policy.Printable(d.PathOf(kept)), errors.Join(back, d.Rename(temp, kept)))
+			policy.Printable(d.PathOf(kept)), errors.Join(back, failed))
 	}
 	return err
 }
@@ -218,6 +228,12 @@ func backup(ctx context.Context, dir, path string, was []byte) (kept string, err
 	kept = filepath.Join(dir, stem[:min(len(stem), maxStem)]+"."+hex.EncodeToString(sum[:])+".bak")
 	if err = os.MkdirAll(filepath.Dir(filepath.Dir(dir)), 0o755); err == nil {
 		err = os.MkdirAll(dir, 0o700)
+	}
+	if err == nil {
+		var info fs.FileInfo
+		if info, err = os.Lstat(dir); err == nil && (!info.IsDir() || owner(info).uid != os.Geteuid() || info.Mode().Perm()&0o022 != 0) {
+			err = fmt.Errorf("%s must be a directory of user %d that no other user can write to; repair or remove it", policy.Printable(dir), os.Geteuid())
+		}
 	}
 	if err == nil {
 		err = inDir(ctx, kept, func(d *safefile.Dir, name string) error {

@@ -252,6 +252,20 @@ func TestBackup(t *testing.T) {
 	if latest, err := backup(t.Context(), dir, path, now); err != nil || latest != kept || string(content(t, kept)) != string(now) {
 		t.Error("one backup of a file is kept, the latest:", latest, err)
 	}
+
+	// A directory that another user could change is refused, and so is a symlink.
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := backup(t.Context(), dir, path, was); err == nil || !strings.Contains(err.Error(), "no other user can write") {
+		t.Errorf("mode 0777: %v", err)
+	}
+	if err := errors.Join(os.Chmod(dir, 0o700), os.Rename(dir, dir+".away"), os.Symlink(dir+".away", dir)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := backup(t.Context(), dir, path, was); err == nil || !strings.Contains(err.Error(), "must be a directory") {
+		t.Errorf("a symlink: %v", err)
+	}
 }
 
 // The test binary runs itself as a child that does one of these.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -104,27 +105,65 @@ func setEntry(path string, doc, entry []byte) ([]byte, error) {
 	case len(extra) == len(plugins):
 		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrOnlyPlugin)
 	case entry == nil:
-		return verified(path, list, remove(doc, plugins, extra), len(list.Entries)-len(extra))
+		return verified(path, list, doc, remove(doc, plugins, extra), nil, len(list.Entries)-len(extra))
 	}
 	if err := checkEntry(entry, list.Network, list.CNIVersion); err != nil {
 		return nil, fmt.Errorf("the plugin entry for %s: %w", policy.Printable(path), err)
 	}
-	return verified(path, list, insert(doc, plugins, entry), 1)
+	return verified(path, list, doc, insert(doc, plugins, entry), entry, 1)
 }
 
-// verified returns the new text of a list unless something else than the number of plugin entries
-// has changed.
-func verified(path string, before config.Conflist, now []byte, entries int) ([]byte, error) {
-	isEntry := func(t string) bool { return t == config.PluginType }
+// verified returns the new text of a list unless something else than the plugin entries differs
+// from the text before, or an entry is not the given one. Without a given entry, those left stay.
+func verified(path string, before config.Conflist, was, now, entry []byte, entries int) ([]byte, error) {
 	after, err := parse(path, now)
-	if err == nil && (len(after.Entries) != entries || after.Network != before.Network ||
-		!slices.Equal(slices.DeleteFunc(after.Types, isEntry), slices.DeleteFunc(slices.Clone(before.Types), isEntry))) {
-		err = errors.New("the new text differs in more than the plugin entry")
+	if err == nil {
+		var around, others, aroundNow, othersNow any
+		if around, others, err = withoutEntries(before, was); err == nil {
+			aroundNow, othersNow, err = withoutEntries(after, now)
+		}
+		if err == nil && (len(after.Entries) != entries || !reflect.DeepEqual(around, aroundNow) || !reflect.DeepEqual(others, othersNow)) {
+			err = errors.New("the new text differs in more than the plugin entry")
+		}
+	}
+	if err == nil && entry != nil {
+		var want, have any
+		err = errors.Join(decode(entry, &want), decode(after.Plugins[after.Entries[0].Index], &have))
+		if err == nil && !reflect.DeepEqual(want, have) {
+			err = errors.New("the new text has another plugin entry than the one to be inserted")
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("edit %s: %w", policy.Printable(path), err)
 	}
 	return now, nil
+}
+
+// withoutEntries returns what a list's text has around its plugins, and the plugins of others.
+func withoutEntries(list config.Conflist, doc []byte) (around, others any, err error) {
+	var all map[string]any
+	if err := decode(doc, &all); err != nil {
+		return nil, nil, err
+	}
+	plugins, _ := all["plugins"].([]any)
+	delete(all, "plugins")
+	if len(plugins) != len(list.Types) {
+		return nil, nil, errors.New("plugins: is ambiguous; write the key once")
+	}
+	kept := []any{}
+	for i, p := range plugins {
+		if list.Types[i] != config.PluginType {
+			kept = append(kept, p)
+		}
+	}
+	return all, kept, nil
+}
+
+// decode decodes JSON and keeps numbers as they are written.
+func decode(doc []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(doc))
+	d.UseNumber()
+	return d.Decode(into)
 }
 
 // parse parses the text of a file as the runtime that loads it.
