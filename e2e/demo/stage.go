@@ -176,7 +176,7 @@ func (s *stage) expect(p *pod, dst netip.Addr, seen topology.Seen) error {
 		return nil
 	}
 	e := s.policy.Decide(policy.Packet{Dst: dst}).Entry
-	exempt := e != nil && e.Action == policy.Exempt
+	exempt := e != nil && e.Action == policy.ActionExempt
 	if exempt != (seen.Source.Addr() == p.addr) {
 		return fmt.Errorf("%s saw %s, which is wrong: %s", dst, seen.Source, s.because(dst))
 	}

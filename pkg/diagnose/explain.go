@@ -38,10 +38,10 @@ type Explanation struct {
 	Source      netip.Addr `json:"source"`
 	Interface   string     `json:"interface"`
 
-	Chain   string         `json:"chain"` // "" if nothing is managed
-	Family  policy.Family  `json:"family"`
-	Verdict policy.Outcome `json:"verdict"`
-	Prefix  *netip.Prefix  `json:"prefix"` // the destination or source that decides; null if none does
+	Chain   string        `json:"chain"` // "" if nothing is managed
+	Family  policy.Family `json:"family"`
+	Verdict policy.Action `json:"verdict"`
+	Prefix  *netip.Prefix `json:"prefix"` // the destination or source that decides; null if none does
 	// Origin is the origin of the prefix, or of the key that puts the traffic out of
 	// scope. Also are the other keys with the same value.
 	Origin *Origin  `json:"origin"`
@@ -87,7 +87,7 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, places P
 	}
 	blank := Explanation{
 		Destination: q.Destination, Source: q.Source, Interface: q.Interface,
-		Family: policy.FamilyOf(q.Destination), Verdict: policy.OutcomeOutOfScope, Drift: []string{},
+		Family: policy.FamilyOf(q.Destination), Verdict: policy.ActionOutOfScope, Drift: []string{},
 	}
 	var all []Explanation
 	for _, p := range state.Policies {
@@ -132,11 +132,11 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, places P
 // nftables have a later priority than those in iptables.
 func (e *Explanation) order() int {
 	switch {
-	case e.Verdict == policy.OutcomeMasquerade && !e.nftables:
+	case e.Verdict == policy.ActionMasquerade && !e.nftables:
 		return 0
-	case e.Verdict == policy.OutcomeMasquerade:
+	case e.Verdict == policy.ActionMasquerade:
 		return 1
-	case e.Verdict == policy.OutcomeExempt:
+	case e.Verdict == policy.ActionExempt:
 		return 2
 	}
 	return 3
@@ -152,7 +152,7 @@ func (e *Explanation) addProblem(format string, args ...any) {
 // decide sets what the policy decides, and the origins.
 func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []policy.Source, places Places) {
 	d := p.Decide(asked)
-	e.Chain, e.Verdict, e.Reason = p.Chain, d.Outcome, d.Reason
+	e.Chain, e.Verdict, e.Reason = p.Chain, d.Action, d.Reason
 	if d.Entry != nil {
 		e.Prefix = &d.Entry.Prefix
 	}
@@ -219,7 +219,7 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 
 // agrees reports whether the observed rules of this chain do what the policy says.
 func (e *Explanation) agrees() bool {
-	return e.known && e.masquerades == (e.Verdict == policy.OutcomeMasquerade)
+	return e.known && e.masquerades == (e.Verdict == policy.ActionMasquerade)
 }
 
 // override sets which third-party rules decide before the owned chains do, and otherwise.
@@ -249,7 +249,7 @@ func (e *Explanation) override(q Question, fromLocal bool, state *enforce.State)
 	}
 	var maybe []thirdparty.Hit
 	for _, h := range hits {
-		switch overrides := e.Verdict != policy.OutcomeMasquerade || h.Action != thirdparty.Masquerades; {
+		switch overrides := e.Verdict != policy.ActionMasquerade || h.Action != thirdparty.Masquerades; {
 		case overrides && h.Sure:
 			e.overriders = append(e.overriders, h)
 		case overrides:

@@ -300,7 +300,7 @@ func TestSpellingsOfAddresses(t *testing.T) {
 	n := newNode(network("a", "A", enableIPv6))
 	for dst, want := range map[string]string{"::ffff:10.1.1.1": "10.1.1.1", "fe80::1%eth0": "fe80::1"} {
 		e := n.to(dst)
-		if e.Destination.String() != want || e.Verdict != policy.OutcomeExempt {
+		if e.Destination.String() != want || e.Verdict != policy.ActionExempt {
 			t.Errorf("%s is taken for %s, %s", dst, e.Destination, e.Verdict)
 		}
 	}

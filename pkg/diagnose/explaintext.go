@@ -53,9 +53,9 @@ func (e Explanation) headline() string {
 
 func (e Explanation) verdictText() string {
 	switch e.Verdict {
-	case policy.OutcomeMasquerade:
+	case policy.ActionMasquerade:
 		return "masqueraded"
-	case policy.OutcomeExempt:
+	case policy.ActionExempt:
 		return "exempt, keeps its source address"
 	}
 	return "out of scope, not masqueraded"

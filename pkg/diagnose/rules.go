@@ -116,7 +116,7 @@ func violationsIn(policies []policy.Policy, rules []thirdparty.Rule) []violation
 			v := violation{rule: r, chain: p.Chain, scoped: len(p.Sources.Value) > 0}
 			masqueraded := p.DestinationsExempt(r.Family).Intersect(r.Destinations(from))
 			for _, e := range p.Destinations {
-				if e.Action == policy.Exempt && touches(masqueraded, e.Prefix) {
+				if e.Action == policy.ActionExempt && touches(masqueraded, e.Prefix) {
 					v.exempt = append(v.exempt, e.Prefix.String())
 				}
 			}

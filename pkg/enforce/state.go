@@ -213,7 +213,7 @@ func ownedChain(c *policy.Chain, in netfilter.Choice) netfilter.OwnedChain {
 }
 
 func choiceOf(o store.OwnedChain) netfilter.Choice {
-	return netfilter.Choice{Backend: o.Backend, Variant: o.Variant, PlainPorts: o.PlainPorts}
+	return netfilter.Choice{Backend: o.Backend, Variant: o.Variant, NoRandomFully: o.NoRandomFully}
 }
 
 func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) bool {

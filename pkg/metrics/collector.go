@@ -169,8 +169,8 @@ func (e exporter) rules(r *reconcile.Report) {
 	for _, p := range r.Rules.Policies {
 		name := taken.admit(label(p.Chain))
 		for _, f := range p.Families() {
-			count[series{name, f, policy.Exempt}] += 0
-			count[series{name, f, policy.Masqueraded}] += 0
+			count[series{name, f, policy.ActionExempt}] += 0
+			count[series{name, f, policy.ActionMasquerade}] += 0
 		}
 		for _, d := range p.Destinations {
 			if f := policy.FamilyOf(d.Prefix.Addr()); slices.Contains(p.Families(), f) {

@@ -66,7 +66,7 @@ func (c *connections) observe(s *enforce.State) {
 
 func (c *connections) chain(p place, rules []policy.Rule) {
 	name := c.chains.admit(label(p.chain))
-	actions := map[policy.Verdict]policy.Action{policy.Return: policy.Exempt, policy.Masquerade: policy.Masqueraded}
+	actions := map[policy.Verdict]policy.Action{policy.Return: policy.ActionExempt, policy.Masquerade: policy.ActionMasquerade}
 	for _, a := range actions {
 		c.totals[series{name, p.family, a}] += 0 // exported from the beginning
 	}

@@ -124,9 +124,9 @@ func (n *node) count(t *rapid.T, chain string) {
 	r := &rules[rapid.IntRange(0, len(rules)-1).Draw(t, "rule")]
 	more := rapid.Uint64Range(1, 1000).Draw(t, "connections")
 	r.Connections += more
-	action := policy.Exempt
+	action := policy.ActionExempt
 	if r.Verdict == policy.Masquerade {
-		action = policy.Masqueraded
+		action = policy.ActionMasquerade
 	}
 	n.truth[fmt.Sprintf("ip_masq_connections_total{action=%q,chain=%q,family=\"ipv4\"}", action, chain)] += more
 }

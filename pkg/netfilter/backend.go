@@ -27,8 +27,8 @@ var ErrChanged = errors.New("the rules changed since they were read")
 type Choice struct {
 	Backend policy.Backend
 	Variant string // of iptables: VariantNFT or VariantLegacy; else ""
-	// PlainPorts is set if the host cannot choose source ports fully at random.
-	PlainPorts bool
+	// NoRandomFully is set if the host does not support random-fully.
+	NoRandomFully bool
 }
 
 // The variants of iptables. The kernel keeps their rules apart.

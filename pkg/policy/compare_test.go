@@ -203,7 +203,7 @@ func TestCompareOrderOfTwo(t *testing.T) {
 		{"protocols apart", masq(policy.Rule{Protocol: "tcp", Ports: low}), masq(policy.Rule{Protocol: "udp", Ports: high}), false},
 		{"one protocol", masq(policy.Rule{Protocol: "tcp", Ports: low}), masq(policy.Rule{Protocol: "tcp", Ports: high}), true},
 		{"a protocol and any", masq(policy.Rule{Protocol: "tcp", Ports: low}), masq(policy.Rule{}), true},
-		{"shares", masq(policy.Rule{Protocol: "tcp", Ports: low, Share: 7}), masq(policy.Rule{Protocol: "tcp", Ports: high}), true},
+		{"shares", masq(policy.Rule{Protocol: "tcp", Ports: low, Probability: 7}), masq(policy.Rule{Protocol: "tcp", Ports: high}), true},
 		{"fully random and not", masq(policy.Rule{RandomFully: true}), masq(policy.Rule{}), true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

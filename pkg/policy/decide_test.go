@@ -41,16 +41,16 @@ func TestDecideAgreesWithTheRules(t *testing.T) {
 			d := p.Decide(asked)
 			for _, l := range []policy.Layout{{}, {Sets: true}} {
 				rs := policy.Desired([]policy.Policy{p}, l, policy.OwnedBy("/state"))
-				if got, rule := outcomeOf(rs, pkt); got != (d.Outcome == policy.OutcomeMasquerade) {
-					t.Fatalf("layout %+v: %+v is said to be %s (%s), but %v decides; rules:\n%s", l, pkt, d.Outcome, d.Reason, rule, render(rs))
+				if got, rule := outcomeOf(rs, pkt); got != (d.Action == policy.ActionMasquerade) {
+					t.Fatalf("layout %+v: %+v is said to be %s (%s), but %v decides; rules:\n%s", l, pkt, d.Action, d.Reason, rule, render(rs))
 				}
 				// What is in scope reaches a rule of the chain, and nothing else does.
-				if _, rule := outcomeOf(rs, pkt); (rule == nil) != (d.Outcome == policy.OutcomeOutOfScope) {
-					t.Fatalf("layout %+v: %+v is said to be %s (%s), but %v decides; rules:\n%s", l, pkt, d.Outcome, d.Reason, rule, render(rs))
+				if _, rule := outcomeOf(rs, pkt); (rule == nil) != (d.Action == policy.ActionOutOfScope) {
+					t.Fatalf("layout %+v: %+v is said to be %s (%s), but %v decides; rules:\n%s", l, pkt, d.Action, d.Reason, rule, render(rs))
 				}
 			}
-			if want := oracle.decide(pkt); (want == masqueraded) != (d.Outcome == policy.OutcomeMasquerade) {
-				t.Fatalf("%+v is said to be %s (%s), but the sources say %s", pkt, d.Outcome, d.Reason, want)
+			if want := oracle.decide(pkt); (want == masqueraded) != (d.Action == policy.ActionMasquerade) {
+				t.Fatalf("%+v is said to be %s (%s), but the sources say %s", pkt, d.Action, d.Reason, want)
 			}
 			checkEntry(t, p, pkt, d)
 		}
@@ -60,10 +60,10 @@ func TestDecideAgreesWithTheRules(t *testing.T) {
 // checkEntry: the entry that is said to decide covers the packet, and is there.
 func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decision) {
 	if d.Reason == "" {
-		t.Fatalf("%+v is %s without a reason", pkt, d.Outcome)
+		t.Fatalf("%+v is %s without a reason", pkt, d.Action)
 	}
 	if d.Entry == nil {
-		if d.Outcome == policy.OutcomeExempt {
+		if d.Action == policy.ActionExempt {
 			t.Fatalf("%+v is exempt by nothing", pkt)
 		}
 		return
@@ -71,14 +71,14 @@ func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decisio
 	is := func(e policy.Entry) bool { return e.Prefix == d.Entry.Prefix && e.Action == d.Entry.Action }
 	bySource := d.Entry.Prefix.Contains(pkt.Src) && slices.ContainsFunc(p.ExemptSources, is)
 	byDestination := d.Entry.Prefix.Contains(pkt.Dst) && slices.ContainsFunc(p.Destinations, is)
-	if !bySource && !byDestination || d.Outcome == policy.OutcomeOutOfScope {
-		t.Fatalf("%+v is %s by %s, which is not about it", pkt, d.Outcome, d.Entry.Prefix)
+	if !bySource && !byDestination || d.Action == policy.ActionOutOfScope {
+		t.Fatalf("%+v is %s by %s, which is not about it", pkt, d.Action, d.Entry.Prefix)
 	}
-	if want := d.Entry.Action == policy.Masqueraded; want != (d.Outcome == policy.OutcomeMasquerade) {
-		t.Fatalf("%+v is %s by %s, which says %s", pkt, d.Outcome, d.Entry.Prefix, d.Entry.Action)
+	if want := d.Entry.Action == policy.ActionMasquerade; want != (d.Action == policy.ActionMasquerade) {
+		t.Fatalf("%+v is %s by %s, which says %s", pkt, d.Action, d.Entry.Prefix, d.Entry.Action)
 	}
 	if len(d.Origins) == 0 {
-		t.Fatalf("%+v is %s by %s, which no source stated", pkt, d.Outcome, d.Entry.Prefix)
+		t.Fatalf("%+v is %s by %s, which no source stated", pkt, d.Action, d.Entry.Prefix)
 	}
 }
 
@@ -93,9 +93,9 @@ func TestDecideForUnknownSources(t *testing.T) {
 		unknown := known
 		unknown.Src = netip.Addr{}
 		with, without := p.Decide(known), p.Decide(unknown)
-		outOfScope, exempt := with.Outcome == policy.OutcomeOutOfScope, with.Entry != nil && with.Entry.Prefix.Contains(known.Src) && with.Outcome == policy.OutcomeExempt
-		if !outOfScope && !exempt && with.Outcome != without.Outcome {
-			t.Fatalf("%+v is %s (%s), but for a source that is not known it is %s (%s)", known, with.Outcome, with.Reason, without.Outcome, without.Reason)
+		outOfScope, exempt := with.Action == policy.ActionOutOfScope, with.Entry != nil && with.Entry.Prefix.Contains(known.Src) && with.Action == policy.ActionExempt
+		if !outOfScope && !exempt && with.Action != without.Action {
+			t.Fatalf("%+v is %s (%s), but for a source that is not known it is %s (%s)", known, with.Action, with.Reason, without.Action, without.Reason)
 		}
 	})
 }
@@ -112,62 +112,62 @@ func TestDecideByExample(t *testing.T) {
 		name      string
 		statement policy.SourcePolicy
 		packet    policy.Packet
-		outcome   policy.Outcome
+		outcome   policy.Action
 		entry     string
 		reason    string
 	}{
 		{
-			"nothing covers it", policy.SourcePolicy{}, from("10.244.0.2", "8.8.8.8"), policy.OutcomeMasquerade, "",
+			"nothing covers it", policy.SourcePolicy{}, from("10.244.0.2", "8.8.8.8"), policy.ActionMasquerade, "",
 			"no prefix covers 8.8.8.8, and what none covers is masqueraded",
 		},
 		{
-			"a default", policy.SourcePolicy{}, policy.Packet{Dst: addr("10.9.9.9")}, policy.OutcomeExempt, "10.0.0.0/8",
+			"a default", policy.SourcePolicy{}, policy.Packet{Dst: addr("10.9.9.9")}, policy.ActionExempt, "10.0.0.0/8",
 			"10.0.0.0/8 in nonMasqueradeCIDRs (built in) is the longest prefix that covers 10.9.9.9",
 		},
 		{
-			"a hole", scoped, from("10.244.0.2", "10.1.9.9"), policy.OutcomeMasquerade, "10.1.0.0/16",
+			"a hole", scoped, from("10.244.0.2", "10.1.9.9"), policy.ActionMasquerade, "10.1.0.0/16",
 			`10.1.0.0/16 in masqueradeCIDRs of network "podnet" is the longest prefix that covers 10.1.9.9`,
 		},
 		{
-			"an island, source and interface unknown", scoped, policy.Packet{Dst: addr("10.1.2.3")}, policy.OutcomeExempt, "10.1.2.0/24",
+			"an island, source and interface unknown", scoped, policy.Packet{Dst: addr("10.1.2.3")}, policy.ActionExempt, "10.1.2.0/24",
 			`10.1.2.0/24 in nonMasqueradeCIDRs of network "podnet" is the longest prefix that covers 10.1.2.3, ` +
 				"for any source in 10.244.0.0/16 but the node itself and those in 10.244.7.0/24, out of eth+, wg0",
 		},
 		{
-			"a source out of scope", scoped, from("10.245.0.2", "8.8.8.8"), policy.OutcomeOutOfScope, "",
+			"a source out of scope", scoped, from("10.245.0.2", "8.8.8.8"), policy.ActionOutOfScope, "",
 			`the source 10.245.0.2 is not in sourceCIDRs of network "podnet" (10.244.0.0/16)`,
 		},
 		{
-			"an interface out of scope", scoped, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "lo"}, policy.OutcomeOutOfScope, "",
+			"an interface out of scope", scoped, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "lo"}, policy.ActionOutOfScope, "",
 			`the interface lo is not in outputInterfaces of network "podnet" (eth+, wg0)`,
 		},
 		{
-			"the node", scoped, policy.Packet{Src: addr("10.244.0.1"), SrcLocal: true, Dst: addr("8.8.8.8"), Out: "eth0"}, policy.OutcomeOutOfScope, "",
+			"the node", scoped, policy.Packet{Src: addr("10.244.0.1"), SrcLocal: true, Dst: addr("8.8.8.8"), Out: "eth0"}, policy.ActionOutOfScope, "",
 			`the source 10.244.0.1 is the node itself, and masqueradeHost of network "podnet" is false`,
 		},
 		{
-			"an exempt source", scoped, from("10.244.7.2", "8.8.8.8"), policy.OutcomeExempt, "10.244.7.0/24",
+			"an exempt source", scoped, from("10.244.7.2", "8.8.8.8"), policy.ActionExempt, "10.244.7.0/24",
 			`the source 10.244.7.2 is in 10.244.7.0/24, which nonMasqueradeSourceCIDRs of network "podnet" exempts`,
 		},
 		{
-			"every source exempt", exemptAll, policy.Packet{Dst: addr("8.8.8.8")}, policy.OutcomeExempt, "10.0.0.0/8",
+			"every source exempt", exemptAll, policy.Packet{Dst: addr("8.8.8.8")}, policy.ActionExempt, "10.0.0.0/8",
 			`every source in scope is exempt: 10.244.0.0 is in 10.0.0.0/8, which nonMasqueradeSourceCIDRs of network "podnet" exempts, ` +
 				"for any source in 10.244.0.0/16",
 		},
 		{
-			"a scope of the other family", scoped, policy.Packet{Dst: addr("2001:db8::1")}, policy.OutcomeOutOfScope, "",
+			"a scope of the other family", scoped, policy.Packet{Dst: addr("2001:db8::1")}, policy.ActionOutOfScope, "",
 			`sourceCIDRs of network "podnet" names no ipv6 prefix`,
 		},
 		{
-			"a family that is not managed", policy.SourcePolicy{}, from("fd00::2", "2001:db8::1"), policy.OutcomeOutOfScope, "",
+			"a family that is not managed", policy.SourcePolicy{}, from("fd00::2", "2001:db8::1"), policy.ActionOutOfScope, "",
 			"ipv6 is not managed: enableIPv6 (built in) is false",
 		},
 		{
-			"the node as destination", policy.SourcePolicy{}, policy.Packet{Dst: addr("192.0.2.1"), DstLocal: true}, policy.OutcomeOutOfScope, "",
+			"the node as destination", policy.SourcePolicy{}, policy.Packet{Dst: addr("192.0.2.1"), DstLocal: true}, policy.ActionOutOfScope, "",
 			"192.0.2.1 is an address of the node itself",
 		},
 		{
-			"two families", policy.SourcePolicy{EnableIPv6: ptr(true)}, from("10.244.0.2", "2001:db8::1"), policy.OutcomeOutOfScope, "",
+			"two families", policy.SourcePolicy{EnableIPv6: ptr(true)}, from("10.244.0.2", "2001:db8::1"), policy.ActionOutOfScope, "",
 			"no packet goes from 10.244.0.2 to 2001:db8::1: they are of two families",
 		},
 	} {
@@ -177,8 +177,8 @@ func TestDecideByExample(t *testing.T) {
 			if d.Entry != nil {
 				entry = d.Entry.Prefix.String()
 			}
-			if d.Outcome != tt.outcome || entry != tt.entry || d.Reason != tt.reason {
-				t.Errorf("got %s by %q:\n  %s\nwant %s by %q:\n  %s", d.Outcome, entry, d.Reason, tt.outcome, tt.entry, tt.reason)
+			if d.Action != tt.outcome || entry != tt.entry || d.Reason != tt.reason {
+				t.Errorf("got %s by %q:\n  %s\nwant %s by %q:\n  %s", d.Action, entry, d.Reason, tt.outcome, tt.entry, tt.reason)
 			}
 		})
 	}
@@ -247,7 +247,7 @@ func TestLongestPrefixAgreesWithTheOracle(t *testing.T) {
 				got, bits := masqueraded, -1
 				if e := p.Decide(policy.Packet{Dst: dst}).Entry; e != nil {
 					bits = e.Prefix.Bits()
-					if e.Action == policy.Exempt {
+					if e.Action == policy.ActionExempt {
 						got = notMasqueraded
 					}
 				}

@@ -11,19 +11,9 @@ import (
 	"go4.org/netipx"
 )
 
-// Outcome is what a policy decides about a packet.
-type Outcome string
-
-// The outcomes, by the names that explain uses.
-const (
-	OutcomeMasquerade Outcome = "masquerade"
-	OutcomeExempt     Outcome = "exempt"
-	OutcomeOutOfScope Outcome = "out-of-scope"
-)
-
 // Decision is what the desired rules of a policy do with a packet, and why.
 type Decision struct {
-	Outcome Outcome
+	Action Action
 	// Entry is the destination or source that decides, or nil.
 	Entry *Entry
 	// Origins are those of the entry, or of the key that puts the packet out of scope.
@@ -38,7 +28,7 @@ type Decision struct {
 func (p Policy) Decide(asked Packet) Decision {
 	f := FamilyOf(asked.Dst)
 	outOfScope := func(by []Origin, format string, args ...any) Decision {
-		return Decision{Outcome: OutcomeOutOfScope, Origins: by, Reason: fmt.Sprintf(format, args...)}
+		return Decision{Action: ActionOutOfScope, Origins: by, Reason: fmt.Sprintf(format, args...)}
 	}
 	switch {
 	case asked.Src.IsValid() && FamilyOf(asked.Src) != f:
@@ -88,11 +78,11 @@ func (e *Entry) isSource() bool { return e.Origins[0].Key == exemptSourcesKey }
 func (r *Rule) decision(pkt Packet, sourceKnown bool) Decision {
 	e := r.Entry
 	if e == nil {
-		return Decision{Outcome: OutcomeMasquerade, Reason: fmt.Sprintf("no prefix covers %s, and what none covers is masqueraded", pkt.Dst)}
+		return Decision{Action: ActionMasquerade, Reason: fmt.Sprintf("no prefix covers %s, and what none covers is masqueraded", pkt.Dst)}
 	}
-	d := Decision{Outcome: OutcomeExempt, Entry: e, Origins: e.Origins}
+	d := Decision{Action: ActionExempt, Entry: e, Origins: e.Origins}
 	if r.Verdict == Masquerade {
-		d.Outcome = OutcomeMasquerade
+		d.Action = ActionMasquerade
 	}
 	switch {
 	case !e.isSource():

@@ -43,7 +43,7 @@ func checkMasqueradeRule(t *rapid.T, p policy.Policy, l policy.Layout, packet po
 	if got := !r.Ports.IsZero(); got != wantPorts {
 		t.Fatalf("%v chooses ports for %s: %v, want %v", r, packet.Protocol, got, wantPorts)
 	}
-	if want := p.RandomFully.Value && !l.PlainPorts; r.RandomFully != want {
+	if want := p.RandomFully.Value && !l.NoRandomFully; r.RandomFully != want {
 		t.Fatalf("%v is fully random: %v, want %v", r, r.RandomFully, want)
 	}
 }

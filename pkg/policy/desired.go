@@ -17,9 +17,8 @@ type Layout struct {
 	// Sets means that a rule can match a set of addresses. Otherwise each prefix
 	// needs a rule of its own.
 	Sets bool
-	// PlainPorts means that the kernel or its tools cannot choose source ports fully
-	// at random.
-	PlainPorts bool
+	// NoRandomFully means that the kernel or its tools do not support random-fully.
+	NoRandomFully bool
 }
 
 // Desired returns the rules that the kernel must have for the policies.
@@ -53,7 +52,7 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 	}
 	for _, e := range chainOrder(destinations) {
 		r := Rule{To: f.match(RangesOf(e.Prefix)), Verdict: Return, Entry: e}
-		if e.Action == Exempt {
+		if e.Action == ActionExempt {
 			c.Rules = append(c.Rules, r)
 		} else {
 			c = p.masquerade(c, r, l)
@@ -113,7 +112,7 @@ func (p *Policy) jumps(f Family, l Layout) []Rule {
 // protocol with ports one rule per port range, and one for all other traffic. The
 // share of a range is that of the packets that the ranges before it left.
 func (p *Policy) masquerade(c Chain, r Rule, l Layout) Chain {
-	r.Verdict, r.RandomFully = Masquerade, p.RandomFully.Value && !l.PlainPorts
+	r.Verdict, r.RandomFully = Masquerade, p.RandomFully.Value && !l.NoRandomFully
 	total := 0
 	for _, ports := range p.ToPorts.Value {
 		total += ports.Size()
@@ -124,7 +123,7 @@ func (p *Policy) masquerade(c Chain, r Rule, l Layout) Chain {
 			with := r
 			with.Protocol, with.Ports = protocol, ports
 			if ports.Size() < left {
-				with.Share = uint32(math.Round(float64(ports.Size()) / float64(left) * ShareUnit))
+				with.Probability = uint32(math.Round(float64(ports.Size()) / float64(left) * ProbabilityScale))
 			}
 			left -= ports.Size()
 			c.Rules = append(c.Rules, with)
@@ -184,12 +183,12 @@ func exemptAddresses(list []*Entry) Ranges {
 		next := all.From() // the first address that is not decided yet
 		for at++; at < len(sorted) && e.Prefix.Contains(list[sorted[at]].Prefix.Addr()); {
 			within := netipx.RangeOfPrefix(list[sorted[at]].Prefix)
-			if e.Action == Exempt && next.Less(within.From()) {
+			if e.Action == ActionExempt && next.Less(within.From()) {
 				add(next, within.From().Prev())
 			}
 			next, at = within.To().Next(), walk(at)
 		}
-		if e.Action == Exempt && next.IsValid() && !all.To().Less(next) {
+		if e.Action == ActionExempt && next.IsValid() && !all.To().Less(next) {
 			add(next, all.To())
 		}
 		return at

@@ -113,7 +113,7 @@ func TestDesiredPorts(t *testing.T) {
 				}
 			}
 			for _, r := range rules[:len(rules)-1] {
-				got = append(got, fmt.Sprintf("%s %s %d", r.Protocol, r.Ports, r.Share))
+				got = append(got, fmt.Sprintf("%s %s %d", r.Protocol, r.Ports, r.Probability))
 			}
 			wantEqual(t, "shares", got, want)
 			wantEqual(t, "the rest", rules[len(rules)-1].String(), "masquerade random-fully")
@@ -128,7 +128,7 @@ func TestDesiredRandomFully(t *testing.T) {
 		want   bool
 	}{
 		{nil, policy.Layout{}, true}, {ptr(true), policy.Layout{Sets: true}, true}, {ptr(false), policy.Layout{}, false},
-		{nil, policy.Layout{PlainPorts: true}, false}, {ptr(true), policy.Layout{Sets: true, PlainPorts: true}, false},
+		{nil, policy.Layout{NoRandomFully: true}, false}, {ptr(true), policy.Layout{Sets: true, NoRandomFully: true}, false},
 	} {
 		c := chainOf(t, policy.SourcePolicy{RandomFully: tt.stated, ToPorts: ports(t, "1-2,4-5"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}, tt.layout, policy.IPv4)
 		for _, r := range c.Rules {
@@ -203,7 +203,7 @@ func checkWellFormed(t *rapid.T, c policy.Chain, r policy.Rule, l policy.Layout)
 			}
 		}
 	}
-	if (r.Share != 0 || !r.Ports.IsZero()) && (r.Protocol == "" || r.Ports.IsZero() || r.Verdict != policy.Masquerade || r.Share >= policy.ShareUnit) {
+	if (r.Probability != 0 || !r.Ports.IsZero()) && (r.Protocol == "" || r.Ports.IsZero() || r.Verdict != policy.Masquerade || r.Probability >= policy.ProbabilityScale) {
 		t.Fatalf("%s: ports without protocol, or a share of none", r)
 	}
 }

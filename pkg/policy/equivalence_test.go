@@ -102,8 +102,8 @@ func outcome(c *policy.Chain, p policy.Packet) string {
 	out := ""
 	for _, r := range c.Rules {
 		if r.Matches(p) {
-			out += fmt.Sprintf("%d/2^31 %s %s %v; ", r.Share, r.Verdict, r.Ports, r.RandomFully)
-			if r.Share == 0 {
+			out += fmt.Sprintf("%d/2^31 %s %s %v; ", r.Probability, r.Verdict, r.Ports, r.RandomFully)
+			if r.Probability == 0 {
 				return out
 			}
 		}
@@ -244,7 +244,7 @@ func indices(n int) []int {
 // noPacketTells reports whether no packet fares differently when the two rules
 // change places: they decide the same, or no address or protocol is in both.
 func noPacketTells(r, s policy.Rule) bool {
-	if r.Verdict == s.Verdict && r.Ports == s.Ports && r.RandomFully == s.RandomFully && r.Share == 0 && s.Share == 0 {
+	if r.Verdict == s.Verdict && r.Ports == s.Ports && r.RandomFully == s.RandomFully && r.Probability == 0 && s.Probability == 0 {
 		return true
 	}
 	apart := func(a, b policy.Ranges) bool {

@@ -107,8 +107,8 @@ func render(rs policy.Ruleset) string {
 		fmt.Fprintf(&b, "chain %s %s, %q\n", c.Family, c.Name, c.Owner.Comment())
 		for _, r := range append(append([]policy.Rule{}, c.Jumps...), c.Rules...) {
 			fmt.Fprintf(&b, "  %s", r)
-			if r.Share != 0 {
-				fmt.Fprintf(&b, "   (%d of 2^31: %.11f)", r.Share, float64(r.Share)/policy.ShareUnit)
+			if r.Probability != 0 {
+				fmt.Fprintf(&b, "   (%d of 2^31: %.11f)", r.Probability, float64(r.Probability)/policy.ProbabilityScale)
 			}
 			b.WriteByte('\n')
 			if strings.Contains(r.String(), "…") {

@@ -90,7 +90,7 @@ func wantError(t testing.TB, what string, err error, want string) {
 // another, are equal, or are named by two sources.
 
 func defaultLayouts() []policy.Layout {
-	return []policy.Layout{{}, {Sets: true}, {PlainPorts: true}, {Sets: true, PlainPorts: true}}
+	return []policy.Layout{{}, {Sets: true}, {NoRandomFully: true}, {Sets: true, NoRandomFully: true}}
 }
 
 // wideAndBuiltIn are prefixes with a part in the policy of their own, and some

@@ -12,13 +12,14 @@ import (
 	"strings"
 )
 
-// Action is what a policy does with the packets to a destination.
+// Action is what a policy does with a packet.
 type Action string
 
 // The actions, by the names that metrics and explain use.
 const (
-	Exempt      Action = "exempt"
-	Masqueraded Action = "masquerade"
+	ActionMasquerade Action = "masquerade"
+	ActionExempt     Action = "exempt"
+	ActionOutOfScope Action = "out-of-scope"
 )
 
 // Origin is the key that a value comes from.
@@ -154,8 +155,8 @@ func (p Policy) CheckBounds(l Layout) error {
 		return nil
 	}
 	for _, f := range p.Families() {
-		sources, exempt := count(p.ExemptSources, f, Exempt), count(p.Destinations, f, Exempt)
-		masqueraded := count(p.Destinations, f, Masqueraded)
+		sources, exempt := count(p.ExemptSources, f, ActionExempt), count(p.Destinations, f, ActionExempt)
+		masqueraded := count(p.Destinations, f, ActionMasquerade)
 		each := 1 + len(Protocols())*len(p.ToPorts.Value)
 		if n := sources + exempt + (masqueraded+1)*each; n > MaxRules {
 			return p.boundError("set backend to nftables", slices.Concat(p.Destinations, p.ExemptSources),
@@ -269,12 +270,12 @@ func (m *merger) merge() Policy {
 	p.Interfaces = scope(m, "outputInterfaces", strings.Compare, func(s *SourcePolicy) []string { return s.OutputInterfaces })
 	p.Destinations = m.entries(m.defaults(), func(s *SourcePolicy) []entryList {
 		return []entryList{
-			{"nonMasqueradeCIDRs", Exempt, s.NonMasqueradeCIDRs},
-			{"masqueradeCIDRs", Masqueraded, s.MasqueradeCIDRs},
+			{"nonMasqueradeCIDRs", ActionExempt, s.NonMasqueradeCIDRs},
+			{"masqueradeCIDRs", ActionMasquerade, s.MasqueradeCIDRs},
 		}
 	})
 	p.ExemptSources = m.entries(nil, func(s *SourcePolicy) []entryList {
-		return []entryList{{exemptSourcesKey, Exempt, s.NonMasqueradeSourceCIDRs}}
+		return []entryList{{exemptSourcesKey, ActionExempt, s.NonMasqueradeSourceCIDRs}}
 	})
 	return *p
 }
@@ -374,13 +375,13 @@ func (m *merger) defaults() []Entry {
 	var out []Entry
 	for _, f := range m.policy.Families() {
 		if !masquerade[f] {
-			out = append(out, Entry{f.LinkLocal(), Exempt, builtIn(keys[f])})
+			out = append(out, Entry{f.LinkLocal(), ActionExempt, builtIn(keys[f])})
 		}
 	}
 	reserved := scalar(m, "nomasqAllReservedRanges", false, func(s *SourcePolicy) *bool { return s.NomasqAllReservedRanges })
 	if !named {
 		for _, p := range DefaultNonMasqueradeCIDRs(reserved.Value) {
-			out = append(out, Entry{p, Exempt, builtIn("nonMasqueradeCIDRs")})
+			out = append(out, Entry{p, ActionExempt, builtIn("nonMasqueradeCIDRs")})
 		}
 	}
 	return out

@@ -95,10 +95,10 @@ func written(sources []policy.Source, p policy.Policy, f policy.Family) []netip.
 	}
 	for _, c := range byName {
 		for _, prefix := range c.Policy.NonMasqueradeCIDRs {
-			note(prefix, func(e policy.Entry) bool { return e.Action == policy.Exempt })
+			note(prefix, func(e policy.Entry) bool { return e.Action == policy.ActionExempt })
 		}
 		for _, prefix := range c.Policy.MasqueradeCIDRs {
-			note(prefix, func(e policy.Entry) bool { return e.Action == policy.Masqueraded })
+			note(prefix, func(e policy.Entry) bool { return e.Action == policy.ActionMasquerade })
 		}
 	}
 	return out

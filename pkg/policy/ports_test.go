@@ -129,8 +129,8 @@ func TestEveryPortIsAsLikely(t *testing.T) {
 				if r.Ports != all[i] {
 					t.Fatalf("%s: range %d is %v, want %v", proto, i, r.Ports, all[i])
 				}
-				share := float64(r.Share) / policy.ShareUnit
-				if r.Share == 0 {
+				share := float64(r.Probability) / policy.ProbabilityScale
+				if r.Probability == 0 {
 					share = 1
 				}
 				want := float64(r.Ports.Size()) / float64(total)

@@ -30,9 +30,9 @@ func differing() []policy.Rule {
 		{Verdict: policy.Return, NotFromLocal: true},
 		{Verdict: policy.Return, NotToLocal: true},
 		{Verdict: policy.Return, Protocol: "tcp"},
-		{Verdict: policy.Return, Protocol: "1", Share: 32},
-		{Verdict: policy.Return, Protocol: "13", Share: 2},
-		{Verdict: policy.Return, Share: 132},
+		{Verdict: policy.Return, Protocol: "1", Probability: 32},
+		{Verdict: policy.Return, Protocol: "13", Probability: 2},
+		{Verdict: policy.Return, Probability: 132},
 		{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 1, Last: 2}},
 		{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 1, Last: 3}},
 		{Verdict: policy.Masquerade, RandomFully: true},
@@ -67,7 +67,7 @@ func TestRuleString(t *testing.T) {
 		},
 		{policy.Rule{Verdict: policy.Return, To: ranges("10.0.0.0/8", "fd00::/8")}, "to {10.0.0.0/8, fd00::/8} return"},
 		{
-			policy.Rule{Verdict: policy.Masquerade, Protocol: "tcp", Share: policy.ShareUnit / 4, Ports: policy.PortRange{First: 1, Last: 9}, RandomFully: true},
+			policy.Rule{Verdict: policy.Masquerade, Protocol: "tcp", Probability: policy.ProbabilityScale / 4, Ports: policy.PortRange{First: 1, Last: 9}, RandomFully: true},
 			"tcp 25.00% masquerade to ports 1-9 random-fully",
 		},
 		{policy.Rule{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 7, Last: 7}}, "masquerade to ports 7"},
@@ -109,7 +109,7 @@ func TestRuleMatches(t *testing.T) {
 		{policy.Rule{Out: "+"}, p, true},
 		{policy.Rule{Protocol: "tcp"}, p, true},
 		{policy.Rule{Protocol: "udp"}, p, false},
-		{policy.Rule{Share: 1}, p, true},
+		{policy.Rule{Probability: 1}, p, true},
 	} {
 		if got := tt.rule.Matches(tt.packet); got != tt.want {
 			t.Errorf("%+v matches %+v: %v, want %v", tt.rule, tt.packet, got, tt.want)

@@ -30,9 +30,9 @@ type Protocol string
 // Protocols returns those with source ports that can be chosen.
 func Protocols() []Protocol { return []Protocol{"tcp", "udp", "sctp"} }
 
-// ShareUnit is the denominator of Rule.Share: iptables and the kernel count
-// probabilities in units of 2^-31 (xt_statistic).
-const ShareUnit = 1 << 31
+// ProbabilityScale is the denominator of Rule.Probability: iptables and the kernel
+// count probabilities in units of 2^-31 (xt_statistic).
+const ProbabilityScale = 1 << 31
 
 // Rule is a rule of a masquerade chain, or a jump to one, in the terms that both
 // backends have in common. The zero value of a match field matches everything.
@@ -41,7 +41,7 @@ type Rule struct {
 	Out                      string // output interface; a trailing + is a wildcard
 	NotFromLocal, NotToLocal bool
 	Protocol                 Protocol
-	Share                    uint32 // of ShareUnit; 0 is always
+	Probability              uint32 // of ProbabilityScale; 0 is always
 
 	Verdict     Verdict
 	Ports       PortRange // of Masquerade
@@ -59,7 +59,7 @@ type Rule struct {
 // Equal reports whether the rules do the same to the same packets. An unrecognized
 // rule equals nothing, itself included.
 func (r Rule) Equal(s Rule) bool {
-	return r.Verdict != Unrecognized && r.sameEffect(s) && r.Share == s.Share && r.Protocol == s.Protocol &&
+	return r.Verdict != Unrecognized && r.sameEffect(s) && r.Probability == s.Probability && r.Protocol == s.Protocol &&
 		r.Out == s.Out && r.NotFromLocal == s.NotFromLocal && r.NotToLocal == s.NotToLocal &&
 		r.From.Equal(s.From) && r.To.Equal(s.To)
 }
@@ -74,7 +74,7 @@ func (r Rule) commutes(s Rule) bool {
 	if r.Verdict == Unrecognized || s.Verdict == Unrecognized {
 		return false
 	}
-	if r.sameEffect(s) && r.Share == 0 && s.Share == 0 {
+	if r.sameEffect(s) && r.Probability == 0 && s.Probability == 0 {
 		return true
 	}
 	apart := r.Protocol != "" && s.Protocol != "" && r.Protocol != s.Protocol
@@ -98,7 +98,7 @@ type RuleKey struct {
 func (r Rule) Key() RuleKey {
 	return RuleKey{
 		r.From.key(), r.To.key(), r.Out, r.NotFromLocal, r.NotToLocal,
-		r.Protocol, r.Share, r.Verdict, r.Ports, r.RandomFully, r.Text,
+		r.Protocol, r.Probability, r.Verdict, r.Ports, r.RandomFully, r.Text,
 	}
 }
 
@@ -119,7 +119,7 @@ func (r Rule) String() string {
 	add(r.NotToLocal, "to non-local")
 	add(r.Out != "", "out %s", r.Out)
 	add(r.Protocol != "", "%s", r.Protocol)
-	add(r.Share != 0, "%.2f%%", 100*float64(r.Share)/ShareUnit)
+	add(r.Probability != 0, "%.2f%%", 100*float64(r.Probability)/ProbabilityScale)
 	add(true, "%s", r.Verdict)
 	add(!r.Ports.IsZero(), "to ports %s", r.Ports)
 	add(r.RandomFully, "random-fully")
@@ -134,8 +134,8 @@ type Packet struct {
 	Protocol           Protocol
 }
 
-// Matches reports whether the rule matches the packet. A rule with a Share counts as
-// a match: the other rules of its group have the same verdict.
+// Matches reports whether the rule matches the packet. A rule with a Probability
+// counts as a match: the other rules of its group have the same verdict.
 func (r Rule) Matches(p Packet) bool {
 	return (r.From == nil || r.From.Contains(p.Src)) &&
 		(r.To == nil || r.To.Contains(p.Dst)) &&

@@ -27,7 +27,7 @@ type backend struct {
 }
 
 // Layout implements netfilter.Backend: one prefix per rule.
-func (b *backend) Layout() policy.Layout { return policy.Layout{PlainPorts: b.choice.PlainPorts} }
+func (b *backend) Layout() policy.Layout { return policy.Layout{NoRandomFully: b.choice.NoRandomFully} }
 
 // OwnsTables implements netfilter.Backend: every program on the node uses table nat.
 func (b *backend) OwnsTables() bool { return false }

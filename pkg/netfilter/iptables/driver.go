@@ -164,7 +164,7 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 	if err != nil {
 		return netfilter.Choice{}, unusable(c, err)
 	}
-	c.PlainPorts = !v.randomFully
+	c.NoRandomFully = !v.randomFully
 	return c, nil
 }
 

@@ -211,7 +211,7 @@ func BenchmarkObserve(b *testing.B) {
 				p.EnableIPv6.Value = false
 				for i := range prefixes {
 					prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i >> 8), byte(i)}), 24)
-					p.Destinations = append(p.Destinations, policy.Entry{Prefix: prefix, Action: policy.Exempt})
+					p.Destinations = append(p.Destinations, policy.Entry{Prefix: prefix, Action: policy.ActionExempt})
 				}
 				want := desired(policy.OwnedBy(owner), p)
 				if err := opened.Apply(b.Context(), want, netfilter.Observation{}, nil); err != nil {
@@ -279,7 +279,7 @@ func TestTampering(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inEachVariant(t, func(n *node) {
 				p := basic(chain) // five rules in each family
-				p.Destinations = append(p.Destinations, entriesOf(policy.Exempt, "2001:db8::/32", "3fff::/20")...)
+				p.Destinations = append(p.Destinations, entriesOf(policy.ActionExempt, "2001:db8::/32", "3fff::/20")...)
 				want := desired(policy.OwnedBy(owner), p)
 				for _, f := range policy.Families() {
 					n.load(f, ":THIRD -", "-A POSTROUTING -p udp -j THIRD")
@@ -408,7 +408,7 @@ func TestAdoption(t *testing.T) {
 					if !c.HoldsOnly(policy.Return, policy.Masquerade) || len(c.Rules) != 5 || c.Owner != (policy.Owner{}) {
 						n.Errorf("%s reads as %+v", c.Family, c)
 					}
-					if share := float64(c.Rules[2].Share) / policy.ShareUnit; share < 0.3999 || share > 0.4001 {
+					if share := float64(c.Rules[2].Probability) / policy.ProbabilityScale; share < 0.3999 || share > 0.4001 {
 						n.Errorf("%s: share %v", c.Family, share)
 					}
 				}

@@ -139,8 +139,8 @@ func ruleCommand(r policy.Rule, chain, target, comment string) string {
 	if r.NotToLocal {
 		w = append(w, "! --dst-type LOCAL")
 	}
-	if r.Share != 0 {
-		w = append(w, fmt.Sprintf("-m statistic --mode random --probability %.11f", float64(r.Share)/policy.ShareUnit))
+	if r.Probability != 0 {
+		w = append(w, fmt.Sprintf("-m statistic --mode random --probability %.11f", float64(r.Probability)/policy.ProbabilityScale))
 	}
 	switch r.Verdict {
 	case policy.Jump:

@@ -36,7 +36,7 @@ func entriesOf(a policy.Action, list ...string) []policy.Entry {
 func basic(chain string) policy.Policy {
 	return policy.Policy{
 		Chain: chain,
-		Destinations: entriesOf(policy.Exempt, "169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16",
+		Destinations: entriesOf(policy.ActionExempt, "169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16",
 			"fe80::/10", "fd00::/8"),
 		Host:        policy.WithOrigins[bool]{Value: true},
 		EnableIPv6:  policy.WithOrigins[bool]{Value: true},
@@ -53,13 +53,13 @@ func TestRender(t *testing.T) {
 	scoped.Sources.Value = prefixList("10.1.0.0/16", "10.2.0.0/17", "fd01::/64")
 	scoped.Interfaces.Value = []string{"eth0", "wlan+", "a-b@c'd"}
 	scoped.Host.Value = false
-	scoped.ExemptSources = entriesOf(policy.Exempt, "10.1.7.0/24")
+	scoped.ExemptSources = entriesOf(policy.ActionExempt, "10.1.7.0/24")
 	ports := basic("PORTS")
 	ports.ToPorts.Value = policy.Ports{{First: 1024, Last: 29999}, {First: 32768, Last: 65535}, {First: 7, Last: 7}}
-	ports.Destinations = append(entriesOf(policy.Masqueraded, "10.3.0.0/16"), ports.Destinations...)
+	ports.Destinations = append(entriesOf(policy.ActionMasquerade, "10.3.0.0/16"), ports.Destinations...)
 	only := basic("ONLY")
 	only.RandomFully.Value = false
-	only.Destinations = append(entriesOf(policy.Exempt, "0.0.0.0/0", "::/0"), entriesOf(policy.Masqueraded, "8.8.8.8/32", "2001:db8::1/128")...)
+	only.Destinations = append(entriesOf(policy.ActionExempt, "0.0.0.0/0", "::/0"), entriesOf(policy.ActionMasquerade, "8.8.8.8/32", "2001:db8::1/128")...)
 	for name, rs := range map[string]policy.Ruleset{
 		"basic":  desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("IP-MASQ-AGENT")),
 		"scoped": desired(policy.OwnedBy("/var/lib/cni/ip-masq"), scoped),

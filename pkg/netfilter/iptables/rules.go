@@ -200,8 +200,8 @@ func (r *decodedRule) addCondition(c nfnetlink.Condition) bool {
 	case nfnetlink.DestinationLocal:
 		r.rule.NotToLocal = true
 		return c.Not
-	case nfnetlink.Share:
-		r.rule.Share = c.Value
+	case nfnetlink.Probability:
+		r.rule.Probability = c.Value
 		return true
 	}
 	return false

@@ -30,7 +30,7 @@ const (
 	ConnState                         // ct state
 	SourceLocal                       // fib saddr type local
 	DestinationLocal                  // fib daddr type local
-	Share                             // numgen random mod 2147483648 < Value
+	Probability                       // numgen random mod 2147483648 < Value
 )
 
 // String returns the name that messages have for the field.
@@ -184,7 +184,7 @@ func (d *decoder) expression(e Expr) {
 	case Numgen:
 		r := register{number: e.Dreg, name: "numgen", size: 4, unsorted: true}
 		if e.Random && e.Modulus == shareUnit && e.Offset == 0 {
-			r.what = Share
+			r.what = Probability
 		}
 		d.load(r)
 	case Byteorder:
@@ -315,7 +315,7 @@ func (d *decoder) compare(e Cmp) {
 		d.address(e)
 	case what == OutputName && equality:
 		d.outputName(e.Data, not)
-	case what == Share && whole && e.Op == Less:
+	case what == Probability && whole && e.Op == Less:
 		d.share(binary.BigEndian.Uint32(e.Data))
 	case !whole || !equality:
 		d.refuse(h.name)
@@ -357,7 +357,7 @@ func (d *decoder) share(n uint32) {
 		d.refuse("numgen")
 		return
 	}
-	d.add(Condition{Field: Share, Value: n})
+	d.add(Condition{Field: Probability, Value: n})
 }
 
 func (d *decoder) addressSize() int {

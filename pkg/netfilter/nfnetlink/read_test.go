@@ -222,7 +222,7 @@ func TestXtablesRules(t *testing.T) {
 		}
 		want := Decoded{
 			Statement: DoMasq, Masq: Masquerade{RangeProtoSpecified | RangeRandomFully, 1024, 29999}, Comment: "ip-masq",
-			Conditions: []Condition{{Field: DestinationLocal, Not: true}, {Field: Share, Value: 1 << 30}},
+			Conditions: []Condition{{Field: DestinationLocal, Not: true}, {Field: Probability, Value: 1 << 30}},
 		}
 		if diff := cmp.Diff(want, Decode(f.family, got[0], nil), cmpopts.EquateComparable(netipx.IPRange{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", f.family, diff)

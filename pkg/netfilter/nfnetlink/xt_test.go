@@ -71,7 +71,7 @@ func TestXtables(t *testing.T) {
 		"conntrack new":            {IPv4, match("conntrack", 3, conntrack(newConnection, 0)), meets(Condition{Field: ConnState})},
 		"conntrack not new":        {IPv4, match("conntrack", 3, conntrack(newConnection, 1)), meets(Condition{Field: ConnState, Not: true})},
 		"conntrack dnat":           {IPv4, match("conntrack", 3, conntrack(1<<7, 0)), unknown("match conntrack")},
-		"statistic random":         {IPv4, match("statistic", 0, padded(native(t, uint16(0), uint16(0), uint32(1<<30)), 24)), meets(Condition{Field: Share, Value: 1 << 30})},
+		"statistic random":         {IPv4, match("statistic", 0, padded(native(t, uint16(0), uint16(0), uint32(1<<30)), 24)), meets(Condition{Field: Probability, Value: 1 << 30})},
 		"statistic inverted":       {IPv4, match("statistic", 0, padded(native(t, uint16(0), uint16(1), uint32(1<<30)), 24)), unknown("match statistic")},
 		"statistic nth":            {IPv4, match("statistic", 0, padded(native(t, uint16(1), uint16(0), uint32(2), uint32(1)), 24)), unknown("match statistic")},
 		"statistic mode":           {IPv4, match("statistic", 0, padded(native(t, uint16(2)), 24)), unknown("match statistic")},

@@ -72,8 +72,8 @@ func (r *rule) condition(c nfnetlink.Condition) bool {
 			}
 		}
 		return !c.Not && r.Protocol != ""
-	case nfnetlink.Share:
-		r.Share = c.Value
+	case nfnetlink.Probability:
+		r.Probability = c.Value
 		return true
 	}
 	return false

@@ -73,11 +73,11 @@ func statements(f policy.Family, r policy.Rule, set, target string) []nftStateme
 		add("meta l4proto "+string(r.Protocol), nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: reg},
 			compare(nfnetlink.Equal, []byte{protocolNumber(r.Protocol)}))
 	}
-	if r.Share != 0 {
-		add(fmt.Sprintf("numgen random mod %d < %d", policy.ShareUnit, r.Share),
-			nfnetlink.Numgen{Random: true, Modulus: policy.ShareUnit, Dreg: reg},
+	if r.Probability != 0 {
+		add(fmt.Sprintf("numgen random mod %d < %d", policy.ProbabilityScale, r.Probability),
+			nfnetlink.Numgen{Random: true, Modulus: policy.ProbabilityScale, Dreg: reg},
 			nfnetlink.Byteorder{Sreg: reg, Dreg: reg, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
-			compare(nfnetlink.Less, binary.BigEndian.AppendUint32(nil, r.Share)))
+			compare(nfnetlink.Less, binary.BigEndian.AppendUint32(nil, r.Probability)))
 	}
 	switch r.Verdict {
 	case policy.Jump:

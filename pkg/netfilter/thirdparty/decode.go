@@ -15,7 +15,7 @@ import (
 type condition struct {
 	Packets
 	notToLocal bool
-	share      uint32   // of policy.ShareUnit; 0: always
+	share      uint32   // of policy.ProbabilityScale; 0: always
 	unread     []string // conditions that were not decoded
 	never      bool     // it matches no packet
 }
@@ -101,7 +101,7 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, l lookups) condition {
 		}
 	case nfnetlink.DestinationLocal: // no packet leaves for an address of the node
 		out.notToLocal, out.never = c.Not, !c.Not
-	case nfnetlink.Share:
+	case nfnetlink.Probability:
 		out.share = c.Value
 	case nfnetlink.NFProto, nfnetlink.Mark, nfnetlink.ConnState:
 		out.never = c.Not

@@ -90,7 +90,7 @@ func (r Rule) text(c condition) string {
 		}
 	}
 	if c.share != 0 {
-		words = append(words, fmt.Sprintf("%.2f%%", 100*float64(c.share)/policy.ShareUnit))
+		words = append(words, fmt.Sprintf("%.2f%%", 100*float64(c.share)/policy.ProbabilityScale))
 	}
 	words = append(words, string(r.Action))
 	if r.Comment != "" {
