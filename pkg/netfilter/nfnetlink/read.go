@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -73,8 +74,8 @@ func each[T any](decode func(*attrTable) T) func([]T, *attrTable) []T {
 }
 
 // ConsistentRead calls read, which uses c, until everything that it read belongs to one generation,
-// and returns that generation, for Batch.Generation. If other programs commit too often for that, the
-// generation is 0 and the last call of read may have got a torn dump: lists of rules and elements
+// and returns that generation, for Batch.Generation. If other programs commit too often for that, as
+// every 10 ms beside a set of 10,000 elements, the generation is 0 and the last call of read may have got a torn dump: lists of rules and elements
 // that lack some. A caller reads again before it acts on a difference.
 //
 // Only the generation tells of a torn dump. Of 232 dumps that a program tore by alternating two states
@@ -82,13 +83,14 @@ func each[T any](decode func(*attrTable) T) func([]T, *attrTable) []T {
 // be read when no commit is under way: the kernel raises it first and then unlinks what the commit
 // deletes, and a dump that begins in between loses its place at an unchanged generation.
 func (c *Conn) ConsistentRead(read func() error) (generation uint32, err error) {
-	const attempts = 50
+	const attempts, limit = 50, 300 * time.Millisecond
 	if c.consistent {
 		return 0, read()
 	}
 	c.consistent = true
 	defer func() { c.consistent = false }()
-	for range attempts {
+	begun := time.Now()
+	for n := 0; n < attempts && time.Since(begun) < limit; n++ {
 		before, err := c.Generation()
 		if err != nil {
 			return 0, err

@@ -52,33 +52,33 @@ func (b *backend) Observe(context.Context, []netfilter.ChainRef) (netfilter.Obse
 	if err != nil {
 		return netfilter.Observation{}, err
 	}
-	o := netfilter.Observation{Generation: s.generation, State: s}
-	for _, f := range policy.Families() {
-		rs := s.tables[f].ruleset(f)
-		o.Rules.Chains = append(o.Rules.Chains, rs.Chains...)
-		o.Rules.Unrecognized = append(o.Rules.Unrecognized, rs.Unrecognized...)
-	}
-	return o, nil
+	return netfilter.Observation{Rules: s.ruleset(), Generation: s.generation, State: s}, nil
 }
 
-// Apply implements netfilter.Backend. A table whose change the kernel refuses it writes as a new one,
-// because what is wrong with the existing one may not be visible.
-func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilter.Observation, _ *os.File) error {
-	update := func(w *tableWriter) { w.update(chainsOf(desired, w.family)) }
-	if s, observed := from.State.(*state); observed {
-		return b.write(*s, update, true)
+func (s *state) ruleset() (rs policy.Ruleset) {
+	for _, f := range policy.Families() {
+		t := s.tables[f].ruleset(f)
+		rs.Chains = append(rs.Chains, t.Chains...)
+		rs.Unrecognized = append(rs.Unrecognized, t.Unrecognized...)
 	}
-	return b.readAndWrite(update, true)
+	return rs
+}
+
+// Apply implements netfilter.Backend. It creates a table anew that the kernel refuses to change, because
+// what is wrong with the existing one may not be visible.
+func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilter.Observation, _ *os.File) error {
+	s, _ := from.State.(*state)
+	return b.write(s, func(w *tableWriter) { w.update(chainsOf(desired, w.family)) })
 }
 
 // Remove implements netfilter.Backend. It leaves everything else in the tables, except sets that no
 // rule uses, and deletes a table without a masquerade chain.
 func (b *backend) Remove(_ context.Context, chains []netfilter.ChainRef, _ *os.File) error {
-	return b.readAndWrite(func(w *tableWriter) {
+	return b.write(nil, func(w *tableWriter) {
 		w.remove(func(name string) bool {
 			return slices.Contains(chains, netfilter.ChainRef{Family: w.family, Name: name})
 		})
-	}, false)
+	})
 }
 
 // CanWrite implements netfilter.Backend: a program can make itself the owner of a table.
@@ -99,53 +99,56 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	return nil
 }
 
-// readAndWrite changes the tables as they are now, whatever other programs do meanwhile.
-func (b *backend) readAndWrite(change func(*tableWriter), replace bool) error {
+// write changes the tables. If another program commits meanwhile, it reads them again and continues, unless
+// a state was observed and the rules are no longer those of it. If the kernel refuses to change a table, the
+// table is marked as broken, once.
+func (b *backend) write(observed *state, change func(*tableWriter)) error {
 	const attempts = 10
-	for attempt := 1; ; attempt++ {
-		s, err := b.read()
-		if err == nil {
-			err = b.write(*s, change, replace)
-		}
-		if attempt == attempts || !errors.Is(err, netfilter.ErrChanged) {
-			return err
-		}
-	}
-}
-
-// write changes the tables of a state. With replace it creates a table anew if the kernel refuses to change it.
-func (b *backend) write(s state, change func(*tableWriter), replace bool) error {
 	conn, err := b.driver.dial()
 	if err != nil {
 		return err
 	}
-	filled, err := s.commit(conn, change)
 	broken := map[nfnetlink.Family]bool{}
-	for failed := err; replace && failed != nil; {
-		refused, ok := errors.AsType[*nfnetlink.Error](failed)
-		if !ok || refused.Family == 0 || broken[refused.Family] || errors.Is(refused, os.ErrPermission) {
-			break
+	newSets := false
+	for now, attempt := observed, 1; ; attempt++ {
+		if now == nil {
+			if now, err = b.read(); err == nil && observed != nil && !observed.sameRules(now) {
+				err = netfilter.ErrChanged
+			}
 		}
-		broken[refused.Family] = true
-		now, err := b.read() // the new sets as well
-		if err != nil || s.generation != 0 && s.generation != now.generation {
-			break
+		if err == nil {
+			for f, t := range now.tables {
+				t.broken = t.broken || t.exists && broken[headerOf(f).link]
+			}
+			var filled bool
+			filled, err = now.commit(conn, change)
+			newSets = newSets || filled
 		}
-		for f, t := range now.tables {
-			t.broken = t.broken || t.exists && broken[headerOf(f).link]
-		}
-		if filled, failed = now.commit(conn, change); failed == nil {
+		refused, _ := errors.AsType[*nfnetlink.Error](err)
+		switch {
+		case err == nil:
 			return nil
+		case errors.Is(err, nfnetlink.ErrStale) && attempt < attempts:
+		case refused != nil && refused.Family != 0 && !broken[refused.Family] && !errors.Is(err, os.ErrPermission):
+			broken[refused.Family] = true
+		default:
+			if newSets {
+				_ = b.Remove(context.Background(), nil, nil)
+			}
+			if errors.Is(err, nfnetlink.ErrStale) {
+				return fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
+			}
+			return err
 		}
-		s = *now
+		now, err = nil, nil
 	}
-	if err != nil && (filled || len(broken) > 0) { // remove the new sets
-		_ = b.Remove(context.Background(), nil, nil)
-	}
-	if errors.Is(err, nfnetlink.ErrStale) {
-		return fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
-	}
-	return err
+}
+
+// sameRules reports whether both states have the same rules, which are recognized.
+func (s *state) sameRules(as *state) bool {
+	want, have := s.ruleset(), as.ruleset()
+	have.Unrecognized = nil // new sets
+	return len(policy.Compare(want, have)) == 0
 }
 
 // commit sends the changes of all tables in two batches: the first one creates and fills new sets, the

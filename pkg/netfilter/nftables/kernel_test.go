@@ -310,12 +310,17 @@ func TestOneSetChangesInPlace(t *testing.T) {
 	}
 }
 
-func TestManyPrefixes(t *testing.T) {
-	n := newNode(t)
-	var list []netip.Prefix
+// manyPrefixes returns 10,000 prefixes.
+func manyPrefixes() (list []netip.Prefix) {
 	for i := range 10_000 {
 		list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(20 + i>>14), byte(i >> 6), byte(i << 2), 0}), 24))
 	}
+	return list
+}
+
+func TestManyPrefixes(t *testing.T) {
+	n := newNode(t)
+	list := manyPrefixes()
 	many := func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = list }
 	n.apply(desired(sourcePolicy("A", many)))
 	list = append(list[:5000], list[5001:]...)

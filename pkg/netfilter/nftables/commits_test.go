@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// TestCommitBeforeWrite: another program commits between the reading of the tables and a write. The write
+// succeeds unless that commit changed the rules of the owned tables; then its error is ErrChanged, also if
+// the kernel refused a write before.
+func TestCommitBeforeWrite(t *testing.T) {
+	const refused = "add map ip ip-masq mine { type ipv4_addr : verdict; elements = { 1.2.3.4 : jump masq-B }; }"
+	for name, tc := range map[string]struct {
+		before, commit string
+		attempt        int // during which the commit is made
+		want           error
+	}{
+		"another table":                  {"", "add table ip other", 1, nil},
+		"owned table":                    {"", "add rule ip ip-masq masq-A accept", 1, netfilter.ErrChanged},
+		"owned table of IPv6":            {"", "add rule ip6 ip-masq masq-A accept", 1, netfilter.ErrChanged},
+		"another table, after a refusal": {refused, "add table ip other", 2, nil},
+		"owned table, after a refusal":   {refused, "add rule ip ip-masq masq-A accept", 2, netfilter.ErrChanged},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.apply(desired(sourcePolicy("A"), sourcePolicy("B")))
+			n.nft(tc.before)
+			b := n.backend.(*backend)
+			observed, err := b.read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, calls := desired(sourcePolicy("A", func(s *policy.SourcePolicy) { s.SourceCIDRs = prefixes("10.9.0.0/16") })), 0
+			err = b.write(observed, func(w *tableWriter) {
+				if calls++; calls == tc.attempt*len(policy.Families()) {
+					n.nft(tc.commit)
+				}
+				w.update(chainsOf(want, w.family))
+			})
+			if !errors.Is(err, tc.want) {
+				t.Fatalf("got error %v, want %v", err, tc.want)
+			}
+			if d := n.compare(want); err == nil && len(d) > 0 {
+				t.Errorf("differs:\n%s", d)
+			}
+			if err != nil && strings.Contains(n.list(), "set scope-") {
+				t.Errorf("a new set is left:\n%s", n.list())
+			}
+		})
+	}
+}
+
+// TestApplyBesideCommits: the first write of 10,000 prefixes takes two batches, and another program commits
+// more often than the prefixes can be read.
+func TestApplyBesideCommits(t *testing.T) {
+	want := desired(sourcePolicy("A", func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = manyPrefixes() }))
+	n := newNode(t)
+	other, err := nfnetlink.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, stopped := make(chan struct{}), make(chan error)
+	go func() {
+		var b nfnetlink.Batch
+		b.AddTable(nfnetlink.IPv4, "other")
+		b.AddChain(nfnetlink.IPv4, "other", "c", nil)
+		b.AddRule(nfnetlink.IPv4, "other", "c", nil, "")
+		err := other.Commit(&b)
+		for ; err == nil; err = other.Commit(&b) {
+			select {
+			case <-stop:
+				stopped <- other.Close()
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+		stopped <- errors.Join(err, other.Close())
+	}()
+	for range 3 {
+		n.nft("add table ip ip-masq; delete table ip ip-masq")
+		observed, err := n.backend.Observe(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.backend.Apply(t.Context(), want, observed, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
