@@ -193,6 +193,27 @@ func TestSyncWritesAgainIfReverted(t *testing.T) {
 	}
 }
 
+// A write that found other rules than were observed is tried again, although another chain
+// failed for good.
+func TestSyncRetriesBesideAFailedChain(t *testing.T) {
+	refused := errors.New("refused")
+	for name, fail := range map[string]func(*kernel){
+		"before the write": func(k *kernel) { k.unable = map[policy.Family]error{policy.IPv6: refused} },
+		"by the write":     func(k *kernel) { k.refused = map[netfilter.Choice]error{iptChoice: refused} },
+	} {
+		f := newFixture(t)
+		fail(f.kernel)
+		f.kernel.changed = 2
+		v := f.sync(network("one", "A", backend(policy.IPTables), enableIPv6), network("two", "B", backend(policy.NFTables)))
+		if err := v.Err("A"); !errors.Is(err, refused) {
+			t.Errorf("%s: chain A: %v", name, err)
+		}
+		if err := v.Err("B"); err != nil || len(f.kernel.chains[nftChoice]) != 1 {
+			t.Errorf("%s: chain B: %v\n%s", name, err, f.kernel.dump())
+		}
+	}
+}
+
 func TestThirdPartyChainsAreNotChanged(t *testing.T) {
 	newer := policy.OwnedBy("/other")
 	newer.Schema++
@@ -372,12 +393,12 @@ func TestPreferredBackendUnusable(t *testing.T) {
 func TestRecordOfAnEarlierBoot(t *testing.T) {
 	f := newFixture(t)
 	path := f.enforcer.Dir.Path()
-	f.enforcer.Dir = store.Open(path, store.WithBoot("00000000-0000-4000-8000-000000000001"))
+	f.enforcer.Dir = store.Open(path).WithBoot("00000000-0000-4000-8000-000000000001")
 	f.sync(network("podnet", "A"))
 	f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
 	f.kernel.unusable[iptChoice] = netfilter.ErrUnusable
 
-	f.enforcer.Dir = store.Open(path, store.WithBoot("00000000-0000-4000-8000-000000000002"))
+	f.enforcer.Dir = store.Open(path).WithBoot("00000000-0000-4000-8000-000000000002")
 	f.mustBeInSync(f.sync(network("podnet", "A")))
 	if len(f.kernel.chains[legacyChoice]) != 1 {
 		t.Errorf("kernel:\n%s", f.kernel.dump())

@@ -19,10 +19,12 @@ type kernel struct {
 	chains   map[netfilter.Choice]map[netfilter.ChainRef]policy.Chain
 	unusable map[netfilter.Choice]error // no writing, no choosing
 	noRemove map[netfilter.Choice]error
-	undone   int                     // the next writes that another program reverts at once, in part
-	lie      int                     // so many coming observations miss a rule
-	unable   map[policy.Family]error // to write, as Able tells before
-	between  func()                  // called once, after the next observation
+	undone   int                        // the next writes that another program reverts at once, in part
+	changed  int                        // so many coming writes to nftables fail with ErrChanged
+	refused  map[netfilter.Choice]error // by writes, though CanWrite does not tell
+	lie      int                        // so many coming observations miss a rule
+	unable   map[policy.Family]error    // to write, as Able tells before
+	between  func()                     // called once, after the next observation
 	applied  int
 	observed int
 	removed  int
@@ -158,6 +160,13 @@ func (b *fakeBackend) Apply(_ context.Context, desired policy.Ruleset, _ netfilt
 	}
 	if err := b.k.unusable[b.c]; err != nil {
 		return err
+	}
+	if err := b.k.refused[b.c]; err != nil {
+		return err
+	}
+	if b.OwnsTables() && b.k.changed > 0 {
+		b.k.changed--
+		return netfilter.ErrChanged
 	}
 	b.k.applied++
 	if b.OwnsTables() {

@@ -106,15 +106,16 @@ func (e *Enforcer) apply(
 		if len(s.Diff()) > 0 {
 			s = e.observeAgain(ctx, s, owned) // the dump may have been torn
 		}
-		all := len(errs)
-		if len(s.Diff()) == 0 || attempt < attempts {
+		all, inSync := len(errs), len(s.Diff()) == 0
+		if inSync || attempt < attempts {
 			maps.DeleteFunc(errs, func(_ string, err error) bool { return errors.Is(err, netfilter.ErrChanged) })
 		}
-		if len(errs) == all {
+		changed := len(errs) < all
+		maps.Copy(failed, errs)
+		if !changed {
 			written++
 		}
-		if len(s.Diff()) == 0 || len(errs)+len(failed) > 0 || written == writes {
-			maps.Copy(failed, errs)
+		if inSync || !changed && (len(failed) > 0 || written == writes) {
 			return s, failed
 		}
 	}
