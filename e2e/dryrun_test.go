@@ -44,6 +44,32 @@ func (unableBackend) Apply(context.Context, policy.Ruleset, netfilter.Observatio
 	return errUnable
 }
 
+// unableAtFirst is a driver that does not work when it is probed first.
+type unableAtFirst struct {
+	netfilter.Driver
+	probed bool
+}
+
+func (u *unableAtFirst) Probe(ctx context.Context, variant string) (netfilter.Choice, error) {
+	if !u.probed {
+		u.probed = true
+		return netfilter.Choice{}, errUnable
+	}
+	return u.Driver.Probe(ctx, variant)
+}
+
+// TestBackendThatWorksAgain: an ADD chooses the backend again with the lock held.
+func TestBackendThatWorksAgain(t *testing.T) {
+	onEveryForm(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", nil)
+		n.makeSure(t, conf)
+		n.flush(t)
+		must(t, os.Remove(filepath.Join(n.dataDir, "record.json")))
+		must(t, n.callLocally(t, "ADD", conf, "unable at first"))
+		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+	})
+}
+
 // faults is what is wrong with a node. Each is one of the texts below.
 type faults struct{ state, document, rules, backend, lock string }
 
@@ -220,6 +246,9 @@ func (n *node) callLocally(t *testing.T, verb, conf, backend string) error {
 	for i, d := range drivers {
 		if backend == "unable" || d == nft && strings.HasSuffix(backend, "nftables unable") {
 			drivers[i] = unable{d}
+		}
+		if backend == "unable at first" {
+			drivers[i] = &unableAtFirst{Driver: d}
 		}
 	}
 	p := cniplugin.Plugin{

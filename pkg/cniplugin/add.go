@@ -112,7 +112,7 @@ func (n *node) ensure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if digest := again.Digest(); observed != nil && digest != "" && digest == reading.Digest() {
+	if digest := again.Digest(); observed != nil && len(observed.Failed) == 0 && digest != "" && digest == reading.Digest() {
 		n.Warn(lock.Tidy(state))
 		s := n.Sync(ctx, n.ObserveAgain(ctx, observed), lock)
 		return n.chainErr(s, own.Policy.Chain)
