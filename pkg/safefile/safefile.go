@@ -131,22 +131,24 @@ func ReadFile(path string, limit int) ([]byte, fs.FileInfo, error) {
 	return data, info, nil
 }
 
-// IsTemp reports whether a name is one that Stage chooses.
-func IsTemp(name string) bool {
-	random, isOne := strings.CutPrefix(name, TempPrefix)
+// TempName returns a name with the prefix that no other file has.
+func TempName(prefix string) string {
+	return prefix + strconv.FormatUint(rand.Uint64(), 36) + TempSuffix
+}
+
+// IsTemp reports whether a name is one that TempName returns.
+func IsTemp(name, prefix string) bool {
+	random, isOne := strings.CutPrefix(name, prefix)
 	random, ends := strings.CutSuffix(random, TempSuffix)
-	if !isOne || !ends {
-		return false
-	}
 	_, err := strconv.ParseUint(random, 36, 64)
-	return err == nil
+	return isOne && ends && err == nil
 }
 
 func (d *Dir) removeTemps() error {
 	entries, err := fs.ReadDir(d.root.FS(), ".")
 	errs := []error{Error("read the directory", d.path, err)}
 	for _, e := range entries {
-		if IsTemp(e.Name()) && e.Type().IsRegular() {
+		if IsTemp(e.Name(), TempPrefix) && e.Type().IsRegular() {
 			errs = append(errs, d.Remove(e.Name()))
 		}
 	}
@@ -157,7 +159,7 @@ func (d *Dir) removeTemps() error {
 // to this process's user, or adjust, which may be nil, sets both. A runtime that watches the
 // directory looks again at each write, so the data is written at once, after adjust.
 func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
-	name := TempPrefix + strconv.FormatUint(rand.Uint64(), 36) + TempSuffix
+	name := TempName(TempPrefix)
 	const mode = 0o600
 	file, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
@@ -169,15 +171,23 @@ func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
 		err = file.Chmod(mode) // the umask may have removed bits
 	}
 	if err == nil {
-		_, err = file.Write(data)
+		err = Fill(file, data)
+	} else {
+		err = errors.Join(err, file.Close())
 	}
-	if err == nil {
-		err = file.Sync()
-	}
-	if err = errors.Join(err, file.Close()); err != nil {
+	if err != nil {
 		return "", errors.Join(Error("write", d.PathOf(name), err), d.Remove(name))
 	}
 	return name, nil
+}
+
+// Fill writes and syncs a new file, and closes it.
+func Fill(file *os.File, data []byte) error {
+	_, err := file.Write(data)
+	if err == nil {
+		err = file.Sync()
+	}
+	return errors.Join(err, file.Close())
 }
 
 // Rename renames a file, and replaces one that has the new name.

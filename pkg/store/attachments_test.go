@@ -73,7 +73,7 @@ func TestAttachmentsTellWhenTheyChanged(t *testing.T) {
 func TestAttachmentsOfAnEarlierBoot(t *testing.T) {
 	d := open(t)
 	ok(t, d.Attach("net", "c1", "eth0"))
-	next := store.Open(d.Path(), store.WithBoot(another))
+	next := store.Open(d.Path()).WithBoot(another)
 	attachments(t, next, "net", 0)
 	ok(t, next.Detach("net", "c1", "eth0"))
 	ok(t, next.Prune("net", nil))
@@ -94,7 +94,7 @@ func TestBoot(t *testing.T) {
 	}
 	same(t, open(t).Boot(), boot)
 	for _, id := range []string{"", "..", "a/b", "a b"} {
-		d := store.Open(t.TempDir(), store.WithBoot(id))
+		d := store.Open(t.TempDir()).WithBoot(id)
 		fails(t, d.Attach("net", "c", "eth0"), "boot id", "UUID")
 		fails(t, lock(t, d).Tidy(store.State{}), "boot id")
 		same(t, d.Boot(), "")
@@ -121,7 +121,7 @@ func TestConcurrentAttachments(t *testing.T) {
 		work.Go(func() { errs <- cmd.Run() })
 	}
 	go func() { work.Wait(); close(errs) }()
-	earlier := store.Open(d.Path(), store.WithBoot(another))
+	earlier := store.Open(d.Path()).WithBoot(another)
 	done := false
 	for !done {
 		select {
@@ -144,7 +144,7 @@ func TestConcurrentAttachments(t *testing.T) {
 // A directory that goes away under an Attach is made again.
 func TestAttachWhileItsBootIsDropped(t *testing.T) {
 	d := open(t)
-	other := store.Open(d.Path(), store.WithBoot(another))
+	other := store.Open(d.Path()).WithBoot(another)
 	stop, stopped := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for {

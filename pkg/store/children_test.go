@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	do, known := children()[name]
 	err := fmt.Errorf("no child %q", name)
 	if known {
-		err = do(store.Open(os.Getenv(dirEnv), store.WithBoot(boot)))
+		err = do(store.Open(os.Getenv(dirEnv)).WithBoot(boot))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

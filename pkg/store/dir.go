@@ -35,7 +35,6 @@ const (
 	verificationCacheSuffix = ".verified"
 	damagedSuffix           = ".damaged"
 	droppedSuffix           = ".dropped"
-	tempSuffix              = ".tmp"
 
 	newDir = ".ip-masq-data.new" // becomes the dataDir
 )
@@ -46,25 +45,16 @@ type Dir struct {
 	boot func() (string, error)
 }
 
-// Option changes what Open returns.
-type Option func(*Dir)
-
-// WithBoot sets the id of the running boot, in place of the kernel's.
-func WithBoot(id string) Option {
-	return func(d *Dir) {
-		d.boot = func() (string, error) { return id, checkBoot(id) }
-	}
-}
-
 // Open returns the dataDir at an absolute path. It does no I/O: the directory need not exist, and only
 // Attach and Lock create it.
-func Open(path string, opts ...Option) *Dir {
+func Open(path string) *Dir {
 	// With a slash at the end, the kernel would follow a symlink.
-	d := &Dir{path: filepath.Clean(path), boot: sync.OnceValues(kernelBoot)}
-	for _, o := range opts {
-		o(d)
-	}
-	return d
+	return &Dir{filepath.Clean(path), sync.OnceValues(kernelBoot)}
+}
+
+// WithBoot returns the dataDir with the id of another boot than the kernel's.
+func (d *Dir) WithBoot(id string) *Dir {
+	return &Dir{d.path, func() (string, error) { return id, checkBoot(id) }}
 }
 
 // DocumentPath returns where the document of a source is, or would be.

@@ -20,8 +20,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Schema is the version of the form of documents and the record. Files with a greater one are left as
-// they are.
+// Schema is the version of the form of documents and the record. Each new key raises it: a version that
+// does not know the key leaves the file as it is. Files of lower schemas are read in today's form.
 const Schema = 2
 
 // document is a source with its policy as it is stored. It has no time, so that equal policies make
@@ -51,9 +51,6 @@ type OwnedChain struct {
 	NoRandomFully bool           `json:"plainPorts,omitempty"` // source ports cannot be fully random
 	Stuck         bool           `json:"stuck,omitempty"`      // removing the stale chain failed
 }
-
-// Equal reports whether both list the same in the same order.
-func (r Record) Equal(s Record) bool { return r.Boot == s.Boot && slices.Equal(r.Chains, s.Chains) }
 
 // validate checks a record. Its chains will be removed some day, so a chain that cannot be ip-masq's
 // must never be in it.
@@ -140,13 +137,14 @@ func decodeRecord(data []byte) (Record, error) {
 	return d.Record, nil
 }
 
-// decode decodes a document of this schema, or returns a newerError if a newer version wrote it. The
-// schema is the field of into for it.
+// decode decodes a document, or returns a newerError if a newer version wrote it. The schema is the field
+// of into for it.
 func decode(data []byte, into any, schema *int) error {
-	switch stated := schemaOf(data); {
+	stated := schemaOf(data)
+	switch {
 	case stated > Schema:
 		return &newerError{stated}
-	case stated != Schema:
+	case stated < 1:
 		return fmt.Errorf(`it does not begin with {"schema":%d, as ip-masq writes it`, Schema)
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
@@ -157,8 +155,8 @@ func decode(data []byte, into any, schema *int) error {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("text follows the end of the document")
 	}
-	if *schema != Schema { // the decoder takes the last of several
-		return fmt.Errorf("it has the schemas %d and %d", Schema, *schema)
+	if *schema != stated { // the decoder takes the last of several
+		return fmt.Errorf("it has the schemas %d and %d", stated, *schema)
 	}
 	return nil
 }
@@ -287,7 +285,13 @@ func (f *folder) readSources() ([]file, error) {
 		if err != nil {
 			return nil, ignoring(err, os.ErrNotExist)
 		}
-		names, changed, err := sources.documents()
+		names, err := sources.names()
+		names = slices.DeleteFunc(names, func(n string) bool {
+			hash, isOne := strings.CutSuffix(n, documentSuffix)
+			return !isOne || !isHash(hash)
+		})
+		changed, errChanged := sources.changed()
+		err = errors.Join(err, errChanged)
 		var files []file
 		complete := err == nil && (changed.Before(start.Add(-tick)) || slices.Equal(names, before))
 		for i := 0; complete && err == nil && i < len(names); i++ {
@@ -305,20 +309,6 @@ func (f *folder) readSources() ([]file, error) {
 		before = names
 	}
 	return nil, fmt.Errorf("list directory %s: it keeps changing; find the program that writes to it", shown(f.in(sourcesDir)))
-}
-
-// documents returns the names of the documents, and when a name in the directory last changed.
-func (f *folder) documents() ([]string, time.Time, error) {
-	names, err := f.names()
-	if err != nil {
-		return nil, time.Time{}, err
-	}
-	names = slices.DeleteFunc(names, func(n string) bool {
-		hash, isOne := strings.CutSuffix(n, documentSuffix)
-		return !isOne || !isHash(hash)
-	})
-	changed, err := f.changed()
-	return names, changed, err
 }
 
 // document reads a document or the record. The error is that there is none, or that this process or the
@@ -361,6 +351,9 @@ func (s *State) add(f file) {
 			if c, err = decodeSource(f.data, f.name); err == nil {
 				s.Sources = append(s.Sources, c)
 			}
+		}
+		if schema := schemaOf(f.data); err != nil && 0 < schema && schema < Schema {
+			err = fmt.Errorf("an older version wrote it (schema %d): %w", schema, err)
 		}
 		if err != nil && !errors.Is(err, ErrNewer) {
 			err = fmt.Errorf("%s %s: %w; it is moved aside and written again from its source",

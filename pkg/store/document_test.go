@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/netip"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -89,7 +90,7 @@ func FuzzDocument(f *testing.F) {
 			if err != nil {
 				t.Fatalf("%+v was read and cannot be written: %v", r, err)
 			}
-			if back, err := decodeRecord(again); err != nil || !back.Equal(r) {
+			if back, err := decodeRecord(again); err != nil || back.Boot != r.Boot || !slices.Equal(back.Chains, r.Chains) {
 				t.Fatalf("%+v became %+v, %v", r, back, err)
 			}
 		}

@@ -36,8 +36,6 @@ var (
 	ErrBusy = errors.New("another process holds it")
 	// ErrNewer says that a newer version wrote a document, which stays as it is.
 	ErrNewer = errors.New("a newer version wrote it")
-	// ErrReleased says that a lock was used after its release.
-	ErrReleased = errors.New("the lock is released")
 )
 
 // folder is an open directory of the dataDir that passed the checks of distrust. All operations use
@@ -58,26 +56,26 @@ func openFolder(at int, name, path string) (*folder, error) {
 }
 
 // openTrusted opens a file of the given format that only root or the user of this process can write. It
-// is checked before it is opened, so that a FIFO or device is not, and after, as it may be replaced.
+// is checked before it is opened, so that a device is not, and after, as it may be replaced.
 func openTrusted(op string, at int, name, path string, flags int, format uint32) (*os.File, unix.Stat_t, error) {
 	var st unix.Stat_t
-	if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return nil, st, failure(op, path, err)
+	check := func(err error) error {
+		if err != nil {
+			return failure(op, path, err)
+		}
+		return distrust(op, path, &st, format)
 	}
-	if err := distrust(op, path, &st, format); err != nil {
+	if err := check(unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW)); err != nil {
 		return nil, st, err
 	}
-	fd, err := unix.Openat(at, name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	// It does not wait for the other end of a FIFO.
+	fd, err := unix.Openat(at, name, flags|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, st, failure(op, path, err)
 	}
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags) // or os.NewFile would start the poller
 	file := os.NewFile(uintptr(fd), path)
-	if err = unix.Fstat(fd, &st); err != nil {
-		err = failure(op, path, err)
-	} else {
-		err = distrust(op, path, &st, format)
-	}
-	if err != nil {
+	if err := check(unix.Fstat(fd, &st)); err != nil {
 		return nil, st, errors.Join(err, file.Close())
 	}
 	return file, st, nil
@@ -129,6 +127,16 @@ func (f *folder) folder(name string, create bool) (*folder, error) {
 		return nil, err
 	}
 	return openFolder(f.fd(), name, f.in(name))
+}
+
+// within runs a function on a directory in this one, unless that is missing or removed meanwhile.
+func (f *folder) within(name string, do func(*folder) error) error {
+	sub, err := f.folder(name, false)
+	if err == nil {
+		err = do(sub)
+		sub.close()
+	}
+	return ignoring(err, os.ErrNotExist)
 }
 
 // changed returns when a name was last added, removed or renamed.

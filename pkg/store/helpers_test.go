@@ -30,7 +30,7 @@ const (
 // open returns a dataDir that does not exist yet.
 func open(t *testing.T) *store.Dir {
 	t.Helper()
-	return store.Open(filepath.Join(t.TempDir(), "state"), store.WithBoot(boot))
+	return store.Open(filepath.Join(t.TempDir(), "state")).WithBoot(boot)
 }
 
 func lock(t *testing.T, d *store.Dir) *store.Lock {

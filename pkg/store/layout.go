@@ -15,9 +15,9 @@ import (
 
 // entry describes a file or directory that ip-masq writes.
 type entry struct {
-	holds  layout // of a directory; nil for a file
-	hollow bool   // the file is always empty
-	// proves reports whether the file proves that ip-masq created the directory; nil if other programs
+	holds layout // of a directory; nil for a file
+	empty bool   // the file is always empty
+	// proves reports whether the entry proves that ip-masq created the directory; nil if other programs
 	// use the name too.
 	proves func(f *folder, name string) bool
 }
@@ -39,9 +39,9 @@ func inDataDir(name string) (entry, bool) {
 	case attachmentsDir:
 		return entry{holds: inAttachments}, true
 	case backupsDir:
-		return entry{holds: inBackups}, true
+		return entry{holds: inBackups, proves: byName}, true // install may have been killed before its first copy
 	}
-	return entry{}, isTemp(name, recordFile+".")
+	return entry{}, safefile.IsTemp(name, recordFile+".")
 }
 
 func inSources(name string) (entry, bool) {
@@ -55,7 +55,7 @@ func inSources(name string) (entry, bool) {
 	case hash + verificationCacheSuffix, document + damagedSuffix, document + droppedSuffix:
 		return entry{}, true
 	default:
-		return entry{}, isTemp(name, document+".")
+		return entry{}, safefile.IsTemp(name, document+".")
 	}
 }
 
@@ -64,16 +64,16 @@ func inAttachments(name string) (entry, bool) { return entry{holds: inBoot}, isB
 func inBoot(name string) (entry, bool) { return entry{holds: inNetwork}, isHash(name) }
 
 func inNetwork(name string) (entry, bool) {
-	return entry{hollow: true, proves: byName}, isHash(name)
+	return entry{empty: true, proves: byName}, isHash(name)
 }
 
-// inBackups is the layout that package conflist uses: copies that are named after their SHA-256, and
-// temporary files of package safefile.
+// inBackups is the layout that package conflist uses: copies whose names have the SHA-256 of the
+// original's path, and temporary files of package safefile.
 func inBackups(name string) (entry, bool) {
 	stem, isCopy := strings.CutSuffix(name, ".bak")
 	at := strings.LastIndexByte(stem, '.')
 	isCopy = isCopy && at > 0 && isHash(stem[at+1:])
-	return entry{proves: byName}, isCopy || safefile.IsTemp(name)
+	return entry{proves: byName}, isCopy || safefile.IsTemp(name, safefile.TempPrefix)
 }
 
 func byName(*folder, string) bool { return true }
@@ -94,13 +94,6 @@ func isBoot(name string) bool {
 	return len(name) == 36 && strings.Count(name, "-") == 4 && strings.Trim(name, "0123456789abcdef-") == ""
 }
 
-// isTemp reports whether a name is that of a temporary file with the prefix.
-func isTemp(name, prefix string) bool {
-	random, isOne := strings.CutPrefix(name, prefix)
-	random, ends := strings.CutSuffix(random, tempSuffix)
-	return isOne && ends && random != "" && strings.Trim(random, "0123456789abcdefghijklmnopqrstuvwxyz") == ""
-}
-
 // errUnknown is about an entry of a directory that ip-masq does not write.
 var errUnknown = errors.New("it is not ip-masq's")
 
@@ -119,7 +112,7 @@ func (f *folder) recognize(l layout, name string) (entry, error) {
 	if e.holds != nil {
 		kind = unix.S_IFDIR
 	}
-	if st.Mode&unix.S_IFMT != kind || e.hollow && st.Size > 0 {
+	if st.Mode&unix.S_IFMT != kind || e.empty && st.Size > 0 {
 		return e, failure("look at", f.in(name), errUnknown)
 	}
 	return e, nil
@@ -134,18 +127,18 @@ func (f *folder) examine(l layout) (unknown string, proven bool, err error) {
 	}
 	for _, name := range names {
 		e, err := f.recognize(l, name)
-		switch {
-		case errors.Is(err, errUnknown):
+		if errors.Is(err, errUnknown) {
 			return f.in(name), proven, nil
-		case err == nil && e.holds != nil:
-			var sub *folder
-			if sub, err = f.folder(name, false); err == nil {
+		}
+		if err == nil && e.holds != nil {
+			err = f.within(name, func(sub *folder) (err error) {
 				var below bool
 				unknown, below, err = sub.examine(e.holds)
 				proven = proven || below
-				sub.close()
-			}
-		case err == nil:
+				return err
+			})
+		}
+		if err == nil {
 			proven = proven || e.proves != nil && e.proves(f, name)
 		}
 		if err = ignoring(err, os.ErrNotExist); err != nil || unknown != "" { // else removed meanwhile
@@ -171,15 +164,10 @@ func (f *folder) clearEntry(e entry, name string) error {
 	if e.holds == nil {
 		return f.remove(name)
 	}
-	sub, err := f.folder(name, false)
-	if err != nil {
-		return ignoring(err, os.ErrNotExist)
-	}
-	defer sub.close()
-	if err := sub.clear(e.holds); err != nil {
+	if err := f.within(name, func(sub *folder) error { return sub.clear(e.holds) }); err != nil {
 		return err
 	}
 	// It may hold files of another program, or a new attachment: Attach takes no lock.
-	err = unix.Unlinkat(f.fd(), name, unix.AT_REMOVEDIR)
+	err := unix.Unlinkat(f.fd(), name, unix.AT_REMOVEDIR)
 	return failure("remove directory", f.in(name), ignoring(err, unix.ENOENT, unix.ENOTEMPTY))
 }

@@ -169,14 +169,6 @@ func (l *Lock) Release() error {
 	return errors.Join(errs...)
 }
 
-// held returns an error if the lock is released.
-func (l *Lock) held(op, path string) error {
-	if l.released {
-		return failure(op, path, ErrReleased)
-	}
-	return nil
-}
-
 // InstanceLock is the right to be the active reconciler of the node. Unlike the Lock, a process holds it
 // as long as it runs. It is an flock(2), so it ends with the process.
 type InstanceLock struct {

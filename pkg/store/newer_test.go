@@ -3,6 +3,7 @@
 package store_test
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"testing"
@@ -49,4 +50,30 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A file of an older version is read if it has today's form. Otherwise the message says how old it is.
+func TestOlderDocuments(t *testing.T) {
+	d := open(t)
+	file, other := document(t, d, contribution("net", "10.0.0.0/8")), document(t, d, contribution("other"))
+	l := lock(t, d)
+	ok(t, l.PutRecord(aRecord()))
+	record := d.Path() + "/record.json"
+	rewrite := func(path, was, is string) {
+		data, err := os.ReadFile(path)
+		ok(t, err)
+		ok(t, os.WriteFile(path, bytes.Replace(data, []byte(was), []byte(is), 1), 0o600))
+	}
+	for _, path := range []string{file, other, record} {
+		rewrite(path, `{"schema":2`, `{"schema":1`)
+	}
+	loads(t, d, contribution("net", "10.0.0.0/8"), contribution("other"))
+	same(t, load(t, d).Record, aRecord())
+	ok(t, l.PutRecord(aRecord()))
+	rewrite(other, `"policy"`, `"statement"`)
+	s := load(t, d)
+	if len(s.Damaged) != 1 || len(s.Sources) != 1 {
+		t.Fatalf("%+v", s)
+	}
+	fails(t, s.Damaged[0].Err, other, "an older version wrote it (schema 1)", "moved aside")
 }

@@ -63,7 +63,7 @@ func TestDirectoriesOfOtherProgramsAreRefused(t *testing.T) {
 		"uploads":                     {[]string{"attachments/customers/invoice.pdf"}, "attachments/customers"},
 		"temporary files":             {[]string{"x.tmp"}, "x.tmp"},
 		"a temporary directory":       {[]string{"record.json.0.tmp/f"}, "record.json.0.tmp"},
-		"empty directories":           {[]string{"backups/"}, "backups"},
+		"empty directories":           {[]string{"sources/", "attachments/"}, "attachments"},
 		"a lock":                      {[]string{"lock"}, "lock"},
 		"a record":                    {[]string{"lock", "record.json"}, "lock"},
 		"backups":                     {[]string{"backups/db.sql"}, "backups/db.sql"},
@@ -110,11 +110,12 @@ func TestDirectoriesWithoutAMarker(t *testing.T) {
 			ok(t, d.PutVerificationCache(network("net"), store.VerificationCache{Inputs: "i", Entry: "e", Generation: "m"}))
 			put(t, d.Path(), backup, "backups/.ip-masq-0a.tmp", "record.json.0a.tmp", "record.json.damaged", file[len(d.Path())+1:]+".damaged")
 		},
-		"a document":        func(t *testing.T, d *store.Dir) { document(t, d, contribution("net")) },
-		"a record":          func(t *testing.T, d *store.Dir) { record(t, d) },
-		"an attachment":     func(t *testing.T, d *store.Dir) { ok(t, d.Attach("net", "c", "eth0")) },
-		"the instance lock": func(t *testing.T, d *store.Dir) { put(t, d.Path(), "reconciler.lock") },
-		"a backup":          func(t *testing.T, d *store.Dir) { put(t, d.Path(), backup) },
+		"a document":              func(t *testing.T, d *store.Dir) { document(t, d, contribution("net")) },
+		"a record":                func(t *testing.T, d *store.Dir) { record(t, d) },
+		"an attachment":           func(t *testing.T, d *store.Dir) { ok(t, d.Attach("net", "c", "eth0")) },
+		"the instance lock":       func(t *testing.T, d *store.Dir) { put(t, d.Path(), "reconciler.lock") },
+		"a backup":                func(t *testing.T, d *store.Dir) { put(t, d.Path(), backup) },
+		"a directory for backups": func(t *testing.T, d *store.Dir) { put(t, d.Path(), "backups/") },
 		"a newer document": func(t *testing.T, d *store.Dir) {
 			ok(t, os.WriteFile(document(t, d, contribution("net")), []byte(`{"schema":99}`), 0o600))
 		},
@@ -157,7 +158,7 @@ func TestOtherFilesInADataDirStay(t *testing.T) {
 		networks[0][len(d.Path())+1:] + "/invoice.pdf", networks[0][len(d.Path())+1:] + "/" + hash + "/f", "backups/db.sql", "backups/db.sql.bak",
 	}
 	put(t, d.Path(), others...)
-	ok(t, store.Open(d.Path(), store.WithBoot(another)).Attach("net", "d", "eth0"))
+	ok(t, store.Open(d.Path()).WithBoot(another).Attach("net", "d", "eth0"))
 	l := lock(t, d)
 	ok(t, d.Prune("net", nil))
 	ok(t, l.Tidy(load(t, d)))
@@ -205,7 +206,7 @@ func TestDataDirIsMadeWithItsMarker(t *testing.T) {
 	})
 	for round := range 30 {
 		for i := range 10 {
-			d := store.Open(fmt.Sprintf("%s/state%d-%d", above, round, i%2), store.WithBoot(boot))
+			d := store.Open(fmt.Sprintf("%s/state%d-%d", above, round, i%2)).WithBoot(boot)
 			work.Go(func() {
 				var err error
 				switch i / 2 % 3 {

@@ -83,7 +83,7 @@ func TestAnyContributionIsLoadedAsItWasStored(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		want := map[policy.SourceID]policy.Source{}
 		n++
-		d := store.Open(filepath.Join(top, fmt.Sprint(n)), store.WithBoot(boot))
+		d := store.Open(filepath.Join(top, fmt.Sprint(n))).WithBoot(boot)
 		l, err := d.Lock(t.Context())
 		ok(t, err)
 		defer func() { ok(t, l.Release()) }()

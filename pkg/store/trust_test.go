@@ -212,7 +212,7 @@ func TestFileInPlaceOfADirectory(t *testing.T) {
 func TestParentThatIsASymlink(t *testing.T) {
 	target, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
 	ok(t, os.Symlink(target, link))
-	d := store.Open(link+"/state", store.WithBoot(boot))
+	d := store.Open(link + "/state").WithBoot(boot)
 	document(t, d, contribution("net"))
 	loads(t, d, contribution("net"))
 }
@@ -221,7 +221,7 @@ func TestModesWhateverTheUmask(t *testing.T) {
 	for _, umask := range []string{"bare umask", "tight umask"} {
 		t.Run(umask, func(t *testing.T) {
 			top := t.TempDir()
-			d := store.Open(filepath.Join(top, "var", "lib", "state"), store.WithBoot(boot))
+			d := store.Open(filepath.Join(top, "var", "lib", "state")).WithBoot(boot)
 			ok(t, child(t, umask, d).Run())
 			files := 0
 			for path, mode := range tree(t, d.Path()) {

@@ -26,7 +26,7 @@ func TestAsAnotherUser(t *testing.T) {
 	copied := filepath.Join(top, "test")
 	ok(t, os.WriteFile(copied, binary, 0o700))
 	ok(t, os.Chmod(copied, 0o755))
-	d := store.Open(filepath.Join(top, "state"), store.WithBoot(boot))
+	d := store.Open(filepath.Join(top, "state")).WithBoot(boot)
 	run := func(name string) (string, error) {
 		cmd := child(t, name, d)
 		cmd.Path = copied

@@ -46,20 +46,13 @@ func (r *Reading) Digest(others ...string) string {
 
 // VerificationCache returns that of a source, or the zero value if it cannot be read or trusted.
 func (d *Dir) VerificationCache(src policy.SourceID) VerificationCache {
-	const size = 256 // bytes, more than any has
 	sources, err := d.descend(false, sourcesDir)
 	if err != nil {
 		return VerificationCache{}
 	}
 	defer sources.close()
-	file, _, err := sources.open("read verification cache", verificationCacheName(src), unix.O_RDONLY)
-	if err != nil {
-		return VerificationCache{}
-	}
-	defer func() { _ = file.Close() }() // nothing was written
-	buf := make([]byte, size)
-	n, err := file.Read(buf)
-	line, whole := strings.CutSuffix(string(buf[:n]), "\n")
+	data, err := sources.read(verificationCacheName(src))
+	line, whole := strings.CutSuffix(string(data), "\n")
 	fields := strings.Fields(line)
 	if err != nil || !whole || len(fields) != 3 {
 		return VerificationCache{}

@@ -6,17 +6,16 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 const (
@@ -39,33 +38,35 @@ type Staged struct {
 func (l *Lock) Stage(c policy.Source) (*Staged, error) {
 	name := nameOf(c.ID)
 	path := l.dir.DocumentPath(c.ID)
-	if err := l.held(writeDocument, path); err != nil {
-		return nil, err
-	}
 	data, err := encodeSource(c)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s of %s: %w", writeDocument, shown(path), c.ID, bounded(err))
 	}
-	var sources *folder
-	if l.root != nil {
-		sources, err = l.root.folder(sourcesDir, false)
-	}
-	if l.dry && (l.root == nil || errors.Is(err, os.ErrNotExist)) {
-		return nil, l.mayStage(filepath.Dir(path), data)
-	}
+	sources, err := l.sources(false)
 	if errors.Is(err, os.ErrNotExist) {
-		if sources, err = l.root.folder(sourcesDir, true); err == nil {
+		if l.dry {
+			return nil, l.mayStage(filepath.Dir(path), data)
+		}
+		if sources, err = l.sources(true); err == nil {
 			err = l.root.sync()
 		}
 	}
-	var s *Staged
-	if err == nil {
-		s, err = l.stage(sources, name, data)
+	if err != nil {
+		return nil, err
 	}
-	if s == nil && sources != nil {
+	s, err := l.stage(sources, name, data)
+	if s == nil {
 		sources.close()
 	}
 	return s, err
+}
+
+// sources opens the directory of the documents. Without a dataDir, in a dry run, there is none.
+func (l *Lock) sources(create bool) (*folder, error) {
+	if l.root == nil {
+		return nil, os.ErrNotExist
+	}
+	return l.root.folder(sourcesDir, create)
 }
 
 // mayStage returns why no file with this data could be staged in a directory, beside those that were
@@ -84,24 +85,18 @@ func (l *Lock) stage(f *folder, name string, data []byte) (*Staged, error) {
 	if l.dry {
 		return nil, l.mayStage(f.path(), data)
 	}
-	s := &Staged{lock: l, folder: f, name: name, temp: name + "." + random() + tempSuffix}
+	s := &Staged{lock: l, folder: f, name: name, temp: safefile.TempName(name + ".")}
 	// Errors name the document and not the temporary file, so that the same error has the same text.
 	file, err := f.create(writeDocument, s.temp, name)
 	if err != nil {
 		return nil, err
 	}
-	if _, err = file.Write(data); err == nil {
-		err = file.Sync()
-	}
-	if err = errors.Join(err, file.Close()); err != nil {
+	if err = safefile.Fill(file, data); err != nil {
 		return nil, errors.Join(failure(writeDocument, f.in(name), err), f.remove(s.temp))
 	}
 	l.staged[s] = true
 	return s, nil
 }
-
-// random returns a part of a file name that no other file has.
-func random() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
 // newer fails if a newer version wrote the file. A damaged one may be replaced.
 func (f *folder) newer(op, name string) error {
@@ -117,10 +112,6 @@ func (f *folder) newer(op, name string) error {
 func (s *Staged) Commit() error {
 	if s == nil {
 		return nil
-	}
-	if !s.lock.staged[s] {
-		return fmt.Errorf("%s %s: it is no longer staged: it was committed or discarded, or the lock was released",
-			writeDocument, shown(s.folder.in(s.name)))
 	}
 	var err error
 	if s.cache != "" {
@@ -160,10 +151,7 @@ func (s *Staged) forget() {
 // there is no document; one of a newer version stays (ErrNewer).
 func (l *Lock) Drop(src policy.SourceID) (*Staged, error) {
 	name := nameOf(src)
-	if err := l.held(removeDocument, l.dir.DocumentPath(src)); err != nil {
-		return nil, err
-	}
-	sources, err := l.root.folder(sourcesDir, false)
+	sources, err := l.sources(false)
 	if err != nil {
 		return nil, ignoring(err, os.ErrNotExist)
 	}
@@ -185,31 +173,26 @@ func (l *Lock) Drop(src policy.SourceID) (*Staged, error) {
 // undoDrops restores documents that a killed process had dropped and not committed: an ADD may rely on
 // them. An error here returns when the documents are read.
 func (l *Lock) undoDrops() {
-	sources, err := l.root.folder(sourcesDir, false)
-	if err != nil {
-		return
-	}
-	defer sources.close()
-	names, _ := sources.names()
-	for _, name := range names {
-		document, isOne := strings.CutSuffix(name, droppedSuffix)
-		if _, err := sources.recognize(inSources, name); !isOne || err != nil {
-			continue
+	_ = l.root.within(sourcesDir, func(sources *folder) error {
+		names, err := sources.names()
+		for _, name := range names {
+			document, isOne := strings.CutSuffix(name, droppedSuffix)
+			if _, err := sources.recognize(inSources, name); !isOne || err != nil {
+				continue
+			}
+			if _, err := sources.recognize(inSources, document); errors.Is(err, os.ErrNotExist) {
+				_ = sources.replace(writeDocument, name, document)
+			} else {
+				_ = sources.remove(name) // the document was written again
+			}
 		}
-		if _, err := sources.recognize(inSources, document); errors.Is(err, os.ErrNotExist) {
-			_ = sources.replace(writeDocument, name, document)
-		} else {
-			_ = sources.remove(name) // the document was written again
-		}
-	}
+		return err
+	})
 }
 
 // PutRecord replaces the record, unless the stored one is equal. One of a newer version stays (ErrNewer).
 func (l *Lock) PutRecord(r Record) error {
 	path := l.dir.RecordPath()
-	if err := l.held(writeDocument, path); err != nil {
-		return err
-	}
 	data, err := encodeRecord(r)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", writeDocument, shown(path), err)
@@ -241,50 +224,30 @@ func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 }
 
 // Tidy renames the damaged files of the State to their name with ".damaged", replacing an earlier one.
-// It removes temporary files of killed processes, and the attachments of earlier boots. If there is
-// nothing to do, it writes nothing.
+// It removes temporary files, which killed processes left, and the attachments of earlier boots. If there
+// is nothing to do, it writes nothing. Callers stage after it.
 func (l *Lock) Tidy(s State) error {
-	if err := l.held("tidy", l.dir.path); err != nil || l.dry {
-		return err
+	if l.dry {
+		return nil
 	}
 	boot, err := l.dir.boot()
-	errs := []error{err, l.tidyDocuments(l.root, inDataDir, s)}
-	sources, err := l.root.folder(sourcesDir, false)
+	errs := []error{err, l.root.tidy(inDataDir, s), l.root.within(sourcesDir, func(f *folder) error { return f.tidy(inSources, s) })}
 	if err == nil {
-		err = l.tidyDocuments(sources, inSources, s)
-		sources.close()
-	}
-	errs = append(errs, ignoring(err, os.ErrNotExist))
-	if errs[0] == nil {
-		var attachments *folder
-		if attachments, err = l.root.folder(attachmentsDir, false); err == nil {
-			err = attachments.clear(inAttachments, boot)
-			attachments.close()
-		}
-		errs = append(errs, ignoring(err, os.ErrNotExist))
+		errs = append(errs, l.root.within(attachmentsDir, func(f *folder) error { return f.clear(inAttachments, boot) }))
 	}
 	return errors.Join(errs...)
 }
 
-// tidyDocuments tidies the directory of the record, or that of the documents.
-func (l *Lock) tidyDocuments(f *folder, of layout, s State) error {
+// tidy tidies the directory of the record, or that of the documents.
+func (f *folder) tidy(of layout, s State) error {
 	names, err := f.names()
 	errs := []error{err}
-	staged := func(name string) bool {
-		for s := range l.staged {
-			if s.folder.in(s.temp) == f.in(name) {
-				return true
-			}
-		}
-		return false
-	}
 	for _, name := range names {
-		switch {
-		case strings.HasSuffix(name, tempSuffix) && !staged(name):
+		if strings.HasSuffix(name, safefile.TempSuffix) {
 			if _, err := f.recognize(of, name); err == nil {
 				errs = append(errs, f.remove(name))
 			}
-		case slices.ContainsFunc(s.Damaged, func(d Damaged) bool { return d.File == f.in(name) }):
+		} else if slices.ContainsFunc(s.Damaged, func(d Damaged) bool { return d.File == f.in(name) }) {
 			errs = append(errs, f.moveAside(name))
 		}
 	}
@@ -301,7 +264,7 @@ func (f *folder) moveAside(name string) error {
 	}
 	err = f.replace(op, name, name+damagedSuffix)
 	if err != nil && ignoring(err, unix.EISDIR, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST) == nil { // a directory stays
-		return f.replace(op, name, name+"."+random()+damagedSuffix)
+		return f.replace(op, name, safefile.TempName(name+".")+damagedSuffix)
 	}
 	return err
 }
@@ -310,9 +273,6 @@ func (f *folder) moveAside(name string) error {
 // ends: a process that waits for it notices that the file is gone, and starts again.
 func (l *Lock) Destroy() error {
 	const op = "remove"
-	if err := l.held(op, l.dir.path); err != nil {
-		return err
-	}
 	var errs []error
 	for s := range l.staged {
 		errs = append(errs, s.Discard())

@@ -115,7 +115,9 @@ func (s SearchDirs) HaveAny() bool {
 		return err == nil && slices.ContainsFunc(c.Conflists, func(l config.Conflist) bool { return len(l.Entries) > 0 })
 	}) || slices.ContainsFunc(s.Bin, func(dir string) bool {
 		entries, err := os.ReadDir(dir)
-		isPlugin := func(e os.DirEntry) bool { return e.Name() == config.PluginType || safefile.IsTemp(e.Name()) }
+		isPlugin := func(e os.DirEntry) bool {
+			return e.Name() == config.PluginType || safefile.IsTemp(e.Name(), safefile.TempPrefix)
+		}
 		return err == nil && slices.ContainsFunc(entries, isPlugin)
 	})
 }
