@@ -103,13 +103,18 @@ func trigger(c chan<- struct{}) {
 	}
 }
 
-// State observes the rules after the sync that may be running. It returns nil if they cannot be read,
-// or if this loop is not active, and writes nothing.
+// State observes the rules, unless a sync did so just now, and writes nothing. It returns nil if this
+// loop is not active, if the rules cannot be read, or while a sync runs: its report is more recent.
 func (l *Loop) State(ctx context.Context) *enforce.State {
-	l.mu.Lock()
+	if !l.mu.TryLock() {
+		return nil
+	}
 	defer l.mu.Unlock()
 	if ctx.Err() != nil || l.last == nil || l.last.Rules == nil {
 		return nil
+	}
+	if time.Since(l.last.Started.Add(l.last.Took)) < minInterval {
+		return l.last.Rules
 	}
 	return l.node.Enforcer(l.last.Sources, func(error) {}).Observe(ctx, l.last.State.Sources, l.last.State.Record)
 }

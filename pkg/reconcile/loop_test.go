@@ -185,8 +185,9 @@ func TestLoopSurvivesTheLossOfItsDataDir(t *testing.T) {
 // The state is the present one, and does not wait for a sync.
 func TestLoopState(t *testing.T) {
 	r := newFixture(t).withAgent().run()
-	v := r.State(t.Context())
-	if v == nil || !v.InSync() {
+	var v *enforce.State
+	r.until("state", func([]*Report) bool { v = r.State(t.Context()); return v != nil }) // after the sync
+	if !v.InSync() {
 		t.Fatalf("state %+v", v)
 	}
 	time.Sleep(time.Second)
@@ -199,6 +200,47 @@ func TestLoopState(t *testing.T) {
 	r.stop()
 	if v := r.State(ended); v != nil {
 		t.Errorf("a loop that ended has a state: %+v", v)
+	}
+}
+
+// A reading does not wait for a sync that takes long.
+func TestLoopStateDuringASync(t *testing.T) {
+	f := newFixture(t).withAgent()
+	slow := &readOnly{Driver: f.Drivers[0]}
+	f.Drivers = netfilter.Drivers{slow}
+	r := f.run()
+	written := slow.tried.Load()
+	slow.hold.Lock()
+	r.nft("flush", "ruleset")
+	r.RulesChanged(Writer{})
+	r.until("sync", func([]*Report) bool { return slow.tried.Load() > written })
+	read := make(chan *enforce.State, 1)
+	go func() { read <- r.State(t.Context()) }()
+	select {
+	case v := <-read:
+		if v != nil {
+			t.Errorf("a state while a sync runs, which its report would follow: %+v", v)
+		}
+	case <-time.After(2 * time.Second):
+		t.Error("the reading waits for the sync")
+	}
+	slow.hold.Unlock()
+	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
+}
+
+// What a sync has just read is not read again.
+func TestLoopStateAfterASync(t *testing.T) {
+	f := newFixture(t).withAgent()
+	l := NewLoop(f.Node, slog.New(slog.DiscardHandler), nil)
+	l.last = f.right()
+	l.last.Started = time.Now().Add(time.Hour)
+	f.nft("flush", "ruleset")
+	if v := l.State(t.Context()); v != l.last.Rules {
+		t.Errorf("the rules are read again: %+v", v)
+	}
+	l.last.Started = time.Now().Add(-time.Minute)
+	if v := l.State(t.Context()); v == nil || v.InSync() {
+		t.Errorf("the state is that of a minute ago: %+v", v)
 	}
 }
 
@@ -257,9 +299,11 @@ func TestLoopBacksOffFromARepairThatFails(t *testing.T) {
 	r.until("repair", func(all []*Report) bool { return last(all).Ready() })
 }
 
-// readOnly is a driver that does not write while it is broken, and counts the tries.
+// readOnly is a driver that does not write while it is broken, waits while it is held, and counts
+// the tries.
 type readOnly struct {
 	netfilter.Driver
+	hold   sync.Mutex
 	broken atomic.Bool
 	tried  atomic.Int64
 }
@@ -276,6 +320,8 @@ type readOnlyBackend struct {
 
 func (b *readOnlyBackend) Apply(ctx context.Context, desired policy.Ruleset, from netfilter.Observation, held *os.File) error {
 	b.driver.tried.Add(1)
+	b.driver.hold.Lock()
+	defer b.driver.hold.Unlock()
 	if b.driver.broken.Load() {
 		return errors.New("not today")
 	}
