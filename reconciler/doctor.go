@@ -72,7 +72,7 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	}
 	findings := diagnose.Examine(c.Context(), diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
-		BinDir: node.Settings.CNIBinDir, DataDir: node.Dir.Path(), Guard: r.Sources.Guard,
+		BinDir: node.Settings.CNIBinDir, DataDir: node.Dir.Path(), PluginFile: r.Sources.PluginFile,
 	})
 	findings = slices.Concat(notReadyFindings(r), multusFindings(node.Settings), findings)
 	if a.json() {

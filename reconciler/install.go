@@ -147,9 +147,9 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 	if n, err := conflist.Find(e.Dir, e.Network); err == nil && n.Multus.Err(n.Name) != nil {
 		r.Warnings = append(r.Warnings, n.Multus.Err(n.Name).Error())
 	}
-	guard, guardErr := config.ReadPluginFile(config.DefaultPluginFile)
+	pluginFile, pluginFileErr := config.ReadPluginFile(config.DefaultPluginFile)
 	dir, err := config.ReadConfDir(e.Dir)
-	errs := []error{guardErr, err}
+	errs := []error{pluginFileErr, err}
 	for _, list := range dir.Conflists {
 		if list.File != c.Path {
 			continue
@@ -159,7 +159,7 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 				errs = append(errs, fmt.Errorf("no pod of network %s starts with the plugin entry as it is: %w", policy.Quote(list.Network), e.Err))
 			}
 		}
-		errs = append(errs, list.DataDirErr(guard, s.DataDir))
+		errs = append(errs, list.DataDirErr(pluginFile, s.DataDir))
 	}
 	return errors.Join(errs...)
 }

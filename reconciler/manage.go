@@ -109,7 +109,7 @@ func (m *manager) look() {
 // reconciler does, so the entry has to state the dataDir unless plugin.toml does.
 func pluginEntry(s config.Settings) ([]byte, error) {
 	const key = "conflist.entry_file"
-	guard, err := config.ReadPluginFile(config.DefaultPluginFile)
+	pluginFile, err := config.ReadPluginFile(config.DefaultPluginFile)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func pluginEntry(s config.Settings) ([]byte, error) {
 	}
 	dataDir := config.ReadNetconf(entry).Identity().DataDir
 	switch {
-	case guard.Present || dataDir == s.DataDir:
+	case pluginFile.Present || dataDir == s.DataDir:
 		return entry, nil
 	case missing:
 		return json.Marshal(struct {
@@ -143,11 +143,11 @@ func pluginEntry(s config.Settings) ([]byte, error) {
 // that is missing, and needs none that it can write as long as the rules are correct.
 func checkNetwork(dir *store.Dir) func(network string) error {
 	return func(network string) error {
-		guard, err := config.ReadPluginFile(config.DefaultPluginFile)
+		pluginFile, err := config.ReadPluginFile(config.DefaultPluginFile)
 		if err != nil {
 			return err
 		}
-		if err := guard.Admits(network); err != nil {
+		if err := pluginFile.Admits(network); err != nil {
 			return err
 		}
 		if _, err = dir.Load(); err == nil {

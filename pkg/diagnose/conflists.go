@@ -186,7 +186,7 @@ func otherDataDir(e *examination, c config.Conflist) error {
 	if e.DataDir == "" {
 		return nil
 	}
-	return c.DataDirErr(e.Guard, e.DataDir)
+	return c.DataDirErr(e.PluginFile, e.DataDir)
 }
 
 func missingPlugin(e *examination, c config.Conflist) error {

@@ -81,7 +81,7 @@ type Host struct {
 	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not
 	// examined.
 	BinDir, DataDir string
-	Guard           config.PluginFile
+	PluginFile      config.PluginFile
 
 	// Drivers find owned chains in other backends.
 	Drivers netfilter.Drivers
@@ -139,8 +139,9 @@ func Examine(ctx context.Context, h Host) []Finding {
 		}
 	}
 	if len(e.problems) > 0 {
-		all = append(all, Finding{"not-examined", SeverityNotice, "Some of the node could not be examined.", e.problems,
-			"Run as root on the host, or do what the messages ask for. Findings may be missing."})
+		all = append(all, Finding{ID: "not-examined", Severity: SeverityNotice, Detail: e.problems,
+			Summary: "Some of the node could not be examined.",
+			Remedy:  "Run as root on the host, or do what the messages ask for. Findings may be missing."})
 	}
 	slices.SortStableFunc(all, func(f, g Finding) int { // "problem" is after "notice"
 		return cmp.Or(-cmp.Compare(f.Severity, g.Severity), cmp.Compare(f.ID, g.ID))

@@ -119,7 +119,7 @@ func TestFindings(t *testing.T) {
 			h.edit = func(n *Host) { n.DataDir = "/srv/masq" }
 		}, map[string]string{"problem data-dir-differs": "/var/lib/cni/ip-masq, /srv/masq"}},
 		{name: "where plugin.toml states one for all", set: func(h *testHost) {
-			h.edit = func(n *Host) { n.DataDir, n.Guard.Present = "/srv/masq", true }
+			h.edit = func(n *Host) { n.DataDir, n.PluginFile.Present = "/srv/masq", true }
 		}},
 		{"no plugin", func(h *testHost) {
 			h.edit = func(n *Host) { n.BinDir = n.Root }

@@ -38,8 +38,8 @@ type Node struct {
 // file, takes precedence.
 func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node {
 	dataDir := s.DataDir
-	if guard, _ := config.ReadPluginFile(pluginFile); guard.Present {
-		dataDir = guard.DataDir // each sync reports the error
+	if file, _ := config.ReadPluginFile(pluginFile); file.Present {
+		dataDir = file.DataDir // each sync reports the error
 	}
 	return &Node{
 		Settings: s, PluginFile: pluginFile, Dir: store.Open(dataDir), Drivers: drivers,
@@ -56,10 +56,10 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 		KeepBackend: notInstalled == nil,
 		Node: enforce.NodeDataDir{
 			Stated: func() (dataDir, origin string, certain bool) {
-				if src.GuardErr != nil {
+				if src.PluginFileErr != nil {
 					return "", "", false
 				}
-				return config.NodeDataDir(src.Guard, func() config.ConfDir { return src.ConfDir })
+				return config.NodeDataDir(src.PluginFile, func() config.ConfDir { return src.ConfDir })
 			},
 			Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
 				if src.owned == nil {
@@ -77,12 +77,12 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 
 // Sources are the files that policies come from: plugin.toml, the conflists and the agent files.
 type Sources struct {
-	Guard   config.PluginFile
-	ConfDir config.ConfDir
-	Agent   *agentconfig.Files // nil if agent files are not a source
+	PluginFile config.PluginFile
+	ConfDir    config.ConfDir
+	Agent      *agentconfig.Files // nil if agent files are not a source
 
 	// Why one of them cannot be read.
-	GuardErr, ConfDirErr, AgentErr error
+	PluginFileErr, ConfDirErr, AgentErr error
 
 	owned *[]netfilter.OwnedChain // chains in the kernel that name an owner; nil until they are needed
 }
@@ -101,7 +101,7 @@ func (n *Node) Read() *Sources {
 // may be incomplete at this moment, and the loop gets an event when it is written.
 func (n *Node) reread(before *Sources) *Sources {
 	s := Sources{Agent: before.Agent, AgentErr: before.AgentErr, owned: before.owned}
-	s.Guard, s.GuardErr = config.ReadPluginFile(n.PluginFile)
+	s.PluginFile, s.PluginFileErr = config.ReadPluginFile(n.PluginFile)
 	s.ConfDir, s.ConfDirErr = config.ReadConfDir(n.Settings.CNIConfDir)
 	return &s
 }

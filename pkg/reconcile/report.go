@@ -209,8 +209,8 @@ func (n *Node) judge(r *Report) {
 	if err := newer(r.State); err != nil {
 		r.problem(ReasonState, err)
 	} else if r.Refused != nil {
-		stated, _, _ := config.NodeDataDir(r.Sources.Guard, func() config.ConfDir { return r.Sources.ConfDir })
-		if r.Sources.Guard.Present || stated == "" { // otherwise each conflist's dataDir is a problem
+		stated, _, _ := config.NodeDataDir(r.Sources.PluginFile, func() config.ConfDir { return r.Sources.ConfDir })
+		if r.Sources.PluginFile.Present || stated == "" { // otherwise each conflist's dataDir is a problem
 			r.problem(ReasonState, r.Refused)
 		}
 	} else if r.Rules != nil && len(r.Lost) == 0 {
@@ -227,8 +227,8 @@ func (n *Node) judgeSources(r *Report) {
 	if n.SettingsErr != nil {
 		r.problem(ReasonSource, fmt.Errorf("settings: %w", n.SettingsErr))
 	}
-	if s.GuardErr != nil {
-		r.problem(ReasonState, s.GuardErr)
+	if s.PluginFileErr != nil {
+		r.problem(ReasonState, s.PluginFileErr)
 	}
 	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
 		r.problem(ReasonState, s.ConfDirErr)
@@ -277,7 +277,7 @@ func judgeRules(r *Report) {
 	for _, o := range s.OtherDataDirs {
 		remedy := "ip-masq-reconciler once removes it; if it stays, see the warnings"
 		if !s.ReplaceOtherDataDirs {
-			remedy = "state which one is this node's as data_dir in " + r.Sources.Guard.Path + ", or run ip-masq-reconciler cleanup with the other"
+			remedy = "state which one is this node's as data_dir in " + r.Sources.PluginFile.Path + ", or run ip-masq-reconciler cleanup with the other"
 		}
 		r.chainProblem(ReasonConflict, o.Name, "chain %s (%s) in %s belongs to another dataDir, %s: %s",
 			o.Name, o.Family, o.Choice, policy.Quote(o.Owner.DataDir), remedy)

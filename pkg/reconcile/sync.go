@@ -273,7 +273,7 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		seen[list.Network] = true
 		source := policy.SourceID{Kind: policy.Network, Name: list.Network}
 		entry := list.Entries[0]
-		notAdmitted, dataDirErr := r.Sources.Guard.Admits(list.Network), list.DataDirErr(r.Sources.Guard, n.Dir.Path())
+		notAdmitted, dataDirErr := r.Sources.PluginFile.Admits(list.Network), list.DataDirErr(r.Sources.PluginFile, n.Dir.Path())
 		switch {
 		case entry.Err != nil:
 			r.sourceProblem(ReasonSource, source, untilFixed(p, source, entry.Err))
