@@ -48,6 +48,7 @@ type agentCase struct {
 // and say where it stands; nor do we take the null of which one of them makes a
 // default. Nothing is made of it, as by the agents when they start.
 func TestWhatAgentsRefuse(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[1])
 	for i, c := range []struct {
 		name, text string

@@ -109,6 +109,7 @@ func besideAgent(t *testing.T, n *node, a agent, agentFirst bool) {
 
 // TestBothAgents: two agents that look for different jumps, and ADDs.
 func TestBothAgents(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
@@ -127,6 +128,7 @@ func TestBothAgents(t *testing.T) {
 // TestAdoption: a chain that an agent left is taken over with its jumps, however
 // many and whatever its rules, as long as it only returns and masquerades.
 func TestAdoption(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[1:] {
 		for name, left := range map[string]string{
 			"an empty chain": "",
@@ -155,6 +157,7 @@ func TestAdoption(t *testing.T) {
 // iptables goes once ours stands; without their programs it stays, and no ADD
 // fails for it.
 func TestAgentsChainGoes(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.thirdPartyRules(t)
 	others := n.others(t, "IP-MASQ-AGENT")
@@ -183,6 +186,7 @@ func TestAgentsChainGoes(t *testing.T) {
 // TestThirdPartyChain: a chain of our name that holds what neither we nor the
 // agents write is left alone, with an error.
 func TestThirdPartyChain(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)

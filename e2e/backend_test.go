@@ -66,6 +66,7 @@ func (n *node) wantOwned(t *testing.T, want ...string) {
 // TestChangeOfBackend: when backend, chain name or families change, what we had
 // before goes once the new rules stand, and of others not a letter.
 func TestChangeOfBackend(t *testing.T) {
+	t.Parallel()
 	for _, from := range forms() {
 		for _, to := range forms() {
 			if from.backend == to.backend {
@@ -94,6 +95,7 @@ func TestChangeOfBackend(t *testing.T) {
 }
 
 func TestChangeOfName(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		n.thirdPartyRules(t)
 		others := n.others(t, "OLD", "NEW")
@@ -124,6 +126,7 @@ func TestChangeOfName(t *testing.T) {
 // TestStuckLeftovers: what cannot be removed makes no ADD fail, and is tried
 // once.
 func TestStuckLeftovers(t *testing.T) {
+	t.Parallel()
 	for _, from := range forms()[1:] {
 		t.Run(from.name, func(t *testing.T) {
 			n := newNode(t, from)
@@ -185,6 +188,7 @@ func autos() []auto {
 }
 
 func TestAuto(t *testing.T) {
+	t.Parallel()
 	for _, a := range autos() {
 		t.Run(a.name, func(t *testing.T) {
 			n := newNode(t, forms()[0])
@@ -206,6 +210,7 @@ func TestAuto(t *testing.T) {
 // TestAutoChoosesAgain where what is recorded cannot be run any more, or cannot
 // do it from the start.
 func TestAutoChoosesAgain(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
@@ -247,6 +252,7 @@ func TestAutoChoosesAgain(t *testing.T) {
 // TestManyPrefixes: iptables has to walk through a list, and says so where it is
 // long and what helps; once, when it is written.
 func TestManyPrefixes(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		for _, count := range []int{60, 70, 300} {
 			var cidrs []string

@@ -136,6 +136,7 @@ func TestBadInput(t *testing.T) {
 
 // TestBadTogether is about entries whose keys are sound by themselves.
 func TestBadTogether(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.makeSure(t, n.conf(t, "podnet", nil))
 	before := n.snapshot(t)
@@ -183,6 +184,7 @@ func TestBadTogether(t *testing.T) {
 
 // TestProtocolKeys: what the CNI protocol puts there is nobody's mistake.
 func TestProtocolKeys(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	conf := n.conf(t, "podnet", object{
 		"runtimeConfig": object{"portMappings": []int{}}, "capabilities": object{"bandwidth": true}, "args": object{"cni": object{}},

@@ -117,6 +117,7 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 // nothing, and neither does a reconciler, which takes up its work as soon as the table
 // is active.
 func TestDormantFromTheStart(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[1])
 	conf := n.conf(t, "podnet", nil)
 	n.feed(t, "add table ip nat { flags dormant; }\n", "nft", "-f", "-")

@@ -129,6 +129,7 @@ func TestCleanup(t *testing.T) {
 // TestCheckWritesNothing: where the dataDir is empty, as cleanup leaves one that is
 // mounted by itself, CHECK reports the drift and makes no file.
 func TestCheckWritesNothing(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	must(t, os.Mkdir(n.dataDir, 0o700))
 	conf := n.conf(t, "podnet", nil)
@@ -195,6 +196,7 @@ func (n *node) alterFamily(t *testing.T, family [2]string, iptables, nft string)
 
 // TestCleanupOfAdopted: an agent's chain that became ours goes, and only that.
 func TestCleanupOfAdopted(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		someLife(t, n)
 		before := n.snapshot(t)
@@ -241,6 +243,7 @@ func TestCleanupWithoutState(t *testing.T) {
 // TestCleanupOfNothing: on a node that never met us, and where an agent's chain
 // and another dataDir's stand, nothing goes.
 func TestCleanupOfNothing(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		before := n.snapshot(t)
 		n.cleanup(t)
@@ -262,6 +265,7 @@ func TestCleanupOfNothing(t *testing.T) {
 // TestCleanupOfAnothers: chains that keep their state in another dataDir are not
 // ours.
 func TestCleanupOfAnothers(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
 		before := n.snapshot(t)
@@ -276,6 +280,7 @@ func TestCleanupOfAnothers(t *testing.T) {
 // TestCleanupInUse: a chain that somebody else's rule jumps to cannot go. It says
 // so, and the state stays until it can.
 func TestCleanupInUse(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
@@ -303,6 +308,7 @@ func TestCleanupInUse(t *testing.T) {
 // TestCleanupBesideRun: a reconciler that runs would bring all of it back, so it
 // is refused, and nothing changes.
 func TestCleanupBesideRun(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		before := n.snapshot(t)
 		n.conflist(t, "podnet", dualStack(nil))

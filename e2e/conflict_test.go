@@ -69,6 +69,7 @@ func contradictions() []contradiction {
 // ADD fails, with all that there is to say, and writes nothing but that the pod
 // was there.
 func TestNetworksConflict(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		for _, c := range contradictions() {
 			t.Run(c.name, func(t *testing.T) {
@@ -118,6 +119,7 @@ func (n *node) wipe(t *testing.T) {
 
 // TestChangedEntryConflicts: a network whose entry changes is a newcomer too.
 func TestChangedEntryConflicts(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.makeSure(t, n.conf(t, "first", object{"randomFully": true}))
 	n.makeSure(t, n.conf(t, "second", nil))

@@ -12,6 +12,7 @@ import (
 // TestConnectionCounters: each connection counts once, by what became of it, also
 // when the rules are made anew, and to ask writes nothing to the kernel.
 func TestConnectionCounters(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [10.0.0.0/8]\nresyncInterval: 1s\n"+
 			"sourceCIDRs: [10.1.0.0/16]\nmasqueradeHost: false\n") // the node has things of its own to say: IGMP

@@ -31,6 +31,7 @@ func fill(t *testing.T, dir string, files map[string]string) {
 // is refused by the verbs and by the commands, and nothing in it changes: a person who
 // may write a NetworkAttachmentDefinition can name any directory of the node.
 func TestDataDirOfAnotherProgram(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		files map[string]string
 		says  string // the entry that the message names
@@ -73,6 +74,7 @@ func TestDataDirOfAnotherProgram(t *testing.T) {
 // TestInstallIntoADirectoryOfAnotherProgram: neither install nor uninstall keeps
 // conflists as they were in a directory that ip-masq did not make.
 func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
+	t.Parallel()
 	b := newBare(t, forms()[0])
 	b.install(t, b.plugin(t))
 	dir := filepath.Join(b.dir, "srv")

@@ -11,6 +11,7 @@ import (
 // TestDel: whatever became of the pod, its entry or the node, DEL does what it
 // can and succeeds. A runtime would try again and again, and the pod never end.
 func TestDel(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "172.16.0.0/12"}})
 		n.makeSure(t, conf)
@@ -103,6 +104,7 @@ func TestDel(t *testing.T) {
 
 // TestNoJSON is the one thing that DEL cannot do anything with.
 func TestNoJSON(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.makeSure(t, n.conf(t, "podnet", nil))
 	before := n.snapshot(t)

@@ -108,6 +108,7 @@ func TestDiskFull(t *testing.T) {
 // TestFlushed: somebody takes everything away, in every way that there is, and
 // the next ADD brings ours back.
 func TestFlushed(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})
 		program := n.form.variant

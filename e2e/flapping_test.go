@@ -43,6 +43,7 @@ func (n *node) loop(t *testing.T, command string) (stop func()) {
 // reconciler does not join in for long: it waits longer and longer, is not ready,
 // names the program, and counts. Once that has stopped, all is well by itself.
 func TestFlapping(t *testing.T) {
+	t.Parallel()
 	for form, other := range map[int]struct{ command, program, what string }{
 		0: {"nft delete table ip ip-masq", `"nft"`, "missing chain"},
 		1: {"iptables -t nat -F", `"iptables"`, "missing jump"},

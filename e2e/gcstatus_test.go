@@ -14,6 +14,7 @@ const valid = "cni.dev/valid-attachments"
 
 // TestGC: what is not in the list goes, and the rules are made sure of.
 func TestGC(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		other := n.conf(t, "othernet", nil)
@@ -52,6 +53,7 @@ func TestGC(t *testing.T) {
 
 // TestGCByRuntime: cnitool names no attachment as valid.
 func TestGCByRuntime(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.conflist(t, "podnet", nil)
 	n.pod(t, "podnet")
@@ -69,6 +71,7 @@ func TestGCByRuntime(t *testing.T) {
 
 // TestGCFails where the state cannot be written, and where its list is none.
 func TestGCFails(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	conf := n.conf(t, "podnet", nil)
 	n.makeSure(t, conf)
@@ -95,6 +98,7 @@ func TestGCFails(t *testing.T) {
 // TestStatus: 50 if every ADD would fail, with its reason, and else 0. It never
 // writes anything.
 func TestStatus(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		status := func(t *testing.T, keys object, r request, code uint, says ...string) {
 			t.Helper()
@@ -156,6 +160,7 @@ func TestStatus(t *testing.T) {
 // TestStatusOfThirdPartyChain: a chain of our name in iptables that holds what
 // neither we nor the agents write.
 func TestStatusOfThirdPartyChain(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
@@ -173,6 +178,7 @@ func TestStatusOfThirdPartyChain(t *testing.T) {
 
 // TestStatusByRuntime asks as runtimes do, before the first pod and after it.
 func TestStatusByRuntime(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	for _, keys := range []object{{}, {"requireAgentConfig": true}} {
 		n.conflist(t, "podnet", keys)

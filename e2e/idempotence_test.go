@@ -107,6 +107,7 @@ func (n *node) documents(t *testing.T) string {
 // takes no lock, writes no rule and no document, and runs no program on
 // nf_tables; nor do the other verbs.
 func TestIdempotence(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		path, log := n.traps(t)
 		conf := n.conf(t, "podnet", object{"enableIPv6": true, "masqueradeCIDRs": []string{"10.9.0.0/16", "fd00:9::/32"},
@@ -165,6 +166,7 @@ func wantFewPrograms(t *testing.T, n *node, verb string, calls []string) {
 // TestNoPrograms: nobody needs a program on nf_tables while all is right, and
 // nftables never does.
 func TestNoPrograms(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
@@ -191,6 +193,7 @@ func TestNoPrograms(t *testing.T) {
 
 // TestIdempotenceOfConcurrentADDs runs many ADDs at once beside a lock that is held.
 func TestIdempotenceOfConcurrentADDs(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.makeSure(t, conf)

@@ -20,6 +20,7 @@ type (
 // TestKeys shows for each key that chooses among packets which ones it chooses,
 // at the borders of what it names. Both families, UDP and TCP.
 func TestKeys(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms() {
 		t.Run(f.name, func(t *testing.T) {
 			for _, c := range append(destinationCases(), scopeCases()...) {

@@ -160,6 +160,7 @@ func (n *node) unknownFiles(t *testing.T) (unknown []string) {
 // TestTogether is the storm without deaths, on a fresh node: one makes the rules
 // and the others find them.
 func TestTogether(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})
 		var requests []request

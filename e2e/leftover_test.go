@@ -13,6 +13,7 @@ import (
 // such an ADD leaves it: what is to be owned is on record, the network has no document
 // yet, and no rule names the sets.
 func TestLeftovers(t *testing.T) {
+	t.Parallel()
 	del := func(t *testing.T, n *node) {
 		t.Helper()
 		n.ask(t, request{verb: "DEL", conf: n.conf(t, "podnet", dualStack(nil))}).want(t, 0).noWarnings(t)

@@ -321,6 +321,7 @@ func TestManageReadOnly(t *testing.T) {
 // TestManageAgainstAgentFiles: an entry that contradicts the agents' files holds,
 // and both sides are named.
 func TestManageAgainstAgentFiles(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.agentFile(t, "ip-masq-agent", "masqueradeCIDRs: [10.9.0.0/16]\n")
 	n.mainCNI(t, mainFile, "podnet")

@@ -18,6 +18,7 @@ import (
 // TestManageALinkedFile: the conflist is a symlink to a file elsewhere, which the
 // main CNI plugin writes there. It is back as fast as if it were in the directory.
 func TestManageALinkedFile(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	elsewhere := filepath.Join(n.dir, "elsewhere")
 	link := filepath.Join(n.cni.ConfDir, mainFile)
@@ -48,6 +49,7 @@ func TestManageALinkedFile(t *testing.T) {
 // TestManageNeedsItsDataDir: where the plugin refuses the data directory, the
 // entry would stop every pod.
 func TestManageNeedsItsDataDir(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	must(t, firstOf(os.MkdirAll(n.dataDir, 0o700), os.Chmod(n.dataDir, 0o777)))
 	n.mainCNI(t, mainFile, "podnet")
@@ -66,6 +68,7 @@ func TestManageNeedsItsDataDir(t *testing.T) {
 
 // TestManageStopsAtOnce: also while somebody has the directory locked.
 func TestManageStopsAtOnce(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.mainCNI(t, mainFile, "podnet")
 	dir, err := os.Open(n.cni.ConfDir)

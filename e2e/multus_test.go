@@ -218,6 +218,7 @@ func TestManageBesideMultus(t *testing.T) {
 // TestManageReportsNestedMultus: nested copies in Multus's file are reported until Multus has
 // generated it again.
 func TestManageReportsNestedMultus(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.masterOf(t, "0.3.1")
 	m := &multus{dir: n.cni.ConfDir}

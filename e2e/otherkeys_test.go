@@ -20,6 +20,7 @@ import (
 // TestKeyMasqLinkLocalIPv6 sends from the node: link-local packets are not
 // forwarded. What is masqueraded gets the link-local address of the wire.
 func TestKeyMasqLinkLocalIPv6(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		addAddress(t, n.Node, "lan", vip6)
 		to := netip.AddrPortFrom(netip.MustParseAddr("fe80::11%lan"), topology.EchoPort)
@@ -38,6 +39,7 @@ func TestKeyMasqLinkLocalIPv6(t *testing.T) {
 // TestIPv6IsNotTrackedUnlessManaged asks connection tracking for flows of IPv6,
 // which NAT rules for that family would switch on.
 func TestIPv6IsNotTrackedUnlessManaged(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		for _, managed := range []bool{false, true} {
 			n.conflist(t, "podnet", object{"enableIPv6": managed})
@@ -54,6 +56,7 @@ func TestIPv6IsNotTrackedUnlessManaged(t *testing.T) {
 // TestKeyRequireAgentConfig finds no contribution of agent files on a new node, and
 // then one.
 func TestKeyRequireAgentConfig(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"requireAgentConfig": true})
 		stdout, _, code := n.add(t, "podnet", n.newPod(t))
@@ -96,6 +99,7 @@ func (n *node) storeAgentFiles(t *testing.T, s policy.SourcePolicy) {
 
 // TestKeyCIDRLimit is about the number of entries in both lists.
 func TestKeyCIDRLimit(t *testing.T) {
+	t.Parallel()
 	lists := func(exempt, masquerade int) object {
 		keys := object{}
 		for list, count := range map[string]int{"nonMasqueradeCIDRs": exempt, "masqueradeCIDRs": masquerade} {
@@ -129,6 +133,7 @@ func TestKeyCIDRLimit(t *testing.T) {
 
 // TestKeyMasqChain looks for the chain by its name.
 func TestKeyMasqChain(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		inForce := func(name string) bool {
 			return strings.Contains(n.rules(t), map[bool]string{true: "chain masq-" + name + " {", false: ":" + name + " "}[n.form.variant == ""])
@@ -157,6 +162,7 @@ func podAlone(p *pod) senders { return senders{"pod": {p.Host, p.addrs}} }
 // TestKeyBackend asks for one backend after the other on a node with the programs of
 // each form: the rules move, and stand nowhere else.
 func TestKeyBackend(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		nftables, own := forms()[0], n.form
 		for _, step := range []struct {
@@ -187,6 +193,7 @@ func (n *node) standsIn(t *testing.T, f form) bool {
 
 // TestKeyBackendThatCannotWork asks for iptables where there is none.
 func TestKeyBackendThatCannotWork(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	stdout, _, _ := n.addAlone(t, n.newPod(t).Path, n.stdin(t, object{"backend": "iptables"}))
 	if got := errorOf(t, stdout); got.Code != 100 || !strings.Contains(got.Msg, "iptables") {

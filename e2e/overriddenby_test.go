@@ -129,6 +129,7 @@ func TestExplainBesideThirdParties(t *testing.T) {
 
 // TestExplainBesideIPMasq: the main plugin's own masquerading.
 func TestExplainBesideIPMasq(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		n.cni.Env = []string{"PATH=" + n.path + ":" + os.Getenv("PATH")} // bridge runs iptables
 		bridge := n.bridge("podnet")
@@ -140,6 +141,7 @@ func TestExplainBesideIPMasq(t *testing.T) {
 
 // TestExplainOverIPv6: the same in the other family, of which an inet table is a part.
 func TestExplainOverIPv6(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"fd00:9::/32"}})
 		all := podAlone(n.pod(t, "podnet"))
@@ -202,6 +204,7 @@ func (n *node) agrees(t *testing.T, p *pod, by, elsewhere string) {
 // TestExplainLocalRoutes: what is LOCAL the routing tables say, and not the addresses
 // of interfaces alone.
 func TestExplainLocalRoutes(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	n.conflist(t, "podnet", object{"masqueradeHost": false, "enableIPv6": true})
 	n.pod(t, "podnet")

@@ -26,6 +26,7 @@ func many(first netip.Addr, count int) []netip.AddrPort {
 
 // TestKeyRandomFully looks at the ports of flows that leave the pod from one port.
 func TestKeyRandomFully(t *testing.T) {
+	t.Parallel()
 	const count, port = 64, 30000
 	onEveryForm(t, func(t *testing.T, n *node) {
 		for i, c := range []struct {

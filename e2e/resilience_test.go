@@ -17,6 +17,7 @@ import (
 // state, is at fault, and the ADDs of a sound entry succeed.
 
 func TestAgentFilesConflict(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		off := false
 		n.store(t, agentFiles(func(s *policy.SourcePolicy) {
@@ -40,6 +41,7 @@ func TestAgentFilesConflict(t *testing.T) {
 // TestErrorOfAnotherNetwork: another network's chain cannot be made, with nftables for the
 // lack of iptables and with iptables because it is somebody else's.
 func TestErrorOfAnotherNetwork(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		says := []string{"install iptables"}
 		if n.form.variant != "" {
@@ -73,6 +75,7 @@ func TestErrorOfAnotherNetwork(t *testing.T) {
 // TestReadOnlyState: a dataDir that cannot be written hinders only what needs a
 // document.
 func TestReadOnlyState(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.makeSure(t, conf)
@@ -155,6 +158,7 @@ func TestNewerState(t *testing.T) {
 
 // TestDamagedState: what cannot be believed is moved aside and made again.
 func TestDamagedState(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf, other := n.conf(t, "podnet", nil), n.conf(t, "othernet", nil)
 		n.makeSure(t, conf)
@@ -240,6 +244,7 @@ func TestBusyLock(t *testing.T) {
 // TestOtherDataDir: a node has one, and a second is refused before it starts a
 // war.
 func TestOtherDataDir(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.makeSure(t, conf)

@@ -30,6 +30,7 @@ func (n *node) unable(t *testing.T, programs ...string) {
 // TestOneFamilyFails: where only one family can be written the ADD fails, and
 // nothing of it is in force: neither family's rules nor the document.
 func TestOneFamilyFails(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
@@ -62,6 +63,7 @@ func TestOneFamilyFails(t *testing.T) {
 // TestAutoWithoutModules: iptables is there and lists, but its rules cannot be
 // written, as where a kernel comes without xt modules. Then it is no working one.
 func TestAutoWithoutModules(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
@@ -81,6 +83,7 @@ func TestAutoWithoutModules(t *testing.T) {
 // TestAgentsChainIsRestored: what an agent left is not lost to an ADD that takes
 // it over in one family and then fails in the other.
 func TestAgentsChainIsRestored(t *testing.T) {
+	t.Parallel()
 	for _, f := range forms()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)

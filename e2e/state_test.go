@@ -15,6 +15,7 @@ import (
 // TestRequireAgentConfig: the first pod waits for the agent files, and comes
 // again.
 func TestRequireAgentConfig(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"requireAgentConfig": true})
 		before := n.ruleset(t)
@@ -38,6 +39,7 @@ func TestRequireAgentConfig(t *testing.T) {
 // TestRefusedDataDir: a state that somebody else could have written is not
 // believed, and neither is it replaced.
 func TestRefusedDataDir(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	conf := n.conf(t, "podnet", nil)
 	n.makeSure(t, conf)
@@ -131,6 +133,7 @@ func (n *node) owning(t *testing.T) string {
 // TestNewerRules: a chain that a newer version wrote in a form of its own stays,
 // and serves.
 func TestNewerRules(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.makeSure(t, conf)

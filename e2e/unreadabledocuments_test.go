@@ -17,6 +17,7 @@ const newerDocument = `{"schema": 3, "future": {"x": [1e999]}, "policy": null}`
 // be. Each command says so, calls nothing in the kernel unwanted, and does not
 // advise to remove it, nor to run `once`, which does nothing then.
 func TestQuestionsBesideUnreadableDocuments(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		n.makeSure(t, n.conf(t, "podnet", object{"masqChain": "ONE", "sourceCIDRs": []string{"10.1.0.0/16"}}))
 		n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "TWO", "sourceCIDRs": []string{"10.2.0.0/16"}}))

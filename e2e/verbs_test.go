@@ -12,6 +12,7 @@ import (
 )
 
 func TestVersion(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	a := n.ask(t, request{verb: "VERSION"}).want(t, 0)
 	var said struct{ SupportedVersions []string }
@@ -97,6 +98,7 @@ func exactly(t *testing.T, text string) any {
 // TestNoResult: without the result of a plugin before us there is nothing to
 // pass on, and nothing is done.
 func TestNoResult(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	before := n.snapshot(t)
 	const seePlugin = "; see what the plugin before ip-masq in the conflist returns"
@@ -130,6 +132,7 @@ func TestNoResult(t *testing.T) {
 // TestInAChain runs ADD, CHECK and DEL between two reference plugins, in every
 // version that runtimes use.
 func TestInAChain(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
@@ -253,6 +256,7 @@ func TestDrift(t *testing.T) {
 // TestCheckReadsOnly: what was never made, or was taken away on purpose, does
 // not come back by looking at it.
 func TestCheckReadsOnly(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, forms()[0])
 	before := n.snapshot(t)
 	n.ask(t, request{verb: "CHECK", conf: n.conf(t, "podnet", nil)}).want(t, 101, "has no document")

@@ -192,6 +192,7 @@ func TestNewerRulesBesideReconciler(t *testing.T) {
 // not hinder what we keep for another; unless both are in tables that are ours
 // alone, of which nobody knows then what else the newer one has put there.
 func TestNewerRulesOfAnotherChain(t *testing.T) {
+	t.Parallel()
 	onEveryForm(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.conflist(t, "podnet", nil)
