@@ -110,12 +110,12 @@ func breakages() []breakage {
 		text("2 MiB", large+sound()["ip-masq-agent"], "1024 KiB"),
 		second("another file", "masqueradeCIDRs: [1.2.3.0/24]\n", "masqueradeCIDRs[0]", "1.2.3.0/24", "remove one of the two"),
 		second("another file that is torn", `{"randomFully": tru`),
-		beside("FIFO", func(path string) error { return syscall.Mkfifo(path, 0o644) }, "mend it, remove it"),
-		beside("directory", func(path string) error { return os.Mkdir(path, 0o755) }, "mend it, remove it"),
+		beside("FIFO", func(path string) error { return syscall.Mkfifo(path, 0o644) }, "fix it, remove it"),
+		beside("directory", func(path string) error { return os.Mkdir(path, 0o755) }, "fix it, remove it"),
 		beside("2 MiB beside", func(path string) error { return os.WriteFile(path, []byte(large), 0o644) }, "1024 KiB"),
-		beside("dangling link", func(path string) error { return os.Symlink("nowhere", path) }, "mend it, remove it"),
-		beside("link to itself", func(path string) error { return os.Symlink("ip-masq-strange", path) }, "mend it, remove it"),
-		beside("device", func(path string) error { return os.Symlink("/dev/zero", path) }, "mend it, remove it"),
+		beside("dangling link", func(path string) error { return os.Symlink("nowhere", path) }, "fix it, remove it"),
+		beside("link to itself", func(path string) error { return os.Symlink("ip-masq-strange", path) }, "fix it, remove it"),
+		beside("device", func(path string) error { return os.Symlink("/dev/zero", path) }, "fix it, remove it"),
 		{name: "version that is gone", says: []string{"..data leads to nothing", "mount the ConfigMap again"},
 			spoil: func(t *testing.T, m *configMap) {
 				must(t, firstOf(os.Symlink("..gone", m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data"))))

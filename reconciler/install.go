@@ -127,7 +127,7 @@ func newEditor(s config.Settings, confDir string) (conflist.Editor, error) {
 	entry, err := pluginEntry(s)
 	dir := reconcile.Open(s, config.DefaultPluginFile, nil).Dir
 	return conflist.Editor{
-		Dir: confDir, Network: s.Conflist.Network, Entry: entry, Backups: dir.BackupsPath(), Check: checkNetwork(dir),
+		Dir: confDir, Network: s.Conflist.Network, Entry: entry, Backups: dir.BackupsPath(), NeedsBackup: true, Check: checkNetwork(dir),
 	}, err
 }
 
@@ -141,9 +141,6 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 		return remedied(err)
 	}
 	r.Conflist = &c
-	if c.BackupErr != nil {
-		r.Warnings = append(r.Warnings, fmt.Sprintf("no backup was kept: %v", c.BackupErr))
-	}
 	if n, err := conflist.Find(e.Dir, e.Network); err == nil && n.Multus.Err(n.Name) != nil {
 		r.Warnings = append(r.Warnings, n.Multus.Err(n.Name).Error())
 	}

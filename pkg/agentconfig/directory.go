@@ -13,7 +13,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 const (
@@ -71,7 +71,7 @@ func readDirOnce(dir string) (files []file, others bool, err error) {
 				others = others || !strings.HasPrefix(name, ".") && !e.IsDir()
 			}
 		}
-		return config.Bare(err)
+		return err
 	}
 	if err := collect(dir); err != nil {
 		return nil, false, err
@@ -85,7 +85,7 @@ func readDirOnce(dir string) (files []file, others bool, err error) {
 		case errors.Is(err, fs.ErrNotExist):
 			return nil, false, errDangling
 		case err != nil:
-			return nil, false, fmt.Errorf("open %s: %w", configMapData, err)
+			return nil, false, safefile.Error("open", link, err)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(paths)) {
@@ -103,15 +103,13 @@ func readDirOnce(dir string) (files []file, others bool, err error) {
 }
 
 func read(path string) ([]byte, error) {
-	const mostKiB = 1024
-	text, err := config.ReadFile(path, mostKiB)
-	if errors.Is(err, fs.ErrNotExist) {
-		if info, err := os.Lstat(path); err != nil || info.Mode()&fs.ModeSymlink == 0 {
-			return nil, errChanged // it was in the directory, and may be there again
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w; mend it, remove it, or give it a name that does not begin with %s", err, filePrefix)
+	const maxSize = 1 << 20
+	text, _, err := safefile.ReadFile(path, maxSize)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, errChanged // it was in the directory, and may be there again
+	case err != nil:
+		return nil, fmt.Errorf("%w; fix it, remove it, or give it a name that does not begin with %s", err, filePrefix)
 	}
 	return text, nil
 }

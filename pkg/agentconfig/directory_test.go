@@ -64,7 +64,7 @@ func in(t testing.TB, dir string) (Files, error) {
 }
 
 func TestAgentFilesThatCannotBeRead(t *testing.T) {
-	const remedy = "; mend it, remove it, or give it a name that does not begin with ip-masq"
+	const remedy = "; fix it, remove it, or give it a name that does not begin with ip-masq"
 	for _, c := range []struct {
 		name string
 		make func(path string) error
@@ -80,11 +80,11 @@ func TestAgentFilesThatCannotBeRead(t *testing.T) {
 				err = l.Close()
 			}
 			return err
-		}, "open FILE: no such device or address" + remedy},
+		}, "read FILE: not a regular file" + remedy},
 		{"a large file", func(path string) error {
 			return os.WriteFile(path, []byte(strings.Repeat("#\n", 1<<19)+"#"), 0o644)
 		}, "read FILE: larger than 1024 KiB" + remedy},
-		{"a link to nothing", func(path string) error { return os.Symlink("nothing", path) }, "open FILE: no such file or directory" + remedy},
+		{"a link to nothing", func(path string) error { return os.Symlink("nothing", path) }, "open FILE: not a regular file: it is a symlink to what is not there; in a container, mount the directory it points to as well" + remedy},
 		{"a link to itself", func(path string) error { return os.Symlink(filepath.Base(path), path) },
 			"open FILE: too many levels of symbolic links" + remedy},
 		{"a file that fails", func(path string) error { return os.Symlink("/proc/self/mem", path) }, "read FILE: input/output error" + remedy},
@@ -125,7 +125,7 @@ func TestAgentFilesWithoutTheRight(t *testing.T) {
 		}()
 	}
 	_, err := Read(dir, config.DialectV1, config.AgentPolicy{})
-	wantError(t, err, path, "open FILE: permission denied; mend it, remove it, or give it a name that does not begin with ip-masq")
+	wantError(t, err, path, "open FILE: permission denied; fix it, remove it, or give it a name that does not begin with ip-masq")
 	_, err = Read(closed, config.DialectV1, config.AgentPolicy{})
 	wantError(t, err, closed, "read the agent files in FILE: permission denied")
 }

@@ -87,7 +87,7 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 			if near := config.Nearest(m.Key, keys); near != "" {
 				remedy = "did you mean " + near + "?"
 			}
-			warn(m, "is not a known key, and not used; "+remedy)
+			warn(m, "is not a known key and is ignored; "+remedy)
 			continue
 		}
 		m.Key, m.Spelled = keys[at].Name, m.Key
@@ -102,7 +102,7 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 		kept = append(kept, m)
 	}
 	if more := len(unknown) - config.MaxShown; more > 0 {
-		d.warn(0, fmt.Errorf("%d more keys are not known, and not used; remove them", more))
+		d.warn(0, fmt.Errorf("%d more unknown keys are ignored; remove them", more))
 	}
 	return kept
 }

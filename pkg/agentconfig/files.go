@@ -11,6 +11,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // Files is what the agent files of a node ask for, together with the policy in the
@@ -43,7 +44,7 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 		case errors.Is(err, fs.ErrNotExist):
 			a.Missing = true
 		case err != nil:
-			return a, fmt.Errorf("read the agent files in %s: %w", policy.Printable(dir), err)
+			return a, safefile.Error("read the agent files in", dir, err)
 		case len(files) == 0 && others:
 			a.Warnings = append(a.Warnings, fmt.Errorf("%s holds files, but none whose name begins with %s; rename those that are meant",
 				policy.Printable(dir), filePrefix))

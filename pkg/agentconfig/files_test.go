@@ -111,17 +111,17 @@ func TestAgentDocument(t *testing.T) {
 				s.ToPorts, s.Chain, s.Backend = ports(t, "1024-29999"), "RED", policy.NFTables
 			}, interval: 7 * time.Second},
 		{name: "unknown keys", text: "nonMasqueradeCidr: []\nbogus:\n  a: [1]\n\"cni.dev/x\": 1\n\"a\\nb\": 1\n",
-			warnings: "DIR/ip-masq-agent:1: nonMasqueradeCidr: is not a known key, and not used; did you mean nonMasqueradeCIDRs?\n" +
-				"DIR/ip-masq-agent:2: bogus: is not a known key, and not used; remove it\n" +
-				"DIR/ip-masq-agent:4: cni.dev/x: is not a known key, and not used; remove it\n" +
-				`DIR/ip-masq-agent:5: "a\nb": is not a known key, and not used; remove it`},
+			warnings: "DIR/ip-masq-agent:1: nonMasqueradeCidr: is not a known key and is ignored; did you mean nonMasqueradeCIDRs?\n" +
+				"DIR/ip-masq-agent:2: bogus: is not a known key and is ignored; remove it\n" +
+				"DIR/ip-masq-agent:4: cni.dev/x: is not a known key and is ignored; remove it\n" +
+				`DIR/ip-masq-agent:5: "a\nb": is not a known key and is ignored; remove it`},
 		{name: "many unknown keys", text: "a: 1\nb: 1\nc: 1\nd: 1\ne: 1\nf: 1\ng: 1\nh: 1\ni: 1\nj: 1\n",
 			warnings: func() string {
 				var lines []string
 				for i, name := range strings.Split("abcdefgh", "") {
-					lines = append(lines, fmt.Sprintf("DIR/ip-masq-agent:%d: %s: is not a known key, and not used; remove it", i+1, name))
+					lines = append(lines, fmt.Sprintf("DIR/ip-masq-agent:%d: %s: is not a known key and is ignored; remove it", i+1, name))
 				}
-				return strings.Join(append(lines, "DIR/ip-masq-agent: 2 more keys are not known, and not used; remove them"), "\n")
+				return strings.Join(append(lines, "DIR/ip-masq-agent: 2 more unknown keys are ignored; remove them"), "\n")
 			}()},
 		{name: "nulls", text: "masqueradeCIDRs:\nmasqChain: ~\nrandomFully: null\ncidrLimit:\nresyncInterval:\n",
 			change: func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = prefixes() },

@@ -17,6 +17,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 const listExtension = ".conflist"
@@ -28,8 +29,7 @@ type ConfDir struct {
 	// Changed is when a file was last added, removed or written.
 	Changed time.Time
 
-	entries map[string]*Conflist // by network, the first with a plugin entry
-	err     error                // of the files that runtimes cannot load
+	err error // of the files that runtimes cannot load
 }
 
 // Conflist is one file of the directory. If runtimes cannot load it, it has an Err and
@@ -96,7 +96,7 @@ func CheckPlugin(dir string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%s is missing", policy.Printable(path))
 	case err != nil:
-		return fmt.Errorf("look at %s: %w", policy.Printable(path), Bare(err))
+		return safefile.Error("look at", path, err)
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%s is not a regular file", policy.Printable(path))
 	case info.Mode().Perm()&anyExecute == 0:
@@ -109,17 +109,17 @@ func CheckPlugin(dir string) error {
 // cannot be loaded has an Err. The returned error is about the directory, and an fs.ErrNotExist
 // if there is none.
 func ReadConfDir(dir string) (ConfDir, error) {
-	c := ConfDir{Dir: dir, entries: map[string]*Conflist{}}
+	c := ConfDir{Dir: dir}
 	names, err := filesIn(dir, ".conf", listExtension, ".json")
 	if err != nil {
-		return c, fmt.Errorf("read the CNI configuration directory %s: %w", policy.Printable(dir), err)
+		return c, safefile.Error("read the CNI configuration directory", dir, err)
 	}
 	c.Changed = lastChange(dir, names)
 	var broken DocumentError
 	for _, name := range names {
 		path := filepath.Join(dir, name)
-		doc, err := ReadFile(path, mostConfKiB)
-		if missing(path, err) { // since the directory was read
+		doc, _, err := safefile.ReadFile(path, maxConfSize)
+		if errors.Is(err, fs.ErrNotExist) { // since the directory was read
 			continue
 		}
 		list := Conflist{File: path, Doc: doc, Err: err}
@@ -130,9 +130,6 @@ func ReadConfDir(dir string) (ConfDir, error) {
 			broken.Mistakes = append(broken.Mistakes, list.Err)
 		}
 		c.Conflists = append(c.Conflists, list)
-		if list.Network != "" && len(list.Entries) > 0 && c.entries[list.Network] == nil {
-			c.entries[list.Network] = &list
-		}
 	}
 	if len(broken.Mistakes) > 0 {
 		c.err = &broken
@@ -152,15 +149,25 @@ func lastChange(dir string, names []string) time.Time {
 	return last
 }
 
+// withEntry returns the first conflist of the network that has a plugin entry, or nil.
+func (c ConfDir) withEntry(network string) *Conflist {
+	for i, l := range c.Conflists {
+		if l.Network == network && network != "" && len(l.Entries) > 0 {
+			return &c.Conflists[i]
+		}
+	}
+	return nil
+}
+
 // HasEntry reports whether a conflist has a plugin entry for the network, valid or not.
-func (c ConfDir) HasEntry(network string) bool { return c.entries[network] != nil }
+func (c ConfDir) HasEntry(network string) bool { return c.withEntry(network) != nil }
 
 // LacksEntry reports whether no conflist has a plugin entry for the network, and all are known.
 func (c ConfDir) LacksEntry(network string) bool { return c.Err() == nil && !c.HasEntry(network) }
 
 // HasEntryWith reports whether the network's first plugin entry is valid and has this policy.
 func (c ConfDir) HasEntryWith(network string, s policy.SourcePolicy) bool {
-	list := c.entries[network]
+	list := c.withEntry(network)
 	return list != nil && list.Entries[0].Err == nil && list.Entries[0].Entry.Policy.Equal(s)
 }
 
@@ -171,7 +178,7 @@ func (c ConfDir) Err() error { return c.err }
 func filesIn(dir string, extensions ...string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, Bare(err)
+		return nil, err
 	}
 	var names []string
 	for _, e := range entries {
@@ -269,12 +276,12 @@ func (l *Conflist) addFolder(dir string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read the plugin configurations in %s: %w", policy.Printable(dir), err)
+		return safefile.Error("read the plugin configurations in", dir, err)
 	}
 	for _, name := range names {
 		path := filepath.Join(dir, name)
-		doc, err := ReadFile(path, mostConfKiB)
-		if missing(path, err) {
+		doc, _, err := safefile.ReadFile(path, maxConfSize)
+		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
@@ -287,9 +294,19 @@ func (l *Conflist) addFolder(dir string) error {
 	return nil
 }
 
-// add adds a plugin. Its keys match in any letter case, as in libcni. A plugin entry is read
-// as the runtime hands it to the plugin: with the name and the version of the list, and
-// encoded again, as libcni does.
+// NetconfInList returns a plugin entry as runtimes hand it to the plugin: with the name and the
+// version of its list, and encoded again, as libcni does.
+func NetconfInList(entry []byte, network, cniVersion string) (Netconf, error) {
+	values := map[string]any{}
+	if err := unmarshal(entry, &values); err != nil {
+		return Netconf{}, err
+	}
+	values["name"], values["cniVersion"] = network, cniVersion
+	handed, err := json.Marshal(values)
+	return ReadNetconf(handed), err
+}
+
+// add adds a plugin. Its keys match in any letter case, as in libcni.
 func (l *Conflist) add(file string, doc []byte) error {
 	var p types.PluginConf
 	if err := unmarshal(doc, &p); err != nil {
@@ -311,15 +328,9 @@ func (l *Conflist) add(file string, doc []byte) error {
 		return nil
 	}
 	e := ConflistEntry{Index: len(l.Types) - 1}
-	var values map[string]any
-	err := unmarshal(doc, &values)
-	if err == nil {
-		values["name"], values["cniVersion"] = l.Network, l.CNIVersion
-		var handed []byte
-		if handed, err = json.Marshal(values); err == nil {
-			e.Netconf = ReadNetconf(handed)
-			e.Entry, err = e.Netconf.Entry()
-		}
+	var err error
+	if e.Netconf, err = NetconfInList(doc, l.Network, l.CNIVersion); err == nil {
+		e.Entry, err = e.Netconf.Entry()
 	}
 	if err != nil {
 		e.Err = fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(file), e.Index, err)

@@ -259,7 +259,7 @@ func TestIrregularConfFiles(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	want := "read FILE/a.conflist: not a regular file; read FILE/b.conf: not a regular file; read FILE/c.conflist: not a regular file; " +
-		"open FILE/d.conflist: no such file or directory; read FILE/f.conflist: not a regular file"
+		"open FILE/d.conflist: not a regular file: it is a symlink to what is not there; in a container, mount the directory it points to as well; read FILE/f.conflist: not a regular file"
 	wantError(t, c.Err(), dir, want)
 }
 

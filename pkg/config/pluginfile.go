@@ -8,9 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"syscall"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // DefaultPluginFile is the path of plugin.toml.
@@ -36,18 +36,15 @@ type PluginFile struct {
 // process's may write: then the result is Present and allows no network.
 func ReadPluginFile(path string) (PluginFile, error) {
 	p := PluginFile{Path: path, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}
-	doc, info, err := readFile(path, mostTOMLKiB)
-	if missing(path, err) {
+	doc, info, err := safefile.ReadFile(path, maxTOMLSize)
+	if errors.Is(err, fs.ErrNotExist) {
 		return p, nil
 	}
 	p.Present = true
-	switch {
-	case err != nil && info == nil:
+	if err != nil {
 		return p, fmt.Errorf("%w; repair it, or remove it to let every network contribute", err)
-	case err == nil:
-		err = checkOwner(path, info)
 	}
-	if err == nil {
+	if err = checkOwner(path, info); err == nil {
 		err = p.parse(doc)
 	}
 	return p, err
@@ -55,8 +52,8 @@ func ReadPluginFile(path string) (PluginFile, error) {
 
 // checkOwner refuses a file that users other than root and this process's may write.
 func checkOwner(path string, info fs.FileInfo) error {
-	if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d, who could lift what it forbids; chown it to root", policy.Printable(path), stat.Uid)
+	if uid, _ := safefile.Owner(info); uid != 0 && uid != os.Geteuid() {
+		return fmt.Errorf("%s belongs to user %d, who could lift what it forbids; chown it to root", policy.Printable(path), uid)
 	}
 	if mode := info.Mode().Perm(); mode&0o022 != 0 {
 		return fmt.Errorf("%s can be written by others than its owner (mode %04o), who could lift what it forbids; chmod it to 0644",
@@ -108,7 +105,7 @@ var ErrConflistUnknown = errors.New("its conflist cannot be read")
 // Without one it returns the entry that the runtime handed over if that is allowed, and
 // otherwise an error with a remedy. The last two arguments are the results of ReadConfDir.
 func (p PluginFile) Netconf(network string, handed Netconf, conflists ConfDir, err error) (Netconf, string, error) {
-	if list := conflists.entries[network]; list != nil {
+	if list := conflists.withEntry(network); list != nil {
 		return list.Entries[0].Netconf, list.File, list.Entries[0].Err
 	}
 	if slices.Contains(p.AllowUnlisted, network) {

@@ -117,7 +117,7 @@ func TestMistakesInPluginFile(t *testing.T) {
 		{"allow_networks = [", "FILE:1: not TOML: unexpected EOF; expected value"},
 		{"\n{}", "FILE:2: not TOML: expected '.' or '=', but got '{' instead"},
 		{"a = \"\x01\"", "FILE:1: not TOML: TOML files cannot contain control characters: '0x01'"},
-		{strings.Repeat("#", 64<<10+1), "read FILE: larger than 64 KiB"},
+		{strings.Repeat("#", 64<<10+1), "read FILE: larger than 64 KiB; repair it, or remove it to let every network contribute"},
 	} {
 		t.Run(c.text[:min(len(c.text), 40)], func(t *testing.T) {
 			path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), c.text)
@@ -168,10 +168,10 @@ func TestIrregularPluginFile(t *testing.T) {
 	}
 	below := filepath.Join(write(t, filepath.Join(dir, "file"), ""), "plugin.toml")
 	for path, want := range map[string]string{
-		dir:         "read FILE: not a regular file",
-		fifo:        "read FILE: not a regular file",
-		"/dev/null": "read FILE: not a regular file",
-		dangling:    "open FILE: no such file or directory; repair it, or remove it to let every network contribute",
+		dir:         "read FILE: not a regular file; repair it, or remove it to let every network contribute",
+		fifo:        "read FILE: not a regular file; repair it, or remove it to let every network contribute",
+		"/dev/null": "read FILE: not a regular file; repair it, or remove it to let every network contribute",
+		dangling:    "open FILE: not a regular file: it is a symlink to what is not there; in a container, mount the directory it points to as well; repair it, or remove it to let every network contribute",
 		loop:        "open FILE: too many levels of symbolic links; repair it, or remove it to let every network contribute",
 		below:       "open FILE: not a directory; repair it, or remove it to let every network contribute",
 	} {

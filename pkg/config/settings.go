@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // Default paths of reconciler.toml and of the plugin entry to insert into conflists.
@@ -115,7 +116,7 @@ func table() Value {
 //
 // The policy in [agent] is validated on its own. IPv6 may be enabled by an agent file.
 func (s *Settings) Read(path string) error {
-	doc, err := ReadFile(path, mostTOMLKiB)
+	doc, _, err := safefile.ReadFile(path, maxTOMLSize)
 	if err != nil {
 		return err
 	}

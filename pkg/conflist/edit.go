@@ -23,6 +23,9 @@ type Editor struct {
 	Entry   []byte // the entry to insert
 	// Backups is the directory for the texts before the last change; "": none is kept.
 	Backups string
+	// NeedsBackup makes Insert fail if no backup can be kept. Otherwise the file is changed all the
+	// same: pods without the plugin are worse than a file without a backup.
+	NeedsBackup bool
 	// Keep are the base names of generated lists that Remove must not delete, as Multus delegates to
 	// them.
 	Keep []string
@@ -37,13 +40,10 @@ type Change struct {
 	Path    string `json:"path"` // of the file that has, or had, the entry
 	Wrote   bool   `json:"wrote"`
 	Backup  string `json:"backup"` // of the file; "" if it was not written, or is new
-	// BackupErr is why no backup was kept. The file is written all the same: pods without the
-	// plugin are worse than a file without a backup.
-	BackupErr error `json:"-"`
-	// Before is the number of plugin entries before.
-	Before int `json:"-"`
-	// Stays is why a generated list stays without an entry; "" if it does not.
-	Stays string `json:"-"`
+
+	BackupErr error  `json:"-"` // why no backup was kept
+	Before    int    `json:"-"` // the number of plugin entries before
+	Stays     string `json:"-"` // why a generated list stays without an entry; "" if it does not
 }
 
 // maxAttempts is how often a file that another program changes meanwhile is edited anew.
@@ -125,10 +125,7 @@ func (e Editor) update(ctx context.Context, c Change, n Network) (Change, error)
 	if err != nil {
 		return c, err
 	}
-	entry, current, err := entryOf(n.list, conf)
-	if err != nil {
-		return c, fmt.Errorf("%s: %w", policy.Printable(n.Original), err)
-	}
+	entry, current := entryOf(n.list, conf)
 	if current && n.Entries == 1 {
 		return c, nil
 	}
@@ -150,8 +147,11 @@ func (e Editor) write(ctx context.Context, c Change, was, now []byte) (Change, e
 	var err error
 	if e.Backups != "" {
 		c.Backup, c.BackupErr = backup(ctx, e.Backups, c.Path, was)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return c, context.Cause(ctx)
+		case c.BackupErr != nil && e.NeedsBackup:
+			return c, fmt.Errorf("%w; without a backup the file is not changed: repair that and run this again", c.BackupErr)
 		}
 	}
 	if now == nil {
@@ -199,22 +199,23 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	case list.Err != nil && list.Doc != nil && !bytes.Contains(list.Doc, []byte(`"`+config.PluginType+`"`)):
 		return c, nil
 	case list.Err != nil && (list.Doc == nil || !isList(list.File)):
-		return c, explainLink(list.File, list.Err)
-	case list.Err != nil:
-		return c, fmt.Errorf("%w, and it may have the plugin entry; mend or remove it: %w", ErrBroken, list.Err)
-	case len(list.Entries) > 0 && !isList(list.File):
+		return c, list.Err
+	case !isList(list.File) && len(list.Entries) > 0:
 		return c, fmt.Errorf("%s: %w", policy.Printable(list.File), ErrOnlyPlugin)
-	case isGenerated(list):
-		var err error
+	case !isList(list.File):
+		return c, nil
+	}
+	text, err := parse(list.File, list.Doc) // without the folder of the network's name
+	if err != nil {
+		return c, fmt.Errorf("%w, and it may have the plugin entry; fix or remove it: %w", ErrBroken, err)
+	}
+	if isGenerated(text) {
 		if c.Stays, err = e.needed(list.File); err != nil {
 			return c, err
 		}
 		if c.Stays == "" {
 			return e.write(ctx, c, list.Doc, nil)
 		}
-	}
-	if len(list.Entries) == 0 {
-		return c, nil
 	}
 	now, err := setEntry(list.File, list.Doc, nil)
 	if err != nil {
@@ -223,8 +224,11 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	if c, err = e.write(ctx, c, list.Doc, now); err != nil {
 		return c, err
 	}
-	if text, err := parse(list.File, list.Doc); err != nil || len(text.Entries) < len(list.Entries) {
-		return c, errors.Join(err, fmt.Errorf("%s: %w", policy.Printable(list.File), errInFolder))
+	switch {
+	case list.Err != nil:
+		return c, fmt.Errorf("%w: fix or remove what is in the folder of the network's name: %w", ErrBroken, list.Err)
+	case len(text.Entries) < len(list.Entries):
+		return c, fmt.Errorf("%s: %w", policy.Printable(list.File), errInFolder)
 	}
 	return c, nil
 }

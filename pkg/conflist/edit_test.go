@@ -150,6 +150,22 @@ func TestInsertOnlyWhatThePluginAccepts(t *testing.T) {
 	}
 }
 
+func TestInsertWithoutBackup(t *testing.T) {
+	files := map[string]string{"1.conflist": listWith("a")}
+	dir := dirWith(t, files)
+	p := Editor{Dir: dir, Entry: []byte(bareEntry), Backups: filepath.Join(dir, "1.conflist", "backups"), NeedsBackup: true}
+	if c, err := p.Insert(t.Context()); err == nil || c.Wrote || !strings.Contains(err.Error(), p.Backups) {
+		t.Error(c, err)
+	}
+	if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" {
+		t.Error(diff)
+	}
+	p.NeedsBackup = false
+	if c, err := p.Insert(t.Context()); err != nil || !c.Wrote || c.BackupErr == nil {
+		t.Error(c, err)
+	}
+}
+
 func TestRemove(t *testing.T) {
 	const made = "10-one-made-by-ip-masq.conflist"
 	dir := dirWith(t, map[string]string{
@@ -162,23 +178,26 @@ func TestRemove(t *testing.T) {
 		"60-only.conflist":                     `{"name":"only","cniVersion":"1.0.0","plugins":[{"type":"ip-masq"}]}`,
 		"70-n.conflist":                        `{"name":"n","cniVersion":"1.1.0"}`,
 		"n/2.conf":                             bareEntry,
+		"80-m.conflist":                        listWith("m", bareEntry),
+		"m/2.conf":                             "{",
 		"not-a-configuration-of-any-runtime.x": "x",
 	})
 	want := filesOf(t, dir)
 	changes, err := Editor{Dir: dir}.Remove()
 	delete(want, made)
 	want["20-a.conflist"] = listWith("a", `{"type":"portmap"}`)
+	want["80-m.conflist"] = listWith("m")
 	delete(want, "40-gone-made-by-ip-masq.conflist")
 	if diff := cmp.Diff(want, filesOf(t, dir)); diff != "" {
 		t.Error(diff)
 	}
-	if len(changes) != 3 {
+	if len(changes) != 4 {
 		t.Error(changes)
 	}
 	if !errors.Is(err, ErrBroken) || !errors.Is(err, ErrOnlyPlugin) || !errors.Is(err, errInFolder) {
 		t.Fatal(err)
 	}
-	for _, file := range []string{"50-broken", "60-only", "70-n"} {
+	for _, file := range []string{"50-broken", "60-only", "70-n", "m/2.conf"} {
 		if !strings.Contains(err.Error(), file) {
 			t.Errorf("%s is not named: %v", file, err)
 		}
@@ -231,7 +250,7 @@ func TestRemoveReportsDanglingSymlinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	changes, err := Editor{Dir: dir}.Remove()
-	if len(changes) != 1 || err == nil || !strings.Contains(err.Error(), "10-a.conflist: it is a symlink to what is not there") {
+	if len(changes) != 1 || err == nil || !strings.Contains(err.Error(), "10-a.conflist: not a regular file: it is a symlink to what is not there") {
 		t.Error(changes, err)
 	}
 }

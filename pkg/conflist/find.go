@@ -95,7 +95,7 @@ func pick(lists []config.Conflist, network string) (Network, error) {
 		n, err := asNetwork(list)
 		switch {
 		case err != nil && network == "":
-			return Network{}, fmt.Errorf("%w; mend or remove it: %w", ErrBroken, err)
+			return Network{}, fmt.Errorf("%w; fix or remove it: %w", ErrBroken, err)
 		case err != nil && broken == nil:
 			broken = err
 		case err != nil, n.Name == "":
@@ -111,7 +111,7 @@ func pick(lists []config.Conflist, network string) (Network, error) {
 	case multus != nil:
 		return *multus, nil
 	case broken != nil:
-		return Network{}, fmt.Errorf("%w, and none of the others has it; mend or remove it: %w", ErrBroken, broken)
+		return Network{}, fmt.Errorf("%w, and none of the others has it; fix or remove it: %w", ErrBroken, broken)
 	case len(names) > 0:
 		const maxNames = 8
 		return Network{}, fmt.Errorf("%w; name one of %s with --conflist-network, or none for the one that the runtime uses",
@@ -125,7 +125,7 @@ func asNetwork(list config.Conflist) (Network, error) {
 	n := Network{Path: list.File, Name: list.Network, Single: !isList(list.File), Entries: len(list.Entries), list: list}
 	switch {
 	case list.Err != nil:
-		return n, explainLink(list.File, list.Err)
+		return n, list.Err
 	case len(list.Types) == 1 && list.Types[0] == "loopback":
 		n.Name = ""
 	case list.Network == "":
@@ -134,17 +134,6 @@ func asNetwork(list config.Conflist) (Network, error) {
 		n.Generated, n.Original = true, original(list.File)
 	}
 	return n, nil
-}
-
-// explainLink explains that a file cannot be opened because it is a symlink to nothing.
-func explainLink(path string, err error) error {
-	if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if info, e := os.Lstat(path); e != nil || info.Mode().Type() != fs.ModeSymlink {
-		return err
-	}
-	return fmt.Errorf("%s: it is a symlink to what is not there; in a container, mount the directory it points to as well", policy.Printable(path))
 }
 
 // isList reports whether runtimes expect a list in a file, not a single plugin's configuration.

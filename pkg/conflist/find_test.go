@@ -122,7 +122,7 @@ func TestFindReportsDanglingSymlinks(t *testing.T) {
 		dir := dirWith(t, files)
 		link, says := filepath.Join(dir, "10-a.conflist"), "it is a symlink to what is not there"
 		if files["10-a.conflist"] != "" {
-			link, says = filepath.Join(dir, "a/1.conf"), "no such file"
+			link = filepath.Join(dir, "a/1.conf")
 		}
 		if err := os.Symlink("/nowhere/x", link); err != nil {
 			t.Fatal(err)
@@ -232,7 +232,7 @@ func TestFindThroughMultus(t *testing.T) {
 		{name: "the entry beside Multus", file: "00-multus.conflist", files: map[string]string{"00-multus.conflist": list(multusOf(a) + "," + bareEntry), "10-a.conflist": a}},
 		{name: "the entry in a delegate that is nowhere else", file: "70-multus.conf", files: map[string]string{"70-multus.conf": multusOf(withEntry)}},
 		{name: "a delegate that is nowhere else", says: "has network a", files: map[string]string{"70-multus.conf": multusOf(a)}},
-		{name: "or in a broken file", says: "mend or remove it", files: map[string]string{"70-multus.conf": multusOf(a), "80.conflist": "{"}},
+		{name: "or in a broken file", says: "fix or remove it", files: map[string]string{"70-multus.conf": multusOf(a), "80.conflist": "{"}},
 		{name: "itself", says: "has network multus-cni-network", files: map[string]string{"00-multus.conf": shim("/etc/cni/net.d/00-multus.conf")}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

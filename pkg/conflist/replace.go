@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -65,16 +64,10 @@ func replace(ctx context.Context, path string, was, now []byte) error {
 }
 
 func (r replacement) run(path string) error {
-	target, err := filepath.EvalSymlinks(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if _, missing := os.Lstat(path); missing != nil {
-			err = errChanged
-		} else {
-			err = explainLink(path, err)
-		}
-	}
+	_, err := unchanged(path, r.was)
+	target := ""
 	if err == nil {
-		err = loadable(path, r.now)
+		target, err = filepath.EvalSymlinks(path)
 	}
 	if err == nil {
 		err = inDir(r.ctx, target, func(d *safefile.Dir, name string) error {
@@ -161,25 +154,21 @@ func announce(ctx context.Context, link, target string) error {
 // create writes a file that is missing, with the mode and owner of another one. If the path is
 // taken the error is errChanged.
 func create(ctx context.Context, path string, now []byte, model string) error {
-	err := loadable(path, now)
-	if err == nil {
-		err = inDir(ctx, path, func(d *safefile.Dir, name string) error {
-			_, info, err := safefile.ReadFile(model, maxSize)
-			if err != nil {
-				return err
-			}
-			temp, err := d.Stage(now, withModeOf(info))
-			if err != nil {
-				return err
-			}
-			// Unlike a rename, a link replaces nothing. containerd 1.6 notices the removal.
-			if err = d.Link(temp, name); errors.Is(err, fs.ErrExist) {
-				err = errChanged
-			}
-			return errors.Join(err, d.Remove(temp), d.Sync())
-		})
-	}
-	return safefile.Error("create", path, err)
+	return safefile.Error("create", path, inDir(ctx, path, func(d *safefile.Dir, name string) error {
+		_, info, err := safefile.ReadFile(model, maxSize)
+		if err != nil {
+			return err
+		}
+		temp, err := d.Stage(now, withModeOf(info))
+		if err != nil {
+			return err
+		}
+		// Unlike a rename, a link replaces nothing. containerd 1.6 notices the removal.
+		if err = d.Link(temp, name); errors.Is(err, fs.ErrExist) {
+			err = errChanged
+		}
+		return errors.Join(err, d.Remove(temp), d.Sync())
+	}))
 }
 
 // removeFile removes a file whose text must be was, or returns errChanged.
@@ -196,27 +185,12 @@ func removeFile(ctx context.Context, path string, was []byte) error {
 // withModeOf returns a function that gives a file the mode and owner of another one.
 func withModeOf(other fs.FileInfo) func(*os.File) error {
 	return func(file *os.File) error {
-		info, err := file.Stat()
-		if err != nil {
-			return err
-		}
-		have, want := owner(info), owner(other)
-		if have != want {
-			if err := file.Chown(want.uid, want.gid); err != nil {
-				return fmt.Errorf("give it to %d:%d as the original (CAP_CHOWN is needed): %w", want.uid, want.gid, err)
-			}
+		uid, gid := safefile.Owner(other)
+		if err := file.Chown(uid, gid); err != nil {
+			return fmt.Errorf("give it to %d:%d as the original (CAP_CHOWN is needed): %w", uid, gid, err)
 		}
 		return file.Chmod(other.Mode() & (fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky))
 	}
-}
-
-type ids struct{ uid, gid int }
-
-func owner(info fs.FileInfo) ids {
-	if s, ok := info.Sys().(*syscall.Stat_t); ok {
-		return ids{int(s.Uid), int(s.Gid)}
-	}
-	return ids{}
 }
 
 // backup keeps the text that a file had before ip-masq changed it last, and returns the path of the
@@ -226,16 +200,19 @@ func backup(ctx context.Context, dir, path string, was []byte) (kept string, err
 	const maxStem = 128 // file names end at 255 bytes
 	stem, sum := filepath.Base(path), sha256.Sum256([]byte(path))
 	kept = filepath.Join(dir, stem[:min(len(stem), maxStem)]+"."+hex.EncodeToString(sum[:])+".bak")
+	var info fs.FileInfo
 	if err = os.MkdirAll(filepath.Dir(filepath.Dir(dir)), 0o755); err == nil {
 		err = os.MkdirAll(dir, 0o700)
 	}
 	if err == nil {
-		var info fs.FileInfo
-		if info, err = os.Lstat(dir); err == nil && (!info.IsDir() || owner(info).uid != os.Geteuid() || info.Mode().Perm()&0o022 != 0) {
-			err = fmt.Errorf("%s must be a directory of user %d that no other user can write to; repair or remove it", policy.Printable(dir), os.Geteuid())
-		}
+		info, err = os.Lstat(dir)
 	}
-	if err == nil {
+	switch {
+	case err != nil:
+		err = safefile.Error("create the directory", dir, err)
+	case !info.IsDir() || !safefile.IsOwn(info) || info.Mode().Perm()&0o022 != 0: // a symlink is no directory
+		err = fmt.Errorf("%s must be a directory of user %d that no other user can write to; repair or remove it", policy.Printable(dir), os.Geteuid())
+	default:
 		err = inDir(ctx, kept, func(d *safefile.Dir, name string) error {
 			if _, err := unchanged(kept, was); err == nil {
 				return nil
@@ -248,7 +225,7 @@ func backup(ctx context.Context, dir, path string, was []byte) (kept string, err
 		})
 	}
 	if err != nil {
-		return "", fmt.Errorf("back up %s in %s: %w", policy.Printable(path), policy.Printable(dir), err)
+		return "", fmt.Errorf("back up %s: %w", policy.Printable(path), err)
 	}
 	return kept, nil
 }

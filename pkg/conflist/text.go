@@ -43,8 +43,7 @@ func ReadEntry(path string) ([]byte, error) {
 	case err != nil:
 		return nil, err
 	}
-	const network, cniVersion = "network", "1.0.0" // any will do
-	if err := checkEntry(entry, network, cniVersion); err != nil {
+	if err := checkEntry(entry, "anynetwork", "1.0.0"); err != nil {
 		return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
 	}
 	return entry, nil
@@ -52,22 +51,17 @@ func ReadEntry(path string) ([]byte, error) {
 
 // checkEntry returns why the plugin would refuse an entry in a network: it would fail every ADD.
 func checkEntry(entry []byte, network, cniVersion string) error {
-	if _, err := config.ParseEntry(entry); errors.Is(err, config.ErrNotJSON) {
+	written := config.ReadNetconf(entry)
+	if err := written.Err(); err != nil {
 		return err
 	}
-	var values map[string]any
-	if err := json.Unmarshal(entry, &values); err != nil || values == nil {
-		return errors.New("is not an object; write one, in braces")
-	}
-	if values["type"] != config.PluginType {
+	if string(written.Value("type")) != `"`+config.PluginType+`"` {
 		return fmt.Errorf("type: must be %q", config.PluginType)
 	}
-	values["name"], values["cniVersion"] = network, cniVersion
-	netconf, err := json.Marshal(values)
-	if err != nil {
-		return fmt.Errorf("encode: %s", policy.Printable(err.Error()))
+	handed, err := config.NetconfInList(entry, network, cniVersion)
+	if err == nil {
+		_, err = handed.Entry()
 	}
-	_, err = config.ParseEntry(netconf)
 	return err
 }
 
@@ -79,91 +73,76 @@ func setEntry(path string, doc, entry []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(list.Types) == 0 && entry == nil {
-		return doc, nil
+	var present []int
+	for _, e := range list.Entries {
+		present = append(present, e.Index)
 	}
+	now := doc
 	plugins, err := pluginSpans(doc)
-	if err == nil && len(plugins) != len(list.Types) {
+	switch {
+	case err != nil:
+	case len(plugins) != len(list.Types):
 		err = errors.New("plugins: is ambiguous; write the key once")
+	case entry == nil && len(present) == 0, entry != nil && len(present) == 1:
+		return doc, nil
+	case len(plugins) == 0:
+		err = ErrElsewhere
+	case entry == nil && len(present) == len(plugins):
+		err = ErrOnlyPlugin
+	case entry == nil:
+		now = remove(doc, plugins, present)
+	case len(present) > 0:
+		entry = list.Plugins[present[0]]
+		now = remove(doc, plugins, present[1:])
+	default:
+		if err = checkEntry(entry, list.Network, list.CNIVersion); err != nil {
+			return nil, fmt.Errorf("the plugin entry for %s: %w", policy.Printable(path), err)
+		}
+		now = insert(doc, plugins, entry)
+	}
+	if err == nil {
+		err = verify(list, now, entry)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
 	}
-	if len(plugins) == 0 {
-		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrElsewhere)
-	}
-	var extra []int // entries to remove
-	for _, e := range list.Entries {
-		extra = append(extra, e.Index)
-	}
-	if entry != nil && len(extra) > 0 {
-		extra, entry = extra[1:], nil
-	}
-	switch {
-	case len(extra) == 0 && entry == nil:
-		return doc, nil
-	case len(extra) == len(plugins):
-		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrOnlyPlugin)
-	case entry == nil:
-		return verified(path, list, doc, remove(doc, plugins, extra), nil, len(list.Entries)-len(extra))
-	}
-	if err := checkEntry(entry, list.Network, list.CNIVersion); err != nil {
-		return nil, fmt.Errorf("the plugin entry for %s: %w", policy.Printable(path), err)
-	}
-	return verified(path, list, doc, insert(doc, plugins, entry), entry, 1)
-}
-
-// verified returns the new text of a list unless something else than the plugin entries differs
-// from the text before, or an entry is not the given one. Without a given entry, those left stay.
-func verified(path string, before config.Conflist, was, now, entry []byte, entries int) ([]byte, error) {
-	after, err := parse(path, now)
-	if err == nil {
-		var around, others, aroundNow, othersNow any
-		if around, others, err = withoutEntries(before, was); err == nil {
-			aroundNow, othersNow, err = withoutEntries(after, now)
-		}
-		if err == nil && (len(after.Entries) != entries || !reflect.DeepEqual(around, aroundNow) || !reflect.DeepEqual(others, othersNow)) {
-			err = errors.New("the new text differs in more than the plugin entry")
-		}
-	}
-	if err == nil && entry != nil {
-		var want, have any
-		err = errors.Join(decode(entry, &want), decode(after.Plugins[after.Entries[0].Index], &have))
-		if err == nil && !reflect.DeepEqual(want, have) {
-			err = errors.New("the new text has another plugin entry than the one to be inserted")
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("edit %s: %w", policy.Printable(path), err)
-	}
 	return now, nil
 }
 
-// withoutEntries returns what a list's text has around its plugins, and the plugins of others.
-func withoutEntries(list config.Conflist, doc []byte) (around, others any, err error) {
-	var all map[string]any
-	if err := decode(doc, &all); err != nil {
-		return nil, nil, err
+// verify returns an error unless a new text of a list differs from the list in the plugin entries
+// alone, and has the given one, or none if that is nil.
+func verify(before config.Conflist, now, entry []byte) error {
+	after, err := parse(before.File, now)
+	if err != nil {
+		return fmt.Errorf("the new text: %w", err)
 	}
-	plugins, _ := all["plugins"].([]any)
-	delete(all, "plugins")
-	if len(plugins) != len(list.Types) {
-		return nil, nil, errors.New("plugins: is ambiguous; write the key once")
+	was, _ := divide(before)
+	is, entries := divide(after)
+	if !reflect.DeepEqual(was, is) || entries != compact(entry) {
+		return errors.New("the new text differs in more than the plugin entry")
 	}
-	kept := []any{}
-	for i, p := range plugins {
-		if list.Types[i] != config.PluginType {
-			kept = append(kept, p)
-		}
-	}
-	return all, kept, nil
+	return nil
 }
 
-// decode decodes JSON and keeps numbers as they are written.
-func decode(doc []byte, into any) error {
-	d := json.NewDecoder(bytes.NewReader(doc))
-	d.UseNumber()
-	return d.Decode(into)
+// divide returns the values of a list, with the plugins of others only, and its plugin entries.
+func divide(list config.Conflist) (values map[string]json.RawMessage, entries string) {
+	_ = json.Unmarshal(list.Doc, &values) // it is parsed already
+	delete(values, "plugins")
+	for i, plugin := range list.Plugins {
+		if list.Types[i] == config.PluginType {
+			entries += compact(plugin)
+		} else {
+			values["plugins"] = append(values["plugins"], plugin...)
+		}
+	}
+	return values, entries
+}
+
+// compact returns JSON without white space.
+func compact(value []byte) string {
+	var b bytes.Buffer
+	_ = json.Compact(&b, value) // nil, or part of what is parsed already
+	return b.String()
 }
 
 // parse parses the text of a file as the runtime that loads it.
@@ -179,36 +158,29 @@ type span struct{ from, to int }
 
 // pluginSpans returns where the items of the list "plugins" stand. Of a key that comes twice the last
 // counts, as for libcni.
-func pluginSpans(doc []byte) ([]span, error) {
-	var plugins []span
+func pluginSpans(doc []byte) (plugins []span, err error) {
 	members := json.NewDecoder(bytes.NewReader(doc))
-	if _, err := members.Token(); err != nil { // the opening brace
-		return nil, err
-	}
-	for members.More() {
-		key, err := members.Token()
+	_, err = members.Token() // the opening brace
+	for err == nil && members.More() {
+		var key json.Token
 		var value json.RawMessage
-		if err = errors.Join(err, members.Decode(&value)); err != nil {
-			return nil, err
+		if key, err = members.Token(); err == nil {
+			err = members.Decode(&value)
 		}
-		if key != "plugins" || value[0] != '[' {
+		if err != nil || key != "plugins" || value[0] != '[' {
 			continue
 		}
 		plugins = nil
 		start := int(members.InputOffset()) - len(value)
 		items := json.NewDecoder(bytes.NewReader(value))
-		_, err = items.Token()
-		for err == nil && items.More() {
+		for _, err = items.Token(); err == nil && items.More(); {
 			var item json.RawMessage
 			err = items.Decode(&item)
 			end := start + int(items.InputOffset())
 			plugins = append(plugins, span{end - len(item), end})
 		}
-		if err != nil {
-			return nil, err
-		}
 	}
-	return plugins, nil
+	return plugins, err
 }
 
 // insert inserts an entry behind the last plugin, with what separates the last two plugins. The
@@ -248,18 +220,6 @@ func remove(doc []byte, plugins []span, gone []int) []byte {
 	return append(now, doc[at:]...)
 }
 
-// loadable returns why no runtime would load a text from a file of that name.
-func loadable(path string, doc []byte) error {
-	list, err := parse(path, doc)
-	if err == nil && len(list.Types) == 0 {
-		err = fmt.Errorf("%s: %w", policy.Printable(path), ErrElsewhere)
-	}
-	if err != nil {
-		return fmt.Errorf("the new text: %w", err)
-	}
-	return nil
-}
-
 // listOf returns the text of a list of a single plugin's configuration and the plugin entry. The list
 // gets the configuration's name and CNI version, which the configuration keeps, as in libcni's
 // ConfListFromConf.
@@ -286,17 +246,14 @@ func listOf(path string, doc, entry []byte) ([]byte, error) {
 
 // entryOf returns the plugin entry of a generated list, nil if it has none, and whether the list still
 // has the text of the configuration that it was made of.
-func entryOf(list config.Conflist, conf []byte) (entry []byte, current bool, err error) {
-	spans, err := pluginSpans(list.Doc)
-	for i, s := range spans {
-		text := list.Doc[s.from:s.to]
-		isEntry := slices.ContainsFunc(list.Entries, func(e config.ConflistEntry) bool { return e.Index == i })
+func entryOf(list config.Conflist, conf []byte) (entry []byte, current bool) {
+	for i, plugin := range list.Plugins {
 		switch {
-		case !isEntry:
-			current = bytes.Equal(text, bytes.TrimSpace(conf))
+		case list.Types[i] != config.PluginType:
+			current = bytes.Equal(plugin, bytes.TrimSpace(conf))
 		case entry == nil:
-			entry = text
+			entry = plugin
 		}
 	}
-	return entry, current, err
+	return entry, current
 }

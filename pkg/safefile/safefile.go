@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,8 +28,10 @@ const (
 	TempSuffix = ".tmp"
 )
 
-// ErrIrregular says that a file is a directory, a FIFO, a socket or a device.
+// ErrIrregular says that a file is a directory, a FIFO, a socket, a device, or a symlink to nothing.
 var ErrIrregular = errors.New("not a regular file")
+
+var errDangling = fmt.Errorf("%w: it is a symlink to what is not there; in a container, mount the directory it points to as well", ErrIrregular)
 
 // Dir is an open directory that is locked.
 type Dir struct {
@@ -110,6 +113,11 @@ func ReadFile(path string, limit int) ([]byte, fs.FileInfo, error) {
 	if errors.Is(err, unix.ENXIO) { // a socket
 		return nil, nil, Error("read", path, ErrIrregular)
 	}
+	if errors.Is(err, fs.ErrNotExist) {
+		if link, e := os.Lstat(path); e == nil && link.Mode().Type() == fs.ModeSymlink {
+			err = errDangling
+		}
+	}
 	if err != nil {
 		return nil, nil, Error("open", path, err)
 	}
@@ -129,6 +137,18 @@ func ReadFile(path string, limit int) ([]byte, fs.FileInfo, error) {
 		return nil, nil, fmt.Errorf("read %s: larger than %d KiB", policy.Printable(path), limit>>10)
 	}
 	return data, info, nil
+}
+
+// Owner returns the user and the group of a file.
+func Owner(info fs.FileInfo) (uid, gid int) {
+	s := info.Sys().(*syscall.Stat_t) //nolint:errcheck // Linux has no other type
+	return int(s.Uid), int(s.Gid)
+}
+
+// IsOwn reports whether a file belongs to this process's user.
+func IsOwn(info fs.FileInfo) bool {
+	uid, _ := Owner(info)
+	return uid == os.Geteuid()
 }
 
 // TempName returns a name with the prefix that no other file has.

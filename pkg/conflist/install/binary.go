@@ -117,7 +117,7 @@ func isInstalled(dir *safefile.Dir, data []byte) (bool, error) {
 		return false, fmt.Errorf("%s is a symlink to another program, which ip-masq did not create; "+
 			"remove the link, or keep it and use that program", policy.Printable(path))
 	}
-	return same && (isLink || info.Mode() == binMode && isOwn(info)), nil
+	return same && (isLink || info.Mode() == binMode && safefile.IsOwn(info)), nil
 }
 
 // remove removes the plugin from a directory and returns its path, "" if there was none. A file of its
@@ -153,12 +153,6 @@ const binMode = 0o755
 func readBinary(path string) ([]byte, fs.FileInfo, error) {
 	const limit = 256 << 20
 	return safefile.ReadFile(path, limit)
-}
-
-// isOwn reports whether a file belongs to this process's user.
-func isOwn(info fs.FileInfo) bool {
-	s, ok := info.Sys().(*syscall.Stat_t)
-	return ok && int(s.Uid) == os.Geteuid()
 }
 
 // lockDir locks a plugin directory: another process of ip-masq may copy a binary there and run it.

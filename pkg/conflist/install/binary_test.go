@@ -153,7 +153,7 @@ func TestCopy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if info.Mode() != 0o755 || !isOwn(info) || content(t, path) != plugin("v2") {
+			if info.Mode() != 0o755 || !safefile.IsOwn(info) || content(t, path) != plugin("v2") {
 				t.Errorf("is there with mode %v:\n%s", info.Mode(), content(t, path))
 			}
 			only(t, dir, "bridge", "ip-masq")
