@@ -41,15 +41,15 @@ type agentCase struct {
 	// destinations are those that the agent's documentation says are left alone.
 	destinations string
 	// more are flags that the agent does not know.
-	more []string
+	extraFlags []string
 }
 
-// TestWhatAgentsRefuse: what neither of the agents takes we do not take either,
+// TestInvalidAgentFiles: what neither of the agents takes we do not take either,
 // and say where it stands; nor do we take the null of which one of them makes a
 // default. Nothing is made of it, as by the agents when they start.
-func TestWhatAgentsRefuse(t *testing.T) {
+func TestInvalidAgentFiles(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[1])
+	n := newNode(t, backends()[1])
 	for i, c := range []struct {
 		name, text string
 		says       []string
@@ -69,7 +69,7 @@ func TestWhatAgentsRefuse(t *testing.T) {
 	} {
 		for _, dialect := range []string{"v1", "v2"} {
 			t.Run(c.name+" "+dialect, func(t *testing.T) {
-				dir := agentCase{files: one(c.text)}.place(t, n, 2*i)
+				dir := agentCase{files: singleFile(c.text)}.writeFiles(t, n, 2*i)
 				_, stderr, code := n.reconciler(t, "once", "--agent-config-dir", dir, "--agent-dialect", dialect)
 				if code != 1 {
 					t.Errorf("exit code %d, want 1", code)
@@ -79,17 +79,17 @@ func TestWhatAgentsRefuse(t *testing.T) {
 						t.Errorf("does not say %q:\n%s", says, stderr)
 					}
 				}
-				n.gone(t, "IP-MASQ-AGENT")
+				n.wantNoChain(t, "IP-MASQ-AGENT")
 			})
 		}
 	}
 }
 
 // one is the file of ip-masq-agent.
-func one(text string) map[string]string { return map[string]string{"ip-masq-agent": text} }
+func singleFile(text string) map[string]string { return map[string]string{"ip-masq-agent": text} }
 
 // empty is a directory without files, as an optional ConfigMap is that is absent.
-func empty() map[string]string { return map[string]string{} }
+func noFiles() map[string]string { return map[string]string{} }
 
 // What the agents' documentation calls the defaults and the reserved ranges.
 const (
@@ -99,50 +99,50 @@ const (
 )
 
 // firstAgentCases are those of ip-masq-agent.
-func firstAgentCases() []agentCase {
+func agentV1Cases() []agentCase {
 	const usual = linkLocal + " " + defaultRanges
 	cases := []agentCase{
-		{name: "defaults", files: empty(), destinations: usual},
+		{name: "defaults", files: noFiles(), destinations: usual},
 		{name: "no directory", destinations: usual},
-		{name: "reserved ranges", flags: []string{"--nomasq-all-reserved-ranges"}, files: empty(), destinations: linkLocal + " " + allReserved},
+		{name: "reserved ranges", flags: []string{"--nomasq-all-reserved-ranges"}, files: noFiles(), destinations: linkLocal + " " + allReserved},
 		{name: "reserved ranges and a file without a list", flags: []string{"-nomasq-all-reserved-ranges=true"},
-			files: one("resyncInterval: 5m\n"), destinations: linkLocal + " " + allReserved},
+			files: singleFile("resyncInterval: 5m\n"), destinations: linkLocal + " " + allReserved},
 		{name: "a list in place of the reserved ranges", flags: []string{"--nomasq-all-reserved-ranges"},
-			files: one("nonMasqueradeCIDRs: [192.168.0.0/16]\n"), destinations: linkLocal + " 192.168.0.0/16"},
-		{name: "only link-local", files: one("masqLinkLocal: true\n"), destinations: defaultRanges},
-		{name: "explicit empty list", files: one("nonMasqueradeCIDRs: []\n"), destinations: linkLocal},
-		{name: "nothing at all", files: one("nonMasqueradeCIDRs: []\nmasqLinkLocal: true\n"), destinations: ""},
-		{name: "null for a list", files: one("nonMasqueradeCIDRs:\n"), destinations: linkLocal},
+			files: singleFile("nonMasqueradeCIDRs: [192.168.0.0/16]\n"), destinations: linkLocal + " 192.168.0.0/16"},
+		{name: "only link-local", files: singleFile("masqLinkLocal: true\n"), destinations: defaultRanges},
+		{name: "explicit empty list", files: singleFile("nonMasqueradeCIDRs: []\n"), destinations: linkLocal},
+		{name: "nothing at all", files: singleFile("nonMasqueradeCIDRs: []\nmasqLinkLocal: true\n"), destinations: ""},
+		{name: "null for a list", files: singleFile("nonMasqueradeCIDRs:\n"), destinations: linkLocal},
 		{name: "written order", destinations: "172.16.0.0/12 10.0.0.0/8",
-			files: one("nonMasqueradeCIDRs:\n  - 172.16.0.0/12\n  - 10.0.0.0/8\ncidrLimit: 64\nmasqLinkLocal: true\nresyncInterval: 5s\n")},
+			files: singleFile("nonMasqueradeCIDRs:\n  - 172.16.0.0/12\n  - 10.0.0.0/8\ncidrLimit: 64\nmasqLinkLocal: true\nresyncInterval: 5s\n")},
 		{name: "prefixes within one another", destinations: linkLocal + " 10.0.0.0/8 10.1.0.0/16 8.8.8.8/32 10.1.2.0/24",
-			files: one("nonMasqueradeCIDRs: [10.0.0.0/8, 10.1.0.0/16, 8.8.8.8/32, 10.1.2.0/24]\n")},
-		{name: "everything", files: one("nonMasqueradeCIDRs: [0.0.0.0/0]\n"), destinations: linkLocal + " 0.0.0.0/0"},
+			files: singleFile("nonMasqueradeCIDRs: [10.0.0.0/8, 10.1.0.0/16, 8.8.8.8/32, 10.1.2.0/24]\n")},
+		{name: "everything", files: singleFile("nonMasqueradeCIDRs: [0.0.0.0/0]\n"), destinations: linkLocal + " 0.0.0.0/0"},
 		{name: "JSON", destinations: "172.16.0.0/12 10.0.0.0/8",
-			files: one(`{"nonMasqueradeCIDRs": ["172.16.0.0/12", "10.0.0.0/8"], "masqLinkLocal": true, "resyncInterval": "\u0035\u006d"}`)},
-		{name: "keys in another letter case", files: one("NONMASQUERADECIDRS: [100.64.0.0/10]\nmasqlinklocal: true\n"), destinations: "100.64.0.0/10"},
-		{name: "keys that nobody knows", files: one("nonMasqueradeCIDRs: [100.64.0.0/10]\nnonMasqueradeCidr: 10.0.0.0/8\nmtu: 1500\n"),
+			files: singleFile(`{"nonMasqueradeCIDRs": ["172.16.0.0/12", "10.0.0.0/8"], "masqLinkLocal": true, "resyncInterval": "\u0035\u006d"}`)},
+		{name: "keys in another letter case", files: singleFile("NONMASQUERADECIDRS: [100.64.0.0/10]\nmasqlinklocal: true\n"), destinations: "100.64.0.0/10"},
+		{name: "keys that nobody knows", files: singleFile("nonMasqueradeCIDRs: [100.64.0.0/10]\nnonMasqueradeCidr: 10.0.0.0/8\nmtu: 1500\n"),
 			destinations: linkLocal + " 100.64.0.0/10"},
-		{name: "empty file", files: one(""), destinations: usual},
-		{name: "nothing but a comment", files: one("# nonMasqueradeCIDRs: []\n"), destinations: usual},
+		{name: "empty file", files: singleFile(""), destinations: usual},
+		{name: "nothing but a comment", files: singleFile("# nonMasqueradeCIDRs: []\n"), destinations: usual},
 		{name: "a file of another name", files: map[string]string{"config": "nonMasqueradeCIDRs: []\n"}, destinations: usual},
-		{name: "more prefixes than usual", files: one("cidrLimit: 300\nnonMasqueradeCIDRs: [" + strings.Join(manyPrefixes(300), ", ") + "]\n"),
+		{name: "more prefixes than usual", files: singleFile("cidrLimit: 300\nnonMasqueradeCIDRs: [" + strings.Join(manyPrefixes(300), ", ") + "]\n"),
 			destinations: linkLocal + " " + strings.Join(manyPrefixes(300), " ")},
-		{name: "IPv6 on", flags: []string{"--enable-ipv6"}, files: empty(), destinations: usual + " fe80::/10"},
-		{name: "IPv6 prefixes", flags: []string{"-enable-ipv6"}, files: one("nonMasqueradeCIDRs: [10.244.0.0/16, 'fc00::/7', 172.16.0.0/12, '2001:db8::/32']\n"),
+		{name: "IPv6 on", flags: []string{"--enable-ipv6"}, files: noFiles(), destinations: usual + " fe80::/10"},
+		{name: "IPv6 prefixes", flags: []string{"-enable-ipv6"}, files: singleFile("nonMasqueradeCIDRs: [10.244.0.0/16, 'fc00::/7', 172.16.0.0/12, '2001:db8::/32']\n"),
 			destinations: linkLocal + " 10.244.0.0/16 172.16.0.0/12 fe80::/10 fc00::/7 2001:db8::/32"},
-		{name: "only link-local of IPv6", flags: []string{"--enable-ipv6=true"}, files: one("masqLinkLocalIPv6: true\n"), destinations: usual},
-		{name: "nothing at all of IPv6", flags: []string{"--enable-ipv6"}, files: one("masqLinkLocalIPv6: true\nnonMasqueradeCIDRs: ['::/0']\n"),
+		{name: "only link-local of IPv6", flags: []string{"--enable-ipv6=true"}, files: singleFile("masqLinkLocalIPv6: true\n"), destinations: usual},
+		{name: "nothing at all of IPv6", flags: []string{"--enable-ipv6"}, files: singleFile("masqLinkLocalIPv6: true\nnonMasqueradeCIDRs: ['::/0']\n"),
 			destinations: linkLocal + " ::/0"},
-		{name: "random-fully off", flags: []string{"--random-fully=false"}, files: empty(), destinations: usual},
-		{name: "another chain", flags: []string{"-masq-chain", "MASQUERADE-HERE"}, files: empty(), destinations: usual},
+		{name: "random-fully off", flags: []string{"--random-fully=false"}, files: noFiles(), destinations: usual},
+		{name: "another chain", flags: []string{"-masq-chain", "MASQUERADE-HERE"}, files: noFiles(), destinations: usual},
 	}
 	for _, ports := range []string{
 		"1024-29999", "1024-29999,32768-65535", "1024-29999,32768-49151,61000-65535",
 		"1024,65535", "2000", "61000-65535,1024-29999,40000", "1-65535",
 	} {
 		for _, random := range []string{"true", "false"} {
-			cases = append(cases, agentCase{name: "to-ports " + ports + " random-fully " + random, files: empty(),
+			cases = append(cases, agentCase{name: "to-ports " + ports + " random-fully " + random, files: noFiles(),
 				flags: []string{"--to-ports", ports, "--enable-ipv6", "--random-fully=" + random}, destinations: usual + " fe80::/10"})
 		}
 	}
@@ -150,12 +150,12 @@ func firstAgentCases() []agentCase {
 }
 
 // secondAgentCases are those of ip-masq-agent-v2.
-func secondAgentCases() []agentCase {
+func agentV2Cases() []agentCase {
 	const usual = linkLocal + " " + defaultRanges
 	cloud := "nonMasqueradeCIDRs:\n  - 155.128.0.0/9\n  - 10.0.0.0/8\nmasqLinkLocal: false\n"
 	return []agentCase{
-		{name: "defaults", files: empty(), destinations: usual},
-		{name: "reserved ranges", flags: []string{"-nomasq-all-reserved-ranges"}, files: empty(), destinations: linkLocal + " " + allReserved},
+		{name: "defaults", files: noFiles(), destinations: usual},
+		{name: "reserved ranges", flags: []string{"-nomasq-all-reserved-ranges"}, files: noFiles(), destinations: linkLocal + " " + allReserved},
 		{name: "reserved ranges and a file", flags: []string{"--nomasq-all-reserved-ranges"},
 			files: map[string]string{"ip-masq-agent": "masqLinkLocalIPv6: true\n"}, destinations: linkLocal},
 		{name: "only link-local", files: map[string]string{"ip-masq-config-0": "masqLinkLocal: true\n"}, destinations: ""},
@@ -180,8 +180,8 @@ func secondAgentCases() []agentCase {
 				"bad-prefix-config-1": `{"nonMasqueradeCIDRs": ["4.4.0.0/8", "6.7.0.0/16"], "masqLinkLocal": true, "masqLinkLocalIPv6": true}`}},
 		{name: "no right prefix", destinations: usual,
 			files: map[string]string{"bad-prefix-config-0": `{"nonMasqueradeCIDRs": ["225.255.240.0/20"]}`, "IP-MASQ-AGENT": "{*"}},
-		{name: "another chain", flags: []string{"--masq-chain=OTHER_2"}, files: empty(), destinations: usual},
-		{name: "random-fully off", files: empty(), destinations: usual, more: []string{"--random-fully=false"}},
+		{name: "another chain", flags: []string{"--masq-chain=OTHER_2"}, files: noFiles(), destinations: usual},
+		{name: "random-fully off", files: noFiles(), destinations: usual, extraFlags: []string{"--random-fully=false"}},
 	}
 }
 
@@ -198,29 +198,29 @@ func manyPrefixes(count int) []string {
 // made of the same files and flags.
 func TestAgentCases(t *testing.T) {
 	t.Parallel()
-	for _, f := range forms()[1:] {
+	for _, f := range backends()[1:] {
 		for _, dialect := range []string{"v1", "v2"} {
 			t.Run(f.name+" "+dialect, func(t *testing.T) {
 				theirs, ours := newNode(t, f), newNode(t, f)
-				cases := firstAgentCases()
+				cases := agentV1Cases()
 				if dialect == "v2" {
-					cases = secondAgentCases()
+					cases = agentV2Cases()
 				}
 				want := map[string]chainRules{}
 				for i, c := range cases {
 					t.Run(c.name, func(t *testing.T) {
-						dir := c.place(t, ours, i)
+						dir := c.writeFiles(t, ours, i)
 						a := readAsAgent(t, dialect, dir, c.flags)
 						a.write(t, theirs)
 						want[c.name] = theirs.chainRules(t, a.chain)
 						wantDestinations(t, c, want[c.name])
-						if a.second && c.more == nil {
+						if a.second && c.extraFlags == nil {
 							want[c.name].randomly() // which that agent has no flag for
 						}
-						ours.once(t, dialect, dir, c)
-						sameRules(t, want[c.name], ours.chainRules(t, a.chain))
-						theirs.wipe(t)
-						ours.wipe(t)
+						ours.onceWithAgentFiles(t, dialect, dir, c)
+						wantSameRules(t, want[c.name], ours.chainRules(t, a.chain))
+						theirs.removeRulesAndState(t)
+						ours.removeRulesAndState(t)
 					})
 				}
 				// From one to the next, as ConfigMaps and DaemonSets are edited.
@@ -229,9 +229,9 @@ func TestAgentCases(t *testing.T) {
 						continue // TestMissingAgentDirectory: what is stored stays
 					}
 					t.Run("changed to "+c.name, func(t *testing.T) {
-						dir := c.place(t, ours, i)
-						ours.once(t, dialect, dir, c)
-						sameRules(t, want[c.name], ours.chainRules(t, readAsAgent(t, dialect, dir, c.flags).chain))
+						dir := c.writeFiles(t, ours, i)
+						ours.onceWithAgentFiles(t, dialect, dir, c)
+						wantSameRules(t, want[c.name], ours.chainRules(t, readAsAgent(t, dialect, dir, c.flags).chain))
 					})
 				}
 			})
@@ -240,7 +240,7 @@ func TestAgentCases(t *testing.T) {
 }
 
 // place writes the files of a case, and returns their directory.
-func (c agentCase) place(t *testing.T, n *node, nth int) string {
+func (c agentCase) writeFiles(t *testing.T, n *node, nth int) string {
 	t.Helper()
 	dir := filepath.Join(n.dir, fmt.Sprint("config", nth))
 	if c.files == nil {
@@ -258,9 +258,9 @@ func (c agentCase) place(t *testing.T, n *node, nth int) string {
 }
 
 // once makes one pass with the files and flags of a case.
-func (n *node) once(t *testing.T, dialect, dir string, c agentCase) {
+func (n *node) onceWithAgentFiles(t *testing.T, dialect, dir string, c agentCase) {
 	t.Helper()
-	args := slices.Concat([]string{"once"}, c.flags, c.more, []string{"--agent-config-dir", dir, "--agent-dialect", dialect})
+	args := slices.Concat([]string{"once"}, c.flags, c.extraFlags, []string{"--agent-config-dir", dir, "--agent-dialect", dialect})
 	if stdout, stderr, code := n.reconciler(t, args...); code != 0 {
 		t.Fatalf("%q: exit code %d\n%s%s", args, code, stdout, stderr)
 	}
@@ -290,7 +290,7 @@ func wantDestinations(t *testing.T, c agentCase, rules chainRules) {
 }
 
 // sameRules compares what two nodes have.
-func sameRules(t *testing.T, want, got chainRules) {
+func wantSameRules(t *testing.T, want, got chainRules) {
 	t.Helper()
 	nearly := cmp.Comparer(func(a, b float64) bool { return math.Abs(a-b) <= 1e-6 })
 	if d := cmp.Diff(want, got, nearly, cmp.AllowUnexported(familyRules{}, chainRule{})); d != "" {

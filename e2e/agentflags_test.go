@@ -42,30 +42,30 @@ func daemonSets() []daemonSet {
 	}
 }
 
-// TestAgentsDaemonSet starts the reconciler with the args of an agent's
+// TestAgentDaemonSetFlags starts the reconciler with the args of an agent's
 // DaemonSet, as it is after the image is another: no command, and the flags in
 // the agents' spelling. The rules are the agent's.
-func TestAgentsDaemonSet(t *testing.T) {
+func TestAgentDaemonSetFlags(t *testing.T) {
 	t.Parallel()
-	for _, f := range forms()[1:] {
+	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			theirs, ours := newNode(t, f), newNode(t, f)
 			for i, c := range daemonSets() {
-				for what, files := range map[string]map[string]string{"no files": empty(), "a file": one("masqLinkLocal: true\nnonMasqueradeCIDRs: [10.9.0.0/16]\n")} {
+				for what, files := range map[string]map[string]string{"no files": noFiles(), "a file": singleFile("masqLinkLocal: true\nnonMasqueradeCIDRs: [10.9.0.0/16]\n")} {
 					t.Run(c.name+" and "+what, func(t *testing.T) {
 						at := 2 * i
 						if len(files) > 0 {
 							at++
 						}
-						dir := agentCase{files: files}.place(t, ours, at)
+						dir := agentCase{files: files}.writeFiles(t, ours, at)
 						a := readAsAgent(t, c.dialect, dir, c.args)
 						a.write(t, theirs)
 						want := theirs.chainRules(t, a.chain)
 						if a.second {
 							want.randomly() // which that agent has no flag for
 						}
-						log := ours.replaceAgent(t, slices.Concat([]string{"--agent-config-dir", dir, "--agent-dialect", c.dialect}, c.args))
-						sameRules(t, want, ours.chainRules(t, a.chain))
+						log := ours.runWithAgentFlags(t, slices.Concat([]string{"--agent-config-dir", dir, "--agent-dialect", c.dialect}, c.args))
+						wantSameRules(t, want, ours.chainRules(t, a.chain))
 						var warned []string
 						for line := range strings.Lines(log) {
 							if _, flag, found := strings.Cut(line, "flag=--"); found {
@@ -80,8 +80,8 @@ func TestAgentsDaemonSet(t *testing.T) {
 						if told := strings.Contains(log, "msg=sync"); told != c.verbose {
 							t.Errorf("it tells of each pass: %v, want %v:\n%s", told, c.verbose, log)
 						}
-						theirs.wipe(t)
-						ours.wipe(t)
+						theirs.removeRulesAndState(t)
+						ours.removeRulesAndState(t)
 					})
 				}
 			}
@@ -91,7 +91,7 @@ func TestAgentsDaemonSet(t *testing.T) {
 
 // replaceAgent runs the reconciler with nothing but args until it is ready, by
 // its usual address, and ends it. It returns the log.
-func (n *node) replaceAgent(t *testing.T, args []string) string {
+func (n *node) runWithAgentFlags(t *testing.T, args []string) string {
 	t.Helper()
 	ctx, kill := context.WithCancel(t.Context())
 	defer kill()
@@ -122,15 +122,15 @@ func (n *node) replaceAgent(t *testing.T, args []string) string {
 // them, and a duration. iptables-legacy has no events, so there it shows.
 func TestResyncInterval(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[2])
+	n := newNode(t, backends()[2])
 	for _, c := range []struct {
 		arg    string
 		within time.Duration // 0: not for as long as the test waits
 	}{{"--resync-interval=1", time.Second}, {"-resync-interval=1s", time.Second}, {"--resync-interval=2000ms", 2 * time.Second}, {"--resync-interval=60", 0}} {
 		t.Run(c.arg, func(t *testing.T) {
-			dir := agentCase{files: empty()}.place(t, n, 0)
+			dir := agentCase{files: noFiles()}.writeFiles(t, n, 0)
 			d := n.startReconciler(t, append(n.agentArgs(dir), c.arg)...)
-			d.soonReady(t)
+			d.eventuallyReady(t)
 			// Once more when it has begun to listen to events.
 			d.within(t, time.Second, "second pass", func() bool { return d.metric(t, "reconciles_total") >= 2 })
 			n.flush(t)
@@ -149,9 +149,9 @@ func TestResyncInterval(t *testing.T) {
 		})
 	}
 	t.Run("of a file", func(t *testing.T) {
-		dir := agentCase{files: one("resyncInterval: 1s\n")}.place(t, n, 1)
+		dir := agentCase{files: singleFile("resyncInterval: 1s\n")}.writeFiles(t, n, 1)
 		d := n.startReconciler(t, append(n.agentArgs(dir), "--resync-interval=60")...)
-		d.soonReady(t)
+		d.eventuallyReady(t)
 		n.flush(t)
 		d.within(t, 2*time.Second, "repair", func() bool { ipv4, _ := n.jumps(t, "IP-MASQ-AGENT"); return len(ipv4) == 1 })
 	})

@@ -18,7 +18,7 @@ import (
 
 // both makes a directory with the programs of both variants by their own names,
 // and plain names for the given one, and returns it as a PATH.
-func (n *node) both(t *testing.T, plain string) string {
+func (n *node) linkBothVariants(t *testing.T, plain string) string {
 	t.Helper()
 	dir := filepath.Join(n.dir, "both-"+plain)
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -47,7 +47,7 @@ func (n *node) both(t *testing.T, plain string) string {
 }
 
 // owned is what the record says that we own, as chain backend variant.
-func (n *node) owned(t *testing.T) []string {
+func (n *node) ownedChains(t *testing.T) []string {
 	t.Helper()
 	var all []string
 	for _, o := range n.load(t).Record.Chains {
@@ -56,37 +56,37 @@ func (n *node) owned(t *testing.T) []string {
 	return all
 }
 
-func (n *node) wantOwned(t *testing.T, want ...string) {
+func (n *node) wantOwnedChains(t *testing.T, want ...string) {
 	t.Helper()
-	if d := cmp.Diff(want, n.owned(t)); d != "" {
+	if d := cmp.Diff(want, n.ownedChains(t)); d != "" {
 		t.Errorf("record: %s", d)
 	}
 }
 
-// TestChangeOfBackend: when backend, chain name or families change, what we had
+// TestBackendChange: when backend, chain name or families change, what we had
 // before goes once the new rules stand, and of others not a letter.
-func TestChangeOfBackend(t *testing.T) {
+func TestBackendChange(t *testing.T) {
 	t.Parallel()
-	for _, from := range forms() {
-		for _, to := range forms() {
-			if from.backend == to.backend {
+	for _, from := range backends() {
+		for _, to := range backends() {
+			if from.setting == to.setting {
 				continue
 			}
 			t.Run(from.name+" to "+to.name, func(t *testing.T) {
 				n := newNode(t, from)
-				n.thirdPartyRules(t)
-				others := n.others(t, "IP-MASQ-AGENT")
-				n.makeSure(t, n.conf(t, "podnet", object{"enableIPv6": true}))
-				n.path = n.both(t, to.variant)
-				conf := n.conf(t, "podnet", object{"enableIPv6": true, "backend": to.backend})
-				n.makeSure(t, conf).noWarnings(t)
-				kind := strings.TrimSpace(to.backend + " " + to.variant)
-				n.wantOwned(t, "IP-MASQ-AGENT ipv4 "+kind, "IP-MASQ-AGENT ipv6 "+kind)
+				n.addThirdPartyRules(t)
+				others := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
+				n.addAndCheck(t, n.conf(t, "podnet", object{"enableIPv6": true}))
+				n.path = n.linkBothVariants(t, to.variant)
+				conf := n.conf(t, "podnet", object{"enableIPv6": true, "backend": to.setting})
+				n.addAndCheck(t, conf).noWarnings(t)
+				kind := strings.TrimSpace(to.setting + " " + to.variant)
+				n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 "+kind, "IP-MASQ-AGENT ipv6 "+kind)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1) // of all forms together
-				if from.backend == "nftables" && strings.Contains(n.ruleset(t), "ip-masq {") {
+				if from.setting == "nftables" && strings.Contains(n.ruleset(t), "ip-masq {") {
 					t.Errorf("tables of ip-masq are left:\n%s", n.ruleset(t))
 				}
-				if d := cmp.Diff(others, n.others(t, "IP-MASQ-AGENT")); d != "" {
+				if d := cmp.Diff(others, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
 					t.Errorf("rules of others changed:\n%s", d)
 				}
 			})
@@ -94,47 +94,47 @@ func TestChangeOfBackend(t *testing.T) {
 	}
 }
 
-func TestChangeOfName(t *testing.T) {
+func TestChainNameChange(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		n.thirdPartyRules(t)
-		others := n.others(t, "OLD", "NEW")
-		kind := " " + strings.TrimSpace(n.form.backend+" "+n.form.variant)
-		n.makeSure(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "OLD"}))
-		n.makeSure(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "NEW"})).noWarnings(t)
-		n.gone(t, "OLD")
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.addThirdPartyRules(t)
+		others := n.thirdPartyRuleset(t, "OLD", "NEW")
+		kind := " " + strings.TrimSpace(n.backend.setting+" "+n.backend.variant)
+		n.addAndCheck(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "OLD"}))
+		n.addAndCheck(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "NEW"})).noWarnings(t)
+		n.wantNoChain(t, "OLD")
 		n.wantJumps(t, "NEW", 1, 1)
-		n.wantOwned(t, "NEW ipv4"+kind, "NEW ipv6"+kind)
+		n.wantOwnedChains(t, "NEW ipv4"+kind, "NEW ipv6"+kind)
 		// IPv6 is given up, and then the sources that another chain is for.
-		n.makeSure(t, n.conf(t, "podnet", object{"masqChain": "NEW"})).noWarnings(t)
+		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "NEW"})).noWarnings(t)
 		n.wantJumps(t, "NEW", 1, 0)
-		n.wantOwned(t, "NEW ipv4"+kind)
-		n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "OLD", "sourceCIDRs": []string{"10.2.0.0/16", "10.3.0.0/16"}})).noWarnings(t)
+		n.wantOwnedChains(t, "NEW ipv4"+kind)
+		n.addAndCheck(t, n.conf(t, "othernet", object{"masqChain": "OLD", "sourceCIDRs": []string{"10.2.0.0/16", "10.3.0.0/16"}})).noWarnings(t)
 		n.wantJumps(t, "NEW", 1, 0)
-		if n.form.variant != "" { // a jump for each source; nftables has a set of them
+		if n.backend.variant != "" { // a jump for each source; nftables has a set of them
 			n.wantJumps(t, "OLD", 2, 0)
 		}
-		n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "NEW"})).noWarnings(t)
-		n.gone(t, "OLD")
+		n.addAndCheck(t, n.conf(t, "othernet", object{"masqChain": "NEW"})).noWarnings(t)
+		n.wantNoChain(t, "OLD")
 		n.wantJumps(t, "NEW", 1, 0)
-		if d := cmp.Diff(others, n.others(t, "OLD", "NEW")); d != "" {
+		if d := cmp.Diff(others, n.thirdPartyRuleset(t, "OLD", "NEW")); d != "" {
 			t.Errorf("rules of others changed:\n%s", d)
 		}
 	})
 }
 
-// TestStuckLeftovers: what cannot be removed makes no ADD fail, and is tried
+// TestUnremovableChain: what cannot be removed makes no ADD fail, and is tried
 // once.
-func TestStuckLeftovers(t *testing.T) {
+func TestUnremovableChain(t *testing.T) {
 	t.Parallel()
-	for _, from := range forms()[1:] {
+	for _, from := range backends()[1:] {
 		t.Run(from.name, func(t *testing.T) {
 			n := newNode(t, from)
-			n.makeSure(t, n.conf(t, "podnet", nil))
+			n.addAndCheck(t, n.conf(t, "podnet", nil))
 			n.path = "/nonexistent"
 			conf := n.conf(t, "podnet", object{"backend": "nftables"})
-			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, "remove chain IP-MASQ-AGENT (ipv4) from iptables ("+from.variant+")", "install iptables")
-			n.makeSure(t, conf).noWarnings(t)
+			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, "remove chain IP-MASQ-AGENT (ipv4) from iptables ("+from.variant+")", "install iptables")
+			n.addAndCheck(t, conf).noWarnings(t)
 			stuck := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.IPTables, Variant: from.variant, Stuck: true}
 			owned := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables}
 			if d := cmp.Diff([]store.OwnedChain{owned, stuck}, n.load(t).Record.Chains); d != "" {
@@ -142,7 +142,7 @@ func TestStuckLeftovers(t *testing.T) {
 			}
 			n.wantJumps(t, "IP-MASQ-AGENT", 2, 0)
 			generation := n.generation(t)
-			n.makeSure(t, conf).noWarnings(t)
+			n.addAndCheck(t, conf).noWarnings(t)
 			if now := n.generation(t); now != generation {
 				t.Errorf("generation moved from %d to %d", generation, now)
 			}
@@ -151,14 +151,14 @@ func TestStuckLeftovers(t *testing.T) {
 }
 
 // auto is a situation in which backend auto has to choose.
-type auto struct {
-	name    string
-	prepare func(t *testing.T, n *node)
-	plain   string // the variant of the program called iptables; "-": PATH has no programs
-	want    string
+type autoCase struct {
+	name         string
+	prepare      func(t *testing.T, n *node)
+	plainVariant string // the variant of the program called iptables; "-": PATH has no programs
+	want         string
 }
 
-func autos() []auto {
+func autoCases() []autoCase {
 	hint := func(variant, chain string) func(*testing.T, *node) {
 		return func(t *testing.T, n *node) {
 			n.feed(t, "*mangle\n:"+chain+" - [0:0]\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
@@ -173,7 +173,7 @@ func autos() []auto {
 	ours := func(t *testing.T, n *node) {
 		n.feed(t, "table ip ip-masq { chain postrouting { type nat hook postrouting priority 101; }; chain masq-IP-MASQ-AGENT {}; }", "nft", "-f", "-")
 	}
-	return []auto{
+	return []autoCase{
 		{"no programs", nothing, "-", "nftables"},
 		{"plain iptables is nft", nothing, "nft", "iptables nft"},
 		{"plain iptables is legacy", nothing, "legacy", "iptables legacy"},
@@ -187,86 +187,86 @@ func autos() []auto {
 	}
 }
 
-func TestAuto(t *testing.T) {
+func TestBackendAuto(t *testing.T) {
 	t.Parallel()
-	for _, a := range autos() {
+	for _, a := range autoCases() {
 		t.Run(a.name, func(t *testing.T) {
-			n := newNode(t, forms()[0])
+			n := newNode(t, backends()[0])
 			a.prepare(t, n)
-			if a.plain != "-" {
-				n.path = n.both(t, a.plain)
+			if a.plainVariant != "-" {
+				n.path = n.linkBothVariants(t, a.plainVariant)
 			}
 			conf := n.conf(t, "podnet", object{"backend": "auto"})
-			n.makeSure(t, conf)
-			n.wantOwned(t, "IP-MASQ-AGENT ipv4 "+a.want)
+			n.addAndCheck(t, conf)
+			n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 "+a.want)
 			// What is chosen is recorded, and stays whatever is there later.
 			n.path = filepath.Join(n.dir, "bin") + ":/usr/sbin"
-			n.makeSure(t, n.conf(t, "podnet", object{"backend": nil})).noWarnings(t)
-			n.wantOwned(t, "IP-MASQ-AGENT ipv4 "+a.want)
+			n.addAndCheck(t, n.conf(t, "podnet", object{"backend": nil})).noWarnings(t)
+			n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 "+a.want)
 		})
 	}
 }
 
-// TestAutoChoosesAgain where what is recorded cannot be run any more, or cannot
+// TestBackendAutoChoosesAgain where what is recorded cannot be run any more, or cannot
 // do it from the start.
-func TestAutoChoosesAgain(t *testing.T) {
+func TestBackendAutoChoosesAgain(t *testing.T) {
 	t.Parallel()
-	for _, f := range forms()[1:] {
+	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
 			conf := n.conf(t, "podnet", object{"backend": nil})
-			n.makeSure(t, conf)
-			n.wantOwned(t, "IP-MASQ-AGENT ipv4 iptables "+f.variant)
+			n.addAndCheck(t, conf)
+			n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 iptables "+f.variant)
 			n.flush(t)
 			n.path = "/nonexistent"
-			n.makeSure(t, conf)
-			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0).noWarnings(t)
-			if owned := n.owned(t); len(owned) == 0 || owned[0] != "IP-MASQ-AGENT ipv4 nftables" {
+			n.addAndCheck(t, conf)
+			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0).noWarnings(t)
+			if owned := n.ownedChains(t); len(owned) == 0 || owned[0] != "IP-MASQ-AGENT ipv4 nftables" {
 				t.Errorf("record: %q", owned)
 			}
 		})
 	}
 	t.Run("iptables that fails", func(t *testing.T) {
-		n := newNode(t, forms()[0])
+		n := newNode(t, backends()[0])
 		for _, name := range []string{"iptables", "ip6tables"} {
 			script := "#!/bin/sh\n[ \"$1\" = --version ] && echo 'iptables v1.8.9 (nf_tables)' && exit\necho 'no xt modules here' >&2\nexit 1\n"
 			if err := os.WriteFile(filepath.Join(n.path, name), []byte(script), 0o755); err != nil {
 				t.Fatal(err)
 			}
 		}
-		n.makeSure(t, n.conf(t, "podnet", object{"backend": "auto"}))
-		n.wantOwned(t, "IP-MASQ-AGENT ipv4 nftables")
+		n.addAndCheck(t, n.conf(t, "podnet", object{"backend": "auto"}))
+		n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 nftables")
 	})
 	t.Run("iptables in a directory of others", func(t *testing.T) {
-		n := newNode(t, forms()[1])
+		n := newNode(t, backends()[1])
 		if err := os.Chmod(n.path, 0o777); err != nil {
 			t.Fatal(err)
 		}
-		n.makeSure(t, n.conf(t, "podnet", object{"backend": "auto"}))
-		n.wantOwned(t, "IP-MASQ-AGENT ipv4 nftables")
-		n.wipe(t)
-		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 100, "writable by others")
+		n.addAndCheck(t, n.conf(t, "podnet", object{"backend": "auto"}))
+		n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 nftables")
+		n.removeRulesAndState(t)
+		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 100, "writable by others")
 	})
 }
 
-// TestManyPrefixes: iptables has to walk through a list, and says so where it is
+// TestWarningForManyPrefixes: iptables has to walk through a list, and says so where it is
 // long and what helps; once, when it is written.
-func TestManyPrefixes(t *testing.T) {
+func TestWarningForManyPrefixes(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		for _, count := range []int{60, 70, 300} {
 			var cidrs []string
 			for i := range count {
 				cidrs = append(cidrs, fmt.Sprintf("10.%d.%d.0/25", i/256, i%256))
 			}
 			conf := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": cidrs, "cidrLimit": count})
-			a := n.makeSure(t, conf)
-			if count <= 64 || n.form.variant == "" {
+			a := n.addAndCheck(t, conf)
+			if count <= 64 || n.backend.variant == "" {
 				a.noWarnings(t)
 			} else {
 				a.want(t, 0, "chain IP-MASQ-AGENT has ", " prefixes, and iptables evaluates these rules one by one for each new connection", "nftables")
 			}
-			n.makeSure(t, conf).noWarnings(t)
+			n.addAndCheck(t, conf).noWarnings(t)
 		}
 	})
 }

@@ -19,7 +19,7 @@ import (
 // back; the node is not ready until the program is there.
 func TestUnwritableFamily(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[1])
+	n := newNode(t, backends()[1])
 	bin := filepath.Join(n.dir, "bin")
 	missing := map[string]string{}
 	for _, name := range []string{"ip6tables", "ip6tables-restore", "ip6tables-save"} {
@@ -31,43 +31,43 @@ func TestUnwritableFamily(t *testing.T) {
 	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
 	watcher := n.watchCommits(t)
 	d := n.startReconciler(t)
-	d.soonUnready(t, "the agent files", "ip6tables")
+	d.eventuallyUnready(t, "the agent files", "ip6tables")
 	const long = 3 * time.Second
 	time.Sleep(long)
 	if count := watcher.Count(); count > 0 {
-		t.Errorf("%d commits in %s: %s", count, long, watcher.by(0))
+		t.Errorf("%d commits in %s: %s", count, long, watcher.countByProgram(0))
 	}
 	if lines := strings.Count(d.log(), "level=ERROR"); lines != 1 {
 		t.Errorf("%d lines of log:\n%s", lines, d.log())
 	}
 	// An ADD does not write half a chain either.
 	before := watcher.untilIdle(t, 50*time.Millisecond)
-	n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", object{"enableIPv6": true})}).want(t, 100, "ip6tables")
+	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"enableIPv6": true})}).want(t, 100, "ip6tables")
 	if after := watcher.untilIdle(t, 50*time.Millisecond); after != before {
-		t.Errorf("ADD commits: %s", watcher.by(before))
+		t.Errorf("ADD commits: %s", watcher.countByProgram(before))
 	}
 	for name, target := range missing {
 		must(t, os.Symlink(target, filepath.Join(bin, name)))
 	}
 	d.signal(t, syscall.SIGHUP)
-	d.soonReady(t)
+	d.eventuallyReady(t)
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 }
 
-// TestRolledBackWriteBacksOff: IPv6 rules of the agent files are refused when they
+// TestBackoffAfterRollback: IPv6 rules of the agent files are refused when they
 // are written, and what was written for IPv4 is taken back. That is tried again
 // after 1 s, 2 s, 4 s, whatever else happens on the node; drift of another chain
 // is repaired at once.
-func TestRolledBackWriteBacksOff(t *testing.T) {
+func TestBackoffAfterRollback(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[1])
+	n := newNode(t, backends()[1])
 	n.conflist(t, "podnet", object{"masqChain": "OTHER", "sourceCIDRs": []string{"10.1.0.0/16"}})
 	tries := filepath.Join(n.dir, "tries")
-	mend := n.spoilProgram(t, "ip6tables-restore", "echo try >> "+tries)
+	mend := n.breakProgram(t, "ip6tables-restore", "echo try >> "+tries)
 	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\nmasqLinkLocal: true\n")
 	began := time.Now()
 	d := n.startReconciler(t)
-	d.soonUnready(t, "the agent files", "not today")
+	d.eventuallyUnready(t, "the agent files", "not today")
 	watcher := n.watchCommits(t)
 	n.wantJumps(t, "OTHER", 1, 0)
 	// Each try takes the IPv4 half back, which makes commits; so do repairs.
@@ -90,7 +90,7 @@ func TestRolledBackWriteBacksOff(t *testing.T) {
 		most++
 	}
 	if count := strings.Count(string(text), "try"); count > most || count < 2 {
-		t.Errorf("%d tries in %s, want at most %d and at least 2; commits %s", count, took, most, watcher.by(0))
+		t.Errorf("%d tries in %s, want at most %d and at least 2; commits %s", count, took, most, watcher.countByProgram(0))
 	}
 	if lines := strings.Count(d.log(), "level=ERROR"); lines != 1 {
 		t.Errorf("%d lines of log:\n%s", lines, d.log())
@@ -102,16 +102,16 @@ func TestRolledBackWriteBacksOff(t *testing.T) {
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 }
 
-// TestRepairBesideAFailure: while nothing can be done about one chain, drift of
+// TestRepairDuringBackoff: while nothing can be done about one chain, drift of
 // another is repaired at once, and nothing is written for commits of other programs.
-func TestRepairBesideAFailure(t *testing.T) {
+func TestRepairDuringBackoff(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[1])
+	n := newNode(t, backends()[1])
 	n.conflist(t, "podnet", nil)
 	n.conflist(t, "othernet", object{"masqChain": "OTHER"})
 	d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
 	n.alterComment(t, "OTHER", "ip-masq/2 keeps its state in "+n.dataDir)
-	d.soonUnready(t, "chain OTHER (ipv4)", "form 2")
+	d.eventuallyUnready(t, "chain OTHER (ipv4)", "form 2")
 	watcher := n.watchCommits(t)
 	for i := range 3 {
 		time.Sleep(time.Second) // the next retry is far away
@@ -125,14 +125,14 @@ func TestRepairBesideAFailure(t *testing.T) {
 		count := watcher.untilIdle(t, 100*time.Millisecond)
 		n.tool(t, "nft", "add", "table", "ip", "stranger"+fmt.Sprint(i))
 		if now := watcher.untilIdle(t, 500*time.Millisecond); now > count+1 {
-			t.Errorf("commits after that of a third party: %s", watcher.by(count))
+			t.Errorf("commits after that of a third party: %s", watcher.countByProgram(count))
 		}
 	}
-	d.soonUnready(t, "chain OTHER (ipv4)", "form 2")
+	d.eventuallyUnready(t, "chain OTHER (ipv4)", "form 2")
 }
 
 // spoilProgram has a program of the node's form fail, after a command of the shell.
-func (n *node) spoilProgram(t *testing.T, name, command string) (mend func()) {
+func (n *node) breakProgram(t *testing.T, name, command string) (mend func()) {
 	t.Helper()
 	path := filepath.Join(n.dir, "bin", name)
 	genuine, err := os.Readlink(path)

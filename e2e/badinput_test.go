@@ -10,7 +10,7 @@ import (
 )
 
 // mistake is something wrong with an entry, and what the error has to say.
-type mistake struct {
+type invalidKey struct {
 	key   string
 	value any // as JSON; a json.RawMessage is taken as it is
 	says  []string
@@ -18,8 +18,8 @@ type mistake struct {
 
 func raw(s string) json.RawMessage { return json.RawMessage(s) }
 
-func mistakes() []mistake {
-	return append(badLists(), []mistake{
+func invalidKeys() []invalidKey {
+	return append(invalidPrefixLists(), []invalidKey{
 		// Keys.
 		{"nonMasqueradeCidrs", []string{}, []string{`nonMasqueradeCidrs: is not a known key; did you mean nonMasqueradeCIDRs?`}},
 		{"nonmasqueradeCIDRs", []string{}, []string{`did you mean nonMasqueradeCIDRs?`}},
@@ -82,10 +82,10 @@ func mistakes() []mistake {
 }
 
 // badLists are mistakes that each of the lists of prefixes can have.
-func badLists() []mistake {
-	var all []mistake
+func invalidPrefixLists() []invalidKey {
+	var all []invalidKey
 	for _, key := range []string{"nonMasqueradeCIDRs", "masqueradeCIDRs", "sourceCIDRs", "nonMasqueradeSourceCIDRs"} {
-		for _, m := range []mistake{
+		for _, m := range []invalidKey{
 			{"", []string{"10.5.0.0/16", "10.6.0.0/16", "10.0.1.24/24"}, []string{`[2]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?`}},
 			{"", []string{"10.0.0.0"}, []string{`[0]: 10.0.0.0 `, "10.0.0.0/32"}},
 			{"", []string{"10.0.0.0/33"}, []string{`[0]: 10.0.0.0/33 `}},
@@ -111,16 +111,16 @@ func badLists() []mistake {
 // TestBadInput: every mistake is an error 7 that names key, item, value and
 // remedy, and neither a rule nor a byte of the state changes.
 func TestBadInput(t *testing.T) {
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		fresh := n.snapshot(t)
 		bad := n.conf(t, "podnet", object{"masqueradeCIDRs": []string{"10.0.0.1/8"}, "enableIPv6": true})
-		n.ask(t, request{verb: "ADD", conf: bad}).want(t, 7)
+		n.invoke(t, invocation{verb: "ADD", conf: bad}).want(t, 7)
 		n.unchanged(t, fresh) // not even a directory
-		n.makeSure(t, n.conf(t, "podnet", nil))
+		n.addAndCheck(t, n.conf(t, "podnet", nil))
 		before, generation := n.snapshot(t), n.generation(t)
-		for i, m := range mistakes() {
+		for i, m := range invalidKeys() {
 			t.Run(fmt.Sprint(i, " ", m.key[:min(len(m.key), 30)]), func(t *testing.T) {
-				a := n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", object{m.key: m.value}), id: "newcomer"})
+				a := n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{m.key: m.value}), id: "newcomer"})
 				a.want(t, 7, m.says...)
 				if strings.Contains(a.msg, "\n") || len(a.msg) > 1024 {
 					t.Errorf("not one line, or longer than 1024 bytes:\n%s", a.msg)
@@ -134,11 +134,11 @@ func TestBadInput(t *testing.T) {
 	})
 }
 
-// TestBadTogether is about entries whose keys are sound by themselves.
-func TestBadTogether(t *testing.T) {
+// TestBadKeyCombinations is about entries whose keys are sound by themselves.
+func TestBadKeyCombinations(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
-	n.makeSure(t, n.conf(t, "podnet", nil))
+	n := newNode(t, backends()[0])
+	n.addAndCheck(t, n.conf(t, "podnet", nil))
 	before := n.snapshot(t)
 	var many []string
 	for i := range 65 {
@@ -166,29 +166,29 @@ func TestBadTogether(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", c.keys)})
+			a := n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", c.keys)})
 			a.want(t, 7, append(c.says, `network "podnet"`)...)
 			n.unchanged(t, before)
 		})
 	}
 	t.Run("a key twice", func(t *testing.T) {
 		conf := strings.Replace(n.conf(t, "podnet", nil), "{", `{"cidrLimit": 3, "cidrLimit": 4, `, 1)
-		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, "cidrLimit: is there twice; write it once")
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, "cidrLimit: is there twice; write it once")
 		n.unchanged(t, before)
 	})
 	t.Run("as many as the limit, with one twice", func(t *testing.T) {
 		keys := object{"nonMasqueradeCIDRs": append([]string{"10.0.0.0/16"}, many[:64]...)}
-		n.makeSure(t, n.conf(t, "podnet", keys))
+		n.addAndCheck(t, n.conf(t, "podnet", keys))
 	})
 }
 
 // TestProtocolKeys: what the CNI protocol puts there is nobody's mistake.
 func TestProtocolKeys(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	conf := n.conf(t, "podnet", object{
 		"runtimeConfig": object{"portMappings": []int{}}, "capabilities": object{"bandwidth": true}, "args": object{"cni": object{}},
 		"ipam": object{"type": "host-local"}, "dns": object{}, "ipMasq": false, "cni.dev/valid-attachments": nil, "cni.dev/anything": 1,
 	})
-	n.makeSure(t, conf).noWarnings(t)
+	n.addAndCheck(t, conf).noWarnings(t)
 }

@@ -18,7 +18,7 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 	const ownRehook = "flush chain FAM ip-masq postrouting; delete chain FAM ip-masq postrouting; add chain FAM ip-masq postrouting "
 	const ownJump = "; add rule FAM ip-masq postrouting fib daddr type != local jump masq-IP-MASQ-AGENT"
 	const hooked = "{ type nat hook postrouting priority 100; }"
-	for _, f := range forms() {
+	for _, f := range backends() {
 		for name, c := range map[string]struct {
 			nft, restore string   // how it is spoiled, by nft or by iptables-restore
 			dead         bool     // and packets are not masqueraded any more
@@ -56,7 +56,7 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 				}
 				judged(true)
 				for range 3 {
-					n.makeSure(t, conf) // the last one by the verification cache
+					n.addAndCheck(t, conf) // the last one by the verification cache
 				}
 				for _, family := range families() {
 					words := strings.NewReplacer("FAM", family[1])
@@ -74,7 +74,7 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 					}
 					return all
 				}
-				n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101, append(says("ip"), says("ip6")...)...)
+				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, append(says("ip"), says("ip6")...)...)
 				stdout, stderr, code := n.reconciler(t, "check")
 				if code != 3 {
 					t.Errorf("check: exit code %d, want 3\n%s%s", code, stdout, stderr)
@@ -93,9 +93,9 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 					if out, _, _ := n.reconciler(t, "doctor"); !strings.Contains(out, "unless the line says otherwise") {
 						t.Errorf("doctor says that once repairs it:\n%s", out)
 					}
-					n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, append(says("ip"), says("ip6")...)...)
-					n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", dualStack(object{"masqLinkLocal": true}))}).want(t, 100, says("ip")...)
-					n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, says("ip")...)
+					n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, append(says("ip"), says("ip6")...)...)
+					n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", dualStack(object{"masqLinkLocal": true}))}).want(t, 100, says("ip")...)
+					n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says("ip")...)
 					n.unchanged(t, before)
 					for _, family := range families() {
 						if c.remedy == "" {
@@ -105,24 +105,24 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 						}
 					}
 				}
-				n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
-				n.makeSure(t, conf).noWarnings(t)
+				n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
+				n.addAndCheck(t, conf).noWarnings(t)
 				judged(true)
 			})
 		}
 	}
 }
 
-// TestDormantFromTheStart: where table nat is dormant already, a first ADD writes
+// TestDormantTableBeforeFirstADD: where table nat is dormant already, a first ADD writes
 // nothing, and neither does a reconciler, which takes up its work as soon as the table
 // is active.
-func TestDormantFromTheStart(t *testing.T) {
+func TestDormantTableBeforeFirstADD(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[1])
+	n := newNode(t, backends()[1])
 	conf := n.conf(t, "podnet", nil)
 	n.feed(t, "add table ip nat { flags dormant; }\n", "nft", "-f", "-")
 	before := n.ruleset(t)
-	n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "table ip nat is dormant", "nft add table ip nat")
+	n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "table ip nat is dormant", "nft add table ip nat")
 	n.conflist(t, "podnet", nil)
 	r := n.startReconciler(t)
 	r.untilUnready(t, "table ip nat is dormant")
@@ -132,5 +132,5 @@ func TestDormantFromTheStart(t *testing.T) {
 	n.tool(t, "nft", "add", "table", "ip", "nat")
 	r.untilReady(t)
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
-	n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+	n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 }

@@ -43,11 +43,11 @@ func singlePorts(count int) string {
 // is owned. Attachments are no part of it.
 func (n *node) policyState(t *testing.T) snapshot {
 	t.Helper()
-	return snapshot{n.ruleset(t), tree(t, filepath.Join(n.dataDir, "sources")) + string(contents(t, filepath.Join(n.dataDir, "record.json")))}
+	return snapshot{n.ruleset(t), tree(t, filepath.Join(n.dataDir, "sources")) + string(readFile(t, filepath.Join(n.dataDir, "record.json")))}
 }
 
 // inForce fails the test if something else is in force than before.
-func (n *node) inForce(t *testing.T, before snapshot) {
+func (n *node) wantPolicyState(t *testing.T, before snapshot) {
 	t.Helper()
 	if d := cmp.Diff(before, n.policyState(t), cmp.AllowUnexported(snapshot{})); d != "" {
 		t.Errorf("what is in force changed:\n%s", shortened(d))
@@ -93,28 +93,28 @@ func bounds() []bound {
 // before anything is made of it, and what is at the bounds is not.
 func TestBounds(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
-		n.makeSure(t, conf)
-		n.makeSure(t, conf) // and has it on record that nothing is to be done
+		n.addAndCheck(t, conf)
+		n.addAndCheck(t, conf) // and has it on record that nothing is to be done
 		before := n.policyState(t)
 		for _, b := range bounds() {
 			t.Run(b.name, func(t *testing.T) {
-				if b.iptablesOnly && n.form.backend != "iptables" {
-					n.makeSure(t, n.conf(t, "blue", b.keys))
-					n.wipe(t)
-					n.makeSure(t, conf)
-					n.makeSure(t, conf)
+				if b.iptablesOnly && n.backend.setting != "iptables" {
+					n.addAndCheck(t, n.conf(t, "blue", b.keys))
+					n.removeRulesAndState(t)
+					n.addAndCheck(t, conf)
+					n.addAndCheck(t, conf)
 					before = n.policyState(t)
 					return
 				}
 				for _, network := range []string{"podnet", "blue"} { // stored already, and not
 					refused := n.conf(t, network, b.keys)
-					n.ask(t, request{verb: "ADD", conf: refused, id: "refused"}).want(t, 7, b.says...)
-					n.ask(t, request{verb: "DEL", conf: refused, id: "refused"}).want(t, 0)
+					n.invoke(t, invocation{verb: "ADD", conf: refused, id: "refused"}).want(t, 7, b.says...)
+					n.invoke(t, invocation{verb: "DEL", conf: refused, id: "refused"}).want(t, 0)
 				}
-				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
-				n.inForce(t, before)
+				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
+				n.wantPolicyState(t, before)
 			})
 		}
 		for name, keys := range map[string]object{
@@ -123,58 +123,58 @@ func TestBounds(t *testing.T) {
 			"as many rules":          {"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 338), "cidrLimit": 1000},
 		} {
 			t.Run(name, func(t *testing.T) {
-				n.wipe(t)
+				n.removeRulesAndState(t)
 				conf := n.conf(t, "podnet", keys)
-				n.makeSure(t, conf)
-				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+				n.addAndCheck(t, conf)
+				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 			})
 		}
 	})
 }
 
-// TestBoundsOfSeveral: what several networks ask for together is bounded too.
+// TestBoundsAcrossNetworks: what several networks ask for together is bounded too.
 // The one that asks for more fails; those in force and others that come do not.
-func TestBoundsOfSeveral(t *testing.T) {
+func TestBoundsAcrossNetworks(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name          string
 		first, second object
 		says          []string
-		form          []form
+		form          []backend
 		backend       string // of all of them; "" for the form's
 	}{{
 		name:   "exempt sources",
 		first:  object{"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4000)},
 		second: object{"nonMasqueradeSourceCIDRs": prefixesOf24(3990, 107)},
 		says:   []string{"nonMasqueradeSourceCIDRs", "4097", "4096"},
-		form:   forms(),
+		form:   backends(),
 	}, {
 		name:   "rules",
 		first:  object{"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 30)},
 		second: object{"masqueradeCIDRs": prefixesOf24(1000, 310), "cidrLimit": 400},
 		says:   []string{"340 masqueradeCIDRs", "64 ranges of toPorts", "65817", "65536", "nftables"},
-		form:   forms()[1:],
+		form:   backends()[1:],
 	}, {
 		name:    "rules where auto chooses iptables",
 		first:   object{"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 30)},
 		second:  object{"masqueradeCIDRs": prefixesOf24(1000, 310), "cidrLimit": 400},
 		says:    []string{"340 masqueradeCIDRs", "64 ranges of toPorts", "65817", "65536", "nftables"},
-		form:    forms()[1:],
+		form:    backends()[1:],
 		backend: "auto",
 	}} {
 		for _, f := range c.form {
 			t.Run(c.name+"/"+f.name, func(t *testing.T) {
 				n := newNode(t, f)
 				if c.backend != "" {
-					n.form.backend = c.backend
+					n.backend.setting = c.backend
 				}
 				first, second := n.conf(t, "first", c.first), n.conf(t, "second", c.second)
-				n.makeSure(t, first)
-				n.makeSure(t, first)
+				n.addAndCheck(t, first)
+				n.addAndCheck(t, first)
 				before := n.policyState(t)
-				n.ask(t, request{verb: "ADD", conf: second, id: "second"}).want(t, 7, append(c.says, `network "second"`)...)
-				n.ask(t, request{verb: "DEL", conf: second, id: "second"}).want(t, 0)
-				n.inForce(t, before)
+				n.invoke(t, invocation{verb: "ADD", conf: second, id: "second"}).want(t, 7, append(c.says, `network "second"`)...)
+				n.invoke(t, invocation{verb: "DEL", conf: second, id: "second"}).want(t, 0)
+				n.wantPolicyState(t, before)
 				// Agent files that ask for as much do not change anything either.
 				n.agentFile(t, "ip-masq-agent", string(text(t, c.second)))
 				_, stderr, code := n.reconciler(t, append([]string{"once"}, n.agentArgs(n.agentDir())...)...)
@@ -186,9 +186,9 @@ func TestBoundsOfSeveral(t *testing.T) {
 						t.Errorf("once does not say %q:\n%s", s, shortened(stderr))
 					}
 				}
-				n.inForce(t, before)
-				n.makeSure(t, n.conf(t, "third", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}))
-				n.makeSure(t, first)
+				n.wantPolicyState(t, before)
+				n.addAndCheck(t, n.conf(t, "third", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}))
+				n.addAndCheck(t, first)
 			})
 		}
 	}

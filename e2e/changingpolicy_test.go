@@ -12,29 +12,29 @@ import (
 // changing is a policy that changes. It always exempts exemptOnes and never the
 // other destinations of the load, of which 10.77.0.0/24 lies in a range that
 // is exempt most of the time.
-type changing struct {
+type changingPolicy struct {
 	random     *rand.Rand
-	aspects    []aspect
+	choices    []keyChoice
 	chosen     []int
 	exempt     map[string]bool // others, that come and go
 	masquerade map[string]bool
 }
 
 // aspect is a key, or several that go together, with the values it can have.
-type aspect struct {
+type keyChoice struct {
 	weight int
 	values []object
 }
 
 // newChanging makes a policy that keeps about twice size other prefixes.
-func newChanging(r *rand.Rand, size int) *changing {
+func newChangingPolicy(r *rand.Rand, size int) *changingPolicy {
 	lists := func(key string, values ...[]string) (all []object) {
 		for _, v := range values {
 			all = append(all, object{key: v})
 		}
 		return append(all, object{})
 	}
-	c := &changing{random: r, exempt: map[string]bool{}, masquerade: map[string]bool{}, aspects: []aspect{
+	c := &changingPolicy{random: r, exempt: map[string]bool{}, masquerade: map[string]bool{}, choices: []keyChoice{
 		// What covers the always exempt destinations.
 		{3, lists("exempt4", []string{"10.0.0.0/8"}, []string{"10.9.0.0/16"}, []string{"10.9.0.0/17"}, []string{"10.8.0.0/13", "10.64.0.0/10"},
 			[]string{"10.9.0.0/18", "10.9.64.0/18"}, []string{"8.0.0.0/5", "10.0.0.0/9"}, []string{"0.0.0.0/0"})[:7]},
@@ -50,36 +50,36 @@ func newChanging(r *rand.Rand, size int) *changing {
 		{1, []object{{}, {"masqLinkLocal": true}, {"masqLinkLocalIPv6": true}}},
 		{3, []object{{}, {"masqChain": "OTHER"}}},
 	}}
-	c.chosen = make([]int, len(c.aspects))
+	c.chosen = make([]int, len(c.choices))
 	// Many at first: the more there are, the longer the kernel takes to switch.
 	for range size {
-		c.others()
+		c.toggleRandomPrefixes()
 	}
 	return c
 }
 
 // change changes other prefixes, one aspect or everything.
-func (c *changing) change() {
+func (c *changingPolicy) change() {
 	switch kind := c.random.IntN(10); {
 	case kind < 3:
-		c.others()
+		c.toggleRandomPrefixes()
 	case kind < 7:
-		c.aspect()
+		c.changeKey()
 	default:
-		for i, a := range c.aspects {
+		for i, a := range c.choices {
 			c.chosen[i] = c.random.IntN(len(a.values))
 		}
-		c.others()
+		c.toggleRandomPrefixes()
 	}
 }
 
-func (c *changing) aspect() {
+func (c *changingPolicy) changeKey() {
 	total := 0
-	for _, a := range c.aspects {
+	for _, a := range c.choices {
 		total += a.weight
 	}
 	at := c.random.IntN(total)
-	for i, a := range c.aspects {
+	for i, a := range c.choices {
 		if at -= a.weight; at < 0 {
 			step := 1 + c.random.IntN(len(a.values)-1) // never the same again
 			c.chosen[i] = (c.chosen[i] + step) % len(a.values)
@@ -89,7 +89,7 @@ func (c *changing) aspect() {
 }
 
 // others adds and removes a few prefixes that the load does not go to.
-func (c *changing) others() {
+func (c *changingPolicy) toggleRandomPrefixes() {
 	for range 1 + c.random.IntN(8) {
 		x, y := c.random.IntN(100), c.random.IntN(4)
 		switch c.random.IntN(3) {
@@ -112,9 +112,9 @@ func toggle(set map[string]bool, key string) {
 }
 
 // entry is the policy as it is now.
-func (c *changing) entry() object {
+func (c *changingPolicy) entry() object {
 	keys := object{"enableIPv6": true, "cidrLimit": 5000}
-	for i, a := range c.aspects {
+	for i, a := range c.choices {
 		for key, value := range a.values[c.chosen[i]] {
 			keys[key] = value
 		}

@@ -31,21 +31,21 @@ type chaosTest struct {
 	config  *configMap
 	commits *commitWatcher
 	pods    int
-	done    map[string]int
+	counts  map[string]int
 
-	stated map[string]object // what each source stated last, soundly
-	serial int
-	torn   map[string]bool // conflists
-	spoilt bool            // the ConfigMap
+	lastValid        map[string]object // what each source stated last, soundly
+	serial           int
+	invalidConflists map[string]bool // conflists
+	invalidConfigMap bool            // the ConfigMap
 
-	running  sync.WaitGroup
-	slots    chan struct{} // one for each run of the plugin that may go on at once
-	mu       sync.Mutex
-	failures []string
+	pluginRuns sync.WaitGroup
+	slots      chan struct{} // one for each run of the plugin that may go on at once
+	mu         sync.Mutex
+	failures   []string
 }
 
 // filesOfAgents is the source that is no network.
-const filesOfAgents = "the agents' files"
+const agentFilesName = "the agents' files"
 
 func (m *chaosTest) networks() []string { return []string{"podnet", "othernet"} }
 
@@ -54,15 +54,15 @@ func newChaosTest(t *testing.T, n *node, seed uint64) *chaosTest {
 	// As many as would wait for the lock for a tenth of the time that they may: on a
 	// slow machine each holds it for longer.
 	atOnce := max(2, int(16/timelimit.Factor()))
-	m := &chaosTest{node: n, slots: make(chan struct{}, atOnce), random: rand.New(rand.NewPCG(seed, 3)), stated: map[string]object{}, torn: map[string]bool{}, done: map[string]int{}}
+	m := &chaosTest{node: n, slots: make(chan struct{}, atOnce), random: rand.New(rand.NewPCG(seed, 3)), lastValid: map[string]object{}, invalidConflists: map[string]bool{}, counts: map[string]int{}}
 	must(t, os.MkdirAll(config.DefaultCNIConfDir, 0o755))
 	m.config = n.configMap(t, nil)
-	for _, name := range append(m.networks(), filesOfAgents) {
-		m.state(t, name)
+	for _, name := range append(m.networks(), agentFilesName) {
+		m.updateSource(t, name)
 	}
 	t.Cleanup(func() {
 		for _, name := range m.networks() {
-			_ = os.Remove(conflistOf(name)) // it may have been removed already
+			_ = os.Remove(conflistPath(name)) // it may have been removed already
 		}
 	})
 	m.daemon = n.startReconciler(t, m.args()...).untilReady(t)
@@ -70,7 +70,7 @@ func newChaosTest(t *testing.T, n *node, seed uint64) *chaosTest {
 	return m
 }
 
-func conflistOf(network string) string {
+func conflistPath(network string) string {
 	return filepath.Join(config.DefaultCNIConfDir, "10-"+network+".conflist")
 }
 
@@ -80,21 +80,21 @@ func (m *chaosTest) args(command ...string) []string {
 }
 
 // whole writes a file in one step (temporary file, rename), as editors of daemon configuration do.
-func whole(t *testing.T, path, text string) {
+func writeAtomically(t *testing.T, path, text string) {
 	t.Helper()
 	must(t, errors.Join(os.WriteFile(path+".next", []byte(text), 0o644), os.Rename(path+".next", path)))
 }
 
 // state has a source state something else.
-func (m *chaosTest) state(t *testing.T, source string) {
+func (m *chaosTest) updateSource(t *testing.T, source string) {
 	t.Helper()
-	keys := m.draw(source)
-	m.stated[source] = keys
-	if source != filesOfAgents {
+	keys := m.randomKeys(source)
+	m.lastValid[source] = keys
+	if source != agentFilesName {
 		list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": source, "plugins": []object{m.bridge(source), m.entry(keys)}})
 		must(t, err)
-		whole(t, conflistOf(source), string(list))
-		m.torn[source] = false
+		writeAtomically(t, conflistPath(source), string(list))
+		m.invalidConflists[source] = false
 		return
 	}
 	exempt := keys["nonMasqueradeCIDRs"].([]string)
@@ -107,14 +107,14 @@ func (m *chaosTest) state(t *testing.T, source string) {
 		must(t, err)
 		files[name] = string(text)
 	}
-	m.config.put(t, files)
-	m.spoilt = false
+	m.config.update(t, files)
+	m.invalidConfigMap = false
 }
 
 // draw makes what a source states. The first prefix is of this statement alone;
 // the others that are exempt are no longer than 24 bits (48 with IPv6), those
 // that are masqueraded longer. The first network exempts what the load goes to.
-func (m *chaosTest) draw(source string) object {
+func (m *chaosTest) randomKeys(source string) object {
 	m.serial++
 	r := m.random
 	exempt := []string{fmt.Sprintf("21.%d.%d.0/24", m.serial/256, m.serial%256)}
@@ -156,7 +156,7 @@ func (m *chaosTest) tamper(t *testing.T) {
 		"nft add chain " + family[1] + " ip-masq strange",
 		"nft add element " + family[1] + " ip-masq exempt-IP-MASQ-AGENT { " + host + " }",
 	}
-	if m.form.variant != "" {
+	if m.backend.variant != "" {
 		kinds = []string{
 			"nft flush ruleset",
 			"nft delete table " + family[1] + " nat",
@@ -176,11 +176,13 @@ func (m *chaosTest) tamper(t *testing.T) {
 }
 
 // sound reports whether every source can be read as it is.
-func (m *chaosTest) sound() bool { return !m.spoilt && !m.torn["podnet"] && !m.torn["othernet"] }
+func (m *chaosTest) allSourcesValid() bool {
+	return !m.invalidConfigMap && !m.invalidConflists["podnet"] && !m.invalidConflists["othernet"]
+}
 
 // checked is what the command check ends with where the rules are right.
-func (m *chaosTest) checked() int {
-	if m.sound() {
+func (m *chaosTest) wantCheckCode() int {
+	if m.allSourcesValid() {
 		return 0
 	}
 	return 1
@@ -188,12 +190,12 @@ func (m *chaosTest) checked() int {
 
 // takenOver waits until nobody of the plugin runs any more and what was stated
 // last is stored.
-func (m *chaosTest) takenOver(t *testing.T) {
+func (m *chaosTest) waitForSources(t *testing.T) {
 	t.Helper()
-	m.running.Wait()
-	for source, keys := range m.stated {
-		of := network(source)
-		if source == filesOfAgents {
+	m.pluginRuns.Wait()
+	for source, keys := range m.lastValid {
+		of := networkID(source)
+		if source == agentFilesName {
 			of = policy.SourceID{Kind: policy.AgentFiles}
 		}
 		want, _ := keys["nonMasqueradeCIDRs"].([]string)
@@ -212,9 +214,9 @@ func (m *chaosTest) takenOver(t *testing.T) {
 }
 
 // policy is what all sources state together, for the oracle.
-func (m *chaosTest) policy() randomised {
+func (m *chaosTest) combinedPolicy() randomised {
 	p := randomised{ipv6: true}
-	for _, keys := range m.stated {
+	for _, keys := range m.lastValid {
 		exempt, _ := keys["nonMasqueradeCIDRs"].([]string)
 		masquerade, _ := keys["masqueradeCIDRs"].([]string)
 		p.exempt = append(p.exempt, parsePrefixes(exempt...)...)

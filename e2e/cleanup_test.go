@@ -22,7 +22,7 @@ func (n *node) cleanup(t *testing.T) string {
 }
 
 // pass makes one, and fails the test unless all is right then.
-func (n *node) pass(t *testing.T) {
+func (n *node) reconcileOnce(t *testing.T) {
 	t.Helper()
 	if stdout, stderr, code := n.reconciler(t, "once"); code != 0 {
 		t.Fatalf("once: exit code %d\n%s%s\n%s", code, stdout, stderr, n.ruleset(t))
@@ -39,16 +39,16 @@ func dualStack(keys object) object {
 }
 
 // live is an ordinary life: pods, agent files, tampering, passes.
-func live(t *testing.T, n *node) {
+func typicalUse(t *testing.T, n *node) {
 	t.Helper()
 	n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [192.0.2.0/24]\nenableIPv6: true\n")
 	conf := n.conf(t, "podnet", dualStack(nil))
-	n.makeSure(t, conf)
-	n.pass(t)
-	n.ask(t, request{verb: "ADD", conf: conf, id: "second"}).want(t, 0)
+	n.addAndCheck(t, conf)
+	n.reconcileOnce(t)
+	n.invoke(t, invocation{verb: "ADD", conf: conf, id: "second"}).want(t, 0)
 	n.alter(t, "-F IP-MASQ-AGENT", "delete table ip ip-masq")
-	n.pass(t)
-	n.ask(t, request{verb: "DEL", conf: conf, id: "second"}).want(t, 0)
+	n.reconcileOnce(t)
+	n.invoke(t, invocation{verb: "DEL", conf: conf, id: "second"}).want(t, 0)
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 }
 
@@ -60,53 +60,53 @@ func TestCleanup(t *testing.T) {
 		before func(*testing.T, *node) // what there is when we come
 		life   func(*testing.T, *node)
 	}{
-		"a life":             {life: live},
-		"a life with others": {someLife, live},
+		"a life":             {life: typicalUse},
+		"a life with others": {addThirdPartyChains, typicalUse},
 		"one family": {life: func(t *testing.T, n *node) {
-			n.makeSure(t, n.conf(t, "podnet", nil))
-			n.pass(t)
+			n.addAndCheck(t, n.conf(t, "podnet", nil))
+			n.reconcileOnce(t)
 		}},
 		"a family that was given up": {life: func(t *testing.T, n *node) {
-			n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
+			n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
 			n.conflist(t, "podnet", object{"enableIPv6": false})
-			n.pass(t)
+			n.reconcileOnce(t)
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 		}},
 		"two chains": {life: func(t *testing.T, n *node) {
-			n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
-			n.makeSure(t, n.conf(t, "storage", dualStack(object{
+			n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
+			n.addAndCheck(t, n.conf(t, "storage", dualStack(object{
 				"masqChain": "STORAGE", "sourceCIDRs": []string{"10.2.0.0/16", "fd00:2::/64"}, "outputInterfaces": []string{"eth+", "wg0"},
 			})))
-			n.pass(t)
+			n.reconcileOnce(t)
 			n.wantJumps(t, "STORAGE", 2, 2)
 		}},
 		"another name": {life: func(t *testing.T, n *node) {
-			n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
+			n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
 			n.conflist(t, "podnet", dualStack(object{"masqChain": "RENAMED"}))
-			n.pass(t)
+			n.reconcileOnce(t)
 			n.wantJumps(t, "IP-MASQ-AGENT", 0, 0)
 		}},
 		"another backend": {life: changeBackend},
 		"tampering that nobody repaired": {life: func(t *testing.T, n *node) {
-			live(t, n)
+			typicalUse(t, n)
 			n.alter(t, "-I IP-MASQ-AGENT -s 10.9.0.0/16 -j LOG\n-A POSTROUTING -j IP-MASQ-AGENT\n-D IP-MASQ-AGENT 2",
 				"add chain ip ip-masq theirs\nadd rule ip ip-masq theirs counter accept\nadd rule ip ip-masq postrouting jump theirs\n"+
 					"add set ip ip-masq addresses { type ipv4_addr; }")
 		}},
-		"flushed": {someLife, func(t *testing.T, n *node) {
-			live(t, n)
+		"flushed": {addThirdPartyChains, func(t *testing.T, n *node) {
+			typicalUse(t, n)
 			for _, f := range families() {
 				n.alterFamily(t, f, "-F IP-MASQ-AGENT", "flush chain "+f[1]+" ip-masq masq-IP-MASQ-AGENT")
 			}
 		}},
-		"a reconciler that ran": {someLife, func(t *testing.T, n *node) {
+		"a reconciler that ran": {addThirdPartyChains, func(t *testing.T, n *node) {
 			n.conflist(t, "podnet", dualStack(nil))
 			n.startReconciler(t).untilReady(t).stop(t)
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onEveryForm(t, func(t *testing.T, n *node) {
+			onEveryBackend(t, func(t *testing.T, n *node) {
 				if c.before != nil {
 					c.before(t, n)
 				}
@@ -115,12 +115,12 @@ func TestCleanup(t *testing.T) {
 				if said := n.cleanup(t); !strings.Contains(said, "removed chain ") || !strings.Contains(said, n.dataDir) {
 					t.Errorf("says only:\n%s", said)
 				}
-				n.asBefore(t, before)
+				n.wantRestored(t, before)
 				n.cleanup(t)
-				n.asBefore(t, before)
+				n.wantRestored(t, before)
 				// A pod that ends has nothing to bring back.
-				n.ask(t, request{verb: "DEL", conf: n.conf(t, "podnet", dualStack(nil))}).want(t, 0)
-				n.asBefore(t, before)
+				n.invoke(t, invocation{verb: "DEL", conf: n.conf(t, "podnet", dualStack(nil))}).want(t, 0)
+				n.wantRestored(t, before)
 			})
 		})
 	}
@@ -130,26 +130,26 @@ func TestCleanup(t *testing.T) {
 // mounted by itself, CHECK reports the drift and makes no file.
 func TestCheckWritesNothing(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	must(t, os.Mkdir(n.dataDir, 0o700))
 	conf := n.conf(t, "podnet", nil)
-	n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101)
+	n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101)
 	if files, err := os.ReadDir(n.dataDir); err != nil || len(files) > 0 {
 		t.Errorf("%s has %v, %v", n.dataDir, files, err)
 	}
 }
 
 // someLife is what a node has where others are.
-func someLife(t *testing.T, n *node) {
+func addThirdPartyChains(t *testing.T, n *node) {
 	t.Helper()
-	n.thirdPartyRules(t)
+	n.addThirdPartyRules(t)
 	n.feed(t, "*nat\n:IP-MASQ - [0:0]\n:IP-MASQ-AGENTS - [0:0]\n-A POSTROUTING -j IP-MASQ-AGENTS\n-A IP-MASQ-AGENTS -j IP-MASQ\nCOMMIT\n",
 		"iptables-nft-restore", "--noflush") // names like ours
 }
 
 // asBefore fails the test unless rules and state are as they were. iptables and the
 // kernel make table nat for the first rule and keep it: an empty one does not count.
-func (n *node) asBefore(t *testing.T, before snapshot) {
+func (n *node) wantRestored(t *testing.T, before snapshot) {
 	t.Helper()
 	after := n.snapshot(t)
 	emptyNAT := regexp.MustCompile(`\*nat\n(:[A-Z]+ ACCEPT\n)*COMMIT\n|table ip6? nat \{\n(\tchain [A-Z]+ \{\n\t\ttype nat .*\n\t\}\n+)*\}\n`)
@@ -168,14 +168,14 @@ func (n *node) asBefore(t *testing.T, before snapshot) {
 // changeBackend has the chain go to the other backend and come back.
 func changeBackend(t *testing.T, n *node) {
 	t.Helper()
-	variant, other := n.form.variant, "nftables"
+	variant, other := n.backend.variant, "nftables"
 	if variant == "" {
 		variant, other = "nft", "iptables"
 	}
-	n.path = n.both(t, variant)
-	for _, backend := range []string{n.form.backend, other, n.form.backend, other} {
+	n.path = n.linkBothVariants(t, variant)
+	for _, backend := range []string{n.backend.setting, other, n.backend.setting, other} {
 		n.conflist(t, "podnet", dualStack(object{"backend": backend}))
-		n.makeSure(t, n.conf(t, "podnet", dualStack(object{"backend": backend})))
+		n.addAndCheck(t, n.conf(t, "podnet", dualStack(object{"backend": backend})))
 		stdout, stderr, code := n.reconciler(t, "once", "--backend", backend)
 		if code != 0 {
 			t.Fatalf("once: exit code %d\n%s%s", code, stdout, stderr)
@@ -187,30 +187,30 @@ func changeBackend(t *testing.T, n *node) {
 // alterFamily is alter for one family.
 func (n *node) alterFamily(t *testing.T, family [2]string, iptables, nft string) {
 	t.Helper()
-	if n.form.variant == "" {
+	if n.backend.variant == "" {
 		n.feed(t, nft, "nft", "-f", "-")
 		return
 	}
 	n.tool(t, family[0], append([]string{"-t", "nat"}, strings.Fields(iptables)...)...)
 }
 
-// TestCleanupOfAdopted: an agent's chain that became ours goes, and only that.
-func TestCleanupOfAdopted(t *testing.T) {
+// TestCleanupOfAgentChain: an agent's chain that became ours goes, and only that.
+func TestCleanupOfAgentChain(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		someLife(t, n)
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		addThirdPartyChains(t, n)
 		before := n.snapshot(t)
-		variant := n.form.variant
+		variant := n.backend.variant
 		if variant == "" {
 			variant = "nft"
-			n.path = n.both(t, variant)
+			n.path = n.linkBothVariants(t, variant)
 		}
-		agents()[1].cycle(t, n, variant)
-		n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
-		n.pass(t)
+		agents()[1].resync(t, n, variant)
+		n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
+		n.reconcileOnce(t)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 		n.cleanup(t)
-		n.asBefore(t, before)
+		n.wantRestored(t, before)
 	})
 }
 
@@ -224,34 +224,34 @@ func TestCleanupWithoutState(t *testing.T) {
 		"nothing names it":    func(*testing.T, *node) {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onEveryForm(t, func(t *testing.T, n *node) {
-				someLife(t, n)
+			onEveryBackend(t, func(t *testing.T, n *node) {
+				addThirdPartyChains(t, n)
 				before := n.snapshot(t)
-				live(t, n)
-				n.makeSure(t, n.conf(t, "storage", storage))
+				typicalUse(t, n)
+				n.addAndCheck(t, n.conf(t, "storage", storage))
 				remember(t, n)
 				if err := os.RemoveAll(n.dataDir); err != nil {
 					t.Fatal(err)
 				}
 				n.cleanup(t)
-				n.asBefore(t, before)
+				n.wantRestored(t, before)
 			})
 		})
 	}
 }
 
-// TestCleanupOfNothing: on a node that never met us, and where an agent's chain
+// TestCleanupWithoutOwnedChains: on a node that never met us, and where an agent's chain
 // and another dataDir's stand, nothing goes.
-func TestCleanupOfNothing(t *testing.T) {
+func TestCleanupWithoutOwnedChains(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		before := n.snapshot(t)
 		n.cleanup(t)
 		n.unchanged(t, before)
 
-		someLife(t, n)
+		addThirdPartyChains(t, n)
 		for _, variant := range []string{"nft", "legacy"} {
-			agents()[0].cycle(t, n, variant)
+			agents()[0].resync(t, n, variant)
 		}
 		before = n.snapshot(t)
 		stdout, stderr, code := n.reconciler(t, "cleanup")
@@ -262,12 +262,12 @@ func TestCleanupOfNothing(t *testing.T) {
 	})
 }
 
-// TestCleanupOfAnothers: chains that keep their state in another dataDir are not
+// TestCleanupWithAnotherDataDir: chains that keep their state in another dataDir are not
 // ours.
-func TestCleanupOfAnothers(t *testing.T) {
+func TestCleanupWithAnotherDataDir(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		n.makeSure(t, n.conf(t, "podnet", dualStack(nil)))
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
 		before := n.snapshot(t)
 		stdout, stderr, code := n.reconciler(t, "cleanup", "--data-dir", n.dataDir+"-other")
 		if code != 0 || strings.Contains(stdout, "removed chain") || !strings.Contains(stderr, "chain IP-MASQ-AGENT (ipv4)") || !strings.Contains(stderr, n.dataDir) {
@@ -277,16 +277,16 @@ func TestCleanupOfAnothers(t *testing.T) {
 	})
 }
 
-// TestCleanupInUse: a chain that somebody else's rule jumps to cannot go. It says
+// TestCleanupOfReferencedChain: a chain that somebody else's rule jumps to cannot go. It says
 // so, and the state stays until it can.
-func TestCleanupInUse(t *testing.T) {
+func TestCleanupOfReferencedChain(t *testing.T) {
 	t.Parallel()
-	for _, f := range forms()[1:] {
+	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
-			someLife(t, n)
+			addThirdPartyChains(t, n)
 			before := n.snapshot(t)
-			live(t, n)
+			typicalUse(t, n)
 			n.tool(t, "iptables", "-t", "nat", "-A", "KUBE-POSTROUTING", "-j", "IP-MASQ-AGENT")
 			stdout, stderr, code := n.reconciler(t, "cleanup")
 			if code != 1 || !strings.Contains(stderr, "IP-MASQ-AGENT") {
@@ -300,16 +300,16 @@ func TestCleanupInUse(t *testing.T) {
 			}
 			n.tool(t, "iptables", "-t", "nat", "-D", "KUBE-POSTROUTING", "-j", "IP-MASQ-AGENT")
 			n.cleanup(t)
-			n.asBefore(t, before)
+			n.wantRestored(t, before)
 		})
 	}
 }
 
-// TestCleanupBesideRun: a reconciler that runs would bring all of it back, so it
+// TestCleanupDuringRun: a reconciler that runs would bring all of it back, so it
 // is refused, and nothing changes.
-func TestCleanupBesideRun(t *testing.T) {
+func TestCleanupDuringRun(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		before := n.snapshot(t)
 		n.conflist(t, "podnet", dualStack(nil))
 		d := n.startReconciler(t).untilReady(t)
@@ -323,6 +323,6 @@ func TestCleanupBesideRun(t *testing.T) {
 		}
 		d.stop(t)
 		n.cleanup(t)
-		n.asBefore(t, before)
+		n.wantRestored(t, before)
 	})
 }

@@ -20,7 +20,7 @@ import (
 const manyRules = 5000
 
 // otherTable is a script of nft that makes a table with so many rules anew.
-func otherTable() string {
+func kubeProxyTable() string {
 	var b strings.Builder
 	b.WriteString("table ip kube-proxy\ndelete table ip kube-proxy\ntable ip kube-proxy {\n" +
 		" chain services { type nat hook prerouting priority dstnat; policy accept;\n")
@@ -34,52 +34,52 @@ func otherTable() string {
 
 // storm is a way in which thousands of rules are written and ours are spoiled in
 // the same moment.
-type storm struct {
-	name string
-	form int
+type largeCommit struct {
+	name    string
+	backend int
 	// program reads the script.
 	program []string
 	script  string
 }
 
-func storms() []storm {
+func largeCommits() []largeCommit {
 	restored := strings.TrimSuffix(fixtures.KubeProxy(manyRules), "COMMIT\n")
 	keep, anew := []string{"iptables-nft-restore", "--noflush"}, []string{"iptables-nft-restore"}
 	nft := []string{"nft", "-f", "-"}
 	// Our rules go before the others come and after: nobody knows what is read first.
-	return []storm{
-		{"nft -f, our jump deleted", 0, nft, "flush chain ip ip-masq postrouting\n" + otherTable()},
-		{"nft -f, our tables deleted", 0, nft, otherTable() + "delete table ip ip-masq\ndelete table ip6 ip-masq\n"},
-		{"nft -f, flush ruleset", 0, nft, "flush ruleset\n" + otherTable()},
+	return []largeCommit{
+		{"nft -f, our jump deleted", 0, nft, "flush chain ip ip-masq postrouting\n" + kubeProxyTable()},
+		{"nft -f, our tables deleted", 0, nft, kubeProxyTable() + "delete table ip ip-masq\ndelete table ip6 ip-masq\n"},
+		{"nft -f, flush ruleset", 0, nft, "flush ruleset\n" + kubeProxyTable()},
 		{"iptables-nft-restore --noflush, our jump deleted", 1, keep, restored + "-F POSTROUTING\nCOMMIT\n"},
 		{"iptables-nft-restore --noflush, our chain deleted", 1, keep, restored + "-F POSTROUTING\n-F IP-MASQ-AGENT\n-X IP-MASQ-AGENT\nCOMMIT\n"},
 		{"iptables-nft-restore of the whole table", 1, anew, restored + "COMMIT\n"},
-		{"nft -f, flush ruleset", 1, nft, "flush ruleset\n" + otherTable()},
+		{"nft -f, flush ruleset", 1, nft, "flush ruleset\n" + kubeProxyTable()},
 	}
 }
 
-// TestStorm: drift that comes with thousands of others' rules, in one commit, is
+// TestDriftInLargeCommit: drift that comes with thousands of others' rules, in one commit, is
 // repaired in a quarter of a second.
-func TestStorm(t *testing.T) {
-	for i, f := range forms()[:2] {
+func TestDriftInLargeCommit(t *testing.T) {
+	for i, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			slow := []string{}
 			for range 2 { // once more, where something else kept the machine busy
 				w := newTampered(t, f)
 				slow = slow[:0]
-				for _, s := range storms() {
-					if s.form != i {
+				for _, s := range largeCommits() {
+					if s.backend != i {
 						continue
 					}
-					var took figures
+					var took durations
 					for range 3 {
 						count := w.untilIdle(t, 200*time.Millisecond)
 						w.feed(t, s.script, s.program[0], s.program[1:]...)
-						took = append(took, timelimit.Fair(w.repair(t, count), inAStorm))
+						took = append(took, timelimit.Fair(w.repair(t, count), repairInLargeCommit))
 					}
 					w.packets(t)
 					t.Logf("%-50s %v", s.name, took)
-					if slices.Max(took) > inAStorm {
+					if slices.Max(took) > repairInLargeCommit {
 						slow = append(slow, fmt.Sprintf("%s: %v", s.name, took))
 					}
 				}
@@ -89,20 +89,20 @@ func TestStorm(t *testing.T) {
 				}
 			}
 			for _, s := range slow {
-				t.Errorf("too slow: %s; want nothing above %s", s, inAStorm)
+				t.Errorf("too slow: %s; want nothing above %s", s, repairInLargeCommit)
 			}
 		})
 	}
 }
 
-// TestAmidStorms: drift that somebody causes while others go on and on restoring
+// TestDriftDuringLargeCommits: drift that somebody causes while others go on and on restoring
 // thousands of rules is repaired as fast. With iptables it is the repair that
 // finds those rules in its way, and nft that restores, and the other way round.
-func TestAmidStorms(t *testing.T) {
-	for _, f := range forms()[:2] {
+func TestDriftDuringLargeCommits(t *testing.T) {
+	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			w := newTampered(t, f)
-			program, script := []string{"nft", "-f", "-"}, otherTable()
+			program, script := []string{"nft", "-f", "-"}, kubeProxyTable()
 			if f.variant == "" {
 				program, script = []string{"iptables-nft-restore", "--noflush"}, fixtures.KubeProxy(manyRules)
 			}
@@ -125,14 +125,14 @@ func TestAmidStorms(t *testing.T) {
 					restored.Add(1)
 				}
 			})
-			var took figures
+			var took durations
 			const times = 10
 			for i := range times {
 				time.Sleep(time.Duration(100+37*i) * time.Millisecond)
 				w.until(t, "storm", func() bool { return restored.Load() >= int64(i/2) })
 				count := w.Count()
 				w.spoil(t, tamperings()[0], i%len(families()))
-				took = append(took, timelimit.Fair(w.amid(t, count, i), amidStorms))
+				took = append(took, timelimit.Fair(w.amid(t, count, i), repairDuringLargeCommits))
 			}
 			close(stop)
 			others.Wait()
@@ -142,7 +142,7 @@ func TestAmidStorms(t *testing.T) {
 			}
 			w.packets(t)
 			t.Logf("%d restores of %d rules by %s; repairs: %v", restored.Load(), manyRules, program[0], took)
-			if worst := slices.Max(took); worst > amidStorms {
+			if worst := slices.Max(took); worst > repairDuringLargeCommits {
 				t.Errorf("drift was repaired after %s: %v", worst, []time.Duration(took))
 			}
 		})
@@ -153,7 +153,7 @@ func TestAmidStorms(t *testing.T) {
 // the repair is under way, the table. Whatever the pause between the two, that is
 // no reason to leave the node without rules.
 func TestTamperingInSteps(t *testing.T) {
-	for _, f := range forms()[:2] {
+	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel() // it waits most of the time
 			w := newTampered(t, f)
@@ -173,7 +173,7 @@ func TestTamperingInSteps(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			var took figures
+			var took durations
 			// A repair takes about 1 ms with nftables and 8 ms with iptables.
 			for pause := time.Duration(0); pause < 10*time.Millisecond; pause += 400 * time.Microsecond {
 				family := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6}[len(took)%2]
@@ -193,10 +193,10 @@ func TestTamperingInSteps(t *testing.T) {
 				}
 				w.repair(t, count)
 				all := w.Since(count)
-				took = append(took, timelimit.Fair(all[len(all)-1].At.Sub(at), amidStorms))
+				took = append(took, timelimit.Fair(all[len(all)-1].At.Sub(at), repairDuringLargeCommits))
 			}
 			t.Log(took)
-			if worst := slices.Max(took); worst > amidStorms {
+			if worst := slices.Max(took); worst > repairDuringLargeCommits {
 				t.Errorf("rules were repaired after %s: %v", worst, []time.Duration(took))
 			}
 			w.packets(t)

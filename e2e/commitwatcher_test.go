@@ -53,7 +53,7 @@ func (e *commitWatcher) untilIdle(t *testing.T, while time.Duration) int {
 }
 
 // after tells the programs that made the commits after a generation.
-func (e *commitWatcher) after(generation uint32) (programs []string) {
+func (e *commitWatcher) programsAfter(generation uint32) (programs []string) {
 	for _, c := range e.Since(0) {
 		if c.Generation > generation {
 			programs = append(programs, c.Program)
@@ -63,7 +63,7 @@ func (e *commitWatcher) after(generation uint32) (programs []string) {
 }
 
 // by counts those since then by program.
-func (e *commitWatcher) by(since int) string {
+func (e *commitWatcher) countByProgram(since int) string {
 	count := map[string]int{}
 	for _, c := range e.Since(since) {
 		count[c.Program]++
@@ -76,19 +76,19 @@ func (e *commitWatcher) by(since int) string {
 }
 
 // figures are how long something took, each time.
-type figures []time.Duration
+type durations []time.Duration
 
-func (f figures) median() time.Duration {
+func (f durations) median() time.Duration {
 	sorted := slices.Sorted(slices.Values(f))
 	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
 
-func (f figures) String() string {
+func (f durations) String() string {
 	return fmt.Sprintf("median %5.1f ms, worst %5.1f ms of %d", ms(f.median()), ms(slices.Max(f)), len(f))
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-func (f figures) slow() bool {
+func (f durations) slow() bool {
 	return timelimit.Exceeded(f.median(), usualRepair) || slices.Max(f) > worstRepair
 }

@@ -32,7 +32,7 @@ func (n *node) configMap(t *testing.T, files map[string]string) *configMap {
 	if err := os.Mkdir(m.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	m.put(t, files)
+	m.update(t, files)
 	return m
 }
 
@@ -41,7 +41,7 @@ func (m *configMap) path(name string) string { return filepath.Join(m.dir, name)
 // put has these files hold, and no others, in the order in which a kubelet does
 // it: the version, the link to it, links to new files, those to files that are
 // gone, the earlier version.
-func (m *configMap) put(t *testing.T, files map[string]string) {
+func (m *configMap) update(t *testing.T, files map[string]string) {
 	t.Helper()
 	m.versions++
 	version := fmt.Sprintf("..2026_11_21_08_00_00.%09d", m.versions)
@@ -71,43 +71,43 @@ func (m *configMap) put(t *testing.T, files map[string]string) {
 }
 
 // sound is a ConfigMap that says what no default does.
-func sound() map[string]string {
+func validConfigMap() map[string]string {
 	return map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs:\n- 1.2.3.0/24\n- 10.9.0.0/16\nresyncInterval: 1h\n"}
 }
 
 // breakage is a way to spoil what a ConfigMap was.
-type breakage struct {
-	name  string
-	spoil func(t *testing.T, m *configMap)
-	mend  func(t *testing.T, m *configMap) // nil: put what is sound
-	says  []string
+type brokenConfigMap struct {
+	name       string
+	breakFiles func(t *testing.T, m *configMap)
+	restore    func(t *testing.T, m *configMap) // nil: put what is sound
+	says       []string
 }
 
-func breakages() []breakage {
-	text := func(name, text string, says ...string) breakage {
-		return breakage{name: name, says: append(says, "ip-masq-agent"),
-			spoil: func(t *testing.T, m *configMap) { m.put(t, map[string]string{"ip-masq-agent": text}) }}
+func brokenConfigMaps() []brokenConfigMap {
+	text := func(name, text string, says ...string) brokenConfigMap {
+		return brokenConfigMap{name: name, says: append(says, "ip-masq-agent"),
+			breakFiles: func(t *testing.T, m *configMap) { m.update(t, map[string]string{"ip-masq-agent": text}) }}
 	}
-	second := func(name, text string, says ...string) breakage {
-		return breakage{name: name, says: append(says, "ip-masq-second"), spoil: func(t *testing.T, m *configMap) {
-			files := maps.Clone(sound())
+	second := func(name, text string, says ...string) brokenConfigMap {
+		return brokenConfigMap{name: name, says: append(says, "ip-masq-second"), breakFiles: func(t *testing.T, m *configMap) {
+			files := maps.Clone(validConfigMap())
 			files["ip-masq-second"] = text
-			m.put(t, files)
+			m.update(t, files)
 		}}
 	}
 	// beside spoils the directory with something that no ConfigMap has.
-	beside := func(name string, spoil func(path string) error, says ...string) breakage {
-		return breakage{name: name, says: append(says, "ip-masq-strange"),
-			spoil: func(t *testing.T, m *configMap) { must(t, spoil(m.path("ip-masq-strange"))) },
-			mend:  func(t *testing.T, m *configMap) { must(t, os.RemoveAll(m.path("ip-masq-strange"))) }}
+	beside := func(name string, spoil func(path string) error, says ...string) brokenConfigMap {
+		return brokenConfigMap{name: name, says: append(says, "ip-masq-strange"),
+			breakFiles: func(t *testing.T, m *configMap) { must(t, spoil(m.path("ip-masq-strange"))) },
+			restore:    func(t *testing.T, m *configMap) { must(t, os.RemoveAll(m.path("ip-masq-strange"))) }}
 	}
 	large := "# " + strings.Repeat("x", 2<<20) + "\n"
-	return []breakage{
+	return []brokenConfigMap{
 		text("host bits", "nonMasqueradeCIDRs:\n- 1.2.3.0/24\n- 10.9.0.1/16\n", "ip-masq-agent:3: ", "nonMasqueradeCIDRs[1]", "did you mean 10.9.0.0/16?"),
 		text("null", "nonMasqueradeCIDRs: [null]\n", "nonMasqueradeCIDRs[0]", "null"),
 		text("IPv6 that is not on", "nonMasqueradeCIDRs: ['fd00::/8']\n", "nonMasqueradeCIDRs[0]", "fd00::/8", "enableIPv6"),
 		text("no YAML", "nonMasqueradeCIDRs: [1.2.3.0/24\n"),
-		text("2 MiB", large+sound()["ip-masq-agent"], "1024 KiB"),
+		text("2 MiB", large+validConfigMap()["ip-masq-agent"], "1024 KiB"),
 		second("another file", "masqueradeCIDRs: [1.2.3.0/24]\n", "masqueradeCIDRs[0]", "1.2.3.0/24", "remove one of the two"),
 		second("another file that is torn", `{"randomFully": tru`),
 		beside("FIFO", func(path string) error { return syscall.Mkfifo(path, 0o644) }, "fix it, remove it"),
@@ -117,14 +117,14 @@ func breakages() []breakage {
 		beside("link to itself", func(path string) error { return os.Symlink("ip-masq-strange", path) }, "fix it, remove it"),
 		beside("device", func(path string) error { return os.Symlink("/dev/zero", path) }, "fix it, remove it"),
 		{name: "version that is gone", says: []string{"..data leads to nothing", "mount the ConfigMap again"},
-			spoil: func(t *testing.T, m *configMap) {
+			breakFiles: func(t *testing.T, m *configMap) {
 				must(t, firstOf(os.Symlink("..gone", m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data"))))
 			}},
 		{name: "file for a directory", says: []string{"not a directory", "name the directory"},
-			spoil: func(t *testing.T, m *configMap) {
+			breakFiles: func(t *testing.T, m *configMap) {
 				must(t, firstOf(os.Rename(m.dir, m.dir+".away"), os.WriteFile(m.dir, nil, 0o644)))
 			},
-			mend: func(t *testing.T, m *configMap) { must(t, firstOf(os.Remove(m.dir), os.Rename(m.dir+".away", m.dir))) }},
+			restore: func(t *testing.T, m *configMap) { must(t, firstOf(os.Remove(m.dir), os.Rename(m.dir+".away", m.dir))) }},
 	}
 }
 
@@ -136,48 +136,48 @@ func must(t *testing.T, err error) {
 }
 
 // lone is a host whose packets pass the node, without any network of CNI.
-func (n *node) lone(t *testing.T) senders {
+func (n *node) externalHost(t *testing.T) senders {
 	t.Helper()
 	host := topology.Must(n.AddPod("lone", transit4, transit6))(t)
 	return senders{"pod": {host, host.Addrs}}
 }
 
 // asSound fails the test unless packets go as sound has it.
-func (n *node) asSound(t *testing.T, all senders) {
+func (n *node) wantValidPolicy(t *testing.T, all senders) {
 	t.Helper()
 	all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4 10.9.9.9"})
 	all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1 10.8.0.1"})
 }
 
 // soundStatement is what sound says, as it is stored.
-func soundStatement() policy.SourcePolicy {
+func validPolicy() policy.SourcePolicy {
 	return policy.SourcePolicy{Chain: policy.DefaultChain, NonMasqueradeCIDRs: prefixes("1.2.3.0/24", "10.9.0.0/16")}
 }
 
 // agentArgs are flags for the files in a directory, in the node's form.
 func (n *node) agentArgs(dir string) []string {
-	return []string{"--agent-config-dir", dir, "--backend", n.form.backend}
+	return []string{"--agent-config-dir", dir, "--backend", n.backend.setting}
 }
 
 // shortly is how long a change of files may take to be heard of: files are read
 // once they are calm, and after a second in any case, where others write beside
 // them all the time. A link to a device makes /dev such a place.
-const shortly = 2 * time.Second
+const fileChangeTimeout = 2 * time.Second
 
 // soon waits until something holds, and fails the test if it does not shortly.
-func (n *node) soon(t *testing.T, what string, holds func() bool) {
+func (n *node) eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for start := time.Now(); !holds(); time.Sleep(2 * time.Millisecond) {
-		if timelimit.Exceeded(time.Since(start), shortly) {
+		if timelimit.Exceeded(time.Since(start), fileChangeTimeout) {
 			t.Fatalf("%s: not within %s; rules:\n%s", what, time.Since(start), n.rules(t))
 		}
 	}
 }
 
 // soonReady waits until the node is ready, which it has to be shortly.
-func (d *daemon) soonReady(t *testing.T) {
+func (d *daemon) eventuallyReady(t *testing.T) {
 	t.Helper()
-	d.within(t, shortly, "readiness", func() bool {
+	d.within(t, fileChangeTimeout, "readiness", func() bool {
 		code, _ := d.ready()
 		return code == http.StatusOK
 	})
@@ -185,9 +185,9 @@ func (d *daemon) soonReady(t *testing.T) {
 
 // soonUnready waits until the node is not ready for these reasons, which it has
 // to be shortly.
-func (d *daemon) soonUnready(t *testing.T, says ...string) {
+func (d *daemon) eventuallyUnready(t *testing.T, says ...string) {
 	t.Helper()
-	d.within(t, shortly, fmt.Sprintf("unreadiness that says %q", says), func() bool {
+	d.within(t, fileChangeTimeout, fmt.Sprintf("unreadiness that says %q", says), func() bool {
 		code, body := d.ready()
 		return code == http.StatusServiceUnavailable && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(body, s) })
 	})
@@ -195,7 +195,7 @@ func (d *daemon) soonUnready(t *testing.T, says ...string) {
 
 // filesValid fails the test unless the metrics tell that the agent files are
 // valid or not.
-func (d *daemon) filesValid(t *testing.T, want float64) {
+func (d *daemon) wantFilesValid(t *testing.T, want float64) {
 	t.Helper()
 	if got := d.metric(t, "source_valid", `source="agent-files"`); got != want {
 		t.Errorf("source_valid of the agent files is %v, want %v", got, want)
@@ -209,31 +209,31 @@ func (d *daemon) filesValid(t *testing.T, want float64) {
 // reconciler runs. What it said last stays in force, until it is mended.
 func TestBrokenConfigMap(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		all, m := n.lone(t), n.configMap(t, sound())
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		all, m := n.externalHost(t), n.configMap(t, validConfigMap())
 		d := n.startReconciler(t, n.agentArgs(m.dir)...)
-		d.soonReady(t)
-		d.filesValid(t, 1)
-		n.asSound(t, all)
-		for _, b := range breakages() {
+		d.eventuallyReady(t)
+		d.wantFilesValid(t, 1)
+		n.wantValidPolicy(t, all)
+		for _, b := range brokenConfigMaps() {
 			t.Run(b.name, func(t *testing.T) {
-				rules, documents, generation := n.ruleset(t), n.documents(t), n.generation(t)
-				b.spoil(t, m)
-				d.soonUnready(t, append(slices.Clone(b.says), "source: ", m.dir)...)
-				d.filesValid(t, 0)
-				n.asSound(t, all)
-				if b.mend == nil {
-					m.put(t, sound())
+				rules, documents, generation := n.ruleset(t), n.documentStamps(t), n.generation(t)
+				b.breakFiles(t, m)
+				d.eventuallyUnready(t, append(slices.Clone(b.says), "source: ", m.dir)...)
+				d.wantFilesValid(t, 0)
+				n.wantValidPolicy(t, all)
+				if b.restore == nil {
+					m.update(t, validConfigMap())
 				} else {
-					b.mend(t, m)
+					b.restore(t, m)
 				}
-				d.soonReady(t)
-				d.filesValid(t, 1)
-				n.asSound(t, all)
+				d.eventuallyReady(t)
+				d.wantFilesValid(t, 1)
+				n.wantValidPolicy(t, all)
 				if now := n.ruleset(t); now != rules {
 					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 				}
-				if now := n.documents(t); now != documents {
+				if now := n.documentStamps(t); now != documents {
 					t.Errorf("documents were written:\n%s\nwere:\n%s", now, documents)
 				}
 				if now := n.generation(t); now != generation {
@@ -243,14 +243,14 @@ func TestBrokenConfigMap(t *testing.T) {
 		}
 		t.Run("deleted key", func(t *testing.T) {
 			// That is no mistake: an empty ConfigMap says nothing, and the defaults hold.
-			m.put(t, nil)
-			n.soon(t, "the defaults", func() bool { return !strings.Contains(n.rules(t), "1.2.3.0/24") })
-			d.soonReady(t)
+			m.update(t, nil)
+			n.eventually(t, "the defaults", func() bool { return !strings.Contains(n.rules(t), "1.2.3.0/24") })
+			d.eventuallyReady(t)
 			all.verdicts(t, n, false, map[string]string{"pod": "10.8.0.1 192.168.0.1"})
 			all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
-			m.put(t, sound())
-			n.soon(t, "the file again", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
-			n.asSound(t, all)
+			m.update(t, validConfigMap())
+			n.eventually(t, "the file again", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
+			n.wantValidPolicy(t, all)
 		})
 	})
 }
@@ -259,41 +259,41 @@ func TestBrokenConfigMap(t *testing.T) {
 // the kernel has forgotten them. Where nothing was, nothing is made.
 func TestBrokenConfigMapAtStart(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		all, m := n.lone(t), n.configMap(t, nil)
-		for _, b := range breakages() {
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		all, m := n.externalHost(t), n.configMap(t, nil)
+		for _, b := range brokenConfigMaps() {
 			t.Run(b.name, func(t *testing.T) {
-				m.put(t, sound())
-				b.spoil(t, m)
+				m.update(t, validConfigMap())
+				b.breakFiles(t, m)
 				says := append(slices.Clone(b.says), "source: ", m.dir)
 				d := n.startReconciler(t, n.agentArgs(m.dir)...)
-				d.soonUnready(t, says...)
-				d.filesValid(t, 0)
-				n.gone(t, "IP-MASQ-AGENT")
+				d.eventuallyUnready(t, says...)
+				d.wantFilesValid(t, 0)
+				n.wantNoChain(t, "IP-MASQ-AGENT")
 				all.verdicts(t, n, false, map[string]string{"pod": "1.2.4.1"})
 				d.stop(t)
 
 				// Of another time there is something.
-				n.storeAgentFiles(t, soundStatement())
+				n.storeAgentFiles(t, validPolicy())
 				d = n.startReconciler(t, n.agentArgs(m.dir)...)
-				d.soonUnready(t, says...)
-				d.filesValid(t, 0)
-				n.asSound(t, all)
+				d.eventuallyUnready(t, says...)
+				d.wantFilesValid(t, 0)
+				n.wantValidPolicy(t, all)
 				n.flush(t)
-				n.soon(t, "a repair", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") || n.form.variant == "legacy" })
+				n.eventually(t, "a repair", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") || n.backend.variant == "legacy" })
 
-				if b.mend == nil {
-					m.put(t, sound())
+				if b.restore == nil {
+					m.update(t, validConfigMap())
 				} else {
-					b.mend(t, m)
+					b.restore(t, m)
 				}
-				d.soonReady(t)
-				d.filesValid(t, 1)
-				n.asSound(t, all)
+				d.eventuallyReady(t)
+				d.wantFilesValid(t, 1)
+				n.wantValidPolicy(t, all)
 				d.stop(t)
-				n.wipe(t)
+				n.removeRulesAndState(t)
 			})
-			if n.form.variant != "" && b.name == "null" {
+			if n.backend.variant != "" && b.name == "null" {
 				break // how it broke is the same whatever the form
 			}
 		}
@@ -312,7 +312,7 @@ func TestMemoryOfAgentFiles(t *testing.T) {
 		"documents": strings.Repeat("---\n#\n", 160_000),
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(t, forms()[0])
+			n := newNode(t, backends()[0])
 			n.agentFile(t, "ip-masq", text)
 			c := n.reconcilerCommand(n.within(t), t, "once")
 			run(t, c)

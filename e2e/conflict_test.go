@@ -14,7 +14,7 @@ import (
 
 // named writes a conflist with a plugin entry into the directory that runtimes
 // read, which all nodes of this process share, and returns its path.
-func (n *node) named(t *testing.T, network string, keys object) string {
+func (n *node) writeSharedConflist(t *testing.T, network string, keys object) string {
 	t.Helper()
 	list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": network, "plugins": []object{n.entry(keys)}})
 	if err != nil {
@@ -24,20 +24,20 @@ func (n *node) named(t *testing.T, network string, keys object) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(config.DefaultCNIConfDir, "10-"+network+".conflist")
-	place(t, path, string(list))
+	writeTempFile(t, path, string(list))
 	return path
 }
 
 // contradiction is a pair of entries of two networks that cannot both hold.
-type contradiction struct {
+type conflict struct {
 	name          string
 	first, second object
 	says          []string
 	scope         bool
 }
 
-func contradictions() []contradiction {
-	return []contradiction{{
+func conflicts() []conflict {
+	return []conflict{{
 		name:  "a scalar",
 		first: object{"randomFully": false}, second: object{"randomFully": true},
 		says: []string{`randomFully of network "second" is true, which conflicts with randomFully of network "first", false`},
@@ -70,44 +70,44 @@ func contradictions() []contradiction {
 // was there.
 func TestNetworksConflict(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		for _, c := range contradictions() {
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		for _, c := range conflicts() {
 			t.Run(c.name, func(t *testing.T) {
 				first := n.conf(t, "first", c.first)
-				n.makeSure(t, first)
-				rules, documents := n.ruleset(t), n.documents(t)
+				n.addAndCheck(t, first)
+				rules, documents := n.ruleset(t), n.documentStamps(t)
 				says := slices.Concat(c.says, []string{"chain IP-MASQ-AGENT: ", "the latter is in force", "make them agree"})
 				if c.scope {
 					says = append(says, "or give one of them another masqChain")
 				}
 				second := n.conf(t, "second", c.second)
 				for _, verb := range []string{"ADD", "ADD", "STATUS"} {
-					n.ask(t, request{verb: verb, conf: second}).want(t, map[string]uint{"ADD": 7, "STATUS": 50}[verb], says...)
+					n.invoke(t, invocation{verb: verb, conf: second}).want(t, map[string]uint{"ADD": 7, "STATUS": 50}[verb], says...)
 				}
-				n.ask(t, request{verb: "DEL", conf: second}).want(t, 0).noWarnings(t)
-				n.makeSure(t, first).noWarnings(t)
+				n.invoke(t, invocation{verb: "DEL", conf: second}).want(t, 0).noWarnings(t)
+				n.addAndCheck(t, first).noWarnings(t)
 				if now := n.ruleset(t); now != rules {
 					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 				}
-				if now := n.documents(t); now != documents {
+				if now := n.documentStamps(t); now != documents {
 					t.Errorf("documents changed:\n%s\nwere:\n%s", now, documents)
 				}
 				// The remedy works.
 				c.second["masqChain"] = "SECOND"
-				n.makeSure(t, n.conf(t, "second", c.second))
-				n.makeSure(t, first).noWarnings(t)
+				n.addAndCheck(t, n.conf(t, "second", c.second))
+				n.addAndCheck(t, first).noWarnings(t)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
-				n.wipe(t)
+				n.removeRulesAndState(t)
 			})
 		}
 	})
 }
 
 // wipe takes away all that we have on the node, rules and state.
-func (n *node) wipe(t *testing.T) {
+func (n *node) removeRulesAndState(t *testing.T) {
 	t.Helper()
 	n.flush(t)
-	if n.form.variant != "" {
+	if n.backend.variant != "" {
 		for _, f := range families() {
 			n.tool(t, f[0], "-t", "nat", "-X")
 		}
@@ -120,62 +120,62 @@ func (n *node) wipe(t *testing.T) {
 // TestChangedEntryConflicts: a network whose entry changes is a newcomer too.
 func TestChangedEntryConflicts(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
-	n.makeSure(t, n.conf(t, "first", object{"randomFully": true}))
-	n.makeSure(t, n.conf(t, "second", nil))
+	n := newNode(t, backends()[0])
+	n.addAndCheck(t, n.conf(t, "first", object{"randomFully": true}))
+	n.addAndCheck(t, n.conf(t, "second", nil))
 	before := n.snapshot(t)
-	n.ask(t, request{verb: "ADD", conf: n.conf(t, "first", object{"randomFully": true, "masqueradeHost": false})}).want(t, 0)
-	n.makeSure(t, n.conf(t, "first", object{"randomFully": true}))
-	n.makeSure(t, n.conf(t, "second", object{"randomFully": true}))
-	n.ask(t, request{verb: "ADD", conf: n.conf(t, "first", object{"randomFully": false})}).
+	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "first", object{"randomFully": true, "masqueradeHost": false})}).want(t, 0)
+	n.addAndCheck(t, n.conf(t, "first", object{"randomFully": true}))
+	n.addAndCheck(t, n.conf(t, "second", object{"randomFully": true}))
+	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "first", object{"randomFully": false})}).
 		want(t, 7, `randomFully of network "first" is false, which conflicts with randomFully of network "second", true`)
 	if after := n.ruleset(t); after != before.rules {
 		t.Errorf("rules changed:\n%s\nwere:\n%s", after, before.rules)
 	}
-	if stored := n.load(t).Find(network("first")); stored == nil || stored.Policy.RandomFully == nil || !*stored.Policy.RandomFully {
+	if stored := n.load(t).Find(networkID("first")); stored == nil || stored.Policy.RandomFully == nil || !*stored.Policy.RandomFully {
 		t.Errorf("document: %+v", stored)
 	}
 }
 
-// TestNewcomerWins where a conflist on disk names it and none names the network
+// TestConflictAfterConflistRemoval where a conflist on disk names it and none names the network
 // in force any more; and so back again.
-func TestNewcomerWins(t *testing.T) {
-	onEveryForm(t, func(t *testing.T, n *node) {
+func TestConflictAfterConflistRemoval(t *testing.T) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		keys := map[string]object{"first": {"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, "second": {"masqueradeCIDRs": []string{"10.0.0.0/8"}}}
 		first, second := n.conf(t, "first", keys["first"]), n.conf(t, "second", keys["second"])
-		n.makeSure(t, first)
+		n.addAndCheck(t, first)
 		loses := func(conf string) {
 			t.Helper()
 			rules := n.ruleset(t)
-			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, "CIDRs of network", "10.0.0.0/8", "the latter is in force")
+			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, "CIDRs of network", "10.0.0.0/8", "the latter is in force")
 			if now := n.ruleset(t); now != rules {
 				t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 			}
 		}
 		wins := func(conf, says string) {
 			t.Helper()
-			n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
-			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, says)
-			n.makeSure(t, conf).noWarnings(t)
+			n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
+			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, says)
+			n.addAndCheck(t, conf).noWarnings(t)
 		}
-		path := n.named(t, "first", keys["first"])
+		path := n.writeSharedConflist(t, "first", keys["first"])
 		loses(second) // only the one in force is named
-		n.named(t, "second", keys["second"])
+		n.writeSharedConflist(t, "second", keys["second"])
 		loses(second) // both are
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
-		n.makeSure(t, first).noWarnings(t) // until there is a newcomer
+		n.addAndCheck(t, first).noWarnings(t) // until there is a newcomer
 		wins(second, `network "first" is no longer in any conflist and is superseded by network "second"`)
 		loses(first)
-		n.makeSure(t, second).noWarnings(t)
-		n.named(t, "first", keys["first"])
+		n.addAndCheck(t, second).noWarnings(t)
+		n.writeSharedConflist(t, "first", keys["first"])
 		loses(first)
 		if err := os.Remove(filepath.Join(filepath.Dir(path), "10-second.conflist")); err != nil {
 			t.Fatal(err)
 		}
 		wins(first, `network "second" is no longer in any conflist and is superseded by network "first"`)
-		n.makeSure(t, first).noWarnings(t)
+		n.addAndCheck(t, first).noWarnings(t)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
@@ -186,22 +186,22 @@ func TestNewcomerWins(t *testing.T) {
 // TestStaleEntry: an ADD that began before the conflist on disk was replaced
 // does not bring the old entry back.
 func TestStaleEntry(t *testing.T) {
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		older, newer := object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, object{"nonMasqueradeCIDRs": []string{"172.16.0.0/12"}}
-		n.makeSure(t, n.conf(t, "podnet", older))
-		n.makeSure(t, n.conf(t, "podnet", newer)).noWarnings(t) // without a conflist each is the latest
-		path := n.named(t, "podnet", newer)
+		n.addAndCheck(t, n.conf(t, "podnet", older))
+		n.addAndCheck(t, n.conf(t, "podnet", newer)).noWarnings(t) // without a conflist each is the latest
+		path := n.writeSharedConflist(t, "podnet", newer)
 		before := n.snapshot(t)
-		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0, "older entry than the conflist on disk, which stays in force")
-		n.ask(t, request{verb: "CHECK", conf: n.conf(t, "podnet", older)}).want(t, 0)
+		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0, "older entry than the conflist on disk, which stays in force")
+		n.invoke(t, invocation{verb: "CHECK", conf: n.conf(t, "podnet", older)}).want(t, 0)
 		n.unchanged(t, before)
 		n.flush(t)
-		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0)
-		n.makeSure(t, n.conf(t, "podnet", newer)).noWarnings(t)
+		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0)
+		n.addAndCheck(t, n.conf(t, "podnet", newer)).noWarnings(t)
 		// An entry that is on the disk is the latest, whatever is stored.
-		n.named(t, "podnet", older)
-		n.makeSure(t, n.conf(t, "podnet", older)).noWarnings(t)
-		if stored := n.load(t).Find(network("podnet")); stored.Policy.NonMasqueradeCIDRs[0] != prefixes("10.0.0.0/8")[0] {
+		n.writeSharedConflist(t, "podnet", older)
+		n.addAndCheck(t, n.conf(t, "podnet", older)).noWarnings(t)
+		if stored := n.load(t).Find(networkID("podnet")); stored.Policy.NonMasqueradeCIDRs[0] != prefixes("10.0.0.0/8")[0] {
 			t.Errorf("document: %+v", stored)
 		}
 		if err := os.Remove(path); err != nil {

@@ -13,7 +13,7 @@ import (
 // when the rules are made anew, and to ask writes nothing to the kernel.
 func TestConnectionCounters(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [10.0.0.0/8]\nresyncInterval: 1s\n"+
 			"sourceCIDRs: [10.1.0.0/16]\nmasqueradeHost: false\n") // the node has things of its own to say: IGMP
 		d := n.startReconciler(t).untilReady(t)
@@ -41,7 +41,7 @@ func TestConnectionCounters(t *testing.T) {
 		send(3)
 		want(3, 3)
 		repaired := d.metric(t, "reconciles_total", `result="repaired"`)
-		n.tamper(t)
+		n.flushMasqChain(t)
 		d.until(t, "repair", func() bool { return d.metric(t, "reconciles_total", `result="repaired"`) > repaired })
 		want(3, 3)
 		send(2)
@@ -50,9 +50,9 @@ func TestConnectionCounters(t *testing.T) {
 }
 
 // tamper takes the rules of our chain away.
-func (n *node) tamper(t *testing.T) {
+func (n *node) flushMasqChain(t *testing.T) {
 	t.Helper()
-	if n.form.variant == "" {
+	if n.backend.variant == "" {
 		n.tool(t, "nft", "flush", "chain", "ip", "ip-masq", "masq-IP-MASQ-AGENT")
 		return
 	}

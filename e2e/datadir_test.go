@@ -14,7 +14,7 @@ import (
 
 // fill writes files below a directory, which it makes. Names that end in a slash
 // are directories.
-func fill(t *testing.T, dir string, files map[string]string) {
+func writeFiles(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
 		path := filepath.Join(dir, name)
@@ -47,13 +47,13 @@ func TestDataDirOfAnotherProgram(t *testing.T) {
 		"a directory": {map[string]string{"empty/": ""}, "empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(t, forms()[0])
+			n := newNode(t, backends()[0])
 			dir := filepath.Join(n.dir, "srv", "files")
-			fill(t, dir, c.files)
+			writeFiles(t, dir, c.files)
 			before, rules := tree(t, dir), n.ruleset(t)
 			conf := n.conf(t, "podnet", object{"dataDir": dir})
 			for verb, code := range map[string]uint{"ADD": 100, "CHECK": 101, "STATUS": 50, "GC": 0, "DEL": 0} {
-				n.ask(t, request{verb: verb, conf: conf}).want(t, code, dir, c.says, "ip-masq did not make it", "set dataDir to a directory that")
+				n.invoke(t, invocation{verb: verb, conf: conf}).want(t, code, dir, c.says, "ip-masq did not make it", "set dataDir to a directory that")
 			}
 			for _, command := range []string{"cleanup", "once", "check"} {
 				stdout, stderr, code := n.reconciler(t, command, "--data-dir", dir)
@@ -75,27 +75,27 @@ func TestDataDirOfAnotherProgram(t *testing.T) {
 // conflists as they were in a directory that ip-masq did not make.
 func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
 	t.Parallel()
-	b := newBare(t, forms()[0])
+	b := newUninstalledNode(t, backends()[0])
 	b.install(t, b.plugin(t))
 	dir := filepath.Join(b.dir, "srv")
-	fill(t, dir, map[string]string{"backups/db.sql": "1", "notes": "2"})
+	writeFiles(t, dir, map[string]string{"backups/db.sql": "1", "notes": "2"})
 	before := tree(t, dir)
 	b.dataDir = dir
-	stdout, stderr, code := b.reconciler(t, b.where("uninstall", "--no-wait")...)
+	stdout, stderr, code := b.reconciler(t, b.args("uninstall", "--no-wait")...)
 	if code != 1 || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "no backup is kept") {
 		t.Errorf("uninstall: exit code %d\n%s%s", code, stdout, stderr)
 	}
-	if now := contents(t, b.list); !bytes.Equal(now, b.before) {
+	if now := readFile(t, b.conflistFile); !bytes.Equal(now, b.original) {
 		t.Errorf("the entry is not taken out:\n%s", now)
 	}
 	must(t, os.Remove(b.entry))
 	b.entry = filepath.Join(b.dir, "other.json")
 	must(t, os.WriteFile(b.entry, []byte(`{"type": "ip-masq", "dataDir": "`+dir+`"}`), 0o600))
-	stdout, stderr, code = b.reconciler(t, b.where("install", "--plugin", b.plugin(t))...)
+	stdout, stderr, code = b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)
 	if code != 1 || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "set dataDir to a directory that") {
 		t.Errorf("install: exit code %d\n%s%s", code, stdout, stderr)
 	}
-	if now := contents(t, b.list); !bytes.Equal(now, b.before) {
+	if now := readFile(t, b.conflistFile); !bytes.Equal(now, b.original) {
 		t.Errorf("the entry is in:\n%s", now)
 	}
 	if d := cmp.Diff(before, tree(t, dir)); d != "" {

@@ -12,14 +12,14 @@ import (
 // can and succeeds. A runtime would try again and again, and the pod never end.
 func TestDel(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "172.16.0.0/12"}})
-		n.makeSure(t, conf)
+		n.addAndCheck(t, conf)
 		rules := n.ruleset(t)
-		succeeds := func(t *testing.T, r request, says ...string) answer {
+		succeeds := func(t *testing.T, r invocation, says ...string) result {
 			t.Helper()
 			r.verb = "DEL"
-			a := n.ask(t, r).want(t, 0, says...)
+			a := n.invoke(t, r).want(t, 0, says...)
 			if a.stdout != "" {
 				t.Errorf("stdout: %s", a.stdout)
 			}
@@ -27,13 +27,13 @@ func TestDel(t *testing.T) {
 		}
 		t.Run("twice", func(t *testing.T) {
 			for want := range 2 {
-				n.ask(t, request{verb: "ADD", conf: conf, id: "pod1"}).want(t, 0)
-				n.ask(t, request{verb: "ADD", conf: conf, id: "pod2"}).want(t, 0)
+				n.invoke(t, invocation{verb: "ADD", conf: conf, id: "pod1"}).want(t, 0)
+				n.invoke(t, invocation{verb: "ADD", conf: conf, id: "pod2"}).want(t, 0)
 				if have := n.attachments(t, "podnet"); have != 3 {
 					t.Fatalf("%d attachments", have)
 				}
 				for _, id := range []string{"pod1", "pod1", "pod2", "pod2"}[:4-want] {
-					succeeds(t, request{conf: conf, id: id}).noWarnings(t)
+					succeeds(t, invocation{conf: conf, id: id}).noWarnings(t)
 				}
 				if have := n.attachments(t, "podnet"); have != 1 {
 					t.Fatalf("%d attachments left", have)
@@ -41,17 +41,17 @@ func TestDel(t *testing.T) {
 			}
 		})
 		t.Run("as after a failed ADD", func(t *testing.T) { // no namespace, no prevResult, and nobody was there
-			r := request{conf: n.conf(t, "podnet", object{"prevResult": nil}), id: "never", noNetns: true}
+			r := invocation{conf: n.conf(t, "podnet", object{"prevResult": nil}), id: "never", noNetns: true}
 			succeeds(t, r).noWarnings(t)
 		})
 		t.Run("of an unknown network", func(t *testing.T) {
-			succeeds(t, request{conf: n.conf(t, "othernet", nil)}).noWarnings(t)
+			succeeds(t, invocation{conf: n.conf(t, "othernet", nil)}).noWarnings(t)
 		})
 		t.Run("with a stale entry", func(t *testing.T) {
 			for _, keys := range []object{
 				{"nonMasqueradeCIDRs": []string{}}, {"masqChain": "OLD"}, {"enableIPv6": true},
 			} {
-				succeeds(t, request{conf: n.conf(t, "podnet", keys)}).noWarnings(t)
+				succeeds(t, invocation{conf: n.conf(t, "podnet", keys)}).noWarnings(t)
 			}
 		})
 		if after := n.ruleset(t); after != rules {
@@ -64,26 +64,26 @@ func TestDel(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) { // and repairs all the same
 				n.flush(t)
-				succeeds(t, request{conf: n.conf(t, "podnet", keys)}).noWarnings(t)
-				n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+				succeeds(t, invocation{conf: n.conf(t, "podnet", keys)}).noWarnings(t)
+				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 			})
 		}
 		t.Run("with a broken backend", func(t *testing.T) {
 			n.flush(t)
 			before := n.ruleset(t)
-			succeeds(t, request{conf: conf, helpless: true}, "warning: ")
+			succeeds(t, invocation{conf: conf, unprivileged: true}, "warning: ")
 			if after := n.ruleset(t); after != before {
 				t.Errorf("rules changed:\n%s", after)
 			}
-			a := succeeds(t, request{conf: conf, path: "/nonexistent"})
-			if n.form.variant == "" { // which needs no program
-				n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+			a := succeeds(t, invocation{conf: conf, path: "/nonexistent"})
+			if n.backend.variant == "" { // which needs no program
+				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 			} else if !strings.Contains(a.stderr, "/nonexistent (absent)") || !strings.Contains(a.stderr, "install iptables") {
 				t.Errorf("stderr: %s", a.stderr)
 			}
 		})
 		t.Run("with no state", func(t *testing.T) {
-			n.makeSure(t, conf)
+			n.addAndCheck(t, conf)
 			for _, clean := range []bool{false, true} { // the rules stand, or are gone too
 				if clean {
 					n.flush(t)
@@ -92,7 +92,7 @@ func TestDel(t *testing.T) {
 					t.Fatal(err)
 				}
 				before := n.snapshot(t)
-				succeeds(t, request{conf: conf}).noWarnings(t)
+				succeeds(t, invocation{conf: conf}).noWarnings(t)
 				n.unchanged(t, before)
 				if _, err := os.Lstat(n.dataDir); !os.IsNotExist(err) {
 					t.Errorf("dataDir came back: %v", err)
@@ -102,15 +102,15 @@ func TestDel(t *testing.T) {
 	})
 }
 
-// TestNoJSON is the one thing that DEL cannot do anything with.
-func TestNoJSON(t *testing.T) {
+// TestInvalidJSON is the one thing that DEL cannot do anything with.
+func TestInvalidJSON(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
-	n.makeSure(t, n.conf(t, "podnet", nil))
+	n := newNode(t, backends()[0])
+	n.addAndCheck(t, n.conf(t, "podnet", nil))
 	before := n.snapshot(t)
 	for _, verb := range []string{"ADD", "DEL", "CHECK", "GC", "STATUS"} {
 		for _, stdin := range []string{"", "{", "cniVersion: 1.1.0", `{"name": "podnet"} }`, `[]`} {
-			n.ask(t, request{verb: verb, conf: stdin}).want(t, 6)
+			n.invoke(t, invocation{verb: verb, conf: stdin}).want(t, 6)
 		}
 	}
 	n.unchanged(t, before)

@@ -27,53 +27,53 @@ import (
 
 // unable is a driver whose backends write nothing, as without a program or a
 // privilege.
-type unable struct{ netfilter.Driver }
+type failingDriver struct{ netfilter.Driver }
 
-func (u unable) Open(c netfilter.Choice) (netfilter.Backend, error) {
+func (u failingDriver) Open(c netfilter.Choice) (netfilter.Backend, error) {
 	b, err := u.Driver.Open(c)
-	return unableBackend{b}, err
+	return failingBackend{b}, err
 }
 
-type unableBackend struct{ netfilter.Backend }
+type failingBackend struct{ netfilter.Backend }
 
-var errUnable = fmt.Errorf("nothing can be written: %w", netfilter.ErrUnusable)
+var errFailingBackend = fmt.Errorf("nothing can be written: %w", netfilter.ErrUnusable)
 
-func (unableBackend) CanWrite(context.Context, policy.Family) error { return errUnable }
+func (failingBackend) CanWrite(context.Context, policy.Family) error { return errFailingBackend }
 
-func (unableBackend) Apply(context.Context, policy.Ruleset, netfilter.Observation, *os.File) error {
-	return errUnable
+func (failingBackend) Apply(context.Context, policy.Ruleset, netfilter.Observation, *os.File) error {
+	return errFailingBackend
 }
 
 // unableAtFirst is a driver that does not work when it is probed first.
-type unableAtFirst struct {
+type flakyDriver struct {
 	netfilter.Driver
 	probed bool
 }
 
-func (u *unableAtFirst) Probe(ctx context.Context, variant string) (netfilter.Choice, error) {
+func (u *flakyDriver) Probe(ctx context.Context, variant string) (netfilter.Choice, error) {
 	if !u.probed {
 		u.probed = true
-		return netfilter.Choice{}, errUnable
+		return netfilter.Choice{}, errFailingBackend
 	}
 	return u.Driver.Probe(ctx, variant)
 }
 
-// TestBackendThatWorksAgain: an ADD chooses the backend again with the lock held.
-func TestBackendThatWorksAgain(t *testing.T) {
-	onEveryForm(t, func(t *testing.T, n *node) {
+// TestBackendChosenAgainWithLock: an ADD chooses the backend again with the lock held.
+func TestBackendChosenAgainWithLock(t *testing.T) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
-		n.makeSure(t, conf)
+		n.addAndCheck(t, conf)
 		n.flush(t)
 		must(t, os.Remove(filepath.Join(n.dataDir, "record.json")))
-		must(t, n.callLocally(t, "ADD", conf, "unable at first"))
-		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+		must(t, n.callInProcess(t, "ADD", conf, "unable at first"))
+		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 	})
 }
 
 // faults is what is wrong with a node. Each is one of the texts below.
 type faults struct{ state, document, rules, backend, lock string }
 
-func anyFaults(random *rand.Rand) faults {
+func randomFaults(random *rand.Rand) faults {
 	one := func(texts ...string) string { return texts[random.IntN(len(texts))] }
 	return faults{
 		state: one("writable", "read-only", "full", "1 page", "2 pages", "3 pages", "without lock, read-only", "without lock, full",
@@ -88,17 +88,17 @@ func anyFaults(random *rand.Rand) faults {
 // TestStatusIsADryRun: STATUS fails exactly where an ADD that follows it fails,
 // whatever combination of faults a node has, and writes nothing.
 func TestStatusIsADryRun(t *testing.T) {
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		seed := rand.Uint64()
 		random := rand.New(rand.NewPCG(seed, 0))
 		const rounds = 100
-		if n.form.variant == "" {
-			n.path = n.both(t, "nft")
+		if n.backend.variant == "" {
+			n.path = n.linkBothVariants(t, "nft")
 		}
 		met := map[bool]int{}
 		for range rounds {
-			f := anyFaults(random)
-			if ok := n.dryRun(t, f); t.Failed() {
+			f := randomFaults(random)
+			if ok := n.compareStatusWithADD(t, f); t.Failed() {
 				t.Fatalf("seed %d: %+v", seed, f)
 			} else {
 				met[ok]++
@@ -113,7 +113,7 @@ func TestStatusIsADryRun(t *testing.T) {
 
 // TestStatusInKnownStates is TestStatusIsADryRun with the states that were reported.
 func TestStatusInKnownStates(t *testing.T) {
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		for _, c := range []struct {
 			faults
 			ok bool
@@ -131,7 +131,7 @@ func TestStatusInKnownStates(t *testing.T) {
 			{faults{"writable", "newer", "gone", "able", "free"}, false},
 			{faults{"writable", "newer", "drifted", "able", "free"}, true},
 		} {
-			if ok := n.dryRun(t, c.faults); ok != c.ok {
+			if ok := n.compareStatusWithADD(t, c.faults); ok != c.ok {
 				t.Errorf("%+v: ADD succeeds: %t, want %t", c.faults, ok, c.ok)
 			}
 		}
@@ -140,7 +140,7 @@ func TestStatusInKnownStates(t *testing.T) {
 
 // dryRun makes a settled node, brings the faults about, and holds what STATUS says
 // against what ADD does then. It reports whether the ADD succeeded.
-func (n *node) dryRun(t *testing.T, f faults) bool {
+func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 	t.Helper()
 	const page = 4096
 	disk := filepath.Join(n.dir, "disk")
@@ -153,10 +153,10 @@ func (n *node) dryRun(t *testing.T, f faults) bool {
 	keys := object{}
 	call := func(verb string, f faults) error {
 		conf := n.conf(t, "podnet", keys)
-		return n.callLocally(t, verb, conf, f.backend)
+		return n.callInProcess(t, verb, conf, f.backend)
 	}
 	must(t, call("ADD", faults{}))
-	must(t, n.callLocally(t, "ADD", n.conf(t, "othernet", nil), ""))
+	must(t, n.callInProcess(t, "ADD", n.conf(t, "othernet", nil), ""))
 	must(t, call("ADD", faults{}))
 	record := filepath.Join(n.dataDir, "record.json")
 	switch f.document {
@@ -175,10 +175,10 @@ func (n *node) dryRun(t *testing.T, f faults) bool {
 	case "no record":
 		must(t, os.Remove(record))
 	case "conflict":
-		c := *n.load(t).Find(network("othernet"))
+		c := *n.load(t).Find(networkID("othernet"))
 		yes := true
 		c.Policy.RandomFully = &yes
-		n.store(t, c)
+		n.storeSource(t, c)
 		keys["randomFully"] = false
 	case "waits":
 		keys["requireAgentConfig"] = true
@@ -195,7 +195,7 @@ func (n *node) dryRun(t *testing.T, f faults) bool {
 	if strings.HasPrefix(f.state, "without lock") {
 		must(t, os.Remove(filepath.Join(n.dataDir, "lock")))
 	} else if f.lock == "held" {
-		defer n.hold(t)()
+		defer n.holdLock(t)()
 	}
 	if strings.HasPrefix(f.state, "absent") || f.state == "another program's" {
 		must(t, os.RemoveAll(n.dataDir))
@@ -239,16 +239,16 @@ func fillDisk(t *testing.T, disk string, free int64) {
 }
 
 // callLocally runs a verb of the plugin in this process, on the node's network.
-func (n *node) callLocally(t *testing.T, verb, conf, backend string) error {
+func (n *node) callInProcess(t *testing.T, verb, conf, backend string) error {
 	t.Helper()
 	nft := nftables.New()
 	drivers := netfilter.Drivers{iptables.New(iptables.Options{Path: n.path}), nft}
 	for i, d := range drivers {
 		if backend == "unable" || d == nft && strings.HasSuffix(backend, "nftables unable") {
-			drivers[i] = unable{d}
+			drivers[i] = failingDriver{d}
 		}
 		if backend == "unable at first" {
-			drivers[i] = &unableAtFirst{Driver: d}
+			drivers[i] = &flakyDriver{Driver: d}
 		}
 	}
 	p := cniplugin.Plugin{

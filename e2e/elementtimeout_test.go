@@ -14,7 +14,7 @@ import (
 func TestElementsThatExpire(t *testing.T) {
 	t.Parallel()
 	const expire = time.Second
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	keys := dualStack(nil)
 	n.conflist(t, "podnet", keys)
 	pods, conf := podAlone(n.pod(t, "podnet")), n.conf(t, "podnet", keys)
@@ -28,13 +28,13 @@ func TestElementsThatExpire(t *testing.T) {
 			delete set FAM ip-masq exempt-IP-MASQ-AGENT
 			`), "nft", "-f", "-")
 	}
-	n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101, "flags interval,timeout")
+	n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, "flags interval,timeout")
 	for range 3 {
-		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 	}
 	time.Sleep(expire + expire/2)
-	n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
-	n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+	n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
+	n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 	pods.verdicts(t, n, false, flows{"pod": "10.9.9.9 fd00:9::9"})
 	pods.verdicts(t, n, true, flows{"pod": "1.2.3.4 2001:db8:5::5"})
 }

@@ -17,27 +17,27 @@ const exampleDir = "../conflist-examples"
 // example is a node with the conflists of one or more files, and what then
 // becomes of the packets of the first one's pod.
 type example struct {
-	files  []string
-	subnet string // of the bridge that stands in for a main plugin that is not here
-	kept   string // destinations that see the pod
-	masq   string // destinations that see the node
+	files       []string
+	subnet      string // of the bridge that stands in for a main plugin that is not here
+	exempt      string // destinations that see the pod
+	masqueraded string // destinations that see the node
 }
 
 func examples() []example {
 	return []example{
-		{files: []string{"bridge"}, kept: "10.20.0.5", masq: "198.51.100.7 172.16.3.4"},
-		{files: []string{"ptp"}, kept: "10.20.0.5 192.168.77.1", masq: "198.51.100.7 172.16.3.4"},
-		{files: []string{"dual-stack"}, kept: "10.20.0.5 fd00:20::5", masq: "198.51.100.7 2001:db8:7::7"},
-		{files: []string{"flannel"}, subnet: "10.244.1.0/24", kept: "10.244.7.7 10.96.0.10", masq: "10.20.0.5 198.51.100.7"},
-		{files: []string{"calico"}, subnet: "192.168.99.0/24", kept: "192.168.7.7 10.96.0.10", masq: "10.20.0.5 198.51.100.7"},
-		{files: []string{"kindnet"}, kept: "10.244.9.9", masq: "10.20.0.5 198.51.100.7"},
-		{files: []string{"many-prefixes"}, kept: "10.0.2.5 10.3.198.255", masq: "10.0.1.5 10.3.199.0 198.51.100.7"},
-		{files: []string{"masquerade-only-these"}, kept: "10.20.0.5 192.0.2.7", masq: "198.51.100.7 203.0.113.77"},
-		{files: []string{"forced-inside-exempt"}, kept: "10.20.0.5 10.199.255.255", masq: "10.200.1.1 198.51.100.7"},
-		{files: []string{"scoped-to-pods"}, kept: "10.20.0.5 172.16.3.4", masq: "198.51.100.7"},
-		{files: []string{"two-networks-blue", "two-networks-green"}, kept: "172.16.3.4", masq: "10.20.0.5 198.51.100.7"},
-		{files: []string{"from-ip-masq-agent"}, kept: "10.20.0.5 192.168.7.7 172.16.3.4", masq: "198.51.100.7"},
-		{files: []string{"from-ip-masq-agent-v2"}, kept: "10.20.0.5", masq: "172.16.3.4 198.51.100.7"},
+		{files: []string{"bridge"}, exempt: "10.20.0.5", masqueraded: "198.51.100.7 172.16.3.4"},
+		{files: []string{"ptp"}, exempt: "10.20.0.5 192.168.77.1", masqueraded: "198.51.100.7 172.16.3.4"},
+		{files: []string{"dual-stack"}, exempt: "10.20.0.5 fd00:20::5", masqueraded: "198.51.100.7 2001:db8:7::7"},
+		{files: []string{"flannel"}, subnet: "10.244.1.0/24", exempt: "10.244.7.7 10.96.0.10", masqueraded: "10.20.0.5 198.51.100.7"},
+		{files: []string{"calico"}, subnet: "192.168.99.0/24", exempt: "192.168.7.7 10.96.0.10", masqueraded: "10.20.0.5 198.51.100.7"},
+		{files: []string{"kindnet"}, exempt: "10.244.9.9", masqueraded: "10.20.0.5 198.51.100.7"},
+		{files: []string{"many-prefixes"}, exempt: "10.0.2.5 10.3.198.255", masqueraded: "10.0.1.5 10.3.199.0 198.51.100.7"},
+		{files: []string{"masquerade-only-these"}, exempt: "10.20.0.5 192.0.2.7", masqueraded: "198.51.100.7 203.0.113.77"},
+		{files: []string{"forced-inside-exempt"}, exempt: "10.20.0.5 10.199.255.255", masqueraded: "10.200.1.1 198.51.100.7"},
+		{files: []string{"scoped-to-pods"}, exempt: "10.20.0.5 172.16.3.4", masqueraded: "198.51.100.7"},
+		{files: []string{"two-networks-blue", "two-networks-green"}, exempt: "172.16.3.4", masqueraded: "10.20.0.5 198.51.100.7"},
+		{files: []string{"from-ip-masq-agent"}, exempt: "10.20.0.5 192.168.7.7 172.16.3.4", masqueraded: "198.51.100.7"},
+		{files: []string{"from-ip-masq-agent-v2"}, exempt: "10.20.0.5", masqueraded: "172.16.3.4 198.51.100.7"},
 	}
 }
 
@@ -47,20 +47,20 @@ func TestExamples(t *testing.T) {
 	for _, ex := range examples() {
 		run = append(run, ex.files...)
 		t.Run(strings.Join(ex.files, "+"), func(t *testing.T) {
-			n := newNode(t, forms()[1])
+			n := newNode(t, backends()[1])
 			// The entries stay as they are, so the state is where they have it.
 			if err := os.RemoveAll("/var/lib/cni/ip-masq"); err != nil {
 				t.Fatal(err)
 			}
 			var pods []*pod
 			for _, file := range ex.files {
-				pods = append(pods, n.pod(t, n.example(t, file, ex.subnet)))
+				pods = append(pods, n.pod(t, n.writeExample(t, file, ex.subnet)))
 			}
 			s := senders{"pod": {pods[0].Host, pods[0].addrs}}
-			s.verdicts(t, n, false, map[string]string{"pod": ex.kept})
-			s.verdicts(t, n, true, map[string]string{"pod": ex.masq})
+			s.verdicts(t, n, false, map[string]string{"pod": ex.exempt})
+			s.verdicts(t, n, true, map[string]string{"pod": ex.masqueraded})
 			for i, file := range ex.files {
-				network := n.example(t, file, ex.subnet)
+				network := n.writeExample(t, file, ex.subnet)
 				if stdout, stderr, code := n.check(t, network, pods[i]); code != 0 {
 					t.Errorf("CHECK of %s: exit code %d\n%s%s", file, code, stdout, stderr)
 				}
@@ -87,7 +87,7 @@ func TestExamples(t *testing.T) {
 
 // example writes the conflist of a file, and returns the name of its network. A
 // main plugin that is not at hand is replaced by bridge.
-func (n *node) example(t *testing.T, file, subnet string) string {
+func (n *node) writeExample(t *testing.T, file, subnet string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(exampleDir, file+".conflist"))
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 // in the kernel and on the disk.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		const page = 4096
 		disk := filepath.Join(n.dir, "disk")
 		n.dataDir = filepath.Join(disk, "data")
@@ -57,42 +57,42 @@ func TestDiskFull(t *testing.T) {
 		fill(0)
 		first := n.conf(t, "podnet", nil)
 		before := n.ruleset(t)
-		n.ask(t, request{verb: "ADD", conf: first}).want(t, 100, "no space left on device", "free space or inodes on its file system")
-		n.ask(t, request{verb: "STATUS", conf: first}).want(t, 50, "no space left on device")
-		if after := n.ruleset(t); n.form.variant != "legacy" && after != before { // whose table was asked for, and is there, empty
+		n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 100, "no space left on device", "free space or inodes on its file system")
+		n.invoke(t, invocation{verb: "STATUS", conf: first}).want(t, 50, "no space left on device")
+		if after := n.ruleset(t); n.backend.variant != "legacy" && after != before { // whose table was asked for, and is there, empty
 			t.Errorf("rules changed:\n%s", after)
 		}
 		if err := os.Remove(ballast); err != nil {
 			t.Fatal(err)
 		}
-		n.makeSure(t, first)
+		n.addAndCheck(t, first)
 		failures := 0
 		for free := range int64(6) {
 			fill(free)
-			rules, documents := n.ruleset(t), n.documents(t)
+			rules, documents := n.ruleset(t), n.documentStamps(t)
 			// All right but for the room, and then repaired without any.
-			n.ask(t, request{verb: "ADD", conf: first, id: fmt.Sprint("pod", free)}).want(t, 0).noWarnings(t)
+			n.invoke(t, invocation{verb: "ADD", conf: first, id: fmt.Sprint("pod", free)}).want(t, 0).noWarnings(t)
 			second := n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "SECOND", "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
-			a := n.ask(t, request{verb: "ADD", conf: second})
+			a := n.invoke(t, invocation{verb: "ADD", conf: second})
 			if a.code == 0 {
-				n.ask(t, request{verb: "CHECK", conf: second}).want(t, 0)
+				n.invoke(t, invocation{verb: "CHECK", conf: second}).want(t, 0)
 			} else {
 				failures++
 				a.want(t, 100, "no space left on device")
 				if now := n.ruleset(t); now != rules {
 					t.Errorf("%d pages free: rules changed:\n%s", free, cmp.Diff(rules, now))
 				}
-				if now := n.documents(t); now != documents {
+				if now := n.documentStamps(t); now != documents {
 					t.Errorf("%d pages free: documents changed:\n%s", free, cmp.Diff(documents, now))
 				}
-				n.ask(t, request{verb: "CHECK", conf: first}).want(t, 0)
+				n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
 				n.flush(t)
-				n.ask(t, request{verb: "ADD", conf: first}).want(t, 0)
+				n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 0)
 			}
 			if err := os.Remove(ballast); err != nil {
 				t.Fatal(err)
 			}
-			n.makeSure(t, first)
+			n.addAndCheck(t, first)
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 			n.wantJumps(t, "SECOND", 0, 0)
 			if unknown := n.unknownFiles(t); len(unknown) > 0 {
@@ -105,13 +105,13 @@ func TestDiskFull(t *testing.T) {
 	})
 }
 
-// TestFlushed: somebody takes everything away, in every way that there is, and
+// TestFlush: somebody takes everything away, in every way that there is, and
 // the next ADD brings ours back.
-func TestFlushed(t *testing.T) {
+func TestFlush(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})
-		program := n.form.variant
+		program := n.backend.variant
 		if program == "" {
 			program = "nft"
 		}
@@ -131,9 +131,9 @@ func TestFlushed(t *testing.T) {
 			"nft flush ruleset ip": func() { n.tool(t, "nft", "flush", "ruleset", "ip") },
 		} {
 			t.Run(name, func(t *testing.T) {
-				n.makeSure(t, conf).noWarnings(t)
+				n.addAndCheck(t, conf).noWarnings(t)
 				flush()
-				n.makeSure(t, conf).noWarnings(t)
+				n.addAndCheck(t, conf).noWarnings(t)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 			})
 		}
@@ -145,21 +145,21 @@ func TestFlushed(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(n.dataDir, "record.json"), nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			n.makeSure(t, conf)
+			n.addAndCheck(t, conf)
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 		})
 	})
 }
 
-// TestReload does as firewalls do: all rules go, and those come back that were
+// TestFirewallReload does as firewalls do: all rules go, and those come back that were
 // saved before ours were there, or while ours were older.
-func TestReload(t *testing.T) {
+func TestFirewallReload(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		n.thirdPartyRules(t)
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.addThirdPartyRules(t)
 		save := func() (restore func()) {
 			saved := map[string]string{}
-			for _, save := range saves() {
+			for _, save := range saveCommands() {
 				saved[strings.TrimSuffix(save, "save")+"restore"] = n.tool(t, save)
 			}
 			tables := "flush ruleset\n"
@@ -178,17 +178,17 @@ func TestReload(t *testing.T) {
 		}
 		withoutUs := save()
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})
-		n.makeSure(t, n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}}))
+		n.addAndCheck(t, n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}}))
 		older := save()
-		n.makeSure(t, conf)
+		n.addAndCheck(t, conf)
 		for name, restore := range map[string]func(){"without us": withoutUs, "with what we had": older} {
 			t.Run(name, func(t *testing.T) {
 				restore()
-				others := n.others(t, "IP-MASQ-AGENT")
-				n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101)
-				n.makeSure(t, conf).noWarnings(t)
+				others := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
+				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101)
+				n.addAndCheck(t, conf).noWarnings(t)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-				if d := cmp.Diff(others, n.others(t, "IP-MASQ-AGENT")); d != "" {
+				if d := cmp.Diff(others, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
 					t.Errorf("rules of others changed:\n%s", d)
 				}
 			})
@@ -200,11 +200,11 @@ func TestReload(t *testing.T) {
 // sort of object it is; tables of others may have nearly the same name.
 func TestUnexpectedObjects(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	n.feed(t, "table inet ip-masq { chain postrouting { type filter hook postrouting priority 0; accept; }; }\n"+
 		"table ip ip-masq2 { set exempt-IP-MASQ-AGENT { type ipv4_addr; }; }\n", "nft", "-f", "-")
 	conf := n.conf(t, "podnet", object{"enableIPv6": true})
-	n.makeSure(t, conf)
+	n.addAndCheck(t, conf)
 	lines := func() []string {
 		// A set that is replaced gets another name.
 		text := strings.ReplaceAll(n.tool(t, "nft", "list", "table", "ip", "ip-masq"), "exempt-IP-MASQ-AGENT.2", "exempt-IP-MASQ-AGENT")
@@ -212,7 +212,7 @@ func TestUnexpectedObjects(t *testing.T) {
 		slices.Sort(all) // of objects the order has no meaning, and of rules CHECK tells
 		return all
 	}
-	right, others := lines(), n.others(t)
+	right, others := lines(), n.thirdPartyRuleset(t)
 	for name, script := range map[string]string{
 		"a rule before the jump":   "insert rule ip ip-masq postrouting ip daddr 192.0.2.1 accept",
 		"a rule behind the jump":   "add rule ip ip-masq postrouting counter",
@@ -238,13 +238,13 @@ func TestUnexpectedObjects(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n.feed(t, script, "nft", "-f", "-")
-			n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101, "rules differ from what is desired:")
-			n.makeSure(t, conf).noWarnings(t)
+			n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, "rules differ from what is desired:")
+			n.addAndCheck(t, conf).noWarnings(t)
 			if d := cmp.Diff(right, lines()); d != "" {
 				t.Errorf("table: %s", d)
 			}
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-			if now := n.others(t); now != others {
+			if now := n.thirdPartyRuleset(t); now != others {
 				t.Errorf("rules of others changed:\n%s", cmp.Diff(others, now))
 			}
 		})

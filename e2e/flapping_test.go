@@ -48,7 +48,7 @@ func TestFlapping(t *testing.T) {
 		0: {"nft delete table ip ip-masq", `"nft"`, "missing chain"},
 		1: {"iptables -t nat -F", `"iptables"`, "missing jump"},
 	} {
-		f := forms()[form]
+		f := backends()[form]
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
 			w := newTampered(t, f)

@@ -10,18 +10,18 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-const valid = "cni.dev/valid-attachments"
+const validAttachments = "cni.dev/valid-attachments"
 
 // TestGC: what is not in the list goes, and the rules are made sure of.
 func TestGC(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		other := n.conf(t, "othernet", nil)
 		for _, id := range []string{"a", "b", "c"} {
-			n.ask(t, request{verb: "ADD", conf: conf, id: id}).want(t, 0)
+			n.invoke(t, invocation{verb: "ADD", conf: conf, id: id}).want(t, 0)
 		}
-		n.ask(t, request{verb: "ADD", conf: other, id: "d"}).want(t, 0)
+		n.invoke(t, invocation{verb: "ADD", conf: other, id: "d"}).want(t, 0)
 		for _, step := range []struct {
 			name  string
 			valid any
@@ -36,25 +36,25 @@ func TestGC(t *testing.T) {
 		} {
 			t.Run(step.name, func(t *testing.T) {
 				n.flush(t)
-				gc := n.conf(t, "podnet", object{valid: step.valid, "prevResult": nil})
-				n.ask(t, request{verb: "GC", conf: gc, noNetns: true}).want(t, 0).noWarnings(t)
+				gc := n.conf(t, "podnet", object{validAttachments: step.valid, "prevResult": nil})
+				n.invoke(t, invocation{verb: "GC", conf: gc, noNetns: true}).want(t, 0).noWarnings(t)
 				if left := n.attachments(t, "podnet"); left != step.left {
 					t.Errorf("%d attachments left, want %d", left, step.left)
 				}
 				if left := n.attachments(t, "othernet"); left != 1 {
 					t.Errorf("%d attachments of the other network left", left)
 				}
-				n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 			})
 		}
 	})
 }
 
-// TestGCByRuntime: cnitool names no attachment as valid.
-func TestGCByRuntime(t *testing.T) {
+// TestGCWithCnitool: cnitool names no attachment as valid.
+func TestGCWithCnitool(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	n.conflist(t, "podnet", nil)
 	n.pod(t, "podnet")
 	n.pod(t, "podnet")
@@ -72,26 +72,26 @@ func TestGCByRuntime(t *testing.T) {
 // TestGCFails where the state cannot be written, and where its list is none.
 func TestGCFails(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	conf := n.conf(t, "podnet", nil)
-	n.makeSure(t, conf)
+	n.addAndCheck(t, conf)
 	before := n.snapshot(t)
 	for _, list := range []any{"all", object{"containerID": "a"}, []any{1}} {
-		n.ask(t, request{verb: "GC", conf: n.conf(t, "podnet", object{valid: list})}).want(t, 6, valid)
+		n.invoke(t, invocation{verb: "GC", conf: n.conf(t, "podnet", object{validAttachments: list})}).want(t, 6, validAttachments)
 		n.unchanged(t, before)
 	}
 	writable := readOnly(t, n.dataDir)
-	none := n.conf(t, "podnet", object{valid: []object{}})
-	n.ask(t, request{verb: "GC", conf: none}).want(t, 5, "read-only file system", "mount its file system writable")
+	none := n.conf(t, "podnet", object{validAttachments: []object{}})
+	n.invoke(t, invocation{verb: "GC", conf: none}).want(t, 5, "read-only file system", "mount its file system writable")
 	n.unchanged(t, before)
 	writable()
-	n.ask(t, request{verb: "GC", conf: none}).want(t, 0)
+	n.invoke(t, invocation{verb: "GC", conf: none}).want(t, 0)
 	// Nothing is made for a node that has no state.
 	if err := os.RemoveAll(n.dataDir); err != nil {
 		t.Fatal(err)
 	}
 	before = n.snapshot(t)
-	n.ask(t, request{verb: "GC", conf: none}).want(t, 0)
+	n.invoke(t, invocation{verb: "GC", conf: none}).want(t, 0)
 	n.unchanged(t, before)
 }
 
@@ -99,8 +99,8 @@ func TestGCFails(t *testing.T) {
 // writes anything.
 func TestStatus(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		status := func(t *testing.T, keys object, r request, code uint, says ...string) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		status := func(t *testing.T, keys object, r invocation, code uint, says ...string) {
 			t.Helper()
 			r.verb, r.noNetns = "STATUS", true
 			if r.conf == "" {
@@ -109,25 +109,25 @@ func TestStatus(t *testing.T) {
 				r.conf = n.conf(t, "podnet", keys)
 			}
 			before := n.snapshot(t)
-			n.ask(t, r).want(t, code, says...)
+			n.invoke(t, r).want(t, code, says...)
 			n.unchanged(t, before)
 		}
 		wait := object{"requireAgentConfig": true}
-		t.Run("fresh node", func(t *testing.T) { status(t, object{}, request{}, 0) })
+		t.Run("fresh node", func(t *testing.T) { status(t, object{}, invocation{}, 0) })
 		t.Run("bad entry", func(t *testing.T) {
-			status(t, object{"masqueradeCIDRs": []string{"10.0.0.1/8"}}, request{}, 50, `entry of network "podnet": masqueradeCIDRs[0]: 10.0.0.1/8`)
+			status(t, object{"masqueradeCIDRs": []string{"10.0.0.1/8"}}, invocation{}, 50, `entry of network "podnet": masqueradeCIDRs[0]: 10.0.0.1/8`)
 		})
 		t.Run("no agent config yet", func(t *testing.T) {
-			status(t, wait, request{}, 50, "requireAgentConfig: no policy of the agent files is stored yet")
+			status(t, wait, invocation{}, 50, "requireAgentConfig: no policy of the agent files is stored yet")
 		})
 		t.Run("no privilege", func(t *testing.T) {
-			status(t, object{}, request{helpless: true}, 50, "peration not permitted")
+			status(t, object{}, invocation{unprivileged: true}, 50, "peration not permitted")
 		})
 		t.Run("no program", func(t *testing.T) {
-			if n.form.variant == "" {
-				status(t, object{}, request{path: "/nonexistent"}, 0)
+			if n.backend.variant == "" {
+				status(t, object{}, invocation{path: "/nonexistent"}, 0)
 			} else {
-				status(t, object{}, request{path: "/nonexistent"}, 50, "install iptables")
+				status(t, object{}, invocation{path: "/nonexistent"}, 50, "install iptables")
 			}
 		})
 		t.Run("dataDir read-only", func(t *testing.T) {
@@ -135,24 +135,24 @@ func TestStatus(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer readOnly(t, n.dataDir)()
-			status(t, object{}, request{}, 50, n.dataDir, "read-only file system")
+			status(t, object{}, invocation{}, 50, n.dataDir, "read-only file system")
 		})
 		t.Run("settled", func(t *testing.T) {
-			n.store(t, agentFiles(nil))
-			n.makeSure(t, n.conf(t, "podnet", wait))
-			status(t, wait, request{}, 0)
-			status(t, wait, request{path: "/nonexistent"}, 0) // nothing needs to be written
+			n.storeSource(t, agentFilesSource(nil))
+			n.addAndCheck(t, n.conf(t, "podnet", wait))
+			status(t, wait, invocation{}, 0)
+			status(t, wait, invocation{path: "/nonexistent"}, 0) // nothing needs to be written
 			defer readOnly(t, n.dataDir)()
-			status(t, wait, request{}, 0)
+			status(t, wait, invocation{}, 0)
 		})
 		t.Run("rules gone", func(t *testing.T) {
 			n.flush(t)
-			status(t, wait, request{}, 0) // the next ADD makes them
-			status(t, wait, request{helpless: true}, 50, "peration not permitted")
+			status(t, wait, invocation{}, 0) // the next ADD makes them
+			status(t, wait, invocation{unprivileged: true}, 50, "peration not permitted")
 		})
 		t.Run("of another network", func(t *testing.T) {
 			conf := n.conf(t, "othernet", object{"masqueradeCIDRs": []string{"10.0.0.0/8"}, "nonMasqueradeCIDRs": []string{}, "randomFully": false})
-			status(t, nil, request{conf: conf}, 0)
+			status(t, nil, invocation{conf: conf}, 0)
 		})
 	})
 }
@@ -161,25 +161,25 @@ func TestStatus(t *testing.T) {
 // neither we nor the agents write.
 func TestStatusOfThirdPartyChain(t *testing.T) {
 	t.Parallel()
-	for _, f := range forms()[1:] {
+	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
 			n.tool(t, "iptables", "-t", "nat", "-N", "IP-MASQ-AGENT")
 			n.tool(t, "iptables", "-t", "nat", "-A", "IP-MASQ-AGENT", "-j", "LOG")
 			before := n.snapshot(t)
-			n.ask(t, request{verb: "STATUS", conf: n.conf(t, "podnet", nil)}).
+			n.invoke(t, invocation{verb: "STATUS", conf: n.conf(t, "podnet", nil)}).
 				want(t, 50, "chain IP-MASQ-AGENT (ipv4)", "belongs to another program", "choose another masqChain")
 			n.unchanged(t, before)
-			n.ask(t, request{verb: "STATUS", conf: n.conf(t, "podnet", object{"masqChain": "OURS"})}).want(t, 0)
+			n.invoke(t, invocation{verb: "STATUS", conf: n.conf(t, "podnet", object{"masqChain": "OURS"})}).want(t, 0)
 			n.unchanged(t, before)
 		})
 	}
 }
 
-// TestStatusByRuntime asks as runtimes do, before the first pod and after it.
-func TestStatusByRuntime(t *testing.T) {
+// TestStatusWithCnitool asks as runtimes do, before the first pod and after it.
+func TestStatusWithCnitool(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	for _, keys := range []object{{}, {"requireAgentConfig": true}} {
 		n.conflist(t, "podnet", keys)
 		r := topology.Must(n.cni.Status(n.within(t), "podnet"))(t)

@@ -17,7 +17,7 @@ import (
 
 // effort is what an ADD takes that has nothing to do, counted in what does not
 // depend on the machine or on what else runs there.
-type effort struct {
+type addCost struct {
 	allocations int
 	kilobytes   int // allocated
 	reads       int // calls of read(2): files, and answers of netlink
@@ -41,7 +41,7 @@ type effort struct {
 // Time is not measured here: on a machine that others use it says nothing.
 // `make bench` measures it, side by side.
 func TestHotPath(t *testing.T) {
-	want := map[string]effort{
+	want := map[string]addCost{
 		"nftables, 64 prefixes":                               {775, 140, 14, 8},
 		"nftables, 64 prefixes, cached":                       {320, 54, 5, 1},
 		"nftables, 64 prefixes beside 5000 rules":             {775, 139, 14, 8},
@@ -58,7 +58,7 @@ func TestHotPath(t *testing.T) {
 		"iptables-legacy, 64 prefixes beside 5000 rules":      {974, 3093, 5, 0},
 		"iptables-legacy, 1000 prefixes":                      {7529, 1374, 5, 0},
 	}
-	for _, f := range forms() {
+	for _, f := range backends() {
 		for _, c := range []struct {
 			suffix   string
 			prefixes int
@@ -75,7 +75,7 @@ func TestHotPath(t *testing.T) {
 					cidrs = append(cidrs, fmt.Sprintf("20.%d.%d.0/24", i/100, 2*(i%100)))
 				}
 				conf := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": cidrs, "cidrLimit": c.prefixes})
-				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 				for _, blind := range []bool{true, false} {
 					name := name
 					if !blind {
@@ -84,22 +84,22 @@ func TestHotPath(t *testing.T) {
 						}
 						name += ", cached"
 					}
-					took := n.effort(t, conf, blind)
+					took := n.measureADD(t, conf, blind)
 					t.Logf("%s: %+v", name, took)
-					took.within(t, want[name])
+					took.wantWithin(t, want[name])
 				}
 			})
 		}
 	}
 }
 
-// TestStartUp is the guard of what is done before main, for each pod: a library
+// TestStartupAllocations is the guard of what is done before main, for each pod: a library
 // that makes tables when a program starts is met here. A tenth more is let pass,
 // as another release of Go may do some more itself.
-func TestStartUp(t *testing.T) {
+func TestStartupAllocations(t *testing.T) {
 	const committed = 254 // allocations by what packages do when they are initialized
-	n := newNode(t, forms()[0])
-	c := n.prepare(t, request{verb: "VERSION", noNetns: true})
+	n := newNode(t, backends()[0])
+	c := n.prepare(t, invocation{verb: "VERSION", noNetns: true})
 	c.Env = append(c.Env, "GODEBUG=inittrace=1")
 	_, trace, code := run(t, c)
 	allocations := 0
@@ -120,7 +120,7 @@ func TestStartUp(t *testing.T) {
 
 // within fails the test where more was done than is committed, or so much less
 // that the figure says nothing any more.
-func (e effort) within(t *testing.T, committed effort) {
+func (e addCost) wantWithin(t *testing.T, committed addCost) {
 	t.Helper()
 	for _, c := range []struct {
 		what            string
@@ -143,9 +143,9 @@ func (e effort) within(t *testing.T, committed effort) {
 
 // effort counts what ADD of a configuration takes on the node; of one that is
 // blind, what it takes to look at the rules.
-func (n *node) effort(t *testing.T, conf string, blind bool) (e effort) {
+func (n *node) measureADD(t *testing.T, conf string, blind bool) (e addCost) {
 	t.Helper()
-	l := local{node: n, blind: blind}
+	l := local{node: n, noCache: blind}
 	add := func() {
 		l.call(t, conf, func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Add(args) })
 	}
@@ -160,10 +160,10 @@ func (n *node) effort(t *testing.T, conf string, blind bool) (e effort) {
 		}
 		runtime.ReadMemStats(&after)
 		e.kilobytes = int(after.TotalAlloc-before.TotalAlloc) / times >> 10
-		reads, writes := calls(t)
+		reads, writes := syscallCounts(t)
 		add()
-		readsAfter, writesAfter := calls(t)
-		again, _ := calls(t) // what the counting itself takes
+		readsAfter, writesAfter := syscallCounts(t)
+		again, _ := syscallCounts(t) // what the counting itself takes
 		e.reads, e.writes = readsAfter-reads-(again-readsAfter), writesAfter-writes
 		return nil
 	}); err != nil {
@@ -177,10 +177,10 @@ func (n *node) effort(t *testing.T, conf string, blind bool) (e effort) {
 
 // calls returns how often the thread has called read and write, and their like,
 // so far (proc_pid_io(5)).
-func calls(t *testing.T) (reads, writes int) {
+func syscallCounts(t *testing.T) (reads, writes int) {
 	t.Helper()
 	found := map[string]int{}
-	for line := range strings.Lines(string(contents(t, "/proc/thread-self/io"))) {
+	for line := range strings.Lines(string(readFile(t, "/proc/thread-self/io"))) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
 		number, err := strconv.Atoi(value)
 		if err != nil {

@@ -18,17 +18,17 @@ import (
 )
 
 // atOnce is less than the plugin waits for the lock, by far.
-const atOnce = 4 * time.Second
+const withoutLockLimit = 4 * time.Second
 
 // traps returns a PATH of programs that note each call in a log and then do what
 // those of the form do; nftables gets iptables-nft's.
-func (n *node) traps(t *testing.T) (path, log string) {
+func (n *node) tracePrograms(t *testing.T) (path, log string) {
 	t.Helper()
 	path, log = filepath.Join(n.dir, "traps"), filepath.Join(n.dir, "called")
 	if err := os.Mkdir(path, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	variant := n.form.variant
+	variant := n.backend.variant
 	if variant == "" {
 		variant = "nft"
 	}
@@ -54,7 +54,7 @@ func (n *node) traps(t *testing.T) (path, log string) {
 }
 
 // called returns the calls that were noted since it was last called.
-func called(t *testing.T, log string) []string {
+func tracedCalls(t *testing.T, log string) []string {
 	t.Helper()
 	text, err := os.ReadFile(log)
 	if os.IsNotExist(err) {
@@ -70,7 +70,7 @@ func called(t *testing.T, log string) []string {
 }
 
 // hold takes the lock of the node's dataDir as another process does.
-func (n *node) hold(t *testing.T) (release func()) {
+func (n *node) holdLock(t *testing.T) (release func()) {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(n.dataDir, "lock"), os.O_RDWR, 0)
 	if err != nil {
@@ -86,7 +86,7 @@ func (n *node) hold(t *testing.T) (release func()) {
 
 // documents tells of each document and of the record which file it is and when
 // it was written.
-func (n *node) documents(t *testing.T) string {
+func (n *node) documentStamps(t *testing.T) string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
 	if err != nil {
@@ -108,24 +108,24 @@ func (n *node) documents(t *testing.T) string {
 // nf_tables; nor do the other verbs.
 func TestIdempotence(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		path, log := n.traps(t)
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		path, log := n.tracePrograms(t)
 		conf := n.conf(t, "podnet", object{"enableIPv6": true, "masqueradeCIDRs": []string{"10.9.0.0/16", "fd00:9::/32"},
 			"toPorts": "1024-29999,32768-65535", "sourceCIDRs": []string{"10.1.0.0/16", "fd00:1::/64"}, "outputInterfaces": []string{"lan", "out+"}})
-		n.store(t, agentFiles(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.0.2.0/24") }))
-		n.thirdPartyRules(t)
-		n.ask(t, request{verb: "ADD", conf: conf, path: path}).want(t, 0)
-		made := called(t, log)
-		if restored := strings.Contains(strings.Join(made, " "), "-restore"); restored != (n.form.variant != "") {
+		n.storeSource(t, agentFilesSource(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.0.2.0/24") }))
+		n.addThirdPartyRules(t)
+		n.invoke(t, invocation{verb: "ADD", conf: conf, path: path}).want(t, 0)
+		made := tracedCalls(t, log)
+		if restored := strings.Contains(strings.Join(made, " "), "-restore"); restored != (n.backend.variant != "") {
 			t.Fatalf("to make the rules it ran %q", made) // else the traps catch nothing
 		}
-		n.makeSure(t, conf)
-		n.hold(t)
-		documents, rules, generation, attached := n.documents(t), n.ruleset(t), n.generation(t), n.attachments(t, "podnet")
+		n.addAndCheck(t, conf)
+		n.holdLock(t)
+		documents, rules, generation, attached := n.documentStamps(t), n.ruleset(t), n.generation(t), n.attachments(t, "podnet")
 		for _, verb := range []string{"ADD", "ADD", "CHECK", "STATUS", "DEL", "GC"} {
-			a := n.ask(t, request{verb: verb, conf: conf, path: path, id: "another"}).want(t, 0)
+			a := n.invoke(t, invocation{verb: verb, conf: conf, path: path, id: "another"}).want(t, 0)
 			a.noWarnings(t)
-			if timelimit.Exceeded(a.took, atOnce) {
+			if timelimit.Exceeded(a.took, withoutLockLimit) {
 				t.Errorf("%s took %v beside a lock that is held", verb, a.took)
 			}
 			want := attached
@@ -135,7 +135,7 @@ func TestIdempotence(t *testing.T) {
 			if verb != "CHECK" && verb != "STATUS" && n.attachments(t, "podnet") != want {
 				t.Errorf("%d attachments after %s, want %d", n.attachments(t, "podnet"), verb, want)
 			}
-			wantFewPrograms(t, n, verb, called(t, log))
+			wantFewPrograms(t, n, verb, tracedCalls(t, log))
 		}
 		if now := n.generation(t); now != generation {
 			t.Errorf("generation moved from %d to %d", generation, now)
@@ -143,7 +143,7 @@ func TestIdempotence(t *testing.T) {
 		if now := n.ruleset(t); now != rules {
 			t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 		}
-		if now := n.documents(t); now != documents {
+		if now := n.documentStamps(t); now != documents {
 			t.Errorf("documents were written:\n%s\nwere:\n%s", now, documents)
 		}
 	})
@@ -152,7 +152,7 @@ func TestIdempotence(t *testing.T) {
 // wantFewPrograms allows iptables-legacy one listing a family.
 func wantFewPrograms(t *testing.T, n *node, verb string, calls []string) {
 	t.Helper()
-	if n.form.variant != "legacy" {
+	if n.backend.variant != "legacy" {
 		if len(calls) > 0 {
 			t.Errorf("%s ran %q", verb, calls)
 		}
@@ -163,29 +163,29 @@ func wantFewPrograms(t *testing.T, n *node, verb string, calls []string) {
 	}
 }
 
-// TestNoPrograms: nobody needs a program on nf_tables while all is right, and
+// TestWithoutPrograms: nobody needs a program on nf_tables while all is right, and
 // nftables never does.
-func TestNoPrograms(t *testing.T) {
+func TestWithoutPrograms(t *testing.T) {
 	t.Parallel()
-	for _, f := range forms()[:2] {
+	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
 			conf := n.conf(t, "podnet", object{"enableIPv6": true})
-			none := request{verb: "ADD", conf: conf, path: "/nonexistent"}
+			none := invocation{verb: "ADD", conf: conf, path: "/nonexistent"}
 			if f.variant == "" {
-				n.ask(t, none).want(t, 0).noWarnings(t)
+				n.invoke(t, none).want(t, 0).noWarnings(t)
 			}
-			n.makeSure(t, conf)
+			n.addAndCheck(t, conf)
 			generation := n.generation(t)
-			n.ask(t, none).want(t, 0).noWarnings(t)
+			n.invoke(t, none).want(t, 0).noWarnings(t)
 			if now := n.generation(t); now != generation {
 				t.Errorf("generation moved from %d to %d", generation, now)
 			}
 			n.flush(t)
 			if f.variant == "" {
-				n.ask(t, none).want(t, 0).noWarnings(t)
+				n.invoke(t, none).want(t, 0).noWarnings(t)
 			} else {
-				n.ask(t, none).want(t, 100, "write the rules of chain IP-MASQ-AGENT in iptables (nft)", "/nonexistent", "install iptables")
+				n.invoke(t, none).want(t, 100, "write the rules of chain IP-MASQ-AGENT in iptables (nft)", "/nonexistent", "install iptables")
 			}
 		})
 	}
@@ -194,20 +194,20 @@ func TestNoPrograms(t *testing.T) {
 // TestIdempotenceOfConcurrentADDs runs many ADDs at once beside a lock that is held.
 func TestIdempotenceOfConcurrentADDs(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
-		n.makeSure(t, conf)
-		n.hold(t)
+		n.addAndCheck(t, conf)
+		n.holdLock(t)
 		generation := n.generation(t)
 		start := time.Now()
-		var requests []request
+		var requests []invocation
 		for i := range 20 {
-			requests = append(requests, request{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
+			requests = append(requests, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
 		}
-		for _, a := range n.askAll(t, requests...) {
+		for _, a := range n.invokeAll(t, requests...) {
 			a.want(t, 0).noWarnings(t)
 		}
-		if took := time.Since(start); timelimit.Exceeded(took, atOnce) {
+		if took := time.Since(start); timelimit.Exceeded(took, withoutLockLimit) {
 			t.Errorf("20 ADDs took %v", took)
 		}
 		if now := n.generation(t); now != generation {
@@ -219,16 +219,16 @@ func TestIdempotenceOfConcurrentADDs(t *testing.T) {
 	})
 }
 
-// TestIdempotenceBesideThirdParties: what others write all the time in rules of theirs
+// TestIdempotenceDuringThirdPartyCommits: what others write all the time in rules of theirs
 // makes no ADD see a difference where there is none: it would want the lock.
-func TestIdempotenceBesideThirdParties(t *testing.T) {
+func TestIdempotenceDuringThirdPartyCommits(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		n.thirdPartyRules(t)
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.addThirdPartyRules(t)
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})
-		n.makeSure(t, conf)
-		n.hold(t)
-		variant := n.form.variant
+		n.addAndCheck(t, conf)
+		n.holdLock(t)
+		variant := n.backend.variant
 		if variant == "" {
 			variant = "nft"
 		}
@@ -256,9 +256,9 @@ func TestIdempotenceBesideThirdParties(t *testing.T) {
 			}
 		})
 		for range 30 {
-			a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+			a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 			a.noWarnings(t)
-			if timelimit.Exceeded(a.took, atOnce) {
+			if timelimit.Exceeded(a.took, withoutLockLimit) {
 				t.Errorf("ADD took %v", a.took)
 				break
 			}

@@ -26,11 +26,11 @@ import (
 )
 
 // mostMemory is what the reconciler may have (VmRSS), in bytes.
-const mostMemory = 20 << 20
+const maxRSS = 20 << 20
 
 // stamps tell of each file and directory of the node's state which it is and
 // when it was written or anything about it was changed.
-func (n *node) stamps(t *testing.T) string {
+func (n *node) stateStamps(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
 	if err := filepath.WalkDir(n.dataDir, func(path string, e fs.DirEntry, err error) error {
@@ -52,21 +52,21 @@ func (n *node) stamps(t *testing.T) string {
 
 // memory fails the test if the reconciler has too much of it, and returns how
 // much that is in MiB.
-func (d *daemon) memory(t *testing.T) float64 {
+func (d *daemon) wantMemory(t *testing.T) float64 {
 	t.Helper()
 	rss := d.rss(t)
-	if rss >= mostMemory {
-		t.Errorf("the reconciler has %d KiB of memory, want less than %d", rss>>10, mostMemory>>10)
+	if rss >= maxRSS {
+		t.Errorf("the reconciler has %d KiB of memory, want less than %d", rss>>10, maxRSS>>10)
 	}
 	return float64(rss) / (1 << 20)
 }
 
 // settled is a node as full as an ordinary one: 64 prefixes of a conflist and of
 // the agents' files, pods, and rules of others.
-func settled(t *testing.T, f form, managed bool) *tampered {
+func newPopulatedNode(t *testing.T, f backend, managed bool) *tampered {
 	t.Helper()
 	n := newNode(t, f)
-	n.thirdPartyRules(t)
+	n.addThirdPartyRules(t)
 	n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs:\n- 10.0.0.0/8\n- 192.168.0.0/16\n- fd00:9::/32\nenableIPv6: true\n")
 	cidrs := []string{"10.0.0.0/8", "192.168.0.0/16", "fd00:9::/32", "fd00:7::/32"}
 	for i := len(cidrs); i < 64; i++ {
@@ -91,25 +91,25 @@ func settled(t *testing.T, f form, managed bool) *tampered {
 // scrape or two, by an interval of a second: nothing is written, to the kernel,
 // the state or the log, and the reconciler stays small.
 func TestIdle(t *testing.T) {
-	for i, f := range slices.Concat(forms(), forms()[:1]) {
-		managed, name := i == len(forms()), f.name
+	for i, f := range slices.Concat(backends(), backends()[:1]) {
+		managed, name := i == len(backends()), f.name
 		if managed {
 			name += ", managed"
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := settled(t, f, managed)
+			w := newPopulatedNode(t, f, managed)
 			eye := w.look(t)
 			time.Sleep(time.Second) // for passes that its start asked for, and a first scrape's inquiries
 			w.scrape(t)
-			commits, generation, rules, state, log := w.Count(), w.generation(t), w.ruleset(t), w.stamps(t), w.log()
+			commits, generation, rules, state, log := w.Count(), w.generation(t), w.ruleset(t), w.stateStamps(t), w.log()
 			passes := w.metric(t, "reconciles_total", `result="unchanged"`)
 			const seconds = 15
 			most := 0.0
 			for range 2 * seconds {
 				time.Sleep(time.Second / 2)
 				w.scrape(t)
-				most = max(most, w.memory(t))
+				most = max(most, w.wantMemory(t))
 			}
 			made := w.metric(t, "reconciles_total", `result="unchanged"`) - passes
 			if made < (seconds-2)/timelimit.Factor() {
@@ -124,7 +124,7 @@ func TestIdle(t *testing.T) {
 			if d := cmp.Diff(rules, w.ruleset(t)); d != "" {
 				t.Errorf("rules changed:\n%s", d)
 			}
-			if d := cmp.Diff(state, w.stamps(t)); d != "" {
+			if d := cmp.Diff(state, w.stateStamps(t)); d != "" {
 				t.Errorf("the state was written:\n%s", d)
 			}
 			if _, events := eye.count(""); events > 0 {
@@ -141,7 +141,7 @@ func TestIdle(t *testing.T) {
 // crowd makes commits that are none of our business, as fast as one process can,
 // in a table of its own. It counts them in made, and in the end tells how long
 // it took, or what went wrong.
-func (n *node) crowd(commits int64, made *atomic.Int64) (took time.Duration, err error) {
+func (n *node) makeCommits(commits int64, made *atomic.Int64) (took time.Duration, err error) {
 	const table, set = "crowd", "members"
 	member := []netipx.IPRange{netipx.MustParseIPRange("192.0.2.1-192.0.2.1")}
 	err = n.Node.Do(func() (err error) {
@@ -175,7 +175,7 @@ func (n *node) crowd(commits int64, made *atomic.Int64) (took time.Duration, err
 
 // lost is how many messages the kernel could not give the process's netfilter
 // sockets, for they were full (netlink(7), /proc/net/netlink).
-func (d *daemon) lost(t *testing.T) int {
+func (d *daemon) lostMessages(t *testing.T) int {
 	t.Helper()
 	pid := strconv.Itoa(d.command.Process.Pid)
 	sockets := map[string]bool{}
@@ -192,7 +192,7 @@ func (d *daemon) lost(t *testing.T) int {
 	}
 	const protocol, groups, drops, inode = 1, 3, 8, 9 // columns
 	lost, members := 0, 0
-	for line := range bytes.Lines(contents(t, "/proc/"+pid+"/net/netlink")) {
+	for line := range bytes.Lines(readFile(t, "/proc/"+pid+"/net/netlink")) {
 		column := strings.Fields(string(line))
 		if len(column) <= inode || column[protocol] != strconv.Itoa(syscall.NETLINK_NETFILTER) || !sockets[column[inode]] {
 			continue
@@ -207,7 +207,7 @@ func (d *daemon) lost(t *testing.T) int {
 		}
 	}
 	if members != 1 {
-		t.Fatalf("%d sockets listen to events, want one:\n%s", members, contents(t, "/proc/"+pid+"/net/netlink"))
+		t.Fatalf("%d sockets listen to events, want one:\n%s", members, readFile(t, "/proc/"+pid+"/net/netlink"))
 	}
 	return lost
 }
@@ -215,14 +215,14 @@ func (d *daemon) lost(t *testing.T) int {
 // TestThirdPartyCommits: ten thousand commits of other programs cost no event, no drift
 // among them is missed, and neither the log nor the memory grows by them.
 func TestThirdPartyCommits(t *testing.T) {
-	for _, f := range forms()[:2] {
+	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			w := newTampered(t, f)
 			for range 5 {
 				w.scrape(t)
 			}
 			const commits, times = 10000, 5
-			before := w.memory(t)
+			before := w.wantMemory(t)
 			log, repaired := w.log(), w.metric(t, "reconciles_total", `result="repaired"`)
 			passes, start := w.metric(t, "reconciles_total"), w.Count()
 
@@ -230,8 +230,8 @@ func TestThirdPartyCommits(t *testing.T) {
 			var took time.Duration
 			var failure error
 			var all sync.WaitGroup
-			all.Go(func() { took, failure = w.crowd(commits, &made) })
-			var repairs figures
+			all.Go(func() { took, failure = w.makeCommits(commits, &made) })
+			var repairs durations
 			for i := range times {
 				// Four times among the others' commits, and once right after the last.
 				w.until(t, "commits", func() bool { return made.Load() >= int64((i+1)*commits/times) })
@@ -259,7 +259,7 @@ func TestThirdPartyCommits(t *testing.T) {
 			if float64(strings.Count(said, "\n")) != mended || float64(strings.Count(said, "repaired rules")) != mended {
 				t.Errorf("the log has something else than %v repairs:\n%s", mended, said)
 			}
-			if lost := w.lost(t); lost > 0 {
+			if lost := w.lostMessages(t); lost > 0 {
 				t.Errorf("%d events were lost", lost)
 			}
 			if worst := slices.Max(repairs); worst > time.Second {
@@ -267,20 +267,20 @@ func TestThirdPartyCommits(t *testing.T) {
 			}
 			w.packets(t)
 			t.Logf("%d commits in %s, none lost; %v passes meanwhile; repairs: %v; %.1f MiB before and %.1f after",
-				commits, took.Round(time.Millisecond), w.metric(t, "reconciles_total")-passes, repairs, before, w.memory(t))
+				commits, took.Round(time.Millisecond), w.metric(t, "reconciles_total")-passes, repairs, before, w.wantMemory(t))
 		})
 	}
 }
 
-// TestLegacyByInterval: iptables-legacy tells nobody of changes. Drift there is
+// TestLegacyResync: iptables-legacy tells nobody of changes. Drift there is
 // found when the interval is over.
-func TestLegacyByInterval(t *testing.T) {
+func TestLegacyResync(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[2])
+	n := newNode(t, backends()[2])
 	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\nresyncInterval: 1s\n")
 	d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
 	right := n.saved(t)
-	var took figures
+	var took durations
 	for i, damage := range []string{"-F", "-F POSTROUTING", "-D IP-MASQ-AGENT 1", "-R IP-MASQ-AGENT 1 -j RETURN", "-I IP-MASQ-AGENT -j ACCEPT"} {
 		program := families()[i%2][0]
 		n.tool(t, program, append([]string{"-t", "nat"}, strings.Fields(damage)...)...)

@@ -24,19 +24,19 @@ import (
 // bare is a node whose runtime has no ip-masq plugin: its directory of plugins
 // has but the reference ones, and its conflist but the bridge. The entry that an
 // install adds is in a file, so that it goes with the node's form.
-type bare struct {
+type uninstalledNode struct {
 	*node
-	bin, list, entry string
-	before           []byte // the list
+	bin, conflistFile, entry string
+	original                 []byte // the list
 }
 
-func newBare(t *testing.T, f form) *bare {
+func newUninstalledNode(t *testing.T, f backend) *uninstalledNode {
 	t.Helper()
 	n := newNode(t, f)
-	b := &bare{node: n, bin: filepath.Join(n.dir, "opt"), entry: filepath.Join(n.dir, "entry.json")}
+	b := &uninstalledNode{node: n, bin: filepath.Join(n.dir, "opt"), entry: filepath.Join(n.dir, "entry.json")}
 	n.write(t, "podnet", n.bridge("podnet"))
-	b.list = filepath.Join(n.cni.ConfDir, "10-podnet.conflist")
-	b.before = contents(t, b.list)
+	b.conflistFile = filepath.Join(n.cni.ConfDir, "10-podnet.conflist")
+	b.original = readFile(t, b.conflistFile)
 	n.cni.Path = []string{b.bin, n.cni.Path[1]}
 	text, err := json.Marshal(n.entry(object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}))
 	if err := errors.Join(err, os.Mkdir(b.bin, 0o755), os.WriteFile(b.entry, text, 0o600)); err != nil {
@@ -49,40 +49,40 @@ func newBare(t *testing.T, f form) *bare {
 	return b
 }
 
-func (b *bare) binary() string { return filepath.Join(b.bin, "ip-masq") }
+func (b *uninstalledNode) binary() string { return filepath.Join(b.bin, "ip-masq") }
 
 // where are the flags of install and uninstall.
-func (b *bare) where(command string, args ...string) []string {
+func (b *uninstalledNode) args(command string, args ...string) []string {
 	return append([]string{command, "--cni-bin-dir", b.bin, "--conflist-entry-file", b.entry}, args...)
 }
 
-func (b *bare) install(t *testing.T, plugin string) {
+func (b *uninstalledNode) install(t *testing.T, plugin string) {
 	t.Helper()
-	if stdout, stderr, code := b.reconciler(t, b.where("install", "--plugin", plugin)...); code != 0 || stderr != "" {
+	if stdout, stderr, code := b.reconciler(t, b.args("install", "--plugin", plugin)...); code != 0 || stderr != "" {
 		t.Fatalf("install: exit code %d\n%s%s", code, stdout, stderr)
 	}
 }
 
-func (b *bare) uninstall(t *testing.T, args ...string) {
+func (b *uninstalledNode) uninstall(t *testing.T, args ...string) {
 	t.Helper()
-	if stdout, stderr, code := b.reconciler(t, b.where("uninstall", args...)...); code != 0 || stderr != "" {
+	if stdout, stderr, code := b.reconciler(t, b.args("uninstall", args...)...); code != 0 || stderr != "" {
 		t.Fatalf("uninstall: exit code %d\n%s%s", code, stdout, stderr)
 	}
 }
 
 // traceless fails the test unless the node is as it was before install.
-func (b *bare) traceless(t *testing.T, before snapshot) {
+func (b *uninstalledNode) wantUninstalled(t *testing.T, before snapshot) {
 	t.Helper()
-	b.asBefore(t, before)
-	if have := contents(t, b.list); !bytes.Equal(have, b.before) {
+	b.wantRestored(t, before)
+	if have := readFile(t, b.conflistFile); !bytes.Equal(have, b.original) {
 		t.Errorf("the conflist is\n%s", have)
 	}
-	if have := append(names(t, b.bin), names(t, b.cni.ConfDir)...); len(have) != 1 {
+	if have := append(fileNames(t, b.bin), fileNames(t, b.cni.ConfDir)...); len(have) != 1 {
 		t.Errorf("left over: %q", have)
 	}
 }
 
-func names(t *testing.T, dir string) []string {
+func fileNames(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -96,12 +96,12 @@ func names(t *testing.T, dir string) []string {
 }
 
 // startsAndStops makes a pod and ends it.
-func (b *bare) startsAndStops(t *testing.T) {
+func (b *uninstalledNode) runPod(t *testing.T) {
 	t.Helper()
-	b.ends(t, b.pod(t, "podnet"))
+	b.delPod(t, b.pod(t, "podnet"))
 }
 
-func (b *bare) ends(t *testing.T, p *pod) {
+func (b *uninstalledNode) delPod(t *testing.T, p *pod) {
 	t.Helper()
 	if stdout, stderr, code := b.del(t, "podnet", p); code != 0 {
 		t.Fatalf("DEL: exit code %d\n%s%s", code, stdout, stderr)
@@ -110,7 +110,7 @@ func (b *bare) ends(t *testing.T, p *pod) {
 
 // endsAsMade ends a pod by the conflist as it was when the pod was made, which is
 // in the cache: as CRI-O and podman do.
-func (b *bare) endsAsMade(t *testing.T, p *pod) {
+func (b *uninstalledNode) delPodFromCache(t *testing.T, p *pod) {
 	t.Helper()
 	files, err := filepath.Glob("/var/lib/cni/results/podnet-*")
 	if err != nil {
@@ -123,7 +123,7 @@ func (b *bare) endsAsMade(t *testing.T, p *pod) {
 			Config []byte
 			Netns  string
 		}
-		if err := json.Unmarshal(contents(t, file), &cached); err != nil {
+		if err := json.Unmarshal(readFile(t, file), &cached); err != nil {
 			t.Fatal(err)
 		}
 		if cached.Netns != p.Path {
@@ -140,17 +140,17 @@ func (b *bare) endsAsMade(t *testing.T, p *pod) {
 	t.Fatalf("no result is cached for %s among %v", p.Path, files)
 }
 
-// TestInstalledLife: installed, used, and taken away under pods that live, which
+// TestInstallAndUninstall: installed, used, and taken away under pods that live, which
 // end as they began. Nothing is left, and pods start and stop at any time.
-func TestInstalledLife(t *testing.T) {
-	for _, f := range forms() {
+func TestInstallAndUninstall(t *testing.T) {
+	for _, f := range backends() {
 		t.Run(f.name, func(t *testing.T) {
-			b := newBare(t, f)
+			b := newUninstalledNode(t, f)
 			before := b.snapshot(t)
-			b.startsAndStops(t)
+			b.runPod(t)
 			b.install(t, b.plugin(t))
 			first, second := b.pod(t, "podnet"), b.pod(t, "podnet")
-			b.startsAndStops(t)
+			b.runPod(t)
 			if stdout, stderr, code := b.reconciler(t, "check"); code != 0 {
 				t.Fatalf("check: exit code %d\n%s%s", code, stdout, stderr)
 			}
@@ -158,25 +158,25 @@ func TestInstalledLife(t *testing.T) {
 			rules := b.ruleset(t)
 
 			for range 2 {
-				stdout, stderr, code := b.reconciler(t, b.where("uninstall")...)
+				stdout, stderr, code := b.reconciler(t, b.args("uninstall")...)
 				if code != 1 || !strings.Contains(stderr, "the plugin stays") || !strings.Contains(stderr, "/var/lib/cni/results/podnet-") {
 					t.Fatalf("uninstall under pods: exit code %d\n%s%s", code, stdout, stderr)
 				}
-				if have := contents(t, b.list); !bytes.Equal(have, b.before) {
+				if have := readFile(t, b.conflistFile); !bytes.Equal(have, b.original) {
 					t.Errorf("the conflist is\n%s", have)
 				}
 				if have := b.ruleset(t); have != rules {
 					t.Errorf("the rules that pods live by are now\n%s", have)
 				}
-				b.startsAndStops(t)
+				b.runPod(t)
 			}
-			b.endsAsMade(t, first)
-			b.endsAsMade(t, second)
+			b.delPodFromCache(t, first)
+			b.delPodFromCache(t, second)
 			b.uninstall(t)
-			b.traceless(t, before)
-			b.startsAndStops(t)
+			b.wantUninstalled(t, before)
+			b.runPod(t)
 			b.uninstall(t)
-			b.traceless(t, before)
+			b.wantUninstalled(t, before)
 		})
 	}
 }
@@ -184,7 +184,7 @@ func TestInstalledLife(t *testing.T) {
 // TestUninstallUnderContainerd: containerd ends pods by the conflist as it is, so
 // nobody waits for them, and they end without the plugin.
 func TestUninstallUnderContainerd(t *testing.T) {
-	b := newBare(t, forms()[0])
+	b := newUninstalledNode(t, backends()[0])
 	before := b.snapshot(t)
 	b.install(t, b.plugin(t))
 	p := b.pod(t, "podnet")
@@ -193,7 +193,7 @@ func TestUninstallUnderContainerd(t *testing.T) {
 		t.Fatal(files, err)
 	}
 	var cached struct{ ContainerID string }
-	if err := json.Unmarshal(contents(t, files[0]), &cached); err != nil {
+	if err := json.Unmarshal(readFile(t, files[0]), &cached); err != nil {
 		t.Fatal(err)
 	}
 	task := filepath.Join("/run/containerd/io.containerd.runtime.v2.task/k8s.io", cached.ContainerID)
@@ -202,19 +202,19 @@ func TestUninstallUnderContainerd(t *testing.T) {
 	}
 	defer func() { _ = os.RemoveAll("/run/containerd") }()
 	b.uninstall(t)
-	b.traceless(t, before)
-	b.ends(t, p)
-	b.startsAndStops(t)
-	b.traceless(t, before)
+	b.wantUninstalled(t, before)
+	b.delPod(t, p)
+	b.runPod(t)
+	b.wantUninstalled(t, before)
 }
 
 // TestUninstallKeepsRules: with --keep-rules the plugin goes, and what pods live
 // by stays until cleanup.
 func TestUninstallKeepsRules(t *testing.T) {
-	b := newBare(t, forms()[0])
+	b := newUninstalledNode(t, backends()[0])
 	before := b.snapshot(t)
 	b.install(t, b.plugin(t))
-	b.startsAndStops(t)
+	b.runPod(t)
 	rules, documents := b.ruleset(t), b.load(t).Sources
 	b.uninstall(t, "--keep-rules")
 	if have := b.ruleset(t); have != rules {
@@ -223,15 +223,15 @@ func TestUninstallKeepsRules(t *testing.T) {
 	if have := b.load(t).Sources; len(have) != len(documents) || len(have) != 1 {
 		t.Errorf("the documents are now %+v", have)
 	}
-	b.startsAndStops(t)
+	b.runPod(t)
 	b.cleanup(t)
-	b.traceless(t, before)
+	b.wantUninstalled(t, before)
 }
 
-// TestInstallForPackets: what a pod sends is masqueraded from its first packet on
+// TestInstallMasquerades: what a pod sends is masqueraded from its first packet on
 // once the plugin is installed, and exempt destinations are not.
-func TestInstallForPackets(t *testing.T) {
-	b := newBare(t, forms()[0])
+func TestInstallMasquerades(t *testing.T) {
+	b := newUninstalledNode(t, backends()[0])
 	outside := netip.AddrPortFrom(netip.MustParseAddr("203.0.113.9"), topology.EchoPort)
 	b.install(t, b.plugin(t))
 	p := b.pod(t, "podnet")
@@ -246,19 +246,19 @@ func TestInstallForPackets(t *testing.T) {
 
 // another makes another build of the plugin, which does the same: bytes behind a
 // program are never looked at.
-func (b *bare) another(t *testing.T, name string) string {
+func (b *uninstalledNode) pluginBuild(t *testing.T, name string) string {
 	t.Helper()
 	path := filepath.Join(b.dir, name)
-	if err := os.WriteFile(path, append(contents(t, b.plugin(t)), name...), 0o755); err != nil {
+	if err := os.WriteFile(path, append(readFile(t, b.plugin(t)), name...), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return path
 }
 
-// TestInstallBesideADDs: plugins are replaced in a loop while others run them.
-func TestInstallBesideADDs(t *testing.T) {
-	b := newBare(t, forms()[0])
-	plugins := []string{b.another(t, "one"), b.another(t, "two")}
+// TestInstallDuringADDs: plugins are replaced in a loop while others run them.
+func TestInstallDuringADDs(t *testing.T) {
+	b := newUninstalledNode(t, backends()[0])
+	plugins := []string{b.pluginBuild(t, "one"), b.pluginBuild(t, "two")}
 	b.install(t, plugins[0])
 	conf := b.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
 	done := make(chan struct{})
@@ -272,7 +272,7 @@ func TestInstallBesideADDs(t *testing.T) {
 					return
 				default:
 				}
-				c := b.prepare(t, request{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
+				c := b.prepare(t, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
 				c.Path = b.binary()
 				if out, err := c.CombinedOutput(); err != nil {
 					t.Errorf("ADD: %v\n%s", err, out)
@@ -293,7 +293,7 @@ func TestInstallBesideADDs(t *testing.T) {
 		}
 	}
 	t.Logf("ADDs: %v", adds)
-	if have := names(t, b.bin); len(have) != 1 {
+	if have := fileNames(t, b.bin); len(have) != 1 {
 		t.Errorf("left over: %q", have)
 	}
 }
@@ -302,12 +302,12 @@ func TestInstallBesideADDs(t *testing.T) {
 // runtime can load its configuration at any time, what that names can be run, and
 // whatever was left is no obstacle to what comes next.
 func TestInstallKilled(t *testing.T) {
-	b := newBare(t, forms()[0])
+	b := newUninstalledNode(t, backends()[0])
 	before := b.snapshot(t)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	plugins := []string{b.another(t, "one"), b.another(t, "two")}
+	plugins := []string{b.pluginBuild(t, "one"), b.pluginBuild(t, "two")}
 	start := time.Now()
 	b.install(t, plugins[0])
 	whole := max(time.Since(start), 20*time.Millisecond)
@@ -317,9 +317,9 @@ func TestInstallKilled(t *testing.T) {
 	const enough, most = 200, 800
 	killed, named, leftovers := 0, 0, 0
 	for round := 0; killed < enough && round < most; round++ {
-		args := b.where("install", "--plugin", plugins[random.IntN(2)])
+		args := b.args("install", "--plugin", plugins[random.IntN(2)])
 		if random.IntN(2) == 0 {
-			args = b.where("uninstall")
+			args = b.args("uninstall")
 		}
 		c := b.reconcilerCommand(b.within(t), t, args...)
 		var out bytes.Buffer
@@ -336,27 +336,27 @@ func TestInstallKilled(t *testing.T) {
 		default:
 			t.Fatalf("%v: %v\n%s", args, err, out.Bytes())
 		}
-		isNamed, err := b.sound(plugins)
+		isNamed, err := b.checkConfig(plugins)
 		if err != nil {
 			t.Fatalf("round %d, after a killed %s: %v", round, args[0], err)
 		}
 		if isNamed {
 			named++
 		}
-		for _, name := range append(names(t, b.bin), names(t, b.cni.ConfDir)...) {
+		for _, name := range append(fileNames(t, b.bin), fileNames(t, b.cni.ConfDir)...) {
 			if strings.HasSuffix(name, ".tmp") {
 				leftovers++
 			}
 		}
 		if round%30 == 0 {
-			b.startsAndStops(t)
+			b.runPod(t)
 		}
 		if round%40 == 39 {
 			b.install(t, plugins[round%2])
-			if have := names(t, b.bin); len(have) != 1 {
+			if have := fileNames(t, b.bin); len(have) != 1 {
 				t.Errorf("left over: %q", have)
 			}
-			b.startsAndStops(t)
+			b.runPod(t)
 		}
 	}
 	close(done)
@@ -368,18 +368,18 @@ func TestInstallKilled(t *testing.T) {
 		t.Error("that is too few, or too many, to have seen anything")
 	}
 	b.uninstall(t)
-	b.traceless(t, before)
+	b.wantUninstalled(t, before)
 }
 
 // watch looks again and again until done.
-func (b *bare) watch(done <-chan struct{}, plugins []string) error {
+func (b *uninstalledNode) watch(done <-chan struct{}, plugins []string) error {
 	for {
 		select {
 		case <-done:
 			return nil
 		case <-time.After(time.Millisecond):
 		}
-		if _, err := b.sound(plugins); err != nil {
+		if _, err := b.checkConfig(plugins); err != nil {
 			return err
 		}
 	}
@@ -387,13 +387,13 @@ func (b *bare) watch(done <-chan struct{}, plugins []string) error {
 
 // sound fails unless the runtime can load its configuration, as libcni reads it,
 // and run what that names.
-func (b *bare) sound(plugins []string) (named bool, err error) {
-	if named, err = b.names(); err != nil || !named {
+func (b *uninstalledNode) checkConfig(plugins []string) (named bool, err error) {
+	if named, err = b.namesPlugin(); err != nil || !named {
 		return false, err
 	}
 	data, err := os.ReadFile(b.binary())
 	if errors.Is(err, os.ErrNotExist) {
-		if still, e := b.names(); e == nil && !still {
+		if still, e := b.namesPlugin(); e == nil && !still {
 			return false, nil // both went meanwhile, in this order
 		}
 		return named, fmt.Errorf("the conflist names a plugin that is not there: %w", err)
@@ -417,12 +417,12 @@ func (b *bare) sound(plugins []string) (named bool, err error) {
 }
 
 // names reports whether the conflist names the plugin, behind the bridge.
-func (b *bare) names() (bool, error) {
+func (b *uninstalledNode) namesPlugin() (bool, error) {
 	dir, err := config.ReadConfDir(b.cni.ConfDir)
 	if err := errors.Join(err, dir.Err()); err != nil {
 		return false, fmt.Errorf("the runtime cannot load its configuration: %w", err)
 	}
-	if len(dir.Conflists) != 1 || dir.Conflists[0].File != b.list {
+	if len(dir.Conflists) != 1 || dir.Conflists[0].File != b.conflistFile {
 		return false, fmt.Errorf("the runtime would load %+v", dir.Conflists)
 	}
 	entries := dir.Conflists[0].Entries
@@ -432,13 +432,13 @@ func (b *bare) names() (bool, error) {
 	return len(entries) == 1, nil
 }
 
-// TestInstallsAtOnce: after several installs at once there is one plugin and one entry.
-func TestInstallsAtOnce(t *testing.T) {
-	b := newBare(t, forms()[0])
-	plugins := []string{b.another(t, "one"), b.another(t, "two")}
+// TestConcurrentInstalls: after several installs at once there is one plugin and one entry.
+func TestConcurrentInstalls(t *testing.T) {
+	b := newUninstalledNode(t, backends()[0])
+	plugins := []string{b.pluginBuild(t, "one"), b.pluginBuild(t, "two")}
 	var all sync.WaitGroup
 	for i := range 8 {
-		c := b.reconcilerCommand(b.within(t), t, b.where("install", "--plugin", plugins[i%2])...)
+		c := b.reconcilerCommand(b.within(t), t, b.args("install", "--plugin", plugins[i%2])...)
 		all.Go(func() {
 			if out, err := c.CombinedOutput(); err != nil {
 				t.Errorf("install: %v\n%s", err, out)
@@ -446,19 +446,19 @@ func TestInstallsAtOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if named, err := b.sound(plugins); err != nil || !named {
+	if named, err := b.checkConfig(plugins); err != nil || !named {
 		t.Errorf("is named: %t, %v", named, err)
 	}
-	if have := append(names(t, b.bin), names(t, b.cni.ConfDir)...); len(have) != 2 {
+	if have := append(fileNames(t, b.bin), fileNames(t, b.cni.ConfDir)...); len(have) != 2 {
 		t.Errorf("left over: %q", have)
 	}
-	b.startsAndStops(t)
+	b.runPod(t)
 }
 
 // TestInstallWithPluginFile: where the administrators do not let the network contribute,
 // its entry would keep every pod from starting. It is not added.
 func TestInstallWithPluginFile(t *testing.T) {
-	b := newBare(t, forms()[0])
+	b := newUninstalledNode(t, backends()[0])
 	const guard = "/etc/ip-masq/plugin.toml"
 	write := func(networks string) {
 		text := fmt.Sprintf("allow_networks = [%s]\ndata_dir = %q\ncni_conf_dir = %q\n", networks, b.dataDir, b.cni.ConfDir)
@@ -472,15 +472,15 @@ func TestInstallWithPluginFile(t *testing.T) {
 		}
 	}()
 	write(`"storage"`)
-	stdout, stderr, code := b.reconciler(t, b.where("install", "--plugin", b.plugin(t))...)
+	stdout, stderr, code := b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)
 	if code != 1 || !strings.Contains(stderr, `network "podnet" may not contribute`) || !strings.Contains(stderr, guard) {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}
-	if have := contents(t, b.list); !bytes.Equal(have, b.before) {
+	if have := readFile(t, b.conflistFile); !bytes.Equal(have, b.original) {
 		t.Errorf("the conflist is\n%s", have)
 	}
-	b.startsAndStops(t)
+	b.runPod(t)
 	write(`"podnet"`)
 	b.install(t, b.plugin(t))
-	b.startsAndStops(t)
+	b.runPod(t)
 }

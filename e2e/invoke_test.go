@@ -27,17 +27,17 @@ import (
 
 // request is a call of the plugin itself, without a runtime. The zero values
 // make an ordinary one.
-type request struct {
-	verb     string
-	conf     string // on stdin
-	id       string // of the container
-	noNetns  bool
-	path     string // PATH; "" is the node's
-	helpless bool   // without any privilege over the node's network
+type invocation struct {
+	verb         string
+	conf         string // on stdin
+	id           string // of the container
+	noNetns      bool
+	path         string // PATH; "" is the node's
+	unprivileged bool   // without any privilege over the node's network
 }
 
 // answer is what came of it.
-type answer struct {
+type result struct {
 	stdout, stderr string
 	exit           int
 	code           uint // of the CNI error; 0 where there is none
@@ -46,7 +46,7 @@ type answer struct {
 }
 
 // prepare makes a request ready to run.
-func (n *node) prepare(t *testing.T, r request) *topology.Cmd {
+func (n *node) prepare(t *testing.T, r invocation) *topology.Cmd {
 	t.Helper()
 	c := n.Node.Command(n.within(t), n.plugin(t))
 	if r.id == "" {
@@ -60,7 +60,7 @@ func (n *node) prepare(t *testing.T, r request) *topology.Cmd {
 	if !r.noNetns {
 		c.Env = append(c.Env, "CNI_NETNS=/run/netns/"+r.id)
 	}
-	if r.helpless {
+	if r.unprivileged {
 		// Root of a user namespace that owns nothing.
 		c.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
 		c.SysProcAttr.UidMappings = identity(os.Getuid())
@@ -72,15 +72,15 @@ func (n *node) prepare(t *testing.T, r request) *topology.Cmd {
 
 // ask runs the plugin. It fails the test where what it printed is not what the
 // protocol wants.
-func (n *node) ask(t *testing.T, r request) answer {
+func (n *node) invoke(t *testing.T, r invocation) result {
 	t.Helper()
-	return n.askAll(t, r)[0]
+	return n.invokeAll(t, r)[0]
 }
 
 // askAll is ask, of all at once.
-func (n *node) askAll(t *testing.T, requests ...request) []answer {
+func (n *node) invokeAll(t *testing.T, requests ...invocation) []result {
 	t.Helper()
-	answers := make([]answer, len(requests))
+	answers := make([]result, len(requests))
 	errs := make([]error, len(requests))
 	var all sync.WaitGroup
 	for i, r := range requests {
@@ -90,7 +90,7 @@ func (n *node) askAll(t *testing.T, requests ...request) []answer {
 			c.Stdout, c.Stderr = &stdout, &stderr
 			start := time.Now()
 			errs[i] = c.Run()
-			*a = answer{stdout: stdout.String(), stderr: stderr.String(), took: time.Since(start)}
+			*a = result{stdout: stdout.String(), stderr: stderr.String(), took: time.Since(start)}
 			if c.ProcessState != nil {
 				a.exit = c.ProcessState.ExitCode()
 			}
@@ -108,7 +108,7 @@ func (n *node) askAll(t *testing.T, requests ...request) []answer {
 }
 
 // read reads the CNI error, if it is one.
-func (a *answer) read(t *testing.T, verb string) {
+func (a *result) read(t *testing.T, verb string) {
 	t.Helper()
 	if a.exit == 0 {
 		return
@@ -125,7 +125,7 @@ func (a *answer) read(t *testing.T, verb string) {
 
 // want fails the test unless the answer has the code, and says all of this in
 // the error or, where there is none, in the warnings.
-func (a answer) want(t *testing.T, code uint, says ...string) answer {
+func (a result) want(t *testing.T, code uint, says ...string) result {
 	t.Helper()
 	if a.code != code {
 		t.Fatalf("code %d: %s\nwant code %d; stderr:\n%s", a.code, a.msg, code, a.stderr)
@@ -143,7 +143,7 @@ func (a answer) want(t *testing.T, code uint, says ...string) answer {
 }
 
 // quiet fails the test if there was a warning.
-func (a answer) noWarnings(t *testing.T) {
+func (a result) noWarnings(t *testing.T) {
 	t.Helper()
 	if a.stderr != "" {
 		t.Errorf("warnings:\n%s", a.stderr)
@@ -167,16 +167,16 @@ func (n *node) conf(t *testing.T, network string, keys object) string {
 }
 
 // makeSure runs ADD, which has to succeed, and verifies by CHECK.
-func (n *node) makeSure(t *testing.T, conf string) answer {
+func (n *node) addAndCheck(t *testing.T, conf string) result {
 	t.Helper()
-	a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
-	n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+	a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
+	n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 	return a
 }
 
 // write puts a contribution into a node's state, as a reconciler or an ADD of
 // another network does.
-func (n *node) store(t *testing.T, c policy.Source) {
+func (n *node) storeSource(t *testing.T, c policy.Source) {
 	t.Helper()
 	lock, err := store.Open(n.dataDir).Lock(t.Context())
 	if err != nil {
@@ -215,7 +215,7 @@ func (n *node) attachments(t *testing.T, network string) int {
 }
 
 // network is the source that a network is.
-func network(name string) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: name} }
+func networkID(name string) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: name} }
 
 // document is the path of the document of a network.
 func (n *node) document(t *testing.T, name string) string {
@@ -225,7 +225,7 @@ func (n *node) document(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	for _, path := range paths {
-		if bytes.Contains(contents(t, path), []byte(fmt.Sprintf(`"name":%q`, name))) {
+		if bytes.Contains(readFile(t, path), []byte(fmt.Sprintf(`"name":%q`, name))) {
 			return path
 		}
 	}
@@ -233,7 +233,7 @@ func (n *node) document(t *testing.T, name string) string {
 	return ""
 }
 
-func contents(t *testing.T, path string) []byte {
+func readFile(t *testing.T, path string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -257,7 +257,7 @@ func tree(t *testing.T, dir string) string {
 		}
 		fmt.Fprintf(&b, "%s %s\n", info.Mode(), path)
 		if info.Mode().IsRegular() {
-			fmt.Fprintf(&b, "%s\n", contents(t, path))
+			fmt.Fprintf(&b, "%s\n", readFile(t, path))
 		}
 		return nil
 	})
@@ -268,7 +268,7 @@ func tree(t *testing.T, dir string) string {
 }
 
 // agentFiles is what the agents' files contribute to the usual chain.
-func agentFiles(state func(*policy.SourcePolicy)) policy.Source {
+func agentFilesSource(state func(*policy.SourcePolicy)) policy.Source {
 	c := policy.Source{
 		ID:     policy.SourceID{Kind: policy.AgentFiles},
 		Policy: policy.SourcePolicy{Chain: policy.DefaultChain},

@@ -22,7 +22,7 @@ func identity(id int) []syscall.SysProcIDMap {
 }
 
 // saves are the programs that print what either variant of iptables has.
-func saves() []string {
+func saveCommands() []string {
 	return []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"}
 }
 
@@ -38,7 +38,7 @@ func (n *node) saved(t *testing.T) string {
 	t.Helper()
 	moving := regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`)
 	var b strings.Builder
-	for _, save := range saves() {
+	for _, save := range saveCommands() {
 		b.WriteString(save + "\n" + moving.ReplaceAllString(n.tool(t, save), ""))
 	}
 	return b.String()
@@ -98,7 +98,7 @@ func (n *node) feed(t *testing.T, input, name string, args ...string) {
 // command a line.
 func (n *node) alter(t *testing.T, iptables, nft string) {
 	t.Helper()
-	if n.form.variant == "" {
+	if n.backend.variant == "" {
 		n.feed(t, nft, "nft", "-f", "-")
 		return
 	}
@@ -127,7 +127,7 @@ func (n *node) jumps(t *testing.T, chain string) (ipv4, ipv6 []string) {
 			}
 		}
 	}
-	for _, save := range saves() {
+	for _, save := range saveCommands() {
 		family, _, _ := strings.Cut(save, "-")
 		// Without naming the table: iptables-legacy would make it.
 		for line := range strings.Lines(n.tool(t, save)) {
@@ -151,7 +151,7 @@ func (n *node) wantJumps(t *testing.T, chain string, ipv4, ipv6 int) {
 // flush takes all rules away as somebody with the form's own program does.
 func (n *node) flush(t *testing.T) {
 	t.Helper()
-	if n.form.variant == "" {
+	if n.backend.variant == "" {
 		n.tool(t, "nft", "flush", "ruleset")
 		return
 	}
@@ -161,7 +161,7 @@ func (n *node) flush(t *testing.T) {
 }
 
 // gone fails the test if anything of ip-masq is left in the kernel.
-func (n *node) gone(t *testing.T, chain string) {
+func (n *node) wantNoChain(t *testing.T, chain string) {
 	t.Helper()
 	n.wantJumps(t, chain, 0, 0)
 	for line := range strings.Lines(n.ruleset(t)) {
@@ -172,7 +172,7 @@ func (n *node) gone(t *testing.T, chain string) {
 }
 
 // others is the ruleset less what bears one of the names and our own tables.
-func (n *node) others(t *testing.T, chains ...string) string {
+func (n *node) thirdPartyRuleset(t *testing.T, chains ...string) string {
 	t.Helper()
 	var kept []string
 	skip := false
@@ -195,7 +195,7 @@ func (n *node) others(t *testing.T, chains ...string) string {
 }
 
 // strangers fills the node with what others keep there, in every form.
-func (n *node) thirdPartyRules(t *testing.T) {
+func (n *node) addThirdPartyRules(t *testing.T) {
 	t.Helper()
 	for i, f := range families() {
 		net := []string{"192.0.2.0/24", "2001:db8:2::/48"}[i]
@@ -241,7 +241,7 @@ func readOnly(t *testing.T, dir string) (writable func()) {
 
 // place writes a file that every node of this process sees, for as long as the
 // test runs.
-func place(t *testing.T, path, text string) {
+func writeTempFile(t *testing.T, path, text string) {
 	t.Helper()
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 		t.Fatal(err) // never through a link

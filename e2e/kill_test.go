@@ -16,31 +16,31 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestKilled starts 20 ADDs at once, five times, each time with another policy
+// TestKilledADDs starts 20 ADDs at once, five times, each time with another policy
 // and after other damage, and kills every other of them at some moment. Those
 // that live succeed; afterwards nothing is doubled or half done, and the next ADD
 // leaves no trace of what happened.
-func TestKilled(t *testing.T) {
+func TestKilledADDs(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
 		random := rand.New(rand.NewPCG(seed, 0))
-		n.thirdPartyRules(t)
-		others := n.others(t, "IP-MASQ-AGENT")
+		n.addThirdPartyRules(t)
+		others := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
 		killed := 0
 		for round := range 5 {
 			conf := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{fmt.Sprintf("10.%d.0.0/16", round), "fd00::/8"}})
 			if round%2 == 1 {
 				n.damage(t)
 			}
-			killed += n.storm(t, random, conf, 20)
-			n.recovers(t, conf)
+			killed += n.runAndKillADDs(t, random, conf, 20)
+			n.wantRecovery(t, conf)
 		}
 		if killed == 0 {
 			t.Error("nobody was killed")
 		}
-		if d := cmp.Diff(others, n.others(t, "IP-MASQ-AGENT")); d != "" {
+		if d := cmp.Diff(others, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
 			t.Errorf("rules of others changed:\n%s", d)
 		}
 	})
@@ -48,33 +48,33 @@ func TestKilled(t *testing.T) {
 
 // recovers fails the test unless one more ADD makes everything right, and the
 // one after it finds nothing to do.
-func (n *node) recovers(t *testing.T, conf string) {
+func (n *node) wantRecovery(t *testing.T, conf string) {
 	t.Helper()
-	n.makeSure(t, conf)
+	n.addAndCheck(t, conf)
 	if unknown := n.unknownFiles(t); len(unknown) > 0 {
 		t.Errorf("left over: %q", unknown)
 	}
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-	n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0).noWarnings(t)
+	n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0).noWarnings(t)
 }
 
 // TestKilledAnywhere kills one ADD after another, each a little later in its
 // work than the one before.
 func TestKilledAnywhere(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := func(i int) string {
 			return n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{fmt.Sprintf("10.%d.0.0/16", i), "fd00::/8"}})
 		}
-		n.makeSure(t, conf(0))
+		n.addAndCheck(t, conf(0))
 		whole := time.Hour
 		for i := range 3 {
-			whole = min(whole, n.ask(t, request{verb: "ADD", conf: conf(100 + i)}).want(t, 0).took)
+			whole = min(whole, n.invoke(t, invocation{verb: "ADD", conf: conf(100 + i)}).want(t, 0).took)
 		}
 		const steps = 20
 		killed := 0
 		for i := range steps {
-			c := n.prepare(t, request{verb: "ADD", conf: conf(i)})
+			c := n.prepare(t, invocation{verb: "ADD", conf: conf(i)})
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -83,7 +83,7 @@ func TestKilledAnywhere(t *testing.T) {
 			if err := c.Wait(); err != nil {
 				killed++
 			}
-			n.recovers(t, conf(i))
+			n.wantRecovery(t, conf(i))
 		}
 		t.Logf("%d of %d were killed", killed, steps)
 		if killed == 0 {
@@ -93,12 +93,12 @@ func TestKilledAnywhere(t *testing.T) {
 }
 
 // storm runs many ADDs at once and kills half of them. It returns how many died.
-func (n *node) storm(t *testing.T, random *rand.Rand, conf string, count int) (killed int) {
+func (n *node) runAndKillADDs(t *testing.T, random *rand.Rand, conf string, count int) (killed int) {
 	t.Helper()
 	var all sync.WaitGroup
 	deaths := make([]bool, count)
 	for i := range count {
-		c := n.prepare(t, request{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
+		c := n.prepare(t, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
 		var out bytes.Buffer
 		c.Stdout, c.Stderr = &out, &out
 		doomed := i%2 == 1
@@ -157,20 +157,20 @@ func (n *node) unknownFiles(t *testing.T) (unknown []string) {
 	return unknown
 }
 
-// TestTogether is the storm without deaths, on a fresh node: one makes the rules
+// TestConcurrentADDs is the storm without deaths, on a fresh node: one makes the rules
 // and the others find them.
-func TestTogether(t *testing.T) {
+func TestConcurrentADDs(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})
-		var requests []request
+		var requests []invocation
 		for i := range 20 {
-			requests = append(requests, request{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
+			requests = append(requests, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
 		}
-		for _, a := range n.askAll(t, requests...) {
+		for _, a := range n.invokeAll(t, requests...) {
 			a.want(t, 0).noWarnings(t)
 		}
-		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 		if have := n.attachments(t, "podnet"); have != 20 {
 			t.Errorf("%d attachments, want 20", have)
@@ -179,14 +179,14 @@ func TestTogether(t *testing.T) {
 		requests = nil
 		other := n.conf(t, "othernet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
 		for i := range 10 {
-			requests = append(requests, request{verb: "DEL", conf: conf, id: fmt.Sprint("pod", i)},
-				request{verb: "ADD", conf: other, id: fmt.Sprint("other", i)})
+			requests = append(requests, invocation{verb: "DEL", conf: conf, id: fmt.Sprint("pod", i)},
+				invocation{verb: "ADD", conf: other, id: fmt.Sprint("other", i)})
 		}
-		for _, a := range n.askAll(t, requests...) {
+		for _, a := range n.invokeAll(t, requests...) {
 			a.want(t, 0).noWarnings(t)
 		}
-		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
-		n.ask(t, request{verb: "CHECK", conf: other}).want(t, 0)
+		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: "CHECK", conf: other}).want(t, 0)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 		if pods, others := n.attachments(t, "podnet"), n.attachments(t, "othernet"); pods != 10 || others != 10 {
 			t.Errorf("%d and %d attachments, want 10 each", pods, others)

@@ -25,7 +25,7 @@ func TestListingIsThatOfTheAgent(t *testing.T) {
 	// Names of addresses are this machine's: "link-local", or a long wait for DNS.
 	replaceFile(t, "/etc/networks", "")
 	replaceFile(t, "/etc/nsswitch.conf", "hosts: files\nnetworks: files\n")
-	for _, f := range forms()[1:] {
+	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
 			for _, c := range []struct {

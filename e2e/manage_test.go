@@ -84,8 +84,8 @@ func (n *node) has(t *testing.T, file string) bool {
 // ready, and metrics say so.
 func (d *daemon) untilManaged(t *testing.T, file string) {
 	t.Helper()
-	d.within(t, shortly, "entry in "+file, func() bool { return d.n.has(t, file) })
-	d.soonReady(t)
+	d.within(t, fileChangeTimeout, "entry in "+file, func() bool { return d.n.has(t, file) })
+	d.eventuallyReady(t)
 	if got := d.metric(t, "conflist_present"); got != 1 {
 		t.Errorf("conflist_present is %v", got)
 	}
@@ -97,9 +97,9 @@ const mainFile = "10-podnet.conflist"
 // form, and pods then start with us. It goes with the network, and comes back
 // with it.
 func TestManage(t *testing.T) {
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}})...)
-		d.soonUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
+		d.eventuallyUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
 		if got := d.metric(t, "conflist_present") + d.metric(t, "conflist_repairs_total") + d.metric(t, "conflist_flapping"); got != 0 {
 			t.Errorf("metrics tell of an entry: %v", got)
 		}
@@ -112,7 +112,7 @@ func TestManage(t *testing.T) {
 			t.Errorf("conflist_repairs_total is %v", got)
 		}
 		must(t, os.Remove(filepath.Join(n.cni.ConfDir, mainFile)))
-		d.soonUnready(t, "conflist: waiting")
+		d.eventuallyUnready(t, "conflist: waiting")
 		n.place(t, "20-podnet.conf", text(t, func() object {
 			conf := n.bridge("podnet")
 			conf["name"], conf["cniVersion"] = "podnet", "1.0.0"
@@ -135,7 +135,7 @@ func TestManage(t *testing.T) {
 			t.Errorf("the entry went with the reconciler, which said:\n%s", d.since(log))
 		}
 		backups, err := filepath.Glob(filepath.Join(n.dataDir, "backups", mainFile+".*.bak"))
-		if err != nil || len(backups) != 1 || strings.Contains(string(contents(t, backups[0])), "ip-masq") {
+		if err != nil || len(backups) != 1 || strings.Contains(string(readFile(t, backups[0])), "ip-masq") {
 			t.Errorf("backups: %v %v", backups, err)
 		}
 		// And cleanup leaves nothing of it.
@@ -150,33 +150,33 @@ func TestManage(t *testing.T) {
 // named.
 func TestManageBrokenFiles(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	n.mainCNI(t, mainFile, "podnet")
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
 	d.untilManaged(t, mainFile)
 
 	const broken = "{\n  \"name\": \"podnet\",\n  \"plugins\": [}\n"
 	n.place(t, mainFile, []byte(broken))
-	d.soonUnready(t, "conflist: ", filepath.Join(n.cni.ConfDir, mainFile)+": ", "line 3, column 15")
+	d.eventuallyUnready(t, "conflist: ", filepath.Join(n.cni.ConfDir, mainFile)+": ", "line 3, column 15")
 	time.Sleep(300 * time.Millisecond)
-	if now := contents(t, filepath.Join(n.cni.ConfDir, mainFile)); string(now) != broken || d.metric(t, "conflist_present") != 0 {
+	if now := readFile(t, filepath.Join(n.cni.ConfDir, mainFile)); string(now) != broken || d.metric(t, "conflist_present") != 0 {
 		t.Errorf("the file is now %s", now)
 	}
 	n.mainCNI(t, mainFile, "podnet")
 	d.untilManaged(t, mainFile)
 
 	n.entryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
-	d.soonUnready(t, "conflist: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
+	d.eventuallyUnready(t, "conflist: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
 	n.mainCNI(t, mainFile, "podnet") // and the last good one is what comes back
-	d.within(t, shortly, "entry", func() bool { return n.has(t, mainFile) })
-	if !strings.Contains(string(contents(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir) {
+	d.within(t, fileChangeTimeout, "entry", func() bool { return n.has(t, mainFile) })
+	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir) {
 		t.Error("it is not the last good entry")
 	}
 	n.entryFile(t, string(text(t, n.entry(object{"cidrLimit": 99}))))
-	d.soonReady(t)
+	d.eventuallyReady(t)
 	n.mainCNI(t, mainFile, "podnet")
 	d.untilManaged(t, mainFile)
-	if !strings.Contains(string(contents(t, filepath.Join(n.cni.ConfDir, mainFile))), `"cidrLimit": 99`) {
+	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), `"cidrLimit": 99`) {
 		t.Error("it is not the new entry")
 	}
 }
@@ -185,12 +185,12 @@ func TestManageBrokenFiles(t *testing.T) {
 // every pod.
 func TestManageNeedsThePlugin(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	args := n.manageArgs(t, nil)
 	must(t, os.RemoveAll(n.pluginDir()))
 	n.mainCNI(t, mainFile, "podnet")
 	d := n.startReconciler(t, args...)
-	d.soonUnready(t, "plugin: "+filepath.Join(n.pluginDir(), "ip-masq")+" is missing", "ip-masq-reconciler install")
+	d.eventuallyUnready(t, "plugin: "+filepath.Join(n.pluginDir(), "ip-masq")+" is missing", "ip-masq-reconciler install")
 	time.Sleep(300 * time.Millisecond)
 	if n.has(t, mainFile) {
 		t.Fatal("the entry is there")
@@ -198,24 +198,24 @@ func TestManageNeedsThePlugin(t *testing.T) {
 	n.installed(t)
 	d.untilManaged(t, mainFile)
 	must(t, os.RemoveAll(n.pluginDir()))
-	d.soonUnready(t, "no pod can start", "ip-masq-reconciler install")
+	d.eventuallyUnready(t, "no pod can start", "ip-masq-reconciler install")
 	if !n.has(t, mainFile) {
 		t.Error("the entry was taken out")
 	}
 	n.installed(t)
-	d.soonReady(t)
+	d.eventuallyReady(t)
 }
 
 // TestManageIsASetting: it begins and ends as reconciler.toml has it, without a
 // restart, and is about the network that the file names.
 func TestManageIsASetting(t *testing.T) {
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	args := n.manageArgs(t, nil)[1:]
 	n.mainCNI(t, "10-red.conflist", "red")
 	n.mainCNI(t, "20-blue.conflist", "blue")
 	path := n.settingsFile(t, "")
 	d := n.startReconciler(t, append(args, "--config", path)...)
-	d.soonReady(t)
+	d.eventuallyReady(t)
 	time.Sleep(300 * time.Millisecond)
 	if n.has(t, "10-red.conflist") || strings.Contains(d.scrape(t), "conflist_flapping") {
 		t.Fatal("it manages conflists without being told to")
@@ -226,9 +226,9 @@ func TestManageIsASetting(t *testing.T) {
 		t.Error("it has changed the other network")
 	}
 	n.settingsFile(t, "[conflist]\nmanage = true\nnetwork = \"green\"\n")
-	d.soonUnready(t, "conflist: waiting for the main CNI plugin's network green", "red, blue")
+	d.eventuallyUnready(t, "conflist: waiting for the main CNI plugin's network green", "red, blue")
 	n.settingsFile(t, "[conflist]\nmanage = false\n")
-	d.soonReady(t)
+	d.eventuallyReady(t)
 	n.mainCNI(t, "20-blue.conflist", "blue")
 	time.Sleep(300 * time.Millisecond)
 	if n.has(t, "20-blue.conflist") {
@@ -246,15 +246,15 @@ func TestManageIsASetting(t *testing.T) {
 // as pods could not start otherwise, and networks that the administrators do not
 // list get none.
 func TestManageWithoutAnEntryFile(t *testing.T) {
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	n.installed(t)
 	n.mainCNI(t, mainFile, "podnet")
 	guard := func(networks string) {
-		place(t, config.DefaultPluginFile, fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [%s]\n", n.dataDir, n.cni.ConfDir, networks))
+		writeTempFile(t, config.DefaultPluginFile, fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [%s]\n", n.dataDir, n.cni.ConfDir, networks))
 	}
 	guard(`"other"`)
 	d := n.startReconciler(t, "--conflist-manage", "--cni-bin-dir", n.pluginDir(), "--resync-interval", "10m")
-	d.soonUnready(t, "conflist: ", mainFile, `network "podnet" may not contribute`, config.DefaultPluginFile)
+	d.eventuallyUnready(t, "conflist: ", mainFile, `network "podnet" may not contribute`, config.DefaultPluginFile)
 	if n.has(t, mainFile) {
 		t.Fatal("the entry was put where the plugin refuses it")
 	}
@@ -265,7 +265,7 @@ func TestManageWithoutAnEntryFile(t *testing.T) {
 	must(t, os.Remove(config.DefaultPluginFile))
 	n.mainCNI(t, mainFile, "podnet")
 	d.until(t, "the entry names the dataDir", func() bool {
-		return strings.Contains(string(contents(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir)
+		return strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir)
 	})
 	n.pod(t, "podnet")
 }
@@ -273,7 +273,7 @@ func TestManageWithoutAnEntryFile(t *testing.T) {
 // TestManageByTheLeaderAlone: of two reconcilers one writes, and the other once
 // that has ended.
 func TestManageByTheLeaderAlone(t *testing.T) {
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	args := n.manageArgs(t, nil)
 	n.mainCNI(t, mainFile, "podnet")
 	first := n.startReconciler(t, args...)
@@ -300,7 +300,7 @@ func TestManageByTheLeaderAlone(t *testing.T) {
 // remedy, and tried again.
 func TestManageReadOnly(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	dir := n.cni.ConfDir
 	must(t, firstOf(os.MkdirAll(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, "")))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
@@ -308,7 +308,7 @@ func TestManageReadOnly(t *testing.T) {
 	const readOnly = unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY
 	must(t, unix.Mount("", dir, "", readOnly, ""))
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.soonUnready(t, "conflist: ", "read-only file system", "ReadWritePaths="+dir)
+	d.eventuallyUnready(t, "conflist: ", "read-only file system", "ReadWritePaths="+dir)
 	time.Sleep(2 * time.Second)
 	if tells := strings.Count(d.log(), "read-only file system"); tells != 1 {
 		t.Errorf("it is told %d times:\n%s", tells, d.log())
@@ -322,11 +322,11 @@ func TestManageReadOnly(t *testing.T) {
 // and both sides are named.
 func TestManageAgainstAgentFiles(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	n.agentFile(t, "ip-masq-agent", "masqueradeCIDRs: [10.9.0.0/16]\n")
 	n.mainCNI(t, mainFile, "podnet")
 	d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"10.9.0.0/16"}})...)
-	d.soonUnready(t, "conflict: ", `network "podnet"`, "the agent files", "10.9.0.0/16")
+	d.eventuallyUnready(t, "conflict: ", `network "podnet"`, "the agent files", "10.9.0.0/16")
 	all := podAlone(n.pod(t, "podnet"))
 	all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9"})
 	if got := d.metric(t, "policy_conflict", fmt.Sprintf("chain=%q", "IP-MASQ-AGENT")); got != 1 {

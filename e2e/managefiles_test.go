@@ -19,7 +19,7 @@ import (
 // main CNI plugin writes there. It is back as fast as if it were in the directory.
 func TestManageALinkedFile(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	elsewhere := filepath.Join(n.dir, "elsewhere")
 	link := filepath.Join(n.cni.ConfDir, mainFile)
 	target := filepath.Join(elsewhere, "podnet")
@@ -30,7 +30,7 @@ func TestManageALinkedFile(t *testing.T) {
 	must(t, firstOf(os.MkdirAll(n.cni.ConfDir, 0o755), os.Symlink(target, link)))
 	n.mainCNI(t, "20-other.conflist", "other")
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.soonUnready(t, "conflist: ", link, "it is a symlink to what is not there", "mount the directory")
+	d.eventuallyUnready(t, "conflist: ", link, "it is a symlink to what is not there", "mount the directory")
 	time.Sleep(300 * time.Millisecond)
 	if n.has(t, "20-other.conflist") {
 		t.Error("the entry is in another network")
@@ -50,11 +50,11 @@ func TestManageALinkedFile(t *testing.T) {
 // entry would stop every pod.
 func TestManageNeedsItsDataDir(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	must(t, firstOf(os.MkdirAll(n.dataDir, 0o700), os.Chmod(n.dataDir, 0o777)))
 	n.mainCNI(t, mainFile, "podnet")
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.soonUnready(t, "conflist: ", mainFile, n.dataDir, "refused", "chmod go-w it")
+	d.eventuallyUnready(t, "conflist: ", mainFile, n.dataDir, "refused", "chmod go-w it")
 	time.Sleep(300 * time.Millisecond)
 	if n.has(t, mainFile) {
 		t.Fatal("the entry is there")
@@ -69,7 +69,7 @@ func TestManageNeedsItsDataDir(t *testing.T) {
 // TestManageStopsAtOnce: also while somebody has the directory locked.
 func TestManageStopsAtOnce(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	n.mainCNI(t, mainFile, "podnet")
 	dir, err := os.Open(n.cni.ConfDir)
 	if err != nil {
@@ -78,7 +78,7 @@ func TestManageStopsAtOnce(t *testing.T) {
 	defer func() { must(t, dir.Close()) }()
 	must(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.soonUnready(t, "conflist: not looked at yet")
+	d.eventuallyUnready(t, "conflist: not looked at yet")
 	start := time.Now()
 	d.stop(t)
 	if took := time.Since(start); timelimit.Exceeded(took, 2*time.Second) {
@@ -90,10 +90,10 @@ func TestManageStopsAtOnce(t *testing.T) {
 // all the time.
 func TestSettingsAmongChanges(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	path := n.settingsFile(t, exempting("1.2.3.0/24"))
 	d := n.startReconciler(t, "--config", path)
-	d.soonReady(t)
+	d.eventuallyReady(t)
 	stop, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for i := 0; ; i++ {

@@ -85,7 +85,7 @@ func (e *eye) count(name string) (renamed, events int) {
 // managed is a tampered node whose conflist the reconciler manages.
 func managed(t *testing.T, file string) *tampered {
 	t.Helper()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	args := n.manageArgs(t, object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.168.0.0/16", "fd00:9::/32", "fd00:7::/32"}})
 	n.mainCNI(t, file, "podnet")
 	w := &tampered{node: n, daemon: n.startReconciler(t, args...)}
@@ -106,7 +106,7 @@ func TestManageFiftyRewrites(t *testing.T) {
 	eye := w.look(t)
 	log, commits := w.log(), w.Count()
 	const rewrites = 50
-	var took figures
+	var took durations
 	path := filepath.Join(w.cni.ConfDir, mainFile)
 	doc := w.mainDoc(t, "podnet")
 	for i := range rewrites {
@@ -212,5 +212,5 @@ func TestManageFlapping(t *testing.T) {
 	})
 	w.mainCNI(t, file, "podnet")
 	w.untilManaged(t, file)
-	t.Logf("%.1f MiB", w.memory(t))
+	t.Logf("%.1f MiB", w.wantMemory(t))
 }

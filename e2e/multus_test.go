@@ -68,7 +68,7 @@ func (m *multus) generate(t *testing.T) {
 		skipped = "00-multus"
 	}
 	m.master = ""
-	for _, name := range names(t, m.dir) {
+	for _, name := range fileNames(t, m.dir) {
 		ext := filepath.Ext(name)
 		if m.master == "" && (ext == ".conf" || ext == ".conflist") && !strings.HasPrefix(name, skipped) {
 			m.master = filepath.Join(m.dir, name)
@@ -77,7 +77,7 @@ func (m *multus) generate(t *testing.T) {
 	if m.master == "" {
 		t.Fatal("Multus finds no master")
 	}
-	doc := contents(t, m.master)
+	doc := readFile(t, m.master)
 	hash := sha256.Sum256(doc)
 	if hash == m.hash {
 		return
@@ -112,15 +112,15 @@ func (m *multus) generate(t *testing.T) {
 // file is the configuration as it is now.
 func (m *multus) file(t *testing.T) (path string, doc []byte) {
 	t.Helper()
-	for _, name := range names(t, m.dir) {
+	for _, name := range fileNames(t, m.dir) {
 		if strings.HasPrefix(name, "00-multus.") {
 			path = filepath.Join(m.dir, name)
 		}
 	}
 	if path == "" {
-		t.Fatalf("no configuration of Multus among %q", names(t, m.dir))
+		t.Fatalf("no configuration of Multus among %q", fileNames(t, m.dir))
 	}
-	return path, contents(t, path)
+	return path, readFile(t, path)
 }
 
 // sound fails the test unless Multus is there once, and the plugin entry once in
@@ -128,7 +128,7 @@ func (m *multus) file(t *testing.T) (path string, doc []byte) {
 func (m *multus) sound(t *testing.T) {
 	t.Helper()
 	path, doc := m.file(t)
-	if have := names(t, m.dir); !slices.Equal(have, []string{filepath.Base(path), mainFile}) {
+	if have := fileNames(t, m.dir); !slices.Equal(have, []string{filepath.Base(path), mainFile}) {
 		t.Errorf("the directory has %q", have)
 	}
 	copies := 1
@@ -140,7 +140,7 @@ func (m *multus) sound(t *testing.T) {
 	if bytes.Count(doc, []byte(itself)) != 1 || entries(doc) != copies {
 		t.Errorf("%s is\n%s", path, doc)
 	}
-	if master := contents(t, filepath.Join(m.dir, mainFile)); entries(master) != 1 || m.master != filepath.Join(m.dir, mainFile) {
+	if master := readFile(t, filepath.Join(m.dir, mainFile)); entries(master) != 1 || m.master != filepath.Join(m.dir, mainFile) {
 		t.Errorf("the master is %s, and %s has\n%s", m.master, mainFile, master)
 	}
 }
@@ -167,16 +167,16 @@ func TestManageBesideMultus(t *testing.T) {
 		{name: "thick", version: "0.3.1", thick: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n := newNode(t, forms()[0])
+			n := newNode(t, backends()[0])
 			n.masterOf(t, c.version)
 			m := &multus{dir: n.cni.ConfDir, follows: c.follows, thick: c.thick}
 			m.start(t)
 			generated, before := m.file(t)
 			d := n.startReconciler(t, n.manageArgs(t, nil)...)
-			d.within(t, shortly, "entry in the master", func() bool { return n.has(t, mainFile) })
+			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.has(t, mainFile) })
 			if !c.thick {
 				// Until Multus has copied it, pods start without the plugin.
-				d.soonUnready(t, "conflist: "+generated, "copy of network podnet without the plugin entry", "restart Multus")
+				d.eventuallyUnready(t, "conflist: "+generated, "copy of network podnet without the plugin entry", "restart Multus")
 			}
 			if _, now := m.file(t); !bytes.Equal(now, before) {
 				t.Errorf("Multus's file was changed to\n%s", now)
@@ -192,7 +192,7 @@ func TestManageBesideMultus(t *testing.T) {
 				m.exit(t)
 				time.Sleep(200 * time.Millisecond) // in which the reconciler could act
 				m.start(t)
-				d.soonReady(t)
+				d.eventuallyReady(t)
 				for range 3 {
 					time.Sleep(100 * time.Millisecond)
 					m.second(t)
@@ -201,12 +201,12 @@ func TestManageBesideMultus(t *testing.T) {
 			}
 			// The main CNI plugin rewrites its file, and Multus follows or restarts.
 			n.masterOf(t, c.version)
-			d.within(t, shortly, "entry in the master", func() bool { return n.has(t, mainFile) })
+			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.has(t, mainFile) })
 			m.second(t)
 			if !c.follows {
 				m.start(t)
 			}
-			d.soonReady(t)
+			d.eventuallyReady(t)
 			m.sound(t)
 			if d.metric(t, "conflist_present") != 1 || d.metric(t, "conflist_flapping") != 0 {
 				t.Error(d.scrape(t))
@@ -219,7 +219,7 @@ func TestManageBesideMultus(t *testing.T) {
 // generated it again.
 func TestManageReportsNestedMultus(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	n.masterOf(t, "0.3.1")
 	m := &multus{dir: n.cni.ConfDir}
 	const wrapper = "00-a-wrapper.conflist"
@@ -235,10 +235,10 @@ func TestManageReportsNestedMultus(t *testing.T) {
 		t.Fatalf("%d levels:\n%s", depth, doc)
 	}
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.within(t, shortly, "entry in the master", func() bool { return n.has(t, mainFile) })
-	d.soonUnready(t, "conflist: "+generated, "nested", "4", "restart Multus")
+	d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.has(t, mainFile) })
+	d.eventuallyUnready(t, "conflist: "+generated, "nested", "4", "restart Multus")
 	m.start(t)
-	d.soonReady(t)
+	d.eventuallyReady(t)
 	m.sound(t)
 }
 
@@ -246,7 +246,7 @@ func TestManageReportsNestedMultus(t *testing.T) {
 // to cannot be known, nothing is written.
 func TestManageWhereMultusDelegatesElsewhere(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	n.mainCNI(t, mainFile, "podnet")
 	args := n.manageArgs(t, nil)
 	const file = "00-multus.conf"
@@ -266,9 +266,9 @@ func TestManageWhereMultusDelegatesElsewhere(t *testing.T) {
 		n.place(t, file, doc)
 		t.Run(fmt.Sprint(c.conf), func(t *testing.T) {
 			d := n.startReconciler(t, args...)
-			d.soonUnready(t, append(c.says, "conflist: ", filepath.Join(n.cni.ConfDir, file))...)
+			d.eventuallyUnready(t, append(c.says, "conflist: ", filepath.Join(n.cni.ConfDir, file))...)
 			time.Sleep(200 * time.Millisecond)
-			if have := names(t, n.cni.ConfDir); !slices.Equal(have, []string{file, mainFile}) || n.has(t, mainFile) || n.has(t, file) {
+			if have := fileNames(t, n.cni.ConfDir); !slices.Equal(have, []string{file, mainFile}) || n.has(t, mainFile) || n.has(t, file) {
 				t.Errorf("it has written: %q", have)
 			}
 			// With the network named, Multus does not matter.
@@ -283,7 +283,7 @@ func TestManageWhereMultusDelegatesElsewhere(t *testing.T) {
 	n.place(t, file, text(t, object{"cniVersion": "1.0.0", "name": "multus-cni-network", "type": "multus",
 		"delegates": []any{object{"name": "x", "plugins": []any{object{"type": "weave-net"}, n.entry(nil)}}}}))
 	d := n.startReconciler(t, args...)
-	d.soonReady(t)
+	d.eventuallyReady(t)
 	if d.metric(t, "conflist_present") != 1 || n.has(t, mainFile) {
 		t.Error("the entry in the delegate is not seen")
 	}

@@ -18,7 +18,7 @@ import (
 // is told from one that has its number later. In the namespace of the system's start,
 // which never ends, an ADD trusts the one before it all the same; in others each looks.
 func TestWithoutNamespaceCookies(t *testing.T) {
-	for _, f := range forms()[:2] {
+	for _, f := range backends()[:2] {
 		for where, initial := range map[string]bool{"the first namespace": true, "another namespace": false} {
 			t.Run(f.name+", "+where, func(t *testing.T) {
 				n := newNode(t, f)

@@ -24,7 +24,7 @@ import (
 // Its state, conflists and programs are in a directory of its own.
 type node struct {
 	*topology.Topology
-	form form
+	backend backend
 	// dir is private to the node, on the sandbox's /run.
 	dir string
 	// dataDir is what entries get as theirs unless they name another.
@@ -42,7 +42,7 @@ type node struct {
 }
 
 // newNode makes a node that keeps its rules in a form. It has no network yet.
-func newNode(t *testing.T, f form) *node {
+func newNode(t *testing.T, f backend) *node {
 	t.Helper()
 	world := topology.New(t, topology.Options{})
 	// On the sandbox's own /run: nobody else has been there, and it goes with it.
@@ -50,7 +50,7 @@ func newNode(t *testing.T, f form) *node {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	n := &node{Topology: world, form: f, dir: dir, dataDir: filepath.Join(dir, "data")}
+	n := &node{Topology: world, backend: f, dir: dir, dataDir: filepath.Join(dir, "data")}
 	n.path = f.programs(t, filepath.Join(dir, "bin"))
 	n.cni = topology.Must(topology.NewCNI(n.Node, filepath.Join(dir, "net.d")))(t)
 	n.cni.Env = []string{"PATH=" + n.path}
@@ -69,7 +69,7 @@ func (n *node) plugin(t *testing.T) string {
 // entry completes a plugin entry: a key that it has wins, and one that it has
 // as nil is left out.
 func (n *node) entry(keys map[string]any) map[string]any {
-	entry := map[string]any{"type": "ip-masq", "backend": n.form.backend, "dataDir": n.dataDir}
+	entry := map[string]any{"type": "ip-masq", "backend": n.backend.setting, "dataDir": n.dataDir}
 	maps.Copy(entry, keys)
 	maps.DeleteFunc(entry, func(_ string, value any) bool { return value == nil })
 	return entry
@@ -208,7 +208,7 @@ func (n *node) tool(t *testing.T, name string, args ...string) string {
 // rules are all NAT rules of the node in its form.
 func (n *node) rules(t *testing.T) string {
 	t.Helper()
-	if n.form.variant == "" {
+	if n.backend.variant == "" {
 		return n.tool(t, "nft", "list", "ruleset")
 	}
 	return n.tool(t, "iptables-save", "-t", "nat") + n.tool(t, "ip6tables-save", "-t", "nat")

@@ -45,7 +45,7 @@ func TestNotReadyReasons(t *testing.T) {
 		{name: "a full disk after a reboot", reason: "state", says: "no space left on device",
 			spoil: func(t *testing.T, n *node) {
 				record := filepath.Join(n.dataDir, "record.json")
-				text := regexp.MustCompile(`"boot":\s*"[^"]*"`).ReplaceAll(contents(t, record), []byte(`"boot":"another"`))
+				text := regexp.MustCompile(`"boot":\s*"[^"]*"`).ReplaceAll(readFile(t, record), []byte(`"boot":"another"`))
 				must(t, os.WriteFile(record, text, 0o600))
 				leaveNoRoom(t, filepath.Join(n.dir, "disk", "ballast"))
 				n.flush(t)
@@ -74,7 +74,7 @@ func TestNotReadyReasons(t *testing.T) {
 			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n := newNode(t, forms()[c.form])
+			n := newNode(t, backends()[c.form])
 			disk := filepath.Join(n.dir, "disk")
 			n.dataDir = filepath.Join(disk, "data")
 			must(t, os.Mkdir(disk, 0o700))

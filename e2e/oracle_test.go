@@ -29,11 +29,11 @@ var seed = flag.Uint64("seed", 20260801, "of the random policies and changes")
 func TestRandomPoliciesAgainstOracle(t *testing.T) {
 	t.Parallel()
 	policies := map[string]int{"nftables": 500, "iptables-nft": 500, "iptables-legacy": 100}
-	for _, f := range forms() {
+	for _, f := range backends() {
 		t.Run(f.name, func(t *testing.T) {
 			t.Logf("-seed %d", *seed)
 			n := newNode(t, f)
-			w := oracleWorld{node: n, random: rand.New(rand.NewPCG(*seed, 0)), backend: n.backend(t)}
+			w := oracleWorld{node: n, random: rand.New(rand.NewPCG(*seed, 0)), backend: n.openBackend(t)}
 			for _, addrs := range [][]string{{"172.20.0.5", "fd00:77::5"}, {"100.64.7.7", "2001:db8:77::7"}} {
 				a, b := netip.MustParseAddr(addrs[0]), netip.MustParseAddr(addrs[1])
 				w.pods = append(w.pods, topology.Must(n.AddPod("from-"+a.String(), a, b))(t))
@@ -63,7 +63,7 @@ type oracleWorld struct {
 }
 
 // backend opens the node's form as the plugin does.
-func (n *node) backend(t *testing.T) netfilter.Backend {
+func (n *node) openBackend(t *testing.T) netfilter.Backend {
 	t.Helper()
 	direct := nftables.New()
 	t.Cleanup(func() {
@@ -74,12 +74,12 @@ func (n *node) backend(t *testing.T) netfilter.Backend {
 	drivers := netfilter.Drivers{iptables.New(iptables.Options{Path: n.path}), direct}
 	var b netfilter.Backend
 	err := n.Node.Do(func() error {
-		choice, err := drivers.Choose(t.Context(), policy.DefaultChain, policy.Backend(n.form.backend))
+		choice, err := drivers.Choose(t.Context(), policy.DefaultChain, policy.Backend(n.backend.setting))
 		if err != nil {
 			return err
 		}
-		if choice.Variant != n.form.variant {
-			t.Errorf("chose %s on a node with %s", choice, n.form.name)
+		if choice.Variant != n.backend.variant {
+			t.Errorf("chose %s on a node with %s", choice, n.backend.name)
 		}
 		b, err = drivers.Open(choice)
 		return err

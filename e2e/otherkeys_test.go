@@ -21,7 +21,7 @@ import (
 // forwarded. What is masqueraded gets the link-local address of the wire.
 func TestKeyMasqLinkLocalIPv6(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		addAddress(t, n.Node, "lan", vip6)
 		to := netip.AddrPortFrom(netip.MustParseAddr("fe80::11%lan"), topology.EchoPort)
 		for _, masquerade := range []bool{false, true, false} {
@@ -40,7 +40,7 @@ func TestKeyMasqLinkLocalIPv6(t *testing.T) {
 // which NAT rules for that family would switch on.
 func TestIPv6IsNotTrackedUnlessManaged(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		for _, managed := range []bool{false, true} {
 			n.conflist(t, "podnet", object{"enableIPv6": managed})
 			all := podAlone(n.pod(t, "podnet"))
@@ -57,7 +57,7 @@ func TestIPv6IsNotTrackedUnlessManaged(t *testing.T) {
 // then one.
 func TestKeyRequireAgentConfig(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"requireAgentConfig": true})
 		stdout, _, code := n.add(t, "podnet", n.newPod(t))
 		if code == 0 {
@@ -112,7 +112,7 @@ func TestKeyCIDRLimit(t *testing.T) {
 		}
 		return keys
 	}
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		for _, c := range []struct {
 			limit              any
 			exempt, masquerade int
@@ -134,9 +134,9 @@ func TestKeyCIDRLimit(t *testing.T) {
 // TestKeyMasqChain looks for the chain by its name.
 func TestKeyMasqChain(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		inForce := func(name string) bool {
-			return strings.Contains(n.rules(t), map[bool]string{true: "chain masq-" + name + " {", false: ":" + name + " "}[n.form.variant == ""])
+			return strings.Contains(n.rules(t), map[bool]string{true: "chain masq-" + name + " {", false: ":" + name + " "}[n.backend.variant == ""])
 		}
 		for _, name := range []string{"IP-MASQ-AGENT", "4net_of.Mine-24-letters-", "ip"} {
 			keys := object{"masqChain": name}
@@ -163,17 +163,17 @@ func podAlone(p *pod) senders { return senders{"pod": {p.Host, p.addrs}} }
 // each form: the rules move, and stand nowhere else.
 func TestKeyBackend(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		nftables, own := forms()[0], n.form
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		nftables, own := backends()[0], n.backend
 		for _, step := range []struct {
 			asked any
-			want  form
-		}{{nil, own}, {"nftables", nftables}, {"auto", nftables}, {own.backend, own}, {"auto", own}} {
+			want  backend
+		}{{nil, own}, {"nftables", nftables}, {"auto", nftables}, {own.setting, own}, {"auto", own}} {
 			n.conflist(t, "podnet", object{"backend": step.asked})
 			all := podAlone(n.pod(t, "podnet"))
 			all.verdicts(t, n, true, flows{"pod": "1.2.3.4"})
 			all.verdicts(t, n, false, flows{"pod": "10.9.9.9"})
-			for _, f := range forms() {
+			for _, f := range backends() {
 				if stands, want := n.standsIn(t, f), f == step.want; stands != want {
 					t.Errorf("asked for %v: chain stands in %s: %v, want %v", step.asked, f.name, stands, want)
 				}
@@ -183,7 +183,7 @@ func TestKeyBackend(t *testing.T) {
 }
 
 // standsIn reports whether a form has rules of ip-masq.
-func (n *node) standsIn(t *testing.T, f form) bool {
+func (n *node) standsIn(t *testing.T, f backend) bool {
 	t.Helper()
 	if f.variant == "" {
 		return strings.Contains(n.tool(t, "nft", "list", "tables"), "ip-masq")
@@ -194,7 +194,7 @@ func (n *node) standsIn(t *testing.T, f form) bool {
 // TestKeyBackendThatCannotWork asks for iptables where there is none.
 func TestKeyBackendThatCannotWork(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	stdout, _, _ := n.addAlone(t, n.newPod(t).Path, n.stdin(t, object{"backend": "iptables"}))
 	if got := errorOf(t, stdout); got.Code != 100 || !strings.Contains(got.Msg, "iptables") {
 		t.Errorf("got %+v, want code 100 and what is missing", got)
@@ -203,9 +203,9 @@ func TestKeyBackendThatCannotWork(t *testing.T) {
 
 // TestKeyDataDir looks for state where the key says.
 func TestKeyDataDir(t *testing.T) {
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		for _, dir := range []string{filepath.Join(n.dir, "elsewhere", "state"), ""} {
-			n := newNode(t, n.form)
+			n := newNode(t, n.backend)
 			want, value := dir, any(dir)
 			if dir == "" {
 				want, value = "/var/lib/cni/ip-masq", nil

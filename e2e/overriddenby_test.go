@@ -113,7 +113,7 @@ func (o override) write(t *testing.T, n *node) (take func()) {
 // stand before or behind. Otherwise the rule is named.
 func TestExplainBesideThirdParties(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", nil)
 		p := n.pod(t, "podnet")
 		n.agrees(t, p, "", "")
@@ -130,7 +130,7 @@ func TestExplainBesideThirdParties(t *testing.T) {
 // TestExplainBesideIPMasq: the main plugin's own masquerading.
 func TestExplainBesideIPMasq(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.cni.Env = []string{"PATH=" + n.path + ":" + os.Getenv("PATH")} // bridge runs iptables
 		bridge := n.bridge("podnet")
 		bridge["ipMasq"] = true
@@ -142,7 +142,7 @@ func TestExplainBesideIPMasq(t *testing.T) {
 // TestExplainOverIPv6: the same in the other family, of which an inet table is a part.
 func TestExplainOverIPv6(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"fd00:9::/32"}})
 		all := podAlone(n.pod(t, "podnet"))
 		all.verdicts(t, n, false, map[string]string{"pod": "fd00:9::9"})
@@ -205,7 +205,7 @@ func (n *node) agrees(t *testing.T, p *pod, by, elsewhere string) {
 // of interfaces alone.
 func TestExplainLocalRoutes(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	n.conflist(t, "podnet", object{"masqueradeHost": false, "enableIPv6": true})
 	n.pod(t, "podnet")
 	n.tool(t, "ip", "route", "add", "local", "198.18.0.0/15", "dev", "lo")

@@ -20,9 +20,9 @@ import (
 func TestVerdictsDuringChanges(t *testing.T) {
 	// A list is walked in iptables, and slows the load down.
 	others := map[string]int{"nftables": 400, "iptables-nft": 40, "iptables-legacy": 40}
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		t.Parallel()
-		policy := newChanging(rand.New(rand.NewPCG(*seed, 1)), others[n.form.name])
+		policy := newChangingPolicy(rand.New(rand.NewPCG(*seed, 1)), others[n.backend.name])
 		n.changeUnderLoad(t, 100, 5000, func() object {
 			policy.change()
 			return policy.entry()
@@ -33,10 +33,10 @@ func TestVerdictsDuringChanges(t *testing.T) {
 // TestVerdictsWhileTheBackendChanges has the same policy in one backend
 // and then in the other.
 func TestVerdictsWhileTheBackendChanges(t *testing.T) {
-	for _, f := range forms()[1:] {
+	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			policy := newChanging(rand.New(rand.NewPCG(*seed, 2)), 40)
+			policy := newChangingPolicy(rand.New(rand.NewPCG(*seed, 2)), 40)
 			backends := []string{"iptables", "nftables"}
 			newNode(t, f).changeUnderLoad(t, 20, 1000, func() object {
 				keys := policy.entry()

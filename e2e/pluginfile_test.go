@@ -19,7 +19,7 @@ import (
 // TestPluginFile: where there is a plugin.toml, only the networks that
 // it lists contribute, and its data_dir holds.
 func TestPluginFile(t *testing.T) {
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	podnet, othernet := n.conf(t, "podnet", nil), n.conf(t, "othernet", nil)
 	elsewhere := filepath.Join(n.dir, "elsewhere")
 	moved := n.conf(t, "podnet", object{"dataDir": elsewhere})
@@ -28,21 +28,21 @@ func TestPluginFile(t *testing.T) {
 	n.conflist(t, "othernet", nil)
 	guard := func(t *testing.T, text string) {
 		t.Helper()
-		place(t, file, "data_dir = \""+n.dataDir+"\"\ncni_conf_dir = \""+n.cni.ConfDir+"\"\n"+text)
+		writeTempFile(t, file, "data_dir = \""+n.dataDir+"\"\ncni_conf_dir = \""+n.cni.ConfDir+"\"\n"+text)
 	}
 	refused := func(t *testing.T, conf string, says ...string) {
 		t.Helper()
 		before := n.snapshot(t)
-		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, append(says, file)...)
-		n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, append(says, file)...)
-		n.ask(t, request{verb: "DEL", conf: conf, id: "nobody"}).want(t, 0)
-		n.ask(t, request{verb: "GC", conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, append(says, file)...)
+		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, append(says, file)...)
+		n.invoke(t, invocation{verb: "DEL", conf: conf, id: "nobody"}).want(t, 0)
+		n.invoke(t, invocation{verb: "GC", conf: conf}).want(t, 0)
 		n.unchanged(t, before)
 	}
 	t.Run("allowed", func(t *testing.T) {
 		guard(t, `allow_networks = ["podnet"]`)
-		n.makeSure(t, podnet).noWarnings(t)
-		n.makeSure(t, moved).noWarnings(t)
+		n.addAndCheck(t, podnet).noWarnings(t)
+		n.addAndCheck(t, moved).noWarnings(t)
 		if _, err := os.Lstat(elsewhere); !os.IsNotExist(err) {
 			t.Errorf("the entry's dataDir was used: %v", err)
 		}
@@ -51,8 +51,8 @@ func TestPluginFile(t *testing.T) {
 	t.Run("DEL repairs for those who may not", func(t *testing.T) {
 		guard(t, `allow_networks = ["podnet"]`)
 		n.flush(t)
-		n.ask(t, request{verb: "DEL", conf: n.conf(t, "othernet", object{"dataDir": elsewhere})}).want(t, 0)
-		n.ask(t, request{verb: "CHECK", conf: podnet}).want(t, 0)
+		n.invoke(t, invocation{verb: "DEL", conf: n.conf(t, "othernet", object{"dataDir": elsewhere})}).want(t, 0)
+		n.invoke(t, invocation{verb: "CHECK", conf: podnet}).want(t, 0)
 	})
 	t.Run("nobody", func(t *testing.T) {
 		guard(t, `allow_networks = []`)
@@ -90,16 +90,16 @@ func TestPluginFile(t *testing.T) {
 			}
 		})
 		before := n.snapshot(t)
-		n.ask(t, request{verb: "ADD", conf: podnet}).want(t, 7, file)
+		n.invoke(t, invocation{verb: "ADD", conf: podnet}).want(t, 7, file)
 		n.unchanged(t, before)
 	})
 	t.Run("its conflists decide", func(t *testing.T) {
 		guard(t, `allow_networks = ["podnet", "othernet"]`)
 		n.conflist(t, "podnet", object{"randomFully": true})
 		n.conflist(t, "othernet", object{"randomFully": false})
-		n.makeSure(t, n.conf(t, "podnet", object{"randomFully": true}))
+		n.addAndCheck(t, n.conf(t, "podnet", object{"randomFully": true}))
 		must(t, os.Remove(filepath.Join(n.cni.ConfDir, "10-podnet.conflist")))
-		n.ask(t, request{verb: "ADD", conf: n.conf(t, "othernet", object{"randomFully": false})}).
+		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "othernet", object{"randomFully": false})}).
 			want(t, 0, `network "podnet" is no longer in any conflist and is superseded by network "othernet"`)
 	})
 }
@@ -109,8 +109,8 @@ type pluginFileNode struct{ *node }
 
 func newPluginFileNode(t *testing.T, toml string) pluginFileNode {
 	t.Helper()
-	n := newNode(t, forms()[0])
-	place(t, config.DefaultPluginFile, fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\n%s\n", n.dataDir, n.cni.ConfDir, toml))
+	n := newNode(t, backends()[0])
+	writeTempFile(t, config.DefaultPluginFile, fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\n%s\n", n.dataDir, n.cni.ConfDir, toml))
 	return pluginFileNode{n}
 }
 
@@ -138,11 +138,11 @@ func (g pluginFileNode) has(t *testing.T, network string, prefixes ...string) {
 func (g pluginFileNode) refused(t *testing.T, conf string, says ...string) {
 	t.Helper()
 	before := g.snapshot(t)
-	g.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, says...)
-	g.ask(t, request{verb: "CHECK", conf: conf}).want(t, 7, says...)
-	g.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, says...)
-	g.ask(t, request{verb: "DEL", conf: conf, id: "nobody"}).want(t, 0)
-	g.ask(t, request{verb: "GC", conf: conf}).want(t, 0)
+	g.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, says...)
+	g.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 7, says...)
+	g.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says...)
+	g.invoke(t, invocation{verb: "DEL", conf: conf, id: "nobody"}).want(t, 0)
+	g.invoke(t, invocation{verb: "GC", conf: conf}).want(t, 0)
 	g.unchanged(t, before)
 }
 
@@ -155,8 +155,8 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 	t.Run("a name that is admitted and has no conflist", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet", "blue"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
-		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
-		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
+		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
+		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.cni.ConfDir, "allow_unlisted_networks", config.DefaultPluginFile)
 		g.has(t, "podnet", "203.0.113.16/28")
 	})
@@ -167,34 +167,34 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 	})
 	t.Run("one whose entries are taken as they come", func(t *testing.T) {
 		g := newPluginFileNode(t, "allow_networks = [\"blue\"]\nallow_unlisted_networks = [\"blue\", \"red\"]")
-		g.makeSure(t, g.conf(t, "blue", exempt("203.0.113.32/28"))).noWarnings(t)
+		g.addAndCheck(t, g.conf(t, "blue", exempt("203.0.113.32/28"))).noWarnings(t)
 		g.has(t, "blue", "203.0.113.32/28")
-		g.makeSure(t, g.conf(t, "blue", exempt("203.0.113.48/28"))).noWarnings(t)
+		g.addAndCheck(t, g.conf(t, "blue", exempt("203.0.113.48/28"))).noWarnings(t)
 		g.has(t, "blue", "203.0.113.48/28")
 		// A name has to be in both lists, and a conflist comes first.
 		red := g.conf(t, "red", everything)
-		g.ask(t, request{verb: "ADD", conf: red}).want(t, 7, `network "red"`, "allow_networks", "add it there too")
+		g.invoke(t, invocation{verb: "ADD", conf: red}).want(t, 7, `network "red"`, "allow_networks", "add it there too")
 		g.conflist(t, "blue", exempt("203.0.113.16/28"))
-		g.ask(t, request{verb: "ADD", conf: g.conf(t, "blue", everything)}).want(t, 0, g.file("blue"))
+		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "blue", everything)}).want(t, 0, g.file("blue"))
 		g.has(t, "blue", "203.0.113.16/28")
 	})
 	t.Run("the name of a conflist", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		for _, keys := range []object{everything, {"nonMasqueradeCIDRs": []string{}}, {"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{"203.0.113.32/28"}}} {
-			a := g.makeSure(t, g.conf(t, "podnet", keys)) // nothing is stored yet, the first time
+			a := g.addAndCheck(t, g.conf(t, "podnet", keys)) // nothing is stored yet, the first time
 			a.want(t, 0, `network "podnet"`, g.file("podnet"), "nonMasqueradeCIDRs", "which is in force")
 			g.has(t, "podnet", "203.0.113.16/28")
 		}
 		for range 3 { // one who finds all right vouches for what is in force, and for nothing else
-			g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
-			g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
+			g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
+			g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
 			g.has(t, "podnet", "203.0.113.16/28")
 		}
 		// What is wrong with what the runtime hands over does no harm, unless it is no JSON.
-		g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.1/8"}, "nomasq": true})}).
+		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.1/8"}, "nomasq": true})}).
 			want(t, 0, g.file("podnet"), "nomasq")
-		g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", nil)[1:]}).want(t, 6)
+		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", nil)[1:]}).want(t, 6)
 		g.has(t, "podnet", "203.0.113.16/28")
 	})
 	t.Run("a conflist that changes", func(t *testing.T) {
@@ -202,18 +202,18 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		old := g.conf(t, "podnet", exempt("203.0.113.16/28"))
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		for range 3 {
-			g.makeSure(t, old).noWarnings(t)
+			g.addAndCheck(t, old).noWarnings(t)
 		}
 		g.conflist(t, "podnet", exempt("203.0.113.32/28")) // which the runtime has not read yet
-		g.ask(t, request{verb: "ADD", conf: old}).want(t, 0, g.file("podnet"), "nonMasqueradeCIDRs")
+		g.invoke(t, invocation{verb: "ADD", conf: old}).want(t, 0, g.file("podnet"), "nonMasqueradeCIDRs")
 		g.has(t, "podnet", "203.0.113.32/28")
 	})
 	t.Run("several conflists, and several entries", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		g.write(t, "podnet", g.bridge("podnet"), g.entry(exempt("203.0.113.16/28")), g.entry(everything))
-		place(t, filepath.Join(g.cni.ConfDir, "20-podnet.conflist"), strings.ReplaceAll(string(contents(t, g.file("podnet"))), "203.0.113.16/28", "203.0.113.32/28"))
-		g.makeSure(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
-		g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
+		writeTempFile(t, filepath.Join(g.cni.ConfDir, "20-podnet.conflist"), strings.ReplaceAll(string(readFile(t, g.file("podnet"))), "203.0.113.16/28", "203.0.113.32/28"))
+		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
+		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
 		g.has(t, "podnet", "203.0.113.16/28")
 	})
 	t.Run("an entry that is bad", func(t *testing.T) {
@@ -225,13 +225,13 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet", "blue"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		conf := g.conf(t, "podnet", exempt("203.0.113.16/28"))
-		g.makeSure(t, conf).noWarnings(t)
-		g.makeSure(t, conf).noWarnings(t)
-		place(t, g.file("podnet"), string(contents(t, g.file("podnet"))[:100]))
+		g.addAndCheck(t, conf).noWarnings(t)
+		g.addAndCheck(t, conf).noWarnings(t)
+		writeTempFile(t, g.file("podnet"), string(readFile(t, g.file("podnet"))[:100]))
 		// What it said last stays in force, whatever the runtime hands over.
 		for _, conf := range []string{conf, g.conf(t, "podnet", everything)} {
-			g.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, g.file("podnet"), "not JSON", "its last good policy stays in force")
-			g.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
+			g.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, g.file("podnet"), "not JSON", "its last good policy stays in force")
+			g.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
 			g.has(t, "podnet", "203.0.113.16/28")
 		}
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("podnet"), "not JSON", "repair it")
@@ -244,7 +244,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 	t.Run("an entry that waits for the agents", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		g.conflist(t, "podnet", object{"requireAgentConfig": true})
-		g.ask(t, request{verb: "ADD", conf: g.conf(t, "podnet", nil)}).want(t, 11, "requireAgentConfig")
+		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", nil)}).want(t, 11, "requireAgentConfig")
 	})
 }
 
@@ -257,14 +257,14 @@ func TestVerbsOfAnAttacker(t *testing.T) {
 	policies := map[string]object{"podnet": {"randomFully": true}, "othernet": {"masqChain": "OTHER"}}
 	for network, keys := range policies {
 		g.conflist(t, network, keys)
-		g.makeSure(t, g.conf(t, network, keys))
+		g.addAndCheck(t, g.conf(t, network, keys))
 	}
 	before := g.policyState(t)
 	for _, network := range []string{"podnet", "evil", "PODNET", "podnet."} {
-		conf := g.conf(t, network, object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}, "dataDir": other, "masqChain": "OTHER", valid: []object{}})
+		conf := g.conf(t, network, object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}, "dataDir": other, "masqChain": "OTHER", validAttachments: []object{}})
 		for _, verb := range []string{"DEL", "GC"} {
-			g.ask(t, request{verb: verb, conf: conf, id: "stranger"}).want(t, 0)
-			g.inForce(t, before)
+			g.invoke(t, invocation{verb: verb, conf: conf, id: "stranger"}).want(t, 0)
+			g.wantPolicyState(t, before)
 			if _, err := os.Lstat(other); !os.IsNotExist(err) {
 				t.Errorf("%s made %s: %v", verb, other, err)
 			}
@@ -274,13 +274,13 @@ func TestVerbsOfAnAttacker(t *testing.T) {
 		}
 	}
 	for network, keys := range policies {
-		g.ask(t, request{verb: "CHECK", conf: g.conf(t, network, keys)}).want(t, 0)
+		g.invoke(t, invocation{verb: "CHECK", conf: g.conf(t, network, keys)}).want(t, 0)
 	}
 }
 
 // TestDocumentedPluginFile: the example in the documentation is one.
 func TestDocumentedPluginFile(t *testing.T) {
-	_, after, _ := strings.Cut(string(contents(t, "../docs/operate.md")), "```toml\n")
+	_, after, _ := strings.Cut(string(readFile(t, "../docs/operate.md")), "```toml\n")
 	example, _, _ := strings.Cut(after, "```")
 	file := filepath.Join(t.TempDir(), "plugin.toml")
 	must(t, os.WriteFile(file, []byte(example), 0o600))

@@ -28,7 +28,7 @@ func many(first netip.Addr, count int) []netip.AddrPort {
 func TestKeyRandomFully(t *testing.T) {
 	t.Parallel()
 	const count, port = 64, 30000
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		for i, c := range []struct {
 			name   string
 			value  any
@@ -58,7 +58,7 @@ func TestKeyRandomFully(t *testing.T) {
 						t.Errorf("to %s and following: %d of %d flows kept their port, randomFully %v", first, same, count, c.random)
 					}
 				}
-				flag := map[bool]string{true: "fully-random", false: "random-fully"}[n.form.variant == ""]
+				flag := map[bool]string{true: "fully-random", false: "random-fully"}[n.backend.variant == ""]
 				if has := strings.Contains(n.rules(t), flag); has != c.random {
 					t.Errorf("rules have %q: %v, want %v\n%s", flag, has, c.random, n.rules(t))
 				}
@@ -94,7 +94,7 @@ func TestKeyToPorts(t *testing.T) {
 			"nonMasqueradeCIDRs": []string{"1.0.0.0/8", "2001:db8::/32"}, "masqueradeCIDRs": []string{"1.2.0.0/16", "2001:db8:5::/48"},
 		}},
 	}
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		for i, c := range cases {
 			t.Run(c.name, func(t *testing.T) {
 				var texts []string

@@ -23,7 +23,7 @@ import (
 // exempt all the time was ever masqueraded.
 func TestPluginAndReconcilerAtOnce(t *testing.T) {
 	const budget = 10 * time.Second // of each form
-	for _, f := range forms()[:2] {
+	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			start := time.Now()
 			for i := uint64(0); i == 0 || time.Since(start) < budget && !t.Failed(); i++ {
@@ -33,7 +33,7 @@ func TestPluginAndReconcilerAtOnce(t *testing.T) {
 	}
 }
 
-func atOnceWith(t *testing.T, f form, seed uint64) {
+func atOnceWith(t *testing.T, f backend, seed uint64) {
 	t.Helper()
 	const operations = 200
 	m := newChaosTest(t, newNode(t, f), seed)
@@ -61,35 +61,35 @@ func atOnceWith(t *testing.T, f form, seed uint64) {
 	}
 	m.judgeVerdicts(t, lone)
 	m.neitherReverts(t)
-	t.Logf("-seed %d: %v, of which %d failed; %d connections; %s", seed, m.done, len(m.failures), len(report.Flows), m.commits.by(from))
+	t.Logf("-seed %d: %v, of which %d failed; %d connections; %s", seed, m.counts, len(m.failures), len(report.Flows), m.commits.countByProgram(from))
 }
 
 // TestConflistAndAddAtOnce writes a conflist and runs ADD with it right after, as
 // a runtime may. The reconciler hears of both. Whichever comes first, the other
 // finds all right: once ADD has returned, nobody writes a rule.
 func TestConflistAndAddAtOnce(t *testing.T) {
-	for _, f := range forms()[:2] {
+	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			t.Logf("-seed %d", *seed)
 			m := newChaosTest(t, newNode(t, f), *seed)
-			m.takenOver(t)
+			m.waitForSources(t)
 			added := 0
 			for i := range 30 {
 				name := m.networks()[i%2]
-				m.state(t, name)
+				m.updateSource(t, name)
 				time.Sleep(time.Duration(m.random.IntN(12)) * time.Millisecond)
-				conf := m.conf(t, name, m.stated[name])
+				conf := m.conf(t, name, m.lastValid[name])
 				began := m.generation(t)
-				m.ask(t, request{verb: "ADD", conf: conf, id: fmt.Sprint("added", i)}).want(t, 0)
+				m.invoke(t, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("added", i)}).want(t, 0)
 				// The kernel's own number: the ear may hear of a commit later.
 				done := m.generation(t)
 				added += int(done - began)
-				m.daemon.soonReady(t)
+				m.daemon.eventuallyReady(t)
 				time.Sleep(60 * time.Millisecond)
 				if now := m.generation(t); now != done {
-					t.Errorf("ADD %d of %s: %d commits after it: %s", i, name, now-done, m.commits.after(done))
+					t.Errorf("ADD %d of %s: %d commits after it: %s", i, name, now-done, m.commits.programsAfter(done))
 				}
-				m.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0).noWarnings(t)
+				m.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0).noWarnings(t)
 			}
 			if added == 0 {
 				t.Error("the reconciler was always first, which says nothing")
@@ -107,20 +107,20 @@ func (m *chaosTest) operation(t *testing.T) {
 	t.Helper()
 	switch kind := m.random.IntN(20); {
 	case kind < 6:
-		m.done["ADD"]++
+		m.counts["ADD"]++
 		m.pods++
 		m.plugin(t, "ADD", fmt.Sprint("chaosTest", m.pods))
 	case kind < 9:
-		m.done["DEL"]++
+		m.counts["DEL"]++
 		m.plugin(t, "DEL", fmt.Sprint("chaosTest", m.random.IntN(m.pods+1)))
 	case kind < 14:
-		m.done["conflist"]++
+		m.counts["conflist"]++
 		m.editConflist(t)
 	case kind < 17:
-		m.done["ConfigMap"]++
+		m.counts["ConfigMap"]++
 		m.editConfigMap(t)
 	default:
-		m.done["tampering"]++
+		m.counts["tampering"]++
 		m.tamper(t)
 	}
 }
@@ -129,12 +129,12 @@ func (m *chaosTest) operation(t *testing.T) {
 func (m *chaosTest) plugin(t *testing.T, verb, id string) {
 	t.Helper()
 	name := m.networks()[m.random.IntN(2)]
-	c := m.prepare(t, request{verb: verb, conf: m.conf(t, name, m.stated[name]), id: id})
+	c := m.prepare(t, invocation{verb: verb, conf: m.conf(t, name, m.lastValid[name]), id: id})
 	var out, errs strings.Builder
 	c.Stdout, c.Stderr = &out, &errs
 	m.slots <- struct{}{}
 	must(t, c.Start())
-	m.running.Go(func() {
+	m.pluginRuns.Go(func() {
 		defer func() { <-m.slots }()
 		_ = c.Wait() // the exit code tells
 		m.mu.Lock()
@@ -149,7 +149,7 @@ func (m *chaosTest) plugin(t *testing.T, verb, id string) {
 // its rules were taken away before it had seen that they stand.
 func (m *chaosTest) await(t *testing.T) {
 	t.Helper()
-	m.running.Wait()
+	m.pluginRuns.Wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	const fewest = 10 // of a hundred
@@ -170,19 +170,19 @@ func (m *chaosTest) editConflist(t *testing.T) {
 	path := filepath.Join(config.DefaultCNIConfDir, "10-"+name+".conflist")
 	kind := m.random.IntN(10)
 	if kind < 2 {
-		m.takenOver(t)
+		m.waitForSources(t)
 	}
 	switch kind {
 	case 0:
-		whole(t, path, `{"cniVersion": "1.1.0", "name": "`+name+`", "plugins": [{"type": "ip-ma`)
-		m.torn[name] = true
+		writeAtomically(t, path, `{"cniVersion": "1.1.0", "name": "`+name+`", "plugins": [{"type": "ip-ma`)
+		m.invalidConflists[name] = true
 	case 1:
-		m.torn[name] = false
+		m.invalidConflists[name] = false
 		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
 		}
 	default:
-		m.state(t, name)
+		m.updateSource(t, name)
 	}
 }
 
@@ -191,41 +191,41 @@ func (m *chaosTest) editConfigMap(t *testing.T) {
 	t.Helper()
 	kind := m.random.IntN(10)
 	if kind < 2 {
-		m.takenOver(t)
+		m.waitForSources(t)
 	}
 	switch kind {
 	case 0:
-		m.config.put(t, map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [10.0.0.1/8]\n"})
-		m.spoilt = true
+		m.config.update(t, map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [10.0.0.1/8]\n"})
+		m.invalidConfigMap = true
 	case 1:
-		m.config.put(t, map[string]string{"ip-masq-agent": "enableIPv6: true\n", "ip-masq-b": "nonMasqueradeCIDRs: [\n"})
-		m.spoilt = true
+		m.config.update(t, map[string]string{"ip-masq-agent": "enableIPv6: true\n", "ip-masq-b": "nonMasqueradeCIDRs: [\n"})
+		m.invalidConfigMap = true
 	case 2:
-		m.config.put(t, nil)
-		m.stated[filesOfAgents], m.spoilt = object{}, false
+		m.config.update(t, nil)
+		m.lastValid[agentFilesName], m.invalidConfigMap = object{}, false
 	default:
-		m.state(t, filesOfAgents)
+		m.updateSource(t, agentFilesName)
 	}
 }
 
 // settle waits until nobody does anything any more, and everybody is content.
 func (m *chaosTest) settle(t *testing.T) {
 	t.Helper()
-	m.takenOver(t)
+	m.waitForSources(t)
 	m.daemon.within(t, 3*time.Second, "end of the drift", func() bool {
 		stdout, _, code := m.reconciler(t, m.args("check")...)
-		return code == m.checked() && !strings.Contains(stdout, "missing") && !strings.Contains(stdout, "unexpected")
+		return code == m.wantCheckCode() && !strings.Contains(stdout, "missing") && !strings.Contains(stdout, "unexpected")
 	})
-	if m.sound() {
-		m.daemon.soonReady(t)
+	if m.allSourcesValid() {
+		m.daemon.eventuallyReady(t)
 	} else {
-		m.daemon.soonUnready(t)
+		m.daemon.eventuallyUnready(t)
 	}
 	const quiet = 3 * time.Second
 	before := m.commits.Count()
 	time.Sleep(quiet)
 	if more := m.commits.Count() - before; more > 0 {
-		t.Errorf("%d commits in %s after all was right: %s", more, quiet, m.commits.by(before))
+		t.Errorf("%d commits in %s after all was right: %s", more, quiet, m.commits.countByProgram(before))
 	}
 }
 
@@ -235,19 +235,19 @@ func (m *chaosTest) neitherReverts(t *testing.T) {
 	t.Helper()
 	before := m.commits.Count()
 	for _, name := range m.networks() {
-		conf := m.conf(t, name, m.stated[name])
+		conf := m.conf(t, name, m.lastValid[name])
 		for _, verb := range []string{"ADD", "CHECK", "DEL", "ADD", "STATUS"} {
-			m.ask(t, request{verb: verb, conf: conf, id: "last"}).want(t, 0)
+			m.invoke(t, invocation{verb: verb, conf: conf, id: "last"}).want(t, 0)
 			passes := m.daemon.metric(t, "reconciles_total")
 			m.daemon.signal(t, syscall.SIGHUP)
 			m.daemon.until(t, "pass", func() bool { return m.daemon.metric(t, "reconciles_total") > passes })
 		}
 	}
-	if _, stderr, code := m.reconciler(t, m.args("once")...); code != m.checked() {
+	if _, stderr, code := m.reconciler(t, m.args("once")...); code != m.wantCheckCode() {
 		t.Errorf("once: exit code %d\n%s", code, stderr)
 	}
 	if more := m.commits.Count() - before; more > 0 {
-		t.Errorf("they undo one another: %d commits: %s", more, m.commits.by(before))
+		t.Errorf("they undo one another: %d commits: %s", more, m.commits.countByProgram(before))
 	}
 }
 
@@ -256,7 +256,7 @@ func (m *chaosTest) neitherReverts(t *testing.T) {
 func (m *chaosTest) judgeCommits(t *testing.T, from, operations int) {
 	t.Helper()
 	if made := m.commits.Count() - from; made > operations*3/2 {
-		t.Errorf("%d commits for %d operations: %s", made, operations, m.commits.by(from))
+		t.Errorf("%d commits for %d operations: %s", made, operations, m.commits.countByProgram(from))
 	}
 }
 
@@ -265,7 +265,7 @@ func (m *chaosTest) judgeCommits(t *testing.T, from, operations int) {
 func (m *chaosTest) judgeVerdicts(t *testing.T, from *topology.Host) {
 	t.Helper()
 	must(t, m.Node.FlushConntrack())
-	p := m.policy()
+	p := m.combinedPolicy()
 	w := oracleWorld{node: m.node, random: m.random}
 	seen, masqueraded := topology.Must(from.SweepUDP(w.borders(p)))(t), 0
 	for to, source := range seen {

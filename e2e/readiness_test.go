@@ -15,18 +15,18 @@ import (
 // is found by doctor, and is repaired by install or makes that fail.
 func TestReadyMeansThatPodsStart(t *testing.T) {
 	t.Parallel()
-	b := newBare(t, forms()[0])
-	plugin := contents(t, b.plugin(t))
+	b := newUninstalledNode(t, backends()[0])
+	plugin := readFile(t, b.plugin(t))
 	entry := b.node.entry(object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
 	right := func() {
 		t.Helper()
-		place(t, b.binary(), string(plugin))
+		writeTempFile(t, b.binary(), string(plugin))
 		must(t, os.Chmod(b.binary(), 0o755))
 		b.write(t, "podnet", b.bridge("podnet"), entry)
 	}
 	right()
 	d := b.startReconciler(t, "--cni-bin-dir", b.bin, "--resync-interval", "10m")
-	d.soonReady(t)
+	d.eventuallyReady(t)
 	for _, c := range []struct {
 		name, reason, finding string
 		spoil                 func()
@@ -44,7 +44,7 @@ func TestReadyMeansThatPodsStart(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.spoil()
-			d.soonUnready(t, c.reason+": ", c.says)
+			d.eventuallyUnready(t, c.reason+": ", c.says)
 			d.until(t, "topic "+c.reason+" in the log", func() bool { return strings.Contains(d.log(), "reason="+c.reason) })
 			if _, body := d.ready(); strings.Count(strings.TrimSpace(body), "\n") > 0 {
 				t.Errorf("/readyz gives more than one reason:\n%s", body)
@@ -55,14 +55,14 @@ func TestReadyMeansThatPodsStart(t *testing.T) {
 			if found := b.findings(t); !slices.Contains(found, "problem "+c.finding) {
 				t.Errorf("doctor finds %q", found)
 			}
-			stdout, stderr, code := b.reconciler(t, b.where("install", "--plugin", b.plugin(t))...)
+			stdout, stderr, code := b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)
 			if c.repaired && code != 0 || !c.repaired && (code != 1 || !strings.Contains(stderr, c.says) || strings.Contains(stdout, "has the plugin entry")) {
 				t.Errorf("install: exit code %d\n%s%s", code, stdout, stderr)
 			}
 			if !c.repaired {
 				right()
 			}
-			d.soonReady(t)
+			d.eventuallyReady(t)
 			b.pod(t, "podnet")
 			if found := b.findings(t); slices.Contains(found, "problem "+c.finding) {
 				t.Errorf("doctor still finds %q", found)
@@ -73,7 +73,7 @@ func TestReadyMeansThatPodsStart(t *testing.T) {
 }
 
 // findings are what doctor finds, each with its severity.
-func (b *bare) findings(t *testing.T) []string {
+func (b *uninstalledNode) findings(t *testing.T) []string {
 	t.Helper()
 	stdout, stderr, code := b.reconciler(t, "doctor", "-o", "json", "--cni-bin-dir", b.bin)
 	var all []struct{ ID, Severity string }

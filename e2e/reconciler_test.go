@@ -55,7 +55,7 @@ func (n *node) agentFile(t *testing.T, name, text string) {
 // form's backend and the form's PATH. What args say beside that wins.
 func (n *node) reconcilerCommand(ctx context.Context, t *testing.T, args ...string) *topology.Cmd {
 	t.Helper()
-	all := []string{"--data-dir", n.dataDir, "--cni-conf-dir", n.cni.ConfDir, "--backend", n.form.backend}
+	all := []string{"--data-dir", n.dataDir, "--cni-conf-dir", n.cni.ConfDir, "--backend", n.backend.setting}
 	if _, err := os.Stat(n.agentDir()); err == nil {
 		all = append(all, "--agent-config-dir", n.agentDir())
 	}
@@ -274,7 +274,7 @@ func (d *daemon) metric(t *testing.T, name string, labels ...string) float64 {
 // rss is how much memory the process has, in bytes (VmRSS of proc(5)).
 func (d *daemon) rss(t *testing.T) int {
 	t.Helper()
-	for line := range bytes.Lines(contents(t, fmt.Sprintf("/proc/%d/status", d.command.Process.Pid))) {
+	for line := range bytes.Lines(readFile(t, fmt.Sprintf("/proc/%d/status", d.command.Process.Pid))) {
 		if words := strings.Fields(string(line)); len(words) == 3 && words[0] == "VmRSS:" && words[2] == "kB" {
 			kib, err := strconv.Atoi(words[1])
 			if err != nil {

@@ -120,7 +120,7 @@ func (a *referenceAgent) unite(t *testing.T, dir string, defaults []string) {
 
 func decode(t *testing.T, path string, into *referenceFile) {
 	t.Helper()
-	text, err := yaml.YAMLToJSON(contents(t, path))
+	text, err := yaml.YAMLToJSON(readFile(t, path))
 	if err == nil {
 		err = json.Unmarshal(text, into)
 	}
@@ -136,7 +136,7 @@ func (a referenceAgent) write(t *testing.T, n *node) {
 		if i == 1 && !a.ipv6 {
 			continue
 		}
-		n.feed(t, a.restore(i == 1), f[0]+"-"+n.form.variant+"-restore", "--noflush")
+		n.feed(t, a.restore(i == 1), f[0]+"-"+n.backend.variant+"-restore", "--noflush")
 	}
 }
 

@@ -25,7 +25,7 @@ func (n *node) render(t *testing.T, args ...string) string {
 // look at it.
 func (n *node) loadRendered(t *testing.T, try bool) {
 	t.Helper()
-	if n.form.variant == "" {
+	if n.backend.variant == "" {
 		args := []string{"-f", "-"}
 		if try {
 			args = append([]string{"-c"}, args...)
@@ -38,7 +38,7 @@ func (n *node) loadRendered(t *testing.T, try bool) {
 		if try {
 			args = append(args, "--test")
 		}
-		n.feed(t, n.render(t, "--family", []string{"ipv4", "ipv6"}[i]), f[0]+"-"+n.form.variant+"-restore", args...)
+		n.feed(t, n.render(t, "--family", []string{"ipv4", "ipv6"}[i]), f[0]+"-"+n.backend.variant+"-restore", args...)
 	}
 }
 
@@ -80,13 +80,13 @@ func TestRendered(t *testing.T) {
 		}),
 	} {
 		t.Run(name, func(t *testing.T) {
-			onEveryForm(t, func(t *testing.T, n *node) {
+			onEveryBackend(t, func(t *testing.T, n *node) {
 				empty := n.ruleset(t)
 				n.conflist(t, "podnet", keys)
 				n.agentFile(t, "ip-masq-agent", "masqChain: \"10.set\"\nenableIPv6: true\nnonMasqueradeCIDRs: [192.0.2.0/24, \"2001:db8::/32\"]\n")
 
 				n.loadRendered(t, true)
-				if now := n.ruleset(t); now != empty && n.form.variant == "" {
+				if now := n.ruleset(t); now != empty && n.backend.variant == "" {
 					t.Errorf("a rehearsal made rules:\n%s", now)
 				}
 				n.loadRendered(t, false)
@@ -97,20 +97,20 @@ func TestRendered(t *testing.T) {
 				loaded := n.ruleset(t)
 
 				n.loadRendered(t, false)
-				if n.form.variant == "" { // which makes the tables anew
+				if n.backend.variant == "" { // which makes the tables anew
 					n.wantRight(t, "IP-MASQ-AGENT", "10.set")
 				} else { // which cannot do without the jumps a second time, and says so
 					if text := n.render(t); !strings.Contains(text, "# Each loading appends the jumps again") {
 						t.Errorf("does not say what loading it again does:\n%s", text)
 					}
-					n.pass(t)
+					n.reconcileOnce(t)
 				}
 				if d := cmp.Diff(loaded, n.ruleset(t)); d != "" {
 					t.Errorf("to load it twice is not to load it once:\n%s", d)
 				}
 
 				generation := n.generation(t)
-				n.pass(t)
+				n.reconcileOnce(t)
 				if now := n.generation(t); now != generation {
 					t.Errorf("once wrote: generation %d to %d", generation, now)
 				}
@@ -118,7 +118,7 @@ func TestRendered(t *testing.T) {
 					t.Errorf("once changed rules:\n%s", d)
 				}
 				n.cleanup(t)
-				n.pass(t)
+				n.reconcileOnce(t)
 				// The order within chains is check's business; that of chains is nobody's.
 				if d := cmp.Diff(slices.Sorted(strings.Lines(loaded)), slices.Sorted(strings.Lines(n.ruleset(t)))); d != "" {
 					t.Errorf("what once makes differs from what was loaded (-loaded +made):\n%s", d)

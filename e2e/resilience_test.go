@@ -18,17 +18,17 @@ import (
 
 func TestAgentFilesConflict(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		off := false
-		n.store(t, agentFiles(func(s *policy.SourcePolicy) {
+		n.storeSource(t, agentFilesSource(func(s *policy.SourcePolicy) {
 			s.RandomFully = &off
 			s.NonMasqueradeCIDRs, s.MasqueradeCIDRs = prefixes("192.0.2.0/24"), prefixes("10.9.0.0/16")
 		}))
 		conf := n.conf(t, "podnet", object{"randomFully": true, "nonMasqueradeCIDRs": []string{"10.9.0.0/16"}})
-		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0,
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0,
 			`randomFully of the agent files is false, which conflicts with randomFully of network "podnet", true`,
 			`masqueradeCIDRs of the agent files is 10.9.0.0/16, which conflicts with nonMasqueradeCIDRs of network "podnet", 10.9.0.0/16`)
-		n.makeSure(t, conf).noWarnings(t)
+		n.addAndCheck(t, conf).noWarnings(t)
 		rules := n.rules(t)
 		for _, says := range []string{"random", "192.0.2.0/24", "10.9.0.0/16"} { // the files' part that nobody disputes too
 			if !strings.Contains(rules, says) {
@@ -42,32 +42,32 @@ func TestAgentFilesConflict(t *testing.T) {
 // lack of iptables and with iptables because it is somebody else's.
 func TestErrorOfAnotherNetwork(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		says := []string{"install iptables"}
-		if n.form.variant != "" {
+		if n.backend.variant != "" {
 			n.tool(t, "iptables", "-t", "nat", "-N", "THEIRS")
 			n.tool(t, "iptables", "-t", "nat", "-A", "THEIRS", "-j", "ACCEPT")
 			says = []string{"chain THEIRS (ipv4)", "belongs to another program", "choose another masqChain, or remove the chain"}
 		}
-		n.store(t, policy.Source{ID: network("othernet"), Order: 1,
+		n.storeSource(t, policy.Source{ID: networkID("othernet"), Order: 1,
 			Policy: policy.SourcePolicy{Chain: "THEIRS", Backend: policy.IPTables}})
 		conf := n.conf(t, "podnet", nil)
-		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, says...)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, says...)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
-		n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
 		before := n.ruleset(t)
 		for range 2 {
-			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
-			n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0)
+			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
+			n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
 		}
 		theirs := n.conf(t, "othernet", object{"masqChain": "THEIRS", "backend": "iptables"})
-		n.ask(t, request{verb: "ADD", conf: theirs}).want(t, 100, says...)
-		n.ask(t, request{verb: "STATUS", conf: theirs}).want(t, 50, says...)
+		n.invoke(t, invocation{verb: "ADD", conf: theirs}).want(t, 100, says...)
+		n.invoke(t, invocation{verb: "STATUS", conf: theirs}).want(t, 50, says...)
 		if after := n.ruleset(t); after != before {
 			t.Errorf("rules changed:\n%s\nwere:\n%s", after, before)
 		}
 		n.flush(t)
-		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 	})
 }
@@ -76,28 +76,28 @@ func TestErrorOfAnotherNetwork(t *testing.T) {
 // document.
 func TestReadOnlyState(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
-		n.makeSure(t, conf)
+		n.addAndCheck(t, conf)
 		writable := readOnly(t, n.dataDir)
 		before := n.snapshot(t)
-		n.ask(t, request{verb: "ADD", conf: conf, id: "second"}).want(t, 0, "read-only file system")
-		n.ask(t, request{verb: "CHECK", conf: conf, id: "second"}).want(t, 0)
-		n.ask(t, request{verb: "DEL", conf: conf, id: "second"}).want(t, 0)
-		n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0, "read-only file system")
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "second"}).want(t, 0, "read-only file system")
+		n.invoke(t, invocation{verb: "CHECK", conf: conf, id: "second"}).want(t, 0)
+		n.invoke(t, invocation{verb: "DEL", conf: conf, id: "second"}).want(t, 0)
+		n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0, "read-only file system")
 		// A network that asks for what is there already.
-		n.ask(t, request{verb: "ADD", conf: n.conf(t, "othernet", nil)}).want(t, 0, "the rules are right, but the state cannot be written")
+		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "othernet", nil)}).want(t, 0, "the rules are right, but the state cannot be written")
 		// One that needs a change.
-		n.ask(t, request{verb: "ADD", conf: n.conf(t, "othernet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})}).
+		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "othernet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})}).
 			want(t, 100, "the rules need a change and the state cannot be written", "read-only file system", "192.0.2.0/24")
 		n.unchanged(t, before)
 		// Rules that need a repair and no document.
 		n.flush(t)
-		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
-		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 		writable()
-		n.makeSure(t, n.conf(t, "othernet", nil)).noWarnings(t)
+		n.addAndCheck(t, n.conf(t, "othernet", nil)).noWarnings(t)
 	})
 }
 
@@ -105,10 +105,10 @@ func TestReadOnlyState(t *testing.T) {
 // while the chain stands, and nothing is repaired.
 func TestNewerState(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
-		n.makeSure(t, conf)
-		n.makeSure(t, n.conf(t, "othernet", nil))
+		n.addAndCheck(t, conf)
+		n.addAndCheck(t, n.conf(t, "othernet", nil))
 		for name, path := range map[string]string{
 			"own document":           n.document(t, "podnet"),
 			"document of another":    n.document(t, "othernet"),
@@ -116,7 +116,7 @@ func TestNewerState(t *testing.T) {
 			"document of nobody yet": filepath.Join(n.dataDir, "sources", strings.Repeat("0", 64)+".json"),
 		} {
 			t.Run(name, func(t *testing.T) {
-				n.makeSure(t, conf)
+				n.addAndCheck(t, conf)
 				was, err := os.ReadFile(path)
 				restore := func() {
 					if os.IsNotExist(err) {
@@ -135,19 +135,19 @@ func TestNewerState(t *testing.T) {
 				n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
 				before := n.snapshot(t)
 				for _, verb := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD"} {
-					n.ask(t, request{verb: verb, conf: conf}).want(t, 0)
+					n.invoke(t, invocation{verb: verb, conf: conf}).want(t, 0)
 				}
-				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, path, "schema 3", "install the newer version again")
+				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path, "schema 3", "install the newer version again")
 				n.unchanged(t, before)
 				n.flush(t)
 				flushed := n.ruleset(t)
-				n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT does not exist", path, "schema 3", "install the newer")
-				n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, path)
-				n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0)
+				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT does not exist", path, "schema 3", "install the newer")
+				n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, path)
+				n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
 				if after := n.ruleset(t); after != flushed {
 					t.Errorf("rules changed:\n%s", after)
 				}
-				if now := string(contents(t, path)); now != newer {
+				if now := string(readFile(t, path)); now != newer {
 					t.Errorf("it was touched: %s", now)
 				}
 				restore()
@@ -159,16 +159,16 @@ func TestNewerState(t *testing.T) {
 // TestDamagedState: what cannot be believed is moved aside and made again.
 func TestDamagedState(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf, other := n.conf(t, "podnet", nil), n.conf(t, "othernet", nil)
-		n.makeSure(t, conf)
-		n.makeSure(t, other)
-		n.makeSure(t, conf) // once more: the record is of both
+		n.addAndCheck(t, conf)
+		n.addAndCheck(t, other)
+		n.addAndCheck(t, conf) // once more: the record is of both
 		for name, path := range map[string]string{
 			"own document": n.document(t, "podnet"), "document of another": n.document(t, "othernet"),
 			"record": filepath.Join(n.dataDir, "record.json"),
 		} {
-			sound := contents(t, path)
+			sound := readFile(t, path)
 			for what, damage := range map[string]func() error{
 				"empty":     func() error { return os.WriteFile(path, nil, 0o600) },
 				"torn":      func() error { return os.WriteFile(path, sound[:len(sound)/2], 0o600) },
@@ -178,19 +178,19 @@ func TestDamagedState(t *testing.T) {
 				"a link":    func() error { return replace(path, func() error { return os.Symlink("/etc/passwd", path) }) },
 				"directory": func() error { return replace(path, func() error { return os.Mkdir(path, 0o700) }) },
 			} {
-				if n.form.variant != "" && what != "torn" {
+				if n.backend.variant != "" && what != "torn" {
 					continue // that is the same whatever the form
 				}
 				t.Run(name+" "+what, func(t *testing.T) {
 					if err := damage(); err != nil {
 						t.Fatal(err)
 					}
-					n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 0)
-					n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, path, "damaged")
-					n.makeSure(t, other)
-					n.makeSure(t, conf).noWarnings(t)
+					n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
+					n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path, "damaged")
+					n.addAndCheck(t, other)
+					n.addAndCheck(t, conf).noWarnings(t)
 					n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
-					if now := contents(t, path); string(now[:20]) != string(sound[:20]) {
+					if now := readFile(t, path); string(now[:20]) != string(sound[:20]) {
 						t.Errorf("not made again: %s", now)
 					}
 					if _, err := os.Lstat(path + ".damaged"); err != nil {
@@ -212,23 +212,23 @@ func replace(path string, by func() error) error {
 // TestBusyLock: somebody keeps the lock for longer than the plugin waits.
 func TestBusyLock(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	conf := n.conf(t, "podnet", nil)
-	n.makeSure(t, conf)
+	n.addAndCheck(t, conf)
 	n.flush(t)
 	before := n.ruleset(t)
-	release := n.hold(t)
+	release := n.holdLock(t)
 	busy := []string{filepath.Join(n.dataDir, "lock"), "another process holds it", "try again"}
 	cases := []struct {
 		verb string
 		code uint
 		says []string
 	}{{"ADD", 11, busy}, {"DEL", 0, busy}, {"GC", 0, busy}, {"CHECK", 101, []string{"missing chain"}}}
-	var requests []request
+	var requests []invocation
 	for _, c := range cases {
-		requests = append(requests, request{verb: c.verb, conf: conf})
+		requests = append(requests, invocation{verb: c.verb, conf: conf})
 	}
-	for i, a := range n.askAll(t, requests...) {
+	for i, a := range n.invokeAll(t, requests...) {
 		a.want(t, cases[i].code, cases[i].says...)
 		if a.took < 9*time.Second || timelimit.Exceeded(a.took, 25*time.Second) {
 			t.Errorf("%s took %v, want about 10s", cases[i].verb, a.took)
@@ -238,30 +238,30 @@ func TestBusyLock(t *testing.T) {
 		t.Errorf("rules changed:\n%s", after)
 	}
 	release()
-	n.makeSure(t, conf).noWarnings(t)
+	n.addAndCheck(t, conf).noWarnings(t)
 }
 
 // TestOtherDataDir: a node has one, and a second is refused before it starts a
 // war.
 func TestOtherDataDir(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
-		n.makeSure(t, conf)
+		n.addAndCheck(t, conf)
 		before := n.snapshot(t)
 		second := filepath.Join(n.dir, "second")
 		for _, keys := range []object{{}, {"nonMasqueradeCIDRs": []string{}}} {
 			keys["dataDir"] = second
 			other := n.conf(t, "podnet", keys)
 			for verb, code := range map[string]uint{"ADD": 7, "STATUS": 50} {
-				n.ask(t, request{verb: verb, conf: other}).want(t, code, "chain IP-MASQ-AGENT (ipv4)", n.dataDir, second, "a node has one dataDir", "cleanup")
+				n.invoke(t, invocation{verb: verb, conf: other}).want(t, code, "chain IP-MASQ-AGENT (ipv4)", n.dataDir, second, "a node has one dataDir", "cleanup")
 			}
-			n.ask(t, request{verb: "DEL", conf: other}).want(t, 0)
+			n.invoke(t, invocation{verb: "DEL", conf: other}).want(t, 0)
 			n.unchanged(t, before)
 		}
 		if documents, err := filepath.Glob(filepath.Join(second, "sources", "*")); err != nil || len(documents) > 0 {
 			t.Errorf("documents %v, %v", documents, err)
 		}
-		n.makeSure(t, conf).noWarnings(t)
+		n.addAndCheck(t, conf).noWarnings(t)
 	})
 }

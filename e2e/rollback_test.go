@@ -31,31 +31,31 @@ func (n *node) unable(t *testing.T, programs ...string) {
 // nothing of it is in force: neither family's rules nor the document.
 func TestOneFamilyFails(t *testing.T) {
 	t.Parallel()
-	for _, f := range forms()[1:] {
+	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
-			n.thirdPartyRules(t)
+			n.addThirdPartyRules(t)
 			first := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
 			second := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"172.16.0.0/12", "fd00::/8"}})
 			program := n.path
 			n.unable(t, "ip6tables-restore", "ip6tables-"+f.variant+"-restore")
 			fresh := n.ruleset(t)
-			n.ask(t, request{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module", "load the kernel's xt modules")
+			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module", "load the kernel's xt modules")
 			if after := n.ruleset(t); after != fresh {
 				t.Errorf("half applied:\n%s", after)
 			}
-			n.makeSure(t, first)
+			n.addAndCheck(t, first)
 			before := n.ruleset(t)
-			n.ask(t, request{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module")
+			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module")
 			if after := n.ruleset(t); after != before {
 				t.Errorf("half applied:\n%s", after)
 			}
-			n.ask(t, request{verb: "CHECK", conf: first}).want(t, 0)
-			n.makeSure(t, first).noWarnings(t)
-			n.path = n.both(t, f.variant)
-			n.makeSure(t, second)
+			n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
+			n.addAndCheck(t, first).noWarnings(t)
+			n.path = n.linkBothVariants(t, f.variant)
+			n.addAndCheck(t, second)
 			n.path = program
-			n.ask(t, request{verb: "ADD", conf: second}).want(t, 0).noWarnings(t)
+			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 0).noWarnings(t)
 		})
 	}
 }
@@ -64,18 +64,18 @@ func TestOneFamilyFails(t *testing.T) {
 // written, as where a kernel comes without xt modules. Then it is no working one.
 func TestAutoWithoutModules(t *testing.T) {
 	t.Parallel()
-	for _, f := range forms()[1:] {
+	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
 			for _, family := range families() {
 				n.unable(t, family[0]+"-restore", family[0]+"-"+f.variant+"-restore")
 			}
-			n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 100, "missing kernel module", "set backend to nftables")
-			n.makeSure(t, n.conf(t, "podnet", object{"backend": "auto"}))
-			if owned := n.owned(t); len(owned) == 0 || owned[0] != "IP-MASQ-AGENT ipv4 nftables" {
+			n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 100, "missing kernel module", "set backend to nftables")
+			n.addAndCheck(t, n.conf(t, "podnet", object{"backend": "auto"}))
+			if owned := n.ownedChains(t); len(owned) == 0 || owned[0] != "IP-MASQ-AGENT ipv4 nftables" {
 				t.Errorf("record: %q", owned)
 			}
-			n.makeSure(t, n.conf(t, "podnet", object{"backend": "auto"})).noWarnings(t)
+			n.addAndCheck(t, n.conf(t, "podnet", object{"backend": "auto"})).noWarnings(t)
 		})
 	}
 }
@@ -84,15 +84,15 @@ func TestAutoWithoutModules(t *testing.T) {
 // it over in one family and then fails in the other.
 func TestAgentsChainIsRestored(t *testing.T) {
 	t.Parallel()
-	for _, f := range forms()[1:] {
+	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
 			a := agents()[0]
-			a.cycle(t, n, f.variant)
+			a.resync(t, n, f.variant)
 			program := n.path
 			n.unable(t, "ip6tables-restore", "ip6tables-"+f.variant+"-restore")
 			conf := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"192.0.2.0/24", "fd00::/8"}})
-			n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "ipv6", "missing kernel module")
+			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "ipv6", "missing kernel module")
 			rules := n.tool(t, "iptables-save", "-t", "nat")
 			for _, cidr := range []string{"169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"} {
 				if !strings.Contains(rules, "-A IP-MASQ-AGENT -d "+cidr+" -j RETURN\n") {
@@ -103,12 +103,12 @@ func TestAgentsChainIsRestored(t *testing.T) {
 				t.Errorf("half applied:\n%s", rules)
 			}
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-			n.wantOwned(t)
-			if added := a.cycle(t, n, f.variant); added != 0 {
+			n.wantOwnedChains(t)
+			if added := a.resync(t, n, f.variant); added != 0 {
 				t.Errorf("the agent does not know its jump again: it added %d", added)
 			}
-			n.path = n.both(t, f.variant)
-			n.makeSure(t, conf)
+			n.path = n.linkBothVariants(t, f.variant)
+			n.addAndCheck(t, conf)
 			n.path = program
 		})
 	}

@@ -13,10 +13,10 @@ import (
 )
 
 // withDataDir is the same node for entries with another dataDir and backend.
-func (n *node) withDataDir(t *testing.T, f form, name string) *node {
+func (n *node) withDataDir(t *testing.T, f backend, name string) *node {
 	t.Helper()
 	other := *n
-	other.form, other.dir = f, filepath.Join(n.dir, name)
+	other.backend, other.dir = f, filepath.Join(n.dir, name)
 	must(t, os.Mkdir(other.dir, 0o755))
 	other.dataDir = filepath.Join(other.dir, "data")
 	other.path = f.programs(t, filepath.Join(other.dir, "bin"))
@@ -30,15 +30,15 @@ func (n *node) standardConflist(t *testing.T, network string, keys object) {
 	must(t, os.MkdirAll(dir, 0o755))
 	list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": network, "plugins": []object{n.bridge(network), n.entry(keys)}})
 	must(t, err)
-	place(t, filepath.Join(dir, "10-"+network+".conflist"), string(list))
+	writeTempFile(t, filepath.Join(dir, "10-"+network+".conflist"), string(list))
 }
 
 // pairsOfForms runs a test with a node in one form, another dataDir's entries in
 // the same or another form, and a chain of the same or another name.
-func pairsOfForms(t *testing.T, test func(t *testing.T, n, other *node, chain string)) {
+func pairsOfBackends(t *testing.T, test func(t *testing.T, n, other *node, chain string)) {
 	t.Helper()
-	for _, f := range forms() {
-		for _, g := range forms() {
+	for _, f := range backends() {
+		for _, g := range backends() {
 			for _, chain := range []string{"IP-MASQ-AGENT", "OTHER"} {
 				t.Run(fmt.Sprintf("%s, other %s %s", f.name, g.name, chain), func(t *testing.T) {
 					n := newNode(t, f)
@@ -56,15 +56,15 @@ func (n *node) untouched(t *testing.T, do func()) {
 	path := n.path
 	defer func() { n.path = path }()
 	var log string
-	n.path, log = n.traps(t)
+	n.path, log = n.tracePrograms(t)
 	watcher := n.watchCommits(t)
 	rules, state := n.ruleset(t), tree(t, n.dataDir)
 	before := watcher.untilIdle(t, 50*time.Millisecond)
 	do()
 	if after := watcher.untilIdle(t, 50*time.Millisecond); after != before {
-		t.Errorf("commits: %s", watcher.by(before))
+		t.Errorf("commits: %s", watcher.countByProgram(before))
 	}
-	for _, call := range called(t, log) {
+	for _, call := range tracedCalls(t, log) {
 		if strings.Contains(call, "-restore") {
 			t.Errorf("ran %s", call)
 		}
@@ -82,22 +82,22 @@ func (n *node) untouched(t *testing.T, do func()) {
 // in use is. A second one is refused before it writes anything, whatever its
 // chain and backend.
 func TestSecondDataDir(t *testing.T) {
-	pairsOfForms(t, func(t *testing.T, n, second *node, chain string) {
-		n.makeSure(t, n.conf(t, "podnet", nil))
+	pairsOfBackends(t, func(t *testing.T, n, second *node, chain string) {
+		n.addAndCheck(t, n.conf(t, "podnet", nil))
 		conf := second.conf(t, "blue", object{"masqChain": chain})
 		says := []string{n.dataDir, second.dataDir, "a node has one dataDir"}
 		second.untouched(t, func() {
-			second.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, says...)
-			second.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, says...)
-			second.ask(t, request{verb: "DEL", conf: conf}).want(t, 0)
-			second.ask(t, request{verb: "GC", conf: conf}).want(t, 0)
+			second.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, says...)
+			second.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says...)
+			second.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
+			second.invoke(t, invocation{verb: "GC", conf: conf}).want(t, 0)
 		})
 		second.agentFile(t, "ip-masq-agent", "masqChain: "+chain+"\n")
 		second.untouched(t, func() {
 			if _, stderr, code := second.reconciler(t, "once"); code != 1 || !strings.Contains(stderr, "a node has one dataDir") {
 				t.Errorf("once: exit code %d\n%s", code, stderr)
 			}
-			second.startReconciler(t).soonUnready(t, append(says, "state: ")...)
+			second.startReconciler(t).eventuallyUnready(t, append(says, "state: ")...)
 		})
 		if _, err := os.Lstat(second.dataDir); !os.IsNotExist(err) {
 			t.Errorf("the second dataDir was made: %v", err)
@@ -109,19 +109,19 @@ func TestSecondDataDir(t *testing.T) {
 // dataDirs and no file that states one, one makes its rules and the other is refused.
 func TestFirstADDsOfTwoDataDirs(t *testing.T) {
 	const rounds = 10
-	onEveryForm(t, func(t *testing.T, n *node) {
-		second := n.withDataDir(t, n.form, "other")
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		second := n.withDataDir(t, n.backend, "other")
 		pair := []*node{n, second}
 		confs := []string{n.conf(t, "podnet", nil), second.conf(t, "blue", object{"masqChain": "OTHER"})}
 		for range rounds {
-			answers := n.askAll(t, request{verb: "ADD", conf: confs[0]}, request{verb: "ADD", conf: confs[1]})
+			answers := n.invokeAll(t, invocation{verb: "ADD", conf: confs[0]}, invocation{verb: "ADD", conf: confs[1]})
 			first := 0
 			if answers[0].code != 0 {
 				first = 1
 			}
 			answers[first].want(t, 0)
 			answers[1-first].want(t, 7, "a node has one dataDir")
-			n.ask(t, request{verb: "CHECK", conf: confs[first]}).want(t, 0)
+			n.invoke(t, invocation{verb: "CHECK", conf: confs[first]}).want(t, 0)
 			if rules := n.ruleset(t); strings.Contains(rules, pair[1-first].dataDir) {
 				t.Errorf("the chain of the second one stands:\n%s", rules)
 			}
@@ -137,16 +137,16 @@ func TestFirstADDsOfTwoDataDirs(t *testing.T) {
 // TestDataDirOfTheConflists: a dataDir that the conflists on disk do not have is
 // refused and leaves no trace, although it would be the first in use.
 func TestDataDirOfTheConflists(t *testing.T) {
-	onEveryForm(t, func(t *testing.T, n *node) {
-		tenant := n.withDataDir(t, n.form, "tenant")
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		tenant := n.withDataDir(t, n.backend, "tenant")
 		n.standardConflist(t, "podnet", nil)
 		conf := tenant.conf(t, "blue", nil)
 		tenant.untouched(t, func() {
 			says := []string{tenant.dataDir, n.dataDir, "/etc/cni/net.d", "a node has one dataDir"}
-			tenant.ask(t, request{verb: "ADD", conf: conf}).want(t, 7, says...)
-			tenant.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, says...)
+			tenant.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, says...)
+			tenant.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says...)
 		})
-		n.makeSure(t, n.conf(t, "podnet", nil)).noWarnings(t)
+		n.addAndCheck(t, n.conf(t, "podnet", nil)).noWarnings(t)
 	})
 }
 
@@ -156,45 +156,45 @@ func TestDataDirOfTheConflists(t *testing.T) {
 func TestDataDirThatReplacesAnother(t *testing.T) {
 	for name, replace := range map[string]func(*testing.T, *node){
 		"ADD": func(t *testing.T, n *node) {
-			n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 0, "belonged to dataDir", "this node has dataDir")
+			n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 0, "belonged to dataDir", "this node has dataDir")
 		},
 		"run": func(t *testing.T, n *node) {
 			n.startReconciler(t, "--cni-conf-dir", "/etc/cni/net.d").untilReady(t).stop(t)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pairsOfForms(t, func(t *testing.T, n, tenant *node, chain string) {
+			pairsOfBackends(t, func(t *testing.T, n, tenant *node, chain string) {
 				n.path += ":/usr/sbin" // to remove the tenant's chain from iptables
 				blue := tenant.conf(t, "blue", object{"masqChain": chain, "enableIPv6": true})
-				tenant.makeSure(t, blue)
+				tenant.addAndCheck(t, blue)
 				n.standardConflist(t, "podnet", nil)
 				if out, errs, _ := n.reconciler(t, "check", "--cni-conf-dir", "/etc/cni/net.d"); !strings.Contains(errs, "ip-masq-reconciler once removes it") {
 					t.Errorf("check does not say what removes the tenant's chain:\n%s%s", out, errs)
 				}
 				replace(t, n)
-				n.ask(t, request{verb: "CHECK", conf: n.conf(t, "podnet", nil)}).want(t, 0)
+				n.invoke(t, invocation{verb: "CHECK", conf: n.conf(t, "podnet", nil)}).want(t, 0)
 				if rules := n.ruleset(t); strings.Contains(rules, tenant.dataDir) || chain == "OTHER" && strings.Contains(rules, chain) {
 					t.Errorf("the tenant's chain stands:\n%s", rules)
 				}
 				state := tree(t, tenant.dataDir)
 				tenant.untouched(t, func() {
-					tenant.ask(t, request{verb: "ADD", conf: blue}).want(t, 7, n.dataDir)
+					tenant.invoke(t, invocation{verb: "ADD", conf: blue}).want(t, 7, n.dataDir)
 				})
 				if now := tree(t, tenant.dataDir); now != state {
 					t.Errorf("the tenant's dataDir changed:\n%s\nwas:\n%s", now, state)
 				}
-				n.untouchedBy(t, tenant, request{verb: "DEL", conf: blue})
-				n.makeSure(t, n.conf(t, "podnet", nil)).noWarnings(t)
+				n.untouchedBy(t, tenant, invocation{verb: "DEL", conf: blue})
+				n.addAndCheck(t, n.conf(t, "podnet", nil)).noWarnings(t)
 			})
 		})
 	}
 }
 
 // untouchedBy runs a verb of another dataDir that must leave the rules alone.
-func (n *node) untouchedBy(t *testing.T, other *node, r request) {
+func (n *node) untouchedBy(t *testing.T, other *node, r invocation) {
 	t.Helper()
 	before := n.ruleset(t)
-	other.ask(t, r).want(t, 0)
+	other.invoke(t, r).want(t, 0)
 	if now := n.ruleset(t); now != before {
 		t.Errorf("%s changed the rules:\n%s\nwere:\n%s", r.verb, now, before)
 	}
@@ -203,19 +203,19 @@ func (n *node) untouchedBy(t *testing.T, other *node, r request) {
 // TestChainOfAnotherDataDirStaysWithoutOwnRules: while the rules of the node's dataDir
 // cannot be written, the chain of another stays.
 func TestChainOfAnotherDataDirStaysWithoutOwnRules(t *testing.T) {
-	n := newNode(t, forms()[1])
-	tenant := n.withDataDir(t, forms()[0], "tenant")
-	tenant.makeSure(t, tenant.conf(t, "blue", object{"masqChain": "OTHER"}))
+	n := newNode(t, backends()[1])
+	tenant := n.withDataDir(t, backends()[0], "tenant")
+	tenant.addAndCheck(t, tenant.conf(t, "blue", object{"masqChain": "OTHER"}))
 	before := n.ruleset(t)
 	n.standardConflist(t, "podnet", nil)
-	mend := n.spoilProgram(t, "iptables-restore", ":")
+	mend := n.breakProgram(t, "iptables-restore", ":")
 	conf := n.conf(t, "podnet", nil)
-	n.ask(t, request{verb: "ADD", conf: conf}).want(t, 100, "not today")
+	n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "not today")
 	if now := n.ruleset(t); now != before {
 		t.Errorf("rules changed:\n%s\nwere:\n%s", now, before)
 	}
 	mend()
-	n.makeSure(t, conf)
+	n.addAndCheck(t, conf)
 	if rules := n.ruleset(t); strings.Contains(rules, "OTHER") {
 		t.Errorf("the tenant's chain stands:\n%s", rules)
 	}
@@ -224,8 +224,8 @@ func TestChainOfAnotherDataDirStaysWithoutOwnRules(t *testing.T) {
 // TestDoctorFindsAnotherDataDir: a chain of another dataDir is found in whatever
 // form and under whatever name.
 func TestDoctorFindsAnotherDataDir(t *testing.T) {
-	pairsOfForms(t, func(t *testing.T, n, second *node, chain string) {
-		n.makeSure(t, n.conf(t, "podnet", object{"masqChain": "MINE"}))
+	pairsOfBackends(t, func(t *testing.T, n, second *node, chain string) {
+		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "MINE"}))
 		find := func() string {
 			t.Helper()
 			stdout, stderr, code := n.reconciler(t, "doctor", "-o", "json")
@@ -238,7 +238,7 @@ func TestDoctorFindsAnotherDataDir(t *testing.T) {
 			t.Errorf("found on a node with one dataDir:\n%s", found)
 		}
 		comment := "ip-masq/1 keeps its state in " + second.dataDir
-		if second.form.variant == "" {
+		if second.backend.variant == "" {
 			n.feed(t, "table ip ip-masq { chain masq-"+chain+" { counter masquerade comment \""+comment+"\"; }; }\n", "nft", "-f", "-")
 		} else {
 			second.alterComment(t, chain, comment)

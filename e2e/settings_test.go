@@ -33,11 +33,11 @@ func exempting(prefix string) string {
 // good settings hold, and the line that is wrong is told, until it is mended.
 func TestBrokenSettings(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		all := n.lone(t)
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		all := n.externalHost(t)
 		path := n.settingsFile(t, exempting("1.2.3.0/24"))
 		d := n.startReconciler(t, "--config", path)
-		d.soonReady(t)
+		d.eventuallyReady(t)
 		holds := func() {
 			t.Helper()
 			all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
@@ -65,13 +65,13 @@ func TestBrokenSettings(t *testing.T) {
 				default:
 					n.settingsFile(t, c.text)
 				}
-				d.soonUnready(t, append(c.says, "settings: ")...)
+				d.eventuallyUnready(t, append(c.says, "settings: ")...)
 				holds()
 				if c.name == "directory" {
 					must(t, os.Remove(path))
 				}
 				n.settingsFile(t, exempting("1.2.3.0/24"))
-				d.soonReady(t)
+				d.eventuallyReady(t)
 				holds()
 				if now := n.ruleset(t); now != rules {
 					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
@@ -87,18 +87,18 @@ func TestBrokenSettings(t *testing.T) {
 // TestBrokenSettingsAtStart: the process lives, and does what the flags say.
 func TestBrokenSettingsAtStart(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
-	all, m := n.lone(t), n.configMap(t, sound())
+	n := newNode(t, backends()[0])
+	all, m := n.externalHost(t), n.configMap(t, validConfigMap())
 	path := n.settingsFile(t, "resync_interval = \"1h\"\n[agent]\nnonMasqueradeCIDRs = [\"10.9.0.0/33\"]\n")
 	d := n.startReconciler(t, "--config", path, "--agent-config-dir", m.dir)
-	d.soonUnready(t, "settings: ", path+":3", "nonMasqueradeCIDRs[0]", "10.9.0.0/33")
+	d.eventuallyUnready(t, "settings: ", path+":3", "nonMasqueradeCIDRs[0]", "10.9.0.0/33")
 	if code, body, err := d.get(d.healthAddress, "/livez"); err != nil || code != http.StatusOK {
 		t.Errorf("/livez: %d %s %v", code, body, err)
 	}
-	n.asSound(t, all)
+	n.wantValidPolicy(t, all)
 	n.settingsFile(t, exempting("20.0.0.0/8"))
-	d.soonReady(t)
-	n.asSound(t, all)
+	d.eventuallyReady(t)
+	n.wantValidPolicy(t, all)
 	all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1"})
 }
 
@@ -106,14 +106,14 @@ func TestBrokenSettingsAtStart(t *testing.T) {
 // it is written and how soon after the last time.
 func TestSettingsChange(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
-	all := n.lone(t)
+	n := newNode(t, backends()[0])
+	all := n.externalHost(t)
 	path := n.settingsFile(t, exempting("20.0.0.0/8"))
 	d := n.startReconciler(t, "--config", path)
-	d.soonReady(t)
+	d.eventuallyReady(t)
 	soon := func(prefix string) {
 		t.Helper()
-		n.soon(t, prefix, func() bool { return strings.Contains(n.rules(t), prefix) })
+		n.eventually(t, prefix, func() bool { return strings.Contains(n.rules(t), prefix) })
 	}
 	for i := range 10 {
 		prefix := fmt.Sprintf("20.%d.0.0/16", i)
@@ -136,16 +136,16 @@ func TestSettingsChange(t *testing.T) {
 	soon("22.29.0.0/16")
 	all.verdicts(t, n, false, map[string]string{"pod": "22.29.1.1"})
 
-	m := n.configMap(t, sound())
+	m := n.configMap(t, validConfigMap())
 	n.settingsFile(t, fmt.Sprintf("agent_config_dir = %q\n", m.dir))
 	soon("1.2.3.0/24")
-	n.asSound(t, all)
+	n.wantValidPolicy(t, all)
 	n.settingsFile(t, fmt.Sprintf("agent_config_dir = %q\n[agent]\nmasqChain = \"OTHER\"\n", m.dir))
 	soon("masq-OTHER")
 	n.wantJumps(t, "OTHER", 1, 0)
 	n.wantJumps(t, "IP-MASQ-AGENT", 0, 0)
-	n.asSound(t, all)
-	d.soonReady(t)
+	n.wantValidPolicy(t, all)
+	d.eventuallyReady(t)
 	if stale := strings.Count(d.log(), "source updated"); stale < 20 {
 		t.Errorf("it told %d times of new settings", stale)
 	}
@@ -154,7 +154,7 @@ func TestSettingsChange(t *testing.T) {
 // TestSettingsChangeAddresses: the listeners move with the file.
 func TestSettingsChangeAddresses(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	first, second := n.unusedAddress(), n.unusedAddress()
 	path := n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", first))
 	c := n.reconcilerCommand(t.Context(), t, "run", "--config", path)
@@ -169,59 +169,59 @@ func TestSettingsChangeAddresses(t *testing.T) {
 		_ = answer.Body.Close()
 		return answer.StatusCode == http.StatusOK
 	}
-	n.soon(t, "the first address", func() bool { return ready(first) })
+	n.eventually(t, "the first address", func() bool { return ready(first) })
 	n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", second))
-	n.soon(t, "the second address", func() bool { return ready(second) })
+	n.eventually(t, "the second address", func() bool { return ready(second) })
 	client.CloseIdleConnections()
 	if ready(first) {
 		t.Error("it still listens on the first address")
 	}
 	n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", first))
-	n.soon(t, "the first address again", func() bool { return ready(first) })
+	n.eventually(t, "the first address again", func() bool { return ready(first) })
 }
 
 // TestMissingAgentDirectory: without a directory nothing is stated, and the
 // defaults hold; unless files of an earlier time are stored, which stay.
 func TestMissingAgentDirectory(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		all := n.lone(t)
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		all := n.externalHost(t)
 		dir := filepath.Join(n.dir, "mounted")
 		d := n.startReconciler(t, n.agentArgs(dir)...)
-		d.soonReady(t)
+		d.eventuallyReady(t)
 		all.verdicts(t, n, false, map[string]string{"pod": "10.8.0.1"})
 		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
 
-		m := n.configMap(t, sound()) // it comes
-		n.soon(t, "its policy", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
-		n.asSound(t, all)
-		documents := n.documents(t)
+		m := n.configMap(t, validConfigMap()) // it comes
+		n.eventually(t, "its policy", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
+		n.wantValidPolicy(t, all)
+		documents := n.documentStamps(t)
 		must(t, os.Rename(m.dir, m.dir+".away")) // and goes
-		n.soon(t, "a warning", func() bool {
+		n.eventually(t, "a warning", func() bool {
 			return strings.Contains(d.log(), "does not exist; the policy that was read from it stays in force")
 		})
-		n.asSound(t, all)
-		d.soonReady(t)
+		n.wantValidPolicy(t, all)
+		d.eventuallyReady(t)
 		d.stop(t)
 
 		// Also after a restart, and a reboot.
 		n.flush(t)
 		d = n.startReconciler(t, n.agentArgs(dir)...)
-		d.soonReady(t)
-		n.asSound(t, all)
+		d.eventuallyReady(t)
+		n.wantValidPolicy(t, all)
 		if stdout, stderr, code := n.reconciler(t, append([]string{"once"}, n.agentArgs(dir)...)...); code != 0 || !strings.Contains(stderr, "stays in force") {
 			t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
 		}
-		n.asSound(t, all)
+		n.wantValidPolicy(t, all)
 		if stored := n.load(t).Sources; len(stored) != 1 || len(policy.Merge(stored)[0].Destinations) != 3 { // link-local too
 			t.Errorf("stored: %+v", stored)
 		}
 		must(t, os.Rename(m.dir+".away", m.dir))
-		m.put(t, map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [20.0.0.0/8]\n"})
-		n.soon(t, "the directory again", func() bool { return strings.Contains(n.rules(t), "20.0.0.0/8") })
+		m.update(t, map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [20.0.0.0/8]\n"})
+		n.eventually(t, "the directory again", func() bool { return strings.Contains(n.rules(t), "20.0.0.0/8") })
 		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
 		// It is put in force once its rules are.
-		n.soon(t, "another document", func() bool { return n.documents(t) != documents })
+		n.eventually(t, "another document", func() bool { return n.documentStamps(t) != documents })
 	})
 }
 
@@ -229,7 +229,7 @@ func TestMissingAgentDirectory(t *testing.T) {
 // both sources are named until they agree.
 func TestConfigMapAgainstConflist(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		agreeing := "nonMasqueradeCIDRs: [1.2.3.0/24]\n"
 		contrary := agreeing + "masqueradeCIDRs: [10.9.0.0/16]\nrandomFully: false\n"
 		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.9.0.0/16"}, "randomFully": true})
@@ -239,7 +239,7 @@ func TestConfigMapAgainstConflist(t *testing.T) {
 		says := []string{"conflict: ", "IP-MASQ-AGENT", `network "podnet"`, "the agent files", "make them agree",
 			"masqueradeCIDRs", "nonMasqueradeCIDRs", "10.9.0.0/16", "randomFully"}
 		for range 2 {
-			d.soonUnready(t, says...)
+			d.eventuallyUnready(t, says...)
 			if got := d.metric(t, "policy_conflict", `chain="IP-MASQ-AGENT"`); got != 2 {
 				t.Errorf("policy_conflict is %v, want 2", got)
 			}
@@ -249,21 +249,21 @@ func TestConfigMapAgainstConflist(t *testing.T) {
 			all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9 1.2.3.4"})
 			all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
 
-			m.put(t, map[string]string{"ip-masq-agent": agreeing})
-			d.soonReady(t)
+			m.update(t, map[string]string{"ip-masq-agent": agreeing})
+			d.eventuallyReady(t)
 			if got := d.metric(t, "policy_conflict", `chain="IP-MASQ-AGENT"`); got != 0 {
 				t.Errorf("policy_conflict is %v, want 0", got)
 			}
 			all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9 1.2.3.4"})
-			m.put(t, map[string]string{"ip-masq-agent": contrary}) // and once more, while it runs
+			m.update(t, map[string]string{"ip-masq-agent": contrary}) // and once more, while it runs
 		}
-		d.soonUnready(t, says...)
+		d.eventuallyUnready(t, says...)
 		// The other party can give in as well.
 		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})
-		d.soonReady(t)
+		d.eventuallyReady(t)
 		all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1 1.2.3.4"})
 		all.verdicts(t, n, true, map[string]string{"pod": "10.9.9.9"})
-		if n.form.variant != "" && strings.Contains(n.rules(t), "random-fully") {
+		if n.backend.variant != "" && strings.Contains(n.rules(t), "random-fully") {
 			t.Errorf("randomFully of the files does not hold:\n%s", n.rules(t))
 		}
 	})

@@ -86,7 +86,7 @@ func stated(nth int, s policy.SourcePolicy) policy.Source {
 	if s.Chain == "" {
 		s.Chain = policy.DefaultChain
 	}
-	return policy.Source{ID: network(fmt.Sprint("net", nth)), Policy: s, Order: int64(nth + 1)}
+	return policy.Source{ID: networkID(fmt.Sprint("net", nth)), Policy: s, Order: int64(nth + 1)}
 }
 
 // desired is the rules of networks that state this.

@@ -21,8 +21,8 @@ func TestTwoReconcilers(t *testing.T) {
 	ends := map[string]func(*daemon, *testing.T){"by SIGTERM": (*daemon).stop, "by SIGKILL": (*daemon).kill}
 	for how, end := range ends {
 		t.Run("the first ends "+how, func(t *testing.T) {
-			w := newTampered(t, forms()[0])
-			commits, state := w.Count(), w.documents(t)
+			w := newTampered(t, backends()[0])
+			commits, state := w.Count(), w.documentStamps(t)
 			second := w.startReconciler(t, "--resync-interval", "10m")
 			says := second.untilUnready(t, "standby: ", "another ip-masq-reconciler runs on this node")
 			t.Logf("/readyz of the second: %s", says)
@@ -44,8 +44,8 @@ func TestTwoReconcilers(t *testing.T) {
 			if code, body := w.ready(); code != 200 {
 				t.Errorf("the first is not ready: %d %s", code, body)
 			}
-			if late := w.Since(commits); len(late) > 0 || w.documents(t) != state {
-				t.Errorf("the second wrote: %v\n%s\nwere\n%s", late, w.documents(t), state)
+			if late := w.Since(commits); len(late) > 0 || w.documentStamps(t) != state {
+				t.Errorf("the second wrote: %v\n%s\nwere\n%s", late, w.documentStamps(t), state)
 			}
 
 			// The first repairs, and the second has no part in it.
@@ -81,7 +81,7 @@ func (d *daemon) since(before string) string { return strings.TrimPrefix(d.log()
 // TestTakeoverRepairs: what happened while nobody was at work is found.
 func TestTakeoverRepairs(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
 		first := n.startReconciler(t).untilReady(t)
 		right := n.saved(t) + n.rules(t)
@@ -102,17 +102,17 @@ func TestTakeoverRepairs(t *testing.T) {
 // neither undoes the other.
 func TestOnceBesideRun(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
 		d := n.startReconciler(t, "--resync-interval", "1s").untilReady(t)
-		before, generation, state, log := n.ruleset(t), n.generation(t), n.documents(t), d.log()
+		before, generation, state, log := n.ruleset(t), n.generation(t), n.documentStamps(t), d.log()
 		for range 5 {
 			stdout, stderr, code := n.reconciler(t, "once")
 			if code != 0 || stderr != "" || !strings.HasPrefix(stdout, "right: IP-MASQ-AGENT") {
 				t.Fatalf("once: exit code %d\n%s%s", code, stdout, stderr)
 			}
 		}
-		if n.generation(t) != generation || n.ruleset(t) != before || n.documents(t) != state {
+		if n.generation(t) != generation || n.ruleset(t) != before || n.documentStamps(t) != state {
 			t.Error("once wrote although all was right")
 		}
 		if said := d.since(log); said != "" {
@@ -159,7 +159,7 @@ func TestOnceBesideRun(t *testing.T) {
 // verifies, and nothing is written.
 func TestRulesOutliveTheReconciler(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"enableIPv6": true})
 		d := n.startReconciler(t).untilReady(t)
 		before := n.snapshot(t)
@@ -182,7 +182,7 @@ func TestRulesOutliveTheReconciler(t *testing.T) {
 // nothing else tells the reconciler.
 func TestHangup(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.agentFile(t, "ip-masq-of-mine", "{}\n")
 		d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
 		time.Sleep(100 * time.Millisecond) // for passes that its start asked for
@@ -192,7 +192,7 @@ func TestHangup(t *testing.T) {
 		if said := d.since(log); said != "" {
 			t.Errorf("it found nothing, and says:\n%s", said)
 		}
-		if n.form.variant != "legacy" {
+		if n.backend.variant != "legacy" {
 			return
 		}
 		n.flush(t)

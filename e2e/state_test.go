@@ -16,20 +16,20 @@ import (
 // again.
 func TestRequireAgentConfig(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"requireAgentConfig": true})
 		before := n.ruleset(t)
-		n.ask(t, request{verb: "ADD", conf: conf}).
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).
 			want(t, 11, "requireAgentConfig: no policy of the agent files is stored yet", "start ip-masq-reconciler", "or remove the key")
-		n.ask(t, request{verb: "DEL", conf: conf}).want(t, 0).noWarnings(t)
+		n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0).noWarnings(t)
 		if after := n.ruleset(t); after != before {
 			t.Errorf("rules changed:\n%s", after)
 		}
 		if s := n.load(t); len(s.Sources) > 0 {
 			t.Errorf("documents: %+v", s.Sources)
 		}
-		n.store(t, agentFiles(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
-		n.makeSure(t, conf).noWarnings(t)
+		n.storeSource(t, agentFilesSource(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
+		n.addAndCheck(t, conf).noWarnings(t)
 		if rules := n.rules(t); !strings.Contains(rules, "192.0.2.0/24") {
 			t.Errorf("rules without the agent files' part:\n%s", rules)
 		}
@@ -40,9 +40,9 @@ func TestRequireAgentConfig(t *testing.T) {
 // believed, and neither is it replaced.
 func TestRefusedDataDir(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	conf := n.conf(t, "podnet", nil)
-	n.makeSure(t, conf)
+	n.addAndCheck(t, conf)
 	elsewhere := filepath.Join(n.dir, "elsewhere")
 	sources := filepath.Join(n.dataDir, "sources")
 	for name, c := range map[string]struct{ spoil, restore func() error }{
@@ -62,14 +62,14 @@ func TestRefusedDataDir(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := n.snapshot(t)
-			n.ask(t, request{verb: "ADD", conf: conf, id: "second"}).want(t, 100, n.dataDir)
-			n.ask(t, request{verb: "STATUS", conf: conf}).want(t, 50, n.dataDir)
-			n.ask(t, request{verb: "DEL", conf: conf, id: "second"}).want(t, 0, n.dataDir)
+			n.invoke(t, invocation{verb: "ADD", conf: conf, id: "second"}).want(t, 100, n.dataDir)
+			n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, n.dataDir)
+			n.invoke(t, invocation{verb: "DEL", conf: conf, id: "second"}).want(t, 0, n.dataDir)
 			n.unchanged(t, before)
 			if err := c.restore(); err != nil {
 				t.Fatal(err)
 			}
-			n.makeSure(t, conf).noWarnings(t)
+			n.addAndCheck(t, conf).noWarnings(t)
 		})
 	}
 }
@@ -86,26 +86,26 @@ func firstOf(errs ...error) error {
 // TestReboot: the kernel has forgotten the rules, and the dataDir what was about
 // the kernel and its containers; the first pod gets what all sources state.
 func TestReboot(t *testing.T) {
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
-		n.store(t, agentFiles(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
-		n.makeSure(t, conf)
+		n.storeSource(t, agentFilesSource(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
+		n.addAndCheck(t, conf)
 		n.flush(t)
-		n.makeSure(t, conf)
+		n.addAndCheck(t, conf)
 		before := n.saved(t) + n.owning(t)
 		n.flush(t)
 		boot := store.Open(n.dataDir).Boot()
 		const earlier = "00000000-0000-4000-8000-000000000000"
 		record := filepath.Join(n.dataDir, "record.json")
-		text := strings.ReplaceAll(string(contents(t, record)), boot, earlier)
+		text := strings.ReplaceAll(string(readFile(t, record)), boot, earlier)
 		attachments := filepath.Join(n.dataDir, "attachments")
 		err := firstOf(os.WriteFile(record, []byte(text), 0o600), os.Rename(filepath.Join(attachments, boot), filepath.Join(attachments, earlier)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101)
-		n.ask(t, request{verb: "ADD", conf: conf, id: "first"}).want(t, 0).noWarnings(t)
-		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101)
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "first"}).want(t, 0).noWarnings(t)
+		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 		if after := n.saved(t) + n.owning(t); after != before || !strings.Contains(after, "192.0.2.0/24") {
 			t.Errorf("rules:\n%s\nwere:\n%s", after, before)
 		}
@@ -124,7 +124,7 @@ func TestReboot(t *testing.T) {
 // owning is what our own tables hold.
 func (n *node) owning(t *testing.T) string {
 	t.Helper()
-	if n.form.variant != "" {
+	if n.backend.variant != "" {
 		return ""
 	}
 	return n.tool(t, "nft", "-s", "list", "table", "ip", "ip-masq")
@@ -134,24 +134,24 @@ func (n *node) owning(t *testing.T) string {
 // and serves.
 func TestNewerRules(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
-		n.makeSure(t, conf)
+		n.addAndCheck(t, conf)
 		comment := "ip-masq/2 keeps its state in " + n.dataDir
-		if n.form.variant == "" {
+		if n.backend.variant == "" {
 			n.feed(t, "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade comment \""+comment+"\"", "nft", "-f", "-")
 		} else {
 			n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -m comment --comment \""+comment+"\" -j MASQUERADE\nCOMMIT\n",
-				"iptables-"+n.form.variant+"-restore", "--noflush")
+				"iptables-"+n.backend.variant+"-restore", "--noflush")
 		}
 		before := n.snapshot(t)
 		says := []string{"chain IP-MASQ-AGENT (ipv4)", "written by a newer version of ip-masq", "form 2"}
-		n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0, says...)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, says...)
 		for _, verb := range []string{"STATUS", "DEL"} {
-			n.ask(t, request{verb: verb, conf: conf, id: "another"}).want(t, 0)
+			n.invoke(t, invocation{verb: verb, conf: conf, id: "another"}).want(t, 0)
 		}
 		n.unchanged(t, before)
-		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{}})}).want(t, 0, says...)
+		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{}})}).want(t, 0, says...)
 		if after := n.ruleset(t); after != before.rules {
 			t.Errorf("rules changed:\n%s", after)
 		}

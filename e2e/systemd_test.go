@@ -30,7 +30,7 @@ type unit map[string]map[string][]string
 func readUnit(t *testing.T) unit {
 	t.Helper()
 	u, section := unit{}, ""
-	for line := range strings.Lines(string(contents(t, unitFile))) {
+	for line := range strings.Lines(string(readFile(t, unitFile))) {
 		line = strings.TrimSpace(line)
 		switch key, value, isPair := strings.Cut(line, "="); {
 		case line == "" || line[0] == '#':
@@ -99,7 +99,7 @@ func TestUnitDirectives(t *testing.T) {
 		return // the list above has to do
 	}
 	// It wants the program to be there.
-	text := strings.ReplaceAll(string(contents(t, unitFile)), strings.Fields(start[0])[0], reconcilerProgram(t))
+	text := strings.ReplaceAll(string(readFile(t, unitFile)), strings.Fields(start[0])[0], reconcilerProgram(t))
 	file := filepath.Join(t.TempDir(), filepath.Base(unitFile))
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func confined(capabilities []string, command []string) []string {
 func TestUnitCapabilities(t *testing.T) {
 	capabilities := readUnit(t).capabilities(t)
 	// pass makes one on a fresh node, with so many capabilities.
-	pass := func(t *testing.T, f form, having []string) (says string, works bool) {
+	pass := func(t *testing.T, f backend, having []string) (says string, works bool) {
 		t.Helper()
 		n := newNode(t, f)
 		n.conflist(t, "podnet", dualStack(nil))
@@ -162,7 +162,7 @@ func TestUnitCapabilities(t *testing.T) {
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 		return says, true
 	}
-	for _, f := range forms() {
+	for _, f := range backends() {
 		t.Run(f.name, func(t *testing.T) {
 			if says, works := pass(t, f, capabilities); !works {
 				t.Errorf("%s does not work with %q alone:\n%s", f.name, capabilities, says)
@@ -172,7 +172,7 @@ func TestUnitCapabilities(t *testing.T) {
 	for i, without := range capabilities {
 		t.Run("without "+without, func(t *testing.T) {
 			var fail []string
-			for _, f := range forms() {
+			for _, f := range backends() {
 				if _, works := pass(t, f, slices.Delete(slices.Clone(capabilities), i, i+1)); !works {
 					fail = append(fail, f.name)
 				}
@@ -287,7 +287,7 @@ func TestUnitPaths(t *testing.T) {
 	}
 	// The last is the default data_dir, which the unit does not change.
 	dataDir := writable[len(writable)-1]
-	fresh := func(t *testing.T, f form) service {
+	fresh := func(t *testing.T, f backend) service {
 		t.Helper()
 		n := newNode(t, f)
 		n.dataDir = dataDir
@@ -303,7 +303,7 @@ func TestUnitPaths(t *testing.T) {
 		n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [192.0.2.0/24]\nenableIPv6: true\n")
 		return service{n, writable, u.capabilities(t)}
 	}
-	for _, f := range forms() {
+	for _, f := range backends() {
 		t.Run(f.name, func(t *testing.T) {
 			s := fresh(t, f)
 			for _, command := range []string{"once", "check", "doctor", "once"} {
@@ -318,7 +318,7 @@ func TestUnitPaths(t *testing.T) {
 	for i, without := range writable {
 		t.Run("without "+without, func(t *testing.T) {
 			var fail []string
-			for _, f := range forms() {
+			for _, f := range backends() {
 				s := fresh(t, f)
 				s.writable = slices.Delete(slices.Clone(writable), i, i+1)
 				if _, code := s.command(t, "once"); code != 0 {

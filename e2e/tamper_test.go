@@ -16,10 +16,10 @@ import (
 // What drift may take on nf_tables, from the event to the rules being right, on an
 // idle machine.
 const (
-	usualRepair = 20 * time.Millisecond // the median
-	worstRepair = 50 * time.Millisecond
-	inAStorm    = 250 * time.Millisecond // when others write thousands of rules in the same moment
-	amidStorms  = time.Second            // while they go on doing so
+	usualRepair              = 20 * time.Millisecond // the median
+	worstRepair              = 50 * time.Millisecond
+	repairInLargeCommit      = 250 * time.Millisecond // when others write thousands of rules in the same moment
+	repairDuringLargeCommits = time.Second            // while they go on doing so
 )
 
 // tampering is a way to spoil the rules of a family by one commit. What a form
@@ -43,7 +43,7 @@ func tamperings() []tampering {
 		nft:      "flush chain FAM ip-masq postrouting",
 	}, {
 		name:    "jump duplicated",
-		restore: "-A POSTROUTING -m comment --comment \"" + agents()[0].jump + "\" -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT",
+		restore: "-A POSTROUTING -m comment --comment \"" + agents()[0].jumpComment + "\" -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT",
 		nft:     "add rule FAM ip-masq postrouting fib daddr type != local jump masq-IP-MASQ-AGENT",
 	}, {
 		name:     "chain flushed",
@@ -94,7 +94,7 @@ type tampered struct {
 
 // newTampered makes one. The interval is so long that only events can be what
 // makes the reconciler look.
-func newTampered(t *testing.T, f form) *tampered {
+func newTampered(t *testing.T, f backend) *tampered {
 	t.Helper()
 	n := newNode(t, f)
 	n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.168.0.0/16", "fd00:9::/32", "fd00:7::/32"}})
@@ -113,9 +113,9 @@ func newTampered(t *testing.T, f form) *tampered {
 func (w *tampered) ours(t *testing.T) string {
 	t.Helper()
 	var kept []string
-	if w.form.variant != "" {
+	if w.backend.variant != "" {
 		for line := range strings.Lines(w.saved(t)) {
-			if strings.Contains(line, "IP-MASQ-AGENT") || slices.Contains(saves(), strings.TrimSpace(line)) {
+			if strings.Contains(line, "IP-MASQ-AGENT") || slices.Contains(saveCommands(), strings.TrimSpace(line)) {
 				kept = append(kept, line)
 			}
 		}
@@ -139,7 +139,7 @@ func (w *tampered) packets(t *testing.T) {
 }
 
 // knows reports whether the form has such a way.
-func (way tampering) knows(f form) bool {
+func (way tampering) knows(f backend) bool {
 	return way.script != "" || f.variant == "" && way.nft != "" || f.variant != "" && way.iptables+way.restore != ""
 }
 
@@ -147,11 +147,11 @@ func (way tampering) knows(f form) bool {
 func (w *tampered) spoil(t *testing.T, way tampering, nth int) {
 	t.Helper()
 	program, family := families()[nth][0], families()[nth][1]
-	words := strings.NewReplacer("FAM", family, "SET", w.set(t, family), "TABLE", map[bool]string{true: "ip-masq", false: "nat"}[w.form.variant == ""],
+	words := strings.NewReplacer("FAM", family, "SET", w.set(t, family), "TABLE", map[bool]string{true: "ip-masq", false: "nat"}[w.backend.variant == ""],
 		"LINKLOCAL", []string{"169.254.0.0/16", "fe80::/10"}[nth],
 		"EXEMPT", []string{"10.0.0.0/8", "fd00:9::/32"}[nth], "OTHER", []string{"192.0.2.0/24", "2001:db8:2::/48"}[nth])
 	switch script := way.script + way.nft; {
-	case way.script != "" || w.form.variant == "":
+	case way.script != "" || w.backend.variant == "":
 		w.feed(t, words.Replace(script)+"\n", "nft", "-f", "-")
 	case way.restore != "":
 		w.feed(t, "*nat\n"+words.Replace(way.restore)+"\nCOMMIT\n", program+"-nft-restore", "--noflush")
@@ -163,7 +163,7 @@ func (w *tampered) spoil(t *testing.T, way tampering, nth int) {
 // set is the name that the set of exempt destinations has now.
 func (w *tampered) set(t *testing.T, family string) string {
 	t.Helper()
-	if w.form.variant != "" {
+	if w.backend.variant != "" {
 		return ""
 	}
 	_, rest, found := strings.Cut(w.tool(t, "nft", "-s", "list", "table", family, "ip-masq"), "\tset ")
@@ -198,7 +198,7 @@ func (w *tampered) repair(t *testing.T, count int) time.Duration {
 func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
 	t.Helper()
 	spoiler := "nft"
-	if w.form.variant != "" {
+	if w.backend.variant != "" {
 		spoiler = families()[i%len(families())][0]
 	}
 	var spoilt, right fixtures.Commit
@@ -218,7 +218,7 @@ func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
 
 // isOurs reports whether the commit is one by which the reconciler repairs.
 func (w *tampered) isOurs(c fixtures.Commit) bool {
-	if w.form.variant == "" {
+	if w.backend.variant == "" {
 		return c.Program == "ip-masq-reconci"
 	}
 	return c.Program == "iptables-restor" || c.Program == "ip6tables-resto"
@@ -230,7 +230,7 @@ func (w *tampered) isOurs(c fixtures.Commit) bool {
 // kernel has freed that, 8 to 20 ms later. Where something else kept the machine busy
 // the figures are taken again.
 func TestTampering(t *testing.T) {
-	onNFTables := forms()[:2]
+	onNFTables := backends()[:2]
 	for _, way := range tamperings() {
 		if !slices.ContainsFunc(onNFTables, way.knows) {
 			t.Errorf("no form is tampered with by: %s", way.name)
@@ -252,7 +252,7 @@ func TestTampering(t *testing.T) {
 }
 
 // tamper tries all ways that the form knows.
-func tamper(t *testing.T, f form) (all figures) {
+func tamper(t *testing.T, f backend) (all durations) {
 	t.Helper()
 	const times = 6 // too few to count as flapping
 	w := newTampered(t, f)
@@ -260,7 +260,7 @@ func tamper(t *testing.T, f form) (all figures) {
 		if !way.knows(f) {
 			continue
 		}
-		var took figures
+		var took durations
 		for i := range times {
 			before := w.metric(t, "drift_repairs_total")
 			count := w.untilIdle(t, 100*time.Millisecond)

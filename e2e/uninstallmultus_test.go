@@ -15,16 +15,16 @@ import (
 
 // besideMultus is a node on which Multus has a copy of the conflist with the plugin
 // entry.
-func besideMultus(t *testing.T, follows bool) (*bare, *multus) {
+func besideMultus(t *testing.T, follows bool) (*uninstalledNode, *multus) {
 	t.Helper()
-	b := newBare(t, forms()[0])
+	b := newUninstalledNode(t, backends()[0])
 	b.masterOf(t, "0.3.1")
-	b.before = contents(t, b.list)
+	b.original = readFile(t, b.conflistFile)
 	m := &multus{dir: b.cni.ConfDir, follows: follows}
 	m.start(t)
-	stdout, stderr, code := b.reconciler(t, b.where("install", "--plugin", b.plugin(t))...)
+	stdout, stderr, code := b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)
 	file, _ := m.file(t)
-	if code != 0 || !strings.Contains(stdout, b.list) || !strings.Contains(stderr, file) || !strings.Contains(stderr, "restart Multus") {
+	if code != 0 || !strings.Contains(stdout, b.conflistFile) || !strings.Contains(stderr, file) || !strings.Contains(stderr, "restart Multus") {
 		t.Fatalf("install: exit code %d\n%s%s", code, stdout, stderr)
 	}
 	if found := b.findings(t); !slices.Contains(found, "problem multus") {
@@ -47,20 +47,20 @@ func TestUninstallBesideMultus(t *testing.T) {
 			b, m := besideMultus(t, false)
 			file, _ := m.file(t)
 			for range 2 {
-				stdout, stderr, code := b.reconciler(t, b.where("uninstall", args...)...)
+				stdout, stderr, code := b.reconciler(t, b.args("uninstall", args...)...)
 				if code != 1 || !strings.Contains(stderr, file) || !strings.Contains(stderr, "restart Multus") {
 					t.Fatalf("uninstall: exit code %d\n%s%s", code, stdout, stderr)
 				}
 				if _, err := os.Stat(b.binary()); err != nil {
 					t.Fatalf("pods cannot start: %v", err)
 				}
-				if have := contents(t, b.list); !bytes.Equal(have, b.before) {
+				if have := readFile(t, b.conflistFile); !bytes.Equal(have, b.original) {
 					t.Errorf("the master is\n%s", have)
 				}
 			}
 			m.start(t)
 			b.uninstall(t, args...)
-			if have := names(t, b.bin); len(have) != 0 {
+			if have := fileNames(t, b.bin); len(have) != 0 {
 				t.Errorf("left over: %q", have)
 			}
 		})
@@ -84,7 +84,7 @@ func TestUninstallBesideMultusWithCleanupOnExit(t *testing.T) {
 	}()
 	b.uninstall(t)
 	<-done
-	if have := names(t, b.bin); len(have) != 0 {
+	if have := fileNames(t, b.bin); len(have) != 0 {
 		t.Errorf("left over: %q", have)
 	}
 }
@@ -93,30 +93,30 @@ func TestUninstallBesideMultusWithCleanupOnExit(t *testing.T) {
 // made when the pod started, under containerd too. Once the plugin is gone, uninstall
 // does not say that it stays.
 func TestUninstallUnderMultusCaches(t *testing.T) {
-	b := newBare(t, forms()[0])
+	b := newUninstalledNode(t, backends()[0])
 	b.install(t, b.plugin(t))
 	const id, cache = "7b0f", "/var/lib/cni/multus"
 	task := filepath.Join("/run/containerd/io.containerd.runtime.v2.task/k8s.io", id)
 	file := filepath.Join(cache, id)
-	delegate := contents(t, b.list)
+	delegate := readFile(t, b.conflistFile)
 	for range 40 { // as nested as it ever was
 		delegate = text(t, object{"name": "multus-cni-network", "plugins": []any{object{"type": "multus", "delegates": []any{json.RawMessage(delegate)}}}})
 	}
 	must(t, firstOf(os.MkdirAll(task, 0o711), os.MkdirAll(cache, 0o755),
 		os.WriteFile(file, text(t, []any{object{"Conf": object{"type": ""}, "Bytes": delegate}}), 0o600)))
 	t.Cleanup(func() { must(t, errors.Join(os.RemoveAll(cache), os.RemoveAll("/run/containerd"))) })
-	stdout, stderr, code := b.reconciler(t, b.where("uninstall")...)
+	stdout, stderr, code := b.reconciler(t, b.args("uninstall")...)
 	if code != 1 || !strings.Contains(stderr, "the plugin stays") || !strings.Contains(stderr, file) || !strings.Contains(stderr, "Multus") {
 		t.Fatalf("uninstall under Multus: exit code %d\n%s%s", code, stdout, stderr)
 	}
 	if _, err := os.Stat(b.binary()); err != nil {
 		t.Fatal(err)
 	}
-	stdout, stderr, code = b.reconciler(t, b.where("uninstall", "--no-wait")...)
-	if have := names(t, b.bin); code != 0 || len(have) != 0 {
+	stdout, stderr, code = b.reconciler(t, b.args("uninstall", "--no-wait")...)
+	if have := fileNames(t, b.bin); code != 0 || len(have) != 0 {
 		t.Fatalf("uninstall --no-wait: exit code %d, %q\n%s%s", code, have, stdout, stderr)
 	}
-	stdout, stderr, code = b.reconciler(t, b.where("uninstall")...)
+	stdout, stderr, code = b.reconciler(t, b.args("uninstall")...)
 	if code != 0 || strings.Contains(stdout+stderr, "plugin stays") || !strings.Contains(stderr, file) {
 		t.Errorf("uninstall once more: exit code %d\n%s%s", code, stdout, stderr)
 	}
@@ -126,7 +126,7 @@ func TestUninstallUnderMultusCaches(t *testing.T) {
 // runtime may read it under its name.
 func TestUninstallLooksIntoEveryFile(t *testing.T) {
 	const multusDir = "/etc/cni/multus/net.d"
-	b := newBare(t, forms()[0])
+	b := newUninstalledNode(t, backends()[0])
 	b.install(t, b.plugin(t))
 	named := text(t, object{"cniVersion": "1.0.0", "name": "x", "plugins": []any{object{"type": "bridge"}, object{"type": "ip-masq"}}})
 	for path, stays := range map[string]bool{
@@ -137,7 +137,7 @@ func TestUninstallLooksIntoEveryFile(t *testing.T) {
 	} {
 		doc := text(t, object{"cniVersion": "1.0.0", "name": "x", "type": "danm", "delegate": object{"inner": json.RawMessage(named)}})
 		must(t, firstOf(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, doc, 0o644)))
-		stdout, stderr, code := b.reconciler(t, b.where("uninstall", "--keep-rules")...)
+		stdout, stderr, code := b.reconciler(t, b.args("uninstall", "--keep-rules")...)
 		_, err := os.Stat(b.binary())
 		if stayed := err == nil; stayed != stays || (code == 1) != stays || !strings.Contains(stderr, path) {
 			t.Errorf("%s: exit code %d, the plugin stays: %t\n%s%s", path, code, stayed, stdout, stderr)
@@ -149,7 +149,7 @@ func TestUninstallLooksIntoEveryFile(t *testing.T) {
 	}
 	must(t, os.RemoveAll("/etc/cni/multus"))
 	b.uninstall(t)
-	if have := names(t, b.bin); !slices.Equal(have, nil) {
+	if have := fileNames(t, b.bin); !slices.Equal(have, nil) {
 		t.Errorf("left over: %q", have)
 	}
 }

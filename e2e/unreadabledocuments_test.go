@@ -18,9 +18,9 @@ const newerDocument = `{"schema": 3, "future": {"x": [1e999]}, "policy": null}`
 // advise to remove it, nor to run `once`, which does nothing then.
 func TestQuestionsBesideUnreadableDocuments(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
-		n.makeSure(t, n.conf(t, "podnet", object{"masqChain": "ONE", "sourceCIDRs": []string{"10.1.0.0/16"}}))
-		n.makeSure(t, n.conf(t, "othernet", object{"masqChain": "TWO", "sourceCIDRs": []string{"10.2.0.0/16"}}))
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "ONE", "sourceCIDRs": []string{"10.1.0.0/16"}}))
+		n.addAndCheck(t, n.conf(t, "othernet", object{"masqChain": "TWO", "sourceCIDRs": []string{"10.2.0.0/16"}}))
 		one, two, record := n.document(t, "podnet"), n.document(t, "othernet"), filepath.Join(n.dataDir, "record.json")
 		for _, c := range []struct {
 			name, text string
@@ -35,7 +35,7 @@ func TestQuestionsBesideUnreadableDocuments(t *testing.T) {
 			t.Run(c.name, func(t *testing.T) {
 				was := map[string][]byte{}
 				for _, file := range c.files {
-					was[file] = contents(t, file)
+					was[file] = readFile(t, file)
 					must(t, os.WriteFile(file, []byte(c.text), 0o600))
 				}
 				defer func() {

@@ -13,8 +13,8 @@ import (
 
 func TestVersion(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
-	a := n.ask(t, request{verb: "VERSION"}).want(t, 0)
+	n := newNode(t, backends()[0])
+	a := n.invoke(t, invocation{verb: "VERSION"}).want(t, 0)
 	var said struct{ SupportedVersions []string }
 	if err := json.Unmarshal([]byte(a.stdout), &said); err != nil {
 		t.Fatal(err)
@@ -39,12 +39,12 @@ func results() map[string]string {
 // TestResultPassesThrough holds the result of ADD against the one that went in,
 // number by number.
 func TestResultPassesThrough(t *testing.T) {
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	for version, result := range results() {
 		t.Run(version, func(t *testing.T) {
 			given := fmt.Sprintf(`{"cniVersion": %q, %s}`, version, result)
 			conf := n.conf(t, "podnet", object{"cniVersion": version, "prevResult": json.RawMessage(given)})
-			a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+			a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 			a.noWarnings(t)
 			if d := cmp.Diff(exactly(t, given), exactly(t, a.stdout)); d != "" {
 				t.Error(d)
@@ -55,14 +55,14 @@ func TestResultPassesThrough(t *testing.T) {
 		const levels, items = 1000, 1000
 		given := fmt.Sprintf(`{"cniVersion": "1.1.0", "x": %s%s1%s}`, strings.Repeat("[", levels), strings.Repeat("1,", items), strings.Repeat("]", levels))
 		conf := n.conf(t, "podnet", object{"cniVersion": "1.1.0", "prevResult": json.RawMessage(given)})
-		if a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0); len(a.stdout) > 2*len(given) {
+		if a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0); len(a.stdout) > 2*len(given) {
 			t.Errorf("a result of %d bytes is answered with %d", len(given), len(a.stdout))
 		}
 	})
 	t.Run("no version anywhere", func(t *testing.T) {
 		given := "{" + results()["0.1.0"] + "}"
 		conf := n.conf(t, "podnet", object{"cniVersion": nil, "prevResult": json.RawMessage(given)})
-		a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+		a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 		want := exactly(t, given).(object)
 		want["cniVersion"] = "0.1.0" // what a configuration without one has
 		if d := cmp.Diff(any(want), exactly(t, a.stdout)); d != "" {
@@ -71,7 +71,7 @@ func TestResultPassesThrough(t *testing.T) {
 	})
 	t.Run("of another version", func(t *testing.T) {
 		conf := n.conf(t, "podnet", object{"cniVersion": "0.4.0"}) // the prevResult is of 1.1.0
-		a := n.ask(t, request{verb: "ADD", conf: conf}).want(t, 0)
+		a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 		want := `{"cniVersion": "0.4.0", "interfaces": [{"name": "eth0", "sandbox": "/run/netns/container"}],
 			"ips": [{"version": "4", "interface": 0, "address": "10.1.0.2/16"}], "dns": {}}`
 		if d := cmp.Diff(exactly(t, want), exactly(t, a.stdout)); d != "" {
@@ -99,7 +99,7 @@ func exactly(t *testing.T, text string) any {
 // pass on, and nothing is done.
 func TestNoResult(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	before := n.snapshot(t)
 	const seePlugin = "; see what the plugin before ip-masq in the conflist returns"
 	for name, c := range map[string]struct {
@@ -120,7 +120,7 @@ func TestNoResult(t *testing.T) {
 		"of a long text":  {object{"cniVersion": "1.1.0", "ips": []object{{"address": strings.Repeat("x", 100000)}}}, "is not a result of cniVersion 1.1.0: "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", object{"prevResult": c.prev})}).want(t, 7, "prevResult: "+c.says)
+			a := n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"prevResult": c.prev})}).want(t, 7, "prevResult: "+c.says)
 			if len(a.msg) > 512 {
 				t.Errorf("a message of %d bytes", len(a.msg))
 			}
@@ -133,7 +133,7 @@ func TestNoResult(t *testing.T) {
 // version that runtimes use.
 func TestInAChain(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
 			list, err := json.Marshal(object{"cniVersion": version, "name": "podnet", "plugins": []object{
@@ -225,24 +225,24 @@ func drifts() []drift {
 // nothing; the next ADD repairs it, as the next DEL would.
 func TestDrift(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})
-		n.makeSure(t, conf)
+		n.addAndCheck(t, conf)
 		right := tree(t, n.dataDir)
 		for _, d := range drifts() {
 			t.Run(d.name, func(t *testing.T) {
 				says := d.says[0]
-				if n.form.variant == "" {
+				if n.backend.variant == "" {
 					says = d.says[1]
 				}
 				for _, verb := range []string{"ADD", "DEL"} {
 					n.alter(t, d.iptables, d.nft)
 					drifted := n.snapshot(t)
-					n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 101, "rules differ from what is desired:", says)
+					n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, "rules differ from what is desired:", says)
 					n.unchanged(t, drifted)
-					n.ask(t, request{verb: verb, conf: conf, id: "pod-of-" + verb}).want(t, 0).noWarnings(t)
-					n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0).noWarnings(t)
-					n.ask(t, request{verb: "DEL", conf: conf, id: "pod-of-" + verb}).want(t, 0)
+					n.invoke(t, invocation{verb: verb, conf: conf, id: "pod-of-" + verb}).want(t, 0).noWarnings(t)
+					n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0).noWarnings(t)
+					n.invoke(t, invocation{verb: "DEL", conf: conf, id: "pod-of-" + verb}).want(t, 0)
 				}
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 				if d := cmp.Diff(right, tree(t, n.dataDir)); d != "" {
@@ -257,8 +257,8 @@ func TestDrift(t *testing.T) {
 // not come back by looking at it.
 func TestCheckReadsOnly(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, forms()[0])
+	n := newNode(t, backends()[0])
 	before := n.snapshot(t)
-	n.ask(t, request{verb: "CHECK", conf: n.conf(t, "podnet", nil)}).want(t, 101, "has no document")
+	n.invoke(t, invocation{verb: "CHECK", conf: n.conf(t, "podnet", nil)}).want(t, 101, "has no document")
 	n.unchanged(t, before)
 }

@@ -30,7 +30,7 @@ import (
 type local struct {
 	node    *node
 	program string
-	blind   bool // to what tells that nothing changed: it always reads the rules
+	noCache bool // to what tells that nothing changed: it always reads the rules
 	// What happens right before it reads the rules, and right after.
 	before, after func()
 }
@@ -48,7 +48,7 @@ func (l local) call(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.Cm
 		Drivers: drivers, Program: cmp.Or(l.program, "v"), Generation: nft.Generation, PluginFile: "/etc/ip-masq/plugin.toml",
 		LockWait: time.Second, Stdout: io.Discard, Stderr: &warnings,
 	}
-	if l.blind {
+	if l.noCache {
 		p.Generation = nil
 	}
 	args := skel.CmdArgs{ContainerID: "container", Netns: "/run/netns/container", IfName: "eth0", StdinData: []byte(conf)}
@@ -158,7 +158,7 @@ func events() []event {
 			s.cidrs = []string{fmt.Sprintf("10.%d.0.0/16", s.count%256), fmt.Sprintf("172.16.%d.0/24", s.random.IntN(256))}
 		}, entries},
 		{"the agents' files change", func(t *testing.T, s *verifiedNode) {
-			s.node.store(t, agentFiles(func(p *policy.SourcePolicy) {
+			s.node.storeSource(t, agentFilesSource(func(p *policy.SourcePolicy) {
 				p.NonMasqueradeCIDRs = prefixes(fmt.Sprintf("192.0.%d.0/24", s.count%256))
 			}))
 		}, changes},
@@ -168,11 +168,11 @@ func events() []event {
 		{"the cache is writable by others", func(t *testing.T, s *verifiedNode) { must(t, os.Chmod(s.cacheFile(t, "podnet"), 0o666)) }, changes},
 		{"the cache is torn", func(t *testing.T, s *verifiedNode) {
 			path := s.cacheFile(t, "podnet")
-			text := contents(t, path)
+			text := readFile(t, path)
 			must(t, os.WriteFile(path, text[:s.random.IntN(len(text))], 0o600))
 		}, changes},
 		{"the cache of another network", func(t *testing.T, s *verifiedNode) {
-			must(t, os.WriteFile(s.cacheFile(t, "podnet"), contents(t, s.cacheFile(t, "othernet")), 0o600))
+			must(t, os.WriteFile(s.cacheFile(t, "podnet"), readFile(t, s.cacheFile(t, "othernet")), 0o600))
 		}, entries},
 		{"another version of the program", func(_ *testing.T, s *verifiedNode) { s.program = fmt.Sprint("v", s.count) }, changes},
 	}
@@ -205,11 +205,11 @@ func (s *verifiedNode) cacheFile(t *testing.T, network string) string {
 // nothing. In iptables-legacy, of which the kernel counts no changes, each reads them.
 func TestVerificationCache(t *testing.T) {
 	const times = 120
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		t.Logf("-seed %d", *seed)
 		s := &verifiedNode{local: local{node: n}, random: rand.New(rand.NewPCG(*seed, 0)), cidrs: []string{"10.0.0.0/8"},
 			extra: object{"runtimeConfig": object{}, "args": object{}}}
-		legacy := n.form.variant == "legacy"
+		legacy := n.backend.variant == "legacy"
 		expect := func(what string, read, want bool) {
 			t.Helper()
 			if want = want || legacy; read != want {
@@ -247,7 +247,7 @@ func TestVerificationCache(t *testing.T) {
 // TestVerificationCacheDuringCommit: a commit while an ADD reads the rules, or just after, is not
 // covered by what that ADD writes.
 func TestVerificationCacheDuringCommit(t *testing.T) {
-	for _, f := range forms()[:2] {
+	for _, f := range backends()[:2] {
 		for _, when := range []string{"before", "after"} {
 			t.Run(f.name+", "+when, func(t *testing.T) {
 				n := newNode(t, f)

@@ -29,7 +29,7 @@ func (n *node) leftAlone(t *testing.T, d *daemon, conf string, says ...string) {
 		passes := d.metric(t, "reconciles_total")
 		d.signal(t, syscall.SIGHUP)
 		d.until(t, "pass", func() bool { return d.metric(t, "reconciles_total") > passes })
-		d.soonUnready(t, says...)
+		d.eventuallyUnready(t, says...)
 		if i == 1 {
 			told = d.log()
 		}
@@ -54,7 +54,7 @@ func (n *node) leftAlone(t *testing.T, d *daemon, conf string, says ...string) {
 		same(command)
 	}
 	for _, verb := range []string{"ADD", "STATUS", "DEL", "ADD"} {
-		n.ask(t, request{verb: verb, conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: verb, conf: conf}).want(t, 0)
 	}
 	same("the plugin")
 }
@@ -63,14 +63,14 @@ func (n *node) leftAlone(t *testing.T, d *daemon, conf string, says ...string) {
 // it means for the rules. So nothing is repaired until it is understood again.
 func TestNewerDocument(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.conflist(t, "podnet", nil)
 		n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [1.2.3.0/24]\n")
-		n.makeSure(t, conf)
-		n.makeSure(t, n.conf(t, "othernet", nil))
+		n.addAndCheck(t, conf)
+		n.addAndCheck(t, n.conf(t, "othernet", nil))
 		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
-		n.makeSure(t, conf)
+		n.addAndCheck(t, conf)
 		for name, path := range map[string]string{
 			"document of a network":       n.document(t, "podnet"),
 			"document of another":         n.document(t, "othernet"),
@@ -97,7 +97,7 @@ func TestNewerDocument(t *testing.T) {
 				if now := n.ruleset(t); now != rules {
 					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 				}
-				if now := string(contents(t, path)); now != newer {
+				if now := string(readFile(t, path)); now != newer {
 					t.Errorf("it was touched: %s", now)
 				}
 				if _, stderr, code := n.reconciler(t, "cleanup"); code != 1 {
@@ -111,7 +111,7 @@ func TestNewerDocument(t *testing.T) {
 				}
 				d.signal(t, syscall.SIGHUP)
 				d.untilReady(t)
-				n.makeSure(t, conf).noWarnings(t)
+				n.addAndCheck(t, conf).noWarnings(t)
 				if !strings.Contains(n.rules(t), "20.0.0.0/8") {
 					t.Errorf("what the files say now is not in force:\n%s", n.rules(t))
 				}
@@ -128,7 +128,7 @@ func (n *node) sourceDocument(t *testing.T, text string) string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
 	must(t, err)
-	at := slices.IndexFunc(paths, func(p string) bool { return strings.Contains(string(contents(t, p)), text) })
+	at := slices.IndexFunc(paths, func(p string) bool { return strings.Contains(string(readFile(t, p)), text) })
 	if at < 0 {
 		t.Fatalf("no document with %s among %v", text, paths)
 	}
@@ -139,20 +139,20 @@ func (n *node) sourceDocument(t *testing.T, text string) string {
 // its own serves, and stays as it is.
 func TestNewerRulesBesideReconciler(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", nil)
 		conf := n.conf(t, "podnet", nil)
 		all := podAlone(n.pod(t, "podnet"))
-		n.makeSure(t, conf)
+		n.addAndCheck(t, conf)
 		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
 		comment := "ip-masq/2 keeps its state in " + n.dataDir
-		switch n.form.variant {
+		switch n.backend.variant {
 		case "":
 			n.feed(t, "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr 1.2.3.0/24 counter return; "+
 				"add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade comment \""+comment+"\"", "nft", "-f", "-")
 		default:
 			n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -d 1.2.3.0/24 -m addrtype --dst-type UNICAST -j RETURN\n"+
-				"-A IP-MASQ-AGENT -m comment --comment \""+comment+"\" -j MASQUERADE\nCOMMIT\n", "iptables-"+n.form.variant+"-restore", "--noflush")
+				"-A IP-MASQ-AGENT -m comment --comment \""+comment+"\" -j MASQUERADE\nCOMMIT\n", "iptables-"+n.backend.variant+"-restore", "--noflush")
 		}
 		d.signal(t, syscall.SIGHUP) // iptables-legacy has no events
 		says := []string{"chain IP-MASQ-AGENT (ipv4)", "written by a newer version of ip-masq", "form 2"}
@@ -161,20 +161,20 @@ func TestNewerRulesBesideReconciler(t *testing.T) {
 			all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
 			all.verdicts(t, n, true, map[string]string{"pod": "10.8.0.1 1.2.4.1"})
 		}
-		d.soonUnready(t, says...)
+		d.eventuallyUnready(t, says...)
 		n.leftAlone(t, d, conf, says...)
 		serves()
 		// A source that changes: its rules cannot be made.
 		rules, logged := n.ruleset(t), d.log()
 		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})
-		d.soonUnready(t, append(says, `network "podnet"`, "cannot be put in force")...)
+		d.eventuallyUnready(t, append(says, `network "podnet"`, "cannot be put in force")...)
 		if strings.Contains(strings.TrimPrefix(d.log(), logged), "source updated") {
 			t.Errorf("it says that it took over what it did not:\n%s", d.log())
 		}
 		d.stop(t)
 		d = n.startReconciler(t, "--resync-interval", "1h")
-		d.soonUnready(t, says...)
-		n.ask(t, request{verb: "ADD", conf: n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})}).want(t, 0, says...)
+		d.eventuallyUnready(t, says...)
+		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})}).want(t, 0, says...)
 		if now := n.ruleset(t); now != rules {
 			t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 		}
@@ -182,7 +182,7 @@ func TestNewerRulesBesideReconciler(t *testing.T) {
 		// When the newer one is gone with its rules, the older one may work again.
 		n.flush(t)
 		d.signal(t, syscall.SIGHUP)
-		d.soonReady(t)
+		d.eventuallyReady(t)
 		all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1"})
 		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
 	})
@@ -193,16 +193,16 @@ func TestNewerRulesBesideReconciler(t *testing.T) {
 // alone, of which nobody knows then what else the newer one has put there.
 func TestNewerRulesOfAnotherChain(t *testing.T) {
 	t.Parallel()
-	onEveryForm(t, func(t *testing.T, n *node) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.conflist(t, "podnet", nil)
 		n.conflist(t, "othernet", object{"masqChain": "OTHER"})
-		n.makeSure(t, conf)
+		n.addAndCheck(t, conf)
 		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
 		n.alterComment(t, "OTHER", "ip-masq/2 keeps its state in "+n.dataDir)
 		n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
 		says := []string{"chain OTHER (ipv4)", "written by a newer version of ip-masq", "form 2"}
-		if n.form.variant == "" {
+		if n.backend.variant == "" {
 			n.leftAlone(t, d, conf, says...)
 			return
 		}
@@ -216,11 +216,11 @@ func TestNewerRulesOfAnotherChain(t *testing.T) {
 		}
 		before := theirs()
 		d.signal(t, syscall.SIGHUP)
-		d.soonUnready(t, says...)
+		d.eventuallyUnready(t, says...)
 		d.until(t, "repair", func() bool { return d.metric(t, "drift_repairs_total") > 0 })
-		n.ask(t, request{verb: "CHECK", conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 		d.signal(t, syscall.SIGHUP)
-		d.soonUnready(t, says...)
+		d.eventuallyUnready(t, says...)
 		if now := theirs(); !slices.Equal(now, before) || len(now) == 0 {
 			t.Errorf("rules changed:\n%q\nwere:\n%q", now, before)
 		}
@@ -230,10 +230,10 @@ func TestNewerRulesOfAnotherChain(t *testing.T) {
 // alterComment has a chain end in a rule with the comment, and nothing else.
 func (n *node) alterComment(t *testing.T, chain, comment string) {
 	t.Helper()
-	if n.form.variant == "" {
+	if n.backend.variant == "" {
 		n.feed(t, "flush chain ip ip-masq masq-"+chain+"; add rule ip ip-masq masq-"+chain+" counter masquerade comment \""+comment+"\"", "nft", "-f", "-")
 		return
 	}
 	n.feed(t, "*nat\n:"+chain+" - [0:0]\n-A "+chain+" -m comment --comment \""+comment+"\" -j MASQUERADE\nCOMMIT\n",
-		"iptables-"+n.form.variant+"-restore", "--noflush")
+		"iptables-"+n.backend.variant+"-restore", "--noflush")
 }

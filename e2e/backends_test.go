@@ -10,14 +10,14 @@ import (
 )
 
 // form is one in which a node keeps rules.
-type form struct {
+type backend struct {
 	name    string
-	backend string // the value of the key
+	setting string // the value of the key
 	variant string // of iptables, and of the names of its programs; else ""
 }
 
-func forms() []form {
-	return []form{
+func backends() []backend {
+	return []backend{
 		{"nftables", "nftables", ""},
 		{"iptables-nft", "iptables", "nft"},
 		{"iptables-legacy", "iptables", "legacy"},
@@ -25,9 +25,9 @@ func forms() []form {
 }
 
 // onEveryForm runs a test on a node of each form.
-func onEveryForm(t *testing.T, test func(t *testing.T, n *node)) {
+func onEveryBackend(t *testing.T, test func(t *testing.T, n *node)) {
 	t.Helper()
-	for _, f := range forms() {
+	for _, f := range backends() {
 		t.Run(f.name, func(t *testing.T) { test(t, newNode(t, f)) })
 	}
 }
@@ -35,7 +35,7 @@ func onEveryForm(t *testing.T, test func(t *testing.T, n *node)) {
 // programs fills a directory with links to the programs of the form, so that
 // plain names are of its variant whatever the machine's are, and returns the PATH
 // of that directory alone. With nftables it stays empty: that form needs none.
-func (f form) programs(t *testing.T, dir string) string {
+func (f backend) programs(t *testing.T, dir string) string {
 	t.Helper()
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
