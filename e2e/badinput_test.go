@@ -111,6 +111,7 @@ func invalidPrefixLists() []invalidKey {
 // TestBadInput: every mistake is an error 7 that names key, item, value and
 // remedy, and neither a rule nor a byte of the state changes.
 func TestBadInput(t *testing.T) {
+	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		fresh := n.snapshot(t)
 		bad := n.conf(t, "podnet", object{"masqueradeCIDRs": []string{"10.0.0.1/8"}, "enableIPv6": true})

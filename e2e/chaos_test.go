@@ -55,14 +55,14 @@ func newChaosTest(t *testing.T, n *node, seed uint64) *chaosTest {
 	// slow machine each holds it for longer.
 	atOnce := max(2, int(16/timelimit.Factor()))
 	m := &chaosTest{node: n, slots: make(chan struct{}, atOnce), random: rand.New(rand.NewPCG(seed, 3)), lastValid: map[string]object{}, invalidConflists: map[string]bool{}, counts: map[string]int{}}
-	must(t, os.MkdirAll(config.DefaultCNIConfDir, 0o755))
+	must(t, os.MkdirAll(n.own(config.DefaultCNIConfDir), 0o755))
 	m.config = n.configMap(t, nil)
 	for _, name := range append(m.networks(), agentFilesName) {
 		m.updateSource(t, name)
 	}
 	t.Cleanup(func() {
 		for _, name := range m.networks() {
-			_ = os.Remove(conflistPath(name)) // it may have been removed already
+			_ = os.Remove(m.conflistPath(name)) // it may have been removed already
 		}
 	})
 	m.daemon = n.startReconciler(t, m.args()...).untilReady(t)
@@ -70,8 +70,8 @@ func newChaosTest(t *testing.T, n *node, seed uint64) *chaosTest {
 	return m
 }
 
-func conflistPath(network string) string {
-	return filepath.Join(config.DefaultCNIConfDir, "10-"+network+".conflist")
+func (m *chaosTest) conflistPath(network string) string {
+	return filepath.Join(m.own(config.DefaultCNIConfDir), "10-"+network+".conflist")
 }
 
 // args are those of a command of the reconciler.
@@ -93,7 +93,7 @@ func (m *chaosTest) updateSource(t *testing.T, source string) {
 	if source != agentFilesName {
 		list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": source, "plugins": []object{m.bridge(source), m.entry(keys)}})
 		must(t, err)
-		writeAtomically(t, conflistPath(source), string(list))
+		writeAtomically(t, m.conflistPath(source), string(list))
 		m.invalidConflists[source] = false
 		return
 	}

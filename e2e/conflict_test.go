@@ -13,17 +13,17 @@ import (
 )
 
 // named writes a conflist with a plugin entry into the directory that runtimes
-// read, which all nodes of this process share, and returns its path.
+// read, and returns its path.
 func (n *node) writeSharedConflist(t *testing.T, network string, keys object) string {
 	t.Helper()
 	list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": network, "plugins": []object{n.entry(keys)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(config.DefaultCNIConfDir, 0o755); err != nil {
+	if err := os.MkdirAll(n.own(config.DefaultCNIConfDir), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(config.DefaultCNIConfDir, "10-"+network+".conflist")
+	path := filepath.Join(n.own(config.DefaultCNIConfDir), "10-"+network+".conflist")
 	writeTempFile(t, path, string(list))
 	return path
 }
@@ -140,6 +140,7 @@ func TestChangedEntryConflicts(t *testing.T) {
 // TestConflictAfterConflistRemoval where a conflist on disk names it and none names the network
 // in force any more; and so back again.
 func TestConflictAfterConflistRemoval(t *testing.T) {
+	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		keys := map[string]object{"first": {"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, "second": {"masqueradeCIDRs": []string{"10.0.0.0/8"}}}
 		first, second := n.conf(t, "first", keys["first"]), n.conf(t, "second", keys["second"])
@@ -186,6 +187,7 @@ func TestConflictAfterConflistRemoval(t *testing.T) {
 // TestStaleEntry: an ADD that began before the conflist on disk was replaced
 // does not bring the old entry back.
 func TestStaleEntry(t *testing.T) {
+	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		older, newer := object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, object{"nonMasqueradeCIDRs": []string{"172.16.0.0/12"}}
 		n.addAndCheck(t, n.conf(t, "podnet", older))

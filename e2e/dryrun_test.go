@@ -205,7 +205,7 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 		must(t, os.Mkdir(n.dataDir, 0o700))
 		must(t, os.WriteFile(filepath.Join(n.dataDir, "notes"), nil, 0o600))
 	case f.state == "read-only", what == "read-only":
-		defer readOnly(t, disk)()
+		defer n.readOnly(t, disk)()
 	case f.state == "full", what == "full":
 		fillDisk(t, disk, 0)
 	case strings.Contains(f.state, "page"):

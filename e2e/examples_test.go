@@ -43,15 +43,12 @@ func examples() []example {
 
 // TestExamples loads and runs every file there is.
 func TestExamples(t *testing.T) {
+	t.Parallel()
 	var run []string
 	for _, ex := range examples() {
 		run = append(run, ex.files...)
 		t.Run(strings.Join(ex.files, "+"), func(t *testing.T) {
 			n := newNode(t, backends()[1])
-			// The entries stay as they are, so the state is where they have it.
-			if err := os.RemoveAll("/var/lib/cni/ip-masq"); err != nil {
-				t.Fatal(err)
-			}
 			var pods []*pod
 			for _, file := range ex.files {
 				pods = append(pods, n.pod(t, n.writeExample(t, file, ex.subnet)))

@@ -80,7 +80,7 @@ func TestGCFails(t *testing.T) {
 		n.invoke(t, invocation{verb: "GC", conf: n.conf(t, "podnet", object{validAttachments: list})}).want(t, 6, validAttachments)
 		n.unchanged(t, before)
 	}
-	writable := readOnly(t, n.dataDir)
+	writable := n.readOnly(t, n.dataDir)
 	none := n.conf(t, "podnet", object{validAttachments: []object{}})
 	n.invoke(t, invocation{verb: "GC", conf: none}).want(t, 5, "read-only file system", "mount its file system writable")
 	n.unchanged(t, before)
@@ -134,7 +134,7 @@ func TestStatus(t *testing.T) {
 			if err := os.Mkdir(n.dataDir, 0o700); err != nil {
 				t.Fatal(err)
 			}
-			defer readOnly(t, n.dataDir)()
+			defer n.readOnly(t, n.dataDir)()
 			status(t, object{}, invocation{}, 50, n.dataDir, "read-only file system")
 		})
 		t.Run("settled", func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestStatus(t *testing.T) {
 			n.addAndCheck(t, n.conf(t, "podnet", wait))
 			status(t, wait, invocation{}, 0)
 			status(t, wait, invocation{path: "/nonexistent"}, 0) // nothing needs to be written
-			defer readOnly(t, n.dataDir)()
+			defer n.readOnly(t, n.dataDir)()
 			status(t, wait, invocation{}, 0)
 		})
 		t.Run("rules gone", func(t *testing.T) {

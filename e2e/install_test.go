@@ -42,10 +42,6 @@ func newUninstalledNode(t *testing.T, f backend) *uninstalledNode {
 	if err := errors.Join(err, os.Mkdir(b.bin, 0o755), os.WriteFile(b.entry, text, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	// Pods of nodes that are gone by now.
-	if err := os.RemoveAll("/var/lib/cni/results"); err != nil {
-		t.Fatal(err)
-	}
 	return b
 }
 
@@ -112,7 +108,7 @@ func (b *uninstalledNode) delPod(t *testing.T, p *pod) {
 // in the cache: as CRI-O and podman do.
 func (b *uninstalledNode) delPodFromCache(t *testing.T, p *pod) {
 	t.Helper()
-	files, err := filepath.Glob("/var/lib/cni/results/podnet-*")
+	files, err := filepath.Glob(b.own("/var/lib/cni/results/podnet-*"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,6 +139,7 @@ func (b *uninstalledNode) delPodFromCache(t *testing.T, p *pod) {
 // TestInstallAndUninstall: installed, used, and taken away under pods that live, which
 // end as they began. Nothing is left, and pods start and stop at any time.
 func TestInstallAndUninstall(t *testing.T) {
+	t.Parallel()
 	for _, f := range backends() {
 		t.Run(f.name, func(t *testing.T) {
 			b := newUninstalledNode(t, f)
@@ -184,11 +181,12 @@ func TestInstallAndUninstall(t *testing.T) {
 // TestUninstallUnderContainerd: containerd ends pods by the conflist as it is, so
 // nobody waits for them, and they end without the plugin.
 func TestUninstallUnderContainerd(t *testing.T) {
+	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
 	before := b.snapshot(t)
 	b.install(t, b.plugin(t))
 	p := b.pod(t, "podnet")
-	files, err := filepath.Glob("/var/lib/cni/results/podnet-*")
+	files, err := filepath.Glob(b.own("/var/lib/cni/results/podnet-*"))
 	if err != nil || len(files) != 1 {
 		t.Fatal(files, err)
 	}
@@ -196,11 +194,10 @@ func TestUninstallUnderContainerd(t *testing.T) {
 	if err := json.Unmarshal(readFile(t, files[0]), &cached); err != nil {
 		t.Fatal(err)
 	}
-	task := filepath.Join("/run/containerd/io.containerd.runtime.v2.task/k8s.io", cached.ContainerID)
+	task := filepath.Join(b.own("/run/containerd"), "io.containerd.runtime.v2.task/k8s.io", cached.ContainerID)
 	if err := os.MkdirAll(task, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = os.RemoveAll("/run/containerd") }()
 	b.uninstall(t)
 	b.wantUninstalled(t, before)
 	b.delPod(t, p)
@@ -211,6 +208,7 @@ func TestUninstallUnderContainerd(t *testing.T) {
 // TestUninstallKeepsRules: with --keep-rules the plugin goes, and what pods live
 // by stays until cleanup.
 func TestUninstallKeepsRules(t *testing.T) {
+	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
 	before := b.snapshot(t)
 	b.install(t, b.plugin(t))
@@ -231,6 +229,7 @@ func TestUninstallKeepsRules(t *testing.T) {
 // TestInstallMasquerades: what a pod sends is masqueraded from its first packet on
 // once the plugin is installed, and exempt destinations are not.
 func TestInstallMasquerades(t *testing.T) {
+	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
 	outside := netip.AddrPortFrom(netip.MustParseAddr("203.0.113.9"), topology.EchoPort)
 	b.install(t, b.plugin(t))
@@ -257,6 +256,7 @@ func (b *uninstalledNode) pluginBuild(t *testing.T, name string) string {
 
 // TestInstallDuringADDs: plugins are replaced in a loop while others run them.
 func TestInstallDuringADDs(t *testing.T) {
+	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
 	plugins := []string{b.pluginBuild(t, "one"), b.pluginBuild(t, "two")}
 	b.install(t, plugins[0])
@@ -302,6 +302,7 @@ func TestInstallDuringADDs(t *testing.T) {
 // runtime can load its configuration at any time, what that names can be run, and
 // whatever was left is no obstacle to what comes next.
 func TestInstallKilled(t *testing.T) {
+	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
 	before := b.snapshot(t)
 	seed := rand.Uint64()
@@ -434,6 +435,7 @@ func (b *uninstalledNode) namesPlugin() (bool, error) {
 
 // TestConcurrentInstalls: after several installs at once there is one plugin and one entry.
 func TestConcurrentInstalls(t *testing.T) {
+	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
 	plugins := []string{b.pluginBuild(t, "one"), b.pluginBuild(t, "two")}
 	var all sync.WaitGroup
@@ -458,19 +460,15 @@ func TestConcurrentInstalls(t *testing.T) {
 // TestInstallWithPluginFile: where the administrators do not let the network contribute,
 // its entry would keep every pod from starting. It is not added.
 func TestInstallWithPluginFile(t *testing.T) {
+	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
 	const guard = "/etc/ip-masq/plugin.toml"
 	write := func(networks string) {
 		text := fmt.Sprintf("allow_networks = [%s]\ndata_dir = %q\ncni_conf_dir = %q\n", networks, b.dataDir, b.cni.ConfDir)
-		if err := os.WriteFile(guard, []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(b.own(guard), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	defer func() {
-		if err := os.Remove(guard); err != nil {
-			t.Error(err)
-		}
-	}()
 	write(`"storage"`)
 	stdout, stderr, code := b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)
 	if code != 1 || !strings.Contains(stderr, `network "podnet" may not contribute`) || !strings.Contains(stderr, guard) {

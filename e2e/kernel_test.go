@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
@@ -217,26 +218,31 @@ func (n *node) addThirdPartyRules(t *testing.T) {
 }
 
 // readOnly makes a directory read-only until the function is called.
-func readOnly(t *testing.T, dir string) (writable func()) {
+func (n *node) readOnly(t *testing.T, dir string) (writable func()) {
 	t.Helper()
-	mount := func(flags uintptr) {
-		if err := syscall.Mount(dir, dir, "", flags, ""); err != nil {
-			t.Fatalf("mount %s: %v", dir, err)
-		}
-	}
-	mount(syscall.MS_BIND)
+	must(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
 	done := false
 	writable = func() {
 		if !done {
 			done = true
-			if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 				t.Errorf("unmount %s: %v", dir, err)
 			}
 		}
 	}
 	t.Cleanup(writable)
-	mount(syscall.MS_BIND | syscall.MS_REMOUNT | syscall.MS_RDONLY | syscall.MS_NOSUID | syscall.MS_NODEV)
+	n.remount(t, dir, unix.MS_RDONLY)
 	return writable
+}
+
+// remount sets the flags of a mount, for the test and for the node: new mounts propagate, new
+// flags do not.
+func (n *node) remount(t *testing.T, dir string, flags uintptr) {
+	t.Helper()
+	remount := func() error {
+		return unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV|flags, "")
+	}
+	must(t, errors.Join(remount(), n.Node.Enclose(remount)))
 }
 
 // place writes a file that every node of this process sees, for as long as the

@@ -12,10 +12,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 )
 
-// TestMain runs parallel tests six at once on a small machine too, unless -parallel
-// says how many: most of them wait most of the time. A test is not parallel where it
-// measures time, writes what all nodes share (/etc, /var/lib and /run/containerd), or
-// runs verbs within this process: a process that is just being started has its locks.
+// TestMain runs at least six parallel tests at once, as most of them wait most of the time.
+// A test is not parallel if it measures time or memory, changes files that all nodes share
+// (/etc/networks), or runs CNI verbs in this process: a child process holds the locks of its
+// parent between fork and exec.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", fmt.Sprint(max(6, runtime.GOMAXPROCS(0)))); err != nil {
 		panic(err)

@@ -97,6 +97,7 @@ const mainFile = "10-podnet.conflist"
 // form, and pods then start with us. It goes with the network, and comes back
 // with it.
 func TestManage(t *testing.T) {
+	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}})...)
 		d.eventuallyUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
@@ -209,6 +210,7 @@ func TestManageNeedsThePlugin(t *testing.T) {
 // TestManageIsASetting: it begins and ends as reconciler.toml has it, without a
 // restart, and is about the network that the file names.
 func TestManageIsASetting(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, backends()[0])
 	args := n.manageArgs(t, nil)[1:]
 	n.mainCNI(t, "10-red.conflist", "red")
@@ -246,11 +248,12 @@ func TestManageIsASetting(t *testing.T) {
 // as pods could not start otherwise, and networks that the administrators do not
 // list get none.
 func TestManageWithoutAnEntryFile(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, backends()[0])
 	n.installed(t)
 	n.mainCNI(t, mainFile, "podnet")
 	guard := func(networks string) {
-		writeTempFile(t, config.DefaultPluginFile, fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [%s]\n", n.dataDir, n.cni.ConfDir, networks))
+		writeTempFile(t, n.own(config.DefaultPluginFile), fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [%s]\n", n.dataDir, n.cni.ConfDir, networks))
 	}
 	guard(`"other"`)
 	d := n.startReconciler(t, "--conflist-manage", "--cni-bin-dir", n.pluginDir(), "--resync-interval", "10m")
@@ -262,7 +265,7 @@ func TestManageWithoutAnEntryFile(t *testing.T) {
 	d.untilManaged(t, mainFile)
 	n.pod(t, "podnet")
 
-	must(t, os.Remove(config.DefaultPluginFile))
+	must(t, os.Remove(n.own(config.DefaultPluginFile)))
 	n.mainCNI(t, mainFile, "podnet")
 	d.until(t, "the entry names the dataDir", func() bool {
 		return strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir)
@@ -273,6 +276,7 @@ func TestManageWithoutAnEntryFile(t *testing.T) {
 // TestManageByTheLeaderAlone: of two reconcilers one writes, and the other once
 // that has ended.
 func TestManageByTheLeaderAlone(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, backends()[0])
 	args := n.manageArgs(t, nil)
 	n.mainCNI(t, mainFile, "podnet")
@@ -305,15 +309,14 @@ func TestManageReadOnly(t *testing.T) {
 	must(t, firstOf(os.MkdirAll(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, "")))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	n.mainCNI(t, mainFile, "podnet")
-	const readOnly = unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY
-	must(t, unix.Mount("", dir, "", readOnly, ""))
+	n.remount(t, dir, unix.MS_RDONLY)
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
 	d.eventuallyUnready(t, "conflist: ", "read-only file system", "ReadWritePaths="+dir)
 	time.Sleep(2 * time.Second)
 	if tells := strings.Count(d.log(), "read-only file system"); tells != 1 {
 		t.Errorf("it is told %d times:\n%s", tells, d.log())
 	}
-	must(t, unix.Mount("", dir, "", readOnly&^unix.MS_RDONLY, ""))
+	n.remount(t, dir, 0)
 	d.until(t, "entry", func() bool { return n.has(t, mainFile) })
 	d.untilManaged(t, mainFile)
 }

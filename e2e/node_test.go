@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -27,6 +29,8 @@ type node struct {
 	backend backend
 	// dir is private to the node, on the sandbox's /run.
 	dir string
+	// ownDir is where own finds the files of the node.
+	ownDir string
 	// dataDir is what entries get as theirs unless they name another.
 	dataDir string
 	// path is the PATH of the plugins: of the programs that keep rules it has
@@ -50,7 +54,10 @@ func newNode(t *testing.T, f backend) *node {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	n := &node{Topology: world, backend: f, dir: dir, dataDir: filepath.Join(dir, "data")}
+	n := &node{Topology: world, backend: f, dir: dir, ownDir: dir + ".own", dataDir: filepath.Join(dir, "data")}
+	if err := world.Node.Enclose(n.mountOwn); err != nil {
+		t.Fatal(err)
+	}
 	n.path = f.programs(t, filepath.Join(dir, "bin"))
 	n.cni = topology.Must(topology.NewCNI(n.Node, filepath.Join(dir, "net.d")))(t)
 	n.cni.Env = []string{"PATH=" + n.path}
@@ -59,6 +66,38 @@ func newNode(t *testing.T, f backend) *node {
 	}
 	return n
 }
+
+// mountOwn gives the programs of the node files of their own at default paths.
+func (n *node) mountOwn() error {
+	// A thread has mounts of its own only with a root and working directory of its own (setns(2)).
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make mount namespace: %w", err)
+	}
+	// The node sees what the test mounts; the test does not see the mounts of the node.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("receive mounts: %w", err)
+	}
+	const lock = "/run/xtables.lock"
+	directories := []string{"/etc/cni", "/etc/ip-masq", "/var/lib/cni", "/run/containerd"}
+	for _, path := range directories {
+		if err := errors.Join(os.MkdirAll(path, 0o755), os.MkdirAll(n.own(path), 0o755)); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(os.MkdirAll(n.own("/run"), 0o755), os.WriteFile(lock, nil, 0o600), os.WriteFile(n.own(lock), nil, 0o600)); err != nil {
+		return err
+	}
+	for _, path := range append(directories, lock) {
+		if err := unix.Mount(n.own(path), path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount %s of the node: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// own is where the test finds a file of the node below /etc/cni, /etc/ip-masq, /var/lib/cni or
+// /run/containerd.
+func (n *node) own(path string) string { return filepath.Join(n.ownDir, path) }
 
 // plugin is the path of the built plugin.
 func (n *node) plugin(t *testing.T) string {

@@ -27,6 +27,7 @@ func (d *daemon) reasons(t *testing.T) (all []string) {
 // TestNotReadyReasons: what is wrong with a node has one reason, whatever else follows
 // from it: alerts ring by them.
 func TestNotReadyReasons(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, reason, says string
 		form               int

@@ -203,21 +203,17 @@ func TestKeyBackendThatCannotWork(t *testing.T) {
 
 // TestKeyDataDir looks for state where the key says.
 func TestKeyDataDir(t *testing.T) {
+	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		for _, dir := range []string{filepath.Join(n.dir, "elsewhere", "state"), ""} {
 			n := newNode(t, n.backend)
-			want, value := dir, any(dir)
+			want, where, value := dir, dir, any(dir)
 			if dir == "" {
-				want, value = "/var/lib/cni/ip-masq", nil
-				t.Cleanup(func() {
-					if err := os.RemoveAll(want); err != nil {
-						t.Error(err)
-					}
-				})
+				want, where, value = "/var/lib/cni/ip-masq", n.own("/var/lib/cni/ip-masq"), nil
 			}
 			n.conflist(t, "podnet", object{"dataDir": value})
 			n.pod(t, "podnet")
-			entries, err := os.ReadDir(want)
+			entries, err := os.ReadDir(where)
 			if err != nil || len(entries) == 0 {
 				t.Errorf("dataDir %v: %v, %v", value, entries, err)
 			}

@@ -19,6 +19,7 @@ import (
 // TestPluginFile: where there is a plugin.toml, only the networks that
 // it lists contribute, and its data_dir holds.
 func TestPluginFile(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, backends()[0])
 	podnet, othernet := n.conf(t, "podnet", nil), n.conf(t, "othernet", nil)
 	elsewhere := filepath.Join(n.dir, "elsewhere")
@@ -28,7 +29,7 @@ func TestPluginFile(t *testing.T) {
 	n.conflist(t, "othernet", nil)
 	guard := func(t *testing.T, text string) {
 		t.Helper()
-		writeTempFile(t, file, "data_dir = \""+n.dataDir+"\"\ncni_conf_dir = \""+n.cni.ConfDir+"\"\n"+text)
+		writeTempFile(t, n.own(file), "data_dir = \""+n.dataDir+"\"\ncni_conf_dir = \""+n.cni.ConfDir+"\"\n"+text)
 	}
 	refused := func(t *testing.T, conf string, says ...string) {
 		t.Helper()
@@ -75,17 +76,17 @@ func TestPluginFile(t *testing.T) {
 	})
 	t.Run("writable by others", func(t *testing.T) {
 		guard(t, `allow_networks = ["podnet", "othernet"]`)
-		if err := os.Chmod(file, 0o666); err != nil {
+		if err := os.Chmod(n.own(file), 0o666); err != nil {
 			t.Fatal(err)
 		}
 		refused(t, othernet, "can be written by others", "chmod it to 0644")
 	})
 	t.Run("a link to nothing", func(t *testing.T) {
-		if err := os.Symlink(filepath.Join(n.dir, "nothing"), file); err != nil {
+		if err := os.Symlink(filepath.Join(n.dir, "nothing"), n.own(file)); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := os.Remove(file); err != nil {
+			if err := os.Remove(n.own(file)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -110,7 +111,7 @@ type pluginFileNode struct{ *node }
 func newPluginFileNode(t *testing.T, toml string) pluginFileNode {
 	t.Helper()
 	n := newNode(t, backends()[0])
-	writeTempFile(t, config.DefaultPluginFile, fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\n%s\n", n.dataDir, n.cni.ConfDir, toml))
+	writeTempFile(t, n.own(config.DefaultPluginFile), fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\n%s\n", n.dataDir, n.cni.ConfDir, toml))
 	return pluginFileNode{n}
 }
 
@@ -150,6 +151,7 @@ func (g pluginFileNode) refused(t *testing.T, conf string, says ...string) {
 // proof. The policy of a network is what its conflist says, whatever the runtime
 // hands over: the author of a NetworkAttachmentDefinition chooses its name.
 func TestPolicyComesFromTheConflist(t *testing.T) {
+	t.Parallel()
 	everything := object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}}
 	exempt := func(p string) object { return object{"nonMasqueradeCIDRs": []string{p}} }
 	t.Run("a name that is admitted and has no conflist", func(t *testing.T) {
@@ -252,6 +254,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 // handed changes no policy, no rule and no other dataDir; the list of attachments that
 // GC gets is believed, for the network that it names, and the next ADD adds to it.
 func TestVerbsOfAnAttacker(t *testing.T) {
+	t.Parallel()
 	g := newPluginFileNode(t, `allow_networks = ["podnet", "othernet"]`)
 	other := filepath.Join(g.dir, "other")
 	policies := map[string]object{"podnet": {"randomFully": true}, "othernet": {"masqChain": "OTHER"}}
@@ -280,6 +283,7 @@ func TestVerbsOfAnAttacker(t *testing.T) {
 
 // TestDocumentedPluginFile: the example in the documentation is one.
 func TestDocumentedPluginFile(t *testing.T) {
+	t.Parallel()
 	_, after, _ := strings.Cut(string(readFile(t, "../docs/operate.md")), "```toml\n")
 	example, _, _ := strings.Cut(after, "```")
 	file := filepath.Join(t.TempDir(), "plugin.toml")

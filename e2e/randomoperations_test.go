@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
 // TestPluginAndReconcilerAtOnce has both work on one node while conflists, the
@@ -22,6 +20,7 @@ import (
 // sound sources say, nobody has anything left to do, and no packet to what was
 // exempt all the time was ever masqueraded.
 func TestPluginAndReconcilerAtOnce(t *testing.T) {
+	t.Parallel()
 	const budget = 10 * time.Second // of each form
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
@@ -68,6 +67,7 @@ func atOnceWith(t *testing.T, f backend, seed uint64) {
 // a runtime may. The reconciler hears of both. Whichever comes first, the other
 // finds all right: once ADD has returned, nobody writes a rule.
 func TestConflistAndAddAtOnce(t *testing.T) {
+	t.Parallel()
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			t.Logf("-seed %d", *seed)
@@ -167,7 +167,7 @@ func (m *chaosTest) await(t *testing.T) {
 func (m *chaosTest) editConflist(t *testing.T) {
 	t.Helper()
 	name := m.networks()[m.random.IntN(2)]
-	path := filepath.Join(config.DefaultCNIConfDir, "10-"+name+".conflist")
+	path := m.conflistPath(name)
 	kind := m.random.IntN(10)
 	if kind < 2 {
 		m.waitForSources(t)

@@ -79,7 +79,7 @@ func TestReadOnlyState(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.addAndCheck(t, conf)
-		writable := readOnly(t, n.dataDir)
+		writable := n.readOnly(t, n.dataDir)
 		before := n.snapshot(t)
 		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "second"}).want(t, 0, "read-only file system")
 		n.invoke(t, invocation{verb: "CHECK", conf: conf, id: "second"}).want(t, 0)

@@ -27,10 +27,10 @@ func (n *node) withDataDir(t *testing.T, f backend, name string) *node {
 func (n *node) standardConflist(t *testing.T, network string, keys object) {
 	t.Helper()
 	const dir = "/etc/cni/net.d"
-	must(t, os.MkdirAll(dir, 0o755))
+	must(t, os.MkdirAll(n.own(dir), 0o755))
 	list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": network, "plugins": []object{n.bridge(network), n.entry(keys)}})
 	must(t, err)
-	writeTempFile(t, filepath.Join(dir, "10-"+network+".conflist"), string(list))
+	writeTempFile(t, filepath.Join(n.own(dir), "10-"+network+".conflist"), string(list))
 }
 
 // pairsOfForms runs a test with a node in one form, another dataDir's entries in
@@ -82,6 +82,7 @@ func (n *node) untouched(t *testing.T, do func()) {
 // in use is. A second one is refused before it writes anything, whatever its
 // chain and backend.
 func TestSecondDataDir(t *testing.T) {
+	t.Parallel()
 	pairsOfBackends(t, func(t *testing.T, n, second *node, chain string) {
 		n.addAndCheck(t, n.conf(t, "podnet", nil))
 		conf := second.conf(t, "blue", object{"masqChain": chain})
@@ -108,6 +109,7 @@ func TestSecondDataDir(t *testing.T) {
 // TestFirstADDsOfTwoDataDirs: of two first ADDs at the same instant, with different
 // dataDirs and no file that states one, one makes its rules and the other is refused.
 func TestFirstADDsOfTwoDataDirs(t *testing.T) {
+	t.Parallel()
 	const rounds = 10
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		second := n.withDataDir(t, n.backend, "other")
@@ -137,6 +139,7 @@ func TestFirstADDsOfTwoDataDirs(t *testing.T) {
 // TestDataDirOfTheConflists: a dataDir that the conflists on disk do not have is
 // refused and leaves no trace, although it would be the first in use.
 func TestDataDirOfTheConflists(t *testing.T) {
+	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		tenant := n.withDataDir(t, n.backend, "tenant")
 		n.standardConflist(t, "podnet", nil)
@@ -154,6 +157,7 @@ func TestDataDirOfTheConflists(t *testing.T) {
 // a conflist on disk has another dataDir, an ADD with that one, or a reconciler,
 // removes the tenant's chain, which does not come back.
 func TestDataDirThatReplacesAnother(t *testing.T) {
+	t.Parallel()
 	for name, replace := range map[string]func(*testing.T, *node){
 		"ADD": func(t *testing.T, n *node) {
 			n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 0, "belonged to dataDir", "this node has dataDir")
@@ -203,6 +207,7 @@ func (n *node) untouchedBy(t *testing.T, other *node, r invocation) {
 // TestChainOfAnotherDataDirStaysWithoutOwnRules: while the rules of the node's dataDir
 // cannot be written, the chain of another stays.
 func TestChainOfAnotherDataDirStaysWithoutOwnRules(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, backends()[1])
 	tenant := n.withDataDir(t, backends()[0], "tenant")
 	tenant.addAndCheck(t, tenant.conf(t, "blue", object{"masqChain": "OTHER"}))
@@ -224,6 +229,7 @@ func TestChainOfAnotherDataDirStaysWithoutOwnRules(t *testing.T) {
 // TestDoctorFindsAnotherDataDir: a chain of another dataDir is found in whatever
 // form and under whatever name.
 func TestDoctorFindsAnotherDataDir(t *testing.T) {
+	t.Parallel()
 	pairsOfBackends(t, func(t *testing.T, n, second *node, chain string) {
 		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "MINE"}))
 		find := func() string {

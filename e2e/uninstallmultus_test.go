@@ -5,7 +5,6 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,6 +41,7 @@ func besideMultus(t *testing.T, follows bool) (*uninstalledNode, *multus) {
 // TestUninstallBesideMultus: the binary stays while Multus's file names it, and goes
 // once Multus has generated it again.
 func TestUninstallBesideMultus(t *testing.T) {
+	t.Parallel()
 	for _, args := range [][]string{nil, {"--no-wait"}} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
 			b, m := besideMultus(t, false)
@@ -69,6 +69,7 @@ func TestUninstallBesideMultus(t *testing.T) {
 
 // TestUninstallBesideMultusWithCleanupOnExit: Multus follows within a second.
 func TestUninstallBesideMultusWithCleanupOnExit(t *testing.T) {
+	t.Parallel()
 	b, m := besideMultus(t, true)
 	done := make(chan struct{})
 	go func() {
@@ -93,18 +94,18 @@ func TestUninstallBesideMultusWithCleanupOnExit(t *testing.T) {
 // made when the pod started, under containerd too. Once the plugin is gone, uninstall
 // does not say that it stays.
 func TestUninstallUnderMultusCaches(t *testing.T) {
+	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
 	b.install(t, b.plugin(t))
 	const id, cache = "7b0f", "/var/lib/cni/multus"
-	task := filepath.Join("/run/containerd/io.containerd.runtime.v2.task/k8s.io", id)
+	task := filepath.Join(b.own("/run/containerd"), "io.containerd.runtime.v2.task/k8s.io", id)
 	file := filepath.Join(cache, id)
 	delegate := readFile(t, b.conflistFile)
 	for range 40 { // as nested as it ever was
 		delegate = text(t, object{"name": "multus-cni-network", "plugins": []any{object{"type": "multus", "delegates": []any{json.RawMessage(delegate)}}}})
 	}
-	must(t, firstOf(os.MkdirAll(task, 0o711), os.MkdirAll(cache, 0o755),
-		os.WriteFile(file, text(t, []any{object{"Conf": object{"type": ""}, "Bytes": delegate}}), 0o600)))
-	t.Cleanup(func() { must(t, errors.Join(os.RemoveAll(cache), os.RemoveAll("/run/containerd"))) })
+	must(t, firstOf(os.MkdirAll(task, 0o711), os.MkdirAll(b.own(cache), 0o755),
+		os.WriteFile(b.own(file), text(t, []any{object{"Conf": object{"type": ""}, "Bytes": delegate}}), 0o600)))
 	stdout, stderr, code := b.reconciler(t, b.args("uninstall")...)
 	if code != 1 || !strings.Contains(stderr, "the plugin stays") || !strings.Contains(stderr, file) || !strings.Contains(stderr, "Multus") {
 		t.Fatalf("uninstall under Multus: exit code %d\n%s%s", code, stdout, stderr)
@@ -125,6 +126,7 @@ func TestUninstallUnderMultusCaches(t *testing.T) {
 // TestUninstallLooksIntoEveryFile: a file that names the plugin keeps the binary if a
 // runtime may read it under its name.
 func TestUninstallLooksIntoEveryFile(t *testing.T) {
+	t.Parallel()
 	const multusDir = "/etc/cni/multus/net.d"
 	b := newUninstalledNode(t, backends()[0])
 	b.install(t, b.plugin(t))
@@ -136,18 +138,22 @@ func TestUninstallLooksIntoEveryFile(t *testing.T) {
 		filepath.Join(b.cni.ConfDir, "10-podnet.conflist.cilium_bak"): false,
 	} {
 		doc := text(t, object{"cniVersion": "1.0.0", "name": "x", "type": "danm", "delegate": object{"inner": json.RawMessage(named)}})
-		must(t, firstOf(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, doc, 0o644)))
+		where := path
+		if filepath.Dir(path) == multusDir {
+			where = b.own(path)
+		}
+		must(t, firstOf(os.MkdirAll(filepath.Dir(where), 0o755), os.WriteFile(where, doc, 0o644)))
 		stdout, stderr, code := b.reconciler(t, b.args("uninstall", "--keep-rules")...)
 		_, err := os.Stat(b.binary())
 		if stayed := err == nil; stayed != stays || (code == 1) != stays || !strings.Contains(stderr, path) {
 			t.Errorf("%s: exit code %d, the plugin stays: %t\n%s%s", path, code, stayed, stdout, stderr)
 		}
-		must(t, os.Remove(path))
+		must(t, os.Remove(where))
 		if !stays {
 			b.install(t, b.plugin(t))
 		}
 	}
-	must(t, os.RemoveAll("/etc/cni/multus"))
+	must(t, os.RemoveAll(b.own("/etc/cni/multus")))
 	b.uninstall(t)
 	if have := fileNames(t, b.bin); !slices.Equal(have, nil) {
 		t.Errorf("left over: %q", have)

@@ -39,6 +39,7 @@ func results() map[string]string {
 // TestResultPassesThrough holds the result of ADD against the one that went in,
 // number by number.
 func TestResultPassesThrough(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, backends()[0])
 	for version, result := range results() {
 		t.Run(version, func(t *testing.T) {

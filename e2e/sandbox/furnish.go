@@ -56,6 +56,10 @@ func furnishMounts() error {
 			return err
 		}
 	}
+	// Mount namespaces that tests make can receive what is mounted here from now on.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("make mounts shared: %w", err)
+	}
 	return nil
 }
 

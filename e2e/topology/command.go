@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
 	"os/exec"
 	"syscall"
 	"time"
@@ -33,17 +34,22 @@ func (h *Host) Command(ctx context.Context, name string, args ...string) *Cmd {
 	return &Cmd{Cmd: c, host: h}
 }
 
-// Enclose runs enter on the thread that starts the host's programs. It may lead
-// the thread into namespaces of any kind but network and user, where all programs
-// of Command are from then on.
+// Enclose runs enter on the thread that starts the host's programs. It may move
+// the thread to other namespaces of any kind but network and user; Command starts
+// programs there from then on.
 //
-// It must see to it that they end when the thread does. They get no parent death
-// signal any more: a program in another pid namespace takes it for sent as soon
-// as it starts (os/exec compares getppid).
+// In another pid namespace programs get no parent death signal, as os/exec compares
+// getppid and takes the signal for sent. There enter must make sure that they end.
 func (h *Host) Enclose(enter func() error) error {
 	return h.thread.do(func() error {
-		h.enclosed.Store(true)
-		return enter()
+		if err := enter(); err != nil {
+			return err
+		}
+		// Where enter has mounted no /proc, the pid namespace counts as another one.
+		children, err := os.Readlink("/proc/thread-self/ns/pid_for_children")
+		own, _ := os.Readlink("/proc/thread-self/ns/pid")
+		h.enclosed.Store(err != nil || children != own)
+		return nil
 	})
 }
 

@@ -37,7 +37,7 @@ type Host struct {
 
 	handle netns.NsHandle
 	thread *thread
-	// enclosed is whether Enclose has led the thread elsewhere.
+	// enclosed is whether Enclose has moved the thread to another pid namespace.
 	enclosed atomic.Bool
 	observer *observer
 	// router is the node in whose connection tracking table the flows of this
