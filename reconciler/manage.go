@@ -37,7 +37,7 @@ func (d *daemon) manage(s config.Settings, node *reconcile.Node) *manager {
 	if !s.Conflist.Manage {
 		return nil
 	}
-	files, err := fswatch.NewFollowing(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
+	files, err := fswatch.New(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
 	if err != nil {
 		d.log.Error("the conflist is not managed", "err", err.Error())
 		d.monitor.Conflist(conflistProblem(fmt.Errorf("is not managed: %w", err)))

@@ -114,7 +114,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	all.Go(func() { metrics.Serve(ctx, s.MetricsListen, d.monitor.Metrics(), d.log) })
 	all.Go(func() { d.watchRules(ctx, now.loop) })
 	// The directories are watched before the loop reads them for the first time.
-	if files, err := fswatch.NewFollowing(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir); err != nil {
+	if files, err := fswatch.New(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir); err != nil {
 		d.log.Warn("no file events: only the interval applies", "err", err)
 	} else {
 		all.Go(func() { d.watchFiles(ctx, now.loop, files) })

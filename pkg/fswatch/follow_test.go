@@ -7,7 +7,7 @@ import (
 )
 
 func TestFollowing(t *testing.T) {
-	tr := &tree{T: t, root: t.TempDir(), make: NewFollowing}
+	tr := &tree{T: t, root: t.TempDir()}
 	tr.mkdir("dir")
 	tr.mkdir("one")
 	tr.write("one/file")
@@ -44,18 +44,4 @@ func TestFollowing(t *testing.T) {
 	tr.write("two/dir/file")
 	tr.quiet("a file in that")
 	tr.told("a file of the directory itself", func() { tr.write("dir/file") })
-}
-
-func TestLinksAreNotFollowedUnasked(t *testing.T) {
-	tr := &tree{T: t, root: t.TempDir()}
-	tr.mkdir("dir")
-	tr.mkdir("one")
-	tr.write("one/file")
-	tr.link("../one/file", "dir/link")
-	tr.start("dir")
-	tr.write("one/file")
-	tr.quiet("what a link leads to")
-	tr.told("a link that comes", func() { tr.link("../one/file", "dir/more") })
-	tr.write("one/file")
-	tr.quiet("what that leads to")
 }

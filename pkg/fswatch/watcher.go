@@ -28,7 +28,6 @@ const (
 // Watcher watches directories until it is closed.
 type Watcher struct {
 	dirs    []string
-	follow  bool
 	retry   time.Duration
 	changed chan struct{}
 	closing chan struct{}
@@ -39,23 +38,14 @@ type Watcher struct {
 	err error
 }
 
-// New watches directories, which need not exist; "" is none. If there are not enough inotify watches
-// (sysctls fs.inotify.max_user_instances and max_user_watches), Err returns that until there are. The
-// error is about a relative path that cannot be made absolute.
-func New(dirs ...string) (*Watcher, error) { return newWatcher(retryInterval, false, dirs) }
+// New watches directories, which need not exist; "" is none. It also watches the files that symlinks in
+// the directories lead to, but not the content of a directory that a symlink leads to. If there are not
+// enough inotify watches (sysctls fs.inotify.max_user_instances and max_user_watches), Err returns that
+// until there are. The error is about a relative path that cannot be made absolute.
+func New(dirs ...string) (*Watcher, error) { return newWatcher(retryInterval, dirs) }
 
-// NewFollowing is New, and also watches the targets of symlinks in the directories: a change of such a
-// file in its own directory counts. The content of a directory that a symlink leads to does not.
-func NewFollowing(dirs ...string) (*Watcher, error) { return newWatcher(retryInterval, true, dirs) }
-
-func newWatcher(retry time.Duration, follow bool, dirs []string) (*Watcher, error) {
-	w := &Watcher{
-		follow:  follow,
-		retry:   retry,
-		changed: make(chan struct{}, 1),
-		closing: make(chan struct{}),
-		done:    make(chan struct{}),
-	}
+func newWatcher(retry time.Duration, dirs []string) (*Watcher, error) {
+	w := &Watcher{retry: retry, changed: make(chan struct{}, 1), closing: make(chan struct{}), done: make(chan struct{})}
 	w.close = sync.OnceFunc(func() { close(w.closing) })
 	for _, dir := range dirs {
 		if dir == "" {
@@ -96,28 +86,24 @@ func (w *Watcher) Close() error {
 	return nil
 }
 
-func (w *Watcher) notify() {
-	select {
-	case w.changed <- struct{}{}:
-	default: // not received yet
-	}
-}
-
-// run sets the watches again whenever a path leads elsewhere.
+// run sets the watches again after each event, as a path may lead elsewhere.
 func (w *Watcher) run(set *watchSet) {
 	defer close(w.done)
-	for w.forward(set) {
+	for w.wait(set) {
 		// The old watches are closed first, as there may be no more to be had. What changes in between is
 		// seen by the reader after the notification.
 		set.close()
 		set = w.watch()
-		w.notify()
+		select {
+		case w.changed <- struct{}{}:
+		default: // not received yet
+		}
 	}
 	set.close()
 }
 
-// forward forwards events until the watches must be set again, and returns false when the Watcher is closed.
-func (w *Watcher) forward(set *watchSet) bool {
+// wait waits until the watches must be set again, and returns false when the Watcher is closed.
+func (w *Watcher) wait(set *watchSet) bool {
 	const afterFailure = 50 * time.Millisecond // should reading events fail all the time
 	var again <-chan time.Time
 	if w.Err() != nil {
@@ -135,12 +121,8 @@ func (w *Watcher) forward(set *watchSet) bool {
 		case <-again:
 			return true
 		case e := <-events:
-			relevant, moved := set.affects(filepath.Clean(e.Name))
-			if moved {
+			if path := filepath.Clean(e.Name); set.ways[path] || set.whole[path] || set.whole[filepath.Dir(path)] {
 				return true
-			}
-			if relevant {
-				w.notify()
 			}
 		case err := <-failures:
 			if errors.Is(err, fsnotify.ErrEventOverflow) {
@@ -157,7 +139,6 @@ type watchSet struct {
 	watcher *fsnotify.Watcher // nil if there is none to be had
 	ways    map[string]bool   // names on the way, the directories' own last
 	whole   map[string]bool   // directories in which every name counts
-	follow  bool              // the targets of symlinks in those count too
 	paths   map[inode]string  // of watched directories: fsnotify knows each by one path, mounts may show two
 }
 
@@ -165,7 +146,7 @@ type inode struct{ device, number uint64 }
 
 // watch sets all watches, and stores the error of those that are missing.
 func (w *Watcher) watch() *watchSet {
-	s := &watchSet{ways: map[string]bool{}, whole: map[string]bool{}, paths: map[inode]string{}, follow: w.follow}
+	s := &watchSet{ways: map[string]bool{}, whole: map[string]bool{}, paths: map[inode]string{}}
 	var errs []error
 	if len(w.dirs) > 0 {
 		var err error
@@ -204,9 +185,6 @@ func (s *watchSet) addWhole(dir string) error {
 		return err
 	}
 	s.whole[watched] = true
-	if !s.follow {
-		return nil
-	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -286,16 +264,6 @@ func (s *watchSet) add(dir string) (string, error) {
 		return "", &fs.PathError{Op: "inotify", Path: dir, Err: err}
 	}
 	return dir, nil
-}
-
-// affects reports whether an event at the path counts, and whether a watched path may lead elsewhere now.
-func (s *watchSet) affects(path string) (relevant, moved bool) {
-	relevant = s.whole[path] || s.whole[filepath.Dir(path)]
-	if moved = s.ways[path]; !moved && relevant && s.follow {
-		info, err := os.Lstat(path)
-		moved = err == nil && info.Mode().Type() == fs.ModeSymlink
-	}
-	return relevant, moved
 }
 
 // ignoreAbsence returns nil for an error that means that a name is missing, or was replaced a moment ago: the

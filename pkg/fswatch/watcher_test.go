@@ -35,7 +35,6 @@ func TestMain(m *testing.M) {
 type tree struct {
 	*testing.T
 	root string
-	make func(...string) (*Watcher, error) // nil: New
 	*Watcher
 	slowest time.Duration
 	calm    time.Duration // after which no event is on its way any more
@@ -59,11 +58,8 @@ func (t *tree) start(watched ...string) {
 	for _, dir := range watched {
 		paths = append(paths, t.path(dir))
 	}
-	if t.make == nil {
-		t.make = New
-	}
 	t.calm = timelimit.Scale(30 * time.Millisecond)
-	w, err := t.make(paths...)
+	w, err := New(paths...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +270,7 @@ func TestALoopOfLinksIsTold(t *testing.T) {
 	if err := os.Symlink("loop", filepath.Join(dir, "loop")); err != nil {
 		t.Fatal(err)
 	}
-	w, err := newWatcher(20*time.Millisecond, false, []string{filepath.Join(dir, "loop")})
+	w, err := newWatcher(20*time.Millisecond, []string{filepath.Join(dir, "loop")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -370,25 +366,25 @@ func TestManyChangesAreOne(t *testing.T) {
 	tr.quiet("a second time")
 }
 
-func TestForward(t *testing.T) {
+func TestWait(t *testing.T) {
 	w := &Watcher{retry: time.Hour, changed: make(chan struct{}, 1), closing: make(chan struct{})}
 	events, failures := make(chan fsnotify.Event, 1), make(chan error, 1)
 	s := &watchSet{watcher: &fsnotify.Watcher{Events: events, Errors: failures}, ways: map[string]bool{"/a": true}, whole: map[string]bool{"/a": true}}
 	for _, err := range []error{fsnotify.ErrEventOverflow, fmt.Errorf("read: %w", unix.EIO)} {
 		failures <- err
-		if !w.forward(s) {
+		if !w.wait(s) {
 			t.Errorf("%v: the watches are not set again", err)
 		}
 	}
 	events <- fsnotify.Event{Name: "/a", Op: fsnotify.Rename}
-	if !w.forward(s) {
+	if !w.wait(s) {
 		t.Error("a rename of the directory: the watches are not set again")
 	}
 	if len(w.changed) > 0 {
 		t.Error("delivered before the watches are set again")
 	}
 	close(w.closing)
-	if w.forward(s) {
+	if w.wait(s) {
 		t.Error("goes on when closed")
 	}
 }
