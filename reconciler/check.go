@@ -118,10 +118,13 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 			fmt.Fprintln(a.out, summary(r))
 		}
 	}
-	if r.Differs() {
-		return errors.Join(err, errDrift)
+	if !r.Differs() {
+		return err
 	}
-	return err
+	if err != nil {
+		fmt.Fprintf(a.err, "ip-masq-reconciler: %v\n", err)
+	}
+	return errDrift
 }
 
 func (a *app) once(c *cobra.Command, _ []string) error {

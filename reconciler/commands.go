@@ -38,7 +38,7 @@ Exit codes: 0 success, 1 error, 2 mistake in the command line, 3 drift found.`,
 		RunE:              a.run,
 		PersistentPreRun: func(c *cobra.Command, _ []string) {
 			if c.HasParent() && c.Name() != "run" { // which logs them
-				warn(a, mapped(a.ignoredFlags(), func(name string) string {
+				warn(a, mapped(a.ignored, func(name string) string {
 					return "flag --" + name + " is accepted and does nothing: logs go to stderr"
 				}))
 			}

@@ -71,7 +71,7 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 		rules = nil // the policy is incomplete
 	}
 	findings := diagnose.Examine(c.Context(), diagnose.Host{
-		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, Drivers: node.Drivers,
+		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
 		BinDir: node.Settings.CNIBinDir, DataDir: node.Dir.Path(), PluginFile: r.Sources.PluginFile,
 	})
 	findings = slices.Concat(notReadyFindings(r), multusFindings(node.Settings), findings)

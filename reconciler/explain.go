@@ -54,18 +54,18 @@ else, show the differences of its rules.`,
 // question reads the arguments. An empty flag is a mistake: it is most likely a shell variable
 // that is not set.
 func question(dst, from, out string, given func(flag string) bool) (q diagnose.Question, err error) {
-	if q.Destination, err = address("DST", dst); err != nil {
+	if q.Dst, err = address("DST", dst); err != nil {
 		return q, err
 	}
 	if given("from") {
-		if q.Source, err = address("--from", from); err != nil {
+		if q.Src, err = address("--from", from); err != nil {
 			return q, err
 		}
-		if q.Source.Unmap().Is4() != q.Destination.Unmap().Is4() {
-			return q, usageError{fmt.Errorf("--from %s: is of another family than %s; write an address of the same", q.Source, q.Destination)}
+		if q.Src.Unmap().Is4() != q.Dst.Unmap().Is4() {
+			return q, usageError{fmt.Errorf("--from %s: is of another family than %s; write an address of the same", q.Src, q.Dst)}
 		}
 	}
-	if q.Interface = out; given("out") && out == "" {
+	if q.Out = out; given("out") && out == "" {
 		return q, usageError{errors.New("--out: is empty; write the name of an interface, or leave the flag out")}
 	}
 	return q, nil
@@ -84,16 +84,12 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 	if err != nil {
 		return err
 	}
-	own := map[netip.Addr]bool{}
-	for _, asked := range []netip.Addr{q.Destination, q.Source} {
-		if !asked.IsValid() {
-			continue
-		}
-		if own[asked.Unmap().WithZone("")], err = isLocal(asked); err != nil {
-			return err
-		}
+	if q.DstLocal, err = isLocal(q.Dst); err != nil {
+		return err
 	}
-	q.Local = func(a netip.Addr) bool { return own[a] }
+	if q.SrcLocal, err = isLocal(q.Src); err != nil {
+		return err
+	}
 	q.Trace = func(t thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 		return thirdparty.Trace(c.Context(), t, owned)
 	}
@@ -124,8 +120,11 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 }
 
 // isLocal reports whether an address is LOCAL for the kernel's routing tables, as `ip route
-// get` shows it.
+// get` shows it. An unknown one is not.
 func isLocal(a netip.Addr) (bool, error) {
+	if !a.IsValid() {
+		return false, nil
+	}
 	routes, err := netlink.RouteGet(a.Unmap().WithZone("").AsSlice())
 	// There is no route, one that refuses, or no such family.
 	none := []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}

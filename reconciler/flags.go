@@ -15,8 +15,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// settingFlag is the flag of a key of reconciler.toml. It keeps its text until the file is
-// read. A flag without a key is one of klog's, and is ignored.
+// settingFlag is the flag of a key of reconciler.toml. It keeps its text until the file is read.
 type settingFlag struct {
 	name, key string
 	boolean   bool
@@ -37,10 +36,7 @@ func (f *settingFlag) Type() string {
 
 // Set implements pflag.Value. A bad value is a mistake in the command line.
 func (f *settingFlag) Set(text string) error {
-	if f.given = true; f.key == "" {
-		return nil
-	}
-	f.text = text
+	f.given, f.text = true, text
 	s := config.DefaultSettings()
 	return flagMistake(s.Set(f.key, text))
 }
@@ -76,17 +72,6 @@ func flagError(err error) error {
 	return err
 }
 
-// ignoredFlags returns the flags that were given and that do nothing.
-func (a *app) ignoredFlags() []string {
-	var names []string
-	for _, f := range a.ignored {
-		if f.given {
-			names = append(names, f.name)
-		}
-	}
-	return names
-}
-
 func (a *app) addFlags(root *cobra.Command) {
 	flags := root.PersistentFlags()
 	flags.SortFlags = false
@@ -94,27 +79,30 @@ func (a *app) addFlags(root *cobra.Command) {
 	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	add := func(to *[]*settingFlag, f *settingFlag, usage string) *pflag.Flag {
-		*to = append(*to, f)
-		added := flags.VarPF(f, f.name, "", usage)
-		if f.boolean {
-			added.NoOptDefVal = "true"
-		}
-		return added
-	}
 	flags.StringVar(&a.config, "config", "", "read this `FILE` (default "+config.DefaultReconcilerFile+", if it exists)")
 	defaults := config.DefaultSettings()
 	for _, k := range defaults.Flags() {
 		if k.Name != "agent.backend" { // --backend is its flag
-			add(&a.flags, &settingFlag{flagName(k.Name), k.Name, k.Kind == config.Boolean, k.Text(), false}, k.Usage)
+			f := &settingFlag{flagName(k.Name), k.Name, k.Kind == config.Boolean, k.Text(), false}
+			a.flags = append(a.flags, f)
+			if added := flags.VarPF(f, f.name, "", k.Usage); f.boolean {
+				added.NoOptDefVal = "true"
+			}
 		}
 	}
 	flags.IntVarP(&a.verbose, "v", "v", 0, "verbosity `N` of the log: 2 and more log every sync")
 	const booleans = "add-dir-header alsologtostderr legacy-stderr-threshold-behavior logtostderr one-output skip-headers skip-log-headers"
 	const others = "log-backtrace-at log-dir log-file log-file-max-size log-flush-frequency stderrthreshold vmodule"
-	for _, name := range strings.Fields(booleans + " " + others) {
-		f := &settingFlag{name: name, boolean: strings.Contains(booleans, name)}
-		add(&a.ignored, f, "accepted for ip-masq-agent's sake; does nothing").Hidden = true
+	for name := range strings.FieldsSeq(booleans + " " + others) {
+		define := flags.Func
+		if strings.Contains(booleans, name) {
+			define = flags.BoolFunc
+		}
+		define(name, "accepted for ip-masq-agent's sake; does nothing", func(string) error {
+			a.ignored = append(a.ignored, name)
+			return nil
+		})
+		flags.Lookup(name).Hidden = true
 	}
 }
 

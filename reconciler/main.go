@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -38,7 +37,7 @@ const (
 	exitDrift = 3
 )
 
-// errDrift ends a command that has printed drift.
+// errDrift ends a command that has printed drift and other errors.
 var errDrift = errors.New("drift found")
 
 // usageError is a mistake in the command line.
@@ -60,10 +59,6 @@ func run(args []string) int {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errDrift):
-		// The drift is printed already, other errors are not.
-		if also := strings.TrimSuffix(strings.TrimSuffix(err.Error(), errDrift.Error()), "\n"); also != "" {
-			fmt.Fprintf(os.Stderr, "ip-masq-reconciler: %s\n", also)
-		}
 		return exitDrift
 	case errors.As(err, &usage):
 		fmt.Fprintf(os.Stderr, "ip-masq-reconciler: %v\nSee %s --help.\n", err, command.CommandPath())
@@ -79,7 +74,7 @@ type app struct {
 
 	config  string         // --config
 	flags   []*settingFlag // for the keys of reconciler.toml
-	ignored []*settingFlag // klog's
+	ignored []string       // klog's that were given
 	output  string         // -o
 	verbose int            // -v
 }

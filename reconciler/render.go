@@ -89,8 +89,8 @@ func managed(policies []policy.Policy) []policy.Family {
 	})
 }
 
-// outputForm returns the backend to render for: the one in which the node keeps its chains if
-// it is the wanted one or none is wanted.
+// outputForm returns the backend to render for: the wanted one as the node uses it, else the one
+// in which the node keeps its chains.
 func outputForm(r *reconcile.Report, wanted policy.Backend) (netfilter.Choice, error) {
 	var found []netfilter.Choice
 	for _, g := range r.Rules.Groups {
@@ -99,14 +99,14 @@ func outputForm(r *reconcile.Report, wanted policy.Backend) (netfilter.Choice, e
 		}
 	}
 	switch {
-	case len(found) == 1 || len(found) > 1 && wanted != policy.Auto:
-		return found[0], nil
-	case len(found) > 1:
+	case len(found) > 1 && wanted == policy.Auto:
 		return netfilter.Choice{}, usageError{fmt.Errorf("the node keeps its chains in %s and %s: name one with --backend", found[0], found[1])}
+	case len(found) > 0:
+		return found[0], nil
+	case wanted == policy.Auto:
+		return netfilter.Choice{}, usageError{errors.New("no backend is chosen on this node yet: name one with --backend")}
 	case wanted == policy.IPTables:
 		return netfilter.Choice{Backend: wanted, Variant: netfilter.VariantNFT}, nil
-	case wanted == policy.NFTables:
-		return netfilter.Choice{Backend: wanted}, nil
 	}
-	return netfilter.Choice{}, usageError{errors.New("no backend is chosen on this node yet: name one with --backend")}
+	return netfilter.Choice{Backend: wanted}, nil
 }

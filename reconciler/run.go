@@ -48,7 +48,7 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	d := &daemon{app: a, log: a.logger(settings), drivers: drivers(iptables.Options{KernelForm: true}), hangup: make(chan os.Signal, 1)}
 	signal.Notify(d.hangup, syscall.SIGHUP)
 	defer signal.Stop(d.hangup)
-	for _, name := range a.ignoredFlags() {
+	for _, name := range a.ignored {
 		d.log.Warn("ignored a flag of klog: logs go to stderr", "flag", "--"+name)
 	}
 	d.monitor = metrics.New(metrics.Options{
@@ -87,7 +87,6 @@ type daemon struct {
 type session struct {
 	node *reconcile.Node
 	loop *reconcile.Loop
-	last atomic.Pointer[reconcile.Report]
 }
 
 // serve runs everything with these settings until they change, and returns the next ones. The
@@ -105,7 +104,6 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	now := &session{node: node}
 	now.loop = reconcile.NewLoop(node, d.log, func(r *reconcile.Report) {
 		manager.passed(r)
-		now.last.Store(r)
 		d.monitor.Report(r, node.Interval(r.Sources))
 	})
 	d.current.Store(now)
@@ -150,18 +148,11 @@ func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad err
 		if err != nil {
 			next = s
 		}
-		if !next.Equal(s) || text(err) != text(bad) {
+		if !next.Equal(s) || fmt.Sprint(err) != fmt.Sprint(bad) {
 			d.log.Info("settings changed", "file", d.app.settingsFile())
 			return next, err
 		}
 	}
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // watchRules reports commits of nf_tables to the loop.
@@ -217,17 +208,9 @@ func (d *daemon) watchFiles(ctx context.Context, loop *reconcile.Loop, files *fs
 }
 
 // thirdParty counts the third-party rules that defeat the policy.
-func (d *daemon) thirdParty(ctx context.Context) (int, error) {
-	now := d.current.Load()
-	last := now.last.Load()
-	if last == nil || last.Rules == nil {
-		return 0, nil
-	}
-	rules, err := thirdparty.Scan(ctx, diagnose.Owned(last.Rules, last.State.Record, now.node.Dir.Path()))
-	if err != nil {
-		return 0, err
-	}
-	return diagnose.CountThirdParty(last.Rules.Policies, rules), nil
+func (d *daemon) thirdParty(ctx context.Context, r *reconcile.Report) (int, error) {
+	rules, err := thirdparty.Scan(ctx, diagnose.Owned(r.Rules, r.State.Record, d.current.Load().node.Dir.Path()))
+	return diagnose.CountThirdParty(r.Rules.Policies, rules), err
 }
 
 // pluginVersion returns the version that the installed plugin prints, or "" if it does not. It runs

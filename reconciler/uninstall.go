@@ -7,12 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -71,6 +69,7 @@ Exit codes: 0 all is removed (but for --keep-rules), 1 something is left.`,
 const (
 	uninstallRetry = 2 * time.Second
 	addTime        = 2 * time.Second // of an ADD that began with the entry in the conflist
+	maxStep        = time.Minute
 )
 
 func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
@@ -241,45 +240,37 @@ func (u *uninstallation) print(a *app, complete bool) {
 // a DaemonSet has no other way to run something once on each node. It is ready when nothing is left.
 func (a *app) stay(ctx context.Context, u *uninstallation) error {
 	log := a.logger(u.node.Settings)
-	var left atomic.Value
-	left.Store("not begun yet")
+	left := errors.New("not begun yet")
+	monitor := metrics.New(metrics.Options{})
+	report := func() {
+		r := &reconcile.Report{}
+		if left != nil {
+			r.Problems = []reconcile.Problem{{Reason: "uninstall", Err: left}}
+		}
+		monitor.Report(r, maxStep)
+	}
+	report()
 	var server sync.WaitGroup
 	defer server.Wait()
-	server.Go(func() { metrics.Serve(ctx, u.node.Settings.HealthListen, healthPages(&left), log) })
+	server.Go(func() { metrics.Serve(ctx, u.node.Settings.HealthListen, monitor.Health(), log) })
 	logged := 0
 	for ; ctx.Err() == nil; sleep(ctx, uninstallRetry) {
-		if left.Load() == "" && !u.dirs.HaveAny() {
-			continue
+		if left != nil || u.dirs.HaveAny() {
+			before := left
+			if left = u.step(ctx); ctx.Err() != nil {
+				break
+			}
+			for _, note := range u.notes[logged:] {
+				log.Warn(note)
+			}
+			logged = len(u.notes)
+			if left == nil {
+				log.Info("uninstalled; this process may be stopped", "conflists", len(u.Conflists), "plugin", strings.Join(u.Plugins, ", "), "chains", len(u.Removed))
+			} else if fmt.Sprint(before) != left.Error() {
+				log.Warn("cannot remove all yet, trying again", "reason", left.Error())
+			}
 		}
-		err := u.step(ctx)
-		if ctx.Err() != nil {
-			break
-		}
-		for _, note := range u.notes[logged:] {
-			log.Warn(note)
-		}
-		logged = len(u.notes)
-		if before := left.Swap(text(err)); err != nil && before != text(err) {
-			log.Warn("cannot remove all yet, trying again", "reason", text(err))
-		}
-		if err == nil {
-			log.Info("uninstalled; this process may be stopped", "conflists", len(u.Conflists), "plugin", strings.Join(u.Plugins, ", "), "chains", len(u.Removed))
-		}
+		report()
 	}
 	return nil
-}
-
-// healthPages serves /livez, /healthz and /readyz, which fails with what is left to do.
-func healthPages(left *atomic.Value) http.Handler {
-	m := http.NewServeMux()
-	for _, path := range []string{"/livez", "/healthz", "/readyz"} {
-		m.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
-			if l := left.Load(); path == "/readyz" && l != "" {
-				http.Error(w, fmt.Sprint("uninstall: ", l), http.StatusServiceUnavailable)
-				return
-			}
-			fmt.Fprintln(w, "ok")
-		})
-	}
-	return m
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -70,7 +69,7 @@ func WriteFindings(w io.Writer, findings []Finding) error {
 // nothing of it.
 type Host struct {
 	// Root is the directory that has proc, sys, etc, run and var; "" is the root directory.
-	// Its proc/sys/net is that of the process's own network namespace all the same.
+	// Its proc/net and proc/sys/net are those of the process's own network namespace.
 	Root string
 
 	Rules *enforce.State // of State; may be nil
@@ -83,14 +82,10 @@ type Host struct {
 	BinDir, DataDir string
 	PluginFile      config.PluginFile
 
-	// Drivers find owned chains in other backends.
-	Drivers netfilter.Drivers
-
 	// What is read from the kernel. Nil reads it in the network namespace of the calling
 	// thread.
 	ThirdParty func(context.Context) ([]thirdparty.Rule, error)
 	Variants   func(context.Context) ([]thirdparty.Usage, error)
-	Interfaces func() ([]string, error)
 }
 
 // examination is a host with what several checks look at.
@@ -124,9 +119,6 @@ func Examine(ctx context.Context, h Host) []Finding {
 	}
 	if e.Variants == nil {
 		e.Variants = thirdparty.Variants
-	}
-	if e.Interfaces == nil {
-		e.Interfaces = interfaces
 	}
 	for _, read := range []func(){e.readLists, e.readProcesses, e.readPodNetworks, e.readThirdParty} {
 		read()
@@ -207,13 +199,4 @@ func (e *examination) hasChoice(backend policy.Backend, variant string) bool {
 	return slices.ContainsFunc(e.Rules.Groups, func(g enforce.Group) bool {
 		return g.Choice.Backend == backend && (variant == "" || g.Choice.Variant == variant)
 	})
-}
-
-func interfaces() ([]string, error) {
-	all, err := net.Interfaces()
-	var names []string
-	for _, i := range all {
-		names = append(names, i.Name)
-	}
-	return names, err
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -75,8 +76,19 @@ func TestFindings(t *testing.T) {
 			h.edit = func(n *Host) { n.State.Record.Chains[0].Stuck = true }
 		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT in iptables (ipv4)"}},
 		{"a chain in another backend", func(h *testHost) {
-			h.edit = func(n *Host) { n.Drivers = netfilter.Drivers{elsewhere{}} }
-		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT is kept in iptables (nft) and exists in nftables too"}},
+			h.edit = func(n *Host) {
+				n.Rules.Duplicates = []enforce.Duplicate{{Chain: "IP-MASQ-AGENT", Choice: netfilter.Choice{Backend: policy.NFTables}}}
+			}
+		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT exists in nftables too"}},
+		{"a chain of another dataDir", func(h *testHost) {
+			h.edit = func(n *Host) {
+				n.DataDir = "/var/lib/cni/ip-masq"
+				n.Rules.OtherDataDirs = []netfilter.OwnedChain{{
+					ChainRef: netfilter.ChainRef{Family: policy.IPv4, Name: "OLD"}, Choice: netfilter.Choice{Backend: policy.NFTables},
+					Owner: policy.OwnedBy("/srv/masq"),
+				}}
+			}
+		}, map[string]string{"problem other-data-dir": `chain OLD (ipv4) in nftables belongs to "/srv/masq" and not to "/var/lib/cni/ip-masq"`}},
 
 		{"ipMasq of the main plugin", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipmasq": true}`, entry)
@@ -184,7 +196,7 @@ func TestFindings(t *testing.T) {
 		{"ufw", func(h *testHost) { h.files["etc/ufw/ufw.conf"] = "# x\nENABLED=yes\n" }, map[string]string{"notice ufw-enabled": "ENABLED=yes"}},
 		{name: "ufw that is off", set: func(h *testHost) { h.files["etc/ufw/ufw.conf"] = "ENABLED=no\n" }},
 
-		{"Cilium's interface", func(h *testHost) { h.interfaces = append(h.interfaces, "cilium_host", "cilium_net") },
+		{"Cilium's interface", func(h *testHost) { h.files["proc/net/dev"] += "cilium_host: 1\ncilium_net: 1\n" },
 			map[string]string{"notice ebpf-masquerade": "cilium_host"}},
 		{"Cilium's plugin", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "cilium-cni"}`, entry)
@@ -192,10 +204,10 @@ func TestFindings(t *testing.T) {
 		{"Cilium's maps", func(h *testHost) {
 			h.files["sys/fs/bpf/tc/globals/cilium_snat_v4_external"], h.files["sys/fs/bpf/tc/globals/cilium_lxc"] = "", ""
 		}, map[string]string{"problem ebpf-masquerade": "cilium_snat_v4_external, cilium_lxc"}},
-		{"Calico's data plane", func(h *testHost) { h.interfaces = append(h.interfaces, "bpfout.cali") },
+		{"Calico's data plane", func(h *testHost) { h.files["proc/net/dev"] += "bpfout.cali: 1\n" },
 			map[string]string{"problem ebpf-masquerade": "bpfout.cali"}},
 		{name: "Calico without it", set: func(h *testHost) {
-			h.interfaces = append(h.interfaces, "cali123", "tunl0")
+			h.files["proc/net/dev"] += "cali123: 1\n tunl0: 1\n"
 			h.files["sys/fs/bpf/tc/globals/test"] = ""
 		}},
 
@@ -251,9 +263,10 @@ func TestFindings(t *testing.T) {
 					return nil, errors.Join(errors.New("no tables"), errors.New("no blobs"))
 				}
 				n.Variants = func(context.Context) ([]thirdparty.Usage, error) { return nil, errors.New("no variants") }
-				n.Interfaces = func() ([]string, error) { return nil, errors.New("no interfaces") }
 			}
-		}, map[string]string{"notice not-examined": "no tables, no blobs, no variants, no interfaces"}},
+			delete(h.files, "proc/net/dev")
+			h.files["proc/net/dev/directory"] = ""
+		}, map[string]string{"notice not-examined": "no tables, no blobs, no variants, proc/net/dev: not a regular file"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			h := newHost(t)

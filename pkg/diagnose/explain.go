@@ -18,13 +18,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Question is about traffic to a destination.
+// Question is about a packet, whose source and output interface may be unknown (zero).
 type Question struct {
-	Destination netip.Addr
-	Source      netip.Addr // the zero Addr if unknown
-	Interface   string     // the output interface, or "" if unknown
-	// Local reports whether an address is one of the node's own. Nil: none is.
-	Local func(netip.Addr) bool
+	policy.Packet
 	// Trace is thirdparty.Trace. Nil: there are no third-party rules.
 	Trace func(thirdparty.Traffic, func(thirdparty.Place) (owned, binds bool)) ([]thirdparty.Hit, error)
 	// Incomplete is why some of the documents that rules are made from cannot be read.
@@ -78,22 +74,16 @@ type Explanation struct {
 // chains the first that masquerades decides, as the first NAT rule that matches binds a
 // connection; if none does, one that exempts. The explanation is that of this chain.
 func Explain(q Question, state *enforce.State, sources []policy.Source, places Places) Explanation {
-	q.Destination = q.Destination.Unmap().WithZone("")
-	q.Source = q.Source.Unmap().WithZone("")
-	local := func(a netip.Addr) bool { return q.Local != nil && a.IsValid() && q.Local(a) }
-	asked := policy.Packet{
-		Src: q.Source, Dst: q.Destination, Out: q.Interface,
-		SrcLocal: local(q.Source), DstLocal: local(q.Destination),
-	}
+	q.Dst, q.Src = q.Dst.Unmap().WithZone(""), q.Src.Unmap().WithZone("")
 	blank := Explanation{
-		Destination: q.Destination, Source: q.Source, Interface: q.Interface,
-		Family: policy.FamilyOf(q.Destination), Verdict: policy.ActionOutOfScope, Drift: []string{},
+		Destination: q.Dst, Source: q.Src, Interface: q.Out,
+		Family: policy.FamilyOf(q.Dst), Verdict: policy.ActionOutOfScope, Drift: []string{},
 	}
 	var all []Explanation
 	for _, p := range state.Policies {
 		e := blank
-		e.decide(p, asked, sources, places)
-		e.observe(p, asked, state)
+		e.decide(p, q.Packet, sources, places)
+		e.observe(p, q.Packet, state)
 		all = append(all, e)
 	}
 	if len(all) == 0 {
@@ -114,8 +104,8 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, places P
 		}
 	}
 	top.stale = len(state.Stale)+len(state.Duplicates) > 0
-	if !asked.DstLocal && q.Trace != nil { // packets to the node itself do not leave it
-		top.override(q, asked.SrcLocal, state)
+	if !q.DstLocal && q.Trace != nil { // packets to the node itself do not leave it
+		top.override(q, state)
 	}
 	if q.Incomplete != nil {
 		top.incomplete = true
@@ -223,13 +213,13 @@ func (e *Explanation) agrees() bool {
 }
 
 // override sets which third-party rules decide before the owned chains do, and otherwise.
-func (e *Explanation) override(q Question, fromLocal bool, state *enforce.State) {
-	t := thirdparty.Traffic{To: q.Destination}
-	if q.Interface != "" {
-		t.Out = []string{q.Interface}
+func (e *Explanation) override(q Question, state *enforce.State) {
+	t := thirdparty.Traffic{To: q.Dst}
+	if q.Out != "" {
+		t.Out = []string{q.Out}
 	}
-	if q.Source.IsValid() {
-		t.From, t.FromLocal = policy.RangesOf(netip.PrefixFrom(q.Source, q.Source.BitLen())), &fromLocal
+	if q.Src.IsValid() {
+		t.From, t.FromLocal = policy.RangesOf(netip.PrefixFrom(q.Src, q.Src.BitLen())), &q.SrcLocal
 	}
 	for _, p := range state.Policies {
 		if p.Chain != e.Chain {
@@ -332,16 +322,13 @@ func (p Places) inConflist(o policy.Origin, inForce policy.SourcePolicy) (file s
 	}
 	list := p.ConfDir.Conflists[at]
 	want, have := valuesOf(inForce, o.Key), valuesOf(list.Entries[0].Entry.Policy, o.Key)
-	switch {
-	case o.Index < 0 && have != nil && slices.Equal(want, have):
+	if o.Index < 0 && have != nil && slices.Equal(want, have) {
 		return list.File, -1
-	case o.Index < 0 || o.Index >= len(want):
-		return "", o.Index
-	case o.Index < len(have) && have[o.Index] == want[o.Index]:
-		return list.File, o.Index
 	}
-	if i := slices.Index(have, want[o.Index]); i >= 0 {
-		return list.File, i
+	if o.Index >= 0 && o.Index < len(want) {
+		if i := slices.Index(have, want[o.Index]); i >= 0 {
+			return list.File, i
+		}
 	}
 	return "", o.Index
 }

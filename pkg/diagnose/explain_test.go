@@ -76,10 +76,9 @@ func TestOrigins(t *testing.T) {
 		{"10.245.0.2", "", `"A" ipv4 out-of-scope | - | sourceCIDRs by network "podnet" in /etc/cni/net.d/10-podnet.conflist | kernel true | `},
 		{"10.244.0.1", "", `"A" ipv4 out-of-scope | - | masqueradeHost by the agent files in /etc/config/ip-masq-more | kernel true | `},
 	} {
-		got := line(n.explain(diagnose.Question{
-			Destination: netip.MustParseAddr("8.8.8.8"), Source: netip.MustParseAddr(tt.src), Interface: tt.out,
-			Local: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.244.0.1") },
-		}))
+		q := question("8.8.8.8", tt.src, tt.out)
+		q.SrcLocal = tt.src == "10.244.0.1"
+		got := line(n.explain(q))
 		if got != tt.want {
 			t.Errorf("from %s\n got %s\nwant %s", tt.src, got, tt.want)
 		}
@@ -238,14 +237,15 @@ func TestOverridden(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := newNode(network("a", "A", fromOnly("10.244.0.0/16"), func(s *policy.SourcePolicy) { s.OutputInterfaces = []string{"eth0"} }))
-			q := diagnose.Question{Destination: netip.MustParseAddr(tt.dst), Local: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.1") }}
-			asked := thirdparty.Traffic{To: q.Destination, From: policy.RangesOf(cidrs("10.244.0.0/16")...), Out: []string{"eth0"}}
+			q := question(tt.dst, tt.from, "")
+			q.DstLocal = tt.dst == "192.0.2.1"
+			asked := thirdparty.Traffic{To: q.Dst, From: policy.RangesOf(cidrs("10.244.0.0/16")...), Out: []string{"eth0"}}
 			if tt.from != "" {
-				q.Source, q.Interface = netip.MustParseAddr(tt.from), "eth1"
-				asked.From, asked.FromLocal, asked.Out = policy.RangesOf(netip.PrefixFrom(q.Source, 32)), &no, []string{"eth1"}
+				q.Out = "eth1"
+				asked.From, asked.FromLocal, asked.Out = policy.RangesOf(netip.PrefixFrom(q.Src, 32)), &no, []string{"eth1"}
 			}
 			if tt.name == "masqueraded, and kept from it" {
-				q.Interface, asked.Out = "eth0", []string{"eth0"}
+				q.Out, asked.Out = "eth0", []string{"eth0"}
 			}
 			q.Trace = func(got thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 				if diff := cmp.Diff(asked, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b policy.Ranges) bool { return a.Equal(b) })); diff != "" {
@@ -280,7 +280,8 @@ func TestOverridden(t *testing.T) {
 func TestOwnedInNFTables(t *testing.T) {
 	n := newNode(network("a", "A", inNFT))
 	asked := false
-	n.explain(diagnose.Question{Destination: netip.MustParseAddr("8.8.8.8"), Trace: func(_ thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
+	q := question("8.8.8.8", "", "")
+	q.Trace = func(_ thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 		asked = true
 		if is, binds := owned(thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}); !is || !binds {
 			t.Errorf("masq-A: owned %t, binds %t", is, binds)
@@ -289,7 +290,8 @@ func TestOwnedInNFTables(t *testing.T) {
 			t.Error("the base chain is not followed")
 		}
 		return nil, nil
-	}})
+	}
+	n.explain(q)
 	if !asked {
 		t.Error("third-party rules were not read")
 	}
@@ -323,17 +325,12 @@ func TestTheKernelAgreesWhereNothingDiffers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := newNode(network("a", "A", statement(t)), network("b", "B", statement(t)))
 		address := rapid.SampledFrom([]string{"", "10.1.2.3", "10.1.9.9", "10.9.9.9", "8.8.8.8"})
-		q := diagnose.Question{
-			Destination: netip.MustParseAddr("10.1.2.3"),
-			Interface:   rapid.SampledFrom([]string{"", "eth0", "eth1", "wg0", "lo"}).Draw(t, "out"),
-			Local:       func(a netip.Addr) bool { return a == netip.MustParseAddr("10.1.9.9") },
+		dst, src := address.Draw(t, "dst"), address.Draw(t, "src")
+		if dst == "" {
+			dst = "10.1.2.3"
 		}
-		if dst := address.Draw(t, "dst"); dst != "" {
-			q.Destination = netip.MustParseAddr(dst)
-		}
-		if src := address.Draw(t, "src"); src != "" {
-			q.Source = netip.MustParseAddr(src)
-		}
+		q := question(dst, src, rapid.SampledFrom([]string{"", "eth0", "eth1", "wg0", "lo"}).Draw(t, "out"))
+		q.DstLocal, q.SrcLocal = dst == "10.1.9.9", src == "10.1.9.9"
 		e := n.explain(q)
 		if !e.Kernel || e.Problem != "" || len(e.Drift) > 0 || len(e.Chains) != 1 {
 			t.Fatalf("%+v: kernel %t, problem %q, drift %q, %d other chains", q, e.Kernel, e.Problem, e.Drift, len(e.Chains))

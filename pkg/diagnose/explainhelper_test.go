@@ -83,8 +83,17 @@ func (n *node) explain(q diagnose.Question) diagnose.Explanation {
 	return diagnose.Explain(q, n.view, n.sources, n.places)
 }
 
+// question is about traffic to an address; src and out may be "".
+func question(dst, src, out string) (q diagnose.Question) {
+	q.Dst, q.Out = netip.MustParseAddr(dst), out
+	if src != "" {
+		q.Src = netip.MustParseAddr(src)
+	}
+	return q
+}
+
 func (n *node) to(dst string) diagnose.Explanation {
-	return n.explain(diagnose.Question{Destination: netip.MustParseAddr(dst)})
+	return n.explain(question(dst, "", ""))
 }
 
 func network(name, chain string, edit ...func(*policy.SourcePolicy)) policy.Source {

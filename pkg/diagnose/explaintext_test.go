@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -45,12 +44,9 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		"observe ipv4 of iptables (nft): operation not permitted")}
 	var hits []thirdparty.Hit
 	ask := func(n *node, dst, src, out string) diagnose.Explanation {
-		q := diagnose.Question{Destination: netip.MustParseAddr(dst), Interface: out}
+		q := question(dst, src, out)
 		q.Trace = func(thirdparty.Traffic, func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 			return hits, nil
-		}
-		if src != "" {
-			q.Source = netip.MustParseAddr(src)
 		}
 		return n.explain(q)
 	}

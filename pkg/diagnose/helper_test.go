@@ -38,14 +38,13 @@ func conflist(network string, plugins ...string) string {
 // host is a node in the making: files below a root, policies, and what the
 // kernel would say.
 type testHost struct {
-	t          *testing.T
-	files      map[string]string
-	policies   []policy.SourcePolicy
-	choice     netfilter.Choice
-	rules      []thirdparty.Rule
-	usages     []thirdparty.Usage
-	interfaces []string
-	edit       func(*Host)
+	t        *testing.T
+	files    map[string]string
+	policies []policy.SourcePolicy
+	choice   netfilter.Choice
+	rules    []thirdparty.Rule
+	usages   []thirdparty.Usage
+	edit     func(*Host)
 }
 
 // newHost is a node without findings.
@@ -62,10 +61,10 @@ func newHost(t *testing.T) *testHost {
 			"proc/8/comm":                    "kthreadd\n",
 			"proc/8/cmdline":                 "",
 			"proc/stat":                      "",
+			"proc/net/dev":                   "Inter-|   Receive\n face |bytes\n    lo:       0\n  eth0: 1\n  cni0: 2\n",
 		},
-		policies:   []policy.SourcePolicy{{Chain: policy.DefaultChain}},
-		choice:     netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT},
-		interfaces: []string{"lo", "eth0", "cni0"},
+		policies: []policy.SourcePolicy{{Chain: policy.DefaultChain}},
+		choice:   netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT},
 	}
 }
 
@@ -85,7 +84,6 @@ func (h *testHost) node() Host {
 	n := Host{Root: root,
 		ThirdParty: func(context.Context) ([]thirdparty.Rule, error) { return h.rules, nil },
 		Variants:   func(context.Context) ([]thirdparty.Usage, error) { return h.usages, nil },
-		Interfaces: func() ([]string, error) { return h.interfaces, nil },
 	}
 	n.ConfDir, n.ConfDirErr = config.ReadConfDir(filepath.Join(root, "etc/cni/net.d"))
 	for i, s := range h.policies {

@@ -24,12 +24,12 @@ func ruleChecks() []check {
 		"They apply whether they are evaluated before or after the chain of ip-masq."
 	return []check{
 		{Finding{ID: "foreign-masquerade", Severity: SeverityProblem, Remedy: switchOff,
-			Summary: "Third-party rules masquerade destinations that the policy exempts."}, violationsOf(certain)},
+			Summary: "Third-party rules masquerade destinations that the policy exempts."}, violations},
 		{Finding{ID: "kubelet-masquerade", Severity: SeverityProblem, Remedy: switchOff,
-			Summary: "Rules of kubelet, kubenet or kube-proxy masquerade destinations that the policy exempts."}, violationsOf(ofKubelet)},
+			Summary: "Rules of kubelet, kubenet or kube-proxy masquerade destinations that the policy exempts."}, violations},
 		{Finding{ID: "foreign-masquerade-possible", Severity: SeverityNotice,
 			Summary: "Third-party rules may masquerade destinations that the policy exempts.",
-			Remedy:  "Look at the rules. State sourceCIDRs if they apply to other traffic than that of pods."}, violationsOf(possible)},
+			Remedy:  "Look at the rules. State sourceCIDRs if they apply to other traffic than that of pods."}, violations},
 		{Finding{ID: "leftover-chain", Severity: SeverityProblem,
 			Summary: "A chain exists in more than one backend, and the copy that is not in use masquerades too.",
 			Remedy: "Stop the program that writes it. Then ip-masq-reconciler once removes it, unless it has other rules than RETURN and MASQUERADE: " +
@@ -158,36 +158,25 @@ func (e *examination) readThirdParty() {
 	e.violations = violationsIn(e.Rules.Policies, rules)
 }
 
-// The kinds of violations.
-const (
-	certain = iota
-	ofKubelet
-	possible
-)
-
-func violationsOf(kind int) func(*examination, *Finding) {
-	return func(e *examination, f *Finding) {
-		var remedies []string
-		for _, v := range e.violations {
-			doubt := e.doubt(v)
-			line := v.String()
-			is := certain
-			switch {
-			case doubt != "":
-				is, line = possible, line+" ("+doubt+")"
-			case writtenByKubelet(v.rule):
-				is = ofKubelet
-			}
-			if is != kind {
-				continue
-			}
-			f.Detail = append(f.Detail, line)
-			if r := remedyFor(v.rule); r != "" && !slices.Contains(remedies, r) {
-				remedies = append(remedies, r)
-			}
+// violations adds those violations to a finding that have its ID.
+func violations(e *examination, f *Finding) {
+	var remedies []string
+	for _, v := range e.violations {
+		id, line := "foreign-masquerade", v.String()
+		if doubt := e.doubt(v); doubt != "" {
+			id, line = "foreign-masquerade-possible", line+" ("+doubt+")"
+		} else if writtenByKubelet(v.rule) {
+			id = "kubelet-masquerade"
 		}
-		f.Remedy = strings.Join(append(remedies, f.Remedy), " ")
+		if id != f.ID {
+			continue
+		}
+		f.Detail = append(f.Detail, line)
+		if r := remedyFor(v.rule); r != "" && !slices.Contains(remedies, r) {
+			remedies = append(remedies, r)
+		}
 	}
+	f.Remedy = strings.Join(append(remedies, f.Remedy), " ")
 }
 
 // doubt returns why the rule may not apply to pods; "" if it does.
@@ -259,31 +248,15 @@ func leftoverChains(e *examination, f *Finding) {
 			f.add("%s in %s (%s): it could not be removed", o.Chain, o.Backend, o.Family)
 		}
 	}
-	if len(e.Drivers) == 0 {
-		return
-	}
-	for _, g := range e.Rules.Groups {
-		for i, c := range g.Desired.Chains {
-			if i > 0 && g.Desired.Chains[i-1].Name == c.Name {
-				continue // the chain of the other family
-			}
-			others, err := e.Drivers.Duplicates(e.ctx, c.Name, g.Choice)
-			e.note(err)
-			for _, o := range others {
-				f.add("%s is kept in %s and exists in %s too", c.Name, g.Choice, o)
-			}
-		}
+	for _, d := range e.Rules.Duplicates {
+		f.add("%s exists in %s too", d.Chain, d.Choice)
 	}
 }
 
 func chainsOfOtherDataDirs(e *examination, f *Finding) {
-	owned, err := e.Drivers.Owned(e.ctx)
-	e.note(err)
-	for _, c := range owned {
-		if e.DataDir != "" && c.Owner.Differs(policy.OwnedBy(e.DataDir)) {
-			f.add("chain %s (%s) in %s belongs to %s and not to %s",
-				c.Name, c.Family, c.Choice, policy.Quote(c.Owner.DataDir), policy.Quote(e.DataDir))
-		}
+	for _, c := range e.Rules.OtherDataDirs {
+		f.add("chain %s (%s) in %s belongs to %s and not to %s",
+			c.Name, c.Family, c.Choice, policy.Quote(c.Owner.DataDir), policy.Quote(e.DataDir))
 	}
 }
 

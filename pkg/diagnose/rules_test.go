@@ -3,7 +3,6 @@
 package diagnose
 
 import (
-	"context"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 func many(n int) []netip.Prefix {
@@ -32,16 +30,6 @@ func fifo(t *testing.T, path string) {
 	if err := unix.Mkfifo(path, 0o644); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// elsewhere is a driver in whose place every chain stands, too. Of the rest of a
-// driver nothing may be asked.
-type elsewhere struct{ netfilter.Driver }
-
-func (elsewhere) Owned(context.Context) ([]netfilter.OwnedChain, error) { return nil, nil }
-
-func (elsewhere) FindChain(context.Context, string) ([]netfilter.Choice, error) {
-	return []netfilter.Choice{{Backend: policy.NFTables}}, nil
 }
 
 // kindnet is its masquerading as kindnetd writes it (pkg/masq), in a cluster with IPv6

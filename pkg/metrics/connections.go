@@ -7,6 +7,7 @@ import (
 	"maps"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -21,10 +22,9 @@ func (s series) labels() []string { return []string{s.chain, string(s.family), s
 
 // place is a chain in the kernel.
 type place struct {
-	backend policy.Backend
-	variant string
-	family  policy.Family
-	chain   string
+	netfilter.Choice
+	family policy.Family
+	chain  string
 }
 
 // counter identifies the counter of a rule in its chain: the nth of those that are alike.
@@ -55,7 +55,7 @@ func (c *connections) observe(s *enforce.State) {
 	seen := map[place]bool{}
 	for _, g := range s.Groups {
 		for _, chain := range g.Observed.Chains {
-			p := place{g.Choice.Backend, g.Choice.Variant, chain.Family, chain.Name}
+			p := place{g.Choice, chain.Family, chain.Name}
 			seen[p] = true
 			c.chain(p, chain.Rules)
 		}
@@ -77,7 +77,7 @@ func (c *connections) chain(p place, rules []policy.Rule) {
 		if !counts {
 			continue
 		}
-		if p.backend == policy.NFTables { // the elements of a set change while the rule and its counter stay
+		if p.Backend == policy.NFTables { // the elements of a set change while the rule and its counter stay
 			r = r.WithoutElements()
 		}
 		k := counter{rule: maphash.Comparable(c.seed, r.Key())}

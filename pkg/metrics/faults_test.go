@@ -73,7 +73,7 @@ func TestFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := metrics.New(metrics.Options{
 				Version:       "v1.2.3",
-				ThirdParty:    func(context.Context) (int, error) { return 0, nil },
+				ThirdParty:    func(context.Context, *reconcile.Report) (int, error) { return 0, nil },
 				PluginVersion: func() string { return map[bool]string{false: "v1.2.3"}[f.reasons == "plugin"] },
 				Written:       func(policy.SourceID) (time.Time, error) { return time.Unix(1_600_000_000, 0), nil },
 			})

@@ -35,7 +35,7 @@ func TestGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := metrics.New(metrics.Options{
 				Version:       "v1.2.3",
-				ThirdParty:    func(context.Context) (int, error) { return 4, nil },
+				ThirdParty:    func(context.Context, *reconcile.Report) (int, error) { return 4, nil },
 				PluginVersion: func() string { return "v1.2.2" },
 				Written: func(s policy.SourceID) (time.Time, error) {
 					if s == agentFiles {
@@ -258,7 +258,7 @@ func TestErrorsOfAScrapeAreLoggedOnce(t *testing.T) {
 	fail := true
 	m := metrics.New(metrics.Options{
 		Log: slog.New(slog.NewTextHandler(&log, nil)),
-		ThirdParty: func(context.Context) (int, error) {
+		ThirdParty: func(context.Context, *reconcile.Report) (int, error) {
 			if fail {
 				return 9, errors.New("no permission")
 			}

@@ -33,8 +33,10 @@ const scrapeTimeout = 2 * time.Second
 type Options struct {
 	Version string // of this program
 
-	State         func(context.Context) *enforce.State                 // observes the rules; nil if they cannot be read
-	ThirdParty    func(context.Context) (int, error)                   // counts third-party rules that defeat the policy
+	// State observes the rules; nil if they cannot be read, or a report will follow.
+	State func(context.Context) *enforce.State
+	// ThirdParty counts the third-party rules that defeat the policy, for the last report with rules.
+	ThirdParty    func(context.Context, *reconcile.Report) (int, error)
 	PluginVersion func() string                                        // of the installed plugin, "" without one
 	Written       func(policy.SourceID) (written time.Time, err error) // of a source's document; zero without one
 
@@ -250,8 +252,8 @@ func (m *Monitor) refresh() {
 	if o.PluginVersion != nil {
 		found.plugin = o.PluginVersion()
 	}
-	if o.ThirdParty != nil {
-		if n, err := o.ThirdParty(ctx); err != nil {
+	if o.ThirdParty != nil && known != nil {
+		if n, err := o.ThirdParty(ctx, known); err != nil {
 			m.log.Warn("failed to count third-party rules", "err", err)
 		} else {
 			found.thirdParty = &n
