@@ -163,6 +163,31 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
+// TestFindings: troubleshooting.md names each finding of doctor.
+func TestFindings(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(root, "pkg", "diagnose", "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := documents(t)[filepath.Join(root, "docs", "troubleshooting.md")]
+	id, found := regexp.MustCompile(`\bID: +"([a-z0-9-]+)"`), 0
+	for _, file := range append(files, filepath.Join(root, "reconciler", "doctor.go")) {
+		code, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range id.FindAllSubmatch(code, -1) {
+			found++
+			if !strings.Contains(text, "`"+string(m[1])+"`") {
+				t.Errorf("docs/troubleshooting.md does not have the finding %s", m[1])
+			}
+		}
+	}
+	if found < 30 {
+		t.Errorf("found %d findings: the test does not see them", found)
+	}
+}
+
 // TestThreatModel: each bound of security.md names a test that exists.
 func TestThreatModel(t *testing.T) {
 	text := documents(t)[filepath.Join(root, "docs", "security.md")]
