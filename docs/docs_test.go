@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docs_test holds the documents against what they speak of: files,
-// headings, commands and flags, alerts.
+// Package docs_test compares the documents with the files, headings, commands, flags,
+// findings, alerts and tests that they name.
 package docs_test
 
 import (
@@ -56,7 +56,7 @@ func anchors(text string) []string {
 	return all
 }
 
-// TestLinks: what a document links to within the project is there, headings too.
+// TestLinks: each link within the project leads to a file, and to a heading in it.
 func TestLinks(t *testing.T) {
 	all := documents(t)
 	for path, text := range all {
@@ -78,18 +78,17 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestIndex: the index leads to each document beside it.
+// TestIndex: docs/README.md links to each document of its directory.
 func TestIndex(t *testing.T) {
-	for path := range documents(t) {
-		if name := filepath.Base(path); filepath.Dir(path) == filepath.Join(root, "docs") && name != "README.md" {
-			if text := documents(t)[filepath.Join(root, "docs", "README.md")]; !strings.Contains(text, "("+name) {
-				t.Errorf("docs/README.md does not link to %s", name)
-			}
+	files, _ := filepath.Glob("*.md")
+	for _, file := range files {
+		if file != "README.md" && !strings.Contains(read(t, "docs", "README.md"), "("+file) {
+			t.Errorf("docs/README.md does not link to %s", file)
 		}
 	}
 }
 
-// help returns what --help of a command says.
+// help returns the output of a command's --help.
 func help(t *testing.T, command ...string) string {
 	t.Helper()
 	path := filepath.Join(os.Getenv("IPMASQ_BIN_DIR"), "ip-masq-reconciler")
@@ -100,15 +99,14 @@ func help(t *testing.T, command ...string) string {
 	return string(out)
 }
 
-// TestCommands: each command and flag of the reconciler that documents name is
-// one that it has.
+// TestCommands: the reconciler has each command and flag that documents name.
 func TestCommands(t *testing.T) {
-	// A call begins a line or a quotation; messages have a colon after the name.
+	// A call begins a line or a code span; messages have a colon after the name.
 	call := regexp.MustCompile("(?m)(?:^ *|^ *\\$ |`)ip-masq-reconciler( [a-z]+)?((?: +(?:[^\\s`|;#&]|\\\\\n)+)*)")
 	flags := regexp.MustCompile(`(?:^|\s)--([a-z][a-z0-9-]*)`)
 	alone := regexp.MustCompile("`--([a-z][a-z0-9-]*)")
 	listed := regexp.MustCompile(`(?m)^  ([a-z]+) `)
-	others := []string{ // of other programs, and klog's, which --help does not list
+	foreign := []string{ // of other programs, and klog's, which --help does not list
 		"non-masquerade-cidr", "masquerade-all", "ip-masq", "noflush", "v",
 		"masquerading", "cleanup-config-on-exit", "skip-config-watch", "multus-master-cni-file-name",
 	}
@@ -133,76 +131,70 @@ func TestCommands(t *testing.T) {
 			}
 		}
 		for _, f := range alone.FindAllStringSubmatch(text, -1) {
-			if !strings.Contains(all, "--"+f[1]+" ") && !slices.Contains(others, f[1]) {
+			if !strings.Contains(all, "--"+f[1]+" ") && !slices.Contains(foreign, f[1]) {
 				t.Errorf("%s: there is no flag --%s", path, f[1])
 			}
 		}
 	}
 	if calls < 30 {
-		t.Errorf("found %d calls: the test does not see them", calls)
+		t.Errorf("found %d calls: the pattern is wrong", calls)
 	}
 }
 
-// TestAlerts: operate.md tells what to do about each alert, and of no other.
-func TestAlerts(t *testing.T) {
-	rules, err := os.ReadFile(filepath.Join(root, "deploy", "kustomize", "components", "monitoring", "rules.yaml"))
+// read returns the text of a file of the project.
+func read(t *testing.T, path ...string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(append([]string{root}, path...)...))
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := func(pattern, text string) []string {
-		var all []string
-		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
-			all = append(all, m[1])
-		}
-		slices.Sort(all)
-		return all
+	return string(text)
+}
+
+// names returns the group of each match, sorted.
+func names(pattern, text string) []string {
+	var all []string
+	for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+		all = append(all, m[1])
 	}
-	told := names("(?m)^\\| `(IPMasq\\w+)`", documents(t)[filepath.Join(root, "docs", "operate.md")])
-	if there := names(`- alert: (\w+)`, string(rules)); len(there) == 0 || !slices.Equal(there, told) {
-		t.Errorf("alerts:\n%q\noperate.md has:\n%q", there, told)
+	slices.Sort(all)
+	return all
+}
+
+// TestAlerts: operate.md has a row for each alert, and for no other.
+func TestAlerts(t *testing.T) {
+	has := names("(?m)^\\| `(IPMasq\\w+)`", read(t, "docs", "operate.md"))
+	want := names(`- alert: (\w+)`, read(t, "deploy", "kustomize", "components", "monitoring", "rules.yaml"))
+	if len(want) == 0 || !slices.Equal(want, has) {
+		t.Errorf("alerts:\n%q\noperate.md has:\n%q", want, has)
 	}
 }
 
 // TestFindings: troubleshooting.md names each finding of doctor.
 func TestFindings(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(root, "pkg", "diagnose", "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := documents(t)[filepath.Join(root, "docs", "troubleshooting.md")]
-	id, found := regexp.MustCompile(`\bID: +"([a-z0-9-]+)"`), 0
+	text := read(t, "docs", "troubleshooting.md")
+	files, _ := filepath.Glob(filepath.Join(root, "pkg", "diagnose", "*.go"))
+	var ids []string
 	for _, file := range append(files, filepath.Join(root, "reconciler", "doctor.go")) {
-		code, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range id.FindAllSubmatch(code, -1) {
-			found++
-			if !strings.Contains(text, "`"+string(m[1])+"`") {
-				t.Errorf("docs/troubleshooting.md does not have the finding %s", m[1])
-			}
-		}
+		ids = append(ids, names(`\bID: +"([a-z-]+)"`, read(t, strings.TrimPrefix(file, root)))...)
 	}
-	if found < 30 {
-		t.Errorf("found %d findings: the test does not see them", found)
+	missing := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return strings.Contains(text, "`"+id+"`") })
+	if len(ids) < 30 || len(missing) > 0 {
+		t.Errorf("troubleshooting.md does not name %q of %d findings", missing, len(ids))
 	}
 }
 
-// TestThreatModel: each bound of security.md names a test that exists.
+// TestThreatModel: security.md names a test for each bound, and each of them exists.
 func TestThreatModel(t *testing.T) {
-	text := documents(t)[filepath.Join(root, "docs", "security.md")]
+	text := read(t, "docs", "security.md")
 	named := regexp.MustCompile("`([a-z0-9/]+): (Test[A-Z][A-Za-z0-9]*)`").FindAllStringSubmatch(text, -1)
 	if len(named) < 40 {
-		t.Errorf("found %d names of tests: this test does not see them", len(named))
+		t.Errorf("found %d names of tests: the pattern is wrong", len(named))
 	}
 	for _, m := range named {
-		files, err := filepath.Glob(filepath.Join(root, m[1], "*_test.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		files, _ := filepath.Glob(filepath.Join(root, m[1], "*_test.go"))
 		if !slices.ContainsFunc(files, func(file string) bool {
-			source, err := os.ReadFile(file)
-			return err == nil && strings.Contains(string(source), "\nfunc "+m[2]+"(t *testing.T) {")
+			return strings.Contains(read(t, strings.TrimPrefix(file, root)), "\nfunc "+m[2]+"(t *testing.T) {")
 		}) {
 			t.Errorf("security.md: there is no %s in %s", m[2], m[1])
 		}
