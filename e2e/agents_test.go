@@ -31,7 +31,7 @@ func (a agent) resync(t *testing.T, n *node, variant string) (added int) {
 	local := [][]string{{"169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"}, {"fe80::/10"}}
 	for i, f := range families() {
 		iptables := func(args ...string) (string, int) {
-			stdout, stderr, code := run(t, n.Node.Command(n.within(t), f[0]+"-"+variant, append([]string{"-t", "nat"}, args...)...))
+			stdout, stderr, code := run(t, n.Node.Command(n.timeout(t), f[0]+"-"+variant, append([]string{"-t", "nat"}, args...)...))
 			return stdout + stderr, code
 		}
 		if out, code := iptables("-N", "IP-MASQ-AGENT"); code != 0 && !strings.Contains(out, "Chain already exists") {

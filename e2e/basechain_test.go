@@ -49,7 +49,7 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 				n := newNode(t, f)
 				keys := dualStack(nil)
 				n.conflist(t, "podnet", keys)
-				pods, conf := podAlone(n.pod(t, "podnet")), n.conf(t, "podnet", keys)
+				pods, conf := onlyPod(n.pod(t, "podnet")), n.conf(t, "podnet", keys)
 				judged := func(masqueraded bool) {
 					t.Helper()
 					pods.verdicts(t, n, masqueraded, flows{"pod": "1.2.3.4 2001:db8:5::5"})

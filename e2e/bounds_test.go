@@ -50,7 +50,7 @@ func (n *node) policyState(t *testing.T) snapshot {
 func (n *node) wantPolicyState(t *testing.T, before snapshot) {
 	t.Helper()
 	if d := cmp.Diff(before, n.policyState(t), cmp.AllowUnexported(snapshot{})); d != "" {
-		t.Errorf("what is in force changed:\n%s", shortened(d))
+		t.Errorf("what is in force changed:\n%s", abbreviate(d))
 	}
 }
 
@@ -176,14 +176,14 @@ func TestBoundsAcrossNetworks(t *testing.T) {
 				n.invoke(t, invocation{verb: "DEL", conf: second, id: "second"}).want(t, 0)
 				n.wantPolicyState(t, before)
 				// Agent files that ask for as much do not change anything either.
-				n.agentFile(t, "ip-masq-agent", string(text(t, c.second)))
+				n.agentFile(t, "ip-masq-agent", string(marshalIndent(t, c.second)))
 				_, stderr, code := n.reconciler(t, append([]string{"once"}, n.agentArgs(n.agentDir())...)...)
 				if code != 1 {
 					t.Errorf("once: exit code %d, want 1\n%s", code, stderr)
 				}
 				for _, s := range append(c.says, "the agent files") {
 					if !strings.Contains(stderr, s) {
-						t.Errorf("once does not say %q:\n%s", s, shortened(stderr))
+						t.Errorf("once does not say %q:\n%s", s, abbreviate(stderr))
 					}
 				}
 				n.wantPolicyState(t, before)

@@ -172,7 +172,7 @@ func (m *chaosTest) tamper(t *testing.T) {
 	if words[0] != "nft" {
 		words[0] = filepath.Join(m.dir, "bin", words[0])
 	}
-	_, _, _ = run(t, m.Node.Command(m.within(t), words[0], words[1:]...))
+	_, _, _ = run(t, m.Node.Command(m.timeout(t), words[0], words[1:]...))
 }
 
 // sound reports whether every source can be read as it is.
@@ -214,8 +214,8 @@ func (m *chaosTest) waitForSources(t *testing.T) {
 }
 
 // policy is what all sources state together, for the oracle.
-func (m *chaosTest) combinedPolicy() randomised {
-	p := randomised{ipv6: true}
+func (m *chaosTest) combinedPolicy() oraclePolicy {
+	p := oraclePolicy{ipv6: true}
 	for _, keys := range m.lastValid {
 		exempt, _ := keys["nonMasqueradeCIDRs"].([]string)
 		masquerade, _ := keys["masqueradeCIDRs"].([]string)

@@ -65,7 +65,7 @@ func TestDriftInLargeCommit(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			slow := []string{}
 			for range 2 { // once more, where something else kept the machine busy
-				w := newTampered(t, f)
+				w := newTamperNode(t, f)
 				slow = slow[:0]
 				for _, s := range largeCommits() {
 					if s.backend != i {
@@ -77,7 +77,7 @@ func TestDriftInLargeCommit(t *testing.T) {
 						w.feed(t, s.script, s.program[0], s.program[1:]...)
 						took = append(took, timelimit.Fair(w.repair(t, count), repairInLargeCommit))
 					}
-					w.packets(t)
+					w.checkVerdicts(t)
 					t.Logf("%-50s %v", s.name, took)
 					if slices.Max(took) > repairInLargeCommit {
 						slow = append(slow, fmt.Sprintf("%s: %v", s.name, took))
@@ -101,7 +101,7 @@ func TestDriftInLargeCommit(t *testing.T) {
 func TestDriftDuringLargeCommits(t *testing.T) {
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
-			w := newTampered(t, f)
+			w := newTamperNode(t, f)
 			program, script := []string{"nft", "-f", "-"}, kubeProxyTable()
 			if f.variant == "" {
 				program, script = []string{"iptables-nft-restore", "--noflush"}, fixtures.KubeProxy(manyRules)
@@ -132,15 +132,15 @@ func TestDriftDuringLargeCommits(t *testing.T) {
 				w.until(t, "storm", func() bool { return restored.Load() >= int64(i/2) })
 				count := w.Count()
 				w.spoil(t, tamperings()[0], i%len(families()))
-				took = append(took, timelimit.Fair(w.amid(t, count, i), repairDuringLargeCommits))
+				took = append(took, timelimit.Fair(w.repairDuringCommits(t, count, i), repairDuringLargeCommits))
 			}
 			close(stop)
 			others.Wait()
 			w.untilIdle(t, 200*time.Millisecond)
-			if rules := w.ours(t); rules != w.right {
+			if rules := w.ownedRules(t); rules != w.right {
 				t.Errorf("rules are not what they were:\n%s\nwere\n%s", rules, w.right)
 			}
-			w.packets(t)
+			w.checkVerdicts(t)
 			t.Logf("%d restores of %d rules by %s; repairs: %v", restored.Load(), manyRules, program[0], took)
 			if worst := slices.Max(took); worst > repairDuringLargeCommits {
 				t.Errorf("drift was repaired after %s: %v", worst, []time.Duration(took))
@@ -156,7 +156,7 @@ func TestTamperingInSteps(t *testing.T) {
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel() // it waits most of the time
-			w := newTampered(t, f)
+			w := newTamperNode(t, f)
 			table, chain := "ip-masq", "postrouting"
 			if f.variant != "" {
 				table, chain = "nat", "POSTROUTING"
@@ -199,7 +199,7 @@ func TestTamperingInSteps(t *testing.T) {
 			if worst := slices.Max(took); worst > repairDuringLargeCommits {
 				t.Errorf("rules were repaired after %s: %v", worst, []time.Duration(took))
 			}
-			w.packets(t)
+			w.checkVerdicts(t)
 		})
 	}
 }

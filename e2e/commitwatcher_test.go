@@ -90,5 +90,5 @@ func (f durations) String() string {
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 func (f durations) slow() bool {
-	return timelimit.Exceeded(f.median(), usualRepair) || slices.Max(f) > worstRepair
+	return timelimit.Exceeded(f.median(), medianRepair) || slices.Max(f) > worstRepair
 }

@@ -314,7 +314,7 @@ func TestMemoryOfAgentFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, backends()[0])
 			n.agentFile(t, "ip-masq", text)
-			c := n.reconcilerCommand(n.within(t), t, "once")
+			c := n.reconcilerCommand(n.timeout(t), t, "once")
 			run(t, c)
 			if most := c.ProcessState.SysUsage().(*syscall.Rusage).Maxrss; most > limitKiB {
 				t.Errorf("took %d KiB of memory, more than %d", most, limitKiB)

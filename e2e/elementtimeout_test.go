@@ -17,7 +17,7 @@ func TestElementsThatExpire(t *testing.T) {
 	n := newNode(t, backends()[0])
 	keys := dualStack(nil)
 	n.conflist(t, "podnet", keys)
-	pods, conf := podAlone(n.pod(t, "podnet")), n.conf(t, "podnet", keys)
+	pods, conf := onlyPod(n.pod(t, "podnet")), n.conf(t, "podnet", keys)
 	for i, family := range families() {
 		n.feed(t, strings.NewReplacer("FAM", family[1], "TYPE", []string{"ipv4_addr", "ipv6_addr"}[i],
 			"ELEMENTS", []string{"10.0.0.0/8, 169.254.0.0/16", "fd00::/8, fe80::/10"}[i]).Replace(

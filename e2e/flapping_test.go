@@ -51,7 +51,7 @@ func TestFlapping(t *testing.T) {
 		f := backends()[form]
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			w := newTampered(t, f)
+			w := newTamperNode(t, f)
 			repairs := w.metric(t, "reconciles_total", `result="repaired"`)
 			commits := w.Count()
 			began := time.Now()
@@ -60,7 +60,7 @@ func TestFlapping(t *testing.T) {
 			suspected := time.Now()
 			t.Logf("suspected after %s and %v repairs: %s", suspected.Sub(began).Round(time.Millisecond),
 				w.metric(t, "reconciles_total", `result="repaired"`)-repairs, says)
-			if all := w.reasons(t); w.metric(t, "ready") != 0 || !slices.Contains(all, "flapping") {
+			if all := w.notReadyReasons(t); w.metric(t, "ready") != 0 || !slices.Contains(all, "flapping") {
 				t.Errorf("the metric ready is not 0, or reasons are %q", all)
 			}
 			if n := w.metric(t, "drift_repairs_total"); n < 20 {
@@ -95,10 +95,10 @@ func TestFlapping(t *testing.T) {
 			t.Logf("ready again %s after the other program stopped", time.Since(stopped).Round(time.Millisecond))
 			// The log is written once the node is ready.
 			w.daemon.within(t, 5*time.Second, "its end in the log", func() bool { return strings.Contains(w.log(), "msg=ready") })
-			if rules := w.ours(t); rules != w.right {
+			if rules := w.ownedRules(t); rules != w.right {
 				t.Errorf("rules are not what they were:\n%s\nwere\n%s", rules, w.right)
 			}
-			w.packets(t)
+			w.checkVerdicts(t)
 
 			// The next change is repaired at once.
 			count := w.untilIdle(t, 100*time.Millisecond)

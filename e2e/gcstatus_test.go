@@ -61,7 +61,7 @@ func TestGCWithCnitool(t *testing.T) {
 	if have := n.attachments(t, "podnet"); have != 2 {
 		t.Fatalf("%d attachments", have)
 	}
-	if r := topology.Must(n.cni.GC(n.within(t), "podnet"))(t); r.ExitCode != 0 {
+	if r := topology.Must(n.cni.GC(n.timeout(t), "podnet"))(t); r.ExitCode != 0 {
 		t.Fatalf("GC: exit code %d\n%s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	if left := n.attachments(t, "podnet"); left != 0 {
@@ -182,7 +182,7 @@ func TestStatusWithCnitool(t *testing.T) {
 	n := newNode(t, backends()[0])
 	for _, keys := range []object{{}, {"requireAgentConfig": true}} {
 		n.conflist(t, "podnet", keys)
-		r := topology.Must(n.cni.Status(n.within(t), "podnet"))(t)
+		r := topology.Must(n.cni.Status(n.timeout(t), "podnet"))(t)
 		if failed := r.ExitCode != 0; failed != (len(keys) > 0) {
 			t.Errorf("STATUS with %v: exit code %d\n%s%s", keys, r.ExitCode, r.Stdout, r.Stderr)
 		}

@@ -145,7 +145,7 @@ func (e addCost) wantWithin(t *testing.T, committed addCost) {
 // blind, what it takes to look at the rules.
 func (n *node) measureADD(t *testing.T, conf string, blind bool) (e addCost) {
 	t.Helper()
-	l := local{node: n, noCache: blind}
+	l := inProcessPlugin{node: n, noCache: blind}
 	add := func() {
 		l.call(t, conf, func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Add(args) })
 	}

@@ -63,7 +63,7 @@ func (d *daemon) wantMemory(t *testing.T) float64 {
 
 // settled is a node as full as an ordinary one: 64 prefixes of a conflist and of
 // the agents' files, pods, and rules of others.
-func newPopulatedNode(t *testing.T, f backend, managed bool) *tampered {
+func newPopulatedNode(t *testing.T, f backend, managed bool) *tamperNode {
 	t.Helper()
 	n := newNode(t, f)
 	n.addThirdPartyRules(t)
@@ -73,9 +73,9 @@ func newPopulatedNode(t *testing.T, f backend, managed bool) *tampered {
 		cidrs = append(cidrs, fmt.Sprintf("198.18.%d.0/24", 2*i))
 	}
 	n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": cidrs})
-	w := &tampered{node: n}
+	w := &tamperNode{node: n}
 	for range 3 {
-		w.pods = podAlone(n.pod(t, "podnet"))
+		w.pods = onlyPod(n.pod(t, "podnet"))
 	}
 	var args []string
 	if managed {
@@ -83,7 +83,7 @@ func newPopulatedNode(t *testing.T, f backend, managed bool) *tampered {
 	}
 	w.daemon = n.startReconciler(t, append(args, "--resync-interval", "1s")...).untilReady(t)
 	w.commitWatcher = n.watchCommits(t)
-	w.right = w.ours(t)
+	w.right = w.ownedRules(t)
 	return w
 }
 
@@ -99,7 +99,7 @@ func TestIdle(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newPopulatedNode(t, f, managed)
-			eye := w.look(t)
+			eye := w.watchConfDir(t)
 			time.Sleep(time.Second) // for passes that its start asked for, and a first scrape's inquiries
 			w.scrape(t)
 			commits, generation, rules, state, log := w.Count(), w.generation(t), w.ruleset(t), w.stateStamps(t), w.log()
@@ -217,7 +217,7 @@ func (d *daemon) lostMessages(t *testing.T) int {
 func TestThirdPartyCommits(t *testing.T) {
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
-			w := newTampered(t, f)
+			w := newTamperNode(t, f)
 			for range 5 {
 				w.scrape(t)
 			}
@@ -237,7 +237,7 @@ func TestThirdPartyCommits(t *testing.T) {
 				w.until(t, "commits", func() bool { return made.Load() >= int64((i+1)*commits/times) })
 				count := w.Count()
 				w.spoil(t, tamperings()[0], i%len(families()))
-				repairs = append(repairs, timelimit.Fair(w.amid(t, count, i), time.Second))
+				repairs = append(repairs, timelimit.Fair(w.repairDuringCommits(t, count, i), time.Second))
 			}
 			all.Wait()
 			if failure != nil {
@@ -247,7 +247,7 @@ func TestThirdPartyCommits(t *testing.T) {
 			if heard := len(w.Since(start)); heard < commits+2*times {
 				t.Errorf("%d commits were heard, want %d at least", heard, commits+2*times)
 			}
-			if rules := w.ours(t); rules != w.right {
+			if rules := w.ownedRules(t); rules != w.right {
 				t.Errorf("rules are not what they were:\n%s", cmp.Diff(w.right, rules))
 			}
 			// A write that others hold up may repair what comes meanwhile too.
@@ -265,7 +265,7 @@ func TestThirdPartyCommits(t *testing.T) {
 			if worst := slices.Max(repairs); worst > time.Second {
 				t.Errorf("drift was repaired after %s: %v", worst, repairs)
 			}
-			w.packets(t)
+			w.checkVerdicts(t)
 			t.Logf("%d commits in %s, none lost; %v passes meanwhile; repairs: %v; %.1f MiB before and %.1f after",
 				commits, took.Round(time.Millisecond), w.metric(t, "reconciles_total")-passes, repairs, before, w.wantMemory(t))
 		})

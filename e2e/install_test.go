@@ -128,7 +128,7 @@ func (b *uninstalledNode) delPodFromCache(t *testing.T, p *pod) {
 		if err := then.Write("10-podnet.conflist", string(cached.Config)); err != nil {
 			t.Fatal(err)
 		}
-		if r := topology.Must(then.Del(b.within(t), "podnet", p.Host))(t); r.ExitCode != 0 {
+		if r := topology.Must(then.Del(b.timeout(t), "podnet", p.Host))(t); r.ExitCode != 0 {
 			t.Fatalf("DEL as it was made: exit code %d\n%s%s", r.ExitCode, r.Stdout, r.Stderr)
 		}
 		return
@@ -322,7 +322,7 @@ func TestInstallKilled(t *testing.T) {
 		if random.IntN(2) == 0 {
 			args = b.args("uninstall")
 		}
-		c := b.reconcilerCommand(b.within(t), t, args...)
+		c := b.reconcilerCommand(b.timeout(t), t, args...)
 		var out bytes.Buffer
 		c.Stdout, c.Stderr = &out, &out
 		if err := c.Start(); err != nil {
@@ -440,7 +440,7 @@ func TestConcurrentInstalls(t *testing.T) {
 	plugins := []string{b.pluginBuild(t, "one"), b.pluginBuild(t, "two")}
 	var all sync.WaitGroup
 	for i := range 8 {
-		c := b.reconcilerCommand(b.within(t), t, b.args("install", "--plugin", plugins[i%2])...)
+		c := b.reconcilerCommand(b.timeout(t), t, b.args("install", "--plugin", plugins[i%2])...)
 		all.Go(func() {
 			if out, err := c.CombinedOutput(); err != nil {
 				t.Errorf("install: %v\n%s", err, out)

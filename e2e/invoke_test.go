@@ -48,7 +48,7 @@ type result struct {
 // prepare makes a request ready to run.
 func (n *node) prepare(t *testing.T, r invocation) *topology.Cmd {
 	t.Helper()
-	c := n.Node.Command(n.within(t), n.plugin(t))
+	c := n.Node.Command(n.timeout(t), n.plugin(t))
 	if r.id == "" {
 		r.id = "container"
 	}

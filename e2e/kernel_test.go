@@ -88,7 +88,7 @@ func (n *node) generation(t *testing.T) uint32 {
 // fails the test if the program does.
 func (n *node) feed(t *testing.T, input, name string, args ...string) {
 	t.Helper()
-	c := n.Node.Command(n.within(t), name, args...)
+	c := n.Node.Command(n.timeout(t), name, args...)
 	c.Stdin = strings.NewReader(input)
 	if stdout, stderr, code := run(t, c); code != 0 {
 		t.Fatalf("%s %s: exit code %d\n%s%s\n%s", name, strings.Join(args, " "), code, stdout, stderr, input)

@@ -12,10 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestListingIsThatOfTheAgent compares what administrators see with what the
+// TestListingMatchesAgent compares what administrators see with what the
 // Kubernetes documentation shows them (Administer a Cluster, "IP Masquerade
 // Agent User Guide"): targets, sources and destinations, in that order.
-func TestListingIsThatOfTheAgent(t *testing.T) {
+func TestListingMatchesAgent(t *testing.T) {
 	const (
 		heading   = "Chain IP-MASQ-AGENT (1 references)"
 		linkLocal = "RETURN anywhere 169.254.0.0/16"
@@ -38,7 +38,7 @@ func TestListingIsThatOfTheAgent(t *testing.T) {
 				n.conflist(t, "podnet", c.keys)
 				n.pod(t, "podnet")
 				listing := n.tool(t, "iptables", "-t", "nat", "-L", "IP-MASQ-AGENT")
-				if diff := cmp.Diff(c.want, essence(t, listing)); diff != "" {
+				if diff := cmp.Diff(c.want, listingColumns(t, listing)); diff != "" {
 					t.Errorf("%v (-want +got):\n%s\n%s", c.keys, diff, listing)
 				}
 			}
@@ -48,7 +48,7 @@ func TestListingIsThatOfTheAgent(t *testing.T) {
 
 // essence is the heading of a listing and of each rule the target, source and
 // destination.
-func essence(t *testing.T, listing string) []string {
+func listingColumns(t *testing.T, listing string) []string {
 	t.Helper()
 	heading, rest, _ := strings.Cut(listing, "\n")
 	columns, rest, _ := strings.Cut(rest, "\n")

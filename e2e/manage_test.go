@@ -22,14 +22,14 @@ import (
 // runtime's directory of plugins has ours, and the entry is that of keys.
 func (n *node) manageArgs(t *testing.T, keys map[string]any) []string {
 	t.Helper()
-	n.entryFile(t, string(text(t, n.entry(keys))))
-	n.installed(t)
+	n.writeEntryFile(t, string(marshalIndent(t, n.entry(keys))))
+	n.installPlugin(t)
 	return []string{"--conflist-manage", "--conflist-entry-file", n.entryPath(), "--cni-bin-dir", n.pluginDir(), "--resync-interval", "10m"}
 }
 
 func (n *node) entryPath() string { return filepath.Join(n.dir, "entry", "entry.json") }
 
-func (n *node) entryFile(t *testing.T, text string) {
+func (n *node) writeEntryFile(t *testing.T, text string) {
 	t.Helper()
 	must(t, firstOf(os.MkdirAll(filepath.Dir(n.entryPath()), 0o755), os.WriteFile(n.entryPath()+".next", []byte(text), 0o644),
 		os.Rename(n.entryPath()+".next", n.entryPath())))
@@ -38,12 +38,12 @@ func (n *node) entryFile(t *testing.T, text string) {
 func (n *node) pluginDir() string { return filepath.Join(n.dir, "plugins") }
 
 // installed puts our plugin where runtimes look for it.
-func (n *node) installed(t *testing.T) {
+func (n *node) installPlugin(t *testing.T) {
 	t.Helper()
 	must(t, firstOf(os.MkdirAll(n.pluginDir(), 0o755), os.Symlink(n.plugin(t), filepath.Join(n.pluginDir(), "ip-masq"))))
 }
 
-func text(t *testing.T, v any) []byte {
+func marshalIndent(t *testing.T, v any) []byte {
 	t.Helper()
 	doc, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -54,24 +54,24 @@ func text(t *testing.T, v any) []byte {
 
 // mainCNI writes a file as a main CNI plugin does, at once and whole: a network
 // without us.
-func (n *node) mainCNI(t *testing.T, file, network string) {
+func (n *node) writeMainConflist(t *testing.T, file, network string) {
 	t.Helper()
-	n.place(t, file, n.mainDoc(t, network))
+	n.writeConflistFile(t, file, n.mainConflist(t, network))
 }
 
-func (n *node) mainDoc(t *testing.T, network string) []byte {
+func (n *node) mainConflist(t *testing.T, network string) []byte {
 	t.Helper()
-	return text(t, object{"cniVersion": "1.0.0", "name": network, "plugins": []any{n.bridge(network)}})
+	return marshalIndent(t, object{"cniVersion": "1.0.0", "name": network, "plugins": []any{n.bridge(network)}})
 }
 
-func (n *node) place(t *testing.T, file string, doc []byte) {
+func (n *node) writeConflistFile(t *testing.T, file string, doc []byte) {
 	t.Helper()
 	next := filepath.Join(n.cni.ConfDir, "next-"+file+".tmp")
 	must(t, firstOf(os.MkdirAll(n.cni.ConfDir, 0o755), os.WriteFile(next, doc, 0o644), os.Rename(next, filepath.Join(n.cni.ConfDir, file))))
 }
 
 // has reports whether a file names our plugin.
-func (n *node) has(t *testing.T, file string) bool {
+func (n *node) hasPluginEntry(t *testing.T, file string) bool {
 	t.Helper()
 	doc, err := os.ReadFile(filepath.Join(n.cni.ConfDir, file))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -84,7 +84,7 @@ func (n *node) has(t *testing.T, file string) bool {
 // ready, and metrics say so.
 func (d *daemon) untilManaged(t *testing.T, file string) {
 	t.Helper()
-	d.within(t, fileChangeTimeout, "entry in "+file, func() bool { return d.n.has(t, file) })
+	d.within(t, fileChangeTimeout, "entry in "+file, func() bool { return d.n.hasPluginEntry(t, file) })
 	d.eventuallyReady(t)
 	if got := d.metric(t, "conflist_present"); got != 1 {
 		t.Errorf("conflist_present is %v", got)
@@ -104,9 +104,9 @@ func TestManage(t *testing.T) {
 		if got := d.metric(t, "conflist_present") + d.metric(t, "conflist_repairs_total") + d.metric(t, "conflist_flapping"); got != 0 {
 			t.Errorf("metrics tell of an entry: %v", got)
 		}
-		n.mainCNI(t, mainFile, "podnet")
+		n.writeMainConflist(t, mainFile, "podnet")
 		d.untilManaged(t, mainFile)
-		all := podAlone(n.pod(t, "podnet"))
+		all := onlyPod(n.pod(t, "podnet"))
 		all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
 		all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
 		if got := d.metric(t, "conflist_repairs_total"); got != 1 {
@@ -114,16 +114,16 @@ func TestManage(t *testing.T) {
 		}
 		must(t, os.Remove(filepath.Join(n.cni.ConfDir, mainFile)))
 		d.eventuallyUnready(t, "conflist: waiting")
-		n.place(t, "20-podnet.conf", text(t, func() object {
+		n.writeConflistFile(t, "20-podnet.conf", marshalIndent(t, func() object {
 			conf := n.bridge("podnet")
 			conf["name"], conf["cniVersion"] = "podnet", "1.0.0"
 			return conf
 		}()))
 		d.untilManaged(t, "20-podnet-made-by-ip-masq.conflist")
-		if n.has(t, "20-podnet.conf") {
+		if n.hasPluginEntry(t, "20-podnet.conf") {
 			t.Error("the original is changed")
 		}
-		all = podAlone(n.pod(t, "podnet"))
+		all = onlyPod(n.pod(t, "podnet"))
 		all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
 		if strings.Contains(d.log(), "level=ERROR") || strings.Contains(d.log(), "level=WARN") {
 			t.Errorf("it complains:\n%s", d.log())
@@ -132,7 +132,7 @@ func TestManage(t *testing.T) {
 		// A stop leaves the entry.
 		log := d.log()
 		d.stop(t)
-		if !n.has(t, "20-podnet-made-by-ip-masq.conflist") || d.since(log) != "" {
+		if !n.hasPluginEntry(t, "20-podnet-made-by-ip-masq.conflist") || d.since(log) != "" {
 			t.Errorf("the entry went with the reconciler, which said:\n%s", d.since(log))
 		}
 		backups, err := filepath.Glob(filepath.Join(n.dataDir, "backups", mainFile+".*.bak"))
@@ -152,88 +152,88 @@ func TestManage(t *testing.T) {
 func TestManageBrokenFiles(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
-	n.mainCNI(t, mainFile, "podnet")
+	n.writeMainConflist(t, mainFile, "podnet")
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
 	d.untilManaged(t, mainFile)
 
 	const broken = "{\n  \"name\": \"podnet\",\n  \"plugins\": [}\n"
-	n.place(t, mainFile, []byte(broken))
+	n.writeConflistFile(t, mainFile, []byte(broken))
 	d.eventuallyUnready(t, "conflist: ", filepath.Join(n.cni.ConfDir, mainFile)+": ", "line 3, column 15")
 	time.Sleep(300 * time.Millisecond)
 	if now := readFile(t, filepath.Join(n.cni.ConfDir, mainFile)); string(now) != broken || d.metric(t, "conflist_present") != 0 {
 		t.Errorf("the file is now %s", now)
 	}
-	n.mainCNI(t, mainFile, "podnet")
+	n.writeMainConflist(t, mainFile, "podnet")
 	d.untilManaged(t, mainFile)
 
-	n.entryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
+	n.writeEntryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
 	d.eventuallyUnready(t, "conflist: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
-	n.mainCNI(t, mainFile, "podnet") // and the last good one is what comes back
-	d.within(t, fileChangeTimeout, "entry", func() bool { return n.has(t, mainFile) })
+	n.writeMainConflist(t, mainFile, "podnet") // and the last good one is what comes back
+	d.within(t, fileChangeTimeout, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
 	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir) {
 		t.Error("it is not the last good entry")
 	}
-	n.entryFile(t, string(text(t, n.entry(object{"cidrLimit": 99}))))
+	n.writeEntryFile(t, string(marshalIndent(t, n.entry(object{"cidrLimit": 99}))))
 	d.eventuallyReady(t)
-	n.mainCNI(t, mainFile, "podnet")
+	n.writeMainConflist(t, mainFile, "podnet")
 	d.untilManaged(t, mainFile)
 	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), `"cidrLimit": 99`) {
 		t.Error("it is not the new entry")
 	}
 }
 
-// TestManageNeedsThePlugin: an entry for a plugin that is not there would stop
+// TestManageWithoutPlugin: an entry for a plugin that is not there would stop
 // every pod.
-func TestManageNeedsThePlugin(t *testing.T) {
+func TestManageWithoutPlugin(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	args := n.manageArgs(t, nil)
 	must(t, os.RemoveAll(n.pluginDir()))
-	n.mainCNI(t, mainFile, "podnet")
+	n.writeMainConflist(t, mainFile, "podnet")
 	d := n.startReconciler(t, args...)
 	d.eventuallyUnready(t, "plugin: "+filepath.Join(n.pluginDir(), "ip-masq")+" is missing", "ip-masq-reconciler install")
 	time.Sleep(300 * time.Millisecond)
-	if n.has(t, mainFile) {
+	if n.hasPluginEntry(t, mainFile) {
 		t.Fatal("the entry is there")
 	}
-	n.installed(t)
+	n.installPlugin(t)
 	d.untilManaged(t, mainFile)
 	must(t, os.RemoveAll(n.pluginDir()))
 	d.eventuallyUnready(t, "no pod can start", "ip-masq-reconciler install")
-	if !n.has(t, mainFile) {
+	if !n.hasPluginEntry(t, mainFile) {
 		t.Error("the entry was taken out")
 	}
-	n.installed(t)
+	n.installPlugin(t)
 	d.eventuallyReady(t)
 }
 
-// TestManageIsASetting: it begins and ends as reconciler.toml has it, without a
+// TestManageSetting: it begins and ends as reconciler.toml has it, without a
 // restart, and is about the network that the file names.
-func TestManageIsASetting(t *testing.T) {
+func TestManageSetting(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	args := n.manageArgs(t, nil)[1:]
-	n.mainCNI(t, "10-red.conflist", "red")
-	n.mainCNI(t, "20-blue.conflist", "blue")
+	n.writeMainConflist(t, "10-red.conflist", "red")
+	n.writeMainConflist(t, "20-blue.conflist", "blue")
 	path := n.settingsFile(t, "")
 	d := n.startReconciler(t, append(args, "--config", path)...)
 	d.eventuallyReady(t)
 	time.Sleep(300 * time.Millisecond)
-	if n.has(t, "10-red.conflist") || strings.Contains(d.scrape(t), "conflist_flapping") {
+	if n.hasPluginEntry(t, "10-red.conflist") || strings.Contains(d.scrape(t), "conflist_flapping") {
 		t.Fatal("it manages conflists without being told to")
 	}
 	n.settingsFile(t, "[conflist]\nmanage = true\nnetwork = \"blue\"\n")
 	d.untilManaged(t, "20-blue.conflist")
-	if n.has(t, "10-red.conflist") {
+	if n.hasPluginEntry(t, "10-red.conflist") {
 		t.Error("it has changed the other network")
 	}
 	n.settingsFile(t, "[conflist]\nmanage = true\nnetwork = \"green\"\n")
 	d.eventuallyUnready(t, "conflist: waiting for the main CNI plugin's network green", "red, blue")
 	n.settingsFile(t, "[conflist]\nmanage = false\n")
 	d.eventuallyReady(t)
-	n.mainCNI(t, "20-blue.conflist", "blue")
+	n.writeMainConflist(t, "20-blue.conflist", "blue")
 	time.Sleep(300 * time.Millisecond)
-	if n.has(t, "20-blue.conflist") {
+	if n.hasPluginEntry(t, "20-blue.conflist") {
 		t.Error("it goes on after being told not to")
 	}
 	if code, body := d.ready(); code != 200 {
@@ -244,21 +244,21 @@ func TestManageIsASetting(t *testing.T) {
 	}
 }
 
-// TestManageWithoutAnEntryFile: the entry states where the node keeps its state,
+// TestManageWithoutEntryFile: the entry states where the node keeps its state,
 // as pods could not start otherwise, and networks that the administrators do not
 // list get none.
-func TestManageWithoutAnEntryFile(t *testing.T) {
+func TestManageWithoutEntryFile(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
-	n.installed(t)
-	n.mainCNI(t, mainFile, "podnet")
+	n.installPlugin(t)
+	n.writeMainConflist(t, mainFile, "podnet")
 	guard := func(networks string) {
 		writeTempFile(t, n.own(config.DefaultPluginFile), fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [%s]\n", n.dataDir, n.cni.ConfDir, networks))
 	}
 	guard(`"other"`)
 	d := n.startReconciler(t, "--conflist-manage", "--cni-bin-dir", n.pluginDir(), "--resync-interval", "10m")
 	d.eventuallyUnready(t, "conflist: ", mainFile, `network "podnet" may not contribute`, config.DefaultPluginFile)
-	if n.has(t, mainFile) {
+	if n.hasPluginEntry(t, mainFile) {
 		t.Fatal("the entry was put where the plugin refuses it")
 	}
 	guard(`"podnet"`)
@@ -266,26 +266,26 @@ func TestManageWithoutAnEntryFile(t *testing.T) {
 	n.pod(t, "podnet")
 
 	must(t, os.Remove(n.own(config.DefaultPluginFile)))
-	n.mainCNI(t, mainFile, "podnet")
+	n.writeMainConflist(t, mainFile, "podnet")
 	d.until(t, "the entry names the dataDir", func() bool {
 		return strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir)
 	})
 	n.pod(t, "podnet")
 }
 
-// TestManageByTheLeaderAlone: of two reconcilers one writes, and the other once
+// TestManageLeaderOnly: of two reconcilers one writes, and the other once
 // that has ended.
-func TestManageByTheLeaderAlone(t *testing.T) {
+func TestManageLeaderOnly(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	args := n.manageArgs(t, nil)
-	n.mainCNI(t, mainFile, "podnet")
+	n.writeMainConflist(t, mainFile, "podnet")
 	first := n.startReconciler(t, args...)
 	first.untilManaged(t, mainFile)
 	second := n.startReconciler(t, args...)
 	second.untilUnready(t, "standby: ")
 	for range 3 {
-		n.mainCNI(t, mainFile, "podnet")
+		n.writeMainConflist(t, mainFile, "podnet")
 		first.untilManaged(t, mainFile)
 	}
 	if _, body := second.ready(); strings.Contains(body, "conflist: ") || strings.Contains(second.scrape(t), "ip_masq_conflist_present") {
@@ -295,8 +295,8 @@ func TestManageByTheLeaderAlone(t *testing.T) {
 		t.Errorf("%v and %v repairs", one, two)
 	}
 	first.stop(t)
-	n.mainCNI(t, mainFile, "podnet")
-	second.within(t, takeover, "taking over", func() bool { return n.has(t, mainFile) })
+	n.writeMainConflist(t, mainFile, "podnet")
+	second.within(t, takeover, "taking over", func() bool { return n.hasPluginEntry(t, mainFile) })
 	second.untilManaged(t, mainFile)
 }
 
@@ -308,7 +308,7 @@ func TestManageReadOnly(t *testing.T) {
 	dir := n.cni.ConfDir
 	must(t, firstOf(os.MkdirAll(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, "")))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-	n.mainCNI(t, mainFile, "podnet")
+	n.writeMainConflist(t, mainFile, "podnet")
 	n.remount(t, dir, unix.MS_RDONLY)
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
 	d.eventuallyUnready(t, "conflist: ", "read-only file system", "ReadWritePaths="+dir)
@@ -317,7 +317,7 @@ func TestManageReadOnly(t *testing.T) {
 		t.Errorf("it is told %d times:\n%s", tells, d.log())
 	}
 	n.remount(t, dir, 0)
-	d.until(t, "entry", func() bool { return n.has(t, mainFile) })
+	d.until(t, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
 	d.untilManaged(t, mainFile)
 }
 
@@ -327,10 +327,10 @@ func TestManageAgainstAgentFiles(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	n.agentFile(t, "ip-masq-agent", "masqueradeCIDRs: [10.9.0.0/16]\n")
-	n.mainCNI(t, mainFile, "podnet")
+	n.writeMainConflist(t, mainFile, "podnet")
 	d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"10.9.0.0/16"}})...)
 	d.eventuallyUnready(t, "conflict: ", `network "podnet"`, "the agent files", "10.9.0.0/16")
-	all := podAlone(n.pod(t, "podnet"))
+	all := onlyPod(n.pod(t, "podnet"))
 	all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9"})
 	if got := d.metric(t, "policy_conflict", fmt.Sprintf("chain=%q", "IP-MASQ-AGENT")); got != 1 {
 		t.Errorf("policy_conflict is %v", got)

@@ -15,9 +15,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
-// TestManageALinkedFile: the conflist is a symlink to a file elsewhere, which the
+// TestManageSymlinkedConflist: the conflist is a symlink to a file elsewhere, which the
 // main CNI plugin writes there. It is back as fast as if it were in the directory.
-func TestManageALinkedFile(t *testing.T) {
+func TestManageSymlinkedConflist(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	elsewhere := filepath.Join(n.dir, "elsewhere")
@@ -25,52 +25,52 @@ func TestManageALinkedFile(t *testing.T) {
 	target := filepath.Join(elsewhere, "podnet")
 	write := func() {
 		t.Helper()
-		must(t, firstOf(os.MkdirAll(elsewhere, 0o755), os.WriteFile(target+".next", n.mainDoc(t, "podnet"), 0o644), os.Rename(target+".next", target)))
+		must(t, firstOf(os.MkdirAll(elsewhere, 0o755), os.WriteFile(target+".next", n.mainConflist(t, "podnet"), 0o644), os.Rename(target+".next", target)))
 	}
 	must(t, firstOf(os.MkdirAll(n.cni.ConfDir, 0o755), os.Symlink(target, link)))
-	n.mainCNI(t, "20-other.conflist", "other")
+	n.writeMainConflist(t, "20-other.conflist", "other")
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
 	d.eventuallyUnready(t, "conflist: ", link, "it is a symlink to what is not there", "mount the directory")
 	time.Sleep(300 * time.Millisecond)
-	if n.has(t, "20-other.conflist") {
+	if n.hasPluginEntry(t, "20-other.conflist") {
 		t.Error("the entry is in another network")
 	}
 	for range 3 {
 		write()
 		d.untilManaged(t, mainFile)
 	}
-	must(t, os.WriteFile(target, n.mainDoc(t, "podnet"), 0o644)) // in place
+	must(t, os.WriteFile(target, n.mainConflist(t, "podnet"), 0o644)) // in place
 	d.untilManaged(t, mainFile)
-	if to, err := os.Readlink(link); err != nil || to != target || n.has(t, "20-other.conflist") {
+	if to, err := os.Readlink(link); err != nil || to != target || n.hasPluginEntry(t, "20-other.conflist") {
 		t.Error("no longer a link", to, err)
 	}
 }
 
-// TestManageNeedsItsDataDir: where the plugin refuses the data directory, the
+// TestManageRefusedDataDir: where the plugin refuses the data directory, the
 // entry would stop every pod.
-func TestManageNeedsItsDataDir(t *testing.T) {
+func TestManageRefusedDataDir(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	must(t, firstOf(os.MkdirAll(n.dataDir, 0o700), os.Chmod(n.dataDir, 0o777)))
-	n.mainCNI(t, mainFile, "podnet")
+	n.writeMainConflist(t, mainFile, "podnet")
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
 	d.eventuallyUnready(t, "conflist: ", mainFile, n.dataDir, "refused", "chmod go-w it")
 	time.Sleep(300 * time.Millisecond)
-	if n.has(t, mainFile) {
+	if n.hasPluginEntry(t, mainFile) {
 		t.Fatal("the entry is there")
 	}
 	must(t, os.Chmod(n.dataDir, 0o700))
 	d.signal(t, syscall.SIGHUP)
-	d.within(t, 10*time.Second, "entry", func() bool { return n.has(t, mainFile) })
+	d.within(t, 10*time.Second, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
 	d.untilManaged(t, mainFile)
 	n.pod(t, "podnet")
 }
 
-// TestManageStopsAtOnce: also while somebody has the directory locked.
-func TestManageStopsAtOnce(t *testing.T) {
+// TestManageStopsWhileLocked: also while somebody has the directory locked.
+func TestManageStopsWhileLocked(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
-	n.mainCNI(t, mainFile, "podnet")
+	n.writeMainConflist(t, mainFile, "podnet")
 	dir, err := os.Open(n.cni.ConfDir)
 	if err != nil {
 		t.Fatal(err)
@@ -86,12 +86,12 @@ func TestManageStopsAtOnce(t *testing.T) {
 	}
 }
 
-// TestSettingsAmongChanges: reconciler.toml is read though others write beside it
+// TestSettingsDuringOtherWrites: reconciler.toml is read though others write beside it
 // all the time.
-func TestSettingsAmongChanges(t *testing.T) {
+func TestSettingsDuringOtherWrites(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
-	path := n.settingsFile(t, exempting("1.2.3.0/24"))
+	path := n.settingsFile(t, exemptSettings("1.2.3.0/24"))
 	d := n.startReconciler(t, "--config", path)
 	d.eventuallyReady(t)
 	stop, ended := make(chan struct{}), make(chan error, 1)
@@ -111,7 +111,7 @@ func TestSettingsAmongChanges(t *testing.T) {
 	}()
 	n.settingsFile(t, "resync_interval = \"0s\"\n")
 	d.untilUnready(t, "settings: ", path)
-	n.settingsFile(t, exempting("1.2.4.0/24"))
+	n.settingsFile(t, exemptSettings("1.2.4.0/24"))
 	d.untilReady(t)
 	close(stop)
 	must(t, <-ended)

@@ -19,23 +19,23 @@ import (
 )
 
 // eye sees what happens in the directory of conflists, as the runtimes do.
-type eye struct {
+type confDirWatcher struct {
 	file    *os.File
 	done    chan struct{}
 	mu      sync.Mutex
 	renamed map[string]int // to a name
 	events  int
-	failure error
+	err     error
 }
 
 // look sees from now until the end of the test.
-func (n *node) look(t *testing.T) *eye {
+func (n *node) watchConfDir(t *testing.T) *confDirWatcher {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &eye{file: os.NewFile(uintptr(fd), "inotify"), done: make(chan struct{}), renamed: map[string]int{}}
+	e := &confDirWatcher{file: os.NewFile(uintptr(fd), "inotify"), done: make(chan struct{}), renamed: map[string]int{}}
 	const what = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_MOVED_TO | unix.IN_MOVED_FROM
 	if _, err := unix.InotifyAddWatch(fd, n.cni.ConfDir, what); err != nil {
 		t.Fatal(err)
@@ -44,14 +44,14 @@ func (n *node) look(t *testing.T) *eye {
 	t.Cleanup(func() {
 		err := e.file.Close()
 		<-e.done
-		if !errors.Is(e.failure, os.ErrClosed) || err != nil {
-			t.Errorf("looking ended with %v, %v", e.failure, err)
+		if !errors.Is(e.err, os.ErrClosed) || err != nil {
+			t.Errorf("looking ended with %v, %v", e.err, err)
 		}
 	})
 	return e
 }
 
-func (e *eye) run() {
+func (e *confDirWatcher) run() {
 	defer close(e.done)
 	buffer := make([]byte, 64<<10)
 	for {
@@ -66,7 +66,7 @@ func (e *eye) run() {
 			e.events++
 			at += unix.SizeofInotifyEvent + int(event.Len)
 		}
-		e.failure = err
+		e.err = err
 		e.mu.Unlock()
 		if err != nil {
 			return
@@ -76,24 +76,24 @@ func (e *eye) run() {
 
 // count is how often something was renamed to the name, and how many events there
 // were at all.
-func (e *eye) count(name string) (renamed, events int) {
+func (e *confDirWatcher) count(name string) (renamed, events int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.renamed[name], e.events
 }
 
 // managed is a tampered node whose conflist the reconciler manages.
-func managed(t *testing.T, file string) *tampered {
+func newManaged(t *testing.T, file string) *tamperNode {
 	t.Helper()
 	n := newNode(t, backends()[0])
 	args := n.manageArgs(t, object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.168.0.0/16", "fd00:9::/32", "fd00:7::/32"}})
-	n.mainCNI(t, file, "podnet")
-	w := &tampered{node: n, daemon: n.startReconciler(t, args...)}
+	n.writeMainConflist(t, file, "podnet")
+	w := &tamperNode{node: n, daemon: n.startReconciler(t, args...)}
 	w.untilManaged(t, file)
-	w.pods = podAlone(n.pod(t, "podnet"))
+	w.pods = onlyPod(n.pod(t, "podnet"))
 	w.commitWatcher = n.watchCommits(t)
-	w.packets(t)
-	w.right = w.ours(t)
+	w.checkVerdicts(t)
+	w.right = w.ownedRules(t)
 	return w
 }
 
@@ -102,21 +102,21 @@ func managed(t *testing.T, file string) *tampered {
 // one write of ip-masq each, and the rules stay as they are.
 func TestManageFiftyRewrites(t *testing.T) {
 	t.Parallel()
-	w := managed(t, mainFile)
-	eye := w.look(t)
+	w := newManaged(t, mainFile)
+	eye := w.watchConfDir(t)
 	log, commits := w.log(), w.Count()
 	const rewrites = 50
 	var took durations
 	path := filepath.Join(w.cni.ConfDir, mainFile)
-	doc := w.mainDoc(t, "podnet")
+	doc := w.mainConflist(t, "podnet")
 	for i := range rewrites {
 		if i%2 == 0 {
-			w.place(t, mainFile, doc)
+			w.writeConflistFile(t, mainFile, doc)
 		} else {
 			must(t, os.WriteFile(path, doc, 0o644)) // in place, and so empty for a moment
 		}
 		start := time.Now()
-		for !w.has(t, mainFile) {
+		for !w.hasPluginEntry(t, mainFile) {
 			if timelimit.Exceeded(time.Since(start), 10*time.Second) {
 				t.Fatalf("the entry does not come back:\n%s", w.log())
 			}
@@ -146,7 +146,7 @@ func TestManageFiftyRewrites(t *testing.T) {
 		t.Errorf("%d lines of log:\n%s", lines, w.since(log))
 	}
 	w.daemon.within(t, 15*time.Second, "readiness", func() bool { code, _ := w.ready(); return code == 200 })
-	w.packets(t)
+	w.checkVerdicts(t)
 }
 
 // TestManageFlapping: somebody takes our entry out as soon as he sees it. After a
@@ -155,8 +155,8 @@ func TestManageFiftyRewrites(t *testing.T) {
 func TestManageFlapping(t *testing.T) {
 	t.Parallel()
 	const file = "05-cilium.conflist"
-	w := managed(t, file)
-	eye := w.look(t)
+	w := newManaged(t, file)
+	eye := w.watchConfDir(t)
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -166,8 +166,8 @@ func TestManageFlapping(t *testing.T) {
 				return
 			case <-time.After(time.Millisecond):
 			}
-			if w.has(t, file) {
-				w.mainCNI(t, file, "podnet")
+			if w.hasPluginEntry(t, file) {
+				w.writeMainConflist(t, file, "podnet")
 			}
 		}
 	}()
@@ -193,7 +193,7 @@ func TestManageFlapping(t *testing.T) {
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
-	w.packets(t)
+	w.checkVerdicts(t)
 	_, after := eye.count(file)
 	made := w.metric(t, "conflist_repairs_total") - repairs
 	t.Logf("%v repairs and %d events in %s", made, after-before, time.Since(suspected).Round(time.Millisecond))
@@ -206,11 +206,11 @@ func TestManageFlapping(t *testing.T) {
 	}
 
 	stop <- struct{}{}
-	w.daemon.within(t, 40*time.Second, "entry and readiness", func() bool { code, _ := w.ready(); return code == 200 && w.has(t, file) })
+	w.daemon.within(t, 40*time.Second, "entry and readiness", func() bool { code, _ := w.ready(); return code == 200 && w.hasPluginEntry(t, file) })
 	w.until(t, "its end in the log and the metrics", func() bool {
 		return strings.Contains(w.log(), "the conflist has the plugin entry, and no problems any more") && w.metric(t, "conflist_present") == 1
 	})
-	w.mainCNI(t, file, "podnet")
+	w.writeMainConflist(t, file, "podnet")
 	w.untilManaged(t, file)
 	t.Logf("%.1f MiB", w.wantMemory(t))
 }

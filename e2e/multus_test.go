@@ -42,7 +42,7 @@ func (m *multus) start(t *testing.T) {
 }
 
 // exit ends it by SIGTERM. Multus, thick, removes its file always.
-func (m *multus) exit(t *testing.T) {
+func (m *multus) stop(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{"00-multus.conf", "00-multus.conflist"} {
 		if err := os.Remove(filepath.Join(m.dir, name)); (m.follows || m.thick) && err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -53,7 +53,7 @@ func (m *multus) exit(t *testing.T) {
 
 // second is what happens once a second. Multus, thin, which finds that its master
 // is gone waits for it, and looks for no other.
-func (m *multus) second(t *testing.T) {
+func (m *multus) tick(t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat(m.master); m.follows && !m.thick && err == nil {
 		m.generate(t)
@@ -106,7 +106,7 @@ func (m *multus) generate(t *testing.T) {
 		conf["cniVersion"], conf["name"] = stated, "multus-cni-network"
 	}
 	next := filepath.Join(m.dir, "00-multus.conf.new")
-	must(t, firstOf(os.WriteFile(next, text(t, conf), 0o600), os.Rename(next, filepath.Join(m.dir, file))))
+	must(t, firstOf(os.WriteFile(next, marshalIndent(t, conf), 0o600), os.Rename(next, filepath.Join(m.dir, file))))
 }
 
 // file is the configuration as it is now.
@@ -125,7 +125,7 @@ func (m *multus) file(t *testing.T) (path string, doc []byte) {
 
 // sound fails the test unless Multus is there once, and the plugin entry once in
 // the master and once in what Multus delegates to.
-func (m *multus) sound(t *testing.T) {
+func (m *multus) wantConfigured(t *testing.T) {
 	t.Helper()
 	path, doc := m.file(t)
 	if have := fileNames(t, m.dir); !slices.Equal(have, []string{filepath.Base(path), mainFile}) {
@@ -146,15 +146,15 @@ func (m *multus) sound(t *testing.T) {
 }
 
 // masterOf writes a main CNI plugin's conflist of a version.
-func (n *node) masterOf(t *testing.T, cniVersion string) {
+func (n *node) writeMultusMaster(t *testing.T, cniVersion string) {
 	t.Helper()
-	n.place(t, mainFile, text(t, object{"cniVersion": cniVersion, "name": "podnet", "plugins": []any{n.bridge("podnet")}}))
+	n.writeConflistFile(t, mainFile, marshalIndent(t, object{"cniVersion": cniVersion, "name": "podnet", "plugins": []any{n.bridge("podnet")}}))
 }
 
-// TestManageBesideMultus: the entry goes into the network that Multus delegates to,
+// TestManageWithMultus: the entry goes into the network that Multus delegates to,
 // and what Multus generates is left alone. However often Multus generates it again,
 // it is never nested.
-func TestManageBesideMultus(t *testing.T) {
+func TestManageWithMultus(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name, version  string
@@ -168,12 +168,12 @@ func TestManageBesideMultus(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t, backends()[0])
-			n.masterOf(t, c.version)
+			n.writeMultusMaster(t, c.version)
 			m := &multus{dir: n.cni.ConfDir, follows: c.follows, thick: c.thick}
 			m.start(t)
 			generated, before := m.file(t)
 			d := n.startReconciler(t, n.manageArgs(t, nil)...)
-			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.has(t, mainFile) })
+			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
 			if !c.thick {
 				// Until Multus has copied it, pods start without the plugin.
 				d.eventuallyUnready(t, "conflist: "+generated, "copy of network podnet without the plugin entry", "restart Multus")
@@ -185,29 +185,29 @@ func TestManageBesideMultus(t *testing.T) {
 				d.until(t, says+" in the log", func() bool { return strings.Contains(d.log(), says) })
 			}
 			if c.follows {
-				m.second(t)
-				m.sound(t)
+				m.tick(t)
+				m.wantConfigured(t)
 			}
 			for range 3 {
-				m.exit(t)
+				m.stop(t)
 				time.Sleep(200 * time.Millisecond) // in which the reconciler could act
 				m.start(t)
 				d.eventuallyReady(t)
 				for range 3 {
 					time.Sleep(100 * time.Millisecond)
-					m.second(t)
+					m.tick(t)
 				}
-				m.sound(t)
+				m.wantConfigured(t)
 			}
 			// The main CNI plugin rewrites its file, and Multus follows or restarts.
-			n.masterOf(t, c.version)
-			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.has(t, mainFile) })
-			m.second(t)
+			n.writeMultusMaster(t, c.version)
+			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
+			m.tick(t)
 			if !c.follows {
 				m.start(t)
 			}
 			d.eventuallyReady(t)
-			m.sound(t)
+			m.wantConfigured(t)
 			if d.metric(t, "conflist_present") != 1 || d.metric(t, "conflist_flapping") != 0 {
 				t.Error(d.scrape(t))
 			}
@@ -220,13 +220,13 @@ func TestManageBesideMultus(t *testing.T) {
 func TestManageReportsNestedMultus(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
-	n.masterOf(t, "0.3.1")
+	n.writeMultusMaster(t, "0.3.1")
 	m := &multus{dir: n.cni.ConfDir}
 	const wrapper = "00-a-wrapper.conflist"
 	for range 3 {
 		m.start(t)
 		_, doc := m.file(t)
-		n.place(t, wrapper, fmt.Appendf(nil, `{"cniVersion": "0.3.1", "name": "multus-cni-network", "plugins": [%s, %s]}`, doc, text(t, n.entry(nil))))
+		n.writeConflistFile(t, wrapper, fmt.Appendf(nil, `{"cniVersion": "0.3.1", "name": "multus-cni-network", "plugins": [%s, %s]}`, doc, marshalIndent(t, n.entry(nil))))
 	}
 	m.start(t) // and has the wrapper as its master
 	must(t, os.Remove(filepath.Join(n.cni.ConfDir, wrapper)))
@@ -235,19 +235,19 @@ func TestManageReportsNestedMultus(t *testing.T) {
 		t.Fatalf("%d levels:\n%s", depth, doc)
 	}
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.has(t, mainFile) })
+	d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
 	d.eventuallyUnready(t, "conflist: "+generated, "nested", "4", "restart Multus")
 	m.start(t)
 	d.eventuallyReady(t)
-	m.sound(t)
+	m.wantConfigured(t)
 }
 
-// TestManageWhereMultusDelegatesElsewhere: where the network is that Multus delegates
+// TestManageUnknownMultusDelegate: where the network is that Multus delegates
 // to cannot be known, nothing is written.
-func TestManageWhereMultusDelegatesElsewhere(t *testing.T) {
+func TestManageUnknownMultusDelegate(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
-	n.mainCNI(t, mainFile, "podnet")
+	n.writeMainConflist(t, mainFile, "podnet")
 	args := n.manageArgs(t, nil)
 	const file = "00-multus.conf"
 	for _, c := range []struct {
@@ -262,13 +262,13 @@ func TestManageWhereMultusDelegatesElsewhere(t *testing.T) {
 		{object{}, []string{"--conflist-network"}},
 	} {
 		c.conf["cniVersion"], c.conf["name"], c.conf["type"] = "0.3.1", "multus-cni-network", "multus"
-		doc := text(t, c.conf)
-		n.place(t, file, doc)
+		doc := marshalIndent(t, c.conf)
+		n.writeConflistFile(t, file, doc)
 		t.Run(fmt.Sprint(c.conf), func(t *testing.T) {
 			d := n.startReconciler(t, args...)
 			d.eventuallyUnready(t, append(c.says, "conflist: ", filepath.Join(n.cni.ConfDir, file))...)
 			time.Sleep(200 * time.Millisecond)
-			if have := fileNames(t, n.cni.ConfDir); !slices.Equal(have, []string{file, mainFile}) || n.has(t, mainFile) || n.has(t, file) {
+			if have := fileNames(t, n.cni.ConfDir); !slices.Equal(have, []string{file, mainFile}) || n.hasPluginEntry(t, mainFile) || n.hasPluginEntry(t, file) {
 				t.Errorf("it has written: %q", have)
 			}
 			// With the network named, Multus does not matter.
@@ -276,15 +276,15 @@ func TestManageWhereMultusDelegatesElsewhere(t *testing.T) {
 			d = n.startReconciler(t, append(args, "--conflist-network", "podnet")...)
 			d.untilManaged(t, mainFile)
 			d.stop(t)
-			n.mainCNI(t, mainFile, "podnet")
+			n.writeMainConflist(t, mainFile, "podnet")
 		})
 	}
 	// An entry in the delegate itself counts.
-	n.place(t, file, text(t, object{"cniVersion": "1.0.0", "name": "multus-cni-network", "type": "multus",
+	n.writeConflistFile(t, file, marshalIndent(t, object{"cniVersion": "1.0.0", "name": "multus-cni-network", "type": "multus",
 		"delegates": []any{object{"name": "x", "plugins": []any{object{"type": "weave-net"}, n.entry(nil)}}}}))
 	d := n.startReconciler(t, args...)
 	d.eventuallyReady(t)
-	if d.metric(t, "conflist_present") != 1 || n.has(t, mainFile) {
+	if d.metric(t, "conflist_present") != 1 || n.hasPluginEntry(t, mainFile) {
 		t.Error("the entry in the delegate is not seen")
 	}
 }

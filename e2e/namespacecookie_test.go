@@ -24,11 +24,11 @@ func TestWithoutNamespaceCookies(t *testing.T) {
 				n := newNode(t, f)
 				t.Run("ADD", func(t *testing.T) {
 					runtime.LockOSThread() // and never unlock it: the thread ends with the test
-					hideCookies(t)
+					disableNamespaceCookies(t)
 					if initial {
-						must(t, n.Node.Do(likeTheFirst))
+						must(t, n.Node.Do(simulateInitialNamespace))
 					}
-					l, conf := local{node: n}, n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+					l, conf := inProcessPlugin{node: n}, n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
 					for range 2 {
 						l.add(t, conf)
 					}
@@ -47,7 +47,7 @@ func TestWithoutNamespaceCookies(t *testing.T) {
 
 // hideCookies makes the kernel refuse SO_NETNS_COOKIE to the calling thread, as one
 // does that does not know it.
-func hideCookies(t *testing.T) {
+func disableNamespaceCookies(t *testing.T) {
 	t.Helper()
 	low := 4 * uint32(binary.NativeEndian.Uint16([]byte{0, 1})&1) // half of a number of 64 bits
 	nr, level, option := uint32(0), 24+low, 32+low                // in struct seccomp_data
@@ -81,7 +81,7 @@ func hideCookies(t *testing.T) {
 
 // likeTheFirst gives the calling thread a view of its network namespace that only
 // the one of the system's start has.
-func likeTheFirst() error {
+func simulateInitialNamespace() error {
 	const dir = "/proc/sys/net/core"
 	return errors.Join(
 		unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),

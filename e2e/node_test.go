@@ -199,7 +199,7 @@ func (n *node) pod(t *testing.T, network string) *pod {
 // What the result says of addresses becomes the pod's.
 func (n *node) add(t *testing.T, network string, p *pod) (stdout, stderr string, code int) {
 	t.Helper()
-	r := topology.Must(n.cni.Add(n.within(t), network, p.Host))(t)
+	r := topology.Must(n.cni.Add(n.timeout(t), network, p.Host))(t)
 	if r.ExitCode == 0 {
 		p.addrs = addresses(t, r.Stdout)
 	}
@@ -208,20 +208,20 @@ func (n *node) add(t *testing.T, network string, p *pod) (stdout, stderr string,
 
 func (n *node) del(t *testing.T, network string, p *pod) (stdout, stderr string, code int) {
 	t.Helper()
-	r := topology.Must(n.cni.Del(n.within(t), network, p.Host))(t)
+	r := topology.Must(n.cni.Del(n.timeout(t), network, p.Host))(t)
 	return r.Stdout, r.Stderr, r.ExitCode
 }
 
 func (n *node) check(t *testing.T, network string, p *pod) (stdout, stderr string, code int) {
 	t.Helper()
-	r := topology.Must(n.cni.Check(n.within(t), network, p.Host))(t)
+	r := topology.Must(n.cni.Check(n.timeout(t), network, p.Host))(t)
 	return r.Stdout, r.Stderr, r.ExitCode
 }
 
 // addAlone runs ADD of our plugin without a runtime and the plugins before it.
-func (n *node) addAlone(t *testing.T, netns, stdin string) (stdout, stderr string, code int) {
+func (n *node) addDirect(t *testing.T, netns, stdin string) (stdout, stderr string, code int) {
 	t.Helper()
-	c := n.Node.Command(n.within(t), n.plugin(t))
+	c := n.Node.Command(n.timeout(t), n.plugin(t))
 	c.Env = []string{"PATH=" + n.path, "CNI_COMMAND=ADD", "CNI_CONTAINERID=" + filepath.Base(netns),
 		"CNI_NETNS=" + netns, "CNI_IFNAME=eth0", "CNI_PATH=" + strings.Join(n.cni.Path, ":")}
 	c.Stdin = strings.NewReader(stdin)
@@ -237,7 +237,7 @@ func (n *node) tool(t *testing.T, name string, args ...string) string {
 			name = own
 		}
 	}
-	stdout, stderr, code := run(t, n.Node.Command(n.within(t), name, args...))
+	stdout, stderr, code := run(t, n.Node.Command(n.timeout(t), name, args...))
 	if code != 0 {
 		t.Fatalf("%s %s: exit code %d\n%s%s", name, strings.Join(args, " "), code, stdout, stderr)
 	}
@@ -254,7 +254,7 @@ func (n *node) rules(t *testing.T) string {
 }
 
 // within bounds a program's time.
-func (n *node) within(t *testing.T) context.Context {
+func (n *node) timeout(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)

@@ -13,7 +13,7 @@ import (
 )
 
 // reasons are those that the metric not_ready tells of.
-func (d *daemon) reasons(t *testing.T) (all []string) {
+func (d *daemon) notReadyReasons(t *testing.T) (all []string) {
 	t.Helper()
 	for line := range strings.Lines(d.scrape(t)) {
 		if rest, is := strings.CutPrefix(line, `ip_masq_not_ready{reason="`); is && strings.HasSuffix(rest, " 1\n") {
@@ -39,7 +39,7 @@ func TestNotReadyReasons(t *testing.T) {
 	}{
 		{name: "a full disk", reason: "state", says: "no space left on device",
 			spoil: func(t *testing.T, n *node) {
-				leaveNoRoom(t, filepath.Join(n.dir, "disk", "ballast"))
+				fillFileSystem(t, filepath.Join(n.dir, "disk", "ballast"))
 				n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [20.0.0.0/8]\n")
 			},
 			mend: func(t *testing.T, n *node) { must(t, os.Remove(filepath.Join(n.dir, "disk", "ballast"))) }},
@@ -48,7 +48,7 @@ func TestNotReadyReasons(t *testing.T) {
 				record := filepath.Join(n.dataDir, "record.json")
 				text := regexp.MustCompile(`"boot":\s*"[^"]*"`).ReplaceAll(readFile(t, record), []byte(`"boot":"another"`))
 				must(t, os.WriteFile(record, text, 0o600))
-				leaveNoRoom(t, filepath.Join(n.dir, "disk", "ballast"))
+				fillFileSystem(t, filepath.Join(n.dir, "disk", "ballast"))
 				n.flush(t)
 			},
 			mend: func(t *testing.T, n *node) { must(t, os.Remove(filepath.Join(n.dir, "disk", "ballast"))) }},
@@ -87,7 +87,7 @@ func TestNotReadyReasons(t *testing.T) {
 			d := n.startReconciler(t, args...)
 			if len(c.args) == 0 {
 				d.untilReady(t)
-				if all := d.reasons(t); len(all) > 0 || d.metric(t, "ready") != 1 {
+				if all := d.notReadyReasons(t); len(all) > 0 || d.metric(t, "ready") != 1 {
 					t.Fatalf("a node that is ready has reasons %q", all)
 				}
 			}
@@ -96,7 +96,7 @@ func TestNotReadyReasons(t *testing.T) {
 			}
 			d.signal(t, syscall.SIGHUP)
 			d.untilUnready(t, c.says)
-			if all := d.reasons(t); fmt.Sprint(all) != "["+c.reason+"]" || d.metric(t, "ready") != 0 {
+			if all := d.notReadyReasons(t); fmt.Sprint(all) != "["+c.reason+"]" || d.metric(t, "ready") != 0 {
 				_, body := d.ready()
 				t.Errorf("reasons %q, want %s; /readyz:\n%s", all, c.reason, body)
 			}
@@ -108,14 +108,14 @@ func TestNotReadyReasons(t *testing.T) {
 			if conflicts := d.metric(t, "policy_conflict"); conflicts != c.conflicts {
 				t.Errorf("policy_conflict is %v, want %v", conflicts, c.conflicts)
 			}
-			if said, _, _ := run(t, n.reconcilerCommand(n.within(t), t, append([]string{"doctor", "--config", n.settingsFile(t, "")}, c.args...)...)); !strings.Contains(said, c.says) && c.reason == "conflict" {
+			if said, _, _ := run(t, n.reconcilerCommand(n.timeout(t), t, append([]string{"doctor", "--config", n.settingsFile(t, "")}, c.args...)...)); !strings.Contains(said, c.says) && c.reason == "conflict" {
 				t.Errorf("doctor does not say %q:\n%s", c.says, said)
 			}
 			if c.mend != nil {
 				c.mend(t, n)
 				d.signal(t, syscall.SIGHUP)
 				d.untilReady(t)
-				if all := d.reasons(t); len(all) > 0 {
+				if all := d.notReadyReasons(t); len(all) > 0 {
 					t.Errorf("mended, it has reasons %q", all)
 				}
 			}
@@ -124,7 +124,7 @@ func TestNotReadyReasons(t *testing.T) {
 }
 
 // leaveNoRoom fills a file system with a file.
-func leaveNoRoom(t *testing.T, ballast string) {
+func fillFileSystem(t *testing.T, ballast string) {
 	t.Helper()
 	f, err := os.Create(ballast)
 	must(t, err)

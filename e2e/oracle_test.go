@@ -33,14 +33,14 @@ func TestRandomPoliciesAgainstOracle(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			t.Logf("-seed %d", *seed)
 			n := newNode(t, f)
-			w := oracleWorld{node: n, random: rand.New(rand.NewPCG(*seed, 0)), backend: n.openBackend(t)}
+			w := oracleNode{node: n, random: rand.New(rand.NewPCG(*seed, 0)), backend: n.openBackend(t)}
 			for _, addrs := range [][]string{{"172.20.0.5", "fd00:77::5"}, {"100.64.7.7", "2001:db8:77::7"}} {
 				a, b := netip.MustParseAddr(addrs[0]), netip.MustParseAddr(addrs[1])
 				w.pods = append(w.pods, topology.Must(n.AddPod("from-"+a.String(), a, b))(t))
 			}
 			probes, masqueraded := 0, 0
 			for i := range policies[f.name] {
-				hits, total := w.round(t)
+				hits, total := w.checkRandomPolicy(t)
 				probes, masqueraded = probes+total, masqueraded+hits
 				if t.Failed() {
 					t.Fatalf("policy %d of -seed %d; rules:\n%s", i, *seed, n.rules(t))
@@ -55,7 +55,7 @@ func TestRandomPoliciesAgainstOracle(t *testing.T) {
 }
 
 // oracleWorld is a node with two hosts that send through it.
-type oracleWorld struct {
+type oracleNode struct {
 	*node
 	random  *rand.Rand
 	backend netfilter.Backend
@@ -91,15 +91,15 @@ func (n *node) openBackend(t *testing.T) netfilter.Backend {
 }
 
 // round applies one policy and probes it.
-func (w *oracleWorld) round(t *testing.T) (masqueraded, total int) {
+func (w *oracleNode) checkRandomPolicy(t *testing.T) (masqueraded, total int) {
 	t.Helper()
 	p := randomPolicy(w.random)
-	sources := p.deal(w.random)
+	sources := p.entries(w.random)
 	w.apply(t, sources)
 	if err := w.Node.FlushConntrack(); err != nil {
 		t.Fatal(err)
 	}
-	destinations := w.borders(p)
+	destinations := w.boundaryAddresses(p)
 	for _, from := range w.pods {
 		seen, err := from.SweepUDP(destinations)
 		if err != nil {
@@ -127,7 +127,7 @@ func (w *oracleWorld) round(t *testing.T) (masqueraded, total int) {
 
 // apply does what the plugin does with entries: parse, merge, decide, write. And
 // it reads the rules back, which must be the same.
-func (w *oracleWorld) apply(t *testing.T, sources []object) {
+func (w *oracleNode) apply(t *testing.T, sources []object) {
 	t.Helper()
 	var contributions []policy.Source
 	for i, keys := range sources {
@@ -172,13 +172,13 @@ func (w *oracleWorld) apply(t *testing.T, sources []object) {
 
 // borders are the first and last addresses of prefixes and their neighbours
 // outside, ten of each family, as far as they can be seen.
-func (w *oracleWorld) borders(p randomised) []netip.AddrPort {
+func (w *oracleNode) boundaryAddresses(p oraclePolicy) []netip.AddrPort {
 	var all []netip.AddrPort
 	left := map[bool]int{true: 10, false: 10} // by Is4
 	prefixes := p.prefixes()
 	for tries := 0; left[true]+left[false] > 0 && tries < 400; tries++ {
 		prefix := prefixes[w.random.IntN(len(prefixes))]
-		first, last := prefix.Addr(), lastOf(prefix)
+		first, last := prefix.Addr(), lastAddr(prefix)
 		for _, a := range []netip.Addr{first, last, first.Prev(), last.Next()} {
 			to := netip.AddrPortFrom(a, topology.EchoPort)
 			if w.Routable(a) && left[a.Is4()] > 0 && !slices.Contains(all, to) {
@@ -190,7 +190,7 @@ func (w *oracleWorld) borders(p randomised) []netip.AddrPort {
 	return all
 }
 
-func lastOf(p netip.Prefix) netip.Addr {
+func lastAddr(p netip.Prefix) netip.Addr {
 	bytes := p.Addr().AsSlice()
 	for bit := p.Bits(); bit < len(bytes)*8; bit++ {
 		bytes[bit/8] |= 0x80 >> (bit % 8)

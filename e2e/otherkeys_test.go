@@ -36,14 +36,14 @@ func TestKeyMasqLinkLocalIPv6(t *testing.T) {
 	})
 }
 
-// TestIPv6IsNotTrackedUnlessManaged asks connection tracking for flows of IPv6,
+// TestIPv6NotTrackedUnlessEnabled asks connection tracking for flows of IPv6,
 // which NAT rules for that family would switch on.
-func TestIPv6IsNotTrackedUnlessManaged(t *testing.T) {
+func TestIPv6NotTrackedUnlessEnabled(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		for _, managed := range []bool{false, true} {
 			n.conflist(t, "podnet", object{"enableIPv6": managed})
-			all := podAlone(n.pod(t, "podnet"))
+			all := onlyPod(n.pod(t, "podnet"))
 			all.verdicts(t, n, managed, flows{"pod": "2001:db8:5::5"})
 			tracked := n.tool(t, "conntrack", "-L", "-f", "ipv6") != ""
 			if tracked != managed {
@@ -63,7 +63,7 @@ func TestKeyRequireAgentConfig(t *testing.T) {
 		if code == 0 {
 			t.Errorf("cnitool: exit code 0\n%s", stdout)
 		}
-		stdout, _, _ = n.addAlone(t, n.newPod(t).Path, n.stdin(t, object{"requireAgentConfig": true}))
+		stdout, _, _ = n.addDirect(t, n.newPod(t).Path, n.stdin(t, object{"requireAgentConfig": true}))
 		if got := errorOf(t, stdout); got.Code != 11 || !strings.Contains(got.Msg, "requireAgentConfig") {
 			t.Errorf("got %+v, want code 11 and the key", got)
 		}
@@ -75,7 +75,7 @@ func TestKeyRequireAgentConfig(t *testing.T) {
 
 		n.storeAgentFiles(t, policy.SourcePolicy{Chain: policy.DefaultChain, NonMasqueradeCIDRs: parsePrefixes("1.2.3.0/24")})
 		n.conflist(t, "podnet", object{"requireAgentConfig": true})
-		all := podAlone(n.pod(t, "podnet"))
+		all := onlyPod(n.pod(t, "podnet"))
 		all.verdicts(t, n, false, flows{"pod": "1.2.3.4"})
 		all.verdicts(t, n, true, flows{"pod": "1.2.4.1 10.9.9.9"})
 	})
@@ -122,7 +122,7 @@ func TestKeyCIDRLimit(t *testing.T) {
 			if c.limit != nil {
 				keys["cidrLimit"] = c.limit
 			}
-			stdout, _, _ := n.addAlone(t, n.newPod(t).Path, n.stdin(t, keys))
+			stdout, _, _ := n.addDirect(t, n.newPod(t).Path, n.stdin(t, keys))
 			got := errorOf(t, stdout)
 			if got.Code != c.code || c.code != 0 && !strings.Contains(got.Msg, "cidrLimit") {
 				t.Errorf("limit %v, %d and %d entries: got %+v, want code %d", c.limit, c.exempt, c.masquerade, got, c.code)
@@ -144,7 +144,7 @@ func TestKeyMasqChain(t *testing.T) {
 				keys = object{}
 			}
 			n.conflist(t, "podnet", keys)
-			all := podAlone(n.pod(t, "podnet"))
+			all := onlyPod(n.pod(t, "podnet"))
 			all.verdicts(t, n, true, flows{"pod": "1.2.3.4"})
 			all.verdicts(t, n, false, flows{"pod": "10.9.9.9"})
 			if !inForce(name) {
@@ -157,7 +157,7 @@ func TestKeyMasqChain(t *testing.T) {
 	})
 }
 
-func podAlone(p *pod) senders { return senders{"pod": {p.Host, p.addrs}} }
+func onlyPod(p *pod) senders { return senders{"pod": {p.Host, p.addrs}} }
 
 // TestKeyBackend asks for one backend after the other on a node with the programs of
 // each form: the rules move, and stand nowhere else.
@@ -170,11 +170,11 @@ func TestKeyBackend(t *testing.T) {
 			want  backend
 		}{{nil, own}, {"nftables", nftables}, {"auto", nftables}, {own.setting, own}, {"auto", own}} {
 			n.conflist(t, "podnet", object{"backend": step.asked})
-			all := podAlone(n.pod(t, "podnet"))
+			all := onlyPod(n.pod(t, "podnet"))
 			all.verdicts(t, n, true, flows{"pod": "1.2.3.4"})
 			all.verdicts(t, n, false, flows{"pod": "10.9.9.9"})
 			for _, f := range backends() {
-				if stands, want := n.standsIn(t, f), f == step.want; stands != want {
+				if stands, want := n.hasRulesIn(t, f), f == step.want; stands != want {
 					t.Errorf("asked for %v: chain stands in %s: %v, want %v", step.asked, f.name, stands, want)
 				}
 			}
@@ -183,7 +183,7 @@ func TestKeyBackend(t *testing.T) {
 }
 
 // standsIn reports whether a form has rules of ip-masq.
-func (n *node) standsIn(t *testing.T, f backend) bool {
+func (n *node) hasRulesIn(t *testing.T, f backend) bool {
 	t.Helper()
 	if f.variant == "" {
 		return strings.Contains(n.tool(t, "nft", "list", "tables"), "ip-masq")
@@ -191,11 +191,11 @@ func (n *node) standsIn(t *testing.T, f backend) bool {
 	return strings.Contains(n.tool(t, "iptables-"+f.variant+"-save"), "IP-MASQ-AGENT")
 }
 
-// TestKeyBackendThatCannotWork asks for iptables where there is none.
-func TestKeyBackendThatCannotWork(t *testing.T) {
+// TestKeyBackendUnavailable asks for iptables where there is none.
+func TestKeyBackendUnavailable(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
-	stdout, _, _ := n.addAlone(t, n.newPod(t).Path, n.stdin(t, object{"backend": "iptables"}))
+	stdout, _, _ := n.addDirect(t, n.newPod(t).Path, n.stdin(t, object{"backend": "iptables"}))
 	if got := errorOf(t, stdout); got.Code != 100 || !strings.Contains(got.Msg, "iptables") {
 		t.Errorf("got %+v, want code 100 and what is missing", got)
 	}
@@ -221,7 +221,7 @@ func TestKeyDataDir(t *testing.T) {
 				t.Errorf("the chain does not name %s:\n%s", want, n.rules(t))
 			}
 			// A node has one.
-			stdout, _, _ := n.addAlone(t, n.newPod(t).Path, n.stdin(t, object{"dataDir": n.dir + "/second"}))
+			stdout, _, _ := n.addDirect(t, n.newPod(t).Path, n.stdin(t, object{"dataDir": n.dir + "/second"}))
 			if got := errorOf(t, stdout); got.Code != 7 || !strings.Contains(got.Msg, want) {
 				t.Errorf("a second dataDir: got %+v, want code 7 and %s", got, want)
 			}

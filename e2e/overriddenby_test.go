@@ -13,16 +13,16 @@ import (
 )
 
 // explained is what `explain -o json` says.
-type explained struct {
+type explanation struct {
 	Verdict, Reason, Problem string
 	Kernel                   bool
 	OverriddenBy             string `json:"overridden_by"`
 }
 
-func (n *node) explain(t *testing.T, args ...string) explained {
+func (n *node) explain(t *testing.T, args ...string) explanation {
 	t.Helper()
 	stdout, stderr, code := n.reconciler(t, append([]string{"explain", "-o", "json"}, args...)...)
-	var e explained
+	var e explanation
 	if err := json.Unmarshal([]byte(stdout), &e); err != nil || code != 0 {
 		t.Fatalf("explain %v: exit code %d, %v\n%s%s", args, code, err, stdout, stderr)
 	}
@@ -31,7 +31,7 @@ func (n *node) explain(t *testing.T, args ...string) explained {
 
 // override is a third party's rules at the hook: lines of iptables of a variant, or
 // a script of nft that makes the table ip other.
-type override struct {
+type thirdPartyRules struct {
 	name    string
 	variant string
 	lines   string
@@ -42,13 +42,13 @@ type override struct {
 	elsewhere string
 }
 
-func overrides(node, dataDir string) []override {
+func thirdPartyRuleCases(node, dataDir string) []thirdPartyRules {
 	base := func(priority, rules string) string {
 		return "table ip other {\nset exempt { type ipv4_addr; flags interval; auto-merge; elements = { 10.244.0.0/16, 10.96.0.0/12 } }\n" +
 			"chain post { type nat hook postrouting priority " + priority + "; policy accept;\n" + rules + "\n}\n}\n"
 	}
 	const pods = "-s 10.1.0.0/16"
-	return []override{
+	return []thirdPartyRules{
 		{name: "MASQUERADE first", variant: "nft", lines: "-I POSTROUTING " + pods + " -j MASQUERADE", by: "from 10.1.0.0/16 masquerade"},
 		{name: "MASQUERADE appended", variant: "nft", lines: "-A POSTROUTING " + pods + " -j MASQUERADE", by: "from 10.1.0.0/16 masquerade"},
 		{name: "MASQUERADE in legacy, first", variant: "legacy", lines: "-I POSTROUTING " + pods + " -j MASQUERADE", by: "from 10.1.0.0/16 masquerade"},
@@ -87,7 +87,7 @@ func overrides(node, dataDir string) []override {
 }
 
 // write brings the rules to the node, and take removes them: chains stay.
-func (o override) write(t *testing.T, n *node) (take func()) {
+func (o thirdPartyRules) load(t *testing.T, n *node) (take func()) {
 	t.Helper()
 	if o.nft != "" {
 		n.feed(t, o.nft, "nft", "-f", "-")
@@ -108,43 +108,43 @@ func (o override) write(t *testing.T, n *node) (take func()) {
 	}
 }
 
-// TestExplainBesideThirdParties: that the kernel does what the policy says is claimed
+// TestExplainThirdPartyRules: that the kernel does what the policy says is claimed
 // where the other side sees it, and only there, whatever rules of third parties
 // stand before or behind. Otherwise the rule is named.
-func TestExplainBesideThirdParties(t *testing.T) {
+func TestExplainThirdPartyRules(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", nil)
 		p := n.pod(t, "podnet")
-		n.agrees(t, p, "", "")
-		for _, o := range overrides(n.NodeAddr(n.Outside, p.addrs[0]).Next().Next().String(), n.dataDir) {
+		n.wantExplanation(t, p, "", "")
+		for _, o := range thirdPartyRuleCases(n.NodeAddr(n.Outside, p.addrs[0]).Next().Next().String(), n.dataDir) {
 			t.Run(o.name, func(t *testing.T) {
-				defer o.write(t, n)()
-				n.agrees(t, p, o.by, o.elsewhere)
+				defer o.load(t, n)()
+				n.wantExplanation(t, p, o.by, o.elsewhere)
 			})
 		}
-		n.agrees(t, p, "", "")
+		n.wantExplanation(t, p, "", "")
 	})
 }
 
-// TestExplainBesideIPMasq: the main plugin's own masquerading.
-func TestExplainBesideIPMasq(t *testing.T) {
+// TestExplainBridgeIPMasq: the main plugin's own masquerading.
+func TestExplainBridgeIPMasq(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.cni.Env = []string{"PATH=" + n.path + ":" + os.Getenv("PATH")} // bridge runs iptables
 		bridge := n.bridge("podnet")
 		bridge["ipMasq"] = true
 		n.write(t, "podnet", bridge, n.entry(nil))
-		n.agrees(t, n.pod(t, "podnet"), "masquerade", "")
+		n.wantExplanation(t, n.pod(t, "podnet"), "masquerade", "")
 	})
 }
 
-// TestExplainOverIPv6: the same in the other family, of which an inet table is a part.
-func TestExplainOverIPv6(t *testing.T) {
+// TestExplainIPv6: the same in the other family, of which an inet table is a part.
+func TestExplainIPv6(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"fd00:9::/32"}})
-		all := podAlone(n.pod(t, "podnet"))
+		all := onlyPod(n.pod(t, "podnet"))
 		all.verdicts(t, n, false, map[string]string{"pod": "fd00:9::9"})
 		if e := n.explain(t, "fd00:9::9", "--from", "fd00:1::2"); e.Verdict != "exempt" || !e.Kernel || e.OverriddenBy != "" {
 			t.Errorf("alone: %+v", e)
@@ -163,7 +163,7 @@ func TestExplainOverIPv6(t *testing.T) {
 // agrees holds what explain says of the pod's traffic to an exempt and to another
 // address against what the other side sees of it. Of traffic from anywhere it may
 // say less, where a rule is about other sources.
-func (n *node) agrees(t *testing.T, p *pod, by, elsewhere string) {
+func (n *node) wantExplanation(t *testing.T, p *pod, by, elsewhere string) {
 	t.Helper()
 	for to, verdict := range map[string]string{"10.9.9.9": "exempt", "1.2.3.4": "masquerade"} {
 		dst := netip.MustParseAddr(to)

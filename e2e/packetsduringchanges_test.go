@@ -30,9 +30,9 @@ func TestVerdictsDuringChanges(t *testing.T) {
 	})
 }
 
-// TestVerdictsWhileTheBackendChanges has the same policy in one backend
+// TestVerdictsDuringBackendChange has the same policy in one backend
 // and then in the other.
-func TestVerdictsWhileTheBackendChanges(t *testing.T) {
+func TestVerdictsDuringBackendChange(t *testing.T) {
 	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
@@ -64,7 +64,7 @@ func (n *node) changeUnderLoad(t *testing.T, changes, fewest int, next func() ob
 	for range changes {
 		keys := next()
 		from := time.Since(began)
-		stdout, stderr, code := n.addAlone(t, adding, n.stdin(t, keys))
+		stdout, stderr, code := n.addDirect(t, adding, n.stdin(t, keys))
 		spans = append(spans, span{from, time.Since(began), describe([]object{keys})})
 		if code != 0 {
 			t.Errorf("%s: exit code %d\n%s%s", describe([]object{keys}), code, stdout, stderr)
@@ -73,7 +73,7 @@ func (n *node) changeUnderLoad(t *testing.T, changes, fewest int, next func() ob
 	}
 	report := topology.Must(load.Stop())(t)
 
-	during := n.judge(t, p, report.Flows, spans)
+	during := n.checkFlows(t, p, report.Flows, spans)
 	t.Logf("%d changes in %s; %d connections sent, %d seen, %d of them during a change",
 		len(spans), report.Elapsed.Round(time.Millisecond), report.Sent, len(report.Flows), during)
 	if during < fewest {
@@ -89,7 +89,7 @@ type span struct {
 
 // judge holds each flow against what all policies say of it, and returns how
 // many were sent during a change.
-func (n *node) judge(t *testing.T, p *pod, seen []topology.Flow, spans []span) int {
+func (n *node) checkFlows(t *testing.T, p *pod, seen []topology.Flow, spans []span) int {
 	t.Helper()
 	const enough = 5
 	during, wrong := 0, 0
@@ -100,8 +100,8 @@ func (n *node) judge(t *testing.T, p *pod, seen []topology.Flow, spans []span) i
 		}
 		to := flow.To.Addr()
 		own := netip.AddrPortFrom(p.addr(to), flow.From)
-		exempt := alwaysExempt(to)
-		if exempt && flow.Source == own || !exempt && n.isOwn(flow.Source.Addr()) {
+		exempt := isAlwaysExempt(to)
+		if exempt && flow.Source == own || !exempt && n.isNodeAddr(flow.Source.Addr()) {
 			continue
 		}
 		if wrong++; wrong <= enough {
@@ -118,7 +118,7 @@ func (n *node) judge(t *testing.T, p *pod, seen []topology.Flow, spans []span) i
 	return during
 }
 
-func (n *node) isOwn(a netip.Addr) bool {
+func (n *node) isNodeAddr(a netip.Addr) bool {
 	return a == n.NodeAddr(n.LAN, a) || a == n.NodeAddr(n.Outside, a)
 }
 
@@ -132,17 +132,17 @@ func spanOf(spans []span, at time.Duration) int {
 }
 
 // exemptOnes are the prefixes that hold the always exempt destinations.
-var exemptOnes = parsePrefixes("10.9.0.0/17", "fd00:9::/64")
+var exemptPrefixes = parsePrefixes("10.9.0.0/17", "fd00:9::/64")
 
 // loadDestinations are thirty in each of two exempt and three other prefixes.
 func loadDestinations() []netip.AddrPort {
 	var all []netip.AddrPort
 	for _, first := range []string{"10.9.0.0", "10.9.127.225", "fd00:9::", "1.2.3.0", "10.77.0.0", "2001:db8:5::"} {
-		all = append(all, many(netip.MustParseAddr(first), 30)...)
+		all = append(all, addrPorts(netip.MustParseAddr(first), 30)...)
 	}
 	return all
 }
 
-func alwaysExempt(a netip.Addr) bool {
-	return exemptOnes[0].Contains(a) || exemptOnes[1].Contains(a)
+func isAlwaysExempt(a netip.Addr) bool {
+	return exemptPrefixes[0].Contains(a) || exemptPrefixes[1].Contains(a)
 }

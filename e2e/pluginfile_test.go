@@ -122,7 +122,7 @@ func (g pluginFileNode) file(network string) string {
 
 // has fails the test unless the node's rules exempt these prefixes of 203.0.113.0/24
 // and no others of it, by the document of the network and in the kernel.
-func (g pluginFileNode) has(t *testing.T, network string, prefixes ...string) {
+func (g pluginFileNode) wantExempt(t *testing.T, network string, prefixes ...string) {
 	t.Helper()
 	c := g.load(t).Find(policy.SourceID{Kind: policy.Network, Name: network})
 	if c == nil || !slices.Equal(c.Policy.NonMasqueradeCIDRs, parsePrefixes(prefixes...)) {
@@ -160,7 +160,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.cni.ConfDir, "allow_unlisted_networks", config.DefaultPluginFile)
-		g.has(t, "podnet", "203.0.113.16/28")
+		g.wantExempt(t, "podnet", "203.0.113.16/28")
 	})
 	t.Run("a conflist without the plugin entry", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["blue"]`)
@@ -170,15 +170,15 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 	t.Run("one whose entries are taken as they come", func(t *testing.T) {
 		g := newPluginFileNode(t, "allow_networks = [\"blue\"]\nallow_unlisted_networks = [\"blue\", \"red\"]")
 		g.addAndCheck(t, g.conf(t, "blue", exempt("203.0.113.32/28"))).noWarnings(t)
-		g.has(t, "blue", "203.0.113.32/28")
+		g.wantExempt(t, "blue", "203.0.113.32/28")
 		g.addAndCheck(t, g.conf(t, "blue", exempt("203.0.113.48/28"))).noWarnings(t)
-		g.has(t, "blue", "203.0.113.48/28")
+		g.wantExempt(t, "blue", "203.0.113.48/28")
 		// A name has to be in both lists, and a conflist comes first.
 		red := g.conf(t, "red", everything)
 		g.invoke(t, invocation{verb: "ADD", conf: red}).want(t, 7, `network "red"`, "allow_networks", "add it there too")
 		g.conflist(t, "blue", exempt("203.0.113.16/28"))
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "blue", everything)}).want(t, 0, g.file("blue"))
-		g.has(t, "blue", "203.0.113.16/28")
+		g.wantExempt(t, "blue", "203.0.113.16/28")
 	})
 	t.Run("the name of a conflist", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
@@ -186,18 +186,18 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		for _, keys := range []object{everything, {"nonMasqueradeCIDRs": []string{}}, {"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{"203.0.113.32/28"}}} {
 			a := g.addAndCheck(t, g.conf(t, "podnet", keys)) // nothing is stored yet, the first time
 			a.want(t, 0, `network "podnet"`, g.file("podnet"), "nonMasqueradeCIDRs", "which is in force")
-			g.has(t, "podnet", "203.0.113.16/28")
+			g.wantExempt(t, "podnet", "203.0.113.16/28")
 		}
 		for range 3 { // one who finds all right vouches for what is in force, and for nothing else
 			g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 			g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
-			g.has(t, "podnet", "203.0.113.16/28")
+			g.wantExempt(t, "podnet", "203.0.113.16/28")
 		}
 		// What is wrong with what the runtime hands over does no harm, unless it is no JSON.
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.1/8"}, "nomasq": true})}).
 			want(t, 0, g.file("podnet"), "nomasq")
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", nil)[1:]}).want(t, 6)
-		g.has(t, "podnet", "203.0.113.16/28")
+		g.wantExempt(t, "podnet", "203.0.113.16/28")
 	})
 	t.Run("a conflist that changes", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
@@ -208,7 +208,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		}
 		g.conflist(t, "podnet", exempt("203.0.113.32/28")) // which the runtime has not read yet
 		g.invoke(t, invocation{verb: "ADD", conf: old}).want(t, 0, g.file("podnet"), "nonMasqueradeCIDRs")
-		g.has(t, "podnet", "203.0.113.32/28")
+		g.wantExempt(t, "podnet", "203.0.113.32/28")
 	})
 	t.Run("several conflists, and several entries", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
@@ -216,7 +216,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		writeTempFile(t, filepath.Join(g.cni.ConfDir, "20-podnet.conflist"), strings.ReplaceAll(string(readFile(t, g.file("podnet"))), "203.0.113.16/28", "203.0.113.32/28"))
 		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
-		g.has(t, "podnet", "203.0.113.16/28")
+		g.wantExempt(t, "podnet", "203.0.113.16/28")
 	})
 	t.Run("an entry that is bad", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
@@ -234,7 +234,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		for _, conf := range []string{conf, g.conf(t, "podnet", everything)} {
 			g.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, g.file("podnet"), "not JSON", "its last good policy stays in force")
 			g.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
-			g.has(t, "podnet", "203.0.113.16/28")
+			g.wantExempt(t, "podnet", "203.0.113.16/28")
 		}
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("podnet"), "not JSON", "repair it")
 	})
@@ -250,10 +250,10 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 	})
 }
 
-// TestVerbsOfAnAttacker: DEL and GC need no admission. An attacker who chooses what they are
+// TestUntrustedDELAndGC: DEL and GC need no admission. An attacker who chooses what they are
 // handed changes no policy, no rule and no other dataDir; the list of attachments that
 // GC gets is believed, for the network that it names, and the next ADD adds to it.
-func TestVerbsOfAnAttacker(t *testing.T) {
+func TestUntrustedDELAndGC(t *testing.T) {
 	t.Parallel()
 	g := newPluginFileNode(t, `allow_networks = ["podnet", "othernet"]`)
 	other := filepath.Join(g.dir, "other")

@@ -14,9 +14,9 @@ import (
 
 // firsts are destinations that nothing exempts, one of each family; many takes
 // a row of addresses from there.
-var firsts = []netip.Addr{netip.MustParseAddr("1.2.3.0"), netip.MustParseAddr("2001:db8:5::")}
+var masqueradedDestinations = []netip.Addr{netip.MustParseAddr("1.2.3.0"), netip.MustParseAddr("2001:db8:5::")}
 
-func many(first netip.Addr, count int) []netip.AddrPort {
+func addrPorts(first netip.Addr, count int) []netip.AddrPort {
 	var all []netip.AddrPort
 	for a := first; len(all) < count; a = a.Next() {
 		all = append(all, netip.AddrPortFrom(a, topology.EchoPort))
@@ -42,8 +42,8 @@ func TestKeyRandomFully(t *testing.T) {
 				if err := n.Node.FlushConntrack(); err != nil {
 					t.Fatal(err)
 				}
-				for _, first := range firsts {
-					seen := topology.Must(p.SweepUDP(many(first, count), topology.FromPort(uint16(port+i))))(t)
+				for _, first := range masqueradedDestinations {
+					seen := topology.Must(p.SweepUDP(addrPorts(first, count), topology.FromPort(uint16(port+i))))(t)
 					same := 0
 					for to, source := range seen {
 						if source.Addr() != n.NodeAddr(n.Outside, to.Addr()) {
@@ -107,20 +107,20 @@ func TestKeyToPorts(t *testing.T) {
 				}
 				n.conflist(t, "podnet", keys)
 				p := n.pod(t, "podnet")
-				for _, first := range firsts {
+				for _, first := range masqueradedDestinations {
 					for _, port := range []int{30000 + i, c.ranges[0].first} {
 						// A port that is taken for a destination cannot be had again.
 						if err := n.Node.FlushConntrack(); err != nil {
 							t.Fatal(err)
 						}
-						seen := topology.Must(p.SweepUDP(many(first, count), topology.FromPort(uint16(port))))(t)
-						spread(t, c.ranges, seen)
+						seen := topology.Must(p.SweepUDP(addrPorts(first, count), topology.FromPort(uint16(port))))(t)
+						wantUniformPorts(t, c.ranges, seen)
 					}
-					n.toPortsOverTCP(t, p, c.ranges, first)
+					n.wantPortsTCP(t, p, c.ranges, first)
 				}
-				n.hasEveryProtocol(t)
-				n.toPortsOverSCTP(t, p, c.ranges)
-				n.pings(t, p)
+				n.wantEveryProtocol(t)
+				n.wantPortsSCTP(t, p, c.ranges)
+				n.wantPingMasqueraded(t, p)
 			})
 		}
 	})
@@ -128,7 +128,7 @@ func TestKeyToPorts(t *testing.T) {
 
 // spread fails where a range has another share of the ports than its size,
 // by more than five standard deviations: once in a million ranges.
-func spread(t *testing.T, ranges []portRange, seen map[netip.AddrPort]netip.AddrPort) {
+func wantUniformPorts(t *testing.T, ranges []portRange, seen map[netip.AddrPort]netip.AddrPort) {
 	t.Helper()
 	total, hits := 0, make([]int, len(ranges))
 	for _, r := range ranges {
@@ -159,9 +159,9 @@ func rangeOf(ranges []portRange, port uint16) int {
 	return -1
 }
 
-func (n *node) toPortsOverTCP(t *testing.T, p *pod, ranges []portRange, first netip.Addr) {
+func (n *node) wantPortsTCP(t *testing.T, p *pod, ranges []portRange, first netip.Addr) {
 	t.Helper()
-	for _, to := range many(first, 20) {
+	for _, to := range addrPorts(first, 20) {
 		seen := topology.Must(p.SendTCP(to))(t)
 		if seen.Source.Addr() != n.NodeAddr(n.Outside, to.Addr()) || rangeOf(ranges, seen.Source.Port()) < 0 {
 			t.Errorf("tcp to %s: came from %s, want the node's address and a port of %v", to, seen.Source, ranges)
@@ -170,7 +170,7 @@ func (n *node) toPortsOverTCP(t *testing.T, p *pod, ranges []portRange, first ne
 }
 
 // hasEveryProtocol looks at the rules for those protocols that have ports.
-func (n *node) hasEveryProtocol(t *testing.T) {
+func (n *node) wantEveryProtocol(t *testing.T) {
 	t.Helper()
 	rules := n.rules(t)
 	for _, protocol := range []string{"tcp", "udp", "sctp"} {

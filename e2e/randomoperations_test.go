@@ -26,27 +26,27 @@ func TestPluginAndReconcilerAtOnce(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			start := time.Now()
 			for i := uint64(0); i == 0 || time.Since(start) < budget && !t.Failed(); i++ {
-				t.Run(fmt.Sprintf("seed %d", *seed+i), func(t *testing.T) { atOnceWith(t, f, *seed+i) })
+				t.Run(fmt.Sprintf("seed %d", *seed+i), func(t *testing.T) { runRandomOperations(t, f, *seed+i) })
 			}
 		})
 	}
 }
 
-func atOnceWith(t *testing.T, f backend, seed uint64) {
+func runRandomOperations(t *testing.T, f backend, seed uint64) {
 	t.Helper()
 	const operations = 200
 	m := newChaosTest(t, newNode(t, f), seed)
 	lone := topology.Must(m.AddPod("lone", transit4, transit6))(t)
-	load := topology.Must(lone.StartLoad(slices.Concat(many(netip.MustParseAddr("10.9.0.0"), 60), many(netip.MustParseAddr("fd00:9::"), 60))))(t)
+	load := topology.Must(lone.StartLoad(slices.Concat(addrPorts(netip.MustParseAddr("10.9.0.0"), 60), addrPorts(netip.MustParseAddr("fd00:9::"), 60))))(t)
 	from := m.commits.Count()
 	for range operations {
-		m.operation(t)
+		m.randomOperation(t)
 		time.Sleep(time.Duration(m.random.IntN(10)) * time.Millisecond)
 	}
-	m.await(t)
+	m.waitForPlugins(t)
 	report := topology.Must(load.Stop())(t)
-	m.settle(t)
-	m.judgeCommits(t, from, operations)
+	m.waitInSync(t)
+	m.checkCommits(t, from, operations)
 	wrong := 0
 	for _, flow := range report.Flows {
 		if own := netip.AddrPortFrom(sender{addrs: lone.Addrs}.addr(flow.To.Addr()), flow.From); flow.Source != own {
@@ -58,7 +58,7 @@ func atOnceWith(t *testing.T, f backend, seed uint64) {
 	if wrong > 0 || len(report.Flows) < 1000 {
 		t.Errorf("%d of %d connections were judged wrong; fewer than 1000 say little", wrong, len(report.Flows))
 	}
-	m.judgeVerdicts(t, lone)
+	m.checkVerdicts(t, lone)
 	m.neitherReverts(t)
 	t.Logf("-seed %d: %v, of which %d failed; %d connections; %s", seed, m.counts, len(m.failures), len(report.Flows), m.commits.countByProgram(from))
 }
@@ -103,16 +103,16 @@ func TestConflistAndAddAtOnce(t *testing.T) {
 
 // operation makes one at random. Those of the plugin go on while others are
 // made.
-func (m *chaosTest) operation(t *testing.T) {
+func (m *chaosTest) randomOperation(t *testing.T) {
 	t.Helper()
 	switch kind := m.random.IntN(20); {
 	case kind < 6:
 		m.counts["ADD"]++
 		m.pods++
-		m.plugin(t, "ADD", fmt.Sprint("chaosTest", m.pods))
+		m.startPlugin(t, "ADD", fmt.Sprint("chaosTest", m.pods))
 	case kind < 9:
 		m.counts["DEL"]++
-		m.plugin(t, "DEL", fmt.Sprint("chaosTest", m.random.IntN(m.pods+1)))
+		m.startPlugin(t, "DEL", fmt.Sprint("chaosTest", m.random.IntN(m.pods+1)))
 	case kind < 14:
 		m.counts["conflist"]++
 		m.editConflist(t)
@@ -126,7 +126,7 @@ func (m *chaosTest) operation(t *testing.T) {
 }
 
 // plugin starts a verb of the plugin, with the entry that a network has now.
-func (m *chaosTest) plugin(t *testing.T, verb, id string) {
+func (m *chaosTest) startPlugin(t *testing.T, verb, id string) {
 	t.Helper()
 	name := m.networks()[m.random.IntN(2)]
 	c := m.prepare(t, invocation{verb: verb, conf: m.conf(t, name, m.lastValid[name]), id: id})
@@ -147,7 +147,7 @@ func (m *chaosTest) plugin(t *testing.T, verb, id string) {
 
 // await waits for the plugin's runs. Only an ADD may have failed, and only when
 // its rules were taken away before it had seen that they stand.
-func (m *chaosTest) await(t *testing.T) {
+func (m *chaosTest) waitForPlugins(t *testing.T) {
 	t.Helper()
 	m.pluginRuns.Wait()
 	m.mu.Lock()
@@ -209,7 +209,7 @@ func (m *chaosTest) editConfigMap(t *testing.T) {
 }
 
 // settle waits until nobody does anything any more, and everybody is content.
-func (m *chaosTest) settle(t *testing.T) {
+func (m *chaosTest) waitInSync(t *testing.T) {
 	t.Helper()
 	m.waitForSources(t)
 	m.daemon.within(t, 3*time.Second, "end of the drift", func() bool {
@@ -253,7 +253,7 @@ func (m *chaosTest) neitherReverts(t *testing.T) {
 
 // judgeCommits holds their number against that of the operations: a change is
 // made in a few commits, by the plugin or the reconciler, and not again.
-func (m *chaosTest) judgeCommits(t *testing.T, from, operations int) {
+func (m *chaosTest) checkCommits(t *testing.T, from, operations int) {
 	t.Helper()
 	if made := m.commits.Count() - from; made > operations*3/2 {
 		t.Errorf("%d commits for %d operations: %s", made, operations, m.commits.countByProgram(from))
@@ -262,12 +262,12 @@ func (m *chaosTest) judgeCommits(t *testing.T, from, operations int) {
 
 // judgeVerdicts sends packets to the borders of all prefixes that were stated
 // last, and holds them against the oracle.
-func (m *chaosTest) judgeVerdicts(t *testing.T, from *topology.Host) {
+func (m *chaosTest) checkVerdicts(t *testing.T, from *topology.Host) {
 	t.Helper()
 	must(t, m.Node.FlushConntrack())
 	p := m.combinedPolicy()
-	w := oracleWorld{node: m.node, random: m.random}
-	seen, masqueraded := topology.Must(from.SweepUDP(w.borders(p)))(t), 0
+	w := oracleNode{node: m.node, random: m.random}
+	seen, masqueraded := topology.Must(from.SweepUDP(w.boundaryAddresses(p)))(t), 0
 	for to, source := range seen {
 		own, remote := sender{addrs: from.Addrs}.addr(to.Addr()), m.Outside
 		if isPrivate(to.Addr()) {

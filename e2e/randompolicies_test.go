@@ -11,7 +11,7 @@ import (
 )
 
 // randomised is a policy as its sources state it together.
-type randomised struct {
+type oraclePolicy struct {
 	exempt, masquerade []netip.Prefix
 	// defaults hold where no source names nonMasqueradeCIDRs.
 	defaults, reserved, linkLocal4, linkLocal6, ipv6 bool
@@ -22,7 +22,7 @@ type randomised struct {
 
 // masquerades is the oracle: it goes by the words of the contract alone, looking
 // at every prefix for every packet.
-func (p randomised) masquerades(src, dst netip.Addr, out string) bool {
+func (p oraclePolicy) masquerades(src, dst netip.Addr, out string) bool {
 	if dst.Is6() && !p.ipv6 {
 		return false
 	}
@@ -64,7 +64,7 @@ func parsePrefixes(texts ...string) []netip.Prefix {
 	return all
 }
 
-func (p randomised) builtIn() []netip.Prefix {
+func (p oraclePolicy) builtIn() []netip.Prefix {
 	var all []netip.Prefix
 	if !p.linkLocal4 {
 		all = append(all, parsePrefixes("169.254.0.0/16")...)
@@ -83,15 +83,15 @@ func (p randomised) builtIn() []netip.Prefix {
 }
 
 // prefixes are those whose borders are worth a look, of both families always.
-func (p randomised) prefixes() []netip.Prefix {
+func (p oraclePolicy) prefixes() []netip.Prefix {
 	return slices.Concat(p.exempt, p.masquerade, p.builtIn(),
 		parsePrefixes("169.254.0.0/16", "10.0.0.0/8", "fd00::/8", "2001:db8::/32"))
 }
 
 // randomPolicy makes prefixes that lie within one another, side by side and
 // apart.
-func randomPolicy(r *rand.Rand) randomised {
-	p := randomised{
+func randomPolicy(r *rand.Rand) oraclePolicy {
+	p := oraclePolicy{
 		defaults: r.IntN(3) == 0, reserved: r.IntN(3) == 0,
 		linkLocal4: r.IntN(3) == 0, linkLocal6: r.IntN(3) == 0, ipv6: r.IntN(4) > 0,
 	}
@@ -99,10 +99,10 @@ func randomPolicy(r *rand.Rand) randomised {
 	if r.IntN(10) == 0 {
 		count = 40
 	}
-	known := roots(p.ipv6)
+	known := basePrefixes(p.ipv6)
 	taken := map[netip.Prefix]bool{}
 	for range count {
-		x := relative(r, known[r.IntN(len(known))])
+		x := nearbyPrefix(r, known[r.IntN(len(known))])
 		if taken[x] {
 			continue
 		}
@@ -133,7 +133,7 @@ func randomPolicy(r *rand.Rand) randomised {
 	return p
 }
 
-func roots(ipv6 bool) []netip.Prefix {
+func basePrefixes(ipv6 bool) []netip.Prefix {
 	all := parsePrefixes("0.0.0.0/0", "128.0.0.0/1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "1.2.3.0/24", "255.255.255.254/32")
 	if ipv6 {
 		all = append(all, parsePrefixes("::/0", "8000::/1", "fd00::/8", "2001:db8::/32", "2001:db8:5::/48", "fe80::/10", "2001:db8:5::1/128")...)
@@ -143,7 +143,7 @@ func roots(ipv6 bool) []netip.Prefix {
 
 // relative returns a prefix near another one: itself, its neighbour, one around
 // it or one within.
-func relative(r *rand.Rand, x netip.Prefix) netip.Prefix {
+func nearbyPrefix(r *rand.Rand, x netip.Prefix) netip.Prefix {
 	bits, most := x.Bits(), x.Addr().BitLen()
 	a := x.Addr().AsSlice()
 	flip := func(bit int) { a[bit/8] ^= 0x80 >> (bit % 8) }
@@ -169,7 +169,7 @@ func relative(r *rand.Rand, x netip.Prefix) netip.Prefix {
 }
 
 // deal writes the policy as the entries of one network or two.
-func (p randomised) deal(r *rand.Rand) []object {
+func (p oraclePolicy) entries(r *rand.Rand) []object {
 	common := object{"enableIPv6": p.ipv6, "sourceCIDRs": p.sources, "outputInterfaces": p.interfaces}
 	maps.DeleteFunc(common, func(key string, _ any) bool {
 		return key == "sourceCIDRs" && p.sources == nil || key == "outputInterfaces" && p.interfaces == nil

@@ -20,9 +20,9 @@ import (
 
 // pings sends echo requests, which have no ports, to the outside, and fails if
 // they do not come there from the node's address.
-func (n *node) pings(t *testing.T, p *pod) {
+func (n *node) wantPingMasqueraded(t *testing.T, p *pod) {
 	t.Helper()
-	for _, to := range firsts {
+	for _, to := range masqueradedDestinations {
 		network, kind := "ip4:icmp", icmp.Type(ipv4.ICMPTypeEcho)
 		if to.Is6() {
 			network, kind = "ip6:ipv6-icmp", ipv6.ICMPTypeEchoRequest
@@ -41,14 +41,14 @@ func (n *node) pings(t *testing.T, p *pod) {
 }
 
 // toPortsOverSCTP sends the first packets of associations.
-func (n *node) toPortsOverSCTP(t *testing.T, p *pod, ranges []portRange) {
+func (n *node) wantPortsSCTP(t *testing.T, p *pod, ranges []portRange) {
 	t.Helper()
-	for _, first := range firsts {
+	for _, first := range masqueradedDestinations {
 		network := "ip4:132"
 		if first.Is6() {
 			network = "ip6:132"
 		}
-		for _, destination := range many(first, 5) {
+		for _, destination := range addrPorts(first, 5) {
 			to := destination.Addr()
 			packet, chunk := sctpInit(n.nextPort())
 			seen, received := n.sendRaw(t, p, network, to, packet, chunk)

@@ -11,9 +11,9 @@ import (
 	"testing"
 )
 
-// TestReadyMeansThatPodsStart: what makes every ADD fail makes the node not ready,
+// TestReadyMeansPodsStart: what makes every ADD fail makes the node not ready,
 // is found by doctor, and is repaired by install or makes that fail.
-func TestReadyMeansThatPodsStart(t *testing.T) {
+func TestReadyMeansPodsStart(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
 	plugin := readFile(t, b.plugin(t))

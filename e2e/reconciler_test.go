@@ -67,7 +67,7 @@ func (n *node) reconcilerCommand(ctx context.Context, t *testing.T, args ...stri
 // reconciler runs a command of the reconciler that ends by itself.
 func (n *node) reconciler(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	return run(t, n.reconcilerCommand(n.within(t), t, args...))
+	return run(t, n.reconcilerCommand(n.timeout(t), t, args...))
 }
 
 // daemon is a reconciler that runs in the background.
@@ -124,7 +124,7 @@ func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
 		kill()
 		d.http.CloseIdleConnections()
 		if t.Failed() {
-			t.Logf("reconciler %v said:\n%s", args, shortened(d.log()))
+			t.Logf("reconciler %v said:\n%s", args, abbreviate(d.log()))
 		}
 	})
 	d.until(t, "a pass", func() bool {
@@ -135,7 +135,7 @@ func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
 }
 
 // shortened leaves the middle of a long text out.
-func shortened(text string) string {
+func abbreviate(text string) string {
 	const end = 4000
 	if len(text) <= 2*end {
 		return text
@@ -195,7 +195,7 @@ func (d *daemon) within(t *testing.T, most time.Duration, what string, is func()
 		if timelimit.Exceeded(time.Since(start), most) {
 			_, ready := d.ready()
 			t.Fatalf("no %s within %s; /readyz: %s\nthe log:\n%s\nthe rules:\n%s",
-				what, time.Since(start), ready, shortened(d.log()), d.n.rules(t))
+				what, time.Since(start), ready, abbreviate(d.log()), d.n.rules(t))
 		}
 	}
 }

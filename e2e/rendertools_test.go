@@ -44,7 +44,7 @@ func (n *node) loadRendered(t *testing.T, try bool) {
 
 // wantRight fails the test unless the rules are right and say where their state
 // is.
-func (n *node) wantRight(t *testing.T, chains ...string) {
+func (n *node) wantInSync(t *testing.T, chains ...string) {
 	t.Helper()
 	stdout, stderr, code := n.reconciler(t, "check")
 	if code != 0 || stderr != "" {
@@ -90,7 +90,7 @@ func TestRendered(t *testing.T) {
 					t.Errorf("a rehearsal made rules:\n%s", now)
 				}
 				n.loadRendered(t, false)
-				n.wantRight(t, "IP-MASQ-AGENT", "10.set")
+				n.wantInSync(t, "IP-MASQ-AGENT", "10.set")
 				if _, err := os.Lstat(n.dataDir); !os.IsNotExist(err) {
 					t.Errorf("render or check wrote to %s: %v", n.dataDir, err)
 				}
@@ -98,7 +98,7 @@ func TestRendered(t *testing.T) {
 
 				n.loadRendered(t, false)
 				if n.backend.variant == "" { // which makes the tables anew
-					n.wantRight(t, "IP-MASQ-AGENT", "10.set")
+					n.wantInSync(t, "IP-MASQ-AGENT", "10.set")
 				} else { // which cannot do without the jumps a second time, and says so
 					if text := n.render(t); !strings.Contains(text, "# Each loading appends the jumps again") {
 						t.Errorf("does not say what loading it again does:\n%s", text)

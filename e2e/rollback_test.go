@@ -11,7 +11,7 @@ import (
 
 // unable puts a program into the node's PATH that says what the real one says on
 // a host whose kernel lacks what it needs. What it is asked to list it does.
-func (n *node) unable(t *testing.T, programs ...string) {
+func (n *node) failRuleWrites(t *testing.T, programs ...string) {
 	t.Helper()
 	const script = "#!/bin/sh\n" +
 		"echo 'Warning: Extension addrtype revision 0 not supported, missing kernel module?' >&2\n" +
@@ -38,7 +38,7 @@ func TestOneFamilyFails(t *testing.T) {
 			first := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
 			second := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"172.16.0.0/12", "fd00::/8"}})
 			program := n.path
-			n.unable(t, "ip6tables-restore", "ip6tables-"+f.variant+"-restore")
+			n.failRuleWrites(t, "ip6tables-restore", "ip6tables-"+f.variant+"-restore")
 			fresh := n.ruleset(t)
 			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module", "load the kernel's xt modules")
 			if after := n.ruleset(t); after != fresh {
@@ -68,7 +68,7 @@ func TestAutoWithoutModules(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
 			for _, family := range families() {
-				n.unable(t, family[0]+"-restore", family[0]+"-"+f.variant+"-restore")
+				n.failRuleWrites(t, family[0]+"-restore", family[0]+"-"+f.variant+"-restore")
 			}
 			n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 100, "missing kernel module", "set backend to nftables")
 			n.addAndCheck(t, n.conf(t, "podnet", object{"backend": "auto"}))
@@ -80,9 +80,9 @@ func TestAutoWithoutModules(t *testing.T) {
 	}
 }
 
-// TestAgentsChainIsRestored: what an agent left is not lost to an ADD that takes
+// TestAgentChainRestored: what an agent left is not lost to an ADD that takes
 // it over in one family and then fails in the other.
-func TestAgentsChainIsRestored(t *testing.T) {
+func TestAgentChainRestored(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestAgentsChainIsRestored(t *testing.T) {
 			a := agents()[0]
 			a.resync(t, n, f.variant)
 			program := n.path
-			n.unable(t, "ip6tables-restore", "ip6tables-"+f.variant+"-restore")
+			n.failRuleWrites(t, "ip6tables-restore", "ip6tables-"+f.variant+"-restore")
 			conf := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"192.0.2.0/24", "fd00::/8"}})
 			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "ipv6", "missing kernel module")
 			rules := n.tool(t, "iptables-save", "-t", "nat")

@@ -51,7 +51,7 @@ func pairsOfBackends(t *testing.T, test func(t *testing.T, n, other *node, chain
 
 // untouched calls something that must not write a rule or make the dataDir. The
 // programs that write rules are watched too, as iptables-legacy has no commits.
-func (n *node) untouched(t *testing.T, do func()) {
+func (n *node) wantNoWrites(t *testing.T, do func()) {
 	t.Helper()
 	path := n.path
 	defer func() { n.path = path }()
@@ -87,14 +87,14 @@ func TestSecondDataDir(t *testing.T) {
 		n.addAndCheck(t, n.conf(t, "podnet", nil))
 		conf := second.conf(t, "blue", object{"masqChain": chain})
 		says := []string{n.dataDir, second.dataDir, "a node has one dataDir"}
-		second.untouched(t, func() {
+		second.wantNoWrites(t, func() {
 			second.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, says...)
 			second.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says...)
 			second.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
 			second.invoke(t, invocation{verb: "GC", conf: conf}).want(t, 0)
 		})
 		second.agentFile(t, "ip-masq-agent", "masqChain: "+chain+"\n")
-		second.untouched(t, func() {
+		second.wantNoWrites(t, func() {
 			if _, stderr, code := second.reconciler(t, "once"); code != 1 || !strings.Contains(stderr, "a node has one dataDir") {
 				t.Errorf("once: exit code %d\n%s", code, stderr)
 			}
@@ -144,7 +144,7 @@ func TestDataDirOfTheConflists(t *testing.T) {
 		tenant := n.withDataDir(t, n.backend, "tenant")
 		n.standardConflist(t, "podnet", nil)
 		conf := tenant.conf(t, "blue", nil)
-		tenant.untouched(t, func() {
+		tenant.wantNoWrites(t, func() {
 			says := []string{tenant.dataDir, n.dataDir, "/etc/cni/net.d", "a node has one dataDir"}
 			tenant.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, says...)
 			tenant.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says...)
@@ -181,13 +181,13 @@ func TestDataDirThatReplacesAnother(t *testing.T) {
 					t.Errorf("the tenant's chain stands:\n%s", rules)
 				}
 				state := tree(t, tenant.dataDir)
-				tenant.untouched(t, func() {
+				tenant.wantNoWrites(t, func() {
 					tenant.invoke(t, invocation{verb: "ADD", conf: blue}).want(t, 7, n.dataDir)
 				})
 				if now := tree(t, tenant.dataDir); now != state {
 					t.Errorf("the tenant's dataDir changed:\n%s\nwas:\n%s", now, state)
 				}
-				n.untouchedBy(t, tenant, invocation{verb: "DEL", conf: blue})
+				n.wantRulesUnchanged(t, tenant, invocation{verb: "DEL", conf: blue})
 				n.addAndCheck(t, n.conf(t, "podnet", nil)).noWarnings(t)
 			})
 		})
@@ -195,7 +195,7 @@ func TestDataDirThatReplacesAnother(t *testing.T) {
 }
 
 // untouchedBy runs a verb of another dataDir that must leave the rules alone.
-func (n *node) untouchedBy(t *testing.T, other *node, r invocation) {
+func (n *node) wantRulesUnchanged(t *testing.T, other *node, r invocation) {
 	t.Helper()
 	before := n.ruleset(t)
 	other.invoke(t, r).want(t, 0)
@@ -204,9 +204,9 @@ func (n *node) untouchedBy(t *testing.T, other *node, r invocation) {
 	}
 }
 
-// TestChainOfAnotherDataDirStaysWithoutOwnRules: while the rules of the node's dataDir
+// TestTenantChainKeptWhileOwnRulesFail: while the rules of the node's dataDir
 // cannot be written, the chain of another stays.
-func TestChainOfAnotherDataDirStaysWithoutOwnRules(t *testing.T) {
+func TestTenantChainKeptWhileOwnRulesFail(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[1])
 	tenant := n.withDataDir(t, backends()[0], "tenant")

@@ -25,7 +25,7 @@ func (n *node) settingsFile(t *testing.T, text string) string {
 
 // exempting is a file whose policy leaves a prefix alone. The interval is long:
 // nothing here waits for it.
-func exempting(prefix string) string {
+func exemptSettings(prefix string) string {
 	return fmt.Sprintf("resync_interval = \"1h\"\n[agent]\nnonMasqueradeCIDRs = [%q]\n", prefix)
 }
 
@@ -35,7 +35,7 @@ func TestBrokenSettings(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		all := n.externalHost(t)
-		path := n.settingsFile(t, exempting("1.2.3.0/24"))
+		path := n.settingsFile(t, exemptSettings("1.2.3.0/24"))
 		d := n.startReconciler(t, "--config", path)
 		d.eventuallyReady(t)
 		holds := func() {
@@ -49,8 +49,8 @@ func TestBrokenSettings(t *testing.T) {
 			name, text string
 			says       []string
 		}{
-			{"unknown key", exempting("1.2.3.0/24") + "masqChian = \"X\"\n", []string{path + ":4", "masqChian", "did you mean masqChain?"}},
-			{"host bits", exempting("1.2.3.4/24"), []string{path + ":3", "nonMasqueradeCIDRs[0]", "1.2.3.0/24"}},
+			{"unknown key", exemptSettings("1.2.3.0/24") + "masqChian = \"X\"\n", []string{path + ":4", "masqChian", "did you mean masqChain?"}},
+			{"host bits", exemptSettings("1.2.3.4/24"), []string{path + ":3", "nonMasqueradeCIDRs[0]", "1.2.3.0/24"}},
 			{"no TOML", "resync_interval = \n", []string{path + ":1"}},
 			{"interval", "resync_interval = \"0s\"\n", []string{path + ":1", "resync_interval", "1s"}},
 			{"gone", "", []string{path}},
@@ -70,7 +70,7 @@ func TestBrokenSettings(t *testing.T) {
 				if c.name == "directory" {
 					must(t, os.Remove(path))
 				}
-				n.settingsFile(t, exempting("1.2.3.0/24"))
+				n.settingsFile(t, exemptSettings("1.2.3.0/24"))
 				d.eventuallyReady(t)
 				holds()
 				if now := n.ruleset(t); now != rules {
@@ -96,7 +96,7 @@ func TestBrokenSettingsAtStart(t *testing.T) {
 		t.Errorf("/livez: %d %s %v", code, body, err)
 	}
 	n.wantValidPolicy(t, all)
-	n.settingsFile(t, exempting("20.0.0.0/8"))
+	n.settingsFile(t, exemptSettings("20.0.0.0/8"))
 	d.eventuallyReady(t)
 	n.wantValidPolicy(t, all)
 	all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1"})
@@ -108,7 +108,7 @@ func TestSettingsChange(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	all := n.externalHost(t)
-	path := n.settingsFile(t, exempting("20.0.0.0/8"))
+	path := n.settingsFile(t, exemptSettings("20.0.0.0/8"))
 	d := n.startReconciler(t, "--config", path)
 	d.eventuallyReady(t)
 	soon := func(prefix string) {
@@ -117,7 +117,7 @@ func TestSettingsChange(t *testing.T) {
 	}
 	for i := range 10 {
 		prefix := fmt.Sprintf("20.%d.0.0/16", i)
-		n.settingsFile(t, exempting(prefix))
+		n.settingsFile(t, exemptSettings(prefix))
 		soon(prefix)
 	}
 	// In place, as an editor may: for a moment the file is empty, and that is sound.
@@ -125,12 +125,12 @@ func TestSettingsChange(t *testing.T) {
 		prefix := fmt.Sprintf("21.%d.0.0/16", i)
 		must(t, os.WriteFile(path, nil, 0o644))
 		time.Sleep(time.Duration(i) * 3 * time.Millisecond)
-		must(t, os.WriteFile(path, []byte(exempting(prefix)), 0o644))
+		must(t, os.WriteFile(path, []byte(exemptSettings(prefix)), 0o644))
 		soon(prefix)
 	}
 	// Many times in a row.
 	for i := range 30 {
-		n.settingsFile(t, exempting(fmt.Sprintf("22.%d.0.0/16", i)))
+		n.settingsFile(t, exemptSettings(fmt.Sprintf("22.%d.0.0/16", i)))
 		time.Sleep(time.Duration(i%7) * 5 * time.Millisecond)
 	}
 	soon("22.29.0.0/16")
@@ -234,7 +234,7 @@ func TestConfigMapAgainstConflist(t *testing.T) {
 		contrary := agreeing + "masqueradeCIDRs: [10.9.0.0/16]\nrandomFully: false\n"
 		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.9.0.0/16"}, "randomFully": true})
 		m := n.configMap(t, map[string]string{"ip-masq-agent": contrary})
-		all := podAlone(n.pod(t, "podnet"))
+		all := onlyPod(n.pod(t, "podnet"))
 		d := n.startReconciler(t, n.agentArgs(m.dir)...)
 		says := []string{"conflict: ", "IP-MASQ-AGENT", `network "podnet"`, "the agent files", "make them agree",
 			"masqueradeCIDRs", "nonMasqueradeCIDRs", "10.9.0.0/16", "randomFully"}

@@ -27,7 +27,7 @@ import (
 )
 
 // sized is something that is done with input of a size that others choose.
-type sized struct {
+type scalingCase struct {
 	name string
 	n    int
 	// prepare returns what is done with input of n items.
@@ -47,16 +47,16 @@ func cpuTime(t *testing.T) time.Duration {
 // than the floor tells nothing, and is no harm either.
 func TestSizes(t *testing.T) {
 	const most, floor = 9, 40 * time.Millisecond
-	for _, s := range slices.Concat(policySizes(), configSizes()) {
+	for _, s := range slices.Concat(policyCases(), configCases()) {
 		t.Run(s.name, func(t *testing.T) {
 			few, many := s.prepare(t, s.n), s.prepare(t, 4*s.n)
 			// The least is what it takes: the machine has others to serve.
-			tookFew, tookMany := spent(t, few), spent(t, many)
+			tookFew, tookMany := processorTime(t, few), processorTime(t, many)
 			for range 5 {
 				if tookMany <= max(floor, most*tookFew) {
 					break
 				}
-				tookFew, tookMany = min(tookFew, spent(t, few)), min(tookMany, spent(t, many))
+				tookFew, tookMany = min(tookFew, processorTime(t, few)), min(tookMany, processorTime(t, many))
 			}
 			t.Logf("%d: %s, %d: %s, %.1f times", s.n, tookFew, 4*s.n, tookMany, float64(tookMany)/float64(tookFew))
 			if tookMany > max(floor, most*tookFew) {
@@ -67,7 +67,7 @@ func TestSizes(t *testing.T) {
 }
 
 // spent is the processor time that something takes.
-func spent(t *testing.T, do func()) time.Duration {
+func processorTime(t *testing.T, do func()) time.Duration {
 	t.Helper()
 	runtime.GC()
 	before := cpuTime(t)
@@ -82,7 +82,7 @@ func reversed[T any](list []T) []T {
 }
 
 // stated is what the nth network states.
-func stated(nth int, s policy.SourcePolicy) policy.Source {
+func networkSource(nth int, s policy.SourcePolicy) policy.Source {
 	if s.Chain == "" {
 		s.Chain = policy.DefaultChain
 	}
@@ -93,22 +93,22 @@ func stated(nth int, s policy.SourcePolicy) policy.Source {
 func desired(l policy.Layout, statements ...policy.SourcePolicy) policy.Ruleset {
 	var all []policy.Source
 	for i, s := range statements {
-		all = append(all, stated(i, s))
+		all = append(all, networkSource(i, s))
 	}
 	return policy.Desired(policy.Merge(all), l, policy.OwnedBy("/state"))
 }
 
 // halves is a statement of n prefixes, of which half are exempt and half are not.
-func halves(n int) policy.SourcePolicy {
+func halfExempt(n int) policy.SourcePolicy {
 	return policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n/2)...), MasqueradeCIDRs: prefixes(prefixesOf24(n/2, n/2)...)}
 }
 
-func policySizes() []sized {
+func policyCases() []scalingCase {
 	rules, sets := policy.Layout{}, policy.Layout{Sets: true}
 	compare := func(a, b policy.Ruleset) func() { return func() { policy.Compare(a, b) } }
-	return []sized{
+	return []scalingCase{
 		{"merge and make rules", 8000, func(_ *testing.T, n int) func() {
-			s := halves(n)
+			s := halfExempt(n)
 			return func() { desired(rules, s); desired(sets, s) }
 		}},
 		{"prefixes within each other", 8000, func(_ *testing.T, n int) func() {
@@ -140,12 +140,12 @@ func policySizes() []sized {
 			return compare(rs, rs)
 		}},
 		{"lists in another order", 4000, func(_ *testing.T, n int) func() {
-			s := halves(n)
+			s := halfExempt(n)
 			r := policy.SourcePolicy{NonMasqueradeCIDRs: reversed(s.NonMasqueradeCIDRs), MasqueradeCIDRs: reversed(s.MasqueradeCIDRs)}
 			return compare(desired(rules, s), desired(rules, r))
 		}},
 		{"other prefixes", 4000, func(_ *testing.T, n int) func() {
-			return compare(desired(rules, halves(n)), desired(rules, policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(n, n)...)}))
+			return compare(desired(rules, halfExempt(n)), desired(rules, policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(n, n)...)}))
 		}},
 		{"other interfaces", 1024, func(_ *testing.T, n int) func() {
 			return compare(desired(rules, policy.SourcePolicy{OutputInterfaces: interfaceNames("a", n)}),
@@ -162,10 +162,10 @@ func policySizes() []sized {
 			return func() { policy.Unmatched(a.Chains[0].Jumps, b.Chains[0].Jumps) }
 		}},
 		{"a prefix each that two networks dispute", 4000, func(t *testing.T, n int) func() {
-			a := stated(0, policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n)...)})
-			b := stated(1, policy.SourcePolicy{MasqueradeCIDRs: a.Policy.NonMasqueradeCIDRs})
+			a := networkSource(0, policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n)...)})
+			b := networkSource(1, policy.SourcePolicy{MasqueradeCIDRs: a.Policy.NonMasqueradeCIDRs})
 			return func() {
-				err := enforce.NewProposal([]policy.Source{a}).Add(b, everywhere{}, func(err error) { t.Error(err) })
+				err := enforce.NewProposal([]policy.Source{a}).Add(b, allNetworks{}, func(err error) { t.Error(err) })
 				if err == nil || len(err.Error()) > 8192 {
 					t.Fatalf("an error of %d bytes", len(fmt.Sprint(err)))
 				}
@@ -175,18 +175,18 @@ func policySizes() []sized {
 }
 
 // everywhere is a conf directory that has all networks.
-type everywhere struct{}
+type allNetworks struct{}
 
-func (everywhere) HasEntry(string) bool                          { return true }
-func (everywhere) LacksEntry(string) bool                        { return false }
-func (everywhere) HasEntryWith(string, policy.SourcePolicy) bool { return false }
+func (allNetworks) HasEntry(string) bool                          { return true }
+func (allNetworks) LacksEntry(string) bool                        { return false }
+func (allNetworks) HasEntryWith(string, policy.SourcePolicy) bool { return false }
 
 // entrySized is an entry with keys of a size, as the plugin takes it.
-func entrySized(name string, n int, keys func(n int) object) sized {
-	return sized{name, n, func(t *testing.T, n int) func() {
+func entryCase(name string, n int, keys func(n int) object) scalingCase {
+	return scalingCase{name, n, func(t *testing.T, n int) func() {
 		entry := keys(n)
 		entry["name"], entry["type"], entry["cniVersion"] = "podnet", config.PluginType, "1.0.0"
-		doc := text(t, entry)
+		doc := marshalIndent(t, entry)
 		return func() {
 			c := config.ReadNetconf(doc)
 			c.Identity()
@@ -199,8 +199,8 @@ func entrySized(name string, n int, keys func(n int) object) sized {
 }
 
 // agentSized is files of the agents.
-func agentSized(name string, n int, files func(n int) map[string]string) sized {
-	return sized{name, n, func(t *testing.T, n int) func() {
+func agentFilesCase(name string, n int, files func(n int) map[string]string) scalingCase {
+	return scalingCase{name, n, func(t *testing.T, n int) func() {
 		dir := t.TempDir()
 		for name, text := range files(n) {
 			must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
@@ -220,57 +220,57 @@ func confDirOf(t *testing.T, n int, dataDir string) string {
 	dir := t.TempDir()
 	for i := range n {
 		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%05d.conflist", i)),
-			text(t, object{"name": fmt.Sprint("net", i), "cniVersion": "1.0.0", "plugins": []object{{"type": "bridge"}, {"type": config.PluginType, "dataDir": dataDir}}}), 0o600))
+			marshalIndent(t, object{"name": fmt.Sprint("net", i), "cniVersion": "1.0.0", "plugins": []object{{"type": "bridge"}, {"type": config.PluginType, "dataDir": dataDir}}}), 0o600))
 	}
 	return dir
 }
 
-func configSizes() []sized {
+func configCases() []scalingCase {
 	yaml := func(key string, items []string) string { return key + ":\n- " + strings.Join(items, "\n- ") + "\n" }
 	const limit = "cidrLimit: 1000000\n"
-	return []sized{
-		entrySized("an entry", 8000, func(n int) object {
+	return []scalingCase{
+		entryCase("an entry", 8000, func(n int) object {
 			return object{"nonMasqueradeCIDRs": prefixesOf24(0, n), "masqueradeCIDRs": prefixesOf24(n, n), "cidrLimit": 1000000}
 		}),
-		entrySized("prefixes in both lists", 8000, func(n int) object {
+		entryCase("prefixes in both lists", 8000, func(n int) object {
 			return object{"nonMasqueradeCIDRs": prefixesOf24(0, n), "masqueradeCIDRs": reversed(prefixesOf24(0, n))}
 		}),
-		entrySized("items that are none", 8000, func(n int) object { return object{"nonMasqueradeCIDRs": interfaceNames("x", n)} }),
-		entrySized("keys that are none", 8000, func(n int) object {
+		entryCase("items that are none", 8000, func(n int) object { return object{"nonMasqueradeCIDRs": interfaceNames("x", n)} }),
+		entryCase("keys that are none", 8000, func(n int) object {
 			keys := object{}
 			for _, name := range interfaceNames("k", n) {
 				keys[name] = 1
 			}
 			return keys
 		}),
-		entrySized("interfaces", 8000, func(n int) object { return object{"outputInterfaces": interfaceNames("x", n)} }),
-		entrySized("ports", 8000, func(n int) object { return object{"toPorts": singlePorts(n)} }),
-		entrySized("args", 100000, func(n int) object {
+		entryCase("interfaces", 8000, func(n int) object { return object{"outputInterfaces": interfaceNames("x", n)} }),
+		entryCase("ports", 8000, func(n int) object { return object{"toPorts": singlePorts(n)} }),
+		entryCase("args", 100000, func(n int) object {
 			return object{"args": strings.Repeat("x", n), "prevResult": interfaceNames("x", n)}
 		}),
-		agentSized("an agent file", 8000, func(n int) map[string]string {
+		agentFilesCase("an agent file", 8000, func(n int) map[string]string {
 			return map[string]string{"ip-masq": limit + yaml("nonMasqueradeCIDRs", prefixesOf24(0, n))}
 		}),
-		agentSized("prefixes in lists of two files", 5000, func(n int) map[string]string {
+		agentFilesCase("prefixes in lists of two files", 5000, func(n int) map[string]string {
 			return map[string]string{
 				"ip-masq-a": limit + yaml("nonMasqueradeCIDRs", prefixesOf24(0, n)),
 				"ip-masq-b": limit + yaml("nonMasqueradeCIDRs", prefixesOf24(n, n)) + yaml("masqueradeCIDRs", prefixesOf24(0, n)),
 			}
 		}),
-		agentSized("many agent files", 250, func(n int) map[string]string {
+		agentFilesCase("many agent files", 250, func(n int) map[string]string {
 			files := map[string]string{}
 			for i := range n {
 				files[fmt.Sprint("ip-masq-", i)] = yaml("nonMasqueradeCIDRs", prefixesOf24(i, 1))
 			}
 			return files
 		}),
-		agentSized("keys of an agent file", 8000, func(n int) map[string]string {
+		agentFilesCase("keys of an agent file", 8000, func(n int) map[string]string {
 			return map[string]string{"ip-masq": strings.Join(interfaceNames("k", n), ": 1\n") + ": 1\n"}
 		}),
-		agentSized("keys of a second YAML document", 8000, func(n int) map[string]string {
+		agentFilesCase("keys of a second YAML document", 8000, func(n int) map[string]string {
 			return map[string]string{"ip-masq": "masqLinkLocal: true\n---\n" + strings.Join(interfaceNames("k", n), ":\n") + ":\n"}
 		}),
-		agentSized("brackets", 2000, func(n int) map[string]string {
+		agentFilesCase("brackets", 2000, func(n int) map[string]string {
 			return map[string]string{"ip-masq": "nonMasqueradeCIDRs: " + strings.Repeat("[", n) + strings.Repeat("]", n)}
 		}),
 		{"a conf directory", 500, func(t *testing.T, n int) func() {
@@ -302,7 +302,7 @@ func configSizes() []sized {
 				valid = append(valid, object{"containerID": id, "ifname": "eth0"})
 			}
 			dir := filepath.Join(t.TempDir(), "data")
-			conf := text(t, object{"name": "podnet", "type": config.PluginType, "cniVersion": "1.1.0", "dataDir": dir, "cni.dev/valid-attachments": valid})
+			conf := marshalIndent(t, object{"name": "podnet", "type": config.PluginType, "cniVersion": "1.1.0", "dataDir": dir, "cni.dev/valid-attachments": valid})
 			must(t, store.Open(dir).Attach("podnet", "id0", "eth0"))
 			return func() {
 				p := cniplugin.Plugin{PluginFile: filepath.Join(dir, "none"), Stdout: io.Discard, Stderr: io.Discard, LockWait: time.Second}

@@ -21,7 +21,7 @@ func TestTwoReconcilers(t *testing.T) {
 	ends := map[string]func(*daemon, *testing.T){"by SIGTERM": (*daemon).stop, "by SIGKILL": (*daemon).kill}
 	for how, end := range ends {
 		t.Run("the first ends "+how, func(t *testing.T) {
-			w := newTampered(t, backends()[0])
+			w := newTamperNode(t, backends()[0])
 			commits, state := w.Count(), w.documentStamps(t)
 			second := w.startReconciler(t, "--resync-interval", "10m")
 			says := second.untilUnready(t, "standby: ", "another ip-masq-reconciler runs on this node")
@@ -34,7 +34,7 @@ func TestTwoReconcilers(t *testing.T) {
 			if second.metric(t, "ready") != 0 || w.metric(t, "ready") != 1 {
 				t.Error("the metric ready is not 0 of the second and 1 of the first")
 			}
-			if all := second.reasons(t); !slices.Equal(all, []string{"standby"}) {
+			if all := second.notReadyReasons(t); !slices.Equal(all, []string{"standby"}) {
 				t.Errorf("the second has reasons %q", all)
 			}
 			time.Sleep(2 * time.Second) // it asks again each second
@@ -69,7 +69,7 @@ func TestTwoReconcilers(t *testing.T) {
 			w.daemon = second
 			w.spoil(t, way, 0)
 			w.repair(t, commits)
-			w.packets(t)
+			w.checkVerdicts(t)
 			second.until(t, "repair in the log of the second", func() bool { return strings.Contains(second.log(), "repaired rules") })
 		})
 	}
@@ -97,10 +97,10 @@ func TestTakeoverRepairs(t *testing.T) {
 	})
 }
 
-// TestOnceBesideRun: one pass beside a reconciler at work finds the rules right
+// TestOnceDuringRun: one pass beside a reconciler at work finds the rules right
 // and disturbs nobody; while rules are spoiled, both repair what they find, and
 // neither undoes the other.
-func TestOnceBesideRun(t *testing.T) {
+func TestOnceDuringRun(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
@@ -155,9 +155,9 @@ func TestOnceBesideRun(t *testing.T) {
 	})
 }
 
-// TestRulesOutliveTheReconciler: SIGTERM ends it with exit code 0, which stop
+// TestRulesStayAfterSIGTERM: SIGTERM ends it with exit code 0, which stop
 // verifies, and nothing is written.
-func TestRulesOutliveTheReconciler(t *testing.T) {
+func TestRulesStayAfterSIGTERM(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"enableIPv6": true})
@@ -178,9 +178,9 @@ func TestRulesOutliveTheReconciler(t *testing.T) {
 	})
 }
 
-// TestHangup: SIGHUP makes a pass at once. iptables-legacy shows it best: there
+// TestSIGHUP: SIGHUP makes a pass at once. iptables-legacy shows it best: there
 // nothing else tells the reconciler.
-func TestHangup(t *testing.T) {
+func TestSIGHUP(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.agentFile(t, "ip-masq-of-mine", "{}\n")

@@ -92,7 +92,7 @@ func TestReboot(t *testing.T) {
 		n.addAndCheck(t, conf)
 		n.flush(t)
 		n.addAndCheck(t, conf)
-		before := n.saved(t) + n.owning(t)
+		before := n.saved(t) + n.ownedTables(t)
 		n.flush(t)
 		boot := store.Open(n.dataDir).Boot()
 		const earlier = "00000000-0000-4000-8000-000000000000"
@@ -106,7 +106,7 @@ func TestReboot(t *testing.T) {
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101)
 		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "first"}).want(t, 0).noWarnings(t)
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
-		if after := n.saved(t) + n.owning(t); after != before || !strings.Contains(after, "192.0.2.0/24") {
+		if after := n.saved(t) + n.ownedTables(t); after != before || !strings.Contains(after, "192.0.2.0/24") {
 			t.Errorf("rules:\n%s\nwere:\n%s", after, before)
 		}
 		if have := n.attachments(t, "podnet"); have != 1 {
@@ -122,7 +122,7 @@ func TestReboot(t *testing.T) {
 }
 
 // owning is what our own tables hold.
-func (n *node) owning(t *testing.T) string {
+func (n *node) ownedTables(t *testing.T) string {
 	t.Helper()
 	if n.backend.variant != "" {
 		return ""

@@ -128,7 +128,7 @@ func (u unit) capabilities(t *testing.T) []string {
 }
 
 // confined puts a program behind setpriv, which leaves it these capabilities.
-func confined(capabilities []string, command []string) []string {
+func withCapabilities(capabilities []string, command []string) []string {
 	set := "-all"
 	for _, c := range capabilities {
 		set += ",+" + c
@@ -147,8 +147,8 @@ func TestUnitCapabilities(t *testing.T) {
 		n.conflist(t, "podnet", dualStack(nil))
 		n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [192.0.2.0/24]\nenableIPv6: true\n")
 		for _, command := range []string{"once", "check", "doctor"} {
-			c := n.reconcilerCommand(n.within(t), t, command)
-			all := confined(having, c.Args)
+			c := n.reconcilerCommand(n.timeout(t), t, command)
+			all := withCapabilities(having, c.Args)
 			prefix, err := exec.LookPath(all[0])
 			if err != nil {
 				t.Fatal(err)
@@ -200,7 +200,7 @@ type service struct {
 // waits for its end.
 func (s service) start(t *testing.T, c *exec.Cmd) (wait func() error) {
 	t.Helper()
-	args := confined(s.capabilities, c.Args)
+	args := withCapabilities(s.capabilities, c.Args)
 	path, err := exec.LookPath(args[0])
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +210,7 @@ func (s service) start(t *testing.T, c *exec.Cmd) (wait func() error) {
 	go func() {
 		// Never unlocked: the thread, which is in the namespaces, ends with the goroutine.
 		runtime.LockOSThread()
-		err := s.n.Node.Do(func() error { return errors.Join(readOnlyBut(s.writable), c.Start()) })
+		err := s.n.Node.Do(func() error { return errors.Join(remountReadOnlyExcept(s.writable), c.Start()) })
 		started <- err
 		if err == nil {
 			ended <- c.Wait()
@@ -224,7 +224,7 @@ func (s service) start(t *testing.T, c *exec.Cmd) (wait func() error) {
 
 // readOnlyBut makes all file systems that the calling thread sees read-only, for
 // it and those whom it starts, but for some directories.
-func readOnlyBut(writable []string) error {
+func remountReadOnlyExcept(writable []string) error {
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make mount namespace: %w", err)
 	}
@@ -264,7 +264,7 @@ func (s service) command(t *testing.T, args ...string) (output string, code int)
 func (s service) prepare(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
 	// Of the node's command only the words: it would start in other namespaces.
-	words := s.n.reconcilerCommand(s.n.within(t), t, args...)
+	words := s.n.reconcilerCommand(s.n.timeout(t), t, args...)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
 	t.Cleanup(cancel)
 	c := exec.CommandContext(ctx, words.Path, words.Args[1:]...)
@@ -312,7 +312,7 @@ func TestUnitPaths(t *testing.T) {
 				}
 			}
 			s.n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-			s.run(t)
+			s.checkRun(t)
 		})
 	}
 	for i, without := range writable {
@@ -334,7 +334,7 @@ func TestUnitPaths(t *testing.T) {
 }
 
 // run keeps a node right for a moment: it comes up, repairs, and ends in order.
-func (s service) run(t *testing.T) {
+func (s service) checkRun(t *testing.T) {
 	t.Helper()
 	health := s.n.unusedAddress()
 	c, out := s.prepare(t, "run", "--health-listen", health, "--metrics-listen", s.n.unusedAddress(), "--resync-interval", "1s", "--cni-bin-dir", s.n.cni.Path[0])

@@ -16,7 +16,7 @@ import (
 // What drift may take on nf_tables, from the event to the rules being right, on an
 // idle machine.
 const (
-	usualRepair              = 20 * time.Millisecond // the median
+	medianRepair             = 20 * time.Millisecond // the median
 	worstRepair              = 50 * time.Millisecond
 	repairInLargeCommit      = 250 * time.Millisecond // when others write thousands of rules in the same moment
 	repairDuringLargeCommits = time.Second            // while they go on doing so
@@ -84,7 +84,7 @@ func tamperings() []tampering {
 }
 
 // tampered is a node whose rules are right, with a reconciler and an ear.
-type tampered struct {
+type tamperNode struct {
 	*node
 	*daemon
 	*commitWatcher
@@ -94,23 +94,23 @@ type tampered struct {
 
 // newTampered makes one. The interval is so long that only events can be what
 // makes the reconciler look.
-func newTampered(t *testing.T, f backend) *tampered {
+func newTamperNode(t *testing.T, f backend) *tamperNode {
 	t.Helper()
 	n := newNode(t, f)
 	n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.168.0.0/16", "fd00:9::/32", "fd00:7::/32"}})
-	w := &tampered{node: n}
-	w.pods = podAlone(n.pod(t, "podnet"))
+	w := &tamperNode{node: n}
+	w.pods = onlyPod(n.pod(t, "podnet"))
 	w.daemon = n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
 	w.commitWatcher = n.watchCommits(t)
-	w.packets(t)
-	w.right = w.ours(t)
+	w.checkVerdicts(t)
+	w.right = w.ownedRules(t)
 	return w
 }
 
 // ours is all that is ours in the node's form, and what others put there, but for
 // counters, the order of tables, and the numbers of sets, which tell a new one
 // from the old.
-func (w *tampered) ours(t *testing.T) string {
+func (w *tamperNode) ownedRules(t *testing.T) string {
 	t.Helper()
 	var kept []string
 	if w.backend.variant != "" {
@@ -132,19 +132,19 @@ func (w *tampered) ours(t *testing.T) string {
 }
 
 // packets fails the test unless they are judged as the policy wants.
-func (w *tampered) packets(t *testing.T) {
+func (w *tamperNode) checkVerdicts(t *testing.T) {
 	t.Helper()
 	w.pods.verdicts(t, w.node, false, map[string]string{"pod": "10.9.9.9 192.168.7.7 fd00:9::9"})
 	w.pods.verdicts(t, w.node, true, map[string]string{"pod": "1.2.3.4 172.16.9.9 2001:db8:5::5"})
 }
 
-// knows reports whether the form has such a way.
-func (way tampering) knows(f backend) bool {
+// appliesTo reports whether the form has such a way.
+func (way tampering) appliesTo(f backend) bool {
 	return way.script != "" || f.variant == "" && way.nft != "" || f.variant != "" && way.iptables+way.restore != ""
 }
 
 // spoil tampers with the rules of the nth family.
-func (w *tampered) spoil(t *testing.T, way tampering, nth int) {
+func (w *tamperNode) spoil(t *testing.T, way tampering, nth int) {
 	t.Helper()
 	program, family := families()[nth][0], families()[nth][1]
 	words := strings.NewReplacer("FAM", family, "SET", w.set(t, family), "TABLE", map[bool]string{true: "ip-masq", false: "nat"}[w.backend.variant == ""],
@@ -161,7 +161,7 @@ func (w *tampered) spoil(t *testing.T, way tampering, nth int) {
 }
 
 // set is the name that the set of exempt destinations has now.
-func (w *tampered) set(t *testing.T, family string) string {
+func (w *tamperNode) set(t *testing.T, family string) string {
 	t.Helper()
 	if w.backend.variant != "" {
 		return ""
@@ -176,16 +176,16 @@ func (w *tampered) set(t *testing.T, family string) string {
 
 // repair waits until the rules are right again after somebody spoiled them, and
 // returns how long it took from the first commit since the count to the last.
-func (w *tampered) repair(t *testing.T, count int) time.Duration {
+func (w *tamperNode) repair(t *testing.T, count int) time.Duration {
 	t.Helper()
 	const settled = 60 * time.Millisecond
 	var all []fixtures.Commit
 	w.until(t, "repair", func() bool {
 		all = w.Since(count)
-		if len(all) == 0 || !w.isOurs(all[len(all)-1]) || time.Since(all[len(all)-1].At) < settled {
+		if len(all) == 0 || !w.isReconcilerCommit(all[len(all)-1]) || time.Since(all[len(all)-1].At) < settled {
 			return false
 		}
-		return w.ours(t) == w.right && len(w.Since(count)) == len(all)
+		return w.ownedRules(t) == w.right && len(w.Since(count)) == len(all)
 	})
 	if first := all[0]; first.Program == "ip-masq-reconci" {
 		t.Fatalf("the first commit is the reconciler's: %v", all)
@@ -195,7 +195,7 @@ func (w *tampered) repair(t *testing.T, count int) time.Duration {
 
 // amid waits until drift that spoil caused since the count, the ith time, is
 // repaired while others go on to commit, and returns how long it took.
-func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
+func (w *tamperNode) repairDuringCommits(t *testing.T, count, i int) time.Duration {
 	t.Helper()
 	spoiler := "nft"
 	if w.backend.variant != "" {
@@ -207,7 +207,7 @@ func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
 			switch {
 			case c.Program == spoiler && spoilt.At.IsZero():
 				spoilt = c
-			case w.isOurs(c) && !spoilt.At.IsZero():
+			case w.isReconcilerCommit(c) && !spoilt.At.IsZero():
 				right = c
 			}
 		}
@@ -217,7 +217,7 @@ func (w *tampered) amid(t *testing.T, count, i int) time.Duration {
 }
 
 // isOurs reports whether the commit is one by which the reconciler repairs.
-func (w *tampered) isOurs(c fixtures.Commit) bool {
+func (w *tamperNode) isReconcilerCommit(c fixtures.Commit) bool {
 	if w.backend.variant == "" {
 		return c.Program == "ip-masq-reconci"
 	}
@@ -232,7 +232,7 @@ func (w *tampered) isOurs(c fixtures.Commit) bool {
 func TestTampering(t *testing.T) {
 	onNFTables := backends()[:2]
 	for _, way := range tamperings() {
-		if !slices.ContainsFunc(onNFTables, way.knows) {
+		if !slices.ContainsFunc(onNFTables, way.appliesTo) {
 			t.Errorf("no form is tampered with by: %s", way.name)
 		}
 	}
@@ -245,7 +245,7 @@ func TestTampering(t *testing.T) {
 				all = tamper(t, f)
 			}
 			if all.slow() {
-				t.Errorf("too slow: %v; want a median below %s and nothing above %s", all, usualRepair, worstRepair)
+				t.Errorf("too slow: %v; want a median below %s and nothing above %s", all, medianRepair, worstRepair)
 			}
 		})
 	}
@@ -255,9 +255,9 @@ func TestTampering(t *testing.T) {
 func tamper(t *testing.T, f backend) (all durations) {
 	t.Helper()
 	const times = 6 // too few to count as flapping
-	w := newTampered(t, f)
+	w := newTamperNode(t, f)
 	for _, way := range tamperings() {
-		if !way.knows(f) {
+		if !way.appliesTo(f) {
 			continue
 		}
 		var took durations
@@ -270,7 +270,7 @@ func tamper(t *testing.T, f backend) (all durations) {
 				t.Errorf("%s: drift_repairs_total stays %v", way.name, now)
 			}
 		}
-		w.packets(t)
+		w.checkVerdicts(t)
 		t.Logf("%-22s %v", way.name, took)
 		all = append(all, took...)
 	}

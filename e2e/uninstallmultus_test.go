@@ -17,7 +17,7 @@ import (
 func besideMultus(t *testing.T, follows bool) (*uninstalledNode, *multus) {
 	t.Helper()
 	b := newUninstalledNode(t, backends()[0])
-	b.masterOf(t, "0.3.1")
+	b.writeMultusMaster(t, "0.3.1")
 	b.original = readFile(t, b.conflistFile)
 	m := &multus{dir: b.cni.ConfDir, follows: follows}
 	m.start(t)
@@ -29,18 +29,18 @@ func besideMultus(t *testing.T, follows bool) (*uninstalledNode, *multus) {
 	if found := b.findings(t); !slices.Contains(found, "problem multus") {
 		t.Errorf("doctor finds %q", found)
 	}
-	m.exit(t)
+	m.stop(t)
 	m.start(t)
-	m.sound(t)
+	m.wantConfigured(t)
 	if found := b.findings(t); slices.Contains(found, "problem multus") || slices.Contains(found, "problem conflist-without-us") {
 		t.Errorf("doctor finds %q", found)
 	}
 	return b, m
 }
 
-// TestUninstallBesideMultus: the binary stays while Multus's file names it, and goes
+// TestUninstallWithMultus: the binary stays while Multus's file names it, and goes
 // once Multus has generated it again.
-func TestUninstallBesideMultus(t *testing.T) {
+func TestUninstallWithMultus(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{nil, {"--no-wait"}} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
@@ -67,21 +67,21 @@ func TestUninstallBesideMultus(t *testing.T) {
 	}
 }
 
-// TestUninstallBesideMultusWithCleanupOnExit: Multus follows within a second.
-func TestUninstallBesideMultusWithCleanupOnExit(t *testing.T) {
+// TestUninstallWithMultusCleanupOnExit: Multus follows within a second.
+func TestUninstallWithMultusCleanupOnExit(t *testing.T) {
 	t.Parallel()
 	b, m := besideMultus(t, true)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for b.has(t, mainFile) {
+		for b.hasPluginEntry(t, mainFile) {
 			select {
 			case <-t.Context().Done():
 				return
 			default:
 			}
 		}
-		m.second(t)
+		m.tick(t)
 	}()
 	b.uninstall(t)
 	<-done
@@ -90,10 +90,10 @@ func TestUninstallBesideMultusWithCleanupOnExit(t *testing.T) {
 	}
 }
 
-// TestUninstallUnderMultusCaches: Multus ends a pod by the copy of the conflist that it
+// TestUninstallWithMultusCache: Multus ends a pod by the copy of the conflist that it
 // made when the pod started, under containerd too. Once the plugin is gone, uninstall
 // does not say that it stays.
-func TestUninstallUnderMultusCaches(t *testing.T) {
+func TestUninstallWithMultusCache(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
 	b.install(t, b.plugin(t))
@@ -102,10 +102,10 @@ func TestUninstallUnderMultusCaches(t *testing.T) {
 	file := filepath.Join(cache, id)
 	delegate := readFile(t, b.conflistFile)
 	for range 40 { // as nested as it ever was
-		delegate = text(t, object{"name": "multus-cni-network", "plugins": []any{object{"type": "multus", "delegates": []any{json.RawMessage(delegate)}}}})
+		delegate = marshalIndent(t, object{"name": "multus-cni-network", "plugins": []any{object{"type": "multus", "delegates": []any{json.RawMessage(delegate)}}}})
 	}
 	must(t, firstOf(os.MkdirAll(task, 0o711), os.MkdirAll(b.own(cache), 0o755),
-		os.WriteFile(b.own(file), text(t, []any{object{"Conf": object{"type": ""}, "Bytes": delegate}}), 0o600)))
+		os.WriteFile(b.own(file), marshalIndent(t, []any{object{"Conf": object{"type": ""}, "Bytes": delegate}}), 0o600)))
 	stdout, stderr, code := b.reconciler(t, b.args("uninstall")...)
 	if code != 1 || !strings.Contains(stderr, "the plugin stays") || !strings.Contains(stderr, file) || !strings.Contains(stderr, "Multus") {
 		t.Fatalf("uninstall under Multus: exit code %d\n%s%s", code, stdout, stderr)
@@ -130,14 +130,14 @@ func TestUninstallLooksIntoEveryFile(t *testing.T) {
 	const multusDir = "/etc/cni/multus/net.d"
 	b := newUninstalledNode(t, backends()[0])
 	b.install(t, b.plugin(t))
-	named := text(t, object{"cniVersion": "1.0.0", "name": "x", "plugins": []any{object{"type": "bridge"}, object{"type": "ip-masq"}}})
+	named := marshalIndent(t, object{"cniVersion": "1.0.0", "name": "x", "plugins": []any{object{"type": "bridge"}, object{"type": "ip-masq"}}})
 	for path, stays := range map[string]bool{
 		filepath.Join(b.cni.ConfDir, "20-danm.conf"):                  true,
 		filepath.Join(b.cni.ConfDir, "chain", "30.conf"):              true,
 		filepath.Join(multusDir, "storage.conf"):                      true,
 		filepath.Join(b.cni.ConfDir, "10-podnet.conflist.cilium_bak"): false,
 	} {
-		doc := text(t, object{"cniVersion": "1.0.0", "name": "x", "type": "danm", "delegate": object{"inner": json.RawMessage(named)}})
+		doc := marshalIndent(t, object{"cniVersion": "1.0.0", "name": "x", "type": "danm", "delegate": object{"inner": json.RawMessage(named)}})
 		where := path
 		if filepath.Dir(path) == multusDir {
 			where = b.own(path)

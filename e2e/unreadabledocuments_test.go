@@ -12,11 +12,11 @@ import (
 // newerDocument is a document that a newer version wrote.
 const newerDocument = `{"schema": 3, "future": {"x": [1e999]}, "policy": null}`
 
-// TestQuestionsBesideUnreadableDocuments: where documents cannot be read, be they of
+// TestCommandsWithUnreadableDocuments: where documents cannot be read, be they of
 // a newer version or damaged beyond repair, nobody here knows what the rules should
 // be. Each command says so, calls nothing in the kernel unwanted, and does not
 // advise to remove it, nor to run `once`, which does nothing then.
-func TestQuestionsBesideUnreadableDocuments(t *testing.T) {
+func TestCommandsWithUnreadableDocuments(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "ONE", "sourceCIDRs": []string{"10.1.0.0/16"}}))

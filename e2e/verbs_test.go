@@ -96,9 +96,9 @@ func exactly(t *testing.T, text string) any {
 	return v
 }
 
-// TestNoResult: without the result of a plugin before us there is nothing to
+// TestMissingPrevResult: without the result of a plugin before us there is nothing to
 // pass on, and nothing is done.
-func TestNoResult(t *testing.T) {
+func TestMissingPrevResult(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	before := n.snapshot(t)
@@ -130,9 +130,9 @@ func TestNoResult(t *testing.T) {
 	}
 }
 
-// TestInAChain runs ADD, CHECK and DEL between two reference plugins, in every
+// TestChainedPlugins runs ADD, CHECK and DEL between two reference plugins, in every
 // version that runtimes use.
-func TestInAChain(t *testing.T) {
+func TestChainedPlugins(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
@@ -254,9 +254,9 @@ func TestDrift(t *testing.T) {
 	})
 }
 
-// TestCheckReadsOnly: what was never made, or was taken away on purpose, does
+// TestCheckIsReadOnly: what was never made, or was taken away on purpose, does
 // not come back by looking at it.
-func TestCheckReadsOnly(t *testing.T) {
+func TestCheckIsReadOnly(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	before := n.snapshot(t)

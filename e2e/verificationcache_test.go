@@ -27,7 +27,7 @@ import (
 
 // local is the plugin as its main has it, in this process: a new one for each
 // call of a verb, for each is a process.
-type local struct {
+type inProcessPlugin struct {
 	node    *node
 	program string
 	noCache bool // to what tells that nothing changed: it always reads the rules
@@ -36,13 +36,13 @@ type local struct {
 }
 
 // call runs a verb on the node's network, and reports whether it read rules.
-func (l local) call(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.CmdArgs) error) (read bool) {
+func (l inProcessPlugin) call(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.CmdArgs) error) (read bool) {
 	t.Helper()
 	nft := nftables.New()
 	var warnings bytes.Buffer
 	drivers := netfilter.Drivers{iptables.New(iptables.Options{Path: l.node.path}), nft}
 	for i, d := range drivers {
-		drivers[i] = lookout{d, l, &read}
+		drivers[i] = observingDriver{d, l, &read}
 	}
 	p := cniplugin.Plugin{
 		Drivers: drivers, Program: cmp.Or(l.program, "v"), Generation: nft.Generation, PluginFile: "/etc/ip-masq/plugin.toml",
@@ -62,12 +62,12 @@ func (l local) call(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.Cm
 }
 
 // add runs ADD on the node, and then has CHECK say what it is worth.
-func (l local) add(t *testing.T, conf string) (read bool) {
+func (l inProcessPlugin) add(t *testing.T, conf string) (read bool) {
 	t.Helper()
 	return l.checked(t, conf, func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Add(args) })
 }
 
-func (l local) checked(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.CmdArgs) error) (read bool) {
+func (l inProcessPlugin) checked(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.CmdArgs) error) (read bool) {
 	t.Helper()
 	if err := l.node.Node.Do(func() error {
 		read = l.call(t, conf, verb)
@@ -80,25 +80,25 @@ func (l local) checked(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel
 }
 
 // lookout is a driver that tells when it is made use of.
-type lookout struct {
+type observingDriver struct {
 	netfilter.Driver
-	local
+	inProcessPlugin
 	used *bool
 }
 
-func (l lookout) Open(c netfilter.Choice) (netfilter.Backend, error) {
+func (l observingDriver) Open(c netfilter.Choice) (netfilter.Backend, error) {
 	*l.used = true
 	b, err := l.Driver.Open(c)
-	return watched{b, l.local}, err
+	return hookedBackend{b, l.inProcessPlugin}, err
 }
 
 // watched is a backend beside which something happens.
-type watched struct {
+type hookedBackend struct {
 	netfilter.Backend
-	local
+	inProcessPlugin
 }
 
-func (w watched) Observe(ctx context.Context, chains []netfilter.ChainRef) (netfilter.Observation, error) {
+func (w hookedBackend) Observe(ctx context.Context, chains []netfilter.ChainRef) (netfilter.Observation, error) {
 	if w.before != nil {
 		w.before()
 	}
@@ -110,7 +110,7 @@ func (w watched) Observe(ctx context.Context, chains []netfilter.ChainRef) (netf
 
 // verifiedNode is a node of one network whose ADDs use the verification cache.
 type verifiedNode struct {
-	local
+	inProcessPlugin
 	random *rand.Rand
 	cidrs  []string
 	extra  object // keys of the entry that mean nothing to us
@@ -207,7 +207,7 @@ func TestVerificationCache(t *testing.T) {
 	const times = 120
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		t.Logf("-seed %d", *seed)
-		s := &verifiedNode{local: local{node: n}, random: rand.New(rand.NewPCG(*seed, 0)), cidrs: []string{"10.0.0.0/8"},
+		s := &verifiedNode{inProcessPlugin: inProcessPlugin{node: n}, random: rand.New(rand.NewPCG(*seed, 0)), cidrs: []string{"10.0.0.0/8"},
 			extra: object{"runtimeConfig": object{}, "args": object{}}}
 		legacy := n.backend.variant == "legacy"
 		expect := func(what string, read, want bool) {
@@ -251,7 +251,7 @@ func TestVerificationCacheDuringCommit(t *testing.T) {
 		for _, when := range []string{"before", "after"} {
 			t.Run(f.name+", "+when, func(t *testing.T) {
 				n := newNode(t, f)
-				l, conf := local{node: n}, n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+				l, conf := inProcessPlugin{node: n}, n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
 				for range 2 {
 					l.add(t, conf)
 				}

@@ -14,7 +14,7 @@ import (
 // leftAlone makes sure that an older reconciler does nothing about the node, of
 // which something newer is a part: neither the one that runs, nor one that is
 // started now, nor a command. It tells why, and the plugin lets ADD pass.
-func (n *node) leftAlone(t *testing.T, d *daemon, conf string, says ...string) {
+func (n *node) wantNoReconciliation(t *testing.T, d *daemon, conf string, says ...string) {
 	t.Helper()
 	before, generation, logged := n.snapshot(t), n.generation(t), d.log()
 	same := func(who string) {
@@ -85,15 +85,15 @@ func TestNewerDocument(t *testing.T) {
 				must(t, os.WriteFile(path, []byte(newer), 0o600))
 				n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
 				says := []string{path, "schema 3", "a newer version", "install"}
-				n.leftAlone(t, d, conf, says...)
+				n.wantNoReconciliation(t, d, conf, says...)
 				// Sources that change are none of its business either.
 				rules := n.ruleset(t)
 				n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [20.0.0.0/8]\n")
-				n.leftAlone(t, d, conf, says...)
+				n.wantNoReconciliation(t, d, conf, says...)
 				// One that starts now finds it so.
 				d.stop(t)
 				d = n.startReconciler(outer, "--resync-interval", "1h")
-				n.leftAlone(t, d, conf, says...)
+				n.wantNoReconciliation(t, d, conf, says...)
 				if now := n.ruleset(t); now != rules {
 					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 				}
@@ -135,14 +135,14 @@ func (n *node) sourceDocument(t *testing.T, text string) string {
 	return paths[at]
 }
 
-// TestNewerRulesBesideReconciler: a chain that a newer version wrote in a form of
+// TestNewerRulesWithReconciler: a chain that a newer version wrote in a form of
 // its own serves, and stays as it is.
-func TestNewerRulesBesideReconciler(t *testing.T) {
+func TestNewerRulesWithReconciler(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", nil)
 		conf := n.conf(t, "podnet", nil)
-		all := podAlone(n.pod(t, "podnet"))
+		all := onlyPod(n.pod(t, "podnet"))
 		n.addAndCheck(t, conf)
 		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
 		comment := "ip-masq/2 keeps its state in " + n.dataDir
@@ -162,7 +162,7 @@ func TestNewerRulesBesideReconciler(t *testing.T) {
 			all.verdicts(t, n, true, map[string]string{"pod": "10.8.0.1 1.2.4.1"})
 		}
 		d.eventuallyUnready(t, says...)
-		n.leftAlone(t, d, conf, says...)
+		n.wantNoReconciliation(t, d, conf, says...)
 		serves()
 		// A source that changes: its rules cannot be made.
 		rules, logged := n.ruleset(t), d.log()
@@ -203,7 +203,7 @@ func TestNewerRulesOfAnotherChain(t *testing.T) {
 		n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
 		says := []string{"chain OTHER (ipv4)", "written by a newer version of ip-masq", "form 2"}
 		if n.backend.variant == "" {
-			n.leftAlone(t, d, conf, says...)
+			n.wantNoReconciliation(t, d, conf, says...)
 			return
 		}
 		theirs := func() (lines []string) {

@@ -100,7 +100,7 @@ func (s senders) verdicts(t *testing.T, n *node, masqueraded bool, flows map[str
 					t.Errorf("%s %s to %s: %v", transport, who, text, err)
 					continue
 				}
-				node := n.NodeAddr(n.byName(seen.By), to.Addr())
+				node := n.NodeAddr(n.remoteHost(seen.By), to.Addr())
 				switch {
 				case !masqueraded && seen.Source != sent:
 					t.Errorf("%s %s to %s: came from %s, want %s untouched", transport, who, text, seen.Source, sent)
@@ -122,7 +122,7 @@ func (s sender) addr(like netip.Addr) netip.Addr {
 }
 
 // byName is the remote host that a packet was seen by.
-func (n *node) byName(name string) *topology.Host {
+func (n *node) remoteHost(name string) *topology.Host {
 	if name == n.LAN.Name {
 		return n.LAN
 	}
