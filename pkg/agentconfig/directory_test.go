@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
@@ -96,7 +97,7 @@ func TestAgentFilesThatCannotBeRead(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := in(t, dir)
-			wantError(t, err, path, c.want+"; "+filepath.Join(dir, "ip-masq-z")+":1: masqLinkLocal: 1 is a number; write true or false")
+			policytest.WantError(t, err, path, c.want+"; "+filepath.Join(dir, "ip-masq-z")+":1: masqLinkLocal: 1 is a number; write true or false")
 			if diff := cmp.Diff([]string{"ip-masq-z"}, got.Names); diff != "" {
 				t.Error(diff)
 			}
@@ -125,9 +126,9 @@ func TestAgentFilesWithoutTheRight(t *testing.T) {
 		}()
 	}
 	_, err := Read(dir, config.DialectV1, config.AgentPolicy{})
-	wantError(t, err, path, "open FILE: permission denied; fix it, remove it, or give it a name that does not begin with ip-masq")
+	policytest.WantError(t, err, path, "open FILE: permission denied; fix it, remove it, or give it a name that does not begin with ip-masq")
 	_, err = Read(closed, config.DialectV1, config.AgentPolicy{})
-	wantError(t, err, closed, "read the agent files in FILE: permission denied")
+	policytest.WantError(t, err, closed, "read the agent files in FILE: permission denied")
 }
 
 // configMap is a directory as the kubelet mounts a ConfigMap.
@@ -201,7 +202,7 @@ func TestAgentFilesOfAConfigMap(t *testing.T) {
 	if diff := cmp.Diff([]string{"ip-masq-agent", "ip-masq-more", "ip-masq-notes", "ip-masq-own"}, got.Names); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(prefixes("10.0.0.0/8", "10.1.0.0/16"), exempt(got), comparePrefixes); diff != "" {
+	if diff := cmp.Diff(policytest.Prefixes("10.0.0.0/8", "10.1.0.0/16"), exempt(got), comparePrefixes); diff != "" {
 		t.Error(diff)
 	}
 	if want := filepath.Join(c.dir, "ip-masq-agent"); got.Source.Files[0].File != want {
@@ -212,7 +213,7 @@ func TestAgentFilesOfAConfigMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = in(t, c.dir)
-	wantError(t, err, c.dir, "read the agent files in FILE: ..data leads to nothing; mount the ConfigMap again, or remove the link")
+	policytest.WantError(t, err, c.dir, "read the agent files in FILE: ..data leads to nothing; mount the ConfigMap again, or remove the link")
 }
 
 // Whenever a version is swapped for another, what is read is of one version.

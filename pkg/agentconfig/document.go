@@ -113,17 +113,15 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 func membersOf(file string, text []byte) (members []config.Member, more bool, err error) {
 	keys, line, more, err := keysOf(file, text)
 	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) && json.Valid(text) {
-		// JSON allows white space that YAML does not.
+		// JSON allows white space and escapes that YAML does not.
 		members, err = config.JSONMembers(text)
+		for i := 0; i < len(members) && len(keys) == len(members); i++ {
+			members[i].Line, members[i].ItemLines = keys[i].Line, keys[i].ItemLines
+		}
 		if err != nil {
-			return nil, false, fmt.Errorf("%s: %w", policy.Printable(file), err)
+			err = fmt.Errorf("%s: %w", policy.Printable(file), err)
 		}
-		for i := range members {
-			if len(keys) == len(members) {
-				members[i].Line, members[i].ItemLines = keys[i].Line, keys[i].ItemLines
-			}
-		}
-		return members, false, nil
+		return members, false, err
 	}
 	if err != nil {
 		return nil, false, err
@@ -223,21 +221,15 @@ func refuse(file string, n *nodes.Node, nested bool) error {
 func moreFollows(stream *nodes.Decoder) bool {
 	for {
 		var next nodes.Node
-		switch err := stream.Decode(&next); {
-		case errors.Is(err, io.EOF):
-			return false
-		case err != nil || !isNull(&next):
-			return true
+		if err := stream.Decode(&next); err != nil {
+			return !errors.Is(err, io.EOF)
+		}
+		for _, top := range next.Content {
+			if top.Kind != nodes.ScalarNode || top.Anchor != "" || top.ShortTag() != "!!null" {
+				return true
+			}
 		}
 	}
-}
-
-func isNull(document *nodes.Node) bool {
-	if len(document.Content) == 0 {
-		return true
-	}
-	top := document.Content[0]
-	return top.Kind == nodes.ScalarNode && top.Anchor == "" && top.ShortTag() == "!!null"
 }
 
 // notYAML makes one line of an error of a YAML library, which may begin with a line number.

@@ -4,6 +4,7 @@ package agentconfig
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,9 +13,20 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
+
+var comparePrefixes = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+
+func write(t testing.TB, path, text string) string {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
 
 // agentDirOf makes a directory with the files, which are NAME, text, NAME, text…
 func agentDirOf(t testing.TB, files ...string) string {
@@ -31,7 +43,7 @@ func warningsOf(t testing.TB, a Files) string {
 	t.Helper()
 	var lines []string
 	for _, w := range a.Warnings {
-		checkMessage(t, w)
+		policytest.CheckMessage(t, w)
 		lines = append(lines, strings.ReplaceAll(w.Error(), a.Dir, "DIR"))
 	}
 	return strings.Join(lines, "\n")
@@ -44,15 +56,6 @@ func manySources(n int) string {
 		text += fmt.Sprintf("- 10.%d.%d.0/24\n", i>>8, i&255)
 	}
 	return text
-}
-
-func ports(t testing.TB, s string) *policy.Ports {
-	t.Helper()
-	p, err := policy.ParsePorts(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &p
 }
 
 // source is the agent files with FILE, SourcePolicy, FILE, SourcePolicy…
@@ -80,35 +83,35 @@ func TestAgentDocument(t *testing.T) {
 		{name: "nothing"},
 		{name: "comments", text: "# nothing yet\n"},
 		{name: "a null document", text: "---\nnull\n"},
-		{name: "nothing, in v2", dialect: config.DialectV2, change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes() }},
+		{name: "nothing, in v2", dialect: config.DialectV2, change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = policytest.Prefixes() }},
 		{name: "others, in v2", text: "masqLinkLocal: yes", dialect: config.DialectV2,
-			change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes(), &yes }},
+			change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs, s.MasqLinkLocal = policytest.Prefixes(), &yes }},
 		{name: "a list, in v2", text: "nonMasqueradeCIDRs: [10.0.0.0/8]", dialect: config.DialectV2,
-			change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8") }},
-		{name: "an empty list", text: "nonMasqueradeCIDRs: []", change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes() }},
+			change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = policytest.Prefixes("10.0.0.0/8") }},
+		{name: "an empty list", text: "nonMasqueradeCIDRs: []", change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = policytest.Prefixes() }},
 		{name: "an agent's own", text: "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.0/8\n  - '192.168.0.0/16'\nmasqLinkLocal: false\nresyncInterval: 60s\n",
 			change: func(s *policy.SourcePolicy) {
-				s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes("10.0.0.0/8", "192.168.0.0/16"), &no
+				s.NonMasqueradeCIDRs, s.MasqLinkLocal = policytest.Prefixes("10.0.0.0/8", "192.168.0.0/16"), &no
 			}, interval: time.Minute},
 		{name: "as JSON, with tabs", text: "{\n\t\"nonMasqueradeCIDRs\":\t[\"10.0.0.0/8\"],\n\t\"masqLinkLocalIPv6\": true}\n",
 			change: func(s *policy.SourcePolicy) {
-				s.NonMasqueradeCIDRs, s.MasqLinkLocalIPv6 = prefixes("10.0.0.0/8"), &yes
+				s.NonMasqueradeCIDRs, s.MasqLinkLocalIPv6 = policytest.Prefixes("10.0.0.0/8"), &yes
 			}},
 		{name: "as flow, with CRLF and a byte order mark", text: "\xef\xbb\xbf---\r\n{nonmasqueradecidrs: [10.0.0.0/8],\r\n TOPORTS: 1-7}\r\n",
 			change: func(s *policy.SourcePolicy) {
-				s.NonMasqueradeCIDRs, s.ToPorts = prefixes("10.0.0.0/8"), ports(t, "1-7")
+				s.NonMasqueradeCIDRs, s.ToPorts = policytest.Prefixes("10.0.0.0/8"), policytest.Ports(t, "1-7")
 			}},
 		{name: "letter cases", text: "NonMasqueradeCIDRs: []\nMASQLINKLOCAL: true\nresyncinterval: 5\nmaſqChain: BLUE\n",
 			change: func(s *policy.SourcePolicy) {
-				s.NonMasqueradeCIDRs, s.MasqLinkLocal, s.Chain = prefixes(), &yes, "BLUE"
+				s.NonMasqueradeCIDRs, s.MasqLinkLocal, s.Chain = policytest.Prefixes(), &yes, "BLUE"
 			}, interval: 5 * time.Second},
 		{name: "every key", text: "masqueradeCIDRs: [10.1.0.0/16]\nnomasqAllReservedRanges: true\nenableIPv6: true\nsourceCIDRs: ['fd00::/8']\n" +
 			"nonMasqueradeSourceCIDRs: []\noutputInterfaces: [eth0, wg+]\nmasqueradeHost: false\nrandomFully: false\ntoPorts: 1024-29999\nmasqChain: RED\nbackend: nftables\ncidrLimit: 1\nresyncInterval: '7'\n",
 			change: func(s *policy.SourcePolicy) {
-				s.MasqueradeCIDRs, s.NomasqAllReservedRanges, s.EnableIPv6 = prefixes("10.1.0.0/16"), &yes, &yes
-				s.SourceCIDRs, s.NonMasqueradeSourceCIDRs = prefixes("fd00::/8"), prefixes()
+				s.MasqueradeCIDRs, s.NomasqAllReservedRanges, s.EnableIPv6 = policytest.Prefixes("10.1.0.0/16"), &yes, &yes
+				s.SourceCIDRs, s.NonMasqueradeSourceCIDRs = policytest.Prefixes("fd00::/8"), policytest.Prefixes()
 				s.OutputInterfaces, s.MasqueradeHost, s.RandomFully = []string{"eth0", "wg+"}, &no, &no
-				s.ToPorts, s.Chain, s.Backend = ports(t, "1024-29999"), "RED", policy.NFTables
+				s.ToPorts, s.Chain, s.Backend = policytest.Ports(t, "1024-29999"), "RED", policy.NFTables
 			}, interval: 7 * time.Second},
 		{name: "unknown keys", text: "nonMasqueradeCidr: []\nbogus:\n  a: [1]\n\"cni.dev/x\": 1\n\"a\\nb\": 1\n",
 			warnings: "DIR/ip-masq-agent:1: nonMasqueradeCidr: is not a known key and is ignored; did you mean nonMasqueradeCIDRs?\n" +
@@ -124,7 +127,7 @@ func TestAgentDocument(t *testing.T) {
 				return strings.Join(append(lines, "DIR/ip-masq-agent: 2 more unknown keys are ignored; remove them"), "\n")
 			}()},
 		{name: "nulls", text: "masqueradeCIDRs:\nmasqChain: ~\nrandomFully: null\ncidrLimit:\nresyncInterval:\n",
-			change: func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = prefixes() },
+			change: func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = policytest.Prefixes() },
 			warnings: "DIR/ip-masq-agent:1: masqueradeCIDRs: null is taken for an empty list; write [] for none, or leave the key out\n" +
 				"DIR/ip-masq-agent:2: masqChain: null is taken as not stated; write a value, or leave the key out\n" +
 				"DIR/ip-masq-agent:3: randomFully: null is taken as not stated; write a value, or leave the key out\n" +
@@ -242,7 +245,7 @@ func TestAgentDocumentMistakes(t *testing.T) {
 			t.Errorf("%q: no error, but %+v", c.text, got)
 			continue
 		}
-		checkMessage(t, err)
+		policytest.CheckMessage(t, err)
 		if said := strings.ReplaceAll(err.Error(), dir, "DIR"); said != c.want {
 			t.Errorf("%q:\n%s\nwant\n%s", c.text, said, c.want)
 		}
@@ -259,7 +262,7 @@ func TestAgentFilesUnited(t *testing.T) {
 		"ip-masq-b", "nonMasqueradeCIDRs: [172.16.0.0/12, 10.1.0.0/16, fd00::/8]\nmasqLinkLocal: true\nresyncInterval: 30\nbackend: nftables\ntoPorts: '1-7,9-12'\nmasqChain: BLUE\n",
 		"ip-masq-c", "masqLinkLocal: false\nenableIPv6: true\nnonMasqueradeSourceCIDRs: [10.9.0.0/16]\ncidrLimit: 1\n",
 		"ip-masq-c~", "masqLinkLocal: {", "config", "masqLinkLocal: {", ".ip-masq", "{")
-	own := config.AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.2.0.0/16", "10.3.0.0/16"), Chain: "BLUE", RandomFully: &no}}
+	own := config.AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: policytest.Prefixes("10.2.0.0/16", "10.3.0.0/16"), Chain: "BLUE", RandomFully: &no}}
 	got, err := Read(dir, config.DialectV1, own)
 	if err != nil {
 		t.Fatal(err)
@@ -270,15 +273,15 @@ func TestAgentFilesUnited(t *testing.T) {
 		Source: source("BLUE",
 			config.OwnPolicy, own.Policy,
 			path("ip-masq-a"), policy.SourcePolicy{
-				NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16"), MasqLinkLocal: &no,
-				Backend: policy.Auto, RandomFully: &no, ToPorts: ports(t, "9-12,1-7"),
+				NonMasqueradeCIDRs: policytest.Prefixes("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16"), MasqLinkLocal: &no,
+				Backend: policy.Auto, RandomFully: &no, ToPorts: policytest.Ports(t, "9-12,1-7"),
 			},
 			path("ip-masq-b"), policy.SourcePolicy{
-				NonMasqueradeCIDRs: prefixes("172.16.0.0/12", "10.1.0.0/16", "fd00::/8"), MasqLinkLocal: &yes,
-				Backend: policy.NFTables, ToPorts: ports(t, "1-7,9-12"),
+				NonMasqueradeCIDRs: policytest.Prefixes("172.16.0.0/12", "10.1.0.0/16", "fd00::/8"), MasqLinkLocal: &yes,
+				Backend: policy.NFTables, ToPorts: policytest.Ports(t, "1-7,9-12"),
 			},
 			path("ip-masq-c"), policy.SourcePolicy{
-				NonMasqueradeSourceCIDRs: prefixes("10.9.0.0/16"), MasqLinkLocal: &no, EnableIPv6: &yes,
+				NonMasqueradeSourceCIDRs: policytest.Prefixes("10.9.0.0/16"), MasqLinkLocal: &no, EnableIPv6: &yes,
 			}),
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
@@ -331,11 +334,11 @@ func TestAgentFilesThatConflict(t *testing.T) {
 		{name: "a prefix", a: "masqueradeCIDRs:\n- 10.9.0.0/16\n- 10.1.0.0/16", b: "nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.0.0/8, 10.1.0.0/16]",
 			want: "DIR/ip-masq-b:1: nonMasqueradeCIDRs[2]: 10.1.0.0/16 conflicts with masqueradeCIDRs[1] in DIR/ip-masq-a; remove one of the two"},
 		{name: "a prefix of our own policy", a: "masqueradeCIDRs: [10.0.0.0/8]",
-			own:  config.AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.0.0.0/8")}},
+			own:  config.AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: policytest.Prefixes("10.0.0.0/8")}},
 			want: "DIR/ip-masq-a:1: masqueradeCIDRs[0]: 10.0.0.0/8 conflicts with nonMasqueradeCIDRs[0] in [agent] of the reconciler's settings; remove one of the two"},
 		{name: "a prefix that one file has in both", a: "nonMasqueradeCIDRs: [10.0.0.0/8]", b: "nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]",
 			want: "DIR/ip-masq-b:2: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two"},
-		{name: "IPv6 that nobody enables", a: "nonMasqueradeCIDRs: [fd00::/8]", own: config.AgentPolicy{Policy: policy.SourcePolicy{MasqueradeCIDRs: prefixes("fd01::/16")}},
+		{name: "IPv6 that nobody enables", a: "nonMasqueradeCIDRs: [fd00::/8]", own: config.AgentPolicy{Policy: policy.SourcePolicy{MasqueradeCIDRs: policytest.Prefixes("fd01::/16")}},
 			want: `[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it; ` +
 				`DIR/ip-masq-a:1: nonMasqueradeCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
 		{name: "IPv6 that a bad file may enable", a: "nonMasqueradeCIDRs: [fd00::/8]", b: "enableIPv6: 1",
@@ -345,7 +348,7 @@ func TestAgentFilesThatConflict(t *testing.T) {
 		{name: "bounds of all together", a: manySources(241), b: "outputInterfaces: [a, b, c, d, e, f, g, h, i, j, k, l, m, nn, o, p, q]",
 			want: "the agent files together: sourceCIDRs: has 241 entries, which with the 17 of outputInterfaces make 4097 pairs, more than the 4096 possible; remove some"},
 		{name: "limits of each document", a: "nonMasqueradeCIDRs: [10.0.0.0/16, 10.1.0.0/16]", b: "cidrLimit: 1\nmasqueradeCIDRs: [10.2.0.0/16, 10.3.0.0/16]",
-			own: config.AgentPolicy{CIDRLimit: 1, Policy: policy.SourcePolicy{NonMasqueradeCIDRs: prefixes("10.4.0.0/16", "10.5.0.0/16")}},
+			own: config.AgentPolicy{CIDRLimit: 1, Policy: policy.SourcePolicy{NonMasqueradeCIDRs: policytest.Prefixes("10.4.0.0/16", "10.5.0.0/16")}},
 			want: "[agent] of the reconciler's settings: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit; " +
 				"DIR/ip-masq-b:1: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit"},
 	} {
@@ -353,7 +356,7 @@ func TestAgentFilesThatConflict(t *testing.T) {
 			dir := agentDirOf(t, "ip-masq-a", c.a, "ip-masq-b", c.b)
 			for range 3 { // the words are always the same
 				got, err := Read(dir, config.DialectV1, c.own)
-				checkMessage(t, err)
+				policytest.CheckMessage(t, err)
 				if said := strings.ReplaceAll(err.Error(), dir, "DIR"); said != c.want {
 					t.Errorf("message\n%s\nwant\n%s", said, c.want)
 				}
@@ -372,7 +375,7 @@ func TestOwnPolicyAlone(t *testing.T) {
 	if err := os.Symlink(missing, dangling); err != nil {
 		t.Fatal(err)
 	}
-	own := config.AgentPolicy{Policy: policy.SourcePolicy{Chain: "BLUE", MasqueradeCIDRs: prefixes("10.0.0.0/8")}}
+	own := config.AgentPolicy{Policy: policy.SourcePolicy{Chain: "BLUE", MasqueradeCIDRs: policytest.Prefixes("10.0.0.0/8")}}
 	for _, dir := range []string{"", missing, dangling, agentDirOf(t)} {
 		for _, dialect := range []config.Dialect{config.DialectV1, config.DialectV2} {
 			got, err := Read(dir, dialect, own)
@@ -386,7 +389,7 @@ func TestOwnPolicyAlone(t *testing.T) {
 		}
 	}
 	_, err := Read(file, config.DialectV1, own)
-	wantError(t, err, file, "read the agent files in FILE: not a directory; name the directory that holds the files")
+	policytest.WantError(t, err, file, "read the agent files in FILE: not a directory; name the directory that holds the files")
 
 	dir := agentDirOf(t, "config.yaml", "masqLinkLocal: true", "ip-masq-agent~", "")
 	got, err := Read(dir, config.DialectV2, config.AgentPolicy{})
@@ -417,7 +420,7 @@ func TestFlagsWin(t *testing.T) {
 		t.Error("a flag changed settings that were taken before")
 	}
 	_, err := Read("", config.DialectV1, s.Agent)
-	wantError(t, err, file, "FILE:2: agent.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 1 allowed; remove some or raise cidrLimit; "+
+	policytest.WantError(t, err, file, "FILE:2: agent.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 1 allowed; remove some or raise cidrLimit; "+
 		"[agent] of the reconciler's settings: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two")
 }
 
@@ -434,7 +437,7 @@ func TestOwnPolicyHasLines(t *testing.T) {
 		return err
 	}
 	const noIPv6 = " is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it"
-	wantError(t, read(), file, "FILE:3: agent.masqueradeCIDRs[2]: fd00::/8"+noIPv6)
+	policytest.WantError(t, read(), file, "FILE:3: agent.masqueradeCIDRs[2]: fd00::/8"+noIPv6)
 	moved := config.DefaultSettings()
 	if err := moved.Read(write(t, filepath.Join(t.TempDir(), "reconciler.toml"), "# moved\n[agent]\nmasqChain = 'A'\nmasqueradeCIDRs = ['10.0.0.0/8', 'fd00::/8']")); err != nil {
 		t.Fatal(err)
@@ -445,7 +448,7 @@ func TestOwnPolicyHasLines(t *testing.T) {
 	if err := s.Set("agent.masqueradeCIDRs", "fd01::/16"); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, read(), file, "[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16"+noIPv6)
+	policytest.WantError(t, read(), file, "[agent] of the reconciler's settings: masqueradeCIDRs[0]: fd01::/16"+noIPv6)
 	if s.Equal(moved) || s.Equal(config.DefaultSettings()) || config.DefaultSettings().Equal(s) {
 		t.Error("settings that say other things are equal")
 	}

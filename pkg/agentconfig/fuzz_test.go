@@ -13,6 +13,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -41,7 +42,7 @@ func FuzzAgentFile(f *testing.F) {
 		}
 		a, source, mistakes := readAlone(doc, d)
 		for _, w := range a.warnings {
-			checkMessage(t, w)
+			policytest.CheckMessage(t, w)
 		}
 		if len(a.warnings) > 64 {
 			t.Errorf("%d warnings", len(a.warnings))
@@ -50,7 +51,7 @@ func FuzzAgentFile(f *testing.F) {
 			t.Errorf("the same document has other mistakes: %q and %q", texts(mistakes), texts(again))
 		}
 		if len(mistakes) > 0 {
-			checkMessage(t, &config.DocumentError{Mistakes: mistakes})
+			policytest.CheckMessage(t, &config.DocumentError{Mistakes: mistakes})
 			return
 		}
 		stated := source.Policies()[0]

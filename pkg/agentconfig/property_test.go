@@ -4,7 +4,6 @@ package agentconfig
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -132,7 +132,7 @@ func checkOrigins(t *rapid.T, p policy.Policy, files []map[string][]string) {
 func TestStatementSurvivesAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ip-masq-agent")
 	rapid.Check(t, func(rt *rapid.T) {
-		want := genStatement(rt)
+		want := policytest.SourcePolicy(rt)
 		text, err := yaml.Marshal(want)
 		if err != nil {
 			rt.Fatal(err)
@@ -148,55 +148,4 @@ func TestStatementSurvivesAFile(t *testing.T) {
 			rt.Errorf("(-want +got):\n%s\n%s", diff, text)
 		}
 	})
-}
-
-func genPrefix(allowIPv6 bool) *rapid.Generator[netip.Prefix] {
-	return rapid.Custom(func(t *rapid.T) netip.Prefix {
-		size := 4
-		if allowIPv6 && rapid.Bool().Draw(t, "ipv6") {
-			size = 16
-		}
-		bytes := rapid.SliceOfN(rapid.Byte(), size, size).Draw(t, "address")
-		a, _ := netip.AddrFromSlice(bytes)
-		return netip.PrefixFrom(a, rapid.IntRange(0, 8*size).Draw(t, "bits")).Masked()
-	}).Filter(func(p netip.Prefix) bool { return !p.Addr().Is4In6() })
-}
-
-func genStatement(t *rapid.T) policy.SourcePolicy {
-	flag := rapid.Ptr(rapid.Bool(), true)
-	s := policy.SourcePolicy{
-		Chain:                   rapid.StringMatching(`[a-z][A-Za-z0-9_.\-]{0,23}`).Filter(func(s string) bool { return policy.ValidateChainName(s) == nil }).Draw(t, "chain"),
-		Backend:                 rapid.SampledFrom([]policy.Backend{"", policy.Auto, policy.IPTables, policy.NFTables}).Draw(t, "backend"),
-		NomasqAllReservedRanges: flag.Draw(t, "nomasqAllReservedRanges"),
-		MasqLinkLocal:           flag.Draw(t, "masqLinkLocal"),
-		MasqLinkLocalIPv6:       flag.Draw(t, "masqLinkLocalIPv6"),
-		EnableIPv6:              flag.Draw(t, "enableIPv6"),
-		MasqueradeHost:          flag.Draw(t, "masqueradeHost"),
-		RandomFully:             flag.Draw(t, "randomFully"),
-	}
-	// A list: not stated, empty, or of different items.
-	prefix := genPrefix(s.EnableIPv6 != nil && *s.EnableIPv6)
-	cidrs := func(label string) []netip.Prefix {
-		if !rapid.Bool().Draw(t, label+" stated") {
-			return nil
-		}
-		return append([]netip.Prefix{}, rapid.SliceOfNDistinct(prefix, 0, 9, rapid.ID).Draw(t, label)...)
-	}
-	s.NonMasqueradeCIDRs, s.MasqueradeCIDRs = cidrs("nonMasqueradeCIDRs"), cidrs("masqueradeCIDRs")
-	s.MasqueradeCIDRs = slices.DeleteFunc(s.MasqueradeCIDRs, func(p netip.Prefix) bool { return slices.Contains(s.NonMasqueradeCIDRs, p) })
-	s.SourceCIDRs, s.NonMasqueradeSourceCIDRs = cidrs("sourceCIDRs"), cidrs("nonMasqueradeSourceCIDRs")
-	if rapid.Bool().Draw(t, "outputInterfaces stated") {
-		name := rapid.StringMatching(`[a-z<>&'][a-z0-9.<>&']{0,13}\+?`)
-		s.OutputInterfaces = append([]string{}, rapid.SliceOfNDistinct(name, 0, 5, rapid.ID).Draw(t, "outputInterfaces")...)
-	}
-	if rapid.Bool().Draw(t, "toPorts stated") {
-		ends := rapid.SliceOfNDistinct(rapid.Uint16Range(1, 65535), 0, 12, rapid.ID).Draw(t, "toPorts")
-		slices.Sort(ends)
-		ports := policy.Ports{}
-		for pair := range slices.Chunk(ends, 2) {
-			ports = append(ports, policy.PortRange{First: pair[0], Last: pair[len(pair)-1]})
-		}
-		s.ToPorts = &ports
-	}
-	return s
 }

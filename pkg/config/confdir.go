@@ -20,7 +20,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-const listExtension = ".conflist"
+// DefaultCNIConfDir is the configuration directory of most runtimes.
+const DefaultCNIConfDir = "/etc/cni/net.d"
+
+const (
+	listExtension = ".conflist"
+	maxConfSize   = 1 << 20 // bytes
+)
 
 // ConfDir is the content of the CNI configuration directory.
 type ConfDir struct {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -78,7 +79,7 @@ func TestReadConfDir(t *testing.T) {
 	if diff := cmp.Diff(ConfDir{Dir: dir, Conflists: want, Changed: c.Changed}, c, sameText, comparePrefixes, cmpopts.IgnoreUnexported(ConfDir{}, Conflist{}), cmpopts.IgnoreFields(ConflistEntry{}, "Netconf"), cmpopts.IgnoreFields(Conflist{}, "Doc", "Plugins")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	wantError(t, c.Err(), dir, "FILE/30-broken.conflist: configuration is not JSON: line 2, column 15: unexpected end of JSON input")
+	policytest.WantError(t, c.Err(), dir, "FILE/30-broken.conflist: configuration is not JSON: line 2, column 15: unexpected end of JSON input")
 	for network, named := range map[string]bool{
 		"second": true, "alone": true, "first": false, "other": false, "broken": false, "overruled": false, "": false,
 	} {
@@ -117,9 +118,9 @@ func TestNoConfDir(t *testing.T) {
 	if !errors.Is(err, os.ErrNotExist) || len(c.Conflists) > 0 {
 		t.Errorf("a missing directory: %+v, %v", c, err)
 	}
-	wantError(t, err, dir, "read the CNI configuration directory FILE: no such file or directory")
+	policytest.WantError(t, err, dir, "read the CNI configuration directory FILE: no such file or directory")
 	_, err = ReadConfDir(write(t, dir, ""))
-	wantError(t, err, dir, "read the CNI configuration directory FILE: not a directory")
+	policytest.WantError(t, err, dir, "read the CNI configuration directory FILE: not a directory")
 	if errors.Is(err, os.ErrNotExist) {
 		t.Error("a file in place of the directory counts as missing")
 	}
@@ -167,7 +168,7 @@ func TestUnloadableConfFiles(t *testing.T) {
 			if len(list) != 2 || !read(t, dir).HasEntry("sound") {
 				t.Fatalf("the broken file hides the other: %+v", list)
 			}
-			wantError(t, list[0].Err, filepath.Join(dir, c.name), c.want)
+			policytest.WantError(t, list[0].Err, filepath.Join(dir, c.name), c.want)
 			if list[0].Entries != nil || read(t, dir).HasEntry("podnet") {
 				t.Errorf("what cannot be loaded has entries: %+v", list[0].Entries)
 			}
@@ -228,12 +229,12 @@ func TestPluginFolder(t *testing.T) {
 	if len(entries) != 2 || entries[0].Index != 1 || entries[0].Entry.Policy.Chain != "A" || entries[0].Entry.CNIVersion != "1.1.0" {
 		t.Fatalf("entries of the folder: %+v", entries)
 	}
-	wantError(t, entries[1].Err, filepath.Join(dir, "podnet/20-masq.conf"), "FILE: plugins[2]: bogus: is not a known key; remove it")
+	policytest.WantError(t, entries[1].Err, filepath.Join(dir, "podnet/20-masq.conf"), "FILE: plugins[2]: bogus: is not a known key; remove it")
 
 	files["podnet/30-masq.conf"] = `{"type": `
 	dir = confDir(t, files)
 	c = read(t, dir)
-	wantError(t, c.Err(), dir, "FILE/x.conflist: FILE/podnet/30-masq.conf: configuration is not JSON: line 1, column 9: unexpected end of JSON input")
+	policytest.WantError(t, c.Err(), dir, "FILE/x.conflist: FILE/podnet/30-masq.conf: configuration is not JSON: line 1, column 9: unexpected end of JSON input")
 	if c.HasEntry("podnet") || c.Conflists[1].Network != "podnet" {
 		t.Errorf("a list with a broken plugin file: %+v", c.Conflists[1])
 	}
@@ -260,7 +261,7 @@ func TestIrregularConfFiles(t *testing.T) {
 	}
 	want := "read FILE/a.conflist: not a regular file; read FILE/b.conf: not a regular file; read FILE/c.conflist: not a regular file; " +
 		"open FILE/d.conflist: not a regular file: it is a symlink to what is not there; in a container, mount the directory it points to as well; read FILE/f.conflist: not a regular file"
-	wantError(t, c.Err(), dir, want)
+	policytest.WantError(t, c.Err(), dir, want)
 }
 
 // The examples are what people start from.
@@ -347,12 +348,12 @@ func FuzzConflist(f *testing.F) {
 		}
 		c, err := ParseConflist(path, doc)
 		if err != nil {
-			checkMessage(t, err)
+			policytest.CheckMessage(t, err)
 			return
 		}
 		for _, e := range c.Entries {
 			if e.Err != nil {
-				checkMessage(t, e.Err)
+				policytest.CheckMessage(t, e.Err)
 				continue
 			}
 			if e.Entry.Network != c.Network || e.Entry.CNIVersion != c.CNIVersion {

@@ -92,6 +92,9 @@ func notJSON(doc []byte, nth int, problem string) error {
 	return fmt.Errorf("%w: line %d, column %d: %s", ErrNotJSON, line, column, policy.Printable(problem))
 }
 
+// maxTOMLSize is in bytes. The decoder can take quadratic time.
+const maxTOMLSize = 64 << 10
+
 // tomlMembers returns the top-level keys of a TOML document in their order. The keys of the
 // given tables follow as "table.key".
 func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {

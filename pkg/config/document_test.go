@@ -6,26 +6,10 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"unicode"
-	"unicode/utf8"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
-
-// checkMessage holds an error to what every message must be.
-func checkMessage(t testing.TB, err error) {
-	t.Helper()
-	if err == nil {
-		t.Fatal("no error")
-	}
-	text := err.Error()
-	if len(text) > 8<<10 {
-		t.Errorf("message has %d bytes", len(text))
-	}
-	if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		t.Errorf("message is not one line of printable text: %q", text)
-	}
-}
 
 // Every mistake that an entry can have, with the words that it is refused with.
 func TestMistakes(t *testing.T) {
@@ -142,7 +126,7 @@ func TestMistakes(t *testing.T) {
 	} {
 		t.Run(c.keys[:min(len(c.keys), 60)], func(t *testing.T) {
 			e, err := ParseEntry(entryWith(c.keys))
-			checkMessage(t, err)
+			policytest.CheckMessage(t, err)
 			if err.Error() != c.want {
 				t.Errorf("message\n%s\nwant\n%s", err, c.want)
 			}

@@ -11,6 +11,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
+// DefaultDataDir is the dataDir of plugin entries and of the reconciler that state none.
+const DefaultDataDir = "/var/lib/cni/ip-masq"
+
 // PluginType is the "type" of the plugin entry, which is the name of the binary.
 const PluginType = "ip-masq"
 

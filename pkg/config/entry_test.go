@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -29,14 +30,6 @@ func entryWith(keys string) []byte {
 		doc += "," + keys
 	}
 	return []byte(doc + "}")
-}
-
-func prefixes(cidrs ...string) []netip.Prefix {
-	list := []netip.Prefix{}
-	for _, s := range cidrs {
-		list = append(list, netip.MustParsePrefix(s))
-	}
-	return list
 }
 
 func TestParseEntry(t *testing.T) {
@@ -67,10 +60,10 @@ func TestParseEntry(t *testing.T) {
 			with(func(e *Entry) {
 				e.Policy = policy.SourcePolicy{
 					Chain: "BLUE", Backend: policy.NFTables,
-					NonMasqueradeCIDRs:      prefixes("10.0.0.0/8", "fd00::/8"),
-					MasqueradeCIDRs:         prefixes("10.9.0.0/16"),
+					NonMasqueradeCIDRs:      policytest.Prefixes("10.0.0.0/8", "fd00::/8"),
+					MasqueradeCIDRs:         policytest.Prefixes("10.9.0.0/16"),
 					NomasqAllReservedRanges: &yes, MasqLinkLocal: &no, MasqLinkLocalIPv6: &yes, EnableIPv6: &yes,
-					SourceCIDRs: prefixes("10.1.0.0/16"), NonMasqueradeSourceCIDRs: prefixes("10.1.2.3/32"),
+					SourceCIDRs: policytest.Prefixes("10.1.0.0/16"), NonMasqueradeSourceCIDRs: policytest.Prefixes("10.1.2.3/32"),
 					OutputInterfaces: []string{"eth0", "wg+"}, MasqueradeHost: &no,
 					RandomFully: &no, ToPorts: &policy.Ports{{First: 32768, Last: 65535}, {First: 1024, Last: 29999}, {First: 80, Last: 80}},
 				}
@@ -79,19 +72,19 @@ func TestParseEntry(t *testing.T) {
 			e.RequireAgentConfig, e.CIDRLimit, e.DataDir = true, 1_000_000, "/srv/masq"
 		})},
 		{"an empty list is stated", `"nonMasqueradeCIDRs": [], "masqueradeCIDRs": [], "outputInterfaces": [ ]`, with(func(e *Entry) {
-			e.Policy.NonMasqueradeCIDRs, e.Policy.MasqueradeCIDRs = prefixes(), prefixes()
+			e.Policy.NonMasqueradeCIDRs, e.Policy.MasqueradeCIDRs = policytest.Prefixes(), policytest.Prefixes()
 			e.Policy.OutputInterfaces = []string{}
 		})},
 		{"no ports are stated", `"toPorts": "", "backend": "auto"`, with(func(e *Entry) {
 			e.Policy.ToPorts, e.Policy.Backend = &policy.Ports{}, policy.Auto
 		})},
 		{"twice is once", `"nonMasqueradeCIDRs": ["10.2.0.0/16", "10.1.0.0/16", "10.2.0.0/16"], "outputInterfaces": ["a", "a"]`, with(func(e *Entry) {
-			e.Policy.NonMasqueradeCIDRs = prefixes("10.2.0.0/16", "10.1.0.0/16")
+			e.Policy.NonMasqueradeCIDRs = policytest.Prefixes("10.2.0.0/16", "10.1.0.0/16")
 			e.Policy.OutputInterfaces = []string{"a"}
 		})},
 		{"twice counts once", `"cidrLimit": 1, "nonMasqueradeCIDRs": ["10.2.0.0/16", "10.2.0.0/16"]`, with(func(e *Entry) {
 			e.CIDRLimit = 1
-			e.Policy.NonMasqueradeCIDRs = prefixes("10.2.0.0/16")
+			e.Policy.NonMasqueradeCIDRs = policytest.Prefixes("10.2.0.0/16")
 		})},
 		{"what the protocol adds", `
 			"prevResult": {"cniVersion": "1.0.0", "a": 1, "a": 2}, "runtimeConfig": {}, "capabilities": {"x": true},
@@ -184,7 +177,7 @@ func TestMistakesTogether(t *testing.T) {
 func TestManyMistakes(t *testing.T) {
 	items := strings.Repeat(`"`+strings.Repeat("é", 5000)+`",`, 5000)
 	_, err := ParseEntry(entryWith(`"nonMasqueradeCIDRs": [` + strings.TrimSuffix(items, ",") + `]`))
-	checkMessage(t, err)
+	policytest.CheckMessage(t, err)
 	if !strings.HasSuffix(err.Error(), "; and 4992 more") {
 		t.Errorf("the mistakes that are not shown are not counted: %v", err)
 	}
@@ -200,7 +193,7 @@ func TestBadListMemory(t *testing.T) {
 			runtime.ReadMemStats(&before)
 			_, err := ParseEntry(entry)
 			runtime.ReadMemStats(&after)
-			checkMessage(t, err)
+			policytest.CheckMessage(t, err)
 			const most = 250 // of which 120 go for finding the items
 			if each := (after.TotalAlloc - before.TotalAlloc) / uint64(items); each > most {
 				t.Errorf("takes %d bytes for each item, more than %d", each, most)
@@ -231,15 +224,15 @@ func TestHugeLists(t *testing.T) {
 	}
 	both := list(many, host)
 	_, err = ParseEntry(entryWith(`"cidrLimit": 1000000, "nonMasqueradeCIDRs": ` + both + `, "masqueradeCIDRs": ` + both))
-	checkMessage(t, err)
+	policytest.CheckMessage(t, err)
 	_, err = ParseEntry(entryWith(`"outputInterfaces": ` + list(many, func(i int) string { return fmt.Sprintf("%d:", i) })))
-	checkMessage(t, err)
+	policytest.CheckMessage(t, err)
 	var keys strings.Builder
 	for i := range many {
 		fmt.Fprintf(&keys, `"k%d": 1,`, i)
 	}
 	_, err = ParseEntry(entryWith(strings.TrimSuffix(keys.String(), ",")))
-	checkMessage(t, err)
+	policytest.CheckMessage(t, err)
 	if d := time.Since(start); d > time.Minute {
 		t.Errorf("took %s", d)
 	}
@@ -339,7 +332,7 @@ func FuzzParseEntry(f *testing.F) {
 			t.Errorf("valid JSON, and ErrNotJSON is %t: %v", errors.Is(err, ErrNotJSON), err)
 		}
 		if err != nil {
-			checkMessage(t, err)
+			policytest.CheckMessage(t, err)
 			return
 		}
 		if id := ReadNetconf(doc).Identity(); id.Network != e.Network || id.DataDir != e.DataDir || id.CNIVersion != e.CNIVersion {
@@ -379,70 +372,6 @@ func checkReencoded(t testing.TB, e Entry) {
 	if diff := cmp.Diff(e, again, comparePrefixes); diff != "" {
 		t.Errorf("entry changed when it was encoded again (-before +after):\n%s", diff)
 	}
-}
-
-func genPrefix(allowIPv6 bool) *rapid.Generator[netip.Prefix] {
-	return rapid.Custom(func(t *rapid.T) netip.Prefix {
-		size := 4
-		if allowIPv6 && rapid.Bool().Draw(t, "ipv6") {
-			size = 16
-		}
-		bytes := rapid.SliceOfN(rapid.Byte(), size, size).Draw(t, "address")
-		a, _ := netip.AddrFromSlice(bytes)
-		return netip.PrefixFrom(a, rapid.IntRange(0, 8*size).Draw(t, "bits")).Masked()
-	}).Filter(func(p netip.Prefix) bool { return !p.Addr().Is4In6() })
-}
-
-func genPolicy(t *rapid.T) policy.SourcePolicy {
-	flag := rapid.Ptr(rapid.Bool(), true)
-	s := policy.SourcePolicy{
-		Chain:                   rapid.StringMatching(`[a-z][A-Za-z0-9_.\-]{0,23}`).Filter(isChainName).Draw(t, "chain"),
-		Backend:                 rapid.SampledFrom([]policy.Backend{"", policy.Auto, policy.IPTables, policy.NFTables}).Draw(t, "backend"),
-		NomasqAllReservedRanges: flag.Draw(t, "nomasqAllReservedRanges"),
-		MasqLinkLocal:           flag.Draw(t, "masqLinkLocal"),
-		MasqLinkLocalIPv6:       flag.Draw(t, "masqLinkLocalIPv6"),
-		EnableIPv6:              flag.Draw(t, "enableIPv6"),
-		MasqueradeHost:          flag.Draw(t, "masqueradeHost"),
-		RandomFully:             flag.Draw(t, "randomFully"),
-	}
-	// A list: not stated, empty, or of different items.
-	prefix := genPrefix(s.EnableIPv6 != nil && *s.EnableIPv6)
-	cidrs := func(label string) []netip.Prefix {
-		if !rapid.Bool().Draw(t, label+" stated") {
-			return nil
-		}
-		return append([]netip.Prefix{}, rapid.SliceOfNDistinct(prefix, 0, 9, rapid.ID).Draw(t, label)...)
-	}
-	s.NonMasqueradeCIDRs, s.MasqueradeCIDRs = cidrs("nonMasqueradeCIDRs"), cidrs("masqueradeCIDRs")
-	s.MasqueradeCIDRs = slices.DeleteFunc(s.MasqueradeCIDRs, func(p netip.Prefix) bool { return slices.Contains(s.NonMasqueradeCIDRs, p) })
-	s.SourceCIDRs, s.NonMasqueradeSourceCIDRs = cidrs("sourceCIDRs"), cidrs("nonMasqueradeSourceCIDRs")
-	if rapid.Bool().Draw(t, "outputInterfaces stated") {
-		name := rapid.StringMatching(`[a-z<>&'][a-z0-9.<>&']{0,13}\+?`)
-		s.OutputInterfaces = append([]string{}, rapid.SliceOfNDistinct(name, 0, 5, rapid.ID).Draw(t, "outputInterfaces")...)
-	}
-	if rapid.Bool().Draw(t, "toPorts stated") {
-		ends := rapid.SliceOfNDistinct(rapid.Uint16Range(1, 65535), 0, 12, rapid.ID).Draw(t, "toPorts")
-		slices.Sort(ends)
-		ports := policy.Ports{}
-		for pair := range slices.Chunk(ends, 2) {
-			ports = append(ports, policy.PortRange{First: pair[0], Last: pair[len(pair)-1]})
-		}
-		s.ToPorts = &ports
-	}
-	return s
-}
-
-func isChainName(s string) bool { return policy.ValidateChainName(s) == nil }
-
-func TestEntryEncoding(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		checkReencoded(t, Entry{
-			Network: "podnet", CNIVersion: "1.1.0", Policy: genPolicy(rt),
-			RequireAgentConfig: rapid.Bool().Draw(rt, "requireAgentConfig"),
-			CIDRLimit:          rapid.IntRange(18, policy.MaxCIDRLimit).Draw(rt, "cidrLimit"),
-			DataDir:            "/srv/" + rapid.StringMatching(`[a-zé<&> ]{1,20}`).Draw(rt, "dataDir"),
-		})
-	})
 }
 
 // What a list repeats is dropped, and what remains is in the written order.

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 )
 
 // write makes a file in a directory of its own, for its owner alone to write.
@@ -26,15 +28,6 @@ func write(t testing.TB, path, text string) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-// wantError compares a message in which FILE stands for the path.
-func wantError(t testing.TB, err error, path, want string) {
-	t.Helper()
-	checkMessage(t, err)
-	if got := strings.ReplaceAll(err.Error(), path, "FILE"); got != want {
-		t.Errorf("message\n%s\nwant\n%s", got, want)
-	}
 }
 
 func TestReadPluginFile(t *testing.T) {
@@ -122,7 +115,7 @@ func TestMistakesInPluginFile(t *testing.T) {
 		t.Run(c.text[:min(len(c.text), 40)], func(t *testing.T) {
 			path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), c.text)
 			got, err := ReadPluginFile(path)
-			wantError(t, err, path, c.want)
+			policytest.WantError(t, err, path, c.want)
 			if diff := cmp.Diff(PluginFile{Path: path, Present: true, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}, got); diff != "" {
 				t.Errorf("what a refused file stands for (-want +got):\n%s", diff)
 			}
@@ -134,7 +127,7 @@ func TestMistakesInPluginFile(t *testing.T) {
 func TestInvalidPluginFileDirectories(t *testing.T) {
 	path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), "allow_networks = ['podnet']\ndata_dir = '/srv/masq'\nbogus = 1")
 	got, err := ReadPluginFile(path)
-	wantError(t, err, path, "FILE:3: bogus: is not a known key; remove it")
+	policytest.WantError(t, err, path, "FILE:3: bogus: is not a known key; remove it")
 	want := PluginFile{Path: path, Present: true, DataDir: "/srv/masq", CNIConfDir: DefaultCNIConfDir}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -148,7 +141,7 @@ func TestManyMistakesInPluginFile(t *testing.T) {
 	}
 	path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), b.String())
 	_, err := ReadPluginFile(path)
-	checkMessage(t, err)
+	policytest.CheckMessage(t, err)
 	if !strings.HasSuffix(err.Error(), ":8: key7: is not a known key; remove it; and 4992 more") {
 		t.Errorf("message: %v", err)
 	}
@@ -176,7 +169,7 @@ func TestIrregularPluginFile(t *testing.T) {
 		below:       "open FILE: not a directory; repair it, or remove it to let every network contribute",
 	} {
 		got, err := ReadPluginFile(path)
-		wantError(t, err, path, want)
+		policytest.WantError(t, err, path, want)
 		if !got.Present || got.Admits("podnet") == nil {
 			t.Errorf("%s: what cannot be read guards nothing: %+v", path, got)
 		}
@@ -196,7 +189,7 @@ func TestPluginFileMode(t *testing.T) {
 			}
 			continue
 		}
-		wantError(t, err, path, fmt.Sprintf(
+		policytest.WantError(t, err, path, fmt.Sprintf(
 			"FILE can be written by others than its owner (mode %04o), who could lift what it forbids; chmod it to 0644", mode))
 		if got.Admits("podnet") == nil || got.DataDir != DefaultDataDir {
 			t.Errorf("mode %o: the file is believed: %+v", mode, got)
@@ -222,7 +215,7 @@ func TestPluginFileOwner(t *testing.T) {
 	} {
 		err := checkOwner("/x/plugin.toml", ownedBy{uid: uid})
 		if want != "" {
-			wantError(t, err, "/x/plugin.toml", want)
+			policytest.WantError(t, err, "/x/plugin.toml", want)
 		} else if err != nil {
 			t.Errorf("user %d: %v", uid, err)
 		}
@@ -251,7 +244,7 @@ func TestAdmits(t *testing.T) {
 	} {
 		err := c.file.Admits(c.network)
 		if c.want != "" {
-			wantError(t, err, path, c.want)
+			policytest.WantError(t, err, path, c.want)
 		} else if err != nil {
 			t.Errorf("%+v: %v", c.file, err)
 		}
@@ -295,7 +288,7 @@ func TestNetconfOfPluginFile(t *testing.T) {
 		p := PluginFile{Path: "/etc/ip-masq/plugin.toml", Present: true, AllowUnlisted: c.unlisted, CNIConfDir: c.dir}
 		conf, file, err := p.Netconf(c.network, handed, confs, err)
 		if c.want != "" {
-			wantError(t, errors.New(strings.ReplaceAll(err.Error(), c.dir, "DIR")), p.Path, c.want)
+			policytest.WantError(t, errors.New(strings.ReplaceAll(err.Error(), c.dir, "DIR")), p.Path, c.want)
 		} else if err != nil {
 			t.Errorf("%+v: %v", c, err)
 		}
@@ -346,7 +339,7 @@ func FuzzPluginFile(f *testing.F) {
 			t.Errorf("relative directories: %q, %q", p.DataDir, p.CNIConfDir)
 		}
 		if err != nil {
-			checkMessage(t, err)
+			policytest.CheckMessage(t, err)
 			if p.AllowNetworks != nil {
 				t.Errorf("a refused file allows %q", p.AllowNetworks)
 			}

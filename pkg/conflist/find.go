@@ -60,7 +60,17 @@ func (n Network) Types() []string { return n.list.Types }
 // and podman go on, so the network in use is unknown. If a network is named, it is an ErrBroken
 // only if no other file has that network. A list whose only plugin is "loopback" does not count.
 func Find(dir, network string) (Network, error) {
-	n, err := find(dir, network)
+	c, err := config.ReadConfDir(dir)
+	var n Network
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		err = fmt.Errorf("%w: the directory is missing; install the main CNI plugin, %s", ErrNone, otherDir)
+	case err == nil:
+		n, err = pick(c.Conflists, network)
+	}
+	if err == nil {
+		n, err = throughMultus(c.Conflists, n)
+	}
 	if err != nil {
 		what := strings.TrimSpace("the network " + policy.Printable(network))
 		return Network{}, fmt.Errorf("find %s in %s: %w", what, policy.Printable(dir), err)
@@ -69,21 +79,6 @@ func Find(dir, network string) (Network, error) {
 }
 
 const otherDir = "or name another directory with --cni-conf-dir"
-
-func find(dir, network string) (Network, error) {
-	c, err := config.ReadConfDir(dir)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return Network{}, fmt.Errorf("%w: the directory is missing; install the main CNI plugin, %s", ErrNone, otherDir)
-	case err != nil:
-		return Network{}, err
-	}
-	n, err := pick(c.Conflists, network)
-	if err != nil {
-		return n, err
-	}
-	return throughMultus(c.Conflists, n)
-}
 
 // pick returns the first network, or the first of that name. A configuration of Multus of that name
 // comes last: Multus may have the name of the network that it delegates to.
@@ -149,13 +144,10 @@ func isGenerated(list config.Conflist) bool {
 	if !strings.HasSuffix(list.File, generatedSuffix) || len(list.Types) != len(list.Entries)+1 {
 		return false
 	}
-	var doc struct{ Plugins []struct{ Name, Type string } }
-	if json.Unmarshal(list.Doc, &doc) != nil {
-		return false
-	}
-	for _, p := range doc.Plugins {
-		if p.Type != config.PluginType {
-			return p.Name == list.Network
+	for i, plugin := range list.Plugins {
+		var original struct{ Name string }
+		if list.Types[i] != config.PluginType {
+			return json.Unmarshal(plugin, &original) == nil && original.Name == list.Network
 		}
 	}
 	return false
@@ -258,13 +250,12 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 		return found, nil
 	}
 	var conf multusConf
+	var target Network
 	err := json.Unmarshal(multus.list.Doc, &conf)
+	to, depth, hasEntry := conf.delegate()
 	if err != nil {
 		err = fmt.Errorf("write what Multus reads there: %s", policy.Printable(err.Error()))
-	}
-	to, depth, hasEntry := conf.delegate()
-	var target Network
-	if err == nil {
+	} else {
 		target, err = to.find(lists)
 	}
 	switch {

@@ -353,20 +353,20 @@ func (m *Manager) logProblems(s Status) {
 	}
 }
 
-// writer is a program that writes conflists, known by the type of a plugin or a part of a file name.
+// writer is a program that writes conflists.
 type writer struct {
-	plugin, file string
-	name         string
-	remedy       string // to make it leave the plugin entry in
+	sign   string // a part of the name of its file, its network or one of its plugins
+	name   string
+	remedy string // to make it leave the plugin entry in
 }
 
 func knownWriters() []writer {
 	return []writer{
-		{"cilium-cni", "cilium", "Cilium", `set cni.exclusive=false in its Helm values (cni-exclusive: "false" in its ConfigMap)`},
-		{"", "kindnet", "kindnet", "its conflist is compiled in, without the plugin entry, and written at each start, " +
+		{"cilium", "Cilium", `set cni.exclusive=false in its Helm values (cni-exclusive: "false" in its ConfigMap)`},
+		{"kindnet", "kindnet", "its conflist is compiled in, without the plugin entry, and written at each start, " +
 			"and by some versions whenever the Node object changes"},
-		{"calico", "calico", "Calico's install-cni", "add the plugin entry to cni_network_config of the ConfigMap calico-config"},
-		{"flannel", "flannel", "flannel's install-cni", "add the plugin entry to cni-conf.json of the ConfigMap kube-flannel-cfg"},
+		{"calico", "Calico's install-cni", "add the plugin entry to cni_network_config of the ConfigMap calico-config"},
+		{"flannel", "flannel's install-cni", "add the plugin entry to cni-conf.json of the ConfigMap kube-flannel-cfg"},
 	}
 }
 
@@ -375,8 +375,9 @@ func likelyWriter(n Network) writer {
 	if len(renamedByCilium(filepath.Dir(n.Path))) > 0 {
 		return knownWriters()[0]
 	}
+	names := strings.Join(append([]string{filepath.Base(n.Path), n.Name}, n.Types()...), " ")
 	for _, w := range knownWriters() {
-		if strings.Contains(filepath.Base(n.Path), w.file) || n.Name == w.file || w.plugin != "" && slices.Contains(n.Types(), w.plugin) {
+		if strings.Contains(names, w.sign) {
 			return w
 		}
 	}

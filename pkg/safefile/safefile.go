@@ -141,7 +141,7 @@ func ReadFile(path string, limit int) ([]byte, fs.FileInfo, error) {
 
 // Owner returns the user and the group of a file.
 func Owner(info fs.FileInfo) (uid, gid int) {
-	s := info.Sys().(*syscall.Stat_t) //nolint:errcheck // Linux has no other type
+	s := info.Sys().(*syscall.Stat_t) // Linux has no other type
 	return int(s.Uid), int(s.Gid)
 }
 

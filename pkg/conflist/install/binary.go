@@ -69,7 +69,7 @@ func copyPlugin(ctx context.Context, source, path string, reached func(step int)
 		return b, err
 	}
 	if present {
-		b.Version, err = program{b.Path, policy.Printable(b.Path), installTimeout}.version(ctx)
+		b.Version, err = version(ctx, b.Path, policy.Printable(b.Path), installTimeout)
 		return b, err
 	}
 	reached(1)
@@ -80,7 +80,7 @@ func copyPlugin(ctx context.Context, source, path string, reached func(step int)
 	defer func() { err = errors.Join(err, dir.Remove(temp)) }()
 	reached(2)
 	name := "a copy of " + policy.Printable(source) + " there"
-	if b.Version, err = (program{dir.PathOf(temp), name, installTimeout}).version(ctx); err != nil {
+	if b.Version, err = version(ctx, dir.PathOf(temp), name, installTimeout); err != nil {
 		return b, err
 	}
 	reached(3)
@@ -168,25 +168,19 @@ func lockDir(ctx context.Context, path string) (*safefile.Dir, error) {
 // Version returns the version that an installed plugin reports.
 func Version(ctx context.Context, path string) (string, error) {
 	const timeout = 2 * time.Second
-	return program{path, policy.Printable(path), timeout}.version(ctx)
+	return version(ctx, path, policy.Printable(path), timeout)
 }
 
 const installTimeout = 20 * time.Second
 
-// program is a program that should be the plugin.
-type program struct {
-	path, name string        // the name is for messages
-	timeout    time.Duration // of each call
-}
-
-// version runs the program without a command: the plugin then prints its name and version. Processes
-// that it started end with it.
-func (p program) version(ctx context.Context) (string, error) {
+// version runs a program without a command: the plugin then prints its name and version. The name of
+// the program is for messages. Processes that it started end with it.
+func version(ctx context.Context, path, name string, timeout time.Duration) (string, error) {
 	const other = "so it is not the ip-masq plugin; name that with --plugin"
-	limit, cancel := context.WithTimeout(ctx, p.timeout)
+	limit, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	output := &limitedBuffer{left: maxOutput}
-	c := exec.CommandContext(limit, p.path)
+	c := exec.CommandContext(limit, path)
 	c.Env = []string{} // not the environment of this process
 	c.Stdout, c.Stderr = output, output
 	c.WaitDelay = time.Second
@@ -209,7 +203,7 @@ func (p program) version(ctx context.Context) (string, error) {
 	case errors.Is(err, exec.ErrWaitDelay):
 		err = fmt.Errorf("it left something running, %s", other)
 	case limit.Err() != nil:
-		err = fmt.Errorf("no answer within %s, %s", p.timeout, other)
+		err = fmt.Errorf("no answer within %s, %s", timeout, other)
 	case output.left < 0:
 		err = fmt.Errorf("it says more than %d KiB, %s", maxOutput>>10, other)
 	case errors.Is(err, unix.ENOEXEC):
@@ -221,7 +215,7 @@ func (p program) version(ctx context.Context) (string, error) {
 	case errors.As(err, &exit):
 		err = fmt.Errorf("%w, saying %s; name the ip-masq plugin with --plugin", exit, policy.Quote(text))
 	}
-	return "", fmt.Errorf("run %s: %w", p.name, err)
+	return "", fmt.Errorf("run %s: %w", name, err)
 }
 
 const maxOutput = 64 << 10 // bytes

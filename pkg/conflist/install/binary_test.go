@@ -375,7 +375,7 @@ func TestProgramIsKilled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			source, _ := binDir(t)
 			write(t, source, "#!/bin/sh\n"+c.script+"\n", 0o700)
-			_, err := program{source, "the plugin", time.Second}.version(t.Context())
+			_, err := version(t.Context(), source, "the plugin", time.Second)
 			if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "--plugin") {
 				t.Error(err)
 			}

@@ -52,22 +52,20 @@ func candidates() []candidate {
 // can belong to any.
 func matching(stated Dirs) []candidate {
 	all := candidates()
-	for _, d := range []struct {
-		stated string
-		of     func(*candidate) *string
-	}{
-		{stated.Conf, func(c *candidate) *string { return &c.Conf }},
-		{stated.Bin, func(c *candidate) *string { return &c.Bin }},
+	for _, of := range []func(*Dirs) *string{
+		func(d *Dirs) *string { return &d.Conf },
+		func(d *Dirs) *string { return &d.Bin },
 	} {
-		if d.stated == "" {
+		dir := *of(&stated)
+		if dir == "" {
 			continue
 		}
-		differs := func(c candidate) bool { return *d.of(&c) != d.stated }
+		differs := func(c candidate) bool { return *of(&c.Dirs) != dir }
 		if some := slices.DeleteFunc(slices.Clone(all), differs); len(some) > 0 {
 			all = some
 		}
 		for i := range all {
-			*d.of(&all[i]) = d.stated
+			*of(&all[i].Dirs) = dir
 		}
 	}
 	return all

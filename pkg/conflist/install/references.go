@@ -131,8 +131,6 @@ type Reference struct {
 	File string `json:"file"`
 	// Loaded says that a runtime or a plugin may read the file, by the end of its name.
 	Loaded bool `json:"loaded"`
-
-	multus bool // it is a configuration of Multus
 }
 
 // references returns the files of configuration directories, and of the directories in them, that
@@ -157,7 +155,7 @@ func references(dirs []string) ([]Reference, error) {
 			switch {
 			case err == nil && hasEntry(value, 0):
 				loaded := slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(path))
-				found = append(found, Reference{path, loaded, isMultus(value)})
+				found = append(found, Reference{path, loaded})
 			case err != nil && !errors.Is(err, errNotJSON) && !errors.Is(err, fs.ErrNotExist):
 				errs = append(errs, err)
 			}
@@ -166,16 +164,6 @@ func references(dirs []string) ([]Reference, error) {
 		errs = append(errs, err)
 	}
 	return found, errors.Join(errs...)
-}
-
-// isMultus reports whether a configuration, or the first plugin of a list, is Multus.
-func isMultus(value any) bool {
-	members, _ := value.(map[string]any)
-	if plugins, _ := members["plugins"].([]any); len(plugins) > 0 {
-		members, _ = plugins[0].(map[string]any)
-	}
-	kind, _ := members["type"].(string)
-	return config.IsMultus(kind)
 }
 
 // errNotJSON says that no runtime can read a file as a configuration.

@@ -134,9 +134,9 @@ func TestReferences(t *testing.T) {
 	}
 	in := func(name string) string { return filepath.Join(dir, name) }
 	want := []Reference{
-		{in("00-multus.conf"), true, true}, {in("01-list.conflist"), true, true}, {in("02-deep.conf"), true, true}, {in("03-base64.json"), true, false},
-		{in("10-x.conflist.cilium_bak"), false, false}, {in("a/b/c/d/1.conf"), true, false}, {in("chain/1.conf"), true, false},
-		{filepath.Join(root, multusDir, "storage.conf"), true, false},
+		{in("00-multus.conf"), true}, {in("01-list.conflist"), true}, {in("02-deep.conf"), true}, {in("03-base64.json"), true},
+		{in("10-x.conflist.cilium_bak"), false}, {in("a/b/c/d/1.conf"), true}, {in("chain/1.conf"), true},
+		{filepath.Join(root, multusDir, "storage.conf"), true},
 	}
 	if d := cmp.Diff(want, have, cmp.AllowUnexported(Reference{}), cmpopts.SortSlices(func(a, b Reference) bool { return a.File < b.File })); d != "" {
 		t.Error(d)

@@ -71,23 +71,12 @@ func (e *InUseError) Error() string {
 }
 
 func referencesText(references []Reference) string {
-	remedies := map[bool]string{
-		true:  "restart Multus on the node, so that it generates the file again (if it is not Multus that wrote the file, remove the plugin entry)",
-		false: "remove the plugin entry, or restart the program that generates the file",
+	var files []string
+	for _, r := range references {
+		files = append(files, policy.Printable(r.File))
 	}
-	var all []string
-	for _, multus := range []bool{true, false} {
-		var files []string
-		for _, r := range references {
-			if r.multus == multus {
-				files = append(files, policy.Printable(r.File))
-			}
-		}
-		if len(files) > 0 {
-			all = append(all, strings.Join(files, ", ")+" names it: "+remedies[multus])
-		}
-	}
-	return strings.Join(all, "; ")
+	return strings.Join(files, ", ") + " names it: if Multus generates the file, restart Multus on the node; otherwise restart the program " +
+		"that generates it, or remove the plugin entry"
 }
 
 func attachedText(attached []Attachment) string {
