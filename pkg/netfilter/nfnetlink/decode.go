@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"fmt"
+	"math"
 	"math/bits"
 	"net/netip"
 	"slices"
@@ -18,7 +20,8 @@ import (
 // Field is what a condition compares.
 type Field uint8
 
-// The fields that Decode knows.
+// The fields that Decode knows. A new one is loaded by an expression (meta, payload) and compared by
+// another (compare), or is in a match of xtables (match in xt.go).
 const (
 	Source           Field = iota + 1 // ip saddr, ip6 saddr
 	Destination                       // ip daddr, ip6 daddr
@@ -40,23 +43,26 @@ func (f Field) String() string {
 }
 
 // Condition is one comparison in a rule. A rule applies to the packets that meet all of its conditions.
-//
-// Of Mark, ConnState and NFProto there is only Not: whether the first packet of a connection fails the
-// condition if it has no mark. A base chain of type nat sees no other packet of a connection.
 type Condition struct {
 	Field Field
 	Not   bool
 	Range netipx.IPRange // of Source and Destination; the zero value holds no address
 	Set   string         // of Source and Destination, instead of Range
 	Name  string         // of OutputName; a trailing + is a wildcard, as in iptables
-	Value uint32         // of OutputIndex, Protocol and Share
+	Value uint32         // of OutputIndex, Protocol, NFProto, Mark, ConnState and Probability
+	Mask  uint32         // of Mark and ConnState: meta mark & Mask == Value
 }
 
 // String returns the condition as nft writes it, nearly.
 func (c Condition) String() string {
 	text := c.Field.String()
+	if c.Mask != 0 {
+		text += fmt.Sprintf(" & %#x", c.Mask)
+	}
 	if c.Not {
 		text += " !="
+	} else if c.Mask != 0 {
+		text += " =="
 	}
 	prefix, isPrefix := c.Range.Prefix()
 	switch {
@@ -68,6 +74,8 @@ func (c Condition) String() string {
 		text += " " + c.Range.String()
 	case c.Name != "":
 		text += " " + strconv.Quote(c.Name)
+	case c.Mask != 0:
+		text += fmt.Sprintf(" %#x", c.Value)
 	case c.Value != 0:
 		text += " " + strconv.Itoa(int(c.Value))
 	}
@@ -306,9 +314,12 @@ func (d *decoder) compare(e Cmp) {
 		return
 	}
 	h.used = true
-	number := uint32(0)
+	number, mask := uint32(e.Data[0]), uint32(math.MaxUint32)
 	if len(e.Data) == 4 {
 		number = binary.NativeEndian.Uint32(e.Data)
+	}
+	if len(h.mask) == 4 {
+		mask = binary.NativeEndian.Uint32(h.mask)
 	}
 	switch what, whole := h.what, len(e.Data) == h.size; {
 	case what == Source || what == Destination:
@@ -319,20 +330,10 @@ func (d *decoder) compare(e Cmp) {
 		d.share(binary.BigEndian.Uint32(e.Data))
 	case !whole || !equality:
 		d.refuse(h.name)
-	case what == Protocol:
-		d.add(Condition{Field: Protocol, Not: not, Value: uint32(e.Data[0])})
-	case what == NFProto:
-		d.add(Condition{Field: NFProto, Not: (Family(e.Data[0]) == d.family) == not})
-	case what == OutputIndex:
-		d.add(Condition{Field: OutputIndex, Not: not, Value: number})
-	case what == Mark:
-		d.add(Condition{Field: Mark, Not: (number == 0) == not}) // 0 under any mask is 0
-	case what == ConnState:
-		state := uint32(newConnection)
-		if h.mask != nil {
-			state &= binary.NativeEndian.Uint32(h.mask)
-		}
-		d.add(Condition{Field: ConnState, Not: (number == state) == not})
+	case what == Protocol || what == NFProto || what == OutputIndex:
+		d.add(Condition{Field: what, Not: not, Value: number})
+	case what == Mark || what == ConnState:
+		d.add(Condition{Field: what, Not: not, Value: number, Mask: mask})
 	case (what == SourceLocal || what == DestinationLocal) && number == unix.RTN_LOCAL:
 		d.add(Condition{Field: what, Not: not})
 	default:
@@ -346,10 +347,10 @@ func (d *decoder) concatenated(part string) {
 	d.refuse(part)
 }
 
-// newConnection is the bit of a new connection, in ct state and in xt_conntrack.
-const newConnection = 8
+// NewConnection is the bit of a new connection in the Value of ConnState.
+const NewConnection = 8
 
-// shareUnit is the modulus of Share: xt_statistic counts in units of 2^-31.
+// shareUnit is the modulus of Probability: xt_statistic counts in units of 2^-31.
 const shareUnit = 1 << 31
 
 func (d *decoder) share(n uint32) {

@@ -51,8 +51,8 @@ func (d *decoder) match(m Match) {
 			d.refuse("match mark")
 			return
 		}
-		mark, inverted := binary.NativeEndian.Uint32(m.Info), m.Info[8] != 0
-		d.add(Condition{Field: Mark, Not: (mark == 0) == inverted})
+		mark, mask := binary.NativeEndian.Uint32(m.Info), binary.NativeEndian.Uint32(m.Info[4:])
+		d.add(Condition{Field: Mark, Not: m.Info[8] != 0, Value: mark, Mask: mask})
 	case "conntrack":
 		d.connState(m)
 	case "tcp", "udp", "sctp", "multiport":
@@ -101,7 +101,7 @@ func (d *decoder) connState(m Match) {
 		return
 	}
 	inverted := native16(m.Info[invertAt:])&stateFlag != 0
-	d.add(Condition{Field: ConnState, Not: (native16(m.Info[statesAt:])&newConnection != 0) == inverted})
+	d.add(Condition{Field: ConnState, Not: !inverted, Mask: uint32(native16(m.Info[statesAt:]))}) // any of the states
 }
 
 // target decodes the targets of xtables that change the source. The others at the hook postrouting (MARK,

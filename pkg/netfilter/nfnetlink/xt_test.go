@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"go4.org/netipx"
+	"golang.org/x/sys/unix"
 )
 
 // native returns numbers as this machine has them in memory, each as wide as
@@ -36,6 +37,24 @@ func masquerade4(t testing.TB, flags uint32, ports ...byte) []byte {
 func masquerade6(t testing.TB, flags uint32, ports ...byte) []byte {
 	b := padded(native(t, flags), 36)
 	return padded(append(b, ports...), 40)
+}
+
+// TestMark: meta mark and 0x0000c000 == 0x4000
+func TestMark(t *testing.T) {
+	for op, want := range map[CmpOp]string{Equal: "mark & 0xc000 == 0x4000", NotEqual: "mark & 0xc000 != 0x4000"} {
+		d := Decode(IPv4, Rule{Exprs: []Expr{
+			Meta{Key: unix.NFT_META_MARK, Reg: Reg1},
+			Bitwise{Sreg: Reg1, Dreg: Reg1, Len: 4, Mask: native(t, uint32(0xc000)), Xor: make([]byte, 4)},
+			Cmp{Op: op, Sreg: Reg1, Data: native(t, uint32(0x4000))},
+		}}, nil)
+		if diff := cmp.Diff(Decoded{Conditions: []Condition{{Field: Mark, Not: op == NotEqual, Value: 0x4000, Mask: 0xc000}}}, d,
+			cmpopts.EquateComparable(netipx.IPRange{})); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if got := d.Conditions[0].String(); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
 }
 
 func TestXtables(t *testing.T) {
@@ -66,10 +85,10 @@ func TestXtables(t *testing.T) {
 			Decoded{Conditions: []Condition{{Field: DestinationLocal}}, Unrecognized: []string{"match addrtype of another kind"}}},
 		"addrtype unicast":         {IPv4, match("addrtype", 1, native(t, uint16(2), uint16(0), uint32(0))), unknown("match addrtype of another kind")},
 		"comment":                  {IPv4, match("comment", 0, padded([]byte("ip-masq"), 256)), Decoded{Comment: "ip-masq"}},
-		"mark":                     {IPv4, match("mark", 1, native(t, uint32(0x4000), uint32(0x4000), uint32(0))), meets(Condition{Field: Mark, Not: true})},
-		"no mark":                  {IPv4, match("mark", 1, native(t, uint32(0x4000), uint32(0x4000), uint32(1))), meets(Condition{Field: Mark})},
-		"conntrack new":            {IPv4, match("conntrack", 3, conntrack(newConnection, 0)), meets(Condition{Field: ConnState})},
-		"conntrack not new":        {IPv4, match("conntrack", 3, conntrack(newConnection, 1)), meets(Condition{Field: ConnState, Not: true})},
+		"mark":                     {IPv4, match("mark", 1, native(t, uint32(0x4000), uint32(0x4000), uint32(0))), meets(Condition{Field: Mark, Value: 0x4000, Mask: 0x4000})},
+		"no mark":                  {IPv4, match("mark", 1, native(t, uint32(0x4000), uint32(0x4000), uint32(1))), meets(Condition{Field: Mark, Not: true, Value: 0x4000, Mask: 0x4000})},
+		"conntrack new":            {IPv4, match("conntrack", 3, conntrack(NewConnection, 0)), meets(Condition{Field: ConnState, Not: true, Mask: NewConnection})},
+		"conntrack not new":        {IPv4, match("conntrack", 3, conntrack(NewConnection, 1)), meets(Condition{Field: ConnState, Mask: NewConnection})},
 		"conntrack dnat":           {IPv4, match("conntrack", 3, conntrack(1<<7, 0)), unknown("match conntrack")},
 		"statistic random":         {IPv4, match("statistic", 0, padded(native(t, uint16(0), uint16(0), uint32(1<<30)), 24)), meets(Condition{Field: Probability, Value: 1 << 30})},
 		"statistic inverted":       {IPv4, match("statistic", 0, padded(native(t, uint16(0), uint16(1), uint32(1<<30)), 24)), unknown("match statistic")},

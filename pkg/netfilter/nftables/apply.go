@@ -100,8 +100,8 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 }
 
 // write changes the tables. If another program commits meanwhile, it reads them again and continues, unless
-// a state was observed and the rules are no longer those of it. If the kernel refuses to change a table, the
-// table is marked as broken, once.
+// a state was observed and the rules are no longer those of it. A table that the kernel refuses to change
+// counts as broken from then on.
 func (b *backend) write(observed *state, change func(*tableWriter)) error {
 	const attempts = 10
 	conn, err := b.driver.dial()
@@ -227,12 +227,12 @@ func (w *tableWriter) update(desired []policy.Chain) {
 	if !w.have.exists {
 		w.fill.AddTable(w.link, tableName)
 	}
-	if !w.have.hooked {
+	if !w.have.baseOK {
 		base := baseHook()
 		w.rest.AddChain(w.link, tableName, baseChain, &base)
 	}
 	jumps := 0
-	sameJumps := w.have.hooked
+	sameJumps := w.have.baseOK
 	for i := range desired {
 		w.updateChain(&desired[i])
 		sameJumps = sameJumps && slices.EqualFunc(desired[i].Jumps, w.have.jumpsTo(desired[i].Name), equal)
@@ -249,7 +249,7 @@ func (w *tableWriter) update(desired []policy.Chain) {
 			gone = append(gone, chainPrefix+name)
 		}
 	}
-	w.deleteChains(append(gone, w.have.thirdParty...))
+	w.deleteChains(append(gone, w.have.otherChains...))
 	w.deleteSets(func(name string) bool { return !anonymous(name) })
 }
 
@@ -286,7 +286,7 @@ func (w *tableWriter) rewriteJumps(desired []policy.Chain) {
 // changes the elements of one set in use at once, but not those of two sets.
 func (w *tableWriter) updateElements(desired []policy.Chain) bool {
 	have := w.have
-	if !have.hooked || len(have.unrecognized) > 0 || len(have.chains) != len(desired) {
+	if !have.baseOK || len(have.unrecognized) > 0 || len(have.chains) != len(desired) {
 		return false
 	}
 	want, held := map[string]policy.Ranges{}, map[string]policy.Ranges{} // of the sets that differ
@@ -352,7 +352,7 @@ func (t *table) leftover() bool {
 			return false
 		}
 	}
-	return t.exists && !t.broken && len(t.jumps)+len(t.chains)+len(t.thirdParty) == 0
+	return t.exists && !t.broken && len(t.jumps)+len(t.chains)+len(t.otherChains) == 0
 }
 
 // deleteChains deletes chains, which may jump to each other.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nftables is the backend that keeps masquerade chains in the owned tables `ip ip-masq` and
-// `ip6 ip-masq`. enforce calls it through the port netfilter.Backend; it uses netlink and runs no
+// `ip6 ip-masq`. enforce calls it through the interface netfilter.Backend; it uses netlink and runs no
 // program. Its invariant: Apply computes its batches from a table as Observe read it, and the kernel
 // accepts them only at the generation of that reading.
 //

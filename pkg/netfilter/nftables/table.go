@@ -39,13 +39,13 @@ const (
 // table is an owned table as it was read.
 type table struct {
 	exists bool
-	hooked bool // the base chain has the hook that it should have
+	baseOK bool // the base chain exists, with the hook that it should have
 	broken bool // has something that can only be removed with the table
 	jumps  []rule
 	chains map[string]*chain // by the name of the masquerade chain
 	// sets has the elements of each set; nil is for a set that differs from what AddSet creates.
 	sets         map[string]policy.Ranges
-	thirdParty   []string // chains that are not masquerade chains
+	otherChains  []string // chains that are neither the base chain nor masquerade chains
 	unrecognized []string // what should not be there, for people
 }
 
@@ -145,8 +145,8 @@ func readTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
 	}
 	if base != nil {
 		r.read++
-		r.hooked = base.Base != nil && *base.Base == baseHook()
-		if !r.hooked { // the kernel cannot change a hook
+		r.baseOK = base.Base != nil && *base.Base == baseHook()
+		if !r.baseOK { // the kernel cannot change a hook
 			r.broken = true
 			r.report("chain %s is not the base chain that it should be", baseChain)
 		}
@@ -247,7 +247,7 @@ func (r *tableReader) listRest(objects uint32) error {
 			r.chains[name] = &chain{}
 		default:
 			r.broken = r.broken || c.Base != nil
-			r.thirdParty = append(r.thirdParty, c.Name)
+			r.otherChains = append(r.otherChains, c.Name)
 			r.report("chain %s", policy.Quote(c.Name))
 		}
 	}

@@ -23,6 +23,14 @@ type condition struct {
 // exact reports whether the rule applies to all packets of the set.
 func (c condition) exact() bool { return len(c.unread) == 0 && c.share == 0 }
 
+// uncertain returns what is not known about packets that leave a chain by a rule with the condition.
+func (c condition) uncertain() uint8 {
+	if c.exact() {
+		return 0
+	}
+	return maybeAccepted
+}
+
 // and returns the condition that packets meet if they meet both.
 func (c condition) and(d condition) condition {
 	p, some := c.intersect(d.Packets)
@@ -57,11 +65,7 @@ type lookups interface {
 
 // decode decodes a rule as packets of the family meet it.
 func decode(f policy.Family, rule nfnetlink.Rule, l lookups) decoded {
-	link := nfnetlink.IPv4
-	if f == policy.IPv6 {
-		link = nfnetlink.IPv6
-	}
-	d := nfnetlink.Decode(link, rule, nil)
+	d := nfnetlink.Decode(linkOf(f), rule, nil)
 	out := decoded{statement: d.Statement, target: d.Chain, comment: d.Comment}
 	out.unread = d.Unrecognized
 	for _, c := range d.Conditions {
@@ -70,7 +74,14 @@ func decode(f policy.Family, rule nfnetlink.Rule, l lookups) decoded {
 	return out
 }
 
-// conditionOf returns the packets that meet a condition.
+func linkOf(f policy.Family) nfnetlink.Family {
+	if f == policy.IPv6 {
+		return nfnetlink.IPv6
+	}
+	return nfnetlink.IPv4
+}
+
+// conditionOf returns the packets that meet a condition, of those that have no mark and begin a connection.
 func conditionOf(f policy.Family, c nfnetlink.Condition, l lookups) condition {
 	var out condition
 	switch c.Field {
@@ -103,8 +114,12 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, l lookups) condition {
 		out.notToLocal, out.never = c.Not, !c.Not
 	case nfnetlink.Probability:
 		out.share = c.Value
-	case nfnetlink.NFProto, nfnetlink.Mark, nfnetlink.ConnState:
-		out.never = c.Not
+	case nfnetlink.NFProto:
+		out.never = (c.Value == uint32(linkOf(f))) == c.Not
+	case nfnetlink.Mark:
+		out.never = (c.Value == 0) == c.Not
+	case nfnetlink.ConnState:
+		out.never = (nfnetlink.NewConnection&c.Mask == c.Value) == c.Not
 	}
 	return out
 }

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"go4.org/netipx"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -56,10 +54,10 @@ func within(pattern, other string) bool {
 
 // intersect returns the packets that are in both sets, and whether there are any.
 func (p Packets) intersect(q Packets) (Packets, bool) {
-	if !p.From.Overlaps(q.From) || !p.To.Overlaps(q.To) {
+	p.From, p.To = p.From.Intersect(q.From), p.To.Intersect(q.To)
+	if p.From != nil && len(p.From) == 0 || p.To != nil && len(p.To) == 0 {
 		return p, false
 	}
-	p.From, p.To = p.From.Intersect(q.From), p.To.Intersect(q.To)
 	p.notProtocols, p.notOrigins = p.notProtocols|q.notProtocols, p.notOrigins|q.notOrigins
 	p.unsure |= q.unsure
 	switch {
@@ -79,14 +77,11 @@ func (p Packets) intersect(q Packets) (Packets, bool) {
 	return p, !none
 }
 
-// without returns the packets of p that are not in q, as disjoint sets.
-func (p Packets) without(q Packets, f policy.Family) []Packets {
-	if !p.From.Overlaps(q.From) || !p.To.Overlaps(q.To) {
-		return []Packets{p}
-	}
+// half divides packets by one property of a set.
+type half struct{ in, out Packets }
+
+func (q Packets) halves(f policy.Family) (halves []half) {
 	every := policy.RangesOf(f.All())
-	type half struct{ in, out Packets } // by one property of q
-	var halves []half
 	if q.From != nil {
 		halves = append(halves, half{Packets{From: q.From}, Packets{From: every.Without(q.From)}})
 	}
@@ -101,6 +96,11 @@ func (p Packets) without(q Packets, f policy.Family) []Packets {
 	for _, not := range q.NotOut {
 		halves = append(halves, half{Packets{NotOut: []string{not}}, Packets{Out: not}})
 	}
+	return halves
+}
+
+// without returns the packets of p that are not in the set with these halves, as disjoint sets.
+func (p Packets) without(halves []half) []Packets {
 	var pieces []Packets
 	rest := p
 	for _, h := range halves {
@@ -132,17 +132,22 @@ func intersect(a, b []Packets) []Packets {
 // second one.
 func without(a, b []Packets, f policy.Family) []Packets {
 	for _, q := range b {
+		halves := q.halves(f)
 		var rest []Packets
 		for _, p := range a {
-			rest = append(rest, p.without(q, f)...)
+			if p.From.Overlaps(q.From) && p.To.Overlaps(q.To) {
+				rest = append(rest, p.without(halves)...)
+			} else {
+				rest = append(rest, p)
+			}
 		}
 		a = rest
 	}
 	return a
 }
 
-// marked returns the sets with the mark.
-func marked(all []Packets, unsure uint8) []Packets {
+// withUnsure returns the sets with bits of unsure added.
+func withUnsure(all []Packets, unsure uint8) []Packets {
 	out := slices.Clone(all)
 	for i := range out {
 		out[i].unsure |= unsure
@@ -171,21 +176,20 @@ next:
 				continue next
 			}
 		}
-		out = append(out, p)
+		if out = append(out, p); len(out) > most {
+			var from, to []policy.Ranges
+			for _, p := range all {
+				from, to = append(from, p.From), append(to, p.To)
+			}
+			return []Packets{{unsure: maybeAccepted | maybeTranslated, From: union(from...), To: union(to...)}}
+		}
 	}
-	if len(out) <= most {
-		return out
-	}
-	hull := Packets{unsure: maybeAccepted | maybeTranslated, From: policy.Ranges{}, To: policy.Ranges{}}
-	for _, p := range out {
-		hull.From, hull.To = union(hull.From, p.From), union(hull.To, p.To)
-	}
-	return []Packets{hull}
+	return out
 }
 
-func union(a, b policy.Ranges) policy.Ranges {
-	if a == nil || b == nil {
+func union(sets ...policy.Ranges) policy.Ranges {
+	if slices.ContainsFunc(sets, func(s policy.Ranges) bool { return s == nil }) {
 		return nil
 	}
-	return policy.Normalize(append(append([]netipx.IPRange{}, a...), b...))
+	return policy.Normalize(slices.Concat(sets...))
 }

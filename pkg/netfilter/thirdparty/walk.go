@@ -37,8 +37,8 @@ type walk struct {
 	// pass ignores the rules that keep packets from the rest of the base chain, to find out
 	// whether the packets would reach a chain that binds.
 	pass bool
-	// join is for Scan, which does not ask what is Sure: neighbouring rules that return for
-	// destinations alone become one. An agent's chain has thousands of these.
+	// join is for Scan, which asks neither what is Sure nor what other base chains do: neighbouring
+	// rules that return for destinations alone become one. An agent's chain has thousands of these.
 	join bool
 
 	steps int
@@ -69,7 +69,7 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 		case way.exact():
 			return nil, nil
 		}
-		return marked(in, maybeTranslated), nil
+		return withUnsure(in, maybeTranslated), nil
 	}
 	isBase := len(stack) == 0
 	stack = append(slices.Clip(stack), name)
@@ -88,32 +88,37 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 			continue
 		}
 		rest, full := without(in, []Packets{d.Packets}, w.base.Family), way.and(d.condition)
-		certain, mark := full.exact(), maybeAccepted // of packets that the rule may not decide about
+		certain, unsure := full.exact(), maybeAccepted // of packets that the rule may not decide about
+		kept := about
 		switch d.statement {
 		case nfnetlink.DoMasq, nfnetlink.DoSNAT:
-			w.hits, mark = append(w.hits, w.hit(place, d, full, about)), maybeTranslated
+			w.hits, unsure = append(w.hits, w.hit(place, d, full, about)), maybeTranslated
 		case nfnetlink.DoDrop:
 			w.hits = append(w.hits, w.hit(place, d, full, about))
 		case nfnetlink.DoAccept:
-			w.ended = merge(append(w.ended, about...))
+			if !w.join {
+				w.ended = merge(append(w.ended, about...))
+			}
 		case nfnetlink.DoReturn:
-			left, certain = append(left, about...), d.exact()
+			certain = d.exact()
+			left = append(left, withUnsure(about, d.uncertain())...)
 		case nfnetlink.DoJump, nfnetlink.DoGoto:
 			behind, err := w.chain(d.target, about, full, stack)
 			if err != nil {
 				return nil, err
 			}
 			if d.statement == nfnetlink.DoGoto {
-				left, certain = append(left, behind...), d.exact()
+				certain, kept = d.exact(), behind
+				left = append(left, withUnsure(behind, d.uncertain())...)
 			} else {
 				rest, certain = append(rest, behind...), true
 			}
 		}
-		if keeps {
-			w.kept = append(w.kept, w.hit(place, d, full, about))
+		if keeps && len(kept) > 0 {
+			w.kept = append(w.kept, w.hit(place, d, full, kept))
 		}
 		if !certain {
-			rest = append(rest, marked(about, mark)...)
+			rest = append(rest, withUnsure(about, unsure)...)
 		}
 		in = merge(rest)
 	}
