@@ -8,10 +8,9 @@ import (
 	"testing"
 )
 
-// TestLeftovers: what an ADD leaves in the tables that ip-masq owns, if it is killed
-// between its two batches, goes with a DEL, with once and with cleanup. The node is as
-// such an ADD leaves it: what is to be owned is on record, the network has no document
-// yet, and no rule names the sets.
+// TestLeftovers kills an ADD between its two nftables transactions. The record then lists the
+// chain, the network has no document yet, and no rule references the sets. The test checks that
+// DEL, once and cleanup remove what that ADD left in the ip-masq tables.
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	del := func(t *testing.T, n *node) {
@@ -47,7 +46,7 @@ func TestLeftovers(t *testing.T) {
 			}
 			c.remove(t, n)
 			if now := n.ruleset(t); now != before {
-				t.Errorf("left over:\n%s", now)
+				t.Errorf("rules remain:\n%s", now)
 			}
 		})
 	}

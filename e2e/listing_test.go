@@ -12,9 +12,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestListingMatchesAgent compares what administrators see with what the
-// Kubernetes documentation shows them (Administer a Cluster, "IP Masquerade
-// Agent User Guide"): targets, sources and destinations, in that order.
+// TestListingMatchesAgent compares `iptables -L IP-MASQ-AGENT` with the listing in the Kubernetes
+// documentation (Administer a Cluster, "IP Masquerade Agent User Guide"): the targets, sources and
+// destinations are the same, in the same order.
 func TestListingMatchesAgent(t *testing.T) {
 	const (
 		heading   = "Chain IP-MASQ-AGENT (1 references)"
@@ -22,7 +22,7 @@ func TestListingMatchesAgent(t *testing.T) {
 		pods      = "RETURN anywhere 10.0.0.0/8"
 		last      = "MASQUERADE anywhere anywhere"
 	)
-	// Names of addresses are this machine's: "link-local", or a long wait for DNS.
+	// Without these files iptables prints names from /etc/networks ("link-local") or waits for DNS.
 	replaceFile(t, "/etc/networks", "")
 	replaceFile(t, "/etc/nsswitch.conf", "hosts: files\nnetworks: files\n")
 	for _, f := range backends()[1:] {
@@ -46,8 +46,8 @@ func TestListingMatchesAgent(t *testing.T) {
 	}
 }
 
-// essence is the heading of a listing and of each rule the target, source and
-// destination.
+// listingColumns returns the heading of a listing, then the target, source and destination of
+// each rule.
 func listingColumns(t *testing.T, listing string) []string {
 	t.Helper()
 	heading, rest, _ := strings.Cut(listing, "\n")
@@ -64,15 +64,14 @@ func listingColumns(t *testing.T, listing string) []string {
 	return lines
 }
 
-// replaceFile gives a file of the sandbox another text until the test ends.
+// replaceFile replaces the content of a file in the sandbox until the test ends.
 func replaceFile(t *testing.T, path, text string) {
 	t.Helper()
 	before, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	// In a user namespace the file that is there may be nobody's; the new one
-	// is ours.
+	// In a user namespace the file may belong to nobody; the renamed file belongs to the test.
 	write := func(text []byte) error {
 		next := path + ".e2e"
 		return errors.Join(os.WriteFile(next, text, 0o644), os.Rename(next, path))

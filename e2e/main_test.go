@@ -12,10 +12,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 )
 
-// TestMain runs at least six parallel tests at once, as most of them wait most of the time.
-// A test is not parallel if it measures time or memory, changes files that all nodes share
-// (/etc/networks), or runs CNI verbs in this process: a child process holds the locks of its
-// parent between fork and exec.
+// TestMain runs at least six parallel tests at once unless -parallel is given, because most tests
+// wait most of the time. A test does not run in parallel if it measures time, writes a directory
+// that all nodes share (/etc, /var/lib, /run/containerd), or runs verbs within the test process,
+// where a fork inherits the lock's file descriptor.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", fmt.Sprint(max(6, runtime.GOMAXPROCS(0)))); err != nil {
 		panic(err)

@@ -18,8 +18,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
-// manageArgs are those by which the reconciler manages the node's conflists. The
-// runtime's directory of plugins has ours, and the entry is that of keys.
+// manageArgs installs the plugin, writes the entry file with these keys, and returns the flags
+// with which the reconciler manages the node's conflists.
 func (n *node) manageArgs(t *testing.T, keys map[string]any) []string {
 	t.Helper()
 	n.writeEntryFile(t, string(marshalIndent(t, n.entry(keys))))
@@ -37,7 +37,7 @@ func (n *node) writeEntryFile(t *testing.T, text string) {
 
 func (n *node) pluginDir() string { return filepath.Join(n.dir, "plugins") }
 
-// installed puts our plugin where runtimes look for it.
+// installPlugin puts the plugin into the directory where the runtime looks for it.
 func (n *node) installPlugin(t *testing.T) {
 	t.Helper()
 	must(t, firstOf(os.MkdirAll(n.pluginDir(), 0o755), os.Symlink(n.plugin(t), filepath.Join(n.pluginDir(), "ip-masq"))))
@@ -52,8 +52,8 @@ func marshalIndent(t *testing.T, v any) []byte {
 	return doc
 }
 
-// mainCNI writes a file as a main CNI plugin does, at once and whole: a network
-// without us.
+// writeMainConflist writes a conflist atomically, as a main CNI plugin does, without the plugin
+// entry.
 func (n *node) writeMainConflist(t *testing.T, file, network string) {
 	t.Helper()
 	n.writeConflistFile(t, file, n.mainConflist(t, network))
@@ -70,7 +70,7 @@ func (n *node) writeConflistFile(t *testing.T, file string, doc []byte) {
 	must(t, firstOf(os.MkdirAll(n.cni.ConfDir, 0o755), os.WriteFile(next, doc, 0o644), os.Rename(next, filepath.Join(n.cni.ConfDir, file))))
 }
 
-// has reports whether a file names our plugin.
+// hasPluginEntry reports whether a file contains the plugin entry.
 func (n *node) hasPluginEntry(t *testing.T, file string) bool {
 	t.Helper()
 	doc, err := os.ReadFile(filepath.Join(n.cni.ConfDir, file))
@@ -80,8 +80,8 @@ func (n *node) hasPluginEntry(t *testing.T, file string) bool {
 	return strings.Contains(string(doc), `"ip-masq"`)
 }
 
-// untilManaged waits for a second until a file has our entry and the node is
-// ready, and metrics say so.
+// untilManaged waits until a file contains the plugin entry, the node is ready, and the metric
+// conflist_present is 1.
 func (d *daemon) untilManaged(t *testing.T, file string) {
 	t.Helper()
 	d.within(t, fileChangeTimeout, "entry in "+file, func() bool { return d.n.hasPluginEntry(t, file) })
@@ -93,16 +93,16 @@ func (d *daemon) untilManaged(t *testing.T, file string) {
 
 const mainFile = "10-podnet.conflist"
 
-// TestManage: the entry comes when there is a network to put it in, whatever its
-// form, and pods then start with us. It goes with the network, and comes back
-// with it.
+// TestManage checks that the reconciler inserts the plugin entry once a network appears, into a
+// .conflist and a .conf file, that pods get the policy, and that the entry follows the network
+// when its file is removed and written again.
 func TestManage(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}})...)
 		d.eventuallyUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
 		if got := d.metric(t, "conflist_present") + d.metric(t, "conflist_repairs_total") + d.metric(t, "conflist_flapping"); got != 0 {
-			t.Errorf("metrics tell of an entry: %v", got)
+			t.Errorf("the metrics report an entry: %v", got)
 		}
 		n.writeMainConflist(t, mainFile, "podnet")
 		d.untilManaged(t, mainFile)
@@ -121,34 +121,35 @@ func TestManage(t *testing.T) {
 		}()))
 		d.untilManaged(t, "20-podnet-made-by-ip-masq.conflist")
 		if n.hasPluginEntry(t, "20-podnet.conf") {
-			t.Error("the original is changed")
+			t.Error("the .conf file was changed")
 		}
 		all = onlyPod(n.pod(t, "podnet"))
 		all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
 		if strings.Contains(d.log(), "level=ERROR") || strings.Contains(d.log(), "level=WARN") {
-			t.Errorf("it complains:\n%s", d.log())
+			t.Errorf("the reconciler logged warnings or errors:\n%s", d.log())
 		}
 
-		// A stop leaves the entry.
+		// The entry stays when the reconciler stops.
 		log := d.log()
 		d.stop(t)
 		if !n.hasPluginEntry(t, "20-podnet-made-by-ip-masq.conflist") || d.since(log) != "" {
-			t.Errorf("the entry went with the reconciler, which said:\n%s", d.since(log))
+			t.Errorf("the entry was removed when the reconciler stopped; it logged:\n%s", d.since(log))
 		}
 		backups, err := filepath.Glob(filepath.Join(n.dataDir, "backups", mainFile+".*.bak"))
 		if err != nil || len(backups) != 1 || strings.Contains(string(readFile(t, backups[0])), "ip-masq") {
 			t.Errorf("backups: %v %v", backups, err)
 		}
-		// And cleanup leaves nothing of it.
+		// cleanup removes the dataDir.
 		n.reconciler(t, "cleanup")
 		if _, err := os.Stat(n.dataDir); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the dataDir stays: %v", err)
+			t.Errorf("the dataDir still exists: %v", err)
 		}
 	})
 }
 
-// TestManageBrokenFiles: nothing is made of what is broken, and what is broken is
-// named.
+// TestManageBrokenFiles checks that the reconciler does not change a conflist that it cannot
+// parse, keeps the last valid entry while the entry file is invalid, and names the invalid file in
+// /readyz.
 func TestManageBrokenFiles(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -168,22 +169,22 @@ func TestManageBrokenFiles(t *testing.T) {
 
 	n.writeEntryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
 	d.eventuallyUnready(t, "conflist: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
-	n.writeMainConflist(t, mainFile, "podnet") // and the last good one is what comes back
+	n.writeMainConflist(t, mainFile, "podnet") // the reconciler inserts the last valid entry
 	d.within(t, fileChangeTimeout, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
 	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir) {
-		t.Error("it is not the last good entry")
+		t.Error("the entry is not the last valid one")
 	}
 	n.writeEntryFile(t, string(marshalIndent(t, n.entry(object{"cidrLimit": 99}))))
 	d.eventuallyReady(t)
 	n.writeMainConflist(t, mainFile, "podnet")
 	d.untilManaged(t, mainFile)
 	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), `"cidrLimit": 99`) {
-		t.Error("it is not the new entry")
+		t.Error("the entry is not the new one")
 	}
 }
 
-// TestManageWithoutPlugin: an entry for a plugin that is not there would stop
-// every pod.
+// TestManageWithoutPlugin checks that the reconciler inserts no entry while the plugin binary is
+// missing, because that entry would make every ADD fail.
 func TestManageWithoutPlugin(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -194,21 +195,21 @@ func TestManageWithoutPlugin(t *testing.T) {
 	d.eventuallyUnready(t, "plugin: "+filepath.Join(n.pluginDir(), "ip-masq")+" is missing", "ip-masq-reconciler install")
 	time.Sleep(300 * time.Millisecond)
 	if n.hasPluginEntry(t, mainFile) {
-		t.Fatal("the entry is there")
+		t.Fatal("the entry was inserted")
 	}
 	n.installPlugin(t)
 	d.untilManaged(t, mainFile)
 	must(t, os.RemoveAll(n.pluginDir()))
 	d.eventuallyUnready(t, "no pod can start", "ip-masq-reconciler install")
 	if !n.hasPluginEntry(t, mainFile) {
-		t.Error("the entry was taken out")
+		t.Error("the entry was removed")
 	}
 	n.installPlugin(t)
 	d.eventuallyReady(t)
 }
 
-// TestManageSetting: it begins and ends as reconciler.toml has it, without a
-// restart, and is about the network that the file names.
+// TestManageSetting checks that conflist.manage and conflist.network in reconciler.toml take
+// effect without a restart.
 func TestManageSetting(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -220,12 +221,12 @@ func TestManageSetting(t *testing.T) {
 	d.eventuallyReady(t)
 	time.Sleep(300 * time.Millisecond)
 	if n.hasPluginEntry(t, "10-red.conflist") || strings.Contains(d.scrape(t), "conflist_flapping") {
-		t.Fatal("it manages conflists without being told to")
+		t.Fatal("the reconciler manages conflists although manage is not set")
 	}
 	n.settingsFile(t, "[conflist]\nmanage = true\nnetwork = \"blue\"\n")
 	d.untilManaged(t, "20-blue.conflist")
 	if n.hasPluginEntry(t, "10-red.conflist") {
-		t.Error("it has changed the other network")
+		t.Error("the reconciler changed the other network")
 	}
 	n.settingsFile(t, "[conflist]\nmanage = true\nnetwork = \"green\"\n")
 	d.eventuallyUnready(t, "conflist: waiting for the main CNI plugin's network green", "red, blue")
@@ -234,7 +235,7 @@ func TestManageSetting(t *testing.T) {
 	n.writeMainConflist(t, "20-blue.conflist", "blue")
 	time.Sleep(300 * time.Millisecond)
 	if n.hasPluginEntry(t, "20-blue.conflist") {
-		t.Error("it goes on after being told not to")
+		t.Error("the reconciler manages conflists although manage is false")
 	}
 	if code, body := d.ready(); code != 200 {
 		t.Errorf("/readyz: %d %s", code, body)
@@ -244,9 +245,8 @@ func TestManageSetting(t *testing.T) {
 	}
 }
 
-// TestManageWithoutEntryFile: the entry states where the node keeps its state,
-// as pods could not start otherwise, and networks that the administrators do not
-// list get none.
+// TestManageWithoutEntryFile checks that the default entry has the node's dataDir, without which
+// ADD fails, and that networks outside allow_networks get no entry.
 func TestManageWithoutEntryFile(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -259,7 +259,7 @@ func TestManageWithoutEntryFile(t *testing.T) {
 	d := n.startReconciler(t, "--conflist-manage", "--cni-bin-dir", n.pluginDir(), "--resync-interval", "10m")
 	d.eventuallyUnready(t, "conflist: ", mainFile, `network "podnet" may not contribute`, config.DefaultPluginFile)
 	if n.hasPluginEntry(t, mainFile) {
-		t.Fatal("the entry was put where the plugin refuses it")
+		t.Fatal("the entry was inserted into a network that the plugin refuses")
 	}
 	guard(`"podnet"`)
 	d.untilManaged(t, mainFile)
@@ -273,8 +273,8 @@ func TestManageWithoutEntryFile(t *testing.T) {
 	n.pod(t, "podnet")
 }
 
-// TestManageLeaderOnly: of two reconcilers one writes, and the other once
-// that has ended.
+// TestManageLeaderOnly runs two reconcilers and checks that only the leader writes conflists, and
+// that the standby does so once the leader has ended.
 func TestManageLeaderOnly(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -289,7 +289,7 @@ func TestManageLeaderOnly(t *testing.T) {
 		first.untilManaged(t, mainFile)
 	}
 	if _, body := second.ready(); strings.Contains(body, "conflist: ") || strings.Contains(second.scrape(t), "ip_masq_conflist_present") {
-		t.Errorf("the second tells of the conflist: %s", body)
+		t.Errorf("the standby reports on the conflist: %s", body)
 	}
 	if one, two := first.metric(t, "conflist_repairs_total"), second.metric(t, "conflist_repairs_total"); one != 4 || two != 0 {
 		t.Errorf("%v and %v repairs", one, two)
@@ -300,8 +300,8 @@ func TestManageLeaderOnly(t *testing.T) {
 	second.untilManaged(t, mainFile)
 }
 
-// TestManageReadOnly: a directory that cannot be written is told of once, with a
-// remedy, and tried again.
+// TestManageReadOnly checks that a read-only directory is logged once, with the remedy, and that
+// the reconciler retries.
 func TestManageReadOnly(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -314,15 +314,15 @@ func TestManageReadOnly(t *testing.T) {
 	d.eventuallyUnready(t, "conflist: ", "read-only file system", "ReadWritePaths="+dir)
 	time.Sleep(2 * time.Second)
 	if tells := strings.Count(d.log(), "read-only file system"); tells != 1 {
-		t.Errorf("it is told %d times:\n%s", tells, d.log())
+		t.Errorf("the log reports it %d times:\n%s", tells, d.log())
 	}
 	n.remount(t, dir, 0)
 	d.until(t, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
 	d.untilManaged(t, mainFile)
 }
 
-// TestManageAgainstAgentFiles: an entry that contradicts the agents' files holds,
-// and both sides are named.
+// TestManageAgainstAgentFiles checks that an entry that conflicts with the agent files stays in
+// force and that /readyz names both sources.
 func TestManageAgainstAgentFiles(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])

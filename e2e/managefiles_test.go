@@ -15,8 +15,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
-// TestManageSymlinkedConflist: the conflist is a symlink to a file elsewhere, which the
-// main CNI plugin writes there. It is back as fast as if it were in the directory.
+// TestManageSymlinkedConflist manages a conflist that is a symlink into another directory. It
+// checks that the entry is restored as fast as in the directory itself.
 func TestManageSymlinkedConflist(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -33,21 +33,21 @@ func TestManageSymlinkedConflist(t *testing.T) {
 	d.eventuallyUnready(t, "conflist: ", link, "it is a symlink to what is not there", "mount the directory")
 	time.Sleep(300 * time.Millisecond)
 	if n.hasPluginEntry(t, "20-other.conflist") {
-		t.Error("the entry is in another network")
+		t.Error("the entry was inserted into another network")
 	}
 	for range 3 {
 		write()
 		d.untilManaged(t, mainFile)
 	}
-	must(t, os.WriteFile(target, n.mainConflist(t, "podnet"), 0o644)) // in place
+	must(t, os.WriteFile(target, n.mainConflist(t, "podnet"), 0o644)) // written in place
 	d.untilManaged(t, mainFile)
 	if to, err := os.Readlink(link); err != nil || to != target || n.hasPluginEntry(t, "20-other.conflist") {
-		t.Error("no longer a link", to, err)
+		t.Error("the conflist is no longer a symlink", to, err)
 	}
 }
 
-// TestManageRefusedDataDir: where the plugin refuses the data directory, the
-// entry would stop every pod.
+// TestManageRefusedDataDir checks that the reconciler inserts no entry where the plugin would
+// refuse the dataDir, because that entry would make every ADD fail.
 func TestManageRefusedDataDir(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -57,7 +57,7 @@ func TestManageRefusedDataDir(t *testing.T) {
 	d.eventuallyUnready(t, "conflist: ", mainFile, n.dataDir, "refused", "chmod go-w it")
 	time.Sleep(300 * time.Millisecond)
 	if n.hasPluginEntry(t, mainFile) {
-		t.Fatal("the entry is there")
+		t.Fatal("the entry was inserted")
 	}
 	must(t, os.Chmod(n.dataDir, 0o700))
 	d.signal(t, syscall.SIGHUP)
@@ -66,7 +66,7 @@ func TestManageRefusedDataDir(t *testing.T) {
 	n.pod(t, "podnet")
 }
 
-// TestManageStopsWhileLocked: also while somebody has the directory locked.
+// TestManageStopsWhileLocked stops the reconciler while another process holds the directory's lock.
 func TestManageStopsWhileLocked(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -86,8 +86,8 @@ func TestManageStopsWhileLocked(t *testing.T) {
 	}
 }
 
-// TestSettingsDuringOtherWrites: reconciler.toml is read though others write beside it
-// all the time.
+// TestSettingsDuringOtherWrites checks that reconciler.toml is read while another program keeps
+// writing files in its directory.
 func TestSettingsDuringOtherWrites(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])

@@ -18,17 +18,17 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
-// eye sees what happens in the directory of conflists, as the runtimes do.
+// confDirWatcher counts the inotify events of the conflist directory, as a runtime receives them.
 type confDirWatcher struct {
 	file    *os.File
 	done    chan struct{}
 	mu      sync.Mutex
-	renamed map[string]int // to a name
+	renamed map[string]int // by the new name
 	events  int
 	err     error
 }
 
-// look sees from now until the end of the test.
+// watchConfDir watches the conflist directory until the end of the test.
 func (n *node) watchConfDir(t *testing.T) *confDirWatcher {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -45,7 +45,7 @@ func (n *node) watchConfDir(t *testing.T) *confDirWatcher {
 		err := e.file.Close()
 		<-e.done
 		if !errors.Is(e.err, os.ErrClosed) || err != nil {
-			t.Errorf("looking ended with %v, %v", e.err, err)
+			t.Errorf("inotify ended with %v, %v", e.err, err)
 		}
 	})
 	return e
@@ -74,15 +74,14 @@ func (e *confDirWatcher) run() {
 	}
 }
 
-// count is how often something was renamed to the name, and how many events there
-// were at all.
+// count returns how many files were renamed to the name, and the number of all events.
 func (e *confDirWatcher) count(name string) (renamed, events int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.renamed[name], e.events
 }
 
-// managed is a tampered node whose conflist the reconciler manages.
+// newManaged makes a tamperNode whose conflist the reconciler manages.
 func newManaged(t *testing.T, file string) *tamperNode {
 	t.Helper()
 	n := newNode(t, backends()[0])
@@ -97,9 +96,9 @@ func newManaged(t *testing.T, file string) *tamperNode {
 	return w
 }
 
-// TestManageFiftyRewrites: the main CNI plugin rewrites its file as soon as it
-// sees our entry, fifty times. It is back in less than a second each time, with
-// one write of ip-masq each, and the rules stay as they are.
+// TestManageFiftyRewrites removes the plugin entry fifty times, as a main CNI plugin does that
+// rewrites its conflist. It checks that the reconciler restores the entry within a second each
+// time, with one write, and does not change the rules.
 func TestManageFiftyRewrites(t *testing.T) {
 	t.Parallel()
 	w := newManaged(t, mainFile)
@@ -113,24 +112,24 @@ func TestManageFiftyRewrites(t *testing.T) {
 		if i%2 == 0 {
 			w.writeConflistFile(t, mainFile, doc)
 		} else {
-			must(t, os.WriteFile(path, doc, 0o644)) // in place, and so empty for a moment
+			must(t, os.WriteFile(path, doc, 0o644)) // written in place: the file is empty for a moment
 		}
 		start := time.Now()
 		for !w.hasPluginEntry(t, mainFile) {
 			if timelimit.Exceeded(time.Since(start), 10*time.Second) {
-				t.Fatalf("the entry does not come back:\n%s", w.log())
+				t.Fatalf("the entry is not restored:\n%s", w.log())
 			}
 			time.Sleep(time.Millisecond)
 		}
 		took = append(took, timelimit.Fair(time.Since(start), time.Second))
 	}
-	t.Logf("back after: %v", took)
+	t.Logf("restored after: %v", took)
 	if slices.Max(took) > time.Second {
-		t.Errorf("back after %v", took)
+		t.Errorf("restored after %v", took)
 	}
 	says := w.untilUnready(t, "conflist: ", mainFile, "removed repeatedly")
 	t.Logf("/readyz: %s", says)
-	w.until(t, "war and each repair in the metrics", func() bool {
+	w.until(t, "flapping and the repairs in the metrics", func() bool {
 		return w.metric(t, "conflist_flapping") == 1 && w.metric(t, "conflist_repairs_total") == 1+rewrites
 	})
 	time.Sleep(500 * time.Millisecond)
@@ -149,9 +148,9 @@ func TestManageFiftyRewrites(t *testing.T) {
 	w.checkVerdicts(t)
 }
 
-// TestManageFlapping: somebody takes our entry out as soon as he sees it. After a
-// while the reconciler waits longer and longer, says who that is, and keeps the
-// rules all the time. Once that has stopped the entry is back by itself.
+// TestManageFlapping removes the plugin entry as soon as it appears. It checks that the reconciler
+// backs off, names Cilium as the likely cause, keeps the rules, and restores the entry once the
+// removals stop.
 func TestManageFlapping(t *testing.T) {
 	t.Parallel()
 	const file = "05-cilium.conflist"
@@ -175,7 +174,7 @@ func TestManageFlapping(t *testing.T) {
 	defer close(stop)
 	began := time.Now()
 	says := w.untilUnready(t, "conflist: ", file, "removed repeatedly", "Cilium", "cni.exclusive=false")
-	t.Logf("recognised after %s: %s", time.Since(began).Round(time.Millisecond), says)
+	t.Logf("detected after %s: %s", time.Since(began).Round(time.Millisecond), says)
 	w.daemon.within(t, time.Minute, "longer pauses", func() bool { _, body := w.ready(); return strings.Contains(body, "inserted again after 2s now") })
 	t.Logf("backed off after %s and %v repairs", time.Since(began).Round(time.Millisecond), w.metric(t, "conflist_repairs_total"))
 
@@ -198,11 +197,11 @@ func TestManageFlapping(t *testing.T) {
 	made := w.metric(t, "conflist_repairs_total") - repairs
 	t.Logf("%v repairs and %d events in %s", made, after-before, time.Since(suspected).Round(time.Millisecond))
 	if made > 3 || w.metric(t, "conflist_flapping") != 1 {
-		t.Errorf("%v repairs, war %v", made, w.metric(t, "conflist_flapping"))
+		t.Errorf("%v repairs, conflist_flapping %v", made, w.metric(t, "conflist_flapping"))
 	}
 	w.until(t, "absence", func() bool { return w.metric(t, "conflist_present") == 0 })
 	if said := w.since(log); strings.Contains(said, "conflist") {
-		t.Errorf("it says more than once:\n%s", said)
+		t.Errorf("the log reports it more than once:\n%s", said)
 	}
 
 	stop <- struct{}{}

@@ -20,13 +20,13 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// multus writes what Multus writes into a configuration directory with
-// --multus-conf-file=auto, and when Multus does: at its start, and, where it
-// follows changes, once a second if the first other file there has other bytes.
+// multus imitates Multus with --multus-conf-file=auto: it writes the same files into the
+// configuration directory, at its start and, with --cleanup-config-on-exit, once a second if the
+// first other file in the directory has changed.
 type multus struct {
 	dir string
-	// follows is what --cleanup-config-on-exit=true makes of it; it removes its files
-	// at its end then.
+	// follows imitates --cleanup-config-on-exit=true: Multus follows changes of its master and
+	// removes its files at exit.
 	follows bool
 	thick   bool
 
@@ -34,14 +34,14 @@ type multus struct {
 	hash   [sha256.Size]byte
 }
 
-// start begins as a container does.
+// start starts Multus as a new container does.
 func (m *multus) start(t *testing.T) {
 	t.Helper()
 	m.master, m.hash = "", [sha256.Size]byte{}
 	m.generate(t)
 }
 
-// exit ends it by SIGTERM. Multus, thick, removes its file always.
+// stop ends Multus by SIGTERM. Thick Multus always removes its file.
 func (m *multus) stop(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{"00-multus.conf", "00-multus.conflist"} {
@@ -51,8 +51,8 @@ func (m *multus) stop(t *testing.T) {
 	}
 }
 
-// second is what happens once a second. Multus, thin, which finds that its master
-// is gone waits for it, and looks for no other.
+// tick does what Multus does once a second. Thin Multus waits for its master to come back if the
+// master is gone, and does not choose another file.
 func (m *multus) tick(t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat(m.master); m.follows && !m.thick && err == nil {
@@ -60,7 +60,7 @@ func (m *multus) tick(t *testing.T) {
 	}
 }
 
-// generate chooses the master and writes the configuration.
+// generate chooses the master and writes the configuration of Multus.
 func (m *multus) generate(t *testing.T) {
 	t.Helper()
 	skipped := "00-multus.conf"
@@ -109,7 +109,7 @@ func (m *multus) generate(t *testing.T) {
 	must(t, firstOf(os.WriteFile(next, marshalIndent(t, conf), 0o600), os.Rename(next, filepath.Join(m.dir, file))))
 }
 
-// file is the configuration as it is now.
+// file returns the current configuration of Multus.
 func (m *multus) file(t *testing.T) (path string, doc []byte) {
 	t.Helper()
 	for _, name := range fileNames(t, m.dir) {
@@ -123,8 +123,8 @@ func (m *multus) file(t *testing.T) (path string, doc []byte) {
 	return path, readFile(t, path)
 }
 
-// sound fails the test unless Multus is there once, and the plugin entry once in
-// the master and once in what Multus delegates to.
+// wantConfigured fails the test unless the directory has one file of Multus, and the plugin entry
+// is in the master once and in the delegate of Multus once.
 func (m *multus) wantConfigured(t *testing.T) {
 	t.Helper()
 	path, doc := m.file(t)
@@ -145,15 +145,15 @@ func (m *multus) wantConfigured(t *testing.T) {
 	}
 }
 
-// masterOf writes a main CNI plugin's conflist of a version.
+// writeMultusMaster writes a main CNI plugin's conflist with a cniVersion.
 func (n *node) writeMultusMaster(t *testing.T, cniVersion string) {
 	t.Helper()
 	n.writeConflistFile(t, mainFile, marshalIndent(t, object{"cniVersion": cniVersion, "name": "podnet", "plugins": []any{n.bridge("podnet")}}))
 }
 
-// TestManageWithMultus: the entry goes into the network that Multus delegates to,
-// and what Multus generates is left alone. However often Multus generates it again,
-// it is never nested.
+// TestManageWithMultus checks that the reconciler inserts the entry into the network that Multus
+// delegates to, does not change the file that Multus generates, and that repeated generation never
+// nests the entry.
 func TestManageWithMultus(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -175,11 +175,11 @@ func TestManageWithMultus(t *testing.T) {
 			d := n.startReconciler(t, n.manageArgs(t, nil)...)
 			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
 			if !c.thick {
-				// Until Multus has copied it, pods start without the plugin.
+				// Pods start without the plugin until Multus has copied the entry.
 				d.eventuallyUnready(t, "conflist: "+generated, "copy of network podnet without the plugin entry", "restart Multus")
 			}
 			if _, now := m.file(t); !bytes.Equal(now, before) {
-				t.Errorf("Multus's file was changed to\n%s", now)
+				t.Errorf("the file of Multus was changed to\n%s", now)
 			}
 			for _, says := range []string{mainFile, generated} {
 				d.until(t, says+" in the log", func() bool { return strings.Contains(d.log(), says) })
@@ -190,7 +190,7 @@ func TestManageWithMultus(t *testing.T) {
 			}
 			for range 3 {
 				m.stop(t)
-				time.Sleep(200 * time.Millisecond) // in which the reconciler could act
+				time.Sleep(200 * time.Millisecond) // time for the reconciler to act
 				m.start(t)
 				d.eventuallyReady(t)
 				for range 3 {
@@ -199,7 +199,7 @@ func TestManageWithMultus(t *testing.T) {
 				}
 				m.wantConfigured(t)
 			}
-			// The main CNI plugin rewrites its file, and Multus follows or restarts.
+			// The main CNI plugin rewrites its file; Multus follows the change or is restarted.
 			n.writeMultusMaster(t, c.version)
 			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
 			m.tick(t)
@@ -215,8 +215,8 @@ func TestManageWithMultus(t *testing.T) {
 	}
 }
 
-// TestManageReportsNestedMultus: nested copies in Multus's file are reported until Multus has
-// generated it again.
+// TestManageReportsNestedMultus checks that the reconciler reports nested copies in the file of
+// Multus until Multus has generated it again.
 func TestManageReportsNestedMultus(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -228,7 +228,7 @@ func TestManageReportsNestedMultus(t *testing.T) {
 		_, doc := m.file(t)
 		n.writeConflistFile(t, wrapper, fmt.Appendf(nil, `{"cniVersion": "0.3.1", "name": "multus-cni-network", "plugins": [%s, %s]}`, doc, marshalIndent(t, n.entry(nil))))
 	}
-	m.start(t) // and has the wrapper as its master
+	m.start(t) // Multus takes the wrapper as its master
 	must(t, os.Remove(filepath.Join(n.cni.ConfDir, wrapper)))
 	generated, doc := m.file(t)
 	if depth := bytes.Count(doc, []byte(`"type": "multus"`)); depth != 4 {
@@ -242,8 +242,8 @@ func TestManageReportsNestedMultus(t *testing.T) {
 	m.wantConfigured(t)
 }
 
-// TestManageUnknownMultusDelegate: where the network is that Multus delegates
-// to cannot be known, nothing is written.
+// TestManageUnknownMultusDelegate checks that the reconciler writes nothing if it cannot determine
+// the network that Multus delegates to.
 func TestManageUnknownMultusDelegate(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -269,9 +269,9 @@ func TestManageUnknownMultusDelegate(t *testing.T) {
 			d.eventuallyUnready(t, append(c.says, "conflist: ", filepath.Join(n.cni.ConfDir, file))...)
 			time.Sleep(200 * time.Millisecond)
 			if have := fileNames(t, n.cni.ConfDir); !slices.Equal(have, []string{file, mainFile}) || n.hasPluginEntry(t, mainFile) || n.hasPluginEntry(t, file) {
-				t.Errorf("it has written: %q", have)
+				t.Errorf("the reconciler wrote: %q", have)
 			}
-			// With the network named, Multus does not matter.
+			// With --conflist-network the delegate of Multus does not matter.
 			d.stop(t)
 			d = n.startReconciler(t, append(args, "--conflist-network", "podnet")...)
 			d.untilManaged(t, mainFile)
@@ -279,12 +279,12 @@ func TestManageUnknownMultusDelegate(t *testing.T) {
 			n.writeMainConflist(t, mainFile, "podnet")
 		})
 	}
-	// An entry in the delegate itself counts.
+	// An entry in the delegate itself is recognized.
 	n.writeConflistFile(t, file, marshalIndent(t, object{"cniVersion": "1.0.0", "name": "multus-cni-network", "type": "multus",
 		"delegates": []any{object{"name": "x", "plugins": []any{object{"type": "weave-net"}, n.entry(nil)}}}}))
 	d := n.startReconciler(t, args...)
 	d.eventuallyReady(t)
 	if d.metric(t, "conflist_present") != 1 || n.hasPluginEntry(t, mainFile) {
-		t.Error("the entry in the delegate is not seen")
+		t.Error("the entry in the delegate is not recognized")
 	}
 }

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestWithoutNamespaceCookies: kernels before 5.14 have no cookie by which a network namespace
-// is told from one that has its number later. In the namespace of the system's start,
-// which never ends, an ADD trusts the one before it all the same; in others each looks.
+// TestWithoutNamespaceCookies runs ADD as on kernels before 5.14, which have no SO_NETNS_COOKIE to
+// distinguish a network namespace from a later one with the same inode. It checks that ADD uses the
+// verification cache only in the initial network namespace, which never ends.
 func TestWithoutNamespaceCookies(t *testing.T) {
 	for _, f := range backends()[:2] {
 		for where, initial := range map[string]bool{"the first namespace": true, "another namespace": false} {
@@ -33,11 +33,11 @@ func TestWithoutNamespaceCookies(t *testing.T) {
 						l.add(t, conf)
 					}
 					if looked := l.add(t, conf); looked == initial {
-						t.Errorf("an ADD that finds nothing changed: looked at the rules: %t", looked)
+						t.Errorf("ADD without changes: read the rules: %t", looked)
 					}
 					n.alter(t, "-F POSTROUTING", "flush chain ip ip-masq postrouting\n")
-					if !l.add(t, conf) { // which verifies that the jump is there again
-						t.Error("the next ADD did not look")
+					if !l.add(t, conf) { // which repairs the jump
+						t.Error("the next ADD did not read the rules")
 					}
 				})
 			})
@@ -45,11 +45,11 @@ func TestWithoutNamespaceCookies(t *testing.T) {
 	}
 }
 
-// hideCookies makes the kernel refuse SO_NETNS_COOKIE to the calling thread, as one
-// does that does not know it.
+// disableNamespaceCookies makes getsockopt(SO_NETNS_COOKIE) fail for the calling thread, as on an
+// older kernel.
 func disableNamespaceCookies(t *testing.T) {
 	t.Helper()
-	low := 4 * uint32(binary.NativeEndian.Uint16([]byte{0, 1})&1) // half of a number of 64 bits
+	low := 4 * uint32(binary.NativeEndian.Uint16([]byte{0, 1})&1) // offset of the low half of a 64-bit argument
 	nr, level, option := uint32(0), 24+low, 32+low                // in struct seccomp_data
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
@@ -79,8 +79,8 @@ func disableNamespaceCookies(t *testing.T) {
 	}
 }
 
-// likeTheFirst gives the calling thread a view of its network namespace that only
-// the one of the system's start has.
+// simulateInitialNamespace gives the calling thread a /proc/sys/net/core that only the initial
+// network namespace has.
 func simulateInitialNamespace() error {
 	const dir = "/proc/sys/net/core"
 	return errors.Join(

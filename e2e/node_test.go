@@ -22,34 +22,34 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// node is a node of its own with the world around it, whose runtime is cnitool.
-// Its state, conflists and programs are in a directory of its own.
+// node is a topology with one node whose runtime is cnitool. Its dataDir, conflists and programs
+// are in a directory of its own.
 type node struct {
 	*topology.Topology
 	backend backend
-	// dir is private to the node, on the sandbox's /run.
+	// dir is a directory on the sandbox's /run that only this node uses.
 	dir string
 	// ownDir is where own finds the files of the node.
 	ownDir string
-	// dataDir is what entries get as theirs unless they name another.
+	// dataDir is the dataDir of entries that do not set one.
 	dataDir string
-	// path is the PATH of the plugins: of the programs that keep rules it has
-	// those of the form alone, and with nftables none.
+	// path is the PATH of the plugins. It has the rule programs of the backend, and none with
+	// nftables.
 	path string
 	cni  *topology.CNI
 
 	networks []string // by name, in the order of their subnets
 	pods     int
 	ports    uint16 // used by probes
-	// listeners counts the addresses that programs on the node were told to listen at.
+	// listeners counts the listen addresses that were assigned to programs on the node.
 	listeners int
 }
 
-// newNode makes a node that keeps its rules in a form. It has no network yet.
+// newNode makes a node for a backend. It has no network yet.
 func newNode(t *testing.T, f backend) *node {
 	t.Helper()
 	world := topology.New(t, topology.Options{})
-	// On the sandbox's own /run: nobody else has been there, and it goes with it.
+	// The sandbox's /run is empty at the start and is removed with the sandbox.
 	dir := filepath.Join("/run", filepath.Base(world.Node.Path))
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -99,14 +99,14 @@ func (n *node) mountOwn() error {
 // /run/containerd.
 func (n *node) own(path string) string { return filepath.Join(n.ownDir, path) }
 
-// plugin is the path of the built plugin.
+// plugin returns the path of the built plugin.
 func (n *node) plugin(t *testing.T) string {
 	t.Helper()
 	return filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq")
 }
 
-// entry completes a plugin entry: a key that it has wins, and one that it has
-// as nil is left out.
+// entry returns a plugin entry with the node's defaults and these keys. A key with a nil value is
+// removed.
 func (n *node) entry(keys map[string]any) map[string]any {
 	entry := map[string]any{"type": "ip-masq", "backend": n.backend.setting, "dataDir": n.dataDir}
 	maps.Copy(entry, keys)
@@ -114,15 +114,14 @@ func (n *node) entry(keys map[string]any) map[string]any {
 	return entry
 }
 
-// conflist writes the conflist of a network: bridge, and our entry. Each network
-// of a node has a bridge and subnets of its own, 10.1.0.0/16 and fd00:1::/64 the
-// first.
+// conflist writes the conflist of a network, with bridge and the plugin entry. Each network of a
+// node has its own bridge and subnets; the first has 10.1.0.0/16 and fd00:1::/64.
 func (n *node) conflist(t *testing.T, network string, keys map[string]any) {
 	t.Helper()
 	n.write(t, network, n.bridge(network), n.entry(keys))
 }
 
-// write writes a conflist of any plugins.
+// write writes a conflist with these plugins.
 func (n *node) write(t *testing.T, network string, plugins ...map[string]any) {
 	t.Helper()
 	list := map[string]any{"cniVersion": "1.1.0", "name": network, "plugins": plugins}
@@ -135,7 +134,7 @@ func (n *node) write(t *testing.T, network string, plugins ...map[string]any) {
 	}
 }
 
-// bridge is the entry of the main plugin.
+// bridge returns the main plugin's entry.
 func (n *node) bridge(network string) map[string]any {
 	i := n.index(network)
 	any4, any6 := map[string]any{"dst": "0.0.0.0/0"}, map[string]any{"dst": "::/0"}
@@ -151,7 +150,7 @@ func (n *node) bridge(network string) map[string]any {
 	}
 }
 
-// index numbers the networks from 1.
+// index returns the number of a network, counted from 1.
 func (n *node) index(network string) int {
 	for i, known := range n.networks {
 		if known == network {
@@ -162,13 +161,13 @@ func (n *node) index(network string) int {
 	return len(n.networks)
 }
 
-// pod is a pod with what the main plugin gave it.
+// pod is a pod with the addresses that the main plugin assigned.
 type pod struct {
 	*topology.Host
 	addrs []netip.Addr
 }
 
-// addr is the pod's address of a family.
+// addr returns the pod's address of the same family.
 func (p *pod) addr(like netip.Addr) netip.Addr {
 	for _, a := range p.addrs {
 		if a.Is4() == like.Is4() {
@@ -185,7 +184,7 @@ func (n *node) newPod(t *testing.T) *pod {
 	return &pod{Host: topology.Must(n.NewPod(fmt.Sprint("pod", n.pods)))(t)}
 }
 
-// pod makes a pod with a network, and fails the test if that goes wrong.
+// pod makes a pod with a network. It fails the test if ADD fails.
 func (n *node) pod(t *testing.T, network string) *pod {
 	t.Helper()
 	p := n.newPod(t)
@@ -195,8 +194,8 @@ func (n *node) pod(t *testing.T, network string) *pod {
 	return p
 }
 
-// add runs ADD by cnitool, which exits with 1 for any error: addAlone tells codes.
-// What the result says of addresses becomes the pod's.
+// add runs ADD through cnitool and records the pod's addresses. cnitool exits with 1 for any error;
+// addDirect returns the plugin's own exit code.
 func (n *node) add(t *testing.T, network string, p *pod) (stdout, stderr string, code int) {
 	t.Helper()
 	r := topology.Must(n.cni.Add(n.timeout(t), network, p.Host))(t)
@@ -218,7 +217,7 @@ func (n *node) check(t *testing.T, network string, p *pod) (stdout, stderr strin
 	return r.Stdout, r.Stderr, r.ExitCode
 }
 
-// addAlone runs ADD of our plugin without a runtime and the plugins before it.
+// addDirect runs the plugin's ADD without a runtime and without the plugins before it.
 func (n *node) addDirect(t *testing.T, netns, stdin string) (stdout, stderr string, code int) {
 	t.Helper()
 	c := n.Node.Command(n.timeout(t), n.plugin(t))
@@ -228,8 +227,8 @@ func (n *node) addDirect(t *testing.T, netns, stdin string) (stdout, stderr stri
 	return run(t, c)
 }
 
-// tool runs a program on the node, of the node's form if there is a choice, and
-// returns what it printed. It fails the test if the program does.
+// tool runs a program on the node, preferring the backend's variant, and returns its output. It
+// fails the test if the program fails.
 func (n *node) tool(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	if own := filepath.Join(n.dir, "bin", name); filepath.Base(own) == name {
@@ -244,7 +243,7 @@ func (n *node) tool(t *testing.T, name string, args ...string) string {
 	return stdout
 }
 
-// rules are all NAT rules of the node in its form.
+// rules returns all NAT rules of the node, as the backend's program lists them.
 func (n *node) rules(t *testing.T) string {
 	t.Helper()
 	if n.backend.variant == "" {
@@ -253,7 +252,7 @@ func (n *node) rules(t *testing.T) string {
 	return n.tool(t, "iptables-save", "-t", "nat") + n.tool(t, "ip6tables-save", "-t", "nat")
 }
 
-// within bounds a program's time.
+// timeout returns a context that ends after 30 seconds.
 func (n *node) timeout(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -273,7 +272,7 @@ func run(t *testing.T, c *topology.Cmd) (stdout, stderr string, code int) {
 	return out.String(), errs.String(), c.ProcessState.ExitCode()
 }
 
-// addresses reads those of a CNI result.
+// addresses returns the addresses in a CNI result.
 func addresses(t *testing.T, result string) []netip.Addr {
 	t.Helper()
 	var r struct {

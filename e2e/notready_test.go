@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// reasons are those that the metric not_ready tells of.
+// notReadyReasons returns the reasons for which the metric not_ready is 1.
 func (d *daemon) notReadyReasons(t *testing.T) (all []string) {
 	t.Helper()
 	for line := range strings.Lines(d.scrape(t)) {
@@ -24,17 +24,17 @@ func (d *daemon) notReadyReasons(t *testing.T) (all []string) {
 	return all
 }
 
-// TestNotReadyReasons: what is wrong with a node has one reason, whatever else follows
-// from it: alerts ring by them.
+// TestNotReadyReasons checks that each fault of a node sets exactly one reason in the metric
+// not_ready, because alerts select on it.
 func TestNotReadyReasons(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name, reason, says string
-		form               int
+		backend            int
 		args               []string
 		spoil              func(t *testing.T, n *node)
 		mend               func(t *testing.T, n *node)
-		// bad is how many sources are not valid, and conflicts how many there are.
+		// bad is the number of invalid sources, conflicts the number of conflicts.
 		bad, conflicts float64
 	}{
 		{name: "a full disk", reason: "state", says: "no space left on device",
@@ -58,16 +58,16 @@ func TestNotReadyReasons(t *testing.T) {
 			}},
 		{name: "a bad reconciler.toml", reason: "source", says: "not a known key",
 			spoil: func(t *testing.T, n *node) { n.settingsFile(t, "no_such_key = 1\n") }},
-		{name: "agent files against a network", reason: "conflict", says: "conflicts with", conflicts: 1,
+		{name: "agent files conflict with a network", reason: "conflict", says: "conflicts with", conflicts: 1,
 			spoil: func(t *testing.T, n *node) { n.agentFile(t, "ip-masq-agent", "randomFully: false\n") }},
-		{name: "a network against another", reason: "conflict", says: "conflicts with", conflicts: 1,
+		{name: "two networks conflict", reason: "conflict", says: "conflicts with", conflicts: 1,
 			spoil: func(t *testing.T, n *node) { n.conflist(t, "zlatenet", object{"randomFully": false}) }},
 		{name: "no plugin", reason: "plugin", says: "no pod can start", args: []string{"--cni-bin-dir", "/run/nothing-here"}},
-		{name: "an entry that stands first", reason: "conflist", says: "plugins[0]",
+		{name: "the entry is first", reason: "conflist", says: "plugins[0]",
 			spoil: func(t *testing.T, n *node) {
 				n.write(t, "podnet", n.entry(object{"randomFully": true}), n.bridge("podnet"))
 			}},
-		{name: "no iptables", reason: "backend", says: "iptables", form: 1,
+		{name: "no iptables", reason: "backend", says: "iptables", backend: 1,
 			spoil: func(t *testing.T, n *node) {
 				for _, program := range []string{"iptables", "iptables-restore", "iptables-save"} {
 					must(t, os.Remove(filepath.Join(n.path, program)))
@@ -75,7 +75,7 @@ func TestNotReadyReasons(t *testing.T) {
 			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n := newNode(t, backends()[c.form])
+			n := newNode(t, backends()[c.backend])
 			disk := filepath.Join(n.dir, "disk")
 			n.dataDir = filepath.Join(disk, "data")
 			must(t, os.Mkdir(disk, 0o700))
@@ -88,7 +88,7 @@ func TestNotReadyReasons(t *testing.T) {
 			if len(c.args) == 0 {
 				d.untilReady(t)
 				if all := d.notReadyReasons(t); len(all) > 0 || d.metric(t, "ready") != 1 {
-					t.Fatalf("a node that is ready has reasons %q", all)
+					t.Fatalf("a ready node has reasons %q", all)
 				}
 			}
 			if c.spoil != nil {
@@ -116,14 +116,14 @@ func TestNotReadyReasons(t *testing.T) {
 				d.signal(t, syscall.SIGHUP)
 				d.untilReady(t)
 				if all := d.notReadyReasons(t); len(all) > 0 {
-					t.Errorf("mended, it has reasons %q", all)
+					t.Errorf("after the repair the node has reasons %q", all)
 				}
 			}
 		})
 	}
 }
 
-// leaveNoRoom fills a file system with a file.
+// fillFileSystem writes a file until the file system is full.
 func fillFileSystem(t *testing.T, ballast string) {
 	t.Helper()
 	f, err := os.Create(ballast)

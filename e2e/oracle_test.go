@@ -22,10 +22,10 @@ import (
 
 var seed = flag.Uint64("seed", 20260801, "of the random policies and changes")
 
-// TestRandomPoliciesAgainstOracle applies random policies one after the other to
-// the same node and sends packets to the borders of their prefixes. Only the way
-// of the rules into the kernel is short (no process for each); each packet is
-// real, and judged by an oracle that shares nothing with the code under test.
+// TestRandomPoliciesAgainstOracle applies random policies to one node, one after another, and
+// sends packets to the boundaries of their prefixes. It compares the observed source addresses with
+// an oracle that shares no code with the packages under test. The rules are written without a
+// plugin process per policy; the packets are real.
 func TestRandomPoliciesAgainstOracle(t *testing.T) {
 	t.Parallel()
 	policies := map[string]int{"nftables": 500, "iptables-nft": 500, "iptables-legacy": 100}
@@ -46,15 +46,15 @@ func TestRandomPoliciesAgainstOracle(t *testing.T) {
 					t.Fatalf("policy %d of -seed %d; rules:\n%s", i, *seed, n.rules(t))
 				}
 			}
-			t.Logf("%d policies, %d probes, of which %d were masqueraded", policies[f.name], probes, masqueraded)
+			t.Logf("%d policies, %d probes, %d masqueraded", policies[f.name], probes, masqueraded)
 			if few := probes / 10; masqueraded < few || probes-masqueraded < few {
-				t.Errorf("the policies are too much alike: of %d probes %d were masqueraded", probes, masqueraded)
+				t.Errorf("the policies are too similar: of %d probes %d were masqueraded", probes, masqueraded)
 			}
 		})
 	}
 }
 
-// oracleWorld is a node with two hosts that send through it.
+// oracleNode is a node with two hosts that send through it.
 type oracleNode struct {
 	*node
 	random  *rand.Rand
@@ -62,7 +62,7 @@ type oracleNode struct {
 	pods    []*topology.Host
 }
 
-// backend opens the node's form as the plugin does.
+// backend opens the backend of the node's backend, as the plugin does.
 func (n *node) openBackend(t *testing.T) netfilter.Backend {
 	t.Helper()
 	direct := nftables.New()
@@ -90,7 +90,7 @@ func (n *node) openBackend(t *testing.T) netfilter.Backend {
 	return b
 }
 
-// round applies one policy and probes it.
+// checkRandomPolicy applies one random policy and compares packets with the oracle.
 func (w *oracleNode) checkRandomPolicy(t *testing.T) (masqueraded, total int) {
 	t.Helper()
 	p := randomPolicy(w.random)
@@ -125,11 +125,11 @@ func (w *oracleNode) checkRandomPolicy(t *testing.T) (masqueraded, total int) {
 	return masqueraded, total
 }
 
-// apply does what the plugin does with entries: parse, merge, decide, write. And
-// it reads the rules back, which must be the same.
+// apply parses, merges and writes the entries as the plugin does, then reads the rules back and
+// compares them with the desired state.
 func (w *oracleNode) apply(t *testing.T, sources []object) {
 	t.Helper()
-	var contributions []policy.Source
+	var sourcePolicies []policy.Source
 	for i, keys := range sources {
 		text, err := json.Marshal(keys)
 		if err != nil {
@@ -139,18 +139,18 @@ func (w *oracleNode) apply(t *testing.T, sources []object) {
 		if err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
-		contributions = append(contributions, policy.Source{
+		sourcePolicies = append(sourcePolicies, policy.Source{
 			ID: policy.SourceID{Kind: policy.Network, Name: entry.Network}, Policy: entry.Policy, Order: int64(i),
 		})
 	}
-	merged := policy.Merge(contributions)
+	merged := policy.Merge(sourcePolicies)
 	if len(merged) != 1 || len(merged[0].Conflicts) > 0 {
-		t.Fatalf("%s: merged into %v", describe(sources), merged)
+		t.Fatalf("%s: merge returned %v", describe(sources), merged)
 	}
 	desired := policy.Desired(merged, w.backend.Layout(), policy.OwnedBy(w.dataDir))
 	refs := []netfilter.ChainRef{{Family: policy.IPv4, Name: policy.DefaultChain}, {Family: policy.IPv6, Name: policy.DefaultChain}}
 	err := w.Node.Do(func() error {
-		// A family that is managed no more: what owned it is removed, as by the plugin.
+		// A chain that is no longer desired in a family is removed, as the plugin does.
 		if err := w.backend.Apply(t.Context(), desired, netfilter.Observation{}, nil); err != nil {
 			return err
 		}
@@ -161,7 +161,7 @@ func (w *oracleNode) apply(t *testing.T, sources []object) {
 		}
 		observed, err := w.backend.Observe(t.Context(), refs)
 		if diff := policy.Compare(desired, observed.Rules); err == nil && len(diff) > 0 {
-			err = errors.New("what was applied is read back as something else:\n" + diff.String())
+			err = errors.New("the rules read back differ from those applied:\n" + diff.String())
 		}
 		return err
 	})
@@ -170,8 +170,8 @@ func (w *oracleNode) apply(t *testing.T, sources []object) {
 	}
 }
 
-// borders are the first and last addresses of prefixes and their neighbours
-// outside, ten of each family, as far as they can be seen.
+// boundaryAddresses returns the first and last addresses of random prefixes and the addresses next
+// to them, up to ten routable ones in each family.
 func (w *oracleNode) boundaryAddresses(p oraclePolicy) []netip.AddrPort {
 	var all []netip.AddrPort
 	left := map[bool]int{true: 10, false: 10} // by Is4
@@ -199,7 +199,7 @@ func lastAddr(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// isPrivate is where the topology sends what is for the LAN.
+// isPrivate reports whether the topology routes the address to the LAN.
 func isPrivate(a netip.Addr) bool { return a.IsPrivate() }
 
 func describe(sources []object) string {

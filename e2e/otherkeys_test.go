@@ -17,8 +17,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// TestKeyMasqLinkLocalIPv6 sends from the node: link-local packets are not
-// forwarded. What is masqueraded gets the link-local address of the wire.
+// TestKeyMasqLinkLocalIPv6 sends from the node, because link-local packets are not forwarded.
+// A masqueraded packet gets the link-local address of the node's interface.
 func TestKeyMasqLinkLocalIPv6(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -36,8 +36,8 @@ func TestKeyMasqLinkLocalIPv6(t *testing.T) {
 	})
 }
 
-// TestIPv6NotTrackedUnlessEnabled asks connection tracking for flows of IPv6,
-// which NAT rules for that family would switch on.
+// TestIPv6NotTrackedUnlessEnabled checks with conntrack -L that IPv6 flows are tracked only if
+// enableIPv6 is set: IPv6 NAT rules enable connection tracking.
 func TestIPv6NotTrackedUnlessEnabled(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -53,8 +53,7 @@ func TestIPv6NotTrackedUnlessEnabled(t *testing.T) {
 	})
 }
 
-// TestKeyRequireAgentConfig finds no contribution of agent files on a new node, and
-// then one.
+// TestKeyRequireAgentConfig checks that ADD fails with code 11 until the agent files are stored.
 func TestKeyRequireAgentConfig(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -65,7 +64,7 @@ func TestKeyRequireAgentConfig(t *testing.T) {
 		}
 		stdout, _, _ = n.addDirect(t, n.newPod(t).Path, n.stdin(t, object{"requireAgentConfig": true}))
 		if got := errorOf(t, stdout); got.Code != 11 || !strings.Contains(got.Msg, "requireAgentConfig") {
-			t.Errorf("got %+v, want code 11 and the key", got)
+			t.Errorf("got %+v, want code 11 and the name of the key", got)
 		}
 		if rules := n.rules(t); strings.Contains(rules, "IP-MASQ-AGENT") {
 			t.Errorf("there are rules:\n%s", rules)
@@ -81,7 +80,7 @@ func TestKeyRequireAgentConfig(t *testing.T) {
 	})
 }
 
-// storeAgentFiles stores what the agent files state, as the reconciler does.
+// storeAgentFiles stores the policy of the agent files, as the reconciler does.
 func (n *node) storeAgentFiles(t *testing.T, s policy.SourcePolicy) {
 	t.Helper()
 	lock, err := store.Open(n.dataDir).Lock(t.Context())
@@ -97,7 +96,7 @@ func (n *node) storeAgentFiles(t *testing.T, s policy.SourcePolicy) {
 	}
 }
 
-// TestKeyCIDRLimit is about the number of entries in both lists.
+// TestKeyCIDRLimit checks that the limit applies to the entries of both lists together.
 func TestKeyCIDRLimit(t *testing.T) {
 	t.Parallel()
 	lists := func(exempt, masquerade int) object {
@@ -108,7 +107,7 @@ func TestKeyCIDRLimit(t *testing.T) {
 				cidrs = append(cidrs, fmt.Sprintf("10.%d.%d.0/24", exempt, i+100))
 			}
 			keys[list] = cidrs
-			exempt++ // other prefixes in the second list
+			exempt++ // the second list gets other prefixes
 		}
 		return keys
 	}
@@ -131,7 +130,7 @@ func TestKeyCIDRLimit(t *testing.T) {
 	})
 }
 
-// TestKeyMasqChain looks for the chain by its name.
+// TestKeyMasqChain checks that the chain has the configured name.
 func TestKeyMasqChain(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -151,7 +150,7 @@ func TestKeyMasqChain(t *testing.T) {
 				t.Errorf("no chain %s:\n%s", name, n.rules(t))
 			}
 			if name != "IP-MASQ-AGENT" && inForce("IP-MASQ-AGENT") {
-				t.Errorf("chain IP-MASQ-AGENT stands beside %s:\n%s", name, n.rules(t))
+				t.Errorf("chain IP-MASQ-AGENT exists beside %s:\n%s", name, n.rules(t))
 			}
 		}
 	})
@@ -159,8 +158,8 @@ func TestKeyMasqChain(t *testing.T) {
 
 func onlyPod(p *pod) senders { return senders{"pod": {p.Host, p.addrs}} }
 
-// TestKeyBackend asks for one backend after the other on a node with the programs of
-// each form: the rules move, and stand nowhere else.
+// TestKeyBackend changes the backend on a node with the programs of each backend. It checks that
+// the rules move and no other backend keeps any.
 func TestKeyBackend(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -174,15 +173,15 @@ func TestKeyBackend(t *testing.T) {
 			all.verdicts(t, n, true, flows{"pod": "1.2.3.4"})
 			all.verdicts(t, n, false, flows{"pod": "10.9.9.9"})
 			for _, f := range backends() {
-				if stands, want := n.hasRulesIn(t, f), f == step.want; stands != want {
-					t.Errorf("asked for %v: chain stands in %s: %v, want %v", step.asked, f.name, stands, want)
+				if exists, want := n.hasRulesIn(t, f), f == step.want; exists != want {
+					t.Errorf("backend %v: chain exists in %s: %v, want %v", step.asked, f.name, exists, want)
 				}
 			}
 		}
 	})
 }
 
-// standsIn reports whether a form has rules of ip-masq.
+// hasRulesIn reports whether a backend has rules of ip-masq.
 func (n *node) hasRulesIn(t *testing.T, f backend) bool {
 	t.Helper()
 	if f.variant == "" {
@@ -191,17 +190,17 @@ func (n *node) hasRulesIn(t *testing.T, f backend) bool {
 	return strings.Contains(n.tool(t, "iptables-"+f.variant+"-save"), "IP-MASQ-AGENT")
 }
 
-// TestKeyBackendUnavailable asks for iptables where there is none.
+// TestKeyBackendUnavailable requests iptables on a node without iptables.
 func TestKeyBackendUnavailable(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	stdout, _, _ := n.addDirect(t, n.newPod(t).Path, n.stdin(t, object{"backend": "iptables"}))
 	if got := errorOf(t, stdout); got.Code != 100 || !strings.Contains(got.Msg, "iptables") {
-		t.Errorf("got %+v, want code 100 and what is missing", got)
+		t.Errorf("got %+v, want code 100 and the missing program", got)
 	}
 }
 
-// TestKeyDataDir looks for state where the key says.
+// TestKeyDataDir checks that the state is in the configured dataDir and the chain names it.
 func TestKeyDataDir(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -220,7 +219,7 @@ func TestKeyDataDir(t *testing.T) {
 			if !strings.Contains(n.rules(t), "keeps its state in "+want) {
 				t.Errorf("the chain does not name %s:\n%s", want, n.rules(t))
 			}
-			// A node has one.
+			// A second dataDir on the node is refused.
 			stdout, _, _ := n.addDirect(t, n.newPod(t).Path, n.stdin(t, object{"dataDir": n.dir + "/second"}))
 			if got := errorOf(t, stdout); got.Code != 7 || !strings.Contains(got.Msg, want) {
 				t.Errorf("a second dataDir: got %+v, want code 7 and %s", got, want)
@@ -229,7 +228,7 @@ func TestKeyDataDir(t *testing.T) {
 	})
 }
 
-// stdin is what the plugin gets of a runtime for ADD.
+// stdin returns the plugin's standard input for ADD.
 func (n *node) stdin(t *testing.T, keys object) string {
 	t.Helper()
 	entry := n.entry(keys)
@@ -242,7 +241,7 @@ func (n *node) stdin(t *testing.T, keys object) string {
 	return string(text)
 }
 
-// cniError is an error as the CNI spec has it; the zero value is none.
+// cniError is an error result of the CNI specification; the zero value means success.
 type cniError struct {
 	Code uint
 	Msg  string
@@ -252,7 +251,7 @@ func errorOf(t *testing.T, stdout string) cniError {
 	t.Helper()
 	var e cniError
 	if err := json.Unmarshal([]byte(stdout), &e); err != nil {
-		t.Fatalf("the plugin said %q: %v", stdout, err)
+		t.Fatalf("the plugin printed %q: %v", stdout, err)
 	}
 	return e
 }

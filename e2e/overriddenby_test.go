@@ -12,7 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// explained is what `explain -o json` says.
+// explanation is the output of `explain -o json`.
 type explanation struct {
 	Verdict, Reason, Problem string
 	Kernel                   bool
@@ -29,16 +29,16 @@ func (n *node) explain(t *testing.T, args ...string) explanation {
 	return e
 }
 
-// override is a third party's rules at the hook: lines of iptables of a variant, or
-// a script of nft that makes the table ip other.
+// thirdPartyRules are rules of another program at the postrouting hook: iptables lines of a
+// variant, or an nft script that creates the table ip other.
 type thirdPartyRules struct {
 	name    string
 	variant string
 	lines   string
 	nft     string
-	// by is a part of the rule that explain names where it decides.
+	// by is a part of the rule that explain names for the pod's traffic.
 	by string
-	// elsewhere is the same where it decides about other sources than the pod's.
+	// elsewhere is a part of the rule that explain names only for other sources.
 	elsewhere string
 }
 
@@ -58,14 +58,14 @@ func thirdPartyRuleCases(node, dataDir string) []thirdPartyRules {
 		{name: "nft at 100", nft: base("100", "ip saddr 10.1.0.0/16 masquerade"), by: "table other, chain post: from 10.1.0.0/16 masquerade"},
 		{name: "nft at 99", nft: base("99", "ip saddr 10.1.0.0/16 masquerade"), by: "table other, chain post: from 10.1.0.0/16 masquerade"},
 		{name: "nft at 110", nft: base("110", "ip saddr 10.1.0.0/16 masquerade"), by: "table other, chain post: from 10.1.0.0/16 masquerade"},
-		{name: "nft at our priority", nft: base("101", "ip saddr 10.1.0.0/16 masquerade"), by: "table other, chain post: from 10.1.0.0/16 masquerade"},
+		{name: "nft at the priority of ip-masq", nft: base("101", "ip saddr 10.1.0.0/16 masquerade"), by: "table other, chain post: from 10.1.0.0/16 masquerade"},
 		{name: "SNAT first", variant: "nft", lines: "-I POSTROUTING " + pods + " -j SNAT --to-source " + node, by: "from 10.1.0.0/16 snat"},
 		{name: "SNAT appended", variant: "nft", lines: "-A POSTROUTING " + pods + " -j SNAT --to-source " + node, by: "from 10.1.0.0/16 snat"},
 		{name: "ACCEPT first", variant: "nft", lines: "-I POSTROUTING " + pods + " -j ACCEPT", by: "from 10.1.0.0/16 accept"},
 		{name: "ACCEPT first in legacy", variant: "legacy", lines: "-I POSTROUTING " + pods + " -j ACCEPT", by: "from 10.1.0.0/16 accept"},
 		{name: "RETURN first", variant: "nft", lines: "-I POSTROUTING " + pods + " -j RETURN", by: "from 10.1.0.0/16 return"},
 		{name: "ACCEPT appended", variant: "nft", lines: "-A POSTROUTING " + pods + " -j ACCEPT"},
-		{name: "accept in a table before", nft: base("90", "ip saddr 10.1.0.0/16 accept")},
+		{name: "accept in an earlier table", nft: base("90", "ip saddr 10.1.0.0/16 accept")},
 		{name: "kubenet", variant: "nft", lines: `-I POSTROUTING ! -d 192.168.0.0/16 -m comment --comment "kubenet: SNAT for outbound traffic from cluster" ` +
 			"-m addrtype ! --dst-type LOCAL -j MASQUERADE", by: "kubenet: SNAT"},
 		{name: "kube-proxy", variant: "nft", lines: ":KUBE-POSTROUTING - [0:0]\n-I POSTROUTING -j KUBE-POSTROUTING\n" +
@@ -77,16 +77,16 @@ func thirdPartyRuleCases(node, dataDir string) []thirdPartyRules {
 			by: "chain FLANNEL-POSTRTG: from 10.1.0.0/16 not to 224.0.0.0/4 masquerade"},
 		{name: "kindnet", nft: base("90", "ct state established,related accept\nfib daddr type local accept\nip daddr @exempt accept\nmasquerade"),
 			by: "table other, chain post: masquerade"},
-		{name: "kindnet that exempts it", nft: base("90", "ct state established,related accept\nip daddr { 10.0.0.0/8, 192.168.0.0/16 } accept\nmasquerade")},
-		{name: "spared before", variant: "nft", lines: "-A POSTROUTING -d 10.9.9.0/24 -j ACCEPT\n-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE"},
-		{name: "a chain that no policy asks for", variant: "legacy", lines: ":OLD - [0:0]\n-I POSTROUTING -j OLD\n" +
+		{name: "kindnet with the destination exempt", nft: base("90", "ct state established,related accept\nip daddr { 10.0.0.0/8, 192.168.0.0/16 } accept\nmasquerade")},
+		{name: "exempt by an earlier rule", variant: "nft", lines: "-A POSTROUTING -d 10.9.9.0/24 -j ACCEPT\n-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE"},
+		{name: "an owned chain without a policy", variant: "legacy", lines: ":OLD - [0:0]\n-I POSTROUTING -j OLD\n" +
 			"-A OLD -m comment --comment \"ip-masq/1 keeps its state in " + dataDir + "\" -j MASQUERADE", by: "chain OLD: masquerade"},
-		{name: "of tracked states", variant: "nft", lines: "-I POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j MASQUERADE"},
-		{name: "of new connections", variant: "legacy", lines: "-I POSTROUTING -m conntrack --ctstate NEW -j MASQUERADE", by: "masquerade"},
+		{name: "established connections", variant: "nft", lines: "-I POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j MASQUERADE"},
+		{name: "new connections", variant: "legacy", lines: "-I POSTROUTING -m conntrack --ctstate NEW -j MASQUERADE", by: "masquerade"},
 	}
 }
 
-// write brings the rules to the node, and take removes them: chains stay.
+// load loads the rules and returns a function that deletes them; chains stay.
 func (o thirdPartyRules) load(t *testing.T, n *node) (take func()) {
 	t.Helper()
 	if o.nft != "" {
@@ -108,9 +108,9 @@ func (o thirdPartyRules) load(t *testing.T, n *node) (take func()) {
 	}
 }
 
-// TestExplainThirdPartyRules: that the kernel does what the policy says is claimed
-// where the other side sees it, and only there, whatever rules of third parties
-// stand before or behind. Otherwise the rule is named.
+// TestExplainThirdPartyRules loads rules of third parties before and behind those of ip-masq. It
+// checks that explain reports agreement with the kernel exactly if packets get the policy's
+// verdict, and names the overriding rule otherwise.
 func TestExplainThirdPartyRules(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -127,7 +127,7 @@ func TestExplainThirdPartyRules(t *testing.T) {
 	})
 }
 
-// TestExplainBridgeIPMasq: the main plugin's own masquerading.
+// TestExplainBridgeIPMasq checks explain with the bridge plugin's ipMasq.
 func TestExplainBridgeIPMasq(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -139,7 +139,7 @@ func TestExplainBridgeIPMasq(t *testing.T) {
 	})
 }
 
-// TestExplainIPv6: the same in the other family, of which an inet table is a part.
+// TestExplainIPv6 checks explain for IPv6, with a third party's rule in an inet table.
 func TestExplainIPv6(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -147,22 +147,22 @@ func TestExplainIPv6(t *testing.T) {
 		all := onlyPod(n.pod(t, "podnet"))
 		all.verdicts(t, n, false, map[string]string{"pod": "fd00:9::9"})
 		if e := n.explain(t, "fd00:9::9", "--from", "fd00:1::2"); e.Verdict != "exempt" || !e.Kernel || e.OverriddenBy != "" {
-			t.Errorf("alone: %+v", e)
+			t.Errorf("without third-party rules: %+v", e)
 		}
 		n.feed(t, "table inet other {\nchain post { type nat hook postrouting priority 90;\nip6 saddr fd00:1::/64 ip6 daddr fd00:9::/64 masquerade\n}\n}\n", "nft", "-f", "-")
 		all.verdicts(t, n, true, map[string]string{"pod": "fd00:9::9"})
 		if e := n.explain(t, "fd00:9::9", "--from", "fd00:1::2"); e.Verdict != "exempt" || e.Kernel || !strings.Contains(e.OverriddenBy, "nftables, ipv6, table other, chain post: from fd00:1::/64 to fd00:9::/64 masquerade") {
-			t.Errorf("beside a third party: %+v", e)
+			t.Errorf("with a third party's rule: %+v", e)
 		}
 		if e := n.explain(t, "10.9.9.9", "--from", "10.1.0.2"); e.OverriddenBy != "" {
-			t.Errorf("of IPv4: %+v", e)
+			t.Errorf("IPv4: %+v", e)
 		}
 	})
 }
 
-// agrees holds what explain says of the pod's traffic to an exempt and to another
-// address against what the other side sees of it. Of traffic from anywhere it may
-// say less, where a rule is about other sources.
+// wantExplanation compares explain with the source addresses of the pod's packets to an exempt and
+// a masqueraded destination. Without --from, explain reports less if a rule matches only other
+// sources.
 func (n *node) wantExplanation(t *testing.T, p *pod, by, elsewhere string) {
 	t.Helper()
 	for to, verdict := range map[string]string{"10.9.9.9": "exempt", "1.2.3.4": "masquerade"} {
@@ -187,7 +187,7 @@ func (n *node) wantExplanation(t *testing.T, p *pod, by, elsewhere string) {
 		} {
 			e := n.explain(t, q.args...)
 			if e.Verdict != verdict || e.Kernel != q.does {
-				t.Errorf("explain %v: %s, kernel %t, overridden by %q, problem %q; packets of the pod get that: %t\n%s",
+				t.Errorf("explain %v: %s, kernel %t, overridden by %q, problem %q; packets of the pod get that verdict: %t\n%s",
 					q.args, e.Verdict, e.Kernel, e.OverriddenBy, e.Problem, does, n.ruleset(t))
 			}
 			if e.Kernel != (e.OverriddenBy == "") || !e.Kernel && !strings.Contains(e.OverriddenBy, q.by) {
@@ -195,14 +195,14 @@ func (n *node) wantExplanation(t *testing.T, p *pod, by, elsewhere string) {
 			}
 			text, _, _ := n.reconciler(t, append([]string{"explain"}, q.args...)...)
 			if strings.Contains(text, "OVERRIDDEN by the rule: ") != (e.OverriddenBy != "") || !strings.Contains(text, e.OverriddenBy) || strings.Contains(text, "agrees") != q.does {
-				t.Errorf("explain %v: packets get the verdict: %t, and the text says:\n%s", q.args, q.does, text)
+				t.Errorf("explain %v: packets get the verdict: %t, and the text is:\n%s", q.args, q.does, text)
 			}
 		}
 	}
 }
 
-// TestExplainLocalRoutes: what is LOCAL the routing tables say, and not the addresses
-// of interfaces alone.
+// TestExplainLocalRoutes checks that explain takes local destinations from the routing tables, not
+// only from the addresses of interfaces.
 func TestExplainLocalRoutes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -210,7 +210,7 @@ func TestExplainLocalRoutes(t *testing.T) {
 	n.pod(t, "podnet")
 	n.tool(t, "ip", "route", "add", "local", "198.18.0.0/15", "dev", "lo")
 	n.tool(t, "ip", "-6", "route", "add", "local", "2001:db8:18::/48", "dev", "lo")
-	// What a transparent proxy has is for marked packets alone.
+	// A transparent proxy's local route applies only to marked packets.
 	n.tool(t, "ip", "rule", "add", "fwmark", "1", "lookup", "100")
 	n.tool(t, "ip", "route", "add", "local", "0.0.0.0/0", "dev", "lo", "table", "100")
 	for _, q := range []struct{ args, verdict, reason string }{

@@ -13,16 +13,15 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// TestVerdictsDuringChanges changes the policy by ADDs while a pod
-// opens connections as fast as it can: to destinations that every one of the
-// policies exempts, and to such that none does. What such a connection meets
-// between two policies must never be neither.
+// TestVerdictsDuringChanges changes the policy with ADDs while a pod opens connections as fast as
+// it can, to destinations that every policy exempts and to destinations that no policy exempts. It
+// checks that no connection gets the wrong verdict during a change.
 func TestVerdictsDuringChanges(t *testing.T) {
-	// A list is walked in iptables, and slows the load down.
-	others := map[string]int{"nftables": 400, "iptables-nft": 40, "iptables-legacy": 40}
+	// iptables evaluates its rules one by one, so a long list slows the load down.
+	randomPrefixes := map[string]int{"nftables": 400, "iptables-nft": 40, "iptables-legacy": 40}
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		t.Parallel()
-		policy := newChangingPolicy(rand.New(rand.NewPCG(*seed, 1)), others[n.backend.name])
+		policy := newChangingPolicy(rand.New(rand.NewPCG(*seed, 1)), randomPrefixes[n.backend.name])
 		n.changeUnderLoad(t, 100, 5000, func() object {
 			policy.change()
 			return policy.entry()
@@ -30,8 +29,7 @@ func TestVerdictsDuringChanges(t *testing.T) {
 	})
 }
 
-// TestVerdictsDuringBackendChange has the same policy in one backend
-// and then in the other.
+// TestVerdictsDuringBackendChange switches the same policy between the two backends.
 func TestVerdictsDuringBackendChange(t *testing.T) {
 	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
@@ -48,9 +46,8 @@ func TestVerdictsDuringBackendChange(t *testing.T) {
 	}
 }
 
-// changeUnderLoad makes one ADD after the other, each with the next entry, and
-// judges the connections that a pod opens meanwhile. It fails if they are too
-// few to say anything.
+// changeUnderLoad runs one ADD after another, each with the next entry, and checks the connections
+// that a pod opens meanwhile. It fails if fewer than the minimum were sent during a change.
 func (n *node) changeUnderLoad(t *testing.T, changes, fewest int, next func() object) {
 	t.Helper()
 	t.Logf("-seed %d", *seed)
@@ -77,18 +74,17 @@ func (n *node) changeUnderLoad(t *testing.T, changes, fewest int, next func() ob
 	t.Logf("%d changes in %s; %d connections sent, %d seen, %d of them during a change",
 		len(spans), report.Elapsed.Round(time.Millisecond), report.Sent, len(report.Flows), during)
 	if during < fewest {
-		t.Errorf("%d connections during changes say little, want %d at least", during, fewest)
+		t.Errorf("%d connections during changes, want at least %d", during, fewest)
 	}
 }
 
-// span is the time, since the load began, in which a policy was put in force.
+// span is the time in which a policy was applied, since the start of the load.
 type span struct {
 	from, to time.Duration
 	entry    string
 }
 
-// judge holds each flow against what all policies say of it, and returns how
-// many were sent during a change.
+// checkFlows checks the source address of each flow and returns how many were sent during a change.
 func (n *node) checkFlows(t *testing.T, p *pod, seen []topology.Flow, spans []span) int {
 	t.Helper()
 	const enough = 5
@@ -107,13 +103,13 @@ func (n *node) checkFlows(t *testing.T, p *pod, seen []topology.Flow, spans []sp
 		if wrong++; wrong <= enough {
 			when := "between changes"
 			if at >= 0 {
-				when = fmt.Sprintf("while change %d was made, to %s", at, spans[at].entry)
+				when = fmt.Sprintf("during change %d to %s", at, spans[at].entry)
 			}
 			t.Errorf("to %s, always exempt %v: came from %s, was sent from %s, %s", to, exempt, flow.Source, own, when)
 		}
 	}
 	if wrong > 0 {
-		t.Errorf("%d of %d connections were judged wrong", wrong, len(seen))
+		t.Errorf("%d of %d connections got the wrong verdict", wrong, len(seen))
 	}
 	return during
 }
@@ -131,10 +127,10 @@ func spanOf(spans []span, at time.Duration) int {
 	return -1
 }
 
-// exemptOnes are the prefixes that hold the always exempt destinations.
+// exemptPrefixes contain the destinations that every policy exempts.
 var exemptPrefixes = parsePrefixes("10.9.0.0/17", "fd00:9::/64")
 
-// loadDestinations are thirty in each of two exempt and three other prefixes.
+// loadDestinations returns thirty destinations in each of two exempt and three other prefixes.
 func loadDestinations() []netip.AddrPort {
 	var all []netip.AddrPort
 	for _, first := range []string{"10.9.0.0", "10.9.127.225", "fd00:9::", "1.2.3.0", "10.77.0.0", "2001:db8:5::"} {

@@ -16,8 +16,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// TestPluginFile: where there is a plugin.toml, only the networks that
-// it lists contribute, and its data_dir holds.
+// TestPluginFile checks that with a plugin.toml only the networks in allow_networks set policy,
+// and that its data_dir overrides the entry's dataDir.
 func TestPluginFile(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -36,7 +36,7 @@ func TestPluginFile(t *testing.T) {
 		before := n.snapshot(t)
 		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, append(says, file)...)
 		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, append(says, file)...)
-		n.invoke(t, invocation{verb: "DEL", conf: conf, id: "nobody"}).want(t, 0)
+		n.invoke(t, invocation{verb: "DEL", conf: conf, id: "unknown"}).want(t, 0)
 		n.invoke(t, invocation{verb: "GC", conf: conf}).want(t, 0)
 		n.unchanged(t, before)
 	}
@@ -49,17 +49,17 @@ func TestPluginFile(t *testing.T) {
 		}
 		refused(t, othernet, `network "othernet" may not contribute`, "allow_networks", "add it there")
 	})
-	t.Run("DEL repairs for those who may not", func(t *testing.T) {
+	t.Run("DEL of a network that is not allowed repairs", func(t *testing.T) {
 		guard(t, `allow_networks = ["podnet"]`)
 		n.flush(t)
 		n.invoke(t, invocation{verb: "DEL", conf: n.conf(t, "othernet", object{"dataDir": elsewhere})}).want(t, 0)
 		n.invoke(t, invocation{verb: "CHECK", conf: podnet}).want(t, 0)
 	})
-	t.Run("nobody", func(t *testing.T) {
+	t.Run("no network allowed", func(t *testing.T) {
 		guard(t, `allow_networks = []`)
 		refused(t, podnet, `network "podnet" may not contribute`)
 	})
-	t.Run("nobody is listed", func(t *testing.T) {
+	t.Run("no allow_networks", func(t *testing.T) {
 		guard(t, ``)
 		refused(t, podnet, `has no allow_networks, which allows no network`, `allow_networks = ["podnet"]`)
 	})
@@ -74,14 +74,14 @@ func TestPluginFile(t *testing.T) {
 			refused(t, podnet, says)
 		}
 	})
-	t.Run("writable by others", func(t *testing.T) {
+	t.Run("writable by other users", func(t *testing.T) {
 		guard(t, `allow_networks = ["podnet", "othernet"]`)
 		if err := os.Chmod(n.own(file), 0o666); err != nil {
 			t.Fatal(err)
 		}
 		refused(t, othernet, "can be written by others", "chmod it to 0644")
 	})
-	t.Run("a link to nothing", func(t *testing.T) {
+	t.Run("a dangling symlink", func(t *testing.T) {
 		if err := os.Symlink(filepath.Join(n.dir, "nothing"), n.own(file)); err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +94,7 @@ func TestPluginFile(t *testing.T) {
 		n.invoke(t, invocation{verb: "ADD", conf: podnet}).want(t, 7, file)
 		n.unchanged(t, before)
 	})
-	t.Run("its conflists decide", func(t *testing.T) {
+	t.Run("cni_conf_dir", func(t *testing.T) {
 		guard(t, `allow_networks = ["podnet", "othernet"]`)
 		n.conflist(t, "podnet", object{"randomFully": true})
 		n.conflist(t, "othernet", object{"randomFully": false})
@@ -105,7 +105,7 @@ func TestPluginFile(t *testing.T) {
 	})
 }
 
-// guarded is a node with a plugin.toml, whose conflists are the administrators'.
+// pluginFileNode is a node with a plugin.toml; the administrator owns its conflists.
 type pluginFileNode struct{ *node }
 
 func newPluginFileNode(t *testing.T, toml string) pluginFileNode {
@@ -115,13 +115,13 @@ func newPluginFileNode(t *testing.T, toml string) pluginFileNode {
 	return pluginFileNode{n}
 }
 
-// file is the conflist of a network.
+// file returns the path of a network's conflist.
 func (g pluginFileNode) file(network string) string {
 	return filepath.Join(g.cni.ConfDir, "10-"+network+".conflist")
 }
 
-// has fails the test unless the node's rules exempt these prefixes of 203.0.113.0/24
-// and no others of it, by the document of the network and in the kernel.
+// wantExempt fails the test unless the network's document and the kernel's rules exempt exactly
+// these prefixes of 203.0.113.0/24.
 func (g pluginFileNode) wantExempt(t *testing.T, network string, prefixes ...string) {
 	t.Helper()
 	c := g.load(t).Find(policy.SourceID{Kind: policy.Network, Name: network})
@@ -131,7 +131,7 @@ func (g pluginFileNode) wantExempt(t *testing.T, network string, prefixes ...str
 	rules := g.ruleset(t)
 	for _, p := range []string{"203.0.113.16/28", "203.0.113.32/28", "203.0.113.48/28", "0.0.0.0/0"} {
 		if strings.Contains(rules, p) != slices.Contains(prefixes, p) {
-			t.Errorf("%s is not as it should be in\n%s", p, rules)
+			t.Errorf("%s is exempt or masqueraded by mistake in\n%s", p, rules)
 		}
 	}
 }
@@ -142,19 +142,19 @@ func (g pluginFileNode) refused(t *testing.T, conf string, says ...string) {
 	g.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, says...)
 	g.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 7, says...)
 	g.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says...)
-	g.invoke(t, invocation{verb: "DEL", conf: conf, id: "nobody"}).want(t, 0)
+	g.invoke(t, invocation{verb: "DEL", conf: conf, id: "unknown"}).want(t, 0)
 	g.invoke(t, invocation{verb: "GC", conf: conf}).want(t, 0)
 	g.unchanged(t, before)
 }
 
-// TestPolicyComesFromTheConflist: where there is a plugin.toml, a name is no
-// proof. The policy of a network is what its conflist says, whatever the runtime
-// hands over: the author of a NetworkAttachmentDefinition chooses its name.
+// TestPolicyComesFromTheConflist checks that with a plugin.toml the policy of a network comes from
+// its conflist on disk and not from the runtime's input: the author of a
+// NetworkAttachmentDefinition can choose any network name.
 func TestPolicyComesFromTheConflist(t *testing.T) {
 	t.Parallel()
 	everything := object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}}
 	exempt := func(p string) object { return object{"nonMasqueradeCIDRs": []string{p}} }
-	t.Run("a name that is admitted and has no conflist", func(t *testing.T) {
+	t.Run("an allowed network without a conflist", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet", "blue"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
@@ -167,46 +167,46 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.write(t, "blue", g.bridge("blue"))
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("blue"), "has no plugin entry")
 	})
-	t.Run("one whose entries are taken as they come", func(t *testing.T) {
+	t.Run("a network in allow_unlisted_networks", func(t *testing.T) {
 		g := newPluginFileNode(t, "allow_networks = [\"blue\"]\nallow_unlisted_networks = [\"blue\", \"red\"]")
 		g.addAndCheck(t, g.conf(t, "blue", exempt("203.0.113.32/28"))).noWarnings(t)
 		g.wantExempt(t, "blue", "203.0.113.32/28")
 		g.addAndCheck(t, g.conf(t, "blue", exempt("203.0.113.48/28"))).noWarnings(t)
 		g.wantExempt(t, "blue", "203.0.113.48/28")
-		// A name has to be in both lists, and a conflist comes first.
+		// A network must be in both lists, and its conflist takes precedence.
 		red := g.conf(t, "red", everything)
 		g.invoke(t, invocation{verb: "ADD", conf: red}).want(t, 7, `network "red"`, "allow_networks", "add it there too")
 		g.conflist(t, "blue", exempt("203.0.113.16/28"))
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "blue", everything)}).want(t, 0, g.file("blue"))
 		g.wantExempt(t, "blue", "203.0.113.16/28")
 	})
-	t.Run("the name of a conflist", func(t *testing.T) {
+	t.Run("a network with a conflist", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		for _, keys := range []object{everything, {"nonMasqueradeCIDRs": []string{}}, {"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{"203.0.113.32/28"}}} {
-			a := g.addAndCheck(t, g.conf(t, "podnet", keys)) // nothing is stored yet, the first time
+			a := g.addAndCheck(t, g.conf(t, "podnet", keys)) // no document is stored at the first ADD
 			a.want(t, 0, `network "podnet"`, g.file("podnet"), "nonMasqueradeCIDRs", "which is in force")
 			g.wantExempt(t, "podnet", "203.0.113.16/28")
 		}
-		for range 3 { // one who finds all right vouches for what is in force, and for nothing else
+		for range 3 { // an ADD without changes confirms only the policy in force
 			g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 			g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
 			g.wantExempt(t, "podnet", "203.0.113.16/28")
 		}
-		// What is wrong with what the runtime hands over does no harm, unless it is no JSON.
+		// Invalid input from the runtime is ignored unless it is not JSON.
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.1/8"}, "nomasq": true})}).
 			want(t, 0, g.file("podnet"), "nomasq")
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", nil)[1:]}).want(t, 6)
 		g.wantExempt(t, "podnet", "203.0.113.16/28")
 	})
-	t.Run("a conflist that changes", func(t *testing.T) {
+	t.Run("a changed conflist", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		old := g.conf(t, "podnet", exempt("203.0.113.16/28"))
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		for range 3 {
 			g.addAndCheck(t, old).noWarnings(t)
 		}
-		g.conflist(t, "podnet", exempt("203.0.113.32/28")) // which the runtime has not read yet
+		g.conflist(t, "podnet", exempt("203.0.113.32/28")) // the runtime has not read this conflist yet
 		g.invoke(t, invocation{verb: "ADD", conf: old}).want(t, 0, g.file("podnet"), "nonMasqueradeCIDRs")
 		g.wantExempt(t, "podnet", "203.0.113.32/28")
 	})
@@ -218,19 +218,19 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
 		g.wantExempt(t, "podnet", "203.0.113.16/28")
 	})
-	t.Run("an entry that is bad", func(t *testing.T) {
+	t.Run("an invalid entry", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.17/28"))
 		g.refused(t, g.conf(t, "podnet", exempt("203.0.113.16/28")), g.file("podnet"), "plugins[1]", "203.0.113.17/28 has host bits set")
 	})
-	t.Run("a conflist that is being written", func(t *testing.T) {
+	t.Run("a partly written conflist", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet", "blue"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		conf := g.conf(t, "podnet", exempt("203.0.113.16/28"))
 		g.addAndCheck(t, conf).noWarnings(t)
 		g.addAndCheck(t, conf).noWarnings(t)
 		writeTempFile(t, g.file("podnet"), string(readFile(t, g.file("podnet"))[:100]))
-		// What it said last stays in force, whatever the runtime hands over.
+		// The last valid policy stays in force, whatever input the runtime passes.
 		for _, conf := range []string{conf, g.conf(t, "podnet", everything)} {
 			g.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, g.file("podnet"), "not JSON", "its last good policy stays in force")
 			g.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
@@ -238,21 +238,21 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		}
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("podnet"), "not JSON", "repair it")
 	})
-	t.Run("a directory that is not there", func(t *testing.T) {
+	t.Run("a missing directory", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		must(t, os.RemoveAll(g.cni.ConfDir))
 		g.refused(t, g.conf(t, "podnet", everything), `network "podnet"`, g.cni.ConfDir, "cni_conf_dir", config.DefaultPluginFile)
 	})
-	t.Run("an entry that waits for the agents", func(t *testing.T) {
+	t.Run("an entry with requireAgentConfig", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		g.conflist(t, "podnet", object{"requireAgentConfig": true})
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", nil)}).want(t, 11, "requireAgentConfig")
 	})
 }
 
-// TestUntrustedDELAndGC: DEL and GC need no admission. An attacker who chooses what they are
-// handed changes no policy, no rule and no other dataDir; the list of attachments that
-// GC gets is believed, for the network that it names, and the next ADD adds to it.
+// TestUntrustedDELAndGC runs DEL and GC, which need no admission, with input chosen by an attacker.
+// It checks that they change no policy, no rule and no other dataDir. GC believes the list of
+// attachments of the network that it names, and the next ADD adds to the list again.
 func TestUntrustedDELAndGC(t *testing.T) {
 	t.Parallel()
 	g := newPluginFileNode(t, `allow_networks = ["podnet", "othernet"]`)
@@ -269,7 +269,7 @@ func TestUntrustedDELAndGC(t *testing.T) {
 			g.invoke(t, invocation{verb: verb, conf: conf, id: "stranger"}).want(t, 0)
 			g.wantPolicyState(t, before)
 			if _, err := os.Lstat(other); !os.IsNotExist(err) {
-				t.Errorf("%s made %s: %v", verb, other, err)
+				t.Errorf("%s created %s: %v", verb, other, err)
 			}
 			if left := g.attachments(t, "othernet"); left != 1 {
 				t.Errorf("%s of %s left %d attachments of othernet", verb, network, left)
@@ -281,7 +281,7 @@ func TestUntrustedDELAndGC(t *testing.T) {
 	}
 }
 
-// TestDocumentedPluginFile: the example in the documentation is one.
+// TestDocumentedPluginFile checks that the plugin.toml in the documentation is valid.
 func TestDocumentedPluginFile(t *testing.T) {
 	t.Parallel()
 	_, after, _ := strings.Cut(string(readFile(t, "../docs/operate.md")), "```toml\n")

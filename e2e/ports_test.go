@@ -12,8 +12,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// firsts are destinations that nothing exempts, one of each family; many takes
-// a row of addresses from there.
+// masqueradedDestinations has an address of each family that no policy exempts. addrPorts returns
+// consecutive addresses from there on.
 var masqueradedDestinations = []netip.Addr{netip.MustParseAddr("1.2.3.0"), netip.MustParseAddr("2001:db8:5::")}
 
 func addrPorts(first netip.Addr, count int) []netip.AddrPort {
@@ -24,7 +24,7 @@ func addrPorts(first netip.Addr, count int) []netip.AddrPort {
 	return all
 }
 
-// TestKeyRandomFully looks at the ports of flows that leave the pod from one port.
+// TestKeyRandomFully compares the source ports of many flows that leave the pod from one port.
 func TestKeyRandomFully(t *testing.T) {
 	t.Parallel()
 	const count, port = 64, 30000
@@ -33,12 +33,11 @@ func TestKeyRandomFully(t *testing.T) {
 			name   string
 			value  any
 			random bool
-		}{{"not stated", nil, true}, {"true", true, true}, {"false", false, false}} {
+		}{{"not set", nil, true}, {"true", true, true}, {"false", false, false}} {
 			t.Run(c.name, func(t *testing.T) {
 				n.conflist(t, "podnet", object{"randomFully": c.value, "enableIPv6": true})
 				p := n.pod(t, "podnet")
-				// A port that a flow of the case before was given at random is
-				// not free, and would have to be changed.
+				// A random port of an earlier flow is in use and would have to be changed.
 				if err := n.Node.FlushConntrack(); err != nil {
 					t.Fatal(err)
 				}
@@ -53,7 +52,7 @@ func TestKeyRandomFully(t *testing.T) {
 							same++
 						}
 					}
-					// Two of 64 by chance: once in some ten million runs.
+					// By chance two of 64 flows keep their port once in some ten million runs.
 					if c.random && same > 1 || !c.random && same != count {
 						t.Errorf("to %s and following: %d of %d flows kept their port, randomFully %v", first, same, count, c.random)
 					}
@@ -74,9 +73,9 @@ func (r portRange) size() int { return r.last - r.first + 1 }
 
 func (r portRange) String() string { return fmt.Sprintf("%d-%d", r.first, r.last) }
 
-// TestKeyToPorts counts in which ranges the ports of many flows fall. The pod sends
-// all of them from one port which is in none, or from one that is in the
-// smallest, and no range may be favoured for that.
+// TestKeyToPorts counts in which ranges the ports of many flows fall. The pod sends all flows from
+// one port outside the ranges, or from one in the smallest range. Each range must get the share
+// that corresponds to its size.
 func TestKeyToPorts(t *testing.T) {
 	t.Parallel()
 	const count = 600
@@ -90,7 +89,7 @@ func TestKeyToPorts(t *testing.T) {
 		{"two", []portRange{{1024, 29999}, {32768, 65535}}, object{}},
 		{"three unequal", []portRange{{50000, 50999}, {20000, 25999}, {40000, 42999}}, object{}},
 		{"three without randomFully", []portRange{{50000, 50999}, {20000, 25999}, {40000, 42999}}, object{"randomFully": false}},
-		{"two for a prefix in an exempt one", []portRange{{50000, 50999}, {20000, 25999}}, object{
+		{"two for a prefix inside an exempt one", []portRange{{50000, 50999}, {20000, 25999}}, object{
 			"nonMasqueradeCIDRs": []string{"1.0.0.0/8", "2001:db8::/32"}, "masqueradeCIDRs": []string{"1.2.0.0/16", "2001:db8:5::/48"},
 		}},
 	}
@@ -109,7 +108,7 @@ func TestKeyToPorts(t *testing.T) {
 				p := n.pod(t, "podnet")
 				for _, first := range masqueradedDestinations {
 					for _, port := range []int{30000 + i, c.ranges[0].first} {
-						// A port that is taken for a destination cannot be had again.
+						// A port that a flow to the destination has is not assigned again.
 						if err := n.Node.FlushConntrack(); err != nil {
 							t.Fatal(err)
 						}
@@ -126,8 +125,8 @@ func TestKeyToPorts(t *testing.T) {
 	})
 }
 
-// spread fails where a range has another share of the ports than its size,
-// by more than five standard deviations: once in a million ranges.
+// wantUniformPorts fails if a range's share of the ports differs from its size by more than five
+// standard deviations, which happens once in a million ranges.
 func wantUniformPorts(t *testing.T, ranges []portRange, seen map[netip.AddrPort]netip.AddrPort) {
 	t.Helper()
 	total, hits := 0, make([]int, len(ranges))
@@ -137,7 +136,7 @@ func wantUniformPorts(t *testing.T, ranges []portRange, seen map[netip.AddrPort]
 	for to, source := range seen {
 		i := rangeOf(ranges, source.Port())
 		if i < 0 {
-			t.Fatalf("to %s: came from %s, which is in none of %v", to, source, ranges)
+			t.Fatalf("to %s: came from %s, which is outside %v", to, source, ranges)
 		}
 		hits[i]++
 	}
@@ -145,7 +144,7 @@ func wantUniformPorts(t *testing.T, ranges []portRange, seen map[netip.AddrPort]
 		share := float64(r.size()) / float64(total)
 		want := share * float64(len(seen))
 		if bound := 5 * math.Sqrt(want*(1-share)); math.Abs(float64(hits[i])-want) > bound {
-			t.Errorf("%d of %d flows have ports of %s, want %.0f, give or take %.0f", hits[i], len(seen), r, want, bound)
+			t.Errorf("%d of %d flows have ports of %s, want %.0f ± %.0f", hits[i], len(seen), r, want, bound)
 		}
 	}
 }
@@ -169,13 +168,13 @@ func (n *node) wantPortsTCP(t *testing.T, p *pod, ranges []portRange, first neti
 	}
 }
 
-// hasEveryProtocol looks at the rules for those protocols that have ports.
+// wantEveryProtocol checks that the rules match each protocol that has ports.
 func (n *node) wantEveryProtocol(t *testing.T) {
 	t.Helper()
 	rules := n.rules(t)
 	for _, protocol := range []string{"tcp", "udp", "sctp"} {
 		if !strings.Contains(rules, "-p "+protocol) && !strings.Contains(rules, "l4proto "+protocol) {
-			t.Errorf("no rule is about %s:\n%s", protocol, rules)
+			t.Errorf("no rule matches %s:\n%s", protocol, rules)
 		}
 	}
 }

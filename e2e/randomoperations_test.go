@@ -15,13 +15,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// TestPluginAndReconcilerAtOnce has both work on one node while conflists, the
-// ConfigMap and the rules are changed at random. In the end all is as the last
-// sound sources say, nobody has anything left to do, and no packet to what was
-// exempt all the time was ever masqueraded.
+// TestPluginAndReconcilerAtOnce changes conflists, the ConfigMap and the rules at random while
+// plugin and reconciler run. It checks that the rules end up as the last valid sources say, that no
+// program has a difference left, and that no packet to an exempt destination is masqueraded.
 func TestPluginAndReconcilerAtOnce(t *testing.T) {
 	t.Parallel()
-	const budget = 10 * time.Second // of each form
+	const budget = 10 * time.Second // per backend
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			start := time.Now()
@@ -36,8 +35,8 @@ func runRandomOperations(t *testing.T, f backend, seed uint64) {
 	t.Helper()
 	const operations = 200
 	m := newChaosTest(t, newNode(t, f), seed)
-	lone := topology.Must(m.AddPod("lone", transit4, transit6))(t)
-	load := topology.Must(lone.StartLoad(slices.Concat(addrPorts(netip.MustParseAddr("10.9.0.0"), 60), addrPorts(netip.MustParseAddr("fd00:9::"), 60))))(t)
+	host := topology.Must(m.AddPod("transit", transit4, transit6))(t)
+	load := topology.Must(host.StartLoad(slices.Concat(addrPorts(netip.MustParseAddr("10.9.0.0"), 60), addrPorts(netip.MustParseAddr("fd00:9::"), 60))))(t)
 	from := m.commits.Count()
 	for range operations {
 		m.randomOperation(t)
@@ -49,23 +48,22 @@ func runRandomOperations(t *testing.T, f backend, seed uint64) {
 	m.checkCommits(t, from, operations)
 	wrong := 0
 	for _, flow := range report.Flows {
-		if own := netip.AddrPortFrom(sender{addrs: lone.Addrs}.addr(flow.To.Addr()), flow.From); flow.Source != own {
+		if own := netip.AddrPortFrom(sender{addrs: host.Addrs}.addr(flow.To.Addr()), flow.From); flow.Source != own {
 			if wrong++; wrong <= 5 {
-				t.Errorf("to %s, which was exempt all the time: came from %s, was sent from %s", flow.To.Addr(), flow.Source, own)
+				t.Errorf("to %s, which every policy exempts: came from %s, was sent from %s", flow.To.Addr(), flow.Source, own)
 			}
 		}
 	}
 	if wrong > 0 || len(report.Flows) < 1000 {
-		t.Errorf("%d of %d connections were judged wrong; fewer than 1000 say little", wrong, len(report.Flows))
+		t.Errorf("%d of %d connections got the wrong verdict; want at least 1000 connections", wrong, len(report.Flows))
 	}
-	m.checkVerdicts(t, lone)
+	m.checkVerdicts(t, host)
 	m.neitherReverts(t)
-	t.Logf("-seed %d: %v, of which %d failed; %d connections; %s", seed, m.counts, len(m.failures), len(report.Flows), m.commits.countByProgram(from))
+	t.Logf("-seed %d: %v, %d failed; %d connections; %s", seed, m.counts, len(m.failures), len(report.Flows), m.commits.countByProgram(from))
 }
 
-// TestConflistAndAddAtOnce writes a conflist and runs ADD with it right after, as
-// a runtime may. The reconciler hears of both. Whichever comes first, the other
-// finds all right: once ADD has returned, nobody writes a rule.
+// TestConflistAndAddAtOnce writes a conflist and runs ADD right after, as a runtime may, while the
+// reconciler reacts to the file. It checks that no program writes a rule once ADD has returned.
 func TestConflistAndAddAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[:2] {
@@ -81,7 +79,7 @@ func TestConflistAndAddAtOnce(t *testing.T) {
 				conf := m.conf(t, name, m.lastValid[name])
 				began := m.generation(t)
 				m.invoke(t, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("added", i)}).want(t, 0)
-				// The kernel's own number: the ear may hear of a commit later.
+				// The kernel's generation is exact; the commit watcher can receive a commit later.
 				done := m.generation(t)
 				added += int(done - began)
 				m.daemon.eventuallyReady(t)
@@ -92,17 +90,16 @@ func TestConflistAndAddAtOnce(t *testing.T) {
 				m.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0).noWarnings(t)
 			}
 			if added == 0 {
-				t.Error("the reconciler was always first, which says nothing")
+				t.Error("the reconciler was always first, so ADD was not tested")
 			}
 			if drift := m.daemon.metric(t, "drift_repairs_total"); drift != 0 {
-				t.Errorf("what the plugin did was taken for drift %v times", drift)
+				t.Errorf("the reconciler counted changes of the plugin as drift %v times", drift)
 			}
 		})
 	}
 }
 
-// operation makes one at random. Those of the plugin go on while others are
-// made.
+// randomOperation performs one operation. Verbs of the plugin run in the background.
 func (m *chaosTest) randomOperation(t *testing.T) {
 	t.Helper()
 	switch kind := m.random.IntN(20); {
@@ -125,7 +122,7 @@ func (m *chaosTest) randomOperation(t *testing.T) {
 	}
 }
 
-// plugin starts a verb of the plugin, with the entry that a network has now.
+// startPlugin starts a verb of the plugin with the current entry of a random network.
 func (m *chaosTest) startPlugin(t *testing.T, verb, id string) {
 	t.Helper()
 	name := m.networks()[m.random.IntN(2)]
@@ -136,7 +133,7 @@ func (m *chaosTest) startPlugin(t *testing.T, verb, id string) {
 	must(t, c.Start())
 	m.pluginRuns.Go(func() {
 		defer func() { <-m.slots }()
-		_ = c.Wait() // the exit code tells
+		_ = c.Wait() // the exit code is checked below
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if c.ProcessState.ExitCode() != 0 {
@@ -145,8 +142,8 @@ func (m *chaosTest) startPlugin(t *testing.T, verb, id string) {
 	})
 }
 
-// await waits for the plugin's runs. Only an ADD may have failed, and only when
-// its rules were taken away before it had seen that they stand.
+// waitForPlugins waits for the running verbs. Only ADD may fail, and only if its rules were removed
+// before it verified them.
 func (m *chaosTest) waitForPlugins(t *testing.T) {
 	t.Helper()
 	m.pluginRuns.Wait()
@@ -163,7 +160,7 @@ func (m *chaosTest) waitForPlugins(t *testing.T) {
 	}
 }
 
-// editConflist changes what a network states, spoils its file, or removes it.
+// editConflist changes a network's entry, truncates its file, or removes it.
 func (m *chaosTest) editConflist(t *testing.T) {
 	t.Helper()
 	name := m.networks()[m.random.IntN(2)]
@@ -186,7 +183,7 @@ func (m *chaosTest) editConflist(t *testing.T) {
 	}
 }
 
-// editConfigMap has the agents' files state something else, nothing, or nonsense.
+// editConfigMap changes, empties or breaks the agent files.
 func (m *chaosTest) editConfigMap(t *testing.T) {
 	t.Helper()
 	kind := m.random.IntN(10)
@@ -208,7 +205,7 @@ func (m *chaosTest) editConfigMap(t *testing.T) {
 	}
 }
 
-// settle waits until nobody does anything any more, and everybody is content.
+// waitInSync waits until the rules match the sources and no program commits any more.
 func (m *chaosTest) waitInSync(t *testing.T) {
 	t.Helper()
 	m.waitForSources(t)
@@ -225,12 +222,12 @@ func (m *chaosTest) waitInSync(t *testing.T) {
 	before := m.commits.Count()
 	time.Sleep(quiet)
 	if more := m.commits.Count() - before; more > 0 {
-		t.Errorf("%d commits in %s after all was right: %s", more, quiet, m.commits.countByProgram(before))
+		t.Errorf("%d commits in %s after the rules were in sync: %s", more, quiet, m.commits.countByProgram(before))
 	}
 }
 
-// neitherUndoes has the plugin and the reconciler take turns where all is right:
-// neither may find anything to do.
+// neitherReverts alternates verbs of the plugin and syncs of the reconciler while the rules are in
+// sync. It checks that neither changes a rule.
 func (m *chaosTest) neitherReverts(t *testing.T) {
 	t.Helper()
 	before := m.commits.Count()
@@ -238,21 +235,21 @@ func (m *chaosTest) neitherReverts(t *testing.T) {
 		conf := m.conf(t, name, m.lastValid[name])
 		for _, verb := range []string{"ADD", "CHECK", "DEL", "ADD", "STATUS"} {
 			m.invoke(t, invocation{verb: verb, conf: conf, id: "last"}).want(t, 0)
-			passes := m.daemon.metric(t, "reconciles_total")
+			syncs := m.daemon.metric(t, "reconciles_total")
 			m.daemon.signal(t, syscall.SIGHUP)
-			m.daemon.until(t, "pass", func() bool { return m.daemon.metric(t, "reconciles_total") > passes })
+			m.daemon.until(t, "sync", func() bool { return m.daemon.metric(t, "reconciles_total") > syncs })
 		}
 	}
 	if _, stderr, code := m.reconciler(t, m.args("once")...); code != m.wantCheckCode() {
 		t.Errorf("once: exit code %d\n%s", code, stderr)
 	}
 	if more := m.commits.Count() - before; more > 0 {
-		t.Errorf("they undo one another: %d commits: %s", more, m.commits.countByProgram(before))
+		t.Errorf("plugin and reconciler revert each other: %d commits: %s", more, m.commits.countByProgram(before))
 	}
 }
 
-// judgeCommits holds their number against that of the operations: a change is
-// made in a few commits, by the plugin or the reconciler, and not again.
+// checkCommits compares the number of commits with that of the operations: the plugin or the
+// reconciler makes each change once, in a few commits.
 func (m *chaosTest) checkCommits(t *testing.T, from, operations int) {
 	t.Helper()
 	if made := m.commits.Count() - from; made > operations*3/2 {
@@ -260,8 +257,8 @@ func (m *chaosTest) checkCommits(t *testing.T, from, operations int) {
 	}
 }
 
-// judgeVerdicts sends packets to the borders of all prefixes that were stated
-// last, and holds them against the oracle.
+// checkVerdicts sends packets to the boundaries of all prefixes of the last policy and compares
+// their source addresses with the oracle.
 func (m *chaosTest) checkVerdicts(t *testing.T, from *topology.Host) {
 	t.Helper()
 	must(t, m.Node.FlushConntrack())
@@ -283,6 +280,6 @@ func (m *chaosTest) checkVerdicts(t *testing.T, from *topology.Host) {
 		}
 	}
 	if masqueraded == 0 || masqueraded == len(seen) {
-		t.Errorf("%d of %d were masqueraded, which says little", masqueraded, len(seen))
+		t.Errorf("%d of %d packets were masqueraded; want some, not all", masqueraded, len(seen))
 	}
 }

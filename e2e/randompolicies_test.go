@@ -10,18 +10,18 @@ import (
 	"strings"
 )
 
-// randomised is a policy as its sources state it together.
+// oraclePolicy is the merged policy of its sources, in the oracle's terms.
 type oraclePolicy struct {
 	exempt, masquerade []netip.Prefix
-	// defaults hold where no source names nonMasqueradeCIDRs.
+	// defaults apply where no source sets nonMasqueradeCIDRs.
 	defaults, reserved, linkLocal4, linkLocal6, ipv6 bool
 
 	sources, exemptSources []netip.Prefix
 	interfaces             []string
 }
 
-// masquerades is the oracle: it goes by the words of the contract alone, looking
-// at every prefix for every packet.
+// masquerades is the oracle. It follows the wording of the specification and checks every prefix
+// for every packet.
 func (p oraclePolicy) masquerades(src, dst netip.Addr, out string) bool {
 	if dst.Is6() && !p.ipv6 {
 		return false
@@ -42,7 +42,7 @@ func (p oraclePolicy) masquerades(src, dst netip.Addr, out string) bool {
 		return false
 	}
 	longest, masquerade := -1, true
-	// On an equal prefix what comes later wins: what is stated, not what is built in.
+	// For equal prefixes the later one wins: configured prefixes override built-in ones.
 	for _, list := range []struct {
 		prefixes   []netip.Prefix
 		masquerade bool
@@ -82,14 +82,13 @@ func (p oraclePolicy) builtIn() []netip.Prefix {
 	return all
 }
 
-// prefixes are those whose borders are worth a look, of both families always.
+// prefixes returns the prefixes whose boundaries are tested, always of both families.
 func (p oraclePolicy) prefixes() []netip.Prefix {
 	return slices.Concat(p.exempt, p.masquerade, p.builtIn(),
 		parsePrefixes("169.254.0.0/16", "10.0.0.0/8", "fd00::/8", "2001:db8::/32"))
 }
 
-// randomPolicy makes prefixes that lie within one another, side by side and
-// apart.
+// randomPolicy returns prefixes that are nested, adjacent or disjoint.
 func randomPolicy(r *rand.Rand) oraclePolicy {
 	p := oraclePolicy{
 		defaults: r.IntN(3) == 0, reserved: r.IntN(3) == 0,
@@ -125,7 +124,7 @@ func randomPolicy(r *rand.Rand) oraclePolicy {
 		return slices.Compact(chosen)
 	}
 	p.interfaces = choose(5, "lan", "outside", "l+", "out+", "outsid", "o+", "eth0")
-	of := func(texts ...string) []string { // those that may be named
+	of := func(texts ...string) []string { // prefixes that an entry may list
 		return slices.DeleteFunc(texts, func(text string) bool { return strings.Contains(text, ":") && !p.ipv6 })
 	}
 	p.sources = parsePrefixes(choose(4, of("172.20.0.0/16", "172.20.0.5/32", "100.64.0.0/10", "0.0.0.0/0", "fd00:77::/64", "2001:db8:77::7/128", "::/0")...)...)
@@ -141,8 +140,8 @@ func basePrefixes(ipv6 bool) []netip.Prefix {
 	return all
 }
 
-// relative returns a prefix near another one: itself, its neighbour, one around
-// it or one within.
+// nearbyPrefix returns a prefix near another one: the same, its neighbour, a wider or a narrower
+// one.
 func nearbyPrefix(r *rand.Rand, x netip.Prefix) netip.Prefix {
 	bits, most := x.Bits(), x.Addr().BitLen()
 	a := x.Addr().AsSlice()
@@ -156,7 +155,7 @@ func nearbyPrefix(r *rand.Rand, x netip.Prefix) netip.Prefix {
 	default:
 		from := bits
 		bits = min(most, bits+1+r.IntN(most/3))
-		// At one end of the wider one as often as in the midst of it.
+		// The narrower prefix is at an end of the wider one in half of the cases.
 		end := r.IntN(4)
 		for bit := from; bit < bits; bit++ {
 			if end == 1 || end > 1 && r.IntN(2) == 0 {
@@ -168,7 +167,7 @@ func nearbyPrefix(r *rand.Rand, x netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(address, bits).Masked()
 }
 
-// deal writes the policy as the entries of one network or two.
+// entries returns the policy as the entries of one or two networks.
 func (p oraclePolicy) entries(r *rand.Rand) []object {
 	common := object{"enableIPv6": p.ipv6, "sourceCIDRs": p.sources, "outputInterfaces": p.interfaces}
 	maps.DeleteFunc(common, func(key string, _ any) bool {

@@ -18,8 +18,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// pings sends echo requests, which have no ports, to the outside, and fails if
-// they do not come there from the node's address.
+// wantPingMasqueraded sends ICMP echo requests, which have no ports, and fails unless they arrive
+// from the node's address.
 func (n *node) wantPingMasqueraded(t *testing.T, p *pod) {
 	t.Helper()
 	for _, to := range masqueradedDestinations {
@@ -28,7 +28,7 @@ func (n *node) wantPingMasqueraded(t *testing.T, p *pod) {
 			network, kind = "ip6:ipv6-icmp", ipv6.ICMPTypeEchoRequest
 		}
 		echo := &icmp.Echo{ID: int(n.nextPort()), Seq: 1, Data: []byte("from " + p.Path)}
-		// The kernel fills the checksum of ICMPv6 in (RFC 3542, section 3.1).
+		// The kernel computes the ICMPv6 checksum (RFC 3542, section 3.1).
 		request, err := (&icmp.Message{Type: kind, Body: echo}).Marshal(nil)
 		if err != nil {
 			t.Fatal(err)
@@ -40,7 +40,7 @@ func (n *node) wantPingMasqueraded(t *testing.T, p *pod) {
 	}
 }
 
-// toPortsOverSCTP sends the first packets of associations.
+// wantPortsSCTP sends INIT packets of SCTP associations.
 func (n *node) wantPortsSCTP(t *testing.T, p *pod, ranges []portRange) {
 	t.Helper()
 	for _, first := range masqueradedDestinations {
@@ -60,8 +60,8 @@ func (n *node) wantPortsSCTP(t *testing.T, p *pod, ranges []portRange) {
 	}
 }
 
-// sctpInit is an SCTP packet (RFC 9260, section 3) with an INIT chunk. The chunk
-// is what no NAT changes; its initiate tag is the port.
+// sctpInit returns an SCTP packet (RFC 9260, section 3) with an INIT chunk. NAT does not change
+// the chunk; its initiate tag is the port.
 func sctpInit(port uint16) (packet, chunk []byte) {
 	const headerLength, typeInit, chunkLength = 12, 1, 20
 	packet = make([]byte, headerLength+chunkLength)
@@ -77,8 +77,8 @@ func sctpInit(port uint16) (packet, chunk []byte) {
 	return packet, chunk
 }
 
-// sendRaw sends a transport layer packet from the pod, and returns where the
-// outside saw it come from and what it saw. The packet is known by a part of it.
+// sendRaw sends a transport layer packet from the pod. It returns the source address and the
+// packet that the outside host received, which it recognizes by a part of the packet.
 func (n *node) sendRaw(t *testing.T, p *pod, network string, to netip.Addr, packet, known []byte) (from netip.Addr, received []byte) {
 	t.Helper()
 	watch, socket := listenIP(t, n.Outside, network), listenIP(t, p.Host, network)
@@ -94,7 +94,7 @@ func (n *node) sendRaw(t *testing.T, p *pod, network string, to netip.Addr, pack
 	for {
 		size, source, err := watch.ReadFrom(buffer)
 		if err != nil {
-			t.Fatalf("nobody saw the packet to %s: %v", to, err)
+			t.Fatalf("the packet to %s did not arrive: %v", to, err)
 		}
 		if bytes.Contains(buffer[:size], known) {
 			return netip.MustParseAddr(source.String()), buffer[:size]

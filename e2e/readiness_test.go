@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestReadyMeansPodsStart: what makes every ADD fail makes the node not ready,
-// is found by doctor, and is repaired by install or makes that fail.
+// TestReadyMeansPodsStart checks that each fault that makes every ADD fail also makes the node not
+// ready, is found by doctor, and is repaired or reported by install.
 func TestReadyMeansPodsStart(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
@@ -31,12 +31,12 @@ func TestReadyMeansPodsStart(t *testing.T) {
 		name, reason, finding string
 		spoil                 func()
 		says                  string
-		repaired              bool // by install
+		repaired              bool // install repairs the fault
 	}{
 		{"the plugin is missing", "plugin", "plugin-missing", func() { must(t, os.Remove(b.binary())) }, "is missing", true},
 		{"the plugin is not executable", "plugin", "plugin-missing", func() { must(t, os.Chmod(b.binary(), 0o644)) }, "is not executable", true},
-		{"the entry stands first", "conflist", "entry-position", func() { b.write(t, "podnet", entry, b.bridge("podnet")) }, "first", false},
-		{"the entry stands alone", "conflist", "entry-position", func() { b.write(t, "podnet", entry) }, "alone", false},
+		{"the entry is first", "conflist", "entry-position", func() { b.write(t, "podnet", entry, b.bridge("podnet")) }, "first", false},
+		{"the entry is the only plugin", "conflist", "entry-position", func() { b.write(t, "podnet", entry) }, "alone", false},
 		{"another dataDir", "conflist", "data-dir-differs", func() {
 			other := b.node.entry(object{"dataDir": filepath.Join(b.dir, "elsewhere")})
 			b.write(t, "podnet", b.bridge("podnet"), other)
@@ -45,7 +45,7 @@ func TestReadyMeansPodsStart(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			c.spoil()
 			d.eventuallyUnready(t, c.reason+": ", c.says)
-			d.until(t, "topic "+c.reason+" in the log", func() bool { return strings.Contains(d.log(), "reason="+c.reason) })
+			d.until(t, "reason "+c.reason+" in the log", func() bool { return strings.Contains(d.log(), "reason="+c.reason) })
 			if _, body := d.ready(); strings.Count(strings.TrimSpace(body), "\n") > 0 {
 				t.Errorf("/readyz gives more than one reason:\n%s", body)
 			}
@@ -72,7 +72,7 @@ func TestReadyMeansPodsStart(t *testing.T) {
 	}
 }
 
-// findings are what doctor finds, each with its severity.
+// findings returns what doctor reports, each finding with its severity.
 func (b *uninstalledNode) findings(t *testing.T) []string {
 	t.Helper()
 	stdout, stderr, code := b.reconciler(t, "doctor", "-o", "json", "--cni-bin-dir", b.bin)

@@ -24,7 +24,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// reconcilerProgram is the path of the built reconciler.
+// reconcilerProgram returns the path of the built reconciler.
 func reconcilerProgram(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq-reconciler")
@@ -34,14 +34,14 @@ func reconcilerProgram(t *testing.T) string {
 	return path
 }
 
-// agentDir is where the node's agent files are. Nobody makes it before the first
-// file: until then the reconciler is not told of it, and they are no source.
+// agentDir is the directory of the node's agent files. It does not exist before the first file is
+// written; until then startReconciler syncs no such directory and there is no agent source.
 func (n *node) agentDir() string { return filepath.Join(n.dir, "agent") }
 
-// agentFile writes one of the agents' files as an editor does, at once and whole.
+// agentFile writes an agent file atomically, as an editor does.
 func (n *node) agentFile(t *testing.T, name, text string) {
 	t.Helper()
-	next := filepath.Join(n.dir, "next-agent-file") // not in there, where it might be read
+	next := filepath.Join(n.dir, "next-agent-file") // outside agentDir, where the reconciler would read it
 	if err := errors.Join(
 		os.MkdirAll(n.agentDir(), 0o755),
 		os.WriteFile(next, []byte(text), 0o644),
@@ -51,8 +51,8 @@ func (n *node) agentFile(t *testing.T, name, text string) {
 	}
 }
 
-// reconcilerCommand prepares the reconciler with the node's directories, the
-// form's backend and the form's PATH. What args say beside that wins.
+// reconcilerCommand prepares a command of the reconciler with the node's directories, the backend's
+// backend and PATH. Flags in args override these.
 func (n *node) reconcilerCommand(ctx context.Context, t *testing.T, args ...string) *topology.Cmd {
 	t.Helper()
 	all := []string{"--data-dir", n.dataDir, "--cni-conf-dir", n.cni.ConfDir, "--backend", n.backend.setting}
@@ -64,26 +64,26 @@ func (n *node) reconcilerCommand(ctx context.Context, t *testing.T, args ...stri
 	return c
 }
 
-// reconciler runs a command of the reconciler that ends by itself.
+// reconciler runs a command of the reconciler to its end.
 func (n *node) reconciler(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	return run(t, n.reconcilerCommand(n.timeout(t), t, args...))
 }
 
-// daemon is a reconciler that runs in the background.
+// daemon is a running reconciler.
 type daemon struct {
 	n       *node
 	command *topology.Cmd
 	journal journal
 	http    *http.Client
-	// Where it listens, in the node's namespace.
+	// Its listeners, in the node's network namespace.
 	healthAddress, metricsAddress string
 	ended                         chan struct{}
-	result                        error // of the process, once it ended
+	result                        error // the exit error once the process has ended
 	stopping                      sync.Once
 }
 
-// journal is what a program writes to its standard error.
+// journal holds the standard error of a program.
 type journal struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -96,20 +96,19 @@ func (j *journal) Write(b []byte) (int, error) {
 	return j.text.Write(b)
 }
 
-// log is what the process has written so far.
+// log returns the log so far.
 func (d *daemon) log() string {
 	d.journal.mu.Lock()
 	defer d.journal.mu.Unlock()
 	return d.journal.text.String()
 }
 
-// startReconciler starts `run` on the node and returns once /readyz has something
-// to tell of a pass, whatever that is. At its end the test stops it by SIGTERM,
-// and fails if it does not exit with 0.
+// startReconciler starts `run` on the node and returns once /readyz reports the first sync. The
+// test stops it by SIGTERM at its end and fails if the exit code is not 0.
 func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
 	t.Helper()
 	health, metrics := n.unusedAddress(), n.unusedAddress()
-	// The test's context ends before its cleanups begin.
+	// The test's context ends before its cleanups run.
 	ctx, kill := context.WithCancel(context.WithoutCancel(t.Context()))
 	d := &daemon{n: n, healthAddress: health, metricsAddress: metrics, ended: make(chan struct{}), http: n.httpClient()}
 	all := append([]string{"run", "--health-listen", health, "--metrics-listen", metrics, "--cni-bin-dir", n.cni.Path[0]}, args...)
@@ -124,17 +123,17 @@ func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
 		kill()
 		d.http.CloseIdleConnections()
 		if t.Failed() {
-			t.Logf("reconciler %v said:\n%s", args, abbreviate(d.log()))
+			t.Logf("log of reconciler %v:\n%s", args, abbreviate(d.log()))
 		}
 	})
-	d.until(t, "a pass", func() bool {
+	d.until(t, "a sync", func() bool {
 		code, body := d.ready()
 		return code != 0 && !strings.Contains(body, "no sync was made yet")
 	})
 	return d
 }
 
-// shortened leaves the middle of a long text out.
+// abbreviate removes the middle of a long text.
 func abbreviate(text string) string {
 	const end = 4000
 	if len(text) <= 2*end {
@@ -143,14 +142,13 @@ func abbreviate(text string) string {
 	return fmt.Sprintf("%s\n[… %d bytes …]\n%s", text[:end], len(text)-2*end, text[len(text)-end:])
 }
 
-// unusedAddress is one of the node's own loopback interface where nobody listens,
-// nor connects from.
+// unusedAddress returns a loopback address that no other listener or client of the node uses.
 func (n *node) unusedAddress() string {
 	n.listeners++
 	return fmt.Sprintf("127.0.0.1:%d", 20000+n.listeners)
 }
 
-// httpClient connects from within the node's network namespace.
+// httpClient returns a client in the node's network namespace.
 func (n *node) httpClient() *http.Client {
 	const most = 10 * time.Second
 	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
@@ -164,7 +162,7 @@ func (n *node) httpClient() *http.Client {
 	return &http.Client{Timeout: most, Transport: &http.Transport{DialContext: dial}}
 }
 
-// get asks one of the reconciler's listeners.
+// get sends a request to one of the reconciler's listeners.
 func (d *daemon) get(address, path string) (code int, body string, err error) {
 	answer, err := d.http.Get("http://" + address + path)
 	if err != nil {
@@ -174,14 +172,14 @@ func (d *daemon) get(address, path string) (code int, body string, err error) {
 	return answer.StatusCode, string(text), errors.Join(err, answer.Body.Close())
 }
 
-// until waits until something is so, and fails the test if that takes ten
-// seconds on an idle machine or the process ends.
+// until waits until a condition holds. It fails the test after ten seconds of an idle machine, or
+// if the process ends.
 func (d *daemon) until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	d.within(t, 10*time.Second, what, is)
 }
 
-// within is until with another patience, that of an idle machine.
+// within is until with another limit.
 func (d *daemon) within(t *testing.T, most time.Duration, what string, is func() bool) {
 	t.Helper()
 	const again = 5 * time.Millisecond
@@ -200,8 +198,7 @@ func (d *daemon) within(t *testing.T, most time.Duration, what string, is func()
 	}
 }
 
-// ready is what /readyz answers now: 200, or 503 with the reasons; 0 if it does
-// not answer.
+// ready returns the answer of /readyz: 200, or 503 with the reasons; 0 without an answer.
 func (d *daemon) ready() (code int, body string) {
 	code, body, err := d.get(d.healthAddress, "/readyz")
 	if err != nil {
@@ -210,7 +207,7 @@ func (d *daemon) ready() (code int, body string) {
 	return code, body
 }
 
-// untilReady waits until the node is.
+// untilReady waits until the node is ready.
 func (d *daemon) untilReady(t *testing.T) *daemon {
 	t.Helper()
 	d.until(t, "readiness", func() bool {
@@ -220,8 +217,8 @@ func (d *daemon) untilReady(t *testing.T) *daemon {
 	return d
 }
 
-// untilUnready waits until the node is not ready and /readyz says all of this
-// about it, and returns what it says.
+// untilUnready waits until the node is not ready and /readyz contains these texts, and returns its
+// body.
 func (d *daemon) untilUnready(t *testing.T, says ...string) string {
 	t.Helper()
 	var body string
@@ -234,7 +231,7 @@ func (d *daemon) untilUnready(t *testing.T, says ...string) string {
 	return body
 }
 
-// scrape is what /metrics answers now.
+// scrape returns the answer of /metrics.
 func (d *daemon) scrape(t *testing.T) string {
 	t.Helper()
 	code, body, err := d.get(d.metricsAddress, "/metrics")
@@ -244,8 +241,8 @@ func (d *daemon) scrape(t *testing.T) string {
 	return body
 }
 
-// metric adds up all series of a metric, named without its prefix, whose labels
-// contain all of these: `result="repaired"`. It fails the test if there is none.
+// metric returns the sum of all series of a metric, named without its prefix, whose labels contain
+// these texts, such as `result="repaired"`. It fails the test if there is none.
 func (d *daemon) metric(t *testing.T, name string, labels ...string) float64 {
 	t.Helper()
 	body := d.scrape(t)
@@ -271,7 +268,7 @@ func (d *daemon) metric(t *testing.T, name string, labels ...string) float64 {
 	return sum
 }
 
-// rss is how much memory the process has, in bytes (VmRSS of proc(5)).
+// rss returns the memory of the process in bytes (VmRSS in proc(5)).
 func (d *daemon) rss(t *testing.T) int {
 	t.Helper()
 	for line := range bytes.Lines(readFile(t, fmt.Sprintf("/proc/%d/status", d.command.Process.Pid))) {
@@ -287,7 +284,7 @@ func (d *daemon) rss(t *testing.T) int {
 	return 0
 }
 
-// signal sends one to the process.
+// signal sends a signal to the process.
 func (d *daemon) signal(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	if err := d.command.Process.Signal(s); err != nil {
@@ -295,8 +292,8 @@ func (d *daemon) signal(t *testing.T, s syscall.Signal) {
 	}
 }
 
-// stop ends the process by SIGTERM, once, and fails the test if it has ended
-// before, or does not with exit code 0, or takes longer than any runtime waits.
+// stop ends the process by SIGTERM. It fails the test if the process ended before, its exit code is
+// not 0, or it takes longer than the grace period of a runtime.
 func (d *daemon) stop(t *testing.T) {
 	t.Helper()
 	d.stopping.Do(func() {
@@ -323,7 +320,7 @@ func (d *daemon) stop(t *testing.T) {
 	})
 }
 
-// kill ends the process so that it cannot do anything about it, in place of stop.
+// kill ends the process by SIGKILL, in place of stop.
 func (d *daemon) kill(t *testing.T) {
 	t.Helper()
 	d.stopping.Do(func() {

@@ -17,7 +17,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// imitation is what one of the agents makes of its files and flags.
+// referenceAgent is a test implementation of one of the two agents, after it has read its files and
+// flags.
 type referenceAgent struct {
 	second                  bool // ip-masq-agent-v2
 	chain                   string
@@ -28,7 +29,7 @@ type referenceAgent struct {
 	allowedPrefixes, stated int
 }
 
-// imitatedFile is what both agents know of a file.
+// referenceFile has the keys that both agents read from a file.
 type referenceFile struct {
 	NonMasqueradeCIDRs []string `json:"nonMasqueradeCIDRs"`
 	CIDRLimit          int      `json:"cidrLimit"`
@@ -36,8 +37,7 @@ type referenceFile struct {
 	MasqLinkLocalIPv6  bool     `json:"masqLinkLocalIPv6"`
 }
 
-// imitate reads flags and files as an agent does: with Go's package flag, which
-// takes one dash or two, and its encoding/json.
+// readAsAgent reads flags and files as an agent does, with Go's packages flag and encoding/json.
 func readAsAgent(t *testing.T, dialect, dir string, args []string) referenceAgent {
 	t.Helper()
 	a := referenceAgent{second: dialect == "v2"}
@@ -79,8 +79,7 @@ func readAsAgent(t *testing.T, dialect, dir string, args []string) referenceAgen
 	return a
 }
 
-// readOne is how ip-masq-agent reads its one file: over the defaults, so that a
-// key that is missing leaves them.
+// readOne reads the one file of ip-masq-agent over the defaults: a missing key keeps its default.
 func (a *referenceAgent) readOne(t *testing.T, dir string, defaults []string) {
 	t.Helper()
 	all := referenceFile{NonMasqueradeCIDRs: defaults, CIDRLimit: 64}
@@ -92,8 +91,8 @@ func (a *referenceAgent) readOne(t *testing.T, dir string, defaults []string) {
 	a.stated, a.allowedPrefixes = len(all.NonMasqueradeCIDRs), all.CIDRLimit
 }
 
-// unite is how ip-masq-agent-v2 reads its files: each by itself, a key that is
-// missing is an empty one, and the defaults hold only where there is no file.
+// unite reads the files of ip-masq-agent-v2, each by itself: a missing key means an empty list, and
+// the defaults apply only without any file.
 func (a *referenceAgent) unite(t *testing.T, dir string, defaults []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "ip-masq*"))
@@ -129,7 +128,7 @@ func decode(t *testing.T, path string, into *referenceFile) {
 	}
 }
 
-// write makes the agent's chains on a node, and the jumps to them.
+// write creates the agent's chains on a node, and the jumps to them.
 func (a referenceAgent) write(t *testing.T, n *node) {
 	t.Helper()
 	for i, f := range families() {
@@ -140,7 +139,7 @@ func (a referenceAgent) write(t *testing.T, n *node) {
 	}
 }
 
-// restore is what the agent gives to iptables-restore or ip6tables-restore.
+// restore returns the agent's input for iptables-restore or ip6tables-restore.
 func (a referenceAgent) restore(ipv6 bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "*nat\n:%s - [0:0]\n-A POSTROUTING -m comment --comment \"imitated\" -m addrtype ! --dst-type LOCAL -j %s\n", a.chain, a.chain)
@@ -183,7 +182,7 @@ func (a referenceAgent) restore(ipv6 bool) string {
 	return b.String()
 }
 
-// sizeOf counts the ports of "1024-29999" or "7".
+// sizeOf returns the number of ports of "1024-29999" or "7".
 func sizeOf(text string) int {
 	first, last, ranged := strings.Cut(text, "-")
 	if !ranged {
@@ -194,7 +193,7 @@ func sizeOf(text string) int {
 	return highest - lowest + 1
 }
 
-// chainRules are a chain and the jumps to it, by the name of iptables' program.
+// chainRules has a chain and the jumps to it for each iptables program.
 type chainRules map[string]familyRules
 
 type familyRules struct {
@@ -202,12 +201,12 @@ type familyRules struct {
 	jumps, rules []chainRule
 }
 
-// chainRule is a rule as iptables lists it, less its comment.
+// chainRule is a rule as iptables lists it, without its comment.
 type chainRule struct {
 	destination, protocol, ports, target string
-	probability                          float64 // 0: always
+	probability                          float64 // 0 means always
 	randomFully                          bool
-	rest                                 string // what else it says
+	rest                                 string // the remaining matches and options
 }
 
 // chainRules lists a chain on the node.
@@ -272,7 +271,7 @@ func parseRule(t *testing.T, text string) chainRule {
 	return r
 }
 
-// randomly has the rules masquerade from ports that are fully random.
+// randomly adds --random-fully to the masquerade rules.
 func (c chainRules) randomly() {
 	for _, rules := range c {
 		for i := range rules.rules {

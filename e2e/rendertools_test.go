@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// render is what the reconciler prints for the real tools.
+// render returns the output of `render`.
 func (n *node) render(t *testing.T, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := n.reconciler(t, append([]string{"render"}, args...)...)
@@ -21,8 +21,8 @@ func (n *node) render(t *testing.T, args ...string) string {
 	return stdout
 }
 
-// loadRendered gives the rendered rules to the real tools of the form, or has them only
-// look at it.
+// loadRendered loads the rendered rules with nft or iptables-restore, or only checks them with the
+// tool's dry run.
 func (n *node) loadRendered(t *testing.T, try bool) {
 	t.Helper()
 	if n.backend.variant == "" {
@@ -42,8 +42,7 @@ func (n *node) loadRendered(t *testing.T, try bool) {
 	}
 }
 
-// wantRight fails the test unless the rules are right and say where their state
-// is.
+// wantInSync fails the test unless check reports the rules in sync and they name the dataDir.
 func (n *node) wantInSync(t *testing.T, chains ...string) {
 	t.Helper()
 	stdout, stderr, code := n.reconciler(t, "check")
@@ -53,7 +52,7 @@ func (n *node) wantInSync(t *testing.T, chains ...string) {
 	for _, chain := range chains {
 		for _, family := range []string{"ipv4", "ipv6"} {
 			if !strings.Contains(stdout, chain+" ("+family+", ") {
-				t.Errorf("check does not speak of %s (%s):\n%s", chain, family, stdout)
+				t.Errorf("check does not mention %s (%s):\n%s", chain, family, stdout)
 			}
 		}
 	}
@@ -62,8 +61,8 @@ func (n *node) wantInSync(t *testing.T, chains ...string) {
 	}
 }
 
-// TestRendered: what render prints is loaded by the real tools where nothing is
-// yet, and then check says right: the rules are those that once would make.
+// TestRendered loads the output of render with nft or iptables-restore on an empty node. It checks
+// that check reports no difference and that once makes the same rules.
 func TestRendered(t *testing.T) {
 	t.Parallel()
 	for name, keys := range map[string]object{
@@ -87,7 +86,7 @@ func TestRendered(t *testing.T) {
 
 				n.loadRendered(t, true)
 				if now := n.ruleset(t); now != empty && n.backend.variant == "" {
-					t.Errorf("a rehearsal made rules:\n%s", now)
+					t.Errorf("a dry run made rules:\n%s", now)
 				}
 				n.loadRendered(t, false)
 				n.wantInSync(t, "IP-MASQ-AGENT", "10.set")
@@ -97,16 +96,16 @@ func TestRendered(t *testing.T) {
 				loaded := n.ruleset(t)
 
 				n.loadRendered(t, false)
-				if n.backend.variant == "" { // which makes the tables anew
+				if n.backend.variant == "" { // the script recreates the tables
 					n.wantInSync(t, "IP-MASQ-AGENT", "10.set")
-				} else { // which cannot do without the jumps a second time, and says so
+				} else { // the script appends the jumps again, and says so
 					if text := n.render(t); !strings.Contains(text, "# Each loading appends the jumps again") {
-						t.Errorf("does not say what loading it again does:\n%s", text)
+						t.Errorf("the output does not mention that loading it again appends the jumps:\n%s", text)
 					}
 					n.reconcileOnce(t)
 				}
 				if d := cmp.Diff(loaded, n.ruleset(t)); d != "" {
-					t.Errorf("to load it twice is not to load it once:\n%s", d)
+					t.Errorf("loading the rules twice differs from loading them once:\n%s", d)
 				}
 
 				generation := n.generation(t)
@@ -119,9 +118,9 @@ func TestRendered(t *testing.T) {
 				}
 				n.cleanup(t)
 				n.reconcileOnce(t)
-				// The order within chains is check's business; that of chains is nobody's.
+				// check compares the order within chains; the order of chains does not matter.
 				if d := cmp.Diff(slices.Sorted(strings.Lines(loaded)), slices.Sorted(strings.Lines(n.ruleset(t)))); d != "" {
-					t.Errorf("what once makes differs from what was loaded (-loaded +made):\n%s", d)
+					t.Errorf("the rules of once differ from those loaded (-loaded +made):\n%s", d)
 				}
 			})
 		})

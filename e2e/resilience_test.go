@@ -13,8 +13,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// No mistake in one place stops every pod of a node: here somebody else, or the
-// state, is at fault, and the ADDs of a sound entry succeed.
+// The tests of this file check that a fault of another source, network or program does not fail
+// the ADDs of a valid entry.
 
 func TestAgentFilesConflict(t *testing.T) {
 	t.Parallel()
@@ -30,7 +30,7 @@ func TestAgentFilesConflict(t *testing.T) {
 			`masqueradeCIDRs of the agent files is 10.9.0.0/16, which conflicts with nonMasqueradeCIDRs of network "podnet", 10.9.0.0/16`)
 		n.addAndCheck(t, conf).noWarnings(t)
 		rules := n.rules(t)
-		for _, says := range []string{"random", "192.0.2.0/24", "10.9.0.0/16"} { // the files' part that nobody disputes too
+		for _, says := range []string{"random", "192.0.2.0/24", "10.9.0.0/16"} { // also the undisputed part of the agent files
 			if !strings.Contains(rules, says) {
 				t.Errorf("no %s in:\n%s", says, rules)
 			}
@@ -38,8 +38,9 @@ func TestAgentFilesConflict(t *testing.T) {
 	})
 }
 
-// TestErrorOfAnotherNetwork: another network's chain cannot be made, with nftables for the
-// lack of iptables and with iptables because it is somebody else's.
+// TestErrorOfAnotherNetwork checks that ADD succeeds while another network's chain cannot be made:
+// with nftables because iptables is missing, with iptables because the chain belongs to another
+// program.
 func TestErrorOfAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -72,8 +73,8 @@ func TestErrorOfAnotherNetwork(t *testing.T) {
 	})
 }
 
-// TestReadOnlyState: a dataDir that cannot be written hinders only what needs a
-// document.
+// TestReadOnlyState checks that with a read-only dataDir only an ADD that must write a document
+// fails.
 func TestReadOnlyState(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -85,13 +86,13 @@ func TestReadOnlyState(t *testing.T) {
 		n.invoke(t, invocation{verb: "CHECK", conf: conf, id: "second"}).want(t, 0)
 		n.invoke(t, invocation{verb: "DEL", conf: conf, id: "second"}).want(t, 0)
 		n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0, "read-only file system")
-		// A network that asks for what is there already.
+		// A network whose policy is in force already.
 		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "othernet", nil)}).want(t, 0, "the rules are right, but the state cannot be written")
-		// One that needs a change.
+		// A network whose policy changes the rules.
 		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "othernet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})}).
 			want(t, 100, "the rules need a change and the state cannot be written", "read-only file system", "192.0.2.0/24")
 		n.unchanged(t, before)
-		// Rules that need a repair and no document.
+		// Rules are repaired without writing a document.
 		n.flush(t)
 		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
@@ -101,8 +102,8 @@ func TestReadOnlyState(t *testing.T) {
 	})
 }
 
-// TestNewerState: what a newer version wrote stays, byte for byte. ADD passes
-// while the chain stands, and nothing is repaired.
+// TestNewerState checks that documents of a newer version are not changed, that ADD succeeds while
+// the chain exists, and that nothing is repaired.
 func TestNewerState(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -110,10 +111,10 @@ func TestNewerState(t *testing.T) {
 		n.addAndCheck(t, conf)
 		n.addAndCheck(t, n.conf(t, "othernet", nil))
 		for name, path := range map[string]string{
-			"own document":           n.document(t, "podnet"),
-			"document of another":    n.document(t, "othernet"),
-			"record of what we own":  filepath.Join(n.dataDir, "record.json"),
-			"document of nobody yet": filepath.Join(n.dataDir, "sources", strings.Repeat("0", 64)+".json"),
+			"own document":                  n.document(t, "podnet"),
+			"document of another":           n.document(t, "othernet"),
+			"record":                        filepath.Join(n.dataDir, "record.json"),
+			"document of an unknown source": filepath.Join(n.dataDir, "sources", strings.Repeat("0", 64)+".json"),
 		} {
 			t.Run(name, func(t *testing.T) {
 				n.addAndCheck(t, conf)
@@ -148,7 +149,7 @@ func TestNewerState(t *testing.T) {
 					t.Errorf("rules changed:\n%s", after)
 				}
 				if now := string(readFile(t, path)); now != newer {
-					t.Errorf("it was touched: %s", now)
+					t.Errorf("the document was changed: %s", now)
 				}
 				restore()
 			})
@@ -156,7 +157,7 @@ func TestNewerState(t *testing.T) {
 	})
 }
 
-// TestDamagedState: what cannot be believed is moved aside and made again.
+// TestDamagedState checks that damaged files are moved aside and written again.
 func TestDamagedState(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -168,18 +169,18 @@ func TestDamagedState(t *testing.T) {
 			"own document": n.document(t, "podnet"), "document of another": n.document(t, "othernet"),
 			"record": filepath.Join(n.dataDir, "record.json"),
 		} {
-			sound := readFile(t, path)
+			valid := readFile(t, path)
 			for what, damage := range map[string]func() error{
 				"empty":     func() error { return os.WriteFile(path, nil, 0o600) },
-				"torn":      func() error { return os.WriteFile(path, sound[:len(sound)/2], 0o600) },
-				"two":       func() error { return os.WriteFile(path, append(sound, sound...), 0o600) },
-				"no JSON":   func() error { return os.WriteFile(path, []byte("\x00\xff\x7fELF"), 0o600) },
+				"truncated": func() error { return os.WriteFile(path, valid[:len(valid)/2], 0o600) },
+				"two":       func() error { return os.WriteFile(path, append(valid, valid...), 0o600) },
+				"not JSON":  func() error { return os.WriteFile(path, []byte("\x00\xff\x7fELF"), 0o600) },
 				"open":      func() error { return os.Chmod(path, 0o666) },
-				"a link":    func() error { return replace(path, func() error { return os.Symlink("/etc/passwd", path) }) },
+				"a symlink": func() error { return replace(path, func() error { return os.Symlink("/etc/passwd", path) }) },
 				"directory": func() error { return replace(path, func() error { return os.Mkdir(path, 0o700) }) },
 			} {
-				if n.backend.variant != "" && what != "torn" {
-					continue // that is the same whatever the form
+				if n.backend.variant != "" && what != "truncated" {
+					continue // the same with every backend
 				}
 				t.Run(name+" "+what, func(t *testing.T) {
 					if err := damage(); err != nil {
@@ -190,8 +191,8 @@ func TestDamagedState(t *testing.T) {
 					n.addAndCheck(t, other)
 					n.addAndCheck(t, conf).noWarnings(t)
 					n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
-					if now := readFile(t, path); string(now[:20]) != string(sound[:20]) {
-						t.Errorf("not made again: %s", now)
+					if now := readFile(t, path); string(now[:20]) != string(valid[:20]) {
+						t.Errorf("not written again: %s", now)
 					}
 					if _, err := os.Lstat(path + ".damaged"); err != nil {
 						t.Errorf("not moved aside: %v", err)
@@ -209,7 +210,8 @@ func replace(path string, by func() error) error {
 	return by()
 }
 
-// TestBusyLock: somebody keeps the lock for longer than the plugin waits.
+// TestBusyLock checks the verbs while another process holds the lock for longer than the plugin
+// waits.
 func TestBusyLock(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -241,8 +243,7 @@ func TestBusyLock(t *testing.T) {
 	n.addAndCheck(t, conf).noWarnings(t)
 }
 
-// TestOtherDataDir: a node has one, and a second is refused before it starts a
-// war.
+// TestOtherDataDir checks that ADD and STATUS with a second dataDir are refused.
 func TestOtherDataDir(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {

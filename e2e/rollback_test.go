@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// unable puts a program into the node's PATH that says what the real one says on
-// a host whose kernel lacks what it needs. What it is asked to list it does.
+// failRuleWrites puts programs into the node's PATH that list rules but fail to write them, with
+// the messages of a host whose kernel lacks a module.
 func (n *node) failRuleWrites(t *testing.T, programs ...string) {
 	t.Helper()
 	const script = "#!/bin/sh\n" +
@@ -27,8 +27,8 @@ func (n *node) failRuleWrites(t *testing.T, programs ...string) {
 	}
 }
 
-// TestOneFamilyFails: where only one family can be written the ADD fails, and
-// nothing of it is in force: neither family's rules nor the document.
+// TestOneFamilyFails checks that ADD fails if one family cannot be written, and that neither
+// family's rules nor the document change.
 func TestOneFamilyFails(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
@@ -42,13 +42,13 @@ func TestOneFamilyFails(t *testing.T) {
 			fresh := n.ruleset(t)
 			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module", "load the kernel's xt modules")
 			if after := n.ruleset(t); after != fresh {
-				t.Errorf("half applied:\n%s", after)
+				t.Errorf("partly applied:\n%s", after)
 			}
 			n.addAndCheck(t, first)
 			before := n.ruleset(t)
 			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module")
 			if after := n.ruleset(t); after != before {
-				t.Errorf("half applied:\n%s", after)
+				t.Errorf("partly applied:\n%s", after)
 			}
 			n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
 			n.addAndCheck(t, first).noWarnings(t)
@@ -60,8 +60,8 @@ func TestOneFamilyFails(t *testing.T) {
 	}
 }
 
-// TestAutoWithoutModules: iptables is there and lists, but its rules cannot be
-// written, as where a kernel comes without xt modules. Then it is no working one.
+// TestAutoWithoutModules checks that backend auto does not choose an iptables that lists rules but
+// cannot write them, as on a kernel without xt modules.
 func TestAutoWithoutModules(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
@@ -80,8 +80,8 @@ func TestAutoWithoutModules(t *testing.T) {
 	}
 }
 
-// TestAgentChainRestored: what an agent left is not lost to an ADD that takes
-// it over in one family and then fails in the other.
+// TestAgentChainRestored checks that an agent's chain is restored if ADD takes it over in one
+// family and fails in the other.
 func TestAgentChainRestored(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
@@ -100,12 +100,12 @@ func TestAgentChainRestored(t *testing.T) {
 				}
 			}
 			if strings.Contains(rules, "192.0.2.0/24") {
-				t.Errorf("half applied:\n%s", rules)
+				t.Errorf("partly applied:\n%s", rules)
 			}
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 			n.wantOwnedChains(t)
 			if added := a.resync(t, n, f.variant); added != 0 {
-				t.Errorf("the agent does not know its jump again: it added %d", added)
+				t.Errorf("the agent does not recognize its jump: it added %d", added)
 			}
 			n.path = n.linkBothVariants(t, f.variant)
 			n.addAndCheck(t, conf)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// withDataDir is the same node for entries with another dataDir and backend.
+// withDataDir returns the node with another dataDir and backend for its entries.
 func (n *node) withDataDir(t *testing.T, f backend, name string) *node {
 	t.Helper()
 	other := *n
@@ -23,7 +23,8 @@ func (n *node) withDataDir(t *testing.T, f backend, name string) *node {
 	return &other
 }
 
-// standardConflist writes a conflist where the plugin finds it without plugin.toml.
+// standardConflist writes a conflist into /etc/cni/net.d, where the plugin looks without
+// plugin.toml.
 func (n *node) standardConflist(t *testing.T, network string, keys object) {
 	t.Helper()
 	const dir = "/etc/cni/net.d"
@@ -33,8 +34,8 @@ func (n *node) standardConflist(t *testing.T, network string, keys object) {
 	writeTempFile(t, filepath.Join(n.own(dir), "10-"+network+".conflist"), string(list))
 }
 
-// pairsOfForms runs a test with a node in one form, another dataDir's entries in
-// the same or another form, and a chain of the same or another name.
+// onPairsOfForms runs a test for a node in each backend and the entries of a second dataDir in each
+// backend, with the same and with another chain name.
 func pairsOfBackends(t *testing.T, test func(t *testing.T, n, other *node, chain string)) {
 	t.Helper()
 	for _, f := range backends() {
@@ -49,8 +50,8 @@ func pairsOfBackends(t *testing.T, test func(t *testing.T, n, other *node, chain
 	}
 }
 
-// untouched calls something that must not write a rule or make the dataDir. The
-// programs that write rules are watched too, as iptables-legacy has no commits.
+// wantNoWrites calls a function that must not write a rule or create the dataDir. It also watches
+// the programs that write rules, because iptables-legacy has no commits.
 func (n *node) wantNoWrites(t *testing.T, do func()) {
 	t.Helper()
 	path := n.path
@@ -78,9 +79,8 @@ func (n *node) wantNoWrites(t *testing.T, do func()) {
 	must(t, os.RemoveAll(filepath.Join(n.dir, "traps")))
 }
 
-// TestSecondDataDir: where no file says which dataDir is the node's, the first one
-// in use is. A second one is refused before it writes anything, whatever its
-// chain and backend.
+// TestSecondDataDir checks that without plugin.toml the first dataDir in use is the node's, and
+// that a second one is refused before it writes anything, with any chain and backend.
 func TestSecondDataDir(t *testing.T) {
 	t.Parallel()
 	pairsOfBackends(t, func(t *testing.T, n, second *node, chain string) {
@@ -101,13 +101,13 @@ func TestSecondDataDir(t *testing.T) {
 			second.startReconciler(t).eventuallyUnready(t, append(says, "state: ")...)
 		})
 		if _, err := os.Lstat(second.dataDir); !os.IsNotExist(err) {
-			t.Errorf("the second dataDir was made: %v", err)
+			t.Errorf("the second dataDir was created: %v", err)
 		}
 	})
 }
 
-// TestFirstADDsOfTwoDataDirs: of two first ADDs at the same instant, with different
-// dataDirs and no file that states one, one makes its rules and the other is refused.
+// TestFirstADDsOfTwoDataDirs runs two first ADDs with different dataDirs at the same time. It
+// checks that one makes its rules and the other is refused.
 func TestFirstADDsOfTwoDataDirs(t *testing.T) {
 	t.Parallel()
 	const rounds = 10
@@ -125,7 +125,7 @@ func TestFirstADDsOfTwoDataDirs(t *testing.T) {
 			answers[1-first].want(t, 7, "a node has one dataDir")
 			n.invoke(t, invocation{verb: "CHECK", conf: confs[first]}).want(t, 0)
 			if rules := n.ruleset(t); strings.Contains(rules, pair[1-first].dataDir) {
-				t.Errorf("the chain of the second one stands:\n%s", rules)
+				t.Errorf("the chain of the refused ADD exists:\n%s", rules)
 			}
 			for _, m := range pair {
 				if _, stderr, code := m.reconciler(t, "cleanup"); code != 0 {
@@ -136,8 +136,8 @@ func TestFirstADDsOfTwoDataDirs(t *testing.T) {
 	})
 }
 
-// TestDataDirOfTheConflists: a dataDir that the conflists on disk do not have is
-// refused and leaves no trace, although it would be the first in use.
+// TestDataDirOfTheConflists checks that a dataDir that no conflist on disk has is refused and
+// leaves no files, even if it is the first on the node.
 func TestDataDirOfTheConflists(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -153,9 +153,9 @@ func TestDataDirOfTheConflists(t *testing.T) {
 	})
 }
 
-// TestDataDirThatReplacesAnother: a tenant's entry was the first on the node. Once
-// a conflist on disk has another dataDir, an ADD with that one, or a reconciler,
-// removes the tenant's chain, which does not come back.
+// TestDataDirThatReplacesAnother starts with a tenant's entry as the first on the node. It checks
+// that ADD or the reconciler removes the tenant's chain once a conflist on disk has another
+// dataDir, and that the chain is not recreated.
 func TestDataDirThatReplacesAnother(t *testing.T) {
 	t.Parallel()
 	for name, replace := range map[string]func(*testing.T, *node){
@@ -178,7 +178,7 @@ func TestDataDirThatReplacesAnother(t *testing.T) {
 				replace(t, n)
 				n.invoke(t, invocation{verb: "CHECK", conf: n.conf(t, "podnet", nil)}).want(t, 0)
 				if rules := n.ruleset(t); strings.Contains(rules, tenant.dataDir) || chain == "OTHER" && strings.Contains(rules, chain) {
-					t.Errorf("the tenant's chain stands:\n%s", rules)
+					t.Errorf("the tenant's chain still exists:\n%s", rules)
 				}
 				state := tree(t, tenant.dataDir)
 				tenant.wantNoWrites(t, func() {
@@ -194,7 +194,7 @@ func TestDataDirThatReplacesAnother(t *testing.T) {
 	}
 }
 
-// untouchedBy runs a verb of another dataDir that must leave the rules alone.
+// wantRulesUnchanged runs a verb of another dataDir and fails if it changes the rules.
 func (n *node) wantRulesUnchanged(t *testing.T, other *node, r invocation) {
 	t.Helper()
 	before := n.ruleset(t)
@@ -204,8 +204,8 @@ func (n *node) wantRulesUnchanged(t *testing.T, other *node, r invocation) {
 	}
 }
 
-// TestTenantChainKeptWhileOwnRulesFail: while the rules of the node's dataDir
-// cannot be written, the chain of another stays.
+// TestTenantChainKeptWhileOwnRulesFail checks that another dataDir's chain stays while the rules of
+// the node's dataDir cannot be written.
 func TestTenantChainKeptWhileOwnRulesFail(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[1])
@@ -222,12 +222,12 @@ func TestTenantChainKeptWhileOwnRulesFail(t *testing.T) {
 	mend()
 	n.addAndCheck(t, conf)
 	if rules := n.ruleset(t); strings.Contains(rules, "OTHER") {
-		t.Errorf("the tenant's chain stands:\n%s", rules)
+		t.Errorf("the tenant's chain still exists:\n%s", rules)
 	}
 }
 
-// TestDoctorFindsAnotherDataDir: a chain of another dataDir is found in whatever
-// form and under whatever name.
+// TestDoctorFindsAnotherDataDir checks that doctor finds a chain of another dataDir in every
+// backend and under any name.
 func TestDoctorFindsAnotherDataDir(t *testing.T) {
 	t.Parallel()
 	pairsOfBackends(t, func(t *testing.T, n, second *node, chain string) {

@@ -14,8 +14,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// settingsFile is the reconciler's own file, which comes at once and whole as
-// configuration management writes it.
+// settingsFile writes reconciler.toml atomically, as configuration management does, and returns its
+// path.
 func (n *node) settingsFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(n.dir, "etc", "reconciler.toml")
@@ -23,14 +23,14 @@ func (n *node) settingsFile(t *testing.T, text string) string {
 	return path
 }
 
-// exempting is a file whose policy leaves a prefix alone. The interval is long:
-// nothing here waits for it.
+// exemptSettings returns a reconciler.toml whose policy exempts a prefix. Its interval is long
+// enough never to trigger a sync.
 func exemptSettings(prefix string) string {
 	return fmt.Sprintf("resync_interval = \"1h\"\n[agent]\nnonMasqueradeCIDRs = [%q]\n", prefix)
 }
 
-// TestBrokenSettings breaks reconciler.toml while the reconciler runs: the last
-// good settings hold, and the line that is wrong is told, until it is mended.
+// TestBrokenSettings breaks reconciler.toml while the reconciler runs. It checks that the last
+// valid settings stay in force and /readyz names the wrong line until the file is repaired.
 func TestBrokenSettings(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -51,7 +51,7 @@ func TestBrokenSettings(t *testing.T) {
 		}{
 			{"unknown key", exemptSettings("1.2.3.0/24") + "masqChian = \"X\"\n", []string{path + ":4", "masqChian", "did you mean masqChain?"}},
 			{"host bits", exemptSettings("1.2.3.4/24"), []string{path + ":3", "nonMasqueradeCIDRs[0]", "1.2.3.0/24"}},
-			{"no TOML", "resync_interval = \n", []string{path + ":1"}},
+			{"not TOML", "resync_interval = \n", []string{path + ":1"}},
 			{"interval", "resync_interval = \"0s\"\n", []string{path + ":1", "resync_interval", "1s"}},
 			{"gone", "", []string{path}},
 			{"directory", "", []string{path}},
@@ -84,7 +84,7 @@ func TestBrokenSettings(t *testing.T) {
 	})
 }
 
-// TestBrokenSettingsAtStart: the process lives, and does what the flags say.
+// TestBrokenSettingsAtStart checks that the reconciler runs with the settings of its flags.
 func TestBrokenSettingsAtStart(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -102,8 +102,8 @@ func TestBrokenSettingsAtStart(t *testing.T) {
 	all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1"})
 }
 
-// TestSettingsChange: what the file says is taken over without a restart, however
-// it is written and how soon after the last time.
+// TestSettingsChange checks that changes of the file take effect without a restart, whether it is
+// renamed or written in place, and however quickly changes follow one another.
 func TestSettingsChange(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -120,7 +120,7 @@ func TestSettingsChange(t *testing.T) {
 		n.settingsFile(t, exemptSettings(prefix))
 		soon(prefix)
 	}
-	// In place, as an editor may: for a moment the file is empty, and that is sound.
+	// Written in place, the file is empty for a moment, which is valid.
 	for i := range 10 {
 		prefix := fmt.Sprintf("21.%d.0.0/16", i)
 		must(t, os.WriteFile(path, nil, 0o644))
@@ -128,7 +128,7 @@ func TestSettingsChange(t *testing.T) {
 		must(t, os.WriteFile(path, []byte(exemptSettings(prefix)), 0o644))
 		soon(prefix)
 	}
-	// Many times in a row.
+	// Many changes in a row.
 	for i := range 30 {
 		n.settingsFile(t, exemptSettings(fmt.Sprintf("22.%d.0.0/16", i)))
 		time.Sleep(time.Duration(i%7) * 5 * time.Millisecond)
@@ -147,11 +147,11 @@ func TestSettingsChange(t *testing.T) {
 	n.wantValidPolicy(t, all)
 	d.eventuallyReady(t)
 	if stale := strings.Count(d.log(), "source updated"); stale < 20 {
-		t.Errorf("it told %d times of new settings", stale)
+		t.Errorf("the log has %d changes of settings", stale)
 	}
 }
 
-// TestSettingsChangeAddresses: the listeners move with the file.
+// TestSettingsChangeAddresses checks that the listeners follow the addresses in the file.
 func TestSettingsChangeAddresses(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -174,14 +174,14 @@ func TestSettingsChangeAddresses(t *testing.T) {
 	n.eventually(t, "the second address", func() bool { return ready(second) })
 	client.CloseIdleConnections()
 	if ready(first) {
-		t.Error("it still listens on the first address")
+		t.Error("the reconciler still listens on the first address")
 	}
 	n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", first))
 	n.eventually(t, "the first address again", func() bool { return ready(first) })
 }
 
-// TestMissingAgentDirectory: without a directory nothing is stated, and the
-// defaults hold; unless files of an earlier time are stored, which stay.
+// TestMissingAgentDirectory checks that the defaults apply without an agent directory, and that a
+// stored policy stays in force after the directory is removed.
 func TestMissingAgentDirectory(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -192,11 +192,11 @@ func TestMissingAgentDirectory(t *testing.T) {
 		all.verdicts(t, n, false, map[string]string{"pod": "10.8.0.1"})
 		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
 
-		m := n.configMap(t, validConfigMap()) // it comes
+		m := n.configMap(t, validConfigMap()) // create the directory
 		n.eventually(t, "its policy", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
 		n.wantValidPolicy(t, all)
 		documents := n.documentStamps(t)
-		must(t, os.Rename(m.dir, m.dir+".away")) // and goes
+		must(t, os.Rename(m.dir, m.dir+".away")) // remove it
 		n.eventually(t, "a warning", func() bool {
 			return strings.Contains(d.log(), "does not exist; the policy that was read from it stays in force")
 		})
@@ -204,7 +204,7 @@ func TestMissingAgentDirectory(t *testing.T) {
 		d.eventuallyReady(t)
 		d.stop(t)
 
-		// Also after a restart, and a reboot.
+		// The policy stays in force after a restart and a reboot.
 		n.flush(t)
 		d = n.startReconciler(t, n.agentArgs(dir)...)
 		d.eventuallyReady(t)
@@ -213,20 +213,20 @@ func TestMissingAgentDirectory(t *testing.T) {
 			t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
 		}
 		n.wantValidPolicy(t, all)
-		if stored := n.load(t).Sources; len(stored) != 1 || len(policy.Merge(stored)[0].Destinations) != 3 { // link-local too
+		if stored := n.load(t).Sources; len(stored) != 1 || len(policy.Merge(stored)[0].Destinations) != 3 { // with link-local
 			t.Errorf("stored: %+v", stored)
 		}
 		must(t, os.Rename(m.dir+".away", m.dir))
 		m.update(t, map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [20.0.0.0/8]\n"})
 		n.eventually(t, "the directory again", func() bool { return strings.Contains(n.rules(t), "20.0.0.0/8") })
 		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
-		// It is put in force once its rules are.
+		// The document is replaced only after the rules.
 		n.eventually(t, "another document", func() bool { return n.documentStamps(t) != documents })
 	})
 }
 
-// TestConfigMapAgainstConflist: the network's word holds, in the rules too, and
-// both sources are named until they agree.
+// TestConfigMapAgainstConflist checks that the network's policy takes precedence over the agent
+// files, also in the rules, and that both sources are named until they agree.
 func TestConfigMapAgainstConflist(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -244,7 +244,7 @@ func TestConfigMapAgainstConflist(t *testing.T) {
 				t.Errorf("policy_conflict is %v, want 2", got)
 			}
 			if !strings.Contains(n.rules(t), "random") {
-				t.Errorf("the files' word holds:\n%s", n.rules(t))
+				t.Errorf("the policy of the agent files is in force:\n%s", n.rules(t))
 			}
 			all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9 1.2.3.4"})
 			all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
@@ -255,16 +255,16 @@ func TestConfigMapAgainstConflist(t *testing.T) {
 				t.Errorf("policy_conflict is %v, want 0", got)
 			}
 			all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9 1.2.3.4"})
-			m.update(t, map[string]string{"ip-masq-agent": contrary}) // and once more, while it runs
+			m.update(t, map[string]string{"ip-masq-agent": contrary}) // once more, while the reconciler runs
 		}
 		d.eventuallyUnready(t, says...)
-		// The other party can give in as well.
+		// The conflict also ends if the network changes.
 		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})
 		d.eventuallyReady(t)
 		all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1 1.2.3.4"})
 		all.verdicts(t, n, true, map[string]string{"pod": "10.9.9.9"})
 		if n.backend.variant != "" && strings.Contains(n.rules(t), "random-fully") {
-			t.Errorf("randomFully of the files does not hold:\n%s", n.rules(t))
+			t.Errorf("randomFully of the agent files is not in force:\n%s", n.rules(t))
 		}
 	})
 }

@@ -26,15 +26,15 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// sized is something that is done with input of a size that others choose.
+// scalingCase is an operation on input whose size is not under the project's control.
 type scalingCase struct {
 	name string
 	n    int
-	// prepare returns what is done with input of n items.
+	// prepare returns the operation on input of n items.
 	prepare func(t *testing.T, n int) func()
 }
 
-// cpuTime is the processor time that the process has used so far.
+// cpuTime returns the processor time that the process has used so far.
 func cpuTime(t *testing.T) time.Duration {
 	t.Helper()
 	var u syscall.Rusage
@@ -42,15 +42,14 @@ func cpuTime(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// TestSizes: four times the input takes about four times the processor time,
-// where a step that goes with the square takes sixteen times. What takes less
-// than the floor tells nothing, and is no harm either.
+// TestSizes checks that four times the input takes at most nine times the processor time: a linear
+// operation takes four times, a quadratic one sixteen. Times below the floor are ignored.
 func TestSizes(t *testing.T) {
 	const most, floor = 9, 40 * time.Millisecond
 	for _, s := range slices.Concat(policyCases(), configCases()) {
 		t.Run(s.name, func(t *testing.T) {
 			few, many := s.prepare(t, s.n), s.prepare(t, 4*s.n)
-			// The least is what it takes: the machine has others to serve.
+			// The minimum of several runs is the least disturbed by other programs.
 			tookFew, tookMany := processorTime(t, few), processorTime(t, many)
 			for range 5 {
 				if tookMany <= max(floor, most*tookFew) {
@@ -66,7 +65,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// spent is the processor time that something takes.
+// processorTime returns the processor time of a function.
 func processorTime(t *testing.T, do func()) time.Duration {
 	t.Helper()
 	runtime.GC()
@@ -81,7 +80,7 @@ func reversed[T any](list []T) []T {
 	return list
 }
 
-// stated is what the nth network states.
+// networkSource returns the source of the nth network.
 func networkSource(nth int, s policy.SourcePolicy) policy.Source {
 	if s.Chain == "" {
 		s.Chain = policy.DefaultChain
@@ -89,7 +88,7 @@ func networkSource(nth int, s policy.SourcePolicy) policy.Source {
 	return policy.Source{ID: networkID(fmt.Sprint("net", nth)), Policy: s, Order: int64(nth + 1)}
 }
 
-// desired is the rules of networks that state this.
+// desired returns the desired rules of networks with these policies.
 func desired(l policy.Layout, statements ...policy.SourcePolicy) policy.Ruleset {
 	var all []policy.Source
 	for i, s := range statements {
@@ -98,7 +97,7 @@ func desired(l policy.Layout, statements ...policy.SourcePolicy) policy.Ruleset 
 	return policy.Desired(policy.Merge(all), l, policy.OwnedBy("/state"))
 }
 
-// halves is a statement of n prefixes, of which half are exempt and half are not.
+// halfExempt returns a policy with n prefixes, half of them exempt.
 func halfExempt(n int) policy.SourcePolicy {
 	return policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n/2)...), MasqueradeCIDRs: prefixes(prefixesOf24(n/2, n/2)...)}
 }
@@ -107,11 +106,11 @@ func policyCases() []scalingCase {
 	rules, sets := policy.Layout{}, policy.Layout{Sets: true}
 	compare := func(a, b policy.Ruleset) func() { return func() { policy.Compare(a, b) } }
 	return []scalingCase{
-		{"merge and make rules", 8000, func(_ *testing.T, n int) func() {
+		{"merge and desired rules", 8000, func(_ *testing.T, n int) func() {
 			s := halfExempt(n)
 			return func() { desired(rules, s); desired(sets, s) }
 		}},
-		{"prefixes within each other", 8000, func(_ *testing.T, n int) func() {
+		{"nested prefixes", 8000, func(_ *testing.T, n int) func() {
 			var s policy.SourcePolicy
 			for i := range n {
 				p := prefixes(prefixesOf24(i/8, 1)...)[0]
@@ -139,7 +138,7 @@ func policyCases() []scalingCase {
 			rs := desired(rules, all...)
 			return compare(rs, rs)
 		}},
-		{"lists in another order", 4000, func(_ *testing.T, n int) func() {
+		{"reordered lists", 4000, func(_ *testing.T, n int) func() {
 			s := halfExempt(n)
 			r := policy.SourcePolicy{NonMasqueradeCIDRs: reversed(s.NonMasqueradeCIDRs), MasqueradeCIDRs: reversed(s.MasqueradeCIDRs)}
 			return compare(desired(rules, s), desired(rules, r))
@@ -151,17 +150,17 @@ func policyCases() []scalingCase {
 			return compare(desired(rules, policy.SourcePolicy{OutputInterfaces: interfaceNames("a", n)}),
 				desired(rules, policy.SourcePolicy{OutputInterfaces: interfaceNames("b", n)}))
 		}},
-		{"other interfaces and sources", 512, func(_ *testing.T, n int) func() {
+		{"changed interfaces and sources", 512, func(_ *testing.T, n int) func() {
 			of := func(prefix string, nth int) policy.Ruleset {
 				return desired(sets, policy.SourcePolicy{OutputInterfaces: interfaceNames(prefix, n), SourceCIDRs: prefixes(prefixesOf24(nth, 2)...)})
 			}
 			return compare(of("a", 0), of("b", 2))
 		}},
-		{"jumps that are too many", 1024, func(_ *testing.T, n int) func() {
+		{"unexpected jumps", 1024, func(_ *testing.T, n int) func() {
 			a, b := desired(rules, policy.SourcePolicy{OutputInterfaces: interfaceNames("a", n)}), desired(rules, policy.SourcePolicy{OutputInterfaces: interfaceNames("b", n)})
 			return func() { policy.Unmatched(a.Chains[0].Jumps, b.Chains[0].Jumps) }
 		}},
-		{"a prefix each that two networks dispute", 4000, func(t *testing.T, n int) func() {
+		{"networks in conflict over a prefix", 4000, func(t *testing.T, n int) func() {
 			a := networkSource(0, policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n)...)})
 			b := networkSource(1, policy.SourcePolicy{MasqueradeCIDRs: a.Policy.NonMasqueradeCIDRs})
 			return func() {
@@ -174,14 +173,14 @@ func policyCases() []scalingCase {
 	}
 }
 
-// everywhere is a conf directory that has all networks.
+// allNetworks is a conflist directory that has an entry for every network.
 type allNetworks struct{}
 
 func (allNetworks) HasEntry(string) bool                          { return true }
 func (allNetworks) LacksEntry(string) bool                        { return false }
 func (allNetworks) HasEntryWith(string, policy.SourcePolicy) bool { return false }
 
-// entrySized is an entry with keys of a size, as the plugin takes it.
+// entryCase parses a plugin entry with keys of a size.
 func entryCase(name string, n int, keys func(n int) object) scalingCase {
 	return scalingCase{name, n, func(t *testing.T, n int) func() {
 		entry := keys(n)
@@ -198,7 +197,7 @@ func entryCase(name string, n int, keys func(n int) object) scalingCase {
 	}}
 }
 
-// agentSized is files of the agents.
+// agentFilesCase parses agent files of a size.
 func agentFilesCase(name string, n int, files func(n int) map[string]string) scalingCase {
 	return scalingCase{name, n, func(t *testing.T, n int) func() {
 		dir := t.TempDir()
@@ -214,7 +213,7 @@ func agentFilesCase(name string, n int, files func(n int) map[string]string) sca
 	}}
 }
 
-// confDirOf is a conf directory of n networks, of a node with that dataDir.
+// confDirOf writes a conflist directory with n networks of a node with this dataDir.
 func confDirOf(t *testing.T, n int, dataDir string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -235,8 +234,8 @@ func configCases() []scalingCase {
 		entryCase("prefixes in both lists", 8000, func(n int) object {
 			return object{"nonMasqueradeCIDRs": prefixesOf24(0, n), "masqueradeCIDRs": reversed(prefixesOf24(0, n))}
 		}),
-		entryCase("items that are none", 8000, func(n int) object { return object{"nonMasqueradeCIDRs": interfaceNames("x", n)} }),
-		entryCase("keys that are none", 8000, func(n int) object {
+		entryCase("invalid items", 8000, func(n int) object { return object{"nonMasqueradeCIDRs": interfaceNames("x", n)} }),
+		entryCase("unknown keys", 8000, func(n int) object {
 			keys := object{}
 			for _, name := range interfaceNames("k", n) {
 				keys[name] = 1
@@ -292,11 +291,11 @@ func configCases() []scalingCase {
 			return func() {
 				node := reconcile.Open(s, filepath.Join(s.CNIConfDir, "none"), nil)
 				if r := node.DryRun(t.Context(), node.Read()); len(r.Pending) != n {
-					t.Fatalf("%d networks are to be put in force: %v", len(r.Pending), r.Problems)
+					t.Fatalf("%d networks are pending: %v", len(r.Pending), r.Problems)
 				}
 			}
 		}},
-		{"attachments that GC is to keep", 10000, func(t *testing.T, n int) func() {
+		{"valid attachments of GC", 10000, func(t *testing.T, n int) func() {
 			var valid []object
 			for _, id := range interfaceNames("id", n) {
 				valid = append(valid, object{"containerID": id, "ifname": "eth0"})

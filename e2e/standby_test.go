@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// takeover is more than the second waits between its looks at the first.
+// takeover is a limit above the standby's retry interval of one second.
 const takeover = 4 * time.Second
 
-// TestTwoReconcilers: of two that run, one works and the other stands by, says
-// so, and takes over when the first ends, in whatever way.
+// TestTwoReconcilers checks that the second reconciler is a standby, reports that, and becomes the
+// leader after the first has ended by SIGTERM or SIGKILL.
 func TestTwoReconcilers(t *testing.T) {
 	t.Parallel()
 	ends := map[string]func(*daemon, *testing.T){"by SIGTERM": (*daemon).stop, "by SIGKILL": (*daemon).kill}
@@ -32,14 +32,14 @@ func TestTwoReconcilers(t *testing.T) {
 				}
 			}
 			if second.metric(t, "ready") != 0 || w.metric(t, "ready") != 1 {
-				t.Error("the metric ready is not 0 of the second and 1 of the first")
+				t.Error("the metric ready is not 0 on the standby and 1 on the leader")
 			}
 			if all := second.notReadyReasons(t); !slices.Equal(all, []string{"standby"}) {
 				t.Errorf("the second has reasons %q", all)
 			}
-			time.Sleep(2 * time.Second) // it asks again each second
+			time.Sleep(2 * time.Second) // the standby retries each second
 			if n := strings.Count(second.log(), "another ip-masq-reconciler runs"); n != 1 || strings.Count(second.log(), "\n") != 1 {
-				t.Errorf("the second says so %d times, not once:\n%s", n, second.log())
+				t.Errorf("the standby reports it %d times, want once:\n%s", n, second.log())
 			}
 			if code, body := w.ready(); code != 200 {
 				t.Errorf("the first is not ready: %d %s", code, body)
@@ -48,23 +48,23 @@ func TestTwoReconcilers(t *testing.T) {
 				t.Errorf("the second wrote: %v\n%s\nwere\n%s", late, w.documentStamps(t), state)
 			}
 
-			// The first repairs, and the second has no part in it.
+			// The leader repairs the rules; the standby does nothing.
 			way := tamperings()[0]
 			before := second.log()
 			w.spoil(t, way, 0)
 			w.repair(t, commits)
 			if said := second.since(before); said != "" {
-				t.Errorf("the second says:\n%s", said)
+				t.Errorf("the standby logged:\n%s", said)
 			}
 
-			// While nobody is at work, the rules that stand stay.
+			// The rules stay while no reconciler runs.
 			commits = w.Count()
 			end(w.daemon, t)
 			start := time.Now()
 			second.within(t, takeover, "taking over", func() bool { code, _ := second.ready(); return code == 200 })
 			t.Logf("the second took over after %s", time.Since(start).Round(time.Millisecond))
 			if late := w.Since(commits); len(late) > 0 {
-				t.Errorf("taking over wrote rules that were right: %v", late)
+				t.Errorf("taking over rewrote rules in sync: %v", late)
 			}
 			w.daemon = second
 			w.spoil(t, way, 0)
@@ -75,10 +75,10 @@ func TestTwoReconcilers(t *testing.T) {
 	}
 }
 
-// since is what was logged after the log was as before.
+// since returns what was logged after an earlier log.
 func (d *daemon) since(before string) string { return strings.TrimPrefix(d.log(), before) }
 
-// TestTakeoverRepairs: what happened while nobody was at work is found.
+// TestTakeoverRepairs checks that a new leader repairs changes from the time without a leader.
 func TestTakeoverRepairs(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -92,14 +92,13 @@ func TestTakeoverRepairs(t *testing.T) {
 		second.within(t, takeover, "taking over", func() bool { code, _ := second.ready(); return code == 200 })
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 		if stdout, stderr, code := n.reconciler(t, "check"); code != 0 {
-			t.Errorf("check: %d %s%s; the rules were\n%s", code, stdout, stderr, right)
+			t.Errorf("check: %d %s%s; want rules\n%s", code, stdout, stderr, right)
 		}
 	})
 }
 
-// TestOnceDuringRun: one pass beside a reconciler at work finds the rules right
-// and disturbs nobody; while rules are spoiled, both repair what they find, and
-// neither undoes the other.
+// TestOnceDuringRun checks that `once` changes nothing while `run` keeps the rules in sync, and
+// that neither reverts the other while a program changes the rules.
 func TestOnceDuringRun(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -113,10 +112,10 @@ func TestOnceDuringRun(t *testing.T) {
 			}
 		}
 		if n.generation(t) != generation || n.ruleset(t) != before || n.documentStamps(t) != state {
-			t.Error("once wrote although all was right")
+			t.Error("once wrote rules in sync")
 		}
 		if said := d.since(log); said != "" {
-			t.Errorf("run says:\n%s", said)
+			t.Errorf("run logged:\n%s", said)
 		}
 
 		var all sync.WaitGroup
@@ -124,7 +123,7 @@ func TestOnceDuringRun(t *testing.T) {
 			all.Go(func() {
 				for range 10 {
 					c := n.reconcilerCommand(t.Context(), t, "once")
-					// The next flush may come before it has looked at what it wrote.
+					// The next flush can precede the verification by once.
 					if out, err := c.CombinedOutput(); err != nil && !strings.Contains(string(out), "rules differ from what is desired") {
 						t.Errorf("once: %v\n%s", err, out)
 						return
@@ -144,19 +143,18 @@ func TestOnceDuringRun(t *testing.T) {
 		settled := n.generation(t)
 		time.Sleep(1500 * time.Millisecond)
 		if now := n.generation(t); now != settled {
-			t.Errorf("the generation goes on from %d to %d", settled, now)
+			t.Errorf("the generation moved from %d to %d", settled, now)
 		}
 		if code, body := d.ready(); code != 200 {
 			t.Errorf("/readyz: %d %s", code, body)
 		}
 		if strings.Contains(d.log(), "level=ERROR") {
-			t.Errorf("run complains:\n%s", d.log())
+			t.Errorf("run logged an error:\n%s", d.log())
 		}
 	})
 }
 
-// TestRulesStayAfterSIGTERM: SIGTERM ends it with exit code 0, which stop
-// verifies, and nothing is written.
+// TestRulesStayAfterSIGTERM checks that the reconciler exits with code 0 and writes nothing.
 func TestRulesStayAfterSIGTERM(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -172,25 +170,24 @@ func TestRulesStayAfterSIGTERM(t *testing.T) {
 			t.Errorf("generation moved from %d to %d", generation, now)
 		}
 		if said := d.since(log); said != "" {
-			t.Errorf("it says:\n%s", said)
+			t.Errorf("the log has:\n%s", said)
 		}
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 	})
 }
 
-// TestSIGHUP: SIGHUP makes a pass at once. iptables-legacy shows it best: there
-// nothing else tells the reconciler.
+// TestSIGHUP checks that SIGHUP starts a sync at once. With iptables-legacy no event starts one.
 func TestSIGHUP(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.agentFile(t, "ip-masq-of-mine", "{}\n")
 		d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
-		time.Sleep(100 * time.Millisecond) // for passes that its start asked for
-		log, passes := d.log(), d.metric(t, "reconciles_total")
+		time.Sleep(100 * time.Millisecond) // for syncs of the start
+		log, syncs := d.log(), d.metric(t, "reconciles_total")
 		d.signal(t, syscall.SIGHUP)
-		d.within(t, time.Second, "pass", func() bool { return d.metric(t, "reconciles_total") > passes })
+		d.within(t, time.Second, "sync", func() bool { return d.metric(t, "reconciles_total") > syncs })
 		if said := d.since(log); said != "" {
-			t.Errorf("it found nothing, and says:\n%s", said)
+			t.Errorf("the sync found no drift; the log has:\n%s", said)
 		}
 		if n.backend.variant != "legacy" {
 			return

@@ -12,8 +12,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// TestRequireAgentConfig: the first pod waits for the agent files, and comes
-// again.
+// TestRequireAgentConfig checks that the first ADD fails with code 11 until the agent files are
+// stored, and that its retry succeeds.
 func TestRequireAgentConfig(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -31,13 +31,13 @@ func TestRequireAgentConfig(t *testing.T) {
 		n.storeSource(t, agentFilesSource(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
 		n.addAndCheck(t, conf).noWarnings(t)
 		if rules := n.rules(t); !strings.Contains(rules, "192.0.2.0/24") {
-			t.Errorf("rules without the agent files' part:\n%s", rules)
+			t.Errorf("rules without the policy of the agent files:\n%s", rules)
 		}
 	})
 }
 
-// TestRefusedDataDir: a state that somebody else could have written is not
-// believed, and neither is it replaced.
+// TestRefusedDataDir checks that a dataDir that another user can write is neither used nor
+// replaced.
 func TestRefusedDataDir(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -50,8 +50,8 @@ func TestRefusedDataDir(t *testing.T) {
 			func() error { return firstOf(os.Rename(n.dataDir, elsewhere), os.Symlink(elsewhere, n.dataDir)) },
 			func() error { return firstOf(os.Remove(n.dataDir), os.Rename(elsewhere, n.dataDir)) },
 		},
-		"writable by others":           {func() error { return os.Chmod(n.dataDir, 0o777) }, func() error { return os.Chmod(n.dataDir, 0o700) }},
-		"documents writable by others": {func() error { return os.Chmod(sources, 0o770) }, func() error { return os.Chmod(sources, 0o700) }},
+		"writable by other users":           {func() error { return os.Chmod(n.dataDir, 0o777) }, func() error { return os.Chmod(n.dataDir, 0o700) }},
+		"documents writable by other users": {func() error { return os.Chmod(sources, 0o770) }, func() error { return os.Chmod(sources, 0o700) }},
 		"a file": {
 			func() error { return firstOf(os.Rename(n.dataDir, elsewhere), os.WriteFile(n.dataDir, nil, 0o600)) },
 			func() error { return firstOf(os.Remove(n.dataDir), os.Rename(elsewhere, n.dataDir)) },
@@ -83,8 +83,8 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// TestReboot: the kernel has forgotten the rules, and the dataDir what was about
-// the kernel and its containers; the first pod gets what all sources state.
+// TestReboot removes the rules and changes the boot ID in the dataDir, as a reboot does. It checks
+// that the first ADD restores the rules of all sources and drops the attachments.
 func TestReboot(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
@@ -121,7 +121,7 @@ func TestReboot(t *testing.T) {
 	})
 }
 
-// owning is what our own tables hold.
+// ownedTables returns the rules in the tables of ip-masq.
 func (n *node) ownedTables(t *testing.T) string {
 	t.Helper()
 	if n.backend.variant != "" {
@@ -130,8 +130,8 @@ func (n *node) ownedTables(t *testing.T) string {
 	return n.tool(t, "nft", "-s", "list", "table", "ip", "ip-masq")
 }
 
-// TestNewerRules: a chain that a newer version wrote in a form of its own stays,
-// and serves.
+// TestNewerRules checks that a chain in the backend of a newer version is not changed and that ADD
+// succeeds.
 func TestNewerRules(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {

@@ -23,8 +23,8 @@ import (
 
 const unitFile = "../deploy/systemd/ip-masq-reconciler.service"
 
-// unit is a unit file as systemd.syntax(7) has it: values by section and key. An
-// empty value takes those before it back.
+// unit is a unit file as in systemd.syntax(7): values by section and key. An empty value resets the
+// list before it.
 type unit map[string]map[string][]string
 
 func readUnit(t *testing.T) unit {
@@ -48,14 +48,13 @@ func readUnit(t *testing.T) unit {
 	return u
 }
 
-// words are the values of a key that is a list.
+// words returns the values of a key that is a list.
 func (u unit) words(key string) []string {
 	return strings.Fields(strings.Join(u["Service"][key], " "))
 }
 
-// directives are those that systemd 252 knows and a service like ours may want
-// (systemd.unit(5), systemd.service(5), systemd.exec(5), systemd.kill(5),
-// systemd.resource-control(5)).
+// directives returns the directives of systemd 252 that a service may use (systemd.unit(5),
+// systemd.service(5), systemd.exec(5), systemd.kill(5), systemd.resource-control(5)).
 func directives() map[string]string {
 	return map[string]string{
 		"Unit": `Description Documentation Wants Requires Requisite BindsTo PartOf Upholds Conflicts Before After OnFailure OnSuccess
@@ -78,15 +77,15 @@ func directives() map[string]string {
 	}
 }
 
-// TestUnitDirectives: systemd passes over what it does not know with a line in
-// the journal that nobody reads.
+// TestUnitDirectives checks that systemd knows all directives: it ignores an unknown one with a
+// message in the journal.
 func TestUnitDirectives(t *testing.T) {
 	u := readUnit(t)
 	for section, keys := range u {
 		known := strings.Fields(directives()[section])
 		for key := range keys {
 			if !slices.Contains(known, key) {
-				t.Errorf("[%s] %s: no directive that systemd knows there", section, key)
+				t.Errorf("[%s] %s: systemd does not know this directive", section, key)
 			}
 		}
 	}
@@ -96,9 +95,9 @@ func TestUnitDirectives(t *testing.T) {
 	}
 	systemd, err := exec.LookPath("systemd-analyze")
 	if err != nil {
-		return // the list above has to do
+		return // without systemd-analyze the list above is the check
 	}
-	// It wants the program to be there.
+	// systemd-analyze requires that the program exists.
 	text := strings.ReplaceAll(string(readFile(t, unitFile)), strings.Fields(start[0])[0], reconcilerProgram(t))
 	file := filepath.Join(t.TempDir(), filepath.Base(unitFile))
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -110,7 +109,7 @@ func TestUnitDirectives(t *testing.T) {
 	}
 }
 
-// capabilities are those of the unit, as setpriv writes them.
+// capabilities returns the unit's capabilities in the notation of setpriv.
 func (u unit) capabilities(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -127,7 +126,7 @@ func (u unit) capabilities(t *testing.T) []string {
 	return all
 }
 
-// confined puts a program behind setpriv, which leaves it these capabilities.
+// withCapabilities prepends setpriv, which limits a program to these capabilities.
 func withCapabilities(capabilities []string, command []string) []string {
 	set := "-all"
 	for _, c := range capabilities {
@@ -136,12 +135,12 @@ func withCapabilities(capabilities []string, command []string) []string {
 	return append([]string{"setpriv", "--bounding-set", set, "--inh-caps", "-all", "--ambient-caps", "-all", "--no-new-privs", "--"}, command...)
 }
 
-// TestUnitCapabilities: once repairs rules of every form with the unit's
-// capabilities, and there is a form that needs each of them.
+// TestUnitCapabilities checks that the reconciler's commands work in every backend with the unit's
+// capabilities, and that some backend needs each of them.
 func TestUnitCapabilities(t *testing.T) {
 	capabilities := readUnit(t).capabilities(t)
-	// pass makes one on a fresh node, with so many capabilities.
-	pass := func(t *testing.T, f backend, having []string) (says string, works bool) {
+	// runCommands runs the commands on a new node with these capabilities.
+	runCommands := func(t *testing.T, f backend, having []string) (says string, works bool) {
 		t.Helper()
 		n := newNode(t, f)
 		n.conflist(t, "podnet", dualStack(nil))
@@ -164,7 +163,7 @@ func TestUnitCapabilities(t *testing.T) {
 	}
 	for _, f := range backends() {
 		t.Run(f.name, func(t *testing.T) {
-			if says, works := pass(t, f, capabilities); !works {
+			if says, works := runCommands(t, f, capabilities); !works {
 				t.Errorf("%s does not work with %q alone:\n%s", f.name, capabilities, says)
 			}
 		})
@@ -173,7 +172,7 @@ func TestUnitCapabilities(t *testing.T) {
 		t.Run("without "+without, func(t *testing.T) {
 			var fail []string
 			for _, f := range backends() {
-				if _, works := pass(t, f, slices.Delete(slices.Clone(capabilities), i, i+1)); !works {
+				if _, works := runCommands(t, f, slices.Delete(slices.Clone(capabilities), i, i+1)); !works {
 					fail = append(fail, f.name)
 				}
 			}
@@ -188,16 +187,15 @@ func TestUnitCapabilities(t *testing.T) {
 	}
 }
 
-// service is a program as systemd starts the unit's: with its capabilities, on a
-// file system that is read-only but for some directories, which exist.
+// service runs programs as systemd runs the unit: with its capabilities, on a file system that is
+// read-only except for some directories.
 type service struct {
 	n            *node
 	writable     []string
 	capabilities []string
 }
 
-// start starts the program in a mount namespace of its own, and returns what
-// waits for its end.
+// start starts the program in its own mount namespace and returns a function that waits for it.
 func (s service) start(t *testing.T, c *exec.Cmd) (wait func() error) {
 	t.Helper()
 	args := withCapabilities(s.capabilities, c.Args)
@@ -208,7 +206,7 @@ func (s service) start(t *testing.T, c *exec.Cmd) (wait func() error) {
 	c.Path, c.Args = path, args
 	started, ended := make(chan error, 1), make(chan error, 1)
 	go func() {
-		// Never unlocked: the thread, which is in the namespaces, ends with the goroutine.
+		// The thread stays locked and ends with the goroutine, because it has changed namespaces.
 		runtime.LockOSThread()
 		err := s.n.Node.Do(func() error { return errors.Join(remountReadOnlyExcept(s.writable), c.Start()) })
 		started <- err
@@ -222,8 +220,8 @@ func (s service) start(t *testing.T, c *exec.Cmd) (wait func() error) {
 	return func() error { return <-ended }
 }
 
-// readOnlyBut makes all file systems that the calling thread sees read-only, for
-// it and those whom it starts, but for some directories.
+// remountReadOnlyExcept makes all file systems of the calling thread and its children read-only
+// except for some directories.
 func remountReadOnlyExcept(writable []string) error {
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make mount namespace: %w", err)
@@ -249,7 +247,7 @@ func remountReadOnlyExcept(writable []string) error {
 	return err
 }
 
-// command runs one that ends by itself.
+// command runs a command of the reconciler to its end.
 func (s service) command(t *testing.T, args ...string) (output string, code int) {
 	t.Helper()
 	c, out := s.prepare(t, args...)
@@ -263,7 +261,7 @@ func (s service) command(t *testing.T, args ...string) (output string, code int)
 
 func (s service) prepare(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
-	// Of the node's command only the words: it would start in other namespaces.
+	// Only the arguments are used: the node's command would start in other namespaces.
 	words := s.n.reconcilerCommand(s.n.timeout(t), t, args...)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
 	t.Cleanup(cancel)
@@ -274,8 +272,8 @@ func (s service) prepare(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer
 	return c, out
 }
 
-// TestUnitPaths: what the unit lets it write is all that it writes, and it writes
-// to all of these.
+// TestUnitPaths checks that the reconciler works with the directories that the unit makes writable,
+// and that it needs each of them.
 func TestUnitPaths(t *testing.T) {
 	u := readUnit(t)
 	if system := u.words("ProtectSystem"); !slices.Equal(system, []string{"strict"}) {
@@ -285,13 +283,13 @@ func TestUnitPaths(t *testing.T) {
 	for _, dir := range u.words("StateDirectory") {
 		writable = append(writable, filepath.Join("/var/lib", dir))
 	}
-	// The last is the default data_dir, which the unit does not change.
+	// The last directory is the default data_dir, which the unit does not change.
 	dataDir := writable[len(writable)-1]
 	fresh := func(t *testing.T, f backend) service {
 		t.Helper()
 		n := newNode(t, f)
 		n.dataDir = dataDir
-		if err := os.MkdirAll(dataDir, 0o700); err != nil { // as systemd does
+		if err := os.MkdirAll(dataDir, 0o700); err != nil { // systemd creates it
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
@@ -326,14 +324,14 @@ func TestUnitPaths(t *testing.T) {
 				}
 			}
 			if len(fail) == 0 {
-				t.Errorf("%s is writable for nothing", without)
+				t.Errorf("%s is writable without need", without)
 			}
 			t.Logf("fail: %q", fail)
 		})
 	}
 }
 
-// run keeps a node right for a moment: it comes up, repairs, and ends in order.
+// checkRun checks that `run` becomes ready, repairs rules, and ends with exit code 0.
 func (s service) checkRun(t *testing.T) {
 	t.Helper()
 	health := s.n.unusedAddress()

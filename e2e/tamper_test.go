@@ -13,28 +13,26 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
-// What drift may take on nf_tables, from the event to the rules being right, on an
-// idle machine.
+// Limits of the time from an nf_tables event to the repaired rules, on an idle machine.
 const (
 	medianRepair             = 20 * time.Millisecond // the median
 	worstRepair              = 50 * time.Millisecond
-	repairInLargeCommit      = 250 * time.Millisecond // when others write thousands of rules in the same moment
-	repairDuringLargeCommits = time.Second            // while they go on doing so
+	repairInLargeCommit      = 250 * time.Millisecond // while another program writes thousands of rules at once
+	repairDuringLargeCommits = time.Second            // while it keeps writing
 )
 
-// tampering is a way to spoil the rules of a family by one commit. What a form
-// has no such way for is "".
+// tampering changes the rules of a family in one commit. An empty field means that the backend has
+// no such change.
 type tampering struct {
 	name string
-	// iptables is a command, and restore are several at once, for iptables-nft.
+	// iptables is one command; restore has several, applied at once by iptables-nft-restore.
 	iptables, restore string
-	// nft is a script for the nftables form, and script for either form.
+	// nft is an nft script for nftables, script one for either backend.
 	nft, script string
 }
 
-// tamperings are the twelve ways. Words in capitals depend on the family: FAM,
-// SET, LINKLOCAL, EXEMPT (that the policy exempts) and OTHER (that it does not
-// name).
+// tamperings are the twelve changes. Words in capitals are replaced by family: FAM, SET,
+// LINKLOCAL, EXEMPT (a prefix that the policy exempts) and OTHER (a prefix that it does not list).
 func tamperings() []tampering {
 	const chain, first, last = " FAM ip-masq masq-IP-MASQ-AGENT", "FAM daddr @SET counter ", "counter masquerade fully-random"
 	return []tampering{{
@@ -62,7 +60,7 @@ func tamperings() []tampering {
 		iptables: "-R IP-MASQ-AGENT 1 -d LINKLOCAL -j ACCEPT",
 		nft:      "flush chain" + chain + "\nadd rule" + chain + " " + first + "accept\nadd rule" + chain + " " + last,
 	}, {
-		name:     "foreign rule inside",
+		name:     "third-party rule inside",
 		iptables: "-I IP-MASQ-AGENT -p tcp --dport 25 -j ACCEPT",
 		nft:      "insert rule" + chain + " tcp dport 25 accept",
 	}, {
@@ -83,7 +81,7 @@ func tamperings() []tampering {
 	}}
 }
 
-// tampered is a node whose rules are right, with a reconciler and an ear.
+// tamperNode is a node whose rules are in sync, with a reconciler and a commit watcher.
 type tamperNode struct {
 	*node
 	*daemon
@@ -92,8 +90,7 @@ type tamperNode struct {
 	right string
 }
 
-// newTampered makes one. The interval is so long that only events can be what
-// makes the reconciler look.
+// newTamperNode makes a tamperNode. Its resync interval is so long that only events start a sync.
 func newTamperNode(t *testing.T, f backend) *tamperNode {
 	t.Helper()
 	n := newNode(t, f)
@@ -107,9 +104,8 @@ func newTamperNode(t *testing.T, f backend) *tamperNode {
 	return w
 }
 
-// ours is all that is ours in the node's form, and what others put there, but for
-// counters, the order of tables, and the numbers of sets, which tell a new one
-// from the old.
+// ownedRules returns the owned rules in the node's backend, and those of the saves() of other
+// programs, without counters, the order of tables, and the numbers in names of sets.
 func (w *tamperNode) ownedRules(t *testing.T) string {
 	t.Helper()
 	var kept []string
@@ -131,19 +127,19 @@ func (w *tamperNode) ownedRules(t *testing.T) string {
 	return strings.Join(kept, "")
 }
 
-// packets fails the test unless they are judged as the policy wants.
+// checkVerdicts fails the test unless packets get the policy's verdict.
 func (w *tamperNode) checkVerdicts(t *testing.T) {
 	t.Helper()
 	w.pods.verdicts(t, w.node, false, map[string]string{"pod": "10.9.9.9 192.168.7.7 fd00:9::9"})
 	w.pods.verdicts(t, w.node, true, map[string]string{"pod": "1.2.3.4 172.16.9.9 2001:db8:5::5"})
 }
 
-// appliesTo reports whether the form has such a way.
+// appliesTo reports whether the backend has this change.
 func (way tampering) appliesTo(f backend) bool {
 	return way.script != "" || f.variant == "" && way.nft != "" || f.variant != "" && way.iptables+way.restore != ""
 }
 
-// spoil tampers with the rules of the nth family.
+// spoil changes the rules of the nth family.
 func (w *tamperNode) spoil(t *testing.T, way tampering, nth int) {
 	t.Helper()
 	program, family := families()[nth][0], families()[nth][1]
@@ -160,7 +156,7 @@ func (w *tamperNode) spoil(t *testing.T, way tampering, nth int) {
 	}
 }
 
-// set is the name that the set of exempt destinations has now.
+// set returns the current name of the set of exempt destinations.
 func (w *tamperNode) set(t *testing.T, family string) string {
 	t.Helper()
 	if w.backend.variant != "" {
@@ -174,8 +170,8 @@ func (w *tamperNode) set(t *testing.T, family string) string {
 	return name
 }
 
-// repair waits until the rules are right again after somebody spoiled them, and
-// returns how long it took from the first commit since the count to the last.
+// repair waits until the rules are repaired. It returns the time from the first commit after the
+// count to the last.
 func (w *tamperNode) repair(t *testing.T, count int) time.Duration {
 	t.Helper()
 	const settled = 60 * time.Millisecond
@@ -193,30 +189,30 @@ func (w *tamperNode) repair(t *testing.T, count int) time.Duration {
 	return all[len(all)-1].At.Sub(all[0].At)
 }
 
-// amid waits until drift that spoil caused since the count, the ith time, is
-// repaired while others go on to commit, and returns how long it took.
+// repairDuringCommits waits until the ith change is repaired while other programs keep committing,
+// and returns the time from the change to the repair.
 func (w *tamperNode) repairDuringCommits(t *testing.T, count, i int) time.Duration {
 	t.Helper()
-	spoiler := "nft"
+	tamperer := "nft"
 	if w.backend.variant != "" {
-		spoiler = families()[i%len(families())][0]
+		tamperer = families()[i%len(families())][0]
 	}
-	var spoilt, right fixtures.Commit
+	var changed, right fixtures.Commit
 	w.until(t, "repair", func() bool {
 		for _, c := range w.Since(count) {
 			switch {
-			case c.Program == spoiler && spoilt.At.IsZero():
-				spoilt = c
-			case w.isReconcilerCommit(c) && !spoilt.At.IsZero():
+			case c.Program == tamperer && changed.At.IsZero():
+				changed = c
+			case w.isReconcilerCommit(c) && !changed.At.IsZero():
 				right = c
 			}
 		}
 		return !right.At.IsZero()
 	})
-	return right.At.Sub(spoilt.At)
+	return right.At.Sub(changed.At)
 }
 
-// isOurs reports whether the commit is one by which the reconciler repairs.
+// isReconcilerCommit reports whether the commit is a repair by the reconciler.
 func (w *tamperNode) isReconcilerCommit(c fixtures.Commit) bool {
 	if w.backend.variant == "" {
 		return c.Program == "ip-masq-reconci"
@@ -224,24 +220,23 @@ func (w *tamperNode) isReconcilerCommit(c fixtures.Commit) bool {
 	return c.Program == "iptables-restor" || c.Program == "ip6tables-resto"
 }
 
-// TestTampering: each way to spoil the rules is undone within milliseconds, in
-// each form on nf_tables that knows it. Most of what is measured is not ours: a
-// program that deleted something holds up all commits while it exits, until the
-// kernel has freed that, 8 to 20 ms later. Where something else kept the machine busy
-// the figures are taken again.
+// TestTampering checks that the reconciler repairs each change within milliseconds, in each
+// backend on nf_tables. Most of the time belongs to the kernel: a program that deletes objects
+// delays all commits until the kernel has freed them at its exit, 8 to 20 ms later. A slow
+// measurement is repeated, because another program may have kept the machine busy.
 func TestTampering(t *testing.T) {
 	onNFTables := backends()[:2]
 	for _, way := range tamperings() {
 		if !slices.ContainsFunc(onNFTables, way.appliesTo) {
-			t.Errorf("no form is tampered with by: %s", way.name)
+			t.Errorf("no backend has the change: %s", way.name)
 		}
 	}
 	for _, f := range onNFTables {
 		t.Run(f.name, func(t *testing.T) {
-			t.Parallel() // it waits most of the time
+			t.Parallel() // the test waits most of the time
 			all := tamper(t, f)
 			for again := 1; again <= 2 && all.slow(); again++ {
-				t.Logf("once more, as that was slow: %v", all)
+				t.Logf("repeating a slow measurement: %v", all)
 				all = tamper(t, f)
 			}
 			if all.slow() {
@@ -251,7 +246,7 @@ func TestTampering(t *testing.T) {
 	}
 }
 
-// tamper tries all ways that the form knows.
+// tamper measures all changes that the backend has.
 func tamper(t *testing.T, f backend) (all durations) {
 	t.Helper()
 	const times = 6 // too few to count as flapping

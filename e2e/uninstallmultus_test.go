@@ -12,8 +12,7 @@ import (
 	"testing"
 )
 
-// besideMultus is a node on which Multus has a copy of the conflist with the plugin
-// entry.
+// besideMultus makes a node where Multus has copied the conflist with the plugin entry.
 func besideMultus(t *testing.T, follows bool) (*uninstalledNode, *multus) {
 	t.Helper()
 	b := newUninstalledNode(t, backends()[0])
@@ -38,8 +37,8 @@ func besideMultus(t *testing.T, follows bool) (*uninstalledNode, *multus) {
 	return b, m
 }
 
-// TestUninstallWithMultus: the binary stays while Multus's file names it, and goes
-// once Multus has generated it again.
+// TestUninstallWithMultus checks that uninstall keeps the binary while the file of Multus names the
+// plugin, and removes it once Multus has generated the file again.
 func TestUninstallWithMultus(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{nil, {"--no-wait"}} {
@@ -61,13 +60,13 @@ func TestUninstallWithMultus(t *testing.T) {
 			m.start(t)
 			b.uninstall(t, args...)
 			if have := fileNames(t, b.bin); len(have) != 0 {
-				t.Errorf("left over: %q", have)
+				t.Errorf("files remain: %q", have)
 			}
 		})
 	}
 }
 
-// TestUninstallWithMultusCleanupOnExit: Multus follows within a second.
+// TestUninstallWithMultusCleanupOnExit checks that Multus follows the removal within a second.
 func TestUninstallWithMultusCleanupOnExit(t *testing.T) {
 	t.Parallel()
 	b, m := besideMultus(t, true)
@@ -86,13 +85,13 @@ func TestUninstallWithMultusCleanupOnExit(t *testing.T) {
 	b.uninstall(t)
 	<-done
 	if have := fileNames(t, b.bin); len(have) != 0 {
-		t.Errorf("left over: %q", have)
+		t.Errorf("files remain: %q", have)
 	}
 }
 
-// TestUninstallWithMultusCache: Multus ends a pod by the copy of the conflist that it
-// made when the pod started, under containerd too. Once the plugin is gone, uninstall
-// does not say that it stays.
+// TestUninstallWithMultusCache checks that uninstall keeps the binary while Multus has a cached
+// conflist of a running pod, which it uses for DEL, also with containerd. After --no-wait the
+// next uninstall does not report that the plugin stays.
 func TestUninstallWithMultusCache(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
@@ -101,7 +100,7 @@ func TestUninstallWithMultusCache(t *testing.T) {
 	task := filepath.Join(b.own("/run/containerd"), "io.containerd.runtime.v2.task/k8s.io", id)
 	file := filepath.Join(cache, id)
 	delegate := readFile(t, b.conflistFile)
-	for range 40 { // as nested as it ever was
+	for range 40 { // the deepest nesting seen with Multus
 		delegate = marshalIndent(t, object{"name": "multus-cni-network", "plugins": []any{object{"type": "multus", "delegates": []any{json.RawMessage(delegate)}}}})
 	}
 	must(t, firstOf(os.MkdirAll(task, 0o711), os.MkdirAll(b.own(cache), 0o755),
@@ -123,8 +122,8 @@ func TestUninstallWithMultusCache(t *testing.T) {
 	}
 }
 
-// TestUninstallLooksIntoEveryFile: a file that names the plugin keeps the binary if a
-// runtime may read it under its name.
+// TestUninstallLooksIntoEveryFile checks that a file that names the plugin keeps the binary if a
+// runtime reads files with its extension.
 func TestUninstallLooksIntoEveryFile(t *testing.T) {
 	t.Parallel()
 	const multusDir = "/etc/cni/multus/net.d"
@@ -156,6 +155,6 @@ func TestUninstallLooksIntoEveryFile(t *testing.T) {
 	must(t, os.RemoveAll(b.own("/etc/cni/multus")))
 	b.uninstall(t)
 	if have := fileNames(t, b.bin); !slices.Equal(have, nil) {
-		t.Errorf("left over: %q", have)
+		t.Errorf("files remain: %q", have)
 	}
 }

@@ -9,13 +9,12 @@ import (
 	"testing"
 )
 
-// newerDocument is a document that a newer version wrote.
+// newerDocument is a document of a newer version.
 const newerDocument = `{"schema": 3, "future": {"x": [1e999]}, "policy": null}`
 
-// TestCommandsWithUnreadableDocuments: where documents cannot be read, be they of
-// a newer version or damaged beyond repair, nobody here knows what the rules should
-// be. Each command says so, calls nothing in the kernel unwanted, and does not
-// advise to remove it, nor to run `once`, which does nothing then.
+// TestCommandsWithUnreadableDocuments checks the commands while documents are of a newer version or
+// damaged, so that the desired state is unknown. Each command reports that, calls no rule
+// unexpected, and advises neither to remove rules nor to run `once`, which would do nothing.
 func TestCommandsWithUnreadableDocuments(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {

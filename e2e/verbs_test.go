@@ -25,7 +25,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// results are those of a plugin before us, with what no library knows.
+// results returns results of a previous plugin with fields that no CNI library knows.
 func results() map[string]string {
 	odd := `"big": 123456789012345678901234567890, "small": 1.000000000000000000001, "wide": 1e400,
 		"text": "<&> \u2028 \u00e9 \"", "nothing": null, "deep": {"b": [1, {"a": 18446744073709551616}], "a": true}`
@@ -36,8 +36,8 @@ func results() map[string]string {
 	return map[string]string{"0.1.0": old, "0.2.0": old, "0.3.0": ips, "0.3.1": ips, "0.4.0": ips, "1.0.0": ips, "1.1.0": ips}
 }
 
-// TestResultPassesThrough holds the result of ADD against the one that went in,
-// number by number.
+// TestResultPassesThrough checks that ADD returns the prevResult unchanged, with every digit of its
+// numbers.
 func TestResultPassesThrough(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -52,7 +52,7 @@ func TestResultPassesThrough(t *testing.T) {
 			}
 		})
 	}
-	t.Run("deeply nested", func(t *testing.T) { // indented, each item would take 4 bytes for each level
+	t.Run("deeply nested", func(t *testing.T) { // indented output would need 4 bytes per item and level
 		const levels, items = 1000, 1000
 		given := fmt.Sprintf(`{"cniVersion": "1.1.0", "x": %s%s1%s}`, strings.Repeat("[", levels), strings.Repeat("1,", items), strings.Repeat("]", levels))
 		conf := n.conf(t, "podnet", object{"cniVersion": "1.1.0", "prevResult": json.RawMessage(given)})
@@ -65,13 +65,13 @@ func TestResultPassesThrough(t *testing.T) {
 		conf := n.conf(t, "podnet", object{"cniVersion": nil, "prevResult": json.RawMessage(given)})
 		a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 		want := exactly(t, given).(object)
-		want["cniVersion"] = "0.1.0" // what a configuration without one has
+		want["cniVersion"] = "0.1.0" // the default of a configuration without cniVersion
 		if d := cmp.Diff(any(want), exactly(t, a.stdout)); d != "" {
 			t.Error(d)
 		}
 	})
-	t.Run("of another version", func(t *testing.T) {
-		conf := n.conf(t, "podnet", object{"cniVersion": "0.4.0"}) // the prevResult is of 1.1.0
+	t.Run("another version", func(t *testing.T) {
+		conf := n.conf(t, "podnet", object{"cniVersion": "0.4.0"}) // the prevResult has 1.1.0
 		a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 		want := `{"cniVersion": "0.4.0", "interfaces": [{"name": "eth0", "sandbox": "/run/netns/container"}],
 			"ips": [{"version": "4", "interface": 0, "address": "10.1.0.2/16"}], "dns": {}}`
@@ -81,7 +81,7 @@ func TestResultPassesThrough(t *testing.T) {
 	})
 }
 
-// exactly decodes JSON with every digit of its numbers.
+// exactly decodes JSON and keeps every digit of its numbers.
 func exactly(t *testing.T, text string) any {
 	t.Helper()
 	d := json.NewDecoder(strings.NewReader(text))
@@ -96,8 +96,7 @@ func exactly(t *testing.T, text string) any {
 	return v
 }
 
-// TestMissingPrevResult: without the result of a plugin before us there is nothing to
-// pass on, and nothing is done.
+// TestMissingPrevResult checks that ADD fails and changes nothing without a valid prevResult.
 func TestMissingPrevResult(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -107,18 +106,18 @@ func TestMissingPrevResult(t *testing.T) {
 		prev any
 		says string
 	}{
-		"absent":                 {nil, "is missing; ip-masq runs after the plugin that makes the interface: list it behind that one in the conflist's plugins"},
-		"null":                   {json.RawMessage("null"), "is missing; ip-masq runs after the plugin that makes the interface: list it behind that one in the conflist's plugins"},
-		"a list":                 {[]int{1}, "is no object" + seePlugin},
-		"a word":                 {"x", "is no object" + seePlugin},
-		"empty":                  {object{}, "has no cniVersion" + seePlugin},
-		"a version that is none": {object{"cniVersion": 1}, "cniVersion has the JSON type number" + seePlugin},
-		"of an unknown version": {object{"cniVersion": "7.0.0"},
+		"absent":             {nil, "is missing; ip-masq runs after the plugin that makes the interface: list it behind that one in the conflist's plugins"},
+		"null":               {json.RawMessage("null"), "is missing; ip-masq runs after the plugin that makes the interface: list it behind that one in the conflist's plugins"},
+		"a list":             {[]int{1}, "is no object" + seePlugin},
+		"a string":           {"x", "is no object" + seePlugin},
+		"empty":              {object{}, "has no cniVersion" + seePlugin},
+		"an invalid version": {object{"cniVersion": 1}, "cniVersion has the JSON type number" + seePlugin},
+		"an unknown version": {object{"cniVersion": "7.0.0"},
 			`cniVersion is 7.0.0, and this ip-masq knows versions up to 1.1.0; lower the conflist's cniVersion, or install a newer ip-masq`},
-		"of bad addresses": {object{"cniVersion": "1.1.0", "ips": []object{{"address": "10.1.0.300/16"}}},
+		"an invalid address": {object{"cniVersion": "1.1.0", "ips": []object{{"address": "10.1.0.300/16"}}},
 			"is not a result of cniVersion 1.1.0: invalid CIDR address: 10.1.0.300/16" + seePlugin},
-		"of another form": {object{"cniVersion": "1.1.0", "ips": object{}}, "is not a result of cniVersion 1.1.0: ips has the JSON type object" + seePlugin},
-		"of a long text":  {object{"cniVersion": "1.1.0", "ips": []object{{"address": strings.Repeat("x", 100000)}}}, "is not a result of cniVersion 1.1.0: "},
+		"an invalid type": {object{"cniVersion": "1.1.0", "ips": object{}}, "is not a result of cniVersion 1.1.0: ips has the JSON type object" + seePlugin},
+		"a long text":     {object{"cniVersion": "1.1.0", "ips": []object{{"address": strings.Repeat("x", 100000)}}}, "is not a result of cniVersion 1.1.0: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"prevResult": c.prev})}).want(t, 7, "prevResult: "+c.says)
@@ -130,8 +129,8 @@ func TestMissingPrevResult(t *testing.T) {
 	}
 }
 
-// TestChainedPlugins runs ADD, CHECK and DEL between two reference plugins, in every
-// version that runtimes use.
+// TestChainedPlugins runs ADD, CHECK and DEL between two reference plugins, with each cniVersion
+// that runtimes use.
 func TestChainedPlugins(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -151,7 +150,7 @@ func TestChainedPlugins(t *testing.T) {
 			if code != 0 || len(p.addrs) != 2 || !strings.Contains(stdout, `"cniVersion": "`+version+`"`) {
 				t.Fatalf("ADD: exit code %d, %d addresses\n%s%s", code, len(p.addrs), stdout, stderr)
 			}
-			if stdout, stderr, code := n.check(t, "podnet", p); version != "0.3.1" && code != 0 { // which has no CHECK
+			if stdout, stderr, code := n.check(t, "podnet", p); version != "0.3.1" && code != 0 { // 0.3.1 has no CHECK
 				t.Errorf("CHECK: exit code %d\n%s%s", code, stdout, stderr)
 			}
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
@@ -165,8 +164,8 @@ func TestChainedPlugins(t *testing.T) {
 	}
 }
 
-// drift is something done to the rules, with what CHECK says of it: with
-// iptables and with nftables.
+// drift is a change of the rules and the differences that CHECK reports, with iptables and with
+// nftables.
 type drift struct {
 	name, iptables, nft string
 	says                [2]string
@@ -174,56 +173,56 @@ type drift struct {
 
 func drifts() []drift {
 	return []drift{{
-		name:     "an exempt prefix is gone",
+		name:     "missing exempt prefix",
 		iptables: "-D IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN",
 		nft:      "delete element ip ip-masq exempt-IP-MASQ-AGENT { 10.0.0.0/8 }",
 		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing rule: to 10.0.0.0/8 return", "ipv4 IP-MASQ-AGENT: missing element: destination 10.0.0.0/8 (return)"},
 	}, {
-		name:     "an exempt prefix too many",
+		name:     "unexpected exempt prefix",
 		iptables: "-I IP-MASQ-AGENT -d 192.0.2.0/24 -j RETURN",
 		nft:      "add element ip ip-masq exempt-IP-MASQ-AGENT { 192.0.2.0/24 }",
 		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected rule: to 192.0.2.0/24 return", "ipv4 IP-MASQ-AGENT: unexpected element: destination 192.0.2.0/24 (return)"},
 	}, {
-		name:     "a foreign rule",
+		name:     "third-party rule",
 		iptables: "-I IP-MASQ-AGENT -p tcp --dport 25 -j ACCEPT",
 		nft:      "insert rule ip ip-masq masq-IP-MASQ-AGENT tcp dport 25 accept",
 		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected rule: -A IP-MASQ-AGENT -p tcp -m tcp --dport 25 -j ACCEPT", "ipv4 IP-MASQ-AGENT: unexpected rule: "},
 	}, {
-		name:     "the jump is gone",
+		name:     "missing jump",
 		iptables: "-F POSTROUTING",
 		nft:      "flush chain ip ip-masq postrouting",
 		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing jump from POSTROUTING: to non-local", "ipv4 IP-MASQ-AGENT: missing jump from POSTROUTING: to non-local"},
 	}, {
-		name:     "a jump too many",
+		name:     "unexpected jump",
 		iptables: "-A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT",
 		nft:      "add rule ip ip-masq postrouting fib daddr type != local jump masq-IP-MASQ-AGENT",
 		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: to non-local", "ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: to non-local"},
 	}, {
-		name:     "a wider jump",
+		name:     "jump without match",
 		iptables: "-F POSTROUTING\n-A POSTROUTING -j IP-MASQ-AGENT",
 		nft:      "flush chain ip ip-masq postrouting; add rule ip ip-masq postrouting jump masq-IP-MASQ-AGENT",
 		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: of all traffic", "ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: of all traffic"},
 	}, {
-		name:     "the last rule is gone",
+		name:     "missing last rule",
 		iptables: "-D IP-MASQ-AGENT 5",
 		nft:      "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr @exempt-IP-MASQ-AGENT counter return",
 		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing rule: masquerade random-fully", "ipv4 IP-MASQ-AGENT: missing rule: masquerade random-fully"},
 	}, {
-		name:     "the order has changed",
+		name:     "rule out of order",
 		iptables: "-D IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN\n-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN",
 		nft: "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade fully-random; " +
 			"add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr @exempt-IP-MASQ-AGENT counter return",
 		says: [2]string{"ipv4 IP-MASQ-AGENT: rule out of order: masquerade random-fully", "ipv4 IP-MASQ-AGENT: rule out of order: masquerade random-fully"},
 	}, {
-		name:     "all of it is gone",
+		name:     "missing chain",
 		iptables: "-F POSTROUTING\n-F IP-MASQ-AGENT\n-X IP-MASQ-AGENT",
 		nft:      "delete table ip ip-masq",
 		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing chain", "ipv4 IP-MASQ-AGENT: missing chain"},
 	}}
 }
 
-// TestDrift does all kinds of damage: CHECK says which, rule by rule, and writes
-// nothing; the next ADD repairs it, as the next DEL would.
+// TestDrift checks that CHECK reports each kind of drift rule by rule and writes nothing, and that
+// the next ADD or DEL repairs it.
 func TestDrift(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -254,8 +253,7 @@ func TestDrift(t *testing.T) {
 	})
 }
 
-// TestCheckIsReadOnly: what was never made, or was taken away on purpose, does
-// not come back by looking at it.
+// TestCheckIsReadOnly checks that CHECK creates neither rules nor documents.
 func TestCheckIsReadOnly(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])

@@ -25,17 +25,17 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// local is the plugin as its main has it, in this process: a new one for each
-// call of a verb, for each is a process.
+// inProcessPlugin runs verbs of the plugin in this process, with a new Plugin for each call, as
+// each call of a runtime is a process.
 type inProcessPlugin struct {
 	node    *node
 	program string
-	noCache bool // to what tells that nothing changed: it always reads the rules
-	// What happens right before it reads the rules, and right after.
+	noCache bool // read the rules always
+	// Hooks right before and right after the plugin reads the rules.
 	before, after func()
 }
 
-// call runs a verb on the node's network, and reports whether it read rules.
+// call runs a verb on the node's network and reports whether it read the rules.
 func (l inProcessPlugin) call(t *testing.T, conf string, verb func(skel.CNIFuncs, *skel.CmdArgs) error) (read bool) {
 	t.Helper()
 	nft := nftables.New()
@@ -61,7 +61,7 @@ func (l inProcessPlugin) call(t *testing.T, conf string, verb func(skel.CNIFuncs
 	return read
 }
 
-// add runs ADD on the node, and then has CHECK say what it is worth.
+// add runs ADD on the node and verifies the result with CHECK.
 func (l inProcessPlugin) add(t *testing.T, conf string) (read bool) {
 	t.Helper()
 	return l.checked(t, conf, func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Add(args) })
@@ -79,7 +79,7 @@ func (l inProcessPlugin) checked(t *testing.T, conf string, verb func(skel.CNIFu
 	return read
 }
 
-// lookout is a driver that tells when it is made use of.
+// observingDriver is a driver that records its use.
 type observingDriver struct {
 	netfilter.Driver
 	inProcessPlugin
@@ -92,7 +92,7 @@ func (l observingDriver) Open(c netfilter.Choice) (netfilter.Backend, error) {
 	return hookedBackend{b, l.inProcessPlugin}, err
 }
 
-// watched is a backend beside which something happens.
+// hookedBackend is a backend that calls the plugin's hooks around Observe.
 type hookedBackend struct {
 	netfilter.Backend
 	inProcessPlugin
@@ -113,25 +113,25 @@ type verifiedNode struct {
 	inProcessPlugin
 	random *rand.Rand
 	cidrs  []string
-	extra  object // keys of the entry that mean nothing to us
+	extra  object // keys of the entry that ip-masq ignores
 	count  int
 }
 
 // event is something that happens between two ADDs.
 type event struct {
 	name string
-	// happen does it.
+	// happen causes the event.
 	happen func(t *testing.T, s *verifiedNode)
 	kind
 }
 
-// kind tells which verbs have to read the rules after an event.
+// kind is the set of verbs that must read the rules after an event.
 type kind int
 
 const (
 	harmless kind = iota // none
-	entries              // ADD, which alone goes by the entry
-	unread               // ADD; DEL restores what was there, or does not change the rules
+	entries              // ADD, the only verb that uses the entry
+	unread               // ADD; DEL keeps or restores the policy in force
 	changes              // each
 )
 
@@ -141,8 +141,8 @@ func events() []event {
 		{"another pod", func(_ *testing.T, s *verifiedNode) {
 			s.extra = object{"runtimeConfig": object{"n": s.count}, "args": object{"cni": object{"n": s.count}}}
 		}, harmless},
-		{"another network adds as it did", func(t *testing.T, s *verifiedNode) { s.add(t, s.other(t)) }, harmless},
-		{"a rule of others", func(t *testing.T, s *verifiedNode) {
+		{"ADD of another network", func(t *testing.T, s *verifiedNode) { s.add(t, s.other(t)) }, harmless},
+		{"a third-party table", func(t *testing.T, s *verifiedNode) {
 			s.node.feed(t, fmt.Sprintf("add table ip thirdparty%d\n", s.count), "nft", "-f", "-")
 		}, changes},
 		{"the jump is deleted", func(t *testing.T, s *verifiedNode) {
@@ -151,22 +151,22 @@ func events() []event {
 		{"a third party's rule in the chain", func(t *testing.T, s *verifiedNode) {
 			s.node.alter(t, "-I IP-MASQ-AGENT -p tcp --dport 25 -j ACCEPT", "insert rule ip ip-masq masq-IP-MASQ-AGENT tcp dport 25 accept\n")
 		}, changes},
-		{"our rules are gone", func(t *testing.T, s *verifiedNode) {
+		{"the owned rules are removed", func(t *testing.T, s *verifiedNode) {
 			s.node.alter(t, "-F POSTROUTING\n-F IP-MASQ-AGENT\n-X IP-MASQ-AGENT", "delete table ip ip-masq\n")
 		}, changes},
 		{"the entry changes", func(_ *testing.T, s *verifiedNode) {
 			s.cidrs = []string{fmt.Sprintf("10.%d.0.0/16", s.count%256), fmt.Sprintf("172.16.%d.0/24", s.random.IntN(256))}
 		}, entries},
-		{"the agents' files change", func(t *testing.T, s *verifiedNode) {
+		{"the agent files change", func(t *testing.T, s *verifiedNode) {
 			s.node.storeSource(t, agentFilesSource(func(p *policy.SourcePolicy) {
 				p.NonMasqueradeCIDRs = prefixes(fmt.Sprintf("192.0.%d.0/24", s.count%256))
 			}))
 		}, changes},
 		{"the document is removed", func(t *testing.T, s *verifiedNode) { must(t, os.Remove(s.node.document(t, "podnet"))) }, unread},
 		{"the record is removed", func(t *testing.T, s *verifiedNode) { must(t, os.Remove(filepath.Join(s.node.dataDir, "record.json"))) }, unread},
-		{"the document is anybody's", func(t *testing.T, s *verifiedNode) { must(t, os.Chmod(s.node.document(t, "podnet"), 0o666)) }, unread},
-		{"the cache is writable by others", func(t *testing.T, s *verifiedNode) { must(t, os.Chmod(s.cacheFile(t, "podnet"), 0o666)) }, changes},
-		{"the cache is torn", func(t *testing.T, s *verifiedNode) {
+		{"the document is writable by every user", func(t *testing.T, s *verifiedNode) { must(t, os.Chmod(s.node.document(t, "podnet"), 0o666)) }, unread},
+		{"the cache is writable by other users", func(t *testing.T, s *verifiedNode) { must(t, os.Chmod(s.cacheFile(t, "podnet"), 0o666)) }, changes},
+		{"the cache is truncated", func(t *testing.T, s *verifiedNode) {
 			path := s.cacheFile(t, "podnet")
 			text := readFile(t, path)
 			must(t, os.WriteFile(path, text[:s.random.IntN(len(text))], 0o600))
@@ -187,22 +187,21 @@ func (s *verifiedNode) conf(t *testing.T) string {
 	return s.node.conf(t, "podnet", keys)
 }
 
-// other is the entry of a second network, with a chain of its own.
+// other returns the entry of a second network with its own chain.
 func (s *verifiedNode) other(t *testing.T) string {
 	t.Helper()
 	return s.node.conf(t, "othernet", object{"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{"10.7.0.0/16"}})
 }
 
-// cacheFile is the path of a network's verification cache, which may be absent.
+// cacheFile returns the path of a network's verification cache, which may not exist.
 func (s *verifiedNode) cacheFile(t *testing.T, network string) string {
 	t.Helper()
 	return strings.TrimSuffix(s.node.document(t, network), ".json") + ".verified"
 }
 
-// TestVerificationCache: an ADD that trusts what one before it found answers as one that
-// reads the rules, and so does a DEL. Things happen at random; after each, they read the
-// rules unless what happened was harmless, and CHECK, which always reads them, finds
-// nothing. In iptables-legacy, of which the kernel counts no changes, each reads them.
+// TestVerificationCache causes events at random and runs ADD or DEL after each. It checks that they
+// read the rules unless the event was harmless, and that CHECK, which always reads the rules, finds
+// no difference. iptables-legacy has no generation, so each verb reads the rules.
 func TestVerificationCache(t *testing.T) {
 	const times = 120
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -216,14 +215,15 @@ func TestVerificationCache(t *testing.T) {
 				t.Errorf("%d, %s: read the rules: %t, want %t", s.count, what, read, want)
 			}
 		}
-		// The first makes what is missing, the second finds it right, the third knows.
+		// The first ADD repairs, the second verifies, the third uses the verification cache.
 		warmUp := func() {
 			t.Helper()
 			for range 2 {
 				s.add(t, s.other(t))
 				s.add(t, s.conf(t))
 			}
-			// A file that just changed is listed again, as it may not be the last.
+			// A directory that just changed is listed again, because its timestamp may not show a
+			// later change.
 			expect("warmed up", s.add(t, s.conf(t)), false)
 		}
 		s.add(t, s.conf(t))
@@ -231,7 +231,7 @@ func TestVerificationCache(t *testing.T) {
 		for s.count = range times {
 			e := events()[s.random.IntN(len(events()))]
 			if legacy && strings.HasPrefix(e.name, "the cache") {
-				continue // there is none
+				continue // iptables-legacy has no cache
 			}
 			e.happen(t, s)
 			if e.kind != unread && s.random.IntN(2) == 0 {
@@ -244,8 +244,8 @@ func TestVerificationCache(t *testing.T) {
 	})
 }
 
-// TestVerificationCacheDuringCommit: a commit while an ADD reads the rules, or just after, is not
-// covered by what that ADD writes.
+// TestVerificationCacheDuringCommit checks that the verification cache of an ADD does not cover a
+// commit made while it read the rules or just after.
 func TestVerificationCacheDuringCommit(t *testing.T) {
 	for _, f := range backends()[:2] {
 		for _, when := range []string{"before", "after"} {
@@ -256,7 +256,7 @@ func TestVerificationCacheDuringCommit(t *testing.T) {
 					l.add(t, conf)
 				}
 				if l.add(t, conf) {
-					t.Fatal("no ADD trusts the one before it, so this says nothing")
+					t.Fatal("ADD does not use the verification cache")
 				}
 				n.feed(t, "add table ip thirdparty\n", "nft", "-f", "-")
 				spoil := sync.OnceFunc(func() { n.alter(t, "-F POSTROUTING", "flush chain ip ip-masq postrouting\n") })

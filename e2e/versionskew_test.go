@@ -11,9 +11,9 @@ import (
 	"testing"
 )
 
-// leftAlone makes sure that an older reconciler does nothing about the node, of
-// which something newer is a part: neither the one that runs, nor one that is
-// started now, nor a command. It tells why, and the plugin lets ADD pass.
+// wantNoReconciliation fails the test if a reconciler changes anything on a node with rules or
+// documents of a newer version: the running one, or once and check. It checks that each reports
+// the reason and that the plugin's verbs succeed.
 func (n *node) wantNoReconciliation(t *testing.T, d *daemon, conf string, says ...string) {
 	t.Helper()
 	before, generation, logged := n.snapshot(t), n.generation(t), d.log()
@@ -26,19 +26,19 @@ func (n *node) wantNoReconciliation(t *testing.T, d *daemon, conf string, says .
 	}
 	told := ""
 	for i := range 3 {
-		passes := d.metric(t, "reconciles_total")
+		syncs := d.metric(t, "reconciles_total")
 		d.signal(t, syscall.SIGHUP)
-		d.until(t, "pass", func() bool { return d.metric(t, "reconciles_total") > passes })
+		d.until(t, "sync", func() bool { return d.metric(t, "reconciles_total") > syncs })
 		d.eventuallyUnready(t, says...)
 		if i == 1 {
 			told = d.log()
 		}
 	}
 	if more := strings.TrimPrefix(d.log(), told); more != "" {
-		t.Errorf("a pass that found all as it was before told:\n%s", more)
+		t.Errorf("a sync without changes logged:\n%s", more)
 	}
 	if strings.Contains(strings.TrimPrefix(told, logged), "source updated") {
-		t.Errorf("it says that it took over what it left alone:\n%s", told)
+		t.Errorf("the log reports an updated source:\n%s", told)
 	}
 	same("run")
 	for _, command := range []string{"once", "check"} {
@@ -59,8 +59,8 @@ func (n *node) wantNoReconciliation(t *testing.T, d *daemon, conf string, says .
 	same("the plugin")
 }
 
-// TestNewerDocument: of a document that a newer version wrote nobody knows what
-// it means for the rules. So nothing is repaired until it is understood again.
+// TestNewerDocument checks that the reconciler repairs nothing while a document of a newer version
+// makes the desired state unknown, and works again once the document is replaced.
 func TestNewerDocument(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -72,11 +72,11 @@ func TestNewerDocument(t *testing.T) {
 		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
 		n.addAndCheck(t, conf)
 		for name, path := range map[string]string{
-			"document of a network":       n.document(t, "podnet"),
-			"document of another":         n.document(t, "othernet"),
-			"document of the agent files": n.sourceDocument(t, `"kind":"agent-files"`),
-			"record of what we own":       filepath.Join(n.dataDir, "record.json"),
-			"document of nobody yet":      filepath.Join(n.dataDir, "sources", strings.Repeat("0", 64)+".json"),
+			"document of a network":         n.document(t, "podnet"),
+			"document of another":           n.document(t, "othernet"),
+			"document of the agent files":   n.sourceDocument(t, `"kind":"agent-files"`),
+			"record":                        filepath.Join(n.dataDir, "record.json"),
+			"document of an unknown source": filepath.Join(n.dataDir, "sources", strings.Repeat("0", 64)+".json"),
 		} {
 			outer := t
 			t.Run(name, func(t *testing.T) {
@@ -86,11 +86,11 @@ func TestNewerDocument(t *testing.T) {
 				n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
 				says := []string{path, "schema 3", "a newer version", "install"}
 				n.wantNoReconciliation(t, d, conf, says...)
-				// Sources that change are none of its business either.
+				// Changed sources are not applied either.
 				rules := n.ruleset(t)
 				n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [20.0.0.0/8]\n")
 				n.wantNoReconciliation(t, d, conf, says...)
-				// One that starts now finds it so.
+				// A newly started reconciler does not apply them either.
 				d.stop(t)
 				d = n.startReconciler(outer, "--resync-interval", "1h")
 				n.wantNoReconciliation(t, d, conf, says...)
@@ -98,7 +98,7 @@ func TestNewerDocument(t *testing.T) {
 					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 				}
 				if now := string(readFile(t, path)); now != newer {
-					t.Errorf("it was touched: %s", now)
+					t.Errorf("the document was changed: %s", now)
 				}
 				if _, stderr, code := n.reconciler(t, "cleanup"); code != 1 {
 					t.Errorf("cleanup: exit code %d\n%s", code, stderr)
@@ -113,7 +113,7 @@ func TestNewerDocument(t *testing.T) {
 				d.untilReady(t)
 				n.addAndCheck(t, conf).noWarnings(t)
 				if !strings.Contains(n.rules(t), "20.0.0.0/8") {
-					t.Errorf("what the files say now is not in force:\n%s", n.rules(t))
+					t.Errorf("the policy of the agent files is not in force:\n%s", n.rules(t))
 				}
 				if _, stderr, code := n.reconciler(t, "check"); code != 0 {
 					t.Errorf("check: exit code %d\n%s", code, stderr)
@@ -123,7 +123,7 @@ func TestNewerDocument(t *testing.T) {
 	})
 }
 
-// sourceDocument is the path of the one document that holds a text.
+// sourceDocument returns the path of the only document that contains a text.
 func (n *node) sourceDocument(t *testing.T, text string) string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
@@ -135,8 +135,8 @@ func (n *node) sourceDocument(t *testing.T, text string) string {
 	return paths[at]
 }
 
-// TestNewerRulesWithReconciler: a chain that a newer version wrote in a form of
-// its own serves, and stays as it is.
+// TestNewerRulesWithReconciler checks that the reconciler does not change a chain in the backend
+// of a newer version.
 func TestNewerRulesWithReconciler(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -164,12 +164,12 @@ func TestNewerRulesWithReconciler(t *testing.T) {
 		d.eventuallyUnready(t, says...)
 		n.wantNoReconciliation(t, d, conf, says...)
 		serves()
-		// A source that changes: its rules cannot be made.
+		// The rules of a changed source cannot be written.
 		rules, logged := n.ruleset(t), d.log()
 		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})
 		d.eventuallyUnready(t, append(says, `network "podnet"`, "cannot be put in force")...)
 		if strings.Contains(strings.TrimPrefix(d.log(), logged), "source updated") {
-			t.Errorf("it says that it took over what it did not:\n%s", d.log())
+			t.Errorf("the log reports an updated source that is not in force:\n%s", d.log())
 		}
 		d.stop(t)
 		d = n.startReconciler(t, "--resync-interval", "1h")
@@ -179,7 +179,7 @@ func TestNewerRulesWithReconciler(t *testing.T) {
 			t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 		}
 		serves()
-		// When the newer one is gone with its rules, the older one may work again.
+		// The older version works again once the rules of the newer one are removed.
 		n.flush(t)
 		d.signal(t, syscall.SIGHUP)
 		d.eventuallyReady(t)
@@ -188,9 +188,9 @@ func TestNewerRulesWithReconciler(t *testing.T) {
 	})
 }
 
-// TestNewerRulesOfAnotherChain: what a newer version keeps for one network does
-// not hinder what we keep for another; unless both are in tables that are ours
-// alone, of which nobody knows then what else the newer one has put there.
+// TestNewerRulesOfAnotherChain checks that a newer version's chain of one network does not prevent
+// repairs of another network's chain, unless both are in the tables of ip-masq, which may contain
+// more from the newer version.
 func TestNewerRulesOfAnotherChain(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -227,7 +227,7 @@ func TestNewerRulesOfAnotherChain(t *testing.T) {
 	})
 }
 
-// alterComment has a chain end in a rule with the comment, and nothing else.
+// alterComment replaces the rules of a chain by one masquerade rule with the comment.
 func (n *node) alterComment(t *testing.T, chain, comment string) {
 	t.Helper()
 	if n.backend.variant == "" {

@@ -13,21 +13,19 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// Addresses that the node has beside those on its wires: a VIP, as load
-// balancers and keepalived put them there.
+// Additional addresses of the node: VIPs, as load balancers and keepalived add them.
 var (
 	vip4 = netip.MustParseAddr("192.0.2.77")
 	vip6 = netip.MustParseAddr("2001:db8:77::77")
 )
 
-// Addresses of a host whose traffic passes the node and is not from any pod.
+// Addresses of a host whose traffic passes the node and that is not a pod.
 var (
 	transit4 = netip.MustParseAddr("172.20.0.5")
 	transit6 = netip.MustParseAddr("fd00:77::5")
 )
 
-// senders are who can send in a test: the pod, the node from its VIP, and a
-// host in transit.
+// senders are the hosts that send in a test: the pod, the node from its VIP, and a host in transit.
 type senders map[string]sender
 
 type sender struct {
@@ -65,30 +63,29 @@ func addAddress(t *testing.T, h *topology.Host, device string, a netip.Addr) {
 	}
 }
 
-// nextPort counts up, so that each probe is a new connection.
+// nextPort returns a new port, so that each probe is a new connection.
 func (n *node) nextPort() uint16 {
 	const first = 20000
 	n.ports++
 	return first + n.ports
 }
 
-// transports are the ways to send a probe.
+// transports returns the functions that send a probe.
 func transports() map[string]func(*topology.Host, netip.AddrPort, ...topology.Option) (topology.Seen, error) {
 	return map[string]func(*topology.Host, netip.AddrPort, ...topology.Option) (topology.Seen, error){
 		"udp": (*topology.Host).SendUDP, "tcp": (*topology.Host).SendTCP,
 	}
 }
 
-// verdicts sends from each sender to each destination, which are written one
-// after the other, and holds what the other side sees against the verdict: a
-// kept source is the sender's address and port, a masqueraded one the node's
-// address on the wire to the host that saw it.
+// verdicts sends from each sender to each destination (separated by spaces) and compares the source
+// seen by the receiver: the sender's address and port if exempt, the node's address on the
+// interface to the receiver if masqueraded.
 func (s senders) verdicts(t *testing.T, n *node, masqueraded bool, flows map[string]string) {
 	t.Helper()
 	for who, destinations := range flows {
 		from, known := s[who]
 		if !known {
-			t.Fatalf("nobody is called %s", who)
+			t.Fatalf("no sender %s", who)
 		}
 		for _, text := range strings.Fields(destinations) {
 			to := netip.AddrPortFrom(netip.MustParseAddr(text), topology.EchoPort)
@@ -103,7 +100,7 @@ func (s senders) verdicts(t *testing.T, n *node, masqueraded bool, flows map[str
 				node := n.NodeAddr(n.remoteHost(seen.By), to.Addr())
 				switch {
 				case !masqueraded && seen.Source != sent:
-					t.Errorf("%s %s to %s: came from %s, want %s untouched", transport, who, text, seen.Source, sent)
+					t.Errorf("%s %s to %s: came from %s, want %s", transport, who, text, seen.Source, sent)
 				case masqueraded && seen.Source.Addr() != node:
 					t.Errorf("%s %s to %s: came from %s, want the node's %s", transport, who, text, seen.Source, node)
 				}
@@ -121,7 +118,7 @@ func (s sender) addr(like netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// byName is the remote host that a packet was seen by.
+// remoteHost returns the remote host with the name.
 func (n *node) remoteHost(name string) *topology.Host {
 	if name == n.LAN.Name {
 		return n.LAN
