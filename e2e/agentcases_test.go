@@ -14,39 +14,35 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Where we differ from the agents on purpose, and the comparison knows of it:
+// The comparison accounts for these intended differences:
 //
-//   - ip-masq-agent-v2 does not masquerade with --random-fully and has no flag
-//     for it. Ours does so unless told otherwise, as ip-masq-agent does.
-//   - ip-masq-agent-v2 writes the prefixes of several files in the order of a Go
-//     map, which is another one each minute. Ours is the written one, file by
-//     file. As all of them return, the order has no meaning.
-//   - ip-masq-agent writes a prefix as often as its file has it, ours once.
-//   - ip-masq-agent knows one file, ip-masq-agent; with both dialects we read
-//     every one whose name begins with ip-masq.
-//   - ip-masq-agent-v2 ends where its directory is missing; for us the defaults
-//     hold then.
-//   - A null among the prefixes is an error with us. To ip-masq-agent [null] is
-//     the first of the defaults, as encoding/json decodes into the list of them.
+//   - ip-masq-agent-v2 never masquerades with --random-fully; ip-masq does by default, as ip-masq-agent.
+//   - ip-masq-agent-v2 writes the prefixes of several files in the random order of a Go map; ip-masq
+//     writes them file by file. The order has no effect, since all these rules return.
+//   - ip-masq-agent writes duplicate prefixes; ip-masq writes each prefix once.
+//   - ip-masq-agent reads only the file ip-masq-agent; ip-masq reads every file whose name begins with
+//     ip-masq, in both dialects.
+//   - ip-masq-agent-v2 exits if its directory does not exist; ip-masq applies the defaults.
+//   - ip-masq refuses a null in a list of prefixes. For ip-masq-agent [null] is the first default
+//     prefix, because encoding/json decodes into the list of defaults.
 //
-// What follows the documentation word by word is the column destinations.
+// The field destinations follows the agents' documentation.
 
-// agentCase is a configuration of an agent: what stands in its directory, and
-// its flags.
+// agentCase is a configuration of an agent: the files in its directory and its flags.
 type agentCase struct {
 	name  string
 	flags []string
-	files map[string]string // nil: the directory is missing
+	files map[string]string // nil: the directory does not exist
 
-	// destinations are those that the agent's documentation says are left alone.
+	// destinations are those that the agent's documentation calls exempt.
 	destinations string
-	// more are flags that the agent does not know.
+	// extraFlags are flags that the agent does not have.
 	extraFlags []string
 }
 
-// TestInvalidAgentFiles: what neither of the agents takes we do not take either,
-// and say where it stands; nor do we take the null of which one of them makes a
-// default. Nothing is made of it, as by the agents when they start.
+// TestInvalidAgentFiles checks that the reconciler refuses every file that an agent refuses, and a
+// null in a list of prefixes. The error names the file, the key and the item, and the reconciler
+// writes no rules.
 func TestInvalidAgentFiles(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[1])
@@ -54,18 +50,18 @@ func TestInvalidAgentFiles(t *testing.T) {
 		name, text string
 		says       []string
 	}{
-		{"no CIDR", "nonMasqueradeCIDRs: [10.0.0.0/8, abcdefg]\n", []string{"nonMasqueradeCIDRs[1]", "abcdefg"}},
-		{"no address", "nonMasqueradeCIDRs: [10.256.0.0/16]\n", []string{"nonMasqueradeCIDRs[0]", "10.256.0.0/16"}},
+		{"not a CIDR", "nonMasqueradeCIDRs: [10.0.0.0/8, abcdefg]\n", []string{"nonMasqueradeCIDRs[1]", "abcdefg"}},
+		{"not an address", "nonMasqueradeCIDRs: [10.256.0.0/16]\n", []string{"nonMasqueradeCIDRs[0]", "10.256.0.0/16"}},
 		{"host bits", "nonMasqueradeCIDRs:\n- 10.0.0.1/8\n", []string{"nonMasqueradeCIDRs[0]", "10.0.0.1/8 has host bits set", "10.0.0.0/8"}},
 		{"IPv6 without the flag", "nonMasqueradeCIDRs: ['fc00::/7']\n", []string{"nonMasqueradeCIDRs[0]", "fc00::/7", "enableIPv6"}},
-		{"too many", "nonMasqueradeCIDRs: [" + strings.Join(manyPrefixes(65), ", ") + "]\n", []string{"65", "64", "cidrLimit"}},
+		{"too many prefixes", "nonMasqueradeCIDRs: [" + strings.Join(manyPrefixes(65), ", ") + "]\n", []string{"65", "64", "cidrLimit"}},
 		{"null", "nonMasqueradeCIDRs: [null]\n", []string{"nonMasqueradeCIDRs[0]", "null"}},
-		{"null in the midst", "nonMasqueradeCIDRs:\n- 192.168.0.0/24\n-\n- 10.0.0.0/8\n", []string{"nonMasqueradeCIDRs[1]", "null"}},
-		{"empty text", "nonMasqueradeCIDRs: ['']\n", []string{"nonMasqueradeCIDRs[0]", "empty"}},
-		{"no YAML", "*", []string{"ip-masq-agent"}},
-		{"no JSON", "{*", []string{"ip-masq-agent"}},
-		{"text for a switch", "masqLinkLocal: 'yes'\n", []string{"masqLinkLocal", "yes", "true"}},
-		{"a number for the interval", "resyncInterval: fast\n", []string{"resyncInterval", "fast"}},
+		{"null between prefixes", "nonMasqueradeCIDRs:\n- 192.168.0.0/24\n-\n- 10.0.0.0/8\n", []string{"nonMasqueradeCIDRs[1]", "null"}},
+		{"empty string", "nonMasqueradeCIDRs: ['']\n", []string{"nonMasqueradeCIDRs[0]", "empty"}},
+		{"invalid YAML", "*", []string{"ip-masq-agent"}},
+		{"invalid JSON", "{*", []string{"ip-masq-agent"}},
+		{"string for a boolean", "masqLinkLocal: 'yes'\n", []string{"masqLinkLocal", "yes", "true"}},
+		{"word for an interval", "resyncInterval: fast\n", []string{"resyncInterval", "fast"}},
 	} {
 		for _, dialect := range []string{"v1", "v2"} {
 			t.Run(c.name+" "+dialect, func(t *testing.T) {
@@ -76,7 +72,7 @@ func TestInvalidAgentFiles(t *testing.T) {
 				}
 				for _, says := range append(c.says, filepath.Join(dir, "ip-masq-agent")) {
 					if !strings.Contains(stderr, says) {
-						t.Errorf("does not say %q:\n%s", says, stderr)
+						t.Errorf("error lacks %q:\n%s", says, stderr)
 					}
 				}
 				n.wantNoChain(t, "IP-MASQ-AGENT")
@@ -85,20 +81,20 @@ func TestInvalidAgentFiles(t *testing.T) {
 	}
 }
 
-// one is the file of ip-masq-agent.
+// singleFile returns a directory that holds only the file ip-masq-agent.
 func singleFile(text string) map[string]string { return map[string]string{"ip-masq-agent": text} }
 
-// empty is a directory without files, as an optional ConfigMap is that is absent.
+// noFiles returns an empty directory, as kubelet mounts an optional ConfigMap that does not exist.
 func noFiles() map[string]string { return map[string]string{} }
 
-// What the agents' documentation calls the defaults and the reserved ranges.
+// The default and the reserved ranges of the agents' documentation.
 const (
 	linkLocal     = "169.254.0.0/16"
 	defaultRanges = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16"
 	allReserved   = defaultRanges + " 100.64.0.0/10 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 240.0.0.0/4"
 )
 
-// firstAgentCases are those of ip-masq-agent.
+// agentV1Cases returns the configurations of ip-masq-agent.
 func agentV1Cases() []agentCase {
 	const usual = linkLocal + " " + defaultRanges
 	cases := []agentCase{
@@ -107,35 +103,35 @@ func agentV1Cases() []agentCase {
 		{name: "reserved ranges", flags: []string{"--nomasq-all-reserved-ranges"}, files: noFiles(), destinations: linkLocal + " " + allReserved},
 		{name: "reserved ranges and a file without a list", flags: []string{"-nomasq-all-reserved-ranges=true"},
 			files: singleFile("resyncInterval: 5m\n"), destinations: linkLocal + " " + allReserved},
-		{name: "a list in place of the reserved ranges", flags: []string{"--nomasq-all-reserved-ranges"},
+		{name: "list replaces the reserved ranges", flags: []string{"--nomasq-all-reserved-ranges"},
 			files: singleFile("nonMasqueradeCIDRs: [192.168.0.0/16]\n"), destinations: linkLocal + " 192.168.0.0/16"},
 		{name: "only link-local", files: singleFile("masqLinkLocal: true\n"), destinations: defaultRanges},
 		{name: "explicit empty list", files: singleFile("nonMasqueradeCIDRs: []\n"), destinations: linkLocal},
-		{name: "nothing at all", files: singleFile("nonMasqueradeCIDRs: []\nmasqLinkLocal: true\n"), destinations: ""},
+		{name: "no exemptions", files: singleFile("nonMasqueradeCIDRs: []\nmasqLinkLocal: true\n"), destinations: ""},
 		{name: "null for a list", files: singleFile("nonMasqueradeCIDRs:\n"), destinations: linkLocal},
 		{name: "written order", destinations: "172.16.0.0/12 10.0.0.0/8",
 			files: singleFile("nonMasqueradeCIDRs:\n  - 172.16.0.0/12\n  - 10.0.0.0/8\ncidrLimit: 64\nmasqLinkLocal: true\nresyncInterval: 5s\n")},
-		{name: "prefixes within one another", destinations: linkLocal + " 10.0.0.0/8 10.1.0.0/16 8.8.8.8/32 10.1.2.0/24",
+		{name: "nested prefixes", destinations: linkLocal + " 10.0.0.0/8 10.1.0.0/16 8.8.8.8/32 10.1.2.0/24",
 			files: singleFile("nonMasqueradeCIDRs: [10.0.0.0/8, 10.1.0.0/16, 8.8.8.8/32, 10.1.2.0/24]\n")},
-		{name: "everything", files: singleFile("nonMasqueradeCIDRs: [0.0.0.0/0]\n"), destinations: linkLocal + " 0.0.0.0/0"},
+		{name: "all destinations", files: singleFile("nonMasqueradeCIDRs: [0.0.0.0/0]\n"), destinations: linkLocal + " 0.0.0.0/0"},
 		{name: "JSON", destinations: "172.16.0.0/12 10.0.0.0/8",
 			files: singleFile(`{"nonMasqueradeCIDRs": ["172.16.0.0/12", "10.0.0.0/8"], "masqLinkLocal": true, "resyncInterval": "\u0035\u006d"}`)},
 		{name: "keys in another letter case", files: singleFile("NONMASQUERADECIDRS: [100.64.0.0/10]\nmasqlinklocal: true\n"), destinations: "100.64.0.0/10"},
-		{name: "keys that nobody knows", files: singleFile("nonMasqueradeCIDRs: [100.64.0.0/10]\nnonMasqueradeCidr: 10.0.0.0/8\nmtu: 1500\n"),
+		{name: "unknown keys", files: singleFile("nonMasqueradeCIDRs: [100.64.0.0/10]\nnonMasqueradeCidr: 10.0.0.0/8\nmtu: 1500\n"),
 			destinations: linkLocal + " 100.64.0.0/10"},
 		{name: "empty file", files: singleFile(""), destinations: usual},
-		{name: "nothing but a comment", files: singleFile("# nonMasqueradeCIDRs: []\n"), destinations: usual},
-		{name: "a file of another name", files: map[string]string{"config": "nonMasqueradeCIDRs: []\n"}, destinations: usual},
-		{name: "more prefixes than usual", files: singleFile("cidrLimit: 300\nnonMasqueradeCIDRs: [" + strings.Join(manyPrefixes(300), ", ") + "]\n"),
+		{name: "only a comment", files: singleFile("# nonMasqueradeCIDRs: []\n"), destinations: usual},
+		{name: "file with another name", files: map[string]string{"config": "nonMasqueradeCIDRs: []\n"}, destinations: usual},
+		{name: "300 prefixes", files: singleFile("cidrLimit: 300\nnonMasqueradeCIDRs: [" + strings.Join(manyPrefixes(300), ", ") + "]\n"),
 			destinations: linkLocal + " " + strings.Join(manyPrefixes(300), " ")},
 		{name: "IPv6 on", flags: []string{"--enable-ipv6"}, files: noFiles(), destinations: usual + " fe80::/10"},
 		{name: "IPv6 prefixes", flags: []string{"-enable-ipv6"}, files: singleFile("nonMasqueradeCIDRs: [10.244.0.0/16, 'fc00::/7', 172.16.0.0/12, '2001:db8::/32']\n"),
 			destinations: linkLocal + " 10.244.0.0/16 172.16.0.0/12 fe80::/10 fc00::/7 2001:db8::/32"},
 		{name: "only link-local of IPv6", flags: []string{"--enable-ipv6=true"}, files: singleFile("masqLinkLocalIPv6: true\n"), destinations: usual},
-		{name: "nothing at all of IPv6", flags: []string{"--enable-ipv6"}, files: singleFile("masqLinkLocalIPv6: true\nnonMasqueradeCIDRs: ['::/0']\n"),
+		{name: "all IPv6 destinations", flags: []string{"--enable-ipv6"}, files: singleFile("masqLinkLocalIPv6: true\nnonMasqueradeCIDRs: ['::/0']\n"),
 			destinations: linkLocal + " ::/0"},
 		{name: "random-fully off", flags: []string{"--random-fully=false"}, files: noFiles(), destinations: usual},
-		{name: "another chain", flags: []string{"-masq-chain", "MASQUERADE-HERE"}, files: noFiles(), destinations: usual},
+		{name: "other chain", flags: []string{"-masq-chain", "MASQUERADE-HERE"}, files: noFiles(), destinations: usual},
 	}
 	for _, ports := range []string{
 		"1024-29999", "1024-29999,32768-65535", "1024-29999,32768-49151,61000-65535",
@@ -149,7 +145,7 @@ func agentV1Cases() []agentCase {
 	return cases
 }
 
-// secondAgentCases are those of ip-masq-agent-v2.
+// agentV2Cases returns the configurations of ip-masq-agent-v2.
 func agentV2Cases() []agentCase {
 	const usual = linkLocal + " " + defaultRanges
 	cloud := "nonMasqueradeCIDRs:\n  - 155.128.0.0/9\n  - 10.0.0.0/8\nmasqLinkLocal: false\n"
@@ -164,7 +160,7 @@ func agentV2Cases() []agentCase {
 		{name: "empty file", files: map[string]string{"ip-masq-config-0": ""}, destinations: linkLocal},
 		{name: "one file", destinations: "172.16.0.0/12 10.0.0.0/8",
 			files: map[string]string{"ip-masq-config-0": `{"nonMasqueradeCIDRs": ["172.16.0.0/12", "10.0.0.0/8"], "masqLinkLocal": true}`}},
-		{name: "as its example", destinations: linkLocal + " 155.128.0.0/9 10.240.0.0/16 180.132.128.0/18",
+		{name: "example of its README", destinations: linkLocal + " 155.128.0.0/9 10.240.0.0/16 180.132.128.0/18",
 			files: map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs:\n  - 155.128.0.0/9\n  - 10.240.0.0/16\n  - 180.132.128.0/18\nmasqLinkLocal: false\nmasqLinkLocalIPv6: true\n"}},
 		{name: "several files", flags: []string{"--enable-ipv6"}, destinations: linkLocal + " 155.128.0.0/9 10.0.0.0/8 10.240.0.0/16 180.132.128.0/18",
 			files: map[string]string{"ip-masq-config-0": cloud, "ip-masqconfig-1": "masqLinkLocalIPv6: true\n",
@@ -173,19 +169,19 @@ func agentV2Cases() []agentCase {
 			files: map[string]string{
 				"ip-masq-config-0": `{"nonMasqueradeCIDRs": ["172.16.0.0/12", "10.0.0.0/8", "fc00::/7"], "masqLinkLocal": false, "masqLinkLocalIPv6": false}`,
 				"ip-masqconfig-1":  `{"nonMasqueradeCIDRs": ["1.0.0.0/8", "2.2.0.0/16"], "masqLinkLocal": true, "masqLinkLocalIPv6": false}`}},
-		{name: "one empty list among others", destinations: linkLocal + " 10.9.0.0/16",
+		{name: "empty list in one file", destinations: linkLocal + " 10.9.0.0/16",
 			files: map[string]string{"ip-masq-a": "nonMasqueradeCIDRs: []\n", "ip-masq-b": "nonMasqueradeCIDRs: [10.9.0.0/16]\n"}},
-		{name: "wrong prefix", destinations: linkLocal + " 111.254.0.0/15 8.0.0.0/8",
+		{name: "file name with another prefix", destinations: linkLocal + " 111.254.0.0/15 8.0.0.0/8",
 			files: map[string]string{"ip-masq-config-0": `{"nonMasqueradeCIDRs": ["111.254.0.0/15", "8.0.0.0/8"]}`,
 				"bad-prefix-config-1": `{"nonMasqueradeCIDRs": ["4.4.0.0/8", "6.7.0.0/16"], "masqLinkLocal": true, "masqLinkLocalIPv6": true}`}},
-		{name: "no right prefix", destinations: usual,
+		{name: "only file names with another prefix", destinations: usual,
 			files: map[string]string{"bad-prefix-config-0": `{"nonMasqueradeCIDRs": ["225.255.240.0/20"]}`, "IP-MASQ-AGENT": "{*"}},
-		{name: "another chain", flags: []string{"--masq-chain=OTHER_2"}, files: noFiles(), destinations: usual},
+		{name: "other chain", flags: []string{"--masq-chain=OTHER_2"}, files: noFiles(), destinations: usual},
 		{name: "random-fully off", files: noFiles(), destinations: usual, extraFlags: []string{"--random-fully=false"}},
 	}
 }
 
-// manyPrefixes are prefixes that nobody else names here.
+// manyPrefixes returns /24 prefixes that no other case uses.
 func manyPrefixes(count int) []string {
 	var all []string
 	for i := range count {
@@ -194,14 +190,15 @@ func manyPrefixes(count int) []string {
 	return all
 }
 
-// TestAgentCases has an agent's chain and ours in two namespaces side by side,
-// made of the same files and flags.
+// TestAgentCases writes an agent's chain and ip-masq's chain from the same files and flags, on two
+// nodes. It checks that the rules are equal and that they exempt what the agent's documentation
+// says.
 func TestAgentCases(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
 		for _, dialect := range []string{"v1", "v2"} {
 			t.Run(f.name+" "+dialect, func(t *testing.T) {
-				theirs, ours := newNode(t, f), newNode(t, f)
+				agentNode, ownNode := newNode(t, f), newNode(t, f)
 				cases := agentV1Cases()
 				if dialect == "v2" {
 					cases = agentV2Cases()
@@ -209,29 +206,30 @@ func TestAgentCases(t *testing.T) {
 				want := map[string]chainRules{}
 				for i, c := range cases {
 					t.Run(c.name, func(t *testing.T) {
-						dir := c.writeFiles(t, ours, i)
+						dir := c.writeFiles(t, ownNode, i)
 						a := readAsAgent(t, dialect, dir, c.flags)
-						a.write(t, theirs)
-						want[c.name] = theirs.chainRules(t, a.chain)
+						a.write(t, agentNode)
+						want[c.name] = agentNode.chainRules(t, a.chain)
 						wantDestinations(t, c, want[c.name])
 						if a.second && c.extraFlags == nil {
-							want[c.name].randomly() // which that agent has no flag for
+							want[c.name].randomly() // ip-masq-agent-v2 has no such flag
 						}
-						ours.onceWithAgentFiles(t, dialect, dir, c)
-						wantSameRules(t, want[c.name], ours.chainRules(t, a.chain))
-						theirs.removeRulesAndState(t)
-						ours.removeRulesAndState(t)
+						ownNode.onceWithAgentFiles(t, dialect, dir, c)
+						wantSameRules(t, want[c.name], ownNode.chainRules(t, a.chain))
+						agentNode.removeRulesAndState(t)
+						ownNode.removeRulesAndState(t)
 					})
 				}
-				// From one to the next, as ConfigMaps and DaemonSets are edited.
+				// Change from one case to the next, as administrators edit ConfigMaps and
+				// DaemonSets.
 				for i, c := range slices.Backward(cases) {
 					if c.files == nil {
-						continue // TestMissingAgentDirectory: what is stored stays
+						continue // the stored policy stays: TestMissingAgentDirectory
 					}
 					t.Run("changed to "+c.name, func(t *testing.T) {
-						dir := c.writeFiles(t, ours, i)
-						ours.onceWithAgentFiles(t, dialect, dir, c)
-						wantSameRules(t, want[c.name], ours.chainRules(t, readAsAgent(t, dialect, dir, c.flags).chain))
+						dir := c.writeFiles(t, ownNode, i)
+						ownNode.onceWithAgentFiles(t, dialect, dir, c)
+						wantSameRules(t, want[c.name], ownNode.chainRules(t, readAsAgent(t, dialect, dir, c.flags).chain))
 					})
 				}
 			})
@@ -239,7 +237,7 @@ func TestAgentCases(t *testing.T) {
 	}
 }
 
-// place writes the files of a case, and returns their directory.
+// writeFiles writes the files of a case and returns their directory.
 func (c agentCase) writeFiles(t *testing.T, n *node, nth int) string {
 	t.Helper()
 	dir := filepath.Join(n.dir, fmt.Sprint("config", nth))
@@ -257,7 +255,7 @@ func (c agentCase) writeFiles(t *testing.T, n *node, nth int) string {
 	return dir
 }
 
-// once makes one pass with the files and flags of a case.
+// onceWithAgentFiles runs `ip-masq-reconciler once` with the files and flags of a case.
 func (n *node) onceWithAgentFiles(t *testing.T, dialect, dir string, c agentCase) {
 	t.Helper()
 	args := slices.Concat([]string{"once"}, c.flags, c.extraFlags, []string{"--agent-config-dir", dir, "--agent-dialect", dialect})
@@ -266,8 +264,8 @@ func (n *node) onceWithAgentFiles(t *testing.T, dialect, dir string, c agentCase
 	}
 }
 
-// wantDestinations fails the test unless the chains leave alone what the
-// documentation says, and nothing else.
+// wantDestinations fails the test unless the chains exempt exactly the destinations that the
+// agent's documentation names.
 func wantDestinations(t *testing.T, c agentCase, rules chainRules) {
 	t.Helper()
 	got := []string{}
@@ -285,15 +283,15 @@ func wantDestinations(t *testing.T, c agentCase, rules chainRules) {
 	slices.Sort(got)
 	slices.Sort(want)
 	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("the imitation of the agent does not do as its documentation says:\n%s", d)
+		t.Errorf("the reference agent differs from the documentation (-):\n%s", d)
 	}
 }
 
-// sameRules compares what two nodes have.
+// wantSameRules fails the test unless the rules of two nodes are equal.
 func wantSameRules(t *testing.T, want, got chainRules) {
 	t.Helper()
 	nearly := cmp.Comparer(func(a, b float64) bool { return math.Abs(a-b) <= 1e-6 })
 	if d := cmp.Diff(want, got, nearly, cmp.AllowUnexported(familyRules{}, chainRule{})); d != "" {
-		t.Errorf("ours (+) is not the agent's (-):\n%s", d)
+		t.Errorf("rules of ip-masq (+) differ from the agent's (-):\n%s", d)
 	}
 }

@@ -10,22 +10,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// agent is one of the agents that do our job every minute, as its documentation
-// and its commands have it.
+// agent is one of the agents that ip-masq replaces, as its documentation describes it.
 type agent struct {
-	name, jumpComment string // the comment by which it looks for its jump
+	name, jumpComment string
 }
 
 func agents() []agent {
 	const jump = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain"
 	return []agent{
 		{"ip-masq-agent", jump},
-		{"ip-masq-agent-v2", `"` + jump + `"`}, // whose quotes are a part of it
+		{"ip-masq-agent-v2", `"` + jump + `"`}, // the quotes are part of the comment
 	}
 }
 
-// cycle is what an agent does every minute with one variant of iptables. It
-// returns how many jumps it added.
+// resync does what an agent does every minute, with one variant of iptables. It returns the number
+// of jumps that the agent added.
 func (a agent) resync(t *testing.T, n *node, variant string) (added int) {
 	t.Helper()
 	local := [][]string{{"169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"}, {"fe80::/10"}}
@@ -35,7 +34,7 @@ func (a agent) resync(t *testing.T, n *node, variant string) (added int) {
 			return stdout + stderr, code
 		}
 		if out, code := iptables("-N", "IP-MASQ-AGENT"); code != 0 && !strings.Contains(out, "Chain already exists") {
-			t.Fatalf("%s: make chain: %s", a.name, out)
+			t.Fatalf("%s: create chain: %s", a.name, out)
 		}
 		jump := []string{"POSTROUTING", "-m", "comment", "--comment", a.jumpComment, "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", "IP-MASQ-AGENT"}
 		if _, code := iptables(append([]string{"-C"}, jump...)...); code != 0 {
@@ -56,9 +55,8 @@ func (a agent) resync(t *testing.T, n *node, variant string) (added int) {
 	return added
 }
 
-// TestPluginWithRunningAgent lets an agent run for three of its cycles beside our ADDs: in
-// the end there is one jump, the rules are right, and neither undoes what the
-// other did.
+// TestPluginWithRunningAgent alternates three resyncs of an agent with ADDs. It checks that one
+// jump remains, that the rules are correct and that neither program reverts the other's rules.
 func TestPluginWithRunningAgent(t *testing.T) {
 	t.Parallel()
 	for _, a := range agents() {
@@ -70,13 +68,14 @@ func TestPluginWithRunningAgent(t *testing.T) {
 	}
 }
 
+// pluginWithRunningAgent runs TestPluginWithRunningAgent for one agent and one order.
 func pluginWithRunningAgent(t *testing.T, n *node, a agent, agentFirst bool) {
 	t.Helper()
 	n.addThirdPartyRules(t)
-	others := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
+	thirdParty := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
 	path, log := n.tracePrograms(t)
 	variant, jumps := n.backend.variant, 1
-	if variant == "" { // the agent's chain stands in iptables and ours does not
+	if variant == "" { // the agent's chain is in iptables, the owned chain is not
 		variant, jumps = "nft", 2
 	}
 	conf := n.conf(t, "podnet", object{"enableIPv6": true})
@@ -86,7 +85,7 @@ func pluginWithRunningAgent(t *testing.T, n *node, a agent, agentFirst bool) {
 	}
 	for cycle := range 3 {
 		if added := a.resync(t, n, variant); cycle == 2 && added > 0 {
-			t.Errorf("the agent still adds %d jumps: it does not know the one that stands", added)
+			t.Errorf("the agent still adds %d jumps; it does not find the existing jump", added)
 		}
 		tracedCalls(t, log)
 		before := n.generation(t)
@@ -97,17 +96,18 @@ func pluginWithRunningAgent(t *testing.T, n *node, a agent, agentFirst bool) {
 		}
 		want := jumps
 		if n.backend.variant == "" && agentFirst && cycle == 0 {
-			want = 1 // what it had left was removed, once
+			want = 1 // the ADD has removed the agent's chain
 		}
 		n.wantJumps(t, "IP-MASQ-AGENT", want, want)
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0).noWarnings(t)
 	}
-	if d := cmp.Diff(others, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
-		t.Errorf("rules of others changed:\n%s", d)
+	if d := cmp.Diff(thirdParty, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
+		t.Errorf("third-party rules changed:\n%s", d)
 	}
 }
 
-// TestPluginWithBothAgents: two agents that look for different jumps, and ADDs.
+// TestPluginWithBothAgents runs two agents that look for different jumps, and ADDs. It checks that
+// one jump remains.
 func TestPluginWithBothAgents(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
@@ -125,14 +125,14 @@ func TestPluginWithBothAgents(t *testing.T) {
 	}
 }
 
-// TestAgentChainTakeover: a chain that an agent left is taken over with its jumps, however
-// many and whatever its rules, as long as it only returns and masquerades.
+// TestAgentChainTakeover checks that ADD takes over the chain of an agent and replaces its jumps,
+// if the chain has only RETURN and MASQUERADE rules.
 func TestAgentChainTakeover(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
-		for name, left := range map[string]string{
-			"an empty chain": "",
-			"no jump":        "-A IP-MASQ-AGENT -d 198.51.100.0/24 -j RETURN\n-A IP-MASQ-AGENT -j MASQUERADE\n",
+		for name, rules := range map[string]string{
+			"empty chain": "",
+			"no jump":     "-A IP-MASQ-AGENT -d 198.51.100.0/24 -j RETURN\n-A IP-MASQ-AGENT -j MASQUERADE\n",
 			"three jumps": "-A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT\n" +
 				"-A POSTROUTING -m comment --comment \"\\\"ip-masq-agent: quoted\\\"\" -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT\n" +
 				"-A POSTROUTING -j IP-MASQ-AGENT\n-A IP-MASQ-AGENT -s 10.9.0.0/16 -o eth+ -j RETURN\n-A IP-MASQ-AGENT -p udp -j MASQUERADE --to-ports 1024-2048\n",
@@ -140,34 +140,34 @@ func TestAgentChainTakeover(t *testing.T) {
 			t.Run(f.name+" "+name, func(t *testing.T) {
 				n := newNode(t, f)
 				n.addThirdPartyRules(t)
-				others := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
-				n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n"+left+"COMMIT\n", "iptables-"+f.variant+"-restore", "--noflush")
+				thirdParty := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
+				n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n"+rules+"COMMIT\n", "iptables-"+f.variant+"-restore", "--noflush")
 				n.invoke(t, invocation{verb: "STATUS", conf: n.conf(t, "podnet", nil)}).want(t, 0)
 				n.addAndCheck(t, n.conf(t, "podnet", nil)).noWarnings(t)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
-				if d := cmp.Diff(others, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
-					t.Errorf("rules of others changed:\n%s", d)
+				if d := cmp.Diff(thirdParty, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
+					t.Errorf("third-party rules changed:\n%s", d)
 				}
 			})
 		}
 	}
 }
 
-// TestAgentChainRemovedFromIPTables: with nftables, what an agent left in either variant of
-// iptables goes once ours stands; without their programs it stays, and no ADD
-// fails for it.
+// TestAgentChainRemovedFromIPTables checks that ADD with backend nftables removes an agent's chain
+// from both variants of iptables. Without the iptables programs the chain stays and ADD succeeds
+// with a warning.
 func TestAgentChainRemovedFromIPTables(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	n.addThirdPartyRules(t)
-	others := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
+	thirdParty := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
 	agents()[0].resync(t, n, "nft")
 	agents()[1].resync(t, n, "legacy")
 	conf := n.conf(t, "podnet", nil)
 	a := n.invoke(t, invocation{verb: "ADD", conf: conf, path: "/nonexistent"}).want(t, 0, "remove chain IP-MASQ-AGENT (ipv4), IP-MASQ-AGENT (ipv6) from iptables (nft)", "from iptables (legacy)", "install iptables")
 	n.wantJumps(t, "IP-MASQ-AGENT", 3, 2)
 	if !strings.Contains(a.stderr, "(ipv6)") {
-		t.Errorf("says nothing of IPv6:\n%s", a.stderr)
+		t.Errorf("no warning about IPv6:\n%s", a.stderr)
 	}
 	n.path = n.linkBothVariants(t, "nft")
 	n.flush(t)
@@ -176,15 +176,15 @@ func TestAgentChainRemovedFromIPTables(t *testing.T) {
 	n.addAndCheck(t, conf).noWarnings(t)
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 	if rest := strings.Count(n.saved(t), "IP-MASQ-AGENT"); rest > 0 {
-		t.Errorf("left in iptables:\n%s", n.saved(t))
+		t.Errorf("chain remains in iptables:\n%s", n.saved(t))
 	}
-	if now := n.thirdPartyRuleset(t, "IP-MASQ-AGENT"); strings.Count(now, "not yours") != strings.Count(others, "not yours") {
-		t.Errorf("rules of others changed:\n%s", now)
+	if now := n.thirdPartyRuleset(t, "IP-MASQ-AGENT"); strings.Count(now, "not yours") != strings.Count(thirdParty, "not yours") {
+		t.Errorf("third-party rules changed:\n%s", now)
 	}
 }
 
-// TestThirdPartyChain: a chain of our name that holds what neither we nor the
-// agents write is left alone, with an error.
+// TestThirdPartyChain checks that ADD refuses a chain of the same name whose rules neither ip-masq
+// nor the agents write, and changes nothing.
 func TestThirdPartyChain(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {

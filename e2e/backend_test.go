@@ -16,8 +16,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// both makes a directory with the programs of both variants by their own names,
-// and plain names for the given one, and returns it as a PATH.
+// linkBothVariants creates a directory with the programs of both iptables variants, and with plain
+// names for the given variant. It returns the directory as a PATH.
 func (n *node) linkBothVariants(t *testing.T, plain string) string {
 	t.Helper()
 	dir := filepath.Join(n.dir, "both-"+plain)
@@ -46,7 +46,7 @@ func (n *node) linkBothVariants(t *testing.T, plain string) string {
 	return dir
 }
 
-// owned is what the record says that we own, as chain backend variant.
+// ownedChains returns the owned chains of the record as "chain family backend variant".
 func (n *node) ownedChains(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -59,12 +59,12 @@ func (n *node) ownedChains(t *testing.T) []string {
 func (n *node) wantOwnedChains(t *testing.T, want ...string) {
 	t.Helper()
 	if d := cmp.Diff(want, n.ownedChains(t)); d != "" {
-		t.Errorf("record: %s", d)
+		t.Errorf("owned chains:\n%s", d)
 	}
 }
 
-// TestBackendChange: when backend, chain name or families change, what we had
-// before goes once the new rules stand, and of others not a letter.
+// TestBackendChange checks that ADD removes the owned chain from the previous backend, and leaves
+// third-party rules unchanged.
 func TestBackendChange(t *testing.T) {
 	t.Parallel()
 	for _, from := range backends() {
@@ -75,56 +75,58 @@ func TestBackendChange(t *testing.T) {
 			t.Run(from.name+" to "+to.name, func(t *testing.T) {
 				n := newNode(t, from)
 				n.addThirdPartyRules(t)
-				others := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
+				thirdParty := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
 				n.addAndCheck(t, n.conf(t, "podnet", object{"enableIPv6": true}))
 				n.path = n.linkBothVariants(t, to.variant)
 				conf := n.conf(t, "podnet", object{"enableIPv6": true, "backend": to.setting})
 				n.addAndCheck(t, conf).noWarnings(t)
 				kind := strings.TrimSpace(to.setting + " " + to.variant)
 				n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 "+kind, "IP-MASQ-AGENT ipv6 "+kind)
-				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1) // of all forms together
+				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1) // in all backends together
 				if from.setting == "nftables" && strings.Contains(n.ruleset(t), "ip-masq {") {
-					t.Errorf("tables of ip-masq are left:\n%s", n.ruleset(t))
+					t.Errorf("tables of ip-masq remain:\n%s", n.ruleset(t))
 				}
-				if d := cmp.Diff(others, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
-					t.Errorf("rules of others changed:\n%s", d)
+				if d := cmp.Diff(thirdParty, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
+					t.Errorf("third-party rules changed:\n%s", d)
 				}
 			})
 		}
 	}
 }
 
+// TestChainNameChange checks that ADD removes the chain of the previous name, of a disabled family
+// and of a network that moves to another chain.
 func TestChainNameChange(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.addThirdPartyRules(t)
-		others := n.thirdPartyRuleset(t, "OLD", "NEW")
+		thirdParty := n.thirdPartyRuleset(t, "OLD", "NEW")
 		kind := " " + strings.TrimSpace(n.backend.setting+" "+n.backend.variant)
 		n.addAndCheck(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "OLD"}))
 		n.addAndCheck(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "NEW"})).noWarnings(t)
 		n.wantNoChain(t, "OLD")
 		n.wantJumps(t, "NEW", 1, 1)
 		n.wantOwnedChains(t, "NEW ipv4"+kind, "NEW ipv6"+kind)
-		// IPv6 is given up, and then the sources that another chain is for.
+		// Disable IPv6, then move a network to another chain and back.
 		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "NEW"})).noWarnings(t)
 		n.wantJumps(t, "NEW", 1, 0)
 		n.wantOwnedChains(t, "NEW ipv4"+kind)
 		n.addAndCheck(t, n.conf(t, "othernet", object{"masqChain": "OLD", "sourceCIDRs": []string{"10.2.0.0/16", "10.3.0.0/16"}})).noWarnings(t)
 		n.wantJumps(t, "NEW", 1, 0)
-		if n.backend.variant != "" { // a jump for each source; nftables has a set of them
+		if n.backend.variant != "" { // one jump per source; nftables uses a set
 			n.wantJumps(t, "OLD", 2, 0)
 		}
 		n.addAndCheck(t, n.conf(t, "othernet", object{"masqChain": "NEW"})).noWarnings(t)
 		n.wantNoChain(t, "OLD")
 		n.wantJumps(t, "NEW", 1, 0)
-		if d := cmp.Diff(others, n.thirdPartyRuleset(t, "OLD", "NEW")); d != "" {
-			t.Errorf("rules of others changed:\n%s", d)
+		if d := cmp.Diff(thirdParty, n.thirdPartyRuleset(t, "OLD", "NEW")); d != "" {
+			t.Errorf("third-party rules changed:\n%s", d)
 		}
 	})
 }
 
-// TestUnremovableChain: what cannot be removed makes no ADD fail, and is tried
-// once.
+// TestUnremovableChain checks that a chain that cannot be removed fails no ADD, and that the plugin
+// tries to remove it only once.
 func TestUnremovableChain(t *testing.T) {
 	t.Parallel()
 	for _, from := range backends()[1:] {
@@ -138,7 +140,7 @@ func TestUnremovableChain(t *testing.T) {
 			stuck := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.IPTables, Variant: from.variant, Stuck: true}
 			owned := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables}
 			if d := cmp.Diff([]store.OwnedChain{owned, stuck}, n.load(t).Record.Chains); d != "" {
-				t.Errorf("record: %s", d)
+				t.Errorf("owned chains:\n%s", d)
 			}
 			n.wantJumps(t, "IP-MASQ-AGENT", 2, 0)
 			generation := n.generation(t)
@@ -150,11 +152,11 @@ func TestUnremovableChain(t *testing.T) {
 	}
 }
 
-// auto is a situation in which backend auto has to choose.
+// autoCase is a node on which backend auto chooses.
 type autoCase struct {
 	name         string
 	prepare      func(t *testing.T, n *node)
-	plainVariant string // the variant of the program called iptables; "-": PATH has no programs
+	plainVariant string // variant of the program iptables; "-": no programs in PATH
 	want         string
 }
 
@@ -169,24 +171,25 @@ func autoCases() []autoCase {
 			n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -j MASQUERADE\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
 		}
 	}
-	nothing := func(*testing.T, *node) {}
-	ours := func(t *testing.T, n *node) {
+	none := func(*testing.T, *node) {}
+	owned := func(t *testing.T, n *node) {
 		n.feed(t, "table ip ip-masq { chain postrouting { type nat hook postrouting priority 101; }; chain masq-IP-MASQ-AGENT {}; }", "nft", "-f", "-")
 	}
 	return []autoCase{
-		{"no programs", nothing, "-", "nftables"},
-		{"plain iptables is nft", nothing, "nft", "iptables nft"},
-		{"plain iptables is legacy", nothing, "legacy", "iptables legacy"},
-		{"no plain iptables", nothing, "", "iptables nft"},
+		{"no programs", none, "-", "nftables"},
+		{"plain iptables is nft", none, "nft", "iptables nft"},
+		{"plain iptables is legacy", none, "legacy", "iptables legacy"},
+		{"no plain iptables", none, "", "iptables nft"},
 		{"kubelet's hint is in legacy", hint("legacy", "KUBE-IPTABLES-HINT"), "nft", "iptables legacy"},
 		{"kubelet's canary is in nft", hint("nft", "KUBE-KUBELET-CANARY"), "legacy", "iptables nft"},
 		{"an agent's chain is in legacy", agent("legacy"), "nft", "iptables legacy"},
 		{"an agent's chain is in nft", agent("nft"), "legacy", "iptables nft"},
-		{"an agent's chain that nobody can write", agent("legacy"), "-", "nftables"},
-		{"our chain is in nftables", ours, "nft", "nftables"},
+		{"an agent's chain is in legacy, without programs", agent("legacy"), "-", "nftables"},
+		{"the owned chain is in nftables", owned, "nft", "nftables"},
 	}
 }
 
+// TestBackendAuto checks which backend auto chooses, and that later ADDs keep the recorded choice.
 func TestBackendAuto(t *testing.T) {
 	t.Parallel()
 	for _, a := range autoCases() {
@@ -199,7 +202,7 @@ func TestBackendAuto(t *testing.T) {
 			conf := n.conf(t, "podnet", object{"backend": "auto"})
 			n.addAndCheck(t, conf)
 			n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 "+a.want)
-			// What is chosen is recorded, and stays whatever is there later.
+			// The choice is on record and stays when other programs are installed.
 			n.path = filepath.Join(n.dir, "bin") + ":/usr/sbin"
 			n.addAndCheck(t, n.conf(t, "podnet", object{"backend": nil})).noWarnings(t)
 			n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 "+a.want)
@@ -207,8 +210,8 @@ func TestBackendAuto(t *testing.T) {
 	}
 }
 
-// TestBackendAutoChoosesAgain where what is recorded cannot be run any more, or cannot
-// do it from the start.
+// TestBackendAutoChoosesAgain checks that auto chooses another backend if the recorded one has no
+// programs, fails or has untrusted programs.
 func TestBackendAutoChoosesAgain(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
@@ -226,7 +229,7 @@ func TestBackendAutoChoosesAgain(t *testing.T) {
 			}
 		})
 	}
-	t.Run("iptables that fails", func(t *testing.T) {
+	t.Run("failing iptables", func(t *testing.T) {
 		n := newNode(t, backends()[0])
 		for _, name := range []string{"iptables", "ip6tables"} {
 			script := "#!/bin/sh\n[ \"$1\" = --version ] && echo 'iptables v1.8.9 (nf_tables)' && exit\necho 'no xt modules here' >&2\nexit 1\n"
@@ -237,7 +240,7 @@ func TestBackendAutoChoosesAgain(t *testing.T) {
 		n.addAndCheck(t, n.conf(t, "podnet", object{"backend": "auto"}))
 		n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 nftables")
 	})
-	t.Run("iptables in a directory of others", func(t *testing.T) {
+	t.Run("iptables in a world-writable directory", func(t *testing.T) {
 		n := newNode(t, backends()[1])
 		if err := os.Chmod(n.path, 0o777); err != nil {
 			t.Fatal(err)
@@ -249,8 +252,8 @@ func TestBackendAutoChoosesAgain(t *testing.T) {
 	})
 }
 
-// TestWarningForManyPrefixes: iptables has to walk through a list, and says so where it is
-// long and what helps; once, when it is written.
+// TestWarningForManyPrefixes checks that ADD warns once about a long list in iptables and
+// recommends nftables.
 func TestWarningForManyPrefixes(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {

@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// form is one in which a node keeps rules.
+// backend is one of the backends and iptables variants in which a node keeps rules.
 type backend struct {
 	name    string
-	setting string // the value of the key
-	variant string // of iptables, and of the names of its programs; else ""
+	setting string // value of the key backend
+	variant string // variant of iptables and suffix of its programs; "" for nftables
 }
 
 func backends() []backend {
@@ -24,7 +24,7 @@ func backends() []backend {
 	}
 }
 
-// onEveryForm runs a test on a node of each form.
+// onEveryBackend runs a test on one node per backend.
 func onEveryBackend(t *testing.T, test func(t *testing.T, n *node)) {
 	t.Helper()
 	for _, f := range backends() {
@@ -32,9 +32,9 @@ func onEveryBackend(t *testing.T, test func(t *testing.T, n *node)) {
 	}
 }
 
-// programs fills a directory with links to the programs of the form, so that
-// plain names are of its variant whatever the machine's are, and returns the PATH
-// of that directory alone. With nftables it stays empty: that form needs none.
+// programs fills a directory with links to the programs of the backend, so that the plain names are
+// of its variant on any machine. It returns the directory as a PATH. For nftables the directory is
+// empty.
 func (f backend) programs(t *testing.T, dir string) string {
 	t.Helper()
 	if err := os.Mkdir(dir, 0o755); err != nil {

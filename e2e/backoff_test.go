@@ -14,9 +14,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
-// TestUnwritableFamily: the agent files enable IPv6 and there is no ip6tables. The
-// reconciler notices that before it writes IPv4 rules, which it would only take
-// back; the node is not ready until the program is there.
+// TestUnwritableFamily enables IPv6 on a node without ip6tables. It checks that neither the
+// reconciler nor an ADD writes IPv4 rules that it would have to roll back, and that the node
+// becomes ready once the program exists.
 func TestUnwritableFamily(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[1])
@@ -38,9 +38,9 @@ func TestUnwritableFamily(t *testing.T) {
 		t.Errorf("%d commits in %s: %s", count, long, watcher.countByProgram(0))
 	}
 	if lines := strings.Count(d.log(), "level=ERROR"); lines != 1 {
-		t.Errorf("%d lines of log:\n%s", lines, d.log())
+		t.Errorf("%d errors in the log, want 1:\n%s", lines, d.log())
 	}
-	// An ADD does not write half a chain either.
+	// An ADD writes no IPv4 rules either.
 	before := watcher.untilIdle(t, 50*time.Millisecond)
 	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"enableIPv6": true})}).want(t, 100, "ip6tables")
 	if after := watcher.untilIdle(t, 50*time.Millisecond); after != before {
@@ -54,23 +54,22 @@ func TestUnwritableFamily(t *testing.T) {
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 }
 
-// TestBackoffAfterRollback: IPv6 rules of the agent files are refused when they
-// are written, and what was written for IPv4 is taken back. That is tried again
-// after 1 s, 2 s, 4 s, whatever else happens on the node; drift of another chain
-// is repaired at once.
+// TestBackoffAfterRollback makes ip6tables fail, so that each write of the agent files' policy is
+// rolled back. It checks that the reconciler retries after 1 s, 2 s, 4 s, whatever else happens on
+// the node, and repairs drift of another chain at once.
 func TestBackoffAfterRollback(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[1])
 	n.conflist(t, "podnet", object{"masqChain": "OTHER", "sourceCIDRs": []string{"10.1.0.0/16"}})
-	tries := filepath.Join(n.dir, "tries")
-	mend := n.breakProgram(t, "ip6tables-restore", "echo try >> "+tries)
+	attempts := filepath.Join(n.dir, "attempts")
+	restore := n.breakProgram(t, "ip6tables-restore", "echo try >> "+attempts)
 	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\nmasqLinkLocal: true\n")
 	began := time.Now()
 	d := n.startReconciler(t)
 	d.eventuallyUnready(t, "the agent files", "not today")
 	watcher := n.watchCommits(t)
 	n.wantJumps(t, "OTHER", 1, 0)
-	// Each try takes the IPv4 half back, which makes commits; so do repairs.
+	// Each attempt rolls back the IPv4 rules and so makes commits; so does each repair.
 	for i := range 6 {
 		time.Sleep(time.Second)
 		before := d.metric(t, "drift_repairs_total")
@@ -80,30 +79,30 @@ func TestBackoffAfterRollback(t *testing.T) {
 		if took := time.Since(start); timelimit.Exceeded(took, 10*worstRepair) {
 			t.Errorf("repair %d took %s", i, took)
 		}
-		must(t, os.WriteFile(filepath.Join(n.cni.ConfDir, "50-unrelated.conf"), []byte(`{"name":"x","type":"loopback"}`), 0o644)) // an event of files
+		must(t, os.WriteFile(filepath.Join(n.cni.ConfDir, "50-unrelated.conf"), []byte(`{"name":"x","type":"loopback"}`), 0o644)) // a file event
 	}
-	text, err := os.ReadFile(tries)
+	text, err := os.ReadFile(attempts)
 	must(t, err)
 	took := time.Since(began)
-	most, at := 2, time.Second // at first with the network and by itself, then after 1, 3, 7, 15 s
+	most, at := 2, time.Second // twice at the start, then after 1, 3, 7, 15 s
 	for next := at; next < took; at, next = 2*at, next+2*at {
 		most++
 	}
 	if count := strings.Count(string(text), "try"); count > most || count < 2 {
-		t.Errorf("%d tries in %s, want at most %d and at least 2; commits %s", count, took, most, watcher.countByProgram(0))
+		t.Errorf("%d attempts in %s, want at most %d and at least 2; commits %s", count, took, most, watcher.countByProgram(0))
 	}
 	if lines := strings.Count(d.log(), "level=ERROR"); lines != 1 {
-		t.Errorf("%d lines of log:\n%s", lines, d.log())
+		t.Errorf("%d errors in the log, want 1:\n%s", lines, d.log())
 	}
-	// A source that states something else is tried soon, and so is all on request.
-	mend()
+	// A changed source is tried at once.
+	restore()
 	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
 	d.within(t, 3*time.Second, "readiness", func() bool { code, _ := d.ready(); return code == 200 })
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 }
 
-// TestRepairDuringBackoff: while nothing can be done about one chain, drift of
-// another is repaired at once, and nothing is written for commits of other programs.
+// TestRepairDuringBackoff checks that the reconciler repairs drift of one chain at once while
+// another chain cannot be written, and writes nothing because of third-party commits.
 func TestRepairDuringBackoff(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[1])
@@ -114,7 +113,7 @@ func TestRepairDuringBackoff(t *testing.T) {
 	d.eventuallyUnready(t, "chain OTHER (ipv4)", "form 2")
 	watcher := n.watchCommits(t)
 	for i := range 3 {
-		time.Sleep(time.Second) // the next retry is far away
+		time.Sleep(time.Second) // far from the next retry
 		before := d.metric(t, "drift_repairs_total")
 		n.tool(t, "iptables", "-t", "nat", "-D", "IP-MASQ-AGENT", "1")
 		start := time.Now()
@@ -125,14 +124,15 @@ func TestRepairDuringBackoff(t *testing.T) {
 		count := watcher.untilIdle(t, 100*time.Millisecond)
 		n.tool(t, "nft", "add", "table", "ip", "stranger"+fmt.Sprint(i))
 		if now := watcher.untilIdle(t, 500*time.Millisecond); now > count+1 {
-			t.Errorf("commits after that of a third party: %s", watcher.countByProgram(count))
+			t.Errorf("commits after a third-party commit: %s", watcher.countByProgram(count))
 		}
 	}
 	d.eventuallyUnready(t, "chain OTHER (ipv4)", "form 2")
 }
 
-// spoilProgram has a program of the node's form fail, after a command of the shell.
-func (n *node) breakProgram(t *testing.T, name, command string) (mend func()) {
+// breakProgram replaces a program of the node's backend with a script that runs a shell command and
+// fails.
+func (n *node) breakProgram(t *testing.T, name, command string) (restore func()) {
 	t.Helper()
 	path := filepath.Join(n.dir, "bin", name)
 	genuine, err := os.Readlink(path)

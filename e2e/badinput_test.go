@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// mistake is something wrong with an entry, and what the error has to say.
+// invalidKey is an invalid value of a key, and what the error must contain.
 type invalidKey struct {
 	key   string
-	value any // as JSON; a json.RawMessage is taken as it is
+	value any // marshaled to JSON
 	says  []string
 }
 
@@ -27,7 +27,7 @@ func invalidKeys() []invalidKey {
 		{"resyncInterval", "60s", []string{`resyncInterval: is not a known key; remove it`}},
 		{"x\ny", 1, []string{`"x\ny": is not a known key; remove it`}},
 		{strings.Repeat("k", 5000), 1, []string{`…": is not a known key; remove it`}},
-		// Booleans, of every key that is one.
+		// Booleans.
 		{"enableIPv6", "true", []string{`enableIPv6: "true" is a string; write true without quotes`}},
 		{"randomFully", "no", []string{`randomFully: "no" is a string; write true or false, without quotes`}},
 		{"masqueradeHost", 1, []string{`masqueradeHost: 1 is a number; write true or false`}},
@@ -69,7 +69,7 @@ func invalidKeys() []invalidKey {
 		{"outputInterfaces", []string{"a/b"}, []string{`outputInterfaces[0]: a/b is not the name of an interface`}},
 		{"outputInterfaces", []string{"a -j ACCEPT"}, []string{`outputInterfaces[0]: "a -j ACCEPT" is not the name of an interface`}},
 		{"outputInterfaces", []string{""}, []string{`outputInterfaces[0]: is empty; name an interface, or drop the item`}},
-		// The rest.
+		// Other keys.
 		{"backend", "ebpf", []string{`backend: ebpf is not one of the choices; write auto, iptables or nftables`}},
 		{"backend", "NFTables", []string{`backend: NFTables is not one of the choices`}},
 		{"backend", raw("null"), []string{`backend: null is no value`}},
@@ -77,11 +77,11 @@ func invalidKeys() []invalidKey {
 		{"dataDir", "", []string{`dataDir: is empty`}},
 		{"dataDir", "/", []string{`dataDir: / is the root directory`}},
 		{"dataDir", "/var/../etc", []string{`dataDir: /var/../etc is not the shortest way to write this path; did you mean "/etc"?`}},
-		{"name", "../x", []string{"invalid characters found in network name"}}, // by the skeleton of all plugins
+		{"name", "../x", []string{"invalid characters found in network name"}}, // refused by the CNI library
 	}...)
 }
 
-// badLists are mistakes that each of the lists of prefixes can have.
+// invalidPrefixLists returns invalid values for each list of prefixes.
 func invalidPrefixLists() []invalidKey {
 	var all []invalidKey
 	for _, key := range []string{"nonMasqueradeCIDRs", "masqueradeCIDRs", "sourceCIDRs", "nonMasqueradeSourceCIDRs"} {
@@ -108,15 +108,15 @@ func invalidPrefixLists() []invalidKey {
 	return all
 }
 
-// TestBadInput: every mistake is an error 7 that names key, item, value and
-// remedy, and neither a rule nor a byte of the state changes.
+// TestBadInput checks that each invalid key gives error 7 with key, item, value and remedy, and
+// that neither the rules nor the state change.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		fresh := n.snapshot(t)
 		bad := n.conf(t, "podnet", object{"masqueradeCIDRs": []string{"10.0.0.1/8"}, "enableIPv6": true})
 		n.invoke(t, invocation{verb: "ADD", conf: bad}).want(t, 7)
-		n.unchanged(t, fresh) // not even a directory
+		n.unchanged(t, fresh) // not even a dataDir
 		n.addAndCheck(t, n.conf(t, "podnet", nil))
 		before, generation := n.snapshot(t), n.generation(t)
 		for i, m := range invalidKeys() {
@@ -124,7 +124,7 @@ func TestBadInput(t *testing.T) {
 				a := n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{m.key: m.value}), id: "newcomer"})
 				a.want(t, 7, m.says...)
 				if strings.Contains(a.msg, "\n") || len(a.msg) > 1024 {
-					t.Errorf("not one line, or longer than 1024 bytes:\n%s", a.msg)
+					t.Errorf("message has several lines or more than 1024 bytes:\n%s", a.msg)
 				}
 				if state := tree(t, n.dataDir); state != before.state || n.generation(t) != generation {
 					n.unchanged(t, before)
@@ -135,7 +135,7 @@ func TestBadInput(t *testing.T) {
 	})
 }
 
-// TestBadKeyCombinations is about entries whose keys are sound by themselves.
+// TestBadKeyCombinations checks entries in which each key is valid by itself.
 func TestBadKeyCombinations(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -149,19 +149,19 @@ func TestBadKeyCombinations(t *testing.T) {
 		keys object
 		says []string
 	}{
-		"the same prefix in both lists": {
+		"prefix in both lists": {
 			object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "10.0.0.0/8", "10.1.0.0/16"}, "masqueradeCIDRs": []string{"10.2.0.0/16", "10.1.0.0/16"}},
 			[]string{"masqueradeCIDRs[1]: 10.1.0.0/16 is in nonMasqueradeCIDRs too; remove one of the two"},
 		},
-		"more than the limit in one list": {
+		"one list above the default limit": {
 			object{"nonMasqueradeCIDRs": many},
 			[]string{"cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 65 entries together, more than the 64 allowed", "raise cidrLimit"},
 		},
-		"more than a limit of its own in both": {
+		"both lists above cidrLimit": {
 			object{"nonMasqueradeCIDRs": many[:2], "masqueradeCIDRs": many[2:4], "cidrLimit": 3},
 			[]string{"have 4 entries together, more than the 3 allowed"},
 		},
-		"many mistakes at once": {
+		"several invalid keys": {
 			object{"nonMasqueradeCIDRs": []string{"10.0.0.1/8"}, "toPorts": "x", "enableipv6": true, "masqChain": "RETURN"},
 			[]string{"nonMasqueradeCIDRs[0]: 10.0.0.1/8", "toPorts: x", "enableipv6: is not a known key; did you mean enableIPv6?", "masqChain: RETURN"},
 		},
@@ -172,18 +172,18 @@ func TestBadKeyCombinations(t *testing.T) {
 			n.unchanged(t, before)
 		})
 	}
-	t.Run("a key twice", func(t *testing.T) {
+	t.Run("duplicate key", func(t *testing.T) {
 		conf := strings.Replace(n.conf(t, "podnet", nil), "{", `{"cidrLimit": 3, "cidrLimit": 4, `, 1)
 		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, "cidrLimit: is there twice; write it once")
 		n.unchanged(t, before)
 	})
-	t.Run("as many as the limit, with one twice", func(t *testing.T) {
+	t.Run("list at the limit with a duplicate", func(t *testing.T) {
 		keys := object{"nonMasqueradeCIDRs": append([]string{"10.0.0.0/16"}, many[:64]...)}
 		n.addAndCheck(t, n.conf(t, "podnet", keys))
 	})
 }
 
-// TestProtocolKeys: what the CNI protocol puts there is nobody's mistake.
+// TestProtocolKeys checks that the plugin accepts the keys that the CNI protocol and runtimes add.
 func TestProtocolKeys(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])

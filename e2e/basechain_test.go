@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// TestBaseChainWithoutEffect spoils what the chain stands in: the rules are all
-// there, and packets are not judged by them. In the table that iptables shares with
-// other programs that is reported, with a remedy, and ADD fails; in the tables that
-// ip-masq owns it is repaired.
+// TestBaseChainWithoutEffect changes a base chain or its table so that packets do not pass the
+// complete rules, or pass them at another priority. It checks that the next ADD repairs owned
+// tables. In table nat of iptables, which other programs share, ADD, STATUS and CHECK fail with a
+// remedy.
 func TestBaseChainWithoutEffect(t *testing.T) {
 	t.Parallel()
 	const rehook = "flush chain FAM nat POSTROUTING; delete chain FAM nat POSTROUTING; add chain FAM nat POSTROUTING "
@@ -20,22 +20,22 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 	const hooked = "{ type nat hook postrouting priority 100; }"
 	for _, f := range backends() {
 		for name, c := range map[string]struct {
-			nft, restore string   // how it is spoiled, by nft or by iptables-restore
-			dead         bool     // and packets are not masqueraded any more
-			says         []string // nothing where the next ADD repairs it
-			remedy       string   // of those; "" is iptables -t nat -P POSTROUTING ACCEPT
+			nft, restore string   // the change, by nft or by iptables-restore
+			ineffective  bool     // packets are no longer masqueraded
+			says         []string // what the errors contain; nil: the next ADD repairs it
+			remedy       string   // "" is iptables -t nat -P POSTROUTING ACCEPT
 		}{
-			"nftables, dormant":        {nft: "add table FAM ip-masq { flags dormant; }", dead: true},
-			"nftables, no hook":        {nft: ownRehook + ownJump, dead: true},
-			"nftables, other hook":     {nft: ownRehook + "{ type nat hook input priority 101; }", dead: true},
-			"nftables, other type":     {nft: ownRehook + "{ type filter hook postrouting priority 101; }", dead: true},
+			"nftables, dormant":        {nft: "add table FAM ip-masq { flags dormant; }", ineffective: true},
+			"nftables, no hook":        {nft: ownRehook + ownJump, ineffective: true},
+			"nftables, other hook":     {nft: ownRehook + "{ type nat hook input priority 101; }", ineffective: true},
+			"nftables, other type":     {nft: ownRehook + "{ type filter hook postrouting priority 101; }", ineffective: true},
 			"nftables, other priority": {nft: ownRehook + "{ type nat hook postrouting priority 99; }" + ownJump},
 			"nftables, policy drop":    {nft: "add chain FAM ip-masq postrouting { policy drop; }"},
-			"iptables-nft, dormant": {nft: "add table FAM nat { flags dormant; }", dead: true,
+			"iptables-nft, dormant": {nft: "add table FAM nat { flags dormant; }", ineffective: true,
 				says: []string{"table FAM nat is dormant", "nft add table FAM nat"}, remedy: "add table FAM nat"},
-			"iptables-nft, no hook": {nft: rehook + jump, dead: true,
+			"iptables-nft, no hook": {nft: rehook + jump, ineffective: true,
 				says: []string{"POSTROUTING of table FAM nat has no hook", "delete the chain"}, remedy: rehook + hooked + jump},
-			"iptables-nft, other hook": {nft: rehook + "{ type nat hook input priority 100; }", dead: true,
+			"iptables-nft, other hook": {nft: rehook + "{ type nat hook input priority 100; }", ineffective: true,
 				says: []string{"POSTROUTING of table FAM nat has type nat hook input priority 100", "delete the chain"}, remedy: rehook + hooked + jump},
 			"iptables-nft, other priority": {nft: rehook + "{ type nat hook postrouting priority 50; }" + jump,
 				says: []string{"POSTROUTING of table FAM nat has type nat hook postrouting priority 50"}, remedy: rehook + hooked + jump},
@@ -50,23 +50,23 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 				keys := dualStack(nil)
 				n.conflist(t, "podnet", keys)
 				pods, conf := onlyPod(n.pod(t, "podnet")), n.conf(t, "podnet", keys)
-				judged := func(masqueraded bool) {
+				wantMasqueraded := func(masqueraded bool) {
 					t.Helper()
 					pods.verdicts(t, n, masqueraded, flows{"pod": "1.2.3.4 2001:db8:5::5"})
 				}
-				judged(true)
+				wantMasqueraded(true)
 				for range 3 {
-					n.addAndCheck(t, conf) // the last one by the verification cache
+					n.addAndCheck(t, conf) // the last one uses the verification cache
 				}
 				for _, family := range families() {
-					words := strings.NewReplacer("FAM", family[1])
+					replacer := strings.NewReplacer("FAM", family[1])
 					if c.nft != "" {
-						n.feed(t, words.Replace(c.nft)+"\n", "nft", "-f", "-")
+						n.feed(t, replacer.Replace(c.nft)+"\n", "nft", "-f", "-")
 					} else {
 						n.feed(t, "*nat\n"+c.restore+"\nCOMMIT\n", family[0]+"-"+f.variant+"-restore", "--noflush")
 					}
 				}
-				judged(!c.dead)
+				wantMasqueraded(!c.ineffective)
 
 				says := func(family string) (all []string) {
 					for _, s := range c.says {
@@ -81,17 +81,17 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 				}
 				for _, s := range append(says("ip"), says("ip6")...) {
 					if !strings.Contains(stdout, s) {
-						t.Errorf("check does not say %q:\n%s", s, stdout)
+						t.Errorf("output of check lacks %q:\n%s", s, stdout)
 					}
 				}
 				if c.says != nil {
 					before := n.snapshot(t)
-					const alone = "To repair this: ip-masq-reconciler once"
-					if out, _, _ := n.reconciler(t, "explain", "1.2.3.4"); !strings.Contains(out, says("ip")[0]) || strings.Contains(out, alone) {
-						t.Errorf("explain does not leave the repair to the administrator:\n%s", out)
+					const onceRepairs = "To repair this: ip-masq-reconciler once"
+					if out, _, _ := n.reconciler(t, "explain", "1.2.3.4"); !strings.Contains(out, says("ip")[0]) || strings.Contains(out, onceRepairs) {
+						t.Errorf("explain recommends once, or lacks the cause:\n%s", out)
 					}
 					if out, _, _ := n.reconciler(t, "doctor"); !strings.Contains(out, "unless the line says otherwise") {
-						t.Errorf("doctor says that once repairs it:\n%s", out)
+						t.Errorf("doctor does not limit what once repairs:\n%s", out)
 					}
 					n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, append(says("ip"), says("ip6")...)...)
 					n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", dualStack(object{"masqLinkLocal": true}))}).want(t, 100, says("ip")...)
@@ -107,15 +107,14 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 				}
 				n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
 				n.addAndCheck(t, conf).noWarnings(t)
-				judged(true)
+				wantMasqueraded(true)
 			})
 		}
 	}
 }
 
-// TestDormantTableBeforeFirstADD: where table nat is dormant already, a first ADD writes
-// nothing, and neither does a reconciler, which takes up its work as soon as the table
-// is active.
+// TestDormantTableBeforeFirstADD checks that neither an ADD nor the reconciler writes rules while
+// table nat is dormant, and that the reconciler writes them once the table is active.
 func TestDormantTableBeforeFirstADD(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[1])

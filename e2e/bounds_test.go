@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// prefixesOf24 returns count prefixes of 24 bits, from the nth on.
+// prefixesOf24 returns count /24 prefixes, starting with the nth.
 func prefixesOf24(nth, count int) []string {
 	list := make([]string, 0, count)
 	for i := nth; i < nth+count; i++ {
@@ -21,7 +21,7 @@ func prefixesOf24(nth, count int) []string {
 	return list
 }
 
-// interfaceNames returns names of interfaces that need not exist.
+// interfaceNames returns count interface names. The interfaces do not exist.
 func interfaceNames(prefix string, count int) []string {
 	list := make([]string, 0, count)
 	for i := range count {
@@ -30,7 +30,7 @@ func interfaceNames(prefix string, count int) []string {
 	return list
 }
 
-// singlePorts returns toPorts of so many ranges of one port each.
+// singlePorts returns a value of toPorts with count ranges of one port each.
 func singlePorts(count int) string {
 	list := make([]string, 0, count)
 	for i := range count {
@@ -39,28 +39,26 @@ func singlePorts(count int) string {
 	return strings.Join(list, ",")
 }
 
-// policyState is what is in force on the node: the rules, the documents and what
-// is owned. Attachments are no part of it.
+// policyState returns the rules, the documents and the record of the node, without attachments.
 func (n *node) policyState(t *testing.T) snapshot {
 	t.Helper()
 	return snapshot{n.ruleset(t), tree(t, filepath.Join(n.dataDir, "sources")) + string(readFile(t, filepath.Join(n.dataDir, "record.json")))}
 }
 
-// inForce fails the test if something else is in force than before.
+// wantPolicyState fails the test if rules, documents or record differ from before.
 func (n *node) wantPolicyState(t *testing.T, before snapshot) {
 	t.Helper()
 	if d := cmp.Diff(before, n.policyState(t), cmp.AllowUnexported(snapshot{})); d != "" {
-		t.Errorf("what is in force changed:\n%s", abbreviate(d))
+		t.Errorf("rules, documents or record changed:\n%s", abbreviate(d))
 	}
 }
 
-// bound is an entry that asks for more rules than are possible, and what the
-// error has to say.
+// bound is an entry that exceeds a limit on the number of rules, and what the error must contain.
 type bound struct {
 	name string
 	keys object
 	says []string
-	// iptablesOnly: with sets it is one rule.
+	// iptablesOnly means that nftables needs only one rule, with sets.
 	iptablesOnly bool
 }
 
@@ -70,7 +68,7 @@ func bounds() []bound {
 		keys: object{"sourceCIDRs": prefixesOf24(0, 1000), "outputInterfaces": interfaceNames("i", 1000)},
 		says: []string{"sourceCIDRs: ", "1000", "outputInterfaces", "1000000 pairs", "4096"},
 	}, {
-		name: "one list of pairs",
+		name: "pairs of one list",
 		keys: object{"outputInterfaces": interfaceNames("i", 4097)},
 		says: []string{"outputInterfaces: ", "4097", "4096"},
 	}, {
@@ -78,7 +76,7 @@ func bounds() []bound {
 		keys: object{"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4097)},
 		says: []string{"nonMasqueradeSourceCIDRs: ", "4097", "4096"},
 	}, {
-		name: "ranges of ports",
+		name: "port ranges",
 		keys: object{"toPorts": singlePorts(4000), "masqueradeCIDRs": prefixesOf24(0, 60)},
 		says: []string{"toPorts: ", "4000 ranges", "64"},
 	}, {
@@ -89,14 +87,14 @@ func bounds() []bound {
 	}}
 }
 
-// TestBounds: an entry that asks for more rules than a chain may have is refused
-// before anything is made of it, and what is at the bounds is not.
+// TestBounds checks that ADD refuses an entry that needs more rules than a chain may have, before
+// it generates rules, and accepts an entry at the limit.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.addAndCheck(t, conf)
-		n.addAndCheck(t, conf) // and has it on record that nothing is to be done
+		n.addAndCheck(t, conf) // fills the verification cache
 		before := n.policyState(t)
 		for _, b := range bounds() {
 			t.Run(b.name, func(t *testing.T) {
@@ -108,7 +106,7 @@ func TestBounds(t *testing.T) {
 					before = n.policyState(t)
 					return
 				}
-				for _, network := range []string{"podnet", "blue"} { // stored already, and not
+				for _, network := range []string{"podnet", "blue"} { // with and without a stored document
 					refused := n.conf(t, network, b.keys)
 					n.invoke(t, invocation{verb: "ADD", conf: refused, id: "refused"}).want(t, 7, b.says...)
 					n.invoke(t, invocation{verb: "DEL", conf: refused, id: "refused"}).want(t, 0)
@@ -118,9 +116,9 @@ func TestBounds(t *testing.T) {
 			})
 		}
 		for name, keys := range map[string]object{
-			"as many pairs":          {"sourceCIDRs": prefixesOf24(0, 64), "outputInterfaces": interfaceNames("i", 64)},
-			"as many exempt sources": {"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4096)},
-			"as many rules":          {"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 338), "cidrLimit": 1000},
+			"pairs at the limit":          {"sourceCIDRs": prefixesOf24(0, 64), "outputInterfaces": interfaceNames("i", 64)},
+			"exempt sources at the limit": {"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4096)},
+			"rules at the limit":          {"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 338), "cidrLimit": 1000},
 		} {
 			t.Run(name, func(t *testing.T) {
 				n.removeRulesAndState(t)
@@ -132,37 +130,37 @@ func TestBounds(t *testing.T) {
 	})
 }
 
-// TestBoundsAcrossNetworks: what several networks ask for together is bounded too.
-// The one that asks for more fails; those in force and others that come do not.
+// TestBoundsAcrossNetworks checks the limits for several networks together. ADD of the network that
+// exceeds a limit fails; ADDs of stored networks and of later ones succeed.
 func TestBoundsAcrossNetworks(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name          string
 		first, second object
 		says          []string
-		form          []backend
-		backend       string // of all of them; "" for the form's
+		backends      []backend
+		backend       string // of all entries; "" for the backend's own
 	}{{
-		name:   "exempt sources",
-		first:  object{"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4000)},
-		second: object{"nonMasqueradeSourceCIDRs": prefixesOf24(3990, 107)},
-		says:   []string{"nonMasqueradeSourceCIDRs", "4097", "4096"},
-		form:   backends(),
+		name:     "exempt sources",
+		first:    object{"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4000)},
+		second:   object{"nonMasqueradeSourceCIDRs": prefixesOf24(3990, 107)},
+		says:     []string{"nonMasqueradeSourceCIDRs", "4097", "4096"},
+		backends: backends(),
 	}, {
-		name:   "rules",
-		first:  object{"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 30)},
-		second: object{"masqueradeCIDRs": prefixesOf24(1000, 310), "cidrLimit": 400},
-		says:   []string{"340 masqueradeCIDRs", "64 ranges of toPorts", "65817", "65536", "nftables"},
-		form:   backends()[1:],
+		name:     "rules",
+		first:    object{"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 30)},
+		second:   object{"masqueradeCIDRs": prefixesOf24(1000, 310), "cidrLimit": 400},
+		says:     []string{"340 masqueradeCIDRs", "64 ranges of toPorts", "65817", "65536", "nftables"},
+		backends: backends()[1:],
 	}, {
-		name:    "rules where auto chooses iptables",
-		first:   object{"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 30)},
-		second:  object{"masqueradeCIDRs": prefixesOf24(1000, 310), "cidrLimit": 400},
-		says:    []string{"340 masqueradeCIDRs", "64 ranges of toPorts", "65817", "65536", "nftables"},
-		form:    backends()[1:],
-		backend: "auto",
+		name:     "rules where auto chooses iptables",
+		first:    object{"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 30)},
+		second:   object{"masqueradeCIDRs": prefixesOf24(1000, 310), "cidrLimit": 400},
+		says:     []string{"340 masqueradeCIDRs", "64 ranges of toPorts", "65817", "65536", "nftables"},
+		backends: backends()[1:],
+		backend:  "auto",
 	}} {
-		for _, f := range c.form {
+		for _, f := range c.backends {
 			t.Run(c.name+"/"+f.name, func(t *testing.T) {
 				n := newNode(t, f)
 				if c.backend != "" {
@@ -175,7 +173,7 @@ func TestBoundsAcrossNetworks(t *testing.T) {
 				n.invoke(t, invocation{verb: "ADD", conf: second, id: "second"}).want(t, 7, append(c.says, `network "second"`)...)
 				n.invoke(t, invocation{verb: "DEL", conf: second, id: "second"}).want(t, 0)
 				n.wantPolicyState(t, before)
-				// Agent files that ask for as much do not change anything either.
+				// Agent files that exceed the limit change nothing either.
 				n.agentFile(t, "ip-masq-agent", string(marshalIndent(t, c.second)))
 				_, stderr, code := n.reconciler(t, append([]string{"once"}, n.agentArgs(n.agentDir())...)...)
 				if code != 1 {
@@ -183,7 +181,7 @@ func TestBoundsAcrossNetworks(t *testing.T) {
 				}
 				for _, s := range append(c.says, "the agent files") {
 					if !strings.Contains(stderr, s) {
-						t.Errorf("once does not say %q:\n%s", s, abbreviate(stderr))
+						t.Errorf("error of once lacks %q:\n%s", s, abbreviate(stderr))
 					}
 				}
 				n.wantPolicyState(t, before)

@@ -9,24 +9,24 @@ import (
 	"slices"
 )
 
-// changing is a policy that changes. It always exempts exemptOnes and never the
-// other destinations of the load, of which 10.77.0.0/24 lies in a range that
-// is exempt most of the time.
+// changingPolicy is a policy that changes at random. It always exempts exemptOnes, and never the
+// other destinations of the load. One of these, 10.77.0.0/24, is within a prefix that is exempt
+// most of the time.
 type changingPolicy struct {
 	random     *rand.Rand
 	choices    []keyChoice
 	chosen     []int
-	exempt     map[string]bool // others, that come and go
+	exempt     map[string]bool // prefixes without load that are added and removed
 	masquerade map[string]bool
 }
 
-// aspect is a key, or several that go together, with the values it can have.
+// keyChoice is a key, or several keys that change together, with the values to choose from.
 type keyChoice struct {
 	weight int
 	values []object
 }
 
-// newChanging makes a policy that keeps about twice size other prefixes.
+// newChangingPolicy returns a policy with about twice size prefixes that the load does not use.
 func newChangingPolicy(r *rand.Rand, size int) *changingPolicy {
 	lists := func(key string, values ...[]string) (all []object) {
 		for _, v := range values {
@@ -35,11 +35,11 @@ func newChangingPolicy(r *rand.Rand, size int) *changingPolicy {
 		return append(all, object{})
 	}
 	c := &changingPolicy{random: r, exempt: map[string]bool{}, masquerade: map[string]bool{}, choices: []keyChoice{
-		// What covers the always exempt destinations.
+		// Prefixes that cover the destinations that are always exempt.
 		{3, lists("exempt4", []string{"10.0.0.0/8"}, []string{"10.9.0.0/16"}, []string{"10.9.0.0/17"}, []string{"10.8.0.0/13", "10.64.0.0/10"},
 			[]string{"10.9.0.0/18", "10.9.64.0/18"}, []string{"8.0.0.0/5", "10.0.0.0/9"}, []string{"0.0.0.0/0"})[:7]},
 		{2, lists("exempt6", []string{"fd00::/8"}, []string{"fd00:9::/64"}, []string{"fd00:9::/65", "fd00:9:0:0:8000::/65"}, []string{"fc00::/6"})[:4]},
-		// And what takes the others out of it.
+		// Prefixes that cover the other destinations.
 		{1, lists("masquerade4", []string{"10.77.0.0/24", "1.2.3.0/24"}, []string{"10.77.0.0/16", "1.0.0.0/8"}, []string{"10.77.0.0/25", "10.77.0.128/25", "1.2.0.0/16"})[:3]},
 		{2, lists("sourceCIDRs", []string{"10.1.0.0/16", "fd00:1::/64"}, []string{"10.1.0.0/16", "172.20.0.0/16", "fd00::/16"}, []string{"0.0.0.0/0", "::/0"})},
 		{1, lists("nonMasqueradeSourceCIDRs", []string{"172.20.0.0/16"}, []string{"172.20.0.0/16", "100.64.0.0/10", "fd00:77::/64"})},
@@ -51,14 +51,14 @@ func newChangingPolicy(r *rand.Rand, size int) *changingPolicy {
 		{3, []object{{}, {"masqChain": "OTHER"}}},
 	}}
 	c.chosen = make([]int, len(c.choices))
-	// Many at first: the more there are, the longer the kernel takes to switch.
+	// Start with many prefixes: the more there are, the longer the kernel takes to switch.
 	for range size {
 		c.toggleRandomPrefixes()
 	}
 	return c
 }
 
-// change changes other prefixes, one aspect or everything.
+// change changes prefixes without load, one choice, or everything.
 func (c *changingPolicy) change() {
 	switch kind := c.random.IntN(10); {
 	case kind < 3:
@@ -73,6 +73,7 @@ func (c *changingPolicy) change() {
 	}
 }
 
+// changeKey chooses another value for one key.
 func (c *changingPolicy) changeKey() {
 	total := 0
 	for _, a := range c.choices {
@@ -81,14 +82,14 @@ func (c *changingPolicy) changeKey() {
 	at := c.random.IntN(total)
 	for i, a := range c.choices {
 		if at -= a.weight; at < 0 {
-			step := 1 + c.random.IntN(len(a.values)-1) // never the same again
+			step := 1 + c.random.IntN(len(a.values)-1) // never the same value
 			c.chosen[i] = (c.chosen[i] + step) % len(a.values)
 			return
 		}
 	}
 }
 
-// others adds and removes a few prefixes that the load does not go to.
+// toggleRandomPrefixes adds and removes a few prefixes that the load does not use.
 func (c *changingPolicy) toggleRandomPrefixes() {
 	for range 1 + c.random.IntN(8) {
 		x, y := c.random.IntN(100), c.random.IntN(4)
@@ -111,7 +112,7 @@ func toggle(set map[string]bool, key string) {
 	}
 }
 
-// entry is the policy as it is now.
+// entry returns the keys of the current policy.
 func (c *changingPolicy) entry() object {
 	keys := object{"enableIPv6": true, "cidrLimit": 5000}
 	for i, a := range c.choices {
@@ -119,14 +120,14 @@ func (c *changingPolicy) entry() object {
 			keys[key] = value
 		}
 	}
-	// The two families of one list, and the prefixes beside them.
+	// Join the prefixes of both families.
 	exempt := slices.Concat(cidrs(keys, "exempt4"), cidrs(keys, "exempt6"), slices.Sorted(maps.Keys(c.exempt)))
 	masquerade := slices.Concat(cidrs(keys, "masquerade4"), slices.Sorted(maps.Keys(c.masquerade)))
 	keys["nonMasqueradeCIDRs"], keys["masqueradeCIDRs"] = exempt, masquerade
 	return keys
 }
 
-// cidrs takes a list out of the keys.
+// cidrs removes a list from the keys and returns it.
 func cidrs(keys object, list string) []string {
 	value, _ := keys[list].([]string)
 	delete(keys, list)

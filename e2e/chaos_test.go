@@ -21,9 +21,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// chaosTest is a node on which plugin, reconciler and others work at once, and what
-// its sources state: two networks, whose conflists are where runtimes read them,
-// and the agents' files. They never contradict one another.
+// chaosTest changes the sources of a node at random while the plugin, the reconciler and
+// third-party programs run. The sources are two networks, whose conflists are in the default
+// directory, and a ConfigMap of agent files. They never conflict.
 type chaosTest struct {
 	*node
 	random  *rand.Rand
@@ -33,28 +33,28 @@ type chaosTest struct {
 	pods    int
 	counts  map[string]int
 
-	lastValid        map[string]object // what each source stated last, soundly
+	lastValid        map[string]object // last valid keys of each source
 	serial           int
-	invalidConflists map[string]bool // conflists
-	invalidConfigMap bool            // the ConfigMap
+	invalidConflists map[string]bool // by network
+	invalidConfigMap bool
 
 	pluginRuns sync.WaitGroup
-	slots      chan struct{} // one for each run of the plugin that may go on at once
+	slots      chan struct{} // limits the concurrent runs of the plugin
 	mu         sync.Mutex
 	failures   []string
 }
 
-// filesOfAgents is the source that is no network.
+// agentFilesName is the name of the agent files in lastValid.
 const agentFilesName = "the agents' files"
 
 func (m *chaosTest) networks() []string { return []string{"podnet", "othernet"} }
 
 func newChaosTest(t *testing.T, n *node, seed uint64) *chaosTest {
 	t.Helper()
-	// As many as would wait for the lock for a tenth of the time that they may: on a
-	// slow machine each holds it for longer.
-	atOnce := max(2, int(16/timelimit.Factor()))
-	m := &chaosTest{node: n, slots: make(chan struct{}, atOnce), random: rand.New(rand.NewPCG(seed, 3)), lastValid: map[string]object{}, invalidConflists: map[string]bool{}, counts: map[string]int{}}
+	// On a slow machine each run holds the lock for longer. The number of runs is such that a run
+	// waits for at most a tenth of its time limit.
+	concurrent := max(2, int(16/timelimit.Factor()))
+	m := &chaosTest{node: n, slots: make(chan struct{}, concurrent), random: rand.New(rand.NewPCG(seed, 3)), lastValid: map[string]object{}, invalidConflists: map[string]bool{}, counts: map[string]int{}}
 	must(t, os.MkdirAll(n.own(config.DefaultCNIConfDir), 0o755))
 	m.config = n.configMap(t, nil)
 	for _, name := range append(m.networks(), agentFilesName) {
@@ -74,18 +74,18 @@ func (m *chaosTest) conflistPath(network string) string {
 	return filepath.Join(m.own(config.DefaultCNIConfDir), "10-"+network+".conflist")
 }
 
-// args are those of a command of the reconciler.
+// args returns a command of the reconciler with the flags of the test's directories.
 func (m *chaosTest) args(command ...string) []string {
 	return append(command, "--cni-conf-dir", config.DefaultCNIConfDir, "--agent-config-dir", m.config.dir, "--resync-interval", "1h")
 }
 
-// whole writes a file in one step (temporary file, rename), as editors of daemon configuration do.
+// writeAtomically writes a file by a temporary file and a rename.
 func writeAtomically(t *testing.T, path, text string) {
 	t.Helper()
 	must(t, errors.Join(os.WriteFile(path+".next", []byte(text), 0o644), os.Rename(path+".next", path)))
 }
 
-// state has a source state something else.
+// updateSource writes random valid keys to a source.
 func (m *chaosTest) updateSource(t *testing.T, source string) {
 	t.Helper()
 	keys := m.randomKeys(source)
@@ -111,9 +111,9 @@ func (m *chaosTest) updateSource(t *testing.T, source string) {
 	m.invalidConfigMap = false
 }
 
-// draw makes what a source states. The first prefix is of this statement alone;
-// the others that are exempt are no longer than 24 bits (48 with IPv6), those
-// that are masqueraded longer. The first network exempts what the load goes to.
+// randomKeys returns keys for a source. The first prefix is unique. The other exempt prefixes have
+// at most 24 bits (48 for IPv6), the masqueraded ones more, so that no two sources conflict. The
+// first network exempts the destinations of the load.
 func (m *chaosTest) randomKeys(source string) object {
 	m.serial++
 	r := m.random
@@ -138,9 +138,8 @@ func (m *chaosTest) randomKeys(source string) object {
 	return object{"enableIPv6": true, "nonMasqueradeCIDRs": exempt, "masqueradeCIDRs": masquerade}
 }
 
-// tamper spoils rules as others do. It never touches what exempts alone, so that
-// no packet to an exempt destination may be masqueraded because of it; and fails
-// where somebody was faster, which does not matter.
+// tamper changes the rules as third-party programs do. It never masquerades an exempt destination.
+// The command may fail, because the rules change at the same time.
 func (m *chaosTest) tamper(t *testing.T) {
 	t.Helper()
 	i := m.random.IntN(2)
@@ -175,12 +174,12 @@ func (m *chaosTest) tamper(t *testing.T) {
 	_, _, _ = run(t, m.Node.Command(m.timeout(t), words[0], words[1:]...))
 }
 
-// sound reports whether every source can be read as it is.
+// allSourcesValid reports whether every source is valid.
 func (m *chaosTest) allSourcesValid() bool {
 	return !m.invalidConfigMap && !m.invalidConflists["podnet"] && !m.invalidConflists["othernet"]
 }
 
-// checked is what the command check ends with where the rules are right.
+// wantCheckCode returns the exit code of the command check on correct rules.
 func (m *chaosTest) wantCheckCode() int {
 	if m.allSourcesValid() {
 		return 0
@@ -188,32 +187,32 @@ func (m *chaosTest) wantCheckCode() int {
 	return 1
 }
 
-// takenOver waits until nobody of the plugin runs any more and what was stated
-// last is stored.
+// waitForSources waits until all runs of the plugin end and the last valid keys of each source are
+// stored.
 func (m *chaosTest) waitForSources(t *testing.T) {
 	t.Helper()
 	m.pluginRuns.Wait()
 	for source, keys := range m.lastValid {
-		of := networkID(source)
+		id := networkID(source)
 		if source == agentFilesName {
-			of = policy.SourceID{Kind: policy.AgentFiles}
+			id = policy.SourceID{Kind: policy.AgentFiles}
 		}
 		want, _ := keys["nonMasqueradeCIDRs"].([]string)
 		m.daemon.within(t, 3*time.Second, fmt.Sprintf("document of %s with %v", source, keys), func() bool {
-			c := m.load(t).Find(of)
+			c := m.load(t).Find(id)
 			if c == nil {
 				return false
 			}
-			var stated []netip.Prefix
+			var stored []netip.Prefix
 			for _, p := range c.Policies() {
-				stated = append(stated, p.NonMasqueradeCIDRs...)
+				stored = append(stored, p.NonMasqueradeCIDRs...)
 			}
-			return len(want) == 0 == (len(stated) == 0) && (len(want) == 0 || slices.Contains(stated, netip.MustParsePrefix(want[0])))
+			return len(want) == 0 == (len(stored) == 0) && (len(want) == 0 || slices.Contains(stored, netip.MustParsePrefix(want[0])))
 		})
 	}
 }
 
-// policy is what all sources state together, for the oracle.
+// combinedPolicy returns the policy of all sources together, for the oracle.
 func (m *chaosTest) combinedPolicy() oraclePolicy {
 	p := oraclePolicy{ipv6: true}
 	for _, keys := range m.lastValid {

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// cleanup removes all that is ours on the node, and returns what it said.
+// cleanup runs the command cleanup, which must succeed, and returns its output.
 func (n *node) cleanup(t *testing.T) string {
 	t.Helper()
 	stdout, stderr, code := n.reconciler(t, "cleanup")
@@ -21,7 +21,7 @@ func (n *node) cleanup(t *testing.T) string {
 	return stdout
 }
 
-// pass makes one, and fails the test unless all is right then.
+// reconcileOnce runs the command once, which must succeed.
 func (n *node) reconcileOnce(t *testing.T) {
 	t.Helper()
 	if stdout, stderr, code := n.reconciler(t, "once"); code != 0 {
@@ -29,7 +29,7 @@ func (n *node) reconcileOnce(t *testing.T) {
 	}
 }
 
-// dualStack is an entry for both families, as ours are in most of what follows.
+// dualStack returns an entry with IPv6 and exempt prefixes of both families, and the given keys.
 func dualStack(keys object) object {
 	all := object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "fd00::/8"}}
 	for key, value := range keys {
@@ -38,7 +38,7 @@ func dualStack(keys object) object {
 	return all
 }
 
-// live is an ordinary life: pods, agent files, tampering, passes.
+// typicalUse runs pods, agent files, tampering and repairs on the node.
 func typicalUse(t *testing.T, n *node) {
 	t.Helper()
 	n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [192.0.2.0/24]\nenableIPv6: true\n")
@@ -52,27 +52,27 @@ func typicalUse(t *testing.T, n *node) {
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 }
 
-// TestCleanup: whatever happened since we came, cleanup leaves the node as it was
-// before.
+// TestCleanup checks that cleanup leaves the node as it was before ip-masq, after different kinds
+// of use.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		before func(*testing.T, *node) // what there is when we come
-		life   func(*testing.T, *node)
+		before func(*testing.T, *node) // creates third-party rules; may be nil
+		use    func(*testing.T, *node)
 	}{
-		"a life":             {life: typicalUse},
-		"a life with others": {addThirdPartyChains, typicalUse},
-		"one family": {life: func(t *testing.T, n *node) {
+		"typical use":                       {use: typicalUse},
+		"typical use and third-party rules": {addThirdPartyChains, typicalUse},
+		"one family": {use: func(t *testing.T, n *node) {
 			n.addAndCheck(t, n.conf(t, "podnet", nil))
 			n.reconcileOnce(t)
 		}},
-		"a family that was given up": {life: func(t *testing.T, n *node) {
+		"disabled family": {use: func(t *testing.T, n *node) {
 			n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
 			n.conflist(t, "podnet", object{"enableIPv6": false})
 			n.reconcileOnce(t)
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 		}},
-		"two chains": {life: func(t *testing.T, n *node) {
+		"two chains": {use: func(t *testing.T, n *node) {
 			n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
 			n.addAndCheck(t, n.conf(t, "storage", dualStack(object{
 				"masqChain": "STORAGE", "sourceCIDRs": []string{"10.2.0.0/16", "fd00:2::/64"}, "outputInterfaces": []string{"eth+", "wg0"},
@@ -80,14 +80,14 @@ func TestCleanup(t *testing.T) {
 			n.reconcileOnce(t)
 			n.wantJumps(t, "STORAGE", 2, 2)
 		}},
-		"another name": {life: func(t *testing.T, n *node) {
+		"changed chain name": {use: func(t *testing.T, n *node) {
 			n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
 			n.conflist(t, "podnet", dualStack(object{"masqChain": "RENAMED"}))
 			n.reconcileOnce(t)
 			n.wantJumps(t, "IP-MASQ-AGENT", 0, 0)
 		}},
-		"another backend": {life: changeBackend},
-		"tampering that nobody repaired": {life: func(t *testing.T, n *node) {
+		"changed backend": {use: changeBackend},
+		"unrepaired tampering": {use: func(t *testing.T, n *node) {
 			typicalUse(t, n)
 			n.alter(t, "-I IP-MASQ-AGENT -s 10.9.0.0/16 -j LOG\n-A POSTROUTING -j IP-MASQ-AGENT\n-D IP-MASQ-AGENT 2",
 				"add chain ip ip-masq theirs\nadd rule ip ip-masq theirs counter accept\nadd rule ip ip-masq postrouting jump theirs\n"+
@@ -99,7 +99,7 @@ func TestCleanup(t *testing.T) {
 				n.alterFamily(t, f, "-F IP-MASQ-AGENT", "flush chain "+f[1]+" ip-masq masq-IP-MASQ-AGENT")
 			}
 		}},
-		"a reconciler that ran": {addThirdPartyChains, func(t *testing.T, n *node) {
+		"stopped reconciler": {addThirdPartyChains, func(t *testing.T, n *node) {
 			n.conflist(t, "podnet", dualStack(nil))
 			n.startReconciler(t).untilReady(t).stop(t)
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
@@ -111,14 +111,14 @@ func TestCleanup(t *testing.T) {
 					c.before(t, n)
 				}
 				before := n.snapshot(t)
-				c.life(t, n)
-				if said := n.cleanup(t); !strings.Contains(said, "removed chain ") || !strings.Contains(said, n.dataDir) {
-					t.Errorf("says only:\n%s", said)
+				c.use(t, n)
+				if output := n.cleanup(t); !strings.Contains(output, "removed chain ") || !strings.Contains(output, n.dataDir) {
+					t.Errorf("incomplete output:\n%s", output)
 				}
 				n.wantRestored(t, before)
 				n.cleanup(t)
 				n.wantRestored(t, before)
-				// A pod that ends has nothing to bring back.
+				// DEL of a pod recreates nothing.
 				n.invoke(t, invocation{verb: "DEL", conf: n.conf(t, "podnet", dualStack(nil))}).want(t, 0)
 				n.wantRestored(t, before)
 			})
@@ -126,8 +126,8 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// TestCheckWritesNothing: where the dataDir is empty, as cleanup leaves one that is
-// mounted by itself, CHECK reports the drift and makes no file.
+// TestCheckWritesNothing checks that CHECK reports drift and creates no file in an empty dataDir. A
+// dataDir that is a mount point is empty after cleanup.
 func TestCheckWritesNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -139,33 +139,33 @@ func TestCheckWritesNothing(t *testing.T) {
 	}
 }
 
-// someLife is what a node has where others are.
+// addThirdPartyChains adds third-party rules, and chains with names similar to the owned chain's.
 func addThirdPartyChains(t *testing.T, n *node) {
 	t.Helper()
 	n.addThirdPartyRules(t)
 	n.feed(t, "*nat\n:IP-MASQ - [0:0]\n:IP-MASQ-AGENTS - [0:0]\n-A POSTROUTING -j IP-MASQ-AGENTS\n-A IP-MASQ-AGENTS -j IP-MASQ\nCOMMIT\n",
-		"iptables-nft-restore", "--noflush") // names like ours
+		"iptables-nft-restore", "--noflush")
 }
 
-// asBefore fails the test unless rules and state are as they were. iptables and the
-// kernel make table nat for the first rule and keep it: an empty one does not count.
+// wantRestored fails the test unless rules and state are as before. It ignores empty nat tables,
+// because iptables and the kernel create these for the first rule and never remove them.
 func (n *node) wantRestored(t *testing.T, before snapshot) {
 	t.Helper()
 	after := n.snapshot(t)
 	emptyNAT := regexp.MustCompile(`\*nat\n(:[A-Z]+ ACCEPT\n)*COMMIT\n|table ip6? nat \{\n(\tchain [A-Z]+ \{\n\t\ttype nat .*\n\t\}\n+)*\}\n`)
 	after.rules, before.rules = emptyNAT.ReplaceAllString(after.rules, ""), emptyNAT.ReplaceAllString(before.rules, "")
 	if d := cmp.Diff(strings.Split(before.rules, "\n"), strings.Split(after.rules, "\n")); d != "" {
-		t.Errorf("rules are not as before:\n%s", d)
+		t.Errorf("rules differ from before:\n%s", d)
 	}
 	if d := cmp.Diff(before.state, after.state); d != "" {
-		t.Errorf("state is not as before:\n%s", d)
+		t.Errorf("state differs from before:\n%s", d)
 	}
 	if _, err := os.Lstat(n.dataDir); !os.IsNotExist(err) {
 		t.Errorf("%s: %v", n.dataDir, err)
 	}
 }
 
-// changeBackend has the chain go to the other backend and come back.
+// changeBackend moves the chain to the other backend and back, twice.
 func changeBackend(t *testing.T, n *node) {
 	t.Helper()
 	variant, other := n.backend.variant, "nftables"
@@ -184,7 +184,7 @@ func changeBackend(t *testing.T, n *node) {
 	}
 }
 
-// alterFamily is alter for one family.
+// alterFamily changes the rules of one family as alter does.
 func (n *node) alterFamily(t *testing.T, family [2]string, iptables, nft string) {
 	t.Helper()
 	if n.backend.variant == "" {
@@ -194,7 +194,8 @@ func (n *node) alterFamily(t *testing.T, family [2]string, iptables, nft string)
 	n.tool(t, family[0], append([]string{"-t", "nat"}, strings.Fields(iptables)...)...)
 }
 
-// TestCleanupOfAgentChain: an agent's chain that became ours goes, and only that.
+// TestCleanupOfAgentChain checks that cleanup removes an agent's chain that ip-masq took over, and
+// nothing else.
 func TestCleanupOfAgentChain(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -214,14 +215,14 @@ func TestCleanupOfAgentChain(t *testing.T) {
 	})
 }
 
-// TestCleanupWithoutState: a dataDir that somebody removed does not keep what is
-// ours from being found, not even a chain whose conflist is gone too.
+// TestCleanupWithoutState checks that cleanup finds the owned chains after the dataDir was removed,
+// even a chain that no conflist names.
 func TestCleanupWithoutState(t *testing.T) {
 	t.Parallel()
 	storage := dualStack(object{"masqChain": "STORAGE", "sourceCIDRs": []string{"10.2.0.0/16", "fd00:2::/64"}})
-	for name, remember := range map[string]func(*testing.T, *node){
-		"a conflist names it": func(t *testing.T, n *node) { n.conflist(t, "storage", storage) },
-		"nothing names it":    func(*testing.T, *node) {},
+	for name, nameChain := range map[string]func(*testing.T, *node){
+		"conflist names the chain":    func(t *testing.T, n *node) { n.conflist(t, "storage", storage) },
+		"no conflist names the chain": func(*testing.T, *node) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onEveryBackend(t, func(t *testing.T, n *node) {
@@ -229,7 +230,7 @@ func TestCleanupWithoutState(t *testing.T) {
 				before := n.snapshot(t)
 				typicalUse(t, n)
 				n.addAndCheck(t, n.conf(t, "storage", storage))
-				remember(t, n)
+				nameChain(t, n)
 				if err := os.RemoveAll(n.dataDir); err != nil {
 					t.Fatal(err)
 				}
@@ -240,8 +241,8 @@ func TestCleanupWithoutState(t *testing.T) {
 	}
 }
 
-// TestCleanupWithoutOwnedChains: on a node that never met us, and where an agent's chain
-// and another dataDir's stand, nothing goes.
+// TestCleanupWithoutOwnedChains checks that cleanup removes nothing on a node without owned chains,
+// not even the chain of an agent.
 func TestCleanupWithoutOwnedChains(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -262,8 +263,8 @@ func TestCleanupWithoutOwnedChains(t *testing.T) {
 	})
 }
 
-// TestCleanupWithAnotherDataDir: chains that keep their state in another dataDir are not
-// ours.
+// TestCleanupWithAnotherDataDir checks that cleanup keeps chains that belong to another dataDir,
+// and names them.
 func TestCleanupWithAnotherDataDir(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -271,14 +272,14 @@ func TestCleanupWithAnotherDataDir(t *testing.T) {
 		before := n.snapshot(t)
 		stdout, stderr, code := n.reconciler(t, "cleanup", "--data-dir", n.dataDir+"-other")
 		if code != 0 || strings.Contains(stdout, "removed chain") || !strings.Contains(stderr, "chain IP-MASQ-AGENT (ipv4)") || !strings.Contains(stderr, n.dataDir) {
-			t.Errorf("exit code %d, and it does not say whose chain stays:\n%s%s", code, stdout, stderr)
+			t.Errorf("exit code %d, or the other dataDir is not named:\n%s%s", code, stdout, stderr)
 		}
 		n.unchanged(t, before)
 	})
 }
 
-// TestCleanupOfReferencedChain: a chain that somebody else's rule jumps to cannot go. It says
-// so, and the state stays until it can.
+// TestCleanupOfReferencedChain checks that cleanup fails for a chain to which a third-party rule
+// jumps, and keeps the state until the chain can be removed.
 func TestCleanupOfReferencedChain(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
@@ -293,7 +294,7 @@ func TestCleanupOfReferencedChain(t *testing.T) {
 				t.Fatalf("exit code %d, want 1\n%s%s", code, stdout, stderr)
 			}
 			if strings.Contains(stdout, "IP-MASQ-AGENT (ipv4)") || strings.Contains(stdout, "removed the state") {
-				t.Errorf("says that it removed what stands:\n%s", stdout)
+				t.Errorf("output reports the removal of an existing chain or state:\n%s", stdout)
 			}
 			if documents := n.load(t).Sources; len(documents) != 2 {
 				t.Errorf("documents left: %+v", documents)
@@ -305,20 +306,19 @@ func TestCleanupOfReferencedChain(t *testing.T) {
 	}
 }
 
-// TestCleanupDuringRun: a reconciler that runs would bring all of it back, so it
-// is refused, and nothing changes.
+// TestCleanupDuringRun checks that cleanup refuses while a reconciler runs, and changes nothing.
 func TestCleanupDuringRun(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		before := n.snapshot(t)
 		n.conflist(t, "podnet", dualStack(nil))
 		d := n.startReconciler(t).untilReady(t)
-		running := n.snapshot(t)
+		withReconciler := n.snapshot(t)
 		stdout, stderr, code := n.reconciler(t, "cleanup")
 		if code != 1 || stdout != "" || !strings.Contains(stderr, "stop it first") {
 			t.Errorf("exit code %d, want 1\n%s%s", code, stdout, stderr)
 		}
-		if d := cmp.Diff(running, n.snapshot(t), cmp.AllowUnexported(snapshot{})); d != "" {
+		if d := cmp.Diff(withReconciler, n.snapshot(t), cmp.AllowUnexported(snapshot{})); d != "" {
 			t.Errorf("changed:\n%s", d)
 		}
 		d.stop(t)

@@ -16,10 +16,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
-// manyRules is how many rules others restore at once.
+// manyRules is the number of rules that a third party restores in one commit.
 const manyRules = 5000
 
-// otherTable is a script of nft that makes a table with so many rules anew.
+// kubeProxyTable returns an nft script that recreates a table with manyRules rules.
 func kubeProxyTable() string {
 	var b strings.Builder
 	b.WriteString("table ip kube-proxy\ndelete table ip kube-proxy\ntable ip kube-proxy {\n" +
@@ -32,39 +32,39 @@ func kubeProxyTable() string {
 	return b.String()
 }
 
-// storm is a way in which thousands of rules are written and ours are spoiled in
-// the same moment.
+// largeCommit is one commit that writes thousands of rules and changes the owned rules.
 type largeCommit struct {
 	name    string
 	backend int
-	// program reads the script.
+	// program reads the script on standard input.
 	program []string
 	script  string
 }
 
 func largeCommits() []largeCommit {
 	restored := strings.TrimSuffix(fixtures.KubeProxy(manyRules), "COMMIT\n")
-	keep, anew := []string{"iptables-nft-restore", "--noflush"}, []string{"iptables-nft-restore"}
+	keep, all := []string{"iptables-nft-restore", "--noflush"}, []string{"iptables-nft-restore"}
 	nft := []string{"nft", "-f", "-"}
-	// Our rules go before the others come and after: nobody knows what is read first.
+	// The scripts change the owned rules before or after they write the other rules: it is unknown
+	// which of them the reconciler reads first.
 	return []largeCommit{
-		{"nft -f, our jump deleted", 0, nft, "flush chain ip ip-masq postrouting\n" + kubeProxyTable()},
-		{"nft -f, our tables deleted", 0, nft, kubeProxyTable() + "delete table ip ip-masq\ndelete table ip6 ip-masq\n"},
+		{"nft -f, jump deleted", 0, nft, "flush chain ip ip-masq postrouting\n" + kubeProxyTable()},
+		{"nft -f, tables deleted", 0, nft, kubeProxyTable() + "delete table ip ip-masq\ndelete table ip6 ip-masq\n"},
 		{"nft -f, flush ruleset", 0, nft, "flush ruleset\n" + kubeProxyTable()},
-		{"iptables-nft-restore --noflush, our jump deleted", 1, keep, restored + "-F POSTROUTING\nCOMMIT\n"},
-		{"iptables-nft-restore --noflush, our chain deleted", 1, keep, restored + "-F POSTROUTING\n-F IP-MASQ-AGENT\n-X IP-MASQ-AGENT\nCOMMIT\n"},
-		{"iptables-nft-restore of the whole table", 1, anew, restored + "COMMIT\n"},
+		{"iptables-nft-restore --noflush, jump deleted", 1, keep, restored + "-F POSTROUTING\nCOMMIT\n"},
+		{"iptables-nft-restore --noflush, chain deleted", 1, keep, restored + "-F POSTROUTING\n-F IP-MASQ-AGENT\n-X IP-MASQ-AGENT\nCOMMIT\n"},
+		{"iptables-nft-restore of the whole table", 1, all, restored + "COMMIT\n"},
 		{"nft -f, flush ruleset", 1, nft, "flush ruleset\n" + kubeProxyTable()},
 	}
 }
 
-// TestDriftInLargeCommit: drift that comes with thousands of others' rules, in one commit, is
-// repaired in a quarter of a second.
+// TestDriftInLargeCommit checks that the reconciler repairs drift within a quarter of a second if
+// the same commit writes thousands of third-party rules.
 func TestDriftInLargeCommit(t *testing.T) {
 	for i, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			slow := []string{}
-			for range 2 { // once more, where something else kept the machine busy
+			for range 2 { // a second time if the machine was busy
 				w := newTamperNode(t, f)
 				slow = slow[:0]
 				for _, s := range largeCommits() {
@@ -95,9 +95,9 @@ func TestDriftInLargeCommit(t *testing.T) {
 	}
 }
 
-// TestDriftDuringLargeCommits: drift that somebody causes while others go on and on restoring
-// thousands of rules is repaired as fast. With iptables it is the repair that
-// finds those rules in its way, and nft that restores, and the other way round.
+// TestDriftDuringLargeCommits checks that the reconciler repairs drift while another program
+// restores thousands of rules without pause. That program is iptables-nft-restore for backend
+// nftables and nft for backend iptables, so that each is slowed down by the other's rules.
 func TestDriftDuringLargeCommits(t *testing.T) {
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
@@ -107,9 +107,9 @@ func TestDriftDuringLargeCommits(t *testing.T) {
 				program, script = []string{"iptables-nft-restore", "--noflush"}, fixtures.KubeProxy(manyRules)
 			}
 			stop := make(chan struct{})
-			var others sync.WaitGroup
+			var writer sync.WaitGroup
 			var restored atomic.Int64
-			others.Go(func() {
+			writer.Go(func() {
 				for {
 					select {
 					case <-stop:
@@ -129,16 +129,16 @@ func TestDriftDuringLargeCommits(t *testing.T) {
 			const times = 10
 			for i := range times {
 				time.Sleep(time.Duration(100+37*i) * time.Millisecond)
-				w.until(t, "storm", func() bool { return restored.Load() >= int64(i/2) })
+				w.until(t, "large commit", func() bool { return restored.Load() >= int64(i/2) })
 				count := w.Count()
 				w.spoil(t, tamperings()[0], i%len(families()))
 				took = append(took, timelimit.Fair(w.repairDuringCommits(t, count, i), repairDuringLargeCommits))
 			}
 			close(stop)
-			others.Wait()
+			writer.Wait()
 			w.untilIdle(t, 200*time.Millisecond)
 			if rules := w.ownedRules(t); rules != w.right {
-				t.Errorf("rules are not what they were:\n%s\nwere\n%s", rules, w.right)
+				t.Errorf("rules differ:\n%s\nbefore:\n%s", rules, w.right)
 			}
 			w.checkVerdicts(t)
 			t.Logf("%d restores of %d rules by %s; repairs: %v", restored.Load(), manyRules, program[0], took)
@@ -149,13 +149,12 @@ func TestDriftDuringLargeCommits(t *testing.T) {
 	}
 }
 
-// TestTamperingInSteps: a script takes away first our jump and soon after, when
-// the repair is under way, the table. Whatever the pause between the two, that is
-// no reason to leave the node without rules.
+// TestTamperingInSteps deletes the jump and then, during the repair, the table. It checks that the
+// reconciler repairs the rules whatever the pause between the two commits.
 func TestTamperingInSteps(t *testing.T) {
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
-			t.Parallel() // it waits most of the time
+			t.Parallel() // sleeps most of the time
 			w := newTamperNode(t, f)
 			table, chain := "ip-masq", "postrouting"
 			if f.variant != "" {
@@ -184,7 +183,7 @@ func TestTamperingInSteps(t *testing.T) {
 				if err := conn.Commit(&first); err != nil {
 					t.Fatal(err)
 				}
-				for start := time.Now(); time.Since(start) < pause; { // sleep is not as exact
+				for start := time.Now(); time.Since(start) < pause; { // time.Sleep is less exact
 					continue
 				}
 				at := time.Now()
