@@ -14,47 +14,47 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
-// ear hears every commit to nf_tables on a node.
+// commitWatcher records every nf_tables commit on a node.
 type commitWatcher struct{ *fixtures.CommitWatcher }
 
-// listen hears commits from now until the end of the test.
+// watchCommits records commits until the end of the test.
 func (n *node) watchCommits(t *testing.T) *commitWatcher {
 	t.Helper()
-	e := &commitWatcher{}
+	w := &commitWatcher{}
 	if err := n.Node.Do(func() (err error) {
-		e.CommitWatcher, err = fixtures.WatchCommits()
+		w.CommitWatcher, err = fixtures.WatchCommits()
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Errorf("listening ended with %v", err)
+		if err := w.Close(); err != nil {
+			t.Errorf("commit watcher: %v", err)
 		}
 	})
-	return e
+	return w
 }
 
-// quiet waits until nothing was heard for a while, of which there may have been
-// some since a call before, and returns how many commits there were by then.
-func (e *commitWatcher) untilIdle(t *testing.T, while time.Duration) int {
+// untilIdle waits until no commit was recorded for a while. It returns the number of recorded
+// commits.
+func (w *commitWatcher) untilIdle(t *testing.T, idle time.Duration) int {
 	t.Helper()
-	const most = 10 * time.Second
-	count, last := e.Count(), time.Now()
-	for start := time.Now(); time.Since(last) < while; time.Sleep(time.Millisecond) {
-		if now := e.Count(); now != count {
+	const limit = 10 * time.Second
+	count, last := w.Count(), time.Now()
+	for start := time.Now(); time.Since(last) < idle; time.Sleep(time.Millisecond) {
+		if now := w.Count(); now != count {
 			count, last = now, time.Now()
 		}
-		if time.Since(start) > most {
-			t.Fatalf("commits go on and on: %v", e.Since(max(0, count-20)))
+		if time.Since(start) > limit {
+			t.Fatalf("commits do not stop: %v", w.Since(max(0, count-20)))
 		}
 	}
 	return count
 }
 
-// after tells the programs that made the commits after a generation.
-func (e *commitWatcher) programsAfter(generation uint32) (programs []string) {
-	for _, c := range e.Since(0) {
+// programsAfter returns the programs that made the commits after a generation.
+func (w *commitWatcher) programsAfter(generation uint32) (programs []string) {
+	for _, c := range w.Since(0) {
 		if c.Generation > generation {
 			programs = append(programs, c.Program)
 		}
@@ -62,10 +62,10 @@ func (e *commitWatcher) programsAfter(generation uint32) (programs []string) {
 	return programs
 }
 
-// by counts those since then by program.
-func (e *commitWatcher) countByProgram(since int) string {
+// countByProgram counts the commits from index since on, by program.
+func (w *commitWatcher) countByProgram(since int) string {
 	count := map[string]int{}
-	for _, c := range e.Since(since) {
+	for _, c := range w.Since(since) {
 		count[c.Program]++
 	}
 	var b strings.Builder
@@ -75,7 +75,7 @@ func (e *commitWatcher) countByProgram(since int) string {
 	return b.String()
 }
 
-// figures are how long something took, each time.
+// durations are the measured times of one operation.
 type durations []time.Duration
 
 func (f durations) median() time.Duration {
@@ -89,6 +89,7 @@ func (f durations) String() string {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
+// slow reports whether the repairs were slower than the limits.
 func (f durations) slow() bool {
 	return timelimit.Exceeded(f.median(), medianRepair) || slices.Max(f) > worstRepair
 }

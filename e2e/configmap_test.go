@@ -19,8 +19,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// configMap is a directory into which a kubelet mounts a ConfigMap: the files are
-// links to those in a version, and a link that is renamed says which one holds.
+// configMap is a directory in which kubelet mounts a ConfigMap: each file is a symbolic link into
+// the current version, which the link ..data names.
 type configMap struct {
 	dir      string
 	versions int
@@ -38,9 +38,8 @@ func (n *node) configMap(t *testing.T, files map[string]string) *configMap {
 
 func (m *configMap) path(name string) string { return filepath.Join(m.dir, name) }
 
-// put has these files hold, and no others, in the order in which a kubelet does
-// it: the version, the link to it, links to new files, those to files that are
-// gone, the earlier version.
+// update replaces all files in kubelet's order: the new version, the link ..data, links of new
+// files, removal of obsolete links, removal of the previous version.
 func (m *configMap) update(t *testing.T, files map[string]string) {
 	t.Helper()
 	m.versions++
@@ -49,7 +48,7 @@ func (m *configMap) update(t *testing.T, files map[string]string) {
 	for name, text := range files {
 		err = firstOf(err, os.WriteFile(filepath.Join(m.path(version), name), []byte(text), 0o644))
 	}
-	before, _ := os.Readlink(m.path("..data")) // there is none at first
+	before, _ := os.Readlink(m.path("..data")) // does not exist at first
 	err = firstOf(err, os.Symlink(version, m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data")))
 	for name := range files {
 		if _, missing := os.Lstat(m.path(name)); missing != nil {
@@ -58,7 +57,7 @@ func (m *configMap) update(t *testing.T, files map[string]string) {
 	}
 	entries, readErr := os.ReadDir(m.dir)
 	for _, e := range entries {
-		if _, holds := files[e.Name()]; !holds && e.Type() == os.ModeSymlink && e.Name() != "..data" {
+		if _, exists := files[e.Name()]; !exists && e.Type() == os.ModeSymlink && e.Name() != "..data" {
 			err = firstOf(err, os.Remove(m.path(e.Name())))
 		}
 	}
@@ -70,57 +69,57 @@ func (m *configMap) update(t *testing.T, files map[string]string) {
 	}
 }
 
-// sound is a ConfigMap that says what no default does.
+// validConfigMap returns files whose policy differs from the defaults.
 func validConfigMap() map[string]string {
 	return map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs:\n- 1.2.3.0/24\n- 10.9.0.0/16\nresyncInterval: 1h\n"}
 }
 
-// breakage is a way to spoil what a ConfigMap was.
+// brokenConfigMap is a way to make a valid ConfigMap invalid.
 type brokenConfigMap struct {
 	name       string
 	breakFiles func(t *testing.T, m *configMap)
-	restore    func(t *testing.T, m *configMap) // nil: put what is sound
+	restore    func(t *testing.T, m *configMap) // nil: write the valid files again
 	says       []string
 }
 
 func brokenConfigMaps() []brokenConfigMap {
-	text := func(name, text string, says ...string) brokenConfigMap {
+	invalid := func(name, text string, says ...string) brokenConfigMap {
 		return brokenConfigMap{name: name, says: append(says, "ip-masq-agent"),
 			breakFiles: func(t *testing.T, m *configMap) { m.update(t, map[string]string{"ip-masq-agent": text}) }}
 	}
-	second := func(name, text string, says ...string) brokenConfigMap {
+	secondFile := func(name, text string, says ...string) brokenConfigMap {
 		return brokenConfigMap{name: name, says: append(says, "ip-masq-second"), breakFiles: func(t *testing.T, m *configMap) {
 			files := maps.Clone(validConfigMap())
 			files["ip-masq-second"] = text
 			m.update(t, files)
 		}}
 	}
-	// beside spoils the directory with something that no ConfigMap has.
-	beside := func(name string, spoil func(path string) error, says ...string) brokenConfigMap {
+	// extraFile adds an invalid file that is not part of the ConfigMap.
+	extraFile := func(name string, spoil func(path string) error, says ...string) brokenConfigMap {
 		return brokenConfigMap{name: name, says: append(says, "ip-masq-strange"),
 			breakFiles: func(t *testing.T, m *configMap) { must(t, spoil(m.path("ip-masq-strange"))) },
 			restore:    func(t *testing.T, m *configMap) { must(t, os.RemoveAll(m.path("ip-masq-strange"))) }}
 	}
 	large := "# " + strings.Repeat("x", 2<<20) + "\n"
 	return []brokenConfigMap{
-		text("host bits", "nonMasqueradeCIDRs:\n- 1.2.3.0/24\n- 10.9.0.1/16\n", "ip-masq-agent:3: ", "nonMasqueradeCIDRs[1]", "did you mean 10.9.0.0/16?"),
-		text("null", "nonMasqueradeCIDRs: [null]\n", "nonMasqueradeCIDRs[0]", "null"),
-		text("IPv6 that is not on", "nonMasqueradeCIDRs: ['fd00::/8']\n", "nonMasqueradeCIDRs[0]", "fd00::/8", "enableIPv6"),
-		text("no YAML", "nonMasqueradeCIDRs: [1.2.3.0/24\n"),
-		text("2 MiB", large+validConfigMap()["ip-masq-agent"], "1024 KiB"),
-		second("another file", "masqueradeCIDRs: [1.2.3.0/24]\n", "masqueradeCIDRs[0]", "1.2.3.0/24", "remove one of the two"),
-		second("another file that is torn", `{"randomFully": tru`),
-		beside("FIFO", func(path string) error { return syscall.Mkfifo(path, 0o644) }, "fix it, remove it"),
-		beside("directory", func(path string) error { return os.Mkdir(path, 0o755) }, "fix it, remove it"),
-		beside("2 MiB beside", func(path string) error { return os.WriteFile(path, []byte(large), 0o644) }, "1024 KiB"),
-		beside("dangling link", func(path string) error { return os.Symlink("nowhere", path) }, "fix it, remove it"),
-		beside("link to itself", func(path string) error { return os.Symlink("ip-masq-strange", path) }, "fix it, remove it"),
-		beside("device", func(path string) error { return os.Symlink("/dev/zero", path) }, "fix it, remove it"),
-		{name: "version that is gone", says: []string{"..data leads to nothing", "mount the ConfigMap again"},
+		invalid("host bits", "nonMasqueradeCIDRs:\n- 1.2.3.0/24\n- 10.9.0.1/16\n", "ip-masq-agent:3: ", "nonMasqueradeCIDRs[1]", "did you mean 10.9.0.0/16?"),
+		invalid("null", "nonMasqueradeCIDRs: [null]\n", "nonMasqueradeCIDRs[0]", "null"),
+		invalid("IPv6 without enableIPv6", "nonMasqueradeCIDRs: ['fd00::/8']\n", "nonMasqueradeCIDRs[0]", "fd00::/8", "enableIPv6"),
+		invalid("invalid YAML", "nonMasqueradeCIDRs: [1.2.3.0/24\n"),
+		invalid("2 MiB", large+validConfigMap()["ip-masq-agent"], "1024 KiB"),
+		secondFile("conflict with a second file", "masqueradeCIDRs: [1.2.3.0/24]\n", "masqueradeCIDRs[0]", "1.2.3.0/24", "remove one of the two"),
+		secondFile("truncated second file", `{"randomFully": tru`),
+		extraFile("FIFO", func(path string) error { return syscall.Mkfifo(path, 0o644) }, "fix it, remove it"),
+		extraFile("directory", func(path string) error { return os.Mkdir(path, 0o755) }, "fix it, remove it"),
+		extraFile("extra file of 2 MiB", func(path string) error { return os.WriteFile(path, []byte(large), 0o644) }, "1024 KiB"),
+		extraFile("dangling symbolic link", func(path string) error { return os.Symlink("nowhere", path) }, "fix it, remove it"),
+		extraFile("symbolic link to itself", func(path string) error { return os.Symlink("ip-masq-strange", path) }, "fix it, remove it"),
+		extraFile("device", func(path string) error { return os.Symlink("/dev/zero", path) }, "fix it, remove it"),
+		{name: "dangling ..data", says: []string{"..data leads to nothing", "mount the ConfigMap again"},
 			breakFiles: func(t *testing.T, m *configMap) {
 				must(t, firstOf(os.Symlink("..gone", m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data"))))
 			}},
-		{name: "file for a directory", says: []string{"not a directory", "name the directory"},
+		{name: "file in place of the directory", says: []string{"not a directory", "name the directory"},
 			breakFiles: func(t *testing.T, m *configMap) {
 				must(t, firstOf(os.Rename(m.dir, m.dir+".away"), os.WriteFile(m.dir, nil, 0o644)))
 			},
@@ -135,46 +134,46 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// lone is a host whose packets pass the node, without any network of CNI.
+// externalHost adds a host outside of any CNI network whose packets the node routes.
 func (n *node) externalHost(t *testing.T) senders {
 	t.Helper()
 	host := topology.Must(n.AddPod("lone", transit4, transit6))(t)
 	return senders{"pod": {host, host.Addrs}}
 }
 
-// asSound fails the test unless packets go as sound has it.
-func (n *node) wantValidPolicy(t *testing.T, all senders) {
+// wantValidPolicy fails the test unless packets follow the policy of validConfigMap.
+func (n *node) wantValidPolicy(t *testing.T, hosts senders) {
 	t.Helper()
-	all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4 10.9.9.9"})
-	all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1 10.8.0.1"})
+	hosts.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4 10.9.9.9"})
+	hosts.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1 10.8.0.1"})
 }
 
-// soundStatement is what sound says, as it is stored.
+// validPolicy is the stored policy of validConfigMap.
 func validPolicy() policy.SourcePolicy {
 	return policy.SourcePolicy{Chain: policy.DefaultChain, NonMasqueradeCIDRs: prefixes("1.2.3.0/24", "10.9.0.0/16")}
 }
 
-// agentArgs are flags for the files in a directory, in the node's form.
+// agentArgs returns the flags for agent files in a directory, with the node's backend.
 func (n *node) agentArgs(dir string) []string {
 	return []string{"--agent-config-dir", dir, "--backend", n.backend.setting}
 }
 
-// shortly is how long a change of files may take to be heard of: files are read
-// once they are calm, and after a second in any case, where others write beside
-// them all the time. A link to a device makes /dev such a place.
+// fileChangeTimeout is the time within which the reconciler must react to a changed file. It reads
+// files after a debounce, and after a second in any case if other files in the directory change all
+// the time, as in /dev, to which one of the tests links.
 const fileChangeTimeout = 2 * time.Second
 
-// soon waits until something holds, and fails the test if it does not shortly.
-func (n *node) eventually(t *testing.T, what string, holds func() bool) {
+// eventually waits for a condition. It fails the test after fileChangeTimeout.
+func (n *node) eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for start := time.Now(); !holds(); time.Sleep(2 * time.Millisecond) {
+	for start := time.Now(); !condition(); time.Sleep(2 * time.Millisecond) {
 		if timelimit.Exceeded(time.Since(start), fileChangeTimeout) {
 			t.Fatalf("%s: not within %s; rules:\n%s", what, time.Since(start), n.rules(t))
 		}
 	}
 }
 
-// soonReady waits until the node is ready, which it has to be shortly.
+// eventuallyReady waits until the node is ready. It fails the test after fileChangeTimeout.
 func (d *daemon) eventuallyReady(t *testing.T) {
 	t.Helper()
 	d.within(t, fileChangeTimeout, "readiness", func() bool {
@@ -183,8 +182,8 @@ func (d *daemon) eventuallyReady(t *testing.T) {
 	})
 }
 
-// soonUnready waits until the node is not ready for these reasons, which it has
-// to be shortly.
+// eventuallyUnready waits until the node is not ready for the given reasons. It fails the test
+// after fileChangeTimeout.
 func (d *daemon) eventuallyUnready(t *testing.T, says ...string) {
 	t.Helper()
 	d.within(t, fileChangeTimeout, fmt.Sprintf("unreadiness that says %q", says), func() bool {
@@ -193,8 +192,8 @@ func (d *daemon) eventuallyUnready(t *testing.T, says ...string) {
 	})
 }
 
-// filesValid fails the test unless the metrics tell that the agent files are
-// valid or not.
+// wantFilesValid fails the test unless the metrics source_valid of the agent files and ready have
+// the given value.
 func (d *daemon) wantFilesValid(t *testing.T, want float64) {
 	t.Helper()
 	if got := d.metric(t, "source_valid", `source="agent-files"`); got != want {
@@ -205,23 +204,24 @@ func (d *daemon) wantFilesValid(t *testing.T, want float64) {
 	}
 }
 
-// TestBrokenConfigMap breaks a ConfigMap that was sound in every way while the
-// reconciler runs. What it said last stays in force, until it is mended.
+// TestBrokenConfigMap makes a ConfigMap invalid in each way while the reconciler runs. It checks
+// that the last valid policy stays in force, that the node is not ready meanwhile, and that nothing
+// is written.
 func TestBrokenConfigMap(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
-		all, m := n.externalHost(t), n.configMap(t, validConfigMap())
+		hosts, m := n.externalHost(t), n.configMap(t, validConfigMap())
 		d := n.startReconciler(t, n.agentArgs(m.dir)...)
 		d.eventuallyReady(t)
 		d.wantFilesValid(t, 1)
-		n.wantValidPolicy(t, all)
+		n.wantValidPolicy(t, hosts)
 		for _, b := range brokenConfigMaps() {
 			t.Run(b.name, func(t *testing.T) {
 				rules, documents, generation := n.ruleset(t), n.documentStamps(t), n.generation(t)
 				b.breakFiles(t, m)
 				d.eventuallyUnready(t, append(slices.Clone(b.says), "source: ", m.dir)...)
 				d.wantFilesValid(t, 0)
-				n.wantValidPolicy(t, all)
+				n.wantValidPolicy(t, hosts)
 				if b.restore == nil {
 					m.update(t, validConfigMap())
 				} else {
@@ -229,7 +229,7 @@ func TestBrokenConfigMap(t *testing.T) {
 				}
 				d.eventuallyReady(t)
 				d.wantFilesValid(t, 1)
-				n.wantValidPolicy(t, all)
+				n.wantValidPolicy(t, hosts)
 				if now := n.ruleset(t); now != rules {
 					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 				}
@@ -242,25 +242,25 @@ func TestBrokenConfigMap(t *testing.T) {
 			})
 		}
 		t.Run("deleted key", func(t *testing.T) {
-			// That is no mistake: an empty ConfigMap says nothing, and the defaults hold.
+			// An empty ConfigMap is valid: the defaults apply.
 			m.update(t, nil)
 			n.eventually(t, "the defaults", func() bool { return !strings.Contains(n.rules(t), "1.2.3.0/24") })
 			d.eventuallyReady(t)
-			all.verdicts(t, n, false, map[string]string{"pod": "10.8.0.1 192.168.0.1"})
-			all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
+			hosts.verdicts(t, n, false, map[string]string{"pod": "10.8.0.1 192.168.0.1"})
+			hosts.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
 			m.update(t, validConfigMap())
 			n.eventually(t, "the file again", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
-			n.wantValidPolicy(t, all)
+			n.wantValidPolicy(t, hosts)
 		})
 	})
 }
 
-// TestBrokenConfigMapAtStart: what was good before holds, rules and all, though
-// the kernel has forgotten them. Where nothing was, nothing is made.
+// TestBrokenConfigMapAtStart starts the reconciler with an invalid ConfigMap. It checks that the
+// reconciler restores the stored policy, and writes no rules if no policy is stored.
 func TestBrokenConfigMapAtStart(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
-		all, m := n.externalHost(t), n.configMap(t, nil)
+		hosts, m := n.externalHost(t), n.configMap(t, nil)
 		for _, b := range brokenConfigMaps() {
 			t.Run(b.name, func(t *testing.T) {
 				m.update(t, validConfigMap())
@@ -270,15 +270,15 @@ func TestBrokenConfigMapAtStart(t *testing.T) {
 				d.eventuallyUnready(t, says...)
 				d.wantFilesValid(t, 0)
 				n.wantNoChain(t, "IP-MASQ-AGENT")
-				all.verdicts(t, n, false, map[string]string{"pod": "1.2.4.1"})
+				hosts.verdicts(t, n, false, map[string]string{"pod": "1.2.4.1"})
 				d.stop(t)
 
-				// Of another time there is something.
+				// With the stored policy of an earlier run.
 				n.storeAgentFiles(t, validPolicy())
 				d = n.startReconciler(t, n.agentArgs(m.dir)...)
 				d.eventuallyUnready(t, says...)
 				d.wantFilesValid(t, 0)
-				n.wantValidPolicy(t, all)
+				n.wantValidPolicy(t, hosts)
 				n.flush(t)
 				n.eventually(t, "a repair", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") || n.backend.variant == "legacy" })
 
@@ -289,21 +289,21 @@ func TestBrokenConfigMapAtStart(t *testing.T) {
 				}
 				d.eventuallyReady(t)
 				d.wantFilesValid(t, 1)
-				n.wantValidPolicy(t, all)
+				n.wantValidPolicy(t, hosts)
 				d.stop(t)
 				n.removeRulesAndState(t)
 			})
 			if n.backend.variant != "" && b.name == "null" {
-				break // how it broke is the same whatever the form
+				break // the other cases do not depend on the backend
 			}
 		}
 	})
 }
 
-// TestMemoryOfAgentFiles: a container that has more memory than its limit is killed, and
-// again after each start. No file of the size that is read makes the reconciler need that.
+// TestMemoryOfAgentFiles checks that no agent file below the size limit makes the reconciler exceed
+// the memory limit of the DaemonSets.
 func TestMemoryOfAgentFiles(t *testing.T) {
-	const limitKiB = 256 << 10 // of the DaemonSets
+	const limitKiB = 256 << 10
 	for name, text := range map[string]string{
 		"numbers":   "nonMasqueradeCIDRs: [" + strings.Repeat("1,", 480_000) + "]\n",
 		"nothing":   "nonMasqueradeCIDRs: [" + strings.Repeat("~,", 480_000) + "]\n",
@@ -317,7 +317,7 @@ func TestMemoryOfAgentFiles(t *testing.T) {
 			c := n.reconcilerCommand(n.timeout(t), t, "once")
 			run(t, c)
 			if most := c.ProcessState.SysUsage().(*syscall.Rusage).Maxrss; most > limitKiB {
-				t.Errorf("took %d KiB of memory, more than %d", most, limitKiB)
+				t.Errorf("memory %d KiB, limit %d KiB", most, limitKiB)
 			}
 		})
 	}

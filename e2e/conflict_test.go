@@ -12,9 +12,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
-// named writes a conflist with a plugin entry into the directory that runtimes
-// read, and returns its path.
-func (n *node) writeSharedConflist(t *testing.T, network string, keys object) string {
+// writeDefaultConflist writes a conflist with a plugin entry to the default conflist directory and
+// returns its path.
+func (n *node) writeDefaultConflist(t *testing.T, network string, keys object) string {
 	t.Helper()
 	list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": network, "plugins": []object{n.entry(keys)}})
 	if err != nil {
@@ -28,7 +28,7 @@ func (n *node) writeSharedConflist(t *testing.T, network string, keys object) st
 	return path
 }
 
-// contradiction is a pair of entries of two networks that cannot both hold.
+// conflict is a pair of entries of two networks that conflict.
 type conflict struct {
 	name          string
 	first, second object
@@ -55,7 +55,7 @@ func conflicts() []conflict {
 		second: object{"masqueradeCIDRs": []string{"10.9.0.0/16"}},
 		says:   []string{`masqueradeCIDRs of network "second" is 10.9.0.0/16, which conflicts with nonMasqueradeCIDRs of network "first", 10.9.0.0/16`},
 	}, {
-		name:  "a scope and none",
+		name:  "scope and no scope",
 		first: object{"sourceCIDRs": []string{"10.1.0.0/16"}}, second: object{}, scope: true,
 		says: []string{`sourceCIDRs of network "second" is any, which conflicts with sourceCIDRs of network "first", 10.1.0.0/16`},
 	}, {
@@ -65,9 +65,8 @@ func conflicts() []conflict {
 	}}
 }
 
-// TestNetworksConflict: of two networks the one in force stays; the newcomer's
-// ADD fails, with all that there is to say, and writes nothing but that the pod
-// was there.
+// TestNetworksConflict checks that ADD and STATUS of a conflicting network fail with both values
+// and a remedy, that the first network's policy stays in force, and that the remedy works.
 func TestNetworksConflict(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -92,7 +91,7 @@ func TestNetworksConflict(t *testing.T) {
 				if now := n.documentStamps(t); now != documents {
 					t.Errorf("documents changed:\n%s\nwere:\n%s", now, documents)
 				}
-				// The remedy works.
+				// Apply the remedy.
 				c.second["masqChain"] = "SECOND"
 				n.addAndCheck(t, n.conf(t, "second", c.second))
 				n.addAndCheck(t, first).noWarnings(t)
@@ -103,7 +102,7 @@ func TestNetworksConflict(t *testing.T) {
 	})
 }
 
-// wipe takes away all that we have on the node, rules and state.
+// removeRulesAndState removes all rules and the dataDir of the node.
 func (n *node) removeRulesAndState(t *testing.T) {
 	t.Helper()
 	n.flush(t)
@@ -117,7 +116,8 @@ func (n *node) removeRulesAndState(t *testing.T) {
 	}
 }
 
-// TestChangedEntryConflicts: a network whose entry changes is a newcomer too.
+// TestChangedEntryConflicts checks that ADD refuses a changed entry that conflicts with another
+// network, and keeps the stored one.
 func TestChangedEntryConflicts(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -137,15 +137,15 @@ func TestChangedEntryConflicts(t *testing.T) {
 	}
 }
 
-// TestConflictAfterConflistRemoval where a conflist on disk names it and none names the network
-// in force any more; and so back again.
+// TestConflictAfterConflistRemoval checks that a conflicting network supersedes the network in
+// force once only the former has a conflist, and the reverse.
 func TestConflictAfterConflistRemoval(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		keys := map[string]object{"first": {"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, "second": {"masqueradeCIDRs": []string{"10.0.0.0/8"}}}
 		first, second := n.conf(t, "first", keys["first"]), n.conf(t, "second", keys["second"])
 		n.addAndCheck(t, first)
-		loses := func(conf string) {
+		wantConflict := func(conf string) {
 			t.Helper()
 			rules := n.ruleset(t)
 			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, "CIDRs of network", "10.0.0.0/8", "the latter is in force")
@@ -153,29 +153,29 @@ func TestConflictAfterConflistRemoval(t *testing.T) {
 				t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 			}
 		}
-		wins := func(conf, says string) {
+		wantSuperseded := func(conf, says string) {
 			t.Helper()
 			n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
 			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, says)
 			n.addAndCheck(t, conf).noWarnings(t)
 		}
-		path := n.writeSharedConflist(t, "first", keys["first"])
-		loses(second) // only the one in force is named
-		n.writeSharedConflist(t, "second", keys["second"])
-		loses(second) // both are
+		path := n.writeDefaultConflist(t, "first", keys["first"])
+		wantConflict(second) // only the first network has a conflist
+		n.writeDefaultConflist(t, "second", keys["second"])
+		wantConflict(second) // both have one
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
-		n.addAndCheck(t, first).noWarnings(t) // until there is a newcomer
-		wins(second, `network "first" is no longer in any conflist and is superseded by network "second"`)
-		loses(first)
+		n.addAndCheck(t, first).noWarnings(t) // in force until the second network's ADD
+		wantSuperseded(second, `network "first" is no longer in any conflist and is superseded by network "second"`)
+		wantConflict(first)
 		n.addAndCheck(t, second).noWarnings(t)
-		n.writeSharedConflist(t, "first", keys["first"])
-		loses(first)
+		n.writeDefaultConflist(t, "first", keys["first"])
+		wantConflict(first)
 		if err := os.Remove(filepath.Join(filepath.Dir(path), "10-second.conflist")); err != nil {
 			t.Fatal(err)
 		}
-		wins(first, `network "second" is no longer in any conflist and is superseded by network "first"`)
+		wantSuperseded(first, `network "second" is no longer in any conflist and is superseded by network "first"`)
 		n.addAndCheck(t, first).noWarnings(t)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 		if err := os.Remove(path); err != nil {
@@ -184,15 +184,15 @@ func TestConflictAfterConflistRemoval(t *testing.T) {
 	})
 }
 
-// TestStaleEntry: an ADD that began before the conflist on disk was replaced
-// does not bring the old entry back.
+// TestStaleEntry checks that an ADD that started before its conflist was replaced does not restore
+// the old entry.
 func TestStaleEntry(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		older, newer := object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, object{"nonMasqueradeCIDRs": []string{"172.16.0.0/12"}}
 		n.addAndCheck(t, n.conf(t, "podnet", older))
-		n.addAndCheck(t, n.conf(t, "podnet", newer)).noWarnings(t) // without a conflist each is the latest
-		path := n.writeSharedConflist(t, "podnet", newer)
+		n.addAndCheck(t, n.conf(t, "podnet", newer)).noWarnings(t) // without a conflist the latest ADD wins
+		path := n.writeDefaultConflist(t, "podnet", newer)
 		before := n.snapshot(t)
 		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0, "older entry than the conflist on disk, which stays in force")
 		n.invoke(t, invocation{verb: "CHECK", conf: n.conf(t, "podnet", older)}).want(t, 0)
@@ -200,8 +200,8 @@ func TestStaleEntry(t *testing.T) {
 		n.flush(t)
 		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0)
 		n.addAndCheck(t, n.conf(t, "podnet", newer)).noWarnings(t)
-		// An entry that is on the disk is the latest, whatever is stored.
-		n.writeSharedConflist(t, "podnet", older)
+		// The entry of the conflist replaces any stored one.
+		n.writeDefaultConflist(t, "podnet", older)
 		n.addAndCheck(t, n.conf(t, "podnet", older)).noWarnings(t)
 		if stored := n.load(t).Find(networkID("podnet")); stored.Policy.NonMasqueradeCIDRs[0] != prefixes("10.0.0.0/8")[0] {
 			t.Errorf("document: %+v", stored)

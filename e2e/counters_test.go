@@ -9,13 +9,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// TestConnectionCounters: each connection counts once, by what became of it, also
-// when the rules are made anew, and to ask writes nothing to the kernel.
+// TestConnectionCounters checks that connections_total counts each connection once by its verdict,
+// and keeps the counts when a repair replaces the rules.
 func TestConnectionCounters(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [10.0.0.0/8]\nresyncInterval: 1s\n"+
-			"sourceCIDRs: [10.1.0.0/16]\nmasqueradeHost: false\n") // the node has things of its own to say: IGMP
+			"sourceCIDRs: [10.1.0.0/16]\nmasqueradeHost: false\n") // the node itself sends IGMP
 		d := n.startReconciler(t).untilReady(t)
 		n.write(t, "podnet", n.bridge("podnet"))
 		p := n.pod(t, "podnet")
@@ -33,7 +33,7 @@ func TestConnectionCounters(t *testing.T) {
 		}
 		want := func(exempt, masqueraded float64) {
 			t.Helper()
-			d.until(t, "counters that are up to date", func() bool { return count("exempt") >= exempt && count("masquerade") >= masqueraded })
+			d.until(t, "current counters", func() bool { return count("exempt") >= exempt && count("masquerade") >= masqueraded })
 			if e, m := count("exempt"), count("masquerade"); e != exempt || m != masqueraded {
 				t.Errorf("%v exempt and %v masqueraded, want %v and %v", e, m, exempt, masqueraded)
 			}
@@ -49,7 +49,7 @@ func TestConnectionCounters(t *testing.T) {
 	})
 }
 
-// tamper takes the rules of our chain away.
+// flushMasqChain removes the rules of the owned chain.
 func (n *node) flushMasqChain(t *testing.T) {
 	t.Helper()
 	if n.backend.variant == "" {

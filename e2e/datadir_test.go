@@ -12,8 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// fill writes files below a directory, which it makes. Names that end in a slash
-// are directories.
+// writeFiles writes files below a directory. A name that ends in a slash is a directory.
 func writeFiles(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
@@ -27,14 +26,14 @@ func writeFiles(t *testing.T, dir string, files map[string]string) {
 	}
 }
 
-// TestDataDirOfAnotherProgram: a dataDir that exists and that ip-masq did not make
-// is refused by the verbs and by the commands, and nothing in it changes: a person who
-// may write a NetworkAttachmentDefinition can name any directory of the node.
+// TestDataDirOfAnotherProgram checks that all verbs and commands refuse a directory that ip-masq
+// did not create, and change nothing in it. Whoever may write a NetworkAttachmentDefinition can set
+// dataDir to any directory of the node.
 func TestDataDirOfAnotherProgram(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		files map[string]string
-		says  string // the entry that the message names
+		says  string // a file that the message names
 	}{
 		"uploads": {map[string]string{
 			"upload.tmp/deep/f": "1", "session.tmp": "2", "attachments/customers/invoice.pdf": "3", "record.json": `{"rows": []}`,
@@ -71,8 +70,8 @@ func TestDataDirOfAnotherProgram(t *testing.T) {
 	}
 }
 
-// TestInstallIntoADirectoryOfAnotherProgram: neither install nor uninstall keeps
-// conflists as they were in a directory that ip-masq did not make.
+// TestInstallIntoADirectoryOfAnotherProgram checks that install and uninstall write no backups to a
+// directory that ip-masq did not create.
 func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
@@ -86,7 +85,7 @@ func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
 		t.Errorf("uninstall: exit code %d\n%s%s", code, stdout, stderr)
 	}
 	if now := readFile(t, b.conflistFile); !bytes.Equal(now, b.original) {
-		t.Errorf("the entry is not taken out:\n%s", now)
+		t.Errorf("the plugin entry remains:\n%s", now)
 	}
 	must(t, os.Remove(b.entry))
 	b.entry = filepath.Join(b.dir, "other.json")
@@ -96,7 +95,7 @@ func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
 		t.Errorf("install: exit code %d\n%s%s", code, stdout, stderr)
 	}
 	if now := readFile(t, b.conflistFile); !bytes.Equal(now, b.original) {
-		t.Errorf("the entry is in:\n%s", now)
+		t.Errorf("the plugin entry was added:\n%s", now)
 	}
 	if d := cmp.Diff(before, tree(t, dir)); d != "" {
 		t.Errorf("the directory changed:\n%s", d)

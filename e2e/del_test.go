@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestDel: whatever became of the pod, its entry or the node, DEL does what it
-// can and succeeds. A runtime would try again and again, and the pod never end.
+// TestDel checks that DEL succeeds whatever happened to the pod, its entry or the node: a runtime
+// repeats a failed DEL, and the pod never ends.
 func TestDel(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -40,11 +40,11 @@ func TestDel(t *testing.T) {
 				}
 			}
 		})
-		t.Run("as after a failed ADD", func(t *testing.T) { // no namespace, no prevResult, and nobody was there
+		t.Run("after a failed ADD", func(t *testing.T) { // no namespace, no prevResult, no attachment
 			r := invocation{conf: n.conf(t, "podnet", object{"prevResult": nil}), id: "never", noNetns: true}
 			succeeds(t, r).noWarnings(t)
 		})
-		t.Run("of an unknown network", func(t *testing.T) {
+		t.Run("unknown network", func(t *testing.T) {
 			succeeds(t, invocation{conf: n.conf(t, "othernet", nil)}).noWarnings(t)
 		})
 		t.Run("with a stale entry", func(t *testing.T) {
@@ -58,11 +58,11 @@ func TestDel(t *testing.T) {
 			t.Fatalf("rules changed:\n%s\nwere:\n%s", after, rules)
 		}
 		for name, keys := range map[string]object{
-			"with a bad CIDR":        {"nonMasqueradeCIDRs": []string{"10.0.0.1/8"}},
-			"with an unknown key":    {"nonmasqueradecidrs": 1},
-			"with a key of bad kind": {"enableIPv6": "yes", "cidrLimit": -1, "backend": "ebpf"},
+			"with a bad CIDR":          {"nonMasqueradeCIDRs": []string{"10.0.0.1/8"}},
+			"with an unknown key":      {"nonmasqueradecidrs": 1},
+			"with keys of wrong types": {"enableIPv6": "yes", "cidrLimit": -1, "backend": "ebpf"},
 		} {
-			t.Run(name, func(t *testing.T) { // and repairs all the same
+			t.Run(name, func(t *testing.T) { // DEL repairs the rules nevertheless
 				n.flush(t)
 				succeeds(t, invocation{conf: n.conf(t, "podnet", keys)}).noWarnings(t)
 				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
@@ -76,7 +76,7 @@ func TestDel(t *testing.T) {
 				t.Errorf("rules changed:\n%s", after)
 			}
 			a := succeeds(t, invocation{conf: conf, path: "/nonexistent"})
-			if n.backend.variant == "" { // which needs no program
+			if n.backend.variant == "" { // nftables needs no program
 				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 			} else if !strings.Contains(a.stderr, "/nonexistent (absent)") || !strings.Contains(a.stderr, "install iptables") {
 				t.Errorf("stderr: %s", a.stderr)
@@ -84,7 +84,7 @@ func TestDel(t *testing.T) {
 		})
 		t.Run("with no state", func(t *testing.T) {
 			n.addAndCheck(t, conf)
-			for _, clean := range []bool{false, true} { // the rules stand, or are gone too
+			for _, clean := range []bool{false, true} { // with and without rules
 				if clean {
 					n.flush(t)
 				}
@@ -95,14 +95,14 @@ func TestDel(t *testing.T) {
 				succeeds(t, invocation{conf: conf}).noWarnings(t)
 				n.unchanged(t, before)
 				if _, err := os.Lstat(n.dataDir); !os.IsNotExist(err) {
-					t.Errorf("dataDir came back: %v", err)
+					t.Errorf("DEL created the dataDir: %v", err)
 				}
 			}
 		})
 	})
 }
 
-// TestInvalidJSON is the one thing that DEL cannot do anything with.
+// TestInvalidJSON checks that every verb, including DEL, refuses invalid JSON and writes nothing.
 func TestInvalidJSON(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])

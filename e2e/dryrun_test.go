@@ -25,8 +25,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// unable is a driver whose backends write nothing, as without a program or a
-// privilege.
+// failingDriver is a driver whose backends cannot write, as without a program or a privilege.
 type failingDriver struct{ netfilter.Driver }
 
 func (u failingDriver) Open(c netfilter.Choice) (netfilter.Backend, error) {
@@ -44,7 +43,7 @@ func (failingBackend) Apply(context.Context, policy.Ruleset, netfilter.Observati
 	return errFailingBackend
 }
 
-// unableAtFirst is a driver that does not work when it is probed first.
+// flakyDriver is a driver whose first probe fails.
 type flakyDriver struct {
 	netfilter.Driver
 	probed bool
@@ -58,7 +57,8 @@ func (u *flakyDriver) Probe(ctx context.Context, variant string) (netfilter.Choi
 	return u.Driver.Probe(ctx, variant)
 }
 
-// TestBackendChosenAgainWithLock: an ADD chooses the backend again with the lock held.
+// TestBackendChosenAgainWithLock checks that an ADD chooses the backend again under the lock if the
+// first choice failed.
 func TestBackendChosenAgainWithLock(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
@@ -70,7 +70,7 @@ func TestBackendChosenAgainWithLock(t *testing.T) {
 	})
 }
 
-// faults is what is wrong with a node. Each is one of the texts below.
+// faults are the faults of a node. Each field has one of the texts in randomFaults.
 type faults struct{ state, document, rules, backend, lock string }
 
 func randomFaults(random *rand.Rand) faults {
@@ -85,8 +85,8 @@ func randomFaults(random *rand.Rand) faults {
 	}
 }
 
-// TestStatusIsADryRun: STATUS fails exactly where an ADD that follows it fails,
-// whatever combination of faults a node has, and writes nothing.
+// TestStatusIsADryRun checks with random combinations of faults that STATUS fails exactly if the
+// next ADD fails, and writes nothing.
 func TestStatusIsADryRun(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		seed := rand.Uint64()
@@ -95,35 +95,36 @@ func TestStatusIsADryRun(t *testing.T) {
 		if n.backend.variant == "" {
 			n.path = n.linkBothVariants(t, "nft")
 		}
-		met := map[bool]int{}
+		count := map[bool]int{}
 		for range rounds {
 			f := randomFaults(random)
 			if ok := n.compareStatusWithADD(t, f); t.Failed() {
 				t.Fatalf("seed %d: %+v", seed, f)
 			} else {
-				met[ok]++
+				count[ok]++
 			}
 		}
-		t.Logf("%d of %d ADDs succeeded", met[true], rounds)
-		if met[true] < rounds/10 || met[false] < rounds/10 {
-			t.Error("these are all alike")
+		t.Logf("%d of %d ADDs succeeded", count[true], rounds)
+		if count[true] < rounds/10 || count[false] < rounds/10 {
+			t.Error("too few ADDs with one of the results")
 		}
 	})
 }
 
-// TestStatusInKnownStates is TestStatusIsADryRun with the states that were reported.
+// TestStatusInKnownStates checks fixed combinations of faults in the same way, and the result of
+// the ADD.
 func TestStatusInKnownStates(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		for _, c := range []struct {
 			faults
 			ok bool
 		}{
-			{faults{"read-only", "same", "gone", "able", "free"}, true}, // the repair needs no document
+			{faults{"read-only", "same", "gone", "able", "free"}, true}, // the repair writes no document
 			{faults{"full", "same", "gone", "able", "free"}, true},
 			{faults{"full", "same", "drifted", "able", "free"}, true},
 			{faults{"full", "changed", "right", "able", "free"}, false},
 			{faults{"read-only", "changed", "right", "able", "free"}, false},
-			{faults{"read-only", "absent", "right", "able", "free"}, true}, // the rules are as the ADD would make them
+			{faults{"read-only", "absent", "right", "able", "free"}, true}, // the rules are correct already
 			{faults{"read-only", "same", "gone", "unable", "free"}, false},
 			{faults{"writable", "same", "right", "unable", "held"}, true},
 			{faults{"writable", "same", "gone", "able", "held"}, false},
@@ -138,8 +139,8 @@ func TestStatusInKnownStates(t *testing.T) {
 	})
 }
 
-// dryRun makes a settled node, brings the faults about, and holds what STATUS says
-// against what ADD does then. It reports whether the ADD succeeded.
+// compareStatusWithADD prepares a node, applies the faults, and fails the test if STATUS and ADD
+// give different results. It reports whether the ADD succeeded.
 func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 	t.Helper()
 	const page = 4096
@@ -227,7 +228,7 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 	return add == nil
 }
 
-// fillDisk leaves so many bytes of a file system free.
+// fillDisk leaves free bytes in a file system.
 func fillDisk(t *testing.T, disk string, free int64) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(disk, "ballast"))
@@ -238,7 +239,7 @@ func fillDisk(t *testing.T, disk string, free int64) {
 	must(t, errors.Join(err, file.Close()))
 }
 
-// callLocally runs a verb of the plugin in this process, on the node's network.
+// callInProcess runs a verb of the plugin in this process, in the node's network namespace.
 func (n *node) callInProcess(t *testing.T, verb, conf, backend string) error {
 	t.Helper()
 	nft := nftables.New()

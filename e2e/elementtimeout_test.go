@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// TestElementsThatExpire puts sets in the place of those of ip-masq that hold the same prefixes
-// for a second. No commit tells when they are gone, so an ADD must not find them
-// right, and those after it must not trust that.
+// TestElementsThatExpire replaces the owned sets by sets whose elements expire after a second,
+// which makes no commit. It checks that ADD and CHECK do not accept these sets, and that later ADDs
+// do not trust the verification cache.
 func TestElementsThatExpire(t *testing.T) {
 	t.Parallel()
 	const expire = time.Second

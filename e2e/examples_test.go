@@ -14,13 +14,13 @@ import (
 
 const exampleDir = "../conflist-examples"
 
-// example is a node with the conflists of one or more files, and what then
-// becomes of the packets of the first one's pod.
+// example is a node with the conflists of one or more files, and the expected verdicts for a pod of
+// the first network.
 type example struct {
 	files       []string
-	subnet      string // of the bridge that stands in for a main plugin that is not here
-	exempt      string // destinations that see the pod
-	masqueraded string // destinations that see the node
+	subnet      string // of the bridge that replaces an unavailable main plugin
+	exempt      string // destinations that see the pod's address
+	masqueraded string // destinations that see the node's address
 }
 
 func examples() []example {
@@ -41,7 +41,7 @@ func examples() []example {
 	}
 }
 
-// TestExamples loads and runs every file there is.
+// TestExamples runs a pod with every file in conflist-examples and checks its packets.
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	var run []string
@@ -74,16 +74,16 @@ func TestExamples(t *testing.T) {
 	for _, file := range files {
 		name, isExample := strings.CutSuffix(filepath.Base(file), ".conflist")
 		if isExample && !slices.Contains(run, name) {
-			t.Errorf("%s is run by no test", file)
+			t.Errorf("%s has no row in examples", file)
 		}
 		if !isExample && filepath.Base(file) != "README.md" {
-			t.Errorf("%s is neither an example nor their list", file)
+			t.Errorf("%s is neither a conflist nor README.md", file)
 		}
 	}
 }
 
-// example writes the conflist of a file, and returns the name of its network. A
-// main plugin that is not at hand is replaced by bridge.
+// writeExample writes the conflist of an example and returns the name of its network. It replaces
+// an unavailable main plugin by bridge.
 func (n *node) writeExample(t *testing.T, file, subnet string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(exampleDir, file+".conflist"))

@@ -15,9 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestDiskFull has between none and all of the room that an ADD with a new
-// document needs: it succeeds whole, or fails and leaves the old policy whole,
-// in the kernel and on the disk.
+// TestDiskFull leaves 0 to 5 pages free on the file system of the dataDir. It checks that an ADD
+// with a new document either succeeds, or fails and changes neither rules nor documents.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -59,7 +58,7 @@ func TestDiskFull(t *testing.T) {
 		before := n.ruleset(t)
 		n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 100, "no space left on device", "free space or inodes on its file system")
 		n.invoke(t, invocation{verb: "STATUS", conf: first}).want(t, 50, "no space left on device")
-		if after := n.ruleset(t); n.backend.variant != "legacy" && after != before { // whose table was asked for, and is there, empty
+		if after := n.ruleset(t); n.backend.variant != "legacy" && after != before { // iptables-legacy creates an empty table when it is read
 			t.Errorf("rules changed:\n%s", after)
 		}
 		if err := os.Remove(ballast); err != nil {
@@ -70,7 +69,7 @@ func TestDiskFull(t *testing.T) {
 		for free := range int64(6) {
 			fill(free)
 			rules, documents := n.ruleset(t), n.documentStamps(t)
-			// All right but for the room, and then repaired without any.
+			// This ADD finds correct rules and needs no space.
 			n.invoke(t, invocation{verb: "ADD", conf: first, id: fmt.Sprint("pod", free)}).want(t, 0).noWarnings(t)
 			second := n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "SECOND", "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
 			a := n.invoke(t, invocation{verb: "ADD", conf: second})
@@ -96,17 +95,16 @@ func TestDiskFull(t *testing.T) {
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 			n.wantJumps(t, "SECOND", 0, 0)
 			if unknown := n.unknownFiles(t); len(unknown) > 0 {
-				t.Errorf("%d pages free: left over: %q", free, unknown)
+				t.Errorf("%d pages free: unexpected files: %q", free, unknown)
 			}
 		}
 		if failures == 0 || failures == 6 {
-			t.Errorf("%d of 6 failed for want of room", failures)
+			t.Errorf("%d of 6 ADDs failed for lack of space, want some", failures)
 		}
 	})
 }
 
-// TestFlush: somebody takes everything away, in every way that there is, and
-// the next ADD brings ours back.
+// TestFlush checks that the next ADD restores the rules after each way to flush the ruleset.
 func TestFlush(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -137,7 +135,7 @@ func TestFlush(t *testing.T) {
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 			})
 		}
-		t.Run("and the state with it", func(t *testing.T) {
+		t.Run("nft flush ruleset with damaged state", func(t *testing.T) {
 			n.flush(t)
 			if err := os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":2,"sou`), 0o600); err != nil {
 				t.Fatal(err)
@@ -151,8 +149,9 @@ func TestFlush(t *testing.T) {
 	})
 }
 
-// TestFirewallReload does as firewalls do: all rules go, and those come back that were
-// saved before ours were there, or while ours were older.
+// TestFirewallReload flushes the ruleset and restores one that was saved before ip-masq had rules,
+// or when it had older ones, as firewall services do. It checks that the next ADD corrects the
+// owned rules only.
 func TestFirewallReload(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -172,32 +171,32 @@ func TestFirewallReload(t *testing.T) {
 			return func() {
 				n.feed(t, tables, "nft", "-f", "-")
 				for restore, text := range saved {
-					n.feed(t, text, restore) // which flushes what it restores
+					n.feed(t, text, restore) // the program flushes the tables first
 				}
 			}
 		}
-		withoutUs := save()
+		withoutRules := save()
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})
 		n.addAndCheck(t, n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}}))
 		older := save()
 		n.addAndCheck(t, conf)
-		for name, restore := range map[string]func(){"without us": withoutUs, "with what we had": older} {
+		for name, restore := range map[string]func(){"without owned rules": withoutRules, "with older owned rules": older} {
 			t.Run(name, func(t *testing.T) {
 				restore()
-				others := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
+				thirdParty := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
 				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101)
 				n.addAndCheck(t, conf).noWarnings(t)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-				if d := cmp.Diff(others, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
-					t.Errorf("rules of others changed:\n%s", d)
+				if d := cmp.Diff(thirdParty, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
+					t.Errorf("third-party rules changed:\n%s", d)
 				}
 			})
 		}
 	})
 }
 
-// TestUnexpectedObjects: what else stands in our tables goes with the next ADD, whatever
-// sort of object it is; tables of others may have nearly the same name.
+// TestUnexpectedObjects checks that an ADD removes unexpected objects of every kind from the owned
+// tables, and keeps tables with similar names.
 func TestUnexpectedObjects(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -206,33 +205,33 @@ func TestUnexpectedObjects(t *testing.T) {
 	conf := n.conf(t, "podnet", object{"enableIPv6": true})
 	n.addAndCheck(t, conf)
 	lines := func() []string {
-		// A set that is replaced gets another name.
+		// A replaced set gets another name.
 		text := strings.ReplaceAll(n.tool(t, "nft", "list", "table", "ip", "ip-masq"), "exempt-IP-MASQ-AGENT.2", "exempt-IP-MASQ-AGENT")
 		all := strings.Split(text, "\n")
-		slices.Sort(all) // of objects the order has no meaning, and of rules CHECK tells
+		slices.Sort(all) // the order of objects has no effect; CHECK verifies that of rules
 		return all
 	}
-	right, others := lines(), n.thirdPartyRuleset(t)
+	right, thirdParty := lines(), n.thirdPartyRuleset(t)
 	for name, script := range map[string]string{
-		"a rule before the jump":   "insert rule ip ip-masq postrouting ip daddr 192.0.2.1 accept",
-		"a rule behind the jump":   "add rule ip ip-masq postrouting counter",
-		"a rule in our chain":      "insert rule ip ip-masq masq-IP-MASQ-AGENT tcp dport 25 drop",
-		"a set":                    "add set ip ip-masq s { type ipv4_addr; }",
-		"a set with elements":      "add set ip ip-masq s { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }",
-		"a map":                    "add map ip ip-masq m { type ipv4_addr : verdict; }",
-		"a counter":                "add counter ip ip-masq c",
-		"a quota":                  "add quota ip ip-masq q { over 1 mbytes; }",
-		"a chain":                  "add chain ip ip-masq c",
-		"a chain that is led to":   "add chain ip ip-masq c; add rule ip ip-masq c counter; add rule ip ip-masq masq-IP-MASQ-AGENT jump c",
-		"a set that is used":       "add set ip ip-masq s { type ipv4_addr; }; insert rule ip ip-masq postrouting ip saddr @s accept",
-		"a counter that is used":   "add counter ip ip-masq c; insert rule ip ip-masq postrouting counter name c",
-		"a base chain":             "add chain ip ip-masq c { type filter hook postrouting priority 0; policy drop; }",
-		"a chain in another table": "add chain ip6 ip-masq c { type nat hook postrouting priority 0; }",
-		"a chain of an old name":   "add chain ip ip-masq masq-OLD; add rule ip ip-masq postrouting jump masq-OLD",
-		"a dormant table":          "add table ip ip-masq { flags dormant; }",
-		"another priority":         "delete chain ip ip-masq postrouting; add chain ip ip-masq postrouting { type nat hook postrouting priority 50; }",
-		"another policy":           "add chain ip ip-masq postrouting { policy drop; }",
-		"no base chain":            "flush chain ip ip-masq postrouting; delete chain ip ip-masq postrouting; add chain ip ip-masq postrouting; add rule ip ip-masq postrouting jump masq-IP-MASQ-AGENT",
+		"a rule before the jump":     "insert rule ip ip-masq postrouting ip daddr 192.0.2.1 accept",
+		"a rule after the jump":      "add rule ip ip-masq postrouting counter",
+		"a rule in the owned chain":  "insert rule ip ip-masq masq-IP-MASQ-AGENT tcp dport 25 drop",
+		"a set":                      "add set ip ip-masq s { type ipv4_addr; }",
+		"a set with elements":        "add set ip ip-masq s { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }",
+		"a map":                      "add map ip ip-masq m { type ipv4_addr : verdict; }",
+		"a counter":                  "add counter ip ip-masq c",
+		"a quota":                    "add quota ip ip-masq q { over 1 mbytes; }",
+		"a chain":                    "add chain ip ip-masq c",
+		"a chain with a jump to it":  "add chain ip ip-masq c; add rule ip ip-masq c counter; add rule ip ip-masq masq-IP-MASQ-AGENT jump c",
+		"a set that is used":         "add set ip ip-masq s { type ipv4_addr; }; insert rule ip ip-masq postrouting ip saddr @s accept",
+		"a counter that is used":     "add counter ip ip-masq c; insert rule ip ip-masq postrouting counter name c",
+		"a base chain":               "add chain ip ip-masq c { type filter hook postrouting priority 0; policy drop; }",
+		"a chain in another table":   "add chain ip6 ip-masq c { type nat hook postrouting priority 0; }",
+		"a chain of a previous name": "add chain ip ip-masq masq-OLD; add rule ip ip-masq postrouting jump masq-OLD",
+		"a dormant table":            "add table ip ip-masq { flags dormant; }",
+		"another priority":           "delete chain ip ip-masq postrouting; add chain ip ip-masq postrouting { type nat hook postrouting priority 50; }",
+		"another policy":             "add chain ip ip-masq postrouting { policy drop; }",
+		"no base chain":              "flush chain ip ip-masq postrouting; delete chain ip ip-masq postrouting; add chain ip ip-masq postrouting; add rule ip ip-masq postrouting jump masq-IP-MASQ-AGENT",
 		"a set of another type": "flush chain ip ip-masq masq-IP-MASQ-AGENT; delete set ip ip-masq exempt-IP-MASQ-AGENT; " +
 			"add set ip ip-masq exempt-IP-MASQ-AGENT { type ipv4_addr . inet_service; }",
 	} {
@@ -244,8 +243,8 @@ func TestUnexpectedObjects(t *testing.T) {
 				t.Errorf("table: %s", d)
 			}
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-			if now := n.thirdPartyRuleset(t); now != others {
-				t.Errorf("rules of others changed:\n%s", cmp.Diff(others, now))
+			if now := n.thirdPartyRuleset(t); now != thirdParty {
+				t.Errorf("third-party rules changed:\n%s", cmp.Diff(thirdParty, now))
 			}
 		})
 	}

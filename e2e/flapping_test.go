@@ -14,8 +14,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
-// loop runs a command of the shell on the node again and again, some
-// milliseconds apart, until it is told to stop.
+// loop runs a shell command on the node every 5 ms until stop is called.
 func (n *node) loop(t *testing.T, command string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -32,16 +31,16 @@ func (n *node) loop(t *testing.T, command string) (stop func()) {
 		cancel()
 		var exit *exec.ExitError
 		if err := c.Wait(); !errors.As(err, &exit) && !errors.Is(err, context.Canceled) {
-			t.Errorf("the loop ended: %v", err)
+			t.Errorf("loop: %v", err)
 		}
 	}
 	t.Cleanup(stop)
 	return stop
 }
 
-// TestFlapping: somebody takes our rules away as soon as they are back. The
-// reconciler does not join in for long: it waits longer and longer, is not ready,
-// names the program, and counts. Once that has stopped, all is well by itself.
+// TestFlapping lets another program remove the owned rules as soon as they are restored. It checks
+// that the reconciler backs off, is not ready, names the program and counts the repairs, and that
+// it becomes ready once the program stops.
 func TestFlapping(t *testing.T) {
 	t.Parallel()
 	for form, other := range map[int]struct{ command, program, what string }{
@@ -56,10 +55,10 @@ func TestFlapping(t *testing.T) {
 			commits := w.Count()
 			began := time.Now()
 			stop := w.loop(t, strings.Replace(other.command, "iptables", w.dir+"/bin/iptables", 1))
-			says := w.untilUnready(t, "flapping: ", "most likely "+other.program, other.what)
+			reason := w.untilUnready(t, "flapping: ", "most likely "+other.program, other.what)
 			suspected := time.Now()
 			t.Logf("suspected after %s and %v repairs: %s", suspected.Sub(began).Round(time.Millisecond),
-				w.metric(t, "reconciles_total", `result="repaired"`)-repairs, says)
+				w.metric(t, "reconciles_total", `result="repaired"`)-repairs, reason)
 			if all := w.notReadyReasons(t); w.metric(t, "ready") != 0 || !slices.Contains(all, "flapping") {
 				t.Errorf("the metric ready is not 0, or reasons are %q", all)
 			}
@@ -67,7 +66,7 @@ func TestFlapping(t *testing.T) {
 				t.Errorf("drift_repairs_total is %v", n)
 			}
 
-			// It goes on: one repair after a second, and the next after two more.
+			// During the conflict there is one repair after a second and the next after two more.
 			log := w.log()
 			for time.Since(suspected) < 2500*time.Millisecond {
 				if code, body := w.ready(); code != 503 || !strings.Contains(body, other.program) {
@@ -75,15 +74,15 @@ func TestFlapping(t *testing.T) {
 				}
 				time.Sleep(50 * time.Millisecond)
 			}
-			said := w.since(log)
-			made := strings.Count(said, "repaired rules")
+			output := w.since(log)
+			made := strings.Count(output, "repaired rules")
 			t.Logf("then %d repairs in %s, while the other program made %d commits\n%s",
-				made, time.Since(suspected).Round(time.Millisecond), len(w.Since(commits)), said)
+				made, time.Since(suspected).Round(time.Millisecond), len(w.Since(commits)), output)
 			if made < 1 || made > 2 {
 				t.Errorf("%d repairs in 2.5 s of flapping, want 1 or 2", made)
 			}
-			if lines := strings.Count(said, "\n"); lines > 6 {
-				t.Errorf("%d lines of log in 2.5 s of flapping:\n%s", lines, said)
+			if lines := strings.Count(output, "\n"); lines > 6 {
+				t.Errorf("%d lines of log in 2.5 s of flapping:\n%s", lines, output)
 			}
 			if total := len(w.log()); total > 32<<10 {
 				t.Errorf("%d bytes of log", total)
@@ -93,14 +92,14 @@ func TestFlapping(t *testing.T) {
 			stopped := time.Now()
 			w.daemon.within(t, 30*time.Second, "readiness", func() bool { code, _ := w.ready(); return code == 200 })
 			t.Logf("ready again %s after the other program stopped", time.Since(stopped).Round(time.Millisecond))
-			// The log is written once the node is ready.
-			w.daemon.within(t, 5*time.Second, "its end in the log", func() bool { return strings.Contains(w.log(), "msg=ready") })
+			// The reconciler writes the log after it becomes ready.
+			w.daemon.within(t, 5*time.Second, "the end of the conflict in the log", func() bool { return strings.Contains(w.log(), "msg=ready") })
 			if rules := w.ownedRules(t); rules != w.right {
-				t.Errorf("rules are not what they were:\n%s\nwere\n%s", rules, w.right)
+				t.Errorf("rules differ:\n%s\nbefore:\n%s", rules, w.right)
 			}
 			w.checkVerdicts(t)
 
-			// The next change is repaired at once.
+			// The reconciler repairs the next drift at once.
 			count := w.untilIdle(t, 100*time.Millisecond)
 			w.spoil(t, tamperings()[0], 0)
 			if took := w.repair(t, count); timelimit.Exceeded(took, 10*worstRepair) {
