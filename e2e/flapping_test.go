@@ -43,11 +43,11 @@ func (n *node) loop(t *testing.T, command string) (stop func()) {
 // it becomes ready once the program stops.
 func TestFlapping(t *testing.T) {
 	t.Parallel()
-	for form, other := range map[int]struct{ command, program, what string }{
+	for index, other := range map[int]struct{ command, program, what string }{
 		0: {"nft delete table ip ip-masq", `"nft"`, "missing chain"},
 		1: {"iptables -t nat -F", `"iptables"`, "missing jump"},
 	} {
-		f := backends()[form]
+		f := backends()[index]
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
 			w := newTamperNode(t, f)

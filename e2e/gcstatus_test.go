@@ -12,7 +12,8 @@ import (
 
 const validAttachments = "cni.dev/valid-attachments"
 
-// TestGC: what is not in the list goes, and the rules are made sure of.
+// TestGC checks that GC removes the attachments of its network that are not valid, and repairs the
+// rules.
 func TestGC(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -28,10 +29,10 @@ func TestGC(t *testing.T) {
 			left  int
 		}{
 			{"no list", nil, 3},
-			{"two of three, and a stranger", []object{
+			{"two of three, and an unknown one", []object{
 				{"containerID": "a", "ifname": "eth0"}, {"containerID": "c", "ifname": "eth0"}, {"containerID": "x", "ifname": "eth0"},
 			}, 2},
-			{"one by another name", []object{{"containerID": "a", "ifname": "net1"}, {"containerID": "c", "ifname": "eth0"}}, 1},
+			{"one with another interface", []object{{"containerID": "a", "ifname": "net1"}, {"containerID": "c", "ifname": "eth0"}}, 1},
 			{"an empty list", []object{}, 0},
 		} {
 			t.Run(step.name, func(t *testing.T) {
@@ -51,7 +52,7 @@ func TestGC(t *testing.T) {
 	})
 }
 
-// TestGCWithCnitool: cnitool names no attachment as valid.
+// TestGCWithCnitool checks that a GC of cnitool, whose list is empty, removes all attachments.
 func TestGCWithCnitool(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -69,7 +70,8 @@ func TestGCWithCnitool(t *testing.T) {
 	}
 }
 
-// TestGCFails where the state cannot be written, and where its list is none.
+// TestGCFails checks that GC fails for an invalid list and for a read-only state, and that it
+// creates no state.
 func TestGCFails(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -86,7 +88,7 @@ func TestGCFails(t *testing.T) {
 	n.unchanged(t, before)
 	writable()
 	n.invoke(t, invocation{verb: "GC", conf: none}).want(t, 0)
-	// Nothing is made for a node that has no state.
+	// GC of a node without state creates nothing.
 	if err := os.RemoveAll(n.dataDir); err != nil {
 		t.Fatal(err)
 	}
@@ -95,8 +97,8 @@ func TestGCFails(t *testing.T) {
 	n.unchanged(t, before)
 }
 
-// TestStatus: 50 if every ADD would fail, with its reason, and else 0. It never
-// writes anything.
+// TestStatus checks that STATUS fails with code 50 and the reason if every ADD would fail, succeeds
+// otherwise, and writes nothing.
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -137,28 +139,28 @@ func TestStatus(t *testing.T) {
 			defer n.readOnly(t, n.dataDir)()
 			status(t, object{}, invocation{}, 50, n.dataDir, "read-only file system")
 		})
-		t.Run("settled", func(t *testing.T) {
+		t.Run("correct rules", func(t *testing.T) {
 			n.storeSource(t, agentFilesSource(nil))
 			n.addAndCheck(t, n.conf(t, "podnet", wait))
 			status(t, wait, invocation{}, 0)
-			status(t, wait, invocation{path: "/nonexistent"}, 0) // nothing needs to be written
+			status(t, wait, invocation{path: "/nonexistent"}, 0) // ADD writes nothing
 			defer n.readOnly(t, n.dataDir)()
 			status(t, wait, invocation{}, 0)
 		})
 		t.Run("rules gone", func(t *testing.T) {
 			n.flush(t)
-			status(t, wait, invocation{}, 0) // the next ADD makes them
+			status(t, wait, invocation{}, 0) // the next ADD creates the rules
 			status(t, wait, invocation{unprivileged: true}, 50, "peration not permitted")
 		})
-		t.Run("of another network", func(t *testing.T) {
+		t.Run("other network", func(t *testing.T) {
 			conf := n.conf(t, "othernet", object{"masqueradeCIDRs": []string{"10.0.0.0/8"}, "nonMasqueradeCIDRs": []string{}, "randomFully": false})
 			status(t, nil, invocation{conf: conf}, 0)
 		})
 	})
 }
 
-// TestStatusOfThirdPartyChain: a chain of our name in iptables that holds what
-// neither we nor the agents write.
+// TestStatusOfThirdPartyChain checks that STATUS fails for a chain of the same name whose rules
+// neither ip-masq nor the agents write.
 func TestStatusOfThirdPartyChain(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
@@ -176,7 +178,8 @@ func TestStatusOfThirdPartyChain(t *testing.T) {
 	}
 }
 
-// TestStatusWithCnitool asks as runtimes do, before the first pod and after it.
+// TestStatusWithCnitool runs STATUS by cnitool, with an entry that allows pods and with one that
+// does not.
 func TestStatusWithCnitool(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])

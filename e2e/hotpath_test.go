@@ -15,31 +15,25 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 )
 
-// effort is what an ADD takes that has nothing to do, counted in what does not
-// depend on the machine or on what else runs there.
+// addCost is the cost of an ADD with nothing to do, in units that depend neither on the machine nor
+// on its load.
 type addCost struct {
 	allocations int
 	kilobytes   int // allocated
-	reads       int // calls of read(2): files, and answers of netlink
-	writes      int // calls of write(2): requests of netlink
+	reads       int // calls of read(2): files and netlink replies
+	writes      int // calls of write(2): netlink requests
 }
 
-// TestHotPath is the guard of the way that every pod's start waits for. It runs
-// ADD in this process, on a real kernel, and counts: of an ADD that looks at the
-// rules, and of one that finds that nothing changed since another looked.
+// TestHotPath checks the cost of an ADD with nothing to do, because every pod waits for it. It runs
+// ADD in this process and on a real kernel, with and without the verification cache.
 //
-// The figures of a run differ by less than one in a hundred: maps grow in an
-// order that is random, and pools of encoding/json are emptied by the garbage
-// collector. Another release of Go, or of the iptables that writes the rules,
-// may move them by some more. So allocations and bytes may be a tenth above what
-// is committed here. Of answers and files there may be two more or fewer, for
-// kernels cut long answers in different places, and of requests one more, with
-// which the runtime of Go wakes a thread of its own now and then.
-// A change that adds to them on purpose writes the new figures here; and so does
-// one that saves a fourth, for a guard that hangs too low catches nothing.
+// Allocations and bytes vary by less than 1 % between runs, because maps grow in random order and the
+// garbage collector empties pools; releases of Go and iptables change them a little more. So a tenth
+// more is tolerated. Kernels split long netlink dumps differently, so two more or fewer reads are
+// tolerated, and one more write, with which the Go runtime wakes a thread now and then. A change that
+// adds cost on purpose updates the numbers, and so does a change that saves a quarter.
 //
-// Time is not measured here: on a machine that others use it says nothing.
-// `make bench` measures it, side by side.
+// TestHotPath measures no time, because other load changes it; `make bench` does.
 func TestHotPath(t *testing.T) {
 	want := map[string]addCost{
 		"nftables, 64 prefixes":                               {775, 140, 14, 8},
@@ -76,28 +70,28 @@ func TestHotPath(t *testing.T) {
 				}
 				conf := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": cidrs, "cidrLimit": c.prefixes})
 				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
-				for _, blind := range []bool{true, false} {
+				for _, noCache := range []bool{true, false} {
 					name := name
-					if !blind {
+					if !noCache {
 						if f.variant == "legacy" {
-							continue // each looks
+							continue // each ADD reads the rules
 						}
 						name += ", cached"
 					}
-					took := n.measureADD(t, conf, blind)
-					t.Logf("%s: %+v", name, took)
-					took.wantWithin(t, want[name])
+					cost := n.measureADD(t, conf, noCache)
+					t.Logf("%s: %+v", name, cost)
+					cost.wantWithin(t, want[name])
 				}
 			})
 		}
 	}
 }
 
-// TestStartupAllocations is the guard of what is done before main, for each pod: a library
-// that makes tables when a program starts is met here. A tenth more is let pass,
-// as another release of Go may do some more itself.
+// TestStartupAllocations checks the number of allocations before main, which every pod pays for. It
+// finds a library that builds tables when a program starts. A tenth more is tolerated, because
+// releases of Go differ.
 func TestStartupAllocations(t *testing.T) {
-	const committed = 254 // allocations by what packages do when they are initialized
+	const wanted = 254 // allocations by the initialization of packages
 	n := newNode(t, backends()[0])
 	c := n.prepare(t, invocation{verb: "VERSION", noNetns: true})
 	c.Env = append(c.Env, "GODEBUG=inittrace=1")
@@ -113,39 +107,39 @@ func TestStartupAllocations(t *testing.T) {
 			allocations += count
 		}
 	}
-	if code != 0 || allocations > committed+committed/10 || allocations < committed-committed/4 {
-		t.Errorf("exit code %d; %d allocations before main, where %d are committed:\n%s", code, allocations, committed, trace)
+	if code != 0 || allocations > wanted+wanted/10 || allocations < wanted-wanted/4 {
+		t.Errorf("exit code %d; %d allocations before main, want about %d:\n%s", code, allocations, wanted, trace)
 	}
 }
 
-// within fails the test where more was done than is committed, or so much less
-// that the figure says nothing any more.
-func (e addCost) wantWithin(t *testing.T, committed addCost) {
+// wantWithin fails the test if the cost is above the tolerance, or so far below that the limit no
+// longer detects a regression.
+func (e addCost) wantWithin(t *testing.T, wanted addCost) {
 	t.Helper()
 	for _, c := range []struct {
-		what            string
-		took, committed int
-		more, fewer     int // that are tolerated
+		what         string
+		cost, wanted int
+		more, fewer  int // tolerance
 	}{
-		{"allocations", e.allocations, committed.allocations, committed.allocations / 10, committed.allocations / 4},
-		{"kilobytes", e.kilobytes, committed.kilobytes, committed.kilobytes / 10, committed.kilobytes / 4},
-		{"calls of read(2)", e.reads, committed.reads, 2, 2},
-		{"calls of write(2)", e.writes, committed.writes, 1, 0},
+		{"allocations", e.allocations, wanted.allocations, wanted.allocations / 10, wanted.allocations / 4},
+		{"kilobytes", e.kilobytes, wanted.kilobytes, wanted.kilobytes / 10, wanted.kilobytes / 4},
+		{"calls of read(2)", e.reads, wanted.reads, 2, 2},
+		{"calls of write(2)", e.writes, wanted.writes, 1, 0},
 	} {
 		switch {
-		case c.took > c.committed+c.more:
-			t.Errorf("%d %s, want %d, and %d more at most: an ADD that has nothing to do has become dearer", c.took, c.what, c.committed, c.more)
-		case c.took < c.committed-c.fewer:
-			t.Errorf("%d %s where %d are committed: write the new figure down", c.took, c.what, c.committed)
+		case c.cost > c.wanted+c.more:
+			t.Errorf("%d %s, want %d and at most %d more: an ADD with nothing to do costs more", c.cost, c.what, c.wanted, c.more)
+		case c.cost < c.wanted-c.fewer:
+			t.Errorf("%d %s, far below %d: update the number in this test", c.cost, c.what, c.wanted)
 		}
 	}
 }
 
-// effort counts what ADD of a configuration takes on the node; of one that is
-// blind, what it takes to look at the rules.
-func (n *node) measureADD(t *testing.T, conf string, blind bool) (e addCost) {
+// measureADD measures ADD with a configuration on the node. With noCache the ADD ignores the
+// verification cache and reads the rules.
+func (n *node) measureADD(t *testing.T, conf string, noCache bool) (e addCost) {
 	t.Helper()
-	l := inProcessPlugin{node: n, noCache: blind}
+	l := inProcessPlugin{node: n, noCache: noCache}
 	add := func() {
 		l.call(t, conf, func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Add(args) })
 	}
@@ -163,20 +157,20 @@ func (n *node) measureADD(t *testing.T, conf string, blind bool) (e addCost) {
 		reads, writes := syscallCounts(t)
 		add()
 		readsAfter, writesAfter := syscallCounts(t)
-		again, _ := syscallCounts(t) // what the counting itself takes
+		again, _ := syscallCounts(t) // the cost of counting
 		e.reads, e.writes = readsAfter-reads-(again-readsAfter), writesAfter-writes
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
 	if now := n.generation(t); now != generation {
-		t.Fatalf("generation %d, was %d: this was no ADD that has nothing to do", now, generation)
+		t.Fatalf("generation %d, was %d: the ADD wrote rules", now, generation)
 	}
 	return e
 }
 
-// calls returns how often the thread has called read and write, and their like,
-// so far (proc_pid_io(5)).
+// syscallCounts returns how often the thread has called read(2), write(2) and similar calls
+// (proc_pid_io(5)).
 func syscallCounts(t *testing.T) (reads, writes int) {
 	t.Helper()
 	found := map[string]int{}

@@ -17,11 +17,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// atOnce is less than the plugin waits for the lock, by far.
+// withoutLockLimit is the time limit of a call that does not wait for the lock. It is far below the
+// plugin's lock timeout.
 const withoutLockLimit = 4 * time.Second
 
-// traps returns a PATH of programs that note each call in a log and then do what
-// those of the form do; nftables gets iptables-nft's.
+// tracePrograms returns a PATH with scripts that log each call and run the program of the node's
+// backend. For nftables these are the programs of iptables-nft.
 func (n *node) tracePrograms(t *testing.T) (path, log string) {
 	t.Helper()
 	path, log = filepath.Join(n.dir, "traps"), filepath.Join(n.dir, "called")
@@ -41,11 +42,11 @@ func (n *node) tracePrograms(t *testing.T) (path, log string) {
 		}
 	}
 	for name, program := range programs {
-		genuine, err := exec.LookPath(program)
+		target, err := exec.LookPath(program)
 		if err != nil {
 			t.Fatalf("%v (`make packages` installs it)", err)
 		}
-		script := fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >> %s\nexec %s \"$@\"\n", name, log, genuine)
+		script := fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >> %s\nexec %s \"$@\"\n", name, log, target)
 		if err := os.WriteFile(filepath.Join(path, name), []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +54,7 @@ func (n *node) tracePrograms(t *testing.T) (path, log string) {
 	return path, log
 }
 
-// called returns the calls that were noted since it was last called.
+// tracedCalls returns the calls since the last call of tracedCalls.
 func tracedCalls(t *testing.T, log string) []string {
 	t.Helper()
 	text, err := os.ReadFile(log)
@@ -69,7 +70,7 @@ func tracedCalls(t *testing.T, log string) []string {
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
-// hold takes the lock of the node's dataDir as another process does.
+// holdLock takes the lock of the node's dataDir as another process does.
 func (n *node) holdLock(t *testing.T) (release func()) {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(n.dataDir, "lock"), os.O_RDWR, 0)
@@ -84,8 +85,7 @@ func (n *node) holdLock(t *testing.T) (release func()) {
 	return release
 }
 
-// documents tells of each document and of the record which file it is and when
-// it was written.
+// documentStamps returns the inode and modification time of each document and of the record.
 func (n *node) documentStamps(t *testing.T) string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
@@ -103,9 +103,8 @@ func (n *node) documentStamps(t *testing.T) string {
 	return b.String()
 }
 
-// TestIdempotence: when all is right, ADD notes its attachment and that is all. It
-// takes no lock, writes no rule and no document, and runs no program on
-// nf_tables; nor do the other verbs.
+// TestIdempotence checks that the verbs take no lock, write no rule and no document and run no
+// program on nf_tables while the rules are correct. ADD, DEL and GC change only attachments.
 func TestIdempotence(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -117,7 +116,7 @@ func TestIdempotence(t *testing.T) {
 		n.invoke(t, invocation{verb: "ADD", conf: conf, path: path}).want(t, 0)
 		made := tracedCalls(t, log)
 		if restored := strings.Contains(strings.Join(made, " "), "-restore"); restored != (n.backend.variant != "") {
-			t.Fatalf("to make the rules it ran %q", made) // else the traps catch nothing
+			t.Fatalf("the first ADD ran %q", made) // otherwise the trace is broken
 		}
 		n.addAndCheck(t, conf)
 		n.holdLock(t)
@@ -126,7 +125,7 @@ func TestIdempotence(t *testing.T) {
 			a := n.invoke(t, invocation{verb: verb, conf: conf, path: path, id: "another"}).want(t, 0)
 			a.noWarnings(t)
 			if timelimit.Exceeded(a.took, withoutLockLimit) {
-				t.Errorf("%s took %v beside a lock that is held", verb, a.took)
+				t.Errorf("%s took %v while the lock was held", verb, a.took)
 			}
 			want := attached
 			if verb == "ADD" {
@@ -149,7 +148,8 @@ func TestIdempotence(t *testing.T) {
 	})
 }
 
-// wantFewPrograms allows iptables-legacy one listing a family.
+// wantFewPrograms fails the test if a verb ran programs. For iptables-legacy it allows one listing
+// per family.
 func wantFewPrograms(t *testing.T, n *node, verb string, calls []string) {
 	t.Helper()
 	if n.backend.variant != "legacy" {
@@ -163,35 +163,36 @@ func wantFewPrograms(t *testing.T, n *node, verb string, calls []string) {
 	}
 }
 
-// TestWithoutPrograms: nobody needs a program on nf_tables while all is right, and
-// nftables never does.
+// TestWithoutPrograms checks that nftables never needs a program, and that iptables-nft needs none
+// while the rules are correct.
 func TestWithoutPrograms(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
 			conf := n.conf(t, "podnet", object{"enableIPv6": true})
-			none := invocation{verb: "ADD", conf: conf, path: "/nonexistent"}
+			withoutPrograms := invocation{verb: "ADD", conf: conf, path: "/nonexistent"}
 			if f.variant == "" {
-				n.invoke(t, none).want(t, 0).noWarnings(t)
+				n.invoke(t, withoutPrograms).want(t, 0).noWarnings(t)
 			}
 			n.addAndCheck(t, conf)
 			generation := n.generation(t)
-			n.invoke(t, none).want(t, 0).noWarnings(t)
+			n.invoke(t, withoutPrograms).want(t, 0).noWarnings(t)
 			if now := n.generation(t); now != generation {
 				t.Errorf("generation moved from %d to %d", generation, now)
 			}
 			n.flush(t)
 			if f.variant == "" {
-				n.invoke(t, none).want(t, 0).noWarnings(t)
+				n.invoke(t, withoutPrograms).want(t, 0).noWarnings(t)
 			} else {
-				n.invoke(t, none).want(t, 100, "write the rules of chain IP-MASQ-AGENT in iptables (nft)", "/nonexistent", "install iptables")
+				n.invoke(t, withoutPrograms).want(t, 100, "write the rules of chain IP-MASQ-AGENT in iptables (nft)", "/nonexistent", "install iptables")
 			}
 		})
 	}
 }
 
-// TestIdempotenceOfConcurrentADDs runs many ADDs at once beside a lock that is held.
+// TestIdempotenceOfConcurrentADDs checks that many concurrent ADDs neither wait for the lock nor
+// write, if the rules are correct.
 func TestIdempotenceOfConcurrentADDs(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -200,11 +201,11 @@ func TestIdempotenceOfConcurrentADDs(t *testing.T) {
 		n.holdLock(t)
 		generation := n.generation(t)
 		start := time.Now()
-		var requests []invocation
+		var invocations []invocation
 		for i := range 20 {
-			requests = append(requests, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
+			invocations = append(invocations, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
 		}
-		for _, a := range n.invokeAll(t, requests...) {
+		for _, a := range n.invokeAll(t, invocations...) {
 			a.want(t, 0).noWarnings(t)
 		}
 		if took := time.Since(start); timelimit.Exceeded(took, withoutLockLimit) {
@@ -219,8 +220,8 @@ func TestIdempotenceOfConcurrentADDs(t *testing.T) {
 	})
 }
 
-// TestIdempotenceDuringThirdPartyCommits: what others write all the time in rules of theirs
-// makes no ADD see a difference where there is none: it would want the lock.
+// TestIdempotenceDuringThirdPartyCommits checks that an ADD finds no difference, and so takes no
+// lock, while another program writes its own rules without pause.
 func TestIdempotenceDuringThirdPartyCommits(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -239,8 +240,8 @@ func TestIdempotenceDuringThirdPartyCommits(t *testing.T) {
 		}
 		churn.WriteString("COMMIT\n")
 		stop := make(chan struct{})
-		var others sync.WaitGroup
-		others.Go(func() {
+		var writer sync.WaitGroup
+		writer.Go(func() {
 			for {
 				select {
 				case <-stop:
@@ -264,6 +265,6 @@ func TestIdempotenceDuringThirdPartyCommits(t *testing.T) {
 			}
 		}
 		close(stop)
-		others.Wait()
+		writer.Wait()
 	})
 }

@@ -25,11 +25,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
-// mostMemory is what the reconciler may have (VmRSS), in bytes.
+// maxRSS is the limit on the memory of the reconciler (VmRSS) in bytes.
 const maxRSS = 20 << 20
 
-// stamps tell of each file and directory of the node's state which it is and
-// when it was written or anything about it was changed.
+// stateStamps returns the inode, mode, size and times of each file and directory of the node's
+// state.
 func (n *node) stateStamps(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -50,19 +50,18 @@ func (n *node) stateStamps(t *testing.T) string {
 	return b.String()
 }
 
-// memory fails the test if the reconciler has too much of it, and returns how
-// much that is in MiB.
+// wantMemory fails the test if the reconciler uses too much memory, and returns its memory in MiB.
 func (d *daemon) wantMemory(t *testing.T) float64 {
 	t.Helper()
 	rss := d.rss(t)
 	if rss >= maxRSS {
-		t.Errorf("the reconciler has %d KiB of memory, want less than %d", rss>>10, maxRSS>>10)
+		t.Errorf("the reconciler uses %d KiB of memory, want less than %d", rss>>10, maxRSS>>10)
 	}
 	return float64(rss) / (1 << 20)
 }
 
-// settled is a node as full as an ordinary one: 64 prefixes of a conflist and of
-// the agents' files, pods, and rules of others.
+// newPopulatedNode returns a node with the load of a usual one: 64 prefixes in a conflist, agent
+// files, pods and third-party rules.
 func newPopulatedNode(t *testing.T, f backend, managed bool) *tamperNode {
 	t.Helper()
 	n := newNode(t, f)
@@ -87,9 +86,9 @@ func newPopulatedNode(t *testing.T, f backend, managed bool) *tamperNode {
 	return w
 }
 
-// TestIdle compresses ten idle minutes, in each of which there is a pass and a
-// scrape or two, by an interval of a second: nothing is written, to the kernel,
-// the state or the log, and the reconciler stays small.
+// TestIdle runs the reconciler with a resync every second for 15 s and scrapes its metrics. It
+// checks that neither the kernel nor the state nor the log is written, and that the memory stays
+// small.
 func TestIdle(t *testing.T) {
 	for i, f := range slices.Concat(backends(), backends()[:1]) {
 		managed, name := i == len(backends()), f.name
@@ -99,11 +98,11 @@ func TestIdle(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newPopulatedNode(t, f, managed)
-			eye := w.watchConfDir(t)
-			time.Sleep(time.Second) // for passes that its start asked for, and a first scrape's inquiries
+			confDirEvents := w.watchConfDir(t)
+			time.Sleep(time.Second) // for the syncs after the start
 			w.scrape(t)
 			commits, generation, rules, state, log := w.Count(), w.generation(t), w.ruleset(t), w.stateStamps(t), w.log()
-			passes := w.metric(t, "reconciles_total", `result="unchanged"`)
+			syncs := w.metric(t, "reconciles_total", `result="unchanged"`)
 			const seconds = 15
 			most := 0.0
 			for range 2 * seconds {
@@ -111,15 +110,15 @@ func TestIdle(t *testing.T) {
 				w.scrape(t)
 				most = max(most, w.wantMemory(t))
 			}
-			made := w.metric(t, "reconciles_total", `result="unchanged"`) - passes
+			made := w.metric(t, "reconciles_total", `result="unchanged"`) - syncs
 			if made < (seconds-2)/timelimit.Factor() {
-				t.Errorf("%v passes in %d s", made, seconds)
+				t.Errorf("%v syncs in %d s", made, seconds)
 			}
 			if total := w.metric(t, "reconciles_total") - w.metric(t, "reconciles_total", `result="unchanged"`); total > 1 {
-				t.Errorf("%v passes that changed something or failed", total)
+				t.Errorf("%v syncs changed something or failed", total)
 			}
-			if heard := w.Since(commits); len(heard) > 0 || w.generation(t) != generation {
-				t.Errorf("commits: %v; generation %d, was %d", heard, w.generation(t), generation)
+			if recorded := w.Since(commits); len(recorded) > 0 || w.generation(t) != generation {
+				t.Errorf("commits: %v; generation %d, was %d", recorded, w.generation(t), generation)
 			}
 			if d := cmp.Diff(rules, w.ruleset(t)); d != "" {
 				t.Errorf("rules changed:\n%s", d)
@@ -127,20 +126,19 @@ func TestIdle(t *testing.T) {
 			if d := cmp.Diff(state, w.stateStamps(t)); d != "" {
 				t.Errorf("the state was written:\n%s", d)
 			}
-			if _, events := eye.count(""); events > 0 {
-				t.Errorf("%d changes in the directory of conflists", events)
+			if _, events := confDirEvents.count(""); events > 0 {
+				t.Errorf("%d changes in the conflist directory", events)
 			}
-			if said := w.since(log); said != "" {
-				t.Errorf("it says:\n%s", said)
+			if output := w.since(log); output != "" {
+				t.Errorf("unexpected log:\n%s", output)
 			}
-			t.Logf("%v passes, %d scrapes, no commit, no line of log; %.1f MiB at most", made, 2*seconds, most)
+			t.Logf("%v syncs, %d scrapes, no commit, no log; %.1f MiB at most", made, 2*seconds, most)
 		})
 	}
 }
 
-// crowd makes commits that are none of our business, as fast as one process can,
-// in a table of its own. It counts them in made, and in the end tells how long
-// it took, or what went wrong.
+// makeCommits makes commits in a table of its own as fast as one process can, and counts them in
+// made.
 func (n *node) makeCommits(commits int64, made *atomic.Int64) (took time.Duration, err error) {
 	const table, set = "crowd", "members"
 	member := []netipx.IPRange{netipx.MustParseIPRange("192.0.2.1-192.0.2.1")}
@@ -173,8 +171,8 @@ func (n *node) makeCommits(commits int64, made *atomic.Int64) (took time.Duratio
 	return took, err
 }
 
-// lost is how many messages the kernel could not give the process's netfilter
-// sockets, for they were full (netlink(7), /proc/net/netlink).
+// lostMessages returns how many messages the kernel dropped because the netfilter sockets of the
+// reconciler were full (netlink(7), /proc/net/netlink).
 func (d *daemon) lostMessages(t *testing.T) int {
 	t.Helper()
 	pid := strconv.Itoa(d.command.Process.Pid)
@@ -207,13 +205,14 @@ func (d *daemon) lostMessages(t *testing.T) int {
 		}
 	}
 	if members != 1 {
-		t.Fatalf("%d sockets listen to events, want one:\n%s", members, readFile(t, "/proc/"+pid+"/net/netlink"))
+		t.Fatalf("%d sockets in multicast groups, want one:\n%s", members, readFile(t, "/proc/"+pid+"/net/netlink"))
 	}
 	return lost
 }
 
-// TestThirdPartyCommits: ten thousand commits of other programs cost no event, no drift
-// among them is missed, and neither the log nor the memory grows by them.
+// TestThirdPartyCommits makes ten thousand third-party commits and drift among them. It checks that
+// the reconciler loses no event and repairs all drift, and that log and memory do not grow with the
+// commits.
 func TestThirdPartyCommits(t *testing.T) {
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
@@ -224,7 +223,7 @@ func TestThirdPartyCommits(t *testing.T) {
 			const commits, times = 10000, 5
 			before := w.wantMemory(t)
 			log, repaired := w.log(), w.metric(t, "reconciles_total", `result="repaired"`)
-			passes, start := w.metric(t, "reconciles_total"), w.Count()
+			syncs, start := w.metric(t, "reconciles_total"), w.Count()
 
 			var made atomic.Int64
 			var took time.Duration
@@ -233,7 +232,7 @@ func TestThirdPartyCommits(t *testing.T) {
 			all.Go(func() { took, failure = w.makeCommits(commits, &made) })
 			var repairs durations
 			for i := range times {
-				// Four times among the others' commits, and once right after the last.
+				// Four times during the commits, and once right after the last.
 				w.until(t, "commits", func() bool { return made.Load() >= int64((i+1)*commits/times) })
 				count := w.Count()
 				w.spoil(t, tamperings()[0], i%len(families()))
@@ -244,20 +243,20 @@ func TestThirdPartyCommits(t *testing.T) {
 				t.Fatal(failure)
 			}
 			w.untilIdle(t, 200*time.Millisecond)
-			if heard := len(w.Since(start)); heard < commits+2*times {
-				t.Errorf("%d commits were heard, want %d at least", heard, commits+2*times)
+			if recorded := len(w.Since(start)); recorded < commits+2*times {
+				t.Errorf("%d commits recorded, want at least %d", recorded, commits+2*times)
 			}
 			if rules := w.ownedRules(t); rules != w.right {
-				t.Errorf("rules are not what they were:\n%s", cmp.Diff(w.right, rules))
+				t.Errorf("rules differ:\n%s", cmp.Diff(w.right, rules))
 			}
-			// A write that others hold up may repair what comes meanwhile too.
-			mended := w.metric(t, "reconciles_total", `result="repaired"`) - repaired
-			if mended < 1 || mended > times {
-				t.Errorf("%v repairs of %d", mended, times)
+			// A write that other commits delay may repair later drift too.
+			repairCount := w.metric(t, "reconciles_total", `result="repaired"`) - repaired
+			if repairCount < 1 || repairCount > times {
+				t.Errorf("%v repairs of %d", repairCount, times)
 			}
-			said := w.since(log)
-			if float64(strings.Count(said, "\n")) != mended || float64(strings.Count(said, "repaired rules")) != mended {
-				t.Errorf("the log has something else than %v repairs:\n%s", mended, said)
+			output := w.since(log)
+			if float64(strings.Count(output, "\n")) != repairCount || float64(strings.Count(output, "repaired rules")) != repairCount {
+				t.Errorf("log, want only %v repairs:\n%s", repairCount, output)
 			}
 			if lost := w.lostMessages(t); lost > 0 {
 				t.Errorf("%d events were lost", lost)
@@ -266,14 +265,14 @@ func TestThirdPartyCommits(t *testing.T) {
 				t.Errorf("drift was repaired after %s: %v", worst, repairs)
 			}
 			w.checkVerdicts(t)
-			t.Logf("%d commits in %s, none lost; %v passes meanwhile; repairs: %v; %.1f MiB before and %.1f after",
-				commits, took.Round(time.Millisecond), w.metric(t, "reconciles_total")-passes, repairs, before, w.wantMemory(t))
+			t.Logf("%d commits in %s, none lost; %v syncs meanwhile; repairs: %v; %.1f MiB before and %.1f after",
+				commits, took.Round(time.Millisecond), w.metric(t, "reconciles_total")-syncs, repairs, before, w.wantMemory(t))
 		})
 	}
 }
 
-// TestLegacyResync: iptables-legacy tells nobody of changes. Drift there is
-// found when the interval is over.
+// TestLegacyResync checks that the reconciler repairs drift in iptables-legacy, which has no
+// events, at the next resync.
 func TestLegacyResync(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[2])

@@ -21,13 +21,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
-// bare is a node whose runtime has no ip-masq plugin: its directory of plugins
-// has but the reference ones, and its conflist but the bridge. The entry that an
-// install adds is in a file, so that it goes with the node's form.
+// uninstalledNode is a node without the ip-masq plugin: its plugin directory has only the reference
+// plugins, its conflist only the bridge. The plugin entry that install adds is in a file, with the
+// node's backend.
 type uninstalledNode struct {
 	*node
 	bin, conflistFile, entry string
-	original                 []byte // the list
+	original                 []byte // conflist before install
 }
 
 func newUninstalledNode(t *testing.T, f backend) *uninstalledNode {
@@ -47,7 +47,7 @@ func newUninstalledNode(t *testing.T, f backend) *uninstalledNode {
 
 func (b *uninstalledNode) binary() string { return filepath.Join(b.bin, "ip-masq") }
 
-// where are the flags of install and uninstall.
+// args returns a command with the flags of install and uninstall.
 func (b *uninstalledNode) args(command string, args ...string) []string {
 	return append([]string{command, "--cni-bin-dir", b.bin, "--conflist-entry-file", b.entry}, args...)
 }
@@ -66,7 +66,7 @@ func (b *uninstalledNode) uninstall(t *testing.T, args ...string) {
 	}
 }
 
-// traceless fails the test unless the node is as it was before install.
+// wantUninstalled fails the test unless the node is as before install.
 func (b *uninstalledNode) wantUninstalled(t *testing.T, before snapshot) {
 	t.Helper()
 	b.wantRestored(t, before)
@@ -74,7 +74,7 @@ func (b *uninstalledNode) wantUninstalled(t *testing.T, before snapshot) {
 		t.Errorf("the conflist is\n%s", have)
 	}
 	if have := append(fileNames(t, b.bin), fileNames(t, b.cni.ConfDir)...); len(have) != 1 {
-		t.Errorf("left over: %q", have)
+		t.Errorf("unexpected files: %q", have)
 	}
 }
 
@@ -91,7 +91,7 @@ func fileNames(t *testing.T, dir string) []string {
 	return list
 }
 
-// startsAndStops makes a pod and ends it.
+// runPod creates a pod and deletes it.
 func (b *uninstalledNode) runPod(t *testing.T) {
 	t.Helper()
 	b.delPod(t, b.pod(t, "podnet"))
@@ -104,16 +104,15 @@ func (b *uninstalledNode) delPod(t *testing.T, p *pod) {
 	}
 }
 
-// endsAsMade ends a pod by the conflist as it was when the pod was made, which is
-// in the cache: as CRI-O and podman do.
+// delPodFromCache deletes a pod with the cached conflist of its ADD, as CRI-O and podman do.
 func (b *uninstalledNode) delPodFromCache(t *testing.T, p *pod) {
 	t.Helper()
 	files, err := filepath.Glob(b.own("/var/lib/cni/results/podnet-*"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	then := *b.cni
-	then.ConfDir = filepath.Join(t.TempDir(), "then")
+	cnitool := *b.cni
+	cnitool.ConfDir = filepath.Join(t.TempDir(), "cached")
 	for _, file := range files {
 		var cached struct {
 			Config []byte
@@ -125,19 +124,20 @@ func (b *uninstalledNode) delPodFromCache(t *testing.T, p *pod) {
 		if cached.Netns != p.Path {
 			continue
 		}
-		if err := then.Write("10-podnet.conflist", string(cached.Config)); err != nil {
+		if err := cnitool.Write("10-podnet.conflist", string(cached.Config)); err != nil {
 			t.Fatal(err)
 		}
-		if r := topology.Must(then.Del(b.timeout(t), "podnet", p.Host))(t); r.ExitCode != 0 {
-			t.Fatalf("DEL as it was made: exit code %d\n%s%s", r.ExitCode, r.Stdout, r.Stderr)
+		if r := topology.Must(cnitool.Del(b.timeout(t), "podnet", p.Host))(t); r.ExitCode != 0 {
+			t.Fatalf("DEL with the cached conflist: exit code %d\n%s%s", r.ExitCode, r.Stdout, r.Stderr)
 		}
 		return
 	}
 	t.Fatalf("no result is cached for %s among %v", p.Path, files)
 }
 
-// TestInstallAndUninstall: installed, used, and taken away under pods that live, which
-// end as they began. Nothing is left, and pods start and stop at any time.
+// TestInstallAndUninstall installs the plugin, runs pods and uninstalls it. It checks that
+// uninstall keeps the plugin and the rules while pods with its entry exist, that pods start and end
+// at any time, and that the second uninstall leaves nothing.
 func TestInstallAndUninstall(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends() {
@@ -163,7 +163,7 @@ func TestInstallAndUninstall(t *testing.T) {
 					t.Errorf("the conflist is\n%s", have)
 				}
 				if have := b.ruleset(t); have != rules {
-					t.Errorf("the rules that pods live by are now\n%s", have)
+					t.Errorf("rules changed while pods exist:\n%s", have)
 				}
 				b.runPod(t)
 			}
@@ -178,8 +178,8 @@ func TestInstallAndUninstall(t *testing.T) {
 	}
 }
 
-// TestUninstallUnderContainerd: containerd ends pods by the conflist as it is, so
-// nobody waits for them, and they end without the plugin.
+// TestUninstallUnderContainerd checks that uninstall does not wait for pods of containerd, which
+// ends pods with the current conflist, and that these pods end without the plugin.
 func TestUninstallUnderContainerd(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
@@ -205,8 +205,8 @@ func TestUninstallUnderContainerd(t *testing.T) {
 	b.wantUninstalled(t, before)
 }
 
-// TestUninstallKeepsRules: with --keep-rules the plugin goes, and what pods live
-// by stays until cleanup.
+// TestUninstallKeepsRules checks that uninstall --keep-rules keeps rules and documents until
+// cleanup.
 func TestUninstallKeepsRules(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
@@ -226,8 +226,7 @@ func TestUninstallKeepsRules(t *testing.T) {
 	b.wantUninstalled(t, before)
 }
 
-// TestInstallMasquerades: what a pod sends is masqueraded from its first packet on
-// once the plugin is installed, and exempt destinations are not.
+// TestInstallMasquerades checks that the traffic of a new pod is masqueraded after install.
 func TestInstallMasquerades(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
@@ -243,8 +242,8 @@ func TestInstallMasquerades(t *testing.T) {
 	}
 }
 
-// another makes another build of the plugin, which does the same: bytes behind a
-// program are never looked at.
+// pluginBuild returns a copy of the plugin with other bytes, as another version. Bytes after the
+// end of the executable have no effect.
 func (b *uninstalledNode) pluginBuild(t *testing.T, name string) string {
 	t.Helper()
 	path := filepath.Join(b.dir, name)
@@ -254,7 +253,8 @@ func (b *uninstalledNode) pluginBuild(t *testing.T, name string) string {
 	return path
 }
 
-// TestInstallDuringADDs: plugins are replaced in a loop while others run them.
+// TestInstallDuringADDs replaces the plugin again and again while ADDs run, all of which must
+// succeed.
 func TestInstallDuringADDs(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
@@ -289,18 +289,18 @@ func TestInstallDuringADDs(t *testing.T) {
 	all.Wait()
 	for i, n := range adds {
 		if n < 10 {
-			t.Errorf("%d made %d ADDs only", i, n)
+			t.Errorf("loop %d made only %d ADDs", i, n)
 		}
 	}
 	t.Logf("ADDs: %v", adds)
 	if have := fileNames(t, b.bin); len(have) != 1 {
-		t.Errorf("left over: %q", have)
+		t.Errorf("unexpected files: %q", have)
 	}
 }
 
-// TestInstallKilled kills install and uninstall at any moment, 200 times. The
-// runtime can load its configuration at any time, what that names can be run, and
-// whatever was left is no obstacle to what comes next.
+// TestInstallKilled kills install and uninstall 200 times at random points. It checks that the
+// runtime can always load its configuration and run the plugins in it, and that later commands
+// succeed.
 func TestInstallKilled(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
@@ -311,13 +311,13 @@ func TestInstallKilled(t *testing.T) {
 	plugins := []string{b.pluginBuild(t, "one"), b.pluginBuild(t, "two")}
 	start := time.Now()
 	b.install(t, plugins[0])
-	whole := max(time.Since(start), 20*time.Millisecond)
+	duration := max(time.Since(start), 20*time.Millisecond)
 
-	done, watched := make(chan struct{}), make(chan error, 1)
-	go func() { watched <- b.watch(done, plugins) }()
-	const enough, most = 200, 800
+	done, watchErr := make(chan struct{}), make(chan error, 1)
+	go func() { watchErr <- b.watch(done, plugins) }()
+	const wantKilled, maxRounds = 200, 800
 	killed, named, leftovers := 0, 0, 0
-	for round := 0; killed < enough && round < most; round++ {
+	for round := 0; killed < wantKilled && round < maxRounds; round++ {
 		args := b.args("install", "--plugin", plugins[random.IntN(2)])
 		if random.IntN(2) == 0 {
 			args = b.args("uninstall")
@@ -328,8 +328,8 @@ func TestInstallKilled(t *testing.T) {
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(random.Int64N(int64(whole) * 3 / 4)))
-		_ = c.Process.Kill() // it may be done already
+		time.Sleep(time.Duration(random.Int64N(int64(duration) * 3 / 4)))
+		_ = c.Process.Kill() // the process may have ended
 		switch err := c.Wait(); {
 		case err == nil:
 		case c.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL:
@@ -355,24 +355,24 @@ func TestInstallKilled(t *testing.T) {
 		if round%40 == 39 {
 			b.install(t, plugins[round%2])
 			if have := fileNames(t, b.bin); len(have) != 1 {
-				t.Errorf("left over: %q", have)
+				t.Errorf("unexpected files: %q", have)
 			}
 			b.runPod(t)
 		}
 	}
 	close(done)
-	if err := <-watched; err != nil {
+	if err := <-watchErr; err != nil {
 		t.Error(err)
 	}
-	t.Logf("%d were killed; %d times the conflist named the plugin afterwards, and %d times a temporary file was left", killed, named, leftovers)
-	if killed < enough || named == 0 || leftovers == 0 {
-		t.Error("that is too few, or too many, to have seen anything")
+	t.Logf("%d killed; afterwards %d conflists with the plugin and %d temporary files", killed, named, leftovers)
+	if killed < wantKilled || named == 0 || leftovers == 0 {
+		t.Error("too few kills, or none at an interesting point")
 	}
 	b.uninstall(t)
 	b.wantUninstalled(t, before)
 }
 
-// watch looks again and again until done.
+// watch calls checkConfig until done is closed.
 func (b *uninstalledNode) watch(done <-chan struct{}, plugins []string) error {
 	for {
 		select {
@@ -386,8 +386,8 @@ func (b *uninstalledNode) watch(done <-chan struct{}, plugins []string) error {
 	}
 }
 
-// sound fails unless the runtime can load its configuration, as libcni reads it,
-// and run what that names.
+// checkConfig fails unless the runtime can load its configuration, as libcni does, and run the
+// plugins in it.
 func (b *uninstalledNode) checkConfig(plugins []string) (named bool, err error) {
 	if named, err = b.namesPlugin(); err != nil || !named {
 		return false, err
@@ -395,29 +395,29 @@ func (b *uninstalledNode) checkConfig(plugins []string) (named bool, err error) 
 	data, err := os.ReadFile(b.binary())
 	if errors.Is(err, os.ErrNotExist) {
 		if still, e := b.namesPlugin(); e == nil && !still {
-			return false, nil // both went meanwhile, in this order
+			return false, nil // uninstall has removed the entry and then the plugin
 		}
 		return named, fmt.Errorf("the conflist names a plugin that is not there: %w", err)
 	}
 	info, e := os.Stat(b.binary())
 	switch {
 	case errors.Is(e, os.ErrNotExist):
-		return named, nil // gone meanwhile; the next look tells whether that was right
+		return named, nil // uninstall has removed the plugin; the next check verifies the entry
 	case err != nil || e != nil:
 		return named, errors.Join(err, e)
 	case info.Mode() != 0o755:
 		return named, fmt.Errorf("the plugin has mode %v", info.Mode())
 	}
 	for _, p := range plugins {
-		whole, err := os.ReadFile(p)
-		if err != nil || bytes.Equal(data, whole) {
+		build, err := os.ReadFile(p)
+		if err != nil || bytes.Equal(data, build) {
 			return named, err
 		}
 	}
-	return named, fmt.Errorf("the plugin is none of those installed: %d bytes", len(data))
+	return named, fmt.Errorf("the plugin is not one of the builds: %d bytes", len(data))
 }
 
-// names reports whether the conflist names the plugin, behind the bridge.
+// namesPlugin reports whether the conflist has the plugin entry, after the bridge.
 func (b *uninstalledNode) namesPlugin() (bool, error) {
 	dir, err := config.ReadConfDir(b.cni.ConfDir)
 	if err := errors.Join(err, dir.Err()); err != nil {
@@ -433,7 +433,7 @@ func (b *uninstalledNode) namesPlugin() (bool, error) {
 	return len(entries) == 1, nil
 }
 
-// TestConcurrentInstalls: after several installs at once there is one plugin and one entry.
+// TestConcurrentInstalls checks that concurrent installs leave one plugin and one entry.
 func TestConcurrentInstalls(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
@@ -449,29 +449,29 @@ func TestConcurrentInstalls(t *testing.T) {
 	}
 	all.Wait()
 	if named, err := b.checkConfig(plugins); err != nil || !named {
-		t.Errorf("is named: %t, %v", named, err)
+		t.Errorf("conflist has the entry: %t, %v", named, err)
 	}
 	if have := append(fileNames(t, b.bin), fileNames(t, b.cni.ConfDir)...); len(have) != 2 {
-		t.Errorf("left over: %q", have)
+		t.Errorf("unexpected files: %q", have)
 	}
 	b.runPod(t)
 }
 
-// TestInstallWithPluginFile: where the administrators do not let the network contribute,
-// its entry would keep every pod from starting. It is not added.
+// TestInstallWithPluginFile checks that install adds no entry to a network that plugin.toml does
+// not admit, because no pod of that network would start.
 func TestInstallWithPluginFile(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
-	const guard = "/etc/ip-masq/plugin.toml"
+	const pluginFile = "/etc/ip-masq/plugin.toml"
 	write := func(networks string) {
 		text := fmt.Sprintf("allow_networks = [%s]\ndata_dir = %q\ncni_conf_dir = %q\n", networks, b.dataDir, b.cni.ConfDir)
-		if err := os.WriteFile(b.own(guard), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(b.own(pluginFile), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	write(`"storage"`)
 	stdout, stderr, code := b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)
-	if code != 1 || !strings.Contains(stderr, `network "podnet" may not contribute`) || !strings.Contains(stderr, guard) {
+	if code != 1 || !strings.Contains(stderr, `network "podnet" may not contribute`) || !strings.Contains(stderr, pluginFile) {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}
 	if have := readFile(t, b.conflistFile); !bytes.Equal(have, b.original) {

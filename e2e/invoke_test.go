@@ -25,27 +25,27 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// request is a call of the plugin itself, without a runtime. The zero values
-// make an ordinary one.
+// invocation is a call of the plugin without a runtime. The zero values are those of an ordinary
+// call.
 type invocation struct {
 	verb         string
-	conf         string // on stdin
-	id           string // of the container
+	conf         string // network configuration on stdin
+	id           string // container ID
 	noNetns      bool
-	path         string // PATH; "" is the node's
-	unprivileged bool   // without any privilege over the node's network
+	path         string // PATH; "" for the node's
+	unprivileged bool   // without privileges in the node's network namespace
 }
 
-// answer is what came of it.
+// result is the outcome of an invocation.
 type result struct {
 	stdout, stderr string
 	exit           int
-	code           uint // of the CNI error; 0 where there is none
+	code           uint // code of the CNI error; 0 without an error
 	msg            string
 	took           time.Duration
 }
 
-// prepare makes a request ready to run.
+// prepare returns the command of an invocation.
 func (n *node) prepare(t *testing.T, r invocation) *topology.Cmd {
 	t.Helper()
 	c := n.Node.Command(n.timeout(t), n.plugin(t))
@@ -61,7 +61,7 @@ func (n *node) prepare(t *testing.T, r invocation) *topology.Cmd {
 		c.Env = append(c.Env, "CNI_NETNS=/run/netns/"+r.id)
 	}
 	if r.unprivileged {
-		// Root of a user namespace that owns nothing.
+		// Root of a new user namespace, which does not own the network namespace.
 		c.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
 		c.SysProcAttr.UidMappings = identity(os.Getuid())
 		c.SysProcAttr.GidMappings = identity(os.Getgid())
@@ -70,21 +70,20 @@ func (n *node) prepare(t *testing.T, r invocation) *topology.Cmd {
 	return c
 }
 
-// ask runs the plugin. It fails the test where what it printed is not what the
-// protocol wants.
+// invoke runs the plugin. It fails the test if the output violates the CNI protocol.
 func (n *node) invoke(t *testing.T, r invocation) result {
 	t.Helper()
 	return n.invokeAll(t, r)[0]
 }
 
-// askAll is ask, of all at once.
-func (n *node) invokeAll(t *testing.T, requests ...invocation) []result {
+// invokeAll runs invocations concurrently.
+func (n *node) invokeAll(t *testing.T, invocations ...invocation) []result {
 	t.Helper()
-	answers := make([]result, len(requests))
-	errs := make([]error, len(requests))
+	results := make([]result, len(invocations))
+	errs := make([]error, len(invocations))
 	var all sync.WaitGroup
-	for i, r := range requests {
-		c, a := n.prepare(t, r), &answers[i]
+	for i, r := range invocations {
+		c, a := n.prepare(t, r), &results[i]
 		all.Go(func() {
 			var stdout, stderr strings.Builder
 			c.Stdout, c.Stderr = &stdout, &stderr
@@ -97,17 +96,17 @@ func (n *node) invokeAll(t *testing.T, requests ...invocation) []result {
 		})
 	}
 	all.Wait()
-	for i := range answers {
+	for i := range results {
 		var exit *exec.ExitError
 		if errs[i] != nil && !errors.As(errs[i], &exit) {
 			t.Fatal(errs[i])
 		}
-		answers[i].read(t, requests[i].verb)
+		results[i].read(t, invocations[i].verb)
 	}
-	return answers
+	return results
 }
 
-// read reads the CNI error, if it is one.
+// read parses the CNI error of a failed invocation.
 func (a *result) read(t *testing.T, verb string) {
 	t.Helper()
 	if a.exit == 0 {
@@ -123,26 +122,26 @@ func (a *result) read(t *testing.T, verb string) {
 	a.code, a.msg = cniError.Code, cniError.Msg
 }
 
-// want fails the test unless the answer has the code, and says all of this in
-// the error or, where there is none, in the warnings.
+// want fails the test unless the result has the code, and the error or, without an error, the
+// warnings contain all of says.
 func (a result) want(t *testing.T, code uint, says ...string) result {
 	t.Helper()
 	if a.code != code {
 		t.Fatalf("code %d: %s\nwant code %d; stderr:\n%s", a.code, a.msg, code, a.stderr)
 	}
-	said := a.msg
+	output := a.msg
 	if code == 0 {
-		said = a.stderr
+		output = a.stderr
 	}
 	for _, s := range says {
-		if !strings.Contains(said, s) {
-			t.Errorf("does not say %q:\n%s", s, said)
+		if !strings.Contains(output, s) {
+			t.Errorf("message lacks %q:\n%s", s, output)
 		}
 	}
 	return a
 }
 
-// quiet fails the test if there was a warning.
+// noWarnings fails the test if the plugin printed warnings.
 func (a result) noWarnings(t *testing.T) {
 	t.Helper()
 	if a.stderr != "" {
@@ -150,7 +149,7 @@ func (a result) noWarnings(t *testing.T) {
 	}
 }
 
-// conf is a network's entry as the runtime hands it to the plugin.
+// conf returns a network's entry as a runtime passes it to the plugin.
 func (n *node) conf(t *testing.T, network string, keys object) string {
 	t.Helper()
 	entry := object{"cniVersion": "1.1.0", "name": network, "prevResult": object{
@@ -166,7 +165,7 @@ func (n *node) conf(t *testing.T, network string, keys object) string {
 	return string(conf)
 }
 
-// makeSure runs ADD, which has to succeed, and verifies by CHECK.
+// addAndCheck runs ADD and CHECK, which must succeed.
 func (n *node) addAndCheck(t *testing.T, conf string) result {
 	t.Helper()
 	a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
@@ -174,8 +173,8 @@ func (n *node) addAndCheck(t *testing.T, conf string) result {
 	return a
 }
 
-// write puts a contribution into a node's state, as a reconciler or an ADD of
-// another network does.
+// storeSource writes a source to the node's state, as the reconciler or an ADD of another network
+// does.
 func (n *node) storeSource(t *testing.T, c policy.Source) {
 	t.Helper()
 	lock, err := store.Open(n.dataDir).Lock(t.Context())
@@ -204,7 +203,7 @@ func (n *node) load(t *testing.T) store.State {
 	return s
 }
 
-// attachments counts those of a network.
+// attachments returns the number of attachments of a network.
 func (n *node) attachments(t *testing.T, network string) int {
 	t.Helper()
 	count, _, err := store.Open(n.dataDir).Attachments(network)
@@ -214,10 +213,10 @@ func (n *node) attachments(t *testing.T, network string) int {
 	return count
 }
 
-// network is the source that a network is.
+// networkID returns the source ID of a network.
 func networkID(name string) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: name} }
 
-// document is the path of the document of a network.
+// document returns the path of a network's document.
 func (n *node) document(t *testing.T, name string) string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
@@ -242,8 +241,8 @@ func readFile(t *testing.T, path string) []byte {
 	return data
 }
 
-// tree is all that stands in a directory: paths, modes and contents. A directory
-// that is absent is empty.
+// tree returns the paths, modes and contents of all files in a directory. It returns "" if the
+// directory does not exist.
 func tree(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder
@@ -267,7 +266,8 @@ func tree(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// agentFiles is what the agents' files contribute to the usual chain.
+// agentFilesSource returns the source of the agent files for the default chain, changed by the
+// function state.
 func agentFilesSource(state func(*policy.SourcePolicy)) policy.Source {
 	c := policy.Source{
 		ID:     policy.SourceID{Kind: policy.AgentFiles},

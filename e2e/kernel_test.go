@@ -17,24 +17,23 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
-// identity maps one id of a user namespace to itself.
+// identity maps one ID of a user namespace to itself.
 func identity(id int) []syscall.SysProcIDMap {
 	return []syscall.SysProcIDMap{{ContainerID: id, HostID: id, Size: 1}}
 }
 
-// saves are the programs that print what either variant of iptables has.
+// saveCommands returns the programs that print the rules of both iptables variants.
 func saveCommands() []string {
 	return []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"}
 }
 
-// ruleset is every rule in the node's kernel, of whatever form and of anybody,
-// but for what counts.
+// ruleset returns all rules in the node's kernel, without counters.
 func (n *node) ruleset(t *testing.T) string {
 	t.Helper()
 	return n.tool(t, "nft", "-s", "list", "ruleset") + n.saved(t)
 }
 
-// saved is what both variants of iptables have.
+// saved returns the rules of both iptables variants, without counters.
 func (n *node) saved(t *testing.T) string {
 	t.Helper()
 	moving := regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`)
@@ -45,7 +44,7 @@ func (n *node) saved(t *testing.T) string {
 	return b.String()
 }
 
-// snapshot is all that an ADD could change: the kernel's rules and the state.
+// snapshot is everything that an ADD can change: rules and state.
 type snapshot struct{ rules, state string }
 
 func (n *node) snapshot(t *testing.T) snapshot {
@@ -53,7 +52,7 @@ func (n *node) snapshot(t *testing.T) snapshot {
 	return snapshot{n.ruleset(t), tree(t, n.dataDir)}
 }
 
-// unchanged fails the test if something is not as it was.
+// unchanged fails the test if rules or state differ from before.
 func (n *node) unchanged(t *testing.T, before snapshot) {
 	t.Helper()
 	after := n.snapshot(t)
@@ -65,8 +64,8 @@ func (n *node) unchanged(t *testing.T, before snapshot) {
 	}
 }
 
-// generation is the number that every commit to nf_tables moves. iptables-legacy
-// has none.
+// generation returns the ruleset generation of nf_tables. Changes by iptables-legacy do not
+// increment it.
 func (n *node) generation(t *testing.T) uint32 {
 	t.Helper()
 	var generation uint32
@@ -84,8 +83,8 @@ func (n *node) generation(t *testing.T) uint32 {
 	return generation
 }
 
-// feed runs a program on the node with something on its standard input, and
-// fails the test if the program does.
+// feed runs a program on the node with the input on its stdin. It fails the test if the program
+// fails.
 func (n *node) feed(t *testing.T, input, name string, args ...string) {
 	t.Helper()
 	c := n.Node.Command(n.timeout(t), name, args...)
@@ -95,8 +94,7 @@ func (n *node) feed(t *testing.T, input, name string, args ...string) {
 	}
 }
 
-// alter changes the node's IPv4 rules as its form's own program is told to, one
-// command a line.
+// alter changes the node's IPv4 rules with the program of its backend, one command per line.
 func (n *node) alter(t *testing.T, iptables, nft string) {
 	t.Helper()
 	if n.backend.variant == "" {
@@ -108,11 +106,10 @@ func (n *node) alter(t *testing.T, iptables, nft string) {
 	}
 }
 
-// families are those of iptables, by the beginning of a program's name, with
-// that of nft.
+// families returns the program prefixes of iptables with the families of nft.
 func families() [][2]string { return [][2]string{{"iptables", "ip"}, {"ip6tables", "ip6"}} }
 
-// jumps returns the jumps to an owned chain, of all forms, of either family.
+// jumps returns the jumps to an owned chain in all backends.
 func (n *node) jumps(t *testing.T, chain string) (ipv4, ipv6 []string) {
 	t.Helper()
 	found := map[string][]string{}
@@ -130,7 +127,7 @@ func (n *node) jumps(t *testing.T, chain string) (ipv4, ipv6 []string) {
 	}
 	for _, save := range saveCommands() {
 		family, _, _ := strings.Cut(save, "-")
-		// Without naming the table: iptables-legacy would make it.
+		// No -t option: it makes iptables-legacy create the table.
 		for line := range strings.Lines(n.tool(t, save)) {
 			if strings.HasPrefix(line, "-A POSTROUTING ") && strings.HasSuffix(line, "-j "+chain+"\n") {
 				found[family] = append(found[family], save+": "+line)
@@ -140,7 +137,7 @@ func (n *node) jumps(t *testing.T, chain string) (ipv4, ipv6 []string) {
 	return found["iptables"], found["ip6tables"]
 }
 
-// wantJumps fails the test unless so many jumps lead to the chain.
+// wantJumps fails the test unless the chain has the given number of jumps.
 func (n *node) wantJumps(t *testing.T, chain string, ipv4, ipv6 int) {
 	t.Helper()
 	four, six := n.jumps(t, chain)
@@ -149,7 +146,7 @@ func (n *node) wantJumps(t *testing.T, chain string, ipv4, ipv6 int) {
 	}
 }
 
-// flush takes all rules away as somebody with the form's own program does.
+// flush removes all rules with the program of the node's backend.
 func (n *node) flush(t *testing.T) {
 	t.Helper()
 	if n.backend.variant == "" {
@@ -161,18 +158,19 @@ func (n *node) flush(t *testing.T) {
 	}
 }
 
-// gone fails the test if anything of ip-masq is left in the kernel.
+// wantNoChain fails the test if the kernel has a rule with the chain's name.
 func (n *node) wantNoChain(t *testing.T, chain string) {
 	t.Helper()
 	n.wantJumps(t, chain, 0, 0)
 	for line := range strings.Lines(n.ruleset(t)) {
 		if strings.Contains(line, chain) {
-			t.Errorf("still there: %s", line)
+			t.Errorf("remains: %s", line)
 		}
 	}
 }
 
-// others is the ruleset less what bears one of the names and our own tables.
+// thirdPartyRuleset returns the ruleset without the owned tables and without lines that contain one
+// of the chain names.
 func (n *node) thirdPartyRuleset(t *testing.T, chains ...string) string {
 	t.Helper()
 	var kept []string
@@ -180,7 +178,7 @@ func (n *node) thirdPartyRuleset(t *testing.T, chains ...string) string {
 	for line := range strings.Lines(n.tool(t, "nft", "-s", "list", "ruleset")) {
 		words := strings.Fields(line)
 		if len(words) == 4 && words[0] == "table" {
-			// What iptables has in table nat is seen better by its own programs.
+			// The iptables programs print table nat in more detail.
 			skip = words[2] == "ip-masq" || words[2] == "nat"
 		}
 		if !skip {
@@ -195,7 +193,7 @@ func (n *node) thirdPartyRuleset(t *testing.T, chains ...string) string {
 	return strings.Join(kept, "")
 }
 
-// strangers fills the node with what others keep there, in every form.
+// addThirdPartyRules adds third-party rules in every backend.
 func (n *node) addThirdPartyRules(t *testing.T) {
 	t.Helper()
 	for i, f := range families() {
@@ -235,8 +233,8 @@ func (n *node) readOnly(t *testing.T, dir string) (writable func()) {
 	return writable
 }
 
-// remount sets the flags of a mount, for the test and for the node: new mounts propagate, new
-// flags do not.
+// remount sets the flags of a mount for the test and for the node. New mounts propagate to the
+// node; new flags do not.
 func (n *node) remount(t *testing.T, dir string, flags uintptr) {
 	t.Helper()
 	remount := func() error {
@@ -245,12 +243,11 @@ func (n *node) remount(t *testing.T, dir string, flags uintptr) {
 	must(t, errors.Join(remount(), n.Node.Enclose(remount)))
 }
 
-// place writes a file that every node of this process sees, for as long as the
-// test runs.
+// writeTempFile writes a file that all nodes see, for the duration of the test.
 func writeTempFile(t *testing.T, path, text string) {
 	t.Helper()
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
-		t.Fatal(err) // never through a link
+		t.Fatal(err) // never write through a symbolic link
 	}
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)

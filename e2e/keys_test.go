@@ -4,11 +4,11 @@ package e2e
 
 import "testing"
 
-// keyCase is an entry with what the other side of the wire sees under it.
+// keyCase is an entry with the expected verdicts.
 type keyCase struct {
 	name string
 	keys map[string]any
-	// Destinations by sender.
+	// exempt and masqueraded are destinations by sender.
 	exempt, masqueraded map[string]string
 }
 
@@ -17,8 +17,8 @@ type (
 	flows  = map[string]string
 )
 
-// TestKeys shows for each key that chooses among packets which ones it chooses,
-// at the borders of what it names. Both families, UDP and TCP.
+// TestKeys checks which packets each key exempts or masquerades, at the boundaries of its prefixes,
+// for both families, UDP and TCP.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends() {
@@ -42,11 +42,11 @@ func TestKeys(t *testing.T) {
 
 func destinationCases() []keyCase {
 	return []keyCase{{
-		name: "nothing stated",
+		name: "no keys",
 		keys: object{},
 		exempt: flows{
 			"pod": "10.0.0.0 10.255.255.255 172.16.0.0 172.31.255.255 192.168.0.0 192.168.255.255 169.254.0.0 169.254.255.255 " +
-				"2001:db8:5::5 fd00:9::9", // IPv6 is not managed
+				"2001:db8:5::5 fd00:9::9", // IPv6 is not enabled
 			"vip": "10.9.9.9 2001:db8:5::5", "transit": "10.9.9.9 2001:db8:5::5",
 		},
 		masqueraded: flows{
@@ -82,7 +82,7 @@ func destinationCases() []keyCase {
 		exempt:      flows{"pod": "1.2.2.255 1.2.4.0 10.9.9.9 8.8.8.8 240.0.0.1 2001:db8:4::1 2001:db8:6::1 fd00:9::9"},
 		masqueraded: flows{"pod": "1.2.3.0 1.2.3.255 2001:db8:5::5"},
 	}, {
-		name:        "masqueradeCIDRs against what is built in",
+		name:        "masqueradeCIDRs and default exemptions",
 		keys:        object{"masqueradeCIDRs": []string{"169.254.0.0/16", "192.168.0.0/16"}},
 		exempt:      flows{"pod": "10.9.9.9 172.16.0.1"},
 		masqueraded: flows{"pod": "169.254.5.5 192.168.3.3 1.2.3.4"},
@@ -93,7 +93,7 @@ func destinationCases() []keyCase {
 			"198.18.0.0 198.19.255.255 198.51.100.1 203.0.113.77 240.0.0.0 255.255.255.254 169.254.5.5"},
 		masqueraded: flows{"pod": "100.63.255.255 100.128.0.0 192.0.1.0 192.0.3.0 198.17.255.255 198.20.0.0 203.0.114.0 223.255.255.255"},
 	}, {
-		name:        "nomasqAllReservedRanges beside a list",
+		name:        "nomasqAllReservedRanges and a list",
 		keys:        object{"nomasqAllReservedRanges": true, "nonMasqueradeCIDRs": []string{"10.0.0.0/8"}},
 		exempt:      flows{"pod": "10.9.9.9"},
 		masqueraded: flows{"pod": "100.64.0.1 192.168.3.3"},
@@ -103,7 +103,7 @@ func destinationCases() []keyCase {
 		exempt:      flows{"pod": "10.9.9.9"},
 		masqueraded: flows{"pod": "169.254.0.0 169.254.255.255 1.2.3.4"},
 	}, {
-		name:        "masqLinkLocal beside a wider exemption", // it takes away what is built in, no more
+		name:        "masqLinkLocal and an exemption", // it removes only the default exemption
 		keys:        object{"masqLinkLocal": true, "nonMasqueradeCIDRs": []string{"169.254.5.0/24"}},
 		exempt:      flows{"pod": "169.254.5.5"},
 		masqueraded: flows{"pod": "169.254.6.6 10.9.9.9"},
@@ -142,7 +142,7 @@ func scopeCases() []keyCase {
 		exempt:      flows{"pod": "10.9.9.9 1.2.3.4 2001:db8:5::5", "vip": "1.2.3.4"},
 		masqueraded: flows{"transit": "1.2.3.4 2001:db8:5::5", "vip": "2001:db8:5::5"},
 	}, {
-		name:        "nonMasqueradeSourceCIDRs that are all",
+		name:        "nonMasqueradeSourceCIDRs of all sources",
 		keys:        object{"nonMasqueradeSourceCIDRs": []string{"0.0.0.0/0"}, "enableIPv6": true},
 		exempt:      flows{"pod": "1.2.3.4", "vip": "1.2.3.4", "transit": "1.2.3.4"},
 		masqueraded: flows{"pod": "2001:db8:5::5"},
@@ -156,7 +156,7 @@ func scopeCases() []keyCase {
 		keys:        object{"outputInterfaces": []string{"eth+", "out+", "l+"}, "nonMasqueradeCIDRs": []string{}, "enableIPv6": true},
 		masqueraded: flows{"pod": "10.9.9.9 fd00:9::9 1.2.3.4 2001:db8:5::5"},
 	}, {
-		name:   "outputInterfaces that are only the beginning of a name",
+		name:   "outputInterfaces with prefixes of a name",
 		keys:   object{"outputInterfaces": []string{"outsid", "la", "lan0+"}, "enableIPv6": true},
 		exempt: flows{"pod": "10.9.9.9 fd00:9::9 1.2.3.4 2001:db8:5::5"},
 	}, {
@@ -178,7 +178,7 @@ func scopeCases() []keyCase {
 		exempt:      flows{"vip": "1.2.3.4 2001:db8:5::5 10.9.9.9", "pod": "10.9.9.9"},
 		masqueraded: flows{"pod": "1.2.3.4 2001:db8:5::5", "transit": "1.2.3.4 2001:db8:5::5"},
 	}, {
-		name:        "masqueradeHost false beside sourceCIDRs",
+		name:        "masqueradeHost false and sourceCIDRs",
 		keys:        object{"masqueradeHost": false, "sourceCIDRs": []string{"192.0.2.0/24", "10.1.0.0/16"}, "enableIPv6": true},
 		exempt:      flows{"vip": "1.2.3.4", "transit": "1.2.3.4"},
 		masqueraded: flows{"pod": "1.2.3.4"},

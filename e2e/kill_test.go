@@ -16,10 +16,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestKilledADDs starts 20 ADDs at once, five times, each time with another policy
-// and after other damage, and kills every other of them at some moment. Those
-// that live succeed; afterwards nothing is doubled or half done, and the next ADD
-// leaves no trace of what happened.
+// TestKilledADDs starts 20 concurrent ADDs, five times, with other policies and drift, and kills
+// half of them at random points. It checks that the other ADDs succeed, that no rule is duplicated
+// or incomplete, and that the next ADD recovers.
 func TestKilledADDs(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -27,7 +26,7 @@ func TestKilledADDs(t *testing.T) {
 		t.Logf("seed %d", seed)
 		random := rand.New(rand.NewPCG(seed, 0))
 		n.addThirdPartyRules(t)
-		others := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
+		thirdParty := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
 		killed := 0
 		for round := range 5 {
 			conf := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{fmt.Sprintf("10.%d.0.0/16", round), "fd00::/8"}})
@@ -38,28 +37,28 @@ func TestKilledADDs(t *testing.T) {
 			n.wantRecovery(t, conf)
 		}
 		if killed == 0 {
-			t.Error("nobody was killed")
+			t.Error("no ADD was killed")
 		}
-		if d := cmp.Diff(others, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
-			t.Errorf("rules of others changed:\n%s", d)
+		if d := cmp.Diff(thirdParty, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
+			t.Errorf("third-party rules changed:\n%s", d)
 		}
 	})
 }
 
-// recovers fails the test unless one more ADD makes everything right, and the
-// one after it finds nothing to do.
+// wantRecovery fails the test unless one ADD corrects everything and the next one has nothing to
+// do.
 func (n *node) wantRecovery(t *testing.T, conf string) {
 	t.Helper()
 	n.addAndCheck(t, conf)
 	if unknown := n.unknownFiles(t); len(unknown) > 0 {
-		t.Errorf("left over: %q", unknown)
+		t.Errorf("unexpected files: %q", unknown)
 	}
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 	n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0).noWarnings(t)
 }
 
-// TestKilledAnywhere kills one ADD after another, each a little later in its
-// work than the one before.
+// TestKilledAnywhere kills ADDs at 20 points, each a little later than the one before, and checks
+// that the next ADD recovers.
 func TestKilledAnywhere(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -67,9 +66,9 @@ func TestKilledAnywhere(t *testing.T) {
 			return n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{fmt.Sprintf("10.%d.0.0/16", i), "fd00::/8"}})
 		}
 		n.addAndCheck(t, conf(0))
-		whole := time.Hour
+		duration := time.Hour
 		for i := range 3 {
-			whole = min(whole, n.invoke(t, invocation{verb: "ADD", conf: conf(100 + i)}).want(t, 0).took)
+			duration = min(duration, n.invoke(t, invocation{verb: "ADD", conf: conf(100 + i)}).want(t, 0).took)
 		}
 		const steps = 20
 		killed := 0
@@ -78,8 +77,8 @@ func TestKilledAnywhere(t *testing.T) {
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(whole * time.Duration(i) / steps)
-			_ = c.Process.Kill() // it may be done already
+			time.Sleep(duration * time.Duration(i) / steps)
+			_ = c.Process.Kill() // the process may have ended
 			if err := c.Wait(); err != nil {
 				killed++
 			}
@@ -87,55 +86,56 @@ func TestKilledAnywhere(t *testing.T) {
 		}
 		t.Logf("%d of %d were killed", killed, steps)
 		if killed == 0 {
-			t.Error("nobody was killed")
+			t.Error("no ADD was killed")
 		}
 	})
 }
 
-// storm runs many ADDs at once and kills half of them. It returns how many died.
+// runAndKillADDs runs count concurrent ADDs and kills half of them. It returns the number of killed
+// ADDs.
 func (n *node) runAndKillADDs(t *testing.T, random *rand.Rand, conf string, count int) (killed int) {
 	t.Helper()
 	var all sync.WaitGroup
-	deaths := make([]bool, count)
+	dead := make([]bool, count)
 	for i := range count {
 		c := n.prepare(t, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
 		var out bytes.Buffer
 		c.Stdout, c.Stderr = &out, &out
-		doomed := i%2 == 1
+		kill := i%2 == 1
 		r := random.Float64()
-		after := time.Duration(r * r * r * float64(60*time.Millisecond)) // mostly at once: an ADD may take but 2 ms
+		after := time.Duration(r * r * r * float64(60*time.Millisecond)) // mostly short, because an ADD takes as little as 2 ms
 		all.Go(func() {
 			if err := c.Start(); err != nil {
 				t.Errorf("ADD: %v", err)
 				return
 			}
-			if doomed {
-				time.AfterFunc(after, func() { _ = c.Process.Kill() }) // it may be done already
+			if kill {
+				time.AfterFunc(after, func() { _ = c.Process.Kill() }) // the process may have ended
 			}
 			err := c.Wait()
-			deaths[i] = err != nil && doomed && c.ProcessState.ExitCode() < 0
-			if err != nil && !deaths[i] {
+			dead[i] = err != nil && kill && c.ProcessState.ExitCode() < 0
+			if err != nil && !dead[i] {
 				t.Errorf("ADD %d: %v\n%s", i, err, out.Bytes())
 			}
 		})
 	}
 	all.Wait()
-	for _, died := range deaths {
-		if died {
+	for _, isDead := range dead {
+		if isDead {
 			killed++
 		}
 	}
 	return killed
 }
 
-// damage takes some of our rules away and adds others.
+// damage removes some of the owned rules and adds unexpected ones.
 func (n *node) damage(t *testing.T) {
 	t.Helper()
 	n.alter(t, "-D IP-MASQ-AGENT 1\n-A IP-MASQ-AGENT -d 192.0.2.0/24 -j RETURN\n-A POSTROUTING -j IP-MASQ-AGENT",
 		"add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr 192.0.2.0/24 return; delete table ip6 ip-masq")
 }
 
-// unknownFiles are those of the dataDir that a settled node does not have.
+// unknownFiles returns the files of the dataDir that a node without failures does not have.
 func (n *node) unknownFiles(t *testing.T) (unknown []string) {
 	t.Helper()
 	hash := func(s string) bool { return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == "" }
@@ -157,17 +157,17 @@ func (n *node) unknownFiles(t *testing.T) (unknown []string) {
 	return unknown
 }
 
-// TestConcurrentADDs is the storm without deaths, on a fresh node: one makes the rules
-// and the others find them.
+// TestConcurrentADDs checks that 20 concurrent ADDs on a new node create the rules once, and that
+// concurrent ADDs and DELs of two networks succeed.
 func TestConcurrentADDs(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"enableIPv6": true})
-		var requests []invocation
+		var invocations []invocation
 		for i := range 20 {
-			requests = append(requests, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
+			invocations = append(invocations, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
 		}
-		for _, a := range n.invokeAll(t, requests...) {
+		for _, a := range n.invokeAll(t, invocations...) {
 			a.want(t, 0).noWarnings(t)
 		}
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
@@ -175,21 +175,21 @@ func TestConcurrentADDs(t *testing.T) {
 		if have := n.attachments(t, "podnet"); have != 20 {
 			t.Errorf("%d attachments, want 20", have)
 		}
-		// ADDs and DELs of two networks, whose rules are merged.
-		requests = nil
+		// Run ADDs and DELs of two networks with one chain.
+		invocations = nil
 		other := n.conf(t, "othernet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
 		for i := range 10 {
-			requests = append(requests, invocation{verb: "DEL", conf: conf, id: fmt.Sprint("pod", i)},
+			invocations = append(invocations, invocation{verb: "DEL", conf: conf, id: fmt.Sprint("pod", i)},
 				invocation{verb: "ADD", conf: other, id: fmt.Sprint("other", i)})
 		}
-		for _, a := range n.invokeAll(t, requests...) {
+		for _, a := range n.invokeAll(t, invocations...) {
 			a.want(t, 0).noWarnings(t)
 		}
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 		n.invoke(t, invocation{verb: "CHECK", conf: other}).want(t, 0)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-		if pods, others := n.attachments(t, "podnet"), n.attachments(t, "othernet"); pods != 10 || others != 10 {
-			t.Errorf("%d and %d attachments, want 10 each", pods, others)
+		if first, second := n.attachments(t, "podnet"), n.attachments(t, "othernet"); first != 10 || second != 10 {
+			t.Errorf("%d and %d attachments, want 10 each", first, second)
 		}
 	})
 }
