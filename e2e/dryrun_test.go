@@ -115,6 +115,9 @@ func TestStatusIsADryRun(t *testing.T) {
 // the ADD.
 func TestStatusInKnownStates(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
+		if n.backend.variant == "" {
+			n.path = n.linkBothVariants(t, "nft")
+		}
 		for _, c := range []struct {
 			faults
 			ok bool
@@ -131,6 +134,7 @@ func TestStatusInKnownStates(t *testing.T) {
 			{faults{"absent, read-only", "same", "gone", "able", "free"}, false},
 			{faults{"writable", "newer", "gone", "able", "free"}, false},
 			{faults{"writable", "newer", "drifted", "able", "free"}, true},
+			{faults{"1 page", "other damaged", "drifted", "auto, nftables unable", "free"}, n.backend.variant != ""}, // the move needs a record
 		} {
 			if ok := n.compareStatusWithADD(t, c.faults); ok != c.ok {
 				t.Errorf("%+v: ADD succeeds: %t, want %t", c.faults, ok, c.ok)

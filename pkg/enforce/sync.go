@@ -96,11 +96,13 @@ func (e *Enforcer) apply(
 	for attempt, written := 1, 0; ; attempt++ {
 		errs := e.applyOnce(ctx, s, failed, lock)
 		if lock.DryRun() {
-			for i := range s.Groups {
-				s.Groups[i].Diff = nil
+			after := *s
+			after.Groups = slices.Clone(s.Groups)
+			for i := range after.Groups {
+				after.Groups[i].Diff = nil
 			}
 			maps.Copy(failed, errs)
-			return s, failed
+			return &after, failed
 		}
 		s = e.observeAgain(ctx, s, owned)
 		if len(s.Diff()) > 0 {
