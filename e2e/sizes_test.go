@@ -164,7 +164,8 @@ func policyCases() []scalingCase {
 			a := networkSource(0, policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n)...)})
 			b := networkSource(1, policy.SourcePolicy{MasqueradeCIDRs: a.Policy.NonMasqueradeCIDRs})
 			return func() {
-				err := enforce.NewProposal([]policy.Source{a}).Add(b, allNetworks{}, func(err error) { t.Error(err) })
+				p, disk := enforce.Proposal{Sources: []policy.Source{a}}, func() enforce.Conflists { return allNetworks{} }
+				err := p.Add(b, disk, func(err error) { t.Error(err) })
 				if err == nil || len(err.Error()) > 8192 {
 					t.Fatalf("an error of %d bytes", len(fmt.Sprint(err)))
 				}

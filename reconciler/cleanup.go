@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
@@ -59,8 +59,8 @@ func (l *leavings) cleanUp(ctx context.Context, node *reconcile.Node) error {
 			warnings = append(warnings, err)
 		}
 	})
-	l.Removed = append(l.Removed, mapped(removed, func(r enforce.RemovedChain) removedChain {
-		return removedChain{r.Chain, string(r.Family), r.Choice.String()}
+	l.Removed = append(l.Removed, mapped(removed, func(r netfilter.OwnedChain) removedChain {
+		return removedChain{r.Name, string(r.Family), r.Choice.String()}
 	})...)
 	l.Warnings = mapped(warnings, error.Error)
 	if err != nil {

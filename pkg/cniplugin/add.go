@@ -104,8 +104,11 @@ func (n *node) ensure(ctx context.Context) error {
 		take = n.Dir.DryRun
 	}
 	lock, err := n.lock(ctx, take)
+	if errors.Is(err, store.ErrBusy) {
+		return err
+	}
 	if err != nil {
-		return n.withoutLock(ctx, state, own, err)
+		return n.changePolicy(ctx, nil, err, state, own)
 	}
 	defer n.release(lock)
 	again, err := n.Dir.Read()
@@ -117,23 +120,34 @@ func (n *node) ensure(ctx context.Context) error {
 		s := n.Sync(ctx, n.ObserveAgain(ctx, observed), lock)
 		return n.chainErr(s, own.Policy.Chain)
 	}
-	return n.changePolicy(ctx, lock, again.State(), own)
+	return n.changePolicy(ctx, lock, nil, again.State(), own)
 }
 
-// changePolicy makes a policy that of the network, and syncs the rules.
-func (n *node) changePolicy(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) error {
-	n.disk.read = nil // it may have changed while the lock was waited for
+// changePolicy makes a policy that of the network, and syncs the rules. Without the lock, because of an
+// error, it passes if nothing must be written.
+func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error, state store.State, own policy.Source) error {
+	n.confs = nil // it may have changed while the lock was waited for
 	n.warnDamaged(state)
-	if len(state.Newer) > 0 {
-		return n.withNewer(ctx, state, own)
+	if len(state.Newer) > 0 { // nothing can be verified
+		newer := state.Newer[0].Err
+		if n.Observe(ctx, enforce.WithSource(state.Sources, own), state.Record).Exists(own.Policy.Chain) {
+			n.Warn(newer)
+			return nil
+		}
+		return withCode(codeRules, fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", own.Policy.Chain, newer))
 	}
-	n.Warn(lock.Tidy(state))
-	proposal := enforce.NewProposal(state.Sources)
-	if err := proposal.Add(own, n.disk, n.Warn); err != nil {
+	if lock != nil {
+		n.Warn(lock.Tidy(state))
+	}
+	proposal := enforce.Proposal{Sources: state.Sources}
+	if err := proposal.Add(own, func() enforce.Conflists { return n.confDir() }, n.Warn); err != nil {
 		return err
 	}
 	chain := proposal.Chain(own.ID)
-	s, err := n.ApplyProposal(ctx, lock, state, proposal, func(s *enforce.State) error { return n.chainErr(s, chain) })
+	if lock == nil {
+		return n.stateUnwritable(n.Observe(ctx, proposal.Sources, state.Record), chain, lockErr)
+	}
+	s, err := n.ApplyProposal(ctx, lock, state, &proposal, func(s *enforce.State) error { return n.chainErr(s, chain) })
 	var unwritable *enforce.UnwritableError
 	if errors.As(err, &unwritable) {
 		return n.stateUnwritable(s, chain, err)
@@ -145,7 +159,7 @@ func (n *node) changePolicy(ctx context.Context, lock *store.Lock, state store.S
 // a warning.
 func (n *node) chainErr(s *enforce.State, chain string) error {
 	n.Warn(s.RecordErr)
-	for _, w := range s.LinearWarnings() {
+	for _, w := range s.LinearChains() {
 		n.Warn(w)
 	}
 	for _, p := range s.Policies {
@@ -163,39 +177,11 @@ func (n *node) chainErr(s *enforce.State, chain string) error {
 // rules: those stay in force, with a warning.
 func (n *node) errUnlessNewer(s *enforce.State, chain string) error {
 	err := s.Err(chain)
-	if errors.Is(err, enforce.ErrNewer) && s.Exists(chain) {
+	if errors.Is(err, store.ErrNewer) && s.Exists(chain) {
 		n.Warn(err)
 		return nil
 	}
 	return err
-}
-
-// withNewer decides an ADD if a newer version wrote documents: it passes while the chain
-// exists, since nothing can be verified.
-func (n *node) withNewer(ctx context.Context, s store.State, own policy.Source) error {
-	newer := fmt.Errorf("document %s: %w: it has schema %d and this program knows schemas up to %d; "+
-		"install the newer version again", s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
-	if n.Observe(ctx, enforce.WithSource(s.Sources, own), s.Record).Exists(own.Policy.Chain) {
-		n.Warn(newer)
-		return nil
-	}
-	return withCode(codeRules, fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", own.Policy.Chain, newer))
-}
-
-// withoutLock decides an ADD that cannot have the lock. Unless another process has it, the
-// dataDir cannot be written, which matters only if something must be.
-func (n *node) withoutLock(ctx context.Context, s store.State, own policy.Source, cause error) error {
-	if errors.Is(cause, store.ErrBusy) {
-		return cause
-	}
-	if len(s.Newer) > 0 {
-		return n.withNewer(ctx, s, own)
-	}
-	proposal := enforce.NewProposal(s.Sources)
-	if err := proposal.Add(own, n.disk, n.Warn); err != nil {
-		return err
-	}
-	return n.stateUnwritable(n.Observe(ctx, proposal.Sources, s.Record), proposal.Chain(own.ID), cause)
 }
 
 // stateUnwritable lets an ADD pass if the rules are right as they are.

@@ -33,7 +33,8 @@ func (n *node) findNetconf() (config.Netconf, error) {
 	if err := n.pluginFile.Admits(n.network); err != nil {
 		return n.netconf, err
 	}
-	conf, file, err := n.pluginFile.Netconf(n.network, n.netconf, n.disk.load(), n.disk.err)
+	confs := n.confDir()
+	conf, file, err := n.pluginFile.Netconf(n.network, n.netconf, confs, n.confsErr)
 	if keys := n.netconf.Differences(conf); err == nil && file != "" && len(keys) > 0 {
 		const most = 8
 		for i, key := range keys {
@@ -69,30 +70,17 @@ func (n *node) validEntry() (config.Entry, error) {
 	return config.Entry{}, withCode(types.ErrInvalidNetworkConfig, err)
 }
 
-// conflists is the runtimes' configuration directory. It implements enforce.Conflists, and
-// reads the directory when it is first asked: most ADDs do not need it.
-type conflists struct {
-	dir  string
-	warn func(error)
-	read *config.ConfDir
-	err  error
-}
-
-func (c *conflists) load() config.ConfDir {
-	if c.read == nil {
-		dir, err := config.ReadConfDir(c.dir)
+// confDir returns the runtimes' configuration directory, which it reads when it is first called: most
+// ADDs do not need it.
+func (n *node) confDir() config.ConfDir {
+	if n.confs == nil {
+		confs, err := config.ReadConfDir(n.pluginFile.CNIConfDir)
 		if !errors.Is(err, os.ErrNotExist) {
-			c.warn(err)
+			n.Warn(err)
 		}
-		c.read, c.err = &dir, err
+		n.confs, n.confsErr = &confs, err
 	}
-	return *c.read
-}
-
-func (c *conflists) HasEntry(network string) bool   { return c.load().HasEntry(network) }
-func (c *conflists) LacksEntry(network string) bool { return c.load().LacksEntry(network) }
-func (c *conflists) HasEntryWith(network string, s policy.SourcePolicy) bool {
-	return c.load().HasEntryWith(network, s)
+	return *n.confs
 }
 
 // result returns the result of ADD: the prevResult, key for key, in the version of the

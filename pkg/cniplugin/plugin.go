@@ -63,7 +63,8 @@ type node struct {
 
 	pluginFile    config.PluginFile
 	pluginFileErr error
-	disk          *conflists
+	confs         *config.ConfDir // see confDir
+	confsErr      error
 
 	// Each of these is found out once.
 	stated       func() (config.Netconf, error) // the configuration that states the network's policy
@@ -89,7 +90,6 @@ func (p *Plugin) node(conf config.Netconf) *node {
 		cniVersion:    id.CNIVersion,
 		pluginFile:    file,
 		pluginFileErr: err,
-		disk:          &conflists{dir: file.CNIConfDir, warn: p.warn},
 	}
 	n.stated = sync.OnceValues(n.findNetconf)
 	n.entry = sync.OnceValues(n.validEntry)
@@ -102,11 +102,11 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	})
 	n.cached = sync.OnceValue(func() store.VerificationCache { return n.Dir.VerificationCache(n.source()) })
 	n.checkDataDir = sync.OnceValue(func() error { return n.CheckDataDir(context.Background()) })
-	n.Node.Stated = func() (dataDir, origin string, certain bool) {
+	n.Stated = func() (dataDir, origin string, certain bool) {
 		if err != nil {
 			return "", "", false
 		}
-		return config.NodeDataDir(file, n.disk.load)
+		return config.NodeDataDir(file, n.confDir)
 	}
 	return n
 }

@@ -91,7 +91,7 @@ func (n *node) verify(ctx context.Context) error {
 	}
 	n.warnDamaged(state)
 	if len(state.Newer) > 0 {
-		n.Warn(fmt.Errorf("document %s: %w", state.Newer[0].File, enforce.ErrNewer))
+		n.Warn(state.Newer[0].Err)
 		return nil
 	}
 	if state.Find(n.source()) == nil {

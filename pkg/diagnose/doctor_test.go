@@ -68,10 +68,10 @@ func TestFindings(t *testing.T) {
 		}},
 		{"documents", func(h *testHost) {
 			h.edit = func(n *Host) {
-				n.State.Damaged = []store.Damaged{{File: "/d", Err: errors.New("/d is torn")}}
-				n.State.Newer = []store.Newer{{File: "/n", Schema: 9}}
+				n.State.Damaged = []store.FileError{{File: "/d", Err: errors.New("/d is torn")}}
+				n.State.Newer = []store.FileError{{File: "/n", Err: errors.New("/n has schema 9")}}
 			}
-		}, map[string]string{"problem damaged-document": "/d is torn", "problem newer-document": "/n: schema 9"}},
+		}, map[string]string{"problem damaged-document": "/d is torn", "problem newer-document": "/n has schema 9"}},
 		{"a chain that could not be removed", func(h *testHost) {
 			h.edit = func(n *Host) { n.State.Record.Chains[0].Stuck = true }
 		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT in iptables (ipv4)"}},

@@ -16,6 +16,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // Question is about a packet, whose source and output interface may be unknown (zero).
@@ -182,7 +183,7 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 		}
 	}
 	// Rules that must not be changed were read nevertheless.
-	untouched := errors.Is(failed, enforce.ErrNewer) || errors.Is(failed, enforce.ErrOtherDataDir) || errors.Is(failed, netfilter.ErrNotOwned)
+	untouched := errors.Is(failed, store.ErrNewer) || errors.Is(failed, enforce.ErrOtherDataDir) || errors.Is(failed, netfilter.ErrNotOwned)
 	if group == nil || failed != nil && !untouched {
 		if failed == nil {
 			e.Problem = "the rules of the chain were not read"

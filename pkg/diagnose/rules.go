@@ -307,9 +307,8 @@ func failedChains(e *examination, f *Finding) {
 }
 
 func slowLists(e *examination, f *Finding) {
-	slow := e.Rules.LinearChains()
-	for _, chain := range slices.Sorted(maps.Keys(slow)) {
-		f.add("%s: %d prefixes", chain, slow[chain])
+	for _, slow := range e.Rules.LinearChains() {
+		f.add("%s: %d prefixes", slow.Chain, slow.Prefixes)
 	}
 }
 
@@ -321,6 +320,6 @@ func damagedDocuments(e *examination, f *Finding) {
 
 func newerDocuments(e *examination, f *Finding) {
 	for _, n := range e.State.Newer {
-		f.add("%s: schema %d", n.File, n.Schema)
+		f.Detail = append(f.Detail, n.Err.Error())
 	}
 }

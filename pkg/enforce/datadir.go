@@ -4,28 +4,16 @@ package enforce
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
-
-// NodeDataDir tells which dataDir is the node's.
-type NodeDataDir struct {
-	// Stated returns the dataDir that the node's files state, "" if they state none, and
-	// the file or directory that states it. It is certain if all files could be read. Nil
-	// states none.
-	Stated func() (dataDir, origin string, certain bool)
-	// Owned returns the chains that name an owner. Nil reads them from the kernel.
-	Owned func(context.Context) ([]netfilter.OwnedChain, error)
-}
 
 // CheckDataDir returns why this dataDir must not be used, or nil: the node's is another
 // one, which its files state or, if they state none, which is in use. Callers ask before
@@ -60,31 +48,28 @@ func otherDataDir(c netfilter.OwnedChain, us policy.Owner) error {
 // first writes of other dataDirs, whose own locks are in other directories. Any user can
 // hold this lock, so it is not waited for without end.
 func (e *Enforcer) checkFirstWrite(ctx context.Context) (*os.File, error) {
-	const longest, pause = 5 * time.Second, 5 * time.Millisecond
+	const longest = 5 * time.Second
 	namespace, err := os.Open("/proc/thread-self/ns/net")
 	if err == nil {
-		err = unix.EWOULDBLOCK
-	}
-	for begin := time.Now(); errors.Is(err, unix.EWOULDBLOCK) && time.Since(begin) < longest && ctx.Err() == nil; {
-		if err = unix.Flock(int(namespace.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			time.Sleep(pause)
-		}
+		wait, cancel := context.WithTimeout(ctx, longest)
+		err = safefile.Flock(wait, namespace)
+		cancel()
 	}
 	if err != nil {
 		e.warn(fmt.Errorf("lock the network namespace for the first write: %w", err))
 	}
 	fresh := *e
-	fresh.Node.Owned = nil
+	fresh.Owned = nil
 	return namespace, fresh.CheckDataDir(ctx)
 }
 
 func (e *Enforcer) owner() policy.Owner { return policy.OwnedBy(e.Dir.Path()) }
 
 func (e *Enforcer) stated() (dataDir, origin string, certain bool) {
-	if e.Node.Stated == nil {
+	if e.Stated == nil {
 		return "", "", false
 	}
-	return e.Node.Stated()
+	return e.Stated()
 }
 
 // replaces reports whether it is certain that the node's files state this dataDir, so
@@ -95,7 +80,7 @@ func (e *Enforcer) replaces() bool {
 }
 
 func (e *Enforcer) owned(ctx context.Context) []netfilter.OwnedChain {
-	owned := e.Node.Owned
+	owned := e.Owned
 	if owned == nil {
 		owned = e.Drivers.Owned
 	}

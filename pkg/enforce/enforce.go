@@ -19,10 +19,6 @@ import (
 // revert each other's rules.
 var ErrOtherDataDir = errors.New("this node has another dataDir")
 
-// ErrNewer is wrapped by errors about documents or rules that a newer version
-// of this program wrote. They are not changed.
-var ErrNewer = errors.New("written by a newer version of ip-masq")
-
 // Enforcer syncs the rules of one node, which is a dataDir and the network namespace of
 // the process.
 type Enforcer struct {
@@ -33,8 +29,12 @@ type Enforcer struct {
 	// PreferredBackend is the backend for chains whose sources state none. A chain on
 	// record in another backend moves there. With "" or Auto the record decides.
 	PreferredBackend policy.Backend
-	// Node tells which dataDir is the node's. It is not asked while the rules are in sync.
-	Node NodeDataDir
+	// Stated returns the dataDir that the node's files state, "" if they state none, and the file or
+	// directory that states it. It is certain if all files could be read. Nil states none. It is not
+	// called while the rules are in sync.
+	Stated func() (dataDir, origin string, certain bool)
+	// Owned returns the chains that name an owner. Nil reads them from the kernel.
+	Owned func(context.Context) ([]netfilter.OwnedChain, error)
 	// AllBackends makes Observe look for chains of the same names in the other backends,
 	// where an agent may have created them, and for chains of other dataDirs.
 	AllBackends bool
@@ -207,7 +207,7 @@ func (e *Enforcer) checkOwnership(c *policy.Chain, in netfilter.Choice, owned bo
 	case c.Owner.Schema > policy.RulesSchema:
 		return fmt.Errorf("chain %s (%s): %w: its rules have form %d and this program knows forms up to %d; "+
 			"install the version that wrote them, or run its ip-masq-reconciler cleanup",
-			c.Name, c.Family, ErrNewer, c.Owner.Schema, policy.RulesSchema)
+			c.Name, c.Family, store.ErrNewer, c.Owner.Schema, policy.RulesSchema)
 	case c.Owner.Differs(us) && e.replaces():
 		return nil
 	case c.Owner.Differs(us):

@@ -223,7 +223,7 @@ func TestThirdPartyChainsAreNotChanged(t *testing.T) {
 	}{
 		"foreign rules":   {policy.Chain{Rules: []policy.Rule{{Verdict: policy.Unrecognized, Text: "-j LOG"}}}, netfilter.ErrNotOwned},
 		"another dataDir": {policy.Chain{Owner: policy.OwnedBy("/other"), Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrOtherDataDir},
-		"a newer form":    {policy.Chain{Owner: newer, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrNewer},
+		"a newer form":    {policy.Chain{Owner: newer, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, store.ErrNewer},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
@@ -426,9 +426,9 @@ func TestLinearChains(t *testing.T) {
 			s.NonMasqueradeCIDRs = append(s.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i)}), 16))
 		}
 	}
-	for b, want := range map[policy.Backend]map[string]int{
-		policy.IPTables: {"A": policy.DefaultCIDRLimit + 2}, // with 10.0.0.0/8
-		policy.NFTables: {},
+	for b, want := range map[policy.Backend][]enforce.LinearChainError{
+		policy.IPTables: {{"A", policy.DefaultCIDRLimit + 2}}, // with 10.0.0.0/8
+		policy.NFTables: nil,
 	} {
 		f := newFixture(t)
 		v := f.sync(network("podnet", "A", backend(b), many), network("other", "B", backend(b)))

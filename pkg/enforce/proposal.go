@@ -14,7 +14,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Conflists is what the runtimes' configuration directory says of the networks of a node.
+// Conflists is what the runtimes' configuration directory says of the networks of a node. Functions
+// return it, as few proposals need the directory read.
 type Conflists interface {
 	// HasEntry reports whether a conflist has a plugin entry for the network.
 	HasEntry(network string) bool
@@ -25,7 +26,7 @@ type Conflists interface {
 	HasEntryWith(network string, s policy.SourcePolicy) bool
 }
 
-// Proposal is the documents as they should become.
+// Proposal is the documents as they should become: at first, those that are stored.
 type Proposal struct {
 	Sources []policy.Source
 	Changed []policy.Source // those that differ from what is stored
@@ -33,19 +34,9 @@ type Proposal struct {
 	policies []policy.Policy // merged from the sources, or nil
 }
 
-// NewProposal proposes what is stored.
-func NewProposal(stored []policy.Source) *Proposal {
-	return &Proposal{Sources: slices.Clone(stored)}
-}
-
 // Find returns the source, or nil.
 func (p *Proposal) Find(id policy.SourceID) *policy.Source {
-	for i := range p.Sources {
-		if p.Sources[i].ID == id {
-			return &p.Sources[i]
-		}
-	}
-	return nil
+	return store.State{Sources: p.Sources}.Find(id)
 }
 
 // Chain returns the chain of a source, or "".
@@ -60,7 +51,7 @@ func (p *Proposal) Chain(id policy.SourceID) string {
 // is older than the conflist on disk; and a network that conflicts with it, and is in no
 // conflist, is superseded. The error is the conflicts that remain, or a bound that is
 // exceeded; the proposal is then unchanged.
-func (p *Proposal) Add(own policy.Source, disk Conflists, warn func(error)) error {
+func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error)) error {
 	stored := p.Find(own.ID)
 	if own.ID.Kind != policy.Network {
 		if stored != nil && reflect.DeepEqual(*stored, own) {
@@ -69,7 +60,7 @@ func (p *Proposal) Add(own policy.Source, disk Conflists, warn func(error)) erro
 		return p.change(own)
 	}
 	changed := stored == nil || !stored.Policy.Equal(own.Policy)
-	if changed && stored != nil && disk.HasEntryWith(own.ID.Name, stored.Policy) {
+	if changed && stored != nil && disk().HasEntryWith(own.ID.Name, stored.Policy) {
 		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force", own.ID))
 		changed = false
 	}
@@ -102,7 +93,7 @@ func (p *Proposal) change(own policy.Source) error {
 
 // AddAll adds networks, each as Add does, and returns the errors by source. If no network
 // conflicts with another or is superseded it merges once, and not once for each.
-func (p *Proposal) AddAll(all []policy.Source, disk Conflists, warn func(error)) map[policy.SourceID]error {
+func (p *Proposal) AddAll(all []policy.Source, disk func() Conflists, warn func(error)) map[policy.SourceID]error {
 	next := Proposal{Sources: slices.Clone(p.Sources), Changed: slices.Clone(p.Changed)}
 	order := lastOrder(p.Sources)
 	for _, c := range all {
@@ -158,9 +149,9 @@ func lastOrder(list []policy.Source) int64 {
 
 // resolve resolves the conflicts that a network loses: the other network is superseded if
 // it is in no conflist and this one is. The error is the conflicts that remain.
-func (p *Proposal) resolve(own policy.Source, disk Conflists, warn func(error)) error {
+func (p *Proposal) resolve(own policy.Source, disk func() Conflists, warn func(error)) error {
 	blocking := p.lostConflicts(own.ID)
-	if len(blocking) > 0 && disk.HasEntry(own.ID.Name) {
+	if len(blocking) > 0 && disk().HasEntry(own.ID.Name) {
 		asked := map[policy.SourceID]bool{}
 		for _, e := range blocking {
 			id := e.InForce.Source
@@ -168,7 +159,7 @@ func (p *Proposal) resolve(own policy.Source, disk Conflists, warn func(error)) 
 				continue
 			}
 			asked[id] = true
-			if !disk.LacksEntry(id.Name) {
+			if !disk().LacksEntry(id.Name) {
 				continue
 			}
 			other := *p.Find(id)

@@ -21,7 +21,8 @@ func (everywhere) HasEntry(string) bool                          { return true }
 func (everywhere) LacksEntry(string) bool                        { return false }
 func (everywhere) HasEntryWith(string, policy.SourcePolicy) bool { return false }
 
-func ignored(error) {}
+func conflists() enforce.Conflists { return everywhere{} }
+func ignored(error)                {}
 func sourcesOf(errs map[policy.SourceID]error) (s []string) {
 	for source := range errs {
 		s = append(s, source.Name)
@@ -72,11 +73,11 @@ func TestAddAllIsAddOfEach(t *testing.T) {
 				stored = append(stored, c)
 			}
 		}
-		atOnce, each := enforce.NewProposal(stored), enforce.NewProposal(stored)
-		errs := atOnce.AddAll(all, everywhere{}, ignored)
+		atOnce, each := enforce.Proposal{Sources: stored}, enforce.Proposal{Sources: stored}
+		errs := atOnce.AddAll(all, conflists, ignored)
 		refused := map[policy.SourceID]error{}
 		for _, c := range all {
-			if err := each.Add(c, everywhere{}, ignored); err != nil {
+			if err := each.Add(c, conflists, ignored); err != nil {
 				refused[c.ID] = err
 			}
 		}

@@ -4,7 +4,6 @@ package enforce
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -119,10 +118,21 @@ func (s *State) Exists(chain string) bool {
 	return found
 }
 
-// LinearChains returns the chains in iptables that have more prefixes in one family than
-// a list without sets should have, with that number.
-func (s *State) LinearChains() map[string]int {
-	long := map[string]int{}
+// LinearChainError is a chain in iptables that has more prefixes in one family than a list without
+// sets should have.
+type LinearChainError struct {
+	Chain    string
+	Prefixes int
+}
+
+func (e LinearChainError) Error() string {
+	return fmt.Sprintf("chain %s has %d prefixes, and iptables evaluates these rules one by one for each new connection; "+
+		"use backend nftables", e.Chain, e.Prefixes)
+}
+
+// LinearChains returns the chains that iptables evaluates slowly.
+func (s *State) LinearChains() []LinearChainError {
+	var slow []LinearChainError
 	for _, p := range s.Policies {
 		count := map[policy.Family]int{}
 		for _, e := range p.Destinations {
@@ -131,24 +141,12 @@ func (s *State) LinearChains() map[string]int {
 			}
 		}
 		most := max(count[policy.IPv4], count[policy.IPv6])
-		for _, g := range s.Groups {
-			if most > policy.DefaultCIDRLimit && g.Choice.Backend == policy.IPTables && slices.Contains(g.chains(), p.Chain) {
-				long[p.Chain] = most
-			}
+		inIPTables := func(g Group) bool { return g.Choice.Backend == policy.IPTables && slices.Contains(g.chains(), p.Chain) }
+		if most > policy.DefaultCIDRLimit && slices.ContainsFunc(s.Groups, inIPTables) {
+			slow = append(slow, LinearChainError{p.Chain, most})
 		}
 	}
-	return long
-}
-
-// LinearWarnings returns a warning for each of the LinearChains.
-func (s *State) LinearWarnings() []error {
-	long := s.LinearChains()
-	var warnings []error
-	for _, chain := range slices.Sorted(maps.Keys(long)) {
-		warnings = append(warnings, fmt.Errorf("chain %s has %d prefixes, and iptables evaluates these rules one by one for each new connection; "+
-			"use backend nftables", chain, long[chain]))
-	}
-	return warnings
+	return slow
 }
 
 func (s *State) fail(chain string, err error) {

@@ -330,16 +330,9 @@ func (e *Enforcer) removeIf(
 	return removed, errors.Join(errs...)
 }
 
-// RemovedChain is a chain that RemoveAll removed.
-type RemovedChain struct {
-	Chain  string
-	Family policy.Family
-	Choice netfilter.Choice
-}
-
 // RemoveAll removes the owned chains of these names, and those whose comment names this
 // dataDir, in every backend. Other chains of these names stay, with a warning.
-func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Record, lock *store.Lock) ([]RemovedChain, error) {
+func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Record, lock *store.Lock) ([]netfilter.OwnedChain, error) {
 	rec = e.currentBoot(rec)
 	chains = slices.Clone(chains)
 	owned, err := e.Drivers.Owned(ctx)
@@ -349,7 +342,7 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 			chains = append(chains, c.Name)
 		}
 	}
-	var removed []RemovedChain
+	var removed []netfilter.OwnedChain
 	var errs []error
 	for _, choice := range e.choicesOf(ctx, chains, rec) {
 		gone, err := e.removeIf(ctx, choice, lock, chains, func(c *policy.Chain) (bool, error) {
@@ -367,7 +360,7 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 			return false, nil
 		})
 		for _, ref := range gone {
-			removed = append(removed, RemovedChain{Chain: ref.Name, Family: ref.Family, Choice: choice})
+			removed = append(removed, netfilter.OwnedChain{ChainRef: ref, Choice: choice})
 		}
 		errs = append(errs, err)
 	}

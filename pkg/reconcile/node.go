@@ -54,23 +54,21 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	return &enforce.Enforcer{
 		Dir: n.Dir, Drivers: n.Drivers, Warn: warn, PreferredBackend: n.Settings.Backend, AllBackends: true,
 		KeepBackend: notInstalled == nil,
-		Node: enforce.NodeDataDir{
-			Stated: func() (dataDir, origin string, certain bool) {
-				if src.PluginFileErr != nil {
-					return "", "", false
+		Stated: func() (dataDir, origin string, certain bool) {
+			if src.PluginFileErr != nil {
+				return "", "", false
+			}
+			return config.NodeDataDir(src.PluginFile, func() config.ConfDir { return src.ConfDir })
+		},
+		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
+			if src.owned == nil {
+				owned, err := n.Drivers.Owned(ctx)
+				if err != nil {
+					return owned, err
 				}
-				return config.NodeDataDir(src.PluginFile, func() config.ConfDir { return src.ConfDir })
-			},
-			Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
-				if src.owned == nil {
-					owned, err := n.Drivers.Owned(ctx)
-					if err != nil {
-						return owned, err
-					}
-					src.owned = &owned
-				}
-				return *src.owned, nil
-			},
+				src.owned = &owned
+			}
+			return *src.owned, nil
 		},
 	}
 }
@@ -117,7 +115,7 @@ func (n *Node) Interval(s *Sources) time.Duration {
 // Cleanup removes everything that ip-masq owns on the node, in every backend and family, and then the
 // dataDir. It fails while a reconciler runs, which would restore all of it, and keeps the dataDir as
 // long as chains remain that it describes.
-func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []enforce.RemovedChain, err error) {
+func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []netfilter.OwnedChain, err error) {
 	instance, err := n.Dir.InstanceLock()
 	if errors.Is(err, store.ErrBusy) {
 		return nil, fmt.Errorf("%w, and would restore what is removed; stop it first", err)

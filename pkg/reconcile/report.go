@@ -282,7 +282,9 @@ func judgeRules(r *Report) {
 		r.chainProblem(ReasonConflict, o.Name, "chain %s (%s) in %s belongs to another dataDir, %s: %s",
 			o.Name, o.Family, o.Choice, policy.Quote(o.Owner.DataDir), remedy)
 	}
-	r.Warnings = append(r.Warnings, s.LinearWarnings()...)
+	for _, slow := range s.LinearChains() {
+		r.warn(slow)
+	}
 }
 
 // withCleanupRemedy adds a remedy to a conflict with agent files that are not read any more: their
@@ -329,7 +331,5 @@ func newer(s store.State) error {
 	if len(s.Newer) == 0 {
 		return nil
 	}
-	return fmt.Errorf("document %s: %w: it has schema %d and this program knows schemas up to %d; "+
-		"nothing is repaired until the newer version, of the reconciler and the plugin, is installed again",
-		s.Newer[0].File, enforce.ErrNewer, s.Newer[0].Schema, store.Schema)
+	return fmt.Errorf("%w, of the reconciler and the plugin: nothing is repaired until then", s.Newer[0].Err)
 }

@@ -231,7 +231,7 @@ func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *
 func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 	r.Problems, r.Pending, r.Dropped, r.Lost = nil, nil, dropped, nil
 	kept := slices.DeleteFunc(slices.Clone(r.State.Sources), func(c policy.Source) bool { return slices.Contains(dropped, c.ID) })
-	p := enforce.NewProposal(kept)
+	p := &enforce.Proposal{Sources: kept}
 	n.proposeNetworks(r, p)
 	n.proposeAgent(r, p)
 	// Without the policies whose rules could not be written a moment ago.
@@ -261,6 +261,8 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 	return p
 }
 
+func (r *Report) conflists() enforce.Conflists { return r.Sources.ConfDir }
+
 // proposeNetworks proposes the policies of the conflists: for each network, that of the first with a
 // plugin entry.
 func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
@@ -285,7 +287,7 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 			all = append(all, policy.Source{ID: source, Policy: entry.Entry.Policy})
 		}
 	}
-	errs := p.AddAll(all, r.Sources.ConfDir, r.warn)
+	errs := p.AddAll(all, r.conflists, r.warn)
 	for _, c := range all {
 		if err := errs[c.ID]; err != nil {
 			r.sourceProblem(ReasonSource, c.ID, err)
@@ -305,7 +307,7 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 		r.sourceProblem(ReasonSource, source, untilFixed(p, source, r.Sources.AgentErr))
 	} else if files.Missing && p.Find(source) != nil {
 		r.warn(fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)))
-	} else if err := p.Add(files.Source, r.Sources.ConfDir, r.warn); err != nil {
+	} else if err := p.Add(files.Source, r.conflists, r.warn); err != nil {
 		r.sourceProblem(ReasonSource, source, err)
 	}
 	r.Warnings = append(r.Warnings, files.Warnings...)

@@ -112,10 +112,7 @@ func decodeSource(data []byte, name string) (policy.Source, error) {
 	if err == nil && nameOf(d.ID) != name {
 		err = fmt.Errorf("the file name is not that of %s", d.ID)
 	}
-	if err != nil {
-		return policy.Source{}, err
-	}
-	return d.Source, nil
+	return d.Source, err
 }
 
 func encodeRecord(r Record) ([]byte, error) {
@@ -131,19 +128,16 @@ func decodeRecord(data []byte) (Record, error) {
 	if err == nil {
 		err = d.validate()
 	}
-	if err != nil {
-		return Record{}, err
-	}
-	return d.Record, nil
+	return d.Record, err
 }
 
-// decode decodes a document, or returns a newerError if a newer version wrote it. The schema is the field
-// of into for it.
+// decode decodes a document, which is an ErrNewer if a newer version wrote it. The schema is the field of
+// into for it.
 func decode(data []byte, into any, schema *int) error {
 	stated := schemaOf(data)
 	switch {
 	case stated > Schema:
-		return &newerError{stated}
+		return newerError(stated)
 	case stated < 1:
 		return fmt.Errorf(`it does not begin with {"schema":%d, as ip-masq writes it`, Schema)
 	}
@@ -161,15 +155,11 @@ func decode(data []byte, into any, schema *int) error {
 	return nil
 }
 
-// newerError is an ErrNewer with the schema of the document.
-type newerError struct{ schema int }
-
-func (e *newerError) Error() string {
-	return fmt.Sprintf("%v: it has schema %d, and this version reads schemas up to %d; install the newer version again",
-		ErrNewer, e.schema, Schema)
+// newerError returns why a document of a greater schema is neither read nor changed.
+func newerError(schema int) error {
+	return fmt.Errorf("%w: it has schema %d and this program knows schemas up to %d; install the newer version again",
+		ErrNewer, schema, Schema)
 }
-
-func (e *newerError) Is(target error) bool { return target == ErrNewer }
 
 // schemaOf returns the schema of a document, which every version writes at its beginning. It is 0 if
 // there is none, and math.MaxInt if it is greater than that. The rest may have any form.
@@ -205,18 +195,12 @@ func validate(s policy.Source) error {
 type State struct {
 	Sources []policy.Source // sorted
 	Record  Record          // zero if there is no usable one
-	Newer   []Newer         // files that a newer version wrote, the record included
-	Damaged []Damaged       // files that cannot be used, the record included
+	Newer   []FileError     // files that a newer version wrote, which stay (ErrNewer), the record included
+	Damaged []FileError     // files that cannot be used, the record included
 }
 
-// Newer is a file that a newer version wrote. It is left untouched.
-type Newer struct {
-	File   string // its path
-	Schema int
-}
-
-// Damaged is a file that cannot be used: torn, of another form, invalid or refused (ErrRefused).
-type Damaged struct {
+// FileError is a file that cannot be read: torn, of another form, invalid, refused (ErrRefused) or newer.
+type FileError struct {
 	File string // its path
 	Err  error  // names the path, the fault and the remedy
 }
@@ -345,7 +329,10 @@ func (s *State) add(f file) {
 	err := f.err
 	if err == nil {
 		if f.name == recordFile {
-			s.Record, err = decodeRecord(f.data)
+			var r Record
+			if r, err = decodeRecord(f.data); err == nil {
+				s.Record = r
+			}
 		} else {
 			var c policy.Source
 			if c, err = decodeSource(f.data, f.name); err == nil {
@@ -355,17 +342,16 @@ func (s *State) add(f file) {
 		if schema := schemaOf(f.data); err != nil && 0 < schema && schema < Schema {
 			err = fmt.Errorf("an older version wrote it (schema %d): %w", schema, err)
 		}
-		if err != nil && !errors.Is(err, ErrNewer) {
-			err = fmt.Errorf("%s %s: %w; it is moved aside and written again from its source",
-				readDocument, shown(f.path), bounded(err))
-		}
 	}
-	var newer *newerError
 	switch {
-	case errors.As(err, &newer):
-		s.Newer = append(s.Newer, Newer{f.path, newer.schema})
-	case err != nil:
-		s.Damaged = append(s.Damaged, Damaged{f.path, err})
+	case err == nil:
+	case errors.Is(err, ErrNewer):
+		s.Newer = append(s.Newer, FileError{f.path, fmt.Errorf("document %s: %w", shown(f.path), err)})
+	default:
+		if f.err == nil {
+			err = fmt.Errorf("%s %s: %w; it is moved aside and written again from its source", readDocument, shown(f.path), bounded(err))
+		}
+		s.Damaged = append(s.Damaged, FileError{f.path, err})
 	}
 }
 

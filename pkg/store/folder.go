@@ -34,8 +34,8 @@ var (
 	ErrRefused = errors.New("refused")
 	// ErrBusy says that another process held the lock for too long.
 	ErrBusy = errors.New("another process holds it")
-	// ErrNewer says that a newer version wrote a document, which stays as it is.
-	ErrNewer = errors.New("a newer version wrote it")
+	// ErrNewer says that a newer version wrote a document or rules, which stay as they are.
+	ErrNewer = errors.New("written by a newer version of ip-masq")
 )
 
 // folder is an open directory of the dataDir that passed the checks of distrust. All operations use

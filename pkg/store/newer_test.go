@@ -5,6 +5,7 @@ package store_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 
@@ -30,11 +31,14 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 			}
 			before := tree(t, d.Path())
 			s := load(t, d)
-			same(t, s, store.State{Newer: []store.Newer{{File: file, Schema: c.schema}, {File: record, Schema: c.schema}}})
+			for i, path := range []string{file, record} {
+				fails(t, s.Newer[i].Err, "document "+path, fmt.Sprintf("it has schema %d and this program knows schemas up to 2", c.schema))
+			}
+			same(t, s, store.State{Newer: []store.FileError{{File: file, Err: s.Newer[0].Err}, {File: record, Err: s.Newer[1].Err}}})
 
 			l := lock(t, d)
 			ok(t, l.Tidy(s))
-			ok(t, l.Tidy(store.State{Damaged: []store.Damaged{{File: file}, {File: record}}}))
+			ok(t, l.Tidy(store.State{Damaged: []store.FileError{{File: file}, {File: record}}}))
 			_, err := l.Stage(contribution("net"))
 			for _, err := range []error{err, drop(l, network("net")), l.PutRecord(aRecord())} {
 				if !errors.Is(err, store.ErrNewer) {

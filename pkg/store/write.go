@@ -102,7 +102,7 @@ func (l *Lock) stage(f *folder, name string, data []byte) (*Staged, error) {
 func (f *folder) newer(op, name string) error {
 	now, err := f.document(name)
 	if schema := schemaOf(now.data); schema > Schema {
-		return fmt.Errorf("%s %s: %w", op, shown(f.in(name)), &newerError{schema})
+		return fmt.Errorf("%s %s: %w", op, shown(f.in(name)), newerError(schema))
 	}
 	return ignoring(err, os.ErrNotExist)
 }
@@ -247,7 +247,7 @@ func (f *folder) tidy(of layout, s State) error {
 			if _, err := f.recognize(of, name); err == nil {
 				errs = append(errs, f.remove(name))
 			}
-		} else if slices.ContainsFunc(s.Damaged, func(d Damaged) bool { return d.File == f.in(name) }) {
+		} else if slices.ContainsFunc(s.Damaged, func(d FileError) bool { return d.File == f.in(name) }) {
 			errs = append(errs, f.moveAside(name))
 		}
 	}
