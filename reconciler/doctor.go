@@ -76,10 +76,7 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	})
 	findings = slices.Concat(notReadyFindings(r), multusFindings(node.Settings), findings)
 	if a.json() {
-		if findings == nil {
-			findings = []diagnose.Finding{}
-		}
-		return a.print(findings)
+		return a.print(notNil(findings))
 	}
 	return diagnose.WriteFindings(a.out, findings)
 }

@@ -198,12 +198,11 @@ func (r *installation) print(a *app) {
 	warn(a, r.Warnings)
 	if r.Plugin.Wrote {
 		fmt.Fprintf(a.out, "installed %s (%s)\n", r.Plugin.Path, r.Plugin.Version)
+	} else {
+		fmt.Fprintf(a.out, "%s (%s) is already installed\n", r.Plugin.Path, r.Plugin.Version)
 	}
 	e := r.Conflist
 	if e == nil {
-		if !r.Plugin.Wrote {
-			fmt.Fprintf(a.out, "%s (%s) is already installed\n", r.Plugin.Path, r.Plugin.Version)
-		}
 		return
 	}
 	network, path := policy.Quote(e.Network), policy.Quote(e.Path)
@@ -214,11 +213,8 @@ func (r *installation) print(a *app) {
 		fmt.Fprintf(a.out, "updated the generated conflist of network %s, %s, as the original has changed\n", network, path)
 	case e.Wrote:
 		fmt.Fprintf(a.out, "removed duplicate plugin entries of network %s from %s\n", network, path)
-	case r.Plugin.Wrote:
-		fmt.Fprintf(a.out, "network %s in %s already has the plugin entry\n", network, path)
 	default:
-		fmt.Fprintf(a.out, "nothing to do: %s (%s) is installed, and network %s in %s has the plugin entry\n",
-			r.Plugin.Path, r.Plugin.Version, network, path)
+		fmt.Fprintf(a.out, "network %s in %s already has the plugin entry\n", network, path)
 	}
 	if e.Backup != "" {
 		fmt.Fprintf(a.out, "kept the previous text as %s\n", policy.Quote(e.Backup))

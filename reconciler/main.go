@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -80,12 +81,7 @@ type app struct {
 }
 
 // settingsFile is the path of reconciler.toml.
-func (a *app) settingsFile() string {
-	if a.config == "" {
-		return config.DefaultReconcilerFile
-	}
-	return a.config
-}
+func (a *app) settingsFile() string { return cmp.Or(a.config, config.DefaultReconcilerFile) }
 
 // settings reads reconciler.toml and then the flags, which win. If the file is bad, it returns
 // the settings of the flags alone and the error.

@@ -37,12 +37,7 @@ func (d *daemon) manage(s config.Settings, node *reconcile.Node) *manager {
 	if !s.Conflist.Manage {
 		return nil
 	}
-	files, err := fswatch.New(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
-	if err != nil {
-		d.log.Error("the conflist is not managed", "err", err.Error())
-		d.monitor.Conflist(conflistProblem(fmt.Errorf("is not managed: %w", err)))
-		return nil
-	}
+	files := fswatch.New(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
 	if err := files.Err(); err != nil {
 		d.log.Warn("some changes of the conflist are noticed late", "err", err.Error())
 	}
@@ -57,10 +52,6 @@ func (d *daemon) manage(s config.Settings, node *reconcile.Node) *manager {
 		Log: d.log, Report: m.report,
 	})
 	return m
-}
-
-func conflistProblem(err error) *metrics.Conflist {
-	return &metrics.Conflist{Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: err}}}
 }
 
 // report reports a sync to metrics and health.
@@ -92,7 +83,9 @@ func (m *manager) passed(r *reconcile.Report) {
 		return
 	}
 	if leader {
-		m.monitor.Conflist(conflistProblem(errors.New("not looked at yet")))
+		m.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{
+			{Reason: reconcile.ReasonConflist, Err: errors.New("not looked at yet")},
+		}})
 	}
 	m.conflist.SyncNow()
 }

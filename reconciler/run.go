@@ -53,12 +53,10 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	}
 	d.monitor = metrics.New(metrics.Options{
 		Version: version, ThirdParty: d.thirdParty, PluginVersion: d.pluginVersion, Log: d.log,
-		State:   func(ctx context.Context) *enforce.State { return d.current.Load().loop.State(ctx) },
-		Written: func(s policy.SourceID) (time.Time, error) { return d.current.Load().node.Dir.Written(s) },
+		State:   func(ctx context.Context) *enforce.State { return d.current.Load().State(ctx) },
+		Written: func(s policy.SourceID) (time.Time, error) { return d.current.Load().Node.Dir.Written(s) },
 	})
-	if d.files, err = fswatch.New(filepath.Dir(a.settingsFile())); err != nil {
-		return fmt.Errorf("watch %s: %w", a.settingsFile(), err)
-	}
+	d.files = fswatch.New(filepath.Dir(a.settingsFile()))
 	defer func() { _ = d.files.Close() }()
 	settings, err = a.settings() // again, because changes are noticed only from here on
 	for ctx.Err() == nil {
@@ -76,17 +74,11 @@ type daemon struct {
 	hangup  chan os.Signal
 	files   *fswatch.Watcher // of reconciler.toml
 
-	current atomic.Pointer[session]
+	current atomic.Pointer[reconcile.Loop]
 
 	// The installed plugin when a scrape last asked for its version.
 	pluginFile       os.FileInfo
 	installedVersion string
-}
-
-// session is the loop with one version of the settings.
-type session struct {
-	node *reconcile.Node
-	loop *reconcile.Loop
 }
 
 // serve runs everything with these settings until they change, and returns the next ones. The
@@ -101,27 +93,23 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	node := reconcile.Open(s, config.DefaultPluginFile, d.drivers)
 	node.SettingsErr = bad
 	manager := d.manage(s, node)
-	now := &session{node: node}
-	now.loop = reconcile.NewLoop(node, d.log, func(r *reconcile.Report) {
+	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) {
 		manager.passed(r)
 		d.monitor.Report(r, node.Interval(r.Sources))
 	})
-	d.current.Store(now)
+	d.current.Store(loop)
 
 	all.Go(func() { metrics.Serve(ctx, s.HealthListen, d.monitor.Health(), d.log) })
 	all.Go(func() { metrics.Serve(ctx, s.MetricsListen, d.monitor.Metrics(), d.log) })
-	all.Go(func() { d.watchRules(ctx, now.loop) })
+	all.Go(func() { d.watchRules(ctx, loop) })
 	// The directories are watched before the loop reads them for the first time.
-	if files, err := fswatch.New(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir); err != nil {
-		d.log.Warn("no file events: only the interval applies", "err", err)
-	} else {
-		all.Go(func() { d.watchFiles(ctx, now.loop, files) })
-	}
+	files := fswatch.New(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir)
+	all.Go(func() { d.watchFiles(ctx, loop, files) })
 	if manager != nil {
 		all.Go(func() { manager.run(ctx) })
 	}
-	all.Go(func() { now.loop.Run(ctx) })
-	return d.waitForSettings(ctx, s, bad, func() { now.loop.SyncNow(); manager.look() })
+	all.Go(func() { loop.Run(ctx) })
+	return d.waitForSettings(ctx, s, bad, func() { loop.SyncNow(); manager.look() })
 }
 
 // waitForSettings returns when the settings or their error change. On SIGHUP it calls syncNow
@@ -209,14 +197,14 @@ func (d *daemon) watchFiles(ctx context.Context, loop *reconcile.Loop, files *fs
 
 // thirdParty counts the third-party rules that defeat the policy.
 func (d *daemon) thirdParty(ctx context.Context, r *reconcile.Report) (int, error) {
-	rules, err := thirdparty.Scan(ctx, diagnose.Owned(r.Rules, r.State.Record, d.current.Load().node.Dir.Path()))
+	rules, err := thirdparty.Scan(ctx, diagnose.Owned(r.Rules, r.State.Record, d.current.Load().Node.Dir.Path()))
 	return diagnose.CountThirdParty(r.Rules.Policies, rules), err
 }
 
 // pluginVersion returns the version that the installed plugin prints, or "" if it does not. It runs
 // the plugin only when the file has changed.
 func (d *daemon) pluginVersion() string {
-	path := filepath.Join(d.current.Load().node.Settings.CNIBinDir, config.PluginType)
+	path := filepath.Join(d.current.Load().Node.Settings.CNIBinDir, config.PluginType)
 	file, err := os.Stat(path)
 	if err != nil {
 		d.pluginFile = nil

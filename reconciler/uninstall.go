@@ -225,11 +225,8 @@ func (u *uninstallation) print(a *app, complete bool) {
 		fmt.Fprintf(a.out, "rules and the state in %s stay; \"cleanup\" removes them\n", u.DataDir)
 	}
 	if len(u.Plugins) == 0 && (u.binUnknown || removed) {
-		fmt.Fprintf(a.out, "no plugin was found in %s", strings.Join(u.dirs.Bin, ", "))
-		if u.binUnknown {
-			fmt.Fprint(a.out, "; if it was installed elsewhere, name the directory with --cni-bin-dir")
-		}
-		fmt.Fprintln(a.out)
+		fmt.Fprintf(a.out, "no plugin was found in %s; if it was installed elsewhere, name the directory with --cni-bin-dir\n",
+			strings.Join(u.dirs.Bin, ", "))
 	}
 	if !kept && !removed {
 		fmt.Fprintln(a.out, "nothing to remove")

@@ -111,10 +111,6 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, places P
 	if q.Incomplete != nil {
 		top.incomplete = true
 		top.addProblem("%v", q.Incomplete)
-		top.Drift = []string{}
-		for i := range top.Chains {
-			top.Chains[i].Drift = []string{}
-		}
 	}
 	return top
 }

@@ -74,17 +74,15 @@ func masqChainOf(p thirdparty.Place) (string, bool) {
 }
 
 // Owned returns the function that tells thirdparty.Scan whether a chain is owned: by the
-// state of the rules, which may be nil, by the record, or by the comment in the chain.
+// state of the rules, by the record, or by the comment in the chain.
 func Owned(s *enforce.State, rec store.Record, dataDir string) func(thirdparty.Place) bool {
 	inIPTables := map[string]bool{}
 	for _, o := range rec.Chains {
 		inIPTables[o.Chain] = inIPTables[o.Chain] || o.Backend == policy.IPTables
 	}
-	if s != nil {
-		for _, g := range s.Groups {
-			for _, c := range g.Desired.Chains {
-				inIPTables[c.Name] = inIPTables[c.Name] || g.Choice.Backend == policy.IPTables
-			}
+	for _, g := range s.Groups {
+		for _, c := range g.Desired.Chains {
+			inIPTables[c.Name] = inIPTables[c.Name] || g.Choice.Backend == policy.IPTables
 		}
 	}
 	return func(p thirdparty.Place) bool {
@@ -203,11 +201,7 @@ func (e *examination) doubt(v violation) string {
 // String returns the rule and what it masquerades.
 func (v violation) String() string {
 	const most = 4
-	exempt := v.exempt
-	if rest := len(exempt) - most; rest > 0 {
-		exempt = append(slices.Clone(exempt[:most]), fmt.Sprintf("%d more", rest))
-	}
-	return fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(exempt, ", "), v.chain)
+	return fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(first(most, v.exempt), ", "), v.chain)
 }
 
 // writtenByKubelet reports whether the rule is kubelet's, kubenet's or kube-proxy's.

@@ -59,10 +59,7 @@ func deafness(sysctl, dir string, want error, says string) error {
 	if err := os.WriteFile(sysctl, []byte("0"), 0); err != nil {
 		return err
 	}
-	w, err := newWatcher(30*time.Millisecond, []string{dir})
-	if err != nil {
-		return err
-	}
+	w := newWatcher(30*time.Millisecond, []string{dir})
 	if err := w.Err(); !errors.Is(err, want) || !strings.Contains(err.Error(), says) {
 		return fmt.Errorf("deaf, Err is %w", err)
 	}

@@ -41,25 +41,17 @@ type Watcher struct {
 // New watches directories, which need not exist; "" is none. It also watches the files that symlinks in
 // the directories lead to, but not the content of a directory that a symlink leads to. If there are not
 // enough inotify watches (sysctls fs.inotify.max_user_instances and max_user_watches), Err returns that
-// until there are. The error is about a relative path that cannot be made absolute.
-func New(dirs ...string) (*Watcher, error) { return newWatcher(retryInterval, dirs) }
+// until there are.
+func New(dirs ...string) *Watcher { return newWatcher(retryInterval, dirs) }
 
-func newWatcher(retry time.Duration, dirs []string) (*Watcher, error) {
-	w := &Watcher{retry: retry, changed: make(chan struct{}, 1), closing: make(chan struct{}), done: make(chan struct{})}
-	w.close = sync.OnceFunc(func() { close(w.closing) })
-	for _, dir := range dirs {
-		if dir == "" {
-			continue
-		}
-		path, err := filepath.Abs(dir)
-		if err != nil {
-			return nil, fmt.Errorf("watch %s: %w; give an absolute path", dir, err)
-		}
-		w.dirs = append(w.dirs, path)
+func newWatcher(retry time.Duration, dirs []string) *Watcher {
+	w := &Watcher{
+		dirs: slices.DeleteFunc(dirs, func(dir string) bool { return dir == "" }), retry: retry,
+		changed: make(chan struct{}, 1), closing: make(chan struct{}), done: make(chan struct{}),
 	}
-	set := w.watch()
-	go w.run(set)
-	return w, nil
+	w.close = sync.OnceFunc(func() { close(w.closing) })
+	go w.run(w.watch())
+	return w
 }
 
 // Changed delivers when a directory or a name on the way to it may have changed: names created, removed or
@@ -86,24 +78,28 @@ func (w *Watcher) Close() error {
 	return nil
 }
 
-// run sets the watches again after each event, as a path may lead elsewhere.
+func (w *Watcher) notify() {
+	select {
+	case w.changed <- struct{}{}:
+	default: // not received yet
+	}
+}
+
+// run sets the watches again whenever a path leads elsewhere.
 func (w *Watcher) run(set *watchSet) {
 	defer close(w.done)
-	for w.wait(set) {
+	for w.forward(set) {
 		// The old watches are closed first, as there may be no more to be had. What changes in between is
 		// seen by the reader after the notification.
 		set.close()
 		set = w.watch()
-		select {
-		case w.changed <- struct{}{}:
-		default: // not received yet
-		}
+		w.notify()
 	}
 	set.close()
 }
 
-// wait waits until the watches must be set again, and returns false when the Watcher is closed.
-func (w *Watcher) wait(set *watchSet) bool {
+// forward forwards events until the watches must be set again, and returns false when the Watcher is closed.
+func (w *Watcher) forward(set *watchSet) bool {
 	const afterFailure = 50 * time.Millisecond // should reading events fail all the time
 	var again <-chan time.Time
 	if w.Err() != nil {
@@ -121,8 +117,15 @@ func (w *Watcher) wait(set *watchSet) bool {
 		case <-again:
 			return true
 		case e := <-events:
-			if path := filepath.Clean(e.Name); set.ways[path] || set.whole[path] || set.whole[filepath.Dir(path)] {
+			path := filepath.Clean(e.Name)
+			info, err := os.Lstat(path)
+			isLink := err == nil && info.Mode().Type() == fs.ModeSymlink
+			relevant := set.whole[path] || set.whole[filepath.Dir(path)]
+			if set.ways[path] || relevant && isLink {
 				return true
+			}
+			if relevant {
+				w.notify()
 			}
 		case err := <-failures:
 			if errors.Is(err, fsnotify.ErrEventOverflow) {
@@ -133,20 +136,17 @@ func (w *Watcher) wait(set *watchSet) bool {
 	}
 }
 
-// watchSet is the watches on the paths to all directories. Paths are resolved link by link, so that each
-// directory with a name on the way is watched; the paths here contain no symlinks.
+// watchSet is the watches on the paths to all directories. Paths are resolved link by link, and a name on
+// the way is looked up after its directory is watched; the paths here contain no symlinks.
 type watchSet struct {
 	watcher *fsnotify.Watcher // nil if there is none to be had
 	ways    map[string]bool   // names on the way, the directories' own last
 	whole   map[string]bool   // directories in which every name counts
-	paths   map[inode]string  // of watched directories: fsnotify knows each by one path, mounts may show two
 }
-
-type inode struct{ device, number uint64 }
 
 // watch sets all watches, and stores the error of those that are missing.
 func (w *Watcher) watch() *watchSet {
-	s := &watchSet{ways: map[string]bool{}, whole: map[string]bool{}, paths: map[inode]string{}}
+	s := &watchSet{ways: map[string]bool{}, whole: map[string]bool{}}
 	var errs []error
 	if len(w.dirs) > 0 {
 		var err error
@@ -158,7 +158,10 @@ func (w *Watcher) watch() *watchSet {
 		if s.watcher == nil {
 			break
 		}
-		at, err := s.resolve(dir)
+		at, err := filepath.Abs(dir)
+		if err == nil {
+			at, err = s.resolve(at)
+		}
 		if err == nil && at != "" {
 			err = ignoreAbsence(s.addWhole(at))
 		}
@@ -180,11 +183,10 @@ func (s *watchSet) close() {
 
 // addWhole watches all names in a directory, and the paths that its symlinks lead to.
 func (s *watchSet) addWhole(dir string) error {
-	watched, err := s.add(dir)
-	if err != nil {
+	if err := s.add(dir); err != nil {
 		return err
 	}
-	s.whole[watched] = true
+	s.whole[dir] = true
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -218,12 +220,11 @@ func (s *watchSet) resolve(path string) (string, error) {
 			continue
 		}
 		// A later rename or replacement of the name is an event.
-		watched, err := s.add(at)
-		if err != nil {
+		if err := s.add(at); err != nil {
 			return "", ignoreAbsence(err)
 		}
-		s.ways[filepath.Join(watched, name)] = true
 		next := filepath.Join(at, name)
+		s.ways[next] = true
 		info, err := os.Lstat(next)
 		switch {
 		case err != nil:
@@ -249,21 +250,11 @@ func (s *watchSet) resolve(path string) (string, error) {
 	return at, nil
 }
 
-// add watches a directory and returns the path that its events have.
-func (s *watchSet) add(dir string) (string, error) {
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return "", &fs.PathError{Op: "lstat", Path: dir, Err: err}
-	}
-	id := inode{st.Dev, st.Ino}
-	if _, known := s.paths[id]; !known {
-		s.paths[id] = dir
-	}
-	dir = s.paths[id]
+func (s *watchSet) add(dir string) error {
 	if err := s.watcher.Add(dir); err != nil {
-		return "", &fs.PathError{Op: "inotify", Path: dir, Err: err}
+		return &fs.PathError{Op: "inotify", Path: dir, Err: err}
 	}
-	return dir, nil
+	return nil
 }
 
 // ignoreAbsence returns nil for an error that means that a name is missing, or was replaced a moment ago: the

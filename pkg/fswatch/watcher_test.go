@@ -59,10 +59,7 @@ func (t *tree) start(watched ...string) {
 		paths = append(paths, t.path(dir))
 	}
 	t.calm = timelimit.Scale(30 * time.Millisecond)
-	w, err := New(paths...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := New(paths...)
 	t.Watcher = w
 	t.Cleanup(func() {
 		if err := w.Close(); err != nil {
@@ -270,10 +267,7 @@ func TestALoopOfLinksIsTold(t *testing.T) {
 	if err := os.Symlink("loop", filepath.Join(dir, "loop")); err != nil {
 		t.Fatal(err)
 	}
-	w, err := newWatcher(20*time.Millisecond, []string{filepath.Join(dir, "loop")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := newWatcher(20*time.Millisecond, []string{filepath.Join(dir, "loop")})
 	if err := w.Err(); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("Err is %v", err)
 	}
@@ -310,30 +304,12 @@ func TestConfigMap(t *testing.T) {
 	}
 }
 
-// TestADirectoryAtTwoPaths has what fsnotify would tell under one name only.
-func TestADirectoryAtTwoPaths(t *testing.T) {
-	tr := &tree{T: t, root: t.TempDir()}
-	tr.mkdir("one/a")
-	tr.mkdir("two")
-	tr.must(unix.Mount(tr.path("one"), tr.path("two"), "", unix.MS_BIND, ""))
-	t.Cleanup(func() { tr.must(unix.Unmount(tr.path("two"), 0)) })
-	tr.start("one/b", "two/a", "two/c/d")
-	tr.told("in the second", func() { tr.write("two/a/x") })
-	tr.told("on the way to the second", func() { tr.mkdir("two/c/d") })
-	tr.told("in that", func() { tr.write("two/c/d/x") })
-	tr.told("on the way to the first", func() { tr.mkdir("two/b") })
-	tr.told("in that", func() { tr.write("one/b/x") })
-}
-
 // TestNothingIsMissed makes a way step by step while it is being watched.
 func TestNothingIsMissed(t *testing.T) {
 	for range 30 {
 		root := t.TempDir()
 		dir := filepath.Join(root, "a/b/c/d")
-		w, err := New(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := New(dir)
 		file := filepath.Join(dir, "file")
 		go func() {
 			if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(file, nil, 0o644)); err != nil {
@@ -366,25 +342,25 @@ func TestManyChangesAreOne(t *testing.T) {
 	tr.quiet("a second time")
 }
 
-func TestWait(t *testing.T) {
+func TestForward(t *testing.T) {
 	w := &Watcher{retry: time.Hour, changed: make(chan struct{}, 1), closing: make(chan struct{})}
 	events, failures := make(chan fsnotify.Event, 1), make(chan error, 1)
 	s := &watchSet{watcher: &fsnotify.Watcher{Events: events, Errors: failures}, ways: map[string]bool{"/a": true}, whole: map[string]bool{"/a": true}}
 	for _, err := range []error{fsnotify.ErrEventOverflow, fmt.Errorf("read: %w", unix.EIO)} {
 		failures <- err
-		if !w.wait(s) {
+		if !w.forward(s) {
 			t.Errorf("%v: the watches are not set again", err)
 		}
 	}
 	events <- fsnotify.Event{Name: "/a", Op: fsnotify.Rename}
-	if !w.wait(s) {
+	if !w.forward(s) {
 		t.Error("a rename of the directory: the watches are not set again")
 	}
 	if len(w.changed) > 0 {
 		t.Error("delivered before the watches are set again")
 	}
 	close(w.closing)
-	if w.wait(s) {
+	if w.forward(s) {
 		t.Error("goes on when closed")
 	}
 }
@@ -393,10 +369,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	before, files := runtime.NumGoroutine(), openFiles(t)
 	for range 20 {
-		w, err := New(dir, filepath.Join(dir, "missing"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := New(dir, filepath.Join(dir, "missing"))
 		if err := os.Mkdir(filepath.Join(dir, "missing"), 0o755); err != nil {
 			t.Fatal(err)
 		}

@@ -139,18 +139,17 @@ func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.
 		name := taken.admit(sourceLabel(id))
 		before, shared := allValid[name]
 		allValid[name] = !invalid[id] && (before || !shared)
-		if shared || name == other {
+		s := r.State.Find(id)
+		if s == nil || shared || name == other {
 			continue
 		}
-		if s := r.State.Find(id); s != nil {
-			if h, err := hashOf(s.Policies()); err != nil {
-				e <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
-			} else {
-				hash(float64(h), name)
-			}
-			if at, known := written[id]; known {
-				stored(timestamp(at), name)
-			}
+		if h, err := hashOf(s.Policies()); err != nil {
+			e <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
+		} else {
+			hash(float64(h), name)
+		}
+		if at, known := written[id]; known {
+			stored(timestamp(at), name)
 		}
 	}
 	for name, v := range allValid {

@@ -166,30 +166,26 @@ func (m *Monitor) unready() []reconcile.Problem {
 // Health returns the handler of /livez and /healthz, which are about the process, and of /readyz,
 // which is about the node.
 func (m *Monitor) Health() http.Handler {
-	live := m.check(func() (lines []string) {
-		if err := m.stopped(); err != nil {
-			lines = append(lines, err.Error())
-		}
-		return lines
-	})
-	ready := m.check(func() (lines []string) {
+	live := m.check(m.stopped)
+	ready := m.check(func() error {
+		var errs []error
 		for _, p := range m.unready() {
 			text := strings.TrimRight(p.Err.Error(), "\n")
-			lines = append(lines, fmt.Sprintf("%s: %s", p.Reason, strings.ReplaceAll(text, "\n", "\n  ")))
+			errs = append(errs, fmt.Errorf("%s: %s", p.Reason, strings.ReplaceAll(text, "\n", "\n  ")))
 		}
-		return lines
+		return errors.Join(errs...)
 	})
 	return handler(map[string]http.HandlerFunc{"/livez": live, "/healthz": live, "/readyz": ready})
 }
 
-// check answers 200, or 503 with the lines that say what is wrong.
-func (m *Monitor) check(wrong func() []string) http.HandlerFunc {
+// check answers 200, or 503 with the errors of a function.
+func (m *Monitor) check(problems func() error) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		m.mu.Lock()
-		lines := wrong()
+		err := problems()
 		m.mu.Unlock()
-		if len(lines) > 0 {
-			http.Error(w, strings.Join(lines, "\n"), http.StatusServiceUnavailable)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")

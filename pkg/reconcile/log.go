@@ -88,26 +88,32 @@ func (l *syncLog) repaired(r *Report) {
 
 // changedKeys returns the keys in which the policies of two sources differ; nil is an empty source.
 func changedKeys(before, after *policy.Source) []string {
-	values := map[string][2]string{}
-	for i, s := range []*policy.Source{before, after} {
-		if s == nil {
-			s = &policy.Source{}
+	changed := valuesOf(before)
+	for key, value := range valuesOf(after) {
+		if changed[key] == value {
+			delete(changed, key)
+		} else {
+			changed[key] = value
 		}
-		for _, p := range s.Policies() {
-			var keys map[string]json.RawMessage
-			if text, err := json.Marshal(p); err == nil {
-				_ = json.Unmarshal(text, &keys) // of what Marshal returned
-			}
-			for key, value := range keys {
-				v := values[key]
-				v[i] += string(value) + " "
-				values[key] = v
-			}
-		}
-		chain := values["masqChain"]
-		chain[i] = s.Policy.Chain // the same in all files
-		values["masqChain"] = chain
 	}
-	maps.DeleteFunc(values, func(_ string, v [2]string) bool { return v[0] == v[1] })
-	return slices.Sorted(maps.Keys(values))
+	return slices.Sorted(maps.Keys(changed))
+}
+
+// valuesOf returns the values in the policies of a source by key, as JSON.
+func valuesOf(s *policy.Source) map[string]string {
+	values := map[string]string{}
+	if s == nil {
+		return values
+	}
+	for _, p := range s.Policies() {
+		var keys map[string]json.RawMessage
+		if text, err := json.Marshal(p); err == nil {
+			_ = json.Unmarshal(text, &keys) // of what Marshal returned
+		}
+		for key, value := range keys {
+			values[key] += string(value) + " "
+		}
+	}
+	values["masqChain"] = s.Policy.Chain // the same in all files
+	return values
 }

@@ -55,7 +55,7 @@ func (w Writer) String() string {
 // apart, and that without flapping there is one per interval. Its triggers may be called by any
 // goroutine, and never wait.
 type Loop struct {
-	node    *Node
+	Node    *Node
 	log     syncLog
 	publish func(*Report)
 
@@ -75,7 +75,7 @@ type Loop struct {
 // NewLoop returns a loop that passes the report of each sync to publish, and logs what is new in it.
 func NewLoop(n *Node, log *slog.Logger, publish func(*Report)) *Loop {
 	return &Loop{
-		node: n, log: syncLog{log: log, once: flowcontrol.LogOnce(log)}, publish: publish,
+		Node: n, log: syncLog{log: log, once: flowcontrol.LogOnce(log)}, publish: publish,
 		rules: make(chan struct{}, 1), request: make(chan struct{}, 1),
 		files:    flowcontrol.NewDebouncer(quietFiles, maxQuietFiles),
 		flapping: flowcontrol.Flapping{Threshold: flappingThreshold, Window: flappingWindow},
@@ -116,7 +116,7 @@ func (l *Loop) State(ctx context.Context) *enforce.State {
 	if time.Since(l.last.Started.Add(l.last.Took)) < minInterval {
 		return l.last.Rules
 	}
-	return l.node.Enforcer(l.last.Sources, func(error) {}).Observe(ctx, l.last.State.Sources, l.last.State.Record)
+	return l.Node.Enforcer(l.last.Sources, func(error) {}).Observe(ctx, l.last.State.Sources, l.last.State.Record)
 }
 
 // Run syncs until ctx ends, and leaves the rules as they are. Without the instance lock of the node
@@ -128,7 +128,7 @@ func (l *Loop) Run(ctx context.Context) {
 			l.standby(ctx, &Report{Result: Failed, Problems: []Problem{{Reason: ReasonState, Err: err}}})
 			continue
 		}
-		instance, err := l.node.Dir.InstanceLock()
+		instance, err := l.Node.Dir.InstanceLock()
 		if errors.Is(err, store.ErrBusy) {
 			err = fmt.Errorf("%w; this one takes over when that ends", err)
 			l.standby(ctx, &Report{Result: Unchanged, Problems: []Problem{{Reason: ReasonStandby, Err: err}}})
@@ -151,7 +151,7 @@ func (l *Loop) Run(ctx context.Context) {
 func (l *Loop) admit(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.node.Enforcer(l.node.reread(&Sources{}), l.log.warn).CheckDataDir(ctx)
+	return l.Node.Enforcer(l.Node.reread(&Sources{}), l.log.warn).CheckDataDir(ctx)
 }
 
 // deactivate makes State return nil: another loop may use the node.
@@ -210,13 +210,13 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if due.request {
-		l.node.backoff.retry()
+		l.Node.backoff.retry()
 	}
 	if l.sources == nil || due.files || (due.request || due.timer) && !l.files.Pending() {
-		l.sources = l.node.Read()
+		l.sources = l.Node.Read()
 	}
 	onlyRules := due == triggers{rules: true}
-	if onlyRules && l.schedule.retry > 0 && l.node.DryRun(ctx, l.sources).leaves(l.last) {
+	if onlyRules && l.schedule.retry > 0 && l.Node.DryRun(ctx, l.sources).leaves(l.last) {
 		l.schedule.ended = time.Now()
 		return // what failed is not retried at the rate of events
 	}
@@ -224,8 +224,8 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 	if last := l.writer.Swap(nil); last != nil { // not of a commit that follows, such as the sync's own
 		by = *last
 	}
-	r := l.node.Sync(ctx, l.sources)
-	l.node.judgeADDs(r)
+	r := l.Node.Sync(ctx, l.sources)
+	l.Node.judgeADDs(r)
 	l.sources = r.Sources
 	if ctx.Err() != nil {
 		return // the sync may have been interrupted
@@ -236,7 +236,7 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 		r.Problems = append(r.Problems, *p)
 	}
 	l.last = r
-	l.schedule.after(now, r, l.flapping.Pause(), l.node.Interval(l.sources), l.node.backoff.next)
+	l.schedule.after(now, r, l.flapping.Pause(), l.Node.Interval(l.sources), l.Node.backoff.next)
 	l.report(r)
 }
 
