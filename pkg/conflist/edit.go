@@ -46,7 +46,7 @@ type Change struct {
 	Stays     string `json:"-"` // why a generated list stays without an entry; "" if it does not
 }
 
-// maxAttempts is how often a file that another program changes meanwhile is edited anew.
+// maxAttempts is how often an edit is tried while another program changes the file.
 const maxAttempts = 5
 
 // Insert makes sure that the network has exactly one plugin entry. It leaves an entry that is there
@@ -72,17 +72,25 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 			return c, fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
 		}
 	}
-	if err := n.list.PositionErr(); err != nil {
+	if err := n.Conflist.PositionErr(); err != nil {
 		return c, err
 	}
-	doc := n.Doc()
+	doc := n.Conflist.Doc
 	switch {
-	case n.list.IsMultus(): // and has the entry
+	case n.Conflist.IsMultus(): // and has the entry
 		return c, nil
 	case n.Single:
-		return e.generate(ctx, n)
+		now, err := listOf(n.Path, doc, e.Entry)
+		if err == nil {
+			c.Path, err = generatedPath(n.Path)
+		}
+		if err == nil {
+			err = create(ctx, c.Path, now, n.Path)
+		}
+		c.Wrote = err == nil
+		return c, err
 	case n.Generated && n.Original == "":
-		// It would stand before the network of the next main plugin for ever.
+		// It would stay the first file, before that of the next main CNI plugin.
 		if c, err := e.write(ctx, c, doc, nil); err != nil {
 			return c, err
 		}
@@ -101,22 +109,7 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 	return e.write(ctx, c, doc, now)
 }
 
-// generate makes the list of a single plugin's configuration.
-func (e Editor) generate(ctx context.Context, n Network) (Change, error) {
-	c := Change{Network: n.Name, Path: n.Path}
-	now, err := listOf(n.Path, n.Doc(), e.Entry)
-	if err != nil {
-		return c, err
-	}
-	if c.Path, err = generatedPath(n.Path); err != nil {
-		return c, err
-	}
-	err = create(ctx, c.Path, now, n.Path)
-	c.Wrote = err == nil
-	return c, err
-}
-
-// update makes a generated list anew if its original has changed. Its entry stays.
+// update generates a list again, with the plugin entry that it has, if its original has changed.
 func (e Editor) update(ctx context.Context, c Change, n Network) (Change, error) {
 	conf, _, err := safefile.ReadFile(n.Original, maxSize)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,7 +118,7 @@ func (e Editor) update(ctx context.Context, c Change, n Network) (Change, error)
 	if err != nil {
 		return c, err
 	}
-	entry, current := entryOf(n.list, conf)
+	entry, current := entryOf(n.Conflist, conf)
 	if current && n.Entries == 1 {
 		return c, nil
 	}
@@ -136,7 +129,7 @@ func (e Editor) update(ctx context.Context, c Change, n Network) (Change, error)
 	if err != nil {
 		return c, err
 	}
-	return e.write(ctx, c, n.Doc(), now)
+	return e.write(ctx, c, n.Conflist.Doc, now)
 }
 
 // write backs a file up and replaces its text; nil removes the file.

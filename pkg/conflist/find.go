@@ -43,14 +43,8 @@ type Network struct {
 	// Multus is the configuration through which the runtime uses the network, or nil.
 	Multus *Multus
 
-	list config.Conflist
+	Conflist config.Conflist // what the file says
 }
-
-// Doc returns the text of the file.
-func (n Network) Doc() []byte { return n.list.Doc }
-
-// Types returns the types of the network's plugins, in their order.
-func (n Network) Types() []string { return n.list.Types }
 
 // Find returns the network in a configuration directory that a runtime uses: the first file by name
 // of those ending in .conf, .conflist and .json, or the first that has the named network. If this
@@ -117,7 +111,7 @@ func pick(lists []config.Conflist, network string) (Network, error) {
 
 // asNetwork returns the network of a file; it has no name if no pod uses it.
 func asNetwork(list config.Conflist) (Network, error) {
-	n := Network{Path: list.File, Name: list.Network, Single: !isList(list.File), Entries: len(list.Entries), list: list}
+	n := Network{Path: list.File, Name: list.Network, Single: !isList(list.File), Entries: len(list.Entries), Conflist: list}
 	switch {
 	case list.Err != nil:
 		return n, list.Err
@@ -241,17 +235,17 @@ func (c multusConf) delegate() (to multusConf, depth int, hasEntry bool) {
 // Multus, and notes Multus in the given one if the runtime uses it through Multus.
 func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 	multus := found
-	if !found.list.IsMultus() {
+	if !found.Conflist.IsMultus() {
 		multus, _ = pick(lists, "")
 	} else if found.Entries > 0 {
 		return found, nil // inserted by an administrator: Multus writes none beside itself
 	}
-	if !multus.list.IsMultus() {
+	if !multus.Conflist.IsMultus() {
 		return found, nil
 	}
 	var conf multusConf
 	var target Network
-	err := json.Unmarshal(multus.list.Doc, &conf)
+	err := json.Unmarshal(multus.Conflist.Doc, &conf)
 	to, depth, hasEntry := conf.delegate()
 	if err != nil {
 		err = fmt.Errorf("write what Multus reads there: %s", policy.Printable(err.Error()))
@@ -259,11 +253,11 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 		target, err = to.find(lists)
 	}
 	switch {
-	case err == nil && (found.list.IsMultus() || target.Name == found.Name):
+	case err == nil && (found.Conflist.IsMultus() || target.Name == found.Name):
 		current := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path)
 		target.Multus = &Multus{Path: multus.Path, Depth: depth, Lacks: !hasEntry && !current}
 		return target, nil
-	case !found.list.IsMultus(): // the caller named another network
+	case !found.Conflist.IsMultus(): // the caller named another network
 		return found, nil
 	case hasEntry:
 		found.Entries = 1
@@ -296,7 +290,7 @@ func (c multusConf) find(lists []config.Conflist) (Network, error) {
 	switch {
 	case errors.Is(err, ErrBroken):
 		return n, err
-	case err != nil || n.list.IsMultus():
+	case err != nil || n.Conflist.IsMultus():
 		return n, fmt.Errorf("no other file of this directory has network %s", policy.Quote(name))
 	}
 	return n, nil

@@ -85,7 +85,7 @@ func TestFind(t *testing.T) {
 				}
 				return
 			}
-			if n.Path != filepath.Join(dir, c.file) || string(n.Doc()) != c.files[c.file] || n.Single == isList(c.file) {
+			if n.Path != filepath.Join(dir, c.file) || string(n.Conflist.Doc) != c.files[c.file] || n.Single == isList(c.file) {
 				t.Errorf("%+v", n)
 			}
 		})
@@ -163,7 +163,7 @@ func TestGeneratedList(t *testing.T) {
 	if n, err = Find(dir, "one"); err != nil || !n.Generated || n.Original != "" {
 		t.Errorf("%+v, %v", n, err)
 	}
-	if err := removeFile(t.Context(), path, n.Doc()); err != nil {
+	if err := removeFile(t.Context(), path, n.Conflist.Doc); err != nil {
 		t.Fatal(err)
 	}
 	if _, err = Find(dir, "one"); !errors.Is(err, ErrBroken) { // 90.conf may have it

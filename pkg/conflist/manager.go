@@ -375,7 +375,7 @@ func likelyWriter(n Network) writer {
 	if len(renamedByCilium(filepath.Dir(n.Path))) > 0 {
 		return knownWriters()[0]
 	}
-	names := strings.Join(append([]string{filepath.Base(n.Path), n.Name}, n.Types()...), " ")
+	names := strings.Join(append([]string{filepath.Base(n.Path), n.Name}, n.Conflist.Types...), " ")
 	for _, w := range knownWriters() {
 		if strings.Contains(names, w.sign) {
 			return w

@@ -335,7 +335,7 @@ func TestManagerNeverWritesFromWhatIsBroken(t *testing.T) {
 		k.write(aList, listNamed("a"))
 		k.after(60 * time.Millisecond)
 		if k.says(); !k.present(aList) {
-			t.Error("it is mended, and the entry is not there")
+			t.Error("the file loads again, and has no entry")
 		}
 	})
 }
@@ -514,7 +514,7 @@ func TestLikelyWriter(t *testing.T) {
 	} {
 		dir := dirWith(t, map[string]string{c.file: c.doc})
 		list, _ := config.ParseConflist(filepath.Join(dir, c.file), []byte(c.doc)) // one of them is broken
-		if p := likelyWriter(Network{Path: list.File, Name: "x", list: list}); !strings.Contains(p.name, c.who) || !strings.Contains(p.remedy, c.remedy) {
+		if p := likelyWriter(Network{Path: list.File, Name: "x", Conflist: list}); !strings.Contains(p.name, c.who) || !strings.Contains(p.remedy, c.remedy) {
 			t.Errorf("%s: %+v", c.file, p)
 		}
 	}

@@ -85,9 +85,9 @@ func (r replacement) run(path string) error {
 	return safefile.Error("replace", path, err)
 }
 
-// exchange exchanges the file with one that has the new text (RENAME_EXCHANGE), and reads again what
-// it took out: a file that another program put there in the last moment is put back. On file systems
-// that cannot exchange files, such as NFS, a rename overwrites it.
+// exchange exchanges the file with a temporary one that has the new text (RENAME_EXCHANGE). If the file
+// that it gets has another text than expected, as another program wrote it in the same moment,
+// exchange restores it. File systems that cannot exchange files, such as NFS, get a plain rename.
 func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
 	info, err := unchanged(d.PathOf(name), r.was)
 	if err != nil {

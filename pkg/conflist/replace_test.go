@@ -242,7 +242,7 @@ func TestBackup(t *testing.T) {
 	if _, err := backup(t.Context(), dir, path, was); err != nil {
 		t.Fatal(err)
 	}
-	holds(t, kept, was) // a damaged one is mended
+	holds(t, kept, was) // a damaged one is replaced
 
 	if other, err := backup(t.Context(), dir, "/elsewhere/"+file, now); err != nil || other == kept {
 		t.Error(other, err)
@@ -550,9 +550,9 @@ func TestReplaceWithoutExchange(t *testing.T) {
 	}
 }
 
-// TestATextThatCannotBeRenamedIsKept: neither an exchange nor a rename restores the file of another
-// program.
-func TestATextThatCannotBeRenamedIsKept(t *testing.T) {
+// TestConcurrentTextIsKeptWithoutRenames: neither an exchange nor a rename restores another
+// program's file, so it stays as the temporary one.
+func TestConcurrentTextIsKeptWithoutRenames(t *testing.T) {
 	path, _, _ := pair(t)
 	out, err := child(t, "norename", path).CombinedOutput()
 	if err == nil {
@@ -564,9 +564,9 @@ func TestATextThatCannotBeRenamedIsKept(t *testing.T) {
 	}
 }
 
-// TestATextThatCannotBePutBackIsKept: another program puts another file in place in the last
-// moment, and then removes that of ip-masq.
-func TestATextThatCannotBePutBackIsKept(t *testing.T) {
+// TestConcurrentTextIsKept: another program writes the file just before the exchange, and removes
+// the new file before its own can be restored.
+func TestConcurrentTextIsKept(t *testing.T) {
 	path, was, now := pair(t)
 	err := replacement{t.Context(), was, now, func(step int) {
 		var err error

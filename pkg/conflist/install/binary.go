@@ -97,7 +97,7 @@ func copyPlugin(ctx context.Context, source, path string, reached func(step int)
 }
 
 // isInstalled reports whether a directory has the plugin. A symlink, or anything else that is not a
-// file, was put there by another program, and is an error unless the plugin is what it points to.
+// file, was created by another program. It is an error unless it points to the same plugin.
 func isInstalled(dir *safefile.Dir, data []byte) (bool, error) {
 	present, err := dir.Lstat(config.PluginType)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -121,7 +121,7 @@ func isInstalled(dir *safefile.Dir, data []byte) (bool, error) {
 }
 
 // remove removes the plugin from a directory and returns its path, "" if there was none. A file of its
-// name that is not regular was not put there by Copy, and stays, with an error.
+// name that is not regular was not created by Copy, and stays, with an error.
 func remove(ctx context.Context, dir string) (path string, err error) {
 	d, err := lockDir(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -93,7 +93,7 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 type SearchDirs struct{ Conf, Bin []string }
 
 // AllDirs returns the stated directories and, for one that is not stated, all that go with the other.
-// It does not look at the node, as an uninstall that is begun anew finds less.
+// It does not look at the node, where an uninstall that is run again finds less.
 func AllDirs(stated Dirs) SearchDirs {
 	var s SearchDirs
 	for _, c := range matching(stated) {
@@ -150,7 +150,7 @@ func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 // hasPlugins reports whether the plugins of the network that a runtime uses are in the plugin directory.
 func hasPlugins(root string, d Dirs) bool {
 	n, err := conflist.Find(filepath.Join(root, d.Conf), "")
-	types := slices.DeleteFunc(slices.Clone(n.Types()), func(t string) bool { return t == config.PluginType })
+	types := slices.DeleteFunc(slices.Clone(n.Conflist.Types), func(t string) bool { return t == config.PluginType })
 	missing := func(t string) bool { return !exists(root, filepath.Join(d.Bin, filepath.Base(t))) }
 	return err == nil && len(types) > 0 && !slices.ContainsFunc(types, missing)
 }

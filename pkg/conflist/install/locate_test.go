@@ -102,7 +102,7 @@ func TestLocate(t *testing.T) {
 	}
 }
 
-// TestAllDirs: whatever the node has, as an uninstall that is begun anew finds less.
+// TestAllDirs: whatever the node has, where an uninstall that is run again finds less.
 func TestAllDirs(t *testing.T) {
 	confs := []string{usualConf, k3sConf, snapConf, shiftMain, shiftConf}
 	for name, c := range map[string]struct {

@@ -153,8 +153,8 @@ func TestUninstallOfAnEntryThatCannotBeRemoved(t *testing.T) {
 	}
 }
 
-// TestUninstallOfAnotherPlugin: what bears the plugin's name and was not put there by
-// Put stays, and keeps nothing else from going.
+// TestUninstallOfAnotherPlugin: a file of the plugin's name that Copy did not create stays, and
+// everything else is removed.
 func TestUninstallOfAnotherPlugin(t *testing.T) {
 	u, binary, _, states := life(t)
 	gone(t, binary)
