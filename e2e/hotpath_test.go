@@ -49,8 +49,8 @@ func TestHotPath(t *testing.T) {
 		"iptables-nft, 1000 prefixes":                         {6623, 1676, 19, 6},
 		"iptables-nft, 1000 prefixes, cached":                 {318, 144, 5, 1},
 		"iptables-legacy, 64 prefixes":                        {890, 119, 5, 0},
-		"iptables-legacy, 64 prefixes beside 5000 rules":      {974, 3093, 5, 0},
-		"iptables-legacy, 1000 prefixes":                      {7529, 1374, 5, 0},
+		"iptables-legacy, 64 prefixes beside 5000 rules":      {915, 2621, 5, 0},
+		"iptables-legacy, 1000 prefixes":                      {6531, 1304, 5, 0},
 	}
 	for _, f := range backends() {
 		for _, c := range []struct {

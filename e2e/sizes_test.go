@@ -158,7 +158,7 @@ func policyCases() []scalingCase {
 		}},
 		{"unexpected jumps", 1024, func(_ *testing.T, n int) func() {
 			a, b := desired(rules, policy.SourcePolicy{OutputInterfaces: interfaceNames("a", n)}), desired(rules, policy.SourcePolicy{OutputInterfaces: interfaceNames("b", n)})
-			return func() { policy.Unmatched(a.Chains[0].Jumps, b.Chains[0].Jumps) }
+			return func() { policy.Pair(a.Chains[0].Jumps, b.Chains[0].Jumps) }
 		}},
 		{"networks in conflict over a prefix", 4000, func(t *testing.T, n int) func() {
 			a := networkSource(0, policy.SourcePolicy{NonMasqueradeCIDRs: prefixes(prefixesOf24(0, n)...)})

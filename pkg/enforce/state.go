@@ -211,7 +211,7 @@ func ownedChain(c *policy.Chain, in netfilter.Choice) netfilter.OwnedChain {
 }
 
 func choiceOf(o store.OwnedChain) netfilter.Choice {
-	return netfilter.Choice{Backend: o.Backend, Variant: o.Variant, NoRandomFully: o.NoRandomFully}
+	return netfilter.Choice{Backend: o.Backend, Variant: o.Variant}
 }
 
 func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) bool {

@@ -229,7 +229,7 @@ func recordOf(s *State, rec store.Record) store.Record {
 		for _, c := range withoutChains(g.Desired, s.Failed).Chains {
 			out.Chains = append(out.Chains, store.OwnedChain{
 				Chain: c.Name, Family: c.Family,
-				Backend: g.Choice.Backend, Variant: g.Choice.Variant, NoRandomFully: g.Choice.NoRandomFully,
+				Backend: g.Choice.Backend, Variant: g.Choice.Variant,
 			})
 		}
 	}

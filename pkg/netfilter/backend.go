@@ -27,8 +27,6 @@ var ErrChanged = errors.New("the rules changed since they were read")
 type Choice struct {
 	Backend policy.Backend
 	Variant string // of iptables: VariantNFT or VariantLegacy; else ""
-	// NoRandomFully is set if the host does not support random-fully.
-	NoRandomFully bool
 }
 
 // The variants of iptables. The kernel keeps their rules apart.

@@ -4,11 +4,8 @@ package policy
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
-
-	"go4.org/netipx"
 )
 
 // Decision is what the desired rules of a policy do with a packet, and why.
@@ -38,24 +35,22 @@ func (p Policy) Decide(asked Packet) Decision {
 	case !slices.Contains(p.Families(), f):
 		return outOfScope(p.EnableIPv6.Origins, "%s is not managed: %s is false", f, keyOf(p.EnableIPv6.Origins))
 	}
-	pkt := p.Representative(asked)
-	c := p.chain(f, Layout{}, Owner{})
-	anyJump := func(matches func(Rule) bool) bool { return slices.ContainsFunc(c.Jumps, matches) }
-	sources, interfaces, host := p.Sources.Origins, p.Interfaces.Origins, p.Host.Origins
+	pkt, scope, c := p.Representative(asked), p.SourcesInScope(f), p.chain(f, Layout{}, Owner{})
 	r := c.Walk(pkt)
-	switch {
+	switch sources, interfaces, host := p.Sources.Origins, p.Interfaces.Origins, p.Host.Origins; {
 	case r != nil:
 		d := c.longest(r, pkt).decision(pkt, asked.Src.IsValid())
 		d.Reason += p.condition(asked)
 		return d
-	case len(c.Jumps) == 0:
+	case len(scope) == 0:
 		return outOfScope(sources, "%s names no %s prefix", keyOf(sources), f)
-	case !anyJump(func(j Rule) bool { return j.From == nil || j.From.Contains(pkt.Src) }):
-		return outOfScope(sources, "the source %s is not in %s (%s)", pkt.Src, keyOf(sources), RangesOf(ofFamily(p.Sources.Value, f)...))
-	case !anyJump(func(j Rule) bool { return j.matchesInterface(pkt.Out) }):
+	case !scope.Contains(pkt.Src):
+		return outOfScope(sources, "the source %s is not in %s (%s)", pkt.Src, keyOf(sources), scope)
+	case !slices.ContainsFunc(c.Jumps, func(j Rule) bool { return j.matchesInterface(pkt.Out) }):
 		return outOfScope(interfaces, "the interface %s is not in %s (%s)", quoteUnlessWord(pkt.Out), keyOf(interfaces), firstOf(p.Interfaces.Value))
+	default:
+		return outOfScope(host, "the source %s is the node itself, and %s is false", pkt.Src, keyOf(host))
 	}
-	return outOfScope(host, "the source %s is the node itself, and %s is false", pkt.Src, keyOf(host))
 }
 
 // longest returns the rule with the longest prefix that matches the packet, given the
@@ -95,50 +90,41 @@ func (r *Rule) decision(pkt Packet, sourceKnown bool) Decision {
 	return d
 }
 
-// keyOf names the key that sets a value, without the index of an item: explain finds
-// the item in the file.
+// keyOf names the key that sets a value, without its file and index: explain shows them.
 func keyOf(origins []Origin) string {
-	if o := origins[0]; o.Source.Kind == BuiltIn {
-		return fmt.Sprintf("%s (%s)", o.Key, o.Source)
-	}
-	return fmt.Sprintf("%s of %s", origins[0].Key, origins[0].Source)
+	o := origins[0]
+	o.File = ""
+	return o.String()
 }
 
 // condition returns for which sources and interfaces a decision is true, if they are
 // not known and the decision depends on them.
 func (p Policy) condition(asked Packet) string {
-	text := ""
+	in, out := "", ""
 	if !asked.Src.IsValid() {
-		text = p.sourceCondition(FamilyOf(asked.Dst))
+		f := FamilyOf(asked.Dst)
+		scope, exempt := p.SourcesInScope(f), p.SourcesExempt(f)
+		if len(p.Sources.Value) > 0 {
+			in = " in " + scope.String()
+		}
+		var but []string
+		if !p.Host.Value {
+			but = append(but, "the node itself")
+		}
+		if len(exempt) > 0 && len(scope.Without(exempt)) > 0 {
+			but = append(but, "those in "+exempt.String())
+		}
+		if len(but) > 0 {
+			in += " but " + strings.Join(but, " and ")
+		}
+		if in != "" {
+			in = ", for any source" + in
+		}
 	}
 	if asked.Out == "" && len(p.Interfaces.Value) > 0 {
-		text += ", out of " + firstOf(p.Interfaces.Value)
+		out = ", out of " + firstOf(p.Interfaces.Value)
 	}
-	return text
-}
-
-func (p Policy) sourceCondition(f Family) string {
-	text := ", for any source"
-	if sources := ofFamily(p.Sources.Value, f); len(sources) > 0 {
-		text += " in " + RangesOf(sources...).String()
-	}
-	var but []string
-	if !p.Host.Value {
-		but = append(but, "the node itself")
-	}
-	if exempt := p.SourcesExempt(f); len(exempt) > 0 {
-		if len(p.SourcesInScope(f).Without(exempt)) == 0 {
-			return text // every source is exempt
-		}
-		but = append(but, "those in "+exempt.String())
-	}
-	if len(but) > 0 {
-		return text + " but " + strings.Join(but, " and ")
-	}
-	if len(p.Sources.Value) == 0 {
-		return "" // the usual case
-	}
-	return text
+	return in + out
 }
 
 // Representative replaces what is not known of a packet, its source (the zero Addr) or
@@ -149,7 +135,7 @@ func (p Policy) Representative(pkt Packet) Packet {
 	f := FamilyOf(pkt.Dst)
 	if !pkt.Src.IsValid() {
 		pkt.SrcLocal = false
-		pkt.Src = p.Candidates(f).firstIn(f.unicast())
+		pkt.Src = p.Candidates(f)[0].From()
 	}
 	if pkt.Out == "" && len(p.Interfaces.Value) > 0 {
 		pkt.Out = p.Interfaces.Value[0]
@@ -184,34 +170,8 @@ func (p Policy) SourcesInScope(f Family) Ranges {
 }
 
 // SourcesExempt returns the sources of a family that are never masqueraded.
-func (p Policy) SourcesExempt(f Family) Ranges {
-	var prefixes []netip.Prefix
-	for _, e := range entriesOf(p.ExemptSources, f) {
-		prefixes = append(prefixes, e.Prefix)
-	}
-	return RangesOf(prefixes...)
-}
+func (p Policy) SourcesExempt(f Family) Ranges { return exemptAddresses(entriesOf(p.ExemptSources, f)) }
 
 // DestinationsExempt returns the destinations of a family that are not masqueraded,
 // whatever the source.
-func (p Policy) DestinationsExempt(f Family) Ranges {
-	return exemptAddresses(entriesOf(p.Destinations, f))
-}
-
-// firstIn returns the first address of the set that is in the range, or the first of
-// the set if none is.
-func (r Ranges) firstIn(in netipx.IPRange) netip.Addr {
-	if common := r.Intersect(Ranges{in}); len(common) > 0 {
-		return common[0].From()
-	}
-	return r[0].From()
-}
-
-// unicast returns the range of the addresses of hosts: those between 0.0.0.0/8 and
-// 224.0.0.0/4 (RFC 1122 3.2.1.3), and global unicast (RFC 4291 2.4).
-func (f Family) unicast() netipx.IPRange {
-	if f == IPv4 {
-		return netipx.IPRangeFrom(netip.AddrFrom4([4]byte{1}), netip.AddrFrom4([4]byte{223, 255, 255, 255}))
-	}
-	return netipx.RangeOfPrefix(netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20}), 3))
-}
+func (p Policy) DestinationsExempt(f Family) Ranges { return exemptAddresses(entriesOf(p.Destinations, f)) }

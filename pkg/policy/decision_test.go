@@ -3,6 +3,7 @@
 package policy_test
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -11,143 +12,249 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Whatever sources state, and in either layout, the rules do with a packet what
-// the documentation says: the longest prefix wins, within the scope.
-func TestRulesDecideAsTheSourcesSay(t *testing.T) {
+// outcomeOf is what the rules of a chain do with a packet: masquerade it or not.
+func outcomeOf(rs policy.Ruleset, p policy.Packet) (masquerade bool, by *policy.Rule) {
+	v, rule := decided(rs, policy.DefaultChain, p)
+	return v == masqueraded, rule
+}
+
+// What is said to be decided is what the rules do, in either layout; and where
+// source or interface are not known, what they do with the packet that stands for
+// the others.
+func TestDecideAgreesWithTheRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sources := genSources().Draw(t, "sources")
+		p := policy.Merge(sources)[0]
 		oracle := newOracle(sources)
-		merged := policy.Merge(sources)
-		var rulesets []policy.Ruleset
-		for _, l := range defaultLayouts() {
-			rulesets = append(rulesets, policy.Desired(merged, l, policy.OwnedBy("/state")))
-		}
 		for range 40 {
-			p := genPacket(sources).Draw(t, "packet")
-			want := oracle.decide(p)
-			for i, rs := range rulesets {
-				got, rule := decided(rs, policy.DefaultChain, p)
-				if got != want {
-					t.Fatalf("layout %+v: %+v is %s by %v, want %s; rules:\n%s", defaultLayouts()[i], p, got, rule, want, render(rs))
+			asked := genPacket(sources).Draw(t, "packet")
+			if rapid.IntRange(0, 3).Draw(t, "out unknown") == 0 {
+				asked.Out = ""
+			}
+			if rapid.IntRange(0, 3).Draw(t, "source unknown") == 0 {
+				asked.Src, asked.SrcLocal = netip.Addr{}, false
+			}
+			pkt := p.Representative(asked)
+			if asked.Src.IsValid() && pkt.Src != asked.Src || asked.Out != "" && pkt.Out != asked.Out {
+				t.Fatalf("%+v stands for %+v, of which it changes what is known", pkt, asked)
+			}
+			d := p.Decide(asked)
+			for _, l := range []policy.Layout{{}, {Sets: true}} {
+				rs := policy.Desired([]policy.Policy{p}, l, policy.OwnedBy("/state"))
+				if got, rule := outcomeOf(rs, pkt); got != (d.Action == policy.ActionMasquerade) {
+					t.Fatalf("layout %+v: %+v is said to be %s (%s), but %v decides; rules:\n%s", l, pkt, d.Action, d.Reason, rule, render(rs))
 				}
-				if got == masqueraded {
-					checkMasqueradeRule(t, merged[0], defaultLayouts()[i], p, *rule)
+				// What is in scope reaches a rule of the chain, and nothing else does.
+				if _, rule := outcomeOf(rs, pkt); (rule == nil) != (d.Action == policy.ActionOutOfScope) {
+					t.Fatalf("layout %+v: %+v is said to be %s (%s), but %v decides; rules:\n%s", l, pkt, d.Action, d.Reason, rule, render(rs))
 				}
 			}
+			if want := oracle.decide(pkt); (want == masqueraded) != (d.Action == policy.ActionMasquerade) {
+				t.Fatalf("%+v is said to be %s (%s), but the sources say %s", pkt, d.Action, d.Reason, want)
+			}
+			checkEntry(t, p, pkt, d)
 		}
 	})
 }
 
-func checkMasqueradeRule(t *rapid.T, p policy.Policy, l policy.Layout, packet policy.Packet, r policy.Rule) {
-	wantPorts := len(p.ToPorts.Value) > 0 && slices.Contains(policy.Protocols(), packet.Protocol)
-	if got := !r.Ports.IsZero(); got != wantPorts {
-		t.Fatalf("%v chooses ports for %s: %v, want %v", r, packet.Protocol, got, wantPorts)
+// checkEntry: the entry that is said to decide covers the packet, and is there.
+func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decision) {
+	if d.Reason == "" {
+		t.Fatalf("%+v is %s without a reason", pkt, d.Action)
 	}
-	if want := p.RandomFully.Value && !l.NoRandomFully; r.RandomFully != want {
-		t.Fatalf("%v is fully random: %v, want %v", r, r.RandomFully, want)
+	if d.Entry == nil {
+		if d.Action == policy.ActionExempt {
+			t.Fatalf("%+v is exempt by nothing", pkt)
+		}
+		return
+	}
+	is := func(e policy.Entry) bool { return e.Prefix == d.Entry.Prefix && e.Action == d.Entry.Action }
+	bySource := d.Entry.Prefix.Contains(pkt.Src) && slices.ContainsFunc(p.ExemptSources, is)
+	byDestination := d.Entry.Prefix.Contains(pkt.Dst) && slices.ContainsFunc(p.Destinations, is)
+	if !bySource && !byDestination || d.Action == policy.ActionOutOfScope {
+		t.Fatalf("%+v is %s by %s, which is not about it", pkt, d.Action, d.Entry.Prefix)
+	}
+	if want := d.Entry.Action == policy.ActionMasquerade; want != (d.Action == policy.ActionMasquerade) {
+		t.Fatalf("%+v is %s by %s, which says %s", pkt, d.Action, d.Entry.Prefix, d.Entry.Action)
+	}
+	if len(d.Origins) == 0 {
+		t.Fatalf("%+v is %s by %s, which no source stated", pkt, d.Action, d.Entry.Prefix)
 	}
 }
 
-// The decisions that need a whole story to be told, one packet each.
-func TestDecisionsByExample(t *testing.T) {
-	onlyThese := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("0.0.0.0/0"), MasqueradeCIDRs: cidrs("203.0.113.0/24")}
-	vpnHole := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}
-	v4Sources := policy.SourcePolicy{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16")}
+// Where the source is not known and the decision is not the same for all that
+// there are, it is that for those in scope which are not exempt.
+func TestDecideForUnknownSources(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		sources := genSources().Draw(t, "sources")
+		p := policy.Merge(sources)[0]
+		known := genPacket(sources).Draw(t, "packet")
+		known.SrcLocal = false
+		unknown := known
+		unknown.Src = netip.Addr{}
+		with, without := p.Decide(known), p.Decide(unknown)
+		outOfScope, exempt := with.Action == policy.ActionOutOfScope, with.Entry != nil && with.Entry.Prefix.Contains(known.Src) && with.Action == policy.ActionExempt
+		if !outOfScope && !exempt && with.Action != without.Action {
+			t.Fatalf("%+v is %s (%s), but for a source that is not known it is %s (%s)", known, with.Action, with.Reason, without.Action, without.Reason)
+		}
+	})
+}
+
+func TestDecideByExample(t *testing.T) {
+	scoped := policy.SourcePolicy{
+		EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"),
+		OutputInterfaces: []string{"eth+", "wg0"}, MasqueradeHost: ptr(false),
+		NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
+	}
+	exemptAll := policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.0.0.0/8")}
+	from := func(src, dst string) policy.Packet { return policy.Packet{Src: addr(src), Dst: addr(dst), Out: "eth0"} }
 	for _, tt := range []struct {
 		name      string
 		statement policy.SourcePolicy
 		packet    policy.Packet
-		want      verdict
+		outcome   policy.Action
+		entry     string
+		reason    string
 	}{
-		{"the internet", policy.SourcePolicy{}, packet("10.244.0.2", "8.8.8.8"), masqueraded},
-		{"a default", policy.SourcePolicy{}, packet("10.244.0.2", "10.9.9.9"), notMasqueraded},
-		{"link-local", policy.SourcePolicy{}, packet("10.244.0.2", "169.254.169.254"), notMasqueraded},
-		{"link-local, masquerade wanted", policy.SourcePolicy{MasqLinkLocal: ptr(true)}, packet("10.244.0.2", "169.254.169.254"), masqueraded},
 		{
-			"the switch takes only the built-in exemption away",
-			policy.SourcePolicy{MasqLinkLocal: ptr(true), NonMasqueradeCIDRs: cidrs("169.254.0.0/16")},
-			packet("10.244.0.2", "169.254.169.254"), notMasqueraded,
+			"nothing covers it", policy.SourcePolicy{}, from("10.244.0.2", "8.8.8.8"), policy.ActionMasquerade, "",
+			"no prefix covers 8.8.8.8, and what none covers is masqueraded",
 		},
 		{
-			"a stated link-local prefix beats the built-in one",
-			policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.254.0.0/16")}, packet("10.244.0.2", "169.254.1.1"), masqueraded,
+			"a default", policy.SourcePolicy{}, policy.Packet{Dst: addr("10.9.9.9")}, policy.ActionExempt, "10.0.0.0/8",
+			"10.0.0.0/8 in nonMasqueradeCIDRs (built in) is the longest prefix that covers 10.9.9.9",
 		},
 		{
-			"a longer one within link-local",
-			policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.254.169.254/32")}, packet("10.244.0.2", "169.254.169.254"), masqueraded,
+			"a hole", scoped, from("10.244.0.2", "10.1.9.9"), policy.ActionMasquerade, "10.1.0.0/16",
+			`10.1.0.0/16 in masqueradeCIDRs of network "podnet" is the longest prefix that covers 10.1.9.9`,
 		},
 		{
-			"link-local is longer than a wide masqueraded one",
-			policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.0.0.0/8")}, packet("10.244.0.2", "169.254.1.1"), notMasqueraded,
+			"an island, source and interface unknown", scoped, policy.Packet{Dst: addr("10.1.2.3")}, policy.ActionExempt, "10.1.2.0/24",
+			`10.1.2.0/24 in nonMasqueradeCIDRs of network "podnet" is the longest prefix that covers 10.1.2.3, ` +
+				"for any source in 10.244.0.0/16 but the node itself and those in 10.244.7.0/24, out of eth+, wg0",
 		},
 		{
-			"a stated prefix beats a default",
-			policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, packet("10.244.0.2", "10.1.1.1"), masqueraded,
+			"a source out of scope", scoped, from("10.245.0.2", "8.8.8.8"), policy.ActionOutOfScope, "",
+			`the source 10.245.0.2 is not in sourceCIDRs of network "podnet" (10.244.0.0/16)`,
 		},
 		{
-			"the other defaults still hold",
-			policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, packet("10.244.0.2", "192.168.1.1"), notMasqueraded,
-		},
-		{"an explicit empty list is none", policy.SourcePolicy{NonMasqueradeCIDRs: cidrs()}, packet("10.244.0.2", "10.1.1.1"), masqueraded},
-		{"a hole", vpnHole, packet("10.244.0.2", "10.1.1.1"), masqueraded},
-		{"around the hole", vpnHole, packet("10.244.0.2", "10.2.1.1"), notMasqueraded},
-		{"an island in the hole", vpnHole, packet("10.244.0.2", "10.1.2.3"), notMasqueraded},
-		{"only these: one of them", onlyThese, packet("10.244.0.2", "203.0.113.9"), masqueraded},
-		{"only these: another", onlyThese, packet("10.244.0.2", "8.8.8.8"), notMasqueraded},
-		{"reserved", policy.SourcePolicy{NomasqAllReservedRanges: ptr(true)}, packet("10.244.0.2", "100.64.0.1"), notMasqueraded},
-		{"not reserved", policy.SourcePolicy{}, packet("10.244.0.2", "100.64.0.1"), masqueraded},
-		{"local destination", policy.SourcePolicy{}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), DstLocal: true}, notMasqueraded},
-		{"the node itself", policy.SourcePolicy{}, policy.Packet{Src: addr("192.0.2.1"), Dst: addr("8.8.8.8"), SrcLocal: true}, masqueraded},
-		{
-			"the node itself, left alone",
-			policy.SourcePolicy{MasqueradeHost: ptr(false)}, policy.Packet{Src: addr("192.0.2.1"), Dst: addr("8.8.8.8"), SrcLocal: true}, notMasqueraded,
-		},
-		{"IPv6, not managed", policy.SourcePolicy{}, packet("fd00::2", "2001:db8::1"), notItsAffair},
-		{"IPv6", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "2001:db8::1"), masqueraded},
-		{"IPv6 has no defaults but link-local", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "fd00::3"), masqueraded},
-		{"IPv6 link-local", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "fe80::1"), notMasqueraded},
-		{
-			"the switches are for one family each",
-			policy.SourcePolicy{EnableIPv6: ptr(true), MasqLinkLocal: ptr(true)}, packet("fd00::2", "fe80::1"), notMasqueraded,
-		},
-		{"a source in scope", v4Sources, packet("10.244.0.2", "8.8.8.8"), masqueraded},
-		{"a source out of scope", v4Sources, packet("10.245.0.2", "8.8.8.8"), notMasqueraded},
-		{"a scope of the other family alone", v4Sources, packet("fd00::2", "2001:db8::1"), notMasqueraded},
-		{
-			"an exempt source",
-			policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24")}, packet("10.244.7.2", "8.8.8.8"), notMasqueraded,
+			"an interface out of scope", scoped, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "lo"}, policy.ActionOutOfScope, "",
+			`the interface lo is not in outputInterfaces of network "podnet" (eth+, wg0)`,
 		},
 		{
-			"an exempt source, a destination that is forced",
-			policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"), MasqueradeCIDRs: cidrs("10.0.0.0/8")},
-			packet("10.244.7.2", "10.1.1.1"), notMasqueraded,
+			"the node", scoped, policy.Packet{Src: addr("10.244.0.1"), SrcLocal: true, Dst: addr("8.8.8.8"), Out: "eth0"}, policy.ActionOutOfScope, "",
+			`the source 10.244.0.1 is the node itself, and masqueradeHost of network "podnet" is false`,
 		},
 		{
-			"an interface by wildcard",
-			policy.SourcePolicy{OutputInterfaces: []string{"eth+"}}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "eth7"}, masqueraded,
+			"an exempt source", scoped, from("10.244.7.2", "8.8.8.8"), policy.ActionExempt, "10.244.7.0/24",
+			`the source 10.244.7.2 is in 10.244.7.0/24, which nonMasqueradeSourceCIDRs of network "podnet" exempts`,
 		},
 		{
-			"another interface",
-			policy.SourcePolicy{OutputInterfaces: []string{"eth0"}}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "eth01"}, notMasqueraded,
+			"every source exempt", exemptAll, policy.Packet{Dst: addr("8.8.8.8")}, policy.ActionExempt, "10.0.0.0/8",
+			`every source in scope is exempt: 10.244.0.0 is in 10.0.0.0/8, which nonMasqueradeSourceCIDRs of network "podnet" exempts, ` +
+				"for any source in 10.244.0.0/16",
 		},
-		{"everything, said as a prefix", policy.SourcePolicy{SourceCIDRs: cidrs("0.0.0.0/0")}, packet("10.244.0.2", "8.8.8.8"), masqueraded},
-		{"every source exempt", policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/0")}, packet("10.244.0.2", "8.8.8.8"), notMasqueraded},
+		{
+			"a scope of the other family", scoped, policy.Packet{Dst: addr("2001:db8::1")}, policy.ActionOutOfScope, "",
+			`sourceCIDRs of network "podnet" names no ipv6 prefix`,
+		},
+		{
+			"a family that is not managed", policy.SourcePolicy{}, from("fd00::2", "2001:db8::1"), policy.ActionOutOfScope, "",
+			"ipv6 is not managed: enableIPv6 (built in) is false",
+		},
+		{
+			"the node as destination", policy.SourcePolicy{}, policy.Packet{Dst: addr("192.0.2.1"), DstLocal: true}, policy.ActionOutOfScope, "",
+			"192.0.2.1 is an address of the node itself",
+		},
+		{
+			"two families", policy.SourcePolicy{EnableIPv6: ptr(true)}, from("10.244.0.2", "2001:db8::1"), policy.ActionOutOfScope, "",
+			"no packet goes from 10.244.0.2 to 2001:db8::1: they are of two families",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			sources := []policy.Source{network("podnet", 1, tt.statement)}
-			if got := newOracle(sources).decide(tt.packet); got != tt.want {
-				t.Errorf("the oracle says %s, want %s", got, tt.want)
+			d := mergeOne(t, network("podnet", 1, tt.statement)).Decide(tt.packet)
+			entry := ""
+			if d.Entry != nil {
+				entry = d.Entry.Prefix.String()
 			}
-			for _, l := range defaultLayouts() {
-				rs := policy.Desired(policy.Merge(sources), l, policy.OwnedBy("/state"))
-				if got, rule := decided(rs, policy.DefaultChain, tt.packet); got != tt.want {
-					t.Errorf("layout %+v: %s by %v, want %s; rules:\n%s", l, got, rule, tt.want, render(rs))
-				}
+			if d.Action != tt.outcome || entry != tt.entry || d.Reason != tt.reason {
+				t.Errorf("got %s by %q:\n  %s\nwant %s by %q:\n  %s", d.Action, entry, d.Reason, tt.outcome, tt.entry, tt.reason)
 			}
 		})
 	}
 }
 
-func packet(src, dst string) policy.Packet {
-	return policy.Packet{Src: addr(src), Dst: addr(dst), Out: "eth0", Protocol: "tcp"}
+func TestRepresentative(t *testing.T) {
+	for _, tt := range []struct {
+		name             string
+		statement        policy.SourcePolicy
+		dst, src, ifname string
+	}{
+		{"no scope", policy.SourcePolicy{}, "8.8.8.8", "0.0.0.0", ""},
+		{"no scope, IPv6", policy.SourcePolicy{EnableIPv6: ptr(true)}, "2001:db8::1", "::", ""},
+		{"a scope", policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), OutputInterfaces: []string{"wg0"}}, "8.8.8.8", "10.244.0.0", "wg0"},
+		{"a wildcard", policy.SourcePolicy{OutputInterfaces: []string{"eth+"}}, "8.8.8.8", "0.0.0.0", "eth0"},
+		{"the first of the scope is exempt", policy.SourcePolicy{
+			SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.0.0/24"),
+		}, "8.8.8.8", "10.244.1.0", ""},
+		{"most sources are exempt", policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/1", "128.0.0.0/2", "192.0.0.0/3")}, "8.8.8.8", "224.0.0.0", ""},
+		{"every source is exempt", policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/0")}, "8.8.8.8", "0.0.0.0", ""},
+		{"another family's scope", policy.SourcePolicy{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16")}, "2001:db8::1", "::", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := mergeOne(t, network("podnet", 1, tt.statement)).Representative(policy.Packet{Dst: addr(tt.dst)})
+			if got.Src != addr(tt.src) || got.Out != tt.ifname {
+				t.Errorf("%s out of %q stands for all, want %s out of %q", got.Src, got.Out, tt.src, tt.ifname)
+			}
+		})
+	}
+}
+
+// An unknown source is none that is exempt or out of scope, if there is another.
+func TestDecideByLongestPrefix(t *testing.T) {
+	p := mergeOne(t, network("n", 1, policy.SourcePolicy{
+		EnableIPv6: ptr(true), NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24", "fd00::/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
+	}))
+	for dst, want := range map[string]string{
+		"10.9.9.9": "10.0.0.0/8", "10.1.9.9": "10.1.0.0/16", "10.1.2.9": "10.1.2.0/24", "169.254.1.1": "169.254.0.0/16",
+		"fd00::1": "fd00::/8", "fe80::1": "fe80::/10", "8.8.8.8": "", "2001:db8::1": "",
+	} {
+		got := ""
+		if e := p.Decide(policy.Packet{Dst: addr(dst)}).Entry; e != nil {
+			got = e.Prefix.String()
+		}
+		if got != want {
+			t.Errorf("%s is decided by %q, want %q", dst, got, want)
+		}
+	}
+}
+
+// The entry that is said to decide is the one by which the rules do.
+func TestLongestPrefixAgreesWithTheOracle(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		sources := genSources().Draw(t, "sources")
+		p := policy.Merge(sources)[0]
+		p.ExemptSources, p.Sources.Value, p.Interfaces.Value, p.Host.Value = nil, nil, nil, true
+		stated := newOracle(sources).destinations()
+		for _, f := range p.Families() {
+			for _, dst := range edges(destinationsOf(sources), f) {
+				longest, want := -1, masqueraded
+				for prefix, v := range stated {
+					if prefix.Contains(dst) && prefix.Bits() > longest {
+						longest, want = prefix.Bits(), v
+					}
+				}
+				got, bits := masqueraded, -1
+				if e := p.Decide(policy.Packet{Dst: dst}).Entry; e != nil {
+					bits = e.Prefix.Bits()
+					if e.Action == policy.ActionExempt {
+						got = notMasqueraded
+					}
+				}
+				if got != want || bits != longest {
+					t.Fatalf("%s is %s by a /%d, want %s by a /%d", dst, got, bits, want, longest)
+				}
+			}
+		}
+	})
 }

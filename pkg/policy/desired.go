@@ -17,8 +17,6 @@ type Layout struct {
 	// Sets means that a rule can match a set of addresses. Otherwise each prefix
 	// needs a rule of its own.
 	Sets bool
-	// NoRandomFully means that the kernel or its tools do not support random-fully.
-	NoRandomFully bool
 }
 
 // Desired returns the rules that the kernel must have for the policies.
@@ -32,8 +30,9 @@ func Desired(policies []Policy, l Layout, o Owner) Ruleset {
 	return rs
 }
 
-// chain returns the chain of one family: exempt sources, destinations, and
-// MASQUERADE for the rest.
+// chain returns the chain of one family. It decides the order of the rules, which the
+// backends keep: exempt sources, the destinations in the order of chainOrder, and
+// MASQUERADE for the rest. Policy.Destinations has the written order.
 func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 	c := Chain{Family: f, Name: p.Chain, Owner: o, Jumps: p.jumps(f, l)}
 	if l.Sets {
@@ -43,7 +42,8 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 		if exempt := p.DestinationsExempt(f); len(exempt) > 0 {
 			c.Rules = append(c.Rules, Rule{To: f.match(exempt), Verdict: Return})
 		}
-		return p.masquerade(c, Rule{}, l)
+		c.Rules = p.masquerade(c.Rules, Rule{})
+		return c
 	}
 	sources, destinations := entriesOf(p.ExemptSources, f), entriesOf(p.Destinations, f)
 	c.Rules = make([]Rule, 0, len(sources)+len(destinations)+1)
@@ -55,10 +55,102 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 		if e.Action == ActionExempt {
 			c.Rules = append(c.Rules, r)
 		} else {
-			c = p.masquerade(c, r, l)
+			c.Rules = p.masquerade(c.Rules, r)
 		}
 	}
-	return p.masquerade(c, Rule{}, l)
+	c.Rules = p.masquerade(c.Rules, Rule{})
+	return c
+}
+
+// masquerade appends the rules that masquerade what r matches: for each protocol with
+// ports one rule per port range, and one for all other traffic. The probability of a
+// range is among the packets that the ranges before it left.
+func (p *Policy) masquerade(rules []Rule, r Rule) []Rule {
+	r.Verdict, r.RandomFully = Masquerade, p.RandomFully.Value
+	total := 0
+	for _, ports := range p.ToPorts.Value {
+		total += ports.Size()
+	}
+	for _, protocol := range Protocols() {
+		left := total
+		for _, ports := range p.ToPorts.Value {
+			with := r
+			with.Protocol, with.Ports = protocol, ports
+			if ports.Size() < left {
+				with.Probability = uint32(math.Round(float64(ports.Size()) / float64(left) * ProbabilityScale))
+			}
+			left -= ports.Size()
+			rules = append(rules, with)
+		}
+	}
+	return append(rules, r)
+}
+
+// chainOrder returns the entries in an order in which the first match is the one with
+// the longest prefix. The written order stays wherever the order does not matter: it
+// matters only between prefixes of which one covers the other and whose actions
+// differ. So an entry that covers one with another action comes right after all that
+// it covers, which are sorted by length, the longest first.
+func chainOrder(list []*Entry) []*Entry {
+	if !slices.ContainsFunc(list, func(e *Entry) bool { return e.Action != list[0].Action }) {
+		return list
+	}
+	sorted := byPrefix(list)
+	place := make([]int, len(list)) // of each entry in sorted
+	for at, i := range sorted {
+		place[i] = at
+	}
+	longestFirst := func(i, j int) int { return cmp.Or(list[j].Prefix.Bits()-list[i].Prefix.Bits(), i-j) }
+	out, done := make([]*Entry, 0, len(list)), make([]bool, len(list))
+	take := func(i int) {
+		if !done[i] {
+			done[i] = true
+			out = append(out, list[i])
+		}
+	}
+	for i, e := range list {
+		if done[i] {
+			continue
+		}
+		end, mixed := place[i]+1, false
+		for ; end < len(sorted) && e.Prefix.Contains(list[sorted[end]].Prefix.Addr()); end++ {
+			mixed = mixed || list[sorted[end]].Action != e.Action
+		}
+		if mixed {
+			for _, within := range slices.SortedFunc(slices.Values(sorted[place[i]+1:end]), longestFirst) {
+				take(within)
+			}
+		}
+		take(i)
+	}
+	return out
+}
+
+// jumps returns the jumps to the chain, one for each element of the scope, and none if
+// sourceCIDRs has prefixes of the other family only.
+func (p *Policy) jumps(f Family, l Layout) []Rule {
+	sources, prefixes := []Ranges{nil}, ofFamily(p.Sources.Value, f)
+	switch {
+	case len(p.Sources.Value) == 0:
+	case l.Sets && len(prefixes) > 0:
+		sources = []Ranges{f.match(RangesOf(prefixes...))}
+	default:
+		sources = nil
+		for _, prefix := range prefixes {
+			sources = append(sources, f.match(RangesOf(prefix)))
+		}
+	}
+	interfaces := p.Interfaces.Value
+	if len(interfaces) == 0 {
+		interfaces = []string{""}
+	}
+	var jumps []Rule
+	for _, from := range sources {
+		for _, out := range interfaces {
+			jumps = append(jumps, Rule{From: from, Out: out, NotFromLocal: !p.Host.Value, NotToLocal: true, Verdict: Jump})
+		}
+	}
+	return jumps
 }
 
 func entriesOf(list []Entry, f Family) []*Entry {
@@ -80,59 +172,6 @@ func (f Family) match(r Ranges) Ranges {
 	return r
 }
 
-// jumps returns the jumps to the chain, one for each element of the scope, and none if
-// sourceCIDRs has prefixes of the other family only.
-func (p *Policy) jumps(f Family, l Layout) []Rule {
-	sources := []Ranges{nil}
-	if len(p.Sources.Value) > 0 {
-		sources = nil
-		prefixes := ofFamily(p.Sources.Value, f)
-		if l.Sets && len(prefixes) > 0 {
-			sources = []Ranges{f.match(RangesOf(prefixes...))}
-		} else {
-			for _, prefix := range prefixes {
-				sources = append(sources, f.match(RangesOf(prefix)))
-			}
-		}
-	}
-	interfaces := p.Interfaces.Value
-	if len(interfaces) == 0 {
-		interfaces = []string{""}
-	}
-	var jumps []Rule
-	for _, from := range sources {
-		for _, out := range interfaces {
-			jumps = append(jumps, Rule{From: from, Out: out, NotFromLocal: !p.Host.Value, NotToLocal: true, Verdict: Jump})
-		}
-	}
-	return jumps
-}
-
-// masquerade appends to the chain the rules that masquerade what r matches: for each
-// protocol with ports one rule per port range, and one for all other traffic. The
-// share of a range is that of the packets that the ranges before it left.
-func (p *Policy) masquerade(c Chain, r Rule, l Layout) Chain {
-	r.Verdict, r.RandomFully = Masquerade, p.RandomFully.Value && !l.NoRandomFully
-	total := 0
-	for _, ports := range p.ToPorts.Value {
-		total += ports.Size()
-	}
-	for _, protocol := range Protocols() {
-		left := total
-		for _, ports := range p.ToPorts.Value {
-			with := r
-			with.Protocol, with.Ports = protocol, ports
-			if ports.Size() < left {
-				with.Probability = uint32(math.Round(float64(ports.Size()) / float64(left) * ProbabilityScale))
-			}
-			left -= ports.Size()
-			c.Rules = append(c.Rules, with)
-		}
-	}
-	c.Rules = append(c.Rules, r)
-	return c
-}
-
 // byPrefix returns the indexes of the entries in the order of comparePrefixes. It sorts
 // keys without pointers, which take a third of the time.
 func byPrefix(list []*Entry) []int {
@@ -147,13 +186,7 @@ func byPrefix(list []*Entry) []int {
 		keys[i] = key{binary.BigEndian.Uint64(a[:8]), binary.BigEndian.Uint64(a[8:]), e.Prefix.Bits(), i}
 	}
 	slices.SortFunc(keys, func(a, b key) int {
-		switch {
-		case a.high != b.high:
-			return cmp.Compare(a.high, b.high)
-		case a.low != b.low:
-			return cmp.Compare(a.low, b.low)
-		}
-		return a.bits - b.bits
+		return cmp.Or(cmp.Compare(a.high, b.high), cmp.Compare(a.low, b.low), a.bits-b.bits)
 	})
 	out := make([]int, len(keys))
 	for i, k := range keys {
@@ -195,46 +228,6 @@ func exemptAddresses(list []*Entry) Ranges {
 	}
 	for at := 0; at < len(sorted); {
 		at = walk(at)
-	}
-	return out
-}
-
-// chainOrder returns the entries in an order in which the first match is the one with
-// the longest prefix. The written order stays wherever the order does not matter: it
-// matters only between prefixes of which one covers the other and whose actions
-// differ. So an entry that covers one with another action comes right after all that
-// it covers, which are sorted by length, the longest first.
-func chainOrder(list []*Entry) []*Entry {
-	if !slices.ContainsFunc(list, func(e *Entry) bool { return e.Action != list[0].Action }) {
-		return list
-	}
-	sorted := byPrefix(list)
-	place := make([]int, len(list)) // of each entry in sorted
-	for at, i := range sorted {
-		place[i] = at
-	}
-	longestFirst := func(i, j int) int { return cmp.Or(list[j].Prefix.Bits()-list[i].Prefix.Bits(), i-j) }
-	out, done := make([]*Entry, 0, len(list)), make([]bool, len(list))
-	take := func(i int) {
-		if !done[i] {
-			done[i] = true
-			out = append(out, list[i])
-		}
-	}
-	for i, e := range list {
-		if done[i] {
-			continue
-		}
-		end, mixed := place[i]+1, false
-		for ; end < len(sorted) && e.Prefix.Contains(list[sorted[end]].Prefix.Addr()); end++ {
-			mixed = mixed || list[sorted[end]].Action != e.Action
-		}
-		if mixed {
-			for _, within := range slices.SortedFunc(slices.Values(sorted[place[i]+1:end]), longestFirst) {
-				take(within)
-			}
-		}
-		take(i)
 	}
 	return out
 }

@@ -3,9 +3,14 @@
 package policy_test
 
 import (
+	"cmp"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
+	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -128,7 +133,7 @@ func TestDesiredRandomFully(t *testing.T) {
 		want   bool
 	}{
 		{nil, policy.Layout{}, true}, {ptr(true), policy.Layout{Sets: true}, true}, {ptr(false), policy.Layout{}, false},
-		{nil, policy.Layout{NoRandomFully: true}, false}, {ptr(true), policy.Layout{Sets: true, NoRandomFully: true}, false},
+		{nil, policy.Layout{Sets: true}, true}, {ptr(false), policy.Layout{Sets: true}, false},
 	} {
 		c := chainOf(t, policy.SourcePolicy{RandomFully: tt.stated, ToPorts: ports(t, "1-2,4-5"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}, tt.layout, policy.IPv4)
 		for _, r := range c.Rules {
@@ -206,4 +211,280 @@ func checkWellFormed(t *rapid.T, c policy.Chain, r policy.Rule, l policy.Layout)
 	if (r.Probability != 0 || !r.Ports.IsZero()) && (r.Protocol == "" || r.Ports.IsZero() || r.Verdict != policy.Masquerade || r.Probability >= policy.ProbabilityScale) {
 		t.Fatalf("%s: ports without protocol, or a share of none", r)
 	}
+}
+
+// destinationOrder returns the prefixes of one family in the order of the rules
+// of the layout without sets. Ports, which make several rules of a prefix, are
+// left to other tests.
+func destinationOrder(p policy.Policy, f policy.Family) []netip.Prefix {
+	p.ToPorts.Value = nil
+	p.ExemptSources = nil
+	rs := policy.Desired([]policy.Policy{p}, policy.Layout{}, policy.Owner{})
+	rules := rs.Find(f, p.Chain).Rules
+	var out []netip.Prefix
+	for _, r := range rules[:len(rules)-1] {
+		if r.To == nil {
+			out = append(out, f.All())
+			continue
+		}
+		prefix, ok := r.To[0].Prefix()
+		if !ok || len(r.To) != 1 {
+			panic("a rule of the layout without sets matches more than a prefix: " + r.String())
+		}
+		out = append(out, prefix)
+	}
+	return out
+}
+
+func TestOrderByExample(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		statement policy.SourcePolicy
+		want      []netip.Prefix
+	}{
+		{
+			"as written, link-local first",
+			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("192.168.0.0/16", "10.0.0.0/8", "192.0.2.0/24")},
+			cidrs("169.254.0.0/16", "192.168.0.0/16", "10.0.0.0/8", "192.0.2.0/24"),
+		},
+		{
+			"nested, with one action",
+			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.0.0/16", "10.1.1.0/24", "0.0.0.0/0")},
+			cidrs("169.254.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "10.1.1.0/24", "0.0.0.0/0"),
+		},
+		{
+			"a prefix with another action than a wider one comes right before it",
+			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("172.16.0.0/12", "10.0.0.0/8", "192.168.0.0/16", "10.1.2.0/24", "172.17.0.0/16"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "203.0.113.0/24")},
+			cidrs("169.254.0.0/16", "172.16.0.0/12", "10.1.2.0/24", "10.1.0.0/16", "10.0.0.0/8", "192.168.0.0/16", "172.17.0.0/16", "203.0.113.0/24"),
+		},
+		{
+			"of the same length they stay as written",
+			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.9.0.0/16"), MasqueradeCIDRs: cidrs("10.8.0.0/16", "10.7.0.0/16")},
+			cidrs("169.254.0.0/16", "10.9.0.0/16", "10.8.0.0/16", "10.7.0.0/16", "10.0.0.0/8"),
+		},
+		{
+			"everything is one group below a prefix for everything",
+			policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("0.0.0.0/0"), MasqueradeCIDRs: cidrs("203.0.113.0/24", "192.0.0.0/8")},
+			cidrs("169.254.0.0/16", "203.0.113.0/24", "192.0.0.0/8", "0.0.0.0/0"),
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			wantEqual(t, "order", destinationOrder(mergeOne(t, network("n", 1, tt.statement)), policy.IPv4), tt.want)
+		})
+	}
+}
+
+// written returns what the sources list, in the order in which they do, once
+// each: what is built in, then networks by name, then agent files. Where two
+// name a prefix to opposite ends, the one whose word holds counts.
+func written(sources []policy.Source, p policy.Policy, f policy.Family) []netip.Prefix {
+	byName := slices.SortedFunc(slices.Values(sources), func(a, b policy.Source) int {
+		return cmp.Or(strings.Compare(string(b.ID.Kind), string(a.ID.Kind)), strings.Compare(a.ID.Name, b.ID.Name))
+	})
+	var out []netip.Prefix
+	note := func(prefix netip.Prefix, holds func(policy.Entry) bool) {
+		ofPrefix := func(e policy.Entry) bool { return e.Prefix == prefix && holds(e) }
+		if policy.FamilyOf(prefix.Addr()) == f && !slices.Contains(out, prefix) && slices.ContainsFunc(p.Destinations, ofPrefix) {
+			out = append(out, prefix)
+		}
+	}
+	for _, prefix := range append([]netip.Prefix{f.LinkLocal()}, policy.DefaultNonMasqueradeCIDRs(true)...) {
+		note(prefix, func(e policy.Entry) bool { return e.Origins[0].Source.Kind == policy.BuiltIn })
+	}
+	for _, c := range byName {
+		for _, prefix := range c.Policy.NonMasqueradeCIDRs {
+			note(prefix, func(e policy.Entry) bool { return e.Action == policy.ActionExempt })
+		}
+		for _, prefix := range c.Policy.MasqueradeCIDRs {
+			note(prefix, func(e policy.Entry) bool { return e.Action == policy.ActionMasquerade })
+		}
+	}
+	return out
+}
+
+// inConflict reports whether a wider prefix covers this one, and any prefix of
+// the action that is not its own.
+func inConflict(entries []policy.Entry, prefix netip.Prefix) bool {
+	within := func(p, q netip.Prefix) bool { return q.Bits() < p.Bits() && q.Overlaps(p) }
+	return slices.ContainsFunc(entries, func(around policy.Entry) bool {
+		return within(prefix, around.Prefix) && slices.ContainsFunc(entries, func(e policy.Entry) bool {
+			return within(e.Prefix, around.Prefix) && e.Action != around.Action
+		})
+	})
+}
+
+// Where order has no meaning it is the written one: a prefix comes before others
+// that are written before it only if there is a dispute about it. Each has one
+// rule.
+func TestWrittenOrderIsKept(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		sources := genSources().Draw(t, "sources")
+		p := policy.Merge(sources)[0]
+		for _, f := range p.Families() {
+			got, want := destinationOrder(p, f), written(sources, p, f)
+			if diff := gocmp.Diff(byText(want), byText(got), equatable); diff != "" {
+				t.Fatalf("%s: prefixes with rules (-want +got):\n%s", f, diff)
+			}
+			place := map[netip.Prefix]int{}
+			for i, prefix := range got {
+				place[prefix] = i
+			}
+			for i, later := range want {
+				for _, earlier := range want[:i] {
+					if place[later] < place[earlier] && !inConflict(p.Destinations, later) {
+						t.Fatalf("%s: %s comes before %s; written %s, rules %s", f, later, earlier, want, got)
+					}
+				}
+			}
+		}
+	})
+}
+
+func byText(list []netip.Prefix) []string {
+	var out []string
+	for _, p := range list {
+		out = append(out, p.String())
+	}
+	return slices.Sorted(slices.Values(out))
+}
+
+// Whatever sources state, and in either layout, the rules do with a packet what
+// the documentation says: the longest prefix wins, within the scope.
+func TestRulesDecideAsTheSourcesSay(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		sources := genSources().Draw(t, "sources")
+		oracle := newOracle(sources)
+		merged := policy.Merge(sources)
+		var rulesets []policy.Ruleset
+		for _, l := range defaultLayouts() {
+			rulesets = append(rulesets, policy.Desired(merged, l, policy.OwnedBy("/state")))
+		}
+		for range 40 {
+			p := genPacket(sources).Draw(t, "packet")
+			want := oracle.decide(p)
+			for i, rs := range rulesets {
+				got, rule := decided(rs, policy.DefaultChain, p)
+				if got != want {
+					t.Fatalf("layout %+v: %+v is %s by %v, want %s; rules:\n%s", defaultLayouts()[i], p, got, rule, want, render(rs))
+				}
+				if got == masqueraded {
+					checkMasqueradeRule(t, merged[0], p, *rule)
+				}
+			}
+		}
+	})
+}
+
+func checkMasqueradeRule(t *rapid.T, p policy.Policy, packet policy.Packet, r policy.Rule) {
+	wantPorts := len(p.ToPorts.Value) > 0 && slices.Contains(policy.Protocols(), packet.Protocol)
+	if got := !r.Ports.IsZero(); got != wantPorts {
+		t.Fatalf("%v chooses ports for %s: %v, want %v", r, packet.Protocol, got, wantPorts)
+	}
+	if want := p.RandomFully.Value; r.RandomFully != want {
+		t.Fatalf("%v is fully random: %v, want %v", r, r.RandomFully, want)
+	}
+}
+
+// The decisions that need a whole story to be told, one packet each.
+func TestDecisionsByExample(t *testing.T) {
+	onlyThese := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("0.0.0.0/0"), MasqueradeCIDRs: cidrs("203.0.113.0/24")}
+	vpnHole := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}
+	v4Sources := policy.SourcePolicy{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16")}
+	for _, tt := range []struct {
+		name      string
+		statement policy.SourcePolicy
+		packet    policy.Packet
+		want      verdict
+	}{
+		{"the internet", policy.SourcePolicy{}, packet("10.244.0.2", "8.8.8.8"), masqueraded},
+		{"a default", policy.SourcePolicy{}, packet("10.244.0.2", "10.9.9.9"), notMasqueraded},
+		{"link-local", policy.SourcePolicy{}, packet("10.244.0.2", "169.254.169.254"), notMasqueraded},
+		{"link-local, masquerade wanted", policy.SourcePolicy{MasqLinkLocal: ptr(true)}, packet("10.244.0.2", "169.254.169.254"), masqueraded},
+		{
+			"the switch takes only the built-in exemption away",
+			policy.SourcePolicy{MasqLinkLocal: ptr(true), NonMasqueradeCIDRs: cidrs("169.254.0.0/16")},
+			packet("10.244.0.2", "169.254.169.254"), notMasqueraded,
+		},
+		{
+			"a stated link-local prefix beats the built-in one",
+			policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.254.0.0/16")}, packet("10.244.0.2", "169.254.1.1"), masqueraded,
+		},
+		{
+			"a longer one within link-local",
+			policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.254.169.254/32")}, packet("10.244.0.2", "169.254.169.254"), masqueraded,
+		},
+		{
+			"link-local is longer than a wide masqueraded one",
+			policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.0.0.0/8")}, packet("10.244.0.2", "169.254.1.1"), notMasqueraded,
+		},
+		{
+			"a stated prefix beats a default",
+			policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, packet("10.244.0.2", "10.1.1.1"), masqueraded,
+		},
+		{
+			"the other defaults still hold",
+			policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, packet("10.244.0.2", "192.168.1.1"), notMasqueraded,
+		},
+		{"an explicit empty list is none", policy.SourcePolicy{NonMasqueradeCIDRs: cidrs()}, packet("10.244.0.2", "10.1.1.1"), masqueraded},
+		{"a hole", vpnHole, packet("10.244.0.2", "10.1.1.1"), masqueraded},
+		{"around the hole", vpnHole, packet("10.244.0.2", "10.2.1.1"), notMasqueraded},
+		{"an island in the hole", vpnHole, packet("10.244.0.2", "10.1.2.3"), notMasqueraded},
+		{"only these: one of them", onlyThese, packet("10.244.0.2", "203.0.113.9"), masqueraded},
+		{"only these: another", onlyThese, packet("10.244.0.2", "8.8.8.8"), notMasqueraded},
+		{"reserved", policy.SourcePolicy{NomasqAllReservedRanges: ptr(true)}, packet("10.244.0.2", "100.64.0.1"), notMasqueraded},
+		{"not reserved", policy.SourcePolicy{}, packet("10.244.0.2", "100.64.0.1"), masqueraded},
+		{"local destination", policy.SourcePolicy{}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), DstLocal: true}, notMasqueraded},
+		{"the node itself", policy.SourcePolicy{}, policy.Packet{Src: addr("192.0.2.1"), Dst: addr("8.8.8.8"), SrcLocal: true}, masqueraded},
+		{
+			"the node itself, left alone",
+			policy.SourcePolicy{MasqueradeHost: ptr(false)}, policy.Packet{Src: addr("192.0.2.1"), Dst: addr("8.8.8.8"), SrcLocal: true}, notMasqueraded,
+		},
+		{"IPv6, not managed", policy.SourcePolicy{}, packet("fd00::2", "2001:db8::1"), notItsAffair},
+		{"IPv6", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "2001:db8::1"), masqueraded},
+		{"IPv6 has no defaults but link-local", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "fd00::3"), masqueraded},
+		{"IPv6 link-local", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "fe80::1"), notMasqueraded},
+		{
+			"the switches are for one family each",
+			policy.SourcePolicy{EnableIPv6: ptr(true), MasqLinkLocal: ptr(true)}, packet("fd00::2", "fe80::1"), notMasqueraded,
+		},
+		{"a source in scope", v4Sources, packet("10.244.0.2", "8.8.8.8"), masqueraded},
+		{"a source out of scope", v4Sources, packet("10.245.0.2", "8.8.8.8"), notMasqueraded},
+		{"a scope of the other family alone", v4Sources, packet("fd00::2", "2001:db8::1"), notMasqueraded},
+		{
+			"an exempt source",
+			policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24")}, packet("10.244.7.2", "8.8.8.8"), notMasqueraded,
+		},
+		{
+			"an exempt source, a destination that is forced",
+			policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"), MasqueradeCIDRs: cidrs("10.0.0.0/8")},
+			packet("10.244.7.2", "10.1.1.1"), notMasqueraded,
+		},
+		{
+			"an interface by wildcard",
+			policy.SourcePolicy{OutputInterfaces: []string{"eth+"}}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "eth7"}, masqueraded,
+		},
+		{
+			"another interface",
+			policy.SourcePolicy{OutputInterfaces: []string{"eth0"}}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "eth01"}, notMasqueraded,
+		},
+		{"everything, said as a prefix", policy.SourcePolicy{SourceCIDRs: cidrs("0.0.0.0/0")}, packet("10.244.0.2", "8.8.8.8"), masqueraded},
+		{"every source exempt", policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/0")}, packet("10.244.0.2", "8.8.8.8"), notMasqueraded},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			sources := []policy.Source{network("podnet", 1, tt.statement)}
+			if got := newOracle(sources).decide(tt.packet); got != tt.want {
+				t.Errorf("the oracle says %s, want %s", got, tt.want)
+			}
+			for _, l := range defaultLayouts() {
+				rs := policy.Desired(policy.Merge(sources), l, policy.OwnedBy("/state"))
+				if got, rule := decided(rs, policy.DefaultChain, tt.packet); got != tt.want {
+					t.Errorf("layout %+v: %s by %v, want %s; rules:\n%s", l, got, rule, tt.want, render(rs))
+				}
+			}
+		})
+	}
+}
+
+func packet(src, dst string) policy.Packet {
+	return policy.Packet{Src: addr(src), Dst: addr(dst), Out: "eth0", Protocol: "tcp"}
 }

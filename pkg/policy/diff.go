@@ -140,15 +140,13 @@ func (c *comparison) rules(kind ChangeKind, desired, observed []Rule) {
 	if slices.EqualFunc(desired, observed, Rule.Equal) {
 		return
 	}
-	missing, pairs := pair(desired, observed)
-	var unexpected []Rule
-	for i, at := range pairs {
-		if at < 0 {
+	missing, surplus, pairs := Pair(desired, observed)
+	switch {
+	case len(missing)+len(surplus) > 0:
+		var unexpected []Rule
+		for _, i := range surplus {
 			unexpected = append(unexpected, observed[i])
 		}
-	}
-	switch {
-	case len(missing)+len(unexpected) > 0:
 		c.report(kind, missing, unexpected)
 	case kind == RuleChange:
 		for _, r := range outOfOrder(observed, pairs) {
@@ -210,26 +208,11 @@ func (r Rule) WithoutElements() Rule {
 // backend without sets cannot.
 func (r Rule) matchesSet() bool { return len(r.From) > 1 || len(r.To) > 1 }
 
-// Unmatched returns the desired rules that are missing, and the indexes of the
-// observed ones that are too many.
-func Unmatched(desired, observed []Rule) (missing []Rule, surplus []int) {
-	if slices.EqualFunc(desired, observed, Rule.Equal) {
-		return nil, nil
-	}
-	missing, pairs := pair(desired, observed)
-	for i, at := range pairs {
-		if at < 0 {
-			surplus = append(surplus, i)
-		}
-	}
-	return missing, surplus
-}
-
-// pair pairs observed rules with equal desired ones. It returns the desired rules
-// without a pair, and for each observed rule the index of its pair, or -1. Of equal
-// observed rules the last ones are paired: an agent that runs beside ip-masq appends
-// the jump that it looks for.
-func pair(desired, observed []Rule) (missing []Rule, pairs []int) {
+// Pair pairs observed rules with equal desired ones. It returns the desired rules
+// without a pair, the indexes of the observed rules without one, and the index of each
+// observed rule's pair, or -1. Of equal observed rules the last ones are paired: an
+// agent that runs beside ip-masq appends the jump that it looks for.
+func Pair(desired, observed []Rule) (missing []Rule, surplus, pairs []int) {
 	wanted := make(map[RuleKey][]int, len(desired))
 	for i, r := range desired {
 		wanted[r.Key()] = append(wanted[r.Key()], i)
@@ -237,70 +220,61 @@ func pair(desired, observed []Rule) (missing []Rule, pairs []int) {
 	pairs = make([]int, len(observed))
 	isPaired := make([]bool, len(desired))
 	for i, r := range slices.Backward(observed) {
-		pairs[i] = -1
 		key := r.Key()
 		if free := wanted[key]; len(free) > 0 && r.Verdict != Unrecognized {
 			last := len(free) - 1
 			pairs[i], isPaired[free[last]] = free[last], true
 			wanted[key] = free[:last]
+		} else {
+			pairs[i], surplus = -1, append(surplus, i)
 		}
 	}
+	slices.Reverse(surplus)
 	for i, r := range desired {
 		if !isPaired[i] {
 			missing = append(missing, r)
 		}
 	}
-	return missing, pairs
+	return missing, surplus, pairs
 }
 
 // outOfOrder returns the observed rules that are before a rule that has to come before
-// them. Rank has the place of each observed rule in the desired order.
-//
-// It compares each rule with those that can match the same packets. Rules of one
-// source or destination prefix are sorted, so that this takes the prefixes around
-// theirs only, and rules of more or other matches, of which there are few.
+// them. Rank has the place of each observed rule in the desired order. Rules that match
+// one destination prefix alone are compared with those whose prefix covers theirs; there
+// are few other rules.
 func outOfOrder(observed []Rule, rank []int) []Rule {
-	var others, sources, destinations []int
+	var others, sorted []int
+	prefix := make([]netip.Prefix, len(observed))
 	for i, r := range observed {
-		switch {
-		case isPrefix(r.From) && r.To == nil:
-			sources = append(sources, i)
-		case isPrefix(r.To) && r.From == nil:
-			destinations = append(destinations, i)
-		default:
+		if len(r.To) == 1 && r.From == nil {
+			prefix[i], _ = r.To[0].Prefix()
+		}
+		if prefix[i].IsValid() {
+			sorted = append(sorted, i)
+		} else {
 			others = append(others, i)
 		}
 	}
+	slices.SortFunc(sorted, func(i, j int) int { return cmp.Or(comparePrefixes(prefix[i], prefix[j]), i-j) })
 	wrong := make([]bool, len(observed))
-	compare := func(i, j int) {
-		i, j = min(i, j), max(i, j)
-		wrong[i] = wrong[i] || rank[i] > rank[j] && !observed[i].commutes(observed[j])
-	}
-	// compareAll compares each rule of the list with those of the list whose prefix
-	// covers its own, and with every rule of all.
-	compareAll := func(all, list []int, match func(int) netip.Prefix) {
-		slices.SortFunc(list, func(i, j int) int { return cmp.Or(comparePrefixes(match(i), match(j)), i-j) })
-		var open []int
-		for _, i := range list {
-			for len(open) > 0 && !match(open[len(open)-1]).Contains(match(i).Addr()) {
-				open = open[:len(open)-1]
-			}
-			for _, j := range open {
-				compare(i, j)
-			}
-			for _, j := range all {
-				compare(i, j)
-			}
-			open = append(open, i)
+	compare := func(i int, list []int) {
+		for _, j := range list {
+			first, last := min(i, j), max(i, j)
+			wrong[first] = wrong[first] || rank[first] > rank[last] && !observed[first].commutes(&observed[last])
 		}
 	}
 	for k, i := range others {
-		for _, j := range others[:k] {
-			compare(i, j)
-		}
+		compare(i, others[:k])
 	}
-	compareAll(others, sources, func(i int) netip.Prefix { return prefixOf(observed[i].From) })
-	compareAll(append(others, sources...), destinations, func(i int) netip.Prefix { return prefixOf(observed[i].To) })
+	var covering []int
+	for _, i := range sorted {
+		for n := len(covering); n > 0 && !prefix[covering[n-1]].Contains(prefix[i].Addr()); n-- {
+			covering = covering[:n-1]
+		}
+		compare(i, covering)
+		compare(i, others)
+		covering = append(covering, i)
+	}
 	var out []Rule
 	for i, r := range observed {
 		if wrong[i] {
@@ -308,11 +282,4 @@ func outOfOrder(observed []Rule, rank []int) []Rule {
 		}
 	}
 	return out
-}
-
-func isPrefix(r Ranges) bool { return len(r) == 1 && prefixOf(r).IsValid() }
-
-func prefixOf(r Ranges) netip.Prefix {
-	p, _ := r[0].Prefix()
-	return p
 }

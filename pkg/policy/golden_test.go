@@ -78,12 +78,11 @@ func explain(merged []policy.Policy) string {
 	for _, p := range merged {
 		fmt.Fprintf(&b, "policy %s\n", p.Chain)
 		list(&b, "  conflict   ", p.Conflicts, func(e *policy.ConflictError) string { return e.Error() })
-		list(&b, "  destination", p.Destinations, func(e policy.Entry) string {
-			return fmt.Sprintf("%-18s %-10s %v", e.Prefix, e.Action, e.Origins)
-		})
-		list(&b, "  source     ", p.ExemptSources, func(e policy.Entry) string {
-			return fmt.Sprintf("%-18s %-10s %v", e.Prefix, e.Action, e.Origins)
-		})
+		entry := func(e policy.Entry) string {
+			return fmt.Sprintf("%-18s %-10s %v", e.Prefix, e.Action, originsOf(e))
+		}
+		list(&b, "  destination", p.Destinations, entry)
+		list(&b, "  source     ", p.ExemptSources, entry)
 	}
 	for _, form := range []struct {
 		title  string

@@ -30,17 +30,13 @@ type Origin struct {
 	File   string // of the agent files; "" if it is not known
 }
 
-// String returns nonMasqueradeCIDRs[2] of network "podnet".
+// String returns masqChain of network "podnet", or masqLinkLocal (built in), and the
+// file of a value that has one.
 func (o Origin) String() string {
-	if o.Index < 0 {
+	switch {
+	case o.Source.Kind == BuiltIn:
 		return fmt.Sprintf("%s (%s)", o.Key, o.Source)
-	}
-	return fmt.Sprintf("%s[%d] of %s", o.Key, o.Index, o.Source)
-}
-
-// keyOf returns masqChain of network "podnet", or the file of a value that has one.
-func (o Origin) keyOf() string {
-	if o.File != "" {
+	case o.File != "":
 		return fmt.Sprintf("%s of %s (%s)", o.Key, o.Source, Printable(o.File))
 	}
 	return fmt.Sprintf("%s of %s", o.Key, o.Source)
@@ -58,8 +54,8 @@ type Policy struct {
 	Chain   string
 	Backend WithOrigins[Backend]
 
-	// Destinations has each prefix once: link-local, then the others as they are
-	// written.
+	// Destinations has each prefix once: link-local, the defaults, then those of
+	// networks by name and of the agent files, in the written order.
 	Destinations []Entry
 	// ExemptSources are never masqueraded, whatever the destination.
 	ExemptSources []Entry
@@ -109,7 +105,7 @@ func (e *ConflictError) Error() string {
 		remedy += " or give one of them another masqChain"
 	}
 	return fmt.Sprintf("chain %s: %s is %s, which conflicts with %s, %s; the latter is in force: %s",
-		e.Chain, e.Superseded.keyOf(), e.SupersededValue, e.InForce.keyOf(), e.InForceValue, remedy)
+		e.Chain, e.Superseded, e.SupersededValue, e.InForce, e.InForceValue, remedy)
 }
 
 // ConflictErrors are several conflicts. There can be a million: one for each prefix
@@ -171,7 +167,9 @@ func (p Policy) CheckBounds(l Layout) error {
 // ScopeErrors returns FieldErrors if the merged lists of the scope and of exempt
 // sources are too long.
 func (p Policy) ScopeErrors() []error {
-	return countErrors(len(p.Sources.Value), len(p.Interfaces.Value), len(p.ExemptSources))
+	var errs fieldErrors
+	errs.checkCounts(len(p.Sources.Value), len(p.Interfaces.Value), len(p.ExemptSources))
+	return errs
 }
 
 func count(list []Entry, f Family, a Action) int {
@@ -333,53 +331,39 @@ func scope[T comparable](m *merger, key string, compare func(a, b T) int, get fu
 		case slices.Equal(out.Value, value):
 			out.Origins = append(out.Origins, origins...)
 		default:
-			m.conflict(out.Origins[0], anyIfEmpty(out.Value), origins[0], anyIfEmpty(value), true)
+			m.conflict(out.Origins[0], out.Value, origins[0], value, true)
 		}
 	}
 	return out
 }
 
-func anyIfEmpty[T any](list []T) any {
-	if len(list) == 0 {
-		return "any"
-	}
-	return list
-}
-
 func (m *merger) conflict(inForce Origin, inForceValue any, superseded Origin, supersededValue any, scope bool) {
+	empty := "empty"
+	if scope {
+		empty = "any"
+	}
+	text := func(v any) string { return cmp.Or(quoteUnlessWord(strings.Trim(fmt.Sprint(v), "[]")), empty) }
 	m.policy.Conflicts = append(m.policy.Conflicts, &ConflictError{
 		Chain: m.policy.Chain, InForce: inForce, Superseded: superseded, Scope: scope,
-		InForceValue: valueText(inForceValue), SupersededValue: valueText(supersededValue),
+		InForceValue: text(inForceValue), SupersededValue: text(supersededValue),
 	})
-}
-
-func valueText(v any) string {
-	if text := quoteUnlessWord(strings.Trim(fmt.Sprint(v), "[]")); text != "" {
-		return text
-	}
-	return "empty"
 }
 
 // defaults returns the link-local prefixes that no source wants masqueraded, and the
 // default destinations if no source has nonMasqueradeCIDRs.
 func (m *merger) defaults() []Entry {
-	masquerade := map[Family]bool{}
-	named := false
-	for _, part := range m.parts {
-		s := part.policy
-		masquerade[IPv4] = masquerade[IPv4] || isTrue(s.MasqLinkLocal)
-		masquerade[IPv6] = masquerade[IPv6] || isTrue(s.MasqLinkLocalIPv6)
-		named = named || s.NonMasqueradeCIDRs != nil
+	stated := func(is func(SourcePolicy) bool) bool {
+		return slices.ContainsFunc(m.parts, func(p part) bool { return is(p.policy) })
 	}
-	keys := map[Family]string{IPv4: "masqLinkLocal", IPv6: "masqLinkLocalIPv6"}
 	var out []Entry
-	for _, f := range m.policy.Families() {
-		if !masquerade[f] {
-			out = append(out, Entry{f.LinkLocal(), ActionExempt, builtIn(keys[f])})
-		}
+	if !stated(func(s SourcePolicy) bool { return isTrue(s.MasqLinkLocal) }) {
+		out = append(out, Entry{IPv4.LinkLocal(), ActionExempt, builtIn("masqLinkLocal")})
+	}
+	if m.policy.EnableIPv6.Value && !stated(func(s SourcePolicy) bool { return isTrue(s.MasqLinkLocalIPv6) }) {
+		out = append(out, Entry{IPv6.LinkLocal(), ActionExempt, builtIn("masqLinkLocalIPv6")})
 	}
 	reserved := scalar(m, "nomasqAllReservedRanges", false, func(s *SourcePolicy) *bool { return s.NomasqAllReservedRanges })
-	if !named {
+	if !stated(func(s SourcePolicy) bool { return s.NonMasqueradeCIDRs != nil }) {
 		for _, p := range DefaultNonMasqueradeCIDRs(reserved.Value) {
 			out = append(out, Entry{p, ActionExempt, builtIn("nonMasqueradeCIDRs")})
 		}

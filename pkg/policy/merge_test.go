@@ -3,8 +3,11 @@
 package policy_test
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -16,11 +19,8 @@ import (
 func withOrigins(entries []policy.Entry) []string {
 	var out []string
 	for _, e := range entries {
-		line := fmt.Sprintf("%s %s", e.Prefix, e.Action)
-		for _, o := range e.Origins {
-			line += "; " + o.String()
-		}
-		out = append(out, line)
+		words := append([]string{fmt.Sprintf("%s %s", e.Prefix, e.Action)}, originsOf(e)...)
+		out = append(out, strings.Join(words, "; "))
 	}
 	return out
 }
@@ -310,4 +310,280 @@ func TestMergeLeavesItsInputAlone(t *testing.T) {
 			t.Fatalf("before: %s\nafter: %s", before, after)
 		}
 	})
+}
+
+// Each kind of conflict, between each pair of sources: the one in force is named last.
+func TestConflicts(t *testing.T) {
+	const scopes = " or give one of them another masqChain"
+	type pair struct{ inForce, superseded policy.SourcePolicy }
+	kinds := []struct {
+		key, inForceKey string // of the superseded source; of the one in force, where it is another
+		pair
+		inForceValue, supersededValue string
+		remedy                        string
+		// The agent files agree with any scope if they state none.
+		notOfAgents bool
+	}{
+		{key: "backend", pair: pair{policy.SourcePolicy{Backend: policy.IPTables}, policy.SourcePolicy{Backend: policy.NFTables}}, inForceValue: "iptables", supersededValue: "nftables"},
+		{key: "enableIPv6", pair: pair{policy.SourcePolicy{EnableIPv6: ptr(false)}, policy.SourcePolicy{EnableIPv6: ptr(true)}}, inForceValue: "false", supersededValue: "true"},
+		{key: "randomFully", pair: pair{policy.SourcePolicy{RandomFully: ptr(true)}, policy.SourcePolicy{RandomFully: ptr(false)}}, inForceValue: "true", supersededValue: "false"},
+		{key: "masqueradeHost", pair: pair{policy.SourcePolicy{MasqueradeHost: ptr(false)}, policy.SourcePolicy{MasqueradeHost: ptr(true)}}, inForceValue: "false", supersededValue: "true"},
+		{key: "nomasqAllReservedRanges", pair: pair{policy.SourcePolicy{NomasqAllReservedRanges: ptr(false)}, policy.SourcePolicy{NomasqAllReservedRanges: ptr(true)}}, inForceValue: "false", supersededValue: "true"},
+		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2,5")}, policy.SourcePolicy{ToPorts: ports(t, "1-2")}}, inForceValue: "1-2,5", supersededValue: "1-2"},
+		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2")}, policy.SourcePolicy{ToPorts: ports(t, "")}}, inForceValue: "1-2", supersededValue: "empty"},
+		{
+			key: "sourceCIDRs", pair: pair{policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16", "10.245.0.0/16")}},
+			inForceValue: "10.244.0.0/16", supersededValue: `"10.244.0.0/16 10.245.0.0/16"`, remedy: scopes,
+		},
+		{
+			key: "sourceCIDRs", pair: pair{policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.SourcePolicy{}},
+			inForceValue: "10.244.0.0/16", supersededValue: "any", remedy: scopes, notOfAgents: true,
+		},
+		{
+			key: "outputInterfaces", pair: pair{policy.SourcePolicy{}, policy.SourcePolicy{OutputInterfaces: []string{"eth0"}}},
+			inForceValue: "any", supersededValue: "eth0", remedy: scopes,
+		},
+		{
+			key: "masqueradeCIDRs", inForceKey: "nonMasqueradeCIDRs",
+			pair:         pair{policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8"), NonMasqueradeCIDRs: cidrs()}},
+			inForceValue: "10.0.0.0/8", supersededValue: "10.0.0.0/8",
+		},
+		{
+			key: "nonMasqueradeCIDRs", inForceKey: "masqueradeCIDRs",
+			pair:         pair{policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}},
+			inForceValue: "10.0.0.0/8", supersededValue: "10.0.0.0/8",
+		},
+	}
+	parties := []struct {
+		name                string
+		inForce, superseded func(policy.SourcePolicy) policy.Source
+		inForceName         string
+		supersededName      string
+	}{
+		{
+			"a network and the agent files",
+			func(s policy.SourcePolicy) policy.Source { return network("z", 9, s) }, agentFiles,
+			`network "z"`, "the agent files",
+		},
+		{
+			"a superseded network, and the agent files",
+			func(s policy.SourcePolicy) policy.Source { return markSuperseded(network("z", 9, s)) }, agentFiles,
+			`network "z"`, "the agent files",
+		},
+		{
+			"the first network and the second",
+			func(s policy.SourcePolicy) policy.Source { return network("z", 1, s) },
+			func(s policy.SourcePolicy) policy.Source { return network("a", 2, s) },
+			`network "z"`, `network "a"`,
+		},
+		{
+			"a new network and a superseded one",
+			func(s policy.SourcePolicy) policy.Source { return network("z", 2, s) },
+			func(s policy.SourcePolicy) policy.Source { return markSuperseded(network("a", 1, s)) },
+			`network "z"`, `network "a"`,
+		},
+		{
+			"two networks with one order: by name",
+			func(s policy.SourcePolicy) policy.Source { return network("a", 1, s) },
+			func(s policy.SourcePolicy) policy.Source { return network("z", 1, s) },
+			`network "a"`, `network "z"`,
+		},
+	}
+	for _, kind := range kinds {
+		for _, party := range parties {
+			if kind.notOfAgents && party.supersededName == "the agent files" {
+				continue
+			}
+			t.Run(kind.key+"/"+party.name, func(t *testing.T) {
+				inForceKey := kind.inForceKey
+				if inForceKey == "" {
+					inForceKey = kind.key
+				}
+				inForce, superseded := party.inForce(kind.inForce), party.superseded(kind.superseded)
+				want := "chain IP-MASQ-AGENT: " + kind.key + " of " + party.supersededName + " is " + kind.supersededValue +
+					", which conflicts with " + inForceKey + " of " + party.inForceName + ", " + kind.inForceValue +
+					"; the latter is in force: make them agree" + kind.remedy
+				p := mergeOne(t, superseded, inForce)
+				var got []string
+				for _, c := range p.Conflicts {
+					got = append(got, c.Error())
+					if c.InForce.Source != inForce.ID || c.Superseded.Source != superseded.ID || c.Scope != (kind.remedy != "") {
+						t.Errorf("%+v does not name its sources or its kind", c)
+					}
+				}
+				wantEqual(t, "conflicts", got, []string{want})
+				checkInForce(t, p, inForce)
+			})
+		}
+	}
+}
+
+func markSuperseded(c policy.Source) policy.Source {
+	c.Superseded = true
+	return c
+}
+
+// checkInForce compares with the policy that there is without the superseded source,
+// in all that is not a list to be united.
+func checkInForce(t *testing.T, got policy.Policy, holds policy.Source) {
+	t.Helper()
+	want := mergeOne(t, holds)
+	wantEqual(t, "backend", got.Backend.Value, want.Backend.Value)
+	wantEqual(t, "enableIPv6", got.EnableIPv6.Value, want.EnableIPv6.Value)
+	wantEqual(t, "randomFully", got.RandomFully.Value, want.RandomFully.Value)
+	wantEqual(t, "masqueradeHost", got.Host.Value, want.Host.Value)
+	wantEqual(t, "toPorts", got.ToPorts.Value, want.ToPorts.Value)
+	wantEqual(t, "sourceCIDRs", got.Sources.Value, want.Sources.Value)
+	wantEqual(t, "outputInterfaces", got.Interfaces.Value, want.Interfaces.Value)
+	for _, e := range want.Destinations {
+		for _, g := range got.Destinations {
+			if g.Prefix == e.Prefix && g.Action != e.Action {
+				t.Errorf("%s is %s, want %s", g.Prefix, g.Action, e.Action)
+			}
+		}
+	}
+}
+
+// No conflict: what is left out agrees with everything, in every scalar.
+func TestLeftOutAgrees(t *testing.T) {
+	p := mergeOne(t, network("a", 1, policy.SourcePolicy{}), network("b", 2, policy.SourcePolicy{
+		Backend: policy.NFTables, EnableIPv6: ptr(true), RandomFully: ptr(false), MasqueradeHost: ptr(false),
+		NomasqAllReservedRanges: ptr(true), ToPorts: ports(t, "1-2"), MasqLinkLocal: ptr(true), MasqLinkLocalIPv6: ptr(true),
+		NonMasqueradeCIDRs: cidrs("10.0.0.0/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.2.0.0/16"),
+	}), network("c", 3, policy.SourcePolicy{Backend: policy.Auto, MasqLinkLocal: ptr(false)}))
+	for _, c := range p.Conflicts {
+		t.Errorf("conflict: %v", c)
+	}
+}
+
+// A long value is cut, and one that could break the line is quoted.
+func TestConflictIsBounded(t *testing.T) {
+	var many []string
+	for range 200 {
+		many = append(many, "interface-"+string(rune('a'+len(many)%26))+string(rune('a'+len(many)/26)))
+	}
+	p := mergeOne(t, network("a\nb", 1, policy.SourcePolicy{}), network("b", 2, policy.SourcePolicy{OutputInterfaces: many}))
+	if len(p.Conflicts) != 1 {
+		t.Fatalf("%d conflicts, want 1", len(p.Conflicts))
+	}
+	c := p.Conflicts[0]
+	if len(c.InForceValue) > 256 || len(c.SupersededValue) > 256 || strings.ContainsFunc(c.Error(), unicode.IsControl) {
+		t.Errorf("the message is not one line, or repeats too much: %q", c)
+	}
+}
+
+func TestOrigin(t *testing.T) {
+	podnet := policy.SourceID{Kind: policy.Network, Name: "podnet"}
+	for _, tt := range []struct {
+		origin policy.Origin
+		want   string
+	}{
+		{policy.Origin{Source: podnet, Key: "nonMasqueradeCIDRs", Index: 2}, `nonMasqueradeCIDRs of network "podnet"`},
+		{policy.Origin{Source: podnet, Key: "randomFully", Index: -1}, `randomFully of network "podnet"`},
+		{policy.Origin{Source: policy.SourceID{Kind: policy.AgentFiles}, Key: "masqChain", Index: -1, File: "a\nb"}, `masqChain of the agent files ("a\nb")`},
+		{policy.Origin{Source: policy.SourceID{Kind: policy.BuiltIn}, Key: "masqLinkLocal", Index: -1}, "masqLinkLocal (built in)"},
+	} {
+		if got := tt.origin.String(); got != tt.want {
+			t.Errorf("%+v is called %s, want %s", tt.origin, got, tt.want)
+		}
+	}
+}
+
+func TestConflictError(t *testing.T) {
+	a, b := policy.SourceID{Kind: policy.Network, Name: "a"}, policy.SourceID{Kind: policy.Network, Name: "b"}
+	conflict := &policy.ConflictError{
+		Chain: "C", InForce: policy.Origin{Source: a, Key: "sourceCIDRs", Index: -1}, InForceValue: "any",
+		Superseded: policy.Origin{Source: b, Key: "sourceCIDRs", Index: -1}, SupersededValue: "10.0.0.0/8", Scope: true,
+	}
+	wantError(t, "scope", conflict, `chain C: sourceCIDRs of network "b" is 10.0.0.0/8, which conflicts with sourceCIDRs of network "a", any; `+
+		"the latter is in force: make them agree or give one of them another masqChain")
+	var back *policy.ConflictError
+	if !errors.As(fmt.Errorf("add: %w", conflict), &back) || back != conflict {
+		t.Error("a wrapped conflict cannot be found")
+	}
+}
+
+func TestPolicyFamilies(t *testing.T) {
+	for _, tt := range []struct {
+		enabled *bool
+		want    []policy.Family
+	}{
+		{nil, []policy.Family{policy.IPv4}},
+		{ptr(false), []policy.Family{policy.IPv4}},
+		{ptr(true), []policy.Family{policy.IPv4, policy.IPv6}},
+	} {
+		p := mergeOne(t, network("n", 1, policy.SourcePolicy{EnableIPv6: tt.enabled}))
+		wantEqual(t, "Families", p.Families(), tt.want)
+	}
+}
+
+// However many prefixes two sources dispute, a message has a few of them. Each can
+// be found.
+func TestManyConflicts(t *testing.T) {
+	disputed := many(1000)
+	p := mergeOne(t, network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: disputed}), network("b", 2, policy.SourcePolicy{MasqueradeCIDRs: disputed}))
+	lines := strings.Split(p.Conflicts.Error(), "\n")
+	wantEqual(t, "lines", len(lines), 9)
+	wantEqual(t, "last line", lines[8], "chain IP-MASQ-AGENT: and 992 more conflicts")
+	wantEqual(t, "errors", len(p.Conflicts.Unwrap()), 1000)
+	var conflict *policy.ConflictError
+	if !errors.As(error(p.Conflicts), &conflict) {
+		t.Error("it is no ConflictError")
+	}
+}
+
+// The number of rules that is judged is the number that would be made.
+func TestCheckBounds(t *testing.T) {
+	const together = "; remove some, set backend to nftables, or give a network another masqChain"
+	ports := ports(t, "1,3,5,7")
+	for _, tt := range []struct {
+		name    string
+		sources []policy.Source
+		rules   int // without the one more
+		more    policy.Source
+		want    string
+	}{{
+		name:    "exempt prefixes",
+		sources: []policy.Source{network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: many(policy.MaxRules - 2)})},
+		rules:   policy.MaxRules,
+		more:    network("b", 2, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}),
+		want: "chain IP-MASQ-AGENT: 0 nonMasqueradeSourceCIDRs, 65536 nonMasqueradeCIDRs and 0 masqueradeCIDRs with 0 ranges of toPorts make 65537 ipv4 rules in iptables, " +
+			`more than the 65536 possible, stated by network "a", network "b"` + together,
+	}, {
+		name: "ports of one and prefixes of another", // 13 rules each, and for all else
+		sources: []policy.Source{
+			network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs(), NonMasqueradeSourceCIDRs: many(1), ToPorts: ports}),
+			agentFiles(policy.SourcePolicy{MasqueradeCIDRs: many(5039)}),
+		},
+		rules: 13*5040 + 2,
+		more:  network("b", 2, policy.SourcePolicy{MasqueradeCIDRs: many(5041)}),
+		want: "chain IP-MASQ-AGENT: 1 nonMasqueradeSourceCIDRs, 1 nonMasqueradeCIDRs and 5041 masqueradeCIDRs with 4 ranges of toPorts make 65548 ipv4 rules in iptables, " +
+			`more than the 65536 possible, stated by network "a", network "b", the agent files` + together,
+	}, {
+		name:    "exempt sources",
+		sources: []policy.Source{network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs(), NonMasqueradeSourceCIDRs: many(4096)})},
+		rules:   4096 + 2,
+		more:    agentFiles(policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.0.0.0/8")}),
+		want: "chain IP-MASQ-AGENT: nonMasqueradeSourceCIDRs has 4097 entries, more than the 4096 possible, " +
+			`stated by network "a", the agent files; remove some, write wider prefixes, or give a network another masqChain`,
+	}} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := policy.Merge(tt.sources)[0]
+			if err := p.CheckBounds(policy.Layout{}); err != nil {
+				t.Error(err)
+			}
+			rules := len(policy.Desired([]policy.Policy{p}, policy.Layout{}, policy.Owner{}).Chains[0].Rules)
+			wantEqual(t, "rules", rules, tt.rules)
+			err := policy.Merge(append(tt.sources, tt.more))[0].CheckBounds(policy.Layout{})
+			wantError(t, "one more", err, tt.want)
+			var bound *policy.BoundError
+			if !errors.As(err, &bound) {
+				t.Errorf("%T is no BoundError", err)
+			}
+		})
+	}
+	sets := policy.Merge([]policy.Source{network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: many(policy.MaxRules), ToPorts: ports})})[0]
+	if err := sets.CheckBounds(policy.Layout{Sets: true}); err != nil {
+		t.Errorf("with sets: %v", err)
+	}
 }

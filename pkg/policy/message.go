@@ -62,11 +62,13 @@ func (e *FieldError) Error() string {
 	return text + ": " + e.Problem
 }
 
-// firstOf returns the first items of a list, as many as people read.
+// maxListed is the number of items of a list that a message repeats.
+const maxListed = 8
+
+// firstOf returns the first items of a list.
 func firstOf(list []string) string {
-	const limit = 8
-	if len(list) > limit {
-		return strings.Join(list[:limit], ", ") + ", …"
+	if len(list) > maxListed {
+		return strings.Join(list[:maxListed], ", ") + ", …"
 	}
 	return strings.Join(list, ", ")
 }

@@ -5,7 +5,6 @@ package policy
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"go4.org/netipx"
 )
@@ -97,16 +96,8 @@ func (r Ranges) Without(s Ranges) Ranges {
 
 // Contains reports whether the address is in the set.
 func (r Ranges) Contains(a netip.Addr) bool {
-	_, found := slices.BinarySearchFunc(r, a, func(x netipx.IPRange, a netip.Addr) int {
-		switch {
-		case x.To().Less(a):
-			return -1
-		case a.Less(x.From()):
-			return 1
-		}
-		return 0
-	})
-	return found
+	i, found := slices.BinarySearchFunc(r, a, func(x netipx.IPRange, a netip.Addr) int { return x.From().Compare(a) })
+	return found || i > 0 && r[i-1].Contains(a)
 }
 
 // Equal reports whether both are the same set. nil equals nothing but nil.
@@ -151,13 +142,8 @@ func (r Ranges) key() string {
 
 // String returns prefixes where a range is one, and FIRST-LAST elsewhere.
 func (r Ranges) String() string {
-	const limit = 8
 	var parts []string
-	for i, x := range r {
-		if i == limit {
-			parts = append(parts, "…")
-			break
-		}
+	for _, x := range r[:min(len(r), maxListed+1)] {
 		if p, ok := x.Prefix(); ok {
 			parts = append(parts, p.String())
 		} else {
@@ -167,5 +153,5 @@ func (r Ranges) String() string {
 	if len(r) == 1 {
 		return parts[0]
 	}
-	return "{" + strings.Join(parts, ", ") + "}"
+	return "{" + firstOf(parts) + "}"
 }

@@ -59,18 +59,18 @@ type Rule struct {
 // Equal reports whether the rules do the same to the same packets. An unrecognized
 // rule equals nothing, itself included.
 func (r Rule) Equal(s Rule) bool {
-	return r.Verdict != Unrecognized && r.sameEffect(s) && r.Probability == s.Probability && r.Protocol == s.Protocol &&
+	return r.Verdict != Unrecognized && r.sameEffect(&s) && r.Probability == s.Probability && r.Protocol == s.Protocol &&
 		r.Out == s.Out && r.NotFromLocal == s.NotFromLocal && r.NotToLocal == s.NotToLocal &&
 		r.From.Equal(s.From) && r.To.Equal(s.To)
 }
 
-func (r Rule) sameEffect(s Rule) bool {
+func (r *Rule) sameEffect(s *Rule) bool {
 	return r.Verdict == s.Verdict && r.Ports == s.Ports && r.RandomFully == s.RandomFully && r.Text == s.Text
 }
 
 // commutes reports whether the order of the two rules does not matter: no packet
 // matches both, or they do the same with it.
-func (r Rule) commutes(s Rule) bool {
+func (r *Rule) commutes(s *Rule) bool {
 	if r.Verdict == Unrecognized || s.Verdict == Unrecognized {
 		return false
 	}

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -53,13 +54,7 @@ func (s SourceID) String() string {
 
 // Compare orders sources: networks by name, then the agent files.
 func (s SourceID) Compare(t SourceID) int {
-	if s.Kind != t.Kind {
-		if s.Kind == Network {
-			return -1
-		}
-		return 1
-	}
-	return strings.Compare(s.Name, t.Name)
+	return cmp.Or(-strings.Compare(string(s.Kind), string(t.Kind)), strings.Compare(s.Name, t.Name))
 }
 
 // SourcePolicy is what one source asks for. A nil list or pointer is a key that the
@@ -167,38 +162,35 @@ const (
 // names any: private address space (RFC 1918) or, if reserved, every IPv4 range that
 // an RFC reserves, in the order of ip-masq-agent.
 func DefaultNonMasqueradeCIDRs(reserved bool) []netip.Prefix {
-	private := []netip.Prefix{
-		netip.MustParsePrefix("10.0.0.0/8"),
-		netip.MustParsePrefix("172.16.0.0/12"),
-		netip.MustParsePrefix("192.168.0.0/16"),
+	list := []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"}
+	if reserved {
+		list = append(list,
+			"100.64.0.0/10",   // shared address space, RFC 6598
+			"192.0.0.0/24",    // IETF protocol assignments, RFC 6890
+			"192.0.2.0/24",    // TEST-NET-1, RFC 5737
+			"192.88.99.0/24",  // 6to4 relay anycast, RFC 7526
+			"198.18.0.0/15",   // benchmarking, RFC 2544
+			"198.51.100.0/24", // TEST-NET-2, RFC 5737
+			"203.0.113.0/24",  // TEST-NET-3, RFC 5737
+			"240.0.0.0/4",     // former class E, RFC 1112
+		)
 	}
-	if !reserved {
-		return private
+	var prefixes []netip.Prefix
+	for _, s := range list {
+		prefixes = append(prefixes, netip.MustParsePrefix(s))
 	}
-	return append(private,
-		netip.MustParsePrefix("100.64.0.0/10"),   // shared address space, RFC 6598
-		netip.MustParsePrefix("192.0.0.0/24"),    // IETF protocol assignments, RFC 6890
-		netip.MustParsePrefix("192.0.2.0/24"),    // TEST-NET-1, RFC 5737
-		netip.MustParsePrefix("192.88.99.0/24"),  // 6to4 relay anycast, RFC 7526
-		netip.MustParsePrefix("198.18.0.0/15"),   // benchmarking, RFC 2544
-		netip.MustParsePrefix("198.51.100.0/24"), // TEST-NET-2, RFC 5737
-		netip.MustParsePrefix("203.0.113.0/24"),  // TEST-NET-3, RFC 5737
-		netip.MustParsePrefix("240.0.0.0/4"),     // former class E, RFC 1112
-	)
+	return prefixes
 }
 
 // Validate checks the policy of a source by itself. Its errors are FieldErrors, all
 // that there are, joined. Limit is the source's cidrLimit.
 func (s SourcePolicy) Validate(limit int) error {
-	var errs []error
-	fail := func(key string, index int, value string, err error) {
-		errs = append(errs, &FieldError{key, index, value, err.Error()})
-	}
+	var errs fieldErrors
 	if err := ValidateChainName(s.Chain); err != nil {
-		fail("masqChain", -1, s.Chain, err)
+		errs.add("masqChain", -1, s.Chain, err)
 	}
 	if n := len(s.NonMasqueradeCIDRs) + len(s.MasqueradeCIDRs); n > limit {
-		fail("cidrLimit", -1, "", fmt.Errorf("nonMasqueradeCIDRs and masqueradeCIDRs have %d entries together, "+
+		errs.add("cidrLimit", -1, "", fmt.Errorf("nonMasqueradeCIDRs and masqueradeCIDRs have %d entries together, "+
 			"more than the %d allowed; remove some or raise cidrLimit", n, limit))
 	}
 	if len(s.MasqueradeCIDRs) > 0 {
@@ -208,11 +200,11 @@ func (s SourcePolicy) Validate(limit int) error {
 		}
 		for i, p := range s.MasqueradeCIDRs {
 			if exempt[p] {
-				fail("masqueradeCIDRs", i, p.String(), errors.New("is in nonMasqueradeCIDRs too; remove one of the two"))
+				errs.add("masqueradeCIDRs", i, p.String(), errors.New("is in nonMasqueradeCIDRs too; remove one of the two"))
 			}
 		}
 	}
-	errs = append(errs, countErrors(len(s.SourceCIDRs), len(s.OutputInterfaces), len(s.NonMasqueradeSourceCIDRs))...)
+	errs.checkCounts(len(s.SourceCIDRs), len(s.OutputInterfaces), len(s.NonMasqueradeSourceCIDRs))
 	for _, l := range []struct {
 		key      string
 		prefixes []netip.Prefix
@@ -226,15 +218,15 @@ func (s SourcePolicy) Validate(limit int) error {
 			switch {
 			case !p.IsValid() || p.Addr().Is4In6() || p != p.Masked(): // in a stored document
 				_, err := ParsePrefix(p.String())
-				fail(l.key, i, p.String(), err)
+				errs.add(l.key, i, p.String(), err)
 			case FamilyOf(p.Addr()) == IPv6 && !isTrue(s.EnableIPv6):
-				fail(l.key, i, p.String(), errors.New("is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it"))
+				errs.add(l.key, i, p.String(), errors.New("is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it"))
 			}
 		}
 	}
 	for i, name := range s.OutputInterfaces {
 		if err := validateInterface(name); err != nil {
-			fail("outputInterfaces", i, name, err)
+			errs.add("outputInterfaces", i, name, err)
 		}
 	}
 	return errors.Join(errs...)
@@ -251,27 +243,30 @@ const (
 	MaxRules         = 65536 // of one chain and family, in a backend without sets
 )
 
-// countErrors checks the numbers of sourceCIDRs, outputInterfaces and
-// nonMasqueradeSourceCIDRs against the limits. Its errors are FieldErrors.
-func countErrors(from, out, exempt int) []error {
-	var errs []error
-	fail := func(key, format string, args ...any) {
-		errs = append(errs, &FieldError{key, -1, "", fmt.Sprintf(format, args...)})
-	}
+// fieldErrors are FieldErrors.
+type fieldErrors []error
+
+func (e *fieldErrors) add(key string, index int, value string, err error) {
+	*e = append(*e, &FieldError{key, index, value, err.Error()})
+}
+
+// checkCounts checks the numbers of sourceCIDRs, outputInterfaces and
+// nonMasqueradeSourceCIDRs against the limits.
+func (e *fieldErrors) checkCounts(from, out, exempt int) {
+	tooMany := func(key, format string, args ...any) { e.add(key, -1, "", fmt.Errorf(format, args...)) }
 	// An empty list counts as one item, which matches everything.
 	switch pairs := int64(max(1, from)) * int64(max(1, out)); {
 	case pairs <= MaxScopePairs:
 	case from == 0:
-		fail("outputInterfaces", "has %d entries, more than the %d possible; remove some", out, MaxScopePairs)
+		tooMany("outputInterfaces", "has %d entries, more than the %d possible; remove some", out, MaxScopePairs)
 	case out == 0:
-		fail("sourceCIDRs", "has %d entries, more than the %d possible; remove some", from, MaxScopePairs)
+		tooMany("sourceCIDRs", "has %d entries, more than the %d possible; remove some", from, MaxScopePairs)
 	default:
-		fail("sourceCIDRs", "has %d entries, which with the %d of outputInterfaces make %d pairs, more than the %d possible; remove some",
+		tooMany("sourceCIDRs", "has %d entries, which with the %d of outputInterfaces make %d pairs, more than the %d possible; remove some",
 			from, out, pairs, MaxScopePairs)
 	}
 	if exempt > MaxExemptSources {
-		fail("nonMasqueradeSourceCIDRs", "has %d entries, more than the %d possible; remove some, or write wider prefixes",
+		tooMany("nonMasqueradeSourceCIDRs", "has %d entries, more than the %d possible; remove some, or write wider prefixes",
 			exempt, MaxExemptSources)
 	}
-	return errs
 }

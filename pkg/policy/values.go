@@ -50,13 +50,7 @@ func (f Family) LinkLocal() netip.Prefix {
 
 // ofFamily returns the prefixes of one family, in their order.
 func ofFamily(prefixes []netip.Prefix, f Family) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range prefixes {
-		if FamilyOf(p.Addr()) == f {
-			out = append(out, p)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(prefixes), func(p netip.Prefix) bool { return FamilyOf(p.Addr()) != f })
 }
 
 // comparePrefixes orders prefixes by address, and a prefix before those that it
@@ -154,23 +148,15 @@ func parsePortRange(s string) (PortRange, error) {
 	if !ranged {
 		last = first
 	}
-	lo, errLo := parsePort(first)
-	hi, errHi := parsePort(last)
-	if err := errors.Join(errLo, errHi); err != nil {
+	lo, _ := strconv.ParseUint(first, 10, 16)
+	hi, _ := strconv.ParseUint(last, 10, 16)
+	switch {
+	case lo == 0 || hi == 0 || first != strconv.FormatUint(lo, 10) || last != strconv.FormatUint(hi, 10):
 		return PortRange{}, errors.New("is not a range of ports; write FIRST-LAST within 1-65535")
-	}
-	if lo > hi {
+	case lo > hi:
 		return PortRange{}, fmt.Errorf("ends before it begins; did you mean %d-%d?", hi, lo)
 	}
-	return PortRange{First: lo, Last: hi}, nil
-}
-
-func parsePort(s string) (uint16, error) {
-	n, err := strconv.ParseUint(s, 10, 16)
-	if err == nil && (n == 0 || s != strconv.FormatUint(n, 10)) {
-		err = strconv.ErrRange
-	}
-	return uint16(n), err
+	return PortRange{First: uint16(lo), Last: uint16(hi)}, nil
 }
 
 // String writes the ranges as they are configured.
@@ -223,7 +209,7 @@ func ValidateChainName(name string) error {
 	}
 	for _, prefix := range []string{"KUBE-", "CNI-"} {
 		if strings.HasPrefix(upper, prefix) {
-			return fmt.Errorf("lies in the name space %s of others; choose another", prefix)
+			return fmt.Errorf("lies in the name space %s of other programs; choose another", prefix)
 		}
 	}
 	return nil

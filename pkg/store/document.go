@@ -44,12 +44,11 @@ type Record struct {
 
 // OwnedChain is a chain of one family that ip-masq created, or was about to create.
 type OwnedChain struct {
-	Chain         string         `json:"chain"`
-	Family        policy.Family  `json:"family"`
-	Backend       policy.Backend `json:"backend"` // iptables or nftables
-	Variant       string         `json:"variant,omitempty"`
-	NoRandomFully bool           `json:"plainPorts,omitempty"` // source ports cannot be fully random
-	Stuck         bool           `json:"stuck,omitempty"`      // removing the stale chain failed
+	Chain   string         `json:"chain"`
+	Family  policy.Family  `json:"family"`
+	Backend policy.Backend `json:"backend"` // iptables or nftables
+	Variant string         `json:"variant,omitempty"`
+	Stuck   bool           `json:"stuck,omitempty"` // removing the stale chain failed
 }
 
 // validate checks a record. Its chains will be removed some day, so a chain that cannot be ip-masq's

@@ -39,13 +39,13 @@ func TestFormOfDocuments(t *testing.T) {
 		t.Errorf("name of the document: %s, want %s", got, name)
 	}
 	data, err = encodeRecord(Record{Boot: "b", Chains: []OwnedChain{
-		{"IP-MASQ-AGENT", policy.IPv4, policy.IPTables, "legacy", true, true}, {"A", policy.IPv6, policy.NFTables, "", false, false},
+		{"IP-MASQ-AGENT", policy.IPv4, policy.IPTables, "legacy", true}, {"A", policy.IPv6, policy.NFTables, "", false},
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	const record = `{"schema":2,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",` +
-		`"variant":"legacy","plainPorts":true,"stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}]}`
+		`"variant":"legacy","stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}]}`
 	if string(data) != record {
 		t.Errorf("record:\n%s\nwant\n%s", data, record)
 	}

@@ -20,7 +20,7 @@ import (
 func aRecord() store.Record {
 	return store.Record{Boot: boot, Chains: []store.OwnedChain{
 		{Chain: "POD-MASQ", Family: policy.IPv6, Backend: policy.NFTables},
-		{Chain: "IP-MASQ-AGENT", Family: policy.IPv4, Backend: policy.IPTables, Variant: "nft", NoRandomFully: true},
+		{Chain: "IP-MASQ-AGENT", Family: policy.IPv4, Backend: policy.IPTables, Variant: "nft"},
 		{Chain: "IP-MASQ-AGENT", Family: policy.IPv4, Backend: policy.IPTables, Variant: "legacy", Stuck: true},
 	}}
 }

@@ -27,7 +27,7 @@ type backend struct {
 }
 
 // Layout implements netfilter.Backend: one prefix per rule.
-func (b *backend) Layout() policy.Layout { return policy.Layout{NoRandomFully: b.choice.NoRandomFully} }
+func (b *backend) Layout() policy.Layout { return policy.Layout{} }
 
 // OwnsTables implements netfilter.Backend: every program on the node uses table nat.
 func (b *backend) OwnsTables() bool { return false }
@@ -92,7 +92,7 @@ func (b *backend) showUnrecognized(ctx context.Context, f policy.Family, t *tabl
 	}
 	for _, c := range t.chains {
 		if slices.ContainsFunc(c.Rules, unrecognized) {
-			lines, _ := b.list(ctx, f, c.Name)
+			lines, _ := b.programs.list(ctx, f, b.choice.Variant, c.Name)
 			show(c.Rules, lines)
 		}
 		if slices.ContainsFunc(c.Jumps, unrecognized) {
@@ -116,23 +116,14 @@ func shownText(line, decoded string) string {
 	return line + " (and what iptables does not show: " + decoded + ")"
 }
 
-// list returns the rules of a chain as `iptables -S` prints them.
-func (b *backend) list(ctx context.Context, f policy.Family, chain string) ([]string, error) {
-	return b.programs.list(ctx, f, b.choice.Variant, chain)
-}
-
 // listJumps returns the rules of POSTROUTING that lead to the table's chains, by
 // chain, as `iptables -S` prints them.
 func (b *backend) listJumps(ctx context.Context, f policy.Family, t *table) (map[string][]string, error) {
-	lines, err := b.list(ctx, f, postrouting)
+	lines, err := b.programs.list(ctx, f, b.choice.Variant, postrouting)
 	if err != nil {
 		return nil, err
 	}
-	jumps, ok := t.jumpLines(lines)
-	if !ok {
-		return nil, errChanging
-	}
-	return jumps, nil
+	return t.jumpLines(lines)
 }
 
 // Apply implements netfilter.Backend. It does not use the observation: nothing
@@ -174,8 +165,9 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 }
 
 // errChanging says that `iptables -S` shows other rules than the kernel had just
-// before.
-var errChanging = errors.New("the rules change while they are read; see which program rewrites them")
+// before, or splits a rule into lines.
+var errChanging = errors.New("iptables -S does not show the rules that the kernel has: stop the program that rewrites them, " +
+	"or delete a jump whose comment has a line feed with iptables -D")
 
 // writeFamily plans a transaction and runs it, if it does anything. If that fails because
 // another program holds the lock or has changed the rules, it plans and runs again.
@@ -247,7 +239,7 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		case want.Owner != have.Owner || !slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal):
 			tx.fill(want)
 		}
-		missing, surplus := policy.Unmatched(want.Jumps, have.Jumps)
+		missing, surplus, _ := policy.Pair(want.Jumps, have.Jumps)
 		for _, j := range missing {
 			tx.appendJump(j, want.Name)
 		}
@@ -257,9 +249,7 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 			}
 		}
 		for _, i := range surplus {
-			if err := tx.deleteJump(lines[want.Name][i]); err != nil {
-				return nil, err
-			}
+			tx.deleteJump(lines[want.Name][i])
 		}
 	}
 	return &tx, nil

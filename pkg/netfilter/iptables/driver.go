@@ -66,9 +66,9 @@ func variants() []string { return []string{netfilter.VariantNFT, netfilter.Varia
 type reader interface {
 	// read reads POSTROUTING and the named chains of table nat.
 	read(f policy.Family, names []string) (table, error)
-	// userChains returns the names of the chains of a table that are not built in.
-	userChains(f policy.Family, table string) ([]string, error)
-	hasChain(f policy.Family, table, chain string) (bool, error)
+	// userChains returns the names of the user-defined chains of a table, or only the
+	// given name, if that chain exists.
+	userChains(f policy.Family, table, only string) ([]string, error)
 }
 
 func (d *Driver) reader(variant string) reader {
@@ -99,8 +99,8 @@ func (d *Driver) has(variant, table string, chains ...string) (bool, error) {
 	var failed error
 	for _, f := range policy.Families() {
 		for _, c := range chains {
-			exists, err := d.reader(variant).hasChain(f, table, c)
-			if exists {
+			found, err := d.reader(variant).userChains(f, table, c)
+			if len(found) > 0 {
 				return true, nil
 			}
 			failed = cmp.Or(failed, err)
@@ -118,7 +118,7 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 		c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
 		for _, f := range policy.Families() {
 			var t table
-			names, err := d.reader(variant).userChains(f, natTable)
+			names, err := d.reader(variant).userChains(f, natTable, "")
 			names = slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil })
 			if len(names) > 0 {
 				t, err = d.reader(variant).read(f, names)
@@ -147,11 +147,7 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 			return netfilter.Choice{}, unusable(c, err)
 		}
 	}
-	path, err := d.programs.locate(ctx, policy.IPv4, c.Variant, "")
-	if err != nil {
-		return netfilter.Choice{}, unusable(c, err)
-	}
-	v, err := d.programs.version(ctx, path)
+	_, err = d.programs.locate(ctx, policy.IPv4, c.Variant, "")
 	// To list a table of iptables-legacy that does not exist would create it, and
 	// the caller may not want to write at all.
 	exists := true
@@ -164,7 +160,6 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 	if err != nil {
 		return netfilter.Choice{}, unusable(c, err)
 	}
-	c.NoRandomFully = !v.randomFully
 	return c, nil
 }
 
@@ -189,6 +184,5 @@ func (d *Driver) preferred(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	v, err := d.programs.version(ctx, path)
-	return v.variant, err
+	return d.programs.variantOf(ctx, path)
 }

@@ -87,7 +87,7 @@ func TestProbe(t *testing.T) {
 			before: []string{"iptables-legacy -t mangle -N KUBE-IPTABLES-HINT"},
 			fails:  []string{"iptables (legacy) cannot keep rules on this host", "sbin/iptables is of the nft variant; install the legacy one too"}},
 		{name: "old", programs: map[string]string{"iptables": "test \"$1\" != --version || echo iptables v1.6.1\n"},
-			want: netfilter.Choice{Variant: "legacy", NoRandomFully: true}},
+			want: netfilter.Choice{Variant: "legacy"}},
 		{name: "none", fails: []string{"find iptables or iptables-nft or iptables-legacy: not found; install", "install iptables"}},
 		{name: "none of the variant", programs: map[string]string{"iptables": "nft"}, variant: "legacy",
 			fails: []string{"find iptables-legacy:", "is of the nft variant"}},
@@ -174,11 +174,11 @@ func TestOpen(t *testing.T) {
 			t.Errorf("%v was opened", c)
 		}
 	}
-	b, err := d.Open(netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT, NoRandomFully: true})
+	b, err := d.Open(netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b.Layout() != (policy.Layout{NoRandomFully: true}) || b.OwnsTables() {
+	if b.Layout() != (policy.Layout{}) || b.OwnsTables() {
 		t.Errorf("layout %+v, exclusive %v", b.Layout(), b.OwnsTables())
 	}
 	var _ netfilter.Driver = d

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"math"
 	"os"
 	"slices"
@@ -20,29 +21,23 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// LegacyChain is a chain of a table of iptables-legacy.
-type LegacyChain struct {
-	Name string
-	// Rules are the expressions that iptables-nft would write. What it cannot
-	// write is Unknown. The policy of a built-in chain is not among the rules.
-	Rules []nfnetlink.Rule
-}
-
-// Legacy returns all chains of a table of iptables-legacy; none if the table is
-// not in use. It creates no table, runs no program and takes no lock: the kernel
+// Legacy returns the rules of all chains of a table of iptables-legacy, by chain; none
+// if the table is not in use. The rules are the expressions that iptables-nft would
+// write. What it cannot write is Unknown. The policy of a built-in chain is not among
+// them. Legacy creates no table, runs no program and takes no lock: the kernel
 // replaces a table as a whole.
-func Legacy(f policy.Family, tableName string) ([]LegacyChain, error) {
+func Legacy(f policy.Family, tableName string) (map[string][]nfnetlink.Rule, error) {
 	s, err := readLegacy(f, tableName)
 	if err != nil {
 		return nil, err
 	}
-	var chains []LegacyChain
-	for _, c := range s.chains {
+	chains := map[string][]nfnetlink.Rule{}
+	for c := range s.chains() {
 		rules := make([]nfnetlink.Rule, c.end-c.first)
 		for i := range rules {
 			rules[i] = nfnetlink.Rule{Chain: string(c.name), Exprs: s.expressions(nil, c.first+i)}
 		}
-		chains = append(chains, LegacyChain{string(c.name), rules})
+		chains[string(c.name)] = rules
 	}
 	return chains, nil
 }
@@ -58,34 +53,30 @@ func (legacyReader) read(f policy.Family, names []string) (table, error) {
 	return s.table(names)
 }
 
-func (legacyReader) userChains(f policy.Family, tableName string) ([]string, error) {
+func (legacyReader) userChains(f policy.Family, tableName, only string) ([]string, error) {
 	s, err := readLegacy(f, tableName)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
-	for _, c := range s.chains {
-		if !c.builtIn {
-			names = append(names, string(c.name))
+	for c := range s.chains() {
+		if name := string(c.name); !c.builtIn && (only == "" || only == name) {
+			names = append(names, name)
 		}
 	}
 	return names, nil
 }
 
-func (r legacyReader) hasChain(f policy.Family, tableName, chain string) (bool, error) {
-	names, err := r.userChains(f, tableName)
-	return slices.Contains(names, chain), err
-}
-
 // table decodes POSTROUTING and the named chains.
 func (s *legacyTable) table(names []string) (table, error) {
 	var t table
-	find := func(name string) (c legacyChain, exists bool) {
-		i := slices.IndexFunc(s.chains, func(c legacyChain) bool { return string(c.name) == name && c.builtIn == (name == postrouting) })
-		if i < 0 {
-			return c, false
+	find := func(name string) (legacyChain, bool) {
+		for c := range s.chains() {
+			if string(c.name) == name && c.builtIn == (name == postrouting) {
+				return c, true
+			}
 		}
-		return s.chains[i], true
+		return legacyChain{}, false
 	}
 	if c, exists := find(postrouting); exists {
 		if _, policyTarget := s.entry(c.end); verdictOf(policyTarget) == verdictDrop {
@@ -122,16 +113,21 @@ func legacyInUse(f policy.Family, tableName string) (bool, error) {
 }
 
 // legacyTable is a table of iptables-legacy as IPT_SO_GET_INFO and
-// IPT_SO_GET_ENTRIES return it on a 64-bit machine (linux/netfilter_ipv4/ip_tables.h,
+// IPT_SO_GET_ENTRIES return it (linux/netfilter_ipv4/ip_tables.h,
 // linux/netfilter_ipv6/ip6_tables.h). The zero value is a table without chains.
 type legacyTable struct {
 	family  policy.Family
 	layout  layout
+	info    []byte            // struct ipt_getinfo
 	entries []byte            // of struct ipt_get_entries
-	offsets []int             // of each entry, and the end of the last one
-	chains  []legacyChain     // the user's chains, then the built-in ones
+	offsets []uint32          // of each entry, and the end of the last one
+	heads   []uint32          // numbers of the entries with the target ERROR
 	loads   [2]nfnetlink.Expr // of the source and destination address
+	mask    nfnetlink.Expr    // the last Bitwise: most prefixes have the length of the one before
 }
+
+// The layouts below are those of 64-bit machines. This line does not compile for others.
+const _ uint = 1 << 63
 
 // Sizes and offsets in struct ipt_getinfo and struct ipt_get_entries, the same for
 // both families.
@@ -144,30 +140,28 @@ const (
 	entriesHead     = 40 // sizeof(struct ipt_get_entries)
 )
 
-// layout has the offsets in struct ipt_entry and struct ip6t_entry of a 64-bit
-// kernel. The addresses come first: source, destination and their masks.
+// layout has the offsets in struct ipt_entry and struct ip6t_entry. The addresses
+// come first: source, destination and their masks.
 type layout struct {
 	address    int // size of an address
 	interfaces int // names in and out, then masks in and out, IFNAMSIZ each
 	protocol   int // uint16
-	flags      int // uint8
-	inversions int // uint8
+	flags      int // uint8, then the inversions
 	gotoFlag   byte
 	plainFlags byte // flags that do not narrow what the rule matches
 	protoFlag  byte // IP6T_F_PROTO, without which the protocol is not compared; 0: no such flag
-	targetAt   int  // uint16: offset of the target in the entry
-	nextAt     int  // uint16: size of the entry
+	targetAt   int  // uint16: offset of the target in the entry; then the size of the entry
 	packetsAt  int  // uint64
 	size       int
 }
 
 func layoutOf(f policy.Family) layout {
 	if f == policy.IPv6 {
-		return layout{address: 16, interfaces: 64, protocol: 128, flags: 131, inversions: 132, gotoFlag: 0x04,
-			plainFlags: 0x01 | 0x04, protoFlag: 0x01, targetAt: 140, nextAt: 142, packetsAt: 152, size: 168}
+		return layout{address: 16, interfaces: 64, protocol: 128, flags: 131, gotoFlag: 0x04,
+			plainFlags: 0x01 | 0x04, protoFlag: 0x01, targetAt: 140, packetsAt: 152, size: 168}
 	}
-	return layout{address: 4, interfaces: 16, protocol: 80, flags: 82, inversions: 83, gotoFlag: 0x02,
-		plainFlags: 0x02, targetAt: 88, nextAt: 90, packetsAt: 96, size: 112}
+	return layout{address: 4, interfaces: 16, protocol: 80, flags: 82, gotoFlag: 0x02,
+		plainFlags: 0x02, targetAt: 88, packetsAt: 96, size: 112}
 }
 
 // readLegacy reads a table if it is in use; otherwise the result has no chains.
@@ -238,6 +232,39 @@ type legacyChain struct {
 	first, end int
 }
 
+// chains yields the user-defined chains, then the built-in ones.
+//
+// A user-defined chain begins after an entry with the target ERROR, which has its
+// name, and ends with a rule that iptables adds. One more such entry ends the table.
+// A built-in chain begins at the offset hook_entry of its hook and ends with its
+// policy, at the offset underflow.
+func (s *legacyTable) chains() iter.Seq[legacyChain] {
+	return func(yield func(legacyChain) bool) {
+		if len(s.offsets) == 0 {
+			return
+		}
+		for i := range len(s.heads) - 1 {
+			_, target := s.entry(int(s.heads[i]))
+			name, _ := target.chainName()
+			first := int(s.heads[i]) + 1
+			if !yield(legacyChain{name, false, first, max(first, int(s.heads[i+1])-1)}) {
+				return
+			}
+		}
+		hooks := builtInChains()
+		entryAt := func(field, hook int) (int, bool) {
+			return slices.BinarySearch(s.offsets, binary.NativeEndian.Uint32(s.info[infoHooks+4*(field+hook):]))
+		}
+		for hook, name := range hooks {
+			first, begins := entryAt(0, hook)
+			end, ends := entryAt(len(hooks), hook)
+			if begins && ends && first <= end && end < len(s.offsets)-1 && !yield(legacyChain{[]byte(name), true, first, end}) {
+				return
+			}
+		}
+	}
+}
+
 // builtInChains are the names of the built-in chains by the number of their hook.
 func builtInChains() [5]string {
 	return [...]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", postrouting}
@@ -245,15 +272,10 @@ func builtInChains() [5]string {
 
 var errLegacyLayout = errors.New("the kernel's reply does not have the layout of a table of iptables-legacy")
 
-// parseLegacy finds the entries and chains. A node's table can have tens of
-// thousands of entries: only the rules that are asked for are decoded.
-//
-// A user's chain begins after an entry with the target ERROR, which has its name, and
-// ends with a rule that iptables adds. One more such entry ends the table. A built-in
-// chain begins at the offset hook_entry of its hook and ends with its policy, at the
-// offset underflow.
+// parseLegacy finds the entries. A node's table can have tens of thousands: only the
+// rules of the chains that are asked for are decoded.
 func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
-	s := &legacyTable{family: f, layout: layoutOf(f), entries: entries}
+	s := &legacyTable{family: f, layout: layoutOf(f), info: info, entries: entries}
 	if len(info) != infoSize {
 		return nil, errLegacyLayout
 	}
@@ -265,42 +287,24 @@ func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
 		s.loads[i] = nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: sourceAt + uint32(i)*size, Len: size, Dreg: nfnetlink.Reg1}
 	}
 	count := int(binary.NativeEndian.Uint32(info[infoEntries:])) // not trusted
-	s.offsets = make([]int, 1, 1+min(count, len(entries)/s.layout.size))
-	for at := 0; at < len(entries); {
-		e := entries[at:]
-		if len(e) < s.layout.size {
+	s.offsets = make([]uint32, 1, 1+min(count, len(entries)/s.layout.size))
+	for rest := entries; len(rest) > 0; {
+		if len(rest) < s.layout.size {
 			return nil, errLegacyLayout
 		}
-		targetAt, next := int(binary.NativeEndian.Uint16(e[s.layout.targetAt:])), int(binary.NativeEndian.Uint16(e[s.layout.nextAt:]))
-		if targetAt < s.layout.size || next < targetAt || next > len(e) {
+		targetAt, next := int(binary.NativeEndian.Uint16(rest[s.layout.targetAt:])), int(binary.NativeEndian.Uint16(rest[s.layout.targetAt+2:]))
+		if targetAt < s.layout.size || next < targetAt || next > len(rest) {
 			return nil, errLegacyLayout
 		}
-		target, _, ok := cutExtension(e[targetAt:next])
+		target, _, ok := cutExtension(rest[targetAt:next])
 		if !ok {
 			return nil, errLegacyLayout
 		}
-		if name, begins := target.chainName(); begins {
-			i := len(s.offsets)
-			if n := len(s.chains); n > 0 {
-				s.chains[n-1].end = max(i-2, s.chains[n-1].first)
-			}
-			s.chains = append(s.chains, legacyChain{name: name, first: i})
+		if _, begins := target.chainName(); begins {
+			s.heads = append(s.heads, uint32(len(s.offsets)-1))
 		}
-		at += next
-		s.offsets = append(s.offsets, at)
-	}
-	s.chains = s.chains[:max(len(s.chains)-1, 0)]
-	hooks := builtInChains()
-	entryAt := func(field, hook int) (int, bool) {
-		offset := binary.NativeEndian.Uint32(info[infoHooks+4*(field+hook):])
-		return slices.BinarySearch(s.offsets, int(offset))
-	}
-	for hook, name := range hooks {
-		first, begins := entryAt(0, hook)
-		end, ends := entryAt(len(hooks), hook)
-		if begins && ends && first <= end && end < len(s.offsets)-1 {
-			s.chains = append(s.chains, legacyChain{[]byte(name), true, first, end})
-		}
+		rest = rest[next:]
+		s.offsets = append(s.offsets, uint32(len(entries)-len(rest)))
 	}
 	return s, nil
 }
@@ -364,7 +368,7 @@ func (s *legacyTable) entry(i int) (entry []byte, target extension) {
 
 // chainAt returns the chain whose first rule is at the offset: jumps lead there.
 func (s *legacyTable) chainAt(offset int) (string, bool) {
-	i, found := slices.BinarySearch(s.offsets, offset)
+	i, found := slices.BinarySearch(s.offsets, uint32(max(offset, 0)))
 	if !found || i == 0 || i == len(s.offsets)-1 {
 		return "", false
 	}
@@ -387,12 +391,12 @@ const (
 func (s *legacyTable) expressions(out []nfnetlink.Expr, i int) []nfnetlink.Expr {
 	l := s.layout
 	entry, target := s.entry(i)
-	flags, invert := entry[l.flags], entry[l.inversions]
+	flags, invert := entry[l.flags], entry[l.flags+1]
 	address := func(i int) []byte { return entry[i*l.address : (i+1)*l.address] }
 	name := func(i int) []byte { return entry[l.interfaces+i*unix.IFNAMSIZ : l.interfaces+(i+1)*unix.IFNAMSIZ] }
 
-	out = addressExpressions(out, s.loads[0], address(0), address(2), invert&invertSource != 0)
-	out = addressExpressions(out, s.loads[1], address(1), address(3), invert&invertDestination != 0)
+	out = s.addressExpressions(out, s.loads[0], address(0), address(2), invert&invertSource != 0)
+	out = s.addressExpressions(out, s.loads[1], address(1), address(3), invert&invertDestination != 0)
 	out = interfaceExpressions(out, unix.NFT_META_IIFNAME, name(0), name(2), invert&invertIn != 0)
 	out = interfaceExpressions(out, unix.NFT_META_OIFNAME, name(1), name(3), invert&invertOut != 0)
 	if number := binary.NativeEndian.Uint16(entry[l.protocol:]); number != 0 && (l.protoFlag == 0 || flags&l.protoFlag != 0) {
@@ -429,7 +433,7 @@ func (s *legacyTable) expressions(out []nfnetlink.Expr, i int) []nfnetlink.Expr 
 		return append(out, nfnetlink.Verdict{Code: nfnetlink.Accept})
 	case verdict == verdictDrop:
 		return append(out, nfnetlink.Verdict{Code: nfnetlink.Drop})
-	case verdict == s.offsets[i+1]: // the rule after this one
+	case verdict == int(s.offsets[i+1]): // the rule after this one
 		return out
 	case leads && flags&l.gotoFlag != 0:
 		return append(out, nfnetlink.Verdict{Code: nfnetlink.Goto, Chain: chain})
@@ -447,13 +451,16 @@ func operator(inverted bool) nfnetlink.CmpOp {
 }
 
 // addressExpressions appends `ip saddr ADDRESS/MASK`.
-func addressExpressions(out []nfnetlink.Expr, load nfnetlink.Expr, address, mask []byte, inverted bool) []nfnetlink.Expr {
+func (s *legacyTable) addressExpressions(out []nfnetlink.Expr, load nfnetlink.Expr, address, mask []byte, inverted bool) []nfnetlink.Expr {
 	if !inverted && filledWith(0, mask) {
 		return out
 	}
 	out = append(out, load)
 	if !filledWith(0xff, mask) {
-		out = append(out, nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: uint32(len(mask)), Mask: mask})
+		if last, ok := s.mask.(nfnetlink.Bitwise); !ok || !bytes.Equal(last.Mask, mask) {
+			s.mask = nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: uint32(len(mask)), Mask: mask}
+		}
+		out = append(out, s.mask)
 	}
 	return append(out, nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: address})
 }

@@ -5,6 +5,10 @@ package iptables
 import (
 	"bytes"
 	"encoding/binary"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"strings"
 	"testing"
 	"unsafe"
@@ -58,12 +62,12 @@ func TestLayout(t *testing.T) {
 	var v4 iptEntry
 	var v6 ip6tEntry
 	want4 := layout{address: 4, interfaces: int(unsafe.Offsetof(v4.Iniface)), protocol: int(unsafe.Offsetof(v4.Proto)),
-		flags: int(unsafe.Offsetof(v4.Flags)), inversions: int(unsafe.Offsetof(v4.Invflags)), gotoFlag: 2, plainFlags: 2,
-		targetAt: int(unsafe.Offsetof(v4.TargetOffset)), nextAt: int(unsafe.Offsetof(v4.NextOffset)),
+		flags: int(unsafe.Offsetof(v4.Flags)), gotoFlag: 2, plainFlags: 2,
+		targetAt:  int(unsafe.Offsetof(v4.TargetOffset)),
 		packetsAt: int(unsafe.Offsetof(v4.Packets)), size: int(unsafe.Sizeof(v4))}
 	want6 := layout{address: 16, interfaces: int(unsafe.Offsetof(v6.Iniface)), protocol: int(unsafe.Offsetof(v6.Proto)),
-		flags: int(unsafe.Offsetof(v6.Flags)), inversions: int(unsafe.Offsetof(v6.Invflags)), gotoFlag: 4, plainFlags: 5, protoFlag: 1,
-		targetAt: int(unsafe.Offsetof(v6.TargetOffset)), nextAt: int(unsafe.Offsetof(v6.NextOffset)),
+		flags: int(unsafe.Offsetof(v6.Flags)), gotoFlag: 4, plainFlags: 5, protoFlag: 1,
+		targetAt:  int(unsafe.Offsetof(v6.TargetOffset)),
 		packetsAt: int(unsafe.Offsetof(v6.Packets)), size: int(unsafe.Sizeof(v6))}
 	if got := layoutOf(policy.IPv4); got != want4 {
 		t.Errorf("IPv4: %+v, not %+v", got, want4)
@@ -71,12 +75,35 @@ func TestLayout(t *testing.T) {
 	if got := layoutOf(policy.IPv6); got != want6 {
 		t.Errorf("IPv6: %+v, not %+v", got, want6)
 	}
+	if unsafe.Offsetof(v4.Invflags) != unsafe.Offsetof(v4.Flags)+1 || unsafe.Offsetof(v6.Invflags) != unsafe.Offsetof(v6.Flags)+1 ||
+		unsafe.Offsetof(v4.NextOffset) != unsafe.Offsetof(v4.TargetOffset)+2 || unsafe.Offsetof(v6.NextOffset) != unsafe.Offsetof(v6.TargetOffset)+2 {
+		t.Error("inversions do not follow flags, or the size of the entry the target's offset")
+	}
 	var info getinfo
 	if unsafe.Sizeof(info) != infoSize || unsafe.Offsetof(info.HookEntry) != infoHooks || unsafe.Offsetof(info.Size) != infoEntriesSize {
 		t.Error("struct ipt_getinfo is laid out otherwise")
 	}
 	if unsafe.Offsetof(entriesRequest{}.Entries) != entriesHead {
 		t.Error("struct ipt_get_entries is laid out otherwise")
+	}
+}
+
+// The layouts are those of 64-bit machines: the program must not be built for others.
+func TestLegacyDoesNotCompileFor32Bit(t *testing.T) {
+	for arch, want := range map[string]bool{"amd64": false, "arm64": false, "386": true, "arm": true} {
+		files := token.NewFileSet()
+		file, err := parser.ParseFile(files, "legacy.go", nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		overflows := false
+		c := types.Config{Sizes: types.SizesFor("gc", arch), Error: func(err error) { // imports are not resolved
+			overflows = overflows || strings.Contains(err.Error(), "overflows")
+		}}
+		_, _ = c.Check("iptables", files, []*ast.File{file}, nil)
+		if overflows != want {
+			t.Errorf("%s: a constant overflows: %v", arch, overflows)
+		}
 	}
 }
 
@@ -102,7 +129,7 @@ func (b *builder) add(head []byte, matches []xtExtension, target xtExtension) in
 	}
 	binary.NativeEndian.PutUint16(e[b.layout.targetAt:], uint16(len(e)))
 	e = append(e, encodeExtension(target)...)
-	binary.NativeEndian.PutUint16(e[b.layout.nextAt:], uint16(len(e)))
+	binary.NativeEndian.PutUint16(e[b.layout.targetAt+2:], uint16(len(e)))
 	b.entries = append(b.entries, e...)
 	return at
 }
@@ -166,7 +193,7 @@ func accepts(f policy.Family, head []byte, p policy.Packet) bool {
 		}
 		return true
 	}
-	inverted := func(bit byte) bool { return head[l.inversions]&bit != 0 }
+	inverted := func(bit byte) bool { return head[l.flags+1]&bit != 0 }
 	device := make([]byte, 16)
 	copy(device, p.Out)
 	protocol := binary.NativeEndian.Uint16(head[l.protocol:])
@@ -220,7 +247,7 @@ func legacyProperty(t *rapid.T) {
 	}
 	binary.NativeEndian.PutUint16(head[l.protocol:], rapid.SampledFrom([]uint16{0, 0, 6, 17, 132, 1}).Draw(t, "protocol"))
 	head[l.flags] = rapid.SampledFrom([]byte{0, 0, 1, 1, 2, 4}).Draw(t, "flags")
-	head[l.inversions] = rapid.SampledFrom([]byte{0, 0, 0, 1, 2, 8, 0x10, 0x40}).Draw(t, "inversions")
+	head[l.flags+1] = rapid.SampledFrom([]byte{0, 0, 0, 1, 2, 8, 0x10, 0x40}).Draw(t, "inversions")
 	info, entries := legacyTableOf(f, head, nil, standard(-5))
 	x, err := chainX(f, info, entries)
 	if err != nil || x == nil || len(x.Rules) != 1 || len(x.Jumps) != 1 {
@@ -318,7 +345,7 @@ func FuzzLegacy(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, c := range s.chains {
+		for c := range s.chains() {
 			for i := c.first; i < c.end; i++ {
 				_ = s.expressions(nil, i)
 			}

@@ -50,12 +50,6 @@ func (l *nftReader) use(body func(*nfnetlink.Conn) error) error {
 	}
 }
 
-// missing reports whether the error says that the table or chain does not exist,
-// or that the kernel has no nf_tables.
-func missing(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || nfnetlink.Unsupported(err)
-}
-
 func nftFamily(f policy.Family) nfnetlink.Family {
 	if f == policy.IPv6 {
 		return nfnetlink.IPv6
@@ -63,21 +57,17 @@ func nftFamily(f policy.Family) nfnetlink.Family {
 	return nfnetlink.IPv4
 }
 
-func (l *nftReader) hasChain(f policy.Family, table, chain string) (bool, error) {
-	err := l.use(func(c *nfnetlink.Conn) error {
-		_, err := c.Chain(nftFamily(f), table, chain)
-		return err
-	})
-	if missing(err) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-func (l *nftReader) userChains(f policy.Family, table string) ([]string, error) {
+func (l *nftReader) userChains(f policy.Family, table, only string) ([]string, error) {
 	var names []string
 	err := l.use(func(c *nfnetlink.Conn) error {
 		names = nil
+		if only != "" {
+			chain, err := c.Chain(nftFamily(f), table, only)
+			if err == nil {
+				names = []string{chain.Name}
+			}
+			return err
+		}
 		chains, err := c.Chains(nftFamily(f), table)
 		for _, chain := range chains {
 			if chain.Base == nil {
@@ -86,8 +76,8 @@ func (l *nftReader) userChains(f policy.Family, table string) ([]string, error) 
 		}
 		return err
 	})
-	if missing(err) {
-		return nil, nil
+	if errors.Is(err, fs.ErrNotExist) || nfnetlink.Unsupported(err) {
+		return nil, nil // no such table or chain, or no nf_tables in the kernel
 	}
 	return names, err
 }

@@ -33,19 +33,18 @@ type programs struct {
 	run    func(ctx context.Context, env []string, held *os.File, input []byte, path string, args ...string) ([]byte, error)
 
 	mu       sync.Mutex
-	versions map[string]version // by path
+	variants map[string]variantOf // by path
 }
 
-// version is what a program says of itself.
-type version struct {
-	file        os.FileInfo
-	variant     string
-	randomFully bool // it has --random-fully, and -w in iptables-restore
+// variantOf is the variant of a program's file.
+type variantOf struct {
+	file    os.FileInfo
+	variant string
 }
 
 func newPrograms(path string) *programs {
 	const childPath = "/usr/sbin:/usr/bin:/sbin:/bin"
-	return &programs{finder: newFinder(path), env: environment(childPath), run: run, versions: map[string]version{}}
+	return &programs{finder: newFinder(path), env: environment(childPath), run: run, variants: map[string]variantOf{}}
 }
 
 func baseName(f policy.Family) string {
@@ -63,43 +62,37 @@ func (p *programs) locate(ctx context.Context, f policy.Family, variant, suffix 
 	if err != nil || filepath.Base(path) == named {
 		return path, err
 	}
-	switch has, err := p.version(ctx, path); {
+	switch has, err := p.variantOf(ctx, path); {
 	case err != nil:
 		return "", err
-	case has.variant != variant:
-		return "", fmt.Errorf("find %s: %s is of the %s variant; install the %s one too: %w", named, path, has.variant, variant, fs.ErrNotExist)
+	case has != variant:
+		return "", fmt.Errorf("find %s: %s is of the %s variant; install the %s one too: %w", named, path, has, variant, fs.ErrNotExist)
 	}
 	return path, nil
 }
 
-// version runs a program to learn its version, once as long as the file is the
-// same. Versions before 1.8, all legacy, do not print the variant.
-func (p *programs) version(ctx context.Context, path string) (version, error) {
+// variantOf runs a program with --version to learn its variant, once as long as the
+// file is the same. Versions before 1.8, all legacy, do not print the variant.
+func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 	file, err := os.Stat(path)
 	if err != nil {
-		return version{}, err
+		return "", err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if v, ok := p.versions[path]; ok && os.SameFile(file, v.file) && file.ModTime().Equal(v.file.ModTime()) {
-		return v, nil
+	if v, ok := p.variants[path]; ok && os.SameFile(file, v.file) && file.ModTime().Equal(v.file.ModTime()) {
+		return v.variant, nil
 	}
 	out, err := p.run(ctx, p.env, nil, nil, path, "--version")
 	if err != nil {
-		return version{}, err
+		return "", err
 	}
-	v := version{file: file, variant: netfilter.VariantLegacy}
+	variant := netfilter.VariantLegacy
 	if bytes.Contains(out, []byte("(nf_tables)")) {
-		v.variant = netfilter.VariantNFT
+		variant = netfilter.VariantNFT
 	}
-	var number [3]int
-	_, text, _ := bytes.Cut(out, []byte(" v"))
-	if _, err := fmt.Sscanf(string(text), "%d.%d.%d", &number[0], &number[1], &number[2]); err != nil {
-		return version{}, fmt.Errorf("run %s --version: no version in %s", path, policy.Quote(string(out)))
-	}
-	v.randomFully = slices.Compare(number[:], []int{1, 6, 2}) >= 0
-	p.versions[path] = v
-	return v, nil
+	p.variants[path] = variantOf{file, variant}
+	return variant, nil
 }
 
 // list returns the rules of chains of table nat as `iptables -S` prints them, of all
@@ -132,7 +125,7 @@ func (p *programs) list(ctx context.Context, f policy.Family, variant string, ch
 	var failed *goiptables.Error
 	switch {
 	case err == nil:
-		return ruleLines(all), nil
+		return slices.DeleteFunc(all, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), nil
 	case !errors.As(err, &failed):
 		return nil, fmt.Errorf("run %s: %w", path, err)
 	}
@@ -143,25 +136,15 @@ func (p *programs) list(ctx context.Context, f policy.Family, variant string, ch
 
 // restore runs iptables-restore.
 func (p *programs) restore(ctx context.Context, f policy.Family, variant string, input []byte, held *os.File) error {
-	path, err := p.locate(ctx, f, variant, "")
-	if err != nil {
-		return err
-	}
-	restore, err := p.locate(ctx, f, variant, "-restore")
+	path, err := p.locate(ctx, f, variant, "-restore")
 	if err != nil {
 		return err
 	}
 	args := []string{"--noflush"}
 	if variant == netfilter.VariantLegacy {
-		v, err := p.version(ctx, path)
-		if err != nil {
-			return err
-		}
-		if v.randomFully {
-			args = append(args, "-w", strconv.Itoa(lockSeconds))
-		}
+		args = append(args, "-w", strconv.Itoa(lockSeconds))
 	}
-	_, err = p.run(ctx, p.env, held, input, restore, args...)
+	_, err = p.run(ctx, p.env, held, input, path, args...)
 	return err
 }
 
@@ -304,10 +287,6 @@ func trustedOwner(uid uint32, euid int, uidMap string) bool {
 		return true
 	}
 	m, err := os.ReadFile(uidMap)
-	return uid == overflow && err == nil && !mapsEveryUser(m)
-}
-
-// mapsEveryUser reports whether a uid_map is that of the first user namespace.
-func mapsEveryUser(m []byte) bool {
-	return strings.Join(strings.Fields(string(m)), " ") == "0 0 4294967295"
+	first := strings.Join(strings.Fields(string(m)), " ") == "0 0 4294967295" // it maps every user to itself
+	return uid == overflow && err == nil && !first
 }

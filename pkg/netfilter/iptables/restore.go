@@ -5,7 +5,6 @@ package iptables
 import (
 	"bytes"
 	"fmt"
-	"regexp"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -16,8 +15,7 @@ import (
 // cannot skip jumps that exist, and fails as a whole if it is to delete one that
 // does not. A rule's arguments are in the order in which `iptables -S` prints them.
 func render(rs policy.Ruleset, f policy.Family) []byte {
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "# Load with: %s-restore --noflush FILE\n"+
+	head := fmt.Sprintf("# Load with: %s-restore --noflush FILE\n"+
 		"# Each loading appends the jumps again. A duplicate jump changes no packet;\n"+
 		"# `ip-masq-reconciler once` removes it.\n", baseName(f))
 	var t transaction
@@ -29,8 +27,7 @@ func render(rs policy.Ruleset, f policy.Family) []byte {
 			}
 		}
 	}
-	b.Write(t.restore())
-	return b.Bytes()
+	return append([]byte(head), t.restore()...)
 }
 
 // transaction collects what one run of iptables-restore does in table nat.
@@ -43,14 +40,9 @@ func (t *transaction) empty() bool {
 	return len(t.declared)+len(t.jumps)+len(t.rules)+len(t.deleted) == 0
 }
 
-// declare creates the chain, or flushes it if it exists.
-func (t *transaction) declare(chain string) {
-	t.declared = append(t.declared, ":"+chain+" - [0:0]")
-}
-
-// fill replaces the rules of the chain. The last one has the owner as its comment.
+// fill creates the chain or replaces its rules. The last rule has the owner as its comment.
 func (t *transaction) fill(c *policy.Chain) {
-	t.declare(c.Name)
+	t.declared = append(t.declared, ":"+c.Name+" - [0:0]")
 	for i, r := range c.Rules {
 		comment := ""
 		if i == len(c.Rules)-1 {
@@ -71,19 +63,13 @@ func (t *transaction) appendJump(j policy.Rule, chain string) {
 
 // deleteJump deletes the first rule of POSTROUTING that is exactly the one that
 // `iptables -S` printed.
-func (t *transaction) deleteJump(line string) error {
-	if strings.Contains(line, "\n") {
-		// iptables-restore would read the second line as a command.
-		return fmt.Errorf("delete the jump %s: iptables-restore cannot take a comment with a line feed; delete it with iptables -D",
-			policy.Quote(line))
-	}
+func (t *transaction) deleteJump(line string) {
 	t.jumps = append(t.jumps, "-D"+strings.TrimPrefix(line, "-A"))
-	return nil
 }
 
 // deleteChain deletes the chain after the jumps to it.
 func (t *transaction) deleteChain(chain string) {
-	t.declare(chain)
+	t.declared = append(t.declared, ":"+chain+" - [0:0]")
 	t.deleted = append(t.deleted, "-X "+chain)
 }
 
@@ -111,57 +97,42 @@ func agentJumpComment(chain string) string {
 // at most one source prefix and one destination prefix.
 func ruleCommand(r policy.Rule, chain, target, comment string) string {
 	w := []string{"-A", chain}
-	for _, side := range []struct {
-		option string
-		ranges policy.Ranges
-	}{{"-s", r.From}, {"-d", r.To}} {
-		for _, p := range side.ranges {
-			if prefix, _ := p.Prefix(); prefix.Bits() > 0 {
-				w = append(w, side.option, prefix.String())
-			}
+	add := func(isSet bool, words ...string) {
+		if isSet {
+			w = append(w, words...)
 		}
 	}
-	if r.Out != "" {
-		w = append(w, "-o", quote(r.Out))
+	prefixes := func(option string, ranges policy.Ranges) {
+		for _, x := range ranges {
+			p, _ := x.Prefix()
+			add(p.Bits() > 0, option, p.String())
+		}
 	}
-	if r.Protocol != "" {
-		w = append(w, "-p", string(r.Protocol))
-	}
-	if comment != "" {
-		w = append(w, "-m comment --comment", quote(comment))
-	}
-	if r.NotFromLocal || r.NotToLocal {
-		w = append(w, "-m addrtype")
-	}
-	if r.NotFromLocal {
-		w = append(w, "! --src-type LOCAL")
-	}
-	if r.NotToLocal {
-		w = append(w, "! --dst-type LOCAL")
-	}
+	prefixes("-s", r.From)
+	prefixes("-d", r.To)
+	add(r.Out != "", "-o", quote(r.Out))
+	add(r.Protocol != "", "-p", string(r.Protocol))
+	add(comment != "", "-m comment --comment", quote(comment))
+	add(r.NotFromLocal || r.NotToLocal, "-m addrtype")
+	add(r.NotFromLocal, "! --src-type LOCAL")
+	add(r.NotToLocal, "! --dst-type LOCAL")
 	if r.Probability != 0 {
-		w = append(w, fmt.Sprintf("-m statistic --mode random --probability %.11f", float64(r.Probability)/policy.ProbabilityScale))
+		add(true, fmt.Sprintf("-m statistic --mode random --probability %.11f", float64(r.Probability)/policy.ProbabilityScale))
 	}
-	switch r.Verdict {
-	case policy.Jump:
-		w = append(w, "-j", target)
-	case policy.Return:
-		w = append(w, "-j RETURN")
-	case policy.Masquerade:
-		w = append(w, "-j MASQUERADE")
-		if !r.Ports.IsZero() {
-			w = append(w, "--to-ports", r.Ports.String())
-		}
-		if r.RandomFully {
-			w = append(w, "--random-fully")
-		}
-	}
+	add(r.Verdict == policy.Jump, "-j", target)
+	add(r.Verdict == policy.Return, "-j RETURN")
+	add(r.Verdict == policy.Masquerade, "-j MASQUERADE")
+	add(!r.Ports.IsZero(), "--to-ports", r.Ports.String())
+	add(r.RandomFully, "--random-fully")
 	return strings.Join(w, " ")
 }
 
 // quote writes an argument as `iptables -S` does, in quotes if necessary.
 func quote(s string) string {
-	if regexp.MustCompile(`^[\w.+/@=][\w.+/@=-]*$`).MatchString(s) {
+	special := func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_.+/@=-", r))
+	}
+	if s != "" && s[0] != '-' && !strings.ContainsFunc(s, special) {
 		return s
 	}
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `'`, `\'`).Replace(s) + `"`

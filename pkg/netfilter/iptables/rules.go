@@ -82,59 +82,31 @@ func (t *table) chain(name string) *policy.Chain {
 }
 
 // jumpLines takes the rules of POSTROUTING as `iptables -S` prints them and
-// returns those that lead to the table's chains, by chain. It returns false if
+// returns those that lead to the table's chains, by chain. It returns errChanging if
 // the lines are not those of the rules that were read.
-func (t *table) jumpLines(lines []string) (map[string][]string, bool) {
+func (t *table) jumpLines(lines []string) (map[string][]string, error) {
 	jumps := map[string][]string{}
 	if len(lines) != len(t.targets) {
-		return nil, false
+		return nil, errChanging
 	}
 	for i, line := range lines {
 		for _, c := range t.chains {
 			leads := leadsTo(line, c.Name)
 			if leads != (t.targets[i] == c.Name) {
-				return nil, false
+				return nil, errChanging
 			}
 			if leads {
 				jumps[c.Name] = append(jumps[c.Name], line)
 			}
 		}
 	}
-	return jumps, true
+	return jumps, nil
 }
 
 // leadsTo reports whether a rule that `iptables -S` printed jumps or goes to the
 // chain. Nothing follows the chain in such a line.
 func leadsTo(line, chain string) bool {
 	return strings.HasSuffix(line, " -j "+chain) || strings.HasSuffix(line, " -g "+chain)
-}
-
-// ruleLines returns the rules among the lines that `iptables -S` prints. It joins
-// those of a comment with line feeds, which iptables prints as they are.
-func ruleLines(lines []string) []string {
-	var rules []string
-	for _, line := range lines {
-		if n := len(rules); n > 0 && inQuotes(rules[n-1]) {
-			rules[n-1] += "\n" + line
-		} else if strings.HasPrefix(line, "-A ") {
-			rules = append(rules, line)
-		}
-	}
-	return rules
-}
-
-// inQuotes reports whether a quotation is open at the end of the text.
-func inQuotes(text string) bool {
-	open := false
-	for i := 0; i < len(text); i++ {
-		switch {
-		case text[i] == '"':
-			open = !open
-		case text[i] == '\\' && open:
-			i++
-		}
-	}
-	return open
 }
 
 // decodedRule is a rule of a chain in the kernel.

@@ -11,28 +11,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-func TestRuleLines(t *testing.T) {
-	got := ruleLines([]string{
-		"# Warning: iptables-legacy tables present, use iptables-legacy to see them",
-		"-P POSTROUTING ACCEPT",
-		"-N X",
-		"",
-		`-A X -m comment --comment "a \" \\" -j RETURN`,
-		`-A X -m comment --comment "x`,
-		`# y \"`,
-		`-A POSTROUTING -j X" -j ACCEPT`,
-		"-A X -j MASQUERADE",
-	})
-	want := []string{
-		`-A X -m comment --comment "a \" \\" -j RETURN`,
-		"-A X -m comment --comment \"x\n# y \\\"\n-A POSTROUTING -j X\" -j ACCEPT",
-		"-A X -j MASQUERADE",
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
-}
-
 func TestJumpLines(t *testing.T) {
 	table := table{chains: []policy.Chain{{Name: "X"}, {Name: "Y"}}, targets: []string{"SNAT", "X", "Y", "X"}}
 	lines := []string{
@@ -40,8 +18,8 @@ func TestJumpLines(t *testing.T) {
 		"-A POSTROUTING -m addrtype ! --dst-type LOCAL -j X", "-A POSTROUTING -g Y", "-A POSTROUTING -j X",
 	}
 	want := map[string][]string{"X": {lines[1], lines[3]}, "Y": {lines[2]}}
-	if got, ok := table.jumpLines(lines); !ok || !cmp.Equal(want, got) {
-		t.Errorf("got %q, %v", got, ok)
+	if got, err := table.jumpLines(lines); err != nil || !cmp.Equal(want, got) {
+		t.Errorf("got %q, %v", got, err)
 	}
 	// Lines of other rules than those that were read.
 	for name, lines := range map[string][]string{
@@ -51,7 +29,7 @@ func TestJumpLines(t *testing.T) {
 		"another chain":    {lines[0], lines[1], "-A POSTROUTING -j Z", lines[3]},
 		"one of the names": {"-A POSTROUTING -j Y", lines[1], lines[2], lines[3]},
 	} {
-		if got, ok := table.jumpLines(lines); ok {
+		if got, err := table.jumpLines(lines); err == nil {
 			t.Errorf("%s: got %q", name, got)
 		}
 	}

@@ -158,6 +158,7 @@ func remedyFor(stderr string) (remedy string, unusable bool) {
 		lock   = "see which program holds the lock; in a container mount the host's /run/xtables.lock"
 		mixed  = "table nat holds rules that iptables did not write; remove them with nft, or set backend to nftables"
 		absent = "load the kernel module iptable_nat, or set backend to nftables"
+		old    = "install iptables 1.8, or set backend to nftables"
 		buffer = "in a user namespace a batch is limited by net.core.wmem_max: raise that, shorten the list, or set backend to nftables"
 	)
 	for _, s := range []struct {
@@ -171,6 +172,7 @@ func remedyFor(stderr string) (remedy string, unusable bool) {
 		{"xtables.lock", lock, false},
 		{"is incompatible, use 'nft' tool", mixed, false},
 		{"CHAIN_ADD failed (Operation not supported)", mixed, false},
+		{"unknown option", old, true},
 		{"missing kernel module", xt, true},
 		{"Couldn't load", xt, true},
 		{"No chain/target/match by that name", xt, false},

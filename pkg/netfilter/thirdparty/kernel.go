@@ -119,10 +119,7 @@ func legacyHooks() ([]hook, error) {
 	for _, f := range policy.Families() {
 		chains, err := iptables.Legacy(f, natTable)
 		errs = append(errs, err)
-		t := table{known: map[string][]nfnetlink.Rule{}}
-		for _, c := range chains {
-			t.known[c.Name] = c.Rules
-		}
+		t := table{known: chains}
 		if len(chains) > 0 {
 			at := Place{Backend: policy.IPTables, Variant: netfilter.VariantLegacy, Family: f, Table: natTable, Chain: postrouting}
 			hooks = append(hooks, hook{&t, at, iptablesPriority, false})
@@ -192,12 +189,12 @@ func Variants(ctx context.Context) ([]Usage, error) {
 	})}
 	for _, f := range policy.Families() {
 		nat, errNAT := iptables.Legacy(f, natTable)
-		for _, c := range nat {
-			legacy.NATRules += len(c.Rules)
+		for _, rules := range nat {
+			legacy.NATRules += len(rules)
 		}
 		mangle, errMangle := iptables.Legacy(f, mangleTable)
-		for _, c := range mangle {
-			legacy.Kubelet = legacy.Kubelet || ofKubelet(c.Name)
+		for chain := range mangle {
+			legacy.Kubelet = legacy.Kubelet || ofKubelet(chain)
 		}
 		errs = append(errs, errNAT, errMangle)
 	}
