@@ -25,14 +25,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 )
 
-// bodyVariable tells a process that a test started what to do in place of the
-// tests.
+// bodyVariable names the function that a process started by a test runs instead of the tests.
 const bodyVariable = "SANDBOX_TEST_BODY"
 
 const ready = "ready"
 
-// TestMain enters no sandbox by itself: the tests look at sandboxes from
-// outside, where they only read.
+// TestMain does not enter a sandbox: the tests observe sandboxes from outside and only read there.
 func TestMain(m *testing.M) {
 	bodies := map[string]func() error{
 		"change":          change,
@@ -62,7 +60,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// change does in the sandbox what must not be seen outside.
+// change makes the changes in the sandbox that must not be visible outside.
 func change() error {
 	if err := sandbox.Check(); err != nil {
 		return err
@@ -112,7 +110,7 @@ func change() error {
 	return err
 }
 
-// nested starts a second process, which must find itself in the same sandbox.
+// nested starts a second process, which must be in the same sandbox.
 func nested() error {
 	here, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
@@ -133,8 +131,8 @@ func nested() error {
 	return nil
 }
 
-// refused makes a machine that allows no namespaces, and tries there. It is run
-// in a user namespace, whose limit it can lower without lowering the machine's.
+// refused calls Enter on a simulated machine that allows no namespaces. It runs in a user
+// namespace, whose limit it can lower without changing the machine.
 func refused() error {
 	users, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
@@ -161,9 +159,8 @@ func refused() error {
 	return nil
 }
 
-// inChroot makes another sandbox in a directory that is no mount point, on file
-// systems whose mounts are shared, as systemd has them. What it mounts must not
-// be seen here.
+// inChroot enters another sandbox in a directory that is not a mount point, on file systems with
+// shared mounts, as systemd sets them up. Its mounts must not be visible outside.
 func inChroot() error {
 	const root = "/run/chroot"
 	entries, err := os.ReadDir("/")
@@ -219,7 +216,7 @@ func inChroot() error {
 	during, err := os.ReadFile("/proc/self/mountinfo")
 	err = errors.Join(err, in.Close(), command.Wait())
 	if want := "in /usr\n"; err == nil && said != want {
-		err = fmt.Errorf("it said %q, want %q", said, want)
+		err = fmt.Errorf("got output %q, want %q", said, want)
 	}
 	if err == nil && string(during) != string(before) {
 		err = fmt.Errorf("mounts have changed:\n%s\nwere:\n%s", during, before)
@@ -227,7 +224,7 @@ func inChroot() error {
 	return err
 }
 
-// changeAndWait is change, and stays until its input ends.
+// changeAndWait calls change and waits until its input ends.
 func changeAndWait() error {
 	if err := change(); err != nil {
 		return err

@@ -15,12 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// source is what /proc/self/mountinfo shows as the source of every mount made
-// here.
+// source is the source of every mount of this package in /proc/self/mountinfo.
 const source = "ip-masq-sandbox"
 
-// furnish makes the new namespaces fit for use. It reports whether the root
-// directory is another one since, of the same contents.
+// furnish sets up the new namespaces. It reports whether the root directory is now another mount of
+// the same files.
 func furnish() (moved bool, err error) {
 	if moved, err = makePrivate(); err != nil {
 		return moved, fmt.Errorf("make mounts private: %w", err)
@@ -63,15 +62,15 @@ func furnishMounts() error {
 	return nil
 }
 
-// makePrivate has no mount made from here on be seen outside.
+// makePrivate makes the following mounts invisible outside.
 func makePrivate() (moved bool, err error) {
 	private := func(path string) error { return unix.Mount("", path, "", unix.MS_REC|unix.MS_PRIVATE, "") }
 	if err := private("/"); !errors.Is(err, unix.EINVAL) {
 		return false, err
 	}
-	// In a chroot / need not be a mount point, and the mount that it is in cannot be
-	// named. So / is bound where nobody outside sees it, and that becomes /. /proc is
-	// a mount point everywhere, and what is mounted below a private one stays there.
+	// In a chroot / need not be a mount point, and its mount cannot be named. So / is bound to a
+	// private mount, which becomes the new root. /proc is a mount point everywhere, and a mount
+	// below a private one stays private.
 	const below = "/proc/sys"
 	here, err := os.Getwd()
 	if err != nil {
@@ -91,8 +90,7 @@ func makePrivate() (moved bool, err error) {
 	return true, nil
 }
 
-// furnishVarRun makes /var/run the same as /run on machines where it is not the
-// usual symbolic link.
+// furnishVarRun makes /var/run the same as /run if it is not the usual symbolic link.
 func furnishVarRun() error {
 	info, err := os.Lstat("/var/run")
 	switch {
@@ -109,9 +107,8 @@ func furnishVarRun() error {
 	return nil
 }
 
-// mountOverlays lets the sandbox write to the directories without changing
-// them, which is also how it can mount on names that the machine does not have.
-// What other file systems are mounted below them is not seen inside.
+// mountOverlays lets the sandbox write to the directories without changing them, and mount on paths
+// that the machine does not have. File systems mounted below them are not visible inside.
 func mountOverlays(directories ...string) error {
 	const staging = "/run/overlay"
 	if err := mountTmpfs(staging); err != nil {
@@ -134,7 +131,7 @@ func mountOverlays(directories ...string) error {
 			return fmt.Errorf("mount overlay on %s: %w", path, err)
 		}
 	}
-	// The overlays keep the file system; its name can go.
+	// The overlays keep the file system in use; its mount point is no longer needed.
 	if err := unix.Unmount(staging, unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmount %s: %w", staging, err)
 	}
@@ -144,9 +141,8 @@ func mountOverlays(directories ...string) error {
 	return nil
 }
 
-// overlayOptions asks for user.overlay.* extended attributes where the process
-// may not write the trusted.overlay.* ones: in every user namespace but the
-// first (overlayfs, kernel 5.11).
+// overlayOptions selects user.overlay.* extended attributes where the process may not write
+// trusted.overlay.* ones: in every user namespace except the initial one (overlayfs, Linux 5.11).
 func overlayOptions() (string, error) {
 	ids, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
@@ -168,7 +164,7 @@ func mountTmpfs(path string) error {
 	return nil
 }
 
-// furnishPath adds the directories where iptables and nft are.
+// furnishPath adds the directories of iptables and nft to PATH.
 func furnishPath() error {
 	path := filepath.SplitList(os.Getenv("PATH"))
 	for _, sbin := range []string{"/usr/sbin", "/sbin"} {

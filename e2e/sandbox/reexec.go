@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reexec runs this program once more, with the same arguments, in namespaces of
-// its own, and returns its exit code.
+// reexec runs this program again with the same arguments in new namespaces and returns its exit
+// code.
 func reexec() (int, error) {
 	outside, err := networkNamespace()
 	if err != nil {
@@ -28,7 +28,7 @@ func reexec() (int, error) {
 
 	program, err := os.Executable()
 	if err != nil || unix.Access(program, unix.X_OK) != nil {
-		program = "/proc/self/exe" // in a chroot, the child does not learn its path from that
+		program = "/proc/self/exe" // in a chroot it does not give the child its path
 	}
 	child := exec.Command(program, os.Args[1:]...)
 	child.Args[0] = os.Args[0]
@@ -36,7 +36,7 @@ func reexec() (int, error) {
 	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
 	child.SysProcAttr = attributes
 
-	// Before the start, so that no signal is lost between the two.
+	// Register first, so that no signal is lost.
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2)
 	defer signal.Stop(signals)
@@ -54,8 +54,7 @@ func reexec() (int, error) {
 		for {
 			select {
 			case s := <-signals:
-				// The only failure is that the child has just ended,
-				// and Wait below is about to say how.
+				// Signal fails only if the child has just ended; Wait below returns the result.
 				_ = child.Process.Signal(s)
 			case <-done:
 				return
@@ -77,8 +76,8 @@ func exitCode(err error) (int, error) {
 	return exit.ExitCode(), nil
 }
 
-// namespaces says what the child gets: new network and mount namespaces, and a
-// new user namespace to own them where this process may not make them itself.
+// namespaces returns the namespaces of the child: network and mount, and a user namespace if this
+// process may not create those itself.
 func namespaces() (*syscall.SysProcAttr, error) {
 	attributes := &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS,
@@ -94,8 +93,8 @@ func namespaces() (*syscall.SysProcAttr, error) {
 	return attributes, nil
 }
 
-// capable reports whether this process has all the capabilities. Being user 0
-// says little: root in a container usually lacks them.
+// capable reports whether this process has all the capabilities. Root in a container usually lacks
+// some.
 func capable(capabilities ...int) (bool, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -110,7 +109,7 @@ func capable(capabilities ...int) (bool, error) {
 	return true, nil
 }
 
-// advice is what to do about an err that means missing privileges.
+// advice returns the remedy for an error that means missing privileges.
 func advice(err error) string {
 	for _, refusal := range []error{unix.EPERM, unix.EACCES, unix.ENOSPC, unix.EUSERS} {
 		if errors.Is(err, refusal) {

@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// variable is the environment variable by which a process knows how far it has
-// come: "entering:NETNS", then "inside:NETNS", where NETNS is the network
-// namespace that was left. Naming it there means that the variable alone, set
-// by mistake, lets nobody work in the machine's own namespace.
+// variable is the environment variable with the state of a process: "entering:NETNS", then
+// "inside:NETNS", where NETNS is the network namespace outside. Because of NETNS the variable
+// alone, set by mistake, does not allow work in the machine's own namespace.
 const variable = "IPMASQ_SANDBOX"
 
 const (
@@ -26,23 +25,20 @@ const (
 //
 //	func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 //
-// The process that `go test` started waits outside, passing signals on, and
-// the tests run in a second one with the same arguments.
+// The process that `go test` started waits outside and forwards signals. The tests run in a second
+// process with the same arguments.
 func Run(m interface{ Run() int }) int {
 	return Enter(m.Run)
 }
 
-// Enter runs body in a sandbox and returns its exit code, for programs that are
-// no tests:
+// Enter runs body in a sandbox and returns its exit code, for programs that are not tests:
 //
 //	func main() { os.Exit(sandbox.Enter(run)) }
 //
-// Everything in main before Enter runs twice, outside and inside, and
-// in a chroot three times. A process that
-// was started inside, directly or not, stays in the sandbox that it is in. If
-// the sandbox cannot be made, body does not run, the reason goes to standard
-// error, and the code is 1. If body is ended by a signal, the code is 128 plus
-// the signal's number, as in a shell.
+// The code in main before Enter runs twice, outside and inside, and three times in a chroot. A
+// process that was started inside, directly or not, stays in its sandbox. If the sandbox cannot be
+// made, body does not run, the error goes to standard error, and the code is 1. If a signal ends
+// body, the code is 128 plus the signal's number, as in a shell.
 func Enter(body func() int) int {
 	code, err := enter(body)
 	if err != nil {
@@ -52,9 +48,8 @@ func Enter(body func() int) int {
 	return code
 }
 
-// Check returns nil inside a sandbox, and elsewhere an error that says how to
-// get into one. It is the guard for whatever must not touch the machine's own
-// network.
+// Check returns nil inside a sandbox, and otherwise an error that explains how to enter one. Code
+// that changes the network must call it first.
 func Check() error {
 	state := os.Getenv(variable)
 	if !strings.HasPrefix(state, inside) {
@@ -88,8 +83,8 @@ func enter(body func() int) (int, error) {
 			return 0, fmt.Errorf("set %s: %w", variable, err)
 		}
 		if moved {
-			// Below the new root the kernel has no path for what runs; start it by the
-			// one that it has there too. Without, only os.Executable is amiss.
+			// The kernel has no path of the running program below the new root, so the program is
+			// started again by its path there. If that fails, only os.Executable is wrong.
 			_ = unix.Exec(program, os.Args, os.Environ())
 		}
 		return body(), nil
@@ -98,7 +93,7 @@ func enter(body func() int) (int, error) {
 	}
 }
 
-// left verifies that this thread is in another network namespace than outside.
+// left checks that this thread is in another network namespace than the process outside.
 func left(outside string) error {
 	current, err := networkNamespace()
 	if err != nil {
@@ -110,8 +105,7 @@ func left(outside string) error {
 	return nil
 }
 
-// networkNamespace is the calling thread's, as the kernel writes it:
-// "net:[4026531840]".
+// networkNamespace returns the calling thread's network namespace, such as "net:[4026531840]".
 func networkNamespace() (string, error) {
 	name, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 )
 
-// Names that no machine has.
+// Names that exist on no machine.
 const (
 	linkName = "imsandbox-test0"
 	fileName = "ip-masq-sandbox-test"
@@ -33,8 +33,8 @@ const (
 // nobody is the unprivileged user of most distributions.
 const nobody = 65534
 
-// users returns how the tests start a sandbox: as root and as nobody if root
-// runs them, and else as the user who does, who is unprivileged already.
+// users returns the users as which the tests start a sandbox: root and nobody if root runs them,
+// else the current user.
 func users() map[string]*syscall.Credential {
 	if os.Getuid() != 0 {
 		return map[string]*syscall.Credential{"user": nil}
@@ -49,7 +49,7 @@ func unprivileged() *syscall.Credential {
 	return &syscall.Credential{Uid: nobody, Gid: nobody}
 }
 
-// command is this test binary with another body.
+// command runs this test binary with another body.
 func command(t *testing.T, body string, user *syscall.Credential, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -87,7 +87,7 @@ func TestNothingIsSeenOutside(t *testing.T) {
 	}
 }
 
-// outside is what the change body would change here if it were not confined.
+// outside reports which effects of the change body are visible in this process.
 func outside(t *testing.T) map[string]bool {
 	t.Helper()
 	seen := map[string]bool{}
@@ -115,8 +115,7 @@ func outside(t *testing.T) map[string]bool {
 	return seen
 }
 
-// TestCheck holds outside, where `go test` runs it, and inside, where
-// TestGoTestFlags does.
+// TestCheck runs outside the sandbox under `go test`, and inside it under TestGoTestFlags.
 func TestCheck(t *testing.T) {
 	err := sandbox.Check()
 	if os.Getenv(bodyVariable) == "" {
@@ -130,7 +129,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestTheVariableAloneIsNotEnough is about a variable that leaked out.
+// TestTheVariableAloneIsNotEnough sets the variable outside of a sandbox.
 func TestTheVariableAloneIsNotEnough(t *testing.T) {
 	here, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
@@ -153,7 +152,7 @@ func TestGoTestFlags(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()
 			if user != nil {
-				// Its parent is for this user's eyes only.
+				// The parent directory has no permissions for other users.
 				if err := os.Chmod(filepath.Dir(directory), 0o755); err != nil {
 					t.Fatal(err)
 				}
@@ -185,8 +184,8 @@ func TestRefusalIsAnErrorThatSaysWhy(t *testing.T) {
 	}
 }
 
-// TestInAChroot: / is no mount point there, which rules out what is done elsewhere
-// to keep mounts from being seen outside.
+// TestInAChroot enters a sandbox where / is not a mount point, so mounts are kept private in
+// another way.
 func TestInAChroot(t *testing.T) {
 	for name, user := range users() {
 		t.Run(name, func(t *testing.T) {
@@ -226,9 +225,8 @@ func TestTheInsideDiesWithTheOutside(t *testing.T) {
 			if err := c.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
-			// The end of the file comes when nobody can write to the pipe any
-			// more, the process inside included. The context of the command
-			// cannot help it along: it kills the process outside alone.
+			// The file ends once no process has the pipe open for writing, including the one
+			// inside. The command's context kills only the process outside.
 			if err := rest.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 				t.Fatal(err)
 			}

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package timelimit scales the limits on time that tests assert to the machine that
-// runs them. A limit is that of an idle machine; where it is exceeded, the machine
-// is measured at that moment, and the limit is so many times longer. On an idle
-// machine nothing is scaled, so a regression fails there.
-//
-// Only tests may import it, and what starts them.
+// Package timelimit scales the time limits of tests to the load of the machine. A limit is that of
+// an idle machine; if it is exceeded, the package measures the machine at that moment and
+// multiplies the limit by the result. On an idle machine nothing is scaled, so a regression fails
+// there. Only tests and the programs that start them may import it.
 package timelimit

@@ -9,26 +9,24 @@ import (
 )
 
 const (
-	// starts is how many processes are started to measure the machine, and idle is
-	// how long one takes at most on an idle one: 0.6 ms on two cores of 2021.
+	// starts is the number of processes started for a measurement. idle is the longest start on an
+	// idle machine: 0.6 ms on two cores of 2021.
 	starts = 40
 	idle   = time.Millisecond
-	// Most is the largest factor: a test that hangs fails in the end.
+	// Most is the largest factor, so that a hanging test fails.
 	Most = 20
 )
 
-// Factor measures how many times slower the machine is now than an idle one, from 1
-// to Most. That takes 25 ms on an idle machine.
-//
-// It starts processes, as most of what tests wait for does: a new process meets
-// every queue that a loaded machine has. The slowest quarter counts, as limits are
-// about the worst.
+// Factor measures how many times slower the machine is now than an idle one, from 1 to Most. It
+// takes 25 ms on an idle machine. It starts processes, because most tests wait for processes, and a
+// new process waits in every queue of a loaded machine. It uses the slowest quarter of the starts,
+// as limits apply to the slowest case.
 func Factor() float64 {
 	took := make([]time.Duration, starts)
 	for i := range took {
 		began := time.Now()
 		if err := exec.Command("true").Run(); err != nil {
-			return 1 // and limits are those of an idle machine
+			return 1 // the limits of an idle machine apply
 		}
 		took[i] = time.Since(began)
 	}
@@ -41,21 +39,19 @@ func Factor() float64 {
 	return min(max(1, float64(sum)/float64(quarter*idle)), Most)
 }
 
-// Scale returns what a limit is on the machine as it is now.
+// Scale returns a limit for the current load of the machine.
 func Scale(limit time.Duration) time.Duration {
 	return time.Duration(Factor() * float64(limit))
 }
 
-// Exceeded reports whether something took longer than a limit, and longer than what
-// the limit is now. It measures the machine only where the limit itself is exceeded,
-// so it is to be asked right then.
+// Exceeded reports whether took exceeds the limit and the scaled limit. It must be called right
+// after the measurement, because it measures the machine only then.
 func Exceeded(took, limit time.Duration) bool {
 	return took > limit && took > Scale(limit)
 }
 
-// Fair returns how long something would have taken on an idle machine, as far as can
-// be known: what took no longer than the limit is returned as it is, and what took
-// longer is divided by Factor.
+// Fair returns an estimate of the duration on an idle machine: took if it is within the limit, else
+// took divided by Factor.
 func Fair(took, limit time.Duration) time.Duration {
 	if took <= limit {
 		return took

@@ -16,20 +16,20 @@ import (
 
 func TestLimits(t *testing.T) {
 	if timelimit.Exceeded(time.Millisecond, time.Millisecond) {
-		t.Error("what took as long as the limit exceeds it")
+		t.Error("a duration equal to the limit exceeds it")
 	}
 	if !timelimit.Exceeded(timelimit.Most*time.Second+1, time.Second) {
-		t.Errorf("what took more than %d times as long as the limit does not exceed it", timelimit.Most)
+		t.Errorf("a duration of more than %d times the limit does not exceed it", timelimit.Most)
 	}
 	if got := timelimit.Fair(time.Second, time.Second); got != time.Second {
-		t.Errorf("what took as long as the limit took %s", got)
+		t.Errorf("a duration equal to the limit is scaled to %s", got)
 	}
 	if got := timelimit.Fair(time.Hour, time.Second); got < time.Hour/timelimit.Most || got > time.Hour {
 		t.Errorf("an hour is %s, want an hour divided by 1 to %d", got, timelimit.Most)
 	}
 }
 
-// TestLoad: on a machine with more work than it can do limits are longer.
+// TestLoad checks that limits are longer on an overloaded machine.
 func TestLoad(t *testing.T) {
 	for range 6 * runtime.NumCPU() {
 		c := exec.Command("sh", "-c", "while :; do :; done")
@@ -41,7 +41,7 @@ func TestLoad(t *testing.T) {
 			if err := c.Process.Kill(); err != nil {
 				t.Error(err)
 			}
-			_ = c.Wait() // says that it was killed
+			_ = c.Wait() // the error is that it was killed
 		})
 	}
 	most := 0.0

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// BinDir is the directory of the built binaries: what IPMASQ_BIN_DIR names or
-// else bin in the module that the working directory is in.
+// BinDir returns the directory of the built binaries: IPMASQ_BIN_DIR, or bin in the Go module of
+// the working directory.
 func BinDir() (string, error) {
 	if directory := os.Getenv("IPMASQ_BIN_DIR"); directory != "" {
 		return directory, nil
@@ -35,14 +35,14 @@ func BinDir() (string, error) {
 	}
 }
 
-// CNI runs network plugins on a node by way of cnitool.
+// CNI runs network plugins on a node through cnitool.
 type CNI struct {
-	// ConfDir is where the network configurations are: NETCONFPATH.
+	// ConfDir is the directory of the network configurations, NETCONFPATH.
 	ConfDir string
-	// Path is where the plugins are: CNI_PATH. It begins as the directories
-	// of the built binaries, ours and the reference plugins.
+	// Path has the directories of the plugins, CNI_PATH. Initially these are the built binaries and
+	// the reference plugins.
 	Path []string
-	// Env is added to the environment, CNI_ARGS and CAP_ARGS for instance.
+	// Env is added to the environment, for example CNI_ARGS and CAP_ARGS.
 	Env []string
 
 	node *Host
@@ -51,9 +51,9 @@ type CNI struct {
 
 // NewCNI uses the network configurations of a directory on a node.
 //
-// The plugins have one file system, whatever the node: networks of the same name
-// on two nodes need addresses and state directories of their own. The results
-// that cnitool keeps in /var/lib/cni are apart, because every pod's path is.
+// The plugins of all nodes share one file system, so networks of the same name on two nodes need
+// different addresses and state directories. The results that cnitool keeps in /var/lib/cni do not
+// collide, because every pod has its own path.
 func NewCNI(node *Host, confDir string) (*CNI, error) {
 	binaries, err := BinDir()
 	if err != nil {
@@ -67,7 +67,7 @@ func NewCNI(node *Host, confDir string) (*CNI, error) {
 	return &CNI{ConfDir: confDir, Path: []string{binaries, plugins}, node: node, tool: tool}, nil
 }
 
-// Result is what came of running a program.
+// Result is the result of a program.
 type Result struct {
 	Stdout   string
 	Stderr   string
@@ -85,12 +85,12 @@ func (c *CNI) Write(file, text string) error {
 	return nil
 }
 
-// Add gives a pod the network, as its eth0.
+// Add attaches a pod to the network with interface eth0.
 func (c *CNI) Add(ctx context.Context, network string, pod *Host) (Result, error) {
 	return c.run(ctx, "add", network, pod)
 }
 
-// Del takes the network from a pod.
+// Del detaches a pod from the network.
 func (c *CNI) Del(ctx context.Context, network string, pod *Host) (Result, error) {
 	return c.run(ctx, "del", network, pod)
 }
@@ -100,7 +100,7 @@ func (c *CNI) Check(ctx context.Context, network string, pod *Host) (Result, err
 	return c.run(ctx, "check", network, pod)
 }
 
-// GC drops every attachment of the network: cnitool names none as valid.
+// GC removes every attachment of the network: cnitool passes an empty list of valid attachments.
 func (c *CNI) GC(ctx context.Context, network string) (Result, error) {
 	return c.run(ctx, "gc", network, c.node)
 }
@@ -110,8 +110,8 @@ func (c *CNI) Status(ctx context.Context, network string) (Result, error) {
 	return c.run(ctx, "status", network, c.node)
 }
 
-// run returns an error if the program could not be run, and not for its exit
-// code. cnitool wants a namespace with every verb, even if the verb does not.
+// run returns an error only if the program could not be run; the exit code is in the result.
+// cnitool requires a namespace with every verb.
 func (c *CNI) run(ctx context.Context, verb, network string, pod *Host) (Result, error) {
 	command := c.node.Command(ctx, c.tool, verb, network, pod.Path)
 	command.Env = append(os.Environ(),

@@ -29,7 +29,7 @@ func (h *Host) Command(ctx context.Context, name string, args ...string) *Cmd {
 	if !h.enclosed.Load() {
 		c.SysProcAttr.Pdeathsig = unix.SIGKILL
 	}
-	// For what the program leaves behind, with its output still open.
+	// Child processes of the program can keep its output open.
 	c.WaitDelay = 5 * time.Second
 	return &Cmd{Cmd: c, host: h}
 }
@@ -45,7 +45,7 @@ func (h *Host) Enclose(enter func() error) error {
 		if err := enter(); err != nil {
 			return err
 		}
-		// Where enter has mounted no /proc, the pid namespace counts as another one.
+		// Without a /proc mounted by enter the pid namespace counts as another one.
 		children, err := os.Readlink("/proc/thread-self/ns/pid_for_children")
 		own, _ := os.Readlink("/proc/thread-self/ns/pid")
 		h.enclosed.Store(err != nil || children != own)

@@ -13,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SweepUDP sends a packet to every destination, thousands in a second, and
-// returns the source that was seen there. Every destination is a new flow; what
-// gets lost is sent again.
+// SweepUDP sends a packet to every destination, thousands per second, and returns the source
+// address seen by each. Every destination is a new flow; lost packets are sent again.
 func (h *Host) SweepUDP(to []netip.AddrPort, options ...Option) (map[netip.AddrPort]netip.AddrPort, error) {
 	s := newSending(options)
 	seen := newSightings(to)
@@ -33,7 +32,7 @@ func (h *Host) SweepUDP(to []netip.AddrPort, options ...Option) (map[netip.AddrP
 				return nil
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("nobody saw %d of %d packets within %s, the first to %s",
+				return fmt.Errorf("%d of %d packets were not seen within %s, the first to %s",
 					len(missing), len(to), s.within, to[missing[0]])
 			}
 			for _, i := range missing {
@@ -52,7 +51,7 @@ func (h *Host) SweepUDP(to []netip.AddrPort, options ...Option) (map[netip.AddrP
 	return seen.sources, nil
 }
 
-// sightings collects what was seen of a sweep.
+// sightings collects the packets seen in a sweep.
 type sightings struct {
 	to      []netip.AddrPort
 	arrived atomic.Int64
@@ -74,7 +73,7 @@ func newSightings(to []netip.AddrPort) *sightings {
 	return s
 }
 
-// add is the sink. What is seen twice was sent twice.
+// add is the sink. A packet seen twice was sent twice.
 func (s *sightings) add(index uint32, seen Seen, _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,7 +107,7 @@ func (s *sightings) await(patience time.Duration) {
 	}
 }
 
-// pace holds a sender back while too many of its probes are on the way.
+// pace delays a sender while too many of its probes are in flight.
 type pace struct {
 	window, count, lost int64
 }
@@ -124,14 +123,14 @@ func (p *pace) sent(arrived *atomic.Int64) {
 	}
 }
 
-// sockets are a UDP socket for each family in use, bound to the same port.
+// sockets has a UDP socket for each family in use, bound to the same port.
 type sockets struct {
 	byFamily map[bool]int // Is4
 	port     uint16
 	buffer   [probeLength]byte
 }
 
-// openSockets opens the sockets in the current network namespace, which is h's.
+// openSockets opens the sockets in h's network namespace, which is the current one.
 func (h *Host) openSockets(to []netip.AddrPort, s sending) (*sockets, error) {
 	for range portCount {
 		port := s.port
@@ -171,7 +170,7 @@ func (s *sockets) open(is4 bool, address netip.Addr) error {
 	}
 	s.byFamily[is4] = fd
 	if !is4 {
-		// Or it would want the port of the other family too.
+		// Without it the socket also binds the IPv4 port.
 		if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
 			return fmt.Errorf("set socket option: %w", err)
 		}
@@ -192,6 +191,6 @@ func (s *sockets) send(p probe, to netip.AddrPort) error {
 
 func (s *sockets) close() {
 	for _, fd := range s.byFamily {
-		_ = unix.Close(fd) // a UDP socket has nothing to lose
+		_ = unix.Close(fd) // a UDP socket has no unsent data
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// destinations are n in each family.
+// destinations returns n destinations in each family.
 func destinations(n int) []netip.AddrPort {
 	var to []netip.AddrPort
 	for _, text := range []string{"20.0.0.1", "10.128.0.1", "2001:db8:20::1", "fd20::1"} {
@@ -53,7 +53,7 @@ func TestSweepUDPOfOneDestinationTwice(t *testing.T) {
 	}
 }
 
-// TestWhatNobodySeesIsAnError sends where no server is.
+// TestWhatNobodySeesIsAnError sends to an address without a server.
 func TestWhatNobodySeesIsAnError(t *testing.T) {
 	_, pod := world(t, topology.Options{})
 	to := netip.AddrPortFrom(addr("1.2.3.4"), topology.EchoPort+1)
@@ -62,11 +62,11 @@ func TestWhatNobodySeesIsAnError(t *testing.T) {
 	_, sweep := pod.SweepUDP([]netip.AddrPort{echo("1.2.3.5"), to}, topology.Within(20*time.Millisecond))
 	for name, err := range map[string]error{"udp": udp, "tcp": tcp, "sweep": sweep} {
 		if err == nil || !strings.Contains(err.Error(), pod.Name) {
-			t.Errorf("%s: got %v, want an error that names the host", name, err)
+			t.Errorf("%s: got %v, want an error with the host's name", name, err)
 		}
 	}
 	if sweep == nil || !strings.Contains(sweep.Error(), "1 of 2 packets") || !strings.Contains(sweep.Error(), to.String()) {
-		t.Errorf("sweep: got %v, want how many packets nobody saw, and which", sweep)
+		t.Errorf("sweep: got %v, want the number of lost packets and the first one", sweep)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestLoad(t *testing.T) {
 	if len(count) != len(to) {
 		t.Errorf("%d destinations seen, of %d", len(count), len(to))
 	}
-	// Nothing of it stays on the node.
+	// The load leaves no entry in the node's connection tracking.
 	if seen := topology.Must(pod.SendUDP(to[0]))(t); !seen.Answered || !w.Routable(to[0].Addr()) {
 		t.Errorf("after the load: %v", seen)
 	}
@@ -155,7 +155,7 @@ func TestOpenTCP(t *testing.T) {
 	}
 }
 
-// masquerade is all that a policy of this project comes down to.
+// masquerade has the rules that a policy of this project results in.
 const masquerade = `
 table inet test {
 	chain postrouting {
@@ -206,7 +206,7 @@ func TestMasqueradeIsSeen(t *testing.T) {
 			t.Errorf("to %s: seen %v and %v, want an answer to %s", text, udp, tcp, want(addr(text)))
 		}
 	}
-	// What began before the rules goes on.
+	// Connections from before the rules continue.
 	if seen := topology.Must(early.Ask())(t); seen != early.Seen {
 		t.Errorf("a connection from before: seen %v, at first %v", seen, early.Seen)
 	}

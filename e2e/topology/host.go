@@ -18,19 +18,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netnsDir is where iproute2, cnitool and nsenter users look for named network
+// netnsDir is the directory in which iproute2, cnitool and nsenter look for named network
 // namespaces.
 const netnsDir = "/run/netns"
 
-// Host is a machine as far as the network can tell: a network namespace.
+// Host is a network namespace that acts as a machine on the network.
 type Host struct {
 	// Name is unique in its topology.
 	Name string
-	// Path names the network namespace in the file system, for nsenter and for
-	// CNI. No other host of the process ever has the same.
+	// Path is the path of the network namespace, for nsenter and CNI. It is unique in the process.
 	Path string
-	// Addrs are the addresses that the topology gave it, IPv4 first. What CNI
-	// plugins add is not among them.
+	// Addrs are the addresses that the topology assigned, IPv4 first, without those of CNI plugins.
 	Addrs []netip.Addr
 	// Netlink manages its links, addresses, routes and rules.
 	Netlink *netlink.Handle
@@ -40,22 +38,21 @@ type Host struct {
 	// enclosed is whether Enclose has moved the thread to another pid namespace.
 	enclosed atomic.Bool
 	observer *observer
-	// router is the node in whose connection tracking table the flows of this
-	// host are: itself on a node.
+	// router is the node whose connection tracking table has the flows of this host; a node is its
+	// own router.
 	router *Host
 	// port counts source ports, so that each flow is a new one.
 	port  atomic.Uint32
 	close func() error
 }
 
-// newHost makes a network namespace with the loopback interface up, and mounts
-// it at a path that ends in name and suffix.
+// newHost makes a network namespace with the loopback interface up and mounts it at a path that
+// ends in name and suffix.
 func newHost(name, suffix string, watched *observer) (*Host, error) {
 	return buildHost(name, suffix, watched, (*Host).make)
 }
 
-// adoptHost is newHost for a network namespace that somebody else has made.
-// Nothing in it is changed.
+// adoptHost is newHost for an existing network namespace, which it does not change.
 func adoptHost(name, suffix string, watched *observer, path string) (*Host, error) {
 	return buildHost(name, suffix, watched, func(h *Host) error {
 		return h.hold(func() error {
@@ -96,8 +93,8 @@ func (h *Host) make() error {
 	return h.configure()
 }
 
-// hold starts the thread of the host, in the network namespace that enter leads
-// it to, and mounts that.
+// hold starts the host's thread in the network namespace that enter selects, and mounts that
+// namespace.
 func (h *Host) hold(enter func() error) error {
 	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
 		return err
@@ -128,8 +125,8 @@ func (h *Host) hold(enter func() error) error {
 	return nil
 }
 
-// configure sets what must not depend on the machine: IPv4 settings of new
-// network namespaces are copied from it.
+// configure sets kernel parameters that would otherwise depend on the machine: new network
+// namespaces copy the IPv4 parameters.
 func (h *Host) configure() error {
 	for _, conf := range []string{"all", "default"} {
 		for _, setting := range [][2]string{
@@ -154,9 +151,9 @@ func (h *Host) configure() error {
 	return nil
 }
 
-// Do runs f on the calling goroutine with its thread in the host's network
-// namespace. Goroutines that f starts are elsewhere. Do may be nested, and f may
-// panic or end the goroutine (testing.T.Fatal).
+// Do runs f on the calling goroutine with its thread in the host's network namespace. Goroutines
+// that f starts are not in it. Do may be nested, and f may panic or end the goroutine
+// (testing.T.Fatal).
 func (h *Host) Do(f func() error) error {
 	runtime.LockOSThread()
 	unlock := true
@@ -175,7 +172,7 @@ func (h *Host) Do(f func() error) error {
 	}
 	defer func() {
 		if err := netns.Set(before); err != nil {
-			// The thread is of no use to anybody: it ends with the goroutine.
+			// The thread stays locked and ends with the goroutine.
 			unlock = false
 			panic(fmt.Sprintf("leave host %s: %v", h.Name, err))
 		}
@@ -199,8 +196,8 @@ func (h *Host) Has(address netip.Addr) bool {
 	return slices.Contains(h.Addrs, address)
 }
 
-// FlushConntrack forgets every connection that the host tracks, so that the
-// next packet of each is a first one and meets the NAT rules.
+// FlushConntrack deletes every connection that the host tracks, so that the next packet of each
+// flow is evaluated by the NAT rules.
 func (h *Host) FlushConntrack() error {
 	handle, err := netlink.NewHandleAt(h.handle, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -213,8 +210,8 @@ func (h *Host) FlushConntrack() error {
 	return nil
 }
 
-// Close kills the programs that were started with Command and removes the
-// network namespace. To close a host again does nothing.
+// Close kills the programs started with Command and removes the network namespace. Closing a host
+// again does nothing.
 func (h *Host) Close() error {
 	return h.close()
 }

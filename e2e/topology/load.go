@@ -13,28 +13,28 @@ import (
 	"time"
 )
 
-// Flow is one new connection of a Load, as the other side saw it.
+// Flow is one new connection of a Load, as the receiver saw it.
 type Flow struct {
-	// From is the port that it was sent from.
+	// From is the source port.
 	From uint16
 	To   netip.AddrPort
-	// Source is what the other side saw.
+	// Source is the address and port that the receiver saw.
 	Source netip.AddrPort
-	// At is when it was sent, since the load began.
+	// At is the time when it was sent, since the load began.
 	At time.Duration
 }
 
-// Report is what a Load has done.
+// Report is the result of a Load.
 type Report struct {
-	// Flows are those that arrived, in the order in which they did.
+	// Flows are the flows that arrived, in order of arrival.
 	Flows []Flow
-	// Sent is how many were sent.
+	// Sent is the number of flows sent.
 	Sent int
-	// Elapsed is how long it took.
+	// Elapsed is the duration of the load.
 	Elapsed time.Duration
 }
 
-// Load makes new UDP flows as fast as it can.
+// Load opens new UDP flows as fast as it can.
 type Load struct {
 	stop   chan struct{}
 	done   chan struct{}
@@ -47,25 +47,24 @@ type Load struct {
 	arrived atomic.Int64
 }
 
-// pendingFlow is on the way. Its number tells it from a later one in its place.
+// pendingFlow is a flow in flight. Its number distinguishes it from a later flow in the same slot.
 type pendingFlow struct {
 	number uint32
 	Flow
 }
 
-// Connection tracking forgets a flow without answer after this long while a
-// load runs; a pair of port and destination is used again later than that.
+// While a load runs, connection tracking expires an unanswered flow after trackedFor; a pair of
+// port and destination is reused only later.
 const (
 	trackedFor = 2 * time.Second
 	reuseAfter = 2 * trackedFor
 	timeout    = "net/netfilter/nf_conntrack_udp_timeout"
 )
 
-// StartLoad sends packets to the destinations in turn, from a new source port
-// each round, until Stop. Nothing that is lost is sent again, no answer is asked
-// for, and no flow is ever an old one to connection tracking: it is made to
-// forget faster on the node, and if few destinations let the ports run out the
-// load pauses. A hundred destinations keep it from that. One load a node.
+// StartLoad sends packets to the destinations in turn, from a new source port each round, until
+// Stop. It neither resends lost packets nor asks for answers. Every flow is new to connection
+// tracking: the node's timeouts are shortened, and the load pauses if the ports run out. A hundred
+// destinations avoid pauses. Only one load can run on a node.
 func (h *Host) StartLoad(to []netip.AddrPort, options ...Option) (*Load, error) {
 	if len(to) == 0 {
 		return nil, fmt.Errorf("start load on %s: no destinations", h.Name)
@@ -89,7 +88,7 @@ func (h *Host) StartLoad(to []netip.AddrPort, options ...Option) (*Load, error) 
 	return l, nil
 }
 
-// Stop ends the load, once, and returns what became of it.
+// Stop ends the load and returns its report. It must be called once.
 func (l *Load) Stop() (Report, error) {
 	close(l.stop)
 	<-l.done
@@ -101,7 +100,7 @@ func (l *Load) run(h *Host, to []netip.AddrPort, s sending) error {
 	began := time.Now()
 	err := h.Do(func() error { return l.send(h, to, s, batch, began) })
 	l.report.Elapsed = time.Since(began)
-	// What is still on the way; the window bounds how much that is.
+	// Wait for the flows in flight, whose number the window limits.
 	for patience := time.Now().Add(time.Second); time.Now().Before(patience); time.Sleep(time.Millisecond) {
 		if l.arrived.Load() >= int64(l.report.Sent) {
 			break
@@ -112,8 +111,8 @@ func (l *Load) run(h *Host, to []netip.AddrPort, s sending) error {
 	return err
 }
 
-// arrive completes the flow that send left in pending. One so late that its
-// place is taken has been counted as lost, and is.
+// arrive completes the flow that send stored in pending. A flow that arrives after its slot was
+// reused counts as lost.
 func (l *Load) arrive(number uint32, seen Seen, _ error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,7 +125,7 @@ func (l *Load) arrive(number uint32, seen Seen, _ error) {
 	l.arrived.Add(1)
 }
 
-// leave puts a flow where arrive finds it.
+// leave stores a flow for arrive.
 func (l *Load) leave(number uint32, flow Flow) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -160,14 +159,14 @@ func (l *Load) send(h *Host, to []netip.AddrPort, s sending, batch uint32, began
 				return nil
 			}
 		}
-		// The ports have been used up.
+		// All ports have been used.
 		if !l.pause(time.Until(cycle.Add(reuseAfter))) {
 			return nil
 		}
 	}
 }
 
-// pause waits, and reports whether the load is to go on.
+// pause waits and reports whether the load continues.
 func (l *Load) pause(d time.Duration) bool {
 	if d <= 0 {
 		select {
@@ -185,8 +184,8 @@ func (l *Load) pause(d time.Duration) bool {
 	}
 }
 
-// forgetFaster shortens the life of unanswered flows in the node's connection
-// tracking. Where the kernel has not loaded that there is nothing to forget.
+// forgetFaster shortens the timeout of unanswered flows in the node's connection tracking. It does
+// nothing if the kernel module is not loaded.
 func (h *Host) forgetFaster() (restore func() error, err error) {
 	var before []byte
 	err = h.router.Do(func() error {

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// observer runs the servers of a topology's hosts and hands what they see of
-// probes to their senders.
+// observer runs the servers of a topology's hosts and passes the probes that they receive to the
+// senders.
 type observer struct {
 	mu    sync.RWMutex
 	batch uint32
 	sinks map[uint32]sink
-	// window is how many probes may be on the way, so that the smallest receive
-	// buffer holds them all.
+	// window is the number of probes that may be in flight, so that the smallest receive buffer
+	// holds them.
 	window int64
 
 	closing sync.Mutex
@@ -30,17 +30,16 @@ type observer struct {
 	running sync.WaitGroup
 }
 
-// sink takes what a host saw of a probe. unanswered is why no answer was sent
-// to a probe that asked for one. It is called by several goroutines and must
-// be quick.
+// sink receives what a host saw of a probe. unanswered is the reason for which no answer was sent
+// to a probe that asked for one. Several goroutines call it; it must return quickly.
 type sink func(index uint32, seen Seen, unanswered error)
 
 func newObserver() *observer {
 	return &observer{sinks: map[uint32]sink{}, window: maxWindow, open: map[io.Closer]bool{}}
 }
 
-// expect registers a sink for a batch of probes, until forget is called. After
-// that the sink is not called any more.
+// expect registers a sink for a batch of probes until forget is called. The sink is not called
+// after forget returns.
 func (o *observer) expect(s sink) (batch uint32, forget func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -63,7 +62,7 @@ func (o *observer) deliver(p probe, seen Seen, unanswered error) {
 	}
 }
 
-// serve makes a host answer at a port, UDP and TCP, in both families.
+// serve makes a host answer at a UDP and TCP port in both families.
 func (o *observer) serve(h *Host, port uint16) error {
 	config := net.ListenConfig{Control: o.prepare}
 	err := h.Do(func() error {
@@ -96,8 +95,7 @@ func (o *observer) serve(h *Host, port uint16) error {
 	return nil
 }
 
-// prepare lets a socket answer from addresses that the host does not have, and
-// gives it room for many packets.
+// prepare lets a socket answer from addresses that the host does not have, and enlarges its buffer.
 func (o *observer) prepare(network, _ string, socket syscall.RawConn) error {
 	level, option := unix.SOL_IP, unix.IP_TRANSPARENT
 	if network[len(network)-1] == '6' {
@@ -118,13 +116,13 @@ func (o *observer) prepare(network, _ string, socket syscall.RawConn) error {
 
 const (
 	receiveBuffer = 8 << 20 // bytes
-	// perProbe is what a probe takes of a receive buffer, generously.
+	// perProbe is an upper bound for the receive buffer of one probe.
 	perProbe  = 2 << 10 // bytes
 	maxWindow = 2048    // probes
 )
 
-// enlarge asks for a large receive buffer. In a user namespace it gets what
-// net.core.rmem_max allows, 208 KiB usually, and the window shrinks with it.
+// enlarge requests a large receive buffer. In a user namespace net.core.rmem_max limits it, usually
+// to 208 KiB, and the window shrinks accordingly.
 func (o *observer) enlarge(fd int) error {
 	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
 	if errors.Is(err, unix.EPERM) {
@@ -143,7 +141,7 @@ func (o *observer) enlarge(fd int) error {
 	return nil
 }
 
-// newPace is for one flood of probes.
+// newPace returns the pace of one flood of probes.
 func (o *observer) newPace() pace {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -162,13 +160,13 @@ func (o *observer) start(c io.Closer, run func()) error {
 	return nil
 }
 
-// done is start's reverse, for what ends by itself.
+// done removes a connection that ended by itself.
 func (o *observer) done(c io.Closer) {
 	o.closing.Lock()
 	defer o.closing.Unlock()
 	if o.open[c] {
 		delete(o.open, c)
-		_ = c.Close() // nobody waits for what was left to send
+		_ = c.Close() // no reader waits for unsent data
 	}
 }
 

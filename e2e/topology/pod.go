@@ -7,14 +7,14 @@ import (
 	"net/netip"
 )
 
-// gateways are what pods see as their routers. Nobody has these addresses: the
-// pods are told where frames for them go.
+// gateways are the default gateways of pods. No host has these addresses: the pods have permanent
+// neighbor entries for them.
 func gateways() []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")}
 }
 
-// NewPod adds a pod without any network but loopback, for a CNI plugin to give
-// it one. It answers at EchoPort.
+// NewPod adds a pod with only a loopback interface, which a CNI plugin can attach to a network. It
+// answers at EchoPort.
 func (t *Topology) NewPod(name string) (*Host, error) {
 	pod, err := newHost(name, t.suffix, t.observer)
 	if err != nil {
@@ -27,9 +27,8 @@ func (t *Topology) NewPod(name string) (*Host, error) {
 	return pod, t.observer.serve(pod, EchoPort)
 }
 
-// Adopt makes a pod of a network namespace that a runtime has made, by its path,
-// so that it can send as the other hosts can. It does not answer at EchoPort by
-// itself. The namespace exists until the pod is closed, whatever the runtime does.
+// Adopt makes a host of a network namespace that a runtime created, by its path, so that the host
+// can send. It does not answer at EchoPort. The namespace exists until the host is closed.
 func (t *Topology) Adopt(name, path string) (*Host, error) {
 	pod, err := adoptHost(name, t.suffix, t.observer, path)
 	if err != nil {
@@ -42,9 +41,9 @@ func (t *Topology) Adopt(name, path string) (*Host, error) {
 	return pod, nil
 }
 
-// AddPod adds a pod with these addresses, without any CNI plugin: a wire from
-// its eth0 to the node, a route to each address there, and default routes here
-// for the families that it has addresses of.
+// AddPod adds a pod with these addresses, without a CNI plugin: a veth pair from its eth0 to the
+// node, a route to each address there, and default routes in the pod for the families of its
+// addresses.
 func (t *Topology) AddPod(name string, addresses ...netip.Addr) (*Host, error) {
 	pod, err := t.NewPod(name)
 	if err != nil {

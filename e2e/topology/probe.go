@@ -9,18 +9,17 @@ import (
 	"strings"
 )
 
-// Seen is what the host at the other side of the wire saw of a flow.
+// Seen is what the receiving host saw of a flow.
 type Seen struct {
 	// By is the name of that host.
 	By string
-	// Source is the address and port that the flow came from.
+	// Source is the source address and port of the flow.
 	Source netip.AddrPort
-	// Answered is whether the answer came back to the sender. With TCP it always
-	// has: there is no connection otherwise.
+	// Answered reports whether the answer arrived at the sender. With TCP it is always true.
 	Answered bool
 }
 
-// answer is what a host answers to each peer: "outside 192.0.2.1:1024".
+// answer returns the answer of a host to a peer: "outside 192.0.2.1:1024".
 func answer(host *Host, source netip.AddrPort) []byte {
 	return fmt.Appendf(nil, "%s %s\n", host.Name, source)
 }
@@ -34,9 +33,8 @@ func parseAnswer(line string) (Seen, error) {
 	return Seen{By: name, Source: source, Answered: true}, nil
 }
 
-// probe is the payload of a UDP packet that the observer recognizes. What it
-// sees of the probe goes to the sink that was registered for the batch, within
-// this process: that works without any answer.
+// probe is the payload of a UDP packet that the observer recognizes. The observer passes it to the
+// sink of its batch within this process, so no answer is needed.
 type probe struct {
 	batch uint32
 	index uint32
@@ -44,7 +42,7 @@ type probe struct {
 	silent bool
 }
 
-// probeMagic is not the beginning of what anybody types.
+// probeMagic is the prefix of a probe.
 const (
 	probeMagic  = "\x00imp"
 	probeLength = len(probeMagic) + 4 + 4 + 1

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Option says how to send what differs from the usual.
+// Option changes how a probe is sent.
 type Option func(*sending)
 
 type sending struct {
@@ -26,16 +26,15 @@ type sending struct {
 	within  time.Duration
 }
 
-// FromAddr sends from one of the host's addresses, in place of the one that the
-// kernel chooses.
+// FromAddr sends from one of the host's addresses instead of the one that the kernel chooses.
 func FromAddr(a netip.Addr) Option { return func(s *sending) { s.address = a } }
 
-// FromPort sends from a port. Without it each flow gets the next one of the
-// host, so that it is a new flow to connection tracking. With it the kernel
-// refuses a second TCP connection to the same destination for a minute.
+// FromPort sends from a port. By default each flow gets the host's next port, so that it is new to
+// connection tracking. With FromPort the kernel refuses a second TCP connection to the same
+// destination for a minute.
 func FromPort(port uint16) Option { return func(s *sending) { s.port = port } }
 
-// Within says how long to wait for the other side; 2 seconds without it.
+// Within sets the timeout; the default is 2 seconds.
 func Within(d time.Duration) Option { return func(s *sending) { s.within = d } }
 
 func newSending(options []Option) sending {
@@ -46,9 +45,8 @@ func newSending(options []Option) sending {
 	return s
 }
 
-// SendUDP sends a packet and returns what the other side saw, whether or not an
-// answer came back. To have it sent again while nobody has seen it does not make
-// a second flow.
+// SendUDP sends a packet and returns what the receiver saw, with or without an answer. It resends
+// the packet until the receiver has seen it; that does not start a second flow.
 func (h *Host) SendUDP(to netip.AddrPort, options ...Option) (Seen, error) {
 	s := newSending(options)
 	deadline := time.Now().Add(s.within)
@@ -72,7 +70,7 @@ func (h *Host) SendUDP(to netip.AddrPort, options ...Option) (Seen, error) {
 	defer func() { _ = conn.Close() }()
 	payload := probe{batch: batch}.append(nil)
 	for time.Now().Before(deadline) {
-		// An error here can be the ICMP one that answers the packet before.
+		// The error can be the ICMP error for the previous packet.
 		if _, err := conn.Write(payload); err != nil {
 			return Seen{}, fmt.Errorf("send from %s: %w", h.Name, err)
 		}
@@ -83,10 +81,10 @@ func (h *Host) SendUDP(to netip.AddrPort, options ...Option) (Seen, error) {
 		case <-time.After(min(again, time.Until(deadline))):
 		}
 	}
-	return Seen{}, fmt.Errorf("send udp from %s to %s: nobody saw it within %s", h.Name, to, s.within)
+	return Seen{}, fmt.Errorf("send udp from %s to %s: not seen within %s", h.Name, to, s.within)
 }
 
-// again is after how long a packet is taken for lost.
+// again is the time after which a packet counts as lost.
 const again = 200 * time.Millisecond
 
 // answered waits for any answer until the deadline.
@@ -111,7 +109,7 @@ func answered(conn net.Conn, payload []byte, deadline time.Time) bool {
 	return false
 }
 
-// SendTCP makes a connection, ends it, and returns what the other side saw.
+// SendTCP opens and closes a connection and returns what the receiver saw.
 func (h *Host) SendTCP(to netip.AddrPort, options ...Option) (Seen, error) {
 	conn, err := h.OpenTCP(to, options...)
 	if err != nil {
@@ -123,15 +121,14 @@ func (h *Host) SendTCP(to netip.AddrPort, options ...Option) (Seen, error) {
 // Conn is an open TCP connection.
 type Conn struct {
 	net.Conn
-	// Seen is what the other side saw when the connection was made.
+	// Seen is what the receiver saw when the connection was opened.
 	Seen Seen
 
 	answers *bufio.Reader
 	within  time.Duration
 }
 
-// OpenTCP makes a connection that stays, for tests of what happens to it while
-// rules change.
+// OpenTCP opens a connection that stays open, for tests that change rules meanwhile.
 func (h *Host) OpenTCP(to netip.AddrPort, options ...Option) (*Conn, error) {
 	s := newSending(options)
 	raw, err := h.dial("tcp", to, s)
@@ -145,7 +142,7 @@ func (h *Host) OpenTCP(to netip.AddrPort, options ...Option) (*Conn, error) {
 	return conn, nil
 }
 
-// Ask sends a line over the connection and returns what the other side sees.
+// Ask sends a line over the connection and returns what the receiver sees.
 func (c *Conn) Ask() (Seen, error) {
 	if _, err := c.Write([]byte("\n")); err != nil {
 		return Seen{}, err
@@ -164,7 +161,7 @@ func (c *Conn) read() (Seen, error) {
 	return parseAnswer(line)
 }
 
-// dial opens a socket on the host, from the next port unless s names one.
+// dial opens a socket on the host, from the next port unless s sets one.
 func (h *Host) dial(network string, to netip.AddrPort, s sending) (net.Conn, error) {
 	to, err := h.numericZone(to)
 	if err != nil {
@@ -197,8 +194,7 @@ func (h *Host) dial(network string, to netip.AddrPort, s sending) (net.Conn, err
 	return nil, fmt.Errorf("open %s connection from %s: all ports are in use", network, h.Name)
 }
 
-// reusable lets a TCP socket use the port of a connection that has ended, to
-// another destination.
+// reusable lets a TCP socket reuse the port of an ended connection for another destination.
 func reusable(network, _ string, socket syscall.RawConn) error {
 	if !strings.HasPrefix(network, "tcp") {
 		return nil
@@ -210,7 +206,7 @@ func reusable(network, _ string, socket syscall.RawConn) error {
 	return errors.Join(err, set)
 }
 
-// localAddr leaves the address to the kernel where a has none.
+// localAddr returns the local address; without an address the kernel chooses one.
 func localAddr(network string, a netip.AddrPort) net.Addr {
 	if network == "udp" {
 		return net.UDPAddrFromAddrPort(a)
@@ -218,9 +214,8 @@ func localAddr(network string, a netip.AddrPort) net.Addr {
 	return net.TCPAddrFromAddrPort(a)
 }
 
-// numericZone turns the zone of a link-local address, which is a device of the
-// host, into its number. Package net would look the name up, and remember it,
-// for whatever network namespace asks first.
+// numericZone replaces the zone of a link-local address, a device of the host, by its index.
+// Package net would cache the index of the first network namespace that asks.
 func (h *Host) numericZone(to netip.AddrPort) (netip.AddrPort, error) {
 	zone := to.Addr().Zone()
 	if zone == "" {
@@ -233,7 +228,7 @@ func (h *Host) numericZone(to netip.AddrPort) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(to.Addr().WithZone(strconv.Itoa(link.Attrs().Index)), to.Port()), nil
 }
 
-// sockaddr needs a numeric zone, if there is one.
+// sockaddr requires that a zone is numeric.
 func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// unmap is the address as the packet had it. A zone is the receiver's own.
+// unmap returns the address as in the packet, without the receiver's zone.
 func unmap(a net.Addr) netip.AddrPort {
 	var source netip.AddrPort
 	switch a := a.(type) {
@@ -28,14 +28,13 @@ type udpServer struct {
 	observer *observer
 	host     *Host
 	conn     *net.UDPConn
-	// reader yields packets together with the address they were sent to, in a
-	// control message, and answerFrom turns that into the one that sends from
-	// this address.
+	// reader yields packets with their destination address in a control message; answerFrom
+	// converts that message into one that sends from this address.
 	reader     batchReader
 	answerFrom func(received []byte) ([]byte, error)
 }
 
-// batchReader is what ipv4.PacketConn and ipv6.PacketConn have in common.
+// batchReader is the common interface of ipv4.PacketConn and ipv6.PacketConn.
 type batchReader interface {
 	ReadBatch(messages []ipv4.Message, flags int) (int, error)
 }
@@ -72,7 +71,7 @@ func (s *udpServer) run() {
 	for {
 		n, err := s.reader.ReadBatch(messages, 0)
 		if err != nil {
-			return // closed; nothing else ends a socket that is not connected
+			return // closed; an unconnected socket has no other error
 		}
 		for _, m := range messages[:n] {
 			s.handle(m.Buffers[0][:m.N], m)
@@ -96,7 +95,7 @@ func (s *udpServer) handle(payload []byte, m ipv4.Message) {
 	}
 }
 
-// tcpServer says who has called, at once and then again for each line.
+// tcpServer writes the peer's address to each new connection, and again for each line.
 type tcpServer struct {
 	observer *observer
 	host     *Host
@@ -122,7 +121,7 @@ func (s tcpServer) converse(conn net.Conn) {
 	lines := bufio.NewScanner(conn)
 	for {
 		if _, err := conn.Write(text); err != nil || !lines.Scan() {
-			return // the caller has left
+			return // the peer closed the connection
 		}
 	}
 }

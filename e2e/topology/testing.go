@@ -2,16 +2,15 @@
 
 package topology
 
-// T is the part of testing.TB, and of rapid.T, that is used here. It keeps the
-// package testing out of the demo.
+// T is the part of testing.TB and rapid.T that this package uses, so that the demo does not import
+// package testing.
 type T interface {
 	Helper()
 	Fatalf(format string, args ...any)
 	Cleanup(func())
 }
 
-// New builds a topology for a test, closes it at its end, and fails the test if
-// either goes wrong.
+// New builds a topology for a test and closes it at the test's end. It fails the test on an error.
 func New(t T, options Options) *Topology {
 	t.Helper()
 	built := Must(Build(options))(t)
@@ -23,8 +22,7 @@ func New(t T, options Options) *Topology {
 	return built
 }
 
-// Must takes what a function of this package returns, and fails the test on an
-// error:
+// Must returns the value of a function of this package and fails the test on an error:
 //
 //	pod := topology.Must(world.AddPod("a", address))(t)
 func Must[V any](value V, err error) func(T) V {

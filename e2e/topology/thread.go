@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// thread is an operating system thread that stays in one network namespace.
-// What it starts gets the parent death signal when it ends (prctl(2)), which
-// borrowed threads, whose lives the Go runtime decides, cannot promise.
+// thread is an operating system thread that stays in one network namespace. Its child processes get
+// the parent death signal when it ends (prctl(2)). Threads that the Go runtime manages cannot
+// guarantee that.
 type thread struct {
 	work chan func()
 	done chan struct{}
 }
 
-// startThread starts a thread that first does setUp. If that fails, the thread
-// ends and the error is returned.
+// startThread starts a thread that first calls setUp. If setUp fails, the thread ends and
+// startThread returns the error.
 func startThread(setUp func() error) (*thread, error) {
 	t := &thread{work: make(chan func()), done: make(chan struct{})}
 	result := make(chan error)
@@ -30,11 +30,11 @@ func startThread(setUp func() error) (*thread, error) {
 }
 
 func (t *thread) run(setUp func() error, result chan<- error) {
-	// Never unlocked: a thread whose goroutine returns locked ends.
+	// The thread stays locked: it ends when its goroutine returns.
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// Not so the main thread, which also is what /proc/self shows. While
-		// it is held here, the other goroutine gets another.
+		// The main thread must not be used, because /proc/self shows it. While this goroutine
+		// occupies it, the new goroutine gets another thread.
 		moved := make(chan error)
 		go t.run(setUp, moved)
 		result <- <-moved
@@ -52,7 +52,7 @@ func (t *thread) run(setUp func() error, result chan<- error) {
 	}
 }
 
-// do runs f on the thread, after what others want of it.
+// do runs f on the thread, after earlier calls.
 func (t *thread) do(f func() error) error {
 	result := make(chan error)
 	t.work <- func() { result <- f() }

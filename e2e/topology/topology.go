@@ -17,25 +17,22 @@ import (
 // EchoPort is the UDP and TCP port at which every host of a topology answers.
 const EchoPort = 7
 
-// Options say how a topology differs from the usual one.
+// Options are the options of a topology.
 type Options struct {
-	// IsolateOutside gives the outside host a route to the node's own addresses
-	// alone, as the real Internet has, so that a pod that is not masqueraded
-	// gets no answer. Without it replies find their way back from everywhere,
-	// and only the address seen tells what was masqueraded.
+	// IsolateOutside gives the outside host routes only to the node's own addresses, as on the
+	// Internet, so that a pod without masquerading gets no answer. Without it every address gets an
+	// answer, and only the seen address shows masquerading.
 	IsolateOutside bool
 }
 
-// Topology is a node and the world around it. It may be used by several
-// goroutines.
+// Topology is a node with its pods and remote hosts. Several goroutines may use it.
 type Topology struct {
 	// Node forwards both families.
 	Node *Host
-	// LAN is where the node sends what is for private addresses (RFC 1918, RFC
-	// 4193), unless Route says otherwise. It has routes to the pods, whatever
-	// their addresses.
+	// LAN is the host to which the node sends private destinations (RFC 1918, RFC 4193) unless
+	// Route changes that. It has routes to the pods.
 	LAN *Host
-	// Outside is where the node's default route leads.
+	// Outside is the host behind the node's default route.
 	Outside *Host
 
 	suffix   string
@@ -47,7 +44,7 @@ type Topology struct {
 	wires int // to pods
 }
 
-// uplink is the node's wire to a remote host.
+// uplink is the node's veth pair to a remote host.
 type uplink struct {
 	node, remote *end
 }
@@ -81,8 +78,8 @@ func (t *Topology) build(options Options) error {
 			return err
 		}
 	}
-	// The other side of a /31 and of a /127 is one host, and there is no
-	// broadcast address: all that is not these addresses can be routed.
+	// In a /31 and a /127 the only other address is the remote host's, and there is no broadcast
+	// address, so every other address can be routed.
 	if t.LAN, err = t.addRemote("lan", "192.168.50.10", "fd00:50::10"); err != nil {
 		return err
 	}
@@ -112,7 +109,7 @@ func (t *Topology) build(options Options) error {
 	return nil
 }
 
-// private is what the LAN gets.
+// private returns the prefixes that are routed to the LAN.
 func private() []netip.Prefix {
 	return []netip.Prefix{
 		netip.MustParsePrefix("10.0.0.0/8"),
@@ -122,8 +119,8 @@ func private() []netip.Prefix {
 	}
 }
 
-// addRemote adds a host at the other end of a wire from the node, which has the
-// addresses there; those of the other end are the next ones.
+// addRemote adds a host with these addresses on a veth pair to the node, which has the next address
+// of each.
 func (t *Topology) addRemote(name string, addresses ...string) (*Host, error) {
 	remote, err := newHost(name, t.suffix, t.observer)
 	if err != nil {
@@ -134,7 +131,7 @@ func (t *Topology) addRemote(name string, addresses ...string) (*Host, error) {
 		remote: &end{host: remote, device: "eth0", pointToPoint: true},
 	}
 	t.uplinks[remote] = wire
-	// The link-local one first: the last is the one that awaitAddresses sees.
+	// The link-local address is first, because awaitAddresses waits for the last one.
 	for _, text := range append([]string{"fe80::10"}, addresses...) {
 		a := netip.MustParseAddr(text)
 		for _, e := range []*end{wire.node, wire.remote} {
@@ -160,8 +157,8 @@ func (t *Topology) addRemote(name string, addresses ...string) (*Host, error) {
 	return remote, wire.remote.acceptAny()
 }
 
-// Route makes the node send what is for the prefixes to a remote host, LAN or
-// Outside, which then answers there.
+// Route makes the node route the prefixes to a remote host, LAN or Outside, which then answers
+// there.
 func (t *Topology) Route(remote *Host, prefixes ...netip.Prefix) error {
 	wire, ok := t.uplinks[remote]
 	if !ok {
@@ -185,16 +182,14 @@ func (t *Topology) routeBack(remote *Host) error {
 	return nil
 }
 
-// NodeAddr is the node's address on the wire to a remote host, LAN or Outside,
-// of the family of destination: the one that the remote host sees if what was
-// sent there was masqueraded.
+// NodeAddr returns the node's address on the veth pair to a remote host, of the destination's
+// family: the source that the remote host sees of masqueraded packets.
 func (t *Topology) NodeAddr(remote *Host, destination netip.Addr) netip.Addr {
 	return ofFamily(t.uplinks[remote].node.addresses, destination)
 }
 
-// Routable reports whether what a pod sends to the address comes to a remote
-// host, and so is seen: not what stays on the node, or no router forwards.
-// Routes and links that a test made by itself are not considered.
+// Routable reports whether the topology routes packets of a pod to this address to a remote host.
+// It ignores routes and links that a test added.
 func (t *Topology) Routable(address netip.Addr) bool {
 	switch {
 	case !address.IsValid(), address.Is4In6(), address.Zone() != "",
@@ -208,7 +203,7 @@ func (t *Topology) Routable(address netip.Addr) bool {
 	return !slices.ContainsFunc(append(t.pods, t.Node), func(h *Host) bool { return h.Has(address) })
 }
 
-// Observe makes a host answer at one more port, as all do at EchoPort.
+// Observe makes a host answer at one more port, as at EchoPort.
 func (t *Topology) Observe(h *Host, port uint16) error {
 	return t.observer.serve(h, port)
 }

@@ -20,19 +20,19 @@ var compareAddrs = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 
 func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
 
-// echo is the address with the port where every host answers.
+// echo returns the address with EchoPort.
 func echo(text string) netip.AddrPort {
 	return netip.AddrPortFrom(addr(text), topology.EchoPort)
 }
 
-// world is a topology with one pod.
+// world returns a topology with one pod.
 func world(t *testing.T, options topology.Options) (*topology.Topology, *topology.Host) {
 	t.Helper()
 	w := topology.New(t, options)
 	return w, topology.Must(w.AddPod("pod", addr("10.244.1.2"), addr("fd00:244:1::2")))(t)
 }
 
-// podAddr is the pod's address of the family of destination.
+// podAddr returns the pod's address of the destination's family.
 func podAddr(pod *topology.Host, destination netip.Addr) netip.Addr {
 	if destination.Is4() {
 		return pod.Addrs[0]
@@ -128,7 +128,7 @@ func TestTheNodeSendsFromItsUplink(t *testing.T) {
 			t.Errorf("%s is not the node's alone", want)
 		}
 	}
-	// The other way round: a remote host to a pod.
+	// From a remote host to a pod.
 	if seen := topology.Must(w.LAN.SendTCP(netip.AddrPortFrom(pod.Addrs[0], topology.EchoPort)))(t); seen.By != pod.Name {
 		t.Errorf("from the LAN to the pod: %v", seen)
 	}
@@ -174,7 +174,7 @@ func TestRoute(t *testing.T) {
 	}
 }
 
-// TestWhatIsRoutableIsSeen is what tests of random policies rely on.
+// TestWhatIsRoutableIsSeen checks Routable, on which tests of random policies rely.
 func TestWhatIsRoutableIsSeen(t *testing.T) {
 	w, pod := world(t, topology.Options{})
 	rapid.Check(t, func(t *rapid.T) {
@@ -204,7 +204,7 @@ func TestWhatIsRoutableIsSeen(t *testing.T) {
 	}
 }
 
-// anyAddr draws an address, often one near the beginning of a special range.
+// anyAddr returns a random address, often near the start of a special range.
 func anyAddr(t *rapid.T) netip.Addr {
 	if rapid.Bool().Draw(t, "special") {
 		a := addr(rapid.SampledFrom([]string{
@@ -223,7 +223,7 @@ func anyAddr(t *rapid.T) netip.Addr {
 	return a
 }
 
-// TestObserve talks as a program in a container would, that knows no probes.
+// TestObserve sends like a program in a container, without probes.
 func TestObserve(t *testing.T) {
 	w, pod := world(t, topology.Options{})
 	if err := w.Observe(w.LAN, 53); err != nil {

@@ -14,9 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// anyTable is the routing table by which a remote host takes every address for
-// its own. It is not the table "local", because that one decides about answers
-// too: a host there would answer itself.
+// anyTable is the routing table by which a remote host accepts every address as local. It is not
+// the table "local", because that also applies to answers: a host would deliver them to itself.
 const anyTable = 100
 
 // end is one end of a wire.
@@ -24,14 +23,14 @@ type end struct {
 	host      *Host
 	device    string
 	addresses []netip.Addr
-	// pointToPoint addresses share a prefix with the other end's, which differs
-	// in the last bit.
+	// pointToPoint addresses share a prefix with the other end's address, which differs in the last
+	// bit.
 	pointToPoint bool
-	// link is known once the wire is there.
+	// link is set once the veth pair exists.
 	link netlink.Link
 }
 
-// connect puts a wire (a veth pair) between two hosts and sets both ends up.
+// connect creates a veth pair between two hosts and sets both ends up.
 func connect(a, b *end) error {
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = a.device
@@ -60,7 +59,7 @@ func (e *end) up() error {
 		return fmt.Errorf("find device: %w", err)
 	}
 	if slices.ContainsFunc(e.addresses, netip.Addr.IsLinkLocalUnicast) {
-		// The kernel would make a second one, and prefer that.
+		// Otherwise the kernel adds a second link-local address and prefers it.
 		if err := e.host.Sysctl("net/ipv6/conf/"+e.device+"/addr_gen_mode", "1"); err != nil {
 			return err
 		}
@@ -71,9 +70,8 @@ func (e *end) up() error {
 	return nil
 }
 
-// awaitCarrier waits until the device transmits. The kernel does so a moment
-// after the second end is up, and until then drops packets; since 6.8 asking
-// for the state is enough to bring it about.
+// awaitCarrier waits until the device transmits. The kernel drops packets for a moment after the
+// second end is up; since Linux 6.8 a request for the link's state ends that.
 func (e *end) awaitCarrier() error {
 	return await("carrier", func() (bool, error) {
 		link, err := e.host.Netlink.LinkByIndex(e.link.Attrs().Index)
@@ -97,8 +95,8 @@ func (e *end) addAddresses() error {
 	return nil
 }
 
-// length is the prefix length: of a whole address but for the point-to-point
-// ones (RFC 3021, RFC 6164) of uplinks.
+// length returns the prefix length: the full length except for point-to-point addresses (RFC 3021,
+// RFC 6164) of uplinks.
 func (e *end) length(a netip.Addr) int {
 	switch {
 	case a.Is6() && a.IsLinkLocalUnicast():
@@ -110,9 +108,8 @@ func (e *end) length(a netip.Addr) int {
 	}
 }
 
-// awaitAddresses waits until the host takes packets for its IPv6 addresses,
-// which the kernel arranges in the background, even without duplicate address
-// detection.
+// awaitAddresses waits until the host accepts packets for its IPv6 addresses, which takes a moment
+// even without duplicate address detection.
 func (e *end) awaitAddresses() error {
 	for _, a := range e.addresses {
 		err := await("address "+a.String(), func() (bool, error) {
@@ -132,7 +129,7 @@ func (e *end) awaitAddresses() error {
 	return nil
 }
 
-// await waits for what the kernel is about to do.
+// await polls a condition of the kernel.
 func await(what string, done func() (bool, error)) error {
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(200 * time.Microsecond) {
 		ok, err := done()
@@ -148,8 +145,8 @@ func await(what string, done func() (bool, error)) error {
 	}
 }
 
-// route sends what is for destination out of the end: to the neighbor gateway
-// or, if that is not valid, to the destination itself.
+// route adds a route to the destination through the end: via the gateway or, if that is invalid, on
+// link.
 func (e *end) route(destination netip.Prefix, gateway netip.Addr) error {
 	r := &netlink.Route{LinkIndex: e.link.Attrs().Index, Dst: ipNet(destination)}
 	if gateway.IsValid() {
@@ -164,8 +161,7 @@ func (e *end) route(destination netip.Prefix, gateway netip.Addr) error {
 	return nil
 }
 
-// neighbor tells the end which address the other one has, so that nobody has
-// to ask.
+// neighbor adds a permanent neighbor entry for the other end's address.
 func (e *end) neighbor(address netip.Addr, other *end) error {
 	err := e.host.Netlink.NeighSet(&netlink.Neigh{
 		LinkIndex:    e.link.Attrs().Index,
@@ -179,8 +175,8 @@ func (e *end) neighbor(address netip.Addr, other *end) error {
 	return nil
 }
 
-// acceptAny makes the host take whatever comes in at the end as addressed to
-// itself. Sockets that answer need IP_TRANSPARENT.
+// acceptAny makes the host accept all packets from the end as local. Sockets that answer need
+// IP_TRANSPARENT.
 func (e *end) acceptAny() error {
 	loopback, err := e.host.Netlink.LinkByName("lo")
 	if err != nil {
@@ -210,7 +206,7 @@ func (e *end) acceptAny() error {
 	return nil
 }
 
-// everywhere is every destination, one prefix a family.
+// everywhere returns the default route's prefix of each family.
 func everywhere() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 }
@@ -219,8 +215,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// ofFamily returns the first of the addresses that is of the family of like and
-// valid beyond its link.
+// ofFamily returns the first address of the same family whose scope is not link-local.
 func ofFamily(addresses []netip.Addr, like netip.Addr) netip.Addr {
 	for _, a := range addresses {
 		if a.Is4() == like.Is4() && (a.Is4() || !a.IsLinkLocalUnicast()) {
