@@ -164,15 +164,13 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop) error {
 	// The kernel names the program. Its pid is that of a thread, and of another pid namespace.
 	self, _ := os.ReadFile("/proc/self/comm") // without a name every commit is another program's
 	for {
-		commits, err := l.Next()
+		c, err := l.Next()
 		if err != nil && !errors.Is(err, nfnetlink.ErrLost) {
 			return err
 		}
 		var by reconcile.Writer
-		for _, c := range commits {
-			if c.Program != strings.TrimSpace(string(self)) {
-				by = reconcile.Writer{PID: c.PID, Program: c.Program}
-			}
+		if c.Program != strings.TrimSpace(string(self)) {
+			by = reconcile.Writer{PID: c.PID, Program: c.Program}
 		}
 		loop.RulesChanged(by)
 	}

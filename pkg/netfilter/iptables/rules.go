@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -200,11 +202,11 @@ func (r *decodedRule) setStatement(d nfnetlink.Decoded) (problem string) {
 			return "goto"
 		}
 	case nfnetlink.DoMasq:
-		const known = nfnetlink.RangeProtoSpecified | nfnetlink.RangeRandomFully
+		const known = unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
 		m := d.Masq
-		r.rule.Verdict, r.rule.RandomFully = policy.Masquerade, m.Flags&nfnetlink.RangeRandomFully != 0
+		r.rule.Verdict, r.rule.RandomFully = policy.Masquerade, m.Flags&unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY != 0
 		r.rule.Ports = policy.PortRange{First: m.PortMin, Last: m.PortMax}
-		if m.Flags&^known != 0 || m.PortMin > m.PortMax || (m.Flags&nfnetlink.RangeProtoSpecified != 0) != (m.PortMin != 0) {
+		if m.Flags&^known != 0 || m.PortMin > m.PortMax || (m.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0) != (m.PortMin != 0) {
 			return "masquerade of another kind"
 		}
 	case nfnetlink.NoStatement:

@@ -112,13 +112,6 @@ func (t *attrTable) optU32(typ uint16) uint32 {
 	return t.u32(typ)
 }
 
-func (t *attrTable) optU64(typ uint16) uint64 {
-	if !t.has(typ) {
-		return 0
-	}
-	return t.u64(typ)
-}
-
 func (t *attrTable) str(typ uint16) string {
 	if !t.has(typ) {
 		t.bad = true

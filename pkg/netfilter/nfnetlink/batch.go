@@ -118,15 +118,14 @@ func (b *Batch) DeleteRule(family Family, table, chain string, handle uint64) {
 	})
 }
 
-// AddSet adds an empty set of address ranges with the key type TypeIPv4 or TypeIPv6. An existing one
-// of the same form stays.
-func (b *Batch) AddSet(family Family, table, set string, keyType uint32) {
+// AddSet adds an empty set of address ranges of the family. An existing one of the same form stays.
+func (b *Batch) AddSet(family Family, table, set string) {
+	keyType, length := TypeIPv4, uint32(net4)
+	if family == IPv6 {
+		keyType, length = TypeIPv6, net6
+	}
 	op := operation{"add set", family, table, set}
 	b.add(op, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, func(w *attrWriter) {
-		length := map[uint32]uint32{TypeIPv4: 4, TypeIPv6: 16}[keyType]
-		if length == 0 {
-			w.fail("key type %d is not one of addresses", keyType)
-		}
 		w.u32(unix.NFTA_SET_FLAGS, unix.NFT_SET_INTERVAL)
 		w.u32(unix.NFTA_SET_KEY_TYPE, keyType)
 		w.u32(unix.NFTA_SET_KEY_LEN, length)

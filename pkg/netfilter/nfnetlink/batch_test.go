@@ -21,7 +21,6 @@ func TestBatchRefuses(t *testing.T) {
 		`expression "quota" is not known`:                      func(b *Batch) { b.AddRule(IPv4, "t", "c", []Expr{Unknown{"quota"}}, "") },
 		`attribute of 65540 bytes is longer`:                   func(b *Batch) { b.AddRule(IPv4, "t", "c", []Expr{Match{Info: []byte(long)}}, "") },
 		`nested attribute of 65556 bytes is longer`:            func(b *Batch) { b.AddRule(IPv4, "t", "c", []Expr{Match{Info: []byte(long[:65531])}}, "") },
-		`key type 13 is not one of addresses`:                  func(b *Batch) { b.AddSet(IPv4, "t", "s", 13) },
 		`10.0.0.2 to 10.0.0.1 is not a range`:                  func(b *Batch) { b.AddElements(IPv4, "t", "s", []netipx.IPRange{span("10.0.0.2", "10.0.0.1")}) },
 		`10.0.0.2 to ::1 is not a range`:                       func(b *Batch) { b.DeleteElements(IPv4, "t", "s", []netipx.IPRange{span("10.0.0.2", "::1")}) },
 		`invalid IP to invalid IP is not a range of addresses`: func(b *Batch) { b.AddElements(IPv6, "t", "s", []netipx.IPRange{{}}) },

@@ -20,14 +20,14 @@ func BenchmarkRead(b *testing.B) {
 			batch.AddTable(IPv4, "ip-masq")
 			batch.AddChain(IPv4, "ip-masq", "postrouting", postrouting())
 			batch.AddChain(IPv4, "ip-masq", "masq-X", nil)
-			batch.AddSet(IPv4, "ip-masq", "exempt", TypeIPv4)
+			batch.AddSet(IPv4, "ip-masq", "exempt")
 			batch.AddElements(IPv4, "ip-masq", "exempt", many(IPv4, n))
 			batch.AddRule(IPv4, "ip-masq", "postrouting", []Expr{Verdict{Code: Jump, Chain: "masq-X"}}, "ip-masq")
 			batch.AddRule(IPv4, "ip-masq", "masq-X", []Expr{
 				Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: 16, Len: 4, Dreg: Reg1},
 				Lookup{Set: "exempt", Sreg: Reg1}, Counter{}, Verdict{Code: Return},
 			}, "")
-			batch.AddRule(IPv4, "ip-masq", "masq-X", []Expr{Counter{}, Masq{Flags: RangeRandomFully}}, "")
+			batch.AddRule(IPv4, "ip-masq", "masq-X", []Expr{Counter{}, Masq{Flags: unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY}}, "")
 			commit(b, c, &batch)
 			b.ReportAllocs()
 			for b.Loop() {

@@ -475,7 +475,7 @@ func (d *decoder) outputName(data []byte, not bool) {
 
 func (d *decoder) masq(e Masq) {
 	d.Statement, d.Masq = DoMasq, Masquerade{Flags: e.Flags}
-	specified := e.Flags&RangeProtoSpecified != 0
+	specified := e.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0
 	first, okFirst := d.port(e.ProtoMin)
 	last, okLast := d.port(e.ProtoMax)
 	used := 2 // registers

@@ -55,7 +55,6 @@ const (
 	NotEqual       CmpOp = unix.NFT_CMP_NEQ
 	Less           CmpOp = unix.NFT_CMP_LT
 	LessOrEqual    CmpOp = unix.NFT_CMP_LTE
-	Greater        CmpOp = unix.NFT_CMP_GT
 	GreaterOrEqual CmpOp = unix.NFT_CMP_GTE
 )
 

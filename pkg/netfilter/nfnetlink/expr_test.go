@@ -34,7 +34,7 @@ func everyExpr() []Expr {
 		Verdict{Code: Accept},
 		Verdict{Code: Jump, Chain: "masq-X"},
 		Masq{},
-		Masq{Flags: RangeProtoSpecified | RangeRandomFully, ProtoMin: Reg1, ProtoMax: Reg2},
+		Masq{Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, ProtoMin: Reg1, ProtoMax: Reg2},
 		Counter{Packets: 1 << 40, Bytes: 1 << 50},
 		Match{Xt: "comment", Rev: 0, Info: make([]byte, 256)},
 		Target{Xt: "MASQUERADE", Rev: 1, Info: []byte{}},
@@ -132,6 +132,7 @@ func TestOtherEncoder(t *testing.T) {
 	}
 	var chain attrWriter
 	chain.str(unix.NFTA_RULE_CHAIN, "c")
+	chain.u64(unix.NFTA_RULE_HANDLE, 1)
 	rule, err := decodeRule(append(chain.b, other...), "")
 	if err != nil {
 		t.Fatal(err)

@@ -44,7 +44,7 @@ func FuzzDecodeMessages(f *testing.F) {
 	var b Batch
 	b.AddTable(IPv4, "t")
 	b.AddChain(IPv4, "t", "c", &Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: -5, Policy: Accept})
-	b.AddSet(IPv6, "t", "s", TypeIPv6)
+	b.AddSet(IPv6, "t", "s")
 	b.AddElements(IPv6, "t", "s", many(IPv6, 3))
 	f.Add(b.numbered(new(uint32)))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -80,8 +80,8 @@ func FuzzDecodeMessages(f *testing.F) {
 
 // FuzzXT feeds the decoders of xtables' structures.
 func FuzzXT(f *testing.F) {
-	f.Add(uint32(0), masquerade4(f, RangeProtoSpecified, 1, 2, 3, 4))
-	f.Add(uint32(0), masquerade6(f, RangeProtoSpecified, 1, 2, 3, 4))
+	f.Add(uint32(0), masquerade4(f, unix.NF_NAT_RANGE_PROTO_SPECIFIED, 1, 2, 3, 4))
+	f.Add(uint32(0), masquerade6(f, unix.NF_NAT_RANGE_PROTO_SPECIFIED, 1, 2, 3, 4))
 	f.Add(uint32(1), make([]byte, 8))
 	f.Add(uint32(0), make([]byte, 24))
 	f.Add(uint32(0), make([]byte, 256))
@@ -94,7 +94,7 @@ func FuzzXT(f *testing.F) {
 				}
 			}
 			d := Decode(family, Rule{Exprs: []Expr{Target{Xt: "MASQUERADE", Rev: rev, Info: info}}}, nil)
-			if m := d.Masq; len(d.Unrecognized) > 0 && m != (Masquerade{}) || m.Flags&RangeProtoSpecified == 0 && m.PortMin|m.PortMax != 0 {
+			if m := d.Masq; len(d.Unrecognized) > 0 && m != (Masquerade{}) || m.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED == 0 && m.PortMin|m.PortMax != 0 {
 				t.Errorf("MASQUERADE: %+v", d)
 			}
 		}

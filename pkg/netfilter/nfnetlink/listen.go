@@ -7,15 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync/atomic"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// ErrLost is wrapped by Next's error if there were more commits than the socket holds. Nothing is known
-// of some of them, so the caller has to read the rules.
+// ErrLost is wrapped by Next's error if there were more commits than the socket holds.
 var ErrLost = errors.New("change events of nf_tables were lost")
 
 const (
@@ -41,10 +38,8 @@ type Commit struct {
 // Listener receives the kernel's announcement of each commit in one network namespace, those of
 // iptables-nft included. There are none of iptables-legacy.
 type Listener struct {
-	file   *os.File
-	raw    syscall.RawConn
-	closed atomic.Bool
-	in     []byte
+	file *os.File
+	in   []byte
 }
 
 // Listen returns a Listener to the commits from now on, in the network namespace of the calling thread.
@@ -58,11 +53,7 @@ func Listen() (*Listener, error) {
 		return nil, err
 	}
 	// The runtime's poller takes a nonblocking file, so that Close wakes Next.
-	l := &Listener{file: os.NewFile(uintptr(fd), "nf_tables events"), in: make([]byte, eventSize)}
-	if l.raw, err = l.file.SyscallConn(); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen to nf_tables: %w", err), l.file.Close())
-	}
-	return l, nil
+	return &Listener{os.NewFile(uintptr(fd), "nf_tables events"), make([]byte, eventSize)}, nil
 }
 
 // join attaches a filter that passes only the end of each commit, and then makes the socket a member of
@@ -92,81 +83,36 @@ func join(fd int) error {
 	return nil
 }
 
-// Next waits for a commit and returns all since the last call, oldest first. With ErrLost it returns
-// those that were not lost, and after Close os.ErrClosed. It is not safe for concurrent use.
-func (l *Listener) Next() ([]Commit, error) {
-	var commits []Commit
-	var failure error
-	err := l.raw.Read(func(fd uintptr) bool {
-		commits, failure = l.receive(int(fd))
-		return len(commits) > 0 || failure != nil
-	})
-	switch {
-	case err == nil:
-		err = failure
-	case l.closed.Load():
-		return nil, os.ErrClosed
+// Next waits for a commit. Its error is ErrLost, once, if commits before the next one were lost, and
+// os.ErrClosed after Close. It is not safe for concurrent use.
+func (l *Listener) Next() (Commit, error) {
+	n, err := l.file.Read(l.in)
+	if errors.Is(err, unix.ENOBUFS) {
+		err = ErrLost
+	}
+	var c Commit
+	if err == nil {
+		c, err = decodeCommit(l.in[:n])
 	}
 	if err != nil {
-		err = fmt.Errorf("receive change events of nf_tables: %w", err)
+		return Commit{}, fmt.Errorf("receive change events of nf_tables: %w", err)
 	}
-	return commits, err
+	return c, nil
 }
 
-// receive reads until the socket is empty, also after a loss: the kernel queues nothing more before.
-func (l *Listener) receive(fd int) (commits []Commit, failure error) {
-	for {
-		n, err := unix.Read(fd, l.in)
-		switch {
-		case errors.Is(err, unix.EAGAIN):
-			return commits, failure
-		case errors.Is(err, unix.EINTR):
-			continue
-		case errors.Is(err, unix.ENOBUFS):
-			failure = ErrLost
-			continue
-		case err != nil:
-			return commits, err
-		}
-		if commits, err = appendCommits(commits, l.in[:n]); err != nil {
-			return commits, err
-		}
+func decodeCommit(datagram []byte) (c Commit, err error) {
+	it, t := messageIter{rest: datagram}, attrTable{}
+	if !it.next() || it.typ != messageType(unix.NFT_MSG_NEWGEN) || !t.decode(it.message, func(t *attrTable) {
+		c = Commit{t.u32(unix.NFTA_GEN_ID), t.optU32(unix.NFTA_GEN_PROC_PID), string(untilNUL(t.at[unix.NFTA_GEN_PROC_NAME]))}
+	}) {
+		return Commit{}, errMalformed
 	}
-}
-
-func appendCommits(commits []Commit, datagram []byte) ([]Commit, error) {
-	it := messageIter{rest: datagram}
-	for it.next() {
-		if it.typ != messageType(unix.NFT_MSG_NEWGEN) {
-			continue
-		}
-		var t attrTable
-		var commit Commit
-		if !t.decode(it.message, func(t *attrTable) { commit = decodeCommit(t) }) {
-			return commits, errMalformed
-		}
-		commits = append(commits, commit)
-	}
-	if it.malformed {
-		return commits, errMalformed
-	}
-	return commits, nil
-}
-
-func decodeCommit(t *attrTable) Commit {
-	return Commit{
-		Generation: t.u32(unix.NFTA_GEN_ID),
-		PID:        t.optU32(unix.NFTA_GEN_PROC_PID),
-		Program:    string(untilNUL(t.at[unix.NFTA_GEN_PROC_NAME])),
-	}
+	return c, nil
 }
 
 // Close closes the socket and ends a Next that waits in another goroutine.
 func (l *Listener) Close() error {
-	if l.closed.Swap(true) {
-		return nil
-	}
-	if err := l.file.Close(); err != nil {
+	if err := l.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 		return fmt.Errorf("stop listening to nf_tables: %w", err)
 	}
 	return nil

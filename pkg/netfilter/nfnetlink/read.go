@@ -73,13 +73,12 @@ func each[T any](decode func(*attrTable) T) func([]T, *attrTable) []T {
 	return func(objects []T, t *attrTable) []T { return append(objects, decode(t)) }
 }
 
-// ConsistentRead calls read, which uses c, until everything that it read belongs to one generation,
-// and returns that generation, for Batch.Generation. If other programs commit too often for that, as
-// every 10 ms beside a set of 10,000 elements, the generation is 0 and the last call of read may have got a torn dump: lists of rules and elements
-// that lack some. A caller reads again before it acts on a difference.
+// ConsistentRead calls read, which uses c, until everything that it read belongs to one generation, and
+// returns that generation, for Batch.Generation. If other programs commit too often for that, as every
+// 10 ms beside a set of 10,000 elements, the generation is 0 and the last dumps may be torn: they may lack
+// rules and elements. A caller reads again before it acts on a difference.
 //
-// Only the generation tells of a torn dump. Of 232 dumps that a program tore by alternating two states
-// the flag NLM_F_DUMP_INTR told of 2, the generation of all, also that in the message headers. It has to
+// Only the generation shows that a dump is torn; the flag NLM_F_DUMP_INTR did for 2 of 232 dumps. It has to
 // be read when no commit is under way: the kernel raises it first and then unlinks what the commit
 // deletes, and a dump that begins in between loses its place at an unchanged generation.
 func (c *Conn) ConsistentRead(read func() error) (generation uint32, err error) {

@@ -143,14 +143,14 @@ func TestRules(t *testing.T) {
 	}
 	masq := [][]Expr{
 		{Masq{}},
-		{Masq{Flags: RangeRandomFully}},
+		{Masq{Flags: unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY}},
 		{Meta{Key: unix.NFT_META_L4PROTO, Reg: Reg1}, Cmp{Op: Equal, Sreg: Reg1, Data: []byte{6}},
 			Immediate{Dreg: Reg1, Data: []byte{4, 0}}, Immediate{Dreg: Reg2, Data: []byte{117, 47}},
-			Masq{Flags: RangeProtoSpecified | RangeRandomFully, ProtoMin: Reg1, ProtoMax: Reg2}},
+			Masq{Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, ProtoMin: Reg1, ProtoMax: Reg2}},
 	}
 	var b Batch
 	b.AddTable(IPv4, "t")
-	b.AddSet(IPv4, "t", "exempt", TypeIPv4)
+	b.AddSet(IPv4, "t", "exempt")
 	b.AddChain(IPv4, "t", "post", postrouting())
 	b.AddChain(IPv4, "t", "masq", nil)
 	var want []Rule
@@ -203,7 +203,7 @@ func TestXtablesRules(t *testing.T) {
 	for _, f := range []struct {
 		family Family
 		target []byte
-	}{{IPv4, masquerade4(t, RangeProtoSpecified|RangeRandomFully, ports...)}, {IPv6, masquerade6(t, RangeProtoSpecified|RangeRandomFully, ports...)}} {
+	}{{IPv4, masquerade4(t, unix.NF_NAT_RANGE_PROTO_SPECIFIED|unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, ports...)}, {IPv6, masquerade6(t, unix.NF_NAT_RANGE_PROTO_SPECIFIED|unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, ports...)}} {
 		exprs := []Expr{
 			Match{Xt: "addrtype", Rev: 1, Info: native(t, uint16(0), uint16(1<<unix.RTN_LOCAL), uint32(2))},
 			Match{Xt: "comment", Info: padded([]byte("ip-masq"), 256)},
@@ -221,7 +221,7 @@ func TestXtablesRules(t *testing.T) {
 			t.Fatalf("%s: got %+v", f.family, got)
 		}
 		want := Decoded{
-			Statement: DoMasq, Masq: Masquerade{RangeProtoSpecified | RangeRandomFully, 1024, 29999}, Comment: "ip-masq",
+			Statement: DoMasq, Masq: Masquerade{unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, 1024, 29999}, Comment: "ip-masq",
 			Conditions: []Condition{{Field: DestinationLocal, Not: true}, {Field: Probability, Value: 1 << 30}},
 		}
 		if diff := cmp.Diff(want, Decode(f.family, got[0], nil), cmpopts.EquateComparable(netipx.IPRange{})); diff != "" {

@@ -68,7 +68,7 @@ func (d *ruleDecoder) decode(t *attrTable, expected string) Rule {
 	const perRule, perArray = 16, 256
 	r := Rule{
 		Chain:   expected,
-		Handle:  t.optU64(unix.NFTA_RULE_HANDLE),
+		Handle:  t.u64(unix.NFTA_RULE_HANDLE),
 		Comment: decodeComment(t.at[unix.NFTA_RULE_USERDATA]),
 	}
 	if name := untilNUL(t.at[unix.NFTA_RULE_CHAIN]); string(name) != expected {

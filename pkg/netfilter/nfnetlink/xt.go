@@ -9,19 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flags of Masquerade and of Masq.
-const (
-	RangeMapIPs         uint32 = unix.NF_NAT_RANGE_MAP_IPS
-	RangeProtoSpecified uint32 = unix.NF_NAT_RANGE_PROTO_SPECIFIED
-	RangeProtoRandom    uint32 = unix.NF_NAT_RANGE_PROTO_RANDOM
-	RangePersistent     uint32 = unix.NF_NAT_RANGE_PERSISTENT
-	RangeRandomFully    uint32 = unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
-)
-
 // Masquerade is what a masquerade statement asks for.
 type Masquerade struct {
-	Flags uint32 // Range*
-	// Source ports, both included, if Flags has RangeProtoSpecified.
+	Flags uint32 // NF_NAT_RANGE_*
+	// Source ports, both included, if Flags has NF_NAT_RANGE_PROTO_SPECIFIED.
 	PortMin, PortMax uint16
 }
 
@@ -140,7 +131,7 @@ func (d *decoder) masquerade(t Target) {
 		return
 	}
 	d.Masq.Flags = binary.NativeEndian.Uint32(t.Info[flags:])
-	if d.Masq.Flags&RangeProtoSpecified != 0 {
+	if d.Masq.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0 {
 		d.Masq.PortMin = binary.BigEndian.Uint16(t.Info[ports:])
 		d.Masq.PortMax = binary.BigEndian.Uint16(t.Info[ports+2:])
 	}

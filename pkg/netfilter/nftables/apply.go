@@ -163,18 +163,12 @@ func (s *state) commit(conn *nfnetlink.Conn, change func(*tableWriter)) (filled 
 		if err := conn.Commit(fill); err != nil {
 			return false, err
 		}
-		s.generation = nextGeneration(s.generation)
+		if s.generation != 0 {
+			s.generation = max(s.generation+1, 1) // the kernel leaves 0 out
+		}
 		rest.Generation = s.generation
 	}
 	return fill.Len() > 0, conn.Commit(rest)
-}
-
-// nextGeneration returns the generation after a commit, 0 if it is unknown.
-func nextGeneration(generation uint32) uint32 {
-	if generation == 0 {
-		return 0
-	}
-	return max(generation+1, 1) // the kernel leaves 0 out
 }
 
 func (s *state) batches(change func(*tableWriter)) (fill, rest *nfnetlink.Batch) {
@@ -201,11 +195,7 @@ func newTableWriter(f policy.Family, have *table, fill, rest *nfnetlink.Batch) *
 }
 
 func (w *tableWriter) createSet(name string, ranges policy.Ranges) {
-	keyType := nfnetlink.TypeIPv4
-	if w.family == policy.IPv6 {
-		keyType = nfnetlink.TypeIPv6
-	}
-	w.fill.AddSet(w.link, tableName, name, keyType)
+	w.fill.AddSet(w.link, tableName, name)
 	w.fill.AddElements(w.link, tableName, name, ranges)
 }
 

@@ -3,6 +3,8 @@
 package nftables
 
 import (
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -89,9 +91,9 @@ func (r *rule) statement(from nfnetlink.Decoded) bool {
 		r.Verdict, r.target = policy.Jump, from.Chain
 	case nfnetlink.DoMasq:
 		m := from.Masq
-		r.Verdict, r.RandomFully = policy.Masquerade, m.Flags&nfnetlink.RangeRandomFully != 0
+		r.Verdict, r.RandomFully = policy.Masquerade, m.Flags&unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY != 0
 		r.Ports = policy.PortRange{First: m.PortMin, Last: m.PortMax}
-		return m.Flags&^(nfnetlink.RangeRandomFully|nfnetlink.RangeProtoSpecified) == 0
+		return m.Flags&^(unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY|unix.NF_NAT_RANGE_PROTO_SPECIFIED) == 0
 	default:
 		return false
 	}

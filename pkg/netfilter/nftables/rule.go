@@ -98,7 +98,7 @@ func masquerade(r policy.Rule) (nft string, exprs []nfnetlink.Expr) {
 	var m nfnetlink.Masq
 	if !r.Ports.IsZero() {
 		nft += " to :" + r.Ports.String()
-		m = nfnetlink.Masq{Flags: nfnetlink.RangeProtoSpecified, ProtoMin: nfnetlink.Reg1, ProtoMax: nfnetlink.Reg1}
+		m = nfnetlink.Masq{Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED, ProtoMin: nfnetlink.Reg1, ProtoMax: nfnetlink.Reg1}
 		exprs = append(exprs, nfnetlink.Immediate{Dreg: m.ProtoMin, Data: binary.BigEndian.AppendUint16(nil, r.Ports.First)})
 		if r.Ports.Last != r.Ports.First {
 			m.ProtoMax = nfnetlink.Reg2
@@ -107,7 +107,7 @@ func masquerade(r policy.Rule) (nft string, exprs []nfnetlink.Expr) {
 	}
 	if r.RandomFully {
 		nft += " fully-random"
-		m.Flags |= nfnetlink.RangeRandomFully
+		m.Flags |= unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
 	}
 	return nft, append(exprs, m)
 }

@@ -58,18 +58,13 @@ func (d decoded) returnsDestinations() bool {
 		d.NotOut == nil && d.notProtocols == 0 && d.notOrigins == 0 && !d.never
 }
 
-// lookups are what a rule refers to by name.
-type lookups interface {
-	set(name string) (policy.Ranges, error)
-}
-
 // decode decodes a rule as packets of the family meet it.
-func decode(f policy.Family, rule nfnetlink.Rule, l lookups) decoded {
+func decode(f policy.Family, rule nfnetlink.Rule, in chains) decoded {
 	d := nfnetlink.Decode(linkOf(f), rule, nil)
 	out := decoded{statement: d.Statement, target: d.Chain, comment: d.Comment}
 	out.unread = d.Unrecognized
 	for _, c := range d.Conditions {
-		out.condition = out.and(conditionOf(f, c, l))
+		out.condition = out.and(conditionOf(f, c, in))
 	}
 	return out
 }
@@ -82,11 +77,11 @@ func linkOf(f policy.Family) nfnetlink.Family {
 }
 
 // conditionOf returns the packets that meet a condition, of those that have no mark and begin a connection.
-func conditionOf(f policy.Family, c nfnetlink.Condition, l lookups) condition {
+func conditionOf(f policy.Family, c nfnetlink.Condition, in chains) condition {
 	var out condition
 	switch c.Field {
 	case nfnetlink.Source, nfnetlink.Destination:
-		addresses, err := addressesOf(f, c, l)
+		addresses, err := addressesOf(f, c, in)
 		switch {
 		case err != nil:
 			out.unread = []string{"set " + policy.Quote(c.Set)}
@@ -124,12 +119,12 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, l lookups) condition {
 	return out
 }
 
-func addressesOf(f policy.Family, c nfnetlink.Condition, l lookups) (policy.Ranges, error) {
+func addressesOf(f policy.Family, c nfnetlink.Condition, in chains) (policy.Ranges, error) {
 	addresses := policy.Ranges{}
 	switch {
 	case c.Set != "":
 		var err error
-		if addresses, err = l.set(c.Set); err != nil {
+		if addresses, err = in.set(c.Set); err != nil {
 			return nil, err
 		}
 	case c.Range.IsValid():

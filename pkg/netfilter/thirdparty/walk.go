@@ -14,9 +14,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// chains reads the chains of one table.
+// chains reads the chains and sets of one table.
 type chains interface {
-	lookups
+	set(name string) (policy.Ranges, error)
 	rules(chain string) ([]nfnetlink.Rule, error)
 }
 
