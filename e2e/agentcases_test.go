@@ -16,12 +16,13 @@ import (
 
 // The comparison accounts for these intended differences:
 //
-//   - ip-masq-agent-v2 never masquerades with --random-fully; ip-masq does by default, as ip-masq-agent.
-//   - ip-masq-agent-v2 writes the prefixes of several files in the random order of a Go map; ip-masq
-//     writes them file by file. The order has no effect, since all these rules return.
+//   - ip-masq-agent-v2 never masquerades with --random-fully; ip-masq does by default, as
+//     ip-masq-agent.
+//   - ip-masq-agent-v2 writes the prefixes of several files in the random order of a Go map;
+//     ip-masq writes them file by file. The order has no effect, since all these rules return.
 //   - ip-masq-agent writes duplicate prefixes; ip-masq writes each prefix once.
-//   - ip-masq-agent reads only the file ip-masq-agent; ip-masq reads every file whose name begins with
-//     ip-masq, in both dialects.
+//   - ip-masq-agent reads only the file ip-masq-agent; ip-masq reads every file whose name begins
+//     with ip-masq, in both dialects.
 //   - ip-masq-agent-v2 exits if its directory does not exist; ip-masq applies the defaults.
 //   - ip-masq refuses a null in a list of prefixes. For ip-masq-agent [null] is the first default
 //     prefix, because encoding/json decodes into the list of defaults.
@@ -244,13 +245,9 @@ func (c agentCase) writeFiles(t *testing.T, n *node, nth int) string {
 	if c.files == nil {
 		return dir
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(dir, 0o755))
 	for name, text := range c.files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	return dir
 }

@@ -21,17 +21,13 @@ import (
 func (n *node) linkBothVariants(t *testing.T, plain string) string {
 	t.Helper()
 	dir := filepath.Join(n.dir, "both-"+plain)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o755))
 	link := func(program, name string) {
 		path, err := exec.LookPath(program)
 		if err == nil {
 			err = os.Symlink(path, filepath.Join(dir, name))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	for _, f := range families() {
 		for _, suffix := range []string{"", "-save", "-restore"} {
@@ -233,18 +229,14 @@ func TestBackendAutoChoosesAgain(t *testing.T) {
 		n := newNode(t, backends()[0])
 		for _, name := range []string{"iptables", "ip6tables"} {
 			script := "#!/bin/sh\n[ \"$1\" = --version ] && echo 'iptables v1.8.9 (nf_tables)' && exit\necho 'no xt modules here' >&2\nexit 1\n"
-			if err := os.WriteFile(filepath.Join(n.path, name), []byte(script), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(n.path, name), []byte(script), 0o755))
 		}
 		n.addAndCheck(t, n.conf(t, "podnet", object{"backend": "auto"}))
 		n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 nftables")
 	})
 	t.Run("iptables in a world-writable directory", func(t *testing.T) {
 		n := newNode(t, backends()[1])
-		if err := os.Chmod(n.path, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(n.path, 0o777))
 		n.addAndCheck(t, n.conf(t, "podnet", object{"backend": "auto"}))
 		n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 nftables")
 		n.removeRulesAndState(t)

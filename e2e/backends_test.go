@@ -37,9 +37,7 @@ func onEveryBackend(t *testing.T, test func(t *testing.T, n *node)) {
 // empty.
 func (f backend) programs(t *testing.T, dir string) string {
 	t.Helper()
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o755))
 	if f.variant == "" {
 		return dir
 	}
@@ -49,9 +47,7 @@ func (f backend) programs(t *testing.T, dir string) string {
 			if err != nil {
 				t.Fatalf("%v (`make packages` installs it)", err)
 			}
-			if err := os.Symlink(program, filepath.Join(dir, base+suffix)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Symlink(program, filepath.Join(dir, base+suffix)))
 		}
 	}
 	return dir

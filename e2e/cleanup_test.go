@@ -231,9 +231,7 @@ func TestCleanupWithoutState(t *testing.T) {
 				typicalUse(t, n)
 				n.addAndCheck(t, n.conf(t, "storage", storage))
 				nameChain(t, n)
-				if err := os.RemoveAll(n.dataDir); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.RemoveAll(n.dataDir))
 				n.cleanup(t)
 				n.wantRestored(t, before)
 			})

@@ -161,12 +161,10 @@ func TestTamperingInSteps(t *testing.T) {
 				table, chain = "nat", "POSTROUTING"
 			}
 			var conn *nfnetlink.Conn
-			if err := w.Node.Do(func() (err error) {
+			must(t, w.Node.Do(func() (err error) {
 				conn, err = nfnetlink.Dial()
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			defer func() {
 				if err := conn.Close(); err != nil {
 					t.Error(err)
@@ -180,16 +178,12 @@ func TestTamperingInSteps(t *testing.T) {
 				var first, second nfnetlink.Batch
 				first.FlushChain(family, table, chain)
 				second.DeleteTable(family, table)
-				if err := conn.Commit(&first); err != nil {
-					t.Fatal(err)
-				}
+				must(t, conn.Commit(&first))
 				for start := time.Now(); time.Since(start) < pause; { // time.Sleep is less exact
 					continue
 				}
 				at := time.Now()
-				if err := conn.Commit(&second); err != nil {
-					t.Fatal(err)
-				}
+				must(t, conn.Commit(&second))
 				w.repair(t, count)
 				all := w.Since(count)
 				took = append(took, timelimit.Fair(all[len(all)-1].At.Sub(at), repairDuringLargeCommits))

@@ -21,12 +21,10 @@ type commitWatcher struct{ *fixtures.CommitWatcher }
 func (n *node) watchCommits(t *testing.T) *commitWatcher {
 	t.Helper()
 	w := &commitWatcher{}
-	if err := n.Node.Do(func() (err error) {
+	must(t, n.Node.Do(func() (err error) {
 		w.CommitWatcher, err = fixtures.WatchCommits()
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() {
 		if err := w.Close(); err != nil {
 			t.Errorf("commit watcher: %v", err)

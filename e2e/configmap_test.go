@@ -29,9 +29,7 @@ type configMap struct {
 func (n *node) configMap(t *testing.T, files map[string]string) *configMap {
 	t.Helper()
 	m := &configMap{dir: filepath.Join(n.dir, "mounted")}
-	if err := os.Mkdir(m.dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(m.dir, 0o755))
 	m.update(t, files)
 	return m
 }
@@ -64,9 +62,7 @@ func (m *configMap) update(t *testing.T, files map[string]string) {
 	if before != "" {
 		err = firstOf(err, os.RemoveAll(m.path(before)))
 	}
-	if err = firstOf(err, readErr); err != nil {
-		t.Fatal(err)
-	}
+	must(t, firstOf(err, readErr))
 }
 
 // validConfigMap returns files whose policy differs from the defaults.

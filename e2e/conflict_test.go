@@ -17,12 +17,8 @@ import (
 func (n *node) writeDefaultConflist(t *testing.T, network string, keys object) string {
 	t.Helper()
 	list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": network, "plugins": []object{n.entry(keys)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(n.own(config.DefaultCNIConfDir), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.MkdirAll(n.own(config.DefaultCNIConfDir), 0o755))
 	path := filepath.Join(n.own(config.DefaultCNIConfDir), "10-"+network+".conflist")
 	writeTempFile(t, path, string(list))
 	return path
@@ -111,9 +107,7 @@ func (n *node) removeRulesAndState(t *testing.T) {
 			n.tool(t, f[0], "-t", "nat", "-X")
 		}
 	}
-	if err := os.RemoveAll(n.dataDir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(n.dataDir))
 }
 
 // TestChangedEntryConflicts checks that ADD refuses a changed entry that conflicts with another
@@ -163,24 +157,18 @@ func TestConflictAfterConflistRemoval(t *testing.T) {
 		wantConflict(second) // only the first network has a conflist
 		n.writeDefaultConflist(t, "second", keys["second"])
 		wantConflict(second) // both have one
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(path))
 		n.addAndCheck(t, first).noWarnings(t) // in force until the second network's ADD
 		wantSuperseded(second, `network "first" is no longer in any conflist and is superseded by network "second"`)
 		wantConflict(first)
 		n.addAndCheck(t, second).noWarnings(t)
 		n.writeDefaultConflist(t, "first", keys["first"])
 		wantConflict(first)
-		if err := os.Remove(filepath.Join(filepath.Dir(path), "10-second.conflist")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(filepath.Join(filepath.Dir(path), "10-second.conflist")))
 		wantSuperseded(first, `network "second" is no longer in any conflist and is superseded by network "first"`)
 		n.addAndCheck(t, first).noWarnings(t)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(path))
 	})
 }
 
@@ -206,8 +194,6 @@ func TestStaleEntry(t *testing.T) {
 		if stored := n.load(t).Find(networkID("podnet")); stored.Policy.NonMasqueradeCIDRs[0] != prefixes("10.0.0.0/8")[0] {
 			t.Errorf("document: %+v", stored)
 		}
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(path))
 	})
 }

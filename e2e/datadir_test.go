@@ -27,8 +27,8 @@ func writeFiles(t *testing.T, dir string, files map[string]string) {
 }
 
 // TestDataDirOfAnotherProgram checks that all verbs and commands refuse a directory that ip-masq
-// did not create, and change nothing in it. Whoever may write a NetworkAttachmentDefinition can set
-// dataDir to any directory of the node.
+// did not create, and change nothing in it. A user who may write NetworkAttachmentDefinitions can
+// set dataDir to any directory of the node.
 func TestDataDirOfAnotherProgram(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

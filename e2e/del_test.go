@@ -88,9 +88,7 @@ func TestDel(t *testing.T) {
 				if clean {
 					n.flush(t)
 				}
-				if err := os.RemoveAll(n.dataDir); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.RemoveAll(n.dataDir))
 				before := n.snapshot(t)
 				succeeds(t, invocation{conf: conf}).noWarnings(t)
 				n.unchanged(t, before)

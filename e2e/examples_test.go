@@ -68,9 +68,7 @@ func TestExamples(t *testing.T) {
 		})
 	}
 	files, err := filepath.Glob(filepath.Join(exampleDir, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, file := range files {
 		name, isExample := strings.CutSuffix(filepath.Base(file), ".conflist")
 		if isExample && !slices.Contains(run, name) {
@@ -87,9 +85,7 @@ func TestExamples(t *testing.T) {
 func (n *node) writeExample(t *testing.T, file, subnet string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(exampleDir, file+".conflist"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var list struct {
 		CNIVersion string            `json:"cniVersion"`
 		Name       string            `json:"name"`
@@ -112,11 +108,7 @@ func (n *node) writeExample(t *testing.T, file, subnet string) string {
 		t.Errorf("%s: cniVersion is %s; containerd 1.6 and podman 4 need 1.0.0", file, list.CNIVersion)
 	}
 	out, err := json.Marshal(list)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.cni.Write(file+".conflist", string(out)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, n.cni.Write(file+".conflist", string(out)))
 	return list.Name
 }

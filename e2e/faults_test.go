@@ -23,12 +23,8 @@ func TestDiskFull(t *testing.T) {
 		const page = 4096
 		disk := filepath.Join(n.dir, "disk")
 		n.dataDir = filepath.Join(disk, "data")
-		if err := os.Mkdir(disk, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := syscall.Mount("full", disk, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0700", 16*page)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(disk, 0o700))
+		must(t, syscall.Mount("full", disk, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0700", 16*page)))
 		t.Cleanup(func() {
 			if err := syscall.Unmount(disk, syscall.MNT_DETACH); err != nil {
 				t.Error(err)
@@ -38,9 +34,7 @@ func TestDiskFull(t *testing.T) {
 		fill := func(free int64) {
 			t.Helper()
 			f, err := os.Create(ballast)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			size := int64(0)
 			for err == nil {
 				_, err = f.Write(make([]byte, page))
@@ -49,9 +43,7 @@ func TestDiskFull(t *testing.T) {
 			if !errors.Is(err, syscall.ENOSPC) {
 				t.Fatal(err)
 			}
-			if err := errors.Join(f.Truncate(max(0, size-page-free*page)), f.Close()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(f.Truncate(max(0, size-page-free*page)), f.Close()))
 		}
 		fill(0)
 		first := n.conf(t, "podnet", nil)
@@ -61,9 +53,7 @@ func TestDiskFull(t *testing.T) {
 		if after := n.ruleset(t); n.backend.variant != "legacy" && after != before { // iptables-legacy creates an empty table when it is read
 			t.Errorf("rules changed:\n%s", after)
 		}
-		if err := os.Remove(ballast); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(ballast))
 		n.addAndCheck(t, first)
 		failures := 0
 		for free := range int64(6) {
@@ -88,9 +78,7 @@ func TestDiskFull(t *testing.T) {
 				n.flush(t)
 				n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 0)
 			}
-			if err := os.Remove(ballast); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(ballast))
 			n.addAndCheck(t, first)
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 			n.wantJumps(t, "SECOND", 0, 0)
@@ -137,12 +125,8 @@ func TestFlush(t *testing.T) {
 		}
 		t.Run("nft flush ruleset with damaged state", func(t *testing.T) {
 			n.flush(t)
-			if err := os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":2,"sou`), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(n.dataDir, "record.json"), nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":2,"sou`), 0o600))
+			must(t, os.WriteFile(filepath.Join(n.dataDir, "record.json"), nil, 0o600))
 			n.addAndCheck(t, conf)
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 		})

@@ -19,9 +19,7 @@ func (n *node) loop(t *testing.T, command string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	c := n.Node.Command(ctx, "sh", "-c", "while :; do "+command+"; sleep 0.005; done 2>/dev/null")
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Start())
 	stopped := false
 	stop = func() {
 		if stopped {

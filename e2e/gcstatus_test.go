@@ -89,9 +89,7 @@ func TestGCFails(t *testing.T) {
 	writable()
 	n.invoke(t, invocation{verb: "GC", conf: none}).want(t, 0)
 	// GC of a node without state creates nothing.
-	if err := os.RemoveAll(n.dataDir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(n.dataDir))
 	before = n.snapshot(t)
 	n.invoke(t, invocation{verb: "GC", conf: none}).want(t, 0)
 	n.unchanged(t, before)
@@ -133,9 +131,7 @@ func TestStatus(t *testing.T) {
 			}
 		})
 		t.Run("dataDir read-only", func(t *testing.T) {
-			if err := os.Mkdir(n.dataDir, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Mkdir(n.dataDir, 0o700))
 			defer n.readOnly(t, n.dataDir)()
 			status(t, object{}, invocation{}, 50, n.dataDir, "read-only file system")
 		})

@@ -27,11 +27,11 @@ type addCost struct {
 // TestHotPath checks the cost of an ADD with nothing to do, because every pod waits for it. It runs
 // ADD in this process and on a real kernel, with and without the verification cache.
 //
-// Allocations and bytes vary by less than 1 % between runs, because maps grow in random order and the
-// garbage collector empties pools; releases of Go and iptables change them a little more. So a tenth
-// more is tolerated. Kernels split long netlink dumps differently, so two more or fewer reads are
-// tolerated, and one more write, with which the Go runtime wakes a thread now and then. A change that
-// adds cost on purpose updates the numbers, and so does a change that saves a quarter.
+// Allocations and bytes vary by less than 1 % between runs, because maps grow in random order and
+// the garbage collector empties pools; releases of Go and iptables change them a little more. So a
+// tenth more is tolerated. Kernels split long netlink dumps differently, so two more or fewer reads
+// are tolerated, and one more write, with which the Go runtime wakes a thread now and then. A change
+// that adds cost on purpose updates the numbers, and so does a change that saves a quarter.
 //
 // TestHotPath measures no time, because other load changes it; `make bench` does.
 func TestHotPath(t *testing.T) {
@@ -144,7 +144,7 @@ func (n *node) measureADD(t *testing.T, conf string, noCache bool) (e addCost) {
 		l.call(t, conf, func(f skel.CNIFuncs, args *skel.CmdArgs) error { return f.Add(args) })
 	}
 	generation := n.generation(t)
-	if err := n.Node.Do(func() error {
+	must(t, n.Node.Do(func() error {
 		const times = 20
 		e.allocations = int(testing.AllocsPerRun(times, add))
 		var before, after runtime.MemStats
@@ -160,9 +160,7 @@ func (n *node) measureADD(t *testing.T, conf string, noCache bool) (e addCost) {
 		again, _ := syscallCounts(t) // the cost of counting
 		e.reads, e.writes = readsAfter-reads-(again-readsAfter), writesAfter-writes
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if now := n.generation(t); now != generation {
 		t.Fatalf("generation %d, was %d: the ADD wrote rules", now, generation)
 	}

@@ -26,9 +26,7 @@ const withoutLockLimit = 4 * time.Second
 func (n *node) tracePrograms(t *testing.T) (path, log string) {
 	t.Helper()
 	path, log = filepath.Join(n.dir, "traps"), filepath.Join(n.dir, "called")
-	if err := os.Mkdir(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(path, 0o755))
 	variant := n.backend.variant
 	if variant == "" {
 		variant = "nft"
@@ -47,9 +45,7 @@ func (n *node) tracePrograms(t *testing.T) (path, log string) {
 			t.Fatalf("%v (`make packages` installs it)", err)
 		}
 		script := fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >> %s\nexec %s \"$@\"\n", name, log, target)
-		if err := os.WriteFile(filepath.Join(path, name), []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(path, name), []byte(script), 0o755))
 	}
 	return path, log
 }
@@ -61,12 +57,8 @@ func tracedCalls(t *testing.T, log string) []string {
 	if os.IsNotExist(err) {
 		return nil
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(log); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.Remove(log))
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
@@ -74,9 +66,7 @@ func tracedCalls(t *testing.T, log string) []string {
 func (n *node) holdLock(t *testing.T) (release func()) {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(n.dataDir, "lock"), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		t.Fatalf("take the lock: %v", err)
 	}
@@ -89,15 +79,11 @@ func (n *node) holdLock(t *testing.T) (release func()) {
 func (n *node) documentStamps(t *testing.T) string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var b strings.Builder
 	for _, path := range append(paths, filepath.Join(n.dataDir, "record.json")) {
 		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		fmt.Fprintln(&b, path, info.Sys().(*syscall.Stat_t).Ino, info.ModTime())
 	}
 	return b.String()

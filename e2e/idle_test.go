@@ -33,7 +33,7 @@ const maxRSS = 20 << 20
 func (n *node) stateStamps(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
-	if err := filepath.WalkDir(n.dataDir, func(path string, e fs.DirEntry, err error) error {
+	must(t, filepath.WalkDir(n.dataDir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -44,9 +44,7 @@ func (n *node) stateStamps(t *testing.T) string {
 		s := info.Sys().(*syscall.Stat_t)
 		fmt.Fprintln(&b, path, info.Mode(), s.Ino, s.Size, s.Mtim, s.Ctim)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return b.String()
 }
 
@@ -178,9 +176,7 @@ func (d *daemon) lostMessages(t *testing.T) int {
 	pid := strconv.Itoa(d.command.Process.Pid)
 	sockets := map[string]bool{}
 	descriptors, err := filepath.Glob("/proc/" + pid + "/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, path := range descriptors {
 		if target, err := os.Readlink(path); err == nil && strings.HasPrefix(target, "socket:[") {
 			sockets[strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]")] = true
@@ -196,9 +192,7 @@ func (d *daemon) lostMessages(t *testing.T) int {
 			continue
 		}
 		count, err := strconv.Atoi(column[drops])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		lost += count
 		if column[groups] != "00000000" {
 			members++

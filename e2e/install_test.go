@@ -39,9 +39,7 @@ func newUninstalledNode(t *testing.T, f backend) *uninstalledNode {
 	b.original = readFile(t, b.conflistFile)
 	n.cni.Path = []string{b.bin, n.cni.Path[1]}
 	text, err := json.Marshal(n.entry(object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}))
-	if err := errors.Join(err, os.Mkdir(b.bin, 0o755), os.WriteFile(b.entry, text, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, os.Mkdir(b.bin, 0o755), os.WriteFile(b.entry, text, 0o600)))
 	return b
 }
 
@@ -81,9 +79,7 @@ func (b *uninstalledNode) wantUninstalled(t *testing.T, before snapshot) {
 func fileNames(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var list []string
 	for _, e := range entries {
 		list = append(list, e.Name())
@@ -108,9 +104,7 @@ func (b *uninstalledNode) delPod(t *testing.T, p *pod) {
 func (b *uninstalledNode) delPodFromCache(t *testing.T, p *pod) {
 	t.Helper()
 	files, err := filepath.Glob(b.own("/var/lib/cni/results/podnet-*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cnitool := *b.cni
 	cnitool.ConfDir = filepath.Join(t.TempDir(), "cached")
 	for _, file := range files {
@@ -118,15 +112,11 @@ func (b *uninstalledNode) delPodFromCache(t *testing.T, p *pod) {
 			Config []byte
 			Netns  string
 		}
-		if err := json.Unmarshal(readFile(t, file), &cached); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(readFile(t, file), &cached))
 		if cached.Netns != p.Path {
 			continue
 		}
-		if err := cnitool.Write("10-podnet.conflist", string(cached.Config)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cnitool.Write("10-podnet.conflist", string(cached.Config)))
 		if r := topology.Must(cnitool.Del(b.timeout(t), "podnet", p.Host))(t); r.ExitCode != 0 {
 			t.Fatalf("DEL with the cached conflist: exit code %d\n%s%s", r.ExitCode, r.Stdout, r.Stderr)
 		}
@@ -191,13 +181,9 @@ func TestUninstallUnderContainerd(t *testing.T) {
 		t.Fatal(files, err)
 	}
 	var cached struct{ ContainerID string }
-	if err := json.Unmarshal(readFile(t, files[0]), &cached); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(readFile(t, files[0]), &cached))
 	task := filepath.Join(b.own("/run/containerd"), "io.containerd.runtime.v2.task/k8s.io", cached.ContainerID)
-	if err := os.MkdirAll(task, 0o711); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(task, 0o711))
 	b.uninstall(t)
 	b.wantUninstalled(t, before)
 	b.delPod(t, p)
@@ -234,9 +220,7 @@ func TestInstallMasquerades(t *testing.T) {
 	b.install(t, b.plugin(t))
 	p := b.pod(t, "podnet")
 	seen, err := p.SendUDP(outside)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !b.Node.Has(seen.Source.Addr()) {
 		t.Errorf("outside saw %v, want an address of the node", seen.Source)
 	}
@@ -247,9 +231,7 @@ func TestInstallMasquerades(t *testing.T) {
 func (b *uninstalledNode) pluginBuild(t *testing.T, name string) string {
 	t.Helper()
 	path := filepath.Join(b.dir, name)
-	if err := os.WriteFile(path, append(readFile(t, b.plugin(t)), name...), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, append(readFile(t, b.plugin(t)), name...), 0o755))
 	return path
 }
 
@@ -325,9 +307,7 @@ func TestInstallKilled(t *testing.T) {
 		c := b.reconcilerCommand(b.timeout(t), t, args...)
 		var out bytes.Buffer
 		c.Stdout, c.Stderr = &out, &out
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Start())
 		time.Sleep(time.Duration(random.Int64N(int64(duration) * 3 / 4)))
 		_ = c.Process.Kill() // the process may have ended
 		switch err := c.Wait(); {
@@ -465,9 +445,7 @@ func TestInstallWithPluginFile(t *testing.T) {
 	const pluginFile = "/etc/ip-masq/plugin.toml"
 	write := func(networks string) {
 		text := fmt.Sprintf("allow_networks = [%s]\ndata_dir = %q\ncni_conf_dir = %q\n", networks, b.dataDir, b.cni.ConfDir)
-		if err := os.WriteFile(b.own(pluginFile), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(b.own(pluginFile), []byte(text), 0o600))
 	}
 	write(`"storage"`)
 	stdout, stderr, code := b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)

@@ -159,9 +159,7 @@ func (n *node) conf(t *testing.T, network string, keys object) string {
 	}}
 	maps.Copy(entry, keys)
 	conf, err := json.Marshal(n.entry(entry))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(conf)
 }
 
@@ -178,9 +176,7 @@ func (n *node) addAndCheck(t *testing.T, conf string) result {
 func (n *node) storeSource(t *testing.T, c policy.Source) {
 	t.Helper()
 	lock, err := store.Open(n.dataDir).Lock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	staged, err := lock.Stage(c)
 	if err == nil {
 		err = staged.Commit()
@@ -188,18 +184,14 @@ func (n *node) storeSource(t *testing.T, c policy.Source) {
 	if err == nil {
 		err = lock.Release()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // load reads the node's state.
 func (n *node) load(t *testing.T) store.State {
 	t.Helper()
 	s, err := store.Open(n.dataDir).Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -207,9 +199,7 @@ func (n *node) load(t *testing.T) store.State {
 func (n *node) attachments(t *testing.T, network string) int {
 	t.Helper()
 	count, _, err := store.Open(n.dataDir).Attachments(network)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return count
 }
 
@@ -220,9 +210,7 @@ func networkID(name string) policy.SourceID { return policy.SourceID{Kind: polic
 func (n *node) document(t *testing.T, name string) string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, path := range paths {
 		if bytes.Contains(readFile(t, path), []byte(fmt.Sprintf(`"name":%q`, name))) {
 			return path
@@ -235,9 +223,7 @@ func (n *node) document(t *testing.T, name string) string {
 func readFile(t *testing.T, path string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return data
 }
 

@@ -77,9 +77,7 @@ func (n *node) generation(t *testing.T) uint32 {
 		generation, err = c.Generation()
 		return errors.Join(err, c.Close())
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return generation
 }
 
@@ -249,9 +247,7 @@ func writeTempFile(t *testing.T, path, text string) {
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 		t.Fatal(err) // never write through a symbolic link
 	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o644))
 	t.Cleanup(func() {
 		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 			t.Error(err)

@@ -74,9 +74,7 @@ func TestKilledAnywhere(t *testing.T) {
 		killed := 0
 		for i := range steps {
 			c := n.prepare(t, invocation{verb: "ADD", conf: conf(i)})
-			if err := c.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Start())
 			time.Sleep(duration * time.Duration(i) / steps)
 			_ = c.Process.Kill() // the process may have ended
 			if err := c.Wait(); err != nil {
@@ -151,9 +149,7 @@ func (n *node) unknownFiles(t *testing.T) (unknown []string) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return unknown
 }
 
