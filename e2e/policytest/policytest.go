@@ -34,7 +34,7 @@ func SourcePolicy(t *rapid.T) policy.SourcePolicy {
 		case *[]netip.Prefix:
 			drawList(t, key, prefix(s.EnableIPv6 != nil && *s.EnableIPv6), to)
 		case *[]string:
-			drawList(t, key, rapid.StringMatching(`[a-z<>&'][a-z0-9.<>&']{0,13}\+?`), to)
+			drawList(t, key, rapid.StringMatching(`[a-z<>&'][a-z0-9@.<>&'-]{0,13}\+?`), to)
 		case *string:
 			isName := func(s string) bool { return policy.ValidateChainName(s) == nil }
 			*to = rapid.StringMatching(`[a-z][A-Za-z0-9_.\-]{0,23}`).Filter(isName).Draw(t, key)

@@ -374,6 +374,17 @@ func checkReencoded(t testing.TB, e Entry) {
 	}
 }
 
+func TestEntryEncoding(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		checkReencoded(t, Entry{
+			Network: "podnet", CNIVersion: "1.1.0", Policy: policytest.SourcePolicy(rt),
+			RequireAgentConfig: rapid.Bool().Draw(rt, "requireAgentConfig"),
+			CIDRLimit:          rapid.IntRange(18, policy.MaxCIDRLimit).Draw(rt, "cidrLimit"),
+			DataDir:            "/srv/" + rapid.StringMatching(`[a-zé<&> ]{1,20}`).Draw(rt, "dataDir"),
+		})
+	})
+}
+
 // What a list repeats is dropped, and what remains is in the written order.
 func TestListOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
