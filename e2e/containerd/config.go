@@ -11,15 +11,14 @@ import (
 const (
 	socket     = "/run/containerd/containerd.sock"
 	configPath = "/etc/containerd/config.toml"
-	// crictlConfig is of a name of its own: /etc is not the machine's.
+	// crictlConfig has its own name, because the machine shares /etc.
 	crictlConfig = "/etc/containerd/crictl.yaml"
 	confDir      = "/etc/cni/net.d"
 )
 
-// config is containerd's configuration file for the major version. Where it
-// differs from containerd's own defaults a test machine needs it: it may not raise
-// OOM scores, load AppArmor profiles or fetch a sandbox image. Without a path the
-// first shim in the PATH would do, which may be another version's.
+// config returns containerd's configuration for the major version. It differs from the defaults
+// where a test machine needs it: containerd must not raise OOM scores, load AppArmor profiles or
+// pull a sandbox image. The shim has a path, because PATH may have another version's first.
 func config(major int, shim, runc string, binDirs []string) (string, error) {
 	if major >= 2 {
 		quoted := make([]string, len(binDirs))

@@ -18,11 +18,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// DirVariable is the environment variable that names the directory of a built
-// containerd, ctr, shim and crictl: what tools/cached prints.
+// DirVariable is the environment variable with the directory of a built containerd, ctr, shim and
+// crictl; tools/cached prints that directory.
 const DirVariable = "IPMASQ_CONTAINERD_DIR"
 
-// Dir is what DirVariable names.
+// Dir returns the value of DirVariable.
 func Dir() (string, error) {
 	dir := os.Getenv(DirVariable)
 	if dir == "" {
@@ -31,18 +31,17 @@ func Dir() (string, error) {
 	return dir, nil
 }
 
-// Debian is where the distribution's containerd is: a directory for Options.
+// Debian is the directory of Debian's containerd, for Options.
 const Debian = "/usr/bin"
 
-// Options say which containerd to run, and how.
+// Options select and configure a containerd.
 type Options struct {
-	// Programs is the directory of containerd, its shim and ctr: what Dir returns
-	// without it.
+	// Programs is the directory of containerd, its shim and ctr; the default is Dir.
 	Programs string
-	// BinDirs are the directories of network plugins; /opt/cni/bin without it.
-	// containerd 1 takes one.
+	// BinDirs are the directories of network plugins; the default is /opt/cni/bin. containerd 1
+	// supports one directory.
 	BinDirs []string
-	// Env is added to the environment of containerd, which is the plugins' too.
+	// Env is added to the environment of containerd and so of the plugins.
 	Env []string
 	// Args are further arguments of containerd, such as --log-level.
 	Args []string
@@ -51,16 +50,16 @@ type Options struct {
 // Runtime is a containerd on a machine.
 type Runtime struct {
 	Machine *machine.Machine
-	// Version is what it says of itself, "1.6.20~ds1" or "2.4.2+unknown".
+	// Version is the version that containerd reports, "1.6.20~ds1" or "2.4.2+unknown".
 	Version string
-	// Daemon is the process that runs, or ran last.
+	// Daemon is the current or last process.
 	Daemon *machine.Daemon
 
 	options Options
 	crictl  string
 }
 
-// New is Start for a test, with the images of Images imported. The machine ends it.
+// New calls Start for a test and imports the images of Images. containerd ends with the machine.
 func New(t topology.T, m *machine.Machine, options Options) *Runtime {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -84,7 +83,7 @@ func Start(ctx context.Context, m *machine.Machine, options Options) (*Runtime, 
 	if options.BinDirs == nil {
 		options.BinDirs = []string{"/opt/cni/bin"}
 	}
-	// Without its file crictl complains with each command.
+	// crictl warns with each command if the file is missing.
 	if err := m.WriteFile(crictlConfig, fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 60\n", socket), 0o644); err != nil {
 		return nil, fmt.Errorf("configure crictl: %w", err)
 	}
@@ -133,10 +132,10 @@ func (r *Runtime) Start(ctx context.Context) error {
 	return r.await(ctx)
 }
 
-// Stop ends containerd alone: pods go on.
+// Stop ends containerd; pods keep running.
 func (r *Runtime) Stop() error { return r.Daemon.Stop(10 * time.Second) }
 
-// Kill is Stop without a warning.
+// Kill ends containerd with SIGKILL; pods keep running.
 func (r *Runtime) Kill() error { return r.Daemon.Kill() }
 
 // Restart is Stop and Start.
@@ -156,7 +155,7 @@ func (r *Runtime) await(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("wait for containerd: %w: %s", ctx.Err(), last)
 		case <-r.Daemon.Done():
-			return fmt.Errorf("wait for containerd: it has ended: %w\n%s", r.Daemon.Err(), r.Daemon.Output())
+			return fmt.Errorf("wait for containerd: containerd has ended: %w\n%s", r.Daemon.Err(), r.Daemon.Output())
 		case <-time.After(20 * time.Millisecond):
 		}
 		if _, err := os.Stat(r.Machine.Path(socket)); err != nil {
@@ -174,7 +173,7 @@ func (r *Runtime) await(ctx context.Context) error {
 	return fmt.Errorf("wait for containerd: no answer within %s: %s\n%s", patience, last, r.Daemon.Output())
 }
 
-// Crictl runs crictl on the machine. The error is nil whatever the exit code.
+// Crictl runs crictl on the machine. The error is nil for any exit code.
 func (r *Runtime) Crictl(ctx context.Context, args ...string) (topology.Result, error) {
 	c := r.Machine.Command(ctx, r.crictl, append([]string{"--config", crictlConfig}, args...)...)
 	var stdout, stderr bytes.Buffer
@@ -187,7 +186,7 @@ func (r *Runtime) Crictl(ctx context.Context, args ...string) (topology.Result, 
 	return topology.Result{Stdout: stdout.String(), Stderr: stderr.String(), ExitCode: c.ProcessState.ExitCode()}, nil
 }
 
-// ask is Crictl where any exit code but 0 is an error.
+// ask is Crictl with an error for any exit code except 0.
 func (r *Runtime) ask(ctx context.Context, args ...string) (string, error) {
 	answer, err := r.Crictl(ctx, args...)
 	if err == nil && answer.ExitCode != 0 {
@@ -196,7 +195,7 @@ func (r *Runtime) ask(ctx context.Context, args ...string) (string, error) {
 	return answer.Stdout, err
 }
 
-// Import makes the images of an OCI archive known to CRI.
+// Import loads the images of an OCI archive into CRI.
 func (r *Runtime) Import(ctx context.Context, archive []byte) error {
 	c := r.Machine.Command(ctx, r.program("ctr"), "--address", socket, "--namespace", "k8s.io",
 		"images", "import", "--all-platforms", "-")

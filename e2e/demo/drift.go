@@ -14,12 +14,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
-// until waits until something is so.
+// until waits until a condition holds.
 func until(what string, isSo func() bool) error {
 	const most = 5 * time.Second
 	for start := time.Now(); !isSo(); time.Sleep(time.Millisecond) {
 		if time.Since(start) > most {
-			return fmt.Errorf("it is not so within %s that %s", most, what)
+			return fmt.Errorf("not within %s: %s", most, what)
 		}
 	}
 	return nil

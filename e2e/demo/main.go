@@ -48,7 +48,7 @@ func demo(ctx context.Context) (err error) {
 	return nil
 }
 
-// Where the pods of the demo send to.
+// Destinations of the pods.
 var (
 	lanServer = netip.MustParseAddr("10.20.0.5")    //nolint:gochecknoglobals // constants of the scene
 	internet  = netip.MustParseAddr("198.51.100.7") //nolint:gochecknoglobals // constants of the scene

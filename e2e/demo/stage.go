@@ -19,17 +19,17 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// entry is our entry of a conflist, without its type.
+// entry is the plugin entry of a conflist, without its type.
 type entry map[string]any
 
-// stage is the scene with what stands on it.
+// stage is the topology of the demo and its state.
 type stage struct {
 	ctx    context.Context
 	top    *topology.Topology
 	cni    *topology.CNI
 	pods   map[string]*pod
-	policy *policy.Policy // of the conflist in force; nil without a plugin entry
-	failed error          // of a step that returns nothing
+	policy *policy.Policy // the policy in force; nil without a plugin entry
+	failed error          // the error of an earlier step
 }
 
 type pod struct {
@@ -43,7 +43,7 @@ func (s *stage) title(text string) {
 
 func (s *stage) say(text string) { fmt.Println(strings.TrimLeft(text, "\n") + "\n") }
 
-// conflist writes the conflist of the network, with our entry if there is one.
+// conflist writes the network's conflist, with the plugin entry if e is set.
 func (s *stage) conflist(why string, e entry) {
 	plugins := []any{json.RawMessage(`{"type": "bridge", "bridge": "cni0", "isGateway": true,
 	  "ipam": {"type": "host-local", "subnet": "10.88.0.0/16", "routes": [{"dst": "0.0.0.0/0"}]}}`)}
@@ -61,7 +61,7 @@ func (s *stage) conflist(why string, e entry) {
 	s.failed = errors.Join(s.failed, err, s.cni.Write("10-podnet.conflist", string(list)))
 }
 
-// policyOf is what the entry means, by the function that the plugin uses too.
+// policyOf parses the entry as the plugin does.
 func policyOf(ours entry) *policy.Policy {
 	conf := maps.Clone(ours)
 	conf["name"] = network
@@ -71,7 +71,7 @@ func policyOf(ours entry) *policy.Policy {
 	}
 	parsed, err := config.ParseEntry(text)
 	if err != nil {
-		return nil // the plugin will say why
+		return nil // the plugin reports the error
 	}
 	source := policy.SourceID{Kind: policy.Network, Name: network}
 	return &policy.Merge([]policy.Source{{ID: source, Policy: parsed.Policy}})[0]
@@ -118,7 +118,7 @@ func (s *stage) add(name string) (*topology.Host, topology.Result, error) {
 	return host, result, err
 }
 
-// refused runs an ADD that is to fail, and shows what the user gets to read.
+// refused runs an ADD that must fail and shows the error message.
 func (s *stage) refused(name string) error {
 	_, result, err := s.add(name)
 	if err != nil {
@@ -127,7 +127,7 @@ func (s *stage) refused(name string) error {
 	if result.ExitCode == 0 {
 		return fmt.Errorf("ADD of %s was to fail, and did not", name)
 	}
-	message, _, _ := strings.Cut(result.Stderr, "\n") // what follows is cnitool's usage
+	message, _, _ := strings.Cut(result.Stderr, "\n") // the rest is cnitool's usage
 	fmt.Printf("\n%s\n", indent(message))
 	return nil
 }
@@ -143,8 +143,8 @@ func (s *stage) stopPod(name string) error {
 
 func (s *stage) running() []string { return slices.Sorted(maps.Keys(s.pods)) }
 
-// ask sends a packet to each destination, and tells which source the other side
-// saw, and why.
+// ask sends a packet to each destination and shows the source address that the receiver saw, and
+// why.
 func (s *stage) ask(from string, destinations ...netip.Addr) error {
 	p := s.pods[from]
 	fmt.Printf("\n  %-7s %-12s to %-14s %-34s %s\n", "", "address", "", "the other side saw", "because")
@@ -169,8 +169,8 @@ func (s *stage) ask(from string, destinations ...netip.Addr) error {
 	return nil
 }
 
-// expect fails if the packet contradicts the policy: a demo that shows wrong
-// addresses without a word would be worse than none.
+// expect returns an error if the packet contradicts the policy, so that the demo never shows wrong
+// addresses without a message.
 func (s *stage) expect(p *pod, dst netip.Addr, seen topology.Seen) error {
 	if s.policy == nil {
 		return nil
@@ -194,7 +194,7 @@ func (s *stage) because(dst netip.Addr) string {
 	return fmt.Sprintf("%s is in %s", e.Prefix, e.Origins[0].Key)
 }
 
-// show runs a tool as an administrator would.
+// show runs a tool with its command line.
 func (s *stage) show(name string, args ...string) error {
 	out, err := s.top.Node.Command(s.ctx, name, args...).CombinedOutput()
 	if err != nil {

@@ -20,7 +20,7 @@ const (
 	cgroupPrefix = "ip-masq-e2e-"
 )
 
-// hierarchies are the mount points of cgroups: one with version 2 alone, one a
+// hierarchies returns the mount points of cgroup hierarchies: one with version 2, one for each
 // controller with version 1.
 func hierarchies() ([]string, error) {
 	if _, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers")); err == nil {
@@ -43,9 +43,8 @@ func hierarchies() ([]string, error) {
 	return found, nil
 }
 
-// makeCgroups makes the machine's cgroup in every hierarchy. Its name has the
-// number of this process and its PID namespace, so that what a killed one has left
-// can be told.
+// makeCgroups creates the machine's cgroup in every hierarchy. Its name has this process's PID and
+// PID namespace, so that cgroups of a killed process can be recognized.
 func (m *Machine) makeCgroups() error {
 	var namespace unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/pid", &namespace); err != nil {
@@ -66,7 +65,7 @@ func (m *Machine) makeCgroups() error {
 			return fmt.Errorf("make cgroup: %w", err)
 		}
 		m.cgroups = append(m.cgroups, path)
-		// With version 1 nobody can be in a cpuset before it has these.
+		// With version 1 a cpuset accepts no process before these are set.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 			value, err := os.ReadFile(filepath.Join(root, file))
 			if errors.Is(err, fs.ErrNotExist) {
@@ -91,7 +90,7 @@ func (m *Machine) removeCgroups() error {
 	return errors.Join(errs...)
 }
 
-// removeLeft removes what processes that are no more have left in a hierarchy.
+// removeLeft removes the cgroups of ended processes from a hierarchy.
 func removeLeft(root, prefix string) error {
 	left, err := filepath.Glob(filepath.Join(root, prefix+"*"))
 	if err != nil {
@@ -109,8 +108,8 @@ func removeLeft(root, prefix string) error {
 	return nil
 }
 
-// removeTree removes a cgroup and those below, the lowest first. The kernel has
-// them busy for a moment after the last process in them has ended.
+// removeTree removes a cgroup and those below it, the lowest first. The kernel reports EBUSY for a
+// moment after the last process has ended.
 func removeTree(top string) error {
 	var paths []string
 	err := filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {

@@ -15,11 +15,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// Daemon is a program that runs until somebody ends it.
+// Daemon is a program that runs in the background.
 type Daemon struct {
 	Name string
-	// Log is the file that has its standard output and error, of all daemons of
-	// the name on the machine; not a path of the machine but of this process.
+	// Log is the file with the standard output and error of all daemons of this name on the
+	// machine. It is a path of this process, not of the machine.
 	Log string
 
 	command *topology.Cmd
@@ -53,32 +53,31 @@ func (m *Machine) StartDaemon(name string, env []string, program string, args ..
 	return d, nil
 }
 
-// Daemons are the latest of each name, in the order of their starts.
+// Daemons returns the latest daemon of each name, in the order of their starts.
 func (m *Machine) Daemons() []*Daemon {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.daemons)
 }
 
-// Pid is its process number outside of the machine.
+// Pid returns the PID outside of the machine.
 func (d *Daemon) Pid() int { return d.command.Process.Pid }
 
 // Done is closed once the daemon has ended.
 func (d *Daemon) Done() <-chan struct{} { return d.done }
 
-// Err is how the daemon has ended: nil for exit code 0, an *exec.ExitError else.
-// It waits for the end.
+// Err waits for the daemon's end and returns its error: nil for exit code 0, else an
+// *exec.ExitError.
 func (d *Daemon) Err() error {
 	<-d.done
 	return d.err
 }
 
-// Signal sends a signal to the daemon alone.
+// Signal sends a signal to the daemon but not to its child processes.
 func (d *Daemon) Signal(s os.Signal) error { return d.command.Process.Signal(s) }
 
-// Stop asks the daemon to end and waits; it is killed if it has not ended within
-// the time, and that is an error. One that has ended before is fine. What it has
-// started goes on.
+// Stop asks the daemon to end and waits. A daemon that has not ended in time is killed, which is an
+// error. An ended daemon is no error. Child processes keep running.
 func (d *Daemon) Stop(within time.Duration) error {
 	if d.ended() {
 		return nil
@@ -94,10 +93,10 @@ func (d *Daemon) Stop(within time.Duration) error {
 	if err := d.Kill(); err != nil {
 		return err
 	}
-	return fmt.Errorf("stop %s: it had to be killed after %s", d.Name, within)
+	return fmt.Errorf("stop %s: killed after %s", d.Name, within)
 }
 
-// Kill ends the daemon with SIGKILL and waits. What it has started goes on.
+// Kill ends the daemon with SIGKILL and waits. Child processes keep running.
 func (d *Daemon) Kill() error {
 	if err := d.Signal(unix.SIGKILL); err != nil && !d.ended() {
 		return fmt.Errorf("kill %s: %w", d.Name, err)
@@ -115,7 +114,7 @@ func (d *Daemon) ended() bool {
 	}
 }
 
-// Output is what is in the log. A log that cannot be read is told as such.
+// Output returns the content of the log, or the error that reading it gave.
 func (d *Daemon) Output() string {
 	text, err := os.ReadFile(d.Log)
 	if err != nil {

@@ -19,13 +19,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// Machine is a host whose programs have a file system and a process table of
-// their own. Command, of the host, runs a program there; a test that wants to see
-// files there goes by Path.
+// Machine is a host whose programs have their own file system and process table. The host's Command
+// runs a program on it; Path maps its files into this process.
 type Machine struct {
 	*topology.Host
-	// Cgroup is the path, in every hierarchy, of a cgroup that goes with the
-	// machine: where runtimes are to put containers.
+	// Cgroup is the path, in every hierarchy, of the cgroup in which runtimes put containers. It is
+	// removed with the machine.
 	Cgroup string
 
 	init    *topology.Cmd
@@ -37,7 +36,7 @@ type Machine struct {
 	close   func() error
 }
 
-// Own are the directories that are a machine's own. They are of memory.
+// Own returns the directories of which each machine has its own, in memory.
 func Own() []string {
 	return []string{
 		"/run",
@@ -48,8 +47,8 @@ func Own() []string {
 	}
 }
 
-// Start makes a machine of a host, with further directories of its own. From then
-// on all programs of the host run on it. A host can be made a machine once.
+// Start makes a machine of a host, with further directories of its own. All programs of the host
+// run on the machine from then on. Start can be called once for a host.
 func Start(host *topology.Host, further ...string) (*Machine, error) {
 	m := &Machine{Host: host, dir: filepath.Join("/run/machines", filepath.Base(host.Path))}
 	m.close = sync.OnceValue(m.dismantle)
@@ -59,8 +58,8 @@ func Start(host *topology.Host, further ...string) (*Machine, error) {
 	return m, nil
 }
 
-// New is Start for a test, and Close at its end. If the test has failed by then,
-// the ends of the daemons' logs are shown.
+// New calls Start for a test and Close at its end. If the test has failed, it logs the ends of the
+// daemons' logs.
 func New(t topology.T, host *topology.Host, further ...string) *Machine {
 	t.Helper()
 	m := topology.Must(Start(host, further...))(t)
@@ -90,18 +89,18 @@ func (m *Machine) build(own []string) error {
 	if err := m.Enclose(func() error { return m.separate(own) }); err != nil {
 		return err
 	}
-	// With the pid namespace comes its /proc, which who lives there must mount.
-	// mount(8) keeps notes in /run, which is to be empty.
+	// A new PID namespace needs its own mount of /proc. mount(8) writes to /run, which must be
+	// empty.
 	return run(m.Command(context.Background(), "sh", "-c", "mount -t proc proc /proc && rm -rf /run/mount"))
 }
 
-// source is what mountinfo shows as the source of the machine's directories.
+// source is the source of the machine's mounts in mountinfo.
 const source = "ip-masq-machine"
 
-// separate leads its thread into new namespaces.
+// separate moves its thread into new namespaces.
 func (m *Machine) separate(own []string) error {
-	// Without a root and working directory of its own a thread cannot have
-	// mounts of its own either (setns(2)).
+	// A thread that shares its root and working directory cannot enter a mount namespace
+	// (setns(2)).
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make mount namespace: %w", err)
 	}
@@ -118,7 +117,8 @@ func (m *Machine) separate(own []string) error {
 			return fmt.Errorf("bind /run to /var/run: %w", err)
 		}
 	}
-	// As systemd has it, and as kubelets and runtimes want it; nothing gets out.
+	// systemd makes mounts shared, and kubelets and runtimes require it. Nothing propagates
+	// outside.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("make mounts shared: %w", err)
 	}
@@ -135,10 +135,10 @@ func mountOwn(path string) error {
 	return nil
 }
 
-// startInit starts process 1 of a new pid namespace and leads its thread there.
+// startInit starts process 1 of a new PID namespace and moves its thread there.
 func (m *Machine) startInit() error {
-	// A shell that waits for a child collects those that others have left, too.
-	// It never ends by itself: signals from its own namespace do not reach it.
+	// A shell that waits for a child also reaps orphans. Signals from its own namespace do not
+	// reach it.
 	c := exec.Command("sh", "-c", "while :; do sleep 1000; done")
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID, Pdeathsig: unix.SIGKILL}
 	c.Dir = "/"
@@ -157,17 +157,16 @@ func (m *Machine) startInit() error {
 	return nil
 }
 
-// Pid is the process number of the machine's process 1, outside of it.
+// Pid returns the PID of the machine's process 1, outside of the machine.
 func (m *Machine) Pid() int { return m.init.Process.Pid }
 
-// Path is where a path of the machine is in this process's file system.
-// A symbolic link to an absolute path leads astray there.
+// Path returns the path of a machine's file in this process. It does not work for absolute symbolic
+// links.
 func (m *Machine) Path(path string) string {
 	return filepath.Join(fmt.Sprintf("/proc/%d/root", m.Pid()), path)
 }
 
-// WriteFile writes a file of the machine and makes the directories above it. The
-// file appears by a rename within its directory, complete.
+// WriteFile writes a file of the machine atomically and creates its parent directories.
 func (m *Machine) WriteFile(path, text string, mode fs.FileMode) error {
 	where := m.Path(path)
 	if err := os.MkdirAll(filepath.Dir(where), 0o755); err != nil {
@@ -180,7 +179,7 @@ func (m *Machine) WriteFile(path, text string, mode fs.FileMode) error {
 	return os.Rename(whole, where)
 }
 
-// Install copies a program to a path of the machine, with a rename as WriteFile.
+// Install copies a program to a path of the machine, atomically.
 func (m *Machine) Install(program, path string) error {
 	text, err := os.ReadFile(program)
 	if err != nil {
@@ -189,15 +188,15 @@ func (m *Machine) Install(program, path string) error {
 	return m.WriteFile(path, string(text), 0o755)
 }
 
-// Close ends every program of the machine and removes what it has. To close it
-// again does nothing. The host stays, and runs no more programs.
+// Close ends every program of the machine and removes its directories. Closing again does nothing.
+// The host stays but can run no more programs.
 func (m *Machine) Close() error { return m.close() }
 
 func (m *Machine) dismantle() error {
 	var errs []error
 	if m.init != nil {
 		errs = append(errs, m.init.Process.Kill())
-		_ = m.init.Wait() // says that it was killed
+		_ = m.init.Wait() // the error is that it was killed
 	}
 	for _, d := range m.Daemons() {
 		<-d.Done()
@@ -209,7 +208,7 @@ func (m *Machine) dismantle() error {
 	return nil
 }
 
-// run runs a command whose output matters only if it fails.
+// run runs a command and returns its output in the error if it fails.
 func run(c *topology.Cmd) error {
 	output, err := c.CombinedOutput()
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// shell runs a script on a machine and returns what it printed.
+// shell runs a script on a machine and returns its output.
 func shell(t *testing.T, m *machine.Machine, script string) string {
 	t.Helper()
 	output, err := m.Command(t.Context(), "sh", "-c", script).CombinedOutput()
@@ -58,8 +58,8 @@ func TestMachinesAreApart(t *testing.T) {
 	}
 }
 
-// TestAnotherPIDNamespace: the cgroups of a machine stay while a container beside
-// it, which does not see its processes, makes machines too.
+// TestAnotherPIDNamespace checks that a machine's cgroups stay while a container with another PID
+// namespace makes machines.
 func TestAnotherPIDNamespace(t *testing.T) {
 	m := machine.New(t, topology.New(t, topology.Options{}).Node)
 	topology.Must(m.StartDaemon("stays", nil, "sh", "-c", "for c in /sys/fs/cgroup/*"+m.Cgroup+"; do echo $$ >$c/cgroup.procs; done; exec sleep 985"))(t)
@@ -71,7 +71,7 @@ func TestAnotherPIDNamespace(t *testing.T) {
 	shell(t, m, "ls -d /sys/fs/cgroup/*"+m.Cgroup)
 }
 
-// TestClose: what daemons leave behind ends with the machine, as do the cgroups.
+// TestClose checks that child processes of daemons and the cgroups end with the machine.
 func TestClose(t *testing.T) {
 	world := topology.New(t, topology.Options{})
 	m := topology.Must(machine.Start(world.Node))(t)
@@ -97,7 +97,7 @@ func TestClose(t *testing.T) {
 	if err := m.Close(); err != nil {
 		t.Error(err)
 	}
-	// Nobody outside has the child as its child: /proc tells.
+	// The process is no child of this one, so /proc is checked.
 	if left, err := filepath.Glob(fmt.Sprintf("/proc/%d", pid)); err != nil || len(left) > 0 {
 		t.Errorf("process 1 is left: %v %v", left, err)
 	}

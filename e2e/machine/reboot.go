@@ -13,10 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reboot does to the machine what a power failure and a start do to a node: every
-// program is killed, /run is empty, netfilter has no rule and no connection, and of
-// the links those are left that keep says are hardware. Files elsewhere stay.
-// The boot id is another. What the node starts at boot is up to the test.
+// Reboot simulates a power failure and a start: every program is killed, /run is empty, netfilter
+// has no rules and no connections, only links for which keep returns true remain, and the boot ID
+// changes. Other files stay. The test starts the programs that run at boot.
 func (m *Machine) Reboot(keep func(link string) bool) error {
 	if err := m.reboot(keep); err != nil {
 		return fmt.Errorf("reboot %s: %w", m.Name, err)
@@ -25,7 +24,7 @@ func (m *Machine) Reboot(keep func(link string) bool) error {
 }
 
 func (m *Machine) reboot(keep func(link string) bool) error {
-	// All but process 1 and the shell itself; who is gone already is no failure.
+	// kill -1 spares process 1 and the shell. Processes that have ended are no error.
 	if err := run(m.Command(context.Background(), "sh", "-c", "kill -9 -1; true")); err != nil {
 		return err
 	}
@@ -41,7 +40,7 @@ func (m *Machine) reboot(keep func(link string) bool) error {
 		if name == "lo" || keep(name) {
 			continue
 		}
-		// The other end of a pair goes with the first.
+		// Deleting one end of a veth pair deletes the other.
 		if err := m.Netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("remove link %s: %w", name, err)
 		}
@@ -52,7 +51,7 @@ func (m *Machine) reboot(keep func(link string) bool) error {
 	return m.Enclose(emptyRun)
 }
 
-// emptyRun takes away all that is mounted below /run, and /run, on its thread.
+// emptyRun unmounts everything below /run, and /run, on its thread.
 func emptyRun() error {
 	mounts, err := os.ReadFile("/proc/1/mounts")
 	if err != nil {
@@ -79,10 +78,10 @@ func emptyRun() error {
 	return nextBoot()
 }
 
-// nextBoot mounts a new boot id over the kernel's, or over the one before.
+// nextBoot mounts a new boot ID over the current one.
 func nextBoot() error {
 	const kernels, ours = "/proc/sys/kernel/random/boot_id", "/run/boot_id"
-	id, err := os.ReadFile("/proc/sys/kernel/random/uuid") // another each time
+	id, err := os.ReadFile("/proc/sys/kernel/random/uuid") // a new ID for each read
 	if err != nil {
 		return err
 	}
@@ -95,8 +94,8 @@ func nextBoot() error {
 	return os.Remove(ours) // the mount keeps it
 }
 
-// flushRules removes the rules of nf_tables, and those of iptables-legacy where
-// there are any: merely to look makes tables of the latter.
+// flushRules removes the rules of nf_tables, and those of iptables-legacy if it has tables; listing
+// would create the latter.
 func (m *Machine) flushRules() error {
 	errs := []error{run(m.Command(context.Background(), "nft", "flush", "ruleset"))}
 	for family, file := range map[string]string{"iptables": "ip_tables_names", "ip6tables": "ip6_tables_names"} {

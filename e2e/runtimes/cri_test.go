@@ -18,8 +18,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// TestPods: pods come and go under the runtime, and all that they send from their
-// first packet on is judged right.
+// TestPods starts and removes pods under the runtime and checks the verdict of every packet from
+// the first one on.
 func TestPods(t *testing.T) {
 	onEvery(t, forms(), func(t *testing.T, n *criNode) {
 		if was := n.ready(t, false); was.Message == "" {
@@ -55,15 +55,14 @@ func TestPods(t *testing.T) {
 	})
 }
 
-// call is one of a plugin, as a script in its place saw it.
+// call is a call of a plugin, as recorded by a script in its place.
 type call struct {
 	verb       string
 	netns      bool
 	prevResult bool
 }
 
-// spy puts a script in the place of our plugin that notes how it was called and
-// then becomes it.
+// spy replaces the plugin by a script that records the call and executes the plugin.
 func (n *node) spy(t *testing.T) (calls func() []call) {
 	t.Helper()
 	const log = "/var/log/calls"
@@ -104,13 +103,13 @@ printf %%s "$conf" | exec %s/ip-masq.real
 	}
 }
 
-// but drops the calls of a verb that comes when it likes.
+// but returns the calls without those of a verb whose time is not defined.
 func but(calls []call, verb string) []call {
 	return slices.DeleteFunc(calls, func(c call) bool { return c.verb == verb })
 }
 
-// TestCalls: which calls the runtimes make of a plugin, which all else is built
-// on; and that ours answers each of them.
+// TestCalls checks which calls the runtimes make of a plugin, and that ip-masq answers each of
+// them.
 func TestCalls(t *testing.T) {
 	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
 		calls := n.spy(t)
@@ -132,8 +131,8 @@ func TestCalls(t *testing.T) {
 	})
 }
 
-// TestLateEntry: our entry comes into the conflist of a network whose pods run.
-// They end as well as those that come later, though no ADD of ip-masq knows them.
+// TestLateEntry adds the plugin entry to the conflist of a network with running pods. It checks
+// that pods from before and after end without an error.
 func TestLateEntry(t *testing.T) {
 	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
 		n.conflist(t, bridge())
@@ -147,7 +146,7 @@ func TestLateEntry(t *testing.T) {
 		n.wantAttachments(t, 0)
 		young := n.pod(t, "young")
 		n.firstPackets(t, young)
-		// The rules are the node's: they hold for pods from before, too.
+		// The rules apply to all pods of the node, also to earlier ones.
 		n.verdicts(t, n.adopt(t, old.Netns), old.Addrs)
 		n.wantAttachments(t, 1)
 		n.end(t, old, young)
@@ -155,12 +154,12 @@ func TestLateEntry(t *testing.T) {
 	})
 }
 
-// TestFailingAdd: what is wrong with our entry is in the runtime's error, key and
-// remedy included, and once it is mended pods start.
+// TestFailingAdd checks that the runtime's error has the wrong key and the remedy, and that pods
+// start once the entry is repaired.
 func TestFailingAdd(t *testing.T) {
 	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
 		n.conflist(t, bridge(), n.entry(object{"nonMasqueradeCIDRs": []string{"10.0.1.24/24"}}))
-		// containerd 2 calls STATUS, which says so before any ADD.
+		// containerd 2 calls STATUS, which reports the error before any ADD.
 		if n.version == "1.1.0" {
 			wantSays(t, n.ready(t, false).Message, "nonMasqueradeCIDRs[0]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?")
 		} else {

@@ -20,7 +20,7 @@ type criNode struct {
 	*containerd.Runtime
 }
 
-// runtimes are the containerds, with the version of conflists that each is to get.
+// runtimes returns the containerds, each with the cniVersion of its conflists.
 func runtimes() []struct{ name, programs, version string } {
 	return []struct{ name, programs, version string }{
 		{"containerd-1.6", containerd.Debian, "1.0.0"},
@@ -28,7 +28,7 @@ func runtimes() []struct{ name, programs, version string } {
 	}
 }
 
-// onEvery runs a test on a node of each runtime and each of the forms.
+// onEvery runs a test on a node of each runtime with each of the backends.
 func onEvery(t *testing.T, forms []form, test func(t *testing.T, n *criNode)) {
 	t.Helper()
 	for _, r := range runtimes() {
@@ -48,7 +48,7 @@ func onEvery(t *testing.T, forms []form, test func(t *testing.T, n *criNode)) {
 	}
 }
 
-// ready waits until the network is ready, or is not.
+// ready waits until the network has the wanted readiness.
 func (n *criNode) ready(t *testing.T, want bool) containerd.Condition {
 	t.Helper()
 	var last containerd.Condition
@@ -59,14 +59,14 @@ func (n *criNode) ready(t *testing.T, want bool) containerd.Condition {
 	return last
 }
 
-// pod makes a pod that must come up.
+// pod starts a pod and fails the test if that fails.
 func (n *criNode) pod(t *testing.T, name string) *containerd.Pod {
 	t.Helper()
 	return topology.Must(n.RunPod(within(t), name))(t)
 }
 
-// firstPackets runs a container that sends to every destination as soon as it
-// runs, each once, and holds what the other side saw against the policy.
+// firstPackets runs a container that sends one packet to every destination as soon as it starts,
+// and compares the seen source addresses with the policy.
 func (n *criNode) firstPackets(t *testing.T, p *containerd.Pod) {
 	t.Helper()
 	args := []string{"ask", "udp"}
@@ -83,7 +83,7 @@ func (n *criNode) firstPackets(t *testing.T, p *containerd.Pod) {
 	}
 }
 
-// end stops and removes a pod: both DELs.
+// end stops and removes pods; the runtime calls DEL for both.
 func (n *criNode) end(t *testing.T, pods ...*containerd.Pod) {
 	t.Helper()
 	for _, p := range pods {

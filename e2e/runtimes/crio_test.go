@@ -14,7 +14,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// crioPod is a network namespace that a node's network is given to.
+// crioPod is a network namespace that is attached to a node's network.
 type crioPod struct {
 	*topology.Host
 	name  string
@@ -38,7 +38,7 @@ func (n *node) crioMust(t *testing.T, args ...string) string {
 	return output
 }
 
-// crioRun makes a pod: ADD, and CHECK at once.
+// crioRun attaches a pod with ADD and CHECK.
 func (n *node) crioRun(t *testing.T, name string) *crioPod {
 	t.Helper()
 	if output, code := n.ended(t, nil, "ip", "netns", "add", name); code != 0 {
@@ -63,8 +63,8 @@ func (n *node) crioStop(t *testing.T, p *crioPod) {
 	n.crioMust(t, "stop", p.name, "/run/netns/"+p.name)
 }
 
-// TestCRIO: CRI-O's order of calls: STATUS, GC at its start, CHECK right after ADD,
-// and DEL with the conflist as it was at ADD, whatever it is by then.
+// TestCRIO calls the plugins in CRI-O's order: STATUS, GC at its start, CHECK right after ADD, and
+// DEL with the conflist of the ADD, even if it has changed.
 func TestCRIO(t *testing.T) {
 	for _, f := range forms() {
 		t.Run(f.name, func(t *testing.T) {
@@ -85,13 +85,13 @@ func TestCRIO(t *testing.T) {
 			n.crioMust(t, "start")
 			wantCalls("STATUS", "GC")
 			one := n.crioRun(t, "one")
-			n.crioRun(t, "two") // ends unseen, below
+			n.crioRun(t, "two") // ends while CRI-O is stopped, below
 			wantCalls("ADD", "CHECK", "ADD", "CHECK")
 			n.verdicts(t, one.Host, one.addrs)
 			n.wantAttachments(t, 2)
 
-			// The administrator exempts one more prefix; then a pod goes whose DEL
-			// still has the entry from before. That changes nothing for the others.
+			// The administrator exempts one more prefix; then a pod ends whose DEL has the earlier
+			// entry. That DEL changes no rule.
 			more := prefixes()
 			more["nonMasqueradeCIDRs"] = append(more["nonMasqueradeCIDRs"].([]string), "198.18.0.0/15")
 			n.conflist(t, bridge(), n.entry(more))
@@ -106,12 +106,12 @@ func TestCRIO(t *testing.T) {
 			}
 			exempt()
 			n.crioStop(t, one)
-			n.crioStop(t, one) // as is tried again when in doubt
+			n.crioStop(t, one) // the runtime may repeat DEL
 			exempt()
 			wantCalls("ADD", "CHECK", "DEL", "DEL")
 			n.wantAttachments(t, 2)
 
-			// CRI-O was away while a pod ended: GC, at its start, is all that tells.
+			// A pod ends while CRI-O is stopped: only GC at CRI-O's start reports it.
 			n.crioMust(t, "start", "three")
 			n.wantAttachments(t, 1)
 			exempt()
@@ -119,7 +119,7 @@ func TestCRIO(t *testing.T) {
 				t.Errorf("calls: %v", got)
 			}
 
-			// Our entry is gone from the conflist, and still the DEL comes.
+			// The conflist no longer has the plugin entry, but DEL is still called.
 			n.conflist(t, bridge())
 			four := n.crioRun(t, "four")
 			wantCalls()
@@ -131,7 +131,7 @@ func TestCRIO(t *testing.T) {
 	}
 }
 
-// TestCRIOFails: what CRI-O is told of an entry that cannot be.
+// TestCRIOFails checks the errors that CRI-O gets for an invalid entry.
 func TestCRIOFails(t *testing.T) {
 	n := newNode(t, forms()[0])
 	n.version = "1.1.0"
@@ -149,7 +149,7 @@ func TestCRIOFails(t *testing.T) {
 	} else {
 		wantSays(t, output, "10.0.1.24/24 has host bits set")
 	}
-	// After a failed ADD nothing is cached: the DEL has the conflist of now.
+	// A failed ADD is not cached, so DEL gets the current conflist.
 	n.crioMust(t, "stop", "pod", "/run/netns/pod")
 	n.wantAttachments(t, 0)
 }

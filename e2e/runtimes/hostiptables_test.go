@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lacks is what is told where iptables is needed, and is not there.
+// lacks is the remedy in the message for a missing iptables.
 const lacks = "install iptables, or add the directory that holds it"
 
-// imageDir is where the reconciler's programs are: those of its image.
+// imageDir is the directory of the programs in the reconciler's image.
 const imageDir = "/opt/cni/image"
 
-// flush removes all rules, as somebody who tries things does.
+// flush removes all rules.
 func (n *node) flush(t *testing.T) {
 	t.Helper()
 	script := "nft flush ruleset"
@@ -32,9 +32,9 @@ func (n *node) flush(t *testing.T) {
 	}
 }
 
-// TestHostWithoutIptables under a reconciler whose image has it: pods start, and
-// from their first packet on all is judged right, though only one of the two can
-// repair. Where iptables is asked for, the pod that needs it says that it lacks.
+// TestHostWithoutIptables has iptables only in the reconciler's image. It checks that pods start
+// with the right verdict from their first packet on, and that a pod whose entry requires iptables
+// fails with the remedy.
 func TestHostWithoutIptables(t *testing.T) {
 	for _, f := range forms()[1:] {
 		for _, backend := range []string{"auto", "iptables"} {
@@ -49,7 +49,7 @@ func TestHostWithoutIptables(t *testing.T) {
 					early := n.crioRun(t, "early")
 					n.verdicts(t, early.Host, early.addrs)
 					n.crioStop(t, early)
-					// The reconciler, which could, does not move what is right.
+					// The reconciler does not move rules that are in sync.
 					n.flush(t)
 				} else {
 					n.crioLacks(t, "early")
@@ -64,7 +64,7 @@ func TestHostWithoutIptables(t *testing.T) {
 						until(t, serving, "repair", func() bool { return strings.Contains(n.rules(t), "IP-MASQ-AGENT") })
 						continue
 					}
-					// Of iptables-legacy there are no events: the next pod comes first.
+					// iptables-legacy has no events, so the next ADD repairs.
 					if backend == "iptables" {
 						n.crioLacks(t, fmt.Sprint("next", i))
 						must(t, r.Signal(unix.SIGHUP))
@@ -80,7 +80,7 @@ func TestHostWithoutIptables(t *testing.T) {
 	}
 }
 
-// TestReconcilerWithoutIptables on a host that has it: the reverse.
+// TestReconcilerWithoutIptables has iptables only on the host.
 func TestReconcilerWithoutIptables(t *testing.T) {
 	for _, f := range forms()[1:] {
 		for _, backend := range []string{"auto", "iptables"} {
@@ -92,7 +92,7 @@ func TestReconcilerWithoutIptables(t *testing.T) {
 				early := n.crioRun(t, "early")
 				n.verdicts(t, early.Host, early.addrs)
 				r := n.reconciler(t, imageDir, "--resync-interval", "1s")
-				n.lacking(t, r) // all is right, and it could not make it so again
+				n.lacking(t, r) // the rules are in sync, but the reconciler could not repair them
 				for i := range 2 {
 					n.flush(t)
 					n.lacking(t, r)
@@ -111,7 +111,7 @@ func TestReconcilerWithoutIptables(t *testing.T) {
 	}
 }
 
-// lacking waits until the node is not ready for want of iptables.
+// lacking waits until the node is not ready because iptables is missing.
 func (n *node) lacking(t *testing.T, r *reconciler) {
 	t.Helper()
 	until(t, serving, "unreadiness", func() bool {
@@ -120,7 +120,7 @@ func (n *node) lacking(t *testing.T, r *reconciler) {
 	})
 }
 
-// crioLacks makes a pod that cannot be, as iptables is not there, and says so.
+// crioLacks runs an ADD that must fail because iptables is missing.
 func (n *node) crioLacks(t *testing.T, name string) {
 	t.Helper()
 	if output, code := n.ended(t, nil, "ip", "netns", "add", name); code != 0 {

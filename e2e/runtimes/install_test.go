@@ -23,7 +23,7 @@ func (n *node) reconcile(t *testing.T, args ...string) (output string, code int)
 	return n.ended(t, []string{"PATH=" + programDir}, program, args...)
 }
 
-// bare makes the node one that has never met us, but for the file with the entry.
+// bare removes ip-masq from the node except for the file with the entry.
 func (n *node) bare(t *testing.T) {
 	t.Helper()
 	must(t, os.Remove(n.Path(binDir+"/ip-masq")))
@@ -33,7 +33,7 @@ func (n *node) bare(t *testing.T) {
 	n.conflist(t, bridge())
 }
 
-// install makes sure that install works, and does nothing the second time.
+// install runs install twice and checks that the second run changes nothing.
 func (n *node) install(t *testing.T) {
 	t.Helper()
 	plugin := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq")
@@ -44,7 +44,7 @@ func (n *node) install(t *testing.T) {
 	}
 }
 
-// wantGone: nothing of ip-masq is left, and the conflist is the main CNI plugin's.
+// wantGone checks that nothing of ip-masq remains and the conflist is the main CNI plugin's.
 func (n *node) wantGone(t *testing.T) {
 	t.Helper()
 	text, err := os.ReadFile(n.Path(conflistDir + "/10-pods.conflist"))
@@ -62,7 +62,7 @@ func (n *node) wantGone(t *testing.T) {
 	}
 }
 
-// wantAlone: what a pod sends is seen as the pod's, as nobody masquerades.
+// wantAlone checks that a pod's packets are not masqueraded.
 func (n *node) wantAlone(t *testing.T, h *topology.Host, addrs []netip.Addr) {
 	t.Helper()
 	seen := topology.Must(h.SendUDP(netip.MustParseAddrPort("203.0.113.11:7")))(t)
@@ -71,8 +71,8 @@ func (n *node) wantAlone(t *testing.T, h *topology.Host, addrs []netip.Addr) {
 	}
 }
 
-// TestInstall: the plugin comes to a node whose pods run, and goes from it while
-// pods run that it has seen: they end, and others start.
+// TestInstall installs and uninstalls the plugin while pods run. It checks that these pods end and
+// others start.
 func TestInstall(t *testing.T) {
 	onEvery(t, forms()[:2], func(t *testing.T, n *criNode) {
 		n.bare(t)
@@ -97,8 +97,8 @@ func TestInstall(t *testing.T) {
 	})
 }
 
-// TestUninstallWaits: runtimes that end a pod by the conflist of its ADD call the
-// plugin when it is in no conflist any more. So it stays until they have.
+// TestUninstallWaits checks that the plugin stays while a runtime needs it for DEL: runtimes use
+// the conflist of the ADD.
 func TestUninstallWaits(t *testing.T) {
 	waits := func(t *testing.T, n *node, h *topology.Host, addrs []netip.Addr, end func()) {
 		t.Helper()

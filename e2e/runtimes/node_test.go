@@ -23,10 +23,10 @@ import (
 
 type object = map[string]any
 
-// form is one in which a node keeps rules.
+// form is a backend of a node.
 type form struct {
 	name    string
-	backend string // the value of the key
+	backend string // the value of the key backend
 	variant string // of iptables; else ""
 }
 
@@ -45,19 +45,18 @@ const (
 	dataDir     = "/var/lib/cni/ip-masq"
 )
 
-// node is a machine with a world around it and our plugin installed.
+// node is a machine in a topology with the plugin installed.
 type node struct {
 	*topology.Topology
 	*machine.Machine
 	form form
-	// version is the one of conflists that suits the runtime.
+	// version is the cniVersion of the runtime's conflists.
 	version string
-	// adopted counts the pods that were made hosts.
+	// adopted counts the pods that were adopted as hosts.
 	adopted int
 }
 
-// newNode makes a node that keeps its rules in a form. Its runtime's PATH has the
-// form's programs alone.
+// newNode makes a node with a backend. Its runtime's PATH has only the backend's programs.
 func newNode(t *testing.T, f form) *node {
 	t.Helper()
 	world := topology.New(t, topology.Options{})
@@ -71,7 +70,7 @@ func newNode(t *testing.T, f form) *node {
 	return n
 }
 
-// programs makes the form's programs, under their plain names, all that the PATH has.
+// programs puts the backend's programs, under their plain names, into the PATH.
 func (n *node) programs(t *testing.T) {
 	t.Helper()
 	if n.form.variant == "" {
@@ -85,13 +84,13 @@ func (n *node) programs(t *testing.T) {
 	}
 }
 
-// noPrograms takes them away: a host without iptables.
+// noPrograms removes them: a host without iptables.
 func (n *node) noPrograms(t *testing.T) {
 	t.Helper()
 	must(t, errors.Join(os.RemoveAll(n.Path(programDir)), os.Mkdir(n.Path(programDir), 0o755)))
 }
 
-// bridge is the entry of the main plugin, of both families.
+// bridge returns the main plugin's entry, dual stack.
 func bridge() object {
 	return object{
 		"type": "bridge", "bridge": "cni0", "isGateway": true,
@@ -106,14 +105,14 @@ func bridge() object {
 	}
 }
 
-// entry is ours, with further keys.
+// entry returns the plugin entry with further keys.
 func (n *node) entry(keys object) object {
 	e := object{"type": "ip-masq", "backend": n.form.backend, "enableIPv6": true}
 	maps.Copy(e, keys)
 	return e
 }
 
-// list is the conflist of the network pods.
+// list returns the conflist of the network pods.
 func (n *node) list(t *testing.T, plugins ...object) string {
 	t.Helper()
 	text, err := json.MarshalIndent(object{"cniVersion": n.version, "name": "pods", "plugins": plugins}, "", "  ")
@@ -121,13 +120,13 @@ func (n *node) list(t *testing.T, plugins ...object) string {
 	return string(text)
 }
 
-// conflist writes the conflist, complete: runtimes watch its directory.
+// conflist writes the conflist atomically, because runtimes watch its directory.
 func (n *node) conflist(t *testing.T, plugins ...object) {
 	t.Helper()
 	must(t, n.WriteFile(filepath.Join(conflistDir, "10-pods.conflist"), n.list(t, plugins...), 0o644))
 }
 
-// attachments is how many the plugin's state has, of any boot.
+// attachments returns the number of attachments on record, of any boot.
 func (n *node) attachments(t *testing.T) int {
 	t.Helper()
 	count := 0
@@ -150,7 +149,7 @@ func (n *node) wantAttachments(t *testing.T, want int) {
 	}
 }
 
-// ended runs a program on the node that ends by itself.
+// ended runs a program on the node to its end.
 func (n *node) ended(t *testing.T, env []string, name string, args ...string) (output string, code int) {
 	t.Helper()
 	c := n.Command(within(t), name, args...)
@@ -165,7 +164,7 @@ func (n *node) ended(t *testing.T, env []string, name string, args ...string) (o
 	return string(text), c.ProcessState.ExitCode()
 }
 
-// rules are the node's, of every backend but the tables that looking makes.
+// rules returns the node's rules of every backend, without tables that listing creates.
 func (n *node) rules(t *testing.T) string {
 	t.Helper()
 	text, code := n.ended(t, nil, "nft", "-s", "list", "ruleset")
@@ -193,7 +192,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// until waits for what is to come soon.
+// until waits until a condition holds.
 func until(t *testing.T, patience time.Duration, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !done(); time.Sleep(20 * time.Millisecond) {
@@ -207,7 +206,7 @@ func wantSays(t *testing.T, text string, says ...string) {
 	t.Helper()
 	for _, s := range says {
 		if !strings.Contains(text, s) {
-			t.Errorf("it does not say %q:\n%s", s, text)
+			t.Errorf("no %q in:\n%s", s, text)
 		}
 	}
 }

@@ -12,14 +12,13 @@ import (
 	"time"
 )
 
-// overwritten is how often the main CNI plugin overwrites its conflist.
+// overwritten is the number of times that the main CNI plugin overwrites its conflist.
 const overwritten = 50
 
-// TestOverwritten: the main CNI plugin overwrites the conflist as soon as it sees
-// our entry, fifty times, under a containerd that watches. The entry is back in
-// less than a second each time, and containerd has reloaded in proportion: with
-// each of the two renames, and no more when all is quiet. No load fails, and the
-// pod after it all is judged right.
+// TestOverwritten overwrites the conflist fifty times as soon as it has the plugin entry, under a
+// containerd that watches it. It checks that the entry is restored within a second each time, that
+// containerd reloads only for these writes and without an error, and that the next pod gets the
+// right verdicts.
 func TestOverwritten(t *testing.T) {
 	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
 		const entryFile = "/etc/ip-masq/entry.json"
@@ -48,8 +47,8 @@ func TestOverwritten(t *testing.T) {
 		n.quiet(t)
 		reloads := n.reloads() - before
 		t.Logf("%s: %d overwrites, %d reloads, entry back in %s at most", n.Version, overwritten, reloads, longest)
-		// A file that is written and renamed makes two; to put the entry back, by
-		// an exchange of two files of which one is removed, four.
+		// Writing and renaming a file makes two events; restoring the entry by an exchange of two
+		// files and the removal of one makes four.
 		if reloads < 2*overwritten || reloads > 7*overwritten {
 			t.Errorf("containerd has reloaded %d times for %d overwrites", reloads, overwritten)
 		}
@@ -58,7 +57,7 @@ func TestOverwritten(t *testing.T) {
 				t.Errorf("a load has failed: %s", line)
 			}
 		}
-		// That the entry was removed so often is told for a while.
+		// The node stays not ready for a while after so many removals.
 		until(t, time.Minute, "readiness", func() bool {
 			code, _ := r.ready(t)
 			return code == 200
@@ -71,12 +70,12 @@ func TestOverwritten(t *testing.T) {
 	})
 }
 
-// reloads is how often containerd has read the conflists anew, by what it says.
+// reloads returns how often containerd has reloaded the conflists, from its log.
 func (n *criNode) reloads() int {
 	return strings.Count(n.Daemon.Output(), "receiving change event from cni conf dir")
 }
 
-// quiet waits until containerd has not reloaded for a while.
+// quiet waits until containerd stops reloading.
 func (n *criNode) quiet(t *testing.T) {
 	t.Helper()
 	last, since := n.reloads(), time.Now()

@@ -15,10 +15,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// podmanRoot is the root filesystem of podman's containers: no image is needed.
+// podmanRoot is the root file system of podman's containers, so that no image is needed.
 const podmanRoot = "/var/lib/containers/rootfs"
 
-// podman prepares podman on the node and returns how to run it.
+// podman prepares podman on the node and returns a function that runs it.
 func (n *node) podman(t *testing.T) runs {
 	t.Helper()
 	const conf = "/etc/containers/containers.conf"
@@ -45,16 +45,16 @@ default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 	must(t, n.WriteFile(filepath.Join(podmanRoot, "pod"), string(topology.Must(containerd.PodProgram(within(t)))(t)), 0o755))
 	return func(args ...string) (string, int) {
 		t.Helper()
-		// conmon is found by its path; the plugins get this PATH.
+		// conmon has a configured path; PATH is for the plugins.
 		return n.ended(t, []string{"PATH=" + programDir, "CONTAINERS_CONF=" + conf, "HOME=/run", "TMPDIR=/run"},
 			"podman", append([]string{"--cgroup-manager", "cgroupfs"}, args...)...)
 	}
 }
 
-// runs is how to run podman.
+// runs runs podman.
 type runs = func(args ...string) (output string, code int)
 
-// podmanRun runs a container of the pod program, with arguments.
+// podmanRun runs a container of the pod program with arguments.
 func (n *node) podmanRun(t *testing.T, podman runs, name string, args ...string) (*topology.Host, []netip.Addr) {
 	t.Helper()
 	all := []string{"run", "--detach", "--name", name, "--network", "pods", "--cgroup-parent", n.Cgroup, "--rootfs", podmanRoot, "/pod"}
@@ -77,7 +77,7 @@ func (n *node) podmanEnd(t *testing.T, podman runs, name string) {
 	}
 }
 
-// TestPodman: a container of podman's on the conflist, in each form.
+// TestPodman runs podman containers on the conflist with each backend.
 func TestPodman(t *testing.T) {
 	for _, f := range forms() {
 		t.Run(f.name, func(t *testing.T) {
@@ -105,13 +105,13 @@ func TestPodman(t *testing.T) {
 	}
 }
 
-// TestPodmanFailingAdd: podman tells what is wrong with our entry.
+// TestPodmanFailingAdd checks that podman reports an invalid entry.
 func TestPodmanFailingAdd(t *testing.T) {
 	n := newNode(t, forms()[0])
 	n.conflist(t, bridge(), n.entry(object{"nonMasqueradeCIDRs": []string{"10.0.1.24/24"}}))
 	output, code := n.podman(t)("run", "--rm", "--network", "pods", "--cgroup-parent", n.Cgroup, "--rootfs", podmanRoot, "/pod")
 	if code == 0 {
-		t.Error("it runs")
+		t.Error("the container runs")
 	}
 	wantSays(t, output, "nonMasqueradeCIDRs[0]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?")
 	n.wantAttachments(t, 0)

@@ -17,16 +17,16 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// reconciler is one that runs on a node.
+// reconciler is a running reconciler on a node.
 type reconciler struct {
 	*machine.Daemon
 	http *http.Client
 }
 
-// health is where it listens, in the node's network.
+// health is its health address in the node's network.
 const health = "127.0.0.1:19820"
 
-// reconciler starts one with a PATH of its own, as in an image.
+// reconciler starts a reconciler with its own PATH, as in an image.
 func (n *node) reconciler(t *testing.T, path string, args ...string) *reconciler {
 	t.Helper()
 	program := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq-reconciler")
@@ -48,7 +48,7 @@ func (n *node) reconciler(t *testing.T, path string, args ...string) *reconciler
 	return r
 }
 
-// ready asks /readyz; the code is 0 while nobody answers or no pass was made.
+// ready asks /readyz; the code is 0 without an answer and before the first sync.
 func (r *reconciler) ready(t *testing.T) (code int, body string) {
 	t.Helper()
 	answer, err := r.http.Get("http://" + health + "/readyz")

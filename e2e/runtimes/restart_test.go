@@ -13,8 +13,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// TestRestart: pods go on while the runtime is stopped, killed and started again:
-// what they send all the while is judged right, and they end as any.
+// TestRestart stops, kills and restarts the runtime. It checks that pods keep sending with the
+// right verdict meanwhile, and end as usual.
 func TestRestart(t *testing.T) {
 	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
 		n.conflist(t, bridge(), n.entry(prefixes()))
@@ -41,7 +41,7 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// wantLoad holds all that a load has seen against the policy.
+// wantLoad compares the packets of a load with the policy.
 func (n *criNode) wantLoad(t *testing.T, load *containerd.Container, p *containerd.Pod, atLeast int) {
 	t.Helper()
 	lines := topology.Must(load.Await(within(t), atLeast))(t)
@@ -64,9 +64,9 @@ func (n *criNode) wantLoad(t *testing.T, load *containerd.Container, p *containe
 	t.Logf("%d packets", len(lines))
 }
 
-// TestReboot: the node loses power under its pods. The first pod after it is judged
-// right from its first packet, with nothing of ip-masq running before its ADD; those
-// from before end, though their network namespaces are gone.
+// TestReboot simulates a power failure. It checks that the first pod afterwards has the right
+// verdict from its first packet on, with only its ADD, and that earlier pods end although their
+// network namespaces are gone.
 func TestReboot(t *testing.T) {
 	onEvery(t, forms(), func(t *testing.T, n *criNode) {
 		n.conflist(t, bridge(), n.entry(prefixes()))
@@ -75,14 +75,14 @@ func TestReboot(t *testing.T) {
 		n.wantAttachments(t, 2)
 		must(t, n.Reboot(func(link string) bool { return link == n.LAN.Name || link == n.Outside.Name }))
 		if rules := n.rules(t); strings.Contains(rules, "IP-MASQ-AGENT") {
-			t.Fatalf("rules are left:\n%s", rules)
+			t.Fatalf("rules remain:\n%s", rules)
 		}
 		must(t, n.Start(within(t)))
 		n.ready(t, true)
 		young := n.pod(t, "young")
 		n.firstPackets(t, young)
 		n.verdicts(t, n.adopt(t, young.Netns), young.Addrs)
-		n.wantAttachments(t, 1) // those of the boot before are no more
+		n.wantAttachments(t, 1) // those of the earlier boot were dropped
 		n.end(t, old, older)
 		n.verdicts(t, n.adopt(t, young.Netns), young.Addrs)
 		n.end(t, young)

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serving is how long a container may take to listen.
+// serving is the time that a container may take to listen.
 const serving = 5 * time.Second
 
-// TestStatus: a node whose backend cannot work says so before any pod has to fail,
-// where the runtime asks for it, and is ready again once that is mended. Where it
-// does not ask, the pod's error says the same.
+// TestStatus breaks and repairs a node's backend. It checks that a runtime that calls STATUS
+// reports the node as not ready before any ADD fails, and that otherwise the ADD's error has the
+// same reason.
 func TestStatus(t *testing.T) {
 	breaks := map[string]struct {
 		form  form
@@ -53,7 +53,7 @@ func TestStatus(t *testing.T) {
 				if n.version == "1.1.0" {
 					wantSays(t, n.ready(t, false).Message, b.says...)
 				} else if c, err := n.NetworkReady(within(t)); err != nil || !c.Status {
-					t.Errorf("the runtime never asks, and says %+v %v", c, err)
+					t.Errorf("the runtime does not call STATUS but reports %+v %v", c, err)
 				}
 				if p, err := n.RunPod(within(t), "early"); err == nil {
 					t.Errorf("a pod runs: %v", p.Addrs)

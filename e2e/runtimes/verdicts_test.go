@@ -12,18 +12,18 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// destination is one to which pods send, and what must be seen there.
+// destination is a destination of pods and its verdict.
 type destination struct {
 	to     string
 	remote func(*node) *topology.Host
-	// masqueraded: the node's address is seen, else the pod's.
+	// masqueraded: the receiver sees the node's address, else the pod's.
 	masqueraded bool
 }
 
 func lan(n *node) *topology.Host     { return n.LAN }
 func outside(n *node) *topology.Host { return n.Outside }
 
-// destinations are judged by the default prefixes with fd00::/8 beside them.
+// destinations returns the destinations for the default prefixes with fd00::/8.
 func destinations() []destination {
 	return []destination{
 		{"203.0.113.11:7", outside, true},
@@ -35,12 +35,12 @@ func destinations() []destination {
 	}
 }
 
-// prefixes are what an entry needs for destinations.
+// prefixes returns the keys of the entry that match destinations.
 func prefixes() object {
 	return object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fd00::/8"}}
 }
 
-// want is the address that is to be seen of a pod with these.
+// want returns the source address that the receiver must see for a pod with these addresses.
 func (d destination) want(n *node, addrs []netip.Addr) netip.Addr {
 	to := netip.MustParseAddrPort(d.to).Addr()
 	if d.masqueraded {
@@ -54,7 +54,7 @@ func (d destination) want(n *node, addrs []netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// adopt makes a pod's network namespace, by its path outside of the node, a host.
+// adopt makes a host of a pod's network namespace.
 func (n *node) adopt(t *testing.T, netns string) *topology.Host {
 	t.Helper()
 	n.adopted++
@@ -63,8 +63,8 @@ func (n *node) adopt(t *testing.T, netns string) *topology.Host {
 	return h
 }
 
-// verdicts sends from a pod to all destinations, UDP and TCP, and holds what the
-// other side saw against the policy.
+// verdicts sends from a pod to all destinations with UDP and TCP and compares the seen source
+// addresses with the policy.
 func (n *node) verdicts(t *testing.T, h *topology.Host, addrs []netip.Addr) {
 	t.Helper()
 	for _, d := range destinations() {

@@ -6,7 +6,7 @@
 // answer at every address that the node routes to them, in both families. Everything is dual stack
 // and usable at once: there is no duplicate address detection.
 //
-// pod ─┐        ┌─ lan: has routes to the pods
-//      ├─ node ─┤
-// pod ─┘        └─ outside: the rest of the world
+//	pod ─┐        ┌─ lan: has routes to the pods
+//	     ├─ node ─┤
+//	pod ─┘        └─ outside: the rest of the world
 package topology
