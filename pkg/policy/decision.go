@@ -146,7 +146,8 @@ func (p Policy) Representative(pkt Packet) Packet {
 	return pkt
 }
 
-// Candidates returns the sources for which Decide decides if the source is not known.
+// Candidates returns the sources that Decide assumes if the source is not known: those
+// in scope that are not exempt, if there are any.
 func (p Policy) Candidates(f Family) Ranges {
 	scope := p.SourcesInScope(f)
 	if left := scope.Without(p.SourcesExempt(f)); len(left) > 0 {
@@ -174,4 +175,6 @@ func (p Policy) SourcesExempt(f Family) Ranges { return exemptAddresses(entriesO
 
 // DestinationsExempt returns the destinations of a family that are not masqueraded,
 // whatever the source.
-func (p Policy) DestinationsExempt(f Family) Ranges { return exemptAddresses(entriesOf(p.Destinations, f)) }
+func (p Policy) DestinationsExempt(f Family) Ranges {
+	return exemptAddresses(entriesOf(p.Destinations, f))
+}

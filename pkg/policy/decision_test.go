@@ -109,12 +109,12 @@ func TestDecideByExample(t *testing.T) {
 	exemptAll := policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.0.0.0/8")}
 	from := func(src, dst string) policy.Packet { return policy.Packet{Src: addr(src), Dst: addr(dst), Out: "eth0"} }
 	for _, tt := range []struct {
-		name      string
-		statement policy.SourcePolicy
-		packet    policy.Packet
-		outcome   policy.Action
-		entry     string
-		reason    string
+		name    string
+		policy  policy.SourcePolicy
+		packet  policy.Packet
+		outcome policy.Action
+		entry   string
+		reason  string
 	}{
 		{
 			"nothing covers it", policy.SourcePolicy{}, from("10.244.0.2", "8.8.8.8"), policy.ActionMasquerade, "",
@@ -172,7 +172,7 @@ func TestDecideByExample(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			d := mergeOne(t, network("podnet", 1, tt.statement)).Decide(tt.packet)
+			d := mergeOne(t, network("podnet", 1, tt.policy)).Decide(tt.packet)
 			entry := ""
 			if d.Entry != nil {
 				entry = d.Entry.Prefix.String()
@@ -187,7 +187,7 @@ func TestDecideByExample(t *testing.T) {
 func TestRepresentative(t *testing.T) {
 	for _, tt := range []struct {
 		name             string
-		statement        policy.SourcePolicy
+		policy           policy.SourcePolicy
 		dst, src, ifname string
 	}{
 		{"no scope", policy.SourcePolicy{}, "8.8.8.8", "0.0.0.0", ""},
@@ -202,7 +202,7 @@ func TestRepresentative(t *testing.T) {
 		{"another family's scope", policy.SourcePolicy{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16")}, "2001:db8::1", "::", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := mergeOne(t, network("podnet", 1, tt.statement)).Representative(policy.Packet{Dst: addr(tt.dst)})
+			got := mergeOne(t, network("podnet", 1, tt.policy)).Representative(policy.Packet{Dst: addr(tt.dst)})
 			if got.Src != addr(tt.src) || got.Out != tt.ifname {
 				t.Errorf("%s out of %q stands for all, want %s out of %q", got.Src, got.Out, tt.src, tt.ifname)
 			}

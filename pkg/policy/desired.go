@@ -14,8 +14,7 @@ import (
 
 // Layout is the form of rules that a backend supports.
 type Layout struct {
-	// Sets means that a rule can match a set of addresses. Otherwise each prefix
-	// needs a rule of its own.
+	// Sets means that a rule can match a set; otherwise each prefix has a rule of its own.
 	Sets bool
 }
 
@@ -64,7 +63,7 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 
 // masquerade appends the rules that masquerade what r matches: for each protocol with
 // ports one rule per port range, and one for all other traffic. The probability of a
-// range is among the packets that the ranges before it left.
+// range is for the packets that the earlier ranges do not match.
 func (p *Policy) masquerade(rules []Rule, r Rule) []Rule {
 	r.Verdict, r.RandomFully = Masquerade, p.RandomFully.Value
 	total := 0
@@ -86,11 +85,10 @@ func (p *Policy) masquerade(rules []Rule, r Rule) []Rule {
 	return append(rules, r)
 }
 
-// chainOrder returns the entries in an order in which the first match is the one with
-// the longest prefix. The written order stays wherever the order does not matter: it
-// matters only between prefixes of which one covers the other and whose actions
-// differ. So an entry that covers one with another action comes right after all that
-// it covers, which are sorted by length, the longest first.
+// chainOrder returns the entries in an order in which the first match is the longest
+// prefix. Entries keep the written order where order does not matter: it matters only
+// if an entry covers one with another action. The covering entry then comes right after
+// all entries that it covers, which are sorted by length, the longest first.
 func chainOrder(list []*Entry) []*Entry {
 	if !slices.ContainsFunc(list, func(e *Entry) bool { return e.Action != list[0].Action }) {
 		return list

@@ -46,7 +46,7 @@ func TestDesiredChain(t *testing.T) {
 func TestDesiredJumps(t *testing.T) {
 	for _, tt := range []struct {
 		name       string
-		statement  policy.SourcePolicy
+		policy     policy.SourcePolicy
 		family     policy.Family
 		each, sets []string
 	}{
@@ -82,7 +82,7 @@ func TestDesiredJumps(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			jumps := func(l policy.Layout) (out []string) {
-				for _, j := range chainOf(t, tt.statement, l, tt.family).Jumps {
+				for _, j := range chainOf(t, tt.policy, l, tt.family).Jumps {
 					out = append(out, j.String())
 				}
 				return out
@@ -238,9 +238,9 @@ func destinationOrder(p policy.Policy, f policy.Family) []netip.Prefix {
 
 func TestOrderByExample(t *testing.T) {
 	for _, tt := range []struct {
-		name      string
-		statement policy.SourcePolicy
-		want      []netip.Prefix
+		name   string
+		policy policy.SourcePolicy
+		want   []netip.Prefix
 	}{
 		{
 			"as written, link-local first",
@@ -269,7 +269,7 @@ func TestOrderByExample(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			wantEqual(t, "order", destinationOrder(mergeOne(t, network("n", 1, tt.statement)), policy.IPv4), tt.want)
+			wantEqual(t, "order", destinationOrder(mergeOne(t, network("n", 1, tt.policy)), policy.IPv4), tt.want)
 		})
 	}
 }
@@ -391,10 +391,10 @@ func TestDecisionsByExample(t *testing.T) {
 	vpnHole := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}
 	v4Sources := policy.SourcePolicy{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16")}
 	for _, tt := range []struct {
-		name      string
-		statement policy.SourcePolicy
-		packet    policy.Packet
-		want      verdict
+		name   string
+		policy policy.SourcePolicy
+		packet policy.Packet
+		want   verdict
 	}{
 		{"the internet", policy.SourcePolicy{}, packet("10.244.0.2", "8.8.8.8"), masqueraded},
 		{"a default", policy.SourcePolicy{}, packet("10.244.0.2", "10.9.9.9"), notMasqueraded},
@@ -436,10 +436,10 @@ func TestDecisionsByExample(t *testing.T) {
 		{"local destination", policy.SourcePolicy{}, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), DstLocal: true}, notMasqueraded},
 		{"the node itself", policy.SourcePolicy{}, policy.Packet{Src: addr("192.0.2.1"), Dst: addr("8.8.8.8"), SrcLocal: true}, masqueraded},
 		{
-			"the node itself, left alone",
+			"the node itself, not masqueraded",
 			policy.SourcePolicy{MasqueradeHost: ptr(false)}, policy.Packet{Src: addr("192.0.2.1"), Dst: addr("8.8.8.8"), SrcLocal: true}, notMasqueraded,
 		},
-		{"IPv6, not managed", policy.SourcePolicy{}, packet("fd00::2", "2001:db8::1"), notItsAffair},
+		{"IPv6, not managed", policy.SourcePolicy{}, packet("fd00::2", "2001:db8::1"), notManaged},
 		{"IPv6", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "2001:db8::1"), masqueraded},
 		{"IPv6 has no defaults but link-local", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "fd00::3"), masqueraded},
 		{"IPv6 link-local", policy.SourcePolicy{EnableIPv6: ptr(true)}, packet("fd00::2", "fe80::1"), notMasqueraded},
@@ -471,7 +471,7 @@ func TestDecisionsByExample(t *testing.T) {
 		{"every source exempt", policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/0")}, packet("10.244.0.2", "8.8.8.8"), notMasqueraded},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			sources := []policy.Source{network("podnet", 1, tt.statement)}
+			sources := []policy.Source{network("podnet", 1, tt.policy)}
 			if got := newOracle(sources).decide(tt.packet); got != tt.want {
 				t.Errorf("the oracle says %s, want %s", got, tt.want)
 			}

@@ -79,7 +79,7 @@ func (d Diff) Summary(limit int) string {
 	return strings.Join(lines, "\n")
 }
 
-// Compare returns what the observed ruleset lacks, and what it has too much.
+// Compare returns the differences between the desired and the observed ruleset.
 func Compare(desired, observed Ruleset) Diff {
 	type id struct {
 		family Family
@@ -157,7 +157,7 @@ func (c *comparison) rules(kind ChangeKind, desired, observed []Rule) {
 
 // report adds rules, or the elements in which the sets of two rules differ.
 func (c *comparison) report(kind ChangeKind, missing, unexpected []Rule) {
-	like := map[RuleKey][]int{} // unexpected rules, by what they are but for the elements
+	like := map[RuleKey][]int{} // unexpected rules, by their key without elements
 	if slices.ContainsFunc(missing, Rule.matchesSet) || slices.ContainsFunc(unexpected, Rule.matchesSet) {
 		for i, u := range unexpected {
 			key := u.WithoutElements().Key()

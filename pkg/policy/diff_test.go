@@ -143,11 +143,11 @@ func TestCompare(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			statement := s
+			asked := s
 			if tt.sets {
-				statement = forSets
+				asked = forSets
 			}
-			desired := desiredOf(t, policy.Layout{Sets: tt.sets}, network("n", 1, statement))
+			desired := desiredOf(t, policy.Layout{Sets: tt.sets}, network("n", 1, asked))
 			observed := cloned(desired)
 			tt.change(&observed)
 			var got []string

@@ -172,8 +172,8 @@ func genPorts() *rapid.Generator[policy.Ports] {
 	})
 }
 
-// genStatement draws a statement that is valid by itself.
-func genStatement() *rapid.Generator[policy.SourcePolicy] {
+// genSourcePolicy draws a source policy that is valid by itself.
+func genSourcePolicy() *rapid.Generator[policy.SourcePolicy] {
 	return rapid.Custom(func(t *rapid.T) policy.SourcePolicy {
 		s := policy.SourcePolicy{
 			Chain:                   policy.DefaultChain,
@@ -202,7 +202,7 @@ func genStatement() *rapid.Generator[policy.SourcePolicy] {
 			s.OutputInterfaces = rapid.SliceOfN(names, 0, 2).Draw(t, "outputInterfaces")
 		}
 		if err := s.Validate(policy.DefaultCIDRLimit); err != nil {
-			t.Fatalf("the generator made a bad statement: %v", err)
+			t.Fatalf("the generator made a bad policy: %v", err)
 		}
 		return s
 	})
@@ -213,12 +213,12 @@ func genSources() *rapid.Generator[[]policy.Source] {
 	return rapid.Custom(func(t *rapid.T) []policy.Source {
 		var out []policy.Source
 		for i := range rapid.IntRange(0, 3).Draw(t, "networks") {
-			c := network(fmt.Sprintf("net%d", i), rapid.Int64Range(1, 3).Draw(t, "order"), genStatement().Draw(t, "statement"))
+			c := network(fmt.Sprintf("net%d", i), rapid.Int64Range(1, 3).Draw(t, "order"), genSourcePolicy().Draw(t, "policy"))
 			c.Superseded = rapid.IntRange(0, 3).Draw(t, "superseded") == 0
 			out = append(out, c)
 		}
 		if len(out) == 0 || rapid.Bool().Draw(t, "agent files") {
-			out = append(out, agentFiles(genStatement().Draw(t, "agent statement")))
+			out = append(out, agentFiles(genSourcePolicy().Draw(t, "agent policy")))
 		}
 		return out
 	})
@@ -286,7 +286,7 @@ type verdict string
 const (
 	notMasqueraded verdict = "not masqueraded"
 	masqueraded    verdict = "masqueraded"
-	notItsAffair   verdict = "no policy manages it"
+	notManaged     verdict = "no policy manages it"
 )
 
 // oracle decides about a packet from the words of the sources alone, by trying
@@ -310,7 +310,7 @@ func newOracle(sources []policy.Source) oracle {
 }
 
 // stronger: a network beats the agent files; among networks the one that does
-// not yield, then the one that came first, then the one whose name does.
+// not superseded, then the one that came first, then the one whose name does.
 func stronger(a, b policy.Source) bool {
 	aNet, bNet := a.ID.Kind == policy.Network, b.ID.Kind == policy.Network
 	switch {
@@ -344,7 +344,7 @@ func (o oracle) decide(p policy.Packet) verdict {
 	ipv6 := saidFirst(o, false, func(s policy.SourcePolicy) *bool { return s.EnableIPv6 })
 	host := saidFirst(o, true, func(s policy.SourcePolicy) *bool { return s.MasqueradeHost })
 	if p.Dst.Is6() && !ipv6 {
-		return notItsAffair
+		return notManaged
 	}
 	sources := scopeOf(o, func(s policy.SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
 	interfaces := scopeOf(o, func(s policy.SourcePolicy) []string { return s.OutputInterfaces })
@@ -429,7 +429,7 @@ func anyNames(list []string, name string) bool {
 func decided(rs policy.Ruleset, chain string, p policy.Packet) (verdict, *policy.Rule) {
 	c := rs.Find(policy.FamilyOf(p.Dst), chain)
 	if c == nil {
-		return notItsAffair, nil
+		return notManaged, nil
 	}
 	r := c.Walk(p)
 	if r != nil && r.Verdict == policy.Masquerade {

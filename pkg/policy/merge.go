@@ -42,8 +42,7 @@ func (o Origin) String() string {
 	return fmt.Sprintf("%s of %s", o.Key, o.Source)
 }
 
-// WithOrigins is a value with every key that sets it. The origin of a default is
-// BuiltIn.
+// WithOrigins is a value with every key that sets it, BuiltIn for a default.
 type WithOrigins[T any] struct {
 	Value   T
 	Origins []Origin
@@ -75,7 +74,7 @@ type Policy struct {
 	Conflicts ConflictErrors
 }
 
-// Entry is a prefix with what happens to the packets that it is the longest match of.
+// Entry is a prefix with the action for the packets whose longest match it is.
 type Entry struct {
 	Prefix  netip.Prefix
 	Action  Action
@@ -134,8 +133,7 @@ func (e ConflictErrors) Summary() []error {
 	return list
 }
 
-// BoundError is an error about sources that together ask for more rules than a chain
-// can have.
+// BoundError says that the sources ask for more rules together than a chain can have.
 type BoundError struct{ Chain, Problem string }
 
 // Error names the chain, the keys, the numbers, the sources and the remedy.

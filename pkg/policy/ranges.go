@@ -112,8 +112,8 @@ func (r Ranges) Overlaps(s Ranges) bool {
 	return common == nil || len(common) > 0
 }
 
-// Minus returns the ranges of r that are not, with the same ends, ranges of s: the
-// elements to add to a set that has the elements s.
+// Minus returns the ranges of r that s does not have with the same ends: the elements
+// to add to a set that has the elements s.
 func (r Ranges) Minus(s Ranges) Ranges {
 	var out Ranges
 	for _, x := range r {
@@ -127,7 +127,7 @@ func (r Ranges) Minus(s Ranges) Ranges {
 	return out
 }
 
-// key is the same for sets that are Equal, and another for those that are not.
+// key returns the same text for sets that are Equal, and for no others.
 func (r Ranges) key() string {
 	if r == nil {
 		return "any"

@@ -81,7 +81,7 @@ func (r *Rule) commutes(s *Rule) bool {
 	return apart || !r.From.Overlaps(s.From) || !r.To.Overlaps(s.To)
 }
 
-// RuleKey is the same for rules that are Equal, and another for those that are not.
+// RuleKey is a key for maps. Rules have the same key if they are Equal.
 type RuleKey struct {
 	from, to                 string
 	out                      string

@@ -17,11 +17,11 @@ import (
 
 // What a source left out stays left out in a stored document, and an empty list
 // stays an empty list: only the latter says that there are none.
-func TestStatementInJSON(t *testing.T) {
+func TestSourcePolicyInJSON(t *testing.T) {
 	for _, tt := range []struct {
-		name      string
-		statement policy.SourcePolicy
-		want      string
+		name   string
+		policy policy.SourcePolicy
+		want   string
 	}{
 		{"nothing stated", policy.SourcePolicy{Chain: "C"}, `{"masqChain":"C"}`},
 		{
@@ -47,7 +47,7 @@ func TestStatementInJSON(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			text, err := json.Marshal(tt.statement)
+			text, err := json.Marshal(tt.policy)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -56,7 +56,7 @@ func TestStatementInJSON(t *testing.T) {
 			if err := json.Unmarshal(text, &back); err != nil {
 				t.Fatal(err)
 			}
-			wantEqual(t, "read back", back, tt.statement)
+			wantEqual(t, "read back", back, tt.policy)
 		})
 	}
 }
@@ -79,12 +79,12 @@ func TestSourceRoundTrip(t *testing.T) {
 	})
 }
 
-func TestStatementEqual(t *testing.T) {
+func TestSourcePolicyEqual(t *testing.T) {
 	full := func() policy.SourcePolicy {
 		return policy.SourcePolicy{Chain: "C", NonMasqueradeCIDRs: cidrs("10.0.0.0/8"), RandomFully: ptr(true), ToPorts: ports(t, "1-2")}
 	}
 	if !full().Equal(full()) {
-		t.Error("a statement is not equal to its copy")
+		t.Error("a source policy is not equal to its copy")
 	}
 	for name, change := range map[string]func(*policy.SourcePolicy){
 		"an empty list beside none":    func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = cidrs() },
@@ -167,10 +167,10 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 	const long = " is longer than the 15 bytes of an interface's name"
 	const notPrefix = `"invalid Prefix" is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8`
 	for _, tt := range []struct {
-		name      string
-		statement policy.SourcePolicy
-		most      int
-		want      []string
+		name   string
+		policy policy.SourcePolicy
+		most   int
+		want   []string
 	}{
 		{"chain", policy.SourcePolicy{Chain: "no no"}, 1, []string{`masqChain: "no no" may hold only letters, digits, '_', '.' and '-'`}},
 		{"chain of others", policy.SourcePolicy{Chain: "KUBE-X"}, 1, []string{"masqChain: KUBE-X lies in the name space KUBE- of other programs; choose another"}},
@@ -257,7 +257,7 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			err := onDefaultChain(tt.statement).Validate(tt.most)
+			err := onDefaultChain(tt.policy).Validate(tt.most)
 			got := ""
 			if err != nil {
 				got = err.Error()

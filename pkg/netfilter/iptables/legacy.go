@@ -126,7 +126,7 @@ type legacyTable struct {
 	mask    nfnetlink.Expr    // the last Bitwise: most prefixes have the length of the one before
 }
 
-// The layouts below are those of 64-bit machines. This line does not compile for others.
+// The layouts below are those of 64-bit machines. This line does not compile for 32 bits.
 const _ uint = 1 << 63
 
 // Sizes and offsets in struct ipt_getinfo and struct ipt_get_entries, the same for

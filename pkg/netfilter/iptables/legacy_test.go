@@ -88,7 +88,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// The layouts are those of 64-bit machines: the program must not be built for others.
+// The layouts are those of 64-bit machines.
 func TestLegacyDoesNotCompileFor32Bit(t *testing.T) {
 	for arch, want := range map[string]bool{"amd64": false, "arm64": false, "386": true, "arm": true} {
 		files := token.NewFileSet()

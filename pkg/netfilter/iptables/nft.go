@@ -23,9 +23,9 @@ type nftReader struct {
 	conn *nfnetlink.Conn
 }
 
-// use calls the function with the socket. If the function fails, for another
-// reason than that something does not exist, the socket is replaced, and the
-// function is called once more if the socket was an old one.
+// use calls the function with the socket. If the function fails, except with
+// ErrNotExist, use closes the socket. If the socket had been used before, it calls
+// the function again with a new one.
 func (l *nftReader) use(body func(*nfnetlink.Conn) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,10 +114,9 @@ func nftRules(c *nfnetlink.Conn, f policy.Family, chain string) (chainRules, err
 	return chainRules{true, len(rules), func(i int) nfnetlink.Rule { return rules[i] }}, err
 }
 
-// baseChainFault says why the rules of POSTROUTING have no effect, or not the one
-// that they have in the base chain that iptables creates, and what to do about it;
-// "" if all is well. ip-masq does not repair it: every program on the node uses
-// table nat.
+// baseChainFault returns why the rules of POSTROUTING do not have the effect that they
+// have in the base chain of iptables, and the remedy; "" if they do. ip-masq does not
+// repair the chain: every program on the node uses table nat.
 func baseChainFault(f policy.Family, t nfnetlink.Table, c *nfnetlink.Chain) string {
 	const priority = 100 // NF_IP_PRI_NAT_SRC
 	name := "table " + nftFamily(f).String() + " " + natTable

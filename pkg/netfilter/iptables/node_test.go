@@ -134,15 +134,6 @@ func (n *node) save(f policy.Family) string {
 	return strings.Join(kept, "")
 }
 
-func (n *node) file(path string) []byte {
-	n.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		n.Fatal(err)
-	}
-	return b
-}
-
 func refs(rs policy.Ruleset) []netfilter.ChainRef {
 	var out []netfilter.ChainRef
 	for _, c := range rs.Chains {

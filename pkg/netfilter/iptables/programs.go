@@ -33,18 +33,18 @@ type programs struct {
 	run    func(ctx context.Context, env []string, held *os.File, input []byte, path string, args ...string) ([]byte, error)
 
 	mu       sync.Mutex
-	variants map[string]variantOf // by path
+	variants map[string]cachedVariant // by path
 }
 
-// variantOf is the variant of a program's file.
-type variantOf struct {
+// cachedVariant is the variant of a program's file.
+type cachedVariant struct {
 	file    os.FileInfo
 	variant string
 }
 
 func newPrograms(path string) *programs {
 	const childPath = "/usr/sbin:/usr/bin:/sbin:/bin"
-	return &programs{finder: newFinder(path), env: environment(childPath), run: run, variants: map[string]variantOf{}}
+	return &programs{finder: newFinder(path), env: environment(childPath), run: run, variants: map[string]cachedVariant{}}
 }
 
 func baseName(f policy.Family) string {
@@ -91,7 +91,7 @@ func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 	if bytes.Contains(out, []byte("(nf_tables)")) {
 		variant = netfilter.VariantNFT
 	}
-	p.variants[path] = variantOf{file, variant}
+	p.variants[path] = cachedVariant{file, variant}
 	return variant, nil
 }
 

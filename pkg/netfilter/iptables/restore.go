@@ -129,10 +129,10 @@ func ruleCommand(r policy.Rule, chain, target, comment string) string {
 
 // quote writes an argument as `iptables -S` does, in quotes if necessary.
 func quote(s string) string {
-	special := func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_.+/@=-", r))
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_.+/@=-", r)
 	}
-	if s != "" && s[0] != '-' && !strings.ContainsFunc(s, special) {
+	if s != "" && s[0] != '-' && !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
 		return s
 	}
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `'`, `\'`).Replace(s) + `"`

@@ -22,7 +22,7 @@ const (
 type table struct {
 	chains  []policy.Chain // those of the named chains that exist
 	targets []string       // of the rules of POSTROUTING, in order: the chain that each leads to
-	fault   string         // why the rules of POSTROUTING have no effect, or another one
+	fault   string         // why the rules of POSTROUTING do not have their usual effect
 }
 
 // chainRules are the rules of a chain, as nf_tables expressions in both variants.

@@ -173,6 +173,7 @@ func remedyFor(stderr string) (remedy string, unusable bool) {
 		{"is incompatible, use 'nft' tool", mixed, false},
 		{"CHAIN_ADD failed (Operation not supported)", mixed, false},
 		{"unknown option", old, true},
+		{"invalid option", old, true},
 		{"missing kernel module", xt, true},
 		{"Couldn't load", xt, true},
 		{"No chain/target/match by that name", xt, false},

@@ -66,6 +66,8 @@ func TestRunErrors(t *testing.T) {
 		{name: "remedy", script: "echo 'Fatal: cannot open lock file /run/xtables.lock: No such file or directory' >&2; exit 4",
 			want: "run PATH: exit status 4: Fatal: cannot open lock file /run/xtables.lock: No such file or directory: " +
 				"see which program holds the lock; in a container mount the host's /run/xtables.lock"},
+		{name: "old iptables", script: "echo 'iptables-restore v1.6.1: unknown option \"--random-fully\"' >&2; exit 2",
+			want: `run PATH: exit status 2: iptables-restore v1.6.1: unknown option "--random-fully": install iptables 1.8, or set backend to nftables`},
 		{name: "signal", script: "kill -9 $$", want: "run PATH: signal: killed"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
