@@ -77,9 +77,7 @@ everything again.
 			Use:   "once",
 			Short: "Sync once: read the sources and repair the rules",
 			Long: `Read the conflists and agent files, apply their policy and repair the rules, once. Print
-what was done. "run" may be active at the same time.
-
-Exit codes: 0 the rules are what the sources ask for, 1 there are problems.`,
+what was done. "run" may be active at the same time. The exit code is 1 if there are problems.`,
 			Args: noArguments,
 			RunE: a.once,
 		}),

@@ -99,12 +99,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 	}
 	q.Incomplete = r.Incomplete()
 	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.Places{
-		ConfDir: r.Sources.ConfDir,
-		Now:     time.Now(),
-		Since: func(s policy.SourceID) time.Time {
-			written, _ := node.Dir.Written(s) // after an error the output has no age
-			return written
-		},
+		ConfDir: r.Sources.ConfDir, Now: time.Now(), Since: node.Dir.Written,
 	})
 	if a.json() {
 		return a.print(e)

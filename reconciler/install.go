@@ -38,9 +38,7 @@ that the node has: the usual ones, or those of GKE, k3s, microk8s or OpenShift. 
 distributions have them, install refuses to choose.
 
 The entry is the content of conflist.entry_file. With conflist.manage, an entry that cannot
-be inserted now, as on a node without a network yet, is a warning: "run" inserts it later.
-
-Exit codes: 0 plugin and entry are installed, 1 one of them is not.`,
+be inserted now, as on a node without a network yet, is a warning: "run" inserts it later.`,
 		Example: `  # Install the plugin and its entry
   ip-masq-reconciler install
 

@@ -67,8 +67,10 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	}
 	desired := policy.Desired(r.Rules.Policies, backend.Layout(), policy.OwnedBy(node.Dir.Path()))
 	families := []policy.Family{family}
-	if choice.Backend == policy.NFTables {
-		families = managed(r.Rules.Policies)
+	if choice.Backend == policy.NFTables { // a host without IPv6 cannot load IPv6 rules
+		families = slices.DeleteFunc(policy.Families(), func(f policy.Family) bool {
+			return !slices.ContainsFunc(r.Rules.Policies, func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
+		})
 	}
 	if len(desired.Chains) == 0 {
 		_, err := fmt.Fprintln(a.out, "# no source asks for a chain")
@@ -80,13 +82,6 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	}
 	_, err = a.out.Write(text)
 	return err
-}
-
-// managed returns the families of the policies. A host without IPv6 cannot load IPv6 rules.
-func managed(policies []policy.Policy) []policy.Family {
-	return slices.DeleteFunc(policy.Families(), func(f policy.Family) bool {
-		return !slices.ContainsFunc(policies, func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
-	})
 }
 
 // outputForm returns the backend to render for: the wanted one as the node uses it, else the one

@@ -300,8 +300,7 @@ func (e *examination) addPrefix(text, where string) {
 	e.pods = append(e.pods, podNetwork{p, where})
 }
 
-// readResults reads the results that libcni caches of attachments to networks with a
-// plugin entry.
+// readResults reads the results that libcni caches of attachments to networks with a plugin entry.
 func (e *examination) readResults() {
 	const dir, most = "var/lib/cni/results", 2000
 	files := e.readDir(dir)

@@ -45,8 +45,7 @@ func (f *Finding) add(format string, args ...any) {
 	f.Detail = append(f.Detail, fmt.Sprintf(format, args...))
 }
 
-// WriteFindings writes the findings as text: severity and ID, then summary, details and
-// remedy.
+// WriteFindings writes the findings as text: severity and ID, then summary, details and remedy.
 func WriteFindings(w io.Writer, findings []Finding) error {
 	const mostDetail = 12 // of one finding
 	if len(findings) == 0 {
@@ -65,8 +64,7 @@ func WriteFindings(w io.Writer, findings []Finding) error {
 	return err
 }
 
-// Host is what Examine looks at. The zero value of a field is right for a host that has
-// nothing of it.
+// Host is what Examine looks at. The zero value of a field is right for a host that has none of it.
 type Host struct {
 	// Root is the directory that has proc, sys, etc, run and var; "" is the root directory.
 	// Its proc/net and proc/sys/net are those of the process's own network namespace.
@@ -77,13 +75,11 @@ type Host struct {
 
 	ConfDir    config.ConfDir
 	ConfDirErr error // of reading it
-	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not
-	// examined.
+	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not examined.
 	BinDir, DataDir string
 	PluginFile      config.PluginFile
 
-	// What is read from the kernel. Nil reads it in the network namespace of the calling
-	// thread.
+	// What is read from the kernel. Nil reads it in the network namespace of the calling thread.
 	ThirdParty func(context.Context) ([]thirdparty.Rule, error)
 	Variants   func(context.Context) ([]thirdparty.Usage, error)
 }
@@ -167,8 +163,7 @@ func (e *examination) path(parts ...string) string {
 	return filepath.Join(append([]string{e.Root}, parts...)...)
 }
 
-// read returns the content of a file below the root, "" if there is none. It notes
-// errors.
+// read returns the content of a file below the root, "" if there is none. It notes errors.
 func (e *examination) read(parts ...string) string {
 	data, err := readFile(e.path(parts...))
 	if !errors.Is(err, fs.ErrNotExist) {

@@ -202,8 +202,8 @@ func TestFindings(t *testing.T) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "cilium-cni"}`, entry)
 		}, map[string]string{"notice ebpf-masquerade": "cilium-cni"}},
 		{"Cilium's maps", func(h *testHost) {
-			h.files["sys/fs/bpf/tc/globals/cilium_snat_v4_external"], h.files["sys/fs/bpf/tc/globals/cilium_lxc"] = "", ""
-		}, map[string]string{"problem ebpf-masquerade": "cilium_snat_v4_external, cilium_lxc"}},
+			h.files["sys/fs/bpf/tc/globals/cilium_snat_v4_external"] = ""
+		}, map[string]string{"problem ebpf-masquerade": "cilium_snat_v4_external"}},
 		{"Calico's data plane", func(h *testHost) { h.files["proc/net/dev"] += "bpfout.cali: 1\n" },
 			map[string]string{"problem ebpf-masquerade": "bpfout.cali"}},
 		{name: "Calico without it", set: func(h *testHost) {

@@ -47,9 +47,8 @@ type Explanation struct {
 	Contradicted []string `json:"contradicted,omitempty"`
 	Reason       string   `json:"reason"`
 
-	// Kernel means that packets get this verdict, with the rules of all chains and of
-	// third parties. OverriddenBy is a third-party rule that decides otherwise, for
-	// some of the packets at least.
+	// Kernel means that packets get this verdict, with the rules of all chains and of third parties.
+	// OverriddenBy is a third-party rule that decides otherwise, for some of the packets at least.
 	Kernel       bool     `json:"kernel"`
 	OverriddenBy string   `json:"overridden_by"`
 	Backend      string   `json:"backend"`           // "iptables (nft)"
@@ -71,9 +70,9 @@ type Explanation struct {
 
 // Explain answers a question from one reading of the sources and the kernel.
 //
-// An unknown source or interface is replaced by one in scope (policy.Decide). Of several
-// chains the first that masquerades decides, as the first NAT rule that matches binds a
-// connection; if none does, one that exempts. The explanation is that of this chain.
+// An unknown source or interface is replaced by one in scope (policy.Decide). Of several chains the
+// first that masquerades decides, as the first NAT rule that matches binds a connection; if none does,
+// one that exempts. The explanation is that of this chain.
 func Explain(q Question, state *enforce.State, sources []policy.Source, places Places) Explanation {
 	q.Dst, q.Src = q.Dst.Unmap().WithZone(""), q.Src.Unmap().WithZone("")
 	blank := Explanation{
@@ -284,8 +283,8 @@ type Origin struct {
 // Places is where values of networks can be found, and when documents were written.
 type Places struct {
 	ConfDir config.ConfDir
-	Since   func(policy.SourceID) time.Time // the zero Time if unknown; it may be nil
-	Now     time.Time                       // from which ages are counted
+	Since   func(policy.SourceID) (time.Time, error) // the zero Time if unknown; it may be nil
+	Now     time.Time                                // from which ages are counted
 }
 
 func (p Places) origin(o policy.Origin, sources []policy.Source) Origin {
@@ -302,7 +301,7 @@ func (p Places) origin(o policy.Origin, sources []policy.Source) Origin {
 	if p.Since == nil || o.Source.Kind == policy.BuiltIn {
 		return out
 	}
-	out.Since = p.Since(o.Source)
+	out.Since, _ = p.Since(o.Source) // after an error the output has no age
 	if age := p.Now.Sub(out.Since); !out.Since.IsZero() && age > 0 {
 		out.AgeSeconds = int64(age.Seconds())
 	}

@@ -174,5 +174,5 @@ func conflist(network, keys string) string {
 // threeDays is what documents of this test are old.
 func threeDays(p *diagnose.Places) {
 	p.Now = time.Date(2026, 3, 4, 3, 0, 0, 0, time.UTC)
-	p.Since = func(policy.SourceID) time.Time { return p.Now.Add(-75 * time.Hour) }
+	p.Since = func(policy.SourceID) (time.Time, error) { return p.Now.Add(-75 * time.Hour), nil }
 }

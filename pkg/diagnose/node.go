@@ -138,29 +138,19 @@ func ebpfMasquerade(e *examination, f *Finding) {
 		}
 	}
 	const mapDir = "sys/fs/bpf/tc/globals"
-	shown := false
 	for _, m := range e.readDir(mapDir) {
-		switch {
-		case strings.HasPrefix(m.Name(), "cilium_snat_"):
+		if strings.HasPrefix(m.Name(), "cilium_snat_") {
 			add(SeverityProblem, "/"+mapDir+"/"+m.Name()+": Cilium translates sources in eBPF")
-		case strings.HasPrefix(m.Name(), "cilium_") && !shown:
-			shown = true
-			add(SeverityNotice, "/"+mapDir+"/"+m.Name()+": maps of Cilium")
 		}
 	}
 }
 
 func missingCapabilities(e *examination, f *Finding) {
 	const capNetAdmin, capNetRaw = 12, 13 // linux/capability.h
-	status, err := readFile(e.path("proc/self/status"))
-	if err != nil {
-		e.note(err)
-		return
-	}
-	_, line, found := strings.Cut("\n"+string(status), "\nCapEff:")
+	_, line, _ := strings.Cut("\n"+e.read("proc/self/status"), "\nCapEff:")
 	line, _, _ = strings.Cut(line, "\n")
 	effective, err := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
-	if !found || err != nil {
+	if err != nil {
 		e.note(errors.New("find the capabilities of this process: /proc/self/status has no CapEff that can be read"))
 		return
 	}
@@ -220,10 +210,7 @@ func savedRulesets(e *examination, f *Finding) {
 		{"nftables.service", []string{"etc/nftables.conf", "etc/sysconfig/nftables.conf"}},
 	} {
 		enabled := e.enabled(service.name)
-		state := "not enabled"
-		if enabled {
-			state = "enabled"
-		}
+		state := map[bool]string{true: "enabled", false: "not enabled"}[enabled]
 		for _, file := range service.files {
 			for _, change := range e.changesBy(e.read(file), enabled) {
 				f.add("/%s (%s, %s): %s", file, service.name, state, change)

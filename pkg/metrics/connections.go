@@ -43,10 +43,6 @@ type connections struct {
 	chains names
 }
 
-func newConnections() connections {
-	return connections{maphash.MakeSeed(), map[place]map[counter]uint64{}, map[series]uint64{}, names{}}
-}
-
 // observe adds what was counted since the state before. It ignores nil.
 func (c *connections) observe(s *enforce.State) {
 	if s == nil {

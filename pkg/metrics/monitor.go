@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -86,7 +87,8 @@ func New(o Options) *Monitor {
 			Help:    "Time of a sync from its start to its end, in seconds.",
 			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}),
-		results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{}, connections: newConnections(),
+		results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{},
+		connections: connections{maphash.MakeSeed(), map[place]map[counter]uint64{}, map[series]uint64{}, names{}},
 	}
 	m.registry.MustRegister(m, m.duration)
 	return m

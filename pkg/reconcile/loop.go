@@ -165,7 +165,8 @@ func (l *Loop) deactivate() {
 func (l *Loop) standby(ctx context.Context, r *Report) {
 	l.deactivate()
 	r.Started = time.Now()
-	l.report(r)
+	l.log.report(r)
+	l.publish(r)
 	select {
 	case <-ctx.Done():
 	case <-time.After(standbyInterval):
@@ -220,24 +221,24 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 		l.schedule.ended = time.Now()
 		return // what failed is not retried at the rate of events
 	}
-	var by Writer
-	if last := l.writer.Swap(nil); last != nil { // not of a commit that follows, such as the sync's own
-		by = *last
-	}
+	by := l.writer.Swap(nil) // not of a commit that follows, such as the sync's own
 	r := l.Node.Sync(ctx, l.sources)
 	l.Node.judgeADDs(r)
 	l.sources = r.Sources
 	if ctx.Err() != nil {
 		return // the sync may have been interrupted
 	}
-	r.By = by
+	if by != nil {
+		r.By = *by
+	}
 	now := time.Now()
 	if p := l.detectFlapping(now, r); p != nil {
 		r.Problems = append(r.Problems, *p)
 	}
 	l.last = r
 	l.schedule.after(now, r, l.flapping.Pause(), l.Node.Interval(l.sources), l.Node.backoff.next)
-	l.report(r)
+	l.log.report(r)
+	l.publish(r)
 }
 
 // detectFlapping returns the problem if another program reverts the rules repeatedly.
@@ -254,11 +255,6 @@ func (l *Loop) detectFlapping(now time.Time, r *Report) *Problem {
 	}
 	return &Problem{Reason: ReasonFlapping, Err: fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
 		"repairs are %s apart now: stop that program, or make it leave the chain alone", what, l.by, l.flapping.Pause())}
-}
-
-func (l *Loop) report(r *Report) {
-	l.log.report(r)
-	l.publish(r)
 }
 
 // schedule decides when the next sync is due.
@@ -278,29 +274,24 @@ func (s *schedule) after(now time.Time, r *Report, pause, interval time.Duration
 		s.retry = min(max(2*s.retry, firstRetry), interval)
 		s.next = now.Add(s.retry)
 	}
-	if !backoff.IsZero() {
-		s.next = earlier(s.next, backoff)
+	if !backoff.IsZero() && backoff.Before(s.next) {
+		s.next = backoff
 	}
 }
 
 // due returns when the next sync is to begin, for the triggers so far.
 func (s *schedule) due(t triggers) time.Time {
 	next := s.next
-	if t != (triggers{}) {
-		next = earlier(next, s.ended.Add(minInterval))
+	if soon := s.ended.Add(minInterval); t != (triggers{}) && soon.Before(next) {
+		next = soon
 	}
 	if s.pause > 0 && !t.files && !t.request {
-		next = earlier(next, s.ended.Add(3*s.pause)) // by then the flapping is over, or goes on
+		if last := s.ended.Add(3 * s.pause); last.Before(next) { // by then the flapping is over, or goes on
+			next = last
+		}
 		if first := s.ended.Add(s.pause); next.Before(first) {
 			next = first
 		}
 	}
 	return next
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
 }
