@@ -15,8 +15,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// agent is how a cluster has one of the two agents: its DaemonSet's args and its
-// ConfigMap, and the rules that it makes of them.
+// agent is one of the two agents as deployed in a cluster: its DaemonSet's args, its ConfigMap, and
+// the rules that result from them.
 type agent struct {
 	name   string
 	args   []string
@@ -44,7 +44,7 @@ func agents() []agent {
 	}
 }
 
-// run makes the rules on a node, as the agent does.
+// run creates the agent's rules on a node.
 func (a agent) run(t *testing.T, n *cluster.Node) {
 	t.Helper()
 	lines := []string{
@@ -60,14 +60,14 @@ func (a agent) run(t *testing.T, n *cluster.Node) {
 	must(t, n.Run(t.Context(), "sh", "-c", "iptables-restore --noflush </run/agent.rules"))
 }
 
-// stop removes them, as people do by hand: the agents leave them.
+// stop removes the rules, as administrators do: the agents leave them.
 func (a agent) stop(t *testing.T, n *cluster.Node) {
 	t.Helper()
 	must(t, n.Run(t.Context(), "sh", "-c", "rule=$(iptables -t nat -S POSTROUTING | grep -- '-j "+a.chain+"$' | sed 's/^-A/-D/') && eval iptables -t nat $rule && "+
 		"iptables -t nat -F "+a.chain+" && iptables -t nat -X "+a.chain))
 }
 
-// verdicts are what follows from the ConfigMap for a pod of a node.
+// verdicts returns the verdicts of the ConfigMap for a pod of a node.
 func (a agent) verdicts(k *workload) []want {
 	node, second := k.Nodes[0].Address, k.Nodes[1].Address
 	wants := []want{
@@ -92,8 +92,8 @@ func (a agent) verdicts(k *workload) []want {
 	)
 }
 
-// TestAgentReplacement puts our image in the place of either agent, with the
-// agent's own args and ConfigMap, and goes back to the agent.
+// TestAgentReplacement replaces either agent by the project's image, with the agent's own args and
+// ConfigMap, and rolls back to the agent.
 func TestAgentReplacement(t *testing.T) {
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
 	k := newWorkload(t, c)

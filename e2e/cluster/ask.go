@@ -12,36 +12,36 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// Flow is what to send: a protocol, udp or tcp, and where to.
+// Flow is a protocol, udp or tcp, and a destination.
 type Flow struct {
 	Protocol string
 	To       netip.AddrPort
 }
 
-// String is the flow as the peer takes it.
+// String returns the flow as an argument of the peer.
 func (f Flow) String() string { return f.Protocol + ":" + f.To.String() }
 
-// Seen is what the other side saw of a flow.
+// Seen is what the receiver saw of a flow.
 type Seen struct {
-	// By is its name.
+	// By is the receiver's name.
 	By string
-	// Source is the address that the flow came from.
+	// Source is the source address of the flow.
 	Source netip.Addr
-	// Failure is why there was no answer, else empty.
+	// Failure is the reason for a missing answer, else empty.
 	Failure string
 }
 
-// Sender runs the peer somewhere and returns its standard output.
+// Sender runs the peer and returns its standard output.
 type Sender func(ctx context.Context, args ...string) (string, error)
 
-// FromPod sends from the pod of a name in the namespace default.
+// FromPod sends from a pod in the namespace default.
 func (c *Cluster) FromPod(name string) Sender {
 	return func(ctx context.Context, args ...string) (string, error) {
 		return c.Kubectl(ctx, append([]string{"exec", name, "--", "/peer"}, args...)...)
 	}
 }
 
-// FromHost sends from a host of the world that is not of the cluster.
+// FromHost sends from a host outside the cluster.
 func (c *Cluster) FromHost(host *topology.Host) Sender {
 	return func(ctx context.Context, args ...string) (string, error) {
 		output, err := host.Command(ctx, filepath.Join(c.directory, "peer"), args...).Output()
@@ -49,7 +49,7 @@ func (c *Cluster) FromHost(host *topology.Host) Sender {
 	}
 }
 
-// Ask sends each flow once and returns what was seen of it.
+// Ask sends each flow once and returns what the receivers saw.
 func (s Sender) Ask(ctx context.Context, flows ...Flow) (map[Flow]Seen, error) {
 	args := []string{"ask"}
 	for _, f := range flows {

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Patience is how long anything in a cluster may take on a slow machine.
+// Patience is the time limit of an operation in a cluster on a slow machine.
 const Patience = 45 * time.Second
 
-// Await calls f, at intervals, until it returns nil or time is over; then it
-// returns the last error, as it does at once with one that is final.
+// Await calls f at intervals until it returns nil or the time is over, and then returns the last
+// error. It returns a final error at once.
 func Await(ctx context.Context, within time.Duration, f func() error) error {
 	began := time.Now()
 	for pause := 20 * time.Millisecond; ; pause = min(pause*3/2, 500*time.Millisecond) {
@@ -35,7 +35,7 @@ func Await(ctx context.Context, within time.Duration, f func() error) error {
 	}
 }
 
-// final is an error that will not go away by waiting.
+// final is an error that waiting does not resolve.
 type final struct{ error }
 
 func (f final) Unwrap() error { return f.error }

@@ -10,7 +10,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// Binaries are the directories of programs that Debian does not have.
+// Binaries are the directories of programs that are not Debian packages.
 type Binaries struct {
 	// Own has ip-masq and ip-masq-reconciler, and cni with the reference plugins.
 	Own string
@@ -22,8 +22,7 @@ type Binaries struct {
 	Images string
 }
 
-// FindBinaries returns the directories that the environment names, as
-// `make e2e-cluster` does.
+// FindBinaries returns the directories that environment variables of `make e2e-cluster` name.
 func FindBinaries() (Binaries, error) {
 	own, err := topology.BinDir()
 	if err != nil {

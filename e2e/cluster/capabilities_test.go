@@ -18,7 +18,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// TestCapabilities looks at what the DaemonSet may do, and takes each of it away.
+// TestCapabilities checks the capabilities of the DaemonSet and that it needs each of them.
 func TestCapabilities(t *testing.T) {
 	t.Run("nftables", func(t *testing.T) {
 		c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
@@ -27,15 +27,15 @@ func TestCapabilities(t *testing.T) {
 	})
 	t.Run("iptables-legacy", func(t *testing.T) {
 		c := newCluster(t, cluster.Options{ProxyMode: "iptables", LegacyIPTables: true})
-		// Stated, because otherwise what cannot keep rules in iptables keeps them in nftables.
+		// With backend auto the reconciler would use nftables if it cannot use iptables.
 		testCapabilities(t, c, "overlays/iptables", iptablesEntry, "overlays/uninstall-iptables",
 			map[string]uint{"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW})
 	})
 }
 
-// testCapabilities rolls a directory out, with the rest of an overlay, and expects the reconciler to have these
-// capabilities and no other; then once more without each, when it must not become
-// ready, with the reason told.
+// testCapabilities rolls out a directory with the rest of an overlay and checks that the reconciler
+// has exactly these capabilities. Then it removes each one in turn and checks that the reconciler
+// does not become ready and reports the reason.
 func testCapabilities(t *testing.T, c *cluster.Cluster, directory, rest, uninstall string, capabilities map[string]uint) {
 	ctx := t.Context()
 	must(t, c.ApplyOverlay(ctx, rest, directory))
@@ -86,14 +86,14 @@ func testCapabilities(t *testing.T, c *cluster.Cluster, directory, rest, uninsta
 	}
 }
 
-// capabilitySets are those of the reconciler that runs on a node: CapEff and so on.
+// capabilitySets returns the capability sets of the reconciler on a node: CapEff and so on.
 func capabilitySets(t *testing.T, n *cluster.Node) map[string]uint64 {
 	t.Helper()
 	processes := topology.Must(filepath.Glob(n.Path("/proc/[0-9]*/status")))(t)
 	for _, path := range processes {
 		status, err := os.ReadFile(path)
 		if err != nil || !strings.HasPrefix(string(status), "Name:\tip-masq-reconci\n") {
-			continue // gone by now, or another
+			continue // the process has ended, or is another one
 		}
 		sets := map[string]uint64{}
 		for line := range strings.Lines(string(status)) {

@@ -14,29 +14,29 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// Options say how a cluster differs from the usual one.
+// Options are the options of a cluster.
 type Options struct {
 	Binaries Binaries
-	// ProxyMode is kube-proxy's: iptables or nftables.
+	// ProxyMode is the mode of kube-proxy: iptables or nftables.
 	ProxyMode string
-	// Nodes is how many there are; 2 without it.
+	// Nodes is the number of nodes; the default is 2.
 	Nodes int
-	// Taints are what nodes register with.
+	// Taints are the taints with which nodes register.
 	Taints []Taint
-	// LegacyIPTables makes iptables of the nodes the legacy one.
+	// LegacyIPTables selects iptables-legacy on the nodes.
 	LegacyIPTables bool
 }
 
-// Taint is one of a node.
+// Taint is a node's taint.
 type Taint struct {
 	Key    string `json:"key"`
 	Value  string `json:"value,omitempty"`
 	Effect string `json:"effect"`
 }
 
-// Cluster is a control plane, nodes, and the world around them.
+// Cluster is a control plane with nodes and the topology around them.
 type Cluster struct {
-	// World has the LAN and the outside; its node is the cluster's router.
+	// World is the topology with the LAN and the outside; its node is the cluster's router.
 	World *topology.Topology
 	Nodes []*Node
 
@@ -47,7 +47,7 @@ type Cluster struct {
 	proxyConfig string
 }
 
-// T is the part of testing.TB that is used here.
+// T is the part of testing.TB that this package uses.
 type T interface {
 	topology.T
 	Context() context.Context
@@ -56,7 +56,7 @@ type T interface {
 	Logf(format string, args ...any)
 }
 
-// New builds a cluster for a test, and waits until its nodes are ready.
+// New builds a cluster for a test and waits until its nodes are ready.
 func New(t T, options Options) *Cluster {
 	t.Helper()
 	if options.Nodes == 0 {
@@ -64,7 +64,7 @@ func New(t T, options Options) *Cluster {
 	}
 	c := &Cluster{World: topology.New(t, topology.Options{}), options: options, directory: t.TempDir()}
 	err := c.build(t)
-	// While the machines are still there.
+	// Runs before the machines are closed.
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.describe(t)
@@ -108,7 +108,7 @@ func (c *Cluster) build(t T) error {
 		if err := c.running(); err != nil {
 			return err
 		}
-		// What pods need before they can be made.
+		// Pods can be created only after this object exists.
 		_, err := c.Kubectl(ctx, "get", "serviceaccount", "default", "-o", "name")
 		return err
 	}); err != nil {
@@ -130,7 +130,7 @@ func (c *Cluster) build(t T) error {
 	return nil
 }
 
-// describe logs what the API server knows.
+// describe logs the objects of the API server.
 func (c *Cluster) describe(t T) {
 	if c.plane == nil {
 		return
@@ -147,7 +147,7 @@ func (c *Cluster) describe(t T) {
 	}
 }
 
-// proxyRights is what kubeadm and its kin give kube-proxy; the role is built in.
+// proxyRights binds the built-in role of kube-proxy, as kubeadm does.
 const proxyRights = `apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata: {name: kube-proxy}
@@ -181,7 +181,7 @@ func running(m *machine.Machine) error {
 	return nil
 }
 
-// tail is the end of a text, size bytes at most.
+// tail returns the end of a text, at most size bytes.
 func tail(text string, size int) string {
 	if len(text) > size {
 		return "…" + text[len(text)-size:]

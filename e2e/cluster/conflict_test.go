@@ -14,7 +14,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// contradicting is an entry that masquerades what agentConfig exempts.
+// contradicting is an entry that masquerades a destination that agentConfig exempts.
 const contradicting = `configMapGenerator:
 - name: ip-masq
   namespace: kube-system
@@ -23,8 +23,8 @@ const contradicting = `configMapGenerator:
   - 'entry.json={"type": "ip-masq", "backend": "nftables", "masqueradeCIDRs": ["198.51.100.0/24"]}'
 `
 
-// TestConflict gives a cluster a ConfigMap that is valid and contradicts the
-// conflist: that is told, and stops nobody.
+// TestConflict gives a cluster a valid ConfigMap that conflicts with the conflist. It checks that
+// the conflict is reported and pods still start.
 func TestConflict(t *testing.T) {
 	ctx := t.Context()
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
@@ -41,7 +41,7 @@ func TestConflict(t *testing.T) {
 			status, text, err := n.Readyz(ctx)
 			if err == nil && (status != http.StatusServiceUnavailable ||
 				!containsAll(text, "conflict", "198.51.100.0/24", "agent files", `network "pods"`)) {
-				err = fmt.Errorf("/readyz of %s: %d %s; want both sources and what they disagree about", n.Name, status, text)
+				err = fmt.Errorf("/readyz of %s: %d %s; want both sources and the conflicting keys", n.Name, status, text)
 			}
 			return err
 		}))
@@ -50,7 +50,7 @@ func TestConflict(t *testing.T) {
 			t.Errorf("%s is ready: %t, %s, %v", n.Name, ready, message, err)
 		}
 	}
-	// The network's word holds; of the ConfigMap the rest.
+	// The network's policy is in force, and that of the ConfigMap as far as it does not conflict.
 	startAndStop(t, c, func(n *cluster.Node, pod netip.Addr) []want {
 		return []want{
 			{netip.MustParseAddr("198.51.100.7"), topology.EchoPort, "outside", n.Address},
@@ -65,7 +65,7 @@ func TestConflict(t *testing.T) {
 	}
 }
 
-// expectMetric fails the test if the line does not become one of a node's metrics.
+// expectMetric waits until a node's metrics have the line.
 func expectMetric(t *testing.T, n *cluster.Node, line string) {
 	t.Helper()
 	must(t, cluster.Await(t.Context(), cluster.Patience, func() error {

@@ -11,21 +11,19 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
 )
 
-// services is where ClusterIPs are; the first is the API server's own.
+// services is the prefix of ClusterIPs; the first address is the API server's.
 func services() netip.Prefix { return netip.MustParsePrefix("10.96.0.0/16") }
 
-// controlPlane is etcd and the three programs of Kubernetes beside it, on one
-// machine.
+// controlPlane is etcd and the three control plane programs of Kubernetes on one machine.
 type controlPlane struct {
 	authority *authority
 	url       string
-	// admin is the kubeconfig of somebody who may do everything.
+	// admin is the kubeconfig of an administrator.
 	admin string
 }
 
-// startControlPlane starts one on a machine that has the address, with its files
-// in directory and programs from that of Kubernetes' binaries. The API server
-// serves when it returns.
+// startControlPlane starts a control plane on a machine with the address. It returns once the API
+// server answers. Files are in directory, programs in binaries.
 func startControlPlane(ctx context.Context, m *machine.Machine, address netip.Addr, directory, binaries string) (*controlPlane, error) {
 	a, err := newAuthority(directory)
 	if err != nil {
@@ -39,7 +37,7 @@ func startControlPlane(ctx context.Context, m *machine.Machine, address netip.Ad
 		_, err := m.StartDaemon(filepath.Base(program), nil, program, args...)
 		return err
 	}
-	// No fsync: nothing of it is to survive anything.
+	// No fsync: the data need not survive a crash.
 	if err := run("etcd", "--data-dir", filepath.Join(directory, "etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380", "--logger", "zap"); err != nil {
@@ -71,12 +69,11 @@ func startControlPlane(ctx context.Context, m *machine.Machine, address netip.Ad
 		"--service-cluster-ip-range="+services().String(),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged=true", "--profiling=false",
-		// It would ask again and again for what etcd 3.4 cannot say.
+		// Otherwise the API server repeats a request that etcd 3.4 does not support.
 		"--feature-gates=SizeBasedListCostEstimate=false"); err != nil {
 		return nil, err
 	}
-	// The others end if the rights that the API server gives them at its start
-	// are not there yet.
+	// The other programs end if the API server has not yet created their roles at its start.
 	if err := Await(ctx, Patience, func() error {
 		if err := running(m); err != nil {
 			return err

@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// Readyz asks the reconciler's /readyz on the node: the status code and the text.
+// Readyz returns the status code and text of the reconciler's /readyz on the node.
 func (n *Node) Readyz(ctx context.Context) (int, string, error) {
 	return n.http(ctx, "http://127.0.0.1:19820/readyz")
 }
 
-// Metrics asks the reconciler's /metrics at the node's address.
+// Metrics returns the reconciler's /metrics at the node's address.
 func (n *Node) Metrics(ctx context.Context) (string, error) {
 	status, text, err := n.http(ctx, fmt.Sprintf("http://%s:19821/metrics", n.Address))
 	if err == nil && status != http.StatusOK {
@@ -30,7 +30,7 @@ func (n *Node) http(ctx context.Context, url string) (int, string, error) {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-			// The thread that makes the socket says whose it is.
+			// The socket belongs to the network namespace of the thread that opens it.
 			err = n.Do(func() error {
 				conn, err = new(net.Dialer).DialContext(ctx, network, address)
 				return err

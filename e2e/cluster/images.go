@@ -16,12 +16,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 )
 
-// PeerImage is what the pods of the tests run, the command e2e/cluster/peer. Every
-// node has it.
+// PeerImage is the image of test pods, with the command e2e/cluster/peer. Every node has it.
 const PeerImage = "ip-masq.test/peer:1"
 
-// images are the archives that every node has: those of package containerd, of
-// which the sandboxes are, and the peer's.
+// images returns the archives that every node has: those of package containerd, with the sandbox
+// image, and the peer's.
 func (c *Cluster) images(ctx context.Context) ([][]byte, error) {
 	sandboxes, err := containerd.Images(ctx)
 	if err != nil {
@@ -57,11 +56,10 @@ func pack(image oci.Image) ([]byte, error) {
 	return archive.Bytes(), nil
 }
 
-// KubectlImage has kubectl and a shell, as an administrator would provide it, with
-// the tag 1.
+// KubectlImage has kubectl and a shell, as an administrator would provide it, with the tag 1.
 const KubectlImage = "ip-masq.test/kubectl"
 
-// ImportKubectl gives every node KubectlImage.
+// ImportKubectl imports KubectlImage on every node.
 func (c *Cluster) ImportKubectl(ctx context.Context) error {
 	kubectl, err := os.ReadFile(filepath.Join(c.options.Binaries.Kubernetes, "kubectl"))
 	if err != nil {

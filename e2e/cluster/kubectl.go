@@ -12,19 +12,19 @@ import (
 	"strings"
 )
 
-// Kubectl runs kubectl as an administrator, on the control plane's host, and
-// returns its standard output. The error has what it wrote to standard error.
+// Kubectl runs kubectl as an administrator on the control plane's host and returns its standard
+// output. The error has its standard error.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return c.kubectl(ctx, "", args...)
 }
 
-// Apply creates or changes what the YAML or JSON documents of text describe.
+// Apply runs kubectl apply with YAML or JSON documents.
 func (c *Cluster) Apply(ctx context.Context, text string) error {
 	_, err := c.kubectl(ctx, text, "apply", "-f", "-")
 	return err
 }
 
-// Get reads an object, or a list, into a value: kubectl get ARGS -o json.
+// Get decodes the output of kubectl get ARGS -o json.
 func (c *Cluster) Get(ctx context.Context, into any, args ...string) error {
 	text, err := c.Kubectl(ctx, append(append([]string{"get"}, args...), "-o", "json")...)
 	if err != nil {

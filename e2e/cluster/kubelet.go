@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// kubeletSettings are those of which the defaults do not do here. It writes no
-// kernel parameter and no score of its own, which are not the node's alone, and
-// runs on control groups of version 1 and small disks.
+// kubeletSettings returns the settings of kubelet that differ from the defaults. It must not write
+// kernel parameters and OOM scores, which are shared with other nodes, and must accept cgroup
+// version 1 and small disks.
 func (n *Node) kubeletSettings(a *authority, serving pair) map[string]any {
 	return map[string]any{
 		"apiVersion":                    "kubelet.config.k8s.io/v1beta1",
@@ -45,8 +45,8 @@ func (n *Node) kubeletSettings(a *authority, serving pair) map[string]any {
 	}
 }
 
-// kernelParameters are what kubelet insists on; it finds them so in files that
-// are mounted over the real ones.
+// kernelParameters returns the kernel parameters that kubelet requires; it reads them from files
+// that are mounted over the real ones.
 func kernelParameters() map[string]string {
 	return map[string]string{
 		"vm/overcommit_memory":      "1",
@@ -58,7 +58,7 @@ func kernelParameters() map[string]string {
 	}
 }
 
-// shadow mounts a file with a text over one of the machine.
+// shadow mounts a file with this content over a file of the machine.
 func (n *Node) shadow(ctx context.Context, path, text string) error {
 	file := filepath.Join("/var/lib/kubelet/.shadow", strings.ReplaceAll(path, "/", "_"))
 	if err := n.WriteFile(file, text+"\n", 0o644); err != nil {
@@ -75,7 +75,7 @@ func (n *Node) StartKubelet() error {
 	return err
 }
 
-// prepareKubelet writes its files.
+// prepareKubelet writes the files of kubelet.
 func (n *Node) prepareKubelet(ctx context.Context, a *authority) error {
 	serving, err := a.server(n.Name+"-kubelet", []string{n.Name}, n.Address)
 	if err != nil {
@@ -99,8 +99,8 @@ func (n *Node) prepareKubelet(ctx context.Context, a *authority) error {
 	return nil
 }
 
-// StartProxy starts the node's kube-proxy. It leaves alone what of connection
-// tracking is not the network namespace's.
+// StartProxy starts the node's kube-proxy without the connection tracking settings that are not
+// per network namespace.
 func (n *Node) StartProxy() error {
 	_, err := n.StartDaemon("kube-proxy", nil, filepath.Join(n.cluster.options.Binaries.Kubernetes, "kube-proxy"),
 		"--kubeconfig="+n.cluster.proxyConfig, "--hostname-override="+n.Name,

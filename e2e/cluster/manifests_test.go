@@ -13,14 +13,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// foreign are the overlays with objects that a cluster knows of only where somebody
-// has defined them.
+// foreign returns the overlays with objects whose CRDs the cluster lacks.
 func foreign() map[string]bool {
 	return map[string]bool{"openshift": true, "uninstall-openshift": true, "monitoring": true}
 }
 
-// testManifests has the API server judge every overlay, strictly: no field that it
-// does not know, no value that it does not take.
+// testManifests validates every overlay with the API server, strictly: no unknown fields or values.
 func testManifests(t *testing.T, c *cluster.Cluster) {
 	const root = "../../deploy/kustomize"
 	directories := []string{"base", "uninstall"}

@@ -12,8 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
 )
 
-// autoEntry leaves the choice of a backend to the node, with the image that has
-// nftables alone.
+// autoEntry sets backend auto, with the image that has only nftables.
 const autoEntry = `configMapGenerator:
 - name: ip-masq
   namespace: kube-system
@@ -31,9 +30,9 @@ patches:
       value: auto
 `
 
-// TestMismatch has images with iptables on hosts without, and the reverse. Pods
-// start and verdicts are right, whether the plugin or the reconciler chose the backend: the reconciler, because
-// it was first, or the plugin, because it was the first after a boot.
+// TestMismatch runs images with iptables on hosts without it, and the reverse. It checks that pods
+// start with the right verdicts whether the reconciler or, after a boot, the plugin chose the
+// backend.
 func TestMismatch(t *testing.T) {
 	ctx := t.Context()
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
@@ -71,7 +70,7 @@ func TestMismatch(t *testing.T) {
 		must(t, c.ApplyOverlay(ctx, autoEntry, "base"))
 		awaitReconcilers(t, c)
 		expectBackend(t, c, "iptables")
-		// It can read these rules, and not write them.
+		// The reconciler can read these rules but not write them.
 		onNodes(t, c, "iptables -t nat -F IP-MASQ-AGENT")
 		for _, n := range c.Nodes {
 			must(t, cluster.Await(ctx, cluster.Patience, func() error {
@@ -89,7 +88,7 @@ func TestMismatch(t *testing.T) {
 	})
 }
 
-// awaitReconcilers waits until one runs on every node, whatever it says.
+// awaitReconcilers waits until a reconciler runs on every node, ready or not.
 func awaitReconcilers(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	for _, n := range c.Nodes {
@@ -108,8 +107,7 @@ func onNodes(t *testing.T, c *cluster.Cluster, script string) {
 	}
 }
 
-// forgetBoot makes what every node has on record that of an earlier boot, and takes
-// the rules away.
+// forgetBoot changes the boot ID in every node's record and removes the rules.
 func forgetBoot(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	onNodes(t, c, `record=/var/lib/cni/ip-masq/record.json

@@ -18,20 +18,19 @@ import (
 // Node is a machine of the cluster with containerd, kubelet and kube-proxy.
 type Node struct {
 	*machine.Machine
-	// Address is the node's own, which the LAN and the outside see of what was
-	// masqueraded there.
+	// Address is the node's own address, which the LAN and the outside see of masqueraded packets.
 	Address netip.Addr
-	// Pods is where the addresses of its pods are.
+	// Pods is the prefix of the node's pods.
 	Pods netip.Prefix
-	// Runtime is its containerd.
+	// Runtime is the node's containerd.
 	Runtime *containerd.Runtime
 
 	cluster    *Cluster
 	kubeconfig string
 }
 
-// Conflist is the node's network configuration, without this project: the
-// bridge plugin, which has no ipMasq, and portmap.
+// Conflist returns the node's conflist without the plugin entry: bridge without ipMasq, and
+// portmap.
 func (n *Node) Conflist() string {
 	return fmt.Sprintf(`{
   "cniVersion": "1.1.0",
@@ -54,10 +53,10 @@ func (n *Node) Conflist() string {
 `, n.Pods)
 }
 
-// ConflistPath is where the node's network configuration is.
+// ConflistPath is the path of the node's conflist.
 const ConflistPath = "/etc/cni/net.d/10-pods.conflist"
 
-// addNode makes the machine and furnishes it; nothing runs there yet.
+// addNode creates and configures the machine of a node without starting its programs.
 func (c *Cluster) addNode(t T, number int, images [][]byte) (*Node, error) {
 	name := fmt.Sprintf("node%d", number)
 	n := &Node{Address: nodeAddress(number), Pods: nodePods(number), cluster: c}
@@ -99,7 +98,7 @@ func (n *Node) furnish(ctx context.Context, images [][]byte) error {
 	programs := n.cluster.options.Binaries.Containerd
 	if n.Runtime, err = containerd.Start(ctx, n.Machine, containerd.Options{
 		Programs: programs,
-		// Where it looks for its shim first: the one of Debian is another's.
+		// containerd looks here first for its shim; Debian's belongs to another version.
 		Env: []string{"PATH=" + programs + string(filepath.ListSeparator) + os.Getenv("PATH")},
 	}); err != nil {
 		return err
@@ -112,8 +111,7 @@ func (n *Node) furnish(ctx context.Context, images [][]byte) error {
 	return nil
 }
 
-// useLegacyIPTables does on the node what its administrators do with
-// update-alternatives.
+// useLegacyIPTables selects iptables-legacy on the node, as update-alternatives does.
 func (n *Node) useLegacyIPTables(ctx context.Context) error {
 	return n.Run(ctx, "sh", "-c", `cp -a /etc/alternatives /var/lib/kubelet/.alternatives &&
 		cd /var/lib/kubelet/.alternatives &&
@@ -122,8 +120,7 @@ func (n *Node) useLegacyIPTables(ctx context.Context) error {
 		iptables --version | grep legacy`)
 }
 
-// Start starts what a node starts at boot: kubelet and kube-proxy. containerd
-// runs by then.
+// Start starts the programs of a node after containerd: kubelet and kube-proxy.
 func (n *Node) Start() error {
 	return errors.Join(n.StartKubelet(), n.StartProxy())
 }
@@ -134,8 +131,8 @@ func (n *Node) Run(ctx context.Context, program string, args ...string) error {
 	return err
 }
 
-// Output runs a program on the node and returns its standard output. The error
-// has what it wrote to standard error.
+// Output runs a program on the node and returns its standard output. The error has its standard
+// error.
 func (n *Node) Output(ctx context.Context, program string, args ...string) (string, error) {
 	var stderr strings.Builder
 	c := n.Command(ctx, program, args...)
@@ -147,10 +144,10 @@ func (n *Node) Output(ctx context.Context, program string, args ...string) (stri
 	return string(stdout), nil
 }
 
-// condition is one of a node's status.
+// condition is a condition of a node's status.
 type condition struct{ Type, Status, Reason, Message string }
 
-// Ready is the node's condition of this type.
+// Ready returns the node's condition Ready.
 func (n *Node) Ready(ctx context.Context) (ready bool, message string, err error) {
 	var node struct {
 		Status struct{ Conditions []condition }
@@ -166,7 +163,7 @@ func (n *Node) Ready(ctx context.Context) (ready bool, message string, err error
 	return false, "", fmt.Errorf("%s has no condition Ready yet", n.Name)
 }
 
-// AwaitReady waits until the API server knows that the node is ready.
+// AwaitReady waits until the API server reports the node as ready.
 func (n *Node) AwaitReady(ctx context.Context) error {
 	return Await(ctx, Patience, func() error {
 		if err := n.cluster.running(); err != nil {

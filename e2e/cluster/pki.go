@@ -61,16 +61,15 @@ type pair struct{ certificate, key string }
 
 func (a *authority) path(file string) string { return filepath.Join(a.directory, file) }
 
-// caFile is what everybody trusts.
+// caFile returns the path of the CA certificate.
 func (a *authority) caFile() string { return a.path("ca.crt") }
 
-// client issues the certificate of a user, who is in the groups.
+// client issues the certificate of a user in these groups.
 func (a *authority) client(file, user string, groups ...string) (pair, error) {
 	return a.leaf(file, a.template(user, groups...))
 }
 
-// server issues the certificate of a server that is known by names and
-// addresses.
+// server issues the certificate of a server with these names and addresses.
 func (a *authority) server(file string, names []string, addresses ...netip.Addr) (pair, error) {
 	template := a.template(file)
 	template.DNSNames = names
@@ -110,8 +109,7 @@ func (a *authority) issue(file string, template *x509.Certificate, key *ecdsa.Pr
 	return p, nil
 }
 
-// kubeconfig writes a file by which a user talks to the server, and returns its
-// path.
+// kubeconfig writes a user's kubeconfig for the server and returns its path.
 func (a *authority) kubeconfig(server, user string, groups ...string) (string, error) {
 	file := strings.NewReplacer(":", "-").Replace(user)
 	p, err := a.client(file, user, groups...)

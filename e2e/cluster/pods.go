@@ -10,26 +10,26 @@ import (
 	"strings"
 )
 
-// Pod is one that runs the peer.
+// Pod is a pod that runs the peer.
 type Pod struct {
 	Name string
-	// Node is where it is to run; anywhere without it.
+	// Node is the pod's node; without it the scheduler chooses.
 	Node *Node
-	// HostNetwork makes it one with the node's own network.
+	// HostNetwork runs the pod in the node's network namespace.
 	HostNetwork bool
-	// Args are the peer's: "serve", "8080".
+	// Args are arguments of the peer: "serve", "8080".
 	Args []string
-	// Restart makes the container start again when it ends, and with the node.
+	// Restart restarts the container when it ends, and with the node.
 	Restart bool
 }
 
-// PeerPort is where pods serve.
+// PeerPort is the port of serving pods.
 const PeerPort = 8080
 
-// Serving are the Args of a pod that answers at PeerPort, with this name.
+// Serving returns the Args of a pod that answers at PeerPort with this name.
 func Serving(name string) []string { return []string{"serve", fmt.Sprint(PeerPort), name} }
 
-// Streaming are the Args of a pod that sends to the addresses without pause.
+// Streaming returns the Args of a pod that sends to the addresses without pause.
 func Streaming(to ...netip.Addr) []string {
 	args := []string{"stream"}
 	for _, address := range to {
@@ -52,7 +52,7 @@ func (p Pod) object() object {
 		"containers": []object{{
 			"name": "peer", "image": PeerImage, "imagePullPolicy": "Never", "args": p.Args,
 		}},
-		// A test breaks and reboots nodes; its pods are to stay on them.
+		// Tests break and reboot nodes; their pods must stay.
 		"tolerations": []object{
 			{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"},
 			{"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"},
@@ -68,7 +68,7 @@ func (p Pod) object() object {
 	}
 }
 
-// Create creates pods in the namespace default and does not wait for them.
+// Create creates pods in the namespace default without waiting for them.
 func (c *Cluster) Create(ctx context.Context, pods ...Pod) error {
 	items := make([]object, len(pods))
 	for i, p := range pods {
@@ -94,8 +94,7 @@ func (c *Cluster) Start(ctx context.Context, pods ...Pod) error {
 	return nil
 }
 
-// AwaitRunning waits until the pod of this name in the namespace default is ready
-// and returns its address.
+// AwaitRunning waits until a pod in the namespace default is ready and returns its address.
 func (c *Cluster) AwaitRunning(ctx context.Context, name string) (address netip.Addr, err error) {
 	err = Await(ctx, Patience, func() error {
 		var pod struct {
@@ -128,8 +127,7 @@ func (c *Cluster) Delete(ctx context.Context, names ...string) error {
 	return err
 }
 
-// Events are the messages of the events of a pod, one a line; why there are none
-// is told in their place.
+// Events returns the messages of a pod's events, one per line, or the error of reading them.
 func (c *Cluster) Events(ctx context.Context, name string) string {
 	var events struct {
 		Items []struct{ Type, Reason, Message string }
@@ -144,8 +142,8 @@ func (c *Cluster) Events(ctx context.Context, name string) string {
 	return strings.Join(lines, "\n")
 }
 
-// Expose makes a NodePort service of a name for the pod named app, and returns its
-// ClusterIP. policy is its externalTrafficPolicy, Cluster or Local.
+// Expose makes a NodePort service for the pods with label app and returns its ClusterIP. policy is
+// the externalTrafficPolicy, Cluster or Local.
 func (c *Cluster) Expose(ctx context.Context, name, app, policy string, nodePort int) (netip.Addr, error) {
 	port := func(protocol string) object {
 		return object{"name": strings.ToLower(protocol), "protocol": protocol, "port": PeerPort, "nodePort": nodePort}

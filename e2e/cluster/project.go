@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// kustomize is the directory of deploy/kustomize.
+// kustomize returns the path of a directory below deploy/kustomize.
 func kustomize(path string) string { return filepath.Join("../../deploy/kustomize", path) }
 
-// ImportProject gives every node the project's image of a tag: the archive
-// ip-masq-TAG.tar of Binaries.Images.
+// ImportProject imports the project's image with a tag, ip-masq-TAG.tar of Binaries.Images, on
+// every node.
 func (c *Cluster) ImportProject(ctx context.Context, tag string) error {
 	for _, n := range c.Nodes {
 		if err := n.ImportProject(ctx, tag); err != nil {
@@ -24,7 +24,7 @@ func (c *Cluster) ImportProject(ctx context.Context, tag string) error {
 	return nil
 }
 
-// ImportProject gives the node the project's image of a tag.
+// ImportProject imports the project's image with a tag on the node.
 func (n *Node) ImportProject(ctx context.Context, tag string) error {
 	archive, err := os.ReadFile(filepath.Join(n.cluster.options.Binaries.Images, "ip-masq-"+tag+".tar"))
 	if err != nil {
@@ -33,14 +33,14 @@ func (n *Node) ImportProject(ctx context.Context, tag string) error {
 	return n.Runtime.Import(ctx, archive)
 }
 
-// ApplyDirectory is kubectl apply -k of a directory of deploy/kustomize.
+// ApplyDirectory runs kubectl apply -k with a directory of deploy/kustomize.
 func (c *Cluster) ApplyDirectory(ctx context.Context, path string) error {
 	_, err := c.Kubectl(ctx, "apply", "-k", kustomize(path))
 	return err
 }
 
-// ApplyOverlay applies a kustomization of a test's own: what rest says, on top of
-// directories of deploy/kustomize.
+// ApplyOverlay applies a kustomization with the text rest on top of directories of
+// deploy/kustomize.
 func (c *Cluster) ApplyOverlay(ctx context.Context, rest string, directories ...string) error {
 	overlay, err := c.overlay(rest, directories...)
 	if err != nil {
@@ -50,8 +50,8 @@ func (c *Cluster) ApplyOverlay(ctx context.Context, rest string, directories ...
 	return err
 }
 
-// overlay writes a kustomization and returns its directory. kustomize takes
-// relative paths only; COMPONENTS/ in rest stands for the one to the components.
+// overlay writes a kustomization and returns its directory. kustomize accepts only relative paths;
+// COMPONENTS/ in rest is replaced by that of the components.
 func (c *Cluster) overlay(rest string, directories ...string) (string, error) {
 	overlay, err := os.MkdirTemp(c.directory, "overlay-")
 	if err != nil {
@@ -75,21 +75,20 @@ func (c *Cluster) overlay(rest string, directories ...string) (string, error) {
 	return overlay, nil
 }
 
-// DeleteDirectory is kubectl delete -k, and waits until the pods are gone.
+// DeleteDirectory runs kubectl delete -k and waits until the pods have ended.
 func (c *Cluster) DeleteDirectory(ctx context.Context, path string) error {
 	_, err := c.Kubectl(ctx, "delete", "-k", kustomize(path), "--ignore-not-found", "--cascade=foreground", "--timeout="+Patience.String())
 	return err
 }
 
-// AwaitRollout waits until every pod of a DaemonSet in kube-system is of its
-// latest template, and ready.
+// AwaitRollout waits until every pod of a DaemonSet in kube-system has its latest template and is
+// ready.
 func (c *Cluster) AwaitRollout(ctx context.Context, daemonSet string) error {
 	_, err := c.Kubectl(ctx, "rollout", "status", "-n", "kube-system", "daemonset/"+daemonSet, "--timeout="+Patience.String())
 	return err
 }
 
-// Logs are what all containers of a DaemonSet's pods in kube-system have said; why
-// they cannot be had is told in their place.
+// Logs returns the logs of a DaemonSet's pods in kube-system, or the error of reading them.
 func (c *Cluster) Logs(ctx context.Context, daemonSet string) string {
 	logs, err := c.Kubectl(ctx, "logs", "-n", "kube-system", "daemonset/"+daemonSet, "--all-pods", "--all-containers", "--prefix", "--tail=40", "--ignore-errors")
 	if err != nil {

@@ -15,35 +15,35 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// StreamPort is where the LAN and the outside record what peers stream.
+// StreamPort is the port at which the LAN and the outside record packets of peers.
 const StreamPort = 9
 
-// Packet is one that a peer streamed, as it was received.
+// Packet is a received packet of a peer.
 type Packet struct {
 	At time.Time
-	// By is who received it, lan or outside.
+	// By is the receiver, lan or outside.
 	By string
-	// Self is who the sender says it is, its address before any translation.
+	// Self is the sender's own address, before any translation.
 	Self netip.Addr
 	To   netip.AddrPort
-	// Source is where it came from.
+	// Source is the seen source address.
 	Source netip.Addr
 }
 
-// String is for messages.
+// String formats the packet for messages.
 func (p Packet) String() string {
 	return fmt.Sprintf("%s %s received from %s what %s sent to %s", p.At.Format("15:04:05.000"), p.By, p.Source, p.Self, p.To)
 }
 
-// Recorder notes every packet that the LAN and the outside receive at StreamPort,
-// and never answers.
+// Recorder records every packet that the LAN and the outside receive at StreamPort. It never
+// answers.
 type Recorder struct {
 	mu      sync.Mutex
 	packets []Packet
 	broken  []string
 }
 
-// Record starts a recorder, until the test ends.
+// Record starts a recorder until the test ends.
 func (c *Cluster) Record(t T) *Recorder {
 	t.Helper()
 	r := &Recorder{}
@@ -91,7 +91,7 @@ func (r *Recorder) receive(by string, conn net.PacketConn) {
 	}
 }
 
-// Since are the packets received since a moment, in their order.
+// Since returns the packets received since a time, in order.
 func (r *Recorder) Since(moment time.Time) []Packet {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,9 +103,9 @@ func (r *Recorder) Since(moment time.Time) []Packet {
 	return nil
 }
 
-// Wrong are the packets since a moment that came from another address than they
-// should: the LAN and exempt destinations see pods as they are, the rest of the
-// outside sees their node. What could not be read is told as it is.
+// Wrong returns the packets since a time with a wrong source address, and those that cannot be
+// parsed. The LAN and exempt destinations must see the pod's address, other outside destinations
+// the node's.
 func (c *Cluster) Wrong(r *Recorder, moment time.Time, exempt ...netip.Prefix) []string {
 	var wrong []string
 	for _, p := range r.Since(moment) {
@@ -123,8 +123,7 @@ func (c *Cluster) Wrong(r *Recorder, moment time.Time, exempt ...netip.Prefix) [
 	return append(wrong, r.broken...)
 }
 
-// nodeOf is the address of the node on which a pod with this address is, or of
-// the node that has it.
+// nodeOf returns the address of the node that has this address or a pod with it.
 func (c *Cluster) nodeOf(address netip.Addr) netip.Addr {
 	for _, n := range c.Nodes {
 		if n.Pods.Contains(address) {

@@ -15,10 +15,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// release is the tag that the manifests name.
+// release is the tag in the manifests.
 const release = "v0.1.0"
 
-// newCluster makes a cluster whose nodes have the project's image, both variants.
+// newCluster makes a cluster whose nodes have both variants of the project's image.
 func newCluster(t *testing.T, options cluster.Options) *cluster.Cluster {
 	t.Helper()
 	began := time.Now()
@@ -31,8 +31,8 @@ func newCluster(t *testing.T, options cluster.Options) *cluster.Cluster {
 	return c
 }
 
-// rollOut applies a directory of deploy/kustomize and waits until its DaemonSet is
-// ready on every node.
+// rollOut applies a directory of deploy/kustomize and waits until its DaemonSet is ready on every
+// node.
 func rollOut(t *testing.T, c *cluster.Cluster, directory, daemonSet string) {
 	t.Helper()
 	must(t, c.ApplyDirectory(t.Context(), directory))
@@ -47,13 +47,13 @@ func awaitRollout(t *testing.T, c *cluster.Cluster, daemonSet string) {
 	}
 }
 
-// takeDown deletes what was applied and waits until its pods are gone.
+// takeDown deletes the objects of a directory and waits until its pods have ended.
 func takeDown(t *testing.T, c *cluster.Cluster, directory string) {
 	t.Helper()
 	must(t, c.DeleteDirectory(t.Context(), directory))
 }
 
-// startAndStop starts a pod on each node, asks there with it, and deletes it.
+// startAndStop starts a pod on each node, checks its verdicts, and deletes it.
 func startAndStop(t *testing.T, c *cluster.Cluster, wants func(n *cluster.Node, pod netip.Addr) []want) {
 	t.Helper()
 	ctx := t.Context()
@@ -71,12 +71,12 @@ func startAndStop(t *testing.T, c *cluster.Cluster, wants func(n *cluster.Node, 
 	must(t, c.Delete(ctx, names...))
 }
 
-// component is the part of a kustomization that names one of deploy/kustomize's.
+// component returns the lines of a kustomization that select a component of deploy/kustomize.
 func component(name string) string {
 	return "components:\n- COMPONENTS/" + name + "\n"
 }
 
-// awaitReadyz waits until the reconciler on a node is content.
+// awaitReadyz waits until the reconciler on a node is ready.
 func awaitReadyz(t *testing.T, n *cluster.Node) {
 	t.Helper()
 	must(t, cluster.Await(t.Context(), cluster.Patience, func() error {

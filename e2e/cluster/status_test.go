@@ -14,7 +14,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// iptablesEntry states the backend, so that nothing else will do.
+// iptablesEntry sets the backend, so that no other is chosen.
 const iptablesEntry = `configMapGenerator:
 - name: ip-masq
   namespace: kube-system
@@ -23,8 +23,8 @@ const iptablesEntry = `configMapGenerator:
   - 'entry.json={"type": "ip-masq", "backend": "iptables"}'
 `
 
-// TestBrokenNode breaks what a node needs and mends it, and looks at what people
-// see of that: kubectl describe node, and the events of pods.
+// TestBrokenNode breaks and repairs a node and checks what kubectl describe node and the pods'
+// events report.
 func TestBrokenNode(t *testing.T) {
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
 	must(t, c.ApplyOverlay(t.Context(), iptablesEntry, "overlays/iptables"))
@@ -35,8 +35,7 @@ func TestBrokenNode(t *testing.T) {
 	t.Run("backend", func(t *testing.T) { brokenBackend(t, c, n) })
 }
 
-// brokenBackend takes iptables from the node, and its rules, while nobody is there
-// who brings them back.
+// brokenBackend removes iptables and the rules from the node while no reconciler runs.
 func brokenBackend(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
 	ctx := t.Context()
 	takeDown(t, c, "overlays/iptables")
@@ -55,7 +54,7 @@ func brokenBackend(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
 	expect(t, "mended", c.FromPod("mended"), want{c.World.Outside.Addrs[0], topology.EchoPort, "outside", n.Address})
 }
 
-// brokenEntry makes a mistake in the conflist.
+// brokenEntry writes an invalid key into the conflist.
 func brokenEntry(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
 	ctx := t.Context()
 	good := string(topology.Must(os.ReadFile(n.Path(cluster.ConflistPath)))(t))
@@ -65,7 +64,7 @@ func brokenEntry(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
 	}
 	message := []string{"nonMasqueradeCIDRs[0]: 10.0.1.24/24 has host bits set", "did you mean 10.0.1.0/24?"}
 	failed := append([]string{"FailedCreatePodSandBox", `plugin type="ip-masq" failed (add)`}, message...)
-	// ADD is tried as long as kubelet has not asked for the status.
+	// kubelet calls ADD until it has polled the status.
 	seen := ""
 	for i := 0; !containsAll(seen, failed...); i++ {
 		if i == 10 {
@@ -84,14 +83,14 @@ func brokenEntry(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
 	t.Log(seen)
 }
 
-// awaitNotReady waits until kubectl describe node says that it is not ready, and
-// why: all of the texts.
+// awaitNotReady waits until kubectl describe node reports the node as not ready with all of the
+// texts.
 func awaitNotReady(t *testing.T, n *cluster.Node, why ...string) {
 	t.Helper()
 	must(t, cluster.Await(t.Context(), cluster.Patience, func() error {
 		ready, message, err := n.Ready(t.Context())
 		if err == nil && (ready || !containsAll(message, why...)) {
-			err = fmt.Errorf("node is ready: %t, %q; want it not to be, and all of %q said", ready, message, why)
+			err = fmt.Errorf("node is ready: %t, %q; want it not ready with all of %q", ready, message, why)
 		}
 		return err
 	}))

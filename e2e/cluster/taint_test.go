@@ -12,12 +12,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// startupTaint is what nodes join with, and what components/startup-taint takes
-// from them.
+// startupTaint is the taint with which nodes register and that components/startup-taint removes.
 const startupTaint = "ip-masq.github.io/not-ready"
 
-// TestStartupTaint lets nodes join with the taint: no pod starts there before our
-// own is ready, and then it does.
+// TestStartupTaint registers nodes with the taint. It checks that no pod starts there before the
+// reconciler is ready, and that pods start then.
 func TestStartupTaint(t *testing.T) {
 	ctx := t.Context()
 	c := newCluster(t, cluster.Options{

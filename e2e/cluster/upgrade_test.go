@@ -17,10 +17,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// nextRelease is what is upgraded to.
+// nextRelease is the release to upgrade to.
 const nextRelease = "v0.1.1"
 
-// agentConfig exempts a part of the outside, by the agents' ConfigMap.
+// agentConfig is the agents' ConfigMap; it exempts a part of the outside.
 const agentConfig = `apiVersion: v1
 kind: ConfigMap
 metadata: {name: ip-masq-agent, namespace: kube-system}
@@ -34,8 +34,8 @@ data:
     resyncInterval: 60s
 `
 
-// TestUpgradeAndReboot looks at every packet of senders that never pause, while
-// the DaemonSet is upgraded under them and while a node fails and boots.
+// TestUpgradeAndReboot checks every packet of continuous senders while the DaemonSet is upgraded
+// and while a node fails and boots.
 func TestUpgradeAndReboot(t *testing.T) {
 	ctx := t.Context()
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
@@ -59,7 +59,7 @@ func TestUpgradeAndReboot(t *testing.T) {
 	t.Run("reboot", func(t *testing.T) { s.reboot(t, c.Nodes[0]) })
 }
 
-// streams are senders without pause, and what is seen of them.
+// streams are continuous senders and their recorded packets.
 type streams struct {
 	*cluster.Cluster
 	recorder *cluster.Recorder
@@ -72,7 +72,7 @@ func (s *streams) pod(name string, n *cluster.Node) cluster.Pod {
 	return cluster.Pod{Name: name, Node: n, Restart: true, Args: cluster.Streaming(s.to...)}
 }
 
-// awaitFrom waits until every destination has seen somebody of a network since.
+// awaitFrom waits until every destination has received a packet from a network since a time.
 func (s *streams) awaitFrom(t *testing.T, from netip.Prefix, since time.Time) {
 	t.Helper()
 	must(t, cluster.Await(t.Context(), cluster.Patience, func() error {
@@ -83,13 +83,13 @@ func (s *streams) awaitFrom(t *testing.T, from netip.Prefix, since time.Time) {
 			}
 		}
 		if len(seen) < len(s.to) {
-			return fmt.Errorf("of what %s sends %v has arrived, want it at %v", from, seen, s.to)
+			return fmt.Errorf("packets of %s arrived at %v, want %v", from, seen, s.to)
 		}
 		return nil
 	}))
 }
 
-// expectRight fails the test if any packet so far had a wrong address.
+// expectRight fails the test if a packet so far had a wrong source address.
 func (s *streams) expectRight(t *testing.T) {
 	t.Helper()
 	wrong := s.Wrong(s.recorder, s.began, s.exempt)
@@ -104,7 +104,7 @@ func (s *streams) expectRight(t *testing.T) {
 	}
 }
 
-// upgrade rolls the next release out. Pods come and go all the while.
+// upgrade rolls out the next release while pods start and end.
 func (s *streams) upgrade(t *testing.T) {
 	ctx := t.Context()
 	before := s.plugins(t)
@@ -129,11 +129,11 @@ func (s *streams) upgrade(t *testing.T) {
 	t.Logf("%d packets, each from the right address", len(s.recorder.Since(s.began)))
 }
 
-// churn starts pods that send, and deletes them, until the context ends.
+// churn starts sending pods and deletes them until the context ends.
 func (s *streams) churn(ctx context.Context) error {
 	for i := 0; ctx.Err() == nil; i++ {
 		name := fmt.Sprintf("churn-%d", i)
-		// To be interrupted here is to be done.
+		// A round in progress is completed.
 		whole := context.WithoutCancel(ctx)
 		if err := s.Start(whole, s.pod(name, s.Nodes[i%len(s.Nodes)])); err != nil {
 			return err
@@ -145,7 +145,7 @@ func (s *streams) churn(ctx context.Context) error {
 	return nil
 }
 
-// plugins are the bytes of the plugin on each node.
+// plugins returns the plugin's binary on each node.
 func (s *streams) plugins(t *testing.T) [][]byte {
 	t.Helper()
 	var plugins [][]byte
@@ -155,27 +155,27 @@ func (s *streams) plugins(t *testing.T) [][]byte {
 	return plugins
 }
 
-// reboot lets a node fail and boot. Its reconciler, of which it has lost the image,
-// comes up when the test lets it.
+// reboot lets a node fail and boot. Its reconciler has no image and starts only when the test
+// imports it.
 func (s *streams) reboot(t *testing.T, n *cluster.Node) {
 	ctx := t.Context()
 	must(t, n.RemoveProject(ctx, nextRelease))
 	must(t, n.PowerFail(ctx))
-	// What the node sent so far has arrived: there is no longer way than a wire.
+	// The node's packets so far have arrived: the longest path is a veth pair.
 	booted := time.Now()
 	must(t, n.Boot(ctx))
 	s.awaitFrom(t, n.Pods, booted)
 	t.Logf("the first pod sends %.1fs after the boot", time.Since(booted).Seconds())
 	s.awaitFrom(t, netip.PrefixFrom(n.Address, 32), booted)
 	if status, text, err := n.Readyz(ctx); err == nil {
-		t.Errorf("the reconciler runs, so nothing was shown: %d %s", status, text)
+		t.Errorf("the reconciler runs, so the plugin was not tested alone: %d %s", status, text)
 	}
 	s.expectRight(t)
 	first := len(s.recorder.Since(booted))
 
 	must(t, n.ImportProject(ctx, nextRelease))
-	// A new pod: kubelet would wait longer and longer before it looks for the image. The
-	// old one takes its time: it is being looked for elsewhere.
+	// kubelet backs off from a missing image, so the pod is replaced. The old pod is not waited
+	// for.
 	_ = topology.Must(s.Kubectl(ctx, "delete", "pod", "-n", "kube-system", "-l", "app.kubernetes.io/name=ip-masq",
 		"--field-selector=spec.nodeName="+n.Name))(t)
 	deleted := time.Now()

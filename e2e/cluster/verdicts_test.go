@@ -18,16 +18,15 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// TestVerdicts rolls out each of our backends under each of kube-proxy's, and
-// takes it away again: first the DaemonSet, under which pods go on as before,
-// and then everything.
+// TestVerdicts rolls out each backend of ip-masq with each mode of kube-proxy and removes it again:
+// first the DaemonSet, after which the verdicts stay, and then everything.
 func TestVerdicts(t *testing.T) {
 	for _, proxy := range []string{"iptables", "nftables"} {
 		t.Run("proxy="+proxy, func(t *testing.T) {
 			c := newCluster(t, cluster.Options{ProxyMode: proxy})
 			before := traces(t, c)
 			k := newWorkload(t, c)
-			// Pods that were there first; and this shows that verdicts can fail.
+			// These pods run before the rollout; they show that wrong verdicts are detected.
 			startAndStop(t, c, k.alone)
 
 			for _, b := range []struct{ name, install, uninstall string }{
@@ -55,13 +54,12 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// outside is a flow to the outside host, and who it comes from there.
+// outside returns a flow to the outside host and the source it must have there.
 func outside(k *workload, source netip.Addr) []want {
 	return []want{{k.World.Outside.Addrs[0], topology.EchoPort, "outside", source}}
 }
 
-// expectBackend fails the test if the rules of a node are not where they should
-// be, or are in both places.
+// expectBackend fails the test unless the rules of every node are in this backend only.
 func expectBackend(t *testing.T, c *cluster.Cluster, backend string) {
 	t.Helper()
 	for _, n := range c.Nodes {
@@ -77,8 +75,7 @@ func expectBackend(t *testing.T, c *cluster.Cluster, backend string) {
 	}
 }
 
-// traces are what this project could leave on each node: files, and the names of
-// tables and chains that others do not have.
+// traces returns the files, tables and chains of each node that belong to this project.
 func traces(t *testing.T, c *cluster.Cluster) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -96,7 +93,7 @@ func nodeTraces(ctx context.Context, n *cluster.Node) ([]string, error) {
 			return nil, err
 		}
 		for _, name := range names {
-			// The plugins' own: host-local's and libcni's.
+			// Files of host-local and libcni.
 			if p := filepath.Join(directory, name.Name()); p != "/var/lib/cni/networks" && p != "/var/lib/cni/results" {
 				found = append(found, p)
 			}
@@ -123,10 +120,10 @@ func nodeTraces(ctx context.Context, n *cluster.Node) ([]string, error) {
 	return found, nil
 }
 
-// expectNoTrace fails the test if a node has more than before.
+// expectNoTrace fails the test if a node has more of them than before.
 func expectNoTrace(t *testing.T, c *cluster.Cluster, before map[string][]string) {
 	t.Helper()
 	if diff := cmp.Diff(before, traces(t, c)); diff != "" {
-		t.Errorf("traces are left (-before +after):\n%s", diff)
+		t.Errorf("traces remain (-before +after):\n%s", diff)
 	}
 }

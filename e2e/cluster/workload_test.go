@@ -13,22 +13,22 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// The ports at which services are reached on every node.
+// NodePorts of the services.
 const (
 	nearPort  = 30081
 	farPort   = 30082
-	localPort = 30083 // far, with externalTrafficPolicy Local
+	localPort = 30083 // service far with externalTrafficPolicy Local
 )
 
-// workload is the pods and services that most tests need: a client and a server on
-// the first node, a server on the second, and one with each node's own network.
+// workload has the pods and services of most tests: a client and a server on the first node, a
+// server on the second, and a pod with host network on each.
 type workload struct {
 	*cluster.Cluster
 	client, near, far netip.Addr
 	nearIP, farIP     netip.Addr // of services
 }
 
-// newWorkload creates it.
+// newWorkload creates the workload.
 func newWorkload(t *testing.T, c *cluster.Cluster) *workload {
 	t.Helper()
 	ctx := t.Context()
@@ -49,7 +49,7 @@ func newWorkload(t *testing.T, c *cluster.Cluster) *workload {
 	return k
 }
 
-// want is a flow and what is to be seen of it.
+// want is a flow and its expected result.
 type want struct {
 	to     netip.Addr
 	port   uint16
@@ -57,11 +57,11 @@ type want struct {
 	source netip.Addr
 }
 
-// verdicts are what every sender's peers are to see, by the sender's name.
+// verdicts returns the expected results by the sender's name.
 func (k *workload) verdicts() map[string][]want {
 	const port = cluster.PeerPort
 	first, second := k.Nodes[0].Address, k.Nodes[1].Address
-	// What a node calls itself towards its own pods.
+	// The address of a node towards its own pods.
 	gateway1, gateway2 := k.Nodes[0].Pods.Addr().Next(), k.Nodes[1].Pods.Addr().Next()
 	lan, outside := k.World.LAN.Addrs[0], k.World.Outside.Addrs[0]
 	lan10, outside198 := netip.MustParseAddr("10.77.7.7"), netip.MustParseAddr("198.51.100.7")
@@ -77,7 +77,7 @@ func (k *workload) verdicts() map[string][]want {
 			{outside198, topology.EchoPort, "outside", first},
 			{k.nearIP, port, "near", k.client},
 			{k.farIP, port, "far", k.client},
-			// kube-proxy masquerades what comes for a NodePort.
+			// kube-proxy masquerades traffic to a NodePort.
 			{first, farPort, "far", first},
 			{second, farPort, "far", gateway2},
 			{second, localPort, "far", k.client},
@@ -106,13 +106,13 @@ func (k *workload) verdicts() map[string][]want {
 	}
 }
 
-// masqueraded is what the outside is to see of a pod where the project is at work,
-// and alone where it is not.
+// masqueraded returns the expected result of a pod with the project's rules, and alone without
+// them.
 func (k *workload) masqueraded(n *cluster.Node, _ netip.Addr) []want { return outside(k, n.Address) }
 
 func (k *workload) alone(_ *cluster.Node, pod netip.Addr) []want { return outside(k, pod) }
 
-// expectVerdicts fails the test if anybody sees another address than is right.
+// expectVerdicts fails the test if a receiver sees a wrong source address.
 func (k *workload) expectVerdicts(t *testing.T) {
 	t.Helper()
 	for name, wants := range k.verdicts() {
@@ -129,8 +129,8 @@ func (k *workload) expectVerdicts(t *testing.T) {
 	}
 }
 
-// expect sends what is wanted, by UDP and TCP, and fails the test if something
-// else is seen. kube-proxy may be a moment late.
+// expect sends the flows with UDP and TCP and fails the test if the results differ. It retries
+// because kube-proxy may be late.
 func expect(t *testing.T, name string, sender cluster.Sender, wants ...want) {
 	t.Helper()
 	var flows []cluster.Flow

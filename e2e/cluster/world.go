@@ -12,10 +12,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// podNetwork is where pods are: a /24 a node.
+// podNetwork is the prefix of all pods, with a /24 for each node.
 func podNetwork() netip.Prefix { return netip.MustParsePrefix("10.244.0.0/16") }
 
-// controlAddress and nodeAddress are on the LAN's side of the world: exempt.
+// controlAddress and nodeAddress are addresses of the LAN's private range, which is exempt.
 func controlAddress() netip.Addr { return netip.MustParseAddr("192.168.100.2") }
 
 func nodeAddress(number int) netip.Addr {
@@ -26,7 +26,7 @@ func nodePods(number int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(number), 0}), 24)
 }
 
-// routePods makes the router of the world send what is for pods to their node.
+// routePods makes the router route a node's pods to the node.
 func routePods(router *topology.Host, node netip.Addr, pods netip.Prefix) error {
 	routes, err := router.Netlink.RouteGet(node.AsSlice())
 	if err != nil || len(routes) == 0 {

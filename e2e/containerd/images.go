@@ -55,7 +55,7 @@ func Images(ctx context.Context) ([]byte, error) {
 	return archive.Bytes(), nil
 }
 
-// PodProgram builds the program of PodImage: a static one, as there is no libc.
+// PodProgram builds the program of PodImage, statically linked because the image has no libc.
 func PodProgram(ctx context.Context) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "ip-masq-pod-")
 	if err != nil {

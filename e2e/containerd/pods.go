@@ -11,22 +11,22 @@ import (
 	"time"
 )
 
-// Pod is a pod's sandbox.
+// Pod is a pod sandbox.
 type Pod struct {
 	ID   string
 	Name string
-	// Netns is the path of its network namespace in this process's file system,
-	// and NetnsInside on the machine, as plugins get it in CNI_NETNS.
+	// Netns is the path of its network namespace in this process's file system; NetnsInside is the
+	// path on the machine, which plugins get in CNI_NETNS.
 	Netns, NetnsInside string
-	// Addrs are what the network gave it, as CRI tells.
+	// Addrs are the addresses that CRI reports.
 	Addrs []netip.Addr
 
 	runtime *Runtime
 	config  string // a path on the machine
 }
 
-// RunPod asks for a pod's sandbox, in the namespace "default". The error has what
-// CRI said: what a kubelet would put into the pod's events.
+// RunPod creates a pod sandbox in the namespace "default". The error has the message of CRI, which
+// a kubelet would put into the pod's events.
 func (r *Runtime) RunPod(ctx context.Context, name string) (*Pod, error) {
 	config := fmt.Sprintf(`{"metadata": {"name": %q, "namespace": "default", "uid": "%s-%d", "attempt": 0},
 		"log_directory": "/var/log/pods/%s", "linux": {"cgroup_parent": %q}}`,
@@ -80,27 +80,27 @@ func (p *Pod) inspect(ctx context.Context) error {
 	return fmt.Errorf("inspect pod %s: CRI names no network namespace: %s", p.Name, text)
 }
 
-// Stop stops the pod's containers and its sandbox: the first DEL.
+// Stop stops the pod's containers and its sandbox; the runtime calls DEL.
 func (p *Pod) Stop(ctx context.Context) error {
 	_, err := p.runtime.ask(ctx, "stopp", p.ID)
 	return err
 }
 
-// Remove removes the pod, stopped before or not: the second DEL.
+// Remove removes the pod, stopped or not; the runtime calls DEL again.
 func (p *Pod) Remove(ctx context.Context) error {
 	_, err := p.runtime.ask(ctx, "rmp", "-f", p.ID)
 	return err
 }
 
-// Container is one in a pod.
+// Container is a container of a pod.
 type Container struct {
 	ID string
 
 	pod *Pod
 }
 
-// Run starts a container in the pod, with arguments for the image's entry point
-// or, where it has none, a command.
+// Run starts a container in the pod with arguments for the image's entry point, or with a command
+// if the image has none.
 func (p *Pod) Run(ctx context.Context, name, image string, args ...string) (*Container, error) {
 	quoted, err := json.Marshal(args)
 	if err != nil {
@@ -121,12 +121,12 @@ func (p *Pod) Run(ctx context.Context, name, image string, args ...string) (*Con
 	return c, err
 }
 
-// Exec runs a program in the container and returns what it printed.
+// Exec runs a program in the container and returns its output.
 func (c *Container) Exec(ctx context.Context, args ...string) (string, error) {
 	return c.pod.runtime.ask(ctx, append([]string{"exec", c.ID}, args...)...)
 }
 
-// Output is what the container has printed so far.
+// Output returns the container's output so far.
 func (c *Container) Output(ctx context.Context) (string, error) {
 	answer, err := c.pod.runtime.Crictl(ctx, "logs", c.ID)
 	if err == nil && answer.ExitCode != 0 {
@@ -135,7 +135,7 @@ func (c *Container) Output(ctx context.Context) (string, error) {
 	return answer.Stdout + answer.Stderr, err
 }
 
-// Await waits until the container has printed so many lines, and returns them.
+// Await waits until the container has printed this number of lines, and returns them.
 func (c *Container) Await(ctx context.Context, lines int) ([]string, error) {
 	for {
 		text, err := c.Output(ctx)
@@ -147,7 +147,7 @@ func (c *Container) Await(ctx context.Context, lines int) ([]string, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for %d lines of container %s: %w; it said %q", lines, c.ID, ctx.Err(), text)
+			return nil, fmt.Errorf("wait for %d lines of container %s: %w; output %q", lines, c.ID, ctx.Err(), text)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"fmt"
 )
 
-// Condition is one that a kubelet makes a node's readiness of.
+// Condition is a CRI condition from which a kubelet derives the node's readiness.
 type Condition struct {
 	Type    string
 	Status  bool
@@ -16,8 +16,8 @@ type Condition struct {
 	Message string
 }
 
-// NetworkReady is what CRI says of the network, asked now: with containerd 2 and a
-// conflist of version 1.1.0 every question makes STATUS calls.
+// NetworkReady returns the current condition of the network. containerd 2 calls STATUS for each
+// request if the conflist has cniVersion 1.1.0.
 func (r *Runtime) NetworkReady(ctx context.Context) (Condition, error) {
 	text, err := r.ask(ctx, "info")
 	if err != nil {
@@ -34,5 +34,5 @@ func (r *Runtime) NetworkReady(ctx context.Context) (Condition, error) {
 			return c, nil
 		}
 	}
-	return Condition{}, fmt.Errorf("read CRI status: it says nothing of the network: %s", text)
+	return Condition{}, fmt.Errorf("read CRI status: no condition of the network: %s", text)
 }

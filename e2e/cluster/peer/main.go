@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command peer is what the pods of the tests run.
+// Command peer is the program of test pods.
 //
-//	peer pause               does nothing until it is told to end
-//	peer serve PORT NAME     says "NAME ADDRESS:PORT" to each sender, UDP and TCP
-//	peer ask FLOW...         sends to each and prints "FLOW NAME ADDRESS:PORT": what the other side saw
-//	peer stream FLOW...      sends to each in turn, from a new port each time, until it is told to end
+//	peer pause               waits until it is terminated
+//	peer serve PORT NAME     answers "NAME ADDRESS:PORT" to each sender, UDP and TCP
+//	peer ask FLOW...         sends to each and prints "FLOW NAME ADDRESS:PORT": what the receiver saw
+//	peer stream FLOW...      sends to each in turn, from a new port each time, until it is terminated
 //
 // A FLOW is udp:ADDRESS:PORT or tcp:ADDRESS:PORT.
 package main
@@ -22,8 +22,7 @@ import (
 	"golang.org/x/net/ipv4"
 )
 
-// within is how long to wait for an answer. A packet of UDP that gets none is
-// sent again, once.
+// within is the timeout for an answer. A UDP packet without an answer is sent again once.
 const within = time.Second
 
 func main() {
@@ -35,9 +34,9 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("what to do?")
+		return fmt.Errorf("no command")
 	}
-	// A container's first process has no default action for it.
+	// The first process of a container ignores signals without a handler.
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGTERM, syscall.SIGINT)
 	switch verb := args[0]; verb {
@@ -70,8 +69,7 @@ func serve(port, name string) error {
 	if err != nil {
 		return err
 	}
-	// The answer comes from the address that was asked, also where there are
-	// many: on a node.
+	// The answer is sent from the address that received the packet; a node has several.
 	packets := ipv4.NewPacketConn(conn)
 	if err := packets.SetControlMessage(ipv4.FlagDst, true); err != nil {
 		return err
@@ -140,9 +138,8 @@ func askOnce(network, address string) (string, error) {
 	return strings.TrimSpace(string(buffer[:n])), nil
 }
 
-// stream says in each packet who sent it and where to. It begins at once and
-// minds no error: a network that is not there yet, or no more, is what it is to
-// be there for.
+// stream sends packets with the sender's address and the destination. It starts at once and ignores
+// errors, because the network may not exist yet or any more.
 func stream(flows []string) {
 	for {
 		for _, flow := range flows {

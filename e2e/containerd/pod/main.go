@@ -21,9 +21,9 @@ func main() {
 	os.Exit(1)
 }
 
-// run returns what stops it, and does not return while all is well.
+// run returns only on an error or at the end of the command.
 func run(args []string) error {
-	// Process 1 of a container is not ended by signals that it does not ask for.
+	// Process 1 of a container ignores signals without a handler.
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT)
 	go func() {
@@ -50,7 +50,7 @@ func run(args []string) error {
 
 const patience = 2 * time.Second
 
-// ask sends one packet or makes one connection, and returns the answer.
+// ask sends one packet or opens one connection, and returns the answer.
 func ask(protocol, to string) string {
 	answer, err := send(protocol, to)
 	if err != nil {
@@ -69,7 +69,7 @@ func send(protocol, to string) (string, error) {
 		return "", err
 	}
 	if protocol != "tcp" {
-		// With TCP who is called speaks first.
+		// With TCP the server sends first.
 		if _, err := conn.Write([]byte("?\n")); err != nil {
 			return "", err
 		}
@@ -95,7 +95,7 @@ func load(interval string, to []string) error {
 	}
 }
 
-// serve answers each packet and connection with who asked.
+// serve answers each packet and connection with the peer's address.
 func serve(port string) error {
 	name, err := os.Hostname()
 	if err != nil {
@@ -113,14 +113,14 @@ func serve(port string) error {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
-				return // nothing ends it but the process
+				return // the socket is closed only by the end of the process
 			}
 			go func() {
 				defer func() { _ = conn.Close() }()
 				lines := bufio.NewScanner(conn)
 				for {
 					if _, err := conn.Write(said(name, conn.RemoteAddr())); err != nil || !lines.Scan() {
-						return // the caller has left
+						return // the peer closed the connection
 					}
 				}
 			}()
@@ -138,7 +138,7 @@ func serve(port string) error {
 	}
 }
 
-// said is the answer to a source: an IPv4 one in its own form.
+// said returns the answer for a source; an IPv4-mapped address is printed as IPv4.
 func said(name string, from net.Addr) []byte {
 	var source netip.AddrPort
 	switch a := from.(type) {
