@@ -49,7 +49,7 @@ func TestInvalidAgentFiles(t *testing.T) {
 	n := newNode(t, backends()[1])
 	for i, c := range []struct {
 		name, text string
-		says       []string
+		msgs       []string
 	}{
 		{"not a CIDR", "nonMasqueradeCIDRs: [10.0.0.0/8, abcdefg]\n", []string{"nonMasqueradeCIDRs[1]", "abcdefg"}},
 		{"not an address", "nonMasqueradeCIDRs: [10.256.0.0/16]\n", []string{"nonMasqueradeCIDRs[0]", "10.256.0.0/16"}},
@@ -71,9 +71,9 @@ func TestInvalidAgentFiles(t *testing.T) {
 				if code != 1 {
 					t.Errorf("exit code %d, want 1", code)
 				}
-				for _, says := range append(c.says, filepath.Join(dir, "ip-masq-agent")) {
-					if !strings.Contains(stderr, says) {
-						t.Errorf("error lacks %q:\n%s", says, stderr)
+				for _, msgs := range append(c.msgs, filepath.Join(dir, "ip-masq-agent")) {
+					if !strings.Contains(stderr, msgs) {
+						t.Errorf("error lacks %q:\n%s", msgs, stderr)
 					}
 				}
 				n.wantNoChain(t, "IP-MASQ-AGENT")

@@ -13,7 +13,7 @@ import (
 type invalidKey struct {
 	key   string
 	value any // marshaled to JSON
-	says  []string
+	msgs  []string
 }
 
 func raw(s string) json.RawMessage { return json.RawMessage(s) }
@@ -101,7 +101,7 @@ func invalidPrefixLists() []invalidKey {
 			{"", "10.0.0.0/8", []string{`: "10.0.0.0/8" is a string; write a list: ["10.0.0.0/8"]`}},
 		} {
 			m.key = key
-			m.says[0] = key + m.says[0]
+			m.msgs[0] = key + m.msgs[0]
 			all = append(all, m)
 		}
 	}
@@ -122,7 +122,7 @@ func TestBadInput(t *testing.T) {
 		for i, m := range invalidKeys() {
 			t.Run(fmt.Sprint(i, " ", m.key[:min(len(m.key), 30)]), func(t *testing.T) {
 				a := n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{m.key: m.value}), id: "newcomer"})
-				a.want(t, 7, m.says...)
+				a.want(t, 7, m.msgs...)
 				if strings.Contains(a.msg, "\n") || len(a.msg) > 1024 {
 					t.Errorf("message has several lines or more than 1024 bytes:\n%s", a.msg)
 				}
@@ -147,7 +147,7 @@ func TestBadKeyCombinations(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		keys object
-		says []string
+		msgs []string
 	}{
 		"prefix in both lists": {
 			object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "10.0.0.0/8", "10.1.0.0/16"}, "masqueradeCIDRs": []string{"10.2.0.0/16", "10.1.0.0/16"}},
@@ -168,7 +168,7 @@ func TestBadKeyCombinations(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", c.keys)})
-			a.want(t, 7, append(c.says, `network "podnet"`)...)
+			a.want(t, 7, append(c.msgs, `network "podnet"`)...)
 			n.unchanged(t, before)
 		})
 	}

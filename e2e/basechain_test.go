@@ -22,7 +22,7 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 		for name, c := range map[string]struct {
 			nft, restore string   // the change, by nft or by iptables-restore
 			ineffective  bool     // packets are no longer masqueraded
-			says         []string // what the errors contain; nil: the next ADD repairs it
+			msgs         []string // what the errors contain; nil: the next ADD repairs it
 			remedy       string   // "" is iptables -t nat -P POSTROUTING ACCEPT
 		}{
 			"nftables, dormant":        {nft: "add table FAM ip-masq { flags dormant; }", ineffective: true},
@@ -32,15 +32,15 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 			"nftables, other priority": {nft: ownRehook + "{ type nat hook postrouting priority 99; }" + ownJump},
 			"nftables, policy drop":    {nft: "add chain FAM ip-masq postrouting { policy drop; }"},
 			"iptables-nft, dormant": {nft: "add table FAM nat { flags dormant; }", ineffective: true,
-				says: []string{"table FAM nat is dormant", "nft add table FAM nat"}, remedy: "add table FAM nat"},
+				msgs: []string{"table FAM nat is dormant", "nft add table FAM nat"}, remedy: "add table FAM nat"},
 			"iptables-nft, no hook": {nft: rehook + jump, ineffective: true,
-				says: []string{"POSTROUTING of table FAM nat has no hook", "delete the chain"}, remedy: rehook + hooked + jump},
+				msgs: []string{"POSTROUTING of table FAM nat has no hook", "delete the chain"}, remedy: rehook + hooked + jump},
 			"iptables-nft, other hook": {nft: rehook + "{ type nat hook input priority 100; }", ineffective: true,
-				says: []string{"POSTROUTING of table FAM nat has type nat hook input priority 100", "delete the chain"}, remedy: rehook + hooked + jump},
+				msgs: []string{"POSTROUTING of table FAM nat has type nat hook input priority 100", "delete the chain"}, remedy: rehook + hooked + jump},
 			"iptables-nft, other priority": {nft: rehook + "{ type nat hook postrouting priority 50; }" + jump,
-				says: []string{"POSTROUTING of table FAM nat has type nat hook postrouting priority 50"}, remedy: rehook + hooked + jump},
-			"iptables-nft, policy drop":    {nft: "add chain FAM nat POSTROUTING { policy drop; }", says: []string{"policy DROP", "-P POSTROUTING ACCEPT"}},
-			"iptables-legacy, policy drop": {restore: ":POSTROUTING DROP [0:0]", says: []string{"policy DROP", "-P POSTROUTING ACCEPT"}},
+				msgs: []string{"POSTROUTING of table FAM nat has type nat hook postrouting priority 50"}, remedy: rehook + hooked + jump},
+			"iptables-nft, policy drop":    {nft: "add chain FAM nat POSTROUTING { policy drop; }", msgs: []string{"policy DROP", "-P POSTROUTING ACCEPT"}},
+			"iptables-legacy, policy drop": {restore: ":POSTROUTING DROP [0:0]", msgs: []string{"policy DROP", "-P POSTROUTING ACCEPT"}},
 		} {
 			if !strings.HasPrefix(name, f.name+",") {
 				continue
@@ -68,34 +68,34 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 				}
 				wantMasqueraded(!c.ineffective)
 
-				says := func(family string) (all []string) {
-					for _, s := range c.says {
+				msgs := func(family string) (all []string) {
+					for _, s := range c.msgs {
 						all = append(all, strings.ReplaceAll(s, "FAM", family))
 					}
 					return all
 				}
-				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, append(says("ip"), says("ip6")...)...)
+				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, append(msgs("ip"), msgs("ip6")...)...)
 				stdout, stderr, code := n.reconciler(t, "check")
 				if code != 3 {
 					t.Errorf("check: exit code %d, want 3\n%s%s", code, stdout, stderr)
 				}
-				for _, s := range append(says("ip"), says("ip6")...) {
+				for _, s := range append(msgs("ip"), msgs("ip6")...) {
 					if !strings.Contains(stdout, s) {
 						t.Errorf("output of check lacks %q:\n%s", s, stdout)
 					}
 				}
-				if c.says != nil {
+				if c.msgs != nil {
 					before := n.snapshot(t)
 					const onceRepairs = "To repair this: ip-masq-reconciler once"
-					if out, _, _ := n.reconciler(t, "explain", "1.2.3.4"); !strings.Contains(out, says("ip")[0]) || strings.Contains(out, onceRepairs) {
+					if out, _, _ := n.reconciler(t, "explain", "1.2.3.4"); !strings.Contains(out, msgs("ip")[0]) || strings.Contains(out, onceRepairs) {
 						t.Errorf("explain recommends once, or lacks the cause:\n%s", out)
 					}
 					if out, _, _ := n.reconciler(t, "doctor"); !strings.Contains(out, "unless the line says otherwise") {
 						t.Errorf("doctor does not limit what once repairs:\n%s", out)
 					}
-					n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, append(says("ip"), says("ip6")...)...)
-					n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", dualStack(object{"masqLinkLocal": true}))}).want(t, 100, says("ip")...)
-					n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says("ip")...)
+					n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, append(msgs("ip"), msgs("ip6")...)...)
+					n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", dualStack(object{"masqLinkLocal": true}))}).want(t, 100, msgs("ip")...)
+					n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, msgs("ip")...)
 					n.unchanged(t, before)
 					for _, family := range families() {
 						if c.remedy == "" {

@@ -57,7 +57,7 @@ func (n *node) wantPolicyState(t *testing.T, before snapshot) {
 type bound struct {
 	name string
 	keys object
-	says []string
+	msgs []string
 	// iptablesOnly means that nftables needs only one rule, with sets.
 	iptablesOnly bool
 }
@@ -66,23 +66,23 @@ func bounds() []bound {
 	return []bound{{
 		name: "pairs",
 		keys: object{"sourceCIDRs": prefixesOf24(0, 1000), "outputInterfaces": interfaceNames("i", 1000)},
-		says: []string{"sourceCIDRs: ", "1000", "outputInterfaces", "1000000 pairs", "4096"},
+		msgs: []string{"sourceCIDRs: ", "1000", "outputInterfaces", "1000000 pairs", "4096"},
 	}, {
 		name: "pairs of one list",
 		keys: object{"outputInterfaces": interfaceNames("i", 4097)},
-		says: []string{"outputInterfaces: ", "4097", "4096"},
+		msgs: []string{"outputInterfaces: ", "4097", "4096"},
 	}, {
 		name: "exempt sources",
 		keys: object{"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4097)},
-		says: []string{"nonMasqueradeSourceCIDRs: ", "4097", "4096"},
+		msgs: []string{"nonMasqueradeSourceCIDRs: ", "4097", "4096"},
 	}, {
 		name: "port ranges",
 		keys: object{"toPorts": singlePorts(4000), "masqueradeCIDRs": prefixesOf24(0, 60)},
-		says: []string{"toPorts: ", "4000 ranges", "64"},
+		msgs: []string{"toPorts: ", "4000 ranges", "64"},
 	}, {
 		name:         "rules",
 		keys:         object{"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 339), "cidrLimit": 1000},
-		says:         []string{"339 masqueradeCIDRs", "64 ranges of toPorts", "65624", "65536", "nftables"},
+		msgs:         []string{"339 masqueradeCIDRs", "64 ranges of toPorts", "65624", "65536", "nftables"},
 		iptablesOnly: true,
 	}}
 }
@@ -108,7 +108,7 @@ func TestBounds(t *testing.T) {
 				}
 				for _, network := range []string{"podnet", "blue"} { // with and without a stored document
 					refused := n.conf(t, network, b.keys)
-					n.invoke(t, invocation{verb: "ADD", conf: refused, id: "refused"}).want(t, 7, b.says...)
+					n.invoke(t, invocation{verb: "ADD", conf: refused, id: "refused"}).want(t, 7, b.msgs...)
 					n.invoke(t, invocation{verb: "DEL", conf: refused, id: "refused"}).want(t, 0)
 				}
 				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
@@ -137,26 +137,26 @@ func TestBoundsAcrossNetworks(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		first, second object
-		says          []string
+		msgs          []string
 		backends      []backend
 		backend       string // of all entries; "" for the backend's own
 	}{{
 		name:     "exempt sources",
 		first:    object{"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4000)},
 		second:   object{"nonMasqueradeSourceCIDRs": prefixesOf24(3990, 107)},
-		says:     []string{"nonMasqueradeSourceCIDRs", "4097", "4096"},
+		msgs:     []string{"nonMasqueradeSourceCIDRs", "4097", "4096"},
 		backends: backends(),
 	}, {
 		name:     "rules",
 		first:    object{"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 30)},
 		second:   object{"masqueradeCIDRs": prefixesOf24(1000, 310), "cidrLimit": 400},
-		says:     []string{"340 masqueradeCIDRs", "64 ranges of toPorts", "65817", "65536", "nftables"},
+		msgs:     []string{"340 masqueradeCIDRs", "64 ranges of toPorts", "65817", "65536", "nftables"},
 		backends: backends()[1:],
 	}, {
 		name:     "rules where auto chooses iptables",
 		first:    object{"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 30)},
 		second:   object{"masqueradeCIDRs": prefixesOf24(1000, 310), "cidrLimit": 400},
-		says:     []string{"340 masqueradeCIDRs", "64 ranges of toPorts", "65817", "65536", "nftables"},
+		msgs:     []string{"340 masqueradeCIDRs", "64 ranges of toPorts", "65817", "65536", "nftables"},
 		backends: backends()[1:],
 		backend:  "auto",
 	}} {
@@ -170,7 +170,7 @@ func TestBoundsAcrossNetworks(t *testing.T) {
 				n.addAndCheck(t, first)
 				n.addAndCheck(t, first)
 				before := n.policyState(t)
-				n.invoke(t, invocation{verb: "ADD", conf: second, id: "second"}).want(t, 7, append(c.says, `network "second"`)...)
+				n.invoke(t, invocation{verb: "ADD", conf: second, id: "second"}).want(t, 7, append(c.msgs, `network "second"`)...)
 				n.invoke(t, invocation{verb: "DEL", conf: second, id: "second"}).want(t, 0)
 				n.wantPolicyState(t, before)
 				// Agent files that exceed the limit change nothing either.
@@ -179,7 +179,7 @@ func TestBoundsAcrossNetworks(t *testing.T) {
 				if code != 1 {
 					t.Errorf("once: exit code %d, want 1\n%s", code, stderr)
 				}
-				for _, s := range append(c.says, "the agent files") {
+				for _, s := range append(c.msgs, "the agent files") {
 					if !strings.Contains(stderr, s) {
 						t.Errorf("error of once lacks %q:\n%s", s, abbreviate(stderr))
 					}

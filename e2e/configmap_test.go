@@ -75,24 +75,24 @@ type brokenConfigMap struct {
 	name       string
 	breakFiles func(t *testing.T, m *configMap)
 	restore    func(t *testing.T, m *configMap) // nil: write the valid files again
-	says       []string
+	msgs       []string
 }
 
 func brokenConfigMaps() []brokenConfigMap {
-	invalid := func(name, text string, says ...string) brokenConfigMap {
-		return brokenConfigMap{name: name, says: append(says, "ip-masq-agent"),
+	invalid := func(name, text string, msgs ...string) brokenConfigMap {
+		return brokenConfigMap{name: name, msgs: append(msgs, "ip-masq-agent"),
 			breakFiles: func(t *testing.T, m *configMap) { m.update(t, map[string]string{"ip-masq-agent": text}) }}
 	}
-	secondFile := func(name, text string, says ...string) brokenConfigMap {
-		return brokenConfigMap{name: name, says: append(says, "ip-masq-second"), breakFiles: func(t *testing.T, m *configMap) {
+	secondFile := func(name, text string, msgs ...string) brokenConfigMap {
+		return brokenConfigMap{name: name, msgs: append(msgs, "ip-masq-second"), breakFiles: func(t *testing.T, m *configMap) {
 			files := maps.Clone(validConfigMap())
 			files["ip-masq-second"] = text
 			m.update(t, files)
 		}}
 	}
 	// extraFile adds an invalid file that is not part of the ConfigMap.
-	extraFile := func(name string, spoil func(path string) error, says ...string) brokenConfigMap {
-		return brokenConfigMap{name: name, says: append(says, "ip-masq-strange"),
+	extraFile := func(name string, spoil func(path string) error, msgs ...string) brokenConfigMap {
+		return brokenConfigMap{name: name, msgs: append(msgs, "ip-masq-strange"),
 			breakFiles: func(t *testing.T, m *configMap) { must(t, spoil(m.path("ip-masq-strange"))) },
 			restore:    func(t *testing.T, m *configMap) { must(t, os.RemoveAll(m.path("ip-masq-strange"))) }}
 	}
@@ -111,11 +111,11 @@ func brokenConfigMaps() []brokenConfigMap {
 		extraFile("dangling symbolic link", func(path string) error { return os.Symlink("nowhere", path) }, "fix it, remove it"),
 		extraFile("symbolic link to itself", func(path string) error { return os.Symlink("ip-masq-strange", path) }, "fix it, remove it"),
 		extraFile("device", func(path string) error { return os.Symlink("/dev/zero", path) }, "fix it, remove it"),
-		{name: "dangling ..data", says: []string{"..data leads to nothing", "mount the ConfigMap again"},
+		{name: "dangling ..data", msgs: []string{"..data leads to nothing", "mount the ConfigMap again"},
 			breakFiles: func(t *testing.T, m *configMap) {
 				must(t, firstOf(os.Symlink("..gone", m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data"))))
 			}},
-		{name: "file in place of the directory", says: []string{"not a directory", "name the directory"},
+		{name: "file in place of the directory", msgs: []string{"not a directory", "name the directory"},
 			breakFiles: func(t *testing.T, m *configMap) {
 				must(t, firstOf(os.Rename(m.dir, m.dir+".away"), os.WriteFile(m.dir, nil, 0o644)))
 			},
@@ -180,11 +180,11 @@ func (d *daemon) eventuallyReady(t *testing.T) {
 
 // eventuallyUnready waits until the node is not ready for the given reasons. It fails the test
 // after fileChangeTimeout.
-func (d *daemon) eventuallyUnready(t *testing.T, says ...string) {
+func (d *daemon) eventuallyUnready(t *testing.T, msgs ...string) {
 	t.Helper()
-	d.within(t, fileChangeTimeout, fmt.Sprintf("unreadiness that says %q", says), func() bool {
+	d.within(t, fileChangeTimeout, fmt.Sprintf("unreadiness that says %q", msgs), func() bool {
 		code, body := d.ready()
-		return code == http.StatusServiceUnavailable && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(body, s) })
+		return code == http.StatusServiceUnavailable && !slices.ContainsFunc(msgs, func(s string) bool { return !strings.Contains(body, s) })
 	})
 }
 
@@ -215,7 +215,7 @@ func TestBrokenConfigMap(t *testing.T) {
 			t.Run(b.name, func(t *testing.T) {
 				rules, documents, generation := n.ruleset(t), n.documentStamps(t), n.generation(t)
 				b.breakFiles(t, m)
-				d.eventuallyUnready(t, append(slices.Clone(b.says), "source: ", m.dir)...)
+				d.eventuallyUnready(t, append(slices.Clone(b.msgs), "source: ", m.dir)...)
 				d.wantFilesValid(t, 0)
 				n.wantValidPolicy(t, hosts)
 				if b.restore == nil {
@@ -261,9 +261,9 @@ func TestBrokenConfigMapAtStart(t *testing.T) {
 			t.Run(b.name, func(t *testing.T) {
 				m.update(t, validConfigMap())
 				b.breakFiles(t, m)
-				says := append(slices.Clone(b.says), "source: ", m.dir)
+				msgs := append(slices.Clone(b.msgs), "source: ", m.dir)
 				d := n.startReconciler(t, n.agentArgs(m.dir)...)
-				d.eventuallyUnready(t, says...)
+				d.eventuallyUnready(t, msgs...)
 				d.wantFilesValid(t, 0)
 				n.wantNoChain(t, "IP-MASQ-AGENT")
 				hosts.verdicts(t, n, false, map[string]string{"pod": "1.2.4.1"})
@@ -272,7 +272,7 @@ func TestBrokenConfigMapAtStart(t *testing.T) {
 				// With the stored policy of an earlier run.
 				n.storeAgentFiles(t, validPolicy())
 				d = n.startReconciler(t, n.agentArgs(m.dir)...)
-				d.eventuallyUnready(t, says...)
+				d.eventuallyUnready(t, msgs...)
 				d.wantFilesValid(t, 0)
 				n.wantValidPolicy(t, hosts)
 				n.flush(t)

@@ -28,7 +28,7 @@ func (n *node) writeDefaultConflist(t *testing.T, network string, keys object) s
 type conflict struct {
 	name          string
 	first, second object
-	says          []string
+	msgs          []string
 	scope         bool
 }
 
@@ -36,28 +36,28 @@ func conflicts() []conflict {
 	return []conflict{{
 		name:  "a scalar",
 		first: object{"randomFully": false}, second: object{"randomFully": true},
-		says: []string{`randomFully of network "second" is true, which conflicts with randomFully of network "first", false`},
+		msgs: []string{`randomFully of network "second" is true, which conflicts with randomFully of network "first", false`},
 	}, {
 		name:  "ports",
 		first: object{"toPorts": "1024-29999"}, second: object{"toPorts": "1024-30000"},
-		says: []string{`toPorts of network "second" is 1024-30000, which conflicts with toPorts of network "first", 1024-29999`},
+		msgs: []string{`toPorts of network "second" is 1024-30000, which conflicts with toPorts of network "first", 1024-29999`},
 	}, {
 		name:  "IPv6",
 		first: object{"enableIPv6": false}, second: object{"enableIPv6": true},
-		says: []string{`enableIPv6 of network "second" is true, which conflicts with enableIPv6 of network "first", false`},
+		msgs: []string{`enableIPv6 of network "second" is true, which conflicts with enableIPv6 of network "first", false`},
 	}, {
 		name:   "a prefix",
 		first:  object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "10.9.0.0/16"}},
 		second: object{"masqueradeCIDRs": []string{"10.9.0.0/16"}},
-		says:   []string{`masqueradeCIDRs of network "second" is 10.9.0.0/16, which conflicts with nonMasqueradeCIDRs of network "first", 10.9.0.0/16`},
+		msgs:   []string{`masqueradeCIDRs of network "second" is 10.9.0.0/16, which conflicts with nonMasqueradeCIDRs of network "first", 10.9.0.0/16`},
 	}, {
 		name:  "scope and no scope",
 		first: object{"sourceCIDRs": []string{"10.1.0.0/16"}}, second: object{}, scope: true,
-		says: []string{`sourceCIDRs of network "second" is any, which conflicts with sourceCIDRs of network "first", 10.1.0.0/16`},
+		msgs: []string{`sourceCIDRs of network "second" is any, which conflicts with sourceCIDRs of network "first", 10.1.0.0/16`},
 	}, {
 		name:  "two scopes",
 		first: object{"outputInterfaces": []string{"eth0"}}, second: object{"outputInterfaces": []string{"eth1"}}, scope: true,
-		says: []string{`outputInterfaces of network "second" is eth1, which conflicts with outputInterfaces of network "first", eth0`},
+		msgs: []string{`outputInterfaces of network "second" is eth1, which conflicts with outputInterfaces of network "first", eth0`},
 	}}
 }
 
@@ -71,13 +71,13 @@ func TestNetworksConflict(t *testing.T) {
 				first := n.conf(t, "first", c.first)
 				n.addAndCheck(t, first)
 				rules, documents := n.ruleset(t), n.documentStamps(t)
-				says := slices.Concat(c.says, []string{"chain IP-MASQ-AGENT: ", "the latter is in force", "make them agree"})
+				msgs := slices.Concat(c.msgs, []string{"chain IP-MASQ-AGENT: ", "the latter is in force", "make them agree"})
 				if c.scope {
-					says = append(says, "or give one of them another masqChain")
+					msgs = append(msgs, "or give one of them another masqChain")
 				}
 				second := n.conf(t, "second", c.second)
 				for _, verb := range []string{"ADD", "ADD", "STATUS"} {
-					n.invoke(t, invocation{verb: verb, conf: second}).want(t, map[string]uint{"ADD": 7, "STATUS": 50}[verb], says...)
+					n.invoke(t, invocation{verb: verb, conf: second}).want(t, map[string]uint{"ADD": 7, "STATUS": 50}[verb], msgs...)
 				}
 				n.invoke(t, invocation{verb: "DEL", conf: second}).want(t, 0).noWarnings(t)
 				n.addAndCheck(t, first).noWarnings(t)
@@ -147,10 +147,10 @@ func TestConflictAfterConflistRemoval(t *testing.T) {
 				t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
 			}
 		}
-		wantSuperseded := func(conf, says string) {
+		wantSuperseded := func(conf, msgs string) {
 			t.Helper()
 			n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
-			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, says)
+			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, msgs)
 			n.addAndCheck(t, conf).noWarnings(t)
 		}
 		path := n.writeDefaultConflist(t, "first", keys["first"])

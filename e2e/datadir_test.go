@@ -33,7 +33,7 @@ func TestDataDirOfAnotherProgram(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		files map[string]string
-		says  string // a file that the message names
+		msgs  string // a file that the message names
 	}{
 		"uploads": {map[string]string{
 			"upload.tmp/deep/f": "1", "session.tmp": "2", "attachments/customers/invoice.pdf": "3", "record.json": `{"rows": []}`,
@@ -52,7 +52,7 @@ func TestDataDirOfAnotherProgram(t *testing.T) {
 			before, rules := tree(t, dir), n.ruleset(t)
 			conf := n.conf(t, "podnet", object{"dataDir": dir})
 			for verb, code := range map[string]uint{"ADD": 100, "CHECK": 101, "STATUS": 50, "GC": 0, "DEL": 0} {
-				n.invoke(t, invocation{verb: verb, conf: conf}).want(t, code, dir, c.says, "ip-masq did not make it", "set dataDir to a directory that")
+				n.invoke(t, invocation{verb: verb, conf: conf}).want(t, code, dir, c.msgs, "ip-masq did not make it", "set dataDir to a directory that")
 			}
 			for _, command := range []string{"cleanup", "once", "check"} {
 				stdout, stderr, code := n.reconciler(t, command, "--data-dir", dir)

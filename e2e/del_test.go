@@ -16,10 +16,10 @@ func TestDel(t *testing.T) {
 		conf := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "172.16.0.0/12"}})
 		n.addAndCheck(t, conf)
 		rules := n.ruleset(t)
-		succeeds := func(t *testing.T, r invocation, says ...string) result {
+		succeeds := func(t *testing.T, r invocation, msgs ...string) result {
 			t.Helper()
 			r.verb = "DEL"
-			a := n.invoke(t, r).want(t, 0, says...)
+			a := n.invoke(t, r).want(t, 0, msgs...)
 			if a.stdout != "" {
 				t.Errorf("stdout: %s", a.stdout)
 			}

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e tests the built plugin from outside: run by cnitool behind the
-// reference plugins, on nodes made of network namespaces, and judged by what
-// hosts at the other side of the wire see.
-//
-// What it owns is the proof that the contract holds on every form in which a
-// node can keep rules (nftables, iptables-nft, iptables-legacy). It has no code
-// but tests; nothing may import it. `make test` builds what it runs.
+// Package e2e tests the built programs on nodes made of network namespaces. cnitool runs the
+// plugin after the reference plugins, the reconciler runs at the same time, and remote hosts
+// observe the packets. Most tests run on each backend: nftables, iptables-nft and iptables-legacy. The
+// package has only tests, and no other package imports it. `make test` builds the programs that it
+// runs.
 package e2e

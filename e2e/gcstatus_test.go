@@ -100,7 +100,7 @@ func TestGCFails(t *testing.T) {
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
-		status := func(t *testing.T, keys object, r invocation, code uint, says ...string) {
+		status := func(t *testing.T, keys object, r invocation, code uint, msgs ...string) {
 			t.Helper()
 			r.verb, r.noNetns = "STATUS", true
 			if r.conf == "" {
@@ -109,7 +109,7 @@ func TestStatus(t *testing.T) {
 				r.conf = n.conf(t, "podnet", keys)
 			}
 			before := n.snapshot(t)
-			n.invoke(t, r).want(t, code, says...)
+			n.invoke(t, r).want(t, code, msgs...)
 			n.unchanged(t, before)
 		}
 		wait := object{"requireAgentConfig": true}

@@ -29,34 +29,35 @@ type addCost struct {
 //
 // Allocations and bytes vary by less than 1 % between runs, because maps grow in random order and
 // the garbage collector empties pools; releases of Go and iptables change them a little more. So a
-// tenth more is tolerated. Kernels split long netlink dumps differently, so two more or fewer reads
-// are tolerated, and one more write, with which the Go runtime wakes a thread now and then. A change
-// that adds cost on purpose updates the numbers, and so does a change that saves a quarter.
+// tenth more is tolerated. Kernels split long netlink dumps differently, so two more or fewer
+// reads are tolerated, and one more write, with which the Go runtime wakes a thread now and then.
+// A change that adds cost on purpose updates the numbers, and so does a change that saves a
+// quarter.
 //
 // TestHotPath measures no time, because other load changes it; `make bench` does.
 func TestHotPath(t *testing.T) {
 	want := map[string]addCost{
-		"nftables, 64 prefixes":                               {775, 140, 14, 8},
-		"nftables, 64 prefixes, cached":                       {320, 54, 5, 1},
-		"nftables, 64 prefixes beside 5000 rules":             {775, 139, 14, 8},
-		"nftables, 64 prefixes beside 5000 rules, cached":     {320, 55, 5, 1},
-		"nftables, 1000 prefixes":                             {3607, 1040, 15, 8},
-		"nftables, 1000 prefixes, cached":                     {320, 144, 5, 1},
-		"iptables-nft, 64 prefixes":                           {962, 184, 11, 6},
-		"iptables-nft, 64 prefixes, cached":                   {320, 55, 5, 1},
-		"iptables-nft, 64 prefixes beside 5000 rules":         {959, 184, 11, 6},
-		"iptables-nft, 64 prefixes beside 5000 rules, cached": {320, 55, 5, 1},
-		"iptables-nft, 1000 prefixes":                         {6623, 1676, 19, 6},
-		"iptables-nft, 1000 prefixes, cached":                 {318, 144, 5, 1},
-		"iptables-legacy, 64 prefixes":                        {890, 119, 5, 0},
-		"iptables-legacy, 64 prefixes beside 5000 rules":      {915, 2621, 5, 0},
-		"iptables-legacy, 1000 prefixes":                      {6531, 1304, 5, 0},
+		"nftables, 64 prefixes":                            {775, 140, 14, 8},
+		"nftables, 64 prefixes, cached":                    {320, 54, 5, 1},
+		"nftables, 64 prefixes and 5000 rules":             {775, 139, 14, 8},
+		"nftables, 64 prefixes and 5000 rules, cached":     {320, 55, 5, 1},
+		"nftables, 1000 prefixes":                          {3607, 1040, 15, 8},
+		"nftables, 1000 prefixes, cached":                  {320, 144, 5, 1},
+		"iptables-nft, 64 prefixes":                        {962, 184, 11, 6},
+		"iptables-nft, 64 prefixes, cached":                {320, 55, 5, 1},
+		"iptables-nft, 64 prefixes and 5000 rules":         {959, 184, 11, 6},
+		"iptables-nft, 64 prefixes and 5000 rules, cached": {320, 55, 5, 1},
+		"iptables-nft, 1000 prefixes":                      {6623, 1676, 19, 6},
+		"iptables-nft, 1000 prefixes, cached":              {318, 144, 5, 1},
+		"iptables-legacy, 64 prefixes":                     {890, 119, 5, 0},
+		"iptables-legacy, 64 prefixes and 5000 rules":      {915, 2621, 5, 0},
+		"iptables-legacy, 1000 prefixes":                   {6531, 1304, 5, 0},
 	}
 	for _, f := range backends() {
 		for _, c := range []struct {
 			suffix   string
 			prefixes int
-		}{{"", 64}, {fmt.Sprintf(" beside %d rules", manyRules), 64}, {"", 1000}} {
+		}{{"", 64}, {fmt.Sprintf(" and %d rules", manyRules), 64}, {"", 1000}} {
 			name := fmt.Sprintf("%s, %d prefixes%s", f.name, c.prefixes, c.suffix)
 			t.Run(name, func(t *testing.T) {
 				n := newNode(t, f)

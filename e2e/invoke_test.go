@@ -123,8 +123,8 @@ func (a *result) read(t *testing.T, verb string) {
 }
 
 // want fails the test unless the result has the code, and the error or, without an error, the
-// warnings contain all of says.
-func (a result) want(t *testing.T, code uint, says ...string) result {
+// warnings contain all of msgs.
+func (a result) want(t *testing.T, code uint, msgs ...string) result {
 	t.Helper()
 	if a.code != code {
 		t.Fatalf("code %d: %s\nwant code %d; stderr:\n%s", a.code, a.msg, code, a.stderr)
@@ -133,7 +133,7 @@ func (a result) want(t *testing.T, code uint, says ...string) result {
 	if code == 0 {
 		output = a.stderr
 	}
-	for _, s := range says {
+	for _, s := range msgs {
 		if !strings.Contains(output, s) {
 			t.Errorf("message lacks %q:\n%s", s, output)
 		}
