@@ -88,10 +88,10 @@ func TestFlapping(t *testing.T) {
 
 			stop()
 			stopped := time.Now()
-			w.daemon.within(t, 30*time.Second, "readiness", func() bool { code, _ := w.ready(); return code == 200 })
+			w.within(t, 30*time.Second, "readiness", func() bool { code, _ := w.ready(); return code == 200 })
 			t.Logf("ready again %s after the other program stopped", time.Since(stopped).Round(time.Millisecond))
 			// The reconciler writes the log after it becomes ready.
-			w.daemon.within(t, 5*time.Second, "the end of the conflict in the log", func() bool { return strings.Contains(w.log(), "msg=ready") })
+			w.within(t, 5*time.Second, "the end of the conflict in the log", func() bool { return strings.Contains(w.log(), "msg=ready") })
 			if rules := w.ownedRules(t); rules != w.right {
 				t.Errorf("rules differ:\n%s\nbefore:\n%s", rules, w.right)
 			}

@@ -144,7 +144,7 @@ func TestManageFiftyRewrites(t *testing.T) {
 	if lines := strings.Count(w.since(log), "\n"); lines > 3 {
 		t.Errorf("%d lines of log:\n%s", lines, w.since(log))
 	}
-	w.daemon.within(t, 15*time.Second, "readiness", func() bool { code, _ := w.ready(); return code == 200 })
+	w.within(t, 15*time.Second, "readiness", func() bool { code, _ := w.ready(); return code == 200 })
 	w.checkVerdicts(t)
 }
 
@@ -175,7 +175,7 @@ func TestManageFlapping(t *testing.T) {
 	began := time.Now()
 	says := w.untilUnready(t, "conflist: ", file, "removed repeatedly", "Cilium", "cni.exclusive=false")
 	t.Logf("detected after %s: %s", time.Since(began).Round(time.Millisecond), says)
-	w.daemon.within(t, time.Minute, "longer pauses", func() bool { _, body := w.ready(); return strings.Contains(body, "inserted again after 2s now") })
+	w.within(t, time.Minute, "longer pauses", func() bool { _, body := w.ready(); return strings.Contains(body, "inserted again after 2s now") })
 	t.Logf("backed off after %s and %v repairs", time.Since(began).Round(time.Millisecond), w.metric(t, "conflist_repairs_total"))
 
 	repairs, log := w.metric(t, "conflist_repairs_total"), w.log()
@@ -205,7 +205,7 @@ func TestManageFlapping(t *testing.T) {
 	}
 
 	stop <- struct{}{}
-	w.daemon.within(t, 40*time.Second, "entry and readiness", func() bool { code, _ := w.ready(); return code == 200 && w.hasPluginEntry(t, file) })
+	w.within(t, 40*time.Second, "entry and readiness", func() bool { code, _ := w.ready(); return code == 200 && w.hasPluginEntry(t, file) })
 	w.until(t, "its end in the log and the metrics", func() bool {
 		return strings.Contains(w.log(), "the conflist has the plugin entry, and no problems any more") && w.metric(t, "conflist_present") == 1
 	})
