@@ -188,13 +188,11 @@ func (o operation) String() string {
 	return strings.TrimSuffix(strings.Join([]string{o.verb, o.family.String(), o.table, o.name}, " "), " ")
 }
 
-// attrTableName is the attribute of the table's name in the messages about every kind of object.
-const attrTableName = unix.NFTA_TABLE_NAME
-
-// names writes the names of the table and of the object, whose attribute depends on its kind.
+// names writes the names of the table, whose attribute has one number for every kind of object, and of the
+// object, whose attribute depends on its kind.
 func (w *attrWriter) names(op operation, nameAttr uint16) {
 	if op.table != "" {
-		w.str(attrTableName, op.table)
+		w.str(unix.NFTA_TABLE_NAME, op.table)
 	}
 	if op.name != "" {
 		w.str(nameAttr, op.name)

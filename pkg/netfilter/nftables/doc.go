@@ -3,7 +3,8 @@
 // Package nftables is the backend that keeps masquerade chains in the owned tables `ip ip-masq` and
 // `ip6 ip-masq`. enforce calls it through the interface netfilter.Backend; it uses netlink and runs no
 // program. Its invariant: Apply computes its batches from a table as Observe read it, and the kernel
-// accepts them only at the generation of that reading.
+// accepts them only at the generation of that reading. The base chain is behind those of kube-proxy and
+// iptables (100), as the first NAT rule of a hook that binds a connection decides.
 //
 //	table ip ip-masq {
 //		set exempt-IP-MASQ-AGENT { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, … } }
@@ -16,8 +17,4 @@
 //			counter masquerade fully-random
 //		}
 //	}
-//
-// Priority 101 is behind the chains of kube-proxy and iptables: of a hook's NAT rules the first one that
-// binds a connection decides. The tables are never inet, which would enable connection tracking for the
-// other family too.
 package nftables

@@ -80,20 +80,20 @@ func (p Packets) intersect(q Packets) (Packets, bool) {
 // half divides packets by one property of a set.
 type half struct{ in, out Packets }
 
-func (q Packets) halves(f policy.Family) (halves []half) {
+func (p Packets) halves(f policy.Family) (halves []half) {
 	every := policy.RangesOf(f.All())
-	if q.From != nil {
-		halves = append(halves, half{Packets{From: q.From}, Packets{From: every.Without(q.From)}})
+	if p.From != nil {
+		halves = append(halves, half{Packets{From: p.From}, Packets{From: every.Without(p.From)}})
 	}
-	if q.To != nil {
-		halves = append(halves, half{Packets{To: q.To}, Packets{To: every.Without(q.To)}})
+	if p.To != nil {
+		halves = append(halves, half{Packets{To: p.To}, Packets{To: every.Without(p.To)}})
 	}
-	halves = append(halves, half{Packets{notProtocols: q.notProtocols}, Packets{notProtocols: allProtocols &^ q.notProtocols}},
-		half{Packets{notOrigins: q.notOrigins}, Packets{notOrigins: allOrigins &^ q.notOrigins}})
-	if q.Out != "" {
-		halves = append(halves, half{Packets{Out: q.Out}, Packets{NotOut: []string{q.Out}}})
+	halves = append(halves, half{Packets{notProtocols: p.notProtocols}, Packets{notProtocols: allProtocols &^ p.notProtocols}},
+		half{Packets{notOrigins: p.notOrigins}, Packets{notOrigins: allOrigins &^ p.notOrigins}})
+	if p.Out != "" {
+		halves = append(halves, half{Packets{Out: p.Out}, Packets{NotOut: []string{p.Out}}})
 	}
-	for _, not := range q.NotOut {
+	for _, not := range p.NotOut {
 		halves = append(halves, half{Packets{NotOut: []string{not}}, Packets{Out: not}})
 	}
 	return halves
