@@ -16,8 +16,7 @@ import (
 
 // Options are the settings of a Driver. The zero value is right for a host.
 type Options struct {
-	// Path replaces $PATH as the list of directories in which programs are
-	// looked for.
+	// Path replaces $PATH in the search for programs.
 	Path string
 	// KernelForm makes Observe show unrecognized rules as decoded from the
 	// kernel. To show them as iptables does, Observe runs `iptables -S`, which is

@@ -22,10 +22,9 @@ import (
 )
 
 // Legacy returns the rules of all chains of a table of iptables-legacy, by chain; none
-// if the table is not in use. The rules are the expressions that iptables-nft would
-// write. What it cannot write is Unknown. The policy of a built-in chain is not among
-// them. Legacy creates no table, runs no program and takes no lock: the kernel
-// replaces a table as a whole.
+// if the table is not in use. The expressions are those that iptables-nft would write,
+// or Unknown; the policy of a built-in chain is not among them. Legacy creates no table
+// and runs no program.
 func Legacy(f policy.Family, tableName string) (map[string][]nfnetlink.Rule, error) {
 	s, err := readLegacy(f, tableName)
 	if err != nil {
