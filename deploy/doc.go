@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deploy holds what every manifest below kustomize/ must satisfy: that it
-// is valid, asks a node for what it needs and nothing else, and names only flags,
-// metrics and images that there are. The package is a test; nobody imports it.
+// Package deploy tests every manifest below kustomize/: that it is valid, requests only what the
+// pods need of a node, and names only existing flags, metrics and images.
 package deploy

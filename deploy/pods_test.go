@@ -16,8 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// daemonSet is as much of one as the tests are about. That nothing else is in it
-// which matters is for the golden files to show.
+// daemonSet has the fields of a DaemonSet that the tests check; the golden files show the others.
 type daemonSet struct {
 	Kind     string
 	Metadata struct{ Name, Namespace string }
@@ -82,7 +81,7 @@ type volume struct {
 	}
 }
 
-// daemonSets are ours of a kustomization.
+// daemonSets returns the project's DaemonSets of a kustomization.
 func daemonSets(t *testing.T, dir string) []daemonSet {
 	t.Helper()
 	var all []daemonSet
@@ -101,7 +100,7 @@ func daemonSets(t *testing.T, dir string) []daemonSet {
 	return all
 }
 
-// TestConfined: the pods have what they need of the node, and nothing else.
+// TestConfined checks that the pods get only the node's resources that they need.
 func TestConfined(t *testing.T) {
 	for name, dir := range kustomizations(t) {
 		t.Run(name, func(t *testing.T) {
@@ -149,15 +148,15 @@ func (c container) confined(t *testing.T, capabilities []string) {
 		t.Errorf("%s: resources %+v", c.Name, c.Resources)
 	}
 	for _, p := range []*probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
-		// Without the host the kubelet would ask at the pod's address, where nobody listens.
+		// Without a host the kubelet would connect to the pod's address, which has no listener.
 		if p != nil && (p.HTTPGet.Host != "127.0.0.1" || p.HTTPGet.Port != 19820) {
 			t.Errorf("%s: probe %+v", c.Name, p)
 		}
 	}
 }
 
-// wantMounts: directories of the node have their own paths; there is no volume
-// without a use; the agents' ConfigMap need not be there.
+// wantMounts checks that directories of the node keep their paths, every volume is used, and the
+// agents' ConfigMap is optional.
 func wantMounts(t *testing.T, p pod, withIPTables bool) {
 	t.Helper()
 	volumes, used := map[string]volume{}, map[string]bool{}
@@ -192,7 +191,7 @@ func wantMounts(t *testing.T, p pod, withIPTables bool) {
 	}
 }
 
-// entrypoint is that of the image.
+// entrypoint returns the image's entrypoint.
 func entrypoint(t *testing.T) []string {
 	t.Helper()
 	source, err := os.ReadFile("image/main.go")
@@ -206,8 +205,7 @@ func entrypoint(t *testing.T) []string {
 	return []string{binary(t, "ip-masq-reconciler"), string(found[1])}
 }
 
-// TestArguments: the program of the image takes the arguments of every container,
-// with their values.
+// TestArguments checks that the image's program accepts the arguments of every container.
 func TestArguments(t *testing.T) {
 	for name, dir := range kustomizations(t) {
 		t.Run(name, func(t *testing.T) {
@@ -235,7 +233,7 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// TestAgentsArguments: so it does those that the DaemonSets of either agent have.
+// TestAgentsArguments checks that it accepts the arguments of either agent's DaemonSet.
 func TestAgentsArguments(t *testing.T) {
 	for _, args := range [][]string{
 		{}, {"--v=2"}, {"--masq-chain=IP-MASQ"}, {"--masq-chain=IP-MASQ", "--nomasq-all-reserved-ranges"},
@@ -246,8 +244,7 @@ func TestAgentsArguments(t *testing.T) {
 	}
 }
 
-// wantTaken runs the entrypoint with arguments and asks for help, which is given
-// once all of them have been read.
+// wantTaken runs the entrypoint with arguments and --help, which is printed after all are parsed.
 func wantTaken(t *testing.T, args []string) {
 	t.Helper()
 	all := append(entrypoint(t), args...)
@@ -257,8 +254,7 @@ func wantTaken(t *testing.T, args []string) {
 	}
 }
 
-// TestImages: all that is ours has one tag, and the image with iptables is called
-// after it.
+// TestImages checks that all images of the project have one tag.
 func TestImages(t *testing.T) {
 	tags := map[string]bool{}
 	for _, dir := range kustomizations(t) {
@@ -279,8 +275,7 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// TestUntaint: a node loses its taint once our pod there is ready, and no other
-// node does.
+// TestUntaint checks that only nodes with a ready pod of the project lose the taint.
 func TestUntaint(t *testing.T) {
 	dir := t.TempDir()
 	const kubectl = `#!/bin/sh
@@ -310,7 +305,7 @@ esac
 	}
 }
 
-// TestUntaintPolicy: what may be done to a node is what the Deployment does.
+// TestUntaintPolicy checks that the policy allows exactly the changes that the Deployment makes.
 func TestUntaintPolicy(t *testing.T) {
 	const dir = "kustomize/components/startup-taint/"
 	var d struct {
@@ -337,6 +332,6 @@ func TestUntaintPolicy(t *testing.T) {
 		}
 	}
 	if d.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add != nil {
-		t.Error("it has capabilities")
+		t.Error("the container has capabilities")
 	}
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
 )
 
-// debian is where packages come from.
+// debian is the source of packages.
 type debian struct{ mirror, suite string }
 
-// closure are the packages that have iptables, in both variants, and every library
-// that it loads. What is missing here fails the build: see linked.
+// closure returns the packages with both variants of iptables and their libraries. The function
+// linked reports missing ones.
 func closure() []string {
 	return []string{
 		"iptables", "libc6", "libip4tc2", "libip6tc2", "libmnl0", "libnetfilter-conntrack3", "libnfnetlink0", "libnftnl11", "libxtables12",
@@ -104,8 +104,7 @@ func command(ctx context.Context, dir string, env []string, name string, args ..
 	return nil
 }
 
-// layer picks from an unpacked root the programs, what they load, and the
-// copyright of every package.
+// layer selects the programs, their libraries, and every package's copyright from an unpacked root.
 func layer(root string, packages []string) ([]oci.File, error) {
 	var files []oci.File
 	const programs = "usr/sbin"

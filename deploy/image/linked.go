@@ -12,15 +12,14 @@ import (
 	"strings"
 )
 
-// The programs that all names of iptables are links to, by variant.
+// The programs to which all names of iptables link, by variant.
 const (
 	nftProgram    = "xtables-nft-multi"
 	legacyProgram = "xtables-legacy-multi"
 )
 
-// linked returns the given files below a root directory and all that the dynamic
-// linker loads for them, itself included, by the names under which it looks for
-// them. A library that is not there is an error.
+// linked returns the files below a root directory with everything that the dynamic linker loads for
+// them, including the linker, under the names that it looks up. A missing library is an error.
 func linked(root string, names []string) ([]string, error) {
 	found := map[string]bool{}
 	for len(names) > 0 {
@@ -69,8 +68,8 @@ func needs(path string) ([]string, error) {
 	return libraries, nil
 }
 
-// locate finds a library where the linker does that has no cache (ld.so(8)):
-// Debian's directories of the architecture before the plain ones.
+// locate finds a library as the linker does without a cache (ld.so(8)): in Debian's directories of
+// the architecture first.
 func locate(root, library string) (string, error) {
 	if filepath.IsAbs(library) {
 		name := strings.TrimPrefix(library, "/")

@@ -61,7 +61,7 @@ func run(ctx context.Context, args []string, usage io.Writer) error {
 	return o.pack(ctx)
 }
 
-// pack writes the archive, whole or not at all.
+// pack writes the archive atomically.
 func (o options) pack(ctx context.Context) error {
 	images := make([]oci.Image, len(o.arches))
 	for i, arch := range o.arches {
@@ -89,7 +89,7 @@ func (o options) pack(ctx context.Context) error {
 	return nil
 }
 
-// image makes the image for one architecture. What changes most often is its last
+// image returns the image for one architecture, with the files that change most often in its last
 // layer.
 func (o options) image(ctx context.Context, arch string) (oci.Image, error) {
 	image := oci.Image{

@@ -99,7 +99,7 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestNothingHalf: where something is missing, no archive is left.
+// TestNothingHalf checks that a failed build leaves no archive.
 func TestNothingHalf(t *testing.T) {
 	out, args := fixture(t)
 	for want, args := range map[string][]string{
@@ -117,8 +117,7 @@ func TestNothingHalf(t *testing.T) {
 	}
 }
 
-// TestLayer: of the iptables that this machine has, with what it loads, nothing is
-// left out.
+// TestLayer checks that the layer has this machine's iptables with every library that it loads.
 func TestLayer(t *testing.T) {
 	files, err := layer("/", nil)
 	if err != nil {
@@ -146,7 +145,7 @@ func TestLayer(t *testing.T) {
 	}
 }
 
-// TestLinkedMissing: a library that no package has fails the build, not the node.
+// TestLinkedMissing checks that a library without a package fails the build.
 func TestLinkedMissing(t *testing.T) {
 	root := t.TempDir()
 	program, err := os.ReadFile("/usr/sbin/" + nftProgram)

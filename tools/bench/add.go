@@ -22,10 +22,10 @@ const (
 	usual   = 64 // prefixes
 )
 
-// ours is the name of ip-masq in a form.
+// ours returns the name of ip-masq with a backend.
 func ours(f scene.Form) string { return "ip-masq, " + f.Name }
 
-// setting is a policy under which ADDs are measured.
+// setting is a policy for measuring ADDs.
 type setting struct {
 	name     string
 	prefixes int
@@ -43,7 +43,7 @@ func (b *bench) settings() []setting {
 	return all
 }
 
-// add measures ADD when all is right already.
+// add measures ADD with rules in sync.
 func (b *bench) add() (err error) {
 	s, err := newStage()
 	if err != nil {
@@ -98,7 +98,7 @@ func (b *bench) add() (err error) {
 	return b.reportAdd(tables, lines)
 }
 
-// addTables are the tables of ADDs, a column for each setting.
+// addTables has the tables of ADDs, with a column for each setting.
 type addTables struct {
 	heads  [3]string
 	names  []string
@@ -121,7 +121,7 @@ func (t *addTables) add(setting string, f measure.Figures, costs map[string]*cos
 	}
 }
 
-// judgeAdd holds the figures of 64 prefixes against the budgets.
+// judgeAdd compares the figures of 64 prefixes with the budgets.
 func (b *bench) judgeAdd(f measure.Figures, costs map[string]*cost) {
 	budgets := []float64{1.3, 1.5, 2.5}
 	judge := func(form scene.Form, name, work string, most float64) {
@@ -146,7 +146,7 @@ func (b *bench) judgeAdd(f measure.Figures, costs map[string]*cost) {
 	}
 }
 
-// whyMore tells where the time of an ADD goes that an empty plugin does not have.
+// whyMore returns the parts of an ADD's time beyond an empty plugin's.
 func whyMore(ours, empty *cost) string {
 	more := func(of func(*cost) measure.Series) float64 { return of(ours).Median() - of(empty).Median() }
 	cpu := more(func(c *cost) measure.Series { return c.cpu })
@@ -195,7 +195,7 @@ func (b *bench) reportAdd(tables addTables, lines map[string]*chart.Line) error 
 
 func hasRules(name string) bool { return strings.HasSuffix(name, rules) }
 
-// ratioAt compares a line with the empty plugin's at a count.
+// ratioAt returns a line's ratio to the empty plugin at a count.
 func ratioAt(lines map[string]*chart.Line, name string, count int) measure.Estimate {
 	find := func(name string) measure.Series {
 		for _, p := range lines[name].Points {

@@ -15,8 +15,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// reference is a reference plugin with a configuration of its own on a node, and
-// pods that it gives a network to and takes it from again.
+// reference is a reference plugin with its configuration on a node, and the pods that it attaches
+// and detaches.
 type reference struct {
 	name, plugin, stdin string
 	node                *scene.Node
@@ -52,7 +52,7 @@ func (r reference) requests(verb string, pods int) []scene.Request {
 	return all
 }
 
-// adds times ADDs that come together, and undoes them untimed.
+// adds times concurrent ADDs and undoes them untimed.
 func (r reference) adds(pods int) measure.Contender {
 	return measure.Contender{Name: r.name, Run: func(int) (float64, error) {
 		took, err := r.node.RunAtOnce(r.requests("ADD", pods))
@@ -61,7 +61,7 @@ func (r reference) adds(pods int) measure.Contender {
 	}}
 }
 
-// bridgeConf is the configuration of plugin bridge. Each has a subnet of its own.
+// bridgeConf is the configuration of plugin bridge. Each has its own subnet.
 func bridgeConf(n *scene.Node, subnet int, masquerade map[string]any) map[string]any {
 	conf := map[string]any{
 		"bridge": fmt.Sprint("cni", subnet), "isGateway": true,
@@ -76,7 +76,7 @@ func bridgeConf(n *scene.Node, subnet int, masquerade map[string]any) map[string
 	return conf
 }
 
-// portmapConf is that of plugin portmap behind another: one port of the host.
+// portmapConf is the configuration of plugin portmap with one host port.
 func portmapConf(backend string) map[string]any {
 	return map[string]any{
 		"backend": backend, "snat": true, "capabilities": map[string]any{"portMappings": true},
@@ -125,7 +125,7 @@ func (b *bench) bridge() (err error) {
 	return nil
 }
 
-// references are all that are compared on nodes of each form.
+// references compares all plugins on nodes of each backend.
 func (b *bench) references(section *section, title string, nodes []*scene.Node, pods int, limit measure.Limit, full bool) error {
 	const alone = "bridge, without ipMasq"
 	var refs []reference

@@ -13,10 +13,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// atOnce is how many ADDs come together.
+// atOnce is the number of concurrent ADDs.
 const atOnce = 20
 
-// together has the verifier run so many times at once in a round.
+// together runs the verifier this number of times concurrently in a round.
 func (v verifier) together(pods int) measure.Contender {
 	return measure.Contender{Name: v.name, Run: func(int) (float64, error) {
 		if err := v.disturb(); err != nil {
@@ -31,8 +31,8 @@ func (v verifier) together(pods int) measure.Contender {
 	}}
 }
 
-// burst measures ADDs that come together: all that verify with the usual number
-// of prefixes, and ip-masq alone with others.
+// burst measures concurrent ADDs: every verifier with the usual number of prefixes, and ip-masq
+// with other numbers.
 func (b *bench) burst() (err error) {
 	s, err := newStage()
 	if err != nil {
@@ -65,7 +65,7 @@ func (b *bench) burst() (err error) {
 	return nil
 }
 
-// burstOfAll has all verifiers come together, and judges.
+// burstOfAll runs all verifiers concurrently and compares them with the budgets.
 func (b *bench) burstOfAll(s *stage, section *section) error {
 	var contenders []measure.Contender
 	var names []string
@@ -98,8 +98,8 @@ func (b *bench) burstOfAll(s *stage, section *section) error {
 	return b.report.plot(section, "burst.svg", "twenty ADDs at once as a multiple of an empty plugin", svg, err)
 }
 
-// burstJudged has those come together that are held against a budget, and that
-// one comparison with many others has too few rounds for.
+// burstJudged measures the verifiers with a budget again, because the comparison of all has too few
+// rounds.
 func (b *bench) burstJudged(s *stage, section *section) error {
 	var contenders []measure.Contender
 	var names []string
@@ -141,7 +141,7 @@ func (b *bench) judgeBurst(f measure.Figures, form scene.Form, name, when string
 		r.String() + " ×", atMost(r, most), reason})
 }
 
-// burstOfOurs adds a column about ip-masq.
+// burstOfOurs adds a column for ip-masq.
 func (b *bench) burstOfOurs(s *stage, at setting, table [][]string) ([][]string, error) {
 	var contenders []measure.Contender
 	var names []string

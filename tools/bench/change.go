@@ -12,7 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// changing is a contender that first does something untimed.
+// changing is a contender with an untimed first step.
 type changing struct {
 	name   string
 	before func(round int) error
@@ -37,7 +37,7 @@ func contenders(all []changing) []measure.Contender {
 	return made
 }
 
-// addTimed is ADD of ip-masq.
+// addTimed times an ADD of ip-masq.
 func addTimed(n *scene.Node) func() (time.Duration, error) {
 	return func() (time.Duration, error) {
 		took, err := n.Add("ip-masq", n.NextPod())
@@ -55,7 +55,7 @@ func fed(n *scene.Node, script func() string, program string, args ...string) fu
 	}
 }
 
-// change measures writing.
+// change measures writing rules.
 func (b *bench) change() (err error) {
 	prefixes := scene.Prefixes(10_000)
 	var nodes []*scene.Node
@@ -93,7 +93,7 @@ func (b *bench) change() (err error) {
 	return b.firstPod(section, nodes)
 }
 
-// onePrefix takes one prefix out of the list and puts it back, in turn.
+// onePrefix alternately removes a prefix from the list and adds it again.
 func (b *bench) onePrefix(section *section, nodes []*scene.Node, policies []scene.Policy) (err error) {
 	all := []changing{{empty, func(int) error { return nodes[0].State(policies[0]) }, func() (time.Duration, error) {
 		took, err := nodes[0].Add("plugin-empty", nodes[0].NextPod())
@@ -133,7 +133,7 @@ func compared(f measure.Figures, all []changing, unit, base, ratio string) [][]s
 	return rows
 }
 
-// rebuild makes all rules again that somebody took away.
+// rebuild restores rules that were deleted.
 func (b *bench) rebuild(section *section, nodes []*scene.Node, policies []scene.Policy) (err error) {
 	rebuilder, err := nodes[3].Rebuilder(policies[0])
 	if err != nil {
@@ -176,7 +176,7 @@ func (b *bench) rebuild(section *section, nodes []*scene.Node, policies []scene.
 	return b.report.plot(section, "rebuild.svg", "a full rebuild as a multiple of iptables-restore", svg, err)
 }
 
-// firstPod is the first ADD on a node where nothing is yet.
+// firstPod measures the first ADD on a new node.
 func (b *bench) firstPod(section *section, nodes []*scene.Node) error {
 	few := scene.Policy{Prefixes: scene.Prefixes(usual)}
 	all := []changing{{empty, func(int) error { return nodes[0].State(few) }, func() (time.Duration, error) {
@@ -195,7 +195,7 @@ func (b *bench) firstPod(section *section, nodes []*scene.Node) error {
 	return nil
 }
 
-// large shows that a list far beyond the usual works on nftables, and its costs.
+// large measures a very long list on nftables.
 func (b *bench) large() (err error) {
 	prefixes := scene.Prefixes(100_000)
 	if b.quick {

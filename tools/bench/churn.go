@@ -13,17 +13,17 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// The node that is simulated, and its cluster.
+// The simulated node and its cluster.
 const (
 	fullNode  = 250  // pods
 	nodes     = 5000 // of that size
 	perSecond = 10   // pods that go, and as many that come
 )
 
-// agentPrefixes is how many prefixes the agents' file has.
+// agentPrefixes is the number of prefixes in the agent file.
 const agentPrefixes = 20
 
-// half is what became of one half of a node's minute.
+// half has the results of one half of a simulation.
 type half struct {
 	add, del   measure.Series // ms
 	cpu, floor measure.Series // ms of a DEL and an ADD, of ip-masq and of the empty plugin
@@ -33,14 +33,14 @@ type half struct {
 	others     int // commits of other programs
 }
 
-// halves of a simulation.
+// The halves of a simulation.
 const (
 	quietly = "undisturbed"
 	busily  = "disturbed"
 )
 
-// churn simulates a full node whose pods come and go, first with nothing else and
-// then while others commit and its ConfigMap changes.
+// churn simulates a full node whose pods are replaced, first alone and then while other programs
+// commit and the ConfigMap changes.
 func (b *bench) churn() error {
 	s := b.report.section(fmt.Sprintf("A node of %d pods, %d of them replaced every second", fullNode, perSecond))
 	s.say("Every tenth of a second a pod goes and another comes, with a reconciler beside, %d prefixes in the entry and %d in the agents' file. In the first half, *%s*, nothing else "+
@@ -73,9 +73,9 @@ func (b *bench) churn() error {
 	return nil
 }
 
-// scaleRows are the figures for the document about scale, a column for each half.
+// scaleRows returns the rows of docs/scale.md, with a column for each half.
 func scaleRows(columns []half) (rows [][]string) {
-	// Some are of the half with changes alone.
+	// Some rows apply only to the half with changes.
 	changed := func(of func(half) string) func(half) string {
 		return func(h half) string {
 			if h.changes == 0 {
@@ -114,15 +114,15 @@ func scaleRows(columns []half) (rows [][]string) {
 	return rows
 }
 
-// share is what the ADDs and DELs take of a processor.
+// share returns the processor share of the ADDs and DELs.
 func (h half) share() string { return measure.Short(h.cpu.Median()*perSecond/10) + " %" }
 
-// reconciling is the reconciler's processor time in a second, in ms.
+// reconciling returns the reconciler's processor time per second, in ms.
 func (h half) reconciling() string {
 	return measure.Short(milliseconds(h.reconciler.cpu) / h.took.Seconds())
 }
 
-// commits are those of all but the others.
+// commits returns the number of commits without those of other programs.
 func (h half) commits() int { return int(h.reconciler.commits) - h.others }
 
 func (b *bench) churnOf(f scene.Form) (quiet, busy half, err error) {
@@ -167,7 +167,7 @@ func (b *bench) churnOf(f scene.Form) (quiet, busy half, err error) {
 	return quiet, busy, err
 }
 
-// agentFile is the agents' file after so many changes.
+// agentFile returns the agent file after this number of changes.
 func agentFile(changes int) string {
 	var b strings.Builder
 	b.WriteString("nonMasqueradeCIDRs:\n")
@@ -177,8 +177,7 @@ func agentFile(changes int) string {
 	return b.String()
 }
 
-// replace has a pod go and another come every tenth of a second. Something happens
-// before each of both, and something else after them.
+// replace replaces a pod every tenth of a second, and calls before and after around DEL and ADD.
 func (h *half) replace(n *scene.Node, d time.Duration, before, after func() error) error {
 	tick := time.NewTicker(time.Second / perSecond)
 	defer tick.Stop()

@@ -15,8 +15,7 @@ import (
 
 const noList = "no list, nftables"
 
-// road is a node through which connections are opened, with a list that somebody
-// wrote.
+// road is a node through which connections are opened, with a list of prefixes.
 type road struct {
 	name  string
 	node  *scene.Node
@@ -25,11 +24,11 @@ type road struct {
 	tally *tally
 }
 
-// tally counts the floods of a road, those too that lost a packet.
+// tally counts the floods of a road, including those with a lost packet.
 type tally struct{ floods, lost int }
 
-// roads are our forms and the agents' chain in both variants of iptables; and the
-// masquerading of everything, which no list slows down.
+// roads returns the backends of ip-masq, the agents' chain with both variants of iptables, and
+// unconditional masquerading.
 func (b *bench) roads() (all []road, err error) {
 	forms := scene.Forms()
 	for i, f := range append(append([]scene.Form{}, forms...), forms[1:]...) {
@@ -66,7 +65,7 @@ type flood struct {
 
 func (f flood) name() string { return fmt.Sprintf("%s, %s, %s", f.road.name, f.protocol, f.position) }
 
-// contender opens as many connections a round as take about 30 ms.
+// contender opens about 30 ms of connections a round.
 func (f flood) contender() measure.Contender {
 	const each, fewest, most = 30_000.0, 100, 3000 // µs; flows
 	flows := fewest
@@ -87,7 +86,7 @@ const (
 	last  = "match last"
 )
 
-// floods are what is measured with a list: wherever the match is, by UDP and TCP.
+// floods returns the measurements for a list: each position of the match, with UDP and TCP.
 func floods(roads []road, prefixes []netip.Prefix) []flood {
 	var all []flood
 	for _, r := range roads {
@@ -108,7 +107,7 @@ func floods(roads []road, prefixes []netip.Prefix) []flood {
 
 func protocols() []scene.Protocol { return []scene.Protocol{scene.UDP, scene.TCP} }
 
-// connections measures what a new connection costs.
+// connections measures the cost of a new connection.
 func (b *bench) connections() (err error) {
 	roads, err := b.roads()
 	defer func() {
@@ -163,7 +162,7 @@ func race(roads []road, prefixes []netip.Prefix, limit measure.Limit, floods []f
 	return measure.Interleave(limit, contenders...)
 }
 
-// lengths measures what the lengths of prefixes do.
+// lengths measures the effect of prefix lengths.
 func (b *bench) lengths(section *section, roads []road) error {
 	count := 10_000
 	if b.quick {

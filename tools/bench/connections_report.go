@@ -12,7 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// reportMix says what the lists are of.
+// reportMix describes the composition of the lists.
 func reportMix(section *section, counts []int) {
 	section.say("The prefixes are of lengths from /8 to /32, as many of each as of any other, but for the widest, for more of which there is no room. Their order is by chance; " +
 		"*first* and *last* are those of the list. They are spread like this:")
@@ -90,7 +90,7 @@ func (b *bench) judgeConnections(section *section, roads []road, counts []int, f
 	}
 }
 
-// judgeLinear holds our chain of 10,000 prefixes in iptables against the agents'.
+// judgeLinear compares ip-masq's iptables chain of 10,000 prefixes with the agents'.
 func (b *bench) judgeLinear(section *section, roads []road, f measure.Figures) {
 	rows := [][]string{{"× the agents' chain, 10,000 prefixes", "UDP", "TCP"}}
 	for i, variant := range []string{"iptables-nft", "iptables-legacy"} {

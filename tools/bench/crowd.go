@@ -11,15 +11,15 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// Who hears of the commits of the crowd.
+// Listeners for the commits of other programs.
 const (
 	nobody        = "nobody"
 	listenerAlone = "a listener that does nothing"
 	reconciling   = "a reconciler"
 )
 
-// crowd measures what commits of other programs cost: the reconciler, which hears of each,
-// and them.
+// crowd measures the cost of other programs' commits for the reconciler, which receives each event,
+// and for those programs.
 func (b *bench) crowd() error {
 	const each = 500 // commits a round
 	limit := measure.Limit{Rounds: 20, Least: 20}
@@ -49,7 +49,7 @@ func (b *bench) crowd() error {
 	return nil
 }
 
-// crowded has others commit where nobody, a listener and a reconciler hear of it.
+// crowded commits without a listener, with a listener, and with a reconciler.
 func crowded(f scene.Form, each int, limit measure.Limit) (r spent, figures measure.Figures, err error) {
 	g, err := newGuarded(f, usual, "", "--resync-interval", "10m")
 	defer func() { err = errors.Join(err, g.close()) }()
@@ -88,7 +88,7 @@ func crowded(f scene.Form, each int, limit measure.Limit) (r spent, figures meas
 		return err
 	})
 	if made := each * (limit.Rounds + 1); err == nil && ear.Count() < made/2 {
-		err = fmt.Errorf("the listener heard %d of %d commits", ear.Count(), made)
+		err = fmt.Errorf("the listener received %d of %d commits", ear.Count(), made)
 	}
 	return r, figures, err
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 )
 
-// describeMachine says what the figures are of.
+// describeMachine returns a description of the machine.
 func describeMachine(busy float64) (string, error) {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -57,7 +57,7 @@ func describeMachine(busy float64) (string, error) {
 	return strings.Replace(table(rows), "---:", "---", 1), nil
 }
 
-// load is that of the last minute: how many processes ran or wanted to.
+// load returns the load average of the last minute.
 func load() (float64, error) {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

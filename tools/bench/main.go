@@ -90,7 +90,7 @@ func (b *bench) run(docs, only string) (err error) {
 	return b.report.write(filepath.Join(docs, "benchmarks"), filepath.Join(docs, "scale.md"))
 }
 
-// limit bounds a comparison; a quick run has a quarter of it.
+// limit limits a comparison; a quick run has a quarter of it.
 func (b *bench) limit(rounds int, most time.Duration) measure.Limit {
 	l := measure.Limit{Rounds: rounds, Least: min(5, rounds), Time: most}
 	if b.quick {
@@ -99,7 +99,7 @@ func (b *bench) limit(rounds int, most time.Duration) measure.Limit {
 	return l
 }
 
-// sizes leaves the largest out of a quick run.
+// sizes drops the largest size in a quick run.
 func (b *bench) sizes(all ...int) []int {
 	if b.quick {
 		return all[:len(all)-1]

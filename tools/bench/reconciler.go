@@ -18,8 +18,8 @@ type guarded struct {
 	reconciler *scene.Reconciler
 }
 
-// newGuarded makes one with so many prefixes. The agents' file, if there is to be
-// one, is there before the reconciler starts.
+// newGuarded makes a node with n prefixes and a reconciler. The agent file, if any, is written
+// first.
 func newGuarded(f scene.Form, prefixes int, agents string, args ...string) (g guarded, err error) {
 	if g.Node, err = scene.NewNode(f); err != nil {
 		return g, err
@@ -53,7 +53,7 @@ type spent struct {
 	commits      uint32
 }
 
-// watch reads before and after something happens.
+// watch reads the usage before and after a function.
 func (g guarded) watch(happens func() error) (s spent, err error) {
 	before, err := g.reconciler.Usage()
 	if err != nil {
@@ -82,10 +82,10 @@ func (g guarded) watch(happens func() error) (s spent, err error) {
 	return spent{after.CPU - before.CPU, after.Memory, after.Peak, after.Logged - before.Logged, stamps.Changed(now), end - first}, err
 }
 
-// mebibytes writes a size.
+// mebibytes formats a size.
 func mebibytes(bytes int64) string { return measure.Short(float64(bytes) / (1 << 20)) }
 
-// idle measures an hour in which nothing happens, at a second for a minute.
+// idle measures a node without changes.
 func (b *bench) idle() error {
 	const mostMemory = 20 << 20
 	passes := 60

@@ -12,14 +12,14 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// damage says how often rules of a size are spoiled, in each way: seldom enough
-// that the reconciler does not see flapping, and back off.
+// damage is how often rules of a size are changed in each way: rarely enough that the reconciler
+// does not detect flapping and back off.
 type damage struct {
 	prefixes, times int
 	quiet           time.Duration // without a commit, after which a repair is over
 }
 
-// repair measures how long rules are wrong that somebody spoiled.
+// repair measures how long changed rules stay unrepaired.
 func (b *bench) repair() error {
 	const most = 50.0 // ms
 	sizes := []damage{{usual, 8, 80 * time.Millisecond}, {1000, 4, 150 * time.Millisecond}, {10_000, 3, 300 * time.Millisecond}}
@@ -60,8 +60,7 @@ func (b *bench) repair() error {
 	return nil
 }
 
-// repairs are the times of repairs by a reconciler that knows of none before, in
-// ms.
+// repairs returns the times, in ms, of repairs by a new reconciler.
 func repairs(f scene.Form, size damage) (took measure.Series, err error) {
 	g, err := newGuarded(f, size.prefixes, "", "--resync-interval", "10m")
 	defer func() { err = errors.Join(err, g.close()) }()
@@ -83,7 +82,7 @@ func repairs(f scene.Form, size damage) (took measure.Series, err error) {
 	return took, nil
 }
 
-// ofWay is the median of the repairs after one way to spoil the rules.
+// ofWay returns the median of the repairs of one change.
 func ofWay(took measure.Series, way int) string {
 	var of measure.Series
 	for i := way; i < len(took); i += scene.Damages {
@@ -92,8 +91,8 @@ func ofWay(took measure.Series, way int) string {
 	return measure.Short(of.Median())
 }
 
-// whyLong says of what the repair of a long list is made: of looks, the time of
-// which is that of CHECK, and of making the rules again.
+// whyLong returns the parts of the repair of a long list: reading the rules, which takes the time
+// of CHECK, and writing them.
 func whyLong(f scene.Form, prefixes int) (reason string, err error) {
 	n, err := scene.NewNode(f)
 	if err != nil {
@@ -130,8 +129,7 @@ func whyLong(f scene.Form, prefixes int) (reason string, err error) {
 		"then comes the kernel's commit. One look alone, by CHECK, took %s ms here, and merely to make all rules %s %s ms.", look, how, write), nil
 }
 
-// several are the times of something, in ms, before each of which something else
-// is done.
+// several returns the times of a function in ms, with another function called untimed before each.
 func several(before func() error, timed func() (time.Duration, error)) (all measure.Series, err error) {
 	const times = 5
 	for range times {

@@ -14,7 +14,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 )
 
-// report is what docs/benchmarks/README.md is made of.
+// report is the content of docs/benchmarks/README.md.
 type report struct {
 	sections []*section
 	budgets  []budget
@@ -31,25 +31,24 @@ func newReport() *report {
 	return &report{plots: map[string][]byte{}, short: map[string]map[string]measure.Series{}}
 }
 
-// budget is a row of the table of promises.
+// budget is a row of the table of budgets.
 type budget struct {
 	work, promise, measured string
 	verdict                 verdict
-	// reason is why it cannot hold, told if it does not.
+	// reason explains a missed budget.
 	reason string
 }
 
-// verdict is what the figures say of a promise. One is not for certain if the
-// interval of the figure has values on the other side.
+// verdict is the result of a budget. It is not certain if the figure's interval crosses the limit.
 type verdict struct{ held, certain bool }
 
-// atMost is the verdict on a figure that may not be above something.
+// atMost returns the verdict for an upper limit.
 func atMost(e measure.Estimate, most float64) verdict {
 	held := e.Median <= most
 	return verdict{held, held == (e.High <= most) && held == (e.Low <= most)}
 }
 
-// plainly is the verdict on something that was counted.
+// plainly returns the verdict for a counted value.
 func plainly(held bool) verdict { return verdict{held, true} }
 
 func (v verdict) String() string {
@@ -84,7 +83,7 @@ func (s *section) say(format string, args ...any) {
 // table adds a table; the first row is its head.
 func (s *section) table(rows [][]string) { s.text.WriteString(table(rows) + "\n") }
 
-// folded adds a table that is opened by its title.
+// folded adds a table that is collapsed under its title.
 func (s *section) folded(title string, rows [][]string) {
 	fmt.Fprintf(&s.text, "<details><summary>%s</summary>\n\n%s\n</details>\n\n", title, table(rows))
 }
@@ -100,7 +99,7 @@ func table(rows [][]string) string {
 	return b.String()
 }
 
-// plot adds a picture to the section.
+// plot adds an image to the section.
 func (r *report) plot(s *section, file, alt string, svg []byte, err error) error {
 	if err != nil {
 		return err
@@ -110,8 +109,8 @@ func (r *report) plot(s *section, file, alt string, svg []byte, err error) error
 	return nil
 }
 
-// write writes the report and its plots into a directory, and the measured lines
-// into the document about scale.
+// write writes the report and its plots into a directory, and the measured lines into
+// docs/scale.md.
 func (r *report) write(dir, scale string) error {
 	text, err := r.text()
 	if err != nil {
@@ -127,8 +126,7 @@ func (r *report) write(dir, scale string) error {
 	return errors.Join(errs...)
 }
 
-// writeScale replaces what stands between the marks of a document that is
-// otherwise written by hand.
+// writeScale replaces the text between the marks of a hand-written document.
 func (r *report) writeScale(path string) error {
 	const begin, end = "<!-- measured: make bench writes what follows -->\n", "<!-- end of what was measured -->\n"
 	text, err := os.ReadFile(path)

@@ -9,7 +9,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// stage are nodes of every form, with and without rules of others.
+// stage has nodes of every backend, with and without third-party rules.
 type stage struct {
 	bare, full []*scene.Node // by form
 }
@@ -33,7 +33,7 @@ func newStage() (s *stage, err error) {
 
 func (s *stage) all() []*scene.Node { return append(append([]*scene.Node{}, s.bare...), s.full...) }
 
-// enforce puts a policy in force on all nodes.
+// enforce applies a policy on all nodes.
 func (s *stage) enforce(p scene.Policy) error {
 	for _, n := range s.all() {
 		if err := n.Enforce(p); err != nil {
@@ -58,7 +58,7 @@ type verifier struct {
 	disturbed    bool // by a commit of others before it runs
 }
 
-// disturb has others commit, if they are to.
+// disturb commits a third-party rule if the verifier is disturbed.
 func (v verifier) disturb() error {
 	if !v.disturbed {
 		return nil
@@ -66,7 +66,7 @@ func (v verifier) disturb() error {
 	return v.node.Commit()
 }
 
-// verifiers are all that verify, in every form, and the empty plugin first.
+// verifiers returns all verifying plugins for every backend, the empty plugin first.
 func (s *stage) verifiers() []verifier {
 	all := []verifier{{name: empty, plugin: "plugin-empty", node: s.bare[0]}, {name: again, plugin: "plugin-empty", node: s.bare[0]}}
 	for i, nodes := range [][]*scene.Node{s.bare, s.full} {
@@ -87,11 +87,10 @@ func (s *stage) verifiers() []verifier {
 	return all
 }
 
-// cost is what the runs of a contender took of the machine, by round.
+// cost has the resources of a contender's runs, by round.
 type cost struct{ cpu, kernel, faults measure.Series }
 
-// alone has the verifier run once a round. What it took of the machine goes to
-// costs.
+// alone runs the verifier once a round and adds its resources to costs.
 func (v verifier) alone(costs map[string]*cost) measure.Contender {
 	c := &cost{}
 	costs[v.name] = c

@@ -18,7 +18,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 )
 
-// startup measures what a process costs before it does anything.
+// startup measures the cost of starting a process.
 func (b *bench) startup() error {
 	binaries, err := topology.BinDir()
 	if err != nil {
@@ -77,21 +77,20 @@ func (b *bench) startup() error {
 	return nil
 }
 
-// about runs a program so that it only says what it is.
+// about runs a program so that it only prints its name.
 func about(program []string, env ...string) ([]byte, error) {
 	c := exec.Command(program[0], program[1:]...)
 	c.Env = append([]string{"PATH=/nowhere"}, env...)
 	return c.CombinedOutput()
 }
 
-// packageInit is what a package does before main.
+// packageInit is the cost of a package's initialization.
 type packageInit struct {
 	name          string
 	clock, allocs float64 // ms; medians
 }
 
-// initTrace runs a program so often and returns its packages, the most costly
-// first.
+// initTrace runs a program several times and returns its packages, the most expensive first.
 func initTrace(program []string, runs int) ([]packageInit, error) {
 	clocks, allocs := map[string]measure.Series{}, map[string]measure.Series{}
 	for range runs {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package release holds what every binary that `make build` leaves in bin/ must
-// satisfy before it may be copied to a node: static, so that it runs on any host
-// and in an empty image; small, because a runtime executes the plugin for each
-// pod; stamped, so that it says which version it is. The package is a test;
-// nobody imports it.
+// Package release tests the binaries of `make build` before a release: they must be static, so that
+// they run on any host and in an empty image; small, because a runtime executes the plugin for each
+// pod; and stamped with their version.
 package release

@@ -15,8 +15,7 @@ import (
 // maxPluginBytes keeps what the kernel maps and what an installer copies small.
 const maxPluginBytes = 6_000_000
 
-// ours begins the names of the binaries that `make build` makes; pinned tools of
-// other projects lie in folders below.
+// ours is the name pattern of the binaries of `make build`; pinned tools are in subdirectories.
 const ours = "ip-masq*"
 
 func TestBinariesAreStatic(t *testing.T) {
@@ -45,11 +44,10 @@ func TestPluginIsSmall(t *testing.T) {
 	}
 }
 
-// The linker ignores a variable that is not there, without a word: the version
-// is stamped if the program says another than the source does.
+// The linker ignores an unknown variable, so the test compares the version that the program prints.
 func TestPluginCarriesItsVersion(t *testing.T) {
 	plugin := exec.Command(filepath.Join(binDir(), "ip-masq"))
-	plugin.Env = []string{} // without CNI_COMMAND a plugin says what it is
+	plugin.Env = []string{} // without CNI_COMMAND a plugin prints its name
 	about, err := plugin.CombinedOutput()
 	if err != nil {
 		t.Fatalf("run ip-masq: %v; run `make build` first\n%s", err, about)
@@ -69,8 +67,7 @@ func TestReconcilerCarriesItsVersion(t *testing.T) {
 	}
 }
 
-// Every ADD pays for what the packages that the plugin imports do when a program
-// starts. These are the reconciler's.
+// Package initialization of imports adds to the time of every ADD. Only the reconciler needs these.
 func TestPluginImportsNothingHeavy(t *testing.T) {
 	list, err := exec.Command("go", "list", "-deps", "../../plugin").CombinedOutput()
 	if err != nil {

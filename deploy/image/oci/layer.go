@@ -55,7 +55,7 @@ func compress(data []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// tree has what the layers so far put into the image: of each name the type.
+// tree has the type of each name that earlier layers put into the image.
 type tree map[string]fs.FileMode
 
 // layer makes a tar of the files, sorted, with the directories above them that no
@@ -113,7 +113,7 @@ func cleaned(files []File) ([]File, error) {
 	return files, nil
 }
 
-// put writes one entry that tells nothing of the machine that made it.
+// put writes one entry without any property of the build machine.
 func put(archive *tar.Writer, f File) error {
 	h := &tar.Header{Name: f.Name, ModTime: time.Unix(0, 0), Mode: int64(f.Mode.Perm())}
 	for bit, value := range map[fs.FileMode]int64{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {

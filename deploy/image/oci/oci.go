@@ -89,7 +89,7 @@ func Write(w io.Writer, images ...Image) error {
 	return blobs.write(w, top)
 }
 
-// check finds what would make an image that cannot be named or chosen.
+// check reports an image that cannot be named or selected.
 func (i Image) check() error {
 	switch {
 	case tag(i.Name) == "":
@@ -102,7 +102,7 @@ func (i Image) check() error {
 	return nil
 }
 
-// tag is what stands behind the last colon, unless that is the one of a port.
+// tag returns the text behind the last colon, unless that colon precedes a port.
 func tag(name string) string {
 	at := strings.LastIndexByte(name, ':')
 	if at < 1 || strings.Contains(name[at:], "/") {

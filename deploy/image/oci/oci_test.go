@@ -52,7 +52,7 @@ func write(t *testing.T, images ...oci.Image) []byte {
 	return out.Bytes()
 }
 
-// entry is what a test wants to know of a tar's entry.
+// entry is an entry of a tar, as far as tests compare it.
 type entry struct {
 	Type    string
 	Mode    int64
@@ -82,7 +82,7 @@ func unpack(t *testing.T, data []byte) (names []string, entries map[string]entry
 	}
 }
 
-// layout is an archive read back; every blob is what its name says.
+// layout is the content of an archive; each blob matches its digest.
 type layout map[string]entry
 
 func read(t *testing.T, archive []byte) layout {
@@ -107,7 +107,7 @@ type descriptor struct {
 	Platform          map[string]string
 }
 
-// blob finds what a descriptor describes.
+// blob returns the blob of a descriptor.
 func (l layout) blob(t *testing.T, d descriptor) []byte {
 	t.Helper()
 	e, found := l["blobs/"+strings.Replace(d.Digest, ":", "/", 1)]
@@ -233,8 +233,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestReproducible: neither time nor the order of files and architectures is in
-// the bytes.
+// TestReproducible checks that the bytes do not depend on time or the order of files and
+// architectures.
 func TestReproducible(t *testing.T) {
 	turned := image("arm64")
 	slices.Reverse(turned.Layers[0])

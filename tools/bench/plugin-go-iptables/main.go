@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command plugin-go-iptables is a chained CNI plugin that verifies as users of
-// github.com/coreos/go-iptables do: it asks whether the jump exists, and lists
-// the chain.
+// Command plugin-go-iptables is a chained CNI plugin that verifies rules with
+// github.com/coreos/go-iptables: it checks that the jump exists and lists the chain.
 package main
 
 import (
@@ -14,7 +13,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/chained"
 )
 
-// comment is the one that the agents' jump bears, and ip-masq's.
+// comment is the comment of the agents' jump and of ip-masq's.
 const comment = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain"
 
 func main() { chained.Main("plugin-go-iptables", verify) }

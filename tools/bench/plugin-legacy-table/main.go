@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command plugin-legacy-table is a chained CNI plugin that has the kernel hand
-// out table nat of iptables-legacy, once a family, and does not even look at it:
-// the least that verifying rules there can cost, for the kernel hands out a table
+// Command plugin-legacy-table is a chained CNI plugin that reads table nat of iptables-legacy once
+// per family and ignores it. That is the minimum cost of verifying rules: the kernel returns only
+// whole tables (IPT_SO_GET_ENTRIES of linux/netfilter_ipv4/ip_tables.h).
 // whole or not at all (IPT_SO_GET_ENTRIES of linux/netfilter_ipv4/ip_tables.h).
 package main
 
@@ -31,7 +31,7 @@ func verify(c chained.Conf) error {
 	return nil
 }
 
-// table asks for the size of table nat, and then for the table.
+// table requests the size of table nat and then the table.
 func table(domain, level int) error {
 	const (
 		getInfo, getEntries = 64, 65 // IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES

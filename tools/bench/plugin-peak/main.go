@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command plugin-peak runs the program that PEAK_OF names in its place and writes
-// the most memory that it had, in bytes, to the file that PEAK_FILE names. The
-// kernel counts that of the starting process in, which is little here and
-// much in the benchmark itself.
+// Command plugin-peak runs the program in PEAK_OF and writes its peak memory in bytes to the file
+// in PEAK_FILE. The kernel includes the memory of the starting process, which is small here and
+// large in the benchmark itself.
 package main
 
 import (

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command crioverbs calls network plugins by libcni, in the order in which CRI-O
-// does. It is for hosts where CRI-O itself does not run: what a plugin gets is the
-// same, since CRI-O calls them by libcni too.
+// Command crioverbs calls network plugins through libcni in CRI-O's order, for hosts on which CRI-O
+// does not run. CRI-O also uses libcni, so the plugins get the same input.
 //
-//	crioverbs start CONFLIST [ID...]     STATUS, then GC with the pods that are left as valid
-//	crioverbs run CONFLIST ID NETNS      ADD, then CHECK at once; prints the result
-//	crioverbs stop CONFLIST ID NETNS     DEL, with the conflist that ADD had, from libcni's cache
+//	crioverbs start CONFLIST [ID...]     STATUS, then GC with the remaining pods as valid
+//	crioverbs run CONFLIST ID NETNS      ADD, then CHECK; prints the result
+//	crioverbs stop CONFLIST ID NETNS     DEL, with the conflist of the ADD, from libcni's cache
 //
-// CNI_PATH has the directories of plugins. The first call that fails ends it, with
-// exit code 1 and the error, but stop goes on without a cache as CRI-O does: with
-// the conflist as it is now.
+// CNI_PATH has the directories of plugins. The first failed call ends the command with exit code 1
+// and the error. Without a cache, stop uses the current conflist, as CRI-O does.
 package main
 
 import (

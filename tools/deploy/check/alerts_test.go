@@ -30,15 +30,14 @@ const (
 	began  = time.Hour // when something happens
 )
 
-// values are those of a series over time; where they are missing it has none. Was is
-// what it would be.
+// values returns the value of a series at a time, if it has one; was is the unchanged value.
 type values func(at time.Duration, was float64) (value float64, there bool)
 
 func is(v float64) values { return func(time.Duration, float64) (float64, bool) { return v, true } }
 
 func absent(time.Duration, float64) (float64, bool) { return 0, false }
 
-// during is another value for a time.
+// during returns another value for a time.
 func during(length time.Duration, v float64) values {
 	return func(at time.Duration, was float64) (float64, bool) {
 		if at >= began && at < began+length {
@@ -48,7 +47,7 @@ func during(length time.Duration, v float64) values {
 	}
 }
 
-// rising counts up so many times.
+// rising increases the value this number of times.
 func rising(by float64, interval time.Duration, times int) values {
 	return func(at time.Duration, was float64) (float64, bool) {
 		if at < began {
@@ -58,7 +57,7 @@ func rising(by float64, interval time.Duration, times int) values {
 	}
 }
 
-// cluster is what Prometheus has scraped.
+// cluster has the series that Prometheus has scraped.
 type cluster struct{ series []series }
 
 type series struct {
@@ -67,7 +66,7 @@ type series struct {
 	values values
 }
 
-// node adds a node: what its reconciler's tests have that /metrics is for a fault.
+// node adds a node with the /metrics of a fault, from the reconciler's tests.
 func (c *cluster) node(t *testing.T, node, fault string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "pkg/metrics/testdata/faults", fault+".prom"))
@@ -101,7 +100,7 @@ func (c *cluster) add(l labels.Labels, node string, v float64) {
 	c.series = append(c.series, series{b.Labels(), v, is(v)})
 }
 
-// change gives other values to those series of a node that match.
+// change replaces the values of a node's series that match the selector.
 func (c *cluster) change(t *testing.T, node, selector string, v values) {
 	t.Helper()
 	matchers, err := parser.NewParser(parser.Options{}).ParseMetricSelector(selector)
@@ -124,7 +123,7 @@ func matched(l labels.Labels, matchers []*labels.Matcher) bool {
 	return !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(l.Get(m.Name)) })
 }
 
-// queryable is what the engine asks.
+// queryable returns the series for the PromQL engine.
 func (c *cluster) queryable() storage.Queryable {
 	return &storage.MockQueryable{MockQuerier: &storage.MockQuerier{
 		SelectMockFunction: func(_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
@@ -156,8 +155,7 @@ func (f *found) At() storage.Series              { return f.series[f.at] }
 func (*found) Err() error                        { return nil }
 func (*found) Warnings() annotations.Annotations { return nil }
 
-// ring evaluates all alerts each minute, and returns those that have rung, with the
-// nodes for which.
+// ring evaluates all alerts each minute and returns those that fired, with their nodes.
 func (c *cluster) ring(t *testing.T, engine *promql.Engine, rules []monitoring.Rule) (rung []string) {
 	t.Helper()
 	const step = time.Minute
@@ -206,8 +204,8 @@ func alerts(t *testing.T) []monitoring.Rule {
 	return r.Spec.Groups[0].Rules
 }
 
-// TestAlerts: each alert rings for its fault and for no other, on the node that has
-// it.
+// TestAlerts checks that each alert fires for its fault, on the node with the fault, and for no
+// other.
 func TestAlerts(t *testing.T) {
 	rules := alerts(t)
 	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1 << 22, Timeout: time.Minute, LookbackDelta: 5 * time.Minute})

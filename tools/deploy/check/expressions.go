@@ -18,8 +18,7 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// expression is one in PromQL. Labels are those that it matches, or groups by, of
-// the metrics.
+// expression is a PromQL expression with the labels of its metrics that it matches or groups by.
 type expression struct {
 	Where   string   `json:"where"`
 	Text    string   `json:"text"`
@@ -27,7 +26,7 @@ type expression struct {
 	Labels  []string `json:"labels"`
 }
 
-// expression parses one, and returns it, or nil.
+// expression parses an expression; it returns nil on an error.
 func (r *result) expression(where, text string) parser.Expr {
 	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(text)
 	if err != nil {
@@ -59,8 +58,7 @@ func (r *result) expression(where, text string) parser.Expr {
 	return parsed
 }
 
-// rule checks an alert: its expression, and that its texts use labels that the
-// expression leaves.
+// rule checks an alert: its expression, and that its texts use only labels of the result.
 func (r *result) rule(of string, rule monitoring.Rule) {
 	where := of + ": " + rule.Alert
 	if rule.Alert == "" || rule.Record != "" {
@@ -94,8 +92,7 @@ func (r *result) rule(of string, rule monitoring.Rule) {
 	}
 }
 
-// left returns the labels that an expression leaves where it says so: those that
-// the aggregation groups by which makes the left side.
+// left returns the labels of an expression's result if an aggregation on the left side sets them.
 func left(e parser.Expr) []string {
 	switch e := e.(type) {
 	case *parser.AggregateExpr:
@@ -110,7 +107,7 @@ func left(e parser.Expr) []string {
 	return nil
 }
 
-// render renders a text as Prometheus does, with these labels and no other.
+// render renders a text as Prometheus does, with these labels only.
 func render(text string, labels map[string]string) error {
 	t, err := template.New("text").Option("missingkey=error").Parse("{{$labels := .Labels}}{{$value := .Value}}" + text)
 	if err != nil {
@@ -119,7 +116,7 @@ func render(text string, labels map[string]string) error {
 	return t.Execute(io.Discard, map[string]any{"Labels": labels, "Value": 1.0})
 }
 
-// dashboard checks one of Grafana's.
+// dashboard checks a Grafana dashboard.
 func (r *result) dashboard(where string, text []byte) {
 	var d struct {
 		Title  string
@@ -172,7 +169,7 @@ func (r *result) dashboard(where string, text []byte) {
 	}
 }
 
-// substituted puts values in the place of Grafana's variables.
+// substituted replaces Grafana's variables by values.
 func substituted(query string, variables map[string]bool) (string, error) {
 	var errs []error
 	query = regexp.MustCompile(`\$\w+`).ReplaceAllStringFunc(query, func(name string) string {

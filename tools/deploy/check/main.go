@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command check reads manifests, a stream of YAML documents, from its standard
-// input and holds them against what the API server and Prometheus would say of
-// them: fields that no type has, values of another type, expressions and templates
-// that do not parse. It writes the expressions, and the metrics that they are
-// about, as JSON to its standard output.
-//
-// It is a module of its own, so that the project does not depend on what
-// Kubernetes and Prometheus depend on.
+// Command check reads manifests, a stream of YAML documents, from its standard input and validates
+// them as the API server and Prometheus would: unknown fields, wrong types, and expressions and
+// templates that do not parse. It writes the expressions and their metrics as JSON to its standard
+// output. It is a separate module, so that the project does not depend on Kubernetes and
+// Prometheus.
 package main
 
 import (

@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// result is what is known of the manifests.
+// result collects errors and expressions of the manifests.
 type result struct {
 	Objects     []string     `json:"objects"`
 	Expressions []expression `json:"expressions"`
@@ -65,7 +65,7 @@ type strategy struct {
 	Type string `json:"type"`
 }
 
-// kinds are those that manifests may have here, by version and kind.
+// kinds returns the allowed types by apiVersion and kind.
 func kinds() map[string]func() any {
 	return map[string]func() any{
 		"v1/ConfigMap":       func() any { return new(core.ConfigMap) },
@@ -104,7 +104,7 @@ func check(in io.Reader) *result {
 	return r
 }
 
-// object decodes one document strictly and looks at what is in it.
+// object decodes one document strictly and checks its content.
 func (r *result) object(document []byte) {
 	var about meta.PartialObjectMetadata
 	if err := yaml.Unmarshal(document, &about); err != nil {
@@ -143,8 +143,8 @@ func (r *result) object(document []byte) {
 	}
 }
 
-// selects finds a selector that the API server refuses, as it does not select the
-// pods of the template.
+// selects reports a selector that does not match the labels of the pod template, which the API
+// server refuses.
 func selects(name string, of *meta.LabelSelector, labels map[string]string) error {
 	if of == nil || len(of.MatchLabels) == 0 {
 		return fmt.Errorf("%s: selects nothing", name)

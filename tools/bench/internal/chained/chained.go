@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chained is what the plugins that ip-masq is measured against have in
-// common: the least that a chained CNI plugin may be. It reads its entry and the
-// result of the plugin before it, and passes that on. What it owns is that they
-// differ in how they verify rules and in nothing else.
+// Package chained implements what the plugins of the benchmark share: a minimal chained CNI plugin
+// that reads its entry and prevResult and passes the result on, so that the plugins differ only in
+// how they verify rules.
 package chained
 
 import (
@@ -15,14 +14,14 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// Conf is what such a plugin knows of ip-masq's entry.
+// Conf has the keys of ip-masq's entry that the plugins use.
 type Conf struct {
 	types.PluginConf
 	Chain string `json:"masqChain"`
 	IPv6  bool   `json:"enableIPv6"`
 }
 
-// Protocols are the families of iptables that the entry names.
+// Protocols returns the iptables families of the entry.
 func (c Conf) Protocols() []string {
 	if c.IPv6 {
 		return []string{"iptables", "ip6tables"}
@@ -30,8 +29,7 @@ func (c Conf) Protocols() []string {
 	return []string{"iptables"}
 }
 
-// Main runs a plugin whose ADD verifies by a function before it passes the
-// result on. A nil function verifies nothing.
+// Main runs a plugin whose ADD calls verify, unless nil, before it passes the result on.
 func Main(name string, verify func(Conf) error) {
 	add := func(args *skel.CmdArgs) error {
 		var conf Conf

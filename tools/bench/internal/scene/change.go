@@ -20,11 +20,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// table is our table of the form nftables.
+// table is the table of ip-masq on nftables.
 const table = "ip-masq"
 
-// Wipe takes all NAT rules of the form away, as somebody who flushes does, and
-// waits until the kernel is done with it.
+// Wipe deletes all NAT rules of the backend and waits until the kernel has freed them.
 func (n *Node) Wipe() error {
 	const settled = 20 * time.Millisecond
 	defer time.Sleep(settled)
@@ -39,10 +38,10 @@ func (n *Node) Wipe() error {
 	})
 }
 
-// Forget takes the rules and the state away: the node is as before its first pod.
+// Forget deletes the rules and the state, as before the first pod.
 func (n *Node) Forget() error { return errors.Join(n.Wipe(), os.RemoveAll(n.DataDir)) }
 
-// desired are the rules of a policy, decided as the plugin decides them.
+// desired returns the desired rules of a policy, as the plugin does.
 func (n *Node) desired(p Policy, l policy.Layout) (policy.Ruleset, error) {
 	text, err := n.Entry(p)
 	if err != nil {
@@ -103,7 +102,7 @@ func (r *Rebuilder) Script() string { return string(nftables.Render(r.desired)) 
 // AgentScript is a policy as input of iptables-restore, as the agents write it.
 func AgentScript(prefixes []netip.Prefix) string { return agentRules(prefixes) }
 
-// Elements counts what stands in the sets of our table.
+// Elements returns the number of elements in the sets of ip-masq's table.
 func (n *Node) Elements() (count int, err error) {
 	err = n.Node.Do(func() (err error) {
 		c, err := nfnetlink.Dial()
@@ -127,7 +126,7 @@ func (n *Node) Elements() (count int, err error) {
 	return count, err
 }
 
-// Peak runs ADD of ip-masq and returns the most memory that it had, in bytes.
+// Peak runs ADD of ip-masq and returns its peak memory in bytes.
 func (n *Node) Peak() (int64, error) {
 	c, err := n.prepare(Request{Plugin: "plugin-peak", Container: n.NextPod()})
 	if err != nil {

@@ -32,7 +32,7 @@ func commit(b *nfnetlink.Batch) error {
 	return nil
 }
 
-// Commit has somebody else commit a rule, in a table of their own.
+// Commit adds a rule to a third-party table.
 func (n *Node) Commit() error {
 	const table, chain = "others", "rules"
 	var b nfnetlink.Batch

@@ -16,15 +16,14 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// Form is one in which a node keeps rules.
+// Form is a backend of a node.
 type Form struct {
 	Name    string
 	Backend string // the value of the key
 	Variant string // of iptables, on this node
 }
 
-// Forms are all there are. The node of the form nftables has iptables-nft for
-// what others do there.
+// Forms returns all backends. The nftables node has iptables-nft for third-party rules.
 func Forms() []Form {
 	return []Form{
 		{"nftables", "nftables", "nft"},
@@ -33,16 +32,16 @@ func Forms() []Form {
 	}
 }
 
-// Chain is the chain of all that is measured.
+// Chain is the chain of all contenders.
 const Chain = "IP-MASQ-AGENT"
 
-// Node is a node that keeps its rules in a form, and a pod on it.
+// Node is a node with a backend and a pod.
 type Node struct {
 	*topology.Topology
 	Form Form
 	// Dir is private to the node; DataDir is what the entry names.
 	Dir, DataDir string
-	// Warned is whether ip-masq warned of the policy that was enforced last.
+	// Warned reports whether ip-masq warned about the last policy.
 	Warned bool
 
 	programs string // the only directory of PATH
@@ -77,7 +76,7 @@ func NewNode(form Form) (n *Node, err error) {
 // PodAddress is the address of the pod that opens connections.
 func PodAddress() netip.Addr { return netip.MustParseAddr("10.244.0.5") }
 
-// link fills the only directory of PATH with the programs of the form.
+// link fills the only directory of PATH with the backend's programs.
 func (n *Node) link() error {
 	links := map[string]string{"nft": "nft"}
 	for _, base := range []string{"iptables", "ip6tables"} {
@@ -97,7 +96,7 @@ func (n *Node) link() error {
 	return nil
 }
 
-// Policy is what an entry states.
+// Policy is the policy of an entry.
 type Policy struct {
 	Prefixes []netip.Prefix
 	IPv6     bool
@@ -122,7 +121,7 @@ func (n *Node) Entry(p Policy) ([]byte, error) {
 	})
 }
 
-// State makes a policy the one that ADDs state from now on. It runs nothing.
+// State sets the policy of the following ADDs without running any.
 func (n *Node) State(p Policy) error {
 	entry, err := n.Entry(p)
 	if err != nil {
@@ -131,7 +130,7 @@ func (n *Node) State(p Policy) error {
 	return os.WriteFile(n.stdin, entry, 0o644)
 }
 
-// Enforce states a policy and has ip-masq make it so.
+// Enforce sets a policy and applies it with ip-masq.
 func (n *Node) Enforce(p Policy) error {
 	if err := n.State(p); err != nil {
 		return err

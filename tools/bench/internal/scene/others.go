@@ -10,7 +10,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 )
 
-// KubeProxyRules is how many rules a node has that has any of others.
+// KubeProxyRules is the number of kube-proxy rules on a node that has third-party rules.
 const KubeProxyRules = 5000
 
 // AddKubeProxy adds rules to table nat as kube-proxy writes them.

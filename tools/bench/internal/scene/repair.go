@@ -11,7 +11,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
-// Listen hears commits to nf_tables on the node from now on.
+// Listen watches nf_tables commits on the node from now on.
 func (n *Node) Listen() (e *fixtures.CommitWatcher, err error) {
 	err = n.Node.Do(func() (err error) {
 		e, err = fixtures.WatchCommits()
@@ -20,8 +20,8 @@ func (n *Node) Listen() (e *fixtures.CommitWatcher, err error) {
 	return e, err
 }
 
-// Damage is a way to spoil our rules by one commit, and returns when that was
-// about to be made. The ways are numbered.
+// Damage changes the owned rules in one commit and returns the time right before it. Changes are
+// numbered.
 func (n *Node) Damage(way int) (at time.Time, err error) {
 	const postrouting = "postrouting"
 	var b nfnetlink.Batch
@@ -51,7 +51,7 @@ func (n *Node) Damage(way int) (at time.Time, err error) {
 	return at, err
 }
 
-// Damages is how many ways there are: the jump goes, the rules go, the table goes.
+// Damages is the number of changes: the jump, the rules, or the table is deleted.
 const Damages = 3
 
 // Repair damages our rules and returns how long it took from right before that to
@@ -79,8 +79,7 @@ func (n *Node) Repair(e *fixtures.CommitWatcher, way int, quiet time.Duration) (
 	return 0, fmt.Errorf("damage %d was not repaired within %s: heard %v", way, most, e.Since(count))
 }
 
-// Crowd makes so many commits of other programs, in a table of their own, and returns
-// what one took.
+// Crowd makes commits in a third-party table and returns the time of one.
 func (n *Node) Crowd(commits int) (each time.Duration, err error) {
 	const crowd = "crowd"
 	err = n.Node.Do(func() (err error) {
