@@ -46,8 +46,8 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	return err
 }
 
-// status returns why an ADD would fail now, or nil. It is the ADD as a dry run, so that the
-// two agree.
+// status returns why an ADD would fail now, or nil. It is the ADD as a dry run, so that the two
+// agree.
 func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
 	n.dryRun = true
 	_, err := n.entry()
@@ -60,9 +60,9 @@ func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
 	return withCode(types.ErrPluginNotAvailable, err)
 }
 
-// ensure makes the entry the network's document and syncs the rules. It reads the documents
-// after the attachment was recorded: a reconciler that drops the network has either done so
-// by now, or finds the attachment.
+// ensure makes the entry the network's document and syncs the rules. It reads the documents after
+// the attachment was recorded: a reconciler that drops the network has either done so by now, or
+// finds the attachment.
 func (n *node) ensure(ctx context.Context) error {
 	reading, err := n.Dir.Read()
 	if err != nil {
@@ -123,8 +123,8 @@ func (n *node) ensure(ctx context.Context) error {
 	return n.changePolicy(ctx, lock, nil, again.State(), own)
 }
 
-// changePolicy makes a policy that of the network, and syncs the rules. Without the lock, because of an
-// error, it passes if nothing must be written.
+// changePolicy makes a policy that of the network, and syncs the rules. Without the lock, because
+// of an error, it passes if nothing must be written.
 func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error, state store.State, own policy.Source) error {
 	n.confs = nil // it may have changed while the lock was waited for
 	n.warnDamaged(state)
@@ -155,8 +155,8 @@ func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error
 	return err
 }
 
-// chainErr returns what is wrong with the network's own chain. What is wrong with others is
-// a warning.
+// chainErr returns what is wrong with the network's own chain. What is wrong with others is a
+// warning.
 func (n *node) chainErr(s *enforce.State, chain string) error {
 	n.Warn(s.RecordErr)
 	for _, w := range s.LinearChains() {
@@ -173,8 +173,8 @@ func (n *node) chainErr(s *enforce.State, chain string) error {
 	return n.errUnlessNewer(s, chain)
 }
 
-// errUnlessNewer returns what is wrong with a chain, except that a newer version wrote its
-// rules: those stay in force, with a warning.
+// errUnlessNewer returns what is wrong with a chain, except that a newer version wrote its rules:
+// those stay in force, with a warning.
 func (n *node) errUnlessNewer(s *enforce.State, chain string) error {
 	err := s.Err(chain)
 	if errors.Is(err, store.ErrNewer) && s.Exists(chain) {
@@ -197,24 +197,22 @@ func (n *node) stateUnwritable(s *enforce.State, chain string, cause error) erro
 type verification struct {
 	node       *node
 	cached     store.VerificationCache
-	inputs     func() string // digest of what was read; "" if verification is not possible
+	inputs     string        // digest of what was read; "" if verification is not possible
 	generation func() string // of the ruleset, before this process read it; "" if unknown
 }
 
 func (n *node) verification(r *store.Reading) verification {
-	p := n.plugin
-	return verification{n, n.cached(), sync.OnceValue(func() string {
-		if p.Generation == nil || p.Program == "" || n.Dir.Boot() == "" {
-			return ""
-		}
-		return r.Digest(p.Program, n.Dir.Path(), n.Dir.Boot())
-	}), sync.OnceValue(func() string {
-		g, err := p.Generation()
+	v := verification{node: n, cached: n.cached(), generation: sync.OnceValue(func() string {
+		g, err := n.plugin.Generation()
 		if err != nil {
 			return "" // whatever reads the rules reports that
 		}
 		return g.String()
 	})}
+	if p := n.plugin; p.Generation != nil && p.Program != "" && n.Dir.Boot() != "" {
+		v.inputs = r.Digest(p.Program, n.Dir.Path(), n.Dir.Boot())
+	}
+	return v
 }
 
 // entryVerified reports whether this program found this entry valid before.
@@ -224,7 +222,7 @@ func (n *node) entryVerified(c store.VerificationCache) bool {
 
 // sameInputs reports whether the documents and the program are those that were verified.
 func (v verification) sameInputs() bool {
-	return v.cached.Inputs != "" && v.cached.Inputs == v.inputs()
+	return v.cached.Inputs != "" && v.cached.Inputs == v.inputs
 }
 
 // sameGeneration reports whether no rule was changed since.
@@ -232,20 +230,20 @@ func (v verification) sameGeneration() bool {
 	return v.cached.Generation != "" && v.cached.Generation == v.generation()
 }
 
-// observe reads the rules. If they are right it writes the verification cache; if that
-// fails the next ADD reads the rules, too.
+// observe reads the rules. If they are right it writes the verification cache; if that fails the
+// next ADD reads the rules, too.
 func (v verification) observe(ctx context.Context, s store.State) *enforce.State {
 	n := v.node
 	cache := store.VerificationCache{}
 	noGeneration := func(o store.OwnedChain) bool {
 		return !netfilter.Choice{Backend: o.Backend, Variant: o.Variant}.HasGeneration()
 	}
-	if !slices.ContainsFunc(s.Record.Chains, noGeneration) && v.inputs() != "" {
+	if !slices.ContainsFunc(s.Record.Chains, noGeneration) && v.inputs != "" {
 		cache.Generation = v.generation()
 	}
 	observed := n.Observe(ctx, s.Sources, s.Record)
 	if observed.InSync() && cache.Generation != "" && n.entryDigest() != "" && !n.dryRun {
-		cache.Inputs, cache.Entry = v.inputs(), n.entryDigest()
+		cache.Inputs, cache.Entry = v.inputs, n.entryDigest()
 		_ = n.Dir.PutVerificationCache(n.source(), cache)
 	}
 	return observed

@@ -20,9 +20,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// findNetconf returns the configuration that states the network's policy: that on stdin or,
-// if there is a plugin.toml, the plugin entry of the network's conflist. Anybody can choose
-// the name in a configuration, so the name alone proves nothing.
+// findNetconf returns the configuration that states the network's policy: that on stdin or, if
+// there is a plugin.toml, the plugin entry of the network's conflist. Anybody can choose the name
+// in a configuration, so the name alone proves nothing.
 func (n *node) findNetconf() (config.Netconf, error) {
 	if isObject := n.netconf.Err() == nil; !n.pluginFile.Present || !isObject { // Entry returns that error
 		return n.netconf, nil
@@ -46,8 +46,8 @@ func (n *node) findNetconf() (config.Netconf, error) {
 	return conf, err
 }
 
-// validEntry returns the network's entry if it is valid. While the network's conflist cannot
-// be read, its last good policy stays in force.
+// validEntry returns the network's entry if it is valid. While the network's conflist cannot be
+// read, its last good policy stays in force.
 func (n *node) validEntry() (config.Entry, error) {
 	conf, err := n.stated()
 	if err == nil {
@@ -70,8 +70,8 @@ func (n *node) validEntry() (config.Entry, error) {
 	return config.Entry{}, withCode(types.ErrInvalidNetworkConfig, err)
 }
 
-// confDir returns the runtimes' configuration directory, which it reads when it is first called: most
-// ADDs do not need it.
+// confDir returns the runtimes' configuration directory, which it reads when it is first called:
+// most ADDs do not need it.
 func (n *node) confDir() config.ConfDir {
 	if n.confs == nil {
 		confs, err := config.ReadConfDir(n.pluginFile.CNIConfDir)
@@ -137,8 +137,8 @@ func (n *node) result() ([]byte, error) {
 	return json.Marshal(keys) // not indented: a line of a deeply nested value would be as long as that is deep
 }
 
-// validAttachments returns the attachments that GC keeps, and whether the configuration has
-// that list: an absent list differs from one that is empty or null.
+// validAttachments returns the attachments that GC keeps, and whether the configuration has that
+// list: an absent list differs from one that is empty or null.
 func (n *node) validAttachments() (keep []store.Attachment, listed bool, err error) {
 	const key = "cni.dev/valid-attachments"
 	list := n.netconf.Value(key)

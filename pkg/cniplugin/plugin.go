@@ -23,11 +23,11 @@ import (
 // Plugin is the plugin on one host.
 type Plugin struct {
 	Drivers netfilter.Drivers
-	// Program identifies the build of the program: another build verifies otherwise. With ""
-	// every ADD verifies.
+	// Program identifies the build of the program: another build verifies otherwise. With "" every
+	// ADD verifies.
 	Program string
-	// Generation returns the generation of the nf_tables ruleset. If it is nil every ADD reads
-	// the rules.
+	// Generation returns the generation of the nf_tables ruleset. If it is nil every ADD reads the
+	// rules.
 	Generation func() (netfilter.Generation, error)
 	PluginFile string        // the administrators' plugin.toml
 	LockWait   time.Duration // for the lock of the dataDir; 10 s by contract
@@ -74,8 +74,8 @@ type node struct {
 	checkDataDir func() error                   // why nothing must be written to the dataDir, or nil
 }
 
-// node returns the node of a configuration, even of a stale or bad one: DEL and GC need only
-// the network and the dataDir.
+// node returns the node of a configuration, even of a stale or bad one: DEL and GC need only the
+// network and the dataDir.
 func (p *Plugin) node(conf config.Netconf) *node {
 	id := conf.Identity()
 	file, err := config.ReadPluginFile(p.PluginFile)
@@ -148,8 +148,6 @@ type codedError struct {
 	code uint
 	error
 }
-
-func (c codedError) Unwrap() error { return c.error }
 
 func withCode(code uint, err error) error {
 	if err == nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// del removes the attachment and repairs the rules. It never fails because of the node's
-// state: after a failing DEL a pod cannot end.
+// del removes the attachment and repairs the rules. It never fails because of the node's state:
+// after a failing DEL a pod cannot end.
 func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 	n.Warn(n.pluginFileErr)
 	n.Warn(n.Dir.Detach(n.network, args.ContainerID, args.IfName))
@@ -24,9 +24,9 @@ func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 	return nil
 }
 
-// repair syncs the rules to the stored documents. Without a document it creates no rules, so
-// that nothing returns after a cleanup, but removes what an interrupted ADD left. If a
-// document cannot be read it writes nothing.
+// repair syncs the rules to the stored documents. Without a document it creates no rules, so that
+// nothing returns after a cleanup, but removes what an interrupted ADD left. If a document cannot
+// be read it writes nothing.
 func (n *node) repair(ctx context.Context) error {
 	reading, err := n.Dir.Read()
 	if err != nil {
@@ -67,8 +67,8 @@ func (n *node) repairable(s store.State) bool {
 	return len(s.Newer)+len(s.Damaged) == 0 && len(s.Sources)+len(s.Record.Chains) > 0
 }
 
-// check compares every rule with the documents and writes nothing. It reports a difference
-// only if a second observation, with the lock held, has it too.
+// check compares every rule with the documents and writes nothing. It reports a difference only if
+// a second observation, with the lock held, has it too.
 func (n *node) check(ctx context.Context, _ *skel.CmdArgs) error {
 	if _, err := n.entry(); err != nil {
 		return err
@@ -110,8 +110,8 @@ func (n *node) verify(ctx context.Context) error {
 	return nil
 }
 
-// gc prunes the attachments that are not in the valid list, then repairs the rules (CNI spec
-// 1.1, section 2).
+// gc prunes the attachments that are not in the valid list, then repairs the rules (CNI spec 1.1,
+// section 2).
 func (n *node) gc(ctx context.Context, _ *skel.CmdArgs) error {
 	n.Warn(n.pluginFileErr)
 	keep, listed, err := n.validAttachments()

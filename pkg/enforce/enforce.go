@@ -14,45 +14,45 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// ErrOtherDataDir is wrapped by errors about a dataDir that is not the node's, and about
-// a chain whose comment names another one. Such a chain is not drift: two dataDirs would
-// revert each other's rules.
+// ErrOtherDataDir is wrapped by errors about a dataDir that is not the node's, and about a chain
+// whose comment names another one. Such a chain is not drift: two dataDirs would revert each
+// other's rules.
 var ErrOtherDataDir = errors.New("this node has another dataDir")
 
-// Enforcer syncs the rules of one node, which is a dataDir and the network namespace of
-// the process.
+// Enforcer syncs the rules of one node, which is a dataDir and the network namespace of the
+// process.
 type Enforcer struct {
 	Dir     *store.Dir
 	Drivers netfilter.Drivers
-	// Warn is called with errors that do not fail the work at hand.
+	// Warn is called with errors that do not fail the work at hand, and with nil.
 	Warn func(error)
-	// PreferredBackend is the backend for chains whose sources state none. A chain on
-	// record in another backend moves there. With "" or Auto the record decides.
+	// PreferredBackend is the backend for chains whose sources state none. A chain on record in
+	// another backend moves there. With "" or Auto the record decides.
 	PreferredBackend policy.Backend
-	// Stated returns the dataDir that the node's files state, "" if they state none, and the file or
-	// directory that states it. It is certain if all files could be read. Nil states none. It is not
-	// called while the rules are in sync.
+	// Stated returns the dataDir that the node's files state, "" if they state none, and the file
+	// or directory that states it. It is certain if all files could be read. Nil states none. It is
+	// not called while the rules are in sync.
 	Stated func() (dataDir, origin string, certain bool)
 	// Owned returns the chains that name an owner. Nil reads them from the kernel.
 	Owned func(context.Context) ([]netfilter.OwnedChain, error)
-	// AllBackends makes Observe look for chains of the same names in the other backends,
-	// where an agent may have created them, and for chains of other dataDirs.
+	// AllBackends makes Observe look for chains of the same names in the other backends, where an
+	// agent may have created them, and for chains of other dataDirs.
 	AllBackends bool
-	// KeepBackend keeps chains in the backend on record although this process cannot write
-	// there: the plugin, which chose it, can.
+	// KeepBackend keeps chains in the backend on record although this process cannot write there:
+	// the plugin, which chose it, can.
 	KeepBackend bool
 }
 
-// Observe reads the kernel and compares it with what the sources ask for. It writes
-// nothing, and runs no program on nf_tables if the record has this boot's choices. It
-// chooses a backend for a chain that is not on record, without recording it.
+// Observe reads the kernel and compares it with what the sources ask for. It writes nothing, and
+// runs no program on nf_tables if the record has this boot's choices. It chooses a backend for a
+// chain that is not on record, without recording it.
 func (e *Enforcer) Observe(ctx context.Context, sources []policy.Source, rec store.Record) *State {
 	return e.observe(ctx, policy.Merge(sources), rec)
 }
 
 func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
 	rec = e.currentBoot(rec)
-	s := &State{Policies: policies, record: rec}
+	s := &State{Policies: policies, record: rec, Failed: map[string]error{}}
 	for _, p := range s.Policies {
 		choice, err := e.choose(ctx, rec, p)
 		if err != nil {
@@ -95,15 +95,15 @@ func (e *Enforcer) read(ctx context.Context, s *State) {
 	}
 }
 
-// duplicates finds chains of the same names in other backends. Stale chains are not
-// among them: those are removed anyway.
+// duplicates finds chains of the same names in other backends. Stale chains are not among them:
+// those are removed anyway.
 func (e *Enforcer) duplicates(ctx context.Context, s *State) []Duplicate {
 	var found []Duplicate
 	for _, g := range s.Groups {
 		for _, chain := range g.chains() {
 			others, err := e.Drivers.Duplicates(ctx, chain, g.Choice)
 			if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
-				e.warn(fmt.Errorf("look for chain %s in other backends: %w", chain, err))
+				e.Warn(fmt.Errorf("look for chain %s in other backends: %w", chain, err))
 			}
 			for _, c := range others {
 				isStale := func(o store.OwnedChain) bool { return o.Chain == chain && choiceOf(o).SameBackend(c) }
@@ -116,8 +116,8 @@ func (e *Enforcer) duplicates(ctx context.Context, s *State) []Duplicate {
 	return found
 }
 
-// currentBoot returns the record, or an empty one if it is of an earlier boot: the
-// kernel lost what that one lists.
+// currentBoot returns the record, or an empty one if it is of an earlier boot: the kernel lost what
+// that one lists.
 func (e *Enforcer) currentBoot(rec store.Record) store.Record {
 	if rec.Boot != e.Dir.Boot() {
 		return store.Record{Boot: e.Dir.Boot()}
@@ -140,7 +140,7 @@ func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy
 		if err == nil {
 			return c, nil
 		}
-		e.warn(fmt.Errorf("chain %s cannot be kept in the preferred backend %s: %w", p.Chain, e.PreferredBackend, err))
+		e.Warn(fmt.Errorf("chain %s cannot be kept in the preferred backend %s: %w", p.Chain, e.PreferredBackend, err))
 	}
 	return choose(p.Backend.Value)
 }
@@ -164,8 +164,7 @@ func (e *Enforcer) addDesired(s *State, p policy.Policy, c netfilter.Choice) err
 	return nil
 }
 
-// readGroup reads a group's chains and compares them, except those that must not be
-// changed.
+// readGroup reads a group's chains and compares them, except those that must not be changed.
 func (e *Enforcer) readGroup(ctx context.Context, s *State, g *Group) {
 	b, err := e.Drivers.Open(g.Choice)
 	if err == nil {
@@ -198,10 +197,9 @@ func (e *Enforcer) readGroup(ctx context.Context, s *State, g *Group) {
 	}
 }
 
-// checkOwnership returns why a chain of the right name must not be changed, or nil. A
-// chain may be changed if it is owned, whatever others made of it since; if it belongs
-// to another dataDir and the node's is this one; and if it holds nothing but what the
-// agents write.
+// checkOwnership returns why a chain of the right name must not be changed, or nil. A chain may be
+// changed if it is owned, whatever others made of it since; if it belongs to another dataDir and
+// the node's is this one; and if it holds nothing but what the agents write.
 func (e *Enforcer) checkOwnership(c *policy.Chain, in netfilter.Choice, owned bool) error {
 	switch us := e.owner(); {
 	case c.Owner.Schema > policy.RulesSchema:
@@ -219,12 +217,9 @@ func (e *Enforcer) checkOwnership(c *policy.Chain, in netfilter.Choice, owned bo
 		"choose another masqChain, or remove the chain", c.Name, c.Family, netfilter.ErrNotOwned)
 }
 
-// Unwritable returns, by chain, why its rules could not be written now.
-func (e *Enforcer) Unwritable(ctx context.Context, s *State) map[string]error {
-	return e.unwritable(ctx, s, func(*Group, string) bool { return true })
-}
-
-func (e *Enforcer) unwritable(ctx context.Context, s *State, about func(g *Group, chain string) bool) map[string]error {
+// Unwritable returns, by chain, why its rules could not be written now. It is about the chains for
+// which a function returns true.
+func (e *Enforcer) Unwritable(ctx context.Context, s *State, about func(g *Group, chain string) bool) map[string]error {
 	errs := map[string]error{}
 	for i := range s.Groups {
 		g := &s.Groups[i]
@@ -255,10 +250,4 @@ func (e *Enforcer) canWrite(ctx context.Context, c netfilter.Choice, families []
 
 func writeError(chain string, in netfilter.Choice, err error) error {
 	return fmt.Errorf("write the rules of chain %s in %s: %w", chain, in, err)
-}
-
-func (e *Enforcer) warn(err error) {
-	if e.Warn != nil && err != nil {
-		e.Warn(err)
-	}
 }

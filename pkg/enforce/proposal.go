@@ -3,6 +3,7 @@
 package enforce
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,13 +15,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Conflists is what the runtimes' configuration directory says of the networks of a node. Functions
-// return it, as few proposals need the directory read.
+// Conflists is the runtimes' configuration directory. Functions return it, as most ADDs do not read it.
 type Conflists interface {
 	// HasEntry reports whether a conflist has a plugin entry for the network.
 	HasEntry(network string) bool
-	// LacksEntry reports whether none has. That is unknown, and false, while a file of the
-	// directory cannot be read.
+	// LacksEntry reports whether none has. It is false while a file of the directory is unreadable.
 	LacksEntry(network string) bool
 	// HasEntryWith reports whether that entry states this policy.
 	HasEntryWith(network string, s policy.SourcePolicy) bool
@@ -41,16 +40,13 @@ func (p *Proposal) Find(id policy.SourceID) *policy.Source {
 
 // Chain returns the chain of a source, or "".
 func (p *Proposal) Chain(id policy.SourceID) string {
-	if s := p.Find(id); s != nil {
-		return s.Policy.Chain
-	}
-	return ""
+	return cmp.Or(p.Find(id), &policy.Source{}).Policy.Chain
 }
 
-// Add adds or replaces a source. Of a network it keeps the stored policy if the new one
-// is older than the conflist on disk; and a network that conflicts with it, and is in no
-// conflist, is superseded. The error is the conflicts that remain, or a bound that is
-// exceeded; the proposal is then unchanged.
+// Add adds or replaces a source. Of a network it keeps the stored policy if the new one is older
+// than the conflist on disk; and a network that conflicts with it, and is in no conflist, is
+// superseded. The error is the conflicts that remain, or a bound that is exceeded; the proposal is
+// then unchanged.
 func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error)) error {
 	stored := p.Find(own.ID)
 	if own.ID.Kind != policy.Network {
@@ -91,8 +87,8 @@ func (p *Proposal) change(own policy.Source) error {
 	return nil
 }
 
-// AddAll adds networks, each as Add does, and returns the errors by source. If no network
-// conflicts with another or is superseded it merges once, and not once for each.
+// AddAll adds networks, each as Add does, and returns the errors by source. If no network conflicts
+// with another or is superseded it merges once, and not once for each.
 func (p *Proposal) AddAll(all []policy.Source, disk func() Conflists, warn func(error)) map[policy.SourceID]error {
 	next := Proposal{Sources: slices.Clone(p.Sources), Changed: slices.Clone(p.Changed)}
 	order := lastOrder(p.Sources)
@@ -123,8 +119,8 @@ func (p *Proposal) AddAll(all []policy.Source, disk func() Conflists, warn func(
 	return errs
 }
 
-// checkBounds returns an error if the policy has too many rules. For a backend that is
-// still to be chosen, addDesired checks that.
+// checkBounds returns an error if the policy has too many rules. For a backend that is still to be
+// chosen, addDesired checks that.
 func checkBounds(p policy.Policy) error {
 	return p.CheckBounds(policy.Layout{Sets: p.Backend.Value != policy.IPTables})
 }
@@ -147,8 +143,8 @@ func lastOrder(list []policy.Source) int64 {
 	return last
 }
 
-// resolve resolves the conflicts that a network loses: the other network is superseded if
-// it is in no conflist and this one is. The error is the conflicts that remain.
+// resolve resolves the conflicts that a network loses: the other network is superseded if it is in
+// no conflist and this one is. The error is the conflicts that remain.
 func (p *Proposal) resolve(own policy.Source, disk func() Conflists, warn func(error)) error {
 	blocking := p.lostConflicts(own.ID)
 	if len(blocking) > 0 && disk().HasEntry(own.ID.Name) {
@@ -182,13 +178,8 @@ func (p *Proposal) resolve(own policy.Source, disk func() Conflists, warn func(e
 
 // lostConflicts returns the conflicts in which the source is superseded.
 func (p *Proposal) lostConflicts(id policy.SourceID) policy.ConflictErrors {
-	var lost policy.ConflictErrors
-	for _, e := range p.mergedChain(p.Chain(id)).Conflicts {
-		if e.Superseded.Source == id {
-			lost = append(lost, e)
-		}
-	}
-	return lost
+	conflicts := p.mergedChain(p.Chain(id)).Conflicts
+	return slices.DeleteFunc(slices.Clone(conflicts), func(e *policy.ConflictError) bool { return e.Superseded.Source != id })
 }
 
 // mergedChain returns the policy of one chain.
@@ -217,10 +208,9 @@ func (e *UnwritableError) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *UnwritableError) Unwrap() error { return e.Err }
 
-// ApplyProposal puts a proposal in force: it writes the documents beside those in force,
-// syncs the rules, then replaces the documents. If check returns an error for the state
-// after the sync, the documents are discarded and the rules are rolled back. It returns
-// the state after the attempt.
+// ApplyProposal puts a proposal in force: it writes the documents beside those in force, syncs the
+// rules, then replaces the documents. If check returns an error for the state after the sync, the
+// documents are discarded and the rules are rolled back. It returns the state after the attempt.
 func (e *Enforcer) ApplyProposal(
 	ctx context.Context, lock *store.Lock, stored store.State, p *Proposal, check func(*State) error,
 ) (*State, error) {
@@ -232,7 +222,7 @@ func (e *Enforcer) ApplyProposal(
 		}
 		return errors.Join(errs...)
 	}
-	defer func() { e.warn(each((*store.Staged).Discard)) }()
+	defer func() { e.Warn(each((*store.Staged).Discard)) }()
 	before := e.observe(ctx, p.merged(), stored.Record)
 	if before.differsOnRecord() {
 		before = e.ObserveAgain(ctx, before) // the dump may have been torn
@@ -251,17 +241,16 @@ func (e *Enforcer) ApplyProposal(
 		}
 		return after, err
 	}
-	e.warn(each((*store.Staged).Commit)) // a document that lags behind the rules is written the next time
+	e.Warn(each((*store.Staged).Commit)) // a document that lags behind the rules is written the next time
 	return after, nil
 }
 
-// rollBack restores the rules that the documents in force ask for, and the chains of
-// agents that were about to be adopted: one family may have been written, and the other
-// not.
+// rollBack restores the rules that the documents in force ask for, and the chains of agents that
+// were about to be adopted: one family may have been written, and the other not.
 func (e *Enforcer) rollBack(ctx context.Context, before *State, rec store.Record, lock *store.Lock) {
 	stored, err := e.Dir.Load()
 	if err != nil {
-		e.warn(err)
+		e.Warn(err)
 		return
 	}
 	now := stored.Record
@@ -278,14 +267,14 @@ func (e *Enforcer) rollBack(ctx context.Context, before *State, rec store.Record
 			}
 		}
 		if err := b.Apply(ctx, adopted, netfilter.Observation{}, lock.File()); err != nil {
-			e.warn(fmt.Errorf("restore the rules in %s: %w", g.Choice, err))
+			e.Warn(fmt.Errorf("restore the rules in %s: %w", g.Choice, err))
 		}
 		now.Chains = slices.DeleteFunc(now.Chains, func(o store.OwnedChain) bool {
 			return choiceOf(o).SameBackend(g.Choice) && adopted.Find(o.Family, o.Chain) != nil
 		})
 	}
 	if err := lock.PutRecord(now); err != nil {
-		e.warn(fmt.Errorf("record the owned chains: %w", err))
+		e.Warn(fmt.Errorf("record the owned chains: %w", err))
 	}
 	e.Sync(ctx, e.Observe(ctx, stored.Sources, now), lock)
 }

@@ -16,18 +16,17 @@ type State struct {
 	Policies []policy.Policy
 	// Groups are the chains by backend.
 	Groups []Group
-	// Failed has, by chain, why its rules are not known to be right or must not be
-	// changed.
+	// Failed has, by chain, why its rules are not known to be right or must not be changed.
 	Failed map[string]error
 	// Stale are the owned chains that no policy wants any more.
 	Stale []store.OwnedChain
-	// RecordErr is why nothing was written: the record could not be. The rules may be
-	// right nevertheless.
+	// RecordErr is why nothing was written: the record could not be. The rules may be right
+	// nevertheless.
 	RecordErr error
 	// Duplicates are chains of the same names in other backends (AllBackends).
 	Duplicates []Duplicate
-	// OtherDataDirs are the chains that name another dataDir (AllBackends). They are
-	// removed if ReplaceOtherDataDirs, because the node's files state this one.
+	// OtherDataDirs are the chains that name another dataDir (AllBackends). They are removed if
+	// ReplaceOtherDataDirs, because the node's files state this one.
 	OtherDataDirs        []netfilter.OwnedChain
 	ReplaceOtherDataDirs bool
 
@@ -99,8 +98,8 @@ func (e *DriftError) Error() string {
 	return "rules differ from what is desired:\n" + e.Diff.Summary(most)
 }
 
-// Exists reports whether the kernel has the chain, whatever its rules, and a jump to it,
-// in every family that is desired.
+// Exists reports whether the kernel has the chain, whatever its rules, and a jump to it, in every
+// family that is desired.
 func (s *State) Exists(chain string) bool {
 	found := false
 	for _, g := range s.Groups {
@@ -150,9 +149,6 @@ func (s *State) LinearChains() []LinearChainError {
 }
 
 func (s *State) fail(chain string, err error) {
-	if s.Failed == nil {
-		s.Failed = map[string]error{}
-	}
 	if s.Failed[chain] == nil {
 		s.Failed[chain] = err
 	}
@@ -178,13 +174,8 @@ func (g *Group) chains() []string {
 
 // withoutChains returns the ruleset without the chains that failed.
 func withoutChains(rs policy.Ruleset, failed map[string]error) policy.Ruleset {
-	out := policy.Ruleset{Unrecognized: rs.Unrecognized}
-	for _, c := range rs.Chains {
-		if failed[c.Name] == nil {
-			out.Chains = append(out.Chains, c)
-		}
-	}
-	return out
+	rs.Chains = slices.DeleteFunc(slices.Clone(rs.Chains), func(c policy.Chain) bool { return failed[c.Name] != nil })
+	return rs
 }
 
 func (g *Group) refs() []netfilter.ChainRef {
@@ -220,18 +211,12 @@ func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) b
 	})
 }
 
-// stale returns the chains on record that no group wants. A chain that failed is not
-// stale: nothing has replaced it. Nor is one whose removal failed: the reconciler tries
-// that again.
+// stale returns the chains on record that no group wants. A chain that failed is not stale: nothing
+// has replaced it. Nor is one whose removal failed: the reconciler tries that again.
 func stale(s *State) []store.OwnedChain {
-	var out []store.OwnedChain
-	for _, o := range s.record.Chains {
-		wanted := slices.ContainsFunc(s.Groups, func(g Group) bool {
+	return slices.DeleteFunc(slices.Clone(s.record.Chains), func(o store.OwnedChain) bool {
+		return o.Stuck || s.Failed[o.Chain] != nil || slices.ContainsFunc(s.Groups, func(g Group) bool {
 			return g.Choice.SameBackend(choiceOf(o)) && g.Desired.Find(o.Family, o.Chain) != nil
 		})
-		if !wanted && !o.Stuck && s.Failed[o.Chain] == nil {
-			out = append(out, o)
-		}
-	}
-	return out
+	})
 }

@@ -3,6 +3,7 @@
 package enforce
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,13 +17,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Sync applies the difference that an observation found and returns the state after it.
-// The caller observed with the lock held, and not for the first time: a dump can be torn,
-// so a difference is repaired only if two observations have it. Errors are reported per
-// chain, in the State.
+// Sync applies the difference that an observation found and returns the state after it. The caller
+// observed with the lock held, and not for the first time: a dump can be torn, so a difference is
+// repaired only if two observations have it. Errors are reported per chain, in the State.
 //
-// Chains are recorded before they are created, so that an interrupted sync leaves nothing
-// that is not on record.
+// Chains are recorded before they are created, so that an interrupted sync leaves nothing that is
+// not on record.
 func (e *Enforcer) Sync(ctx context.Context, before *State, lock *store.Lock) *State {
 	return e.sync(ctx, before, nil, lock)
 }
@@ -55,14 +55,14 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 	if !lock.DryRun() {
 		e.removeUnwanted(ctx, after, &owned, lock)
 		if err := lock.PutRecord(owned); err != nil {
-			e.warn(fmt.Errorf("record the owned chains: %w", err))
+			e.Warn(fmt.Errorf("record the owned chains: %w", err))
 		}
 	}
 	return after
 }
 
-// write records, applies and observes. For a chain whose backend does not work on this
-// host, and that may be in another one, it chooses again, once.
+// write records, applies and observes. For a chain whose backend does not work on this host, and
+// that may be in another one, it chooses again, once.
 func (e *Enforcer) write(ctx context.Context, before *State, changed []policy.Source, lock *store.Lock) (*State, store.Record, error) {
 	owned := recordOf(before, before.record)
 	if err := lock.PutRecord(owned); err != nil {
@@ -85,10 +85,10 @@ func (e *Enforcer) write(ctx context.Context, before *State, changed []policy.So
 	return after, owned, nil
 }
 
-// apply writes until an observation finds no difference: again if the rules changed
-// since they were read, and once more if another program changed them since. It returns
-// the last observation and, by chain, why it could not be written, including those that
-// failed before. A dry run finds the reasons and takes the rules as written.
+// apply writes until an observation finds no difference: again if the rules changed since they were
+// read, and once more if another program changed them since. It returns the last observation and,
+// by chain, why it could not be written, including those that failed before. A dry run finds the
+// reasons and takes the rules as written.
 func (e *Enforcer) apply(
 	ctx context.Context, s *State, failed map[string]error, owned store.Record, lock *store.Lock,
 ) (*State, map[string]error) {
@@ -123,8 +123,8 @@ func (e *Enforcer) apply(
 	}
 }
 
-// applyOnce writes each group that differs, without the chains that failed before. Errors
-// are reported per chain.
+// applyOnce writes each group that differs, without the chains that failed before. Errors are
+// reported per chain.
 func (e *Enforcer) applyOnce(ctx context.Context, s *State, failed map[string]error, lock *store.Lock) map[string]error {
 	errs := map[string]error{}
 	for _, g := range s.Groups {
@@ -135,10 +135,7 @@ func (e *Enforcer) applyOnce(ctx context.Context, s *State, failed map[string]er
 		b, err := e.Drivers.Open(g.Choice)
 		if err == nil && b.OwnsTables() { // Apply would remove a chain that is left out
 			for _, c := range slices.Concat(g.Desired.Chains, g.Observed.Chains) {
-				err = errors.Join(s.Failed[c.Name], failed[c.Name])
-				if err != nil {
-					break
-				}
+				err = cmp.Or(err, s.Failed[c.Name], failed[c.Name])
 			}
 		}
 		switch {
@@ -168,20 +165,20 @@ func (e *Enforcer) applyOnce(ctx context.Context, s *State, failed map[string]er
 	return errs
 }
 
-// cannotWrite returns, by chain, why its rules cannot be written in all families. It is
-// about chains that are new or whose policy changed: those are written in all families or
-// in none. A repair does what it can.
+// cannotWrite returns, by chain, why its rules cannot be written in all families. It is about
+// chains that are new or whose policy changed: those are written in all families or in none. A
+// repair does what it can.
 func (e *Enforcer) cannotWrite(ctx context.Context, s *State, changed []policy.Source) map[string]error {
-	return e.unwritable(ctx, s, func(g *Group, chain string) bool {
+	return e.Unwritable(ctx, s, func(g *Group, chain string) bool {
 		states := func(c policy.Source) bool { return c.Policy.Chain == chain }
 		return len(g.Diff) > 0 && (!g.Recorded || slices.ContainsFunc(changed, states))
 	})
 }
 
-// chooseAgain observes with new choices for chains that could not be written because their
-// backend does not work on this host, if they may be in another one, and takes them out of
-// the failed ones. A backend that would be chosen again is left out: it may seem to work
-// until it writes. It returns nil if there is no better choice.
+// chooseAgain observes with new choices for chains that could not be written because their backend
+// does not work on this host, if they may be in another one, and takes them out of the failed ones.
+// A backend that would be chosen again is left out: it may seem to work until it writes. It returns
+// nil if there is no better choice.
 func (e *Enforcer) chooseAgain(ctx context.Context, before *State, failed map[string]error) *State {
 	free := map[string]bool{}
 	for _, p := range before.Policies {
@@ -208,21 +205,16 @@ func (e *Enforcer) chooseAgain(ctx context.Context, before *State, failed map[st
 			break
 		}
 	}
-	better := false
-	for chain := range free {
-		if again.Failed[chain] == nil {
-			delete(failed, chain)
-			better = true
-		}
-	}
-	if !better {
+	all := len(failed)
+	maps.DeleteFunc(failed, func(chain string, _ error) bool { return free[chain] && again.Failed[chain] == nil })
+	if len(failed) == all {
 		return nil
 	}
 	return again
 }
 
-// recordOf returns the record with all chains that the state is about to own, those of
-// the current choices first: choose takes the first.
+// recordOf returns the record with all chains that the state is about to own, those of the current
+// choices first: choose takes the first.
 func recordOf(s *State, rec store.Record) store.Record {
 	out := store.Record{Boot: rec.Boot}
 	for _, g := range s.Groups {
@@ -238,22 +230,18 @@ func recordOf(s *State, rec store.Record) store.Record {
 }
 
 func missingFrom(rec, from store.Record) []store.OwnedChain {
-	var out []store.OwnedChain
-	for _, o := range from.Chains {
-		if !owns(rec, o.Family, o.Chain, choiceOf(o)) {
-			out = append(out, o)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(from.Chains), func(o store.OwnedChain) bool {
+		return owns(rec, o.Family, o.Chain, choiceOf(o))
+	})
 }
 
-// removeUnwanted removes stale chains, duplicates in other backends and chains of other
-// dataDirs, once the desired rules are in place. A chain that cannot be removed stays on
-// record and fails nothing.
+// removeUnwanted removes stale chains, duplicates in other backends and chains of other dataDirs,
+// once the desired rules are in place. A chain that cannot be removed stays on record and fails
+// nothing.
 func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Record, lock *store.Lock) {
 	for _, o := range s.Stale {
 		err := e.remove(ctx, choiceOf(o), lock, netfilter.ChainRef{Family: o.Family, Name: o.Chain})
-		if e.warn(err); err == nil {
+		if e.Warn(err); err == nil {
 			owned.Chains = slices.DeleteFunc(owned.Chains, func(x store.OwnedChain) bool { return x == o })
 		} else if i := slices.Index(owned.Chains, o); i >= 0 {
 			owned.Chains[i].Stuck = true // so that not every ADD tries again
@@ -276,7 +264,7 @@ func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Re
 		if errors.Is(err, ErrOtherDataDir) {
 			s.fail(d.Chain, err) // one chain would masquerade what the other exempts
 		} else {
-			e.warn(err)
+			e.Warn(err)
 		}
 	}
 	e.replaceOtherDataDirs(ctx, s, lock)
@@ -300,8 +288,8 @@ func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, lock *store.L
 	return fmt.Errorf("remove chain %s from %s: %w", strings.Join(names, ", "), c, err)
 }
 
-// removeIf removes the chains of these names, and of the owned tables all chains, for
-// which a function returns true. Its errors are joined to that of the removal.
+// removeIf removes the chains of these names, and of the owned tables all chains, for which a
+// function returns true. Its errors are joined to that of the removal.
 func (e *Enforcer) removeIf(
 	ctx context.Context, c netfilter.Choice, lock *store.Lock, names []string, ok func(*policy.Chain) (bool, error),
 ) (removed []netfilter.ChainRef, err error) {
@@ -330,13 +318,13 @@ func (e *Enforcer) removeIf(
 	return removed, errors.Join(errs...)
 }
 
-// RemoveAll removes the owned chains of these names, and those whose comment names this
-// dataDir, in every backend. Other chains of these names stay, with a warning.
+// RemoveAll removes the owned chains of these names, and those whose comment names this dataDir, in
+// every backend. Other chains of these names stay, with a warning.
 func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Record, lock *store.Lock) ([]netfilter.OwnedChain, error) {
 	rec = e.currentBoot(rec)
 	chains = slices.Clone(chains)
 	owned, err := e.Drivers.Owned(ctx)
-	e.warn(err)
+	e.Warn(err)
 	for _, c := range owned {
 		if c.Owner == e.owner() && !slices.Contains(chains, c.Name) {
 			chains = append(chains, c.Name)
@@ -352,10 +340,10 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 			case c.Owner == e.owner() || c.Owner == (policy.Owner{}) && onRecord:
 				return true, nil
 			case slices.Contains(chains, c.Name) && c.Owner.DataDir != "":
-				e.warn(fmt.Errorf("chain %s (%s) in %s belongs to dataDir %s and is not removed: run cleanup with --data-dir %s",
+				e.Warn(fmt.Errorf("chain %s (%s) in %s belongs to dataDir %s and is not removed: run cleanup with --data-dir %s",
 					c.Name, c.Family, choice, policy.Quote(c.Owner.DataDir), policy.Quote(c.Owner.DataDir)))
 			case slices.Contains(chains, c.Name):
-				e.warn(fmt.Errorf("chain %s (%s) in %s is not owned by ip-masq and is not removed", c.Name, c.Family, choice))
+				e.Warn(fmt.Errorf("chain %s (%s) in %s is not owned by ip-masq and is not removed", c.Name, c.Family, choice))
 			}
 			return false, nil
 		})
@@ -368,8 +356,8 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 	return removed, errors.Join(errs...)
 }
 
-// RemoveLeftovers removes from the owned tables what interrupted writes left: whatever
-// no chain there uses.
+// RemoveLeftovers removes from the owned tables what interrupted writes left: whatever no chain
+// there uses.
 func (e *Enforcer) RemoveLeftovers(ctx context.Context, lock *store.Lock) {
 	for _, d := range e.Drivers {
 		b, err := d.Open(netfilter.Choice{Backend: d.Backend()}) // iptables owns no table, and needs a variant
@@ -380,7 +368,7 @@ func (e *Enforcer) RemoveLeftovers(ctx context.Context, lock *store.Lock) {
 			continue
 		}
 		if err := b.Remove(ctx, nil, lock.File()); err != nil {
-			e.warn(fmt.Errorf("remove what an interrupted write left in %s: %w", d.Backend(), err))
+			e.Warn(fmt.Errorf("remove what an interrupted write left in %s: %w", d.Backend(), err))
 		}
 	}
 }
@@ -395,7 +383,7 @@ func (e *Enforcer) choicesOf(ctx context.Context, chains []string, rec store.Rec
 		for _, chain := range chains {
 			used, err := d.FindChain(ctx, chain)
 			if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
-				e.warn(fmt.Errorf("look for chain %s in %s: %w", chain, d.Backend(), err))
+				e.Warn(fmt.Errorf("look for chain %s in %s: %w", chain, d.Backend(), err))
 			}
 			all = append(all, used...)
 		}

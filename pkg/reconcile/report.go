@@ -303,7 +303,7 @@ func (n *Node) judgeBackends(ctx context.Context, r *Report) {
 	if r.Rules == nil || r.Result == Failed {
 		return
 	}
-	unable := n.Enforcer(r.Sources, r.warn).Unwritable(ctx, r.Rules)
+	unable := n.Enforcer(r.Sources, r.warn).Unwritable(ctx, r.Rules, func(*enforce.Group, string) bool { return true })
 	for _, chain := range slices.Sorted(maps.Keys(unable)) {
 		r.chainProblem(ReasonRules, chain, "the rules are correct, but could not be repaired: %w", unable[chain])
 	}

@@ -28,7 +28,8 @@ const (
 	TempSuffix = ".tmp"
 )
 
-// ErrIrregular says that a file is a directory, a FIFO, a socket, a device, or a symlink to nothing.
+// ErrIrregular says that a file is a directory, a FIFO, a socket, a device, or a symlink to
+// nothing.
 var ErrIrregular = errors.New("not a regular file")
 
 var errDangling = fmt.Errorf("%w: it is a symlink to what is not there; in a container, mount the directory it points to as well", ErrIrregular)
@@ -40,9 +41,9 @@ type Dir struct {
 	file *os.File // the directory itself, for operations that os.Root lacks
 }
 
-// OpenLocked opens and locks a directory, and removes the temporary files that killed processes left
-// there. It waits for another process that holds the lock until ctx ends, but for wait at most. The
-// lock ends with the process.
+// OpenLocked opens and locks a directory, and removes the temporary files that killed processes
+// left there. It waits for another process that holds the lock until ctx ends, but for wait at
+// most. The lock ends with the process.
 func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {

@@ -67,11 +67,10 @@ func (d *Dir) Attachments(network string) (n int, changed time.Time, err error) 
 	}
 	defer f.close()
 	names, err := f.names()
-	if err != nil { // it may have been removed since it was opened
-		return 0, time.Time{}, ignoring(err, os.ErrNotExist)
+	if err == nil {
+		changed, err = f.changed()
 	}
-	changed, err = f.changed()
-	return len(names), changed, err
+	return len(names), changed, ignoring(err, os.ErrNotExist) // it may have been removed since it was opened
 }
 
 // Prune removes the network's attachments of this boot except those to keep, and creates nothing.

@@ -87,13 +87,13 @@ func kernelBoot() (string, error) {
 	const file = "/proc/sys/kernel/random/boot_id"
 	// os.ReadFile would start the runtime's poller for this one read.
 	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	buf, n := make([]byte, 100), 0
+	if err == nil {
+		n, err = unix.Read(fd, buf)
+		err = errors.Join(err, unix.Close(fd))
+	}
 	if err != nil {
 		return "", fmt.Errorf("read the boot id from %s: %w; mount /proc", file, err)
-	}
-	buf := make([]byte, 100)
-	n, err := unix.Read(fd, buf)
-	if err = errors.Join(err, unix.Close(fd)); err != nil {
-		return "", fmt.Errorf("read the boot id from %s: %w", file, err)
 	}
 	id := strings.TrimSpace(string(buf[:n]))
 	return id, checkBoot(id)
@@ -111,22 +111,16 @@ func checkBoot(id string) error {
 // that different lists differ, and the domain separates sources, networks and attachments.
 func hashName(domain string, parts ...string) string {
 	h := sha256.New()
-	add := func(s string) {
+	for _, s := range append([]string{domain}, parts...) {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(s))))
 		h.Write([]byte(s))
-	}
-	add(domain)
-	for _, p := range parts {
-		add(p)
 	}
 	return hex.EncodeToString(h.Sum(nil))
 }
 
 // dataDir opens the directory itself, and refuses one that ip-masq did not create. One without a marker,
-// as older versions, the kubelet and systemd create it, is accepted if it is empty, or if it holds only
-// names and kinds that ip-masq writes and one of them proves its origin: a record or document that
-// parses, an attachment, a backup or the instance lock. A file "lock" or an empty "sources" proves
-// nothing. Directories are accepted as they are, so that a mount point can be a dataDir.
+// as the kubelet and systemd create it, is accepted if it is empty, or if it holds only names and kinds
+// that ip-masq writes and one of them proves its origin, see entry.
 func (d *Dir) dataDir() (*folder, error) {
 	f, err := openFolder(unix.AT_FDCWD, d.path, d.path)
 	if err != nil {
@@ -192,7 +186,6 @@ func (d *Dir) makeDataDir() (*folder, error) {
 // createDataDir creates the directory under a temporary name, with the marker in it, and renames it: the
 // dataDir is never without its marker. A directory that a killed process left under that name is used.
 func (d *Dir) createDataDir() error {
-	const longest = time.Second
 	above := filepath.Dir(d.path)
 	if err := makeParents(above); err != nil {
 		return err
@@ -206,7 +199,7 @@ func (d *Dir) createDataDir() error {
 		return err
 	}
 	defer f.close()
-	ctx, cancel := context.WithTimeout(context.Background(), longest)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	err = safefile.Flock(ctx, f.file)
 	if err == nil && !isAt(f.file, temp) { // another process has renamed it, perhaps to this dataDir

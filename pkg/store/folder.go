@@ -99,13 +99,12 @@ func makeDirectory(at int, name, path string, mode uint32) error {
 // makeParents creates missing directories above the dataDir.
 func makeParents(path string) error {
 	err := makeDirectory(unix.AT_FDCWD, path, path, parentMode)
-	if !errors.Is(err, os.ErrNotExist) || path == filepath.Dir(path) {
-		return err
+	if errors.Is(err, os.ErrNotExist) && path != filepath.Dir(path) {
+		if err = makeParents(filepath.Dir(path)); err == nil {
+			err = makeDirectory(unix.AT_FDCWD, path, path, parentMode)
+		}
 	}
-	if err := makeParents(filepath.Dir(path)); err != nil {
-		return err
-	}
-	return makeDirectory(unix.AT_FDCWD, path, path, parentMode)
+	return err
 }
 
 func (f *folder) fd() int { return int(f.file.Fd()) }
@@ -198,8 +197,6 @@ func (f *folder) create(op, name, final string) (*os.File, error) {
 	}
 	return os.NewFile(uintptr(fd), f.in(name)), nil
 }
-
-const readDocument = "read document"
 
 // read returns the contents of a document. ip-masq never writes documents in place; if another program
 // does, the document is torn, which the decoder detects.

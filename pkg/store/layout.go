@@ -101,21 +101,19 @@ var errUnknown = errors.New("it is not ip-masq's")
 // something else, or os.ErrNotExist.
 func (f *folder) recognize(l layout, name string) (entry, error) {
 	e, known := l(name)
-	if !known {
-		return e, failure("look at", f.in(name), errUnknown)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return e, failure("look at", f.in(name), err)
-	}
 	kind := uint32(unix.S_IFREG)
 	if e.holds != nil {
 		kind = unix.S_IFDIR
 	}
-	if st.Mode&unix.S_IFMT != kind || e.empty && st.Size > 0 {
-		return e, failure("look at", f.in(name), errUnknown)
+	err := errUnknown
+	if known {
+		var st unix.Stat_t
+		err = unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if err == nil && (st.Mode&unix.S_IFMT != kind || e.empty && st.Size > 0) {
+			err = errUnknown
+		}
 	}
-	return e, nil
+	return e, failure("look at", f.in(name), err)
 }
 
 // examine returns the first path below the directory that ip-masq does not write, or "", and whether a

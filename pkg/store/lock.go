@@ -14,12 +14,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-const lockOp = "lock"
-
 // Lock is the exclusive right to change documents and the record, and by agreement the rules in the
 // kernel. It is for one goroutine. It is an flock(2), which ends with the last process that has the
-// descriptor open. The file is removed with the dataDir only (Destroy): otherwise one process could
-// lock the removed file and another a new one.
+// descriptor open. The file is removed by Destroy only: the removed one could still be locked.
 type Lock struct {
 	dir    *Dir
 	root   *folder  // nil in a dry run without a dataDir

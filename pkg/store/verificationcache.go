@@ -13,12 +13,11 @@ import (
 )
 
 // VerificationCache is what the last ADD of a network verified: that its entry is valid and is the
-// network's document, and that the rules in the kernel were those that the documents ask for. It holds
-// digests of the entry and of everything else that the result depended on, and the generation of the
-// nf_tables ruleset. An ADD with equal digests need not validate its entry, and an ADD, DEL or GC that
-// also finds the same generation need not read rules. The file is beside the document and is written
-// without the lock: after a torn or lost one the next ADD verifies again. CHECK, STATUS and the
-// reconciler never use it. iptables-legacy, whose changes the kernel does not count, never writes it.
+// network's document, and that the rules in the kernel were those that the documents ask for. An ADD with
+// an equal Entry and equal Inputs need not validate its entry, and an ADD, DEL or GC that also finds the
+// same Generation need not read rules. The file is beside the document and is written without the lock:
+// after a torn or lost one the next ADD verifies again. CHECK, STATUS and the reconciler never use it.
+// iptables-legacy, whose changes the kernel does not count, never writes it.
 type VerificationCache struct {
 	Entry      string // Digest of the entry and the program
 	Inputs     string // Reading.Digest of the documents, the record and the program

@@ -19,6 +19,8 @@ import (
 )
 
 const (
+	lockOp         = "lock"
+	readDocument   = "read document"
 	writeDocument  = "write document"
 	removeDocument = "remove document"
 )
@@ -192,10 +194,9 @@ func (l *Lock) undoDrops() {
 
 // PutRecord replaces the record, unless the stored one is equal. One of a newer version stays (ErrNewer).
 func (l *Lock) PutRecord(r Record) error {
-	path := l.dir.RecordPath()
 	data, err := encodeRecord(r)
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", writeDocument, shown(path), err)
+		return fmt.Errorf("%s %s: %w", writeDocument, shown(l.dir.RecordPath()), err)
 	}
 	if l.root == nil { // in a dry run
 		return l.mayStage(l.dir.path, data)
@@ -204,13 +205,10 @@ func (l *Lock) PutRecord(r Record) error {
 		return nil
 	}
 	s, err := l.stage(l.root, recordFile, data)
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.Commit()
 	}
-	if err := s.Commit(); err != nil {
-		return errors.Join(err, s.Discard())
-	}
-	return nil
+	return errors.Join(err, s.Discard())
 }
 
 // Written returns when the document of a source was last written, by its mtime: the zero Time if there
