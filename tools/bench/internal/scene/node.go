@@ -136,7 +136,7 @@ func (n *Node) Enforce(p Policy) error {
 		return err
 	}
 	took, err := n.Add("ip-masq", n.NextPod())
-	n.Warned = strings.Contains(took.Said, "prefixes, and iptables compares each new connection with one after the other")
+	n.Warned = strings.Contains(took.Said, "prefixes, and iptables evaluates these rules one by one")
 	return err
 }
 
