@@ -18,6 +18,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -45,6 +46,7 @@ func TestMain(m *testing.M) {
 // directory, /run/script-NAME. There is no backend in PATH's way: scripts name
 // the one that they mean.
 func TestScripts(t *testing.T) {
+	var cniCache sync.Mutex // of the sandbox, in which all uninstalls look for pods
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		WorkdirRoot:         "/run", // the sandbox's own, where nobody else may write
@@ -52,7 +54,13 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames:  true,
 		UpdateScripts:       *update,
 		ContinueOnError:     true, // so that a change shows all that it does
-		Setup:               settle,
+		Setup: func(e *testscript.Env) error {
+			if strings.Contains(e.WorkDir, "uninstall") {
+				cniCache.Lock()
+				e.Defer(cniCache.Unlock)
+			}
+			return settle(e)
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"node":    node,
 			"json":    jsonFile,
@@ -175,16 +183,17 @@ func steady(value any) any {
 	return value
 }
 
-// answers asks the node's health endpoint until it says what is wanted, and
-// fails if it does not within ten seconds:
+// answers requests a path of the health endpoint until the response has the status code and, if
+// TEXT is given, a body that contains it. It fails after ten seconds:
 //
-//	answers CODE [:PORT]/PATH
+//	answers CODE [:PORT]/PATH [TEXT]
 //
 // stdout is the body afterwards.
 func answers(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 2 {
-		ts.Fatalf("usage: answers code [:port]/path")
+	if neg || len(args) < 2 || len(args) > 3 {
+		ts.Fatalf("usage: answers code [:port]/path [text]")
 	}
+	text := strings.Join(args[2:], "")
 	client := http.Client{
 		Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialler(ts.Getenv("NETNS"))},
 		Timeout:   time.Second,
@@ -205,7 +214,7 @@ func answers(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Fatalf("read answer: %v", err)
 		}
 		last = fmt.Sprintf("%s\n%s", r.Status, body)
-		if strconv.Itoa(r.StatusCode) == args[0] {
+		if strconv.Itoa(r.StatusCode) == args[0] && strings.Contains(string(body), text) {
 			_, err := ts.Stdout().Write(body)
 			ts.Check(err)
 			return
