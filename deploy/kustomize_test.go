@@ -49,8 +49,8 @@ func output(t *testing.T, stdin []byte, name string, args ...string) []byte {
 	return stdout.Bytes()
 }
 
-// kustomizations are the directories that people give to `kubectl apply -k`, and
-// those of the tests, which have the components that no overlay has.
+// kustomizations returns the directories for `kubectl apply -k`, and those of the tests, which have
+// the components that no overlay has.
 func kustomizations(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -71,7 +71,7 @@ func kustomizations(t *testing.T) map[string]string {
 	return all
 }
 
-// built has what each directory came to: several tests look at it.
+// built caches the output for each directory.
 var built = map[string][]byte{}
 
 func build(t *testing.T, dir string) []byte {
@@ -82,7 +82,7 @@ func build(t *testing.T, dir string) []byte {
 	return built[dir]
 }
 
-// TestGolden: what each kustomization comes to. A change is to be seen and meant.
+// TestGolden compares the output of each kustomization with its golden file.
 func TestGolden(t *testing.T) {
 	for name, dir := range kustomizations(t) {
 		t.Run(name, func(t *testing.T) {
@@ -98,13 +98,13 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(string(want), string(got)); diff != "" {
-				t.Errorf("-want +got; -update takes it over\n%s", diff)
+				t.Errorf("-want +got; -update accepts it\n%s", diff)
 			}
 		})
 	}
 }
 
-// TestComponentsUsed: a component that no kustomization has is tested by nothing.
+// TestComponentsUsed checks that a kustomization tests each component.
 func TestComponentsUsed(t *testing.T) {
 	used := map[string]bool{}
 	files, err := filepath.Glob("*/*/*/kustomization.yaml")
@@ -144,7 +144,7 @@ func decode(t *testing.T, file string, to any) {
 	}
 }
 
-// checked is what bin/deploy/check tells.
+// checked is the output of bin/deploy/check.
 type checked struct {
 	Objects     []string
 	Expressions []struct {
@@ -153,8 +153,8 @@ type checked struct {
 	}
 }
 
-// TestValid: every field exists and has the right type, every expression parses,
-// and is about metrics, with labels, that the program exports.
+// TestValid checks that every field exists with the right type, and that every expression parses
+// and uses metrics and labels that the program exports.
 func TestValid(t *testing.T) {
 	exported := metrics(t)
 	exported["up"] = []string{"job"} // Prometheus's own
@@ -186,7 +186,7 @@ func TestValid(t *testing.T) {
 	}
 }
 
-// metrics are those that the program exports, each with its labels.
+// metrics returns the metrics that the program exports, with their labels.
 func metrics(t *testing.T) map[string][]string {
 	t.Helper()
 	data, err := os.ReadFile("../pkg/metrics/testdata/rich.prom")
@@ -211,7 +211,7 @@ func metrics(t *testing.T) map[string][]string {
 			_, rest, _ = strings.Cut(value, `",`)
 		}
 	}
-	// Some are exported in certain states only, and are not in that file.
+	// Some metrics are exported only in certain states and are missing in that file.
 	sources, err := filepath.Glob("../pkg/metrics/*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -233,8 +233,8 @@ func metrics(t *testing.T) map[string][]string {
 	return all
 }
 
-// TestAlertsCover: each reason why a node is not ready has an alert. That it rings for
-// that alone is for tools/deploy to show.
+// TestAlertsCover checks that each reason of a node that is not ready has an alert. tools/deploy
+// tests when the alerts fire.
 func TestAlertsCover(t *testing.T) {
 	rules, err := os.ReadFile("kustomize/components/monitoring/rules.yaml")
 	if err != nil {
@@ -255,7 +255,7 @@ func TestAlertsCover(t *testing.T) {
 	}
 }
 
-// TestReadme: it names every component, and no directory that is not there.
+// TestReadme checks that the README names every component and only existing directories.
 func TestReadme(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {
@@ -271,7 +271,7 @@ func TestReadme(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range components {
-		// paths is what the components of distributions are made of.
+		// paths is a base of the components for distributions.
 		if name := filepath.Base(c); name != "paths" && !strings.Contains(string(text), "`"+name+"`") {
 			t.Errorf("README.md does not name component %s", name)
 		}

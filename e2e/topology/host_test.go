@@ -229,8 +229,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestAdopt: a network namespace that somebody else made sends as a host, and is
-// theirs still when the host is closed.
+// TestAdopt checks that an existing network namespace sends as a host and remains
+// when the host is closed.
 func TestAdopt(t *testing.T) {
 	world := topology.New(t, topology.Options{})
 	address := netip.MustParseAddr("10.244.7.7")

@@ -5,5 +5,4 @@
 // and runs it. No figure in those documents is written by hand. Everything that is compared runs in
 // turn on nodes of network namespaces, and ratios are given with their spread. It is a separate
 // module because of its plotting dependencies.
-// build ip-masq.
 package main

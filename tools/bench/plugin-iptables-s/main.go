@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command plugin-iptables-s is a chained CNI plugin that lists the chain by
-// `iptables -S`, once a family, and looks whether it is there.
+// Command plugin-iptables-s is a chained CNI plugin that lists the chain with `iptables -S` once
+// per family.
 package main
 
 import (

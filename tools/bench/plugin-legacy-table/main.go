@@ -3,7 +3,6 @@
 // Command plugin-legacy-table is a chained CNI plugin that reads table nat of iptables-legacy once
 // per family and ignores it. That is the minimum cost of verifying rules: the kernel returns only
 // whole tables (IPT_SO_GET_ENTRIES of linux/netfilter_ipv4/ip_tables.h).
-// whole or not at all (IPT_SO_GET_ENTRIES of linux/netfilter_ipv4/ip_tables.h).
 package main
 
 import (

@@ -18,8 +18,7 @@ type counts []int
 
 func (cs counts) broken() bool { return len(cs) > 1 && cs[0] == 0 }
 
-// share is the part of the axis, in the counts' own scale, that is as long as so
-// many hundredths of what lies between the first and the last but 0.
+// share returns the length of hundredths of the axis between the first and the last count except 0.
 func (cs counts) share(hundredths float64) float64 {
 	from, to := cs[0], cs[len(cs)-1]
 	if cs.broken() {
@@ -28,7 +27,7 @@ func (cs counts) share(hundredths float64) float64 {
 	return math.Max(1.1, math.Pow(float64(to)/math.Max(float64(from), 1), hundredths/100))
 }
 
-// place is where a count stands.
+// place returns the position of a count.
 func (cs counts) place(count int) float64 {
 	if count > 0 {
 		return float64(count)
@@ -39,7 +38,7 @@ func (cs counts) place(count int) float64 {
 	return float64(cs[1]) / math.Max(1.5, cs.share(14))
 }
 
-// limits are the ends of the axis.
+// limits returns the ends of the axis.
 func (cs counts) limits() (low, high float64) {
 	room := cs.share(4)
 	return cs.place(cs[0]) / room, cs.place(cs[len(cs)-1]) * room
@@ -70,8 +69,8 @@ func (g gap) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 }
 
-// decades are the ticks of a logarithmic axis of figures: 1, 2, 5, 10 have labels
-// where there is room, more of them where these are few.
+// decades are the ticks of a logarithmic axis: 1, 2, 5, 10 have labels if there is room, more ticks
+// if these are few.
 type decades struct {
 	length vg.Length // of the axis
 	each   vg.Length // what a label takes
@@ -118,8 +117,7 @@ func within(steps []float64, low, high float64) []float64 {
 	return all
 }
 
-// fit reports whether no two of the labels are too close on an axis whose end is
-// so many times its beginning.
+// fit reports whether the labels fit on an axis whose ends have this ratio.
 func (d decades) fit(labels []float64, ratio float64) bool {
 	for i := 1; i < len(labels); i++ {
 		if vg.Length(math.Log(labels[i]/labels[i-1])/math.Log(ratio))*d.length < d.each {

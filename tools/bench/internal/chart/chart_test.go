@@ -17,7 +17,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 )
 
-// TestPlotsSayWhatTheyShow: names, axes, units, scales and counts are in the picture.
+// TestPlotsSayWhatTheyShow checks that names, axes, units, scales and counts are in the image.
 func TestPlotsSayWhatTheyShow(t *testing.T) {
 	texts := textsOf(t, someLines(t))
 	for text, anchor := range map[string]string{
@@ -53,8 +53,7 @@ func someRatios(t *testing.T) []byte {
 	return svg
 }
 
-// textsOf are the texts of a picture with their anchors. Each has a font that every
-// machine has.
+// textsOf returns the texts of an image with their anchors. Each must have a generic font.
 func textsOf(t *testing.T, svg []byte) map[string]string {
 	t.Helper()
 	texts := map[string]string{}
@@ -92,7 +91,7 @@ func wantText(t *testing.T, texts map[string]string, text, anchor string) {
 	}
 }
 
-// TestPaper: the first that is drawn is white from corner to corner.
+// TestPaper checks that the background is white.
 func TestPaper(t *testing.T) {
 	for _, svg := range [][]byte{someLines(t), someRatios(t)} {
 		var picture struct {
@@ -131,8 +130,8 @@ func TestNothingToDraw(t *testing.T) {
 	}
 }
 
-// names are those of a plot: of add.svg, of connections.svg, of add-64.svg and
-// burst.svg, of rebuild.svg, and ones that nobody knows.
+// names returns the names of plots: add.svg, connections.svg, add-64.svg and burst.svg,
+// rebuild.svg, and unknown ones.
 func names() map[string][]string {
 	const after, rules = ", after a commit of others", ", 5,000 rules"
 	forms := []string{"nftables", "iptables-nft", "iptables-legacy"}
@@ -169,8 +168,7 @@ func names() map[string][]string {
 	}
 }
 
-// TestNoTwoLookAlike: lines of a plot differ by dashes, or by colours that are far
-// from each other and by shapes or very far ones.
+// TestNoTwoLookAlike checks that lines of a plot differ by dashes, or by colours and shapes.
 func TestNoTwoLookAlike(t *testing.T) {
 	for plot, names := range names() {
 		styles := stylesOf(names)
@@ -193,8 +191,8 @@ func distance(a, b style) float64 {
 	return math.Sqrt(square(a.color.R, b.color.R) + square(a.color.G, b.color.G) + square(a.color.B, b.color.B))
 }
 
-// TestSameEverywhere: a contender has its colour and shape wherever it stands, and
-// what came before makes dashes of its line.
+// TestSameEverywhere checks that a contender has the same colour and shape in every plot, and that
+// a suffix changes the dashes.
 func TestSameEverywhere(t *testing.T) {
 	here := stylesOf([]string{"ip-masq, nftables", "ip-masq, nftables, after a commit of others", "`iptables -S`, legacy, 5,000 rules"})
 	there := stylesOf([]string{"a stranger", "iptables -S, legacy", "ADD, nftables", "ip-masq, nftables, udp, no match"})
@@ -208,7 +206,7 @@ func TestSameEverywhere(t *testing.T) {
 	}
 }
 
-// TestZero: 0 is left of the first count, as far as the eye sees, within the axis.
+// TestZero checks that 0 is left of the first count, within the axis.
 func TestZero(t *testing.T) {
 	for _, cs := range []counts{{0}, {0, 1}, {0, 4, 64, 100_000}, {4, 64}, {7}} {
 		low, high := cs.limits()

@@ -26,8 +26,8 @@ type Point struct {
 	Figure measure.Series
 }
 
-// Lines draws lines over a count, both axes logarithmic. A count of 0 stands left
-// of all others, beyond a break, and no line leads to it.
+// Lines draws lines over a count, both axes logarithmic. A count of 0 is left of the others, beyond
+// a break, and no line leads to it.
 func Lines(title, x, y string, lines []Line) ([]byte, error) {
 	all := countsOf(lines)
 	if len(all) == 0 {
@@ -59,7 +59,7 @@ func Lines(title, x, y string, lines []Line) ([]byte, error) {
 	return s.render(10 * vg.Centimeter)
 }
 
-// countsOf are the counts at which anything was measured.
+// countsOf returns the measured counts.
 func countsOf(lines []Line) counts {
 	var all counts
 	for _, l := range lines {
@@ -73,7 +73,7 @@ func countsOf(lines []Line) counts {
 	return slices.Compact(all)
 }
 
-// addLine draws a line and returns how far the figures reach.
+// addLine draws a line and returns the range of its figures.
 func (s *sheet) addLine(l Line, how style, all counts) (low, high float64, err error) {
 	low, high = math.Inf(1), math.Inf(-1)
 	var joined plotter.XYs

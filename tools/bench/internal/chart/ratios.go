@@ -14,15 +14,15 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 )
 
-// Row is a contender of a comparison: its ratio to the base, and what it may be.
+// Row is a contender of a comparison: its ratio to the base and its budget.
 type Row struct {
 	Name   string
 	Ratio  measure.Estimate
 	Budget float64 // 0: none
 }
 
-// Ratios draws a row for each contender, on a logarithmic axis: the ratio with its
-// interval, and the budget as a bar across.
+// Ratios draws a row for each contender on a logarithmic axis: the ratio with its interval, and the
+// budget as a vertical bar.
 func Ratios(title, x string, rows []Row) ([]byte, error) {
 	if len(rows) == 0 {
 		return nil, fmt.Errorf("draw %s: no figures", title)

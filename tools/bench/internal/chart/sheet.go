@@ -24,9 +24,8 @@ const (
 	line   = 14  // points, from a line of text to the next
 )
 
-// sheet is a plot with what stands around it: the titles of the axes, for gonum
-// takes the middle of a logarithmic axis for another one, and the legend, which
-// would hide lines.
+// sheet is a plot with titles of its axes, because gonum centres those of a logarithmic axis
+// wrongly, and with a legend outside of the lines.
 type sheet struct {
 	*plot.Plot
 	x, y   string
@@ -57,7 +56,7 @@ func newSheet(title, x, y string) *sheet {
 
 func paper() color.Color { return color.White }
 
-// render writes the plot, with so much room for what is between its axes.
+// render writes the plot with this height between its axes.
 func (s *sheet) render(height vg.Length) ([]byte, error) {
 	const around = 4 * line // the title, the labels of the axis and its title
 	rows := (len(s.legend) + 1) / 2
@@ -68,7 +67,7 @@ func (s *sheet) render(height vg.Length) ([]byte, error) {
 	height = pixels * vg.Length(math.Ceil(float64(height+2*margin+around+below)/pixels))
 	canvas := vgsvg.New(width, height)
 	all := draw.NewCanvas(canvas, width, height)
-	// Readers may have a dark page under it.
+	// The page of the reader may be dark.
 	all.FillPolygon(paper(), []vg.Point{{}, {X: width}, {X: width, Y: height}, {Y: height}})
 	inner := draw.Crop(all, margin, -margin, margin, -margin)
 	area := draw.Crop(inner, 0, 0, below+line, 0)
@@ -87,11 +86,11 @@ func (s *sheet) render(height vg.Length) ([]byte, error) {
 	if _, err := canvas.WriteTo(&b); err != nil {
 		return nil, fmt.Errorf("write SVG: %w", err)
 	}
-	// Names of fonts that few machines have are followed by those that all do.
+	// Generic fonts follow fonts that few machines have.
 	return []byte(anchor(strings.ReplaceAll(b.String(), "font-family:Liberation Sans", "font-family:Liberation Sans,Arial,Helvetica,sans-serif"))), nil
 }
 
-// label tells the axes of figures how much room there is for labels.
+// label sets the room for labels on the axes of figures.
 func (s *sheet) label(area draw.Canvas) {
 	size := s.DataCanvas(area).Size()
 	if d, is := s.X.Tick.Marker.(decades); is {

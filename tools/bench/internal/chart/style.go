@@ -10,7 +10,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// style is how a contender is drawn.
+// style is the look of a contender.
 type style struct {
 	color  color.RGBA
 	shape  draw.GlyphDrawer
@@ -22,17 +22,17 @@ func budgetColor() color.Color { return rgb(200, 30, 30) }
 
 func rgb(r, g, b uint8) color.RGBA { return color.RGBA{r, g, b, 255} }
 
-// contender is somebody known, with other names under which the same is measured.
+// contender is a known contender with its other names.
 type contender struct {
 	color color.RGBA
 	shape draw.GlyphDrawer
 	names []string
 }
 
-// ours is how the names of ip-masq begin, whose lines are thicker.
+// ours is the prefix of the names of ip-masq, whose lines are thicker.
 const ours = "ip-masq"
 
-// known are the contenders of the benchmark.
+// known returns the contenders of the benchmark.
 func known() []contender {
 	return []contender{
 		{rgb(0, 114, 178), polygon{circle, false, false}, []string{"ip-masq, nftables", "ADD, nftables"}},
@@ -52,7 +52,7 @@ func known() []contender {
 	}
 }
 
-// strangers are the looks of whom nobody knows.
+// strangers returns the looks of unknown contenders.
 func strangers() []contender {
 	return []contender{
 		{rgb(140, 155, 20), strokes{false}, nil},
@@ -62,9 +62,9 @@ func strangers() []contender {
 	}
 }
 
-// stylesOf is how the contenders of a plot are drawn: who is known, as everywhere;
-// others by their rank among themselves. What came before or stands beside, after a
-// comma, is told by dashes. No two names are drawn alike.
+// stylesOf returns the styles of a plot's contenders. Known contenders look the same in every plot,
+// others depend on their rank. A suffix after a comma changes the dashes. No two names look the
+// same.
 func stylesOf(names []string) []style {
 	type look struct{ who, dashes int }
 	taken := map[look]bool{}
@@ -93,8 +93,8 @@ func stylesOf(names []string) []style {
 	return all
 }
 
-// identify returns who of the known has the name, and what follows it; -1 if
-// nobody has.
+// identify returns the index of the known contender with the name, and the suffix; -1 if there is
+// none.
 func identify(name string) (who int, suffix string) {
 	who = -1
 	longest := 0
@@ -109,7 +109,7 @@ func identify(name string) (who int, suffix string) {
 	return who, suffix
 }
 
-// usualDashes is the number of the dashes of a suffix.
+// usualDashes returns the index of the dashes of a suffix.
 func usualDashes(suffix string) int {
 	switch {
 	case suffix == "":
@@ -122,8 +122,7 @@ func usualDashes(suffix string) int {
 	return 3
 }
 
-// dashes are patterns as many as are asked for: none, dashes, dots, and then
-// dashes with ever more dots between.
+// dashes returns pattern n: none, dashes, dots, and then dashes with more and more dots between.
 func dashes(n int) []vg.Length {
 	switch n {
 	case 0:

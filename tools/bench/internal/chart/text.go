@@ -13,15 +13,15 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// Marks of a text that is to end or to have its middle where it is put. The canvas
-// knows only texts that begin there: it takes the mark for a letter, and anchor
-// makes an attribute of it. They are of Unicode's private use.
+// Marks of centred and right-aligned texts. The canvas supports only left-aligned text, so the
+// marks, from Unicode's private use area, are characters of the text that anchor replaces by an
+// attribute.
 const (
 	endMark    = "\ue000"
 	middleMark = "\ue001"
 )
 
-// anchor makes attributes of the marks.
+// anchor replaces the marks by attributes.
 func anchor(svg string) string {
 	return strings.NewReplacer(
 		">"+endMark, ` text-anchor="end">`,
@@ -29,8 +29,7 @@ func anchor(svg string) string {
 	).Replace(svg)
 }
 
-// anchored are texts that the reader's program aligns, who knows the width of
-// its font, not we.
+// anchored texts are aligned by the program that displays them, which knows the width of its font.
 type anchored struct{ text.Handler }
 
 // newText is a style of text of the size.
@@ -43,8 +42,8 @@ func newText(size vg.Length, x text.XAlignment) text.Style {
 	}
 }
 
-// Box implements text.Handler: the room of a text, in fonts that are a quarter
-// wider than Liberation Sans too, as DejaVu Sans and Verdana are.
+// Box implements text.Handler. It reserves room for fonts a quarter wider than Liberation Sans,
+// such as DejaVu Sans and Verdana.
 func (a anchored) Box(txt string, f font.Font) (width, height, depth vg.Length) {
 	width, height, depth = a.Handler.Box(txt, f)
 	return 1.25 * width, height, depth
@@ -63,10 +62,10 @@ func (a anchored) Draw(c vg.Canvas, txt string, style text.Style, at vg.Point) {
 	a.Handler.Draw(c, mark+txt, style, at)
 }
 
-// plain is a name without the marks of Markdown.
+// plain returns a name without Markdown.
 func plain(name string) string { return strings.ReplaceAll(name, "`", "") }
 
-// Thousands writes 10,000.
+// Thousands formats 10000 as 10,000.
 func Thousands(n int) string {
 	s := strconv.Itoa(n)
 	for i := len(s) - 3; i > 0; i -= 3 {

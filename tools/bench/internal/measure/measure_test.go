@@ -23,8 +23,7 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// TestRatioIsOfRounds: a machine that becomes slower by the round does not
-// change what is paired.
+// TestRatioIsOfRounds checks that a machine that slows down does not change paired ratios.
 func TestRatioIsOfRounds(t *testing.T) {
 	speed := 1.0
 	contender := func(name string, cost float64) Contender {
@@ -41,8 +40,8 @@ func TestRatioIsOfRounds(t *testing.T) {
 	}
 }
 
-// TestOrder: each contender runs once a round, in an order that is another one
-// now and then, and nobody's warm-up is counted.
+// TestOrder checks that each contender runs once a round, that the order changes, and that the
+// warm-up is not counted.
 func TestOrder(t *testing.T) {
 	const rounds = 20
 	run := func() (order []string) {

@@ -8,32 +8,30 @@ import (
 	"time"
 )
 
-// Contender is one of the things that are compared.
+// Contender is an operation to compare.
 type Contender struct {
 	Name string
-	// Run does it once and returns what it cost, in whatever unit the contenders
-	// share. The round counts from 0; that of the warm-up is -1.
+	// Run performs the operation once and returns its cost, in a unit that all contenders share.
+	// Rounds count from 0; the warm-up is -1.
 	Run func(round int) (float64, error)
 }
 
-// Limit says how often to measure: so many rounds, or fewer if the time is over
-// before, but never less than the least.
+// Limit limits the number of rounds and the time, with a minimum number of rounds.
 type Limit struct {
 	Rounds, Least int
 	Time          time.Duration
 	Cold          bool // no warm-up, for what takes many seconds
 }
 
-// Figures are what each contender cost in each round.
+// Figures has the cost of each contender in each round.
 type Figures struct {
 	names  []string
 	rounds [][]float64 // by round, then contender
 }
 
-// Interleave runs all contenders once a round, in an order that is shuffled anew
-// for each: who always followed the same one would pay for what that leaves
-// behind. The shuffles are the same each time. A first round warms caches up and
-// is not counted.
+// Interleave runs all contenders once a round in a shuffled order, so that no contender always runs
+// after the same other one. The shuffles are reproducible. The first round is a warm-up and not
+// counted.
 func Interleave(limit Limit, contenders ...Contender) (Figures, error) {
 	var f Figures
 	for _, c := range contenders {
@@ -64,8 +62,7 @@ func Interleave(limit Limit, contenders ...Contender) (Figures, error) {
 	return f, nil
 }
 
-// Of returns what a contender cost, by round, or nil if there is none of the
-// name.
+// Of returns the costs of a contender by round, or nil if there is no contender with the name.
 func (f Figures) Of(name string) Series {
 	var s Series
 	for i, known := range f.names {
@@ -84,7 +81,7 @@ func (f Figures) Ratio(name, base string) Estimate {
 	return Paired(f.Of(name), f.Of(base))
 }
 
-// Extra is what a contender costs more than another, round by round.
+// Extra returns the difference between a contender's cost and another's, round by round.
 func (f Figures) Extra(name, base string) Series {
 	return combine(f.Of(name), f.Of(base), func(a, b float64) float64 { return a - b })
 }

@@ -36,16 +36,14 @@ func (s Series) String() string {
 	return fmt.Sprintf("%s [%s–%s]", Short(s.Median()), Short(s.Quantile(0.25)), Short(s.Quantile(0.75)))
 }
 
-// Estimate is a median with the interval that holds the true one in 95 of 100
-// cases, by bootstrap. Fewer than 6 figures do not bear that: there the interval
-// is from the least to the greatest.
+// Estimate is a median with its 95 % confidence interval by bootstrap. With fewer than 6 figures
+// the interval is from the minimum to the maximum.
 type Estimate struct {
 	Median, Low, High float64
 	N                 int
 }
 
-// estimate resamples with a generator of its own: the same figures always give
-// the same interval.
+// estimate resamples with a fixed seed, so that the same figures give the same interval.
 func estimate(s Series) Estimate {
 	const resamples, few = 1000, 6
 	if len(s) < few {
@@ -63,7 +61,7 @@ func estimate(s Series) Estimate {
 	return Estimate{Median: s.Median(), Low: medians.Quantile(0.025), High: medians.Quantile(0.975), N: len(s)}
 }
 
-// EstimateOf is the estimate of figures that are no ratio of others.
+// EstimateOf returns the estimate of figures that are not ratios.
 func EstimateOf(s Series) Estimate { return estimate(s) }
 
 // String writes "1.21 [1.19–1.24]".

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Protocol is that of new connections.
+// Protocol is the protocol of new connections.
 type Protocol string
 
 // The protocols that connections are opened with: a datagram, or a SYN.
@@ -21,13 +21,11 @@ const (
 	TCP Protocol = "tcp"
 )
 
-// Flood opens new connections from the pod, one after the other, by the first
-// packet of each, and returns what one took in microseconds. They go through the
-// node, and end at the door of the outside host, which answers nothing: what is
-// timed is routing, connection tracking, the NAT rules, and the writing of the
-// packets. Every flow has a destination port of its own, and the node forgets
-// those of the flood before. A flood that loses a packet is no measurement, and is
-// repeated: lost is how often that was.
+// Flood opens new connections from the pod, one after another, by the first packet of each, and
+// returns the time of one in microseconds. The node forwards the packets to the outside host, which
+// drops them, so the time is that of routing, connection tracking, NAT rules and sending. Every
+// flow has its own destination port, and the node's connection tracking is flushed before. A flood
+// that loses a packet is repeated; lost is the number of repetitions.
 func (n *Node) Flood(to netip.Addr, protocol Protocol, flows int) (each float64, lost int, err error) {
 	const tries = 5
 	var last int64
@@ -73,7 +71,7 @@ func (n *Node) flood(to netip.Addr, protocol Protocol, flows int) (took time.Dur
 	if err != nil {
 		return 0, 0, err
 	}
-	// The kernel forwards as part of the sending, as a rule.
+	// The kernel usually forwards during the send.
 	for {
 		now, err := n.arrived()
 		took = time.Since(start)
@@ -89,7 +87,7 @@ func (n *Node) flood(to netip.Addr, protocol Protocol, flows int) (took time.Dur
 	}
 }
 
-// arrived is how many packets have come to the outside host.
+// arrived returns the number of packets that the outside host has received.
 func (n *Node) arrived() (int64, error) {
 	link, err := n.Outside.Netlink.LinkByName("eth0")
 	if err != nil {
@@ -98,7 +96,7 @@ func (n *Node) arrived() (int64, error) {
 	return int64(link.Attrs().Statistics.RxPackets), nil
 }
 
-// shutDoor makes the outside host drop what comes in, once.
+// shutDoor makes the outside host drop incoming packets, once.
 func (n *Node) shutDoor() error {
 	if n.doorShut {
 		return nil
@@ -145,7 +143,7 @@ func (s *sender) send(port uint16) error {
 
 func (s *sender) close() { _ = unix.Close(s.fd) } // nothing is on its way
 
-// syn is a TCP header that asks for a connection (RFC 9293).
+// syn returns the TCP header of a SYN (RFC 9293).
 func syn() []byte {
 	const sourcePort = 40000
 	h := make([]byte, 20)

@@ -12,11 +12,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// Install copies all programs that were built, and has the copies run from now on.
-// They are in a tmpfs, the sandbox's own /opt/cni. On a disk's file system a file
-// lies in the page cache in pages of whatever sizes there were at the moment when
-// it was written, and one copy of a program then takes up to two fifths more
-// processor time to start than another one of the same program.
+// Install copies all built programs to a tmpfs, the sandbox's /opt/cni, and runs the copies. On a
+// disk's file system the page sizes in the page cache depend on the time of writing, and one copy
+// of a program can take 40 % more processor time to start than another.
 func Install() (remove func() error, err error) {
 	built, err := topology.BinDir()
 	if err != nil {

@@ -13,12 +13,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// Took is what a run of a plugin cost, from before its start to after its end.
+// Took is the cost of a plugin's run, from before its start to after its end.
 type Took struct {
 	Wall time.Duration
 	CPU  time.Duration // of the plugin and of the programs that it ran
-	// Kernel is what of that time was spent in the kernel, and Faults is how often
-	// it had to find or make a page of memory for them.
+	// Kernel is the part of CPU in the kernel; Faults is the number of page faults.
 	Kernel time.Duration
 	Faults int64
 	Said   string // on both outputs
@@ -31,8 +30,8 @@ type call struct {
 	files   []*os.File
 }
 
-// Request says what to ask of a plugin, if it is not the ADD of the node's entry
-// for a pod without a network.
+// Request is a call of a plugin. The zero value is ADD with the node's entry for a pod without a
+// network.
 type Request struct {
 	Plugin    string
 	Container string
@@ -42,7 +41,7 @@ type Request struct {
 	Device    string // "" is eth0
 }
 
-// NextPod is a container ID. Those of a full node come again and again.
+// NextPod returns a container ID; the IDs of a full node repeat.
 func (n *Node) NextPod() string {
 	const full = 250
 	n.pods++
@@ -66,7 +65,7 @@ func (n *Node) Run(r Request) (Took, error) {
 	return c.took(time.Since(start)), c.explain(err)
 }
 
-// RunAtOnce runs all of them and returns how long it was until the last ended.
+// RunAtOnce runs all requests concurrently and returns the time until the last has ended.
 func (n *Node) RunAtOnce(requests []Request) (time.Duration, error) {
 	calls := make([]*call, len(requests))
 	for i, r := range requests {
@@ -94,8 +93,8 @@ func (n *Node) RunAtOnce(requests []Request) (time.Duration, error) {
 	return time.Since(start), failure
 }
 
-// prepare opens all files before the clock starts: with files in place of pipes
-// there are no goroutines that copy while it runs.
+// prepare opens all files before the measurement: with files instead of pipes no goroutine copies
+// data.
 func (n *Node) prepare(r Request) (*call, error) {
 	verb, netns, stdin, device := r.Verb, r.Netns, r.Stdin, r.Device
 	if verb == "" {
@@ -125,8 +124,7 @@ func (n *Node) prepare(r Request) (*call, error) {
 	return c, nil
 }
 
-// Program is the path of a plugin: ip-masq, one of those that were built for the
-// benchmark, or a reference plugin.
+// Program returns the path of ip-masq, of a plugin of the benchmark, or of a reference plugin.
 func (n *Node) Program(plugin string) string {
 	for _, dir := range []string{"", "bench", "cni"} {
 		path := filepath.Join(n.binaries, dir, plugin)

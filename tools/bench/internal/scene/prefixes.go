@@ -12,9 +12,9 @@ import (
 // The lengths of mixed prefixes.
 const widest, narrowest = 8, 32
 
-// Prefixes returns n IPv4 prefixes of lengths from 8 to 32 that do not touch each
-// other, so that none is merged with another, in an order without a meaning. The
-// same n gives the same ones. All are below 127.0.0.0/8, which is not forwarded.
+// Prefixes returns n IPv4 prefixes of lengths from 8 to 32 that are neither nested nor adjacent, so
+// that none are merged, in a shuffled order. The result depends only on n. All are below
+// 127.0.0.0/8, which is not forwarded.
 func Prefixes(n int) []netip.Prefix {
 	all := make([]netip.Prefix, 0, n)
 	next := uint32(16) << 24
@@ -30,9 +30,8 @@ func Prefixes(n int) []netip.Prefix {
 	return all
 }
 
-// lengths is how many of n prefixes are of which length: of each as many as of any
-// other, as long as there is room for more of it. What is too few for all lengths
-// is spread over them.
+// lengths returns how many of n prefixes have each length: the same number of each, as far as there
+// is room.
 func lengths(n int) (counts [narrowest + 1]int) {
 	for left := n; left > 0; {
 		var open []int
@@ -50,18 +49,17 @@ func lengths(n int) (counts [narrowest + 1]int) {
 	return counts
 }
 
-// room is how many prefixes of a length there may be: with the gaps between them
-// they take four /8, those of all 25 lengths a hundred.
+// room returns the number of prefixes of a length that fit: with gaps they take four /8.
 func room(bits int) int { return 1 << (bits - 7) }
 
-// Share is how many prefixes there are of some lengths.
+// Share is the number of prefixes with some lengths.
 type Share struct {
 	Lengths string
 	Count   int
 }
 
-// Mix counts the IPv4 prefixes of a list by length, the widest first. What is wider
-// than /8 is counted with it.
+// Mix counts the IPv4 prefixes of a list by length, the widest first; prefixes wider than /8 count
+// as /8.
 func Mix(list []netip.Prefix) []Share {
 	shares := []Share{{"/8–/15", 0}, {"/16–/23", 0}, {"/24–/31", 0}, {"/32", 0}}
 	for _, p := range list {
@@ -93,7 +91,7 @@ func DualStack(n int) []netip.Prefix {
 	return all
 }
 
-// Elsewhere is in none of the prefixes.
+// Elsewhere returns an address outside all prefixes.
 func Elsewhere() netip.Addr { return netip.MustParseAddr("198.18.0.1") }
 
 func shuffle(all []netip.Prefix) {
