@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestPrefixesAreApart: as many as were asked for, neither within nor next to each
-// other, and none holds what must match nothing or what is not forwarded.
+// TestPrefixesAreApart checks that Prefixes returns n prefixes that are neither nested nor adjacent
+// and contain neither Elsewhere nor addresses that are not forwarded.
 func TestPrefixesAreApart(t *testing.T) {
 	for _, n := range []int{0, 1, 4, 64, 1000, 10_000, 100_000} {
 		for name, all := range map[string][]netip.Prefix{"mixed": Prefixes(n), "/32": PrefixesOf(n, 32), "dual stack": DualStack(n)} {
@@ -34,8 +34,8 @@ func TestPrefixesAreApart(t *testing.T) {
 	}
 }
 
-// TestPrefixesAreMixed: there are all lengths from 64 prefixes on, and none that
-// most are of; few prefixes are spread over the lengths.
+// TestPrefixesAreMixed checks that 64 or more prefixes have all lengths and no length dominates, and
+// that few prefixes are spread over the lengths.
 func TestPrefixesAreMixed(t *testing.T) {
 	for _, n := range []int{64, 1000, 10_000, 100_000} {
 		counts := byLength(Prefixes(n))
