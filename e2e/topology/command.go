@@ -46,9 +46,9 @@ func (h *Host) Enclose(enter func() error) error {
 			return err
 		}
 		// Without a /proc mounted by enter the pid namespace counts as another one.
-		children, err := os.Readlink("/proc/thread-self/ns/pid_for_children")
+		children, _ := os.Readlink("/proc/thread-self/ns/pid_for_children")
 		own, _ := os.Readlink("/proc/thread-self/ns/pid")
-		h.enclosed.Store(err != nil || children != own)
+		h.enclosed.Store(children == "" || children != own)
 		return nil
 	})
 }
