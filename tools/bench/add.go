@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	empty   = "an empty plugin"
-	again   = "an empty plugin, again"
-	rules   = ", 5,000 rules"
-	changed = ", after a commit of others"
-	floor   = "the legacy table, not looked at"
-	usual   = 64 // prefixes
+	empty       = "an empty plugin"
+	again       = "an empty plugin, again"
+	rules       = ", 5,000 rules"
+	afterCommit = ", after another program's commit"
+	tableOnly   = "the legacy table, read only"
+	usual       = 64 // prefixes
 )
 
-// ours returns the name of ip-masq with a backend.
-func ours(f scene.Form) string { return "ip-masq, " + f.Name }
+// ipMasqName returns the name of ip-masq with a backend.
+func ipMasqName(f scene.Backend) string { return "ip-masq, " + f.Name }
 
 // setting is a policy for measuring ADDs.
 type setting struct {
@@ -52,16 +52,16 @@ func (b *bench) add() (err error) {
 	defer func() { err = errors.Join(err, s.close()) }()
 	names := []string{empty, again}
 	for _, suffix := range []string{"", rules} {
-		for _, f := range scene.Forms() {
-			names = append(names, ours(f)+suffix)
+		for _, f := range scene.Backends() {
+			names = append(names, ipMasqName(f)+suffix)
 		}
-		for _, f := range scene.Forms()[:2] {
-			names = append(names, ours(f)+changed+suffix)
+		for _, f := range scene.Backends()[:2] {
+			names = append(names, ipMasqName(f)+afterCommit+suffix)
 		}
 		for _, variant := range []string{"nft", "legacy"} {
 			names = append(names, "`iptables -S`, "+variant+suffix, "go-iptables, "+variant+suffix)
 		}
-		names = append(names, floor+suffix)
+		names = append(names, tableOnly+suffix)
 	}
 	tables := addTables{heads: [3]string{"× the empty plugin", "processor time, × the empty plugin's", "ms"}, names: names}
 	lines := map[string]*chart.Line{}
@@ -76,7 +76,7 @@ func (b *bench) add() (err error) {
 		}
 		most := 10 * time.Second
 		if at.prefixes == usual && !at.policy.IPv6 {
-			most = 40 * time.Second // the budgets are about these
+			most = 40 * time.Second // the budgets use these figures
 		}
 		f, err := measure.Interleave(b.limit(200, most), contenders...)
 		if err != nil {
@@ -124,55 +124,55 @@ func (t *addTables) add(setting string, f measure.Figures, costs map[string]*cos
 // judgeAdd compares the figures of 64 prefixes with the budgets.
 func (b *bench) judgeAdd(f measure.Figures, costs map[string]*cost) {
 	budgets := []float64{1.3, 1.5, 2.5}
-	judge := func(form scene.Form, name, work string, most float64) {
+	judge := func(backend scene.Backend, name, work string, most float64) {
 		r := f.Ratio(name, empty)
-		b.report.judge(budget{"ADD, " + work + ", 64 prefixes, " + form.Name, fmt.Sprintf("≤ %.1f × an empty plugin", most),
-			r.String() + " ×", atMost(r, most), whyMore(costs[name], costs[empty])})
+		b.report.judge(budget{"ADD, " + work + ", 64 prefixes, " + backend.Name, fmt.Sprintf("≤ %.1f × an empty plugin", most),
+			r.String() + " ×", atMost(r, most), explainAdd(costs[name], costs[empty])})
 	}
-	for i, form := range scene.Forms() {
-		judge(form, ours(form), "all right already", budgets[i])
-		b.report.shortly(form, nothingChanged, f.Extra(ours(form), empty))
-		b.report.shortly(form, nothingChangedFull, f.Extra(ours(form)+rules, empty))
-		if form.Variant == "legacy" {
+	for i, backend := range scene.Backends() {
+		judge(backend, ipMasqName(backend), "rules in sync", budgets[i])
+		b.report.summarize(backend, nothingChanged, f.Extra(ipMasqName(backend), empty))
+		b.report.summarize(backend, nothingChangedFull, f.Extra(ipMasqName(backend)+rules, empty))
+		if backend.Variant == "legacy" {
 			continue
 		}
-		judge(form, ours(form)+changed, strings.TrimPrefix(changed, ", "), budgets[i])
-		b.report.shortly(form, otherChanged, f.Extra(ours(form)+changed, empty))
-		b.report.shortly(form, otherChangedFull, f.Extra(ours(form)+changed+rules, empty))
-		r := f.Ratio(ours(form)+changed+rules, ours(form)+changed)
-		b.report.judge(budget{"the same beside 5,000 rules of others, " + form.Name, "unchanged (within a tenth)",
-			r.String() + " × without them", atMost(r, 1.1),
-			"of table nat ip-masq reads the chain and POSTROUTING, and not the rules of others; what is left is what the kernel takes to find them, and noise between two nodes."})
+		judge(backend, ipMasqName(backend)+afterCommit, strings.TrimPrefix(afterCommit, ", "), budgets[i])
+		b.report.summarize(backend, afterCommitShort, f.Extra(ipMasqName(backend)+afterCommit, empty))
+		b.report.summarize(backend, afterCommitFull, f.Extra(ipMasqName(backend)+afterCommit+rules, empty))
+		r := f.Ratio(ipMasqName(backend)+afterCommit+rules, ipMasqName(backend)+afterCommit)
+		b.report.judge(budget{"ADD after another program's commit, with 5,000 third-party rules, " + backend.Name, "≤ 1.1 × without these rules",
+			r.String() + " ×", atMost(r, 1.1),
+			"in table nat ip-masq reads its chain and POSTROUTING, and no third-party chain; the remaining difference is the kernel's look-up of the two chains, and noise between two nodes."})
 	}
 }
 
-// whyMore returns the parts of an ADD's time beyond an empty plugin's.
-func whyMore(ours, empty *cost) string {
-	more := func(of func(*cost) measure.Series) float64 { return of(ours).Median() - of(empty).Median() }
+// explainAdd returns the parts of an ADD's time beyond an empty plugin's.
+func explainAdd(ipMasq, empty *cost) string {
+	more := func(of func(*cost) measure.Series) float64 { return of(ipMasq).Median() - of(empty).Median() }
 	cpu := more(func(c *cost) measure.Series { return c.cpu })
-	return fmt.Sprintf("it takes %s ms of processor time more than the empty plugin, which does nothing but start, parse and print. %.0f %% of that is the kernel's, which "+
-		"serves %.0f page faults more (%.0f in place of %.0f: a larger program, and what it reads and decodes) and the system calls by which the attachment is noted, the "+
-		"documents are read and the rules are asked for.",
+	return fmt.Sprintf("ADD takes %s ms of processor time more than the empty plugin, which only starts, parses and prints. The kernel takes %.0f %% of that difference: it "+
+		"serves %.0f page faults more (%.0f instead of %.0f: the program is larger, and it reads and decodes rules), and the system calls that record the attachment, read the "+
+		"documents and request the rules.",
 		measure.Short(cpu), 100*more(func(c *cost) measure.Series { return c.kernel })/cpu, more(func(c *cost) measure.Series { return c.faults }),
-		ours.faults.Median(), empty.faults.Median())
+		ipMasq.faults.Median(), empty.faults.Median())
 }
 
 func (b *bench) reportAdd(tables addTables, lines map[string]*chart.Line) error {
-	s := b.report.section("ADD when all is right already")
-	s.say("What each pod's start waits for. From before the plugin's start to after its end, with the same entry and the same result of the plugin before. " +
-		"The *empty plugin* parses both, passes the result on and verifies nothing. *`iptables -S`* and *go-iptables* do the same and list the chain, " +
-		"the one by a program, the other by `Exists` and `List` of github.com/coreos/go-iptables. Prefixes are of lengths from 8 to 32; " +
-		"*5,000 rules* are rules as kube-proxy writes them, in the same table nat.")
-	s.say("An ADD of ip-masq that finds all right says so in a verification cache beside the document, and the next one looks at the rules only if documents, entry or program are "+
-		"others, or if anybody committed to nf_tables since, which the kernel counts. *%s* is an ADD that looks, for that reason. "+
-		"In iptables-legacy, of which nothing is counted, each one looks; *%s* is a plugin that has the kernel hand out the table, as it must, and does no more: the least "+
-		"that can cost.", strings.TrimPrefix(changed, ", "), floor)
-	s.say("*%s* is the same plugin once more: what its ratio is off 1 is noise. A commit of another program is by a process that has ended when ADD begins, as those of "+
-		"`iptables-restore` and `nft` are. Where it goes on and keeps its socket, the kernel cleans up behind its commit when the next socket is closed, in whatever process: 8 to 16 ms "+
-		"for the first to come.", again)
+	s := b.report.section("ADD with rules in sync")
+	s.say("Each pod's start waits for ADD. The time is from before the plugin's start to after its end, with the same plugin entry and the same prevResult. " +
+		"The *empty plugin* parses both, passes the result on and verifies nothing. *`iptables -S`* and *go-iptables* also list the chain: " +
+		"the first runs the program, the second calls `Exists` and `List` of github.com/coreos/go-iptables. The prefixes have lengths from 8 to 32. " +
+		"*5,000 rules* are third-party rules, as kube-proxy writes them, in the same table nat.")
+	s.say("An ADD of ip-masq that finds the rules in sync writes a verification cache. The next ADD reads the rules only if the documents, the plugin entry or the program "+
+		"changed, or if the kernel's ruleset generation of nf_tables changed. *%s* is an ADD that reads the rules because the generation changed. "+
+		"iptables-legacy has no generation, so each ADD reads the rules. *%s* is a plugin that requests the table from the kernel and ignores it. This is the minimum "+
+		"cost of reading iptables-legacy.", strings.TrimPrefix(afterCommit, ", "), tableOnly)
+	s.say("*%s* is the same plugin a second time: the deviation of its ratio from 1 is noise. The process of another program's commit ends before ADD begins, as with "+
+		"`iptables-restore` and `nft`. If a process keeps its socket open after a commit, the kernel cleans up when any process closes the next socket. This takes 8 to 16 ms "+
+		"in the first process that closes one.", again)
 	s.table(tables.tables[0])
-	s.folded("Processor time, of the plugin and of what it runs", tables.tables[1])
-	s.folded("As times", tables.tables[2])
+	s.folded("Processor time of the plugin and of the programs that it runs", tables.tables[1])
+	s.folded("Times", tables.tables[2])
 	var drawn []chart.Line
 	var rows []chart.Row
 	for _, name := range tables.names {
@@ -180,17 +180,17 @@ func (b *bench) reportAdd(tables addTables, lines map[string]*chart.Line) error 
 			drawn = append(drawn, *l)
 		}
 	}
-	svg, err := chart.Lines("ADD when all is right already", "prefixes", "ms", drawn)
-	if err := b.report.plot(s, "add.svg", "time of an ADD over the number of prefixes, by plugin", svg, err); err != nil {
+	svg, err := chart.Lines("ADD with rules in sync", "prefixes", "ms", drawn)
+	if err := b.report.plot(s, "add.svg", "time of an ADD by number of prefixes and plugin", svg, err); err != nil {
 		return err
 	}
 	for _, name := range tables.names[1:] {
-		budgets := map[string]float64{ours(scene.Forms()[0]): 1.3, ours(scene.Forms()[1]): 1.5, ours(scene.Forms()[2]): 2.5}
-		budget := budgets[strings.TrimSuffix(name, changed)]
+		budgets := map[string]float64{ipMasqName(scene.Backends()[0]): 1.3, ipMasqName(scene.Backends()[1]): 1.5, ipMasqName(scene.Backends()[2]): 2.5}
+		budget := budgets[strings.TrimSuffix(name, afterCommit)]
 		rows = append(rows, chart.Row{Name: name, Ratio: ratioAt(lines, name, usual), Budget: budget})
 	}
 	svg, err = chart.Ratios("ADD with 64 prefixes, as a multiple of an empty plugin", "× the empty plugin", rows)
-	return b.report.plot(s, "add-64.svg", "ADD with 64 prefixes as a multiple of an empty plugin, with and without rules of others", svg, err)
+	return b.report.plot(s, "add-64.svg", "ADD with 64 prefixes as a multiple of an empty plugin, with and without third-party rules", svg, err)
 }
 
 func hasRules(name string) bool { return strings.HasSuffix(name, rules) }

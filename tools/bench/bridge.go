@@ -52,7 +52,7 @@ func (r reference) requests(verb string, pods int) []scene.Request {
 	return all
 }
 
-// adds times concurrent ADDs and undoes them untimed.
+// adds times concurrent ADDs; the DELs after them are not timed.
 func (r reference) adds(pods int) measure.Contender {
 	return measure.Contender{Name: r.name, Run: func(int) (float64, error) {
 		took, err := r.node.RunAtOnce(r.requests("ADD", pods))
@@ -98,11 +98,11 @@ func (b *bench) bridge() (err error) {
 	if err := s.enforce(scene.Policy{Prefixes: scene.Prefixes(usual)}); err != nil {
 		return err
 	}
-	section := b.report.section("The reference plugins, which masquerade for each pod")
+	section := b.report.section("Reference plugins, which write rules for each pod")
 	section.say("`bridge` and `portmap` of github.com/containernetworking/plugins write rules for each pod; ip-masq has one chain for the node and verifies it. " +
-		"*More than bridge alone* is what a pod waits longer for, in ms: `bridge` with `ipMasq` less `bridge` without it; and of ip-masq all of its own process, " +
-		"for it runs behind `bridge`. Each ADD is for a pod without a network, and undone untimed. The others commit for each pod, on the nodes of ip-masq too, " +
-		"which therefore looks at the rules each time.")
+		"*More than bridge alone* is the latency that masquerading adds to an ADD, in ms: for `bridge`, the time with `ipMasq` minus the time without it; for ip-masq, the time of its " +
+		"process, because it runs after `bridge`. Each ADD is for a pod without a network; the DEL after it is not timed. The reference plugins commit for each pod, on the nodes of " +
+		"ip-masq too, so each ADD of ip-masq reads the rules.")
 	for _, place := range []struct {
 		name  string
 		nodes []*scene.Node
@@ -111,9 +111,9 @@ func (b *bench) bridge() (err error) {
 		full  bool
 	}{
 		{"One ADD", s.bare, 1, b.limit(20, 10*time.Second), false},
-		{"One ADD beside 5,000 rules of others", s.full, 1, b.limit(12, 15*time.Second), true},
-		{"20 ADDs at once", s.bare, atOnce, measure.Limit{Rounds: 6, Least: 3, Time: 15 * time.Second}, false},
-		{"20 ADDs at once beside 5,000 rules of others", s.full, atOnce, measure.Limit{Rounds: 3, Least: 2, Time: 40 * time.Second, Cold: true}, true},
+		{"One ADD with 5,000 third-party rules", s.full, 1, b.limit(12, 15*time.Second), true},
+		{"20 concurrent ADDs", s.bare, atOnce, measure.Limit{Rounds: 6, Least: 3, Time: 15 * time.Second}, false},
+		{"20 concurrent ADDs with 5,000 third-party rules", s.full, atOnce, measure.Limit{Rounds: 3, Least: 2, Time: 40 * time.Second, Cold: true}, true},
 	} {
 		if b.quick && place.pods > 1 {
 			continue
@@ -127,7 +127,7 @@ func (b *bench) bridge() (err error) {
 
 // references compares all plugins on nodes of each backend.
 func (b *bench) references(section *section, title string, nodes []*scene.Node, pods int, limit measure.Limit, full bool) error {
-	const alone = "bridge, without ipMasq"
+	const alone = "bridge without ipMasq"
 	var refs []reference
 	add := func(n *scene.Node, name, plugin string, conf map[string]any) error {
 		r, err := newReference(n, name, plugin, pods, conf)
@@ -135,27 +135,27 @@ func (b *bench) references(section *section, title string, nodes []*scene.Node, 
 		return err
 	}
 	nft, legacy := nodes[1], nodes[2]
-	ipMasq := func(backend string) map[string]any { return map[string]any{"ipMasq": true, "ipMasqBackend": backend} }
+	conf := func(backend string) map[string]any { return map[string]any{"ipMasq": true, "ipMasqBackend": backend} }
 	err := errors.Join(
 		add(nft, alone, "bridge", bridgeConf(nft, 11, nil)),
-		add(nft, "bridge, ipMasq by iptables-nft", "bridge", bridgeConf(nft, 12, ipMasq("iptables"))),
-		add(legacy, "bridge, ipMasq by iptables-legacy", "bridge", bridgeConf(legacy, 13, ipMasq("iptables"))),
-		add(nodes[0], "bridge, ipMasq by nftables", "bridge", bridgeConf(nodes[0], 14, ipMasq("nftables"))),
+		add(nft, "bridge with ipMasq, iptables-nft", "bridge", bridgeConf(nft, 12, conf("iptables"))),
+		add(legacy, "bridge with ipMasq, iptables-legacy", "bridge", bridgeConf(legacy, 13, conf("iptables"))),
+		add(nodes[0], "bridge with ipMasq, nftables", "bridge", bridgeConf(nodes[0], 14, conf("nftables"))),
 	)
-	if pods == 1 { // a port of the host is one pod's
+	if pods == 1 { // only one pod can use a host port
 		err = errors.Join(err,
-			add(nft, "portmap by iptables-nft", "portmap", portmapConf("iptables")),
-			add(legacy, "portmap by iptables-legacy", "portmap", portmapConf("iptables")),
-			add(nodes[0], "portmap by nftables", "portmap", portmapConf("nftables")))
+			add(nft, "portmap, iptables-nft", "portmap", portmapConf("iptables")),
+			add(legacy, "portmap, iptables-legacy", "portmap", portmapConf("iptables")),
+			add(nodes[0], "portmap, nftables", "portmap", portmapConf("nftables")))
 	}
 	if err != nil {
 		return err
 	}
 	names := []string{empty}
-	contenders := []measure.Contender{verifier{name: empty, plugin: "plugin-empty", node: nodes[0]}.together(pods)}
+	contenders := []measure.Contender{verifier{name: empty, plugin: "plugin-empty", node: nodes[0]}.concurrent(pods)}
 	for _, n := range nodes {
-		names = append(names, ours(n.Form))
-		contenders = append(contenders, verifier{name: ours(n.Form), plugin: "ip-masq", node: n}.together(pods))
+		names = append(names, ipMasqName(n.Backend))
+		contenders = append(contenders, verifier{name: ipMasqName(n.Backend), plugin: "ip-masq", node: n}.concurrent(pods))
 	}
 	for _, r := range refs {
 		names = append(names, r.name)
@@ -165,17 +165,17 @@ func (b *bench) references(section *section, title string, nodes []*scene.Node, 
 	if err != nil {
 		return err
 	}
-	for i, form := range []scene.Form{nft.Form, legacy.Form, nodes[0].Form} {
-		line := map[bool]map[bool]string{false: {false: bridgeOne, true: bridgeOneFull}, true: {true: bridgeTogether}}[pods > 1][full]
+	for i, backend := range []scene.Backend{nft.Backend, legacy.Backend, nodes[0].Backend} {
+		line := map[bool]map[bool]string{false: {false: bridgeOne, true: bridgeOneFull}, true: {true: bridgeConcurrent}}[pods > 1][full]
 		if line != "" {
-			b.report.shortly(form, line, f.Extra(refs[1+i].name, alone))
+			b.report.summarize(backend, line, f.Extra(refs[1+i].name, alone))
 		}
 	}
 	rows := [][]string{{title, "ms", "× the empty plugin", "more than bridge alone, ms"}}
 	for i, name := range names {
 		more := "–"
 		switch {
-		case i <= len(nodes), i > len(nodes)+len(refs)-len(refs[4:]): // those that run behind bridge
+		case i <= len(nodes), i > len(nodes)+len(refs)-len(refs[4:]): // the plugins that run after bridge
 			more = f.Of(name).String()
 		case name != alone:
 			more = f.Extra(name, alone).String()

@@ -16,8 +16,8 @@ import (
 // atOnce is the number of concurrent ADDs.
 const atOnce = 20
 
-// together runs the verifier this number of times concurrently in a round.
-func (v verifier) together(pods int) measure.Contender {
+// concurrent runs the verifier this number of times concurrently in a round.
+func (v verifier) concurrent(pods int) measure.Contender {
 	return measure.Contender{Name: v.name, Run: func(int) (float64, error) {
 		if err := v.disturb(); err != nil {
 			return 0, err
@@ -39,10 +39,10 @@ func (b *bench) burst() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	section := b.report.section(fmt.Sprintf("%d ADDs at once", atOnce))
-	section.say("A node that starts, or a drained one's pods that come: all begin together, and what is timed ends with the last one. "+
-		"*%s*: others commit right before, and the first to come look at the rules. With %d prefixes:", strings.TrimPrefix(changed, ", "), usual)
-	others := [][]string{{"× the empty plugin"}}
+	section := b.report.section(fmt.Sprintf("%d concurrent ADDs", atOnce))
+	section.say("A node has concurrent ADDs when it starts, and when it receives the pods of a drained node. All ADDs start together; the time ends with the last ADD. "+
+		"*%s*: another program commits right before, so the first ADDs read the rules. With %d prefixes:", strings.TrimPrefix(afterCommit, ", "), usual)
+	columns := [][]string{{"× the empty plugin"}}
 	for _, at := range b.settings() {
 		if err := s.enforce(at.policy); err != nil {
 			return err
@@ -51,17 +51,17 @@ func (b *bench) burst() (err error) {
 			if err := b.burstOfAll(s, section); err != nil {
 				return err
 			}
-			if err := b.burstJudged(s, section); err != nil {
+			if err := b.burstWithBudget(s, section); err != nil {
 				return err
 			}
 			continue
 		}
-		if others, err = b.burstOfOurs(s, at, others); err != nil {
+		if columns, err = b.burstOfIPMasq(s, at, columns); err != nil {
 			return err
 		}
 	}
-	section.say("With other numbers of them:")
-	section.table(others)
+	section.say("With other numbers of prefixes:")
+	section.table(columns)
 	return nil
 }
 
@@ -70,17 +70,17 @@ func (b *bench) burstOfAll(s *stage, section *section) error {
 	var contenders []measure.Contender
 	var names []string
 	for _, v := range s.verifiers() {
-		contenders = append(contenders, v.together(atOnce))
+		contenders = append(contenders, v.concurrent(atOnce))
 		names = append(names, v.name)
 	}
 	f, err := measure.Interleave(b.limit(30, 35*time.Second), contenders...)
 	if err != nil {
 		return err
 	}
-	legacy := scene.Forms()[2]
-	b.judgeBurst(f, legacy, ours(legacy)+rules, "")
-	b.report.shortly(legacy, together, f.Extra(ours(legacy)+rules, empty))
-	table := [][]string{{"plugin", "× the empty plugin", "ms, all of them"}}
+	legacy := scene.Backends()[2]
+	b.judgeBurst(f, legacy, ipMasqName(legacy)+rules, "")
+	b.report.summarize(legacy, concurrentFull, f.Extra(ipMasqName(legacy)+rules, empty))
+	table := [][]string{{"plugin", "× the empty plugin", "ms, all ADDs"}}
 	var rows []chart.Row
 	for _, name := range names {
 		table = append(table, []string{name, f.Ratio(name, empty).String(), f.Of(name).String()})
@@ -94,19 +94,19 @@ func (b *bench) burstOfAll(s *stage, section *section) error {
 		rows = append(rows, row)
 	}
 	section.table(table)
-	svg, err := chart.Ratios(fmt.Sprintf("%d ADDs at once, as a multiple of an empty plugin", atOnce), "× the empty plugin", rows)
-	return b.report.plot(section, "burst.svg", "twenty ADDs at once as a multiple of an empty plugin", svg, err)
+	svg, err := chart.Ratios(fmt.Sprintf("%d concurrent ADDs, as a multiple of an empty plugin", atOnce), "× the empty plugin", rows)
+	return b.report.plot(section, "burst.svg", "twenty concurrent ADDs as a multiple of an empty plugin", svg, err)
 }
 
-// burstJudged measures the verifiers with a budget again, because the comparison of all has too few
-// rounds.
-func (b *bench) burstJudged(s *stage, section *section) error {
+// burstWithBudget measures the verifiers with a budget again, because the comparison of all has too
+// few rounds.
+func (b *bench) burstWithBudget(s *stage, section *section) error {
 	var contenders []measure.Contender
 	var names []string
 	for _, v := range s.verifiers() {
 		base := v.name == empty || v.name == again
-		if base || v.plugin == "ip-masq" && hasRules(v.name) && v.node.Form.Variant != "legacy" {
-			contenders = append(contenders, v.together(atOnce))
+		if base || v.plugin == "ip-masq" && hasRules(v.name) && v.node.Backend.Variant != "legacy" {
+			contenders = append(contenders, v.concurrent(atOnce))
 			names = append(names, v.name)
 		}
 	}
@@ -114,40 +114,40 @@ func (b *bench) burstJudged(s *stage, section *section) error {
 	if err != nil {
 		return err
 	}
-	for _, form := range scene.Forms()[:2] {
-		b.judgeBurst(f, form, ours(form)+rules, "")
-		b.judgeBurst(f, form, ours(form)+changed+rules, changed)
-		b.report.shortly(form, together, f.Extra(ours(form)+rules, empty))
+	for _, backend := range scene.Backends()[:2] {
+		b.judgeBurst(f, backend, ipMasqName(backend)+rules, "")
+		b.judgeBurst(f, backend, ipMasqName(backend)+afterCommit+rules, afterCommit)
+		b.report.summarize(backend, concurrentFull, f.Extra(ipMasqName(backend)+rules, empty))
 	}
-	table := [][]string{{"plugin", "× the empty plugin", "ms, all of them"}}
+	table := [][]string{{"plugin", "× the empty plugin", "ms, all ADDs"}}
 	for _, name := range names {
 		table = append(table, []string{name, f.Ratio(name, empty).String(), f.Of(name).String()})
 	}
-	section.say("Those that are held against a budget, by themselves and in more rounds (%d):", len(f.Of(empty)))
+	section.say("The plugins with a budget, compared separately in more rounds (%d):", len(f.Of(empty)))
 	section.table(table)
 	return nil
 }
 
-func (b *bench) judgeBurst(f measure.Figures, form scene.Form, name, when string) {
+func (b *bench) judgeBurst(f measure.Figures, backend scene.Backend, name, when string) {
 	const most = 1.3
 	r := f.Ratio(name, empty)
-	reason := "twenty processes share the processors, so the ratio is that of their processor time; for where that goes see the ADD alone."
-	if form.Variant == "legacy" {
-		reason = fmt.Sprintf("the kernel hands a table of iptables-legacy out whole, 5,000 rules of others included, to one process after the other, and there is no other "+
-			"way to see ours nor to learn that nothing changed. Merely to be handed it is %s × the empty plugin (*%s*), and ip-masq %s × that.",
-			f.Ratio(floor+rules, empty), floor, f.Ratio(name, floor+rules))
+	reason := "twenty processes share the processors, so the ratio is that of their processor time; the section about a single ADD gives its parts."
+	if backend.Variant == "legacy" {
+		reason = fmt.Sprintf("the kernel returns only whole tables of iptables-legacy, the 5,000 third-party rules included, to one process after the other, and has no ruleset "+
+			"generation for these tables. Reading the table takes %s × the time of the empty plugin (*%s*), and ip-masq takes %s × that.",
+			f.Ratio(tableOnly+rules, empty), tableOnly, f.Ratio(name, tableOnly+rules))
 	}
-	b.report.judge(budget{fmt.Sprintf("%d ADDs at once beside 5,000 rules of others%s, %s", atOnce, when, form.Name), fmt.Sprintf("≤ %.1f × an empty plugin", most),
+	b.report.judge(budget{fmt.Sprintf("%d concurrent ADDs with 5,000 third-party rules%s, %s", atOnce, when, backend.Name), fmt.Sprintf("≤ %.1f × an empty plugin", most),
 		r.String() + " ×", atMost(r, most), reason})
 }
 
-// burstOfOurs adds a column for ip-masq.
-func (b *bench) burstOfOurs(s *stage, at setting, table [][]string) ([][]string, error) {
+// burstOfIPMasq adds a column for ip-masq.
+func (b *bench) burstOfIPMasq(s *stage, at setting, table [][]string) ([][]string, error) {
 	var contenders []measure.Contender
 	var names []string
 	for _, v := range s.verifiers() {
 		if v.name == empty || v.plugin == "ip-masq" {
-			contenders = append(contenders, v.together(atOnce))
+			contenders = append(contenders, v.concurrent(atOnce))
 			names = append(names, v.name)
 		}
 	}

@@ -12,14 +12,14 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// changing is a contender with an untimed first step.
-type changing struct {
+// operation is a contender with an untimed first step.
+type operation struct {
 	name   string
 	before func(round int) error
 	timed  func() (time.Duration, error)
 }
 
-func (c changing) contender() measure.Contender {
+func (c operation) contender() measure.Contender {
 	return measure.Contender{Name: c.name, Run: func(round int) (float64, error) {
 		if err := c.before(round); err != nil {
 			return 0, err
@@ -29,7 +29,7 @@ func (c changing) contender() measure.Contender {
 	}}
 }
 
-func contenders(all []changing) []measure.Contender {
+func contenders(all []operation) []measure.Contender {
 	var made []measure.Contender
 	for _, c := range all {
 		made = append(made, c.contender())
@@ -45,8 +45,8 @@ func addTimed(n *scene.Node) func() (time.Duration, error) {
 	}
 }
 
-// fed times a program that reads a script.
-func fed(n *scene.Node, script func() string, program string, args ...string) func() (time.Duration, error) {
+// feedTimed times a program that reads a script.
+func feedTimed(n *scene.Node, script func() string, program string, args ...string) func() (time.Duration, error) {
 	return func() (time.Duration, error) {
 		text := script()
 		start := time.Now()
@@ -64,24 +64,24 @@ func (b *bench) change() (err error) {
 			err = errors.Join(err, n.Close())
 		}
 	}()
-	for _, f := range append(scene.Forms(), scene.Forms()...) { // the second three are the agents' and the tools'
+	for _, f := range append(scene.Backends(), scene.Backends()...) { // the last three are for the agents and the tools
 		n, err := scene.NewNode(f)
 		if err != nil {
 			return err
 		}
 		nodes = append(nodes, n)
-		if len(nodes) <= len(scene.Forms()) {
+		if len(nodes) <= len(scene.Backends()) {
 			err = n.Enforce(scene.Policy{Prefixes: prefixes})
 		}
 		if err != nil {
 			return err
 		}
 	}
-	section := b.report.section("Changes")
-	section.say("%s prefixes. The tools write what the agents write every minute, and `nft -f` what our tables are. ADD is a whole plugin process: "+
-		"it parses the entry, reads the rules twice to be sure of the difference, writes the document (to memory here: a disk adds its sync), writes the rules and reads them again; "+
-		"so one prefix is hardly cheaper than all of them. *In process* is one transaction as a reconciler makes it, whose socket is open: it reads what stands there and writes "+
-		"the difference. What a reconciler takes from the kernel's word to the last commit is below, under repair.",
+	section := b.report.section("Rule changes")
+	section.say("%s prefixes. `iptables-restore` writes the rules that the agents write every minute; `nft -f` writes the table of ip-masq. ADD is a whole plugin process: "+
+		"it parses the plugin entry, reads the rules twice to verify the difference, writes the document (to memory here; a disk adds its sync), writes the rules and reads them again. "+
+		"Therefore a change of one prefix costs almost as much as a change of all. *In process* is one transaction of a reconciler with an open socket: it reads the rules and writes "+
+		"the difference. Section \"Repair of changed rules\" has the time from the kernel's event to the reconciler's last commit.",
 		chart.Thousands(len(prefixes)))
 	policies := []scene.Policy{{Prefixes: prefixes}, {Prefixes: prefixes[:len(prefixes)-1]}}
 	if err := b.onePrefix(section, nodes, policies); err != nil {
@@ -95,17 +95,17 @@ func (b *bench) change() (err error) {
 
 // onePrefix alternately removes a prefix from the list and adds it again.
 func (b *bench) onePrefix(section *section, nodes []*scene.Node, policies []scene.Policy) (err error) {
-	all := []changing{{empty, func(int) error { return nodes[0].State(policies[0]) }, func() (time.Duration, error) {
+	all := []operation{{empty, func(int) error { return nodes[0].State(policies[0]) }, func() (time.Duration, error) {
 		took, err := nodes[0].Add("plugin-empty", nodes[0].NextPod())
 		return took.Wall, err
 	}}}
 	for _, n := range nodes[:3] {
-		all = append(all, changing{ours(n.Form), func(round int) error { return n.State(policies[(round+2)%2]) }, addTimed(n)})
+		all = append(all, operation{ipMasqName(n.Backend), func(round int) error { return n.State(policies[(round+2)%2]) }, addTimed(n)})
 	}
 	for _, n := range nodes[4:] {
 		var round int
-		all = append(all, changing{"the agents' restore, " + n.Form.Name, func(r int) error { round = r; return nil },
-			fed(n, func() string { return scene.AgentScript(policies[(round+2)%2].Prefixes) }, "iptables-restore", "--noflush")})
+		all = append(all, operation{"the agents' restore, " + n.Backend.Name, func(r int) error { round = r; return nil },
+			feedTimed(n, func() string { return scene.AgentScript(policies[(round+2)%2].Prefixes) }, "iptables-restore", "--noflush")})
 	}
 	rebuilder, err := nodes[3].Rebuilder(policies[0])
 	if err != nil {
@@ -115,17 +115,17 @@ func (b *bench) onePrefix(section *section, nodes []*scene.Node, policies []scen
 	if _, err := rebuilder.Apply(); err != nil {
 		return err
 	}
-	all = append(all, changing{"in process, nftables", func(round int) error { return rebuilder.Turn(policies[(round+3)%2]) }, rebuilder.Apply})
+	all = append(all, operation{"in process, nftables", func(round int) error { return rebuilder.SetPolicy(policies[(round+3)%2]) }, rebuilder.Apply})
 	f, err := measure.Interleave(b.limit(14, 15*time.Second), contenders(all)...)
 	if err != nil {
 		return err
 	}
-	section.say("One prefix added or taken out:")
+	section.say("One prefix added or removed:")
 	section.table(compared(f, all, "ms", empty, "× the empty plugin"))
 	return nil
 }
 
-func compared(f measure.Figures, all []changing, unit, base, ratio string) [][]string {
+func compared(f measure.Figures, all []operation, unit, base, ratio string) [][]string {
 	rows := [][]string{{"", unit, ratio}}
 	for _, c := range all {
 		rows = append(rows, []string{c.name, f.Of(c.name).String(), f.Ratio(c.name, base).String()})
@@ -144,31 +144,31 @@ func (b *bench) rebuild(section *section, nodes []*scene.Node, policies []scene.
 	wipe := func(n *scene.Node) func(int) error {
 		return func(int) error { return errors.Join(n.State(policies[0]), n.Wipe()) }
 	}
-	all := []changing{{inProcess, wipe(nodes[3]), rebuilder.Apply},
-		{"nft -f, nftables", wipe(nodes[3]), fed(nodes[3], rebuilder.Script, "nft", "-f", "-")}}
+	all := []operation{{inProcess, wipe(nodes[3]), rebuilder.Apply},
+		{"nft -f, nftables", wipe(nodes[3]), feedTimed(nodes[3], rebuilder.Script, "nft", "-f", "-")}}
 	for _, n := range nodes[4:] {
-		all = append(all, changing{"iptables-restore, " + n.Form.Name, wipe(n),
-			fed(n, func() string { return scene.AgentScript(policies[0].Prefixes) }, "iptables-restore", "--noflush")})
+		all = append(all, operation{"iptables-restore, " + n.Backend.Name, wipe(n),
+			feedTimed(n, func() string { return scene.AgentScript(policies[0].Prefixes) }, "iptables-restore", "--noflush")})
 	}
 	for _, n := range nodes[:3] {
-		all = append(all, changing{"ADD, " + n.Form.Name, wipe(n), addTimed(n)})
+		all = append(all, operation{"ADD, " + n.Backend.Name, wipe(n), addTimed(n)})
 	}
 	f, err := measure.Interleave(b.limit(12, 20*time.Second), contenders(all)...)
 	if err != nil {
 		return err
 	}
-	section.say("All rules made again, after somebody took them away:")
+	section.say("All rules recreated after their deletion:")
 	section.table(compared(f, all, "ms", base, "× "+base))
 	var rows []chart.Row
-	const most = 60.0 / 169 // of the budget and of its yardstick
+	const most = 60.0 / 169 // the budget and its base, in ms
 	for _, c := range all {
 		row := chart.Row{Name: c.name, Ratio: f.Ratio(c.name, base)}
 		if c.name == inProcess {
 			row.Budget = most
 			b.report.judge(budget{"full rebuild, " + chart.Thousands(len(policies[0].Prefixes)) + " prefixes, " + c.name,
-				fmt.Sprintf("60 ms where iptables-restore (nft) takes 169: ≤ %.2f × of it", most),
+				fmt.Sprintf("60 ms if iptables-restore (nft) takes 169 ms: ≤ %.2f ×", most),
 				fmt.Sprintf("%s ×; %s ms", row.Ratio, f.Of(c.name)), atMost(row.Ratio, most),
-				"most of it is the kernel's commit."})
+				"most of the time is the kernel's commit."})
 		}
 		rows = append(rows, row)
 	}
@@ -179,18 +179,18 @@ func (b *bench) rebuild(section *section, nodes []*scene.Node, policies []scene.
 // firstPod measures the first ADD on a new node.
 func (b *bench) firstPod(section *section, nodes []*scene.Node) error {
 	few := scene.Policy{Prefixes: scene.Prefixes(usual)}
-	all := []changing{{empty, func(int) error { return nodes[0].State(few) }, func() (time.Duration, error) {
+	all := []operation{{empty, func(int) error { return nodes[0].State(few) }, func() (time.Duration, error) {
 		took, err := nodes[0].Add("plugin-empty", nodes[0].NextPod())
 		return took.Wall, err
 	}}}
 	for _, n := range nodes[:3] {
-		all = append(all, changing{ours(n.Form), func(int) error { return errors.Join(n.State(few), n.Forget()) }, addTimed(n)})
+		all = append(all, operation{ipMasqName(n.Backend), func(int) error { return errors.Join(n.State(few), n.Forget()) }, addTimed(n)})
 	}
 	f, err := measure.Interleave(b.limit(20, 10*time.Second), contenders(all)...)
 	if err != nil {
 		return err
 	}
-	section.say("The first ADD on an empty node, with %d prefixes: no state, no rules.", usual)
+	section.say("The first ADD on a node without state and rules, with %d prefixes:", usual)
 	section.table(compared(f, all, "ms", empty, "× the empty plugin"))
 	return nil
 }
@@ -201,7 +201,7 @@ func (b *bench) large() (err error) {
 	if b.quick {
 		prefixes = scene.Prefixes(20_000)
 	}
-	n, err := scene.NewNode(scene.Forms()[0])
+	n, err := scene.NewNode(scene.Backends()[0])
 	if err != nil {
 		return err
 	}
@@ -218,19 +218,19 @@ func (b *bench) large() (err error) {
 	if err != nil {
 		return err
 	}
-	const settled = "ADD, all right already"
+	const settled = "ADD, rules in sync"
 	twice := func(int) error { return errors.Join(n.Enforce(policies[0]), n.Enforce(policies[0])) }
 	disturbed := func(int) error { return errors.Join(n.Enforce(policies[0]), n.Commit()) }
 	wiped := func(int) error { return errors.Join(n.Enforce(policies[0]), n.Wipe()) }
-	all := []changing{
+	all := []operation{
 		{empty, func(int) error { return n.State(policies[0]) }, func() (time.Duration, error) {
 			took, err := n.Add("plugin-empty", n.NextPod())
 			return took.Wall, err
 		}},
 		{settled, twice, addTimed(n)},
-		{settled + changed, disturbed, addTimed(n)},
-		{"ADD, one prefix taken out", func(int) error { return errors.Join(n.Enforce(policies[0]), n.State(policies[1])) }, addTimed(n)},
-		{"ADD, all rules made again", wiped, addTimed(n)},
+		{settled + afterCommit, disturbed, addTimed(n)},
+		{"ADD, one prefix removed", func(int) error { return errors.Join(n.Enforce(policies[0]), n.State(policies[1])) }, addTimed(n)},
+		{"ADD, all rules recreated", wiped, addTimed(n)},
 	}
 	f, err := measure.Interleave(measure.Limit{Rounds: 5, Least: 2, Time: 30 * time.Second, Cold: true}, contenders(all)...)
 	if err != nil {
@@ -248,11 +248,11 @@ func (b *bench) large() (err error) {
 		peaks = append(peaks, fmt.Sprintf("%.0f", float64(peak)/(1<<20)))
 	}
 	s := b.report.section(chart.Thousands(len(prefixes)) + " prefixes on nftables")
-	s.say("`cidrLimit` has to be raised for it, and every pod's ADD is handed the entry of %.1f MB, which even the empty plugin has to parse. The set has %s elements. "+
-		"The most memory that ADD has is %s MiB if all is right already, %s MiB after a commit of others, and %s MiB if it makes all rules again. "+
-		"What a new connection costs then is above.", float64(len(entry))/1e6, chart.Thousands(elements), peaks[0], peaks[1], peaks[2])
+	s.say("This list needs a higher `cidrLimit`. The plugin entry has %.1f MB, and each ADD parses it, also that of the empty plugin. The set has %s elements. "+
+		"The peak memory of ADD is %s MiB with rules in sync, %s MiB after another program's commit, and %s MiB if ADD recreates all rules. "+
+		"Section \"New connections\" has the cost of a new connection.", float64(len(entry))/1e6, chart.Thousands(elements), peaks[0], peaks[1], peaks[2])
 	s.table(compared(f, all, "ms", empty, "× the empty plugin"))
-	b.report.judge(budget{chart.Thousands(len(prefixes)) + " prefixes on nftables", "work", fmt.Sprintf("%s elements in the set; ADD when all is right %s × an empty plugin with the same entry",
-		chart.Thousands(elements), f.Ratio(settled, empty)), plainly(elements == len(prefixes)), "elements are missing from the set."})
+	b.report.judge(budget{chart.Thousands(len(prefixes)) + " prefixes on nftables", "all prefixes are in the set", fmt.Sprintf("%s elements in the set; ADD with rules in sync %s × an empty plugin with the same entry",
+		chart.Thousands(elements), f.Ratio(settled, empty)), plainly(elements == len(prefixes)), "the set lacks elements."})
 	return nil
 }

@@ -17,7 +17,7 @@ import (
 const (
 	fullNode  = 250  // pods
 	nodes     = 5000 // of that size
-	perSecond = 10   // pods that go, and as many that come
+	perSecond = 10   // pods that are replaced
 )
 
 // agentPrefixes is the number of prefixes in the agent file.
@@ -27,48 +27,48 @@ const agentPrefixes = 20
 type half struct {
 	add, del   measure.Series // ms
 	cpu, floor measure.Series // ms of a DEL and an ADD, of ip-masq and of the empty plugin
-	reconciler spent
+	reconciler usage
 	took       time.Duration
-	changes    int // of the agents' file
-	others     int // commits of other programs
+	changes    int // of the agent file
+	thirdParty int // commits of other programs
 }
 
 // The halves of a simulation.
 const (
-	quietly = "undisturbed"
-	busily  = "disturbed"
+	undisturbed = "undisturbed"
+	disturbed   = "disturbed"
 )
 
 // churn simulates a full node whose pods are replaced, first alone and then while other programs
 // commit and the ConfigMap changes.
 func (b *bench) churn() error {
 	s := b.report.section(fmt.Sprintf("A node of %d pods, %d of them replaced every second", fullNode, perSecond))
-	s.say("Every tenth of a second a pod goes and another comes, with a reconciler beside, %d prefixes in the entry and %d in the agents' file. In the first half, *%s*, nothing else "+
-		"happens: nobody commits, and each ADD and DEL may trust the verification cache of an ADD before. In the second half, *%s*, somebody else commits a rule to nf_tables before each DEL and "+
-		"before each ADD, as kube-proxy does for pods that come and go, so that each looks at the rules itself; and the agents' file changes every second. "+
-		"The empty plugin runs right after, for the same pod.", usual, agentPrefixes, quietly, busily)
-	plugin := [][]string{{"form, half", "ADD, ms", "ADD, 99 of 100, ms", "DEL, ms", "processor time of a pair, ms", "× an empty plugin's", "of one processor"}}
-	beside := [][]string{{"form, half", "commits of other programs", "changes of the file", "commits of ip-masq", "reconciler, ms a second", "reconciler, RSS MiB", "peak, MiB"}}
+	s.say("Every tenth of a second a new pod replaces a pod, while a reconciler runs, with %d prefixes in the plugin entry and %d in the agent file. In the first half, *%s*, no "+
+		"other program commits, and each ADD and DEL can use the verification cache of an earlier ADD. In the second half, *%s*, another program commits a rule to nf_tables before each DEL and "+
+		"before each ADD, as kube-proxy does when pods start and stop, so each ADD and DEL reads the rules; and the agent file changes every second. "+
+		"The empty plugin runs right after, for the same pod.", usual, agentPrefixes, undisturbed, disturbed)
+	plugin := [][]string{{"backend, half", "ADD, ms", "ADD, 99th percentile, ms", "DEL, ms", "processor time of an ADD and a DEL, ms", "× an empty plugin's", "share of one processor"}}
+	background := [][]string{{"backend, half", "commits of other programs", "changes of the agent file", "commits of ip-masq", "reconciler, processor ms per second", "reconciler, RSS MiB", "peak, MiB"}}
 	scale := [][]string{{"measured on one node"}}
 	var columns []half
-	for _, f := range scene.Forms()[:2] {
+	for _, f := range scene.Backends()[:2] {
 		quiet, busy, err := b.churnOf(f)
 		if err != nil {
 			return err
 		}
 		for i, h := range []half{quiet, busy} {
-			name := f.Name + ", " + []string{quietly, busily}[i]
+			name := f.Name + ", " + []string{undisturbed, disturbed}[i]
 			scale[0] = append(scale[0], name)
 			columns = append(columns, h)
 			plugin = append(plugin, []string{name, h.add.String(), measure.Short(h.add.Quantile(0.99)), h.del.String(), h.cpu.String(),
 				measure.Paired(h.cpu, h.floor).String(), h.share()})
-			beside = append(beside, []string{name, fmt.Sprint(h.others), fmt.Sprint(h.changes), fmt.Sprint(h.commits()), h.reconciling(),
+			background = append(background, []string{name, fmt.Sprint(h.thirdParty), fmt.Sprint(h.changes), fmt.Sprint(h.commits()), h.reconciling(),
 				mebibytes(h.reconciler.memory), mebibytes(h.reconciler.peak)})
 		}
 	}
 	s.table(plugin)
-	s.say("What goes on beside them. The reconciler hears of all commits, and looks at the rules after them.")
-	s.table(beside)
+	s.say("Commits and the reconciler at the same time. The reconciler receives the events of all commits and reads the rules after them.")
+	s.table(background)
 	b.report.scale.WriteString(table(append(scale, scaleRows(columns)...)))
 	return nil
 }
@@ -91,17 +91,17 @@ func scaleRows(columns []half) (rows [][]string) {
 		{"ADD, ms", func(h half) string { return h.add.String() }},
 		{"DEL, ms", func(h half) string { return h.del.String() }},
 		{"processor time of an ADD and a DEL, ms", func(h half) string { return h.cpu.String() }},
-		{"the same of an empty plugin, ms", func(h half) string { return h.floor.String() }},
+		{"processor time of an ADD and a DEL of the empty plugin, ms", func(h half) string { return h.floor.String() }},
 		{"× the empty plugin", func(h half) string { return measure.Paired(h.cpu, h.floor).String() }},
-		{fmt.Sprintf("%d pods a second: share of one processor", perSecond), half.share},
-		{"ADDs, and as many DELs", func(h half) string { return fmt.Sprint(len(h.add)) }},
-		{"commits of other programs meanwhile", func(h half) string { return fmt.Sprint(h.others) }},
-		{"changes of the agents' file meanwhile", func(h half) string { return fmt.Sprint(h.changes) }},
-		{"commits of ip-masq, all together", func(h half) string { return fmt.Sprint(h.commits()) }},
-		{"commits of ip-masq by a change", changed(func(h half) string { return measure.Short(float64(h.commits()) / float64(h.changes)) })},
-		{"processor time of the reconciler in a second, ms", half.reconciling},
+		{fmt.Sprintf("%d pods per second: share of one processor", perSecond), half.share},
+		{"number of ADDs, and of DELs", func(h half) string { return fmt.Sprint(len(h.add)) }},
+		{"commits of other programs", func(h half) string { return fmt.Sprint(h.thirdParty) }},
+		{"changes of the agent file", func(h half) string { return fmt.Sprint(h.changes) }},
+		{"commits of ip-masq", func(h half) string { return fmt.Sprint(h.commits()) }},
+		{"commits of ip-masq per change of the agent file", changed(func(h half) string { return measure.Short(float64(h.commits()) / float64(h.changes)) })},
+		{"processor time of the reconciler per second, ms", half.reconciling},
 		{"memory of the reconciler, MiB", func(h half) string { return mebibytes(h.reconciler.memory) }},
-		{fmt.Sprintf("%s nodes, a change a minute: commits a second in the whole cluster", chart.Thousands(nodes)), changed(func(h half) string {
+		{fmt.Sprintf("%s nodes, one change per minute: commits per second in the whole cluster", chart.Thousands(nodes)), changed(func(h half) string {
 			return measure.Short(float64(h.commits()) / float64(h.changes) * nodes / 60)
 		})},
 	} {
@@ -123,9 +123,9 @@ func (h half) reconciling() string {
 }
 
 // commits returns the number of commits without those of other programs.
-func (h half) commits() int { return int(h.reconciler.commits) - h.others }
+func (h half) commits() int { return int(h.reconciler.commits) - h.thirdParty }
 
-func (b *bench) churnOf(f scene.Form) (quiet, busy half, err error) {
+func (b *bench) churnOf(f scene.Backend) (quiet, busy half, err error) {
 	long := 15 * time.Second
 	if b.quick {
 		long = 4 * time.Second
@@ -134,7 +134,7 @@ func (b *bench) churnOf(f scene.Form) (quiet, busy half, err error) {
 	if err != nil {
 		return quiet, busy, err
 	}
-	g := guarded{Node: n}
+	g := reconciledNode{Node: n}
 	defer func() { err = errors.Join(err, g.close()) }()
 	if err := errors.Join(n.AgentFile(agentFile(0)), n.Enforce(scene.Policy{Prefixes: scene.Prefixes(usual)})); err != nil {
 		return quiet, busy, err
@@ -148,13 +148,13 @@ func (b *bench) churnOf(f scene.Form) (quiet, busy half, err error) {
 		return quiet, busy, err
 	}
 	nothing := func() error { return nil }
-	if quiet.reconciler, err = g.watch(func() error { return quiet.replace(n, long, nothing, nothing) }); err != nil {
+	if quiet.reconciler, err = g.usageDuring(func() error { return quiet.replace(n, long, nothing, nothing) }); err != nil {
 		return quiet, busy, err
 	}
-	busy.reconciler, err = g.watch(func() error {
-		defer time.Sleep(time.Second / 2) // for what the last change asked for
+	busy.reconciler, err = g.usageDuring(func() error {
+		defer time.Sleep(time.Second / 2) // for the commits of the last change
 		next := time.Now()
-		commit := func() error { busy.others++; return n.Commit() }
+		commit := func() error { busy.thirdParty++; return n.Commit() }
 		return busy.replace(n, long, commit, func() error {
 			if time.Now().Before(next) {
 				return nil

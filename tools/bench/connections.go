@@ -15,32 +15,32 @@ import (
 
 const noList = "no list, nftables"
 
-// road is a node through which connections are opened, with a list of prefixes.
-type road struct {
+// router is a node that forwards the connections of a pod, with a list of prefixes.
+type router struct {
 	name  string
 	node  *scene.Node
 	write func(prefixes []netip.Prefix) error
-	most  int // prefixes beyond which it is not measured
+	most  int // the maximum number of prefixes to measure
 	tally *tally
 }
 
-// tally counts the floods of a road, including those with a lost packet.
+// tally counts the floods of a router, including those with a lost packet.
 type tally struct{ floods, lost int }
 
-// roads returns the backends of ip-masq, the agents' chain with both variants of iptables, and
-// unconditional masquerading.
-func (b *bench) roads() (all []road, err error) {
-	forms := scene.Forms()
-	for i, f := range append(append([]scene.Form{}, forms...), forms[1:]...) {
+// routers returns nodes with the backends of ip-masq, the agents' chain with both variants of
+// iptables, and unconditional masquerading.
+func (b *bench) routers() (all []router, err error) {
+	backends := scene.Backends()
+	for i, f := range append(append([]scene.Backend{}, backends...), backends[1:]...) {
 		n, err := scene.NewNode(f)
 		if err != nil {
 			return all, err
 		}
-		r := road{ours(f), n, func(prefixes []netip.Prefix) error { return n.Enforce(scene.Policy{Prefixes: prefixes}) }, 10_000, &tally{}}
+		r := router{ipMasqName(f), n, func(prefixes []netip.Prefix) error { return n.Enforce(scene.Policy{Prefixes: prefixes}) }, 10_000, &tally{}}
 		if i == 0 {
 			r.most = 100_000
 		}
-		if i >= len(forms) {
+		if i >= len(backends) {
 			r.name, r.write = "the agents' chain, "+f.Name, n.AgentCycle
 			if err := errors.Join(n.AgentCycle(nil), n.AgentJump()); err != nil {
 				return all, err
@@ -48,22 +48,22 @@ func (b *bench) roads() (all []road, err error) {
 		}
 		all = append(all, r)
 	}
-	n, err := scene.NewNode(forms[0])
+	n, err := scene.NewNode(backends[0])
 	if err != nil {
 		return all, err
 	}
-	return append(all, road{noList, n, func([]netip.Prefix) error { return n.Enforce(scene.Policy{}) }, 100_000, &tally{}}), nil
+	return append(all, router{noList, n, func([]netip.Prefix) error { return n.Enforce(scene.Policy{}) }, 100_000, &tally{}}), nil
 }
 
-// flood is a series of new connections over a road.
+// flood is a series of new connections through a router.
 type flood struct {
-	road
+	router
 	protocol scene.Protocol
 	position string
 	to       netip.Addr
 }
 
-func (f flood) name() string { return fmt.Sprintf("%s, %s, %s", f.road.name, f.protocol, f.position) }
+func (f flood) name() string { return fmt.Sprintf("%s, %s, %s", f.router.name, f.protocol, f.position) }
 
 // contender opens about 30 ms of connections a round.
 func (f flood) contender() measure.Contender {
@@ -87,9 +87,9 @@ const (
 )
 
 // floods returns the measurements for a list: each position of the match, with UDP and TCP.
-func floods(roads []road, prefixes []netip.Prefix) []flood {
+func floods(routers []router, prefixes []netip.Prefix) []flood {
 	var all []flood
-	for _, r := range roads {
+	for _, r := range routers {
 		if len(prefixes) > r.most {
 			continue
 		}
@@ -109,9 +109,9 @@ func protocols() []scene.Protocol { return []scene.Protocol{scene.UDP, scene.TCP
 
 // connections measures the cost of a new connection.
 func (b *bench) connections() (err error) {
-	roads, err := b.roads()
+	routers, err := b.routers()
 	defer func() {
-		for _, r := range roads {
+		for _, r := range routers {
 			err = errors.Join(err, r.node.Close())
 		}
 	}()
@@ -122,33 +122,33 @@ func (b *bench) connections() (err error) {
 	figures := map[int]measure.Figures{}
 	for _, count := range counts {
 		prefixes := scene.Prefixes(count)
-		if figures[count], err = race(roads, prefixes, b.limit(20, 20*time.Second), floods(roads, prefixes)); err != nil {
+		if figures[count], err = compareFloods(routers, prefixes, b.limit(20, 20*time.Second), floods(routers, prefixes)); err != nil {
 			return err
 		}
 	}
 	section := b.report.section("New connections")
-	section.say("What the NAT rules of the node cost the first packet of a connection; later packets do not meet them. A pod opens connections one after the other through " +
-		"the node, by UDP datagrams or TCP SYNs, each to a port of its own; they end at the door of the host outside. The time is that of all the way: sending, routing, " +
-		"connection tracking, NAT. *No list* is our chain without a prefix. The agents' chain is written as they write it, a rule for each prefix.")
+	section.say("The NAT rules of the node delay the first packet of a connection; the kernel does not evaluate them for later packets. A pod opens connections one after the other through " +
+		"the node, with UDP datagrams or TCP SYNs, each to a different port; the outside host drops them. The time includes sending, routing, " +
+		"connection tracking and NAT. *No list* is the chain of ip-masq without a prefix. The agents' chain has a rule for each prefix, as the agents write it.")
 	reportMix(section, counts[1:])
-	if err := b.reportConnections(section, roads, counts, figures); err != nil {
+	if err := b.reportConnections(section, routers, counts, figures); err != nil {
 		return err
 	}
-	if err := b.lengths(section, roads); err != nil {
+	if err := b.lengths(section, routers); err != nil {
 		return err
 	}
 	var sum tally
-	for _, r := range roads {
+	for _, r := range routers {
 		sum.floods += r.tally.floods
 		sum.lost += r.tally.lost
 	}
-	section.say("Of %s floods %s lost a packet and were repeated.", chart.Thousands(sum.floods), chart.Thousands(sum.lost))
+	section.say("Floods: %s, of these repeated after a lost packet: %s.", chart.Thousands(sum.floods), chart.Thousands(sum.lost))
 	return nil
 }
 
-// race writes a list on all roads and opens connections on each in turn.
-func race(roads []road, prefixes []netip.Prefix, limit measure.Limit, floods []flood) (measure.Figures, error) {
-	for _, r := range roads {
+// compareFloods writes a list on all routers and opens connections through each in turn.
+func compareFloods(routers []router, prefixes []netip.Prefix, limit measure.Limit, floods []flood) (measure.Figures, error) {
+	for _, r := range routers {
 		if len(prefixes) <= r.most {
 			if err := r.write(prefixes); err != nil {
 				return measure.Figures{}, err
@@ -163,27 +163,27 @@ func race(roads []road, prefixes []netip.Prefix, limit measure.Limit, floods []f
 }
 
 // lengths measures the effect of prefix lengths.
-func (b *bench) lengths(section *section, roads []road) error {
+func (b *bench) lengths(section *section, routers []router) error {
 	count := 10_000
 	if b.quick {
 		count = 1000
 	}
-	section.say("The same with prefixes of one length. Where a prefix is of whole bytes, iptables-nft has the kernel load no more of the address than these, " +
-		"and three bytes are loaded in a slower way than four:")
+	section.say("Lists with prefixes of one length. If a prefix length is a multiple of 8, the rules of iptables-nft load only the bytes of the prefix, " +
+		"and the kernel loads three bytes more slowly than four:")
 	rows := [][]string{{fmt.Sprintf("µs, %s prefixes, no match", chart.Thousands(count)), "/24", "/32"}}
 	var missing []flood
-	for _, r := range roads {
+	for _, r := range routers {
 		missing = append(missing, flood{r, scene.UDP, none, scene.Elsewhere()})
 	}
 	var columns []measure.Figures
 	for _, bits := range []int{24, 32} {
-		f, err := race(roads, scene.PrefixesOf(count, bits), b.limit(15, 6*time.Second), missing)
+		f, err := compareFloods(routers, scene.PrefixesOf(count, bits), b.limit(15, 6*time.Second), missing)
 		if err != nil {
 			return err
 		}
 		columns = append(columns, f)
 	}
-	for _, r := range roads {
+	for _, r := range routers {
 		name := flood{r, scene.UDP, none, netip.Addr{}}.name()
 		rows = append(rows, []string{r.name, columns[0].Of(name).String(), columns[1].Of(name).String()})
 	}

@@ -14,8 +14,8 @@ import (
 
 // reportMix describes the composition of the lists.
 func reportMix(section *section, counts []int) {
-	section.say("The prefixes are of lengths from /8 to /32, as many of each as of any other, but for the widest, for more of which there is no room. Their order is by chance; " +
-		"*first* and *last* are those of the list. They are spread like this:")
+	section.say("The prefixes have lengths from /8 to /32, the same number of each, except the widest, because the address space has no room for more. Their order is random; " +
+		"*first* and *last* are the first and the last prefix of the list. The lengths are:")
 	head := []string{"% of prefixes"}
 	var rows [][]string
 	for _, count := range counts {
@@ -30,18 +30,18 @@ func reportMix(section *section, counts []int) {
 	section.table(append([][]string{head}, rows...))
 }
 
-func (b *bench) reportConnections(section *section, roads []road, counts []int, figures map[int]measure.Figures) error {
+func (b *bench) reportConnections(section *section, routers []router, counts []int, figures map[int]measure.Figures) error {
 	var lines []chart.Line
 	for _, protocol := range protocols() {
-		head := []string{"µs a connection, " + strings.ToUpper(string(protocol))}
+		head := []string{"µs per connection, " + strings.ToUpper(string(protocol))}
 		for _, count := range counts {
 			head = append(head, chart.Thousands(count))
 		}
 		rows := [][]string{head}
 		for _, position := range []string{none, first, last} {
-			for _, r := range roads {
+			for _, r := range routers {
 				if r.name == noList && position != none {
-					continue // it is measured once: what matches nothing matches nowhere
+					continue // it has no match, so it is measured once
 				}
 				row, line := []string{r.name + ", " + position}, chart.Line{Name: r.name}
 				for _, count := range counts {
@@ -57,28 +57,28 @@ func (b *bench) reportConnections(section *section, roads []road, counts []int, 
 		}
 		section.table(rows)
 	}
-	b.judgeConnections(section, roads, counts, figures)
+	b.judgeConnections(section, routers, counts, figures)
 	svg, err := chart.Lines("A new connection that no prefix exempts (UDP)", "prefixes", "µs", lines)
-	return b.report.plot(section, "connections.svg", "time of a new connection over the number of prefixes, by form", svg, err)
+	return b.report.plot(section, "connections.svg", "time of a new connection by number of prefixes and backend", svg, err)
 }
 
-func (b *bench) judgeConnections(section *section, roads []road, counts []int, figures map[int]measure.Figures) {
+func (b *bench) judgeConnections(section *section, routers []router, counts []int, figures map[int]measure.Figures) {
 	rows := [][]string{{"× no list, no match", "UDP", "TCP"}}
 	for _, count := range counts[1:] {
 		f := figures[count]
-		for _, r := range roads[:len(roads)-1] {
-			if count < 1000 && r.name != roads[0].name || count > r.most {
+		for _, r := range routers[:len(routers)-1] {
+			if count < 1000 && r.name != routers[0].name || count > r.most {
 				continue
 			}
 			row := []string{fmt.Sprintf("%s, %s prefixes", r.name, chart.Thousands(count))}
 			for _, protocol := range protocols() {
-				at := func(r road) string { return flood{r, protocol, none, netip.Addr{}}.name() }
-				ratio := f.Ratio(at(r), at(roads[len(roads)-1]))
+				at := func(r router) string { return flood{r, protocol, none, netip.Addr{}}.name() }
+				ratio := f.Ratio(at(r), at(routers[len(routers)-1]))
 				row = append(row, ratio.String())
-				if r.name == roads[0].name && count >= 1000 && (count == 10_000 || b.quick) {
+				if r.name == routers[0].name && count >= 1000 && (count == 10_000 || b.quick) {
 					b.report.judge(budget{fmt.Sprintf("new connection, %s prefixes, nftables, %s", chart.Thousands(count), protocol), "≤ 1.15 × no list",
 						ratio.String() + " ×", atMost(ratio, 1.15),
-						"the look-up in the set is a walk down a tree as deep as the logarithm of the number of prefixes."})
+						"the look-up in the set walks a tree; its depth is the logarithm of the number of prefixes."})
 				}
 			}
 			rows = append(rows, row)
@@ -86,28 +86,28 @@ func (b *bench) judgeConnections(section *section, roads []road, counts []int, f
 	}
 	section.table(rows)
 	if f, there := figures[10_000]; there {
-		b.judgeLinear(section, roads, f)
+		b.judgeLinear(section, routers, f)
 	}
 }
 
 // judgeLinear compares ip-masq's iptables chain of 10,000 prefixes with the agents'.
-func (b *bench) judgeLinear(section *section, roads []road, f measure.Figures) {
+func (b *bench) judgeLinear(section *section, routers []router, f measure.Figures) {
 	rows := [][]string{{"× the agents' chain, 10,000 prefixes", "UDP", "TCP"}}
 	for i, variant := range []string{"iptables-nft", "iptables-legacy"} {
-		ours, agents := roads[1+i], roads[3+i]
+		chain, agents := routers[1+i], routers[3+i]
 		ratio := func(protocol scene.Protocol, position string) measure.Estimate {
-			return f.Ratio(flood{ours, protocol, position, netip.Addr{}}.name(), flood{agents, protocol, position, netip.Addr{}}.name())
+			return f.Ratio(flood{chain, protocol, position, netip.Addr{}}.name(), flood{agents, protocol, position, netip.Addr{}}.name())
 		}
 		for _, position := range []string{none, first, last} {
 			rows = append(rows, []string{variant + ", " + position, ratio(scene.UDP, position).String(), ratio(scene.TCP, position).String()})
 		}
 		r := ratio(scene.UDP, none)
-		v, says := atMost(r, 1.1), "ADD warns of it"
-		if !ours.node.Warned {
-			v, says = plainly(false), "ADD does not warn of it"
+		v, warning := atMost(r, 1.1), "ADD logs a warning"
+		if !chain.node.Warned {
+			v, warning = plainly(false), "ADD logs no warning"
 		}
-		b.report.judge(budget{"new connection, 10,000 prefixes, " + variant, "linear, no worse than the agents' chain (within a tenth), and ADD says so",
-			r.String() + " × the agents' chain; " + says, v, "the rules are the agents', and so is their order of cost."})
+		b.report.judge(budget{"new connection, 10,000 prefixes, " + variant, "linear, ≤ 1.1 × the agents' chain, and ADD logs a warning",
+			r.String() + " × the agents' chain; " + warning, v, "the rules are those of the agents; iptables evaluates them one by one."})
 	}
 	section.table(rows)
 }

@@ -21,12 +21,12 @@ import (
 func describeMachine(busy float64) (string, error) {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
-		return "", fmt.Errorf("ask for the kernel: %w", err)
+		return "", fmt.Errorf("read the kernel release: %w", err)
 	}
 	release := string(bytes.TrimRight(u.Release[:], "\x00"))
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
-		return "", fmt.Errorf("ask for the memory: %w", err)
+		return "", fmt.Errorf("read the size of memory: %w", err)
 	}
 	processor, err := field("/proc/cpuinfo", "model name")
 	if err != nil {
@@ -47,12 +47,12 @@ func describeMachine(busy float64) (string, error) {
 	for _, program := range [][]string{
 		{binaries + "/ip-masq-reconciler", "version"}, {"iptables-nft", "--version"}, {"iptables-legacy", "--version"}, {"nft", "--version"},
 	} {
-		said, err := exec.Command(program[0], program[1:]...).Output()
+		out, err := exec.Command(program[0], program[1:]...).Output()
 		if err != nil {
-			return "", fmt.Errorf("ask %s for its version: %w", program[0], err)
+			return "", fmt.Errorf("run %s for its version: %w", program[0], err)
 		}
 		name := strings.TrimPrefix(program[0], binaries+"/")
-		rows = append(rows, []string{name, strings.TrimSpace(strings.SplitN(string(said), "\n", 2)[0])})
+		rows = append(rows, []string{name, strings.TrimSpace(strings.SplitN(string(out), "\n", 2)[0])})
 	}
 	return strings.Replace(table(rows), "---:", "---", 1), nil
 }
@@ -61,7 +61,7 @@ func describeMachine(busy float64) (string, error) {
 func load() (float64, error) {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
-		return 0, fmt.Errorf("ask for the load: %w", err)
+		return 0, fmt.Errorf("read the load average: %w", err)
 	}
 	return strconv.ParseFloat(strings.Fields(string(text))[0], 64)
 }

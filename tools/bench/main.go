@@ -19,9 +19,9 @@ import (
 func main() { os.Exit(sandbox.Enter(run)) }
 
 func run() int {
-	quick := flag.Bool("quick", false, "few rounds, and the largest sizes left out: for development, not for verdicts")
-	docs := flag.String("docs", "", "directory in which benchmarks/ and scale.md are written; docs, and of a quick or partial run bin/bench/quick")
-	only := flag.String("only", "", "comma-separated sections to measure, for development; the rest is missing from the report")
+	quick := flag.Bool("quick", false, "Run few rounds without the largest sizes, for development. The verdicts are not reliable.")
+	docs := flag.String("docs", "", "Directory to write benchmarks/ and scale.md to. The default is docs, or bin/bench/quick for a quick or partial run.")
+	only := flag.String("only", "", "Comma-separated sections to measure, for development. The report omits all other sections.")
 	flag.Parse()
 	if *docs == "" {
 		*docs = "docs"
@@ -43,7 +43,7 @@ type bench struct {
 	report *report
 }
 
-// part measures something and reports it.
+// part measures and reports one or more sections.
 type part struct {
 	name string
 	run  func() error
@@ -60,7 +60,7 @@ func (b *bench) parts() []part {
 		{"large", b.large},
 		{"repair", b.repair},
 		{"idle", b.idle},
-		{"crowd", b.crowd},
+		{"third-party-commits", b.thirdPartyCommits},
 		{"churn", b.churn},
 	}
 }
@@ -90,7 +90,7 @@ func (b *bench) run(docs, only string) (err error) {
 	return b.report.write(filepath.Join(docs, "benchmarks"), filepath.Join(docs, "scale.md"))
 }
 
-// limit limits a comparison; a quick run has a quarter of it.
+// limit returns the limit of a comparison; a quick run has fewer rounds and less time.
 func (b *bench) limit(rounds int, most time.Duration) measure.Limit {
 	l := measure.Limit{Rounds: rounds, Least: min(5, rounds), Time: most}
 	if b.quick {

@@ -12,15 +12,15 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// guarded is a node with rules and a reconciler.
-type guarded struct {
+// reconciledNode is a node with rules and a reconciler.
+type reconciledNode struct {
 	*scene.Node
 	reconciler *scene.Reconciler
 }
 
-// newGuarded makes a node with n prefixes and a reconciler. The agent file, if any, is written
-// first.
-func newGuarded(f scene.Form, prefixes int, agents string, args ...string) (g guarded, err error) {
+// newReconciledNode makes a node with n prefixes and a reconciler. It writes the agent file first, if
+// there is one.
+func newReconciledNode(f scene.Backend, prefixes int, agents string, args ...string) (g reconciledNode, err error) {
 	if g.Node, err = scene.NewNode(f); err != nil {
 		return g, err
 	}
@@ -33,7 +33,7 @@ func newGuarded(f scene.Form, prefixes int, agents string, args ...string) (g gu
 	return g, err
 }
 
-func (g guarded) close() error {
+func (g reconciledNode) close() error {
 	var err error
 	if g.reconciler != nil {
 		err = g.reconciler.Stop()
@@ -44,17 +44,17 @@ func (g guarded) close() error {
 	return err
 }
 
-// spent is the difference of two readings of a reconciler and its node.
-type spent struct {
+// usage is the difference of two readings of a reconciler and its node.
+type usage struct {
 	cpu          time.Duration
 	memory, peak int64 // bytes
 	logged       int64 // bytes
-	files        int   // that were changed
+	files        int   // files changed
 	commits      uint32
 }
 
-// watch reads the usage before and after a function.
-func (g guarded) watch(happens func() error) (s spent, err error) {
+// usageDuring reads the usage before and after a function.
+func (g reconciledNode) usageDuring(run func() error) (s usage, err error) {
 	before, err := g.reconciler.Usage()
 	if err != nil {
 		return s, err
@@ -67,7 +67,7 @@ func (g guarded) watch(happens func() error) (s spent, err error) {
 	if err != nil {
 		return s, err
 	}
-	if err := happens(); err != nil {
+	if err := run(); err != nil {
 		return s, err
 	}
 	after, err := g.reconciler.Usage()
@@ -79,7 +79,7 @@ func (g guarded) watch(happens func() error) (s spent, err error) {
 		return s, err
 	}
 	end, err := g.Generation()
-	return spent{after.CPU - before.CPU, after.Memory, after.Peak, after.Logged - before.Logged, stamps.Changed(now), end - first}, err
+	return usage{after.CPU - before.CPU, after.Memory, after.Peak, after.Logged - before.Logged, stamps.Changed(now), end - first}, err
 }
 
 // mebibytes formats a size.
@@ -88,19 +88,19 @@ func mebibytes(bytes int64) string { return measure.Short(float64(bytes) / (1 <<
 // idle measures a node without changes.
 func (b *bench) idle() error {
 	const mostMemory = 20 << 20
-	passes := 60
+	syncs := 60
 	if b.quick {
-		passes = 10
+		syncs = 10
 	}
-	results := make([]spent, len(scene.Forms()))
+	results := make([]usage, len(scene.Backends()))
 	errs := make([]error, len(results))
 	var all sync.WaitGroup
-	for i, f := range scene.Forms() {
+	for i, f := range scene.Backends() {
 		all.Go(func() {
-			g, err := newGuarded(f, usual, agentFile(0), "--resync-interval", "1s")
+			g, err := newReconciledNode(f, usual, agentFile(0), "--resync-interval", "1s")
 			if err == nil {
-				time.Sleep(time.Second) // for what its start asked for
-				results[i], err = g.watch(func() error { time.Sleep(time.Duration(passes) * time.Second); return nil })
+				time.Sleep(time.Second) // for the commits of its start
+				results[i], err = g.usageDuring(func() error { time.Sleep(time.Duration(syncs) * time.Second); return nil })
 			}
 			errs[i] = errors.Join(err, g.close())
 		})
@@ -110,18 +110,18 @@ func (b *bench) idle() error {
 		return err
 	}
 	s := b.report.section("The reconciler, idle")
-	s.say("%d passes, at one a second in place of one a minute, so that this is what %d idle minutes cost; %d prefixes in the entry and %d in the agents' file. "+
-		"*Files changed* are files and directories of the state, of the agents and of the conflists that have another inode, size, mtime or ctime after it, to the nanosecond, "+
-		"or are new or gone. *Peak* is the most memory since its start (VmHWM).", passes, passes, usual, agentPrefixes)
-	rows := [][]string{{"form", "commits", "files changed", "bytes logged", "RSS, MiB", "peak, MiB", "processor time, ms", "share of one processor in reality"}}
-	for i, f := range scene.Forms() {
+	s.say("%d syncs, one per second instead of one per minute: this is the cost of %d idle minutes, with %d prefixes in the plugin entry and %d in the agent file. "+
+		"*Files changed* is the number of files and directories of the state, the agents and the conflists with a different inode, size, mtime or ctime, to the nanosecond, "+
+		"including created and deleted ones. *Peak* is the maximum resident memory since the start (VmHWM).", syncs, syncs, usual, agentPrefixes)
+	rows := [][]string{{"backend", "commits", "files changed", "bytes logged", "RSS, MiB", "peak, MiB", "processor time, ms", "share of one processor at one sync per minute"}}
+	for i, f := range scene.Backends() {
 		r := results[i]
 		rows = append(rows, []string{f.Name, fmt.Sprint(r.commits), fmt.Sprint(r.files), fmt.Sprint(r.logged), mebibytes(r.memory), mebibytes(r.peak),
-			measure.Short(milliseconds(r.cpu)), fmt.Sprintf("%.6f %%", 100*r.cpu.Seconds()/float64(passes*60))})
-		b.report.judge(budget{"reconciler idle, " + f.Name, "no write, no log line, < 20 MiB RSS at the peak",
-			fmt.Sprintf("%d commits, %d files changed, %d bytes logged, %s MiB at the peak", r.commits, r.files, r.logged, mebibytes(r.peak)),
+			measure.Short(milliseconds(r.cpu)), fmt.Sprintf("%.6f %%", 100*r.cpu.Seconds()/float64(syncs*60))})
+		b.report.judge(budget{"reconciler idle, " + f.Name, "no write, no log line, < 20 MiB peak RSS",
+			fmt.Sprintf("%d commits, %d files changed, %d bytes logged, %s MiB peak RSS", r.commits, r.files, r.logged, mebibytes(r.peak)),
 			plainly(r.commits == 0 && r.files == 0 && r.logged == 0 && r.peak < mostMemory),
-			"the figures above say which part."})
+			"column \"measured\" has the figure above its limit."})
 	}
 	s.table(rows)
 	return nil

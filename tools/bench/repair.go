@@ -26,13 +26,13 @@ func (b *bench) repair() error {
 	if b.quick {
 		sizes = []damage{{usual, 3, 80 * time.Millisecond}, {10_000, 1, 500 * time.Millisecond}}
 	}
-	s := b.report.section("Repair of drift")
-	s.say("From right before somebody's commit that spoils our rules (the jump deleted, the chain flushed, the whole table deleted, in turn) to the kernel's word of the last " +
-		"commit that repaired them; CHECK then finds the rules right. The last three columns are medians of each way alone. The agents look every 60 s. The budget is a time and no ratio, for that is what was promised: so it is " +
-		"the worst repair that is held against it, and the verdict, unlike others here, is one on this machine and this hour.")
-	rows := [][]string{{"form, prefixes", "times", "median, ms", "95 of 100, ms", "worst, ms", "the agents' minute is so many times the median",
+	s := b.report.section("Repair of changed rules")
+	s.say("The time is from right before another program's commit that damages the rules (it deletes the jump, flushes the chain or deletes the table, in turn) to the kernel's event of the last " +
+		"commit that repairs them; CHECK then verifies the rules. The last three columns are the medians of each damage. The agents check every 60 s. The budget is a time and not a ratio. Its verdict compares " +
+		"the worst repair with the budget, and, unlike the other verdicts, depends on this machine and this hour.")
+	rows := [][]string{{"backend, prefixes", "repairs", "median, ms", "95th percentile, ms", "worst, ms", "agents' interval of 60 s, × the median",
 		"jump deleted, ms", "chain flushed, ms", "table deleted, ms"}}
-	for _, f := range scene.Forms()[:2] {
+	for _, f := range scene.Backends()[:2] {
 		for _, size := range sizes {
 			took, err := repairs(f, size)
 			if err != nil {
@@ -40,15 +40,15 @@ func (b *bench) repair() error {
 			}
 			name := f.Name + ", " + chart.Thousands(size.prefixes)
 			rows = append(rows, []string{name, fmt.Sprint(len(took)), took.String(), measure.Short(took.Quantile(0.95)), measure.Short(took.Quantile(1)),
-				chart.Thousands(int(60_000 / took.Median())), ofWay(took, 0), ofWay(took, 1), ofWay(took, 2)})
+				chart.Thousands(int(60_000 / took.Median())), medianOfDamage(took, 0), medianOfDamage(took, 1), medianOfDamage(took, 2)})
 			if size.prefixes == 1000 {
 				continue
 			}
-			row := budget{fmt.Sprintf("drift to repair, %s prefixes, %s", chart.Thousands(size.prefixes), f.Name), "≤ 50 ms",
+			row := budget{fmt.Sprintf("repair of changed rules, %s prefixes, %s", chart.Thousands(size.prefixes), f.Name), "≤ 50 ms",
 				fmt.Sprintf("median %s, worst %s ms of %d", measure.Short(took.Median()), measure.Short(took.Quantile(1)), len(took)), plainly(took.Quantile(1) <= most),
-				"a process that deletes a table keeps others from committing until the kernel has freed it, 8 to 16 ms later; the rest is what else ran on the machine."}
+				"after a process deletes a table, no process can commit until the kernel has freed it, 8 to 16 ms later; other load on the machine takes the rest."}
 			if size.prefixes > usual {
-				if row.reason, err = whyLong(f, size.prefixes); err != nil {
+				if row.reason, err = explainRepair(f, size.prefixes); err != nil {
 					return err
 				}
 			}
@@ -56,24 +56,24 @@ func (b *bench) repair() error {
 		}
 	}
 	s.table(rows)
-	s.say("iptables-legacy tells nobody of changes; there the interval rules, 60 s unless told otherwise.")
+	s.say("iptables-legacy sends no events; there the reconciler repairs at its resync interval, 60 s by default.")
 	return nil
 }
 
 // repairs returns the times, in ms, of repairs by a new reconciler.
-func repairs(f scene.Form, size damage) (took measure.Series, err error) {
-	g, err := newGuarded(f, size.prefixes, "", "--resync-interval", "10m")
+func repairs(f scene.Backend, size damage) (took measure.Series, err error) {
+	g, err := newReconciledNode(f, size.prefixes, "", "--resync-interval", "10m")
 	defer func() { err = errors.Join(err, g.close()) }()
 	if err != nil {
 		return nil, err
 	}
-	ear, err := g.Listen()
+	watcher, err := g.Listen()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, ear.Close()) }()
+	defer func() { err = errors.Join(err, watcher.Close()) }()
 	for i := range size.times * scene.Damages {
-		one, err := g.Repair(ear, i, size.quiet)
+		one, err := g.Repair(watcher, i, size.quiet)
 		if err != nil {
 			return nil, err
 		}
@@ -82,8 +82,8 @@ func repairs(f scene.Form, size damage) (took measure.Series, err error) {
 	return took, nil
 }
 
-// ofWay returns the median of the repairs of one change.
-func ofWay(took measure.Series, way int) string {
+// medianOfDamage returns the median of the repairs of one change.
+func medianOfDamage(took measure.Series, way int) string {
 	var of measure.Series
 	for i := way; i < len(took); i += scene.Damages {
 		of = append(of, took[i])
@@ -91,9 +91,9 @@ func ofWay(took measure.Series, way int) string {
 	return measure.Short(of.Median())
 }
 
-// whyLong returns the parts of the repair of a long list: reading the rules, which takes the time
-// of CHECK, and writing them.
-func whyLong(f scene.Form, prefixes int) (reason string, err error) {
+// explainRepair returns the parts of the repair of a long list: reading the rules, which takes the
+// time of CHECK, and writing them.
+func explainRepair(f scene.Backend, prefixes int) (reason string, err error) {
 	n, err := scene.NewNode(f)
 	if err != nil {
 		return "", err
@@ -103,17 +103,17 @@ func whyLong(f scene.Form, prefixes int) (reason string, err error) {
 	if err := n.Enforce(p); err != nil {
 		return "", err
 	}
-	look, err := several(n.Commit, func() (time.Duration, error) {
+	read, err := repeatTimed(n.Commit, func() (time.Duration, error) {
 		took, err := n.Run(scene.Request{Plugin: "ip-masq", Verb: "CHECK", Container: n.NextPod()})
 		return took.Wall, err
 	})
 	if err != nil {
 		return "", err
 	}
-	how := "by `iptables-restore`, as the agents make them,"
-	again := fed(n, func() string { return scene.AgentScript(p.Prefixes) }, "iptables-restore", "--noflush")
-	if f.Backend == "nftables" {
-		how = "in a process that has the list at hand"
+	how := "with `iptables-restore`, as the agents do,"
+	again := feedTimed(n, func() string { return scene.AgentScript(p.Prefixes) }, "iptables-restore", "--noflush")
+	if f.Kind == "nftables" {
+		how = "in a process that has the parsed list"
 		r, err := n.Rebuilder(p)
 		if err != nil {
 			return "", err
@@ -121,16 +121,16 @@ func whyLong(f scene.Form, prefixes int) (reason string, err error) {
 		defer func() { err = errors.Join(err, r.Close()) }()
 		again = r.Apply
 	}
-	write, err := several(n.Wipe, again)
+	write, err := repeatTimed(n.Wipe, again)
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("before anything is repaired the rules are read twice, the second time under the lock, and what is to be written is compared with them once more; "+
-		"then comes the kernel's commit. One look alone, by CHECK, took %s ms here, and merely to make all rules %s %s ms.", look, how, write), nil
+	return fmt.Sprintf("before a repair the reconciler reads the rules twice, the second time under the lock, and compares the desired rules with them again; "+
+		"then the kernel commits. On this machine one read, by CHECK, took %s ms, and creating all rules %s took %s ms.", read, how, write), nil
 }
 
-// several returns the times of a function in ms, with another function called untimed before each.
-func several(before func() error, timed func() (time.Duration, error)) (all measure.Series, err error) {
+// repeatTimed returns the times of a function in ms. The calls of before are not timed.
+func repeatTimed(before func() error, timed func() (time.Duration, error)) (all measure.Series, err error) {
 	const times = 5
 	for range times {
 		if err := before(); err != nil {

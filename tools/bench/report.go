@@ -23,7 +23,7 @@ type report struct {
 	scale          strings.Builder
 	took           time.Duration
 	quick, partial bool
-	busy           float64 // load of the last minute when the run began
+	busy           float64 // load average of the last minute before the run
 	short          map[string]map[string]measure.Series
 }
 
@@ -57,7 +57,7 @@ func (v verdict) String() string {
 		word = "**missed**"
 	}
 	if !v.certain {
-		word += ", not for certain"
+		word += ", uncertain"
 	}
 	return word
 }
@@ -130,16 +130,16 @@ func (r *report) write(dir, scale string) error {
 func (r *report) writeScale(path string) error {
 	const begin, end = "<!-- measured: make bench writes what follows -->\n", "<!-- end of what was measured -->\n"
 	text, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) && r.partial { // of a run for development
+	if errors.Is(err, os.ErrNotExist) && r.partial { // a run for development
 		text, err = []byte(begin+end), nil
 	}
 	if err != nil {
-		return fmt.Errorf("write figures of scale: %w", err)
+		return fmt.Errorf("write measured figures: %w", err)
 	}
 	head, rest, found := strings.Cut(string(text), begin)
 	_, tail, ends := strings.Cut(rest, end)
 	if !found || !ends {
-		return fmt.Errorf("write figures of scale: %s lacks the marks %q and %q", path, begin, end)
+		return fmt.Errorf("write measured figures: %s lacks the marks %q and %q", path, begin, end)
 	}
 	return os.WriteFile(path, []byte(head+begin+"\n"+r.scale.String()+"\n"+end+tail), 0o644)
 }
@@ -150,24 +150,24 @@ func (r *report) text() (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	b.WriteString("# What ip-masq costs\n\n" +
-		"Written by `make bench`, whole; do not edit. All contenders of a comparison run in turn, once a round, in network namespaces, " +
-		"in an order that is shuffled for each round. Ratios are taken within a round; what is given is their median and, in brackets, the interval that " +
-		"holds the true median in 95 of 100 cases (bootstrap; of fewer than 6 rounds, all that was measured). Times are medians with quartiles: they are of this machine and this hour, and no " +
-		"verdict rests on one alone but those about repair, whose budget is a time.\n\n")
+	b.WriteString("# Benchmarks\n\n" +
+		"`make bench` generates this file; do not edit it. All contenders of a comparison run in turn, once per round, in network namespaces, " +
+		"in a random order that changes with each round. A ratio compares two figures of one round; the report gives the median of the ratios and, in brackets, the 95 % confidence " +
+		"interval of the median (bootstrap; with fewer than 6 rounds, the minimum and maximum). Times are medians with quartiles. They depend on this machine and this hour; no " +
+		"verdict depends on a time alone, except those of repairs, whose budget is a time.\n\n")
 	if r.quick {
-		b.WriteString("**This was a quick run: few rounds, the largest sizes left out. Its verdicts mean little.**\n\n")
+		b.WriteString("**This was a quick run: few rounds, without the largest sizes. Its verdicts are not reliable.**\n\n")
 	}
 	if r.partial {
-		b.WriteString("**This was a partial run: sections are missing.**\n\n")
+		b.WriteString("**This was a partial run: the report omits sections.**\n\n")
 	}
 	if r.busy > float64(runtime.NumCPU())/2 {
-		fmt.Fprintf(&b, "**The machine was busy before the run began (load %.1f): times are those of a crowd, and verdicts on them mean little.**\n\n", r.busy)
+		fmt.Fprintf(&b, "**The machine was busy before the run began (load %.1f): its times, and verdicts on them, are not reliable.**\n\n", r.busy)
 	}
 	fmt.Fprintf(&b, "%s\nThe run took %s.\n\n", machine, r.took.Round(time.Second))
-	b.WriteString(r.inShort())
+	b.WriteString(r.summary())
 	b.WriteString("## Budgets\n\n")
-	rows := [][]string{{"work", "budget", "measured", "verdict"}}
+	rows := [][]string{{"operation", "budget", "measured", "verdict"}}
 	var reasons []string
 	for _, row := range r.budgets {
 		if !row.verdict.held {
@@ -177,7 +177,7 @@ func (r *report) text() (string, error) {
 	}
 	b.WriteString(table(rows) + "\n")
 	if len(reasons) > 0 {
-		b.WriteString("Why what is missed is missed:\n\n" + strings.Join(reasons, "\n") + "\n\n")
+		b.WriteString("Reasons for missed budgets:\n\n" + strings.Join(reasons, "\n") + "\n\n")
 	}
 	for _, s := range r.sections {
 		fmt.Fprintf(&b, "## %s\n\n%s", s.title, s.text.String())

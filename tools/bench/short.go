@@ -9,42 +9,42 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// The lines of what a reader wants to know first.
+// The rows of the summary.
 const (
-	nothingChanged     = "an ADD, when nothing changed since another"
-	nothingChangedFull = "the same beside 5,000 rules of others"
-	otherChanged       = "an ADD, after others committed to nf_tables"
-	otherChangedFull   = "that beside 5,000 rules of others"
-	together           = "20 ADDs at once beside 5,000 rules, until the last has ended"
-	bridgeOne          = "in its place, `ipMasq` of plugin bridge: an ADD"
-	bridgeOneFull      = "`ipMasq` of bridge beside 5,000 rules"
-	bridgeTogether     = "`ipMasq` of bridge, 20 at once beside 5,000 rules"
+	nothingChanged     = "one ADD, nothing changed since an earlier ADD"
+	nothingChangedFull = "one ADD, nothing changed, 5,000 third-party rules"
+	afterCommitShort   = "one ADD, after another program's commit to nf_tables"
+	afterCommitFull    = "one ADD, after another program's commit, 5,000 third-party rules"
+	concurrentFull     = "20 concurrent ADDs, 5,000 third-party rules, until the last ends"
+	bridgeOne          = "plugin bridge with `ipMasq` instead of ip-masq, one ADD"
+	bridgeOneFull      = "bridge with `ipMasq`, one ADD, 5,000 third-party rules"
+	bridgeConcurrent   = "bridge with `ipMasq`, 20 concurrent ADDs, 5,000 third-party rules"
 )
 
-// shortly notes a figure of a form, in ms.
-func (r *report) shortly(f scene.Form, line string, ms measure.Series) {
+// summarize records a figure of a backend for the summary, in ms.
+func (r *report) summarize(f scene.Backend, line string, ms measure.Series) {
 	if r.short[line] == nil {
 		r.short[line] = map[string]measure.Series{}
 	}
 	r.short[line][f.Name] = ms
 }
 
-// inShort is the table of what a pod's start waits longer for.
-func (r *report) inShort() string {
+// summary returns the table of the latency that ip-masq adds to a pod's start.
+func (r *report) summary() string {
 	if len(r.short) == 0 {
 		return ""
 	}
-	head := []string{"ms longer than with an empty plugin"}
-	for _, f := range scene.Forms() {
+	head := []string{"ms more than with an empty plugin"}
+	for _, f := range scene.Backends() {
 		head = append(head, f.Name)
 	}
 	rows := [][]string{head}
-	for _, line := range []string{nothingChanged, nothingChangedFull, otherChanged, otherChangedFull, together, bridgeOne, bridgeOneFull, bridgeTogether} {
+	for _, line := range []string{nothingChanged, nothingChangedFull, afterCommitShort, afterCommitFull, concurrentFull, bridgeOne, bridgeOneFull, bridgeConcurrent} {
 		if r.short[line] == nil {
 			continue
 		}
 		row := []string{line}
-		for _, f := range scene.Forms() {
+		for _, f := range scene.Backends() {
 			cell := "–"
 			if s := r.short[line][f.Name]; s != nil {
 				cell = measure.Short(s.Median())
@@ -53,6 +53,6 @@ func (r *report) inShort() string {
 		}
 		rows = append(rows, row)
 	}
-	return fmt.Sprintf("## In short\n\nWhat a pod's start waits longer for than if an empty plugin stood in the place of ip-masq, with %d prefixes; and than without `ipMasq`, of bridge. "+
-		"Medians; all that follows says how sure they are.\n\n%s\n", usual, table(rows))
+	return fmt.Sprintf("## Summary\n\nLatency that ip-masq adds to a pod's start, compared with an empty plugin, with %d prefixes; for bridge, compared with bridge without `ipMasq`. "+
+		"The figures are medians; the sections below give their intervals.\n\n%s\n", usual, table(rows))
 }

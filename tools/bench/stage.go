@@ -11,12 +11,12 @@ import (
 
 // stage has nodes of every backend, with and without third-party rules.
 type stage struct {
-	bare, full []*scene.Node // by form
+	bare, full []*scene.Node // by backend
 }
 
 func newStage() (s *stage, err error) {
 	s = &stage{}
-	for _, f := range scene.Forms() {
+	for _, f := range scene.Backends() {
 		for _, where := range []*[]*scene.Node{&s.bare, &s.full} {
 			n, err := scene.NewNode(f)
 			if err != nil {
@@ -55,7 +55,7 @@ func (s *stage) close() error {
 type verifier struct {
 	name, plugin string
 	node         *scene.Node
-	disturbed    bool // by a commit of others before it runs
+	disturbed    bool // another program commits before each run
 }
 
 // disturb commits a third-party rule if the verifier is disturbed.
@@ -72,17 +72,17 @@ func (s *stage) verifiers() []verifier {
 	for i, nodes := range [][]*scene.Node{s.bare, s.full} {
 		suffix := []string{"", rules}[i]
 		for _, n := range nodes[:2] {
-			all = append(all, verifier{ours(n.Form) + changed + suffix, "ip-masq", n, true})
+			all = append(all, verifier{ipMasqName(n.Backend) + afterCommit + suffix, "ip-masq", n, true})
 		}
 		for _, n := range nodes {
-			all = append(all, verifier{ours(n.Form) + suffix, "ip-masq", n, false})
+			all = append(all, verifier{ipMasqName(n.Backend) + suffix, "ip-masq", n, false})
 		}
 		for _, n := range nodes[1:] {
 			all = append(all,
-				verifier{"`iptables -S`, " + n.Form.Variant + suffix, "plugin-iptables-s", n, false},
-				verifier{"go-iptables, " + n.Form.Variant + suffix, "plugin-go-iptables", n, false})
+				verifier{"`iptables -S`, " + n.Backend.Variant + suffix, "plugin-iptables-s", n, false},
+				verifier{"go-iptables, " + n.Backend.Variant + suffix, "plugin-go-iptables", n, false})
 		}
-		all = append(all, verifier{floor + suffix, "plugin-legacy-table", nodes[len(nodes)-1], false})
+		all = append(all, verifier{tableOnly + suffix, "plugin-legacy-table", nodes[len(nodes)-1], false})
 	}
 	return all
 }

@@ -31,9 +31,9 @@ func (b *bench) startup() error {
 	for i, p := range programs {
 		contenders = append(contenders, measure.Contender{Name: names[i], Run: func(int) (float64, error) {
 			start := time.Now()
-			said, err := about(p)
+			out, err := about(p)
 			if err != nil {
-				return 0, fmt.Errorf("%w\n%s", err, said)
+				return 0, fmt.Errorf("%w\n%s", err, out)
 			}
 			return milliseconds(time.Since(start)), nil
 		}})
@@ -43,7 +43,7 @@ func (b *bench) startup() error {
 		return err
 	}
 	s := b.report.section("Size and start-up")
-	s.say("A run that says its version and ends. *init* is what the packages do before `main`, by `GODEBUG=inittrace=1`: the sum of the medians.")
+	s.say("Each program prints its version and ends. *init* is the initialization of the packages before `main`, from `GODEBUG=inittrace=1`: the sum of the medians.")
 	rows := [][]string{{"program", "bytes", "× the empty plugin", "ms", "init, ms", "init, allocations"}}
 	var costly [][]packageInit
 	for i, p := range programs {
@@ -64,8 +64,8 @@ func (b *bench) startup() error {
 			measure.Short(sum.clock), measure.Short(sum.allocs)})
 	}
 	s.table(rows)
-	s.say("The packages that cost the plugin most, and what they cost the empty one:")
-	rows = [][]string{{"package", "ip-masq, ms", "allocations", "an empty plugin, ms"}}
+	s.say("The packages with the most expensive initialization in ip-masq, and their cost in the empty plugin:")
+	rows = [][]string{{"package", "ip-masq, ms", "ip-masq, allocations", "an empty plugin, ms"}}
 	for _, one := range costly[1][:min(12, len(costly[1]))] {
 		other := "not linked"
 		if at := slices.IndexFunc(costly[0], func(p packageInit) bool { return p.name == one.name }); at >= 0 {
@@ -94,11 +94,11 @@ type packageInit struct {
 func initTrace(program []string, runs int) ([]packageInit, error) {
 	clocks, allocs := map[string]measure.Series{}, map[string]measure.Series{}
 	for range runs {
-		said, err := about(program, "GODEBUG=inittrace=1")
+		out, err := about(program, "GODEBUG=inittrace=1")
 		if err != nil {
 			return nil, fmt.Errorf("trace %s: %w", program[0], err)
 		}
-		for line := range bytes.Lines(said) {
+		for line := range bytes.Lines(out) {
 			// init internal/godebug @0.13 ms, 0.008 ms clock, 512 bytes, 2 allocs
 			words := strings.Fields(string(line))
 			if len(words) != 11 || words[0] != "init" {

@@ -12,8 +12,8 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// counts are those that were measured, in order, on a logarithmic axis, on which 0
-// has a place of its own left of the first, beyond a break.
+// counts are the measured counts, in order, on a logarithmic axis. 0 is left of the first count,
+// beyond a break.
 type counts []int
 
 func (cs counts) broken() bool { return len(cs) > 1 && cs[0] == 0 }

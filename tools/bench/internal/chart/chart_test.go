@@ -133,9 +133,9 @@ func TestNothingToDraw(t *testing.T) {
 // names returns the names of plots: add.svg, connections.svg, add-64.svg and burst.svg,
 // rebuild.svg, and unknown ones.
 func names() map[string][]string {
-	const after, rules = ", after a commit of others", ", 5,000 rules"
+	const after, rules = ", after another program's commit", ", 5,000 rules"
 	forms := []string{"nftables", "iptables-nft", "iptables-legacy"}
-	add := []string{"an empty plugin", "the legacy table, not looked at", "`iptables -S`, nft", "`iptables -S`, legacy", "go-iptables, nft", "go-iptables, legacy"}
+	add := []string{"an empty plugin", "the legacy table, read only", "`iptables -S`, nft", "`iptables -S`, legacy", "go-iptables, nft", "go-iptables, legacy"}
 	connections := []string{"no list, nftables"}
 	rebuild := []string{"in process, nftables", "nft -f, nftables"}
 	for i, f := range forms {
@@ -194,7 +194,7 @@ func distance(a, b style) float64 {
 // TestSameEverywhere checks that a contender has the same colour and shape in every plot, and that
 // a suffix changes the dashes.
 func TestSameEverywhere(t *testing.T) {
-	here := stylesOf([]string{"ip-masq, nftables", "ip-masq, nftables, after a commit of others", "`iptables -S`, legacy, 5,000 rules"})
+	here := stylesOf([]string{"ip-masq, nftables", "ip-masq, nftables, after another program's commit", "`iptables -S`, legacy, 5,000 rules"})
 	there := stylesOf([]string{"a stranger", "iptables -S, legacy", "ADD, nftables", "ip-masq, nftables, udp, no match"})
 	for _, pair := range [][2]style{{here[0], here[1]}, {here[0], there[2]}, {here[0], there[3]}, {here[2], there[1]}} {
 		if pair[0].color != pair[1].color || pair[0].shape != pair[1].shape {

@@ -9,8 +9,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// Shapes of points, with strokes that are seen over lines and bars, which gonum's
-// are not.
+// Shapes of points. Their strokes are visible over lines and bars, unlike those of gonum.
 const (
 	circle   = 24 // corners
 	square   = 4

@@ -10,7 +10,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// style is the look of a contender.
+// style is the appearance of a contender.
 type style struct {
 	color  color.RGBA
 	shape  draw.GlyphDrawer
@@ -29,8 +29,8 @@ type contender struct {
 	names []string
 }
 
-// ours is the prefix of the names of ip-masq, whose lines are thicker.
-const ours = "ip-masq"
+// ipMasq is the prefix of the names of ip-masq, whose lines are thicker.
+const ipMasq = "ip-masq"
 
 // known returns the contenders of the benchmark.
 func known() []contender {
@@ -43,7 +43,7 @@ func known() []contender {
 		{rgb(125, 20, 110), polygon{triangle, true, true}, []string{"iptables -S, legacy"}},
 		{rgb(215, 165, 0), polygon{square, true, false}, []string{"go-iptables, nft"}},
 		{rgb(120, 75, 30), polygon{square, true, true}, []string{"go-iptables, legacy"}},
-		{rgb(0, 0, 0), strokes{true}, []string{"the legacy table, not looked at"}},
+		{rgb(0, 0, 0), strokes{true}, []string{"the legacy table, read only"}},
 		{rgb(120, 90, 225), polygon{square, false, true}, []string{"the agents' chain, iptables-nft", "the agents' restore, iptables-nft", "iptables-restore, iptables-nft"}},
 		{rgb(150, 20, 50), polygon{triangle, false, true}, []string{"the agents' chain, iptables-legacy", "the agents' restore, iptables-legacy", "iptables-restore, iptables-legacy"}},
 		{rgb(75, 75, 75), polygon{circle, false, true}, []string{"no list, nftables", "no list"}},
@@ -52,8 +52,8 @@ func known() []contender {
 	}
 }
 
-// strangers returns the looks of unknown contenders.
-func strangers() []contender {
+// otherStyles returns the appearances of unknown contenders.
+func otherStyles() []contender {
 	return []contender{
 		{rgb(140, 155, 20), strokes{false}, nil},
 		{rgb(240, 130, 130), polygon{circle, false, true}, nil},
@@ -66,27 +66,27 @@ func strangers() []contender {
 // others depend on their rank. A suffix after a comma changes the dashes. No two names look the
 // same.
 func stylesOf(names []string) []style {
-	type look struct{ who, dashes int }
-	taken := map[look]bool{}
+	type appearance struct{ index, dashes int }
+	taken := map[appearance]bool{}
 	ranks := map[string]int{}
 	all := make([]style, len(names))
 	for i, name := range names {
-		who, suffix := identify(plain(name))
-		if who < 0 {
+		index, suffix := identify(plain(name))
+		if index < 0 {
 			base, _, _ := strings.Cut(plain(name), ", ")
 			if _, met := ranks[base]; !met {
 				ranks[base] = len(ranks)
 			}
-			who, suffix = len(known())+ranks[base]%len(strangers()), strings.TrimPrefix(plain(name), base)
+			index, suffix = len(known())+ranks[base]%len(otherStyles()), strings.TrimPrefix(plain(name), base)
 		}
-		of := look{who, usualDashes(suffix)}
+		of := appearance{index, usualDashes(suffix)}
 		for taken[of] {
 			of.dashes++
 		}
 		taken[of] = true
-		c := append(known(), strangers()...)[who]
+		c := append(known(), otherStyles()...)[index]
 		all[i] = style{c.color, c.shape, vg.Points(1.3), dashes(of.dashes)}
-		if strings.HasPrefix(name, ours) {
+		if strings.HasPrefix(name, ipMasq) {
 			all[i].width = vg.Points(2.1)
 		}
 	}
@@ -95,18 +95,18 @@ func stylesOf(names []string) []style {
 
 // identify returns the index of the known contender with the name, and the suffix; -1 if there is
 // none.
-func identify(name string) (who int, suffix string) {
-	who = -1
+func identify(name string) (index int, suffix string) {
+	index = -1
 	longest := 0
 	for i, c := range known() {
 		for _, n := range c.names {
 			after, found := strings.CutPrefix(name, n)
 			if found && len(n) > longest && (after == "" || strings.HasPrefix(after, ", ")) {
-				who, suffix, longest = i, after, len(n)
+				index, suffix, longest = i, after, len(n)
 			}
 		}
 	}
-	return who, suffix
+	return index, suffix
 }
 
 // usualDashes returns the index of the dashes of a suffix.

@@ -19,12 +19,12 @@ func TestQuantile(t *testing.T) {
 		}
 	}
 	if !math.IsNaN(Series{}.Median()) {
-		t.Error("no figures have a median")
+		t.Error("the median of no figures is a number, want NaN")
 	}
 }
 
-// TestRatioIsOfRounds checks that a machine that slows down does not change paired ratios.
-func TestRatioIsOfRounds(t *testing.T) {
+// TestRatioPairsRounds checks that a machine that slows down does not change paired ratios.
+func TestRatioPairsRounds(t *testing.T) {
 	speed := 1.0
 	contender := func(name string, cost float64) Contender {
 		return Contender{name, func(round int) (float64, error) {
@@ -69,28 +69,28 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-func TestTimeIsOverAfterTheLeast(t *testing.T) {
+func TestInterleaveTimeLimit(t *testing.T) {
 	f, err := Interleave(Limit{Rounds: 50, Least: 2, Time: time.Nanosecond}, Contender{"a", func(int) (float64, error) { return 1, nil }})
 	if err != nil || len(f.Of("a")) != 2 {
 		t.Errorf("%d rounds, %v; want 2", len(f.Of("a")), err)
 	}
 }
 
-func TestAFailureEndsIt(t *testing.T) {
+func TestInterleaveError(t *testing.T) {
 	broken := errors.New("broken")
 	if _, err := Interleave(Limit{Rounds: 1}, Contender{"a", func(int) (float64, error) { return 0, broken }}); !errors.Is(err, broken) {
 		t.Errorf("error %v", err)
 	}
 }
 
-func TestEstimateHoldsTheMedian(t *testing.T) {
+func TestEstimateContainsMedian(t *testing.T) {
 	e := EstimateOf(Series{1, 2, 3, 3, 4, 4, 100})
 	if e.Median != 3 || e.Low == 1 && e.High == 100 || e.Low > 3 || e.High < 3 || e.Low < 1 || e.High > 100 {
 		t.Errorf("estimate %+v", e)
 	}
 }
 
-func TestFewFiguresSpanAll(t *testing.T) {
+func TestEstimateOfFewFigures(t *testing.T) {
 	if e := EstimateOf(Series{5, 1, 2}); e != (Estimate{2, 1, 5, 3}) {
 		t.Errorf("estimate %+v", e)
 	}

@@ -27,12 +27,12 @@ const table = "ip-masq"
 func (n *Node) Wipe() error {
 	const settled = 20 * time.Millisecond
 	defer time.Sleep(settled)
-	if n.Form.Backend == "iptables" {
+	if n.Backend.Kind == "iptables" {
 		return n.Feed("*nat\nCOMMIT\n", "iptables-restore")
 	}
 	return n.Node.Do(func() error {
 		var b nfnetlink.Batch
-		b.AddTable(nfnetlink.IPv4, table) // in case there is none
+		b.AddTable(nfnetlink.IPv4, table) // deleting a missing table fails
 		b.DeleteTable(nfnetlink.IPv4, table)
 		return commit(&b)
 	})
@@ -56,8 +56,8 @@ func (n *Node) desired(p Policy, l policy.Layout) (policy.Ruleset, error) {
 	return policy.Desired(merged, l, policy.OwnedBy(n.DataDir)), nil
 }
 
-// Rebuilder makes the rules of a policy in this process, as a reconciler does
-// that has its socket open already. The form is nftables.
+// Rebuilder writes the rules of a policy in this process, as a reconciler with an open socket does.
+// The backend is nftables.
 type Rebuilder struct {
 	node    *Node
 	driver  *nftables.Driver
@@ -65,7 +65,7 @@ type Rebuilder struct {
 	desired policy.Ruleset
 }
 
-// Rebuilder prepares one.
+// Rebuilder returns a Rebuilder of a policy.
 func (n *Node) Rebuilder(p Policy) (*Rebuilder, error) {
 	r := &Rebuilder{node: n, driver: nftables.New()}
 	var err error
@@ -76,13 +76,13 @@ func (n *Node) Rebuilder(p Policy) (*Rebuilder, error) {
 	return r, err
 }
 
-// Turn makes another policy the one to be made.
-func (r *Rebuilder) Turn(p Policy) (err error) {
+// SetPolicy sets the policy of the next Apply.
+func (r *Rebuilder) SetPolicy(p Policy) (err error) {
 	r.desired, err = r.node.desired(p, r.backend.Layout())
 	return err
 }
 
-// Apply makes the rules and returns how long that took.
+// Apply writes the rules and returns the time that this takes.
 func (r *Rebuilder) Apply() (took time.Duration, err error) {
 	err = r.node.Node.Do(func() error {
 		start := time.Now()
@@ -96,10 +96,10 @@ func (r *Rebuilder) Apply() (took time.Duration, err error) {
 // Close closes the socket.
 func (r *Rebuilder) Close() error { return r.driver.Close() }
 
-// Script is the policy as input of `nft -f`.
+// Script returns the policy as input of `nft -f`.
 func (r *Rebuilder) Script() string { return string(nftables.Render(r.desired)) }
 
-// AgentScript is a policy as input of iptables-restore, as the agents write it.
+// AgentScript returns the agents' rules of a policy as input of iptables-restore.
 func AgentScript(prefixes []netip.Prefix) string { return agentRules(prefixes) }
 
 // Elements returns the number of elements in the sets of ip-masq's table.

@@ -15,7 +15,7 @@ import (
 // Protocol is the protocol of new connections.
 type Protocol string
 
-// The protocols that connections are opened with: a datagram, or a SYN.
+// The protocols of new connections: the first packet is a datagram or a SYN.
 const (
 	UDP Protocol = "udp"
 	TCP Protocol = "tcp"
@@ -42,11 +42,11 @@ func (n *Node) Flood(to netip.Addr, protocol Protocol, flows int) (each float64,
 		}
 		last = missing
 	}
-	return 0, tries, fmt.Errorf("flood %s to %s: %d times packets did not arrive, at last %d of %d", protocol, to, tries, last, flows)
+	return 0, tries, fmt.Errorf("flood %s to %s: packets were lost in each of %d floods, %d of %d in the last", protocol, to, tries, last, flows)
 }
 
 func (n *Node) flood(to netip.Addr, protocol Protocol, flows int) (took time.Duration, missing int64, err error) {
-	if err := n.shutDoor(); err != nil {
+	if err := n.dropIncoming(); err != nil {
 		return 0, 0, err
 	}
 	before, err := n.arrived()
@@ -96,12 +96,12 @@ func (n *Node) arrived() (int64, error) {
 	return int64(link.Attrs().Statistics.RxPackets), nil
 }
 
-// shutDoor makes the outside host drop incoming packets, once.
-func (n *Node) shutDoor() error {
-	if n.doorShut {
+// dropIncoming makes the outside host drop incoming packets, once.
+func (n *Node) dropIncoming() error {
+	if n.dropsIncoming {
 		return nil
 	}
-	n.doorShut = true
+	n.dropsIncoming = true
 	return n.Outside.Do(dropAll)
 }
 
@@ -141,7 +141,7 @@ func (s *sender) send(port uint16) error {
 	return unix.Sendto(s.fd, s.packet, 0, &s.to)
 }
 
-func (s *sender) close() { _ = unix.Close(s.fd) } // nothing is on its way
+func (s *sender) close() { _ = unix.Close(s.fd) } // no data is pending
 
 // syn returns the TCP header of a SYN (RFC 9293).
 func syn() []byte {
@@ -154,8 +154,8 @@ func syn() []byte {
 	return h
 }
 
-// setPort sets the destination port of a TCP header and its checksum, without
-// which connection tracking calls the packet invalid.
+// setPort sets the destination port of a TCP header and its checksum. Connection tracking marks a
+// packet with a wrong checksum as invalid.
 func setPort(h []byte, from, to netip.Addr, port uint16) {
 	binary.BigEndian.PutUint16(h[2:], port)
 	h[16], h[17] = 0, 0

@@ -11,10 +11,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
-// dropAll drops every IPv4 packet that comes in, before anything is done for it,
-// in the network namespace of the thread.
+// dropAll drops every incoming IPv4 packet in the network namespace of the thread, before connection
+// tracking.
 func dropAll() error {
-	const table, chain = "door", "shut"
+	const table, chain = "drop", "prerouting"
 	var b nfnetlink.Batch
 	b.AddTable(nfnetlink.IPv4, table)
 	b.AddChain(nfnetlink.IPv4, table, chain, &nfnetlink.Base{Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: -400, Policy: nfnetlink.Drop})
@@ -34,7 +34,7 @@ func commit(b *nfnetlink.Batch) error {
 
 // Commit adds a rule to a third-party table.
 func (n *Node) Commit() error {
-	const table, chain = "others", "rules"
+	const table, chain = "kproxy", "rules"
 	var b nfnetlink.Batch
 	b.AddTable(nfnetlink.IPv4, table)
 	b.AddChain(nfnetlink.IPv4, table, chain, nil)
@@ -42,8 +42,8 @@ func (n *Node) Commit() error {
 	return n.Node.Do(func() error { return commit(&b) })
 }
 
-// Generation is the number of commits to nf_tables on the node so far, as the
-// kernel counts them.
+// Generation returns the ruleset generation of the node, which the kernel increments with each
+// commit to nf_tables.
 func (n *Node) Generation() (generation uint32, err error) {
 	err = n.Node.Do(func() error {
 		c, err := nfnetlink.Dial()

@@ -16,16 +16,16 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// Form is a backend of a node.
-type Form struct {
+// Backend is a backend on a node.
+type Backend struct {
 	Name    string
-	Backend string // the value of the key
-	Variant string // of iptables, on this node
+	Kind    string // value of the key backend in the plugin entry
+	Variant string // of iptables on this node
 }
 
-// Forms returns all backends. The nftables node has iptables-nft for third-party rules.
-func Forms() []Form {
-	return []Form{
+// Backends returns all backends. The nftables node has iptables-nft for third-party rules.
+func Backends() []Backend {
+	return []Backend{
 		{"nftables", "nftables", "nft"},
 		{"iptables-nft", "iptables", "nft"},
 		{"iptables-legacy", "iptables", "legacy"},
@@ -38,23 +38,23 @@ const Chain = "IP-MASQ-AGENT"
 // Node is a node with a backend and a pod.
 type Node struct {
 	*topology.Topology
-	Form Form
-	// Dir is private to the node; DataDir is what the entry names.
+	Backend Backend
+	// Dir is private to the node; DataDir is the dataDir of the plugin entry.
 	Dir, DataDir string
 	// Warned reports whether ip-masq warned about the last policy.
 	Warned bool
 
-	programs string // the only directory of PATH
-	binaries string
-	pod      *topology.Host
-	stdin    string // the file with the current entry
-	pods     int
-	doorShut bool // of the outside host
+	programs      string // the only directory of PATH
+	binaries      string
+	pod           *topology.Host
+	stdin         string // the file with the current entry
+	pods          int
+	dropsIncoming bool // the outside host has the rule of dropAll
 }
 
-// NewNode makes one without rules.
-func NewNode(form Form) (n *Node, err error) {
-	n = &Node{Form: form}
+// NewNode returns a node without rules.
+func NewNode(backend Backend) (n *Node, err error) {
+	n = &Node{Backend: backend}
 	if n.binaries, err = topology.BinDir(); err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (n *Node) link() error {
 	links := map[string]string{"nft": "nft"}
 	for _, base := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-save", "-restore"} {
-			links[base+suffix] = base + "-" + n.Form.Variant + suffix
+			links[base+suffix] = base + "-" + n.Backend.Variant + suffix
 		}
 	}
 	for name, program := range links {
@@ -102,15 +102,14 @@ type Policy struct {
 	IPv6     bool
 }
 
-// Entry is the entry of ip-masq as a runtime hands it over on stdin. The
-// exemption of link-local addresses is off, so that a policy has as many prefixes
-// as it states.
+// Entry returns the plugin entry as a runtime passes it on stdin. The exemption of link-local
+// addresses is off, so that the number of exempt prefixes is that of the policy.
 func (n *Node) Entry(p Policy) ([]byte, error) {
 	if p.Prefixes == nil {
 		p.Prefixes = []netip.Prefix{}
 	}
 	return json.Marshal(map[string]any{
-		"cniVersion": "1.1.0", "name": "podnet", "type": "ip-masq", "backend": n.Form.Backend, "dataDir": n.DataDir,
+		"cniVersion": "1.1.0", "name": "podnet", "type": "ip-masq", "backend": n.Backend.Kind, "dataDir": n.DataDir,
 		"masqChain": Chain, "nonMasqueradeCIDRs": p.Prefixes, "cidrLimit": max(64, len(p.Prefixes)),
 		"enableIPv6": p.IPv6, "masqLinkLocal": true, "masqLinkLocalIPv6": true,
 		"prevResult": map[string]any{
@@ -136,7 +135,7 @@ func (n *Node) Enforce(p Policy) error {
 		return err
 	}
 	took, err := n.Add("ip-masq", n.NextPod())
-	n.Warned = strings.Contains(took.Said, "prefixes, and iptables evaluates these rules one by one")
+	n.Warned = strings.Contains(took.Output, "prefixes, and iptables evaluates these rules one by one")
 	return err
 }
 
@@ -145,7 +144,7 @@ func (n *Node) Feed(text, program string, args ...string) error {
 	c := n.Node.Command(context.Background(), filepath.Join(n.programs, program), args...)
 	c.Stdin = strings.NewReader(text)
 	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s %s on %s: %w\n%s", program, strings.Join(args, " "), n.Form.Name, err, out)
+		return fmt.Errorf("%s %s on %s: %w\n%s", program, strings.Join(args, " "), n.Backend.Name, err, out)
 	}
 	return nil
 }

@@ -20,10 +20,10 @@ type Took struct {
 	// Kernel is the part of CPU in the kernel; Faults is the number of page faults.
 	Kernel time.Duration
 	Faults int64
-	Said   string // on both outputs
+	Output string // stdout and stderr
 }
 
-// call is a plugin that is about to run.
+// call is a prepared run of a plugin.
 type call struct {
 	command *topology.Cmd
 	output  *os.File
@@ -36,7 +36,7 @@ type Request struct {
 	Plugin    string
 	Container string
 	Verb      string // "" is ADD
-	Netns     string // "" is the pod's of the node
+	Netns     string // "" is that of the node's pod
 	Stdin     string // a file; "" is the node's entry
 	Device    string // "" is eth0
 }
@@ -79,7 +79,7 @@ func (n *Node) RunAtOnce(requests []Request) (time.Duration, error) {
 	for i, c := range calls {
 		if err := c.command.Start(); err != nil {
 			for _, started := range calls[:i] {
-				_ = started.command.Wait() // the failure to start is the one to tell
+				_ = started.command.Wait() // the error of Start is returned
 			}
 			return 0, err
 		}
@@ -143,8 +143,8 @@ func (c *call) took(wall time.Duration) Took {
 			t.Faults = usage.Minflt
 		}
 	}
-	said, _ := os.ReadFile(c.output.Name()) // what it said is told where it failed
-	t.Said = string(said)
+	text, _ := os.ReadFile(c.output.Name()) // explain reports the output of a failed run
+	t.Output = string(text)
 	return t
 }
 
@@ -152,13 +152,13 @@ func (c *call) explain(err error) error {
 	if err == nil {
 		return nil
 	}
-	said, _ := os.ReadFile(c.output.Name()) // the failure of the plugin is the one to tell
-	return fmt.Errorf("%s: %w\n%s", filepath.Base(c.command.Path), err, said)
+	text, _ := os.ReadFile(c.output.Name()) // the error of the plugin is returned
+	return fmt.Errorf("%s: %w\n%s", filepath.Base(c.command.Path), err, text)
 }
 
 func (c *call) close() {
 	for _, f := range c.files {
-		_ = f.Close() // nothing is read or written any more
+		_ = f.Close() // the run has ended
 	}
-	_ = os.Remove(c.output.Name()) // it goes with the sandbox
+	_ = os.Remove(c.output.Name()) // the sandbox removes it otherwise
 }

@@ -19,11 +19,11 @@ func Prefixes(n int) []netip.Prefix {
 	all := make([]netip.Prefix, 0, n)
 	next := uint32(16) << 24
 	for bits, count := range lengths(n) {
-		// The widest come first, so what comes next begins where one of its length may.
+		// The widest come first, so next is always aligned to the size.
 		size := uint32(1) << (32 - bits)
 		for range count {
 			all = append(all, netip.PrefixFrom(fromUint32(next), bits))
-			next += 2 * size // and a gap
+			next += 2 * size // with a gap
 		}
 	}
 	shuffle(all)

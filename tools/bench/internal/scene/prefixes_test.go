@@ -24,7 +24,7 @@ func TestPrefixesAreApart(t *testing.T) {
 					t.Fatalf("%s has host bits", p)
 				}
 				if p.Contains(Elsewhere()) || p.Contains(PodAddress()) || p.Addr().Is4() && p.Addr().As4()[0] >= 127 {
-					t.Fatalf("%s holds an address that none must hold", p)
+					t.Fatalf("%s contains an address that must be outside all prefixes", p)
 				}
 				if i > 0 && all[i-1].Contains(p.Addr().Prev()) || i > 0 && all[i-1].Overlaps(p) {
 					t.Fatalf("%s touches %s", all[i-1], p)
@@ -41,7 +41,7 @@ func TestPrefixesAreMixed(t *testing.T) {
 		counts := byLength(Prefixes(n))
 		for bits := 8; bits <= 32; bits++ {
 			if c := counts[bits]; c == 0 || c*10 > n {
-				t.Errorf("of %d prefixes %d are /%d: want some, and a tenth at most", n, c, bits)
+				t.Errorf("%d prefixes: %d are /%d, want between 1 and a tenth", n, c, bits)
 			}
 		}
 	}

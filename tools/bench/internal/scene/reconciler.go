@@ -31,31 +31,30 @@ type Reconciler struct {
 
 const health = "127.0.0.1:19820"
 
-// AgentDir is where the node's agent files are, once there is one.
+// AgentDir returns the directory of the node's agent files.
 func (n *Node) AgentDir() string { return filepath.Join(n.configured(), "agent") }
 
-// confDir is the directory of conflists that the reconciler reads.
+// confDir returns the directory of conflists that the reconciler reads.
 func (n *Node) confDir() string { return filepath.Join(n.configured(), "net.d") }
 
-// configured is beside the node's own directory and not in it: the reconciler
-// watches each directory on the way to the two, and would be told of all files
-// that are made there for what plugins print.
+// configured returns the parent of AgentDir and confDir. It is outside Dir because the reconciler
+// watches all parent directories, and Dir changes with each run of a plugin.
 func (n *Node) configured() string { return n.Dir + "-configured" }
 
-// AgentFile writes the agents' file as kubelet does, at once and whole.
+// AgentFile replaces the agent file atomically, as kubelet does.
 func (n *Node) AgentFile(text string) error {
 	next := filepath.Join(n.Dir, "next-agent-file")
 	return errors.Join(os.MkdirAll(n.AgentDir(), 0o755), os.WriteFile(next, []byte(text), 0o644),
 		os.Rename(next, filepath.Join(n.AgentDir(), "ip-masq-agent")))
 }
 
-// StartReconciler starts it and waits until the node is ready.
+// StartReconciler starts the reconciler and waits until it is ready.
 func (n *Node) StartReconciler(args ...string) (*Reconciler, error) {
 	log, err := os.Create(filepath.Join(n.Dir, "log"))
 	if err = errors.Join(err, os.MkdirAll(n.confDir(), 0o755)); err != nil {
 		return nil, err
 	}
-	all := []string{"run", "--data-dir", n.DataDir, "--cni-conf-dir", n.confDir(), "--backend", n.Form.Backend, "--health-listen", health}
+	all := []string{"run", "--data-dir", n.DataDir, "--cni-conf-dir", n.confDir(), "--backend", n.Backend.Kind, "--health-listen", health}
 	if _, err := os.Stat(n.AgentDir()); err == nil {
 		all = append(all, "--agent-config-dir", n.AgentDir())
 	}
@@ -88,7 +87,7 @@ func (n *Node) client() *http.Client {
 
 func (r *Reconciler) awaitReady() error {
 	const most = 20 * time.Second
-	said := "nothing"
+	last := "no answer"
 	for start := time.Now(); time.Since(start) < most; time.Sleep(10 * time.Millisecond) {
 		answer, err := r.http.Get("http://" + health + "/readyz")
 		if err != nil {
@@ -102,21 +101,21 @@ func (r *Reconciler) awaitReady() error {
 			r.http.CloseIdleConnections()
 			return nil
 		}
-		said = string(body)
+		last = string(body)
 	}
-	log, _ := os.ReadFile(r.log.Name()) // it may have told more
-	return fmt.Errorf("reconciler not ready within %s: %s\n%s", most, said, log)
+	log, _ := os.ReadFile(r.log.Name()) // the log can be empty
+	return fmt.Errorf("reconciler not ready within %s: %s\n%s", most, last, log)
 }
 
-// Usage is what the process has used since it began, and what it has.
+// Usage is the resource usage of the process since its start.
 type Usage struct {
 	CPU    time.Duration
 	Memory int64 // resident, in bytes
-	Peak   int64 // the most that was resident, in bytes
+	Peak   int64 // maximum of Memory
 	Logged int64 // bytes
 }
 
-// Usage reads it.
+// Usage reads the usage from /proc.
 func (r *Reconciler) Usage() (Usage, error) {
 	var u Usage
 	dir := fmt.Sprintf("/proc/%d/", r.command.Process.Pid)
@@ -165,26 +164,24 @@ func kibibytes(status []byte, name string) (int64, error) {
 	return 0, fmt.Errorf("the status of the reconciler has no %s", name)
 }
 
-// Stamps tell of each file and directory, by its path, which it is and when it
-// or anything about it was changed.
+// Stamps has the stamp of each file and directory, by path.
 type Stamps map[string]stamp
 
-// stamp is of what stat(2) returns that which no write leaves as it was. The
-// blocks that a process wrote would not do: those to a tmpfs are not counted.
+// stamp has the fields of stat(2) that every write changes. The number of blocks that a process
+// writes is not sufficient: the kernel does not count those of a tmpfs.
 type stamp struct {
 	inode             uint64
 	size              int64
 	modified, changed syscall.Timespec
 }
 
-// Stamps are those of all that the reconciler may write: the node's state, the
-// agents' files and the conflists. The attachments and the verification caches are left out,
-// which are for ADD and DEL to write.
+// Stamps returns the stamps of all files that the reconciler may write: the state, the agent files
+// and the conflists, without attachments and verification caches, which ADD and DEL write.
 func (n *Node) Stamps() (Stamps, error) {
 	stamps := Stamps{}
 	for _, root := range []string{n.DataDir, n.AgentDir(), n.confDir()} {
 		if err := filepath.WalkDir(root, stamps.take); err != nil && (root == n.DataDir || !errors.Is(err, fs.ErrNotExist)) {
-			return nil, fmt.Errorf("look for what was written: %w", err)
+			return nil, fmt.Errorf("read file stamps: %w", err)
 		}
 	}
 	return stamps, nil
@@ -201,7 +198,7 @@ func (s Stamps) take(path string, e fs.DirEntry, err error) error {
 	}
 	info, err := e.Info()
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // gone meanwhile, and so changed if it was there before
+		return nil // deleted during the walk
 	}
 	if err != nil {
 		return err
@@ -214,8 +211,8 @@ func (s Stamps) take(path string, e fs.DirEntry, err error) error {
 	return nil
 }
 
-// Changed is how many files and directories are others now, or changed, or new,
-// or gone.
+// Changed returns the number of files and directories that were changed, replaced, created or
+// deleted.
 func (s Stamps) Changed(now Stamps) (count int) {
 	for path, was := range s {
 		if is, there := now[path]; !there || is != was {
@@ -230,7 +227,7 @@ func (s Stamps) Changed(now Stamps) (count int) {
 	return count
 }
 
-// Stop ends it by SIGTERM.
+// Stop stops the reconciler with SIGTERM.
 func (r *Reconciler) Stop() error {
 	defer r.kill()
 	err := r.command.Process.Signal(syscall.SIGTERM)

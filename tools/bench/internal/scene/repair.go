@@ -26,7 +26,7 @@ func (n *Node) Damage(way int) (at time.Time, err error) {
 	const postrouting = "postrouting"
 	var b nfnetlink.Batch
 	name, base, chain := table, postrouting, "masq-"+Chain
-	if n.Form.Backend == "iptables" {
+	if n.Backend.Kind == "iptables" {
 		name, base, chain = "nat", "POSTROUTING", Chain
 	}
 	switch way % Damages {
@@ -44,7 +44,7 @@ func (n *Node) Damage(way int) (at time.Time, err error) {
 		}
 		at = time.Now()
 		if err := errors.Join(c.Commit(&b), c.Close()); err != nil {
-			return fmt.Errorf("spoil rules: %w", err)
+			return fmt.Errorf("damage rules: %w", err)
 		}
 		return nil
 	})
@@ -54,11 +54,10 @@ func (n *Node) Damage(way int) (at time.Time, err error) {
 // Damages is the number of changes: the jump, the rules, or the table is deleted.
 const Damages = 3
 
-// Repair damages our rules and returns how long it took from right before that to
-// the kernel's word of the last commit that repaired it: the last before a quiet
-// time. The kernel's word of the damage would be too late to begin with: on a busy
-// machine the ear hears of both at once. It fails unless the rules are right after
-// that.
+// Repair damages the rules of ip-masq and returns the time from right before the damage to the
+// kernel's event of the last commit that repairs it: the last before a quiet time. The event of the
+// damage is not the start, because on a busy machine the watcher receives both at once. Repair
+// returns an error unless CHECK then succeeds.
 func (n *Node) Repair(e *fixtures.CommitWatcher, way int, quiet time.Duration) (time.Duration, error) {
 	const most = 10 * time.Second
 	count := e.Count()
@@ -76,12 +75,12 @@ func (n *Node) Repair(e *fixtures.CommitWatcher, way int, quiet time.Duration) (
 		}
 		return all[len(all)-1].At.Sub(began), nil
 	}
-	return 0, fmt.Errorf("damage %d was not repaired within %s: heard %v", way, most, e.Since(count))
+	return 0, fmt.Errorf("damage %d was not repaired within %s: commits %v", way, most, e.Since(count))
 }
 
-// Crowd makes commits in a third-party table and returns the time of one.
-func (n *Node) Crowd(commits int) (each time.Duration, err error) {
-	const crowd = "crowd"
+// CommitMany makes commits in a third-party table and returns the time of one.
+func (n *Node) CommitMany(commits int) (each time.Duration, err error) {
+	const name = "bench"
 	err = n.Node.Do(func() (err error) {
 		c, err := nfnetlink.Dial()
 		if err != nil {
@@ -91,11 +90,11 @@ func (n *Node) Crowd(commits int) (each time.Duration, err error) {
 		start := time.Now()
 		for i := range commits {
 			var b nfnetlink.Batch
-			b.AddTable(nfnetlink.IPv4, crowd)
+			b.AddTable(nfnetlink.IPv4, name)
 			if i%2 == 1 {
-				b.DeleteTable(nfnetlink.IPv4, crowd)
+				b.DeleteTable(nfnetlink.IPv4, name)
 			} else {
-				b.AddChain(nfnetlink.IPv4, crowd, "members", nil)
+				b.AddChain(nfnetlink.IPv4, name, "chain-1", nil)
 			}
 			if err := c.Commit(&b); err != nil {
 				return fmt.Errorf("commit %d: %w", i, err)

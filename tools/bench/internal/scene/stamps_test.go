@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestStamps writes in each way that leaves contents and size as they were.
+// TestStamps checks that Stamps detects writes that leave contents and size unchanged.
 func TestStamps(t *testing.T) {
 	write := func(t *testing.T, path string) {
 		t.Helper()
@@ -26,7 +26,7 @@ func TestStamps(t *testing.T) {
 		"agents' file":     {func(t *testing.T, n *Node) { write(t, filepath.Join(n.AgentDir(), "ip-masq-agent")) }, 1},
 		"a cache in place": {func(t *testing.T, n *Node) { write(t, filepath.Join(n.DataDir, "x.verified")) }, 0},
 		"an attachment":    {func(t *testing.T, n *Node) { write(t, filepath.Join(n.DataDir, "attachments", "x")) }, 0},
-		"made and taken off": {func(t *testing.T, n *Node) {
+		"created and removed": {func(t *testing.T, n *Node) {
 			p := filepath.Join(n.DataDir, "tmp")
 			write(t, p)
 			if err := os.Remove(p); err != nil {

@@ -18,13 +18,12 @@ func (n *Node) AddKubeProxy() error {
 	return n.Feed(fixtures.KubeProxy(KubeProxyRules), "iptables-restore", "--noflush")
 }
 
-// AgentCycle writes table nat as the agents do every minute: the chain, flushed
-// and filled again.
+// AgentCycle writes table nat as the agents do every minute: it flushes the chain and fills it.
 func (n *Node) AgentCycle(prefixes []netip.Prefix) error {
 	return n.Feed(agentRules(prefixes), "iptables-restore", "--noflush")
 }
 
-// AgentJump puts the jump to the agents' chain in its place.
+// AgentJump adds the jump to the agents' chain.
 func (n *Node) AgentJump() error {
 	return n.Feed("*nat\n-A POSTROUTING -m comment --comment \"ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "+
 		Chain+" chain\" -m addrtype ! --dst-type LOCAL -j "+Chain+"\nCOMMIT\n", "iptables-restore", "--noflush")
