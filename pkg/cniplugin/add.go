@@ -130,7 +130,7 @@ func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error
 	n.warnDamaged(state)
 	if len(state.Newer) > 0 { // nothing can be verified
 		newer := state.Newer[0].Err
-		if n.Observe(ctx, enforce.WithSource(state.Sources, own), state.Record).Exists(own.Policy.Chain) {
+		if n.Observe(ctx, enforce.WithSources(state.Sources, own), state.Record).Exists(own.Policy.Chain) {
 			n.Warn(newer)
 			return nil
 		}

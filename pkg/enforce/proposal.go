@@ -90,17 +90,19 @@ func (p *Proposal) change(own policy.Source) error {
 // AddAll adds networks, each as Add does, and returns the errors by source. If no network conflicts
 // with another or is superseded it merges once, and not once for each.
 func (p *Proposal) AddAll(all []policy.Source, disk func() Conflists, warn func(error)) map[policy.SourceID]error {
-	next := Proposal{Sources: slices.Clone(p.Sources), Changed: slices.Clone(p.Changed)}
+	var changed []policy.Source
 	order := lastOrder(p.Sources)
 	for _, c := range all {
-		stored := next.Find(c.ID)
+		stored := p.Find(c.ID)
 		if stored != nil && stored.Policy.Equal(c.Policy) {
 			continue
 		}
 		order++
 		c.Order = order
-		next.set(c)
+		changed = append(changed, c)
 	}
+	next := *p
+	next.set(changed...)
 	superseded := func(c policy.Source) bool { return c.Superseded }
 	fails := func(merged policy.Policy) bool {
 		ofNetworks := func(e *policy.ConflictError) bool { return e.Superseded.Source.Kind == policy.Network }
@@ -125,14 +127,18 @@ func checkBounds(p policy.Policy) error {
 	return p.CheckBounds(policy.Layout{Sets: p.Backend.Value != policy.IPTables})
 }
 
-func (p *Proposal) set(c policy.Source) {
-	p.Sources, p.Changed, p.policies = WithSource(p.Sources, c), WithSource(p.Changed, c), nil
+func (p *Proposal) set(changed ...policy.Source) {
+	p.Sources, p.Changed, p.policies = WithSources(p.Sources, changed...), WithSources(p.Changed, changed...), nil
 }
 
-// WithSource returns the list with a source added or replaced.
-func WithSource(list []policy.Source, c policy.Source) []policy.Source {
-	out := slices.DeleteFunc(slices.Clone(list), func(x policy.Source) bool { return x.ID == c.ID })
-	return append(out, c)
+// WithSources returns the list with sources added or replaced.
+func WithSources(list []policy.Source, changed ...policy.Source) []policy.Source {
+	ids := make(map[policy.SourceID]bool, len(changed))
+	for _, c := range changed {
+		ids[c.ID] = true
+	}
+	out := slices.DeleteFunc(slices.Clone(list), func(x policy.Source) bool { return ids[x.ID] })
+	return append(out, changed...)
 }
 
 func lastOrder(list []policy.Source) int64 {

@@ -61,6 +61,8 @@ func (l *syncLog) report(r *Report) {
 		case !l.problems.Begins(p.Err.Error()):
 		case p.Reason == ReasonStandby:
 			l.log.Info("standby", "err", p.Err)
+		case r.reverted() && p.aboutRules(): // a repetition is an error, with ReasonFlapping
+			l.log.Warn("not ready", "reason", p.Reason, "err", p.Err)
 		default:
 			l.log.Error("not ready", "reason", p.Reason, "err", p.Err)
 		}

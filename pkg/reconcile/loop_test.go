@@ -17,6 +17,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -420,6 +421,24 @@ func TestLeaves(t *testing.T) {
 	} {
 		if got := c.now.leaves(c.last); got != c.want {
 			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// TestRevertedRepairIsAWarning: another program changes the rules between a repair and its
+// verification. The next sync repairs them, and a repetition is an error of its own (flapping).
+func TestRevertedRepairIsAWarning(t *testing.T) {
+	drift := policy.Diff{{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}}
+	for _, test := range []struct {
+		found policy.Diff
+		level string
+	}{{drift, "WARN"}, {nil, "ERROR"}} {
+		var out bytes.Buffer
+		log := slog.New(slog.NewTextHandler(&out, nil))
+		l := syncLog{log: log, once: flowcontrol.LogOnce(log)}
+		l.report(&Report{Drift: test.found, Problems: []Problem{{Reason: ReasonRules, Err: &enforce.DriftError{Diff: drift}}}})
+		if want := "level=" + test.level + ` msg="not ready"`; !strings.Contains(out.String(), want) {
+			t.Errorf("repaired %d differences: the log lacks %s:\n%s", len(test.found), want, out.String())
 		}
 	}
 }

@@ -213,7 +213,7 @@ func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *
 			return
 		}
 		if len(p.Changed) > 1 {
-			one := &enforce.Proposal{Sources: enforce.WithSource(r.State.Sources, c), Changed: []policy.Source{c}}
+			one := &enforce.Proposal{Sources: enforce.WithSources(r.State.Sources, c), Changed: []policy.Source{c}}
 			if err = try(one); err == nil {
 				continue
 			}
@@ -242,10 +242,7 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 		}
 	}
 	if len(failed) > 0 {
-		p = &enforce.Proposal{Sources: kept, Changed: due}
-		for _, c := range due {
-			p.Sources = enforce.WithSource(p.Sources, c)
-		}
+		p = &enforce.Proposal{Sources: enforce.WithSources(kept, due...), Changed: due}
 	}
 	for _, c := range due {
 		r.Pending = append(r.Pending, c.ID)
