@@ -46,7 +46,7 @@ test: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those on the ke
 	go -C tools/deploy test -count=1 $(TESTFLAGS) ./...
 	go -C tools/bench test -count=1 $(TESTFLAGS) ./...
 
-test-one: packages build $(CNI_TOOLS) ## one test, wherever it is (TEST=TestDrift)
+test-one: packages build $(CNI_TOOLS) ## one test, by its name (TEST=TestStaleEntry)
 	@file=$$(grep -rlE --include='*_test.go' '^func $(TEST)\(' conflist-examples deploy docs e2e pkg plugin reconciler | head -n 1) && \
 		test -n "$$file" || { echo "no test is named $(TEST)" >&2; exit 1; }; \
 		go test -count=1 -v -run '^$(TEST)$$' "./$$(dirname "$$file")"
@@ -80,7 +80,7 @@ e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, 
 		go test -tags e2e_runtimes -count=1 -timeout 15m $(TESTFLAGS) ./e2e/runtimes/...
 
 # Under 15 minutes on two cores. A quick run (BENCHFLAGS=-quick) writes to bin/bench/quick and judges nothing.
-bench: packages build $(CNI_TOOLS) ## what it costs, measured beside others: writes docs/benchmarks (BENCHFLAGS=-quick)
+bench: packages build $(CNI_TOOLS) ## benchmarks: writes docs/benchmarks (BENCHFLAGS=-quick)
 	go -C tools/bench build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/bench/ ./...
 	bin/bench/bench $(BENCHFLAGS)
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cniplugin implements the verbs of the CNI plugin (CNI spec 1.1, section 2): ADD, DEL,
-// CHECK, GC and STATUS, from the configuration on stdin, the documents of the node and the rules in
-// its kernel. The plugin's main calls it. An ADD succeeds only if its entry is in force and the
+// Package cniplugin implements the CNI verbs (CNI spec 1.1, section 2). ADD, DEL, CHECK, GC and
+// STATUS read the configuration on stdin, the documents of the node and the rules in its kernel.
+// The plugin's main calls it. An ADD succeeds only if its entry is in force and the
 // rules of its chain are right; a DEL never fails because of the node's state.
 package cniplugin

@@ -9,7 +9,7 @@ import (
 )
 
 // policyKeys is the table of the keys that state policy, in every kind of document and as
-// flags. A new key needs a line here and a field in policy.SourcePolicy.
+// flags. For another key see "Add a key" in CONTRIBUTING.md.
 func policyKeys(s *policy.SourcePolicy, parseChain func(string) (string, error)) []Key {
 	cidrs := func(to *[]netip.Prefix) Value { return list(to, "10.0.0.0/8", policy.ParsePrefix) }
 	return []Key{

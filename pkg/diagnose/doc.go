@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package diagnose answers questions about a node that runs ip-masq. Explain, for the
+// Package diagnose answers an operator's questions about a node. Explain, for the
 // command explain, tells what the policy and the kernel do with a packet, and which key
 // of which file decides. Examine, for the command doctor, looks for what defeats the
 // policy: third-party rules, plugins and agents that masquerade too, settings of the

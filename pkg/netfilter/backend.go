@@ -102,11 +102,12 @@ type Backend interface {
 	// except to show a rule that it cannot decode. The result lacks chains that do not exist.
 	Observe(ctx context.Context, chains []ChainRef) (Observation, error)
 
-	// Apply writes the difference between an observation and the desired chains, in one
-	// transaction per family, so that the kernel has exactly those. It fails with ErrChanged
-	// if the rules have changed since the observation; with the zero Observation it reads the
-	// kernel itself. Apply does not check ownership; its callers do. Child processes that
-	// write inherit the held lock.
+	// Apply writes the difference between an observation and the desired chains, so that the
+	// kernel has exactly those. nftables sends one batch that fills new sets, then one with the
+	// rest, for both families; it fails with ErrChanged if the owned rules have changed since
+	// the observation, and reads the kernel itself if that is zero. iptables runs one
+	// iptables-restore per family, for which it reads the rules again. Apply does not check
+	// ownership; its callers do. Child processes that write inherit the held lock.
 	Apply(ctx context.Context, desired policy.Ruleset, from Observation, held *os.File) error
 
 	// Remove removes chains and the jumps to them. A missing chain is not an error.

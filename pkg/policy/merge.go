@@ -247,9 +247,7 @@ type part struct {
 
 func (p *part) origin(key string, index int) Origin { return Origin{p.id, key, index, p.file} }
 
-// merge has one line for each scalar. Another key of the same kind needs a field in
-// SourcePolicy and in Policy, a line here, and its reader in the table of the
-// documents' keys.
+// merge merges key by key. For another key see "Add a key" in CONTRIBUTING.md.
 func (m *merger) merge() Policy {
 	p := &m.policy
 	p.Backend = scalar(m, "backend", Auto, func(s *SourcePolicy) *Backend {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package safefile replaces files in directories that other processes write to as well. The packages
+// Package safefile replaces files in directories that other processes also write to. The packages
 // conflist, install and diagnose call it for the directories of the runtimes, store and enforce for locks
 // and temporary files. Its methods work on the directory that was opened, even if it is renamed meanwhile.
 // Its invariant: a process that has a Dir is the only one of ip-masq that writes there, and the temporary

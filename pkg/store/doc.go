@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store keeps the dataDir of a node: the last good policy of each source, the attachments of each
-// network, the record of owned chains, the verification caches, and the lock for changes to documents and
-// record. The plugin, the reconciler and enforce call it. Its invariant: a reader gets whole documents,
+// Package store keeps the dataDir of a node. It has the last good policy of each source, the attachments of
+// each network, the record of owned chains, the verification caches, and the lock for changes to documents
+// and record. The plugin, the reconciler and enforce call it. Its invariant: a reader gets whole documents,
 // each as it was before or after a change, which only root or the user of this process can have written;
 // what is torn, invalid or refused is reported and not used, what a newer version wrote stays, and of
 // other programs' files and directories none is changed. An example:

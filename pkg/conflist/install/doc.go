@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package install manages the plugin's binary on a node. Locate finds the directories of the
+// Package install installs or uninstalls the plugin on a node. Locate finds the directories of the
 // container runtime, Copy copies the binary to the plugin directory, and an Uninstall removes the
 // plugin entries, the binary, the rules and the state, in this order; the commands install and
 // uninstall call them. Invariant: while a conflist has the plugin entry, or a runtime will end a

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nftables is the backend that keeps masquerade chains in the owned tables `ip ip-masq` and
-// `ip6 ip-masq`. enforce calls it through the interface netfilter.Backend; it uses netlink and runs no
-// program. Its invariant: Apply computes its batches from a table as Observe read it, and the kernel
-// accepts them only at the generation of that reading. The base chain is behind those of kube-proxy and
-// iptables (100), as the first NAT rule of a hook that binds a connection decides.
+// Package nftables is the backend that owns one table `ip-masq` per family. enforce calls it through the interface
+// netfilter.Backend; it uses netlink and runs no program. Its invariant: Apply computes its batches from a
+// table as Observe read it, and the kernel accepts them only at the generation of that reading. The base
+// chain is behind those of kube-proxy and iptables (100), as the first NAT rule of a hook that binds a connection decides.
 //
 //	table ip ip-masq {
 //		set exempt-IP-MASQ-AGENT { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, … } }
