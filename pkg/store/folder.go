@@ -3,6 +3,7 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -55,27 +56,35 @@ func openFolder(at int, name, path string) (*folder, error) {
 	return &folder{file: file}, nil
 }
 
-// openTrusted opens a file of the given format that only root or the user of this process can write. It
-// is checked before it is opened, so that a device is not, and after, as it may be replaced.
+// openTrusted opens a file of the given format that only root or the user of this process can write. A
+// file is checked before it is opened too, so that no device is. Opening a directory has no effect.
 func openTrusted(op string, at int, name, path string, flags int, format uint32) (*os.File, unix.Stat_t, error) {
 	var st unix.Stat_t
-	check := func(err error) error {
-		if err != nil {
+	checkName := func() error {
+		if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return failure(op, path, err)
 		}
 		return distrust(op, path, &st, format)
 	}
-	if err := check(unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW)); err != nil {
-		return nil, st, err
+	nonblock := 0
+	if format != unix.S_IFDIR {
+		if err := checkName(); err != nil {
+			return nil, st, err
+		}
+		nonblock = unix.O_NONBLOCK // or opening a FIFO that replaced the file would wait
 	}
-	// It does not wait for the other end of a FIFO.
-	fd, err := unix.Openat(at, name, flags|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, st, failure(op, path, err)
+	fd, err := unix.Openat(at, name, flags|nonblock|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil { // of the name, which explains a symlink
+		return nil, st, cmp.Or(checkName(), failure(op, path, err))
 	}
-	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags) // or os.NewFile would start the poller
+	if nonblock != 0 {
+		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags) // or os.NewFile would start the poller
+	}
 	file := os.NewFile(uintptr(fd), path)
-	if err := check(unix.Fstat(fd, &st)); err != nil {
+	if err = failure(op, path, unix.Fstat(fd, &st)); err == nil {
+		err = distrust(op, path, &st, format)
+	}
+	if err != nil {
 		return nil, st, errors.Join(err, file.Close())
 	}
 	return file, st, nil
@@ -258,7 +267,6 @@ func failure(op, path string, err error) error {
 // root or the user of this process owns it and can write it.
 func distrust(op, path string, st *unix.Stat_t, format uint32) error {
 	var problem, remedy string
-	self := os.Geteuid()
 	switch kind := st.Mode & unix.S_IFMT; {
 	case kind == unix.S_IFLNK:
 		problem, remedy = "it is a symbolic link", "replace it with its target, or name the target"
@@ -266,7 +274,8 @@ func distrust(op, path string, st *unix.Stat_t, format uint32) error {
 		problem, remedy = "it is not a directory", "move it away"
 	case kind != format:
 		problem, remedy = "it is not a regular file", "move it away"
-	case st.Uid != 0 && int64(st.Uid) != int64(self):
+	case st.Uid != 0 && int64(st.Uid) != int64(os.Geteuid()):
+		self := os.Geteuid()
 		problem = fmt.Sprintf("it belongs to user %d, and this process runs as user %d", st.Uid, self)
 		remedy = fmt.Sprintf("check its contents, then chown it to %d or move it away", self)
 	case st.Mode&0o022 != 0:
