@@ -18,7 +18,7 @@ type answer struct {
 	Result   reconcile.Result `json:"result,omitempty"` // of once
 	Right    bool             `json:"right"`
 	Drift    []policy.Change  `json:"drift"`
-	Adopted  []string         `json:"adopted"` // sources whose policy was applied
+	Applied  []string         `json:"adopted"` // sources whose policy was applied
 	Pending  []string         `json:"pending"` // sources whose policy is not applied yet
 	Dropped  []string         `json:"dropped"`
 	Stale    []string         `json:"stale"` // chains that no source asks for
@@ -37,7 +37,7 @@ type problem struct {
 func (a *app) answer(r *reconcile.Report, right bool, drift policy.Diff, problems []reconcile.Problem) error {
 	names := func(sources []policy.SourceID) []string { return mapped(sources, policy.SourceID.String) }
 	err := a.print(answer{
-		Result: r.Result, Right: right, Adopted: names(r.Adopted), Pending: names(r.Pending), Dropped: names(r.Dropped),
+		Result: r.Result, Right: right, Applied: names(r.Applied), Pending: names(r.Pending), Dropped: names(r.Dropped),
 		Stale: staleIn(r), Warnings: mapped(r.Warnings, error.Error),
 		Drift: append([]policy.Change{}, drift...),
 		Problems: mapped(problems, func(p reconcile.Problem) problem {
@@ -139,7 +139,7 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 	for _, d := range r.Drift {
 		fmt.Fprintf(a.out, "repaired: %v\n", d)
 	}
-	for _, s := range r.Adopted {
+	for _, s := range r.Applied {
 		fmt.Fprintf(a.out, "applied: %s\n", s)
 	}
 	for _, s := range r.Dropped {

@@ -19,19 +19,19 @@ func (a *app) cleanup(c *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	gone := newLeavings(node)
-	err = gone.cleanUp(c.Context(), node)
+	result := newCleanupResult(node)
+	err = result.cleanUp(c.Context(), node)
 	if a.json() {
-		return errors.Join(err, a.print(gone))
+		return errors.Join(err, a.print(result))
 	}
-	if gone.tell(a); err == nil && !gone.any() {
+	if result.printRemoved(a); err == nil && !result.removedAnything() {
 		fmt.Fprintln(a.out, "nothing to remove")
 	}
 	return err
 }
 
-// leavings is what a cleanup removes.
-type leavings struct {
+// cleanupResult is what a cleanup removed.
+type cleanupResult struct {
 	Removed  []removedChain `json:"removed"`
 	Warnings []string       `json:"warnings"`
 	DataDir  string         `json:"dataDir"`
@@ -46,44 +46,44 @@ type removedChain struct {
 	Backend string `json:"backend"`
 }
 
-func newLeavings(node *reconcile.Node) *leavings {
-	return &leavings{Removed: []removedChain{}, Warnings: []string{}, DataDir: node.Dir.Path()}
+func newCleanupResult(node *reconcile.Node) *cleanupResult {
+	return &cleanupResult{Removed: []removedChain{}, Warnings: []string{}, DataDir: node.Dir.Path()}
 }
 
 // cleanUp removes rules and state, and adds what was removed.
-func (l *leavings) cleanUp(ctx context.Context, node *reconcile.Node) error {
-	_, before := os.Lstat(l.DataDir)
+func (r *cleanupResult) cleanUp(ctx context.Context, node *reconcile.Node) error {
+	_, before := os.Lstat(r.DataDir)
 	var warnings []error
 	removed, err := node.Cleanup(ctx, func(err error) {
 		if err != nil {
 			warnings = append(warnings, err)
 		}
 	})
-	l.Removed = append(l.Removed, mapped(removed, func(r netfilter.OwnedChain) removedChain {
-		return removedChain{r.Name, string(r.Family), r.Choice.String()}
+	r.Removed = append(r.Removed, mapped(removed, func(o netfilter.OwnedChain) removedChain {
+		return removedChain{o.Name, string(o.Family), o.Choice.String()}
 	})...)
-	l.Warnings = mapped(warnings, error.Error)
+	r.Warnings = mapped(warnings, error.Error)
 	if err != nil {
 		return err
 	}
-	_, after := os.Lstat(l.DataDir)
-	l.stays = after == nil
-	l.state = l.state || before == nil || l.stays
+	_, after := os.Lstat(r.DataDir)
+	r.stays = after == nil
+	r.state = r.state || before == nil || r.stays
 	return nil
 }
 
-func (l *leavings) any() bool { return len(l.Removed) > 0 || l.state }
+func (r *cleanupResult) removedAnything() bool { return len(r.Removed) > 0 || r.state }
 
-// tell prints what was removed.
-func (l *leavings) tell(a *app) {
-	warn(a, l.Warnings)
-	for _, g := range l.Removed {
+// printRemoved prints what was removed.
+func (r *cleanupResult) printRemoved(a *app) {
+	warn(a, r.Warnings)
+	for _, g := range r.Removed {
 		fmt.Fprintf(a.out, "removed chain %s (%s) from %s\n", g.Chain, g.Family, g.Backend)
 	}
 	switch {
-	case l.stays:
-		fmt.Fprintf(a.out, "removed the state in %s, but not the directory: it has other files\n", l.DataDir)
-	case l.state:
-		fmt.Fprintf(a.out, "removed the state in %s\n", l.DataDir)
+	case r.stays:
+		fmt.Fprintf(a.out, "removed the state in %s, but not the directory: it has other files\n", r.DataDir)
+	case r.state:
+		fmt.Fprintf(a.out, "removed the state in %s\n", r.DataDir)
 	}
 }

@@ -98,7 +98,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 		return a.problems(r, r.Problems)
 	}
 	q.Incomplete = r.Incomplete()
-	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.Places{
+	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.OriginFinder{
 		ConfDir: r.Sources.ConfDir, Now: time.Now(), Since: node.Dir.Written,
 	})
 	if a.json() {

@@ -30,7 +30,7 @@ func (a *app) renderCommand() *cobra.Command {
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return a.render(c, policy.Family(family)) },
 	}
-	c.Flags().StringVar(&family, "family", family, "of the rules for iptables-restore: ipv4 or ipv6")
+	c.Flags().StringVar(&family, "family", family, "address family to print, for iptables: ipv4 or ipv6")
 	return c
 }
 

@@ -33,13 +33,13 @@ func (a *app) uninstallCommand() *cobra.Command {
 		Use:   "uninstall",
 		Short: "Remove the plugin from this node: the entry, the binary, rules and state",
 		Long: `Remove the plugin entry from all conflists, and then the plugin, the rules and the state.
-Running pods keep running and can be ended; new pods start without the plugin.
+Running pods keep running and can be deleted; new pods start without the plugin.
 
-CRI-O and podman end a pod by the conflist as it was when the pod started. While there are
-pods that they started with the plugin, the plugin, the rules and the state stay, and the
-exit code is 1. Wait with --wait, or run it again. containerd ends pods by the present
-conflist: its pods do not count if /run/containerd can be read. Multus ends pods as CRI-O
-does, with any runtime.
+CRI-O and podman tear down a pod by its cached network configuration. While there are pods
+that they started with the plugin, the plugin, the rules and the state stay, and the exit
+code is 1. Wait with --wait, or run it again. containerd tears down pods by the present
+conflist: its pods do not count if /run/containerd can be read. Multus uses a cache of its
+own, with any runtime.
 
 The plugin also stays, even with --no-wait, while a file in the configuration directories
 names it, such as the one that Multus generates: restart Multus, or wait with --wait.
@@ -60,16 +60,17 @@ Exit codes: 0 all is removed (but for --keep-rules), 1 something is left.`,
 		RunE: func(c *cobra.Command, _ []string) error { return a.uninstall(c.Context(), f) },
 	})
 	c.Flags().BoolVar(&f.keepRules, "keep-rules", false, "leave rules and state as they are")
-	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although pods' cached conflists name it: for runtimes that end pods by the present conflist")
+	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although cached network configurations name it: for runtimes that tear down pods by the present conflist")
 	c.Flags().BoolVar(&f.stay, "stay", false, "retry until all is removed, and run until stopped; /readyz (health_listen) says what is left")
-	c.Flags().DurationVar(&f.wait, "wait", 0, "`TIME` to wait for pods that the runtime will end with the plugin, such as 10m")
+	c.Flags().DurationVar(&f.wait, "wait", 0, "`TIME` to wait for pods whose DEL will call the plugin, such as 10m")
 	return c
 }
 
 const (
-	uninstallRetry = 2 * time.Second
-	addTime        = 2 * time.Second // of an ADD that began with the entry in the conflist
-	maxStep        = time.Minute
+	uninstallRetry  = 2 * time.Second
+	addTime         = 2 * time.Second // how long an ADD already started may still run
+	maxStep         = time.Minute
+	reasonUninstall = reconcile.Reason("uninstall") // not one of reconcile.Reasons: "run" never has it
 )
 
 func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
@@ -90,7 +91,7 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 		return err
 	}
 	u := &uninstallation{
-		uninstallFlags: f, node: node, dirs: install.AllDirs(stated), binUnknown: stated.Bin == "", leavings: newLeavings(node),
+		uninstallFlags: f, node: node, dirs: install.AllDirs(stated), binUnknown: stated.Bin == "", cleanupResult: newCleanupResult(node),
 		Conflists: []editedConflist{}, Plugins: []string{},
 	}
 	if f.stay {
@@ -131,11 +132,11 @@ type uninstallation struct {
 	binUnknown bool     // the plugin may be in another directory
 	notes      []string // warnings of the steps so far, each once
 
-	Conflists  []editedConflist     `json:"conflists"`
-	Plugins    []string             `json:"plugins"` // removed
-	Attached   []install.Attachment `json:"attached"`
-	References []install.Reference  `json:"copies"` // files that still name the plugin
-	*leavings
+	Conflists  []editedConflist       `json:"conflists"`
+	Plugins    []string               `json:"plugins"` // removed
+	Attached   []install.CachedResult `json:"attached"`
+	References []install.Reference    `json:"copies"` // configurations that name the plugin
+	*cleanupResult
 }
 
 type editedConflist struct {
@@ -157,7 +158,7 @@ func (u *uninstallation) step(ctx context.Context) error {
 		u.note("no backup is kept: %v", err)
 	}
 	if !u.keepRules {
-		todo.State = func(ctx context.Context) error { // cleanUp takes the lock itself
+		todo.RemoveState = func(ctx context.Context) error { // cleanUp takes the lock itself
 			return errors.Join(lock.Release(), u.cleanUp(ctx, u.node))
 		}
 	}
@@ -174,8 +175,8 @@ func (u *uninstallation) step(ctx context.Context) error {
 				policy.Quote(r.File))
 		}
 	}
-	if done.Missing {
-		u.note("the plugin is missing, and runtimes will call it for %d containers that they made with it, such as container %s in %s: ending them fails",
+	if done.PluginMissing {
+		u.note("the plugin is missing; the runtime will call its DEL for %d containers, such as container %s in %s, and each DEL fails",
 			len(done.Attached), policy.Quote(done.Attached[0].ContainerID), policy.Quote(done.Attached[0].File))
 	}
 	u.Plugins = append(u.Plugins, done.Binaries...)
@@ -214,11 +215,11 @@ func (u *uninstallation) print(a *app, complete bool) {
 	for _, path := range u.Plugins {
 		fmt.Fprintf(a.out, "removed %s\n", path)
 	}
-	u.tell(a)
+	u.printRemoved(a)
 	if !complete {
 		return
 	}
-	removed := len(u.Conflists) > 0 || len(u.Plugins) > 0 || u.any()
+	removed := len(u.Conflists) > 0 || len(u.Plugins) > 0 || u.removedAnything()
 	_, err := os.Lstat(u.DataDir)
 	kept := u.keepRules && err == nil
 	if kept {
@@ -242,7 +243,7 @@ func (a *app) stay(ctx context.Context, u *uninstallation) error {
 	report := func() {
 		r := &reconcile.Report{}
 		if left != nil {
-			r.Problems = []reconcile.Problem{{Reason: "uninstall", Err: left}}
+			r.Problems = []reconcile.Problem{{Reason: reasonUninstall, Err: left}}
 		}
 		monitor.Report(r, maxStep)
 	}

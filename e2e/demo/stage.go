@@ -175,7 +175,7 @@ func (s *stage) expect(p *pod, dst netip.Addr, seen topology.Seen) error {
 	if s.policy == nil {
 		return nil
 	}
-	e := s.policy.Decide(policy.Packet{Dst: dst}).Entry
+	e := s.policy.Decide(policy.Packet{Dst: dst}).PrefixAction
 	exempt := e != nil && e.Action == policy.ActionExempt
 	if exempt != (seen.Source.Addr() == p.addr) {
 		return fmt.Errorf("%s saw %s, which is wrong: %s", dst, seen.Source, s.because(dst))
@@ -187,7 +187,7 @@ func (s *stage) because(dst netip.Addr) string {
 	if s.policy == nil {
 		return "nothing masquerades"
 	}
-	e := s.policy.Decide(policy.Packet{Dst: dst}).Entry
+	e := s.policy.Decide(policy.Packet{Dst: dst}).PrefixAction
 	if e == nil {
 		return "no prefix covers it: masquerade"
 	}

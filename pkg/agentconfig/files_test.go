@@ -226,7 +226,7 @@ func TestAgentDocumentMistakes(t *testing.T) {
 		{"masqLinkLocal: maybe", f + `:1: masqLinkLocal: "maybe" is a string; write true or false, without quotes`},
 		{"toPorts: 4000", f + `:1: toPorts: 4000 is a number; write it in quotes: "4000"`},
 		{"masqChain: ''", f + ":1: masqChain: is empty; leave the key out for IP-MASQ-AGENT"},
-		{"masqChain: KUBE-X", f + ":1: masqChain: KUBE-X lies in the name space KUBE- of other programs; choose another"},
+		{"masqChain: KUBE-X", f + ":1: masqChain: KUBE-X begins with KUBE-, a prefix of chains of other programs; choose another"},
 		{"backend: ipvs", f + ":1: backend: ipvs is not one of the choices; write auto, iptables or nftables"},
 		{"cidrLimit: 0", f + ":1: cidrLimit: 0 is not a whole number from 1 to 1000000; write one"},
 		{"cidrLimit: 1\nnonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.1.0.0/16]",

@@ -40,7 +40,7 @@ func (n *node) findNetconf() (config.Netconf, error) {
 		for i, key := range keys {
 			keys[i] = policy.Printable(key)
 		}
-		n.Warn(fmt.Errorf("network %s: what the runtime hands over differs in %s from the plugin entry in %s, which is in force because of %s; write the policy there",
+		n.Warn(fmt.Errorf("network %s: the configuration on stdin differs in %s from the plugin entry in %s, which is in force because of %s; write the policy there",
 			policy.Quote(n.network), strings.Join(keys[:min(most, len(keys))], ", "), policy.Printable(file), policy.Printable(n.pluginFile.Path)))
 	}
 	return conf, err
@@ -49,7 +49,7 @@ func (n *node) findNetconf() (config.Netconf, error) {
 // validEntry returns the network's entry if it is valid. While the network's conflist cannot be
 // read, its last good policy stays in force.
 func (n *node) validEntry() (config.Entry, error) {
-	conf, err := n.stated()
+	conf, err := n.netconfInForce()
 	if err == nil {
 		entry, err := conf.Entry()
 		if err != nil {

@@ -67,11 +67,11 @@ type node struct {
 	confsErr      error
 
 	// Each of these is found out once.
-	stated       func() (config.Netconf, error) // the configuration that states the network's policy
-	entry        func() (config.Entry, error)   // that, validated
-	entryDigest  func() string                  // of that and the program; "" if there is none
-	cached       func() store.VerificationCache // what the previous ADD verified
-	checkDataDir func() error                   // why nothing must be written to the dataDir, or nil
+	netconfInForce func() (config.Netconf, error) // the configuration that states the network's policy
+	entry          func() (config.Entry, error)   // that, validated
+	entryDigest    func() string                  // of that and the program; "" if there is none
+	cached         func() store.VerificationCache // what the previous ADD verified
+	checkDataDir   func() error                   // why nothing must be written to the dataDir, or nil
 }
 
 // node returns the node of a configuration, even of a stale or bad one: DEL and GC need only the
@@ -91,10 +91,10 @@ func (p *Plugin) node(conf config.Netconf) *node {
 		pluginFile:    file,
 		pluginFileErr: err,
 	}
-	n.stated = sync.OnceValues(n.findNetconf)
+	n.netconfInForce = sync.OnceValues(n.findNetconf)
 	n.entry = sync.OnceValues(n.validEntry)
 	n.entryDigest = sync.OnceValue(func() string {
-		conf, err := n.stated()
+		conf, err := n.netconfInForce()
 		if err != nil {
 			return ""
 		}
@@ -102,7 +102,7 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	})
 	n.cached = sync.OnceValue(func() store.VerificationCache { return n.Dir.VerificationCache(n.source()) })
 	n.checkDataDir = sync.OnceValue(func() error { return n.CheckDataDir(context.Background()) })
-	n.Stated = func() (dataDir, origin string, certain bool) {
+	n.StatedDataDir = func() (dataDir, origin string, certain bool) {
 		if err != nil {
 			return "", "", false
 		}

@@ -195,7 +195,7 @@ func filesIn(dir string, extensions ...string) ([]string, error) {
 	return names, nil
 }
 
-// ParseConflist parses the text of a file as ReadConfDir does, but without the folder of the
+// ParseConflist parses the text of a file as ReadConfDir does, but without the directory of the
 // network's name: a list may have no plugins of its own.
 func ParseConflist(path string, doc []byte) (Conflist, error) {
 	l := Conflist{File: path, Doc: doc}
@@ -206,11 +206,11 @@ func ParseConflist(path string, doc []byte) (Conflist, error) {
 // parse parses the text as libcni does: by the file's extension a list, or the configuration
 // of a single plugin. In a list the last of two equal keys counts, and unknown keys are
 // ignored. (libcni itself would bring OpenTelemetry into the plugin.)
-func (l *Conflist) parse(folder bool) error {
+func (l *Conflist) parse(pluginDir bool) error {
 	d := Document{File: l.File, Positions: map[string]Position{}}
 	var err error
 	if filepath.Ext(l.File) == listExtension {
-		err = l.parseList(&d, folder)
+		err = l.parseList(&d, pluginDir)
 	} else {
 		err = l.add(l.File, l.Doc)
 	}
@@ -223,9 +223,9 @@ func (l *Conflist) parse(folder bool) error {
 	return d.Err()
 }
 
-// parseList reads a list and the folder of plugin configurations that belongs to it (libcni
+// parseList reads a list and the directory of plugin configurations that belongs to it (libcni
 // 1.3 and later).
-func (l *Conflist) parseList(d *Document, folder bool) error {
+func (l *Conflist) parseList(d *Document, pluginDir bool) error {
 	var values map[string]json.RawMessage
 	if err := unmarshal(l.Doc, &values); err != nil {
 		return err
@@ -246,7 +246,7 @@ func (l *Conflist) parseList(d *Document, folder bool) error {
 		}
 	}
 	d.requireName(l.Network)
-	if len(d.Mistakes) > 0 || !folder {
+	if len(d.Mistakes) > 0 || !pluginDir {
 		return nil
 	}
 	if !inlineOnly {

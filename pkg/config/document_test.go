@@ -101,7 +101,7 @@ func TestMistakes(t *testing.T) {
 		{`"masqChain": null`, `masqChain: null is no value; write a string such as "IP-MASQ-AGENT", or leave the key out`},
 		{`"masqChain": 7`, `masqChain: 7 is a number; write it in quotes: "7"`},
 		{`"masqChain": "POSTROUTING"`, `masqChain: POSTROUTING is the name of a built-in chain or target; choose one of your own, such as IP-MASQ-AGENT`},
-		{`"masqChain": "KUBE-X"`, `masqChain: KUBE-X lies in the name space KUBE- of other programs; choose another`},
+		{`"masqChain": "KUBE-X"`, `masqChain: KUBE-X begins with KUBE-, a prefix of chains of other programs; choose another`},
 		{`"masqChain": "a b"`, `masqChain: "a b" may hold only letters, digits, '_', '.' and '-'`},
 		{`"masqChain": "ABCDEFGHIJKLMNOPQRSTUVWXY"`, `masqChain: ABCDEFGHIJKLMNOPQRSTUVWXY has 25 characters; at most 24 are possible`},
 		{`"backend": "ipvs"`, `backend: ipvs is not one of the choices; write auto, iptables or nftables`},

@@ -100,7 +100,7 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 	}
 	entry := e.Entry
 	if text, err := parse(n.Path, doc); err == nil && len(text.Entries) < n.Entries {
-		entry = nil // the folder of the network's name has one
+		entry = nil // the directory of the network's name has one
 	}
 	now, err := setEntry(n.Path, doc, entry)
 	if err != nil {
@@ -198,7 +198,7 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	case !isList(list.File):
 		return c, nil
 	}
-	text, err := parse(list.File, list.Doc) // without the folder of the network's name
+	text, err := parse(list.File, list.Doc) // without the directory of the network's name
 	if err != nil {
 		return c, fmt.Errorf("%w, and it may have the plugin entry; fix or remove it: %w", ErrBroken, err)
 	}
@@ -219,14 +219,14 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	}
 	switch {
 	case list.Err != nil:
-		return c, fmt.Errorf("%w: fix or remove what is in the folder of the network's name: %w", ErrBroken, list.Err)
+		return c, fmt.Errorf("%w: fix or remove what is in the directory of the network's name: %w", ErrBroken, list.Err)
 	case len(text.Entries) < len(list.Entries):
-		return c, fmt.Errorf("%s: %w", policy.Printable(list.File), errInFolder)
+		return c, fmt.Errorf("%s: %w", policy.Printable(list.File), errEntryInDir)
 	}
 	return c, nil
 }
 
-var errInFolder = errors.New("the folder of the network's name has a plugin entry too; remove its file")
+var errEntryInDir = errors.New("the directory of the network's name has a plugin entry too; remove its file")
 
 // needed returns why pods may need a generated list, "" if they do not: Multus delegates to it, or
 // the directory has no other network.

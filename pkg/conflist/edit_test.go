@@ -92,7 +92,7 @@ func TestInsert(t *testing.T) {
 		{name: "in the folder and in the text", files: map[string]string{"1.conflist": listWith("n", bareEntry), "n/2.conf": bareEntry},
 			writes: map[string]string{"1.conflist": listWith("n")}},
 		{name: "a folder alone", is: ErrElsewhere, files: map[string]string{"1.conflist": `{"name":"n","cniVersion":"1.1.0"}`, "n/1.conf": single}},
-		{name: "nothing there", is: ErrNone},
+		{name: "nothing there", is: ErrNoNetworks},
 		{name: "broken", is: ErrBroken, files: map[string]string{"1.conflist": "{"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestRemove(t *testing.T) {
 	if len(changes) != 4 {
 		t.Error(changes)
 	}
-	if !errors.Is(err, ErrBroken) || !errors.Is(err, ErrOnlyPlugin) || !errors.Is(err, errInFolder) {
+	if !errors.Is(err, ErrBroken) || !errors.Is(err, ErrOnlyPlugin) || !errors.Is(err, errEntryInDir) {
 		t.Fatal(err)
 	}
 	for _, file := range []string{"50-broken", "60-only", "70-n", "m/2.conf"} {

@@ -16,11 +16,11 @@ import (
 )
 
 var (
-	// ErrNone says that a directory has no network yet, or is missing: a node boots before its main
-	// CNI plugin is installed.
-	ErrNone = errors.New("no network there yet")
-	// ErrNotThere says that the directory has networks, but not the named one.
-	ErrNotThere = errors.New("no such network there")
+	// ErrNoNetworks says that a directory has no network yet, or is missing: a node boots before its
+	// main CNI plugin is installed.
+	ErrNoNetworks = errors.New("no network there yet")
+	// ErrNetworkNotFound says that the directory has networks, but not the named one.
+	ErrNetworkNotFound = errors.New("no such network there")
 	// ErrBroken says that libcni cannot load a file that decides which network is used.
 	ErrBroken = errors.New("a file there cannot be loaded")
 	// ErrDelegate says that the runtime uses Multus, and that the network to which Multus delegates
@@ -34,7 +34,8 @@ type Network struct {
 	Name string
 	// Single says that the file is a single plugin's configuration, not a list.
 	Single bool
-	// Entries is the number of plugin entries, in the file and in the folder of the network's name.
+	// Entries is the number of plugin entries, in the file and in the directory of the network's name,
+	// which libcni adds to the list (loadOnlyInlinedPlugins).
 	Entries int
 	// Generated says that an Editor made the list of a single plugin's configuration. Original is the
 	// path of that; "" if it is gone, so that the list is stale: the main CNI plugin is uninstalled.
@@ -58,7 +59,7 @@ func Find(dir, network string) (Network, error) {
 	var n Network
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		err = fmt.Errorf("%w: the directory is missing; install the main CNI plugin, %s", ErrNone, otherDir)
+		err = fmt.Errorf("%w: the directory is missing; install the main CNI plugin, %s", ErrNoNetworks, otherDir)
 	case err == nil:
 		n, err = pick(c.Conflists, network)
 	}
@@ -104,9 +105,9 @@ func pick(lists []config.Conflist, network string) (Network, error) {
 	case len(names) > 0:
 		const maxNames = 8
 		return Network{}, fmt.Errorf("%w; name one of %s with --conflist-network, or none for the one that the runtime uses",
-			ErrNotThere, strings.Join(names[:min(len(names), maxNames)], ", "))
+			ErrNetworkNotFound, strings.Join(names[:min(len(names), maxNames)], ", "))
 	}
-	return Network{}, fmt.Errorf("%w; install the main CNI plugin, %s", ErrNone, otherDir)
+	return Network{}, fmt.Errorf("%w; install the main CNI plugin, %s", ErrNoNetworks, otherDir)
 }
 
 // asNetwork returns the network of a file; it has no name if no pod uses it.
@@ -180,11 +181,11 @@ func generatedPath(conf string) (string, error) {
 // from the network's own file, so a plugin entry in it would be lost.
 type Multus struct {
 	Path string
-	// Depth is how many configurations of Multus are nested; 1 is right.
+	// Depth is how many configurations of Multus are nested; 1 is normal.
 	Depth int
-	// Lacks says that pods get the network without its plugin entry until Multus has generated the
-	// configuration again.
-	Lacks bool
+	// StaleCopy says that pods get the network without its plugin entry until Multus has generated
+	// the configuration again.
+	StaleCopy bool
 }
 
 // Err returns why pods do not get the network as its own file has it, or nil.
@@ -195,7 +196,7 @@ func (m *Multus) Err(network string) error {
 		return nil
 	case m.Depth > 1:
 		return fmt.Errorf("%s: Multus is nested %d levels deep, and each pod runs all of them: %s", policy.Printable(m.Path), m.Depth, restart)
-	case m.Lacks:
+	case m.StaleCopy:
 		return fmt.Errorf("%s has a copy of network %s without the plugin entry, so pods start without the plugin: %s "+
 			"(with --cleanup-config-on-exit=true it does so by itself)", policy.Printable(m.Path), policy.Printable(network), restart)
 	}
@@ -232,7 +233,7 @@ func (c multusConf) delegate() (to multusConf, depth int, hasEntry bool) {
 }
 
 // throughMultus returns the network to which Multus delegates if the given one is a configuration of
-// Multus, and notes Multus in the given one if the runtime uses it through Multus.
+// Multus. It sets Network.Multus if the runtime uses the network through Multus.
 func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 	multus := found
 	if !found.Conflist.IsMultus() {
@@ -255,7 +256,7 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 	switch {
 	case err == nil && (found.Conflist.IsMultus() || target.Name == found.Name):
 		current := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path)
-		target.Multus = &Multus{Path: multus.Path, Depth: depth, Lacks: !hasEntry && !current}
+		target.Multus = &Multus{Path: multus.Path, Depth: depth, StaleCopy: !hasEntry && !current}
 		return target, nil
 	case !found.Conflist.IsMultus(): // the caller named another network
 		return found, nil

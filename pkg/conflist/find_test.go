@@ -59,9 +59,9 @@ func TestFind(t *testing.T) {
 			"1.conflist": `{"name":"n","cniVersion":"1.1.0"}`, "n/1.conf": single, "n/2.conf": `{"type":"ip-masq"}`}},
 		{name: "the named one", network: "b", file: "3.conflist", files: map[string]string{
 			"1.conflist": listNamed("a"), "2.conflist": "{", "3.conflist": listNamed("b"), "4.conflist": listNamed("b")}},
-		{name: "nothing yet", is: ErrNone, says: "--cni-conf-dir", files: map[string]string{"x/1.conflist": listNamed("a"), "a.yaml": ""}},
-		{name: "loopback alone", is: ErrNone, says: "install the main CNI plugin", files: map[string]string{"99.conf": loopback}},
-		{name: "no such one", network: "c", is: ErrNotThere, says: "one of a, one with --conflist-network",
+		{name: "nothing yet", is: ErrNoNetworks, says: "--cni-conf-dir", files: map[string]string{"x/1.conflist": listNamed("a"), "a.yaml": ""}},
+		{name: "loopback alone", is: ErrNoNetworks, says: "install the main CNI plugin", files: map[string]string{"99.conf": loopback}},
+		{name: "no such one", network: "c", is: ErrNetworkNotFound, says: "one of a, one with --conflist-network",
 			files: map[string]string{"1.conflist": listNamed("a"), "2.conf": single}},
 		{name: "no such one, or in the broken file", network: "c", is: ErrBroken, says: "2.conflist",
 			files: map[string]string{"1.conflist": listNamed("a"), "2.conflist": "{"}},
@@ -90,7 +90,7 @@ func TestFind(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Find(filepath.Join(t.TempDir(), "none"), ""); !errors.Is(err, ErrNone) {
+	if _, err := Find(filepath.Join(t.TempDir(), "none"), ""); !errors.Is(err, ErrNoNetworks) {
 		t.Error(err)
 	}
 }
@@ -239,7 +239,7 @@ func TestFindThroughMultus(t *testing.T) {
 			dir := dirWith(t, c.files)
 			n, err := Find(dir, c.network)
 			if c.file == "" {
-				if !errors.Is(err, ErrDelegate) || errors.Is(err, ErrNotThere) || !strings.Contains(strings.ReplaceAll(err.Error(), `"`, ""), c.says) || !strings.Contains(err.Error(), "--conflist-network") {
+				if !errors.Is(err, ErrDelegate) || errors.Is(err, ErrNetworkNotFound) || !strings.Contains(strings.ReplaceAll(err.Error(), `"`, ""), c.says) || !strings.Contains(err.Error(), "--conflist-network") {
 					t.Fatal(n.Path, err)
 				}
 				before := filesOf(t, dir)

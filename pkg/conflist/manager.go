@@ -98,22 +98,22 @@ func NewManager(o Options) *Manager {
 	}
 }
 
-// removals are those of the plugin entry by other programs. The first repairs after a brief life come
-// at once: a main CNI plugin that is being installed rewrites its file some dozen times. After a
-// longer life it would not help to wait.
+// removals are those of the plugin entry by other programs. The first repairs after quick removals
+// come at once: a main CNI plugin that is being installed rewrites its file some dozen times. After
+// late removals, those of an entry that lived longer than briefLife, it would not help to wait.
 type removals struct {
-	brief, slow flowcontrol.Flapping
-	present     time.Time // since when the entry is there; zero if it is not
-	last        time.Time // when it was removed last
-	restored    time.Time // when it was last inserted again
+	quickRemovals, lateRemovals flowcontrol.Flapping
+	present                     time.Time // since when the entry is there; zero if it is not
+	last                        time.Time // when it was removed last
+	restored                    time.Time // when it was last inserted again
 }
 
 const removalWindow = 10 * time.Minute
 
 func newRemovals() removals {
 	return removals{
-		brief: flowcontrol.Flapping{Threshold: 10, Immediate: 50, Window: removalWindow, Calm: 10 * time.Second},
-		slow:  flowcontrol.Flapping{Threshold: 5, Immediate: math.MaxInt, Window: removalWindow, Calm: 5 * time.Minute},
+		quickRemovals: flowcontrol.Flapping{Threshold: 10, Immediate: 50, Window: removalWindow, Calm: 10 * time.Second},
+		lateRemovals:  flowcontrol.Flapping{Threshold: 5, Immediate: math.MaxInt, Window: removalWindow, Calm: 5 * time.Minute},
 	}
 }
 
@@ -125,16 +125,16 @@ func (r *removals) observe(present bool, now time.Time) {
 		r.present = now
 	case !present && !r.present.IsZero():
 		if now.Sub(r.present) < briefLife {
-			r.brief.Reverted(now, what)
+			r.quickRemovals.Reverted(now, what)
 		} else {
-			r.slow.Reverted(now, what)
+			r.lateRemovals.Reverted(now, what)
 		}
 		r.present, r.last = time.Time{}, now
 	}
 }
 
 // insertAt is when the entry may be inserted again.
-func (r *removals) insertAt() time.Time { return r.last.Add(r.brief.Pause()) }
+func (r *removals) insertAt() time.Time { return r.last.Add(r.quickRemovals.Pause()) }
 
 // SyncNow asks for a sync at once, as when Leader has changed. Any goroutine may call it; it never
 // waits.
@@ -174,7 +174,7 @@ func (m *Manager) Run(ctx context.Context) {
 func (m *Manager) next(s Status) time.Duration {
 	now, wait := time.Now(), m.options.Interval
 	if s.Leader {
-		for _, at := range []time.Time{m.removals.insertAt(), m.retryAt, m.removals.brief.Ends().Add(1), m.removals.slow.Ends().Add(1)} {
+		for _, at := range []time.Time{m.removals.insertAt(), m.retryAt, m.removals.quickRemovals.Ends().Add(1), m.removals.lateRemovals.Ends().Add(1)} {
 			if at.After(now) {
 				wait = min(wait, at.Sub(now))
 			}
@@ -186,7 +186,7 @@ func (m *Manager) next(s Status) time.Duration {
 func (m *Manager) sync(ctx context.Context) Status {
 	if !m.options.Leader() {
 		m.removals = newRemovals()
-		m.failed(nil, time.Time{})
+		m.noteAttempt(nil)
 		return Status{}
 	}
 	now := time.Now()
@@ -205,21 +205,21 @@ func (m *Manager) sync(ctx context.Context) Status {
 	if err == nil {
 		m.network, s.Present = n, n.Entries > 0
 	}
-	if err == nil || errors.Is(err, ErrNone) || errors.Is(err, ErrNotThere) {
+	if err == nil || errors.Is(err, ErrNoNetworks) || errors.Is(err, ErrNetworkNotFound) {
 		m.removals.observe(s.Present, now)
 	}
 	missing := config.CheckPlugin(m.options.BinDir)
 	switch {
 	case err != nil:
 	case n.Entries == 1 && !n.Generated:
-		m.failed(nil, now)
+		m.noteAttempt(nil)
 	case now.Before(m.retryAt):
 		err = m.failure
 	case m.options.Entry != nil && missing == nil && !now.Before(m.removals.insertAt()):
 		err = m.insert(ctx, &s, n)
 	}
-	s.Flapping = m.removals.brief.Active(now) != "" || m.removals.slow.Active(now) != ""
-	m.describe(&s, n, err, missing)
+	s.Flapping = m.removals.quickRemovals.Active(now) != "" || m.removals.lateRemovals.Active(now) != ""
+	m.addProblems(&s, n, err, missing)
 	return s
 }
 
@@ -227,9 +227,9 @@ func (m *Manager) sync(ctx context.Context) Status {
 func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 	c, err := m.options.Insert(ctx)
 	now := time.Now()
-	m.failed(err, now)
+	m.noteAttempt(err)
 	if err != nil {
-		s.Present = s.Present && !aboutContents(err)
+		s.Present = s.Present && !isContentError(err)
 		return err
 	}
 	m.removals.observe(true, now)
@@ -264,9 +264,9 @@ func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 	return nil
 }
 
-// failed decides when to try again; err is nil after a success.
-func (m *Manager) failed(err error, now time.Time) {
-	if err == nil || aboutContents(err) { // only another program can change that: then there is an event
+// noteAttempt decides when to try again; err is nil after a success.
+func (m *Manager) noteAttempt(err error) {
+	if err == nil || isContentError(err) { // only another program can change that: then there is an event
 		m.failure, m.failures, m.retryAt = nil, 0, time.Time{}
 		return
 	}
@@ -274,21 +274,21 @@ func (m *Manager) failed(err error, now time.Time) {
 	if errors.Is(err, errChanged) {
 		longest = maxRaceRetry
 	}
-	m.failure, m.retryAt = err, now.Add(min(minRetry<<min(m.failures, 16), longest))
+	m.failure, m.retryAt = err, time.Now().Add(min(minRetry<<min(m.failures, 16), longest))
 	m.failures++
 }
 
-// aboutContents reports whether an error is about what the files say, not about writing them.
-func aboutContents(err error) bool {
-	known := []error{ErrNone, ErrNotThere, ErrBroken, ErrElsewhere, ErrOnlyPlugin, ErrDelegate, config.ErrPosition}
+// isContentError reports whether an error is about what the files say, not about writing them.
+func isContentError(err error) bool {
+	known := []error{ErrNoNetworks, ErrNetworkNotFound, ErrBroken, ErrElsewhere, ErrOnlyPlugin, ErrDelegate, config.ErrPosition}
 	return slices.ContainsFunc(known, func(k error) bool { return errors.Is(err, k) })
 }
 
 func (s *Status) add(p Problem) { s.Problems = append(s.Problems, p) }
 
-// describe adds the problems. An entry that is there and keeps pods from starting is reported by the
-// reconcile loop, with or without a Manager.
-func (m *Manager) describe(s *Status, n Network, err, missing error) {
+// addProblems adds the problems. An entry that is there and keeps pods from starting is reported by
+// the reconcile loop, with or without a Manager.
+func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
 	dir := policy.Printable(m.options.Dir)
 	if missing != nil && !s.Present {
 		s.add(Problem{Plugin: true, Err: fmt.Errorf("%w, so no plugin entry is inserted into the conflist, and no pod would start with it: "+
@@ -299,19 +299,19 @@ func (m *Manager) describe(s *Status, n Network, err, missing error) {
 	}
 	switch {
 	case err == nil, errors.Is(err, config.ErrPosition):
-	case errors.Is(err, ErrNone), errors.Is(err, ErrNotThere):
+	case errors.Is(err, ErrNoNetworks), errors.Is(err, ErrNetworkNotFound):
 		what, remedy := "the main CNI plugin's network", "set cni_conf_dir if it is elsewhere"
 		if m.options.Network != "" {
 			what += " " + policy.Printable(m.options.Network)
 		}
-		if errors.Is(err, ErrNotThere) {
+		if errors.Is(err, ErrNetworkNotFound) {
 			remedy = err.Error()
 		}
 		if names := renamedByCilium(m.options.Dir); len(names) > 0 {
 			remedy = fmt.Sprintf("Cilium has renamed %s: %s", policy.Printable(strings.Join(names, ", ")), knownWriters()[0].remedy)
 		}
 		s.add(Problem{Err: fmt.Errorf("waiting for %s in %s; %s", what, dir, remedy), Waiting: true})
-	case aboutContents(err):
+	case isContentError(err):
 		s.add(Problem{Err: err})
 	default:
 		err = fmt.Errorf("the plugin entry cannot be inserted; it is tried again: %w", err)
@@ -323,7 +323,7 @@ func (m *Manager) describe(s *Status, n Network, err, missing error) {
 	}
 	if s.Flapping {
 		then := "the entry is inserted again at once each time"
-		if pause := m.removals.brief.Pause(); pause > 0 {
+		if pause := m.removals.quickRemovals.Pause(); pause > 0 {
 			then = fmt.Sprintf("the entry is inserted again after %s now", pause)
 		}
 		by := likelyWriter(m.network)
@@ -355,9 +355,9 @@ func (m *Manager) logProblems(s Status) {
 
 // writer is a program that writes conflists.
 type writer struct {
-	sign   string // a part of the name of its file, its network or one of its plugins
-	name   string
-	remedy string // to make it leave the plugin entry in
+	pattern string // a part of the name of its file, its network or one of its plugins
+	name    string
+	remedy  string // to make it leave the plugin entry in
 }
 
 func knownWriters() []writer {
@@ -377,7 +377,7 @@ func likelyWriter(n Network) writer {
 	}
 	names := strings.Join(append([]string{filepath.Base(n.Path), n.Name}, n.Conflist.Types...), " ")
 	for _, w := range knownWriters() {
-		if strings.Contains(names, w.sign) {
+		if strings.Contains(names, w.pattern) {
 			return w
 		}
 	}

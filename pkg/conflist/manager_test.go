@@ -428,7 +428,7 @@ func TestManagerToleratesOneEntryAlone(t *testing.T) {
 		k.write("net.d/00-b.conflist", `{"name":"n","cniVersion":"1.1.0"}`)
 		k.write("net.d/n/1.conf", single)
 		k.after(60 * time.Millisecond)
-		if k.says("00-b.conflist*folder"); k.last.Present {
+		if k.says("00-b.conflist*directory of"); k.last.Present {
 			t.Error(k.last)
 		}
 	})
@@ -481,7 +481,7 @@ func TestRemovals(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, now := newRemovals(), time.Now()
-			active := func() bool { return r.brief.Active(now) != "" || r.slow.Active(now) != "" }
+			active := func() bool { return r.quickRemovals.Active(now) != "" || r.lateRemovals.Active(now) != "" }
 			for _, lived := range c.lives {
 				r.observe(true, now)
 				now = now.Add(lived)
@@ -491,11 +491,11 @@ func TestRemovals(t *testing.T) {
 					now = at
 				}
 			}
-			if active() != c.flapping || r.brief.Pause() != c.pause {
-				t.Errorf("flapping %t, pause %s", active(), r.brief.Pause())
+			if active() != c.flapping || r.quickRemovals.Pause() != c.pause {
+				t.Errorf("flapping %t, pause %s", active(), r.quickRemovals.Pause())
 			}
 			r.observe(true, now)
-			if now = now.Add(5*time.Minute + 1); active() || r.brief.Pause() != 0 {
+			if now = now.Add(5*time.Minute + 1); active() || r.quickRemovals.Pause() != 0 {
 				t.Error("it does not end")
 			}
 		})

@@ -37,7 +37,7 @@ func inDir(ctx context.Context, path string, do func(d *safefile.Dir, name strin
 // RemoveTemps removes the temporary files that killed processes left in a configuration directory.
 // A directory that is missing is an fs.ErrNotExist.
 func RemoveTemps(dir string) error {
-	return inDir(context.Background(), dir+"/.", func(*safefile.Dir, string) error { return nil })
+	return inDir(context.Background(), dir+"/.", func(*safefile.Dir, string) error { return nil }) // OpenLocked removes them
 }
 
 // unchanged returns mode and owner of a file, or errChanged if its text is not that one.
@@ -75,7 +75,7 @@ func (r replacement) run(path string) error {
 			if err := r.exchange(d, name); err != nil {
 				return err
 			}
-			if err := errors.Join(d.Sync(), announce(r.ctx, path, d.Path())); err != nil {
+			if err := errors.Join(d.Sync(), notifyWatchers(r.ctx, path, d.Path())); err != nil {
 				return fmt.Errorf("the new text is in force: %w", err)
 			}
 			r.reached(6)
@@ -135,9 +135,9 @@ func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
 	return err
 }
 
-// announce creates and removes a file in the directory of a symlink to another directory: runtimes
-// watch this directory, not that of the target.
-func announce(ctx context.Context, link, target string) error {
+// notifyWatchers creates and removes a file in the directory of a symlink to another directory:
+// runtimes watch this directory, not that of the target.
+func notifyWatchers(ctx context.Context, link, target string) error {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(link))
 	if err != nil || dir == target {
 		return err

@@ -27,10 +27,10 @@ const maxSize = 1 << 20
 var (
 	// ErrOnlyPlugin says that a list would have no plugin left, which no runtime loads.
 	ErrOnlyPlugin = errors.New("the plugin entry is the only plugin of the list; remove the file instead")
-	// ErrElsewhere says that a list has no plugins in its text: libcni takes them from a folder of
-	// the network's name, and would run an entry in the text first.
+	// ErrElsewhere says that a list has no plugins in its text: libcni takes them from the
+	// directory of the network's name, and would run an entry in the text first.
 	ErrElsewhere = errors.New("the list has no plugins of its own; write the plugin entry to a file that sorts last " +
-		"in the folder of the network's name")
+		"in the directory of the network's name")
 )
 
 // ReadEntry reads the file of the plugin entry that is to be inserted; DefaultEntry if there is no
@@ -124,7 +124,7 @@ func verify(before config.Conflist, now, entry []byte) error {
 	return nil
 }
 
-// divide returns the values of a list, with the plugins of others only, and its plugin entries.
+// divide returns the values of a list, with the other plugins only, and its plugin entries.
 func divide(list config.Conflist) (values map[string]json.RawMessage, entries string) {
 	_ = json.Unmarshal(list.Doc, &values) // it is parsed already
 	delete(values, "plugins")

@@ -87,12 +87,12 @@ type Host struct {
 // examination is a host with what several checks look at.
 type examination struct {
 	Host
-	ctx        context.Context
-	lists      []list
-	processes  []process
-	pods       []podNetwork
-	violations []violation
-	problems   []string // what could not be examined
+	ctx         context.Context
+	lists       []list
+	processes   []process
+	pods        []podNetwork
+	violations  []violation
+	notExamined []string // errors
 }
 
 // check looks for one situation. A finding without details is dropped.
@@ -126,8 +126,8 @@ func Examine(ctx context.Context, h Host) []Finding {
 			all = append(all, f)
 		}
 	}
-	if len(e.problems) > 0 {
-		all = append(all, Finding{ID: "not-examined", Severity: SeverityNotice, Detail: e.problems,
+	if len(e.notExamined) > 0 {
+		all = append(all, Finding{ID: "not-examined", Severity: SeverityNotice, Detail: e.notExamined,
 			Summary: "Some of the node could not be examined.",
 			Remedy:  "Run as root on the host, or do what the messages ask for. Findings may be missing."})
 	}
@@ -146,8 +146,8 @@ func (e *examination) note(err error) {
 		return
 	}
 	// That a backend is unusable means nothing without the errors that it was joined with.
-	if err != nil && !slices.Contains(e.problems, err.Error()) && err.Error() != netfilter.ErrUnusable.Error() {
-		e.problems = append(e.problems, err.Error())
+	if err != nil && !slices.Contains(e.notExamined, err.Error()) && err.Error() != netfilter.ErrUnusable.Error() {
+		e.notExamined = append(e.notExamined, err.Error())
 	}
 }
 

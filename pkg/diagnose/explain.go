@@ -73,7 +73,7 @@ type Explanation struct {
 // An unknown source or interface is replaced by one in scope (policy.Decide). Of several chains the
 // first that masquerades decides, as the first NAT rule that matches binds a connection; if none does,
 // one that exempts. The explanation is that of this chain.
-func Explain(q Question, state *enforce.State, sources []policy.Source, places Places) Explanation {
+func Explain(q Question, state *enforce.State, sources []policy.Source, finder OriginFinder) Explanation {
 	q.Dst, q.Src = q.Dst.Unmap().WithZone(""), q.Src.Unmap().WithZone("")
 	blank := Explanation{
 		Destination: q.Dst, Source: q.Src, Interface: q.Out,
@@ -82,7 +82,7 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, places P
 	var all []Explanation
 	for _, p := range state.Policies {
 		e := blank
-		e.decide(p, q.Packet, sources, places)
+		e.decide(p, q.Packet, sources, finder)
 		e.observe(p, q.Packet, state)
 		all = append(all, e)
 	}
@@ -136,14 +136,14 @@ func (e *Explanation) addProblem(format string, args ...any) {
 }
 
 // decide sets what the policy decides, and the origins.
-func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []policy.Source, places Places) {
+func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []policy.Source, finder OriginFinder) {
 	d := p.Decide(asked)
 	e.Chain, e.Verdict, e.Reason = p.Chain, d.Action, d.Reason
-	if d.Entry != nil {
-		e.Prefix = &d.Entry.Prefix
+	if d.PrefixAction != nil {
+		e.Prefix = &d.PrefixAction.Prefix
 	}
 	for i, o := range d.Origins {
-		found := places.origin(o, sources)
+		found := finder.origin(o, sources)
 		if i == 0 {
 			e.Origin = &found
 		} else {
@@ -280,14 +280,14 @@ type Origin struct {
 	AgeSeconds int64     `json:"ageSeconds,omitzero"`
 }
 
-// Places is where values of networks can be found, and when documents were written.
-type Places struct {
+// OriginFinder finds the file that has a value, and the time when its document was written.
+type OriginFinder struct {
 	ConfDir config.ConfDir
 	Since   func(policy.SourceID) (time.Time, error) // the zero Time if unknown; it may be nil
 	Now     time.Time                                // from which ages are counted
 }
 
-func (p Places) origin(o policy.Origin, sources []policy.Source) Origin {
+func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
 	out := Origin{Source: o.Source.String(), Kind: o.Source.Kind, Name: o.Source.Name, Key: o.Key, File: o.File}
 	index := o.Index
 	if o.Source.Kind == policy.Network {
@@ -311,7 +311,7 @@ func (p Places) origin(o policy.Origin, sources []policy.Source) Origin {
 // inConflist returns the file and the index of a value in the first conflist with a plugin
 // entry for the network, as runtimes look for it. The entry can differ by now from the
 // policy in force: the value may have moved, or be in no file ("").
-func (p Places) inConflist(o policy.Origin, inForce policy.SourcePolicy) (file string, index int) {
+func (p OriginFinder) inConflist(o policy.Origin, inForce policy.SourcePolicy) (file string, index int) {
 	at := slices.IndexFunc(p.ConfDir.Conflists, func(c config.Conflist) bool { return c.Network == o.Source.Name && len(c.Entries) > 0 })
 	if at < 0 || p.ConfDir.Conflists[at].Entries[0].Err != nil {
 		return "", o.Index

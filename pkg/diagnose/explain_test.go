@@ -46,7 +46,7 @@ func TestOrigins(t *testing.T) {
 		file("/etc/config/ip-masq-more", exempting("172.22.0.0/16", "172.23.0.0/16", "172.24.0.0/16", "172.21.0.0/16"),
 			func(s *policy.SourcePolicy) { s.MasqueradeHost = &no }))
 	n := newNode(podnet, second, files)
-	n.places.ConfDir = confDir(t, map[string]string{
+	n.finder.ConfDir = confDir(t, map[string]string{
 		// The list changed since it was put in force: items moved, and one is gone.
 		"10-podnet.conflist": conflist("podnet", `, "masqChain": "A", "sourceCIDRs": ["10.244.0.0/16"],
 			"nonMasqueradeCIDRs": ["100.64.0.0/10", "192.168.0.0/16", "10.0.0.0/8"]`),

@@ -25,7 +25,7 @@ var (
 type node struct {
 	sources []policy.Source
 	view    *enforce.State
-	places  diagnose.Places
+	finder  diagnose.OriginFinder
 }
 
 // newNode makes one whose kernel has all that is desired. Chains are kept in
@@ -80,7 +80,7 @@ func (n *node) inKernel(c netfilter.Choice, chains []policy.Chain, unrecognized 
 }
 
 func (n *node) explain(q diagnose.Question) diagnose.Explanation {
-	return diagnose.Explain(q, n.view, n.sources, n.places)
+	return diagnose.Explain(q, n.view, n.sources, n.finder)
 }
 
 // question is about traffic to an address; src and out may be "".
@@ -172,7 +172,7 @@ func conflist(network, keys string) string {
 }
 
 // threeDays is what documents of this test are old.
-func threeDays(p *diagnose.Places) {
+func threeDays(p *diagnose.OriginFinder) {
 	p.Now = time.Date(2026, 3, 4, 3, 0, 0, 0, time.UTC)
 	p.Since = func(policy.SourceID) (time.Time, error) { return p.Now.Add(-75 * time.Hour), nil }
 }

@@ -20,7 +20,7 @@ import (
 // Observe does not.
 func (e *Enforcer) CheckDataDir(ctx context.Context) error {
 	us := e.owner()
-	if stated, origin, _ := e.stated(); stated != "" {
+	if stated, origin, _ := e.statedDataDir(); stated != "" {
 		if policy.OwnedBy(stated) == us {
 			return nil
 		}
@@ -64,17 +64,17 @@ func (e *Enforcer) checkFirstWrite(ctx context.Context) (*os.File, error) {
 
 func (e *Enforcer) owner() policy.Owner { return policy.OwnedBy(e.Dir.Path()) }
 
-func (e *Enforcer) stated() (dataDir, origin string, certain bool) {
-	if e.Stated == nil {
+func (e *Enforcer) statedDataDir() (dataDir, origin string, certain bool) {
+	if e.StatedDataDir == nil {
 		return "", "", false
 	}
-	return e.Stated()
+	return e.StatedDataDir()
 }
 
 // replaces reports whether it is certain that the node's files state this dataDir, so that the
-// chains of others are removed. A file that cannot be read may state another.
+// chains of other dataDirs are removed. A file that cannot be read may state another.
 func (e *Enforcer) replaces() bool {
-	stated, _, certain := e.stated()
+	stated, _, certain := e.statedDataDir()
 	return certain && stated != "" && policy.OwnedBy(stated) == e.owner()
 }
 

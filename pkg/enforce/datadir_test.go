@@ -15,7 +15,7 @@ import (
 
 // states has the node's files state a dataDir.
 func (f *fixture) states(dataDir string) {
-	f.enforcer.Stated = func() (string, string, bool) { return dataDir, "/etc/cni/net.d", true }
+	f.enforcer.StatedDataDir = func() (string, string, bool) { return dataDir, "/etc/cni/net.d", true }
 }
 
 // stand puts a chain of another dataDir into the kernel.
@@ -104,7 +104,7 @@ func TestOtherDataDirsAreReplaced(t *testing.T) {
 // that cannot be read may state the other.
 func TestOtherDataDirsStay(t *testing.T) {
 	f := newFixture(t)
-	f.enforcer.Stated = func() (string, string, bool) { return f.enforcer.Dir.Path(), "/etc/cni/net.d", false }
+	f.enforcer.StatedDataDir = func() (string, string, bool) { return f.enforcer.Dir.Path(), "/etc/cni/net.d", false }
 	net := network("podnet", "A")
 	f.mustBeInSync(f.sync(net))
 	f.stand(legacyChoice, "X", "/other")

@@ -29,10 +29,10 @@ type Enforcer struct {
 	// PreferredBackend is the backend for chains whose sources state none. A chain on record in
 	// another backend moves there. With "" or Auto the record decides.
 	PreferredBackend policy.Backend
-	// Stated returns the dataDir that the node's files state, "" if they state none, and the file
-	// or directory that states it. It is certain if all files could be read. Nil states none. It is
-	// not called while the rules are in sync.
-	Stated func() (dataDir, origin string, certain bool)
+	// StatedDataDir returns the dataDir that the node's files state, "" if they state none, and the
+	// file or directory that states it. It is certain if all files could be read. Nil states none.
+	// It is not called while the rules are in sync.
+	StatedDataDir func() (dataDir, origin string, certain bool)
 	// Owned returns the chains that name an owner. Nil reads them from the kernel.
 	Owned func(context.Context) ([]netfilter.OwnedChain, error)
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an

@@ -47,10 +47,10 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	for _, p := range m.unready() {
 		unready[p.Reason] = true
 	}
-	e.gauge("ready", "Whether the rules are what the sources ask for (1) or not (0), as /readyz says.")(truth(len(unready) == 0))
+	e.gauge("ready", "Whether the rules are what the sources ask for (1) or not (0), as /readyz says.")(boolToFloat(len(unready) == 0))
 	notReady := e.gauge("not_ready", "Whether the node is not ready for this reason (1) or not (0).", "reason")
 	for _, r := range reconcile.Reasons() {
-		notReady(truth(unready[r]), string(r))
+		notReady(boolToFloat(unready[r]), string(r))
 	}
 
 	results := e.counter("reconciles_total", "Number of syncs, by result.", "result")
@@ -73,11 +73,11 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	if m.managed != nil {
 		present = &m.managed.Present
 		e.gauge("conflist_flapping", "Whether another program removes the plugin entry from the conflist repeatedly (1) or not (0); "+
-			"with conflist.manage only.")(truth(m.managed.Flapping))
+			"with conflist.manage only.")(boolToFloat(m.managed.Flapping))
 	}
 	if present != nil {
 		e.gauge("conflist_present", "Whether the network that the runtime uses has the plugin entry (1) or not (0). With conflist.manage it "+
-			"is the network that conflist.network names, if it names one.")(truth(*present))
+			"is the network that conflist.network names, if it names one.")(boolToFloat(*present))
 	}
 
 	if m.thirdParty != nil {
@@ -92,9 +92,9 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	for s, n := range m.connections.totals {
 		connections(float64(n), s.labels()...)
 	}
-	if m.known != nil {
-		e.sources(m.known, m.written)
-		e.rules(m.known)
+	if m.lastWithRules != nil {
+		e.sources(m.lastWithRules, m.written)
+		e.rules(m.lastWithRules)
 	}
 }
 
@@ -153,7 +153,7 @@ func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.
 		}
 	}
 	for name, v := range allValid {
-		valid(truth(v), name)
+		valid(boolToFloat(v), name)
 	}
 }
 
@@ -246,7 +246,7 @@ func hashOf(policies []policy.SourcePolicy) (uint64, error) {
 
 func timestamp(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
 
-func truth(b bool) float64 {
+func boolToFloat(b bool) float64 {
 	if b {
 		return 1
 	}

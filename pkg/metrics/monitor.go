@@ -52,16 +52,16 @@ type Monitor struct {
 	duration prometheus.Histogram
 	scrapes  singleflight.Group
 
-	mu       sync.Mutex
-	problems []reconcile.Problem // of the last report
-	reported time.Time           // the last report, else the start
-	interval time.Duration
-	reports  int // how many there were
-	results  map[reconcile.Result]int
-	repairs  map[policy.ChangeKind]int
-	success  float64            // time of the last sync that did not fail
-	sources  *reconcile.Sources // of the last report that has some
-	known    *reconcile.Report  // the last one with rules
+	mu            sync.Mutex
+	problems      []reconcile.Problem // of the last report
+	reported      time.Time           // the last report, else the start
+	interval      time.Duration
+	reports       int // how many there were
+	results       map[reconcile.Result]int
+	repairs       map[policy.ChangeKind]int
+	success       float64            // time of the last sync that did not fail
+	sources       *reconcile.Sources // of the last report that has some
+	lastWithRules *reconcile.Report  // the last report with rules
 
 	managed  *Conflist // nil unless a conflist manager runs
 	inserted int       // how often it inserted the plugin entry
@@ -102,7 +102,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.reports++
 	m.problems, m.reported, m.interval = r.Problems, time.Now(), interval
 	if r.Standby() {
-		m.sources, m.known = nil, nil // the active reconciler exports them
+		m.sources, m.lastWithRules = nil, nil // the active reconciler exports them
 		return
 	}
 	m.results[r.Result]++
@@ -115,7 +115,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	}
 	m.sources = cmp.Or(r.Sources, m.sources)
 	if r.Rules != nil {
-		m.known = r
+		m.lastWithRules = r
 	}
 	m.connections.observe(r.Before)
 	m.connections.observe(r.Rules)
@@ -233,13 +233,13 @@ func (m *Monitor) refresh() {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
 	m.mu.Lock()
-	known, reports := m.known, m.reports
+	last, reports := m.lastWithRules, m.reports
 	m.mu.Unlock()
 	found := scraped{written: map[policy.SourceID]time.Time{}}
 	var state *enforce.State
 	o := m.options
-	if o.Written != nil && known != nil {
-		for _, s := range known.State.Sources {
+	if o.Written != nil && last != nil {
+		for _, s := range last.State.Sources {
 			if at, err := o.Written(s.ID); err != nil {
 				m.log.Warn("failed to read the age of a source's document", "source", s.ID.String(), "err", err)
 			} else if !at.IsZero() {
@@ -250,8 +250,8 @@ func (m *Monitor) refresh() {
 	if o.PluginVersion != nil {
 		found.plugin = o.PluginVersion()
 	}
-	if o.ThirdParty != nil && known != nil {
-		if n, err := o.ThirdParty(ctx, known); err != nil {
+	if o.ThirdParty != nil && last != nil {
+		if n, err := o.ThirdParty(ctx, last); err != nil {
 			m.log.Warn("failed to count third-party rules", "err", err)
 		} else {
 			found.thirdParty = &n

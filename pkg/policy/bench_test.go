@@ -67,7 +67,7 @@ func BenchmarkDesired(b *testing.B) {
 	for _, n := range []int{1_000, 10_000} {
 		b.Run(fmt.Sprintf("alternating/sets/%d", n), func(b *testing.B) {
 			merged := policy.Merge([]policy.Source{network("n", 1, ofOneLength(n)), network("m", 2, policy.SourcePolicy{})})
-			slices.SortFunc(merged[0].Destinations, func(x, y policy.Entry) int { return x.Prefix.Addr().Compare(y.Prefix.Addr()) })
+			slices.SortFunc(merged[0].Destinations, func(x, y policy.PrefixAction) int { return x.Prefix.Addr().Compare(y.Prefix.Addr()) })
 			for b.Loop() {
 				policy.Desired(merged, policy.Layout{Sets: true}, policy.Owner{})
 			}

@@ -11,8 +11,8 @@ import (
 // Decision is what the desired rules of a policy do with a packet, and why.
 type Decision struct {
 	Action Action
-	// Entry is the destination or source that decides, or nil.
-	Entry *Entry
+	// PrefixAction is the destination or source that decides, or nil.
+	PrefixAction *PrefixAction
 	// Origins are those of the entry, or of the key that puts the packet out of scope.
 	Origins []Origin
 	Reason  string // one sentence for people
@@ -56,26 +56,26 @@ func (p Policy) Decide(asked Packet) Decision {
 // longest returns the rule with the longest prefix that matches the packet, given the
 // first rule that does: prefixes of one action are in the written order.
 func (c *Chain) longest(first *Rule, pkt Packet) *Rule {
-	if first.Entry == nil || first.Entry.isSource() {
+	if first.PrefixAction == nil || first.PrefixAction.isSource() {
 		return first
 	}
 	for i := range c.Rules {
-		if r := &c.Rules[i]; r.Entry != nil && r.Matches(pkt) && r.Entry.Prefix.Bits() > first.Entry.Prefix.Bits() {
+		if r := &c.Rules[i]; r.PrefixAction != nil && r.Matches(pkt) && r.PrefixAction.Prefix.Bits() > first.PrefixAction.Prefix.Bits() {
 			first = r
 		}
 	}
 	return first
 }
 
-func (e *Entry) isSource() bool { return e.Origins[0].Key == exemptSourcesKey }
+func (e *PrefixAction) isSource() bool { return e.Origins[0].Key == exemptSourcesKey }
 
 // decision explains the desired rule that decides a packet.
 func (r *Rule) decision(pkt Packet, sourceKnown bool) Decision {
-	e := r.Entry
+	e := r.PrefixAction
 	if e == nil {
 		return Decision{Action: ActionMasquerade, Reason: fmt.Sprintf("no prefix covers %s, and what none covers is masqueraded", pkt.Dst)}
 	}
-	d := Decision{Action: ActionExempt, Entry: e, Origins: e.Origins}
+	d := Decision{Action: ActionExempt, PrefixAction: e, Origins: e.Origins}
 	if r.Verdict == Masquerade {
 		d.Action = ActionMasquerade
 	}

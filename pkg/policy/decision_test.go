@@ -12,15 +12,14 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// outcomeOf is what the rules of a chain do with a packet: masquerade it or not.
+// outcomeOf returns whether the rules of a chain masquerade a packet, and the rule that decides.
 func outcomeOf(rs policy.Ruleset, p policy.Packet) (masquerade bool, by *policy.Rule) {
 	v, rule := decided(rs, policy.DefaultChain, p)
 	return v == masqueraded, rule
 }
 
-// What is said to be decided is what the rules do, in either layout; and where
-// source or interface are not known, what they do with the packet that stands for
-// the others.
+// Decide agrees with the rules in either layout. If source or interface are not
+// known, it agrees with what the rules do with the representative packet.
 func TestDecideAgreesWithTheRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sources := genSources().Draw(t, "sources")
@@ -57,28 +56,29 @@ func TestDecideAgreesWithTheRules(t *testing.T) {
 	})
 }
 
-// checkEntry: the entry that is said to decide covers the packet, and is there.
+// checkEntry checks that the entry of a decision is in the policy and covers the packet.
 func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decision) {
 	if d.Reason == "" {
 		t.Fatalf("%+v is %s without a reason", pkt, d.Action)
 	}
-	if d.Entry == nil {
+	decides := d.PrefixAction
+	if decides == nil {
 		if d.Action == policy.ActionExempt {
 			t.Fatalf("%+v is exempt by nothing", pkt)
 		}
 		return
 	}
-	is := func(e policy.Entry) bool { return e.Prefix == d.Entry.Prefix && e.Action == d.Entry.Action }
-	bySource := d.Entry.Prefix.Contains(pkt.Src) && slices.ContainsFunc(p.ExemptSources, is)
-	byDestination := d.Entry.Prefix.Contains(pkt.Dst) && slices.ContainsFunc(p.Destinations, is)
+	is := func(e policy.PrefixAction) bool { return e.Prefix == decides.Prefix && e.Action == decides.Action }
+	bySource := decides.Prefix.Contains(pkt.Src) && slices.ContainsFunc(p.ExemptSources, is)
+	byDestination := decides.Prefix.Contains(pkt.Dst) && slices.ContainsFunc(p.Destinations, is)
 	if !bySource && !byDestination || d.Action == policy.ActionOutOfScope {
-		t.Fatalf("%+v is %s by %s, which is not about it", pkt, d.Action, d.Entry.Prefix)
+		t.Fatalf("%+v is %s by %s, which is not about it", pkt, d.Action, decides.Prefix)
 	}
-	if want := d.Entry.Action == policy.ActionMasquerade; want != (d.Action == policy.ActionMasquerade) {
-		t.Fatalf("%+v is %s by %s, which says %s", pkt, d.Action, d.Entry.Prefix, d.Entry.Action)
+	if want := decides.Action == policy.ActionMasquerade; want != (d.Action == policy.ActionMasquerade) {
+		t.Fatalf("%+v is %s by %s, which says %s", pkt, d.Action, decides.Prefix, decides.Action)
 	}
 	if len(d.Origins) == 0 {
-		t.Fatalf("%+v is %s by %s, which no source stated", pkt, d.Action, d.Entry.Prefix)
+		t.Fatalf("%+v is %s by %s, which no source stated", pkt, d.Action, decides.Prefix)
 	}
 }
 
@@ -93,7 +93,7 @@ func TestDecideForUnknownSources(t *testing.T) {
 		unknown := known
 		unknown.Src = netip.Addr{}
 		with, without := p.Decide(known), p.Decide(unknown)
-		outOfScope, exempt := with.Action == policy.ActionOutOfScope, with.Entry != nil && with.Entry.Prefix.Contains(known.Src) && with.Action == policy.ActionExempt
+		outOfScope, exempt := with.Action == policy.ActionOutOfScope, with.PrefixAction != nil && with.PrefixAction.Prefix.Contains(known.Src) && with.Action == policy.ActionExempt
 		if !outOfScope && !exempt && with.Action != without.Action {
 			t.Fatalf("%+v is %s (%s), but for a source that is not known it is %s (%s)", known, with.Action, with.Reason, without.Action, without.Reason)
 		}
@@ -174,8 +174,8 @@ func TestDecideByExample(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			d := mergeOne(t, network("podnet", 1, tt.policy)).Decide(tt.packet)
 			entry := ""
-			if d.Entry != nil {
-				entry = d.Entry.Prefix.String()
+			if d.PrefixAction != nil {
+				entry = d.PrefixAction.Prefix.String()
 			}
 			if d.Action != tt.outcome || entry != tt.entry || d.Reason != tt.reason {
 				t.Errorf("got %s by %q:\n  %s\nwant %s by %q:\n  %s", d.Action, entry, d.Reason, tt.outcome, tt.entry, tt.reason)
@@ -220,7 +220,7 @@ func TestDecideByLongestPrefix(t *testing.T) {
 		"fd00::1": "fd00::/8", "fe80::1": "fe80::/10", "8.8.8.8": "", "2001:db8::1": "",
 	} {
 		got := ""
-		if e := p.Decide(policy.Packet{Dst: addr(dst)}).Entry; e != nil {
+		if e := p.Decide(policy.Packet{Dst: addr(dst)}).PrefixAction; e != nil {
 			got = e.Prefix.String()
 		}
 		if got != want {
@@ -245,7 +245,7 @@ func TestLongestPrefixAgreesWithTheOracle(t *testing.T) {
 					}
 				}
 				got, bits := masqueraded, -1
-				if e := p.Decide(policy.Packet{Dst: dst}).Entry; e != nil {
+				if e := p.Decide(policy.Packet{Dst: dst}).PrefixAction; e != nil {
 					bits = e.Prefix.Bits()
 					if e.Action == policy.ActionExempt {
 						got = notMasqueraded

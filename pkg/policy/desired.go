@@ -47,10 +47,10 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 	sources, destinations := entriesOf(p.ExemptSources, f), entriesOf(p.Destinations, f)
 	c.Rules = make([]Rule, 0, len(sources)+len(destinations)+1)
 	for _, e := range sources {
-		c.Rules = append(c.Rules, Rule{From: f.match(RangesOf(e.Prefix)), Verdict: Return, Entry: e})
+		c.Rules = append(c.Rules, Rule{From: f.match(RangesOf(e.Prefix)), Verdict: Return, PrefixAction: e})
 	}
 	for _, e := range chainOrder(destinations) {
-		r := Rule{To: f.match(RangesOf(e.Prefix)), Verdict: Return, Entry: e}
+		r := Rule{To: f.match(RangesOf(e.Prefix)), Verdict: Return, PrefixAction: e}
 		if e.Action == ActionExempt {
 			c.Rules = append(c.Rules, r)
 		} else {
@@ -89,8 +89,8 @@ func (p *Policy) masquerade(rules []Rule, r Rule) []Rule {
 // prefix. Entries keep the written order where order does not matter: it matters only
 // if an entry covers one with another action. The covering entry then comes right after
 // all entries that it covers, which are sorted by length, the longest first.
-func chainOrder(list []*Entry) []*Entry {
-	if !slices.ContainsFunc(list, func(e *Entry) bool { return e.Action != list[0].Action }) {
+func chainOrder(list []*PrefixAction) []*PrefixAction {
+	if !slices.ContainsFunc(list, func(e *PrefixAction) bool { return e.Action != list[0].Action }) {
 		return list
 	}
 	sorted := byPrefix(list)
@@ -99,7 +99,7 @@ func chainOrder(list []*Entry) []*Entry {
 		place[i] = at
 	}
 	longestFirst := func(i, j int) int { return cmp.Or(list[j].Prefix.Bits()-list[i].Prefix.Bits(), i-j) }
-	out, done := make([]*Entry, 0, len(list)), make([]bool, len(list))
+	out, done := make([]*PrefixAction, 0, len(list)), make([]bool, len(list))
 	take := func(i int) {
 		if !done[i] {
 			done[i] = true
@@ -151,8 +151,8 @@ func (p *Policy) jumps(f Family, l Layout) []Rule {
 	return jumps
 }
 
-func entriesOf(list []Entry, f Family) []*Entry {
-	out := make([]*Entry, 0, len(list))
+func entriesOf(list []PrefixAction, f Family) []*PrefixAction {
+	out := make([]*PrefixAction, 0, len(list))
 	for i := range list {
 		if FamilyOf(list[i].Prefix.Addr()) == f {
 			out = append(out, &list[i])
@@ -172,7 +172,7 @@ func (f Family) match(r Ranges) Ranges {
 
 // byPrefix returns the indexes of the entries in the order of comparePrefixes. It sorts
 // keys without pointers, which take a third of the time.
-func byPrefix(list []*Entry) []int {
+func byPrefix(list []*PrefixAction) []int {
 	type key struct {
 		high, low uint64
 		bits      int
@@ -195,7 +195,7 @@ func byPrefix(list []*Entry) []int {
 
 // exemptAddresses returns the addresses whose longest prefix is exempt. The entries
 // have different prefixes of one family.
-func exemptAddresses(list []*Entry) Ranges {
+func exemptAddresses(list []*PrefixAction) Ranges {
 	out := make(Ranges, 0, len(list))
 	add := func(from, to netip.Addr) {
 		if n := len(out); n > 0 && out[n-1].To().Next() == from {

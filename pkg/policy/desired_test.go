@@ -282,21 +282,21 @@ func written(sources []policy.Source, p policy.Policy, f policy.Family) []netip.
 		return cmp.Or(strings.Compare(string(b.ID.Kind), string(a.ID.Kind)), strings.Compare(a.ID.Name, b.ID.Name))
 	})
 	var out []netip.Prefix
-	note := func(prefix netip.Prefix, holds func(policy.Entry) bool) {
-		ofPrefix := func(e policy.Entry) bool { return e.Prefix == prefix && holds(e) }
+	note := func(prefix netip.Prefix, holds func(policy.PrefixAction) bool) {
+		ofPrefix := func(e policy.PrefixAction) bool { return e.Prefix == prefix && holds(e) }
 		if policy.FamilyOf(prefix.Addr()) == f && !slices.Contains(out, prefix) && slices.ContainsFunc(p.Destinations, ofPrefix) {
 			out = append(out, prefix)
 		}
 	}
 	for _, prefix := range append([]netip.Prefix{f.LinkLocal()}, policy.DefaultNonMasqueradeCIDRs(true)...) {
-		note(prefix, func(e policy.Entry) bool { return e.Origins[0].Source.Kind == policy.BuiltIn })
+		note(prefix, func(e policy.PrefixAction) bool { return e.Origins[0].Source.Kind == policy.BuiltIn })
 	}
 	for _, c := range byName {
 		for _, prefix := range c.Policy.NonMasqueradeCIDRs {
-			note(prefix, func(e policy.Entry) bool { return e.Action == policy.ActionExempt })
+			note(prefix, func(e policy.PrefixAction) bool { return e.Action == policy.ActionExempt })
 		}
 		for _, prefix := range c.Policy.MasqueradeCIDRs {
-			note(prefix, func(e policy.Entry) bool { return e.Action == policy.ActionMasquerade })
+			note(prefix, func(e policy.PrefixAction) bool { return e.Action == policy.ActionMasquerade })
 		}
 	}
 	return out
@@ -304,10 +304,10 @@ func written(sources []policy.Source, p policy.Policy, f policy.Family) []netip.
 
 // inConflict reports whether a wider prefix covers this one, and any prefix of
 // the action that is not its own.
-func inConflict(entries []policy.Entry, prefix netip.Prefix) bool {
+func inConflict(entries []policy.PrefixAction, prefix netip.Prefix) bool {
 	within := func(p, q netip.Prefix) bool { return q.Bits() < p.Bits() && q.Overlaps(p) }
-	return slices.ContainsFunc(entries, func(around policy.Entry) bool {
-		return within(prefix, around.Prefix) && slices.ContainsFunc(entries, func(e policy.Entry) bool {
+	return slices.ContainsFunc(entries, func(around policy.PrefixAction) bool {
+		return within(prefix, around.Prefix) && slices.ContainsFunc(entries, func(e policy.PrefixAction) bool {
 			return within(e.Prefix, around.Prefix) && e.Action != around.Action
 		})
 	})

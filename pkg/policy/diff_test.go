@@ -448,8 +448,8 @@ func TestOrderWithoutMeaning(t *testing.T) {
 	})
 }
 
-// What is reported of an order is each rule that stands before one which it has
-// to come after, and nothing else.
+// Compare reports as out of order each rule that stands before a rule that it must
+// follow, and no other rule.
 func TestOrderIsReportedRuleByRule(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rs := genRuleset().Draw(t, "ruleset")

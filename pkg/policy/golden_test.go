@@ -22,8 +22,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
 
-// Each folder of testdata with a sources.json is a case: what sources
-// contribute, and all that follows from it. -update writes what follows.
+// Each directory of testdata with a sources.json is a case: the sources, and the
+// policies and rulesets computed from them, in ruleset.txt. -update writes that file.
 func TestGolden(t *testing.T) {
 	cases, err := filepath.Glob(filepath.Join("testdata", "*", "sources.json"))
 	if err != nil || len(cases) == 0 {
@@ -78,7 +78,7 @@ func explain(merged []policy.Policy) string {
 	for _, p := range merged {
 		fmt.Fprintf(&b, "policy %s\n", p.Chain)
 		list(&b, "  conflict   ", p.Conflicts, func(e *policy.ConflictError) string { return e.Error() })
-		entry := func(e policy.Entry) string {
+		entry := func(e policy.PrefixAction) string {
 			return fmt.Sprintf("%-18s %-10s %v", e.Prefix, e.Action, originsOf(e))
 		}
 		list(&b, "  destination", p.Destinations, entry)

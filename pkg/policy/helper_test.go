@@ -60,7 +60,7 @@ func onDefaultChain(s policy.SourcePolicy) policy.SourcePolicy {
 }
 
 // originsOf names the origins of an entry, with the indexes of list items.
-func originsOf(e policy.Entry) (out []string) {
+func originsOf(e policy.PrefixAction) (out []string) {
 	for _, o := range e.Origins {
 		if o.Index < 0 {
 			out = append(out, fmt.Sprintf("%s (%s)", o.Key, o.Source))

@@ -55,9 +55,9 @@ type Policy struct {
 
 	// Destinations has each prefix once: link-local, the defaults, then those of
 	// networks by name and of the agent files, in the written order.
-	Destinations []Entry
+	Destinations []PrefixAction
 	// ExemptSources are never masqueraded, whatever the destination.
-	ExemptSources []Entry
+	ExemptSources []PrefixAction
 
 	// The scope: sourceCIDRs and outputInterfaces, of which none means all, and
 	// masqueradeHost.
@@ -74,8 +74,8 @@ type Policy struct {
 	Conflicts ConflictErrors
 }
 
-// Entry is a prefix with the action for the packets whose longest match it is.
-type Entry struct {
+// PrefixAction is a prefix with the action for the packets whose longest match it is.
+type PrefixAction struct {
 	Prefix  netip.Prefix
 	Action  Action
 	Origins []Origin
@@ -170,7 +170,7 @@ func (p Policy) ScopeErrors() []error {
 	return errs
 }
 
-func count(list []Entry, f Family, a Action) int {
+func count(list []PrefixAction, f Family, a Action) int {
 	n := 0
 	for i := range list {
 		if list[i].Action == a && FamilyOf(list[i].Prefix.Addr()) == f {
@@ -180,7 +180,7 @@ func count(list []Entry, f Family, a Action) int {
 	return n
 }
 
-func (p Policy) boundError(remedy string, by []Entry, format string, args ...any) error {
+func (p Policy) boundError(remedy string, by []PrefixAction, format string, args ...any) error {
 	sources := map[string]bool{}
 	for _, e := range by {
 		for _, o := range e.Origins {
@@ -347,21 +347,21 @@ func (m *merger) conflict(inForce Origin, inForceValue any, superseded Origin, s
 
 // defaults returns the link-local prefixes that no source wants masqueraded, and the
 // default destinations if no source has nonMasqueradeCIDRs.
-func (m *merger) defaults() []Entry {
+func (m *merger) defaults() []PrefixAction {
 	stated := func(is func(SourcePolicy) bool) bool {
 		return slices.ContainsFunc(m.parts, func(p part) bool { return is(p.policy) })
 	}
-	var out []Entry
+	var out []PrefixAction
 	if !stated(func(s SourcePolicy) bool { return isTrue(s.MasqLinkLocal) }) {
-		out = append(out, Entry{IPv4.LinkLocal(), ActionExempt, builtIn("masqLinkLocal")})
+		out = append(out, PrefixAction{IPv4.LinkLocal(), ActionExempt, builtIn("masqLinkLocal")})
 	}
 	if m.policy.EnableIPv6.Value && !stated(func(s SourcePolicy) bool { return isTrue(s.MasqLinkLocalIPv6) }) {
-		out = append(out, Entry{IPv6.LinkLocal(), ActionExempt, builtIn("masqLinkLocalIPv6")})
+		out = append(out, PrefixAction{IPv6.LinkLocal(), ActionExempt, builtIn("masqLinkLocalIPv6")})
 	}
 	reserved := scalar(m, "nomasqAllReservedRanges", false, func(s *SourcePolicy) *bool { return s.NomasqAllReservedRanges })
 	if !stated(func(s SourcePolicy) bool { return s.NonMasqueradeCIDRs != nil }) {
 		for _, p := range DefaultNonMasqueradeCIDRs(reserved.Value) {
-			out = append(out, Entry{p, ActionExempt, builtIn("nonMasqueradeCIDRs")})
+			out = append(out, PrefixAction{p, ActionExempt, builtIn("nonMasqueradeCIDRs")})
 		}
 	}
 	return out
@@ -378,7 +378,7 @@ type entryList struct {
 // each once. A prefix in the lists supersedes a default with another action; of two
 // sources that give a prefix different actions, the one with the higher precedence
 // is in force.
-func (m *merger) entries(defaults []Entry, lists func(*SourcePolicy) []entryList) []Entry {
+func (m *merger) entries(defaults []PrefixAction, lists func(*SourcePolicy) []entryList) []PrefixAction {
 	type decided struct {
 		action Action
 		part   *part
@@ -406,7 +406,7 @@ func (m *merger) entries(defaults []Entry, lists func(*SourcePolicy) []entryList
 			}
 		}
 	}
-	out := make([]Entry, 0, size+len(defaults))
+	out := make([]PrefixAction, 0, size+len(defaults))
 	for _, e := range defaults {
 		k, named := at[e.Prefix]
 		if named && all[k].action != e.Action {
@@ -429,7 +429,7 @@ func (m *merger) entries(defaults []Entry, lists func(*SourcePolicy) []entryList
 					e.Origins = append(e.Origins, part.origin(l.key, j))
 				default:
 					origins = append(origins, part.origin(l.key, j))
-					out = append(out, Entry{p, l.action, origins[len(origins)-1 : len(origins) : len(origins)]})
+					out = append(out, PrefixAction{p, l.action, origins[len(origins)-1 : len(origins) : len(origins)]})
 					d.entry = len(out)
 				}
 			}

@@ -16,7 +16,7 @@ import (
 )
 
 // withOrigins writes what a policy does with each prefix, with the origins.
-func withOrigins(entries []policy.Entry) []string {
+func withOrigins(entries []policy.PrefixAction) []string {
 	var out []string
 	for _, e := range entries {
 		words := append([]string{fmt.Sprintf("%s %s", e.Prefix, e.Action)}, originsOf(e)...)
@@ -532,7 +532,7 @@ func TestManyConflicts(t *testing.T) {
 	}
 }
 
-// The number of rules that is judged is the number that would be made.
+// CheckBounds counts exactly the rules that Desired returns.
 func TestCheckBounds(t *testing.T) {
 	const together = "; remove some, set backend to nftables, or give a network another masqChain"
 	ports := ports(t, "1,3,5,7")

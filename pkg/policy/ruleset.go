@@ -52,8 +52,8 @@ type Rule struct {
 	// connection. Comparisons ignore it.
 	Connections uint64
 
-	// Entry is what a desired rule of a single prefix comes from. Comparisons ignore it.
-	Entry *Entry
+	// PrefixAction is what a desired rule of a single prefix comes from. Comparisons ignore it.
+	PrefixAction *PrefixAction
 }
 
 // Equal reports whether the rules do the same to the same packets. An unrecognized
@@ -87,7 +87,7 @@ type RuleKey struct {
 	out                      string
 	notFromLocal, notToLocal bool
 	protocol                 Protocol
-	share                    uint32
+	probability              uint32
 	verdict                  Verdict
 	ports                    PortRange
 	randomFully              bool
@@ -214,7 +214,7 @@ type Owner struct {
 }
 
 // OwnedBy returns the owner of chains that are written from the state in dataDir. A
-// path that is too long for a comment (xt_comment: 256 bytes; nft: 128), or would
+// path that is too long for a comment (xt_comment takes 256 bytes; the nft program 128), or would
 // need quotes, is replaced by its hash.
 func OwnedBy(dataDir string) Owner {
 	special := func(r rune) bool { return !isChainRune(r) && r != '/' }

@@ -173,7 +173,7 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 		want   []string
 	}{
 		{"chain", policy.SourcePolicy{Chain: "no no"}, 1, []string{`masqChain: "no no" may hold only letters, digits, '_', '.' and '-'`}},
-		{"chain of others", policy.SourcePolicy{Chain: "KUBE-X"}, 1, []string{"masqChain: KUBE-X lies in the name space KUBE- of other programs; choose another"}},
+		{"chain of others", policy.SourcePolicy{Chain: "KUBE-X"}, 1, []string{"masqChain: KUBE-X begins with KUBE-, a prefix of chains of other programs; choose another"}},
 		{
 			"limit", policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.0.0.0/9"), MasqueradeCIDRs: cidrs("10.0.0.0/10")}, 2,
 			[]string{"cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 2 allowed; remove some or raise cidrLimit"},

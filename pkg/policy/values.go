@@ -209,7 +209,7 @@ func ValidateChainName(name string) error {
 	}
 	for _, prefix := range []string{"KUBE-", "CNI-"} {
 		if strings.HasPrefix(upper, prefix) {
-			return fmt.Errorf("lies in the name space %s of other programs; choose another", prefix)
+			return fmt.Errorf("begins with %s, a prefix of chains of other programs; choose another", prefix)
 		}
 	}
 	return nil

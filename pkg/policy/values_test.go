@@ -21,7 +21,7 @@ func TestValidateChainName(t *testing.T) {
 		runes   = "may hold only letters, digits, '_', '.' and '-'"
 		first   = "must begin with a letter or a digit"
 		builtIn = "is the name of a built-in chain or target; choose one of your own, such as IP-MASQ-AGENT"
-		others  = " of other programs; choose another"
+		others  = ", a prefix of chains of other programs; choose another"
 	)
 	for _, tt := range []struct{ name, want string }{
 		{"IP-MASQ-AGENT", ""},
@@ -48,9 +48,9 @@ func TestValidateChainName(t *testing.T) {
 		{"RETURN", builtIn},
 		{"Masquerade", builtIn},
 		{"snat", builtIn},
-		{"KUBE-POSTROUTING", "lies in the name space KUBE-" + others},
-		{"kube-x", "lies in the name space KUBE-" + others},
-		{"CNI-HOSTPORT-MASQ", "lies in the name space CNI-" + others},
+		{"KUBE-POSTROUTING", "begins with KUBE-" + others},
+		{"kube-x", "begins with KUBE-" + others},
+		{"CNI-HOSTPORT-MASQ", "begins with CNI-" + others},
 	} {
 		wantError(t, tt.name, policy.ValidateChainName(tt.name), tt.want)
 	}

@@ -40,7 +40,7 @@ func (l *syncLog) report(r *Report) {
 	if len(r.Drift) > 0 {
 		l.repaired(r)
 	}
-	for _, s := range r.Adopted {
+	for _, s := range r.Applied {
 		changed := changedKeys(l.state.Find(s), r.State.Find(s))
 		l.log.Info("source updated", "source", s.String(), "changed", strings.Join(changed, ","))
 	}

@@ -217,7 +217,7 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 		l.sources = l.Node.Read()
 	}
 	onlyRules := due == triggers{rules: true}
-	if onlyRules && l.schedule.retry > 0 && l.Node.DryRun(ctx, l.sources).leaves(l.last) {
+	if onlyRules && l.schedule.retry > 0 && l.Node.DryRun(ctx, l.sources).sameOutstanding(l.last) {
 		l.schedule.ended = time.Now()
 		return // what failed is not retried at the rate of events
 	}

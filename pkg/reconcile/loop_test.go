@@ -396,7 +396,7 @@ func TestDetectFlapping(t *testing.T) {
 }
 
 // After a failure a dry run is followed by a sync if something else, or nothing, is to be written.
-func TestLeaves(t *testing.T) {
+func TestSameOutstanding(t *testing.T) {
 	state := func(recorded bool, failed error, drift ...policy.Change) *Report {
 		r := &Report{Rules: &enforce.State{Groups: []enforce.Group{{Recorded: recorded, Diff: drift}}}}
 		if len(drift) > 0 {
@@ -419,7 +419,7 @@ func TestLeaves(t *testing.T) {
 		"nothing any more":                {state(true, nil), state(true, errors.New("not today")), false},
 		"a record that cannot be written": {state(false, nil), state(false, errors.New("not today")), true},
 	} {
-		if got := c.now.leaves(c.last); got != c.want {
+		if got := c.now.sameOutstanding(c.last); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

@@ -54,7 +54,7 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	return &enforce.Enforcer{
 		Dir: n.Dir, Drivers: n.Drivers, Warn: warn, PreferredBackend: n.Settings.Backend, AllBackends: true,
 		KeepBackend: notInstalled == nil,
-		Stated: func() (dataDir, origin string, certain bool) {
+		StatedDataDir: func() (dataDir, origin string, certain bool) {
 			if src.PluginFileErr != nil {
 				return "", "", false
 			}

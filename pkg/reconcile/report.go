@@ -89,7 +89,7 @@ type Report struct {
 	Drift   policy.Diff // what other programs changed in rules that had been written before
 	By      Writer      // the last program that changed rules before the sync, if known
 	Pending []policy.SourceID
-	Adopted []policy.SourceID // sources whose policy the sync put in force; Pending are the others that changed
+	Applied []policy.SourceID // sources whose policy the sync put in force; Pending are the others that changed
 	Dropped []policy.SourceID // networks that are unused and are, or would be, removed
 
 	Lost    []error // damaged documents that no source restores: the desired rules are unknown
@@ -139,8 +139,8 @@ func (r *Report) Unfinished() bool {
 	return len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0 || r.Rules != nil && !r.Rules.InSync()
 }
 
-// leaves reports whether this dry run would write nothing but what the last sync failed to write.
-func (r *Report) leaves(last *Report) bool {
+// sameOutstanding reports whether a dry run would write only what the last sync failed to write.
+func (r *Report) sameOutstanding(last *Report) bool {
 	return last.Rules == nil || (!r.Ready() || r.Unfinished()) && r.outstanding() == last.outstanding()
 }
 

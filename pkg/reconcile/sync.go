@@ -147,7 +147,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	changes := len(r.Pending)+len(r.Dropped) > 0
 	wrote := changes || !before.InSync() || len(r.State.Damaged) > 0
 	if changes {
-		n.adopt(ctx, r, e, lock, p)
+		n.applyChanges(ctx, r, e, lock, p)
 	} else {
 		r.Rules = e.Sync(ctx, before, lock)
 	}
@@ -180,13 +180,13 @@ func written(s *enforce.State, chain string) bool {
 	})
 }
 
-// adopt puts all changed documents in force at once, so that no packet meets a part of them. If that
-// fails it tries each by itself: a mistake in one source does not hold up another.
-func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
+// applyChanges puts all changed documents in force at once, so that no packet meets a part of them.
+// If that fails it tries each by itself: a mistake in one source does not hold up another.
+func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
 	rejected := map[policy.SourceID]error{}
 	defer func() {
 		n.backoff.note(p.Changed, rejected, time.Now())
-		r.Pending = slices.DeleteFunc(r.Pending, func(s policy.SourceID) bool { return slices.Contains(r.Adopted, s) })
+		r.Pending = slices.DeleteFunc(r.Pending, func(s policy.SourceID) bool { return slices.Contains(r.Applied, s) })
 	}()
 	try := func(p *enforce.Proposal) (err error) {
 		r.Rules, err = e.ApplyProposal(ctx, lock, r.State, p, func(s *enforce.State) error {
@@ -199,7 +199,7 @@ func (n *Node) adopt(ctx context.Context, r *Report, e *enforce.Enforcer, lock *
 		})
 		if err == nil {
 			for _, c := range p.Changed {
-				r.Adopted = append(r.Adopted, c.ID)
+				r.Applied = append(r.Applied, c.ID)
 			}
 		}
 		return err

@@ -513,7 +513,7 @@ func TestPassWithOldSourcesUndoesNoADD(t *testing.T) {
 	r := f.Sync(t.Context(), old)
 	f.wants(r, Unchanged)
 	f.exempts("10.2.0.0/16," + linkLocal)
-	if len(r.Adopted) > 0 {
+	if len(r.Applied) > 0 {
 		t.Errorf("the pass wrote: %+v", r)
 	}
 }

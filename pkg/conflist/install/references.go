@@ -22,38 +22,37 @@ import (
 )
 
 const (
-	// libcniCache (CRI-O, podman) and multusCache have the configuration of each attachment, for DEL.
+	// libcniCache (CRI-O, podman) and multusCache have the result and the configuration of each ADD, for DEL.
 	libcniCache = "/var/lib/cni/results"
 	multusCache = "/var/lib/cni/multus"
 	// multusDir has the configurations of networks that pods ask Multus for by name.
 	multusDir = "/etc/cni/multus/net.d"
 )
 
-// Attachment is an interface of a container for whose removal a runtime will call the plugin, as the
-// conflist that it has cached has the plugin entry.
-type Attachment struct {
+// CachedResult is a file in a cache of libcni or Multus whose network configuration has the plugin
+// entry: the DEL for this container and interface will call the plugin.
+type CachedResult struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifName"`
 	Network     string `json:"network"`
-	File        string `json:"file"` // in the cache; the runtime removes it with the attachment
+	File        string `json:"file"` // the runtime removes it after the DEL
 }
 
-// byMultus reports whether Multus has the configuration.
-func (a Attachment) byMultus() bool { return strings.HasSuffix(filepath.Dir(a.File), multusCache) }
+// byMultus reports whether it is in the cache of Multus.
+func (a CachedResult) byMultus() bool { return strings.HasSuffix(filepath.Dir(a.File), multusCache) }
 
-// attachments returns the attachments below a root directory.
+// cachedResults returns the cached results below a root directory.
 //
-// Containers of containerd do not count: it fills libcni's cache, but goes by the conflist of the
-// moment when the container ends. Multus goes by its own cache, beside any runtime. Attachments from
-// before the boot do not count if their network namespace is gone: on some distributions the cache
-// survives a reboot.
-func attachments(root string) ([]Attachment, error) {
+// Containers of containerd do not count: it fills libcni's cache, but calls DEL with the conflist as
+// it is at that time. Multus uses its own cache, with any runtime. Results from before the boot do
+// not count if their network namespace is gone: on some distributions the cache survives a reboot.
+func cachedResults(root string) ([]CachedResult, error) {
 	var up unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
 		return nil, fmt.Errorf("read the time since the boot: %w", err)
 	}
 	booted := time.Now().Add(-time.Duration(up.Nano()))
-	var found []Attachment
+	var found []CachedResult
 	var errs []error
 	for _, dir := range []string{libcniCache, multusCache} {
 		dir = filepath.Join(root, dir)
@@ -65,7 +64,7 @@ func attachments(root string) ([]Attachment, error) {
 			if !e.Type().IsRegular() {
 				continue
 			}
-			a, err := attachment(root, filepath.Join(dir, e.Name()), booted)
+			a, err := cachedResult(root, filepath.Join(dir, e.Name()), booted)
 			errs = append(errs, err)
 			if a != nil {
 				found = append(found, *a)
@@ -75,8 +74,8 @@ func attachments(root string) ([]Attachment, error) {
 	return found, errors.Join(errs...)
 }
 
-// attachment reads a file of a cache; nil if it is no attachment that counts.
-func attachment(root, path string, booted time.Time) (*Attachment, error) {
+// cachedResult reads a file of a cache; nil if it does not count.
+func cachedResult(root, path string, booted time.Time) (*CachedResult, error) {
 	value, info, err := readJSON(path)
 	switch {
 	case errors.Is(err, errNotJSON):
@@ -92,7 +91,7 @@ func attachment(root, path string, booted time.Time) (*Attachment, error) {
 	case !hasEntry(value, 0):
 		return nil, nil
 	}
-	a := Attachment{File: path, ContainerID: filepath.Base(path)}
+	a := CachedResult{File: path, ContainerID: filepath.Base(path)}
 	netns := ""
 	members, _ := value.(map[string]any)
 	for key, to := range map[string]*string{"containerId": &a.ContainerID, "ifName": &a.IfName, "networkName": &a.Network, "netns": &netns} {

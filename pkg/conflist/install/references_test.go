@@ -56,11 +56,11 @@ func TestAttachments(t *testing.T) {
 	touch(t, filepath.Join(root, libcniCache, "torn"), before)
 	touch(t, filepath.Join(root, libcniCache, "text"), before)
 	touch(t, filepath.Join(root, libcniCache, "empty"), before)
-	have, err := attachments(root)
+	have, err := cachedResults(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Attachment{
+	want := []CachedResult{
 		{"a", "eth0", "podnet", filepath.Join(root, libcniCache, "podnet-a-eth0")},
 		{"lives", "eth0", "podnet", filepath.Join(root, libcniCache, "podnet-lives-eth0")},
 		{"f00", "", "", filepath.Join(root, "/var/lib/cni/multus/f00")},
@@ -71,15 +71,15 @@ func TestAttachments(t *testing.T) {
 
 	// What is being written may be one.
 	touch(t, filepath.Join(root, libcniCache, "torn"), time.Now())
-	if _, err := attachments(root); err == nil || !strings.Contains(err.Error(), "torn is being written") {
+	if _, err := cachedResults(root); err == nil || !strings.Contains(err.Error(), "torn is being written") {
 		t.Error(err)
 	}
 	// One of a time to come, as where the clock was set back, never would be written.
 	touch(t, filepath.Join(root, libcniCache, "torn"), time.Now().Add(time.Hour))
-	if _, err := attachments(root); err != nil {
+	if _, err := cachedResults(root); err != nil {
 		t.Error(err)
 	}
-	if have, err := attachments(t.TempDir()); have != nil || err != nil {
+	if have, err := cachedResults(t.TempDir()); have != nil || err != nil {
 		t.Errorf("on a node without caches: %v, %v", have, err)
 	}
 }
@@ -156,7 +156,7 @@ func TestReferences(t *testing.T) {
 func TestUninstallOfAMissingPlugin(t *testing.T) {
 	u, binary, _, states := life(t)
 	gone(t, binary)
-	u.State = func(context.Context) error { *states++; return nil }
+	u.RemoveState = func(context.Context) error { *states++; return nil }
 	cache, copied := filepath.Join(u.Root, libcniCache, "podnet-a-eth0"), filepath.Join(u.Conf[0], "00-multus.conf")
 	write(t, cache, cached(t, "a", "/run/netns/a", conf("bridge", "ip-masq")), 0o600)
 	write(t, copied, inMultus(conf("bridge", "ip-masq"), 1), 0o600)
@@ -168,7 +168,7 @@ func TestUninstallOfAMissingPlugin(t *testing.T) {
 	}
 	write(t, copied, inMultus(conf("bridge"), 1), 0o600)
 	done, err := u.Step(t.Context())
-	if err != nil || !done.Missing || len(done.Attached) != 1 || *states != 1 {
+	if err != nil || !done.PluginMissing || len(done.Attached) != 1 || *states != 1 {
 		t.Errorf("%+v, %d, %v", done, *states, err)
 	}
 }

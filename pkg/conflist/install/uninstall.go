@@ -22,15 +22,15 @@ type Uninstall struct {
 	SearchDirs
 	// Backups is the directory for the texts of conflists before the change; "" keeps none.
 	Backups string
-	// Root is "/", below which runtimes keep their attachments.
+	// Root is "/", below which runtimes and Multus keep their cached results.
 	Root string
-	// NoWait removes the plugin although attachments may call it.
+	// NoWait removes the plugin although the DEL of cached results may call it.
 	NoWait bool
-	// AddTime is how long an ADD takes that began with the plugin entry in the conflist.
+	// AddTime is how long an ADD already started may still run.
 	AddTime time.Duration
-	// State removes rules and state once the plugin is removed; nil leaves them. It may be called
-	// again.
-	State func(context.Context) error
+	// RemoveState removes rules and state once the plugin is removed; nil leaves them. It may be
+	// called again.
+	RemoveState func(context.Context) error
 }
 
 // Uninstalled is what one Step removed.
@@ -39,28 +39,28 @@ type Uninstalled struct {
 	Binaries  []string // paths
 	// Attached and References are why the plugin stays, or would stay without NoWait; References
 	// includes those that no runtime reads.
-	Attached   []Attachment
+	Attached   []CachedResult
 	References []Reference
-	// Missing says that there are attachments and no plugin for their removal.
-	Missing bool
+	// PluginMissing says that there are cached results and no plugin for their DEL.
+	PluginMissing bool
 }
 
-// InUseError says that the plugin stays, as it will be called: to end the containers of attachments,
-// or for each new container if a configuration refers to it.
+// InUseError says that the plugin stays, as it will be called: for the DEL of cached results, or
+// for each new container if a configuration refers to it.
 type InUseError struct {
-	Attached   []Attachment
+	Attached   []CachedResult
 	References []Reference
-	// Missing are the directories if none of them has the plugin; nil if it is there.
-	Missing []string
+	// SearchedDirs are the directories if none of them has the plugin; nil if it is there.
+	SearchedDirs []string
 }
 
-// Error names some of the attachments, and the references.
+// Error names some of the cached results, and the references.
 func (e *InUseError) Error() string {
 	var reasons []string
 	if len(e.References) > 0 {
 		stays := "the plugin stays, and with it rules and state, as no pod could start without it"
-		if e.Missing != nil {
-			stays = "rules and state stay; no pod can start, as the plugin is not in " + strings.Join(e.Missing, ", ")
+		if e.SearchedDirs != nil {
+			stays = "rules and state stay; no pod can start, as the plugin is not in " + strings.Join(e.SearchedDirs, ", ")
 		}
 		reasons = append(reasons, stays+": "+referencesText(e.References))
 	}
@@ -79,7 +79,7 @@ func referencesText(references []Reference) string {
 		"that generates it, or remove the plugin entry"
 }
 
-func attachedText(attached []Attachment) string {
+func attachedText(attached []CachedResult) string {
 	const maxNamed = 3
 	var some []string
 	for _, a := range attached[:min(len(attached), maxNamed)] {
@@ -88,11 +88,11 @@ func attachedText(attached []Attachment) string {
 	if more := len(attached) - len(some); more > 0 {
 		some = append(some, fmt.Sprintf("%d more", more))
 	}
-	noWait := "where the runtime ends containers by the conflist as it is then, as containerd does, use --no-wait"
-	if slices.ContainsFunc(attached, Attachment.byMultus) {
-		noWait = "as Multus ends containers by the conflist as it was when they started, let that fail once for each with --no-wait"
+	noWait := "use --no-wait where the runtime tears down containers by the present conflist, as containerd does"
+	if slices.ContainsFunc(attached, CachedResult.byMultus) {
+		noWait = "use --no-wait, with which the DEL of each such pod fails once, as Multus tears it down by its cached network configuration"
 	}
-	return fmt.Sprintf("runtimes will call it for containers that they made with it (%s); drain the node or wait with --wait, or, %s",
+	return fmt.Sprintf("runtimes will call it for containers that they made with it (%s); drain the node or wait with --wait, or %s",
 		strings.Join(some, ", "), noWait)
 }
 
@@ -105,7 +105,7 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 		return done, err
 	}
 	if len(done.Conflists) > 0 {
-		// An ADD in progress goes by the previous conflist, and is in the cache when it ends.
+		// An ADD in progress uses the previous conflist; libcni caches it when the ADD returns.
 		select {
 		case <-ctx.Done():
 			return done, ErrStopped
@@ -129,8 +129,8 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 			done.Binaries = append(done.Binaries, path)
 		}
 	}
-	if u.State != nil {
-		errs = append(errs, u.State(ctx))
+	if u.RemoveState != nil {
+		errs = append(errs, u.RemoveState(ctx))
 	}
 	return done, errors.Join(errs...)
 }
@@ -144,15 +144,15 @@ func (u Uninstall) inUse(done *Uninstalled) (err error) {
 	}
 	var stays InUseError
 	if !present {
-		stays.Missing = u.Bin
+		stays.SearchedDirs = u.Bin
 	}
 	for _, r := range done.References {
 		if r.Loaded {
 			stays.References = append(stays.References, r)
 		}
 	}
-	done.Attached, err = attachments(u.Root)
-	done.Missing = !present && len(done.Attached) > 0
+	done.Attached, err = cachedResults(u.Root)
+	done.PluginMissing = !present && len(done.Attached) > 0
 	if present && !u.NoWait {
 		if err != nil {
 			return fmt.Errorf("the plugin stays, as it is unknown whether runtimes will call it: %w; or use --no-wait", err)

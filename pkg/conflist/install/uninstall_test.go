@@ -27,7 +27,7 @@ func life(t *testing.T) (u Uninstall, binary, list string, states *int) {
 	})
 	binary, list = filepath.Join(root, usualBin, "ip-masq"), filepath.Join(root, usualConf, "10-x.conflist")
 	states = new(int)
-	u = Uninstall{SearchDirs: SearchDirs{[]string{filepath.Dir(list)}, []string{filepath.Dir(binary)}}, Root: root, State: func(context.Context) error {
+	u = Uninstall{SearchDirs: SearchDirs{[]string{filepath.Dir(list)}, []string{filepath.Dir(binary)}}, Root: root, RemoveState: func(context.Context) error {
 		if _, err := os.Lstat(binary); err == nil {
 			t.Error("the state goes while the plugin is there")
 		}
@@ -158,7 +158,7 @@ func TestUninstallOfAnEntryThatCannotBeRemoved(t *testing.T) {
 func TestUninstallOfAnotherPlugin(t *testing.T) {
 	u, binary, _, states := life(t)
 	gone(t, binary)
-	u.State = func(context.Context) error { *states++; return nil }
+	u.RemoveState = func(context.Context) error { *states++; return nil }
 	if err := os.Symlink("bridge", binary); err != nil {
 		t.Fatal(err)
 	}

@@ -58,10 +58,10 @@ func policyGen(chain string) *rapid.Generator[policy.Policy] {
 		p := policy.Policy{Chain: chain}
 		for _, d := range prefixes("destinations", 12) {
 			a := rapid.SampledFrom([]policy.Action{policy.ActionExempt, policy.ActionMasquerade}).Draw(t, "action")
-			p.Destinations = append(p.Destinations, policy.Entry{Prefix: d, Action: a})
+			p.Destinations = append(p.Destinations, policy.PrefixAction{Prefix: d, Action: a})
 		}
 		for _, s := range prefixes("exempt sources", 3) {
-			p.ExemptSources = append(p.ExemptSources, policy.Entry{Prefix: s, Action: policy.ActionExempt})
+			p.ExemptSources = append(p.ExemptSources, policy.PrefixAction{Prefix: s, Action: policy.ActionExempt})
 		}
 		p.Sources.Value = prefixes("sources", 3)
 		name := rapid.StringMatching(`[a-zA-Z0-9_.@#$%&()=,;'-]{1,14}[a-z+]`)
@@ -98,7 +98,7 @@ func TestApplyThousandPrefixes(t *testing.T) {
 		for i := range 1000 {
 			v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i >> 8), byte(i), 0}), 24)
 			v6 := netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 1, byte(i >> 8), byte(i)}), 32)
-			p.Destinations = append(p.Destinations, policy.Entry{Prefix: v4, Action: policy.ActionExempt}, policy.Entry{Prefix: v6, Action: policy.ActionExempt})
+			p.Destinations = append(p.Destinations, policy.PrefixAction{Prefix: v4, Action: policy.ActionExempt}, policy.PrefixAction{Prefix: v6, Action: policy.ActionExempt})
 		}
 		want := desired(policy.OwnedBy(owner), p)
 		if n.choice.Variant == netfilter.VariantNFT && trustedOwner(65534, 0, "/proc/self/uid_map") {

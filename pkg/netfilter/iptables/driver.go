@@ -65,8 +65,8 @@ func variants() []string { return []string{netfilter.VariantNFT, netfilter.Varia
 type reader interface {
 	// read reads POSTROUTING and the named chains of table nat.
 	read(f policy.Family, names []string) (table, error)
-	// userChains returns the names of the user-defined chains of a table, or only the
-	// given name, if that chain exists.
+	// userChains returns the names of the user-defined chains of a table. If only is not "", it
+	// returns that name if the chain exists.
 	userChains(f policy.Family, table, only string) ([]string, error)
 }
 

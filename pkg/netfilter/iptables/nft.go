@@ -26,24 +26,24 @@ type nftReader struct {
 // use calls the function with the socket. If the function fails, except with
 // ErrNotExist, use closes the socket. If the socket had been used before, it calls
 // the function again with a new one.
-func (l *nftReader) use(body func(*nfnetlink.Conn) error) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (r *nftReader) use(body func(*nfnetlink.Conn) error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for {
-		old := l.conn != nil
+		old := r.conn != nil
 		if !old {
 			c, err := nfnetlink.Dial()
 			if err != nil {
 				return err
 			}
-			l.conn = c
+			r.conn = c
 		}
-		err := body(l.conn)
+		err := body(r.conn)
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		err = errors.Join(err, l.conn.Close())
-		l.conn = nil
+		err = errors.Join(err, r.conn.Close())
+		r.conn = nil
 		if !old {
 			return err
 		}
@@ -57,9 +57,9 @@ func nftFamily(f policy.Family) nfnetlink.Family {
 	return nfnetlink.IPv4
 }
 
-func (l *nftReader) userChains(f policy.Family, table, only string) ([]string, error) {
+func (r *nftReader) userChains(f policy.Family, table, only string) ([]string, error) {
 	var names []string
-	err := l.use(func(c *nfnetlink.Conn) error {
+	err := r.use(func(c *nfnetlink.Conn) error {
 		names = nil
 		if only != "" {
 			chain, err := c.Chain(nftFamily(f), table, only)
@@ -82,9 +82,9 @@ func (l *nftReader) userChains(f policy.Family, table, only string) ([]string, e
 	return names, err
 }
 
-func (l *nftReader) read(f policy.Family, names []string) (table, error) {
+func (r *nftReader) read(f policy.Family, names []string) (table, error) {
 	var t table
-	err := l.use(func(c *nfnetlink.Conn) error {
+	err := r.use(func(c *nfnetlink.Conn) error {
 		_, err := c.ConsistentRead(func() error {
 			t = table{}
 			nat, base, err := c.TableAndChain(nftFamily(f), natTable, postrouting)

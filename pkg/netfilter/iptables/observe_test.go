@@ -211,7 +211,7 @@ func BenchmarkObserve(b *testing.B) {
 				p.EnableIPv6.Value = false
 				for i := range prefixes {
 					prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i >> 8), byte(i)}), 24)
-					p.Destinations = append(p.Destinations, policy.Entry{Prefix: prefix, Action: policy.ActionExempt})
+					p.Destinations = append(p.Destinations, policy.PrefixAction{Prefix: prefix, Action: policy.ActionExempt})
 				}
 				want := desired(policy.OwnedBy(owner), p)
 				if err := opened.Apply(b.Context(), want, netfilter.Observation{}, nil); err != nil {

@@ -22,8 +22,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// lockSeconds is how long iptables waits for the lock that all users of
-// iptables-legacy on a host share.
+// lockSeconds is how long iptables-legacy waits for the xtables lock, /run/xtables.lock.
 const lockSeconds = 5
 
 // programs are the programs of iptables on this host.
@@ -54,8 +53,8 @@ func baseName(f policy.Family) string {
 	return "iptables"
 }
 
-// locate finds iptables-VARIANT, or a plain iptables of the variant; with the
-// suffix -restore those programs.
+// locate finds iptables-VARIANT, or a plain iptables of the variant. The suffix "-restore" finds
+// iptables-VARIANT-restore or iptables-restore.
 func (p *programs) locate(ctx context.Context, f policy.Family, variant, suffix string) (string, error) {
 	named, plain := baseName(f)+"-"+variant+suffix, baseName(f)+suffix
 	path, err := p.finder.find(named, plain)
@@ -214,9 +213,9 @@ func (f finder) check(path string, directory bool) (exists bool, problem string)
 	case err != nil:
 		return true, err.Error()
 	case directory && !info.IsDir():
-		return true, path + " (no directory)"
+		return true, path + " (not a directory)"
 	case !directory && (!info.Mode().IsRegular() || info.Mode()&0o111 == 0):
-		return true, path + " (no program)"
+		return true, path + " (not an executable file)"
 	case writableByOthers(info):
 		return true, path + " (writable by others)"
 	}
@@ -279,7 +278,7 @@ func writableByOthers(info fs.FileInfo) bool { return info.Mode().Perm()&0o022 !
 // trustedOwner reports whether the files of a user may be run: those of root and of
 // this process. In a user namespace the host's root appears as the overflow user,
 // as do all users that are not mapped. There that user is taken for root: such a
-// process has no privilege on the host that another user could gain. In the first
+// process has no privilege on the host that another user could gain. In the initial
 // user namespace the overflow user is an ordinary one.
 func trustedOwner(uid uint32, euid int, uidMap string) bool {
 	const overflow = 65534
@@ -287,6 +286,6 @@ func trustedOwner(uid uint32, euid int, uidMap string) bool {
 		return true
 	}
 	m, err := os.ReadFile(uidMap)
-	first := strings.Join(strings.Fields(string(m)), " ") == "0 0 4294967295" // it maps every user to itself
-	return uid == overflow && err == nil && !first
+	initial := strings.Join(strings.Fields(string(m)), " ") == "0 0 4294967295" // it maps every user to itself
+	return uid == overflow && err == nil && !initial
 }

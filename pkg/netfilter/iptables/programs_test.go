@@ -125,7 +125,7 @@ func TestFind(t *testing.T) {
 			name:    "no program",
 			entries: map[string]string{"a": "dir 755", "a/iptables-nft": "file 644", "a/iptables": "dir 755"},
 			order:   []string{"a", "a/iptables-nft", "a/iptables"},
-			path:    "ROOT/a", fails: []string{"a/iptables-nft (no program)", "a/iptables (no program)"},
+			path:    "ROOT/a", fails: []string{"a/iptables-nft (not an executable file)", "a/iptables (not an executable file)"},
 		},
 		{
 			name:    "links in a circle",

@@ -24,10 +24,10 @@ func prefixList(list ...string) []netip.Prefix {
 	return out
 }
 
-func entriesOf(a policy.Action, list ...string) []policy.Entry {
-	var out []policy.Entry
+func entriesOf(a policy.Action, list ...string) []policy.PrefixAction {
+	var out []policy.PrefixAction
 	for _, p := range prefixList(list...) {
-		out = append(out, policy.Entry{Prefix: p, Action: a})
+		out = append(out, policy.PrefixAction{Prefix: p, Action: a})
 	}
 	return out
 }

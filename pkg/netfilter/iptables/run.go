@@ -110,8 +110,8 @@ func run(ctx context.Context, env []string, held *os.File, input []byte, path st
 	return nil, &runError{path: path, err: err, stderr: firstLines(message), line: lineAt(input, message)}
 }
 
-// environment returns the environment of iptables. XTABLES_LOCKFILE can move the
-// lock file that all users of iptables-legacy on a host share.
+// environment returns the environment of iptables. XTABLES_LOCKFILE is the path of
+// the xtables lock, if it is not /run/xtables.lock.
 func environment(path string) []string {
 	env := []string{"PATH=" + path, "LC_ALL=C"}
 	if file, set := os.LookupEnv("XTABLES_LOCKFILE"); set {

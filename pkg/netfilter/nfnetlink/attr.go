@@ -56,7 +56,7 @@ const maxAttr = 20
 type attrTable struct {
 	at     [maxAttr][]byte
 	bad    bool
-	unread uint32 // bitmap of the nonzero attributes that no getter has returned; maxAttr is all above
+	unread uint32 // bitmap of nonzero attributes that no getter has returned; bit maxAttr: any attribute >= maxAttr
 }
 
 func (t *attrTable) parse(b []byte) {

@@ -45,11 +45,11 @@ func (b *Batch) Len() int { return len(b.ops) }
 
 // add adds a message with the names of the table and the object and, unless it is nil, what encode
 // writes.
-func (b *Batch) add(op operation, number, flags, nameAttr uint16, encode func(w *attrWriter)) {
+func (b *Batch) add(op operation, msgType, flags, nameAttr uint16, encode func(w *attrWriter)) {
 	if len(b.w.b) == 0 {
-		b.w.b = make([]byte, batchBegin, 4096) // numbered fills it in
+		b.w.b = make([]byte, batchBegin, 4096) // serialize fills it in
 	}
-	at := b.w.beginMessage(messageType(number), flags, op.family, 0)
+	at := b.w.beginMessage(messageType(msgType), flags, op.family, 0)
 	b.ops = append(b.ops, batchOp{op, at})
 	b.w.names(op, nameAttr)
 	if encode != nil {
@@ -99,8 +99,8 @@ func (b *Batch) FlushChain(family Family, table, chain string) {
 	b.add(operation{"flush chain", family, table, chain}, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, nil)
 }
 
-// AddRule appends a rule to a chain. The comment is the one that nft shows, at most 253 bytes long or
-// "" for none.
+// AddRule appends a rule to a chain. The comment is the one that nft shows, or "" for none: at most 253
+// bytes, as the kernel keeps at most 256 bytes of user data with a rule.
 func (b *Batch) AddRule(family Family, table, chain string, exprs []Expr, comment string) {
 	op := operation{"add rule to", family, table, chain}
 	const flags = unix.NLM_F_CREATE | unix.NLM_F_APPEND
@@ -150,11 +150,11 @@ func (b *Batch) DeleteElements(family Family, table, set string, ranges []netipx
 	b.elements(operation{"delete elements of set", family, table, set}, unix.NFT_MSG_DELSETELEM, 0, ranges)
 }
 
-func (b *Batch) elements(op operation, number, flags uint16, ranges []netipx.IPRange) {
+func (b *Batch) elements(op operation, msgType, flags uint16, ranges []netipx.IPRange) {
 	const perMessage = maxElements / 2
 	for len(ranges) > 0 {
 		n := min(len(ranges), perMessage)
-		b.add(op, number, flags, unix.NFTA_SET_ELEM_LIST_SET, func(w *attrWriter) {
+		b.add(op, msgType, flags, unix.NFTA_SET_ELEM_LIST_SET, func(w *attrWriter) {
 			all := w.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 			for _, r := range ranges[:n] {
 				w.addrRange(r)
@@ -166,7 +166,7 @@ func (b *Batch) elements(op operation, number, flags uint16, ranges []netipx.IPR
 }
 
 // addrRange writes the element that begins a range and, unless the range includes the highest address,
-// the one behind it, which ends the range.
+// the interval end element.
 func (w *attrWriter) addrRange(r netipx.IPRange) {
 	if !r.IsValid() {
 		w.fail("%s to %s is not a range of addresses", r.From(), r.To())
@@ -240,7 +240,7 @@ func (c *Conn) Commit(b *Batch) error {
 // operation.
 func (c *Conn) transact(op operation, b *Batch) (acknowledged bool, err error) {
 	begin := c.sequence + 1
-	if err := c.write(op, b.numbered(&c.sequence)); err != nil {
+	if err := c.write(op, b.serialize(&c.sequence)); err != nil {
 		return false, err
 	}
 	last := begin + uint32(len(b.ops))
@@ -273,10 +273,10 @@ func (c *Conn) transact(op operation, b *Batch) (acknowledged bool, err error) {
 	return acknowledged, err
 }
 
-// numbered returns the batch as the kernel expects it: between the messages that begin and end it, with
+// serialize returns the batch as the kernel expects it: between the messages that begin and end it, with
 // ascending sequence numbers, and a request to acknowledge the last operation. It advances the sequence
 // number to that of the last message.
-func (b *Batch) numbered(sequence *uint32) []byte {
+func (b *Batch) serialize(sequence *uint32) []byte {
 	if len(b.w.b) == 0 {
 		b.w.b = make([]byte, batchBegin)
 	}

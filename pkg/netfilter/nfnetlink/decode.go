@@ -140,13 +140,13 @@ type decoder struct {
 }
 
 type register struct {
-	number   Register
-	what     Field  // 0: unknown
-	name     string // for messages; "": nothing was loaded
-	size     int    // in bytes
-	mask     []byte // nil: none
-	used     bool   // a comparison has read it
-	unsorted bool   // a number in this machine's byte order
+	number        Register
+	what          Field  // 0: unknown
+	name          string // for messages; "": nothing was loaded
+	size          int    // in bytes
+	mask          []byte // nil: none
+	used          bool   // a comparison has read it
+	hostByteOrder bool   // a number in this machine's byte order
 }
 
 func (d *decoder) refuse(part string) { d.Unrecognized = append(d.Unrecognized, part) }
@@ -190,17 +190,17 @@ func (d *decoder) expression(e Expr) {
 		}
 		d.load(r)
 	case Numgen:
-		r := register{number: e.Dreg, name: "numgen", size: 4, unsorted: true}
-		if e.Random && e.Modulus == shareUnit && e.Offset == 0 {
+		r := register{number: e.Dreg, name: "numgen", size: 4, hostByteOrder: true}
+		if e.Random && e.Modulus == probabilityUnit && e.Offset == 0 {
 			r.what = Probability
 		}
 		d.load(r)
 	case Byteorder:
-		if e.Sreg != d.held.number || !d.held.unsorted || e.Op != unix.NFT_BYTEORDER_HTON || e.Len != 4 || e.Size != 4 {
+		if e.Sreg != d.held.number || !d.held.hostByteOrder || e.Op != unix.NFT_BYTEORDER_HTON || e.Len != 4 || e.Size != 4 {
 			d.load(register{number: e.Dreg, name: "byteorder"})
 			return
 		}
-		d.held.number, d.held.unsorted = e.Dreg, false
+		d.held.number, d.held.hostByteOrder = e.Dreg, false
 	case Bitwise:
 		d.bitwise(e)
 	case Cmp:
@@ -309,7 +309,7 @@ func (d *decoder) compare(e Cmp) {
 		h.used = true
 		d.refuse(h.name)
 		return
-	case e.Sreg != h.number || h.what == 0 || len(e.Data) == 0 || len(e.Data) > h.size || h.unsorted:
+	case e.Sreg != h.number || h.what == 0 || len(e.Data) == 0 || len(e.Data) > h.size || h.hostByteOrder:
 		d.concatenated("several fields at once")
 		return
 	}
@@ -327,7 +327,7 @@ func (d *decoder) compare(e Cmp) {
 	case what == OutputName && equality:
 		d.outputName(e.Data, not)
 	case what == Probability && whole && e.Op == Less:
-		d.share(binary.BigEndian.Uint32(e.Data))
+		d.probability(binary.BigEndian.Uint32(e.Data))
 	case !whole || !equality:
 		d.refuse(h.name)
 	case what == Protocol || what == NFProto || what == OutputIndex:
@@ -350,11 +350,11 @@ func (d *decoder) concatenated(part string) {
 // NewConnection is the bit of a new connection in the Value of ConnState.
 const NewConnection = 8
 
-// shareUnit is the modulus of Probability: xt_statistic counts in units of 2^-31.
-const shareUnit = 1 << 31
+// probabilityUnit is the modulus of Probability: xt_statistic counts in units of 2^-31.
+const probabilityUnit = 1 << 31
 
-func (d *decoder) share(n uint32) {
-	if n == 0 || n > shareUnit {
+func (d *decoder) probability(n uint32) {
+	if n == 0 || n > probabilityUnit {
 		d.refuse("numgen")
 		return
 	}

@@ -263,8 +263,8 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 	}
 }
 
-// TestNewAttributes: an attribute of a kernel that is newer than this program
-// makes the expression unknown, unless it is 0, which stands for what was before.
+// TestNewAttributes: an unknown attribute of a newer kernel makes the expression
+// unknown, unless its value is 0: then the feature is not used.
 func TestNewAttributes(t *testing.T) {
 	for _, e := range everyExpr() {
 		for value, want := range map[uint32]Expr{0: e, 1: Unknown{e.name()}} {

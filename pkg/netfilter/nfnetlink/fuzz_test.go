@@ -46,7 +46,7 @@ func FuzzDecodeMessages(f *testing.F) {
 	b.AddChain(IPv4, "t", "c", &Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: -5, Policy: Accept})
 	b.AddSet(IPv6, "t", "s")
 	b.AddElements(IPv6, "t", "s", many(IPv6, 3))
-	f.Add(b.numbered(new(uint32)))
+	f.Add(b.serialize(new(uint32)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for it := (messageIter{rest: b}); it.next(); {
 			if err := decodeError(it.message); err != nil && err.Error() == "" {

@@ -36,7 +36,7 @@ func (d *decoder) match(m Match) {
 			d.refuse("match statistic")
 			return
 		}
-		d.share(binary.NativeEndian.Uint32(m.Info[4:]))
+		d.probability(binary.NativeEndian.Uint32(m.Info[4:]))
 	case "mark": // struct xt_mark_mtinfo1
 		if m.Rev != 1 || len(m.Info) < 12 {
 			d.refuse("match mark")

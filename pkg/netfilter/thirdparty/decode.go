@@ -14,14 +14,14 @@ import (
 // condition is what a rule matches.
 type condition struct {
 	Packets
-	notToLocal bool
-	share      uint32   // of policy.ProbabilityScale; 0: always
-	unread     []string // conditions that were not decoded
-	never      bool     // it matches no packet
+	notToLocal  bool
+	probability uint32   // of policy.ProbabilityScale; 0: always
+	unread      []string // conditions that were not decoded
+	never       bool     // it matches no packet
 }
 
 // exact reports whether the rule applies to all packets of the set.
-func (c condition) exact() bool { return len(c.unread) == 0 && c.share == 0 }
+func (c condition) exact() bool { return len(c.unread) == 0 && c.probability == 0 }
 
 // uncertain returns what is not known about packets that leave a chain by a rule with the condition.
 func (c condition) uncertain() uint8 {
@@ -36,9 +36,9 @@ func (c condition) and(d condition) condition {
 	p, some := c.intersect(d.Packets)
 	out := condition{
 		Packets: p, notToLocal: c.notToLocal || d.notToLocal, never: c.never || d.never || !some,
-		share: max(c.share, d.share), unread: append(slices.Clip(c.unread), d.unread...),
+		probability: max(c.probability, d.probability), unread: append(slices.Clip(c.unread), d.unread...),
 	}
-	if c.share != 0 && d.share != 0 {
+	if c.probability != 0 && d.probability != 0 {
 		out.unread = append(out.unread, "a second random choice")
 	}
 	return out
@@ -91,10 +91,10 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, in chains) condition {
 			out.To = addresses
 		}
 	case nfnetlink.OutputName:
-		out.leaves(c.Name, c.Not)
+		out.matchOutput(c.Name, c.Not)
 	case nfnetlink.OutputIndex:
 		if device, err := net.InterfaceByIndex(int(c.Value)); err == nil {
-			out.leaves(device.Name, c.Not)
+			out.matchOutput(device.Name, c.Not)
 		} else {
 			out.unread = []string{fmt.Sprintf("oif %d", c.Value)}
 		}
@@ -108,7 +108,7 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, in chains) condition {
 	case nfnetlink.DestinationLocal: // no packet leaves for an address of the node
 		out.notToLocal, out.never = c.Not, !c.Not
 	case nfnetlink.Probability:
-		out.share = c.Value
+		out.probability = c.Value
 	case nfnetlink.NFProto:
 		out.never = (c.Value == uint32(linkOf(f))) == c.Not
 	case nfnetlink.Mark:
@@ -136,8 +136,8 @@ func addressesOf(f policy.Family, c nfnetlink.Condition, in chains) (policy.Rang
 	return addresses, nil
 }
 
-// leaves notes a match of the output interface.
-func (c *condition) leaves(pattern string, not bool) {
+// matchOutput notes a match of the output interface.
+func (c *condition) matchOutput(pattern string, not bool) {
 	switch {
 	case pattern == "+":
 		c.never = not

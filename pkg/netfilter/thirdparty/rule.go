@@ -89,8 +89,8 @@ func (r Rule) text(c condition) string {
 			words = append(words, "not "+string(p))
 		}
 	}
-	if c.share != 0 {
-		words = append(words, fmt.Sprintf("%.2f%%", 100*float64(c.share)/policy.ProbabilityScale))
+	if c.probability != 0 {
+		words = append(words, fmt.Sprintf("%.2f%%", 100*float64(c.probability)/policy.ProbabilityScale))
 	}
 	words = append(words, string(r.Action))
 	if r.Comment != "" {
