@@ -241,6 +241,9 @@ func (f *folder) remove(name string) error {
 
 // failure wraps an error with the operation, its path and a remedy; nil stays nil.
 func failure(op, path string, err error) error {
+	if err == nil {
+		return nil
+	}
 	var errno unix.Errno
 	if !errors.As(err, &errno) {
 		return safefile.Error(op, path, err)
