@@ -40,6 +40,12 @@ func SourcePolicy(t *rapid.T) policy.SourcePolicy {
 			*to = rapid.StringMatching(`[a-z][A-Za-z0-9_.\-]{0,23}`).Filter(isName).Draw(t, key)
 		case *policy.Backend:
 			*to = rapid.SampledFrom([]policy.Backend{"", policy.Auto, policy.IPTables, policy.NFTables}).Draw(t, key)
+		case *policy.GuardMode:
+			*to = rapid.SampledFrom([]policy.GuardMode{"", policy.GuardOff, policy.GuardCount, policy.GuardDrop}).Draw(t, key)
+		case *policy.StaleConnections:
+			*to = rapid.SampledFrom([]policy.StaleConnections{"", policy.KeepConnections, policy.ResetConnections}).Draw(t, key)
+		case **policy.Mark:
+			*to = rapid.Ptr(rapid.Map(rapid.Uint32(), func(n uint32) policy.Mark { return policy.Mark(n) }), true).Draw(t, key)
 		case **policy.Ports:
 			*to = rapid.Ptr(rapid.Custom(ports), true).Draw(t, key)
 		default:

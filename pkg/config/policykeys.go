@@ -33,12 +33,26 @@ func policyKeys(s *policy.SourcePolicy, parseChain func(string) (string, error))
 		{"masqChain", text(&s.Chain, policy.DefaultChain, parseChain),
 			"`NAME` of the chain, IP-MASQ-AGENT if no source states one; chains are independent of each other"},
 		{"backend", backend(&s.Backend), "backend of this chain: auto, iptables or nftables"},
+		{"podCIDRs", cidrs(&s.PodCIDRs),
+			"`CIDRS` of pods for guard, staleConnections and enforceExempt, separated by commas; sourceCIDRs or what ADDs found if not given"},
+		{"guard", oneOf(&s.Guard, policy.GuardOff, policy.GuardCount, policy.GuardDrop),
+			"count or drop packets of pods that should have been masqueraded and were not: off, count or drop"},
+		{"staleConnections", oneOf(&s.StaleConnections, policy.KeepConnections, policy.ResetConnections),
+			"keep or reset connections whose verdict a policy change altered; reset if not given and guard is drop"},
+		{"enforceExempt", optional(&s.EnforceExempt), "keep exempt traffic of pods exempt even if another program's rule would masquerade it"},
+		{"bypassMark", text(&s.BypassMark, "0x6000", parseMark),
+			"`MASK` of packet marks that enforceExempt ignores, 0x6000 if not given; 0 for none"},
 	}
 }
 
 func parsePorts(s string) (*policy.Ports, error) {
 	p, err := policy.ParsePorts(s)
 	return &p, err
+}
+
+func parseMark(s string) (*policy.Mark, error) {
+	m, err := policy.ParseMark(s)
+	return &m, err
 }
 
 func backend(to *policy.Backend) Value {

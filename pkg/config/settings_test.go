@@ -41,6 +41,11 @@ outputInterfaces = ["eth0", "wg+"]
 masqueradeHost = false
 randomFully = false
 toPorts = "1024-29999,32768-65535"
+podCIDRs = ["10.1.0.0/16"]
+guard = "drop"
+staleConnections = "keep"
+enforceExempt = true
+bypassMark = "0x4000"
 masqChain = "BLUE"
 backend = "iptables"
 cidrLimit = 100
@@ -52,7 +57,7 @@ entry_file = "/srv/entry.json"
 `
 
 func wholeSettings(t testing.TB) Settings {
-	yes, no := true, false
+	yes, no, mark := true, false, policy.Mark(0x4000)
 	return Settings{
 		ResyncInterval: 90 * time.Second, Backend: policy.NFTables,
 		CNIConfDir: "/etc/k3s/net.d", CNIBinDir: "/srv/bin", AgentConfigDir: "/etc/config", AgentDialect: DialectV2,
@@ -63,7 +68,9 @@ func wholeSettings(t testing.TB) Settings {
 			NomasqAllReservedRanges: &yes, MasqLinkLocal: &yes, MasqLinkLocalIPv6: &no, EnableIPv6: &yes,
 			SourceCIDRs: policytest.Prefixes("10.1.0.0/16"), NonMasqueradeSourceCIDRs: policytest.Prefixes("10.1.1.0/24"),
 			OutputInterfaces: []string{"eth0", "wg+"}, MasqueradeHost: &no, RandomFully: &no,
-			ToPorts: policytest.Ports(t, "1024-29999,32768-65535"),
+			ToPorts:  policytest.Ports(t, "1024-29999,32768-65535"),
+			PodCIDRs: policytest.Prefixes("10.1.0.0/16"), Guard: policy.GuardDrop, StaleConnections: policy.KeepConnections,
+			EnforceExempt: &yes, BypassMark: &mark,
 		}},
 		Conflist: ConflistSettings{Manage: true, Network: "podnet", EntryFile: "/srv/entry.json"},
 	}

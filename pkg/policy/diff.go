@@ -21,6 +21,7 @@ const (
 	OrderChange        ChangeKind = "order"
 	ElementChange      ChangeKind = "element"
 	UnrecognizedChange ChangeKind = "unrecognized"
+	GuardChange        ChangeKind = "guard" // of the tables ip-masq-guard
 )
 
 // Change is one difference between the desired and the observed rules.

@@ -69,6 +69,13 @@ type Policy struct {
 	RandomFully WithOrigins[bool]
 	ToPorts     WithOrigins[Ports]
 
+	// PodCIDRs are stated, PodSubnets are those that ADDs found; see PodRanges.
+	PodCIDRs, PodSubnets []netip.Prefix
+	Guard                WithOrigins[GuardMode]
+	StaleConnections     WithOrigins[StaleConnections] // "" if none is stated; see ResetsConnections
+	EnforceExempt        WithOrigins[bool]
+	BypassMark           WithOrigins[Mark]
+
 	// Conflicts are those between the sources. The policy has the value that is in
 	// force of each.
 	Conflicts ConflictErrors
@@ -260,6 +267,20 @@ func (m *merger) merge() Policy {
 	p.RandomFully = scalar(m, "randomFully", true, func(s *SourcePolicy) *bool { return s.RandomFully })
 	p.Host = scalar(m, "masqueradeHost", true, func(s *SourcePolicy) *bool { return s.MasqueradeHost })
 	p.ToPorts = scalarFunc(m, "toPorts", Ports{}, Ports.sameSet, func(s *SourcePolicy) *Ports { return s.ToPorts })
+	p.Guard = scalar(m, "guard", GuardOff, func(s *SourcePolicy) *GuardMode { return stated(&s.Guard) })
+	p.StaleConnections = scalar(m, "staleConnections", "", func(s *SourcePolicy) *StaleConnections { return stated(&s.StaleConnections) })
+	p.EnforceExempt = scalar(m, "enforceExempt", false, func(s *SourcePolicy) *bool { return s.EnforceExempt })
+	p.BypassMark = scalar(m, "bypassMark", DefaultBypassMark, func(s *SourcePolicy) *Mark { return s.BypassMark })
+	for _, part := range m.parts {
+		p.PodCIDRs = append(p.PodCIDRs, part.policy.PodCIDRs...)
+	}
+	for _, s := range m.sources {
+		p.PodSubnets = append(p.PodSubnets, s.PodSubnets...)
+	}
+	for _, list := range []*[]netip.Prefix{&p.PodCIDRs, &p.PodSubnets} {
+		slices.SortFunc(*list, comparePrefixes)
+		*list = slices.Compact(*list)
+	}
 	p.Sources = scope(m, "sourceCIDRs", comparePrefixes, func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
 	p.Interfaces = scope(m, "outputInterfaces", strings.Compare, func(s *SourcePolicy) []string { return s.OutputInterfaces })
 	p.Destinations = m.entries(m.defaults(), func(s *SourcePolicy) []entryList {
@@ -272,6 +293,14 @@ func (m *merger) merge() Policy {
 		return []entryList{{exemptSourcesKey, ActionExempt, s.NonMasqueradeSourceCIDRs}}
 	})
 	return *p
+}
+
+// stated returns nil for a value that a source leaves out.
+func stated[T ~string](value *T) *T {
+	if *value == "" {
+		return nil
+	}
+	return value
 }
 
 const exemptSourcesKey = "nonMasqueradeSourceCIDRs"

@@ -79,6 +79,12 @@ type SourcePolicy struct {
 
 	RandomFully *bool  `json:"randomFully,omitempty"`
 	ToPorts     *Ports `json:"toPorts,omitempty"`
+
+	PodCIDRs         []netip.Prefix   `json:"podCIDRs,omitzero"`
+	Guard            GuardMode        `json:"guard,omitempty"`
+	StaleConnections StaleConnections `json:"staleConnections,omitempty"`
+	EnforceExempt    *bool            `json:"enforceExempt,omitempty"`
+	BypassMark       *Mark            `json:"bypassMark,omitempty"`
 }
 
 // Equal reports whether both have the same keys with the same values. A list that
@@ -101,6 +107,10 @@ type Source struct {
 	// Order numbers the networks of a node as they came into force. Of two that
 	// conflict, the lower number wins.
 	Order int64 `json:"order,omitempty"`
+
+	// PodSubnets are the subnets of a network's pods that ADDs found, sorted. They are
+	// no part of what the source asks for.
+	PodSubnets []netip.Prefix `json:"podSubnets,omitempty"`
 }
 
 // FilePolicy is what one of the agent files asks for.
