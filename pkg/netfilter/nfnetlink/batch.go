@@ -120,15 +120,24 @@ func (b *Batch) DeleteRule(family Family, table, chain string, handle uint64) {
 
 // AddSet adds an empty set of address ranges of the family. An existing one of the same form stays.
 func (b *Batch) AddSet(family Family, table, set string) {
-	keyType, length := TypeIPv4, uint32(net4)
-	if family == IPv6 {
-		keyType, length = TypeIPv6, net6
-	}
-	op := operation{"add set", family, table, set}
+	b.AddSetOf(family, table, AddressRanges(family, set))
+}
+
+// AddSetOf is AddSet for a set of any form that needs no attribute in Other.
+func (b *Batch) AddSetOf(family Family, table string, s Set) {
+	op := operation{"add set", family, table, s.Name}
 	b.add(op, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, func(w *attrWriter) {
-		w.u32(unix.NFTA_SET_FLAGS, unix.NFT_SET_INTERVAL)
-		w.u32(unix.NFTA_SET_KEY_TYPE, keyType)
-		w.u32(unix.NFTA_SET_KEY_LEN, length)
+		w.u32(unix.NFTA_SET_FLAGS, s.Flags)
+		w.u32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
+		w.u32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
+		if s.Size != 0 {
+			desc := w.open(unix.NFTA_SET_DESC)
+			w.u32(unix.NFTA_SET_DESC_SIZE, s.Size)
+			w.close(desc)
+		}
+		if s.Timeout != 0 {
+			w.u64(unix.NFTA_SET_TIMEOUT, uint64(s.Timeout.Milliseconds()))
+		}
 		w.u32(unix.NFTA_SET_ID, uint32(len(b.ops))) // required, unique within the batch
 	})
 }

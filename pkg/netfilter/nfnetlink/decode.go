@@ -224,6 +224,11 @@ func (d *decoder) expression(e Expr) {
 		d.masq(e)
 	case Verdict:
 		d.verdict(e)
+	case NAT:
+		d.holdsAddress(e.AddrMin)
+		d.Statement = DoSNAT // at the hook postrouting there is no other
+	case Dynset:
+		d.load(register{name: e.name()}) // it may end the rule
 	case Counter:
 		d.Packets = e.Packets
 	case Unknown:

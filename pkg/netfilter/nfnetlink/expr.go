@@ -150,6 +150,22 @@ type (
 		ProtoMin, ProtoMax Register
 	}
 
+	// NAT translates an address (Type NFT_NAT_*) to one between those in the registers of AddrMin and
+	// AddrMax, and a port likewise. Family is an NFPROTO_*. Flags are NF_NAT_RANGE_*, without those that
+	// the registers imply for an address (NF_NAT_RANGE_MAP_IPS), which newer kernels add.
+	NAT struct {
+		Type, Family, Flags                  uint32
+		AddrMin, AddrMax, ProtoMin, ProtoMax Register
+	}
+
+	// Dynset adds the register to a set, or with Op NFT_DYNSET_OP_UPDATE renews the element's timeout. It
+	// ends the rule if the set is full. One with a timeout, data or an expression of its own is Unknown.
+	Dynset struct {
+		Set string
+		Op  uint32
+		Key Register
+	}
+
 	// Counter counts, starting from these numbers when written.
 	Counter struct{ Packets, Bytes uint64 }
 
@@ -182,6 +198,8 @@ func (Byteorder) name() string { return "byteorder" }
 func (Immediate) name() string { return "immediate" }
 func (Verdict) name() string   { return "immediate" }
 func (Masq) name() string      { return "masq" }
+func (NAT) name() string       { return "nat" }
+func (Dynset) name() string    { return "dynset" }
 func (Counter) name() string   { return "counter" }
 func (Match) name() string     { return "match" }
 func (Target) name() string    { return "target" }
@@ -204,7 +222,7 @@ func (c *codec) decodeExpr(b []byte) Expr {
 	}
 	for _, e := range [...]Expr{
 		Cmp{}, Payload{}, CmpRange{}, Bitwise{}, Meta{}, Lookup{}, FIB{}, Numgen{}, CT{}, Byteorder{}, Immediate{}, Masq{},
-		Counter{}, Match{}, Target{},
+		NAT{}, Dynset{}, Counter{}, Match{}, Target{},
 	} {
 		if e.name() != string(name) {
 			continue
@@ -402,6 +420,33 @@ func (e Masq) code(c *codec) Expr {
 	optional(c, unix.NFTA_MASQ_REG_PROTO_MIN, &e.ProtoMin)
 	optional(c, unix.NFTA_MASQ_REG_PROTO_MAX, &e.ProtoMax)
 	e.ProtoMin, e.ProtoMax = canonical(e.ProtoMin), canonical(e.ProtoMax)
+	return e
+}
+
+func (e NAT) code(c *codec) Expr {
+	number(c, unix.NFTA_NAT_TYPE, &e.Type)
+	number(c, unix.NFTA_NAT_FAMILY, &e.Family)
+	optional(c, unix.NFTA_NAT_FLAGS, &e.Flags)
+	for _, r := range []struct {
+		typ uint16
+		to  *Register
+	}{
+		{unix.NFTA_NAT_REG_ADDR_MIN, &e.AddrMin}, {unix.NFTA_NAT_REG_ADDR_MAX, &e.AddrMax},
+		{unix.NFTA_NAT_REG_PROTO_MIN, &e.ProtoMin}, {unix.NFTA_NAT_REG_PROTO_MAX, &e.ProtoMax},
+	} {
+		optional(c, r.typ, r.to)
+		*r.to = canonical(*r.to)
+	}
+	if e.AddrMin != 0 {
+		e.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
+	}
+	return e
+}
+
+func (e Dynset) code(c *codec) Expr {
+	c.text(unix.NFTA_DYNSET_SET_NAME, &e.Set)
+	number(c, unix.NFTA_DYNSET_OP, &e.Op)
+	c.reg(unix.NFTA_DYNSET_SREG_KEY, &e.Key)
 	return e
 }
 

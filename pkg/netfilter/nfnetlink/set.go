@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
@@ -40,15 +41,33 @@ type Set struct {
 	KeyType uint32 // TypeIPv4, TypeIPv6 or another of nft's numbers
 	KeyLen  uint32 // in bytes
 	Size    uint32 // maximum number of elements; 0 is any
+	Timeout time.Duration
 	// Other names further attributes that bear on the elements, each after a comma.
 	Other string
 }
 
-// Deviation returns how the set differs from one that AddSet creates, which has no size limit and whose
-// elements stay until they are deleted: its attributes as nft names them. It returns "" for no
-// difference.
-func (s Set) Deviation() string {
-	if s.Flags == unix.NFT_SET_INTERVAL && s.Size == 0 && s.Other == "" {
+// AddressRanges is the set `type ipv4_addr; flags interval` of a family. It has no size limit, and its
+// elements stay until they are deleted.
+func AddressRanges(f Family, name string) Set {
+	if f == IPv6 {
+		return Set{Name: name, Flags: unix.NFT_SET_INTERVAL, KeyType: TypeIPv6, KeyLen: net6}
+	}
+	return Set{Name: name, Flags: unix.NFT_SET_INTERVAL, KeyType: TypeIPv4, KeyLen: net4}
+}
+
+// AddressPairs is a set that rules fill: `type ipv4_addr . ipv4_addr; flags dynamic,timeout`.
+func AddressPairs(f Family, name string, size uint32, timeout time.Duration) Set {
+	const bitsPerType = 6 // of a concatenation
+	s := AddressRanges(f, name)
+	s.KeyType, s.KeyLen = s.KeyType<<bitsPerType|s.KeyType, 2*s.KeyLen
+	s.Flags, s.Size, s.Timeout = unix.NFT_SET_EVAL|unix.NFT_SET_TIMEOUT, size, timeout
+	return s
+}
+
+// Deviation returns how the set differs from another one, the name aside: its attributes as nft names them.
+// It returns "" for no difference.
+func (s Set) Deviation(from Set) string {
+	if from.Name = s.Name; s == from {
 		return ""
 	}
 	var flags []string
@@ -62,6 +81,12 @@ func (s Set) Deviation() string {
 	text := "flags " + cmp.Or(strings.Join(flags, ","), "0")
 	if s.Size != 0 {
 		text += fmt.Sprintf(", size %d", s.Size)
+	}
+	if s.Timeout != 0 {
+		text += ", timeout " + s.Timeout.String()
+	}
+	if s.KeyType != from.KeyType || s.KeyLen != from.KeyLen {
+		text += fmt.Sprintf(", keys of %d bytes and type %d", s.KeyLen, s.KeyType)
 	}
 	return text + s.Other
 }
@@ -88,11 +113,14 @@ func decodeSet(t *attrTable) Set {
 	var desc attrTable
 	desc.parse(t.at[unix.NFTA_SET_DESC])
 	s.Size = desc.optU32(unix.NFTA_SET_DESC_SIZE)
+	if t.has(unix.NFTA_SET_TIMEOUT) {
+		s.Timeout = time.Duration(t.u64(unix.NFTA_SET_TIMEOUT)) * time.Millisecond
+	}
 	for _, a := range []struct {
 		attr uint16
 		name string
 	}{
-		{unix.NFTA_SET_DATA_TYPE, "data"}, {unix.NFTA_SET_POLICY, "policy"}, {unix.NFTA_SET_TIMEOUT, "timeout"},
+		{unix.NFTA_SET_DATA_TYPE, "data"}, {unix.NFTA_SET_POLICY, "policy"},
 		{unix.NFTA_SET_GC_INTERVAL, "gc-interval"}, {unix.NFTA_SET_OBJ_TYPE, "objects"},
 		{attrSetExpr, "expressions"}, {attrSetExpressions, "expressions"},
 	} {

@@ -218,7 +218,7 @@ func (r *tableReader) readSet(name string) (policy.Ranges, error) {
 		return nil, err
 	}
 	r.read++
-	switch deviation := s.Deviation(); {
+	switch deviation := s.Deviation(nfnetlink.AddressRanges(r.link, name)); {
 	case deviation != "":
 		r.report("set %s has %s", policy.Quote(name), deviation)
 		ranges = nil
@@ -257,7 +257,7 @@ func (r *tableReader) listRest(objects uint32) error {
 		}
 		r.sets[s.Name] = nil
 		r.report("set %s", policy.Quote(s.Name))
-		if ownSet(s.Name) && s.Deviation() == "" { // after a flush of the rules it can be used again
+		if ownSet(s.Name) && s.Deviation(nfnetlink.AddressRanges(r.link, "")) == "" { // after a flush of the rules it can be used again
 			if _, ranges, err := r.conn.Ranges(r.link, tableName, s.Name); err == nil {
 				r.sets[s.Name] = ranges
 			}
