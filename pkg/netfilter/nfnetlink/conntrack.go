@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// The messages and attributes of ctnetlink (linux/netfilter/nfnetlink_conntrack.h), which
+// golang.org/x/sys/unix does not have.
+const (
+	ctNew, ctGet, ctDelete, ctGetStatsCPU, ctGetStats = 0, 1, 2, 4, 5
+
+	ctaTupleOrig, ctaTupleReply, ctaID, ctaZone = 1, 2, 12, 18
+
+	ctaTupleIP, ctaTupleZone               = 1, 3
+	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst = 1, 2, 3, 4
+	ctaInsertFailed, ctaDrop, ctaEarlyDrop = 9, 10, 11
+	ctaGlobalEntries, ctaGlobalMaximum     = 1, 2
+)
+
+// maxDeletions is the number of entries in one send. A refusal takes some 800 bytes of the receive
+// buffer, which has 400 KiB in a user namespace.
+const maxDeletions = 250
+
+// Connection is a conntrack entry.
+type Connection struct {
+	Src, Dst, ReplySrc, ReplyDst netip.Addr
+	// Zone reports whether the entry, or one direction of it, is in a zone other than 0.
+	Zone bool
+
+	original, id []byte // CTA_TUPLE_ORIG and CTA_ID
+}
+
+// Connections calls handle with each conntrack entry of a family, Inet for both. The entry is valid
+// during the call only. An entry that exists all the time is handled at least once.
+func (c *Conn) Connections(ctx context.Context, family Family, handle func(*Connection) error) error {
+	if family == Inet {
+		family = unix.AF_UNSPEC
+	}
+	var entry Connection
+	const attempts = 3
+	for n := 1; ; n++ {
+		interrupted, err := c.query(ctx, "list conntrack entries", ctGet, unix.NLM_F_DUMP, family, func(attrs []byte) error {
+			if !entry.decode(attrs) {
+				return errMalformed
+			}
+			return handle(&entry)
+		})
+		if err != nil || !interrupted {
+			return err
+		}
+		if n == attempts {
+			return fmt.Errorf("list conntrack entries: interrupted %d times", n)
+		}
+	}
+}
+
+// decode decodes the attributes of an entry. It allocates nothing, as there can be a million entries.
+func (e *Connection) decode(attrs []byte) bool {
+	*e = Connection{}
+	it := attrIter{rest: attrs}
+	for it.next() {
+		switch it.typ {
+		case ctaTupleOrig:
+			e.original = it.data
+			e.Src, e.Dst = e.tuple(it.data)
+		case ctaTupleReply:
+			e.ReplySrc, e.ReplyDst = e.tuple(it.data)
+		case ctaZone:
+			e.Zone = true
+		case ctaID:
+			e.id = it.data
+		}
+	}
+	sameFamily := e.Src.BitLen() == e.Dst.BitLen() && e.Src.BitLen() == e.ReplySrc.BitLen() && e.Src.BitLen() == e.ReplyDst.BitLen()
+	return !it.malformed && len(e.id) == 4 && e.Src.IsValid() && sameFamily
+}
+
+// tuple returns the addresses of a tuple, the zero Addr for one that is missing.
+func (e *Connection) tuple(b []byte) (src, dst netip.Addr) {
+	for it := (attrIter{rest: b}); it.next(); {
+		switch it.typ {
+		case ctaTupleZone:
+			e.Zone = true
+		case ctaTupleIP:
+			for ip := (attrIter{rest: it.data}); ip.next(); {
+				a, _ := netip.AddrFromSlice(ip.data)
+				switch ip.typ {
+				case ctaV4Src, ctaV6Src:
+					src = a
+				case ctaV4Dst, ctaV6Dst:
+					dst = a
+				}
+			}
+		}
+	}
+	return src, dst
+}
+
+// Deletions collects conntrack entries to delete. The zero Deletions is empty and ready for use.
+type Deletions struct {
+	w  attrWriter
+	at []int // offsets of the messages
+}
+
+// Add adds an entry. It is deleted by its original tuple and id, so not one that has replaced it.
+func (d *Deletions) Add(e *Connection) {
+	family := IPv4
+	if e.Src.Is6() {
+		family = IPv6
+	}
+	at := d.w.beginMessage(ctnetlinkType(ctDelete), 0, family, 0)
+	d.w.bytes(ctaTupleOrig|unix.NLA_F_NESTED, e.original)
+	d.w.bytes(ctaID, e.id)
+	d.w.endMessage(at)
+	d.at = append(d.at, at)
+}
+
+// Len returns the number of entries.
+func (d *Deletions) Len() int { return len(d.at) }
+
+// Full reports whether the entries should be deleted before more are added.
+func (d *Deletions) Full() bool { return len(d.at) >= maxDeletions }
+
+// DeleteConnections deletes the entries and empties d. It calls missing with the index of each that no
+// longer exists, or that a flowtable has, which the kernel does not delete.
+func (c *Conn) DeleteConnections(d *Deletions, missing func(i int)) error {
+	op := operation{verb: "delete conntrack entries"}
+	n := uint32(len(d.at))
+	if n == 0 {
+		return nil
+	}
+	first := c.sequence + 1
+	c.sequence += n
+	for i, at := range d.at {
+		setSequence(d.w.b[at:], first+uint32(i))
+	}
+	last := d.w.b[d.at[n-1]:]
+	binary.NativeEndian.PutUint16(last[6:], unix.NLM_F_REQUEST|unix.NLM_F_ACK) // nlmsg_flags
+	err := d.w.err
+	if err == nil {
+		err = c.write(op, d.w.b)
+	}
+	*d = Deletions{w: attrWriter{b: d.w.b[:0]}, at: d.at[:0]}
+	if err != nil {
+		return err
+	}
+	// The kernel answers those that fail, and the last one.
+	return c.receive(op, true, func(m message) (done bool, err error) {
+		if m.typ != unix.NLMSG_ERROR || m.sequence-first >= n {
+			return false, nil
+		}
+		if err = decodeError(m); errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EBUSY) {
+			missing(int(m.sequence - first))
+			err = nil
+		}
+		return m.sequence-first == n-1, err
+	})
+}
+
+// ConntrackStats are the numbers of a network namespace's conntrack.
+type ConntrackStats struct {
+	Entries, Limit uint64
+	// InsertFailed, Drop and EarlyDrop are the counters that conntrack -S shows, over all CPUs.
+	InsertFailed, Drop, EarlyDrop uint64
+}
+
+// ConntrackStats returns the numbers of the namespace.
+func (c *Conn) ConntrackStats(ctx context.Context) (s ConntrackStats, err error) {
+	var t attrTable
+	numbers := func(add func()) func(attrs []byte) error {
+		return func(attrs []byte) error {
+			t.parse(attrs)
+			if add(); t.bad {
+				return errMalformed
+			}
+			return nil
+		}
+	}
+	const op = "read conntrack statistics"
+	_, err = c.query(ctx, op, ctGetStats, 0, unix.AF_UNSPEC, numbers(func() {
+		s.Entries, s.Limit = uint64(t.u32(ctaGlobalEntries)), uint64(t.optU32(ctaGlobalMaximum))
+	}))
+	if err == nil {
+		_, err = c.query(ctx, op, ctGetStatsCPU, unix.NLM_F_DUMP, unix.AF_UNSPEC, numbers(func() {
+			s.InsertFailed += uint64(t.u32(ctaInsertFailed))
+			s.Drop += uint64(t.u32(ctaDrop))
+			s.EarlyDrop += uint64(t.u32(ctaEarlyDrop))
+		}))
+	}
+	return s, err
+}
+
+// query sends a request to ctnetlink and calls handle with the attributes of each answer, which are valid
+// during the call only. It reports whether the kernel calls a dump interrupted. After an error the
+// connection cannot be used for another query.
+func (c *Conn) query(
+	ctx context.Context, verb string, get, flags uint16, family Family, handle func(attrs []byte) error,
+) (interrupted bool, err error) {
+	op := operation{verb: verb}
+	w := attrWriter{b: c.out[:0]}
+	at := w.beginMessage(ctnetlinkType(get), flags, family, 0)
+	w.endMessage(at)
+	c.sequence++
+	setSequence(w.b, c.sequence)
+	c.out = w.b
+	if err := c.write(op, w.b); err != nil {
+		return false, err
+	}
+	for {
+		if err := ctx.Err(); err != nil {
+			return interrupted, op.wrap(err)
+		}
+		n, err := unix.Read(c.fd, c.in)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return interrupted, op.wrap(err)
+		}
+		it := messageIter{rest: c.in[:n]}
+		for it.next() {
+			interrupted = interrupted || it.flags&unix.NLM_F_DUMP_INTR != 0
+			switch {
+			case it.sequence != c.sequence:
+			case it.typ == unix.NLMSG_ERROR, it.typ == unix.NLMSG_DONE:
+				err := decodeError(it.message)
+				if errors.Is(err, unix.EINVAL) {
+					return interrupted, fmt.Errorf("%w; the kernel has no ctnetlink (try: modprobe nf_conntrack_netlink)", op.wrap(err))
+				}
+				if err != nil {
+					return interrupted, op.wrap(err)
+				}
+				return interrupted, nil
+			case len(it.payload) < nfgenHeader:
+				return interrupted, op.wrap(errMalformed)
+			default:
+				if err := handle(it.payload[nfgenHeader:]); err != nil {
+					return interrupted, op.wrap(err)
+				}
+				if flags&unix.NLM_F_DUMP == 0 {
+					return interrupted, nil
+				}
+			}
+		}
+		if it.malformed || n == 0 {
+			return interrupted, op.wrap(errMalformed)
+		}
+	}
+}
+
+func ctnetlinkType(number uint16) uint16 { return unix.NFNL_SUBSYS_CTNETLINK<<8 | number }

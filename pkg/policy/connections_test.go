@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// nodeRoutes are the routes of a test: the local addresses, and one output interface.
+type nodeRoutes struct {
+	local []netip.Addr
+	out   string
+	asked int
+}
+
+func (r *nodeRoutes) IsLocal(a netip.Addr) bool { return slices.Contains(r.local, a) }
+
+func (r *nodeRoutes) OutputInterface(_, _ netip.Addr) string {
+	r.asked++
+	return r.out
+}
+
+func conn(src, dst, replySrc, replyDst string) *policy.Connection {
+	return &policy.Connection{Src: addr(src), Dst: addr(dst), ReplySrc: addr(replySrc), ReplyDst: addr(replyDst)}
+}
+
+// TestJudge: a policy that masquerades all but 10.0.0.0/8 follows one that also exempts 192.0.2.0/24 and
+// masqueraded 10.7.0.0/16.
+func TestJudge(t *testing.T) {
+	pods := policy.SourcePolicy{PodCIDRs: cidrs("10.88.0.0/16"), StaleConnections: policy.ResetConnections}
+	now, before := pods, pods
+	now.NonMasqueradeCIDRs = cidrs("10.0.0.0/8")
+	before.NonMasqueradeCIDRs, before.MasqueradeCIDRs = cidrs("10.0.0.0/8", "192.0.2.0/24"), cidrs("10.7.0.0/16")
+	present := []policy.Policy{mergeOne(t, network("a", 1, now))}
+	changed := policy.NewConnectionJudge(present, [][]policy.Policy{{mergeOne(t, network("a", 1, before))}}, false)
+	untranslated := policy.NewConnectionJudge(present, nil, true)
+	if got := changed.Families(); !slices.Equal(got, []policy.Family{policy.IPv4}) {
+		t.Errorf("families %v", got)
+	}
+	const pod, node = "10.88.0.2", "203.0.113.1"
+	for name, tt := range map[string]struct {
+		*policy.Connection
+		changed, untranslated bool
+	}{
+		"exempt to masqueraded":             {conn(pod, "192.0.2.1", "192.0.2.1", pod), true, true},
+		"exempt to masqueraded, translated": {conn(pod, "192.0.2.1", "192.0.2.1", node), false, false},
+		"masqueraded to exempt":             {conn(pod, "10.7.0.1", "10.7.0.1", node), true, false},
+		"masqueraded to exempt, as is":      {conn(pod, "10.7.0.1", "10.7.0.1", pod), false, false},
+		"masqueraded as before":             {conn(pod, "198.51.100.1", "198.51.100.1", node), false, false},
+		"masqueraded as before, as is":      {conn(pod, "198.51.100.1", "198.51.100.1", pod), false, true},
+		"exempt as before":                  {conn(pod, "10.9.0.1", "10.9.0.1", pod), false, false},
+		"exempt as before, translated":      {conn(pod, "10.9.0.1", "10.9.0.1", node), false, false},
+		"Service, endpoint now masqueraded": {conn(pod, "10.96.0.1", "192.0.2.1", pod), true, true},
+		"Service, endpoint now exempt":      {conn(pod, "192.0.2.9", "10.7.0.1", node), false, false},
+		"Service, pod endpoint":             {conn(pod, "10.96.0.1", "10.88.0.3", pod), false, false},
+		"local endpoint":                    {conn(pod, node, node, pod), false, false},
+		"bridge address as the source":      {conn("10.88.0.1", "192.0.2.1", "192.0.2.1", "10.88.0.1"), false, false},
+		"the node":                          {conn(node, "192.0.2.1", "192.0.2.1", node), false, false},
+		"to a pod, DNATed":                  {conn("192.0.2.1", node, pod, "192.0.2.1"), false, false},
+		"IPv6":                              {conn("fd00::2", "2001:db8::1", "2001:db8::1", "fd00::2"), false, false},
+	} {
+		routes := &nodeRoutes{local: []netip.Addr{addr(node), addr("10.88.0.1")}}
+		chain, stale := changed.Judge(tt.Connection, routes)
+		if stale != tt.changed || stale && chain != policy.DefaultChain {
+			t.Errorf("%s: after the change %v, chain %q", name, stale, chain)
+		}
+		if _, stale := untranslated.Judge(tt.Connection, routes); stale != tt.untranslated {
+			t.Errorf("%s: if rules were missing %v", name, stale)
+		}
+		if routes.asked > 0 {
+			t.Errorf("%s: a route was looked up without outputInterfaces", name)
+		}
+	}
+}
+
+// TestJudgeRoutes: outputInterfaces decide, and a route is looked up for nothing that they cannot change.
+func TestJudgeRoutes(t *testing.T) {
+	p := policy.SourcePolicy{PodCIDRs: cidrs("10.88.0.0/16"), StaleConnections: policy.ResetConnections, NonMasqueradeCIDRs: cidrs()}
+	eth, exempt := p, p
+	eth.OutputInterfaces = []string{"eth+"}
+	exempt.OutputInterfaces, exempt.NonMasqueradeCIDRs = eth.OutputInterfaces, cidrs("192.0.2.0/24")
+	judge := func(now, before policy.SourcePolicy) *policy.ConnectionJudge {
+		return policy.NewConnectionJudge([]policy.Policy{mergeOne(t, network("a", 1, now))},
+			[][]policy.Policy{{mergeOne(t, network("a", 1, before))}}, false)
+	}
+	plain := conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "10.88.0.2")
+	translated := conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "203.0.113.1")
+	for name, tt := range map[string]struct {
+		now, before policy.SourcePolicy
+		*policy.Connection
+		out   string
+		stale bool
+		asked int
+	}{
+		"in scope, now masqueraded": {eth, exempt, plain, "eth1", true, 1},
+		"in scope, now exempt":      {exempt, eth, translated, "eth1", true, 1},
+		"out of scope":              {exempt, eth, translated, "wg0", false, 1},
+		"not known":                 {exempt, eth, translated, "", false, 1},
+		"unchanged":                 {eth, eth, plain, "eth1", false, 0},
+		"unchanged, translated":     {eth, eth, translated, "wg0", false, 0},
+		"scope narrowed":            {eth, p, translated, "wg0", false, 1},
+		"scope widened":             {p, eth, plain, "wg0", true, 1},
+		"scope widened, in scope":   {p, eth, plain, "eth1", false, 1},
+	} {
+		routes := &nodeRoutes{out: tt.out}
+		if _, stale := judge(tt.now, tt.before).Judge(tt.Connection, routes); stale != tt.stale || routes.asked != tt.asked {
+			t.Errorf("%s: stale %v, %d routes looked up, want %v, %d", name, stale, routes.asked, tt.stale, tt.asked)
+		}
+	}
+}
+
+// staleByDefinition is the contract's wording, decided by Policy.Decide.
+func staleByDefinition(c policy.Connection, now []policy.Policy, before [][]policy.Policy, untranslated bool, r *nodeRoutes) (chains []string) {
+	f := policy.FamilyOf(c.Src)
+	holds := func(p policy.Policy) bool { return p.PodRanges(f).Contains(c.Src) }
+	var reset []string
+	for _, p := range now {
+		if p.ResetsConnections() {
+			if reset = append(reset, p.Chain); holds(p) {
+				chains = append(chains, p.Chain)
+			}
+		}
+	}
+	for _, policies := range before {
+		for _, p := range policies {
+			if slices.Contains(reset, p.Chain) && holds(p) {
+				chains = append(chains, p.Chain)
+			}
+		}
+	}
+	decide := func(p policy.Policy, out string) policy.Action {
+		return p.Decide(policy.Packet{Src: c.Src, Dst: c.ReplySrc, Out: out}).Action
+	}
+	masqueraded := func(policies []policy.Policy) bool {
+		return slices.ContainsFunc(policies, func(p policy.Policy) bool { return decide(p, r.out) == policy.ActionMasquerade })
+	}
+	anyScope := func(p policy.Policy) bool { return len(p.Interfaces.Value) > 0 }
+	if r.IsLocal(c.Src) || r.IsLocal(c.ReplySrc) {
+		return nil
+	}
+	scoped := slices.ContainsFunc(now, anyScope) ||
+		slices.ContainsFunc(before, func(b []policy.Policy) bool { return slices.ContainsFunc(b, anyScope) })
+	if scoped {
+		inScope := func(p policy.Policy) bool { return decide(p, r.out) != policy.ActionOutOfScope }
+		// Out "" is any interface in scope.
+		sourceInScope := func(p policy.Policy) bool { return decide(p, "") != policy.ActionOutOfScope }
+		if r.out == "" || slices.ContainsFunc(now, sourceInScope) && !slices.ContainsFunc(now, inScope) {
+			return nil
+		}
+	}
+	translated, verdict := c.ReplyDst != c.Src, masqueraded(now)
+	if translated == verdict || translated && c.ReplySrc != c.Dst {
+		return nil
+	}
+	if untranslated && !translated {
+		return chains
+	}
+	if slices.ContainsFunc(before, func(b []policy.Policy) bool { return masqueraded(b) != verdict }) {
+		return chains
+	}
+	return nil
+}
+
+// TestJudgeOfRandomChanges compares the judge with the definition for random policies before and after a change.
+func TestJudgeOfRandomChanges(t *testing.T) {
+	found := map[bool]int{}
+	rapid.Check(t, func(t *rapid.T) {
+		f := genFamily().Draw(t, "family")
+		sources := genSources().Draw(t, "before")
+		now := slices.Clone(sources)
+		for i := range now {
+			s := &now[i].Policy
+			switch rapid.IntRange(0, 6).Draw(t, "change") {
+			case 0:
+				s.Chain = "OTHER"
+			case 1, 2:
+				chain := s.Chain
+				*s = genSourcePolicy().Draw(t, "policy")
+				s.Chain = chain
+			case 3:
+				s.SourceCIDRs = cidrs()
+			case 4:
+				s.NonMasqueradeSourceCIDRs = append(slices.Clone(s.NonMasqueradeSourceCIDRs), genPrefix(f).Draw(t, "exempt source"))
+			}
+		}
+		add := func(sources []policy.Source) {
+			for i := range sources {
+				s := &sources[i].Policy
+				s.StaleConnections = rapid.SampledFrom([]policy.StaleConnections{policy.ResetConnections, policy.ResetConnections, policy.KeepConnections}).Draw(t, "staleConnections")
+				s.PodCIDRs = genPrefixes([]policy.Family{f}, 2).Draw(t, "podCIDRs")
+			}
+		}
+		add(sources)
+		add(now)
+		resets := [][]policy.Policy{policy.Merge(sources)}
+		if rapid.Bool().Draw(t, "second change") {
+			resets = append(resets, policy.Merge(genSources().Draw(t, "first")))
+		}
+		untranslated := rapid.Bool().Draw(t, "untranslated")
+		present := policy.Merge(now)
+		judge := policy.NewConnectionJudge(present, resets, untranslated)
+		for range 20 {
+			one := func(name string) netip.Addr { return lowAddress(f, rapid.IntRange(0, 15).Draw(t, name)) }
+			c := policy.Connection{Src: one("src"), Dst: one("dst")}
+			c.ReplySrc, c.ReplyDst = c.Dst, c.Src
+			if rapid.IntRange(0, 3).Draw(t, "DNAT") == 0 {
+				c.ReplySrc = one("endpoint")
+			}
+			if rapid.Bool().Draw(t, "translated") {
+				c.ReplyDst = one("translated")
+			}
+			routes := &nodeRoutes{
+				local: []netip.Addr{one("local")},
+				out:   rapid.SampledFrom([]string{"eth0", "eth1", "wg0", ""}).Draw(t, "out"),
+			}
+			want := staleByDefinition(c, present, resets, untranslated, routes)
+			chain, stale := judge.Judge(&c, routes)
+			if stale != (len(want) > 0) || stale && chain != want[0] {
+				t.Fatalf("%+v out %q: stale %v of %q, want %v", c, routes.out, stale, chain, want)
+			}
+			found[stale]++
+			// Whatever the policies are, the same ones before and now make nothing stale.
+			same := policy.NewConnectionJudge(present, [][]policy.Policy{present}, false)
+			if _, stale := same.Judge(&c, routes); stale {
+				t.Fatalf("%+v: stale although nothing changed", c)
+			}
+		}
+	})
+	if found[true] < found[false]/100 {
+		t.Errorf("%d of %d entries were stale", found[true], found[true]+found[false])
+	}
+}
+
+// TestRenamedChainResetsNothing: the name of a chain changes no verdict.
+func TestRenamedChainResetsNothing(t *testing.T) {
+	s := policy.SourcePolicy{PodCIDRs: cidrs("10.88.0.0/16"), StaleConnections: policy.ResetConnections}
+	renamed := s
+	renamed.Chain = "OTHER"
+	judge := policy.NewConnectionJudge([]policy.Policy{mergeOne(t, network("a", 1, renamed))},
+		[][]policy.Policy{{mergeOne(t, network("a", 1, s))}}, false)
+	for _, c := range []*policy.Connection{
+		conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "10.88.0.2"), conn("10.88.0.2", "10.9.0.1", "10.9.0.1", "203.0.113.1"),
+	} {
+		if chain, stale := judge.Judge(c, &nodeRoutes{}); stale {
+			t.Errorf("%+v is stale in %s", c, chain)
+		}
+	}
+}
+
+func BenchmarkJudge(b *testing.B) {
+	s := policy.SourcePolicy{PodCIDRs: cidrs("10.0.0.0/16"), StaleConnections: policy.ResetConnections}
+	for i := range 10_000 {
+		s.NonMasqueradeCIDRs = append(s.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 7), byte(i << 1), 0}), 24))
+	}
+	now := []policy.Policy{mergeOne(b, network("a", 1, s))}
+	s.NonMasqueradeCIDRs = s.NonMasqueradeCIDRs[1:]
+	judge := policy.NewConnectionJudge(now, [][]policy.Policy{{mergeOne(b, network("a", 1, s))}}, true)
+	routes := &nodeRoutes{}
+	c := conn("10.0.0.2", "192.0.2.1", "192.0.2.1", "203.0.113.1")
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, stale := judge.Judge(c, routes); stale {
+			b.Fatal("stale")
+		}
+	}
+}
