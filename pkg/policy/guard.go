@@ -153,7 +153,7 @@ func mayShareInterface(a, b []string) bool {
 // enforceExempt are about: podCIDRs of the family, else sourceCIDRs, else the subnets
 // that ADDs found; without what is out of scope and without exempt sources.
 func (p Policy) PodRanges(f Family) Ranges {
-	for _, list := range [][]netip.Prefix{p.PodCIDRs, p.Sources.Value, p.PodSubnets} {
+	for _, list := range [][]netip.Prefix{p.PodCIDRs.Value, p.Sources.Value, p.PodSubnets} {
 		if list = ofFamily(list, f); len(list) > 0 {
 			return RangesOf(list...).Intersect(p.SourcesInScope(f)).Without(p.SourcesExempt(f))
 		}

@@ -69,12 +69,12 @@ type Policy struct {
 	RandomFully WithOrigins[bool]
 	ToPorts     WithOrigins[Ports]
 
-	// PodCIDRs are stated, PodSubnets are those that ADDs found; see PodRanges.
-	PodCIDRs, PodSubnets []netip.Prefix
-	Guard                WithOrigins[GuardMode]
-	StaleConnections     WithOrigins[StaleConnections] // "" if none is stated; see ResetsConnections
-	EnforceExempt        WithOrigins[bool]
-	BypassMark           WithOrigins[Mark]
+	PodCIDRs         WithOrigins[[]netip.Prefix] // see PodRanges
+	PodSubnets       []netip.Prefix              // found by ADDs
+	Guard            WithOrigins[GuardMode]
+	StaleConnections WithOrigins[StaleConnections] // "" if none is stated; see ResetsConnections
+	EnforceExempt    WithOrigins[bool]
+	BypassMark       WithOrigins[Mark]
 
 	// Conflicts are those between the sources. The policy has the value that is in
 	// force of each.
@@ -152,6 +152,10 @@ func (p Policy) CheckBounds(l Layout) error {
 		return p.boundError("write wider prefixes", p.ExemptSources,
 			"nonMasqueradeSourceCIDRs has %d entries, more than the %d possible", n, MaxExemptSources)
 	}
+	if n := len(p.PodCIDRs.Value); n > MaxPodCIDRs {
+		return p.boundError("write wider prefixes", []PrefixAction{{Origins: p.PodCIDRs.Origins}},
+			"podCIDRs has %d entries, more than the %d possible", n, MaxPodCIDRs)
+	}
 	if l.Sets {
 		return nil
 	}
@@ -169,11 +173,11 @@ func (p Policy) CheckBounds(l Layout) error {
 	return nil
 }
 
-// ScopeErrors returns FieldErrors if the merged lists of the scope and of exempt
-// sources are too long.
+// ScopeErrors returns FieldErrors if the merged lists of the scope, of exempt sources
+// or of pods are too long.
 func (p Policy) ScopeErrors() []error {
 	var errs fieldErrors
-	errs.checkCounts(len(p.Sources.Value), len(p.Interfaces.Value), len(p.ExemptSources))
+	errs.checkCounts(len(p.Sources.Value), len(p.Interfaces.Value), len(p.ExemptSources), len(p.PodCIDRs.Value))
 	return errs
 }
 
@@ -272,12 +276,15 @@ func (m *merger) merge() Policy {
 	p.EnforceExempt = scalar(m, "enforceExempt", false, func(s *SourcePolicy) *bool { return s.EnforceExempt })
 	p.BypassMark = scalar(m, "bypassMark", DefaultBypassMark, func(s *SourcePolicy) *Mark { return s.BypassMark })
 	for _, part := range m.parts {
-		p.PodCIDRs = append(p.PodCIDRs, part.policy.PodCIDRs...)
+		if len(part.policy.PodCIDRs) > 0 {
+			p.PodCIDRs.Value = append(p.PodCIDRs.Value, part.policy.PodCIDRs...)
+			p.PodCIDRs.Origins = append(p.PodCIDRs.Origins, part.origin("podCIDRs", -1))
+		}
 	}
 	for _, s := range m.sources {
 		p.PodSubnets = append(p.PodSubnets, s.PodSubnets...)
 	}
-	for _, list := range []*[]netip.Prefix{&p.PodCIDRs, &p.PodSubnets} {
+	for _, list := range []*[]netip.Prefix{&p.PodCIDRs.Value, &p.PodSubnets} {
 		slices.SortFunc(*list, comparePrefixes)
 		*list = slices.Compact(*list)
 	}

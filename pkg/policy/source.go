@@ -110,7 +110,7 @@ type Source struct {
 
 	// PodSubnets are the subnets of a network's pods that ADDs found, sorted. They are
 	// no part of what the source asks for.
-	PodSubnets []netip.Prefix `json:"podSubnets,omitempty"`
+	PodSubnets []netip.Prefix `json:"podSubnets,omitzero"`
 }
 
 // FilePolicy is what one of the agent files asks for.
@@ -136,8 +136,8 @@ func (s Source) Policies() []SourcePolicy {
 	return all
 }
 
-// Validate checks the policy of a stored source. One of the agent files can enable
-// IPv6 for all of them.
+// Validate checks a stored source. One of the agent files can enable IPv6 for all of
+// them.
 func (s Source) Validate(limit int) error {
 	if len(s.Files) > 0 && (s.ID.Kind != AgentFiles || !s.Policy.Equal(SourcePolicy{Chain: s.Policy.Chain})) {
 		return errors.New("files: only the agent files have these, and no policy beside them but the chain")
@@ -153,12 +153,41 @@ func (s Source) Validate(limit int) error {
 		default:
 			return fmt.Errorf("backend: %s is not a backend", Quote(string(p.Backend)))
 		}
+		switch p.Guard {
+		case "", GuardOff, GuardCount, GuardDrop:
+		default:
+			return fmt.Errorf("guard: %s is not a mode", Quote(string(p.Guard)))
+		}
+		switch p.StaleConnections {
+		case "", KeepConnections, ResetConnections:
+		default:
+			return fmt.Errorf("staleConnections: %s is not one of the choices", Quote(string(p.StaleConnections)))
+		}
 		p.EnableIPv6 = &ipv6
 		if err := p.Validate(limit); err != nil {
 			return err
 		}
 	}
-	return nil
+	var errs fieldErrors
+	if n := len(s.PodSubnets); n > MaxPodCIDRs {
+		errs.add("podSubnets", -1, "", fmt.Errorf("has %d entries, more than the %d possible", n, MaxPodCIDRs))
+	}
+	errs.checkPrefixes("podSubnets", s.PodSubnets, true)
+	return errors.Join(errs...)
+}
+
+// AddPodSubnets adds subnets that ADDs found, and reports whether all are there then.
+func (s *Source) AddPodSubnets(found ...netip.Prefix) bool {
+	all := slices.Concat(s.PodSubnets, found)
+	slices.SortFunc(all, comparePrefixes)
+	all = slices.Compact(all)
+	switch {
+	case len(all) > MaxPodCIDRs:
+		return false
+	case len(all) > len(s.PodSubnets):
+		s.PodSubnets = all
+	}
+	return true
 }
 
 // Defaults of the scalars of a policy, and limits on a document.
@@ -214,26 +243,12 @@ func (s SourcePolicy) Validate(limit int) error {
 			}
 		}
 	}
-	errs.checkCounts(len(s.SourceCIDRs), len(s.OutputInterfaces), len(s.NonMasqueradeSourceCIDRs))
-	for _, l := range []struct {
-		key      string
-		prefixes []netip.Prefix
-	}{
-		{"nonMasqueradeCIDRs", s.NonMasqueradeCIDRs},
-		{"masqueradeCIDRs", s.MasqueradeCIDRs},
-		{"sourceCIDRs", s.SourceCIDRs},
-		{"nonMasqueradeSourceCIDRs", s.NonMasqueradeSourceCIDRs},
-	} {
-		for i, p := range l.prefixes {
-			switch {
-			case !p.IsValid() || p.Addr().Is4In6() || p != p.Masked(): // in a stored document
-				_, err := ParsePrefix(p.String())
-				errs.add(l.key, i, p.String(), err)
-			case FamilyOf(p.Addr()) == IPv6 && !isTrue(s.EnableIPv6):
-				errs.add(l.key, i, p.String(), errors.New("is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it"))
-			}
-		}
-	}
+	errs.checkCounts(len(s.SourceCIDRs), len(s.OutputInterfaces), len(s.NonMasqueradeSourceCIDRs), len(s.PodCIDRs))
+	errs.checkPrefixes("nonMasqueradeCIDRs", s.NonMasqueradeCIDRs, isTrue(s.EnableIPv6))
+	errs.checkPrefixes("masqueradeCIDRs", s.MasqueradeCIDRs, isTrue(s.EnableIPv6))
+	errs.checkPrefixes("sourceCIDRs", s.SourceCIDRs, isTrue(s.EnableIPv6))
+	errs.checkPrefixes("nonMasqueradeSourceCIDRs", s.NonMasqueradeSourceCIDRs, isTrue(s.EnableIPv6))
+	errs.checkPrefixes("podCIDRs", s.PodCIDRs, isTrue(s.EnableIPv6))
 	for i, name := range s.OutputInterfaces {
 		if err := validateInterface(name); err != nil {
 			errs.add("outputInterfaces", i, name, err)
@@ -246,9 +261,11 @@ func isTrue(b *bool) bool { return b != nil && *b }
 
 // Limits on the rules that configuration can ask for. Each pair of a source and an
 // output interface is a jump; in a backend without sets each exempt source is a rule.
+// Pod ranges are elements of sets.
 const (
 	MaxScopePairs    = 4096
 	MaxExemptSources = 4096
+	MaxPodCIDRs      = 4096
 	MaxPortRanges    = 64
 	MaxRules         = 65536 // of one chain and family, in a backend without sets
 )
@@ -260,9 +277,22 @@ func (e *fieldErrors) add(key string, index int, value string, err error) {
 	*e = append(*e, &FieldError{key, index, value, err.Error()})
 }
 
-// checkCounts checks the numbers of sourceCIDRs, outputInterfaces and
-// nonMasqueradeSourceCIDRs against the limits.
-func (e *fieldErrors) checkCounts(from, out, exempt int) {
+// checkPrefixes checks a list of prefixes.
+func (e *fieldErrors) checkPrefixes(key string, prefixes []netip.Prefix, ipv6 bool) {
+	for i, p := range prefixes {
+		switch {
+		case !p.IsValid() || p.Addr().Is4In6() || p != p.Masked(): // in a stored document
+			_, err := ParsePrefix(p.String())
+			e.add(key, i, p.String(), err)
+		case FamilyOf(p.Addr()) == IPv6 && !ipv6:
+			e.add(key, i, p.String(), errors.New("is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it"))
+		}
+	}
+}
+
+// checkCounts checks the numbers of sourceCIDRs, outputInterfaces,
+// nonMasqueradeSourceCIDRs and podCIDRs against the limits.
+func (e *fieldErrors) checkCounts(from, out, exempt, pods int) {
 	tooMany := func(key, format string, args ...any) { e.add(key, -1, "", fmt.Errorf(format, args...)) }
 	// An empty list counts as one item, which matches everything.
 	switch pairs := int64(max(1, from)) * int64(max(1, out)); {
@@ -278,5 +308,8 @@ func (e *fieldErrors) checkCounts(from, out, exempt int) {
 	if exempt > MaxExemptSources {
 		tooMany("nonMasqueradeSourceCIDRs", "has %d entries, more than the %d possible; remove some, or write wider prefixes",
 			exempt, MaxExemptSources)
+	}
+	if pods > MaxPodCIDRs {
+		tooMany("podCIDRs", "has %d entries, more than the %d possible; remove some, or write wider prefixes", pods, MaxPodCIDRs)
 	}
 }
