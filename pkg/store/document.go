@@ -22,7 +22,7 @@ import (
 
 // Schema is the version of the form of documents and the record. Each new key raises it: a version that
 // does not know the key leaves the file as it is. Files of lower schemas are read in today's form.
-const Schema = 2
+const Schema = 3
 
 // document is a source with its policy as it is stored. It has no time, so that equal policies make
 // equal documents; the file's mtime tells its age.
@@ -36,10 +36,27 @@ type recordDocument struct {
 	Record
 }
 
-// Record lists the chains that ip-masq owns in the kernel, with their backends. It is valid in one boot.
+// Record lists the chains that ip-masq owns in the kernel, with their backends, and the resets of connections
+// that are due. It is valid in one boot.
 type Record struct {
 	Boot   string       `json:"boot,omitempty"`
 	Chains []OwnedChain `json:"chains,omitempty"` // in the writer's order
+
+	Guard     bool    `json:"guard,omitempty"`     // the tables ip-masq-guard may exist
+	Resets    []Reset `json:"resets,omitzero"`     // in the order of At, MaxResets at most
+	LastReset int64   `json:"lastReset,omitempty"` // At of the last reset without Before that was walked
+}
+
+// MaxResets is the number of resets that a record can have.
+const MaxResets = 8
+
+// Reset is a walk through the conntrack table that deletes stale connections.
+type Reset struct {
+	At int64 `json:"at"` // when it was recorded, CLOCK_BOOTTIME in nanoseconds; identifies it
+
+	// Before has the sources that were in force until then: connections are deleted whose verdict has changed
+	// since. If it is nil, those are deleted that should have been masqueraded and were not.
+	Before []policy.Source `json:"before,omitzero"`
 }
 
 // OwnedChain is a chain of one family that ip-masq created, or was about to create.
@@ -67,6 +84,22 @@ func (r Record) validate() error {
 				i, policy.Quote(string(c.Backend)), policy.Quote(c.Variant))
 		}
 	}
+	if len(r.Resets) > MaxResets {
+		return fmt.Errorf("resets: has %d entries, more than the %d possible", len(r.Resets), MaxResets)
+	}
+	for i, reset := range r.Resets {
+		if reset.At < 1 || i > 0 && reset.At <= r.Resets[i-1].At {
+			return fmt.Errorf("resets[%d].at: %d is not after the one before", i, reset.At)
+		}
+		for _, s := range reset.Before {
+			if err := validate(s); err != nil {
+				return fmt.Errorf("resets[%d].before: %w", i, err)
+			}
+		}
+	}
+	if r.LastReset < 0 {
+		return fmt.Errorf("lastReset: %d is negative", r.LastReset)
+	}
 	return nil
 }
 
@@ -78,18 +111,15 @@ func nameOf(src policy.SourceID) string {
 // encodeSource encodes the document of a source, if decoding it returns the same. Prefixes may be many,
 // and valid ones do: only the rest is decoded again.
 func encodeSource(s policy.Source) ([]byte, error) {
-	data, err := json.Marshal(document{Schema, s})
+	data, err := encode(document{Schema, s})
 	if err != nil {
 		return nil, err
-	}
-	if len(data) > maxDocument {
-		return nil, fmt.Errorf("it has %d bytes, more than the limit of %d", len(data), maxDocument)
 	}
 	if err := validate(s); err != nil {
 		return nil, err
 	}
 	s.Policy.NonMasqueradeCIDRs, s.Policy.MasqueradeCIDRs = nil, nil
-	s.Policy.SourceCIDRs, s.Policy.NonMasqueradeSourceCIDRs = nil, nil
+	s.Policy.SourceCIDRs, s.Policy.NonMasqueradeSourceCIDRs, s.Policy.PodCIDRs = nil, nil, nil
 	rest, err := json.Marshal(document{Schema, s})
 	if err != nil {
 		return nil, err
@@ -118,7 +148,15 @@ func encodeRecord(r Record) ([]byte, error) {
 	if err := r.validate(); err != nil {
 		return nil, err
 	}
-	return json.Marshal(recordDocument{Schema, r})
+	return encode(recordDocument{Schema, r})
+}
+
+func encode(document any) ([]byte, error) {
+	data, err := json.Marshal(document)
+	if len(data) > maxDocument {
+		return nil, fmt.Errorf("it has %d bytes, more than the limit of %d", len(data), maxDocument)
+	}
+	return data, err
 }
 
 func decodeRecord(data []byte) (Record, error) {
@@ -186,6 +224,8 @@ func validate(s policy.Source) error {
 		return errors.New("source.name: missing for a network")
 	case id.Kind == policy.AgentFiles && id.Name != "":
 		return errors.New("source.name: not possible for the agent files")
+	case id.Kind != policy.Network && s.PodSubnets != nil:
+		return errors.New("podSubnets: only possible for a network")
 	}
 	return s.Validate(policy.MaxCIDRLimit)
 }

@@ -16,21 +16,25 @@ import (
 // The form of documents is a promise to other versions: a change of these texts
 // needs a new Schema.
 func TestFormOfDocuments(t *testing.T) {
-	yes := true
+	yes, mark := true, policy.Mark(0x4000)
 	data, err := encodeSource(policy.Source{
 		ID: policy.SourceID{Kind: policy.Network, Name: "podnet"},
 		Policy: policy.SourcePolicy{
 			Chain: "IP-MASQ-AGENT", NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 			MasqueradeCIDRs: []netip.Prefix{}, MasqLinkLocal: &yes,
-			ToPorts: &policy.Ports{{First: 1024, Last: 2047}},
+			ToPorts:  &policy.Ports{{First: 1024, Last: 2047}},
+			PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Guard: policy.GuardDrop,
+			StaleConnections: policy.KeepConnections, EnforceExempt: &yes, BypassMark: &mark,
 		},
-		Order: 3,
+		Order: 3, PodSubnets: []netip.Prefix{netip.MustParsePrefix("10.1.2.0/24")},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"schema":2,"source":{"kind":"network","name":"podnet"},"policy":{"masqChain":"IP-MASQ-AGENT",` +
-		`"nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":[],"masqLinkLocal":true,"toPorts":"1024-2047"},"order":3}`
+	const want = `{"schema":3,"source":{"kind":"network","name":"podnet"},"policy":{"masqChain":"IP-MASQ-AGENT",` +
+		`"nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":[],"masqLinkLocal":true,"toPorts":"1024-2047",` +
+		`"podCIDRs":["10.1.0.0/16"],"guard":"drop","staleConnections":"keep","enforceExempt":true,"bypassMark":"0x4000"},` +
+		`"order":3,"podSubnets":["10.1.2.0/24"]}`
 	if string(data) != want {
 		t.Errorf("document:\n%s\nwant\n%s", data, want)
 	}
@@ -38,14 +42,19 @@ func TestFormOfDocuments(t *testing.T) {
 	if got := nameOf(policy.SourceID{Kind: policy.Network, Name: "podnet"}); got != name {
 		t.Errorf("name of the document: %s, want %s", got, name)
 	}
-	data, err = encodeRecord(Record{Boot: "b", Chains: []OwnedChain{
-		{"IP-MASQ-AGENT", policy.IPv4, policy.IPTables, "legacy", true}, {"A", policy.IPv6, policy.NFTables, "", false},
-	}})
+	before := []policy.Source{{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: policy.SourcePolicy{Chain: "A"}}}
+	data, err = encodeRecord(Record{
+		Boot: "b", Chains: []OwnedChain{
+			{"IP-MASQ-AGENT", policy.IPv4, policy.IPTables, "legacy", true}, {"A", policy.IPv6, policy.NFTables, "", false},
+		},
+		Guard: true, Resets: []Reset{{At: 5}, {At: 6, Before: []policy.Source{}}, {At: 7, Before: before}}, LastReset: 4,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	const record = `{"schema":2,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",` +
-		`"variant":"legacy","stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}]}`
+	const record = `{"schema":3,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",` +
+		`"variant":"legacy","stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}],` +
+		`"guard":true,"resets":[{"at":5},{"at":6,"before":[]},{"at":7,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]}],"lastReset":4}`
 	if string(data) != record {
 		t.Errorf("record:\n%s\nwant\n%s", data, record)
 	}
@@ -53,15 +62,18 @@ func TestFormOfDocuments(t *testing.T) {
 
 func FuzzDocument(f *testing.F) {
 	for _, s := range []string{
-		`{"schema":2,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"POD-MASQ"}}`,
-		`{"schema":2,"source":{"kind":"agent-files"},"policy":{"masqChain":"A","backend":"auto","nonMasqueradeCIDRs":["10.0.0.0/8"],` +
-			`"masqueradeCIDRs":[],"enableIPv6":true,"sourceCIDRs":["fd00::/8"],"outputInterfaces":["eth+"],"toPorts":"1-2,3"},"superseded":true,"order":-4}`,
-		`{"schema":2,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
-		`{"schema":3,"source":[]}`,
+		`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"POD-MASQ"}}`,
+		`{"schema":3,"source":{"kind":"agent-files"},"policy":{"masqChain":"A","backend":"auto","nonMasqueradeCIDRs":["10.0.0.0/8"],` +
+			`"masqueradeCIDRs":[],"enableIPv6":true,"sourceCIDRs":["fd00::/8"],"outputInterfaces":["eth+"],"toPorts":"1-2,3",` +
+			`"podCIDRs":["fd00:1::/64"],"guard":"count","staleConnections":"reset","enforceExempt":false,"bypassMark":"0"},"superseded":true,"order":-4}`,
+		`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"},"podSubnets":["10.1.2.0/24","fd00:1::/64"]}`,
+		`{"schema":3,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
+		`{"schema":3,"boot":"b","guard":true,"resets":[{"at":5,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]},{"at":6}],"lastReset":4}`,
+		`{"schema":4,"source":[]}`,
 		`{"a":{},"schema":99999999999999999999}`,
-		`{"schema":2,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,
-		`{"schema":2,"schema":3,"source":null}`,
-		``, `{`, `[]`, `{"schema":2}{`,
+		`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,
+		`{"schema":3,"schema":4,"source":null}`,
+		``, `{`, `[]`, `{"schema":3}{`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -90,7 +102,8 @@ func FuzzDocument(f *testing.F) {
 			if err != nil {
 				t.Fatalf("%+v was read and cannot be written: %v", r, err)
 			}
-			if back, err := decodeRecord(again); err != nil || back.Boot != r.Boot || !slices.Equal(back.Chains, r.Chains) {
+			if back, err := decodeRecord(again); err != nil || back.Boot != r.Boot || !slices.Equal(back.Chains, r.Chains) ||
+				back.Guard != r.Guard || back.LastReset != r.LastReset || !reflect.DeepEqual(back.Resets, r.Resets) {
 				t.Fatalf("%+v became %+v, %v", r, back, err)
 			}
 		}

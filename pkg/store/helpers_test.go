@@ -128,9 +128,10 @@ func contribution(name string, cidrs ...string) policy.Source {
 
 // full is a contribution that states every key.
 func full(name string) policy.Source {
-	yes, no := true, false
+	yes, no, mark := true, false, policy.Mark(0)
 	return policy.Source{
 		ID: network(name), Order: 7, Superseded: true,
+		PodSubnets: []netip.Prefix{netip.MustParsePrefix("10.1.2.0/24"), netip.MustParsePrefix("fd00:1::/64")},
 		Policy: policy.SourcePolicy{
 			Chain: "POD-MASQ", Backend: policy.NFTables,
 			NonMasqueradeCIDRs:      []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")},
@@ -139,6 +140,8 @@ func full(name string) policy.Source {
 			SourceCIDRs: []netip.Prefix{}, NonMasqueradeSourceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.1/32")},
 			OutputInterfaces: []string{"eth0", "bond+"}, MasqueradeHost: &no,
 			RandomFully: &yes, ToPorts: &policy.Ports{{First: 1024, Last: 29999}, {First: 32768, Last: 32768}},
+			PodCIDRs: []netip.Prefix{netip.MustParsePrefix("fd00:1::/48")}, Guard: policy.GuardCount,
+			StaleConnections: policy.ResetConnections, EnforceExempt: &no, BypassMark: &mark,
 		},
 	}
 }

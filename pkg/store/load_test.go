@@ -5,6 +5,7 @@ package store_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -139,7 +140,7 @@ func TestTornAtEveryLength(t *testing.T) {
 
 func TestDamagedDocuments(t *testing.T) {
 	const source = `"source":{"kind":"network","name":"net"}`
-	sound := `{"schema":2,` + source + `,"policy":{"masqChain":"POD-MASQ"}}`
+	sound := `{"schema":3,` + source + `,"policy":{"masqChain":"POD-MASQ"}}`
 	for name, c := range map[string]struct{ data, want string }{
 		"sound":             {sound, ""},
 		"no JSON":           {"\x00\x00\x00\x00", "does not begin with"},
@@ -152,19 +153,19 @@ func TestDamagedDocuments(t *testing.T) {
 		"schema text":       {`{"schema":"1"}`, "does not begin with"},
 		"schema null":       {`{"schema":null}`, "does not begin with"},
 		"schema far below":  {`{"schema":-99999999999999999999}`, "does not begin with"},
-		"schema otherwise":  {`{"Schema":2}`, "does not begin with"},
-		"two schemas":       {`{"schema":2,` + source + `,"policy":{"masqChain":"POD-MASQ"},"schema":0}`, "schemas 2 and 0"},
+		"schema otherwise":  {`{"Schema":3}`, "does not begin with"},
+		"two schemas":       {`{"schema":3,` + source + `,"policy":{"masqChain":"POD-MASQ"},"schema":0}`, "schemas 3 and 0"},
 		"two documents":     {sound + sound, "follows the end"},
 		"text behind":       {sound + "x", "follows the end"},
-		"unknown field":     {`{"schema":2,` + source + `,"policy":{"masqChain":"POD-MASQ"},"more":1}`, "more"},
-		"unknown key":       {`{"schema":2,` + source + `,"policy":{"masqChain":"POD-MASQ","more":1}}`, "more"},
-		"wrong type":        {`{"schema":2,` + source + `,"policy":[]}`, "cannot unmarshal"},
-		"no source":         {`{"schema":2,"policy":{"masqChain":"POD-MASQ"}}`, "source.kind"},
-		"unknown kind":      {`{"schema":2,"source":{"kind":"built-in"},"policy":{"masqChain":"POD-MASQ"}}`, "source.kind"},
-		"unnamed network":   {`{"schema":2,"source":{"kind":"network"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
-		"named agent files": {`{"schema":2,"source":{"kind":"agent-files","name":"x"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
-		"another's":         {`{"schema":2,"source":{"kind":"network","name":"web"},"policy":{"masqChain":"POD-MASQ"}}`, `network "web"`},
-		"no policy":         {`{"schema":2,` + source + `}`, "masqChain"},
+		"unknown field":     {`{"schema":3,` + source + `,"policy":{"masqChain":"POD-MASQ"},"more":1}`, "more"},
+		"unknown key":       {`{"schema":3,` + source + `,"policy":{"masqChain":"POD-MASQ","more":1}}`, "more"},
+		"wrong type":        {`{"schema":3,` + source + `,"policy":[]}`, "cannot unmarshal"},
+		"no source":         {`{"schema":3,"policy":{"masqChain":"POD-MASQ"}}`, "source.kind"},
+		"unknown kind":      {`{"schema":3,"source":{"kind":"built-in"},"policy":{"masqChain":"POD-MASQ"}}`, "source.kind"},
+		"unnamed network":   {`{"schema":3,"source":{"kind":"network"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
+		"named agent files": {`{"schema":3,"source":{"kind":"agent-files","name":"x"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
+		"another's":         {`{"schema":3,"source":{"kind":"network","name":"web"},"policy":{"masqChain":"POD-MASQ"}}`, `network "web"`},
+		"no policy":         {`{"schema":3,` + source + `}`, "masqChain"},
 		"bad chain":         {statement(`"masqChain":"POSTROUTING"`), "masqChain"},
 		"bad backend":       {statement(`"masqChain":"A","backend":"ebtables"`), "backend"},
 		"bad prefix":        {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10/8"]`), "10/8"},
@@ -176,9 +177,17 @@ func TestDamagedDocuments(t *testing.T) {
 		"both lists":        {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":["10.0.0.0/8"]`), "10.0.0.0/8"},
 		"bad ports":         {statement(`"masqChain":"A","toPorts":"9-1"`), "9-1"},
 		"bad interface":     {statement(`"masqChain":"A","outputInterfaces":["a/b"]`), "outputInterfaces"},
-		"endless field":     {`{"schema":2,"` + strings.Repeat("x", 1<<20) + `":1}`, "unknown field"},
+		"bad guard":         {statement(`"masqChain":"A","guard":"on"`), "guard"},
+		"bad connections":   {statement(`"masqChain":"A","staleConnections":"drop"`), "staleConnections"},
+		"bad mark":          {statement(`"masqChain":"A","bypassMark":"0x1ffffffff"`), "0x1ffffffff"},
+		"mark as a number":  {statement(`"masqChain":"A","bypassMark":24576`), "number"},
+		"pods' host bits":   {statement(`"masqChain":"A","podCIDRs":["10.0.0.1/8"]`), "podCIDRs[0]: 10.0.0.1/8"},
+		"many pod ranges":   {statement(`"masqChain":"A","podCIDRs":[` + manyPrefixes(4097) + `]`), "podCIDRs: has 4097 entries"},
+		"subnets' bits":     {strings.TrimSuffix(sound, "}") + `,"podSubnets":["10.0.0.1/8"]}`, "podSubnets[0]: 10.0.0.1/8"},
+		"many subnets":      {strings.TrimSuffix(sound, "}") + `,"podSubnets":[` + manyPrefixes(4097) + `]}`, "podSubnets: has 4097 entries"},
+		"endless field":     {`{"schema":3,"` + strings.Repeat("x", 1<<20) + `":1}`, "unknown field"},
 		"endless value":     {statement(`"masqChain":"` + strings.Repeat("x", 1<<20) + `"`), "masqChain"},
-		"deep":              {`{"schema":2,"source":` + strings.Repeat("[", 100_000), "depth"},
+		"deep":              {`{"schema":3,"source":` + strings.Repeat("[", 100_000), "depth"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)
@@ -202,8 +211,17 @@ func TestDamagedDocuments(t *testing.T) {
 	}
 }
 
+// manyPrefixes returns the JSON of that many prefixes.
+func manyPrefixes(n int) string {
+	var list []string
+	for i := range n {
+		list = append(list, fmt.Sprintf("%q", prefix(i)))
+	}
+	return strings.Join(list, ",")
+}
+
 func statement(keys string) string {
-	return `{"schema":2,"source":{"kind":"network","name":"net"},"policy":{` + keys + `}}`
+	return `{"schema":3,"source":{"kind":"network","name":"net"},"policy":{` + keys + `}}`
 }
 
 func TestDocumentThatIsTooBig(t *testing.T) {

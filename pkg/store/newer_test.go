@@ -17,8 +17,8 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 		data   string
 		schema int
 	}{
-		"like ours":  {`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"}}`, 3},
-		"other form": {`{"schema":3,"source":[[]],"written":true}`, 3},
+		"like ours":  {`{"schema":4,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"}}`, 4},
+		"other form": {`{"schema":4,"source":[[]],"written":true}`, 4},
 		"torn":       {`{"schema":5,"sou`, 5},
 		"huge":       {`{"schema":99999999999999999999}`, 1<<63 - 1},
 	} {
@@ -32,7 +32,7 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 			before := tree(t, d.Path())
 			s := load(t, d)
 			for i, path := range []string{file, record} {
-				fails(t, s.Newer[i].Err, "document "+path, fmt.Sprintf("it has schema %d and this program knows schemas up to 2", c.schema))
+				fails(t, s.Newer[i].Err, "document "+path, fmt.Sprintf("it has schema %d and this program knows schemas up to 3", c.schema))
 			}
 			same(t, s, store.State{Newer: []store.FileError{{File: file, Err: s.Newer[0].Err}, {File: record, Err: s.Newer[1].Err}}})
 
@@ -68,11 +68,13 @@ func TestOlderDocuments(t *testing.T) {
 		ok(t, err)
 		ok(t, os.WriteFile(path, bytes.Replace(data, []byte(was), []byte(is), 1), 0o600))
 	}
-	for _, path := range []string{file, other, record} {
-		rewrite(path, `{"schema":2`, `{"schema":1`)
+	for schema := store.Schema - 1; schema >= 1; schema-- {
+		for _, path := range []string{file, other, record} {
+			rewrite(path, fmt.Sprintf(`{"schema":%d`, schema+1), fmt.Sprintf(`{"schema":%d`, schema))
+		}
+		loads(t, d, contribution("net", "10.0.0.0/8"), contribution("other"))
+		same(t, load(t, d).Record, aRecord())
 	}
-	loads(t, d, contribution("net", "10.0.0.0/8"), contribution("other"))
-	same(t, load(t, d).Record, aRecord())
 	ok(t, l.PutRecord(aRecord()))
 	rewrite(other, `"policy"`, `"statement"`)
 	s := load(t, d)

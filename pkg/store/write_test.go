@@ -126,11 +126,31 @@ func TestRecordThatCannotBeOurs(t *testing.T) {
 		}
 	}
 	absent(t, d.Path()+"/record.json")
-	text := `{"schema":2,"chains":[{"chain":"POSTROUTING","family":"ipv4","backend":"nftables"}]}`
+	text := `{"schema":3,"chains":[{"chain":"POSTROUTING","family":"ipv4","backend":"nftables"}]}`
 	ok(t, os.WriteFile(d.Path()+"/record.json", []byte(text), 0o600))
 	s := load(t, d)
 	if len(s.Damaged) != 1 || len(s.Record.Chains) != 0 {
 		t.Errorf("%+v", s)
+	}
+}
+
+func TestBadResets(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	var many []store.Reset
+	for i := range store.MaxResets + 1 {
+		many = append(many, store.Reset{At: int64(i + 1), Before: []policy.Source{full("net")}})
+	}
+	ok(t, l.PutRecord(store.Record{Boot: boot, Guard: true, Resets: many[1:], LastReset: 1}))
+	same(t, load(t, d).Record.Resets, many[1:])
+	for want, r := range map[string]store.Record{
+		"resets: has 9 entries, more than the 8 possible": {Resets: many},
+		"resets[0].at":     {Resets: []store.Reset{{}}},
+		"resets[1].at":     {Resets: []store.Reset{{At: 3}, {At: 3}}},
+		"resets[0].before": {Resets: []store.Reset{{At: 3, Before: []policy.Source{{ID: network("net")}}}}},
+		"lastReset":        {LastReset: -1},
+	} {
+		fails(t, l.PutRecord(r), "record.json", want)
 	}
 }
 
