@@ -236,12 +236,15 @@ func (d *decoder) expression(e Expr) {
 	}
 }
 
-// unknown decodes two expressions by name: source NAT, the only NAT at the hook postrouting, and log.
+// NoTrack is in Other of a rule that keeps its packets from connection tracking.
+const NoTrack = "notrack"
+
+// unknown decodes expressions by name: source NAT, the only NAT at the hook postrouting, log and notrack.
 func (d *decoder) unknown(e Unknown) {
 	switch e.Kind {
 	case "nat":
 		d.Statement = DoSNAT
-	case "log":
+	case "log", NoTrack:
 		d.Other = append(d.Other, e.Kind)
 	default:
 		d.load(register{name: e.Kind}) // it may load any register

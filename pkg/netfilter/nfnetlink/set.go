@@ -156,6 +156,19 @@ func (c *Conn) Ranges(family Family, table, name string) (Set, []netipx.IPRange,
 	return s, ranges, err
 }
 
+// Keys returns the keys of the elements of a set or map, in no defined order. Keys of more than 16 bytes
+// are left out.
+func (c *Conn) Keys(family Family, table, set string) ([][]byte, error) {
+	elements, err := c.elements(family, table, set)
+	var keys [][]byte
+	for i := range elements {
+		if e := &elements[i]; !e.special {
+			keys = append(keys, e.key[:e.size])
+		}
+	}
+	return keys, err
+}
+
 // elements returns the elements of a set in no defined order, or an error that is os.ErrNotExist if the
 // set or the table does not exist.
 func (c *Conn) elements(family Family, table, set string) ([]element, error) {

@@ -103,6 +103,15 @@ func (d *decoder) target(t Target) {
 		d.masquerade(t)
 	case "SNAT", "NETMAP":
 		d.Statement = DoSNAT
+	case "CT": // struct xt_ct_target_info, and _v1
+		const noTrack = 1
+		if len(t.Info) >= 2 && native16(t.Info)&noTrack != 0 {
+			d.Other = append(d.Other, NoTrack)
+		} else {
+			d.Other = append(d.Other, t.Xt)
+		}
+	case "NOTRACK":
+		d.Other = append(d.Other, NoTrack)
 	default:
 		d.Other = append(d.Other, t.Xt)
 	}

@@ -49,6 +49,7 @@ type decoded struct {
 	condition
 	statement nfnetlink.Statement
 	target    string // the chain that it jumps or goes to
+	untracks  bool
 	comment   string
 }
 
@@ -62,6 +63,7 @@ func (d decoded) returnsDestinations() bool {
 func decode(f policy.Family, rule nfnetlink.Rule, in chains) decoded {
 	d := nfnetlink.Decode(linkOf(f), rule, nil)
 	out := decoded{statement: d.Statement, target: d.Chain, comment: d.Comment}
+	out.untracks = slices.Contains(d.Other, nfnetlink.NoTrack)
 	out.unread = d.Unrecognized
 	for _, c := range d.Conditions {
 		out.condition = out.and(conditionOf(f, c, in))

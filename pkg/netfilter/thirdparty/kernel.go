@@ -20,38 +20,66 @@ import (
 const (
 	natTable    = "nat"
 	mangleTable = "mangle"
-	postrouting = "POSTROUTING"
-	// iptablesPriority is that of iptables' table nat at the hook (NF_IP_PRI_NAT_SRC).
-	iptablesPriority = 100
 )
 
-// hook is a base chain of type nat at the hook postrouting.
+// hookPoint is where base chains decide about one thing.
+type hookPoint struct {
+	includes     func(*nfnetlink.Base) bool
+	table, chain string // of iptables
+	priority     int32  // of iptables
+}
+
+// Priorities in the kernel (enum nf_ip_hook_priorities).
+const (
+	priorityRaw       = -300
+	priorityConntrack = -200
+	priorityNAT       = 100
+)
+
+// sourceNAT is where base chains translate the source of packets.
+func sourceNAT() hookPoint {
+	return hookPoint{
+		func(b *nfnetlink.Base) bool { return b.Type == "nat" && b.Hook == unix.NF_INET_POST_ROUTING },
+		natTable, "POSTROUTING", priorityNAT,
+	}
+}
+
+// beforeTracking is where base chains decide which packets of pods are tracked.
+func beforeTracking() hookPoint {
+	return hookPoint{
+		func(b *nfnetlink.Base) bool {
+			return b.Hook == unix.NF_INET_PRE_ROUTING && b.Priority < priorityConntrack
+		},
+		"raw", "PREROUTING", priorityRaw,
+	}
+}
+
+// hook is a base chain.
 type hook struct {
 	chains
 	Place
-	priority int32
-	drops    bool // its policy is drop
+	drops bool // its policy is drop
 }
 
 func (h hook) failed(err error) error {
-	return fmt.Errorf("read the NAT rules of table %s (%s): %w", plain(h.Table), h.Family, err)
+	return fmt.Errorf("read the rules of table %s (%s): %w", plain(h.Table), h.Family, err)
 }
 
-// withHooks runs the function with all base chains. Those of nf_tables are read at one
+// withHooks runs the function with all base chains of a point. Those of nf_tables are read at one
 // generation, for which the function may run again. Base chains that could not be read are
 // in the error.
-func withHooks(ctx context.Context, body func([]hook) error) error {
+func withHooks(ctx context.Context, at hookPoint, body func([]hook) error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	legacy, errLegacy := legacyHooks()
+	legacy, errLegacy := at.legacy()
 	read := false
 	err := withTables(func(c *nfnetlink.Conn) error {
 		read = true
 		_, err := c.ConsistentRead(func() error {
-			hooks, err := tableHooks(c)
+			hooks, err := at.hooks(c)
 			return errors.Join(err, body(append(slices.Clip(legacy), hooks...)))
 		})
 		return err
@@ -74,8 +102,8 @@ func withTables(body func(*nfnetlink.Conn) error) error {
 	return err
 }
 
-// tableHooks returns the base chains in nf_tables.
-func tableHooks(c *nfnetlink.Conn) ([]hook, error) {
+// hooks returns the base chains in nf_tables.
+func (p hookPoint) hooks(c *nfnetlink.Conn) ([]hook, error) {
 	var hooks []hook
 	for _, link := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		tables, err := c.Tables(link)
@@ -95,16 +123,16 @@ func tableHooks(c *nfnetlink.Conn) ([]hook, error) {
 			}
 			for _, chain := range chains {
 				b := chain.Base
-				if b == nil || b.Type != "nat" || b.Hook != unix.NF_INET_POST_ROUTING {
+				if b == nil || !p.includes(b) {
 					continue
 				}
-				at := Place{Backend: policy.NFTables, Table: t.Name, Chain: chain.Name}
-				if link != nfnetlink.Inet && t.Name == natTable && chain.Name == postrouting {
+				at := Place{Backend: policy.NFTables, Table: t.Name, Chain: chain.Name, Priority: b.Priority}
+				if link != nfnetlink.Inet && t.Name == p.table && chain.Name == p.chain {
 					at.Backend, at.Variant = policy.IPTables, netfilter.VariantNFT
 				}
 				for _, at.Family = range families {
 					read := &table{conn: c, family: link, name: t.Name, known: map[string][]nfnetlink.Rule{}}
-					hooks = append(hooks, hook{read, at, b.Priority, b.Policy == nfnetlink.Drop})
+					hooks = append(hooks, hook{read, at, b.Policy == nfnetlink.Drop})
 				}
 			}
 		}
@@ -112,17 +140,18 @@ func tableHooks(c *nfnetlink.Conn) ([]hook, error) {
 	return hooks, nil
 }
 
-// legacyHooks returns POSTROUTING of iptables-legacy.
-func legacyHooks() ([]hook, error) {
+// legacy returns the base chains of iptables-legacy.
+func (p hookPoint) legacy() ([]hook, error) {
 	var hooks []hook
 	var errs []error
 	for _, f := range policy.Families() {
-		chains, err := iptables.Legacy(f, natTable)
+		chains, err := iptables.Legacy(f, p.table)
 		errs = append(errs, err)
 		t := table{known: chains}
 		if len(chains) > 0 {
-			at := Place{Backend: policy.IPTables, Variant: netfilter.VariantLegacy, Family: f, Table: natTable, Chain: postrouting}
-			hooks = append(hooks, hook{&t, at, iptablesPriority, false})
+			at := Place{Backend: policy.IPTables, Variant: netfilter.VariantLegacy, Family: f,
+				Table: p.table, Chain: p.chain, Priority: p.priority}
+			hooks = append(hooks, hook{&t, at, false})
 		}
 	}
 	return hooks, errors.Join(errs...)

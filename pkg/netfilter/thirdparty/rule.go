@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -21,6 +22,14 @@ type Place struct {
 	// Owner is what a comment in the chain says of its writer. It is the zero Owner
 	// if there is no such comment, or if the chain has not been read yet.
 	Owner policy.Owner
+	// Priority is that of the base chain.
+	Priority int32
+}
+
+// Name returns iptables (nft), ipv4, table nat, chain POSTROUTING.
+func (p Place) Name() string {
+	choice := netfilter.Choice{Backend: p.Backend, Variant: p.Variant}
+	return fmt.Sprintf("%s, %s, table %s, chain %s", choice, p.Family, plain(p.Table), plain(p.Chain))
 }
 
 // Action is what a rule does with packets.
@@ -33,6 +42,7 @@ const (
 	Accepts     Action = "accept"
 	Returns     Action = "return"
 	Drops       Action = "drop"
+	Untracks    Action = nfnetlink.NoTrack // its packets are unknown to conntrack, and so to NAT
 )
 
 // Rule is a rule of another program.
@@ -101,8 +111,7 @@ func (r Rule) text(c condition) string {
 	if !r.Exact {
 		text += "; not decoded: " + strings.Join(r.Unread, ", ")
 	}
-	choice := netfilter.Choice{Backend: r.Backend, Variant: r.Variant}
-	return fmt.Sprintf("%s, %s, table %s, chain %s: %s", choice, r.Family, plain(r.Table), plain(r.Chain), text)
+	return r.Name() + ": " + text
 }
 
 // side writes addresses, or those that are missing if these are fewer.

@@ -80,14 +80,22 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 		}
 		keeps := d.statement == nfnetlink.DoAccept ||
 			isBase && (d.statement == nfnetlink.DoReturn || d.statement == nfnetlink.DoGoto)
-		if d.never || d.statement == nfnetlink.NoStatement || keeps && w.pass {
+		if d.never || d.statement == nfnetlink.NoStatement && !d.untracks || keeps && w.pass {
 			continue
 		}
 		about := intersect(in, []Packets{d.Packets})
 		if len(about) == 0 {
 			continue
 		}
-		rest, full := without(in, []Packets{d.Packets}, w.base.Family), way.and(d.condition)
+		full := way.and(d.condition)
+		if d.untracks {
+			h := d
+			h.statement = nfnetlink.Statement(Untracks)
+			if w.hits = append(w.hits, w.hit(place, h, full, about)); d.statement == nfnetlink.NoStatement {
+				continue
+			}
+		}
+		rest := without(in, []Packets{d.Packets}, w.base.Family)
 		certain, unsure := full.exact(), maybeAccepted // of packets that the rule may not decide about
 		kept := about
 		switch d.statement {
@@ -186,22 +194,46 @@ func (w *walk) hit(place Place, d decoded, full condition, about []Packets) Hit 
 // namespace of the calling thread. It does not follow owned chains. Base chains that
 // cannot be read are in the error; the rules of the others are returned with it.
 func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
+	return scan(ctx, sourceNAT(), owned, func(w *walk, _ int) []Hit {
+		return slices.DeleteFunc(w.hits, func(h Hit) bool { return h.Action == Drops })
+	})
+}
+
+// Untracked returns the rules that keep forwarded packets from connection tracking. Errors are those of Scan.
+func Untracked(ctx context.Context) ([]Rule, error) {
+	return scan(ctx, beforeTracking(), func(Place) bool { return false }, func(w *walk, _ int) []Hit {
+		return slices.DeleteFunc(w.hits, func(h Hit) bool { return h.Action != Untracks })
+	})
+}
+
+// Accepted returns the rules that keep packets from an owned chain, by ACCEPT or otherwise: they are before
+// it in its base chain. Errors are those of Scan.
+func Accepted(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
+	return scan(ctx, sourceNAT(), owned, func(w *walk, before int) []Hit { return w.kept[:before] })
+}
+
+// scan follows all packets through the base chains of a point and returns the hits that the function
+// chooses. Its number is how many rules kept packets from the last owned chain that they could reach.
+func scan(ctx context.Context, at hookPoint, owned func(Place) bool, choose func(w *walk, before int) []Hit) ([]Rule, error) {
 	var found []Rule
-	err := withHooks(ctx, func(hooks []hook) error {
+	err := withHooks(ctx, at, func(hooks []hook) error {
 		var errs []error
 		found = nil
 		for _, h := range hooks {
-			all := []Packets{{}}
-			never := func(p Place) (is, binds bool) { return owned(p), false }
-			w := walk{chains: h.chains, base: h.Place, traffic: all, owned: never, join: true}
+			all, before := []Packets{{}}, 0
+			w := walk{chains: h.chains, base: h.Place, traffic: all, join: true}
+			w.owned = func(p Place) (is, binds bool) {
+				if owned(p) {
+					is, before = true, len(w.kept)
+				}
+				return is, false
+			}
 			if _, err := w.chain(h.Chain, all, condition{}, nil); err != nil {
 				errs = append(errs, h.failed(err))
 				continue
 			}
-			for _, hit := range w.hits {
-				if hit.Action != Drops {
-					found = append(found, hit.Rule)
-				}
+			for _, hit := range choose(&w, before) {
+				found = append(found, hit.Rule)
 			}
 		}
 		return errors.Join(errs...)
@@ -258,15 +290,15 @@ func Trace(ctx context.Context, t Traffic, owned func(Place) (is, binds bool)) (
 	f := policy.FamilyOf(t.To)
 	t.From = policy.RangesOf(f.All()).Intersect(t.From)
 	var hits []Hit
-	err := withHooks(ctx, func(hooks []hook) error {
+	err := withHooks(ctx, sourceNAT(), func(hooks []hook) error {
 		hooks = slices.DeleteFunc(slices.Clone(hooks), func(h hook) bool { return h.Family != f })
-		slices.SortStableFunc(hooks, func(a, b hook) int { return cmp.Compare(a.priority, b.priority) })
+		slices.SortStableFunc(hooks, func(a, b hook) int { return cmp.Compare(a.Priority, b.Priority) })
 		var errs []error
 		hits = nil
 		all := t.packets()
 		for left := all; len(hooks) > 0 && len(left) > 0; {
 			n := 1
-			for n < len(hooks) && hooks[n].priority == hooks[0].priority {
+			for n < len(hooks) && hooks[n].Priority == hooks[0].Priority {
 				n++
 			}
 			first, after, deciding := len(hits), left, 0
