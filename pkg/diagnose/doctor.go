@@ -92,6 +92,7 @@ type examination struct {
 	processes   []process
 	pods        []podNetwork
 	violations  []violation
+	services    thirdparty.Services
 	notExamined []string // errors
 }
 
@@ -116,11 +117,11 @@ func Examine(ctx context.Context, h Host) []Finding {
 	if e.Variants == nil {
 		e.Variants = thirdparty.Variants
 	}
-	for _, read := range []func(){e.readLists, e.readProcesses, e.readPodNetworks, e.readThirdParty} {
+	for _, read := range []func(){e.readLists, e.readProcesses, e.readPodNetworks, e.readThirdParty, e.readServices} {
 		read()
 	}
 	var all []Finding
-	for _, c := range slices.Concat(ruleChecks(), conflistChecks(), nodeChecks()) {
+	for _, c := range slices.Concat(ruleChecks(), conflistChecks(), nodeChecks(), packetChecks()) {
 		f := c.Finding
 		if c.find(e, &f); len(f.Detail) > 0 {
 			all = append(all, f)

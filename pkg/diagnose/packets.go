@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// packetChecks look at what becomes of packets although the owned rules are correct: what MASQUERADE
+// chooses, and what guard and enforceExempt do beside other programs.
+func packetChecks() []check {
+	return []check{
+		{Finding{ID: "masquerade-source", Severity: SeverityNotice,
+			Summary: "MASQUERADE chooses another source address than the route of the uplink states.",
+			Remedy: "MASQUERADE ignores a route's src: it takes the first address of the interface whose subnet has the next hop, else the first one. " +
+				"Add an address that it must not take, such as a VIP, as /32 with scope link (ip address add ADDRESS/32 dev INTERFACE scope link)."}, masqueradeSources},
+		{Finding{ID: "node-port-overlap", Severity: SeverityNotice,
+			Summary: "Source ports of masqueraded connections can be node ports of Services: a late reply reaches the Service's pod.",
+			Remedy:  `Set toPorts to "1024-29999,32768-65535", which leaves out the default range of node ports.`}, nodePortOverlap},
+		{Finding{ID: "bypass-mark", Severity: SeverityProblem,
+			Summary: "enforceExempt applies to packets that kube-proxy or portmap marks to be masqueraded: node ports, host ports and hairpin traffic fail."}, bypassMarks},
+		{Finding{ID: "guard-notrack", Severity: SeverityNotice,
+			Summary: "Rules keep packets of pods from connection tracking: they are never masqueraded, and the guard catches all of them.",
+			Remedy:  `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false); until then keep guard "count" or "off".`}, untrackedPods},
+		{Finding{ID: "guard-accept", Severity: SeverityNotice,
+			Summary: "Rules before the jump to the chain accept packets of pods: they are never masqueraded, and the guard catches them.",
+			Remedy: "Add the destinations of such packets (IPsec's tunnels) to nonMasqueradeCIDRs, move the rule behind the jump, " +
+				`or set backend to "nftables", whose chain such rules do not precede.`}, acceptedPods},
+		{Finding{ID: "guard-ebpf", Severity: SeverityNotice,
+			Summary: "The guard is on beside an eBPF data plane that may masquerade after it: it catches all packets that leave untranslated.",
+			Remedy:  `Set guard to "off", or switch the masquerading of the eBPF data plane off.`}, guardBesideEBPF},
+	}
+}
+
+func masqueradeSources(e *examination, f *Finding) {
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	e.noteAs("list the routes", err)
+	addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	e.noteAs("list the addresses", err)
+	for _, r := range routes {
+		if !isDefault(r.Dst) || r.Src == nil || r.Type != unix.RTN_UNICAST {
+			continue
+		}
+		hops := r.MultiPath
+		if len(hops) == 0 {
+			hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw}}
+		}
+		for _, hop := range hops {
+			link, err := net.InterfaceByIndex(hop.LinkIndex)
+			if err != nil || !e.masqueradesOut(link.Name) {
+				continue
+			}
+			chosen := masqueradeSource(addresses, hop.LinkIndex, hop.Gw)
+			if chosen == nil || chosen.Equal(r.Src) {
+				continue
+			}
+			line := fmt.Sprintf("%s: MASQUERADE takes %s, and the default route", link.Name, chosen)
+			if hop.Gw != nil {
+				line += " via " + hop.Gw.String()
+			}
+			if line += " has src " + r.Src.String(); !slices.Contains(f.Detail, line) {
+				f.Detail = append(f.Detail, line)
+			}
+		}
+	}
+}
+
+// isDefault reports whether the destination is that of a default route.
+func isDefault(dst *net.IPNet) bool {
+	if dst == nil {
+		return true
+	}
+	ones, _ := dst.Mask.Size()
+	return ones == 0
+}
+
+// masqueradesOut reports whether a policy masquerades packets that leave through the interface.
+func (e *examination) masqueradesOut(name string) bool {
+	return slices.ContainsFunc(e.Rules.Policies, func(p policy.Policy) bool {
+		return len(p.Interfaces.Value) == 0 || slices.ContainsFunc(p.Interfaces.Value, thirdparty.Packets{Out: name}.Leaves)
+	})
+}
+
+// masqueradeSource returns the address that the kernel's masquerading takes for packets that leave through
+// an interface to a next hop: inet_select_addr with scope global. The addresses are in the kernel's order.
+func masqueradeSource(addresses []netlink.Addr, link int, nextHop net.IP) net.IP {
+	var first, elsewhere net.IP
+	for _, a := range addresses {
+		subnet := a.IPNet
+		if a.Peer != nil {
+			subnet = a.Peer
+		}
+		switch {
+		case a.Flags&unix.IFA_F_SECONDARY != 0 || a.Scope != unix.RT_SCOPE_UNIVERSE:
+		case a.LinkIndex != link:
+			if elsewhere == nil {
+				elsewhere = a.IP
+			}
+		case nextHop != nil && subnet.Contains(nextHop):
+			return a.IP
+		case first == nil:
+			first = a.IP
+		}
+	}
+	if first == nil {
+		return elsewhere
+	}
+	return first
+}
+
+func nodePortOverlap(e *examination, f *Finding) {
+	for _, p := range e.Rules.Policies {
+		ports := p.ToPorts.Value
+		if len(ports) == 0 && p.RandomFully.Value {
+			ports = policy.Ports{{First: 1024, Last: 65535}} // of connections from unprivileged ports
+		}
+		var taken []string
+		for _, port := range e.services.NodePorts {
+			if slices.ContainsFunc(ports, func(r policy.PortRange) bool { return r.First <= port && port <= r.Last }) {
+				taken = append(taken, fmt.Sprint(port))
+			}
+		}
+		if len(taken) > 0 {
+			f.add("%s: source ports %s include node port %s", p.Chain, ports, strings.Join(first(4, taken), ", "))
+		}
+	}
+}
+
+func bypassMarks(e *examination, f *Finding) {
+	need := policy.Mark(0)
+	for _, p := range e.Rules.Policies {
+		if !p.EnforceExempt.Value {
+			continue
+		}
+		for _, m := range e.services.Marks {
+			if missing := m.Bits &^ p.BypassMark.Value; missing != 0 && slices.Contains(p.Families(), m.Family) {
+				f.add("%s sets mark %s, and bypassMark of %s is %s", m.Name(), m.Bits, p.Chain, p.BypassMark.Value)
+				need |= m.Bits | p.BypassMark.Value
+			}
+		}
+	}
+	f.Remedy = fmt.Sprintf("Set bypassMark to %q.", need)
+}
+
+// guards returns the guards that catch packets.
+func (e *examination) guards() []policy.Guard {
+	return slices.DeleteFunc(policy.DesiredGuards(e.Rules.Policies, policy.Owner{}),
+		func(g policy.Guard) bool { return g.Mode == policy.GuardOff })
+}
+
+// caught adds the rules to a finding that apply to packets which a guard catches.
+func (f *Finding) caught(guards []policy.Guard, rules []thirdparty.Rule) {
+	for _, r := range rules {
+		for _, g := range guards {
+			masqueraded := policy.RangesOf(g.Family.All()).Without(g.Exempt)
+			if r.Family != g.Family || !r.Destinations(g.Pods).Overlaps(masqueraded) {
+				continue
+			}
+			does := "counts"
+			if g.Mode == policy.GuardDrop {
+				does, f.Severity = "drops", SeverityProblem
+			}
+			f.add("%s: the guard of %s %s these packets", r.Text, g.Chain, does)
+		}
+	}
+}
+
+func untrackedPods(e *examination, f *Finding) {
+	if guards := e.guards(); len(guards) > 0 {
+		rules, err := thirdparty.Untracked(e.ctx)
+		e.noteAs("read the rules before connection tracking", err)
+		f.caught(guards, rules)
+	}
+}
+
+func acceptedPods(e *examination, f *Finding) {
+	for _, g := range e.guards() {
+		rules, err := thirdparty.Accepted(e.ctx, func(at thirdparty.Place) bool {
+			name, _ := masqChainOf(at)
+			return name == g.Chain && at.Backend == policy.IPTables && e.hasChoice(at.Backend, at.Variant)
+		})
+		e.noteAs("read the rules before the jump", err)
+		f.caught([]policy.Guard{g}, rules)
+	}
+}
+
+func guardBesideEBPF(e *examination, f *Finding) {
+	guards := e.guards()
+	if len(guards) == 0 {
+		return
+	}
+	ebpfMasquerade(e, f)
+	if !slices.ContainsFunc(guards, func(g policy.Guard) bool { return g.Mode == policy.GuardDrop }) {
+		f.Severity = SeverityNotice
+	}
+}
