@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go4.org/netipx"
@@ -61,6 +62,27 @@ func TestSets(t *testing.T) {
 		commit(t, c, &b)
 		if sets := must[[]Set](t)(c.Sets(f.family, "t")); len(sets) != 1 || sets[0].Name != "two" {
 			t.Errorf("%s: sets %+v", f.family, sets)
+		}
+	}
+}
+
+// TestAddressPairs: a set that rules fill is read as it was written, and another form of it is named.
+func TestAddressPairs(t *testing.T) {
+	namespace(t)
+	c := dial(t)
+	for _, f := range families {
+		pairs := AddressPairs(f.family, "self", 65535, time.Minute)
+		var b Batch
+		b.AddTable(f.family, "t")
+		b.AddSetOf(f.family, "t", pairs)
+		commit(t, c, &b)
+		got := must[Set](t)(c.Set(f.family, "t", "self"))
+		if diff := cmp.Diff(pairs, got); diff != "" || got.Deviation(pairs) != "" {
+			t.Errorf("%s: %q (-want +got):\n%s", f.family, got.Deviation(pairs), diff)
+		}
+		want := fmt.Sprintf("flags timeout,dynamic, size 65535, timeout 1m0s, keys of %d bytes and type %d", pairs.KeyLen, pairs.KeyType)
+		if text := got.Deviation(AddressRanges(f.family, "")); text != want {
+			t.Errorf("%s: deviation %q, want %q", f.family, text, want)
 		}
 	}
 }

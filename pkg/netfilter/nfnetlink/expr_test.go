@@ -28,6 +28,7 @@ func everyExpr() []Expr {
 		Numgen{Modulus: 2, Offset: 1, Dreg: Reg1},
 		Numgen{Random: true, Modulus: 1 << 31, Offset: 7, Dreg: Reg2},
 		CT{Key: unix.NFT_CT_STATE, Dreg: Reg1},
+		CT{Key: unix.NFT_CT_DIRECTION, Dreg: Reg2},
 		Byteorder{Sreg: Reg1, Dreg: Reg2, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
 		Immediate{Dreg: Reg2, Data: []byte{4, 0}},
 		Verdict{Code: Return},
@@ -35,6 +36,9 @@ func everyExpr() []Expr {
 		Verdict{Code: Jump, Chain: "masq-X"},
 		Masq{},
 		Masq{Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, ProtoMin: Reg1, ProtoMax: Reg2},
+		NAT{Type: unix.NFT_NAT_SNAT, Family: unix.NFPROTO_IPV4, AddrMin: Reg1, AddrMax: Reg2},
+		NAT{Type: unix.NFT_NAT_DNAT, Family: unix.NFPROTO_IPV6, Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED, ProtoMin: Reg3, ProtoMax: Reg32(5)},
+		Dynset{Set: "self", Op: unix.NFT_DYNSET_OP_UPDATE, Key: Reg1},
 		Counter{Packets: 1 << 40, Bytes: 1 << 50},
 		Match{Xt: "comment", Rev: 0, Info: make([]byte, 256)},
 		Target{Xt: "MASQUERADE", Rev: 1, Info: []byte{}},
@@ -160,6 +164,8 @@ func TestMisshapenIsUnknown(t *testing.T) {
 		"numgen": {unix.NFTA_NG_OFFSET: true},
 		"lookup": {unix.NFTA_LOOKUP_FLAGS: true},
 		"masq":   {unix.NFTA_MASQ_FLAGS: true, unix.NFTA_MASQ_REG_PROTO_MIN: true, unix.NFTA_MASQ_REG_PROTO_MAX: true},
+		"nat": {unix.NFTA_NAT_FLAGS: true, unix.NFTA_NAT_REG_ADDR_MIN: true, unix.NFTA_NAT_REG_ADDR_MAX: true,
+			unix.NFTA_NAT_REG_PROTO_MIN: true, unix.NFTA_NAT_REG_PROTO_MAX: true},
 	}
 	bytesOfAnyLength := map[string]uint16{"match": unix.NFTA_MATCH_INFO, "target": unix.NFTA_TARGET_INFO}
 	for _, e := range everyExpr() {
@@ -188,6 +194,8 @@ func isName(e Expr, typ uint16) bool {
 	switch e.(type) {
 	case Lookup:
 		return typ == unix.NFTA_LOOKUP_SET
+	case Dynset:
+		return typ == unix.NFTA_DYNSET_SET_NAME
 	case Match, Target:
 		return typ == unix.NFTA_MATCH_NAME
 	}
@@ -253,6 +261,14 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 		"immediate": func(w *attrWriter) { // a jump to nowhere
 			Verdict{Code: Jump}.code(&codec{w: w})
 		},
+		"dynset": func(w *attrWriter) { // with a counter for each element
+			Dynset{Set: "s", Key: Reg1}.code(&codec{w: w})
+			w.bytes(unix.NFTA_DYNSET_EXPR, []byte{1})
+		},
+		"ct": func(w *attrWriter) { // of the packets in one direction
+			CT{Key: unix.NFT_CT_STATUS, Dreg: Reg1}.code(&codec{w: w})
+			w.bytes(unix.NFTA_CT_DIRECTION, []byte{0})
+		},
 		"masq": func(w *attrWriter) { w.b = append(w.b, 9, 0, 1) }, // cut off
 		"snat": func(*attrWriter) {},
 		"":     func(*attrWriter) {},
@@ -278,6 +294,18 @@ func TestNewAttributes(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestImpliedFlag: newer kernels list a flag of NAT to an address that older ones imply.
+func TestImpliedFlag(t *testing.T) {
+	want := NAT{Type: unix.NFT_NAT_SNAT, Family: unix.NFPROTO_IPV4, AddrMin: Reg1, AddrMax: Reg1}
+	got := new(codec).decodeExpr(expr(want.name(), func(w *attrWriter) {
+		want.code(&codec{w: w})
+		w.u32(unix.NFTA_NAT_FLAGS, unix.NF_NAT_RANGE_MAP_IPS)
+	}))
+	if diff := cmp.Diff(Expr(want), got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

@@ -23,21 +23,31 @@ func (b *backend) Layout() policy.Layout { return policy.Layout{Sets: true} }
 // OwnsTables implements netfilter.Backend.
 func (b *backend) OwnsTables() bool { return true }
 
-// state is a reading of the owned tables. It is the State of an Observation.
+// state is a reading of owned tables, either those with masquerade chains or those with guards. It is the
+// State of an observation.
 type state struct {
 	tables     map[policy.Family]*table
+	guards     map[policy.Family]*guardTable
 	generation uint32 // 0 if the reading is not of one generation
 }
 
 func (b *backend) read() (*state, error) {
-	conn, err := b.driver.dial()
+	return b.driver.read(func(conn *nfnetlink.Conn, s *state, f policy.Family) (err error) {
+		s.tables[f], err = readTable(conn, f)
+		return err
+	})
+}
+
+// read reads the tables of all families with readFamily.
+func (d *Driver) read(readFamily func(*nfnetlink.Conn, *state, policy.Family) error) (*state, error) {
+	conn, err := d.dial()
 	if err != nil {
 		return nil, err
 	}
-	s := &state{tables: map[policy.Family]*table{}}
+	s := &state{tables: map[policy.Family]*table{}, guards: map[policy.Family]*guardTable{}}
 	s.generation, err = conn.ConsistentRead(func() (err error) {
 		for _, f := range policy.Families() {
-			if s.tables[f], err = readTable(conn, f); err != nil {
+			if err := readFamily(conn, s, f); err != nil {
 				return err
 			}
 		}
@@ -57,6 +67,9 @@ func (b *backend) Observe(context.Context, []netfilter.ChainRef) (netfilter.Obse
 
 func (s *state) ruleset() (rs policy.Ruleset) {
 	for _, f := range policy.Families() {
+		if s.tables[f] == nil {
+			continue
+		}
 		t := s.tables[f].ruleset(f)
 		rs.Chains = append(rs.Chains, t.Chains...)
 		rs.Unrecognized = append(rs.Unrecognized, t.Unrecognized...)
@@ -99,20 +112,31 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	return nil
 }
 
-// write changes the tables. If another program commits meanwhile, it reads them again and continues, unless
-// a state was observed and the rules are no longer those of it. A table that the kernel refuses to change
-// counts as broken from then on.
+// write changes the tables with masquerade chains.
 func (b *backend) write(observed *state, change func(*tableWriter)) error {
+	left, err := b.driver.write(observed, b.read,
+		func(s *state) (fill, rest *nfnetlink.Batch) { return s.batches(change) })
+	if left {
+		_ = b.Remove(context.Background(), nil, nil)
+	}
+	return err
+}
+
+// write changes tables. If another program commits meanwhile, it reads them again and continues, unless
+// a state was observed and the rules are no longer those of it. A table that the kernel refuses to change
+// counts as broken from then on. It reports whether it failed and left new sets of a first batch.
+func (d *Driver) write(
+	observed *state, read func() (*state, error), batches func(*state) (fill, rest *nfnetlink.Batch),
+) (left bool, err error) {
 	const attempts = 10
-	conn, err := b.driver.dial()
+	conn, err := d.dial()
 	if err != nil {
-		return err
+		return false, err
 	}
 	broken := map[nfnetlink.Family]bool{}
-	newSets := false
 	for now, attempt := observed, 1; ; attempt++ {
 		if now == nil {
-			if now, err = b.read(); err == nil && observed != nil && !observed.sameRules(now) {
+			if now, err = read(); err == nil && observed != nil && !observed.sameRules(now) {
 				err = netfilter.ErrChanged
 			}
 		}
@@ -120,25 +144,26 @@ func (b *backend) write(observed *state, change func(*tableWriter)) error {
 			for f, t := range now.tables {
 				t.broken = t.broken || t.exists && broken[headerOf(f).link]
 			}
+			for f, t := range now.guards {
+				t.broken = t.broken || t.exists && broken[headerOf(f).link]
+			}
+			fill, rest := batches(now)
 			var filled bool
-			filled, err = now.commit(conn, change)
-			newSets = newSets || filled
+			filled, err = now.commit(conn, fill, rest)
+			left = left || filled
 		}
 		refused, _ := errors.AsType[*nfnetlink.Error](err)
 		switch {
 		case err == nil:
-			return nil
+			return false, nil
 		case errors.Is(err, nfnetlink.ErrStale) && attempt < attempts:
 		case refused != nil && refused.Family != 0 && !broken[refused.Family] && !errors.Is(err, os.ErrPermission):
 			broken[refused.Family] = true
 		default:
-			if newSets {
-				_ = b.Remove(context.Background(), nil, nil)
-			}
 			if errors.Is(err, nfnetlink.ErrStale) {
-				return fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
+				err = fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
 			}
-			return err
+			return left, err
 		}
 		now, err = nil, nil
 	}
@@ -148,14 +173,18 @@ func (b *backend) write(observed *state, change func(*tableWriter)) error {
 func (s *state) sameRules(as *state) bool {
 	want, have := s.ruleset(), as.ruleset()
 	have.Unrecognized = nil // new sets
+	for f, t := range s.guards {
+		if !t.sameRules(as.guards[f]) {
+			return false
+		}
+	}
 	return len(policy.Compare(want, have)) == 0
 }
 
 // commit sends the changes of all tables in two batches: the first one creates and fills new sets, the
 // second one does the rest, because packets can meet a set empty that is created in the batch of the
 // rules that use it. It reports whether the first batch was applied.
-func (s *state) commit(conn *nfnetlink.Conn, change func(*tableWriter)) (filled bool, err error) {
-	fill, rest := s.batches(change)
+func (s *state) commit(conn *nfnetlink.Conn, fill, rest *nfnetlink.Batch) (filled bool, err error) {
 	if err := conn.Reserve(fill, rest); err != nil { // before the first one is sent
 		return false, err
 	}
@@ -239,7 +268,7 @@ func (w *tableWriter) update(desired []policy.Chain) {
 			gone = append(gone, chainPrefix+name)
 		}
 	}
-	w.deleteChains(append(gone, w.have.otherChains...))
+	deleteChains(w.rest, w.link, tableName, append(gone, w.have.otherChains...))
 	w.deleteSets(func(name string) bool { return !anonymous(name) })
 }
 
@@ -330,7 +359,7 @@ func (w *tableWriter) remove(gone func(masqChain string) bool) {
 			w.use([]rule{j})
 		}
 	}
-	w.deleteChains(chains)
+	deleteChains(w.rest, w.link, tableName, chains)
 	w.deleteSets(ownSet)
 }
 
@@ -346,13 +375,13 @@ func (t *table) leftover() bool {
 }
 
 // deleteChains deletes chains, which may jump to each other.
-func (w *tableWriter) deleteChains(names []string) {
+func deleteChains(batch *nfnetlink.Batch, family nfnetlink.Family, table string, names []string) {
 	slices.Sort(names)
 	for _, name := range names {
-		w.rest.FlushChain(w.link, tableName, name)
+		batch.FlushChain(family, table, name)
 	}
 	for _, name := range names {
-		w.rest.DeleteChain(w.link, tableName, name)
+		batch.DeleteChain(family, table, name)
 	}
 }
 

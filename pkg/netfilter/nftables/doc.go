@@ -4,6 +4,7 @@
 // netfilter.Backend; it uses netlink and runs no program. Its invariant: Apply computes its batches from a
 // table as Observe read it, and the kernel accepts them only at the generation of that reading. The base
 // chain is behind those of kube-proxy and iptables (100), as the first NAT rule of a hook that binds a connection decides.
+// Through netfilter.GuardTables it keeps the tables `ip-masq-guard` too, for the chains of every backend.
 //
 //	table ip ip-masq {
 //		set exempt-IP-MASQ-AGENT { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, … } }

@@ -41,47 +41,36 @@ type nftStatement struct {
 func statements(f policy.Family, r policy.Rule, set, target string) []nftStatement {
 	const reg = nfnetlink.Reg1
 	var out []nftStatement
-	local := binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)
 	add := func(nft string, exprs ...nfnetlink.Expr) { out = append(out, nftStatement{nft, exprs}) }
-	load := func(offset, size uint32) nfnetlink.Expr {
-		return nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: offset, Len: size, Dreg: reg}
-	}
-	compare := func(op nfnetlink.CmpOp, data []byte) nfnetlink.Expr {
-		return nfnetlink.Cmp{Op: op, Sreg: reg, Data: data}
-	}
-	addressType := func(flag uint32) nfnetlink.Expr {
-		return nfnetlink.FIB{Flags: flag, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: reg}
-	}
 	h := headerOf(f)
 	if r.From != nil {
-		add(h.link.String()+" saddr @"+set, load(h.src, h.size), nfnetlink.Lookup{Set: set, Sreg: reg})
+		out = append(out, h.inSet("saddr", set, false))
 	}
 	if r.To != nil {
-		add(h.link.String()+" daddr @"+set, load(h.dst, h.size), nfnetlink.Lookup{Set: set, Sreg: reg})
+		out = append(out, h.inSet("daddr", set, false))
 	}
 	if r.Out != "" {
-		name, data := interfaceMatch(r.Out)
-		add(`oifname "`+name+`"`, nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: reg}, compare(nfnetlink.Equal, data))
+		out = append(out, outputInterface(r.Out))
 	}
 	if r.NotFromLocal {
-		add("fib saddr type != local", addressType(unix.NFTA_FIB_F_SADDR), compare(nfnetlink.NotEqual, local))
+		out = append(out, addressType("saddr", "!= local"))
 	}
 	if r.NotToLocal {
-		add("fib daddr type != local", addressType(unix.NFTA_FIB_F_DADDR), compare(nfnetlink.NotEqual, local))
+		out = append(out, addressType("daddr", "!= local"))
 	}
 	if r.Protocol != "" {
 		add("meta l4proto "+string(r.Protocol), nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: reg},
-			compare(nfnetlink.Equal, []byte{protocolNumber(r.Protocol)}))
+			compare(nfnetlink.Equal, protocolNumber(r.Protocol)))
 	}
 	if r.Probability != 0 {
 		add(fmt.Sprintf("numgen random mod %d < %d", policy.ProbabilityScale, r.Probability),
 			nfnetlink.Numgen{Random: true, Modulus: policy.ProbabilityScale, Dreg: reg},
 			nfnetlink.Byteorder{Sreg: reg, Dreg: reg, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
-			compare(nfnetlink.Less, binary.BigEndian.AppendUint32(nil, r.Probability)))
+			compare(nfnetlink.Less, binary.BigEndian.AppendUint32(nil, r.Probability)...))
 	}
 	switch r.Verdict {
 	case policy.Jump:
-		add("jump "+target, nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: target})
+		out = append(out, jump(target))
 	case policy.Return:
 		add("counter return", nfnetlink.Counter{}, nfnetlink.Verdict{Code: nfnetlink.Return})
 	case policy.Masquerade:
@@ -89,6 +78,55 @@ func statements(f policy.Family, r policy.Rule, set, target string) []nftStateme
 		add("counter "+nft, append([]nfnetlink.Expr{nfnetlink.Counter{}}, exprs...)...)
 	}
 	return out
+}
+
+// load reads an address of the packet into a register.
+func (h header) load(field string, to nfnetlink.Register) nfnetlink.Expr {
+	at := map[string]uint32{"saddr": h.src, "daddr": h.dst}[field]
+	return nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: at, Len: h.size, Dreg: to}
+}
+
+// compare compares the first register, which has the size of the data.
+func compare(op nfnetlink.CmpOp, data ...byte) nfnetlink.Expr {
+	return nfnetlink.Cmp{Op: op, Sreg: nfnetlink.Reg1, Data: data}
+}
+
+// inSet is the match `ip saddr @set` or `ip saddr != @set`.
+func (h header) inSet(field, set string, not bool) nftStatement {
+	operator := " @"
+	if not {
+		operator = " != @"
+	}
+	return nftStatement{h.link.String() + " " + field + operator + set, []nfnetlink.Expr{
+		h.load(field, nfnetlink.Reg1), nfnetlink.Lookup{Set: set, Sreg: nfnetlink.Reg1, Not: not},
+	}}
+}
+
+// outputInterface is the match `oifname "eth0"`.
+func outputInterface(pattern string) nftStatement {
+	name, data := interfaceMatch(pattern)
+	return nftStatement{`oifname "` + name + `"`, []nfnetlink.Expr{
+		nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: nfnetlink.Reg1}, compare(nfnetlink.Equal, data...),
+	}}
+}
+
+// addressType is the match `fib daddr type != local`, with the part after type as its condition.
+func addressType(field, condition string) nftStatement {
+	flag := map[string]uint32{"saddr": unix.NFTA_FIB_F_SADDR, "daddr": unix.NFTA_FIB_F_DADDR}[field]
+	op, name := nfnetlink.Equal, condition
+	if rest, negated := strings.CutPrefix(condition, "!= "); negated {
+		op, name = nfnetlink.NotEqual, rest
+	}
+	typ := map[string]uint32{"local": unix.RTN_LOCAL, "unicast": unix.RTN_UNICAST}[name]
+	return nftStatement{"fib " + field + " type " + condition, []nfnetlink.Expr{
+		nfnetlink.FIB{Flags: flag, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: nfnetlink.Reg1},
+		compare(op, binary.NativeEndian.AppendUint32(nil, typ)...),
+	}}
+}
+
+// jump is the verdict `jump target`.
+func jump(target string) nftStatement {
+	return nftStatement{"jump " + target, []nfnetlink.Expr{nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: target}}}
 }
 
 // masquerade writes the statement `masquerade to :1024-2047 fully-random`. A single port is in one
@@ -114,8 +152,11 @@ func masquerade(r policy.Rule) (nft string, exprs []nfnetlink.Expr) {
 
 // encode writes a rule as expressions.
 func encode(f policy.Family, r policy.Rule, set, target string) []nfnetlink.Expr {
-	var out []nfnetlink.Expr
-	for _, s := range statements(f, r, set, target) {
+	return exprsOf(statements(f, r, set, target))
+}
+
+func exprsOf(statements []nftStatement) (out []nfnetlink.Expr) {
+	for _, s := range statements {
 		out = append(out, s.exprs...)
 	}
 	return out
@@ -137,36 +178,45 @@ func interfaceMatch(name string) (nft string, data []byte) {
 //
 // It is one transaction, but packets can meet the sets of the new table empty. Apply avoids that.
 func Render(rs policy.Ruleset, families ...policy.Family) []byte {
-	if len(families) == 0 {
-		families = policy.Families()
-	}
 	var b strings.Builder
 	b.WriteString("# Load with: nft -f FILE\n" +
 		"# It recreates the tables. A connection that begins meanwhile may be treated wrongly;\n" +
 		"# ip-masq-reconciler once changes only what differs, and avoids that.\n")
-	for _, f := range families {
-		name := headerOf(f).link.String() + " " + tableName
-		// A table that does not exist cannot be deleted.
-		fmt.Fprintf(&b, "\nadd table %s\ndelete table %s\n", name, name)
+	renderTables(&b, tableName, families, func(f policy.Family) string {
 		if chains := chainsOf(rs, f); len(chains) > 0 {
-			fmt.Fprintf(&b, "table %s {\n%s}\n", name, renderTable(f, chains))
+			return renderTable(f, chains)
+		}
+		return ""
+	})
+	return []byte(b.String())
+}
+
+// renderTables writes the tables of a name. A family whose table has no body loses it.
+func renderTables(b *strings.Builder, table string, families []policy.Family, body func(policy.Family) string) {
+	if len(families) == 0 {
+		families = policy.Families()
+	}
+	for _, f := range families {
+		name := headerOf(f).link.String() + " " + table
+		// A table that does not exist cannot be deleted.
+		fmt.Fprintf(b, "\nadd table %s\ndelete table %s\n", name, name)
+		if text := body(f); text != "" {
+			fmt.Fprintf(b, "table %s {\n%s}\n", name, text)
 		}
 	}
-	return []byte(b.String())
 }
 
 func renderTable(f policy.Family, desired []policy.Chain) string {
 	var sets, jumps, chains strings.Builder
 	names := setNames{used: map[string]bool{}, create: func(name string, ranges policy.Ranges) {
-		sets.WriteString(renderSet(f, name, ranges))
+		sets.WriteString(renderSet(f, nfnetlink.AddressRanges(headerOf(f).link, name), ranges))
 	}}
 	for i := range desired {
-		c := &desired[i]
-		fmt.Fprintf(&chains, "\tchain %s%s {\n", chainPrefix, c.Name)
+		c, rules := &desired[i], ""
 		for i, r := range c.Rules {
-			chains.WriteString(renderRule(f, r, names.setOf(r, c.Name, sourceSet), "", commentOn(c, i)))
+			rules += renderRule(f, r, names.setOf(r, c.Name, sourceSet), "", commentOn(c, i))
 		}
-		chains.WriteString("\t}\n")
+		chains.WriteString(renderChain(chainPrefix+c.Name, nil, rules))
 	}
 	for _, c := range desired {
 		for _, j := range c.Jumps {
@@ -174,14 +224,26 @@ func renderTable(f policy.Family, desired []policy.Chain) string {
 		}
 	}
 	base := baseHook()
-	return sets.String() + fmt.Sprintf("\tchain %s {\n\t\ttype %s hook postrouting priority %d; policy accept;\n%s\t}\n",
-		baseChain, base.Type, base.Priority, jumps.String()) + chains.String()
+	return sets.String() + renderChain(baseChain, &base, jumps.String()) + chains.String()
 }
 
-func renderSet(f policy.Family, name string, ranges policy.Ranges) string {
+// renderChain writes a chain, at the hook postrouting if it is a base chain.
+func renderChain(name string, base *nfnetlink.Base, rules string) string {
+	if base != nil {
+		rules = fmt.Sprintf("\t\ttype %s hook postrouting priority %d; policy accept;\n", base.Type, base.Priority) + rules
+	}
+	return fmt.Sprintf("\tchain %s {\n%s\t}\n", name, rules)
+}
+
+// renderSet writes a set, with its elements unless rules fill it.
+func renderSet(f policy.Family, form nfnetlink.Set, ranges policy.Ranges) string {
 	key := "ipv4_addr"
 	if f == policy.IPv6 {
 		key = "ipv6_addr"
+	}
+	if form.Timeout != 0 {
+		return fmt.Sprintf("\tset %s {\n\t\ttype %s . %s\n\t\tsize %d\n\t\tflags dynamic,timeout\n\t\ttimeout %s\n\t}\n",
+			form.Name, key, key, form.Size, form.Timeout)
 	}
 	var elements strings.Builder
 	for _, r := range ranges {
@@ -191,7 +253,7 @@ func renderSet(f policy.Family, name string, ranges policy.Ranges) string {
 		}
 		fmt.Fprintf(&elements, "\t\t\t%s,\n", text)
 	}
-	text := fmt.Sprintf("\tset %s {\n\t\ttype %s\n\t\tflags interval\n", name, key)
+	text := fmt.Sprintf("\tset %s {\n\t\ttype %s\n\t\tflags interval\n", form.Name, key)
 	if len(ranges) > 0 { // nft does not accept empty braces
 		text += "\t\telements = {\n" + elements.String() + "\t\t}\n"
 	}
@@ -202,12 +264,17 @@ func renderRule(f policy.Family, r policy.Rule, set, target, comment string) str
 	if r.Verdict == policy.Unrecognized {
 		return fmt.Sprintf("\t\t# omitted, not owned: %s\n", policy.Quote(r.Text))
 	}
+	return "\t\t" + textOf(statements(f, r, set, target), comment) + "\n"
+}
+
+// textOf writes a rule in nft syntax.
+func textOf(statements []nftStatement, comment string) string {
 	var words []string
-	for _, s := range statements(f, r, set, target) {
+	for _, s := range statements {
 		words = append(words, s.nft)
 	}
 	if comment != "" {
 		words = append(words, `comment "`+comment+`"`)
 	}
-	return "\t\t" + strings.Join(words, " ") + "\n"
+	return strings.Join(words, " ")
 }

@@ -24,9 +24,10 @@ const (
 // baseHook returns the hook of the base chain:
 //
 //	type nat hook postrouting priority 101; policy accept;
-func baseHook() nfnetlink.Base {
-	const priority = 101
-	return nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nfnetlink.Accept}
+func baseHook() nfnetlink.Base { return postrouting("nat", 101) }
+
+func postrouting(chainType string, priority int32) nfnetlink.Base {
+	return nfnetlink.Base{Type: chainType, Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nfnetlink.Accept}
 }
 
 // The kinds of sets, which begin their names.
@@ -36,17 +37,22 @@ const (
 	scopeSet  = "scope"  // sources in scope
 )
 
-// table is an owned table as it was read.
-type table struct {
+// contents is what the tables with masquerade chains and those with guards have in common.
+type contents struct {
 	exists bool
-	baseOK bool // the base chain exists, with the hook that it should have
 	broken bool // has something that can only be removed with the table
-	jumps  []rule
-	chains map[string]*chain // by the name of the masquerade chain
-	// sets has the elements of each set; nil is for a set that differs from what AddSet creates.
+	// sets has the elements of each set; nil is for a set of another form than an owned one.
 	sets         map[string]policy.Ranges
-	otherChains  []string // chains that are neither the base chain nor masquerade chains
 	unrecognized []string // what should not be there, for people
+}
+
+// table is an owned table with masquerade chains as it was read.
+type table struct {
+	contents
+	baseOK      bool // the base chain exists, with the hook that it should have
+	jumps       []rule
+	chains      map[string]*chain // by the name of the masquerade chain
+	otherChains []string          // chains that are neither the base chain nor masquerade chains
 }
 
 // chain is a masquerade chain.
@@ -116,54 +122,127 @@ func ownSet(name string) bool {
 // anonymous reports whether a set belongs to a rule and is deleted with it.
 func anonymous(set string) bool { return strings.HasPrefix(set, "__") }
 
-// tableReader reads an owned table.
-type tableReader struct {
+// objectReader reads the header and the sets of an owned table.
+type objectReader struct {
 	conn   *nfnetlink.Conn
 	family policy.Family
 	link   nfnetlink.Family
+	name   string // of the table
+	found  *contents
+	read   uint32 // number of the table's objects that were read
+}
+
+func newObjectReader(conn *nfnetlink.Conn, f policy.Family, name string, found *contents) objectReader {
+	found.sets = map[string]policy.Ranges{}
+	return objectReader{conn: conn, family: f, link: headerOf(f).link, name: name, found: found}
+}
+
+func (r *objectReader) report(format string, args ...any) {
+	r.found.unrecognized = append(r.found.unrecognized, fmt.Sprintf(format, args...))
+}
+
+// header reads the table and one of its base chains, if they exist, and reports whether the chain has the
+// hook that it should have. The table has the returned number of objects.
+func (r *objectReader) header(base string, want nfnetlink.Base) (objects uint32, baseOK bool, err error) {
+	t, chain, err := r.conn.TableAndChain(r.link, r.name, base)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	r.found.exists = true
+	if t.Flags != 0 {
+		r.found.broken = true
+		r.report("table has flags %#x (dormant?)", t.Flags)
+	}
+	if chain != nil {
+		r.read++
+		baseOK = r.checkBase(*chain, want)
+	}
+	return t.Use, baseOK, nil
+}
+
+// checkBase reports whether a chain has the hook that it should have, which the kernel cannot change.
+func (r *objectReader) checkBase(c nfnetlink.Chain, want nfnetlink.Base) bool {
+	if c.Base != nil && *c.Base == want {
+		return true
+	}
+	r.found.broken = true
+	r.report("chain %s is not the base chain that it should be", c.Name)
+	return false
+}
+
+// readSet returns the elements of a set, or nil if its form is not the given one, the name's. It reads each
+// set once, and no elements of one that rules fill.
+func (r *objectReader) readSet(form nfnetlink.Set) (policy.Ranges, error) {
+	name := form.Name
+	if ranges, known := r.found.sets[name]; known {
+		return ranges, nil
+	}
+	var s nfnetlink.Set
+	var err error
+	ranges := policy.Ranges{}
+	if form.Timeout == 0 {
+		s, ranges, err = r.conn.Ranges(r.link, r.name, name)
+	} else {
+		s, err = r.conn.Set(r.link, r.name, name)
+	}
+	if err != nil && !errors.Is(err, nfnetlink.ErrNotAddresses) {
+		return nil, err
+	}
+	r.read++
+	switch deviation := s.Deviation(form); {
+	case deviation != "":
+		r.report("set %s has %s", policy.Quote(name), deviation)
+		ranges = nil
+	case err != nil:
+		r.report("%v", err)
+	}
+	r.found.sets[name] = ranges
+	return ranges, nil
+}
+
+// rest lists the chains and sets of the table, which has the given number of objects.
+func (r *objectReader) rest(objects uint32) (chains []nfnetlink.Chain, sets []nfnetlink.Set, err error) {
+	if chains, err = r.conn.Chains(r.link, r.name); err != nil {
+		return nil, nil, err
+	}
+	if sets, err = r.conn.Sets(r.link, r.name); err != nil {
+		return nil, nil, err
+	}
+	if uint32(len(chains)+len(sets)) != objects {
+		r.found.broken = true
+		r.report("an object that is neither a chain nor a set")
+	}
+	return chains, sets, nil
+}
+
+// tableReader reads an owned table with masquerade chains.
+type tableReader struct {
+	objectReader
 	*table
-	read uint32 // number of the table's objects that were read
 }
 
 // readTable reads an owned table: the rules in one dump, and each set that they use in another. The
 // other chains and sets are listed only if the kernel counts more objects than that.
 func readTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
-	r := tableReader{conn: conn, family: f, link: headerOf(f).link, table: &table{
-		chains: map[string]*chain{}, sets: map[string]policy.Ranges{},
-	}}
-	found, base, err := conn.TableAndChain(r.link, tableName, baseChain)
-	if errors.Is(err, os.ErrNotExist) {
-		return r.table, nil
+	t := &table{chains: map[string]*chain{}}
+	r := tableReader{newObjectReader(conn, f, tableName, &t.contents), t}
+	objects, baseOK, err := r.header(baseChain, baseHook())
+	if err != nil || !t.exists {
+		return t, err
 	}
-	if err != nil {
-		return nil, err
-	}
-	r.exists = true
-	if found.Flags != 0 {
-		r.broken = true
-		r.report("table has flags %#x (dormant?)", found.Flags)
-	}
-	if base != nil {
-		r.read++
-		r.baseOK = base.Base != nil && *base.Base == baseHook()
-		if !r.baseOK { // the kernel cannot change a hook
-			r.broken = true
-			r.report("chain %s is not the base chain that it should be", baseChain)
-		}
-	}
+	t.baseOK = baseOK
 	if err := r.readRules(); err != nil {
 		return nil, err
 	}
-	if r.read != found.Use {
-		if err := r.listRest(found.Use); err != nil {
+	if r.read != objects {
+		if err := r.listRest(objects); err != nil {
 			return nil, err
 		}
 	}
-	return r.table, nil
-}
-
-func (r *tableReader) report(format string, args ...any) {
-	r.unrecognized = append(r.unrecognized, fmt.Sprintf(format, args...))
+	return t, nil
 }
 
 func (r *tableReader) readRules() error {
@@ -172,7 +251,9 @@ func (r *tableReader) readRules() error {
 		return err
 	}
 	for _, raw := range rules {
-		decoded, err := decode(r.family, raw.Exprs, r.readSet)
+		decoded, err := decode(r.family, raw.Exprs, func(set string) (policy.Ranges, error) {
+			return r.readSet(nfnetlink.AddressRanges(r.link, set))
+		})
 		if err != nil {
 			return err
 		}
@@ -207,35 +288,9 @@ func (r *tableReader) readRules() error {
 	return nil
 }
 
-// readSet returns the elements of a set that a rule uses, or nil if the set differs from what AddSet
-// creates. It reads each set once.
-func (r *tableReader) readSet(name string) (policy.Ranges, error) {
-	if ranges, known := r.sets[name]; known {
-		return ranges, nil
-	}
-	s, ranges, err := r.conn.Ranges(r.link, tableName, name)
-	if err != nil && !errors.Is(err, nfnetlink.ErrNotAddresses) {
-		return nil, err
-	}
-	r.read++
-	switch deviation := s.Deviation(nfnetlink.AddressRanges(r.link, name)); {
-	case deviation != "":
-		r.report("set %s has %s", policy.Quote(name), deviation)
-		ranges = nil
-	case err != nil:
-		r.report("%v", err)
-	}
-	r.sets[name] = ranges
-	return ranges, nil
-}
-
 // listRest adds the objects that no rule refers to. The table has the given number of objects.
 func (r *tableReader) listRest(objects uint32) error {
-	chains, err := r.conn.Chains(r.link, tableName)
-	if err != nil {
-		return err
-	}
-	sets, err := r.conn.Sets(r.link, tableName)
+	chains, sets, err := r.objectReader.rest(objects)
 	if err != nil {
 		return err
 	}
@@ -262,10 +317,6 @@ func (r *tableReader) listRest(objects uint32) error {
 				r.sets[s.Name] = ranges
 			}
 		}
-	}
-	if uint32(len(chains)+len(sets)) != objects {
-		r.broken = true
-		r.report("an object that is neither a chain nor a set")
 	}
 	return nil
 }

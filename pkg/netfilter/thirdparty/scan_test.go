@@ -248,6 +248,12 @@ ip daddr @noMasqV4 accept; ip6 daddr @noMasqV6 accept; masquerade
 }`,
 			[]string{"nftables, ipv4, table t, chain p: masquerade; not decoded: iifname", "nftables, ipv4, table t, chain p: masquerade; not decoded: destination under a mask that is no prefix's",
 				"nftables, ipv4, table t, chain p: from 10.0.0.0/8 masquerade; not decoded: ct"}},
+		{"snat", `table ip t { set s { type ipv4_addr . ipv4_addr; flags dynamic,timeout; timeout 1m; }
+map m { type ipv4_addr : ipv4_addr; }
+chain p { type nat hook postrouting priority 100; ip daddr 10.1.0.0/16 snat to 192.0.2.1-192.0.2.9; ip daddr 10.0.0.0/8 snat to ip saddr; update @s { ip saddr . ip saddr } masquerade; ip daddr 11.0.0.0/8 snat to ip saddr map @m; }
+}`,
+			[]string{"nftables, ipv4, table t, chain p: to 10.1.0.0/16 snat", "nftables, ipv4, table t, chain p: to 10.0.0.0/8 snat",
+				"nftables, ipv4, table t, chain p: masquerade; not decoded: dynset, source", "nftables, ipv4, table t, chain p: to 11.0.0.0/8 snat; not decoded: lookup, source"}},
 		{"elsewhere", `table ip t { chain p { type nat hook output priority 100; }
 chain f { type filter hook postrouting priority 100; }
 chain z { masquerade; }

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// masqChainOfGuard returns the masquerade chain that a set or chain of a guard table belongs to, or "".
+func masqChainOfGuard(name string) string {
+	kind, chain, _ := strings.Cut(name, "-")
+	if slices.Contains([]string{guardChain, enforceChain, podsSet, exemptSet, boundSet}, kind) {
+		return chain
+	}
+	return ""
+}
+
+// masqChain returns the masquerade chain that a rule of a chain belongs to, or "".
+func (r guardRule) masqChain(of string) string {
+	if n := len(r.exprs); n > 0 {
+		if v, jumps := r.exprs[n-1].(nfnetlink.Verdict); jumps && v.Chain != "" {
+			of = v.Chain
+		}
+	}
+	return masqChainOfGuard(of)
+}
+
+// same compares rules without their comments.
+func (r guardRule) same(s guardRule) bool { return reflect.DeepEqual(r.exprs, s.exprs) }
+
+// sameRules reports whether the table as it was read later has the same rules, with the same sets.
+func (t *guardTable) sameRules(later *guardTable) bool {
+	same := func(a, b *guardRules) bool {
+		return reflect.DeepEqual(a.base, b.base) && slices.EqualFunc(a.rules, b.rules, func(a, b guardRule) bool {
+			return a.same(b) && a.comment == b.comment
+		})
+	}
+	for name, held := range t.sets {
+		if now, exists := later.sets[name]; !exists || !held.Equal(now) {
+			return false
+		}
+	}
+	return maps.EqualFunc(t.chains, later.chains, same)
+}
+
+// owner returns the owner that a rule of the chain names.
+func (c *guardRules) owner() (o policy.Owner) {
+	for _, r := range c.rules {
+		o = cmp.Or(policy.ParseOwner(r.comment), o)
+	}
+	return o
+}
+
+// differs reports whether a chain has other rules, or those of another owner.
+func (c *guardRules) differs(have *guardRules) bool {
+	return have.owner().Differs(c.owner()) || !slices.EqualFunc(c.rules, have.rules, guardRule.same)
+}
+
+// readGuardTable reads a guard table as readTable does the other one.
+func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*guardTable, error) {
+	t := &guardTable{chains: map[string]*guardRules{}}
+	r := newObjectReader(conn, f, guardTableName, &t.contents)
+	h := headerOf(f)
+	objects, baseOK, err := r.header(guardChain, guardHook(guardChain))
+	if err != nil || !t.exists {
+		return t, err
+	}
+	if baseOK {
+		base := guardHook(guardChain)
+		t.chains[guardChain] = &guardRules{base: &base}
+	}
+	rules, err := conn.Rules(h.link, guardTableName, "")
+	if err != nil {
+		return nil, err
+	}
+	for _, raw := range rules {
+		c := t.chains[raw.Chain]
+		if c == nil {
+			c = &guardRules{}
+			t.chains[raw.Chain] = c
+			if r.read++; raw.Chain == enforceChain {
+				chain, err := conn.Chain(h.link, guardTableName, enforceChain)
+				if err != nil {
+					return nil, err
+				}
+				r.checkBase(chain, guardHook(enforceChain))
+				c.base = chain.Base
+			}
+		}
+		rule := guardRule{exprs: raw.Exprs, comment: raw.Comment, text: unrecognizedRule(raw.Exprs).Text}
+		for i, e := range raw.Exprs {
+			switch e := e.(type) {
+			case nfnetlink.Counter:
+				rule.packets, raw.Exprs[i] = e.Packets, nfnetlink.Counter{}
+			case nfnetlink.Lookup:
+				_, err = r.readSet(h.guardSet(e.Set))
+			case nfnetlink.Dynset:
+				_, err = r.readSet(h.guardSet(e.Set))
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		c.rules = append(c.rules, rule)
+	}
+	if r.read == objects {
+		return t, nil
+	}
+	chains, sets, err := r.rest(objects)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range chains {
+		if t.chains[c.Name] == nil {
+			t.chains[c.Name] = &guardRules{base: c.Base}
+		}
+	}
+	for _, s := range sets {
+		if _, err := r.readSet(h.guardSet(s.Name)); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// compare returns how the table differs from the desired one, of which nil is none.
+func (t *guardTable) compare(f policy.Family, want *guardTable) (d policy.Diff) {
+	if want == nil {
+		want = &guardTable{}
+	}
+	add := func(kind policy.ChangeKind, chain string, unexpected bool, text string) {
+		d = append(d, policy.Change{Kind: kind, Family: f, Chain: chain, Unexpected: unexpected, Text: policy.Printable(text)})
+	}
+	if t.exists && !want.exists {
+		add(policy.GuardChange, "", true, "table "+guardTableName)
+	}
+	for _, text := range t.unrecognized {
+		add(policy.GuardChange, "", true, text)
+	}
+	for _, name := range sorted(want.sets, t.sets) {
+		wanted, isWanted := want.sets[name]
+		held, exists := t.sets[name]
+		switch kind, chain := strings.Split(name, "-")[0], masqChainOfGuard(name); {
+		case !exists:
+			add(policy.GuardChange, chain, false, "set "+name)
+		case held == nil || anonymous(name): // reported, or part of a rule
+		case !isWanted:
+			add(policy.GuardChange, chain, true, "set "+name)
+		default:
+			for _, r := range wanted.Minus(held) {
+				add(policy.ElementChange, chain, false, kind+" "+policy.Ranges{r}.String()+" (guard)")
+			}
+			for _, r := range held.Minus(wanted) {
+				add(policy.ElementChange, chain, true, kind+" "+policy.Ranges{r}.String()+" (guard)")
+			}
+		}
+	}
+	for _, name := range sorted(want.chains, t.chains) {
+		wanted, held, where := want.chains[name], t.chains[name], "chain "+name
+		switch chain := masqChainOfGuard(name); {
+		case wanted == nil:
+			add(policy.GuardChange, chain, true, where)
+			continue
+		case held == nil:
+			add(policy.GuardChange, chain, false, where)
+			held = &guardRules{}
+		case held.owner().Differs(wanted.owner()):
+			add(policy.GuardChange, chain, true, where+" of "+held.owner().DataDir)
+		}
+		surplus, paired := slices.Clone(held.rules), 0
+		for _, r := range wanted.rules {
+			if i := slices.IndexFunc(surplus, r.same); i >= 0 {
+				surplus = slices.Delete(surplus, i, i+1)
+				paired++
+			} else if t.chains[name] != nil || wanted.base != nil {
+				add(policy.GuardChange, r.masqChain(name), false, where+": "+r.text)
+			}
+		}
+		for _, r := range surplus {
+			add(policy.GuardChange, r.masqChain(name), true, where+": "+r.text)
+		}
+		if paired == len(wanted.rules) && len(surplus) == 0 && !slices.EqualFunc(wanted.rules, held.rules, guardRule.same) {
+			add(policy.GuardChange, masqChainOfGuard(name), true, where+": rules out of order")
+		}
+	}
+	return d
+}
+
+// sorted returns the names that one of the maps has.
+func sorted[T any](a, b map[string]T) []string {
+	names := maps.Clone(b)
+	if names == nil {
+		names = map[string]T{}
+	}
+	maps.Copy(names, a)
+	return slices.Sorted(maps.Keys(names))
+}
+
+// update writes the smallest change after which the table is as desired. nil is none.
+func (t *guardTable) update(h header, want *guardTable, fill, rest *nfnetlink.Batch) {
+	if want == nil {
+		if t.exists {
+			rest.DeleteTable(h.link, guardTableName)
+		}
+		return
+	}
+	for name := range want.sets {
+		held, exists := t.sets[name]
+		t.broken = t.broken || exists && held == nil // a set of another form: two of one name cannot exist
+	}
+	if t.broken { // one batch, because no packet may find a table without its sets
+		rest.DeleteTable(h.link, guardTableName)
+		t, fill = &guardTable{}, rest
+	}
+	if !t.exists {
+		fill.AddTable(h.link, guardTableName)
+	}
+	for _, name := range sorted(want.sets, nil) {
+		held, exists := t.sets[name]
+		batch := rest
+		if !exists {
+			batch = fill
+			batch.AddSetOf(h.link, guardTableName, h.guardSet(name))
+		}
+		batch.DeleteElements(h.link, guardTableName, name, held.Minus(want.sets[name]))
+		batch.AddElements(h.link, guardTableName, name, want.sets[name].Minus(held))
+	}
+	for _, name := range sorted(want.chains, nil) {
+		if t.chains[name] == nil {
+			rest.AddChain(h.link, guardTableName, name, want.chains[name].base)
+		}
+	}
+	for _, name := range sorted(want.chains, nil) {
+		c, held := want.chains[name], t.chains[name]
+		if held != nil && !c.differs(held) {
+			continue
+		}
+		if held != nil {
+			rest.FlushChain(h.link, guardTableName, name)
+		}
+		for _, r := range c.rules {
+			rest.AddRule(h.link, guardTableName, name, r.exprs, r.comment)
+		}
+	}
+	gone := slices.DeleteFunc(sorted(t.chains, nil), func(name string) bool { return want.chains[name] != nil })
+	deleteChains(rest, h.link, guardTableName, gone)
+	for _, name := range sorted(t.sets, nil) {
+		if _, wanted := want.sets[name]; !wanted && !anonymous(name) {
+			rest.DeleteSet(h.link, guardTableName, name)
+		}
+	}
+}
+
+func (d *Driver) readGuards() (*state, error) {
+	s, err := d.read(func(conn *nfnetlink.Conn, s *state, f policy.Family) (err error) {
+		s.guards[f], err = readGuardTable(conn, f)
+		return err
+	})
+	if nfnetlink.Unsupported(err) {
+		err = usable(err)
+	}
+	return s, err
+}
+
+// ObserveGuards implements netfilter.GuardTables.
+func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, error) {
+	s, err := d.readGuards()
+	if err != nil {
+		return netfilter.GuardObservation{}, err
+	}
+	o := netfilter.GuardObservation{Packets: map[netfilter.ChainRef]uint64{}, Generation: s.generation, State: s}
+	for _, f := range policy.Families() {
+		t := s.guards[f]
+		o.Exists = o.Exists || t.exists
+		owners := map[string]policy.Owner{}
+		for name, c := range t.chains {
+			kind, chain, found := strings.Cut(name, "-")
+			if !found || kind != guardChain && kind != enforceChain {
+				continue
+			}
+			owners[chain] = cmp.Or(owners[chain], c.owner())
+			for _, r := range c.rules {
+				if kind == guardChain {
+					o.Packets[netfilter.ChainRef{Family: f, Name: chain}] += r.packets
+				}
+			}
+		}
+		for _, chain := range slices.Sorted(maps.Keys(owners)) {
+			o.Guards = append(o.Guards, policy.Guard{Chain: chain, Family: f, Owner: owners[chain],
+				Pods: t.sets[podsSet+"-"+chain], Exempt: t.sets[exemptSet+"-"+chain], Bound: t.sets[boundSet+"-"+chain]})
+		}
+	}
+	return o, nil
+}
+
+// CompareGuards implements netfilter.GuardTables.
+func (*Driver) CompareGuards(desired []policy.Guard, observed netfilter.GuardObservation) (d policy.Diff) {
+	s, _ := observed.State.(*state)
+	want := guardTablesOf(desired)
+	for _, f := range policy.Families() {
+		have := &guardTable{}
+		if s != nil {
+			have = s.guards[f]
+		}
+		d = append(d, have.compare(f, want[f])...)
+	}
+	return d
+}
+
+// ApplyGuards implements netfilter.GuardTables.
+func (d *Driver) ApplyGuards(_ context.Context, desired []policy.Guard, from netfilter.GuardObservation) error {
+	s, _ := from.State.(*state)
+	want := guardTablesOf(desired)
+	_, err := d.write(s, d.readGuards, func(s *state) (fill, rest *nfnetlink.Batch) { return s.guardBatches(want) })
+	return err
+}
+
+func (s *state) guardBatches(want map[policy.Family]*guardTable) (fill, rest *nfnetlink.Batch) {
+	fill, rest = &nfnetlink.Batch{Generation: s.generation}, &nfnetlink.Batch{Generation: s.generation}
+	for _, f := range policy.Families() {
+		s.guards[f].update(headerOf(f), want[f], fill, rest)
+	}
+	return fill, rest
+}
+
+// RenderGuards implements netfilter.GuardTables.
+func (*Driver) RenderGuards(desired []policy.Guard, families ...policy.Family) []byte {
+	tables := guardTablesOf(desired)
+	var b strings.Builder
+	renderTables(&b, guardTableName, families, func(f policy.Family) string {
+		if tables[f] == nil {
+			return ""
+		}
+		return tables[f].render(f)
+	})
+	return []byte(b.String())
+}

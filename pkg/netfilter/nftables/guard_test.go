@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+var _ netfilter.GuardTables = (*Driver)(nil)
+
+// guardsOf returns the guards of a chain in both families, with every form of a rule.
+func guardsOf(chain string, edit ...func(*policy.Guard)) []policy.Guard {
+	owner := policy.OwnedBy("/var/lib/cni/ip-masq")
+	guards := []policy.Guard{
+		{Chain: chain, Family: policy.IPv4, Owner: owner, Mode: policy.GuardDrop, Pods: ranges("10.88.0.0/16"),
+			Exempt: ranges("10.0.0.0/8", "169.254.0.0/16"), Bound: ranges("10.0.0.0/8", "169.254.0.0/16"), BypassMark: 0x6000},
+		{Chain: chain, Family: policy.IPv6, Owner: owner, Mode: policy.GuardDrop, Pods: ranges("fd00:88::/64"),
+			Exempt: ranges("fd00::/8", "fe80::/10"), Bound: ranges("fd00::/8", "fe80::/10"), BypassMark: 0x6000},
+	}
+	for i := range guards {
+		for _, e := range edit {
+			e(&guards[i])
+		}
+	}
+	return guards
+}
+
+func ranges(list ...string) policy.Ranges { return policy.RangesOf(prefixes(list...)...) }
+
+func (n *node) observeGuards() netfilter.GuardObservation {
+	n.Helper()
+	o, err := n.driver.ObserveGuards(nil)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return o
+}
+
+func (n *node) compareGuards(desired []policy.Guard) policy.Diff {
+	n.Helper()
+	return n.driver.CompareGuards(desired, n.observeGuards())
+}
+
+func (n *node) applyGuards(desired []policy.Guard) {
+	n.Helper()
+	if err := n.driver.ApplyGuards(nil, desired, n.observeGuards()); err != nil {
+		n.Fatal(err)
+	}
+	if d := n.compareGuards(desired); len(d) > 0 {
+		n.Fatalf("differs after apply:\n%s\n%s", d, n.listGuards())
+	}
+}
+
+// listGuards writes the tables with guards, with the sets and chains in the order of their names.
+func (n *node) listGuards(flags ...string) string {
+	n.Helper()
+	var all string
+	for _, family := range []string{"ip", "ip6"} {
+		out, err := exec.Command("nft", append(append([]string{"-s"}, flags...), "list", "table", family, guardTableName)...).Output()
+		if header, objects, found := strings.Cut(string(out), "\n"); err == nil && found {
+			parts := strings.Split(strings.TrimSuffix(objects, "\n}\n"), "\n\n")
+			slices.Sort(parts)
+			all += header + "\n" + strings.Join(parts, "\n\n") + "\n}\n"
+		}
+	}
+	return all
+}
+
+func drawGuards() *rapid.Generator[[]policy.Guard] {
+	return rapid.Custom(func(t *rapid.T) (guards []policy.Guard) {
+		for _, f := range policy.Families() {
+			for _, chain := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"IP-MASQ-AGENT", "10", "set", "a.b_c-D"}), 0, 3, rapid.ID).Draw(t, "chains") {
+				draw := func(name string) policy.Ranges {
+					var list []netip.Prefix
+					for _, n := range rapid.SliceOfN(rapid.IntRange(0, 32), 0, 6).Draw(t, name) {
+						a := netip.AddrFrom4([4]byte{10, byte(n * 8), 0, byte(n)})
+						if f == policy.IPv6 {
+							a = netip.AddrFrom16([16]byte{0xfd, byte(n * 8), 15: byte(n)})
+						}
+						list = append(list, netip.PrefixFrom(a, n).Masked())
+					}
+					return policy.RangesOf(list...)
+				}
+				g := policy.Guard{Chain: chain, Family: f, Owner: policy.OwnedBy("/var/lib/cni/ip-masq"), Pods: draw("pods"), Exempt: draw("exempt"),
+					Interfaces: rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"eth0", "br+", "abcdefghijklmno"}), 0, 2, rapid.ID).Draw(t, "out"),
+					Mode:       rapid.SampledFrom([]policy.GuardMode{policy.GuardOff, policy.GuardCount, policy.GuardDrop}).Draw(t, "mode")}
+				if g.Mode == policy.GuardOff || rapid.Bool().Draw(t, "enforced") {
+					g.Bound, g.BypassMark = draw("bound"), policy.Mark(rapid.Uint32Range(0, 0x6000).Draw(t, "mark"))
+				}
+				guards = append(guards, g)
+			}
+		}
+		return guards
+	})
+}
+
+// TestGuardsConverge: ApplyGuards reaches each set of guards from the one before and writes nothing the second
+// time, nor after nft has loaded what RenderGuards writes.
+func TestGuardsConverge(t *testing.T) {
+	n := newNode(t)
+	rapid.Check(t, func(t *rapid.T) {
+		n.failer = t
+		want := drawGuards().Draw(t, "guards")
+		if n.applyGuards(want); len(want) == 0 != (n.listGuards() == "") {
+			t.Fatalf("%d guards, and there is:\n%s", len(want), n.listGuards())
+		}
+		var seen []policy.Guard
+		for _, g := range n.observeGuards().Guards {
+			seen = append(seen, policy.Guard{Chain: g.Chain, Family: g.Family, Owner: g.Owner, Pods: g.Pods, Exempt: g.Exempt, Bound: g.Bound})
+		}
+		for i, g := range slices.SortedFunc(slices.Values(want), func(a, b policy.Guard) int {
+			return strings.Compare(string(a.Family)+a.Chain, string(b.Family)+b.Chain)
+		}) {
+			if g.Mode == policy.GuardOff {
+				g.Exempt = nil
+			}
+			if s := seen[i]; s.Chain != g.Chain || s.Family != g.Family || s.Owner != g.Owner || !s.Pods.Equal(g.Pods) ||
+				!s.Exempt.Equal(g.Exempt) || !s.Bound.Equal(g.Bound) {
+				t.Fatalf("%+v is observed as %+v", g, s)
+			}
+		}
+		before, applied := n.generation(), n.listGuards()
+		n.applyGuards(want)
+		if n.generation() != before {
+			t.Fatal("a second ApplyGuards wrote")
+		}
+		n.nft(string(n.driver.RenderGuards(want)))
+		if diff := cmp.Diff(applied, n.listGuards()); diff != "" {
+			t.Fatalf("nft list table (-applied +loaded):\n%s", diff)
+		}
+		before = n.generation()
+		n.applyGuards(want)
+		if n.generation() != before {
+			t.Fatalf("ApplyGuards wrote after what was loaded:\n%s", applied)
+		}
+	})
+	n.failer = t
+}
+
+func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
+	const table, chain, enforce = "ip ip-masq-guard", "ip ip-masq-guard guard-X", "ip ip-masq-guard enforce-X"
+	last := `counter drop comment "ip-masq/1 keeps its state in /var/lib/cni/ip-masq"`
+	for name, tc := range map[string]struct{ script, diff string }{
+		"jump deleted":               {"flush chain " + table + " guard", "ipv4 X: missing guard: chain guard: ip saddr @pods-X ip daddr != @exempt-X jump guard-X"},
+		"jump of enforce deleted":    {"flush chain " + table + " enforce", "ipv4 X: missing guard: chain enforce: meta mark & 0x6000 == 0 ip saddr"},
+		"jump twice":                 {"add rule " + table + " guard ip saddr @pods-X ip daddr != @exempt-X jump guard-X", "ipv4 X: unexpected guard: chain guard: rule of"},
+		"rule in base chain":         {"insert rule " + table + " guard accept", "ipv4: unexpected guard: chain guard: rule of immediate"},
+		"rule in enforce":            {"insert rule " + table + " enforce accept", "ipv4: unexpected guard: chain enforce: rule of immediate"},
+		"chain flushed":              {"flush chain " + chain, "ipv4 X: missing guard: chain guard-X: ct direction reply return"},
+		"chain of enforce flushed":   {"flush chain " + enforce, "ipv4 X: missing guard: chain enforce-X: snat to ip saddr"},
+		"rule added":                 {"insert rule " + chain + " ip daddr 1.2.3.4 accept", "ipv4 X: unexpected guard: chain guard-X: rule of payload cmp immediate"},
+		"counting alone":             {"flush chain " + chain + "; add rule " + chain + " ct direction reply return; add rule " + chain + " counter", "missing guard: chain guard-X: counter drop"},
+		"another direction":          {"flush chain " + chain + "; add rule " + chain + " ct direction original return; add rule " + chain + " " + last, "missing guard: chain guard-X: ct direction reply"},
+		"order changed":              {"flush chain " + chain + "; add rule " + chain + " fib saddr type local return; add rule " + chain + " ct direction reply return; add rule " + chain + " fib daddr type != unicast return; add rule " + chain + " " + last, "ipv4 X: unexpected guard: chain guard-X: rules out of order"},
+		"another owner":              {"flush chain " + enforce + "; add rule " + enforce + ` snat to ip saddr comment "ip-masq/1 keeps its state in /other"`, "unexpected guard: chain enforce-X of /other"},
+		"chain deleted":              {"flush chain " + table + " guard; delete chain " + chain, "ipv4 X: missing guard: chain guard-X\n"},
+		"base chain deleted":         {"delete chain " + table + " enforce", "ipv4: missing guard: chain enforce\n"},
+		"element added":              {"add element " + table + " exempt-X { 11.0.0.0/16 }", "ipv4 X: unexpected element: exempt 11.0.0.0/16"},
+		"element deleted":            {"delete element " + table + " pods-X { 10.88.0.0/16 }", "ipv4 X: missing element: pods 10.88.0.0/16"},
+		"element of bound deleted":   {"delete element " + table + " bound-X { 10.0.0.0/8 }", "ipv4 X: missing element: bound 10.0.0.0/8"},
+		"set flushed":                {"flush set " + table + " exempt-X", "missing element: exempt"},
+		"set of another form":        {"flush chain " + table + " guard; delete set " + table + " exempt-X; add set " + table + " exempt-X { type ipv4_addr; flags interval, timeout; timeout 1h; }", `set "exempt-X" has flags interval,timeout, timeout 1h0m0s`},
+		"set of ports":               {"flush chain " + table + " guard; delete set " + table + " exempt-X; add set " + table + " exempt-X { type inet_service; flags interval; }", `set "exempt-X" has flags interval, keys of 2 bytes`},
+		"self without timeout":       {"flush chain " + enforce + "; delete set " + table + " self; add set " + table + " self { type ipv4_addr . ipv4_addr; flags dynamic; size 65535; }", `set "self" has flags dynamic, size 65535`},
+		"self of another size":       {"flush chain " + enforce + "; delete set " + table + " self; add set " + table + " self { type ipv4_addr . ipv4_addr; flags dynamic,timeout; size 5; timeout 1m; }", `set "self" has flags timeout,dynamic, size 5`},
+		"another chain":              {"add chain " + table + " mine; add rule " + table + " mine counter; insert rule " + chain + " jump mine", "ipv4: unexpected guard: chain mine"},
+		"another empty chain":        {"add chain " + table + " mine", "ipv4: unexpected guard: chain mine"},
+		"another base chain":         {"add chain " + table + " mine { type filter hook output priority 0; policy drop; }", "ipv4: unexpected guard: chain mine"},
+		"another set":                {"add set " + table + " mine { type ipv4_addr; flags interval; }", "ipv4: unexpected guard: set mine"},
+		"another set of ports":       {"add set " + table + " mine { type inet_service; }", `unexpected guard: set "mine" has flags 0`},
+		"anonymous set":              {"insert rule " + chain + " ip daddr { 1.2.3.4, 5.6.7.8 } accept", "unexpected guard: chain guard-X: rule of payload lookup"},
+		"a map with a jump":          {"add map " + table + " mine { type ipv4_addr : verdict; elements = { 1.2.3.4 : jump guard-X }; }", `set "mine" has flags map`},
+		"a counter object":           {"add counter " + table + " mine", "neither a chain nor a set"},
+		"dormant":                    {"add table " + table + " { flags dormant; }", "table has flags"},
+		"policy drop":                {"add chain " + table + " guard { policy drop; }", "chain guard is not the base chain"},
+		"policy drop of enforce":     {"add chain " + table + " enforce { policy drop; }", "chain enforce is not the base chain"},
+		"another priority":           {"delete chain " + table + " enforce; add chain " + table + " enforce { type nat hook postrouting priority 98; }; add rule " + table + " enforce accept", "chain enforce is not the base chain"},
+		"no base chain":              {"delete chain " + table + " guard; add chain " + table + " guard", "chain guard is not the base chain"},
+		"base chain of chain's name": {"flush chain " + table + " guard; delete chain " + chain + "; add chain " + chain + " { type filter hook output priority 0; }; add rule " + chain + " counter", "missing guard"},
+		"table deleted":              {"delete table " + table, "ipv4: missing guard: chain guard\n"},
+		"table of IPv6 deleted":      {"delete table ip6 ip-masq-guard", "ipv6 X: missing guard: set pods-X"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			want := guardsOf("X")
+			n.applyGuards(want)
+			right := n.listGuards()
+			n.nft(tc.script)
+			if d := n.compareGuards(want).String() + "\n"; !strings.Contains(d, tc.diff) {
+				t.Errorf("the difference does not tell %q:\n%s", tc.diff, d)
+			}
+			n.applyGuards(want)
+			if diff := cmp.Diff(right, n.listGuards()); diff != "" {
+				t.Errorf("repaired (-want +got):\n%s", diff)
+			}
+			n.nft(tc.script)
+			n.applyGuards(nil)
+			if text := n.listGuards(); text != "" {
+				t.Errorf("removed, and there is:\n%s", text)
+			}
+		})
+	}
+}
+
+// TestGuardElementsAreNoDrift: what rules add to the set self, and counters, are no differences.
+func TestGuardCountersAreNoDrift(t *testing.T) {
+	n := newNode(t)
+	want := guardsOf("X")
+	n.applyGuards(want)
+	n.nft(`add element ip ip-masq-guard self { 10.88.0.2 . 10.88.0.2 }
+		flush chain ip ip-masq-guard guard-X
+		add rule ip ip-masq-guard guard-X ct direction reply return
+		add rule ip ip-masq-guard guard-X fib saddr type local return
+		add rule ip ip-masq-guard guard-X fib daddr type != unicast return
+		add rule ip ip-masq-guard guard-X counter packets 7 bytes 700 drop`)
+	if d := n.compareGuards(want); len(d) > 0 {
+		t.Errorf("differs:\n%s", d)
+	}
+	if diff := cmp.Diff(map[netfilter.ChainRef]uint64{{Family: policy.IPv4, Name: "X"}: 7, {Family: policy.IPv6, Name: "X"}: 0},
+		n.observeGuards().Packets); diff != "" {
+		t.Errorf("packets (-want +got):\n%s", diff)
+	}
+}
+
+// TestGuardsChangeInPlace: no table, set or unchanged chain is recreated.
+func TestGuardsChangeInPlace(t *testing.T) {
+	handles := regexp.MustCompile(`(table|set|chain) .*# handle \d+|(jump|return).*# handle \d+`)
+	n := newNode(t)
+	n.applyGuards(guardsOf("X"))
+	before := strings.Join(handles.FindAllString(n.listGuards("-a"), -1), "\n")
+	if !strings.Contains(before, "set pods-X { # handle ") {
+		t.Fatalf("no handles:\n%s", before)
+	}
+	for _, edit := range []func(*policy.Guard){
+		func(g *policy.Guard) {
+			if g.Family == policy.IPv4 {
+				g.Exempt, g.Bound, g.Pods = ranges("10.0.0.0/9", "0.0.0.0/8"), ranges(), ranges("10.88.0.0/17", "10.89.0.0/16")
+			}
+		},
+		func(g *policy.Guard) { g.Exempt = policy.Ranges{} },
+		func(*policy.Guard) {},
+	} {
+		n.applyGuards(guardsOf("X", edit))
+		if diff := cmp.Diff(before, strings.Join(handles.FindAllString(n.listGuards("-a"), -1), "\n")); diff != "" {
+			t.Errorf("(-before +after):\n%s", diff)
+		}
+	}
+	count := func(g *policy.Guard) { g.Mode = policy.GuardCount }
+	for _, guards := range [][]policy.Guard{guardsOf("X", count), append(guardsOf("X"), guardsOf("Y")...), guardsOf("X")} {
+		n.applyGuards(guards)
+		handle := regexp.MustCompile(`(table|set (pods|exempt|bound)-X|set self) .*# handle \d+`)
+		want := strings.Join(handle.FindAllString(before, -1), "\n")
+		if diff := cmp.Diff(want, strings.Join(handle.FindAllString(n.listGuards("-a"), -1), "\n")); diff != "" {
+			t.Errorf("tables and sets of X (-before +after):\n%s", diff)
+		}
+	}
+}
+
+// TestGuardRefusedFamily: of two tables only the one that the kernel refuses to change is recreated.
+func TestGuardRefusedFamily(t *testing.T) {
+	n := newNode(t)
+	n.applyGuards(append(guardsOf("X"), guardsOf("Y")...))
+	n.nft("add map ip ip-masq-guard mine { type ipv4_addr : verdict; elements = { 1.2.3.4 : jump guard-Y }; }")
+	handle := func(family string) string {
+		return regexp.MustCompile(`table ` + family + ` .*# handle \d+`).FindString(n.listGuards("-a"))
+	}
+	v4, v6 := handle("ip"), handle("ip6")
+	n.applyGuards(guardsOf("X"))
+	if handle("ip") == v4 {
+		t.Error("table ip was not recreated: the kernel refused nothing")
+	}
+	if got := handle("ip6"); got != v6 {
+		t.Errorf("table ip6 was recreated: %s, was %s", got, v6)
+	}
+}
+
+// TestGuardCutOff: what a writer leaves that ends between its two batches goes with the next write. It is no
+// guard.
+func TestGuardCutOff(t *testing.T) {
+	for name, tc := range map[string]struct{ before, then []policy.Guard }{
+		"the first write, then none":     {nil, nil},
+		"the first write, then the same": {nil, append(guardsOf("X"), guardsOf("Y")...)},
+		"the first write, then another":  {nil, guardsOf("Z")},
+		"a change, then back":            {guardsOf("X"), guardsOf("X")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.applyGuards(tc.then)
+			want := n.listGuards()
+			n.nft("flush ruleset")
+			n.applyGuards(tc.before)
+			before := n.listGuards()
+			s, err := n.driver.readGuards()
+			if err != nil {
+				t.Fatal(err)
+			}
+			fill, _ := s.guardBatches(guardTablesOf(append(guardsOf("X"), guardsOf("Y")...)))
+			if err := n.driver.conn.Commit(fill); err != nil {
+				t.Fatal(err)
+			}
+			if n.listGuards() == before {
+				t.Fatal("nothing was left")
+			}
+			if o := n.observeGuards(); !o.Exists || len(o.Guards) != len(tc.before) {
+				t.Errorf("observed %+v", o)
+			}
+			if d := n.compareGuards(tc.then); len(d) == 0 {
+				t.Error("no difference")
+			}
+			n.applyGuards(tc.then)
+			if diff := cmp.Diff(want, n.listGuards()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestGuardsChangedSinceObserved: another program commits between the observation and the write.
+func TestGuardsChangedSinceObserved(t *testing.T) {
+	for commit, want := range map[string]error{
+		"add table ip other":                                            nil,
+		"add rule ip6 ip-masq-guard guard accept":                       netfilter.ErrChanged,
+		"delete element ip ip-masq-guard pods-X { 10.88.0.0/16 }":       netfilter.ErrChanged,
+		"delete table ip ip-masq-guard; delete table ip6 ip-masq-guard": netfilter.ErrChanged,
+	} {
+		t.Run(commit, func(t *testing.T) {
+			n := newNode(t)
+			n.applyGuards(guardsOf("X"))
+			o := n.observeGuards()
+			n.nft(commit)
+			guards := append(guardsOf("X"), guardsOf("Y")...)
+			if err := n.driver.ApplyGuards(t.Context(), guards, o); !errors.Is(err, want) {
+				t.Fatalf("got error %v, want %v", err, want)
+			}
+			if d := n.compareGuards(guards); want == nil && len(d) > 0 {
+				t.Errorf("differs:\n%s", d)
+			}
+		})
+	}
+}
+
+func TestGuardGolden(t *testing.T) {
+	guards := append(guardsOf("X"), guardsOf("Y", func(g *policy.Guard) {
+		g.Mode, g.Bound, g.Interfaces, g.Exempt = policy.GuardCount, nil, []string{"wlan+", "eth0"}, policy.Ranges{}
+	})...)
+	n := newNode(t)
+	n.applyGuards(guards)
+	for name, got := range map[string]string{
+		"guard.nft":      string(n.driver.RenderGuards(guards)),
+		"guard.list.nft": n.listGuards(),
+	} {
+		file := filepath.Join("testdata", "render", name)
+		if *update {
+			if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), got); diff != "" {
+			t.Errorf("%s (-want +got; -update writes it again):\n%s", file, diff)
+		}
+		n.nft("flush ruleset\n" + got)
+		if d := n.compareGuards(guards); len(d) > 0 {
+			t.Errorf("%s differs as it was loaded:\n%s", name, d)
+		}
+	}
+	n.nft(string(n.driver.RenderGuards(nil, policy.IPv6)))
+	if text := n.listGuards(); strings.Contains(text, "ip6") || !strings.Contains(text, "table ip ") {
+		t.Errorf("the table of IPv6 is to go, and there is:\n%s", text)
+	}
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+const guardTableName = "ip-masq-guard"
+
+// The chains and sets of a guard table. The name of one for a masquerade chain X has -X at its end.
+const (
+	guardChain   = "guard"   // base chain with the jumps to the chains guard-X
+	enforceChain = "enforce" // base chain with the jumps to the chains enforce-X
+	podsSet      = "pods"
+	boundSet     = "bound"
+	selfSet      = "self" // each address twice that sent to a translated destination
+)
+
+// guardHook returns the hook of a base chain of the guard tables. The chain guard is behind all NAT, and
+// the chain enforce before the NAT of others, as the first NAT rule of a hook that binds a connection decides.
+func guardHook(chain string) nfnetlink.Base {
+	if chain == enforceChain {
+		return postrouting("nat", 99)
+	}
+	return postrouting("filter", 200)
+}
+
+// guardTable is the table ip-masq-guard of a family, as it is to be or as it was read. It is compared by the
+// expressions of its rules, which are never decoded.
+type guardTable struct {
+	contents
+	chains map[string]*guardRules
+}
+
+// guardRules is a chain of a guard table.
+type guardRules struct {
+	base  *nfnetlink.Base // nil for a chain that is not a base chain, or not known to be one
+	rules []guardRule
+}
+
+type guardRule struct {
+	exprs   []nfnetlink.Expr // with counters at 0
+	packets uint64           // the counter
+	comment string
+	text    string // in nft syntax; of a rule that was read the names of its expressions
+}
+
+// guardTablesOf returns the tables with the guards. A family without a guard has no table.
+func guardTablesOf(guards []policy.Guard) map[policy.Family]*guardTable {
+	tables := map[policy.Family]*guardTable{}
+	byChain := func(a, b policy.Guard) int { return cmp.Compare(a.Chain, b.Chain) }
+	for _, g := range slices.SortedFunc(slices.Values(guards), byChain) {
+		t := tables[g.Family]
+		if t == nil {
+			t = &guardTable{contents{exists: true, sets: map[string]policy.Ranges{}}, map[string]*guardRules{}}
+			tables[g.Family] = t
+		}
+		t.add(g)
+	}
+	return tables
+}
+
+func (t *guardTable) add(g policy.Guard) {
+	h := headerOf(g.Family)
+	pods, exempt, bound := podsSet+"-"+g.Chain, exemptSet+"-"+g.Chain, boundSet+"-"+g.Chain
+	interfaces := []nftStatement{{}}
+	if len(g.Interfaces) > 0 {
+		interfaces = nil
+		for _, name := range slices.Sorted(slices.Values(g.Interfaces)) {
+			interfaces = append(interfaces, outputInterface(name))
+		}
+	}
+	returns := nftStatement{"return", []nfnetlink.Expr{nfnetlink.Verdict{Code: nfnetlink.Return}}}
+	counter := nftStatement{"counter", []nfnetlink.Expr{nfnetlink.Counter{}}}
+	t.sets[pods] = g.Pods
+	if g.Mode == policy.GuardCount || g.Mode == policy.GuardDrop {
+		target := guardChain + "-" + g.Chain
+		t.sets[exempt] = g.Exempt
+		for _, out := range interfaces {
+			t.rule(guardChain, "", out, h.inSet("saddr", pods, false), h.inSet("daddr", exempt, true), jump(target))
+		}
+		t.rule(target, "", connection("direction", "reply"), returns)
+		if g.Family == policy.IPv6 {
+			t.rule(target, "", neighbourDiscovery(), returns) // conntrack does not track it
+		}
+		t.rule(target, "", addressType("saddr", "local"), returns)
+		t.rule(target, "", addressType("daddr", "!= unicast"), returns)
+		last := []nftStatement{counter}
+		if g.Mode == policy.GuardDrop {
+			last = append(last, nftStatement{"drop", []nfnetlink.Expr{nfnetlink.Verdict{Code: nfnetlink.Drop}}})
+		}
+		t.rule(target, g.Owner.Comment(), last...)
+	}
+	if g.Bound != nil {
+		target := enforceChain + "-" + g.Chain
+		t.sets[bound], t.sets[selfSet] = g.Bound, policy.Ranges{}
+		for _, out := range interfaces {
+			t.rule(enforceChain, "", out, withoutMark(g.BypassMark),
+				h.inSet("saddr", pods, false), h.inSet("daddr", bound, false), jump(target))
+		}
+		t.rule(target, "", connection("status", "dnat"), h.pairInSelf("saddr", true))
+		t.rule(target, "", h.pairInSelf("daddr", false), returns) // a connection of a pod to itself
+		t.rule(target, g.Owner.Comment(), h.keepSource())
+	}
+}
+
+// rule appends a rule to a chain, without the statements that are empty.
+func (t *guardTable) rule(chain, comment string, statements ...nftStatement) {
+	c := t.chains[chain]
+	if c == nil {
+		c = &guardRules{}
+		if chain == guardChain || chain == enforceChain {
+			base := guardHook(chain)
+			c.base = &base
+		}
+		t.chains[chain] = c
+	}
+	statements = slices.DeleteFunc(statements, func(s nftStatement) bool { return s.nft == "" })
+	c.rules = append(c.rules, guardRule{
+		exprs: exprsOf(statements), comment: comment, text: textOf(statements, comment),
+	})
+}
+
+// connection is the match `ct direction reply` or `ct status dnat`.
+func connection(key, value string) nftStatement {
+	const reply, isDNAT = 1, 1 << 5 // IP_CT_DIR_REPLY, IPS_DST_NAT
+	text, reg := "ct "+key+" "+value, nfnetlink.Reg1
+	if key == "direction" {
+		return nftStatement{text, []nfnetlink.Expr{
+			nfnetlink.CT{Key: unix.NFT_CT_DIRECTION, Dreg: reg}, compare(nfnetlink.Equal, reply),
+		}}
+	}
+	return nftStatement{text, append([]nfnetlink.Expr{nfnetlink.CT{Key: unix.NFT_CT_STATUS, Dreg: reg}},
+		masked(isDNAT, nfnetlink.NotEqual)...)}
+}
+
+// masked compares the bits of the first register under a mask with 0.
+func masked(mask uint32, op nfnetlink.CmpOp) []nfnetlink.Expr {
+	zero := make([]byte, 4)
+	return []nfnetlink.Expr{
+		nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: uint32(len(zero)),
+			Mask: binary.NativeEndian.AppendUint32(nil, mask), Xor: zero},
+		compare(op, zero...),
+	}
+}
+
+// withoutMark is the match `meta mark & 0x6000 == 0`, empty without a mask.
+func withoutMark(mask policy.Mark) nftStatement {
+	if mask == 0 {
+		return nftStatement{}
+	}
+	return nftStatement{"meta mark & " + mask.String() + " == 0", append(
+		[]nfnetlink.Expr{nfnetlink.Meta{Key: unix.NFT_META_MARK, Reg: nfnetlink.Reg1}},
+		masked(uint32(mask), nfnetlink.Equal)...)}
+}
+
+// neighbourDiscovery is the match `icmpv6 type 133-137`.
+func neighbourDiscovery() nftStatement {
+	return nftStatement{"icmpv6 type 133-137", []nfnetlink.Expr{
+		nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: nfnetlink.Reg1}, compare(nfnetlink.Equal, unix.IPPROTO_ICMPV6),
+		nfnetlink.Payload{Base: unix.NFT_PAYLOAD_TRANSPORT_HEADER, Len: 1, Dreg: nfnetlink.Reg1},
+		compare(nfnetlink.GreaterOrEqual, 133), compare(nfnetlink.LessOrEqual, 137),
+	}}
+}
+
+// pairInSelf is the statement `update @self { ip saddr . ip saddr }` or the match `ip saddr . ip daddr @self`.
+func (h header) pairInSelf(second string, update bool) nftStatement {
+	next := nfnetlink.Register(unix.NFT_REG32_01) // an address of IPv4 takes a register of 4 bytes
+	if h.link == nfnetlink.IPv6 {
+		next = nfnetlink.Reg2
+	}
+	pair := fmt.Sprintf("%s saddr . %s %s", h.link, h.link, second)
+	exprs := []nfnetlink.Expr{h.load("saddr", nfnetlink.Reg1), h.load(second, next)}
+	if update {
+		return nftStatement{"update @" + selfSet + " { " + pair + " }",
+			append(exprs, nfnetlink.Dynset{Set: selfSet, Op: unix.NFT_DYNSET_OP_UPDATE, Key: nfnetlink.Reg1})}
+	}
+	return nftStatement{pair + " @" + selfSet, append(exprs, nfnetlink.Lookup{Set: selfSet, Sreg: nfnetlink.Reg1})}
+}
+
+// keepSource is the statement `snat to ip saddr`, after which no other NAT rule changes the source.
+func (h header) keepSource() nftStatement {
+	reg := nfnetlink.Reg1
+	return nftStatement{"snat to " + h.link.String() + " saddr", []nfnetlink.Expr{h.load("saddr", reg),
+		nfnetlink.NAT{Type: unix.NFT_NAT_SNAT, Family: uint32(h.link), AddrMin: reg, AddrMax: reg}}}
+}
+
+// guardSet returns the form of a set of a guard table.
+func (h header) guardSet(name string) nfnetlink.Set {
+	if name == selfSet {
+		return nfnetlink.AddressPairs(h.link, name, 65535, time.Minute)
+	}
+	return nfnetlink.AddressRanges(h.link, name)
+}
+
+func (t *guardTable) render(f policy.Family) string {
+	var text strings.Builder
+	for _, name := range sorted(t.sets, nil) {
+		text.WriteString(renderSet(f, headerOf(f).guardSet(name), t.sets[name]))
+	}
+	for _, name := range sorted(t.chains, nil) {
+		rules := ""
+		for _, r := range t.chains[name].rules {
+			rules += "\t\t" + r.text + "\n"
+		}
+		text.WriteString(renderChain(name, t.chains[name].base, rules))
+	}
+	return text.String()
+}
