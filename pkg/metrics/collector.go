@@ -89,7 +89,7 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	connections := e.counter("connections_total",
 		"Number of connections that the rules of the chain decided about, as the kernel counted their first packets.",
 		"chain", "family", "action")
-	for s, n := range m.connections.totals {
+	for s, n := range m.connections.sums {
 		connections(float64(n), s.labels()...)
 	}
 	if m.lastWithRules != nil {
@@ -168,12 +168,12 @@ func (e exporter) rules(r *reconcile.Report) {
 	for _, p := range r.Rules.Policies {
 		name := taken.admit(label(p.Chain))
 		for _, f := range p.Families() {
-			count[series{name, f, policy.ActionExempt}] += 0
-			count[series{name, f, policy.ActionMasquerade}] += 0
+			count[series{name, f, string(policy.ActionExempt)}] += 0
+			count[series{name, f, string(policy.ActionMasquerade)}] += 0
 		}
 		for _, d := range p.Destinations {
 			if f := policy.FamilyOf(d.Prefix.Addr()); slices.Contains(p.Families(), f) {
-				count[series{name, f, d.Action}]++
+				count[series{name, f, string(d.Action)}]++
 			}
 		}
 	}

@@ -88,7 +88,7 @@ func New(o Options) *Monitor {
 			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}),
 		results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{},
-		connections: connections{maphash.MakeSeed(), map[place]map[counter]uint64{}, map[series]uint64{}, names{}},
+		connections: connections{newTotals(), maphash.MakeSeed()},
 	}
 	m.registry.MustRegister(m, m.duration)
 	return m
