@@ -92,6 +92,16 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	for s, n := range m.connections.sums {
 		connections(float64(n), s.labels()...)
 	}
+	if s := m.conntrack; s != nil {
+		e.gauge("conntrack_entries", "Number of connections in the node's conntrack table.")(float64(s.Entries))
+		e.gauge("conntrack_limit", "Maximum number of connections in the node's conntrack table (nf_conntrack_max).")(float64(s.Limit))
+		e.counter("conntrack_insert_failed_total",
+			"Number of packets that the node dropped because no free source port was found, or their connection existed already.")(float64(s.InsertFailed))
+		e.counter("conntrack_drop_total", "Number of packets that the node dropped because their connection could not be tracked: "+
+			"the conntrack table was full, or the insertion failed.")(float64(s.Drop))
+		e.counter("conntrack_early_drop_total",
+			"Number of connections that were removed from the full conntrack table to make room for others.")(float64(s.EarlyDrop))
+	}
 	if m.lastWithRules != nil {
 		e.sources(m.lastWithRules, m.written)
 		e.rules(m.lastWithRules)
