@@ -22,6 +22,8 @@ import (
 
 // add records the attachment and ensures the rules. If all is right it only reads.
 func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
+	prevResult, result, resultErr := n.result()
+	n.subnets = podSubnets(prevResult, args.IfName)
 	if !n.entryVerified(n.cached()) {
 		if _, err := n.entry(); err != nil { // a refused entry is not attached
 			return err
@@ -34,15 +36,14 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 			}
 		}
 	}
-	result, err := n.result()
-	if err != nil {
-		return withCode(types.ErrInvalidNetworkConfig, err)
+	if resultErr != nil {
+		return withCode(types.ErrInvalidNetworkConfig, resultErr)
 	}
 	n.Warn(n.Dir.Attach(n.network, args.ContainerID, args.IfName))
 	if err := n.ensure(ctx); err != nil {
 		return err
 	}
-	_, err = n.plugin.Stdout.Write(result)
+	_, err := n.plugin.Stdout.Write(result)
 	return err
 }
 
@@ -75,7 +76,7 @@ func (n *node) ensure(ctx context.Context) error {
 	}
 	state := reading.State()
 	stored := state.Find(n.source())
-	own := policy.Source{ID: n.source()}
+	own := policy.Source{ID: n.source(), PodSubnets: n.subnets}
 	if verified && stored != nil {
 		own.Policy = stored.Policy
 	} else {
@@ -91,7 +92,7 @@ func (n *node) ensure(ctx context.Context) error {
 	}
 	var observed *enforce.State
 	if len(state.Newer) == 0 && len(state.Damaged) == 0 &&
-		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) {
+		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) && !n.newSubnets(*stored) {
 		if observed = v.observe(ctx, state); observed.InSync() {
 			return nil
 		}
@@ -121,6 +122,13 @@ func (n *node) ensure(ctx context.Context) error {
 		return n.chainErr(s, own.Policy.Chain)
 	}
 	return n.changePolicy(ctx, lock, nil, again.State(), own)
+}
+
+// newSubnets reports whether the pod's subnets have to be added to the network's document.
+func (n *node) newSubnets(stored policy.Source) bool {
+	isNew, err := stored.AddPodSubnets(n.subnets...)
+	n.Warn(err)
+	return isNew
 }
 
 // changePolicy makes a policy that of the network, and syncs the rules. Without the lock, because

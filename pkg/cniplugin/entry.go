@@ -7,11 +7,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
+	types020 "github.com/containernetworking/cni/pkg/types/020"
+	types040 "github.com/containernetworking/cni/pkg/types/040"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 	cniversion "github.com/containernetworking/cni/pkg/version"
 
@@ -83,35 +88,35 @@ func (n *node) confDir() config.ConfDir {
 	return *n.confs
 }
 
-// result returns the result of ADD: the prevResult, key for key, in the version of the
+// result returns the prevResult, and as the result of ADD that key for key, in the version of the
 // configuration (CNI spec, section 4).
-func (n *node) result() ([]byte, error) {
+func (n *node) result() (types.Result, []byte, error) {
 	const see = "see what the plugin before ip-masq in the conflist returns"
 	prevResult := n.netconf.Value("prevResult")
 	if len(prevResult) == 0 || string(prevResult) == "null" {
-		return nil, errors.New("prevResult: is missing; ip-masq runs after the plugin that makes the interface: " +
+		return nil, nil, errors.New("prevResult: is missing; ip-masq runs after the plugin that makes the interface: " +
 			"list it behind that one in the conflist's plugins")
 	}
 	var keys map[string]json.RawMessage
 	if json.Unmarshal(prevResult, &keys) != nil {
-		return nil, errors.New("prevResult: is no object; " + see)
+		return nil, nil, errors.New("prevResult: is no object; " + see)
 	}
 	given, version := "", n.cniVersion
 	var wrong *json.UnmarshalTypeError
 	if err := json.Unmarshal(keys["cniVersion"], &given); errors.As(err, &wrong) {
-		return nil, fmt.Errorf("prevResult: cniVersion has the JSON type %s; %s", wrong.Value, see)
+		return nil, nil, fmt.Errorf("prevResult: cniVersion has the JSON type %s; %s", wrong.Value, see)
 	}
 	switch {
 	case version == "":
 		version = "0.1.0" // of a configuration without a version
 	case given == "" && version != "0.1.0" && version != "0.2.0":
-		return nil, errors.New("prevResult: has no cniVersion; " + see)
+		return nil, nil, errors.New("prevResult: has no cniVersion; " + see)
 	}
 	if given == "" {
 		given = version
 	}
 	if !slices.Contains(cniversion.All.SupportedVersions(), given) {
-		return nil, fmt.Errorf("prevResult: cniVersion is %s, and this ip-masq knows versions up to %s; lower the conflist's cniVersion, or install a newer ip-masq",
+		return nil, nil, fmt.Errorf("prevResult: cniVersion is %s, and this ip-masq knows versions up to %s; lower the conflist's cniVersion, or install a newer ip-masq",
 			policy.Printable(given), cniversion.Current())
 	}
 	result, err := create.Create(given, prevResult)
@@ -119,22 +124,68 @@ func (n *node) result() ([]byte, error) {
 		err = fmt.Errorf("%s has the JSON type %s", wrong.Field, wrong.Value)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("prevResult: is not a result of cniVersion %s: %s; %s", given, policy.Printable(err.Error()), see)
+		return nil, nil, fmt.Errorf("prevResult: is not a result of cniVersion %s: %s; %s", given, policy.Printable(err.Error()), see)
 	}
 	if given != version {
 		converted, err := result.GetAsVersion(version)
 		if err != nil {
-			return nil, fmt.Errorf("prevResult: convert from cniVersion %s to %s: %w", given, version, err)
+			return nil, nil, fmt.Errorf("prevResult: convert from cniVersion %s to %s: %w", given, version, err)
 		}
 		var out bytes.Buffer
 		err = converted.PrintTo(&out)
-		return out.Bytes(), err
+		return result, out.Bytes(), err
 	}
 	keys["cniVersion"], err = json.Marshal(version)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return json.Marshal(keys) // not indented: a line of a deeply nested value would be as long as that is deep
+	output, err := json.Marshal(keys) // not indented: a line of a deeply nested value would be as long as that is deep
+	return result, output, err
+}
+
+// podSubnets returns the subnets of the addresses that a result has for the pod's interface.
+// Link-local addresses and addresses without a subnet have none.
+func podSubnets(result types.Result, ifName string) []netip.Prefix {
+	var subnets []netip.Prefix
+	add := func(address net.IPNet) {
+		a, _ := netip.AddrFromSlice(address.IP)
+		a = a.Unmap()
+		if ones, bits := address.Mask.Size(); bits == a.BitLen() && 0 < ones && ones < bits && !a.IsLinkLocalUnicast() {
+			subnets = append(subnets, netip.PrefixFrom(a, ones).Masked())
+		}
+	}
+	switch r := result.(type) {
+	case *types020.Result:
+		for _, ip := range []*types020.IPConfig{r.IP4, r.IP6} {
+			if ip != nil {
+				add(ip.IP)
+			}
+		}
+	case *types040.Result:
+		isPod := func(i types040.Interface) bool { return i.Name == ifName && i.Sandbox != "" }
+		for _, ip := range r.IPs {
+			if ip != nil && isOf(ip.Interface, r.Interfaces, isPod) {
+				add(ip.Address)
+			}
+		}
+	case *types100.Result:
+		isPod := func(i types100.Interface) bool { return i.Name == ifName && i.Sandbox != "" }
+		for _, ip := range r.IPs {
+			if ip != nil && isOf(ip.Interface, r.Interfaces, isPod) {
+				add(ip.Address)
+			}
+		}
+	}
+	return subnets
+}
+
+// isOf reports whether an address that has this index of an interface, or none, is of the pod.
+func isOf[T any](index *int, interfaces []*T, isPod func(T) bool) bool {
+	if index == nil {
+		return true
+	}
+	i := *index
+	return 0 <= i && i < len(interfaces) && interfaces[i] != nil && isPod(*interfaces[i])
 }
 
 // validAttachments returns the attachments that GC keeps, and whether the configuration has that

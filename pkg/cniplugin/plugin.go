@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -58,8 +59,9 @@ type node struct {
 	enforce.Enforcer
 	netconf    config.Netconf // from stdin
 	network    string
-	cniVersion string // of the configuration
-	dryRun     bool   // STATUS
+	cniVersion string         // of the configuration
+	subnets    []netip.Prefix // of the pod, in an ADD
+	dryRun     bool           // STATUS
 
 	pluginFile    config.PluginFile
 	pluginFileErr error
@@ -69,7 +71,7 @@ type node struct {
 	// Each of these is found out once.
 	netconfInForce func() (config.Netconf, error) // the configuration that states the network's policy
 	entry          func() (config.Entry, error)   // that, validated
-	entryDigest    func() string                  // of that and the program; "" if there is none
+	entryDigest    func() string                  // of that, subnets and the program; "" if there is none
 	cached         func() store.VerificationCache // what the previous ADD verified
 	checkDataDir   func() error                   // why nothing must be written to the dataDir, or nil
 }
@@ -98,7 +100,7 @@ func (p *Plugin) node(conf config.Netconf) *node {
 		if err != nil {
 			return ""
 		}
-		return store.Digest(append(conf.PolicyTexts(), p.Program)...)
+		return store.Digest(append(conf.PolicyTexts(), p.Program, fmt.Sprint(n.subnets))...)
 	})
 	n.cached = sync.OnceValue(func() store.VerificationCache { return n.Dir.VerificationCache(n.source()) })
 	n.checkDataDir = sync.OnceValue(func() error { return n.CheckDataDir(context.Background()) })

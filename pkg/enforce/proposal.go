@@ -45,8 +45,8 @@ func (p *Proposal) Chain(id policy.SourceID) string {
 
 // Add adds or replaces a source. Of a network it keeps the stored policy if the new one is older
 // than the conflist on disk; and a network that conflicts with it, and is in no conflist, is
-// superseded. The error is the conflicts that remain, or a bound that is exceeded; the proposal is
-// then unchanged.
+// superseded. A network's PodSubnets are added to those that are stored. The error is the conflicts
+// that remain, or a bound that is exceeded; the proposal is then unchanged.
 func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error)) error {
 	stored := p.Find(own.ID)
 	if own.ID.Kind != policy.Network {
@@ -55,19 +55,25 @@ func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error
 		}
 		return p.change(own)
 	}
-	changed := stored == nil || !stored.Policy.Equal(own.Policy)
+	changed, found := stored == nil || !stored.Policy.Equal(own.Policy), own.PodSubnets
 	if changed && stored != nil && disk().HasEntryWith(own.ID.Name, stored.Policy) {
 		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force", own.ID))
-		changed = false
+		changed, found = false, nil
 	}
-	next := *p
 	if changed { // a changed source comes after those that are in force
 		own.Order = 1 + lastOrder(p.Sources)
+	} else {
+		own = *stored
+	}
+	own.PodSubnets = cmp.Or(stored, &policy.Source{}).PodSubnets
+	isNew, _ := own.AddPodSubnets(found...) // the plugin warns of too many
+	next := *p
+	if changed {
 		if err := next.change(own); err != nil {
 			return err
 		}
-	} else {
-		own = *stored
+	} else if isNew {
+		next.set(own)
 	}
 	if err := next.resolve(own, disk, warn); err != nil {
 		return err
@@ -98,7 +104,7 @@ func (p *Proposal) AddAll(all []policy.Source, disk func() Conflists, warn func(
 			continue
 		}
 		order++
-		c.Order = order
+		c.Order, c.PodSubnets = order, cmp.Or(stored, &policy.Source{}).PodSubnets
 		changed = append(changed, c)
 	}
 	next := *p
@@ -240,7 +246,7 @@ func (e *Enforcer) ApplyProposal(
 		}
 		staged = append(staged, one)
 	}
-	after := e.sync(ctx, before, p.Changed, lock)
+	after := e.sync(ctx, before, p.changedPolicies(stored), lock)
 	if err := check(after); err != nil {
 		if len(staged) > 0 && !lock.DryRun() {
 			e.rollBack(ctx, before, stored.Record, lock)
@@ -249,6 +255,15 @@ func (e *Enforcer) ApplyProposal(
 	}
 	e.Warn(each((*store.Staged).Commit)) // a document that lags behind the rules is written the next time
 	return after, nil
+}
+
+// changedPolicies returns the changed sources without those that have new subnets alone.
+func (p *Proposal) changedPolicies(stored store.State) []policy.Source {
+	return slices.DeleteFunc(slices.Clone(p.Changed), func(c policy.Source) bool {
+		was := cmp.Or(stored.Find(c.ID), &policy.Source{})
+		c.PodSubnets = was.PodSubnets
+		return reflect.DeepEqual(*was, c)
+	})
 }
 
 // rollBack restores the rules that the documents in force ask for, and the chains of agents that

@@ -176,18 +176,20 @@ func (s Source) Validate(limit int) error {
 	return errors.Join(errs...)
 }
 
-// AddPodSubnets adds subnets that ADDs found, and reports whether all are there then.
-func (s *Source) AddPodSubnets(found ...netip.Prefix) bool {
+// AddPodSubnets adds subnets that an ADD found, and reports whether one is new. The
+// error is that there are too many: then none is added.
+func (s *Source) AddPodSubnets(found ...netip.Prefix) (bool, error) {
 	all := slices.Concat(s.PodSubnets, found)
 	slices.SortFunc(all, comparePrefixes)
 	all = slices.Compact(all)
-	switch {
-	case len(all) > MaxPodCIDRs:
-		return false
-	case len(all) > len(s.PodSubnets):
-		s.PodSubnets = all
+	if len(all) == len(s.PodSubnets) {
+		return false, nil
 	}
-	return true
+	if len(all) > MaxPodCIDRs {
+		return false, fmt.Errorf("%s: the pods of this node are in more than %d subnets, and %s is left out; write podCIDRs", s.ID, MaxPodCIDRs, found)
+	}
+	s.PodSubnets = all
+	return true, nil
 }
 
 // Defaults of the scalars of a policy, and limits on a document.
