@@ -94,6 +94,7 @@ func (n *node) ensure(ctx context.Context) error {
 	if len(state.Newer) == 0 && len(state.Damaged) == 0 &&
 		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) && !n.newSubnets(*stored) {
 		if observed = v.observe(ctx, state); observed.InSync() {
+			n.warnInactive(observed)
 			return nil
 		}
 	}
@@ -170,6 +171,7 @@ func (n *node) chainErr(s *enforce.State, chain string) error {
 	for _, w := range s.LinearChains() {
 		n.Warn(w)
 	}
+	n.warnInactive(s)
 	for _, p := range s.Policies {
 		for _, e := range p.Conflicts.Summary() {
 			n.Warn(e)
@@ -179,6 +181,13 @@ func (n *node) chainErr(s *enforce.State, chain string) error {
 		}
 	}
 	return n.errUnlessNewer(s, chain)
+}
+
+// warnInactive warns of keys that have no effect.
+func (n *node) warnInactive(s *enforce.State) {
+	for _, i := range s.Guard.Inactive {
+		n.Warn(i)
+	}
 }
 
 // errUnlessNewer returns what is wrong with a chain, except that a newer version wrote its rules:
@@ -205,21 +214,27 @@ func (n *node) stateUnwritable(s *enforce.State, chain string, cause error) erro
 type verification struct {
 	node       *node
 	cached     store.VerificationCache
-	inputs     string        // digest of what was read; "" if verification is not possible
+	inputs     func() string // digest of what was read; "" if verification is not possible
 	generation func() string // of the ruleset, before this process read it; "" if unknown
 }
 
 func (n *node) verification(r *store.Reading) verification {
 	v := verification{node: n, cached: n.cached(), generation: sync.OnceValue(func() string {
+		if n.plugin.Generation == nil {
+			return ""
+		}
 		g, err := n.plugin.Generation()
 		if err != nil {
 			return "" // whatever reads the rules reports that
 		}
 		return g.String()
 	})}
-	if p := n.plugin; p.Generation != nil && p.Program != "" && n.Dir.Boot() != "" {
-		v.inputs = r.Digest(p.Program, n.Dir.Path(), n.Dir.Boot())
-	}
+	v.inputs = sync.OnceValue(func() string {
+		if p := n.plugin; p.Program != "" && n.Dir.Boot() != "" {
+			return r.Digest(p.Program, n.Dir.Path(), n.Dir.Boot())
+		}
+		return ""
+	})
 	return v
 }
 
@@ -230,7 +245,7 @@ func (n *node) entryVerified(c store.VerificationCache) bool {
 
 // sameInputs reports whether the documents and the program are those that were verified.
 func (v verification) sameInputs() bool {
-	return v.cached.Inputs != "" && v.cached.Inputs == v.inputs
+	return v.cached.Inputs != "" && v.cached.Inputs == v.inputs()
 }
 
 // sameGeneration reports whether no rule was changed since.
@@ -246,12 +261,12 @@ func (v verification) observe(ctx context.Context, s store.State) *enforce.State
 	noGeneration := func(o store.OwnedChain) bool {
 		return !netfilter.Choice{Backend: o.Backend, Variant: o.Variant}.HasGeneration()
 	}
-	if !slices.ContainsFunc(s.Record.Chains, noGeneration) && v.inputs != "" {
+	if !slices.ContainsFunc(s.Record.Chains, noGeneration) {
 		cache.Generation = v.generation()
 	}
 	observed := n.Observe(ctx, s.Sources, s.Record)
-	if observed.InSync() && cache.Generation != "" && n.entryDigest() != "" && !n.dryRun {
-		cache.Inputs, cache.Entry = v.inputs, n.entryDigest()
+	if observed.InSync() && cache.Generation != "" && v.inputs() != "" && n.entryDigest() != "" && !n.dryRun {
+		cache.Inputs, cache.Entry = v.inputs(), n.entryDigest()
 		_ = n.Dir.PutVerificationCache(n.source(), cache)
 	}
 	return observed

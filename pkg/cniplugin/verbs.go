@@ -64,7 +64,7 @@ func (n *node) repair(ctx context.Context) error {
 // repairable reports whether the documents are complete and there is anything to repair.
 func (n *node) repairable(s store.State) bool {
 	n.warnDamaged(s)
-	return len(s.Newer)+len(s.Damaged) == 0 && len(s.Sources)+len(s.Record.Chains) > 0
+	return len(s.Newer)+len(s.Damaged) == 0 && (len(s.Sources)+len(s.Record.Chains) > 0 || s.Record.Guard)
 }
 
 // check compares every rule with the documents and writes nothing. It reports a difference only if

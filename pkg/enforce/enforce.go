@@ -65,6 +65,7 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 		}
 	}
 	s.undesired = maps.Clone(s.Failed)
+	e.desireGuards(s)
 	e.read(ctx, s)
 	return s
 }
@@ -75,10 +76,11 @@ func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
 }
 
 func (e *Enforcer) observeAgain(ctx context.Context, s *State, rec store.Record) *State {
-	again := &State{Policies: s.Policies, record: rec, undesired: s.undesired, Failed: maps.Clone(s.undesired)}
+	again := &State{Policies: s.Policies, record: rec, undesired: s.undesired, change: s.change, Failed: maps.Clone(s.undesired)}
 	for _, g := range s.Groups {
 		again.Groups = append(again.Groups, Group{Choice: g.Choice, Desired: g.Desired})
 	}
+	again.Guard = GuardState{Desired: s.Guard.Desired, Inactive: s.Guard.Inactive, Recorded: rec.Guard, unusable: s.Guard.unusable}
 	e.read(ctx, again)
 	return again
 }
@@ -88,6 +90,7 @@ func (e *Enforcer) read(ctx context.Context, s *State) {
 	for i := range s.Groups {
 		e.readGroup(ctx, s, &s.Groups[i])
 	}
+	e.readGuard(ctx, s)
 	s.Stale = stale(s)
 	if e.AllBackends {
 		s.Duplicates = e.duplicates(ctx, s)

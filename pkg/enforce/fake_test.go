@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"reflect"
+	"slices"
 	"sort"
 	"strings"
 
@@ -28,6 +30,12 @@ type kernel struct {
 	applied  int
 	observed int
 	removed  int
+
+	guards         []policy.Guard
+	guardsObserved int
+	guardErr       error    // of reading and writing guards
+	guardsRefused  int      // so many coming writes of guards fail with ErrChanged
+	log            []string // every write
 }
 
 var (
@@ -179,6 +187,7 @@ func (b *fakeBackend) Apply(_ context.Context, desired policy.Ruleset, _ netfilt
 		b.k.chains[b.c][netfilter.ChainRef{Family: c.Family, Name: c.Name}] = c
 	}
 	b.k.undone--
+	b.k.log = append(b.k.log, "rules of "+b.c.String())
 	return nil
 }
 
@@ -191,6 +200,7 @@ func (b *fakeBackend) Remove(_ context.Context, refs []netfilter.ChainRef, held 
 	}
 	for _, r := range refs {
 		if _, there := b.k.chains[b.c][r]; there {
+			b.k.log = append(b.k.log, "remove "+r.Name)
 			delete(b.k.chains[b.c], r)
 			b.k.removed++
 		}
@@ -199,3 +209,68 @@ func (b *fakeBackend) Remove(_ context.Context, refs []netfilter.ChainRef, held 
 }
 
 func (b *fakeBackend) CanWrite(_ context.Context, f policy.Family) error { return b.k.unable[f] }
+
+func (d *fakeDriver) ObserveGuards(context.Context) (netfilter.GuardObservation, error) {
+	d.k.guardsObserved++
+	o := netfilter.GuardObservation{Exists: len(d.k.guards) > 0, State: d.k.guards}
+	for _, g := range d.k.guards {
+		o.Guards = append(o.Guards, policy.Guard{
+			Chain: g.Chain, Family: g.Family, Owner: g.Owner, Pods: g.Pods, Exempt: g.Exempt, Bound: g.Bound,
+		})
+	}
+	return o, d.k.guardErr
+}
+
+func (d *fakeDriver) CompareGuards(desired []policy.Guard, observed netfilter.GuardObservation) (diff policy.Diff) {
+	have, _ := observed.State.([]policy.Guard)
+	find := func(in []policy.Guard, g policy.Guard) *policy.Guard {
+		for i := range in {
+			if in[i].Chain == g.Chain && in[i].Family == g.Family {
+				return &in[i]
+			}
+		}
+		return nil
+	}
+	for _, g := range desired {
+		o := find(have, g)
+		kind := policy.GuardChange
+		if o != nil {
+			if reflect.DeepEqual(*o, g) {
+				continue
+			}
+			rest := g
+			if rest.Pods, rest.Exempt, rest.Bound = o.Pods, o.Exempt, o.Bound; reflect.DeepEqual(rest, *o) {
+				kind = policy.ElementChange
+			}
+		}
+		diff = append(diff, policy.Change{Kind: kind, Family: g.Family, Chain: g.Chain, Text: "guard"})
+	}
+	for _, o := range have {
+		if find(desired, o) == nil {
+			diff = append(diff, policy.Change{Kind: policy.GuardChange, Family: o.Family, Chain: o.Chain, Unexpected: true, Text: "guard"})
+		}
+	}
+	return diff
+}
+
+func (d *fakeDriver) ApplyGuards(_ context.Context, desired []policy.Guard, from netfilter.GuardObservation) error {
+	if d.k.guardErr != nil {
+		return d.k.guardErr
+	}
+	if d.k.guardsRefused > 0 || !reflect.DeepEqual(from.State, any(d.k.guards)) {
+		d.k.guardsRefused--
+		return netfilter.ErrChanged
+	}
+	d.k.guards = slices.Clone(desired)
+	text := "guards:"
+	for _, g := range desired {
+		text += fmt.Sprintf(" %s %s pods %v exempt %v", g.Chain, g.Mode, g.Pods, g.Exempt)
+		if g.Bound != nil {
+			text += fmt.Sprintf(" bound %v", g.Bound)
+		}
+	}
+	d.k.log = append(d.k.log, text)
+	return nil
+}
+
+func (d *fakeDriver) RenderGuards([]policy.Guard, ...policy.Family) []byte { return nil }

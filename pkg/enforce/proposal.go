@@ -239,6 +239,7 @@ func (e *Enforcer) ApplyProposal(
 	if before.differsOnRecord() {
 		before = e.ObserveAgain(ctx, before) // the dump may have been torn
 	}
+	before.change = changeOf(stored.Sources, p.Sources)
 	for _, c := range p.Changed {
 		one, err := lock.Stage(c)
 		if err != nil {

@@ -16,6 +16,8 @@ type State struct {
 	Policies []policy.Policy
 	// Groups are the chains by backend.
 	Groups []Group
+	// Guard is the tables ip-masq-guard.
+	Guard GuardState
 	// Failed has, by chain, why its rules are not known to be right or must not be changed.
 	Failed map[string]error
 	// Stale are the owned chains that no policy wants any more.
@@ -32,6 +34,7 @@ type State struct {
 
 	record    store.Record     // of this boot
 	undesired map[string]error // why chains are in no group
+	change    *policyChange    // nil: the rules are repaired
 }
 
 // Duplicate is a chain of the same name in another backend.
@@ -52,7 +55,7 @@ type Group struct {
 // InSync reports whether nothing is left to do.
 func (s *State) InSync() bool {
 	unrecorded := func(g Group) bool { return !g.Recorded }
-	return len(s.Failed) == 0 && !s.Differs() && !slices.ContainsFunc(s.Groups, unrecorded)
+	return len(s.Failed) == 0 && !s.Differs() && !slices.ContainsFunc(s.Groups, unrecorded) && !s.Guard.unrecorded()
 }
 
 // Differs reports whether there are rules to write or to remove.
@@ -62,13 +65,18 @@ func (s *State) Differs() bool {
 
 // differsOnRecord reports whether a chain on record differs.
 func (s *State) differsOnRecord() bool {
-	return slices.ContainsFunc(s.Groups, func(g Group) bool {
+	return s.Guard.Recorded && len(s.Guard.Diff) > 0 || slices.ContainsFunc(s.Groups, func(g Group) bool {
 		return slices.ContainsFunc(g.Diff, func(c policy.Change) bool { return owns(s.record, c.Family, c.Chain, g.Choice) })
 	})
 }
 
-// Diff returns how the kernel differs from what is desired, in all backends.
+// Diff returns how the kernel differs from what is desired, in all backends and the guard tables.
 func (s *State) Diff() policy.Diff {
+	return append(s.rulesDiff(), s.Guard.Diff...)
+}
+
+// rulesDiff is Diff without the guard tables.
+func (s *State) rulesDiff() policy.Diff {
 	var all policy.Diff
 	for _, g := range s.Groups {
 		all = append(all, g.Diff...)
@@ -85,6 +93,9 @@ func (s *State) Err(chain string) error {
 		if slices.Contains(g.chains(), chain) && len(g.Diff) > 0 {
 			return &DriftError{g.Diff}
 		}
+	}
+	if d := s.Guard.drifted(chain); len(d) > 0 {
+		return &DriftError{d}
 	}
 	return nil
 }

@@ -53,6 +53,7 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 		return before
 	}
 	if !lock.DryRun() {
+		owned.Guard = after.Guard.mayExist()
 		e.removeUnwanted(ctx, after, &owned, lock)
 		if err := lock.PutRecord(owned); err != nil {
 			e.Warn(fmt.Errorf("record the owned chains: %w", err))
@@ -65,12 +66,14 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 // that may be in another one, it chooses again, once.
 func (e *Enforcer) write(ctx context.Context, before *State, changed []policy.Source, lock *store.Lock) (*State, store.Record, error) {
 	owned := recordOf(before, before.record)
+	owned.Resets = resetsOf(before)
 	if err := lock.PutRecord(owned); err != nil {
 		return nil, owned, err
 	}
 	after, failed := e.apply(ctx, before, e.cannotWrite(ctx, before, changed), owned, lock)
 	if again := e.chooseAgain(ctx, before, failed); again != nil {
-		next := recordOf(again, store.Record{Boot: owned.Boot})
+		again.change = before.change
+		next := recordOf(again, store.Record{Boot: owned.Boot, Guard: owned.Guard, Resets: owned.Resets, LastReset: owned.LastReset})
 		next.Chains = append(next.Chains, missingFrom(next, owned)...) // what was written there has to be removed
 		owned = next
 		if err := lock.PutRecord(owned); err != nil {
@@ -97,7 +100,7 @@ func (e *Enforcer) apply(
 		errs := e.applyOnce(ctx, s, failed, lock)
 		if lock.DryRun() {
 			after := *s
-			after.Groups = slices.Clone(s.Groups)
+			after.Groups, after.Guard.Diff = slices.Clone(s.Groups), nil
 			for i := range after.Groups {
 				after.Groups[i].Diff = nil
 			}
@@ -123,9 +126,36 @@ func (e *Enforcer) apply(
 	}
 }
 
-// applyOnce writes each group that differs, without the chains that failed before. Errors are
-// reported per chain.
+// applyOnce writes the guard tables and each group that differs, without the chains that failed
+// before. Errors are reported per chain.
 func (e *Enforcer) applyOnce(ctx context.Context, s *State, failed map[string]error, lock *store.Lock) map[string]error {
+	if !s.Guard.writable() {
+		return e.applyRules(ctx, s, failed, lock)
+	}
+	if lock.DryRun() {
+		errs := e.applyRules(ctx, s, failed, lock)
+		if len(s.Guard.Diff) > 0 {
+			maps.Copy(errs, s.guardErrs(e.canWrite(ctx, netfilter.Choice{Backend: policy.NFTables}, policy.Families())))
+		}
+		return errs
+	}
+	if len(s.rulesDiff()) == 0 {
+		return e.writeGuard(ctx, s, s.guardsWithout(failed, nil), &s.Guard.Observed)
+	}
+	first := s.guardsBeforeRules(failed)
+	errs := e.writeGuard(ctx, s, first, &s.Guard.Observed)
+	ofRules := e.applyRules(ctx, s, failed, lock)
+	unwritten := maps.Clone(failed)
+	maps.Copy(unwritten, ofRules)
+	if last := s.guardsWithout(unwritten, first); !sameGuards(first, last) {
+		maps.Copy(errs, e.writeGuard(ctx, s, last, nil))
+	}
+	maps.Copy(errs, ofRules)
+	return errs
+}
+
+// applyRules is applyOnce without the guard tables.
+func (e *Enforcer) applyRules(ctx context.Context, s *State, failed map[string]error, lock *store.Lock) map[string]error {
 	errs := map[string]error{}
 	for _, g := range s.Groups {
 		desired := withoutChains(withoutChains(g.Desired, s.Failed), failed)
@@ -216,7 +246,7 @@ func (e *Enforcer) chooseAgain(ctx context.Context, before *State, failed map[st
 // recordOf returns the record with all chains that the state is about to own, those of the current
 // choices first: choose takes the first.
 func recordOf(s *State, rec store.Record) store.Record {
-	out := store.Record{Boot: rec.Boot}
+	out := store.Record{Boot: rec.Boot, Guard: rec.Guard || s.Guard.mayExist(), Resets: rec.Resets, LastReset: rec.LastReset}
 	for _, g := range s.Groups {
 		for _, c := range withoutChains(g.Desired, s.Failed).Chains {
 			out.Chains = append(out.Chains, store.OwnedChain{
@@ -330,8 +360,8 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 			chains = append(chains, c.Name)
 		}
 	}
-	var removed []netfilter.OwnedChain
-	var errs []error
+	removed, err := e.removeGuards(ctx) // first, or it drops what is not masqueraded any more
+	errs := []error{err}
 	for _, choice := range e.choicesOf(ctx, chains, rec) {
 		gone, err := e.removeIf(ctx, choice, lock, chains, func(c *policy.Chain) (bool, error) {
 			onRecord := choice.Backend == policy.NFTables || // whose tables are owned whole
@@ -357,8 +387,10 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 }
 
 // RemoveLeftovers removes from the owned tables what interrupted writes left: whatever no chain
-// there uses.
+// there uses, and the guard tables.
 func (e *Enforcer) RemoveLeftovers(ctx context.Context, lock *store.Lock) {
+	_, err := e.removeGuards(ctx)
+	e.Warn(err)
 	for _, d := range e.Drivers {
 		b, err := d.Open(netfilter.Choice{Backend: d.Backend()}) // iptables owns no table, and needs a variant
 		if err != nil || !b.OwnsTables() {

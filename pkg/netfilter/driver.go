@@ -49,6 +49,16 @@ func (ds Drivers) Open(c Choice) (Backend, error) {
 	return d.Open(c)
 }
 
+// GuardTables returns the driver of the guard tables. The error wraps ErrUnusable.
+func (ds Drivers) GuardTables() (GuardTables, error) {
+	for _, d := range ds {
+		if tables, is := d.(GuardTables); is {
+			return tables, nil
+		}
+	}
+	return nil, fmt.Errorf("guard tables are not part of this program: %w", ErrUnusable)
+}
+
 // Render is Driver.Render of a backend.
 func (ds Drivers) Render(b policy.Backend, desired policy.Ruleset, families ...policy.Family) ([]byte, error) {
 	d, err := ds.named(b)

@@ -282,8 +282,16 @@ func judgeRules(r *Report) {
 		r.chainProblem(ReasonConflict, o.Name, "chain %s (%s) in %s belongs to another dataDir, %s: %s",
 			o.Name, o.Family, o.Choice, policy.Quote(o.Owner.DataDir), remedy)
 	}
+	for _, chain := range slices.Sorted(maps.Keys(s.Failed)) { // of a guard that was to be removed
+		if !slices.ContainsFunc(s.Policies, func(p policy.Policy) bool { return p.Chain == chain }) {
+			r.chainProblem(ReasonRules, chain, "%w", s.Failed[chain])
+		}
+	}
 	for _, slow := range s.LinearChains() {
 		r.warn(slow)
+	}
+	for _, i := range s.Guard.Inactive {
+		r.warn(i)
 	}
 }
 

@@ -34,6 +34,7 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 		for i := range r.Rules.Groups {
 			r.Rules.Groups[i].Diff = nil
 		}
+		r.Rules.Guard.Diff = nil
 	}
 	n.judge(r)
 	return r
@@ -143,6 +144,9 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		if g.Recorded && len(r.State.Damaged) == 0 {
 			r.Drift = append(r.Drift, g.Diff...)
 		}
+	}
+	if before.Guard.Recorded && len(r.State.Damaged) == 0 {
+		r.Drift = append(r.Drift, before.Guard.Diff...)
 	}
 	changes := len(r.Pending)+len(r.Dropped) > 0
 	wrote := changes || !before.InSync() || len(r.State.Damaged) > 0

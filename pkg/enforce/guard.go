@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// GuardState is the desired and the observed tables ip-masq-guard, and their difference.
+type GuardState struct {
+	Desired  []policy.Guard
+	Observed netfilter.GuardObservation // zero if they were not read
+	Diff     policy.Diff
+	Recorded bool // the record of this boot has the tables
+	// Inactive has the chains for which a key of the guard tables has no effect.
+	Inactive []Inactive
+
+	read     bool  // and the tables may be changed
+	others   bool  // the tables belong to another dataDir or a newer version, and stay
+	unusable error // why the tables cannot be used on this host
+}
+
+// Inactive is why guard, enforceExempt or staleConnections have no effect for a chain of one family. It
+// fails neither ADDs nor the node.
+type Inactive struct {
+	policy.ChainFamily
+	Err error // names the keys, the cause and the remedy
+}
+
+func (i Inactive) Error() string { return fmt.Sprintf("chain %s (%s): %v", i.Chain, i.Family, i.Err) }
+
+// desireGuards sets the desired guards of the policies.
+func (e *Enforcer) desireGuards(s *State) {
+	s.Guard.Recorded = s.record.Guard
+	s.Guard.Desired = policy.DesiredGuards(s.Policies, e.owner())
+	for i := range s.Policies {
+		p := &s.Policies[i]
+		keys := "guard and enforceExempt have"
+		switch {
+		case len(p.GuardedFamilies()) > 0:
+		case p.ResetsConnections():
+			keys = "staleConnections has"
+		default:
+			continue
+		}
+		for _, f := range p.Families() {
+			if len(p.PodRanges(f)) == 0 {
+				s.Guard.Inactive = append(s.Guard.Inactive, Inactive{policy.ChainFamily{Chain: p.Chain, Family: f},
+					fmt.Errorf("%s no effect, because no range of pod addresses is known in its scope; state podCIDRs", keys)})
+			}
+		}
+	}
+}
+
+// readGuard reads the guard tables and compares them, if they are desired or may exist.
+func (e *Enforcer) readGuard(ctx context.Context, s *State) {
+	g := &s.Guard
+	if g.unusable != nil || len(g.Desired) == 0 && !s.record.Guard && !e.AllBackends {
+		return
+	}
+	tables, err := e.Drivers.GuardTables()
+	if err == nil {
+		g.Observed, err = tables.ObserveGuards(ctx)
+	}
+	if err == nil {
+		err = e.checkGuardOwnership(g)
+	}
+	switch {
+	case errors.Is(err, netfilter.ErrUnusable):
+		g.deactivate(err)
+	case err == nil:
+		g.read = true
+		g.Diff = tables.CompareGuards(g.Desired, g.Observed)
+	case len(g.Desired) > 0:
+		for _, d := range g.Desired {
+			s.fail(d.Chain, fmt.Errorf("guard of chain %s: %w", d.Chain, err))
+		}
+	case !g.others: // nothing is desired in those
+		e.Warn(err)
+	}
+}
+
+// deactivate takes note that the guard tables cannot be used.
+func (g *GuardState) deactivate(cause error) {
+	for _, d := range g.Desired {
+		g.Inactive = append(g.Inactive, Inactive{policy.ChainFamily{Chain: d.Chain, Family: d.Family},
+			fmt.Errorf("guard and enforceExempt have no effect: %w", cause)})
+	}
+	g.Diff, g.unusable = nil, cause
+}
+
+// checkGuardOwnership returns why the guard tables must not be changed, or nil.
+func (e *Enforcer) checkGuardOwnership(g *GuardState) error {
+	us := e.owner()
+	for _, o := range g.Observed.Guards {
+		switch {
+		case o.Owner.Schema > policy.RulesSchema:
+			g.others = true
+			return fmt.Errorf("table ip-masq-guard (%s): %w: its rules have form %d and this program knows forms up to %d; "+
+				"install the version that wrote them, or run its ip-masq-reconciler cleanup", o.Family, store.ErrNewer, o.Owner.Schema, policy.RulesSchema)
+		case o.Owner.Differs(us) && !e.replaces():
+			g.others = true
+			return fmt.Errorf("table ip-masq-guard (%s): %w: it belongs to %s and not to %s; a node has one dataDir: use that one "+
+				"everywhere, or run ip-masq-reconciler cleanup with --data-dir %s first",
+				o.Family, ErrOtherDataDir, policy.Quote(o.Owner.DataDir), policy.Quote(us.DataDir), policy.Quote(o.Owner.DataDir))
+		}
+	}
+	return nil
+}
+
+// drifted returns the changes that concern a chain: its own, and those of the tables.
+func (g *GuardState) drifted(chain string) policy.Diff {
+	return slices.DeleteFunc(slices.Clone(g.Diff), func(c policy.Change) bool { return c.Chain != chain && c.Chain != "" })
+}
+
+// mayExist reports whether the tables may be in the kernel, so that they have to be on record.
+func (g *GuardState) mayExist() bool {
+	switch {
+	case g.unusable != nil || g.others:
+		return false
+	case g.read:
+		return len(g.Desired) > 0 || g.Observed.Exists
+	}
+	return g.Recorded
+}
+
+func (g *GuardState) unrecorded() bool { return g.read && len(g.Desired) > 0 && !g.Recorded }
+
+// writable reports whether there is something to write to the tables, now or with the rules.
+func (g *GuardState) writable() bool { return g.read && len(g.Desired)+len(g.Diff) > 0 }
+
+// guardsWithout returns the desired guards. A chain that failed has the guard from the list instead,
+// or keeps the one in the kernel.
+func (s *State) guardsWithout(failed map[string]error, instead []policy.Guard) []policy.Guard {
+	var out []policy.Guard
+	for _, g := range s.Guard.Desired {
+		find := func(o policy.Guard) bool { return o.Chain == g.Chain && o.Family == g.Family }
+		i := slices.IndexFunc(instead, find)
+		switch {
+		case s.Failed[g.Chain] == nil && failed[g.Chain] == nil:
+			out = append(out, g)
+		case i >= 0:
+			out = append(out, instead[i])
+		case slices.ContainsFunc(s.Guard.Observed.Guards, find):
+			out = append(out, g)
+		}
+	}
+	return out
+}
+
+// guardsBeforeRules returns the guards that are to be in the kernel when the masquerade rules are
+// written. A repair restores them first, so that no packet leaves while rules are missing.
+func (s *State) guardsBeforeRules(failed map[string]error) []policy.Guard {
+	desired := s.guardsWithout(failed, nil)
+	if s.change == nil {
+		return desired
+	}
+	rulesDiffer := func(g *policy.Guard) bool {
+		return slices.ContainsFunc(s.Guard.Diff, func(c policy.Change) bool {
+			return c.Kind == policy.GuardChange && c.Family == g.Family && (c.Chain == g.Chain || c.Chain == "")
+		})
+	}
+	exists := func(chain string, f policy.Family) bool {
+		recorded := func(o store.OwnedChain) bool { return o.Family == f }
+		there := func(c policy.Chain) bool { return c.Family == f && (chain == "" || c.Name == chain) }
+		return chain == "" && slices.ContainsFunc(s.record.Chains, recorded) ||
+			slices.ContainsFunc(s.Groups, func(g Group) bool { return slices.ContainsFunc(g.Observed.Chains, there) })
+	}
+	return policy.TransitionGuards(s.Guard.Observed.Guards, desired, rulesDiffer, exists)
+}
+
+// writeGuard writes the guards and returns why it could not, by chain. From is nil if the tables may
+// have changed since they were observed.
+func (e *Enforcer) writeGuard(ctx context.Context, s *State, guards []policy.Guard, from *netfilter.GuardObservation) map[string]error {
+	tables, err := e.Drivers.GuardTables()
+	if err == nil && from == nil {
+		var now netfilter.GuardObservation
+		now, err = tables.ObserveGuards(ctx)
+		from = &now
+	}
+	if err == nil && len(tables.CompareGuards(guards, *from)) == 0 {
+		return nil
+	}
+	if err == nil {
+		err = tables.ApplyGuards(ctx, guards, *from)
+	}
+	return s.guardErrs(err)
+}
+
+// guardErrs returns an error of the guard tables by chain. Tables that cannot be used fail no chain.
+func (s *State) guardErrs(err error) map[string]error {
+	errs := map[string]error{}
+	switch {
+	case err == nil:
+	case errors.Is(err, netfilter.ErrUnusable):
+		s.Guard.deactivate(err)
+	default:
+		for _, g := range s.Guard.Desired {
+			errs[g.Chain] = fmt.Errorf("write the guard of chain %s: %w", g.Chain, err)
+		}
+		for _, c := range s.Guard.Diff { // those to be removed
+			if errs[c.Chain] == nil && c.Chain != "" {
+				errs[c.Chain] = fmt.Errorf("remove the guard of chain %s: %w", c.Chain, err)
+			}
+		}
+	}
+	return errs
+}
+
+// removeGuards removes the guard tables, unless another dataDir or a newer version owns them.
+func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedChain, err error) {
+	tables, err := e.Drivers.GuardTables()
+	if err != nil {
+		return nil, nil // without nf_tables there are none
+	}
+	var g GuardState
+	if g.Observed, err = tables.ObserveGuards(ctx); errors.Is(err, netfilter.ErrUnusable) {
+		return nil, nil
+	}
+	if err == nil && g.Observed.Exists {
+		if owned := e.checkGuardOwnership(&g); owned != nil {
+			e.Warn(fmt.Errorf("%w; it is not removed", owned))
+			return nil, nil
+		}
+		err = tables.ApplyGuards(ctx, nil, g.Observed)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("remove the tables ip-masq-guard: %w", err)
+	}
+	for _, o := range g.Observed.Guards {
+		removed = append(removed, netfilter.OwnedChain{
+			ChainRef: netfilter.ChainRef{Family: o.Family, Name: "guard-" + o.Chain},
+			Choice:   netfilter.Choice{Backend: policy.NFTables}, Owner: o.Owner,
+		})
+	}
+	return removed, nil
+}
+
+func sameGuards(a, b []policy.Guard) bool { return reflect.DeepEqual(a, b) }

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+func guard(mode policy.GuardMode) func(*policy.SourcePolicy) {
+	return func(s *policy.SourcePolicy) {
+		s.Guard, s.PodCIDRs = mode, prefixes("10.88.0.0/16")
+	}
+}
+
+func prefixes(list ...string) (out []netip.Prefix) {
+	for _, p := range list {
+		out = append(out, netip.MustParsePrefix(p))
+	}
+	return out
+}
+
+func exempts(list ...string) func(*policy.SourcePolicy) {
+	return func(s *policy.SourcePolicy) {
+		s.NonMasqueradeCIDRs = prefixes(list...)
+		yes := true
+		s.MasqLinkLocal = &yes
+	}
+}
+
+// apply puts the sources in force, as an ADD of the first one does, and fails if that fails.
+func (f *fixture) apply(sources ...policy.Source) (*enforce.State, error) {
+	f.Helper()
+	lock, err := f.enforcer.Dir.Lock(context.Background())
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer func() {
+		if err := lock.Release(); err != nil {
+			f.Error(err)
+		}
+	}()
+	state, err := f.enforcer.Dir.Load()
+	if err != nil {
+		f.Fatal(err)
+	}
+	p := &enforce.Proposal{Sources: sources, Changed: sources}
+	return f.enforcer.ApplyProposal(context.Background(), lock, state, p, func(s *enforce.State) error {
+		return s.Err(sources[0].Policy.Chain)
+	})
+}
+
+func (f *fixture) mustApply(sources ...policy.Source) {
+	f.Helper()
+	s, err := f.apply(sources...)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.mustBeInSync(s)
+}
+
+// writes fails the test unless these were the writes since the last call.
+func (f *fixture) writes(want ...string) {
+	f.Helper()
+	if diff := cmp.Diff(want, f.kernel.log); diff != "" {
+		f.Errorf("writes (-want +got):\n%s", diff)
+	}
+	f.kernel.log = nil
+}
+
+const (
+	rulesInNFT = "rules of iptables (nft)"
+	guardA     = "guards: A drop pods 10.88.0.0/16 exempt 10.0.0.0/8"
+)
+
+// On a node without rules the guard is created before them.
+func TestGuardIsCreatedFirst(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8"))
+	f.mustBeInSync(f.sync(net))
+	f.writes(guardA, rulesInNFT)
+	if !f.record().Guard {
+		t.Error("the guard is not on record")
+	}
+	f.mustBeInSync(f.observe(net))
+	f.mustBeInSync(f.sync(net))
+	f.writes()
+}
+
+// Without a key the guard tables are not even read.
+func TestWithoutGuard(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A", guard(policy.GuardOff))
+	f.mustBeInSync(f.sync(net))
+	f.mustBeInSync(f.observe(net))
+	f.mustApply(network("podnet", "A"))
+	if f.kernel.guardsObserved != 0 || f.record().Guard {
+		t.Errorf("the guard tables were read %d times, on record %t", f.kernel.guardsObserved, f.record().Guard)
+	}
+}
+
+// Addresses that become exempt are in the guard before the rules change, and those that cease to be stay
+// until they have changed.
+func TestGuardWhilePolicyChanges(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8", "192.0.2.0/24")))
+	f.writes("guards: A drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.0.2.0/24}", rulesInNFT)
+	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8", "198.51.100.0/24")))
+	f.writes("guards: A drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.0.2.0/24, 198.51.100.0/24}", rulesInNFT,
+		"guards: A drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 198.51.100.0/24}")
+	// Only the guard changes.
+	f.mustApply(network("podnet", "A", guard(policy.GuardCount), exempts("10.0.0.0/8", "198.51.100.0/24")))
+	f.writes("guards: A count pods 10.88.0.0/16 exempt {10.0.0.0/8, 198.51.100.0/24}")
+	// Where rules exist, a new guard begins after they have changed.
+	f.mustApply(network("podnet", "A", exempts("10.0.0.0/8")))
+	f.writes("guards:", rulesInNFT)
+	if f.record().Guard {
+		t.Error("the guard is still on record")
+	}
+	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8", "192.0.2.0/24")))
+	f.writes(rulesInNFT, "guards: A drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.0.2.0/24}")
+}
+
+func TestGuardIsRepaired(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8"))
+	f.sync(net)
+	f.writes(guardA, rulesInNFT)
+	f.kernel.guards = nil
+	s := f.observe(net)
+	if d := s.Diff().String(); d != "ipv4 A: missing guard: guard" || s.InSync() {
+		t.Errorf("diff %q", d)
+	}
+	var drift *enforce.DriftError
+	if !errors.As(s.Err("A"), &drift) || !s.Guard.Recorded {
+		t.Errorf("error %v is no drift", s.Err("A"))
+	}
+	f.mustBeInSync(f.sync(net))
+	f.writes(guardA)
+	// All is lost: the guard is there before the rules.
+	f.kernel.guards, f.kernel.chains[iptChoice] = nil, map[netfilter.ChainRef]policy.Chain{}
+	f.mustBeInSync(f.sync(net))
+	f.writes(guardA, rulesInNFT)
+	// Another program reverts the guard while the rules are written.
+	f.kernel.guards, f.kernel.guardsRefused = nil, 2
+	f.mustBeInSync(f.sync(net))
+	f.writes(guardA)
+}
+
+// A repair does what it can: rules that cannot be written keep the guard, and the other way round.
+func TestGuardAndRulesFailSeparately(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8"))
+	f.sync(net)
+	f.writes(guardA, rulesInNFT)
+	lost := func() { f.kernel.guards, f.kernel.chains[iptChoice] = nil, map[netfilter.ChainRef]policy.Chain{} }
+	refused := errors.New("refused")
+
+	lost()
+	f.kernel.refused = map[netfilter.Choice]error{iptChoice: refused}
+	if err := f.sync(net).Err("A"); !errors.Is(err, refused) {
+		t.Errorf("error %v", err)
+	}
+	f.writes(guardA)
+	f.kernel.refused = nil
+
+	lost()
+	f.enforcer.AllBackends = true
+	s := f.observe(net)
+	f.kernel.guardErr = refused
+	lock, err := f.enforcer.Dir.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.enforcer.Sync(t.Context(), s, lock).Err("A"); !errors.Is(err, refused) || !strings.Contains(err.Error(), "guard of chain A") {
+		t.Errorf("error %v", err)
+	}
+	if err := lock.Release(); err != nil {
+		t.Error(err)
+	}
+	f.writes(rulesInNFT)
+}
+
+// If the rules of a changed policy cannot be written, the guard is that of the documents in force.
+func TestGuardIsRolledBack(t *testing.T) {
+	f := newFixture(t)
+	before := network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8"))
+	f.mustApply(before)
+	f.writes(guardA, rulesInNFT)
+	f.kernel.refused = map[netfilter.Choice]error{iptChoice: errors.New("refused")}
+	if _, err := f.apply(network("podnet", "A", guard(policy.GuardDrop), exempts("192.0.2.0/24"))); err == nil {
+		t.Fatal("no error")
+	}
+	f.writes("guards: A drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.0.2.0/24}", guardA)
+	f.kernel.refused = nil
+	f.mustBeInSync(f.observe(before))
+
+	// The guard cannot be written: neither it nor the rules change.
+	f.kernel.guardErr = errors.New("refused")
+	if _, err := f.apply(network("podnet", "A", guard(policy.GuardDrop), exempts("192.0.2.0/24"))); err == nil {
+		t.Fatal("no error")
+	}
+	f.kernel.guardErr = nil
+	f.mustBeInSync(f.observe(before))
+}
+
+func TestGuardInactive(t *testing.T) {
+	unusable := fmt.Errorf("no nf_tables: %w", netfilter.ErrUnusable)
+	for name, c := range map[string]struct {
+		edit  func(*policy.SourcePolicy)
+		spoil func(*kernel)
+		want  string
+	}{
+		"no range": {
+			func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop }, func(*kernel) {},
+			"chain A (ipv4): guard and enforceExempt have no effect, because no range of pod addresses is known in its scope; state podCIDRs",
+		},
+		"no range to reset": {
+			func(s *policy.SourcePolicy) { s.StaleConnections = policy.ResetConnections }, func(*kernel) {},
+			"chain A (ipv4): staleConnections has no effect, because no range of pod addresses is known in its scope; state podCIDRs",
+		},
+		"no nf_tables": {
+			guard(policy.GuardDrop), func(k *kernel) { k.guardErr = unusable },
+			"chain A (ipv4): guard and enforceExempt have no effect: no nf_tables: backend unusable",
+		},
+	} {
+		f := newFixture(t)
+		c.spoil(f.kernel)
+		net := network("podnet", "A", c.edit)
+		f.mustBeInSync(f.sync(net))
+		s := f.observe(net)
+		f.mustBeInSync(s)
+		if len(s.Guard.Inactive) != 1 || s.Guard.Inactive[0].Error() != c.want {
+			t.Errorf("%s: inactive are %v, want %q", name, s.Guard.Inactive, c.want)
+		}
+		if f.record().Guard {
+			t.Errorf("%s: the guard is on record", name)
+		}
+	}
+}
+
+func TestGuardOfOthersStays(t *testing.T) {
+	newer := policy.OwnedBy("/other")
+	newer.Schema++
+	for owner, want := range map[policy.Owner]error{policy.OwnedBy("/other"): enforce.ErrOtherDataDir, newer: store.ErrNewer} {
+		f := newFixture(t)
+		f.mustBeInSync(f.sync(network("podnet", "A")))
+		f.kernel.guards = []policy.Guard{{Chain: "A", Family: policy.IPv4, Owner: owner}}
+		if err := f.sync(network("podnet", "A", guard(policy.GuardCount))).Err("A"); !errors.Is(err, want) {
+			t.Errorf("error %v, want %v", err, want)
+		}
+		f.enforcer.AllBackends = true
+		f.mustBeInSync(f.sync(network("podnet", "A"))) // which does not ask for a guard
+		if _, err := f.removeAll("A"); err != nil {
+			t.Error(err)
+		}
+		if len(f.kernel.guards) != 1 || !slices.ContainsFunc(f.warnings, func(w string) bool { return strings.Contains(w, "not removed") }) {
+			t.Errorf("guards %v, warnings %q", f.kernel.guards, f.warnings)
+		}
+	}
+}
+
+func (f *fixture) removeAll(chains ...string) ([]netfilter.OwnedChain, error) {
+	f.Helper()
+	lock, err := f.enforcer.Dir.Lock(context.Background())
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer func() {
+		if err := lock.Release(); err != nil {
+			f.Error(err)
+		}
+	}()
+	return f.enforcer.RemoveAll(context.Background(), chains, f.record(), lock)
+}
+
+// Cleanup removes the guard before the rules, and so does the sync that removes a chain.
+func TestGuardIsRemovedFirst(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("one", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8")), network("two", "B", exempts("10.0.0.0/8")))
+	f.writes(guardA, rulesInNFT)
+	removed, err := f.removeAll("A", "B")
+	if err != nil || len(removed) != 3 || removed[0].Name != "guard-A" {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	if len(f.kernel.log) == 0 || f.kernel.log[0] != "guards:" {
+		t.Errorf("writes %q", f.kernel.log)
+	}
+	f.kernel.log = nil
+	f.mustBeInSync(f.sync(network("one", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8"))))
+	f.kernel.log = nil
+	f.mustBeInSync(f.sync())
+	f.writes("guards:", "remove A")
+}
+
+// A dry run finds out whether the guard could be written, and writes nothing.
+func TestGuardDryRun(t *testing.T) {
+	f := newFixture(t)
+	f.sync(network("podnet", "A"))
+	f.kernel.log = nil
+	for _, unable := range []error{nil, errors.New("refused")} {
+		f.kernel.unable = map[policy.Family]error{policy.IPv4: unable}
+		lock, err := f.enforcer.Dir.DryRun(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := f.enforcer.Sync(t.Context(), f.observe(network("podnet", "A", guard(policy.GuardDrop))), lock)
+		if err := s.Err("A"); !errors.Is(err, unable) {
+			t.Errorf("error %v, want %v", err, unable)
+		}
+		if err := lock.Release(); err != nil {
+			t.Error(err)
+		}
+	}
+	f.writes()
+}
+
+// TestResetsOnRecord checks which walks through the conntrack table are recorded before rules are written.
+func TestResetsOnRecord(t *testing.T) {
+	resets := func(s *policy.SourcePolicy) {
+		s.StaleConnections, s.PodCIDRs = policy.ResetConnections, prefixes("10.88.0.0/16")
+	}
+	a := network("one", "A", resets)
+	changed := network("one", "A", resets, exempts("192.0.2.0/24"))
+	b := network("two", "B", resets)
+	keeps := network("one", "A", guard(policy.GuardDrop), func(s *policy.SourcePolicy) { s.StaleConnections = policy.KeepConnections })
+	for name, c := range map[string]struct {
+		before, after []policy.Source
+		lose          bool // the rules
+		want          string
+	}{
+		"first rules":         {nil, []policy.Source{a}, false, "untranslated"},
+		"nothing":             {[]policy.Source{a}, []policy.Source{a}, false, ""},
+		"lost rules":          {[]policy.Source{a}, []policy.Source{a}, true, "untranslated"},
+		"policy":              {[]policy.Source{a}, []policy.Source{changed}, false, "before one"},
+		"another network":     {[]policy.Source{a}, []policy.Source{a, b}, false, "before one"},
+		"replaced network":    {[]policy.Source{a}, []policy.Source{b}, false, "untranslated"},
+		"removed network":     {[]policy.Source{a, b}, []policy.Source{a}, false, ""},
+		"renamed chain":       {[]policy.Source{a}, []policy.Source{network("one", "B", resets)}, false, "before one"},
+		"keep":                {[]policy.Source{a}, []policy.Source{keeps}, false, ""},
+		"guard drop":          {[]policy.Source{network("one", "A")}, []policy.Source{network("one", "A", guard(policy.GuardDrop))}, false, "untranslated"},
+		"guard drop as it is": {[]policy.Source{network("one", "A", guard(policy.GuardDrop))}, []policy.Source{network("one", "A", guard(policy.GuardDrop))}, false, ""},
+		"guard count":         {[]policy.Source{network("one", "A")}, []policy.Source{network("one", "A", guard(policy.GuardCount))}, false, ""},
+	} {
+		f := newFixture(t)
+		if c.before != nil {
+			f.mustApply(c.before...)
+			f.putRecord(func(r *store.Record) { r.Resets = nil })
+		}
+		if c.lose {
+			f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
+		}
+		f.mustApply(c.after...)
+		var got []string
+		for _, r := range f.record().Resets {
+			if r.Before == nil {
+				got = append(got, "untranslated")
+			}
+			for _, s := range r.Before {
+				got = append(got, "before "+s.ID.Name)
+			}
+		}
+		if text := strings.Join(got, ", "); text != c.want {
+			t.Errorf("%s: resets %q, want %q", name, text, c.want)
+		}
+	}
+}
+
+// A reset that is on record already is renewed, because a walk may be under way.
+func TestResetIsRenewed(t *testing.T) {
+	f := newFixture(t)
+	net := network("one", "A", guard(policy.GuardDrop))
+	f.mustBeInSync(f.sync(net))
+	first := f.record().Resets
+	f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
+	f.mustBeInSync(f.sync(net))
+	second := f.record().Resets
+	if len(first) != 1 || len(second) != 1 || first[0].At >= second[0].At {
+		t.Errorf("resets %v, then %v", first, second)
+	}
+	// Without an end of the changes the first ones are forgotten.
+	for i := range 2 * store.MaxResets {
+		f.mustApply(network("one", "A", guard(policy.GuardDrop), exempts(fmt.Sprintf("192.0.%d.0/24", i))))
+	}
+	if got := f.record().Resets; len(got) != store.MaxResets || got[len(got)-1].Before == nil {
+		t.Errorf("resets %v", got)
+	}
+}
+
+func (f *fixture) putRecord(edit func(*store.Record)) {
+	f.Helper()
+	lock, err := f.enforcer.Dir.Lock(context.Background())
+	if err != nil {
+		f.Fatal(err)
+	}
+	rec := f.record()
+	edit(&rec)
+	if err := errors.Join(lock.PutRecord(rec), lock.Release()); err != nil {
+		f.Fatal(err)
+	}
+}

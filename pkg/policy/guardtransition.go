@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import "slices"
+
+// TransitionGuards returns the guards for the time in which masquerade rules change. A guard
+// that is in the kernel matches what both policies masquerade, and binds what neither does.
+// One that is not there begins before the first rules of its chain, else after the new ones.
+// Guards that are no longer desired are not among them.
+//
+// rulesDiffer reports whether the rules of a desired guard in the kernel differ in more than
+// the elements of sets. exists reports whether the kernel has a masquerade chain; "" is any.
+func TransitionGuards(
+	observed, desired []Guard, rulesDiffer func(*Guard) bool, exists func(chain string, f Family) bool,
+) []Guard {
+	var out []Guard
+	for _, g := range desired {
+		i := slices.IndexFunc(observed, func(o Guard) bool { return o.Chain == g.Chain && o.Family == g.Family })
+		switch {
+		case i < 0 && exists(g.Chain, g.Family), i >= 0 && rulesDiffer(&g):
+			continue
+		case i >= 0:
+			old := observed[i]
+			g.Pods = g.Pods.Intersect(orEmpty(old.Pods))
+			g.Exempt = Normalize(slices.Concat(g.Exempt, old.Exempt))
+			if g.Bound != nil {
+				g.Bound = g.Bound.Intersect(orEmpty(old.Bound))
+			}
+		case g.Bound != nil && exists("", g.Family): // that chain may masquerade what is to be bound
+			if g.Bound = nil; g.Mode == GuardOff {
+				continue
+			}
+		}
+		out = append(out, g)
+	}
+	return out
+}
+
+func orEmpty(r Ranges) Ranges {
+	if r == nil {
+		return Ranges{}
+	}
+	return r
+}
