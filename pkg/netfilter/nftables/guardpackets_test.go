@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// guarded is a node with a pod, in both families, and with the tables of guards.
+type guarded struct {
+	*testing.T
+	*topology.Topology
+	pod    *topology.Host
+	driver *Driver
+}
+
+func newGuarded(t *testing.T, edit ...func(*policy.Guard)) *guarded {
+	g := &guarded{T: t, Topology: topology.New(t, topology.Options{}), driver: New()}
+	g.pod = topology.Must(g.AddPod("pod", netip.MustParseAddr("10.88.0.2"), netip.MustParseAddr("fd00:88::2")))(t)
+	t.Cleanup(func() {
+		if err := g.driver.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := g.Node.Do(func() error {
+		return g.driver.ApplyGuards(t.Context(), guardsOf("X", edit...), netfilter.GuardObservation{})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func (g *guarded) nft(script string) {
+	g.Helper()
+	cmd := g.Node.Command(g.Context(), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(script)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		g.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// counted returns the packets that the guards of both families counted.
+func (g *guarded) counted() uint64 {
+	g.Helper()
+	o, err := g.driver.ObserveGuards(g.Context())
+	if err != nil {
+		g.Fatal(err)
+	}
+	return o.Packets[netfilter.ChainRef{Family: policy.IPv4, Name: "X"}] + o.Packets[netfilter.ChainRef{Family: policy.IPv6, Name: "X"}]
+}
+
+// source sends a packet and returns the source that its receiver saw, or the zero Addr if none did.
+func (g *guarded) source(from *topology.Host, to string, answered bool, options ...topology.Option) netip.Addr {
+	g.Helper()
+	options = append(options, topology.Within(500*time.Millisecond))
+	seen, err := from.SendUDP(netip.AddrPortFrom(netip.MustParseAddr(to), topology.EchoPort), options...)
+	if answered && !seen.Answered {
+		g.Errorf("%s to %s: no answer: %+v, %v", from.Name, to, seen, err)
+	}
+	return seen.Source.Addr()
+}
+
+// TestGuardPackets: a node without NAT rules. Only what should have been masqueraded is counted, and dropped.
+func TestGuardPackets(t *testing.T) {
+	for _, mode := range []policy.GuardMode{policy.GuardCount, policy.GuardDrop} {
+		t.Run(string(mode), func(t *testing.T) {
+			g := newGuarded(t, func(g *policy.Guard) { g.Mode, g.Bound = mode, nil })
+			bridge := map[bool]string{true: "fd00:88::1", false: "10.88.0.1"} // an address of the node in the pod range
+			for _, a := range bridge {
+				if out, err := g.Node.Command(t.Context(), "ip", "address", "add", a, "dev", "lo", "nodad").CombinedOutput(); err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+			}
+			for _, family := range []struct{ pod, outside, node string }{
+				{"10.88.0.2", "203.0.113.11", "203.0.113.10"},
+				{"fd00:88::2", "2001:db8:113::11", "2001:db8:113::10"},
+			} {
+				pod := netip.MustParseAddr(family.pod)
+				before := g.counted()
+				if got := g.source(g.pod, family.node, true); got != pod {
+					t.Errorf("to the node: seen %s", got)
+				}
+				if got := g.source(g.Outside, family.pod, true); !got.IsValid() {
+					t.Error("inbound: not seen")
+				}
+				if own := bridge[pod.Is6()]; g.source(g.Node, family.outside, false, topology.FromAddr(netip.MustParseAddr(own))) != netip.MustParseAddr(own) {
+					t.Errorf("from the node's address %s: not seen", own)
+				}
+				if pod.Is6() { // conntrack does not track a neighbour solicitation
+					g.sendICMPv6(135, family.outside)
+				} else if got := g.source(g.pod, "10.7.7.7", true); got != pod {
+					t.Errorf("exempt: seen %s", got)
+				}
+				if n := g.counted() - before; n != 0 {
+					t.Errorf("from %s: %d packets that are right were counted", pod, n)
+				}
+				got := g.source(g.pod, family.outside, false)
+				if dropped := mode == policy.GuardDrop; got.IsValid() == dropped {
+					t.Errorf("untranslated: seen %s", got)
+				}
+				if n := g.counted() - before; n == 0 {
+					t.Errorf("from %s: no packet was counted", pod)
+				}
+				if pod.Is6() {
+					before = g.counted()
+					if g.sendICMPv6(129, family.outside); g.counted() == before { // a stray echo reply is INVALID
+						t.Error("a stray echo reply was not counted")
+					}
+				}
+			}
+		})
+	}
+}
+
+// sendICMPv6 sends a message of a type from the pod.
+func (g *guarded) sendICMPv6(typ byte, to string) {
+	g.Helper()
+	if err := g.pod.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(fd) }()
+		return unix.Sendto(fd, append([]byte{typ, 0}, make([]byte, 22)...), 0, &unix.SockaddrInet6{Addr: netip.MustParseAddr(to).As16()})
+	}); err != nil {
+		g.Fatal(err)
+	}
+}
+
+// TestEnforcePackets: what is exempt keeps its source beside rules of another program, marked packets and
+// connections of a pod to itself aside.
+func TestEnforcePackets(t *testing.T) {
+	edit := func(g *policy.Guard) {
+		g.Mode, g.Exempt = policy.GuardOff, nil
+		if g.Family == policy.IPv4 {
+			g.Bound = append(g.Bound, ranges("192.168.0.0/16")...)
+		}
+	}
+	g := newGuarded(t, edit)
+	g.nft(`table inet other {
+		chain pre { type nat hook prerouting priority -100;
+			ip daddr 10.96.0.1 dnat to 10.88.0.2
+			ip6 daddr fd00:96::1 dnat to fd00:88::2
+		}
+		chain marks { type filter hook forward priority 0;
+			ip daddr 10.7.0.1 meta mark set mark or 0x4000
+			ip6 daddr fd00:7::1 meta mark set mark or 0x4000
+		}
+		chain post { type nat hook postrouting priority 100; masquerade
+		}
+	}`)
+	for _, family := range []struct{ pod, exempt, masqueraded, marked, self string }{
+		{"10.88.0.2", "192.168.50.11", "203.0.113.11", "10.7.0.1", "10.96.0.1"},
+		{"fd00:88::2", "fd00:50::11", "2001:db8:113::11", "fd00:7::1", "fd00:96::1"},
+	} {
+		pod := netip.MustParseAddr(family.pod)
+		if got := g.source(g.pod, family.exempt, true); got != pod {
+			t.Errorf("exempt: seen %s", got)
+		}
+		if got := g.source(g.pod, family.masqueraded, true); got != g.NodeAddr(g.Outside, pod) {
+			t.Errorf("masqueraded: seen %s", got)
+		}
+		if got := g.source(g.pod, family.marked, true); got != g.NodeAddr(g.LAN, pod) {
+			t.Errorf("marked: seen %s", got)
+		}
+		if got := g.source(g.pod, family.self, true); got == pod || !got.IsValid() {
+			t.Errorf("to itself: seen %s", got)
+		}
+	}
+	if out, err := g.Node.Command(t.Context(), "nft", "list", "set", "ip", guardTableName, selfSet).CombinedOutput(); err != nil ||
+		!strings.Contains(string(out), "10.88.0.2 . 10.88.0.2") {
+		t.Errorf("set self: %v\n%s", err, out)
+	}
+	o, err := g.driver.ObserveGuards(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := g.driver.CompareGuards(guardsOf("X", edit), o); len(d) > 0 {
+		t.Errorf("elements of self are drift:\n%s", d)
+	}
+}
