@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 )
@@ -27,7 +28,8 @@ type NodeRoutes interface {
 // ConnectionJudge decides which conntrack entries of pods are stale: translated although
 // no chain masquerades them now, or not translated although one does.
 type ConnectionJudge struct {
-	v4, v6 familyJudge
+	v4, v6           familyJudge
+	untranslatedOnly bool
 }
 
 // familyJudge is a ConnectionJudge of one family.
@@ -42,18 +44,54 @@ type familyJudge struct {
 // podRange is the addresses of pods whose connections a chain resets.
 type podRange struct {
 	chain string
-	Ranges
+	pods  searchable
 }
 
 // masqueraded is what one chain masquerades. Chains with the same interfaces have the
 // same bit; the one of chains without is anyInterface.
 type masqueraded struct {
-	scope, from, exempt Ranges
+	scope, from, exempt searchable
 	interfaces          []string
 	bit                 uint64
 }
 
 const anyInterface = 1
+
+// searchable is Ranges as numbers: a search takes a fifth of the time of Ranges.Contains.
+type searchable []struct{ from, to address }
+
+// address is an IP address as a number.
+type address struct{ high, low uint64 }
+
+func addressOf(a netip.Addr) address {
+	b := a.As16()
+	return address{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
+}
+
+func (a address) less(b address) bool { return a.high < b.high || a.high == b.high && a.low < b.low }
+
+func searchableOf(r Ranges) searchable {
+	s := make(searchable, len(r))
+	for i, x := range r {
+		s[i].from, s[i].to = addressOf(x.From()), addressOf(x.To())
+	}
+	return s
+}
+
+func (s searchable) contains(a address) bool {
+	first, end := 0, len(s) // of the ranges that may have the address
+	for first < end {
+		switch middle := int(uint(first+end) >> 1); {
+		case a.less(s[middle].from):
+			end = middle
+		case s[middle].to.less(a):
+			first = middle + 1
+		default:
+			return true
+		}
+	}
+	return false
+}
 
 // NewConnectionJudge returns the judge for the policies in force. An entry whose verdict
 // differs from that of some policies before is stale if its translation contradicts the
@@ -66,7 +104,10 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 			for i := range policies {
 				p := &policies[i]
 				scope := p.SourcesInScope(f)
-				m := masqueraded{scope, scope.Without(p.SourcesExempt(f)), p.DestinationsExempt(f), p.Interfaces.Value, anyInterface}
+				m := masqueraded{
+					scope: searchableOf(scope), from: searchableOf(scope.Without(p.SourcesExempt(f))),
+					exempt: searchableOf(p.DestinationsExempt(f)), interfaces: p.Interfaces.Value, bit: anyInterface,
+				}
 				if len(m.interfaces) > 0 {
 					same := func(list []string) bool { return slices.Equal(list, m.interfaces) }
 					if !slices.ContainsFunc(lists, same) {
@@ -81,7 +122,7 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 		}
 		addPods := func(p *Policy) {
 			if pods := p.PodRanges(f); len(pods) > 0 {
-				j.pods = append(j.pods, podRange{p.Chain, pods})
+				j.pods = append(j.pods, podRange{p.Chain, searchableOf(pods)})
 			}
 		}
 		resets := map[string]bool{}
@@ -102,7 +143,35 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 		}
 		return j
 	}
-	return &ConnectionJudge{judge(IPv4), judge(IPv6)}
+	out := &ConnectionJudge{judge(IPv4), judge(IPv6), true}
+	for _, policies := range before {
+		for i := range policies {
+			if !slices.ContainsFunc(now, policies[i].masqueradesNoMoreThan) {
+				out.untranslatedOnly = false
+			}
+		}
+	}
+	return out
+}
+
+// UntranslatedOnly reports whether no change made exempt what was masqueraded before, so that
+// no translated entry is stale.
+func (j *ConnectionJudge) UntranslatedOnly() bool { return j.untranslatedOnly }
+
+// masqueradesNoMoreThan reports whether q masquerades all that p does.
+func (p *Policy) masqueradesNoMoreThan(q Policy) bool {
+	if len(q.Interfaces.Value) > 0 && !slices.Equal(p.Interfaces.Value, q.Interfaces.Value) {
+		return false
+	}
+	within := func(r, s Ranges) bool { return len(r.Without(s)) == 0 }
+	for _, f := range Families() {
+		sources := p.SourcesInScope(f).Without(p.SourcesExempt(f))
+		if !within(sources, q.SourcesInScope(f).Without(q.SourcesExempt(f))) ||
+			len(sources) > 0 && !within(q.DestinationsExempt(f), p.DestinationsExempt(f)) {
+			return false
+		}
+	}
+	return true
 }
 
 // Families returns the families that have entries to judge.
@@ -126,45 +195,45 @@ func (j *ConnectionJudge) of(f Family) *familyJudge {
 // The endpoint of a connection, which a Service may have chosen, is the source of its
 // replies. An entry that is both destination NATed and translated is kept.
 func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string, stale bool) {
-	f := j.of(FamilyOf(c.Src))
-	i := slices.IndexFunc(f.pods, func(r podRange) bool { return r.Contains(c.Src) })
+	f, src := j.of(FamilyOf(c.Src)), addressOf(c.Src)
+	i := slices.IndexFunc(f.pods, func(r podRange) bool { return r.pods.contains(src) })
 	if i < 0 {
 		return "", false
 	}
-	translated := c.ReplyDst != c.Src
-	if translated && c.ReplySrc != c.Dst || !f.mayBeStale(c, translated) ||
+	endpoint, translated := addressOf(c.ReplySrc), c.ReplyDst != c.Src
+	if translated && c.ReplySrc != c.Dst || !f.mayBeStale(src, endpoint, translated) ||
 		routes.IsLocal(c.Src) || routes.IsLocal(c.ReplySrc) {
 		return "", false
 	}
 	out := ""
 	if f.scoped {
-		if out = routes.OutputInterface(c.Src, c.ReplySrc); out == "" || f.routeOutOfScope(c, out) {
+		if out = routes.OutputInterface(c.Src, c.ReplySrc); out == "" || f.routeOutOfScope(src, out) {
 			return "", false
 		}
 	}
-	now := verdict(f.now, c, out)
+	now := verdict(f.now, src, endpoint, out)
 	stale = now != translated && (f.untranslated && now ||
-		slices.ContainsFunc(f.before, func(before []masqueraded) bool { return verdict(before, c, out) != now }))
+		slices.ContainsFunc(f.before, func(before []masqueraded) bool { return verdict(before, src, endpoint, out) != now }))
 	return f.pods[i].chain, stale
 }
 
 // mayBeStale reports whether the entry is stale if its output interface is the right one.
-func (f *familyJudge) mayBeStale(c *Connection, translated bool) bool {
-	now := interfaceBits(f.now, c)
+func (f *familyJudge) mayBeStale(src, endpoint address, translated bool) bool {
+	now := interfaceBits(f.now, src, endpoint)
 	switch {
 	case translated && now == anyInterface, !translated && now == 0:
 		return false
 	case !translated && f.untranslated:
 		return true
 	}
-	return slices.ContainsFunc(f.before, func(before []masqueraded) bool { return interfaceBits(before, c) != now })
+	return slices.ContainsFunc(f.before, func(before []masqueraded) bool { return interfaceBits(before, src, endpoint) != now })
 }
 
 // interfaceBits returns the bits of the chains that masquerade the connection if it leaves
 // by one of their interfaces, or only anyInterface if one of them has no list.
-func interfaceBits(chains []masqueraded, c *Connection) (bits uint64) {
+func interfaceBits(chains []masqueraded, src, endpoint address) (bits uint64) {
 	for i := range chains {
-		if m := &chains[i]; m.applies(c) {
+		if m := &chains[i]; m.applies(src, endpoint) {
 			if bits |= m.bit; m.bit == anyInterface {
 				return anyInterface
 			}
@@ -173,13 +242,13 @@ func interfaceBits(chains []masqueraded, c *Connection) (bits uint64) {
 	return bits
 }
 
-func (m *masqueraded) applies(c *Connection) bool {
-	return m.from.Contains(c.Src) && !m.exempt.Contains(c.ReplySrc)
+func (m *masqueraded) applies(src, endpoint address) bool {
+	return m.from.contains(src) && !m.exempt.contains(endpoint)
 }
 
 // verdict reports whether a chain masquerades the connection.
-func verdict(chains []masqueraded, c *Connection, out string) bool {
-	return slices.ContainsFunc(chains, func(m masqueraded) bool { return m.applies(c) && m.leavesBy(out) })
+func verdict(chains []masqueraded, src, endpoint address, out string) bool {
+	return slices.ContainsFunc(chains, func(m masqueraded) bool { return m.applies(src, endpoint) && m.leavesBy(out) })
 }
 
 func (m *masqueraded) leavesBy(out string) bool {
@@ -188,9 +257,9 @@ func (m *masqueraded) leavesBy(out string) bool {
 }
 
 // routeOutOfScope reports whether the source is in scope of a chain and the interface of none.
-func (f *familyJudge) routeOutOfScope(c *Connection, out string) (outOfScope bool) {
+func (f *familyJudge) routeOutOfScope(src address, out string) (outOfScope bool) {
 	for i := range f.now {
-		if m := &f.now[i]; m.scope.Contains(c.Src) {
+		if m := &f.now[i]; m.scope.contains(src) {
 			if m.leavesBy(out) {
 				return false
 			}

@@ -6,84 +6,108 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
+// maxListed is the number of entries up to which all of them are listed: that costs some 0.2 s of CPU.
+const maxListed = 100_000
+
 // Reset deletes the stale conntrack entries in the network namespace of the calling thread and returns
-// how many there were of each chain and family, also with an error. It walks the table once and ends
-// with the context's error between two reads if the context is done. It needs CAP_NET_ADMIN over the
-// namespace.
+// how many there were of each chain and family, also with an error. It ends with the context's error if
+// the context is done. It needs CAP_NET_ADMIN over the namespace.
 func Reset(ctx context.Context, judge *policy.ConnectionJudge) (deleted map[policy.ChainFamily]uint64, err error) {
 	deleted = map[policy.ChainFamily]uint64{}
 	families := judge.Families()
 	if len(families) == 0 {
 		return deleted, nil
 	}
-	if err := reset(ctx, judge, familyOf(families), deleted); err != nil {
-		return deleted, fmt.Errorf("reset stale connections: %w", err)
+	var w walk
+	if w.list, err = nfnetlink.Dial(); err == nil {
+		defer closeInto(w.list, &err)
+		// The kernel answers deletions beside a dump on another socket.
+		w.remove, err = nfnetlink.Dial()
 	}
-	return deleted, nil
+	if err == nil {
+		defer closeInto(w.remove, &err)
+		defer closeInto(&w.routes, &err)
+		w.judge, w.deleted = judge, deleted
+		err = w.all(ctx, families)
+	}
+	if err != nil {
+		err = fmt.Errorf("reset stale connections: %w", err)
+	}
+	return deleted, err
 }
 
-func familyOf(families []policy.Family) nfnetlink.Family {
-	switch {
-	case len(families) > 1:
-		return nfnetlink.Inet
-	case families[0] == policy.IPv4:
-		return nfnetlink.IPv4
-	}
-	return nfnetlink.IPv6
+// walk is one Reset.
+type walk struct {
+	judge        *policy.ConnectionJudge
+	list, remove *nfnetlink.Conn
+	routes       routes
+	batch        nfnetlink.Deletions
+	chains       []policy.ChainFamily // of the batch
+	deleted      map[policy.ChainFamily]uint64
 }
 
-func reset(
-	ctx context.Context, judge *policy.ConnectionJudge, family nfnetlink.Family, deleted map[policy.ChainFamily]uint64,
-) (err error) {
-	// The kernel answers deletions beside a dump on another socket.
-	list, err := nfnetlink.Dial()
-	if err != nil {
-		return err
+// all walks the whole table. In a large one it asks the kernel for those that were not source NATed, if
+// only these can be stale, which leaves out what is masqueraded: to list an entry costs 3 µs, to skip it
+// 0.3. The second filter is for those of Services that lack a translation and were given another port.
+// What it misses is a connection to no Service that was given another port.
+func (w *walk) all(ctx context.Context, families []policy.Family) error {
+	filters := []nfnetlink.ConnectionFilter{{}}
+	if w.judge.UntranslatedOnly() {
+		stats, err := w.list.ConntrackStats(ctx)
+		if err != nil {
+			return err
+		}
+		if stats.Entries > maxListed {
+			const both = nfnetlink.SourceNAT | nfnetlink.DestinationNAT
+			filters = []nfnetlink.ConnectionFilter{{Mask: nfnetlink.SourceNAT}, {Status: both, Mask: both}}
+		}
 	}
-	defer closeInto(list, &err)
-	remove, err := nfnetlink.Dial()
-	if err != nil {
-		return err
+	for _, filter := range filters {
+		if len(families) == 1 {
+			filter.Family = map[policy.Family]nfnetlink.Family{policy.IPv4: nfnetlink.IPv4, policy.IPv6: nfnetlink.IPv6}[families[0]]
+		}
+		if err := w.list.Connections(ctx, filter, w.visit); err != nil {
+			return errors.Join(err, w.flush())
+		}
 	}
-	defer closeInto(remove, &err)
-	routes := newRoutes()
-	defer closeInto(routes, &err)
+	return w.flush()
+}
 
-	var batch nfnetlink.Deletions
-	var chains []policy.ChainFamily // of the batch
-	flush := func() error {
-		for _, chain := range chains {
-			deleted[chain]++
-		}
-		err := remove.DeleteConnections(&batch, func(i int) { deleted[chains[i]]-- })
-		chains = chains[:0]
-		return err
-	}
-	err = list.Connections(ctx, family, func(e *nfnetlink.Connection) error {
-		if e.Zone {
-			return nil
-		}
-		c := policy.Connection{Src: e.Src, Dst: e.Dst, ReplySrc: e.ReplySrc, ReplyDst: e.ReplyDst}
-		chain, stale := judge.Judge(&c, routes)
-		if routes.err != nil || !stale {
-			return routes.err
-		}
-		batch.Add(e)
-		chains = append(chains, policy.ChainFamily{Chain: chain, Family: policy.FamilyOf(e.Src)})
-		if batch.Full() {
-			return flush()
-		}
+// visit judges an entry.
+func (w *walk) visit(e *nfnetlink.Connection) error {
+	if e.Zone {
 		return nil
-	})
-	return errors.Join(err, flush())
+	}
+	c := policy.Connection{Src: e.Src, Dst: e.Dst, ReplySrc: e.ReplySrc, ReplyDst: e.ReplyDst}
+	chain, stale := w.judge.Judge(&c, &w.routes)
+	if w.routes.err != nil || !stale {
+		return w.routes.err
+	}
+	w.batch.Add(e)
+	w.chains = append(w.chains, policy.ChainFamily{Chain: chain, Family: policy.FamilyOf(e.Src)})
+	if w.batch.Full() {
+		return w.flush()
+	}
+	return nil
 }
 
-func closeInto(c interface{ Close() error }, err *error) { *err = errors.Join(*err, c.Close()) }
+// flush deletes the batch.
+func (w *walk) flush() error {
+	for _, chain := range w.chains {
+		w.deleted[chain]++
+	}
+	err := w.remove.DeleteConnections(&w.batch, func(i int) { w.deleted[w.chains[i]]-- })
+	w.chains = w.chains[:0]
+	return err
+}
+
+func closeInto(c io.Closer, err *error) { *err = errors.Join(*err, c.Close()) }
 
 // Stats are the numbers of a network namespace's conntrack.
 type Stats = nfnetlink.ConntrackStats

@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// routes answers questions about the node's routing tables. Its error is the first failure, after which
-// its answers mean nothing.
+// routes answers questions about the node's routing tables. The zero value is ready for use. Its error is
+// the first failure, after which its answers mean nothing.
 type routes struct {
-	fd         int
+	fd         int // of the socket, once there is a buffer
 	sequence   uint32
 	buffer     []byte
-	local      map[uint8]*netipx.IPSet // by address family, AF_INET or AF_INET6
+	local      [unix.AF_INET6 + 1]*netipx.IPSet // by address family, AF_INET or AF_INET6
 	interfaces map[[2]netip.Addr]string
 	err        error
 }
@@ -31,13 +31,9 @@ var errInterrupted = errors.New("the routes changed meanwhile")
 // maxRoutes is the number of routes that are cached.
 const maxRoutes = 10_000
 
-func newRoutes() *routes {
-	return &routes{fd: -1, local: map[uint8]*netipx.IPSet{}, interfaces: map[[2]netip.Addr]string{}}
-}
-
 // Close closes the socket.
 func (r *routes) Close() error {
-	if r.fd < 0 {
+	if r.buffer == nil {
 		return nil
 	}
 	return unix.Close(r.fd)
@@ -97,8 +93,8 @@ func (r *routes) OutputInterface(src, dst netip.Addr) string {
 	if in := r.lookup(src, netip.Addr{}, 0); in != 0 {
 		name = r.interfaceName(r.lookup(dst, src, in))
 	}
-	if len(r.interfaces) == maxRoutes {
-		clear(r.interfaces)
+	if r.interfaces == nil || len(r.interfaces) == maxRoutes {
+		r.interfaces = map[[2]netip.Addr]string{}
 	}
 	r.interfaces[key] = name
 	return name
@@ -205,7 +201,7 @@ func (r *routes) request(
 
 // open opens the socket once.
 func (r *routes) open() (err error) {
-	if r.fd >= 0 {
+	if r.buffer != nil {
 		return nil
 	}
 	if r.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE); err != nil {

@@ -17,7 +17,7 @@ import (
 const (
 	ctNew, ctGet, ctDelete, ctGetStatsCPU, ctGetStats = 0, 1, 2, 4, 5
 
-	ctaTupleOrig, ctaTupleReply, ctaID, ctaZone = 1, 2, 12, 18
+	ctaTupleOrig, ctaTupleReply, ctaStatus, ctaID, ctaZone, ctaStatusMask = 1, 2, 3, 12, 18, 26
 
 	ctaTupleIP, ctaTupleZone               = 1, 3
 	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst = 1, 2, 3, 4
@@ -38,16 +38,33 @@ type Connection struct {
 	original, id []byte // CTA_TUPLE_ORIG and CTA_ID
 }
 
-// Connections calls handle with each conntrack entry of a family, Inet for both. The entry is valid
-// during the call only. An entry that exists all the time is handled at least once.
-func (c *Conn) Connections(ctx context.Context, family Family, handle func(*Connection) error) error {
-	if family == Inet {
-		family = unix.AF_UNSPEC
+// ConnectionFilter selects conntrack entries. The zero value selects all.
+type ConnectionFilter struct {
+	Family Family // 0 is any
+	// Status are the bits that the entry has, of those in Mask. Kernels before 5.15 select any status.
+	Status, Mask uint32
+}
+
+// Bits of an entry's status (IPS_*). A source NAT that changes nothing sets no bit, one that changes
+// only the port does.
+const (
+	SourceNAT      = 1 << 4
+	DestinationNAT = 1 << 5
+)
+
+// Connections calls handle with each conntrack entry that the filter selects. The entry is valid during
+// the call only. One that exists all the time is handled at least once.
+func (c *Conn) Connections(ctx context.Context, filter ConnectionFilter, handle func(*Connection) error) error {
+	status := func(w *attrWriter) {
+		if filter.Mask != 0 {
+			w.u32(ctaStatus, filter.Status)
+			w.u32(ctaStatusMask, filter.Mask)
+		}
 	}
 	var entry Connection
 	const attempts = 3
 	for n := 1; ; n++ {
-		interrupted, err := c.query(ctx, "list conntrack entries", ctGet, unix.NLM_F_DUMP, family, func(attrs []byte) error {
+		interrupted, err := c.query(ctx, "list conntrack entries", ctGet, unix.NLM_F_DUMP, filter.Family, status, func(attrs []byte) error {
 			if !entry.decode(attrs) {
 				return errMalformed
 			}
@@ -185,11 +202,11 @@ func (c *Conn) ConntrackStats(ctx context.Context) (s ConntrackStats, err error)
 		}
 	}
 	const op = "read conntrack statistics"
-	_, err = c.query(ctx, op, ctGetStats, 0, unix.AF_UNSPEC, numbers(func() {
+	_, err = c.query(ctx, op, ctGetStats, 0, 0, nil, numbers(func() {
 		s.Entries, s.Limit = uint64(t.u32(ctaGlobalEntries)), uint64(t.optU32(ctaGlobalMaximum))
 	}))
 	if err == nil {
-		_, err = c.query(ctx, op, ctGetStatsCPU, unix.NLM_F_DUMP, unix.AF_UNSPEC, numbers(func() {
+		_, err = c.query(ctx, op, ctGetStatsCPU, unix.NLM_F_DUMP, 0, nil, numbers(func() {
 			s.InsertFailed += uint64(t.u32(ctaInsertFailed))
 			s.Drop += uint64(t.u32(ctaDrop))
 			s.EarlyDrop += uint64(t.u32(ctaEarlyDrop))
@@ -202,11 +219,15 @@ func (c *Conn) ConntrackStats(ctx context.Context) (s ConntrackStats, err error)
 // during the call only. It reports whether the kernel calls a dump interrupted. After an error the
 // connection cannot be used for another query.
 func (c *Conn) query(
-	ctx context.Context, verb string, get, flags uint16, family Family, handle func(attrs []byte) error,
+	ctx context.Context, verb string, get, flags uint16, family Family,
+	encode func(*attrWriter), handle func(attrs []byte) error,
 ) (interrupted bool, err error) {
 	op := operation{verb: verb}
 	w := attrWriter{b: c.out[:0]}
 	at := w.beginMessage(ctnetlinkType(get), flags, family, 0)
+	if encode != nil {
+		encode(&w)
+	}
 	w.endMessage(at)
 	c.sequence++
 	setSequence(w.b, c.sequence)

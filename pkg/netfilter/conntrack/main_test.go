@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
+
+// namespace puts the test's thread into a network namespace of its own, for good: the thread ends with
+// the test. Its loopback interface has the addresses.
+func namespace(t testing.TB, addresses ...string) {
+	t.Helper()
+	if err := sandbox.Check(); err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace: %v", err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range addresses {
+		a, err := netlink.ParseAddr(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.AddrAdd(lo, a); err != nil {
+			t.Fatalf("add %s: %v", text, err)
+		}
+		// The kernel adds the local route of an IPv6 address a little later.
+		for begun := time.Now(); ; time.Sleep(time.Millisecond) {
+			routes, err := netlink.RouteGet(a.IP)
+			if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+				break
+			}
+			if time.Since(begun) > 5*time.Second {
+				t.Fatalf("%s does not become local: %v", text, err)
+			}
+		}
+	}
+}
+
+// entry makes a conntrack entry: "10.88.0.2 > 192.0.2.1" is answered, and seen, as it is sent; seen and
+// endpoint may differ.
+func entry(protocol uint8, port uint16, src, dst, endpoint, seen string) fixtures.Connection {
+	at := func(a string, port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(a), port) }
+	serverPort := uint16(53)
+	if protocol == unix.IPPROTO_ICMP || protocol == unix.IPPROTO_ICMPV6 {
+		serverPort = 0
+	}
+	return fixtures.Connection{
+		Protocol: protocol, Src: at(src, port), Dst: at(dst, serverPort),
+		ReplySrc: at(endpoint, serverPort), ReplyDst: at(seen, port),
+	}
+}
+
+func add(t testing.TB, entries ...fixtures.Connection) {
+	t.Helper()
+	if err := fixtures.AddConnections(len(entries), func(i int) fixtures.Connection { return entries[i] }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sources returns the original sources of the entries in the namespace.
+func sources(t testing.TB) (list []string) {
+	t.Helper()
+	c, err := nfnetlink.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	err = c.Connections(t.Context(), nfnetlink.ConnectionFilter{}, func(e *nfnetlink.Connection) error {
+		list = append(list, fmt.Sprint(e.Src))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(list)
+	return list
+}
+
+func prefixes(list ...string) []netip.Prefix {
+	out := []netip.Prefix{}
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+// merged returns the policy of a network with pods 10.88.0.0/16 and fd88::/64 that exempts the prefixes.
+func merged(change func(*policy.SourcePolicy), exempt ...string) []policy.Policy {
+	yes := true
+	s := policy.SourcePolicy{
+		Chain: policy.DefaultChain, EnableIPv6: &yes, PodCIDRs: prefixes("10.88.0.0/16", "fd88::/64"),
+		StaleConnections: policy.ResetConnections, NonMasqueradeCIDRs: prefixes(exempt...),
+	}
+	if change != nil {
+		change(&s)
+	}
+	return policy.Merge([]policy.Source{{ID: policy.SourceID{Kind: policy.Network, Name: "podnet"}, Policy: s}})
+}
+
+// addVeth adds a veth pair whose end of that name has the address.
+func addVeth(t testing.TB, name, address string) *netlink.Veth {
+	t.Helper()
+	a, err := netlink.ParseAddr(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}
+	if err := netlink.LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	peer, err := netlink.LinkByName(link.PeerName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(netlink.AddrAdd(link, a), netlink.LinkSetUp(link), netlink.LinkSetUp(peer)); err != nil {
+		t.Fatal(err)
+	}
+	return link
+}
+
+// fill adds every step-th of n entries of pods: every hundredth to 192.0.2.0/24, translated or not, all
+// others to 198.51.100.0/24 and translated.
+func fill(t testing.TB, n, step int, translated bool) {
+	t.Helper()
+	err := fixtures.AddConnections(n/step, func(i int) fixtures.Connection {
+		i *= step
+		pod := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 88, byte(i >> 7), byte(i & 127)}), uint16(1024+i>>15))
+		node := netip.AddrPortFrom(netip.MustParseAddr("203.0.113.1"), uint16(1024+i>>8))
+		server := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 443)
+		if i%100 == 0 {
+			server = netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 443)
+			if !translated {
+				node = pod
+			}
+		}
+		return fixtures.Connection{Protocol: unix.IPPROTO_UDP, Src: pod, Dst: server, ReplySrc: server, ReplyDst: node}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
