@@ -56,6 +56,7 @@ func (b *bench) parts() []part {
 		{"burst", b.burst},
 		{"bridge", b.bridge},
 		{"connections", b.connections},
+		{"guard", b.guard},
 		{"change", b.change},
 		{"large", b.large},
 		{"repair", b.repair},

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 )
 
 // Protocol is the protocol of new connections.
@@ -33,25 +35,36 @@ func (n *Node) Flood(to netip.Addr, protocol Protocol, flows int) (each float64,
 		if err := n.Node.FlushConntrack(); err != nil {
 			return 0, lost, err
 		}
-		took, missing, err := n.flood(to, protocol, flows)
+		took, _, missing, err := n.flood(to, protocol, flows, func(i int) uint16 { return uint16(firstPort + i) })
 		if err != nil {
 			return 0, lost, fmt.Errorf("flood %s from a pod: %w", protocol, err)
 		}
 		if missing == 0 {
-			return float64(took.Nanoseconds()) / 1e3 / float64(flows), lost, nil
+			return perPacket(took, flows), lost, nil
 		}
 		last = missing
 	}
 	return 0, tries, fmt.Errorf("flood %s to %s: packets were lost in each of %d floods, %d of %d in the last", protocol, to, tries, last, flows)
 }
 
-func (n *Node) flood(to netip.Addr, protocol Protocol, flows int) (took time.Duration, missing int64, err error) {
+// firstPort is the destination port of the first connection.
+const firstPort = 1024
+
+// perPacket returns a share of a time in microseconds.
+func perPacket(took time.Duration, packets int) float64 {
+	return float64(took.Nanoseconds()) / 1e3 / float64(packets)
+}
+
+// flood sends packets to a port each, and returns the time until the last has arrived, the sender's
+// processor time of a packet in parts of the flood, and the number of packets that are missing.
+func (n *Node) flood(to netip.Addr, protocol Protocol, packets int, port func(i int) uint16) (took time.Duration, cpu measure.Series, missing int64, err error) {
+	const parts = 10
 	if err := n.dropIncoming(); err != nil {
-		return 0, 0, err
+		return 0, nil, 0, err
 	}
 	before, err := n.arrived()
 	if err != nil {
-		return 0, 0, err
+		return 0, nil, 0, err
 	}
 	var start time.Time
 	err = n.pod.Do(func() error {
@@ -61,28 +74,32 @@ func (n *Node) flood(to netip.Addr, protocol Protocol, flows int) (took time.Dur
 		}
 		defer s.close()
 		start = time.Now()
-		for i := range flows {
-			if err := s.send(uint16(1024 + i)); err != nil {
-				return err
+		for part := range parts {
+			before := threadTime()
+			for i := part * packets / parts; i < (part+1)*packets/parts; i++ {
+				if err := s.send(port(i)); err != nil {
+					return err
+				}
 			}
+			cpu = append(cpu, perPacket(threadTime()-before, packets/parts))
 		}
 		return nil
 	})
 	if err != nil {
-		return 0, 0, err
+		return 0, nil, 0, err
 	}
 	// The kernel usually forwards during the send.
 	for {
 		now, err := n.arrived()
 		took = time.Since(start)
 		if err != nil {
-			return 0, 0, err
+			return 0, nil, 0, err
 		}
-		if now-before >= int64(flows) {
-			return took, 0, nil
+		if now-before >= int64(packets) {
+			return took, cpu, 0, nil
 		}
-		if took > time.Second+time.Duration(flows)*time.Millisecond {
-			return took, int64(flows) - (now - before), nil
+		if took > time.Second+time.Duration(packets)*time.Millisecond {
+			return took, cpu, int64(packets) - (now - before), nil
 		}
 	}
 }

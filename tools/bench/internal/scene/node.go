@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -50,6 +51,7 @@ type Node struct {
 	stdin         string // the file with the current entry
 	pods          int
 	dropsIncoming bool // the outside host has the rule of dropAll
+	dormant       bool // the table ip-masq-guard is dormant
 }
 
 // NewNode returns a node without rules.
@@ -100,6 +102,7 @@ func (n *Node) link() error {
 type Policy struct {
 	Prefixes []netip.Prefix
 	IPv6     bool
+	Keys     map[string]any // further keys of the entry
 }
 
 // Entry returns the plugin entry as a runtime passes it on stdin. The exemption of link-local
@@ -108,7 +111,7 @@ func (n *Node) Entry(p Policy) ([]byte, error) {
 	if p.Prefixes == nil {
 		p.Prefixes = []netip.Prefix{}
 	}
-	return json.Marshal(map[string]any{
+	entry := map[string]any{
 		"cniVersion": "1.1.0", "name": "podnet", "type": "ip-masq", "backend": n.Backend.Kind, "dataDir": n.DataDir,
 		"masqChain": Chain, "nonMasqueradeCIDRs": p.Prefixes, "cidrLimit": max(64, len(p.Prefixes)),
 		"enableIPv6": p.IPv6, "masqLinkLocal": true, "masqLinkLocalIPv6": true,
@@ -117,7 +120,9 @@ func (n *Node) Entry(p Policy) ([]byte, error) {
 			"interfaces": []any{map[string]any{"name": "eth0", "sandbox": n.pod.Path}},
 			"ips":        []any{map[string]any{"address": PodAddress().String() + "/16", "gateway": "10.244.0.1", "interface": 0}},
 		},
-	})
+	}
+	maps.Copy(entry, p.Keys)
+	return json.Marshal(entry)
 }
 
 // State sets the policy of the following ADDs without running any.
