@@ -120,8 +120,11 @@ func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*guardTable, error) 
 		return nil, err
 	}
 	for _, c := range chains {
-		if t.chains[c.Name] == nil {
-			t.chains[c.Name] = &guardRules{base: c.Base}
+		if t.chains[c.Name] != nil {
+			continue
+		}
+		if t.chains[c.Name] = (&guardRules{base: c.Base}); c.Name == enforceChain {
+			r.checkBase(c, guardHook(enforceChain))
 		}
 	}
 	for _, s := range sets {

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"os"
@@ -43,7 +44,7 @@ func ranges(list ...string) policy.Ranges { return policy.RangesOf(prefixes(list
 
 func (n *node) observeGuards() netfilter.GuardObservation {
 	n.Helper()
-	o, err := n.driver.ObserveGuards(nil)
+	o, err := n.driver.ObserveGuards(context.Background())
 	if err != nil {
 		n.Fatal(err)
 	}
@@ -57,7 +58,7 @@ func (n *node) compareGuards(desired []policy.Guard) policy.Diff {
 
 func (n *node) applyGuards(desired []policy.Guard) {
 	n.Helper()
-	if err := n.driver.ApplyGuards(nil, desired, n.observeGuards()); err != nil {
+	if err := n.driver.ApplyGuards(context.Background(), desired, n.observeGuards()); err != nil {
 		n.Fatal(err)
 	}
 	if d := n.compareGuards(desired); len(d) > 0 {
@@ -189,6 +190,7 @@ func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
 		"policy drop":                {"add chain " + table + " guard { policy drop; }", "chain guard is not the base chain"},
 		"policy drop of enforce":     {"add chain " + table + " enforce { policy drop; }", "chain enforce is not the base chain"},
 		"another priority":           {"delete chain " + table + " enforce; add chain " + table + " enforce { type nat hook postrouting priority 98; }; add rule " + table + " enforce accept", "chain enforce is not the base chain"},
+		"another priority, empty":    {"delete chain " + table + " enforce; add chain " + table + " enforce { type nat hook postrouting priority 98; }", "chain enforce is not the base chain"},
 		"no base chain":              {"delete chain " + table + " guard; add chain " + table + " guard", "chain guard is not the base chain"},
 		"base chain of chain's name": {"flush chain " + table + " guard; delete chain " + chain + "; add chain " + chain + " { type filter hook output priority 0; }; add rule " + chain + " counter", "missing guard"},
 		"table deleted":              {"delete table " + table, "ipv4: missing guard: chain guard\n"},

@@ -290,7 +290,7 @@ func (r *tableReader) readRules() error {
 
 // listRest adds the objects that no rule refers to. The table has the given number of objects.
 func (r *tableReader) listRest(objects uint32) error {
-	chains, sets, err := r.objectReader.rest(objects)
+	chains, sets, err := r.rest(objects)
 	if err != nil {
 		return err
 	}
