@@ -205,6 +205,7 @@ func TestJudgeOfRandomChanges(t *testing.T) {
 		untranslated := rapid.Bool().Draw(t, "untranslated")
 		present := policy.Merge(now)
 		judge := policy.NewConnectionJudge(present, resets, untranslated)
+		same := policy.NewConnectionJudge(present, [][]policy.Policy{present}, false)
 		for range 20 {
 			one := func(name string) netip.Addr { return lowAddress(f, rapid.IntRange(0, 15).Draw(t, name)) }
 			c := policy.Connection{Src: one("src"), Dst: one("dst")}
@@ -232,7 +233,6 @@ func TestJudgeOfRandomChanges(t *testing.T) {
 				untranslatedOnly++
 			}
 			// Whatever the policies are, the same ones before and now make nothing stale.
-			same := policy.NewConnectionJudge(present, [][]policy.Policy{present}, false)
 			if _, stale := same.Judge(&c, routes); stale {
 				t.Fatalf("%+v: stale although nothing changed", c)
 			}

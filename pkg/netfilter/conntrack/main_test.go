@@ -86,12 +86,7 @@ func add(t testing.TB, entries ...fixtures.Connection) {
 // sources returns the original sources of the entries in the namespace.
 func sources(t testing.TB) (list []string) {
 	t.Helper()
-	c, err := nfnetlink.Dial()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	err = c.Connections(t.Context(), nfnetlink.ConnectionFilter{}, func(e *nfnetlink.Connection) error {
+	err := dial(t).Connections(t.Context(), nfnetlink.ConnectionFilter{}, func(e *nfnetlink.Connection) error {
 		list = append(list, fmt.Sprint(e.Src))
 		return nil
 	})

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+)
+
+func dial(t testing.TB) *nfnetlink.Conn {
+	t.Helper()
+	c, err := nfnetlink.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func addConnections(t testing.TB, n int, port uint16) {
+	t.Helper()
+	err := fixtures.AddConnections(n, func(i int) fixtures.Connection {
+		src := netip.AddrPortFrom(netip.MustParseAddr("10.88.0.2"), port+uint16(i))
+		dst := netip.MustParseAddrPort("192.0.2.1:53")
+		return fixtures.Connection{Protocol: unix.IPPROTO_UDP, Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDeletedByID: an entry that replaces the listed one, and has its tuple, is not deleted.
+func TestDeletedByID(t *testing.T) {
+	namespace(t)
+	list, remove := dial(t), dial(t)
+	deleteAll := func() (missing int, err error) {
+		var d nfnetlink.Deletions
+		if err := list.Connections(t.Context(), nfnetlink.ConnectionFilter{}, func(e *nfnetlink.Connection) error {
+			d.Add(e)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return missing, remove.DeleteConnections(&d, func(int) { missing++ })
+	}
+	count := func() (n int) {
+		if err := list.Connections(t.Context(), nfnetlink.ConnectionFilter{}, func(*nfnetlink.Connection) error { n++; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	addConnections(t, 3, 1000)
+	var old nfnetlink.Deletions
+	if err := list.Connections(t.Context(), nfnetlink.ConnectionFilter{}, func(e *nfnetlink.Connection) error {
+		old.Add(e)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := deleteAll(); missing != 0 || err != nil || count() != 0 {
+		t.Fatalf("%d missing of three, %v; %d left", missing, err, count())
+	}
+	addConnections(t, 100, 2000) // so that the memory of the old ones is in use
+	addConnections(t, 3, 1000)
+	missing := 0
+	if err := remove.DeleteConnections(&old, func(int) { missing++ }); missing != 3 || err != nil {
+		t.Errorf("%d missing, %v", missing, err)
+	}
+	if n := count(); n != 103 || old.Len() != 0 {
+		t.Errorf("%d entries left, of 103; %d in the batch", n, old.Len())
+	}
+	if err := remove.DeleteConnections(&old, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestConnectionsByStatus: the kernel selects the entries.
+func TestConnectionsByStatus(t *testing.T) {
+	namespace(t)
+	c := dial(t)
+	addConnections(t, 3, 1000)
+	err := fixtures.AddConnections(1, func(int) fixtures.Connection {
+		src, dst := netip.MustParseAddrPort("[fd88::2]:1"), netip.MustParseAddrPort("[2001:db8::1]:53")
+		return fixtures.Connection{Protocol: unix.IPPROTO_TCP, Src: src, Dst: dst, ReplySrc: dst, ReplyDst: netip.MustParseAddrPort("[2001:db8::9]:2")}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for filter, want := range map[nfnetlink.ConnectionFilter]int{
+		{}:                          4,
+		{Family: nfnetlink.IPv4}:    3,
+		{Family: nfnetlink.IPv6}:    1,
+		{Mask: nfnetlink.SourceNAT}: 3,
+		{Status: nfnetlink.SourceNAT, Mask: nfnetlink.SourceNAT}:                            1,
+		{Family: nfnetlink.IPv6, Mask: nfnetlink.SourceNAT}:                                 0,
+		{Mask: nfnetlink.DestinationNAT, Family: nfnetlink.IPv6}:                            1,
+		{Status: nfnetlink.SourceNAT, Mask: nfnetlink.SourceNAT | nfnetlink.DestinationNAT}: 1,
+	} {
+		n := 0
+		if err := c.Connections(t.Context(), filter, func(e *nfnetlink.Connection) error {
+			n++
+			if e.Src.Is6() && e.ReplyDst != netip.MustParseAddr("2001:db8::9") || e.ReplySrc != e.Dst || e.Zone {
+				t.Errorf("%+v", e)
+			}
+			return nil
+		}); err != nil || n != want {
+			t.Errorf("%+v: %d entries, %v, want %d", filter, n, err, want)
+		}
+	}
+}
