@@ -27,6 +27,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
@@ -53,8 +54,9 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	}
 	d.monitor = metrics.New(metrics.Options{
 		Version: version, ThirdParty: d.thirdParty, PluginVersion: d.pluginVersion, Log: d.log,
-		State:   func(ctx context.Context) *enforce.State { return d.current.Load().State(ctx) },
-		Written: func(s policy.SourceID) (time.Time, error) { return d.current.Load().Node.Dir.Written(s) },
+		Conntrack: conntrack.ReadStats,
+		State:     func(ctx context.Context) *enforce.State { return d.current.Load().State(ctx) },
+		Written:   func(s policy.SourceID) (time.Time, error) { return d.current.Load().Node.Dir.Written(s) },
 	})
 	d.files = fswatch.New(filepath.Dir(a.settingsFile()))
 	defer func() { _ = d.files.Close() }()

@@ -89,8 +89,18 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	connections := e.counter("connections_total",
 		"Number of connections that the rules of the chain decided about, as the kernel counted their first packets.",
 		"chain", "family", "action")
-	for s, n := range m.connections.totals {
+	for s, n := range m.connections.sums {
 		connections(float64(n), s.labels()...)
+	}
+	if s := m.conntrack; s != nil {
+		e.gauge("conntrack_entries", "Number of connections in the node's conntrack table.")(float64(s.Entries))
+		e.gauge("conntrack_limit", "Maximum number of connections in the node's conntrack table (nf_conntrack_max).")(float64(s.Limit))
+		e.counter("conntrack_insert_failed_total",
+			"Number of packets that the node dropped because no free source port was found, or their connection existed already.")(float64(s.InsertFailed))
+		e.counter("conntrack_drop_total", "Number of packets that the node dropped because their connection could not be tracked: "+
+			"the conntrack table was full, or the insertion failed.")(float64(s.Drop))
+		e.counter("conntrack_early_drop_total",
+			"Number of connections that were removed from the full conntrack table to make room for others.")(float64(s.EarlyDrop))
 	}
 	if m.lastWithRules != nil {
 		e.sources(m.lastWithRules, m.written)
@@ -168,12 +178,12 @@ func (e exporter) rules(r *reconcile.Report) {
 	for _, p := range r.Rules.Policies {
 		name := taken.admit(label(p.Chain))
 		for _, f := range p.Families() {
-			count[series{name, f, policy.ActionExempt}] += 0
-			count[series{name, f, policy.ActionMasquerade}] += 0
+			count[series{name, f, string(policy.ActionExempt)}] += 0
+			count[series{name, f, string(policy.ActionMasquerade)}] += 0
 		}
 		for _, d := range p.Destinations {
 			if f := policy.FamilyOf(d.Prefix.Addr()); slices.Contains(p.Families(), f) {
-				count[series{name, f, d.Action}]++
+				count[series{name, f, string(d.Action)}]++
 			}
 		}
 	}

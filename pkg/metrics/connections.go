@@ -11,14 +11,14 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// series are the labels of a number of connections or prefixes.
+// series are the labels of a number of connections, packets or prefixes.
 type series struct {
 	chain  string
 	family policy.Family
-	action policy.Action
+	action string
 }
 
-func (s series) labels() []string { return []string{s.chain, string(s.family), string(s.action)} }
+func (s series) labels() []string { return []string{s.chain, string(s.family), s.action} }
 
 // place is a chain in the kernel.
 type place struct {
@@ -27,20 +27,59 @@ type place struct {
 	chain  string
 }
 
-// counter identifies the counter of a rule in its chain: the nth of those that are alike.
+// counter identifies a counter in its chain: the nth of the rules that are alike.
 type counter struct {
-	rule uint64 // hash of its key
+	rule uint64 // hash of the key
 	nth  int
 }
 
-// connections adds up the kernel's counters, which begin at 0 when their rule is recreated, to totals
+// count is the value of a counter, and what its rule does.
+type count struct {
+	n      uint64
+	action string
+}
+
+// totals adds up the kernel's counters, which begin at 0 when their rule is recreated, to totals
 // that never fall. The first value of a counter counts in full, as the rule may be older than this
 // process. What a counter counts between its last observation and its end is lost.
-type connections struct {
-	seed   maphash.Seed
-	last   map[place]map[counter]uint64
-	totals map[series]uint64
+type totals struct {
+	last   map[place]map[counter]count
+	sums   map[series]uint64
 	chains names
+}
+
+func newTotals() totals { return totals{map[place]map[counter]count{}, map[series]uint64{}, names{}} }
+
+// export begins the series of a chain with 0.
+func (t *totals) export(p place, actions ...string) {
+	name := t.chains.admit(label(p.chain))
+	for _, a := range actions {
+		t.sums[series{name, p.family, a}] += 0
+	}
+}
+
+// add adds what the counters of a chain counted since their last observation.
+func (t *totals) add(p place, counters map[counter]count) {
+	name := t.chains.admit(label(p.chain))
+	for k, c := range counters {
+		more := c.n
+		if last := t.last[p][k].n; last <= c.n {
+			more -= last
+		} // otherwise it was recreated
+		t.sums[series{name, p.family, c.action}] += more
+	}
+	t.last[p] = counters
+}
+
+// forget forgets the counters of chains that are gone.
+func (t *totals) forget(gone func(place) bool) {
+	maps.DeleteFunc(t.last, func(p place, _ map[counter]count) bool { return gone(p) })
+}
+
+// connections are the totals of the masquerade chains.
+type connections struct {
+	totals
+	seed maphash.Seed
 }
 
 // observe adds what was counted since the state before. It ignores nil.
@@ -53,38 +92,30 @@ func (c *connections) observe(s *enforce.State) {
 		for _, chain := range g.Observed.Chains {
 			p := place{g.Choice, chain.Family, chain.Name}
 			seen[p] = true
-			c.chain(p, chain.Rules)
+			c.export(p, string(policy.ActionExempt), string(policy.ActionMasquerade))
+			c.add(p, c.counters(g.Choice, chain.Rules))
 		}
 	}
 	// A chain that could not be observed may still exist: its counters must not count twice.
-	maps.DeleteFunc(c.last, func(p place, _ map[counter]uint64) bool { return !seen[p] && s.Failed[p.chain] == nil })
+	c.forget(func(p place) bool { return !seen[p] && s.Failed[p.chain] == nil })
 }
 
-func (c *connections) chain(p place, rules []policy.Rule) {
-	name := c.chains.admit(label(p.chain))
+// counters returns the counters of the rules that decide.
+func (c *connections) counters(choice netfilter.Choice, rules []policy.Rule) map[counter]count {
 	actions := map[policy.Verdict]policy.Action{policy.Return: policy.ActionExempt, policy.Masquerade: policy.ActionMasquerade}
-	for _, a := range actions {
-		c.totals[series{name, p.family, a}] += 0 // exported from the beginning
-	}
-	before, now := c.last[p], make(map[counter]uint64, len(rules))
+	counters := make(map[counter]count, len(rules))
 	alike := make(map[uint64]int, len(rules))
 	for _, r := range rules {
 		action, counts := actions[r.Verdict]
 		if !counts {
 			continue
 		}
-		if p.Backend == policy.NFTables { // the elements of a set change while the rule and its counter stay
+		if choice.Backend == policy.NFTables { // the elements of a set change while the rule and its counter stay
 			r = r.WithoutElements()
 		}
-		k := counter{rule: maphash.Comparable(c.seed, r.Key())}
-		k.nth = alike[k.rule]
-		alike[k.rule]++
-		more := r.Connections
-		if last := before[k]; last <= more {
-			more -= last
-		} // otherwise it was recreated
-		c.totals[series{name, p.family, action}] += more
-		now[k] = r.Connections
+		rule := maphash.Comparable(c.seed, r.Key())
+		counters[counter{rule, alike[rule]}] = count{r.Connections, string(action)}
+		alike[rule]++
 	}
-	c.last[p] = now
+	return counters
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -37,6 +38,9 @@ func TestGolden(t *testing.T) {
 				Version:       "v1.2.3",
 				ThirdParty:    func(context.Context, *reconcile.Report) (int, error) { return 4, nil },
 				PluginVersion: func() string { return "v1.2.2" },
+				Conntrack: func(context.Context) (conntrack.Stats, error) {
+					return conntrack.Stats{Entries: 1000, Limit: 262144, InsertFailed: 3, Drop: 5, EarlyDrop: 7}, nil
+				},
 				Written: func(s policy.SourceID) (time.Time, error) {
 					if s == agentFiles {
 						return time.Unix(1_600_000_000, 250_000_000), nil
@@ -264,20 +268,23 @@ func TestErrorsOfAScrapeAreLoggedOnce(t *testing.T) {
 			}
 			return 2, nil
 		},
+		Conntrack: func(context.Context) (conntrack.Stats, error) {
+			return conntrack.Stats{Entries: 1}, errors.New("no such file")
+		},
 		Written: func(policy.SourceID) (time.Time, error) { return time.Time{}, errors.New("i/o error") },
 	})
 	c := contribution(network("a"), "A")
 	m.Report(&reconcile.Report{State: store.State{Sources: []policy.Source{c}}, Rules: standing(iptables, c)}, time.Minute)
-	expect(t, m, map[string]string{"foreign_rules": "", `source_last_written_timestamp_seconds{source="network/a"}`: ""})
+	expect(t, m, map[string]string{"foreign_rules": "", "conntrack_entries": "", `source_last_written_timestamp_seconds{source="network/a"}`: ""})
 	expect(t, m, map[string]string{"foreign_rules": ""})
 	fail = false
 	expect(t, m, map[string]string{"foreign_rules": "2"})
-	for _, want := range []string{"no permission", `source="network \"a\"" err="i/o error"`} {
+	for _, want := range []string{"no permission", "no such file", `source="network \"a\"" err="i/o error"`} {
 		if strings.Count(log.String(), want) != 1 {
 			t.Errorf("the log does not have %s once:\n%s", want, &log)
 		}
 	}
-	if n := strings.Count(log.String(), "\n"); n != 2 {
+	if n := strings.Count(log.String(), "\n"); n != 3 {
 		t.Errorf("the log has %d lines:\n%s", n, &log)
 	}
 }

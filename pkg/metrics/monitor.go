@@ -21,6 +21,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -37,7 +38,9 @@ type Options struct {
 	// State observes the rules; nil if they cannot be read, or a report will follow.
 	State func(context.Context) *enforce.State
 	// ThirdParty counts the third-party rules that defeat the policy, for the last report with rules.
-	ThirdParty    func(context.Context, *reconcile.Report) (int, error)
+	ThirdParty func(context.Context, *reconcile.Report) (int, error)
+	// Conntrack reads the numbers of the node's conntrack.
+	Conntrack     func(context.Context) (conntrack.Stats, error)
 	PluginVersion func() string                                        // of the installed plugin, "" without one
 	Written       func(policy.SourceID) (written time.Time, err error) // of a source's document; zero without one
 
@@ -74,7 +77,8 @@ type Monitor struct {
 type scraped struct {
 	written    map[policy.SourceID]time.Time
 	plugin     string
-	thirdParty *int // nil if unknown
+	thirdParty *int             // nil if unknown
+	conntrack  *conntrack.Stats // nil if unknown
 }
 
 // New returns a Monitor without a report.
@@ -88,7 +92,7 @@ func New(o Options) *Monitor {
 			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}),
 		results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{},
-		connections: connections{maphash.MakeSeed(), map[place]map[counter]uint64{}, map[series]uint64{}, names{}},
+		connections: connections{newTotals(), maphash.MakeSeed()},
 	}
 	m.registry.MustRegister(m, m.duration)
 	return m
@@ -255,6 +259,13 @@ func (m *Monitor) refresh() {
 			m.log.Warn("failed to count third-party rules", "err", err)
 		} else {
 			found.thirdParty = &n
+		}
+	}
+	if o.Conntrack != nil {
+		if stats, err := o.Conntrack(ctx); err != nil {
+			m.log.Warn("failed to read conntrack statistics", "err", err)
+		} else {
+			found.conntrack = &stats
 		}
 	}
 	if o.State != nil {
