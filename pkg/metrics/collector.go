@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -63,6 +64,7 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 		"Number of differences that other programs caused in written rules and a sync repaired, by kind.", "kind")
 	for _, k := range []policy.ChangeKind{
 		policy.ChainChange, policy.JumpChange, policy.RuleChange, policy.OrderChange, policy.ElementChange, policy.UnrecognizedChange,
+		policy.GuardChange,
 	} {
 		repairs(float64(m.repairs[k]), string(k))
 	}
@@ -92,6 +94,12 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	for s, n := range m.connections.sums {
 		connections(float64(n), s.labels()...)
 	}
+	packets := e.counter("guard_packets_total", "Number of packets of pods that should have been masqueraded and were not, "+
+		"by what the guard did with them (count, drop).", "chain", "family", "action")
+	for s, n := range m.guards.sums {
+		packets(float64(n), s.labels()...)
+	}
+	m.guardKeys(e)
 	if s := m.conntrack; s != nil {
 		e.gauge("conntrack_entries", "Number of connections in the node's conntrack table.")(float64(s.Entries))
 		e.gauge("conntrack_limit", "Maximum number of connections in the node's conntrack table (nf_conntrack_max).")(float64(s.Limit))
@@ -105,6 +113,40 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	if m.lastWithRules != nil {
 		e.sources(m.lastWithRules, m.written)
 		e.rules(m.lastWithRules)
+	}
+}
+
+// guardKeys exports what the keys guard, staleConnections and enforceExempt do in the chains that have them.
+func (m *Monitor) guardKeys(e exporter) {
+	if m.lastWithRules != nil {
+		rules := m.lastWithRules.Rules
+		active, taken := map[series]bool{}, names{}
+		for _, p := range rules.Policies {
+			if len(p.GuardedFamilies()) == 0 && !p.ResetsConnections() {
+				continue
+			}
+			for _, f := range p.Families() {
+				if p.ResetsConnections() {
+					m.resets[series{chain: m.guards.chains.admit(label(p.Chain)), family: f}] += 0
+				}
+				inactive := slices.ContainsFunc(rules.Guard.Inactive, func(i enforce.Inactive) bool {
+					return i.ChainFamily == policy.ChainFamily{Chain: p.Chain, Family: f}
+				})
+				s := series{chain: taken.admit(label(p.Chain)), family: f}
+				before, shared := active[s]
+				active[s] = !inactive && (before || !shared)
+			}
+		}
+		works := e.gauge("guard_active", "Whether guard, staleConnections and enforceExempt have an effect (1) or not (0), for chains with "+
+			"one of these keys; doctor names the reason.", "chain", "family")
+		for s, is := range active {
+			works(boolToFloat(is), s.chain, string(s.family))
+		}
+	}
+	resets := e.counter("connections_reset_total", "Number of connections that were reset because the policy changed their verdict, "+
+		"or because they should have been masqueraded and were not.", "chain", "family")
+	for s, n := range m.resets {
+		resets(float64(n), s.chain, string(s.family))
 	}
 }
 

@@ -119,3 +119,28 @@ func (c *connections) counters(choice netfilter.Choice, rules []policy.Rule) map
 	}
 	return counters
 }
+
+// observeGuards adds the packets that guards counted or dropped since the state before. It ignores nil.
+func (t *totals) observeGuards(s *enforce.State) {
+	if s == nil {
+		return
+	}
+	seen := map[place]bool{}
+	for _, g := range s.Guard.Desired {
+		if g.Mode == policy.GuardOff {
+			continue
+		}
+		p, action := place{family: g.Family, chain: g.Chain}, string(g.Mode)
+		t.export(p, action)
+		n, counted := s.Guard.Observed.Packets[netfilter.ChainRef{Family: g.Family, Name: g.Chain}]
+		if !counted {
+			continue
+		}
+		if last, known := t.last[p][counter{}]; known && len(s.Guard.Diff) > 0 {
+			action = last.action // of the rule in the kernel, which may be the one of another mode
+		}
+		seen[p] = true
+		t.add(p, map[counter]count{{}: {n, action}})
+	}
+	t.forget(func(p place) bool { return !seen[p] && s.Failed[p.chain] == nil })
+}

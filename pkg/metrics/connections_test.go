@@ -191,3 +191,61 @@ func TestConnectionsCountedBeforeARebuild(t *testing.T) {
 	m.Report(&reconcile.Report{Before: seen(iptables, masquerade(9)), Rules: seen(iptables, masquerade(1))}, time.Minute)
 	expect(t, m, map[string]string{`connections_total{action="masquerade",chain="A",family="ipv4"}`: "10"})
 }
+
+// TestGuardPackets: the counters of guards add up as those of connections do, also when the mode changes.
+func TestGuardPackets(t *testing.T) {
+	state := func(mode policy.GuardMode, packets uint64, diff ...policy.Change) *enforce.State {
+		c := contribution(network("a"), "A", "10.0.0.0/8")
+		c.Policy.Guard, c.Policy.PodCIDRs = mode, prefixes("10.244.0.0/16")
+		s := &enforce.State{Policies: policy.Merge([]policy.Source{c})}
+		s.Guard = guards(s.Policies, packets)
+		s.Guard.Diff = diff
+		return s
+	}
+	const counts, drops = policy.GuardCount, policy.GuardDrop
+	unread := state(counts, 0)
+	unread.Guard.Observed.Packets, unread.Failed = nil, map[string]error{"A": errors.New("cannot be read")}
+	gone := state(counts, 0)
+	gone.Guard.Observed.Packets = nil
+	rules := policy.Change{Kind: policy.GuardChange, Family: policy.IPv4, Chain: "A", Unexpected: true, Text: "counter"}
+	for name, tt := range map[string]struct {
+		states      []*enforce.State
+		count, drop string
+	}{
+		"first sight counts in full":    {[]*enforce.State{state(counts, 5)}, "5", ""},
+		"growth counts once":            {[]*enforce.State{state(counts, 5), state(counts, 9)}, "9", ""},
+		"a lower value is a new one":    {[]*enforce.State{state(counts, 5), state(counts, 2)}, "7", ""},
+		"an unread one is not new":      {[]*enforce.State{state(counts, 5), unread, state(counts, 6)}, "6", ""},
+		"one that was recreated is new": {[]*enforce.State{state(counts, 5), gone, state(counts, 6)}, "11", ""},
+		"the mode changes":              {[]*enforce.State{state(counts, 5), state(drops, 7, rules), state(drops, 3)}, "7", "3"},
+		"off, for enforceExempt":        {[]*enforce.State{state(policy.GuardOff, 5)}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := metrics.New(metrics.Options{})
+			for _, s := range tt.states {
+				m.Report(&reconcile.Report{Rules: s}, time.Minute)
+			}
+			expect(t, m, map[string]string{
+				`guard_packets_total{action="count",chain="A",family="ipv4"}`: tt.count, `guard_packets_total{action="drop",chain="A",family="ipv4"}`: tt.drop,
+			})
+		})
+	}
+}
+
+// TestGuardActive: chains without a key have no series.
+func TestGuardActive(t *testing.T) {
+	a, b, c := contribution(network("a"), "A"), contribution(network("b"), "B"), contribution(network("c"), "C")
+	b.Policy.StaleConnections, c.Policy.EnforceExempt = policy.ResetConnections, new(bool)
+	*c.Policy.EnforceExempt = true
+	s := &enforce.State{Policies: policy.Merge([]policy.Source{a, b, c})}
+	s.Guard.Inactive = []enforce.Inactive{{ChainFamily: policy.ChainFamily{Chain: "B", Family: policy.IPv4}, Err: errors.New("no ranges")}}
+	m := metrics.New(metrics.Options{})
+	m.Report(&reconcile.Report{Rules: s}, time.Minute)
+	expect(t, m, map[string]string{
+		`guard_active{chain="A",family="ipv4"}`: "", `guard_active{chain="B",family="ipv4"}`: "0", `guard_active{chain="C",family="ipv4"}`: "1",
+		`connections_reset_total{chain="A",family="ipv4"}`: "", `connections_reset_total{chain="B",family="ipv4"}`: "0", `connections_reset_total{chain="C",family="ipv4"}`: "",
+	})
+	m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "B", Family: policy.IPv4}: 3})
+	m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "B", Family: policy.IPv4}: 4})
+	expect(t, m, map[string]string{`connections_reset_total{chain="B",family="ipv4"}`: "7"})
+}

@@ -17,6 +17,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -75,10 +76,15 @@ func TestFaults(t *testing.T) {
 				Version:       "v1.2.3",
 				ThirdParty:    func(context.Context, *reconcile.Report) (int, error) { return 0, nil },
 				PluginVersion: func() string { return map[bool]string{false: "v1.2.3"}[f.reasons == "plugin"] },
-				Written:       func(policy.SourceID) (time.Time, error) { return time.Unix(1_600_000_000, 0), nil },
+				Conntrack: func(context.Context) (conntrack.Stats, error) {
+					return conntrack.Stats{Entries: 1000, Limit: 262144}, nil
+				},
+				Written: func(policy.SourceID) (time.Time, error) { return time.Unix(1_600_000_000, 0), nil },
 			})
 			all := []policy.Source{contribution(network("bridge"), policy.DefaultChain, "10.0.0.0/8"), contribution(agentFiles, policy.DefaultChain, "192.168.0.0/16")}
+			all[0].Policy.Guard, all[0].Policy.PodCIDRs = policy.GuardDrop, prefixes("10.244.0.0/16")
 			v := standing(nftables, all...)
+			v.Guard = guards(v.Policies, 0)
 			result := reconcile.Unchanged
 			for _, p := range f.problems {
 				var conflict *policy.ConflictError

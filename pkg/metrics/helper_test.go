@@ -72,11 +72,21 @@ func group(choice netfilter.Choice, policies []policy.Policy) enforce.Group {
 	return g
 }
 
+// guards returns the state of guards that are as desired, whose counters have the value.
+func guards(policies []policy.Policy, packets uint64, inactive ...enforce.Inactive) enforce.GuardState {
+	g := enforce.GuardState{Desired: policy.DesiredGuards(policies, policy.Owner{}), Inactive: inactive}
+	g.Observed.Packets = map[netfilter.ChainRef]uint64{}
+	for _, d := range g.Desired {
+		g.Observed.Packets[netfilter.ChainRef{Family: d.Family, Name: d.Chain}] = packets
+	}
+	return g
+}
+
 // rich returns the report of a node on which much is going on.
 func rich() *reconcile.Report {
 	yes := true
 	bridge := contribution(network("bridge"), "IP-MASQ-AGENT", "10.0.0.0/8", "fd00::/8")
-	bridge.Policy.EnableIPv6 = &yes
+	bridge.Policy.EnableIPv6, bridge.Policy.Guard, bridge.Policy.PodCIDRs = &yes, policy.GuardDrop, prefixes("10.244.0.0/16")
 	agent := contribution(agentFiles, "IP-MASQ-AGENT", "192.168.0.0/16")
 	agent.Policy.MasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
 	odd := contribution(network("odd \"näme\"\n"+strings.Repeat("x", 100)), "SECOND", "172.16.0.0/12")
@@ -99,7 +109,10 @@ func rich() *reconcile.Report {
 			{File: "/etc/cni/net.d/10-bridge.conflist", Network: "bridge", Entries: []config.ConflistEntry{{Index: 1}}},
 		}}},
 		State: store.State{Sources: all},
-		Rules: &enforce.State{Policies: merged, Groups: []enforce.Group{group(nftables, merged[:1]), group(iptables, merged[1:])}},
+		Rules: &enforce.State{
+			Policies: merged, Groups: []enforce.Group{group(nftables, merged[:1]), group(iptables, merged[1:])},
+			Guard: guards(merged, 11, enforce.Inactive{ChainFamily: policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv6}, Err: errors.New("no ranges")}),
+		},
 		Drift: policy.Diff{{Kind: policy.RuleChange}, {Kind: policy.RuleChange}, {Kind: policy.JumpChange}},
 	}
 }

@@ -51,6 +51,7 @@ func TestGolden(t *testing.T) {
 			})
 			if report != nil {
 				m.Report(report, time.Minute)
+				m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}: 13})
 			}
 			scrape(t, m)
 			var lines []string
@@ -168,10 +169,13 @@ func TestNamesAreBounded(t *testing.T) {
 	r := &reconcile.Report{}
 	for i := range 300 {
 		name := fmt.Sprintf("%s\xff\n%04d", strings.Repeat("n", 100), i)
-		all = append(all, contribution(network(name), fmt.Sprintf("CHAIN-%04d", i)))
+		c := contribution(network(name), fmt.Sprintf("CHAIN-%04d", i))
+		c.Policy.Guard, c.Policy.PodCIDRs = policy.GuardDrop, prefixes("10.244.0.0/16")
+		all = append(all, c)
 	}
 	r.Problems = append(r.Problems, reconcile.Problem{Reason: reconcile.ReasonSource, Source: all[299].ID, Err: errors.New("bad")})
 	r.State.Sources, r.Rules = all, standing(iptables, all...)
+	r.Rules.Guard = guards(r.Rules.Policies, 2)
 	m.Report(r, time.Minute)
 	m.Report(r, time.Minute)
 	count := map[string]int{}
@@ -186,6 +190,7 @@ func TestNamesAreBounded(t *testing.T) {
 	}
 	for name, want := range map[string]int{
 		"source_valid": 201, "source_hash": 200, "policy_conflict": 201, "prefixes": 2 * 201, "connections_total": 2 * 201,
+		"guard_active": 201, "guard_packets_total": 201, "connections_reset_total": 201,
 	} {
 		if got := count["ip_masq_"+name]; got != want {
 			t.Errorf("%d series of %s, want %d", got, name, want)
@@ -193,18 +198,21 @@ func TestNamesAreBounded(t *testing.T) {
 	}
 	expect(t, m, map[string]string{
 		`source_valid{source="other"}`: "0", `policy_conflict{chain="other"}`: "0",
-		`prefixes{action="exempt",chain="other",family="ipv4"}`: "400",
+		`prefixes{action="exempt",chain="other",family="ipv4"}`: "400", `guard_packets_total{action="drop",chain="other",family="ipv4"}`: "200",
 	})
 }
 
 func TestAScrapeReadsTheRulesAnew(t *testing.T) {
 	c := contribution(network("a"), "A", "10.0.0.0/8")
+	c.Policy.Guard, c.Policy.PodCIDRs = policy.GuardCount, prefixes("10.244.0.0/16")
 	v := standing(nftables, c)
+	v.Guard = guards(v.Policies, 5)
 	m := metrics.New(metrics.Options{State: func(context.Context) *enforce.State { return v }})
 	m.Report(&reconcile.Report{Rules: standing(nftables, c)}, time.Minute)
 	v.Groups[0].Observed.Chains[0].Rules[1].Connections = 102
 	expect(t, m, map[string]string{
 		`connections_total{action="exempt",chain="A",family="ipv4"}`: "1", `connections_total{action="masquerade",chain="A",family="ipv4"}`: "102",
+		`guard_packets_total{action="count",chain="A",family="ipv4"}`: "5",
 	})
 }
 

@@ -70,6 +70,8 @@ type Monitor struct {
 	inserted int       // how often it inserted the plugin entry
 
 	connections connections
+	guards      totals
+	resets      map[series]uint64 // connections that were reset
 	scraped
 }
 
@@ -92,7 +94,7 @@ func New(o Options) *Monitor {
 			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}),
 		results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{},
-		connections: connections{newTotals(), maphash.MakeSeed()},
+		connections: connections{newTotals(), maphash.MakeSeed()}, guards: newTotals(), resets: map[series]uint64{},
 	}
 	m.registry.MustRegister(m, m.duration)
 	return m
@@ -121,8 +123,19 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	if r.Rules != nil {
 		m.lastWithRules = r
 	}
-	m.connections.observe(r.Before)
-	m.connections.observe(r.Rules)
+	for _, s := range []*enforce.State{r.Before, r.Rules} {
+		m.connections.observe(s)
+		m.guards.observeGuards(s)
+	}
+}
+
+// ConnectionsReset takes note of connections that were reset.
+func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for c, n := range deleted {
+		m.resets[series{chain: m.guards.chains.admit(label(c.Chain)), family: c.Family}] += n
+	}
 }
 
 // Conflist is the status of the plugin entry in the conflist, from the conflist manager.
@@ -277,5 +290,6 @@ func (m *Monitor) refresh() {
 	// A state that a sync overtook may be the older one; its counters would be counted twice.
 	if m.reports == reports {
 		m.connections.observe(state)
+		m.guards.observeGuards(state)
 	}
 }
