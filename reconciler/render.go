@@ -80,8 +80,27 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if err != nil {
 		return err
 	}
+	if text, err = withGuards(node, choice.Backend, text, r.Rules.Guard.Desired, families); err != nil {
+		return err
+	}
 	_, err = a.out.Write(text)
 	return err
+}
+
+// withGuards adds the tables ip-masq-guard, which are in nftables whatever the backend of the chains.
+func withGuards(node *reconcile.Node, b policy.Backend, text []byte, desired []policy.Guard, families []policy.Family) ([]byte, error) {
+	switch {
+	case len(desired) == 0:
+		return text, nil
+	case b != policy.NFTables:
+		note := "# guard and enforceExempt are in nftables: ip-masq-reconciler render --backend nftables prints their tables.\n"
+		return append([]byte(note), text...), nil
+	}
+	tables, err := node.Drivers.GuardTables()
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(text, tables.RenderGuards(desired, families...)), nil
 }
 
 // outputForm returns the backend to render for: the wanted one as the node uses it, else the one

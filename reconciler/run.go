@@ -198,7 +198,7 @@ func (d *daemon) watchFiles(ctx context.Context, loop *reconcile.Loop, files *fs
 // thirdParty counts the third-party rules that defeat the policy.
 func (d *daemon) thirdParty(ctx context.Context, r *reconcile.Report) (int, error) {
 	rules, err := thirdparty.Scan(ctx, diagnose.Owned(r.Rules, r.State.Record, d.current.Load().Node.Dir.Path()))
-	return diagnose.CountThirdParty(r.Rules.Policies, rules), err
+	return diagnose.CountThirdParty(r.Rules, rules), err
 }
 
 // pluginVersion returns the version that the installed plugin prints, or "" if it does not. It runs

@@ -49,12 +49,17 @@ type Explanation struct {
 
 	// Kernel means that packets get this verdict, with the rules of all chains and of third parties.
 	// OverriddenBy is a third-party rule that decides otherwise, for some of the packets at least.
-	Kernel       bool     `json:"kernel"`
-	OverriddenBy string   `json:"overridden_by"`
-	Backend      string   `json:"backend"`           // "iptables (nft)"
-	Rule         string   `json:"rule"`              // in the kernel, that decides; "" if none matches
-	Problem      string   `json:"problem,omitempty"` // why the kernel's verdict is unknown
-	Drift        []string `json:"drift"`             // differences of the chain
+	Kernel       bool   `json:"kernel"`
+	OverriddenBy string `json:"overridden_by"`
+	Backend      string `json:"backend"` // "iptables (nft)"
+	Rule         string `json:"rule"`    // in the kernel, that decides; "" if none matches
+	// EnforceExemptHolds tells whether the key enforceExempt keeps the source of packets from pods, or would keep it,
+	// against the third-party rules; nil without such rules.
+	EnforceExemptHolds *bool `json:"enforce_exempt_holds,omitempty"`
+	// Guard is what the guard does with such a packet that conntrack does not know.
+	Guard   policy.GuardMode `json:"guard,omitempty"`
+	Problem string           `json:"problem,omitempty"` // why the kernel's verdict is unknown
+	Drift   []string         `json:"drift"`             // differences of the chain
 
 	// Chains are the other chains, each by itself.
 	Chains []Explanation `json:"chains,omitempty"`
@@ -63,8 +68,9 @@ type Explanation struct {
 	masquerades bool // masquerade the traffic
 	nftables    bool
 	overriders  []thirdparty.Hit
-	stale       bool // rules that a sync removes may decide
-	byHand      bool // a sync does not repair the difference
+	held        []thirdparty.Hit // third-party rules that enforceExempt precedes
+	stale       bool             // rules that a sync removes may decide
+	byHand      bool             // a sync does not repair the difference
 	incomplete  bool
 }
 
@@ -84,6 +90,7 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 		e := blank
 		e.decide(p, q.Packet, sources, finder)
 		e.observe(p, q.Packet, state)
+		e.guarded(q, state)
 		all = append(all, e)
 	}
 	if len(all) == 0 {
@@ -203,6 +210,37 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 	}
 }
 
+// guarded sets what the guard of the chain does with the packet if it is not translated.
+func (e *Explanation) guarded(q Question, state *enforce.State) {
+	for _, c := range state.Guard.Diff {
+		if c.Family == e.Family && (c.Chain == e.Chain || c.Chain == "") {
+			e.Drift = append(e.Drift, c.String())
+		}
+	}
+	g := guardInForce(state, e.Chain, e.Family)
+	if g != nil && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade && q.mayBePod(g.Pods) {
+		e.Guard = g.Mode
+	}
+}
+
+// mayBePod reports whether the source can be a pod, given the known addresses of pods.
+func (q Question) mayBePod(pods policy.Ranges) bool {
+	return !q.SrcLocal && (!q.Src.IsValid() || len(pods) == 0 || pods.Contains(q.Src))
+}
+
+// bound returns the sources of traffic that enforceExempt binds to its own addresses; nil if there is none.
+func (q Question) bound(state *enforce.State) policy.Ranges {
+	f := policy.FamilyOf(q.Dst)
+	for _, p := range state.Policies {
+		g := guardInForce(state, p.Chain, f)
+		inScope := g != nil && (q.Out == "" || len(g.Interfaces) == 0 || slices.ContainsFunc(g.Interfaces, thirdparty.Packets{Out: q.Out}.Leaves))
+		if inScope && g.Bound != nil && g.Bound.Contains(q.Dst) && q.mayBePod(g.Pods) {
+			return g.Pods
+		}
+	}
+	return nil
+}
+
 // agrees reports whether the observed rules of this chain do what the policy says.
 func (e *Explanation) agrees() bool {
 	return e.known && e.masquerades == (e.Verdict == policy.ActionMasquerade)
@@ -217,16 +255,22 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	if q.Src.IsValid() {
 		t.From, t.FromLocal = policy.RangesOf(netip.PrefixFrom(q.Src, q.Src.BitLen())), &q.SrcLocal
 	}
+	var pods policy.Ranges
 	for _, p := range state.Policies {
 		if p.Chain != e.Chain {
 			continue
 		}
+		pods = p.PodRanges(e.Family)
 		if t.From == nil {
 			t.From = p.Candidates(e.Family)
 		}
 		if t.Out == nil {
 			t.Out = p.Interfaces.Value
 		}
+	}
+	bound := q.bound(state)
+	if bound != nil && !q.Src.IsValid() {
+		t.From = bound // the question is about pods
 	}
 	hits, err := q.Trace(t, e.binding(state))
 	if err != nil {
@@ -236,6 +280,8 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	var maybe []thirdparty.Hit
 	for _, h := range hits {
 		switch overrides := e.Verdict != policy.ActionMasquerade || h.Action != thirdparty.Masquerades; {
+		case overrides && bound != nil && h.Priority > enforcePriority:
+			e.held = append(e.held, h)
 		case overrides && h.Sure:
 			e.overriders = append(e.overriders, h)
 		case overrides:
@@ -247,6 +293,11 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	if e.overriders = append(e.overriders, maybe...); len(e.overriders) > 0 {
 		e.Kernel, e.OverriddenBy = false, e.overriders[0].Text
 	}
+	if e.Verdict == policy.ActionExempt && len(e.overriders)+len(e.held) > 0 {
+		early := func(h thirdparty.Hit) bool { return h.Priority <= enforcePriority }
+		holds := len(e.overriders) == 0 || bound == nil && !slices.ContainsFunc(e.overriders, early) && q.mayBePod(pods)
+		e.EnforceExemptHolds = &holds
+	}
 }
 
 // binding returns a function that tells of a chain in the kernel whether it is one of the
@@ -257,6 +308,9 @@ func (e *Explanation) binding(state *enforce.State) func(thirdparty.Place) (owne
 		binds[other.Chain] = other.masquerades
 	}
 	return func(p thirdparty.Place) (bool, bool) {
+		if p.Backend == policy.NFTables && p.Table == guardTable {
+			return true, false // Question.bound tells what it binds
+		}
 		for _, g := range state.Groups {
 			name, masq := masqChainOf(p)
 			if masq && p.Backend == g.Choice.Backend && p.Variant == g.Choice.Variant && g.Desired.Find(p.Family, name) != nil {

@@ -337,3 +337,70 @@ func TestTheKernelAgreesWhereNothingDiffers(t *testing.T) {
 		}
 	})
 }
+
+// TestGuard: what guard and enforceExempt do with packets, and when they do not.
+func TestGuard(t *testing.T) {
+	rule := func(priority int32) []thirdparty.Hit {
+		return []thirdparty.Hit{{Rule: thirdparty.Rule{Place: thirdparty.Place{Priority: priority}, Action: thirdparty.Masquerades, Text: "M"}, Sure: true}}
+	}
+	on := func(s *policy.SourcePolicy) {
+		s.Guard, s.EnforceExempt, s.PodCIDRs = policy.GuardCount, new(bool), cidrs("10.244.0.0/16")
+		*s.EnforceExempt = true
+	}
+	off := func(s *policy.SourcePolicy) { s.PodCIDRs = cidrs("10.244.0.0/16") }
+	drift := func(n *node) {
+		n.view.Guard.Diff = policy.Diff{{Kind: policy.GuardChange, Family: policy.IPv4, Chain: "A", Text: "counter"}}
+	}
+	const holds, not = "true", "false"
+	for _, tt := range []struct {
+		name      string
+		key       func(*policy.SourcePolicy)
+		change    func(*node)
+		dst, from string
+		hits      []thirdparty.Hit
+		kernel    bool
+		holds     string // "": no third-party rule
+		guard     policy.GuardMode
+	}{
+		{"masqueraded", on, nil, "8.8.8.8", "10.244.0.9", nil, true, "", policy.GuardCount},
+		{"masqueraded, any source", on, nil, "8.8.8.8", "", nil, true, "", policy.GuardCount},
+		{"masqueraded, not of a pod", on, nil, "8.8.8.8", "172.17.0.9", nil, true, "", ""},
+		{"masqueraded, the guard differs", on, drift, "8.8.8.8", "10.244.0.9", nil, true, "", ""},
+		{"masqueraded, of another chain", on, func(n *node) { n.view.Guard.Desired[0].Chain = "B" }, "8.8.8.8", "10.244.0.9", nil, true, "", ""},
+		{"exempt", on, nil, "10.1.1.1", "10.244.0.9", nil, true, "", ""},
+		{"exempt, and a third-party rule", on, nil, "10.1.1.1", "10.244.0.9", rule(100), true, holds, ""},
+		{"exempt, any source", on, nil, "10.1.1.1", "", rule(100), true, holds, ""},
+		{"exempt, not of a pod", on, nil, "10.1.1.1", "172.17.0.9", rule(100), false, not, ""},
+		{"exempt, an earlier rule", on, nil, "10.1.1.1", "10.244.0.9", rule(90), false, not, ""},
+		{"exempt, a rule of that priority", on, nil, "10.1.1.1", "10.244.0.9", rule(99), false, not, ""},
+		{"exempt, the guard differs", on, drift, "10.1.1.1", "10.244.0.9", rule(100), false, holds, ""},
+		{"exempt, without the key", off, nil, "10.1.1.1", "10.244.0.9", rule(100), false, holds, ""},
+		{"exempt, without the key, an earlier rule", off, nil, "10.1.1.1", "", rule(90), false, not, ""},
+		{"exempt, without the key, not of a pod", off, nil, "10.1.1.1", "172.17.0.9", rule(100), false, not, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := newNode(network("a", "A", tt.key))
+			if tt.change != nil {
+				tt.change(n)
+			}
+			q := question(tt.dst, tt.from, "")
+			q.Trace = func(_ thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
+				if is, binds := owned(thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq-guard", Chain: "enforce"}); !is || binds {
+					t.Errorf("the guard's table is followed: owned %t, binds %t", is, binds)
+				}
+				return tt.hits, nil
+			}
+			e := n.explain(q)
+			got := ""
+			if e.EnforceExemptHolds != nil {
+				got = fmt.Sprint(*e.EnforceExemptHolds)
+			}
+			if e.Kernel != tt.kernel || got != tt.holds || e.Guard != tt.guard {
+				t.Errorf("kernel %t, enforceExempt holds %q, guard %q; want %t, %q, %q", e.Kernel, got, e.Guard, tt.kernel, tt.holds, tt.guard)
+			}
+			if drifted := len(n.view.Guard.Diff) > 0; drifted != (len(e.Drift) > 0) {
+				t.Errorf("drift %q", e.Drift)
+			}
+		})
+	}
+}

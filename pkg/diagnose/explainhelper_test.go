@@ -39,6 +39,7 @@ func newNode(sources ...policy.Source) *node {
 		}
 		n.join(p, choice)
 	}
+	n.view.Guard.Desired = policy.DesiredGuards(n.view.Policies, policy.OwnedBy("/state"))
 	return n
 }
 

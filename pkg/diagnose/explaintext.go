@@ -94,6 +94,7 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		others = append(others, "and by: "+h.Text)
 	}
 	row("", strings.Join(first(maxLines-1, others), "\n"))
+	row("", e.guardText())
 	row("problem", e.Problem)
 	row("drift", strings.Join(first(maxLines, e.Drift), "\n"))
 }
@@ -164,6 +165,29 @@ func (e Explanation) kernelText() string {
 		return "this chain agrees: " + does + by + "; the kernel as a whole does not, or cannot be verified"
 	}
 	return "DISAGREES: " + does + by
+}
+
+// guardText returns what guard and enforceExempt do, or would do.
+func (e Explanation) guardText() string {
+	switch {
+	case e.Guard == policy.GuardDrop:
+		return "and if conntrack does not know the packet: dropped by the guard"
+	case e.Guard == policy.GuardCount:
+		return "and if conntrack does not know the packet: counted by the guard"
+	case e.EnforceExemptHolds == nil:
+	case len(e.held) > 0:
+		return "enforceExempt holds against the rule: " + e.held[0].Text
+	case *e.EnforceExemptHolds:
+		return "enforceExempt would hold against it, for packets of pods without a mark of bypassMark"
+	default:
+		for _, h := range e.overriders {
+			if h.Priority <= enforcePriority {
+				return fmt.Sprintf("enforceExempt does not hold against it: its priority %d is before that of enforceExempt, %d", h.Priority, enforcePriority)
+			}
+		}
+		return "enforceExempt does not hold against it: the source is no known address of a pod"
+	}
+	return ""
 }
 
 // whatToDo returns the command to run if the kernel does not do what the policy says.

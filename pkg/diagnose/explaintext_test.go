@@ -55,15 +55,25 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		defer func() { hits = nil }()
 		return ask(sound(), dst, src, "")
 	}
-	rule := func(text string, sure bool) thirdparty.Hit {
-		return thirdparty.Hit{Rule: thirdparty.Rule{Action: thirdparty.Masquerades, Text: text}, Sure: sure}
+	rule := func(text string, priority int32, sure bool) thirdparty.Hit {
+		at := thirdparty.Place{Priority: priority}
+		return thirdparty.Hit{Rule: thirdparty.Rule{Place: at, Action: thirdparty.Masquerades, Text: text}, Sure: sure}
 	}
 	const docker = "iptables (nft), ipv4, table nat, chain POSTROUTING: from 172.17.0.0/16 not out docker0 masquerade"
 	const kindnet = "nftables, ipv4, table kindnet-ipmasq, chain postrouting: masquerade"
+	guarded := newNode(network("podnet", "IP-MASQ-AGENT", pods, func(s *policy.SourcePolicy) {
+		s.Guard, s.EnforceExempt = policy.GuardDrop, new(bool)
+		*s.EnforceExempt = true
+	}))
+	hits = []thirdparty.Hit{rule(docker, 100, true)}
+	enforced := ask(guarded, "192.168.7.7", "10.244.0.2", "")
+	hits = nil
 	return map[string]diagnose.Explanation{
-		"overridden":       beside("192.168.7.7", "10.244.0.2", rule(docker, false), rule(kindnet, true)),
-		"overridden-maybe": beside("192.168.7.7", "", rule(docker, false)),
-		"by-third-party":   beside("8.8.8.8", "10.244.0.2", rule(kindnet, true)),
+		"guarded":          ask(guarded, "8.8.8.8", "", ""),
+		"enforced":         enforced,
+		"overridden":       beside("192.168.7.7", "10.244.0.2", rule(docker, 100, false), rule(kindnet, 90, true)),
+		"overridden-maybe": beside("192.168.7.7", "", rule(docker, 100, false)),
+		"by-third-party":   beside("8.8.8.8", "10.244.0.2", rule(kindnet, 90, true)),
 		"masqueraded":      ask(sound(), "8.8.8.8", "10.244.0.2", "eth0"),
 		"exempt":           ask(sound(), "192.168.7.7", "", ""),
 		"by-agent-files":   ask(sound(), "172.20.1.1", "", ""),

@@ -93,6 +93,7 @@ func (h *testHost) node() Host {
 	v := &enforce.State{Policies: policy.Merge(n.State.Sources)}
 	desired := policy.Desired(v.Policies, policy.Layout{}, policy.Owner{})
 	v.Groups = []enforce.Group{{Choice: h.choice, Desired: desired, Observed: desired, Recorded: true}}
+	v.Guard.Desired = policy.DesiredGuards(v.Policies, policy.Owner{})
 	n.Rules = v
 	for _, p := range v.Policies {
 		n.State.Record.Chains = append(n.State.Record.Chains,

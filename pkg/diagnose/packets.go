@@ -38,6 +38,9 @@ func packetChecks() []check {
 		{Finding{ID: "guard-ebpf", Severity: SeverityNotice,
 			Summary: "The guard is on beside an eBPF data plane that may masquerade after it: it catches all packets that leave untranslated.",
 			Remedy:  `Set guard to "off", or switch the masquerading of the eBPF data plane off.`}, guardBesideEBPF},
+		{Finding{ID: "guard-inactive", Severity: SeverityNotice,
+			Summary: "guard, enforceExempt or staleConnections have no effect.",
+			Remedy:  "State the addresses of pods in podCIDRs, or do what the message asks for."}, inactiveGuards},
 	}
 }
 
@@ -153,8 +156,18 @@ func bypassMarks(e *examination, f *Finding) {
 
 // guards returns the guards that catch packets.
 func (e *examination) guards() []policy.Guard {
-	return slices.DeleteFunc(policy.DesiredGuards(e.Rules.Policies, policy.Owner{}),
-		func(g policy.Guard) bool { return g.Mode == policy.GuardOff })
+	return slices.DeleteFunc(slices.Clone(e.Rules.Guard.Desired), func(g policy.Guard) bool { return g.Mode == policy.GuardOff })
+}
+
+func inactiveGuards(e *examination, f *Finding) {
+	for _, i := range e.Rules.Guard.Inactive {
+		f.Detail = append(f.Detail, i.Error())
+		for _, p := range e.Rules.Policies {
+			if p.Chain == i.Chain && (p.EnforceExempt.Value || p.ResetsConnections()) { // guard "drop" is the latter
+				f.Severity = SeverityProblem
+			}
+		}
+	}
 }
 
 // caught adds the rules to a finding that apply to packets which a guard catches.

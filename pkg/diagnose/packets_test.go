@@ -3,9 +3,11 @@
 package diagnose
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -78,6 +80,14 @@ func TestPacketFindings(t *testing.T) {
 	guarded := func(mode policy.GuardMode) func(*testHost) {
 		return func(h *testHost) { h.policies[0].Guard, h.policies[0].PodCIDRs = mode, prefixes("10.244.0.0/16") }
 	}
+	inactive := func(mode policy.GuardMode) func(*testHost) {
+		return func(h *testHost) {
+			h.policies[0].Guard = mode
+			h.edit = func(n *Host) {
+				n.Rules.Guard.Inactive = []enforce.Inactive{{ChainFamily: policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}, Err: errors.New("no ranges")}}
+			}
+		}
+	}
 	cilium := "*raw\n:CILIUM_PRE_raw -\n-A PREROUTING -j CILIUM_PRE_raw\n-A CILIUM_PRE_raw -s 10.244.0.0/16 -j CT --notrack\n" +
 		"-A PREROUTING -d 169.254.20.10/32 -p udp --dport 53 -j CT --notrack\n-A PREROUTING -s 172.17.0.0/16 -j CT --notrack\nCOMMIT\n"
 	ipsec := []string{":IP-MASQ-AGENT -", "-A POSTROUTING -s 172.17.0.0/16 -j ACCEPT", "-A POSTROUTING -d 10.0.0.0/8 -j ACCEPT",
@@ -139,6 +149,9 @@ func TestPacketFindings(t *testing.T) {
 			guarded(policy.GuardDrop)(h)
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
 		}, nil},
+
+		{"no range of pod addresses, counted", nil, inactive(policy.GuardCount), map[string]string{"notice guard-inactive": "chain IP-MASQ-AGENT (ipv4): no ranges"}},
+		{"no range of pod addresses, dropped", nil, inactive(policy.GuardDrop), map[string]string{"problem guard-inactive": "podCIDRs"}},
 
 		{"Cilium's maps, dropped", nil, func(h *testHost) {
 			guarded(policy.GuardDrop)(h)

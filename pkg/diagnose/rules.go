@@ -61,11 +61,20 @@ func ruleChecks() []check {
 	}
 }
 
+// The tables of nftables that are owned.
+const (
+	masqTable  = "ip-masq"
+	guardTable = "ip-masq-guard"
+)
+
+// enforcePriority is that of enforceExempt's base chain. The packets that it binds meet no rule of a later one.
+const enforcePriority = 99
+
 // masqChainOf returns the masquerade chain that a chain with this table and name is, if
 // it is one at all.
 func masqChainOf(p thirdparty.Place) (string, bool) {
 	switch {
-	case p.Backend == policy.NFTables && p.Table == "ip-masq":
+	case p.Backend == policy.NFTables && p.Table == masqTable:
 		return strings.CutPrefix(p.Chain, "masq-")
 	case p.Backend == policy.IPTables && p.Table == "nat":
 		return p.Chain, true
@@ -87,7 +96,7 @@ func Owned(s *enforce.State, rec store.Record, dataDir string) func(thirdparty.P
 	}
 	return func(p thirdparty.Place) bool {
 		name, _ := masqChainOf(p)
-		return p.Table == "ip-masq" || p.Backend == policy.IPTables && inIPTables[name] ||
+		return p.Table == masqTable || p.Table == guardTable || p.Backend == policy.IPTables && inIPTables[name] ||
 			p.Owner.Schema > policy.RulesSchema || p.Owner.DataDir != "" && p.Owner.DataDir == policy.OwnedBy(dataDir).DataDir
 	}
 }
@@ -100,19 +109,35 @@ type violation struct {
 	scoped bool // the policy states sourceCIDRs
 }
 
+// guardInForce returns the guard of a chain that is in the kernel, or nil.
+func guardInForce(s *enforce.State, chain string, f policy.Family) *policy.Guard {
+	differs := func(c policy.Change) bool { return c.Family == f && (c.Chain == chain || c.Chain == "") }
+	inactive := func(i enforce.Inactive) bool { return i.ChainFamily == policy.ChainFamily{Chain: chain, Family: f} }
+	at := slices.IndexFunc(s.Guard.Desired, func(g policy.Guard) bool { return g.Chain == chain && g.Family == f })
+	if at < 0 || s.Failed[chain] != nil || slices.ContainsFunc(s.Guard.Diff, differs) || slices.ContainsFunc(s.Guard.Inactive, inactive) {
+		return nil
+	}
+	return &s.Guard.Desired[at]
+}
+
 // violationsIn returns which rule masquerades what which policy exempts, by rule and then
-// by policy. A rule that is not Exact may apply to fewer packets.
-func violationsIn(policies []policy.Policy, rules []thirdparty.Rule) []violation {
+// by policy. A rule that is not Exact may apply to fewer packets. What enforceExempt holds against the rule
+// is not among it.
+func violationsIn(s *enforce.State, rules []thirdparty.Rule) []violation {
 	var found []violation
 	for _, r := range rules {
-		for _, p := range policies {
+		for _, p := range s.Policies {
 			from := p.SourcesInScope(r.Family)
 			if len(from) == 0 || r.Match.Out == "lo" ||
 				len(p.Interfaces.Value) > 0 && !slices.ContainsFunc(p.Interfaces.Value, r.Match.Leaves) {
 				continue
 			}
 			v := violation{rule: r, chain: p.Chain, scoped: len(p.Sources.Value) > 0}
-			masqueraded := p.DestinationsExempt(r.Family).Intersect(r.Destinations(from))
+			exempt := p.DestinationsExempt(r.Family)
+			if g := guardInForce(s, p.Chain, r.Family); g != nil && g.Bound != nil && r.Priority > enforcePriority {
+				exempt = exempt.Without(g.Bound)
+			}
+			masqueraded := exempt.Intersect(r.Destinations(from))
 			for _, e := range p.Destinations {
 				if e.Action == policy.ActionExempt && touches(masqueraded, e.Prefix) {
 					v.exempt = append(v.exempt, e.Prefix.String())
@@ -133,10 +158,10 @@ func violationsIn(policies []policy.Policy, rules []thirdparty.Rule) []violation
 
 // CountThirdParty returns how many third-party rules masquerade what a policy exempts, of
 // those that were decoded in full.
-func CountThirdParty(policies []policy.Policy, rules []thirdparty.Rule) int {
+func CountThirdParty(s *enforce.State, rules []thirdparty.Rule) int {
 	n := 0
 	for i, r := range rules {
-		if r.Exact && len(violationsIn(policies, rules[i:i+1])) > 0 {
+		if r.Exact && len(violationsIn(s, rules[i:i+1])) > 0 {
 			n++
 		}
 	}
@@ -153,7 +178,7 @@ func touches(r policy.Ranges, p netip.Prefix) bool {
 func (e *examination) readThirdParty() {
 	rules, err := e.ThirdParty(e.ctx)
 	e.noteAs("read third-party NAT rules", err)
-	e.violations = violationsIn(e.Rules.Policies, rules)
+	e.violations = violationsIn(e.Rules, rules)
 }
 
 func (e *examination) readServices() {

@@ -53,6 +53,13 @@ table ip ip-masq { chain masq-IP-MASQ-AGENT { masquerade; }
 chain postrouting { type nat hook postrouting priority 101; fib daddr type != local jump masq-IP-MASQ-AGENT; }
 }`
 
+// enforced is the chain of enforceExempt, which is owned.
+const enforced = `table ip ip-masq-guard {
+	chain enforce { type nat hook postrouting priority 99; policy accept;
+		ip saddr 10.244.0.0/16 ip daddr 10.0.0.0/8 snat to ip saddr comment "ip-masq/1 keeps its state in /elsewhere"
+	}
+}`
+
 // TestThirdPartyRules has third-party rules in a kernel.
 func TestThirdPartyRules(t *testing.T) {
 	for _, tc := range []struct {
@@ -109,6 +116,21 @@ func TestThirdPartyRules(t *testing.T) {
 				yes := true
 				h.policies[0].NonMasqueradeCIDRs, h.policies[0].MasqLinkLocal = prefixes("10.244.0.0/16", "10.96.0.0/16"), &yes
 			}},
+		{name: "that enforceExempt precedes", rules: "-A POSTROUTING -o eth0 -j MASQUERADE", nft: enforced,
+			set: func(h *testHost) {
+				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = on(), prefixes("10.244.0.0/16")
+			}},
+		{name: "that precede enforceExempt", nft: "table ip x {\nchain p {\ntype nat hook postrouting priority 99\nip daddr 10.1.0.0/16 masquerade\n}\n}", counted: 1,
+			set: func(h *testHost) {
+				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = on(), prefixes("10.244.0.0/16")
+			},
+			want: map[string]string{"problem foreign-masquerade": "table x, chain p: to 10.1.0.0/16 masquerade"}},
+		{name: "of sources that are exempt, which enforceExempt does not bind", rules: "-A POSTROUTING -s 10.244.1.0/25 -d 8.8.8.8 -j MASQUERADE", counted: 1,
+			set: func(h *testHost) {
+				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = on(), prefixes("10.244.0.0/16")
+				h.policies[0].NonMasqueradeSourceCIDRs = prefixes("10.244.1.0/25")
+			},
+			want: map[string]string{"problem foreign-masquerade": "applies to all from 10.244.1.0/25"}},
 		{name: "of IPv6, which is not managed", rules6: "-A POSTROUTING -j MASQUERADE"},
 		{name: "of IPv6", rules6: "-A POSTROUTING -j MASQUERADE", counted: 1,
 			set: func(h *testHost) {
@@ -136,7 +158,7 @@ func TestThirdPartyRules(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := CountThirdParty(n.Rules.Policies, rules); got != tc.counted {
+			if got := CountThirdParty(n.Rules, rules); got != tc.counted {
 				t.Errorf("%d rules counted, want %d: %v", got, tc.counted, rules)
 			}
 		})
