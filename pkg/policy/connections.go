@@ -28,8 +28,8 @@ type NodeRoutes interface {
 // ConnectionJudge decides which conntrack entries of pods are stale: translated although
 // no chain masquerades them now, or not translated although one does.
 type ConnectionJudge struct {
-	v4, v6           familyJudge
-	untranslatedOnly bool
+	v4, v6                   familyJudge
+	translated, untranslated bool
 }
 
 // familyJudge is a ConnectionJudge of one family.
@@ -143,20 +143,24 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 		}
 		return j
 	}
-	out := &ConnectionJudge{judge(IPv4), judge(IPv6), true}
+	out := &ConnectionJudge{v4: judge(IPv4), v6: judge(IPv6), untranslated: untranslated}
 	for _, policies := range before {
-		for i := range policies {
-			if !slices.ContainsFunc(now, policies[i].masqueradesNoMoreThan) {
-				out.untranslatedOnly = false
-			}
-		}
+		out.translated = out.translated || masqueradeMore(policies, now)
+		out.untranslated = out.untranslated || masqueradeMore(now, policies)
 	}
 	return out
 }
 
-// UntranslatedOnly reports whether no change made exempt what was masqueraded before, so that
-// no translated entry is stale.
-func (j *ConnectionJudge) UntranslatedOnly() bool { return j.untranslatedOnly }
+// StaleKinds reports whether translated entries can be stale, because a change made exempt what
+// was masqueraded, and whether untranslated ones can.
+func (j *ConnectionJudge) StaleKinds() (translated, untranslated bool) {
+	return j.translated, j.untranslated
+}
+
+// masqueradeMore reports whether some policy may masquerade what none of others does.
+func masqueradeMore(policies, others []Policy) bool {
+	return slices.ContainsFunc(policies, func(p Policy) bool { return !slices.ContainsFunc(others, p.masqueradesNoMoreThan) })
+}
 
 // masqueradesNoMoreThan reports whether q masquerades all that p does.
 func (p *Policy) masqueradesNoMoreThan(q Policy) bool {

@@ -169,7 +169,7 @@ func staleByDefinition(c policy.Connection, now []policy.Policy, before [][]poli
 
 // TestJudgeOfRandomChanges compares the judge with the definition for random policies before and after a change.
 func TestJudgeOfRandomChanges(t *testing.T) {
-	found, untranslatedOnly := map[bool]int{}, 0
+	found, oneKind := map[bool]int{}, 0
 	rapid.Check(t, func(t *rapid.T) {
 		f := genFamily().Draw(t, "family")
 		sources := genSources().Draw(t, "before")
@@ -226,11 +226,13 @@ func TestJudgeOfRandomChanges(t *testing.T) {
 				t.Fatalf("%+v out %q: stale %v of %q, want %v", c, routes.out, stale, chain, want)
 			}
 			found[stale]++
-			if stale && c.ReplyDst != c.Src && judge.UntranslatedOnly() {
-				t.Fatalf("%+v: translated and stale, but only untranslated entries can be", c)
+			isTranslated := c.ReplyDst != c.Src
+			mayTranslated, mayUntranslated := judge.StaleKinds()
+			if stale && (isTranslated && !mayTranslated || !isTranslated && !mayUntranslated) {
+				t.Fatalf("%+v: stale, but translated entries %v, untranslated entries %v", c, mayTranslated, mayUntranslated)
 			}
-			if judge.UntranslatedOnly() {
-				untranslatedOnly++
+			if mayTranslated != mayUntranslated {
+				oneKind++
 			}
 			// Whatever the policies are, the same ones before and now make nothing stale.
 			if _, stale := same.Judge(&c, routes); stale {
@@ -238,8 +240,8 @@ func TestJudgeOfRandomChanges(t *testing.T) {
 			}
 		}
 	})
-	if all := found[true] + found[false]; found[true] < all/100 || untranslatedOnly < all/20 {
-		t.Errorf("of %d entries %d were stale, and %d could only be so if untranslated", all, found[true], untranslatedOnly)
+	if all := found[true] + found[false]; found[true] < all/100 || oneKind < all/20 {
+		t.Errorf("of %d entries %d were stale, and entries of one kind alone could be for %d", all, found[true], oneKind)
 	}
 }
 
@@ -256,6 +258,9 @@ func TestRenamedChainResetsNothing(t *testing.T) {
 		if chain, stale := judge.Judge(c, &nodeRoutes{}); stale {
 			t.Errorf("%+v is stale in %s", c, chain)
 		}
+	}
+	if translated, untranslated := judge.StaleKinds(); translated || untranslated {
+		t.Error("entries may be stale")
 	}
 }
 
