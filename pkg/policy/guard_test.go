@@ -3,7 +3,10 @@
 package policy_test
 
 import (
+	"fmt"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -36,4 +39,135 @@ func TestParseMark(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestPodRanges(t *testing.T) {
+	dual := policy.SourcePolicy{EnableIPv6: ptr(true)}
+	with := func(change func(*policy.SourcePolicy)) policy.SourcePolicy {
+		s := dual
+		change(&s)
+		return s
+	}
+	for name, tt := range map[string]struct {
+		sources    []policy.Source
+		ipv4, ipv6 string
+	}{
+		"none":     {[]policy.Source{network("a", 1, dual)}, "{}", "{}"},
+		"podCIDRs": {[]policy.Source{network("a", 1, with(func(s *policy.SourcePolicy) { s.PodCIDRs = cidrs("10.244.0.0/16", "fd00:1::/64") }))}, "10.244.0.0/16", "fd00:1::/64"},
+		"podCIDRs of all sources": {[]policy.Source{
+			network("a", 1, policy.SourcePolicy{PodCIDRs: cidrs("10.244.0.0/24")}), network("b", 2, policy.SourcePolicy{PodCIDRs: cidrs("10.244.4.0/24", "10.244.1.0/24")}),
+			agentFiles(policy.SourcePolicy{PodCIDRs: cidrs("10.244.8.0/24")}),
+		}, "{10.244.0.0/23, 10.244.4.0/24, 10.244.8.0/24}", "{}"},
+		"sourceCIDRs":       {[]policy.Source{found(network("a", 1, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}), "10.244.7.0/24")}, "10.244.0.0/16", "{}"},
+		"subnets":           {[]policy.Source{found(network("a", 1, dual), "10.244.7.0/24", "fd00:1::/64"), found(network("b", 2, dual), "10.9.7.0/24")}, "{10.9.7.0/24, 10.244.7.0/24}", "fd00:1::/64"},
+		"each family's own": {[]policy.Source{found(network("a", 1, with(func(s *policy.SourcePolicy) { s.PodCIDRs = cidrs("10.244.0.0/16") })), "10.9.7.0/24", "fd00:1::/64")}, "10.244.0.0/16", "fd00:1::/64"},
+		"podCIDRs in scope": {[]policy.Source{network("a", 1, with(func(s *policy.SourcePolicy) {
+			s.PodCIDRs, s.SourceCIDRs = cidrs("10.244.0.0/16", "fd00:1::/64"), cidrs("10.244.7.0/24")
+		}))}, "10.244.7.0/24", "{}"},
+		"exempt sources": {[]policy.Source{
+			network("a", 1, policy.SourcePolicy{PodCIDRs: cidrs("10.244.0.0/24")}), network("b", 2, policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.244.0.128/25")}),
+		}, "10.244.0.0/25", "{}"},
+	} {
+		p := mergeOne(t, tt.sources...)
+		wantEqual(t, name+", ipv4", p.PodRanges(policy.IPv4).String(), tt.ipv4)
+		wantEqual(t, name+", ipv6", p.PodRanges(policy.IPv6).String(), tt.ipv6)
+	}
+}
+
+// found adds subnets that ADDs found.
+func found(c policy.Source, subnets ...string) policy.Source {
+	c.PodSubnets = cidrs(subnets...)
+	return c
+}
+
+func TestResetsConnections(t *testing.T) {
+	for _, tt := range []struct {
+		guard policy.GuardMode
+		stale policy.StaleConnections
+		want  bool
+	}{
+		{"", "", false},
+		{policy.GuardCount, "", false},
+		{policy.GuardDrop, "", true},
+		{policy.GuardDrop, policy.KeepConnections, false},
+		{"", policy.ResetConnections, true},
+	} {
+		p := mergeOne(t, network("a", 1, policy.SourcePolicy{Guard: tt.guard, StaleConnections: tt.stale}))
+		wantEqual(t, fmt.Sprintf("guard %q, staleConnections %q", tt.guard, tt.stale), p.ResetsConnections(), tt.want)
+	}
+}
+
+// The guard of a chain catches exactly the packets of pods that the chain masquerades.
+// Packets that are bound are masqueraded by no chain, and all are bound that go where
+// no chain masquerades any packet.
+func TestGuardsAreWhatPoliciesSay(t *testing.T) {
+	chains := []string{"A", "B", "C"}
+	rapid.Check(t, func(t *rapid.T) {
+		sources := genSources().Draw(t, "sources")
+		byChain := map[string][]policy.Source{}
+		for i := range sources {
+			s := &sources[i]
+			s.Policy.Chain = rapid.SampledFrom(chains).Draw(t, "chain")
+			byChain[s.Policy.Chain] = append(byChain[s.Policy.Chain], *s)
+		}
+		oracles := map[string]oracle{}
+		for chain, list := range byChain {
+			oracles[chain] = newOracle(list)
+		}
+		guards := policy.DesiredGuards(policy.Merge(sources), policy.OwnedBy("/state"))
+		for _, g := range guards {
+			for _, set := range []policy.Ranges{g.Pods, g.Exempt, g.Bound} {
+				if !policy.Normalize(set).Equal(append(policy.Ranges{}, set...)) {
+					t.Fatalf("%v is not in its normal form", set)
+				}
+			}
+		}
+		for range 20 {
+			p := genPacket(sources).Draw(t, "packet")
+			if policy.FamilyOf(p.Src) != policy.FamilyOf(p.Dst) {
+				continue
+			}
+			p.SrcLocal, p.DstLocal = false, false
+			masquerades, somewhere := false, false // by any chain: the packet, or some packet to its destination
+			for _, o := range oracles {
+				masquerades = masquerades || o.decide(p) == masqueraded
+				somewhere = somewhere || o.manages(p.Dst) && o.destination(p.Dst) == masqueraded
+			}
+			for chain, o := range oracles {
+				g := guardOf(guards, chain, p)
+				matches := g != nil && (len(g.Interfaces) == 0 || anyNames(g.Interfaces, p.Out)) && g.Pods.Contains(p.Src)
+				mode := saidFirst(o, policy.GuardOff, func(s policy.SourcePolicy) *policy.GuardMode { return statedMode(s.Guard) })
+				caught := matches && g.Mode != policy.GuardOff && !g.Exempt.Contains(p.Dst)
+				if want := mode != policy.GuardOff && o.isPod(p.Src) && o.decide(p) == masqueraded; caught != want || g != nil && g.Mode != mode {
+					t.Fatalf("chain %s, %+v: caught %v (%+v), want %v", chain, p, caught, g, want)
+				}
+
+				out := scopeOf(o, func(s policy.SourcePolicy) []string { return s.OutputInterfaces })
+				enforced := saidFirst(o, false, func(s policy.SourcePolicy) *bool { return s.EnforceExempt }) &&
+					o.manages(p.Dst) && o.isPod(p.Src) && (len(out) == 0 || anyNames(out, p.Out))
+				mark := saidFirst(o, 0x6000, func(s policy.SourcePolicy) *policy.Mark { return s.BypassMark })
+				switch bound := matches && g.Bound.Contains(p.Dst); {
+				case bound && (!enforced || masquerades || g.BypassMark != mark),
+					!bound && enforced && (!somewhere || len(oracles) == 1 && !masquerades):
+					t.Fatalf("chain %s, %+v: bound %v (%+v)", chain, p, bound, g)
+				}
+			}
+		}
+	})
+}
+
+func statedMode(m policy.GuardMode) *policy.GuardMode {
+	if m == "" {
+		return nil
+	}
+	return &m
+}
+
+func guardOf(guards []policy.Guard, chain string, p policy.Packet) *policy.Guard {
+	for i := range guards {
+		if guards[i].Chain == chain && guards[i].Family == policy.FamilyOf(p.Dst) {
+			return &guards[i]
+		}
+	}
+	return nil
 }

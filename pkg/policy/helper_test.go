@@ -185,6 +185,10 @@ func genSourcePolicy() *rapid.Generator[policy.SourcePolicy] {
 			MasqueradeHost:          genOptional(rapid.Bool()).Draw(t, "masqueradeHost"),
 			RandomFully:             genOptional(rapid.Bool()).Draw(t, "randomFully"),
 			ToPorts:                 genOptional(genPorts()).Draw(t, "toPorts"),
+			Guard:                   rapid.SampledFrom([]policy.GuardMode{"", policy.GuardOff, policy.GuardCount, policy.GuardDrop}).Draw(t, "guard"),
+			StaleConnections:        rapid.SampledFrom([]policy.StaleConnections{"", policy.KeepConnections, policy.ResetConnections}).Draw(t, "staleConnections"),
+			EnforceExempt:           genOptional(rapid.Bool()).Draw(t, "enforceExempt"),
+			BypassMark:              genOptional(rapid.Map(rapid.Uint32(), func(n uint32) policy.Mark { return policy.Mark(n) })).Draw(t, "bypassMark"),
 		}
 		families := []policy.Family{policy.IPv4}
 		if s.EnableIPv6 != nil && *s.EnableIPv6 {
@@ -196,6 +200,7 @@ func genSourcePolicy() *rapid.Generator[policy.SourcePolicy] {
 			return slices.Contains(s.NonMasqueradeCIDRs, p)
 		})
 		s.NonMasqueradeSourceCIDRs = genPrefixes(families, 3).Draw(t, "nonMasqueradeSourceCIDRs")
+		s.PodCIDRs = genPrefixes(families, 2).Draw(t, "podCIDRs")
 		if rapid.IntRange(0, 2).Draw(t, "scoped") == 0 {
 			s.SourceCIDRs = genPrefixes(families, 3).Draw(t, "sourceCIDRs")
 			names := rapid.SampledFrom([]string{"eth0", "eth1", "eth+", "e+", "wg0"})
@@ -215,6 +220,7 @@ func genSources() *rapid.Generator[[]policy.Source] {
 		for i := range rapid.IntRange(0, 3).Draw(t, "networks") {
 			c := network(fmt.Sprintf("net%d", i), rapid.Int64Range(1, 3).Draw(t, "order"), genSourcePolicy().Draw(t, "policy"))
 			c.Superseded = rapid.IntRange(0, 3).Draw(t, "superseded") == 0
+			c.PodSubnets = genPrefixes(policy.Families(), 2).Draw(t, "podSubnets")
 			out = append(out, c)
 		}
 		if len(out) == 0 || rapid.Bool().Draw(t, "agent files") {
@@ -243,7 +249,7 @@ func genPacket(sources []policy.Source) *rapid.Generator[policy.Packet] {
 func sourcesOf(sources []policy.Source) []netip.Prefix {
 	var out []netip.Prefix
 	for _, c := range sources {
-		out = append(append(out, c.Policy.SourceCIDRs...), c.Policy.NonMasqueradeSourceCIDRs...)
+		out = slices.Concat(out, c.Policy.SourceCIDRs, c.Policy.NonMasqueradeSourceCIDRs, c.Policy.PodCIDRs, c.PodSubnets)
 	}
 	return out
 }
@@ -341,9 +347,8 @@ func scopeOf[T any](o oracle, get func(policy.SourcePolicy) []T) []T {
 }
 
 func (o oracle) decide(p policy.Packet) verdict {
-	ipv6 := saidFirst(o, false, func(s policy.SourcePolicy) *bool { return s.EnableIPv6 })
 	host := saidFirst(o, true, func(s policy.SourcePolicy) *bool { return s.MasqueradeHost })
-	if p.Dst.Is6() && !ipv6 {
+	if !o.manages(p.Dst) {
 		return notManaged
 	}
 	sources := scopeOf(o, func(s policy.SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
@@ -360,13 +365,46 @@ func (o oracle) decide(p policy.Packet) verdict {
 			return notMasqueraded
 		}
 	}
+	return o.destination(p.Dst)
+}
+
+func (o oracle) manages(a netip.Addr) bool {
+	return a.Is4() || saidFirst(o, false, func(s policy.SourcePolicy) *bool { return s.EnableIPv6 })
+}
+
+// destination is what the longest prefix says.
+func (o oracle) destination(a netip.Addr) verdict {
 	longest, decided := -1, masqueraded
 	for prefix, v := range o.destinations() {
-		if prefix.Contains(p.Dst) && prefix.Bits() > longest {
+		if prefix.Contains(a) && prefix.Bits() > longest {
 			longest, decided = prefix.Bits(), v
 		}
 	}
 	return decided
+}
+
+// isPod: an address in podCIDRs of its family, else in sourceCIDRs, else in a subnet that an ADD found. It
+// must be in scope and no exempt source.
+func (o oracle) isPod(a netip.Addr) bool {
+	var podCIDRs, subnets []netip.Prefix
+	scope := scopeOf(o, func(s policy.SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
+	for _, c := range o.strongestFirst {
+		podCIDRs, subnets = append(podCIDRs, c.Policy.PodCIDRs...), append(subnets, c.PodSubnets...)
+		if anyContains(c.Policy.NonMasqueradeSourceCIDRs, a) {
+			return false
+		}
+	}
+	if len(scope) > 0 && !anyContains(scope, a) {
+		return false
+	}
+	for _, list := range [][]netip.Prefix{podCIDRs, scope} {
+		for _, p := range list {
+			if p.Addr().Is4() == a.Is4() {
+				return anyContains(list, a)
+			}
+		}
+	}
+	return anyContains(subnets, a)
 }
 
 // destinations returns what each prefix does: first what is built in, then over

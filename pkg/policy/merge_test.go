@@ -177,6 +177,10 @@ func statedIn(p policy.Policy) map[string]string {
 	note(p.RandomFully.Value, p.RandomFully.Origins)
 	note(p.Host.Value, p.Host.Origins)
 	note(p.ToPorts.Value, p.ToPorts.Origins)
+	note(p.Guard.Value, p.Guard.Origins)
+	note(p.StaleConnections.Value, p.StaleConnections.Origins)
+	note(p.EnforceExempt.Value, p.EnforceExempt.Origins)
+	note(p.BypassMark.Value, p.BypassMark.Origins)
 	note(p.Sources.Value, p.Sources.Origins)
 	note(p.Interfaces.Value, p.Interfaces.Origins)
 	return out
@@ -186,18 +190,22 @@ func TestMergeScalars(t *testing.T) {
 	builtIn := map[string]string{
 		"backend": "auto built in", "enableIPv6": "false built in", "randomFully": "true built in", "masqueradeHost": "true built in",
 		"toPorts": " built in", "sourceCIDRs": "[] built in", "outputInterfaces": "[] built in",
+		"guard": "off built in", "staleConnections": " built in", "enforceExempt": "false built in", "bypassMark": "0x6000 built in",
 	}
 	wantEqual(t, "no source states anything", statedIn(mergeOne(t, agentFiles(policy.SourcePolicy{}))), builtIn)
 
 	all := policy.SourcePolicy{
 		Backend: policy.NFTables, EnableIPv6: ptr(true), RandomFully: ptr(false), MasqueradeHost: ptr(false),
 		ToPorts: ports(t, "5-9,1-2"), SourceCIDRs: cidrs("10.2.0.0/16", "10.1.0.0/16", "10.2.0.0/16"), OutputInterfaces: []string{"b", "a", "b"},
+		Guard: policy.GuardCount, StaleConnections: policy.ResetConnections, EnforceExempt: ptr(true), BypassMark: ptr(policy.Mark(0)),
 	}
 	wantEqual(t, "one states all", statedIn(mergeOne(t, agentFiles(all), network("podnet", 1, policy.SourcePolicy{
 		Backend: policy.Auto, SourceCIDRs: cidrs("10.1.0.0/16", "10.2.0.0/16"), OutputInterfaces: []string{"a", "b"},
 	}))), map[string]string{
 		"backend": "nftables the agent files", "enableIPv6": "true the agent files", "randomFully": "false the agent files",
 		"masqueradeHost": "false the agent files", "toPorts": "5-9,1-2 the agent files",
+		"guard": "count the agent files", "staleConnections": "reset the agent files", "enforceExempt": "true the agent files",
+		"bypassMark":       "0 the agent files",
 		"sourceCIDRs":      `[10.1.0.0/16 10.2.0.0/16] network "podnet" the agent files`,
 		"outputInterfaces": `[a b] network "podnet" the agent files`,
 	})
@@ -209,6 +217,7 @@ func TestMergeScalars(t *testing.T) {
 	who := ` network "b" network "a" the agent files`
 	wantEqual(t, "three state all", statedIn(p), map[string]string{
 		"backend": "nftables" + who, "enableIPv6": "true" + who, "randomFully": "false" + who, "masqueradeHost": "false" + who,
+		"guard": "count" + who, "staleConnections": "reset" + who, "enforceExempt": "true" + who, "bypassMark": "0" + who,
 		"toPorts": "1-2,5-9" + who, "sourceCIDRs": "[10.1.0.0/16 10.2.0.0/16]" + who, "outputInterfaces": "[a b]" + who,
 	})
 }
@@ -331,6 +340,17 @@ func TestConflicts(t *testing.T) {
 		{key: "nomasqAllReservedRanges", pair: pair{policy.SourcePolicy{NomasqAllReservedRanges: ptr(false)}, policy.SourcePolicy{NomasqAllReservedRanges: ptr(true)}}, inForceValue: "false", supersededValue: "true"},
 		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2,5")}, policy.SourcePolicy{ToPorts: ports(t, "1-2")}}, inForceValue: "1-2,5", supersededValue: "1-2"},
 		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2")}, policy.SourcePolicy{ToPorts: ports(t, "")}}, inForceValue: "1-2", supersededValue: "empty"},
+		{key: "guard", pair: pair{policy.SourcePolicy{Guard: policy.GuardCount}, policy.SourcePolicy{Guard: policy.GuardDrop}}, inForceValue: "count", supersededValue: "drop"},
+		{key: "guard", pair: pair{policy.SourcePolicy{Guard: policy.GuardDrop}, policy.SourcePolicy{Guard: policy.GuardOff}}, inForceValue: "drop", supersededValue: "off"},
+		{
+			key: "staleConnections", pair: pair{policy.SourcePolicy{StaleConnections: policy.KeepConnections}, policy.SourcePolicy{StaleConnections: policy.ResetConnections}},
+			inForceValue: "keep", supersededValue: "reset",
+		},
+		{key: "enforceExempt", pair: pair{policy.SourcePolicy{EnforceExempt: ptr(true)}, policy.SourcePolicy{EnforceExempt: ptr(false)}}, inForceValue: "true", supersededValue: "false"},
+		{
+			key: "bypassMark", pair: pair{policy.SourcePolicy{BypassMark: ptr(policy.Mark(0x4000))}, policy.SourcePolicy{BypassMark: ptr(policy.Mark(0))}},
+			inForceValue: "0x4000", supersededValue: "0",
+		},
 		{
 			key: "sourceCIDRs", pair: pair{policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16", "10.245.0.0/16")}},
 			inForceValue: "10.244.0.0/16", supersededValue: `"10.244.0.0/16 10.245.0.0/16"`, remedy: scopes,
@@ -433,6 +453,10 @@ func checkInForce(t *testing.T, got policy.Policy, holds policy.Source) {
 	wantEqual(t, "randomFully", got.RandomFully.Value, want.RandomFully.Value)
 	wantEqual(t, "masqueradeHost", got.Host.Value, want.Host.Value)
 	wantEqual(t, "toPorts", got.ToPorts.Value, want.ToPorts.Value)
+	wantEqual(t, "guard", got.Guard.Value, want.Guard.Value)
+	wantEqual(t, "staleConnections", got.StaleConnections.Value, want.StaleConnections.Value)
+	wantEqual(t, "enforceExempt", got.EnforceExempt.Value, want.EnforceExempt.Value)
+	wantEqual(t, "bypassMark", got.BypassMark.Value, want.BypassMark.Value)
 	wantEqual(t, "sourceCIDRs", got.Sources.Value, want.Sources.Value)
 	wantEqual(t, "outputInterfaces", got.Interfaces.Value, want.Interfaces.Value)
 	for _, e := range want.Destinations {
@@ -450,6 +474,7 @@ func TestLeftOutAgrees(t *testing.T) {
 		Backend: policy.NFTables, EnableIPv6: ptr(true), RandomFully: ptr(false), MasqueradeHost: ptr(false),
 		NomasqAllReservedRanges: ptr(true), ToPorts: ports(t, "1-2"), MasqLinkLocal: ptr(true), MasqLinkLocalIPv6: ptr(true),
 		NonMasqueradeCIDRs: cidrs("10.0.0.0/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.2.0.0/16"),
+		PodCIDRs: cidrs("10.3.0.0/16"), Guard: policy.GuardDrop, StaleConnections: policy.KeepConnections, EnforceExempt: ptr(true), BypassMark: ptr(policy.Mark(1)),
 	}), network("c", 3, policy.SourcePolicy{Backend: policy.Auto, MasqLinkLocal: ptr(false)}))
 	for _, c := range p.Conflicts {
 		t.Errorf("conflict: %v", c)
@@ -566,6 +591,15 @@ func TestCheckBounds(t *testing.T) {
 		more:    agentFiles(policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.0.0.0/8")}),
 		want: "chain IP-MASQ-AGENT: nonMasqueradeSourceCIDRs has 4097 entries, more than the 4096 possible, " +
 			`stated by network "a", the agent files; remove some, write wider prefixes, or give a network another masqChain`,
+	}, {
+		name: "pod ranges",
+		sources: []policy.Source{
+			network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs(), PodCIDRs: many(4096)}), network("c", 3, policy.SourcePolicy{PodCIDRs: many(4096)}),
+		},
+		rules: 2,
+		more:  network("b", 2, policy.SourcePolicy{PodCIDRs: cidrs("10.0.0.0/8")}),
+		want: "chain IP-MASQ-AGENT: podCIDRs has 4097 entries, more than the 4096 possible, " +
+			`stated by network "a", network "b", network "c"; remove some, write wider prefixes, or give a network another masqChain`,
 	}} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := policy.Merge(tt.sources)[0]

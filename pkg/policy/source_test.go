@@ -30,20 +30,24 @@ func TestSourcePolicyInJSON(t *testing.T) {
 				Chain: "C", Backend: policy.Auto, NonMasqueradeCIDRs: cidrs(), MasqueradeCIDRs: cidrs(),
 				NomasqAllReservedRanges: ptr(false), MasqLinkLocal: ptr(false), MasqLinkLocalIPv6: ptr(false), EnableIPv6: ptr(false),
 				SourceCIDRs: cidrs(), NonMasqueradeSourceCIDRs: cidrs(), OutputInterfaces: []string{}, MasqueradeHost: ptr(false),
-				RandomFully: ptr(false), ToPorts: &policy.Ports{},
+				RandomFully: ptr(false), ToPorts: &policy.Ports{}, PodCIDRs: cidrs(), Guard: policy.GuardOff,
+				StaleConnections: policy.KeepConnections, EnforceExempt: ptr(false), BypassMark: ptr(policy.Mark(0)),
 			},
 			`{"masqChain":"C","backend":"auto","nonMasqueradeCIDRs":[],"masqueradeCIDRs":[],"nomasqAllReservedRanges":false,` +
 				`"masqLinkLocal":false,"masqLinkLocalIPv6":false,"enableIPv6":false,"sourceCIDRs":[],"nonMasqueradeSourceCIDRs":[],` +
-				`"outputInterfaces":[],"masqueradeHost":false,"randomFully":false,"toPorts":""}`,
+				`"outputInterfaces":[],"masqueradeHost":false,"randomFully":false,"toPorts":"",` +
+				`"podCIDRs":[],"guard":"off","staleConnections":"keep","enforceExempt":false,"bypassMark":"0"}`,
 		},
 		{
 			"values",
 			policy.SourcePolicy{
 				Chain: "C", Backend: policy.IPTables, NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "fd00::/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
 				EnableIPv6: ptr(true), OutputInterfaces: []string{"eth+"}, ToPorts: ports(t, "1024-2047,7"),
+				PodCIDRs: cidrs("10.244.0.0/16"), Guard: policy.GuardDrop, BypassMark: ptr(policy.Mark(0xffffffff)),
 			},
 			`{"masqChain":"C","backend":"iptables","nonMasqueradeCIDRs":["10.0.0.0/8","fd00::/8"],"masqueradeCIDRs":["10.1.0.0/16"],` +
-				`"enableIPv6":true,"outputInterfaces":["eth+"],"toPorts":"1024-2047,7"}`,
+				`"enableIPv6":true,"outputInterfaces":["eth+"],"toPorts":"1024-2047,7",` +
+				`"podCIDRs":["10.244.0.0/16"],"guard":"drop","bypassMark":"0xffffffff"}`,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -93,6 +97,8 @@ func TestSourcePolicyEqual(t *testing.T) {
 		"another value":                func(s *policy.SourcePolicy) { s.RandomFully = ptr(false) },
 		"other ports":                  func(s *policy.SourcePolicy) { s.ToPorts = ports(t, "1-3") },
 		"no ports":                     func(s *policy.SourcePolicy) { s.ToPorts = nil },
+		"another mark":                 func(s *policy.SourcePolicy) { s.BypassMark = ptr(policy.Mark(0)) },
+		"another guard":                func(s *policy.SourcePolicy) { s.Guard = policy.GuardOff },
 		"another chain":                func(s *policy.SourcePolicy) { s.Chain = "D" },
 	} {
 		changed := full()
@@ -137,7 +143,7 @@ func TestValidate(t *testing.T) {
 		OutputInterfaces: []string{"eth0", "wg+", "br-0123456789ab", "a.b@c", "x"}, ToPorts: ports(t, "1-2"),
 	}
 	atBounds := policy.SourcePolicy{
-		Chain: policy.DefaultChain, SourceCIDRs: many(64), OutputInterfaces: names(64), NonMasqueradeSourceCIDRs: many(4096),
+		Chain: policy.DefaultChain, SourceCIDRs: many(64), OutputInterfaces: names(64), NonMasqueradeSourceCIDRs: many(4096), PodCIDRs: many(4096),
 	}
 	for _, s := range []policy.SourcePolicy{all, atBounds, {Chain: policy.DefaultChain}} {
 		if err := s.Validate(policy.DefaultCIDRLimit); err != nil {
@@ -186,11 +192,12 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 		{
 			"IPv6 in every list", policy.SourcePolicy{
 				NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "fd00::/8"), MasqueradeCIDRs: cidrs("fd01::/16"),
-				SourceCIDRs: cidrs("fd02::/16"), NonMasqueradeSourceCIDRs: cidrs("fd03::/16"),
+				SourceCIDRs: cidrs("fd02::/16"), NonMasqueradeSourceCIDRs: cidrs("fd03::/16"), PodCIDRs: cidrs("10.0.0.0/8", "fd04::/16"),
 			}, 9,
 			[]string{
 				"nonMasqueradeCIDRs[1]: fd00::/8" + noIPv6, "masqueradeCIDRs[0]: fd01::/16" + noIPv6,
 				"sourceCIDRs[0]: fd02::/16" + noIPv6, "nonMasqueradeSourceCIDRs[0]: fd03::/16" + noIPv6,
+				"podCIDRs[1]: fd04::/16" + noIPv6,
 			},
 		},
 		{
@@ -223,19 +230,21 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 			"what only a damaged document can hold", policy.SourcePolicy{
 				EnableIPv6:         ptr(true),
 				NonMasqueradeCIDRs: []netip.Prefix{{}, netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.0.1.24/24")},
-				SourceCIDRs:        cidrs("::ffff:10.0.0.0/104"),
+				SourceCIDRs:        cidrs("::ffff:10.0.0.0/104"), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("fd00::1/64")},
 			}, 9,
 			[]string{
 				"nonMasqueradeCIDRs[0]: " + notPrefix,
 				"nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?",
 				"sourceCIDRs[0]: ::ffff:10.0.0.0/104 is an IPv4 prefix written as IPv6; did you mean 10.0.0.0/8?",
+				"podCIDRs[0]: fd00::1/64 has host bits set; did you mean fd00::/64?",
 			},
 		},
 		{
-			"bounds of both lists", policy.SourcePolicy{SourceCIDRs: many(4097), NonMasqueradeSourceCIDRs: many(4097)}, 9,
+			"bounds of both lists", policy.SourcePolicy{SourceCIDRs: many(4097), NonMasqueradeSourceCIDRs: many(4097), PodCIDRs: many(4097)}, 9,
 			[]string{
 				"sourceCIDRs: has 4097 entries, more than the 4096 possible; remove some",
 				"nonMasqueradeSourceCIDRs: has 4097 entries, more than the 4096 possible; remove some, or write wider prefixes",
+				"podCIDRs: has 4097 entries, more than the 4096 possible; remove some, or write wider prefixes",
 			},
 		},
 		{
