@@ -90,6 +90,13 @@ func explain(merged []policy.Policy) string {
 	}{{"a rule for each prefix", policy.Layout{}}, {"sets", policy.Layout{Sets: true}}} {
 		fmt.Fprintf(&b, "\n== %s\n%s", form.title, render(policy.Desired(merged, form.layout, policy.OwnedBy("/var/lib/cni/ip-masq"))))
 	}
+	if guards := policy.DesiredGuards(merged, policy.OwnedBy("/var/lib/cni/ip-masq")); len(guards) > 0 {
+		b.WriteString("\n== guards\n")
+		list(&b, "guard", guards, func(g policy.Guard) string {
+			return fmt.Sprintf("%s %s %s, %q\n  out    %v\n  pods   %v\n  exempt %v\n  bound  %v, unless mark %v",
+				g.Family, g.Chain, g.Mode, g.Owner.Comment(), g.Interfaces, g.Pods, g.Exempt, g.Bound, g.BypassMark)
+		})
+	}
 	return b.String()
 }
 
