@@ -52,6 +52,13 @@ func invalidKeys() []invalidKey {
 		{"toPorts", "1-2-3", []string{`toPorts: 1-2-3`}},
 		{"toPorts", "1024,", []string{`toPorts: 1024,`}},
 		{"toPorts", 8080, []string{`toPorts: 8080 is a number; write it in quotes: "8080"`}},
+		// The guard's keys.
+		{"guard", "on", []string{`guard: on is not one of the choices; write off, count or drop`}},
+		{"guard", false, []string{`guard: false is a boolean; write a string such as "off"`}},
+		{"staleConnections", "drop", []string{`staleConnections: drop is not one of the choices; write keep or reset`}},
+		{"enforceExempt", "yes", []string{`enforceExempt: "yes" is a string; write true or false, without quotes`}},
+		{"bypassMark", 24576, []string{`bypassMark: 24576 is a number; write it in quotes: "24576"`}},
+		{"bypassMark", "0x4000/0x4000", []string{`bypassMark: 0x4000/0x4000 is not a 32-bit mask; write a hexadecimal number such as 0x6000, or 0 for none`}},
 		// Chains.
 		{"masqChain", "", []string{`masqChain: is empty; leave the key out for IP-MASQ-AGENT`}},
 		{"masqChain", "POSTROUTING", []string{`masqChain: POSTROUTING is the name of a built-in chain or target`}},
@@ -84,7 +91,7 @@ func invalidKeys() []invalidKey {
 // invalidPrefixLists returns invalid values for each list of prefixes.
 func invalidPrefixLists() []invalidKey {
 	var all []invalidKey
-	for _, key := range []string{"nonMasqueradeCIDRs", "masqueradeCIDRs", "sourceCIDRs", "nonMasqueradeSourceCIDRs"} {
+	for _, key := range []string{"nonMasqueradeCIDRs", "masqueradeCIDRs", "sourceCIDRs", "nonMasqueradeSourceCIDRs", "podCIDRs"} {
 		for _, m := range []invalidKey{
 			{"", []string{"10.5.0.0/16", "10.6.0.0/16", "10.0.1.24/24"}, []string{`[2]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?`}},
 			{"", []string{"10.0.0.0"}, []string{`[0]: 10.0.0.0 `, "10.0.0.0/32"}},

@@ -76,6 +76,10 @@ func bounds() []bound {
 		keys: object{"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4097)},
 		msgs: []string{"nonMasqueradeSourceCIDRs: ", "4097", "4096"},
 	}, {
+		name: "pod ranges",
+		keys: object{"podCIDRs": prefixesOf24(0, 4097)},
+		msgs: []string{"podCIDRs: ", "4097", "4096"},
+	}, {
 		name: "port ranges",
 		keys: object{"toPorts": singlePorts(4000), "masqueradeCIDRs": prefixesOf24(0, 60)},
 		msgs: []string{"toPorts: ", "4000 ranges", "64"},
@@ -118,6 +122,7 @@ func TestBounds(t *testing.T) {
 		for name, keys := range map[string]object{
 			"pairs at the limit":          {"sourceCIDRs": prefixesOf24(0, 64), "outputInterfaces": interfaceNames("i", 64)},
 			"exempt sources at the limit": {"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4096)},
+			"pod ranges at the limit":     {"podCIDRs": prefixesOf24(0, 4096), "guard": "drop"},
 			"rules at the limit":          {"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 338), "cidrLimit": 1000},
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -146,6 +151,12 @@ func TestBoundsAcrossNetworks(t *testing.T) {
 		second:   object{"nonMasqueradeSourceCIDRs": prefixesOf24(3990, 107)},
 		msgs:     []string{"nonMasqueradeSourceCIDRs", "4097", "4096"},
 		backends: backends(),
+	}, {
+		name:     "pod ranges",
+		first:    object{"podCIDRs": prefixesOf24(0, 4000), "guard": "count"},
+		second:   object{"podCIDRs": prefixesOf24(3990, 107)},
+		msgs:     []string{"podCIDRs", "4097", "4096"},
+		backends: backends()[:1],
 	}, {
 		name:     "rules",
 		first:    object{"toPorts": singlePorts(64), "masqueradeCIDRs": prefixesOf24(0, 30)},

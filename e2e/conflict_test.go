@@ -42,6 +42,14 @@ func conflicts() []conflict {
 		first: object{"toPorts": "1024-29999"}, second: object{"toPorts": "1024-30000"},
 		msgs: []string{`toPorts of network "second" is 1024-30000, which conflicts with toPorts of network "first", 1024-29999`},
 	}, {
+		name:  "the guard",
+		first: object{"guard": "count"}, second: object{"guard": "off"},
+		msgs: []string{`guard of network "second" is off, which conflicts with guard of network "first", count`},
+	}, {
+		name:  "a mark",
+		first: object{"bypassMark": "0x4000"}, second: object{"bypassMark": "0"},
+		msgs: []string{`bypassMark of network "second" is 0, which conflicts with bypassMark of network "first", 0x4000`},
+	}, {
 		name:  "IPv6",
 		first: object{"enableIPv6": false}, second: object{"enableIPv6": true},
 		msgs: []string{`enableIPv6 of network "second" is true, which conflicts with enableIPv6 of network "first", false`},

@@ -98,6 +98,8 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 		case isNull:
 			warn(m, "null is taken as not stated; write a value, or leave the key out")
 			keys[at].Read = nil
+		case m.Key == "guard" && string(m.Value) == "false": // what YAML makes of off
+			m.Value = json.RawMessage(`"off"`)
 		}
 		kept = append(kept, m)
 	}

@@ -71,7 +71,7 @@ func source(chain string, files ...any) policy.Source {
 
 // What one file states, whatever way it is written in.
 func TestAgentDocument(t *testing.T) {
-	yes, no := true, false
+	yes, no, mark := true, false, policy.Mark(0x4000)
 	base := policy.SourcePolicy{Chain: policy.DefaultChain}
 	for _, c := range []struct {
 		name, text string
@@ -113,6 +113,12 @@ func TestAgentDocument(t *testing.T) {
 				s.OutputInterfaces, s.MasqueradeHost, s.RandomFully = []string{"eth0", "wg+"}, &no, &no
 				s.ToPorts, s.Chain, s.Backend = policytest.Ports(t, "1024-29999"), "RED", policy.NFTables
 			}, interval: 7 * time.Second},
+		{name: "the guard's keys", text: "podCIDRs: [10.244.0.0/16]\nguard: drop\nstaleConnections: keep\nenforceExempt: true\nbypassMark: '0x4000'\n",
+			change: func(s *policy.SourcePolicy) {
+				s.PodCIDRs, s.Guard, s.StaleConnections = policytest.Prefixes("10.244.0.0/16"), policy.GuardDrop, policy.KeepConnections
+				s.EnforceExempt, s.BypassMark = &yes, &mark
+			}},
+		{name: "guard off, which is a boolean of YAML", text: "guard: off\n", change: func(s *policy.SourcePolicy) { s.Guard = policy.GuardOff }},
 		{name: "unknown keys", text: "nonMasqueradeCidr: []\nbogus:\n  a: [1]\n\"cni.dev/x\": 1\n\"a\\nb\": 1\n",
 			warnings: "DIR/ip-masq-agent:1: nonMasqueradeCidr: is not a known key and is ignored; did you mean nonMasqueradeCIDRs?\n" +
 				"DIR/ip-masq-agent:2: bogus: is not a known key and is ignored; remove it\n" +
@@ -225,6 +231,8 @@ func TestAgentDocumentMistakes(t *testing.T) {
 		// Scalars.
 		{"masqLinkLocal: maybe", f + `:1: masqLinkLocal: "maybe" is a string; write true or false, without quotes`},
 		{"toPorts: 4000", f + `:1: toPorts: 4000 is a number; write it in quotes: "4000"`},
+		{"bypassMark: 0x6000", f + `:1: bypassMark: 24576 is a number; write it in quotes: "24576"`},
+		{"guard: on", f + `:1: guard: true is a boolean; write a string such as "off"`},
 		{"masqChain: ''", f + ":1: masqChain: is empty; leave the key out for IP-MASQ-AGENT"},
 		{"masqChain: KUBE-X", f + ":1: masqChain: KUBE-X begins with KUBE-, a prefix of chains of other programs; choose another"},
 		{"backend: ipvs", f + ":1: backend: ipvs is not one of the choices; write auto, iptables or nftables"},
@@ -327,6 +335,12 @@ func TestAgentFilesThatConflict(t *testing.T) {
 				"DIR/ip-masq-b:2: masqueradeHost: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
 				"DIR/ip-masq-b:3: toPorts: 1-7 conflicts with empty in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
 				"DIR/ip-masq-b:6: nomasqAllReservedRanges: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one"},
+		{name: "the guard's keys", a: "guard: drop\nstaleConnections: keep\nenforceExempt: true\nbypassMark: '0x4000'\npodCIDRs: [10.1.0.0/16]",
+			b: "podCIDRs: [10.2.0.0/16]\nguard: off\nstaleConnections: reset\nenforceExempt: false\nbypassMark: '0'",
+			want: "DIR/ip-masq-b:2: guard: off conflicts with drop in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:3: staleConnections: reset conflicts with keep in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:4: enforceExempt: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:5: bypassMark: 0 conflicts with 0x4000 in DIR/ip-masq-a; write the same in both, or leave it out of one"},
 		{name: "our own policy", a: "randomFully: true", b: "backend: nftables",
 			own: config.AgentPolicy{Policy: policy.SourcePolicy{RandomFully: &no, Backend: policy.IPTables}},
 			want: "DIR/ip-masq-b:1: backend: nftables conflicts with iptables in [agent] of the reconciler's settings; write the same in both, or leave it out of one; " +
@@ -347,6 +361,9 @@ func TestAgentFilesThatConflict(t *testing.T) {
 			want: "DIR/ip-masq-b:1: not YAML: did not find expected node content"},
 		{name: "bounds of all together", a: manySources(241), b: "outputInterfaces: [a, b, c, d, e, f, g, h, i, j, k, l, m, nn, o, p, q]",
 			want: "the agent files together: sourceCIDRs: has 241 entries, which with the 17 of outputInterfaces make 4097 pairs, more than the 4096 possible; remove some"},
+		{name: "pods of all together", a: strings.Replace(manySources(4000), "sourceCIDRs", "podCIDRs", 1),
+			b:    strings.NewReplacer("sourceCIDRs", "podCIDRs", "- 10.", "- 11.").Replace(manySources(97)),
+			want: "the agent files together: podCIDRs: has 4097 entries, more than the 4096 possible; remove some, or write wider prefixes"},
 		{name: "limits of each document", a: "nonMasqueradeCIDRs: [10.0.0.0/16, 10.1.0.0/16]", b: "cidrLimit: 1\nmasqueradeCIDRs: [10.2.0.0/16, 10.3.0.0/16]",
 			own: config.AgentPolicy{CIDRLimit: 1, Policy: policy.SourcePolicy{NonMasqueradeCIDRs: policytest.Prefixes("10.4.0.0/16", "10.5.0.0/16")}},
 			want: "[agent] of the reconciler's settings: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit; " +

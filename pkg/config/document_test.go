@@ -83,6 +83,26 @@ func TestMistakes(t *testing.T) {
 		{`"toPorts": "1-9,0"`, `toPorts: 1-9,0 holds "0", which is not a range of ports; write FIRST-LAST within 1-65535`},
 		{`"toPorts": "1-9,9"`, `toPorts: 1-9,9 has overlapping ranges 1-9 and 9; write each port once`},
 
+		// The guard's keys.
+		{`"podCIDRs": ["10.0.0.0/8", "10.0.1.24/24"]`, `podCIDRs[1]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?`},
+		{`"podCIDRs": ["fd00::/8"]`, `podCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
+		{`"podCIDRs": null`, `podCIDRs: null is no value; write [] for none, or leave the key out`},
+		{`"podCIDR": []`, `podCIDR: is not a known key; did you mean podCIDRs?`},
+		{`"guard": "on"`, `guard: on is not one of the choices; write off, count or drop`},
+		{`"guard": ""`, `guard: is empty; write off, count or drop, or leave the key out`},
+		{`"guard": true`, `guard: true is a boolean; write a string such as "off"`},
+		{`"guard": null`, `guard: null is no value; write a string such as "off", or leave the key out`},
+		{`"staleConnections": "drop"`, `staleConnections: drop is not one of the choices; write keep or reset`},
+		{`"staleConnections": false`, `staleConnections: false is a boolean; write a string such as "keep"`},
+		{`"enforceExempt": "true"`, `enforceExempt: "true" is a string; write true without quotes`},
+		{`"bypassMark": 24576`, `bypassMark: 24576 is a number; write it in quotes: "24576"`},
+		{`"bypassMark": -1`, `bypassMark: -1 is a number; write a string such as "0x6000"`},
+		{`"bypassMark": ["0x4000"]`, `bypassMark: "[\"0x4000\"]" is a list; write a string such as "0x6000"`},
+		{`"bypassMark": null`, `bypassMark: null is no value; write a string such as "0x6000", or leave the key out`},
+		{`"bypassMark": ""`, `bypassMark: is empty; write a mask such as 0x6000, or 0 for none`},
+		{`"bypassMark": "0x4000/0x4000"`, `bypassMark: 0x4000/0x4000 is not a 32-bit mask; write a hexadecimal number such as 0x6000, or 0 for none`},
+		{`"bypassMark": "0x100000000"`, `bypassMark: 0x100000000 is not a 32-bit mask; write a hexadecimal number such as 0x6000, or 0 for none`},
+
 		// cidrLimit.
 		{`"cidrLimit": 0`, `cidrLimit: 0 is not a whole number from 1 to 1000000; write one`},
 		{`"cidrLimit": -3`, `cidrLimit: -3 is not a whole number from 1 to 1000000; write one`},

@@ -33,7 +33,7 @@ func entryWith(keys string) []byte {
 }
 
 func TestParseEntry(t *testing.T) {
-	yes, no := true, false
+	yes, no, mark := true, false, policy.Mark(0x6000)
 	// An entry that states nothing.
 	with := func(change func(*Entry)) Entry {
 		e := Entry{
@@ -56,7 +56,9 @@ func TestParseEntry(t *testing.T) {
 			"sourceCIDRs": ["10.1.0.0/16"], "nonMasqueradeSourceCIDRs": ["10.1.2.3/32"],
 			"outputInterfaces": ["eth0", "wg+"], "masqueradeHost": false,
 			"randomFully": false, "toPorts": "32768-65535,1024-29999,80",
-			"masqChain": "BLUE", "backend": "nftables"`,
+			"masqChain": "BLUE", "backend": "nftables",
+			"podCIDRs": ["10.1.0.0/16", "fd00:1::/64"], "guard": "count", "staleConnections": "reset",
+			"enforceExempt": true, "bypassMark": "24576"`,
 			with(func(e *Entry) {
 				e.Policy = policy.SourcePolicy{
 					Chain: "BLUE", Backend: policy.NFTables,
@@ -66,6 +68,8 @@ func TestParseEntry(t *testing.T) {
 					SourceCIDRs: policytest.Prefixes("10.1.0.0/16"), NonMasqueradeSourceCIDRs: policytest.Prefixes("10.1.2.3/32"),
 					OutputInterfaces: []string{"eth0", "wg+"}, MasqueradeHost: &no,
 					RandomFully: &no, ToPorts: &policy.Ports{{First: 32768, Last: 65535}, {First: 1024, Last: 29999}, {First: 80, Last: 80}},
+					PodCIDRs: policytest.Prefixes("10.1.0.0/16", "fd00:1::/64"), Guard: policy.GuardCount,
+					StaleConnections: policy.ResetConnections, EnforceExempt: &yes, BypassMark: &mark,
 				}
 			})},
 		{"keys of the entry itself", `"requireAgentConfig": true, "cidrLimit": 1000000, "dataDir": "/srv/masq"`, with(func(e *Entry) {
@@ -318,6 +322,7 @@ func FuzzParseEntry(f *testing.F) {
 		``, `"enableIPv6": "true", "nonMasqueradeCIDRs": ["fd00::/8", null], "dataDir": "state", "bogus": 1`,
 		`"nonMasqueradeCIDRs": ["10.0.0.0/8", "10.0.0.0/8"], "masqueradeCIDRs": ["10.0.0.0/8"], "cidrLimit": 1`,
 		`"toPorts": "1-7,9,100-200", "outputInterfaces": ["eth0", "wg+"], "masqChain": "BLUE", "backend": "nftables"`,
+		`"podCIDRs": ["10.0.0.0/8"], "guard": "drop", "staleConnections": "keep", "enforceExempt": true, "bypassMark": "0x4000"`,
 		`"sourceCIDRs": [], "masqLinkLocal": false, "randomFully": null, "a\u0000\u2028": {"b": [1, "]}\""]}`,
 	} {
 		f.Add(entryWith(keys))

@@ -41,6 +41,9 @@ const DefaultBypassMark Mark = 0x6000
 
 // ParseMark reads a decimal or hexadecimal number: 24576, 0x6000.
 func ParseMark(s string) (Mark, error) {
+	if s == "" {
+		return 0, errors.New("is empty; write a mask such as 0x6000, or 0 for none")
+	}
 	digits, isHex := strings.CutPrefix(s, "0x")
 	base := 10
 	if isHex {
