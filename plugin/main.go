@@ -18,6 +18,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
 )
@@ -33,6 +34,7 @@ func main() {
 		Drivers:    netfilter.Drivers{iptables.New(iptables.Options{}), nft},
 		Program:    program(),
 		Generation: nft.Generation,
+		Conntrack:  conntrack.Reset,
 		PluginFile: config.DefaultPluginFile,
 		LockWait:   10 * time.Second,
 		Stdout:     os.Stdout,

@@ -133,6 +133,11 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 		return err
 	}
 	r := node.Sync(c.Context(), node.Read())
+	if len(r.State.Record.Resets) > 0 {
+		if _, _, err := node.Enforcer(r.Sources, func(error) {}).ResetConnections(c.Context()); err != nil {
+			r.Warnings = append(r.Warnings, fmt.Errorf("reset connections: %w", err))
+		}
+	}
 	if a.json() {
 		return a.answer(r, r.Ready(), r.Drift, r.Problems)
 	}

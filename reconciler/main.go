@@ -22,6 +22,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -114,7 +115,9 @@ func (a *app) node() (*reconcile.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return reconcile.Open(s, config.DefaultPluginFile, drivers(iptables.Options{})), nil
+	node := reconcile.Open(s, config.DefaultPluginFile, drivers(iptables.Options{}))
+	node.Conntrack = conntrack.Reset
+	return node, nil
 }
 
 // drivers are the backends in the order in which backend auto prefers them.

@@ -93,7 +93,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 
 	d.log = d.app.logger(s)
 	node := reconcile.Open(s, config.DefaultPluginFile, d.drivers)
-	node.SettingsErr = bad
+	node.SettingsErr, node.Conntrack = bad, conntrack.Reset
 	manager := d.manage(s, node)
 	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) {
 		manager.passed(r)

@@ -43,6 +43,7 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	if err := n.ensure(ctx); err != nil {
 		return err
 	}
+	n.resetConnections(ctx)
 	_, err := n.plugin.Stdout.Write(result)
 	return err
 }
@@ -95,6 +96,7 @@ func (n *node) ensure(ctx context.Context) error {
 		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) && !n.newSubnets(*stored) {
 		if observed = v.observe(ctx, state); observed.InSync() {
 			n.warnInactive(observed)
+			n.observedResets(observed)
 			return nil
 		}
 	}
@@ -120,6 +122,7 @@ func (n *node) ensure(ctx context.Context) error {
 	if digest := again.Digest(); observed != nil && len(observed.Failed) == 0 && digest != "" && digest == reading.Digest() {
 		n.Warn(lock.Tidy(state))
 		s := n.Sync(ctx, n.ObserveAgain(ctx, observed), lock)
+		n.resets = s.PendingResets()
 		return n.chainErr(s, own.Policy.Chain)
 	}
 	return n.changePolicy(ctx, lock, nil, again.State(), own)
@@ -157,6 +160,7 @@ func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error
 		return n.stateUnwritable(n.Observe(ctx, proposal.Sources, state.Record), chain, lockErr)
 	}
 	s, err := n.ApplyProposal(ctx, lock, state, &proposal, func(s *enforce.State) error { return n.chainErr(s, chain) })
+	n.resets = s.PendingResets()
 	var unwritable *enforce.UnwritableError
 	if errors.As(err, &unwritable) {
 		return n.stateUnwritable(s, chain, err)
@@ -265,7 +269,7 @@ func (v verification) observe(ctx context.Context, s store.State) *enforce.State
 		cache.Generation = v.generation()
 	}
 	observed := n.Observe(ctx, s.Sources, s.Record)
-	if observed.InSync() && cache.Generation != "" && v.inputs() != "" && n.entryDigest() != "" && !n.dryRun {
+	if observed.InSync() && !observed.PendingResets() && cache.Generation != "" && v.inputs() != "" && n.entryDigest() != "" && !n.dryRun {
 		cache.Inputs, cache.Entry = v.inputs(), n.entryDigest()
 		_ = n.Dir.PutVerificationCache(n.source(), cache)
 	}

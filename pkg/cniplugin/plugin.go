@@ -30,6 +30,8 @@ type Plugin struct {
 	// Generation returns the generation of the nf_tables ruleset. If it is nil every ADD reads the
 	// rules.
 	Generation func() (netfilter.Generation, error)
+	// Conntrack deletes stale connections; see enforce.Enforcer.
+	Conntrack  func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 	PluginFile string        // the administrators' plugin.toml
 	LockWait   time.Duration // for the lock of the dataDir; 10 s by contract
 	Stdout     io.Writer
@@ -62,6 +64,7 @@ type node struct {
 	cniVersion string         // of the configuration
 	subnets    []netip.Prefix // of the pod, in an ADD
 	dryRun     bool           // STATUS
+	resets     bool           // connections are to be reset
 
 	pluginFile    config.PluginFile
 	pluginFileErr error
@@ -86,7 +89,7 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	}
 	n := &node{
 		plugin:        p,
-		Enforcer:      enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn},
+		Enforcer:      enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn, Conntrack: p.Conntrack},
 		netconf:       conf,
 		network:       id.Network,
 		cniVersion:    id.CNIVersion,
@@ -122,6 +125,25 @@ func (n *node) lock(ctx context.Context, take func(context.Context) (*store.Lock
 	ctx, cancel := context.WithTimeout(ctx, n.plugin.LockWait)
 	defer cancel()
 	return take(ctx)
+}
+
+// resetConnections resets connections, for a limited time.
+func (n *node) resetConnections(ctx context.Context) {
+	const limit = 2 * time.Second
+	if !n.resets {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if _, _, err := n.ResetConnections(ctx); err != nil {
+		n.Warn(fmt.Errorf("connections that are older than a change of the rules may keep a wrong source address, "+
+			"until ip-masq-reconciler or the next ADD, DEL or GC has reset them: %w", err))
+	}
+}
+
+// observedResets takes note of resets on record, unless there is an active reconciler, which makes them.
+func (n *node) observedResets(s *enforce.State) {
+	n.resets = s.PendingResets() && !n.dryRun && !n.Dir.ReconcilerActive()
 }
 
 func (n *node) release(l *store.Lock) { n.Warn(l.Release()) }

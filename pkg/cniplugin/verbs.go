@@ -21,6 +21,7 @@ func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 	n.Warn(n.pluginFileErr)
 	n.Warn(n.Dir.Detach(n.network, args.ContainerID, args.IfName))
 	n.Warn(n.repair(ctx))
+	n.resetConnections(ctx)
 	return nil
 }
 
@@ -36,7 +37,11 @@ func (n *node) repair(ctx context.Context) error {
 		return nil
 	}
 	state := reading.State()
-	if !n.repairable(state) || n.Observe(ctx, state.Sources, state.Record).InSync() {
+	if !n.repairable(state) {
+		return nil
+	}
+	if observed := n.Observe(ctx, state.Sources, state.Record); observed.InSync() {
+		n.observedResets(observed)
 		return nil
 	}
 	if err := n.checkDataDir(); err != nil {
@@ -55,6 +60,7 @@ func (n *node) repair(ctx context.Context) error {
 		return nil
 	}
 	s := n.Sync(ctx, n.Observe(ctx, state.Sources, state.Record), lock)
+	n.resets = s.PendingResets()
 	for _, p := range s.Policies {
 		n.Warn(s.Err(p.Chain))
 	}
@@ -124,5 +130,6 @@ func (n *node) gc(ctx context.Context, _ *skel.CmdArgs) error {
 		}
 	}
 	n.Warn(n.repair(ctx))
+	n.resetConnections(ctx)
 	return nil
 }

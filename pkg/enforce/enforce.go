@@ -35,6 +35,9 @@ type Enforcer struct {
 	StatedDataDir func() (dataDir, origin string, certain bool)
 	// Owned returns the chains that name an owner. Nil reads them from the kernel.
 	Owned func(context.Context) ([]netfilter.OwnedChain, error)
+	// Conntrack deletes the connections that a judge calls stale, and returns how many there were. Nil
+	// deletes none.
+	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an
 	// agent may have created them, and for chains of other dataDirs.
 	AllBackends bool

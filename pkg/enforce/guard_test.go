@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -411,3 +412,74 @@ func (f *fixture) putRecord(edit func(*store.Record)) {
 		f.Fatal(err)
 	}
 }
+
+// TestResetConnections checks that a walk judges by the policies before and now, holds no lock, and takes off
+// the record what it was for.
+func TestResetConnections(t *testing.T) {
+	f := newFixture(t)
+	old := network("one", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8"))
+	now := network("one", "A", guard(policy.GuardDrop), exempts("192.0.2.0/24"))
+	f.mustApply(old)
+	stale := policy.Connection{Src: addr("10.88.0.2"), Dst: addr("10.0.0.5"), ReplySrc: addr("10.0.0.5"), ReplyDst: addr("10.88.0.2")}
+	untranslated := policy.Connection{Src: addr("10.88.0.2"), Dst: addr("8.8.8.8"), ReplySrc: addr("8.8.8.8"), ReplyDst: addr("10.88.0.2")}
+	var found []string
+	during := func() error { return nil }
+	f.enforcer.Conntrack = func(_ context.Context, j *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
+		found = nil
+		for name, c := range map[string]policy.Connection{"changed": stale, "untranslated": untranslated} {
+			if _, is := j.Judge(&c, noRoutes{}); is {
+				found = append(found, name)
+			}
+		}
+		slices.Sort(found)
+		return nil, during()
+	}
+	reset := func(want string, wantErr error) time.Duration {
+		t.Helper()
+		found = nil
+		_, next, err := f.enforcer.ResetConnections(t.Context())
+		if !errors.Is(err, wantErr) {
+			t.Errorf("error %v, want %v", err, wantErr)
+		}
+		if got := strings.Join(found, " "); got != want {
+			t.Errorf("connections %q, want %q", got, want)
+		}
+		return next
+	}
+	walk := errors.New("walk")
+	during = func() error { return walk }
+	reset("untranslated", walk)
+	during = func() error { // the lock is free, and a change of rules needs another walk
+		f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
+		f.sync(old)
+		return nil
+	}
+	reset("untranslated", nil)
+	during = func() error { return nil }
+	if rec := f.record(); len(rec.Resets) != 1 || rec.LastReset == 0 {
+		t.Errorf("record %+v", rec)
+	}
+	if next := reset("", nil); next <= 0 || next > 10*time.Second {
+		t.Errorf("the next reset is due in %s", next)
+	}
+	f.mustApply(now)
+	next := reset("changed", nil)
+	if rec := f.record(); len(rec.Resets) != 1 || rec.Resets[0].Before != nil || next == 0 {
+		t.Errorf("record %+v, next %s", rec, next)
+	}
+	f.putRecord(func(r *store.Record) { r.LastReset = 1 })
+	reset("changed untranslated", nil)
+	if rec := f.record(); len(rec.Resets) > 0 {
+		t.Errorf("record %+v", rec)
+	}
+	if next := reset("", nil); next != 0 {
+		t.Errorf("the next reset is due in %s", next)
+	}
+}
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+type noRoutes struct{}
+
+func (noRoutes) IsLocal(netip.Addr) bool                       { return false }
+func (noRoutes) OutputInterface(netip.Addr, netip.Addr) string { return "" }

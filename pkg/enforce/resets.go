@@ -3,8 +3,11 @@
 package enforce
 
 import (
+	"context"
+	"errors"
 	"reflect"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -87,3 +90,85 @@ func bootTime() int64 {
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // supported since Linux 2.6.39
 	return max(1, t.Nano())
 }
+
+// resetInterval is the shortest time between two walks that only look for untranslated connections: rules
+// can be lost repeatedly.
+const resetInterval = 10 * time.Second
+
+// ErrNoConntrack is the error of a program that cannot reset connections.
+var ErrNoConntrack = errors.New("connections cannot be reset by this program")
+
+// ResetConnections walks once through the conntrack table, for the resets on record that are due, and takes
+// those off the record. It holds the lock while it reads and writes the record, and not while it walks. It
+// returns how many connections it deleted, also with an error, and how long to wait for the next reset on
+// record, 0 without one.
+func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.ChainFamily]uint64, next time.Duration, err error) {
+	// A writer of rules holds the lock, so the rules that a reset on record is for are in place by now.
+	var s store.State
+	if err := e.withLock(ctx, func(*store.Lock) (err error) {
+		s, err = e.Dir.Load()
+		return err
+	}); err != nil {
+		return nil, 0, err
+	}
+	for _, files := range [][]store.FileError{s.Newer, s.Damaged} {
+		if len(files) > 0 { // what is masqueraded is not known
+			return nil, 0, files[0].Err
+		}
+	}
+	rec := e.currentBoot(s.Record)
+	var due []store.Reset
+	var before [][]policy.Policy
+	untranslated := false
+	for _, r := range rec.Resets {
+		switch wait := resetInterval - time.Duration(bootTime()-rec.LastReset); {
+		case r.Before != nil:
+			before = append(before, policy.Merge(r.Before))
+		case rec.LastReset > 0 && wait > 0:
+			next = wait
+			continue
+		default:
+			untranslated = true
+		}
+		due = append(due, r)
+	}
+	if len(due) == 0 {
+		return nil, next, nil
+	}
+	if e.Conntrack == nil {
+		return nil, 0, ErrNoConntrack
+	}
+	deleted, err = e.Conntrack(ctx, policy.NewConnectionJudge(policy.Merge(s.Sources), before, untranslated))
+	if err != nil {
+		return deleted, 0, err
+	}
+	return deleted, next, e.withLock(ctx, func(lock *store.Lock) error {
+		s, err := e.Dir.Load()
+		if err != nil || lock == nil {
+			return err
+		}
+		rec := e.currentBoot(s.Record)
+		if len(rec.Chains) == 0 && len(rec.Resets) == 0 { // it was removed or damaged meanwhile
+			return nil
+		}
+		rec.Resets = slices.DeleteFunc(rec.Resets, func(r store.Reset) bool {
+			return slices.ContainsFunc(due, func(d store.Reset) bool { return d.At == r.At })
+		})
+		if untranslated {
+			rec.LastReset = bootTime()
+		}
+		return lock.PutRecord(rec)
+	})
+}
+
+// withLock calls a function with the lock, which is nil without a dataDir.
+func (e *Enforcer) withLock(ctx context.Context, do func(*store.Lock) error) error {
+	lock, err := e.Dir.LockToRead(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(lock), lock.Release())
+}
+
+// PendingResets reports whether resets of connections are on record.
+func (s *State) PendingResets() bool { return len(s.record.Resets) > 0 }

@@ -55,11 +55,15 @@ func (w Writer) String() string {
 // apart, and that without flapping there is one per interval. Its triggers may be called by any
 // goroutine, and never wait.
 type Loop struct {
-	Node    *Node
+	Node *Node
+	// ConnectionsReset is called with the numbers of connections that were reset, unless it is nil.
+	ConnectionsReset func(deleted map[policy.ChainFamily]uint64)
+
 	log     syncLog
 	publish func(*Report)
 
 	rules, request chan struct{} // at most one pending trigger of each kind
+	resets         chan struct{} // the same, for resetConnections
 	writer         atomic.Pointer[Writer]
 	files          *flowcontrol.Debouncer
 
@@ -76,7 +80,7 @@ type Loop struct {
 func NewLoop(n *Node, log *slog.Logger, publish func(*Report)) *Loop {
 	return &Loop{
 		Node: n, log: syncLog{log: log, once: flowcontrol.LogOnce(log)}, publish: publish,
-		rules: make(chan struct{}, 1), request: make(chan struct{}, 1),
+		rules: make(chan struct{}, 1), request: make(chan struct{}, 1), resets: make(chan struct{}, 1),
 		files:    flowcontrol.NewDebouncer(quietFiles, maxQuietFiles),
 		flapping: flowcontrol.Flapping{Threshold: flappingThreshold, Window: flappingWindow},
 	}
@@ -123,6 +127,8 @@ func (l *Loop) State(ctx context.Context) *enforce.State {
 // it is on standby.
 func (l *Loop) Run(ctx context.Context) {
 	defer l.deactivate()
+	var resets sync.WaitGroup
+	defer resets.Wait()
 	for ctx.Err() == nil {
 		if err := l.admit(ctx); err != nil { // before anything is created in the dataDir
 			l.standby(ctx, &Report{Result: Failed, Problems: []Problem{{Reason: ReasonState, Err: err}}})
@@ -137,12 +143,15 @@ func (l *Loop) Run(ctx context.Context) {
 		if err != nil { // two active reconcilers do no harm, but log twice
 			l.log.warn(fmt.Errorf("failed to find out whether another reconciler runs: %w", err))
 		}
+		active, end := context.WithCancel(ctx)
+		resets.Go(func() { l.resetConnections(active) })
 		for due := (triggers{request: true}); ; {
 			l.sync(ctx, due)
 			if due = l.wait(ctx); ctx.Err() != nil || !instance.Held() {
 				break
 			}
 		}
+		end()
 		l.log.warn(instance.Release())
 	}
 }
@@ -234,6 +243,9 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 	now := time.Now()
 	if p := l.detectFlapping(now, r); p != nil {
 		r.Problems = append(r.Problems, *p)
+	}
+	if len(r.State.Record.Resets) > 0 {
+		trigger(l.resets)
 	}
 	l.last = r
 	l.schedule.after(now, r, l.flapping.Pause(), l.Node.Interval(l.sources), l.Node.backoff.next)

@@ -27,6 +27,8 @@ type Node struct {
 	PluginFile  string // /etc/ip-masq/plugin.toml
 	Dir         *store.Dir
 	Drivers     netfilter.Drivers
+	// Conntrack deletes stale connections; see enforce.Enforcer.
+	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 
 	DropAfter time.Duration // how long a network without a conflist and attachments is kept
 	LockWait  time.Duration // how long a sync waits for the lock of the dataDir
@@ -52,7 +54,7 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	// An installed plugin knows better than an image which backends the host has.
 	_, notInstalled := os.Stat(filepath.Join(n.Settings.CNIBinDir, config.PluginType))
 	return &enforce.Enforcer{
-		Dir: n.Dir, Drivers: n.Drivers, Warn: warn, PreferredBackend: n.Settings.Backend, AllBackends: true,
+		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Warn: warn, PreferredBackend: n.Settings.Backend, AllBackends: true,
 		KeepBackend: notInstalled == nil,
 		StatedDataDir: func() (dataDir, origin string, certain bool) {
 			if src.PluginFileErr != nil {

@@ -193,6 +193,22 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	return &InstanceLock{file}, nil
 }
 
+// ReconcilerActive reports whether a process holds the instance lock.
+func (d *Dir) ReconcilerActive() bool {
+	root, err := d.dataDir()
+	if err != nil {
+		return false
+	}
+	defer root.close()
+	file, _, err := root.open("look at the instance lock", instanceLockFile, unix.O_RDONLY)
+	if err != nil {
+		return false
+	}
+	err = unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	_ = file.Close() // it was only read
+	return errors.Is(err, unix.EWOULDBLOCK)
+}
+
 // Held reports whether the lock is still the one that other processes would take: the whole dataDir may
 // have been removed. Nil is not held.
 func (l *InstanceLock) Held() bool {

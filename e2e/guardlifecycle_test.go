@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// guardTables returns the tables ip-masq-guard, without counters; "" if there are none.
+func (n *node) guardTables(t *testing.T) string {
+	t.Helper()
+	var all string
+	for table := range strings.SplitSeq(n.tool(t, "nft", "-s", "list", "ruleset"), "\n}\n") {
+		if strings.Contains(table, " ip-masq-guard {\n") {
+			all += table + "\n}\n"
+		}
+	}
+	return all
+}
+
+// wantGuardTables fails the test unless the guard tables have all of these, or there are none without.
+func (n *node) wantGuardTables(t *testing.T, says ...string) {
+	t.Helper()
+	tables := n.guardTables(t)
+	if len(says) == 0 && tables != "" {
+		t.Errorf("guard tables:\n%s", tables)
+	}
+	for _, s := range says {
+		if !strings.Contains(tables, s) {
+			t.Errorf("the guard tables lack %q:\n%s", s, tables)
+		}
+	}
+}
+
+// TestGuardTables follows the guard tables from the ADD that creates them to the one that removes them.
+func TestGuardTables(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		conf := func(keys object) string { return n.conf(t, "podnet", dualStack(keys)) }
+		n.addAndCheck(t, conf(nil)).noWarnings(t)
+		n.wantGuardTables(t)
+		if n.load(t).Record.Guard {
+			t.Error("the guard tables are on record without a key")
+		}
+		drop := conf(object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16", "fd00:1::/64"}, "enforceExempt": true})
+		n.invoke(t, invocation{verb: "STATUS", conf: drop}).want(t, 0)
+		n.wantGuardTables(t)
+		n.addAndCheck(t, drop).noWarnings(t)
+		n.wantGuardTables(t, "table ip ip-masq-guard", "table ip6 ip-masq-guard", "10.1.0.0/16", "fd00:1::/64", "drop", "snat to ip saddr")
+		rules := func() string { // nft lists objects in the order of their creation
+			return strings.Join(slices.Sorted(strings.Lines(n.ruleset(t))), "")
+		}
+		before := rules()
+		n.addAndCheck(t, drop) // writes the verification cache
+		if after := rules(); after != before {
+			t.Errorf("an ADD with nothing to do changed rules:\n%s", after)
+		}
+		for _, script := range []string{
+			"delete table ip ip-masq-guard", "flush chain ip6 ip-masq-guard guard-IP-MASQ-AGENT",
+			"add element ip ip-masq-guard exempt-IP-MASQ-AGENT { 192.0.2.0/24 }", "add table ip ip-masq-guard { flags dormant; }",
+		} {
+			n.feed(t, script, "nft", "-f", "-")
+			n.invoke(t, invocation{verb: "CHECK", conf: drop}).want(t, 101)
+			n.addAndCheck(t, drop).noWarnings(t)
+			if after := rules(); after != before {
+				t.Errorf("%s: not repaired:\n%s", script, after)
+			}
+			n.feed(t, script, "nft", "-f", "-")
+			n.invoke(t, invocation{verb: "DEL", conf: drop, id: "none"}).want(t, 0).noWarnings(t)
+			n.invoke(t, invocation{verb: "CHECK", conf: drop}).want(t, 0)
+		}
+		// The policy changes, and the pods' range.
+		n.addAndCheck(t, conf(object{"guard": "drop", "sourceCIDRs": []string{"10.1.0.0/17", "fd00:1::/65"}, "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})).noWarnings(t)
+		n.wantGuardTables(t, "10.1.0.0/17", "192.0.2.0/24", "drop")
+		n.addAndCheck(t, conf(object{"guard": "count", "masqChain": "OTHER"})).want(t, 0, "chain OTHER (ipv6)", "podCIDRs")
+		n.wantGuardTables(t, "guard-OTHER", "10.1.0.0/16")
+		if tables := n.guardTables(t); strings.Contains(tables, "drop") || strings.Contains(tables, "IP-MASQ-AGENT") {
+			t.Errorf("guard tables:\n%s", tables)
+		}
+		n.addAndCheck(t, conf(nil))
+		n.wantGuardTables(t)
+		if n.load(t).Record.Guard {
+			t.Error("the guard tables are still on record")
+		}
+		// Cleanup, after which nothing returns.
+		n.addAndCheck(t, drop)
+		if out := n.cleanup(t); !strings.HasPrefix(out, "removed chain guard-IP-MASQ-AGENT (ipv4) from nftables\n") {
+			t.Errorf("cleanup does not remove the guard first:\n%s", out)
+		}
+		n.wantGuardTables(t)
+		n.invoke(t, invocation{verb: "DEL", conf: drop}).want(t, 0)
+		n.wantGuardTables(t)
+	})
+}
+
+// TestGuardOnAnotherBackend checks that the guard tables stay as they are while a chain moves.
+func TestGuardOnAnotherBackend(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[1])
+	n.addAndCheck(t, n.conf(t, "podnet", object{"guard": "drop"}))
+	before := n.guardTables(t)
+	for _, backend := range []string{"nftables", "iptables"} {
+		n.addAndCheck(t, n.conf(t, "podnet", object{"guard": "drop", "backend": backend})).noWarnings(t)
+		if after := n.guardTables(t); after != before || before == "" {
+			t.Errorf("the guard changed with backend %s:\n%s\nwas\n%s", backend, after, before)
+		}
+	}
+}
+
+// TestGuardOfFailedADD checks that an ADD whose rules cannot be written leaves the guard of the policy in
+// force, or none.
+func TestGuardOfFailedADD(t *testing.T) {
+	t.Parallel()
+	for _, f := range backends()[1:] {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNode(t, f)
+			first := n.conf(t, "podnet", object{"guard": "drop", "nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+			second := n.conf(t, "podnet", object{"guard": "drop", "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
+			works := n.path
+			n.path = n.linkBothVariants(t, f.variant)
+			n.failRuleWrites(t, "iptables-restore", "iptables-"+f.variant+"-restore")
+			fails := n.path
+			n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 100, "missing kernel module")
+			n.wantGuardTables(t)
+			n.path = works
+			n.addAndCheck(t, first)
+			before := n.ruleset(t)
+			n.path = fails
+			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "missing kernel module")
+			if after := n.ruleset(t); after != before {
+				t.Errorf("rules changed:\n%s\nwere\n%s", after, before)
+			}
+			n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
+		})
+	}
+}
+
+// TestGuardOfAnotherDataDir checks that an ADD with another dataDir changes no guard, and that one with the
+// node's dataDir removes that of another.
+func TestGuardOfAnotherDataDir(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	conf := n.conf(t, "podnet", object{"guard": "drop"})
+	n.addAndCheck(t, conf)
+	before := n.guardTables(t)
+	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"guard": "count", "dataDir": n.dir + "/other"})}).want(t, 7, "dataDir")
+	n.feed(t, "delete table ip ip-masq", "nft", "-f", "-") // only the guard is left
+	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"guard": "count", "dataDir": n.dir + "/other"})}).want(t, 7, "ip-masq-guard", n.dataDir)
+	if after := n.guardTables(t); after != before {
+		t.Errorf("the guard changed:\n%s\nwas\n%s", after, before)
+	}
+	other := n.withDataDir(t, n.backend, "next")
+	other.standardConflist(t, "podnet", object{"guard": "count"}) // makes that dataDir the node's
+	other.addAndCheck(t, other.conf(t, "podnet", object{"guard": "count"}))
+	if after := n.guardTables(t); !strings.Contains(after, other.dataDir) || strings.Contains(after, "drop") {
+		t.Errorf("guard tables:\n%s", after)
+	}
+}
+
+// TestGuardWithoutPodRange checks that an ADD of a CNI whose addresses have no subnet passes with a warning,
+// and that the reconciler is ready.
+func TestGuardWithoutPodRange(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		keys := object{"guard": "drop", "prevResult": object{
+			"cniVersion": "1.1.0", "interfaces": []object{{"name": "eth0", "sandbox": "/run/netns/container"}},
+			"ips": []object{{"address": "10.1.0.2/32", "interface": 0}},
+		}}
+		conf := n.conf(t, "podnet", keys)
+		n.addAndCheck(t, conf).want(t, 0, "guard and enforceExempt have no effect", "podCIDRs")
+		n.wantGuardTables(t)
+		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
+		n.conflist(t, "podnet", object{"guard": "drop"})
+		d := n.startReconciler(t).untilReady(t)
+		if log := d.log(); !strings.Contains(log, "podCIDRs") {
+			t.Errorf("the log does not name podCIDRs:\n%s", log)
+		}
+		n.conflist(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}})
+		d.until(t, "the guard", func() bool { return strings.Contains(n.guardTables(t), "10.1.0.0/16") })
+	})
+}
+
+// TestReconcilerRepairsGuard measures how long the guard is missing after another program deleted it.
+func TestReconcilerRepairsGuard(t *testing.T) {
+	n := newNode(t, backends()[0])
+	n.conflist(t, "podnet", object{"guard": "drop"})
+	n.pod(t, "podnet")
+	d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
+	watcher := n.watchCommits(t)
+	right := n.guardTables(t)
+	measure := func() (all durations) {
+		for range 6 {
+			count := watcher.untilIdle(t, 100*time.Millisecond)
+			n.tool(t, "nft", "delete table ip ip-masq-guard")
+			d.until(t, "repair", func() bool { return len(watcher.Since(count)) > 1 && n.guardTables(t) == right })
+			commits := watcher.Since(count)
+			all = append(all, commits[len(commits)-1].At.Sub(commits[0].At))
+		}
+		return all
+	}
+	all := measure()
+	for again := 1; again <= 2 && all.slow(); again++ {
+		t.Logf("repeating a slow measurement: %v", all)
+		all = measure()
+	}
+	if all.slow() {
+		t.Errorf("too slow: %v", all)
+	}
+	if repaired := d.metric(t, "drift_repairs_total", "kind", "guard"); repaired == 0 {
+		t.Error("drift_repairs_total does not count the guard")
+	}
+	if log := d.log(); !strings.Contains(log, "repaired rules") || !strings.Contains(log, "chain=IP-MASQ-AGENT") {
+		t.Errorf("the log lacks the repair:\n%s", log)
+	}
+}
