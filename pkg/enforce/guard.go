@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"reflect"
 	"slices"
 
@@ -83,7 +84,7 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 		for _, d := range g.Desired {
 			s.fail(d.Chain, fmt.Errorf("guard of chain %s: %w", d.Chain, err))
 		}
-	case !g.others: // nothing is desired in those
+	case !g.others && !errors.Is(err, fs.ErrPermission): // nothing is desired
 		e.Warn(err)
 	}
 }
