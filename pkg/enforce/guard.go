@@ -188,7 +188,7 @@ func (e *Enforcer) writeGuard(ctx context.Context, s *State, guards []policy.Gua
 		from = &now
 	}
 	if err == nil && len(tables.CompareGuards(guards, *from)) == 0 {
-		return nil
+		return map[string]error{}
 	}
 	if err == nil {
 		err = tables.ApplyGuards(ctx, guards, *from)
