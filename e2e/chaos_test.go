@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -33,6 +34,10 @@ type chaosTest struct {
 	pods    int
 	counts  map[string]int
 
+	// guarded is whether the networks' entries state guard, staleConnections and enforceExempt for
+	// the host in transit.
+	guarded bool
+
 	lastValid        map[string]object // last valid keys of each source
 	serial           int
 	invalidConflists map[string]bool // by network
@@ -49,12 +54,12 @@ const agentFilesName = "the agents' files"
 
 func (m *chaosTest) networks() []string { return []string{"podnet", "othernet"} }
 
-func newChaosTest(t *testing.T, n *node, seed uint64) *chaosTest {
+func newChaosTest(t *testing.T, n *node, seed uint64, guarded bool) *chaosTest {
 	t.Helper()
 	// On a slow machine each run holds the lock for longer. The number of runs is such that a run
 	// waits for at most a tenth of its time limit.
 	concurrent := max(2, int(16/timelimit.Factor()))
-	m := &chaosTest{node: n, slots: make(chan struct{}, concurrent), random: rand.New(rand.NewPCG(seed, 3)), lastValid: map[string]object{}, invalidConflists: map[string]bool{}, counts: map[string]int{}}
+	m := &chaosTest{node: n, guarded: guarded, slots: make(chan struct{}, concurrent), random: rand.New(rand.NewPCG(seed, 3)), lastValid: map[string]object{}, invalidConflists: map[string]bool{}, counts: map[string]int{}}
 	must(t, os.MkdirAll(n.own(config.DefaultCNIConfDir), 0o755))
 	m.config = n.configMap(t, nil)
 	for _, name := range append(m.networks(), agentFilesName) {
@@ -135,10 +140,16 @@ func (m *chaosTest) randomKeys(source string) object {
 		masquerade = append(masquerade, narrow.Masked().String())
 		masquerade = append(masquerade, fmt.Sprintf("10.9.%d.0/25", 128+r.IntN(128)), fmt.Sprintf("2001:db8:%d:%d::/64", r.IntN(16), r.IntN(4)))
 	}
-	return object{"enableIPv6": true, "nonMasqueradeCIDRs": exempt, "masqueradeCIDRs": masquerade}
+	keys := object{"enableIPv6": true, "nonMasqueradeCIDRs": exempt, "masqueradeCIDRs": masquerade}
+	if m.guarded && source != agentFilesName {
+		maps.Copy(keys, object{"guard": "drop", "staleConnections": "reset", "enforceExempt": true,
+			"podCIDRs": []string{transit4.String() + "/32", transit6.String() + "/128"}})
+	}
+	return keys
 }
 
-// tamper changes the rules as third-party programs do. It never masquerades an exempt destination.
+// tamper changes the rules as third-party programs do. It never masquerades an exempt destination,
+// and removes no guard.
 // The command may fail, because the rules change at the same time.
 func (m *chaosTest) tamper(t *testing.T) {
 	t.Helper()
@@ -166,6 +177,9 @@ func (m *chaosTest) tamper(t *testing.T) {
 			family[0] + " -t nat -I IP-MASQ-AGENT -d " + host + " -j RETURN",
 			family[0] + " -t nat -A IP-MASQ-AGENT -j ACCEPT",
 		}
+	}
+	if m.guarded {
+		kinds = kinds[1:] // flushing the ruleset removes the guard too
 	}
 	words := strings.Fields(kinds[m.random.IntN(len(kinds))])
 	if words[0] != "nft" {

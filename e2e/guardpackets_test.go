@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// packetsPerKind is the number of packets of each kind in each family, all from different ports.
+const packetsPerKind = 50
+
+// packetKind is a kind of packets that a pod sends to a masqueraded destination.
+type packetKind struct {
+	name string
+	// opened is whether a TCP connection is opened before. Its client's first sequence number is
+	// clientSequence, its server's serverSequence.
+	opened bool
+	// forgotten is whether conntrack then forgets it.
+	forgotten bool
+	packet    func(pod, to netip.AddrPort) []byte
+	// masqueraded kinds get the node's address from NAT; the others leave with the pod's address
+	// without a guard.
+	masqueraded bool
+}
+
+const clientSequence, serverSequence = 1000, 5000
+
+// tcp returns a function that makes a segment with these flags. The numbers are relative to those
+// of the connection's next segment.
+func tcp(flags byte, sequence, acknowledged uint32) func(pod, to netip.AddrPort) []byte {
+	return func(pod, to netip.AddrPort) []byte {
+		return tcpSegment(pod, to, flags, clientSequence+1+sequence, serverSequence+1+acknowledged)
+	}
+}
+
+func packetKinds() []packetKind {
+	const window = 1 << 20 // more than a connection's window
+	return []packetKind{
+		{name: "SYN", packet: tcp(syn, 0, 0), masqueraded: true},
+		{name: "UDP", packet: udpDatagram, masqueraded: true},
+		{name: "data", opened: true, packet: tcp(ack, 0, 0), masqueraded: true},
+		{name: "old data", opened: true, packet: func(pod, to netip.AddrPort) []byte {
+			return tcpSegment(pod, to, ack, clientSequence-5, serverSequence+1)
+		}, masqueraded: true},
+		{name: "FIN", opened: true, packet: tcp(fin|ack, 0, 0), masqueraded: true},
+		{name: "GRE", packet: func(pod, to netip.AddrPort) []byte {
+			return ipPacket(pod.Addr(), to.Addr(), 47, []byte{0, 0, 0x88, 0xbe, 0, 0, 0, 0})
+		}, masqueraded: true},
+		{name: "data after the entry is deleted", opened: true, forgotten: true, packet: tcp(ack, 0, 0), masqueraded: true},
+
+		{name: "late FIN", opened: true, forgotten: true, packet: tcp(fin|ack, 0, 0)},
+		{name: "late RST", opened: true, forgotten: true, packet: tcp(rst, 0, 0)},
+		{name: "late RST with ACK", opened: true, forgotten: true, packet: tcp(rst|ack, 0, 0)},
+		{name: "sequence number above the window", opened: true, packet: tcp(ack, window, 0)},
+		{name: "acknowledgement above the window", opened: true, packet: tcp(ack, 0, window)},
+		{name: "RST out of the window", opened: true, packet: tcp(rst, window, 0)},
+		{name: "bad checksum", packet: func(pod, to netip.AddrPort) []byte { return badChecksum(tcp(syn, 0, 0)(pod, to)) }},
+		{name: "bad checksum in a connection", opened: true, packet: func(pod, to netip.AddrPort) []byte { return badChecksum(tcp(ack, 0, 0)(pod, to)) }},
+		{name: "SYN with FIN", packet: tcp(syn|fin, 0, 0)},
+		{name: "unsolicited SYN with ACK", packet: tcp(syn|ack, 0, 0)},
+		{name: "unsolicited echo reply", packet: echoReply},
+		{name: "ICMP error of an unknown flow", packet: portUnreachable},
+		{name: "not tracked", packet: func(pod, to netip.AddrPort) []byte {
+			return udpDatagram(pod, netip.AddrPortFrom(to.Addr(), notrackPort))
+		}},
+	}
+}
+
+// notrackPort is a destination port to which packets are not tracked.
+const notrackPort = 9999
+
+// TestGuardWrongPackets sends packets that skip NAT although the rules are right. With guard count
+// all that leave with the pod's address are counted, with drop none leaves.
+func TestGuardWrongPackets(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.feed(t, fmt.Sprintf("table inet other {\nchain prerouting { type filter hook prerouting priority raw; udp dport %d notrack; }\n}\n", notrackPort), "nft", "-f", "-")
+		keys := object{"enableIPv6": true, "randomFully": false, "guard": "count"}
+		n.conflist(t, "podnet", keys)
+		p := n.pod(t, "podnet")
+		outside, inside := n.countPackets(t, n.Outside), n.countPackets(t, p.Host)
+		loose := packetKind{name: "data after the entry is deleted, tcp_loose 0", opened: true, forgotten: true, packet: tcp(ack, 0, 0)}
+		for _, mode := range []string{"count", "drop"} {
+			keys["guard"] = mode
+			n.conflist(t, "podnet", keys)
+			n.pod(t, "podnet")
+			n.sendKinds(t, p, mode, outside, inside, packetKinds())
+			must(t, n.Node.Sysctl("net/netfilter/nf_conntrack_tcp_loose", "0"))
+			n.sendKinds(t, p, mode, outside, inside, []packetKind{loose})
+			must(t, n.Node.Sysctl("net/netfilter/nf_conntrack_tcp_loose", "1"))
+		}
+	})
+}
+
+// sendKinds sends packets of each kind to an address of its own in both families and compares the
+// source addresses that the outside host sees, and the guard's counters.
+func (n *node) sendKinds(t *testing.T, p *pod, mode string, outside, inside packetCounters, kinds []packetKind) {
+	t.Helper()
+	// The ports of NAT are those of the pod, because the destinations differ.
+	var requests, answers, confirmations, packets [2][][]byte // of forgotten connections; of others
+	var destinations [][2]netip.Addr                          // by kind
+	wrong := 0
+	for i, k := range kinds {
+		destinations = append(destinations, [2]netip.Addr{nth(silentDestinations[0], i+1), nth(silentDestinations[1], i+1)})
+		for j := range packetsPerKind {
+			n.ports++
+			for _, address := range destinations[i] {
+				pod, to := netip.AddrPortFrom(p.addr(address), 30000+n.ports), netip.AddrPortFrom(address, uint16(1000+j))
+				when := 1
+				if k.forgotten {
+					when = 0
+				}
+				if k.opened {
+					node := netip.AddrPortFrom(n.NodeAddr(n.Outside, address), pod.Port())
+					requests[when] = append(requests[when], tcpSegment(pod, to, syn, clientSequence, 0))
+					answers[when] = append(answers[when], tcpSegment(to, node, syn|ack, serverSequence, clientSequence+1))
+					confirmations[when] = append(confirmations[when], tcpSegment(pod, to, ack, clientSequence+1, serverSequence+1))
+				}
+				packets[1] = append(packets[1], k.packet(pod, to))
+				if !k.masqueraded {
+					wrong++
+				}
+			}
+		}
+	}
+	before := n.guardPackets(t, "IP-MASQ-AGENT")
+	for when := range requests {
+		must(t, n.Node.FlushConntrack())
+		outside.exchange(t, p.Host, requests[when])
+		inside.exchange(t, n.Outside, answers[when])
+		outside.exchange(t, p.Host, confirmations[when])
+	}
+	outside.reset(t)
+	inject(t, p.Host, packets[1]...)
+
+	arriving := len(packets[1])
+	if mode == "drop" {
+		arriving -= wrong
+	}
+	n.await(t, fmt.Sprintf("%d packets, %d of them wrong", arriving, wrong), func() bool {
+		return n.guardPackets(t, "IP-MASQ-AGENT")-before >= wrong && outside.total(t) >= arriving
+	})
+	if counted := n.guardPackets(t, "IP-MASQ-AGENT") - before; counted != wrong {
+		t.Errorf("guard %s: counted %d packets, want %d", mode, counted, wrong)
+	}
+	received := outside.received(t)
+	for i, k := range kinds {
+		for _, to := range destinations[i] {
+			want := [2]int{packetsPerKind, 0}
+			switch {
+			case k.masqueraded:
+				want = [2]int{0, packetsPerKind}
+			case mode == "drop":
+				want = [2]int{}
+			}
+			if got := [2]int{received[[2]netip.Addr{p.addr(to), to}], received[[2]netip.Addr{n.NodeAddr(n.Outside, to), to}]}; got != want {
+				t.Errorf("guard %s: %s to %s: %d packets came from the pod's address and %d from the node's, want %d and %d",
+					mode, k.name, to, got[0], got[1], want[0], want[1])
+			}
+		}
+	}
+}
+
+// nth returns the address after n others.
+func nth(a netip.Addr, n int) netip.Addr {
+	for range n {
+		a = a.Next()
+	}
+	return a
+}
+
+// exchange sends packets and waits until the host has received them all.
+func (c packetCounters) exchange(t *testing.T, from *topology.Host, packets [][]byte) {
+	t.Helper()
+	c.reset(t)
+	inject(t, from, packets...)
+	c.n.await(t, fmt.Sprintf("%d packets at %s", len(packets), c.host.Name), func() bool { return c.total(t) >= len(packets) })
+}
+
+// total returns the number of packets from or to the silent destinations.
+func (c packetCounters) total(t *testing.T) int {
+	t.Helper()
+	total := 0
+	for flow, packets := range c.received(t) {
+		if isSilent(flow[0]) || isSilent(flow[1]) {
+			total += packets
+		}
+	}
+	return total
+}
+
+func isSilent(a netip.Addr) bool {
+	for _, s := range append(silentDestinations, silentExemptDestinations...) {
+		if bits := map[bool]int{true: 24, false: 64}[s.Is4()]; netip.PrefixFrom(s, bits).Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// await waits up to two seconds of an idle machine until a condition holds.
+func (n *node) await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for start := time.Now(); !is(); time.Sleep(5 * time.Millisecond) {
+		if timelimit.Exceeded(time.Since(start), 2*time.Second) {
+			t.Errorf("no %s within %s", what, time.Since(start))
+			return
+		}
+	}
+}
+
+// guardPackets returns the number of packets that a chain's guard counted in both families.
+func (n *node) guardPackets(t *testing.T, chain string) int {
+	t.Helper()
+	counter, total := regexp.MustCompile(`counter packets (\d+)`), 0
+	for _, f := range families() {
+		for _, m := range counter.FindAllStringSubmatch(n.tool(t, "nft", "list", "chain", f[1], "ip-masq-guard", "guard-"+chain), -1) {
+			packets, err := strconv.Atoi(m[1])
+			must(t, err)
+			total += packets
+		}
+	}
+	return total
+}
+
+// guardScope is a case of networks whose guards apply to a part of the traffic: podnet with the
+// pods a and b, othernet with the pod c.
+type guardScope struct {
+	name             string
+	podnet, othernet object
+	dropped          string // as "a-outside", in which outside is an interface
+}
+
+func guardScopes() []guardScope {
+	const every = "a-outside a-lan b-outside b-lan c-outside c-lan"
+	one := []string{"10.1.0.2/32", "fd00:1::2/128"}
+	a := object{"masqChain": "A", "sourceCIDRs": []string{"10.1.0.0/16", "fd00:1::/64"}}
+	b := object{"masqChain": "B", "sourceCIDRs": []string{"10.2.0.0/16", "fd00:2::/64"}}
+	return []guardScope{
+		{"everything", object{}, object{}, every},
+		{"sourceCIDRs", object{"sourceCIDRs": one}, object{"sourceCIDRs": one}, "a-outside a-lan"},
+		{"outputInterfaces", object{"outputInterfaces": []string{"outside"}}, object{"outputInterfaces": []string{"outside"}}, "a-outside b-outside c-outside"},
+		{"outputInterfaces with a wildcard", object{"outputInterfaces": []string{"la+", "eth0"}}, object{"outputInterfaces": []string{"la+", "eth0"}}, "a-lan b-lan c-lan"},
+		{"nonMasqueradeSourceCIDRs", object{"nonMasqueradeSourceCIDRs": one}, object{"nonMasqueradeSourceCIDRs": one}, "b-outside b-lan c-outside c-lan"},
+		{"podCIDRs", object{"podCIDRs": one}, object{"podCIDRs": []string{"10.2.0.0/16", "fd00:2::/64"}}, "a-outside a-lan c-outside c-lan"},
+		{"two chains, one counts", a, merged(b, object{"guard": "count"}), "a-outside a-lan b-outside b-lan"},
+		{"two chains, one without a guard", merged(a, object{"guard": nil}), merged(b, object{"outputInterfaces": []string{"lan"}}), "c-lan"},
+	}
+}
+
+func merged(a, b object) object {
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	return all
+}
+
+// TestGuardScopes sends late FINs from three pods through two interfaces and checks which of them
+// the guard drops.
+func TestGuardScopes(t *testing.T) {
+	t.Parallel()
+	for _, c := range guardScopes() {
+		t.Run(c.name, func(t *testing.T) { newNode(t, backends()[0]).wantDropped(t, c) })
+	}
+}
+
+func (n *node) wantDropped(t *testing.T, c guardScope) {
+	t.Helper()
+	defaults := object{"enableIPv6": true, "guard": "drop", "nonMasqueradeCIDRs": []string{"10.1.0.0/16", "10.2.0.0/16", "fd00:1::/64", "fd00:2::/64"}}
+	n.conflist(t, "podnet", merged(defaults, c.podnet))
+	n.conflist(t, "othernet", merged(defaults, c.othernet))
+	pods := map[string]*pod{"a": n.pod(t, "podnet"), "b": n.pod(t, "podnet"), "c": n.pod(t, "othernet")}
+	type link struct {
+		packetCounters
+		to []netip.Addr
+	}
+	links := map[string]link{
+		"outside": {n.countPackets(t, n.Outside), silentDestinations}, "lan": {n.countPackets(t, n.LAN), silentExemptDestinations},
+	}
+	sent := map[string][][]byte{}
+	passing := map[string]int{}
+	for name, p := range pods {
+		for device, l := range links {
+			for _, to := range l.to {
+				for i := range packetsPerKind {
+					sent[name] = append(sent[name], tcp(fin|ack, 0, 0)(netip.AddrPortFrom(p.addr(to), uint16(1000+i)), netip.AddrPortFrom(to, 999)))
+				}
+				if !strings.Contains(c.dropped, name+"-"+device) {
+					passing[device] += packetsPerKind
+				}
+			}
+		}
+	}
+	for name, p := range pods {
+		inject(t, p.Host, sent[name]...)
+	}
+	for device, l := range links {
+		n.await(t, fmt.Sprintf("%d packets at %s", passing[device], device), func() bool { return l.total(t) >= passing[device] })
+	}
+	time.Sleep(50 * time.Millisecond) // more than it takes a packet to arrive
+	for device, l := range links {
+		received := l.received(t)
+		for name, p := range pods {
+			for _, to := range l.to {
+				want := packetsPerKind
+				if strings.Contains(c.dropped, name+"-"+device) {
+					want = 0
+				}
+				if got := received[[2]netip.Addr{p.addr(to), to}]; got != want {
+					t.Errorf("from pod %s to %s: %d packets arrived, want %d", name, to, got, want)
+				}
+			}
+		}
+	}
+	if c.othernet["guard"] == "count" {
+		if counted := n.guardPackets(t, "B"); counted != 4*packetsPerKind {
+			t.Errorf("guard count: %d packets, want %d", counted, 4*packetsPerKind)
+		}
+	}
+}
