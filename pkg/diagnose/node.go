@@ -247,7 +247,7 @@ func (e *examination) changesBy(text string, enabled bool) []string {
 	}
 	var changes []string
 	for _, chain := range e.chainNames() {
-		if words[chain] || words["masq-"+chain] {
+		if words[chain] || words["masq-"+chain] || words["guard-"+chain] {
 			changes = append(changes, "contains chain "+chain)
 		}
 	}

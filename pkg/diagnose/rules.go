@@ -190,6 +190,7 @@ func (e *examination) readServices() {
 // violations adds those violations to a finding that have its ID.
 func violations(e *examination, f *Finding) {
 	var remedies []string
+	preventable := false
 	for _, v := range e.violations {
 		id, line := "foreign-masquerade", v.String()
 		if doubt := e.doubt(v); doubt != "" {
@@ -201,9 +202,13 @@ func violations(e *examination, f *Finding) {
 			continue
 		}
 		f.Detail = append(f.Detail, line)
+		preventable = preventable || v.rule.Priority > enforcePriority
 		if r := remedyFor(v.rule); r != "" && !slices.Contains(remedies, r) {
 			remedies = append(remedies, r)
 		}
+	}
+	if preventable {
+		f.Remedy += " Or set enforceExempt, with which rules of priorities after 99 leave exempt traffic of pods alone."
 	}
 	f.Remedy = strings.Join(append(remedies, f.Remedy), " ")
 }

@@ -74,7 +74,7 @@ func TestThirdPartyRules(t *testing.T) {
 		{name: "none"},
 		{name: "the agents' chain, which is owned now", rules: ":IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT\n-A IP-MASQ-AGENT -j MASQUERADE"},
 		{name: "masquerading of all", rules: "-A POSTROUTING -o eth0 -j MASQUERADE\n:IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT", counted: 1,
-			want: map[string]string{"problem foreign-masquerade": "iptables (nft), table nat, chain POSTROUTING: out eth0 masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16"}},
+			want: map[string]string{"problem foreign-masquerade": "iptables (nft), table nat, chain POSTROUTING: out eth0 masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, Or set enforceExempt"}},
 		{name: "in nftables", nft: "table ip x {\nchain p {\ntype nat hook postrouting priority 300\nip daddr 10.1.0.0/16 masquerade\n}\n}", counted: 1,
 			want: map[string]string{"problem foreign-masquerade": "nftables, table x, chain p: to 10.1.0.0/16 masquerade: applies to 10.0.0.0/8, which IP-MASQ-AGENT exempts"}},
 		{name: "of pods", rules: "-A POSTROUTING -s 10.244.0.0/16 ! -d 10.244.0.0/16 -j MASQUERADE", counted: 1,
