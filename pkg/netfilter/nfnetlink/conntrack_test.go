@@ -3,9 +3,65 @@
 package nfnetlink
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
+
+// TestConnectionsAnswers: the kernel has no ctnetlink, interrupts a dump, or sends what is not an entry.
+func TestConnectionsAnswers(t *testing.T) {
+	answer := func(typ, flags uint16, sequence uint32, payload []byte) []byte {
+		var w attrWriter
+		at := w.beginMessage(typ, flags, 0, 0)
+		w.b = append(w.b[:unix.SizeofNlMsghdr], payload...)
+		w.endMessage(at)
+		setSequence(w.b, sequence)
+		return w.b
+	}
+	done := native(t, int32(0))
+	entry := append(make([]byte, nfgenHeader), encodeConnection(t, "10.88.0.2", "192.0.2.1", false)...)
+	for name, tt := range map[string]struct {
+		answers [][]byte
+		entries int
+		err     string
+	}{
+		"no ctnetlink": {[][]byte{answer(unix.NLMSG_ERROR, 0, 1, native(t, -int32(unix.EINVAL)))}, 0,
+			"list conntrack entries: invalid argument; the kernel has no ctnetlink (try: modprobe nf_conntrack_netlink)"},
+		"interrupted once": {[][]byte{
+			answer(ctnetlinkType(ctNew), 0, 1, entry), answer(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 1, done),
+			answer(ctnetlinkType(ctNew), 0, 2, entry), answer(unix.NLMSG_DONE, 0, 2, done),
+		}, 2, ""},
+		"interrupted each time": {[][]byte{
+			answer(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 1, done), answer(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 2, done),
+			answer(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 3, done),
+		}, 0, "list conntrack entries: interrupted 3 times"},
+		"two families": {[][]byte{answer(ctnetlinkType(ctNew), 0, 1, append(make([]byte, nfgenHeader), encodeConnection(t, "10.88.0.2", "fd88::2", false)...))}, 0,
+			"list conntrack entries: the kernel's answer has an unknown form"},
+		"too short": {[][]byte{answer(ctnetlinkType(ctNew), 0, 1, nil)}, 0, "list conntrack entries: the kernel's answer has an unknown form"},
+	} {
+		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range tt.answers {
+			if _, err := unix.Write(ends[1], a); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, entries := newConn(ends[0]), 0
+		err = c.Connections(t.Context(), ConnectionFilter{}, func(*Connection) error { entries++; return nil })
+		if text := fmt.Sprint(err); entries != tt.entries || text != tt.err && (err != nil || tt.err != "") {
+			t.Errorf("%s: %d entries, %v", name, entries, err)
+		}
+		if err := errors.Join(c.Close(), unix.Close(ends[1])); err != nil {
+			t.Error(err)
+		}
+	}
+}
 
 // encodeConnection returns the attributes of an entry, with a zone if it is not 0.
 func encodeConnection(f testing.TB, src, dst string, zone bool) []byte {
@@ -58,7 +114,7 @@ func FuzzDecodeConnection(f *testing.F) {
 			t.Fatalf("message %v", it.message)
 		}
 		var again Connection
-		attrs := append(it.payload[nfgenHeader:], b...) // the reply is not in the request
+		attrs := slices.Concat(it.payload[nfgenHeader:], b) // the reply is not in the request
 		if d.w.err == nil && (!again.decode(attrs) || again.Src != e.Src || again.Dst != e.Dst) {
 			t.Errorf("deletes %+v instead of %+v", again, e)
 		}
