@@ -100,12 +100,15 @@ func (w *walk) visit(e *nfnetlink.Connection) error {
 	return nil
 }
 
-// flush deletes the batch.
+// flush deletes the batch, and counts the entries that still existed.
 func (w *walk) flush() error {
-	for _, chain := range w.chains {
-		w.deleted[chain]++
+	missing := map[int]bool{}
+	err := w.remove.DeleteConnections(&w.batch, func(i int) { missing[i] = true })
+	for i, chain := range w.chains {
+		if err == nil && !missing[i] {
+			w.deleted[chain]++
+		}
 	}
-	err := w.remove.DeleteConnections(&w.batch, func(i int) { w.deleted[w.chains[i]]-- })
 	w.chains = w.chains[:0]
 	return err
 }

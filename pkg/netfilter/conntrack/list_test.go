@@ -6,10 +6,12 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 func dial(t testing.TB) *nfnetlink.Conn {
@@ -115,5 +117,29 @@ func TestConnectionsByStatus(t *testing.T) {
 		}); err != nil || n != want {
 			t.Errorf("%+v: %d entries, %v, want %d", filter, n, err, want)
 		}
+	}
+}
+
+// TestGoneEntriesAreNotCounted: connections end between the listing and the deletion.
+func TestGoneEntriesAreNotCounted(t *testing.T) {
+	namespace(t)
+	addConnections(t, 3, 1000)
+	w := walk{
+		judge: policy.NewConnectionJudge(merged(nil), nil, true), list: dial(t), remove: dial(t),
+		deleted: map[policy.ChainFamily]uint64{},
+	}
+	defer w.routes.Close()
+	if err := w.list.Connections(t.Context(), nfnetlink.ConnectionFilter{}, w.visit); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+		t.Fatal(err)
+	}
+	addConnections(t, 1, 5000)
+	if err := w.list.Connections(t.Context(), nfnetlink.ConnectionFilter{}, w.visit); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.flush(); err != nil || w.deleted[chains.v4] != 1 {
+		t.Errorf("counted %v, %v", w.deleted, err)
 	}
 }
