@@ -241,7 +241,7 @@ func (b *bench) large() (err error) {
 		if err := before(0); err != nil {
 			return err
 		}
-		peak, err := n.Peak()
+		peak, err := n.Peak(scene.Request{Plugin: "ip-masq", Container: n.NextPod()})
 		if err != nil {
 			return err
 		}

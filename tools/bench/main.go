@@ -57,6 +57,7 @@ func (b *bench) parts() []part {
 		{"bridge", b.bridge},
 		{"connections", b.connections},
 		{"guard", b.guard},
+		{"reset", b.reset},
 		{"change", b.change},
 		{"large", b.large},
 		{"repair", b.repair},

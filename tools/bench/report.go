@@ -154,7 +154,7 @@ func (r *report) text() (string, error) {
 		"`make bench` generates this file; do not edit it. All contenders of a comparison run in turn, once per round, in network namespaces, " +
 		"in a random order that changes with each round. A ratio compares two figures of one round; the report gives the median of the ratios and, in brackets, the 95 % confidence " +
 		"interval of the median (bootstrap; with fewer than 6 rounds, the minimum and maximum). Times are medians with quartiles. They depend on this machine and this hour; no " +
-		"verdict depends on a time alone, except those of repairs and of the guard, whose budgets are times.\n\n")
+		"verdict depends on a time alone, except those of repairs, of the guard and of resets, whose budgets are times.\n\n")
 	if r.quick {
 		b.WriteString("**This was a quick run: few rounds, without the largest sizes. Its verdicts are not reliable.**\n\n")
 	}

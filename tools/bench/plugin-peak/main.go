@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command plugin-peak runs the program in PEAK_OF and writes its peak memory in bytes to the file
-// in PEAK_FILE. The kernel includes the memory of the starting process, which is small here and
-// large in the benchmark itself.
+// Command plugin-peak runs the program in PEAK_OF with the given arguments and writes its peak
+// memory in bytes to the file in PEAK_FILE. The kernel includes the memory of the starting process,
+// which is small here and large in the benchmark itself.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 func main() { os.Exit(run()) }
 
 func run() int {
-	c := exec.Command(os.Getenv("PEAK_OF"))
+	c := exec.Command(os.Getenv("PEAK_OF"), os.Args[1:]...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := c.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "plugin-peak:", err)

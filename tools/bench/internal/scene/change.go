@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -126,15 +127,16 @@ func (n *Node) Elements() (count int, err error) {
 	return count, err
 }
 
-// Peak runs ADD of ip-masq and returns its peak memory in bytes.
-func (n *Node) Peak() (int64, error) {
-	c, err := n.prepare(Request{Plugin: "plugin-peak", Container: n.NextPod()})
+// Peak runs a request and returns the peak memory of its program in bytes.
+func (n *Node) Peak(r Request) (int64, error) {
+	file := filepath.Join(n.Dir, "peak")
+	r.Env = append(slices.Clip(r.Env), "PEAK_OF="+n.Program(r.Plugin), "PEAK_FILE="+file)
+	r.Plugin = "plugin-peak"
+	c, err := n.prepare(r)
 	if err != nil {
 		return 0, err
 	}
 	defer c.close()
-	file := filepath.Join(n.Dir, "peak")
-	c.command.Env = append(c.command.Env, "PEAK_OF="+n.Program("ip-masq"), "PEAK_FILE="+file)
 	if err := c.explain(c.command.Run()); err != nil {
 		return 0, err
 	}

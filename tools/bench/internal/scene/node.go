@@ -80,7 +80,7 @@ func PodAddress() netip.Addr { return netip.MustParseAddr("10.244.0.5") }
 
 // link fills the only directory of PATH with the backend's programs.
 func (n *Node) link() error {
-	links := map[string]string{"nft": "nft"}
+	links := map[string]string{"nft": "nft", "conntrack": "conntrack"}
 	for _, base := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-save", "-restore"} {
 			links[base+suffix] = base + "-" + n.Backend.Variant + suffix

@@ -39,6 +39,8 @@ type Request struct {
 	Netns     string // "" is that of the node's pod
 	Stdin     string // a file; "" is the node's entry
 	Device    string // "" is eth0
+	Args      []string
+	Env       []string // beside that of CNI
 }
 
 // NextPod returns a container ID; the IDs of a full node repeat.
@@ -117,9 +119,9 @@ func (n *Node) prepare(r Request) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &call{command: n.Node.Command(context.Background(), n.Program(r.Plugin)), output: out, files: []*os.File{in, out}}
-	c.command.Env = []string{"PATH=" + n.programs, "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + r.Container,
-		"CNI_NETNS=" + netns, "CNI_IFNAME=" + device, "CNI_PATH=" + filepath.Join(n.binaries, "cni")}
+	c := &call{command: n.Node.Command(context.Background(), n.Program(r.Plugin), r.Args...), output: out, files: []*os.File{in, out}}
+	c.command.Env = append([]string{"PATH=" + n.programs, "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + r.Container,
+		"CNI_NETNS=" + netns, "CNI_IFNAME=" + device, "CNI_PATH=" + filepath.Join(n.binaries, "cni")}, r.Env...)
 	c.command.Stdin, c.command.Stdout, c.command.Stderr = in, out, out
 	return c, nil
 }
