@@ -3,7 +3,11 @@
 package e2e
 
 import (
+	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -49,4 +53,100 @@ func TestGuardDuringRemovals(t *testing.T) {
 			onlyPod(p).verdicts(t, n, false, map[string]string{"pod": "10.9.9.9 fd00:9::9"})
 		})
 	}
+}
+
+// TestGuardAtBoot attaches a pod that sends before the rules exist, as after a reboot. Other
+// programs use conntrack, so that its flows are known and not translated. Once ADD has returned no
+// packet has a wrong source, and the flows go on.
+func TestGuardAtBoot(t *testing.T) {
+	for _, f := range backends()[:2] {
+		for _, before := range []string{"new node", "reboot"} {
+			t.Run(f.name+", "+before, func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t, f)
+				keys := object{"enableIPv6": true, "randomFully": false, "guard": "drop"}
+				if before == "reboot" {
+					n.conflist(t, "podnet", keys)
+					n.pod(t, "podnet")
+					n.tool(t, "nft", "flush", "ruleset")
+					n.endBoot(t)
+				}
+				n.feed(t, "table inet other {\nchain forward { type filter hook forward priority 0; ct state invalid counter; }\n}\n", "nft", "-f", "-")
+				n.write(t, "podnet", n.bridge("podnet"))
+				p := n.pod(t, "podnet")
+				outside := n.countPackets(t, n.Outside)
+				n.countPackets(t, p.Host)
+				var flows [][]byte
+				for i := range uint16(packetsPerKind) {
+					for _, to := range silentDestinations {
+						from, to := netip.AddrPortFrom(p.addr(to), 20000+i), netip.AddrPortFrom(to, 999)
+						flows = append(flows, udpDatagram(from, to), tcp(ack, 0, 0)(from, to))
+					}
+				}
+				sends := sendRepeatedly(t, p.Host, flows)
+				outsideOf := func(node bool) (packets int) {
+					for flow, count := range outside.received(t) {
+						if isSilent(flow[1]) && slices.Contains(p.addrs, flow[0]) != node {
+							packets += count
+						}
+					}
+					return packets
+				}
+				n.await(t, "packets from the pod", func() bool { return outsideOf(false) > len(flows) })
+				keys["prevResult"] = object{
+					"cniVersion": "1.1.0",
+					"interfaces": []object{{"name": "eth0", "sandbox": p.Path}},
+					"ips":        []object{{"address": p.addrs[0].String() + "/16", "interface": 0}, {"address": p.addrs[1].String() + "/64", "interface": 0}},
+				}
+				n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", keys), id: p.Path[len("/run/netns/"):]}).want(t, 0)
+				sends.pause(func() {
+					time.Sleep(50 * time.Millisecond) // more than it takes a packet to arrive
+					outside.reset(t)
+				})
+				n.await(t, "packets from the node", func() bool { return outsideOf(true) > 5*len(flows) })
+				if wrong := outsideOf(false); wrong > 0 {
+					t.Errorf("%d packets came from the pod's address, %d from the node's", wrong, outsideOf(true))
+				}
+			})
+		}
+	}
+}
+
+// repeatedly sends packets until the test ends.
+type repeatedly struct {
+	mu sync.Mutex
+}
+
+func sendRepeatedly(t *testing.T, h *topology.Host, packets [][]byte) *repeatedly {
+	t.Helper()
+	r, stop, done := &repeatedly{}, make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(2 * time.Millisecond):
+				r.mu.Lock()
+				err := sendPackets(h, packets)
+				r.mu.Unlock()
+				if err != nil {
+					t.Error(fmt.Errorf("send: %w", err))
+					return
+				}
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-done
+	})
+	return r
+}
+
+// pause calls a function while nothing is sent.
+func (r *repeatedly) pause(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f()
 }

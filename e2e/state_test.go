@@ -94,15 +94,7 @@ func TestReboot(t *testing.T) {
 		n.addAndCheck(t, conf)
 		before := n.saved(t) + n.ownedTables(t)
 		n.flush(t)
-		boot := store.Open(n.dataDir).Boot()
-		const earlier = "00000000-0000-4000-8000-000000000000"
-		record := filepath.Join(n.dataDir, "record.json")
-		text := strings.ReplaceAll(string(readFile(t, record)), boot, earlier)
-		attachments := filepath.Join(n.dataDir, "attachments")
-		err := firstOf(os.WriteFile(record, []byte(text), 0o600), os.Rename(filepath.Join(attachments, boot), filepath.Join(attachments, earlier)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		boot := n.endBoot(t)
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101)
 		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "first"}).want(t, 0).noWarnings(t)
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
@@ -112,13 +104,26 @@ func TestReboot(t *testing.T) {
 		if have := n.attachments(t, "podnet"); have != 1 {
 			t.Errorf("%d attachments, want 1", have)
 		}
-		if _, err := os.Lstat(filepath.Join(attachments, earlier)); !os.IsNotExist(err) {
+		if _, err := os.Lstat(filepath.Join(n.dataDir, "attachments", earlierBoot)); !os.IsNotExist(err) {
 			t.Errorf("attachments of the earlier boot: %v", err)
 		}
 		if now := n.load(t).Record.Boot; now != boot {
 			t.Errorf("record of boot %s", now)
 		}
 	})
+}
+
+const earlierBoot = "00000000-0000-4000-8000-000000000000"
+
+// endBoot changes the boot ID in the dataDir, so that it is from an earlier boot, and returns that of
+// the running one.
+func (n *node) endBoot(t *testing.T) (boot string) {
+	t.Helper()
+	boot = store.Open(n.dataDir).Boot()
+	record, attachments := filepath.Join(n.dataDir, "record.json"), filepath.Join(n.dataDir, "attachments")
+	text := strings.ReplaceAll(string(readFile(t, record)), boot, earlierBoot)
+	must(t, firstOf(os.WriteFile(record, []byte(text), 0o600), os.Rename(filepath.Join(attachments, boot), filepath.Join(attachments, earlierBoot))))
+	return boot
 }
 
 // ownedTables returns the rules in the tables of ip-masq.
