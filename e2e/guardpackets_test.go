@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -90,26 +91,31 @@ func TestGuardWrongPackets(t *testing.T) {
 		p := n.pod(t, "podnet")
 		outside, inside := n.countPackets(t, n.Outside), n.countPackets(t, p.Host)
 		loose := packetKind{name: "data after the entry is deleted, tcp_loose 0", opened: true, forgotten: true, packet: tcp(ack, 0, 0)}
+		d := n.startReconciler(t).untilReady(t)
 		for _, mode := range []string{"count", "drop"} {
 			keys["guard"] = mode
 			n.conflist(t, "podnet", keys)
 			n.pod(t, "podnet")
-			n.sendKinds(t, p, mode, outside, inside, packetKinds())
+			wrong := n.sendKinds(t, p, mode, outside, inside, packetKinds())
 			must(t, n.Node.Sysctl("net/netfilter/nf_conntrack_tcp_loose", "0"))
-			n.sendKinds(t, p, mode, outside, inside, []packetKind{loose})
+			wrong += n.sendKinds(t, p, mode, outside, inside, []packetKind{loose})
 			must(t, n.Node.Sysctl("net/netfilter/nf_conntrack_tcp_loose", "1"))
+			d.signal(t, syscall.SIGHUP)
+			d.until(t, fmt.Sprintf("metric with %d packets", wrong), func() bool {
+				return d.metric(t, "guard_packets_total", `action="`+mode+`"`) == float64(wrong)
+			})
 		}
 	})
 }
 
 // sendKinds sends packets of each kind to an address of its own in both families and compares the
-// source addresses that the outside host sees, and the guard's counters.
-func (n *node) sendKinds(t *testing.T, p *pod, mode string, outside, inside packetCounters, kinds []packetKind) {
+// source addresses that the outside host sees, and the guard's counters. It returns the number of
+// packets that are wrong without a guard.
+func (n *node) sendKinds(t *testing.T, p *pod, mode string, outside, inside packetCounters, kinds []packetKind) (wrong int) {
 	t.Helper()
 	// The ports of NAT are those of the pod, because the destinations differ.
 	var requests, answers, confirmations, packets [2][][]byte // of forgotten connections; of others
 	var destinations [][2]netip.Addr                          // by kind
-	wrong := 0
 	for i, k := range kinds {
 		destinations = append(destinations, [2]netip.Addr{nth(silentDestinations[0], i+1), nth(silentDestinations[1], i+1)})
 		for j := range packetsPerKind {
@@ -169,6 +175,7 @@ func (n *node) sendKinds(t *testing.T, p *pod, mode string, outside, inside pack
 			}
 		}
 	}
+	return wrong
 }
 
 // nth returns the address after n others.
