@@ -286,6 +286,7 @@ func TestReconcilerResetsConnections(t *testing.T) {
 	if !strings.Contains(d.log(), "count=40 ") || !strings.Contains(d.log(), "chain=IP-MASQ-AGENT") {
 		t.Errorf("log:\n%s", d.log())
 	}
+	d.until(t, "the metric", func() bool { return d.metric(t, "connections_reset_total", `family="ipv4"`) == 40 })
 	d.stop(t)
 
 	// Connections that a change left, and the reset of a process that was killed.

@@ -99,6 +99,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 		manager.passed(r)
 		d.monitor.Report(r, node.Interval(r.Sources))
 	})
+	loop.ConnectionsReset = d.monitor.ConnectionsReset
 	d.current.Store(loop)
 
 	all.Go(func() { metrics.Serve(ctx, s.HealthListen, d.monitor.Health(), d.log) })
