@@ -134,11 +134,13 @@ func TestResetInLargeTable(t *testing.T) {
 // TestResetByOutputInterface: pods are on pods0, and only what leaves by eth0 is masqueraded.
 func TestResetByOutputInterface(t *testing.T) {
 	namespace(t)
-	addVeth(t, "pods0", "10.88.255.254/16")
-	addVeth(t, "eth0", "192.0.2.254/24")
-	wg := addVeth(t, "wg0", "198.51.100.254/24")
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
-		t.Fatal(err)
+	addVeth(t, "pods0", "10.88.255.254/16", "fd88::ff/64")
+	addVeth(t, "eth0", "192.0.2.254/24", "2001:db8:2::ff/64")
+	wg := addVeth(t, "wg0", "198.51.100.254/24", "2001:db8:5::ff/64")
+	for _, sysctl := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		if err := os.WriteFile("/proc/sys/net/"+sysctl, []byte("1"), 0); err != nil {
+			t.Fatal(err)
+		}
 	}
 	// A policy route: what 10.88.0.3 sends goes to wg0.
 	rule := netlink.NewRule()
@@ -150,10 +152,12 @@ func TestResetByOutputInterface(t *testing.T) {
 	add(t, entry(unix.IPPROTO_UDP, 1, "10.88.0.1", "192.0.2.1", "192.0.2.1", "10.88.0.1"),
 		entry(unix.IPPROTO_UDP, 1, "10.88.0.2", "198.51.100.1", "198.51.100.1", "10.88.0.2"),
 		entry(unix.IPPROTO_UDP, 1, "10.88.0.3", "192.0.2.1", "192.0.2.1", "10.88.0.3"),
-		entry(unix.IPPROTO_UDP, 1, "10.88.0.4", "240.0.0.1", "240.0.0.1", "10.88.0.4")) // no route
+		entry(unix.IPPROTO_UDP, 1, "10.88.0.4", "240.0.0.1", "240.0.0.1", "10.88.0.4"), // no route
+		entry(unix.IPPROTO_UDP, 1, "fd88::1", "2001:db8:2::1", "2001:db8:2::1", "fd88::1"),
+		entry(unix.IPPROTO_UDP, 1, "fd88::2", "2001:db8:5::1", "2001:db8:5::1", "fd88::2"))
 	now := merged(func(s *policy.SourcePolicy) { s.OutputInterfaces = []string{"eth+"} })
 	deleted, err := Reset(t.Context(), policy.NewConnectionJudge(now, nil, true))
-	if left := sources(t); err != nil || !slices.Equal(left, []string{"10.88.0.2", "10.88.0.3", "10.88.0.4"}) {
+	if left := sources(t); err != nil || !slices.Equal(left, []string{"10.88.0.2", "10.88.0.3", "10.88.0.4", "fd88::2"}) {
 		t.Errorf("left %v, deleted %v, %v", left, deleted, err)
 	}
 }

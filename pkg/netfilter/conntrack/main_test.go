@@ -118,23 +118,29 @@ func merged(change func(*policy.SourcePolicy), exempt ...string) []policy.Policy
 	return policy.Merge([]policy.Source{{ID: policy.SourceID{Kind: policy.Network, Name: "podnet"}, Policy: s}})
 }
 
-// addVeth adds a veth pair whose end of that name has the address.
-func addVeth(t testing.TB, name, address string) *netlink.Veth {
+// addVeth adds a veth pair whose end of that name has the addresses.
+func addVeth(t testing.TB, name string, addresses ...string) *netlink.Veth {
 	t.Helper()
-	a, err := netlink.ParseAddr(address)
-	if err != nil {
-		t.Fatal(err)
-	}
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}
 	if err := netlink.LinkAdd(link); err != nil {
 		t.Fatal(err)
 	}
 	peer, err := netlink.LinkByName(link.PeerName)
+	if err == nil {
+		err = errors.Join(netlink.LinkSetUp(link), netlink.LinkSetUp(peer))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(netlink.AddrAdd(link, a), netlink.LinkSetUp(link), netlink.LinkSetUp(peer)); err != nil {
-		t.Fatal(err)
+	for _, text := range addresses {
+		a, err := netlink.ParseAddr(text)
+		if err == nil {
+			a.Flags = unix.IFA_F_NODAD
+			err = netlink.AddrAdd(link, a)
+		}
+		if err != nil {
+			t.Fatalf("add %s: %v", text, err)
+		}
 	}
 	return link
 }
