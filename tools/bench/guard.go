@@ -130,6 +130,6 @@ func (b *bench) guarded(f scene.Backend, count int) (all []*traffic, figures mea
 			}
 		}
 	}
-	figures, err = measure.Interleave(b.limit(25, 10*time.Second), contenders...)
+	figures, err = measure.Interleave(b.limit(25, 8*time.Second), contenders...)
 	return all, figures, err
 }

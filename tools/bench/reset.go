@@ -95,7 +95,7 @@ func (b *bench) reset() (err error) {
 		if err := r.fill(count, count/share); err != nil {
 			return err
 		}
-		f, err := measure.Interleave(measure.Limit{Rounds: b.limit(12, 0).Rounds, Least: 4, Time: 8 * time.Second, Cold: count > 1000}, contenders...)
+		f, err := measure.Interleave(measure.Limit{Rounds: b.limit(12, 0).Rounds, Least: 3, Time: 8 * time.Second, Cold: count > 1000}, contenders...)
 		if err != nil {
 			return err
 		}
