@@ -35,6 +35,7 @@ func examples() []example {
 		{files: []string{"masquerade-only-these"}, exempt: "10.20.0.5 192.0.2.7", masqueraded: "198.51.100.7 203.0.113.77"},
 		{files: []string{"forced-inside-exempt"}, exempt: "10.20.0.5 10.199.255.255", masqueraded: "10.200.1.1 198.51.100.7"},
 		{files: []string{"scoped-to-pods"}, exempt: "10.20.0.5 172.16.3.4", masqueraded: "198.51.100.7"},
+		{files: []string{"guard-drop"}, exempt: "10.20.0.5", masqueraded: "198.51.100.7 172.16.3.4"},
 		{files: []string{"two-networks-blue", "two-networks-green"}, exempt: "172.16.3.4", masqueraded: "10.20.0.5 198.51.100.7"},
 		{files: []string{"from-ip-masq-agent"}, exempt: "10.20.0.5 192.168.7.7 172.16.3.4", masqueraded: "198.51.100.7"},
 		{files: []string{"from-ip-masq-agent-v2"}, exempt: "10.20.0.5", masqueraded: "172.16.3.4 198.51.100.7"},
