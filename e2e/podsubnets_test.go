@@ -31,11 +31,14 @@ func TestPodSubnets(t *testing.T) {
 
 	add(n.conf(t, "podnet", nil)).noWarnings(t)
 	want("[10.1.0.0/16]")
+	add(n.conf(t, "podnet", nil)) // fills the verification cache
+	add(conf("10.0.7.2/24", nil)).noWarnings(t)
+	want("[10.0.7.0/24 10.1.0.0/16]")
 	rules, order := n.generation(t), n.load(t).Find(networkID("podnet")).Order
 	add(n.conf(t, "podnet", object{"cniVersion": "0.2.0", "prevResult": object{
 		"cniVersion": "0.2.0", "ip4": object{"ip": "10.2.0.2/24"}, "ip6": object{"ip": "fd00:2::5/64"},
 	}})).noWarnings(t)
-	want("[10.1.0.0/16 10.2.0.0/24 fd00:2::/64]")
+	want("[10.0.7.0/24 10.1.0.0/16 10.2.0.0/24 fd00:2::/64]")
 	if n.generation(t) != rules || n.load(t).Find(networkID("podnet")).Order != order {
 		t.Error("a new subnet counts as another policy")
 	}
@@ -43,7 +46,7 @@ func TestPodSubnets(t *testing.T) {
 	add(n.conf(t, "podnet", nil))
 	add(conf("10.3.0.2/32", nil)) // of no subnet
 	documents, release := n.documentStamps(t), n.holdLock(t)
-	for _, c := range []string{conf("10.2.0.7/24", nil), n.conf(t, "podnet", nil), conf("10.3.0.2/32", nil), conf("fe80::2/64", nil)} {
+	for _, c := range []string{conf("10.2.0.7/24", nil), conf("10.0.7.9/24", nil), n.conf(t, "podnet", nil), conf("10.3.0.2/32", nil), conf("fe80::2/64", nil)} {
 		add(c).noWarnings(t)
 	}
 	release()
@@ -58,15 +61,15 @@ func TestPodSubnets(t *testing.T) {
 	must(t, os.Remove(conflist))
 
 	add(conf("10.5.0.2/24", object{"masqLinkLocal": true}))
-	want("[10.1.0.0/16 10.2.0.0/24 10.5.0.0/24 fd00:2::/64]")
+	want("[10.0.7.0/24 10.1.0.0/16 10.2.0.0/24 10.5.0.0/24 fd00:2::/64]")
 	n.conflist(t, "podnet", object{"masqLinkLocal": false})
 	n.reconcileOnce(t)
 	if linkLocal := n.load(t).Find(networkID("podnet")).Policy.MasqLinkLocal; linkLocal == nil || *linkLocal {
 		t.Fatal("the reconciler did not store the conflist's policy")
 	}
-	want("[10.1.0.0/16 10.2.0.0/24 10.5.0.0/24 fd00:2::/64]")
+	want("[10.0.7.0/24 10.1.0.0/16 10.2.0.0/24 10.5.0.0/24 fd00:2::/64]")
 
 	n.readOnly(t, n.dataDir)
 	add(conf("10.6.0.2/24", object{"masqLinkLocal": false})).want(t, 0, "the rules are right, but the state cannot be written", "read-only file system")
-	want("[10.1.0.0/16 10.2.0.0/24 10.5.0.0/24 fd00:2::/64]")
+	want("[10.0.7.0/24 10.1.0.0/16 10.2.0.0/24 10.5.0.0/24 fd00:2::/64]")
 }
