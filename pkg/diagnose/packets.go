@@ -5,6 +5,7 @@ package diagnose
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -174,8 +175,10 @@ func inactiveGuards(e *examination, f *Finding) {
 func (f *Finding) caught(guards []policy.Guard, rules []thirdparty.Rule) {
 	for _, r := range rules {
 		for _, g := range guards {
-			masqueraded := policy.RangesOf(g.Family.All()).Without(g.Exempt)
-			if r.Family != g.Family || !r.Destinations(g.Pods).Overlaps(masqueraded) {
+			multicast := map[policy.Family]string{policy.IPv4: "224.0.0.0/4", policy.IPv6: "ff00::/8"}[g.Family] // which no guard catches
+			masqueraded := policy.RangesOf(g.Family.All()).Without(g.Exempt).Without(policy.RangesOf(netip.MustParsePrefix(multicast)))
+			outOfScope := len(g.Interfaces) > 0 && !slices.ContainsFunc(g.Interfaces, r.Match.Leaves) || r.Match.Out == "lo"
+			if r.Family != g.Family || outOfScope || !r.Destinations(g.Pods).Overlaps(masqueraded) {
 				continue
 			}
 			does := "counts"

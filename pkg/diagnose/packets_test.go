@@ -141,6 +141,13 @@ func TestPacketFindings(t *testing.T) {
 		{"ACCEPT, without a guard", func(t *testing.T) { restoreNAT(t, nft, ipsec...) }, nil, nil},
 		{"ACCEPT, dropped", func(t *testing.T) { restoreNAT(t, nft, ipsec...) }, guarded(policy.GuardDrop),
 			map[string]string{"problem guard-accept": "chain POSTROUTING: accept; not decoded: match policy: the guard of IP-MASQ-AGENT drops"}},
+		{"ACCEPT of what no guard catches", func(t *testing.T) {
+			restoreNAT(t, nft, ":IP-MASQ-AGENT -", "-A POSTROUTING -d 224.0.0.0/4 -j ACCEPT", "-A POSTROUTING -o wg0 -j ACCEPT",
+				"-A POSTROUTING -o lo -j ACCEPT", "-A POSTROUTING -j IP-MASQ-AGENT", "-A IP-MASQ-AGENT -j MASQUERADE")
+		}, func(h *testHost) {
+			guarded(policy.GuardDrop)(h)
+			h.policies[0].OutputInterfaces = []string{"eth+"}
+		}, nil},
 		{"ACCEPT in legacy", func(t *testing.T) { restoreNAT(t, legacy, ipsec...) }, func(h *testHost) {
 			guarded(policy.GuardCount)(h)
 			h.choice.Variant = legacy
