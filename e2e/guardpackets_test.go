@@ -218,7 +218,7 @@ func isSilent(a netip.Addr) bool {
 // await waits up to two seconds of an idle machine until a condition holds.
 func (n *node) await(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for start := time.Now(); !is(); time.Sleep(5 * time.Millisecond) {
+	for start := time.Now(); !is(); time.Sleep(20 * time.Millisecond) {
 		if timelimit.Exceeded(time.Since(start), 2*time.Second) {
 			t.Errorf("no %s within %s", what, time.Since(start))
 			return

@@ -39,7 +39,10 @@ var neverExempt = []netip.Addr{netip.MustParseAddr("1.2.3.0"), netip.MustParseAd
 
 func runRandomOperations(t *testing.T, f backend, seed uint64, guarded bool) {
 	t.Helper()
-	const operations = 200
+	operations := 200
+	if guarded {
+		operations = 100 // this run is an additional one
+	}
 	m := newChaosTest(t, newNode(t, f), seed, guarded)
 	host := topology.Must(m.AddPod("transit", transit4, transit6))(t)
 	destinations := slices.Concat(addrPorts(netip.MustParseAddr("10.9.0.0"), 60), addrPorts(netip.MustParseAddr("fd00:9::"), 60))
