@@ -41,7 +41,7 @@ type Connection struct {
 // ConnectionFilter selects conntrack entries. The zero value selects all.
 type ConnectionFilter struct {
 	Family Family // 0 is any
-	// Status are the bits that the entry has, of those in Mask. Kernels before 5.15 select any status.
+	// Status are the bits that the entry has, of those in Mask. Older kernels (5.10) ignore both.
 	Status, Mask uint32
 }
 
