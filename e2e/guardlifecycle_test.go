@@ -153,8 +153,8 @@ func TestGuardOfAnotherDataDir(t *testing.T) {
 		t.Errorf("the guard changed:\n%s\nwas\n%s", after, before)
 	}
 	other := n.withDataDir(t, n.backend, "next")
-	other.standardConflist(t, "podnet", object{"guard": "count"}) // makes that dataDir the node's
-	other.addAndCheck(t, other.conf(t, "podnet", object{"guard": "count"}))
+	other.standardConflist(t, "nextnet", object{"guard": "count"}) // makes that dataDir the node's
+	other.addAndCheck(t, other.conf(t, "nextnet", object{"guard": "count"}))
 	if after := n.guardTables(t); !strings.Contains(after, other.dataDir) || strings.Contains(after, "drop") {
 		t.Errorf("guard tables:\n%s", after)
 	}

@@ -127,8 +127,8 @@ func (n *node) countPodPackets(t *testing.T, h *topology.Host, from, to string) 
 	nft("table ip pods { chain in { type filter hook prerouting priority 0; ip saddr " + from + " ip daddr " + to + " counter; }; }")
 	counted := 0
 	return func() (more int) {
-		list := nft("list", "table", "ip", "pods")
-		_, err := fmt.Sscanf(list[strings.Index(list, "packets "):], "packets %d", &more)
+		_, counter, _ := strings.Cut(nft("list", "table", "ip", "pods"), "packets ")
+		_, err := fmt.Sscanf(counter, "%d", &more)
 		must(t, err)
 		more, counted = more-counted, more
 		return more

@@ -122,7 +122,7 @@ func (n *node) ensure(ctx context.Context) error {
 	if digest := again.Digest(); observed != nil && len(observed.Failed) == 0 && digest != "" && digest == reading.Digest() {
 		n.Warn(lock.Tidy(state))
 		s := n.Sync(ctx, n.ObserveAgain(ctx, observed), lock)
-		n.resets = s.PendingResets()
+		n.resets = s.ResetsDue()
 		return n.chainErr(s, own.Policy.Chain)
 	}
 	return n.changePolicy(ctx, lock, nil, again.State(), own)
@@ -160,7 +160,7 @@ func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error
 		return n.stateUnwritable(n.Observe(ctx, proposal.Sources, state.Record), chain, lockErr)
 	}
 	s, err := n.ApplyProposal(ctx, lock, state, &proposal, func(s *enforce.State) error { return n.chainErr(s, chain) })
-	n.resets = s.PendingResets()
+	n.resets = s.ResetsDue()
 	var unwritable *enforce.UnwritableError
 	if errors.As(err, &unwritable) {
 		return n.stateUnwritable(s, chain, err)

@@ -60,7 +60,7 @@ func (n *node) repair(ctx context.Context) error {
 		return nil
 	}
 	s := n.Sync(ctx, n.Observe(ctx, state.Sources, state.Record), lock)
-	n.resets = s.PendingResets()
+	n.resets = s.ResetsDue()
 	for _, p := range s.Policies {
 		n.Warn(s.Err(p.Chain))
 	}

@@ -218,12 +218,12 @@ func (s *State) guardErrs(err error) map[string]error {
 
 // removeGuards removes the guard tables, unless another dataDir or a newer version owns them.
 func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedChain, err error) {
-	tables, err := e.Drivers.GuardTables()
-	if err != nil {
-		return nil, nil // without nf_tables there are none
-	}
 	var g GuardState
-	if g.Observed, err = tables.ObserveGuards(ctx); errors.Is(err, netfilter.ErrUnusable) {
+	tables, err := e.Drivers.GuardTables()
+	if err == nil {
+		g.Observed, err = tables.ObserveGuards(ctx)
+	}
+	if errors.Is(err, netfilter.ErrUnusable) { // there are none
 		return nil, nil
 	}
 	if err == nil && g.Observed.Exists {

@@ -353,7 +353,11 @@ func TestResetsOnRecord(t *testing.T) {
 		"keep":                {[]policy.Source{a}, []policy.Source{keeps}, false, ""},
 		"guard drop":          {[]policy.Source{network("one", "A")}, []policy.Source{network("one", "A", guard(policy.GuardDrop))}, false, "untranslated"},
 		"guard drop as it is": {[]policy.Source{network("one", "A", guard(policy.GuardDrop))}, []policy.Source{network("one", "A", guard(policy.GuardDrop))}, false, ""},
-		"guard count":         {[]policy.Source{network("one", "A")}, []policy.Source{network("one", "A", guard(policy.GuardCount))}, false, ""},
+		"found subnet": {
+			[]policy.Source{network("one", "A", func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop })},
+			[]policy.Source{withSubnet(network("one", "A", func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop }))}, false, "untranslated",
+		},
+		"guard count": {[]policy.Source{network("one", "A")}, []policy.Source{network("one", "A", guard(policy.GuardCount))}, false, ""},
 	} {
 		f := newFixture(t)
 		if c.before != nil {
@@ -377,6 +381,11 @@ func TestResetsOnRecord(t *testing.T) {
 			t.Errorf("%s: resets %q, want %q", name, text, c.want)
 		}
 	}
+}
+
+func withSubnet(s policy.Source) policy.Source {
+	s.PodSubnets = prefixes("10.88.0.0/16")
+	return s
 }
 
 // A reset that is on record already is renewed, because a walk may be under way.
@@ -423,7 +432,8 @@ func TestResetConnections(t *testing.T) {
 	stale := policy.Connection{Src: addr("10.88.0.2"), Dst: addr("10.0.0.5"), ReplySrc: addr("10.0.0.5"), ReplyDst: addr("10.88.0.2")}
 	untranslated := policy.Connection{Src: addr("10.88.0.2"), Dst: addr("8.8.8.8"), ReplySrc: addr("8.8.8.8"), ReplyDst: addr("10.88.0.2")}
 	var found []string
-	during := func() error { return nil }
+	var walkErr error
+	during := func() {}
 	f.enforcer.Conntrack = func(_ context.Context, j *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
 		found = nil
 		for name, c := range map[string]policy.Connection{"changed": stale, "untranslated": untranslated} {
@@ -432,7 +442,8 @@ func TestResetConnections(t *testing.T) {
 			}
 		}
 		slices.Sort(found)
-		return nil, during()
+		during()
+		return nil, walkErr
 	}
 	reset := func(want string, wantErr error) time.Duration {
 		t.Helper()
@@ -446,16 +457,15 @@ func TestResetConnections(t *testing.T) {
 		}
 		return next
 	}
-	walk := errors.New("walk")
-	during = func() error { return walk }
-	reset("untranslated", walk)
-	during = func() error { // the lock is free, and a change of rules needs another walk
+	walkErr = errors.New("walk")
+	reset("untranslated", walkErr)
+	walkErr = nil
+	during = func() { // the lock is free, and a change of rules needs another walk
 		f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
 		f.sync(old)
-		return nil
 	}
 	reset("untranslated", nil)
-	during = func() error { return nil }
+	during = func() {}
 	if rec := f.record(); len(rec.Resets) != 1 || rec.LastReset == 0 {
 		t.Errorf("record %+v", rec)
 	}

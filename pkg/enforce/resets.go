@@ -38,7 +38,7 @@ func resetsOf(s *State) []store.Reset {
 		return resets
 	}
 	recorded := func(g Group) bool { return g.Recorded && len(g.Diff) > 0 }
-	untranslated := len(s.record.Chains) == 0 || s.change == nil && slices.ContainsFunc(s.Groups, recorded)
+	untranslated := len(s.record.Chains) == 0 || s.dropsMore() || s.change == nil && slices.ContainsFunc(s.Groups, recorded)
 	if c := s.change; c != nil {
 		// Removing a network deletes no connection.
 		remaining := slices.DeleteFunc(slices.Clone(c.before), func(b policy.Source) bool {
@@ -65,6 +65,16 @@ func newlyDrops(policies []policy.Policy, before []policy.Source) bool {
 	old := policy.Merge(before)
 	return slices.ContainsFunc(policies, func(p policy.Policy) bool {
 		return drops(p) && !slices.ContainsFunc(old, func(o policy.Policy) bool { return o.Chain == p.Chain && drops(o) })
+	})
+}
+
+// dropsMore reports whether a guard is about to drop packets of pods that no guard was for, such as those
+// of a subnet that an ADD found.
+func (s *State) dropsMore() bool {
+	return slices.ContainsFunc(s.Guard.Desired, func(g policy.Guard) bool {
+		i := slices.IndexFunc(s.Guard.Observed.Guards, func(o policy.Guard) bool { return o.Chain == g.Chain && o.Family == g.Family })
+		return g.Mode == policy.GuardDrop && (i < 0 && !s.Guard.Recorded ||
+			i >= 0 && len(g.Pods.Without(append(policy.Ranges{}, s.Guard.Observed.Guards[i].Pods...))) > 0)
 	})
 }
 
@@ -116,24 +126,18 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 			return nil, 0, files[0].Err
 		}
 	}
-	rec := e.currentBoot(s.Record)
-	var due []store.Reset
-	var before [][]policy.Policy
-	untranslated := false
-	for _, r := range rec.Resets {
-		switch wait := resetInterval - time.Duration(bootTime()-rec.LastReset); {
-		case r.Before != nil:
-			before = append(before, policy.Merge(r.Before))
-		case rec.LastReset > 0 && wait > 0:
-			next = wait
-			continue
-		default:
-			untranslated = true
-		}
-		due = append(due, r)
-	}
+	due, next := dueResets(e.currentBoot(s.Record))
 	if len(due) == 0 {
 		return nil, next, nil
+	}
+	var before [][]policy.Policy
+	untranslated := false
+	for _, r := range due {
+		if r.Before == nil {
+			untranslated = true
+		} else {
+			before = append(before, policy.Merge(r.Before))
+		}
 	}
 	if e.Conntrack == nil {
 		return nil, 0, ErrNoConntrack
@@ -170,5 +174,23 @@ func (e *Enforcer) withLock(ctx context.Context, do func(*store.Lock) error) err
 	return errors.Join(do(lock), lock.Release())
 }
 
+// dueResets returns the resets that are due now, and how long to wait for another one on record.
+func dueResets(rec store.Record) (due []store.Reset, next time.Duration) {
+	for _, r := range rec.Resets {
+		if wait := resetInterval - time.Duration(bootTime()-rec.LastReset); r.Before == nil && rec.LastReset > 0 && wait > 0 {
+			next = wait
+		} else {
+			due = append(due, r)
+		}
+	}
+	return due, next
+}
+
 // PendingResets reports whether resets of connections are on record.
 func (s *State) PendingResets() bool { return len(s.record.Resets) > 0 }
+
+// ResetsDue reports whether ResetConnections has something to do now.
+func (s *State) ResetsDue() bool {
+	due, _ := dueResets(s.record)
+	return len(due) > 0
+}

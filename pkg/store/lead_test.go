@@ -28,7 +28,7 @@ func TestLead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !first.Held() {
+	if !first.Held() || !d.ReconcilerActive() {
 		t.Error("it is not held")
 	}
 	if err := lock.Destroy(); err != nil {
@@ -40,12 +40,18 @@ func TestLead(t *testing.T) {
 	if err := errors.Join(first.Release(), first.Release(), lock.Release()); err != nil {
 		t.Error(err)
 	}
+	if d.ReconcilerActive() {
+		t.Error("it is held without a dataDir")
+	}
 	second, err := d.InstanceLock()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := second.Release(); err != nil {
 		t.Error(err)
+	}
+	if d.ReconcilerActive() {
+		t.Error("it is held after its release")
 	}
 }
 

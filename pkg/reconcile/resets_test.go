@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// TestFailedResetIsRetried: a reset that fails is logged once, fails no sync, and is tried again.
+func TestFailedResetIsRetried(t *testing.T) {
+	f := newFixture(t)
+	f.Settings.CNIBinDir = f.dir
+	f.file(filepath.Join(f.dir, "ip-masq"), "#!/bin/sh\n")
+	if err := os.Chmod(filepath.Join(f.dir, "ip-masq"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f.conflist("podnet", map[string]any{"guard": "drop", "podCIDRs": []string{"10.88.0.0/16"}})
+	walks := 0
+	chain := policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}
+	f.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
+		if walks++; walks < 2 {
+			return nil, errors.New("no walk today")
+		}
+		return map[policy.ChainFamily]uint64{chain: 7}, nil
+	}
+	var log bytes.Buffer
+	var mu sync.Mutex
+	reports, deleted := 0, uint64(0)
+	l := NewLoop(f.Node, slog.New(slog.NewTextHandler(&log, nil)), func(r *Report) {
+		mu.Lock()
+		defer mu.Unlock()
+		if reports++; !r.Ready() {
+			t.Errorf("not ready: %v", problems(r))
+		}
+	})
+	l.ConnectionsReset = func(n map[policy.ChainFamily]uint64) {
+		mu.Lock()
+		defer mu.Unlock()
+		deleted += n[chain]
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	var running sync.WaitGroup
+	running.Go(func() { l.Run(ctx) })
+	for ctx.Err() == nil {
+		if s, err := f.Dir.Load(); err == nil && len(s.Sources) > 0 && len(s.Record.Resets) == 0 {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if ctx.Err() != nil {
+		t.Error("the reset stays on record")
+	}
+	time.Sleep(10 * time.Millisecond)
+	cancel()
+	running.Wait()
+	if text := log.String(); deleted != 7 || reports == 0 || strings.Count(text, "failed to reset connections") != 1 ||
+		!strings.Contains(text, `msg="reset connections" count=7 chain=IP-MASQ-AGENT`) {
+		t.Errorf("%d deleted, %d reports:\n%s", deleted, reports, text)
+	}
+}
