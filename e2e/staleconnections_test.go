@@ -45,7 +45,7 @@ func (n *node) open(t *testing.T, p *pod, dst string, count int) *openFlows {
 		port := n.nextPort()
 		seen := topology.Must(p.SendUDP(f.to, topology.FromPort(port)))(t)
 		f.udp = append(f.udp, udpFlow{port, seen})
-		conn := topology.Must(p.OpenTCP(f.to, topology.Within(500*time.Millisecond)))(t)
+		conn := topology.Must(p.OpenTCP(f.to))(t)
 		t.Cleanup(func() { _ = conn.Close() }) // the test may have reset it
 		f.tcp = append(f.tcp, conn)
 	}
