@@ -94,7 +94,7 @@ func (f *openFlows) send(t *testing.T, translated bool) (o outcome) {
 	return o
 }
 
-// conntrackIDs returns the ids of the node's conntrack entries to ports of the echo servers.
+// conntrackIDs returns the ids of the node's conntrack entries.
 func (n *node) conntrackIDs(t *testing.T) []string {
 	t.Helper()
 	return regexp.MustCompile(`\bid=\d+`).FindAllString(n.tool(t, "conntrack", "-L", "-o", "id"), -1)

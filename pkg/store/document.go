@@ -44,7 +44,7 @@ type Record struct {
 
 	Guard     bool    `json:"guard,omitempty"`     // the tables ip-masq-guard may exist
 	Resets    []Reset `json:"resets,omitzero"`     // in the order of At, MaxResets at most
-	LastReset int64   `json:"lastReset,omitempty"` // At of the last reset without Before that was walked
+	LastReset int64   `json:"lastReset,omitempty"` // when a reset without Before was walked last, as At
 }
 
 // MaxResets is the number of resets that a record can have.
