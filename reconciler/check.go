@@ -21,7 +21,8 @@ type answer struct {
 	Applied  []string         `json:"adopted"` // sources whose policy was applied
 	Pending  []string         `json:"pending"` // sources whose policy is not applied yet
 	Dropped  []string         `json:"dropped"`
-	Stale    []string         `json:"stale"` // chains that no source asks for
+	Reset    uint64           `json:"connectionsReset,omitempty"` // connections that once reset
+	Stale    []string         `json:"stale"`                      // chains that no source asks for
 	Problems []problem        `json:"problems"`
 	Warnings []string         `json:"warnings"`
 }
@@ -34,10 +35,10 @@ type problem struct {
 }
 
 // answer prints a report as JSON. The error says that there are problems.
-func (a *app) answer(r *reconcile.Report, right bool, drift policy.Diff, problems []reconcile.Problem) error {
+func (a *app) answer(r *reconcile.Report, right bool, drift policy.Diff, problems []reconcile.Problem, reset uint64) error {
 	names := func(sources []policy.SourceID) []string { return mapped(sources, policy.SourceID.String) }
 	err := a.print(answer{
-		Result: r.Result, Right: right, Applied: names(r.Applied), Pending: names(r.Pending), Dropped: names(r.Dropped),
+		Result: r.Result, Right: right, Applied: names(r.Applied), Pending: names(r.Pending), Dropped: names(r.Dropped), Reset: reset,
 		Stale: staleIn(r), Warnings: mapped(r.Warnings, error.Error),
 		Drift: append([]policy.Change{}, drift...),
 		Problems: mapped(problems, func(p reconcile.Problem) problem {
@@ -102,7 +103,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	problems := r.Obstacles()
 	right := !r.Differs() && len(problems) == 0
 	if a.json() {
-		err = a.answer(r, right, drift, problems)
+		err = a.answer(r, right, drift, problems, 0)
 	} else {
 		err = a.problems(r, problems)
 		for _, d := range drift {
@@ -133,13 +134,18 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 		return err
 	}
 	r := node.Sync(c.Context(), node.Read())
+	reset := uint64(0)
 	if len(r.State.Record.Resets) > 0 {
-		if _, _, err := node.Enforcer(r.Sources, func(error) {}).ResetConnections(c.Context()); err != nil {
+		deleted, _, err := node.Enforcer(r.Sources, func(error) {}).ResetConnections(c.Context())
+		if err != nil {
 			r.Warnings = append(r.Warnings, fmt.Errorf("reset connections: %w", err))
+		}
+		for _, n := range deleted {
+			reset += n
 		}
 	}
 	if a.json() {
-		return a.answer(r, r.Ready(), r.Drift, r.Problems)
+		return a.answer(r, r.Ready(), r.Drift, r.Problems, reset)
 	}
 	for _, d := range r.Drift {
 		fmt.Fprintf(a.out, "repaired: %v\n", d)
@@ -149,6 +155,9 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 	}
 	for _, s := range r.Dropped {
 		fmt.Fprintf(a.out, "dropped: %s\n", s)
+	}
+	if reset > 0 {
+		fmt.Fprintf(a.out, "reset: %d connections\n", reset)
 	}
 	if err := a.problems(r, r.Problems); err != nil {
 		return err

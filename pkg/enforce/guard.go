@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -44,21 +46,62 @@ func (e *Enforcer) desireGuards(s *State) {
 	s.Guard.Desired = policy.DesiredGuards(s.Policies, e.owner())
 	for i := range s.Policies {
 		p := &s.Policies[i]
-		keys := "guard and enforceExempt have"
-		switch {
-		case len(p.GuardedFamilies()) > 0:
-		case p.ResetsConnections():
-			keys = "staleConnections has"
-		default:
+		keys := inertKeys(p, p.StaleConnections.Value == policy.ResetConnections)
+		if keys == "" {
 			continue
 		}
 		for _, f := range p.Families() {
-			if len(p.PodRanges(f)) == 0 {
+			if len(p.SourcesInScope(f)) > 0 && len(p.PodRanges(f)) == 0 {
 				s.Guard.Inactive = append(s.Guard.Inactive, Inactive{policy.ChainFamily{Chain: p.Chain, Family: f},
-					fmt.Errorf("%s no effect, because no range of pod addresses is known in its scope; state podCIDRs", keys)})
+					fmt.Errorf("%s no effect: %s", keys, whyNoPods(p, f))})
 			}
 		}
 	}
+}
+
+// inertKeys names the keys that are stated and have no effect, with the verb; "" for none.
+func inertKeys(p *policy.Policy, resets bool) string {
+	var keys []string
+	if p.Guard.Value != policy.GuardOff {
+		keys = append(keys, "guard")
+	}
+	if resets {
+		keys = append(keys, "staleConnections")
+	}
+	if p.EnforceExempt.Value {
+		keys = append(keys, "enforceExempt")
+	}
+	switch last := len(keys) - 1; last {
+	case -1:
+		return ""
+	case 0:
+		return keys[0] + " has"
+	default:
+		return strings.Join(keys[:last], ", ") + " and " + keys[last] + " have"
+	}
+}
+
+// whyNoPods returns why a policy has no range of pods of a family in its scope, and the remedy.
+func whyNoPods(p *policy.Policy, f policy.Family) string {
+	name := "IPv4"
+	if f == policy.IPv6 {
+		name = "IPv6"
+	}
+	has := func(list []netip.Prefix) bool {
+		return slices.ContainsFunc(list, func(r netip.Prefix) bool { return policy.FamilyOf(r.Addr()) == f })
+	}
+	of := "the subnets that ADDs found"
+	switch {
+	case has(p.PodCIDRs.Value):
+		if of = "podCIDRs"; len(policy.RangesOf(p.PodCIDRs.Value...).Intersect(p.SourcesInScope(f))) == 0 {
+			return "podCIDRs and sourceCIDRs have no " + name + " address in common"
+		}
+	case has(p.Sources.Value):
+		of = "sourceCIDRs"
+	case !has(p.PodSubnets):
+		return fmt.Sprintf("no %s range of pods is known; if pods have %s addresses, state podCIDRs", name, name)
+	}
+	return fmt.Sprintf("nonMasqueradeSourceCIDRs has all %s addresses of %s", name, of)
 }
 
 // readGuard reads the guard tables and compares them, if they are desired or may exist.
@@ -76,7 +119,7 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	}
 	switch {
 	case errors.Is(err, netfilter.ErrUnusable):
-		g.deactivate(err)
+		s.deactivateGuard(err)
 	case err == nil:
 		g.read = true
 		g.Diff = tables.CompareGuards(g.Desired, g.Observed)
@@ -89,11 +132,13 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	}
 }
 
-// deactivate takes note that the guard tables cannot be used.
-func (g *GuardState) deactivate(cause error) {
+// deactivateGuard takes note that the guard tables cannot be used. Connections are reset without them.
+func (s *State) deactivateGuard(cause error) {
+	g := &s.Guard
 	for _, d := range g.Desired {
+		i := slices.IndexFunc(s.Policies, func(p policy.Policy) bool { return p.Chain == d.Chain })
 		g.Inactive = append(g.Inactive, Inactive{policy.ChainFamily{Chain: d.Chain, Family: d.Family},
-			fmt.Errorf("guard and enforceExempt have no effect: %w", cause)})
+			fmt.Errorf("%s no effect: %w", inertKeys(&s.Policies[i], false), cause)})
 	}
 	g.Diff, g.unusable = nil, cause
 }
@@ -112,6 +157,19 @@ func (e *Enforcer) checkGuardOwnership(g *GuardState) error {
 			return fmt.Errorf("table ip-masq-guard (%s): %w: it belongs to %s and not to %s; a node has one dataDir: use that one "+
 				"everywhere, or run ip-masq-reconciler cleanup with --data-dir %s first",
 				o.Family, ErrOtherDataDir, policy.Quote(o.Owner.DataDir), policy.Quote(us.DataDir), policy.Quote(o.Owner.DataDir))
+		}
+	}
+	return nil
+}
+
+// Of returns the guard of a chain and family that has an effect, or nil.
+func (g *GuardState) Of(c policy.ChainFamily) *policy.Guard {
+	if slices.ContainsFunc(g.Inactive, func(i Inactive) bool { return i.ChainFamily == c }) {
+		return nil
+	}
+	for i := range g.Desired {
+		if d := &g.Desired[i]; d.Chain == c.Chain && d.Family == c.Family {
+			return d
 		}
 	}
 	return nil
@@ -202,7 +260,7 @@ func (s *State) guardErrs(err error) map[string]error {
 	switch {
 	case err == nil:
 	case errors.Is(err, netfilter.ErrUnusable):
-		s.Guard.deactivate(err)
+		s.deactivateGuard(err)
 	default:
 		for _, g := range s.Guard.Desired {
 			errs[g.Chain] = fmt.Errorf("write the guard of chain %s: %w", g.Chain, err)
@@ -237,10 +295,18 @@ func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedC
 		return nil, fmt.Errorf("remove the tables ip-masq-guard: %w", err)
 	}
 	for _, o := range g.Observed.Guards {
-		removed = append(removed, netfilter.OwnedChain{
-			ChainRef: netfilter.ChainRef{Family: o.Family, Name: "guard-" + o.Chain},
-			Choice:   netfilter.Choice{Backend: policy.NFTables}, Owner: o.Owner,
-		})
+		kinds := []string{"guard-", "enforce-"}
+		if _, counts := g.Observed.Packets[netfilter.ChainRef{Family: o.Family, Name: o.Chain}]; o.Bound == nil {
+			kinds = kinds[:1]
+		} else if o.Exempt == nil && !counts {
+			kinds = kinds[1:]
+		}
+		for _, kind := range kinds {
+			removed = append(removed, netfilter.OwnedChain{
+				ChainRef: netfilter.ChainRef{Family: o.Family, Name: kind + o.Chain},
+				Choice:   netfilter.Choice{Backend: policy.NFTables}, Owner: o.Owner,
+			})
+		}
 	}
 	return removed, nil
 }

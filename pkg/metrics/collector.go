@@ -126,6 +126,9 @@ func (m *Monitor) guardKeys(e exporter) {
 				continue
 			}
 			for _, f := range p.Families() {
+				if len(p.SourcesInScope(f)) == 0 { // sourceCIDRs has only the other family
+					continue
+				}
 				if p.ResetsConnections() {
 					m.resets[series{chain: m.guards.chains.admit(label(p.Chain)), family: f}] += 0
 				}
@@ -148,6 +151,8 @@ func (m *Monitor) guardKeys(e exporter) {
 	for s, n := range m.resets {
 		resets(float64(n), s.chain, string(s.family))
 	}
+	e.counter("connection_reset_failures_total", "Number of times that connections could not be reset; "+
+		"it is tried again.")(float64(m.resetFailures))
 }
 
 // exporter receives metrics.

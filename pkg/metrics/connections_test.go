@@ -237,15 +237,17 @@ func TestGuardActive(t *testing.T) {
 	a, b, c := contribution(network("a"), "A"), contribution(network("b"), "B"), contribution(network("c"), "C")
 	b.Policy.StaleConnections, c.Policy.EnforceExempt = policy.ResetConnections, new(bool)
 	*c.Policy.EnforceExempt = true
+	c.Policy.EnableIPv6, c.Policy.SourceCIDRs = c.Policy.EnforceExempt, prefixes("10.0.0.0/8")
 	s := &enforce.State{Policies: policy.Merge([]policy.Source{a, b, c})}
 	s.Guard.Inactive = []enforce.Inactive{{ChainFamily: policy.ChainFamily{Chain: "B", Family: policy.IPv4}, Err: errors.New("no ranges")}}
 	m := metrics.New(metrics.Options{})
 	m.Report(&reconcile.Report{Rules: s}, time.Minute)
 	expect(t, m, map[string]string{
 		`guard_active{chain="A",family="ipv4"}`: "", `guard_active{chain="B",family="ipv4"}`: "0", `guard_active{chain="C",family="ipv4"}`: "1",
+		`guard_active{chain="C",family="ipv6"}`:            "", // nothing is in scope
 		`connections_reset_total{chain="A",family="ipv4"}`: "", `connections_reset_total{chain="B",family="ipv4"}`: "0", `connections_reset_total{chain="C",family="ipv4"}`: "",
 	})
-	m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "B", Family: policy.IPv4}: 3})
-	m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "B", Family: policy.IPv4}: 4})
-	expect(t, m, map[string]string{`connections_reset_total{chain="B",family="ipv4"}`: "7"})
+	m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "B", Family: policy.IPv4}: 3}, nil)
+	m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "B", Family: policy.IPv4}: 4}, errors.New("interrupted"))
+	expect(t, m, map[string]string{`connections_reset_total{chain="B",family="ipv4"}`: "7", "connection_reset_failures_total": "1"})
 }

@@ -51,7 +51,7 @@ func TestGolden(t *testing.T) {
 			})
 			if report != nil {
 				m.Report(report, time.Minute)
-				m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}: 13})
+				m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}: 13}, errors.New("interrupted"))
 			}
 			scrape(t, m)
 			var lines []string

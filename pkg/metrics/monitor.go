@@ -72,6 +72,8 @@ type Monitor struct {
 	connections connections
 	guards      totals
 	resets      map[series]uint64 // connections that were reset
+
+	resetFailures int // how often a reset failed
 	scraped
 }
 
@@ -129,10 +131,13 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	}
 }
 
-// ConnectionsReset takes note of connections that were reset.
-func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64) {
+// ConnectionsReset takes note of connections that were reset, and of a reset that failed.
+func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err != nil {
+		m.resetFailures++
+	}
 	for c, n := range deleted {
 		m.resets[series{chain: m.guards.chains.admit(label(c.Chain)), family: c.Family}] += n
 	}

@@ -56,8 +56,9 @@ func (w Writer) String() string {
 // goroutine, and never wait.
 type Loop struct {
 	Node *Node
-	// ConnectionsReset is called with the numbers of connections that were reset, unless it is nil.
-	ConnectionsReset func(deleted map[policy.ChainFamily]uint64)
+	// ConnectionsReset is called after a reset with the numbers of connections that were deleted, and why it
+	// failed, unless it is nil.
+	ConnectionsReset func(deleted map[policy.ChainFamily]uint64, err error)
 
 	log     syncLog
 	publish func(*Report)

@@ -104,13 +104,22 @@ func (r *Report) Standby() bool {
 	return slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Reason == ReasonStandby })
 }
 
-// Summary names the managed chains with their backends in one line.
+// Summary names the managed chains with their backends and guards in one line.
 func (r *Report) Summary() string {
 	var chains []string
 	if r.Rules != nil {
 		for _, g := range r.Rules.Groups {
 			for _, c := range g.Desired.Chains {
-				chains = append(chains, fmt.Sprintf("%s (%s, %s, %d rules)", c.Name, c.Family, g.Choice, len(c.Rules)))
+				text := fmt.Sprintf("%s (%s, %s, %d rules", c.Name, c.Family, g.Choice, len(c.Rules))
+				if guard := r.Rules.Guard.Of(policy.ChainFamily{Chain: c.Name, Family: c.Family}); guard != nil {
+					if guard.Mode != policy.GuardOff {
+						text += ", guard " + string(guard.Mode)
+					}
+					if guard.Bound != nil {
+						text += ", enforceExempt"
+					}
+				}
+				chains = append(chains, text+")")
 			}
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // goroutine of its own, as a walk through the conntrack table must not delay a repair.
 func (l *Loop) resetConnections(ctx context.Context) {
 	e := enforce.Enforcer{Dir: l.Node.Dir, Conntrack: l.Node.Conntrack}
-	once := flowcontrol.LogOnce(l.log.log)
+	var failures flowcontrol.Conditions
 	due := time.NewTimer(0)
 	due.Stop()
 	for retry := time.Duration(0); ; {
@@ -39,15 +39,20 @@ func (l *Loop) resetConnections(ctx context.Context) {
 			slices.Sort(chains)
 			l.log.log.Info("reset connections", "count", count, "chain", strings.Join(slices.Compact(chains), ","),
 				"duration", time.Since(began).Round(time.Microsecond))
-			if l.ConnectionsReset != nil {
-				l.ConnectionsReset(maps.Clone(deleted))
-			}
 		}
+		interrupted := ctx.Err() != nil
+		if l.ConnectionsReset != nil && (len(deleted) > 0 || err != nil && !interrupted) {
+			l.ConnectionsReset(maps.Clone(deleted), err)
+		}
+		begins := err != nil && failures.Begins(err.Error())
+		resolved := failures.Resolved()
 		switch {
-		case ctx.Err() != nil:
+		case interrupted:
 			return
 		case err != nil:
-			once.Warn("failed to reset connections", "err", err)
+			if begins {
+				l.log.log.Warn("failed to reset connections", "err", err)
+			}
 			retry = min(max(2*retry, firstBackoff), longestBackoff)
 			select { // whatever a sync asks for meanwhile
 			case <-ctx.Done():
@@ -56,6 +61,9 @@ func (l *Loop) resetConnections(ctx context.Context) {
 				trigger(l.resets)
 			}
 		default:
+			if resolved {
+				l.log.log.Info("connections are reset again")
+			}
 			retry = 0
 			if next > 0 {
 				due.Reset(next)

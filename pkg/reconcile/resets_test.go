@@ -17,7 +17,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// TestFailedResetIsRetried: a reset that fails is logged once, fails no sync, and is tried again.
+// TestFailedResetIsRetried: a reset that fails is counted, logged once for each error, fails no sync, and is
+// tried again.
 func TestFailedResetIsRetried(t *testing.T) {
 	f := newFixture(t)
 	f.Settings.CNIBinDir = f.dir
@@ -29,14 +30,17 @@ func TestFailedResetIsRetried(t *testing.T) {
 	walks := 0
 	chain := policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}
 	f.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
-		if walks++; walks < 2 {
+		switch walks++; walks {
+		case 1, 2:
 			return nil, errors.New("no walk today")
+		case 3:
+			return nil, errors.New("no walk tomorrow")
 		}
 		return map[policy.ChainFamily]uint64{chain: 7}, nil
 	}
 	var log bytes.Buffer
 	var mu sync.Mutex
-	reports, deleted := 0, uint64(0)
+	reports, deleted, failed := 0, uint64(0), 0
 	l := NewLoop(f.Node, slog.New(slog.NewTextHandler(&log, nil)), func(r *Report) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -44,10 +48,12 @@ func TestFailedResetIsRetried(t *testing.T) {
 			t.Errorf("not ready: %v", problems(r))
 		}
 	})
-	l.ConnectionsReset = func(n map[policy.ChainFamily]uint64) {
+	l.ConnectionsReset = func(n map[policy.ChainFamily]uint64, err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		deleted += n[chain]
+		if deleted += n[chain]; err != nil {
+			failed++
+		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	var running sync.WaitGroup
@@ -64,8 +70,9 @@ func TestFailedResetIsRetried(t *testing.T) {
 	time.Sleep(10 * time.Millisecond)
 	cancel()
 	running.Wait()
-	if text := log.String(); deleted != 7 || reports == 0 || strings.Count(text, "failed to reset connections") != 1 ||
-		!strings.Contains(text, `msg="reset connections" count=7 chain=IP-MASQ-AGENT`) {
-		t.Errorf("%d deleted, %d reports:\n%s", deleted, reports, text)
+	if text := log.String(); deleted != 7 || failed != 3 || reports == 0 || strings.Count(text, "failed to reset connections") != 2 ||
+		!strings.Contains(text, `msg="reset connections" count=7 chain=IP-MASQ-AGENT`) || !strings.Contains(text, "connections are reset again") ||
+		!strings.Contains(text, `2 rules, guard drop)`) {
+		t.Errorf("%d deleted, %d failed, %d reports:\n%s", deleted, failed, reports, text)
 	}
 }

@@ -143,6 +143,14 @@ func (t *guardTable) compare(f policy.Family, want *guardTable) (d policy.Diff) 
 	add := func(kind policy.ChangeKind, chain string, unexpected bool, text string) {
 		d = append(d, policy.Change{Kind: kind, Family: f, Chain: chain, Unexpected: unexpected, Text: policy.Printable(text)})
 	}
+	if want.exists && !t.exists { // one change for each masquerade chain
+		for _, name := range sorted(want.sets, nil) {
+			if kind, chain, _ := strings.Cut(name, "-"); kind == podsSet {
+				add(policy.GuardChange, chain, false, "table "+guardTableName)
+			}
+		}
+		return d
+	}
 	if t.exists && !want.exists {
 		add(policy.GuardChange, "", true, "table "+guardTableName)
 	}

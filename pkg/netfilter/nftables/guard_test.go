@@ -193,8 +193,8 @@ func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
 		"another priority, empty":    {"delete chain " + table + " enforce; add chain " + table + " enforce { type nat hook postrouting priority 98; }", "chain enforce is not the base chain"},
 		"no base chain":              {"delete chain " + table + " guard; add chain " + table + " guard", "chain guard is not the base chain"},
 		"base chain of chain's name": {"flush chain " + table + " guard; delete chain " + chain + "; add chain " + chain + " { type filter hook output priority 0; }; add rule " + chain + " counter", "missing guard"},
-		"table deleted":              {"delete table " + table, "ipv4: missing guard: chain guard\n"},
-		"table of IPv6 deleted":      {"delete table ip6 ip-masq-guard", "ipv6 X: missing guard: set pods-X"},
+		"table deleted":              {"delete table " + table, "ipv4 X: missing guard: table ip-masq-guard\n"},
+		"table of IPv6 deleted":      {"delete table ip6 ip-masq-guard", "ipv6 X: missing guard: table ip-masq-guard\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
