@@ -193,6 +193,13 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 			g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
 			g.wantExempt(t, "podnet", "203.0.113.16/28")
 		}
+		// Nor are the subnets of such a network's pods those of the conflist's.
+		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", object{"prevResult": object{
+			"cniVersion": "1.1.0", "ips": []object{{"address": "10.77.2.3/24"}},
+		}})}).want(t, 0, g.file("podnet"))
+		if got := fmt.Sprint(g.load(t).Find(networkID("podnet")).PodSubnets); got != "[10.1.0.0/16]" {
+			t.Errorf("the pods' subnets are %s", got)
+		}
 		// Invalid input from the runtime is ignored unless it is not JSON.
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.1/8"}, "nomasq": true})}).
 			want(t, 0, g.file("podnet"), "nomasq")

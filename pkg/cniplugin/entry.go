@@ -40,7 +40,11 @@ func (n *node) findNetconf() (config.Netconf, error) {
 	}
 	confs := n.confDir()
 	conf, file, err := n.pluginFile.Netconf(n.network, n.netconf, confs, n.confsErr)
-	if keys := n.netconf.Differences(conf); err == nil && file != "" && len(keys) > 0 {
+	keys := n.netconf.Differences(conf)
+	if err != nil || len(keys) > 0 {
+		n.subnets = nil // of a pod in a network that may only have the name of the conflist's
+	}
+	if err == nil && file != "" && len(keys) > 0 {
 		const most = 8
 		for i, key := range keys {
 			keys[i] = policy.Printable(key)
@@ -144,13 +148,20 @@ func (n *node) result() (types.Result, []byte, error) {
 }
 
 // podSubnets returns the subnets of the addresses that a result has for the pod's interface.
-// Link-local addresses and addresses without a subnet have none.
+// Link-local addresses, addresses without a subnet and those with a mask shorter than any pod network's
+// have none: users who are not administrators may choose the address (Multus).
 func podSubnets(result types.Result, ifName string) []netip.Prefix {
+	const shortest, shortestIPv6, most = 8, 32, 16
 	var subnets []netip.Prefix
 	add := func(address net.IPNet) {
 		a, _ := netip.AddrFromSlice(address.IP)
 		a = a.Unmap()
-		if ones, bits := address.Mask.Size(); bits == a.BitLen() && 0 < ones && ones < bits && !a.IsLinkLocalUnicast() {
+		least := shortest
+		if a.Is6() {
+			least = shortestIPv6
+		}
+		if ones, bits := address.Mask.Size(); bits == a.BitLen() && least <= ones && ones < bits &&
+			!a.IsLinkLocalUnicast() && len(subnets) < most {
 			subnets = append(subnets, netip.PrefixFrom(a, ones).Masked())
 		}
 	}
