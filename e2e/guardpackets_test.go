@@ -194,6 +194,26 @@ func (c packetCounters) exchange(t *testing.T, from *topology.Host, packets [][]
 	c.n.await(t, fmt.Sprintf("%d packets at %s", len(packets), c.host.Name), func() bool { return c.total(t) >= len(packets) })
 }
 
+// awaitEarlier waits until the host has received what a pod sent to silent destinations before: a
+// datagram that the guard passes arrives after it.
+func (c packetCounters) awaitEarlier(t *testing.T, p *pod, destinations []netip.Addr) {
+	t.Helper()
+	for _, d := range destinations {
+		to := nth(d, 250)
+		arrived := func() (packets int) {
+			for flow, count := range c.received(t) {
+				if flow[1] == to {
+					packets += count
+				}
+			}
+			return packets
+		}
+		before := arrived()
+		inject(t, p.Host, udpDatagram(netip.AddrPortFrom(p.addr(to), c.n.nextPort()), netip.AddrPortFrom(to, 999)))
+		c.n.await(t, "last datagram", func() bool { return arrived() > before })
+	}
+}
+
 // total returns the number of packets from or to the silent destinations.
 func (c packetCounters) total(t *testing.T) int {
 	t.Helper()
@@ -313,7 +333,11 @@ func (n *node) wantDropped(t *testing.T, c guardScope) {
 	for device, l := range links {
 		n.await(t, fmt.Sprintf("%d packets at %s", passing[device], device), func() bool { return l.total(t) >= passing[device] })
 	}
-	time.Sleep(50 * time.Millisecond) // more than it takes a packet to arrive
+	for _, p := range pods {
+		for _, l := range links {
+			l.awaitEarlier(t, p, l.to)
+		}
+	}
 	for device, l := range links {
 		received := l.received(t)
 		for name, p := range pods {

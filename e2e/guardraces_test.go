@@ -100,7 +100,7 @@ func TestGuardAtBoot(t *testing.T) {
 				}
 				n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", keys), id: p.Path[len("/run/netns/"):]}).want(t, 0)
 				sends.pause(func() {
-					time.Sleep(50 * time.Millisecond) // more than it takes a packet to arrive
+					outside.awaitEarlier(t, p, silentDestinations)
 					outside.reset(t)
 				})
 				n.await(t, "packets from the node", func() bool { return outsideOf(true) > 5*len(flows) })

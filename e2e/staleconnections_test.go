@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -265,7 +266,7 @@ func TestKilledReset(t *testing.T) {
 }
 
 // TestReconcilerResetsConnections: the reconciler resets connections after a change of its own, and resumes a
-// reset that another process left. While it is active, ADD leaves resets to it.
+// reset that another process left.
 func TestReconcilerResetsConnections(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -290,15 +291,27 @@ func TestReconcilerResetsConnections(t *testing.T) {
 	d.stop(t)
 
 	// Connections that a change left, and the reset of a process that was killed.
-	add := func(stale string, cidrs ...string) {
-		n.conflist(t, "podnet", object{"staleConnections": stale, "nonMasqueradeCIDRs": append(cidrs, "10.0.0.0/8")})
+	left := n.leavePendingReset(t, p)
+	restarted := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
+	restarted.until(t, "the end of the resets", done)
+	if o := left.send(t, true); o.wrong > 0 {
+		t.Errorf("after the restart: %+v", o)
+	}
+}
+
+// leavePendingReset opens connections that are exempt and puts a reset of them on record, as a process that
+// was killed after it made their destination masqueraded. The conflist then has pendingKeys.
+func (n *node) leavePendingReset(t *testing.T, p *pod) *openFlows {
+	t.Helper()
+	add := func(keys object) {
+		n.conflist(t, "podnet", keys)
 		n.pod(t, "podnet")
 	}
-	add("keep", "198.51.100.0/24")
+	add(object{"staleConnections": "keep", "nonMasqueradeCIDRs": []string{"198.51.100.0/24", "10.0.0.0/8"}})
 	left := n.open(t, p, "198.51.100.6", 20)
 	old := *n.load(t).Find(networkID("podnet"))
-	add("keep")
-	add("reset")
+	add(object{"staleConnections": "keep", "nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+	add(pendingKeys())
 	if o := left.send(t, false); o != (outcome{}) {
 		t.Fatalf("%+v", o)
 	}
@@ -307,9 +320,43 @@ func TestReconcilerResetsConnections(t *testing.T) {
 	rec := n.load(t).Record
 	rec.Resets = []store.Reset{{At: 1, Before: []policy.Source{old}}}
 	must(t, firstOf(lock.PutRecord(rec), lock.Release()))
-	restarted := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
-	restarted.until(t, "the end of the resets", done)
-	if o := left.send(t, true); o.wrong > 0 {
-		t.Errorf("after the restart: %+v", o)
+	return left
+}
+
+func pendingKeys() object {
+	return object{"staleConnections": "reset", "nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}
+}
+
+// TestPendingReset: ADD, DEL and GC resume a reset on record, unless a reconciler is active, which does. ADD
+// returns after two seconds if the reset takes longer, and says so.
+func TestPendingReset(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.conflist(t, "podnet", pendingKeys())
+	p := n.pod(t, "podnet")
+	conf := n.conf(t, "podnet", pendingKeys())
+	for _, verb := range []string{"DEL", "GC", "ADD"} {
+		left := n.leavePendingReset(t, p)
+		call := invocation{verb: verb, conf: conf, id: "another"}
+		active, err := store.Open(n.dataDir).InstanceLock()
+		must(t, err)
+		n.invoke(t, call).want(t, 0).noWarnings(t)
+		if o := left.send(t, false); o != (outcome{}) || len(n.load(t).Record.Resets) != 1 {
+			t.Errorf("%s beside a reconciler: %+v, resets on record: %+v", verb, o, n.load(t).Record.Resets)
+		}
+		must(t, active.Release())
+		if verb == "ADD" {
+			lock, err := store.Open(n.dataDir).Lock(t.Context())
+			must(t, err)
+			late := n.invoke(t, call).want(t, 0, "connections that are older than a change of the rules may keep a wrong source address")
+			must(t, lock.Release())
+			if late.took < 2*time.Second || timelimit.Exceeded(late.took, 3*time.Second) {
+				t.Errorf("ADD took %s, want two seconds", late.took)
+			}
+		}
+		n.invoke(t, call).want(t, 0).noWarnings(t)
+		if o := left.send(t, true); o.wrong > 0 || len(n.load(t).Record.Resets) > 0 {
+			t.Errorf("%s: %+v, resets on record: %+v", verb, o, n.load(t).Record.Resets)
+		}
 	}
 }

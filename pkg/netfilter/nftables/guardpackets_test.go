@@ -3,6 +3,9 @@
 package nftables
 
 import (
+	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -80,9 +83,12 @@ func TestGuardPackets(t *testing.T) {
 					t.Fatalf("%v\n%s", err, out)
 				}
 			}
-			for _, family := range []struct{ pod, outside, node string }{
-				{"10.88.0.2", "203.0.113.11", "203.0.113.10"},
-				{"fd00:88::2", "2001:db8:113::11", "2001:db8:113::10"},
+			for _, family := range []struct {
+				pod, outside, node string
+				multicast          []string
+			}{
+				{"10.88.0.2", "203.0.113.11", "203.0.113.10", []string{"239.1.1.1", "224.0.0.251", "255.255.255.255"}},
+				{"fd00:88::2", "2001:db8:113::11", "2001:db8:113::10", []string{"ff0e::1", "ff02::fb"}},
 			} {
 				pod := netip.MustParseAddr(family.pod)
 				before := g.counted()
@@ -99,6 +105,9 @@ func TestGuardPackets(t *testing.T) {
 					g.sendICMPv6(135, family.outside)
 				} else if got := g.source(g.pod, "10.7.7.7", true); got != pod {
 					t.Errorf("exempt: seen %s", got)
+				}
+				for _, to := range family.multicast {
+					g.sendAs(pod, to)
 				}
 				if n := g.counted() - before; n != 0 {
 					t.Errorf("from %s: %d packets that are right were counted", pod, n)
@@ -117,7 +126,50 @@ func TestGuardPackets(t *testing.T) {
 					}
 				}
 			}
+			// Another program translates to an address that is a pod's and not the node's.
+			g.nft("table ip other { chain post { type nat hook postrouting priority 100; snat to 10.88.0.77; }; }")
+			before := g.counted()
+			if got := g.source(g.pod, "203.0.113.11", false); got.IsValid() != (mode == policy.GuardCount) {
+				t.Errorf("translated to a pod's address: seen %s", got)
+			}
+			if g.counted() == before {
+				t.Error("a packet that is translated to a pod's address was not counted")
+			}
 		})
+	}
+}
+
+// sendAs sends a datagram from the node with the source address of a pod.
+func (g *guarded) sendAs(pod netip.Addr, to string) {
+	g.Helper()
+	if err := g.Node.Do(func() error {
+		family, level, option := unix.AF_INET, unix.SOL_IP, unix.IP_TRANSPARENT
+		if pod.Is6() {
+			family, level, option = unix.AF_INET6, unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+		}
+		fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(fd) }()
+		device, err := net.InterfaceByName("outside")
+		if err != nil {
+			return err
+		}
+		address := func(a netip.Addr, port int) unix.Sockaddr {
+			if a.Is4() {
+				return &unix.SockaddrInet4{Addr: a.As4(), Port: port}
+			}
+			return &unix.SockaddrInet6{Addr: a.As16(), Port: port, ZoneId: uint32(device.Index)}
+		}
+		return errors.Join(
+			unix.SetsockoptInt(fd, level, option, 1),
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
+			unix.BindToDevice(fd, device.Name),
+			unix.Bind(fd, address(pod, 0)),
+			unix.Sendto(fd, []byte("multicast"), 0, address(netip.MustParseAddr(to), 5353)))
+	}); err != nil {
+		g.Fatalf("%s to %s: %v", pod, to, err)
 	}
 }
 
@@ -186,5 +238,41 @@ func TestEnforcePackets(t *testing.T) {
 	}
 	if d := g.driver.CompareGuards(guardsOf("X", edit), o); len(d) > 0 {
 		t.Errorf("elements of self are drift:\n%s", d)
+	}
+}
+
+// TestBypassMark: packets with any of the mark's bits keep what another program translates them to.
+func TestBypassMark(t *testing.T) {
+	bits := []policy.Mark{0x2000, 0x4000, 0x8000}
+	g := newGuarded(t)
+	g.nft(`table inet other {
+		chain marks { type filter hook forward priority 0;
+			ip daddr & 0.0.0.255 vmap { 0.0.0.0 : jump bit0, 0.0.0.1 : jump bit1, 0.0.0.2 : jump bit2 }
+			ip6 daddr & ::ffff vmap { :: : jump bit0, ::1 : jump bit1, ::2 : jump bit2 }
+		}
+		chain bit0 { meta mark set 0x2000; }
+		chain bit1 { meta mark set 0x4000; }
+		chain bit2 { meta mark set 0x8000; }
+		chain post { type nat hook postrouting priority 100; masquerade; }
+	}`)
+	for i, bypass := range []policy.Mark{0x6000, 0xa000, 0x2000, 0x8001, 0} {
+		observed, err := g.driver.ObserveGuards(t.Context())
+		if err == nil {
+			err = g.driver.ApplyGuards(t.Context(), guardsOf("X", func(g *policy.Guard) { g.Mode, g.Exempt, g.BypassMark = policy.GuardOff, nil, bypass }), observed)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for j, bit := range bits {
+			for pod, to := range map[string]string{"10.88.0.2": fmt.Sprintf("10.7.%d.%d", i+1, j), "fd00:88::2": fmt.Sprintf("fd00:7::%d:%d", i+1, j)} {
+				want := netip.MustParseAddr(pod)
+				if bypass&bit != 0 {
+					want = g.NodeAddr(g.LAN, want)
+				}
+				if got := g.source(g.pod, to, true); got != want {
+					t.Errorf("bypassMark %s, packet to %s with mark %s: seen %s, want %s", bypass, to, bit, got, want)
+				}
+			}
+		}
 	}
 }
