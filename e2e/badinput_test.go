@@ -54,10 +54,10 @@ func invalidKeys() []invalidKey {
 		{"toPorts", 8080, []string{`toPorts: 8080 is a number; write it in quotes: "8080"`}},
 		// The guard's keys.
 		{"guard", "on", []string{`guard: on is not one of the choices; write off, count or drop`}},
-		{"guard", false, []string{`guard: false is a boolean; write a string such as "off"`}},
+		{"guard", false, []string{`guard: false is a boolean; write "off", "count" or "drop"`}},
 		{"staleConnections", "drop", []string{`staleConnections: drop is not one of the choices; write keep or reset`}},
 		{"enforceExempt", "yes", []string{`enforceExempt: "yes" is a string; write true or false, without quotes`}},
-		{"bypassMark", 24576, []string{`bypassMark: 24576 is a number; write it in quotes: "24576"`}},
+		{"bypassMark", 24576, []string{`bypassMark: 24576 is a number; write it in quotes: "0x6000"`}},
 		{"bypassMark", "0x4000/0x4000", []string{`bypassMark: 0x4000/0x4000 is not a 32-bit mask; write a hexadecimal number such as 0x6000, or 0 for none`}},
 		// Chains.
 		{"masqChain", "", []string{`masqChain: is empty; leave the key out for IP-MASQ-AGENT`}},

@@ -231,8 +231,8 @@ func TestAgentDocumentMistakes(t *testing.T) {
 		// Scalars.
 		{"masqLinkLocal: maybe", f + `:1: masqLinkLocal: "maybe" is a string; write true or false, without quotes`},
 		{"toPorts: 4000", f + `:1: toPorts: 4000 is a number; write it in quotes: "4000"`},
-		{"bypassMark: 0x6000", f + `:1: bypassMark: 24576 is a number; write it in quotes: "24576"`},
-		{"guard: on", f + `:1: guard: true is a boolean; write a string such as "off"`},
+		{"bypassMark: 0x6000", f + `:1: bypassMark: 24576 is a number; write it in quotes: "0x6000"`},
+		{"guard: on", f + `:1: guard: true is a boolean; write "off", "count" or "drop"`},
 		{"masqChain: ''", f + ":1: masqChain: is empty; leave the key out for IP-MASQ-AGENT"},
 		{"masqChain: KUBE-X", f + ":1: masqChain: KUBE-X begins with KUBE-, a prefix of chains of other programs; choose another"},
 		{"backend: ipvs", f + ":1: backend: ipvs is not one of the choices; write auto, iptables or nftables"},

@@ -185,8 +185,8 @@ func (d *Document) unknown(name string, keys []Key) string {
 func isProtocolKey(key string) bool { return strings.HasPrefix(key, "cni.dev/") }
 
 // Nearest returns the known key that an unknown one most likely means, or "": the one with
-// which it shares most letters at both ends, and three quarters at least. It ignores letter
-// case, '-' and '_'.
+// which it shares most letters at both ends, and three quarters at least; two letters that
+// changed places count as one. It ignores letter case, '-' and '_'.
 func Nearest(unknown string, keys []Key) string {
 	fold := func(s string) string { return strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(s)) }
 	best, bestShare, a := "", 0.0, fold(unknown)
@@ -194,6 +194,9 @@ func Nearest(unknown string, keys []Key) string {
 		b := fold(k.Name)
 		same, most := 0, min(len(a), len(b))
 		for same < most && a[same] == b[same] {
+			same++
+		}
+		if i := same; i+1 < most && a[i] == b[i+1] && a[i+1] == b[i] {
 			same++
 		}
 		for i := 1; same < most && a[len(a)-i] == b[len(b)-i]; i++ {

@@ -166,7 +166,7 @@ func TestSettingsMistakes(t *testing.T) {
 			"FILE:3: agent.masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two"},
 		{"[agent]\ncidrLimit = 1\nnonMasqueradeCIDRs = ['10.0.0.0/8', '172.16.0.0/12']",
 			"FILE:2: agent.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit"},
-		{"log_format = 1\n[agent]\nmasqLinkLocal = 1\n[conflist]\nmanage = 1", `FILE:1: log_format: 1 is a number; write a string such as "text"; ` +
+		{"log_format = 1\n[agent]\nmasqLinkLocal = 1\n[conflist]\nmanage = 1", `FILE:1: log_format: 1 is a number; write "text" or "json"; ` +
 			"FILE:3: agent.masqLinkLocal: 1 is a number; write true or false; FILE:5: conflist.manage: 1 is a number; write true or false"},
 	} {
 		path := reconcilerFile(t, c.text+"\n")

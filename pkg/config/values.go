@@ -185,8 +185,8 @@ func text[T any](to *T, example string, parse func(string) (T, error)) Value {
 // asString says how to write a string in place of a value that is none.
 func asString[T any](value json.RawMessage, example string, parse func(string) (T, error)) string {
 	if KindOf(value) == Number {
-		if _, err := parse(string(value)); err == nil {
-			return "it in quotes: " + policy.Quote(string(value))
+		if v, err := parse(string(value)); err == nil {
+			return "it in quotes: " + policy.Quote(fmt.Sprint(v)) // of a mask the hexadecimal form, which YAML takes for a number
 		}
 	}
 	return "a string such as " + policy.Quote(example)
@@ -371,21 +371,31 @@ func orEmpty(parse func(string) (string, error)) func(string) (string, error) {
 
 // oneOf reads one of the choices, which a message joins with commas and "or".
 func oneOf[T ~string](to *T, choices ...T) Value {
-	names := make([]string, len(choices))
-	for i, c := range choices {
-		names[i] = string(c)
+	var names, quoted []string
+	for _, c := range choices {
+		names, quoted = append(names, string(c)), append(quoted, policy.Quote(string(c)))
 	}
-	return text(to, names[0], func(s string) (T, error) {
+	last := len(names) - 1
+	join := func(all []string) string { return strings.Join(all[:last], ", ") + " or " + all[last] }
+	value := text(to, names[0], func(s string) (T, error) {
 		if slices.Contains(names, s) {
 			return T(s), nil
 		}
-		last := len(names) - 1
-		write := fmt.Sprintf("write %s or %s", strings.Join(names[:last], ", "), names[last])
+		write := "write " + join(names)
 		if s == "" {
 			return "", errors.New("is empty; " + write + ", or leave the key out")
 		}
 		return "", errors.New("is not one of the choices; " + write)
 	})
+	read := value.Read
+	value.Read = func(d *Document, key string, text json.RawMessage) {
+		if _, isString := stringValue(text); isString {
+			read(d, key, text)
+		} else {
+			d.wrongKind(key, -1, text, join(quoted))
+		}
+	}
+	return value
 }
 
 // parseListen accepts HOST:PORT. The host may be empty, and the port 0.

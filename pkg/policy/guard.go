@@ -44,7 +44,7 @@ func ParseMark(s string) (Mark, error) {
 	if s == "" {
 		return 0, errors.New("is empty; write a mask such as 0x6000, or 0 for none")
 	}
-	digits, isHex := strings.CutPrefix(s, "0x")
+	digits, isHex := strings.CutPrefix(strings.ToLower(s), "0x")
 	base := 10
 	if isHex {
 		base = 16

@@ -19,6 +19,7 @@ func TestParseMark(t *testing.T) {
 	}{
 		{"0x6000", 0x6000, true},
 		{"0xFFFFFFFF", 0xffffffff, true},
+		{"0X6000", 0x6000, true},
 		{"24576", 0x6000, true},
 		{"0", 0, true},
 		{"0x100000000", 0, false},
