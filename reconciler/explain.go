@@ -84,12 +84,16 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 	if err != nil {
 		return err
 	}
-	if q.DstLocal, err = isLocal(q.Dst); err != nil {
+	to, err := routeType(q.Dst)
+	if err != nil {
 		return err
 	}
-	if q.SrcLocal, err = isLocal(q.Src); err != nil {
+	from, err := routeType(q.Src)
+	if err != nil {
 		return err
 	}
+	q.DstLocal, q.SrcLocal = to == unix.RTN_LOCAL, from == unix.RTN_LOCAL
+	q.DstOther = slices.Contains([]int{unix.RTN_BROADCAST, unix.RTN_ANYCAST, unix.RTN_MULTICAST}, to)
 	q.Trace = func(t thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 		return thirdparty.Trace(c.Context(), t, owned)
 	}
@@ -114,17 +118,20 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 	return nil
 }
 
-// isLocal reports whether an address is LOCAL for the kernel's routing tables, as `ip route
-// get` shows it. An unknown one is not.
-func isLocal(a netip.Addr) (bool, error) {
+// routeType returns the type of the route to an address, as `ip route get` shows it: RTN_LOCAL for
+// the node's own. It is RTN_UNSPEC without an address or a route.
+func routeType(a netip.Addr) (int, error) {
 	if !a.IsValid() {
-		return false, nil
+		return unix.RTN_UNSPEC, nil
 	}
 	routes, err := netlink.RouteGet(a.Unmap().WithZone("").AsSlice())
 	// There is no route, one that refuses, or no such family.
 	none := []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}
 	if err != nil && !slices.ContainsFunc(none, func(n error) bool { return errors.Is(err, n) }) {
-		return false, fmt.Errorf("find the route to %s: %w", a, err)
+		return unix.RTN_UNSPEC, fmt.Errorf("find the route to %s: %w", a, err)
 	}
-	return len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL, nil
+	if len(routes) == 0 {
+		return unix.RTN_UNSPEC, nil
+	}
+	return routes[0].Type, nil
 }

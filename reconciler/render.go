@@ -15,26 +15,32 @@ import (
 )
 
 func (a *app) renderCommand() *cobra.Command {
-	family := string(policy.IPv4)
+	family, guard := string(policy.IPv4), false
 	c := &cobra.Command{
 		Use:   "render",
 		Short: "Print the desired rules, for iptables-restore or nft -f",
 		Long: `Print the rules that the sources ask for, as input of "iptables-restore --noflush"
 (ip6tables-restore with --family ipv6) or of "nft -f -". Nothing is written.
---backend iptables or nftables chooses the form, by default that of the node's backend.`,
+--backend iptables or nftables chooses the form, by default that of the node's backend.
+The rules of guard and enforceExempt are in nftables, whatever the backend: --guard-tables
+prints them alone.`,
 		Example: `  # Validate the rules for nftables
   ip-masq-reconciler render --backend nftables | nft -c -f -
 
   # Validate the IPv6 rules for iptables
-  ip-masq-reconciler render --backend iptables --family ipv6 | ip6tables-restore --noflush --test`,
+  ip-masq-reconciler render --backend iptables --family ipv6 | ip6tables-restore --noflush --test
+
+  # Validate the rules of guard and enforceExempt
+  ip-masq-reconciler render --guard-tables | nft -c -f -`,
 		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error { return a.render(c, policy.Family(family)) },
+		RunE: func(c *cobra.Command, _ []string) error { return a.render(c, policy.Family(family), guard) },
 	}
 	c.Flags().StringVar(&family, "family", family, "address family to print, for iptables: ipv4 or ipv6")
+	c.Flags().BoolVar(&guard, "guard-tables", false, "print the rules of guard and enforceExempt alone, for nft -f")
 	return c
 }
 
-func (a *app) render(c *cobra.Command, family policy.Family) error {
+func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 	if !slices.Contains(policy.Families(), family) {
 		return usageError{fmt.Errorf("--family %s: write ipv4 or ipv6", policy.Quote(string(family)))}
 	}
@@ -57,6 +63,17 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 		return fmt.Errorf("render the desired rules: not all documents can be read: %w", err)
 	}
 	warn(a, mapped(r.Obstacles(), func(p reconcile.Problem) error { return p.Err }))
+	managed := slices.DeleteFunc(policy.Families(), func(f policy.Family) bool {
+		return !slices.ContainsFunc(r.Rules.Policies, func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
+	})
+	if guard {
+		text, err := guardTables(node, r.Rules.Guard.Desired, managed)
+		if err != nil {
+			return err
+		}
+		_, err = a.out.Write(text)
+		return err
+	}
 	choice, err := outputForm(r, wanted)
 	if err != nil {
 		return err
@@ -68,9 +85,7 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	desired := policy.Desired(r.Rules.Policies, backend.Layout(), policy.OwnedBy(node.Dir.Path()))
 	families := []policy.Family{family}
 	if choice.Backend == policy.NFTables { // a host without IPv6 cannot load IPv6 rules
-		families = slices.DeleteFunc(policy.Families(), func(f policy.Family) bool {
-			return !slices.ContainsFunc(r.Rules.Policies, func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
-		})
+		families = managed
 	}
 	if len(desired.Chains) == 0 {
 		_, err := fmt.Fprintln(a.out, "# no source asks for a chain")
@@ -80,27 +95,33 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if err != nil {
 		return err
 	}
-	if text, err = withGuards(node, choice.Backend, text, r.Rules.Guard.Desired, families); err != nil {
-		return err
+	of := func(g policy.Guard) bool { return slices.Contains(families, g.Family) }
+	switch guards := r.Rules.Guard.Desired; {
+	case !slices.ContainsFunc(guards, of):
+	case choice.Backend == policy.NFTables:
+		tables, err := guardTables(node, guards, families)
+		if err != nil {
+			return err
+		}
+		text = append(text, tables...)
+	default:
+		note := "# guard and enforceExempt are in nftables: ip-masq-reconciler render --guard-tables prints their tables.\n"
+		text = append([]byte(note), text...)
 	}
 	_, err = a.out.Write(text)
 	return err
 }
 
-// withGuards adds the tables ip-masq-guard, which are in nftables whatever the backend of the chains.
-func withGuards(node *reconcile.Node, b policy.Backend, text []byte, desired []policy.Guard, families []policy.Family) ([]byte, error) {
-	switch {
-	case len(desired) == 0:
-		return text, nil
-	case b != policy.NFTables:
-		note := "# guard and enforceExempt are in nftables: ip-masq-reconciler render --backend nftables prints their tables.\n"
-		return append([]byte(note), text...), nil
+// guardTables returns the tables ip-masq-guard as input of nft -f.
+func guardTables(node *reconcile.Node, desired []policy.Guard, families []policy.Family) ([]byte, error) {
+	if len(desired) == 0 {
+		return []byte("# no source asks for guard or enforceExempt, or the addresses of pods are not known\n"), nil
 	}
 	tables, err := node.Drivers.GuardTables()
 	if err != nil {
 		return nil, err
 	}
-	return slices.Concat(text, tables.RenderGuards(desired, families...)), nil
+	return tables.RenderGuards(desired, families...), nil
 }
 
 // outputForm returns the backend to render for: the wanted one as the node uses it, else the one

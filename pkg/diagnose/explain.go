@@ -22,6 +22,8 @@ import (
 // Question is about a packet, whose source and output interface may be unknown (zero).
 type Question struct {
 	policy.Packet
+	// DstOther tells that the destination is a broadcast, multicast or anycast address for the kernel.
+	DstOther bool
 	// Trace is thirdparty.Trace. Nil: there are no third-party rules.
 	Trace func(thirdparty.Traffic, func(thirdparty.Place) (owned, binds bool)) ([]thirdparty.Hit, error)
 	// Incomplete is why some of the documents that rules are made from cannot be read.
@@ -56,10 +58,12 @@ type Explanation struct {
 	// EnforceExemptHolds tells whether the key enforceExempt keeps the source of packets from pods, or would keep it,
 	// against the third-party rules; nil without such rules.
 	EnforceExemptHolds *bool `json:"enforce_exempt_holds,omitempty"`
-	// Guard is what the guard does with such a packet that conntrack does not know.
-	Guard   policy.GuardMode `json:"guard,omitempty"`
-	Problem string           `json:"problem,omitempty"` // why the kernel's verdict is unknown
-	Drift   []string         `json:"drift"`             // differences of the chain
+	// Guard is what the guard does with such a packet that is not translated: one that conntrack does not
+	// know or, with GuardsAll, every one, as no rule masquerades it.
+	Guard     policy.GuardMode `json:"guard,omitempty"`
+	GuardsAll bool             `json:"guards_all,omitempty"`
+	Problem   string           `json:"problem,omitempty"` // why the kernel's verdict is unknown
+	Drift     []string         `json:"drift"`             // differences of the chain
 
 	// Chains are the other chains, each by itself.
 	Chains []Explanation `json:"chains,omitempty"`
@@ -111,9 +115,11 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 		}
 	}
 	top.stale = len(state.Stale)+len(state.Duplicates) > 0
+	translated := false                // by third-party rules, or that is unknown
 	if !q.DstLocal && q.Trace != nil { // packets to the node itself do not leave it
-		top.override(q, state)
+		translated = top.override(q, state)
 	}
+	top.guardsAll(translated)
 	if q.Incomplete != nil {
 		top.incomplete = true
 		top.addProblem("%v", q.Incomplete)
@@ -218,8 +224,22 @@ func (e *Explanation) guarded(q Question, state *enforce.State) {
 		}
 	}
 	g := guardInForce(state, e.Chain, e.Family)
-	if g != nil && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade && q.mayBePod(g.Pods) {
+	if g != nil && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade && q.mayBePod(g.Pods) && !q.DstOther && !q.Dst.IsMulticast() {
 		e.Guard = g.Mode
+	}
+}
+
+// guardsAll sets of each chain whether its guard meets every such packet: no chain masquerades it, or a
+// third-party rule keeps it from that, and none translates it.
+func (e *Explanation) guardsAll(translated bool) {
+	accepted := len(e.overriders) > 0 && e.overriders[0].Sure && e.overriders[0].Action == thirdparty.Accepts
+	untranslated := !translated && e.known && (!e.masquerades || accepted)
+	for _, other := range e.Chains {
+		untranslated = untranslated && other.known && !other.masquerades
+	}
+	e.GuardsAll = untranslated && e.Guard != ""
+	for i := range e.Chains {
+		e.Chains[i].GuardsAll = untranslated && e.Chains[i].Guard != ""
 	}
 }
 
@@ -246,8 +266,9 @@ func (e *Explanation) agrees() bool {
 	return e.known && e.masquerades == (e.Verdict == policy.ActionMasquerade)
 }
 
-// override sets which third-party rules decide before the owned chains do, and otherwise.
-func (e *Explanation) override(q Question, state *enforce.State) {
+// override sets which third-party rules decide before the owned chains do, and otherwise. It reports whether
+// one may translate the traffic.
+func (e *Explanation) override(q Question, state *enforce.State) (translated bool) {
 	t := thirdparty.Traffic{To: q.Dst}
 	if q.Out != "" {
 		t.Out = []string{q.Out}
@@ -273,12 +294,14 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 		t.From = bound // the question is about pods
 	}
 	hits, err := q.Trace(t, e.binding(state))
+	translated = err != nil
 	if err != nil {
 		e.Kernel = false
 		e.addProblem("third-party rules may decide, and could not all be read: %v", err)
 	}
 	var maybe []thirdparty.Hit
 	for _, h := range hits {
+		translated = translated || h.Action == thirdparty.Masquerades || h.Action == thirdparty.Translates
 		switch overrides := e.Verdict != policy.ActionMasquerade || h.Action != thirdparty.Masquerades; {
 		case overrides && bound != nil && h.Priority > enforcePriority:
 			e.held = append(e.held, h)
@@ -298,6 +321,7 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 		holds := len(e.overriders) == 0 || bound == nil && !slices.ContainsFunc(e.overriders, early) && q.mayBePod(pods)
 		e.EnforceExemptHolds = &holds
 	}
+	return translated
 }
 
 // binding returns a function that tells of a chain in the kernel whether it is one of the

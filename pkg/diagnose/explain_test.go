@@ -351,6 +351,12 @@ func TestGuard(t *testing.T) {
 	drift := func(n *node) {
 		n.view.Guard.Diff = policy.Diff{{Kind: policy.GuardChange, Family: policy.IPv4, Chain: "A", Text: "counter"}}
 	}
+	lost := func(n *node) {
+		n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = nil })
+	}
+	accepts := func(sure bool) []thirdparty.Hit {
+		return []thirdparty.Hit{{Rule: thirdparty.Rule{Action: thirdparty.Accepts, Text: "M"}, Sure: sure}}
+	}
 	const holds, not = "true", "false"
 	for _, tt := range []struct {
 		name      string
@@ -361,22 +367,28 @@ func TestGuard(t *testing.T) {
 		kernel    bool
 		holds     string // "": no third-party rule
 		guard     policy.GuardMode
+		all       bool // the guard meets every packet
 	}{
-		{"masqueraded", on, nil, "8.8.8.8", "10.244.0.9", nil, true, "", policy.GuardCount},
-		{"masqueraded, any source", on, nil, "8.8.8.8", "", nil, true, "", policy.GuardCount},
-		{"masqueraded, not of a pod", on, nil, "8.8.8.8", "172.17.0.9", nil, true, "", ""},
-		{"masqueraded, the guard differs", on, drift, "8.8.8.8", "10.244.0.9", nil, true, "", ""},
-		{"masqueraded, of another chain", on, func(n *node) { n.view.Guard.Desired[0].Chain = "B" }, "8.8.8.8", "10.244.0.9", nil, true, "", ""},
-		{"exempt", on, nil, "10.1.1.1", "10.244.0.9", nil, true, "", ""},
-		{"exempt, and a third-party rule", on, nil, "10.1.1.1", "10.244.0.9", rule(100), true, holds, ""},
-		{"exempt, any source", on, nil, "10.1.1.1", "", rule(100), true, holds, ""},
-		{"exempt, not of a pod", on, nil, "10.1.1.1", "172.17.0.9", rule(100), false, not, ""},
-		{"exempt, an earlier rule", on, nil, "10.1.1.1", "10.244.0.9", rule(90), false, not, ""},
-		{"exempt, a rule of that priority", on, nil, "10.1.1.1", "10.244.0.9", rule(99), false, not, ""},
-		{"exempt, the guard differs", on, drift, "10.1.1.1", "10.244.0.9", rule(100), false, holds, ""},
-		{"exempt, without the key", off, nil, "10.1.1.1", "10.244.0.9", rule(100), false, holds, ""},
-		{"exempt, without the key, an earlier rule", off, nil, "10.1.1.1", "", rule(90), false, not, ""},
-		{"exempt, without the key, not of a pod", off, nil, "10.1.1.1", "172.17.0.9", rule(100), false, not, ""},
+		{"masqueraded", on, nil, "8.8.8.8", "10.244.0.9", nil, true, "", policy.GuardCount, false},
+		{"masqueraded, any source", on, nil, "8.8.8.8", "", nil, true, "", policy.GuardCount, false},
+		{"masqueraded, not of a pod", on, nil, "8.8.8.8", "172.17.0.9", nil, true, "", "", false},
+		{"masqueraded, the guard differs", on, drift, "8.8.8.8", "10.244.0.9", nil, true, "", "", false},
+		{"masqueraded, of another chain", on, func(n *node) { n.view.Guard.Desired[0].Chain = "B" }, "8.8.8.8", "10.244.0.9", nil, true, "", "", false},
+		{"masqueraded, multicast", on, nil, "239.1.2.3", "10.244.0.9", nil, true, "", "", false},
+		{"masqueraded, without its rules", on, lost, "8.8.8.8", "10.244.0.9", nil, false, "", policy.GuardCount, true},
+		{"masqueraded, without its rules and by a third-party rule", on, lost, "8.8.8.8", "10.244.0.9", rule(90), false, "", policy.GuardCount, false},
+		{"masqueraded, and accepted before", on, nil, "8.8.8.8", "10.244.0.9", accepts(true), false, "", policy.GuardCount, true},
+		{"masqueraded, and accepted before perhaps", on, nil, "8.8.8.8", "10.244.0.9", accepts(false), false, "", policy.GuardCount, false},
+		{"exempt", on, nil, "10.1.1.1", "10.244.0.9", nil, true, "", "", false},
+		{"exempt, and a third-party rule", on, nil, "10.1.1.1", "10.244.0.9", rule(100), true, holds, "", false},
+		{"exempt, any source", on, nil, "10.1.1.1", "", rule(100), true, holds, "", false},
+		{"exempt, not of a pod", on, nil, "10.1.1.1", "172.17.0.9", rule(100), false, not, "", false},
+		{"exempt, an earlier rule", on, nil, "10.1.1.1", "10.244.0.9", rule(90), false, not, "", false},
+		{"exempt, a rule of that priority", on, nil, "10.1.1.1", "10.244.0.9", rule(99), false, not, "", false},
+		{"exempt, the guard differs", on, drift, "10.1.1.1", "10.244.0.9", rule(100), false, holds, "", false},
+		{"exempt, without the key", off, nil, "10.1.1.1", "10.244.0.9", rule(100), false, holds, "", false},
+		{"exempt, without the key, an earlier rule", off, nil, "10.1.1.1", "", rule(90), false, not, "", false},
+		{"exempt, without the key, not of a pod", off, nil, "10.1.1.1", "172.17.0.9", rule(100), false, not, "", false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := newNode(network("a", "A", tt.key))
@@ -398,7 +410,10 @@ func TestGuard(t *testing.T) {
 			if e.Kernel != tt.kernel || got != tt.holds || e.Guard != tt.guard {
 				t.Errorf("kernel %t, enforceExempt holds %q, guard %q; want %t, %q, %q", e.Kernel, got, e.Guard, tt.kernel, tt.holds, tt.guard)
 			}
-			if drifted := len(n.view.Guard.Diff) > 0; drifted != (len(e.Drift) > 0) {
+			if e.GuardsAll != tt.all {
+				t.Errorf("the guard meets every packet: %t, want %t", e.GuardsAll, tt.all)
+			}
+			if drifted := len(n.view.Guard.Diff)+len(n.group(inIPTables).Diff) > 0; drifted != (len(e.Drift) > 0) {
 				t.Errorf("drift %q", e.Drift)
 			}
 		})

@@ -169,11 +169,18 @@ func (e Explanation) kernelText() string {
 
 // guardText returns what guard and enforceExempt do, or would do.
 func (e Explanation) guardText() string {
+	when := "and if conntrack does not know the packet"
+	switch {
+	case e.GuardsAll:
+		when = "so not masqueraded"
+	case !e.Kernel:
+		when = "and if no rule translates the packet"
+	}
 	switch {
 	case e.Guard == policy.GuardDrop:
-		return "and if conntrack does not know the packet: dropped by the guard"
+		return when + ": dropped by the guard"
 	case e.Guard == policy.GuardCount:
-		return "and if conntrack does not know the packet: counted by the guard"
+		return when + ": counted by the guard"
 	case e.EnforceExemptHolds == nil:
 	case len(e.held) > 0:
 		return "enforceExempt holds against the rule: " + e.held[0].Text
@@ -182,7 +189,7 @@ func (e Explanation) guardText() string {
 	default:
 		for _, h := range e.overriders {
 			if h.Priority <= enforcePriority {
-				return fmt.Sprintf("enforceExempt does not hold against it: its priority %d is before that of enforceExempt, %d", h.Priority, enforcePriority)
+				return beforeEnforceExempt(h.Rule)
 			}
 		}
 		return "enforceExempt does not hold against it: the source is no known address of a pod"

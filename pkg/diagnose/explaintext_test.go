@@ -9,11 +9,13 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -65,10 +67,21 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		s.Guard, s.EnforceExempt = policy.GuardDrop, new(bool)
 		*s.EnforceExempt = true
 	}))
+	unguarded, unsure := *guarded.view, *guarded.view
+	unguarded.Groups, unsure.Groups = slices.Clone(unguarded.Groups), slices.Clone(unguarded.Groups)
+	unguarded.Groups[0].Observed = policy.Ruleset{}
+	unsure.Groups[0].Observed.Unrecognized = []policy.UnrecognizedObject{{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"}}
+	guardedBy := func(s *enforce.State) diagnose.Explanation {
+		n := *guarded
+		n.view = s
+		return ask(&n, "8.8.8.8", "", "")
+	}
 	hits = []thirdparty.Hit{rule(docker, 100, true)}
 	enforced := ask(guarded, "192.168.7.7", "10.244.0.2", "")
 	hits = nil
 	return map[string]diagnose.Explanation{
+		"guards-all":       guardedBy(&unguarded),
+		"guards-perhaps":   guardedBy(&unsure),
 		"guarded":          ask(guarded, "8.8.8.8", "", ""),
 		"enforced":         enforced,
 		"overridden":       beside("192.168.7.7", "10.244.0.2", rule(docker, 100, false), rule(kindnet, 90, true)),

@@ -30,8 +30,8 @@ func packetChecks() []check {
 		{Finding{ID: "bypass-mark", Severity: SeverityProblem,
 			Summary: "enforceExempt applies to packets that kube-proxy or portmap marks to be masqueraded: node ports, host ports and hairpin traffic fail."}, bypassMarks},
 		{Finding{ID: "guard-notrack", Severity: SeverityNotice,
-			Summary: "Rules keep packets of pods from connection tracking: they are never masqueraded, and the guard catches all of them.",
-			Remedy:  `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false); until then keep guard "count" or "off".`}, untrackedPods},
+			Summary: "Rules keep packets of pods from connection tracking: they are never masqueraded, and the guard catches them.",
+			Remedy:  `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false).`}, untrackedPods},
 		{Finding{ID: "guard-accept", Severity: SeverityNotice,
 			Summary: "Rules before the jump to the chain accept packets of pods: they are never masqueraded, and the guard catches them.",
 			Remedy: "Add the destinations of such packets (IPsec's tunnels) to nonMasqueradeCIDRs, move the rule behind the jump, " +
@@ -181,11 +181,15 @@ func (f *Finding) caught(guards []policy.Guard, rules []thirdparty.Rule) {
 			if r.Family != g.Family || outOfScope || !r.Destinations(g.Pods).Overlaps(masqueraded) {
 				continue
 			}
-			does := "counts"
-			if g.Mode == policy.GuardDrop {
-				does, f.Severity = "drops", SeverityProblem
+			does := map[policy.GuardMode]string{policy.GuardCount: "count", policy.GuardDrop: "drop"}[g.Mode]
+			if r.Action == thirdparty.Untracks && !r.Exact {
+				f.add("%s: the guard of %s may %s these packets", r.Text, g.Chain, does)
+				continue
 			}
-			f.add("%s: the guard of %s %s these packets", r.Text, g.Chain, does)
+			if g.Mode == policy.GuardDrop {
+				f.Severity = SeverityProblem
+			}
+			f.add("%s: the guard of %s %ss these packets", r.Text, g.Chain, does)
 		}
 	}
 }
@@ -195,6 +199,9 @@ func untrackedPods(e *examination, f *Finding) {
 		rules, err := thirdparty.Untracked(e.ctx)
 		e.noteAs("read the rules before connection tracking", err)
 		f.caught(guards, rules)
+		if slices.ContainsFunc(guards, func(g policy.Guard) bool { return g.Mode == policy.GuardDrop }) {
+			f.Remedy += ` Until then set guard to "count".`
+		}
 	}
 }
 

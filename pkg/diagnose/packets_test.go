@@ -133,7 +133,10 @@ func TestPacketFindings(t *testing.T) {
 		{"NOTRACK, counted", func(t *testing.T) { feed(t, cilium, "iptables-nft-restore", "--noflush") }, guarded(policy.GuardCount),
 			map[string]string{"notice guard-notrack": "table raw, chain CILIUM_PRE_raw: from 10.244.0.0/16 notrack: the guard of IP-MASQ-AGENT counts"}},
 		{"NOTRACK, dropped", func(t *testing.T) { feed(t, cilium, "iptables-legacy-restore", "--noflush") }, guarded(policy.GuardDrop),
-			map[string]string{"problem guard-notrack": "drops these packets"}},
+			map[string]string{"problem guard-notrack": "drops these packets, Until then set guard to \"count\"."}},
+		{"NOTRACK that cannot be read, dropped", func(t *testing.T) {
+			feed(t, "*raw\n-A PREROUTING -m length --length 0:100 -j CT --notrack\nCOMMIT\n", "iptables-nft-restore", "--noflush")
+		}, guarded(policy.GuardDrop), map[string]string{"notice guard-notrack": "the guard of IP-MASQ-AGENT may drop these packets"}},
 		{"NOTRACK of exempt destinations", func(t *testing.T) {
 			feed(t, "table ip x { chain p { type filter hook prerouting priority raw; ip saddr 10.244.0.0/16 ip daddr 10.0.0.0/8 notrack; }\n}", "nft", "-f", "-")
 		}, guarded(policy.GuardDrop), nil},

@@ -107,6 +107,13 @@ type violation struct {
 	chain  string // of the policy
 	exempt []string
 	scoped bool // the policy states sourceCIDRs
+	// enforced tells that the policy has enforceExempt.
+	enforced bool
+}
+
+// beforeEnforceExempt says why enforceExempt does not hold against a rule of an early priority.
+func beforeEnforceExempt(r thirdparty.Rule) string {
+	return fmt.Sprintf("enforceExempt does not hold against it: its priority %d is not after that of enforceExempt, %d", r.Priority, enforcePriority)
 }
 
 // guardInForce returns the guard of a chain that is in the kernel, or nil.
@@ -132,7 +139,7 @@ func violationsIn(s *enforce.State, rules []thirdparty.Rule) []violation {
 				len(p.Interfaces.Value) > 0 && !slices.ContainsFunc(p.Interfaces.Value, r.Match.Leaves) {
 				continue
 			}
-			v := violation{rule: r, chain: p.Chain, scoped: len(p.Sources.Value) > 0}
+			v := violation{rule: r, chain: p.Chain, scoped: len(p.Sources.Value) > 0, enforced: p.EnforceExempt.Value}
 			exempt := p.DestinationsExempt(r.Family)
 			if g := guardInForce(s, p.Chain, r.Family); g != nil && g.Bound != nil && r.Priority > enforcePriority {
 				exempt = exempt.Without(g.Bound)
@@ -201,8 +208,11 @@ func violations(e *examination, f *Finding) {
 		if id != f.ID {
 			continue
 		}
+		if v.enforced && v.rule.Priority <= enforcePriority {
+			line += "; " + beforeEnforceExempt(v.rule)
+		}
 		f.Detail = append(f.Detail, line)
-		preventable = preventable || v.rule.Priority > enforcePriority
+		preventable = preventable || !v.enforced && v.rule.Priority > enforcePriority
 		if r := remedyFor(v.rule); r != "" && !slices.Contains(remedies, r) {
 			remedies = append(remedies, r)
 		}
@@ -222,16 +232,22 @@ func (e *examination) doubt(v violation) string {
 	case from == nil || v.scoped:
 		return ""
 	}
-	doubt := "no pod network is known"
+	var known policy.Ranges
+	for _, p := range e.Rules.Policies {
+		known = append(known, p.PodRanges(v.rule.Family)...)
+	}
 	for _, p := range e.pods {
 		if policy.FamilyOf(p.prefix.Addr()) == v.rule.Family {
-			if from.Overlaps(policy.RangesOf(p.prefix)) {
-				return ""
-			}
-			doubt = "its sources are not in a known pod network"
+			known = append(known, policy.RangesOf(p.prefix)...)
 		}
 	}
-	return doubt
+	switch {
+	case len(known) == 0:
+		return "no pod network is known"
+	case !from.Overlaps(policy.Normalize(known)):
+		return "its sources are not in a known pod network"
+	}
+	return ""
 }
 
 // String returns the rule and what it masquerades.

@@ -86,6 +86,9 @@ func TestThirdPartyRules(t *testing.T) {
 				h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge"}`, entry)
 			},
 			want: map[string]string{"notice foreign-masquerade-possible": "no pod network is known"}},
+		{name: "of pods that the policy names", rules: "-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE", counted: 1,
+			set:  func(h *testHost) { h.policies[0].PodCIDRs = prefixes("172.17.0.0/16") },
+			want: map[string]string{"problem foreign-masquerade": "from 172.17.0.0/16"}},
 		{name: "of a scope that the policy names", rules: "-A POSTROUTING -s 10.9.0.0/24 -j MASQUERADE", counted: 1,
 			set:  func(h *testHost) { h.policies[0].SourceCIDRs = prefixes("10.9.0.0/16") },
 			want: map[string]string{"problem foreign-masquerade": "from 10.9.0.0/24"}},
@@ -124,7 +127,7 @@ func TestThirdPartyRules(t *testing.T) {
 			set: func(h *testHost) {
 				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = on(), prefixes("10.244.0.0/16")
 			},
-			want: map[string]string{"problem foreign-masquerade": "table x, chain p: to 10.1.0.0/16 masquerade"}},
+			want: map[string]string{"problem foreign-masquerade": "table x, chain p: to 10.1.0.0/16 masquerade, enforceExempt does not hold against it: its priority 99 is not after"}},
 		{name: "of sources that are exempt, which enforceExempt does not bind", rules: "-A POSTROUTING -s 10.244.1.0/25 -d 8.8.8.8 -j MASQUERADE", counted: 1,
 			set: func(h *testHost) {
 				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = on(), prefixes("10.244.0.0/16")
