@@ -88,7 +88,7 @@ func TestMistakes(t *testing.T) {
 		{`"podCIDRs": ["fd00::/8"]`, `podCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
 		{`"podCIDRs": null`, `podCIDRs: null is no value; write [] for none, or leave the key out`},
 		{`"podCIDR": []`, `podCIDR: is not a known key; did you mean podCIDRs?`},
-		{`"gaurd": "on"`, `gaurd: is not a known key; did you mean guard?`},
+		{`"guadr": "on"`, `guadr: is not a known key; did you mean guard?`},
 		{`"guard": "on"`, `guard: on is not one of the choices; write off, count or drop`},
 		{`"guard": ""`, `guard: is empty; write off, count or drop, or leave the key out`},
 		{`"guard": true`, `guard: true is a boolean; write "off", "count" or "drop"`},
