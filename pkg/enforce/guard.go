@@ -274,22 +274,33 @@ func (s *State) guardErrs(err error) map[string]error {
 	return errs
 }
 
-// removeGuards removes the guard tables, unless another dataDir or a newer version owns them.
+// removeGuards removes the guard tables, unless another dataDir or a newer version owns them. That is an
+// error if they drop packets, which rules that are removed would have masqueraded.
 func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedChain, err error) {
+	const attempts = 3
 	var g GuardState
 	tables, err := e.Drivers.GuardTables()
-	if err == nil {
-		g.Observed, err = tables.ObserveGuards(ctx)
-	}
-	if errors.Is(err, netfilter.ErrUnusable) { // there are none
-		return nil, nil
-	}
-	if err == nil && g.Observed.Exists {
+	for attempt := 1; err == nil; attempt++ {
+		if g.Observed, err = tables.ObserveGuards(ctx); err != nil || !g.Observed.Exists {
+			break
+		}
 		if owned := e.checkGuardOwnership(&g); owned != nil {
+			drops := func(o policy.Guard) bool { return o.Mode == policy.GuardDrop }
+			if slices.ContainsFunc(g.Observed.Guards, drops) {
+				return nil, fmt.Errorf("%w; it drops packets and is not removed", owned)
+			}
 			e.Warn(fmt.Errorf("%w; it is not removed", owned))
 			return nil, nil
 		}
-		err = tables.ApplyGuards(ctx, nil, g.Observed)
+		if err = tables.ApplyGuards(ctx, nil, g.Observed); err == nil {
+			break
+		}
+		if errors.Is(err, netfilter.ErrChanged) && attempt < attempts {
+			err = nil
+		}
+	}
+	if errors.Is(err, netfilter.ErrUnusable) { // there are none
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("remove the tables ip-masq-guard: %w", err)

@@ -321,6 +321,29 @@ func TestGuardOfOthersStays(t *testing.T) {
 	}
 }
 
+// TestCleanupKeepsTheRulesOfAGuard: as long as a guard drops what is not masqueraded, cleanup removes no rule.
+func TestCleanupKeepsTheRulesOfAGuard(t *testing.T) {
+	for name, spoil := range map[string]func(k *kernel){
+		"fails":           func(k *kernel) { k.guardErr = errors.New("refused") },
+		"changes":         func(k *kernel) { k.guardsRefused = 3 },
+		"another dataDir": func(k *kernel) { k.guards[0].Owner = policy.OwnedBy("/other") },
+	} {
+		f := newFixture(t)
+		f.mustBeInSync(f.sync(network("podnet", "A", guard(policy.GuardDrop))))
+		before := f.kernel.dump()
+		spoil(f.kernel)
+		if removed, err := f.removeAll("A"); err == nil || len(removed) > 0 || f.kernel.dump() != before {
+			t.Errorf("%s: removed %v, %v; rules:\n%s", name, removed, err, f.kernel.dump())
+		}
+	}
+	f := newFixture(t)
+	f.mustBeInSync(f.sync(network("podnet", "A", guard(policy.GuardDrop))))
+	f.kernel.guardsRefused, f.kernel.guardsObserved = 2, 0
+	if _, err := f.removeAll("A"); err != nil || len(f.kernel.guards) > 0 || f.kernel.guardsObserved != 3 {
+		t.Errorf("%v, guards %v after %d readings", err, f.kernel.guards, f.kernel.guardsObserved)
+	}
+}
+
 func (f *fixture) removeAll(chains ...string) ([]netfilter.OwnedChain, error) {
 	f.Helper()
 	lock, err := f.enforcer.Dir.Lock(context.Background())

@@ -361,7 +361,10 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 		}
 	}
 	removed, err := e.removeGuards(ctx) // first, or it drops what is not masqueraded any more
-	errs := []error{err}
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
 	for _, choice := range e.choicesOf(ctx, chains, rec) {
 		gone, err := e.removeIf(ctx, choice, lock, chains, func(c *policy.Chain) (bool, error) {
 			onRecord := choice.Backend == policy.NFTables || // whose tables are owned whole
@@ -382,7 +385,7 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 		}
 		errs = append(errs, err)
 	}
-	e.RemoveLeftovers(ctx, lock)
+	e.removeUnused(ctx, lock)
 	return removed, errors.Join(errs...)
 }
 
@@ -391,6 +394,10 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 func (e *Enforcer) RemoveLeftovers(ctx context.Context, lock *store.Lock) {
 	_, err := e.removeGuards(ctx)
 	e.Warn(err)
+	e.removeUnused(ctx, lock)
+}
+
+func (e *Enforcer) removeUnused(ctx context.Context, lock *store.Lock) {
 	for _, d := range e.Drivers {
 		b, err := d.Open(netfilter.Choice{Backend: d.Backend()}) // iptables owns no table, and needs a variant
 		if err != nil || !b.OwnsTables() {

@@ -33,8 +33,9 @@ type GuardTables interface {
 
 // GuardObservation is what is in the guard tables.
 type GuardObservation struct {
-	// Guards are those that have rules: Chain, Family, Owner, and of the sets Pods, Exempt and Bound; nil is
-	// a set that does not exist or is not one of addresses. The other fields are not filled in.
+	// Guards are those that have rules: Chain, Family, Owner, Mode if that is GuardDrop, and of the sets Pods,
+	// Exempt and Bound; nil is a set that does not exist or is not one of addresses. The other fields are not
+	// filled in.
 	Guards     []policy.Guard
 	Packets    map[ChainRef]uint64 // the counters of the guards, by masquerade chain
 	Exists     bool                // one of the tables exists

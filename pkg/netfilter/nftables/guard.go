@@ -292,7 +292,7 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 	for _, f := range policy.Families() {
 		t := s.guards[f]
 		o.Exists = o.Exists || t.exists
-		owners := map[string]policy.Owner{}
+		owners, modes := map[string]policy.Owner{}, map[string]policy.GuardMode{}
 		for name, c := range t.chains {
 			kind, chain, found := strings.Cut(name, "-")
 			if !found || kind != guardChain && kind != enforceChain {
@@ -302,11 +302,14 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 			for _, r := range c.rules {
 				if kind == guardChain {
 					o.Packets[netfilter.ChainRef{Family: f, Name: chain}] += r.packets
+					if slices.Contains(r.exprs, nfnetlink.Expr(nfnetlink.Verdict{Code: nfnetlink.Drop})) {
+						modes[chain] = policy.GuardDrop
+					}
 				}
 			}
 		}
 		for _, chain := range slices.Sorted(maps.Keys(owners)) {
-			o.Guards = append(o.Guards, policy.Guard{Chain: chain, Family: f, Owner: owners[chain],
+			o.Guards = append(o.Guards, policy.Guard{Chain: chain, Family: f, Owner: owners[chain], Mode: modes[chain],
 				Pods: t.sets[podsSet+"-"+chain], Exempt: t.sets[exemptSet+"-"+chain], Bound: t.sets[boundSet+"-"+chain]})
 		}
 	}
