@@ -71,7 +71,10 @@ func TestBackendChosenAgainWithLock(t *testing.T) {
 }
 
 // faults are the faults of a node. Each field has one of the texts in randomFaults.
-type faults struct{ state, document, rules, backend, lock string }
+type faults struct {
+	state, document, rules, backend, lock string
+	guard                                 string // the key; "" is none
+}
 
 func randomFaults(random *rand.Rand) faults {
 	one := func(texts ...string) string { return texts[random.IntN(len(texts))] }
@@ -122,19 +125,21 @@ func TestStatusInKnownStates(t *testing.T) {
 			faults
 			ok bool
 		}{
-			{faults{"read-only", "same", "gone", "able", "free"}, true}, // the repair writes no document
-			{faults{"full", "same", "gone", "able", "free"}, true},
-			{faults{"full", "same", "drifted", "able", "free"}, true},
-			{faults{"full", "changed", "right", "able", "free"}, false},
-			{faults{"read-only", "changed", "right", "able", "free"}, false},
-			{faults{"read-only", "absent", "right", "able", "free"}, true}, // the rules are correct already
-			{faults{"read-only", "same", "gone", "unable", "free"}, false},
-			{faults{"writable", "same", "right", "unable", "held"}, true},
-			{faults{"writable", "same", "gone", "able", "held"}, false},
-			{faults{"absent, read-only", "same", "gone", "able", "free"}, false},
-			{faults{"writable", "newer", "gone", "able", "free"}, false},
-			{faults{"writable", "newer", "drifted", "able", "free"}, true},
-			{faults{"1 page", "other damaged", "drifted", "auto, nftables unable", "free"}, n.backend.variant != ""}, // the move needs a record
+			{faults{"read-only", "same", "gone", "able", "free", ""}, true}, // the repair writes no document
+			{faults{"full", "same", "gone", "able", "free", ""}, true},
+			{faults{"full", "same", "drifted", "able", "free", ""}, true},
+			{faults{"read-only", "same", "gone", "able", "free", "drop"}, true}, // without the reset of connections
+			{faults{"full", "same", "gone", "able", "free", "drop"}, true},
+			{faults{"full", "changed", "right", "able", "free", ""}, false},
+			{faults{"read-only", "changed", "right", "able", "free", ""}, false},
+			{faults{"read-only", "absent", "right", "able", "free", ""}, true}, // the rules are correct already
+			{faults{"read-only", "same", "gone", "unable", "free", ""}, false},
+			{faults{"writable", "same", "right", "unable", "held", ""}, true},
+			{faults{"writable", "same", "gone", "able", "held", ""}, false},
+			{faults{"absent, read-only", "same", "gone", "able", "free", ""}, false},
+			{faults{"writable", "newer", "gone", "able", "free", ""}, false},
+			{faults{"writable", "newer", "drifted", "able", "free", ""}, true},
+			{faults{"1 page", "other damaged", "drifted", "auto, nftables unable", "free", ""}, n.backend.variant != ""}, // the move needs a record
 		} {
 			if ok := n.compareStatusWithADD(t, c.faults); ok != c.ok {
 				t.Errorf("%+v: ADD succeeds: %t, want %t", c.faults, ok, c.ok)
@@ -156,6 +161,9 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 	n.flush(t)
 
 	keys := object{}
+	if f.guard != "" {
+		keys["guard"] = f.guard
+	}
 	call := func(verb string, f faults) error {
 		conf := n.conf(t, "podnet", keys)
 		return n.callInProcess(t, verb, conf, f.backend)

@@ -214,12 +214,8 @@ func (d *fakeDriver) ObserveGuards(context.Context) (netfilter.GuardObservation,
 	d.k.guardsObserved++
 	o := netfilter.GuardObservation{Exists: len(d.k.guards) > 0, State: d.k.guards}
 	for _, g := range d.k.guards {
-		mode := g.Mode
-		if mode != policy.GuardDrop {
-			mode = ""
-		}
 		o.Guards = append(o.Guards, policy.Guard{
-			Mode: mode, Chain: g.Chain, Family: g.Family, Owner: g.Owner, Pods: g.Pods, Exempt: g.Exempt, Bound: g.Bound,
+			Chain: g.Chain, Family: g.Family, Owner: g.Owner, Mode: g.Mode, Pods: g.Pods, Exempt: g.Exempt, Bound: g.Bound,
 		})
 	}
 	return o, d.k.guardErr

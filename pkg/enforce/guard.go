@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -196,9 +195,9 @@ func (g *GuardState) unrecorded() bool { return g.read && len(g.Desired) > 0 && 
 // writable reports whether there is something to write to the tables, now or with the rules.
 func (g *GuardState) writable() bool { return g.read && len(g.Desired)+len(g.Diff) > 0 }
 
-// guardsWithout returns the desired guards. A chain that failed has the guard from the list instead,
-// or keeps the one in the kernel.
-func (s *State) guardsWithout(failed map[string]error, instead []policy.Guard) []policy.Guard {
+// guardsWithout returns the desired guards. A chain that failed has the guard from the list instead. If that has
+// none, it has the desired one only if repair and the kernel has one: its rules may be those of another policy.
+func (s *State) guardsWithout(failed map[string]error, instead []policy.Guard, repair bool) []policy.Guard {
 	var out []policy.Guard
 	for _, g := range s.Guard.Desired {
 		find := func(o policy.Guard) bool { return o.Chain == g.Chain && o.Family == g.Family }
@@ -208,7 +207,7 @@ func (s *State) guardsWithout(failed map[string]error, instead []policy.Guard) [
 			out = append(out, g)
 		case i >= 0:
 			out = append(out, instead[i])
-		case slices.ContainsFunc(s.Guard.Observed.Guards, find):
+		case repair && slices.ContainsFunc(s.Guard.Observed.Guards, find):
 			out = append(out, g)
 		}
 	}
@@ -218,7 +217,7 @@ func (s *State) guardsWithout(failed map[string]error, instead []policy.Guard) [
 // guardsBeforeRules returns the guards that are to be in the kernel when the masquerade rules are
 // written. A repair restores them first, so that no packet leaves while rules are missing.
 func (s *State) guardsBeforeRules(failed map[string]error) []policy.Guard {
-	desired := s.guardsWithout(failed, nil)
+	desired := s.guardsWithout(failed, nil, true)
 	if s.change == nil {
 		return desired
 	}
@@ -307,9 +306,9 @@ func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedC
 	}
 	for _, o := range g.Observed.Guards {
 		kinds := []string{"guard-", "enforce-"}
-		if _, counts := g.Observed.Packets[netfilter.ChainRef{Family: o.Family, Name: o.Chain}]; o.Bound == nil {
+		if o.Bound == nil {
 			kinds = kinds[:1]
-		} else if o.Exempt == nil && !counts {
+		} else if o.Mode == policy.GuardOff {
 			kinds = kinds[1:]
 		}
 		for _, kind := range kinds {
@@ -321,5 +320,3 @@ func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedC
 	}
 	return removed, nil
 }
-
-func sameGuards(a, b []policy.Guard) bool { return reflect.DeepEqual(a, b) }

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -208,6 +210,14 @@ func TestGuardIsRolledBack(t *testing.T) {
 	f.kernel.refused = nil
 	f.mustBeInSync(f.observe(before))
 
+	// A guard with other rules is not written without the rules of its policy.
+	f.kernel.log, f.kernel.refused = nil, map[netfilter.Choice]error{iptChoice: errors.New("refused")}
+	if _, err := f.apply(network("podnet", "A", guard(policy.GuardCount), exempts("192.0.2.0/24"))); err == nil {
+		t.Fatal("no error")
+	}
+	f.writes("guards:", guardA)
+	f.kernel.refused = nil
+
 	// The guard cannot be written: neither it nor the rules change.
 	f.kernel.guardErr = errors.New("refused")
 	if _, err := f.apply(network("podnet", "A", guard(policy.GuardDrop), exempts("192.0.2.0/24"))); err == nil {
@@ -365,13 +375,13 @@ func TestGuardIsRemovedFirst(t *testing.T) {
 	f.writes(guardA, rulesInNFT)
 	bound := policy.RangesOf(prefixes("10.0.0.0/8")...)
 	f.kernel.guards[0].Bound = bound
-	f.kernel.guards = append(f.kernel.guards, policy.Guard{Chain: "B", Family: policy.IPv4, Owner: f.kernel.guards[0].Owner, Bound: bound})
+	f.kernel.guards = append(f.kernel.guards, policy.Guard{Chain: "B", Family: policy.IPv4, Mode: policy.GuardOff, Owner: f.kernel.guards[0].Owner, Bound: bound})
 	removed, err := f.removeAll("A", "B")
 	var names []string
 	for _, r := range removed {
 		names = append(names, r.Name)
 	}
-	if err != nil || !slices.Equal(names, []string{"guard-A", "enforce-A", "enforce-B", "A", "B"}) {
+	if err != nil || len(names) != 5 || !slices.Equal(names[:3], []string{"guard-A", "enforce-A", "enforce-B"}) {
 		t.Errorf("removed %v, %v", names, err)
 	}
 	if len(f.kernel.log) == 0 || f.kernel.log[0] != "guards:" {
@@ -413,7 +423,7 @@ func TestResetsOnRecord(t *testing.T) {
 	}
 	a := network("one", "A", resets)
 	changed := network("one", "A", resets, exempts("192.0.2.0/24"))
-	b := network("two", "B", resets)
+	b := network("two", "B", resets, func(s *policy.SourcePolicy) { s.Guard = policy.GuardCount })
 	keeps := network("one", "A", guard(policy.GuardDrop), func(s *policy.SourcePolicy) { s.StaleConnections = policy.KeepConnections })
 	for name, c := range map[string]struct {
 		before, after []policy.Source
@@ -436,6 +446,12 @@ func TestResetsOnRecord(t *testing.T) {
 			[]policy.Source{withSubnet(network("one", "A", func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop }))}, false, "untranslated",
 		},
 		"guard count": {[]policy.Source{network("one", "A")}, []policy.Source{network("one", "A", guard(policy.GuardCount))}, false, ""},
+		"found subnet beside another guard": {
+			[]policy.Source{b, network("one", "A", func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop })},
+			[]policy.Source{b, withSubnet(network("one", "A", func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop }))}, false, "untranslated",
+		},
+		"policy and lost rules": {[]policy.Source{a}, []policy.Source{changed}, true, "before one, untranslated"},
+		"lost rules that keep":  {[]policy.Source{keeps}, []policy.Source{keeps}, true, ""},
 	} {
 		f := newFixture(t)
 		if c.before != nil {
@@ -464,6 +480,44 @@ func TestResetsOnRecord(t *testing.T) {
 func withSubnet(s policy.Source) policy.Source {
 	s.PodSubnets = prefixes("10.88.0.0/16")
 	return s
+}
+
+// Rules do not wait for the record of a reset.
+func TestRepairWithoutReset(t *testing.T) {
+	f := newFixture(t)
+	dir := t.TempDir()
+	if err := unix.Mount("data", dir, "tmpfs", 0, "size=256k,mode=0700"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	f.enforcer.Dir = store.Open(dir + "/data")
+	net := network("one", "A", guard(policy.GuardDrop))
+	f.mustApply(net)
+	f.putRecord(func(r *store.Record) { r.Resets = nil })
+	lose := func() { f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{} }
+	lose()
+	// A repair that fails leaves no reset: nothing would translate the connections.
+	f.kernel.refused = map[netfilter.Choice]error{iptChoice: errors.New("refused")}
+	if s := f.sync(net); s.Err("A") == nil || len(f.record().Resets) > 0 {
+		t.Errorf("error %v, resets %v", s.Err("A"), f.record().Resets)
+	}
+	f.kernel.refused = nil
+	ballast, err := os.Create(dir + "/ballast")
+	for err == nil {
+		_, err = ballast.Write(make([]byte, 4096))
+	}
+	f.mustBeInSync(f.sync(net))
+	if !slices.ContainsFunc(f.warnings, func(w string) bool { return strings.Contains(w, "connections are not reset") }) {
+		t.Errorf("warnings %q", f.warnings)
+	}
+	if err := errors.Join(ballast.Close(), os.Remove(ballast.Name())); err != nil {
+		t.Fatal(err)
+	}
+	lose()
+	f.mustBeInSync(f.sync(net))
+	if len(f.record().Resets) != 1 {
+		t.Errorf("resets %v", f.record().Resets)
+	}
 }
 
 // A reset that is on record already is renewed, because a walk may be under way.
@@ -538,6 +592,9 @@ func TestResetConnections(t *testing.T) {
 	walkErr = errors.New("walk")
 	reset("untranslated", walkErr)
 	walkErr = nil
+	reset("", nil) // the next try is later
+	later := func() { f.putRecord(func(r *store.Record) { r.LastReset = 1 }) }
+	later()
 	during = func() { // the lock is free, and a change of rules needs another walk
 		f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
 		f.sync(old)

@@ -31,21 +31,25 @@ func changeOf(before, after []policy.Source) *policyChange {
 }
 
 // resetsOf returns the resets that are due after the rules are written: those on record, and those for
-// what is about to be written.
-func resetsOf(s *State) []store.Reset {
+// what is about to be written. Chains that cannot be written, with an error, need none.
+func resetsOf(s *State, failed func(chain string) error) []store.Reset {
 	resets := s.record.Resets
-	if !slices.ContainsFunc(s.Policies, policy.Policy.ResetsConnections) {
+	concerns := func(chain string) bool {
+		return slices.ContainsFunc(s.Policies, func(p policy.Policy) bool {
+			return (p.Chain == chain || chain == "") && p.ResetsConnections() && failed(p.Chain) == nil
+		})
+	}
+	if !concerns("") {
 		return resets
 	}
-	recorded := func(g Group) bool { return g.Recorded && len(g.Diff) > 0 }
-	untranslated := len(s.record.Chains) == 0 || s.dropsMore() || s.change == nil && slices.ContainsFunc(s.Groups, recorded)
+	untranslated := len(s.record.Chains) == 0 || s.dropsMore(concerns) || s.lostRules(concerns)
 	if c := s.change; c != nil {
 		// Removing a network deletes no connection.
 		remaining := slices.DeleteFunc(slices.Clone(c.before), func(b policy.Source) bool {
 			return store.State{Sources: c.after}.Find(b.ID) == nil
 		})
 		differs := changeOf(remaining, c.after) != nil && len(s.rulesDiff())+len(s.Stale) > 0
-		untranslated = untranslated || newlyDrops(s.Policies, c.before) || differs && len(remaining) == 0
+		untranslated = untranslated || differs && len(remaining) == 0
 		if differs && len(remaining) > 0 {
 			resets = addReset(resets, remaining)
 		}
@@ -56,25 +60,29 @@ func resetsOf(s *State) []store.Reset {
 	return resets
 }
 
-// newlyDrops reports whether a policy has guard "drop" whose chain did not have it before.
-func newlyDrops(policies []policy.Policy, before []policy.Source) bool {
-	drops := func(p policy.Policy) bool { return p.Guard.Value == policy.GuardDrop }
-	if !slices.ContainsFunc(policies, drops) {
-		return false
-	}
-	old := policy.Merge(before)
-	return slices.ContainsFunc(policies, func(p policy.Policy) bool {
-		return drops(p) && !slices.ContainsFunc(old, func(o policy.Policy) bool { return o.Chain == p.Chain && drops(o) })
+// lostRules reports whether rules that had been written are missing or changed. While a policy changes, only
+// whole chains and their jumps count, as other differences may be the change.
+func (s *State) lostRules(concerns func(chain string) bool) bool {
+	return slices.ContainsFunc(s.Groups, func(g Group) bool {
+		if s.change == nil {
+			return g.Recorded && slices.ContainsFunc(g.Diff, func(c policy.Change) bool { return concerns(c.Chain) })
+		}
+		return slices.ContainsFunc(g.Desired.Chains, func(want policy.Chain) bool {
+			have := g.Observed.Find(want.Family, want.Name)
+			return concerns(want.Name) && owns(s.record, want.Family, want.Name, g.Choice) &&
+				(have == nil || len(have.Jumps) == 0 || len(have.Rules) == 0)
+		})
 	})
 }
 
-// dropsMore reports whether a guard is about to drop packets of pods that no guard was for, such as those
-// of a subnet that an ADD found.
-func (s *State) dropsMore() bool {
-	return slices.ContainsFunc(s.Guard.Desired, func(g policy.Guard) bool {
-		i := slices.IndexFunc(s.Guard.Observed.Guards, func(o policy.Guard) bool { return o.Chain == g.Chain && o.Family == g.Family })
-		return g.Mode == policy.GuardDrop && (i < 0 && !s.Guard.Recorded ||
-			i >= 0 && len(g.Pods.Without(append(policy.Ranges{}, s.Guard.Observed.Guards[i].Pods...))) > 0)
+// dropsMore reports whether a guard is about to drop packets that none in the kernel drops, such as those of
+// a subnet that an ADD found.
+func (s *State) dropsMore(concerns func(chain string) bool) bool {
+	return s.Guard.read && slices.ContainsFunc(s.Guard.Desired, func(g policy.Guard) bool {
+		return g.Mode == policy.GuardDrop && concerns(g.Chain) && !slices.ContainsFunc(s.Guard.Observed.Guards, func(o policy.Guard) bool {
+			return o.Chain == g.Chain && o.Family == g.Family && o.Mode == policy.GuardDrop &&
+				len(g.Pods.Without(append(policy.Ranges{}, o.Pods...))) == 0
+		})
 	})
 }
 
@@ -101,8 +109,8 @@ func bootTime() int64 {
 	return max(1, t.Nano())
 }
 
-// resetInterval is the shortest time between two walks that only look for untranslated connections: rules
-// can be lost repeatedly.
+// resetInterval is the shortest time between two walks that only look for untranslated connections, as rules
+// can be lost repeatedly, and after a walk that failed.
 const resetInterval = 10 * time.Second
 
 // ErrNoConntrack is the error of a program that cannot reset connections.
@@ -142,11 +150,16 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 	if e.Conntrack == nil {
 		return nil, 0, ErrNoConntrack
 	}
+	began := bootTime()
 	deleted, err = e.Conntrack(ctx, policy.NewConnectionJudge(policy.Merge(s.Sources), before, untranslated))
-	if err != nil {
-		return deleted, 0, err
+	failed := err
+	if failed != nil { // also after a timeout
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		next = 0
 	}
-	return deleted, next, e.withLock(ctx, func(lock *store.Lock) error {
+	err = e.withLock(ctx, func(lock *store.Lock) error {
 		s, err := e.Dir.Load()
 		if err != nil || lock == nil {
 			return err
@@ -156,13 +169,17 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 			return nil
 		}
 		rec.Resets = slices.DeleteFunc(rec.Resets, func(r store.Reset) bool {
-			return slices.ContainsFunc(due, func(d store.Reset) bool { return d.At == r.At })
+			return failed == nil && slices.ContainsFunc(due, func(d store.Reset) bool { return d.At == r.At })
 		})
-		if untranslated {
-			rec.LastReset = bootTime()
+		if untranslated || failed != nil {
+			rec.LastReset = began
 		}
 		return lock.PutRecord(rec)
 	})
+	if failed != nil {
+		return deleted, next, failed
+	}
+	return deleted, next, err
 }
 
 // withLock calls a function with the lock, which is nil without a dataDir.
@@ -177,7 +194,8 @@ func (e *Enforcer) withLock(ctx context.Context, do func(*store.Lock) error) err
 // dueResets returns the resets that are due now, and how long to wait for another one on record.
 func dueResets(rec store.Record) (due []store.Reset, next time.Duration) {
 	for _, r := range rec.Resets {
-		if wait := resetInterval - time.Duration(bootTime()-rec.LastReset); r.Before == nil && rec.LastReset > 0 && wait > 0 {
+		failed := r.At < rec.LastReset // or it would not be on record
+		if wait := resetInterval - time.Duration(bootTime()-rec.LastReset); (r.Before == nil || failed) && rec.LastReset > 0 && wait > 0 {
 			next = wait
 		} else {
 			due = append(due, r)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -54,6 +55,10 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 	}
 	if !lock.DryRun() {
 		owned.Guard = after.Guard.mayExist()
+		if failed := func(p policy.Policy) bool { return p.ResetsConnections() && after.Err(p.Chain) != nil }; //
+		slices.ContainsFunc(before.Policies, failed) && !reflect.DeepEqual(owned.Resets, before.record.Resets) {
+			owned.Resets = resetsOf(before, after.Err) // nothing translates what a reset of those would delete
+		}
 		e.removeUnwanted(ctx, after, &owned, lock)
 		if err := lock.PutRecord(owned); err != nil {
 			e.Warn(fmt.Errorf("record the owned chains: %w", err))
@@ -66,8 +71,8 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 // that may be in another one, it chooses again, once.
 func (e *Enforcer) write(ctx context.Context, before *State, changed []policy.Source, lock *store.Lock) (*State, store.Record, error) {
 	owned := recordOf(before, before.record)
-	owned.Resets = resetsOf(before)
-	if err := lock.PutRecord(owned); err != nil {
+	owned.Resets = resetsOf(before, func(chain string) error { return before.Failed[chain] })
+	if err := e.putRecord(lock, before, &owned); err != nil {
 		return nil, owned, err
 	}
 	after, failed := e.apply(ctx, before, e.cannotWrite(ctx, before, changed), owned, lock)
@@ -76,7 +81,7 @@ func (e *Enforcer) write(ctx context.Context, before *State, changed []policy.So
 		next := recordOf(again, store.Record{Boot: owned.Boot, Guard: owned.Guard, Resets: owned.Resets, LastReset: owned.LastReset})
 		next.Chains = append(next.Chains, missingFrom(next, owned)...) // what was written there has to be removed
 		owned = next
-		if err := lock.PutRecord(owned); err != nil {
+		if err := e.putRecord(lock, before, &owned); err != nil {
 			return nil, owned, err
 		}
 		maps.Copy(failed, e.cannotWrite(ctx, again, changed))
@@ -86,6 +91,23 @@ func (e *Enforcer) write(ctx context.Context, before *State, changed []policy.So
 		after.fail(chain, err)
 	}
 	return after, owned, nil
+}
+
+// putRecord writes the record. If it cannot be written with new resets, because the disk is full or they are
+// too long, it is written without: rules do not wait for that.
+func (e *Enforcer) putRecord(lock *store.Lock, before *State, rec *store.Record) error {
+	err := lock.PutRecord(*rec)
+	for _, resets := range [][]store.Reset{before.record.Resets, nil} {
+		if err == nil || len(rec.Resets) == 0 {
+			break
+		}
+		without := *rec
+		if without.Resets = resets; lock.PutRecord(without) == nil {
+			e.Warn(fmt.Errorf("connections are not reset: %w", err))
+			*rec, err = without, nil
+		}
+	}
+	return err
 }
 
 // apply writes until an observation finds no difference: again if the rules changed since they were
@@ -139,15 +161,15 @@ func (e *Enforcer) applyOnce(ctx context.Context, s *State, failed map[string]er
 		}
 		return errs
 	}
-	if len(s.rulesDiff()) == 0 {
-		return e.writeGuard(ctx, s, s.guardsWithout(failed, nil), &s.Guard.Observed)
+	if len(s.rulesDiff()) == 0 && (s.change == nil || len(failed)+len(s.Failed) == 0) {
+		return e.writeGuard(ctx, s, s.guardsWithout(failed, nil, true), &s.Guard.Observed)
 	}
 	first := s.guardsBeforeRules(failed)
 	errs := e.writeGuard(ctx, s, first, &s.Guard.Observed)
 	ofRules := e.applyRules(ctx, s, failed, lock)
 	unwritten := maps.Clone(failed)
 	maps.Copy(unwritten, ofRules)
-	if last := s.guardsWithout(unwritten, first); !sameGuards(first, last) {
+	if last := s.guardsWithout(unwritten, first, s.change == nil); !reflect.DeepEqual(first, last) {
 		maps.Copy(errs, e.writeGuard(ctx, s, last, nil))
 	}
 	maps.Copy(errs, ofRules)

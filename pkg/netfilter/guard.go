@@ -33,7 +33,7 @@ type GuardTables interface {
 
 // GuardObservation is what is in the guard tables.
 type GuardObservation struct {
-	// Guards are those that have rules: Chain, Family, Owner, Mode if that is GuardDrop, and of the sets Pods,
+	// Guards are those that have rules: Chain, Family, Owner, Mode, and of the sets Pods,
 	// Exempt and Bound; nil is a set that does not exist or is not one of addresses. The other fields are not
 	// filled in.
 	Guards     []policy.Guard

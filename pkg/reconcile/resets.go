@@ -45,7 +45,7 @@ func (l *Loop) resetConnections(ctx context.Context) {
 			l.ConnectionsReset(maps.Clone(deleted), err)
 		}
 		begins := err != nil && failures.Begins(err.Error())
-		resolved := failures.Resolved()
+		resolved := (err != nil || next == 0) && failures.Resolved() // the next reset may be one that failed
 		switch {
 		case interrupted:
 			return

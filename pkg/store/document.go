@@ -44,11 +44,11 @@ type Record struct {
 
 	Guard     bool    `json:"guard,omitempty"`     // the tables ip-masq-guard may exist
 	Resets    []Reset `json:"resets,omitzero"`     // in the order of At, MaxResets at most
-	LastReset int64   `json:"lastReset,omitempty"` // when a reset without Before was walked last, as At
+	LastReset int64   `json:"lastReset,omitempty"` // when a walk for a reset without Before, or one that failed, began last, as At
 }
 
 // MaxResets is the number of resets that a record can have.
-const MaxResets = 8
+const MaxResets = 3
 
 // Reset is a walk through the conntrack table that deletes stale connections.
 type Reset struct {

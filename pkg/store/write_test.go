@@ -144,7 +144,7 @@ func TestBadResets(t *testing.T) {
 	ok(t, l.PutRecord(store.Record{Boot: boot, Guard: true, Resets: many[1:], LastReset: 1}))
 	same(t, load(t, d).Record.Resets, many[1:])
 	for want, r := range map[string]store.Record{
-		"resets: has 9 entries, more than the 8 possible": {Resets: many},
+		"resets: has 4 entries, more than the 3 possible": {Resets: many},
 		"resets[0].at":     {Resets: []store.Reset{{}}},
 		"resets[1].at":     {Resets: []store.Reset{{At: 3}, {At: 3}}},
 		"resets[0].before": {Resets: []store.Reset{{At: 3, Before: []policy.Source{{ID: network("net")}}}}},

@@ -299,12 +299,14 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 				continue
 			}
 			owners[chain] = cmp.Or(owners[chain], c.owner())
+			if modes[chain] = cmp.Or(modes[chain], policy.GuardOff); kind == enforceChain {
+				continue
+			}
+			modes[chain] = policy.GuardCount
 			for _, r := range c.rules {
-				if kind == guardChain {
-					o.Packets[netfilter.ChainRef{Family: f, Name: chain}] += r.packets
-					if slices.Contains(r.exprs, nfnetlink.Expr(nfnetlink.Verdict{Code: nfnetlink.Drop})) {
-						modes[chain] = policy.GuardDrop
-					}
+				o.Packets[netfilter.ChainRef{Family: f, Name: chain}] += r.packets
+				if slices.ContainsFunc(r.exprs, func(e nfnetlink.Expr) bool { return e == nfnetlink.Verdict{Code: nfnetlink.Drop} }) {
+					modes[chain] = policy.GuardDrop
 				}
 			}
 		}
