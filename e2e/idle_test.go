@@ -153,7 +153,7 @@ func (n *node) makeCommits(commits int64, made *atomic.Int64) (took time.Duratio
 			switch now := made.Load(); {
 			case now == 0:
 				b.AddTable(nfnetlink.IPv4, table)
-				b.AddSet(nfnetlink.IPv4, table, set)
+				b.AddSet(nfnetlink.IPv4, table, nfnetlink.AddressRanges(nfnetlink.IPv4, set))
 			case now%2 == 0:
 				b.DeleteElements(nfnetlink.IPv4, table, set, member)
 			default:

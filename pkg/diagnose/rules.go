@@ -13,6 +13,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -64,7 +65,7 @@ func ruleChecks() []check {
 // The tables of nftables that are owned.
 const (
 	masqTable  = "ip-masq"
-	guardTable = "ip-masq-guard"
+	guardTable = netfilter.GuardTable
 )
 
 // enforcePriority is that of enforceExempt's base chain. The packets that it binds meet no rule of a later one.

@@ -310,7 +310,7 @@ func TestGuardInactive(t *testing.T) {
 	}
 }
 
-func TestGuardOfOthersStays(t *testing.T) {
+func TestGuardOfAnotherOwnerStays(t *testing.T) {
 	newer := policy.OwnedBy("/other")
 	newer.Schema++
 	for owner, want := range map[policy.Owner]error{policy.OwnedBy("/other"): enforce.ErrOtherDataDir, newer: store.ErrNewer} {

@@ -8,6 +8,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
+// GuardTable is the name of the nftables table with the guards of a family.
+const GuardTable = "ip-masq-guard"
+
 // GuardTables keeps the tables `ip ip-masq-guard` and `ip6 ip-masq-guard` in the network namespace of the
 // calling process. They exist beside the masquerade chains of any backend.
 type GuardTables interface {

@@ -35,8 +35,8 @@ type ConnectionJudge struct {
 // familyJudge is a ConnectionJudge of one family.
 type familyJudge struct {
 	pods         []podRange
-	now          []masqueraded
-	before       [][]masqueraded
+	now          []chainVerdict
+	before       [][]chainVerdict
 	untranslated bool
 	scoped       bool // some policy has outputInterfaces
 }
@@ -44,21 +44,21 @@ type familyJudge struct {
 // podRange is the addresses of pods whose connections a chain resets.
 type podRange struct {
 	chain string
-	pods  searchable
+	pods  sortedRanges
 }
 
-// masqueraded is what one chain masquerades. Chains with the same interfaces have the
+// chainVerdict is what one chain masquerades. Chains with the same interfaces have the
 // same bit; the one of chains without is anyInterface.
-type masqueraded struct {
-	scope, from, exempt searchable
+type chainVerdict struct {
+	scope, from, exempt sortedRanges
 	interfaces          []string
 	bit                 uint64
 }
 
 const anyInterface = 1
 
-// searchable is Ranges as numbers: a search takes a fifth of the time of Ranges.Contains.
-type searchable []struct{ from, to address }
+// sortedRanges is Ranges as numbers: a search takes a fifth of the time of Ranges.Contains.
+type sortedRanges []struct{ from, to address }
 
 // address is an IP address as a number.
 type address struct{ high, low uint64 }
@@ -70,15 +70,15 @@ func addressOf(a netip.Addr) address {
 
 func (a address) less(b address) bool { return a.high < b.high || a.high == b.high && a.low < b.low }
 
-func searchableOf(r Ranges) searchable {
-	s := make(searchable, len(r))
+func sortedRangesOf(r Ranges) sortedRanges {
+	s := make(sortedRanges, len(r))
 	for i, x := range r {
 		s[i].from, s[i].to = addressOf(x.From()), addressOf(x.To())
 	}
 	return s
 }
 
-func (s searchable) contains(a address) bool {
+func (s sortedRanges) contains(a address) bool {
 	first, end := 0, len(s) // of the ranges that may have the address
 	for first < end {
 		switch middle := int(uint(first+end) >> 1); {
@@ -100,13 +100,13 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 	var lists [][]string // of interfaces, by bit
 	judge := func(f Family) familyJudge {
 		j := familyJudge{untranslated: untranslated}
-		compile := func(policies []Policy) (out []masqueraded) {
+		compile := func(policies []Policy) (out []chainVerdict) {
 			for i := range policies {
 				p := &policies[i]
 				scope := p.SourcesInScope(f)
-				m := masqueraded{
-					scope: searchableOf(scope), from: searchableOf(scope.Without(p.SourcesExempt(f))),
-					exempt: searchableOf(p.DestinationsExempt(f)), interfaces: p.Interfaces.Value, bit: anyInterface,
+				m := chainVerdict{
+					scope: sortedRangesOf(scope), from: sortedRangesOf(scope.Without(p.SourcesExempt(f))),
+					exempt: sortedRangesOf(p.DestinationsExempt(f)), interfaces: p.Interfaces.Value, bit: anyInterface,
 				}
 				if len(m.interfaces) > 0 {
 					same := func(list []string) bool { return slices.Equal(list, m.interfaces) }
@@ -122,7 +122,7 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 		}
 		addPods := func(p *Policy) {
 			if pods := p.PodRanges(f); len(pods) > 0 {
-				j.pods = append(j.pods, podRange{p.Chain, searchableOf(pods)})
+				j.pods = append(j.pods, podRange{p.Chain, sortedRangesOf(pods)})
 			}
 		}
 		resets := map[string]bool{}
@@ -217,7 +217,7 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 	}
 	now := verdict(f.now, src, endpoint, out)
 	stale = now != translated && (f.untranslated && now ||
-		slices.ContainsFunc(f.before, func(before []masqueraded) bool { return verdict(before, src, endpoint, out) != now }))
+		slices.ContainsFunc(f.before, func(before []chainVerdict) bool { return verdict(before, src, endpoint, out) != now }))
 	return f.pods[i].chain, stale
 }
 
@@ -230,12 +230,12 @@ func (f *familyJudge) mayBeStale(src, endpoint address, translated bool) bool {
 	case !translated && f.untranslated:
 		return true
 	}
-	return slices.ContainsFunc(f.before, func(before []masqueraded) bool { return interfaceBits(before, src, endpoint) != now })
+	return slices.ContainsFunc(f.before, func(before []chainVerdict) bool { return interfaceBits(before, src, endpoint) != now })
 }
 
 // interfaceBits returns the bits of the chains that masquerade the connection if it leaves
 // by one of their interfaces, or only anyInterface if one of them has no list.
-func interfaceBits(chains []masqueraded, src, endpoint address) (bits uint64) {
+func interfaceBits(chains []chainVerdict, src, endpoint address) (bits uint64) {
 	for i := range chains {
 		if m := &chains[i]; m.applies(src, endpoint) {
 			if bits |= m.bit; m.bit == anyInterface {
@@ -246,16 +246,16 @@ func interfaceBits(chains []masqueraded, src, endpoint address) (bits uint64) {
 	return bits
 }
 
-func (m *masqueraded) applies(src, endpoint address) bool {
+func (m *chainVerdict) applies(src, endpoint address) bool {
 	return m.from.contains(src) && !m.exempt.contains(endpoint)
 }
 
 // verdict reports whether a chain masquerades the connection.
-func verdict(chains []masqueraded, src, endpoint address, out string) bool {
-	return slices.ContainsFunc(chains, func(m masqueraded) bool { return m.applies(src, endpoint) && m.leavesBy(out) })
+func verdict(chains []chainVerdict, src, endpoint address, out string) bool {
+	return slices.ContainsFunc(chains, func(m chainVerdict) bool { return m.applies(src, endpoint) && m.leavesBy(out) })
 }
 
-func (m *masqueraded) leavesBy(out string) bool {
+func (m *chainVerdict) leavesBy(out string) bool {
 	return len(m.interfaces) == 0 ||
 		slices.ContainsFunc(m.interfaces, func(name string) bool { return Rule{Out: name}.matchesInterface(out) })
 }

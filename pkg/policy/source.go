@@ -156,12 +156,12 @@ func (s Source) Validate(limit int) error {
 		switch p.Guard {
 		case "", GuardOff, GuardCount, GuardDrop:
 		default:
-			return fmt.Errorf("guard: %s is not a mode", Quote(string(p.Guard)))
+			return fmt.Errorf("guard: %s is not a mode; write off, count or drop", Quote(string(p.Guard)))
 		}
 		switch p.StaleConnections {
 		case "", KeepConnections, ResetConnections:
 		default:
-			return fmt.Errorf("staleConnections: %s is not one of the choices", Quote(string(p.StaleConnections)))
+			return fmt.Errorf("staleConnections: %s is not one of the choices; write keep or reset", Quote(string(p.StaleConnections)))
 		}
 		p.EnableIPv6 = &ipv6
 		if err := p.Validate(limit); err != nil {

@@ -118,13 +118,8 @@ func (b *Batch) DeleteRule(family Family, table, chain string, handle uint64) {
 	})
 }
 
-// AddSet adds an empty set of address ranges of the family. An existing one of the same form stays.
-func (b *Batch) AddSet(family Family, table, set string) {
-	b.AddSetOf(family, table, AddressRanges(family, set))
-}
-
-// AddSetOf is AddSet for a set of any form that needs no attribute in Other.
-func (b *Batch) AddSetOf(family Family, table string, s Set) {
+// AddSet adds an empty set, which needs no attribute in Other. An existing one of the same form stays.
+func (b *Batch) AddSet(family Family, table string, s Set) {
 	op := operation{"add set", family, table, s.Name}
 	b.add(op, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, func(w *attrWriter) {
 		w.u32(unix.NFTA_SET_FLAGS, s.Flags)

@@ -20,7 +20,7 @@ func BenchmarkRead(b *testing.B) {
 			batch.AddTable(IPv4, "ip-masq")
 			batch.AddChain(IPv4, "ip-masq", "postrouting", postrouting())
 			batch.AddChain(IPv4, "ip-masq", "masq-X", nil)
-			batch.AddSet(IPv4, "ip-masq", "exempt")
+			batch.AddSet(IPv4, "ip-masq", AddressRanges(IPv4, "exempt"))
 			batch.AddElements(IPv4, "ip-masq", "exempt", many(IPv4, n))
 			batch.AddRule(IPv4, "ip-masq", "postrouting", []Expr{Verdict{Code: Jump, Chain: "masq-X"}}, "ip-masq")
 			batch.AddRule(IPv4, "ip-masq", "masq-X", []Expr{

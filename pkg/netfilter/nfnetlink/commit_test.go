@@ -40,8 +40,8 @@ func TestSets(t *testing.T) {
 	for _, f := range families {
 		var b Batch
 		b.AddTable(f.family, "t")
-		b.AddSet(f.family, "t", "one")
-		b.AddSet(f.family, "t", "two")
+		b.AddSet(f.family, "t", AddressRanges(f.family, "one"))
+		b.AddSet(f.family, "t", AddressRanges(f.family, "two"))
 		commit(t, c, &b)
 		sets := must[[]Set](t)(c.Sets(f.family, "t"))
 		if len(sets) != 2 {
@@ -74,7 +74,7 @@ func TestAddressPairs(t *testing.T) {
 		pairs := AddressPairs(f.family, "self", 65535, time.Minute)
 		var b Batch
 		b.AddTable(f.family, "t")
-		b.AddSetOf(f.family, "t", pairs)
+		b.AddSet(f.family, "t", pairs)
 		commit(t, c, &b)
 		got := must[Set](t)(c.Set(f.family, "t", "self"))
 		if diff := cmp.Diff(pairs, got); diff != "" || got.Deviation(pairs) != "" {
@@ -92,7 +92,7 @@ func TestElements(t *testing.T) {
 	c := dial(t)
 	var b Batch
 	b.AddTable(IPv4, "t")
-	b.AddSet(IPv4, "t", "s")
+	b.AddSet(IPv4, "t", AddressRanges(IPv4, "s"))
 	want := []netipx.IPRange{
 		span("0.0.0.0", "0.255.255.255"), span("1.0.0.0", "1.0.0.0"), span("1.0.0.1", "1.0.0.9"),
 		span("10.0.0.0", "10.255.255.255"), span("240.0.0.0", "255.255.255.255"),
@@ -128,7 +128,7 @@ func TestLargeSets(t *testing.T) {
 			want := many(f.family, n)
 			var b Batch
 			b.AddTable(f.family, "t")
-			b.AddSet(f.family, "t", name)
+			b.AddSet(f.family, "t", AddressRanges(f.family, name))
 			b.AddElements(f.family, "t", name, want)
 			if size := len(b.serialize(new(uint32))); size > limit {
 				// In a user namespace there is an end to what can be sent.
@@ -157,7 +157,7 @@ func TestReserve(t *testing.T) {
 	before := must[uint32](t)(c.Generation())
 	var b Batch
 	b.AddTable(IPv6, "t")
-	b.AddSet(IPv6, "t", "s")
+	b.AddSet(IPv6, "t", AddressRanges(IPv6, "s"))
 	for b.w.err == nil && len(b.w.b) <= 2*socketBuffer {
 		b.AddElements(IPv6, "t", "s", many(IPv6, 10_000))
 	}
@@ -255,7 +255,7 @@ func TestRefusedOperations(t *testing.T) {
 	var b Batch
 	b.AddTable(IPv4, "t")
 	b.AddChain(IPv4, "t", "c", nil)
-	b.AddSet(IPv4, "t", "s")
+	b.AddSet(IPv4, "t", AddressRanges(IPv4, "s"))
 	b.AddElements(IPv4, "t", "s", []netipx.IPRange{span("10.0.0.0", "10.255.255.255")})
 	commit(t, c, &b)
 	noSet := []Expr{Immediate{Dreg: Reg1, Data: make([]byte, 4)}, Lookup{Set: "none", Sreg: Reg1}}

@@ -140,9 +140,6 @@ func (d *Deletions) Add(e *Connection) {
 	d.at = append(d.at, at)
 }
 
-// Len returns the number of entries.
-func (d *Deletions) Len() int { return len(d.at) }
-
 // Full reports whether the entries should be deleted before more are added.
 func (d *Deletions) Full() bool { return len(d.at) >= maxDeletions }
 

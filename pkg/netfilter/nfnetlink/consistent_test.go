@@ -24,7 +24,7 @@ func TestConsistentRead(t *testing.T) {
 		b := &batches[i]
 		b.AddTable(IPv4, "t")
 		b.AddChain(IPv4, "t", "c", nil)
-		b.AddSet(IPv4, "t", "s")
+		b.AddSet(IPv4, "t", AddressRanges(IPv4, "s"))
 		b.FlushChain(IPv4, "t", "c")
 		b.FlushSet(IPv4, "t", "s")
 		for range size {

@@ -45,8 +45,8 @@ func FuzzDecodeMessages(f *testing.F) {
 	var b Batch
 	b.AddTable(IPv4, "t")
 	b.AddChain(IPv4, "t", "c", &Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: -5, Policy: Accept})
-	b.AddSet(IPv6, "t", "s")
-	b.AddSetOf(IPv4, "t", AddressPairs(IPv4, "self", 65535, time.Minute))
+	b.AddSet(IPv6, "t", AddressRanges(IPv6, "s"))
+	b.AddSet(IPv4, "t", AddressPairs(IPv4, "self", 65535, time.Minute))
 	b.AddElements(IPv6, "t", "s", many(IPv6, 3))
 	f.Add(b.serialize(new(uint32)))
 	f.Fuzz(func(t *testing.T, b []byte) {

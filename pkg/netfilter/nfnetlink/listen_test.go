@@ -157,7 +157,7 @@ func TestListenHolds(t *testing.T) {
 	var small, large, gone Batch
 	small.AddTable(IPv4, "t")
 	small.AddChain(IPv4, "t", "c", nil)
-	small.AddSet(IPv4, "t", "s")
+	small.AddSet(IPv4, "t", AddressRanges(IPv4, "s"))
 	commit(t, c, &small)
 	small = Batch{}
 	small.AddRule(IPv4, "t", "c", []Expr{Verdict{Code: Return}}, "")

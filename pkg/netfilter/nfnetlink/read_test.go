@@ -150,7 +150,7 @@ func TestRules(t *testing.T) {
 	}
 	var b Batch
 	b.AddTable(IPv4, "t")
-	b.AddSet(IPv4, "t", "exempt")
+	b.AddSet(IPv4, "t", AddressRanges(IPv4, "exempt"))
 	b.AddChain(IPv4, "t", "post", postrouting())
 	b.AddChain(IPv4, "t", "masq", nil)
 	var want []Rule

@@ -224,7 +224,7 @@ func newTableWriter(f policy.Family, have *table, fill, rest *nfnetlink.Batch) *
 }
 
 func (w *tableWriter) createSet(name string, ranges policy.Ranges) {
-	w.fill.AddSet(w.link, tableName, name)
+	w.fill.AddSet(w.link, tableName, nfnetlink.AddressRanges(w.link, name))
 	w.fill.AddElements(w.link, tableName, name, ranges)
 }
 

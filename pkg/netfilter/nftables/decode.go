@@ -10,7 +10,7 @@ import (
 )
 
 // decode returns the rule that the expressions were encoded from. A rule that encode does not write is
-// unrecognized, as is one with a set that differs from what AddSet creates.
+// unrecognized, as is one with a set that differs from nfnetlink.AddressRanges.
 func decode(f policy.Family, exprs []nfnetlink.Expr, sets func(string) (policy.Ranges, error)) (rule, error) {
 	d := nfnetlink.Decode(headerOf(f).link, nfnetlink.Rule{Exprs: exprs}, nil)
 	var out rule

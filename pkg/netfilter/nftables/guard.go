@@ -68,7 +68,7 @@ func (c *guardRules) differs(have *guardRules) bool {
 // readGuardTable reads a guard table as readTable does the other one.
 func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*guardTable, error) {
 	t := &guardTable{chains: map[string]*guardRules{}}
-	r := newObjectReader(conn, f, guardTableName, &t.contents)
+	r := newObjectReader(conn, f, netfilter.GuardTable, &t.tableObjects)
 	h := headerOf(f)
 	objects, baseOK, err := r.header(guardChain, guardHook(guardChain))
 	if err != nil || !t.exists {
@@ -78,7 +78,7 @@ func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*guardTable, error) 
 		base := guardHook(guardChain)
 		t.chains[guardChain] = &guardRules{base: &base}
 	}
-	rules, err := conn.Rules(h.link, guardTableName, "")
+	rules, err := conn.Rules(h.link, netfilter.GuardTable, "")
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*guardTable, error) 
 			c = &guardRules{}
 			t.chains[raw.Chain] = c
 			if r.read++; raw.Chain == enforceChain {
-				chain, err := conn.Chain(h.link, guardTableName, enforceChain)
+				chain, err := conn.Chain(h.link, netfilter.GuardTable, enforceChain)
 				if err != nil {
 					return nil, err
 				}
@@ -146,13 +146,13 @@ func (t *guardTable) compare(f policy.Family, want *guardTable) (d policy.Diff) 
 	if want.exists && !t.exists { // one change for each masquerade chain
 		for _, name := range sorted(want.sets, nil) {
 			if kind, chain, _ := strings.Cut(name, "-"); kind == podsSet {
-				add(policy.GuardChange, chain, false, "table "+guardTableName)
+				add(policy.GuardChange, chain, false, "table "+netfilter.GuardTable)
 			}
 		}
 		return d
 	}
 	if t.exists && !want.exists {
-		add(policy.GuardChange, "", true, "table "+guardTableName)
+		add(policy.GuardChange, "", true, "table "+netfilter.GuardTable)
 	}
 	for _, text := range t.unrecognized {
 		add(policy.GuardChange, "", true, text)
@@ -220,7 +220,7 @@ func sorted[T any](a, b map[string]T) []string {
 func (t *guardTable) update(h header, want *guardTable, fill, rest *nfnetlink.Batch) {
 	if want == nil {
 		if t.exists {
-			rest.DeleteTable(h.link, guardTableName)
+			rest.DeleteTable(h.link, netfilter.GuardTable)
 		}
 		return
 	}
@@ -229,25 +229,25 @@ func (t *guardTable) update(h header, want *guardTable, fill, rest *nfnetlink.Ba
 		t.broken = t.broken || exists && held == nil // a set of another form: two of one name cannot exist
 	}
 	if t.broken { // one batch, because no packet may find a table without its sets
-		rest.DeleteTable(h.link, guardTableName)
+		rest.DeleteTable(h.link, netfilter.GuardTable)
 		t, fill = &guardTable{}, rest
 	}
 	if !t.exists {
-		fill.AddTable(h.link, guardTableName)
+		fill.AddTable(h.link, netfilter.GuardTable)
 	}
 	for _, name := range sorted(want.sets, nil) {
 		held, exists := t.sets[name]
 		batch := rest
 		if !exists {
 			batch = fill
-			batch.AddSetOf(h.link, guardTableName, h.guardSet(name))
+			batch.AddSet(h.link, netfilter.GuardTable, h.guardSet(name))
 		}
-		batch.DeleteElements(h.link, guardTableName, name, held.Minus(want.sets[name]))
-		batch.AddElements(h.link, guardTableName, name, want.sets[name].Minus(held))
+		batch.DeleteElements(h.link, netfilter.GuardTable, name, held.Minus(want.sets[name]))
+		batch.AddElements(h.link, netfilter.GuardTable, name, want.sets[name].Minus(held))
 	}
 	for _, name := range sorted(want.chains, nil) {
 		if t.chains[name] == nil {
-			rest.AddChain(h.link, guardTableName, name, want.chains[name].base)
+			rest.AddChain(h.link, netfilter.GuardTable, name, want.chains[name].base)
 		}
 	}
 	for _, name := range sorted(want.chains, nil) {
@@ -256,17 +256,17 @@ func (t *guardTable) update(h header, want *guardTable, fill, rest *nfnetlink.Ba
 			continue
 		}
 		if held != nil {
-			rest.FlushChain(h.link, guardTableName, name)
+			rest.FlushChain(h.link, netfilter.GuardTable, name)
 		}
 		for _, r := range c.rules {
-			rest.AddRule(h.link, guardTableName, name, r.exprs, r.comment)
+			rest.AddRule(h.link, netfilter.GuardTable, name, r.exprs, r.comment)
 		}
 	}
 	gone := slices.DeleteFunc(sorted(t.chains, nil), func(name string) bool { return want.chains[name] != nil })
-	deleteChains(rest, h.link, guardTableName, gone)
+	deleteChains(rest, h.link, netfilter.GuardTable, gone)
 	for _, name := range sorted(t.sets, nil) {
 		if _, wanted := want.sets[name]; !wanted && !anonymous(name) {
-			rest.DeleteSet(h.link, guardTableName, name)
+			rest.DeleteSet(h.link, netfilter.GuardTable, name)
 		}
 	}
 }
@@ -352,7 +352,7 @@ func (s *state) guardBatches(want map[policy.Family]*guardTable) (fill, rest *nf
 func (*Driver) RenderGuards(desired []policy.Guard, families ...policy.Family) []byte {
 	tables := guardTablesOf(desired)
 	var b strings.Builder
-	renderTables(&b, guardTableName, families, func(f policy.Family) string {
+	renderTables(&b, netfilter.GuardTable, families, func(f policy.Family) string {
 		if tables[f] == nil {
 			return ""
 		}

@@ -71,7 +71,7 @@ func (n *node) listGuards(flags ...string) string {
 	n.Helper()
 	var all string
 	for _, family := range []string{"ip", "ip6"} {
-		out, err := exec.Command("nft", append(append([]string{"-s"}, flags...), "list", "table", family, guardTableName)...).Output()
+		out, err := exec.Command("nft", append(append([]string{"-s"}, flags...), "list", "table", family, netfilter.GuardTable)...).Output()
 		if header, objects, found := strings.Cut(string(out), "\n"); err == nil && found {
 			parts := strings.Split(strings.TrimSuffix(objects, "\n}\n"), "\n\n")
 			slices.Sort(parts)

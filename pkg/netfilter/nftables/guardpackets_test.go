@@ -228,7 +228,7 @@ func TestEnforcePackets(t *testing.T) {
 			t.Errorf("to itself: seen %s", got)
 		}
 	}
-	if out, err := g.Node.Command(t.Context(), "nft", "list", "set", "ip", guardTableName, selfSet).CombinedOutput(); err != nil ||
+	if out, err := g.Node.Command(t.Context(), "nft", "list", "set", "ip", netfilter.GuardTable, selfSet).CombinedOutput(); err != nil ||
 		!strings.Contains(string(out), "10.88.0.2 . 10.88.0.2") {
 		t.Errorf("set self: %v\n%s", err, out)
 	}

@@ -16,8 +16,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-const guardTableName = "ip-masq-guard"
-
 // The chains and sets of a guard table. The name of one for a masquerade chain X has -X at its end.
 const (
 	guardChain   = "guard"   // base chain with the jumps to the chains guard-X
@@ -28,7 +26,7 @@ const (
 )
 
 // guardHook returns the hook of a base chain of the guard tables. The chain guard is behind all NAT, and
-// the chain enforce before the NAT of others, as the first NAT rule of a hook that binds a connection decides.
+// the chain enforce before the NAT of other programs, as the first NAT rule of a hook that binds a connection decides.
 func guardHook(chain string) nfnetlink.Base {
 	if chain == enforceChain {
 		return postrouting("nat", 99)
@@ -39,7 +37,7 @@ func guardHook(chain string) nfnetlink.Base {
 // guardTable is the table ip-masq-guard of a family, as it is to be or as it was read. It is compared by the
 // expressions of its rules, which are never decoded.
 type guardTable struct {
-	contents
+	tableObjects
 	chains map[string]*guardRules
 }
 
@@ -63,7 +61,7 @@ func guardTablesOf(guards []policy.Guard) map[policy.Family]*guardTable {
 	for _, g := range slices.SortedFunc(slices.Values(guards), byChain) {
 		t := tables[g.Family]
 		if t == nil {
-			t = &guardTable{contents{exists: true, sets: map[string]policy.Ranges{}}, map[string]*guardRules{}}
+			t = &guardTable{tableObjects{exists: true, sets: map[string]policy.Ranges{}}, map[string]*guardRules{}}
 			tables[g.Family] = t
 		}
 		t.add(g)

@@ -37,8 +37,8 @@ const (
 	scopeSet  = "scope"  // sources in scope
 )
 
-// contents is what the tables with masquerade chains and those with guards have in common.
-type contents struct {
+// tableObjects is what the tables with masquerade chains and those with guards have in common.
+type tableObjects struct {
 	exists bool
 	broken bool // has something that can only be removed with the table
 	// sets has the elements of each set; nil is for a set of another form than an owned one.
@@ -48,7 +48,7 @@ type contents struct {
 
 // table is an owned table with masquerade chains as it was read.
 type table struct {
-	contents
+	tableObjects
 	baseOK      bool // the base chain exists, with the hook that it should have
 	jumps       []rule
 	chains      map[string]*chain // by the name of the masquerade chain
@@ -128,11 +128,11 @@ type objectReader struct {
 	family policy.Family
 	link   nfnetlink.Family
 	name   string // of the table
-	found  *contents
+	found  *tableObjects
 	read   uint32 // number of the table's objects that were read
 }
 
-func newObjectReader(conn *nfnetlink.Conn, f policy.Family, name string, found *contents) objectReader {
+func newObjectReader(conn *nfnetlink.Conn, f policy.Family, name string, found *tableObjects) objectReader {
 	found.sets = map[string]policy.Ranges{}
 	return objectReader{conn: conn, family: f, link: headerOf(f).link, name: name, found: found}
 }
@@ -228,7 +228,7 @@ type tableReader struct {
 // other chains and sets are listed only if the kernel counts more objects than that.
 func readTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
 	t := &table{chains: map[string]*chain{}}
-	r := tableReader{newObjectReader(conn, f, tableName, &t.contents), t}
+	r := tableReader{newObjectReader(conn, f, tableName, &t.tableObjects), t}
 	objects, baseOK, err := r.header(baseChain, baseHook())
 	if err != nil || !t.exists {
 		return t, err
