@@ -73,7 +73,7 @@ func TestGuardTables(t *testing.T) {
 			n.invoke(t, invocation{verb: "CHECK", conf: drop}).want(t, 0)
 		}
 		// The policy changes, and the pods' range.
-		n.addAndCheck(t, conf(object{"guard": "drop", "sourceCIDRs": []string{"10.1.0.0/17", "fd00:1::/65"}, "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})).noWarnings(t)
+		n.addAndCheck(t, conf(object{"guard": "drop", "sourceCIDRs": []string{"10.1.0.0/17", "fd00:1::/65"}, "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}, "staleConnections": "keep"})).noWarnings(t)
 		n.wantGuardTables(t, "10.1.0.0/17", "192.0.2.0/24", "drop")
 		n.addAndCheck(t, conf(object{"guard": "count", "masqChain": "OTHER"})).want(t, 0, "chain OTHER (ipv6)", "podCIDRs")
 		n.wantGuardTables(t, "guard-OTHER", "10.1.0.0/16")
@@ -103,7 +103,7 @@ func TestGuardOnAnotherBackend(t *testing.T) {
 	n.addAndCheck(t, n.conf(t, "podnet", object{"guard": "drop"}))
 	before := n.guardTables(t)
 	for _, backend := range []string{"nftables", "iptables"} {
-		n.addAndCheck(t, n.conf(t, "podnet", object{"guard": "drop", "backend": backend})).noWarnings(t)
+		n.addAndCheck(t, n.conf(t, "podnet", object{"guard": "drop", "staleConnections": "keep", "backend": backend})).noWarnings(t)
 		if after := n.guardTables(t); after != before || before == "" {
 			t.Errorf("the guard changed with backend %s:\n%s\nwas\n%s", backend, after, before)
 		}
