@@ -3,8 +3,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -135,8 +137,11 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 	}
 	r := node.Sync(c.Context(), node.Read())
 	reset := uint64(0)
-	if len(r.State.Record.Resets) > 0 {
-		deleted, _, err := node.Enforcer(r.Sources, func(error) {}).ResetConnections(c.Context())
+	if len(r.State.Record.Resets) > 0 && !node.Dir.ReconcilerActive() { // which makes them itself
+		const limit = 10 * time.Second
+		ctx, cancel := context.WithTimeout(c.Context(), limit)
+		defer cancel()
+		deleted, _, err := node.Enforcer(r.Sources, func(error) {}).ResetConnections(ctx)
 		if err != nil {
 			r.Warnings = append(r.Warnings, fmt.Errorf("reset connections: %w", err))
 		}

@@ -143,7 +143,7 @@ func (n *node) resetConnections(ctx context.Context) {
 
 // observedResets takes note of resets on record, unless there is an active reconciler, which makes them.
 func (n *node) observedResets(s *enforce.State) {
-	n.resets = s.ResetsDue() && !n.dryRun && !n.Dir.ReconcilerActive()
+	n.resets = s.ResetsDue() && !n.dryRun && !n.Dir.ReconcilerActive() && !n.Dir.ResetsRunning()
 }
 
 func (n *node) release(l *store.Lock) { n.Warn(l.Release()) }

@@ -620,6 +620,26 @@ func TestResetConnections(t *testing.T) {
 	if next := reset("", nil); next != 0 {
 		t.Errorf("the next reset is due in %s", next)
 	}
+
+	// One process walks at a time, and none without the time for it.
+	f.mustApply(old)
+	running, err := f.enforcer.Dir.ResetLock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	walks := 0
+	during = func() { walks++ }
+	if _, _, err := f.enforcer.ResetConnections(short); !errors.Is(err, store.ErrBusy) || walks > 0 {
+		t.Errorf("beside another walk: %v, %d walks", err, walks)
+	}
+	if err := running.Close(); err != nil {
+		t.Error(err)
+	}
+	if reset("", nil); walks != 1 {
+		t.Errorf("%d walks", walks)
+	}
 }
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }

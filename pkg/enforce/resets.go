@@ -117,10 +117,15 @@ const resetInterval = 10 * time.Second
 var ErrNoConntrack = errors.New("connections cannot be reset by this program")
 
 // ResetConnections walks once through the conntrack table, for the resets on record that are due, and takes
-// those off the record. It holds the lock while it reads and writes the record, and not while it walks. It
-// returns how many connections it deleted, also with an error, and how long to wait for the next reset on
-// record, 0 without one.
+// those off the record. It waits for another process that does so. It holds the lock while it reads and
+// writes the record, and not while it walks. It returns how many connections it deleted, also with an
+// error, and how long to wait for the next reset on record, 0 without one.
 func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.ChainFamily]uint64, next time.Duration, err error) {
+	running, err := e.Dir.ResetLock(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { _ = running.Close() }()
 	// A writer of rules holds the lock, so the rules that a reset on record is for are in place by now.
 	var s store.State
 	if err := e.withLock(ctx, func(*store.Lock) (err error) {
@@ -149,6 +154,9 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 	}
 	if e.Conntrack == nil {
 		return nil, 0, ErrNoConntrack
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, 0, err
 	}
 	began := bootTime()
 	deleted, err = e.Conntrack(ctx, policy.NewConnectionJudge(policy.Merge(s.Sources), before, untranslated))
@@ -208,7 +216,10 @@ func dueResets(rec store.Record) (due []store.Reset, next time.Duration) {
 func (s *State) PendingResets() bool { return len(s.record.Resets) > 0 }
 
 // ResetsDue reports whether ResetConnections has something to do now.
-func (s *State) ResetsDue() bool {
-	due, _ := dueResets(s.record)
+func (s *State) ResetsDue() bool { return ResetsDue(s.record) }
+
+// ResetsDue reports whether ResetConnections has something to do now for the record of this boot.
+func ResetsDue(rec store.Record) bool {
+	due, _ := dueResets(rec)
 	return len(due) > 0
 }

@@ -65,6 +65,7 @@ type Loop struct {
 
 	rules, request chan struct{} // at most one pending trigger of each kind
 	resets         chan struct{} // the same, for resetConnections
+	lastReset      int64         // Reset.At of the last one that it was triggered for
 	writer         atomic.Pointer[Writer]
 	files          *flowcontrol.Debouncer
 
@@ -245,8 +246,12 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 	if p := l.detectFlapping(now, r); p != nil {
 		r.Problems = append(r.Problems, *p)
 	}
-	if len(r.State.Record.Resets) > 0 {
-		trigger(l.resets)
+	if rec := r.State.Record; len(rec.Resets) > 0 {
+		// Of those that are not due, resetConnections needs to know once.
+		if last := rec.Resets[len(rec.Resets)-1].At; last != l.lastReset || enforce.ResetsDue(rec) {
+			l.lastReset = last
+			trigger(l.resets)
+		}
 	}
 	l.last = r
 	l.schedule.after(now, r, l.flapping.Pause(), l.Node.Interval(l.sources), l.Node.backoff.next)

@@ -25,6 +25,7 @@ import (
 const (
 	lockFile         = "lock"
 	instanceLockFile = "reconciler.lock"
+	resetLockFile    = "resets.lock"
 	recordFile       = "record.json"
 	sourcesDir       = "sources"
 	attachmentsDir   = "attachments"

@@ -28,7 +28,7 @@ type layout func(name string) (entry, bool)
 // inDataDir is the layout of the dataDir itself.
 func inDataDir(name string) (entry, bool) {
 	switch name {
-	case lockFile, recordFile + damagedSuffix:
+	case lockFile, resetLockFile, recordFile + damagedSuffix:
 		return entry{}, true
 	case markerFile, instanceLockFile:
 		return entry{proves: byName}, true

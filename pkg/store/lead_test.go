@@ -3,6 +3,7 @@
 package store_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -52,6 +55,44 @@ func TestLead(t *testing.T) {
 	}
 	if d.ReconcilerActive() {
 		t.Error("it is held after its release")
+	}
+
+	// A process that looks whether it is held does not keep another from taking it.
+	look, err := os.Open(filepath.Join(d.Path(), "reconciler.lock"))
+	if err == nil {
+		err = unix.Flock(int(look.Fd()), unix.LOCK_SH)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(5*time.Millisecond, func() { _ = look.Close() })
+	third, err := d.InstanceLock()
+	if err := errors.Join(err, third.Release()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestResetLock(t *testing.T) {
+	d := store.Open(filepath.Join(t.TempDir(), "data"))
+	if l, err := d.ResetLock(t.Context()); l != nil || err != nil || d.ResetsRunning() {
+		t.Errorf("without a dataDir: %v, %v", l, err)
+	}
+	if l, err := d.Lock(t.Context()); err != nil || l.Release() != nil {
+		t.Fatal(err)
+	}
+	first, err := d.ResetLock(t.Context())
+	if err != nil || !d.ResetsRunning() {
+		t.Fatalf("%v, running: %t", err, d.ResetsRunning())
+	}
+	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := d.ResetLock(short); !errors.Is(err, store.ErrBusy) {
+		t.Errorf("a second has it too: %v", err)
+	}
+	time.AfterFunc(5*time.Millisecond, func() { _ = first.Close() })
+	second, err := d.ResetLock(t.Context())
+	if err := errors.Join(err, second.Close()); err != nil || d.ResetsRunning() {
+		t.Errorf("%v, running: %t", err, d.ResetsRunning())
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -184,7 +185,10 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+	const looks = 50 * time.Millisecond // of ReconcilerActive
+	ctx, cancel := context.WithTimeout(context.Background(), looks)
+	defer cancel()
+	if err = safefile.Flock(ctx, file); errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("another ip-masq-reconciler runs on this node: %s: %w", shown(file.Name()), ErrBusy)
 	}
 	if err != nil {
@@ -193,14 +197,38 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	return &InstanceLock{file}, nil
 }
 
+// ResetLock takes the lock of the process that resets connections, of which one is enough. The caller
+// closes it. If ctx ends first, the error is an ErrBusy. It is nil where no lock file can be created.
+func (d *Dir) ResetLock(ctx context.Context) (*os.File, error) {
+	root, err := d.dataDir()
+	if err != nil {
+		return nil, nil
+	}
+	defer root.close()
+	file, err := root.openOrCreate("take the lock of resets by", resetLockFile, unix.O_RDWR)
+	if err != nil {
+		return nil, nil
+	}
+	if err = safefile.Flock(ctx, file); err != nil {
+		err = fmt.Errorf("another process resets connections: %s: %w: %w", shown(file.Name()), ErrBusy, err)
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
 // ReconcilerActive reports whether a process holds the instance lock.
-func (d *Dir) ReconcilerActive() bool {
+func (d *Dir) ReconcilerActive() bool { return d.held(instanceLockFile) }
+
+// ResetsRunning reports whether a process holds the lock that ResetLock takes.
+func (d *Dir) ResetsRunning() bool { return d.held(resetLockFile) }
+
+func (d *Dir) held(name string) bool {
 	root, err := d.dataDir()
 	if err != nil {
 		return false
 	}
 	defer root.close()
-	file, _, err := root.open("look at the instance lock", instanceLockFile, unix.O_RDONLY)
+	file, _, err := root.open("look at the lock", name, unix.O_RDONLY)
 	if err != nil {
 		return false
 	}
