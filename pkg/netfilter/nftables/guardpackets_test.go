@@ -106,11 +106,15 @@ func TestGuardPackets(t *testing.T) {
 				} else if got := g.source(g.pod, "10.7.7.7", true); got != pod {
 					t.Errorf("exempt: seen %s", got)
 				}
+				if n := g.counted() - before; n != 0 {
+					t.Errorf("from %s: %d packets that are right were counted", pod, n)
+				}
+				before = g.counted()
 				for _, to := range family.multicast {
 					g.sendAs(pod, to)
 				}
 				if n := g.counted() - before; n != 0 {
-					t.Errorf("from %s: %d packets that are right were counted", pod, n)
+					t.Errorf("from %s: %d packets to multicast addresses were counted", pod, n)
 				}
 				got := g.source(g.pod, family.outside, false)
 				if dropped := mode == policy.GuardDrop; got.IsValid() == dropped {
