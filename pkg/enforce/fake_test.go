@@ -3,6 +3,7 @@
 package enforce_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -34,6 +35,7 @@ type kernel struct {
 	guards         []policy.Guard
 	guardsObserved int
 	guardErr       error    // of reading and writing guards
+	guardUnusable  error    // of writing guards
 	guardsRefused  int      // so many coming writes of guards fail with ErrChanged
 	log            []string // every write
 }
@@ -254,8 +256,8 @@ func (d *fakeDriver) CompareGuards(desired []policy.Guard, observed netfilter.Gu
 }
 
 func (d *fakeDriver) ApplyGuards(_ context.Context, desired []policy.Guard, from netfilter.GuardObservation) error {
-	if d.k.guardErr != nil {
-		return d.k.guardErr
+	if err := cmp.Or(d.k.guardErr, d.k.guardUnusable); err != nil {
+		return err
 	}
 	if d.k.guardsRefused > 0 || !reflect.DeepEqual(from.State, any(d.k.guards)) {
 		d.k.guardsRefused--

@@ -648,3 +648,13 @@ type noRoutes struct{}
 
 func (noRoutes) IsLocal(netip.Addr) bool                       { return false }
 func (noRoutes) OutputInterface(netip.Addr, netip.Addr) string { return "" }
+
+// TestGuardThatCannotBeWritten: the kernel tells of an expression that it does not have when it is written.
+func TestGuardThatCannotBeWritten(t *testing.T) {
+	f := newFixture(t)
+	f.kernel.guardUnusable = fmt.Errorf("no fib: %w", netfilter.ErrUnusable)
+	s := f.sync(network("podnet", "A", guard(policy.GuardCount)))
+	if f.mustBeInSync(s); len(s.Guard.Inactive) != 1 {
+		t.Errorf("inactive are %v", s.Guard.Inactive)
+	}
+}

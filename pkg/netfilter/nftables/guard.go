@@ -5,10 +5,15 @@ package nftables
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -337,7 +342,18 @@ func (d *Driver) ApplyGuards(_ context.Context, desired []policy.Guard, from net
 	s, _ := from.State.(*state)
 	want := guardTablesOf(desired)
 	_, err := d.write(s, d.readGuards, func(s *state) (fill, rest *nfnetlink.Batch) { return s.guardBatches(want) })
-	return err
+	return guardsUsable(err)
+}
+
+// guardsUsable makes an error with which the kernel refused an expression or a chain that it does not have
+// one of tables that cannot be used.
+func guardsUsable(err error) error {
+	refused, _ := errors.AsType[*nfnetlink.Error](err)
+	if refused == nil || !slices.Contains([]syscall.Errno{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}, refused.Errno) {
+		return err
+	}
+	return fmt.Errorf("nftables: %w: %w; the guard needs CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT",
+		netfilter.ErrUnusable, err)
 }
 
 func (s *state) guardBatches(want map[policy.Family]*guardTable) (fill, rest *nfnetlink.Batch) {

@@ -12,12 +12,15 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -386,5 +389,20 @@ func TestGuardGolden(t *testing.T) {
 	n.nft(string(n.driver.RenderGuards(nil, policy.IPv6)))
 	if text := n.listGuards(); strings.Contains(text, "ip6") || !strings.Contains(text, "table ip ") {
 		t.Errorf("the table of IPv6 is to go, and there is:\n%s", text)
+	}
+}
+
+// TestGuardsOfALesserKernel: a kernel without an expression of the guard refuses it as one that does not exist.
+func TestGuardsOfALesserKernel(t *testing.T) {
+	for number, unusable := range map[syscall.Errno]bool{
+		unix.ENOENT: true, unix.EOPNOTSUPP: true, unix.EAFNOSUPPORT: true, unix.EPERM: false, unix.ENOSPC: false, unix.ERESTART: false,
+	} {
+		err := guardsUsable(&nfnetlink.Error{Op: "add rule", Errno: number})
+		if errors.Is(err, netfilter.ErrUnusable) != unusable || !errors.Is(err, number) || strings.Contains(err.Error(), "CONFIG_NFT_FIB_IPV4") != unusable {
+			t.Errorf("%v: %v", number, err)
+		}
+	}
+	if err := guardsUsable(nil); err != nil {
+		t.Error(err)
 	}
 }
