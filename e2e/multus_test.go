@@ -128,7 +128,15 @@ func (m *multus) file(t *testing.T) (path string, doc []byte) {
 func (m *multus) wantConfigured(t *testing.T) {
 	t.Helper()
 	path, doc := m.file(t)
-	if have := fileNames(t, m.dir); !slices.Equal(have, []string{filepath.Base(path), mainFile}) {
+	want, have := []string{filepath.Base(path), mainFile}, fileNames(t, m.dir)
+	for range 20 { // the reconciler may be replacing a file
+		if slices.Equal(have, want) {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+		have = fileNames(t, m.dir)
+	}
+	if !slices.Equal(have, want) {
 		t.Errorf("the directory has %q", have)
 	}
 	copies := 1

@@ -318,7 +318,7 @@ func (n *node) leavePendingReset(t *testing.T, p *pod) *openFlows {
 	lock, err := store.Open(n.dataDir).Lock(t.Context())
 	must(t, err)
 	rec := n.load(t).Record
-	rec.Resets = []store.Reset{{At: 1, Before: []policy.Source{old}}}
+	rec.Resets, rec.LastReset = []store.Reset{{At: 1, Before: []policy.Source{old}}}, 0 // after At it would be one that failed
 	must(t, firstOf(lock.PutRecord(rec), lock.Release()))
 	return left
 }

@@ -200,8 +200,10 @@ func TestNewerRulesOfAnotherChain(t *testing.T) {
 		n.addAndCheck(t, conf)
 		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
 		n.alterComment(t, "OTHER", "ip-masq/2 keeps its state in "+n.dataDir)
-		n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
 		says := []string{"chain OTHER (ipv4)", "written by a newer version of ip-masq", "form 2"}
+		d.signal(t, syscall.SIGHUP)     // iptables-legacy has no events
+		d.eventuallyUnready(t, says...) // a sync that is about to write OTHER would repair the other chain, too
+		n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
 		if n.backend.variant == "" {
 			n.wantNoReconciliation(t, d, conf, says...)
 			return

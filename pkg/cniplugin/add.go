@@ -269,7 +269,8 @@ func (v verification) observe(ctx context.Context, s store.State) *enforce.State
 		cache.Generation = v.generation()
 	}
 	observed := n.Observe(ctx, s.Sources, s.Record)
-	if observed.InSync() && (!observed.PendingResets() || n.Dir.ReconcilerActive()) && cache.Generation != "" && v.inputs() != "" && n.entryDigest() != "" && !n.dryRun {
+	// While resets are pending, each ADD looks whether a reconciler makes them, which may have ended.
+	if observed.InSync() && !observed.PendingResets() && cache.Generation != "" && v.inputs() != "" && n.entryDigest() != "" && !n.dryRun {
 		cache.Inputs, cache.Entry = v.inputs(), n.entryDigest()
 		_ = n.Dir.PutVerificationCache(n.source(), cache)
 	}
