@@ -158,6 +158,10 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
 	}
+	// A packet may have met the previous rules and not be listed yet, as a commit does not wait for it. This waits
+	// for an RCU grace period; without it an entry may be missed.
+	const global = 1 // MEMBARRIER_CMD_GLOBAL of membarrier(2)
+	_, _, _ = unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0)
 	began := bootTime()
 	deleted, err = e.Conntrack(ctx, policy.NewConnectionJudge(policy.Merge(s.Sources), before, untranslated))
 	failed := err
