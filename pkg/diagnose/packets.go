@@ -181,15 +181,14 @@ func (f *Finding) caught(guards []policy.Guard, rules []thirdparty.Rule) {
 			if r.Family != g.Family || outOfScope || !r.Destinations(g.Pods).Overlaps(masqueraded) {
 				continue
 			}
-			does := map[policy.GuardMode]string{policy.GuardCount: "count", policy.GuardDrop: "drop"}[g.Mode]
 			if r.Action == thirdparty.Untracks && !r.Exact {
-				f.add("%s: the guard of %s may %s these packets", r.Text, g.Chain, does)
+				f.add("%s: the guard of %s may %s these packets", r.Text, g.Chain, g.Mode)
 				continue
 			}
 			if g.Mode == policy.GuardDrop {
 				f.Severity = SeverityProblem
 			}
-			f.add("%s: the guard of %s %ss these packets", r.Text, g.Chain, does)
+			f.add("%s: the guard of %s %ss these packets", r.Text, g.Chain, g.Mode)
 		}
 	}
 }

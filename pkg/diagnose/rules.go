@@ -120,12 +120,10 @@ func beforeEnforceExempt(r thirdparty.Rule) string {
 // guardInForce returns the guard of a chain that is in the kernel, or nil.
 func guardInForce(s *enforce.State, chain string, f policy.Family) *policy.Guard {
 	differs := func(c policy.Change) bool { return c.Family == f && (c.Chain == chain || c.Chain == "") }
-	inactive := func(i enforce.Inactive) bool { return i.ChainFamily == policy.ChainFamily{Chain: chain, Family: f} }
-	at := slices.IndexFunc(s.Guard.Desired, func(g policy.Guard) bool { return g.Chain == chain && g.Family == f })
-	if at < 0 || s.Failed[chain] != nil || slices.ContainsFunc(s.Guard.Diff, differs) || slices.ContainsFunc(s.Guard.Inactive, inactive) {
+	if s.Failed[chain] != nil || slices.ContainsFunc(s.Guard.Diff, differs) {
 		return nil
 	}
-	return &s.Guard.Desired[at]
+	return s.Guard.Of(policy.ChainFamily{Chain: chain, Family: f})
 }
 
 // violationsIn returns which rule masquerades what which policy exempts, by rule and then

@@ -40,18 +40,26 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// sync syncs once, with the lock and the stored record.
-func (f *fixture) sync(contributions ...policy.Source) *enforce.State {
+// lock takes the lock of the dataDir.
+func (f *fixture) lock() (lock *store.Lock, release func()) {
 	f.Helper()
 	lock, err := f.enforcer.Dir.Lock(context.Background())
 	if err != nil {
 		f.Fatal(err)
 	}
-	defer func() {
+	return lock, func() {
+		f.Helper()
 		if err := lock.Release(); err != nil {
 			f.Error(err)
 		}
-	}()
+	}
+}
+
+// sync syncs once, with the lock and the stored record.
+func (f *fixture) sync(contributions ...policy.Source) *enforce.State {
+	f.Helper()
+	lock, release := f.lock()
+	defer release()
 	return f.enforcer.Sync(context.Background(), f.enforcer.Observe(context.Background(), contributions, f.record()), lock)
 }
 

@@ -161,9 +161,14 @@ func (e *Enforcer) checkGuardOwnership(g *GuardState) error {
 	return nil
 }
 
+// IsInactive reports whether the keys have no effect for a chain of a family.
+func (g *GuardState) IsInactive(c policy.ChainFamily) bool {
+	return slices.ContainsFunc(g.Inactive, func(i Inactive) bool { return i.ChainFamily == c })
+}
+
 // Of returns the guard of a chain and family that has an effect, or nil.
 func (g *GuardState) Of(c policy.ChainFamily) *policy.Guard {
-	if slices.ContainsFunc(g.Inactive, func(i Inactive) bool { return i.ChainFamily == c }) {
+	if g.IsInactive(c) {
 		return nil
 	}
 	for i := range g.Desired {

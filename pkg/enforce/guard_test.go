@@ -46,15 +46,8 @@ func exempts(list ...string) func(*policy.SourcePolicy) {
 // apply puts the sources in force, as an ADD of the first one does, and fails if that fails.
 func (f *fixture) apply(sources ...policy.Source) (*enforce.State, error) {
 	f.Helper()
-	lock, err := f.enforcer.Dir.Lock(context.Background())
-	if err != nil {
-		f.Fatal(err)
-	}
-	defer func() {
-		if err := lock.Release(); err != nil {
-			f.Error(err)
-		}
-	}()
+	lock, release := f.lock()
+	defer release()
 	state, err := f.enforcer.Dir.Load()
 	if err != nil {
 		f.Fatal(err)
@@ -183,16 +176,11 @@ func TestGuardAndRulesFailSeparately(t *testing.T) {
 	f.enforcer.AllBackends = true
 	s := f.observe(net)
 	f.kernel.guardErr = refused
-	lock, err := f.enforcer.Dir.Lock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock, release := f.lock()
 	if err := f.enforcer.Sync(t.Context(), s, lock).Err("A"); !errors.Is(err, refused) || !strings.Contains(err.Error(), "guard of chain A") {
 		t.Errorf("error %v", err)
 	}
-	if err := lock.Release(); err != nil {
-		t.Error(err)
-	}
+	release()
 	f.writes(rulesInNFT)
 }
 
@@ -356,15 +344,8 @@ func TestCleanupKeepsTheRulesOfAGuard(t *testing.T) {
 
 func (f *fixture) removeAll(chains ...string) ([]netfilter.OwnedChain, error) {
 	f.Helper()
-	lock, err := f.enforcer.Dir.Lock(context.Background())
-	if err != nil {
-		f.Fatal(err)
-	}
-	defer func() {
-		if err := lock.Release(); err != nil {
-			f.Error(err)
-		}
-	}()
+	lock, release := f.lock()
+	defer release()
 	return f.enforcer.RemoveAll(context.Background(), chains, f.record(), lock)
 }
 
@@ -543,13 +524,11 @@ func TestResetIsRenewed(t *testing.T) {
 
 func (f *fixture) putRecord(edit func(*store.Record)) {
 	f.Helper()
-	lock, err := f.enforcer.Dir.Lock(context.Background())
-	if err != nil {
-		f.Fatal(err)
-	}
+	lock, release := f.lock()
+	defer release()
 	rec := f.record()
 	edit(&rec)
-	if err := errors.Join(lock.PutRecord(rec), lock.Release()); err != nil {
+	if err := lock.PutRecord(rec); err != nil {
 		f.Fatal(err)
 	}
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -132,9 +131,7 @@ func (m *Monitor) guardKeys(e exporter) {
 				if p.ResetsConnections() {
 					m.resets[series{chain: m.guards.chains.admit(label(p.Chain)), family: f}] += 0
 				}
-				inactive := slices.ContainsFunc(rules.Guard.Inactive, func(i enforce.Inactive) bool {
-					return i.ChainFamily == policy.ChainFamily{Chain: p.Chain, Family: f}
-				})
+				inactive := rules.Guard.IsInactive(policy.ChainFamily{Chain: p.Chain, Family: f})
 				s := series{chain: taken.admit(label(p.Chain)), family: f}
 				before, shared := active[s]
 				active[s] = !inactive && (before || !shared)

@@ -4,7 +4,6 @@ package reconcile
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +41,7 @@ func (l *Loop) resetConnections(ctx context.Context) {
 		}
 		interrupted := ctx.Err() != nil
 		if l.ConnectionsReset != nil && (len(deleted) > 0 || err != nil && !interrupted) {
-			l.ConnectionsReset(maps.Clone(deleted), err)
+			l.ConnectionsReset(deleted, err)
 		}
 		begins := err != nil && failures.Begins(err.Error())
 		resolved := (err != nil || next == 0) && failures.Resolved() // the next reset may be one that failed
