@@ -223,7 +223,7 @@ func (e *Explanation) guarded(q Question, state *enforce.State) {
 			e.Drift = append(e.Drift, c.String())
 		}
 	}
-	g := guardInForce(state, e.Chain, e.Family)
+	g := state.Guard.Of(policy.ChainFamily{Chain: e.Chain, Family: e.Family})
 	if g != nil && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade && q.mayBePod(g.Pods) && !q.DstOther && !q.Dst.IsMulticast() {
 		e.Guard = g.Mode
 	}
@@ -252,7 +252,7 @@ func (q Question) mayBePod(pods policy.Ranges) bool {
 func (q Question) bound(state *enforce.State) policy.Ranges {
 	f := policy.FamilyOf(q.Dst)
 	for _, p := range state.Policies {
-		g := guardInForce(state, p.Chain, f)
+		g := state.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f})
 		inScope := g != nil && (q.Out == "" || len(g.Interfaces) == 0 || slices.ContainsFunc(g.Interfaces, thirdparty.Packets{Out: q.Out}.Leaves))
 		if inScope && g.Bound != nil && g.Bound.Contains(q.Dst) && q.mayBePod(g.Pods) {
 			return g.Pods

@@ -117,15 +117,6 @@ func beforeEnforceExempt(r thirdparty.Rule) string {
 	return fmt.Sprintf("enforceExempt does not hold against it: its priority %d is not after that of enforceExempt, %d", r.Priority, enforcePriority)
 }
 
-// guardInForce returns the guard of a chain that is in the kernel, or nil.
-func guardInForce(s *enforce.State, chain string, f policy.Family) *policy.Guard {
-	differs := func(c policy.Change) bool { return c.Family == f && (c.Chain == chain || c.Chain == "") }
-	if s.Failed[chain] != nil || slices.ContainsFunc(s.Guard.Diff, differs) {
-		return nil
-	}
-	return s.Guard.Of(policy.ChainFamily{Chain: chain, Family: f})
-}
-
 // violationsIn returns which rule masquerades what which policy exempts, by rule and then
 // by policy. A rule that is not Exact may apply to fewer packets. What enforceExempt holds against the rule
 // is not among it.
@@ -140,7 +131,7 @@ func violationsIn(s *enforce.State, rules []thirdparty.Rule) []violation {
 			}
 			v := violation{rule: r, chain: p.Chain, scoped: len(p.Sources.Value) > 0, enforced: p.EnforceExempt.Value}
 			exempt := p.DestinationsExempt(r.Family)
-			if g := guardInForce(s, p.Chain, r.Family); g != nil && g.Bound != nil && r.Priority > enforcePriority {
+			if g := s.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: r.Family}); g != nil && g.Bound != nil && r.Priority > enforcePriority {
 				exempt = exempt.Without(g.Bound)
 			}
 			masqueraded := exempt.Intersect(r.Destinations(from))

@@ -35,8 +35,8 @@ type Enforcer struct {
 	StatedDataDir func() (dataDir, origin string, certain bool)
 	// Owned returns the chains that name an owner. Nil reads them from the kernel.
 	Owned func(context.Context) ([]netfilter.OwnedChain, error)
-	// Conntrack deletes the connections that a judge calls stale, and returns how many there were. Nil
-	// deletes none.
+	// Conntrack deletes the connections that a judge calls stale, and returns how many there were. With
+	// nil, resets end with ErrNoConntrack.
 	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an
 	// agent may have created them, and for chains of other dataDirs.

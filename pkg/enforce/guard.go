@@ -24,6 +24,8 @@ type GuardState struct {
 	Recorded bool // the record of this boot has the tables
 	// Inactive has the chains for which a key of the guard tables has no effect.
 	Inactive []Inactive
+	// Err is why the desired tables could not be read, or must not be changed. Rules are repaired nevertheless.
+	Err error
 
 	read     bool  // and the tables may be changed
 	others   bool  // the tables belong to another dataDir or a newer version, and stay
@@ -123,9 +125,7 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 		g.read = true
 		g.Diff = tables.CompareGuards(g.Desired, g.Observed)
 	case len(g.Desired) > 0:
-		for _, d := range g.Desired {
-			s.fail(d.Chain, fmt.Errorf("guard of chain %s: %w", d.Chain, err))
-		}
+		g.Err = err
 	case !g.others && !errors.Is(err, fs.ErrPermission): // nothing is desired
 		e.Warn(err)
 	}
@@ -166,9 +166,10 @@ func (g *GuardState) IsInactive(c policy.ChainFamily) bool {
 	return slices.ContainsFunc(g.Inactive, func(i Inactive) bool { return i.ChainFamily == c })
 }
 
-// Of returns the guard of a chain and family that has an effect, or nil.
+// Of returns the guard of a chain and family that is in force, or nil.
 func (g *GuardState) Of(c policy.ChainFamily) *policy.Guard {
-	if g.IsInactive(c) {
+	differs := func(d policy.Change) bool { return d.Family == c.Family && (d.Chain == c.Chain || d.Chain == "") }
+	if g.Err != nil || g.IsInactive(c) || slices.ContainsFunc(g.Diff, differs) {
 		return nil
 	}
 	for i := range g.Desired {
@@ -179,9 +180,16 @@ func (g *GuardState) Of(c policy.ChainFamily) *policy.Guard {
 	return nil
 }
 
-// drifted returns the changes that concern a chain: its own, and those of the tables.
-func (g *GuardState) drifted(chain string) policy.Diff {
-	return slices.DeleteFunc(slices.Clone(g.Diff), func(c policy.Change) bool { return c.Chain != chain && c.Chain != "" })
+// err returns why the guard of a chain is not known to be as desired, or nil.
+func (g *GuardState) err(chain string) error {
+	if g.Err != nil && slices.ContainsFunc(g.Desired, func(d policy.Guard) bool { return d.Chain == chain }) {
+		return fmt.Errorf("guard of chain %s: %w", chain, g.Err)
+	}
+	ofAnother := func(c policy.Change) bool { return c.Chain != chain && c.Chain != "" }
+	if d := slices.DeleteFunc(slices.Clone(g.Diff), ofAnother); len(d) > 0 {
+		return &DriftError{d}
+	}
+	return nil
 }
 
 // mayExist reports whether the tables may be in the kernel, so that they have to be on record.

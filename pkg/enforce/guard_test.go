@@ -182,6 +182,13 @@ func TestGuardAndRulesFailSeparately(t *testing.T) {
 	}
 	release()
 	f.writes(rulesInNFT)
+
+	lost()
+	s = f.sync(net) // the guard cannot even be read
+	if err := s.Err("A"); !errors.Is(err, refused) || !strings.Contains(err.Error(), "guard of chain A") || s.InSync() {
+		t.Errorf("error %v, in sync %t", err, s.InSync())
+	}
+	f.writes(rulesInNFT)
 }
 
 // If the rules of a changed policy cannot be written, the guard is that of the documents in force.

@@ -55,7 +55,7 @@ type Group struct {
 // InSync reports whether nothing is left to do.
 func (s *State) InSync() bool {
 	unrecorded := func(g Group) bool { return !g.Recorded }
-	return len(s.Failed) == 0 && !s.Differs() && !slices.ContainsFunc(s.Groups, unrecorded) && !s.Guard.unrecorded()
+	return len(s.Failed) == 0 && s.Guard.Err == nil && !s.Differs() && !slices.ContainsFunc(s.Groups, unrecorded) && !s.Guard.unrecorded()
 }
 
 // Differs reports whether there are rules to write or to remove.
@@ -94,10 +94,7 @@ func (s *State) Err(chain string) error {
 			return &DriftError{g.Diff}
 		}
 	}
-	if d := s.Guard.drifted(chain); len(d) > 0 {
-		return &DriftError{d}
-	}
-	return nil
+	return s.Guard.err(chain)
 }
 
 // DriftError is a difference that remains after a sync, or that a caller must not repair.

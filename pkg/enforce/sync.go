@@ -33,6 +33,13 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 	if before.InSync() {
 		return before
 	}
+	if before.change != nil && before.Guard.Err != nil { // the guard has to change with the rules
+		for _, p := range before.Policies {
+			if err := before.Guard.err(p.Chain); err != nil {
+				before.fail(p.Chain, err)
+			}
+		}
+	}
 	if len(before.record.Chains) == 0 && !lock.DryRun() {
 		first, err := e.checkFirstWrite(ctx)
 		defer func() { _ = first.Close() }()

@@ -131,16 +131,17 @@ func (m *Monitor) guardKeys(e exporter) {
 				if p.ResetsConnections() {
 					m.resets[series{chain: m.guards.chains.admit(label(p.Chain)), family: f}] += 0
 				}
-				inactive := rules.Guard.IsInactive(policy.ChainFamily{Chain: p.Chain, Family: f})
+				at := policy.ChainFamily{Chain: p.Chain, Family: f}
+				works := !rules.Guard.IsInactive(at) && (!slices.Contains(p.GuardedFamilies(), f) || rules.Guard.Of(at) != nil)
 				s := series{chain: taken.admit(label(p.Chain)), family: f}
 				before, shared := active[s]
-				active[s] = !inactive && (before || !shared)
+				active[s] = works && (before || !shared)
 			}
 		}
-		works := e.gauge("guard_active", "Whether guard, staleConnections and enforceExempt have an effect (1) or not (0), for chains with "+
+		gauge := e.gauge("guard_active", "Whether guard, staleConnections and enforceExempt have an effect (1) or not (0), for chains with "+
 			"one of these keys; doctor names the reason.", "chain", "family")
 		for s, is := range active {
-			works(boolToFloat(is), s.chain, string(s.family))
+			gauge(boolToFloat(is), s.chain, string(s.family))
 		}
 	}
 	resets := e.counter("connections_reset_total", "Number of connections that were reset because the policy changed their verdict, "+

@@ -142,5 +142,5 @@ func (t *totals) observeGuards(s *enforce.State) {
 		seen[p] = true
 		t.add(p, map[counter]count{{}: {n, action}})
 	}
-	t.forget(func(p place) bool { return !seen[p] && s.Failed[p.chain] == nil })
+	t.forget(func(p place) bool { return !seen[p] && s.Guard.Err == nil })
 }

@@ -204,7 +204,7 @@ func TestGuardPackets(t *testing.T) {
 	}
 	const counts, drops = policy.GuardCount, policy.GuardDrop
 	unread := state(counts, 0)
-	unread.Guard.Observed.Packets, unread.Failed = nil, map[string]error{"A": errors.New("cannot be read")}
+	unread.Guard.Observed.Packets, unread.Guard.Err = nil, errors.New("cannot be read")
 	gone := state(counts, 0)
 	gone.Guard.Observed.Packets = nil
 	rules := policy.Change{Kind: policy.GuardChange, Family: policy.IPv4, Chain: "A", Unexpected: true, Text: "counter"}
@@ -238,13 +238,18 @@ func TestGuardActive(t *testing.T) {
 	b.Policy.StaleConnections, c.Policy.EnforceExempt = policy.ResetConnections, new(bool)
 	*c.Policy.EnforceExempt = true
 	c.Policy.EnableIPv6, c.Policy.SourceCIDRs = c.Policy.EnforceExempt, prefixes("10.0.0.0/8")
-	s := &enforce.State{Policies: policy.Merge([]policy.Source{a, b, c})}
+	d := contribution(network("d"), "D")
+	d.Policy.Guard, d.Policy.PodCIDRs = policy.GuardDrop, prefixes("10.0.0.0/8")
+	s := &enforce.State{Policies: policy.Merge([]policy.Source{a, b, c, d})}
+	s.Guard.Desired = policy.DesiredGuards(s.Policies, policy.Owner{})
+	s.Guard.Diff = policy.Diff{{Kind: policy.GuardChange, Family: policy.IPv4, Chain: "D"}} // and it could not be repaired
 	s.Guard.Inactive = []enforce.Inactive{{ChainFamily: policy.ChainFamily{Chain: "B", Family: policy.IPv4}, Err: errors.New("no ranges")}}
 	m := metrics.New(metrics.Options{})
 	m.Report(&reconcile.Report{Rules: s}, time.Minute)
 	expect(t, m, map[string]string{
 		`guard_active{chain="A",family="ipv4"}`: "", `guard_active{chain="B",family="ipv4"}`: "0", `guard_active{chain="C",family="ipv4"}`: "1",
 		`guard_active{chain="C",family="ipv6"}`:            "", // nothing is in scope
+		`guard_active{chain="D",family="ipv4"}`:            "0",
 		`connections_reset_total{chain="A",family="ipv4"}`: "", `connections_reset_total{chain="B",family="ipv4"}`: "0", `connections_reset_total{chain="C",family="ipv4"}`: "",
 	})
 	m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "B", Family: policy.IPv4}: 3}, nil)
