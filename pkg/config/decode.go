@@ -112,7 +112,7 @@ func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {
 	case err != nil:
 		return nil, d.Locate(0, errors.New("not TOML: "+policy.Printable(err.Error())))
 	}
-	const maxLines = 4 * MaxShown // finding a line takes time, and few are shown
+	const maxLines = 8 * MaxShown // finding a line takes time, and few are shown
 	var members []Member
 	seen := map[string]bool{}
 	for _, path := range md.Keys() {

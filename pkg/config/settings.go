@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -39,6 +40,22 @@ type Settings struct {
 	Agent       AgentPolicy
 	AgentStated bool // [agent] or one of its flags is given
 	Conflist    ConflistSettings
+
+	// Origins has, by key, where a setting is stated: FlagOrigin, or FILE:LINE. Others have their defaults.
+	Origins map[string]string
+}
+
+// Origins of settings that no file states.
+const (
+	FlagOrigin    = "flag"
+	DefaultOrigin = "default"
+)
+
+// Setting is a key of the settings with its value.
+type Setting struct {
+	Key    string `json:"key"`
+	Value  string `json:"value"`  // as its flag takes it; "" for none
+	Origin string `json:"origin"` // FILE:LINE, FlagOrigin or DefaultOrigin
 }
 
 // ConflistSettings are the settings of the conflist manager.
@@ -137,7 +154,9 @@ func (s *Settings) parse(path string, doc []byte) error {
 		return err
 	}
 	next.Agent.WrittenIn, next.Agent.Written = path, map[string]Position{}
+	next.Origins = map[string]string{}
 	for _, m := range members {
+		next.Origins[m.Key] = fmt.Sprintf("%s:%d", path, m.Line)
 		name, inTable := strings.CutPrefix(m.Key, d.Table)
 		next.AgentStated = next.AgentStated || inTable || m.Key == agentTable
 		if inTable {
@@ -148,12 +167,36 @@ func (s *Settings) parse(path string, doc []byte) error {
 	return nil
 }
 
+// List returns the settings, in the order of the documentation.
+func (s Settings) List() []Setting {
+	var list []Setting
+	for _, k := range s.Flags() {
+		list = append(list, Setting{k.Name, k.Text(), cmp.Or(s.Origins[k.Name], DefaultOrigin)})
+	}
+	return list
+}
+
+// SetAll sets those of a list that are not defaults, as Settings.List returned them.
+func (s *Settings) SetAll(list []Setting) error {
+	for _, x := range list {
+		if x.Origin == DefaultOrigin {
+			continue
+		}
+		if err := s.Set(x.Key, x.Value); err != nil {
+			return fmt.Errorf("%s: %w", x.Key, err)
+		}
+		s.Origins[x.Key] = x.Origin
+	}
+	return nil
+}
+
 // Equal reports whether both state the same, wherever it is written.
 func (s Settings) Equal(t Settings) bool {
 	if !s.Agent.Equal(t.Agent) {
 		return false
 	}
 	s.Agent, t.Agent = AgentPolicy{}, AgentPolicy{}
+	s.Origins, t.Origins = nil, nil
 	return reflect.DeepEqual(s, t)
 }
 
@@ -190,6 +233,10 @@ func (s *Settings) Set(key, text string) error {
 	s.AgentStated = s.AgentStated || inTable
 	s.Agent.Written = maps.Clone(s.Agent.Written)
 	delete(s.Agent.Written, name)
+	if s.Origins = maps.Clone(s.Origins); s.Origins == nil {
+		s.Origins = map[string]string{}
+	}
+	s.Origins[key] = FlagOrigin
 	return nil
 }
 

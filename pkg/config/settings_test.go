@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -76,6 +77,8 @@ func wholeSettings(t testing.TB) Settings {
 	}
 }
 
+var ignoreOrigins = cmpopts.IgnoreFields(Settings{}, "Origins")
+
 func reconcilerFile(t testing.TB, text string) string {
 	t.Helper()
 	return write(t, filepath.Join(t.TempDir(), "reconciler.toml"), text)
@@ -107,7 +110,7 @@ func TestSettings(t *testing.T) {
 			if err := got.Read(reconcilerFile(t, c.text)); err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
+			if diff := cmp.Diff(want, got, comparePrefixes, ignoreOrigins); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -118,7 +121,7 @@ func TestSettings(t *testing.T) {
 	if err := got.Read(reconcilerFile(t, "log_format = 'text'\n[agent]\nmasqChain = 'RED'")); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
+	if diff := cmp.Diff(want, got, comparePrefixes, ignoreOrigins); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -178,7 +181,7 @@ func TestSettingsMistakes(t *testing.T) {
 				continue
 			}
 			policytest.WantError(t, err, path, c.want)
-			if diff := cmp.Diff(before, s, comparePrefixes); diff != "" {
+			if diff := cmp.Diff(before, s, comparePrefixes, ignoreOrigins); diff != "" {
 				t.Errorf("%q: an error changed the settings:\n%s", c.text, diff)
 			}
 		}
@@ -281,7 +284,7 @@ func TestSetField(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
+		if diff := cmp.Diff(want, got, comparePrefixes, ignoreOrigins); diff != "" {
 			t.Errorf("%s=%s (-want +got):\n%s", c.key, c.text, diff)
 		}
 	}
@@ -339,7 +342,7 @@ func FuzzSettings(f *testing.F) {
 		before := s
 		if err := s.Set(key, text); err != nil {
 			policytest.CheckMessage(t, err)
-			if diff := cmp.Diff(before, s, comparePrefixes); diff != "" {
+			if diff := cmp.Diff(before, s, comparePrefixes, ignoreOrigins); diff != "" {
 				t.Errorf("an error changed the settings:\n%s", diff)
 			}
 		}
@@ -359,4 +362,43 @@ func FuzzSettings(f *testing.F) {
 			}
 		}
 	})
+}
+
+// What List returns makes the same settings elsewhere, with the origins.
+func TestListOfSettings(t *testing.T) {
+	path := reconcilerFile(t, wholeFile)
+	s := DefaultSettings()
+	if err := s.Read(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Set("log_format", "text"); err != nil {
+		t.Fatal(err)
+	}
+	got := DefaultSettings()
+	if err := got.SetAll(s.List()); err != nil {
+		t.Fatal(err)
+	}
+	if !got.Equal(s) {
+		t.Errorf("(-want +got):\n%s", cmp.Diff(s, got, comparePrefixes))
+	}
+	if diff := cmp.Diff(s.List(), got.List()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	origins := map[string]string{}
+	for _, x := range got.List() {
+		origins[x.Key] = x.Origin
+	}
+	for key, want := range map[string]string{
+		"resync_interval": path + ":2", "agent.masqChain": path + ":31", "log_format": FlagOrigin, "conflist.network": path + ":37",
+	} {
+		if origins[key] != want {
+			t.Errorf("%s: origin %q, want %q", key, origins[key], want)
+		}
+	}
+	defaults := DefaultSettings()
+	for _, x := range defaults.List() {
+		if x.Origin != DefaultOrigin {
+			t.Errorf("%s: origin %q of a default", x.Key, x.Origin)
+		}
+	}
 }

@@ -10,8 +10,8 @@ import (
 
 // ChainFamily is a masquerade chain of one family.
 type ChainFamily struct {
-	Chain  string
-	Family Family
+	Chain  string `json:"chain"`
+	Family Family `json:"family"`
 }
 
 // Connection is a conntrack entry: the addresses of its original and of its reply tuple.

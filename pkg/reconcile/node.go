@@ -30,6 +30,9 @@ type Node struct {
 	// Conntrack deletes stale connections; see enforce.Enforcer.
 	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 
+	// AgentFiles returns the agent files. Nil reads those that the settings name.
+	AgentFiles func() (agentconfig.Files, error)
+
 	DropAfter time.Duration // how long a network without a conflist and attachments is kept
 	LockWait  time.Duration // how long a sync waits for the lock of the dataDir
 
@@ -91,7 +94,13 @@ type Sources struct {
 func (n *Node) Read() *Sources {
 	s := n.reread(&Sources{})
 	if own, isSource := n.Settings.AgentSource(); isSource {
-		files, err := agentconfig.Read(n.Settings.AgentConfigDir, n.Settings.AgentDialect, own)
+		read := n.AgentFiles
+		if read == nil {
+			read = func() (agentconfig.Files, error) {
+				return agentconfig.Read(n.Settings.AgentConfigDir, n.Settings.AgentDialect, own)
+			}
+		}
+		files, err := read()
 		s.Agent, s.AgentErr = &files, err
 	}
 	return s
