@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
 const root = ".."
@@ -167,6 +169,42 @@ func TestAlerts(t *testing.T) {
 	want := names(`- alert: (\w+)`, read(t, "deploy", "kustomize", "components", "monitoring", "rules.yaml"))
 	if len(want) == 0 || !slices.Equal(want, has) {
 		t.Errorf("alerts:\n%q\noperate.md has:\n%q", want, has)
+	}
+}
+
+// TestRunbooks: each alert's runbook_url leads to a heading of a document.
+func TestRunbooks(t *testing.T) {
+	const base = "https://github.com/ip-masq/ip-masq-cni/blob/main/docs/"
+	rules := strings.Split(read(t, "deploy", "kustomize", "components", "monitoring", "rules.yaml"), "- alert: ")[1:]
+	for _, rule := range rules {
+		name, _, _ := strings.Cut(rule, "\n")
+		urls := names(`runbook_url: (\S+)`, rule)
+		if len(urls) != 1 || !strings.HasPrefix(urls[0], base) {
+			t.Errorf("%s has runbook_url %q", name, urls)
+			continue
+		}
+		file, anchor, _ := strings.Cut(strings.TrimPrefix(urls[0], base), "#")
+		if !slices.Contains(anchors(read(t, "docs", file)), anchor) {
+			t.Errorf("%s: runbook_url leads to %s, which has no heading %q", name, file, anchor)
+		}
+	}
+	if len(rules) == 0 {
+		t.Error("found no alert")
+	}
+}
+
+// TestReasons: troubleshooting.md has one section for each reason why a node is not ready, and the
+// introduction links to it.
+func TestReasons(t *testing.T) {
+	text := read(t, "docs", "troubleshooting.md")
+	introduction, _, _ := strings.Cut(text, "\n## Reasons\n")
+	for _, r := range reconcile.Reasons() {
+		if strings.Count(text, "\n### "+string(r)+"\n") != 1 {
+			t.Errorf("troubleshooting.md has no section %s, or several", r)
+		}
+		if !strings.Contains(introduction, "(#"+string(r)+")") {
+			t.Errorf("the introduction of troubleshooting.md does not link to #%s", r)
+		}
 	}
 }
 

@@ -3,8 +3,10 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,7 +27,9 @@ import (
 
 const (
 	root   = "../../../"
-	scrape = 30 * time.Second // how far scrapes are apart, as the PodMonitor has it
+	faults = "pkg/metrics/testdata/faults/" // of the collector's tests
+	nodes  = "deploy/testdata/metrics/"     // of nodes with a fault, from the tests of package e2e
+	scrape = 30 * time.Second               // how far scrapes are apart, as the PodMonitor has it
 	watch  = 4 * time.Hour
 	began  = time.Hour // when something happens
 )
@@ -66,10 +70,10 @@ type series struct {
 	values values
 }
 
-// node adds a node with the /metrics of a fault, from the reconciler's tests.
-func (c *cluster) node(t *testing.T, node, fault string) {
+// node adds a node with the text of /metrics in a file.
+func (c *cluster) node(t *testing.T, node, file string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "pkg/metrics/testdata/faults", fault+".prom"))
+	text, err := os.ReadFile(filepath.Join(root, file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,40 +159,58 @@ func (f *found) At() storage.Series              { return f.series[f.at] }
 func (*found) Err() error                        { return nil }
 func (*found) Warnings() annotations.Annotations { return nil }
 
-// ring evaluates all alerts each minute and returns those that fired, with their nodes.
-func (c *cluster) ring(t *testing.T, engine *promql.Engine, rules []monitoring.Rule) (rung []string) {
+const step = time.Minute // between two evaluations of a rule
+
+// evaluate returns the result of an expression at each step.
+func (c *cluster) evaluate(t *testing.T, engine *promql.Engine, expression string) promql.Matrix {
 	t.Helper()
-	const step = time.Minute
+	q, err := engine.NewRangeQuery(t.Context(), c.queryable(), nil, expression, time.Unix(0, 0), time.Unix(0, 0).Add(watch), step)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(q.Close)
+	result := q.Exec(t.Context())
+	matrix, err := result.Matrix()
+	if err != nil || len(result.Warnings) > 0 {
+		t.Fatalf("%s: %v %v", expression, err, result.Warnings)
+	}
+	return matrix
+}
+
+// fire returns the alerts that fire, with their nodes, and how long their expressions had been true
+// before.
+func (c *cluster) fire(t *testing.T, engine *promql.Engine, rules []monitoring.Rule) map[string]time.Duration {
+	t.Helper()
+	fired := map[string]time.Duration{}
 	for _, rule := range rules {
 		wait, err := model.ParseDuration(string(*rule.For))
 		if err != nil {
 			t.Fatal(err)
 		}
-		q, err := engine.NewRangeQuery(t.Context(), c.queryable(), nil, rule.Expr.String(), time.Unix(0, 0), time.Unix(0, 0).Add(watch), step)
-		if err != nil {
-			t.Fatal(err)
-		}
-		result := q.Exec(t.Context())
-		matrix, err := result.Matrix()
-		if err != nil || len(result.Warnings) > 0 {
-			t.Fatalf("%s: %v %v", rule.Alert, err, result.Warnings)
-		}
-		for _, s := range matrix {
+		for _, s := range c.evaluate(t, engine, rule.Expr.String()) {
 			var since, last int64 = -1, -1
 			for _, p := range s.Floats {
 				if since < 0 || p.T != last+step.Milliseconds() {
 					since = p.T
 				}
 				last = p.T
-				if name := rule.Alert + " " + s.Metric.Get("node"); p.T-since >= time.Duration(wait).Milliseconds() && !slices.Contains(rung, name) {
-					rung = append(rung, name)
+				if after := time.Duration(p.T-since) * time.Millisecond; after >= time.Duration(wait) {
+					// Two series of one alert are two notifications.
+					name := rule.Alert + " " + s.Metric.Get("node")
+					for fired[name] != 0 {
+						name += " again"
+					}
+					fired[name] = after
+					break
 				}
 			}
 		}
-		q.Close()
 	}
-	slices.Sort(rung)
-	return rung
+	return fired
+}
+
+func newEngine() *promql.Engine {
+	return promql.NewEngine(promql.EngineOpts{MaxSamples: 1 << 22, Timeout: time.Minute, LookbackDelta: 5 * time.Minute})
 }
 
 func alerts(t *testing.T) []monitoring.Rule {
@@ -208,8 +230,8 @@ func alerts(t *testing.T) []monitoring.Rule {
 // other.
 func TestAlerts(t *testing.T) {
 	rules := alerts(t)
-	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1 << 22, Timeout: time.Minute, LookbackDelta: 5 * time.Minute})
-	heard := map[string]bool{}
+	engine := newEngine()
+	tested := map[string]bool{}
 	for _, tt := range []struct {
 		name, fault, want string
 		change            map[string]values
@@ -218,6 +240,7 @@ func TestAlerts(t *testing.T) {
 		{"rules that are not right", "rules", "IPMasqRulesNotEnsured", nil},
 		{"a full disk", "state", "IPMasqStateUnusable", nil},
 		{"a full disk, and another ConfigMap since", "state", "IPMasqStateUnusable", map[string]values{`ip_masq_source_hash{source="agent-files"}`: is(7)}},
+		{"an unreadable disk, and a source that was invalid before", "state", "IPMasqStateUnusable", map[string]values{`ip_masq_source_valid{source="agent-files"}`: is(0)}},
 		{"a bad ConfigMap", "source", "IPMasqSourceInvalid", nil},
 		{"a bad reconciler.toml", "settings", "IPMasqSourceInvalid", nil},
 		{"a conflict with the agent files", "conflict-superseded", "IPMasqPolicyConflict", nil},
@@ -260,33 +283,134 @@ func TestAlerts(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var c cluster
-			c.node(t, "other", "sound")
-			c.node(t, "one", tt.fault)
+			c.node(t, "other", faults+"sound.prom")
+			c.node(t, "one", faults+tt.fault+".prom")
 			for selector, v := range tt.change {
 				c.change(t, "one", selector, v)
 			}
 			want := ""
 			if tt.want != "" {
 				want = tt.want + " one"
-				heard[tt.want] = true
+				tested[tt.want] = true
 			}
 			if tt.want == "IPMasqNodesDiffer" {
 				want = tt.want + " " // it is about no node
 			}
-			if got := strings.Join(c.ring(t, engine, rules), ", "); got != want {
-				t.Errorf("rang %q, want %q", got, want)
+			if got := strings.Join(slices.Sorted(maps.Keys(c.fire(t, engine, rules))), ", "); got != want {
+				t.Errorf("%q fired, want %q", got, want)
 			}
 		})
 	}
+	t.Run("a conflict in two chains", func(t *testing.T) {
+		var c cluster
+		c.node(t, "one", faults+"conflict-superseded.prom")
+		c.add(labels.FromStrings("__name__", "ip_masq_policy_conflict", "chain", "OTHER"), "one", 1)
+		if got := c.fire(t, engine, rules); fmt.Sprint(got) != "map[IPMasqPolicyConflict one:10m0s]" {
+			t.Errorf("%v fired", got)
+		}
+	})
 	t.Run("none answers", func(t *testing.T) {
 		var c cluster
-		if got := c.ring(t, engine, rules); fmt.Sprint(got) != "[IPMasqDown ]" {
-			t.Errorf("rang %q", got)
+		if got := c.fire(t, engine, rules); fmt.Sprint(got) != "map[IPMasqDown :10m0s]" {
+			t.Errorf("%v fired", got)
 		}
 	})
 	for _, rule := range rules {
-		if !heard[rule.Alert] {
-			t.Errorf("no fault here is that of %s", rule.Alert)
+		if !tested[rule.Alert] {
+			t.Errorf("no fault here makes %s fire", rule.Alert)
 		}
 	}
+}
+
+// TestBrokenNodes checks, with the metrics of a node with each fault, which alerts fire and after how
+// long, and which reasons the dashboard's table of nodes that are not ready has.
+func TestBrokenNodes(t *testing.T) {
+	const state = "IPMasqStateUnusable 10m0s"
+	cases := map[string]struct{ reasons, alerts string }{
+		"healthy":                {"", ""},
+		"rules-flushed":          {"flapping", "IPMasqRulesUndone 5m0s"},
+		"third-party-masquerade": {"", "IPMasqForeignRules 5m0s"},
+		"bad-configmap":          {"source", "IPMasqSourceInvalid 10m0s"},
+		"unknown-configmap-key":  {"", ""},
+		"conflict":               {"conflict", "IPMasqPolicyConflict 10m0s"},
+		"full-disk":              {"state", state},
+		"read-only-data-dir":     {"state", state},
+		"damaged-document":       {"state", state},
+		"backend-typo":           {"source", "IPMasqSourceInvalid 10m0s"},
+		"contradicting-flag":     {"source", "IPMasqSourceInvalid 10m0s"},
+		"iptables-missing":       {"backend", "IPMasqBackendUnusable 10m0s"},
+		"forwarding-off":         {"", ""},
+		"main-plugin-ipmasq":     {"", "IPMasqForeignRules 5m0s"},
+		"entry-lost":             {"", ""},
+		"entry-first":            {"conflist", "IPMasqConflistWrong 10m0s"},
+		"plugin-missing":         {"plugin", "IPMasqPluginMissing 5m0s"},
+		"two-reconcilers":        {"standby", "IPMasqStandby 30m0s"},
+		"stopped-reconciler":     {"no answer", "IPMasqDown 10m0s"},
+		"foreign-data-dir-owner": {"state", state},
+		"newer-schema":           {"state", state},
+		"third-party-chain":      {"rules", "IPMasqRulesNotEnsured 10m0s"},
+		"bad-ports":              {"source", "IPMasqSourceInvalid 10m0s"},
+		"metrics-port-busy":      {"no answer", "IPMasqDown 10m0s"},
+		"other-data-dir":         {"conflist", "IPMasqConflistWrong 10m0s"},
+	}
+	files, err := filepath.Glob(filepath.Join(root, nodes, "*.prom"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if _, tested := cases[strings.TrimSuffix(filepath.Base(file), ".prom")]; !tested {
+			t.Errorf("no case is about %s", file)
+		}
+	}
+	rules, engine, table := alerts(t), newEngine(), notReadyTable(t)
+	for name, tt := range cases {
+		t.Run(name, func(t *testing.T) {
+			var c cluster
+			if strings.HasPrefix(tt.alerts, "IPMasqDown") { // nothing answers at the port
+				c.add(labels.FromStrings("__name__", "up"), "one", 0)
+			} else {
+				c.node(t, "one", nodes+name+".prom")
+			}
+			var fired, reasons []string
+			for alert, after := range c.fire(t, engine, rules) {
+				fired = append(fired, strings.Replace(alert, " one", " "+after.String(), 1))
+			}
+			slices.Sort(fired)
+			for _, s := range c.evaluate(t, engine, table) {
+				reasons = append(reasons, s.Metric.Get("reason"))
+			}
+			slices.Sort(reasons)
+			if got := strings.Join(fired, ", "); got != tt.alerts {
+				t.Errorf("%q fired, want %q", got, tt.alerts)
+			}
+			if got := strings.Join(reasons, ", "); got != tt.reasons {
+				t.Errorf("the dashboard has reasons %q, want %q", got, tt.reasons)
+			}
+		})
+	}
+}
+
+// notReadyTable returns the expression of the dashboard's table of nodes that are not ready.
+func notReadyTable(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "deploy/kustomize/components/monitoring/ip-masq.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range d.Panels {
+		if p.Title == "Nodes that are not ready" {
+			return strings.ReplaceAll(p.Targets[0].Expr, "$node", ".*")
+		}
+	}
+	t.Fatal("the dashboard has no such table")
+	return ""
 }

@@ -69,7 +69,7 @@ func (r *result) rule(of string, rule monitoring.Rule) {
 			r.mistake(fmt.Errorf("%s: for: %w", where, err))
 		}
 	}
-	for _, key := range []string{"summary", "description"} {
+	for _, key := range []string{"summary", "description", "runbook_url"} {
 		if rule.Annotations[key] == "" {
 			r.mistake(fmt.Errorf("%s: has no %s", where, key))
 		}

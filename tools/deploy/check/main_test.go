@@ -30,7 +30,7 @@ spec:
           expr: max by (node) (some_metric{kind="a"}) > 1
           for: 10m
           labels: {severity: warning}
-          annotations: {summary: "On {{ $labels.node }}", description: text}
+          annotations: {summary: "On {{ $labels.node }}", description: text, runbook_url: "https://example.com"}
 `
 
 const dashboard = `apiVersion: v1
@@ -70,6 +70,7 @@ func TestMistakes(t *testing.T) {
 		{"label", rules, "$labels.node", "$labels.nodes", `no entry for key "nodes"`},
 		{"template", rules, "{{ $labels.node }}", "{{ $labels.node }", "unexpected"},
 		{"duration", rules, "10m", "10 minutes", "for:"},
+		{"runbook", rules, "runbook_url", "runbook", "has no runbook_url"},
 		{"severity", rules, "severity:", "grade:", "has no severity"},
 		{"dashboard", dashboard, `"title": "Some"`, `"title": "Some`, "invalid character"},
 		{"variable", dashboard, "$node", "$host", "there is no variable host"},
