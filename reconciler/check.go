@@ -4,12 +4,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -17,50 +17,29 @@ import (
 
 // answer is the output of check and once as JSON.
 type answer struct {
-	Result   reconcile.Result `json:"result,omitempty"` // of once
-	Right    bool             `json:"right"`
-	Drift    []policy.Change  `json:"drift"`
-	Applied  []string         `json:"adopted"` // sources whose policy was applied
-	Pending  []string         `json:"pending"` // sources whose policy is not applied yet
-	Dropped  []string         `json:"dropped"`
-	Reset    uint64           `json:"connectionsReset,omitempty"` // connections that once reset
-	Stale    []string         `json:"stale"`                      // chains that no source asks for
-	Problems []problem        `json:"problems"`
-	Warnings []string         `json:"warnings"`
-}
-
-type problem struct {
-	Reason  reconcile.Reason `json:"reason"`
-	Source  string           `json:"source,omitempty"`
-	Chain   string           `json:"chain,omitempty"`
-	Message string           `json:"message"`
+	Result     reconcile.Result  `json:"result,omitempty"` // of once
+	Right      bool              `json:"right"`
+	Drift      []policy.Change   `json:"drift"`
+	Applied    []string          `json:"adopted"` // sources whose policy was applied
+	Pending    []string          `json:"pending"` // sources whose policy is not applied yet
+	Dropped    []string          `json:"dropped"`
+	Reset      uint64            `json:"connectionsReset,omitempty"` // connections that once reset
+	Stale      []string          `json:"stale"`                      // chains that no source asks for
+	Problems   []metrics.Problem `json:"problems"`
+	Warnings   []string          `json:"warnings"`
+	Reconciler *activeReconciler `json:"reconciler,omitempty"` // whose settings check takes
 }
 
 // answer prints a report as JSON. The error says that there are problems.
-func (a *app) answer(r *reconcile.Report, right bool, drift policy.Diff, problems []reconcile.Problem, reset uint64) error {
+func (a *app) answer(r *reconcile.Report, out answer) error {
 	names := func(sources []policy.SourceID) []string { return mapped(sources, policy.SourceID.String) }
-	err := a.print(answer{
-		Result: r.Result, Right: right, Applied: names(r.Applied), Pending: names(r.Pending), Dropped: names(r.Dropped), Reset: reset,
-		Stale: staleIn(r), Warnings: mapped(r.Warnings, error.Error),
-		Drift: append([]policy.Change{}, drift...),
-		Problems: mapped(problems, func(p reconcile.Problem) problem {
-			one := problem{p.Reason, "", p.Chain, p.Err.Error()}
-			if p.Source != (policy.SourceID{}) {
-				one.Source = p.Source.String()
-			}
-			return one
-		}),
-	})
-	if err == nil && len(problems) > 0 {
-		err = fmt.Errorf("not ready: the output has the reason under \"problems\" (%d)", len(problems))
+	out.Applied, out.Pending, out.Dropped = names(r.Applied), names(r.Pending), names(r.Dropped)
+	out.Stale, out.Warnings, out.Drift = staleIn(r), mapped(r.Warnings, error.Error), notNil(out.Drift)
+	err := a.print(out)
+	if n := len(out.Problems); err == nil && n > 0 {
+		err = fmt.Errorf("not ready: the output has the reason under \"problems\" (%d)", n)
 	}
 	return err
-}
-
-// problems prints the warnings and joins the problems.
-func (a *app) problems(r *reconcile.Report, problems []reconcile.Problem) error {
-	warn(a, r.Warnings)
-	return errors.Join(mapped(problems, func(p reconcile.Problem) error { return p.Err })...)
 }
 
 // staleIn lists the chains that no source asks for.
@@ -92,22 +71,23 @@ func summary(r *reconcile.Report) string {
 }
 
 func (a *app) check(c *cobra.Command, _ []string) error {
-	node, err := a.node()
+	node, err := a.inspect(c.Context())
 	if err != nil {
 		return err
 	}
 	r := node.Check(c.Context())
-	r.Result = "" // check writes nothing
 	var drift policy.Diff
 	if r.Rules != nil {
 		drift = r.Rules.Diff()
 	}
-	problems := r.Obstacles()
+	problems := append(problemsOf(r.Obstacles()), node.loopProblems(r)...)
 	right := !r.Differs() && len(problems) == 0
 	if a.json() {
-		err = a.answer(r, right, drift, problems, 0)
+		err = a.answer(r, answer{Right: right, Drift: drift, Problems: problems, Reconciler: &node.active})
 	} else {
-		err = a.problems(r, problems)
+		node.say(a)
+		warn(a, r.Warnings)
+		err = joined(problems)
 		for _, d := range drift {
 			fmt.Fprintln(a.out, d)
 		}
@@ -150,7 +130,7 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 		}
 	}
 	if a.json() {
-		return a.answer(r, r.Ready(), r.Drift, r.Problems, reset)
+		return a.answer(r, answer{Result: r.Result, Right: r.Ready(), Drift: r.Drift, Problems: problemsOf(r.Problems), Reset: reset})
 	}
 	for _, d := range r.Drift {
 		fmt.Fprintf(a.out, "repaired: %v\n", d)
@@ -164,8 +144,9 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 	if reset > 0 {
 		fmt.Fprintf(a.out, "reset: %d connections\n", reset)
 	}
-	if err := a.problems(r, r.Problems); err != nil {
-		return err
+	warn(a, r.Warnings)
+	if !r.Ready() {
+		return joined(problemsOf(r.Problems))
 	}
 	fmt.Fprintln(a.out, summary(r))
 	return nil

@@ -21,8 +21,11 @@ func (a *app) root() *cobra.Command {
 for. Without a command this is "run", which accepts the flags of ip-masq-agent and
 ip-masq-agent-v2.
 
-Exit codes: 0 success, 1 error, 2 mistake in the command line, 3 drift found.`,
-		Example: `  # Verify the rules
+Exit codes: 0 success, 1 error, 2 mistake in the command line, 3 drift found, or not ready.`,
+		Example: `  # Show whether the node is ready, and what is in force
+  ip-masq-reconciler status
+
+  # Verify the rules
   ip-masq-reconciler check
 
   # Show the verdict for traffic to an address, and the source that decides it
@@ -92,6 +95,7 @@ Exit codes: 0 the rules are right, 3 they differ, 1 error or a bad source.`,
 			Args: noArguments,
 			RunE: a.check,
 		}),
+		a.statusCommand(),
 		a.renderCommand(),
 		a.explainCommand(),
 		a.addOutput(&cobra.Command{

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -18,7 +19,7 @@ import (
 
 // notReadyFindings returns the reasons why the node is not ready, without those that package
 // diagnose finds: conflicts between sources, and plugin entries with which every ADD fails.
-func notReadyFindings(r *reconcile.Report) []diagnose.Finding {
+func notReadyFindings(n *inspection, r *reconcile.Report) []diagnose.Finding {
 	f := diagnose.Finding{
 		ID: "not-ready", Severity: diagnose.SeverityProblem,
 		Summary: "The rules are not what the sources ask for, or cannot be verified; /readyz says the same.",
@@ -32,6 +33,11 @@ func notReadyFindings(r *reconcile.Report) []diagnose.Finding {
 		inForce := errors.As(p.Err, &conflict) && p.Source == (policy.SourceID{})
 		if !inForce && p.Reason != reconcile.ReasonConflist {
 			f.Detail = append(f.Detail, strings.ReplaceAll(p.Err.Error(), "\n", "; "))
+		}
+	}
+	for _, p := range n.loopProblems(r) {
+		if p.Reason != reconcile.ReasonConflist {
+			f.Detail = append(f.Detail, strings.ReplaceAll(p.Message, "\n", "; "))
 		}
 	}
 	if len(f.Detail) == 0 {
@@ -61,22 +67,27 @@ func multusFindings(s config.Settings) []diagnose.Finding {
 }
 
 func (a *app) doctor(c *cobra.Command, _ []string) error {
-	node, err := a.node()
+	node, err := a.inspect(c.Context())
 	if err != nil {
 		return err
 	}
 	r := node.DryRun(c.Context(), node.Read())
+	findings := slices.Concat(notReadyFindings(node, r), node.findings(c.Context(), r))
+	if a.json() {
+		return a.print(notNil(findings))
+	}
+	node.say(a)
+	return diagnose.WriteFindings(a.out, findings)
+}
+
+// findings returns what doctor finds, without the reasons why the node is not ready.
+func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagnose.Finding {
 	rules := r.Rules
 	if r.Incomplete() != nil {
 		rules = nil // the policy is incomplete
 	}
-	findings := diagnose.Examine(c.Context(), diagnose.Host{
+	return append(multusFindings(n.Settings), diagnose.Examine(ctx, diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
-		BinDir: node.Settings.CNIBinDir, DataDir: node.Dir.Path(), PluginFile: r.Sources.PluginFile,
-	})
-	findings = slices.Concat(notReadyFindings(r), multusFindings(node.Settings), findings)
-	if a.json() {
-		return a.print(notNil(findings))
-	}
-	return diagnose.WriteFindings(a.out, findings)
+		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), PluginFile: r.Sources.PluginFile,
+	})...)
 }

@@ -80,7 +80,7 @@ func address(what, text string) (netip.Addr, error) {
 }
 
 func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
-	node, err := a.node()
+	node, err := a.inspect(c.Context())
 	if err != nil {
 		return err
 	}
@@ -99,20 +99,25 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 	}
 	r := node.DryRun(c.Context(), node.Read())
 	if r.Rules == nil {
-		return a.problems(r, r.Problems)
+		warn(a, r.Warnings)
+		return joined(problemsOf(r.Problems))
 	}
 	q.Incomplete = r.Incomplete()
 	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.OriginFinder{
 		ConfDir: r.Sources.ConfDir, Now: time.Now(), Since: node.Dir.Written,
 	})
 	if a.json() {
-		return a.print(e)
+		return a.print(struct {
+			diagnose.Explanation
+			Reconciler activeReconciler `json:"reconciler"`
+		}{e, node.active})
 	}
+	node.say(a)
 	e.Text(a.out)
 	warn(a, r.Warnings)
-	for _, p := range r.Obstacles() {
-		if !strings.Contains(e.Problem, p.Err.Error()) {
-			warn(a, []error{p.Err})
+	for _, p := range append(problemsOf(r.Obstacles()), node.loopProblems(r)...) {
+		if !strings.Contains(e.Problem, p.Message) {
+			warn(a, []string{p.Message})
 		}
 	}
 	return nil

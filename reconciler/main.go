@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +37,7 @@ const (
 	exitOK    = 0
 	exitError = 1
 	exitUsage = 2
-	exitDrift = 3
+	exitDrift = 3 // or the node is not ready
 )
 
 // errDrift ends a command that has printed drift and other errors.
@@ -60,7 +61,7 @@ func run(args []string) int {
 	switch {
 	case err == nil:
 		return exitOK
-	case errors.Is(err, errDrift):
+	case errors.Is(err, errDrift), errors.Is(err, errNotReady):
 		return exitDrift
 	case errors.As(err, &usage):
 		fmt.Fprintf(os.Stderr, "ip-masq-reconciler: %v\nSee %s --help.\n", err, command.CommandPath())
@@ -96,20 +97,33 @@ func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
 	if errors.Is(err, fs.ErrNotExist) && a.config == "" {
 		err = nil
 	}
+	if mistake := a.setFlags(&s); mistake != nil {
+		return s, mistake
+	}
+	return s, err
+}
+
+// setFlags replaces the settings for which a flag is given.
+func (a *app) setFlags(s *config.Settings) error {
 	for _, f := range a.flags {
 		if !f.given {
 			continue
 		}
 		if err := s.Set(f.key, f.text); err != nil {
-			return s, usageError{fmt.Errorf("--%s: %w", f.name, flagMistake(err))}
+			return usageError{fmt.Errorf("--%s: %w", f.name, flagMistake(err))}
 		}
 		// The only one of the agents' flags that is not a key of [agent].
 		s.AgentStated = s.AgentStated || f.key == "resync_interval"
 	}
-	return s, err
+	return nil
 }
 
-// node opens the node for a command that runs once. It needs valid settings.
+// given reports whether a flag is given for one of these keys.
+func (a *app) given(of func(key string) bool) bool {
+	return slices.ContainsFunc(a.flags, func(f *settingFlag) bool { return f.given && of(f.key) })
+}
+
+// node opens the node for a command that changes it. It needs valid settings.
 func (a *app) node() (*reconcile.Node, error) {
 	s, err := a.settings()
 	if err != nil {

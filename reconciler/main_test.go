@@ -162,7 +162,7 @@ func textFile(ts *testscript.TestScript, neg bool, args []string) {
 
 // volatile matches what differs from run to run by its nature: times.
 func volatile(key string) bool {
-	return regexp.MustCompile(`^(since|go|platform)$`).MatchString(key)
+	return regexp.MustCompile(`^(since|go|platform|pid)$`).MatchString(key)
 }
 
 func steady(value any) any {

@@ -51,13 +51,15 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 			wanted, f.given = policy.Backend(f.text), false
 		}
 	}
-	node, err := a.node()
+	node, err := a.inspect(c.Context())
 	if err != nil {
 		return err
 	}
+	node.say(a)
 	r := node.DryRun(c.Context(), node.Read())
 	if r.Rules == nil {
-		return a.problems(r, r.Problems)
+		warn(a, r.Warnings)
+		return joined(problemsOf(r.Problems))
 	}
 	if err := r.Incomplete(); err != nil {
 		return fmt.Errorf("render the desired rules: not all documents can be read: %w", err)
@@ -67,7 +69,7 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 		return !slices.ContainsFunc(r.Rules.Policies, func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
 	})
 	if guard {
-		text, err := guardTables(node, r.Rules.Guard.Desired, managed)
+		text, err := guardTables(node.Node, r.Rules.Guard.Desired, managed)
 		if err != nil {
 			return err
 		}
@@ -99,7 +101,7 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 	switch guards := r.Rules.Guard.Desired; {
 	case !slices.ContainsFunc(guards, of):
 	case choice.Backend == policy.NFTables:
-		tables, err := guardTables(node, guards, families)
+		tables, err := guardTables(node.Node, guards, families)
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// answerTime is how long a command waits for the reconciler that runs.
+const answerTime = 2 * time.Second
+
+// inspection is the node for a command that only reads, with the settings of the reconciler that runs,
+// if it answers.
+type inspection struct {
+	*reconcile.Node
+	active activeReconciler
+	stated config.Settings // those of reconciler.toml and the flags, as they are read here
+	// from says where Settings come from, and without why they are not the reconciler's.
+	from, without string
+}
+
+// activeReconciler is the reconciler that runs on the node, as it answers on its socket or, without
+// one, as /readyz does.
+type activeReconciler struct {
+	Running bool   `json:"running"`
+	Answers bool   `json:"answers"` // on its socket
+	PID     int    `json:"pid,omitempty"`
+	Version string `json:"version,omitempty"`
+
+	status   *metrics.Status   // nil unless it answers
+	problems []metrics.Problem // why the node is not ready, as it says
+	err      error             // why one that runs does not answer
+}
+
+// inspect opens the node for a command that only reads. An invalid reconciler.toml is a problem in its
+// reports.
+func (a *app) inspect(ctx context.Context) (*inspection, error) {
+	stated, err := a.settings()
+	var usage usageError
+	if errors.As(err, &usage) || a.config != "" && errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	all := drivers(iptables.Options{})
+	if stated.Origins["data_dir"] == "" && a.config == "" {
+		stated.DataDir = ownersDataDir(ctx, all, stated.DataDir)
+	}
+	n := &inspection{stated: stated, Node: reconcile.Open(stated, config.DefaultPluginFile, all), from: "from " + a.statedIn()}
+	n.SettingsErr = err
+	n.active = ask(ctx, n.Dir, stated.HealthListen)
+	switch s := n.active.status; {
+	case s != nil && a.config == "":
+		if err := n.take(a, s, all); err != nil {
+			return nil, err
+		}
+	case s != nil:
+	case n.active.Running:
+		n.without = "the reconciler that runs does not answer: " + n.active.err.Error() + "; "
+	default:
+		n.without = "no reconciler runs; "
+	}
+	if a.given(func(string) bool { return true }) {
+		n.from += " and flags"
+	}
+	n.Conntrack = conntrack.Reset
+	return n, nil
+}
+
+// take opens the node with the settings of the reconciler that runs, except those for which a flag is given.
+func (n *inspection) take(a *app, s *metrics.Status, all netfilter.Drivers) error {
+	running := config.DefaultSettings()
+	if err := errors.Join(running.SetAll(s.Settings), a.setFlags(&running)); err != nil {
+		return err
+	}
+	running.AgentStated = running.AgentStated || s.AgentSource && running.AgentConfigDir == ""
+	n.Node = reconcile.Open(running, config.DefaultPluginFile, all)
+	if s.SettingsErr != "" {
+		n.SettingsErr = errors.New(s.SettingsErr)
+	}
+	if s.AgentFiles != nil && !a.given(ofAgentFiles) {
+		n.AgentFiles = s.AgentFiles.Read
+	}
+	n.from = fmt.Sprintf("from the reconciler that runs (pid %d, version %s)", s.PID, s.Version)
+	return nil
+}
+
+// statedIn names the file that a.settings reads.
+func (a *app) statedIn() string {
+	if _, err := os.Stat(a.settingsFile()); errors.Is(err, fs.ErrNotExist) {
+		return "the defaults"
+	}
+	return a.settingsFile()
+}
+
+// ofAgentFiles reports whether the agent files mean something else with another value of the key.
+func ofAgentFiles(key string) bool {
+	return key == "backend" || strings.HasPrefix(key, "agent")
+}
+
+// ownersDataDir returns the dataDir that the comments of owned chains name, unless plugin.toml states one
+// or no chain does.
+func ownersDataDir(ctx context.Context, all netfilter.Drivers, otherwise string) string {
+	if file, _ := config.ReadPluginFile(config.DefaultPluginFile); file.Present {
+		return otherwise
+	}
+	owned, _ := all.Owned(ctx) // an error is in the command's own report
+	for _, c := range owned {
+		otherwise = cmp.Or(c.Owner.DataDir, otherwise)
+	}
+	return otherwise
+}
+
+// ask asks the reconciler that runs with the dataDir for its status. Where it cannot have a socket, as on a
+// full disk, /readyz answers in part.
+func ask(ctx context.Context, dir *store.Dir, healthAddress string) activeReconciler {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	status, err := askSocket(ctx, dir)
+	if err == nil {
+		return activeReconciler{Running: true, Answers: true, PID: status.PID, Version: status.Version, status: status, problems: status.Problems}
+	}
+	found := activeReconciler{Running: dir.ReconcilerActive(), err: err}
+	if !found.Running {
+		found.problems, found.Running = askHealth(ctx, healthAddress)
+	}
+	return found
+}
+
+// askSocket returns the status that the socket of the dataDir serves.
+func askSocket(ctx context.Context, dir *store.Dir) (*metrics.Status, error) {
+	body, _, err := get(ctx, "http://socket/v1/status", func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", dir.Path()+"/reconciler.sock")
+	})
+	if err != nil {
+		return nil, err
+	}
+	var form struct {
+		StatusVersion int
+		Version       string
+	}
+	var status metrics.Status
+	switch err = json.Unmarshal(body, &form); {
+	case err == nil && form.StatusVersion != metrics.StatusVersion:
+		return nil, fmt.Errorf("its version is %s, and this one, %s, cannot read its status; use the program of that version",
+			policy.Printable(form.Version), version)
+	case err == nil:
+		err = json.Unmarshal(body, &status)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read its status: %w", err)
+	}
+	return &status, nil
+}
+
+// askHealth returns the reasons that /readyz gives, and whether a reconciler answers there.
+func askHealth(ctx context.Context, address string) (problems []metrics.Problem, runs bool) {
+	if address == "" {
+		return nil, false
+	}
+	body, code, err := get(ctx, "http://"+address+"/readyz", nil)
+	if err != nil {
+		return nil, false
+	}
+	for line := range strings.Lines(string(body)) {
+		line = strings.TrimSuffix(line, "\n")
+		reason, message, _ := strings.Cut(line, ": ")
+		switch more, continues := strings.CutPrefix(line, "  "); {
+		case slices.Contains(reconcile.Reasons(), reconcile.Reason(reason)):
+			problems = append(problems, metrics.Problem{Reason: reconcile.Reason(reason), Message: message})
+		case continues && len(problems) > 0:
+			problems[len(problems)-1].Message += "\n" + more
+		}
+	}
+	return problems, len(problems) > 0 || code == http.StatusOK && string(body) == "ok\n"
+}
+
+// get makes one request.
+func get(ctx context.Context, url string, dial func(context.Context, string, string) (net.Conn, error)) (body []byte, code int, err error) {
+	const most = 64 << 20 // agent files can have a million prefixes
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err == nil {
+		body, err = io.ReadAll(io.LimitReader(response.Body, most))
+		_ = response.Body.Close() // it was only read
+		code = response.StatusCode
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("no answer in %s", answerTime)
+	}
+	return body, code, err
+}
+
+// say writes where the settings come from to stderr. With --config, the operator has said it.
+func (n *inspection) say(a *app) {
+	if a.config == "" {
+		fmt.Fprintf(a.err, "settings: %s%s\n", n.without, n.from)
+	}
+}
+
+// loopProblems returns what the reconciler that runs reports and the dry run does not find.
+func (n *inspection) loopProblems(r *reconcile.Report) []metrics.Problem {
+	own := problemsOf(r.Problems)
+	return slices.DeleteFunc(slices.Clone(n.active.problems), func(p metrics.Problem) bool {
+		return slices.ContainsFunc(own, func(o metrics.Problem) bool {
+			sameRules := p.Reason == reconcile.ReasonRules && o.Reason == p.Reason && o.Source == p.Source && o.Chain == p.Chain
+			return o.Message == p.Message || sameRules // whose differences change from one moment to the next
+		})
+	})
+}
+
+// problemsOf returns problems as the reconciler's status has them.
+func problemsOf(problems []reconcile.Problem) []metrics.Problem {
+	return mapped(problems, func(p reconcile.Problem) metrics.Problem {
+		one := metrics.Problem{Reason: p.Reason, Chain: p.Chain, Message: p.Err.Error()}
+		if p.Source != (policy.SourceID{}) {
+			one.Source = p.Source.String()
+		}
+		return one
+	})
+}
+
+// joined returns the messages of problems as one error.
+func joined(problems []metrics.Problem) error {
+	return errors.Join(mapped(problems, func(p metrics.Problem) error { return errors.New(p.Message) })...)
+}

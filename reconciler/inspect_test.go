@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+// serveStatus serves a handler on the socket of a new dataDir, and returns the dataDir.
+func serveStatus(t *testing.T, h http.HandlerFunc) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/run", "data") // as short as the path of a socket has to be
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.WriteFile(filepath.Join(dir, "made-by-ip-masq"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(dir, "reconciler.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: h, ReadHeaderTimeout: time.Second}
+	go func() { _ = s.Serve(l) }() // until it is closed
+	t.Cleanup(func() { _ = s.Close() })
+	return dir
+}
+
+// answering answers with a status.
+func answering(t *testing.T, s metrics.Status) http.HandlerFunc {
+	t.Helper()
+	doc, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet || r.URL.Path != "/v1/status" {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = w.Write(doc)
+	}
+}
+
+// inspectNode inspects the node with these flags.
+func inspectNode(t *testing.T, args ...string) (*inspection, string) {
+	t.Helper()
+	var stderr bytes.Buffer
+	a := &app{out: &bytes.Buffer{}, err: &stderr}
+	if err := a.root().ParseFlags(args); err != nil {
+		t.Fatal(err)
+	}
+	n, err := a.inspect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.say(a)
+	return n, strings.TrimSuffix(stderr.String(), "\n")
+}
+
+// daemonSetSettings are settings as the flags of a DaemonSet state them.
+func daemonSetSettings(t *testing.T, dataDir string) config.Settings {
+	t.Helper()
+	s := config.DefaultSettings()
+	for _, x := range [][2]string{
+		{"data_dir", dataDir}, {"agent_config_dir", "/nowhere/config"}, {"agent.enableIPv6", "true"}, {"agent.masqChain", "PODS"},
+		{"agent.toPorts", "1024-29999,32768-65535"}, {"agent.nonMasqueradeCIDRs", ""}, {"resync_interval", "1h"}, {"cni_conf_dir", "/nowhere/net.d"},
+	} {
+		if err := s.Set(x[0], x[1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// TestSettingsOfTheReconciler checks that a command has the settings and agent files of the reconciler that
+// runs, except those for which a flag is given.
+func TestSettingsOfTheReconciler(t *testing.T) {
+	t.Parallel()
+	var dataDir string
+	var status metrics.Status
+	dataDir = serveStatus(t, func(w http.ResponseWriter, r *http.Request) { answering(t, status)(w, r) })
+	want := daemonSetSettings(t, dataDir)
+	status = metrics.Status{
+		StatusVersion: metrics.StatusVersion, Version: "v9", PID: 12, Settings: want.List(), AgentSource: true, SettingsErr: "reconciler.toml:1: bad",
+		AgentFiles: &metrics.AgentFiles{Files: agentconfig.Files{Dir: "/nowhere/config", Names: []string{"ip-masq-agent"}}, Err: "ip-masq-agent:1: bad"},
+	}
+	n, said := inspectNode(t, "--data-dir", dataDir)
+	if !n.Settings.Equal(want) {
+		t.Errorf("settings of the command differ:\n%s", cmp.Diff(want.List(), n.Settings.List()))
+	}
+	if want := "settings: from the reconciler that runs (pid 12, version v9) and flags"; said != want {
+		t.Errorf("said %q, want %q", said, want)
+	}
+	if n.SettingsErr == nil || n.SettingsErr.Error() != status.SettingsErr {
+		t.Errorf("error of the settings: %v", n.SettingsErr)
+	}
+	src := n.Read()
+	if src.Agent == nil || src.AgentErr == nil || src.AgentErr.Error() != "ip-masq-agent:1: bad" || src.Agent.Names[0] != "ip-masq-agent" {
+		t.Errorf("agent files: %+v, %v", src.Agent, src.AgentErr)
+	}
+
+	n, _ = inspectNode(t, "--data-dir", dataDir, "--masq-chain", "OTHER", "--cni-bin-dir", "/bin")
+	if err := errors.Join(want.Set("agent.masqChain", "OTHER"), want.Set("cni_bin_dir", "/bin")); err != nil {
+		t.Fatal(err)
+	}
+	if !n.Settings.Equal(want) {
+		t.Errorf("settings with two flags differ:\n%s", cmp.Diff(want.List(), n.Settings.List()))
+	}
+	if src := n.Read(); src.AgentErr != nil || src.Agent == nil || src.Agent.Source.Policy.Chain != "OTHER" {
+		t.Errorf("agent files are not read with the flag: %+v, %v", src.Agent, src.AgentErr)
+	}
+
+	// A file that the operator names is what counts.
+	file := filepath.Join(t.TempDir(), "reconciler.toml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, "data_dir = %q\n", dataDir), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n, said = inspectNode(t, "--config", file)
+	if n.Settings.AgentConfigDir != "" || n.Settings.Agent.Policy.Chain == "PODS" || said != "" || !n.active.Answers || n.AgentFiles != nil {
+		t.Errorf("with --config: %+v, said %q", n.Settings, said)
+	}
+}
+
+// TestReconcilerWithoutAnswer checks that commands go on without a reconciler that hangs, or that is of
+// another version, and say so.
+func TestReconcilerWithoutAnswer(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		answer http.HandlerFunc
+		want   string
+	}{
+		"hangs": {
+			func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+			"settings: the reconciler that runs does not answer: no answer in 2s; from the defaults and flags",
+		},
+		"another version": {
+			func(w http.ResponseWriter, _ *http.Request) {
+				fmt.Fprint(w, `{"statusVersion": 2, "version": "v10", "settings": {}}`)
+			},
+			"settings: the reconciler that runs does not answer: its version is v10, and this one, unknown, cannot read its status; " +
+				"use the program of that version; from the defaults and flags",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dataDir := serveStatus(t, c.answer)
+			lock, err := reconcile.Open(config.Settings{DataDir: dataDir}, "", nil).Dir.InstanceLock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = lock.Release() }()
+			start := time.Now()
+			n, said := inspectNode(t, "--data-dir", dataDir)
+			if said != c.want {
+				t.Errorf("said  %q,\nwant %q", said, c.want)
+			}
+			if !n.active.Running || n.active.Answers {
+				t.Errorf("reconciler: %+v", n.active)
+			}
+			if took := time.Since(start); took > 2*answerTime {
+				t.Errorf("waited %s", took)
+			}
+		})
+	}
+}
+
+// TestReasonsOfReadyz checks that the answer of /readyz is read where a reconciler has no socket.
+func TestReasonsOfReadyz(t *testing.T) {
+	t.Parallel()
+	body, code := "", http.StatusOK
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		fmt.Fprint(w, body)
+	})}
+	go func() { _ = s.Serve(l) }() // until it is closed
+	t.Cleanup(func() { _ = s.Close() })
+	for _, c := range []struct {
+		code int
+		body string
+		want []metrics.Problem
+		runs bool
+	}{
+		{200, "ok\n", nil, true},
+		{503, "state: open /data: read-only file system; let it write\n  there\nrules: differ\n", []metrics.Problem{
+			{Reason: reconcile.ReasonState, Message: "open /data: read-only file system; let it write\nthere"},
+			{Reason: reconcile.ReasonRules, Message: "differ"},
+		}, true},
+		{404, "404 page not found\n", nil, false}, // of another program
+		{200, "<html>", nil, false},
+	} {
+		code, body = c.code, c.body
+		got, runs := askHealth(t.Context(), l.Addr().String())
+		if diff := cmp.Diff(c.want, got); diff != "" || runs != c.runs {
+			t.Errorf("%q: runs %v, -want +got:\n%s", c.body, runs, diff)
+		}
+	}
+}
+
+// TestProblemsOfTheLoop checks that problems which the reconciler and a dry run both find are listed once.
+func TestProblemsOfTheLoop(t *testing.T) {
+	t.Parallel()
+	agent := policy.SourceID{Kind: policy.AgentFiles}
+	n := &inspection{active: activeReconciler{problems: []metrics.Problem{
+		{Reason: reconcile.ReasonSource, Source: agent.String(), Message: "line 1: bad"},
+		{Reason: reconcile.ReasonRules, Chain: "A", Message: "3 rules are missing"},
+		{Reason: reconcile.ReasonRules, Chain: "B", Message: "2 rules are missing"},
+		{Reason: reconcile.ReasonFlapping, Message: "reverted"},
+	}}}
+	got := n.loopProblems(&reconcile.Report{Problems: []reconcile.Problem{
+		{Reason: reconcile.ReasonSource, Source: agent, Err: errors.New("line 1: bad")},
+		{Reason: reconcile.ReasonRules, Chain: "A", Err: errors.New("4 rules are missing")},
+	}})
+	if diff := cmp.Diff(n.active.problems[2:], got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}

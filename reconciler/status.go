@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+var (
+	// errNotReady ends status after it has printed why the node is not ready.
+	errNotReady = errors.New("not ready")
+	errNoneRuns = errors.New("no reconciler runs on this node")
+)
+
+func (a *app) statusCommand() *cobra.Command {
+	watch := false
+	c := a.addOutput(&cobra.Command{
+		Use:   "status",
+		Short: "Show on one screen whether the node is ready, and why not",
+		Long: `Show on one screen whether the node is ready, each reason why it is not with its remedy, and
+what is in force: the reconciler and the plugin, chains, sources, the plugin entry, repairs,
+and what "doctor" finds. Nothing is written. The reconciler that runs is asked for its
+settings and state; where none runs, the state is that of the dataDir and the kernel.
+
+Exit codes: 0 the node is ready, 3 it is not, 1 no reconciler runs, or error.`,
+		Example: `  # Show the state of this node
+  ip-masq-reconciler status
+
+  # Show it again every two seconds
+  ip-masq-reconciler status --watch
+
+  # Show the state of a node of a Kubernetes cluster
+  kubectl -n kube-system exec ip-masq-reconciler-x2x7k -- ip-masq-reconciler status`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error { return a.status(c.Context(), watch) },
+	})
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every two seconds, until stopped")
+	return c
+}
+
+func (a *app) status(ctx context.Context, watch bool) error {
+	const interval = 2 * time.Second
+	_, err := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS)
+	terminal := err == nil && os.Getenv("TERM") != "dumb"
+	for {
+		s, err := a.nodeStatus(ctx)
+		switch {
+		case ctx.Err() != nil && watch:
+			return nil
+		case err != nil:
+			return err
+		case a.json():
+			err = a.print(s)
+		default:
+			text := s.text(time.Now(), terminal && os.Getenv("NO_COLOR") == "")
+			if watch && terminal {
+				text = "\x1b[H\x1b[2J" + text
+			} else if watch {
+				text += "\n"
+			}
+			_, err = a.out.Write([]byte(text))
+		}
+		switch {
+		case err != nil:
+			return err
+		case watch && ctx.Err() == nil:
+			sleep(ctx, interval)
+		case watch:
+			return nil
+		case !s.Reconciler.Running:
+			return errNoneRuns
+		case !s.Ready:
+			return errNotReady
+		default:
+			return nil
+		}
+	}
+}
+
+// nodeStatus is the output of status as JSON.
+type nodeStatus struct {
+	Ready    bool              `json:"ready"`    // as /readyz says, and the rules are right at this moment
+	Problems []metrics.Problem `json:"problems"` // why it is not
+
+	Reconciler   reconcilerStatus   `json:"reconciler"`
+	Plugin       pluginStatus       `json:"plugin"`
+	SettingsFrom string             `json:"settingsFrom"`
+	Settings     []config.Setting   `json:"settings"`
+	DataDir      string             `json:"dataDir"`
+	Chains       []chainStatus      `json:"chains"`
+	Sources      []sourceStatus     `json:"sources"`
+	Conflist     conflistStatus     `json:"conflist"`
+	Repairs      []metrics.Repair   `json:"repairs"` // the latest ones, the newest first
+	RepairsTotal int                `json:"repairsTotal"`
+	Findings     []diagnose.Finding `json:"findings"` // of doctor
+	Warnings     []string           `json:"warnings"`
+}
+
+type reconcilerStatus struct {
+	activeReconciler
+	Error           string            `json:"error,omitempty"`   // why one that runs does not answer
+	LastSeen        time.Time         `json:"lastSeen,omitzero"` // without one that runs: one ran at this time or later
+	Started         time.Time         `json:"started,omitzero"`
+	LastSync        time.Time         `json:"lastSync,omitzero"`
+	LastResult      string            `json:"lastResult,omitempty"`
+	IntervalSeconds float64           `json:"intervalSeconds,omitempty"`
+	Standbys        []metrics.Standby `json:"standbys"`
+}
+
+type pluginStatus struct {
+	Path    string `json:"path"`
+	Version string `json:"version,omitempty"`
+	Error   string `json:"error,omitempty"` // why the runtime cannot run it
+}
+
+type chainStatus struct {
+	policy.ChainFamily
+	Backend       string            `json:"backend"`
+	Rules         int               `json:"rules"` // desired
+	Guard         policy.GuardMode  `json:"guard,omitempty"`
+	EnforceExempt bool              `json:"enforceExempt,omitempty"`
+	Connections   map[string]uint64 `json:"connections,omitempty"` // by action, since the reconciler started
+	GuardPackets  map[string]uint64 `json:"guardPackets,omitempty"`
+	Resets        uint64            `json:"connectionsReset,omitempty"`
+}
+
+// sourceState is what is in force of a source.
+type sourceState string
+
+const (
+	inForce    sourceState = "in force"
+	superseded sourceState = "superseded" // by another source, in part at least
+	pending    sourceState = "pending"    // the last good policy is in force
+	invalid    sourceState = "invalid"    // the same
+)
+
+type sourceStatus struct {
+	Source  policy.SourceID `json:"source"`
+	State   sourceState     `json:"state"`
+	Written time.Time       `json:"written,omitzero"` // when its policy was stored
+	File    string          `json:"file"`
+}
+
+type conflistStatus struct {
+	Network  string `json:"network"` // that the runtime uses
+	File     string `json:"file"`
+	Entry    bool   `json:"entry"` // it has the plugin entry
+	Error    string `json:"error,omitempty"`
+	Managed  bool   `json:"managed"`
+	Inserted int    `json:"inserted"` // how often the reconciler inserted the entry
+}
+
+// nodeStatus asks the reconciler and observes the node.
+func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
+	n, err := a.inspect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := n.Check(ctx)
+	s := &nodeStatus{
+		Problems:     append(problemsOf(r.Problems), n.loopProblems(r)...),
+		Reconciler:   reconcilerStatus{activeReconciler: n.active, Standbys: []metrics.Standby{}},
+		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
+		SettingsFrom: n.from, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
+		Sources: sourcesOf(n, r), Conflist: conflistOf(n.Settings), Repairs: []metrics.Repair{},
+		Findings: notNil(n.findings(ctx, r)), Warnings: mapped(r.Warnings, error.Error),
+	}
+	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil {
+		s.Plugin.Error = err.Error()
+	} else if s.Plugin.Version, err = install.Version(ctx, s.Plugin.Path); err != nil {
+		s.Plugin.Error = err.Error()
+	}
+	s.add(n.active.status)
+	s.Chains = chainsOf(r, n.active.status)
+	if n.active.Running && !n.active.Answers {
+		s.Reconciler.Error = n.active.err.Error()
+	}
+	if !n.active.Running {
+		s.Reconciler.LastSeen = lastSeen(n.Dir)
+	}
+	s.Ready = n.active.Answers && len(s.Problems) == 0
+	return s, nil
+}
+
+// add adds what only the reconciler that runs knows, if it answers.
+func (s *nodeStatus) add(a *metrics.Status) {
+	if a == nil {
+		return
+	}
+	r := &s.Reconciler
+	r.Started, r.LastSync, r.LastResult, r.IntervalSeconds = a.Started, a.LastSync, a.LastResult, a.Interval.Seconds()
+	r.Standbys = notNil(a.Standbys)
+	s.Repairs, s.RepairsTotal = notNil(a.Repairs), a.RepairsTotal
+	s.Conflist.Managed, s.Conflist.Inserted = a.ConflistManaged, a.EntryInserted
+	for _, w := range a.Warnings {
+		if !slices.Contains(s.Warnings, w) {
+			s.Warnings = append(s.Warnings, w)
+		}
+	}
+}
+
+// lastSeen returns the latest time at which a reconciler is known to have run, zero if none has.
+func lastSeen(dir *store.Dir) (last time.Time) {
+	for _, name := range []string{"reconciler.lock", "reconciler.sock"} {
+		if info, err := os.Lstat(filepath.Join(dir.Path(), name)); err == nil && info.ModTime().After(last) {
+			last = info.ModTime()
+		}
+	}
+	return last
+}
+
+func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
+	chains := []chainStatus{}
+	if r.Rules == nil {
+		return chains
+	}
+	for _, g := range r.Rules.Groups {
+		for _, c := range g.Desired.Chains {
+			one := chainStatus{ChainFamily: policy.ChainFamily{Chain: c.Name, Family: c.Family}, Backend: g.Choice.String(), Rules: len(c.Rules)}
+			if guard := r.Rules.Guard.Of(one.ChainFamily); guard != nil {
+				one.Guard, one.EnforceExempt = guard.Mode, guard.Bound != nil
+			}
+			if active != nil {
+				for _, count := range active.Chains {
+					if count.ChainFamily == one.ChainFamily {
+						one.Connections, one.GuardPackets, one.Resets = count.Connections, count.GuardPackets, count.Resets
+					}
+				}
+			}
+			chains = append(chains, one)
+		}
+	}
+	return chains
+}
+
+// sourcesOf returns the sources that are stored or should be.
+func sourcesOf(n *inspection, r *reconcile.Report) []sourceStatus {
+	states := map[policy.SourceID]sourceState{}
+	for _, s := range r.State.Sources {
+		states[s.ID] = inForce
+	}
+	if r.Rules != nil {
+		for _, p := range r.Rules.Policies {
+			for _, c := range p.Conflicts {
+				states[c.Superseded.Source] = superseded
+			}
+		}
+	}
+	for _, id := range r.Pending {
+		states[id] = pending
+	}
+	for _, p := range r.Problems {
+		switch {
+		case p.Source == policy.SourceID{}:
+		case p.Reason == reconcile.ReasonSource:
+			states[p.Source] = invalid
+		case p.Reason == reconcile.ReasonConflict:
+			states[p.Source] = superseded
+		}
+	}
+	sources := []sourceStatus{}
+	for id, state := range states {
+		written, _ := n.Dir.Written(id) // zero if unknown
+		sources = append(sources, sourceStatus{id, state, written, fileOf(r.Sources, id)})
+	}
+	slices.SortFunc(sources, func(a, b sourceStatus) int { return a.Source.Compare(b.Source) })
+	return sources
+}
+
+// fileOf names the file that states the policy of a source.
+func fileOf(s *reconcile.Sources, id policy.SourceID) string {
+	if id.Kind == policy.Network {
+		for _, list := range s.ConfDir.Conflists {
+			if list.Network == id.Name && len(list.Entries) > 0 {
+				return list.File
+			}
+		}
+		return "no conflist any more"
+	}
+	switch files := s.Agent; {
+	case files == nil:
+		return "no agent files are read any more"
+	case files.Dir == "":
+		return "the reconciler's settings"
+	case len(files.Names) > 0:
+		return filepath.Join(files.Dir, strings.Join(files.Names, ", "))
+	case files.Missing:
+		return files.Dir + ", which is missing"
+	default:
+		return files.Dir
+	}
+}
+
+func conflistOf(s config.Settings) conflistStatus {
+	n, err := conflist.Find(s.CNIConfDir, s.Conflist.Network)
+	c := conflistStatus{Network: n.Name, File: n.Path, Entry: n.Entries > 0, Managed: s.Conflist.Manage}
+	if err != nil {
+		c.Error = err.Error()
+	} else if c.File == "" {
+		c.Error = fmt.Sprintf("the configuration of network %s is unknown", policy.Quote(n.Name))
+	}
+	return c
+}

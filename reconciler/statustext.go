@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+const (
+	screenWidth = 80 // columns
+	labelWidth  = 13
+)
+
+// Colours of terminals (ECMA-48).
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+)
+
+// screen is text of at most screenWidth columns.
+type screen struct {
+	strings.Builder
+	colours bool
+}
+
+// row writes a label and its text, which wraps beside it.
+func (s *screen) row(label, text, colour string) {
+	for _, line := range wrap(text, screenWidth-labelWidth) {
+		line = strings.TrimRight(fmt.Sprintf("%-*s%s", labelWidth, label, line), " ")
+		if label == "" || colour == "" || !s.colours {
+			s.WriteString(line + "\n")
+		} else {
+			fmt.Fprintf(s, "\x1b[%sm%s\x1b[0m\n", colour, line)
+		}
+		label = ""
+	}
+}
+
+// table writes rows in columns. Columns of numbers are aligned to the right. A last cell that does not
+// fit gets a line of its own.
+func (s *screen) table(rows [][]string) {
+	const indent = "  "
+	widths := map[int]int{}
+	for _, cells := range rows {
+		for i, cell := range cells {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for _, cells := range rows {
+		line := ""
+		for i, cell := range cells {
+			padding := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+			if cell != "" && cell[0] >= '0' && cell[0] <= '9' && i > 0 {
+				cell, padding = padding+cell, ""
+			}
+			if i == len(cells)-1 && utf8.RuneCountInString(indent+line+cell) > screenWidth {
+				for _, part := range wrap(cell, screenWidth-2*len(indent)) {
+					line = strings.TrimRight(line, " ") + "\n" + indent + part
+				}
+				cell, padding = "", ""
+			}
+			line += cell + padding + "  "
+		}
+		s.WriteString(indent + strings.ReplaceAll(strings.TrimRight(line, " "), "\n", "\n"+indent) + "\n")
+	}
+}
+
+// wrap breaks text into lines of at most width columns: at its line ends, between words, and in words
+// that are longer than a line. The lines of an item of a list ("- ") are indented.
+func wrap(text string, width int) []string {
+	var lines []string
+	for paragraph := range strings.Lines(text) {
+		line, indent := "", ""
+		if strings.HasPrefix(paragraph, "- ") {
+			indent = "  "
+		}
+		for word := range strings.FieldsSeq(paragraph) {
+			switch {
+			case line == "":
+				line = word
+			case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) <= width:
+				line += " " + word
+			default:
+				lines, line = append(lines, line), indent+word
+			}
+			for r := []rune(line); len(r) > width; r = []rune(line) {
+				lines, line = append(lines, string(r[:width])), string(r[width:])
+			}
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// text writes the status for people.
+func (s *nodeStatus) text(now time.Time, colours bool) string {
+	w := &screen{colours: colours}
+	s.writeNode(w)
+	s.writeProblems(w)
+	s.writeReconciler(w, now)
+	plugin := s.Plugin.Error
+	if plugin == "" {
+		plugin = s.Plugin.Version + ", " + policy.Printable(s.Plugin.Path)
+	}
+	w.row("Plugin:", plugin, "")
+	w.row("Settings:", s.settingsText(), "")
+	w.row("Data dir:", policy.Printable(s.DataDir), "")
+	s.writeChains(w)
+	s.writeSources(w, now)
+	w.row("Conflist:", s.Conflist.text(), "")
+	w.row("Repairs:", s.repairsText(now), "")
+	w.row("Doctor:", s.doctorText(), "")
+	const most = 6
+	label := "Warnings:"
+	for _, warning := range s.Warnings[:min(most, len(s.Warnings))] {
+		w.row(label, "- "+warning, yellow)
+		label = ""
+	}
+	if more := len(s.Warnings) - most; more > 0 {
+		w.row("", fmt.Sprintf("and %d more", more), "")
+	}
+	return w.String()
+}
+
+// writeNode writes whether the node is ready, and the reasons.
+func (s *nodeStatus) writeNode(w *screen) {
+	found := len(s.found(diagnose.SeverityProblem))
+	headline, colour := "not ready: "+number(len(s.Problems), "reason"), red
+	switch {
+	case len(s.Problems) > 0 && !s.Reconciler.Running:
+		headline = "not ready: no reconciler runs, and " + number(len(s.Problems), "reason")
+	case len(s.Problems) > 0:
+	case !s.Reconciler.Running:
+		headline = "not ready: no reconciler runs; the rules are right"
+	case !s.Reconciler.Answers:
+		headline = "not ready: the reconciler does not answer; the rules are right"
+	case found > 0:
+		headline, colour = "ready, but doctor finds "+number(found, "problem"), yellow
+	default:
+		headline, colour = "ready", green
+	}
+	w.row("Node:", headline, colour)
+	for _, p := range s.Problems {
+		w.row("  "+string(p.Reason)+":", p.Message, red)
+	}
+}
+
+func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
+	r := s.Reconciler
+	text := ""
+	switch {
+	case r.Answers:
+		text = fmt.Sprintf("%s, pid %d, up %s", r.Version, r.PID, age(now, r.Started))
+	case r.Running:
+		text = "runs, and does not answer: " + r.Error
+	case r.LastSeen.IsZero():
+		text = "none runs, and none has run with this data dir"
+	default:
+		text = fmt.Sprintf("none runs; one was last seen %s ago (%s)", age(now, r.LastSeen), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
+	}
+	for _, b := range r.Standbys {
+		text += fmt.Sprintf("; on standby: pid %d, %s", b.PID, policy.Printable(b.Version))
+	}
+	w.row("Reconciler:", text, "")
+	if r.Answers {
+		text = "none yet"
+		if !r.LastSync.IsZero() {
+			next := now.Add(time.Duration(r.IntervalSeconds * float64(time.Second)))
+			text = fmt.Sprintf("%s ago, %s; at least one every %s", age(now, r.LastSync), r.LastResult, age(next, now))
+		}
+		w.row("Last sync:", text, "")
+	}
+}
+
+// settingsText names the origin of the settings, and those that are stated.
+func (s *nodeStatus) settingsText() string {
+	var stated []string
+	for _, x := range s.Settings {
+		if x.Origin != config.DefaultOrigin {
+			const most = 40
+			stated = append(stated, x.Key+"="+policy.Printable(shorten(x.Value, most)))
+		}
+	}
+	text, _, _ := strings.Cut(s.SettingsFrom, " (pid") // which another row has
+	if len(stated) > 0 {
+		text += ": " + strings.Join(stated, ", ")
+	}
+	return text
+}
+
+func (s *nodeStatus) writeChains(w *screen) {
+	if len(s.Chains) == 0 {
+		w.row("Chains:", "none; no source asks for one", "")
+		return
+	}
+	w.WriteString("Chains:\n")
+	rows := [][]string{{"NAME", "FAMILY", "BACKEND", "RULES", "MASQ", "EXEMPT"}}
+	for _, c := range s.Chains {
+		row := []string{c.Chain, string(c.Family), c.Backend, fmt.Sprint(c.Rules), "-", "-"}
+		if c.Connections != nil {
+			row[4], row[5] = short(c.Connections[string(policy.ActionMasquerade)]), short(c.Connections[string(policy.ActionExempt)])
+		}
+		rows = append(rows, row)
+	}
+	w.table(rows)
+	for _, c := range s.Chains {
+		var keys []string
+		if c.Guard != "" && c.Guard != policy.GuardOff {
+			keys = append(keys, fmt.Sprintf("guard %s: %s packets", c.Guard, short(c.GuardPackets[string(c.Guard)])))
+		}
+		if c.EnforceExempt {
+			keys = append(keys, "enforceExempt")
+		}
+		if c.Resets > 0 {
+			keys = append(keys, short(c.Resets)+" connections reset")
+		}
+		if len(keys) > 0 {
+			w.table([][]string{{fmt.Sprintf("%s %s: %s", c.Chain, c.Family, strings.Join(keys, ", "))}})
+		}
+	}
+}
+
+func (s *nodeStatus) writeSources(w *screen, now time.Time) {
+	if len(s.Sources) == 0 {
+		w.row("Sources:", "none", "")
+		return
+	}
+	w.WriteString("Sources:\n")
+	const most, mostName = 8, 24
+	rows := [][]string{{"NAME", "STATE", "AGE", "FILE"}}
+	for _, x := range s.Sources[:min(most, len(s.Sources))] {
+		name := "agent files"
+		if x.Source.Kind == policy.Network {
+			name = shorten(policy.Printable(x.Source.Name), mostName)
+		}
+		since := "-"
+		if !x.Written.IsZero() {
+			since = age(now, x.Written)
+		}
+		rows = append(rows, []string{name, string(x.State), since, policy.Printable(x.File)})
+	}
+	w.table(rows)
+	if more := len(s.Sources) - most; more > 0 {
+		w.table([][]string{{fmt.Sprintf("and %d more", more)}})
+	}
+}
+
+func (c conflistStatus) text() string {
+	if c.Error != "" {
+		return c.Error
+	}
+	text := policy.Printable(c.Network) + ": plugin entry in "
+	if !c.Entry {
+		text = policy.Printable(c.Network) + ": no plugin entry in "
+	}
+	text += policy.Printable(c.File)
+	if c.Managed {
+		text += "; conflist.manage is on"
+	}
+	if c.Inserted > 0 {
+		text += fmt.Sprintf(", and the reconciler inserted it %s", number(c.Inserted, "time"))
+	}
+	return text
+}
+
+func (s *nodeStatus) repairsText(now time.Time) string {
+	switch {
+	case !s.Reconciler.Answers:
+		return "unknown without the reconciler"
+	case s.RepairsTotal == 0 || len(s.Repairs) == 0:
+		return "none since the reconciler started"
+	}
+	last := s.Repairs[0]
+	return fmt.Sprintf("%d since the reconciler started; the last %s ago in %s: %d missing, %d unexpected; changed by %s",
+		s.RepairsTotal, age(now, last.At), cmp.Or(strings.Join(last.Chains, ", "), "the guard tables"), last.Missing, last.Unexpected, last.By)
+}
+
+// found returns the findings of a severity.
+func (s *nodeStatus) found(severity diagnose.Severity) []diagnose.Finding {
+	return slices.DeleteFunc(slices.Clone(s.Findings), func(f diagnose.Finding) bool { return f.Severity != severity })
+}
+
+// doctorText counts the problems, and names the notices.
+func (s *nodeStatus) doctorText() string {
+	text := "no problems"
+	if n := len(s.found(diagnose.SeverityProblem)); n > 0 {
+		text = number(n, "problem") + ", above"
+	}
+	if notices := s.found(diagnose.SeverityNotice); len(notices) > 0 {
+		ids := mapped(notices, func(f diagnose.Finding) string { return f.ID })
+		text += `; notices, which "doctor" explains: ` + strings.Join(ids, ", ")
+	}
+	return text
+}
+
+// writeProblems writes the problems that doctor finds with their remedies.
+func (s *nodeStatus) writeProblems(w *screen) {
+	const most = 4
+	for _, f := range s.found(diagnose.SeverityProblem) {
+		w.row("  problem:", f.ID+": "+f.Summary, yellow)
+		for _, line := range f.Detail[:min(most, len(f.Detail))] {
+			w.row("", "- "+line, "")
+		}
+		if more := len(f.Detail) - most; more > 0 {
+			w.row("", fmt.Sprintf("- and %d more", more), "")
+		}
+		w.row("", "Remedy: "+f.Remedy, "")
+	}
+}
+
+// number writes 1 reason, 2 reasons.
+func number(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
+// shorten cuts a text after most characters.
+func shorten(text string, most int) string {
+	if r := []rune(text); len(r) > most {
+		return string(r[:most-1]) + "…"
+	}
+	return text
+}
+
+// short writes a count in at most five characters: 99999, 100k, 1.2M.
+func short(n uint64) string {
+	const exact = 100_000
+	if n < exact {
+		return fmt.Sprint(n)
+	}
+	value := float64(n)
+	for _, unit := range "kMGT" {
+		if value /= 1000; value < 10 {
+			return fmt.Sprintf("%.1f%c", value, unit)
+		} else if value < 1000 {
+			return fmt.Sprintf("%.0f%c", value, unit)
+		}
+	}
+	return fmt.Sprintf("%.0fT", value)
+}
+
+// age writes how long ago a time was in at most two units: 42s, 5m, 3h12m, 4d3h.
+func age(now, then time.Time) string {
+	const day = 24
+	d := max(now.Sub(then), 0)
+	hours, minutes := int(d.Hours()), int(d.Minutes())
+	switch {
+	case minutes == 0:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case hours == 0:
+		return fmt.Sprintf("%dm", minutes)
+	case hours < day:
+		return fmt.Sprintf("%dh%dm", hours, minutes%60)
+	default:
+		return fmt.Sprintf("%dd%dh", hours/day, hours%day)
+	}
+}

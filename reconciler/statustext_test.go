@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+// statusTime is when the statuses of the tests are printed.
+var statusTime = time.Date(2026, 11, 22, 3, 4, 5, 0, time.UTC)
+
+func ago(d time.Duration) time.Time { return statusTime.Add(-d) }
+
+// healthyStatus returns the status of a node that is ready.
+func healthyStatus() *nodeStatus {
+	network, agent := policy.SourceID{Kind: policy.Network, Name: "podnet"}, policy.SourceID{Kind: policy.AgentFiles}
+	return &nodeStatus{
+		Ready: true,
+		Reconciler: reconcilerStatus{
+			activeReconciler: activeReconciler{Running: true, Answers: true, PID: 1, Version: "v0.9.1"},
+			Started:          ago(75 * time.Hour), LastSync: ago(12 * time.Second), LastResult: "unchanged", IntervalSeconds: 60,
+		},
+		Plugin:       pluginStatus{Path: "/opt/cni/bin/ip-masq", Version: "v0.9.1"},
+		SettingsFrom: "from the reconciler that runs (pid 1, version v0.9.1)",
+		Settings: []config.Setting{
+			{Key: "resync_interval", Value: "1m0s", Origin: config.DefaultOrigin},
+			{Key: "agent_config_dir", Value: "/etc/config", Origin: config.FlagOrigin},
+			{Key: "metrics_listen", Value: ":9820", Origin: "/etc/ip-masq/reconciler.toml:3"},
+		},
+		DataDir: "/var/lib/cni/ip-masq",
+		Chains: []chainStatus{
+			{
+				ChainFamily: policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}, Backend: "iptables (nft)", Rules: 6,
+				Connections: map[string]uint64{"masquerade": 1234567, "exempt": 99820},
+			},
+			{
+				ChainFamily: policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv6}, Backend: "iptables (nft)", Rules: 3,
+				Connections: map[string]uint64{"masquerade": 17, "exempt": 0},
+			},
+		},
+		Sources: []sourceStatus{
+			{network, inForce, ago(75 * time.Hour), "/etc/cni/net.d/10-podnet.conflist"},
+			{agent, inForce, ago(3*time.Hour + 12*time.Minute), "/etc/config/ip-masq-agent"},
+		},
+		Conflist: conflistStatus{Network: "podnet", File: "/etc/cni/net.d/10-podnet.conflist", Entry: true},
+	}
+}
+
+// brokenStatus returns the status of a node with most that can be wrong.
+func brokenStatus() *nodeStatus {
+	s := healthyStatus()
+	s.Ready = false
+	s.Problems = []metrics.Problem{
+		{Reason: reconcile.ReasonSource, Source: "the agent files", Message: "/etc/config/ip-masq-agent:3: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host " +
+			"bits set; did you mean 10.0.1.0/24? (until then its last good policy stays in force)"},
+		{Reason: reconcile.ReasonFlapping, Message: "another program reverts the rules repeatedly (ipv4 IP-MASQ-AGENT: missing chain), most likely " +
+			"\"iptables\" (host pid 4711); repairs are 1s apart now: stop that program, or make it leave the chain alone"},
+		{Reason: reconcile.ReasonRules, Chain: "IP-MASQ-AGENT", Message: "first line\nsecond line " + strings.Repeat("long", 40)},
+	}
+	s.Reconciler.Standbys = []metrics.Standby{{PID: 4242, Version: "v0.9.0", Seen: statusTime}}
+	s.Plugin = pluginStatus{Path: s.Plugin.Path, Error: "/opt/cni/bin/ip-masq is missing"}
+	s.Settings = append(s.Settings, config.Setting{Key: "agent.nonMasqueradeCIDRs", Value: strings.Repeat("10.0.0.0/8,", 40), Origin: config.FlagOrigin})
+	s.Chains[0].Guard, s.Chains[0].EnforceExempt, s.Chains[0].Resets = policy.GuardDrop, true, 3
+	s.Chains[0].GuardPackets = map[string]uint64{"drop": 41}
+	s.Chains = append(s.Chains, chainStatus{
+		ChainFamily: policy.ChainFamily{Chain: strings.Repeat("X", 24), Family: policy.IPv4}, Backend: "iptables (legacy)", Rules: 65536,
+	})
+	s.Sources[1].State = invalid
+	for range 10 {
+		s.Sources = append(s.Sources, sourceStatus{
+			policy.SourceID{Kind: policy.Network, Name: strings.Repeat("n", 90)}, superseded, time.Time{}, "/etc/cni/net.d/" + strings.Repeat("f", 90),
+		})
+	}
+	s.Conflist.Entry, s.Conflist.Managed, s.Conflist.Inserted = false, true, 2
+	s.RepairsTotal = 31
+	s.Repairs = []metrics.Repair{{At: ago(2 * time.Second), By: `"iptables" (host pid 4711)`, Chains: []string{"IP-MASQ-AGENT"}, Missing: 6}}
+	s.Findings = []diagnose.Finding{
+		{
+			ID: "foreign-masquerade", Severity: diagnose.SeverityProblem, Summary: "Third-party rules masquerade destinations that the policy exempts.",
+			Detail: []string{
+				"nftables, ipv4, table other, chain post: to 10.0.0.0/8 masquerade: applies to 10.0.0.0/8, which IP-MASQ-AGENT exempts", "b", "c", "d", "e", "f",
+			},
+			Remedy: "Switch masquerading off in the program that writes the rules, or remove them.",
+		},
+		{ID: "agent-running", Severity: diagnose.SeverityNotice},
+		{ID: "mixed-variants", Severity: diagnose.SeverityNotice},
+	}
+	for range 8 {
+		s.Warnings = append(s.Warnings, "agent_config_dir: "+strings.Repeat("a warning ", 12))
+	}
+	return s
+}
+
+// TestStatusText compares the screen with the files in testdata/status, and its width with 80 columns.
+func TestStatusText(t *testing.T) {
+	t.Parallel()
+	none := healthyStatus()
+	none.Ready, none.Reconciler = false, reconcilerStatus{LastSeen: ago(26 * time.Hour)}
+	none.SettingsFrom = "from /etc/ip-masq/reconciler.toml"
+	for i := range none.Chains {
+		none.Chains[i].Connections = nil
+	}
+	silent := healthyStatus()
+	silent.Ready, silent.SettingsFrom = false, "from the defaults"
+	silent.Reconciler = reconcilerStatus{activeReconciler: activeReconciler{Running: true}, Error: "no answer in 2s"}
+	found := healthyStatus()
+	found.Findings = brokenStatus().Findings
+	nothing := &nodeStatus{Reconciler: reconcilerStatus{}, Conflist: conflistStatus{Error: "find the network in /etc/cni/net.d: no network there yet"}}
+	for name, s := range map[string]*nodeStatus{
+		"healthy": healthyStatus(), "broken": brokenStatus(), "none-runs": none, "no-answer": silent, "findings": found, "nothing": nothing,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			text := s.text(statusTime, false)
+			for line := range strings.Lines(text) {
+				line = strings.TrimSuffix(line, "\n")
+				if n := utf8.RuneCountInString(line); n > screenWidth || strings.TrimRight(line, " ") != line {
+					t.Errorf("%d columns, or spaces at the end: %q", n, line)
+				}
+			}
+			file := filepath.Join("testdata", "status", name+".txt")
+			if *update {
+				if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), text); diff != "" {
+				t.Errorf("%s (-want +got; go test -update rewrites it):\n%s", file, diff)
+			}
+			if plain := regexp.MustCompile(`\x1b\[\d*m`).ReplaceAllString(s.text(statusTime, true), ""); plain != text {
+				t.Errorf("with colours the text is another one:\n%s", cmp.Diff(text, plain))
+			}
+		})
+	}
+	if n := strings.Count(healthyStatus().text(statusTime, false), "\n"); n > 20 {
+		t.Errorf("a healthy node has %d lines, more than 20", n)
+	}
+}
+
+// TestAge checks the two units of an age.
+func TestAge(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 59 * time.Second: "59s", 61 * time.Second: "1m", 3*time.Hour + 59*time.Second: "3h0m",
+		23*time.Hour + 59*time.Minute: "23h59m", 75 * time.Hour: "3d3h",
+	} {
+		if got := age(statusTime, ago(d)); got != want {
+			t.Errorf("%s: %s, want %s", d, got, want)
+		}
+	}
+}
+
+// TestShort checks that counts have at most five characters.
+func TestShort(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[uint64]string{0: "0", 99999: "99999", 100000: "100k", 1234567: "1.2M", 45_678_901_234: "46G"} {
+		if got := short(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}
