@@ -130,7 +130,7 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 			switch {
 			case p.kind() == config.PluginType:
 			case masquerades(p):
-				f.add(`%s (%s) has "ipMasq": true`, where, policy.Quote(p.kind()))
+				f.Detail = append(f.Detail, masqueradesAt(where, p))
 			case p.kind() != "flannel" || plugin(delegate).get("ipMasq") != nil:
 			case unseen:
 				e.note(errors.New("find whether flannel's plugin has its delegate masquerade: /" + subnetEnv + " does not exist: " +
@@ -141,6 +141,21 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 			}
 		}
 	}
+}
+
+func masqueradesAt(where string, p plugin) string {
+	return fmt.Sprintf(`%s (%s) has "ipMasq": true`, where, policy.Quote(p.kind()))
+}
+
+// MasqueradingPlugins returns which other plugins of a conflist masquerade, as doctor's finding has it.
+func MasqueradingPlugins(c config.Conflist) (found []string) {
+	for i, text := range c.Plugins {
+		var p plugin
+		if json.Unmarshal(text, &p) == nil && p.kind() != config.PluginType && masquerades(p) {
+			found = append(found, masqueradesAt(fmt.Sprintf("%s: plugins[%d]", policy.Quote(c.File), i), p))
+		}
+	}
+	return found
 }
 
 // masquerades reports whether a configuration has ipMasq, or one that it delegates to.

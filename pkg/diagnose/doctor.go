@@ -79,6 +79,13 @@ type Host struct {
 	BinDir, DataDir string
 	PluginFile      config.PluginFile
 
+	// Reconciler is what is known of the node's reconciler; nil if nobody looked.
+	Reconciler *Running
+	// SettingsErr and AgentErr are why reconciler.toml and the agent files cannot be used, and
+	// AgentWarnings what is ignored in the latter.
+	SettingsErr, AgentErr error
+	AgentWarnings         []error
+
 	// What is read from the kernel. Nil reads it in the network namespace of the calling thread.
 	ThirdParty func(context.Context) ([]thirdparty.Rule, error)
 	Variants   func(context.Context) ([]thirdparty.Usage, error)
@@ -121,7 +128,7 @@ func Examine(ctx context.Context, h Host) []Finding {
 		read()
 	}
 	var all []Finding
-	for _, c := range slices.Concat(ruleChecks(), conflistChecks(), nodeChecks(), packetChecks()) {
+	for _, c := range slices.Concat(ruleChecks(), conflistChecks(), nodeChecks(), packetChecks(), reconcilerChecks()) {
 		f := c.Finding
 		if c.find(e, &f); len(f.Detail) > 0 {
 			all = append(all, f)

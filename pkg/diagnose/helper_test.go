@@ -4,6 +4,7 @@ package diagnose
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -77,7 +78,11 @@ func (h *testHost) node() Host {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			h.t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		err := os.WriteFile(path, []byte(text), 0o644)
+		if target, isLink := strings.CutPrefix(text, "-> "); isLink {
+			err = errors.Join(os.Remove(path), os.Symlink(target, path))
+		}
+		if err != nil {
 			h.t.Fatal(err)
 		}
 	}

@@ -194,8 +194,28 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	return &InstanceLock{file}, nil
+	l := &InstanceLock{file}
+	l.touch()
+	return l, nil
 }
+
+// touch sets the time that ReconcilerSeen returns.
+func (l *InstanceLock) touch() {
+	now := time.Now()
+	_ = os.Chtimes(l.file.Name(), now, now) // on a read-only file system the time is older
+}
+
+// ReconcilerSeen returns when a process last took or released the instance lock; zero if none did.
+func (d *Dir) ReconcilerSeen() time.Time {
+	info, err := os.Lstat(filepath.Join(d.path, instanceLockFile))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
+}
+
+// CheckWritable returns why no file can be created in the dataDir: it is read-only, or full. It only reads.
+func (d *Dir) CheckWritable() error { return mayCreate(d.path, 1) }
 
 // ResetLock takes the lock of the process that resets connections, of which one is enough. The caller
 // closes it. If ctx ends first, the error is an ErrBusy. It is nil where no lock file can be created.
@@ -248,6 +268,7 @@ func (l *InstanceLock) Release() error {
 	if l == nil || l.file == nil {
 		return nil
 	}
+	l.touch()
 	err := l.file.Close()
 	l.file = nil
 	return err

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Running is what is known of the reconciler of the node.
+type Running struct {
+	Active bool      // a process holds the instance lock of the dataDir
+	Seen   time.Time // when a process last took or released that lock; zero if none did
+
+	// Answers tells that the active reconciler answered on its socket. The rest is what it answered.
+	Answers  bool
+	PID      int // in its own PID namespace
+	Version  string
+	Warnings []string
+	Standbys []string // reconcilers that wait until the active one ends, such as "pid 12, version v1.2.3"
+	Differs  []string // how its settings or its version differ from those of this program
+}
+
+// reconcilerChecks look at the reconciler of the node, and at its files.
+func reconcilerChecks() []check {
+	return []check{
+		{Finding{ID: "settings-invalid", Severity: SeverityProblem,
+			Summary: "The reconciler's settings are invalid.",
+			Remedy: "Correct the file as each line says. Until then a reconciler that runs keeps its last good settings; " +
+				"one that starts, and this command, take the flags and the defaults."}, invalidSettings},
+		{Finding{ID: "agent-files-invalid", Severity: SeverityProblem,
+			Summary: "The agent files are invalid: their last good policy, if there is one, stays in force.",
+			Remedy:  "Correct the file, or in a cluster the ConfigMap, as each line says; the reconciler reads it at once."}, invalidAgentFiles},
+		{Finding{ID: "reconciler-not-running", Severity: SeverityProblem,
+			Summary: "No reconciler is active: only ADDs repair rules, and changes of agent files have no effect.",
+			Remedy: "Start it: systemctl start ip-masq-reconciler, or see why the pod of its DaemonSet does not run on this node. " +
+				"Rules stay as they are until then."}, reconcilerNotRunning},
+		{Finding{ID: "reconciler-not-answering", Severity: SeverityProblem,
+			Summary: "A reconciler holds the instance lock and does not answer on its socket: nothing may be repaired.",
+			Remedy: "Continue one that is stopped (kill -CONT PID). Otherwise see its log, and restart it. " +
+				"One of an older version has no socket: upgrade it."}, reconcilerNotAnswering},
+		{Finding{ID: "reconciler-second", Severity: SeverityNotice,
+			Summary: "More than one reconciler runs on this node: all but one wait until the active one ends.",
+			Remedy:  "Stop one of them, such as a systemd unit beside a DaemonSet. While a DaemonSet is updated, the old one ends by itself.",
+		}, secondReconciler},
+		{Finding{ID: "reconciler-settings-differ", Severity: SeverityNotice,
+			Summary: "The reconciler that runs has other settings, or another version, than this command.",
+			Remedy: "Leave out the flags that differ: this command takes the settings of the reconciler. " +
+				"Restart the reconciler if its own are the old ones."}, settingsDiffer},
+		{Finding{ID: "listen-address-busy", Severity: SeverityProblem,
+			Summary: "The reconciler cannot serve health or metrics.",
+			Remedy:  "Stop the program that has the address, or set another one; the reconciler tries again by itself."}, busyAddresses},
+	}
+}
+
+func invalidSettings(e *examination, f *Finding) { f.addErr(e.SettingsErr) }
+
+// invalidAgentFiles is a notice about what is ignored in files that are valid.
+func invalidAgentFiles(e *examination, f *Finding) {
+	if f.addErr(e.AgentErr); e.AgentErr != nil {
+		return
+	}
+	f.Severity, f.Summary = SeverityNotice, "A part of the agent files is ignored."
+	for _, w := range e.AgentWarnings {
+		f.addErr(w)
+	}
+}
+
+// addErr adds the lines of an error.
+func (f *Finding) addErr(err error) {
+	if err != nil {
+		f.Detail = append(f.Detail, strings.Split(strings.TrimSpace(err.Error()), "\n")...)
+	}
+}
+
+func reconcilerNotRunning(e *examination, f *Finding) {
+	r := e.Reconciler
+	if r == nil || r.Active {
+		return
+	}
+	for _, p := range e.reconcilers() {
+		f.add("%s runs and does not hold the instance lock of %s: it has another data_dir, or cannot write there", p, policy.Quote(e.DataDir))
+	}
+	switch {
+	case len(f.Detail) > 0:
+	case !r.Seen.IsZero():
+		f.add("no process holds the instance lock of %s; one last started or ended %s ago, at %s",
+			policy.Quote(e.DataDir), time.Since(r.Seen).Round(time.Second), r.Seen.UTC().Format(time.RFC3339))
+	case len(e.State.Sources) > 0: // the plugin alone
+		f.Severity = SeverityNotice
+		f.add("none has run with %s", policy.Quote(e.DataDir))
+	}
+}
+
+func reconcilerNotAnswering(e *examination, f *Finding) {
+	if r := e.Reconciler; r == nil || !r.Active || r.Answers {
+		return
+	}
+	for _, p := range e.reconcilers() {
+		state := "is in state " + p.state
+		if strings.HasPrefix(p.state, "T") {
+			state = fmt.Sprintf("is stopped (state T): kill -CONT %d continues it", p.pid)
+		}
+		f.add("%s %s", p, state)
+	}
+	if len(f.Detail) == 0 {
+		f.add("no process of it can be seen from here; look on the host for ip-masq-reconciler in state T (ps -C ip-masq-reconciler)")
+	}
+}
+
+func secondReconciler(e *examination, f *Finding) {
+	r := e.Reconciler
+	if r == nil || !r.Active {
+		return
+	}
+	for _, s := range r.Standbys {
+		f.add("standby: %s", s)
+	}
+	all := e.reconcilers()
+	if len(all) <= 1+len(r.Standbys) {
+		return
+	}
+	for _, p := range all {
+		f.add("%s", p)
+	}
+	if r.Answers { // and knows who waits
+		f.Severity = SeverityProblem
+		f.Summary = "More than one reconciler runs on this node, and not all of them wait: with other dataDirs they revert each other's rules."
+	}
+}
+
+func settingsDiffer(e *examination, f *Finding) {
+	if e.Reconciler != nil {
+		f.Detail = e.Reconciler.Differs
+	}
+}
+
+func busyAddresses(e *examination, f *Finding) {
+	if e.Reconciler == nil {
+		return
+	}
+	for _, w := range e.Reconciler.Warnings {
+		if key, _, _ := strings.Cut(w, ":"); key == "health_listen" || key == "metrics_listen" {
+			f.Detail = append(f.Detail, w)
+		}
+	}
+}
+
+// reconcilerProcess is a reconciler that keeps rules, rather than answers a question.
+type reconcilerProcess struct {
+	process
+	state string // R, S, D, T
+}
+
+// String writes `process 12 ("ip-masq-reconciler run")`.
+func (p reconcilerProcess) String() string {
+	return fmt.Sprintf("process %d (%s)", p.pid, policy.Quote(strings.Join(p.args, " ")))
+}
+
+// reconcilers returns the reconcilers in this network namespace, as far as this process sees them.
+func (e *examination) reconcilers() (found []reconcilerProcess) {
+	namespace := func(pid string) string {
+		link, err := os.Readlink(e.path("proc", pid, "ns/net"))
+		if err != nil {
+			return pid // equal to no other
+		}
+		return link
+	}
+	asks := []string{"once", "check", "status", "explain", "doctor", "render", "cleanup", "install", "uninstall", "version", "help", "completion"}
+	runs := func(args []string) bool { // run is the command without a name, too
+		return !slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(asks, arg) })
+	}
+	for _, p := range e.processes {
+		pid := strconv.Itoa(p.pid)
+		if p.name() != "ip-masq-reconciler" || !runs(p.args[1:]) || namespace(pid) != namespace("self") {
+			continue
+		}
+		_, stat, _ := strings.Cut(e.read("proc", pid, "stat"), ") ") // the name is in parentheses
+		state, _, _ := strings.Cut(stat, " ")
+		found = append(found, reconcilerProcess{p, state})
+	}
+	return found
+}

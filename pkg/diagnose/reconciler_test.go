@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// runs adds a process of the reconciler in this network namespace.
+func (h *testHost) runs(pid, state string, args ...string) {
+	h.files["proc/self/ns/net"] = "-> net:[1]"
+	h.files["proc/"+pid+"/ns/net"] = "-> net:[1]"
+	h.files["proc/"+pid+"/comm"] = "ip-masq-reconci\n"
+	h.files["proc/"+pid+"/cmdline"] = strings.Join(append([]string{"/bin/ip-masq-reconciler"}, args...), "\x00") + "\x00"
+	h.files["proc/"+pid+"/stat"] = pid + " (ip-masq-reconci) " + state + " 1 1\n"
+}
+
+// TestReconcilerFindings has the situations of the node's reconciler. Without a look at it
+// there is no finding.
+func TestReconcilerFindings(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		r    *Running
+		set  func(*testHost)
+		want map[string]string
+	}{
+		{name: "not looked at", set: func(h *testHost) { h.runs("7", "T"); h.runs("9", "S") }},
+		{name: "one that answers", r: &Running{Active: true, Answers: true}, set: func(h *testHost) { h.runs("7", "S", "run") }},
+		{name: "one that answers, and commands", r: &Running{Active: true, Answers: true}, set: func(h *testHost) {
+			h.runs("7", "S")
+			h.runs("9", "S", "doctor", "-o", "json")
+			h.runs("10", "S", "run")
+			h.files["proc/10/ns/net"] = "-> net:[2]" // of another node on this host
+		}},
+		{name: "none", r: &Running{Seen: time.Now().Add(-time.Hour)},
+			want: map[string]string{"problem reconciler-not-running": `no process holds the instance lock of "/data", 1h0m0s ago, systemctl start`}},
+		{name: "none ever, beside the plugin", r: &Running{}, want: map[string]string{"notice reconciler-not-running": "none has run"}},
+		{name: "none ever, and nothing to keep", r: &Running{}, set: func(h *testHost) {
+			h.edit = func(n *Host) { n.State.Sources = nil }
+		}},
+		{name: "one without the lock", r: &Running{Seen: time.Now()}, set: func(h *testHost) { h.runs("7", "S", "--data-dir=/other") },
+			want: map[string]string{"problem reconciler-not-running": `process 7 ("/bin/ip-masq-reconciler --data-dir=/other") runs and does not hold`}},
+		{name: "one that is stopped", r: &Running{Active: true}, set: func(h *testHost) { h.runs("7", "T", "run") },
+			want: map[string]string{"problem reconciler-not-answering": "process 7, stopped (state T), kill -CONT 7"}},
+		{name: "one that hangs", r: &Running{Active: true}, set: func(h *testHost) { h.runs("7", "D", "run") },
+			want: map[string]string{"problem reconciler-not-answering": "process 7, is in state D, restart it"}},
+		{name: "one that hangs where no process is seen", r: &Running{Active: true},
+			want: map[string]string{"problem reconciler-not-answering": "look on the host"}},
+		{name: "a standby", r: &Running{Active: true, Answers: true, Standbys: []string{"pid 9, version v2"}},
+			set:  func(h *testHost) { h.runs("7", "S", "run"); h.runs("9", "S", "run") },
+			want: map[string]string{"notice reconciler-second": "standby: pid 9, version v2, Stop one"}},
+		{name: "two that do not wait", r: &Running{Active: true, Answers: true},
+			set:  func(h *testHost) { h.runs("7", "S", "run"); h.runs("9", "S", "--data-dir", "/other") },
+			want: map[string]string{"problem reconciler-second": "process 7, process 9, --data-dir /other"}},
+		{name: "other settings", r: &Running{Active: true, Answers: true, Differs: []string{"backend: nftables here, auto there"}},
+			want: map[string]string{"notice reconciler-settings-differ": "backend: nftables here, Leave out the flags"}},
+		{name: "a busy address", r: &Running{Active: true, Answers: true, Warnings: []string{
+			`metrics_listen: listen tcp :9820: address already in use by "nginx" (pid 12)`, "socket: read-only file system"}},
+			want: map[string]string{"problem listen-address-busy": `metrics_listen: listen tcp :9820, "nginx" (pid 12)`}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := newHost(t)
+			if tc.set != nil {
+				tc.set(h)
+			}
+			edit := h.edit
+			h.edit = func(n *Host) {
+				n.Reconciler, n.DataDir = tc.r, "/data"
+				n.PluginFile = config.PluginFile{Present: true} // so that entries may have another dataDir
+				if edit != nil {
+					edit(n)
+				}
+			}
+			compare(t, tc.want, h.examine())
+		})
+	}
+}
+
+// TestFileFindings has the reconciler's own files.
+func TestFileFindings(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		edit func(*Host)
+		want map[string]string
+	}{
+		{"a bad reconciler.toml", func(n *Host) { n.SettingsErr = errors.New("reconciler.toml:1: backend: nft\nreconciler.toml:2: x") },
+			map[string]string{"problem settings-invalid": "reconciler.toml:1: backend: nft, reconciler.toml:2: x, last good settings"}},
+		{"a bad agent file", func(n *Host) {
+			n.AgentErr, n.AgentWarnings = errors.New("ip-masq-agent:1: bad"), []error{errors.New("ignored")}
+		}, map[string]string{"problem agent-files-invalid": "ip-masq-agent:1: bad, ConfigMap"}},
+		{"an unknown key", func(n *Host) { n.AgentWarnings = []error{errors.New("ip-masq-agent:3: nonMasq: is not a known key")} },
+			map[string]string{"notice agent-files-invalid": "ip-masq-agent:3: nonMasq"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := newHost(t)
+			h.edit = tc.edit
+			compare(t, tc.want, h.examine())
+		})
+	}
+}
+
+// TestPodSubnetsOutside compares the pods that ADDs found with podCIDRs, of policies that need them.
+func TestPodSubnetsOutside(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		policy  policy.SourcePolicy
+		subnets []string
+		want    map[string]string
+	}{
+		{"inside", policy.SourcePolicy{Guard: policy.GuardCount, PodCIDRs: prefixes("10.244.0.0/16")}, []string{"10.244.1.0/24"}, nil},
+		{"outside", policy.SourcePolicy{Guard: policy.GuardCount, PodCIDRs: prefixes("10.244.0.0/16")}, []string{"10.244.1.0/24", "10.245.1.0/24"},
+			map[string]string{"notice pod-subnets-outside": "IP-MASQ-AGENT: ADDs found pods in 10.245.1.0/24; podCIDRs has 10.244.0.0/16"}},
+		{"without podCIDRs", policy.SourcePolicy{Guard: policy.GuardCount}, []string{"10.245.1.0/24"}, nil},
+		{"without a guard", policy.SourcePolicy{PodCIDRs: prefixes("10.244.0.0/16")}, []string{"10.245.1.0/24"}, nil},
+		{"of the other family", policy.SourcePolicy{Guard: policy.GuardCount, PodCIDRs: prefixes("10.244.0.0/16")}, []string{"fd00:1::/64"}, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := newHost(t)
+			tc.policy.Chain = policy.DefaultChain
+			h.policies = []policy.SourcePolicy{tc.policy}
+			h.edit = func(n *Host) {
+				n.Rules.Policies[0].PodSubnets = prefixes(tc.subnets...)
+			}
+			compare(t, tc.want, h.examine())
+		})
+	}
+}
