@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,6 +36,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // run keeps the node in sync until the context ends. When settings change it starts again with
@@ -49,6 +53,7 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	d := &daemon{app: a, log: a.logger(settings), drivers: drivers(iptables.Options{KernelForm: true}), hangup: make(chan os.Signal, 1)}
 	signal.Notify(d.hangup, syscall.SIGHUP)
 	defer signal.Stop(d.hangup)
+	d.log.Info("starting", "version", version, settingsAttr(settings))
 	for _, name := range a.ignored {
 		d.log.Warn("ignored a flag of klog: logs go to stderr", "flag", "--"+name)
 	}
@@ -64,7 +69,44 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	for ctx.Err() == nil {
 		settings, err = d.serve(ctx, settings, err)
 	}
+	d.log.Info("stopped", "reason", context.Cause(ctx).Error())
 	return nil
+}
+
+// settingsAttr returns the settings with their origins. Policy keys are left out unless they are stated.
+func settingsAttr(s config.Settings) slog.Attr {
+	var values []any
+	for _, x := range s.List() {
+		if x.Origin != config.DefaultOrigin || !strings.HasPrefix(x.Key, "agent.") {
+			values = append(values, slog.String(x.Key, fmt.Sprintf("%s (%s)", policy.Printable(cmp.Or(x.Value, "none")), x.Origin)))
+		}
+	}
+	return slog.Group("settings", values...)
+}
+
+// changedKeys returns the keys whose values differ.
+func changedKeys(before, after config.Settings) []string {
+	var keys []string
+	old := before.List()
+	for i, x := range after.List() {
+		if x.Value != old[i].Value {
+			keys = append(keys, x.Key)
+		}
+	}
+	if len(keys) == 0 && before.AgentStated != after.AgentStated {
+		keys = append(keys, "agent") // an empty table
+	}
+	return keys
+}
+
+// flagValues returns the values of the flags by their names.
+func (a *app) flagValues(s config.Settings) map[string]string {
+	values := map[string]string{"config": a.settingsFile(), "v": strconv.Itoa(a.verbose)}
+	list := s.List()
+	for _, f := range a.flags {
+		values[f.name] = list[slices.IndexFunc(list, func(x config.Setting) bool { return x.Key == f.key })].Value
+	}
+	return values
 }
 
 // daemon is what stays when settings change.
@@ -92,18 +134,23 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	defer cancel()
 
 	d.log = d.app.logger(s)
+	d.settingsAre(s, bad)
 	node := reconcile.Open(s, config.DefaultPluginFile, d.drivers)
 	node.SettingsErr, node.Conntrack = bad, conntrack.Reset
 	manager := d.manage(s, node)
 	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) {
 		manager.passed(r)
 		d.monitor.Report(r, node.Interval(r.Sources))
+		if r.Standby() {
+			d.announce(ctx, node.Dir)
+		}
 	})
+	loop.Active = func(ctx context.Context) { d.monitor.ServeSocket(ctx, node.Dir, d.log) }
 	loop.ConnectionsReset = d.monitor.ConnectionsReset
 	d.current.Store(loop)
 
-	all.Go(func() { metrics.Serve(ctx, s.HealthListen, d.monitor.Health(), d.log) })
-	all.Go(func() { metrics.Serve(ctx, s.MetricsListen, d.monitor.Metrics(), d.log) })
+	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, d.monitor.Health(), d.log) })
+	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, d.monitor.Metrics(), d.log) })
 	all.Go(func() { d.watchRules(ctx, loop) })
 	// The directories are watched before the loop reads them for the first time.
 	files := fswatch.New(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir)
@@ -113,6 +160,19 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	}
 	all.Go(func() { loop.Run(ctx) })
 	return d.waitForSettings(ctx, s, bad, func() { loop.SyncNow(); manager.look() })
+}
+
+// settingsAre tells the monitor which settings are in force.
+func (d *daemon) settingsAre(s config.Settings, bad error) {
+	d.monitor.Settings(metrics.Settings{Settings: s, File: d.app.settingsFile(), Err: bad, Flags: d.app.flagValues(s)})
+}
+
+// announce tells the active reconciler about this one, which is on standby.
+func (d *daemon) announce(ctx context.Context, dir *store.Dir) {
+	const timeout = 500 * time.Millisecond
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	_ = metrics.AnnounceStandby(ctx, dir, version) // an older version has no socket
 }
 
 // waitForSettings returns when the settings or their error change. On SIGHUP it calls syncNow
@@ -139,10 +199,17 @@ func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad err
 		if err != nil {
 			next = s
 		}
-		if !next.Equal(s) || fmt.Sprint(err) != fmt.Sprint(bad) {
-			d.log.Info("settings changed", "file", d.app.settingsFile())
+		switch changed := fmt.Sprint(err) != fmt.Sprint(bad); {
+		case !next.Equal(s):
+			d.log.Info("settings changed", "file", d.app.settingsFile(), "changed", strings.Join(changedKeys(s, next), ","))
+			return next, err
+		case changed && err == nil:
+			d.log.Info("settings are valid again", "file", d.app.settingsFile())
+			return next, err
+		case changed: // the next loop logs the error
 			return next, err
 		}
+		d.settingsAre(next, err) // their lines may be others
 	}
 }
 

@@ -30,8 +30,8 @@ import (
 // scrape are served.
 const scrapeTimeout = 2 * time.Second
 
-// Options are what a Monitor cannot know from reports. The functions are called by scrapes, one at a
-// time, and may be nil.
+// Options are what a Monitor cannot know from reports. The functions are called by scrapes and for the Status,
+// one at a time, and may be nil.
 type Options struct {
 	Version string // of this program
 
@@ -54,9 +54,13 @@ type Monitor struct {
 	registry *prometheus.Registry
 	duration prometheus.Histogram
 	scrapes  singleflight.Group
+	started  time.Time
 
 	mu            sync.Mutex
+	settings      Settings
 	problems      []reconcile.Problem // of the last report
+	warnings      []error             // of the last report
+	last          reconcile.Result    // of the last report of the active reconciler
 	reported      time.Time           // the last report, else the start
 	interval      time.Duration
 	reports       int // how many there were
@@ -68,6 +72,11 @@ type Monitor struct {
 
 	managed  *Conflist // nil unless a conflist manager runs
 	inserted int       // how often it inserted the plugin entry
+
+	repaired  []Repair         // the latest ones, the newest first
+	repairing int              // how many there were
+	unserved  map[string]error // why an endpoint is not served, by its name
+	standbys  []Standby
 
 	connections connections
 	guards      totals
@@ -89,7 +98,7 @@ type scraped struct {
 func New(o Options) *Monitor {
 	m := &Monitor{
 		options: o, log: flowcontrol.LogOnce(cmp.Or(o.Log, slog.New(slog.DiscardHandler))),
-		registry: prometheus.NewRegistry(), reported: time.Now(), interval: time.Minute,
+		registry: prometheus.NewRegistry(), started: time.Now(), reported: time.Now(), interval: time.Minute,
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    prefix + "reconcile_duration_seconds",
 			Help:    "Time of a sync from its start to its end, in seconds.",
@@ -97,6 +106,7 @@ func New(o Options) *Monitor {
 		}),
 		results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{},
 		connections: connections{newTotals(), maphash.MakeSeed()}, guards: newTotals(), resets: map[series]uint64{},
+		unserved: map[string]error{},
 	}
 	m.registry.MustRegister(m, m.duration)
 	return m
@@ -108,11 +118,12 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reports++
-	m.problems, m.reported, m.interval = r.Problems, time.Now(), interval
+	m.problems, m.warnings, m.reported, m.interval = r.Problems, r.Warnings, time.Now(), interval
 	if r.Standby() {
 		m.sources, m.lastWithRules = nil, nil // the active reconciler exports them
 		return
 	}
+	m.last = r.Result
 	m.results[r.Result]++
 	m.duration.Observe(r.Took.Seconds())
 	if r.Result != reconcile.Failed {
@@ -121,6 +132,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	for _, change := range r.Drift {
 		m.repairs[change.Kind]++
 	}
+	m.repair(r)
 	m.sources = cmp.Or(r.Sources, m.sources)
 	if r.Rules != nil {
 		m.lastWithRules = r
@@ -187,8 +199,8 @@ func (m *Monitor) unready() []reconcile.Problem {
 	return problems
 }
 
-// Health returns the handler of /livez and /healthz, which are about the process, and of /readyz,
-// which is about the node.
+// Health returns the handler of /livez and /healthz, which are about the process, of /readyz, which is about
+// the node, and of /statusz and /flagz, which are for people.
 func (m *Monitor) Health() http.Handler {
 	live := m.check(m.stopped)
 	ready := m.check(func() error {
@@ -199,7 +211,9 @@ func (m *Monitor) Health() http.Handler {
 		}
 		return errors.Join(errs...)
 	})
-	return handler(map[string]http.HandlerFunc{"/livez": live, "/healthz": live, "/readyz": ready})
+	return handler(map[string]http.HandlerFunc{
+		"GET /livez": live, "GET /healthz": live, "GET /readyz": ready, "GET /statusz": zPage("statusz", m.statusz), "GET /flagz": zPage("flagz", m.flagz),
+	})
 }
 
 // check answers 200, or 503 with the errors of a function.
@@ -224,25 +238,30 @@ func (m *Monitor) Metrics() http.Handler {
 		ErrorHandling:      promhttp.ContinueOnError,
 		DisableCompression: true, // a compressor takes more memory than everything else here
 	})
-	return handler(map[string]http.HandlerFunc{"/metrics": func(w http.ResponseWriter, r *http.Request) {
-		// Scrapes share one refresh: a kernel that does not answer is not asked by ever more goroutines.
-		refreshed := m.scrapes.DoChan("", func() (any, error) {
-			m.refresh()
-			return nil, nil
-		})
-		select {
-		case <-refreshed:
-		case <-time.After(scrapeTimeout):
-		case <-r.Context().Done():
-		}
+	return handler(map[string]http.HandlerFunc{"GET /metrics": func(w http.ResponseWriter, r *http.Request) {
+		m.refreshed(r.Context(), scrapeTimeout)
 		page.ServeHTTP(w, r)
 	}})
+}
+
+// refreshed asks Options' functions, and returns at the latest after the timeout. Requests share one refresh:
+// a kernel that does not answer is not asked by ever more goroutines.
+func (m *Monitor) refreshed(ctx context.Context, timeout time.Duration) {
+	refreshed := m.scrapes.DoChan("", func() (any, error) {
+		m.refresh()
+		return nil, nil
+	})
+	select {
+	case <-refreshed:
+	case <-time.After(timeout):
+	case <-ctx.Done():
+	}
 }
 
 func handler(pages map[string]http.HandlerFunc) http.Handler {
 	mux := http.NewServeMux()
 	for path, page := range pages {
-		mux.HandleFunc("GET "+path, page)
+		mux.HandleFunc(path, page)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")

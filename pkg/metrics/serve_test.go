@@ -4,10 +4,12 @@ package metrics_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -42,10 +44,22 @@ func occupied(t *testing.T) net.Listener {
 	return l
 }
 
+// lines are those of a log.
+type lines chan string
+
+// Write takes a line of the log.
+func (l lines) Write(line []byte) (int, error) {
+	l <- string(line)
+	return len(line), nil
+}
+
+func (l lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
 // started is a Serve under way.
 type started struct {
+	*metrics.Monitor
 	url  string
-	told chan string
+	told lines
 	stop context.CancelFunc
 	over chan struct{}
 }
@@ -53,19 +67,14 @@ type started struct {
 func start(t *testing.T, address string, h http.Handler) *started {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	s := &started{url: "http://" + address, told: make(chan string, 100), stop: cancel, over: make(chan struct{})}
+	m := metrics.New(metrics.Options{})
+	s := &started{m, "http://" + address, make(lines, 100), cancel, make(chan struct{})}
 	go func() {
 		defer close(s.over)
-		metrics.Serve(ctx, address, h, slog.New(slog.NewTextHandler(s, nil)))
+		m.Serve(ctx, "metrics_listen", address, h, s.told.logger())
 	}()
 	t.Cleanup(func() { s.end(t) })
 	return s
-}
-
-// Write takes a line of the log.
-func (s *started) Write(line []byte) (int, error) {
-	s.told <- string(line)
-	return len(line), nil
 }
 
 func (s *started) end(t *testing.T) {
@@ -104,16 +113,25 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 	s := start(t, address, metrics.New(metrics.Options{}).Health())
 	select {
 	case text := <-s.told:
-		if !strings.Contains(text, address) || !strings.Contains(text, "address already in use") || !strings.Contains(text, "free the address") {
-			t.Errorf("the log has %s", text)
+		self := fmt.Sprintf("(pid %d)", os.Getpid())
+		for _, want := range []string{address, "key=metrics_listen", "address already in use by", self, "free the address, or set metrics_listen"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("the log lacks %q: %s", want, text)
+			}
 		}
 	case <-time.After(5 * time.Second):
 		t.Fatal("the log does not have that the port is occupied")
 	}
 	time.Sleep(1500 * time.Millisecond) // for a second try in vain
+	if all := s.Status().Warnings; len(all) != 1 || !strings.HasPrefix(all[0], "metrics_listen: listen tcp "+address) {
+		t.Errorf("warnings %q", all)
+	}
 	l.Close()
 	if got := s.fetch(t, "/livez"); got != "ok\n" {
 		t.Errorf("got %q", got)
+	}
+	if all := s.Status().Warnings; len(all) > 0 {
+		t.Errorf("warnings %q", all)
 	}
 	s.end(t)
 	if len(s.told) > 0 {
@@ -124,6 +142,20 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 		t.Fatalf("the port is not free after the end: %v", err)
 	}
 	again.Close()
+}
+
+// A process that listens on all addresses, of IPv6 too, holds each of them.
+func TestServeNamesTheHolderOfAllAddresses(t *testing.T) {
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	s := start(t, "127.0.0.1:"+port, metrics.New(metrics.Options{}).Health())
+	if line := <-s.told; !strings.Contains(line, fmt.Sprintf("(pid %d)", os.Getpid())) {
+		t.Errorf("the log has %s", line)
+	}
 }
 
 func TestServeEndsWhileItWaitsForAPort(t *testing.T) {

@@ -3,17 +3,38 @@
 package metrics
 
 import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
 	"errors"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // StatusVersion is the version of Status as JSON: another one means that fields have another meaning.
 const StatusVersion = 1
+
+const (
+	statusPath  = "/v1/status"
+	standbyPath = "/v1/standby"
+
+	maxRepairs  = 10 // in a Status
+	maxStandbys = 8
+	// standbyLifetime is how long a reconciler counts as a standby that announced itself.
+	standbyLifetime = 5 * time.Second
+	statusTimeout   = time.Second // for the kernel's counters; clients wait longer
+)
 
 // Status is the state of the active reconciler, as its socket serves it at /v1/status.
 type Status struct {
@@ -92,5 +113,175 @@ type ChainCount struct {
 type Standby struct {
 	PID     int       `json:"pid"` // in its own PID namespace
 	Version string    `json:"version"`
-	Seen    time.Time `json:"seen"` // when it last tried to become active
+	Seen    time.Time `json:"seen,omitzero"` // when it last tried to become active
+}
+
+// Settings are the settings in force.
+type Settings struct {
+	config.Settings
+	File  string            // reconciler.toml
+	Err   error             // why they are not those of File as it is now
+	Flags map[string]string // for /flagz: the values by the names of their flags
+}
+
+// Settings takes note of the settings in force.
+func (m *Monitor) Settings(s Settings) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.settings = s
+}
+
+// repair takes note of a report if it is one of a repair.
+func (m *Monitor) repair(r *reconcile.Report) {
+	if len(r.Drift) == 0 {
+		return
+	}
+	chains, missing, unexpected := r.Drift.Totals()
+	repair := Repair{r.Started.Add(r.Took).UTC(), r.By.String(), chains, missing, unexpected}
+	m.repaired = slices.Insert(m.repaired, 0, repair)
+	m.repaired = m.repaired[:min(len(m.repaired), maxRepairs)]
+	m.repairing++
+}
+
+// served takes note of why an endpoint is not served, or with nil that it is.
+func (m *Monitor) served(name string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.unserved[name] = err; err == nil {
+		delete(m.unserved, name)
+	}
+}
+
+// standby takes note of a reconciler on standby, unless too many are known.
+func (m *Monitor) standby(s Standby) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.standbys = slices.DeleteFunc(m.standbys, func(t Standby) bool {
+		return t.PID == s.PID && t.Version == s.Version || s.Seen.Sub(t.Seen) > standbyLifetime
+	})
+	if len(m.standbys) < maxStandbys {
+		m.standbys = append(m.standbys, s)
+	}
+}
+
+// Status returns the state of the reconciler.
+func (m *Monitor) Status() Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := Status{
+		StatusVersion: StatusVersion, Version: m.options.Version, PID: os.Getpid(), Started: m.started.UTC(),
+		SettingsFile: m.settings.File, Settings: m.settings.List(),
+		Problems: []Problem{}, Warnings: texts(m.warnings), Interval: m.interval, LastResult: string(m.last),
+		Repairs: append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
+		ConflistManaged: m.managed != nil, EntryInserted: m.inserted, Standbys: []Standby{},
+	}
+	if m.settings.Err != nil {
+		s.SettingsErr = m.settings.Err.Error()
+	}
+	_, s.AgentSource = m.settings.AgentSource()
+	if m.sources != nil && m.sources.Agent != nil {
+		a := &AgentFiles{Files: *m.sources.Agent, Warnings: texts(m.sources.Agent.Warnings)}
+		a.Files.Warnings = nil
+		if m.sources.AgentErr != nil {
+			a.Err = m.sources.AgentErr.Error()
+		}
+		s.AgentFiles = a
+	}
+	for _, p := range m.unready() {
+		problem := Problem{Reason: p.Reason, Chain: p.Chain, Message: p.Err.Error()}
+		if p.Source != (policy.SourceID{}) {
+			problem.Source = p.Source.String()
+		}
+		s.Problems = append(s.Problems, problem)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.unserved)) {
+		s.Warnings = append(s.Warnings, name+": "+m.unserved[name].Error())
+	}
+	if m.reports > 0 {
+		s.LastSync = m.reported.UTC()
+	}
+	for _, standby := range m.standbys {
+		if time.Since(standby.Seen) <= standbyLifetime {
+			s.Standbys = append(s.Standbys, standby)
+		}
+	}
+	return s
+}
+
+// chainCounts returns what was counted, by chain and family.
+func (m *Monitor) chainCounts() []ChainCount {
+	list := []ChainCount{}
+	of := func(s series) *ChainCount {
+		at := policy.ChainFamily{Chain: s.chain, Family: s.family}
+		i := slices.IndexFunc(list, func(c ChainCount) bool { return c.ChainFamily == at })
+		if i < 0 {
+			i = len(list)
+			list = append(list, ChainCount{ChainFamily: at, Connections: map[string]uint64{}, GuardPackets: map[string]uint64{}})
+		}
+		return &list[i]
+	}
+	for s, n := range m.connections.sums {
+		of(s).Connections[s.action] = n
+	}
+	for s, n := range m.guards.sums {
+		of(s).GuardPackets[s.action] = n
+	}
+	for s, n := range m.resets {
+		of(s).Resets = n
+	}
+	slices.SortFunc(list, func(a, b ChainCount) int {
+		return cmp.Or(cmp.Compare(a.Chain, b.Chain), cmp.Compare(a.Family, b.Family))
+	})
+	return list
+}
+
+// texts returns the messages of errors. The result is not nil, so that JSON has [].
+func texts(errs []error) []string {
+	out := []string{}
+	for _, err := range errs {
+		out = append(out, err.Error())
+	}
+	return out
+}
+
+// Socket returns the handler of the socket of the active reconciler.
+func (m *Monitor) Socket() http.Handler {
+	return handler(map[string]http.HandlerFunc{
+		"GET " + statusPath: func(w http.ResponseWriter, r *http.Request) {
+			m.refreshed(r.Context(), statusTimeout)
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(m.Status()) // the client is gone
+		},
+		"PUT " + standbyPath: func(w http.ResponseWriter, r *http.Request) {
+			const limit = 1 << 10
+			var s Standby
+			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit)).Decode(&s); err != nil || s.PID <= 0 {
+				http.Error(w, "want a pid and a version as JSON", http.StatusBadRequest)
+				return
+			}
+			m.standby(Standby{s.PID, label(s.Version), time.Now().UTC()})
+			w.WriteHeader(http.StatusNoContent)
+		},
+	})
+}
+
+// AnnounceStandby tells the active reconciler of the node that this process is on standby.
+func AnnounceStandby(ctx context.Context, d *store.Dir, version string) error {
+	text, err := json.Marshal(Standby{PID: os.Getpid(), Version: version})
+	if err != nil {
+		return err
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://reconciler"+standbyPath, bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) },
+	}}
+	answer, err := client.Do(r)
+	if err != nil {
+		return err
+	}
+	return answer.Body.Close()
 }

@@ -80,6 +80,19 @@ func (d Diff) Summary(limit int) string {
 	return strings.Join(lines, "\n")
 }
 
+// Totals returns the chains that changes are about, and how many things are missing or unexpected.
+func (d Diff) Totals() (chains []string, missing, unexpected int) {
+	for _, c := range d {
+		if c.Chain != "" && !slices.Contains(chains, c.Chain) {
+			chains = append(chains, c.Chain)
+		}
+		if c.Unexpected {
+			unexpected++
+		}
+	}
+	return chains, len(d) - unexpected, unexpected
+}
+
 // Compare returns the differences between the desired and the observed ruleset.
 func Compare(desired, observed Ruleset) Diff {
 	type id struct {

@@ -74,17 +74,8 @@ func (l *syncLog) report(r *Report) {
 }
 
 func (l *syncLog) repaired(r *Report) {
-	var chains []string
-	unexpected := 0
-	for _, c := range r.Drift {
-		if c.Chain != "" && !slices.Contains(chains, c.Chain) {
-			chains = append(chains, c.Chain)
-		}
-		if c.Unexpected {
-			unexpected++
-		}
-	}
-	l.log.Warn("repaired rules", "chain", strings.Join(chains, ","), "missing", len(r.Drift)-unexpected, "unexpected", unexpected,
+	chains, missing, unexpected := r.Drift.Totals()
+	l.log.Warn("repaired rules", "chain", strings.Join(chains, ","), "missing", missing, "unexpected", unexpected,
 		"changed_by", r.By, "changes", strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; "), "duration", r.Took.Round(time.Microsecond))
 }
 

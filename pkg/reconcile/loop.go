@@ -59,6 +59,8 @@ type Loop struct {
 	// ConnectionsReset is called after a reset with the numbers of connections that were deleted, and why it
 	// failed, unless it is nil.
 	ConnectionsReset func(deleted map[policy.ChainFamily]uint64, err error)
+	// Active, unless it is nil, runs while this loop has the instance lock, which is kept until it returns.
+	Active func(context.Context)
 
 	log     syncLog
 	publish func(*Report)
@@ -147,6 +149,10 @@ func (l *Loop) Run(ctx context.Context) {
 		}
 		active, end := context.WithCancel(ctx)
 		resets.Go(func() { l.resetConnections(active) })
+		var serving sync.WaitGroup
+		if err == nil && l.Active != nil {
+			serving.Go(func() { l.Active(active) })
+		}
 		for due := (triggers{request: true}); ; {
 			l.sync(ctx, due)
 			if due = l.wait(ctx); ctx.Err() != nil || !instance.Held() {
@@ -154,6 +160,7 @@ func (l *Loop) Run(ctx context.Context) {
 			}
 		}
 		end()
+		serving.Wait()
 		l.log.warn(instance.Release())
 	}
 }

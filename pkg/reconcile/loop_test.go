@@ -34,7 +34,7 @@ type running struct {
 	told    bytes.Buffer
 }
 
-func (f *fixture) run() *running {
+func (f *fixture) run(change ...func(*Loop)) *running {
 	r := &running{fixture: f}
 	log := slog.New(slog.NewTextHandler(lockedWriter{r}, nil))
 	r.Loop = NewLoop(f.Node, log, func(report *Report) {
@@ -42,6 +42,9 @@ func (f *fixture) run() *running {
 		defer r.mu.Unlock()
 		r.reports = append(r.reports, report)
 	})
+	for _, c := range change {
+		c(r.Loop)
+	}
 	ctx, cancel := context.WithCancel(f.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); r.Run(ctx) }()
@@ -165,6 +168,31 @@ func TestTwoLoops(t *testing.T) {
 	}
 	first.stop()
 	second.until("taking over", func(all []*Report) bool { return last(all).Ready() && last(all).Rules != nil })
+}
+
+// The hook runs while the loop is active, and the instance lock is held until it returns.
+func TestActive(t *testing.T) {
+	f := newFixture(t).withAgent()
+	var active atomic.Int32
+	hook := func(l *Loop) {
+		l.Active = func(ctx context.Context) {
+			if active.Add(1) != 1 {
+				t.Error("two loops are active")
+			}
+			<-ctx.Done()
+			time.Sleep(50 * time.Millisecond)
+			if !f.Dir.ReconcilerActive() {
+				t.Error("the instance lock is not held")
+			}
+			active.Add(-1)
+		}
+	}
+	first := f.run(hook)
+	first.until("active", func([]*Report) bool { return active.Load() == 1 })
+	second := (&fixture{T: t, Node: f.Node, dir: f.dir}).run(hook)
+	second.until("standing by", func(all []*Report) bool { return len(all) > 1 })
+	first.stop()
+	second.until("active", func([]*Report) bool { return active.Load() == 1 })
 }
 
 // The instance lock is lost with the dataDir, and taken again.

@@ -26,6 +26,7 @@ const (
 	lockFile         = "lock"
 	instanceLockFile = "reconciler.lock"
 	resetLockFile    = "resets.lock"
+	socketFile       = "reconciler.sock"
 	recordFile       = "record.json"
 	sourcesDir       = "sources"
 	attachmentsDir   = "attachments"

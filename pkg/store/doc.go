@@ -9,6 +9,7 @@
 //
 //	made-by-ip-masq                           the marker; empty
 //	lock, reconciler.lock                     flock(2) for changes, and of the active reconciler
+//	reconciler.sock                           the socket of the active reconciler, see Listen
 //	record.json                               the owned chains
 //	sources/HASH.json, HASH.verified          one document a source, and its VerificationCache
 //	sources/HASH.json.dropped                 a document that is about to be removed, see Drop

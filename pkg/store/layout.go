@@ -15,8 +15,9 @@ import (
 
 // entry describes a file or directory that ip-masq writes.
 type entry struct {
-	holds layout // of a directory; nil for a file
-	empty bool   // the file is always empty
+	holds  layout // of a directory; nil for a file
+	socket bool   // it is a socket rather than a regular file
+	empty  bool   // the file is always empty
 	// proves reports whether the entry proves that ip-masq created the directory; nil if other programs
 	// use the name too.
 	proves func(f *folder, name string) bool
@@ -32,6 +33,8 @@ func inDataDir(name string) (entry, bool) {
 		return entry{}, true
 	case markerFile, instanceLockFile:
 		return entry{proves: byName}, true
+	case socketFile:
+		return entry{socket: true}, true
 	case recordFile:
 		return entry{proves: byContents}, true
 	case sourcesDir:
@@ -102,8 +105,11 @@ var errUnknown = errors.New("it is not ip-masq's")
 func (f *folder) recognize(l layout, name string) (entry, error) {
 	e, known := l(name)
 	kind := uint32(unix.S_IFREG)
-	if e.holds != nil {
+	switch {
+	case e.holds != nil:
 		kind = unix.S_IFDIR
+	case e.socket:
+		kind = unix.S_IFSOCK
 	}
 	err := errUnknown
 	if known {

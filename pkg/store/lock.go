@@ -181,7 +181,11 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 		return nil, err
 	}
 	defer root.close()
-	file, err := root.openOrCreate("take the instance lock by", instanceLockFile, unix.O_RDWR)
+	const op = "take the instance lock by"
+	file, err := root.openOrCreate(op, instanceLockFile, unix.O_RDWR)
+	if errors.Is(err, unix.EROFS) {
+		file, _, err = root.open(op, instanceLockFile, unix.O_RDONLY)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -74,6 +74,7 @@ func TestDirectoriesOfOtherProgramsAreRefused(t *testing.T) {
 		"attachments with contents":   {[]string{"attachments/" + boot + "/" + hash + "/" + hash}, hash + "/" + hash},
 		"one file more":               {[]string{"reconciler.lock", backup, "notes"}, "notes"},
 		"one more below":              {[]string{"reconciler.lock", "sources/.hidden"}, "sources/.hidden"},
+		"a socket that is none":       {[]string{"reconciler.lock", "reconciler.sock"}, "reconciler.sock"},
 		"a boot that is none":         {[]string{"attachments/..data/" + hash + "/"}, "..data"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -108,6 +109,7 @@ func TestDirectoriesWithoutAMarker(t *testing.T) {
 			record(t, d)
 			ok(t, d.Attach("net", "c", "eth0"))
 			ok(t, d.PutVerificationCache(network("net"), store.VerificationCache{Inputs: "i", Entry: "e", Generation: "m"}))
+			leaveSocket(t, d)
 			put(t, d.Path(), backup, "backups/.ip-masq-0a.tmp", "record.json.0a.tmp", "record.json.damaged", file[len(d.Path())+1:]+".damaged")
 		},
 		"a document":              func(t *testing.T, d *store.Dir) { document(t, d, contribution("net")) },

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// richStatus returns a Monitor of a node on which much is going on.
+func richStatus(t *testing.T) *metrics.Monitor {
+	t.Helper()
+	r := rich()
+	m := metrics.New(metrics.Options{
+		Version: "v1.2.3",
+		State:   func(context.Context) *enforce.State { return standing(nftables, r.State.Sources...) },
+	})
+	s := config.DefaultSettings()
+	if err := errors.Join(s.Set("metrics_listen", ":9820"), s.Set("agent.masqChain", "OURS")); err != nil {
+		t.Fatal(err)
+	}
+	m.Settings(metrics.Settings{Settings: s, File: "/etc/ip-masq/reconciler.toml", Err: errors.New("/etc/ip-masq/reconciler.toml:3: x: is not a known key; remove it")})
+	r.Sources.Agent = &agentconfig.Files{
+		Dir: "/etc/config", Names: []string{"ip-masq-agent"}, Source: r.State.Sources[0], ResyncInterval: 5 * time.Second,
+		Warnings: []error{errors.New("unknown key")},
+	}
+	r.Sources.AgentErr = errors.New("nonMasqueradeCIDRs[0]: is null")
+	r.Warnings = []error{errors.New("use backend nftables")}
+	r.By = reconcile.Writer{PID: 4711, Program: "iptables"}
+	r.Drift = policy.Diff{{Kind: policy.RuleChange, Chain: "A"}, {Kind: policy.RuleChange, Chain: "A", Unexpected: true}, {Kind: policy.JumpChange, Chain: "B"}}
+	m.Report(r, 5*time.Second)
+	m.Conflist(&metrics.Conflist{Wrote: true, Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: errors.New("no entry")}}})
+	return m
+}
+
+// status requests the status, whose pid is replaced.
+func status(t *testing.T, m *metrics.Monitor) (text string, s metrics.Status) {
+	t.Helper()
+	w := get(m.Socket(), "/v1/status")
+	if w.Code != http.StatusOK || w.Header().Get("Content-Type") != "application/json" {
+		t.Fatalf("%d %v %s", w.Code, w.Header(), w.Body)
+	}
+	text = strings.Replace(w.Body.String(), fmt.Sprintf(`"pid":%d`, os.Getpid()), `"pid":12`, 1)
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		t.Fatal(err)
+	}
+	return text, s
+}
+
+// A change of the golden file that is more than new fields needs another StatusVersion.
+func TestStatusGolden(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := richStatus(t)
+		time.Sleep(1500 * time.Millisecond)
+		announce(t, m, http.StatusNoContent, `{"pid":34,"version":"v1.2.2"}`)
+		text, s := status(t, m)
+		var indented any
+		if err := json.Unmarshal([]byte(text), &indented); err != nil {
+			t.Fatal(err)
+		}
+		got, err := json.MarshalIndent(indented, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		const file = "testdata/status.json"
+		if *update {
+			if err := os.WriteFile(file, append(got, '\n'), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(strings.TrimSpace(string(want)), string(got)); diff != "" {
+			t.Errorf("%s (-want +got, -update writes it):\n%s", file, diff)
+		}
+		if again, err := json.Marshal(s); err != nil || string(again)+"\n" != text {
+			t.Errorf("decoded and encoded again: %v\n%s\n%s", err, again, text)
+		}
+		files, err := s.AgentFiles.Read()
+		if err == nil || err.Error() != "nonMasqueradeCIDRs[0]: is null" || len(files.Warnings) != 1 || files.Source.Policy.Chain == "" {
+			t.Errorf("the agent files are %+v, %v", files, err)
+		}
+	})
+}
+
+// Lists are never null.
+func TestStatusAtTheBeginning(t *testing.T) {
+	text, s := status(t, metrics.New(metrics.Options{}))
+	if strings.Contains(text, "null") || !s.LastSync.IsZero() || s.AgentFiles != nil || len(s.Problems) != 1 {
+		t.Error(text)
+	}
+}
+
+func TestStatusHasTheLatestRepairs(t *testing.T) {
+	m := metrics.New(metrics.Options{})
+	for i := range 12 {
+		m.Report(&reconcile.Report{
+			Started: time.Unix(int64(i), 0), By: reconcile.Writer{PID: 1, Program: "nft"}, Drift: policy.Diff{{Chain: "A"}},
+		}, time.Minute)
+	}
+	m.Report(&reconcile.Report{}, time.Minute)
+	_, s := status(t, m)
+	if s.RepairsTotal != 12 || len(s.Repairs) != 10 || s.Repairs[0].At.Unix() != 11 || s.Repairs[9].At.Unix() != 2 {
+		t.Errorf("%d repairs: %+v", s.RepairsTotal, s.Repairs)
+	}
+}
+
+func announce(t *testing.T, m *metrics.Monitor, want int, body string) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	m.Socket().ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/v1/standby", strings.NewReader(body)))
+	if w.Code != want {
+		t.Errorf("%.80s: %d %s, want %d", body, w.Code, w.Body, want)
+	}
+}
+
+func TestStandbys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := metrics.New(metrics.Options{})
+		for _, bad := range []string{"", "x", `{"version":"v1"}`, `{"pid":1,"version":"` + strings.Repeat("v", 2000) + `"}`} {
+			announce(t, m, http.StatusBadRequest, bad)
+		}
+		count := func(want int) {
+			t.Helper()
+			if _, s := status(t, m); len(s.Standbys) != want {
+				t.Errorf("standbys %+v, want %d", s.Standbys, want)
+			}
+		}
+		count(0)
+		for range 3 {
+			announce(t, m, http.StatusNoContent, `{"pid":7,"version":"v1"}`)
+		}
+		count(1)
+		time.Sleep(3 * time.Second)
+		for pid := range 20 {
+			announce(t, m, http.StatusNoContent, fmt.Sprintf(`{"pid":%d,"version":"v2"}`, pid+100))
+		}
+		count(8)
+		time.Sleep(3 * time.Second)
+		count(7)
+		time.Sleep(3 * time.Second)
+		count(0)
+		announce(t, m, http.StatusNoContent, `{"pid":8,"version":"v1"}`)
+		count(1)
+	})
+}
+
+// The socket is served in the dataDir, and clients connect by the dataDir alone.
+func TestServeSocket(t *testing.T) {
+	noLeak(t)
+	d := store.Open(filepath.Join(t.TempDir(), "data"))
+	m := metrics.New(metrics.Options{Version: "v1.2.3"})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	log := make(lines, 100)
+	go func() {
+		defer close(ended)
+		m.ServeSocket(ctx, d, log.logger())
+	}()
+	if line := <-log; !strings.Contains(line, d.SocketPath()) { // without a dataDir
+		t.Errorf("the log has %s", line)
+	}
+	if s := m.Status(); len(s.Warnings) != 1 || !strings.HasPrefix(s.Warnings[0], "socket: ") {
+		t.Errorf("warnings %q", s.Warnings)
+	}
+	instance, err := d.InstanceLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = instance.Release() }()
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) },
+	}}
+	var s metrics.Status
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		answer, err := client.Get("http://reconciler/v1/status")
+		if err == nil {
+			if err := errors.Join(json.NewDecoder(answer.Body).Decode(&s), answer.Body.Close()); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	if s.Version != "v1.2.3" || s.PID != os.Getpid() || len(s.Warnings) > 0 {
+		t.Errorf("%+v", s)
+	}
+	if err := metrics.AnnounceStandby(t.Context(), d, "v1.2.2"); err != nil || len(m.Status().Standbys) != 1 {
+		t.Errorf("standbys %+v, %v", m.Status().Standbys, err)
+	}
+	cancel()
+	<-ended
+	if _, err := os.Lstat(d.SocketPath()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is there: %v", err)
+	}
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"mime"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// zPage answers as the z-pages of Kubernetes components do: a header and plain text, or 406 to a client that
+// does not accept it.
+func zPage(name string, page func(io.Writer)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !acceptsText(r.Header.Values("Accept")) {
+			http.Error(w, "media type not acceptable, must be: text/plain", http.StatusNotAcceptable)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprintf(w, "\nip-masq-reconciler %s\nWarning: This endpoint is not meant to be machine parseable, "+
+			"has no formatting compatibility guarantees and is for debugging purposes only.\n\n", name)
+		page(w)
+	}
+}
+
+// acceptsText reports whether the values of the header Accept allow text/plain in UTF-8.
+func acceptsText(accept []string) bool {
+	for media := range strings.SplitSeq(strings.Join(accept, ","), ",") {
+		kind, parameters, err := mime.ParseMediaType(media)
+		delete(parameters, "q")
+		charset, stated := parameters["charset"]
+		plain := err == nil && slices.Contains([]string{"text/plain", "text/*", "*/*"}, kind)
+		if plain && (len(parameters) == 0 || len(parameters) == 1 && stated && strings.EqualFold(charset, "utf-8")) {
+			return true
+		}
+	}
+	return strings.TrimSpace(strings.Join(accept, "")) == ""
+}
+
+func (m *Monitor) statusz(w io.Writer) {
+	up := int(time.Since(m.started).Seconds())
+	const minute, hour = 60, 60 * 60
+	fmt.Fprintf(w, "Started: %s\nUp: %d hr %02d min %02d sec\nGo version: %s\nBinary version: %s\nPaths: %s\n",
+		m.started.UTC().Format(time.UnixDate), up/hour, up%hour/minute, up%minute, runtime.Version(), m.options.Version,
+		"/flagz /healthz /livez /readyz /statusz")
+}
+
+func (m *Monitor) flagz(w io.Writer) {
+	m.mu.Lock()
+	flags := m.settings.Flags // not changed any more
+	m.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
+		fmt.Fprintf(w, "%s=%s\n", name, policy.Printable(flags[name]))
+	}
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// SocketPath returns where the socket of the active reconciler is, or would be.
+func (d *Dir) SocketPath() string { return d.path + "/" + socketFile }
+
+// Listen listens on the socket of the active reconciler, which only the user of this process can connect to.
+// The caller holds the InstanceLock: a socket that exists was left by a process that was killed, and is
+// replaced. Close removes the socket.
+func (d *Dir) Listen() (net.Listener, error) {
+	const op = "listen on"
+	root, err := d.dataDir()
+	if err != nil {
+		return nil, err
+	}
+	if _, err = root.recognize(inDataDir, socketFile); err == nil {
+		err = root.remove(socketFile)
+	}
+	if errors.Is(err, errUnknown) {
+		err = fmt.Errorf("%s %s: %w: it is not a socket; move it away", op, shown(root.in(socketFile)), ErrRefused)
+	}
+	if err = ignoring(err, os.ErrNotExist); err != nil {
+		root.close()
+		return nil, err
+	}
+	listening := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		// The mode before bind(2) is that of the file.
+		controlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), fileMode) })
+		return errors.Join(err, controlErr)
+	}}
+	l, err := listening.Listen(context.Background(), "unix", root.socketAddress())
+	if err != nil {
+		err = socketError(op, root, err)
+		root.close()
+		return nil, err
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // the descriptor in its address may be another directory then
+	return &socket{l, root}, nil
+}
+
+// Dial connects to the socket of the active reconciler. The error is an os.ErrNotExist if there is none, and
+// a unix.ECONNREFUSED if a process that was killed left it.
+func (d *Dir) Dial(ctx context.Context) (net.Conn, error) {
+	root, err := d.dataDir()
+	if err != nil {
+		return nil, err
+	}
+	defer root.close()
+	var dialer net.Dialer
+	c, err := dialer.DialContext(ctx, "unix", root.socketAddress())
+	return c, socketError("connect to", root, err)
+}
+
+// socketAddress names the socket by the open directory: an address has at most 107 bytes.
+func (f *folder) socketAddress() string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", f.fd(), socketFile)
+}
+
+// socketError rewords an error of package net, which has the socketAddress.
+func socketError(op string, root *folder, err error) error {
+	var errno unix.Errno
+	if errors.As(err, &errno) {
+		err = errno
+	}
+	return failure(op, root.in(socketFile), err)
+}
+
+// socket is a listener that removes its file.
+type socket struct {
+	net.Listener
+	root *folder
+}
+
+// Close stops listening and removes the socket. It may be called twice.
+func (s *socket) Close() error {
+	if s.root == nil {
+		return nil
+	}
+	err := errors.Join(s.root.remove(socketFile), s.Listener.Close())
+	s.root.close()
+	s.root = nil
+	return err
+}
