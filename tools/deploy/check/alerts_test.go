@@ -346,6 +346,7 @@ func TestBrokenNodes(t *testing.T) {
 		"plugin-missing":         {"plugin", "IPMasqPluginMissing 5m0s"},
 		"two-reconcilers":        {"standby", "IPMasqStandby 30m0s"},
 		"stopped-reconciler":     {"no answer", "IPMasqDown 10m0s"},
+		"hanging-reconciler":     {"no answer", "IPMasqDown 10m0s"},
 		"foreign-data-dir-owner": {"state", state},
 		"newer-schema":           {"state", state},
 		"third-party-chain":      {"rules", "IPMasqRulesNotEnsured 10m0s"},
