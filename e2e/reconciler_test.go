@@ -70,6 +70,14 @@ func (n *node) reconciler(t *testing.T, args ...string) (stdout, stderr string, 
 	return run(t, n.reconcilerCommand(n.timeout(t), t, args...))
 }
 
+// warningsIn returns standard error without the line that says where the settings come from.
+func warningsIn(stderr string) string {
+	if first, rest, _ := strings.Cut(stderr, "\n"); strings.HasPrefix(first, "settings: ") {
+		return rest
+	}
+	return stderr
+}
+
 // daemon is a running reconciler.
 type daemon struct {
 	n       *node

@@ -15,7 +15,7 @@ import (
 func (n *node) render(t *testing.T, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := n.reconciler(t, append([]string{"render"}, args...)...)
-	if code != 0 || stderr != "" {
+	if code != 0 || warningsIn(stderr) != "" {
 		t.Fatalf("render %v: exit code %d\n%s", args, code, stderr)
 	}
 	return stdout
@@ -46,7 +46,7 @@ func (n *node) loadRendered(t *testing.T, try bool) {
 func (n *node) wantInSync(t *testing.T, chains ...string) {
 	t.Helper()
 	stdout, stderr, code := n.reconciler(t, "check")
-	if code != 0 || stderr != "" {
+	if code != 0 || warningsIn(stderr) != "" {
 		t.Fatalf("check: exit code %d\n%s%s\n%s", code, stdout, stderr, n.ruleset(t))
 	}
 	for _, chain := range chains {
