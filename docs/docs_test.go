@@ -208,6 +208,17 @@ func TestReasons(t *testing.T) {
 	}
 }
 
+// TestStatus: troubleshooting.md begins with an output of status that has each line of the golden file.
+func TestStatus(t *testing.T) {
+	const line = `(?m)^([A-Z][a-z ]+):`
+	want := names(line, read(t, "reconciler", "testdata", "status", "healthy.txt"))
+	_, output, _ := strings.Cut(read(t, "docs", "troubleshooting.md"), "On a healthy node:\n\n```\n")
+	output, _, _ = strings.Cut(output, "```")
+	if has := names(line, output); len(want) < 5 || !slices.Equal(want, has) {
+		t.Errorf("status prints %q, troubleshooting.md has %q", want, has)
+	}
+}
+
 // TestFindings: troubleshooting.md names each finding of doctor.
 func TestFindings(t *testing.T) {
 	text := read(t, "docs", "troubleshooting.md")
