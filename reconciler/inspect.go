@@ -149,8 +149,7 @@ func ask(ctx context.Context, dir *store.Dir, healthAddress string) activeReconc
 // askSocket returns the status that the socket of the dataDir serves.
 func askSocket(ctx context.Context, dir *store.Dir) (*metrics.Status, error) {
 	body, _, err := get(ctx, "http://socket/v1/status", func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", dir.Path()+"/reconciler.sock")
+		return dir.Dial(ctx)
 	})
 	if err != nil {
 		return nil, err

@@ -22,7 +22,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
-	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 var (
@@ -195,7 +194,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		s.Reconciler.Error = n.active.err.Error()
 	}
 	if !n.active.Running {
-		s.Reconciler.LastSeen = lastSeen(n.Dir)
+		s.Reconciler.LastSeen = n.Dir.ReconcilerSeen()
 	}
 	s.Ready = n.active.Answers && len(s.Problems) == 0
 	return s, nil
@@ -216,16 +215,6 @@ func (s *nodeStatus) add(a *metrics.Status) {
 			s.Warnings = append(s.Warnings, w)
 		}
 	}
-}
-
-// lastSeen returns the latest time at which a reconciler is known to have run, zero if none has.
-func lastSeen(dir *store.Dir) (last time.Time) {
-	for _, name := range []string{"reconciler.lock", "reconciler.sock"} {
-		if info, err := os.Lstat(filepath.Join(dir.Path(), name)); err == nil && info.ModTime().After(last) {
-			last = info.ModTime()
-		}
-	}
-	return last
 }
 
 func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
