@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+)
+
+// byHand runs a command of the reconciler as an operator does, without the flags of the node.
+func (n *node) byHand(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	c := n.Node.Command(n.timeout(t), reconcilerProgram(t), args...)
+	c.Env = []string{"PATH=" + n.path}
+	return run(t, c)
+}
+
+// elapsed matches what differs between two runs of explain by its nature.
+var elapsed = regexp.MustCompile(`\d+ (seconds?|minutes?)|"ageSeconds": \d+,?`)
+
+// sameAnswers checks that each command answers alike without flags and with these, and says where its
+// settings come from. It returns what the commands print.
+func (d *daemon) sameAnswers(t *testing.T, flags []string) string {
+	t.Helper()
+	var all strings.Builder
+	for _, command := range [][]string{
+		{"check"}, {"check", "-o", "json"},
+		{"explain", "20.1.2.3"}, {"explain", "8.8.8.8"}, {"explain", "8.8.8.8", "-o", "json"}, {"explain", "2001:db8::1", "-o", "json"},
+		{"doctor"}, {"doctor", "-o", "json"},
+		{"render"}, {"render", "--guard-tables"}, {"render", "--family", "ipv6"},
+	} {
+		stdout, stderr, code := d.n.byHand(t, command...)
+		allStdout, allStderr, allCode := d.n.byHand(t, slices.Concat(command, flags)...)
+		if command[0] == "render" { // its flag --backend is about the form of the output
+			allStdout, allStderr, allCode = d.n.byHand(t, slices.Concat(command, slices.DeleteFunc(slices.Clone(flags), func(f string) bool {
+				return strings.HasPrefix(f, "--backend=")
+			}))...)
+		}
+		normal := func(s string) string { return elapsed.ReplaceAllString(s, "…") }
+		if diff := cmp.Diff(normal(allStdout), normal(stdout)); diff != "" || code != allCode {
+			t.Errorf("%v: exit code %d without flags, %d with all; stdout (-all +none):\n%s", command, code, allCode, diff)
+		}
+		if diff := cmp.Diff(warningsIn(allStderr), warningsIn(stderr)); diff != "" {
+			t.Errorf("%v: stderr (-all +none):\n%s", command, diff)
+		}
+		if text := !slices.Contains(command, "json"); text != strings.HasPrefix(stderr, "settings: from the reconciler that runs (pid ") {
+			t.Errorf("%v: does not say where the settings come from:\n%s", command, stderr)
+		}
+		all.WriteString(stdout + stderr)
+	}
+	return all.String()
+}
+
+// TestAnswersWithoutFlags starts the reconciler with the flags of a DaemonSet, on a node without a
+// reconciler.toml, and compares the answers of commands without flags with those that have all of its
+// flags: when all is right, with a bad agent file, with a bad conflist, and after the end of the reconciler.
+func TestAnswersWithoutFlags(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.conflist(t, "podnet", map[string]any{"masqChain": "PODS", "enableIPv6": true})
+		files := filepath.Join(n.dir, "of-the-pod", "config")
+		agentFile := func(text string) {
+			t.Helper()
+			must(t, firstOf(os.MkdirAll(files, 0o755), os.WriteFile(filepath.Join(n.dir, "next"), []byte(text), 0o644),
+				os.Rename(filepath.Join(n.dir, "next"), filepath.Join(files, "ip-masq-agent"))))
+		}
+		agentFile("nonMasqueradeCIDRs: [20.0.0.0/8, \"2001:db8::/32\"]\nguard: count\n")
+		flags := []string{
+			"--data-dir=" + n.dataDir, "--cni-conf-dir=" + n.cni.ConfDir, "--cni-bin-dir=" + n.cni.Path[0], "--backend=" + n.backend.setting,
+			"--agent-config-dir=" + files, "--enable-ipv6", "--masq-chain=PODS", "--to-ports=2000-2999", "--random-fully=false",
+			"--pod-cidrs=10.1.0.0/16", "--resync-interval=1h",
+		}
+		d := n.startReconciler(t, flags...).untilReady(t)
+		right := d.sameAnswers(t, flags)
+		for _, want := range []string{"right: PODS (ipv4", "20.1.2.3: exempt", filepath.Join(files, "ip-masq-agent"), "2000-2999"} {
+			if !strings.Contains(right, want) {
+				t.Errorf("answers lack %q:\n%s", want, right)
+			}
+		}
+		if stdout, _, code := n.byHand(t, "status"); code != 0 || !strings.HasPrefix(stdout, "Node:        ready") {
+			t.Errorf("status: exit code %d\n%s", code, stdout)
+		}
+
+		agentFile("nonMasqueradeCIDRs: [20.0.0.1/8]\n")
+		d.eventuallyUnready(t, "source: ", "20.0.0.1/8")
+		if bad := d.sameAnswers(t, flags); !strings.Contains(bad, "20.0.0.1/8 has host bits set") || strings.Contains(bad, "right: PODS") {
+			t.Errorf("answers do not name the bad file:\n%s", bad)
+		}
+		if stdout, stderr, code := n.byHand(t, "check"); code != 1 {
+			t.Errorf("check: exit code %d, want 1\n%s%s", code, stdout, stderr)
+		}
+		if stdout, _, code := n.byHand(t, "status"); code != 3 || !strings.Contains(stdout, "\n  source:    "+files) {
+			t.Errorf("status: exit code %d, want 3\n%s", code, stdout)
+		}
+
+		agentFile("nonMasqueradeCIDRs: [20.0.0.0/8, \"2001:db8::/32\"]\nguard: count\n")
+		d.eventuallyReady(t)
+		d.stop(t)
+		stdout, stderr, code := n.byHand(t, "status")
+		if code != 1 || !strings.Contains(stdout, "Reconciler:  none runs; one was last seen") || !strings.Contains(stdout, "Data dir:    "+n.dataDir) {
+			t.Errorf("status: exit code %d, want 1\n%s%s", code, stdout, stderr)
+		}
+		if _, stderr, _ := n.byHand(t, "check"); !strings.HasPrefix(stderr, "settings: no reconciler runs; from the defaults\n") {
+			t.Errorf("check does not say that no reconciler runs:\n%s", stderr)
+		}
+	})
+}
+
+// TestStatusOfStoppedReconciler checks that commands go on within seconds while the reconciler is stopped by
+// SIGSTOP, and that the socket of one that was killed is not taken for a reconciler, and replaced by the next.
+func TestStatusOfStoppedReconciler(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [20.0.0.0/8]\n")
+	d := n.startReconciler(t).untilReady(t)
+	d.signal(t, syscall.SIGSTOP)
+	start := time.Now()
+	stdout, stderr, code := n.reconciler(t, "status")
+	took := time.Since(start)
+	const most = 5 * time.Second
+	if timelimit.Exceeded(took, most) {
+		t.Errorf("status took %s, more than %s", took, most)
+	}
+	d.signal(t, syscall.SIGCONT)
+	if code != 3 || !strings.Contains(stdout, "Node:        not ready: the reconciler does not answer") || !strings.Contains(stdout, "no answer in 2s") {
+		t.Errorf("status of a stopped one: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	d.eventuallyReady(t)
+	if stdout, _, code := n.reconciler(t, "status"); code != 0 {
+		t.Errorf("status: exit code %d\n%s", code, stdout)
+	}
+	d.kill(t)
+	if stdout, stderr, code := n.reconciler(t, "status"); code != 1 || !strings.Contains(stdout, "Reconciler:  none runs") {
+		t.Errorf("status of a killed one: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	n.startReconciler(t).untilReady(t)
+	if stdout, _, code := n.reconciler(t, "status"); code != 0 {
+		t.Errorf("status of one that replaces it: exit code %d\n%s", code, stdout)
+	}
+}
