@@ -251,11 +251,11 @@ func dialler(path string) func(context.Context, string, string) (net.Conn, error
 	}
 }
 
-// signalAll sends a signal to the programs in the background: TERM or HUP.
+// signalAll sends a signal to the programs in the background: TERM, HUP or KILL.
 func signalAll(ts *testscript.TestScript, neg bool, args []string) {
-	signals := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP}
+	signals := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "KILL": syscall.SIGKILL}
 	if neg || len(args) != 1 || signals[args[0]] == 0 {
-		ts.Fatalf("usage: signal TERM|HUP")
+		ts.Fatalf("usage: signal TERM|HUP|KILL")
 	}
 	for _, c := range ts.BackgroundCmds() {
 		ts.Check(c.Process.Signal(signals[args[0]]))

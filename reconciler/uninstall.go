@@ -239,7 +239,7 @@ func (u *uninstallation) print(a *app, complete bool) {
 func (a *app) stay(ctx context.Context, u *uninstallation) error {
 	log := a.logger(u.node.Settings)
 	left := errors.New("not begun yet")
-	monitor := metrics.New(metrics.Options{})
+	monitor := metrics.New(metrics.Options{Version: version})
 	report := func() {
 		r := &reconcile.Report{}
 		if left != nil {

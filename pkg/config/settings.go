@@ -101,7 +101,7 @@ func (s *Settings) keys() []Key {
 		{"agent_dialect", oneOf(&s.AgentDialect, DialectV1, DialectV2),
 			"meaning of an agent file without nonMasqueradeCIDRs: `v1`, the list is left to other files; v2, the list is empty"},
 		{"data_dir", directory(&s.DataDir, d.DataDir), "`DIR` of the node's state; the plugin must have the same"},
-		{"health_listen", text(&s.HealthListen, d.HealthListen, orEmpty(parseListen)), "`HOST:PORT` of /livez, /readyz and /healthz; empty for off"},
+		{"health_listen", text(&s.HealthListen, d.HealthListen, orEmpty(parseListen)), "`HOST:PORT` of /livez, /readyz, /healthz, /statusz and /flagz; empty for off"},
 		{"metrics_listen", text(&s.MetricsListen, ":9820", orEmpty(parseListen)), "`HOST:PORT` of /metrics; off if not given"},
 		{"log_format", oneOf(&s.LogFormat, "text", "json"), "`FORMAT` of the log: text or json"},
 		{agentTable, table(), ""},

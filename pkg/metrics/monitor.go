@@ -30,8 +30,8 @@ import (
 // scrape are served.
 const scrapeTimeout = 2 * time.Second
 
-// Options are what a Monitor cannot know from reports. The functions are called by scrapes and for the Status,
-// one at a time, and may be nil.
+// Options are what a Monitor cannot know from reports. The functions are called by scrapes, State for the Status
+// too, each by one goroutine at a time. They may be nil.
 type Options struct {
 	Version string // of this program
 
@@ -53,9 +53,10 @@ type Monitor struct {
 	log      *slog.Logger
 	registry *prometheus.Registry
 	duration prometheus.Histogram
-	scrapes  singleflight.Group
+	requests singleflight.Group
 	started  time.Time
 
+	observing     sync.Mutex // while Options.State and then the totals are in use
 	mu            sync.Mutex
 	settings      Settings
 	problems      []reconcile.Problem // of the last report
@@ -239,20 +240,22 @@ func (m *Monitor) Metrics() http.Handler {
 		DisableCompression: true, // a compressor takes more memory than everything else here
 	})
 	return handler(map[string]http.HandlerFunc{"GET /metrics": func(w http.ResponseWriter, r *http.Request) {
-		m.refreshed(r.Context(), scrapeTimeout)
+		m.refreshed(r.Context(), scrapeTimeout, "scrape", m.refresh)
 		page.ServeHTTP(w, r)
 	}})
 }
 
-// refreshed asks Options' functions, and returns at the latest after the timeout. Requests share one refresh:
-// a kernel that does not answer is not asked by ever more goroutines.
-func (m *Monitor) refreshed(ctx context.Context, timeout time.Duration) {
-	refreshed := m.scrapes.DoChan("", func() (any, error) {
-		m.refresh()
+// refreshed calls a refresh, and returns at the latest after the timeout. Requests share the one that runs: a
+// kernel that does not answer is not asked by ever more goroutines.
+func (m *Monitor) refreshed(ctx context.Context, timeout time.Duration, name string, refresh func(context.Context)) {
+	done := m.requests.DoChan(name, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		refresh(ctx)
 		return nil, nil
 	})
 	select {
-	case <-refreshed:
+	case <-done:
 	case <-time.After(timeout):
 	case <-ctx.Done():
 	}
@@ -270,14 +273,11 @@ func handler(pages map[string]http.HandlerFunc) http.Handler {
 }
 
 // refresh asks Options' functions.
-func (m *Monitor) refresh() {
-	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
-	defer cancel()
+func (m *Monitor) refresh(ctx context.Context) {
 	m.mu.Lock()
-	last, reports := m.lastWithRules, m.reports
+	last := m.lastWithRules
 	m.mu.Unlock()
 	found := scraped{written: map[policy.SourceID]time.Time{}}
-	var state *enforce.State
 	o := m.options
 	if o.Written != nil && last != nil {
 		for _, s := range last.State.Sources {
@@ -305,12 +305,25 @@ func (m *Monitor) refresh() {
 			found.conntrack = &stats
 		}
 	}
-	if o.State != nil {
-		state = o.State(ctx)
+	m.mu.Lock()
+	m.scraped = found
+	m.mu.Unlock()
+	m.observe(ctx)
+}
+
+// observe reads the kernel's counters.
+func (m *Monitor) observe(ctx context.Context) {
+	if m.options.State == nil {
+		return
 	}
+	m.observing.Lock()
+	defer m.observing.Unlock()
+	m.mu.Lock()
+	reports := m.reports
+	m.mu.Unlock()
+	state := m.options.State(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.scraped = found
 	// A state that a sync overtook may be the older one; its counters would be counted twice.
 	if m.reports == reports {
 		m.connections.observe(state)

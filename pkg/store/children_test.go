@@ -192,6 +192,13 @@ func onReadOnly(d *store.Dir) error {
 	if err != nil || len(s.Sources) != 1 || len(s.Damaged) != 0 {
 		return fmt.Errorf("load: %+v, %w", s, err)
 	}
+	instance, err := d.InstanceLock() // one reconciler is active here too
+	if err == nil && !d.ReconcilerActive() {
+		err = errors.New("the instance lock is not held")
+	}
+	if err := errors.Join(err, instance.Release()); err != nil {
+		return err
+	}
 	l, err := lockNow(d) // for a repair of rules
 	if err != nil {
 		return err

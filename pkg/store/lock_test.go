@@ -214,6 +214,7 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	ok(t, l.PutRecord(aRecord()))
 	ok(t, l.Release())
 	ok(t, d.Attach("podnet", "c", "eth0"))
+	made(t, d.Path())
 	inMountNamespace(t, "read-only", d)
 	loads(t, d, contribution("podnet"))
 }
