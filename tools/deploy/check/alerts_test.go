@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/textparse"
+	"github.com/prometheus/prometheus/model/value"
 	"github.com/prometheus/prometheus/promql"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/prometheus/prometheus/storage"
@@ -104,6 +106,33 @@ func (c *cluster) add(l labels.Labels, node string, v float64) {
 	c.series = append(c.series, series{b.Labels(), v, is(v)})
 }
 
+// becomes replaces all series by those of another cluster when something happens.
+func (c *cluster) becomes(broken cluster) {
+	later := map[uint64]float64{}
+	for _, s := range broken.series {
+		later[s.labels.Hash()] = s.was
+	}
+	for i, s := range c.series {
+		v, remains := later[s.labels.Hash()]
+		delete(later, s.labels.Hash())
+		c.series[i].values = func(at time.Duration, was float64) (float64, bool) {
+			switch {
+			case at < began:
+				return was, true
+			case at == began && !remains:
+				return math.Float64frombits(value.StaleNaN), true // what Prometheus appends
+			}
+			return v, remains
+		}
+	}
+	for _, s := range broken.series {
+		if _, added := later[s.labels.Hash()]; added {
+			s.values = func(at time.Duration, was float64) (float64, bool) { return was, at >= began }
+			c.series = append(c.series, s)
+		}
+	}
+}
+
 // change replaces the values of a node's series that match the selector.
 func (c *cluster) change(t *testing.T, node, selector string, v values) {
 	t.Helper()
@@ -177,8 +206,7 @@ func (c *cluster) evaluate(t *testing.T, engine *promql.Engine, expression strin
 	return matrix
 }
 
-// fire returns the alerts that fire, with their nodes, and how long their expressions had been true
-// before.
+// fire returns the alerts that fire, with their nodes, and when they first do.
 func (c *cluster) fire(t *testing.T, engine *promql.Engine, rules []monitoring.Rule) map[string]time.Duration {
 	t.Helper()
 	fired := map[string]time.Duration{}
@@ -194,13 +222,13 @@ func (c *cluster) fire(t *testing.T, engine *promql.Engine, rules []monitoring.R
 					since = p.T
 				}
 				last = p.T
-				if after := time.Duration(p.T-since) * time.Millisecond; after >= time.Duration(wait) {
+				if time.Duration(p.T-since)*time.Millisecond >= time.Duration(wait) {
 					// Two series of one alert are two notifications.
 					name := rule.Alert + " " + s.Metric.Get("node")
 					for fired[name] != 0 {
 						name += " again"
 					}
-					fired[name] = after
+					fired[name] = time.Duration(p.T) * time.Millisecond
 					break
 				}
 			}
@@ -249,6 +277,8 @@ func TestAlerts(t *testing.T) {
 		{"an entry with which every ADD fails", "conflist", "IPMasqConflistWrong", nil},
 		{"no entry", "conflist-absent", "IPMasqConflistWrong", nil},
 		{"an entry that is removed again and again", "conflist-flapping", "IPMasqConflistFlapping", nil},
+		{"an entry that is lost without manage", "sound", "IPMasqEntryLost", map[string]values{
+			"ip_masq_conflist_present": during(watch, 0), "ip_masq_conflist_flapping": absent}},
 		{"no plugin", "plugin", "IPMasqPluginMissing", nil},
 		{"no plugin, and so no entry", "plugin-absent", "IPMasqPluginMissing", nil},
 		{"no iptables", "backend", "IPMasqBackendUnusable", nil},
@@ -322,8 +352,9 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestBrokenNodes checks, with the metrics of a node with each fault, which alerts fire and after how
-// long, and which reasons the dashboard's table of nodes that are not ready has.
+// TestBrokenNodes checks, with the metrics of a healthy node and from then on those of a node with each
+// fault, which alerts fire and after how long, and which reasons the dashboard's table of nodes that
+// are not ready has.
 func TestBrokenNodes(t *testing.T) {
 	const state = "IPMasqStateUnusable 10m0s"
 	cases := map[string]struct{ reasons, alerts string }{
@@ -341,7 +372,7 @@ func TestBrokenNodes(t *testing.T) {
 		"iptables-missing":       {"backend", "IPMasqBackendUnusable 10m0s"},
 		"forwarding-off":         {"", ""},
 		"main-plugin-ipmasq":     {"", "IPMasqForeignRules 5m0s"},
-		"entry-lost":             {"", ""},
+		"entry-lost":             {"", "IPMasqEntryLost 10m0s"},
 		"entry-first":            {"conflist", "IPMasqConflistWrong 10m0s"},
 		"plugin-missing":         {"plugin", "IPMasqPluginMissing 5m0s"},
 		"two-reconcilers":        {"standby", "IPMasqStandby 30m0s"},
@@ -366,15 +397,17 @@ func TestBrokenNodes(t *testing.T) {
 	rules, engine, table := alerts(t), newEngine(), notReadyTable(t)
 	for name, tt := range cases {
 		t.Run(name, func(t *testing.T) {
-			var c cluster
+			var c, broken cluster
+			c.node(t, "one", nodes+"healthy.prom")
 			if strings.HasPrefix(tt.alerts, "IPMasqDown") { // nothing answers at the port
-				c.add(labels.FromStrings("__name__", "up"), "one", 0)
+				broken.add(labels.FromStrings("__name__", "up"), "one", 0)
 			} else {
-				c.node(t, "one", nodes+name+".prom")
+				broken.node(t, "one", nodes+name+".prom")
 			}
+			c.becomes(broken)
 			var fired, reasons []string
-			for alert, after := range c.fire(t, engine, rules) {
-				fired = append(fired, strings.Replace(alert, " one", " "+after.String(), 1))
+			for alert, at := range c.fire(t, engine, rules) {
+				fired = append(fired, strings.Replace(alert, " one", " "+(at-began).String(), 1))
 			}
 			slices.Sort(fired)
 			for _, s := range c.evaluate(t, engine, table) {
