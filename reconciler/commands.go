@@ -21,6 +21,9 @@ func (a *app) root() *cobra.Command {
 for. Without a command this is "run", which accepts the flags of ip-masq-agent and
 ip-masq-agent-v2.
 
+status, check, explain, doctor and render take the settings of the reconciler that runs on
+this node; a flag replaces one of them, --config all.
+
 Exit codes: 0 success, 1 error, 2 mistake in the command line, 3 drift found, or not ready.`,
 		Example: `  # Show whether the node is ready, and what is in force
   ip-masq-reconciler status

@@ -35,7 +35,6 @@ const answerTime = 2 * time.Second
 type inspection struct {
 	*reconcile.Node
 	active activeReconciler
-	stated config.Settings // those of reconciler.toml and the flags, as they are read here
 	// from says where Settings come from, and without why they are not the reconciler's.
 	from, without string
 }
@@ -65,7 +64,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	if stated.Origins["data_dir"] == "" && a.config == "" {
 		stated.DataDir = ownersDataDir(ctx, all, stated.DataDir)
 	}
-	n := &inspection{stated: stated, Node: reconcile.Open(stated, config.DefaultPluginFile, all), from: "from " + a.statedIn()}
+	n := &inspection{Node: reconcile.Open(stated, config.DefaultPluginFile, all), from: "from " + a.statedIn()}
 	n.SettingsErr = err
 	n.active = ask(ctx, n.Dir, stated.HealthListen)
 	switch s := n.active.status; {

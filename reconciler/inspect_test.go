@@ -27,11 +27,7 @@ import (
 // serveStatus serves a handler on the socket of a new dataDir, and returns the dataDir.
 func serveStatus(t *testing.T, h http.HandlerFunc) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/run", "data") // as short as the path of a socket has to be
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "made-by-ip-masq"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,37 +63,36 @@ func (a *app) status(ctx context.Context, watch bool) error {
 	terminal := err == nil && os.Getenv("TERM") != "dumb"
 	for {
 		s, err := a.nodeStatus(ctx)
-		switch {
-		case ctx.Err() != nil && watch:
+		if ctx.Err() != nil && watch {
 			return nil
-		case err != nil:
-			return err
-		case a.json():
-			err = a.print(s)
-		default:
-			text := s.text(time.Now(), terminal && os.Getenv("NO_COLOR") == "")
-			if watch && terminal {
-				text = "\x1b[H\x1b[2J" + text
-			} else if watch {
-				text += "\n"
-			}
-			_, err = a.out.Write([]byte(text))
+		}
+		if err == nil {
+			err = a.show(s, terminal, watch)
 		}
 		switch {
 		case err != nil:
 			return err
-		case watch && ctx.Err() == nil:
-			sleep(ctx, interval)
-		case watch:
-			return nil
-		case !s.Reconciler.Running:
-			return errNoneRuns
-		case !s.Ready:
-			return errNotReady
-		default:
-			return nil
+		case !watch:
+			return s.err()
 		}
+		sleep(ctx, interval)
 	}
+}
+
+// show prints a status. A terminal that watches shows the latest one alone.
+func (a *app) show(s *nodeStatus, terminal, watch bool) error {
+	if a.json() {
+		return a.print(s)
+	}
+	text := s.text(time.Now(), terminal && os.Getenv("NO_COLOR") == "")
+	switch {
+	case watch && terminal:
+		text = "\x1b[H\x1b[2J" + text // cursor to the top, and erase
+	case watch:
+		text += "\n"
+	}
+	_, err := io.WriteString(a.out, text)
+	return err
 }
 
 // nodeStatus is the output of status as JSON.
@@ -166,6 +166,17 @@ type conflistStatus struct {
 	Error    string `json:"error,omitempty"`
 	Managed  bool   `json:"managed"`
 	Inserted int    `json:"inserted"` // how often the reconciler inserted the entry
+}
+
+// err returns the end of the command: its exit code tells whether the node is ready.
+func (s *nodeStatus) err() error {
+	switch {
+	case !s.Reconciler.Running:
+		return errNoneRuns
+	case !s.Ready:
+		return errNotReady
+	}
+	return nil
 }
 
 // nodeStatus asks the reconciler and observes the node.

@@ -157,7 +157,7 @@ func (s *nodeStatus) writeNode(w *screen) {
 
 func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 	r := s.Reconciler
-	text := ""
+	var text string
 	switch {
 	case r.Answers:
 		text = fmt.Sprintf("%s, pid %d, up %s", r.Version, r.PID, age(now, r.Started))
