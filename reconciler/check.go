@@ -80,7 +80,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	if r.Rules != nil {
 		drift = r.Rules.Diff()
 	}
-	problems := append(problemsOf(r.Obstacles()), node.loopProblems(r)...)
+	problems := append(metrics.ProblemsOf(r.Obstacles()), node.loopProblems(r)...)
 	right := !r.Differs() && len(problems) == 0
 	if a.json() {
 		err = a.answer(r, answer{Right: right, Drift: drift, Problems: problems, Reconciler: &node.active})
@@ -130,7 +130,7 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 		}
 	}
 	if a.json() {
-		return a.answer(r, answer{Result: r.Result, Right: r.Ready(), Drift: r.Drift, Problems: problemsOf(r.Problems), Reset: reset})
+		return a.answer(r, answer{Result: r.Result, Right: r.Ready(), Drift: r.Drift, Problems: metrics.ProblemsOf(r.Problems), Reset: reset})
 	}
 	for _, d := range r.Drift {
 		fmt.Fprintf(a.out, "repaired: %v\n", d)
@@ -146,7 +146,7 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 	}
 	warn(a, r.Warnings)
 	if !r.Ready() {
-		return joined(problemsOf(r.Problems))
+		return joined(metrics.ProblemsOf(r.Problems))
 	}
 	fmt.Fprintln(a.out, summary(r))
 	return nil

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -100,7 +101,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 	r := node.DryRun(c.Context(), node.Read())
 	if r.Rules == nil {
 		warn(a, r.Warnings)
-		return joined(problemsOf(r.Problems))
+		return joined(metrics.ProblemsOf(r.Problems))
 	}
 	q.Incomplete = r.Incomplete()
 	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.OriginFinder{
@@ -115,7 +116,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 	node.say(a)
 	e.Text(a.out)
 	warn(a, r.Warnings)
-	for _, p := range append(problemsOf(r.Obstacles()), node.loopProblems(r)...) {
+	for _, p := range append(metrics.ProblemsOf(r.Obstacles()), node.loopProblems(r)...) {
 		if !strings.Contains(e.Problem, p.Message) {
 			warn(a, []string{p.Message})
 		}

@@ -222,23 +222,12 @@ func (n *inspection) say(a *app) {
 
 // loopProblems returns what the reconciler that runs reports and the dry run does not find.
 func (n *inspection) loopProblems(r *reconcile.Report) []metrics.Problem {
-	own := problemsOf(r.Problems)
+	own := metrics.ProblemsOf(r.Problems)
 	return slices.DeleteFunc(slices.Clone(n.active.problems), func(p metrics.Problem) bool {
 		return slices.ContainsFunc(own, func(o metrics.Problem) bool {
 			sameRules := p.Reason == reconcile.ReasonRules && o.Reason == p.Reason && o.Source == p.Source && o.Chain == p.Chain
 			return o.Message == p.Message || sameRules // whose differences change from one moment to the next
 		})
-	})
-}
-
-// problemsOf returns problems as the reconciler's status has them.
-func problemsOf(problems []reconcile.Problem) []metrics.Problem {
-	return mapped(problems, func(p reconcile.Problem) metrics.Problem {
-		one := metrics.Problem{Reason: p.Reason, Chain: p.Chain, Message: p.Err.Error()}
-		if p.Source != (policy.SourceID{}) {
-			one.Source = p.Source.String()
-		}
-		return one
 	})
 }
 

@@ -187,7 +187,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	}
 	r := n.Check(ctx)
 	s := &nodeStatus{
-		Problems:     append(problemsOf(r.Problems), n.loopProblems(r)...),
+		Problems:     append(metrics.ProblemsOf(r.Problems), n.loopProblems(r)...),
 		Reconciler:   reconcilerStatus{activeReconciler: n.active, Standbys: []metrics.Standby{}},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.from, Settings: n.Settings.List(), DataDir: n.Dir.Path(),

@@ -92,6 +92,19 @@ type Problem struct {
 	Message string           `json:"message"`
 }
 
+// ProblemsOf returns the problems of a report. The result is not nil, so that JSON has [].
+func ProblemsOf(problems []reconcile.Problem) []Problem {
+	out := []Problem{}
+	for _, p := range problems {
+		one := Problem{Reason: p.Reason, Chain: p.Chain, Message: p.Err.Error()}
+		if p.Source != (policy.SourceID{}) {
+			one.Source = p.Source.String()
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
 // Repair is a sync that found rules changed by other programs.
 type Repair struct {
 	At         time.Time `json:"at"`
@@ -171,7 +184,7 @@ func (m *Monitor) Status() Status {
 	s := Status{
 		StatusVersion: StatusVersion, Version: m.options.Version, PID: os.Getpid(), Started: m.started.UTC(),
 		SettingsFile: m.settings.File, Settings: m.settings.List(),
-		Problems: []Problem{}, Warnings: texts(m.warnings), Interval: m.interval, LastResult: string(m.last),
+		Problems: ProblemsOf(m.unready()), Warnings: texts(m.warnings), Interval: m.interval, LastResult: string(m.last),
 		Repairs: append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
 		ConflistManaged: m.managed != nil, EntryInserted: m.inserted, Standbys: []Standby{},
 	}
@@ -186,13 +199,6 @@ func (m *Monitor) Status() Status {
 			a.Err = m.sources.AgentErr.Error()
 		}
 		s.AgentFiles = a
-	}
-	for _, p := range m.unready() {
-		problem := Problem{Reason: p.Reason, Chain: p.Chain, Message: p.Err.Error()}
-		if p.Source != (policy.SourceID{}) {
-			problem.Source = p.Source.String()
-		}
-		s.Problems = append(s.Problems, problem)
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.unserved)) {
 		s.Warnings = append(s.Warnings, name+": "+m.unserved[name].Error())
