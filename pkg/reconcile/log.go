@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"encoding/json"
 	"log/slog"
 	"maps"
@@ -25,6 +26,9 @@ type syncLog struct {
 	problems  flowcontrol.Conditions
 	chains    string      // as they were logged last
 	state     store.State // of the report before
+
+	managed bool            // the conflist manager logs what becomes of plugin entries
+	entries map[string]bool // by network, whether its conflist has the plugin entry; only of those that had it
 }
 
 func (l *syncLog) warn(err error) {
@@ -49,6 +53,7 @@ func (l *syncLog) report(r *Report) {
 	}
 	if r.Rules != nil {
 		l.state = r.State
+		l.pluginEntries(r)
 	}
 	if chains := r.Summary(); r.Rules != nil && r.Result != Failed {
 		if chains != l.chains && (l.chains != "" || r.Result == Changed) {
@@ -71,6 +76,35 @@ func (l *syncLog) report(r *Report) {
 		l.log.Info("ready")
 	}
 	l.log.Debug("sync", "result", r.Result, "duration", r.Took)
+}
+
+// pluginEntries logs the networks whose conflist has lost the plugin entry, and those that have it again.
+func (l *syncLog) pluginEntries(r *Report) {
+	if l.managed || r.Sources.ConfDirErr != nil {
+		return
+	}
+	confs, files := r.Sources.ConfDir, map[string]string{}
+	for _, list := range confs.Conflists {
+		files[list.Network] = cmp.Or(files[list.Network], list.File)
+	}
+	if l.entries == nil {
+		l.entries = map[string]bool{}
+	}
+	for _, s := range r.State.Sources {
+		network := s.ID.Name
+		had, known := l.entries[network]
+		switch {
+		case s.ID.Kind != policy.Network:
+		case confs.HasEntry(network):
+			if l.entries[network] = true; known && !had {
+				l.log.Info("plugin entry is back", "network", network, "file", files[network])
+			}
+		// A network that was never in a conflist, such as one of Multus, has lost nothing.
+		case confs.LacksEntry(network) && (had || !known && files[network] != ""):
+			l.entries[network] = false
+			l.log.Warn("plugin entry is missing", "network", network, "file", cmp.Or(files[network], confs.Dir))
+		}
+	}
 }
 
 func (l *syncLog) repaired(r *Report) {

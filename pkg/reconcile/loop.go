@@ -131,11 +131,12 @@ func (l *Loop) State(ctx context.Context) *enforce.State {
 // it is on standby.
 func (l *Loop) Run(ctx context.Context) {
 	defer l.deactivate()
+	l.log.managed = l.Node.Settings.Conflist.Manage
 	var resets sync.WaitGroup
 	defer resets.Wait()
 	for ctx.Err() == nil {
-		if err := l.admit(ctx); err != nil { // before anything is created in the dataDir
-			l.standby(ctx, &Report{Result: Failed, Problems: []Problem{{Reason: ReasonState, Err: err}}})
+		if refused := l.admit(ctx); refused != nil { // before anything is created in the dataDir
+			l.standby(ctx, refused)
 			continue
 		}
 		instance, err := l.Node.Dir.InstanceLock()
@@ -166,10 +167,14 @@ func (l *Loop) Run(ctx context.Context) {
 }
 
 // admit returns why the dataDir may not be used, or nil.
-func (l *Loop) admit(ctx context.Context) error {
+func (l *Loop) admit(ctx context.Context) *Report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.Node.Enforcer(l.Node.reread(&Sources{}), l.log.warn).CheckDataDir(ctx)
+	src := l.Node.reread(&Sources{})
+	if err := l.Node.Enforcer(src, l.log.warn).CheckDataDir(ctx); err != nil {
+		return l.Node.refused(src, err)
+	}
+	return nil
 }
 
 // deactivate makes State return nil: another loop may use the node.

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -178,12 +180,18 @@ func isDrift(err error) bool {
 	return errors.As(err, &drift)
 }
 
+// isDiskFault reports whether an error is that of a file system which is full, read-only or broken.
+func isDiskFault(err error) bool {
+	return slices.ContainsFunc([]error{unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO}, func(e error) bool { return errors.Is(err, e) })
+}
+
 // add reports a problem. Where the source itself is valid, the reason is that of the cause.
 func (r *Report) add(p Problem) {
 	var conflict *policy.ConflictError
 	var unwritable *enforce.UnwritableError
+	ofSource := p.Source != policy.SourceID{} || p.Reason == ReasonSource
 	switch {
-	case p.Source != policy.SourceID{} && errors.As(p.Err, &unwritable):
+	case ofSource && (errors.As(p.Err, &unwritable) || isDiskFault(p.Err)):
 		p.Reason = ReasonState
 	case p.Source != policy.SourceID{} && errors.As(p.Err, &conflict):
 		p.Reason = ReasonConflict
@@ -240,7 +248,7 @@ func (n *Node) judgeSources(r *Report) {
 		r.problem(ReasonState, s.PluginFileErr)
 	}
 	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
-		r.problem(ReasonState, s.ConfDirErr)
+		r.problem(ReasonState, fmt.Errorf("%w; set cni_conf_dir to the directory that the runtime reads, or repair this one", s.ConfDirErr))
 	}
 	for _, list := range s.ConfDir.Conflists {
 		if list.Err == nil {
@@ -269,7 +277,11 @@ func judgeRules(r *Report) {
 		for _, c := range p.Conflicts.Summary() {
 			r.chainProblem(ReasonConflict, p.Chain, "%w", r.withCleanupRemedy(c))
 		}
-		if err := s.Err(p.Chain); err != nil && !errors.Is(err, s.RecordErr) {
+		switch err := s.Err(p.Chain); {
+		case err == nil || errors.Is(err, s.RecordErr):
+		case isDrift(err) && r.Before != nil:
+			r.chainProblem(ReasonRules, p.Chain, "%w\nanother program changed them during the repair; the next sync repairs them again", err)
+		default:
 			r.chainProblem(ReasonRules, p.Chain, "%w", err)
 		}
 	}
@@ -326,6 +338,24 @@ func (n *Node) judgeBackends(ctx context.Context, r *Report) {
 	}
 }
 
+// Readiness is Check that also reports why ADDs fail, and names what repairs rules that differ: all that
+// /readyz says without a history of syncs.
+func (n *Node) Readiness(ctx context.Context) *Report {
+	r := n.Check(ctx)
+	n.judgeBackends(ctx, r)
+	n.judgeADDs(r)
+	remedy := "ip-masq-reconciler once repairs them, as does a reconciler that runs"
+	if slices.ContainsFunc(r.Obstacles(), func(p Problem) bool { return p.Reason == ReasonState || p.Reason == ReasonBackend }) {
+		remedy = "a reconciler repairs them once the other problems are solved"
+	}
+	for i, p := range r.Problems {
+		if isDrift(p.Err) {
+			r.Problems[i].Err = fmt.Errorf("%w\n%s", p.Err, remedy)
+		}
+	}
+	return r
+}
+
 // judgeADDs adds why ADDs fail although the rules are correct.
 func (n *Node) judgeADDs(r *Report) {
 	var file string
@@ -333,14 +363,39 @@ func (n *Node) judgeADDs(r *Report) {
 		if err := list.PositionErr(); err != nil {
 			r.problem(ReasonConflist, err)
 		}
-		if len(list.Entries) > 0 {
+		for _, e := range list.Entries {
 			file = cmp.Or(file, list.File)
+			if e.Err == nil && e.Entry.RequireAgentConfig && r.Rules != nil && r.State.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
+				r.problem(ReasonConflist, fmt.Errorf("%s: plugins[%d]: requireAgentConfig: no policy of the agent files is stored, so no pod can start: "+
+					"set agent_config_dir, correct the agent files, or remove the key", policy.Printable(list.File), e.Index))
+			}
 		}
 	}
 	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" {
 		r.problem(ReasonPlugin, fmt.Errorf("%w, but %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
 			"or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file)))
 	}
+	known := func(p Problem) bool { return isDiskFault(p.Err) }
+	if file == "" && len(r.Stored) == 0 || slices.ContainsFunc(r.Problems, known) {
+		return
+	}
+	if err := n.Dir.CheckWritable(); isDiskFault(err) {
+		r.problem(ReasonState, fmt.Errorf("%w; until then pods of a new or changed network cannot start, nor is any rule written after a reboot", err))
+	}
+}
+
+// refused reports why the dataDir must not be used: it is not the node's.
+func (n *Node) refused(src *Sources, err error) *Report {
+	r := &Report{Started: time.Now(), Result: Failed, Sources: src, Refused: err}
+	for _, list := range src.ConfDir.Conflists {
+		if err := list.DataDirErr(src.PluginFile, n.Dir.Path()); err != nil {
+			r.problem(ReasonConflist, fmt.Errorf("%w; then restart the reconciler", err))
+		}
+	}
+	if len(r.Problems) == 0 {
+		r.problem(ReasonState, err)
+	}
+	return r
 }
 
 // newer returns an error if a newer version wrote documents.

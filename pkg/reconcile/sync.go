@@ -113,7 +113,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		r.warn(fmt.Errorf("a damaged document counts as absent: %w", d.Err))
 	}
 	p := n.plan(r, n.unused(r))
-	if len(r.Lost) > 0 {
+	if n.keepDamaged(r, p, lock); len(r.Lost) > 0 {
 		return
 	}
 	r.warn(lock.Tidy(r.State))
@@ -260,6 +260,25 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 		}
 	}
 	return p
+}
+
+// keepDamaged keeps everything as it is if a damaged document cannot be written again, such as on a file system
+// that is read-only since the damage: without the document its rules would be removed.
+func (n *Node) keepDamaged(r *Report, p *enforce.Proposal, lock *store.Lock) {
+	for _, d := range r.State.Damaged {
+		for _, c := range p.Changed {
+			if d.File != n.Dir.DocumentPath(c.ID) {
+				continue
+			}
+			staged, err := lock.Stage(c)
+			if err == nil {
+				err = staged.Discard()
+			}
+			if err != nil {
+				r.Lost = append(r.Lost, fmt.Errorf("%w; it cannot be written now, so all rules stay as they are: %w", d.Err, err))
+			}
+		}
+	}
 }
 
 func (r *Report) conflists() enforce.Conflists { return r.Sources.ConfDir }

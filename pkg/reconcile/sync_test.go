@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -181,6 +183,11 @@ func TestReasonOfProblem(t *testing.T) {
 		"a document that cannot be written":      {Problem{ReasonRules, network, "", &enforce.UnwritableError{Err: errors.New("no")}}, ReasonState},
 		"a source that conflicts with another":   {Problem{ReasonSource, network, "", &policy.ConflictError{}}, ReasonConflict},
 		"a source whose backend is missing":      {Problem{ReasonRules, network, "", netfilter.ErrUnusable}, ReasonBackend},
+		"a record that cannot be written":        {Problem{ReasonRules, network, "", fmt.Errorf("record: %w", unix.EDQUOT)}, ReasonState},
+		"a conflist on a broken disk":            {Problem{ReasonSource, network, "", fmt.Errorf("read: %w", unix.EIO)}, ReasonState},
+		"settings on a broken disk":              {Problem{Reason: ReasonSource, Err: fmt.Errorf("settings: %w", unix.EIO)}, ReasonState},
+		"a conflist that cannot be written":      {Problem{Reason: ReasonConflist, Err: unix.EROFS}, ReasonConflist},
+		"a kernel without space":                 {Problem{Reason: ReasonRules, Err: unix.ENOSPC}, ReasonRules},
 		"a conflict that no source is to answer": {Problem{Reason: ReasonRules, Err: &policy.ConflictError{}}, ReasonRules},
 	} {
 		var r Report

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// plugin writes the plugin with this mode.
+func (f *fixture) plugin(mode os.FileMode) {
+	f.Helper()
+	f.Settings.CNIBinDir = filepath.Join(f.dir, "bin")
+	path := filepath.Join(f.Settings.CNIBinDir, "ip-masq")
+	if err := os.MkdirAll(f.Settings.CNIBinDir, 0o755); err != nil {
+		f.Fatal(err)
+	}
+	f.file(path, "#!/bin/sh\n")
+	if err := os.Chmod(path, mode); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// mount puts the dataDir on a file system of its own.
+func (f *fixture) mount(options string) (disk string) {
+	f.Helper()
+	disk = filepath.Join(f.dir, "disk")
+	if err := os.Mkdir(disk, 0o700); err != nil {
+		f.Fatal(err)
+	}
+	if err := unix.Mount("disk", disk, "tmpfs", 0, options); err != nil {
+		f.Fatal(err)
+	}
+	f.T.Cleanup(func() {
+		if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
+			f.Error(err)
+		}
+	})
+	f.Settings.DataDir = filepath.Join(disk, "data")
+	node := Open(f.Settings, f.PluginFile, f.Drivers)
+	f.Node = node
+	return disk
+}
+
+func (f *fixture) readOnly(disk string) {
+	f.Helper()
+	if err := unix.Mount("", disk, "", unix.MS_REMOUNT|unix.MS_RDONLY, "mode=0700"); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// TestReadiness has what makes ADDs fail although the rules are correct: one problem each, with a remedy.
+func TestReadiness(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil  func(f *fixture, disk string)
+		reason Reason
+		says   []string
+	}{
+		"nothing": {func(*fixture, string) {}, "", nil},
+		"the plugin is missing": {func(f *fixture, _ string) { f.Settings.CNIBinDir = "/nowhere" }, ReasonPlugin,
+			[]string{"/nowhere/ip-masq is missing", "podnet.conflist names it", "ip-masq-reconciler install", "cni_bin_dir"}},
+		"the plugin is not executable": {func(f *fixture, _ string) { f.plugin(0o644) }, ReasonPlugin, []string{"is not executable (mode 0644)", "install"}},
+		"the entry is first": {func(f *fixture, _ string) {
+			f.file(filepath.Join(f.Settings.CNIConfDir, "10-podnet.conflist"), `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [`+
+				`{"type": "ip-masq", "dataDir": "`+f.Settings.DataDir+`"}, {"type": "ptp"}]}`)
+		}, ReasonConflist, []string{"plugins[0]", "first: move it behind"}},
+		"another dataDir in an entry": {func(f *fixture, _ string) {
+			f.conflist("other", map[string]any{"dataDir": "/var/lib/elsewhere"})
+		}, ReasonConflist, []string{"10-other.conflist: plugins[1]: dataDir", "/var/lib/elsewhere", "state the same in both"}},
+		"requireAgentConfig without a source": {func(f *fixture, _ string) {
+			f.conflist("podnet", map[string]any{"requireAgentConfig": true})
+		}, ReasonConflist, []string{"plugins[1]: requireAgentConfig: ", "so no pod can start", "set agent_config_dir"}},
+		"a read-only dataDir": {func(f *fixture, disk string) { f.readOnly(disk) }, ReasonState,
+			[]string{"read-only file system", "mount its file system writable", "after a reboot"}},
+		"a full disk": {func(f *fixture, disk string) { fill(f, disk) }, ReasonState, []string{"no space left on device", "free space"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			disk := f.mount("size=256k,mode=0700")
+			f.plugin(0o755)
+			f.conflist("podnet", nil)
+			f.right()
+			c.spoil(f, disk)
+			r := f.Readiness(t.Context())
+			if c.reason == "" {
+				if !r.Ready() {
+					t.Errorf("not ready: %v", problems(r))
+				}
+				return
+			}
+			if len(r.Problems) != 1 || r.Problems[0].Reason != c.reason {
+				t.Fatalf("problems %+v, want one of reason %s", r.Problems, c.reason)
+			}
+			for _, s := range c.says {
+				if !strings.Contains(problems(r).Error(), s) {
+					t.Errorf("it does not say %q: %v", s, problems(r))
+				}
+			}
+		})
+	}
+}
+
+// fill leaves no space on the file system.
+func fill(f *fixture, disk string) {
+	f.Helper()
+	ballast, err := os.Create(filepath.Join(disk, "ballast"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	for err == nil {
+		_, err = ballast.Write(make([]byte, 4096))
+	}
+	if err := ballast.Close(); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// TestReadinessNamesWhatRepairs: once is a remedy only where it can write.
+func TestReadinessNamesWhatRepairs(t *testing.T) {
+	const once = "ip-masq-reconciler once repairs them"
+	f := newFixture(t)
+	disk := f.mount("size=256k,mode=0700")
+	f.conflist("podnet", nil)
+	f.plugin(0o755)
+	f.right()
+	f.nft("flush", "ruleset")
+	if r := f.Readiness(t.Context()); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), once) {
+		t.Errorf("problems %v, want one with %q", problems(r), once)
+	}
+	fill(f, disk)
+	r := f.Readiness(t.Context())
+	if err := problems(r); len(r.Problems) != 2 || strings.Contains(err.Error(), "once repairs") || !strings.Contains(err.Error(), "free space") {
+		t.Errorf("on a full disk: %v", err)
+	}
+}
+
+// TestRefusedReport: an entry that states another dataDir has the same reason when the reconciler starts.
+func TestRefusedReport(t *testing.T) {
+	f := newFixture(t)
+	f.conflist("podnet", map[string]any{"dataDir": "/var/lib/elsewhere"})
+	reports := make(chan *Report, 10)
+	l := NewLoop(f.Node, slog.New(slog.DiscardHandler), func(r *Report) { reports <- r })
+	ended := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { l.Run(ctx); close(ended) }()
+	r := <-reports
+	cancel()
+	<-ended
+	if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonConflist || !strings.Contains(problems(r).Error(), "restart the reconciler") {
+		t.Errorf("problems %+v", r.Problems)
+	}
+	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \"/var/lib/third\"\n")
+	if r := l.admit(t.Context()); r == nil || len(r.Problems) != 1 || r.Problems[0].Reason != ReasonState {
+		t.Errorf("with plugin.toml: %+v", r)
+	}
+}
+
+// TestDamagedDocumentOnReadOnlyDisk: the rules stay as they are while the document cannot be written again.
+func TestDamagedDocumentOnReadOnlyDisk(t *testing.T) {
+	f := newFixture(t)
+	disk := f.mount("size=256k,mode=0700")
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	f.right()
+	document := f.Dir.DocumentPath(policy.SourceID{Kind: policy.Network, Name: "podnet"})
+	text, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.file(document, string(text[:20]))
+	f.readOnly(disk)
+	before := f.nft("list", "ruleset")
+	for range 2 {
+		r := f.pass()
+		f.wants(r, Failed, document, "read-only file system", "all rules stay as they are")
+		if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonState {
+			t.Errorf("problems %+v", r.Problems)
+		}
+		if after := f.nft("list", "ruleset"); after != before {
+			t.Fatalf("the rules changed:\n%s\nwere\n%s", after, before)
+		}
+	}
+	if err := unix.Mount("", disk, "", unix.MS_REMOUNT, "mode=0700"); err != nil {
+		t.Fatal(err)
+	}
+	f.backoff.retry()
+	f.wants(f.right(), Changed)
+	f.exempts("10.1.0.0/16," + linkLocal)
+}
+
+// TestPluginEntryLog: without the conflist manager, a lost plugin entry is logged once, and once when it is back.
+func TestPluginEntryLog(t *testing.T) {
+	f := newFixture(t)
+	path := f.conflist("podnet", nil)
+	entry, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const without = `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [{"type": "ptp"}]}`
+	var out bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&out, nil))
+	log := syncLog{log: logger, once: logger}
+	said := func(texts ...string) {
+		t.Helper()
+		log.report(f.pass())
+		var got []string
+		for line := range strings.Lines(out.String()) {
+			if _, said, is := strings.Cut(line, `msg="plugin entry `); is {
+				got = append(got, strings.TrimSpace(said))
+			}
+		}
+		out.Reset()
+		if strings.Join(got, "\n") != strings.Join(texts, "\n") {
+			t.Errorf("the log has %q, want %q", got, texts)
+		}
+	}
+	missing, back := `is missing" network=podnet file=`+path, `is back" network=podnet file=`+path
+	said()
+	f.file(path, without)
+	said(missing)
+	said()
+	f.file(path, string(entry))
+	said(back)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	said(`is missing" network=podnet file=` + f.Settings.CNIConfDir)
+	f.file(path, "{")
+	said() // it may have the entry
+	f.file(path, string(entry))
+	said(back)
+
+	f.file(path, without)
+	log = syncLog{log: logger, once: logger} // of a reconciler that starts now
+	said(missing)
+	log = syncLog{log: logger, once: logger, managed: true}
+	said()
+}
