@@ -90,8 +90,8 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 					if out, _, _ := n.reconciler(t, "explain", "1.2.3.4"); !strings.Contains(out, msgs("ip")[0]) || strings.Contains(out, onceRepairs) {
 						t.Errorf("explain recommends once, or lacks the cause:\n%s", out)
 					}
-					if out, _, _ := n.reconciler(t, "doctor"); !strings.Contains(out, "unless the line says otherwise") {
-						t.Errorf("doctor does not limit what once repairs:\n%s", out)
+					if out, _, _ := n.reconciler(t, "doctor"); !strings.Contains(out, msgs("ip")[0]) || strings.Contains(out, "ip-masq-reconciler once") {
+						t.Errorf("doctor recommends once, or lacks the cause:\n%s", out)
 					}
 					n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, append(msgs("ip"), msgs("ip6")...)...)
 					n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", dualStack(object{"masqLinkLocal": true}))}).want(t, 100, msgs("ip")...)

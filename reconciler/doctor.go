@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -13,37 +14,38 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-// notReadyFindings returns the reasons why the node is not ready, without those that package
-// diagnose finds: conflicts between sources, and plugin entries with which every ADD fails.
-func notReadyFindings(n *inspection, r *reconcile.Report) []diagnose.Finding {
+// notReadyFindings returns the reasons why the node is not ready, without those that other findings have.
+func notReadyFindings(problems []metrics.Problem, others []diagnose.Finding) []diagnose.Finding {
 	f := diagnose.Finding{
 		ID: "not-ready", Severity: diagnose.SeverityProblem,
-		Summary: "The rules are not what the sources ask for, or cannot be verified; /readyz says the same.",
-		Remedy:  "Each line names what to repair.",
+		Summary: "The node is not ready: its rules are not what the sources ask for, or cannot be kept so, or ADDs fail.",
+		Remedy:  "Do what each line says after its cause. The reconciler notices by itself when it is done.",
 	}
-	if r.Differs() {
-		f.Remedy += " Where rules differ, ip-masq-reconciler once repairs them, unless the line says otherwise."
-	}
-	for _, p := range r.Problems {
-		var conflict *policy.ConflictError
-		inForce := errors.As(p.Err, &conflict) && p.Source == (policy.SourceID{})
-		if !inForce && p.Reason != reconcile.ReasonConflist {
-			f.Detail = append(f.Detail, strings.ReplaceAll(p.Err.Error(), "\n", "; "))
-		}
-	}
-	for _, p := range n.loopProblems(r) {
-		if p.Reason != reconcile.ReasonConflist {
-			f.Detail = append(f.Detail, strings.ReplaceAll(p.Message, "\n", "; "))
+	for _, p := range problems {
+		if !slices.ContainsFunc(others, func(o diagnose.Finding) bool { return states(o, p) }) {
+			f.Detail = append(f.Detail, string(p.Reason)+": "+strings.ReplaceAll(p.Message, "\n", "; "))
 		}
 	}
 	if len(f.Detail) == 0 {
 		return nil
 	}
 	return []diagnose.Finding{f}
+}
+
+// states reports whether a finding of package diagnose says what a reason of /readyz does.
+func states(f diagnose.Finding, p metrics.Problem) bool {
+	switch f.ID {
+	case "plugin-missing":
+		return p.Reason == reconcile.ReasonPlugin
+	case "settings-invalid", "agent-files-invalid", "entry-refused", "entry-position", "data-dir-differs", "conflist-broken", "policy-conflict":
+		return slices.ContainsFunc(f.Detail, func(line string) bool { return strings.Contains(p.Message, line) })
+	}
+	return false
 }
 
 // multusFindings returns how Multus uses the network of the plugin entry.
@@ -71,8 +73,9 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	r := node.DryRun(c.Context(), node.Read())
-	findings := slices.Concat(notReadyFindings(node, r), node.findings(c.Context(), r))
+	r := node.Readiness(c.Context())
+	findings := node.findings(c.Context(), r)
+	findings = append(notReadyFindings(append(metrics.ProblemsOf(r.Problems), node.loopProblems(r)...), findings), findings...)
 	if a.json() {
 		return a.print(notNil(findings))
 	}
@@ -89,5 +92,44 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	return append(multusFindings(n.Settings), diagnose.Examine(ctx, diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
 		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), PluginFile: r.Sources.PluginFile,
+		Reconciler: n.running(), SettingsErr: n.SettingsErr, AgentErr: r.Sources.AgentErr, AgentWarnings: agentWarnings(r.Sources),
 	})...)
+}
+
+func agentWarnings(s *reconcile.Sources) []error {
+	if s.Agent == nil {
+		return nil
+	}
+	return s.Agent.Warnings
+}
+
+// running returns what is known of the reconciler of the node.
+func (n *inspection) running() *diagnose.Running {
+	locked := n.Dir.ReconcilerActive()
+	r := &diagnose.Running{
+		Active: locked || n.active.Running, Seen: n.Dir.ReconcilerSeen(),
+		Answers: n.active.Running && (n.active.Answers || !locked), Err: n.active.err, // without the lock it answered as /readyz does
+	}
+	s := n.active.status
+	if s == nil {
+		return r
+	}
+	r.Warnings = s.Warnings
+	for _, standby := range s.Standbys {
+		r.Standbys = append(r.Standbys, fmt.Sprintf("pid %d, version %s", standby.PID, policy.Printable(standby.Version)))
+	}
+	if s.Version != version {
+		r.Differs = append(r.Differs, fmt.Sprintf("version %s here, %s in the reconciler", version, policy.Printable(s.Version)))
+	}
+	theirs := map[string]config.Setting{}
+	for _, x := range s.Settings {
+		theirs[x.Key] = x
+	}
+	for _, own := range n.Settings.List() {
+		if their, known := theirs[own.Key]; known && their.Value != own.Value {
+			r.Differs = append(r.Differs, fmt.Sprintf("%s: %s here (%s), %s in the reconciler (%s)",
+				own.Key, policy.Quote(own.Value), own.Origin, policy.Quote(their.Value), policy.Printable(their.Origin)))
+		}
+	}
+	return r
 }

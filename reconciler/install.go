@@ -14,6 +14,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -139,8 +140,14 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 		return remedied(err)
 	}
 	r.Conflist = &c
-	if n, err := conflist.Find(e.Dir, e.Network); err == nil && n.Multus.Err(n.Name) != nil {
-		r.Warnings = append(r.Warnings, n.Multus.Err(n.Name).Error())
+	where := "there"
+	if n, err := conflist.Find(e.Dir, e.Network); err == nil {
+		if err := n.Multus.Err(n.Name); err != nil {
+			r.Warnings = append(r.Warnings, err.Error())
+		}
+		if n.Generated {
+			where = "in " + policy.Quote(n.Original)
+		}
 	}
 	pluginFile, pluginFileErr := config.ReadPluginFile(config.DefaultPluginFile)
 	dir, err := config.ReadConfDir(e.Dir)
@@ -155,6 +162,10 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 			}
 		}
 		errs = append(errs, list.DataDirErr(pluginFile, s.DataDir))
+		for _, plugin := range diagnose.MasqueradingPlugins(list) {
+			r.Warnings = append(r.Warnings, fmt.Sprintf("%s, so it masquerades what the policy exempts, too; set it to false %s. "+
+				"Running pods keep their rules until they are recreated", plugin, where))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -251,11 +251,13 @@ func dialler(path string) func(context.Context, string, string) (net.Conn, error
 	}
 }
 
-// signalAll sends a signal to the programs in the background: TERM, HUP or KILL.
+// signalAll sends a signal to the programs in the background.
 func signalAll(ts *testscript.TestScript, neg bool, args []string) {
-	signals := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "KILL": syscall.SIGKILL}
+	signals := map[string]syscall.Signal{
+		"TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "KILL": syscall.SIGKILL, "STOP": syscall.SIGSTOP, "CONT": syscall.SIGCONT,
+	}
 	if neg || len(args) != 1 || signals[args[0]] == 0 {
-		ts.Fatalf("usage: signal TERM|HUP|KILL")
+		ts.Fatalf("usage: signal TERM|HUP|KILL|STOP|CONT")
 	}
 	for _, c := range ts.BackgroundCmds() {
 		ts.Check(c.Process.Signal(signals[args[0]]))

@@ -185,7 +185,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := n.Check(ctx)
+	r := n.Readiness(ctx)
 	s := &nodeStatus{
 		Problems:     append(metrics.ProblemsOf(r.Problems), n.loopProblems(r)...),
 		Reconciler:   reconcilerStatus{activeReconciler: n.active, Standbys: []metrics.Standby{}},
@@ -194,6 +194,9 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		Sources: sourcesOf(n, r), Conflist: conflistOf(n.Settings), Repairs: []metrics.Repair{},
 		Findings: notNil(n.findings(ctx, r)), Warnings: mapped(r.Warnings, error.Error),
 	}
+	s.Findings = slices.DeleteFunc(s.Findings, func(f diagnose.Finding) bool { // a reason says the same
+		return slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return states(f, p) })
+	})
 	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil {
 		s.Plugin.Error = err.Error()
 	} else if s.Plugin.Version, err = install.Version(ctx, s.Plugin.Path); err != nil {

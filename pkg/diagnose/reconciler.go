@@ -18,10 +18,11 @@ type Running struct {
 	Active bool      // a process holds the instance lock of the dataDir
 	Seen   time.Time // when a process last took or released that lock; zero if none did
 
-	// Answers tells that the active reconciler answered on its socket. The rest is what it answered.
-	Answers  bool
-	PID      int // in its own PID namespace
-	Version  string
+	// Answers tells that the active reconciler answers, and Err why it does not.
+	Answers bool
+	Err     error
+
+	// What it answered on its socket.
 	Warnings []string
 	Standbys []string // reconcilers that wait until the active one ends, such as "pid 12, version v1.2.3"
 	Differs  []string // how its settings or its version differ from those of this program
@@ -42,9 +43,9 @@ func reconcilerChecks() []check {
 			Remedy: "Start it: systemctl start ip-masq-reconciler, or see why the pod of its DaemonSet does not run on this node. " +
 				"Rules stay as they are until then."}, reconcilerNotRunning},
 		{Finding{ID: "reconciler-not-answering", Severity: SeverityProblem,
-			Summary: "A reconciler holds the instance lock and does not answer on its socket: nothing may be repaired.",
+			Summary: "A reconciler holds the instance lock and does not answer on its socket: it may repair nothing.",
 			Remedy: "Continue one that is stopped (kill -CONT PID). Otherwise see its log, and restart it. " +
-				"One of an older version has no socket: upgrade it."}, reconcilerNotAnswering},
+				"One without a socket could not create it, as its log says, or is of an older version."}, reconcilerNotAnswering},
 		{Finding{ID: "reconciler-second", Severity: SeverityNotice,
 			Summary: "More than one reconciler runs on this node: all but one wait until the active one ends.",
 			Remedy:  "Stop one of them, such as a systemd unit beside a DaemonSet. While a DaemonSet is updated, the old one ends by itself.",
@@ -99,7 +100,8 @@ func reconcilerNotRunning(e *examination, f *Finding) {
 }
 
 func reconcilerNotAnswering(e *examination, f *Finding) {
-	if r := e.Reconciler; r == nil || !r.Active || r.Answers {
+	r := e.Reconciler
+	if r == nil || !r.Active || r.Answers {
 		return
 	}
 	for _, p := range e.reconcilers() {
@@ -112,6 +114,7 @@ func reconcilerNotAnswering(e *examination, f *Finding) {
 	if len(f.Detail) == 0 {
 		f.add("no process of it can be seen from here; look on the host for ip-masq-reconciler in state T (ps -C ip-masq-reconciler)")
 	}
+	f.addErr(r.Err)
 }
 
 func secondReconciler(e *examination, f *Finding) {
