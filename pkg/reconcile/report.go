@@ -279,7 +279,7 @@ func judgeRules(r *Report) {
 		}
 		switch err := s.Err(p.Chain); {
 		case err == nil || errors.Is(err, s.RecordErr):
-		case isDrift(err) && r.Before != nil:
+		case isDrift(err) && r.Before != nil && !r.byHand(err):
 			r.chainProblem(ReasonRules, p.Chain, "%w\nanother program changed them during the repair; the next sync repairs them again", err)
 		default:
 			r.chainProblem(ReasonRules, p.Chain, "%w", err)
@@ -349,11 +349,20 @@ func (n *Node) Readiness(ctx context.Context) *Report {
 		remedy = "a reconciler repairs them once the other problems are solved"
 	}
 	for i, p := range r.Problems {
-		if isDrift(p.Err) {
+		if isDrift(p.Err) && !r.byHand(p.Err) {
 			r.Problems[i].Err = fmt.Errorf("%w\n%s", p.Err, remedy)
 		}
 	}
 	return r
+}
+
+// byHand reports whether a difference has something in table nat of iptables that a sync leaves alone, as every
+// program may write there. It names its remedy itself.
+func (r *Report) byHand(err error) bool {
+	var drift *enforce.DriftError
+	return errors.As(err, &drift) && slices.ContainsFunc(r.Rules.Groups, func(g enforce.Group) bool {
+		return g.Choice.Backend == policy.IPTables && len(g.Observed.Unrecognized) > 0
+	}) && slices.ContainsFunc(drift.Diff, func(c policy.Change) bool { return c.Kind == policy.UnrecognizedChange })
 }
 
 // judgeADDs adds why ADDs fail although the rules are correct.
