@@ -219,6 +219,21 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// TestStatusFields: reconciler.md has each field of the JSON of status.
+func TestStatusFields(t *testing.T) {
+	_, section, _ := strings.Cut(read(t, "docs", "reconciler.md"), "### status as JSON\n")
+	section, _, _ = strings.Cut(section, "\n### ")
+	fields := append(names(`json:"(\w+)`, read(t, "reconciler", "status.go")), names(`json:"(\w+)`, read(t, "reconciler", "inspect.go"))...)
+	for _, field := range fields {
+		if !strings.Contains(section, "`"+field+"`") {
+			t.Errorf("reconciler.md lacks the field %s", field)
+		}
+	}
+	if len(fields) < 30 {
+		t.Errorf("found the fields %q", fields)
+	}
+}
+
 // TestFindings: troubleshooting.md names each finding of doctor.
 func TestFindings(t *testing.T) {
 	text := read(t, "docs", "troubleshooting.md")
