@@ -343,13 +343,13 @@ func TestAgentFilesThatConflict(t *testing.T) {
 				"DIR/ip-masq-b:5: bypassMark: 0 conflicts with 0x4000 in DIR/ip-masq-a; write the same in both, or leave it out of one"},
 		{name: "our own policy", a: "randomFully: true", b: "backend: nftables",
 			own: config.AgentPolicy{Policy: policy.SourcePolicy{RandomFully: &no, Backend: policy.IPTables}},
-			want: "DIR/ip-masq-b:1: backend: nftables conflicts with iptables in [agent] of the reconciler's settings; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-a:1: randomFully: true conflicts with false in [agent] of the reconciler's settings; write the same in both, or leave it out of one"},
+			want: "DIR/ip-masq-b:1: backend: nftables conflicts with iptables in the reconciler's settings; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-a:1: randomFully: true conflicts with false in [agent] of the reconciler's settings (a flag); write the same in both, or leave it out of one"},
 		{name: "a prefix", a: "masqueradeCIDRs:\n- 10.9.0.0/16\n- 10.1.0.0/16", b: "nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.0.0/8, 10.1.0.0/16]",
 			want: "DIR/ip-masq-b:1: nonMasqueradeCIDRs[2]: 10.1.0.0/16 conflicts with masqueradeCIDRs[1] in DIR/ip-masq-a; remove one of the two"},
 		{name: "a prefix of our own policy", a: "masqueradeCIDRs: [10.0.0.0/8]",
 			own:  config.AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: policytest.Prefixes("10.0.0.0/8")}},
-			want: "DIR/ip-masq-a:1: masqueradeCIDRs[0]: 10.0.0.0/8 conflicts with nonMasqueradeCIDRs[0] in [agent] of the reconciler's settings; remove one of the two"},
+			want: "DIR/ip-masq-a:1: masqueradeCIDRs[0]: 10.0.0.0/8 conflicts with nonMasqueradeCIDRs[0] in [agent] of the reconciler's settings (a flag); remove one of the two"},
 		{name: "a prefix that one file has in both", a: "nonMasqueradeCIDRs: [10.0.0.0/8]", b: "nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]",
 			want: "DIR/ip-masq-b:2: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two"},
 		{name: "IPv6 that nobody enables", a: "nonMasqueradeCIDRs: [fd00::/8]", own: config.AgentPolicy{Policy: policy.SourcePolicy{MasqueradeCIDRs: policytest.Prefixes("fd01::/16")}},
