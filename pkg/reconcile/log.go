@@ -65,7 +65,7 @@ func (l *syncLog) report(r *Report) {
 		switch {
 		case !l.problems.Begins(p.Err.Error()):
 		case p.Reason == ReasonStandby:
-			l.log.Info("standby", "err", p.Err)
+			l.log.Info("standby", "reason", p.Reason, "err", p.Err)
 		case r.reverted() && p.aboutRules(): // a repetition is an error, with ReasonFlapping
 			l.log.Warn("not ready", "reason", p.Reason, "err", p.Err)
 		default:
