@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -194,9 +195,9 @@ func askHealth(ctx context.Context, address string) (problems []metrics.Problem,
 }
 
 // get makes one request.
-func get(ctx context.Context, url string, dial func(context.Context, string, string) (net.Conn, error)) (body []byte, code int, err error) {
+func get(ctx context.Context, address string, dial func(context.Context, string, string) (net.Conn, error)) (body []byte, code int, err error) {
 	const most = 64 << 20 // agent files can have a million prefixes
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -207,8 +208,12 @@ func get(ctx context.Context, url string, dial func(context.Context, string, str
 		_ = response.Body.Close() // it was only read
 		code = response.StatusCode
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
+	var failed *url.Error
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
 		err = fmt.Errorf("no answer in %s", answerTime)
+	case errors.As(err, &failed):
+		err = failed.Err // without the URL
 	}
 	return body, code, err
 }

@@ -301,7 +301,7 @@ func fileOf(s *reconcile.Sources, id policy.SourceID) string {
 	}
 	switch files := s.Agent; {
 	case files == nil:
-		return "no agent files are read any more"
+		return "no agent files with these settings"
 	case files.Dir == "":
 		return "the reconciler's settings"
 	case len(files.Names) > 0:

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -161,6 +162,8 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 	switch {
 	case r.Answers:
 		text = fmt.Sprintf("%s, pid %d, up %s", r.Version, r.PID, age(now, r.Started))
+	case slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return strings.Contains(p.Message, r.Error) }) && r.Running:
+		text = "runs, and does not answer for the reason above"
 	case r.Running:
 		text = "runs, and does not answer: " + r.Error
 	case r.LastSeen.IsZero():
@@ -194,6 +197,9 @@ func (s *nodeStatus) settingsText() string {
 	text, _, _ := strings.Cut(s.SettingsFrom, " (pid") // which another row has
 	if len(stated) > 0 {
 		text += ": " + strings.Join(stated, ", ")
+	}
+	if !s.Reconciler.Answers {
+		text += "; the reconciler's flags are unknown"
 	}
 	return text
 }
@@ -303,10 +309,15 @@ func (s *nodeStatus) doctorText() string {
 	return text
 }
 
-// writeProblems writes the problems that doctor finds with their remedies.
+// writeProblems writes the problems that doctor finds with their remedies. Those of the reconciler are the first:
+// without its settings, others may be of directories that the node does not use.
 func (s *nodeStatus) writeProblems(w *screen) {
 	const most = 4
-	for _, f := range s.found(diagnose.SeverityProblem) {
+	problems := s.found(diagnose.SeverityProblem)
+	of := func(f diagnose.Finding) bool { return strings.HasPrefix(f.ID, "reconciler-") }
+	others := slices.DeleteFunc(slices.Clone(problems), of)
+	problems = append(slices.DeleteFunc(problems, func(f diagnose.Finding) bool { return !of(f) }), others...)
+	for _, f := range problems {
 		w.row("  problem:", f.ID+": "+f.Summary, yellow)
 		for _, line := range f.Detail[:min(most, len(f.Detail))] {
 			w.row("", "- "+line, "")

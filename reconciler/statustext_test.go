@@ -119,7 +119,10 @@ func TestStatusText(t *testing.T) {
 	silent.Reconciler = reconcilerStatus{activeReconciler: activeReconciler{Running: true}, Error: "no answer in 2s"}
 	found := healthyStatus()
 	found.Findings = brokenStatus().Findings
-	nothing := &nodeStatus{Reconciler: reconcilerStatus{}, Conflist: conflistStatus{Error: "find the network in /etc/cni/net.d: no network there yet"}}
+	nothing := &nodeStatus{
+		Plugin: pluginStatus{Error: "/opt/cni/bin/ip-masq is missing"}, SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
+		Conflist: conflistStatus{Error: "find the network in /etc/cni/net.d: no network there yet"},
+	}
 	for name, s := range map[string]*nodeStatus{
 		"healthy": healthyStatus(), "broken": brokenStatus(), "none-runs": none, "no-answer": silent, "findings": found, "nothing": nothing,
 	} {
