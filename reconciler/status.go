@@ -132,14 +132,12 @@ type pluginStatus struct {
 }
 
 type chainStatus struct {
-	policy.ChainFamily
-	Backend       string            `json:"backend"`
-	Rules         int               `json:"rules"` // desired
-	Guard         policy.GuardMode  `json:"guard,omitempty"`
-	EnforceExempt bool              `json:"enforceExempt,omitempty"`
-	Connections   map[string]uint64 `json:"connections,omitempty"` // by action, since the reconciler started
-	GuardPackets  map[string]uint64 `json:"guardPackets,omitempty"`
-	Resets        uint64            `json:"connectionsReset,omitempty"`
+	metrics.ChainCount        // empty without an answer of the reconciler
+	Backend            string `json:"backend"`
+	Rules              int    `json:"rules"` // desired
+
+	Guard         policy.GuardMode `json:"guard,omitempty"`
+	EnforceExempt bool             `json:"enforceExempt,omitempty"`
 }
 
 // sourceState is what is in force of a source.
@@ -238,15 +236,14 @@ func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
 	}
 	for _, g := range r.Rules.Groups {
 		for _, c := range g.Desired.Chains {
-			one := chainStatus{ChainFamily: policy.ChainFamily{Chain: c.Name, Family: c.Family}, Backend: g.Choice.String(), Rules: len(c.Rules)}
-			if guard := r.Rules.Guard.Of(one.ChainFamily); guard != nil {
+			at := policy.ChainFamily{Chain: c.Name, Family: c.Family}
+			one := chainStatus{ChainCount: metrics.ChainCount{ChainFamily: at}, Backend: g.Choice.String(), Rules: len(c.Rules)}
+			if guard := r.Rules.Guard.Of(at); guard != nil {
 				one.Guard, one.EnforceExempt = guard.Mode, guard.Bound != nil
 			}
 			if active != nil {
-				for _, count := range active.Chains {
-					if count.ChainFamily == one.ChainFamily {
-						one.Connections, one.GuardPackets, one.Resets = count.Connections, count.GuardPackets, count.Resets
-					}
+				if i := slices.IndexFunc(active.Chains, func(c metrics.ChainCount) bool { return c.ChainFamily == at }); i >= 0 {
+					one.ChainCount = active.Chains[i]
 				}
 			}
 			chains = append(chains, one)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"text/tabwriter"
 	"time"
 	"unicode/utf8"
 
@@ -47,32 +48,25 @@ func (s *screen) row(label, text, colour string) {
 	}
 }
 
-// table writes rows in columns. Columns of numbers are aligned to the right. A last cell that does not
-// fit gets a line of its own.
+// table writes rows in columns. A last cell that does not fit gets lines of its own.
 func (s *screen) table(rows [][]string) {
-	const indent = "  "
-	widths := map[int]int{}
+	var text strings.Builder
+	columns := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	for _, cells := range rows {
-		for i, cell := range cells {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
+		fmt.Fprintln(columns, "  "+strings.Join(cells, "\t"))
 	}
-	for _, cells := range rows {
-		line := ""
-		for i, cell := range cells {
-			padding := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
-			if cell != "" && cell[0] >= '0' && cell[0] <= '9' && i > 0 {
-				cell, padding = padding+cell, ""
-			}
-			if i == len(cells)-1 && utf8.RuneCountInString(indent+line+cell) > screenWidth {
-				for _, part := range wrap(cell, screenWidth-2*len(indent)) {
-					line = strings.TrimRight(line, " ") + "\n" + indent + part
-				}
-				cell, padding = "", ""
-			}
-			line += cell + padding + "  "
+	_ = columns.Flush() // never fails
+	for line := range strings.Lines(text.String()) {
+		line = strings.TrimRight(line, " \n")
+		last := ""
+		if utf8.RuneCountInString(line) > screenWidth {
+			i := strings.LastIndex(line, "  ")
+			line, last = strings.TrimRight(line[:i], " "), line[i:]
 		}
-		s.WriteString(indent + strings.ReplaceAll(strings.TrimRight(line, " "), "\n", "\n"+indent) + "\n")
+		s.WriteString(line + "\n")
+		for _, part := range wrap(last, screenWidth-4) {
+			s.WriteString("    " + part + "\n")
+		}
 	}
 }
 
@@ -121,7 +115,7 @@ func (s *nodeStatus) text(now time.Time, colours bool) string {
 	w.row("Conflist:", s.Conflist.text(), "")
 	w.row("Repairs:", s.repairsText(now), "")
 	w.row("Doctor:", s.doctorText(), "")
-	const most = 6
+	const most = 4
 	label := "Warnings:"
 	for _, warning := range s.Warnings[:min(most, len(s.Warnings))] {
 		w.row(label, "- "+warning, yellow)
@@ -214,7 +208,7 @@ func (s *nodeStatus) writeChains(w *screen) {
 	for _, c := range s.Chains {
 		row := []string{c.Chain, string(c.Family), c.Backend, fmt.Sprint(c.Rules), "-", "-"}
 		if c.Connections != nil {
-			row[4], row[5] = short(c.Connections[string(policy.ActionMasquerade)]), short(c.Connections[string(policy.ActionExempt)])
+			row[4], row[5] = fmt.Sprint(c.Connections[string(policy.ActionMasquerade)]), fmt.Sprint(c.Connections[string(policy.ActionExempt)])
 		}
 		rows = append(rows, row)
 	}
@@ -222,16 +216,16 @@ func (s *nodeStatus) writeChains(w *screen) {
 	for _, c := range s.Chains {
 		var keys []string
 		if c.Guard != "" && c.Guard != policy.GuardOff {
-			keys = append(keys, fmt.Sprintf("guard %s: %s packets", c.Guard, short(c.GuardPackets[string(c.Guard)])))
+			keys = append(keys, fmt.Sprintf("guard %s: %d packets", c.Guard, c.GuardPackets[string(c.Guard)]))
 		}
 		if c.EnforceExempt {
 			keys = append(keys, "enforceExempt")
 		}
 		if c.Resets > 0 {
-			keys = append(keys, short(c.Resets)+" connections reset")
+			keys = append(keys, fmt.Sprintf("%d connections reset", c.Resets))
 		}
 		if len(keys) > 0 {
-			w.table([][]string{{fmt.Sprintf("%s %s: %s", c.Chain, c.Family, strings.Join(keys, ", "))}})
+			w.row("  "+string(c.Family)+":", c.Chain+": "+strings.Join(keys, ", "), "")
 		}
 	}
 }
@@ -257,7 +251,7 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 	}
 	w.table(rows)
 	if more := len(s.Sources) - most; more > 0 {
-		w.table([][]string{{fmt.Sprintf("and %d more", more)}})
+		w.row("", fmt.Sprintf("and %d more", more), "")
 	}
 }
 
@@ -343,23 +337,6 @@ func shorten(text string, most int) string {
 		return string(r[:most-1]) + "…"
 	}
 	return text
-}
-
-// short writes a count in at most five characters: 99999, 100k, 1.2M.
-func short(n uint64) string {
-	const exact = 100_000
-	if n < exact {
-		return fmt.Sprint(n)
-	}
-	value := float64(n)
-	for _, unit := range "kMGT" {
-		if value /= 1000; value < 10 {
-			return fmt.Sprintf("%.1f%c", value, unit)
-		} else if value < 1000 {
-			return fmt.Sprintf("%.0f%c", value, unit)
-		}
-	}
-	return fmt.Sprintf("%.0fT", value)
 }
 
 // age writes how long ago a time was in at most two units: 42s, 5m, 3h12m, 4d3h.
