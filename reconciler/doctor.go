@@ -75,7 +75,7 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	}
 	r := node.Readiness(c.Context())
 	findings := node.findings(c.Context(), r)
-	findings = append(notReadyFindings(append(metrics.ProblemsOf(r.Problems), node.loopProblems(r)...), findings), findings...)
+	findings = append(notReadyFindings(node.problems(r), findings), findings...)
 	if a.json() {
 		return a.print(notNil(findings))
 	}

@@ -225,6 +225,25 @@ func (n *inspection) say(a *app) {
 	}
 }
 
+// problems returns why the node is not ready: what the dry run finds, and what the reconciler that runs reports.
+// While that reports why a policy is not in force yet, rules that the policy asks for are not a reason of their own.
+func (n *inspection) problems(r *reconcile.Report) []metrics.Problem {
+	withheld := map[string]bool{} // chains
+	for _, s := range r.Stored {
+		reported := func(p metrics.Problem) bool { return p.Source == s.ID.String() }
+		withheld[s.Policy.Chain] = withheld[s.Policy.Chain] || slices.Contains(r.Pending, s.ID) && slices.ContainsFunc(n.active.problems, reported)
+	}
+	for _, p := range n.active.problems {
+		if p.Source == "" && p.Reason == reconcile.ReasonRules {
+			delete(withheld, p.Chain)
+		}
+	}
+	own := slices.DeleteFunc(metrics.ProblemsOf(r.Problems), func(p metrics.Problem) bool {
+		return p.Source == "" && p.Reason == reconcile.ReasonRules && withheld[p.Chain]
+	})
+	return append(own, n.loopProblems(r)...)
+}
+
 // loopProblems returns what the reconciler that runs reports and the dry run does not find.
 func (n *inspection) loopProblems(r *reconcile.Report) []metrics.Problem {
 	own := metrics.ProblemsOf(r.Problems)

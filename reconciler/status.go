@@ -185,7 +185,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	}
 	r := n.Readiness(ctx)
 	s := &nodeStatus{
-		Problems:     append(metrics.ProblemsOf(r.Problems), n.loopProblems(r)...),
+		Problems:     n.problems(r),
 		Reconciler:   reconcilerStatus{activeReconciler: n.active, Standbys: []metrics.Standby{}},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.from, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
@@ -193,7 +193,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		Findings: notNil(n.findings(ctx, r)), Warnings: mapped(r.Warnings, error.Error),
 	}
 	s.Findings = slices.DeleteFunc(s.Findings, func(f diagnose.Finding) bool { // a reason says the same
-		return slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return states(f, p) })
+		return s.repeats(f) || slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return states(f, p) })
 	})
 	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil {
 		s.Plugin.Error = err.Error()
@@ -210,6 +210,21 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	}
 	s.Ready = n.active.Answers && len(s.Problems) == 0
 	return s, nil
+}
+
+// repeats reports whether the reasons say all that a finding does, and have better remedies.
+func (s *nodeStatus) repeats(f diagnose.Finding) bool {
+	if !slices.Contains([]string{"damaged-document", "newer-document", "chain-not-kept"}, f.ID) {
+		return false
+	}
+	return !slices.ContainsFunc(f.Detail, func(line string) bool {
+		if f.ID == "chain-not-kept" {
+			_, line, _ = strings.Cut(line, ": ") // the name of the chain
+		}
+		return !slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool {
+			return strings.Contains(strings.ReplaceAll(p.Message, "\n", "; "), line)
+		})
+	})
 }
 
 // add adds what only the reconciler that runs knows, if it answers.

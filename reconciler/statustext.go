@@ -117,11 +117,15 @@ func (s *nodeStatus) text(now time.Time, colours bool) string {
 	w.row("Doctor:", s.doctorText(), "")
 	const most = 4
 	label := "Warnings:"
-	for _, warning := range s.Warnings[:min(most, len(s.Warnings))] {
+	problems := s.found(diagnose.SeverityProblem)
+	warnings := slices.DeleteFunc(slices.Clone(s.Warnings), func(warning string) bool { // shown as problems
+		return slices.ContainsFunc(problems, func(f diagnose.Finding) bool { return slices.Contains(f.Detail, warning) })
+	})
+	for _, warning := range warnings[:min(most, len(warnings))] {
 		w.row(label, "- "+warning, yellow)
 		label = ""
 	}
-	if more := len(s.Warnings) - most; more > 0 {
+	if more := len(warnings) - most; more > 0 {
 		w.row("", fmt.Sprintf("and %d more", more), "")
 	}
 	return w.String()
@@ -167,6 +171,9 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 	}
 	for _, b := range r.Standbys {
 		text += fmt.Sprintf("; on standby: pid %d, %s", b.PID, policy.Printable(b.Version))
+	}
+	if len(r.Standbys) > 0 {
+		text += "; stop one of them, unless a DaemonSet is being updated"
 	}
 	w.row("Reconciler:", text, "")
 	if r.Answers {
