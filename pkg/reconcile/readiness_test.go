@@ -155,7 +155,7 @@ func TestRefusedReport(t *testing.T) {
 	r := <-reports
 	cancel()
 	<-ended
-	if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonConflist || !strings.Contains(problems(r).Error(), "restart the reconciler") {
+	if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonConflist || !strings.Contains(problems(r).Error(), "state the same in both") {
 		t.Errorf("problems %+v", r.Problems)
 	}
 	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \"/var/lib/third\"\n")

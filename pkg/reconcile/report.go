@@ -398,7 +398,7 @@ func (n *Node) refused(src *Sources, err error) *Report {
 	r := &Report{Started: time.Now(), Result: Failed, Sources: src, Refused: err}
 	for _, list := range src.ConfDir.Conflists {
 		if err := list.DataDirErr(src.PluginFile, n.Dir.Path()); err != nil {
-			r.problem(ReasonConflist, fmt.Errorf("%w; then restart the reconciler", err))
+			r.problem(ReasonConflist, err)
 		}
 	}
 	if len(r.Problems) == 0 {
