@@ -19,9 +19,11 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // serveStatus serves a handler on the socket of a new dataDir, and returns the dataDir.
@@ -231,6 +233,47 @@ func TestProblemsOfTheLoop(t *testing.T) {
 		{Reason: reconcile.ReasonRules, Chain: "A", Err: errors.New("4 rules are missing")},
 	}})
 	if diff := cmp.Diff(n.active.problems[2:], got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestSourceStates checks what status says to be in force of each source.
+func TestSourceStates(t *testing.T) {
+	t.Parallel()
+	network := func(name string) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: name} }
+	agent := policy.SourceID{Kind: policy.AgentFiles}
+	var stored []policy.Source
+	for _, name := range []string{"good", "late", "loser", "gone"} {
+		stored = append(stored, policy.Source{ID: network(name)})
+	}
+	r := &reconcile.Report{
+		State: store.State{Sources: stored},
+		Rules: &enforce.State{Policies: []policy.Policy{{
+			Conflicts: policy.ConflictErrors{{InForce: policy.Origin{Source: network("good")}, Superseded: policy.Origin{Source: network("loser")}}},
+		}}},
+		Pending: []policy.SourceID{network("late")},
+		Problems: []reconcile.Problem{
+			{Reason: reconcile.ReasonSource, Source: agent, Err: errors.New("bad")},
+			{Reason: reconcile.ReasonConflict, Source: network("refused"), Err: errors.New("conflict")},
+		},
+		Sources: &reconcile.Sources{
+			Agent: &agentconfig.Files{Dir: "/etc/config", Names: []string{"ip-masq-agent", "ip-masq-more"}},
+			ConfDir: config.ConfDir{Conflists: []config.Conflist{
+				{File: "/net.d/10-good.conflist", Network: "good", Entries: make([]config.ConflistEntry, 1)},
+				{File: "/net.d/20-late.conflist", Network: "late", Entries: make([]config.ConflistEntry, 1)},
+			}},
+		},
+	}
+	n := &inspection{Node: reconcile.Open(config.Settings{DataDir: filepath.Join(t.TempDir(), "none")}, "", nil)}
+	want := []sourceStatus{
+		{Source: network("gone"), State: inForce, File: "no conflist any more"},
+		{Source: network("good"), State: inForce, File: "/net.d/10-good.conflist"},
+		{Source: network("late"), State: pending, File: "/net.d/20-late.conflist"},
+		{Source: network("loser"), State: superseded, File: "no conflist any more"},
+		{Source: network("refused"), State: superseded, File: "no conflist any more"},
+		{Source: agent, State: invalid, File: "/etc/config/ip-masq-agent, ip-masq-more"},
+	}
+	if diff := cmp.Diff(want, sourcesOf(n, r)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
