@@ -252,7 +252,7 @@ func (c *Conn) transact(op operation, b *Batch) (acknowledged bool, err error) {
 	// The kernel has answered by the time that the write returns: to each operation that it refuses and, as
 	// requested, to the last one. An error of the batch as a whole is an answer to its first message, and the
 	// only one.
-	err = c.receive(op, false, func(m message) (bool, error) {
+	err = c.receive(op, poll, func(m message) (bool, error) {
 		if m.typ != unix.NLMSG_ERROR || m.sequence-begin > last-begin {
 			return false, nil // an answer to an earlier request that failed
 		}

@@ -47,7 +47,7 @@ type Conn struct {
 // Dial opens a socket in the network namespace of the calling thread. The socket stays in that
 // namespace. Dial needs no privilege; the methods of Conn need CAP_NET_ADMIN over the namespace.
 func Dial() (*Conn, error) {
-	fd, err := openSocket("open nf_tables socket", 0, func(fd int) error {
+	fd, err := openSocket("open nf_tables socket", unix.NETLINK_NETFILTER, 0, func(fd int) error {
 		if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, socketBuffer); err != nil {
 			return err
 		}
@@ -72,8 +72,8 @@ func newConn(fd int) *Conn { return &Conn{fd: fd, in: make([]byte, datagramSize)
 
 // openSocket opens a socket, sets it up and connects it to the kernel, so that no other process can
 // send messages to it.
-func openSocket(purpose string, flags int, setUp func(fd int) error) (int, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|flags, unix.NETLINK_NETFILTER)
+func openSocket(purpose string, protocol, flags int, setUp func(fd int) error) (int, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|flags, protocol)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return -1, fmt.Errorf("%s: %w; the kernel has no nfnetlink (try: modprobe nf_tables)", purpose, err)
 	}
@@ -154,13 +154,19 @@ func (it *messageIter) next() bool {
 // beginMessage writes the headers of a message and returns its offset. endMessage fills in the
 // length, setSequence the sequence number.
 func (w *attrWriter) beginMessage(typ, flags uint16, family Family, resource uint16) int {
+	at := w.beginHeader(typ, flags)
+	w.b = append(w.b, byte(family), unix.NFNETLINK_V0)
+	w.b = binary.BigEndian.AppendUint16(w.b, resource)
+	return at
+}
+
+// beginHeader writes the header of netlink alone.
+func (w *attrWriter) beginHeader(typ, flags uint16) int {
 	at := len(w.b)
 	w.b = binary.NativeEndian.AppendUint32(w.b, 0)
 	w.b = binary.NativeEndian.AppendUint16(w.b, typ)
 	w.b = binary.NativeEndian.AppendUint16(w.b, flags|unix.NLM_F_REQUEST)
 	w.b = append(w.b, 0, 0, 0, 0, 0, 0, 0, 0) // sequence number; port, which the kernel fills in
-	w.b = append(w.b, byte(family), unix.NFNETLINK_V0)
-	w.b = binary.BigEndian.AppendUint16(w.b, resource)
 	return at
 }
 
@@ -238,7 +244,7 @@ func (c *Conn) send(requests ...request) (first uint32, err error) {
 // NLMSG_DONE.
 func (c *Conn) answers(r request, sequence uint32) error {
 	var failure error // kept until the kernel is done, which handles one dump at a time
-	err := c.receive(r.op, true, func(m message) (done bool, err error) {
+	err := c.receive(r.op, wait, func(m message) (done bool, err error) {
 		if m.sequence != sequence {
 			return false, nil // an answer to an earlier request that failed
 		}
@@ -292,31 +298,43 @@ func tooLong(op operation, size int) error {
 		" the sysctl net.core.wmem_max is the limit", op, size, unix.EMSGSIZE)
 }
 
+// receiving is how to receive messages.
+type receiving int
+
+const (
+	poll  receiving = iota // return when nothing more is there
+	wait                   // wait for the answer
+	reuse                  // wait, and reuse the buffer: the bytes are valid during the call only
+)
+
 // receive calls handle, which may keep the bytes, with each message that arrives, until it returns true or
-// an error. Unless it is to wait, it returns when nothing more is there.
-func (c *Conn) receive(op operation, wait bool, handle func(message) (done bool, err error)) error {
+// an error.
+func (c *Conn) receive(op operation, how receiving, handle func(message) (done bool, err error)) error {
 	for {
 		var n int
 		var err error
-		if wait {
-			n, err = unix.Read(c.fd, c.in)
-		} else {
+		if how == poll {
 			n, _, err = unix.Recvfrom(c.fd, c.in, unix.MSG_DONTWAIT)
+		} else {
+			n, err = unix.Read(c.fd, c.in)
 		}
 		switch {
 		case err == nil && n > 0:
 		case err == nil:
 			return op.wrap(errMalformed)
-		case errors.Is(err, unix.EINTR), !wait && errors.Is(err, unix.ENOBUFS): // some of many refusals were lost
+		case errors.Is(err, unix.EINTR), how == poll && errors.Is(err, unix.ENOBUFS): // some of many refusals were lost
 			continue
-		case errors.Is(err, unix.EAGAIN) && !wait:
+		case errors.Is(err, unix.EAGAIN) && how == poll:
 			return nil
 		case errors.Is(err, unix.EAGAIN):
 			return fmt.Errorf("%s: the kernel did not answer within %d s", op, answerTimeout)
 		default:
 			return fmt.Errorf("%s: receive answer: %w", op, err)
 		}
-		it := messageIter{rest: bytes.Clone(c.in[:n])}
+		it := messageIter{rest: c.in[:n]}
+		if how != reuse {
+			it.rest = bytes.Clone(it.rest)
+		}
 		for it.next() {
 			if done, err := handle(it.message); err != nil {
 				return op.wrap(err)

@@ -62,21 +62,12 @@ func (c *Conn) Connections(ctx context.Context, filter ConnectionFilter, handle 
 		}
 	}
 	var entry Connection
-	const attempts = 3
-	for n := 1; ; n++ {
-		interrupted, err := c.query(ctx, "list conntrack entries", ctGet, unix.NLM_F_DUMP, filter.Family, status, func(attrs []byte) error {
-			if !entry.decode(attrs) {
-				return errMalformed
-			}
-			return handle(&entry)
-		})
-		if err != nil || !interrupted {
-			return err
+	return c.queryAll(ctx, ctnetlink("list conntrack entries", ctGet, unix.NLM_F_DUMP, filter.Family, status, func(attrs []byte) error {
+		if !entry.decode(attrs) {
+			return errMalformed
 		}
-		if n == attempts {
-			return fmt.Errorf("list conntrack entries: interrupted %d times", n)
-		}
-	}
+		return handle(&entry)
+	}))
 }
 
 // decode decodes the attributes of an entry. It allocates nothing, as there can be a million entries.
@@ -167,7 +158,7 @@ func (c *Conn) DeleteConnections(d *Deletions, missing func(i int)) error {
 		return err
 	}
 	// The kernel answers those that fail, and the last one.
-	return c.receive(op, true, func(m message) (done bool, err error) {
+	return c.receive(op, wait, func(m message) (done bool, err error) {
 		if m.typ != unix.NLMSG_ERROR || m.sequence-first >= n {
 			return false, nil
 		}
@@ -199,77 +190,80 @@ func (c *Conn) ConntrackStats(ctx context.Context) (s ConntrackStats, err error)
 		}
 	}
 	const op = "read conntrack statistics"
-	_, err = c.query(ctx, op, ctGetStats, 0, 0, nil, numbers(func() {
+	_, err = c.query(ctx, ctnetlink(op, ctGetStats, 0, 0, nil, numbers(func() {
 		s.Entries, s.Limit = uint64(t.u32(ctaGlobalEntries)), uint64(t.optU32(ctaGlobalMaximum))
-	}))
+	})))
 	if err == nil {
-		_, err = c.query(ctx, op, ctGetStatsCPU, unix.NLM_F_DUMP, 0, nil, numbers(func() {
+		_, err = c.query(ctx, ctnetlink(op, ctGetStatsCPU, unix.NLM_F_DUMP, 0, nil, numbers(func() {
 			s.InsertFailed += uint64(t.u32(ctaInsertFailed))
 			s.Drop += uint64(t.u32(ctaDrop))
 			s.EarlyDrop += uint64(t.u32(ctaEarlyDrop))
-		}))
+		})))
 	}
 	return s, err
 }
 
-// query sends a request to ctnetlink and calls handle with the attributes of each answer, which are valid
-// during the call only. It reports whether the kernel calls a dump interrupted. After an error the
-// connection cannot be used for another query.
-func (c *Conn) query(
-	ctx context.Context, verb string, get, flags uint16, family Family,
-	encode func(*attrWriter), handle func(attrs []byte) error,
-) (interrupted bool, err error) {
-	op := operation{verb: verb}
+// query is a request that a callback gets the answers to.
+type query struct {
+	op         operation
+	typ, flags uint16
+	header     []byte // that precedes the attributes, as in the answers
+	encode     func(*attrWriter)
+	handle     func(header, attrs []byte) error // they are valid during the call only
+}
+
+// ctnetlink returns a query to ctnetlink.
+func ctnetlink(verb string, get, flags uint16, family Family, encode func(*attrWriter), handle func(attrs []byte) error) query {
+	return query{operation{verb: verb}, ctnetlinkType(get), flags, []byte{byte(family), unix.NFNETLINK_V0, 0, 0}, encode,
+		func(_, attrs []byte) error { return handle(attrs) }}
+}
+
+// query sends a request and handles the answers. It reports whether the kernel calls a dump interrupted. After
+// an error the connection cannot be used for another query.
+func (c *Conn) query(ctx context.Context, q query) (interrupted bool, err error) {
 	w := attrWriter{b: c.out[:0]}
-	at := w.beginMessage(ctnetlinkType(get), flags, family, 0)
-	if encode != nil {
-		encode(&w)
+	at := w.beginHeader(q.typ, q.flags)
+	w.b = append(w.b, q.header...)
+	if q.encode != nil {
+		q.encode(&w)
 	}
 	w.endMessage(at)
 	c.sequence++
 	setSequence(w.b, c.sequence)
 	c.out = w.b
-	if err := c.write(op, w.b); err != nil {
+	if err := c.write(q.op, w.b); err != nil {
 		return false, err
 	}
-	for {
-		if err := ctx.Err(); err != nil {
-			return interrupted, op.wrap(err)
+	err = c.receive(q.op, reuse, func(m message) (done bool, err error) {
+		interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
+		switch {
+		case ctx.Err() != nil:
+			return false, ctx.Err()
+		case m.sequence != c.sequence:
+			return false, nil
+		case m.typ == unix.NLMSG_ERROR, m.typ == unix.NLMSG_DONE:
+			return true, decodeError(m)
+		case len(m.payload) < len(q.header):
+			return false, errMalformed
 		}
-		n, err := unix.Read(c.fd, c.in)
-		if errors.Is(err, unix.EINTR) {
-			continue
+		return q.flags&unix.NLM_F_DUMP == 0, q.handle(m.payload[:len(q.header)], m.payload[len(q.header):])
+	})
+	if errors.Is(err, unix.EINVAL) && q.typ>>8 == unix.NFNL_SUBSYS_CTNETLINK {
+		err = fmt.Errorf("%w; the kernel has no ctnetlink (try: modprobe nf_conntrack_netlink)", err)
+	}
+	return interrupted, err
+}
+
+// queryAll repeats a query that the kernel calls interrupted: what exists all the time is handled at least once.
+func (c *Conn) queryAll(ctx context.Context, q query) error {
+	const attempts = 3
+	for n := 1; ; n++ {
+		interrupted, err := c.query(ctx, q)
+		if err != nil || !interrupted {
+			return err
 		}
-		if err != nil {
-			return interrupted, op.wrap(err)
-		}
-		it := messageIter{rest: c.in[:n]}
-		for it.next() {
-			interrupted = interrupted || it.flags&unix.NLM_F_DUMP_INTR != 0
-			switch {
-			case it.sequence != c.sequence:
-			case it.typ == unix.NLMSG_ERROR, it.typ == unix.NLMSG_DONE:
-				err := decodeError(it.message)
-				if errors.Is(err, unix.EINVAL) {
-					return interrupted, fmt.Errorf("%w; the kernel has no ctnetlink (try: modprobe nf_conntrack_netlink)", op.wrap(err))
-				}
-				if err != nil {
-					return interrupted, op.wrap(err)
-				}
-				return interrupted, nil
-			case len(it.payload) < nfgenHeader:
-				return interrupted, op.wrap(errMalformed)
-			default:
-				if err := handle(it.payload[nfgenHeader:]); err != nil {
-					return interrupted, op.wrap(err)
-				}
-				if flags&unix.NLM_F_DUMP == 0 {
-					return interrupted, nil
-				}
-			}
-		}
-		if it.malformed || n == 0 {
-			return interrupted, op.wrap(errMalformed)
+		if n == attempts {
+			return fmt.Errorf("%s: interrupted %d times", q.op, n)
 		}
 	}
 }

@@ -45,7 +45,7 @@ type Listener struct {
 // Listen returns a Listener to the commits from now on, in the network namespace of the calling thread.
 // It needs CAP_NET_ADMIN over that namespace.
 func Listen() (*Listener, error) {
-	fd, err := openSocket("listen to nf_tables", unix.SOCK_NONBLOCK, join)
+	fd, err := openSocket("listen to nf_tables", unix.NETLINK_NETFILTER, unix.SOCK_NONBLOCK, join)
 	if errors.Is(err, unix.EPERM) {
 		err = fmt.Errorf("%w; it needs CAP_NET_ADMIN over the network namespace", err)
 	}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// Routes is a socket to the routing tables of one network namespace (rtnetlink). It is not safe for
+// concurrent use.
+type Routes struct{ conn *Conn }
+
+// DialRoutes opens a socket in the network namespace of the calling thread.
+func DialRoutes() (Routes, error) {
+	fd, err := openSocket("open rtnetlink socket", unix.NETLINK_ROUTE, 0, func(fd int) error {
+		// The kernel lists only the routes of the type asked for. Before Linux 4.20 it lists all.
+		err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+		if errors.Is(err, unix.ENOPROTOOPT) {
+			return nil
+		}
+		return err
+	})
+	return Routes{newConn(fd)}, err
+}
+
+// Close closes the socket.
+func (r Routes) Close() error { return r.conn.Close() }
+
+// Local returns the destinations of a family's routes of type local in all tables, without those to every
+// address. There are none if the kernel does not have the family.
+func (r Routes) Local(f Family) (local []netip.Prefix, err error) {
+	all := unix.RtMsg{Family: addressFamily(f), Type: unix.RTN_LOCAL}
+	err = r.conn.queryAll(context.Background(), r.query("list local addresses", unix.NLM_F_DUMP, all, nil, func(route unix.RtMsg, t *attrTable) {
+		if dst, ok := netip.AddrFromSlice(t.get(unix.RTA_DST)); ok && route.Type == unix.RTN_LOCAL && route.Dst_len > 0 {
+			local = append(local, netip.PrefixFrom(dst, int(route.Dst_len)))
+		}
+	}))
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil
+	}
+	return local, err
+}
+
+// Output returns the index of the interface to dst, 0 if there is no route, for packets from src that come in
+// through an interface; if that is 0, for the node's own.
+func (r Routes) Output(dst, src netip.Addr, in uint32) (out uint32, err error) {
+	family := IPv4
+	if dst.Is6() {
+		family = IPv6
+	}
+	get := unix.RtMsg{Family: addressFamily(family), Dst_len: uint8(dst.BitLen())}
+	if in != 0 {
+		get.Src_len = uint8(src.BitLen())
+	}
+	_, err = r.conn.query(context.Background(), r.query(fmt.Sprintf("find route to %s", dst), 0, get, func(w *attrWriter) {
+		w.bytes(unix.RTA_DST, dst.AsSlice())
+		if in != 0 {
+			w.bytes(unix.RTA_SRC, src.AsSlice())
+			w.bytes(unix.RTA_IIF, binary.NativeEndian.AppendUint32(nil, in))
+		}
+	}, func(route unix.RtMsg, t *attrTable) {
+		if oif := t.get(unix.RTA_OIF); len(oif) == 4 && route.Type == unix.RTN_UNICAST {
+			out = binary.NativeEndian.Uint32(oif)
+		}
+	}))
+	if errno := unix.Errno(0); errors.As(err, &errno) { // a refusal is no route
+		err = nil
+	}
+	return out, err
+}
+
+// InterfaceName returns the name of an interface, "" if there is none with the index.
+func (r Routes) InterfaceName(index uint32) string {
+	ifr, err := unix.NewIfreq("")
+	if index == 0 || err != nil {
+		return ""
+	}
+	ifr.SetUint32(index)
+	if unix.IoctlIfreq(r.conn.fd, unix.SIOCGIFNAME, ifr) != nil {
+		return ""
+	}
+	return ifr.Name()
+}
+
+// query is a query RTM_GETROUTE.
+func (r Routes) query(verb string, flags uint16, get unix.RtMsg, encode func(*attrWriter), handle func(unix.RtMsg, *attrTable)) query {
+	header, err := binary.Append(nil, binary.NativeEndian, get)
+	return query{operation{verb: verb}, unix.RTM_GETROUTE, flags, header, encode, func(header, attrs []byte) error {
+		var route unix.RtMsg
+		if _, err := binary.Decode(header, binary.NativeEndian, &route); err != nil {
+			return err
+		}
+		r.conn.attrs.parse(attrs)
+		handle(route, &r.conn.attrs)
+		return err
+	}}
+}
+
+func addressFamily(f Family) uint8 {
+	if f == IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
