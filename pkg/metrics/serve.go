@@ -3,23 +3,16 @@
 package metrics
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
@@ -119,62 +112,29 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 func portHolder(address string) string {
 	const unknown = "another process"
 	wanted, err := net.ResolveTCPAddr("tcp", address)
-	if err != nil {
+	proc, procErr := procfs.NewFS("/proc")
+	// The thread may be in another network namespace than the process.
+	thread, threadErr := procfs.NewFS("/proc/thread-self")
+	if err != nil || procErr != nil || threadErr != nil {
 		return unknown
 	}
-	sockets := listeningSockets(wanted.AddrPort())
-	if len(sockets) == 0 {
-		return unknown
-	}
-	files, _ := filepath.Glob("/proc/[0-9]*/fd/*") // the pattern is valid
-	for _, file := range files {
-		if target, err := os.Readlink(file); err != nil || !slices.Contains(sockets, target) {
-			continue
+	v4, _ := thread.NetTCP() // without the family there is no file
+	v6, _ := thread.NetTCP6()
+	var sockets []string // as the links in /proc/PID/fd name them
+	for _, s := range append(v4, v6...) {
+		const listens = 10 // TCP_LISTEN
+		at := wanted.IP.IsUnspecified() || len(wanted.IP) == 0 || s.LocalAddr.IsUnspecified() || s.LocalAddr.Equal(wanted.IP)
+		if s.St == listens && s.LocalPort == uint64(wanted.Port) && at {
+			sockets = append(sockets, fmt.Sprintf("socket:[%d]", s.Inode))
 		}
-		pid := strings.Split(file, "/")[2]
-		name, _ := os.ReadFile("/proc/" + pid + "/comm") // "" if it ended meanwhile
-		return fmt.Sprintf("%s (pid %s)", policy.Quote(strings.TrimSpace(string(name))), pid)
+	}
+	processes, _ := proc.AllProcs()
+	for _, p := range processes {
+		files, _ := p.FileDescriptorTargets() // none of another user
+		if slices.ContainsFunc(files, func(file string) bool { return slices.Contains(sockets, file) }) {
+			name, _ := p.Comm() // "" if it ended meanwhile
+			return fmt.Sprintf("%s (pid %d)", policy.Quote(name), p.PID)
+		}
 	}
 	return unknown
-}
-
-// listeningSockets returns the sockets of this network namespace that listen on an address, as the links in
-// /proc/PID/fd name them.
-func listeningSockets(wanted netip.AddrPort) (sockets []string) {
-	const listens = "0A"                            // TCP_LISTEN
-	const local, state, inode, fields = 1, 3, 9, 10 // as proc(5) has them
-	for _, table := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {
-		file, err := os.Open(table)
-		if err != nil {
-			continue
-		}
-		for lines := bufio.NewScanner(file); lines.Scan(); {
-			f := strings.Fields(lines.Text())
-			if len(f) < fields || f[state] != listens {
-				continue
-			}
-			address, port, _ := strings.Cut(f[local], ":")
-			bound := addressOf(address)
-			n, err := strconv.ParseUint(port, 16, 16)
-			anyAddress := bound.IsUnspecified() || !wanted.Addr().IsValid() || wanted.Addr().IsUnspecified()
-			if err == nil && uint16(n) == wanted.Port() && (anyAddress || bound == wanted.Addr().Unmap()) {
-				sockets = append(sockets, "socket:["+f[inode]+"]")
-			}
-		}
-		_ = file.Close() // it was only read
-	}
-	return sockets
-}
-
-// addressOf decodes an address of /proc/net/tcp: words of 32 bits in the byte order of the CPU.
-func addressOf(text string) netip.Addr {
-	b, err := hex.DecodeString(text)
-	if err != nil || len(b)%4 != 0 {
-		return netip.Addr{}
-	}
-	for word := range slices.Chunk(b, 4) {
-		binary.NativeEndian.PutUint32(word, binary.BigEndian.Uint32(word))
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a.Unmap()
 }
