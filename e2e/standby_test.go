@@ -38,7 +38,8 @@ func TestTwoReconcilers(t *testing.T) {
 				t.Errorf("the second has reasons %q", all)
 			}
 			time.Sleep(2 * time.Second) // the standby retries each second
-			if n := strings.Count(second.log(), "another ip-masq-reconciler runs"); n != 1 || strings.Count(second.log(), "\n") != 2 { // the first line has the settings
+			// The first line has the settings.
+			if n := strings.Count(second.log(), "another ip-masq-reconciler runs"); n != 1 || strings.Count(second.log(), "\n") != 2 {
 				t.Errorf("the standby reports it %d times, want once:\n%s", n, second.log())
 			}
 			if code, body := w.ready(); code != 200 {
