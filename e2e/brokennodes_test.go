@@ -165,7 +165,7 @@ func brokenNodes() []brokenNode {
 				return func() { n.install(t) }
 			},
 			cause:  []string{"/plugins/ip-masq is missing", "no pod can start"},
-			remedy: []string{`run "ip-masq-reconciler install"`}},
+			remedy: []string{`run "ip-masq-reconciler install", or in Kubernetes delete this node's pod`}},
 		{name: "two-reconcilers", reason: "standby", warning: true,
 			breaks: func(t *testing.T, n *faultyNode) func() {
 				n.d = n.startReconciler(t, n.flags...)

@@ -292,7 +292,7 @@ func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
 	dir := policy.Printable(m.options.Dir)
 	if missing != nil && !s.Present {
 		s.add(Problem{Plugin: true, Err: fmt.Errorf("%w, so no plugin entry is inserted into the conflist, and no pod would start with it: "+
-			`run "ip-masq-reconciler install", or name another directory with --cni-bin-dir`, missing)})
+			`run "ip-masq-reconciler install", or in Kubernetes delete this node's pod of ip-masq, whose init container does; or name another directory with --cni-bin-dir`, missing)})
 	}
 	if err := n.Multus.Err(n.Name); err != nil && s.Present {
 		s.add(Problem{Err: err, Waiting: n.Multus.Depth == 1})
@@ -342,10 +342,14 @@ func (m *Manager) logProblems(s Status) {
 		if !m.logged.Begins(key) {
 			continue
 		}
+		reason := "conflist" // as /readyz says
+		if p.Plugin {
+			reason = "plugin"
+		}
 		if p.Waiting {
-			m.options.Log.Info("waiting for the conflist", "reason", p.Err.Error())
+			m.options.Log.Info("waiting for the conflist", "reason", reason, "err", p.Err.Error())
 		} else {
-			m.options.Log.Error("problem with the conflist", "err", p.Err.Error())
+			m.options.Log.Error("problem with the conflist", "reason", reason, "err", p.Err.Error())
 		}
 	}
 	if m.logged.Resolved() && s.Leader && !s.Wrote {

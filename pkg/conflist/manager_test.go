@@ -196,7 +196,7 @@ func TestManagerWaitsForANetwork(t *testing.T) {
 		k := keep(t, nil)
 		k.says("waiting for the main CNI plugin's network in " + k.path("net.d"))
 		k.after(time.Hour)
-		k.logged(1, "level=INFO msg=\"waiting for the conflist\"")
+		k.logged(1, "level=INFO msg=\"waiting for the conflist\" reason=conflist err=")
 		k.logged(0, "level=ERROR")
 		k.write("net.d/10-x.conf", "{") // half of it; the next moment it is whole
 		k.after(20 * time.Millisecond)

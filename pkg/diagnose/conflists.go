@@ -39,8 +39,8 @@ func conflistChecks() []check {
 				"or as data_dir in plugin.toml for all of them."}, conflistErrors(otherDataDir)},
 		{Finding{ID: "plugin-missing", Severity: SeverityProblem,
 			Summary: "Runtimes cannot run the plugin that a conflist names: no pod of its network can start.",
-			Remedy: "ip-masq-reconciler install copies the plugin. If runtimes use another directory of plugins, " +
-				"state it as cni_bin_dir."}, conflistErrors(missingPlugin)},
+			Remedy: "ip-masq-reconciler install copies the plugin; in Kubernetes, delete this node's pod of ip-masq, whose init " +
+				"container runs that. If runtimes use another directory of plugins, state it as cni_bin_dir."}, conflistErrors(missingPlugin)},
 		{Finding{ID: "conflist-broken", Severity: SeverityProblem,
 			Summary: "Runtimes cannot load a file of the CNI configuration directory. As long as there is one, no network is dropped.",
 			Remedy:  "Correct the file, or move it away.",
@@ -226,6 +226,7 @@ func conflistWithoutEntry(e *examination, f *Finding) {
 	case first == nil && len(e.ConfDir.Conflists) == 0:
 		f.Summary = "There is no CNI configuration: no pod can start, and the plugin would not be run."
 		f.Detail = []string{fmt.Sprintf("%s has no conflist", policy.Quote(e.ConfDir.Dir))}
+		f.Remedy = "Install the main CNI plugin, then run ip-masq-reconciler install. If its conflist is elsewhere, set cni_conf_dir."
 	case first != nil && !first.hasEntry():
 		f.Detail = []string{fmt.Sprintf("%s (network %s)", policy.Quote(first.File), policy.Quote(first.Network))}
 	}

@@ -56,7 +56,7 @@ func WriteFindings(w io.Writer, findings []Finding) error {
 	for _, f := range findings {
 		text := fmt.Sprintf("%s: %s\n  %s\n", f.Severity, f.ID, f.Summary)
 		for _, line := range first(mostDetail, f.Detail) {
-			text += "    - " + line + "\n"
+			text += "    - " + strings.ReplaceAll(line, "\n", "\n      ") + "\n"
 		}
 		texts = append(texts, text+"  Remedy: "+f.Remedy+"\n")
 	}

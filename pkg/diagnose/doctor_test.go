@@ -156,7 +156,7 @@ func TestFindings(t *testing.T) {
 			h.edit = func(n *Host) { n.State.Sources[0].ID = policy.SourceID{Kind: policy.AgentFiles} }
 		}, map[string]string{"notice conflist-without-us": `(network "pods")`}},
 		{"no conflist", func(h *testHost) { delete(h.files, "etc/cni/net.d/10-pods.conflist") },
-			map[string]string{"problem conflist-without-us": "has no conflist"}},
+			map[string]string{"problem conflist-without-us": "has no conflist, Install the main CNI plugin"}},
 		{"a directory that cannot be read", func(h *testHost) {
 			h.edit = func(n *Host) {
 				n.ConfDir, n.ConfDirErr = config.ConfDir{}, &fs.PathError{Op: "open", Path: "/d", Err: fs.ErrPermission}

@@ -382,7 +382,7 @@ func (n *Node) judgeADDs(r *Report) {
 	}
 	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" {
 		r.problem(ReasonPlugin, fmt.Errorf("%w, but %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
-			"or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file)))
+			"or in Kubernetes delete this node's pod of ip-masq, whose init container does; or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file)))
 	}
 	known := func(p Problem) bool { return isDiskFault(p.Err) }
 	if file == "" && len(r.Stored) == 0 || slices.ContainsFunc(r.Problems, known) {
