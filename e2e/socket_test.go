@@ -75,13 +75,23 @@ func TestSocketAfterKill(t *testing.T) {
 		t.Errorf("the socket has mode %s, want %s", info.Mode(), want)
 	}
 	must(t, errors.Join(os.Chmod(filepath.Dir(n.dataDir), 0o755), os.Chmod(n.dataDir, 0o755)))
-	if err := connectAs(65534, n.socket()); !errors.Is(err, unix.EACCES) {
+	if err := connectAs(otherUser(t), n.socket()); !errors.Is(err, unix.EACCES) {
 		t.Errorf("another user connects: %v", err)
 	}
 	n.d.stop(t)
 	if _, err := os.Lstat(n.socket()); !os.IsNotExist(err) {
 		t.Errorf("the socket remains: %v", err)
 	}
+}
+
+// otherUser returns the UID of a user that owns no file of the test. A user namespace that maps only root has none.
+func otherUser(t *testing.T) int {
+	t.Helper()
+	const nobody = 65534
+	if err := os.Chown(t.TempDir(), nobody, nobody); err != nil {
+		t.Fatalf("%v (run as root, as this test needs a second user)", err)
+	}
+	return nobody
 }
 
 // connectAs connects to a Unix socket as a user that has no capability.
