@@ -73,7 +73,7 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	r := node.Readiness(c.Context())
+	r := node.Readiness(c.Context(), node.active.Answers)
 	findings := node.findings(c.Context(), r)
 	findings = append(notReadyFindings(node.problems(r), findings), findings...)
 	if a.json() {

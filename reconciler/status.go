@@ -183,7 +183,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := n.Readiness(ctx)
+	r := n.Readiness(ctx, n.active.Answers)
 	s := &nodeStatus{
 		Problems:     n.problems(r),
 		Reconciler:   reconcilerStatus{activeReconciler: n.active, Standbys: []metrics.Standby{}},

@@ -90,7 +90,7 @@ func TestReadiness(t *testing.T) {
 			f.conflist("podnet", nil)
 			f.right()
 			c.spoil(f, disk)
-			r := f.Readiness(t.Context())
+			r := f.Readiness(t.Context(), false)
 			if c.reason == "" {
 				if !r.Ready() {
 					t.Errorf("not ready: %v", problems(r))
@@ -133,13 +133,28 @@ func TestReadinessNamesWhatRepairs(t *testing.T) {
 	f.plugin(0o755)
 	f.right()
 	f.nft("flush", "ruleset")
-	if r := f.Readiness(t.Context()); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), once) {
+	if r := f.Readiness(t.Context(), false); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), once) {
 		t.Errorf("problems %v, want one with %q", problems(r), once)
 	}
 	fill(f, disk)
-	r := f.Readiness(t.Context())
+	r := f.Readiness(t.Context(), false)
 	if err := problems(r); len(r.Problems) != 2 || strings.Contains(err.Error(), "once repairs") || !strings.Contains(err.Error(), "free space") {
 		t.Errorf("on a full disk: %v", err)
+	}
+}
+
+// TestReadinessBesideReconciler: the active reconciler tells why ADDs fail, and repairs rules that differ.
+func TestReadinessBesideReconciler(t *testing.T) {
+	f := newFixture(t)
+	f.conflist("podnet", nil)
+	f.right()
+	f.Settings.CNIBinDir = "/nowhere"
+	if r := f.Readiness(t.Context(), true); !r.Ready() {
+		t.Errorf("problems %v", problems(r))
+	}
+	f.nft("flush", "ruleset")
+	if r := f.Readiness(t.Context(), true); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), "the reconciler repairs them") {
+		t.Errorf("without rules: %v", problems(r))
 	}
 }
 

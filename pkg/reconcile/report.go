@@ -338,15 +338,18 @@ func (n *Node) judgeBackends(ctx context.Context, r *Report) {
 	}
 }
 
-// Readiness is Check that also reports why ADDs fail, and names what repairs rules that differ: all that
-// /readyz says without a history of syncs.
-func (n *Node) Readiness(ctx context.Context) *Report {
+// Readiness is Check with what repairs rules that differ. Unless an active reconciler tells why ADDs fail, it
+// reports that too: all that /readyz says without a history of syncs.
+func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 	r := n.Check(ctx)
-	n.judgeBackends(ctx, r)
-	n.judgeADDs(r)
-	remedy := "ip-masq-reconciler once repairs them, as does a reconciler that runs"
-	if slices.ContainsFunc(r.Obstacles(), func(p Problem) bool { return p.Reason == ReasonState || p.Reason == ReasonBackend }) {
-		remedy = "a reconciler repairs them once the other problems are solved"
+	remedy := "the reconciler repairs them; if it cannot, another line says why"
+	if !active {
+		n.judgeBackends(ctx, r)
+		n.judgeADDs(r)
+		remedy = "ip-masq-reconciler once repairs them, as does a reconciler that runs"
+		if slices.ContainsFunc(r.Obstacles(), func(p Problem) bool { return p.Reason == ReasonState || p.Reason == ReasonBackend }) {
+			remedy = "a reconciler repairs them once the other problems are solved"
+		}
 	}
 	for i, p := range r.Problems {
 		if isDrift(p.Err) && !r.byHand(p.Err) {
