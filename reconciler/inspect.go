@@ -8,11 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -148,9 +145,10 @@ func ask(ctx context.Context, dir *store.Dir, healthAddress string) activeReconc
 
 // askSocket returns the status that the socket of the dataDir serves.
 func askSocket(ctx context.Context, dir *store.Dir) (*metrics.Status, error) {
-	body, _, err := get(ctx, "http://socket/v1/status", func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return dir.Dial(ctx)
-	})
+	body, _, err := metrics.Request(ctx, dir, http.MethodGet, metrics.StatusURL, nil)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("no answer in %s", answerTime)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +175,7 @@ func askHealth(ctx context.Context, address string) (problems []metrics.Problem,
 	if address == "" {
 		return nil, false
 	}
-	body, code, err := get(ctx, "http://"+address+"/readyz", nil)
+	body, code, err := metrics.Request(ctx, nil, http.MethodGet, "http://"+address+"/readyz", nil)
 	if err != nil {
 		return nil, false
 	}
@@ -192,30 +190,6 @@ func askHealth(ctx context.Context, address string) (problems []metrics.Problem,
 		}
 	}
 	return problems, len(problems) > 0 || code == http.StatusOK && string(body) == "ok\n"
-}
-
-// get makes one request.
-func get(ctx context.Context, address string, dial func(context.Context, string, string) (net.Conn, error)) (body []byte, code int, err error) {
-	const most = 64 << 20 // agent files can have a million prefixes
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return nil, 0, err
-	}
-	client := http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
-	response, err := client.Do(request)
-	if err == nil {
-		body, err = io.ReadAll(io.LimitReader(response.Body, most))
-		_ = response.Body.Close() // it was only read
-		code = response.StatusCode
-	}
-	var failed *url.Error
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		err = fmt.Errorf("no answer in %s", answerTime)
-	case errors.As(err, &failed):
-		err = failed.Err // without the URL
-	}
-	return body, code, err
 }
 
 // say writes where the settings come from to stderr. With --config, the operator has said it.

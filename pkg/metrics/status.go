@@ -8,9 +8,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"maps"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"time"
@@ -25,7 +27,11 @@ import (
 // StatusVersion is the version of Status as JSON: another one means that fields have another meaning.
 const StatusVersion = 1
 
+// StatusURL is that of the Status on the socket.
+const StatusURL = socketHost + statusPath
+
 const (
+	socketHost  = "http://reconciler" // any
 	statusPath  = "/v1/status"
 	standbyPath = "/v1/standby"
 
@@ -271,23 +277,34 @@ func (m *Monitor) Socket() http.Handler {
 	})
 }
 
+// Request makes a request to the reconciler of this node and returns the answer: to its socket in the dataDir
+// or, without a Dir, to an address of TCP.
+func Request(ctx context.Context, d *store.Dir, method, address string, body []byte) (answer []byte, code int, err error) {
+	const most = 64 << 20 // agent files can have a million prefixes
+	request, err := http.NewRequestWithContext(ctx, method, address, bytes.NewReader(body))
+	if err != nil {
+		return nil, 0, err
+	}
+	transport := &http.Transport{DisableKeepAlives: true}
+	if d != nil {
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) }
+	}
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if failed := (*url.Error)(nil); errors.As(err, &failed) {
+		err = failed.Err // without the URL
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	answer, err = io.ReadAll(io.LimitReader(response.Body, most))
+	return answer, response.StatusCode, errors.Join(err, response.Body.Close())
+}
+
 // AnnounceStandby tells the active reconciler of the node that this process is on standby.
 func AnnounceStandby(ctx context.Context, d *store.Dir, version string) error {
 	text, err := json.Marshal(Standby{PID: os.Getpid(), Version: version})
-	if err != nil {
-		return err
+	if err == nil {
+		_, _, err = Request(ctx, d, http.MethodPut, socketHost+standbyPath, text)
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://reconciler"+standbyPath, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) },
-	}}
-	answer, err := client.Do(r)
-	if err != nil {
-		return err
-	}
-	return answer.Body.Close()
+	return err
 }
