@@ -5,7 +5,6 @@ package deploy
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,11 +13,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
-)
 
-var update = flag.Bool("update", false, "write the golden files")
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
+)
 
 // binary is a program of bin/, or of a directory there.
 func binary(t *testing.T, name string) string {
@@ -86,20 +84,7 @@ func build(t *testing.T, dir string) []byte {
 func TestGolden(t *testing.T) {
 	for name, dir := range kustomizations(t) {
 		t.Run(name, func(t *testing.T) {
-			got := build(t, dir)
-			path := filepath.Join("testdata/golden", name+".yaml")
-			if *update {
-				if err := os.WriteFile(path, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(got)); diff != "" {
-				t.Errorf("-want +got; -update accepts it\n%s", diff)
-			}
+			golden.Check(t, filepath.Join("testdata/golden", name+".yaml"), build(t, dir))
 		})
 	}
 }

@@ -3,8 +3,6 @@
 package e2e
 
 import (
-	"errors"
-	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -18,12 +16,9 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // brokenNode is a fault of a node, and what an operator sees of it.
 type brokenNode struct {
@@ -480,11 +475,5 @@ func compareMetrics(t *testing.T, c brokenNode, metrics string) {
 		}
 		kept.WriteString(series + " " + value)
 	}
-	path := filepath.Join("../deploy/testdata/metrics", c.name+".prom")
-	if *update {
-		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(kept.String()), 0o644)))
-	}
-	if d := cmp.Diff(string(readFile(t, path)), kept.String()); d != "" {
-		t.Errorf("%s (-want +got, -update writes it):\n%s", path, d)
-	}
+	golden.Check(t, filepath.Join("../deploy/testdata/metrics", c.name+".prom"), kept.String())
 }

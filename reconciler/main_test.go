@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -27,10 +26,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 )
-
-var update = flag.Bool("update", false, "rewrite the files that testdata/*.txtar compare with")
 
 // sandboxed runs the tests where they can do no harm.
 type sandboxed struct{ *testing.M }
@@ -52,7 +50,7 @@ func TestScripts(t *testing.T) {
 		WorkdirRoot:         "/run", // the sandbox's own, where nobody else may write
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
-		UpdateScripts:       *update,
+		UpdateScripts:       golden.Updating(),
 		ContinueOnError:     true, // so that a change shows all that it does
 		Setup: func(e *testscript.Env) error {
 			if strings.Contains(e.WorkDir, "uninstall") {

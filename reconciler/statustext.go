@@ -159,7 +159,7 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 	var text string
 	switch {
 	case r.Answers:
-		text = fmt.Sprintf("%s, pid %d, up %s", r.Version, r.PID, age(now, r.Started))
+		text = fmt.Sprintf("%s, pid %d, up %s", r.Version, r.PID, diagnose.Age(now.Sub(r.Started)))
 	case slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return strings.Contains(p.Message, r.Error) }) && r.Running:
 		text = "runs, and does not answer for the reason above"
 	case r.Running:
@@ -167,7 +167,7 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 	case r.LastSeen.IsZero():
 		text = "none runs, and none has run with this data dir"
 	default:
-		text = fmt.Sprintf("none runs; one was last seen %s ago (%s)", age(now, r.LastSeen), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
+		text = fmt.Sprintf("none runs; one was last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
 	}
 	for _, b := range r.Standbys {
 		text += fmt.Sprintf("; on standby: pid %d, %s", b.PID, policy.Printable(b.Version))
@@ -180,7 +180,7 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 		text = "none yet"
 		if !r.LastSync.IsZero() {
 			next := now.Add(time.Duration(r.IntervalSeconds * float64(time.Second)))
-			text = fmt.Sprintf("%s ago, %s; at least one every %s", age(now, r.LastSync), r.LastResult, age(next, now))
+			text = fmt.Sprintf("%s ago, %s; at least one every %s", diagnose.Age(now.Sub(r.LastSync)), r.LastResult, diagnose.Age(next.Sub(now)))
 		}
 		w.row("Last sync:", text, "")
 	}
@@ -252,7 +252,7 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 		}
 		since := "-"
 		if !x.Written.IsZero() {
-			since = age(now, x.Written)
+			since = diagnose.Age(now.Sub(x.Written))
 		}
 		rows = append(rows, []string{name, string(x.State), since, policy.Printable(x.File)})
 	}
@@ -289,7 +289,7 @@ func (s *nodeStatus) repairsText(now time.Time) string {
 	}
 	last := s.Repairs[0]
 	return fmt.Sprintf("%d since the reconciler started; the last %s ago in %s: %d missing, %d unexpected; changed by %s",
-		s.RepairsTotal, age(now, last.At), cmp.Or(strings.Join(last.Chains, ", "), "the guard tables"), last.Missing, last.Unexpected, last.By)
+		s.RepairsTotal, diagnose.Age(now.Sub(last.At)), cmp.Or(strings.Join(last.Chains, ", "), "the guard tables"), last.Missing, last.Unexpected, last.By)
 }
 
 // found returns the findings of a severity.
@@ -344,21 +344,4 @@ func shorten(text string, most int) string {
 		return string(r[:most-1]) + "…"
 	}
 	return text
-}
-
-// age writes how long ago a time was in at most two units: 42s, 5m, 3h12m, 4d3h.
-func age(now, then time.Time) string {
-	const day = 24
-	d := max(now.Sub(then), 0)
-	hours, minutes := int(d.Hours()), int(d.Minutes())
-	switch {
-	case minutes == 0:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case hours == 0:
-		return fmt.Sprintf("%dm", minutes)
-	case hours < day:
-		return fmt.Sprintf("%dh%dm", hours, minutes%60)
-	default:
-		return fmt.Sprintf("%dd%dh", hours/day, hours%day)
-	}
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
@@ -134,18 +134,7 @@ func TestStatusText(t *testing.T) {
 				}
 			}
 			file := filepath.Join("testdata", "status", name+".txt")
-			if *update {
-				if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), text); diff != "" {
-				t.Errorf("%s (-want +got; go test -update rewrites it):\n%s", file, diff)
-			}
+			golden.Check(t, file, text)
 			if plain := regexp.MustCompile(`\x1b\[\d*m`).ReplaceAllString(s.text(statusTime, true), ""); plain != text {
 				t.Errorf("with colours the text is another one:\n%s", cmp.Diff(text, plain))
 			}
@@ -153,18 +142,5 @@ func TestStatusText(t *testing.T) {
 	}
 	if n := strings.Count(healthyStatus().text(statusTime, false), "\n"); n > 20 {
 		t.Errorf("a healthy node has %d lines, more than 20", n)
-	}
-}
-
-// TestAge checks the two units of an age.
-func TestAge(t *testing.T) {
-	t.Parallel()
-	for d, want := range map[time.Duration]string{
-		-time.Second: "0s", 59 * time.Second: "59s", 61 * time.Second: "1m", 3*time.Hour + 59*time.Second: "3h0m",
-		23*time.Hour + 59*time.Minute: "23h59m", 75 * time.Hour: "3d3h",
-	} {
-		if got := age(statusTime, ago(d)); got != want {
-			t.Errorf("%s: %s, want %s", d, got, want)
-		}
 	}
 }

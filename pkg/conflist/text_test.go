@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -16,10 +15,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
-
-var update = flag.Bool("update", false, "write golden files")
 
 const entry = `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.0/8"], "masqueradeCIDRs": [],
 	"toPorts": "1024-65535", "randomFully": true}`
@@ -42,21 +40,6 @@ func content(t *testing.T, path string) []byte {
 		t.Fatal(err)
 	}
 	return doc
-}
-
-func golden(t *testing.T, path string, got []byte) {
-	t.Helper()
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if diff := cmp.Diff(string(content(t, path)), string(got)); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
 }
 
 // loadedBy reads a text as the verbs and the reconciler do, from a directory.
@@ -94,7 +77,7 @@ func TestInsertIntoRealLists(t *testing.T) {
 			if err != nil || bytes.Equal(was, now) != (had == 1) {
 				t.Fatal(err)
 			}
-			golden(t, "testdata/added/"+name, now)
+			golden.Check(t, "testdata/added/"+name, now)
 			list := loadedBy(t, name, now)
 			if list.Err != nil || len(list.Entries) != 1 || had == 0 && list.Entries[0].Err != nil {
 				t.Errorf("config reads %+v", list)
@@ -124,7 +107,7 @@ func TestListsOfSingleConfigurations(t *testing.T) {
 		if err != nil {
 			t.Fatal(name, err)
 		}
-		golden(t, "testdata/made/"+name+"list", now)
+		golden.Check(t, "testdata/made/"+name+"list", now)
 		was, list := loadedBy(t, name, doc), loadedBy(t, "a.conflist", now)
 		if list.Err != nil || list.Network != was.Network || list.CNIVersion != was.CNIVersion ||
 			len(list.Entries) != 1 || list.Entries[0].Err != nil || list.Entries[0].Index != 1 {

@@ -117,24 +117,25 @@ func (o Origin) text() string {
 	}
 	text += ", in force since " + o.Since.UTC().Format("2006-01-02 15:04 UTC")
 	if o.AgeSeconds > 0 {
-		text += " (" + ageText(time.Duration(o.AgeSeconds)*time.Second) + ")"
+		text += " (" + Age(time.Duration(o.AgeSeconds)*time.Second) + ")"
 	}
 	return text
 }
 
-// ageText returns an age in its largest unit.
-func ageText(d time.Duration) string {
-	for _, unit := range []struct {
-		name string
-		size time.Duration
-	}{{"day", 24 * time.Hour}, {"hour", time.Hour}, {"minute", time.Minute}, {"second", time.Second}} {
-		if n := d / unit.size; n > 1 {
-			return fmt.Sprintf("%d %ss", n, unit.name)
-		} else if n == 1 {
-			return "1 " + unit.name
-		}
+// Age writes how long ago something was in at most two units: 42s, 5m, 3h12m, 4d3h.
+func Age(d time.Duration) string {
+	const day = 24
+	d = max(d, 0)
+	switch hours, minutes := int(d.Hours()), int(d.Minutes()); {
+	case minutes == 0:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case hours == 0:
+		return fmt.Sprintf("%dm", minutes)
+	case hours < day:
+		return fmt.Sprintf("%dh%dm", hours, minutes%60)
+	default:
+		return fmt.Sprintf("%dd%dh", hours/day, hours%day)
 	}
-	return "no time"
 }
 
 func (e Explanation) kernelText() string {

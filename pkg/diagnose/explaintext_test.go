@@ -6,22 +6,16 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
-
-// update is the flag of this package's other tests.
-func update() bool { return flag.Lookup("update").Value.String() == "true" }
 
 // cases are what people ask, and what they and programs are told.
 func cases(t *testing.T) map[string]diagnose.Explanation {
@@ -105,32 +99,15 @@ func TestTextAndJSON(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var text bytes.Buffer
 			e.Text(&text)
-			golden(t, name+".txt", text.Bytes())
+			golden.Check(t, "testdata/explain/"+name+".txt", text.Bytes())
 			var doc bytes.Buffer
 			encoder := json.NewEncoder(&doc)
 			encoder.SetIndent("", "  ")
 			if err := encoder.Encode(e); err != nil {
 				t.Fatal(err)
 			}
-			golden(t, name+".json", doc.Bytes())
+			golden.Check(t, "testdata/explain/"+name+".json", doc.Bytes())
 		})
-	}
-}
-
-func golden(t *testing.T, name string, got []byte) {
-	t.Helper()
-	file := filepath.Join("testdata", "explain", name)
-	if update() {
-		if err := os.WriteFile(file, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("%s (-want +got; -update writes it again):\n%s", file, diff)
 	}
 }
 
@@ -164,6 +141,19 @@ func TestFieldsOfTheContract(t *testing.T) {
 					t.Errorf("%s: %s of the origin is %v", name, f, origin[f])
 				}
 			}
+		}
+	}
+}
+
+// TestAge checks the two units of an age.
+func TestAge(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 59 * time.Second: "59s", 61 * time.Second: "1m", 3*time.Hour + 59*time.Second: "3h0m",
+		23*time.Hour + 59*time.Minute: "23h59m", 75 * time.Hour: "3d3h",
+	} {
+		if got := diagnose.Age(d); got != want {
+			t.Errorf("%s: %s, want %s", d, got, want)
 		}
 	}
 }

@@ -92,7 +92,7 @@ func reconcilerNotRunning(e *examination, f *Finding) {
 	case len(f.Detail) > 0:
 	case !r.Seen.IsZero():
 		f.add("no process holds the instance lock of %s; one last started or ended %s ago, at %s",
-			policy.Quote(e.DataDir), time.Since(r.Seen).Round(time.Second), r.Seen.UTC().Format(time.RFC3339))
+			policy.Quote(e.DataDir), Age(time.Since(r.Seen)), r.Seen.UTC().Format(time.RFC3339))
 	case len(e.State.Sources) > 0: // the plugin alone
 		f.Severity = SeverityNotice
 		f.add("none has run with %s", policy.Quote(e.DataDir))

@@ -39,7 +39,7 @@ func TestReconcilerFindings(t *testing.T) {
 			h.files["proc/10/ns/net"] = "-> net:[2]" // of another node on this host
 		}},
 		{name: "none", r: &Running{Seen: time.Now().Add(-time.Hour)},
-			want: map[string]string{"problem reconciler-not-running": `no process holds the instance lock of "/data", 1h0m0s ago, systemctl start`}},
+			want: map[string]string{"problem reconciler-not-running": `no process holds the instance lock of "/data", 1h0m ago, systemctl start`}},
 		{name: "none ever, beside the plugin", r: &Running{}, want: map[string]string{"notice reconciler-not-running": "none has run"}},
 		{name: "none ever, and nothing to keep", r: &Running{}, set: func(h *testHost) {
 			h.edit = func(n *Host) { n.State.Sources = nil }

@@ -5,15 +5,11 @@ package diagnose
 import (
 	"bytes"
 	"errors"
-	"flag"
 	"fmt"
-	"os"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 )
-
-var update = flag.Bool("update", false, "write golden files")
 
 func TestWriteText(t *testing.T) {
 	long := Finding{ID: "slow-list", Severity: SeverityNotice, Summary: "Long.", Remedy: "Shorten it."}
@@ -33,19 +29,7 @@ func TestWriteText(t *testing.T) {
 			if err := WriteFindings(&got, findings); err != nil {
 				t.Fatal(err)
 			}
-			golden := "testdata/" + name + ".txt"
-			if *update {
-				if err := os.WriteFile(golden, got.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got.String()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			golden.Check(t, "testdata/"+name+".txt", got.Bytes())
 			if err := WriteFindings(full{}, findings); err == nil {
 				t.Error("a write that failed is not told")
 			}

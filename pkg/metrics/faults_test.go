@@ -6,14 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -101,24 +99,13 @@ func TestFaults(t *testing.T) {
 			}
 			m.Report(r, time.Minute)
 			m.Conflist(f.managed)
-			for reason := range strings.FieldsSeq("rules state source conflict conflist plugin backend standby flapping") {
-				expect(t, m, map[string]string{`not_ready{reason="` + reason + `"}`: map[bool]string{false: "0", true: "1"}[reason == f.reasons]})
+			for _, reason := range reconcile.Reasons() {
+				expect(t, m, map[string]string{`not_ready{reason="` + string(reason) + `"}`: map[bool]string{false: "0", true: "1"}[string(reason) == f.reasons]})
 			}
 			expect(t, m, map[string]string{"ready": map[bool]string{false: "0", true: "1"}[f.reasons == ""]})
 			text := strings.ReplaceAll(get(m.Metrics(), "/metrics").Body.String(), runtime.Version(), "GO")
 			file := "testdata/faults/" + name + ".prom"
-			if *update {
-				if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), text); diff != "" {
-				t.Errorf("%s (-want +got, -update writes it):\n%s", file, diff)
-			}
+			golden.Check(t, file, text)
 		})
 	}
 }

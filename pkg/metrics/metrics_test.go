@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -18,8 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
@@ -28,8 +26,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 func TestGolden(t *testing.T) {
 	for name, report := range map[string]*reconcile.Report{"start": nil, "rich": rich()} {
@@ -59,18 +55,7 @@ func TestGolden(t *testing.T) {
 				lines = append(lines, strings.Replace(line, runtime.Version(), "GO", 1))
 			}
 			got, file := strings.Join(lines, ""), "testdata/"+name+".prom"
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("%s (-want +got, -update writes it):\n%s", file, diff)
-			}
+			golden.Check(t, file, got)
 		})
 	}
 }

@@ -17,8 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -83,19 +82,7 @@ func TestStatusGolden(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		const file = "testdata/status.json"
-		if *update {
-			if err := os.WriteFile(file, append(got, '\n'), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(strings.TrimSpace(string(want)), string(got)); diff != "" {
-			t.Errorf("%s (-want +got, -update writes it):\n%s", file, diff)
-		}
+		golden.Check(t, "testdata/status.json", append(got, '\n'))
 		if again, err := json.Marshal(s); err != nil || string(again)+"\n" != text {
 			t.Errorf("decoded and encoded again: %v\n%s\n%s", err, again, text)
 		}

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,13 +13,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"go4.org/netipx"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
-
-var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
 
 // Each directory of testdata with a sources.json is a case: the sources, and the
 // policies and rulesets computed from them, in ruleset.txt. -update writes that file.
@@ -33,19 +30,7 @@ func TestGolden(t *testing.T) {
 		dir := filepath.Dir(file)
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			got := explain(policy.Merge(readSources(t, file)))
-			golden := filepath.Join(dir, "ruleset.txt")
-			if *update {
-				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("%s (-want +got; -update writes it again):\n%s", golden, diff)
-			}
+			golden.Check(t, filepath.Join(dir, "ruleset.txt"), got)
 		})
 	}
 }

@@ -3,18 +3,15 @@
 package iptables
 
 import (
-	"flag"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func prefixList(list ...string) []netip.Prefix {
 	var out []netip.Prefix
@@ -70,18 +67,7 @@ func TestRender(t *testing.T) {
 		for _, f := range policy.Families() {
 			file := filepath.Join("testdata", "render", name+"."+string(f))
 			got := render(rs, f)
-			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(got)); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", file, diff)
-			}
+			golden.Check(t, file, got)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -369,18 +369,7 @@ func TestGuardGolden(t *testing.T) {
 		"guard.list.nft": n.listGuards(),
 	} {
 		file := filepath.Join("testdata", "render", name)
-		if *update {
-			if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), got); diff != "" {
-			t.Errorf("%s (-want +got; -update writes it again):\n%s", file, diff)
-		}
+		golden.Check(t, file, got)
 		n.nft("flush ruleset\n" + got)
 		if d := n.compareGuards(guards); len(d) > 0 {
 			t.Errorf("%s differs as it was loaded:\n%s", name, d)

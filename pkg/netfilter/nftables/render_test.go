@@ -4,8 +4,6 @@ package nftables
 
 import (
 	"context"
-	"flag"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -15,11 +13,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // rich has every form that a rule of an owned table can have.
 func rich(t failer) policy.Ruleset {
@@ -61,18 +58,7 @@ func TestRenderGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join("testdata", "render", name+".nft")
 			got := Render(rs)
-			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(got)); diff != "" {
-				t.Errorf("%s (-want +got; -update writes it again):\n%s", file, diff)
-			}
+			golden.Check(t, file, got)
 			newNode(t).nft(string(got))
 		})
 	}
