@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
@@ -33,6 +34,7 @@ const answerTime = 2 * time.Second
 type inspection struct {
 	*reconcile.Node
 	active activeReconciler
+	binDir string // cni_bin_dir without the reconciler's settings
 	// from says where Settings come from, and without why they are not the reconciler's.
 	from, without string
 }
@@ -62,7 +64,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	if stated.Origins["data_dir"] == "" && a.config == "" {
 		stated.DataDir = ownersDataDir(ctx, all, stated.DataDir)
 	}
-	n := &inspection{Node: reconcile.Open(stated, config.DefaultPluginFile, all), from: "from " + a.statedIn()}
+	n := &inspection{Node: reconcile.Open(stated, config.DefaultPluginFile, all), from: "from " + a.statedIn(), binDir: stated.CNIBinDir}
 	n.SettingsErr = err
 	n.active = ask(ctx, n.Dir, stated.HealthListen)
 	switch s := n.active.status; {
@@ -99,6 +101,18 @@ func (n *inspection) take(a *app, s *metrics.Status, all netfilter.Drivers) erro
 	}
 	n.from = fmt.Sprintf("from the reconciler that runs (pid %d, version %s)", s.PID, s.Version)
 	return nil
+}
+
+// pluginVersion returns the version of the plugin. One in a directory that only the reconciler names is not
+// run: a program that listens on a socket in its place must not choose what root runs.
+func (n *inspection) pluginVersion(ctx context.Context, path string) (string, error) {
+	if n.Settings.CNIBinDir == n.binDir {
+		return install.Version(ctx, path)
+	}
+	if known := n.active.status.PluginVersion; known != "" {
+		return policy.Printable(known), nil
+	}
+	return "", fmt.Errorf("the reconciler does not know the version of %s", policy.Printable(path))
 }
 
 // statedIn names the file that a.settings reads.

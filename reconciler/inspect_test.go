@@ -182,6 +182,35 @@ func TestReconcilerWithoutAnswer(t *testing.T) {
 	}
 }
 
+// TestPluginOfTheReconciler checks that a program in a directory that only the reconciler names is not run:
+// another program may listen in its place.
+func TestPluginOfTheReconciler(t *testing.T) {
+	t.Parallel()
+	binDir := t.TempDir()
+	plugin, ran := filepath.Join(binDir, "ip-masq"), filepath.Join(binDir, "ran")
+	if err := os.WriteFile(plugin, []byte("#!/bin/sh\necho >"+ran+"\necho 'ip-masq v7: a plugin'\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, version := range []string{"v6", ""} {
+		dataDir := serveStatus(t, answering(t, metrics.Status{StatusVersion: metrics.StatusVersion, PluginVersion: version,
+			Settings: []config.Setting{{Key: "cni_bin_dir", Value: binDir, Origin: config.FlagOrigin}}}))
+		n, _ := inspectNode(t, "--data-dir", dataDir)
+		if got, err := n.pluginVersion(t.Context(), plugin); got != version || (err == nil) != (version != "") {
+			t.Errorf("version %q, %v, want %q", got, err, version)
+		}
+		if _, err := os.Stat(ran); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("the program was run (%v)", err)
+		}
+		n, _ = inspectNode(t, "--data-dir", dataDir, "--cni-bin-dir", binDir)
+		if got, err := n.pluginVersion(t.Context(), plugin); got != "v7" || err != nil {
+			t.Errorf("with the flag: version %q, %v", got, err)
+		}
+		if err := os.Remove(ran); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestReasonsOfReadyz checks that the answer of /readyz is read where a reconciler has no socket.
 func TestReasonsOfReadyz(t *testing.T) {
 	t.Parallel()

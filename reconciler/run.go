@@ -120,7 +120,8 @@ type daemon struct {
 
 	current atomic.Pointer[reconcile.Loop]
 
-	// The installed plugin when a scrape last asked for its version.
+	// The installed plugin when its version was last asked for.
+	pluginMu         sync.Mutex
 	pluginFile       os.FileInfo
 	installedVersion string
 }
@@ -272,6 +273,8 @@ func (d *daemon) thirdParty(ctx context.Context, r *reconcile.Report) (int, erro
 // pluginVersion returns the version that the installed plugin prints, or "" if it does not. It runs
 // the plugin only when the file has changed.
 func (d *daemon) pluginVersion() string {
+	d.pluginMu.Lock()
+	defer d.pluginMu.Unlock()
 	path := filepath.Join(d.current.Load().Node.Settings.CNIBinDir, config.PluginType)
 	file, err := os.Stat(path)
 	if err != nil {

@@ -18,7 +18,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
-	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -197,7 +196,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	})
 	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil {
 		s.Plugin.Error = err.Error()
-	} else if s.Plugin.Version, err = install.Version(ctx, s.Plugin.Path); err != nil {
+	} else if s.Plugin.Version, err = n.pluginVersion(ctx, s.Plugin.Path); err != nil {
 		s.Plugin.Error = err.Error()
 	}
 	s.add(n.active.status)

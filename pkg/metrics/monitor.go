@@ -30,8 +30,8 @@ import (
 // scrape are served.
 const scrapeTimeout = 2 * time.Second
 
-// Options are what a Monitor cannot know from reports. The functions are called by scrapes, State for the Status
-// too, each by one goroutine at a time. They may be nil.
+// Options are what a Monitor cannot know from reports. The functions are called by scrapes, State and PluginVersion
+// for the Status too; all but PluginVersion by one goroutine at a time. They may be nil.
 type Options struct {
 	Version string // of this program
 
@@ -309,6 +309,17 @@ func (m *Monitor) refresh(ctx context.Context) {
 	m.scraped = found
 	m.mu.Unlock()
 	m.observe(ctx)
+}
+
+// refreshStatus asks what a Status needs of Options' functions.
+func (m *Monitor) refreshStatus(ctx context.Context) {
+	m.observe(ctx)
+	if m.options.PluginVersion != nil {
+		plugin := m.options.PluginVersion()
+		m.mu.Lock()
+		m.plugin = plugin
+		m.mu.Unlock()
+	}
 }
 
 // observe reads the kernel's counters.

@@ -65,6 +65,7 @@ type Status struct {
 	Repairs         []Repair      `json:"repairs"`      // the latest ones, the newest first
 	RepairsTotal    int           `json:"repairsTotal"` // since Started
 	Chains          []ChainCount  `json:"chains"`
+	PluginVersion   string        `json:"pluginVersion,omitempty"` // of the installed plugin
 	ConflistManaged bool          `json:"conflistManaged"`
 	EntryInserted   int           `json:"entryInserted"` // how often the conflist manager inserted the plugin entry
 
@@ -192,7 +193,7 @@ func (m *Monitor) Status() Status {
 		SettingsFile: m.settings.File, Settings: m.settings.List(),
 		Problems: ProblemsOf(m.unready()), Warnings: texts(m.warnings), Interval: m.interval, LastResult: string(m.last),
 		Repairs: append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
-		ConflistManaged: m.managed != nil, EntryInserted: m.inserted, Standbys: []Standby{},
+		PluginVersion: m.plugin, ConflistManaged: m.managed != nil, EntryInserted: m.inserted, Standbys: []Standby{},
 	}
 	if m.settings.Err != nil {
 		s.SettingsErr = m.settings.Err.Error()
@@ -260,7 +261,7 @@ func texts(errs []error) []string {
 func (m *Monitor) Socket() http.Handler {
 	return handler(map[string]http.HandlerFunc{
 		"GET " + statusPath: func(w http.ResponseWriter, r *http.Request) {
-			m.refreshed(r.Context(), statusTimeout, "status", m.observe)
+			m.refreshed(r.Context(), statusTimeout, "status", m.refreshStatus)
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(m.Status()) // the client is gone
 		},
