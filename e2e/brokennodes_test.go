@@ -392,6 +392,9 @@ func TestBrokenNodes(t *testing.T) {
 			if !slices.Equal(slices.Compact(reasons), want) {
 				t.Errorf("status gives reasons %q, want %q", reasons, want)
 			}
+			if stdout, _, _ := n.byHand(t, "check"); c.reason == "state" && strings.Contains(stdout, "once applies it") {
+				t.Errorf("check recommends what cannot succeed:\n%s", stdout)
+			}
 			if repair == nil {
 				return
 			}

@@ -159,3 +159,41 @@ func TestHangingReconciler(t *testing.T) {
 		}
 	}
 }
+
+// TestStatusOfOtherDataDir checks that status and doctor see that the reconciler of the node has another dataDir.
+func TestStatusOfOtherDataDir(t *testing.T) {
+	t.Parallel()
+	n := newFaultyNode(t, backends()[0])
+	n.restart(t, "--data-dir", filepath.Join(n.dir, "elsewhere"))
+	soon(t, func() string {
+		stdout, stderr, code := n.byHand(t, "status", "--health-listen", n.d.healthAddress)
+		missing := lacking(stdout, []string{"a reconciler without this data dir answers at " + n.d.healthAddress,
+			"A reconciler runs on this node and does not use this dataDir", "Remedy: Make the reconciler and the plugin use one directory"})
+		if code != 3 || len(missing) > 0 {
+			return fmt.Sprintf("exit code %d, lacks %q:\n%s%s", code, missing, stdout, stderr)
+		}
+		return ""
+	})
+	if stdout, _, _ := n.byHand(t, "doctor"); !strings.Contains(stdout, "problem: reconciler-not-running") {
+		t.Errorf("doctor does not find it:\n%s", stdout)
+	}
+}
+
+// TestStatusOfOtherUser checks that status of a user who may not read the state tells that, and nothing about the node.
+func TestStatusOfOtherUser(t *testing.T) {
+	t.Parallel()
+	n := newFaultyNode(t, backends()[0])
+	uid := uint32(otherUser(t))
+	dir, err := os.MkdirTemp("", "other-user")
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	program := filepath.Join(dir, "ip-masq-reconciler")
+	must(t, os.Chmod(dir, 0o755))
+	run(t, n.Node.Command(n.timeout(t), "cp", reconcilerProgram(t), program)) // a program that this process wrote may be busy
+	c := n.Node.Command(n.timeout(t), program, "status", "--data-dir", n.dataDir)
+	c.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
+	stdout, stderr, code := run(t, c)
+	if code != 1 || stdout != "" || !strings.HasPrefix(stderr, "ip-masq-reconciler: only root can read the state of the node: ") {
+		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+	}
+}

@@ -95,7 +95,11 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 			fmt.Fprintf(a.out, "unexpected chain: %s: no source asks for it there\n", s)
 		}
 		for _, s := range r.Pending {
-			fmt.Fprintf(a.out, "pending: %s: the current policy is not applied yet; ip-masq-reconciler once applies it\n", s)
+			remedy := "; ip-masq-reconciler once applies it"
+			if len(problems) > 0 { // once may have the same ones
+				remedy = ""
+			}
+			fmt.Fprintf(a.out, "pending: %s: the current policy is not applied yet%s\n", s, remedy)
 		}
 		if right {
 			fmt.Fprintln(a.out, summary(r))

@@ -24,11 +24,11 @@ func notReadyFindings(problems []metrics.Problem, others []diagnose.Finding) []d
 	f := diagnose.Finding{
 		ID: "not-ready", Severity: diagnose.SeverityProblem,
 		Summary: "The node is not ready: its rules are not what the sources ask for, or cannot be kept so, or ADDs fail.",
-		Remedy:  "Do what each line says after its cause. The reconciler notices by itself when it is done.",
+		Remedy:  "Do what each line says after its cause. A reconciler that runs notices by itself when it is done.",
 	}
 	for _, p := range problems {
 		if !slices.ContainsFunc(others, func(o diagnose.Finding) bool { return states(o, p) }) {
-			f.Detail = append(f.Detail, string(p.Reason)+": "+strings.ReplaceAll(p.Message, "\n", "; "))
+			f.Detail = append(f.Detail, string(p.Reason)+": "+strings.NewReplacer(":\n", ": ", "\n", "; ").Replace(p.Message))
 		}
 	}
 	if len(f.Detail) == 0 {
@@ -92,7 +92,7 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	return append(multusFindings(n.Settings), diagnose.Examine(ctx, diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
 		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), PluginFile: r.Sources.PluginFile,
-		Reconciler: n.running(), SettingsErr: n.SettingsErr, AgentErr: r.Sources.AgentErr, AgentWarnings: agentWarnings(r.Sources),
+		Reconciler: n.running(r), SettingsErr: n.SettingsErr, AgentErr: r.Sources.AgentErr, AgentWarnings: agentWarnings(r.Sources),
 	})...)
 }
 
@@ -104,10 +104,10 @@ func agentWarnings(s *reconcile.Sources) []error {
 }
 
 // running returns what is known of the reconciler of the node.
-func (n *inspection) running() *diagnose.Running {
-	locked := n.Dir.ReconcilerActive()
+func (n *inspection) running(report *reconcile.Report) *diagnose.Running {
+	locked, elsewhere := n.Dir.ReconcilerActive(), n.elsewhere(report)
 	r := &diagnose.Running{
-		Active: locked || n.active.Running, Seen: n.Dir.ReconcilerSeen(),
+		Active: locked || n.active.Running && elsewhere == "", Seen: n.Dir.ReconcilerSeen(), Elsewhere: elsewhere,
 		Answers: n.active.Running && (n.active.Answers || !locked), Err: n.active.err, // without the lock it answered as /readyz does
 	}
 	s := n.active.status

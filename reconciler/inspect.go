@@ -50,6 +50,7 @@ type activeReconciler struct {
 	status   *metrics.Status   // nil unless it answers
 	problems []metrics.Problem // why the node is not ready, as it says
 	err      error             // why one that runs does not answer
+	health   string            // the address at which it answers instead, and no process holds the instance lock
 }
 
 // inspect opens the node for a command that only reads. An invalid reconciler.toml is a problem in its
@@ -65,6 +66,9 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 		stated.DataDir = ownersDataDir(ctx, all, stated.DataDir)
 	}
 	n := &inspection{Node: reconcile.Open(stated, config.DefaultPluginFile, all), from: "from " + a.statedIn(), binDir: stated.CNIBinDir}
+	if err != nil {
+		n.from = "from the defaults"
+	}
 	n.SettingsErr = err
 	n.active = ask(ctx, n.Dir, stated.HealthListen)
 	switch s := n.active.status; {
@@ -80,6 +84,9 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	}
 	if a.given(func(string) bool { return true }) {
 		n.from += " and flags"
+	}
+	if err != nil && n.active.status == nil {
+		n.from += ", as " + a.settingsFile() + " is invalid"
 	}
 	n.Conntrack = conntrack.Reset
 	return n, nil
@@ -152,7 +159,9 @@ func ask(ctx context.Context, dir *store.Dir, healthAddress string) activeReconc
 	}
 	found := activeReconciler{Running: dir.ReconcilerActive(), err: err}
 	if !found.Running {
-		found.problems, found.Running = askHealth(ctx, healthAddress)
+		if found.problems, found.Running = askHealth(ctx, healthAddress); found.Running {
+			found.health = healthAddress
+		}
 	}
 	return found
 }
@@ -211,6 +220,15 @@ func (n *inspection) say(a *app) {
 	if a.config == "" {
 		fmt.Fprintf(a.err, "settings: %s%s\n", n.without, n.from)
 	}
+}
+
+// elsewhere returns the address at which a reconciler answers that does not use this dataDir, or "". One with a
+// fault of the dataDir cannot take the instance lock.
+func (n *inspection) elsewhere(r *reconcile.Report) string {
+	if slices.ContainsFunc(n.problems(r), func(p metrics.Problem) bool { return p.Reason == reconcile.ReasonState }) {
+		return ""
+	}
+	return n.active.health
 }
 
 // problems returns why the node is not ready: what the dry run finds, and what the reconciler that runs reports.

@@ -295,14 +295,38 @@ func TestSourceStates(t *testing.T) {
 	}
 	n := &inspection{Node: reconcile.Open(config.Settings{DataDir: filepath.Join(t.TempDir(), "none")}, "", nil)}
 	want := []sourceStatus{
-		{Source: network("gone"), State: inForce, File: "no conflist any more"},
+		{Source: network("gone"), State: inForce, File: "no conflist has its entry any more"},
 		{Source: network("good"), State: inForce, File: "/net.d/10-good.conflist"},
 		{Source: network("late"), State: pending, File: "/net.d/20-late.conflist"},
-		{Source: network("loser"), State: superseded, File: "no conflist any more"},
-		{Source: network("refused"), State: superseded, File: "no conflist any more"},
+		{Source: network("loser"), State: superseded, File: "no conflist has its entry any more"},
+		{Source: network("refused"), State: superseded, File: "no conflist has its entry any more"},
 		{Source: agent, State: invalid, File: "/etc/config/ip-masq-agent, ip-masq-more"},
 	}
 	if diff := cmp.Diff(want, sourcesOf(n, r)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+
+	// Without the reconciler's settings the stored policy names the files.
+	r.State.Sources = []policy.Source{{ID: agent, Files: []policy.FilePolicy{{File: "/etc/config/a"}, {File: "/etc/config/b"}}}}
+	r.Sources.Agent = nil
+	if got, want := n.fileOf(r, agent), "/etc/config/a, /etc/config/b"; got != want {
+		t.Errorf("agent files %q, want %q", got, want)
+	}
+	n.active.Answers = true
+	if got, want := n.fileOf(r, agent), "no agent files with these settings"; got != want {
+		t.Errorf("agent files %q, want %q", got, want)
+	}
+}
+
+// TestInvalidSettings checks that a command which goes on without an invalid reconciler.toml says so.
+func TestInvalidSettings(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "reconciler.toml")
+	if err := os.WriteFile(file, []byte("backend = \"x\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n, _ := inspectNode(t, "--config", file, "--data-dir", filepath.Join(t.TempDir(), "none"))
+	if want := "from the defaults and flags, as " + file + " is invalid"; n.from != want || n.SettingsErr == nil {
+		t.Errorf("settings %q, want %q (%v)", n.from, want, n.SettingsErr)
 	}
 }

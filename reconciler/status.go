@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -111,6 +112,8 @@ type nodeStatus struct {
 	RepairsTotal int                `json:"repairsTotal"`
 	Findings     []diagnose.Finding `json:"findings"` // of doctor
 	Warnings     []string           `json:"warnings"`
+
+	unread bool // the documents could not be read
 }
 
 type reconcilerStatus struct {
@@ -182,8 +185,12 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	if err != nil {
 		return nil, err
 	}
+	if os.Geteuid() != 0 && errors.Is(n.active.err, fs.ErrPermission) {
+		return nil, fmt.Errorf("only root can read the state of the node: %w", n.active.err)
+	}
 	r := n.Readiness(ctx, n.active.Answers)
 	s := &nodeStatus{
+		unread:       r.Rules == nil,
 		Problems:     n.problems(r),
 		Reconciler:   reconcilerStatus{activeReconciler: n.active, Standbys: []metrics.Standby{}},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
@@ -203,6 +210,9 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	s.Chains = chainsOf(r, n.active.status)
 	if n.active.Running && !n.active.Answers {
 		s.Reconciler.Error = n.active.err.Error()
+		if address := n.elsewhere(r); address != "" {
+			s.Reconciler.Error += "; a reconciler without this data dir answers at " + address
+		}
 	}
 	if !n.active.Running {
 		s.Reconciler.LastSeen = n.Dir.ReconcilerSeen()
@@ -294,23 +304,27 @@ func sourcesOf(n *inspection, r *reconcile.Report) []sourceStatus {
 	sources := []sourceStatus{}
 	for id, state := range states {
 		written, _ := n.Dir.Written(id) // zero if unknown
-		sources = append(sources, sourceStatus{id, state, written, fileOf(r.Sources, id)})
+		sources = append(sources, sourceStatus{id, state, written, n.fileOf(r, id)})
 	}
 	slices.SortFunc(sources, func(a, b sourceStatus) int { return a.Source.Compare(b.Source) })
 	return sources
 }
 
 // fileOf names the file that states the policy of a source.
-func fileOf(s *reconcile.Sources, id policy.SourceID) string {
+func (n *inspection) fileOf(r *reconcile.Report, id policy.SourceID) string {
+	s := r.Sources
 	if id.Kind == policy.Network {
 		for _, list := range s.ConfDir.Conflists {
 			if list.Network == id.Name && len(list.Entries) > 0 {
 				return list.File
 			}
 		}
-		return "no conflist any more"
+		return "no conflist has its entry any more"
 	}
+	stored := r.State.Find(id)
 	switch files := s.Agent; {
+	case files == nil && !n.active.Answers && stored != nil: // the reconciler's settings are unknown
+		return strings.Join(mapped(stored.Files, func(f policy.FilePolicy) string { return f.File }), ", ")
 	case files == nil:
 		return "no agent files with these settings"
 	case files.Dir == "":

@@ -20,6 +20,8 @@ import (
 const (
 	screenWidth = 80 // columns
 	labelWidth  = 13
+
+	unknown = "unknown, for the reason above"
 )
 
 // Colours of terminals (ECMA-48).
@@ -118,8 +120,9 @@ func (s *nodeStatus) text(now time.Time, colours bool) string {
 	const most = 4
 	label := "Warnings:"
 	problems := s.found(diagnose.SeverityProblem)
-	warnings := slices.DeleteFunc(slices.Clone(s.Warnings), func(warning string) bool { // shown as problems
-		return slices.ContainsFunc(problems, func(f diagnose.Finding) bool { return slices.Contains(f.Detail, warning) })
+	warnings := slices.DeleteFunc(slices.Clone(s.Warnings), func(warning string) bool { // shown above
+		return slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return strings.Contains(p.Message, warning) }) ||
+			slices.ContainsFunc(problems, func(f diagnose.Finding) bool { return slices.Contains(f.Detail, warning) })
 	})
 	for _, warning := range warnings[:min(most, len(warnings))] {
 		w.row(label, "- "+warning, yellow)
@@ -134,15 +137,19 @@ func (s *nodeStatus) text(now time.Time, colours bool) string {
 // writeNode writes whether the node is ready, and the reasons.
 func (s *nodeStatus) writeNode(w *screen) {
 	found := len(s.found(diagnose.SeverityProblem))
+	rules := "the rules are right"
+	if len(s.Chains) == 0 {
+		rules = "nothing is managed"
+	}
 	headline, colour := "not ready: "+number(len(s.Problems), "reason"), red
 	switch {
 	case len(s.Problems) > 0 && !s.Reconciler.Running:
 		headline = "not ready: no reconciler runs, and " + number(len(s.Problems), "reason")
 	case len(s.Problems) > 0:
 	case !s.Reconciler.Running:
-		headline = "not ready: no reconciler runs; the rules are right"
+		headline = "not ready: no reconciler runs; " + rules
 	case !s.Reconciler.Answers:
-		headline = "not ready: the reconciler does not answer; the rules are right"
+		headline = "not ready: the reconciler does not answer; " + rules
 	case found > 0:
 		headline, colour = "ready, but doctor finds "+number(found, "problem"), yellow
 	default:
@@ -206,7 +213,11 @@ func (s *nodeStatus) settingsText() string {
 }
 
 func (s *nodeStatus) writeChains(w *screen) {
-	if len(s.Chains) == 0 {
+	switch {
+	case s.unread:
+		w.row("Chains:", unknown, "")
+		return
+	case len(s.Chains) == 0:
 		w.row("Chains:", "none; no source asks for one", "")
 		return
 	}
@@ -239,7 +250,11 @@ func (s *nodeStatus) writeChains(w *screen) {
 
 func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 	if len(s.Sources) == 0 {
-		w.row("Sources:", "none", "")
+		text := "none"
+		if s.unread {
+			text = unknown
+		}
+		w.row("Sources:", text, "")
 		return
 	}
 	w.WriteString("Sources:\n")
@@ -300,6 +315,9 @@ func (s *nodeStatus) found(severity diagnose.Severity) []diagnose.Finding {
 // doctorText counts the problems, and names the notices.
 func (s *nodeStatus) doctorText() string {
 	text := "no problems"
+	if len(s.Problems) > 0 {
+		text = "no other problems"
+	}
 	if n := len(s.found(diagnose.SeverityProblem)); n > 0 {
 		text = number(n, "problem") + ", above"
 	}

@@ -121,8 +121,14 @@ func TestStatusText(t *testing.T) {
 		Plugin: pluginStatus{Error: "/opt/cni/bin/ip-masq is missing"}, SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
 		Conflist: conflistStatus{Error: "find the network in /etc/cni/net.d: no network there yet"},
 	}
+	unread := &nodeStatus{
+		unread: true, Problems: []metrics.Problem{{Reason: reconcile.ReasonState, Message: "open directory /var/lib/cni/ip-masq: refused: bad"}},
+		Warnings: []string{"open directory /var/lib/cni/ip-masq: refused: bad"}, SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
+		Reconciler: reconcilerStatus{activeReconciler: activeReconciler{Running: true}, Error: "open directory /var/lib/cni/ip-masq: refused: bad"},
+		Plugin:     healthyStatus().Plugin, Conflist: healthyStatus().Conflist,
+	}
 	for name, s := range map[string]*nodeStatus{
-		"healthy": healthyStatus(), "broken": brokenStatus(), "none-runs": none, "no-answer": silent, "findings": found, "nothing": nothing,
+		"unread": unread, "healthy": healthyStatus(), "broken": brokenStatus(), "none-runs": none, "no-answer": silent, "findings": found, "nothing": nothing,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

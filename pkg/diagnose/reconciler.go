@@ -17,6 +17,8 @@ import (
 type Running struct {
 	Active bool      // a process holds the instance lock of the dataDir
 	Seen   time.Time // when a process last took or released that lock; zero if none did
+	// Elsewhere is the address of a reconciler that does not use the dataDir; "" without one.
+	Elsewhere string
 
 	// Answers tells that the active reconciler answers, and Err why it does not.
 	Answers bool
@@ -89,7 +91,13 @@ func reconcilerNotRunning(e *examination, f *Finding) {
 		f.add("%s runs and does not hold the instance lock of %s: it has another data_dir, or cannot write there", p, policy.Quote(e.DataDir))
 	}
 	switch {
-	case len(f.Detail) > 0:
+	case r.Elsewhere != "" || len(f.Detail) > 0:
+		f.Summary = "A reconciler runs on this node and does not use this dataDir: the two have different policies and revert each other's rules."
+		if r.Elsewhere != "" {
+			f.add("%s answers, and no process holds the instance lock of %s", r.Elsewhere, policy.Quote(e.DataDir))
+		}
+		f.Remedy = "Make the reconciler and the plugin use one directory: data_dir, and in a container the node's directory mounted there. " +
+			"Then restart the reconciler. To see its state, name its directory with --data-dir, or run the command in its container."
 	case !r.Seen.IsZero():
 		f.add("no process holds the instance lock of %s; one last started or ended %s ago, at %s",
 			policy.Quote(e.DataDir), Age(time.Since(r.Seen)), r.Seen.UTC().Format(time.RFC3339))

@@ -45,7 +45,9 @@ func TestReconcilerFindings(t *testing.T) {
 			h.edit = func(n *Host) { n.State.Sources = nil }
 		}},
 		{name: "one without the lock", r: &Running{Seen: time.Now()}, set: func(h *testHost) { h.runs("7", "S", "--data-dir=/other") },
-			want: map[string]string{"problem reconciler-not-running": `process 7 ("/bin/ip-masq-reconciler --data-dir=/other") runs and does not hold`}},
+			want: map[string]string{"problem reconciler-not-running": `process 7 ("/bin/ip-masq-reconciler --data-dir=/other") runs and does not hold, use one directory`}},
+		{name: "one with another dataDir, where no process is seen", r: &Running{Seen: time.Now(), Elsewhere: "127.0.0.1:19820"},
+			want: map[string]string{"problem reconciler-not-running": `127.0.0.1:19820 answers, instance lock of "/data", use one directory`}},
 		{name: "one that is stopped", r: &Running{Active: true}, set: func(h *testHost) { h.runs("7", "T", "run") },
 			want: map[string]string{"problem reconciler-not-answering": "process 7, stopped (state T), kill -CONT 7"}},
 		{name: "one that hangs", r: &Running{Active: true}, set: func(h *testHost) { h.runs("7", "D", "run") },
