@@ -19,6 +19,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -328,5 +329,30 @@ func TestInvalidSettings(t *testing.T) {
 	n, _ := inspectNode(t, "--config", file, "--data-dir", filepath.Join(t.TempDir(), "none"))
 	if want := "from the defaults and flags, as " + file + " is invalid"; n.from != want || n.SettingsErr == nil {
 		t.Errorf("settings %q, want %q (%v)", n.from, want, n.SettingsErr)
+	}
+}
+
+// TestRepeatedFindings checks that a finding which a reason states is not shown again, and others are.
+func TestRepeatedFindings(t *testing.T) {
+	t.Parallel()
+	s := &nodeStatus{Problems: []metrics.Problem{
+		{Reason: reconcile.ReasonState, Message: "document a: newer; install it: nothing is repaired until then"},
+		{Reason: reconcile.ReasonState, Message: "document b: damaged\nuntil the next ADD"},
+		{Reason: reconcile.ReasonRules, Message: "chain belongs to another program; choose another"},
+	}}
+	for _, c := range []struct {
+		finding diagnose.Finding
+		want    bool
+	}{
+		{diagnose.Finding{ID: "newer-document", Detail: []string{"document a: newer; install it", "document z: newer; install it"}}, true},
+		{diagnose.Finding{ID: "newer-document", Detail: []string{"document z: newer; install it"}}, false},
+		{diagnose.Finding{ID: "damaged-document", Detail: []string{"document b: damaged"}}, true},
+		{diagnose.Finding{ID: "damaged-document", Detail: []string{"document b: damaged", "document z: damaged"}}, false},
+		{diagnose.Finding{ID: "chain-not-kept", Detail: []string{"A (ipv4): chain belongs to another program"}}, true},
+		{diagnose.Finding{ID: "forwarding-off", Detail: []string{"document b: damaged"}}, false},
+	} {
+		if got := s.repeats(c.finding); got != c.want {
+			t.Errorf("%+v: %v, want %v", c.finding, got, c.want)
+		}
 	}
 }

@@ -113,7 +113,7 @@ type nodeStatus struct {
 	Findings     []diagnose.Finding `json:"findings"` // of doctor
 	Warnings     []string           `json:"warnings"`
 
-	unread bool // the documents could not be read
+	unread bool // not all documents could be read
 }
 
 type reconcilerStatus struct {
@@ -190,7 +190,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	}
 	r := n.Readiness(ctx, n.active.Answers)
 	s := &nodeStatus{
-		unread:       r.Rules == nil,
+		unread:       r.Rules == nil || r.Incomplete() != nil,
 		Problems:     n.problems(r),
 		Reconciler:   reconcilerStatus{activeReconciler: n.active, Standbys: []metrics.Standby{}},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
@@ -226,14 +226,18 @@ func (s *nodeStatus) repeats(f diagnose.Finding) bool {
 	if !slices.Contains([]string{"damaged-document", "newer-document", "chain-not-kept"}, f.ID) {
 		return false
 	}
-	return !slices.ContainsFunc(f.Detail, func(line string) bool {
+	stated := func(line string) bool {
 		if f.ID == "chain-not-kept" {
 			_, line, _ = strings.Cut(line, ": ") // the name of the chain
 		}
-		return !slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool {
+		return slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool {
 			return strings.Contains(strings.ReplaceAll(p.Message, "\n", "; "), line)
 		})
-	})
+	}
+	if f.ID == "newer-document" { // the reason names one of them
+		return slices.ContainsFunc(f.Detail, stated)
+	}
+	return !slices.ContainsFunc(f.Detail, func(line string) bool { return !stated(line) })
 }
 
 // add adds what only the reconciler that runs knows, if it answers.

@@ -214,7 +214,7 @@ func (s *nodeStatus) settingsText() string {
 
 func (s *nodeStatus) writeChains(w *screen) {
 	switch {
-	case s.unread:
+	case len(s.Chains) == 0 && s.unread:
 		w.row("Chains:", unknown, "")
 		return
 	case len(s.Chains) == 0:
