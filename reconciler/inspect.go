@@ -71,12 +71,14 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	}
 	n.SettingsErr = err
 	n.active = ask(ctx, n.Dir, stated.HealthListen)
-	switch s := n.active.status; {
-	case s != nil && a.config == "":
-		if err := n.take(a, s, all); err != nil {
-			return nil, err
+	if s := n.active.status; s != nil && a.config == "" {
+		if err := n.take(a, s, all); err != nil { // as with another StatusVersion
+			n.active = activeReconciler{Running: true, problems: s.Problems, err: fmt.Errorf("its version is %s, and this one, %s, "+
+				"cannot take its settings: %w; use the program of that version", policy.Printable(s.Version), version, err)}
 		}
-	case s != nil:
+	}
+	switch {
+	case n.active.Answers:
 	case n.active.Running:
 		n.without = "the reconciler that runs does not answer: " + n.active.err.Error() + "; "
 	default:
@@ -136,16 +138,24 @@ func ofAgentFiles(key string) bool {
 }
 
 // ownersDataDir returns the dataDir that the comments of owned chains name, unless plugin.toml states one
-// or no chain does.
+// or no chain does. The default wins over others: any program that may write rules can add a chain.
 func ownersDataDir(ctx context.Context, all netfilter.Drivers, otherwise string) string {
 	if file, _ := config.ReadPluginFile(config.DefaultPluginFile); file.Present {
 		return otherwise
 	}
 	owned, _ := all.Owned(ctx) // an error is in the command's own report
+	return dataDirOf(owned, otherwise)
+}
+
+func dataDirOf(owned []netfilter.OwnedChain, otherwise string) string {
+	named := otherwise
 	for _, c := range owned {
-		otherwise = cmp.Or(c.Owner.DataDir, otherwise)
+		if c.Owner.DataDir == otherwise {
+			return otherwise
+		}
+		named = cmp.Or(c.Owner.DataDir, named)
 	}
-	return otherwise
+	return named
 }
 
 // ask asks the reconciler that runs with the dataDir for its status. Where it cannot have a socket, as on a
@@ -202,7 +212,8 @@ func askHealth(ctx context.Context, address string) (problems []metrics.Problem,
 	if err != nil {
 		return nil, false
 	}
-	for line := range strings.Lines(string(body)) {
+	const most = 64 << 10 // another program can have the address
+	for line := range strings.Lines(string(body[:min(most, len(body))])) {
 		line = strings.TrimSuffix(line, "\n")
 		reason, message, _ := strings.Cut(line, ": ")
 		switch more, continues := strings.CutPrefix(line, "  "); {

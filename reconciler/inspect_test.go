@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +23,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -159,6 +161,13 @@ func TestReconcilerWithoutAnswer(t *testing.T) {
 			"settings: the reconciler that runs does not answer: its version is v10, and this one, unknown, cannot read its status; " +
 				"use the program of that version; from the defaults and flags",
 		},
+		"settings of another version": {
+			answering(t, metrics.Status{StatusVersion: metrics.StatusVersion, Version: "v10", Settings: []config.Setting{
+				{Key: "log_format", Value: "xml", Origin: config.FlagOrigin},
+			}}),
+			"settings: the reconciler that runs does not answer: its version is v10, and this one, unknown, cannot take its settings: " +
+				"log_format: xml is not one of the choices; write text or json; use the program of that version; from the defaults and flags",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -244,6 +253,47 @@ func TestReasonsOfReadyz(t *testing.T) {
 		got, runs := askHealth(t.Context(), l.Addr().String())
 		if diff := cmp.Diff(c.want, got); diff != "" || runs != c.runs {
 			t.Errorf("%q: runs %v, -want +got:\n%s", c.body, runs, diff)
+		}
+	}
+}
+
+// TestReadyzOfAnotherProgram checks that a program that has the address cannot fill the screen, nor have
+// another address asked.
+func TestReadyzOfAnotherProgram(t *testing.T) {
+	t.Parallel()
+	asked := false
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
+	defer other.Close()
+	health := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Location", other.URL)
+		w.WriteHeader(http.StatusFound)
+		fmt.Fprint(w, strings.Repeat("rules: x\n", 1<<20))
+	}))
+	defer health.Close()
+	problems, _ := askHealth(t.Context(), health.Listener.Addr().String())
+	if len(problems) > 10_000 || asked {
+		t.Errorf("%d reasons; another address was asked: %v", len(problems), asked)
+	}
+}
+
+// TestDataDirOfOwnedChains checks that a chain of another program does not hide the node's dataDir.
+func TestDataDirOfOwnedChains(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		named []string
+		want  string
+	}{
+		{nil, "/default"},
+		{[]string{"/a", ""}, "/a"},
+		{[]string{"/default", "/a"}, "/default"},
+		{[]string{"/a", "/default"}, "/default"},
+	} {
+		var owned []netfilter.OwnedChain
+		for _, dir := range c.named {
+			owned = append(owned, netfilter.OwnedChain{Owner: policy.Owner{DataDir: dir}})
+		}
+		if got := dataDirOf(owned, "/default"); got != c.want {
+			t.Errorf("%q: dataDir %s, want %s", c.named, got, c.want)
 		}
 	}
 }

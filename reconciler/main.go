@@ -17,7 +17,9 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -53,7 +55,7 @@ func main() { os.Exit(run(os.Args[1:])) }
 func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	a := &app{out: os.Stdout, err: os.Stderr}
+	a := &app{out: escaped{os.Stdout}, err: escaped{os.Stderr}}
 	root := a.root()
 	root.SetArgs(withTwoDashes(root, args))
 	command, err := root.ExecuteContextC(ctx)
@@ -80,6 +82,35 @@ type app struct {
 	ignored []string       // klog's that were given
 	output  string         // -o
 	verbose int            // -v
+}
+
+// escaped writes text with escape.
+type escaped struct{ io.Writer }
+
+func (w escaped) Write(p []byte) (int, error) {
+	if _, err := io.WriteString(w.Writer, escape(string(p))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// escape replaces control characters, which programs that answer in the reconciler's place could send to
+// the terminal, by their escapes in JSON.
+func escape(text string) string {
+	control := func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }
+	text = strings.ToValidUTF8(text, "\ufffd")
+	if !strings.ContainsFunc(text, control) {
+		return text
+	}
+	var b strings.Builder
+	for _, r := range text {
+		if control(r) {
+			fmt.Fprintf(&b, `\u%04x`, r)
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
 }
 
 // settingsFile is the path of reconciler.toml.

@@ -91,7 +91,11 @@ func (a *app) show(s *nodeStatus, terminal, watch bool) error {
 	case watch:
 		text += "\n"
 	}
-	_, err := io.WriteString(a.out, text)
+	out := a.out
+	if w, ok := out.(escaped); ok { // the text has been escaped, except the colours
+		out = w.Writer
+	}
+	_, err := io.WriteString(out, text)
 	return err
 }
 

@@ -40,7 +40,7 @@ type screen struct {
 // row writes a label and its text, which wraps beside it.
 func (s *screen) row(label, text, colour string) {
 	for _, line := range wrap(text, screenWidth-labelWidth) {
-		line = strings.TrimRight(fmt.Sprintf("%-*s%s", labelWidth, label, line), " ")
+		line = escape(strings.TrimRight(fmt.Sprintf("%-*s%s", labelWidth, label, line), " "))
 		if label == "" || colour == "" || !s.colours {
 			s.WriteString(line + "\n")
 		} else {
@@ -55,7 +55,7 @@ func (s *screen) table(rows [][]string) {
 	var text strings.Builder
 	columns := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	for _, cells := range rows {
-		fmt.Fprintln(columns, "  "+strings.Join(cells, "\t"))
+		fmt.Fprintln(columns, "  "+escape(strings.Join(cells, "\t")))
 	}
 	_ = columns.Flush() // never fails
 	for line := range strings.Lines(text.String()) {
@@ -90,9 +90,11 @@ func wrap(text string, width int) []string {
 			default:
 				lines, line = append(lines, line), indent+word
 			}
-			for r := []rune(line); len(r) > width; r = []rune(line) {
-				lines, line = append(lines, string(r[:width])), string(r[width:])
+			r := []rune(line)
+			for ; len(r) > width; r = r[width:] {
+				lines = append(lines, string(r[:width]))
 			}
+			line = string(r)
 		}
 		lines = append(lines, line)
 	}

@@ -3,11 +3,13 @@
 package main
 
 import (
+	"fmt"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
@@ -148,5 +150,39 @@ func TestStatusText(t *testing.T) {
 	}
 	if n := strings.Count(healthyStatus().text(statusTime, false), "\n"); n > 20 {
 		t.Errorf("a healthy node has %d lines, more than 20", n)
+	}
+}
+
+// TestLongWords checks that text of another program does not take long to print, and that its control
+// characters do not reach the terminal.
+func TestLongWords(t *testing.T) {
+	t.Parallel()
+	start := time.Now()
+	const size = 4 << 20
+	if lines := wrap(strings.Repeat("x", size), 64); len(lines) != size/64 {
+		t.Errorf("%d lines", len(lines))
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("a word of %d bytes took %s", size, took)
+	}
+	const hostile = "\x1b]0;title\a\x1b[2J\u009b31m\r\x7f\xff"
+	s := healthyStatus()
+	s.Reconciler.Version, s.Reconciler.LastResult = hostile, hostile
+	s.Problems = []metrics.Problem{{Reason: hostile, Message: hostile}}
+	s.Sources[0].File = hostile
+	s.Chains[0].Backend = hostile
+	text := s.text(statusTime, false)
+	if i := strings.IndexFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\n' }); i >= 0 || !utf8.ValidString(text) {
+		t.Errorf("control characters:\n%q", text)
+	}
+	if !strings.Contains(text, `\u001b[2J\u009b31m`) {
+		t.Errorf("the text does not show them:\n%s", text)
+	}
+	var out strings.Builder
+	if n, err := fmt.Fprint(escaped{&out}, "warning:\t"+hostile+"\n"); n == 0 || err != nil {
+		t.Error(n, err)
+	}
+	if want := "warning:\t\\u001b]0;title\\u0007\\u001b[2J\\u009b31m\\u000d\\u007f\ufffd\n"; out.String() != want {
+		t.Errorf("wrote %q, want %q", out.String(), want)
 	}
 }

@@ -183,7 +183,7 @@ func (s *Settings) SetAll(list []Setting) error {
 			continue
 		}
 		if err := s.Set(x.Key, x.Value); err != nil {
-			return fmt.Errorf("%s: %w", x.Key, err)
+			return err
 		}
 		s.Origins[x.Key] = x.Origin
 	}

@@ -290,7 +290,7 @@ func Request(ctx context.Context, d *store.Dir, method, address string, body []b
 	if d != nil {
 		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) }
 	}
-	response, err := (&http.Client{Transport: transport}).Do(request)
+	response, err := (&http.Client{Transport: transport, CheckRedirect: noRedirect}).Do(request)
 	if failed := (*url.Error)(nil); errors.As(err, &failed) {
 		err = failed.Err // without the URL
 	}
@@ -300,6 +300,9 @@ func Request(ctx context.Context, d *store.Dir, method, address string, body []b
 	answer, err = io.ReadAll(io.LimitReader(response.Body, most))
 	return answer, response.StatusCode, errors.Join(err, response.Body.Close())
 }
+
+// noRedirect is for programs that listen in the place of a reconciler.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // AnnounceStandby tells the active reconciler of the node that this process is on standby.
 func AnnounceStandby(ctx context.Context, d *store.Dir, version string) error {
