@@ -358,7 +358,7 @@ func TestSourceStates(t *testing.T) {
 	}
 
 	// Without the reconciler's settings the stored policy names the files.
-	r.State.Sources = []policy.Source{{ID: agent, Files: []policy.FilePolicy{{File: "/etc/config/a"}, {File: "/etc/config/b"}}}}
+	r.State.Sources = []policy.Source{{ID: agent, Files: []policy.FilePolicy{{File: "[agent] of FILE"}, {File: "/etc/config/a"}, {File: "/etc/config/b"}}}}
 	r.Sources.Agent = nil
 	if got, want := n.fileOf(r, agent), "/etc/config/a, /etc/config/b"; got != want {
 		t.Errorf("agent files %q, want %q", got, want)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -332,7 +333,9 @@ func (n *inspection) fileOf(r *reconcile.Report, id policy.SourceID) string {
 	stored := r.State.Find(id)
 	switch files := s.Agent; {
 	case files == nil && !n.active.Answers && stored != nil: // the reconciler's settings are unknown
-		return strings.Join(mapped(stored.Files, func(f policy.FilePolicy) string { return f.File }), ", ")
+		names := mapped(stored.Files, func(f policy.FilePolicy) string { return f.File })
+		names = slices.DeleteFunc(names, func(name string) bool { return !filepath.IsAbs(name) }) // of flags, or of reconciler.toml
+		return cmp.Or(strings.Join(names, ", "), "the reconciler's settings")
 	case files == nil:
 		return "no agent files with these settings"
 	case files.Dir == "":
