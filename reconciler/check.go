@@ -85,7 +85,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	if a.json() {
 		err = a.answer(r, answer{Right: right, Drift: drift, Problems: problems, Reconciler: &node.active})
 	} else {
-		node.say(a)
+		node.printSettingsOrigin(a)
 		warn(a, r.Warnings)
 		err = joined(problems)
 		for _, d := range drift {

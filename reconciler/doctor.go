@@ -27,7 +27,7 @@ func notReadyFindings(problems []metrics.Problem, others []diagnose.Finding) []d
 		Remedy:  "Do what each line says after its cause. A reconciler that runs notices by itself when it is done.",
 	}
 	for _, p := range problems {
-		if !slices.ContainsFunc(others, func(o diagnose.Finding) bool { return states(o, p) }) {
+		if !slices.ContainsFunc(others, func(o diagnose.Finding) bool { return sameCause(o, p) }) {
 			f.Detail = append(f.Detail, string(p.Reason)+": "+strings.NewReplacer(":\n", ": ", "\n", "; ").Replace(p.Message))
 		}
 	}
@@ -37,8 +37,8 @@ func notReadyFindings(problems []metrics.Problem, others []diagnose.Finding) []d
 	return []diagnose.Finding{f}
 }
 
-// states reports whether a finding of package diagnose says what a reason of /readyz does.
-func states(f diagnose.Finding, p metrics.Problem) bool {
+// sameCause reports whether a finding of package diagnose says what a reason of /readyz does.
+func sameCause(f diagnose.Finding, p metrics.Problem) bool {
 	switch f.ID {
 	case "plugin-missing":
 		return p.Reason == reconcile.ReasonPlugin
@@ -79,7 +79,7 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	if a.json() {
 		return a.print(notNil(findings))
 	}
-	node.say(a)
+	node.printSettingsOrigin(a)
 	return diagnose.WriteFindings(a.out, findings)
 }
 

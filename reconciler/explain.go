@@ -113,7 +113,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 			Reconciler activeReconciler `json:"reconciler"`
 		}{e, node.active})
 	}
-	node.say(a)
+	node.printSettingsOrigin(a)
 	e.Text(a.out)
 	warn(a, r.Warnings)
 	for _, p := range append(metrics.ProblemsOf(r.Obstacles()), node.loopProblems(r)...) {

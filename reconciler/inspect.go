@@ -33,10 +33,10 @@ const answerTime = 2 * time.Second
 // if it answers.
 type inspection struct {
 	*reconcile.Node
-	active activeReconciler
-	binDir string // cni_bin_dir without the reconciler's settings
-	// from says where Settings come from, and without why they are not the reconciler's.
-	from, without string
+	active        activeReconciler
+	binDir        string // cni_bin_dir without the reconciler's settings
+	settingsFrom  string // "from FILE"
+	notReconciler string // why these are not the settings of a reconciler, "" if they are
 }
 
 // activeReconciler is the reconciler that runs on the node, as it answers on its socket or, without
@@ -65,14 +65,14 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	if stated.Origins["data_dir"] == "" && a.config == "" {
 		stated.DataDir = ownersDataDir(ctx, all, stated.DataDir)
 	}
-	n := &inspection{Node: reconcile.Open(stated, config.DefaultPluginFile, all), from: "from " + a.statedIn(), binDir: stated.CNIBinDir}
+	n := &inspection{Node: reconcile.Open(stated, config.DefaultPluginFile, all), settingsFrom: "from " + a.statedIn(), binDir: stated.CNIBinDir}
 	if err != nil {
-		n.from = "from the defaults"
+		n.settingsFrom = "from the defaults"
 	}
 	n.SettingsErr = err
 	n.active = ask(ctx, n.Dir, stated.HealthListen)
 	if s := n.active.status; s != nil && a.config == "" {
-		if err := n.take(a, s, all); err != nil { // as with another StatusVersion
+		if err := n.useSettings(a, s, all); err != nil { // as with another StatusVersion
 			n.active = activeReconciler{Running: true, problems: s.Problems, err: fmt.Errorf("its version is %s, and this one, %s, "+
 				"cannot take its settings: %w; use the program of that version", policy.Printable(s.Version), version, err)}
 		}
@@ -80,22 +80,22 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	switch {
 	case n.active.Answers:
 	case n.active.Running:
-		n.without = "the reconciler that runs does not answer: " + n.active.err.Error() + "; "
+		n.notReconciler = "the reconciler that runs does not answer: " + n.active.err.Error() + "; "
 	default:
-		n.without = "no reconciler runs; "
+		n.notReconciler = "no reconciler runs; "
 	}
 	if a.given(func(string) bool { return true }) {
-		n.from += " and flags"
+		n.settingsFrom += " and flags"
 	}
 	if err != nil && n.active.status == nil {
-		n.from += ", as " + a.settingsFile() + " is invalid"
+		n.settingsFrom += ", as " + a.settingsFile() + " is invalid"
 	}
 	n.Conntrack = conntrack.Reset
 	return n, nil
 }
 
-// take opens the node with the settings of the reconciler that runs, except those for which a flag is given.
-func (n *inspection) take(a *app, s *metrics.Status, all netfilter.Drivers) error {
+// useSettings opens the node with the settings of the reconciler that runs, except those for which a flag is given.
+func (n *inspection) useSettings(a *app, s *metrics.Status, all netfilter.Drivers) error {
 	running := config.DefaultSettings()
 	if err := errors.Join(running.SetAll(s.Settings), a.setFlags(&running)); err != nil {
 		return err
@@ -108,7 +108,7 @@ func (n *inspection) take(a *app, s *metrics.Status, all netfilter.Drivers) erro
 	if s.AgentFiles != nil && !a.given(ofAgentFiles) {
 		n.AgentFiles = s.AgentFiles.Read
 	}
-	n.from = fmt.Sprintf("from the reconciler that runs (pid %d, version %s)", s.PID, s.Version)
+	n.settingsFrom = fmt.Sprintf("from the reconciler that runs (pid %d, version %s)", s.PID, s.Version)
 	return nil
 }
 
@@ -226,10 +226,10 @@ func askHealth(ctx context.Context, address string) (problems []metrics.Problem,
 	return problems, len(problems) > 0 || code == http.StatusOK && string(body) == "ok\n"
 }
 
-// say writes where the settings come from to stderr. With --config, the operator has said it.
-func (n *inspection) say(a *app) {
+// printSettingsOrigin writes where the settings come from to stderr. With --config, the operator has said it.
+func (n *inspection) printSettingsOrigin(a *app) {
 	if a.config == "" {
-		fmt.Fprintf(a.err, "settings: %s%s\n", n.without, n.from)
+		fmt.Fprintf(a.err, "settings: %s%s\n", n.notReconciler, n.settingsFrom)
 	}
 }
 

@@ -74,7 +74,7 @@ func inspectNode(t *testing.T, args ...string) (*inspection, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.say(a)
+	n.printSettingsOrigin(a)
 	return n, strings.TrimSuffix(stderr.String(), "\n")
 }
 
@@ -377,8 +377,8 @@ func TestInvalidSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	n, _ := inspectNode(t, "--config", file, "--data-dir", filepath.Join(t.TempDir(), "none"))
-	if want := "from the defaults and flags, as " + file + " is invalid"; n.from != want || n.SettingsErr == nil {
-		t.Errorf("settings %q, want %q (%v)", n.from, want, n.SettingsErr)
+	if want := "from the defaults and flags, as " + file + " is invalid"; n.settingsFrom != want || n.SettingsErr == nil {
+		t.Errorf("settings %q, want %q (%v)", n.settingsFrom, want, n.SettingsErr)
 	}
 }
 

@@ -62,11 +62,7 @@ func (m *manager) report(s conflist.Status) {
 	}
 	c := &metrics.Conflist{Present: s.Present, Flapping: s.Flapping, Wrote: s.Wrote}
 	for _, p := range s.Problems {
-		reason := reconcile.ReasonConflist
-		if p.Plugin {
-			reason = reconcile.ReasonPlugin
-		}
-		c.Problems = append(c.Problems, reconcile.Problem{Reason: reason, Err: p.Err})
+		c.Problems = append(c.Problems, reconcile.Problem{Reason: reconcile.Reason(p.Reason), Err: p.Err})
 	}
 	m.monitor.Conflist(c)
 }
@@ -76,8 +72,8 @@ func (m *manager) run(ctx context.Context) {
 	m.conflist.Run(ctx)
 }
 
-// passed takes note of a sync of the rules, which the leader alone makes, before health reports it.
-func (m *manager) passed(r *reconcile.Report) {
+// setLeader takes note of a sync of the rules, which the leader alone makes, before health reports it.
+func (m *manager) setLeader(r *reconcile.Report) {
 	leader := !r.Standby()
 	if m == nil || m.leader.Swap(leader) == leader {
 		return
@@ -90,8 +86,8 @@ func (m *manager) passed(r *reconcile.Report) {
 	m.conflist.SyncNow()
 }
 
-// look makes the manager sync at once.
-func (m *manager) look() {
+// syncNow makes the manager sync at once.
+func (m *manager) syncNow() {
 	if m != nil {
 		m.conflist.SyncNow()
 	}

@@ -56,7 +56,7 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 	if err != nil {
 		return err
 	}
-	node.say(a)
+	node.printSettingsOrigin(a)
 	r := node.DryRun(c.Context(), node.Read())
 	if r.Rules == nil {
 		warn(a, r.Warnings)

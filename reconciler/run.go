@@ -140,7 +140,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	node.SettingsErr, node.Conntrack = bad, conntrack.Reset
 	manager := d.manage(s, node)
 	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) {
-		manager.passed(r)
+		manager.setLeader(r)
 		d.monitor.Report(r, node.Interval(r.Sources))
 		if r.Standby() {
 			d.announce(ctx, node.Dir)
@@ -160,7 +160,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 		all.Go(func() { manager.run(ctx) })
 	}
 	all.Go(func() { loop.Run(ctx) })
-	return d.waitForSettings(ctx, s, bad, func() { loop.SyncNow(); manager.look() })
+	return d.waitForSettings(ctx, s, bad, func() { loop.SyncNow(); manager.syncNow() })
 }
 
 // settingsAre tells the monitor which settings are in force.
@@ -217,7 +217,7 @@ func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad err
 // watchRules reports commits of nf_tables to the loop.
 func (d *daemon) watchRules(ctx context.Context, loop *reconcile.Loop) {
 	const retry = 10 * time.Second
-	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; sleep(ctx, retry) {
+	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; flowcontrol.Sleep(ctx, retry) {
 		if err := reportCommits(ctx, loop); ctx.Err() == nil {
 			log.Warn("no events of nf_tables: only the interval applies", "err", err)
 		}

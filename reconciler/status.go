@@ -21,6 +21,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -76,7 +77,7 @@ func (a *app) status(ctx context.Context, watch bool) error {
 		case !watch:
 			return s.err()
 		}
-		sleep(ctx, interval)
+		flowcontrol.Sleep(ctx, interval)
 	}
 }
 
@@ -199,12 +200,12 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		Problems:     n.problems(r),
 		Reconciler:   reconcilerStatus{activeReconciler: n.active, Standbys: []metrics.Standby{}},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
-		SettingsFrom: n.from, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
+		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
 		Sources: sourcesOf(n, r), Conflist: conflistOf(n.Settings), Repairs: []metrics.Repair{},
 		Findings: notNil(n.findings(ctx, r)), Warnings: mapped(r.Warnings, error.Error),
 	}
 	s.Findings = slices.DeleteFunc(s.Findings, func(f diagnose.Finding) bool { // a reason says the same
-		return s.repeats(f) || slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return states(f, p) })
+		return s.repeats(f) || slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return sameCause(f, p) })
 	})
 	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil {
 		s.Plugin.Error = err.Error()
@@ -323,10 +324,8 @@ func sourcesOf(n *inspection, r *reconcile.Report) []sourceStatus {
 func (n *inspection) fileOf(r *reconcile.Report, id policy.SourceID) string {
 	s := r.Sources
 	if id.Kind == policy.Network {
-		for _, list := range s.ConfDir.Conflists {
-			if list.Network == id.Name && len(list.Entries) > 0 {
-				return list.File
-			}
+		if list := s.ConfDir.WithEntry(id.Name); list != nil {
+			return list.File
 		}
 		return "no conflist has its entry any more"
 	}

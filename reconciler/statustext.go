@@ -120,19 +120,13 @@ func (s *nodeStatus) text(now time.Time, colours bool) string {
 	w.row("Repairs:", s.repairsText(now), "")
 	w.row("Doctor:", s.doctorText(), "")
 	const most = 4
-	label := "Warnings:"
 	problems := s.found(diagnose.SeverityProblem)
 	warnings := slices.DeleteFunc(slices.Clone(s.Warnings), func(warning string) bool { // shown above
 		return slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return strings.Contains(p.Message, warning) }) ||
 			slices.ContainsFunc(problems, func(f diagnose.Finding) bool { return slices.Contains(f.Detail, warning) })
 	})
-	for _, warning := range warnings[:min(most, len(warnings))] {
-		w.row(label, "- "+warning, yellow)
-		label = ""
-	}
-	if more := len(warnings) - most; more > 0 {
-		w.row("", fmt.Sprintf("and %d more", more), "")
-	}
+	items := mapped(warnings, func(text string) string { return "- " + text })
+	w.row("Warnings:", strings.Join(diagnose.First(most, items), "\n"), yellow)
 	return w.String()
 }
 
@@ -340,11 +334,8 @@ func (s *nodeStatus) writeProblems(w *screen) {
 	problems = append(slices.DeleteFunc(problems, func(f diagnose.Finding) bool { return !of(f) }), others...)
 	for _, f := range problems {
 		w.row("  problem:", f.ID+": "+f.Summary, yellow)
-		for _, line := range f.Detail[:min(most, len(f.Detail))] {
+		for _, line := range diagnose.First(most, f.Detail) {
 			w.row("", "- "+line, "")
-		}
-		if more := len(f.Detail) - most; more > 0 {
-			w.row("", fmt.Sprintf("- and %d more", more), "")
 		}
 		w.row("", "Remedy: "+f.Remedy, "")
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
+	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -104,7 +105,7 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 		if err == nil || !errors.As(err, &inUse) || left <= 0 || ctx.Err() != nil {
 			break
 		}
-		sleep(ctx, min(uninstallRetry, left))
+		flowcontrol.Sleep(ctx, min(uninstallRetry, left))
 	}
 	u.Warnings = notNil(append(u.notes, u.Warnings...))
 	if a.json() {
@@ -113,13 +114,6 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 	}
 	u.print(a, err == nil)
 	return err
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }
 
 func notNil[T any](list []T) []T { return append([]T{}, list...) }
@@ -252,7 +246,7 @@ func (a *app) stay(ctx context.Context, u *uninstallation) error {
 	defer server.Wait()
 	server.Go(func() { monitor.Serve(ctx, "health_listen", u.node.Settings.HealthListen, monitor.Health(), log) })
 	logged := 0
-	for ; ctx.Err() == nil; sleep(ctx, uninstallRetry) {
+	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, uninstallRetry) {
 		if left != nil || u.dirs.HaveAny() {
 			before := left
 			if left = u.step(ctx); ctx.Err() != nil {

@@ -155,8 +155,8 @@ func lastChange(dir string, names []string) time.Time {
 	return last
 }
 
-// withEntry returns the first conflist of the network that has a plugin entry, or nil.
-func (c ConfDir) withEntry(network string) *Conflist {
+// WithEntry returns the first conflist of the network that has a plugin entry, or nil.
+func (c ConfDir) WithEntry(network string) *Conflist {
 	for i, l := range c.Conflists {
 		if l.Network == network && network != "" && len(l.Entries) > 0 {
 			return &c.Conflists[i]
@@ -166,14 +166,14 @@ func (c ConfDir) withEntry(network string) *Conflist {
 }
 
 // HasEntry reports whether a conflist has a plugin entry for the network, valid or not.
-func (c ConfDir) HasEntry(network string) bool { return c.withEntry(network) != nil }
+func (c ConfDir) HasEntry(network string) bool { return c.WithEntry(network) != nil }
 
 // LacksEntry reports whether no conflist has a plugin entry for the network, and all are known.
 func (c ConfDir) LacksEntry(network string) bool { return c.Err() == nil && !c.HasEntry(network) }
 
 // HasEntryWith reports whether the network's first plugin entry is valid and has this policy.
 func (c ConfDir) HasEntryWith(network string, s policy.SourcePolicy) bool {
-	list := c.withEntry(network)
+	list := c.WithEntry(network)
 	return list != nil && list.Entries[0].Err == nil && list.Entries[0].Entry.Policy.Equal(s)
 }
 

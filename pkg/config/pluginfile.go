@@ -105,7 +105,7 @@ var ErrConflistUnknown = errors.New("its conflist cannot be read")
 // Without one it returns the entry that the runtime handed over if that is allowed, and
 // otherwise an error with a remedy. The last two arguments are the results of ReadConfDir.
 func (p PluginFile) Netconf(network string, handed Netconf, conflists ConfDir, err error) (Netconf, string, error) {
-	if list := conflists.withEntry(network); list != nil {
+	if list := conflists.WithEntry(network); list != nil {
 		return list.Entries[0].Netconf, list.File, list.Entries[0].Err
 	}
 	if slices.Contains(p.AllowUnlisted, network) {

@@ -3,6 +3,7 @@
 package conflist
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,8 +67,8 @@ type Status struct {
 // Problem is a reason why the node is not ready.
 type Problem struct {
 	Err     error
-	Waiting bool // for something that is expected to come by itself
-	Plugin  bool // it is about the plugin's binary
+	Waiting bool   // for something that is expected to come by itself
+	Reason  string // conflist, or plugin for its binary; as /readyz says
 
 	key string // of problems whose text varies
 }
@@ -284,14 +285,17 @@ func isContentError(err error) bool {
 	return slices.ContainsFunc(known, func(k error) bool { return errors.Is(err, k) })
 }
 
-func (s *Status) add(p Problem) { s.Problems = append(s.Problems, p) }
+func (s *Status) add(p Problem) {
+	p.Reason = cmp.Or(p.Reason, "conflist")
+	s.Problems = append(s.Problems, p)
+}
 
 // addProblems adds the problems. An entry that is there and keeps pods from starting is reported by
 // the reconcile loop, with or without a Manager.
 func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
 	dir := policy.Printable(m.options.Dir)
 	if missing != nil && !s.Present {
-		s.add(Problem{Plugin: true, Err: fmt.Errorf("%w, so no plugin entry is inserted into the conflist, and no pod would start with it: "+
+		s.add(Problem{Reason: "plugin", Err: fmt.Errorf("%w, so no plugin entry is inserted into the conflist, and no pod would start with it: "+
 			`run "ip-masq-reconciler install", or in Kubernetes delete this node's pod of ip-masq, whose init container does; or name another directory with --cni-bin-dir`, missing)})
 	}
 	if err := n.Multus.Err(n.Name); err != nil && s.Present {
@@ -342,14 +346,10 @@ func (m *Manager) logProblems(s Status) {
 		if !m.logged.Begins(key) {
 			continue
 		}
-		reason := "conflist" // as /readyz says
-		if p.Plugin {
-			reason = "plugin"
-		}
 		if p.Waiting {
-			m.options.Log.Info("waiting for the conflist", "reason", reason, "err", p.Err.Error())
+			m.options.Log.Info("waiting for the conflist", "reason", p.Reason, "err", p.Err.Error())
 		} else {
-			m.options.Log.Error("problem with the conflist", "reason", reason, "err", p.Err.Error())
+			m.options.Log.Error("problem with the conflist", "reason", p.Reason, "err", p.Err.Error())
 		}
 	}
 	if m.logged.Resolved() && s.Leader && !s.Wrote {

@@ -390,11 +390,10 @@ func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
 // entry for the network, as runtimes look for it. The entry can differ by now from the
 // policy in force: the value may have moved, or be in no file ("").
 func (p OriginFinder) inConflist(o policy.Origin, inForce policy.SourcePolicy) (file string, index int) {
-	at := slices.IndexFunc(p.ConfDir.Conflists, func(c config.Conflist) bool { return c.Network == o.Source.Name && len(c.Entries) > 0 })
-	if at < 0 || p.ConfDir.Conflists[at].Entries[0].Err != nil {
+	list := p.ConfDir.WithEntry(o.Source.Name)
+	if list == nil || list.Entries[0].Err != nil {
 		return "", o.Index
 	}
-	list := p.ConfDir.Conflists[at]
 	want, have := valuesOf(inForce, o.Key), valuesOf(list.Entries[0].Entry.Policy, o.Key)
 	if o.Index < 0 && have != nil && slices.Equal(want, have) {
 		return list.File, -1

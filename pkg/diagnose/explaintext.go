@@ -16,8 +16,8 @@ import (
 // maxLines is how many differences, or rules, the text has; check prints all.
 const maxLines = 8
 
-// first returns the first lines, and a line with the number of the others.
-func first(limit int, lines []string) []string {
+// First returns the first lines, and a line with the number of the others.
+func First(limit int, lines []string) []string {
 	if more := len(lines) - limit; more > 0 {
 		return append(slices.Clone(lines[:limit]), fmt.Sprintf("and %d more", more))
 	}
@@ -93,10 +93,10 @@ func (e Explanation) rows(b *bytes.Buffer) {
 	for _, h := range e.overriders[min(1, len(e.overriders)):] {
 		others = append(others, "and by: "+h.Text)
 	}
-	row("", strings.Join(first(maxLines-1, others), "\n"))
+	row("", strings.Join(First(maxLines-1, others), "\n"))
 	row("", e.guardText())
 	row("problem", e.Problem)
-	row("drift", strings.Join(first(maxLines, e.Drift), "\n"))
+	row("drift", strings.Join(First(maxLines, e.Drift), "\n"))
 }
 
 func (o Origin) text() string {

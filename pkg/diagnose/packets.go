@@ -137,7 +137,7 @@ func nodePortOverlap(e *examination, f *Finding) {
 			}
 		}
 		if len(taken) > 0 {
-			f.add("%s: source ports %s include node port %s", p.Chain, ports, strings.Join(first(4, taken), ", "))
+			f.add("%s: source ports %s include node port %s", p.Chain, ports, strings.Join(First(4, taken), ", "))
 		}
 	}
 }

@@ -62,6 +62,14 @@ func (d *Debouncer) fire() {
 	}
 }
 
+// Sleep returns after a time, or when ctx ends.
+func Sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
 const (
 	firstPause   = time.Second
 	longestPause = time.Minute

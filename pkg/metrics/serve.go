@@ -77,10 +77,7 @@ func (m *Monitor) serve(ctx context.Context, e endpoint, log *slog.Logger) {
 			m.served(e.name, err)
 			log.Warn("failed to serve, trying again", "key", e.name, "address", e.address, "err", err)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(bindRetry):
-		}
+		flowcontrol.Sleep(ctx, bindRetry)
 	}
 }
 

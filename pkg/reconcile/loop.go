@@ -190,10 +190,7 @@ func (l *Loop) standby(ctx context.Context, r *Report) {
 	r.Started = time.Now()
 	l.log.report(r)
 	l.publish(r)
-	select {
-	case <-ctx.Done():
-	case <-time.After(standbyInterval):
-	}
+	flowcontrol.Sleep(ctx, standbyInterval)
 }
 
 // triggers are what a sync is made for.

@@ -53,12 +53,8 @@ func (l *Loop) resetConnections(ctx context.Context) {
 				l.log.log.Warn("failed to reset connections", "err", err)
 			}
 			retry = min(max(2*retry, firstBackoff), longestBackoff)
-			select { // whatever a sync asks for meanwhile
-			case <-ctx.Done():
-				return
-			case <-time.After(retry):
-				trigger(l.resets)
-			}
+			flowcontrol.Sleep(ctx, retry) // whatever a sync asks for meanwhile
+			trigger(l.resets)
 		default:
 			if resolved {
 				l.log.log.Info("connections are reset again")
