@@ -264,7 +264,7 @@ func TestReadyzOfAnotherProgram(t *testing.T) {
 	asked := false
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
 	defer other.Close()
-	health := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	health := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Location", other.URL)
 		w.WriteHeader(http.StatusFound)
 		fmt.Fprint(w, strings.Repeat("rules: x\n", 1<<20))

@@ -47,7 +47,9 @@ func (d *Dir) Listen() (net.Listener, error) {
 		return nil, err
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // the descriptor in its address may be another directory then
-	return &socket{l, root}, nil
+	s := &socket{Listener: l, root: root}
+	_ = unix.Fstatat(root.fd(), socketFile, &s.file, unix.AT_SYMLINK_NOFOLLOW) // removed already, it is not the one that Close finds
+	return s, nil
 }
 
 // Dial connects to the socket of the active reconciler. The error is an os.ErrNotExist if there is none, and
@@ -81,14 +83,20 @@ func socketError(op string, root *folder, err error) error {
 type socket struct {
 	net.Listener
 	root *folder
+	file unix.Stat_t
 }
 
-// Close stops listening and removes the socket. It may be called twice.
+// Close stops listening and removes the socket, unless another process has replaced it. It may be called twice.
 func (s *socket) Close() error {
 	if s.root == nil {
 		return nil
 	}
-	err := errors.Join(s.root.remove(socketFile), s.Listener.Close())
+	var now unix.Stat_t
+	err := unix.Fstatat(s.root.fd(), socketFile, &now, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && now.Dev == s.file.Dev && now.Ino == s.file.Ino {
+		err = s.root.remove(socketFile)
+	}
+	err = errors.Join(ignoring(err, os.ErrNotExist), s.Listener.Close())
 	s.root.close()
 	s.root = nil
 	return err

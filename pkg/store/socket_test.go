@@ -119,3 +119,19 @@ func TestDestroyRemovesTheSocket(t *testing.T) {
 	ok(t, l.Destroy())
 	absent(t, d.Path())
 }
+
+// TestSocketOfTheNextReconciler checks that Close leaves the socket of another process, which has replaced it
+// since somebody removed the instance lock.
+func TestSocketOfTheNextReconciler(t *testing.T) {
+	d := made(t, filepath.Join(t.TempDir(), "data"))
+	first, err := d.Listen()
+	ok(t, err)
+	second, err := d.Listen()
+	ok(t, err)
+	ok(t, first.Close())
+	accepts(t, d, second)
+	ok(t, second.Close())
+	if _, err := os.Lstat(d.SocketPath()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket remains: %v", err)
+	}
+}
