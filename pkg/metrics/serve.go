@@ -115,9 +115,9 @@ func portHolder(address string) string {
 	if err != nil || procErr != nil || threadErr != nil {
 		return unknown
 	}
-	v4, _ := thread.NetTCP() // without the family there is no file
-	v6, _ := thread.NetTCP6()
-	var sockets []string // as the links in /proc/PID/fd name them
+	v4, _ := thread.NetTCP()  //nolint:staticcheck // its replacement, sock_diag(7), may need a kernel module
+	v6, _ := thread.NetTCP6() //nolint:staticcheck // the same; without IPv6 there is no file
+	var sockets []string      // as the links in /proc/PID/fd name them
 	for _, s := range append(v4, v6...) {
 		const listens = 10 // TCP_LISTEN
 		at := wanted.IP.IsUnspecified() || len(wanted.IP) == 0 || s.LocalAddr.IsUnspecified() || s.LocalAddr.Equal(wanted.IP)
