@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,6 +29,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 )
 
 // sandboxed runs the tests where they can do no harm.
@@ -275,5 +277,22 @@ func newer(ts *testscript.TestScript, neg bool, args []string) {
 	for _, d := range documents {
 		text := regexp.MustCompile(`"schema": ?\d+`).ReplaceAllString(ts.ReadFile(d), `"schema": 99`)
 		ts.Check(os.WriteFile(d, []byte(text), 0o600))
+	}
+}
+
+// TestOtherCommands checks that doctor tells a reconciler that runs from all commands that end.
+func TestOtherCommands(t *testing.T) {
+	t.Parallel()
+	var names []string
+	root := (&app{out: io.Discard, err: io.Discard}).root()
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() != "run" {
+			names = append(names, c.Name())
+		}
+	}
+	slices.Sort(names)
+	if got := diagnose.OtherCommands(); !slices.Equal(got, names) {
+		t.Errorf("doctor knows %q, the program has %q", got, names)
 	}
 }

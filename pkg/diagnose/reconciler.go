@@ -174,6 +174,11 @@ func (p reconcilerProcess) String() string {
 	return fmt.Sprintf("process %d (%s)", p.pid, policy.Quote(strings.Join(p.args, " ")))
 }
 
+// OtherCommands returns the commands of ip-masq-reconciler that end, all but run.
+func OtherCommands() []string {
+	return []string{"check", "cleanup", "completion", "doctor", "explain", "help", "install", "once", "render", "status", "uninstall", "version"}
+}
+
 // reconcilers returns the reconcilers in this network namespace, as far as this process sees them.
 func (e *examination) reconcilers() (found []reconcilerProcess) {
 	namespace := func(pid string) string {
@@ -183,9 +188,8 @@ func (e *examination) reconcilers() (found []reconcilerProcess) {
 		}
 		return link
 	}
-	asks := []string{"once", "check", "status", "explain", "doctor", "render", "cleanup", "install", "uninstall", "version", "help", "completion"}
 	runs := func(args []string) bool { // run is the command without a name, too
-		return !slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(asks, arg) })
+		return !slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(OtherCommands(), arg) })
 	}
 	for _, p := range e.processes {
 		pid := strconv.Itoa(p.pid)
