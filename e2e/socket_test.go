@@ -184,7 +184,7 @@ func TestStatusOfOtherUser(t *testing.T) {
 	t.Parallel()
 	n := newFaultyNode(t, backends()[0])
 	uid := uint32(otherUser(t))
-	dir, err := os.MkdirTemp("", "other-user")
+	dir, err := os.MkdirTemp("", "other-user") //nolint:usetesting // other users cannot reach what TempDir returns
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	program := filepath.Join(dir, "ip-masq-reconciler")
