@@ -132,6 +132,7 @@ type sockets struct {
 
 // openSockets opens the sockets in h's network namespace, which is the current one.
 func (h *Host) openSockets(to []netip.AddrPort, s sending) (*sockets, error) {
+	deadline := time.Now().Add(s.within)
 	for range portCount {
 		port := s.port
 		if port == 0 {
@@ -146,8 +147,11 @@ func (h *Host) openSockets(to []netip.AddrPort, s sending) (*sockets, error) {
 			return opened, nil
 		}
 		opened.close()
-		if s.port != 0 || !errors.Is(err, unix.EADDRINUSE) {
+		if !errors.Is(err, unix.EADDRINUSE) || s.port != 0 && time.Now().After(deadline) {
 			return nil, err
+		}
+		if s.port != 0 { // see Host.dial
+			time.Sleep(time.Millisecond)
 		}
 	}
 	return nil, errors.New("all ports are in use")

@@ -3,6 +3,7 @@
 package topology_test
 
 import (
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -153,6 +154,22 @@ func TestOpenTCP(t *testing.T) {
 			t.Errorf("seen %v, at first %v", seen, conn.Seen)
 		}
 	}
+}
+
+// TestPortThatIsReleased: a socket that is closed can be open for a moment more in a process that is being forked.
+func TestPortThatIsReleased(t *testing.T) {
+	_, pod := world(t, topology.Options{})
+	const port = 20001
+	var held net.PacketConn
+	err := pod.Do(func() (err error) {
+		held, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { _ = held.Close() })
+	topology.Must(pod.SendUDP(echo("1.2.3.4"), topology.FromPort(port)))(t)
 }
 
 // masquerade has the rules that a policy of this project results in.

@@ -183,7 +183,10 @@ func (h *Host) dial(network string, to netip.AddrPort, s sending) (net.Conn, err
 			conn, err = dialer.DialContext(ctx, network, to.String())
 			return err
 		})
-		if s.port == 0 && errors.Is(err, unix.EADDRINUSE) {
+		if errors.Is(err, unix.EADDRINUSE) && ctx.Err() == nil {
+			if s.port != 0 { // a process that this one forks has its sockets until it calls execve(2), closed ones too
+				time.Sleep(time.Millisecond)
+			}
 			continue
 		}
 		if err != nil {
