@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -36,6 +37,9 @@ func Reset(ctx context.Context, judge *policy.ConnectionJudge) (deleted map[poli
 		w.judge, w.deleted = judge, deleted
 		err = w.all(ctx, families)
 	}
+	if err == nil {
+		err = w.deleteReversed(ctx)
+	}
 	if err != nil {
 		err = fmt.Errorf("reset stale connections: %w", err)
 	}
@@ -50,7 +54,11 @@ type walk struct {
 	batch        nfnetlink.Deletions
 	chains       []policy.ChainFamily // of the batch
 	deleted      map[policy.ChainFamily]uint64
+	replies      []nfnetlink.Tuple // of deleted entries without translation
 }
+
+// maxReplies bounds the memory for replies: 2 MB.
+const maxReplies = 20_000
 
 // all walks the table. In a large one the kernel leaves out what was source NATed, or what was not, if none
 // of these can be stale: to list an entry costs it 3 µs, to skip one 0.3. The status bits are not exact: a
@@ -94,6 +102,9 @@ func (w *walk) visit(e *nfnetlink.Connection) error {
 	}
 	w.batch.Add(e)
 	w.chains = append(w.chains, policy.ChainFamily{Chain: chain, Family: policy.FamilyOf(e.Src)})
+	if e.Src == e.ReplyDst && len(w.replies) < maxReplies {
+		w.replies = append(w.replies, e.ReplyTuple())
+	}
 	if w.batch.Full() {
 		return w.flush()
 	}
@@ -111,6 +122,35 @@ func (w *walk) flush() error {
 	}
 	w.chains = w.chains[:0]
 	return err
+}
+
+// deleteReversed deletes the entries that packets to pods created since their connections were deleted: those
+// that were under way then. To conntrack such a packet begins a connection to the pod, and what the pod sends
+// on it is a reply, which is not masqueraded. It waits for such packets until none has come for a moment.
+func (w *walk) deleteReversed(ctx context.Context) error {
+	const attempts = 6
+	wait := 10 * time.Millisecond
+	for n, none := 0, 0; len(w.replies) > 0 && n < attempts && none < 2; n++ {
+		select {
+		case <-ctx.Done():
+			return nil // the walk is complete
+		case <-time.After(wait):
+		}
+		wait *= 2
+		found := len(w.replies)
+		for i, t := range w.replies {
+			if w.batch.AddTuple(t); !w.batch.Full() && i < len(w.replies)-1 {
+				continue
+			}
+			if err := w.remove.DeleteConnections(&w.batch, func(int) { found-- }); err != nil {
+				return err
+			}
+		}
+		if none++; found > 0 {
+			none = 0
+		}
+	}
+	return nil
 }
 
 func closeInto(c io.Closer, err *error) { *err = errors.Join(*err, c.Close()) }

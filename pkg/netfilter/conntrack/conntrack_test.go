@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -164,6 +165,34 @@ func TestResetByOutputInterface(t *testing.T) {
 
 // TestLocalAddresses: prefixes of type local count, in other tables too; the default route of a transparent
 // proxy does not.
+// TestDeleteReversed: after a connection of a pod is deleted, a packet to the pod creates an entry in the
+// other direction, which goes too. Another connection to a pod stays.
+func TestDeleteReversed(t *testing.T) {
+	namespace(t)
+	stale := entry(unix.IPPROTO_TCP, 1000, "10.88.0.2", "192.0.2.1", "192.0.2.1", "10.88.0.2")
+	reversed := fixtures.Connection{Protocol: stale.Protocol, Src: stale.Dst, Dst: stale.Src, ReplySrc: stale.Src, ReplyDst: stale.Dst}
+	inbound := reversed
+	inbound.Src = netip.MustParseAddrPort("192.0.2.2:53")
+	inbound.ReplyDst = inbound.Src
+	add(t, stale)
+	c := dial(t)
+	w := walk{list: c, remove: c, deleted: map[policy.ChainFamily]uint64{}}
+	w.judge = policy.NewConnectionJudge(merged(nil), [][]policy.Policy{merged(nil, "192.0.2.0/24")}, false)
+	if err := errors.Join(w.all(t.Context(), []policy.Family{policy.IPv4}), w.routes.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if left := sources(t); len(left) > 0 {
+		t.Fatalf("left %v", left)
+	}
+	add(t, reversed, inbound)
+	if err := w.deleteReversed(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := sources(t); !slices.Equal(left, []string{"192.0.2.2"}) || w.deleted[chains.v4] != 1 {
+		t.Errorf("left %v, deleted %v", left, w.deleted)
+	}
+}
+
 func TestLocalAddresses(t *testing.T) {
 	namespace(t, "203.0.113.1/32", "2001:db8::1/128")
 	lo, err := netlink.LinkByName("lo")

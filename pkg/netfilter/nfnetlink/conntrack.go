@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -35,7 +36,23 @@ type Connection struct {
 	// Zone reports whether the entry, or one direction of it, is in a zone other than 0.
 	Zone bool
 
-	original, id []byte // CTA_TUPLE_ORIG and CTA_ID
+	original, reply, id []byte // CTA_TUPLE_ORIG, CTA_TUPLE_REPLY and CTA_ID
+}
+
+// Tuple is the addresses and ports of one direction of a conntrack entry.
+type Tuple struct {
+	family Family
+	attrs  []byte
+}
+
+// ReplyTuple returns the tuple of the replies.
+func (e *Connection) ReplyTuple() Tuple { return Tuple{e.family(), bytes.Clone(e.reply)} }
+
+func (e *Connection) family() Family {
+	if e.Src.Is6() {
+		return IPv6
+	}
+	return IPv4
 }
 
 // ConnectionFilter selects conntrack entries. The zero value selects all.
@@ -80,6 +97,7 @@ func (e *Connection) decode(attrs []byte) bool {
 			e.original = it.data
 			e.Src, e.Dst = e.tuple(it.data)
 		case ctaTupleReply:
+			e.reply = it.data
 			e.ReplySrc, e.ReplyDst = e.tuple(it.data)
 		case ctaZone:
 			e.Zone = true
@@ -119,14 +137,17 @@ type Deletions struct {
 }
 
 // Add adds an entry. It is deleted by its original tuple and id, so not one that has replaced it.
-func (d *Deletions) Add(e *Connection) {
-	family := IPv4
-	if e.Src.Is6() {
-		family = IPv6
+func (d *Deletions) Add(e *Connection) { d.add(Tuple{e.family(), e.original}, e.id) }
+
+// AddTuple adds the entry that has the tuple in one of its directions.
+func (d *Deletions) AddTuple(t Tuple) { d.add(t, nil) }
+
+func (d *Deletions) add(t Tuple, id []byte) {
+	at := d.w.beginMessage(ctnetlinkType(ctDelete), 0, t.family, 0)
+	d.w.bytes(ctaTupleOrig|unix.NLA_F_NESTED, t.attrs)
+	if id != nil {
+		d.w.bytes(ctaID, id)
 	}
-	at := d.w.beginMessage(ctnetlinkType(ctDelete), 0, family, 0)
-	d.w.bytes(ctaTupleOrig|unix.NLA_F_NESTED, e.original)
-	d.w.bytes(ctaID, e.id)
 	d.w.endMessage(at)
 	d.at = append(d.at, at)
 }

@@ -82,6 +82,10 @@ func TestGuardPackets(t *testing.T) {
 				if out, err := g.Node.Command(t.Context(), "ip", "address", "add", a, "dev", "lo", "nodad").CombinedOutput(); err != nil {
 					t.Fatalf("%v\n%s", err, out)
 				}
+				for isLocal := false; !isLocal; { // the kernel adds the route a moment later
+					out, _ := g.Node.Command(t.Context(), "ip", "route", "get", a).Output()
+					isLocal = strings.HasPrefix(string(out), "local ")
+				}
 			}
 			for _, family := range []struct {
 				pod, outside, node string
