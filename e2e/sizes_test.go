@@ -51,7 +51,7 @@ func TestSizes(t *testing.T) {
 			few, many := s.prepare(t, s.n), s.prepare(t, 4*s.n)
 			// The minimum of several runs is the least disturbed by other programs.
 			tookFew, tookMany := processorTime(t, few), processorTime(t, many)
-			for range 5 {
+			for range 10 {
 				if tookMany <= max(floor, most*tookFew) {
 					break
 				}
