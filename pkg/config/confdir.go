@@ -26,6 +26,7 @@ const DefaultCNIConfDir = "/etc/cni/net.d"
 const (
 	listExtension = ".conflist"
 	maxConfSize   = 1 << 20 // bytes
+	maxFileName   = 255     // bytes: NAME_MAX of Linux
 )
 
 // ConfDir is the content of the CNI configuration directory.
@@ -246,6 +247,9 @@ func (l *Conflist) parseList(d *Document, pluginDir bool) error {
 		}
 	}
 	d.requireName(l.Network)
+	if !inlineOnly && len(l.Network) > maxFileName {
+		d.Fail("name", -1, "", fmt.Sprintf("has more than %d bytes: libcni reads the directory of that name, and refuses the list", maxFileName))
+	}
 	if len(d.Mistakes) > 0 || !pluginDir {
 		return nil
 	}
