@@ -195,7 +195,7 @@ func TestConnectionsCountedBeforeARebuild(t *testing.T) {
 // TestGuardPackets: the counters of guards add up as those of connections do, also when the mode changes.
 func TestGuardPackets(t *testing.T) {
 	state := func(mode policy.GuardMode, packets uint64, diff ...policy.Change) *enforce.State {
-		c := contribution(network("a"), "A", "10.0.0.0/8")
+		c := source(network("a"), "A", "10.0.0.0/8")
 		c.Policy.Guard, c.Policy.PodCIDRs = mode, prefixes("10.244.0.0/16")
 		s := &enforce.State{Policies: policy.Merge([]policy.Source{c})}
 		s.Guard = guards(s.Policies, packets)
@@ -234,11 +234,11 @@ func TestGuardPackets(t *testing.T) {
 
 // TestGuardActive: chains without a key have no series.
 func TestGuardActive(t *testing.T) {
-	a, b, c := contribution(network("a"), "A"), contribution(network("b"), "B"), contribution(network("c"), "C")
+	a, b, c := source(network("a"), "A"), source(network("b"), "B"), source(network("c"), "C")
 	b.Policy.StaleConnections, c.Policy.EnforceExempt = policy.ResetConnections, new(bool)
 	*c.Policy.EnforceExempt = true
 	c.Policy.EnableIPv6, c.Policy.SourceCIDRs = c.Policy.EnforceExempt, prefixes("10.0.0.0/8")
-	d := contribution(network("d"), "D")
+	d := source(network("d"), "D")
 	d.Policy.Guard, d.Policy.PodCIDRs = policy.GuardDrop, prefixes("10.0.0.0/8")
 	s := &enforce.State{Policies: policy.Merge([]policy.Source{a, b, c, d})}
 	s.Guard.Desired = policy.DesiredGuards(s.Policies, policy.Owner{})

@@ -79,9 +79,9 @@ func TestFaults(t *testing.T) {
 				},
 				Written: func(policy.SourceID) (time.Time, error) { return time.Unix(1_600_000_000, 0), nil },
 			})
-			all := []policy.Source{contribution(network("bridge"), policy.DefaultChain, "10.0.0.0/8"), contribution(agentFiles, policy.DefaultChain, "192.168.0.0/16")}
+			all := []policy.Source{source(network("bridge"), policy.DefaultChain, "10.0.0.0/8"), source(agentFiles, policy.DefaultChain, "192.168.0.0/16")}
 			all[0].Policy.Guard, all[0].Policy.PodCIDRs = policy.GuardDrop, prefixes("10.244.0.0/16")
-			v := standing(nftables, all...)
+			v := inSync(nftables, all...)
 			v.Guard = guards(v.Policies, 0)
 			result := reconcile.Unchanged
 			for _, p := range f.problems {

@@ -39,7 +39,7 @@ func prefixes(text ...string) []netip.Prefix {
 	return out
 }
 
-func contribution(s policy.SourceID, chain string, exempt ...string) policy.Source {
+func source(s policy.SourceID, chain string, exempt ...string) policy.Source {
 	c := policy.Source{ID: s, Policy: policy.SourcePolicy{Chain: chain}}
 	if exempt != nil {
 		c.Policy.NonMasqueradeCIDRs = prefixes(exempt...)
@@ -47,10 +47,10 @@ func contribution(s policy.SourceID, chain string, exempt ...string) policy.Sour
 	return c
 }
 
-// standing returns the view of rules that are as desired, whose counters say
+// inSync returns the state of rules that are as desired, whose counters are
 // 1, 2, 3 and so on.
-func standing(choice netfilter.Choice, contributions ...policy.Source) *enforce.State {
-	v := &enforce.State{Policies: policy.Merge(contributions)}
+func inSync(choice netfilter.Choice, sources ...policy.Source) *enforce.State {
+	v := &enforce.State{Policies: policy.Merge(sources)}
 	v.Groups = []enforce.Group{group(choice, v.Policies)}
 	return v
 }
@@ -85,11 +85,11 @@ func guards(policies []policy.Policy, packets uint64, inactive ...enforce.Inacti
 // rich returns the report of a node on which much is going on.
 func rich() *reconcile.Report {
 	yes := true
-	bridge := contribution(network("bridge"), "IP-MASQ-AGENT", "10.0.0.0/8", "fd00::/8")
+	bridge := source(network("bridge"), "IP-MASQ-AGENT", "10.0.0.0/8", "fd00::/8")
 	bridge.Policy.EnableIPv6, bridge.Policy.Guard, bridge.Policy.PodCIDRs = &yes, policy.GuardDrop, prefixes("10.244.0.0/16")
-	agent := contribution(agentFiles, "IP-MASQ-AGENT", "192.168.0.0/16")
+	agent := source(agentFiles, "IP-MASQ-AGENT", "192.168.0.0/16")
 	agent.Policy.MasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
-	odd := contribution(network("odd \"näme\"\n"+strings.Repeat("x", 100)), "SECOND", "172.16.0.0/12")
+	odd := source(network("odd \"näme\"\n"+strings.Repeat("x", 100)), "SECOND", "172.16.0.0/12")
 	all := []policy.Source{agent, bridge, odd}
 	merged := policy.Merge(all)
 	conflict := func(key, holds, yields string) error {

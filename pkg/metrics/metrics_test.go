@@ -62,9 +62,9 @@ func TestGolden(t *testing.T) {
 
 func TestAVanishedSourceDisappears(t *testing.T) {
 	m := metrics.New(metrics.Options{})
-	a, b := contribution(network("a"), "A"), contribution(network("b"), "B")
+	a, b := source(network("a"), "A"), source(network("b"), "B")
 	report := func(all ...policy.Source) {
-		m.Report(&reconcile.Report{State: store.State{Sources: all}, Rules: standing(iptables, all...)}, time.Minute)
+		m.Report(&reconcile.Report{State: store.State{Sources: all}, Rules: inSync(iptables, all...)}, time.Minute)
 	}
 	report(a, b)
 	expect(t, m, map[string]string{`source_valid{source="network/a"}`: "1", `source_valid{source="network/b"}`: "1", `policy_conflict{chain="B"}`: "0"})
@@ -139,7 +139,7 @@ func TestHashOfPolicies(t *testing.T) {
 		m.Report(&reconcile.Report{State: store.State{Sources: []policy.Source{c}}, Rules: &enforce.State{}}, time.Minute)
 		return scrape(t, m)[`ip_masq_source_hash{source="network/a"}`]
 	}
-	left, empty := contribution(network("a"), "A"), contribution(network("a"), "A", []string{}...)
+	left, empty := source(network("a"), "A"), source(network("a"), "A", []string{}...)
 	empty.Policy.NonMasqueradeCIDRs = prefixes()
 	again := left
 	again.Order = 7 // no part of what it states
@@ -154,12 +154,12 @@ func TestNamesAreBounded(t *testing.T) {
 	r := &reconcile.Report{}
 	for i := range 300 {
 		name := fmt.Sprintf("%s\xff\n%04d", strings.Repeat("n", 100), i)
-		c := contribution(network(name), fmt.Sprintf("CHAIN-%04d", i))
+		c := source(network(name), fmt.Sprintf("CHAIN-%04d", i))
 		c.Policy.Guard, c.Policy.PodCIDRs = policy.GuardDrop, prefixes("10.244.0.0/16")
 		all = append(all, c)
 	}
 	r.Problems = append(r.Problems, reconcile.Problem{Reason: reconcile.ReasonSource, Source: all[299].ID, Err: errors.New("bad")})
-	r.State.Sources, r.Rules = all, standing(iptables, all...)
+	r.State.Sources, r.Rules = all, inSync(iptables, all...)
 	r.Rules.Guard = guards(r.Rules.Policies, 2)
 	m.Report(r, time.Minute)
 	m.Report(r, time.Minute)
@@ -188,12 +188,12 @@ func TestNamesAreBounded(t *testing.T) {
 }
 
 func TestAScrapeReadsTheRulesAnew(t *testing.T) {
-	c := contribution(network("a"), "A", "10.0.0.0/8")
+	c := source(network("a"), "A", "10.0.0.0/8")
 	c.Policy.Guard, c.Policy.PodCIDRs = policy.GuardCount, prefixes("10.244.0.0/16")
-	v := standing(nftables, c)
+	v := inSync(nftables, c)
 	v.Guard = guards(v.Policies, 5)
 	m := metrics.New(metrics.Options{State: func(context.Context) *enforce.State { return v }})
-	m.Report(&reconcile.Report{Rules: standing(nftables, c)}, time.Minute)
+	m.Report(&reconcile.Report{Rules: inSync(nftables, c)}, time.Minute)
 	v.Groups[0].Observed.Chains[0].Rules[1].Connections = 102
 	expect(t, m, map[string]string{
 		`connections_total{action="exempt",chain="A",family="ipv4"}`: "1", `connections_total{action="masquerade",chain="A",family="ipv4"}`: "102",
@@ -202,10 +202,10 @@ func TestAScrapeReadsTheRulesAnew(t *testing.T) {
 }
 
 func TestAReadingOlderThanAReportDoesNotCountTwice(t *testing.T) {
-	c := contribution(network("a"), "A", "10.0.0.0/8")
+	c := source(network("a"), "A", "10.0.0.0/8")
 	var m *metrics.Monitor
 	m = metrics.New(metrics.Options{State: func(context.Context) *enforce.State {
-		older, newer := standing(nftables, c), standing(nftables, c)
+		older, newer := inSync(nftables, c), inSync(nftables, c)
 		newer.Groups[0].Observed.Chains[0].Rules[0].Connections = 50
 		m.Report(&reconcile.Report{Rules: newer}, time.Minute) // while the scrape has not got its answer
 		return older
@@ -266,8 +266,8 @@ func TestErrorsOfAScrapeAreLoggedOnce(t *testing.T) {
 		},
 		Written: func(policy.SourceID) (time.Time, error) { return time.Time{}, errors.New("i/o error") },
 	})
-	c := contribution(network("a"), "A")
-	m.Report(&reconcile.Report{State: store.State{Sources: []policy.Source{c}}, Rules: standing(iptables, c)}, time.Minute)
+	c := source(network("a"), "A")
+	m.Report(&reconcile.Report{State: store.State{Sources: []policy.Source{c}}, Rules: inSync(iptables, c)}, time.Minute)
 	expect(t, m, map[string]string{"foreign_rules": "", "conntrack_entries": "", `source_last_written_timestamp_seconds{source="network/a"}`: ""})
 	expect(t, m, map[string]string{"foreign_rules": ""})
 	fail = false

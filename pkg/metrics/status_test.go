@@ -33,7 +33,7 @@ func richStatus(t *testing.T) *metrics.Monitor {
 	r := rich()
 	m := metrics.New(metrics.Options{
 		Version: "v1.2.3", PluginVersion: func() string { return "v1.2.2" },
-		State: func(context.Context) *enforce.State { return standing(nftables, r.State.Sources...) },
+		State: func(context.Context) *enforce.State { return inSync(nftables, r.State.Sources...) },
 	})
 	s := config.DefaultSettings()
 	if err := errors.Join(s.Set("metrics_listen", ":9820"), s.Set("agent.masqChain", "OURS")); err != nil {
