@@ -14,7 +14,7 @@ DEPLOY_TOOLS = bin/deploy/.built
 LINTER      := bin/lint/golangci-lint
 # The container images: what `make image` calls them, and for what machines they are.
 IMAGE       ?= ghcr.io/ip-masq/ip-masq-cni
-ARCHES      := amd64 arm64
+ARCHES      := amd64 arm64 s390x
 SCRIPTS      = $(shell find .ci tools -type f -perm -u+x)
 
 # Tests that have targets of their own; see their doc.go.

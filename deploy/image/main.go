@@ -45,7 +45,7 @@ func run(ctx context.Context, args []string, usage io.Writer) error {
 	f.StringVar(&o.version, "version", "dev", "`VERSION` that its label tells")
 	f.StringVar(&o.binaries, "binaries", "bin/image", "`DIR` that has, for each architecture, a directory with ip-masq and ip-masq-reconciler")
 	f.StringVar(&o.license, "license", "LICENSE", "`FILE` with the license of the binaries")
-	f.StringVar(&arches, "arch", "amd64,arm64", "`ARCHITECTURES`, as in GOARCH, with commas between")
+	f.StringVar(&arches, "arch", "amd64,arm64,s390x", "`ARCHITECTURES`, as in GOARCH, with commas between")
 	f.StringVar(&o.out, "out", "", "`FILE` to write")
 	f.BoolVar(&o.iptables, "iptables", false, "add iptables, in both variants (needs apt-get, dpkg-deb and Debian's keyring)")
 	f.StringVar(&o.debian.mirror, "debian-mirror", "http://deb.debian.org", "`URL` with debian and debian-security below it")

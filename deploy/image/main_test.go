@@ -18,11 +18,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
 )
 
-// fixture makes binaries for two architectures and returns the arguments.
+// fixture makes binaries for three architectures and returns the arguments.
 func fixture(t *testing.T) (out string, args []string) {
 	t.Helper()
 	dir := t.TempDir()
-	for _, arch := range []string{"amd64", "arm64"} {
+	for _, arch := range []string{"amd64", "arm64", "s390x"} {
 		if err := os.Mkdir(filepath.Join(dir, arch), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -90,11 +90,11 @@ func TestImage(t *testing.T) {
 	slices.Sort(programs)
 	slices.Sort(configurations)
 	want := []string{
-		"ip-masq-reconciler: ip-masq-reconciler for amd64", "ip-masq-reconciler: ip-masq-reconciler for arm64",
-		"ip-masq: ip-masq for amd64", "ip-masq: ip-masq for arm64",
+		"ip-masq-reconciler: ip-masq-reconciler for amd64", "ip-masq-reconciler: ip-masq-reconciler for arm64", "ip-masq-reconciler: ip-masq-reconciler for s390x",
+		"ip-masq: ip-masq for amd64", "ip-masq: ip-masq for arm64", "ip-masq: ip-masq for s390x",
 	}
 	const entrypoint = " /ip-masq-reconciler --agent-config-dir=/etc/config"
-	if !slices.Equal(programs, want) || !slices.Equal(configurations, []string{"amd64" + entrypoint, "arm64" + entrypoint}) {
+	if !slices.Equal(programs, want) || !slices.Equal(configurations, []string{"amd64" + entrypoint, "arm64" + entrypoint, "s390x" + entrypoint}) {
 		t.Errorf("programs %q\nconfigurations %q", programs, configurations)
 	}
 }
