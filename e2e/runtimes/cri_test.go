@@ -60,6 +60,7 @@ type call struct {
 	verb       string
 	netns      bool
 	prevResult bool
+	prefixes   int // the number of nonMasqueradeCIDRs in the entry
 }
 
 // spy replaces the plugin by a script that records the call and executes the plugin.
@@ -91,13 +92,14 @@ printf %%s "$conf" | exec %s/ip-masq.real
 			var noted struct {
 				Verb, Netns string
 				Conf        struct {
-					PrevResult json.RawMessage `json:"prevResult"`
+					PrevResult         json.RawMessage `json:"prevResult"`
+					NonMasqueradeCIDRs []string        `json:"nonMasqueradeCIDRs"`
 				}
 			}
 			if err := json.Unmarshal(text, &noted); err != nil {
 				t.Fatalf("%v: %s", err, text)
 			}
-			all = append(all, call{noted.Verb, noted.Netns != "", len(noted.Conf.PrevResult) > 0})
+			all = append(all, call{noted.Verb, noted.Netns != "", len(noted.Conf.PrevResult) > 0, len(noted.Conf.NonMasqueradeCIDRs)})
 		}
 		return all
 	}
@@ -123,9 +125,9 @@ func TestCalls(t *testing.T) {
 		n.verdicts(t, n.adopt(t, p.Netns), p.Addrs)
 		must(t, p.Stop(within(t)))
 		must(t, p.Remove(within(t)))
-		got, want := but(calls(), "STATUS"), []call{{"ADD", true, true}, {"DEL", true, true}, {"DEL", false, false}}
+		got, want := but(calls(), "STATUS"), []call{{"ADD", true, true, 4}, {"DEL", true, true, 4}, {"DEL", false, false, 4}}
 		if !slices.Equal(got, want) {
-			t.Errorf("calls (verb, netns, prevResult): %v, want %v", got, want)
+			t.Errorf("calls (verb, netns, prevResult, prefixes): %v, want %v", got, want)
 		}
 		n.wantAttachments(t, 0)
 	})

@@ -6,9 +6,15 @@ package runtimes
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -21,12 +27,25 @@ type crioPod struct {
 	addrs []netip.Addr
 }
 
-// crio calls the plugins as CRI-O does.
-func (n *node) crio(t *testing.T, args ...string) (output string, code int) {
+// crioCommand calls the plugins as CRI-O does.
+func (n *node) crioCommand(t *testing.T, args ...string) *topology.Cmd {
 	t.Helper()
 	program := filepath.Join(topology.Must(topology.BinDir())(t), "cni/crioverbs")
-	args = slices.Insert(args, 1, conflistDir+"/10-pods.conflist")
-	return n.ended(t, []string{"PATH=" + programDir, "CNI_PATH=" + binDir}, program, args...)
+	c := n.Command(within(t), program, slices.Insert(args, 1, conflistDir)...)
+	c.Env = []string{"PATH=" + programDir, "CNI_PATH=" + binDir}
+	return c
+}
+
+// crio returns the combined output.
+func (n *node) crio(t *testing.T, args ...string) (output string, code int) {
+	t.Helper()
+	c := n.crioCommand(t, args...)
+	text, err := c.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("crioverbs: %v", err)
+	}
+	return string(text), c.ProcessState.ExitCode()
 }
 
 func (n *node) crioMust(t *testing.T, args ...string) string {
@@ -38,12 +57,30 @@ func (n *node) crioMust(t *testing.T, args ...string) string {
 	return output
 }
 
+// crioLoads loads the conflists continuously until done is called. It fails the test unless CRI-O
+// always finds the network.
+func (n *node) crioLoads(t *testing.T) (done func()) {
+	t.Helper()
+	var stopped atomic.Bool
+	var loading sync.WaitGroup
+	loading.Go(func() {
+		for !stopped.Load() {
+			if output, err := n.crioCommand(t, "load").CombinedOutput(); err != nil || string(output) != "pods\n" {
+				t.Errorf("load: %v: %s", err, output)
+				return
+			}
+		}
+	})
+	return func() {
+		stopped.Store(true)
+		loading.Wait()
+	}
+}
+
 // crioRun attaches a pod with ADD and CHECK.
 func (n *node) crioRun(t *testing.T, name string) *crioPod {
 	t.Helper()
-	if output, code := n.ended(t, nil, "ip", "netns", "add", name); code != 0 {
-		t.Fatal(output)
-	}
+	n.netns(t, "add", name)
 	p := &crioPod{Host: n.adopt(t, n.Path("/run/netns/"+name)), name: name}
 	text := n.crioMust(t, "run", name, "/run/netns/"+name)
 	var result struct {
@@ -58,98 +95,215 @@ func (n *node) crioRun(t *testing.T, name string) *crioPod {
 	return p
 }
 
+func (n *node) netns(t *testing.T, verb, name string) {
+	t.Helper()
+	if output, code := n.ended(t, nil, "ip", "netns", verb, name); code != 0 {
+		t.Fatal(output)
+	}
+}
+
 func (n *node) crioStop(t *testing.T, p *crioPod) {
 	t.Helper()
 	n.crioMust(t, "stop", p.name, "/run/netns/"+p.name)
 }
 
-// TestCRIO calls the plugins in CRI-O's order: STATUS, GC at its start, CHECK right after ADD, and
-// DEL with the conflist of the ADD, even if it has changed.
+// crioCalls are the calls of the plugin that are recorded since the previous time.
+type crioCalls func() []call
+
+// want compares the calls with "VERB" or, for calls that have the entry, "VERB prefixes", where
+// prefixes is the number of nonMasqueradeCIDRs.
+func (c crioCalls) want(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	for _, call := range c() {
+		text := call.verb
+		if call.verb != "VERSION" {
+			text += fmt.Sprint(" ", call.prefixes)
+		}
+		got = append(got, text)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("calls: %q, want %q", got, want)
+	}
+}
+
+// more returns the keys of the entry with one more prefix, of which nothing is in destinations.
+func more() object {
+	keys := prefixes()
+	keys["nonMasqueradeCIDRs"] = append(keys["nonMasqueradeCIDRs"].([]string), "198.18.0.0/15")
+	return keys
+}
+
+// wantExempt checks the verdicts of more.
+func (n *node) wantExempt(t *testing.T, p *crioPod) {
+	t.Helper()
+	n.verdicts(t, p.Host, p.addrs)
+	seen := topology.Must(p.SendUDP(netip.MustParseAddrPort("198.18.0.1:7")))(t)
+	if !slices.Contains(p.addrs, seen.Source.Addr()) {
+		t.Errorf("198.18.0.1 saw %s, want one of %s", seen.Source, p.addrs)
+	}
+}
+
+// TestCRIO checks the calls that CRI-O makes: VERSION when it loads the conflists; STATUS, GC and
+// CHECK of each pod at its start; ADD, and CHECK right after it. CHECK and DEL have the entry of the
+// ADD, except for the DEL that GC sends.
 func TestCRIO(t *testing.T) {
 	for _, f := range forms() {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNode(t, f)
 			n.version = "1.1.0"
-			calls := n.spy(t)
-			wantCalls := func(want ...string) {
-				t.Helper()
-				var got []string
-				for _, c := range calls() {
-					got = append(got, c.verb)
-				}
-				if !slices.Equal(got, want) {
-					t.Errorf("calls: %v, want %v", got, want)
-				}
-			}
+			calls := crioCalls(n.spy(t))
 			n.conflist(t, bridge(), n.entry(prefixes()))
 			n.crioMust(t, "start")
-			wantCalls("STATUS", "GC")
+			calls.want(t, "VERSION", "STATUS 4", "GC 4")
 			one := n.crioRun(t, "one")
-			n.crioRun(t, "two") // ends while CRI-O is stopped, below
-			wantCalls("ADD", "CHECK", "ADD", "CHECK")
+			n.crioRun(t, "lost")
+			calls.want(t, "VERSION", "ADD 4", "CHECK 4", "VERSION", "ADD 4", "CHECK 4")
 			n.verdicts(t, one.Host, one.addrs)
 			n.wantAttachments(t, 2)
 
-			// The administrator exempts one more prefix; then a pod ends whose DEL has the earlier
-			// entry. That DEL changes no rule.
-			more := prefixes()
-			more["nonMasqueradeCIDRs"] = append(more["nonMasqueradeCIDRs"].([]string), "198.18.0.0/15")
-			n.conflist(t, bridge(), n.entry(more))
+			// Calls with an earlier entry do not fail, and change no rule.
+			n.conflist(t, bridge(), n.entry(more()))
 			three := n.crioRun(t, "three")
-			exempt := func() {
-				t.Helper()
-				n.verdicts(t, three.Host, three.addrs)
-				seen := topology.Must(three.SendUDP(netip.MustParseAddrPort("198.18.0.1:7")))(t)
-				if !slices.Contains(three.addrs, seen.Source.Addr()) {
-					t.Errorf("198.18.0.1 saw %s, want one of %s", seen.Source, three.addrs)
-				}
-			}
-			exempt()
+			n.wantExempt(t, three)
+			calls.want(t, "VERSION", "ADD 5", "CHECK 5")
+			n.crioMust(t, "start", "one", "lost", "three")
+			calls.want(t, "VERSION", "STATUS 5", "GC 5", "CHECK 4", "CHECK 4", "CHECK 5")
+			n.wantAttachments(t, 3)
 			n.crioStop(t, one)
-			n.crioStop(t, one) // the runtime may repeat DEL
-			exempt()
-			wantCalls("ADD", "CHECK", "DEL", "DEL")
+			n.crioStop(t, one) // CRI-O may repeat DEL
+			calls.want(t, "VERSION", "DEL 4", "VERSION", "DEL 5")
+			n.wantExempt(t, three)
 			n.wantAttachments(t, 2)
 
-			// A pod ends while CRI-O is stopped: only GC at CRI-O's start reports it.
+			// A pod ends while CRI-O is stopped.
+			n.netns(t, "delete", "lost")
 			n.crioMust(t, "start", "three")
+			calls.want(t, "VERSION", "STATUS 5", "DEL 5", "GC 5", "CHECK 5")
+			n.wantExempt(t, three)
 			n.wantAttachments(t, 1)
-			exempt()
-			if got := calls(); len(got) < 2 || got[0].verb != "STATUS" || got[len(got)-1].verb != "GC" {
-				t.Errorf("calls: %v", got)
-			}
 
-			// The conflist no longer has the plugin entry, but DEL is still called.
+			// CHECK and DEL come also after the entry was removed.
 			n.conflist(t, bridge())
 			four := n.crioRun(t, "four")
-			wantCalls()
+			calls.want(t)
+			n.crioMust(t, "start", "three", "four")
+			calls.want(t, "CHECK 5")
 			n.crioStop(t, three)
 			n.crioStop(t, four)
-			wantCalls("DEL")
+			calls.want(t, "DEL 5")
 			n.wantAttachments(t, 0)
 		})
 	}
 }
 
-// TestCRIOFails checks the errors that CRI-O gets for an invalid entry.
+// TestCRIOWithoutGC checks a conflist whose cniVersion has neither STATUS nor GC.
+func TestCRIOWithoutGC(t *testing.T) {
+	n := newNode(t, forms()[0])
+	calls := crioCalls(n.spy(t))
+	n.conflist(t, bridge(), n.entry(prefixes()))
+	n.crioMust(t, "start")
+	n.crioRun(t, "lost")
+	p := n.crioRun(t, "pod")
+	calls.want(t, "VERSION", "VERSION", "ADD 4", "CHECK 4", "VERSION", "ADD 4", "CHECK 4")
+	n.netns(t, "delete", "lost")
+	n.crioMust(t, "start", "pod")
+	calls.want(t, "VERSION", "DEL 4", "CHECK 4")
+	n.verdicts(t, p.Host, p.addrs)
+	n.wantAttachments(t, 1)
+}
+
+// TestCRIOLoad checks which network CRI-O uses while files are missing.
+func TestCRIOLoad(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.version = "1.1.0"
+	const none = "Has your network provider started?"
+	wantNetwork := func(want string) {
+		t.Helper()
+		c := n.crioCommand(t, "load")
+		got, err := c.Output()
+		if err != nil || string(got) != want+"\n" {
+			t.Errorf("default network %q %v, want %q", got, err, want)
+		}
+	}
+	plugin := n.Path(binDir + "/ip-masq")
+	n.conflist(t, bridge(), n.entry(prefixes()))
+	must(t, os.Rename(plugin, plugin+".away"))
+	wantNetwork("")
+	if output, code := n.crio(t, "status"); code == 0 {
+		t.Error("STATUS succeeds without a network")
+	} else {
+		wantSays(t, output, `failed to find plugin "ip-masq"`, none)
+	}
+	// The next network that can be loaded takes its place.
+	spare := object{"cniVersion": "1.1.0", "name": "spare", "type": "bridge", "bridge": "cni1", "ipam": bridge()["ipam"], "isGateway": true}
+	text, err := json.Marshal(spare)
+	must(t, err)
+	must(t, n.WriteFile(conflistDir+"/20-spare.conf", string(text), 0o644))
+	wantNetwork("spare")
+	must(t, os.Rename(plugin+".away", plugin))
+	wantNetwork("pods")
+	n.crioMust(t, "status")
+	p := n.crioRun(t, "pod")
+	n.verdicts(t, p.Host, p.addrs)
+
+	// DEL needs no conflist.
+	must(t, os.Remove(n.Path(conflistDir+"/20-spare.conf")))
+	must(t, os.Remove(n.Path(conflistDir+"/10-pods.conflist")))
+	n.crioStop(t, p)
+	n.wantAttachments(t, 0)
+	if output, code := n.crio(t, "stop", p.name, "/run/netns/"+p.name); code == 0 {
+		t.Error("DEL succeeds without a conflist and a cache")
+	} else {
+		wantSays(t, output, none)
+	}
+}
+
+// TestCRIOLosesRules starts CRI-O on a node that has lost its rules. GC restores them before CHECK.
+// Without GC, CHECK fails with the difference, and kubelet would recreate the pods.
+func TestCRIOLosesRules(t *testing.T) {
+	for _, version := range []string{"1.0.0", "1.1.0"} {
+		t.Run(version, func(t *testing.T) {
+			n := newNode(t, forms()[0])
+			n.version = version
+			n.conflist(t, bridge(), n.entry(prefixes()))
+			p := n.crioRun(t, "pod")
+			n.flush(t)
+			output, code := n.crio(t, "start", p.name)
+			if version == "1.1.0" {
+				if code != 0 {
+					t.Error(output)
+				}
+				n.verdicts(t, p.Host, p.addrs)
+				return
+			}
+			if code == 0 {
+				t.Error("CHECK succeeds without rules")
+			}
+			wantSays(t, output, "pod "+p.name, "CHECK", "IP-MASQ-AGENT")
+		})
+	}
+}
+
+// TestCRIOFails checks the errors that CRI-O gets for an invalid entry, and the DEL after a failed
+// ADD.
 func TestCRIOFails(t *testing.T) {
 	n := newNode(t, forms()[0])
 	n.version = "1.1.0"
+	calls := crioCalls(n.spy(t))
 	n.conflist(t, bridge(), n.entry(object{"nonMasqueradeCIDRs": []string{"10.0.1.24/24"}}))
 	if output, code := n.crio(t, "start"); code == 0 {
 		t.Error("STATUS is fine")
 	} else {
 		wantSays(t, output, "nonMasqueradeCIDRs[0]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?")
 	}
-	if output, code := n.ended(t, nil, "ip", "netns", "add", "pod"); code != 0 {
-		t.Fatal(output)
-	}
+	n.netns(t, "add", "pod")
 	if output, code := n.crio(t, "run", "pod", "/run/netns/pod"); code == 0 {
 		t.Error("ADD is fine")
 	} else {
 		wantSays(t, output, "10.0.1.24/24 has host bits set")
 	}
 	// A failed ADD is not cached, so DEL gets the current conflist.
-	n.crioMust(t, "stop", "pod", "/run/netns/pod")
+	calls.want(t, "VERSION", "STATUS 1", "VERSION", "ADD 1", "DEL 1")
 	n.wantAttachments(t, 0)
 }

@@ -123,15 +123,12 @@ func (n *node) lacking(t *testing.T, r *reconciler) {
 // crioLacks runs an ADD that must fail because iptables is missing.
 func (n *node) crioLacks(t *testing.T, name string) {
 	t.Helper()
-	if output, code := n.ended(t, nil, "ip", "netns", "add", name); code != 0 {
-		t.Fatal(output)
-	}
+	n.netns(t, "add", name)
 	output, code := n.crio(t, "run", name, "/run/netns/"+name)
 	if code == 0 {
 		t.Error("without iptables, and without rules, a pod runs")
 	}
 	wantSays(t, output, "chain IP-MASQ-AGENT", lacks)
-	n.crioMust(t, "stop", name, "/run/netns/"+name)
 }
 
 func (n *node) soonReady(t *testing.T, r *reconciler) {

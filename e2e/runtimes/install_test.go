@@ -98,7 +98,8 @@ func TestInstall(t *testing.T) {
 }
 
 // TestUninstallWaits checks that the plugin stays while a runtime needs it for DEL: runtimes use
-// the conflist of the ADD.
+// the conflist of the ADD. It checks that CRI-O, which loads no conflist with a missing plugin, finds
+// its network at any time.
 func TestUninstallWaits(t *testing.T) {
 	waits := func(t *testing.T, n *node, h *topology.Host, addrs []netip.Addr, end func()) {
 		t.Helper()
@@ -116,6 +117,8 @@ func TestUninstallWaits(t *testing.T) {
 	t.Run("cri-o", func(t *testing.T) {
 		n := newNode(t, forms()[0])
 		n.bare(t)
+		done := n.crioLoads(t)
+		defer done()
 		n.install(t)
 		p := n.crioRun(t, "pod")
 		waits(t, n, p.Host, p.addrs, func() { n.crioStop(t, p) })
