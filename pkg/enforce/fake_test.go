@@ -275,4 +275,6 @@ func (d *fakeDriver) ApplyGuards(_ context.Context, desired []policy.Guard, from
 	return nil
 }
 
+func (d *fakeDriver) CheckGuards(context.Context, []policy.Guard) error { return d.k.guardUnusable }
+
 func (d *fakeDriver) RenderGuards([]policy.Guard, ...policy.Family) []byte { return nil }

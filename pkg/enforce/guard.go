@@ -118,6 +118,12 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	if err == nil {
 		err = e.checkGuardOwnership(g)
 	}
+	// Without this a kernel that lacks an expression would refuse the same tables at each sync.
+	if err == nil && g.missesTable() {
+		if lacks := tables.CheckGuards(ctx, g.Desired); errors.Is(lacks, netfilter.ErrUnusable) {
+			err = lacks
+		}
+	}
 	switch {
 	case errors.Is(err, netfilter.ErrUnusable):
 		s.deactivateGuard(err)
@@ -129,6 +135,13 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	case !g.others && !errors.Is(err, fs.ErrPermission): // nothing is desired
 		e.Warn(err)
 	}
+}
+
+// missesTable reports whether a family has desired guards and none in the kernel.
+func (g *GuardState) missesTable() bool {
+	return slices.ContainsFunc(g.Desired, func(d policy.Guard) bool {
+		return !slices.ContainsFunc(g.Observed.Guards, func(o policy.Guard) bool { return o.Family == d.Family })
+	})
 }
 
 // deactivateGuard takes note that the guard tables cannot be used. Connections are reset without them.

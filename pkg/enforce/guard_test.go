@@ -635,12 +635,17 @@ type noRoutes struct{}
 func (noRoutes) IsLocal(netip.Addr) bool                       { return false }
 func (noRoutes) OutputInterface(netip.Addr, netip.Addr) string { return "" }
 
-// TestGuardThatCannotBeWritten: the kernel tells of an expression that it does not have when it is written.
+// TestGuardThatCannotBeWritten: the kernel tells of an expression that it does not have when it is written,
+// or asked to check it. The guard is inactive then, and no difference that each sync would try to repair.
 func TestGuardThatCannotBeWritten(t *testing.T) {
 	f := newFixture(t)
 	f.kernel.guardUnusable = fmt.Errorf("no fib: %w", netfilter.ErrUnusable)
 	s := f.sync(network("podnet", "A", guard(policy.GuardCount)))
 	if f.mustBeInSync(s); len(s.Guard.Inactive) != 1 {
 		t.Errorf("inactive are %v", s.Guard.Inactive)
+	}
+	s = f.observe(network("podnet", "A", guard(policy.GuardCount)))
+	if f.mustBeInSync(s); len(s.Guard.Inactive) != 1 || len(s.Guard.Diff) > 0 {
+		t.Errorf("observed again: inactive are %v, the difference is %v", s.Guard.Inactive, s.Guard.Diff)
 	}
 }

@@ -157,7 +157,10 @@ func remedyFor(stderr string) (remedy string, unusable bool) {
 		root   = "run as root with CAP_NET_ADMIN (and CAP_NET_RAW for iptables-legacy)"
 		lock   = "see which program holds the lock; in a container mount the host's /run/xtables.lock"
 		mixed  = "table nat holds rules that iptables did not write; remove them with nft, or set backend to nftables"
-		absent = "load the kernel module iptable_nat, or set backend to nftables"
+		absent = "load the kernel modules iptable_nat and ip6table_nat, or set backend to nftables, which needs neither"
+		nft    = "the kernel needs nf_tables and nft_compat (CONFIG_NF_TABLES, CONFIG_NFT_COMPAT); try: modprobe nft_compat, or install iptables-legacy"
+		nat    = "the kernel needs CONFIG_NFT_NAT; try: modprobe nft_chain_nat, or install iptables-legacy"
+		denied = "SELinux or another security module may forbid it: see ausearch -m avc or dmesg, and allow it"
 		old    = "install iptables 1.8, or set backend to nftables"
 		buffer = "in a user namespace a batch is limited by net.core.wmem_max: raise that, shorten the list, or set backend to nftables"
 	)
@@ -166,12 +169,16 @@ func remedyFor(stderr string) (remedy string, unusable bool) {
 		unusable        bool
 	}{
 		{"you must be root", root, false},
+		{"can't open lock file /run/xtables.lock: Permission denied", denied, false},
 		{"Permission denied", root, false},
 		{"Operation not permitted", root, false},
 		{"xtables lock", lock, false},
 		{"xtables.lock", lock, false},
 		{"is incompatible, use 'nft' tool", mixed, false},
 		{"CHAIN_ADD failed (Operation not supported)", mixed, false},
+		{"CHAIN_ADD failed (No such file or directory)", nat, true},
+		{"Could not fetch rule set generation id: Invalid argument", nft, true},
+		{"Failed to initialize nft: Protocol not supported", nft, true},
 		{"unknown option", old, true},
 		{"invalid option", old, true},
 		{"missing kernel module", xt, true},
@@ -180,6 +187,7 @@ func remedyFor(stderr string) (remedy string, unusable bool) {
 		{"RULE_APPEND failed (No such file or directory)", xt, false},
 		{"Message too long", buffer, false},
 		{"can't initialize", absent, true},
+		{"unable to initialize table", absent, true},
 		{"do you need to insmod", absent, true},
 	} {
 		if strings.Contains(stderr, s.message) {

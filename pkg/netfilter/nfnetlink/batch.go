@@ -233,18 +233,32 @@ func (c *Conn) Commit(b *Batch) error {
 	if len(b.ops) == 0 {
 		return nil
 	}
-	acknowledged, err := c.transact(commitOp(), b)
+	acknowledged, err := c.transact(commitOp(), b, true)
 	if err == nil && !acknowledged {
 		err = fmt.Errorf("%s: the kernel did not answer; it may have been applied", commitOp())
 	}
 	return err
 }
 
-// transact sends a batch and returns the first refusal. It reports whether the kernel acknowledged the last
+// Check returns the *Error that Commit would return, and changes nothing: the kernel does each operation
+// of a batch without an end, and takes all of them back. `nft --check` does the same.
+func (c *Conn) Check(b *Batch) error {
+	op := operation{verb: "check nf_tables batch"}
+	if b.err != nil {
+		return fmt.Errorf("%s: %w", op, b.err)
+	}
+	if len(b.ops) == 0 {
+		return nil
+	}
+	_, err := c.transact(op, b, false)
+	return err
+}
+
+// transact sends a batch, with or without its end, and returns the first refusal. It reports whether the kernel acknowledged the last
 // operation.
-func (c *Conn) transact(op operation, b *Batch) (acknowledged bool, err error) {
+func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, err error) {
 	begin := c.sequence + 1
-	if err := c.write(op, b.serialize(&c.sequence)); err != nil {
+	if err := c.write(op, b.serialize(&c.sequence, ends)); err != nil {
 		return false, err
 	}
 	last := begin + uint32(len(b.ops))
@@ -277,10 +291,10 @@ func (c *Conn) transact(op operation, b *Batch) (acknowledged bool, err error) {
 	return acknowledged, err
 }
 
-// serialize returns the batch as the kernel expects it: between the messages that begin and end it, with
+// serialize returns the batch as the kernel expects it: between the messages that begin and (if ends) end it, with
 // ascending sequence numbers, and a request to acknowledge the last operation. It advances the sequence
 // number to that of the last message.
-func (b *Batch) serialize(sequence *uint32) []byte {
+func (b *Batch) serialize(sequence *uint32, ends bool) []byte {
 	if len(b.w.b) == 0 {
 		b.w.b = make([]byte, batchBegin)
 	}
@@ -301,6 +315,9 @@ func (b *Batch) serialize(sequence *uint32) []byte {
 			flags := binary.NativeEndian.Uint16(msg[flagsAt:])
 			binary.NativeEndian.PutUint16(msg[flagsAt:], flags|unix.NLM_F_ACK)
 		}
+	}
+	if !ends {
+		return b.w.b
 	}
 	end := attrWriter{b: b.w.b}
 	at := end.beginMessage(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)

@@ -130,7 +130,7 @@ func TestLargeSets(t *testing.T) {
 			b.AddTable(f.family, "t")
 			b.AddSet(f.family, "t", AddressRanges(f.family, name))
 			b.AddElements(f.family, "t", name, want)
-			if size := len(b.serialize(new(uint32))); size > limit {
+			if size := len(b.serialize(new(uint32), true)); size > limit {
 				// In a user namespace there is an end to what can be sent.
 				err := c.Commit(&b)
 				if !errors.Is(err, unix.EMSGSIZE) || !strings.Contains(err.Error(), "net.core.wmem_max") {

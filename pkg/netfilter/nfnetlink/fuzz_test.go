@@ -48,7 +48,7 @@ func FuzzDecodeMessages(f *testing.F) {
 	b.AddSet(IPv6, "t", AddressRanges(IPv6, "s"))
 	b.AddSet(IPv4, "t", AddressPairs(IPv4, "self", 65535, time.Minute))
 	b.AddElements(IPv6, "t", "s", many(IPv6, 3))
-	f.Add(b.serialize(new(uint32)))
+	f.Add(b.serialize(new(uint32), true))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for it := (messageIter{rest: b}); it.next(); {
 			if err := decodeError(it.message); err != nil && err.Error() == "" {

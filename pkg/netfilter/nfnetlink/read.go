@@ -114,7 +114,7 @@ func (c *Conn) ConsistentRead(read func() error) (generation uint32, err error) 
 // awaitCommit returns when no commit is under way, or ErrStale if there was one since the given
 // generation. It sends an empty batch, as the kernel handles one batch at a time.
 func (c *Conn) awaitCommit(generation uint32) error {
-	_, err := c.transact(operation{verb: "wait for nf_tables commits"}, &Batch{Generation: generation})
+	_, err := c.transact(operation{verb: "wait for nf_tables commits"}, &Batch{Generation: generation}, true)
 	return err
 }
 

@@ -94,14 +94,18 @@ func (b *backend) Remove(_ context.Context, chains []netfilter.ChainRef, _ *os.F
 	})
 }
 
-// CanWrite implements netfilter.Backend: a program can make itself the owner of a table.
+// CanWrite implements netfilter.Backend: a program can make itself the owner of a table, and a kernel
+// can lack what the rules need, which shows only when they are written.
 func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	conn, err := b.driver.dial()
 	if err != nil {
 		return err
 	}
 	t, err := conn.Table(headerOf(f).link, tableName)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) {
+		return check(conn, f)
+	}
+	if err != nil {
 		return usable(err)
 	}
 	if t.Owner != 0 {
@@ -112,6 +116,18 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	return nil
 }
 
+// check returns what the kernel lacks for the rules of a family, as far as every policy needs it.
+func check(conn *nfnetlink.Conn, f policy.Family) error {
+	h, base, batch := headerOf(f), baseHook(), &nfnetlink.Batch{}
+	const chain = chainPrefix + "check"
+	batch.AddTable(h.link, tableName)
+	batch.AddChain(h.link, tableName, baseChain, &base)
+	batch.AddChain(h.link, tableName, chain, nil)
+	batch.AddRule(h.link, tableName, chain, encode(f, policy.Rule{Verdict: policy.Masquerade}, "", ""), "")
+	batch.AddRule(h.link, tableName, baseChain, encode(f, policy.Rule{NotToLocal: true, Verdict: policy.Jump}, "", chain), "")
+	return withModule(conn.Check(batch))
+}
+
 // write changes the tables with masquerade chains.
 func (b *backend) write(observed *state, change func(*tableWriter)) error {
 	left, err := b.driver.write(observed, b.read,
@@ -119,7 +135,7 @@ func (b *backend) write(observed *state, change func(*tableWriter)) error {
 	if left {
 		_ = b.Remove(context.Background(), nil, nil)
 	}
-	return err
+	return withModule(err)
 }
 
 // write changes tables. If another program commits meanwhile, it reads them again and continues, unless

@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -151,9 +154,49 @@ func (d *Driver) dial() (*nfnetlink.Conn, error) {
 
 // usable adds to an error what the kernel needs. What a user needs is in nfnetlink's error.
 func usable(err error) error {
-	if !errors.Is(err, unix.EPERM) {
-		err = fmt.Errorf("%w; the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, "+
-			"CONFIG_NFT_FIB); try: modprobe nf_tables", err)
+	switch {
+	case errors.Is(err, netfilter.ErrUnusable):
+		return err
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("nftables: %w: %w", netfilter.ErrUnusable, err)
 	}
-	return fmt.Errorf("nftables: %w: %w", netfilter.ErrUnusable, err)
+	return fmt.Errorf("nftables: %w: %w; the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, "+
+		"CONFIG_NFT_FIB); %s", netfilter.ErrUnusable, err, howToLoad("nf_tables"))
+}
+
+// refusedByKernel reports whether the kernel refused an operation because it lacks a chain type, an
+// expression or a family.
+func refusedByKernel(err error) (refused *nfnetlink.Error, lacks bool) {
+	refused, _ = errors.AsType[*nfnetlink.Error](err)
+	return refused, refused != nil && slices.Contains([]syscall.Errno{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}, refused.Errno)
+}
+
+// withModule adds to an error of a batch which part of the kernel is missing.
+func withModule(err error) error {
+	refused, lacks := refusedByKernel(err)
+	if !lacks || !strings.Contains(refused.Op, ": add ") {
+		return err
+	}
+	family := "ipv4"
+	if refused.Family == nfnetlink.IPv6 {
+		family = "ipv6"
+	}
+	needs, module := "CONFIG_NF_TABLES_"+strings.ToUpper(family), "nf_tables"
+	switch {
+	case strings.Contains(refused.Op, ": add chain "):
+		needs, module = "CONFIG_NFT_NAT", "nft_chain_nat"
+	case strings.Contains(refused.Op, ": add rule to ") && strings.HasSuffix(refused.Op, " "+baseChain):
+		needs, module = "CONFIG_NFT_FIB_"+strings.ToUpper(family), "nft_fib_"+family
+	case strings.Contains(refused.Op, ": add rule to "):
+		needs, module = "CONFIG_NFT_MASQ", "nft_masq"
+	}
+	return fmt.Errorf("nftables: %w: %w; the kernel needs %s; %s, or set backend to iptables", netfilter.ErrUnusable, err, needs, howToLoad(module))
+}
+
+// howToLoad returns the remedy for a module that is missing.
+func howToLoad(module string) string {
+	if text, err := os.ReadFile("/proc/sys/kernel/modules_disabled"); err == nil && strings.TrimSpace(string(text)) == "1" {
+		return "kernel.modules_disabled forbids to load modules: name " + module + " in a file of /etc/modules-load.d and boot the node"
+	}
+	return "try: modprobe " + module
 }

@@ -5,15 +5,11 @@ package nftables
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"strings"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -345,11 +341,23 @@ func (d *Driver) ApplyGuards(_ context.Context, desired []policy.Guard, from net
 	return guardsUsable(err)
 }
 
+// CheckGuards implements netfilter.GuardTables.
+func (d *Driver) CheckGuards(_ context.Context, desired []policy.Guard) error {
+	conn, err := d.dial()
+	if err != nil {
+		return err
+	}
+	batch := &nfnetlink.Batch{}
+	for f, want := range guardTablesOf(desired) {
+		(&guardTable{}).update(headerOf(f), want, batch, batch)
+	}
+	return guardsUsable(conn.Check(batch))
+}
+
 // guardsUsable makes an error with which the kernel refused an expression or a chain that it does not have
 // one of tables that cannot be used.
 func guardsUsable(err error) error {
-	refused, _ := errors.AsType[*nfnetlink.Error](err)
-	if refused == nil || !slices.Contains([]syscall.Errno{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}, refused.Errno) {
+	if _, lacks := refusedByKernel(err); !lacks {
 		return err
 	}
 	return fmt.Errorf("nftables: %w: %w; the guard needs CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT",
