@@ -184,13 +184,17 @@ func readLegacy(f policy.Family, tableName string) (*legacyTable, error) {
 	const getInfo, getEntries = 64, 65
 	for range tries {
 		info := request(infoSize, tableName)
-		if err := getsockopt(fd, level, getInfo, info); err != nil {
+		err := getsockopt(fd, level, getInfo, info)
+		if errors.Is(err, unix.EPERM) {
+			err = fmt.Errorf("%w; it needs CAP_NET_ADMIN over the network namespace", err)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("read table %s of iptables-legacy: IPT_SO_GET_INFO: %w", tableName, err)
 		}
 		size := binary.NativeEndian.Uint32(info[infoEntriesSize:])
 		reply := request(entriesHead+int(size), tableName)
 		binary.NativeEndian.PutUint32(reply[nameSize:], size)
-		err := getsockopt(fd, level, getEntries, reply)
+		err = getsockopt(fd, level, getEntries, reply)
 		if errors.Is(err, unix.EAGAIN) { // the table has another size by now
 			continue
 		}

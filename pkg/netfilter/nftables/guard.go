@@ -360,8 +360,8 @@ func guardsUsable(err error) error {
 	if _, lacks := refusedByKernel(err); !lacks {
 		return err
 	}
-	return fmt.Errorf("nftables: %w: %w; the guard needs CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT",
-		netfilter.ErrUnusable, err)
+	return fmt.Errorf("nftables: %w: %w; the guard needs CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT; %s",
+		netfilter.ErrUnusable, err, howToLoad("nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct"))
 }
 
 func (s *state) guardBatches(want map[policy.Family]*guardTable) (fill, rest *nfnetlink.Batch) {
