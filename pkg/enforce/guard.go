@@ -118,8 +118,9 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	if err == nil {
 		err = e.checkGuardOwnership(g)
 	}
-	// Without this a kernel that lacks an expression would refuse the same tables at each sync.
-	if err == nil && g.missesTable() {
+	// Without this a kernel that lacks an expression would refuse the same tables at each sync. Tables on
+	// record were accepted once, and their repair does not wait for the check.
+	if err == nil && !g.Recorded && g.missesTable() {
 		if lacks := tables.CheckGuards(ctx, g.Desired); errors.Is(lacks, netfilter.ErrUnusable) {
 			err = lacks
 		}
