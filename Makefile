@@ -12,6 +12,7 @@ RECONCILER  := $(wildcard reconciler/*.go)
 CNI_TOOLS   := bin/cni/.built
 DEPLOY_TOOLS = bin/deploy/.built
 LINTER      := bin/lint/golangci-lint
+ACTIONLINT  := bin/lint/actionlint
 # The container images: what `make image` calls them, and for what machines they are.
 IMAGE       ?= ghcr.io/ip-masq/ip-masq-cni
 ARCHES      := amd64 arm64 s390x
@@ -51,12 +52,14 @@ test-one: packages build $(CNI_TOOLS) ## one test, by its name (TEST=TestStaleEn
 		test -n "$$file" || { echo "no test is named $(TEST)" >&2; exit 1; }; \
 		go test -count=1 -v -run '^$(TEST)$$' "./$$(dirname "$$file")"
 
-lint: $(LINTER) ## format, vet, go.mod, scripts, words, golangci-lint
+lint: $(LINTER) $(ACTIONLINT) ## format, vet, go.mod, scripts, workflows, words, golangci-lint
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }
 	go vet -tags $(SUITES) ./...
 	@for module in bench cni deploy; do echo "go -C tools/$$module vet ./..."; go -C tools/$$module vet ./... || exit 1; done
 	go mod tidy -diff
 	@for script in $(SCRIPTS); do echo "bash -n $$script"; bash -n "$$script" || exit 1; done
+	$(ACTIONLINT) -shellcheck= -pyflakes=
+	@! grep -rn 'uses:' .github/workflows | grep -vE '@[0-9a-f]{40} # v' || { echo 'pin actions by the hash of a commit' >&2; exit 1; }
 	tools/words
 	$(LINTER) run ./...
 
@@ -115,4 +118,8 @@ $(DEPLOY_TOOLS): tools/deploy/go.mod tools/deploy/go.sum $(wildcard tools/deploy
 
 $(LINTER): tools/lint/go.mod tools/lint/go.sum
 	go -C tools/lint build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@touch $@
+
+$(ACTIONLINT): tools/actionlint/go.mod tools/actionlint/go.sum
+	go -C tools/actionlint build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ github.com/rhysd/actionlint/cmd/actionlint
 	@touch $@
