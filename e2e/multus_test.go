@@ -4,11 +4,8 @@ package e2e
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,108 +14,26 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/version"
+	"github.com/ip-masq/ip-masq-cni/e2e/mainplugins"
 )
 
-// multus imitates Multus with --multus-conf-file=auto: it writes the same files into the
-// configuration directory, at its start and, with --cleanup-config-on-exit, once a second if the
-// first other file in the directory has changed.
-type multus struct {
-	dir string
-	// follows imitates --cleanup-config-on-exit=true: Multus follows changes of its master and
-	// removes its files at exit.
-	follows bool
-	thick   bool
+// multus is Multus in the configuration directory of a node.
+type multus struct{ mainplugins.Multus }
 
-	master string
-	hash   [sha256.Size]byte
-}
-
-// start starts Multus as a new container does.
-func (m *multus) start(t *testing.T) {
-	t.Helper()
-	m.master, m.hash = "", [sha256.Size]byte{}
-	m.generate(t)
-}
-
-// stop ends Multus by SIGTERM. Thick Multus always removes its file.
-func (m *multus) stop(t *testing.T) {
-	t.Helper()
-	for _, name := range []string{"00-multus.conf", "00-multus.conflist"} {
-		if err := os.Remove(filepath.Join(m.dir, name)); (m.follows || m.thick) && err != nil && !errors.Is(err, fs.ErrNotExist) {
-			t.Fatal(err)
-		}
-	}
-}
-
-// tick does what Multus does once a second. Thin Multus waits for its master to come back if the
-// master is gone, and does not choose another file.
-func (m *multus) tick(t *testing.T) {
-	t.Helper()
-	if _, err := os.Stat(m.master); m.follows && !m.thick && err == nil {
-		m.generate(t)
-	}
-}
-
-// generate chooses the master and writes the configuration of Multus.
-func (m *multus) generate(t *testing.T) {
-	t.Helper()
-	skipped := "00-multus.conf"
-	if m.thick {
-		skipped = "00-multus"
-	}
-	m.master = ""
-	for _, name := range fileNames(t, m.dir) {
-		ext := filepath.Ext(name)
-		if m.master == "" && (ext == ".conf" || ext == ".conflist") && !strings.HasPrefix(name, skipped) {
-			m.master = filepath.Join(m.dir, name)
-		}
-	}
-	if m.master == "" {
-		t.Fatal("Multus finds no master")
-	}
-	doc := readFile(t, m.master)
-	hash := sha256.Sum256(doc)
-	if hash == m.hash {
-		return
-	}
-	m.hash = hash
-	var master map[string]any
-	if err := json.Unmarshal(doc, &master); err != nil {
-		t.Fatalf("Multus cannot read its master: %v", err)
-	}
-	stated, ok := master["cniVersion"].(string)
-	if !ok {
-		t.Fatal("Multus wants its master to state a cniVersion")
-	}
-	conf := object{"type": "multus", "kubeconfig": "/etc/cni/net.d/multus.d/multus.kubeconfig", "delegates": []any{master}}
-	file := "00-multus.conf"
-	isList, err := version.GreaterThanOrEqualTo(stated, "1.0.0")
-	switch {
-	case err != nil:
-		t.Fatal(err)
-	case m.thick:
-		conf = object{"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus-shim", "clusterNetwork": "/host" + m.master}
-	case isList:
-		conf = object{"cniVersion": stated, "name": "multus-cni-network", "plugins": []any{conf}}
-		file = "00-multus.conflist"
-	default:
-		conf["cniVersion"], conf["name"] = stated, "multus-cni-network"
-	}
-	next := filepath.Join(m.dir, "00-multus.conf.new")
-	must(t, firstOf(os.WriteFile(next, marshalIndent(t, conf), 0o600), os.Rename(next, filepath.Join(m.dir, file))))
-}
+func (m *multus) start(t *testing.T) { t.Helper(); must(t, m.Start()) }
+func (m *multus) stop(t *testing.T)  { t.Helper(); must(t, m.Stop()) }
+func (m *multus) tick(t *testing.T)  { t.Helper(); must(t, m.Tick()) }
 
 // file returns the current configuration of Multus.
 func (m *multus) file(t *testing.T) (path string, doc []byte) {
 	t.Helper()
-	for _, name := range fileNames(t, m.dir) {
+	for _, name := range fileNames(t, m.Dir) {
 		if strings.HasPrefix(name, "00-multus.") {
-			path = filepath.Join(m.dir, name)
+			path = filepath.Join(m.Dir, name)
 		}
 	}
 	if path == "" {
-		t.Fatalf("no configuration of Multus among %q", fileNames(t, m.dir))
+		t.Fatalf("no configuration of Multus among %q", fileNames(t, m.Dir))
 	}
 	return path, readFile(t, path)
 }
@@ -128,28 +43,28 @@ func (m *multus) file(t *testing.T) (path string, doc []byte) {
 func (m *multus) wantConfigured(t *testing.T) {
 	t.Helper()
 	path, doc := m.file(t)
-	want, have := []string{filepath.Base(path), mainFile}, fileNames(t, m.dir)
+	want, have := []string{filepath.Base(path), mainFile}, fileNames(t, m.Dir)
 	for range 20 { // the reconciler may be replacing a file
 		if slices.Equal(have, want) {
 			break
 		}
 		time.Sleep(50 * time.Millisecond)
-		have = fileNames(t, m.dir)
+		have = fileNames(t, m.Dir)
 	}
 	if !slices.Equal(have, want) {
 		t.Errorf("the directory has %q", have)
 	}
 	copies := 1
-	if m.thick {
+	if m.Thick {
 		copies = 0
 	}
-	const itself = `"type": "multus`
-	entries := func(doc []byte) int { return len(regexp.MustCompile(`"type": ?"ip-masq"`).FindAll(doc, -1)) }
-	if bytes.Count(doc, []byte(itself)) != 1 || entries(doc) != copies {
+	plugins := func(name string, doc []byte) int { return len(regexp.MustCompile(`"type": ?"`+name).FindAll(doc, -1)) }
+	entries := func(doc []byte) int { return plugins("ip-masq", doc) }
+	if plugins("multus", doc) != 1 || entries(doc) != copies {
 		t.Errorf("%s is\n%s", path, doc)
 	}
-	if master := readFile(t, filepath.Join(m.dir, mainFile)); entries(master) != 1 || m.master != filepath.Join(m.dir, mainFile) {
-		t.Errorf("the master is %s, and %s has\n%s", m.master, mainFile, master)
+	if master := readFile(t, filepath.Join(m.Dir, mainFile)); entries(master) != 1 || m.Master != filepath.Join(m.Dir, mainFile) {
+		t.Errorf("the master is %s, and %s has\n%s", m.Master, mainFile, master)
 	}
 }
 
@@ -177,7 +92,7 @@ func TestManageWithMultus(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t, backends()[0])
 			n.writeMultusMaster(t, c.version)
-			m := &multus{dir: n.cni.ConfDir, follows: c.follows, thick: c.thick}
+			m := &multus{mainplugins.Multus{Dir: n.cni.ConfDir, Follows: c.follows, Thick: c.thick}}
 			m.start(t)
 			generated, before := m.file(t)
 			d := n.startReconciler(t, n.manageArgs(t, nil)...)
@@ -229,7 +144,7 @@ func TestManageReportsNestedMultus(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	n.writeMultusMaster(t, "0.3.1")
-	m := &multus{dir: n.cni.ConfDir}
+	m := &multus{mainplugins.Multus{Dir: n.cni.ConfDir}}
 	const wrapper = "00-a-wrapper.conflist"
 	for range 3 {
 		m.start(t)
@@ -295,4 +210,88 @@ func TestManageUnknownMultusDelegate(t *testing.T) {
 	if d.metric(t, "conflist_present") != 1 || n.hasPluginEntry(t, mainFile) {
 		t.Error("the entry in the delegate is not recognized")
 	}
+}
+
+// untilManagedWithMultus waits until the entry is in the master and, if Multus has a copy, in that.
+func (d *daemon) untilManagedWithMultus(t *testing.T, m *multus) {
+	t.Helper()
+	d.within(t, fileChangeTimeout, "entry in the master", func() bool { return d.n.hasPluginEntry(t, mainFile) })
+	m.start(t)
+	d.eventuallyReady(t)
+	m.wantConfigured(t)
+}
+
+// TestManageMultusKilled kills Multus while it writes. Its next file then has the end of the longer
+// one behind its own text. It checks that the reconciler names the file, writes nothing, and
+// inserts the entry once Multus has generated the file again.
+func TestManageMultusKilled(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.writeMultusMaster(t, "0.3.1")
+	m := &multus{mainplugins.Multus{Dir: n.cni.ConfDir}}
+	m.start(t)
+	generated, doc := m.file(t)
+	must(t, os.WriteFile(generated+".new", append(doc, `, "a longer one": {}}`...), 0o600))
+	m.start(t)
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.eventuallyUnready(t, "conflist: ", "a file there cannot be loaded", generated, "after top-level value")
+	time.Sleep(200 * time.Millisecond)
+	if n.hasPluginEntry(t, mainFile) {
+		t.Error("the entry was inserted")
+	}
+	m.start(t)
+	d.untilManagedWithMultus(t, m)
+}
+
+// TestManageMultusChangesFile raises the cniVersion of the master of thin Multus to 1.0.0, from
+// which on Multus writes 00-multus.conflist. It checks that the reconciler names the old file,
+// which the runtime still uses, unless Multus removes it.
+func TestManageMultusChangesFile(t *testing.T) {
+	t.Parallel()
+	for _, follows := range []bool{false, true} {
+		t.Run(fmt.Sprint("cleanup on exit ", follows), func(t *testing.T) {
+			n := newNode(t, backends()[0])
+			n.writeMultusMaster(t, "0.3.1")
+			m := &multus{mainplugins.Multus{Dir: n.cni.ConfDir, Follows: follows}}
+			m.start(t)
+			old, _ := m.file(t)
+			d := n.startReconciler(t, n.manageArgs(t, nil)...)
+			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
+			n.writeMultusMaster(t, "1.0.0")
+			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
+			if err := m.Tick(); errors.Is(err, mainplugins.ErrExited) != follows {
+				t.Fatalf("Multus: %v", err)
+			}
+			m.start(t)
+			if !follows {
+				d.eventuallyUnready(t, "conflist: "+old, "copy of network podnet without the plugin entry", "remove it", old+"list")
+				must(t, os.Remove(old))
+			}
+			d.eventuallyReady(t)
+			m.wantConfigured(t)
+		})
+	}
+}
+
+// TestManageMultusEmptiesFile breaks the master of thick Multus, which then empties its own file.
+func TestManageMultusEmptiesFile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.writeMultusMaster(t, "1.0.0")
+	m := &multus{mainplugins.Multus{Dir: n.cni.ConfDir, Thick: true}}
+	m.start(t)
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.untilManagedWithMultus(t, m)
+	n.writeConflistFile(t, mainFile, []byte("{"))
+	m.tick(t)
+	generated, doc := m.file(t)
+	if len(doc) > 0 {
+		t.Fatalf("%s: %s", generated, doc)
+	}
+	d.eventuallyUnready(t, "conflist: ", "a file there cannot be loaded", generated)
+	n.writeMultusMaster(t, "1.0.0")
+	m.tick(t)
+	d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
+	d.eventuallyReady(t)
+	m.wantConfigured(t)
 }

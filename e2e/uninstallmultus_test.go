@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/mainplugins"
 )
 
 // besideMultus makes a node where Multus has copied the conflist with the plugin entry.
@@ -18,7 +20,7 @@ func besideMultus(t *testing.T, follows bool) (*uninstalledNode, *multus) {
 	b := newUninstalledNode(t, backends()[0])
 	b.writeMultusMaster(t, "0.3.1")
 	b.original = readFile(t, b.conflistFile)
-	m := &multus{dir: b.cni.ConfDir, follows: follows}
+	m := &multus{mainplugins.Multus{Dir: b.cni.ConfDir, Follows: follows}}
 	m.start(t)
 	stdout, stderr, code := b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)
 	file, _ := m.file(t)

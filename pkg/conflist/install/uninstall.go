@@ -75,8 +75,8 @@ func referencesText(references []Reference) string {
 	for _, r := range references {
 		files = append(files, policy.Printable(r.File))
 	}
-	return strings.Join(files, ", ") + " names it: if Multus generates the file, restart Multus on the node; otherwise restart the program " +
-		"that generates it, or remove the plugin entry"
+	return strings.Join(files, ", ") + " names it: if Multus generates the file, restart Multus on the node, and remove the file if Multus " +
+		"has left it behind; otherwise restart the program that generates it, or remove the plugin entry"
 }
 
 func attachedText(attached []CachedResult) string {
