@@ -1,6 +1,8 @@
 # ip-masq: build, test, lint. `make help` lists the targets.
 
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+# The time of what has one, so that two builds of a commit are equal.
+COMMIT_TIME = $(shell git log -1 --format=%ct)
 FUZZTIME  ?= 1m
 TESTFLAGS ?= $(if $(CI),-v)
 
@@ -30,7 +32,7 @@ export IPMASQ_BIN_DIR := $(CURDIR)/bin
 # iptables and nft are in sbin, which is not in every PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build test test-one lint fuzz demo bench e2e-runtimes e2e-cluster image image-iptables packages clean
+.PHONY: help build test test-one lint fuzz demo bench e2e-runtimes e2e-cluster image image-iptables man packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9 -]+):.*## /\1\t/' | expand -t 34
@@ -55,6 +57,7 @@ test-one: packages build $(CNI_TOOLS) ## one test, by its name (TEST=TestStaleEn
 lint: $(LINTER) $(ACTIONLINT) ## format, vet, go.mod, scripts, workflows, words, golangci-lint
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }
 	go vet -tags $(SUITES) ./...
+	go vet -tags man ./reconciler
 	@for module in bench cni deploy; do echo "go -C tools/$$module vet ./..."; go -C tools/$$module vet ./... || exit 1; done
 	go mod tidy -diff
 	@for script in $(SCRIPTS); do echo "bash -n $$script"; bash -n "$$script" || exit 1; done
@@ -100,6 +103,9 @@ image image-iptables: ## the container image, without and with iptables, as an a
 	done
 	go run ./deploy/image $(IMAGE_FLAGS) -version $(VERSION) -arch "$$(echo $(ARCHES) | tr ' ' ,)" -out $(IMAGE_FILE)
 	@ls -l $(IMAGE_FILE)
+
+man: ## manual pages and completions in bin/man and bin/completions
+	SOURCE_DATE_EPOCH=$(COMMIT_TIME) go run -tags man -ldflags "-X main.version=$(VERSION)" ./reconciler bin
 
 packages: ## programs that the tests run (root on Debian: installs them)
 	@tools/debian-packages $(PACKAGES)

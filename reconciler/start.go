@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !man
+
+package main
+
+import "os"
+
+func main() { os.Exit(run(os.Args[1:])) }

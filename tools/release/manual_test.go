@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package release
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestManual: there is a page for the plugin, the reconciler and each of its commands; groff finds
+// nothing wrong with them, and each shell gets completions.
+func TestManual(t *testing.T) {
+	dir := t.TempDir()
+	c := exec.Command("go", "run", "-tags", "man", "-ldflags", "-X main.version=v1.2.3", "./reconciler", dir)
+	c.Dir = filepath.Join("..", "..")
+	c.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1750000000")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Error(err)
+		}
+		return string(text)
+	}
+	pages := []string{"ip-masq", "ip-masq-reconciler"}
+	help, err := exec.Command(filepath.Join(binDir(), "ip-masq-reconciler"), "--help").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v; run `make build` first\n%s", err, help)
+	}
+	_, commands, _ := strings.Cut(string(help), "\nAvailable Commands:\n")
+	commands, _, _ = strings.Cut(commands, "\n\n")
+	for _, m := range regexp.MustCompile(`(?m)^  ([a-z]+) `).FindAllStringSubmatch(commands, -1) {
+		if m[1] != "help" {
+			pages = append(pages, "ip-masq-reconciler-"+m[1])
+		}
+	}
+	if have, _ := filepath.Glob(filepath.Join(dir, "man", "*")); len(have) != len(pages) || len(pages) < 10 {
+		t.Errorf("there are the pages %q, want those of %q", have, pages)
+	}
+	groff, noGroff := exec.LookPath("groff")
+	for _, name := range pages {
+		page := read("man/" + name + ".8")
+		if !strings.Contains(page, `" "8" "Jun 2025" "ip-masq v1.2.3" "ip-masq"`) {
+			t.Errorf("%s has a header without section, date, or version:\n%.200s", name, page)
+		}
+		if noGroff != nil {
+			continue
+		}
+		c := exec.Command(groff, "-man", "-ww", "-Tutf8")
+		c.Stdin = strings.NewReader(page)
+		var out, messages bytes.Buffer
+		c.Stdout, c.Stderr = &out, &messages
+		if err := c.Run(); err != nil || messages.Len() > 0 || out.Len() < 500 {
+			t.Errorf("%s: %v, %s", name, err, messages.Bytes())
+		}
+	}
+	if page := read("man/ip-masq-reconciler.8"); !strings.Contains(page, ".SH FILES") || !strings.Contains(page, "resync-interval") {
+		t.Errorf("ip-masq-reconciler(8) lacks files or options:\n%s", page)
+	}
+	if page := read("man/ip-masq-reconciler-install.8"); strings.Contains(page, "resync-interval") {
+		t.Errorf("ip-masq-reconciler-install(8) repeats the settings:\n%s", page)
+	}
+	for name, marker := range map[string]string{
+		"bash/ip-masq-reconciler": "complete -o default", "zsh/_ip-masq-reconciler": "#compdef ip-masq-reconciler",
+		"fish/ip-masq-reconciler.fish": "complete -c ip-masq-reconciler",
+	} {
+		if !strings.Contains(read("completions/"+name), marker) {
+			t.Errorf("%s has no %q", name, marker)
+		}
+	}
+}
