@@ -83,7 +83,7 @@ e2e-cluster: packages build $(CNI_TOOLS) ## whole Kubernetes clusters: DaemonSet
 e2e-runtimes: PACKAGES := containerd runc podman busybox-static iptables nftables conntrack iproute2
 e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, podman and CRI-O's calls (root)
 	containerd=$$($(CONTAINERD)) && IPMASQ_CONTAINERD_DIR=$$containerd \
-		go test -tags e2e_runtimes -count=1 -timeout 15m $(TESTFLAGS) ./e2e/runtimes/...
+		go test -tags e2e_runtimes -count=1 -timeout 15m ./e2e/runtimes/... $(TESTFLAGS)
 
 # Under 15 minutes on two cores. A quick run (BENCHFLAGS=-quick) writes to bin/bench/quick and judges nothing.
 bench: packages build $(CNI_TOOLS) ## benchmarks: writes docs/benchmarks (BENCHFLAGS=-quick)

@@ -84,7 +84,7 @@ func Start(ctx context.Context, m *machine.Machine, options Options) (*Runtime, 
 		options.BinDirs = []string{"/opt/cni/bin"}
 	}
 	// crictl warns with each command if the file is missing.
-	if err := m.WriteFile(crictlConfig, fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 60\n", socket), 0o644); err != nil {
+	if err := m.WriteFile(crictlConfig, fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 300\n", socket), 0o644); err != nil {
 		return nil, fmt.Errorf("configure crictl: %w", err)
 	}
 	r := &Runtime{Machine: m, options: options, crictl: filepath.Join(dir, "crictl")}

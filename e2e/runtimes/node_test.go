@@ -172,7 +172,7 @@ func (n *node) rules(t *testing.T) string {
 		t.Fatalf("nft: %s", text)
 	}
 	if n.form.variant == "legacy" {
-		legacy, _ := n.ended(t, nil, "iptables-legacy-save", "-t", "nat")
+		legacy, _ := n.ended(t, nil, "iptables-legacy", "-t", "nat", "-S")
 		text += legacy
 	}
 	return text
