@@ -77,7 +77,7 @@ func disk(t *testing.T, arch string) string {
 func script() string {
 	var b strings.Builder
 	b.WriteString(`#!/bin/bash
-exec </dev/null >/dev/vport0p1 2>&1
+exec </dev/null >$(echo /dev/vport*) 2>&1 # the only one: bash would make a file of another name
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb
 export IPMASQ_BIN_DIR=/job/project/bin
 trap 'echo b >/proc/sysrq-trigger' EXIT
@@ -137,6 +137,10 @@ func run(t *testing.T, k kernel, files, job string) *report {
 	c.Stderr = &complaints
 	out, err := c.StdoutPipe()
 	if err != nil {
+		t.Fatal(err)
+	}
+	// qemu closes the port at the end of its standard input.
+	if _, err := c.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
 	r := &report{}
