@@ -21,7 +21,7 @@ ARCHES      := amd64 arm64 s390x
 SCRIPTS      = $(shell find .ci tools -type f -perm -u+x)
 
 # Tests that have targets of their own; see their doc.go.
-SUITES := e2e_runtimes,e2e_cluster
+SUITES := e2e_runtimes,e2e_cluster,e2e_kernels
 # Prints where containerd is, which is built once, without what needs C.
 CONTAINERD := tools/cached containerd -tags no_btrfs,no_aufs,no_zfs,no_devmapper,no_tracing
 
@@ -84,6 +84,11 @@ e2e-runtimes: PACKAGES := containerd runc podman busybox-static iptables nftable
 e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, podman and CRI-O's calls (root)
 	containerd=$$($(CONTAINERD)) && IPMASQ_CONTAINERD_DIR=$$containerd \
 		go test -tags e2e_runtimes -count=1 -timeout 15m ./e2e/runtimes/... $(TESTFLAGS)
+
+# One kernel with KERNELS=bookworm-amd64.
+e2e-kernels: PACKAGES := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod xz-utils busybox-static
+e2e-kernels: packages ## virtual machines with Debian's kernels and programs; writes docs/kernels (root; up to 1 h each)
+	go test -tags e2e_kernels -count=1 -timeout 12h -v -run 'TestKernels/$(KERNELS)' ./e2e/kernels
 
 # Under 15 minutes on two cores. A quick run (BENCHFLAGS=-quick) writes to bin/bench/quick and judges nothing.
 bench: packages build $(CNI_TOOLS) ## benchmarks: writes docs/benchmarks (BENCHFLAGS=-quick)

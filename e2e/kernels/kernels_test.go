@@ -81,6 +81,7 @@ exec </dev/null >$(echo /dev/vport*) 2>&1 # the only one: bash would make a file
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb
 export IPMASQ_BIN_DIR=/job/project/bin
 trap 'echo b >/proc/sysrq-trigger' EXIT
+mkdir -p /opt /root /var/lib
 ln -s /proc/self/fd /dev/fd
 ln -s /proc/self/fd/0 /dev/stdin
 ln -s /proc/self/fd/1 /dev/stdout

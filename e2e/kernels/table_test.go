@@ -47,4 +47,8 @@ type program struct {
 // The order is that of how much depends on the kernel.
 var programs = []program{
 	{dir: "pkg/netfilter/nfnetlink", limit: 2 * time.Minute},
+	{dir: "pkg/netfilter/conntrack", limit: 2 * time.Minute},
+	{dir: "pkg/netfilter/nftables", limit: 2 * time.Minute},
+	{dir: "e2e", run: "^(TestTamper.*|TestBoot.*|TestGuardPackets.*)$", limit: 2 * time.Minute},
+	{dir: "pkg/netfilter/iptables", limit: 2 * time.Minute},
 }
