@@ -49,6 +49,6 @@ var programs = []program{
 	{dir: "pkg/netfilter/nfnetlink", limit: 2 * time.Minute},
 	{dir: "pkg/netfilter/conntrack", limit: 2 * time.Minute},
 	{dir: "pkg/netfilter/nftables", limit: 2 * time.Minute},
-	{dir: "e2e", run: "^(TestTamper.*|TestBoot.*|TestGuardPackets.*)$", limit: 2 * time.Minute},
+	{dir: "e2e", run: "^(TestIdempotence|TestTampering|TestAgentChainTakeover|TestReboot|TestGuardWrongPackets|TestPolicyChangeUnderConnections|TestWithoutPrograms)$", limit: 2 * time.Minute},
 	{dir: "pkg/netfilter/iptables", limit: 2 * time.Minute},
 }
