@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -81,7 +82,7 @@ func script() string {
 	b.WriteString(`#!/bin/bash
 exec </dev/null >$(echo /dev/vport*) 2>&1 # the only one: bash would make a file of another name
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb
-export IPMASQ_BIN_DIR=/job/project/bin
+export IPMASQ_BIN_DIR=/job/project/bin IPMASQ_MOST_SLOWDOWN=1000
 trap 'echo b >/proc/sysrq-trigger' EXIT
 mkdir -p /opt /root /var/lib
 ln -s /proc/self/fd /dev/fd
@@ -125,12 +126,13 @@ func run(t *testing.T, k kernel, files, job string) *report {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	e := emulators[k.arch]
-	args := append(e.args[1:len(e.args):len(e.args)],
+	args := slices.Concat(e.args[1:], []string{
 		"-accel", "tcg,tb-size=1024", "-smp", "1", "-m", "3G", "-nic", "none", "-display", "none", "-no-reboot", "-monitor", "none",
-		"-kernel", files+"/vmlinuz", "-initrd", files+"/initrd",
-		"-append", "console="+e.console+" mitigations=off nokaslr random.trust_cpu=on panic=1",
-		"-device", "virtio-rng-"+e.bus, "-serial", fmt.Sprintf("file:%s/bin/kernels/%s.console", root, k),
-		"-device", "virtio-serial-"+e.bus, "-chardev", "stdio,id=out,signal=off", "-device", "virtserialport,chardev=out")
+		"-kernel", files + "/vmlinuz", "-initrd", files + "/initrd",
+		"-append", "console=" + e.console + " mitigations=off nokaslr init_on_alloc=0 apparmor=0 audit=0 tsc=reliable random.trust_cpu=on panic=1",
+		"-device", "virtio-rng-" + e.bus, "-serial", fmt.Sprintf("file:%s/bin/kernels/%s.console", root, k),
+		"-device", "virtio-serial-" + e.bus, "-chardev", "stdio,id=out,signal=off", "-device", "virtserialport,chardev=out",
+	})
 	for i, file := range []string{files + "/userland.ext4", job} {
 		args = append(args, "-drive", fmt.Sprintf("file=%s,format=raw,if=none,id=disk%d,snapshot=on", file, i),
 			"-device", fmt.Sprintf("virtio-blk-%s,drive=disk%d", e.bus, i))

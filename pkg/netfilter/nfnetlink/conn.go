@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,6 +43,8 @@ type Conn struct {
 	attrs    attrTable
 	// consistent is set within ConsistentRead.
 	consistent bool
+	// consistentLimit is the time after which ConsistentRead begins no other attempt.
+	consistentLimit time.Duration
 }
 
 // Dial opens a socket in the network namespace of the calling thread. The socket stays in that
@@ -68,7 +71,9 @@ func Dial() (*Conn, error) {
 	return newConn(fd), nil
 }
 
-func newConn(fd int) *Conn { return &Conn{fd: fd, in: make([]byte, datagramSize)} }
+func newConn(fd int) *Conn {
+	return &Conn{fd: fd, in: make([]byte, datagramSize), consistentLimit: 300 * time.Millisecond}
+}
 
 // openSocket opens a socket, sets it up and connects it to the kernel, so that no other process can
 // send messages to it.

@@ -82,14 +82,14 @@ func each[T any](decode func(*attrTable) T) func([]T, *attrTable) []T {
 // be read when no commit is under way: the kernel raises it first and then unlinks what the commit
 // deletes, and a dump that begins in between loses its place at an unchanged generation.
 func (c *Conn) ConsistentRead(read func() error) (generation uint32, err error) {
-	const attempts, limit = 50, 300 * time.Millisecond
+	const attempts = 50
 	if c.consistent {
 		return 0, read()
 	}
 	c.consistent = true
 	defer func() { c.consistent = false }()
 	begun := time.Now()
-	for n := 0; n < attempts && time.Since(begun) < limit; n++ {
+	for n := 0; n < attempts && time.Since(begun) < c.consistentLimit; n++ {
 		before, err := c.Generation()
 		if err != nil {
 			return 0, err
