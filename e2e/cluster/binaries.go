@@ -18,6 +18,8 @@ type Binaries struct {
 	Containerd string
 	// Kubernetes has kube-apiserver, kubelet and so on.
 	Kubernetes string
+	// Flannel has flanneld, install-conf and kube-flannel.yml.
+	Flannel string
 	// Images has the project's container images, ip-masq-TAG.tar.
 	Images string
 }
@@ -32,6 +34,7 @@ func FindBinaries() (Binaries, error) {
 		Own:        own,
 		Containerd: os.Getenv("IPMASQ_CONTAINERD_DIR"),
 		Kubernetes: os.Getenv("IPMASQ_KUBERNETES_DIR"),
+		Flannel:    os.Getenv("IPMASQ_FLANNEL_DIR"),
 		Images:     os.Getenv("IPMASQ_IMAGE_DIR"),
 	}
 	for _, program := range []string{

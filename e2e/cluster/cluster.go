@@ -23,6 +23,9 @@ type Options struct {
 	Nodes int
 	// Taints are the taints with which nodes register.
 	Taints []Taint
+	// NoNetwork leaves the nodes without a conflist, so that they are not ready until the test
+	// installs a main CNI plugin.
+	NoNetwork bool
 	// LegacyIPTables selects iptables-legacy on the nodes.
 	LegacyIPTables bool
 }
@@ -56,7 +59,7 @@ type T interface {
 	Logf(format string, args ...any)
 }
 
-// New builds a cluster for a test and waits until its nodes are ready.
+// New builds a cluster for a test and waits until its nodes are ready, unless they have no network.
 func New(t T, options Options) *Cluster {
 	t.Helper()
 	if options.Nodes == 0 {
@@ -122,6 +125,14 @@ func (c *Cluster) build(t T) error {
 			return err
 		}
 	}
+	if c.options.NoNetwork {
+		return nil
+	}
+	return c.AwaitReady(ctx)
+}
+
+// AwaitReady waits until the API server reports every node as ready.
+func (c *Cluster) AwaitReady(ctx context.Context) error {
 	for _, n := range c.Nodes {
 		if err := n.AwaitReady(ctx); err != nil {
 			return err

@@ -6,8 +6,9 @@
 // was read from a packet by its receiver; and no process outlives the test, because each machine
 // has a PID namespace. Unlike in a real cluster the containers of a node share the test machine's
 // UTS namespace, a reboot is simulated by removing what does not survive it, and there is no DNS.
-// Initially the cluster has only a control plane, containerd, kubelet and kube-proxy; tests install
-// the project. They need root; `make e2e-cluster` runs them.
+// Initially the cluster has only a control plane, containerd, kubelet, kube-proxy and bridge as the
+// main CNI plugin, which one test replaces by flannel; tests install the project. They need root;
+// `make e2e-cluster` runs them.
 //
 //	control ─┐          ┌─ lan: has routes to the pods
 //	node1 ───┼─ router ─┤

@@ -83,8 +83,10 @@ func (n *Node) furnish(ctx context.Context, images [][]byte) error {
 			return err
 		}
 	}
-	if err := n.WriteFile(ConflistPath, n.Conflist(), 0o644); err != nil {
-		return err
+	if !n.cluster.options.NoNetwork {
+		if err := n.WriteFile(ConflistPath, n.Conflist(), 0o644); err != nil {
+			return err
+		}
 	}
 	if n.cluster.options.LegacyIPTables {
 		if err := n.useLegacyIPTables(ctx); err != nil {

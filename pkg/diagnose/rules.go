@@ -259,7 +259,7 @@ func remedyFor(r thirdparty.Rule) string {
 	case writtenByKubelet(r):
 		return "kube-proxy: leave --masquerade-all (iptables.masqueradeAll) off."
 	case strings.HasPrefix(r.Chain, "FLANNEL") || strings.HasPrefix(r.Table, "flannel"):
-		return "flannel: run flanneld without --ip-masq."
+		return `flannel: write "ipMasq": false into its delegate (ConfigMap kube-flannel-cfg), run flanneld without --ip-masq, then reboot: its rules stay.`
 	case r.Table == "kindnet-ipmasq":
 		return "kindnet: run kindnetd with --masquerading=false."
 	case r.Chain == "KIND-MASQ-AGENT":

@@ -111,6 +111,8 @@ func TestThirdPartyRules(t *testing.T) {
 			want: map[string]string{"problem kubelet-masquerade": "KUBE-POSTROUTING: masquerade, --masquerade-all"}},
 		{name: "kubenet's", rules: `-A POSTROUTING ! -d 10.0.0.0/8 -m comment --comment "kubenet: SNAT for outbound traffic from cluster" -m addrtype ! --dst-type LOCAL -j MASQUERADE`, counted: 1,
 			want: map[string]string{"problem kubelet-masquerade": "applies to 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16, which, --non-masquerade-cidr"}},
+		{name: "flannel's", rules: ":FLANNEL-POSTRTG -\n-A POSTROUTING -j FLANNEL-POSTRTG\n-A FLANNEL-POSTRTG -s 10.244.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE", counted: 1,
+			want: map[string]string{"problem foreign-masquerade": "chain FLANNEL-POSTRTG: from 10.244.0.0/16 not to 224.0.0.0/4 masquerade, \"ipMasq\": false into its delegate (ConfigMap kube-flannel-cfg), without --ip-masq, reboot: its rules stay"}},
 		{name: "kindnet's", nft: kindnet, counted: 1,
 			set:  func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.168.0.0/16") },
 			want: map[string]string{"problem foreign-masquerade": "table kindnet-ipmasq, chain postrouting: masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 192.168.0.0/16, --masquerading=false"}},
