@@ -124,8 +124,9 @@ $(CNI_TOOLS): tools/cni/go.mod tools/cni/go.sum $(wildcard tools/cni/*/*.go)
 	go -C tools/cni build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool ./crioverbs ./flannel
 	@touch $@
 
-$(DEPLOY_TOOLS): tools/deploy/go.mod tools/deploy/go.sum $(wildcard tools/deploy/*/*.go)
+$(DEPLOY_TOOLS): $(wildcard tools/deploy/go.* tools/deploy/*/*.go tools/helm/go.*)
 	go -C tools/deploy build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool ./check
+	go -C tools/helm build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool
 	@touch $@
 
 $(LINTER): tools/lint/go.mod tools/lint/go.sum

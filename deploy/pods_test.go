@@ -84,8 +84,14 @@ type volume struct {
 // daemonSets returns the project's DaemonSets of a kustomization.
 func daemonSets(t *testing.T, dir string) []daemonSet {
 	t.Helper()
+	return daemonSetsIn(t, build(t, dir))
+}
+
+// daemonSetsIn returns the DaemonSets of manifests, of which there must be one.
+func daemonSetsIn(t *testing.T, manifests []byte) []daemonSet {
+	t.Helper()
 	var all []daemonSet
-	for _, document := range strings.Split(string(build(t, dir)), "\n---\n") {
+	for _, document := range strings.Split(string(manifests), "\n---\n") {
 		var d daemonSet
 		if err := yaml.Unmarshal([]byte(document), &d); err != nil {
 			t.Fatal(err)
@@ -209,27 +215,32 @@ func entrypoint(t *testing.T) []string {
 func TestArguments(t *testing.T) {
 	for name, dir := range kustomizations(t) {
 		t.Run(name, func(t *testing.T) {
-			p := daemonSets(t, dir)[0].Spec.Template.Spec
-			for _, c := range slices.Concat(p.InitContainers, p.Containers) {
-				args := slices.Clone(c.Args)
-				for i := range args {
-					args[i] = regexp.MustCompile(`\$\((\w+)\)`).ReplaceAllStringFunc(args[i], func(name string) string {
-						for _, e := range c.Env {
-							if "$("+e.Name+")" != name {
-								continue
-							}
-							if e.Name == "NODE_IP" {
-								return "fd00::1" // of the downward API; IPv6 is what breaks it
-							}
-							return e.Value
-						}
-						t.Errorf("%s: %s: there is no such variable", c.Name, args[i])
-						return ""
-					})
-				}
-				wantTaken(t, args)
-			}
+			wantArgumentsTaken(t, daemonSets(t, dir)[0].Spec.Template.Spec)
 		})
+	}
+}
+
+// wantArgumentsTaken checks the arguments of the pod's containers, with their variables replaced.
+func wantArgumentsTaken(t *testing.T, p pod) {
+	t.Helper()
+	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
+		args := slices.Clone(c.Args)
+		for i := range args {
+			args[i] = regexp.MustCompile(`\$\((\w+)\)`).ReplaceAllStringFunc(args[i], func(name string) string {
+				for _, e := range c.Env {
+					if "$("+e.Name+")" != name {
+						continue
+					}
+					if e.Name == "NODE_IP" {
+						return "fd00::1" // of the downward API; IPv6 is what breaks it
+					}
+					return e.Value
+				}
+				t.Errorf("%s: %s: there is no such variable", c.Name, args[i])
+				return ""
+			})
+		}
+		wantTaken(t, args)
 	}
 }
 

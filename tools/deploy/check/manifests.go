@@ -69,6 +69,7 @@ type strategy struct {
 func kinds() map[string]func() any {
 	return map[string]func() any{
 		"v1/ConfigMap":       func() any { return new(core.ConfigMap) },
+		"v1/Pod":             func() any { return new(core.Pod) },
 		"v1/ServiceAccount":  func() any { return new(core.ServiceAccount) },
 		"apps/v1/DaemonSet":  func() any { return new(apps.DaemonSet) },
 		"apps/v1/Deployment": func() any { return new(apps.Deployment) },

@@ -1,0 +1,291 @@
+{{/* The names of objects are fixed: two of these on one node would undo each other's work. */}}
+{{- define "ip-masq.name" -}}
+{{ if .Values.agentReplacement.enabled }}ip-masq-agent{{ else }}ip-masq{{ end }}
+{{- end }}
+
+{{/* The directories of the container runtime, as YAML. */}}
+{{- define "ip-masq.directories" -}}
+{{- $platforms := dict
+  "default" (list "/etc/cni/net.d" "/opt/cni/bin" "/run/containerd")
+  "gke" (list "/etc/cni/net.d" "/home/kubernetes/bin" "/run/containerd")
+  "k3s" (list "/var/lib/rancher/k3s/agent/etc/cni/net.d" "/var/lib/rancher/k3s/data/cni" "/run/k3s/containerd")
+  "microk8s" (list "/var/snap/microk8s/current/args/cni-network" "/var/snap/microk8s/current/opt/cni/bin" "/var/snap/microk8s/common/run/containerd")
+  "openshift" (list "/run/multus/cni/net.d" "/var/lib/cni/bin" "/run/containerd") }}
+{{- $directories := get $platforms .Values.platform -}}
+conf: {{ .Values.cniConfDir | default (index $directories 0) }}
+bin: {{ .Values.cniBinDir | default (index $directories 1) }}
+containerd: {{ .Values.containerdStateDir | default (index $directories 2) }}
+{{- end }}
+
+{{/* "true" if rules may be in iptables. */}}
+{{- define "ip-masq.iptables" -}}
+{{ if or .Values.image.iptables .Values.agentReplacement.enabled (ne (.Values.policy.backend | default "auto") "nftables") }}true{{ end }}
+{{- end }}
+
+{{/* "true" if /metrics is served. */}}
+{{- define "ip-masq.metrics" -}}
+{{ if or .Values.metrics.enabled .Values.monitoring.enabled }}true{{ end }}
+{{- end }}
+
+{{/* What a pod has beside its containers and volumes. */}}
+{{- define "ip-masq.pod" -}}
+# The rules are those of the node's network namespace.
+hostNetwork: true
+dnsPolicy: Default
+# Nothing here talks to the API.
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- if eq .Values.platform "openshift" }}
+# Named by the SecurityContextConstraints.
+serviceAccountName: ip-masq
+{{- end }}
+priorityClassName: system-node-critical
+# Rules stay when it ends; there is nothing to wait for.
+terminationGracePeriodSeconds: 10
+nodeSelector:
+  {{- merge (dict "kubernetes.io/os" "linux") .Values.nodeSelector | toYaml | nindent 2 }}
+tolerations:
+  - operator: Exists
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+# The files on the node belong to root, and capabilities are those of root. What root may do is what
+# `capabilities` leaves it.
+securityContext:
+  runAsUser: 0
+  runAsGroup: 0
+  {{- if or .Values.selinux (eq .Values.platform "openshift") }}
+  # On nodes that enforce SELinux a container's own domain may write nowhere on the node.
+  seLinuxOptions:
+    type: spc_t
+  {{- end }}
+  seccompProfile:
+    type: RuntimeDefault
+{{- end }}
+
+{{- define "ip-masq.image" -}}
+{{- $tag := printf "%s%s" (.Values.image.tag | default .Chart.AppVersion) (include "ip-masq.iptables" . | empty | ternary "" "-iptables") -}}
+image: {{ .Values.image.repository }}:{{ $tag }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
+{{- with .Values.image.pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* What a container has that reads or writes rules. */}}
+{{- define "ip-masq.container" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+    {{- if include "ip-masq.iptables" . }}
+    # NET_RAW is what iptables-legacy opens its socket with.
+    add: [NET_ADMIN, NET_RAW]
+    {{- else }}
+    add: [NET_ADMIN]
+    {{- end }}
+resources:
+  {{- toYaml .Values.resources | nindent 2 }}
+{{- end }}
+
+{{- define "ip-masq.directoryVariables" -}}
+{{- $directories := include "ip-masq.directories" . | fromYaml -}}
+- name: CNI_CONF_DIR
+  value: {{ $directories.conf }}
+- name: CNI_BIN_DIR
+  value: {{ $directories.bin }}
+{{- end }}
+
+{{/* Flags of every command that other values than the defaults need, one a line. */}}
+{{- define "ip-masq.flags" -}}
+{{- with .Values.policy.dataDir }}
+- --data-dir={{ . }}
+{{- end }}
+{{- if ne (int .Values.healthPort) 19820 }}
+- --health-listen=127.0.0.1:{{ .Values.healthPort }}
+{{- end }}
+{{- end }}
+
+{{- define "ip-masq.httpGet" -}}
+httpGet:
+  host: 127.0.0.1
+  port: {{ .root.Values.healthPort }}
+  path: {{ .path }}
+{{- end }}
+
+{{/* What `run` mounts. */}}
+{{- define "ip-masq.mounts" -}}
+{{- include "ip-masq.stateMounts" . }}
+- name: agent-config
+  mountPath: /etc/config
+  readOnly: true
+{{- if not .Values.agentReplacement.enabled }}
+{{- $directories := include "ip-masq.directories" . | fromYaml }}
+- name: cni-conf-dir
+  mountPath: {{ $directories.conf }}
+- name: cni-bin-dir
+  mountPath: {{ $directories.bin }}
+  readOnly: true
+- name: settings
+  mountPath: /etc/ip-masq
+  readOnly: true
+- name: flannel
+  mountPath: /run/flannel
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "ip-masq.stateMounts" -}}
+- name: state
+  mountPath: /var/lib/cni
+{{- if include "ip-masq.iptables" . }}
+- name: xtables-lock
+  mountPath: /run/xtables.lock
+{{- end }}
+{{- end }}
+
+{{/* The volumes of `run`. Directories of the node have the paths that they have there, so that messages
+name what people find. */}}
+{{- define "ip-masq.volumes" -}}
+{{- include "ip-masq.stateVolumes" . }}
+# The agents' own ConfigMap, if there is one.
+- name: agent-config
+{{- with .Values.agentConfig.configMaps }}
+  projected:
+    sources:
+      {{- range . }}
+      - configMap:
+          name: {{ . }}
+          optional: true
+      {{- end }}
+{{- else }}
+  configMap:
+    name: ip-masq-agent
+    optional: true
+    items:
+      - key: config
+        path: ip-masq-agent
+{{- end }}
+{{- if not .Values.agentReplacement.enabled }}
+{{ include "ip-masq.runtimeVolumes" . }}
+{{- if .Values.nodeSettings }}
+{{ include "ip-masq.nodeSettingsVolume" . }}
+{{- else }}
+- name: settings
+  configMap:
+    name: ip-masq
+{{- end }}
+# `doctor` reads there what flannel's plugin will tell its delegate: no rule shows that before the
+# first pod. Elsewhere it is empty.
+- name: flannel
+  hostPath:
+    path: /run/flannel
+    type: DirectoryOrCreate
+{{- end }}
+{{- end }}
+
+{{- define "ip-masq.runtimeVolumes" -}}
+{{- $directories := include "ip-masq.directories" . | fromYaml -}}
+- name: cni-conf-dir
+  hostPath:
+    path: {{ $directories.conf }}
+    type: DirectoryOrCreate
+# Not created: where it is not there, the runtime looks elsewhere, and the pod's events say so.
+- name: cni-bin-dir
+  hostPath:
+    path: {{ $directories.bin }}
+    type: Directory
+{{- end }}
+
+{{- define "ip-masq.nodeSettingsVolume" -}}
+- name: settings
+  hostPath:
+    path: /etc/ip-masq
+    type: Directory
+{{- end }}
+
+{{- define "ip-masq.stateVolumes" -}}
+# All of it: the plugin keeps its state in ip-masq, runtimes keep theirs beside it.
+- name: state
+  hostPath:
+    path: /var/lib/cni
+    type: DirectoryOrCreate
+{{- if include "ip-masq.iptables" . }}
+# The lock that all users of iptables-legacy on the node share.
+- name: xtables-lock
+  hostPath:
+    path: /run/xtables.lock
+    type: FileOrCreate
+{{- end }}
+{{- end }}
+
+{{/* The plugin entry. */}}
+{{- define "ip-masq.entry" -}}
+{"type": "ip-masq"
+{{- range $key, $value := .Values.policy }}, {{ toJson $key }}: {{ toJson $value }}{{ end }}}
+{{- end }}
+
+{{/* reconciler.toml: a JSON string, number, boolean or list is TOML too. */}}
+{{- define "ip-masq.toml" -}}
+{{- range $key, $value := .Values.reconciler }}
+{{- if not (kindIs "map" $value) }}{{ $key }} = {{ toJson $value }}
+{{ end }}
+{{- end }}
+{{- range $table, $keys := .Values.reconciler }}
+{{- if kindIs "map" $keys }}
+[{{ $table }}]
+{{ range $key, $value := $keys }}{{ $key }} = {{ toJson $value }}
+{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Fails on mistakes that the schema cannot express, in the plugin's words. */}}
+{{- define "ip-masq.validate" -}}
+{{- $limit := .Values.policy.cidrLimit | default 64 | int }}
+{{- $exempt := .Values.policy.nonMasqueradeCIDRs | default list }}
+{{- $count := add (len (uniq $exempt)) (len (uniq (.Values.policy.masqueradeCIDRs | default list))) | int }}
+{{- if gt $count $limit }}
+{{- fail (printf "policy.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have %d entries together, more than the %d allowed; remove some or raise cidrLimit" $count $limit) }}
+{{- end }}
+{{- range $index, $cidr := .Values.policy.masqueradeCIDRs }}
+{{- if has $cidr $exempt }}
+{{- fail (printf "policy.masqueradeCIDRs[%d]: %s is in nonMasqueradeCIDRs too; remove one of the two" $index $cidr) }}
+{{- end }}
+{{- end }}
+{{- range $from, $policy := dict "policy" .Values.policy "agentConfig.config" .Values.agentConfig.config "reconciler.agent" (.Values.reconciler.agent | default dict) }}
+{{- range $key := list "nonMasqueradeCIDRs" "masqueradeCIDRs" "sourceCIDRs" "nonMasqueradeSourceCIDRs" "podCIDRs" }}
+{{- range $index, $cidr := get $policy $key | default list }}
+{{- include "ip-masq.validateCIDR" (dict "cidr" $cidr "at" (printf "%s.%s[%d]" $from $key $index)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if .Values.reconciler }}
+{{- if .Values.nodeSettings }}{{ fail "reconciler: has no effect with nodeSettings; write it into /etc/ip-masq/reconciler.toml of the nodes" }}{{ end }}
+{{- if .Values.agentReplacement.enabled }}{{ fail "reconciler: has no effect with agentReplacement; write flags into agentReplacement.args" }}{{ end }}
+{{- end }}
+{{- if and .Values.agentConfig.config .Values.agentConfig.configMaps }}
+{{- fail "agentConfig.config: has no effect with agentConfig.configMaps; write it into one of those" }}
+{{- end }}
+{{- end }}
+
+{{/* Fails if an IPv4 prefix has host bits. */}}
+{{- define "ip-masq.validateCIDR" -}}
+{{- if contains "." .cidr }}
+{{- $parts := regexSplit "[./]" .cidr -1 }}
+{{- $size := 1 }}
+{{- range until (int (sub 32 (index $parts 4 | atoi))) }}{{ $size = mul $size 2 }}{{ end }}
+{{- $address := 0 }}
+{{- range slice $parts 0 4 }}{{ $address = add (mul $address 256) (atoi .) }}{{ end }}
+{{- $host := mod $address $size }}
+{{- if $host }}
+{{- $rest := sub $address $host }}
+{{- $octets := list }}
+{{- range until 4 }}{{ $octets = prepend $octets (mod $rest 256 | toString) }}{{ $rest = div $rest 256 }}{{ end }}
+{{- fail (printf "%s: %s has host bits set; did you mean %s/%s?" .at .cidr (join "." $octets) (index $parts 4)) }}
+{{- end }}
+{{- end }}
+{{- end }}

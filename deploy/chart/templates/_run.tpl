@@ -1,0 +1,150 @@
+{{/* Containers and volumes of the DaemonSet. */}}
+{{- define "ip-masq.run" -}}
+{{- $agent := .Values.agentReplacement.enabled }}
+{{- $directories := include "ip-masq.directories" . | fromYaml }}
+{{- if not $agent -}}
+initContainers:
+  # Puts the plugin and its entry on the node. Where there is no conflist yet, as on a node that boots
+  # before its CNI, it leaves the entry to `run`.
+  - name: install
+    {{- include "ip-masq.image" . | nindent 4 }}
+    args:
+      - install
+      - --conflist-manage
+      - --cni-conf-dir=$(CNI_CONF_DIR)
+      - --cni-bin-dir=$(CNI_BIN_DIR)
+      {{- with include "ip-masq.flags" . | trim }}{{ nindent 6 . }}{{ end }}
+    env:
+      {{- include "ip-masq.directoryVariables" . | nindent 6 }}
+    securityContext:
+      allowPrivilegeEscalation: false
+      readOnlyRootFilesystem: true
+      capabilities:
+        drop: [ALL]
+    resources:
+      {{- toYaml .Values.resources | nindent 6 }}
+    volumeMounts:
+      - name: cni-conf-dir
+        mountPath: {{ $directories.conf }}
+      - name: cni-bin-dir
+        mountPath: {{ $directories.bin }}
+      - name: state
+        mountPath: /var/lib/cni
+      - name: settings
+        mountPath: /etc/ip-masq
+        readOnly: true
+{{- end }}
+containers:
+  - name: {{ include "ip-masq.name" . }}
+    {{- include "ip-masq.image" . | nindent 4 }}
+    args:
+      - run
+      {{- if $agent }}
+      {{- range .Values.agentReplacement.args }}
+      - {{ quote . }}
+      {{- end }}
+      {{- else }}
+      - --conflist-manage
+      - --cni-conf-dir=$(CNI_CONF_DIR)
+      - --cni-bin-dir=$(CNI_BIN_DIR)
+      - --backend=$(BACKEND)
+      {{- end }}
+      {{- with include "ip-masq.flags" . | trim }}{{ nindent 6 . }}{{ end }}
+      {{- if include "ip-masq.metrics" . }}
+      # The brackets are for IPv6 and do no harm to IPv4.
+      - --metrics-listen=[$(NODE_IP)]:{{ .Values.metrics.port }}
+      {{- end }}
+    env:
+      {{- if and $agent (not (include "ip-masq.metrics" .)) }} []{{ end }}
+      {{- if not $agent }}
+      - name: BACKEND
+        value: {{ .Values.policy.backend | default "auto" }}
+      {{- include "ip-masq.directoryVariables" . | nindent 6 }}
+      {{- end }}
+      {{- if include "ip-masq.metrics" . }}
+      - name: NODE_IP
+        valueFrom:
+          fieldRef:
+            fieldPath: status.hostIP
+    ports:
+      - name: metrics
+        containerPort: {{ .Values.metrics.port }}
+        hostPort: {{ .Values.metrics.port }}
+        protocol: TCP
+      {{- end }}
+    {{- include "ip-masq.container" . | nindent 4 }}
+    startupProbe:
+      {{- include "ip-masq.httpGet" (dict "root" . "path" "/livez") | nindent 6 }}
+      periodSeconds: 1
+      failureThreshold: 60
+    livenessProbe:
+      {{- include "ip-masq.httpGet" (dict "root" . "path" "/livez") | nindent 6 }}
+      periodSeconds: 10
+      timeoutSeconds: 5
+      failureThreshold: 6
+    readinessProbe:
+      {{- include "ip-masq.httpGet" (dict "root" . "path" "/readyz") | nindent 6 }}
+      periodSeconds: 5
+      timeoutSeconds: 5
+    volumeMounts:
+      {{- include "ip-masq.mounts" . | nindent 6 }}
+volumes:
+  {{- include "ip-masq.volumes" . | nindent 2 }}
+{{- end }}
+
+{{/* Containers and volumes of the DaemonSet that removes everything. The controller starts no pod on a
+node before the former one there has ended: it would insert the entry again. A pod is ready once nothing
+is left. */}}
+{{- define "ip-masq.uninstall" -}}
+{{- $directories := include "ip-masq.directories" . | fromYaml -}}
+containers:
+  - name: {{ include "ip-masq.name" . }}
+    {{- include "ip-masq.image" . | nindent 4 }}
+    args:
+      - uninstall
+      - --stay
+      - --cni-conf-dir=$(CNI_CONF_DIR)
+      - --cni-bin-dir=$(CNI_BIN_DIR)
+      {{- with include "ip-masq.flags" . | trim }}{{ nindent 6 . }}{{ end }}
+      {{- range .Values.uninstall.args }}
+      - {{ quote . }}
+      {{- end }}
+    env:
+      {{- include "ip-masq.directoryVariables" . | nindent 6 }}
+    {{- include "ip-masq.container" . | nindent 4 }}
+    livenessProbe:
+      {{- include "ip-masq.httpGet" (dict "root" . "path" "/livez") | nindent 6 }}
+      periodSeconds: 10
+      timeoutSeconds: 5
+      failureThreshold: 6
+    readinessProbe:
+      {{- include "ip-masq.httpGet" (dict "root" . "path" "/readyz") | nindent 6 }}
+      periodSeconds: 2
+      timeoutSeconds: 5
+    volumeMounts:
+      - name: cni-conf-dir
+        mountPath: {{ $directories.conf }}
+      - name: cni-bin-dir
+        mountPath: {{ $directories.bin }}
+      {{- include "ip-masq.stateMounts" . | nindent 6 }}
+      - name: containerd-state
+        mountPath: {{ $directories.containerd }}
+        readOnly: true
+        mountPropagation: HostToContainer
+      {{- if .Values.nodeSettings }}
+      - name: settings
+        mountPath: /etc/ip-masq
+        readOnly: true
+      {{- end }}
+volumes:
+  {{- include "ip-masq.runtimeVolumes" . | nindent 2 }}
+  {{- include "ip-masq.stateVolumes" . | nindent 2 }}
+  {{- if .Values.nodeSettings }}
+  {{- include "ip-masq.nodeSettingsVolume" . | nindent 2 }}
+  {{- end }}
+  # Tells pods that containerd runs, which need not be waited for.
+  - name: containerd-state
+    hostPath:
+      path: {{ $directories.containerd }}
+      type: DirectoryOrCreate
+{{- end }}

@@ -1,0 +1,572 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
+	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+)
+
+// chartValues returns the values with which the chart is what each kustomization is.
+func chartValues() map[string]string {
+	return map[string]string{
+		"base":              ``,
+		"k3s":               `platform: k3s`,
+		"gke":               `platform: gke`,
+		"microk8s":          `platform: microk8s`,
+		"openshift":         `platform: openshift`,
+		"iptables":          `policy: {backend: null, guard: null}`,
+		"monitoring":        `monitoring: {enabled: true}`,
+		"startup-taint":     `startupTaint: {enabled: true, image: "kubectl:named-by-you"}`,
+		"agent-replacement": `agentReplacement: {enabled: true}`,
+		"agent-monitored": `
+agentReplacement: {enabled: true}
+monitoring: {enabled: true}
+nodeSelector: {node.kubernetes.io/masq-agent-ds-ready: "true"}`,
+		"v2-configmaps": `
+agentReplacement: {enabled: true}
+agentConfig: {configMaps: [ip-masq-agent-config, ip-masq-agent-config-cloud]}`,
+		"all": `
+platform: k3s
+policy: {backend: null, guard: null}
+monitoring: {enabled: true}
+nodeSelector: {node.kubernetes.io/masq-agent-ds-ready: "true"}
+selinux: true
+startupTaint: {enabled: true, image: "registry.example/kubectl:v1.36.3"}
+nodeSettings: true
+image: {repository: registry.example/ip-masq-cni}`,
+		"uninstall":            `uninstall: {enabled: true}`,
+		"uninstall-k3s":        "uninstall: {enabled: true}\nplatform: k3s",
+		"uninstall-gke":        "uninstall: {enabled: true}\nplatform: gke",
+		"uninstall-microk8s":   "uninstall: {enabled: true}\nplatform: microk8s",
+		"uninstall-openshift":  "uninstall: {enabled: true}\nplatform: openshift",
+		"uninstall-iptables":   "uninstall: {enabled: true}\npolicy: {backend: iptables}",
+		"uninstall-keep-rules": `uninstall: {enabled: true, args: [--keep-rules]}`,
+		"all-uninstall": `
+uninstall: {enabled: true}
+platform: k3s
+image: {iptables: true}
+nodeSelector: {node.kubernetes.io/masq-agent-ds-ready: "true"}
+selinux: true
+nodeSettings: true
+monitoring: {enabled: true}
+startupTaint: {enabled: true, image: "registry.example/kubectl:v1.36.3"}
+agentConfig: {config: {masqLinkLocal: true}}`,
+	}
+}
+
+// ownValues returns values for what no kustomization has.
+func ownValues() map[string]string {
+	const own = `
+policy:
+  dataDir: /var/lib/cni/other
+  nonMasqueradeCIDRs: []
+reconciler:
+  resync_interval: 90
+  log_format: json
+  agent: {masqChain: OTHER, toPorts: "1024-2047", cidrLimit: 1000000, nonMasqueradeCIDRs: [10.0.0.0/8, 192.168.0.0/16]}
+  conflist: {network: podnet}
+agentConfig: {config: {nonMasqueradeCIDRs: [10.0.0.0/8], masqLinkLocal: true, resyncInterval: 30s}}
+cniConfDir: /srv/net.d
+cniBinDir: /srv/bin
+containerdStateDir: /srv/containerd
+image:
+  tag: v9
+  digest: sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+  pullPolicy: IfNotPresent
+  pullSecrets: [one, two]
+maxUnavailable: 3
+resources: {limits: {memory: 1Gi}}
+healthPort: 1
+metrics: {enabled: true, port: 2}
+`
+	return map[string]string{
+		"chart-values":           own,
+		"chart-values-uninstall": own + "uninstall: {enabled: true, args: [--no-wait]}",
+		"chart-values-agent":     `{healthPort: 1, metrics: {enabled: true}, agentReplacement: {enabled: true, args: [--masq-chain=IP-MASQ, "--v=2"]}}`,
+	}
+}
+
+const namespace = "kube-system"
+
+// helm runs helm with a values file, and returns its output, or its error output.
+func helm(t *testing.T, values string, args ...string) ([]byte, error) {
+	t.Helper()
+	c := exec.Command(binary(t, "deploy/helm"), append([]string{"--namespace", namespace, "--values", "-"}, args...)...)
+	home := t.TempDir()
+	c.Env = append(os.Environ(), "HOME="+home, "XDG_CACHE_HOME=", "XDG_CONFIG_HOME=", "XDG_DATA_HOME=", "KUBECONFIG="+filepath.Join(home, "none"))
+	var stdout, stderr bytes.Buffer
+	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(values), &stdout, &stderr
+	if err := c.Run(); err != nil {
+		return nil, fmt.Errorf("%w: %s%s", err, &stderr, &stdout)
+	}
+	return stdout.Bytes(), nil
+}
+
+// rendered caches the chart's manifests by values and arguments.
+var rendered = map[string][]byte{}
+
+// render returns the chart's manifests.
+func render(t *testing.T, values string, args ...string) []byte {
+	t.Helper()
+	key := values + "\n" + strings.Join(args, " ")
+	if rendered[key] == nil {
+		out, err := helm(t, values, append([]string{"template", "some-release", "chart"}, args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rendered[key] = out
+	}
+	return rendered[key]
+}
+
+// objects returns manifests by kind and name. What has no order is sorted.
+func objects(t *testing.T, manifests []byte) map[string]map[string]any {
+	t.Helper()
+	all := map[string]map[string]any{}
+	for _, document := range strings.Split("\n"+string(manifests), "\n---\n") {
+		var o map[string]any
+		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
+			t.Fatal(err)
+		}
+		if o == nil {
+			continue
+		}
+		name := fmt.Sprintf("%s/%s", o["kind"], o["metadata"].(map[string]any)["name"])
+		if all[name] != nil {
+			t.Errorf("two of %s", name)
+		}
+		sortNamed(o)
+		all[name] = o
+	}
+	return all
+}
+
+// sortNamed sorts the lists below a value whose order means nothing in a pod, by name.
+func sortNamed(value any) {
+	switch value := value.(type) {
+	case map[string]any:
+		for key, v := range value {
+			if list, is := v.([]any); is && (key == "volumes" || key == "volumeMounts" || key == "env") {
+				slices.SortStableFunc(list, func(a, b any) int { return strings.Compare(fmt.Sprint(named(a)), fmt.Sprint(named(b))) })
+			}
+			sortNamed(v)
+		}
+	case []any:
+		for _, v := range value {
+			sortNamed(v)
+		}
+	}
+}
+
+func named(item any) any {
+	if m, is := item.(map[string]any); is {
+		return m["name"]
+	}
+	return item
+}
+
+const settingsChecksum = "checksum/settings"
+
+// annotations returns those of an object's pods.
+func annotations(o map[string]any) map[string]any {
+	return o["spec"].(map[string]any)["template"].(map[string]any)["metadata"].(map[string]any)["annotations"].(map[string]any)
+}
+
+// TestChartEqualsKustomize compares the chart's objects with those of each kustomization. They differ
+// in how a changed ConfigMap rolls the pods: kustomize writes a hash into its name, the chart into an
+// annotation. The chart's DaemonSet to uninstall replaces the other one, under its name, so that the
+// controller starts its pods only where the others have ended.
+func TestChartEqualsKustomize(t *testing.T) {
+	values := chartValues()
+	hashed := regexp.MustCompile(`(?m)^(\s+name: (?:ip-masq|ip-masq-untaint))-[a-z0-9]{10}$`)
+	for name, dir := range kustomizations(t) {
+		t.Run(name, func(t *testing.T) {
+			v, known := values[name]
+			if !known {
+				t.Fatal("chartValues has no values for it")
+			}
+			manifests := hashed.ReplaceAll(build(t, dir), []byte("$1"))
+			want := objects(t, bytes.ReplaceAll(manifests, []byte("ip-masq-uninstall"), []byte("ip-masq")))
+			if name == "all" { // no pod mounts it, because of component node-settings
+				delete(want, "ConfigMap/ip-masq")
+			}
+			got := objects(t, render(t, v, "--skip-tests"))
+			if o := got["DaemonSet/ip-masq"]; o != nil && want["ConfigMap/ip-masq"] != nil {
+				if sum, is := annotations(o)[settingsChecksum].(string); !is || len(sum) != 64 {
+					t.Errorf("%s: %v", settingsChecksum, annotations(o)[settingsChecksum])
+				}
+				delete(annotations(o), settingsChecksum)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("chart (-kustomize +chart):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestChartFiles checks that the files of the chart are those of kustomize: a chart and a
+// kustomization have only files in their own directories.
+func TestChartFiles(t *testing.T) {
+	for file, of := range map[string]string{
+		"rules.yaml": "monitoring", "ip-masq.json": "monitoring", "untaint.sh": "startup-taint",
+	} {
+		text, err := os.ReadFile(filepath.Join("kustomize/components", of, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden.Check(t, filepath.Join("chart/files", file), text)
+	}
+}
+
+// TestChartValid checks that Kubernetes accepts the objects, and the program their arguments.
+func TestChartValid(t *testing.T) {
+	all := chartValues()
+	maps.Copy(all, ownValues())
+	for name, values := range all {
+		t.Run(name, func(t *testing.T) {
+			manifests := render(t, values)
+			output(t, manifests, binary(t, "deploy/check"))
+			wantArgumentsTaken(t, daemonSetsIn(t, manifests)[0].Spec.Template.Spec)
+		})
+	}
+}
+
+// TestChartGolden shows what values do that no kustomization has.
+func TestChartGolden(t *testing.T) {
+	for name, values := range ownValues() {
+		golden.Check(t, filepath.Join("testdata/golden", name+".yaml"), render(t, values))
+	}
+}
+
+// TestChartNamespace checks that alerts and rights are about the namespace of the release.
+func TestChartNamespace(t *testing.T) {
+	out, err := helm(t, `{platform: openshift, monitoring: {enabled: true, labels: {release: some}}, startupTaint: {enabled: true, image: some}}`,
+		"template", "some-release", "chart", "--namespace=other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(out, []byte(namespace)) {
+		t.Errorf("%s is named in\n%s", namespace, out)
+	}
+	if labels := "  labels:\n    app.kubernetes.io/name: ip-masq\n    release: some\n"; strings.Count(string(out), labels) != 2 {
+		t.Errorf("PodMonitor and PrometheusRule lack\n%s", labels)
+	}
+}
+
+// TestChartPod checks that the pod of `helm test` has no more of the node than those of the DaemonSet.
+func TestChartPod(t *testing.T) {
+	for name, values := range chartValues() {
+		if strings.Contains(name, "uninstall") {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			all := objects(t, render(t, values))
+			o := all["Pod/ip-masq-test"]
+			if o == nil {
+				t.Fatal("there is no test")
+			}
+			got := o["spec"].(map[string]any)
+			var want map[string]any
+			for name, o := range all {
+				if strings.HasPrefix(name, "DaemonSet/") {
+					want = o["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
+				}
+			}
+			c, of := got["containers"].([]any)[0].(map[string]any), want["containers"].([]any)[0].(map[string]any)
+			for key := range c {
+				if key != "name" && key != "args" && !cmp.Equal(c[key], of[key]) {
+					t.Errorf("%s: %v, of the DaemonSet %v", key, c[key], of[key])
+				}
+			}
+			for key := range got {
+				if key != "containers" && key != "restartPolicy" && !cmp.Equal(got[key], want[key]) {
+					t.Errorf("%s: %v, of the DaemonSet %v", key, got[key], want[key])
+				}
+			}
+			wantTaken(t, []string{"status"})
+		})
+	}
+}
+
+// settings returns the files that the ConfigMap ip-masq has for values.
+func settings(t *testing.T, values string) map[string]any {
+	t.Helper()
+	return objects(t, render(t, values))["ConfigMap/ip-masq"]["data"].(map[string]any)
+}
+
+// parsed returns a plugin entry as the plugin parses it.
+func parsed(t *testing.T, entry []byte) (config.Entry, error) {
+	t.Helper()
+	netconf, err := config.NetconfInList(entry, "podnet", "1.0.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return netconf.Entry()
+}
+
+// entryOf returns the plugin entry that has the policy of values, and only that.
+func entryOf(t *testing.T, values string) []byte {
+	t.Helper()
+	var v struct{ Policy map[string]any }
+	if err := yaml.Unmarshal([]byte(values), &v); err != nil {
+		t.Fatal(err)
+	}
+	entry := map[string]any{"type": "ip-masq"}
+	maps.Copy(entry, v.Policy)
+	text, err := json.Marshal(entry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// TestChartPolicy checks that the plugin reads from the entry the policy that values have.
+func TestChartPolicy(t *testing.T) {
+	const unset = "backend: null, guard: null, "
+	for _, policy := range []string{
+		`backend: null, guard: null`,
+		`backend: auto, guard: "off", nonMasqueradeCIDRs: []`,
+		unset + `nonMasqueradeCIDRs: [10.0.0.0/8, 192.0.2.128/25, 0.0.0.0/0, 10.1.2.3/32, 172.16.0.0/12], masqueradeCIDRs: [10.9.0.0/16]`,
+		unset + `enableIPv6: true, nonMasqueradeCIDRs: ["fd00::/8", "::/0", "2001:db8:1:2:3:4:5:6/128"], masqLinkLocalIPv6: true, masqLinkLocal: false`,
+		unset + `nomasqAllReservedRanges: true, sourceCIDRs: [10.1.0.0/16], outputInterfaces: [eth0, wg+, "a-b.c_d@1~"], nonMasqueradeSourceCIDRs: [10.1.2.0/24]`,
+		unset + `masqueradeHost: false, randomFully: false, toPorts: "1024-29999,32768-65535,7", masqChain: a.b_c-D1, cidrLimit: 1000000`,
+		unset + `podCIDRs: [10.1.0.0/16], staleConnections: reset, enforceExempt: true, bypassMark: "0x6000", requireAgentConfig: true, dataDir: /var/lib/cni/other`,
+		`backend: iptables, guard: drop, bypassMark: "0", toPorts: "", staleConnections: keep`,
+		unset + `nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.0.0/8], cidrLimit: 1`,
+	} {
+		t.Run(policy, func(t *testing.T) {
+			values := "policy: {" + policy + "}"
+			text := []byte(settings(t, values)["entry.json"].(string))
+			got, err := parsed(t, text)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, text)
+			}
+			stated := strings.NewReplacer("backend: null", "", "guard: null", "", ", ", ", ").Replace(policy)
+			want, err := parsed(t, entryOf(t, "policy: {"+strings.TrimLeft(stated, ", ")+"}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(fmt.Sprintf("%+v", jsonOf(t, want)), fmt.Sprintf("%+v", jsonOf(t, got))); diff != "" {
+				t.Errorf("entry (-values +rendered):\n%s", diff)
+			}
+		})
+	}
+}
+
+func jsonOf(t *testing.T, v any) string {
+	t.Helper()
+	text, err := json.MarshalIndent(v, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestChartSettings checks that the reconciler reads the settings and the agents' file.
+func TestChartSettings(t *testing.T) {
+	values := ownValues()["chart-values"]
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	s := config.DefaultSettings()
+	if err := s.Read(write("reconciler.toml", settings(t, values)["reconciler.toml"].(string))); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, x := range s.List() {
+		if x.Origin != config.DefaultOrigin {
+			got[x.Key] = x.Value
+		}
+	}
+	want := map[string]string{
+		"resync_interval": "1m30s", "log_format": "json", "conflist.network": "podnet",
+		"agent.masqChain": "OTHER", "agent.toPorts": "1024-2047", "agent.cidrLimit": "1000000", "agent.nonMasqueradeCIDRs": "10.0.0.0/8,192.168.0.0/16",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("settings (-want +got):\n%s", diff)
+	}
+	write("ip-masq-agent", objects(t, render(t, values))["ConfigMap/ip-masq-agent"]["data"].(map[string]any)["config"].(string))
+	files, err := agentconfig.Read(dir, config.DialectV1, config.AgentPolicy{})
+	if err != nil || len(files.Warnings) > 0 || files.ResyncInterval.Seconds() != 30 {
+		t.Errorf("%v, %v, %+v", err, files.Warnings, files)
+	}
+	if p := files.Source.Policies(); len(p) != 1 || fmt.Sprint(p[0].NonMasqueradeCIDRs) != "[10.0.0.0/8]" || !*p[0].MasqLinkLocal {
+		t.Errorf("%+v", p)
+	}
+}
+
+// TestChartChecksum checks that exactly a changed entry or setting rolls the pods.
+func TestChartChecksum(t *testing.T) {
+	sum := func(values string) any {
+		return annotations(objects(t, render(t, values))["DaemonSet/ip-masq"])[settingsChecksum]
+	}
+	base := sum("")
+	for values, changes := range map[string]bool{
+		`policy: {masqLinkLocal: true}`:                true,
+		`reconciler: {log_format: json}`:               true,
+		`agentConfig: {config: {masqLinkLocal: true}}`: false,
+		`monitoring: {labels: {a: b}}`:                 false,
+	} {
+		if (sum(values) != base) != changes {
+			t.Errorf("%s: %v, without it %v", values, sum(values), base)
+		}
+	}
+}
+
+// TestChartRefuses checks that mistakes in values are refused, by the key that has them. What the
+// policy has is a mistake for the plugin too.
+func TestChartRefuses(t *testing.T) {
+	for _, c := range []struct{ values, want string }{
+		{`policy: {nonMasqeradeCIDRs: []}`, `'/policy': additional properties 'nonMasqeradeCIDRs' not allowed`},
+		{`nonMasqueradeCIDRs: []`, `at '': additional properties 'nonMasqueradeCIDRs' not allowed`},
+		{`policy: {nonMasqueradeCIDRs: 10.0.0.0/8}`, `'/policy/nonMasqueradeCIDRs': got string, want array`},
+		{`policy: {nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.0.0]}`, `'/policy/nonMasqueradeCIDRs/1': '10.0.0.0' does not match`},
+		{`policy: {nonMasqueradeCIDRs: [10.0.0.0/33]}`, `'/policy/nonMasqueradeCIDRs/0': '10.0.0.0/33' does not match`},
+		{`policy: {nonMasqueradeCIDRs: [10.0.0/8]}`, `'/policy/nonMasqueradeCIDRs/0'`},
+		{`policy: {nonMasqueradeCIDRs: [10.0.0.256/32]}`, `'/policy/nonMasqueradeCIDRs/0'`},
+		{`policy: {nonMasqueradeCIDRs: [null]}`, `'/policy/nonMasqueradeCIDRs/0': got null, want string`},
+		{`policy: {nonMasqueradeCIDRs: ["10.0.0.0/8", " 10.1.0.0/16"]}`, `'/policy/nonMasqueradeCIDRs/1'`},
+		{`policy: {nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.1.24/24]}`, `policy.nonMasqueradeCIDRs[1]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?`},
+		{`policy: {sourceCIDRs: [255.255.255.255/1]}`, `policy.sourceCIDRs[0]: 255.255.255.255/1 has host bits set; did you mean 128.0.0.0/1?`},
+		{`policy: {podCIDRs: [10.0.0.1/0]}`, `policy.podCIDRs[0]: 10.0.0.1/0 has host bits set; did you mean 0.0.0.0/0?`},
+		{`policy: {nonMasqueradeCIDRs: ["fd00::/8"]}`, `'/policy/nonMasqueradeCIDRs/0'`},
+		{`policy: {enableIPv6: true, nonMasqueradeCIDRs: ["fd00::/129"]}`, `'/policy/nonMasqueradeCIDRs/0'`},
+		{`policy: {nonMasqueradeCIDRs: [10.0.0.0/8], masqueradeCIDRs: [10.0.0.0/8]}`, `policy.masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two`},
+		{`policy: {nonMasqueradeCIDRs: [10.0.0.0/8], masqueradeCIDRs: [10.9.0.0/16], cidrLimit: 1}`, `policy.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together`},
+		{`policy: {cidrLimit: 0}`, `'/policy/cidrLimit': minimum: got 0, want 1`},
+		{`policy: {cidrLimit: "64"}`, `'/policy/cidrLimit': got string, want integer`},
+		{`policy: {guard: off}`, `'/policy/guard': got boolean, want string`}, // YAML 1.1
+		{`policy: {guard: dorp}`, `'/policy/guard': value must be one of 'off', 'count', 'drop'`},
+		{`policy: {backend: nft}`, `'/policy/backend': value must be one of 'auto', 'iptables', 'nftables'`},
+		{`policy: {staleConnections: drop}`, `'/policy/staleConnections': value must be one of 'keep', 'reset'`},
+		{`policy: {masqLinkLocal: "true"}`, `'/policy/masqLinkLocal': got string, want boolean`},
+		{`policy: {outputInterfaces: [a/b]}`, `'/policy/outputInterfaces/0': 'a/b' does not match`},
+		{`policy: {outputInterfaces: [interface-of-16-b]}`, `'/policy/outputInterfaces/0': maxLength`},
+		{`policy: {outputInterfaces: ["+"]}`, `'/policy/outputInterfaces/0'`},
+		{`policy: {toPorts: "0-1"}`, `'/policy/toPorts': '0-1' does not match`},
+		{`policy: {toPorts: "1-65536"}`, `'/policy/toPorts'`},
+		{`policy: {masqChain: KUBE-MASQ}`, `'/policy/masqChain'`},
+		{`policy: {masqChain: MASQUERADE}`, `'/policy/masqChain'`},
+		{`policy: {masqChain: A234567890123456789012345}`, `'/policy/masqChain'`},
+		{`policy: {bypassMark: 0x6000}`, `'/policy/bypassMark': got number, want string`},
+		{`policy: {bypassMark: mark}`, `'/policy/bypassMark': 'mark' does not match`},
+		{`policy: {dataDir: state}`, `'/policy/dataDir': 'state' does not match`},
+		{`policy: {requireAgentConfig: 1}`, `'/policy/requireAgentConfig': got number, want boolean`},
+		{`platform: k8s`, `'/platform': value must be one of 'default', 'gke', 'k3s', 'microk8s', 'openshift'`},
+		{`cniBinDir: opt/cni/bin`, `'/cniBinDir': 'opt/cni/bin' does not match`},
+		{`policy: {dataDir: /srv/ip-masq}`, `'/policy/dataDir': '/srv/ip-masq' does not match`}, // which no pod mounts
+		{`reconciler: {cni_conf_dir: /srv}`, `'/reconciler': additional properties 'cni_conf_dir' not allowed`},
+		{`reconciler: {resync_interval: 0}`, `'/reconciler/resync_interval'`},
+		{`reconciler: {agent: {sourceCIDRs: [10.0.0.1/8]}}`, `reconciler.agent.sourceCIDRs[0]: 10.0.0.1/8 has host bits set`},
+		{`{reconciler: {log_format: json}, nodeSettings: true}`, `reconciler: has no effect with nodeSettings`},
+		{`{reconciler: {log_format: json}, agentReplacement: {enabled: true}}`, `reconciler: has no effect with agentReplacement`},
+		{`agentConfig: {config: {nonMasqueradeCIDRs: [10.0.0.1/8]}}`, `agentConfig.config.nonMasqueradeCIDRs[0]: 10.0.0.1/8 has host bits set`},
+		{`agentConfig: {config: {resyncInterval: often}}`, `'/agentConfig/config/resyncInterval'`},
+		{`agentConfig: {config: {masqLinkLocal: true}, configMaps: [some]}`, `agentConfig.config: has no effect with agentConfig.configMaps`},
+		{`image: {tag: "a b"}`, `'/image/tag'`},
+		{`image: {digest: "sha256:1"}`, `'/image/digest'`},
+		{`healthPort: "19820"`, `'/healthPort': got string, want integer`},
+		{`maxUnavailable: 0`, `'/maxUnavailable'`},
+		{`startupTaint: {enabled: true}`, `'/startupTaint/image': minLength: got 0, want 1`},
+		{`uninstall: true`, `'/uninstall': got boolean, want object`},
+	} {
+		t.Run(c.values, func(t *testing.T) {
+			_, err := helm(t, c.values, "template", "some-release", "chart")
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %s", err, c.want)
+			}
+			if strings.HasPrefix(c.values, "policy:") && !strings.Contains(c.want, "/srv/") {
+				if _, err := parsed(t, entryOf(t, c.values)); err == nil {
+					t.Error("the plugin accepts it")
+				}
+			}
+		})
+	}
+}
+
+// TestChartKeys checks that the schema and values.yaml have every key of the plugin entry, and no other.
+func TestChartKeys(t *testing.T) {
+	var schema struct {
+		Properties struct {
+			Policy struct{ Properties map[string]any }
+		}
+	}
+	decode(t, "chart/values.schema.json", &schema)
+	defaults := config.DefaultSettings()
+	want := []string{"dataDir", "requireAgentConfig"}
+	for _, k := range defaults.Flags() {
+		if key, is := strings.CutPrefix(k.Name, "agent."); is {
+			want = append(want, key)
+		}
+	}
+	slices.Sort(want)
+	if got := slices.Sorted(maps.Keys(schema.Properties.Policy.Properties)); !slices.Equal(got, want) {
+		t.Errorf("schema has %q, want %q", got, want)
+	}
+	text, err := os.ReadFile("chart/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy, _, _ := strings.Cut(string(text), "\nagentConfig:")
+	var got []string
+	for _, found := range regexp.MustCompile(`(?m)^  (?:# )?(\w+):(?: |$)`).FindAllStringSubmatch(policy, -1) {
+		got = append(got, found[1])
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("values.yaml has %q, want %q", got, want)
+	}
+}
+
+// TestChartVersion checks that the chart installs the image that the manifests name.
+func TestChartVersion(t *testing.T) {
+	var chart struct{ Version, AppVersion string }
+	decode(t, "chart/Chart.yaml", &chart)
+	image := daemonSets(t, "kustomize/base")[0].Spec.Template.Spec.Containers[0].Image
+	if !strings.HasSuffix(image, ":"+chart.AppVersion) || chart.AppVersion != "v"+chart.Version {
+		t.Errorf("%+v, image %s", chart, image)
+	}
+}
+
+// TestChartLint checks that helm has nothing to say about the chart.
+func TestChartLint(t *testing.T) {
+	if out, err := helm(t, "", "lint", "chart", "--strict", "--quiet"); err != nil || len(bytes.TrimSpace(out)) > 0 {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestChartNotes checks that the notes name objects that there are.
+func TestChartNotes(t *testing.T) {
+	for values, want := range map[string]string{
+		``:                                  "rollout status -n kube-system daemonset/ip-masq\n",
+		`agentReplacement: {enabled: true}`: "rollout status -n kube-system daemonset/ip-masq-agent\n",
+		`uninstall: {enabled: true}`:        "helm uninstall some-release --namespace kube-system\n",
+	} {
+		out, err := helm(t, values, "install", "some-release", "chart", "--dry-run=client")
+		if _, notes, is := strings.Cut(string(out), "NOTES:"); err != nil || !is || !strings.Contains(notes, want) {
+			t.Errorf("%s: %v, %v:\n%s", values, err, is, notes)
+		}
+	}
+}
