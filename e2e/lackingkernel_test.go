@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,7 +29,7 @@ type missing struct {
 	nfnetlink bool
 	// xtables takes ip_tables and ip6_tables away, which iptables-legacy needs.
 	xtables bool
-	// inet6 takes the address family of IPv6 away.
+	// inet6 takes the sockets and the sysctls of IPv6 away.
 	inet6 bool
 	// denied are the paths of files and directories that cannot be opened, as by SELinux.
 	denied []string
@@ -56,6 +57,9 @@ type (
 func (n *node) lacks(t *testing.T, l missing) {
 	t.Helper()
 	var listener int
+	if l.inet6 { // as with ipv6.disable=1
+		n.sysctls(t, "/proc/sys/net", []string{"core", "ipv4", "netfilter"}, nil)
+	}
 	must(t, n.Node.Enclose(func() (err error) {
 		listener, err = l.install()
 		return err
@@ -240,34 +244,39 @@ func TestLackingKernel(t *testing.T) {
 	t.Parallel()
 	xt := []string{"addrtype", "comment", "statistic", "MASQUERADE"}
 	noTables := []string{"backend unusable", "the kernel needs nf_tables", "try: modprobe nf_tables"}
+	denied := missing{denied: []string{"/run/xtables.lock"}}
+	both := object{"enableIPv6": true}
 	for _, c := range []struct {
 		name    string
 		lacks   missing
 		backend string
-		says    []string // by ADD and once; nil: they succeed
-		add     bool     // only an ADD notices: STATUS does not write
+		keys    object
+		says    []string // by STATUS, ADD and the reconciler; nil: they succeed
 	}{
-		{"nf_tables", missing{nfTables: true}, "nftables", noTables, false},
-		{"nf_tables", missing{nfTables: true}, "iptables-nft", []string{"nft_compat", "iptables-legacy"}, false},
-		{"nf_tables", missing{nfTables: true}, "iptables-legacy", nil, false},
-		{"nfnetlink", missing{nfnetlink: true}, "nftables", noTables, false},
-		{"nfnetlink", missing{nfnetlink: true}, "iptables-nft", []string{"nft_compat", "iptables-legacy"}, false},
-		{"nfnetlink", missing{nfnetlink: true}, "iptables-legacy", nil, false},
-		{"nft_fib", missing{names: []string{"fib"}}, "nftables", []string{"CONFIG_NFT_FIB_IPV4", "try: modprobe nft_fib_ipv4, or set backend to iptables"}, false},
-		{"nft_fib", missing{names: []string{"fib"}}, "iptables-nft", nil, false},
-		{"nft_masq", missing{names: []string{"masq"}}, "nftables", []string{"CONFIG_NFT_MASQ", "try: modprobe nft_masq, or set backend to iptables"}, false},
-		{"nft_chain_nat", missing{names: []string{"nat"}}, "nftables", []string{"CONFIG_NFT_NAT", "try: modprobe nft_chain_nat, or set backend to iptables"}, false},
-		{"nft_chain_nat", missing{names: []string{"nat"}}, "iptables-nft", []string{"CONFIG_NFT_NAT", "modprobe nft_chain_nat"}, true},
-		{"nft_chain_nat", missing{names: []string{"nat"}}, "iptables-legacy", nil, false},
-		{"xt", missing{names: xt}, "nftables", nil, false},
-		{"xt", missing{names: xt}, "iptables-nft", []string{"xt_addrtype", "set backend to nftables"}, true},
-		{"ip_tables", missing{xtables: true}, "iptables-nft", nil, false},
-		{"ip_tables", missing{xtables: true}, "iptables-legacy", []string{"iptable_nat", "set backend to nftables"}, true},
-		{"sockets of IPv6", missing{inet6: true}, "nftables", nil, false},
-		{"sockets of IPv6", missing{inet6: true}, "iptables-nft", nil, false},
-		{"sockets of IPv6", missing{inet6: true}, "iptables-legacy", nil, false},
-		{"xtables.lock by SELinux", missing{denied: []string{"/run/xtables.lock"}}, "iptables-legacy", []string{"/run/xtables.lock: Permission denied", "SELinux"}, true},
-		{"xtables.lock by SELinux", missing{denied: []string{"/run/xtables.lock"}}, "nftables", nil, false},
+		{"nf_tables", missing{nfTables: true}, "nftables", nil, noTables},
+		{"nf_tables", missing{nfTables: true}, "iptables-nft", nil, []string{"nft_compat", "iptables-legacy"}},
+		{"nf_tables", missing{nfTables: true}, "iptables-legacy", nil, nil},
+		{"nfnetlink", missing{nfnetlink: true}, "nftables", nil, noTables},
+		{"nfnetlink", missing{nfnetlink: true}, "iptables-nft", nil, []string{"nft_compat", "iptables-legacy"}},
+		{"nfnetlink", missing{nfnetlink: true}, "iptables-legacy", nil, nil},
+		{"nft_fib", missing{names: []string{"fib"}}, "nftables", nil, []string{"CONFIG_NFT_FIB_IPV4", "try: modprobe nft_fib_ipv4, or set backend to iptables"}},
+		{"nft_fib", missing{names: []string{"fib"}}, "iptables-nft", nil, nil},
+		{"nft_masq", missing{names: []string{"masq"}}, "nftables", nil, []string{"CONFIG_NFT_MASQ", "try: modprobe nft_masq, or set backend to iptables"}},
+		{"nft_chain_nat", missing{names: []string{"nat"}}, "nftables", nil, []string{"CONFIG_NFT_NAT", "try: modprobe nft_chain_nat, or set backend to iptables"}},
+		{"nft_chain_nat", missing{names: []string{"nat"}}, "iptables-nft", nil, []string{"CONFIG_NFT_NAT", "modprobe nft_chain_nat"}},
+		{"nft_chain_nat", missing{names: []string{"nat"}}, "iptables-legacy", nil, nil},
+		{"xt", missing{names: xt}, "nftables", nil, nil},
+		{"xt", missing{names: xt}, "iptables-nft", nil, []string{"modprobe -a xt_addrtype", "set backend to nftables"}},
+		{"ip_tables", missing{xtables: true}, "iptables-nft", nil, nil},
+		{"ip_tables", missing{xtables: true}, "iptables-legacy", nil, []string{"iptable_nat", "set backend to nftables"}},
+		{"IPv6", missing{inet6: true}, "nftables", nil, nil},
+		{"IPv6", missing{inet6: true}, "iptables-nft", nil, nil},
+		{"IPv6", missing{inet6: true}, "iptables-legacy", nil, nil},
+		{"IPv6, enabled", missing{inet6: true}, "nftables", both, nil},
+		{"IPv6, enabled", missing{inet6: true}, "iptables-nft", both, nil},
+		{"IPv6, enabled", missing{inet6: true}, "iptables-legacy", both, []string{"the kernel has no IPv6 (ipv6.disable=1)", "set enableIPv6 to false"}},
+		{"xtables.lock by SELinux", denied, "iptables-legacy", nil, []string{"/run/xtables.lock: Permission denied", "SELinux"}},
+		{"xtables.lock by SELinux", denied, "nftables", nil, nil},
 	} {
 		for _, b := range backends() {
 			if b.name != c.backend {
@@ -276,18 +285,16 @@ func TestLackingKernel(t *testing.T) {
 			t.Run(c.name+", "+b.name, func(t *testing.T) {
 				n := newNode(t, b)
 				n.lacks(t, c.lacks)
-				conf := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+				keys := object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}
+				maps.Copy(keys, c.keys)
+				conf := n.conf(t, "podnet", keys)
 				if c.says == nil {
 					n.addAndCheck(t, conf).noWarnings(t)
 					n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
 					n.wantSays(t, 0, nil, "once")
 					return
 				}
-				if c.add {
-					n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
-				} else {
-					n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, c.says...)
-				}
+				n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, c.says...)
 				for range 2 {
 					a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, c.says...)
 					if strings.Count(a.msg, "the kernel needs") > 1 || strings.Count(a.msg, "backend unusable") > 1 {
@@ -295,15 +302,70 @@ func TestLackingKernel(t *testing.T) {
 					}
 				}
 				n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
-				n.agentFile(t, "ip-masq.yaml", "nonMasqueradeCIDRs: [10.0.0.0/8]\n")
+				n.conflist(t, "podnet", keys)
 				n.wantSays(t, 1, c.says, "once")
+				if out := n.wantSays(t, 0, c.says, "doctor"); strings.Contains(out, "ip-masq-reconciler once") {
+					t.Errorf("doctor recommends once:\n%s", out)
+				}
 			})
 		}
 	}
 }
 
-// wantSays runs a command of the reconciler and checks its exit code and output.
-func (n *node) wantSays(t *testing.T, want int, says []string, args ...string) {
+// TestAutoOnLackingKernel checks which backend auto chooses where the program called iptables is of a variant
+// without a side in the kernel.
+func TestAutoOnLackingKernel(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		lacks missing
+		plain string // the variant of the program called iptables; the other one is installed, too
+		want  string
+	}{
+		"no nf_tables": {missing{nfTables: true}, "nft", "iptables legacy"},
+		"RHEL 10":      {missing{xtables: true}, "legacy", "nftables"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, backends()[0])
+			n.path = n.linkBothVariants(t, c.plain)
+			n.lacks(t, c.lacks)
+			conf := n.conf(t, "podnet", object{"backend": "auto"})
+			for range 2 {
+				n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
+				n.addAndCheck(t, conf)
+				n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 "+c.want)
+			}
+		})
+	}
+}
+
+// TestDeniedDirectories checks what the programs say of directories that root is not allowed to open, as by
+// SELinux.
+func TestDeniedDirectories(t *testing.T) {
+	t.Parallel()
+	says := []string{"permission denied to root", "SELinux", "ausearch -m avc"}
+	t.Run("dataDir", func(t *testing.T) {
+		n := newNode(t, backends()[0])
+		conf := n.conf(t, "podnet", nil)
+		n.addAndCheck(t, conf)
+		n.lacks(t, missing{denied: []string{n.dataDir}})
+		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says...)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, says...)
+		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, says...)
+		if d := n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0); !strings.Contains(d.stderr, "SELinux") {
+			t.Errorf("DEL does not warn: %s", d.stderr)
+		}
+		n.wantSays(t, 1, says, "once")
+	})
+	t.Run("conflists", func(t *testing.T) {
+		n := newNode(t, backends()[0])
+		n.conflist(t, "podnet", nil)
+		n.lacks(t, missing{denied: []string{filepath.Join(n.dir, "net.d")}})
+		n.wantSays(t, 1, says, "once")
+	})
+}
+
+// wantSays runs a command of the reconciler, checks its exit code and output, and returns the output.
+func (n *node) wantSays(t *testing.T, want int, says []string, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := n.reconciler(t, args...)
 	if code != want {
@@ -314,25 +376,54 @@ func (n *node) wantSays(t *testing.T, want int, says []string, args ...string) {
 			t.Errorf("%s lacks %q:\n%s%s", args[0], s, stdout, stderr)
 		}
 	}
+	return stdout + stderr
+}
+
+// sysctls replaces a directory of sysctls by one with some of its entries, and with files.
+func (n *node) sysctls(t *testing.T, dir string, entries []string, files map[string]string) {
+	t.Helper()
+	own := filepath.Join(n.dir, "sysctls")
+	for _, e := range entries {
+		must(t, os.MkdirAll(filepath.Join(own, e), 0o755))
+	}
+	for name, text := range files {
+		must(t, os.WriteFile(filepath.Join(own, name), []byte(text), 0o644))
+	}
+	must(t, n.Node.Enclose(func() error {
+		var errs []error
+		for _, e := range entries {
+			errs = append(errs, unix.Mount(filepath.Join(dir, e), filepath.Join(own, e), "", unix.MS_BIND, ""))
+		}
+		return errors.Join(append(errs, unix.Mount(own, dir, "", unix.MS_BIND|unix.MS_REC, ""))...)
+	}))
 }
 
 // TestModulesDisabled checks that no error recommends modprobe on a node that forbids to load modules.
 func TestModulesDisabled(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.lacks(t, missing{names: []string{"masq"}})
-	// A kernel that is built without modules does not have the file, so the directory is replaced.
-	const sysctls = "/proc/sys/kernel"
-	dir := filepath.Join(n.dir, "sysctls")
-	must(t, os.MkdirAll(filepath.Join(dir, "random"), 0o755))
-	must(t, os.WriteFile(filepath.Join(dir, "modules_disabled"), []byte("1\n"), 0o644))
-	must(t, n.Node.Enclose(func() error {
-		return errors.Join(unix.Mount(sysctls+"/random", filepath.Join(dir, "random"), "", unix.MS_BIND, ""),
-			unix.Mount(dir, sysctls, "", unix.MS_BIND|unix.MS_REC, ""))
-	}))
-	a := n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 100, "CONFIG_NFT_MASQ", "kernel.modules_disabled", "/etc/modules-load.d")
-	if strings.Contains(a.msg, "modprobe") {
-		t.Errorf("the message recommends modprobe: %s", a.msg)
+	for _, c := range []struct {
+		backend int
+		lacks   missing
+		part    string
+	}{
+		{0, missing{names: []string{"masq"}}, "CONFIG_NFT_MASQ"},
+		{0, missing{nfnetlink: true}, "CONFIG_NF_TABLES"},
+		{1, missing{names: []string{"nat"}}, "CONFIG_NFT_NAT"},
+		{1, missing{names: []string{"addrtype"}}, "xt_addrtype"},
+		{1, missing{nfTables: true}, "CONFIG_NFT_COMPAT"},
+		{2, missing{xtables: true}, "iptable_nat"},
+	} {
+		b := backends()[c.backend]
+		t.Run(b.name+", "+c.part, func(t *testing.T) {
+			n := newNode(t, b)
+			n.lacks(t, c.lacks)
+			// A kernel that is built without modules does not have the file, so the directory is replaced.
+			n.sysctls(t, "/proc/sys/kernel", []string{"random"}, map[string]string{"modules_disabled": "1\n"})
+			a := n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 100, c.part, "kernel.modules_disabled", "/etc/modules-load.d", "reboot")
+			if strings.Contains(a.msg, "modprobe") {
+				t.Errorf("the message recommends modprobe: %s", a.msg)
+			}
+		})
 	}
 }
 
@@ -354,7 +445,7 @@ func TestGuardOnLackingKernel(t *testing.T) {
 				n.lacks(t, c.lacks)
 				conf := n.conf(t, "podnet", object{"guard": "drop", "enforceExempt": true, "podCIDRs": []string{"10.1.0.0/16"}})
 				const has = "guard and enforceExempt have no effect"
-				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, has, "CONFIG_NF", "modprobe nf")
+				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, has, "CONFIG_NF", "modprobe")
 				for range 2 {
 					n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 					n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
@@ -362,6 +453,9 @@ func TestGuardOnLackingKernel(t *testing.T) {
 				}
 				n.wantSays(t, 0, []string{has}, "once")
 				n.wantSays(t, 1, []string{"the rules are right", "guard-inactive"}, "status") // 1: no reconciler runs
+				if out := n.wantSays(t, 0, []string{"guard-inactive", "CONFIG_NF"}, "doctor"); strings.Contains(out, "State the addresses of pods") {
+					t.Errorf("doctor recommends podCIDRs:\n%s", out)
+				}
 				n.wantSays(t, 0, nil, "check")
 			})
 		}

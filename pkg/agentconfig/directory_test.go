@@ -116,14 +116,13 @@ func TestAgentFilesWithoutTheRight(t *testing.T) {
 	}
 	runtime.LockOSThread() // and the thread ends with the test
 	if os.Geteuid() == 0 {
-		if err := syscall.Setfsuid(65534); err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			if err := syscall.Setfsuid(0); err != nil {
-				t.Fatal(err)
+		become := func(uid uintptr) { // of this thread alone
+			if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, ^uintptr(0), uid, ^uintptr(0)); errno != 0 {
+				t.Fatal(errno)
 			}
-		}()
+		}
+		become(65534)
+		defer become(0)
 	}
 	_, err := Read(dir, config.DialectV1, config.AgentPolicy{})
 	policytest.WantError(t, err, path, "open FILE: permission denied; fix it, remove it, or give it a name that does not begin with ip-masq")

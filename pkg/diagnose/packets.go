@@ -3,6 +3,7 @@
 package diagnose
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -164,13 +166,18 @@ func (e *examination) guards() []policy.Guard {
 }
 
 func inactiveGuards(e *examination, f *Finding) {
+	noPods := false
 	for _, i := range e.Rules.Guard.Inactive {
 		f.Detail = append(f.Detail, i.Error())
+		noPods = noPods || !errors.Is(i.Err, netfilter.ErrUnusable)
 		for _, p := range e.Rules.Policies {
 			if p.Chain == i.Chain && (p.EnforceExempt.Value || p.ResetsConnections()) { // guard "drop" is the latter
 				f.Severity = SeverityProblem
 			}
 		}
+	}
+	if !noPods {
+		f.Remedy = "Do what each line says; podCIDRs would not help."
 	}
 }
 

@@ -212,6 +212,8 @@ func (b *fakeBackend) Remove(_ context.Context, refs []netfilter.ChainRef, held 
 
 func (b *fakeBackend) CanWrite(_ context.Context, f policy.Family) error { return b.k.unable[f] }
 
+func (b *fakeBackend) CheckWrite(context.Context, policy.Ruleset) error { return b.k.refused[b.c] }
+
 func (d *fakeDriver) ObserveGuards(context.Context) (netfilter.GuardObservation, error) {
 	d.k.guardsObserved++
 	o := netfilter.GuardObservation{Exists: len(d.k.guards) > 0, State: d.k.guards}

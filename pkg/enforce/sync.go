@@ -200,7 +200,9 @@ func (e *Enforcer) applyRules(ctx context.Context, s *State, failed map[string]e
 		switch {
 		case err != nil:
 		case lock.DryRun():
-			err = e.canWrite(ctx, g.Choice, g.differing())
+			if err = e.canWrite(ctx, g.Choice, g.differing()); err == nil {
+				err = b.CheckWrite(ctx, desired)
+			}
 		default:
 			err = b.Apply(ctx, desired, g.observation, lock.File())
 		}

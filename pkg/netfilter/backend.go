@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -116,4 +117,19 @@ type Backend interface {
 	// CanWrite returns why rules of a family cannot be written now, as far as that is known
 	// without writing. It runs no program, except to find out its variant.
 	CanWrite(ctx context.Context, f policy.Family) error
+
+	// CheckWrite returns why Apply would fail, if the kernel lacks what the rules need, or the
+	// program fails. It changes no rules.
+	CheckWrite(ctx context.Context, desired policy.Ruleset) error
+}
+
+// HowToLoad returns the remedy for missing kernel modules, whose names are separated by spaces.
+func HowToLoad(modules string) string {
+	if text, err := os.ReadFile("/proc/sys/kernel/modules_disabled"); err == nil && strings.TrimSpace(string(text)) == "1" {
+		return "kernel.modules_disabled forbids to load modules: name " + modules + " in a file of /etc/modules-load.d and reboot the node"
+	}
+	if strings.Contains(modules, " ") {
+		return "try: modprobe -a " + modules
+	}
+	return "try: modprobe " + modules
 }

@@ -345,9 +345,10 @@ func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 	remedy := "the reconciler repairs them; if it cannot, another line says why"
 	if !active {
 		n.judgeBackends(ctx, r)
+		repairable := n.judgeRepair(ctx, r)
 		n.judgeADDs(r)
 		remedy = "ip-masq-reconciler once repairs them, as does a reconciler that runs"
-		if slices.ContainsFunc(r.Obstacles(), func(p Problem) bool { return p.Reason == ReasonState || p.Reason == ReasonBackend }) {
+		if !repairable || slices.ContainsFunc(r.Obstacles(), func(p Problem) bool { return p.Reason == ReasonState || p.Reason == ReasonBackend }) {
 			remedy = "a reconciler repairs them once the other problems are solved"
 		}
 	}
@@ -357,6 +358,33 @@ func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 		}
 	}
 	return r
+}
+
+// judgeRepair adds why rules that differ cannot be repaired, as a dry run finds it, and reports whether there is no reason.
+func (n *Node) judgeRepair(ctx context.Context, r *Report) bool {
+	if !r.Differs() {
+		return true
+	}
+	wait, cancel := context.WithTimeout(ctx, n.LockWait)
+	defer cancel()
+	lock, err := n.Dir.DryRun(wait)
+	if err != nil { // judgeADDs says it
+		return true
+	}
+	defer func() { r.warn(lock.Release()) }()
+	e := n.Enforcer(r.Sources, r.warn)
+	after := e.Sync(ctx, e.ObserveAgain(ctx, r.Rules), lock)
+	if after.RecordErr != nil {
+		return true
+	}
+	repairable := true
+	for _, chain := range slices.Sorted(maps.Keys(after.Failed)) {
+		if r.Rules.Failed[chain] == nil {
+			r.chainProblem(ReasonRules, chain, "%w", after.Failed[chain])
+			repairable = false
+		}
+	}
+	return repairable
 }
 
 // byHand reports whether a difference has something in table nat of iptables that a sync leaves alone, as every

@@ -240,7 +240,7 @@ func (d *Dir) Remove(name string) error {
 }
 
 // Error returns an error of the os package as "operation path: cause", where the path is quoted if
-// need be; nil stays nil.
+// need be; nil stays nil. A denial to root names what may be behind it.
 func Error(op, path string, err error) error {
 	if err == nil {
 		return nil
@@ -252,6 +252,10 @@ func Error(op, path string, err error) error {
 		err = pathErr.Err
 	case errors.As(err, &linkErr):
 		err = linkErr.Err
+	}
+	if errors.Is(err, unix.EACCES) && os.Geteuid() == 0 {
+		return fmt.Errorf("%s %s: %w to root; SELinux, AppArmor or seccomp may forbid it (ausearch -m avc, dmesg), "+
+			"or a container has no CAP_DAC_OVERRIDE or is rootless", op, policy.Printable(path), err)
 	}
 	return fmt.Errorf("%s %s: %w", op, policy.Printable(path), err)
 }

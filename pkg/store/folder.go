@@ -255,6 +255,9 @@ func failure(op, path string, err error) error {
 	case unix.EROFS:
 		remedy = "; mount its file system writable, or set another dataDir"
 	case unix.EACCES, unix.EPERM:
+		if errno == unix.EACCES && os.Geteuid() == 0 {
+			break // safefile.Error names the causes
+		}
 		remedy = "; run as its owner, and see its mode and attributes (lsattr)"
 	case unix.EMFILE, unix.ENFILE:
 		remedy = "; raise the limit on open files"

@@ -10,9 +10,12 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -42,6 +45,27 @@ func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 		return errors.New(t.fault)
 	}
 	return nil
+}
+
+// CheckWrite implements netfilter.Backend. It applies the rules in a network namespace that it creates:
+// only iptables-restore tells what it needs. Without the privilege for one it returns nil.
+func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset) error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			result <- nil
+			return
+		}
+		scratch := *b
+		if b.choice.Variant == netfilter.VariantNFT {
+			nft := &nftReader{}
+			defer nft.close()
+			scratch.reader = nft
+		}
+		result <- scratch.Apply(ctx, desired, netfilter.Observation{}, nil)
+	}()
+	return <-result
 }
 
 // Observe implements netfilter.Backend.

@@ -136,8 +136,8 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	return owned, errors.Join(errs...)
 }
 
-// Probe implements netfilter.Driver. It does not look at IPv6: only a node that uses
-// it needs ip6tables.
+// Probe implements netfilter.Driver. Without a variant it is the preferred one, or the
+// other one if the kernel lacks what the preferred one needs.
 func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, error) {
 	c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
 	var err error
@@ -146,7 +146,23 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 			return netfilter.Choice{}, unusable(c, err)
 		}
 	}
-	_, err = d.programs.locate(ctx, policy.IPv4, c.Variant, "")
+	if err = d.probe(ctx, c); err == nil {
+		return c, nil
+	}
+	if variant == "" && errors.Is(err, netfilter.ErrUnusable) {
+		for _, other := range variants() {
+			if o := (netfilter.Choice{Backend: policy.IPTables, Variant: other}); other != c.Variant && d.probe(ctx, o) == nil {
+				return o, nil
+			}
+		}
+	}
+	return netfilter.Choice{}, unusable(c, err)
+}
+
+// probe returns why a variant does not work, with netfilter.ErrUnusable if the kernel lacks
+// what it needs. It does not look at IPv6: only a node that uses it needs ip6tables.
+func (d *Driver) probe(ctx context.Context, c netfilter.Choice) error {
+	_, err := d.programs.locate(ctx, policy.IPv4, c.Variant, "")
 	// To list a table of iptables-legacy that does not exist would create it, and
 	// the caller may not want to write at all.
 	exists := true
@@ -156,10 +172,7 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 	if err == nil && exists {
 		_, err = d.programs.list(ctx, policy.IPv4, c.Variant, postrouting)
 	}
-	if err != nil {
-		return netfilter.Choice{}, unusable(c, err)
-	}
-	return c, nil
+	return err
 }
 
 func unusable(c netfilter.Choice, err error) error {

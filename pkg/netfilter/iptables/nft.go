@@ -50,6 +50,12 @@ func (r *nftReader) use(body func(*nfnetlink.Conn) error) error {
 	}
 }
 
+func (r *nftReader) close() {
+	if r.conn != nil {
+		_ = r.conn.Close() // nothing was written through it
+	}
+}
+
 func nftFamily(f policy.Family) nfnetlink.Family {
 	if f == policy.IPv6 {
 		return nfnetlink.IPv6

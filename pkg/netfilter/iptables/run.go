@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -153,17 +155,24 @@ func lineAt(input []byte, stderr string) string {
 // known, and whether iptables cannot work on this host until then.
 func remedyFor(stderr string) (remedy string, unusable bool) {
 	const (
-		xt     = "load the kernel's xt modules (xt_addrtype, xt_comment, xt_statistic, xt_MASQUERADE), or set backend to nftables"
 		root   = "run as root with CAP_NET_ADMIN (and CAP_NET_RAW for iptables-legacy)"
 		lock   = "see which program holds the lock; in a container mount the host's /run/xtables.lock"
 		mixed  = "table nat holds rules that iptables did not write; remove them with nft, or set backend to nftables"
-		absent = "load the kernel modules iptable_nat and ip6table_nat, or set backend to nftables, which needs neither"
-		nft    = "the kernel needs nf_tables and nft_compat (CONFIG_NF_TABLES, CONFIG_NFT_COMPAT); try: modprobe nft_compat, or install iptables-legacy"
-		nat    = "the kernel needs CONFIG_NFT_NAT; try: modprobe nft_chain_nat, or install iptables-legacy"
 		denied = "SELinux or another security module may forbid it: see ausearch -m avc or dmesg, and allow it"
 		old    = "install iptables 1.8, or set backend to nftables"
 		buffer = "in a user namespace a batch is limited by net.core.wmem_max: raise that, shorten the list, or set backend to nftables"
+		noIPv6 = "the kernel has no IPv6 (ipv6.disable=1), or a filter (RestrictAddressFamilies= of systemd, seccomp) denies its sockets: " +
+			"set enableIPv6 to false, or backend to nftables, which needs no such socket"
 	)
+	var (
+		xt     = "the kernel needs xt_addrtype, xt_comment, xt_statistic and xt_MASQUERADE; " + netfilter.HowToLoad("xt_addrtype xt_comment xt_statistic xt_MASQUERADE") + ", or set backend to nftables"
+		absent = "the kernel needs iptable_nat, for IPv6 ip6table_nat; " + netfilter.HowToLoad("iptable_nat ip6table_nat") + ", or set backend to nftables, which needs neither"
+		nft    = "the kernel needs nf_tables and nft_compat (CONFIG_NF_TABLES, CONFIG_NFT_COMPAT); " + netfilter.HowToLoad("nft_compat") + ", or install iptables-legacy"
+		nat    = "the kernel needs CONFIG_NFT_NAT; " + netfilter.HowToLoad("nft_chain_nat") + ", or install iptables-legacy"
+	)
+	if strings.Contains(stderr, "ip6tables") && !hasIPv6() {
+		absent = noIPv6
+	}
 	for _, s := range []struct {
 		message, remedy string
 		unusable        bool
@@ -195,4 +204,13 @@ func remedyFor(stderr string) (remedy string, unusable bool) {
 		}
 	}
 	return "", false
+}
+
+// hasIPv6 reports whether this process can open the sockets of IPv6 that iptables-legacy needs.
+func hasIPv6() bool {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return err == nil
 }

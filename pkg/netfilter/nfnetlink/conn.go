@@ -80,7 +80,7 @@ func newConn(fd int) *Conn {
 func openSocket(purpose string, protocol, flags int, setUp func(fd int) error) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|flags, protocol)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return -1, fmt.Errorf("%s: %w; the kernel has no nfnetlink (try: modprobe nf_tables)", purpose, err)
+		return -1, fmt.Errorf("%s: %w; the kernel has no nfnetlink", purpose, err)
 	}
 	if err != nil {
 		return -1, fmt.Errorf("%s: %w", purpose, err)

@@ -270,7 +270,7 @@ func (c *Conn) query(ctx context.Context, q query) (interrupted bool, err error)
 		return q.flags&unix.NLM_F_DUMP == 0, q.handle(m.payload[:len(q.header)], m.payload[len(q.header):])
 	})
 	if errors.Is(err, unix.EINVAL) && q.typ>>8 == unix.NFNL_SUBSYS_CTNETLINK {
-		err = fmt.Errorf("%w; the kernel has no ctnetlink (try: modprobe nf_conntrack_netlink)", err)
+		err = fmt.Errorf("%w; the kernel has no ctnetlink (module nf_conntrack_netlink)", err)
 	}
 	return interrupted, err
 }

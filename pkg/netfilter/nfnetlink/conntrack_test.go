@@ -30,7 +30,7 @@ func TestConnectionsAnswers(t *testing.T) {
 		err     string
 	}{
 		"no ctnetlink": {[][]byte{answer(unix.NLMSG_ERROR, 0, 1, native(t, -int32(unix.EINVAL)))}, 0,
-			"list conntrack entries: invalid argument; the kernel has no ctnetlink (try: modprobe nf_conntrack_netlink)"},
+			"list conntrack entries: invalid argument; the kernel has no ctnetlink (module nf_conntrack_netlink)"},
 		"interrupted once": {[][]byte{
 			answer(ctnetlinkType(ctNew), 0, 1, entry), answer(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 1, done),
 			answer(ctnetlinkType(ctNew), 0, 2, entry), answer(unix.NLMSG_DONE, 0, 2, done),

@@ -94,18 +94,14 @@ func (b *backend) Remove(_ context.Context, chains []netfilter.ChainRef, _ *os.F
 	})
 }
 
-// CanWrite implements netfilter.Backend: a program can make itself the owner of a table, and a kernel
-// can lack what the rules need, which shows only when they are written.
+// CanWrite implements netfilter.Backend: a program can make itself the owner of a table.
 func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	conn, err := b.driver.dial()
 	if err != nil {
 		return err
 	}
 	t, err := conn.Table(headerOf(f).link, tableName)
-	if errors.Is(err, os.ErrNotExist) {
-		return check(conn, f)
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return usable(err)
 	}
 	if t.Owner != 0 {
@@ -116,15 +112,26 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	return nil
 }
 
-// check returns what the kernel lacks for the rules of a family, as far as every policy needs it.
-func check(conn *nfnetlink.Conn, f policy.Family) error {
-	h, base, batch := headerOf(f), baseHook(), &nfnetlink.Batch{}
+// CheckWrite implements netfilter.Backend. Of tables that do not exist it asks the kernel for what each
+// policy needs.
+func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset) error {
+	conn, err := b.driver.dial()
+	if err != nil {
+		return err
+	}
+	base, batch := baseHook(), &nfnetlink.Batch{}
 	const chain = chainPrefix + "check"
-	batch.AddTable(h.link, tableName)
-	batch.AddChain(h.link, tableName, baseChain, &base)
-	batch.AddChain(h.link, tableName, chain, nil)
-	batch.AddRule(h.link, tableName, chain, encode(f, policy.Rule{Verdict: policy.Masquerade}, "", ""), "")
-	batch.AddRule(h.link, tableName, baseChain, encode(f, policy.Rule{NotToLocal: true, Verdict: policy.Jump}, "", chain), "")
+	for _, f := range policy.Families() {
+		h := headerOf(f)
+		if _, err := conn.Table(h.link, tableName); len(chainsOf(desired, f)) == 0 || !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		batch.AddTable(h.link, tableName)
+		batch.AddChain(h.link, tableName, baseChain, &base)
+		batch.AddChain(h.link, tableName, chain, nil)
+		batch.AddRule(h.link, tableName, chain, encode(f, policy.Rule{Verdict: policy.Masquerade}, "", ""), "")
+		batch.AddRule(h.link, tableName, baseChain, encode(f, policy.Rule{NotToLocal: true, Verdict: policy.Jump}, "", chain), "")
+	}
 	return withModule(conn.Check(batch))
 }
 

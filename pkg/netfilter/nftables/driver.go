@@ -161,7 +161,7 @@ func usable(err error) error {
 		return fmt.Errorf("nftables: %w: %w", netfilter.ErrUnusable, err)
 	}
 	return fmt.Errorf("nftables: %w: %w; the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, "+
-		"CONFIG_NFT_FIB); %s", netfilter.ErrUnusable, err, howToLoad("nf_tables"))
+		"CONFIG_NFT_FIB); %s", netfilter.ErrUnusable, err, netfilter.HowToLoad("nf_tables"))
 }
 
 // refusedByKernel reports whether the kernel refused an operation because it lacks a chain type, an
@@ -190,13 +190,5 @@ func withModule(err error) error {
 	case strings.Contains(refused.Op, ": add rule to "):
 		needs, module = "CONFIG_NFT_MASQ", "nft_masq"
 	}
-	return fmt.Errorf("nftables: %w: %w; the kernel needs %s; %s, or set backend to iptables", netfilter.ErrUnusable, err, needs, howToLoad(module))
-}
-
-// howToLoad returns the remedy for a module that is missing.
-func howToLoad(module string) string {
-	if text, err := os.ReadFile("/proc/sys/kernel/modules_disabled"); err == nil && strings.TrimSpace(string(text)) == "1" {
-		return "kernel.modules_disabled forbids to load modules: name " + module + " in a file of /etc/modules-load.d and boot the node"
-	}
-	return "try: modprobe " + module
+	return fmt.Errorf("nftables: %w: %w; the kernel needs %s; %s, or set backend to iptables", netfilter.ErrUnusable, err, needs, netfilter.HowToLoad(module))
 }

@@ -361,7 +361,7 @@ func guardsUsable(err error) error {
 		return err
 	}
 	return fmt.Errorf("nftables: %w: %w; the guard needs CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT; %s",
-		netfilter.ErrUnusable, err, howToLoad("nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct"))
+		netfilter.ErrUnusable, err, netfilter.HowToLoad("nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct"))
 }
 
 func (s *state) guardBatches(want map[policy.Family]*guardTable) (fill, rest *nfnetlink.Batch) {
