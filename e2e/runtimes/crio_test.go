@@ -233,7 +233,7 @@ func TestCRIOLoad(t *testing.T) {
 	if output, code := n.crio(t, "status"); code == 0 {
 		t.Error("STATUS succeeds without a network")
 	} else {
-		wantSays(t, output, `failed to find plugin "ip-masq"`, none)
+		wantSays(t, output, "failed to find plugin", none)
 	}
 	// The next network that can be loaded takes its place.
 	spare := object{"cniVersion": "1.1.0", "name": "spare", "type": "bridge", "bridge": "cni1", "ipam": bridge()["ipam"], "isGateway": true}
@@ -257,6 +257,34 @@ func TestCRIOLoad(t *testing.T) {
 	} else {
 		wantSays(t, output, none)
 	}
+}
+
+// TestCRIOSinglePlugin installs the plugin beside a main plugin whose configuration is no list.
+func TestCRIOSinglePlugin(t *testing.T) {
+	n := newNode(t, forms()[0])
+	n.bare(t)
+	must(t, os.Remove(n.Path(conflistDir+"/10-pods.conflist")))
+	single := bridge()
+	single["cniVersion"], single["name"] = n.version, "pods"
+	text, err := json.Marshal(single)
+	must(t, err)
+	must(t, n.WriteFile(conflistDir+"/10-pods.conf", string(text), 0o644))
+	done := n.crioLoads(t)
+	defer done()
+	old := n.crioRun(t, "old")
+	n.wantAlone(t, old.Host, old.addrs)
+	n.install(t)
+	p := n.crioRun(t, "pod")
+	n.verdicts(t, p.Host, p.addrs)
+	n.crioMust(t, "start", "old", "pod")
+	n.crioStop(t, old)
+	n.wantAttachments(t, 1)
+	n.crioStop(t, p)
+	if output, code := n.reconcile(t, "uninstall"); code != 0 {
+		t.Errorf("uninstall: exit code %d: %s", code, output)
+	}
+	young := n.crioRun(t, "young")
+	n.wantAlone(t, young.Host, young.addrs)
 }
 
 // TestCRIOLosesRules starts CRI-O on a node that has lost its rules. GC restores them before CHECK.

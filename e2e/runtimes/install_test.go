@@ -114,17 +114,27 @@ func TestUninstallWaits(t *testing.T) {
 		}
 		n.wantGone(t)
 	}
-	t.Run("cri-o", func(t *testing.T) {
-		n := newNode(t, forms()[0])
-		n.bare(t)
-		done := n.crioLoads(t)
-		defer done()
-		n.install(t)
-		p := n.crioRun(t, "pod")
-		waits(t, n, p.Host, p.addrs, func() { n.crioStop(t, p) })
-		young := n.crioRun(t, "young")
-		n.wantAlone(t, young.Host, young.addrs)
-	})
+	for name, end := range map[string]func(*testing.T, *node, *crioPod){
+		"cri-o": func(t *testing.T, n *node, p *crioPod) { n.crioStop(t, p) },
+		// GC sends DEL with the present conflist, so not to the plugin.
+		"cri-o restart": func(t *testing.T, n *node, p *crioPod) {
+			n.netns(t, "delete", p.name)
+			n.crioMust(t, "start")
+			n.wantAttachments(t, 1)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, forms()[0])
+			n.bare(t)
+			done := n.crioLoads(t)
+			defer done()
+			n.install(t)
+			p := n.crioRun(t, "pod")
+			waits(t, n, p.Host, p.addrs, func() { end(t, n, p) })
+			young := n.crioRun(t, "young")
+			n.wantAlone(t, young.Host, young.addrs)
+		})
+	}
 	t.Run("podman", func(t *testing.T) {
 		n := newNode(t, forms()[0])
 		n.bare(t)
