@@ -87,7 +87,7 @@ e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, 
 		go test -tags e2e_runtimes -count=1 -timeout 15m ./e2e/runtimes/... $(TESTFLAGS)
 
 # One kernel with KERNELS=bookworm-amd64.
-e2e-kernels: PACKAGES := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod xz-utils busybox-static
+e2e-kernels: PACKAGES := qemu-system-x86 qemu-system-arm qemu-system-misc mmdebstrap e2fsprogs cpio kmod xz-utils
 e2e-kernels: packages ## virtual machines with Debian's kernels and programs; writes docs/kernels (root; up to 1 h each)
 	go test -tags e2e_kernels -count=1 -timeout 12h -v -run 'TestKernels/$(KERNELS)' ./e2e/kernels
 

@@ -17,6 +17,8 @@ func (k kernel) String() string { return k.suite + "-" + k.arch }
 
 var kernels = []kernel{
 	{"bookworm", "amd64", "linux-image-cloud-amd64"},
+	{"trixie", "arm64", "linux-image-cloud-arm64"},
+	{"trixie", "s390x", "linux-image-s390x"},
 }
 
 // emulator is what qemu needs to know of an architecture.
@@ -30,6 +32,8 @@ var emulators = map[string]emulator{
 	// Without la57=off and cx16=off, kernel 6.12 has double faults under qemu 7.2. The other features make
 	// the kernel slower under emulation.
 	"amd64": {[]string{"qemu-system-x86_64", "-machine", "q35", "-cpu", "max,la57=off,cx16=off,erms=off,fsrm=off,smap=off,smep=off,avx=off,avx2=off"}, "pci", "ttyS0"},
+	"arm64": {[]string{"qemu-system-aarch64", "-machine", "virt", "-cpu", "cortex-a72"}, "pci", "ttyAMA0"},
+	"s390x": {[]string{"qemu-system-s390x", "-machine", "s390-ccw-virtio", "-cpu", "max"}, "ccw", "ttysclp0"},
 }
 
 // limit is that of a whole machine, from its start to its end.
