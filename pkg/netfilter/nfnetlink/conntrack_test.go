@@ -67,11 +67,8 @@ func TestConnectionsAnswers(t *testing.T) {
 func encodeConnection(f testing.TB, src, dst string, zone bool) []byte {
 	f.Helper()
 	var w attrWriter
-	for _, tuple := range [][2]string{{src, dst}, {dst, src}} {
-		outer := w.open(ctaTupleOrig)
-		if tuple[0] == dst {
-			w.b[outer+2] = ctaTupleReply
-		}
+	for i, tuple := range [][2]string{{src, dst}, {dst, src}} {
+		outer := w.open(uint16(ctaTupleOrig + i))
 		ip := w.open(ctaTupleIP)
 		for i, a := range tuple {
 			address := netip.MustParseAddr(a)

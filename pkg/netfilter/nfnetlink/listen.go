@@ -17,8 +17,8 @@ var ErrLost = errors.New("change events of nf_tables were lost")
 
 const (
 	// listenBuffer is the size of the receive buffer in bytes, which the kernel doubles. A commit takes
-	// 832 of them (Linux 6.18), however much it changes: 20,000 commits can wait, which takes half a
-	// second to make. In a user namespace net.core.rmem_max is the limit, usually 512 commits.
+	// 832 of them (Linux 6.18; 1,536 on s390x), however much it changes: 20,000 commits can wait, which
+	// takes half a second to make. In a user namespace net.core.rmem_max is the limit, usually 512 commits.
 	listenBuffer = 8 << 20
 	// eventSize is enough for an NFT_MSG_NEWGEN, which takes 64 bytes.
 	eventSize = 512

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -177,7 +178,11 @@ func TestListenHolds(t *testing.T) {
 	}
 	charged, limit := pending(t, l)
 	t.Logf("%d commits take %d of %d bytes, %d each", commits+1, charged, limit, charged/(commits+1))
-	if charged > limit/4*3 {
+	most := limit / 4 * 3
+	if runtime.GOARCH == "s390x" { // the kernel aligns to cache lines of 256 bytes
+		most = limit / 16 * 15
+	}
+	if charged > most {
 		t.Error("that is almost all")
 	}
 	last := must[uint32](t)(c.Generation())

@@ -86,7 +86,7 @@ func TestXtables(t *testing.T) {
 		"addrtype unicast":         {IPv4, match("addrtype", 1, native(t, uint16(2), uint16(0), uint32(0))), unknown("match addrtype of another kind")},
 		"comment":                  {IPv4, match("comment", 0, padded([]byte("ip-masq"), 256)), Decoded{Comment: "ip-masq"}},
 		"mark":                     {IPv4, match("mark", 1, native(t, uint32(0x4000), uint32(0x4000), uint32(0))), meets(Condition{Field: Mark, Value: 0x4000, Mask: 0x4000})},
-		"no mark":                  {IPv4, match("mark", 1, native(t, uint32(0x4000), uint32(0x4000), uint32(1))), meets(Condition{Field: Mark, Not: true, Value: 0x4000, Mask: 0x4000})},
+		"no mark":                  {IPv4, match("mark", 1, padded(native(t, uint32(0x4000), uint32(0x4000), uint8(1)), 12)), meets(Condition{Field: Mark, Not: true, Value: 0x4000, Mask: 0x4000})},
 		"conntrack new":            {IPv4, match("conntrack", 3, conntrack(NewConnection, 0)), meets(Condition{Field: ConnState, Not: true, Mask: NewConnection})},
 		"conntrack not new":        {IPv4, match("conntrack", 3, conntrack(NewConnection, 1)), meets(Condition{Field: ConnState, Mask: NewConnection})},
 		"conntrack dnat":           {IPv4, match("conntrack", 3, conntrack(1<<7, 0)), unknown("match conntrack")},
