@@ -463,7 +463,7 @@ func TestChartRefuses(t *testing.T) {
 		{`policy: {staleConnections: drop}`, `'/policy/staleConnections': value must be one of 'keep', 'reset'`},
 		{`policy: {masqLinkLocal: "true"}`, `'/policy/masqLinkLocal': got string, want boolean`},
 		{`policy: {outputInterfaces: [a/b]}`, `'/policy/outputInterfaces/0': 'a/b' does not match`},
-		{`policy: {outputInterfaces: [interface-of-16-b]}`, `'/policy/outputInterfaces/0': maxLength`},
+		{`policy: {outputInterfaces: [interface-of-16b]}`, `'/policy/outputInterfaces/0': maxLength`},
 		{`policy: {outputInterfaces: ["+"]}`, `'/policy/outputInterfaces/0'`},
 		{`policy: {toPorts: "0-1"}`, `'/policy/toPorts': '0-1' does not match`},
 		{`policy: {toPorts: "1-65536"}`, `'/policy/toPorts'`},
@@ -508,22 +508,37 @@ func TestChartRefuses(t *testing.T) {
 
 // TestChartKeys checks that the schema and values.yaml have every key of the plugin entry, and no other.
 func TestChartKeys(t *testing.T) {
+	type properties struct{ Properties map[string]any }
 	var schema struct {
 		Properties struct {
-			Policy struct{ Properties map[string]any }
+			Policy      properties
+			AgentConfig struct{ Properties struct{ Config properties } }
+			Reconciler  struct{ Properties struct{ Agent properties } }
 		}
+		Definitions struct{ Policy properties }
 	}
 	decode(t, "chart/values.schema.json", &schema)
 	defaults := config.DefaultSettings()
-	want := []string{"dataDir", "requireAgentConfig"}
+	var shared []string
 	for _, k := range defaults.Flags() {
 		if key, is := strings.CutPrefix(k.Name, "agent."); is {
-			want = append(want, key)
+			shared = append(shared, key)
 		}
 	}
-	slices.Sort(want)
-	if got := slices.Sorted(maps.Keys(schema.Properties.Policy.Properties)); !slices.Equal(got, want) {
-		t.Errorf("schema has %q, want %q", got, want)
+	want := slices.Sorted(slices.Values(append([]string{"dataDir", "requireAgentConfig"}, shared...)))
+	for _, c := range []struct {
+		where string
+		got   properties
+		want  []string
+	}{
+		{"policy", schema.Properties.Policy, want},
+		{"reconciler.agent", schema.Properties.Reconciler.Properties.Agent, shared},
+		{"agentConfig.config", schema.Properties.AgentConfig.Properties.Config, append([]string{"resyncInterval"}, shared...)},
+		{"definitions", schema.Definitions.Policy, shared},
+	} {
+		if got := slices.Sorted(maps.Keys(c.got.Properties)); !slices.Equal(got, slices.Sorted(slices.Values(c.want))) {
+			t.Errorf("%s has %q, want %q", c.where, got, c.want)
+		}
 	}
 	text, err := os.ReadFile("chart/values.yaml")
 	if err != nil {
