@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_cluster
+
+package mainplugins
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// behindMultus makes a node where Multus delegates to kindnet, with this cniVersion.
+func behindMultus(t *testing.T, version string, follows bool) (*node, *Multus, Writer) {
+	t.Helper()
+	master := Writers()[0]
+	master.Conflist = strings.Replace(master.Conflist, master.version(), version, 1)
+	n := newNode(t, version, "")
+	must(t, master.Start(n.Path(confDir)))
+	m := &Multus{Dir: n.Path(confDir), Follows: follows}
+	must(t, m.Start())
+	return n, m, master
+}
+
+// follow lets Multus take over what its master says: within a second, or by a restart.
+func follow(t *testing.T, m *Multus) {
+	t.Helper()
+	if m.Follows {
+		must(t, m.Tick())
+	} else {
+		must(t, m.Start())
+	}
+}
+
+// TestMultus installs ip-masq behind thin Multus, restarts Multus and the program that writes its
+// master, and uninstalls ip-masq.
+func TestMultus(t *testing.T) {
+	for _, version := range []string{"0.3.1", "1.0.0"} {
+		for _, follows := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s follows %t", version, follows), func(t *testing.T) {
+				t.Parallel()
+				n, m, master := behindMultus(t, version, follows)
+				generated := "00-multus.conf"
+				if version == "1.0.0" {
+					generated += "list"
+				}
+				n.pod(t, "before", false)
+				n.run(t)
+				n.untilEntry(t, master.File)
+				n.untilUnready(t, 5*time.Second, "conflist: ", generated, "copy of network kindnet without the plugin entry")
+				follow(t, m)
+				n.untilReady(t)
+				n.untilHealthy(t)
+				n.pod(t, "between", true)
+				for i := range restarts {
+					must(t, master.Start(n.Path(confDir)))
+					n.untilEntry(t, master.File)
+					follow(t, m)
+					n.untilReady(t)
+					must(t, m.Stop())
+					n.pod(t, fmt.Sprint("stopped", i), true)
+					must(t, m.Start())
+					n.untilReady(t)
+					if copies := n.entries(generated); copies != 1 {
+						t.Errorf("%d plugin entries in %s", copies, generated)
+					}
+				}
+				n.pod(t, "restarted", true)
+				n.untilHealthy(t)
+				n.packets(t, true)
+
+				must(t, n.reconciler.Stop(10*time.Second))
+				n.wantUninstall(t, nil, 1, generated+" names it", "restart Multus")
+				follow(t, m)
+				n.wantUninstall(t, nil, 1, "/var/lib/cni/multus/", "drain the node")
+				n.packets(t, true)
+				n.endPods(t)
+				if follows {
+					// Pods started without Multus and ended with it: containerd keeps their results.
+					n.wantUninstall(t, nil, 1, "/var/lib/cni/results/kindnet-", "--no-wait")
+					n.wantUninstall(t, []string{"--no-wait"}, 0)
+				} else {
+					n.wantUninstall(t, nil, 0)
+				}
+				n.wantGone(t, master.File, master.Conflist)
+				n.pod(t, "after", false)
+				n.endPods(t)
+			})
+		}
+	}
+}
+
+// wantUninstall uninstalls ip-masq with this exit code.
+func (n *node) wantUninstall(t *testing.T, args []string, want int, says ...string) {
+	t.Helper()
+	output, code := n.command(t, append([]string{"uninstall"}, args...)...)
+	if code != want {
+		t.Errorf("uninstall: exit code %d, want %d: %s", code, want, output)
+	}
+	wantSays(t, output, says...)
+}
+
+func wantSays(t *testing.T, text string, says ...string) {
+	t.Helper()
+	for _, s := range says {
+		if !strings.Contains(text, s) {
+			t.Errorf("no %q in:\n%s", s, text)
+		}
+	}
+}
+
+// attach gives a pod a second network, whose plugin entry has these keys.
+func (n *node) attach(t *testing.T, pod, network, keys string) {
+	t.Helper()
+	const cluster = "/etc/cni/multus/cluster/"
+	must(t, n.WriteFile(cluster+"pods/"+pod, network+"\n", 0o644))
+	must(t, n.WriteFile(cluster+"networks/"+network, fmt.Sprintf(`{"cniVersion": "0.3.1", "name": %q, "plugins": [
+		{"type": "bridge", "bridge": %[1]q, "ipam": {"type": "host-local", "subnet": "10.99.0.0/24"}},
+		{"type": "ip-masq", %s}]}`, network, keys), 0o644))
+}
+
+// TestNetworkAttachmentDefinition gives pods a second network whose plugin entry states a policy:
+// one that is merged, one that conflicts, and one that plugin.toml does not admit.
+func TestNetworkAttachmentDefinition(t *testing.T) {
+	t.Parallel()
+	n, m, master := behindMultus(t, "0.3.1", false)
+	n.run(t)
+	n.untilEntry(t, master.File)
+	follow(t, m)
+	n.untilReady(t)
+	n.pod(t, "plain", true)
+
+	// The policies are merged into one chain, for all pods of the node.
+	const exempt = `"nonMasqueradeCIDRs": ["198.51.100.0/24"]`
+	n.attach(t, "two", "storage", exempt)
+	if _, err := n.runPod(t, "two"); err != nil {
+		t.Fatal(err)
+	}
+	merged := func() {
+		t.Helper()
+		for _, p := range n.pods {
+			n.packet(t, p, destination{"198.51.100.7:7", false}, true)
+			n.packet(t, p, destination{"203.0.113.11:7", true}, true)
+			n.packet(t, p, destination{"10.200.0.1:7", false}, true)
+		}
+	}
+	merged()
+	output, _ := n.command(t, "explain", "198.51.100.7")
+	wantSays(t, output, "exempt", "storage")
+	n.untilReady(t)
+
+	// The network that is in force stays; a pod with the other one does not start.
+	n.attach(t, "three", "contrary", `"masqueradeCIDRs": ["10.0.0.0/8"]`)
+	_, err := n.runPod(t, "three")
+	wantSays(t, fmt.Sprint(err), "contrary", "kindnet", "10.0.0.0/8")
+	merged()
+
+	// plugin.toml admits the network of the node's conflist only. The policy that is in force stays as
+	// long as the network has a pod.
+	toml := "data_dir = %q\ncni_conf_dir = %q\nallow_networks = [%s]\n"
+	must(t, n.WriteFile("/etc/ip-masq/plugin.toml", fmt.Sprintf(toml, dataDir, confDir, `"kindnet"`), 0o644))
+	n.attach(t, "four", "storage", exempt)
+	_, err = n.runPod(t, "four")
+	wantSays(t, fmt.Sprint(err), "storage", "may not contribute", "plugin.toml")
+	if _, err := n.runPod(t, "five"); err != nil {
+		t.Error(err)
+	}
+	merged()
+	toml += "allow_unlisted_networks = [\"storage\"]\n"
+	must(t, n.WriteFile("/etc/ip-masq/plugin.toml", fmt.Sprintf(toml, dataDir, confDir, `"kindnet", "storage"`), 0o644))
+	if _, err := n.runPod(t, "four"); err != nil {
+		t.Error(err)
+	}
+	merged()
+	n.endPods(t)
+}
