@@ -88,7 +88,7 @@ e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, 
 
 # One kernel with KERNELS=bookworm-amd64.
 e2e-kernels: PACKAGES := qemu-system-x86 qemu-system-arm qemu-system-misc mmdebstrap e2fsprogs cpio kmod xz-utils
-e2e-kernels: packages ## virtual machines with Debian's kernels and programs; writes docs/kernels (root; up to 1 h each)
+e2e-kernels: packages ## virtual machines with Debian's kernels and programs; writes docs/kernels (root; 15 min each)
 	go test -tags e2e_kernels -count=1 -timeout 12h -v -run 'TestKernels/$(KERNELS)' ./e2e/kernels
 
 # Under 15 minutes on two cores. A quick run (BENCHFLAGS=-quick) writes to bin/bench/quick and judges nothing.

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -24,19 +23,19 @@ const root = "../.."
 func TestKernels(t *testing.T) {
 	for _, k := range kernels {
 		t.Run(k.String(), func(t *testing.T) {
-			t.Logf("up to %s on one core", limit)
+			last := "at most " + limit.String()
+			if before, err := readReport(k); err == nil {
+				last = fmt.Sprintf("about %d minutes, as the last time", before.Seconds/60+1)
+			}
+			t.Logf("this takes %s; see bin/kernels/%s.log", last, k)
 			files := strings.TrimSpace(command(t, exec.Command(root+"/tools/debian-machine", k.suite, k.arch, k.pack)))
-			report := run(t, k, files, disk(t, k.arch))
-			if len(report.results) == len(programs) {
-				report.write(t, k)
-			}
-			for _, r := range report.results {
-				if r.code != "0" || len(r.failed) > 0 {
-					t.Errorf("%s: exit code %s, failed: %s; see bin/kernels/%s.log", r.name, r.code, strings.Join(r.failed, ", "), k)
+			r := run(t, k, files, disk(t, k.arch))
+			r.write(t, k)
+			writeTable(t)
+			for _, p := range programs {
+				if s := r.Results[p.name()]; s == nil || s.Code != "0" || len(s.Failed) > 0 {
+					t.Errorf("%s: %s; see bin/kernels/%s.log and .console", p.name(), s, k)
 				}
-			}
-			if len(report.results) < len(programs) {
-				t.Errorf("the machine ended after %d of %d programs; see bin/kernels/%s.log and .console", len(report.results), len(programs), k)
 			}
 		})
 	}
@@ -66,7 +65,11 @@ func disk(t *testing.T, arch string) string {
 	build("tools/cni", "build", "-o", project+"/bin/cni/", "tool", "./crioverbs")
 	build("", "build", "-o", project+"/tests/", "./e2e/timelimit/scale")
 	for _, p := range programs {
-		build("", "test", "-c", "-o", project+"/tests/", "./"+p.dir)
+		args := []string{"test", "-c"}
+		if p.main {
+			args = []string{"build"}
+		}
+		build("", append(args, "-o", project+"/tests/"+p.file(), "./"+p.dir)...)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "job", "run"), []byte(script()), 0o755); err != nil {
 		t.Fatal(err)
@@ -93,20 +96,26 @@ mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
 for directory in /dev/shm /run /tmp; do mount -t tmpfs tmpfs $directory; done
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
-for module in overlay veth bridge dummy nf_tables nft_compat ip_tables ip6_tables iptable_nat ip6table_nat; do
+for module in overlay veth bridge dummy nf_conntrack nf_tables nft_compat ip_tables ip6_tables iptable_nat ip6table_nat; do
 	modprobe $module || echo "@warning no module $module"
 done
 ip link set lo up
-echo "@fact Kernel|$(uname -r)"
-echo "@fact iptables|$(iptables --version)"
-echo "@fact nft|$(nft --version)"
-echo "@fact Slower than an idle machine by|$(/job/project/tests/scale 1s)"
+echo 262144 >/proc/sys/net/netfilter/nf_conntrack_max # as of a node with 4 GB and more
+echo "@fact kernel|$(uname -r)"
+echo "@fact iptables|$(iptables --version | cut -d" " -f2)"
+echo "@fact nft|$(nft --version | cut -d" " -f2)"
+echo "@fact slowdown|$(/job/project/tests/scale 1s)"
 `)
 	for _, p := range programs {
-		test := filepath.Base(p.dir)
-		fmt.Fprintf(&b, "cd /job/project/%s\necho '@begin %s'\n", p.dir, p.dir)
-		fmt.Fprintf(&b, "/job/project/tests/%s.test -test.v -test.run '%s' -test.timeout $(/job/project/tests/scale %s) -rapid.shrinktime=1s\n", test, p.run, p.limit)
-		fmt.Fprintf(&b, "echo \"@end %s $?\"\n", p.dir)
+		file := "/job/project/tests/" + p.file()
+		fmt.Fprintf(&b, "cd /job/project/%s\necho \"@begin %s\"\n", p.dir, p.name())
+		if p.main {
+			fmt.Fprintf(&b, "%s\n", file)
+		} else {
+			fmt.Fprintf(&b, "rapid=$(%s -help 2>&1 | sed -n 's/^ *-rapid.shrinktime.*/-rapid.shrinktime=1s -rapid.checks=30/p')\n", file)
+			fmt.Fprintf(&b, "%s -test.v -test.short -test.run '%s' -test.skip '%s' -test.timeout 20m $rapid\n", file, p.run, p.skip)
+		}
+		b.WriteString("echo \"@end $?\"\n")
 	}
 	b.WriteString("echo @done\n")
 	return b.String()
@@ -148,7 +157,7 @@ func run(t *testing.T, k kernel, files, job string) *report {
 	if _, err := c.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
-	r := &report{}
+	r := &report{Commit: commit(t), Facts: map[string]string{}, Results: map[string]*result{}}
 	began := time.Now()
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
@@ -163,78 +172,8 @@ func run(t *testing.T, k kernel, files, job string) *report {
 		t.Errorf("qemu: %v, %v %s", err, lines.Err(), complaints.String())
 	}
 	t.Logf("qemu ended after %s: %s", time.Since(began).Round(time.Second), complaints.String())
-	r.took = time.Since(began)
+	r.Seconds = int(time.Since(began).Seconds())
 	return r
-}
-
-// report is what a machine said.
-type report struct {
-	facts   [][2]string
-	results []*result
-	took    time.Duration
-	current *result
-	began   time.Duration
-}
-
-type result struct {
-	name, code string
-	passed     int
-	failed     []string
-	took       time.Duration
-}
-
-var ended = regexp.MustCompile(`^--- (PASS|FAIL): (\S+)`)
-
-func (r *report) line(t *testing.T, line string, at time.Duration) {
-	word, rest, _ := strings.Cut(line, " ")
-	switch word {
-	case "@fact":
-		name, value, _ := strings.Cut(rest, "|")
-		if len(r.facts) == 0 {
-			r.facts = append(r.facts, [2]string{"Seconds to boot", fmt.Sprintf("%.0f", at.Seconds())})
-		}
-		r.facts = append(r.facts, [2]string{name, value})
-		t.Logf("%s: %s", name, value)
-	case "@begin":
-		r.current, r.began = &result{name: rest}, at
-	case "@end":
-		r.current.name, r.current.code, _ = strings.Cut(rest, " ")
-		r.current.took = at - r.began
-		r.results = append(r.results, r.current)
-		t.Logf("%s: %d passed, %d failed, %s", r.current.name, r.current.passed, len(r.current.failed), r.current.took.Round(time.Second))
-	case "---":
-		if m := ended.FindStringSubmatch(line); m != nil && r.current != nil {
-			if m[1] == "PASS" {
-				r.current.passed++
-			} else {
-				r.current.failed = append(r.current.failed, m[2])
-			}
-		}
-	}
-}
-
-// write writes the table of results.
-func (r *report) write(t *testing.T, k kernel) {
-	t.Helper()
-	var b strings.Builder
-	fmt.Fprintf(&b, "# %s, %s\n\nWritten by `make e2e-kernels KERNELS=%s`.\n\n", k.suite, k.arch, k)
-	for _, f := range r.facts {
-		fmt.Fprintf(&b, "- %s: %s\n", f[0], f[1])
-	}
-	fmt.Fprintf(&b, "- Seconds in all: %.0f\n\n| tests of | passed | failed | seconds |\n|---|---|---|---|\n", r.took.Seconds())
-	for _, s := range r.results {
-		failed := strings.Join(s.failed, ", ")
-		if failed == "" && s.code != "0" {
-			failed = "exit code " + s.code
-		}
-		fmt.Fprintf(&b, "| %s | %d | %s | %.0f |\n", s.name, s.passed, failed, s.took.Seconds())
-	}
-	if err := os.MkdirAll(root+"/docs/kernels", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(fmt.Sprintf("%s/docs/kernels/%s.md", root, k), []byte(b.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // command runs a command and returns what it wrote to standard output.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -67,6 +68,7 @@ func TestApplyBesideCommits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	interval := timelimit.Scale(10 * time.Millisecond)
 	stop, stopped := make(chan struct{}), make(chan error)
 	go func() {
 		var b nfnetlink.Batch
@@ -79,7 +81,7 @@ func TestApplyBesideCommits(t *testing.T) {
 			case <-stop:
 				stopped <- other.Close()
 				return
-			case <-time.After(10 * time.Millisecond):
+			case <-time.After(interval):
 			}
 		}
 		stopped <- errors.Join(err, other.Close())

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_kernels
+
+package kernels
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+const docs = root + "/docs/kernels/"
+
+// report is what a machine said. It is kept as docs/kernels/MACHINE.json, of which the table is made.
+type report struct {
+	Commit  string
+	Facts   map[string]string
+	Seconds int
+	// Results are by the program's name.
+	Results map[string]*result
+
+	current *result
+	began   time.Duration
+}
+
+type result struct {
+	Passed  int
+	Failed  []string `json:",omitempty"`
+	Seconds int
+	// Code is the exit code, empty if the machine ended before the program.
+	Code string
+}
+
+// String is a cell of the table.
+func (r *result) String() string {
+	switch {
+	case r == nil:
+		return "not run"
+	case r.Code == "":
+		return fmt.Sprintf("%d, then the machine ended", r.Passed)
+	case len(r.Failed) > 0:
+		return fmt.Sprintf("%d of %d", r.Passed, r.Passed+len(r.Failed))
+	case r.Code != "0":
+		return fmt.Sprintf("%d, then exit code %s", r.Passed, r.Code)
+	case r.Passed == 0:
+		return "passed"
+	}
+	return fmt.Sprint(r.Passed)
+}
+
+var ended = regexp.MustCompile(`^--- (PASS|FAIL): (\S+)`)
+
+// line reads a line of the machine's output.
+func (r *report) line(t *testing.T, line string, at time.Duration) {
+	word, rest, _ := strings.Cut(line, " ")
+	switch word {
+	case "@fact":
+		name, value, _ := strings.Cut(rest, "|")
+		r.Facts[name] = value
+		t.Logf("%s: %s", name, value)
+	case "@begin":
+		r.current, r.began = &result{}, at
+		r.Results[rest] = r.current
+		t.Log(rest)
+	case "@end":
+		r.current.Code, r.current.Seconds = rest, int((at - r.began).Seconds())
+		t.Logf("    %s in %d s %s", r.current, r.current.Seconds, strings.Join(r.current.Failed, ", "))
+	case "---":
+		if m := ended.FindStringSubmatch(line); m != nil && r.current != nil {
+			if m[1] == "PASS" {
+				r.current.Passed++
+			} else {
+				r.current.Failed = append(r.current.Failed, m[2])
+			}
+		}
+	}
+}
+
+// commit names the commit that is tested.
+func commit(t *testing.T) string {
+	t.Helper()
+	c := command(t, exec.Command("git", "rev-parse", "--short", "HEAD"))
+	if exec.Command("git", "-C", root, "diff", "--quiet", "HEAD", "--", ".", ":!docs").Run() != nil {
+		c += " and changes"
+	}
+	return strings.ReplaceAll(c, "\n", "")
+}
+
+func readReport(k kernel) (*report, error) {
+	r := &report{}
+	data, err := os.ReadFile(docs + k.String() + ".json")
+	if err == nil {
+		err = json.Unmarshal(data, r)
+	}
+	return r, err
+}
+
+func (r *report) write(t *testing.T, k kernel) {
+	t.Helper()
+	data, err := json.MarshalIndent(r, "", "\t")
+	if err == nil {
+		err = os.MkdirAll(docs, 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(docs+k.String()+".json", append(data, '\n'), 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writeTable writes the table of the last results of all machines.
+func writeTable(t *testing.T) {
+	t.Helper()
+	var machines, head, rule, failures strings.Builder
+	rows := make([]string, len(programs))
+	for _, k := range kernels {
+		r, err := readReport(k)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&machines, "| %s | %s | %s | %s | %s | %s | %d |\n", k, r.Facts["kernel"], r.Facts["iptables"], r.Facts["nft"],
+			r.Commit, r.Facts["slowdown"], (r.Seconds+59)/60)
+		fmt.Fprintf(&head, " %s |", k)
+		rule.WriteString("---|")
+		for i, p := range programs {
+			s := r.Results[p.name()]
+			rows[i] += fmt.Sprintf(" %s |", s)
+			if s != nil && len(s.Failed) > 0 {
+				fmt.Fprintf(&failures, "- %s, %s: %s\n", k, p.name(), strings.Join(s.Failed, ", "))
+			}
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, `# Kernels
+
+`+"`make e2e-kernels`"+` writes this page. Each machine is a virtual one, with the kernel and the programs of
+a Debian suite. It is emulated: what an idle machine does in one second takes the time under "slowdown".
+
+| machine | kernel | iptables | nft | commit | slowdown | minutes |
+|---|---|---|---|---|---|---|
+%s
+The number of tests that passed, each on every backend that it is about:
+
+| tests |%s
+|---|%s
+`, machines.String(), head.String(), rule.String())
+	for i, p := range programs {
+		fmt.Fprintf(&b, "| %s |%s\n", p.name(), rows[i])
+	}
+	if failures.Len() > 0 {
+		fmt.Fprintf(&b, "\nFailed:\n\n%s", failures.String())
+	}
+	if err := os.WriteFile(docs+"README.md", []byte(b.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
