@@ -491,3 +491,17 @@ func TestReconcilerOnLackingKernel(t *testing.T) {
 	d.eventuallyUnready(t, "backend", "CONFIG_NFT_MASQ", "modprobe nft_masq")
 	n.wantSays(t, 3, []string{"backend:", "CONFIG_NFT_MASQ"}, "status")
 }
+
+// TestReconcilerWithoutIPv6 checks that a reconciler repairs the rules of IPv4 on a kernel without IPv6.
+func TestReconcilerWithoutIPv6(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.lacks(t, missing{inet6: true})
+		n.conflist(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}})
+		d := n.startReconciler(t, "--resync-interval", "1s").untilReady(t)
+		right := n.ruleset(t)
+		n.flushMasqChain(t)
+		d.until(t, "repair", func() bool { return n.ruleset(t) == right })
+		n.wantSays(t, 0, []string{"no problems"}, "status")
+	})
+}

@@ -318,6 +318,29 @@ func TestTampering(t *testing.T) {
 	}
 }
 
+// TestCheckWrite: it finds out why rules cannot be written, and changes nothing.
+func TestCheckWrite(t *testing.T) {
+	const chain = "IP-MASQ-AGENT"
+	inEachVariant(t, func(n *node) {
+		want, before := desired(policy.OwnedBy(owner), basic(chain)), n.generation()
+		if err := n.CheckWrite(n.Context(), want); err != nil {
+			n.Error(err)
+		}
+		bad := desired(policy.OwnedBy(owner), basic(chain))
+		bad.Chains[0].Rules[0].Protocol = "none"
+		if err := n.CheckWrite(n.Context(), bad); err == nil {
+			n.Error("rules that iptables-restore refuses can be written")
+		}
+		if got := n.observe(refs(want)); len(got.Chains) > 0 || n.generation() != before {
+			n.Errorf("generation %d became %d, with chains %v", before, n.generation(), got.Chains)
+		}
+		if used, err := legacyInUse(policy.IPv4, natTable); used || err != nil {
+			n.Errorf("table nat of iptables-legacy is in use: %v, %v", used, err)
+		}
+		n.apply(want)
+	})
+}
+
 // TestBaseChainWithoutEffect: it is reported, nothing is written then, and the
 // chain can be removed all the same.
 func TestBaseChainWithoutEffect(t *testing.T) {

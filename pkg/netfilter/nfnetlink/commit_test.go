@@ -117,6 +117,34 @@ func TestElements(t *testing.T) {
 	equalRanges(t, []netipx.IPRange{span("0.0.0.0", "255.255.255.255")}, rangesOf(t, c, IPv4, "s"))
 }
 
+// TestCheck: a check has the error of a commit, and changes nothing.
+func TestCheck(t *testing.T) {
+	namespace(t)
+	c := dial(t)
+	before := must[uint32](t)(c.Generation())
+	var sound, refused Batch
+	for _, b := range []*Batch{&sound, &refused} {
+		b.AddTable(IPv4, "t")
+		b.AddSet(IPv4, "t", AddressRanges(IPv4, "s"))
+	}
+	refused.AddElements(IPv4, "t", "other", many(IPv4, 3))
+	for range 2 {
+		if err := c.Check(&sound); err != nil {
+			t.Error(err)
+		}
+		if e, is := errors.AsType[*Error](c.Check(&refused)); !is || e.Errno != unix.ENOENT || !strings.Contains(e.Op, "other") {
+			t.Errorf("got %v", e)
+		}
+	}
+	if _, err := c.Table(IPv4, "t"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the table exists: %v", err)
+	}
+	if after := must[uint32](t)(c.Generation()); after != before {
+		t.Errorf("generation %d became %d", before, after)
+	}
+	commit(t, c, &sound)
+}
+
 func TestLargeSets(t *testing.T) {
 	namespace(t)
 	c := dial(t)
