@@ -32,7 +32,7 @@ func TestKernels(t *testing.T) {
 			r := run(t, k, files, disk(t, k.arch))
 			r.write(t, k)
 			writeTable(t)
-			for _, p := range programs {
+			for _, p := range programsOn(k.arch) {
 				if s := r.Results[p.name()]; s == nil || s.Code != "0" || len(s.Failed) > 0 {
 					t.Errorf("%s: %s; see bin/kernels/%s.log and .console", p.name(), s, k)
 				}
@@ -64,14 +64,14 @@ func disk(t *testing.T, arch string) string {
 	build("", "build", "-o", project+"/bin/ip-masq-reconciler", "./reconciler")
 	build("tools/cni", "build", "-o", project+"/bin/cni/", "tool", "./crioverbs")
 	build("", "build", "-o", project+"/tests/", "./e2e/timelimit/scale")
-	for _, p := range programs {
+	for _, p := range programsOn(arch) {
 		args := []string{"test", "-c"}
 		if p.main {
 			args = []string{"build"}
 		}
 		build("", append(args, "-o", project+"/tests/"+p.file(), "./"+p.dir)...)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "job", "run"), []byte(script()), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "job", "run"), []byte(script(arch)), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	image := filepath.Join(dir, "job.ext4")
@@ -80,7 +80,7 @@ func disk(t *testing.T, arch string) string {
 }
 
 // script is the machine's first process. It writes to a port that the host reads.
-func script() string {
+func script(arch string) string {
 	var b strings.Builder
 	b.WriteString(`#!/bin/bash
 exec </dev/null >$(echo /dev/vport*) 2>&1 # the only one: bash would make a file of another name
@@ -106,7 +106,7 @@ echo "@fact iptables|$(iptables --version | cut -d" " -f2)"
 echo "@fact nft|$(nft --version | cut -d" " -f2)"
 echo "@fact slowdown|$(/job/project/tests/scale 1s)"
 `)
-	for _, p := range programs {
+	for _, p := range programsOn(arch) {
 		file := "/job/project/tests/" + p.file()
 		fmt.Fprintf(&b, "cd /job/project/%s\necho \"@begin %s\"\n", p.dir, p.name())
 		if p.main {
