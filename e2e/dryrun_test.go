@@ -247,7 +247,7 @@ func fillDisk(t *testing.T, disk string, free int64) {
 	must(t, err)
 	var st syscall.Statfs_t
 	must(t, syscall.Fstatfs(int(file.Fd()), &st))
-	_, err = file.Write(bytes.Repeat([]byte{1}, int(max(0, int64(st.Bfree)*st.Bsize-free))))
+	_, err = file.Write(bytes.Repeat([]byte{1}, max(0, int(st.Bfree)*int(st.Bsize)-int(free))))
 	must(t, errors.Join(err, file.Close()))
 }
 
