@@ -30,6 +30,7 @@ func examples() []example {
 		{files: []string{"dual-stack"}, exempt: "10.20.0.5 fd00:20::5", masqueraded: "198.51.100.7 2001:db8:7::7"},
 		{files: []string{"flannel"}, subnet: "10.244.1.0/24", exempt: "10.244.7.7 10.96.0.10", masqueraded: "10.20.0.5 198.51.100.7"},
 		{files: []string{"calico"}, subnet: "192.168.99.0/24", exempt: "192.168.7.7 10.96.0.10", masqueraded: "10.20.0.5 198.51.100.7"},
+		{files: []string{"cilium"}, subnet: "10.244.1.0/24", exempt: "10.20.0.5", masqueraded: "198.51.100.7 172.16.3.4"},
 		{files: []string{"kindnet"}, exempt: "10.244.9.9", masqueraded: "10.20.0.5 198.51.100.7"},
 		{files: []string{"many-prefixes"}, exempt: "10.0.2.5 10.3.198.255", masqueraded: "10.0.1.5 10.3.199.0 198.51.100.7"},
 		{files: []string{"masquerade-only-these"}, exempt: "10.20.0.5 192.0.2.7", masqueraded: "198.51.100.7 203.0.113.77"},
