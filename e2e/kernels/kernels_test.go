@@ -75,7 +75,7 @@ func disk(t *testing.T, arch string) string {
 		t.Fatal(err)
 	}
 	image := filepath.Join(dir, "job.ext4")
-	command(t, exec.Command("/usr/sbin/mke2fs", "-q", "-t", "ext4", "-L", "job", "-d", filepath.Join(dir, "job"), image, "2G"))
+	command(t, exec.Command("/usr/sbin/mke2fs", "-q", "-t", "ext4", "-d", filepath.Join(dir, "job"), image, "2G"))
 	return image
 }
 
@@ -142,9 +142,9 @@ func run(t *testing.T, k kernel, files, job string) *report {
 		"-device", "virtio-rng-" + e.bus, "-serial", fmt.Sprintf("file:%s/bin/kernels/%s.console", root, k),
 		"-device", "virtio-serial-" + e.bus, "-chardev", "stdio,id=out,signal=off", "-device", "virtserialport,chardev=out",
 	})
-	for i, file := range []string{files + "/userland.ext4", job} {
-		args = append(args, "-drive", fmt.Sprintf("file=%s,format=raw,if=none,id=disk%d,snapshot=on", file, i),
-			"-device", fmt.Sprintf("virtio-blk-%s,drive=disk%d", e.bus, i))
+	for serial, file := range map[string]string{"userland": files + "/userland.ext4", "job": job} {
+		args = append(args, "-drive", fmt.Sprintf("file=%s,format=raw,if=none,id=%s,snapshot=on", file, serial),
+			"-device", fmt.Sprintf("virtio-blk-%s,drive=%s,serial=%s", e.bus, serial, serial))
 	}
 	c := exec.CommandContext(ctx, e.args[0], args...)
 	var complaints bytes.Buffer

@@ -85,7 +85,7 @@ var programs = []program{
 	{dir: "pkg/netfilter/nftables", elsewhere: "^(TestCodec|TestGoldenText|TestRender.*|TestGuardGolden|TestGuardPackets|TestEnforcePackets|TestTamperingIsSeenAndRepaired|TestOneSetChangesInPlace|TestSetAttributes)$"},
 	{dir: "pkg/netfilter/iptables", elsewhere: "^(TestAdoption|TestDecode|TestLegacy.*|TestNativeExpressions|TestObserve.*|TestRender|TestSavedByNFT|TestShownText|TestTampering|TestLayout|FuzzDecode)$"},
 	{dir: "pkg/netfilter/thirdparty"},
-	{dir: "pkg/fswatch"},
+	{dir: "pkg/fswatch", skip: "^TestWhatIsReplaced$"},
 	{dir: "pkg/enforce"},
 	{dir: "pkg/reconcile"},
 	{dir: "pkg/store"},

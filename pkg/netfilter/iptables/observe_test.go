@@ -123,24 +123,31 @@ func TestProgramMissing(t *testing.T) {
 }
 
 // TestNativeExpressions has rules that nft wrote into the table of iptables.
-// iptables shows some of them as rules that match more.
+// iptables shows some of them as rules that match more. Its text depends on the version, and so does
+// how nft encodes a range of addresses.
 func TestNativeExpressions(t *testing.T) {
 	n := newNode(t, "nft")
 	want := desired(policy.OwnedBy(owner), basic("IP-MASQ-AGENT"))
 	n.apply(want)
-	for _, tc := range []struct{ rule, want string }{
-		{"insert rule ip nat IP-MASQ-AGENT ip daddr @s return",
-			"-A IP-MASQ-AGENT -j RETURN (and what iptables does not show: return with destination set \"s\")"},
-		{"insert rule ip nat IP-MASQ-AGENT ip daddr 10.0.0.0/8 ip ttl 64 return", "-A IP-MASQ-AGENT -d 10.0.0.0/8 -m ttl --ttl-eq 64 -j RETURN"},
-		{"insert rule ip nat IP-MASQ-AGENT ip daddr 10.0.0.0-10.0.0.7 return",
-			"-A IP-MASQ-AGENT -d 10.0.0.7/32 -j RETURN (and what iptables does not show: return with destination 10.0.0.0-255.255.255.255, destination 0.0.0.0-10.0.0.7)"},
-		{"insert rule ip nat POSTROUTING ip saddr @s jump IP-MASQ-AGENT",
-			"-A POSTROUTING -j IP-MASQ-AGENT (and what iptables does not show: jump IP-MASQ-AGENT with source set \"s\")"},
+	for rule, texts := range map[string][]string{
+		"insert rule ip nat IP-MASQ-AGENT ip daddr @s return": {
+			"-A IP-MASQ-AGENT -j RETURN (and what iptables does not show: return with destination set \"s\")",
+		},
+		"insert rule ip nat IP-MASQ-AGENT ip daddr 10.0.0.0/8 ip ttl 64 return": {
+			"-A IP-MASQ-AGENT -d 10.0.0.0/8 -m ttl --ttl-eq 64 -j RETURN",
+		},
+		"insert rule ip nat IP-MASQ-AGENT ip daddr 10.0.0.0-10.0.0.7 return": {
+			"-A IP-MASQ-AGENT -d 10.0.0.7/32 -j RETURN (and what iptables does not show: return with destination 10.0.0.0-255.255.255.255, destination 0.0.0.0-10.0.0.7)",
+			"to 10.0.0.0/29 return", // nft 1.1.7
+		},
+		"insert rule ip nat POSTROUTING ip saddr @s jump IP-MASQ-AGENT": {
+			"-A POSTROUTING -j IP-MASQ-AGENT (and what iptables does not show: jump IP-MASQ-AGENT with source set \"s\")",
+		},
 	} {
-		shell(t, "nft 'add set ip nat s { type ipv4_addr; }'", "nft '"+tc.rule+"'")
+		shell(t, "nft 'add set ip nat s { type ipv4_addr; }'", "nft '"+rule+"'")
 		d := policy.Compare(want, n.observe(refs(want)))
-		if len(d) != 1 || !d[0].Unexpected || d[0].Text != tc.want {
-			t.Errorf("%s: %s", tc.rule, d)
+		if len(d) != 1 || !d[0].Unexpected || !slices.Contains(texts, d[0].Text) {
+			t.Errorf("%s: %s", rule, d)
 		}
 		n.apply(want)
 		n.holds(want)

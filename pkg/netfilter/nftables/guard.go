@@ -97,6 +97,7 @@ func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*guardTable, error) 
 				c.base = chain.Base
 			}
 		}
+		raw.Exprs = rangesAsComparisons(raw.Exprs)
 		rule := guardRule{exprs: raw.Exprs, comment: raw.Comment, text: unrecognizedRule(raw.Exprs).Text}
 		for i, e := range raw.Exprs {
 			switch e := e.(type) {
@@ -134,6 +135,21 @@ func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*guardTable, error) 
 		}
 	}
 	return t, nil
+}
+
+// rangesAsComparisons returns the expressions with each match of a range as two comparisons. nft 1.1.7
+// loads `icmpv6 type 133-137` as a range; nft 1.1.3 and the driver write comparisons.
+func rangesAsComparisons(exprs []nfnetlink.Expr) []nfnetlink.Expr {
+	var all []nfnetlink.Expr
+	for _, e := range exprs {
+		if r, ok := e.(nfnetlink.CmpRange); ok && !r.Not {
+			all = append(all, nfnetlink.Cmp{Op: nfnetlink.GreaterOrEqual, Sreg: r.Sreg, Data: r.From},
+				nfnetlink.Cmp{Op: nfnetlink.LessOrEqual, Sreg: r.Sreg, Data: r.To})
+			continue
+		}
+		all = append(all, e)
+	}
+	return all
 }
 
 // compare returns how the table differs from the desired one, of which nil is none.

@@ -358,6 +358,39 @@ func TestGuardsChangedSinceObserved(t *testing.T) {
 	}
 }
 
+// TestGuardWithRangeExpression: newer versions of nft load a range as one expression.
+func TestGuardWithRangeExpression(t *testing.T) {
+	const chain = "guard-X"
+	n := newNode(t)
+	n.applyGuards(guardsOf("X"))
+	conn, err := nfnetlink.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := conn.Rules(nfnetlink.IPv6, netfilter.GuardTable, chain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b nfnetlink.Batch
+	b.FlushChain(nfnetlink.IPv6, netfilter.GuardTable, chain)
+	for _, r := range rules {
+		for i, e := range r.Exprs {
+			if low, ok := e.(nfnetlink.Cmp); ok && low.Op == nfnetlink.GreaterOrEqual {
+				high := r.Exprs[i+1].(nfnetlink.Cmp)
+				r.Exprs = slices.Replace(r.Exprs, i, i+2, nfnetlink.Expr(nfnetlink.CmpRange{Sreg: low.Sreg, From: low.Data, To: high.Data}))
+				break
+			}
+		}
+		b.AddRule(nfnetlink.IPv6, netfilter.GuardTable, chain, r.Exprs, r.Comment)
+	}
+	if err := errors.Join(conn.Commit(&b), conn.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if d := n.compareGuards(guardsOf("X")); len(d) > 0 {
+		t.Errorf("differs:\n%s", d)
+	}
+}
+
 func TestGuardGolden(t *testing.T) {
 	guards := append(guardsOf("X"), guardsOf("Y", func(g *policy.Guard) {
 		g.Mode, g.Bound, g.Interfaces, g.Exempt = policy.GuardCount, nil, []string{"wlan+", "eth0"}, policy.Ranges{}
