@@ -118,6 +118,24 @@ func TestCiliumExclusive(t *testing.T) {
 	c.endPods(t)
 }
 
+// TestCiliumRenames installs Cilium with cni-exclusive=true beside the main CNI plugin whose network
+// has the plugin entry. It checks that the reconciler names the file that Cilium has renamed.
+func TestCiliumRenames(t *testing.T) {
+	t.Parallel()
+	c := newCilium(t)
+	w := Writers()[0]
+	must(t, w.Start(c.Path(confDir)))
+	c.run(t, "--conflist-network=kindnet")
+	c.untilEntry(t, w.File)
+	c.untilReady(t)
+	c.restart(t, "--cni-exclusive=true")
+	c.untilUnready(t, 5*time.Second, "waiting for the main CNI plugin's network kindnet", "Cilium has renamed "+w.File+".cilium_bak", "cni.exclusive=false")
+	c.restart(t, "--cni-exclusive=false")
+	must(t, w.Start(c.Path(confDir)))
+	c.untilEntry(t, w.File)
+	c.untilReady(t)
+}
+
 // TestCiliumReadsConflist runs beside Cilium with cni-exclusive=true and a conflist of the
 // administrator's that has the plugin entry, which Cilium copies.
 func TestCiliumReadsConflist(t *testing.T) {
