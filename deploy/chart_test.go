@@ -90,7 +90,7 @@ image:
   tag: v9
   digest: sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
   pullPolicy: IfNotPresent
-  pullSecrets: [one, two]
+  pullSecrets: [one, "2"]
 maxUnavailable: 3
 resources: {limits: {memory: 1Gi}}
 healthPort: 1
@@ -475,6 +475,8 @@ func TestChartRefuses(t *testing.T) {
 		{`policy: {dataDir: state}`, `'/policy/dataDir': 'state' does not match`},
 		{`policy: {requireAgentConfig: 1}`, `'/policy/requireAgentConfig': got number, want boolean`},
 		{`platform: k8s`, `'/platform': value must be one of 'default', 'gke', 'k3s', 'microk8s', 'openshift'`},
+		{`cniConfDir: /etc/../cni`, `'/cniConfDir'`},
+		{`cniConfDir: "/etc/cni #"`, `'/cniConfDir'`},
 		{`cniBinDir: opt/cni/bin`, `'/cniBinDir': 'opt/cni/bin' does not match`},
 		{`policy: {dataDir: /srv/ip-masq}`, `'/policy/dataDir': '/srv/ip-masq' does not match`}, // which no pod mounts
 		{`reconciler: {cni_conf_dir: /srv}`, `'/reconciler': additional properties 'cni_conf_dir' not allowed`},

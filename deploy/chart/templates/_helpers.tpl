@@ -49,7 +49,7 @@ tolerations:
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ quote . }}
   {{- end }}
 {{- end }}
 # The files on the node belong to root, and capabilities are those of root. What root may do is what
@@ -158,7 +158,7 @@ name what people find. */}}
     sources:
       {{- range . }}
       - configMap:
-          name: {{ . }}
+          name: {{ quote . }}
           optional: true
       {{- end }}
 {{- else }}
