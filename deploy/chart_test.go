@@ -451,7 +451,7 @@ func TestChartRefuses(t *testing.T) {
 		{`policy: {nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.1.24/24]}`, `policy.nonMasqueradeCIDRs[1]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?`},
 		{`policy: {sourceCIDRs: [255.255.255.255/1]}`, `policy.sourceCIDRs[0]: 255.255.255.255/1 has host bits set; did you mean 128.0.0.0/1?`},
 		{`policy: {podCIDRs: [10.0.0.1/0]}`, `policy.podCIDRs[0]: 10.0.0.1/0 has host bits set; did you mean 0.0.0.0/0?`},
-		{`policy: {nonMasqueradeCIDRs: ["fd00::/8"]}`, `'/policy/nonMasqueradeCIDRs/0'`},
+		{`policy: {nonMasqueradeCIDRs: ["fd00::/8"]}`, `policy.nonMasqueradeCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled`},
 		{`policy: {enableIPv6: true, nonMasqueradeCIDRs: ["fd00::/129"]}`, `'/policy/nonMasqueradeCIDRs/0'`},
 		{`policy: {nonMasqueradeCIDRs: [10.0.0.0/8], masqueradeCIDRs: [10.0.0.0/8]}`, `policy.masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two`},
 		{`policy: {nonMasqueradeCIDRs: [10.0.0.0/8], masqueradeCIDRs: [10.9.0.0/16], cidrLimit: 1}`, `policy.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together`},

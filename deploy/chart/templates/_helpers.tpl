@@ -259,7 +259,11 @@ name what people find. */}}
 {{- range $from, $policy := dict "policy" .Values.policy "agentConfig.config" .Values.agentConfig.config "reconciler.agent" (.Values.reconciler.agent | default dict) }}
 {{- range $key := list "nonMasqueradeCIDRs" "masqueradeCIDRs" "sourceCIDRs" "nonMasqueradeSourceCIDRs" "podCIDRs" }}
 {{- range $index, $cidr := get $policy $key | default list }}
-{{- include "ip-masq.validateCIDR" (dict "cidr" $cidr "at" (printf "%s.%s[%d]" $from $key $index)) }}
+{{- $at := printf "%s.%s[%d]" $from $key $index }}
+{{- if and (eq $from "policy") (contains ":" $cidr) (not $.Values.policy.enableIPv6) }}
+{{- fail (printf "%s: %s is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it" $at $cidr) }}
+{{- end }}
+{{- include "ip-masq.validateCIDR" (dict "cidr" $cidr "at" $at) }}
 {{- end }}
 {{- end }}
 {{- end }}
