@@ -15,13 +15,21 @@ CNI_TOOLS   := bin/cni/.built
 DEPLOY_TOOLS = bin/deploy/.built
 LINTER      := bin/lint/golangci-lint
 ACTIONLINT  := bin/lint/actionlint
+RELEASE     := bin/release/release
+# A release, and the key that signs it, as `bin/release/release keygen FILE` makes one. Without a key nothing is signed.
+DIST        ?= dist
+SIGNING_KEY ?=
+# The key that must have signed a release. Without one, that in the release, which proves nothing about its maker.
+PUBLIC_KEY  ?=
+# The Debian packages of the image with iptables: fetched once, and then used without a network.
+DEBS        ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ip-masq-cni/debian-packages
 # The container images: what `make image` calls them, and for what machines they are.
 IMAGE       ?= ghcr.io/ip-masq/ip-masq-cni
 ARCHES      := amd64 arm64 s390x
 SCRIPTS      = $(shell find .ci tools -type f -perm -u+x)
 
 # Tests that have targets of their own; see their doc.go.
-SUITES := e2e_runtimes,e2e_cluster,e2e_kernels
+SUITES := e2e_runtimes,e2e_cluster,e2e_kernels,e2e_packages
 # Prints where containerd is, which is built once, without what needs C.
 CONTAINERD := tools/cached containerd -tags no_btrfs,no_aufs,no_zfs,no_devmapper,no_tracing
 
@@ -32,7 +40,7 @@ export IPMASQ_BIN_DIR := $(CURDIR)/bin
 # iptables and nft are in sbin, which is not in every PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build test test-one lint fuzz demo bench e2e-runtimes e2e-cluster image image-iptables man packages clean
+.PHONY: help build test test-one lint fuzz demo bench e2e-runtimes e2e-cluster image image-iptables man release verify release-test e2e-packages packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9 -]+):.*## /\1\t/' | expand -t 34
@@ -48,6 +56,7 @@ test: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those on the ke
 	limit=$$(go run ./e2e/timelimit/scale 20m) && go test -count=1 -timeout $$limit $(TESTFLAGS) ./...
 	go -C tools/deploy test -count=1 $(TESTFLAGS) ./...
 	go -C tools/bench test -count=1 $(TESTFLAGS) ./...
+	go -C tools/release test -count=1 $(TESTFLAGS) ./...
 
 test-one: packages build $(CNI_TOOLS) ## one test, by its name (TEST=TestStaleEntry)
 	@file=$$(grep -rlE --include='*_test.go' '^func $(TEST)\(' conflist-examples deploy docs e2e pkg plugin reconciler | head -n 1) && \
@@ -58,7 +67,7 @@ lint: $(LINTER) $(ACTIONLINT) ## format, vet, go.mod, scripts, workflows, words,
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }
 	go vet -tags $(SUITES) ./...
 	go vet -tags man ./reconciler
-	@for module in bench cni deploy; do echo "go -C tools/$$module vet ./..."; go -C tools/$$module vet ./... || exit 1; done
+	@for module in bench cni deploy release; do echo "go -C tools/$$module vet ./..."; go -C tools/$$module vet ./... || exit 1; done
 	go mod tidy -diff
 	@for script in $(SCRIPTS); do echo "bash -n $$script"; bash -n "$$script" || exit 1; done
 	$(ACTIONLINT) -shellcheck= -pyflakes=
@@ -85,6 +94,14 @@ e2e-runtimes: PACKAGES := containerd runc podman busybox-static iptables nftable
 e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, podman and CRI-O's calls (root)
 	containerd=$$($(CONTAINERD)) && IPMASQ_CONTAINERD_DIR=$$containerd \
 		go test -tags e2e_runtimes -count=1 -timeout 15m ./e2e/runtimes/... $(TESTFLAGS)
+
+e2e-packages: PACKAGES := mmdebstrap iptables nftables conntrack iproute2
+e2e-packages: packages $(CNI_TOOLS) $(RELEASE) ## packages installed, upgraded and removed on a Debian while pods run (root)
+	for release in v0.1.0 v0.1.1; do SOURCE_DATE_EPOCH=$(COMMIT_TIME) $(RELEASE) make -version $$release -arch $$(go env GOARCH) \
+		-commit $$(git rev-parse HEAD) -dist bin/releases/$$release || exit 1; done
+	machine=$$(tools/debian-root bookworm systemd iptables nftables iproute2 kmod) && lintian=$$(tools/debian-root bookworm lintian) && \
+		IPMASQ_DEBIAN_ROOT=$$machine IPMASQ_LINTIAN_ROOT=$$lintian IPMASQ_RELEASES_DIR=$(CURDIR)/bin/releases \
+		go test -tags e2e_packages -count=1 -timeout 30m ./e2e/packages $(TESTFLAGS)
 
 # One kernel with KERNELS=bookworm-amd64.
 e2e-kernels: PACKAGES := qemu-system-x86 qemu-system-arm qemu-system-misc mmdebstrap e2fsprogs cpio kmod xz-utils
@@ -113,6 +130,18 @@ image image-iptables: ## the container image, without and with iptables, as an a
 man: ## manual pages and completions in bin/man and bin/completions
 	SOURCE_DATE_EPOCH=$(COMMIT_TIME) go run -tags man -ldflags "-X main.version=$(VERSION)" ./reconciler bin
 
+comma := ,
+release: $(RELEASE) ## a release in dist/: archives, packages, images, chart, SBOMs, signatures (VERSION=v0.1.0 SIGNING_KEY=FILE)
+	$(RELEASE) make -version "$(VERSION)" -dist "$(DIST)" -image $(IMAGE) -arch $(subst $() ,$(comma),$(ARCHES)) \
+		-key "$(SIGNING_KEY)" -debian-packages "$(DEBS)"
+
+verify: $(RELEASE) ## whether a release is as it was signed (DIST=dist PUBLIC_KEY=FILE)
+	$(RELEASE) verify -public-key "$(PUBLIC_KEY)" "$(DIST)"
+
+release-test: ## two releases for all architectures are equal, and each change of a file is found
+	RELEASE_TEST_ARCHES=$(subst $() ,$(comma),$(ARCHES)) RELEASE_TEST_DEBS="$(DEBS)" \
+		go -C tools/release test -count=1 -timeout 1h -run 'TestRelease$$' -v .
+
 packages: ## programs that the tests run (root on Debian: installs them)
 	@tools/debian-packages $(PACKAGES)
 
@@ -128,6 +157,9 @@ $(DEPLOY_TOOLS): $(wildcard tools/deploy/go.* tools/deploy/*/*.go tools/helm/go.
 	go -C tools/deploy build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool ./check
 	go -C tools/helm build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool
 	@touch $@
+
+$(RELEASE): $(shell find tools/release -type f)
+	go -C tools/release build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ .
 
 $(LINTER): tools/lint/go.mod tools/lint/go.sum
 	go -C tools/lint build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint

@@ -22,6 +22,7 @@ import (
 type installFlags struct {
 	plugin     string
 	noConflist bool
+	upgrade    bool
 }
 
 func (a *app) installCommand() *cobra.Command {
@@ -47,12 +48,16 @@ be inserted now, as on a node without a network yet, is a warning: "run" inserts
   ip-masq-reconciler install --cni-bin-dir /usr/lib/cni --conflist-network podnet
 
   # Install the plugin where another program writes the entry
-  ip-masq-reconciler install --no-conflist`,
+  ip-masq-reconciler install --no-conflist
+
+  # Replace the plugin where it is installed, as packages do when they are upgraded
+  ip-masq-reconciler install --upgrade`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return a.install(c.Context(), f) },
 	})
 	c.Flags().StringVar(&f.plugin, "plugin", "", "`FILE` to install (default: ip-masq beside this program)")
 	c.Flags().BoolVar(&f.noConflist, "no-conflist", false, "do not change conflists")
+	c.Flags().BoolVar(&f.upgrade, "upgrade", false, "replace the plugin in each directory that has it, and change nothing else")
 	return c
 }
 
@@ -89,6 +94,9 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	if err != nil {
 		return err
 	}
+	if f.upgrade {
+		return a.upgrade(ctx, f.plugin, install.AllDirs(stated))
+	}
 	dirs, err := install.Locate("/", stated)
 	if err != nil {
 		return err
@@ -119,6 +127,30 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	}
 	r.print(a)
 	return err
+}
+
+// upgrade replaces the plugin in the directories that have it.
+func (a *app) upgrade(ctx context.Context, plugin string, dirs install.SearchDirs) error {
+	done := []installation{}
+	var errs []error
+	for _, dir := range dirs.Bin {
+		if _, err := os.Lstat(filepath.Join(dir, config.PluginType)); err != nil {
+			continue
+		}
+		binary, err := install.Copy(ctx, plugin, dir)
+		if err != nil {
+			errs = append(errs, remedied(err))
+			continue
+		}
+		done = append(done, installation{BinDir: dir, Plugin: binary, Warnings: []string{}})
+	}
+	if a.json() {
+		return errors.Join(append(errs, a.print(done))...)
+	}
+	for _, r := range done {
+		r.print(a)
+	}
+	return errors.Join(errs...)
 }
 
 // newEditor returns the Editor for the entry that the settings ask for.

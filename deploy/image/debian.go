@@ -15,8 +15,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
 )
 
-// debian is the source of packages.
-type debian struct{ mirror, suite string }
+// debian is the source of packages, and the directory that keeps them, "" for none.
+type debian struct{ mirror, suite, packages string }
 
 // closure returns the packages with both variants of iptables and their libraries. The function
 // linked reports missing ones.
@@ -41,7 +41,7 @@ func (d debian) iptables(ctx context.Context, arch string) (files []oci.File, er
 	return layer(root, closure())
 }
 
-// unpack downloads the packages into dir and unpacks them into root.
+// unpack unpacks the packages into root. It downloads those that are not kept, in dir.
 func (d debian) unpack(ctx context.Context, arch, dir, root string) error {
 	for _, below := range []string{"state/lists/partial", "cache/archives/partial", "etc/preferences.d", "etc/trusted.gpg.d", "packages", "root"} {
 		if err := os.MkdirAll(filepath.Join(dir, below), 0o755); err != nil {
@@ -68,21 +68,25 @@ APT::Sandbox::User ""; Acquire::Languages "none"; Acquire::Retries "3"; Dir::Log
 		}
 	}
 	packages := filepath.Join(dir, "packages")
-	apt := func(args ...string) error {
-		return command(ctx, packages, []string{"APT_CONFIG=" + filepath.Join(dir, "apt.conf")}, "apt-get", append([]string{"-q"}, args...)...)
+	if d.packages != "" {
+		packages = filepath.Join(d.packages, arch)
+		if err := os.MkdirAll(packages, 0o755); err != nil {
+			return err
+		}
 	}
-	if err := apt("update", "--error-on=any"); err != nil {
-		return err
+	find := func() ([]string, error) { return filepath.Glob(filepath.Join(packages, "*.deb")) }
+	all, err := find()
+	if err == nil && len(all) < len(closure()) {
+		if err := d.download(ctx, dir, packages); err != nil {
+			return err
+		}
+		all, err = find()
 	}
-	if err := apt(append([]string{"download"}, closure()...)...); err != nil {
-		return err
-	}
-	all, err := filepath.Glob(filepath.Join(packages, "*.deb"))
 	if err != nil {
 		return err
 	}
 	if len(all) != len(closure()) {
-		return fmt.Errorf("apt-get download: %d packages of %d", len(all), len(closure()))
+		return fmt.Errorf("%d packages of %d in %s", len(all), len(closure()), packages)
 	}
 	for _, p := range all {
 		if err := command(ctx, packages, nil, "dpkg-deb", "-x", p, root); err != nil {
@@ -90,6 +94,17 @@ APT::Sandbox::User ""; Acquire::Languages "none"; Acquire::Retries "3"; Dir::Log
 		}
 	}
 	return nil
+}
+
+// download downloads the packages, with the configuration of apt in dir.
+func (debian) download(ctx context.Context, dir, packages string) error {
+	apt := func(args ...string) error {
+		return command(ctx, packages, []string{"APT_CONFIG=" + filepath.Join(dir, "apt.conf")}, "apt-get", append([]string{"-q"}, args...)...)
+	}
+	if err := apt("update", "--error-on=any"); err != nil {
+		return err
+	}
+	return apt(append([]string{"download"}, closure()...)...)
 }
 
 // command runs a program, with more in its environment, and has its output in the

@@ -50,6 +50,7 @@ func run(ctx context.Context, args []string, usage io.Writer) error {
 	f.BoolVar(&o.iptables, "iptables", false, "add iptables, in both variants (needs apt-get, dpkg-deb and Debian's keyring)")
 	f.StringVar(&o.debian.mirror, "debian-mirror", "http://deb.debian.org", "`URL` with debian and debian-security below it")
 	f.StringVar(&o.debian.suite, "debian-suite", "bookworm", "Debian `RELEASE` of the packages")
+	f.StringVar(&o.debian.packages, "debian-packages", "", "`DIR` that keeps the packages, to pack the same again without a network; remove it for newer ones")
 	if err := f.Parse(args); err != nil {
 		return err
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package release
+package main
 
 import (
 	"bytes"
@@ -69,7 +69,7 @@ func TestReconcilerCarriesItsVersion(t *testing.T) {
 
 // Package initialization of imports adds to the time of every ADD. Only the reconciler needs these.
 func TestPluginImportsNothingHeavy(t *testing.T) {
-	list, err := exec.Command("go", "list", "-deps", "../../plugin").CombinedOutput()
+	list, err := exec.Command("go", "-C", "../..", "list", "-deps", "./plugin").CombinedOutput()
 	if err != nil {
 		t.Fatalf("go list: %v\n%s", err, list)
 	}

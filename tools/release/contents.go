@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/blakesmith/ar"
+	"github.com/cavaliergopher/cpio"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// programsIn returns the programs in an archive, package or image of a release, as ARCH/NAME, nil for
+// another file.
+func programsIn(file string) ([]fileSum, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var read func([]byte, func(string, fs.FileMode, []byte) error) error
+	var arch string
+	name := filepath.Base(file)
+	switch m := regexp.MustCompile(`_linux_(\w+)\.tar\.gz$|_(\w+)\.deb$|\.(\w+)\.rpm$`).FindStringSubmatch(name); {
+	case strings.Contains(name, "_image") && strings.HasSuffix(name, ".tar"):
+		return programsInImage(data)
+	case m == nil:
+		return nil, nil
+	case m[1] != "":
+		read, arch = readTarGz, m[1]
+	case m[2] != "":
+		read, arch = readDeb, m[2]
+	default:
+		read, arch = readRPM, m[3]
+		if goarch, differs := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}[arch]; differs {
+			arch = goarch
+		}
+	}
+	c := collector{arch: arch}
+	if err := errors.Join(read(data, c.add), c.err()); err != nil {
+		return nil, err
+	}
+	return c.found, nil
+}
+
+// collector collects the programs among files.
+type collector struct {
+	arch  string
+	found []fileSum
+}
+
+func (c *collector) add(name string, _ fs.FileMode, data []byte) error {
+	if base := path.Base(name); programs()[base] != "" && bytes.HasPrefix(data, []byte("\x7fELF")) {
+		c.found = append(c.found, fileSum{sumOf(data), c.arch + "/" + base})
+	}
+	return nil
+}
+
+func (c *collector) err() error {
+	if len(c.found) != len(programs()) {
+		return fmt.Errorf("has %d programs for %s, want %d", len(c.found), c.arch, len(programs()))
+	}
+	return nil
+}
+
+func readTarGz(data []byte, add func(string, fs.FileMode, []byte) error) error {
+	zip, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	return readTar(zip, add)
+}
+
+func readTar(in io.Reader, add func(string, fs.FileMode, []byte) error) error {
+	for archive := tar.NewReader(in); ; {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		data, err := io.ReadAll(archive)
+		if err != nil {
+			return err
+		}
+		if err := add(h.Name, h.FileInfo().Mode(), data); err != nil {
+			return err
+		}
+	}
+}
+
+func readDeb(data []byte, add func(string, fs.FileMode, []byte) error) error {
+	for archive := ar.NewReader(bytes.NewReader(data)); ; {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return errors.New("has no data.tar.gz")
+		}
+		if err != nil {
+			return err
+		}
+		member, err := io.ReadAll(archive)
+		if err != nil {
+			return err
+		}
+		if strings.TrimSuffix(h.Name, "/") == "data.tar.gz" {
+			return readTarGz(member, add)
+		}
+	}
+}
+
+func readRPM(data []byte, add func(string, fs.FileMode, []byte) error) error {
+	_, payload, err := rpmHeader(data)
+	if err != nil {
+		return err
+	}
+	zip, err := gzip.NewReader(bytes.NewReader(payload))
+	if err != nil {
+		return err
+	}
+	for archive := cpio.NewReader(zip); ; {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		data, err := io.ReadAll(archive)
+		if err != nil {
+			return err
+		}
+		if err := add(h.Name, h.FileInfo().Mode(), data); err != nil {
+			return err
+		}
+	}
+}
+
+// rpmHeader returns the strings of the header of an .rpm, by their tag, and the payload. The format is
+// a lead of 96 bytes, the header of the signature, padded to 8 bytes, the header, and the payload.
+func rpmHeader(data []byte) (map[uint32]string, []byte, error) {
+	const lead, intro, entry, typeString = 96, 16, 16, 6
+	malformed := errors.New("is no .rpm")
+	texts := map[uint32]string{}
+	at := lead
+	for i := range 2 {
+		if len(data) < at+intro || !bytes.HasPrefix(data[at:], []byte{0x8e, 0xad, 0xe8, 1}) {
+			return nil, nil, malformed
+		}
+		count, size := int(binary.BigEndian.Uint32(data[at+8:])), int(binary.BigEndian.Uint32(data[at+12:]))
+		index := at + intro
+		store := index + count*entry
+		if at = store + size; count > len(data) || size > len(data) || at > len(data) {
+			return nil, nil, malformed
+		}
+		if i == 0 {
+			at += (8 - size%8) % 8
+			continue
+		}
+		for ; index < store; index += entry {
+			tag, kind := binary.BigEndian.Uint32(data[index:]), binary.BigEndian.Uint32(data[index+4:])
+			offset := int(binary.BigEndian.Uint32(data[index+8:]))
+			if kind == typeString && offset < size {
+				text, _, _ := bytes.Cut(data[store+offset:at], []byte{0})
+				texts[tag] = string(text)
+			}
+		}
+	}
+	return texts, data[at:], nil
+}
+
+// unpackRPM unpacks an .rpm for tests where there is no rpm: its files below a directory, and its scripts
+// beside it, as DIRECTORY.post and the like.
+func unpackRPM(file, dir string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	texts, _, err := rpmHeader(data)
+	if err != nil {
+		return err
+	}
+	for tag, name := range map[uint32]string{1023: "pre", 1024: "post", 1025: "preun", 1026: "postun"} {
+		if text := texts[tag]; text != "" {
+			if err := os.WriteFile(dir+"."+name, []byte(text), 0o755); err != nil {
+				return err
+			}
+		}
+	}
+	return readRPM(data, func(name string, mode fs.FileMode, data []byte) error {
+		target := filepath.Join(dir, filepath.Clean("/"+name))
+		switch {
+		case mode.IsDir():
+			return os.MkdirAll(target, 0o755)
+		case !mode.IsRegular():
+			return fmt.Errorf("%s is neither file nor directory", name)
+		}
+		return errors.Join(os.MkdirAll(filepath.Dir(target), 0o755), os.WriteFile(target, data, mode.Perm()))
+	})
+}
+
+// programsInImage returns the programs in the images of an OCI archive. Each blob must be what its name says.
+func programsInImage(data []byte) ([]fileSum, error) {
+	members := map[string][]byte{}
+	err := readTar(bytes.NewReader(data), func(name string, mode fs.FileMode, data []byte) error {
+		if sum, isBlob := strings.CutPrefix(name, "blobs/sha256/"); isBlob && !mode.IsDir() && sum != sumOf(data) {
+			return fmt.Errorf("the blob %s has been changed", sum)
+		}
+		members[name] = data
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var found []fileSum
+	var walk func(index []byte) error
+	walk = func(text []byte) error {
+		var index v1.Index
+		if err := json.Unmarshal(text, &index); err != nil {
+			return err
+		}
+		for _, d := range index.Manifests {
+			blob := members["blobs/sha256/"+d.Digest.Encoded()]
+			if d.MediaType == v1.MediaTypeImageIndex {
+				if err := walk(blob); err != nil {
+					return err
+				}
+				continue
+			}
+			var manifest v1.Manifest
+			var config v1.Image
+			if err := json.Unmarshal(blob, &manifest); err != nil {
+				return err
+			}
+			if err := json.Unmarshal(members["blobs/sha256/"+manifest.Config.Digest.Encoded()], &config); err != nil {
+				return err
+			}
+			c := collector{arch: config.Architecture}
+			for _, layer := range manifest.Layers {
+				if err := readTarGz(members["blobs/sha256/"+layer.Digest.Encoded()], c.add); err != nil {
+					return err
+				}
+			}
+			if err := c.err(); err != nil {
+				return err
+			}
+			found = append(found, c.found...)
+		}
+		return nil
+	}
+	if err := walk(members["index.json"]); err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, errors.New("has no image")
+	}
+	return found, nil
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	project = "ip-masq-cni" // also the name of the packages
+	source  = "https://github.com/ip-masq/ip-masq-cni"
+	unit    = "ip-masq-reconciler.service"
+)
+
+// programs are the shipped programs, by the directory of their source.
+func programs() map[string]string {
+	return map[string]string{"ip-masq": "plugin", "ip-masq-reconciler": "reconciler"}
+}
+
+// release is a release that is being made.
+type release struct {
+	version, root, dist, key, chart, image, builder, commit, debs string
+
+	arches   []string
+	messages io.Writer
+	number   string    // the version without its v
+	time     time.Time // of all that has one
+	work     string    // a directory for what is packed: ARCH/{ip-masq,ip-masq-reconciler}, man, completions, licenses
+	next     string    // the release, until it is complete
+}
+
+func (r *release) make(ctx context.Context) (err error) {
+	if r.root, err = filepath.Abs(r.root); err != nil {
+		return err
+	}
+	if err := errors.Join(r.setVersion(), replaceable(r.dist), r.setCommit(ctx)); err != nil {
+		return err
+	}
+	keys, err := readKey(r.key)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(r.dist), 0o755); err != nil {
+		return err
+	}
+	if r.work, err = os.MkdirTemp("", "ip-masq-release-"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(r.work)) }()
+	if r.next, err = os.MkdirTemp(filepath.Dir(r.dist), ".dist-"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(r.next)) }()
+	if err := os.Chmod(r.next, 0o755); err != nil {
+		return err
+	}
+	steps := []func(context.Context) error{
+		r.build, r.writeManual, r.writeLicenses, r.packArchives, r.packPackages, r.packChart, r.packImages, r.writeSBOMs,
+		func(ctx context.Context) error { return r.sign(ctx, keys) },
+	}
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return errors.Join(os.RemoveAll(r.dist), os.Rename(r.next, r.dist))
+}
+
+// replaceable fails if a directory is not empty and is no release.
+func replaceable(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, sumsFile)); err != nil {
+		return fmt.Errorf("%s has files and is no release; remove it, or name another directory with -dist", dir)
+	}
+	return nil
+}
+
+func (r *release) setVersion() error {
+	if !regexp.MustCompile(`^v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.]+)?$`).MatchString(r.version) {
+		return fmt.Errorf("-version %q: write one such as v0.1.0 or v0.1.0-rc.1", r.version)
+	}
+	r.number = r.version[1:]
+	return nil
+}
+
+// setCommit sets what the sources are, and the time of the release.
+func (r *release) setCommit(ctx context.Context) error {
+	epoch := os.Getenv("SOURCE_DATE_EPOCH")
+	if r.commit == "" {
+		changed, err := r.output(ctx, "git", "status", "--porcelain")
+		if err != nil {
+			return err
+		}
+		if changed != "" {
+			return fmt.Errorf("the sources differ from the commit; commit the changes first:\n%s", changed)
+		}
+		log, err := r.output(ctx, "git", "log", "-1", "--format=%H %ct")
+		if err != nil {
+			return err
+		}
+		r.commit, epoch, _ = strings.Cut(log, " ")
+	}
+	seconds, err := strconv.ParseInt(epoch, 10, 64)
+	if err != nil {
+		return fmt.Errorf("SOURCE_DATE_EPOCH=%q: with -commit it has to be the time of the commit, in seconds", epoch)
+	}
+	r.time = time.Unix(seconds, 0).UTC()
+	return nil
+}
+
+// output runs a program in the sources and returns what it prints.
+func (r *release) output(ctx context.Context, name string, args ...string) (string, error) {
+	return r.outputWith(ctx, nil, name, args...)
+}
+
+func (r *release) outputWith(ctx context.Context, env []string, name string, args ...string) (string, error) {
+	c := exec.CommandContext(ctx, name, args...)
+	c.Dir = r.root
+	// Settings of this machine must not change the result.
+	c.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "CGO_ENABLED=0", "LC_ALL=C", "TZ=UTC",
+		fmt.Sprint("SOURCE_DATE_EPOCH=", r.time.Unix()))
+	c.Env = append(c.Env, env...)
+	out, err := c.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("%w\n%s", err, exit.Stderr)
+		}
+		return "", fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+func (r *release) flags() []string {
+	return []string{"-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version=" + r.version}
+}
+
+// build builds the programs, as `make build` does.
+func (r *release) build(ctx context.Context) error {
+	for _, arch := range r.arches {
+		for program, dir := range programs() {
+			args := append(append([]string{"build"}, r.flags()...), "-o", r.binary(arch, program), "./"+dir)
+			if _, err := r.outputWith(ctx, []string{"GOOS=linux", "GOARCH=" + arch}, "go", args...); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (r *release) binary(arch, program string) string { return filepath.Join(r.work, arch, program) }
+
+// writeManual writes manual pages and completions.
+func (r *release) writeManual(ctx context.Context) error {
+	args := append(append([]string{"run", "-tags", "man"}, r.flags()...), "./reconciler", r.work)
+	_, err := r.outputWith(ctx, []string{"GOOS=" + runtime.GOOS, "GOARCH=" + runtime.GOARCH}, "go", args...)
+	return err
+}
+
+// writeLicenses writes the licenses of the modules that the programs are linked with, of Go's standard
+// library too: all of them ask for that.
+func (r *release) writeLicenses(ctx context.Context) error {
+	used, err := modules(r.programsOf(r.arches[0])...)
+	if err != nil {
+		return err
+	}
+	root, err := r.output(ctx, "go", "env", "GOROOT")
+	if err != nil {
+		return err
+	}
+	var text strings.Builder
+	for _, m := range used {
+		dir := root
+		if m.name != stdlib {
+			if dir, err = r.output(ctx, "go", "list", "-m", "-f", "{{.Dir}}", m.name); err != nil {
+				return err
+			}
+		}
+		files, err := filepath.Glob(filepath.Join(dir, "*"))
+		if err != nil {
+			return err
+		}
+		found := false
+		for _, file := range files {
+			if !regexp.MustCompile(`^(?i:licen[cs]e|notice|copying|patents)`).MatchString(filepath.Base(file)) {
+				continue
+			}
+			license, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			found = true
+			fmt.Fprintf(&text, "%s %s: %s\n\n%s\n\n%s\n\n", m.name, m.version, filepath.Base(file), strings.TrimSpace(string(license)), strings.Repeat("-", 72))
+		}
+		if !found {
+			return fmt.Errorf("the module %s has no license in %s", m.name, dir)
+		}
+	}
+	return os.WriteFile(filepath.Join(r.work, "licenses"), []byte(text.String()), 0o644)
+}
+
+// programsOf returns the paths of the programs for an architecture.
+func (r *release) programsOf(arch string) []string {
+	var all []string
+	for program := range programs() {
+		all = append(all, r.binary(arch, program))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// packImages packs the images for all architectures, without and with iptables.
+func (r *release) packImages(ctx context.Context) error {
+	args := []string{
+		"run", "-trimpath", "-buildvcs=false", "./deploy/image", "-version", r.version, "-arch", strings.Join(r.arches, ","),
+		"-binaries", r.work, "-license", filepath.Join(r.root, "LICENSE"),
+	}
+	dist, err := filepath.Abs(r.next)
+	if err != nil {
+		return err
+	}
+	plain := append(slices.Clone(args), "-name", r.image+":"+r.version, "-out", filepath.Join(dist, r.imageFile(false)))
+	if _, err := r.output(ctx, "go", plain...); err != nil || r.debs == "" {
+		return err
+	}
+	if r.debs, err = filepath.Abs(r.debs); err != nil {
+		return err
+	}
+	_, err = r.output(ctx, "go", append(args, "-name", r.image+":"+r.version+"-iptables", "-out", filepath.Join(dist, r.imageFile(true)),
+		"-iptables", "-debian-packages", r.debs)...)
+	return err
+}
+
+func (r *release) imageFile(iptables bool) string {
+	if iptables {
+		return fmt.Sprintf("%s_%s_image-iptables.tar", project, r.number)
+	}
+	return fmt.Sprintf("%s_%s_image.tar", project, r.number)
+}

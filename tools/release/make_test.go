@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// sources copies the files that git knows into a directory of its own.
+func sources(t *testing.T) string {
+	t.Helper()
+	root, dir := filepath.Join("..", ".."), filepath.Join(t.TempDir(), "sources")
+	list, err := exec.Command("git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range strings.Lines(string(list)) {
+		name = strings.TrimSpace(name)
+		info, err := os.Lstat(filepath.Join(root, name))
+		if os.IsNotExist(err) || strings.HasPrefix(name, "docs/benchmarks/") {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		target := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(target, data, info.Mode().Perm()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// makeRelease makes a release of sources: for the architectures of RELEASE_TEST_ARCHES, or that of this
+// machine; with the image that has iptables if RELEASE_TEST_DEBS names a directory for its packages.
+func makeRelease(t *testing.T, sources, key string) string {
+	t.Helper()
+	t.Setenv("SOURCE_DATE_EPOCH", "1750000000")
+	arches := os.Getenv("RELEASE_TEST_ARCHES")
+	if arches == "" {
+		arches = runtime.GOARCH
+	}
+	dist := filepath.Join(t.TempDir(), "dist")
+	err := run(t.Context(), []string{
+		"make", "-version", "v1.2.3", "-root", sources, "-dist", dist, "-key", key, "-arch", arches,
+		"-commit", "0123456789abcdef0123456789abcdef01234567", "-debian-packages", os.Getenv("RELEASE_TEST_DEBS"),
+	}, io.Discard, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dist
+}
+
+func newKey(t *testing.T) string {
+	t.Helper()
+	key := filepath.Join(t.TempDir(), "key")
+	if err := run(t.Context(), []string{"keygen", key}, io.Discard, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// TestRelease: two releases of the same sources in different directories have the same bytes, and are
+// verified; each change of a file is found.
+func TestRelease(t *testing.T) {
+	key, first, second := newKey(t), sources(t), filepath.Join(t.TempDir(), "another", "directory")
+	if err := os.CopyFS(second, os.DirFS(first)); err != nil {
+		t.Fatal(err)
+	}
+	dist, again := makeRelease(t, first, key), makeRelease(t, second, key)
+	names := list(t, dist)
+	if others := list(t, again); !slices.Equal(names, others) || len(names) < 10 {
+		t.Fatalf("the first release has\n%q\nthe second\n%q", names, others)
+	}
+	for _, name := range names {
+		if !bytes.Equal(content(t, dist, name), content(t, again, name)) {
+			t.Errorf("%s differs between two releases", name)
+		}
+	}
+	v := verification{dir: dist, publicKey: key + ".pub"}
+	if report, err := v.verify(t.Context()); err != nil {
+		t.Fatal(err)
+	} else {
+		t.Log(report)
+	}
+	t.Run("packages", func(t *testing.T) { testPackages(t, dist) })
+	t.Run("tampering", func(t *testing.T) { testTampering(t, dist, names, key) })
+	t.Run("unsigned", func(t *testing.T) { testUnsigned(t, dist) })
+}
+
+func testTampering(t *testing.T, dist string, names []string, key string) {
+	other := newKey(t)
+	find := func(pattern string) string {
+		t.Helper()
+		files, _ := filepath.Glob(filepath.Join(dist, pattern))
+		if len(files) == 0 {
+			t.Fatalf("there is no %s in %q", pattern, names)
+		}
+		return filepath.Base(files[0])
+	}
+	// fails wants an error that names what was changed in a copy.
+	fails := func(name string, v verification, says string, change func(dir string)) {
+		t.Helper()
+		v.dir = t.TempDir()
+		for _, name := range names {
+			if err := os.Link(filepath.Join(dist, name), filepath.Join(v.dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		change(v.dir)
+		if report, err := v.verify(t.Context()); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v\n%s\nwant an error with %q", name, err, report, says)
+		}
+	}
+	remove := func(name string) func(string) {
+		return func(dir string) {
+			if err := os.Remove(filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	v := verification{publicKey: key + ".pub"}
+	for _, name := range names {
+		data := content(t, dist, name)
+		for _, at := range []int{0, len(data) / 2, len(data) - 1} {
+			fails("a flipped bit of "+name, v, "", func(dir string) {
+				changed := slices.Clone(data)
+				changed[at] ^= 1
+				write(t, dir, name, changed)
+			})
+		}
+		fails("without "+name, v, "", remove(name))
+	}
+	fails("another file", v, "extra does not belong", func(dir string) { write(t, dir, "extra", nil) })
+	fails("an empty directory", v, "extra is not a regular file", func(dir string) {
+		if err := os.Mkdir(filepath.Join(dir, "extra"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	})
+	fails("another key", verification{publicKey: other + ".pub"}, "is no signature", func(string) {})
+	fails("a signature of another key", v, "is no signature", func(dir string) { resign(t, dir, other) })
+	fails("no signature, and the key is stated", verification{publicKey: v.publicKey, unsigned: true}, signatureFile, remove(signatureFile))
+
+	// Who has the key, or replaces it, must not get a release past what its files say of each other.
+	own := verification{}
+	if _, err := (verification{dir: dist}).verify(t.Context()); err != nil {
+		t.Error(err)
+	}
+	archive, sbom := find("*.tar.gz"), find("*_linux_*"+sbomType)
+	fails("another program in the archive, all signed again", own, archive+" has a program", func(dir string) {
+		replaceIn(t, dir, archive)
+		resignAll(t, dir, other)
+	})
+	fails("another SBOM, the sums signed again", own, "is about", func(dir string) {
+		write(t, dir, sbom, append(content(t, dir, sbom), '\n'))
+		resign(t, dir, key)
+	})
+	for pattern, says := range map[string]string{"*.deb": "", "*.rpm": "", "*_image.tar": "blob"} {
+		name := find(pattern)
+		fails("a changed byte in "+name+", all signed again", own, says, func(dir string) {
+			data := content(t, dir, name)
+			data[len(data)/2] ^= 1
+			write(t, dir, name, data)
+			resignAll(t, dir, other)
+		})
+	}
+}
+
+// resigned is a release that somebody else signs.
+func resigned(dist string) release {
+	return release{
+		next: dist, version: "v1.2.3", number: "1.2.3", root: filepath.Join("..", ".."), commit: strings.Repeat("c", 40), builder: "b",
+		arches: []string{runtime.GOARCH}, messages: io.Discard,
+	}
+}
+
+// resign writes sums and signature again.
+func resign(t *testing.T, dist, key string) {
+	t.Helper()
+	keys, err := readKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlink(t, dist)
+	r := resigned(dist)
+	if err := r.writeSums(keys); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// resignAll writes the provenance, the keys, the sums and the signature again.
+func resignAll(t *testing.T, dist, key string) {
+	t.Helper()
+	keys, err := readKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlink(t, dist)
+	r := resigned(dist)
+	if err := r.sign(t.Context(), keys); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unlink replaces what can be links to files of another release by copies.
+func unlink(t *testing.T, dist string) {
+	t.Helper()
+	for _, name := range list(t, dist) {
+		if !isArtefact(name) || name == sumsFile || name == signatureFile {
+			write(t, dist, name, content(t, dist, name))
+		}
+	}
+}
+
+// replaceIn appends a byte to a program of a tar.gz.
+func replaceIn(t *testing.T, dist, name string) {
+	t.Helper()
+	var files []file
+	err := readTarGz(content(t, dist, name), func(name string, mode os.FileMode, data []byte) error {
+		if filepath.Base(name) == "ip-masq" {
+			data = append(data, 0)
+		}
+		if mode.IsRegular() {
+			files = append(files, file{name: name, mode: mode, data: data})
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := (&release{}).tarGz(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, dist, name, data)
+}
+
+// testUnsigned: a release without a key is verified only if that is asked for.
+func testUnsigned(t *testing.T, dist string) {
+	for _, name := range []string{signatureFile, publicKeyFile, pemFile} {
+		if err := os.Remove(filepath.Join(dist, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var messages strings.Builder
+	r := resigned(dist)
+	r.messages = &messages
+	if err := r.sign(t.Context(), nil); err != nil || !strings.Contains(messages.String(), "WARNING") {
+		t.Errorf("sign without a key: %v, %q", err, messages.String())
+	}
+	if _, err := (verification{dir: dist}).verify(t.Context()); err == nil || !strings.Contains(err.Error(), signatureFile) {
+		t.Errorf("without a signature: %v", err)
+	}
+	if _, err := (verification{dir: dist, unsigned: true}).verify(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// testPackages: what a package has, and where.
+func testPackages(t *testing.T, dist string) {
+	var deb, rpm []string
+	collect := func(to *[]string) func(string, os.FileMode, []byte) error {
+		return func(name string, mode os.FileMode, data []byte) error {
+			if !mode.IsRegular() {
+				return nil
+			}
+			name = strings.TrimLeft(name, "./")
+			*to = append(*to, name)
+			if strings.HasSuffix(name, ".gz") {
+				text, err := gunzip(data)
+				if err != nil || len(text) < 100 {
+					t.Errorf("%s: %d bytes, %v", name, len(text), err)
+				}
+			}
+			if strings.HasSuffix(name, ".service") && !bytes.Contains(data, []byte("ExecStart=/usr/sbin/ip-masq-reconciler run\n")) {
+				t.Errorf("%s starts another program:\n%s", name, data)
+			}
+			return nil
+		}
+	}
+	for pattern, read := range map[string]func([]byte) error{
+		"*.deb": func(data []byte) error { return readDeb(data, collect(&deb)) },
+		"*.rpm": func(data []byte) error { return readRPM(data, collect(&rpm)) },
+	} {
+		files, _ := filepath.Glob(filepath.Join(dist, pattern))
+		for _, path := range files {
+			if err := read(content(t, dist, filepath.Base(path))); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for _, name := range []string{
+		"usr/sbin/ip-masq", "usr/sbin/ip-masq-reconciler", "etc/ip-masq/reconciler.toml", "etc/ip-masq/entry.json",
+		"usr/share/man/man8/ip-masq.8.gz", "usr/share/man/man8/ip-masq-reconciler-uninstall.8.gz",
+		"usr/share/bash-completion/completions/ip-masq-reconciler", "usr/share/doc/ip-masq-cni/conflist-examples/bridge.conflist",
+		"usr/share/doc/ip-masq-cni/THIRD-PARTY-LICENSES.gz",
+	} {
+		if !slices.Contains(deb, name) || !slices.Contains(rpm, name) {
+			t.Errorf("the packages lack %s:\n%q\n%q", name, deb, rpm)
+		}
+	}
+	if !slices.Contains(deb, "lib/systemd/system/"+unit) || !slices.Contains(rpm, "usr/lib/systemd/system/"+unit) {
+		t.Errorf("the packages lack the unit:\n%q\n%q", deb, rpm)
+	}
+}
+
+// TestMistakes: what cannot be released leaves nothing behind.
+func TestMistakes(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "precious", []byte("data"))
+	if err := replaceable(dir); err == nil || !strings.Contains(err.Error(), "is no release") {
+		t.Errorf("a directory with other files: %v", err)
+	}
+	for _, version := range []string{"", "0.1.0", "v1", "v1.2.3+build", "v1.2.3-rc 1"} {
+		err := run(t.Context(), []string{"make", "-version", version, "-dist", filepath.Join(dir, "dist")}, io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), "-version") {
+			t.Errorf("version %q: %v", version, err)
+		}
+	}
+	key := newKey(t)
+	if err := generateKey(key); err == nil {
+		t.Error("keygen replaced a key")
+	}
+	if names := list(t, dir); len(names) != 1 {
+		t.Errorf("there is %q", names)
+	}
+}
+
+func gunzip(data []byte) ([]byte, error) {
+	zip, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(zip)
+}
+
+func list(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names
+}
+
+func content(t *testing.T, dir, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// write replaces a file, which can be a link to that of another release.
+func write(t *testing.T, dir, name string, data []byte) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(dir, name)); err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"aead.dev/minisign"
+	provenance "github.com/in-toto/attestation/go/predicates/provenance/v1"
+	statement "github.com/in-toto/attestation/go/v1"
+	"github.com/secure-systems-lab/go-securesystemslib/dsse"
+	spdxjson "github.com/spdx/tools-golang/json"
+	"github.com/spdx/tools-golang/spdx/v2/v2_3"
+	"google.golang.org/protobuf/encoding/protojson"
+)
+
+// verification is a check of a release.
+type verification struct {
+	dir, publicKey string
+	unsigned       bool
+}
+
+// verify checks that the key signed the sums, that the files are those of the sums, that the provenance is
+// about these files, and that all artefacts have the programs that the SBOMs describe.
+func (v verification) verify(ctx context.Context) (string, error) {
+	sums, err := os.ReadFile(filepath.Join(v.dir, sumsFile))
+	if err != nil {
+		return "", err
+	}
+	verifier, signed, err := v.verifySignature(sums)
+	if err != nil {
+		return "", err
+	}
+	if err := v.verifySums(string(sums)); err != nil {
+		return "", err
+	}
+	about, err := v.verifyProvenance(ctx, verifier)
+	if err != nil {
+		return "", err
+	}
+	contents, err := v.verifyContents()
+	if err != nil {
+		return "", err
+	}
+	return strings.Join([]string{signed, fmt.Sprintf("%s: %d files, each with the sum that is signed", sumsFile, strings.Count(string(sums), "\n")), about, contents}, "\n"), nil
+}
+
+// verifySignature verifies the signature of the sums. It returns the verifier for the provenance, nil if nothing is signed.
+func (v verification) verifySignature(sums []byte) (*dsseKey, string, error) {
+	signature, err := os.ReadFile(filepath.Join(v.dir, signatureFile))
+	if errors.Is(err, os.ErrNotExist) && v.unsigned && v.publicKey == "" {
+		return nil, "NOT SIGNED: anybody can have made it", nil
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	path, origin := v.publicKey, v.publicKey
+	if path == "" {
+		path = filepath.Join(v.dir, publicKeyFile)
+		origin = "the key in the release itself: anybody can have made it; compare " + publicKeyFile + " with the key that the project publishes"
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, "", err
+	}
+	key, raw, err := readPublicKey(text)
+	if err != nil {
+		return nil, "", fmt.Errorf("%s: %w", path, err)
+	}
+	var parsed minisign.Signature
+	if err := parsed.UnmarshalText(signature); err != nil {
+		return nil, "", fmt.Errorf("%s: %w", signatureFile, err)
+	}
+	canonical, err := parsed.MarshalText()
+	if err != nil {
+		return nil, "", err
+	}
+	// The untrusted comment is not signed, so it must be the usual one.
+	if !minisign.Verify(key, sums, signature) || string(canonical) != string(signature) || parsed.UntrustedComment != untrustedComment {
+		return nil, "", fmt.Errorf("%s is no signature of %s by %s", signatureFile, sumsFile, origin)
+	}
+	return &dsseKey{public: raw}, fmt.Sprintf("%s: signed by %s with %s", signatureFile, strings.ToUpper(fmt.Sprintf("%016x", key.ID())), origin), nil
+}
+
+// verifySums verifies that the files of the release are those of the sums.
+func (v verification) verifySums(text string) error {
+	have, err := sumsOf(v.dir)
+	if err != nil {
+		return err
+	}
+	want := map[string]string{}
+	for line := range strings.Lines(text) {
+		m := regexp.MustCompile(`^([0-9a-f]{64})  (\S+)\n$`).FindStringSubmatch(line)
+		if m == nil {
+			return fmt.Errorf("%s: %q is no line of sha256sum", sumsFile, line)
+		}
+		want[m[2]] = m[1]
+	}
+	var errs []error
+	for _, f := range have {
+		switch sum, known := want[f.name]; {
+		case !known:
+			errs = append(errs, fmt.Errorf("%s does not belong to the release", f.name))
+		case sum != f.sum:
+			errs = append(errs, fmt.Errorf("%s has been changed: its SHA-256 is %s, in %s %s", f.name, f.sum, sumsFile, sum))
+		}
+		delete(want, f.name)
+	}
+	for name := range want {
+		errs = append(errs, fmt.Errorf("%s is missing", name))
+	}
+	return errors.Join(errs...)
+}
+
+// verifyProvenance verifies that the provenance is signed, and is about the artefacts.
+func (v verification) verifyProvenance(ctx context.Context, key *dsseKey) (string, error) {
+	files, err := filepath.Glob(filepath.Join(v.dir, "*"+provenanceType))
+	if err != nil || len(files) != 1 {
+		return "", fmt.Errorf("there are %d files with the provenance, want 1: %w", len(files), err)
+	}
+	data, err := os.ReadFile(files[0])
+	if err != nil {
+		return "", err
+	}
+	name := filepath.Base(files[0])
+	var envelope dsse.Envelope
+	if err := json.Unmarshal(data, &envelope); err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	payload, err := envelope.DecodeB64Payload()
+	if err == nil && key != nil {
+		var verifier *dsse.EnvelopeVerifier
+		if verifier, err = dsse.NewEnvelopeVerifier(key); err == nil {
+			_, err = verifier.Verify(ctx, &envelope)
+		}
+	}
+	if err != nil || envelope.PayloadType != payloadType {
+		return "", fmt.Errorf("%s is not signed with the key of %s: %w", name, signatureFile, err)
+	}
+	var s statement.Statement
+	var p provenance.Provenance
+	if err := protojson.Unmarshal(payload, &s); err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	predicate, err := protojson.Marshal(s.GetPredicate())
+	if err == nil {
+		err = protojson.Unmarshal(predicate, &p)
+	}
+	if err := errors.Join(err, s.Validate(), p.Validate()); err != nil || s.GetPredicateType() != predicateType {
+		return "", fmt.Errorf("%s is no provenance of SLSA: %w", name, err)
+	}
+	have, err := sumsOf(v.dir)
+	if err != nil {
+		return "", err
+	}
+	have = slices.DeleteFunc(have, func(f fileSum) bool { return !isArtefact(f.name) })
+	var subjects []fileSum
+	for _, subject := range s.GetSubject() {
+		subjects = append(subjects, fileSum{subject.GetDigest()["sha256"], subject.GetName()})
+	}
+	if !slices.Equal(have, subjects) {
+		return "", fmt.Errorf("%s is about\n%q\nthe artefacts are\n%q", name, subjects, have)
+	}
+	d := p.GetBuildDefinition()
+	return fmt.Sprintf("%s: %s from commit %s, built by %s", name, d.GetExternalParameters().GetFields()["version"].GetStringValue(),
+		d.GetResolvedDependencies()[0].GetDigest()["gitCommit"], p.GetRunDetails().GetBuilder().GetId()), nil
+}
+
+// verifyContents verifies that archives, packages and images have the programs that the SBOMs describe.
+func (v verification) verifyContents() (string, error) {
+	described := map[string]string{} // by ARCH/NAME
+	files, err := filepath.Glob(filepath.Join(v.dir, "*"+sbomType))
+	if err != nil {
+		return "", err
+	}
+	for _, path := range files {
+		f, err := os.Open(path)
+		if err != nil {
+			return "", err
+		}
+		var d v2_3.Document
+		err = errors.Join(spdxjson.ReadInto(f, &d), f.Close())
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", filepath.Base(path), err)
+		}
+		for _, p := range d.Packages {
+			if p.PrimaryPackagePurpose != "APPLICATION" || len(p.PackageChecksums) != 1 {
+				continue
+			}
+			sum := p.PackageChecksums[0].Value
+			if other, known := described[p.PackageFileName]; known && other != sum {
+				return "", fmt.Errorf("the SBOMs differ about %s", p.PackageFileName)
+			}
+			described[p.PackageFileName] = sum
+		}
+	}
+	if len(described) == 0 {
+		return "", errors.New("no SBOM describes a program")
+	}
+	entries, err := os.ReadDir(v.dir)
+	if err != nil {
+		return "", err
+	}
+	containers := 0
+	for _, entry := range entries {
+		found, err := programsIn(filepath.Join(v.dir, entry.Name()))
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", entry.Name(), err)
+		}
+		if found == nil {
+			continue
+		}
+		containers++
+		if len(found)%len(programs()) != 0 || len(found) == 0 {
+			return "", fmt.Errorf("%s has the programs %v", entry.Name(), found)
+		}
+		for _, p := range found {
+			if described[p.name] != p.sum {
+				return "", fmt.Errorf("%s has a program %s with SHA-256 %s; the SBOMs have %q", entry.Name(), p.name, p.sum, described[p.name])
+			}
+		}
+	}
+	return fmt.Sprintf("%d archives, packages and images have the %d programs that %d SBOMs describe", containers, len(described), len(files)), nil
+}
