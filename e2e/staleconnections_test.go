@@ -125,7 +125,7 @@ func (n *node) countPodPackets(t *testing.T, h *topology.Host, from, to string) 
 		}
 		return stdout
 	}
-	nft("table ip pods { chain in { type filter hook prerouting priority 0; ip saddr " + from + " ip daddr " + to + " counter; }; }")
+	nft("table ip pods { chain received { type filter hook prerouting priority 0; ip saddr " + from + " ip daddr " + to + " counter; }; }")
 	counted := 0
 	return func() (more int) {
 		_, counter, _ := strings.Cut(nft("list", "table", "ip", "pods"), "packets ")

@@ -24,7 +24,8 @@ func TestObserveUnrecognizedRules(t *testing.T) {
 	inEachVariant(t, func(n *node) {
 		for _, f := range policy.Families() {
 			prefix := map[policy.Family]string{policy.IPv4: "10.0.0.0/8", policy.IPv6: "fd00::/8"}[f]
-			noPrefix := map[policy.Family]string{policy.IPv4: "10.0.0.0/255.0.255.0", policy.IPv6: "fd00::/ff00:ff::"}[f]
+			// iptables 1.8.7 takes 255.0.255.0 for /8.
+			noPrefix := map[policy.Family]string{policy.IPv4: "10.0.0.0/255.1.255.0", policy.IPv6: "fd00::/ff01:ff::"}[f]
 			rules := []string{
 				"-d " + prefix + " -j RETURN", "! -d " + prefix + " -j RETURN", "! -s " + prefix + " -j RETURN",
 				"-d " + noPrefix + " -j RETURN", "-s " + noPrefix + " -j RETURN",
@@ -135,9 +136,12 @@ func TestNativeExpressions(t *testing.T) {
 		},
 		"insert rule ip nat IP-MASQ-AGENT ip daddr 10.0.0.0/8 ip ttl 64 return": {
 			"-A IP-MASQ-AGENT -d 10.0.0.0/8 -m ttl --ttl-eq 64 -j RETURN",
+			"-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN (and what iptables does not show: to 10.0.0.0/8 return with payload)", // iptables 1.8.7
 		},
 		"insert rule ip nat IP-MASQ-AGENT ip daddr 10.0.0.0-10.0.0.7 return": {
 			"-A IP-MASQ-AGENT -d 10.0.0.7/32 -j RETURN (and what iptables does not show: return with destination 10.0.0.0-255.255.255.255, destination 0.0.0.0-10.0.0.7)",
+			// iptables 1.8.7:
+			"-A IP-MASQ-AGENT -d 10.0.0.0/32 -j RETURN (and what iptables does not show: return with destination 10.0.0.0-255.255.255.255, destination 0.0.0.0-10.0.0.7)",
 			"to 10.0.0.0/29 return", // nft 1.1.7
 		},
 		"insert rule ip nat POSTROUTING ip saddr @s jump IP-MASQ-AGENT": {

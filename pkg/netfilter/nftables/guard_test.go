@@ -360,32 +360,15 @@ func TestGuardsChangedSinceObserved(t *testing.T) {
 
 // TestGuardWithRangeExpression: newer versions of nft load a range as one expression.
 func TestGuardWithRangeExpression(t *testing.T) {
-	const chain = "guard-X"
 	n := newNode(t)
 	n.applyGuards(guardsOf("X"))
-	conn, err := nfnetlink.Dial()
-	if err != nil {
-		t.Fatal(err)
-	}
-	rules, err := conn.Rules(nfnetlink.IPv6, netfilter.GuardTable, chain)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var b nfnetlink.Batch
-	b.FlushChain(nfnetlink.IPv6, netfilter.GuardTable, chain)
-	for _, r := range rules {
-		for i, e := range r.Exprs {
-			if low, ok := e.(nfnetlink.Cmp); ok && low.Op == nfnetlink.GreaterOrEqual {
-				high := r.Exprs[i+1].(nfnetlink.Cmp)
-				r.Exprs = slices.Replace(r.Exprs, i, i+2, nfnetlink.Expr(nfnetlink.CmpRange{Sreg: low.Sreg, From: low.Data, To: high.Data}))
-				break
-			}
+	n.rewrite(nfnetlink.IPv6, netfilter.GuardTable, "guard-X", func(first, second nfnetlink.Expr) []nfnetlink.Expr {
+		low, _ := first.(nfnetlink.Cmp)
+		if low.Op != nfnetlink.GreaterOrEqual {
+			return nil
 		}
-		b.AddRule(nfnetlink.IPv6, netfilter.GuardTable, chain, r.Exprs, r.Comment)
-	}
-	if err := errors.Join(conn.Commit(&b), conn.Close()); err != nil {
-		t.Fatal(err)
-	}
+		return []nfnetlink.Expr{nfnetlink.CmpRange{Sreg: low.Sreg, From: low.Data, To: second.(nfnetlink.Cmp).Data}}
+	})
 	if d := n.compareGuards(guardsOf("X")); len(d) > 0 {
 		t.Errorf("differs:\n%s", d)
 	}

@@ -4,9 +4,11 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -88,6 +91,35 @@ func (n *node) compare(desired policy.Ruleset) policy.Diff {
 		n.Fatal(err)
 	}
 	return policy.Compare(desired, observed.Rules)
+}
+
+// rewrite replaces each pair of successive expressions of the chain by what edit returns, as a version of
+// nft would write it, unless that is nil.
+func (n *node) rewrite(family nfnetlink.Family, table, chain string, edit func(first, second nfnetlink.Expr) []nfnetlink.Expr) {
+	n.Helper()
+	conn, err := nfnetlink.Dial()
+	if err != nil {
+		n.Fatal(err)
+	}
+	rules, err := conn.Rules(family, table, chain)
+	if err != nil {
+		n.Fatal(err)
+	}
+	var b nfnetlink.Batch
+	b.FlushChain(family, table, chain)
+	edited := false
+	for _, r := range rules {
+		for i := 1; i < len(r.Exprs); i++ {
+			if to := edit(r.Exprs[i-1], r.Exprs[i]); to != nil {
+				r.Exprs, edited = slices.Replace(r.Exprs, i-1, i+1, to...), true
+				break
+			}
+		}
+		b.AddRule(family, table, chain, r.Exprs, r.Comment)
+	}
+	if err := errors.Join(conn.Commit(&b), conn.Close()); err != nil || !edited {
+		n.Fatalf("edited: %v, %v", edited, err)
+	}
 }
 
 func (n *node) generation() uint32 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -188,7 +189,17 @@ func TestOnePort(t *testing.T) {
 	}
 	n.load(want)
 	n.isAsApplied(want)
-	n.nft("flush ruleset\n" + strings.ReplaceAll(text, " to :7 ", " to :7-7 "))
+	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		n.rewrite(family, tableName, chainPrefix+"A", func(first, second nfnetlink.Expr) []nfnetlink.Expr {
+			port, ofPort := first.(nfnetlink.Immediate)
+			masq, isMasq := second.(nfnetlink.Masq)
+			if !ofPort || !isMasq {
+				return nil
+			}
+			masq.ProtoMax = nfnetlink.Reg2
+			return []nfnetlink.Expr{port, nfnetlink.Immediate{Dreg: masq.ProtoMax, Data: port.Data}, masq}
+		})
+	}
 	before := n.generation()
 	n.apply(want)
 	if n.generation() != before {

@@ -139,7 +139,7 @@ func TestIPTables(t *testing.T) {
 		{name: "unmarked packets", rules: []string{"-A POSTROUTING -d 10.0.0.0/8 -m mark --mark 0x0/0x1 -j MASQUERADE", "-A POSTROUTING -m mark ! --mark 0x1 -j MASQUERADE"},
 			want: []string{"POSTROUTING: to 10.0.0.0/8 masquerade", "POSTROUTING: masquerade => not to 10.0.0.0/8"}},
 		{name: "not exact", rules: []string{"-A POSTROUTING -m conntrack --ctstate DNAT -j MASQUERADE",
-			"-A POSTROUTING -p icmp -j MASQUERADE", "-A POSTROUTING ! -p tcp -j MASQUERADE", "-A POSTROUTING -d 10.0.0.0/255.0.255.0 -j MASQUERADE",
+			"-A POSTROUTING -p icmp -j MASQUERADE", "-A POSTROUTING ! -p tcp -j MASQUERADE", "-A POSTROUTING -d 10.0.0.0/255.1.255.0 -j MASQUERADE",
 			"-A POSTROUTING -m addrtype --src-type LOCAL -j MASQUERADE", "-A POSTROUTING -m addrtype --dst-type LOCAL -j MASQUERADE",
 			"-A POSTROUTING -m statistic --mode nth --every 2 --packet 0 -j MASQUERADE"},
 			want: []string{"POSTROUTING: masquerade; not decoded: match conntrack",

@@ -78,7 +78,7 @@ func TestUntracked(t *testing.T) {
 	feed(t, `table inet x {
 	chain early { type filter hook prerouting priority raw; ip saddr 10.7.0.0/16 notrack accept; ip saddr 10.7.1.0/24 notrack; }
 	chain late { type filter hook prerouting priority filter; notrack; }
-	chain out { type filter hook output priority raw; notrack; }
+	chain sent { type filter hook output priority raw; notrack; }
 }`, "nft", "-f", "-")
 	rules, err := Untracked(t.Context())
 	if err != nil {
