@@ -129,13 +129,21 @@ func writeTable(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		fmt.Fprintf(&machines, "| %s | %s | %s | %s | %s | %s | %d |\n", k, r.Facts["kernel"], r.Facts["iptables"], r.Facts["nft"],
-			r.Commit, r.Facts["slowdown"], (r.Seconds+59)/60)
+		slowdown, err := time.ParseDuration(r.Facts["slowdown"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&machines, "| %s | %s | %s | %s | %s | %.0f | %d |\n", k, r.Facts["kernel"], r.Facts["iptables"], r.Facts["nft"],
+			r.Commit, slowdown.Seconds(), (r.Seconds+59)/60)
 		fmt.Fprintf(&head, " %s |", k)
 		rule.WriteString("---|")
 		for i, p := range programs {
 			s := r.Results[p.name()]
-			rows[i] += fmt.Sprintf(" %s |", s)
+			cell := s.String()
+			if k.arch != "amd64" && p.elsewhere == "" {
+				cell = "–" // not one of this architecture's
+			}
+			rows[i] += " " + cell + " |"
 			if s != nil && len(s.Failed) > 0 {
 				fmt.Fprintf(&failures, "- %s, %s: %s\n", k, p.name(), strings.Join(s.Failed, ", "))
 			}
@@ -145,12 +153,14 @@ func writeTable(t *testing.T) {
 	fmt.Fprintf(&b, `# Kernels
 
 `+"`make e2e-kernels`"+` writes this page. Each machine is a virtual one, with the kernel and the programs of
-a Debian suite. It is emulated: what an idle machine does in one second takes the time under "slowdown".
+a Debian suite. It is emulated, so programs start slower, by the given factor. Which tests run there is
+in [table_test.go](../../e2e/kernels/table_test.go), and what the versions mean for users in
+[compatibility](../compatibility.md).
 
-| machine | kernel | iptables | nft | commit | slowdown | minutes |
+| machine | kernel | iptables | nft | commit | slower by | minutes |
 |---|---|---|---|---|---|---|
 %s
-The number of tests that passed, each on every backend that it is about:
+How many tests passed. Most of them run on each backend.
 
 | tests |%s
 |---|%s
