@@ -96,7 +96,7 @@ var programs = []program{
 func programsOn(arch string) (run []program) {
 	for _, p := range programs {
 		if arch != "amd64" {
-			p.run = p.elsewhere
+			p.run, p.skip = p.elsewhere, ""
 		}
 		if arch == "amd64" || p.elsewhere != "" {
 			run = append(run, p)
