@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build e2e_kernels
-
 package kernels
 
 import (
