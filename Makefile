@@ -40,7 +40,7 @@ export IPMASQ_BIN_DIR := $(CURDIR)/bin
 # iptables and nft are in sbin, which is not in every PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build test test-one lint fuzz demo bench e2e-runtimes e2e-cluster image image-iptables man release verify release-test e2e-packages packages clean
+.PHONY: help build test test-one lint fuzz demo bench e2e-runtimes e2e-cluster e2e-kernels image image-iptables man release verify release-test e2e-packages packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9 -]+):.*## /\1\t/' | expand -t 34
@@ -61,7 +61,7 @@ test: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those on the ke
 test-one: packages build $(CNI_TOOLS) ## one test, by its name (TEST=TestStaleEntry)
 	@file=$$(grep -rlE --include='*_test.go' '^func $(TEST)\(' conflist-examples deploy docs e2e pkg plugin reconciler | head -n 1) && \
 		test -n "$$file" || { echo "no test is named $(TEST)" >&2; exit 1; }; \
-		go test -count=1 -v -run '^$(TEST)$$' "./$$(dirname "$$file")"
+		go test -tags $(SUITES) -count=1 -v -run '^$(TEST)$$' "./$$(dirname "$$file")"
 
 lint: $(LINTER) $(ACTIONLINT) ## format, vet, go.mod, scripts, workflows, words, golangci-lint
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }
@@ -88,12 +88,13 @@ e2e-cluster: packages build $(CNI_TOOLS) ## whole Kubernetes clusters: DaemonSet
 	for release in v0.1.0 v0.1.1; do $(MAKE) image image-iptables VERSION=$$release ARCHES=$$(go env GOARCH) || exit 1; done
 	kubernetes=$$(tools/cached kubernetes) && containerd=$$($(CONTAINERD)) && flannel=$$(tools/cached flannel) && cilium=$$(tools/cached cilium) && \
 		IPMASQ_IMAGE_DIR=$(CURDIR)/bin/image IPMASQ_KUBERNETES_DIR=$$kubernetes IPMASQ_CONTAINERD_DIR=$$containerd IPMASQ_FLANNEL_DIR=$$flannel IPMASQ_CILIUM_DIR=$$cilium \
-		go test -tags e2e_cluster -count=1 -p 1 -timeout 30m $(TESTFLAGS) ./e2e/cluster/... ./e2e/mainplugins/...
+		go test -tags e2e_cluster -count=1 -p 1 -timeout $$(go run ./e2e/timelimit/scale 30m) $(TESTFLAGS) ./e2e/cluster/... ./e2e/mainplugins/...
 
 e2e-runtimes: PACKAGES := containerd runc podman busybox-static iptables nftables conntrack iproute2
 e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, podman and CRI-O's calls (root)
+	@echo "e2e-runtimes: about 4 minutes on two cores; the first time 90 s more to build containerd"
 	containerd=$$($(CONTAINERD)) && IPMASQ_CONTAINERD_DIR=$$containerd \
-		go test -tags e2e_runtimes -count=1 -timeout 15m ./e2e/runtimes/... $(TESTFLAGS)
+		go test -tags e2e_runtimes -count=1 -timeout $$(go run ./e2e/timelimit/scale 15m) ./e2e/runtimes/... $(TESTFLAGS)
 
 e2e-packages: PACKAGES := mmdebstrap iptables nftables conntrack iproute2
 e2e-packages: packages $(CNI_TOOLS) $(RELEASE) ## packages installed, upgraded and removed on a Debian while pods run (root)
