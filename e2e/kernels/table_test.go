@@ -22,7 +22,9 @@ var kernels = []kernel{
 	{"trixie", "amd64", "linux-image-cloud-amd64"},
 	{"sid", "amd64", "linux-image-cloud-amd64"},
 	{"trixie", "arm64", "linux-image-cloud-arm64"},
-	{"trixie", "s390x", "linux-image-s390x"},
+	// Not trixie's: 6.12 computes checksums with vector instructions, which qemu 7.2 emulates wrongly, so it
+	// drops IPv6.
+	{"bookworm", "s390x", "linux-image-s390x"},
 }
 
 // emulator is what qemu needs to know of an architecture.
@@ -75,14 +77,14 @@ var programs = []program{
 	{dir: "pkg/netfilter/nfnetlink", skip: "^(TestConsistentRead|TestLargeSets|TestReserve)$", elsewhere: "."},
 	{dir: "pkg/netfilter/conntrack", elsewhere: "^(TestReset|TestResetFamilies|TestDeletedByID|TestDeleteReversed|TestConnectionsByStatus|TestStatsCount|TestTraffic)$"},
 	{dir: "e2e", about: "ADD again, ADD without programs", run: "^(TestIdempotence|TestWithoutPrograms)$", elsewhere: "^(TestIdempotence|TestWithoutPrograms)$"},
-	{dir: "e2e", about: "tampering", run: "^TestTampering$", elsewhere: "^TestTampering$"},
 	{dir: "e2e", about: "chains of ip-masq-agent", run: "^(TestAgentChainTakeover|TestPluginWithBothAgents)$"},
 	{dir: "e2e", about: "boot, guard", run: "^(TestReboot|TestGuardAtBoot|TestGuardWrongPackets)$", elsewhere: "^(TestReboot|TestGuardWrongPackets)$"},
 	{dir: "e2e", about: "packets, backends", run: "^(TestChainedPlugins|TestProtocolKeys|TestBackendChange|TestIPv6NotTrackedUnlessEnabled|TestKeyRandomFully)$", elsewhere: "^(TestBackendChange|TestKeyRandomFully)$"},
 	{dir: "e2e", about: "stale connections", run: "^(TestPolicyChangeUnderConnections)$"},
 	{dir: "e2e/demo", main: true, elsewhere: "."},
-	{dir: "pkg/netfilter/nftables", skip: "^TestTamperingIsSeenAndRepaired$", elsewhere: "^(TestCodec|TestGoldenText|TestRender.*|TestGuardGolden|TestGuardPackets|TestEnforcePackets|TestTamperingIsSeenAndRepaired|TestOneSetChangesInPlace|TestSetAttributes)$"},
-	{dir: "pkg/netfilter/iptables", skip: "^(TestTampering|TestConcurrentWriter)$", elsewhere: "^(TestAdoption|TestDecode|TestLegacy.*|TestNativeExpressions|TestObserve.*|TestRender|TestSavedByNFT|TestShownText|TestTampering|TestLayout|FuzzDecode)$"},
+	{dir: "pkg/netfilter/nftables", skip: "^TestTamperingIsSeenAndRepaired$", elsewhere: "^(TestCodec|TestGoldenText|TestRender.*|TestGuardGolden|TestGuardPackets|TestEnforcePackets|TestOneSetChangesInPlace|TestSetAttributes)$"},
+	{dir: "pkg/netfilter/iptables", skip: "^(TestTampering|TestConcurrentWriter)$", elsewhere: "^(TestAdoption|TestDecode|TestLegacy.*|TestNativeExpressions|TestObserve.*|TestRender|TestSavedByNFT|TestShownText|TestLayout|FuzzDecode)$"},
+	{dir: "e2e", about: "tampering", run: "^TestTampering$", elsewhere: "^TestTampering$"},
 	{dir: "pkg/netfilter/thirdparty"},
 	{dir: "pkg/fswatch", run: "^(TestConfigMap|TestNothingIsMissed|TestManyChangesAreOne|TestWhatIsMissingComes)$"},
 	{dir: "pkg/enforce"},
@@ -94,7 +96,7 @@ var programs = []program{
 func programsOn(arch string) (run []program) {
 	for _, p := range programs {
 		if arch != "amd64" {
-			p.run, p.skip = p.elsewhere, ""
+			p.run = p.elsewhere
 		}
 		if arch == "amd64" || p.elsewhere != "" {
 			run = append(run, p)
