@@ -4,5 +4,5 @@
 // e2e_packages: installed, upgraded and downgraded while pods run, removed, and purged. Rules must never
 // be missing, the conflist must be whole at each moment, and what it names must be there. dpkg runs in a
 // root of its own, in the namespaces of a sandbox; the files and scripts of the .rpm are unpacked and
-// run as rpm does. `make e2e-packages` runs them; they need root.
+// run as rpm does; the service runs in a systemd of its own. `make e2e-packages` runs them; they need root.
 package packages

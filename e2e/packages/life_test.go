@@ -21,7 +21,7 @@ type manager struct {
 
 // TestDebian: the life of the .deb.
 func TestDebian(t *testing.T) {
-	m := newMachine(t)
+	m := newMachine(t, kernel()...)
 	before := m.files(t)
 	testLife(t, m, manager{
 		install: func(t *testing.T, release string) {
@@ -40,13 +40,13 @@ func TestDebian(t *testing.T) {
 
 // TestRPM: the files and scripts of the .rpm, in the order of rpm (rpm(8), "Scriptlets").
 func TestRPM(t *testing.T) {
-	m := newMachine(t)
+	m := newMachine(t, kernel()...)
 	before := m.files(t)
 	present := "" // the directory with what is installed
 	rpmArch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[debArch()]
 	m.copy(t, setting(t, "IPMASQ_BIN_DIR")+"/release/release", "/packages/release")
 	script := func(dir, name, remaining string) (string, error) {
-		if _, err := os.Stat(m.path(dir + "." + name)); err != nil {
+		if !m.exists(dir + "." + name) {
 			return "", nil
 		}
 		return m.try("sh " + dir + "." + name + " " + remaining)
@@ -148,7 +148,7 @@ func testLife(t *testing.T, m *machine, p manager) {
 
 // TestUnit: systemd finds nothing wrong with the unit, and the package enables it.
 func TestUnit(t *testing.T) {
-	m := newMachine(t)
+	m := newMachine(t, kernel()...)
 	m.run(t, "dpkg --install "+m.pack(t, older, "*_"+debArch()+".deb"))
 	out, err := m.try("systemd-analyze --man=no verify ip-masq-reconciler.service")
 	if err != nil || strings.Contains(out, "ip-masq") {
@@ -170,7 +170,7 @@ func explained() map[string]string {
 
 // TestLintian: lintian has nothing else to say about the .deb.
 func TestLintian(t *testing.T) {
-	m := unpack(t, setting(t, "IPMASQ_LINTIAN_ROOT"))
+	m := unpack(t, setting(t, "IPMASQ_LINTIAN_ROOT"), kernel()...)
 	out, err := m.try("lintian --allow-root --tag-display-limit 0 --display-level '>=pedantic' " + m.pack(t, newer, "*_"+debArch()+".deb"))
 	t.Logf("lintian: %v\n%s", err, out)
 	seen := map[string]bool{}

@@ -49,6 +49,7 @@ const (
 type machine struct {
 	root       string
 	reconciler *exec.Cmd // "run", as the service starts it
+	systemd    int       // its process, if it runs
 	pods       int
 }
 
@@ -62,14 +63,14 @@ func setting(t *testing.T, name string) string {
 	return value
 }
 
-// unpack returns a machine of a tar of tools/debian-root.
-func unpack(t *testing.T, archive string) *machine {
+// unpack returns a machine of a tar of tools/debian-root. It shares the directories with the sandbox.
+func unpack(t *testing.T, archive string, shared ...string) *machine {
 	t.Helper()
 	m := &machine{root: t.TempDir()}
 	if out, err := exec.Command("tar", "-C", m.root, "-xf", archive).CombinedOutput(); err != nil {
 		t.Fatalf("unpack %s: %v\n%s", archive, err, out)
 	}
-	for _, dir := range []string{"/proc", "/sys", "/dev", "/run"} {
+	for _, dir := range shared {
 		target := m.path(dir)
 		must(t, errors.Join(os.MkdirAll(target, 0o755), unix.Mount(dir, target, "", unix.MS_BIND|unix.MS_REC, "")))
 		t.Cleanup(func() { must(t, unix.Unmount(target, unix.MNT_DETACH)) })
@@ -78,10 +79,13 @@ func unpack(t *testing.T, archive string) *machine {
 	return m
 }
 
+// kernel are the directories that a machine without systemd shares with the sandbox.
+func kernel() []string { return []string{"/proc", "/sys", "/dev", "/run"} }
+
 // newMachine returns a machine with a container runtime's network, and without ip-masq.
-func newMachine(t *testing.T) *machine {
+func newMachine(t *testing.T, shared ...string) *machine {
 	t.Helper()
-	m := unpack(t, setting(t, "IPMASQ_DEBIAN_ROOT"))
+	m := unpack(t, setting(t, "IPMASQ_DEBIAN_ROOT"), shared...)
 	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/run/netns", "/var/lib/cni"} {
 		must(t, os.MkdirAll(m.path(dir), 0o755))
 	}
@@ -124,6 +128,9 @@ func (m *machine) pack(t *testing.T, release, pattern string) string {
 func (m *machine) command(script string) *exec.Cmd {
 	c := exec.Command("/bin/sh", "-c", script)
 	c.SysProcAttr = &syscall.SysProcAttr{Chroot: m.root, Pdeathsig: syscall.SIGKILL}
+	if m.systemd != 0 {
+		c = exec.Command("/usr/bin/nsenter", "-t", fmt.Sprint(m.systemd), "-m", "-p", "-u", "-i", "-C", "-r", "-w", "/bin/sh", "-c", script)
+	}
 	c.Dir = "/"
 	c.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8"}
 	return c
@@ -232,7 +239,7 @@ func (m *machine) chains(t *testing.T) bool {
 func (m *machine) files(t *testing.T) []string {
 	t.Helper()
 	var all []string
-	must(t, filepath.WalkDir(m.root, func(path string, d fs.DirEntry, err error) error {
+	must(t, filepath.WalkDir(m.root, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}

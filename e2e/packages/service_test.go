@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e_packages
+
+package packages
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// boot is what the kernel and an initrd do before they start systemd, in namespaces of its own, except the
+// network's. Of version 1 only the hierarchy without controllers is mounted.
+const boot = `set -e
+mount --make-rprivate /
+mount --bind . .
+cd "$PWD"
+mount -t proc proc proc
+mount -t tmpfs tmpfs run
+mount -t tmpfs tmpfs tmp
+mount -t sysfs sysfs sys
+if [ "$CGROUP_VERSION" = 2 ]; then
+	mount -t cgroup2 cgroup2 sys/fs/cgroup
+else
+	mount -t tmpfs tmpfs sys/fs/cgroup
+	mkdir sys/fs/cgroup/systemd
+	mount -t cgroup -o none,name=systemd cgroup sys/fs/cgroup/systemd
+fi
+mount -t tmpfs -o mode=755 tmpfs dev
+for device in null zero full random urandom tty; do
+	: >dev/$device
+	mount --bind /dev/$device dev/$device
+done
+mkdir dev/pts dev/shm
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
+mount --move . /
+exec chroot . env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --show-status=no
+`
+
+// bootSystemd starts the machine's systemd and waits until it has started its units.
+func (m *machine) bootSystemd(t *testing.T) {
+	t.Helper()
+	root, version := "/sys/fs/cgroup", "2"
+	if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err != nil {
+		root, version = filepath.Join(root, "systemd"), "1"
+	}
+	cgroup := filepath.Join(root, fmt.Sprintf("ip-masq-packages-%d", os.Getpid()))
+	must(t, os.Mkdir(cgroup, 0o755))
+	// systemd takes the cgroup in which it starts for the root.
+	c := exec.Command("/bin/sh", "-c", `echo $$ >"$CGROUP/cgroup.procs" && cd "$ROOT" &&
+		exec unshare --mount --pid --fork --kill-child --ipc --uts --cgroup /bin/sh -c "$BOOT"`)
+	c.Env = append(os.Environ(), "CGROUP="+cgroup, "CGROUP_VERSION="+version, "ROOT="+m.root, "BOOT="+boot)
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := os.Create(filepath.Join(t.TempDir(), "console"))
+	must(t, err)
+	c.Stdout, c.Stderr = out, out
+	must(t, c.Start())
+	t.Cleanup(func() {
+		must(t, c.Process.Kill())
+		var exit *exec.ExitError
+		if err := c.Wait(); err != nil && !errors.As(err, &exit) {
+			t.Error(err)
+		}
+		removeCgroup(t, cgroup)
+	})
+	var last string
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		if m.systemd == 0 {
+			children, _ := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", c.Process.Pid))
+			pid, _ := strconv.Atoi(strings.TrimSpace(string(children)))
+			if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(name) == "systemd\n" {
+				m.systemd = pid
+			}
+		} else {
+			// What a container lacks, such as a console, is "degraded".
+			if last, _ = m.try("systemctl is-system-running"); last == "running\n" || last == "degraded\n" {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			console, _ := os.ReadFile(out.Name())
+			t.Fatalf("systemd does not run: %q\n%s", last, console)
+		}
+	}
+}
+
+// removeCgroup removes a cgroup whose processes are ending.
+func removeCgroup(t *testing.T, top string) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		out, err := exec.Command("find", top, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+").CombinedOutput()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("remove the cgroup: %v\n%s", err, out)
+			return
+		}
+	}
+}
+
+// pid returns the process of the service, after it has become ready.
+func (m *machine) pid(t *testing.T, version string) string {
+	t.Helper()
+	const ask = "systemctl show --property MainPID --property ActiveState --property NRestarts ip-masq-reconciler"
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		status, err := m.try("ip-masq-reconciler status")
+		if err == nil && strings.Contains(status, version) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the service of %s is not ready:\n%s\n%s\n%s", version, status, m.run(t, ask), m.run(t, "journalctl --no-pager -u ip-masq-reconciler"))
+		}
+	}
+	state := m.run(t, ask)
+	if !strings.Contains(state, "ActiveState=active\n") || !strings.Contains(state, "NRestarts=0\n") {
+		t.Errorf("the service is\n%s", state)
+	}
+	_, pid, _ := strings.Cut(state, "MainPID=")
+	pid, _, _ = strings.Cut(pid, "\n")
+	return pid
+}
+
+// TestService: the service in a systemd of its own, with all that its unit takes from it: started by the
+// installation, reloaded, restarted by an upgrade and a downgrade, and stopped by the removal.
+func TestService(t *testing.T) {
+	m := newMachine(t)
+	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	m.bootSystemd(t)
+	install := func(release string) string {
+		m.run(t, "dpkg --install "+m.pack(t, release, "*_"+debArch()+".deb"))
+		return m.pid(t, release)
+	}
+	pid := install(older)
+	m.run(t, "ip-masq-reconciler install")
+	pod := m.addPod(t)
+
+	m.run(t, "systemctl reload ip-masq-reconciler")
+	if now := m.pid(t, older); now != pid {
+		t.Errorf("a reload replaced process %s by %s", pid, now)
+	}
+	// The service repairs rules with the capabilities that it has.
+	m.run(t, "iptables -t nat -F IP-MASQ-AGENT")
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		if out, err := m.try("ip-masq-reconciler check"); err == nil {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("the rules are not repaired: %v\n%s", err, out)
+		}
+	}
+	end := m.watch(t)
+	for _, release := range []string{newer, older} {
+		before := pid
+		if pid = install(release); pid == before {
+			t.Errorf("%s: process %s was not replaced", release, before)
+		}
+		if out, _ := m.try(pluginFile); !strings.Contains(out, " "+release) {
+			t.Errorf("the plugin is %q, want %s", out, release)
+		}
+	}
+	// The removal is refused while a pod needs the plugin, and the service runs again.
+	if out, err := m.try("dpkg --remove ip-masq-cni"); err == nil {
+		t.Errorf("removed while a pod needs the plugin:\n%s", out)
+	}
+	m.pid(t, older)
+	end()
+	m.delPod(t, pod)
+	m.run(t, "dpkg --purge ip-masq-cni")
+	if out, err := m.try("systemctl is-active ip-masq-reconciler"); err == nil || m.exists(pluginFile) || m.hasEntry(t) {
+		t.Errorf("after the purge: the service is %s", out)
+	}
+}
