@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // The releases: the older one, and the one to upgrade to.
@@ -186,7 +187,7 @@ func (m *machine) start(t *testing.T) {
 	var log bytes.Buffer
 	m.reconciler.Stdout, m.reconciler.Stderr = &log, &log
 	must(t, m.reconciler.Start())
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(timelimit.Scale(time.Minute)); ; time.Sleep(100 * time.Millisecond) {
 		out, err := m.try("ip-masq-reconciler status")
 		if err == nil {
 			return

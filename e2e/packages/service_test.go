@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // boot is what the kernel and an initrd do before they start systemd, in namespaces of its own, except the
@@ -75,7 +77,7 @@ func (m *machine) bootSystemd(t *testing.T) {
 		removeCgroup(t, cgroup)
 	})
 	var last string
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(timelimit.Scale(2 * time.Minute)); ; time.Sleep(200 * time.Millisecond) {
 		if m.systemd == 0 {
 			children, _ := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", c.Process.Pid))
 			pid, _ := strconv.Atoi(strings.TrimSpace(string(children)))
@@ -98,7 +100,7 @@ func (m *machine) bootSystemd(t *testing.T) {
 // removeCgroup removes a cgroup whose processes are ending.
 func removeCgroup(t *testing.T, top string) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(timelimit.Scale(20 * time.Second)); ; time.Sleep(100 * time.Millisecond) {
 		out, err := exec.Command("find", top, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+").CombinedOutput()
 		if err == nil {
 			return
@@ -114,7 +116,7 @@ func removeCgroup(t *testing.T, top string) {
 func (m *machine) pid(t *testing.T, version string) string {
 	t.Helper()
 	const ask = "systemctl show --property MainPID --property ActiveState --property NRestarts ip-masq-reconciler"
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(timelimit.Scale(time.Minute)); ; time.Sleep(200 * time.Millisecond) {
 		status, err := m.try("ip-masq-reconciler status")
 		if err == nil && strings.Contains(status, version) {
 			break
@@ -152,13 +154,15 @@ func TestService(t *testing.T) {
 	}
 	// The service repairs rules with the capabilities that it has.
 	m.run(t, "iptables -t nat -F IP-MASQ-AGENT")
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(timelimit.Scale(20 * time.Second)); ; time.Sleep(100 * time.Millisecond) {
 		if out, err := m.try("ip-masq-reconciler check"); err == nil {
 			break
 		} else if time.Now().After(deadline) {
 			t.Fatalf("the rules are not repaired: %v\n%s", err, out)
 		}
 	}
+	// A last commit of the repair can follow.
+	time.Sleep(timelimit.Scale(2 * time.Second))
 	end := m.watch(t)
 	for _, release := range []string{newer, older} {
 		before := pid
