@@ -5,10 +5,7 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"time"
 )
 
 // Readyz returns the status code and text of the reconciler's /readyz on the node.
@@ -27,29 +24,9 @@ func (n *Node) Metrics(ctx context.Context) (string, error) {
 
 // http gets a URL from the node itself.
 func (n *Node) http(ctx context.Context, url string) (int, string, error) {
-	transport := &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-			// The socket belongs to the network namespace of the thread that opens it.
-			err = n.Do(func() error {
-				conn, err = new(net.Dialer).DialContext(ctx, network, address)
-				return err
-			})
-			return conn, err
-		},
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	status, text, err := n.HTTPGet(ctx, url)
 	if err != nil {
 		return 0, "", fmt.Errorf("get %s on %s: %w", url, n.Name, err)
 	}
-	response, err := (&http.Client{Transport: transport, Timeout: 5 * time.Second}).Do(request)
-	if err != nil {
-		return 0, "", fmt.Errorf("get %s on %s: %w", url, n.Name, err)
-	}
-	defer func() { _ = response.Body.Close() }()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return 0, "", fmt.Errorf("get %s on %s: %w", url, n.Name, err)
-	}
-	return response.StatusCode, string(text), nil
+	return status, text, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -85,10 +86,12 @@ func (d *Daemon) Stop(within time.Duration) error {
 	if err := d.Signal(unix.SIGTERM); err != nil && !d.ended() {
 		return fmt.Errorf("stop %s: %w", d.Name, err)
 	}
-	select {
-	case <-d.done:
-		return nil
-	case <-time.After(within):
+	for began := time.Now(); !timelimit.Exceeded(time.Since(began), within); {
+		select {
+		case <-d.done:
+			return nil
+		case <-time.After(within):
+		}
 	}
 	if err := d.Kill(); err != nil {
 		return err

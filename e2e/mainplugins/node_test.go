@@ -8,8 +8,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -99,23 +97,11 @@ func (n *node) command(t *testing.T, args ...string) (output string, code int) {
 // get returns the reconciler's answer, with code 0 if there is none.
 func (n *node) get(t *testing.T, url string) (code int, body string) {
 	t.Helper()
-	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
-		err = n.Do(func() error {
-			var d net.Dialer
-			c, err = d.DialContext(ctx, network, address)
-			return err
-		})
-		return c, err
-	}
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
-	answer, err := client.Get("http://" + url)
+	code, body, err := n.HTTPGet(t.Context(), "http://"+url)
 	if err != nil {
 		return 0, err.Error()
 	}
-	defer func() { _ = answer.Body.Close() }()
-	text, err := io.ReadAll(answer.Body)
-	must(t, err)
-	return answer.StatusCode, string(text)
+	return code, body
 }
 
 // untilReady waits until the node is ready.
@@ -304,9 +290,7 @@ func must(t *testing.T, err error) {
 // until waits until a condition holds.
 func until(t *testing.T, limit time.Duration, what func() string, done func() bool) {
 	t.Helper()
-	for start := time.Now(); !done(); time.Sleep(20 * time.Millisecond) {
-		if timelimit.Exceeded(time.Since(start), limit) {
-			t.Fatalf("not within %s: %s", limit, what())
-		}
+	if !timelimit.Await(limit, done) {
+		t.Fatalf("not within %s: %s", limit, what())
 	}
 }

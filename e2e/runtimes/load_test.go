@@ -180,13 +180,12 @@ func (l *load) wantInSync(t *testing.T) {
 	t.Helper()
 	var output string
 	var code int
-	for range 100 {
-		if output, code = l.reconcile(t, append([]string{"check", "--enable-ipv6"}, l.settings()...)...); code == 0 {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
+	if !timelimit.Await(5*time.Second, func() bool {
+		output, code = l.reconcile(t, append([]string{"check", "--enable-ipv6"}, l.settings()...)...)
+		return code == 0
+	}) {
+		t.Errorf("check: exit code %d: %s", code, output)
 	}
-	t.Errorf("check: exit code %d: %s", code, output)
 }
 
 // timedCall is a call of a network plugin.

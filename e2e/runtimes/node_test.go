@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -193,12 +194,10 @@ func must(t *testing.T, err error) {
 }
 
 // until waits until a condition holds.
-func until(t *testing.T, patience time.Duration, what string, done func() bool) {
+func until(t *testing.T, limit time.Duration, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !done(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s", what, patience)
-		}
+	if !timelimit.Await(limit, done) {
+		t.Fatalf("%s: not within %s", what, limit)
 	}
 }
 

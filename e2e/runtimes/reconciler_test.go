@@ -5,10 +5,6 @@
 package runtimes
 
 import (
-	"context"
-	"io"
-	"net"
-	"net/http"
 	"path/filepath"
 	"testing"
 	"time"
@@ -20,7 +16,7 @@ import (
 // reconciler is a running reconciler on a node.
 type reconciler struct {
 	*machine.Daemon
-	http *http.Client
+	host *topology.Host
 }
 
 // health is its health address in the node's network.
@@ -32,15 +28,7 @@ func (n *node) reconciler(t *testing.T, path string, args ...string) *reconciler
 	program := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq-reconciler")
 	all := append([]string{"run", "--enable-ipv6", "--health-listen", health}, args...)
 	d := topology.Must(n.StartDaemon("reconciler", []string{"PATH=" + path}, program, all...))(t)
-	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
-		err = n.Do(func() error {
-			var d net.Dialer
-			c, err = d.DialContext(ctx, network, address)
-			return err
-		})
-		return c, err
-	}
-	r := &reconciler{d, &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	r := &reconciler{d, n.Host}
 	until(t, 10*time.Second, "first pass", func() bool {
 		code, _ := r.ready(t)
 		return code != 0
@@ -51,12 +39,9 @@ func (n *node) reconciler(t *testing.T, path string, args ...string) *reconciler
 // ready asks /readyz; the code is 0 without an answer and before the first sync.
 func (r *reconciler) ready(t *testing.T) (code int, body string) {
 	t.Helper()
-	answer, err := r.http.Get("http://" + health + "/readyz")
+	code, body, err := r.host.HTTPGet(t.Context(), "http://"+health+"/readyz")
 	if err != nil {
 		return 0, err.Error()
 	}
-	defer func() { _ = answer.Body.Close() }()
-	text, err := io.ReadAll(answer.Body)
-	must(t, err)
-	return answer.StatusCode, string(text)
+	return code, body
 }

@@ -60,6 +60,16 @@ func Exceeded(took, limit time.Duration) bool {
 	return took > limit && took > Scale(limit)
 }
 
+// Await waits until a condition holds and reports whether it did within the limit, or the scaled one.
+func Await(limit time.Duration, done func() bool) bool {
+	for began := time.Now(); !done(); time.Sleep(20 * time.Millisecond) {
+		if Exceeded(time.Since(began), limit) {
+			return false
+		}
+	}
+	return true
+}
+
 // Fair returns an estimate of the duration on an idle machine: took if it is within the limit, else
 // took divided by Factor.
 func Fair(took, limit time.Duration) time.Duration {

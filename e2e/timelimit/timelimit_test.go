@@ -27,6 +27,10 @@ func TestLimits(t *testing.T) {
 	if got := timelimit.Fair(time.Hour, time.Second); got < time.Hour/timelimit.Most || got > time.Hour {
 		t.Errorf("an hour is %s, want an hour divided by 1 to %d", got, timelimit.Most)
 	}
+	tries := 0
+	if !timelimit.Await(0, func() bool { tries++; return tries == 1 }) || timelimit.Await(0, func() bool { return false }) {
+		t.Error("Await does not report whether the condition holds")
+	}
 }
 
 // TestLoad checks that limits are longer on an overloaded machine.
