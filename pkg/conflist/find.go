@@ -186,9 +186,9 @@ type Multus struct {
 	// StaleCopy says that pods get the network without its plugin entry until Multus has generated
 	// the configuration again.
 	StaleCopy bool
-	// Newer is the path of another configuration of Multus, or "". Multus has left this one behind, and
-	// runtimes use it as it sorts first: thin Multus writes 00-multus.conflist once its master has
-	// cniVersion 1.0.0.
+	// Newer is the path of another configuration of Multus, with a copy of the plugin entry, or "". Multus
+	// has left this one behind, and runtimes use it as it sorts first: thin Multus writes
+	// 00-multus.conflist once its master has cniVersion 1.0.0.
 	Newer string
 }
 
@@ -265,7 +265,11 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 		current := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path)
 		target.Multus = &Multus{Path: multus.Path, Depth: depth, StaleCopy: !hasEntry && !current}
 		for _, list := range lists {
-			if list.IsMultus() && list.File > multus.Path {
+			var later multusConf
+			if !list.IsMultus() || list.File <= multus.Path || json.Unmarshal(list.Doc, &later) != nil {
+				continue
+			}
+			if _, _, hasEntry := later.delegate(); hasEntry {
 				target.Multus.Newer = list.File
 			}
 		}

@@ -213,6 +213,8 @@ func TestFindThroughMultus(t *testing.T) {
 		{name: "thin, with a copy of the entry", files: map[string]string{"00-multus.conf": multusOf(withEntry), "10-a.conflist": withEntry}, file: "10-a.conflist", via: "00-multus.conf"},
 		{name: "thin, of a master that was below 1.0.0", file: "10-a.conflist", via: "00-multus.conf obsolete",
 			files: map[string]string{"00-multus.conf": multusOf(a), "00-multus.conflist": list(multusOf(withEntry)), "10-a.conflist": withEntry}},
+		{name: "thin, of a master that was 1.0.0", file: "10-a.conflist", via: "00-multus.conf lacks",
+			files: map[string]string{"00-multus.conf": multusOf(a), "00-multus.conflist": list(multusOf(a)), "10-a.conflist": withEntry}},
 		{name: "its name overridden", network: "a", file: "10-a.conflist", via: "00-multus.conf lacks",
 			files: map[string]string{"00-multus.conf": strings.Replace(multusOf(a), "multus-cni-network", "a", 1), "10-a.conflist": a}},
 		{name: "Multus's own network is named", network: "multus-cni-network", file: "10-a.conflist", via: "00-multus.conf lacks",
