@@ -146,9 +146,13 @@ func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy
 		if err == nil {
 			return c, nil
 		}
-		e.Warn(fmt.Errorf("chain %s cannot be kept in the preferred backend %s: %w", p.Chain, e.PreferredBackend, err))
+		e.warnNotPreferred(p.Chain, err)
 	}
 	return choose(p.Backend.Value)
+}
+
+func (e *Enforcer) warnNotPreferred(chain string, cause error) {
+	e.Warn(fmt.Errorf("chain %s cannot be kept in the preferred backend %s: %w", chain, e.PreferredBackend, cause))
 }
 
 // addDesired adds the desired chains of a policy to the group of its backend.

@@ -398,6 +398,17 @@ func TestPreferredBackendUnusable(t *testing.T) {
 	}
 }
 
+// A preferred backend in which the kernel refuses the rules fails nothing, and the warning has the kernel's reason.
+func TestPreferredBackendRefused(t *testing.T) {
+	f := newFixture(t)
+	f.kernel.refused = map[netfilter.Choice]error{nftChoice: fmt.Errorf("no nft_masq here: %w", netfilter.ErrUnusable)}
+	f.enforcer.PreferredBackend = policy.NFTables
+	f.mustBeInSync(f.sync(network("podnet", policy.DefaultChain)))
+	if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "preferred backend nftables: ") || !strings.Contains(f.warnings[0], "no nft_masq here") {
+		t.Errorf("warnings: %q", f.warnings)
+	}
+}
+
 func TestRecordOfAnEarlierBoot(t *testing.T) {
 	f := newFixture(t)
 	path := f.enforcer.Dir.Path()

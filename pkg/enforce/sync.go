@@ -262,6 +262,12 @@ func (e *Enforcer) chooseAgain(ctx context.Context, before *State, failed map[st
 		if slices.ContainsFunc(again.Groups, same) {
 			rest := *e
 			rest.Drivers = slices.DeleteFunc(slices.Clone(e.Drivers), func(d netfilter.Driver) bool { return d.Backend() == was.Choice.Backend })
+			if rest.PreferredBackend == was.Choice.Backend {
+				rest.PreferredBackend = ""
+				for _, chain := range slices.Sorted(maps.Keys(free)) {
+					e.warnNotPreferred(chain, failed[chain])
+				}
+			}
 			again = rest.observe(ctx, before.Policies, rec)
 			break
 		}
