@@ -39,6 +39,12 @@ func documents(t *testing.T) map[string]string {
 	if err != nil || len(all) < 10 {
 		t.Fatalf("found %d documents: %v", len(all), err)
 	}
+	form := filepath.Join(root, ".github", "ISSUE_TEMPLATE", "bug.yml")
+	text, err := os.ReadFile(form)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all[form] = string(text)
 	return all
 }
 
@@ -101,12 +107,13 @@ func help(t *testing.T, command ...string) string {
 	return string(out)
 }
 
-// TestCommands: the reconciler has each command and flag that documents name.
+// TestCommands: the reconciler has each command and flag that documents and the issue form name, and explain one argument.
 func TestCommands(t *testing.T) {
 	// A call begins a line or a code span; messages have a colon after the name.
 	call := regexp.MustCompile("(?m)(?:^ *|^ *\\$ |`)ip-masq-reconciler( [a-z]+)?((?: +(?:[^\\s`|;#&]|\\\\\n)+)*)")
 	flags := regexp.MustCompile(`(?:^|\s)--([a-z][a-z0-9-]*)`)
 	alone := regexp.MustCompile("`--([a-z][a-z0-9-]*)")
+	twoArguments := regexp.MustCompile(`^ +[^\s-]\S* +[^\s-]`)
 	listed := regexp.MustCompile(`(?m)^  ([a-z]+) `)
 	foreign := []string{ // of other programs, and klog's, which --help does not list
 		"non-masquerade-cidr", "masquerade-all", "ip-masq", "noflush", "v",
@@ -125,6 +132,9 @@ func TestCommands(t *testing.T) {
 			known, is := helps[strings.TrimSpace(m[1])]
 			if !is {
 				t.Errorf("%s: %q: there is no such command", path, m[0])
+			}
+			if m[1] == " explain" && twoArguments.MatchString(m[2]) {
+				t.Errorf("%s: %q: explain takes one address", path, m[0])
 			}
 			for _, f := range flags.FindAllStringSubmatch(m[2], -1) {
 				if is && !strings.Contains(known, "--"+f[1]+" ") {
