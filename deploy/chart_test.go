@@ -492,6 +492,9 @@ func TestChartRefuses(t *testing.T) {
 		{`healthPort: "19820"`, `'/healthPort': got string, want integer`},
 		{`maxUnavailable: 0`, `'/maxUnavailable'`},
 		{`startupTaint: {enabled: true}`, `'/startupTaint/image': minLength: got 0, want 1`},
+		{`{policy: null}`, `at '': missing property 'policy'`}, // whose keys are all in comments
+		{`healthPort: null`, `at '': missing property 'healthPort'`},
+		{`image: {repository: null}`, `at '/image': missing property 'repository'`},
 		{`uninstall: true`, `'/uninstall': got boolean, want object`},
 	} {
 		t.Run(c.values, func(t *testing.T) {
