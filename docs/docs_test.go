@@ -281,6 +281,32 @@ func TestThreatModel(t *testing.T) {
 	}
 }
 
+// TestCompatibility: each row of compatibility.md has a command, and the tests that it names exist.
+func TestCompatibility(t *testing.T) {
+	text := read(t, "docs", "compatibility.md")
+	var tests strings.Builder
+	for _, dir := range []string{"e2e", "e2e/runtimes", "e2e/cluster", "e2e/mainplugins"} {
+		files, _ := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+		for _, file := range files {
+			tests.WriteString(read(t, strings.TrimPrefix(file, root)))
+		}
+	}
+	named := regexp.MustCompile(`(?:TEST=|-run )(Test[A-Za-z0-9]+)`).FindAllStringSubmatch(text, -1)
+	if len(named) < 15 {
+		t.Errorf("found %d names of tests: the pattern is wrong", len(named))
+	}
+	for _, m := range named {
+		if !strings.Contains(tests.String(), "\nfunc "+m[1]) { // -run accepts the beginning of a name
+			t.Errorf("compatibility.md: there is no %s", m[1])
+		}
+	}
+	for _, row := range regexp.MustCompile(`(?m)^\| .*\|$`).FindAllString(text, -1) {
+		if !strings.Contains(row, "`make ") && !strings.HasSuffix(row, "| the same |") && !strings.HasSuffix(row, "| command |") {
+			t.Errorf("compatibility.md: no command shows %s", row)
+		}
+	}
+}
+
 // TestManualKeys: the manual page of the plugin has each key of a plugin entry that README.md has, and
 // no other.
 func TestManualKeys(t *testing.T) {
