@@ -40,7 +40,7 @@ func TestOneFamilyFails(t *testing.T) {
 			program := n.path
 			n.failRuleWrites(t, "ip6tables-restore", "ip6tables-"+f.variant+"-restore")
 			fresh := n.ruleset(t)
-			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module", "load the kernel's xt modules")
+			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module", "the kernel needs xt_addrtype")
 			if after := n.ruleset(t); after != fresh {
 				t.Errorf("partly applied:\n%s", after)
 			}
