@@ -171,7 +171,13 @@ func autoCases() []autoCase {
 	owned := func(t *testing.T, n *node) {
 		n.feed(t, "table ip ip-masq { chain postrouting { type nat hook postrouting priority 101; }; chain masq-IP-MASQ-AGENT {}; }", "nft", "-f", "-")
 	}
+	kubeProxy := func(t *testing.T, n *node) { n.feed(t, kubeProxyNFT("ip", nil), "nft", "-f", "-") }
 	return []autoCase{
+		{"kube-proxy is in nftables", kubeProxy, "nft", "nftables"},
+		{"kube-proxy is in nftables and an agent's chain in legacy", func(t *testing.T, n *node) {
+			kubeProxy(t, n)
+			agent("legacy")(t, n)
+		}, "nft", "iptables legacy"},
 		{"no programs", none, "-", "nftables"},
 		{"plain iptables is nft", none, "nft", "iptables nft"},
 		{"plain iptables is legacy", none, "legacy", "iptables legacy"},

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -35,6 +36,12 @@ type Driver interface {
 	// Probe returns the choice that works on this host: of the variant, if one is given.
 	// Its errors wrap ErrUnusable and say what to install or to change.
 	Probe(ctx context.Context, variant string) (Choice, error)
+}
+
+// kubeProxyFinder is implemented by a driver in whose backend kube-proxy can keep its rules.
+type kubeProxyFinder interface {
+	// HasKubeProxy reports whether kube-proxy keeps its rules in this backend on this node.
+	HasKubeProxy() bool
 }
 
 // Drivers are all backends, in the order in which auto prefers them.
@@ -78,7 +85,8 @@ func (ds Drivers) named(b policy.Backend) (Driver, error) {
 }
 
 // Choose returns the choice for a chain: the stated backend or, if that is auto, the one
-// that the node uses for the chain already, else the first that works on this host.
+// that the node uses for the chain already, else nftables beside kube-proxy in its mode
+// nftables, else the first that works on this host.
 func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backend) (Choice, error) {
 	candidates := ds
 	if stated != policy.Auto {
@@ -96,8 +104,10 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 			}
 		}
 	}
+	preference := slices.Clone(candidates)
+	slices.SortStableFunc(preference, func(a, b Driver) int { return kubeProxyRank(a) - kubeProxyRank(b) })
 	var failures []error
-	for _, d := range candidates {
+	for _, d := range preference {
 		c, err := d.Probe(ctx, "")
 		if err == nil {
 			return c, nil
@@ -105,6 +115,14 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 		failures = append(failures, err)
 	}
 	return Choice{}, errors.Join(failures...)
+}
+
+// kubeProxyRank sorts a backend that kube-proxy uses before others.
+func kubeProxyRank(d Driver) int {
+	if f, is := d.(kubeProxyFinder); is && f.HasKubeProxy() {
+		return 0
+	}
+	return 1
 }
 
 // Duplicates returns every choice other than the given one in which a chain of the name

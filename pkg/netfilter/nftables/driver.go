@@ -97,6 +97,16 @@ func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice,
 	return nil, nil
 }
 
+// HasKubeProxy reports whether kube-proxy runs in its mode nftables: it then has a table of its name
+// for each family.
+func (d *Driver) HasKubeProxy() bool {
+	conn, err := d.dial()
+	return err == nil && slices.ContainsFunc(policy.Families(), func(f policy.Family) bool {
+		_, err := conn.Table(headerOf(f).link, "kube-proxy")
+		return err == nil
+	})
+}
+
 // Owned implements netfilter.Driver. It reads the rules without the sets.
 func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	conn, err := d.dial()
