@@ -222,7 +222,7 @@ func TestReasons(t *testing.T) {
 func TestStatus(t *testing.T) {
 	const line = `(?m)^([A-Z][a-z ]+):`
 	want := names(line, read(t, "reconciler", "testdata", "status", "healthy.txt"))
-	_, output, _ := strings.Cut(read(t, "docs", "troubleshooting.md"), "On a healthy node:\n\n```\n")
+	_, output, _ := strings.Cut(read(t, "docs", "troubleshooting.md"), "On a healthy node:\n\n```text\n")
 	output, _, _ = strings.Cut(output, "```")
 	if has := names(line, output); len(want) < 5 || !slices.Equal(want, has) {
 		t.Errorf("status prints %q, troubleshooting.md has %q", want, has)
