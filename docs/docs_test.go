@@ -229,6 +229,20 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// TestStatusPicture: the picture of status has the lines of the golden file, after the command.
+func TestStatusPicture(t *testing.T) {
+	var has []string
+	for _, line := range names(`(?m)<text [^>]*>(.*)</text>$`, read(t, "docs", "img", "status.svg")) {
+		has = append(has, regexp.MustCompile(`<[^>]*>`).ReplaceAllString(line, ""))
+	}
+	want := strings.Split("$ ip-masq-reconciler status\n"+strings.TrimSuffix(read(t, "reconciler", "testdata", "status", "healthy.txt"), "\n"), "\n")
+	slices.Sort(has)
+	slices.Sort(want)
+	if !slices.Equal(has, want) {
+		t.Errorf("img/status.svg has the lines\n%q\nstatus prints\n%q", has, want)
+	}
+}
+
 // TestStatusFields: reconciler.md has each field of the JSON of status.
 func TestStatusFields(t *testing.T) {
 	_, section, _ := strings.Cut(read(t, "docs", "reconciler.md"), "### status as JSON\n")

@@ -152,15 +152,18 @@ func writeTable(t *testing.T) {
 	var b strings.Builder
 	fmt.Fprintf(&b, `# Kernels
 
-`+"`make e2e-kernels`"+` writes this page. Each machine is a virtual one, with the kernel and the programs of
-a Debian suite. It is emulated, so programs start slower, by the given factor. Which tests run there is
-in [table_test.go](../../e2e/kernels/table_test.go), and what the versions mean for users in
-[compatibility](../compatibility.md).
+`+"`make e2e-kernels`"+` tests ip-masq in virtual machines and writes this page. It is for operators and
+developers who want to know which kernels were tested. [Compatibility](../compatibility.md) has all
+other tested software.
+
+Each machine has the kernel and the programs of a Debian suite. The machines are emulated; the
+column *slower by* has the factor by which programs start more slowly.
+[table_test.go](../../e2e/kernels/table_test.go) lists the tests that run in each machine.
 
 | machine | kernel | iptables | nft | commit | slower by | minutes |
 |---|---|---|---|---|---|---|
 %s
-How many tests passed. Most of them run on each backend.
+The next table has the number of tests that passed. Most of them run on each backend.
 
 | tests |%s
 |---|%s

@@ -150,26 +150,34 @@ func (b *bench) judgeAdd(f measure.Figures, costs map[string]*cost) {
 func explainAdd(ipMasq, empty *cost) string {
 	more := func(of func(*cost) measure.Series) float64 { return of(ipMasq).Median() - of(empty).Median() }
 	cpu := more(func(c *cost) measure.Series { return c.cpu })
-	return fmt.Sprintf("ADD takes %s ms of processor time more than the empty plugin, which only starts, parses and prints. The kernel takes %.0f %% of that difference: it "+
-		"serves %.0f page faults more (%.0f instead of %.0f: the program is larger, and it reads and decodes rules), and the system calls that record the attachment, read the "+
-		"documents and request the rules.",
+	return fmt.Sprintf("ADD takes %s ms of processor time more than the empty plugin, which only starts, parses and prints. The "+
+		"kernel takes %.0f %% of that difference. It serves %.0f more page faults (%.0f instead of %.0f), because the "+
+		"program is larger, and because it reads and decodes rules. It also serves the system calls that record the "+
+		"attachment, read the documents and request the rules.",
 		measure.Short(cpu), 100*more(func(c *cost) measure.Series { return c.kernel })/cpu, more(func(c *cost) measure.Series { return c.faults }),
 		ipMasq.faults.Median(), empty.faults.Median())
 }
 
 func (b *bench) reportAdd(tables addTables, lines map[string]*chart.Line) error {
 	s := b.report.section("ADD with rules in sync")
-	s.say("Each pod's start waits for ADD. The time is from before the plugin's start to after its end, with the same plugin entry and the same prevResult. " +
-		"The *empty plugin* parses both, passes the result on and verifies nothing. *`iptables -S`* and *go-iptables* also list the chain: " +
-		"the first runs the program, the second calls `Exists` and `List` of github.com/coreos/go-iptables. The prefixes have lengths from 8 to 32. " +
-		"*5,000 rules* are third-party rules, as kube-proxy writes them, in the same table nat.")
-	s.say("An ADD of ip-masq that finds the rules in sync writes a verification cache. The next ADD reads the rules only if the documents, the plugin entry or the program "+
-		"changed, or if the kernel's ruleset generation of nf_tables changed. *%s* is an ADD that reads the rules because the generation changed. "+
-		"iptables-legacy has no generation, so each ADD reads the rules. *%s* is a plugin that requests the table from the kernel and ignores it. This is the minimum "+
-		"cost of reading iptables-legacy.", strings.TrimPrefix(afterCommit, ", "), tableOnly)
-	s.say("*%s* is the same plugin a second time: the deviation of its ratio from 1 is noise. The process of another program's commit ends before ADD begins, as with "+
-		"`iptables-restore` and `nft`. If a process keeps its socket open after a commit, the kernel cleans up when any process closes the next socket. This takes 8 to 16 ms "+
-		"in the first process that closes one.", again)
+	s.say("The start of each pod waits for ADD. The time of an ADD is from before the start of the plugin to after its " +
+		"end. All plugins get the same plugin entry and the same prevResult.\n\n" +
+		"The contenders:\n\n" +
+		"- *empty plugin*: parses the entry and the result, prints the result, and verifies nothing.\n" +
+		"- *`iptables -S`*: also lists the chain with the program `iptables`.\n" +
+		"- *go-iptables*: also calls `Exists` and `List` of github.com/coreos/go-iptables.\n\n" +
+		"The prefixes have lengths from 8 to 32. *5,000 rules* are third-party rules in the same table nat. They have " +
+		"the form of kube-proxy's rules.")
+	s.say("An ADD of ip-masq that finds the rules in sync writes a verification cache. The next ADD reads the rules only "+
+		"if the documents, the plugin entry, the program or the ruleset generation of nf_tables changed.\n\n"+
+		"- *%s*: the ADD reads the rules, because the generation changed.\n"+
+		"- *iptables-legacy*: each ADD reads the rules, because iptables-legacy has no generation.\n"+
+		"- *%s*: a plugin that requests the table from the kernel and ignores it. This is the minimum cost of reading "+
+		"iptables-legacy.", strings.TrimPrefix(afterCommit, ", "), tableOnly)
+	s.say("*%s* is the same plugin a second time. The deviation of its ratio from 1 is noise.\n\n"+
+		"The process of the other program's commit ends before ADD begins, as `iptables-restore` and `nft` do. If a "+
+		"process keeps its socket open after a commit, the kernel cleans up when the next process closes a socket. "+
+		"This takes 8 to 16 ms in that process.", again)
 	s.table(tables.tables[0])
 	s.folded("Processor time of the plugin and of the programs that it runs", tables.tables[1])
 	s.folded("Times", tables.tables[2])

@@ -99,10 +99,13 @@ func (b *bench) bridge() (err error) {
 		return err
 	}
 	section := b.report.section("Reference plugins, which write rules for each pod")
-	section.say("`bridge` and `portmap` of github.com/containernetworking/plugins write rules for each pod; ip-masq has one chain for the node and verifies it. " +
-		"*More than bridge alone* is the latency that masquerading adds to an ADD, in ms: for `bridge`, the time with `ipMasq` minus the time without it; for ip-masq, the time of its " +
-		"process, because it runs after `bridge`. Each ADD is for a pod without a network; the DEL after it is not timed. The reference plugins commit for each pod, on the nodes of " +
-		"ip-masq too, so each ADD of ip-masq reads the rules.")
+	section.say("`bridge` and `portmap` of github.com/containernetworking/plugins write rules for each pod. ip-masq has one " +
+		"chain for the node and verifies it.\n\n" +
+		"*More than bridge alone* is the latency that masquerading adds to an ADD, in ms:\n\n" +
+		"- `bridge`: the time with `ipMasq` minus the time without it.\n" +
+		"- ip-masq: the time of its process, because it runs after `bridge`.\n\n" +
+		"Each ADD is for a pod without a network. The time does not include the DEL. The reference plugins commit " +
+		"rules for each pod, also on the nodes of ip-masq. Therefore each ADD of ip-masq reads the rules.")
 	for _, place := range []struct {
 		name  string
 		nodes []*scene.Node

@@ -40,8 +40,9 @@ func (b *bench) burst() (err error) {
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	section := b.report.section(fmt.Sprintf("%d concurrent ADDs", atOnce))
-	section.say("A node has concurrent ADDs when it starts, and when it receives the pods of a drained node. All ADDs start together; the time ends with the last ADD. "+
-		"*%s*: another program commits right before, so the first ADDs read the rules. With %d prefixes:", strings.TrimPrefix(afterCommit, ", "), usual)
+	section.say("A node has concurrent ADDs when it starts, and when it receives the pods of a drained node. All ADDs start "+
+		"together. The time ends with the last ADD. In the rows *%s*, another program commits right before, so the "+
+		"first ADDs read the rules. With %d prefixes:", strings.TrimPrefix(afterCommit, ", "), usual)
 	columns := [][]string{{"× the empty plugin"}}
 	for _, at := range b.settings() {
 		if err := s.enforce(at.policy); err != nil {
@@ -123,7 +124,7 @@ func (b *bench) burstWithBudget(s *stage, section *section) error {
 	for _, name := range names {
 		table = append(table, []string{name, f.Ratio(name, empty).String(), f.Of(name).String()})
 	}
-	section.say("The plugins with a budget, compared separately in more rounds (%d):", len(f.Of(empty)))
+	section.say("The plugins with a budget are compared separately in more rounds (%d):", len(f.Of(empty)))
 	section.table(table)
 	return nil
 }
@@ -131,10 +132,12 @@ func (b *bench) burstWithBudget(s *stage, section *section) error {
 func (b *bench) judgeBurst(f measure.Figures, backend scene.Backend, name, when string) {
 	const most = 1.3
 	r := f.Ratio(name, empty)
-	reason := "twenty processes share the processors, so the ratio is that of their processor time; the section about a single ADD gives its parts."
+	reason := "twenty processes share the processors, so the ratio is that of their processor time. The section about a " +
+		"single ADD has its parts."
 	if backend.Variant == "legacy" {
-		reason = fmt.Sprintf("the kernel returns only whole tables of iptables-legacy, the 5,000 third-party rules included, to one process after the other, and has no ruleset "+
-			"generation for these tables. Reading the table takes %s × the time of the empty plugin (*%s*), and ip-masq takes %s × that.",
+		reason = fmt.Sprintf("the kernel returns the whole table of iptables-legacy, with the 5,000 third-party rules, to one process after "+
+			"the other. These tables have no ruleset generation. Reading the table takes %s × the time of the empty plugin "+
+			"(*%s*), and ip-masq takes %s × that.",
 			f.Ratio(tableOnly+rules, empty), tableOnly, f.Ratio(name, tableOnly+rules))
 	}
 	b.report.judge(budget{fmt.Sprintf("%d concurrent ADDs with 5,000 third-party rules%s, %s", atOnce, when, backend.Name), fmt.Sprintf("≤ %.1f × an empty plugin", most),

@@ -78,10 +78,14 @@ func (b *bench) change() (err error) {
 		}
 	}
 	section := b.report.section("Rule changes")
-	section.say("%s prefixes. `iptables-restore` writes the rules that the agents write every minute; `nft -f` writes the table of ip-masq. ADD is a whole plugin process: "+
-		"it parses the plugin entry, reads the rules twice to verify the difference, writes the document (to memory here; a disk adds its sync), writes the rules and reads them again. "+
-		"Therefore a change of one prefix costs almost as much as a change of all. *In process* is one transaction of a reconciler with an open socket: it reads the rules and writes "+
-		"the difference. Section \"Repair of changed rules\" has the time from the kernel's event to the reconciler's last commit.",
+	section.say("The policy has %s prefixes. `iptables-restore` writes the rules that the agents write every minute. `nft -f` "+
+		"writes the table of ip-masq.\n\n"+
+		"ADD is a whole plugin process. It parses the plugin entry, reads the rules twice to verify the difference, "+
+		"writes the document, writes the rules and reads them again. Therefore a change of one prefix costs almost as "+
+		"much as a change of all prefixes. The test writes the document to memory; a disk adds the time of its sync.\n\n"+
+		"*In process* is one transaction of a reconciler with an open socket. It reads the rules and writes the "+
+		"difference. [Repair of changed rules](#repair-of-changed-rules) has the time from the kernel's event to the "+
+		"reconciler's last commit.",
 		chart.Thousands(len(prefixes)))
 	policies := []scene.Policy{{Prefixes: prefixes}, {Prefixes: prefixes[:len(prefixes)-1]}}
 	if err := b.onePrefix(section, nodes, policies); err != nil {
@@ -248,9 +252,10 @@ func (b *bench) large() (err error) {
 		peaks = append(peaks, fmt.Sprintf("%.0f", float64(peak)/(1<<20)))
 	}
 	s := b.report.section(chart.Thousands(len(prefixes)) + " prefixes on nftables")
-	s.say("This list needs a higher `cidrLimit`. The plugin entry has %.1f MB, and each ADD parses it, also that of the empty plugin. The set has %s elements. "+
-		"The peak memory of ADD is %s MiB with rules in sync, %s MiB after another program's commit, and %s MiB if ADD recreates all rules. "+
-		"Section \"New connections\" has the cost of a new connection.", float64(len(entry))/1e6, chart.Thousands(elements), peaks[0], peaks[1], peaks[2])
+	s.say("This list needs a higher `cidrLimit`. The plugin entry has %.1f MB. Each ADD parses it, also the ADD of the "+
+		"empty plugin. The set has %s elements.\n\n"+
+		"The peak memory of ADD is %s MiB with rules in sync, %s MiB after another program's commit, and %s MiB if ADD "+
+		"creates all rules again. [New connections](#new-connections) has the cost of a new connection.", float64(len(entry))/1e6, chart.Thousands(elements), peaks[0], peaks[1], peaks[2])
 	s.table(compared(f, all, "ms", empty, "× the empty plugin"))
 	b.report.judge(budget{chart.Thousands(len(prefixes)) + " prefixes on nftables", "all prefixes are in the set", fmt.Sprintf("%s elements in the set; ADD with rules in sync %s × an empty plugin with the same entry",
 		chart.Thousands(elements), f.Ratio(settled, empty)), plainly(elements == len(prefixes)), "the set lacks elements."})

@@ -43,10 +43,12 @@ const (
 // commit and the ConfigMap changes.
 func (b *bench) churn() error {
 	s := b.report.section(fmt.Sprintf("A node of %d pods, %d of them replaced every second", fullNode, perSecond))
-	s.say("Every tenth of a second a new pod replaces a pod, while a reconciler runs, with %d prefixes in the plugin entry and %d in the agent file. In the first half, *%s*, no "+
-		"other program commits, and each ADD and DEL can use the verification cache of an earlier ADD. In the second half, *%s*, another program commits a rule to nf_tables before each DEL and "+
-		"before each ADD, as kube-proxy does when pods start and stop, so each ADD and DEL reads the rules; and the agent file changes every second. "+
-		"The empty plugin runs right after, for the same pod.", usual, agentPrefixes, undisturbed, disturbed)
+	s.say("A new pod replaces an old pod every tenth of a second while a reconciler runs. The plugin entry has %d "+
+		"prefixes, and the agent file has %d. The test has two halves:\n\n"+
+		"- *%s*: no other program commits. Each ADD and DEL can use the verification cache of an earlier ADD.\n"+
+		"- *%s*: another program commits a rule to nf_tables before each ADD and each DEL, as kube-proxy does when "+
+		"pods start and stop. Each ADD and DEL reads the rules. The agent file changes every second.\n\n"+
+		"The empty plugin runs right after ip-masq, for the same pod.", usual, agentPrefixes, undisturbed, disturbed)
 	plugin := [][]string{{"backend, half", "ADD, ms", "ADD, 99th percentile, ms", "DEL, ms", "processor time of an ADD and a DEL, ms", "× an empty plugin's", "share of one processor"}}
 	background := [][]string{{"backend, half", "commits of other programs", "changes of the agent file", "commits of ip-masq", "reconciler, processor ms per second", "reconciler, RSS MiB", "peak, MiB"}}
 	scale := [][]string{{"measured on one node"}}
@@ -67,7 +69,8 @@ func (b *bench) churn() error {
 		}
 	}
 	s.table(plugin)
-	s.say("Commits and the reconciler at the same time. The reconciler receives the events of all commits and reads the rules after them.")
+	s.say("The next table has the commits and the reconciler at the same time. The reconciler receives the events of all " +
+		"commits and reads the rules after them.")
 	s.table(background)
 	b.report.scale.WriteString(table(append(scale, scaleRows(columns)...)))
 	return nil

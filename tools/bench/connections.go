@@ -127,9 +127,11 @@ func (b *bench) connections() (err error) {
 		}
 	}
 	section := b.report.section("New connections")
-	section.say("The NAT rules of the node delay the first packet of a connection; the kernel does not evaluate them for later packets. A pod opens connections one after the other through " +
-		"the node, with UDP datagrams or TCP SYNs, each to a different port; the outside host drops them. The time includes sending, routing, " +
-		"connection tracking and NAT. *No list* is the chain of ip-masq without a prefix. The agents' chain has a rule for each prefix, as the agents write it.")
+	section.say("The NAT rules of the node delay the first packet of a connection. The kernel does not evaluate them for later " +
+		"packets.\n\n" +
+		"A pod opens connections one after the other through the node, with UDP datagrams or TCP SYNs, each to a " +
+		"different port. The outside host drops them. The time includes sending, routing, connection tracking and NAT. " +
+		"*No list* is the chain of ip-masq without a prefix. The agents' chain has a rule for each prefix.")
 	reportMix(section, counts[1:])
 	if err := b.reportConnections(section, routers, counts, figures); err != nil {
 		return err
@@ -142,7 +144,7 @@ func (b *bench) connections() (err error) {
 		sum.floods += r.tally.floods
 		sum.lost += r.tally.lost
 	}
-	section.say("Floods: %s, of these repeated after a lost packet: %s.", chart.Thousands(sum.floods), chart.Thousands(sum.lost))
+	section.say("The test sent %s floods. It repeated %s of them after a lost packet.", chart.Thousands(sum.floods), chart.Thousands(sum.lost))
 	return nil
 }
 
@@ -168,8 +170,8 @@ func (b *bench) lengths(section *section, routers []router) error {
 	if b.quick {
 		count = 1000
 	}
-	section.say("Lists with prefixes of one length. If a prefix length is a multiple of 8, the rules of iptables-nft load only the bytes of the prefix, " +
-		"and the kernel loads three bytes more slowly than four:")
+	section.say("These lists have prefixes of one length. If the length is a multiple of 8, the rules of iptables-nft load " +
+		"only the bytes of the prefix. The kernel loads three bytes more slowly than four.")
 	rows := [][]string{{fmt.Sprintf("µs, %s prefixes, no match", chart.Thousands(count)), "/24", "/32"}}
 	var missing []flood
 	for _, r := range routers {

@@ -14,8 +14,9 @@ import (
 
 // reportMix describes the composition of the lists.
 func reportMix(section *section, counts []int) {
-	section.say("The prefixes have lengths from /8 to /32, the same number of each, except the widest, because the address space has no room for more. Their order is random; " +
-		"*first* and *last* are the first and the last prefix of the list. The lengths are:")
+	section.say("The list has the same number of prefixes of each length from /8 to /32. There are fewer of the widest " +
+		"lengths, because the address space has no room for more. The order of the list is random. *first* and *last* " +
+		"are the first and the last prefix of the list. The lengths are:")
 	head := []string{"% of prefixes"}
 	var rows [][]string
 	for _, count := range counts {
@@ -78,7 +79,7 @@ func (b *bench) judgeConnections(section *section, routers []router, counts []in
 				if r.name == routers[0].name && count >= 1000 && (count == 10_000 || b.quick) {
 					b.report.judge(budget{fmt.Sprintf("new connection, %s prefixes, nftables, %s", chart.Thousands(count), protocol), "≤ 1.15 × no list",
 						ratio.String() + " ×", atMost(ratio, 1.15),
-						"the look-up in the set walks a tree; its depth is the logarithm of the number of prefixes."})
+						"the look-up in the set walks a tree. The depth of the tree is the logarithm of the number of prefixes."})
 				}
 			}
 			rows = append(rows, row)

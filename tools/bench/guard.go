@@ -79,11 +79,15 @@ func (b *bench) guard() error {
 		}
 	}
 	s := b.report.section("Guard and enforceExempt")
-	s.say("Nodes with `guard: drop`, and nodes with `enforceExempt`. A pod sends UDP datagrams through the node to the outside host, which drops them. The processor time is that of the sending thread, in " +
-		"which the kernel also forwards the packet and evaluates the rules. *Without the table*: on the same node, in the same round, with table `ip-masq-guard` dormant. The difference is the median of the " +
-		"differences within a round, with its 95 %% confidence interval. Packets of one established connection:")
+	s.say("The nodes have `guard: drop` or `enforceExempt`. A pod sends UDP datagrams through the node to the outside " +
+		"host, which drops them. The processor time is that of the sending thread. In this thread the kernel also " +
+		"forwards the packet and evaluates the rules.\n\n" +
+		"*Without the table* is the same node in the same round with a dormant table `ip-masq-guard`. The difference " +
+		"is the median of the differences within a round, with its 95 %% confidence interval. Packets of one " +
+		"established connection:")
 	s.table(packets)
-	s.say("The first packet of a connection, with connection tracking and NAT. With 10,000 prefixes the chain of iptables-nft takes a hundred times what the guard does, so it is not measured here:")
+	s.say("The first packet of a connection includes connection tracking and NAT. This test has no iptables-nft with " +
+		"10,000 prefixes, because the chain takes a hundred times as long as the guard.")
 	s.table(connections)
 	return nil
 }

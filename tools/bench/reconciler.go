@@ -110,9 +110,11 @@ func (b *bench) idle() error {
 		return err
 	}
 	s := b.report.section("The reconciler, idle")
-	s.say("%d syncs, one per second instead of one per minute: this is the cost of %d idle minutes, with %d prefixes in the plugin entry and %d in the agent file. "+
-		"*Files changed* is the number of files and directories of the state, the agents and the conflists with a different inode, size, mtime or ctime, to the nanosecond, "+
-		"including created and deleted ones. *Peak* is the maximum resident memory since the start (VmHWM).", syncs, syncs, usual, agentPrefixes)
+	s.say("The reconciler does %d syncs, one per second instead of one per minute. This is the cost of %d idle minutes. "+
+		"The plugin entry has %d prefixes, and the agent file has %d.\n\n"+
+		"- *Files changed* is the number of files and directories with a different inode, size, mtime or ctime. It "+
+		"counts the state, the agent files and the conflists, and includes created and deleted files.\n"+
+		"- *Peak* is the maximum resident memory since the start (VmHWM).", syncs, syncs, usual, agentPrefixes)
 	rows := [][]string{{"backend", "commits", "files changed", "bytes logged", "RSS, MiB", "peak, MiB", "processor time, ms", "share of one processor at one sync per minute"}}
 	for i, f := range scene.Backends() {
 		r := results[i]

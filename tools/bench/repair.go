@@ -27,9 +27,11 @@ func (b *bench) repair() error {
 		sizes = []damage{{usual, 3, 80 * time.Millisecond}, {10_000, 1, 500 * time.Millisecond}}
 	}
 	s := b.report.section("Repair of changed rules")
-	s.say("The time is from right before another program's commit that damages the rules (it deletes the jump, flushes the chain or deletes the table, in turn) to the kernel's event of the last " +
-		"commit that repairs them; CHECK then verifies the rules. The last three columns are the medians of each damage. The agents check every 60 s. The budget is a time and not a ratio. Its verdict compares " +
-		"the worst repair with the budget, and, unlike the other verdicts, depends on this machine and this hour.")
+	s.say("Another program deletes the jump, flushes the chain, or deletes the table, in turn. The time begins right " +
+		"before the commit of that program. It ends with the kernel's event of the last commit that repairs the rules. " +
+		"CHECK then verifies the rules. The last three columns have the medians for each kind of damage.\n\n" +
+		"The agents check their rules every 60 s. The budget is a time and not a ratio, so its verdict depends on the " +
+		"machine and its load. It compares the worst repair with the budget.")
 	rows := [][]string{{"backend, prefixes", "repairs", "median, ms", "95th percentile, ms", "worst, ms", "agents' interval of 60 s, × the median",
 		"jump deleted, ms", "chain flushed, ms", "table deleted, ms"}}
 	for _, f := range scene.Backends()[:2] {
@@ -56,7 +58,8 @@ func (b *bench) repair() error {
 		}
 	}
 	s.table(rows)
-	s.say("iptables-legacy sends no events; there the reconciler repairs at its resync interval, 60 s by default.")
+	s.say("The kernel sends no events for iptables-legacy. There the reconciler repairs the rules at its resync " +
+		"interval, 60 s by default.")
 	return nil
 }
 
@@ -125,8 +128,9 @@ func explainRepair(f scene.Backend, prefixes int) (reason string, err error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("before a repair the reconciler reads the rules twice, the second time under the lock, and compares the desired rules with them again; "+
-		"then the kernel commits. On this machine one read, by CHECK, took %s ms, and creating all rules %s took %s ms.", read, how, write), nil
+	return fmt.Sprintf("the reconciler reads the rules twice before a repair, the second time under the lock. Each time it compares "+
+		"them with the desired rules. Then the kernel commits. On this machine one read, by CHECK, took %s ms, and "+
+		"creating all rules %s took %s ms.", read, how, write), nil
 }
 
 // repeatTimed returns the times of a function in ms. The calls of before are not timed.

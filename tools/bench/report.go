@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 )
@@ -75,9 +76,40 @@ func (r *report) section(title string) *section {
 	return s
 }
 
-// say adds a paragraph.
+// say adds paragraphs and lists, wrapped.
 func (s *section) say(format string, args ...any) {
-	fmt.Fprintf(&s.text, format+"\n\n", args...)
+	s.text.WriteString(wrap(fmt.Sprintf(format, args...)) + "\n\n")
+}
+
+// wrap breaks each line at 100 columns, but no code span.
+func wrap(text string) string {
+	const columns = 100
+	var lines []string
+	for paragraph := range strings.SplitSeq(text, "\n") {
+		indent := ""
+		if strings.HasPrefix(paragraph, "- ") {
+			indent = "  "
+		}
+		line, span := "", ""
+		for _, word := range strings.Fields(paragraph) {
+			if word = span + word; strings.Count(word, "`")%2 != 0 {
+				span = word + " "
+				continue
+			}
+			span = ""
+			switch {
+			case line == "":
+				line = word
+			case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > columns:
+				lines = append(lines, line)
+				line = indent + word
+			default:
+				line += " " + word
+			}
+		}
+		lines = append(lines, strings.TrimSuffix(line+" "+span, " ")) // span is of an odd backtick
+	}
+	return strings.Join(lines, "\n")
 }
 
 // table adds a table; the first row is its head.
@@ -150,11 +182,16 @@ func (r *report) text() (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	b.WriteString("# Benchmarks\n\n" +
-		"`make bench` generates this file; do not edit it. All contenders of a comparison run in turn, once per round, in network namespaces, " +
-		"in a random order that changes with each round. A ratio compares two figures of one round; the report gives the median of the ratios and, in brackets, the 95 % confidence " +
-		"interval of the median (bootstrap; with fewer than 6 rounds, the minimum and maximum). Times are medians with quartiles. They depend on this machine and this hour; no " +
-		"verdict depends on a time alone, except those of repairs, of the guard and of resets, whose budgets are times.\n\n")
+	b.WriteString("# Benchmarks\n\n" + wrap("This page has the cost of ip-masq for the start of a pod, a connection, a repair and a node, and compares it "+
+		"with the alternatives. It is for operators who want to know these costs, and for developers. `make bench` "+
+		"measures all figures and writes this page; do not edit it.\n\n"+
+		"- **Rounds.** All contenders of a comparison run in turn, once per round, in network namespaces. Their order "+
+		"is random and changes with each round.\n"+
+		"- **Ratios.** A ratio compares two figures of one round. The page has the median of the ratios and, in "+
+		"brackets, the 95 % confidence interval of the median. The interval is a bootstrap; with fewer than 6 rounds, "+
+		"it is the minimum and the maximum.\n"+
+		"- **Times.** A time is a median with its quartiles. Times depend on the machine and on its load. Only the "+
+		"verdicts on repairs, the guard and resets depend on times, because their budgets are times.") + "\n\n")
 	if r.quick {
 		b.WriteString("**This was a quick run: few rounds, without the largest sizes. Its verdicts are not reliable.**\n\n")
 	}
@@ -162,16 +199,16 @@ func (r *report) text() (string, error) {
 		b.WriteString("**This was a partial run: the report omits sections.**\n\n")
 	}
 	if r.busy > float64(runtime.NumCPU())/2 {
-		fmt.Fprintf(&b, "**The machine was busy before the run began (load %.1f): its times, and verdicts on them, are not reliable.**\n\n", r.busy)
+		fmt.Fprintf(&b, "**The machine was busy before the run began (load %.1f). Its times are not reliable, nor are\nthe verdicts on times.**\n\n", r.busy)
 	}
 	fmt.Fprintf(&b, "%s\nThe run took %s.\n\n", machine, r.took.Round(time.Second))
 	b.WriteString(r.summary())
-	b.WriteString("## Budgets\n\n")
+	b.WriteString("## Budgets\n\n" + wrap("Each budget is an upper limit. A verdict is *uncertain* if the interval of the figure crosses the limit.") + "\n\n")
 	rows := [][]string{{"operation", "budget", "measured", "verdict"}}
 	var reasons []string
 	for _, row := range r.budgets {
 		if !row.verdict.held {
-			reasons = append(reasons, fmt.Sprintf("- **%s**: %s", row.work, row.reason))
+			reasons = append(reasons, wrap(fmt.Sprintf("- **%s**: %s", row.work, row.reason)))
 		}
 		rows = append(rows, []string{row.work, row.promise, row.measured, row.verdict.String()})
 	}

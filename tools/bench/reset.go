@@ -117,14 +117,20 @@ func (b *bench) reset() (err error) {
 				}
 				b.report.judge(budget{fmt.Sprintf("reset of 1 %% of %s conntrack entries, %s", chart.Thousands(count), strings.TrimPrefix(d.name, "ip-masq, ")),
 					fmt.Sprintf("≤ %.0f ms of processor time, ≤ %d MiB peak RSS", mostTime, mostMemory>>20), fmt.Sprintf("%s ms, %s MiB", took, mebibytes(peak)), held,
-					"the kernel lists every entry that was source NATed, at some 3 µs each."})
+					"the kernel lists every entry with source NAT, at some 3 µs each."})
 			}
 		}
 	}
 	s := b.report.section("Reset of stale connections")
-	s.say("A node has conntrack entries of masqueraded connections of pods. A change of one of %d prefixes makes 1 %% of the entries stale: either the prefix is exempt now, and these entries are translated like all others, "+
-		"or it is masqueraded now, and only these are not translated. Each contender is a process that deletes them. *ip-masq* calls the functions of the plugin and of the reconciler; *vishvananda/netlink* is "+
-		"`ConntrackDeleteFilters` of this library with one prefix; *conntrack -D* has one address. Each walks the kernel's whole hash table, whatever the number of entries.", usual)
+	s.say("A node has conntrack entries of masqueraded connections of pods. A change of one of %d prefixes makes 1 %% of "+
+		"the entries stale:\n\n"+
+		"- If the prefix becomes exempt, the stale entries are translated like all others.\n"+
+		"- If the prefix becomes masqueraded, only the stale entries are not translated.\n\n"+
+		"Each contender is a process that deletes the stale entries:\n\n"+
+		"- *ip-masq* calls the functions of the plugin and of the reconciler.\n"+
+		"- *vishvananda/netlink* calls `ConntrackDeleteFilters` of this library with one prefix.\n"+
+		"- *conntrack -D* deletes the entries of one address.\n\n"+
+		"Each contender walks the whole hash table of the kernel. Its size does not depend on the number of entries.", usual)
 	s.table(times)
 	s.table(peaks)
 	return nil

@@ -53,6 +53,7 @@ func (r *report) summary() string {
 		}
 		rows = append(rows, row)
 	}
-	return fmt.Sprintf("## Summary\n\nLatency that ip-masq adds to a pod's start, compared with an empty plugin, with %d prefixes; for bridge, compared with bridge without `ipMasq`. "+
-		"The figures are medians; the sections below give their intervals.\n\n%s\n", usual, table(rows))
+	return "## Summary\n\n" + wrap(fmt.Sprintf("This is the latency that ip-masq adds to the start of a pod with %d prefixes, compared with an empty plugin. "+
+		"For bridge it is compared with bridge without `ipMasq`. The figures are medians; the sections below have "+
+		"their intervals.", usual)) + "\n\n" + table(rows) + "\n"
 }

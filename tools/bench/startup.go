@@ -43,7 +43,8 @@ func (b *bench) startup() error {
 		return err
 	}
 	s := b.report.section("Size and start-up")
-	s.say("Each program prints its version and ends. *init* is the initialization of the packages before `main`, from `GODEBUG=inittrace=1`: the sum of the medians.")
+	s.say("Each program prints its version and ends. *init* is the initialization of the packages before `main`. It is " +
+		"measured with `GODEBUG=inittrace=1`; the figure is the sum of the medians.")
 	rows := [][]string{{"program", "bytes", "× the empty plugin", "ms", "init, ms", "init, allocations"}}
 	var costly [][]packageInit
 	for i, p := range programs {
@@ -64,7 +65,8 @@ func (b *bench) startup() error {
 			measure.Short(sum.clock), measure.Short(sum.allocs)})
 	}
 	s.table(rows)
-	s.say("The packages with the most expensive initialization in ip-masq, and their cost in the empty plugin:")
+	s.say("These packages of ip-masq have the most expensive initialization. The last column has their cost in the empty " +
+		"plugin.")
 	rows = [][]string{{"package", "ip-masq, ms", "ip-masq, allocations", "an empty plugin, ms"}}
 	for _, one := range costly[1][:min(12, len(costly[1]))] {
 		other := "not linked"

@@ -27,9 +27,13 @@ func (b *bench) thirdPartyCommits() error {
 		limit = measure.Limit{Rounds: 4, Least: 4}
 	}
 	s := b.report.section("The reconciler during commits of other programs")
-	s.say("%s commits of other programs, unrelated to the rules of ip-masq, as fast as one process can make commits, on each of three nodes in turn: without a listener to "+
-		"nf_tables events, with a listener that reads the events and ignores them, and with a reconciler. The kernel sends events only if a process listens, and "+
-		"the committing process takes the time to send them and to wake the listener, independent of the listener's work.", chart.Thousands(each*limit.Rounds))
+	s.say("Other programs make %s commits that do not concern the rules of ip-masq. They do this as fast as one process "+
+		"can, on three nodes in turn:\n\n"+
+		"- a node without a listener to nf_tables events;\n"+
+		"- a node with a listener that reads the events and ignores them;\n"+
+		"- a node with a reconciler.\n\n"+
+		"The kernel sends events only if a process listens. The committing process needs time to send the events and "+
+		"to wake the listener. This time does not depend on the work of the listener.", chart.Thousands(each*limit.Rounds))
 	commits := [][]string{{"backend, listener", "µs per commit", "× " + noListener}}
 	usages := [][]string{{"backend", "processor time of the reconciler, µs per commit", "files changed", "bytes logged", "RSS after, MiB", "peak, MiB"}}
 	for _, f := range scene.Backends()[:2] {
