@@ -242,7 +242,13 @@ func (d *daemon) untilUnready(t *testing.T, says ...string) string {
 // scrape returns the answer of /metrics.
 func (d *daemon) scrape(t *testing.T) string {
 	t.Helper()
-	code, body, err := d.get(d.metricsAddress, "/metrics")
+	var code int
+	var body string
+	var err error
+	d.until(t, "/metrics", func() bool { // its address is bound beside that of /readyz, not before it
+		code, body, err = d.get(d.metricsAddress, "/metrics")
+		return !errors.Is(err, syscall.ECONNREFUSED)
+	})
 	if err != nil || code != http.StatusOK {
 		t.Fatalf("/metrics: %d %v\n%s\n%s", code, err, body, d.log())
 	}
