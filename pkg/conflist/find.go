@@ -264,14 +264,8 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 	case err == nil && (found.Conflist.IsMultus() || target.Name == found.Name):
 		current := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path)
 		target.Multus = &Multus{Path: multus.Path, Depth: depth, StaleCopy: !hasEntry && !current}
-		for _, list := range lists {
-			var later multusConf
-			if !list.IsMultus() || list.File <= multus.Path || json.Unmarshal(list.Doc, &later) != nil {
-				continue
-			}
-			if _, _, hasEntry := later.delegate(); hasEntry {
-				target.Multus.Newer = list.File
-			}
+		if target.Multus.StaleCopy {
+			target.Multus.Newer = laterCopy(lists, multus.Path)
 		}
 		return target, nil
 	case !found.Conflist.IsMultus(): // the caller named another network
@@ -281,6 +275,21 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 		return found, nil
 	}
 	return found, fmt.Errorf("%s: %w: %w; or name the network with --conflist-network", policy.Printable(multus.Path), ErrDelegate, err)
+}
+
+// laterCopy returns the last configuration of Multus that sorts behind a path and has a copy of the plugin
+// entry, or "".
+func laterCopy(lists []config.Conflist, path string) (later string) {
+	for _, list := range lists {
+		var conf multusConf
+		if !list.IsMultus() || list.File <= path || json.Unmarshal(list.Doc, &conf) != nil {
+			continue
+		}
+		if _, _, hasEntry := conf.delegate(); hasEntry {
+			later = list.File
+		}
+	}
+	return later
 }
 
 // find returns the network that Multus delegates to.

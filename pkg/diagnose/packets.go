@@ -166,17 +166,17 @@ func (e *examination) guards() []policy.Guard {
 }
 
 func inactiveGuards(e *examination, f *Finding) {
-	noPods := false
+	unusable := true
 	for _, i := range e.Rules.Guard.Inactive {
 		f.Detail = append(f.Detail, i.Error())
-		noPods = noPods || !errors.Is(i.Err, netfilter.ErrUnusable)
+		unusable = unusable && errors.Is(i.Err, netfilter.ErrUnusable)
 		for _, p := range e.Rules.Policies {
 			if p.Chain == i.Chain && (p.EnforceExempt.Value || p.ResetsConnections()) { // guard "drop" is the latter
 				f.Severity = SeverityProblem
 			}
 		}
 	}
-	if !noPods {
+	if unusable {
 		f.Remedy = "Do what each line says; podCIDRs would not help."
 	}
 }

@@ -104,10 +104,11 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 			}
 		}
 	}
-	preference := slices.Clone(candidates)
-	slices.SortStableFunc(preference, func(a, b Driver) int { return kubeProxyRank(a) - kubeProxyRank(b) })
+	if i := slices.IndexFunc(candidates, hasKubeProxy); i > 0 {
+		candidates = slices.Concat(candidates[i:i+1], candidates[:i], candidates[i+1:])
+	}
 	var failures []error
-	for _, d := range preference {
+	for _, d := range candidates {
 		c, err := d.Probe(ctx, "")
 		if err == nil {
 			return c, nil
@@ -117,12 +118,9 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 	return Choice{}, errors.Join(failures...)
 }
 
-// kubeProxyRank sorts a backend that kube-proxy uses before others.
-func kubeProxyRank(d Driver) int {
-	if f, is := d.(kubeProxyFinder); is && f.HasKubeProxy() {
-		return 0
-	}
-	return 1
+func hasKubeProxy(d Driver) bool {
+	f, is := d.(kubeProxyFinder)
+	return is && f.HasKubeProxy()
 }
 
 // Duplicates returns every choice other than the given one in which a chain of the name

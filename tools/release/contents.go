@@ -84,8 +84,20 @@ func readTarGz(data []byte, add func(string, fs.FileMode, []byte) error) error {
 }
 
 func readTar(in io.Reader, add func(string, fs.FileMode, []byte) error) error {
-	for archive := tar.NewReader(in); ; {
+	archive := tar.NewReader(in)
+	return readMembers(archive, func() (string, fs.FileMode, error) {
 		h, err := archive.Next()
+		if err != nil {
+			return "", 0, err
+		}
+		return h.Name, h.FileInfo().Mode(), nil
+	}, add)
+}
+
+// readMembers reads an archive until next returns io.EOF.
+func readMembers(archive io.Reader, next func() (string, fs.FileMode, error), add func(string, fs.FileMode, []byte) error) error {
+	for {
+		name, mode, err := next()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -96,7 +108,7 @@ func readTar(in io.Reader, add func(string, fs.FileMode, []byte) error) error {
 		if err != nil {
 			return err
 		}
-		if err := add(h.Name, h.FileInfo().Mode(), data); err != nil {
+		if err := add(name, mode, data); err != nil {
 			return err
 		}
 	}
@@ -130,22 +142,14 @@ func readRPM(data []byte, add func(string, fs.FileMode, []byte) error) error {
 	if err != nil {
 		return err
 	}
-	for archive := cpio.NewReader(zip); ; {
+	archive := cpio.NewReader(zip)
+	return readMembers(archive, func() (string, fs.FileMode, error) {
 		h, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
 		if err != nil {
-			return err
+			return "", 0, err
 		}
-		data, err := io.ReadAll(archive)
-		if err != nil {
-			return err
-		}
-		if err := add(h.Name, h.FileInfo().Mode(), data); err != nil {
-			return err
-		}
-	}
+		return h.Name, h.FileInfo().Mode(), nil
+	}, add)
 }
 
 // rpmHeader returns the strings of the header of an .rpm, by their tag, and the payload. The format is

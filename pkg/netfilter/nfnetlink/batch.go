@@ -254,8 +254,8 @@ func (c *Conn) Check(b *Batch) error {
 	return err
 }
 
-// transact sends a batch, with or without its end, and returns the first refusal. It reports whether the kernel acknowledged the last
-// operation.
+// transact sends a batch, with or without its end, and returns the first refusal. It reports whether
+// the kernel acknowledged the last operation.
 func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, err error) {
 	begin := c.sequence + 1
 	if err := c.write(op, b.serialize(&c.sequence, ends)); err != nil {
@@ -291,9 +291,9 @@ func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, e
 	return acknowledged, err
 }
 
-// serialize returns the batch as the kernel expects it: between the messages that begin and (if ends) end it, with
-// ascending sequence numbers, and a request to acknowledge the last operation. It advances the sequence
-// number to that of the last message.
+// serialize returns the batch as the kernel expects it: between the messages that begin and, if ends is
+// set, end it, with ascending sequence numbers, and a request to acknowledge the last operation. It
+// advances the sequence number to that of the last message.
 func (b *Batch) serialize(sequence *uint32, ends bool) []byte {
 	if len(b.w.b) == 0 {
 		b.w.b = make([]byte, batchBegin)
