@@ -66,8 +66,7 @@ nodeSelector: {node.kubernetes.io/masq-agent-ds-ready: "true"}
 selinux: true
 nodeSettings: true
 monitoring: {enabled: true}
-startupTaint: {enabled: true, image: "registry.example/kubectl:v1.36.3"}
-agentConfig: {config: {masqLinkLocal: true}}`,
+startupTaint: {enabled: true, image: "registry.example/kubectl:v1.36.3"}`,
 	}
 }
 
@@ -76,11 +75,12 @@ func ownValues() map[string]string {
 	const own = `
 policy:
   dataDir: /var/lib/cni/other
+  masqChain: OTHER
   nonMasqueradeCIDRs: []
 reconciler:
   resync_interval: 90
   log_format: json
-  agent: {masqChain: OTHER, toPorts: "1024-2047", cidrLimit: 1000000, nonMasqueradeCIDRs: [10.0.0.0/8, 192.168.0.0/16]}
+  agent: {toPorts: "1024-2047", cidrLimit: 1000000, nonMasqueradeCIDRs: [10.0.0.0/8, 192.168.0.0/16]}
   conflist: {network: podnet}
 agentConfig: {config: {nonMasqueradeCIDRs: [10.0.0.0/8], masqLinkLocal: true, resyncInterval: 30s}}
 cniConfDir: /srv/net.d
@@ -343,6 +343,7 @@ func TestChartPolicy(t *testing.T) {
 	for _, policy := range []string{
 		`backend: null, guard: null`,
 		`backend: auto, guard: "off", nonMasqueradeCIDRs: []`,
+		`backend: auto, guard: off`, // false in YAML 1.1
 		unset + `nonMasqueradeCIDRs: [10.0.0.0/8, 192.0.2.128/25, 0.0.0.0/0, 10.1.2.3/32, 172.16.0.0/12], masqueradeCIDRs: [10.9.0.0/16]`,
 		unset + `enableIPv6: true, nonMasqueradeCIDRs: ["fd00::/8", "::/0", "2001:db8:1:2:3:4:5:6/128"], masqLinkLocalIPv6: true, masqLinkLocal: false`,
 		unset + `nomasqAllReservedRanges: true, sourceCIDRs: [10.1.0.0/16], outputInterfaces: [eth0, wg+, "a-b.c_d@1~"], nonMasqueradeSourceCIDRs: [10.1.2.0/24]`,
@@ -358,7 +359,7 @@ func TestChartPolicy(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, text)
 			}
-			stated := strings.NewReplacer("backend: null", "", "guard: null", "", ", ", ", ").Replace(policy)
+			stated := strings.NewReplacer("backend: null", "", "guard: null", "", "guard: off", `guard: "off"`).Replace(policy)
 			want, err := parsed(t, entryOf(t, "policy: {"+strings.TrimLeft(stated, ", ")+"}"))
 			if err != nil {
 				t.Fatal(err)
@@ -417,6 +418,32 @@ func TestChartSettings(t *testing.T) {
 	}
 }
 
+// TestChartSlashes checks that a slash at the end of a directory has no effect.
+func TestChartSlashes(t *testing.T) {
+	values := "policy:\n  dataDir: /var/lib/cni/other/\ncniConfDir: /srv/net.d/\ncniBinDir: /srv/bin/\ncontainerdStateDir: /srv/containerd/\n"
+	for _, mode := range []string{"", "uninstall: {enabled: true}\n"} {
+		if diff := cmp.Diff(string(render(t, strings.ReplaceAll(values, "/\n", "\n")+mode)), string(render(t, values+mode))); diff != "" {
+			t.Errorf("manifests (-without +with slashes):\n%s", diff)
+		}
+	}
+}
+
+// TestChartChain checks that the agents' files have the chain of the policy, where the chart writes both.
+func TestChartChain(t *testing.T) {
+	for values, want := range map[string]any{
+		``:                       nil,
+		`policy: {masqChain: A}`: "[agent]\nmasqChain = \"A\"\n",
+		`{policy: {masqChain: A}, reconciler: {agent: {masqChain: A}}}`: "[agent]\nmasqChain = \"A\"\n",
+		`reconciler: {agent: {guard: off}}`:                             "[agent]\nguard = \"off\"\n",
+	} {
+		if got := settings(t, values)["reconciler.toml"]; got != want {
+			t.Errorf("%s: reconciler.toml is %v, want %v", values, got, want)
+		}
+	}
+	render(t, `{policy: {masqChain: A}, nodeSettings: true, agentConfig: {config: {masqChain: B}}}`)
+	render(t, `{policy: {masqChain: A}, agentReplacement: {enabled: true}, agentConfig: {config: {masqChain: B}}}`)
+}
+
 // TestChartChecksum checks that exactly a changed entry or setting rolls the pods.
 func TestChartChecksum(t *testing.T) {
 	sum := func(values string) any {
@@ -457,7 +484,7 @@ func TestChartRefuses(t *testing.T) {
 		{`policy: {nonMasqueradeCIDRs: [10.0.0.0/8], masqueradeCIDRs: [10.9.0.0/16], cidrLimit: 1}`, `policy.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together`},
 		{`policy: {cidrLimit: 0}`, `'/policy/cidrLimit': minimum: got 0, want 1`},
 		{`policy: {cidrLimit: "64"}`, `'/policy/cidrLimit': got string, want integer`},
-		{`policy: {guard: off}`, `'/policy/guard': got boolean, want string`}, // YAML 1.1
+		{`policy: {guard: on}`, `'/policy/guard': value must be one of 'off', 'count', 'drop', false`}, // true in YAML 1.1
 		{`policy: {guard: dorp}`, `'/policy/guard': value must be one of 'off', 'count', 'drop'`},
 		{`policy: {backend: nft}`, `'/policy/backend': value must be one of 'auto', 'iptables', 'nftables'`},
 		{`policy: {staleConnections: drop}`, `'/policy/staleConnections': value must be one of 'keep', 'reset'`},
@@ -476,12 +503,17 @@ func TestChartRefuses(t *testing.T) {
 		{`policy: {requireAgentConfig: 1}`, `'/policy/requireAgentConfig': got number, want boolean`},
 		{`platform: k8s`, `'/platform': value must be one of 'default', 'gke', 'k3s', 'microk8s', 'openshift'`},
 		{`cniConfDir: /etc/../cni`, `'/cniConfDir'`},
+		{`cniConfDir: /etc//cni/`, `'/cniConfDir': '/etc//cni/' does not match`},
+		{`cniConfDir: /`, `'/cniConfDir': '/' does not match`},
 		{`cniConfDir: "/etc/cni #"`, `'/cniConfDir'`},
 		{`cniBinDir: opt/cni/bin`, `'/cniBinDir': 'opt/cni/bin' does not match`},
 		{`policy: {dataDir: /srv/ip-masq}`, `'/policy/dataDir': '/srv/ip-masq' does not match`}, // which no pod mounts
 		{`reconciler: {cni_conf_dir: /srv}`, `'/reconciler': additional properties 'cni_conf_dir' not allowed`},
 		{`reconciler: {resync_interval: 0}`, `'/reconciler/resync_interval'`},
 		{`reconciler: {agent: {sourceCIDRs: [10.0.0.1/8]}}`, `reconciler.agent.sourceCIDRs[0]: 10.0.0.1/8 has host bits set`},
+		{`{policy: {masqChain: A}, reconciler: {agent: {masqChain: B}}}`,
+			`reconciler.agent.masqChain: B differs from policy.masqChain, A, and each chain would masquerade what the other exempts; state the chain in policy.masqChain alone`},
+		{`agentConfig: {config: {masqChain: B}}`, `agentConfig.config.masqChain: B differs from policy.masqChain, IP-MASQ-AGENT, and`},
 		{`{reconciler: {log_format: json}, nodeSettings: true}`, `reconciler: has no effect with nodeSettings`},
 		{`{reconciler: {log_format: json}, agentReplacement: {enabled: true}}`, `reconciler: has no effect with agentReplacement`},
 		{`agentConfig: {config: {nonMasqueradeCIDRs: [10.0.0.1/8]}}`, `agentConfig.config.nonMasqueradeCIDRs[0]: 10.0.0.1/8 has host bits set`},
@@ -580,8 +612,8 @@ func TestChartLint(t *testing.T) {
 // TestChartNotes checks that the notes name objects that there are.
 func TestChartNotes(t *testing.T) {
 	for values, want := range map[string]string{
-		``:                                  "rollout status -n kube-system daemonset/ip-masq\n",
-		`agentReplacement: {enabled: true}`: "rollout status -n kube-system daemonset/ip-masq-agent\n",
+		``:                                  "kubectl -n kube-system rollout status daemonset/ip-masq\n",
+		`agentReplacement: {enabled: true}`: "kubectl -n kube-system rollout status daemonset/ip-masq-agent\n",
 		`uninstall: {enabled: true}`:        "helm uninstall some-release --namespace kube-system\n",
 	} {
 		out, err := helm(t, values, "install", "some-release", "chart", "--dry-run=client")

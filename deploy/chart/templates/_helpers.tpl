@@ -12,9 +12,9 @@
   "microk8s" (list "/var/snap/microk8s/current/args/cni-network" "/var/snap/microk8s/current/opt/cni/bin" "/var/snap/microk8s/common/run/containerd")
   "openshift" (list "/run/multus/cni/net.d" "/var/lib/cni/bin" "/run/containerd") }}
 {{- $directories := get $platforms .Values.platform -}}
-conf: {{ .Values.cniConfDir | default (index $directories 0) }}
-bin: {{ .Values.cniBinDir | default (index $directories 1) }}
-containerd: {{ .Values.containerdStateDir | default (index $directories 2) }}
+conf: {{ .Values.cniConfDir | trimSuffix "/" | default (index $directories 0) }}
+bin: {{ .Values.cniBinDir | trimSuffix "/" | default (index $directories 1) }}
+containerd: {{ .Values.containerdStateDir | trimSuffix "/" | default (index $directories 2) }}
 {{- end }}
 
 {{/* "true" if rules may be in iptables. */}}
@@ -102,7 +102,7 @@ resources:
 {{/* Flags of every command that other values than the defaults need, one a line. */}}
 {{- define "ip-masq.flags" -}}
 {{- with .Values.policy.dataDir }}
-- --data-dir={{ . }}
+- --data-dir={{ trimSuffix "/" . }}
 {{- end }}
 {{- if ne (int .Values.healthPort) 19820 }}
 - --health-listen=127.0.0.1:{{ .Values.healthPort }}
@@ -225,19 +225,30 @@ name what people find. */}}
 {{/* The plugin entry. */}}
 {{- define "ip-masq.entry" -}}
 {"type": "ip-masq"
-{{- range $key, $value := .Values.policy }}, {{ toJson $key }}: {{ toJson $value }}{{ end }}}
+{{- range $key, $value := .Values.policy }}, {{ toJson $key }}: {{ include "ip-masq.value" (list $key $value) }}{{ end }}}
 {{- end }}
 
-{{/* reconciler.toml: a JSON string, number, boolean or list is TOML too. */}}
+{{/* The value of a key as JSON. In YAML, off without quotes is false. */}}
+{{- define "ip-masq.value" -}}
+{{- $key := index . 0 }}{{ $value := index . 1 }}
+{{- if and (eq $key "guard") (kindIs "bool" $value) }}{{ $value = "off" }}{{ end }}
+{{- if eq $key "dataDir" }}{{ $value = trimSuffix "/" $value }}{{ end }}
+{{- toJson $value }}
+{{- end }}
+
+{{/* reconciler.toml: a JSON string, number, boolean or list is TOML too. The chain of the agent files is
+that of the plugin entry: each of two chains would masquerade what the other exempts. */}}
 {{- define "ip-masq.toml" -}}
-{{- range $key, $value := .Values.reconciler }}
+{{- $settings := .Values.reconciler }}
+{{- with .Values.policy.masqChain }}{{ $settings = merge (dict "agent" (dict "masqChain" .)) $settings }}{{ end }}
+{{- range $key, $value := $settings }}
 {{- if not (kindIs "map" $value) }}{{ $key }} = {{ toJson $value }}
 {{ end }}
 {{- end }}
-{{- range $table, $keys := .Values.reconciler }}
+{{- range $table, $keys := $settings }}
 {{- if kindIs "map" $keys }}
 [{{ $table }}]
-{{ range $key, $value := $keys }}{{ $key }} = {{ toJson $value }}
+{{ range $key, $value := $keys }}{{ $key }} = {{ include "ip-masq.value" (list $key $value) }}
 {{ end }}
 {{- end }}
 {{- end }}
@@ -256,7 +267,11 @@ name what people find. */}}
 {{- fail (printf "policy.masqueradeCIDRs[%d]: %s is in nonMasqueradeCIDRs too; remove one of the two" $index $cidr) }}
 {{- end }}
 {{- end }}
-{{- range $from, $policy := dict "policy" .Values.policy "agentConfig.config" .Values.agentConfig.config "reconciler.agent" (.Values.reconciler.agent | default dict) }}
+{{- $chain := .Values.policy.masqChain | default "IP-MASQ-AGENT" }}
+{{- range $from, $policy := dict "policy" .Values.policy "agentConfig.config" (.Values.agentConfig.config | default dict) "reconciler.agent" (.Values.reconciler.agent | default dict) }}
+{{- if not (or $.Values.nodeSettings $.Values.agentReplacement.enabled (eq $chain ($policy.masqChain | default $chain))) }}
+{{- fail (printf "%s.masqChain: %s differs from policy.masqChain, %s, and each chain would masquerade what the other exempts; state the chain in policy.masqChain alone" $from $policy.masqChain $chain) }}
+{{- end }}
 {{- range $key := list "nonMasqueradeCIDRs" "masqueradeCIDRs" "sourceCIDRs" "nonMasqueradeSourceCIDRs" "podCIDRs" }}
 {{- range $index, $cidr := get $policy $key | default list }}
 {{- $at := printf "%s.%s[%d]" $from $key $index }}
