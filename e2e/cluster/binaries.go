@@ -12,7 +12,7 @@ import (
 
 // Binaries are the directories of programs that are not Debian packages.
 type Binaries struct {
-	// Own has ip-masq and ip-masq-reconciler, and cni with the reference plugins.
+	// Own has ip-masq and ip-masq-reconciler, cni with the reference plugins, and deploy with helm.
 	Own string
 	// Containerd has containerd, its shim and ctr.
 	Containerd string
@@ -40,6 +40,7 @@ func FindBinaries() (Binaries, error) {
 	for _, program := range []string{
 		filepath.Join(b.Own, "ip-masq"),
 		filepath.Join(b.Own, "cni", "bridge"),
+		filepath.Join(b.Own, "deploy", "helm"),
 		filepath.Join(b.Containerd, "containerd"),
 		filepath.Join(b.Kubernetes, "kubelet"),
 	} {

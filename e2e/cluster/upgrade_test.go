@@ -55,7 +55,12 @@ func TestUpgradeAndReboot(t *testing.T) {
 	s.awaitFrom(t, netip.PrefixFrom(c.Nodes[0].Address, 32), s.began)
 	s.expectRight(t)
 
-	t.Run("upgrade", func(t *testing.T) { s.upgrade(t) })
+	t.Run("upgrade", func(t *testing.T) {
+		s.upgrade(t, func() {
+			must(t, s.ApplyOverlay(ctx, "images: [{name: ghcr.io/ip-masq/ip-masq-cni, newTag: "+nextRelease+"}]\n", "base"))
+			awaitRollout(t, c, "ip-masq")
+		})
+	})
 	t.Run("reboot", func(t *testing.T) { s.reboot(t, c.Nodes[0]) })
 }
 
@@ -105,15 +110,15 @@ func (s *streams) expectRight(t *testing.T) {
 }
 
 // upgrade rolls out the next release while pods start and end.
-func (s *streams) upgrade(t *testing.T) {
+func (s *streams) upgrade(t *testing.T, rollOut func()) {
+	t.Helper()
 	ctx := t.Context()
 	before := s.plugins(t)
 	must(t, s.ImportProject(ctx, nextRelease))
 	churn, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- s.churn(churn) }()
-	must(t, s.ApplyOverlay(ctx, "images: [{name: ghcr.io/ip-masq/ip-masq-cni, newTag: "+nextRelease+"}]\n", "base"))
-	awaitRollout(t, s.Cluster, "ip-masq")
+	rollOut()
 	upgraded := time.Now()
 	stop()
 	must(t, <-done)
