@@ -15,6 +15,7 @@ CNI_TOOLS   := bin/cni/.built
 DEPLOY_TOOLS = bin/deploy/.built
 LINTER      := bin/lint/golangci-lint
 ACTIONLINT  := bin/lint/actionlint
+VALE        := bin/lint/vale
 RELEASE     := bin/release/release
 # A release, and the key that signs it, as `bin/release/release keygen FILE` makes one. Without a key nothing is signed.
 DIST        ?= dist
@@ -27,6 +28,7 @@ DEBS        ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ip-masq-cni/debian-package
 IMAGE       ?= ghcr.io/ip-masq/ip-masq-cni
 ARCHES      := amd64 arm64 s390x
 SCRIPTS      = $(shell find .ci tools -type f -perm -u+x)
+DOCUMENTS    = $(shell find . \( -path ./.git -o -path ./bin -o -path ./dist -o -name testdata \) -prune -o -name '*.md' -print)
 
 # Tests that have targets of their own; see their doc.go.
 SUITES := e2e_runtimes,e2e_cluster,e2e_kernels,e2e_packages
@@ -63,7 +65,7 @@ test-one: packages build $(CNI_TOOLS) ## one test, by its name (TEST=TestStaleEn
 		test -n "$$file" || { echo "no test is named $(TEST)" >&2; exit 1; }; \
 		go test -tags $(SUITES) -count=1 -v -run '^$(TEST)$$' "./$$(dirname "$$file")"
 
-lint: $(LINTER) $(ACTIONLINT) ## format, vet, go.mod, scripts, workflows, words, golangci-lint
+lint: $(LINTER) $(ACTIONLINT) $(VALE) ## format, vet, go.mod, scripts, workflows, words, prose, golangci-lint
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }
 	go vet -tags $(SUITES) ./...
 	go vet -tags man ./reconciler
@@ -73,6 +75,7 @@ lint: $(LINTER) $(ACTIONLINT) ## format, vet, go.mod, scripts, workflows, words,
 	$(ACTIONLINT) -shellcheck= -pyflakes=
 	@! grep -rn 'uses:' .github/workflows | grep -vE '@[0-9a-f]{40} # v' || { echo 'pin actions by the hash of a commit' >&2; exit 1; }
 	tools/words
+	$(VALE) --config=tools/vale/vale.ini --output=line $(DOCUMENTS)
 	$(LINTER) run ./...
 
 fuzz: ## each fuzz target for FUZZTIME (1m)
@@ -168,4 +171,9 @@ $(LINTER): tools/lint/go.mod tools/lint/go.sum
 
 $(ACTIONLINT): tools/actionlint/go.mod tools/actionlint/go.sum
 	go -C tools/actionlint build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ github.com/rhysd/actionlint/cmd/actionlint
+	@touch $@
+
+# The module of the last version without C code, whose path is not that of the project's repository any more.
+$(VALE): tools/vale/go.mod tools/vale/go.sum
+	go -C tools/vale build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ github.com/errata-ai/vale/v2/cmd/vale
 	@touch $@

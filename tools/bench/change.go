@@ -130,7 +130,7 @@ func (b *bench) onePrefix(section *section, nodes []*scene.Node, policies []scen
 }
 
 func compared(f measure.Figures, all []operation, unit, base, ratio string) [][]string {
-	rows := [][]string{{"", unit, ratio}}
+	rows := [][]string{{"case", unit, ratio}}
 	for _, c := range all {
 		rows = append(rows, []string{c.name, f.Of(c.name).String(), f.Ratio(c.name, base).String()})
 	}

@@ -33,7 +33,7 @@ func describeMachine(busy float64) (string, error) {
 		return "", err
 	}
 	rows := [][]string{
-		{"machine", ""},
+		{"machine", "value"},
 		{"processors", fmt.Sprintf("%d × %s", runtime.NumCPU(), processor)},
 		{"memory", fmt.Sprintf("%.1f GiB", float64(info.Totalram)*float64(info.Unit)/(1<<30))},
 		{"kernel", release},
