@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 )
 
 // withDataDir returns the node with another dataDir and backend for its entries.
@@ -227,7 +230,7 @@ func TestTenantChainKeptWhileOwnRulesFail(t *testing.T) {
 }
 
 // TestDoctorFindsAnotherDataDir checks that doctor finds a chain of another dataDir in every
-// backend and under any name.
+// backend and under any name, and that the commands that it names remove it.
 func TestDoctorFindsAnotherDataDir(t *testing.T) {
 	t.Parallel()
 	pairsOfBackends(t, func(t *testing.T, n, second *node, chain string) {
@@ -255,5 +258,20 @@ func TestDoctorFindsAnotherDataDir(t *testing.T) {
 				t.Errorf("does not say %s:\n%s", s, found)
 			}
 		}
+		both := *n
+		both.path = "/usr/sbin" // a node whose chains are in both variants has the programs of both
+		var findings []diagnose.Finding
+		must(t, json.Unmarshal([]byte(found), &findings))
+		for _, f := range findings {
+			for _, m := range regexp.MustCompile(`run ip-masq-reconciler (\S.*?)[.,]( |$)`).FindAllStringSubmatch(f.Remedy, -1) {
+				if f.ID == "other-data-dir" {
+					both.reconciler(t, strings.Fields(strings.ReplaceAll(m[1], `"`, ""))...)
+				}
+			}
+		}
+		if rest := find(); strings.Contains(rest, "other-data-dir") {
+			t.Errorf("after the remedy:\n%s", rest)
+		}
+		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "MINE"}))
 	})
 }

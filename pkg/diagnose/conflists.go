@@ -35,8 +35,7 @@ func conflistChecks() []check {
 		}, conflistErrors(func(_ *examination, c config.Conflist) error { return c.PositionErr() })},
 		{Finding{ID: "data-dir-differs", Severity: SeverityProblem,
 			Summary: "A plugin entry has another dataDir than the reconciler, which is an error: a node has one.",
-			Remedy: "State the same dataDir in each entry and as data_dir in reconciler.toml, " +
-				"or as data_dir in plugin.toml for all of them."}, conflistErrors(otherDataDir)},
+			Remedy:  "State the same dataDir in each entry and as data_dir in reconciler.toml."}, conflistErrors(otherDataDir)},
 		{Finding{ID: "plugin-missing", Severity: SeverityProblem,
 			Summary: "Runtimes cannot run the plugin that a conflist names: no pod of its network can start.",
 			Remedy: "ip-masq-reconciler install copies the plugin; in Kubernetes, delete this node's pod of ip-masq, whose init " +

@@ -88,7 +88,7 @@ func TestFindings(t *testing.T) {
 					Owner: policy.OwnedBy("/srv/masq"),
 				}}
 			}
-		}, map[string]string{"problem other-data-dir": `chain OLD (ipv4) in nftables belongs to "/srv/masq" and not to "/var/lib/cni/ip-masq"`}},
+		}, map[string]string{"problem other-data-dir": `chain OLD (ipv4) in nftables belongs to "/srv/masq" and not to "/var/lib/cni/ip-masq", cleanup --data-dir "/srv/masq".`}},
 
 		{"ipMasq of the main plugin", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipmasq": true}`, entry)
@@ -285,6 +285,9 @@ func compare(t *testing.T, want map[string]string, findings []Finding) {
 		got[string(f.Severity)+" "+f.ID] = strings.Join(append(f.Detail, f.Remedy), "\n")
 		if f.Summary == "" || f.Remedy == "" || len(f.Detail) == 0 {
 			t.Errorf("%+v says too little", f)
+		}
+		if strings.Contains(f.Remedy, "plugin.toml") && !strings.Contains(f.Remedy, "allow_networks") {
+			t.Errorf("%s: a plugin.toml without allow_networks stops all pods: %s", f.ID, f.Remedy)
 		}
 	}
 	if diff := cmp.Diff(slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got))); diff != "" || len(got) != len(findings) {

@@ -37,8 +37,7 @@ func ruleChecks() []check {
 				"remove those with iptables -t nat -F, -D POSTROUTING and -X."}, leftoverChains},
 		{Finding{ID: "other-data-dir", Severity: SeverityProblem,
 			Summary: "Chains of another dataDir exist on this node: they masquerade what the policy exempts.",
-			Remedy: "Use one dataDir in all plugin entries and in reconciler.toml, and state it as data_dir in /etc/ip-masq/plugin.toml: " +
-				"the next ADD, or ip-masq-reconciler once, removes the chains of the other."}, chainsOfOtherDataDirs},
+			Remedy:  "Use one dataDir in all plugin entries and in reconciler.toml."}, chainsOfOtherDataDirs},
 		{Finding{ID: "two-unscoped-chains", Severity: SeverityProblem,
 			Summary: "Two chains of ip-masq apply to the same traffic, and one masquerades what the other exempts.",
 			Remedy:  "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}, overlappingChains},
@@ -293,6 +292,13 @@ func chainsOfOtherDataDirs(e *examination, f *Finding) {
 	for _, c := range e.Rules.OtherDataDirs {
 		f.add("chain %s (%s) in %s belongs to %s and not to %s",
 			c.Name, c.Family, c.Choice, policy.Quote(c.Owner.DataDir), policy.Quote(e.DataDir))
+		remedy := " Then run ip-masq-reconciler once, which removes the chains of the other."
+		if !e.Rules.ReplaceOtherDataDirs && !e.PluginFile.Present { // whose data_dir overrides --data-dir
+			remedy = " Then run ip-masq-reconciler cleanup --data-dir " + policy.Quote(c.Owner.DataDir) + "."
+		}
+		if !strings.HasSuffix(f.Remedy, remedy) {
+			f.Remedy += remedy
+		}
 	}
 }
 

@@ -297,8 +297,8 @@ func judgeRules(r *Report) {
 	}
 	for _, o := range s.OtherDataDirs {
 		remedy := "ip-masq-reconciler once removes it; if it stays, see the warnings"
-		if !s.ReplaceOtherDataDirs {
-			remedy = "state which one is this node's as data_dir in " + r.Sources.PluginFile.Path + ", or run ip-masq-reconciler cleanup with the other"
+		if !s.ReplaceOtherDataDirs && !r.Sources.PluginFile.Present { // whose data_dir overrides --data-dir
+			remedy = "use one dataDir everywhere, and remove the chain with ip-masq-reconciler cleanup --data-dir " + policy.Quote(o.Owner.DataDir)
 		}
 		r.chainProblem(ReasonConflict, o.Name, "chain %s (%s) in %s belongs to another dataDir, %s: %s",
 			o.Name, o.Family, o.Choice, policy.Quote(o.Owner.DataDir), remedy)

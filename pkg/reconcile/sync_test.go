@@ -407,6 +407,17 @@ func TestConflistThatMayStateAnotherDataDir(t *testing.T) {
 	}
 }
 
+// A plugin.toml with data_dir alone would stop all pods.
+func TestRemedyForChainOfAnotherDataDir(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.right()
+	other := "add chain ip ip-masq masq-X; add rule ip ip-masq masq-X masquerade comment \"" + policy.OwnedBy("/other").Comment() + "\""
+	f.nft(other)
+	if r := f.Check(t.Context()); !strings.Contains(problems(r).Error(), `everywhere, and remove the chain with ip-masq-reconciler cleanup --data-dir "/other"`) {
+		t.Error(problems(r))
+	}
+}
+
 // A conflist whose entry has another dataDir, or whose network plugin.toml does not
 // admit, is not a source. With the first every ADD fails, so the node is not ready.
 func TestEntriesOfOthers(t *testing.T) {
