@@ -260,9 +260,9 @@ func remedyFor(r thirdparty.Rule) string {
 	case strings.HasPrefix(r.Chain, "FLANNEL") || strings.HasPrefix(r.Table, "flannel"):
 		return `flannel: write "ipMasq": false into its delegate (ConfigMap kube-flannel-cfg), run flanneld without --ip-masq, then reboot: its rules stay.`
 	case r.Table == "kindnet-ipmasq":
-		return "kindnet: run kindnetd with --masquerading=false."
+		return "kindnet (sigs.k8s.io/kindnet, not kind's kindnetd): run its kindnetd with --masquerading=false."
 	case r.Chain == "KIND-MASQ-AGENT":
-		return "kind's kindnetd has no switch: create the cluster with networking.disableDefaultCNI: true and another main plugin."
+		return "kind's kindnetd cannot be told not to masquerade: create the cluster with networking.disableDefaultCNI: true and another main plugin."
 	case strings.HasPrefix(r.Chain, "cali-"):
 		return "Calico: set natOutgoing: false in the IPPool."
 	case strings.HasPrefix(r.Chain, "CILIUM_"):

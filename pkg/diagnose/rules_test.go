@@ -115,7 +115,9 @@ func TestThirdPartyRules(t *testing.T) {
 			want: map[string]string{"problem foreign-masquerade": "chain FLANNEL-POSTRTG: from 10.244.0.0/16 not to 224.0.0.0/4 masquerade, \"ipMasq\": false into its delegate (ConfigMap kube-flannel-cfg), without --ip-masq, reboot: its rules stay"}},
 		{name: "kindnet's", nft: kindnet, counted: 1,
 			set:  func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.168.0.0/16") },
-			want: map[string]string{"problem foreign-masquerade": "table kindnet-ipmasq, chain postrouting: masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 192.168.0.0/16, --masquerading=false"}},
+			want: map[string]string{"problem foreign-masquerade": "table kindnet-ipmasq, chain postrouting: masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 192.168.0.0/16, not kind's kindnetd, --masquerading=false"}},
+		{name: "those of kind's kindnetd", rules: ":KIND-MASQ-AGENT -\n-A POSTROUTING -m addrtype ! --dst-type LOCAL -j KIND-MASQ-AGENT\n-A KIND-MASQ-AGENT -d 10.244.0.0/16 -j RETURN\n-A KIND-MASQ-AGENT -j MASQUERADE", counted: 1,
+			want: map[string]string{"problem foreign-masquerade": "chain KIND-MASQ-AGENT, kind's kindnetd cannot be told, disableDefaultCNI, Or set enforceExempt"}},
 		{name: "kindnet's, of what it exempts too", nft: kindnet,
 			set: func(h *testHost) {
 				yes := true
