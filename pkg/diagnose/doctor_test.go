@@ -212,7 +212,7 @@ func TestFindings(t *testing.T) {
 		}},
 
 		{"no capability", func(h *testHost) { h.files["proc/self/status"] = "CapEff:\t0000000000002000\n" },
-			map[string]string{"problem missing-capability": "CAP_NET_ADMIN"}},
+			map[string]string{"problem missing-capability": "CAP_NET_ADMIN, CapabilityBoundingSet in a systemd unit (with User= in AmbientCapabilities too)"}},
 		{"no raw sockets on iptables-legacy", func(h *testHost) {
 			h.choice.Variant, h.files["proc/self/status"] = netfilter.VariantLegacy, "CapEff:\t0000000000001000\n"
 		}, map[string]string{"problem missing-capability": "CAP_NET_RAW"}},

@@ -36,8 +36,8 @@ func nodeChecks() []check {
 				"Calico: set natOutgoing: false in the IPPool."}, ebpfMasquerade},
 		{Finding{ID: "missing-capability", Severity: SeverityProblem,
 			Summary: "This process lacks capabilities that it needs to manage the rules.",
-			Remedy: "Run as root, or give the capability: securityContext.capabilities.add in a DaemonSet, " +
-				"AmbientCapabilities in a systemd unit."}, missingCapabilities},
+			Remedy: "Run as root, and do not take the capability away: name it in securityContext.capabilities.add of a DaemonSet, " +
+				"or in CapabilityBoundingSet in a systemd unit (with User= in AmbientCapabilities too)."}, missingCapabilities},
 		{Finding{ID: "forwarding-off", Severity: SeverityProblem,
 			Summary: "The kernel does not forward packets: pods cannot reach other networks.",
 			Remedy:  "Set the sysctl to 1, in /etc/sysctl.d to make it last."}, forwardingOff},
