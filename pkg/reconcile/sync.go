@@ -222,7 +222,10 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 				continue
 			}
 		}
-		rejected[c.ID] = fmt.Errorf("%s: the new policy cannot be put in force; the last good policy stays: %w", c.ID, err)
+		rejected[c.ID] = fmt.Errorf("%s: the policy cannot be put in force: %w", c.ID, err)
+		if r.State.Find(c.ID) != nil {
+			rejected[c.ID] = fmt.Errorf("%s: the new policy cannot be put in force; the last good policy stays: %w", c.ID, err)
+		}
 		r.sourceProblem(ReasonRules, c.ID, rejected[c.ID])
 	}
 	if n.load(r) {
