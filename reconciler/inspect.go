@@ -108,7 +108,7 @@ func (n *inspection) useSettings(a *app, s *metrics.Status, all netfilter.Driver
 	if s.AgentFiles != nil && !a.given(ofAgentFiles) {
 		n.AgentFiles = s.AgentFiles.Read
 	}
-	n.settingsFrom = fmt.Sprintf("from the reconciler that runs (pid %d, version %s)", s.PID, s.Version)
+	n.settingsFrom = "from the reconciler that runs" + fmt.Sprintf(" (pid %d, version %s)", s.PID, s.Version)
 	return nil
 }
 
