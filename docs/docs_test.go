@@ -218,6 +218,34 @@ func TestReasons(t *testing.T) {
 	}
 }
 
+// TestExitCodes: reconciler.md has the exit codes that the help of each command has.
+func TestExitCodes(t *testing.T) {
+	_, section, _ := strings.Cut(read(t, "docs", "reconciler.md"), "\n| command | 0 | 1 | 3 |\n")
+	section, _, _ = strings.Cut(section, "\n\n")
+	documented := 0
+	for row := range strings.Lines(section) {
+		cells := strings.Split(row, "|")
+		for _, command := range names("`([a-z]+)`", cells[1]) {
+			documented++
+			want := []string{"2"} // of every command
+			for i, code := range []string{"0", "1", "3"} {
+				if strings.TrimSpace(cells[2+i]) != "" {
+					want = append(want, code)
+				}
+			}
+			slices.Sort(want)
+			_, codes, _ := strings.Cut(help(t, command), "\nExit codes:")
+			codes, _, _ = strings.Cut(codes, "\n\n")
+			if has := names(`(?:^|;)\s(\d) `, codes); !slices.Equal(has, want) {
+				t.Errorf("%s --help has the exit codes %q, reconciler.md has %q", command, has, want)
+			}
+		}
+	}
+	if commands := names(`(?m)^  ([a-z]+) `, help(t)); documented != len(commands) {
+		t.Errorf("reconciler.md has the exit codes of %d commands, --help lists %q", documented, commands)
+	}
+}
+
 // TestStatus: troubleshooting.md begins with an output of status that has each line of the golden file.
 func TestStatus(t *testing.T) {
 	const line = `(?m)^([A-Z][a-z ]+):`

@@ -3,6 +3,10 @@
 package main
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -37,9 +41,19 @@ func TestScripts(t *testing.T) {
 			} {
 				e.Setenv(name, value)
 			}
-			return nil
+			return writeExamples(e.WorkDir)
 		},
 	})
+}
+
+// writeExamples writes each call of the manual page into a script that its CNI_COMMAND names.
+func writeExamples(dir string) error {
+	page, err := os.ReadFile("ip-masq.8.md")
+	here := strings.NewReplacer("/opt/cni/bin/ip-masq", "ip-masq", "/tmp/ip-masq", filepath.Join(dir, "data"))
+	for _, m := range regexp.MustCompile("(?s)\n```\n(CNI_COMMAND=([A-Z]+) .*?)```\n").FindAllStringSubmatch(string(page), -1) {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, m[2]+".sh"), []byte(here.Replace(m[1])), 0o644))
+	}
+	return err
 }
 
 // prints holds what the last program printed against a file, but for the line

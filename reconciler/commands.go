@@ -3,8 +3,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,26 +18,27 @@ import (
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "ip-masq-reconciler",
-		Short: "Keep a node's masquerade rules as its sources ask for",
-		Long: `Keep the masquerade rules of a node as its CNI conflists and the ip-masq-agent files ask
-for. Without a command this is "run", which accepts the flags of ip-masq-agent and
-ip-masq-agent-v2.
+		Short: "Keep the masquerade rules of a node correct",
+		Long: `Keep the masquerade rules of a node as its CNI conflists and agent files state them. Without a
+command this is "run", which accepts the flags of ip-masq-agent and ip-masq-agent-v2.
 
-status, check, explain, doctor and render take the settings of the reconciler that runs on
-this node; a flag replaces one of them, --config all.
+The settings are in /etc/ip-masq/reconciler.toml. Each key is a flag too, and flags win. status,
+check, explain, doctor and render use the settings of the reconciler that runs on the node; a
+flag replaces one of them, --config all of them.
 
-Exit codes: 0 success, 1 error, 2 mistake in the command line, 3 drift found, or not ready.`,
-		Example: `  # Show whether the node is ready, and what is in force
+Exit codes: 0 success; 1 error; 2 mistake in the command line; 3 the rules differ, or the node is
+not ready.`,
+		Example: `  # Show whether the node is ready, and the remedy if it is not
   ip-masq-reconciler status
 
-  # Verify the rules
-  ip-masq-reconciler check
-
-  # Show the verdict for traffic to an address, and the source that decides it
+  # Show the verdict for traffic to an address, and its origin
   ip-masq-reconciler explain 10.1.2.3
 
   # Find what defeats the policy on this node
-  ip-masq-reconciler doctor`,
+  ip-masq-reconciler doctor
+
+  # Repair the rules
+  ip-masq-reconciler once`,
 		Version:           version,
 		Args:              noArguments,
 		SilenceErrors:     true,
@@ -58,9 +61,11 @@ Exit codes: 0 success, 1 error, 2 mistake in the command line, 3 drift found, or
 	root.SetHelpCommand(helpCommand())
 	a.addFlags(root)
 	root.AddCommand(a.commands()...)
-	complete(root)
-	for _, c := range root.Commands() {
-		c.SetUsageTemplate(usageTemplate)
+	root.SetUsageTemplate(usageTemplate)
+	for _, c := range append(root.Commands(), root) {
+		if c.ValidArgsFunction == nil && len(c.ValidArgs) == 0 {
+			c.ValidArgsFunction = cobra.NoFileCompletions
+		}
 	}
 	return root
 }
@@ -71,30 +76,59 @@ func (a *app) commands() []*cobra.Command {
 		{
 			Use:   "run",
 			Short: "Keep the rules in sync until stopped (the default)",
-			Long: `Keep the rules in sync: at the start, when rules or files change, and after each
-resync_interval. SIGTERM ends it and leaves the rules as they are; SIGHUP makes it read
-everything again.
+			Long: `Keep the rules as the conflists and agent files state them. Read and repair at the start, when
+a file or a rule in nf_tables changes, and after each --resync-interval. A bad file does not end
+the program: the last good policy stays in force, and the node is not ready. SIGHUP makes it
+read everything again; SIGTERM ends it and leaves the rules as they are.
 
-/livez and /healthz report on the process, /readyz on the node, with the reasons.`,
+Exit codes: 0 stopped by a signal; 2 mistake in the command line.`,
+			Example: `  # Run on a host with the agent files of /etc/config, and serve /metrics
+  ip-masq-reconciler run --agent-config-dir /etc/config --metrics-listen :19821
+
+  # Keep the plugin entry in the conflist, too
+  ip-masq-reconciler run --conflist-manage --conflist-entry-file /etc/ip-masq/entry.json
+
+  # Log every sync, as JSON
+  ip-masq-reconciler run --v 2 --log-format json`,
 			Args: noArguments,
 			RunE: a.run,
 		},
 		a.addOutput(&cobra.Command{
 			Use:   "once",
-			Short: "Sync once: read the sources and repair the rules",
-			Long: `Read the conflists and agent files, apply their policy and repair the rules, once. Print
-what was done. "run" may be active at the same time. The exit code is 1 if there are problems.`,
+			Short: "Repair the rules once",
+			Long: `Read the conflists and agent files, apply their policy and repair the rules, once. Print what
+was done. "run" may be active at the same time. The settings are those of reconciler.toml and
+of the flags; without --agent-config-dir, the stored policy of the agent files stays.
+
+Exit codes: 0 the node is ready; 1 a problem remains, or error; 2 mistake in the command line.`,
+			Example: `  # Repair the rules now
+  ip-masq-reconciler once
+
+  # Apply changed agent files
+  ip-masq-reconciler once --agent-config-dir /etc/config
+
+  # Repair the rules if they differ, and print the result as JSON
+  ip-masq-reconciler check || ip-masq-reconciler once -o json`,
 			Args: noArguments,
 			RunE: a.once,
 		}),
 		a.addOutput(&cobra.Command{
 			Use:   "check",
-			Short: "Verify the rules without writing; exit code 3 for drift",
-			Long: `Compare the rules in the kernel with what the conflists and agent files ask for, without
-writing anything. Print each difference: what is missing, and what is unexpected. Run
-"ip-masq-reconciler once" to repair them.
+			Short: "Compare the rules in the kernel with the sources",
+			Long: `Compare the rules in the kernel with the policy of the conflists and agent files. Print each
+difference: what is missing, and what is unexpected. Nothing is written; "once" repairs the
+rules.
 
-Exit codes: 0 the rules are right, 3 they differ, 1 error or a bad source.`,
+Exit codes: 0 the rules are correct; 1 a source is bad, or error; 2 mistake in the command line;
+3 the rules differ.`,
+			Example: `  # Verify the rules of this node
+  ip-masq-reconciler check
+
+  # Compare the rules of ip-masq-agent with those that its files ask for
+  ip-masq-reconciler check --agent-config-dir /etc/config
+
+  # Print the differences as JSON
+  ip-masq-reconciler check -o json`,
 			Args: noArguments,
 			RunE: a.check,
 		}),
@@ -104,22 +138,39 @@ Exit codes: 0 the rules are right, 3 they differ, 1 error or a bad source.`,
 		a.addOutput(&cobra.Command{
 			Use:   "doctor",
 			Short: "Find what defeats the policy on this node",
-			Long: `Find what defeats the policy on this node (a problem) or may surprise (a notice): masquerade
-rules of other programs, pod networks that are not exempt, an agent that still runs, and
-more. Print where each finding is and what to do. Nothing is written.
+			Long: `Find what defeats the policy on this node (a problem), and what may surprise (a notice), such as
+masquerade rules of other programs, pod networks that are not exempt, or an agent that still
+runs. Print where each finding is, and its remedy. Nothing is written.
 
-The exit code is 0, with and without findings.`,
+Exit codes: 0 with and without findings; 1 error; 2 mistake in the command line.`,
+			Example: `  # Find problems on this node
+  ip-masq-reconciler doctor
+
+  # Look for conflists where k3s has them
+  ip-masq-reconciler doctor --cni-conf-dir /var/lib/rancher/k3s/agent/etc/cni/net.d
+
+  # Print the findings as JSON
+  ip-masq-reconciler doctor -o json`,
 			Args: noArguments,
 			RunE: a.doctor,
 		}),
 		a.addOutput(&cobra.Command{
 			Use:   "cleanup",
 			Short: "Remove the owned rules from every backend, and the state",
-			Long: `Remove the owned chains, sets and tables from every backend and family, and then the
-dataDir. Running pods keep running, and their traffic is not masqueraded any more.
+			Long: `Remove the owned chains, sets and tables from every backend and family, and then the dataDir.
+Running pods keep running, and their traffic is not masqueraded any more. A conflist with the
+plugin entry restores the rules with the next pod: remove the entry first, as "uninstall" does.
 
-A conflist with the plugin entry restores the chain with the next pod: remove the entry
-first, as "uninstall" does. Fails while "run" is active.`,
+Exit codes: 0 removed, or nothing to remove; 1 error, or "run" is active; 2 mistake in the command
+line.`,
+			Example: `  # Remove rules and state after the service has stopped
+  systemctl stop ip-masq-reconciler && ip-masq-reconciler cleanup
+
+  # Remove the rules of a test with a dataDir of its own
+  ip-masq-reconciler cleanup --data-dir /tmp/ip-masq
+
+  # Print what was removed as JSON
+  ip-masq-reconciler cleanup -o json`,
 			Args: noArguments,
 			RunE: a.cleanup,
 		}),
@@ -128,7 +179,18 @@ first, as "uninstall" does. Fails while "run" is active.`,
 		a.addOutput(&cobra.Command{
 			Use:   "version",
 			Short: "Print the version",
-			Args:  noArguments,
+			Long: `Print the version of this program. The plugin prints its own when it is run without arguments.
+
+Exit codes: 0 printed; 1 error; 2 mistake in the command line.`,
+			Example: `  # Print the version of this program
+  ip-masq-reconciler version
+
+  # Compare it with the version of the plugin
+  ip-masq-reconciler version; /opt/cni/bin/ip-masq
+
+  # Print the version as JSON
+  ip-masq-reconciler version -o json`,
+			Args: noArguments,
 			RunE: func(*cobra.Command, []string) error {
 				if a.json() {
 					return a.print(map[string]string{"version": version, "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH})
@@ -137,6 +199,47 @@ first, as "uninstall" does. Fails while "run" is active.`,
 				return nil
 			},
 		}),
+		a.completionCommand(),
+	}
+}
+
+// completionCommand replaces cobra's own, which prints the help for an unknown shell, with exit code 0.
+func (a *app) completionCommand() *cobra.Command {
+	shells := []string{"bash", "zsh", "fish", "powershell"}
+	return &cobra.Command{
+		Use:   "completion SHELL",
+		Short: "Print the completions for bash, zsh, fish or powershell",
+		Long: `Print the script by which a shell completes commands and flags. SHELL is bash, zsh, fish or
+powershell. The packages install the script for the first three.
+
+Exit codes: 0 printed; 1 error; 2 mistake in the command line.`,
+		Example: `  # Complete in this bash, which needs the package bash-completion
+  source <(ip-masq-reconciler completion bash)
+
+  # Complete in each zsh
+  ip-masq-reconciler completion zsh > "${fpath[1]}/_ip-masq-reconciler"
+
+  # Complete in each fish
+  ip-masq-reconciler completion fish > ~/.config/fish/completions/ip-masq-reconciler.fish`,
+		ValidArgs: shells,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 || !slices.Contains(shells, args[0]) {
+				return usageError{errors.New("completion takes one shell: bash, zsh, fish or powershell")}
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			switch root := c.Root(); args[0] {
+			case "bash":
+				return root.GenBashCompletionV2(a.out, true)
+			case "zsh":
+				return root.GenZshCompletion(a.out)
+			case "fish":
+				return root.GenFishCompletion(a.out, true)
+			default:
+				return root.GenPowerShellCompletionWithDesc(a.out)
+			}
+		},
 	}
 }
 
@@ -173,26 +276,41 @@ func noArguments(c *cobra.Command, args []string) error {
 	return usageError{fmt.Errorf("there is no command %s", word)}
 }
 
-// usageTemplate is the help of a command without the flags that all commands have.
+// usageTemplate is the end of the help. That of a command leaves out the flags that all commands have.
 const usageTemplate = `Usage:
-  {{.UseLine}}{{if .HasExample}}
+  {{.UseLine}}{{if .HasAvailableSubCommands}}
+  {{.CommandPath}} [command]{{end}}{{if .HasExample}}
 
 Examples:
 {{.Example}}{{end}}{{if .HasAvailableSubCommands}}
 
-Commands:{{range .Commands}}{{if .IsAvailableCommand}}
-  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
+Available Commands:{{range .Commands}}{{if .IsAvailableCommand}}
+  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}
 
 Flags:
-{{.LocalNonPersistentFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}
+{{if .HasParent}}{{.LocalNonPersistentFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}
 
-The settings of the node are flags too: see {{.Root.Name}} --help.
+The settings of the node are flags too: see {{.Root.Name}} --help.{{else}}` +
+	`{{.LocalFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}
+
+Use "{{.CommandPath}} [command] --help" for more information about a command.{{end}}
 `
 
 func helpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [command]",
 		Short: "Print the help of the program or of a command",
+		Long: `Print the help of the program, or of one command.
+
+Exit codes: 0 printed; 2 there is no such command.`,
+		Example: `  # List the commands and the settings
+  ip-masq-reconciler help
+
+  # Print the help of a command
+  ip-masq-reconciler help status
+
+  # Read a long one page by page
+  ip-masq-reconciler help uninstall | less`,
 		RunE: func(c *cobra.Command, args []string) error {
 			about, rest, err := c.Root().Find(args)
 			if err != nil || len(rest) > 0 {
@@ -202,22 +320,5 @@ func helpCommand() *cobra.Command {
 			about.InitDefaultVersionFlag()
 			return about.Help()
 		},
-	}
-}
-
-// complete adds the completions for shells.
-func complete(root *cobra.Command) {
-	for _, c := range append(root.Commands(), root) {
-		if c.ValidArgsFunction == nil {
-			c.ValidArgsFunction = cobra.NoFileCompletions
-		}
-	}
-	// cobra's own command prints the help for an unknown shell, with exit code 0.
-	root.InitDefaultCompletionCmd()
-	if c, _, err := root.Find([]string{"completion"}); err == nil {
-		c.Args, c.RunE = noArguments, func(c *cobra.Command, _ []string) error { return c.Help() }
-		for _, shell := range c.Commands() {
-			shell.Args = noArguments
-		}
 	}
 }

@@ -24,15 +24,20 @@ func (a *app) explainCommand() *cobra.Command {
 	var from, out string
 	c := a.addOutput(&cobra.Command{
 		Use:   "explain DST",
-		Short: "Show the verdict for traffic to an address, and the source that decides it",
+		Short: "Show the verdict for traffic to an address, and its origin",
 		Long: `Show whether traffic to the address DST is masqueraded: the verdict, the prefix that decides,
-the file and key that state it, and the rule in the kernel. If the kernel does something
-else, show the differences of its rules.`,
+the file and key that state it, and the rule in the kernel. If the kernel does something else,
+show why. Nothing is written.
+
+Exit codes: 0 printed; 1 error; 2 mistake in the command line.`,
 		Example: `  # Traffic from any source in scope
-  ip-masq-reconciler explain 8.8.8.8
+  ip-masq-reconciler explain 198.51.100.7
 
   # Traffic of one pod through one interface
-  ip-masq-reconciler explain 10.96.0.10 --from 10.244.1.7 --out eth0`,
+  ip-masq-reconciler explain 10.96.0.10 --from 10.244.1.7 --out eth0
+
+  # The verdict as JSON
+  ip-masq-reconciler explain 2001:db8::1 -o json`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usageError{fmt.Errorf("explain takes one address, such as 10.1.2.3, and has %d", len(args))}

@@ -79,7 +79,7 @@ func (a *app) addFlags(root *cobra.Command) {
 	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	flags.StringVar(&a.config, "config", "", "read this `FILE` (default "+config.DefaultReconcilerFile+", if it exists)")
+	flags.StringVar(&a.config, "config", "", "`FILE` of settings (default: "+config.DefaultReconcilerFile+", if it exists)")
 	defaults := config.DefaultSettings()
 	for _, k := range defaults.Flags() {
 		if k.Name != "agent.backend" { // --backend is its flag
@@ -90,7 +90,7 @@ func (a *app) addFlags(root *cobra.Command) {
 			}
 		}
 	}
-	flags.IntVarP(&a.verbose, "v", "v", 0, "verbosity `N` of the log: 2 and more log every sync")
+	flags.IntVarP(&a.verbose, "v", "v", 0, "verbosity `N` of the log: with 2 or more, every sync is logged")
 	const booleans = "add-dir-header alsologtostderr legacy-stderr-threshold-behavior logtostderr one-output skip-headers skip-log-headers"
 	const others = "log-backtrace-at log-dir log-file log-file-max-size log-flush-frequency stderrthreshold vmodule"
 	for name := range strings.FieldsSeq(booleans + " " + others) {
@@ -98,7 +98,7 @@ func (a *app) addFlags(root *cobra.Command) {
 		if strings.Contains(booleans, name) {
 			define = flags.BoolFunc
 		}
-		define(name, "accepted for ip-masq-agent's sake; does nothing", func(string) error {
+		define(name, "flag of klog, without effect", func(string) error {
 			a.ignored = append(a.ignored, name)
 			return nil
 		})

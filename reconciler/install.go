@@ -29,22 +29,21 @@ func (a *app) installCommand() *cobra.Command {
 	var f installFlags
 	c := a.addOutput(&cobra.Command{
 		Use:   "install",
-		Short: "Install the plugin on this node: the binary, then the entry in the conflist",
-		Long: `Copy the plugin to the directory from which the container runtime runs plugins, run it
-there as a test, and insert the plugin entry into the conflist of the network that the
-runtime uses. A plugin or an entry that is already there stays as it is. The previous text of
-the conflist is kept in the dataDir. Run it beside "run" and at any time, as for an upgrade.
+		Short: "Install the plugin on this node, and its entry in the conflist",
+		Long: `Copy the plugin to --cni-bin-dir, run it there as a test, and insert the plugin entry into the
+conflist of the network that the runtime uses. An existing entry stays as it is; a plugin with
+other content is replaced. The entry is the content of --conflist-entry-file. The dataDir keeps
+the previous text of the conflist.
 
-The directories are --cni-bin-dir and --cni-conf-dir; by default, those of the distribution
-that the node has: the usual ones, or those of GKE, k3s, microk8s or OpenShift. If several
-distributions have them, install refuses to choose.
+By default the directories are the usual ones, or those of GKE, k3s, microk8s or OpenShift; on a
+node that has several of them, name one. With --conflist-manage, an entry that cannot be inserted
+yet is a warning: "run" inserts it later.
 
-The entry is the content of conflist.entry_file. With conflist.manage, an entry that cannot
-be inserted now, as on a node without a network yet, is a warning: "run" inserts it later.`,
+Exit codes: 0 installed, or already there; 1 error; 2 mistake in the command line.`,
 		Example: `  # Install the plugin and its entry
   ip-masq-reconciler install
 
-  # State the plugin directory and the network
+  # Name the directory of plugins and the network
   ip-masq-reconciler install --cni-bin-dir /usr/lib/cni --conflist-network podnet
 
   # Install the plugin where another program writes the entry
@@ -55,8 +54,8 @@ be inserted now, as on a node without a network yet, is a warning: "run" inserts
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return a.install(c.Context(), f) },
 	})
-	c.Flags().StringVar(&f.plugin, "plugin", "", "`FILE` to install (default: ip-masq beside this program)")
-	c.Flags().BoolVar(&f.noConflist, "no-conflist", false, "do not change conflists")
+	c.Flags().StringVar(&f.plugin, "plugin", "", "`FILE` of the plugin (default: ip-masq beside this program)")
+	c.Flags().BoolVar(&f.noConflist, "no-conflist", false, "install the plugin only, and change no conflist")
 	c.Flags().BoolVar(&f.upgrade, "upgrade", false, "replace the plugin in each directory that has it, and change nothing else")
 	return c
 }

@@ -81,6 +81,7 @@ func writePages(root *cobra.Command, dir string) error {
 			continue
 		}
 		c.DisableAutoGenTag = true
+		c.Long = strings.Replace(c.Long, "\nExit codes: ", "\n# EXIT STATUS\n", 1)
 		var page bytes.Buffer
 		h := &doc.GenManHeader{Section: section, Source: "ip-masq " + version, Manual: "ip-masq"}
 		if err := doc.GenMan(c, h, &page); err != nil {

@@ -20,11 +20,13 @@ func (a *app) renderCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "render",
 		Short: "Print the desired rules, for iptables-restore or nft -f",
-		Long: `Print the rules that the sources ask for, as input of "iptables-restore --noflush"
-(ip6tables-restore with --family ipv6) or of "nft -f -". Nothing is written.
---backend iptables or nftables chooses the form, by default that of the node's backend.
-The rules of guard and enforceExempt are in nftables, whatever the backend: --guard-tables
-prints them alone.`,
+		Long: `Print the rules that the sources ask for. The backend of the node, or --backend, chooses the form:
+input of "nft -f -", or of "iptables-restore --noflush" (ip6tables-restore with --family ipv6).
+The rules of guard and enforceExempt are in nftables with both backends; --guard-tables prints
+them alone. Nothing is written.
+
+Exit codes: 0 printed; 1 a document cannot be read, or error; 2 mistake in the command line, or the
+node has no backend yet: add --backend.`,
 		Example: `  # Validate the rules for nftables
   ip-masq-reconciler render --backend nftables | nft -c -f -
 
@@ -36,7 +38,7 @@ prints them alone.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return a.render(c, policy.Family(family), guard) },
 	}
-	c.Flags().StringVar(&family, "family", family, "address family to print, for iptables: ipv4 or ipv6")
+	c.Flags().StringVar(&family, "family", family, "address `FAMILY` to print, for iptables: ipv4 or ipv6")
 	c.Flags().BoolVar(&guard, "guard-tables", false, "print the rules of guard and enforceExempt alone, for nft -f")
 	return c
 }

@@ -38,24 +38,25 @@ func (a *app) statusCommand() *cobra.Command {
 	c := a.addOutput(&cobra.Command{
 		Use:   "status",
 		Short: "Show on one screen whether the node is ready, and why not",
-		Long: `Show on one screen whether the node is ready, each reason why it is not with its remedy, and
-what is in force: the reconciler and the plugin, chains, sources, the plugin entry, repairs,
-and what "doctor" finds. Nothing is written. The reconciler that runs is asked for its
-settings and state; where none runs, the state is that of the dataDir and the kernel.
+		Long: `Show on one screen whether the node is ready, with cause and remedy of each fault, and what is
+in force: reconciler, plugin, settings, chains, sources, conflist, repairs, and the findings of
+"doctor". Nothing is written. If no reconciler answers, the state is that of the dataDir and of
+the kernel.
 
-Exit codes: 0 the node is ready, 3 it is not, 1 no reconciler runs, or error.`,
+Exit codes: 0 the node is ready, or --watch was stopped; 1 no reconciler runs, or error;
+2 mistake in the command line; 3 the node is not ready.`,
 		Example: `  # Show the state of this node
   ip-masq-reconciler status
 
   # Show it again every two seconds
   ip-masq-reconciler status --watch
 
-  # Show the state of a node of a Kubernetes cluster
-  kubectl -n kube-system exec ip-masq-reconciler-x2x7k -- ip-masq-reconciler status`,
+  # Show the state of a node of a cluster, by the pod of its DaemonSet
+  kubectl -n kube-system exec ip-masq-x2x7k -- ip-masq-reconciler status`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return a.status(c.Context(), watch) },
 	})
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every two seconds, until stopped")
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every 2s, until stopped")
 	return c
 }
 

@@ -32,25 +32,23 @@ func (a *app) uninstallCommand() *cobra.Command {
 	var f uninstallFlags
 	c := a.addOutput(&cobra.Command{
 		Use:   "uninstall",
-		Short: "Remove the plugin from this node: the entry, the binary, rules and state",
-		Long: `Remove the plugin entry from all conflists, and then the plugin, the rules and the state.
-Running pods keep running and can be deleted; new pods start without the plugin.
+		Short: "Remove the plugin from this node, its entry, the rules and the state",
+		Long: `Remove the plugin entry from all conflists, and then the plugin, the rules and the state. Running
+pods keep running; new pods start without the plugin. By default it looks in all directories that
+"install" knows. It fails while "run" is active. The files in /etc/ip-masq stay.
 
-CRI-O and podman tear down a pod by its cached network configuration. While there are pods
-that they started with the plugin, the plugin, the rules and the state stay, and the exit
-code is 1. Wait with --wait, or run it again. containerd tears down pods by the present
-conflist: its pods do not count if /run/containerd can be read. Multus uses a cache of its
-own, with any runtime.
+Plugin, rules and state stay while the runtime will call the plugin to tear down a pod: CRI-O,
+podman and Multus use the cached network configuration of the pod; containerd does not, which is
+certain only if /run/containerd can be read. They also stay, even with --no-wait, while a file in
+a directory of conflists names the plugin, such as the one that Multus generates: restart Multus.
 
-The plugin also stays, even with --no-wait, while a file in the configuration directories
-names it, such as the one that Multus generates: restart Multus, or wait with --wait.
-
-It looks in --cni-conf-dir and --cni-bin-dir; by default, in all directories that install
-knows. It fails while "run" runs. reconciler.toml, plugin.toml and the entry file stay.
-
-Exit codes: 0 all is removed (but for --keep-rules), 1 something is left.`,
+Exit codes: 0 all is removed, except with --keep-rules, or --stay was stopped; 1 something is left,
+or error; 2 mistake in the command line.`,
 		Example: `  # Remove the plugin, the rules and the state
-  ip-masq-reconciler uninstall
+  systemctl stop ip-masq-reconciler && ip-masq-reconciler uninstall
+
+  # Wait up to ten minutes for pods whose DEL calls the plugin
+  ip-masq-reconciler uninstall --wait 10m
 
   # Leave the rules until the next boot, or until "cleanup"
   ip-masq-reconciler uninstall --keep-rules
@@ -60,10 +58,10 @@ Exit codes: 0 all is removed (but for --keep-rules), 1 something is left.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return a.uninstall(c.Context(), f) },
 	})
-	c.Flags().BoolVar(&f.keepRules, "keep-rules", false, "leave rules and state as they are")
-	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although cached network configurations name it: for runtimes that tear down pods by the present conflist")
-	c.Flags().BoolVar(&f.stay, "stay", false, "retry until all is removed, and run until stopped; /readyz (health_listen) says what is left")
-	c.Flags().DurationVar(&f.wait, "wait", 0, "`TIME` to wait for pods whose DEL will call the plugin, such as 10m")
+	c.Flags().BoolVar(&f.keepRules, "keep-rules", false, "leave the rules and the state as they are")
+	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although the cached network configuration of a pod names it")
+	c.Flags().BoolVar(&f.stay, "stay", false, "retry until all is removed, and run until stopped; /readyz says what is left")
+	c.Flags().DurationVar(&f.wait, "wait", 0, "`TIME` to wait for pods whose DEL calls the plugin, such as 10m (default: none)")
 	return c
 }
 

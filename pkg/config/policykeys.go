@@ -14,34 +14,34 @@ func policyKeys(s *policy.SourcePolicy, parseChain func(string) (string, error))
 	cidrs := func(to *[]netip.Prefix) Value { return list(to, "10.0.0.0/8", policy.ParsePrefix) }
 	return []Key{
 		{"nonMasqueradeCIDRs", cidrs(&s.NonMasqueradeCIDRs),
-			"`CIDRS` not to masquerade, separated by commas; empty for none; the private ranges if no source states any"},
+			"`CIDRS` not to masquerade, separated by commas; empty for none (default: the private ranges)"},
 		{"masqueradeCIDRs", cidrs(&s.MasqueradeCIDRs),
-			"`CIDRS` to masquerade although a wider prefix exempts them, separated by commas"},
+			"`CIDRS` to masquerade inside wider exempt ones, separated by commas (default: none)"},
 		{"nomasqAllReservedRanges", optional(&s.NomasqAllReservedRanges),
 			"exempt every range that an RFC reserves, where no source states nonMasqueradeCIDRs"},
 		{"masqLinkLocal", optional(&s.MasqLinkLocal), "masquerade 169.254.0.0/16 too"},
 		{"masqLinkLocalIPv6", optional(&s.MasqLinkLocalIPv6), "masquerade fe80::/10 too"},
-		{"enableIPv6", optional(&s.EnableIPv6), "manage IPv6 too, for all of the agents' files"},
-		{"sourceCIDRs", cidrs(&s.SourceCIDRs), "only traffic from these `CIDRS` is in scope, separated by commas"},
-		{"nonMasqueradeSourceCIDRs", cidrs(&s.NonMasqueradeSourceCIDRs), "`CIDRS` of sources never to masquerade, separated by commas"},
+		{"enableIPv6", optional(&s.EnableIPv6), "manage IPv6 too, for all agent files"},
+		{"sourceCIDRs", cidrs(&s.SourceCIDRs), "`CIDRS` of the sources in scope, separated by commas (default: any)"},
+		{"nonMasqueradeSourceCIDRs", cidrs(&s.NonMasqueradeSourceCIDRs), "`CIDRS` of exempt sources, separated by commas (default: none)"},
 		{"outputInterfaces", list(&s.OutputInterfaces, "eth0", anyText[string]),
-			"only traffic leaving through these `INTERFACES` is in scope, separated by commas; wg+ for all whose names begin with wg"},
-		{"masqueradeHost", optional(&s.MasqueradeHost), "masquerade the node's own traffic too (=false: exempt it)"},
-		{"randomFully", optional(&s.RandomFully), "choose fully random source ports, where the kernel supports it (=false: the kernel's default)"},
+			"`INTERFACES` in scope, separated by commas; wg+ for all that begin with wg (default: any)"},
+		{"masqueradeHost", optional(&s.MasqueradeHost), "masquerade the node's own traffic too; =false exempts it (default: true)"},
+		{"randomFully", optional(&s.RandomFully), "choose source ports at random, where the kernel can (default: true)"},
 		{"toPorts", text(&s.ToPorts, "1024-29999,32768-65535", parsePorts),
-			"source `PORTS` to use, such as 1024-29999,32768-65535; empty leaves them to the kernel"},
+			"source `PORTS` to use, such as 1024-29999,32768-65535 (default: any)"},
 		{"masqChain", text(&s.Chain, policy.DefaultChain, parseChain),
-			"`NAME` of the chain, IP-MASQ-AGENT if no source states one; chains are independent of each other"},
+			"`NAME` of the chain (default: IP-MASQ-AGENT)"},
 		{"backend", backend(&s.Backend), "backend of this chain: auto, iptables or nftables"},
 		{"podCIDRs", cidrs(&s.PodCIDRs),
-			"`CIDRS` of pods for guard, staleConnections and enforceExempt, separated by commas; sourceCIDRs or what ADDs found if not given"},
+			"`CIDRS` of pods for guard, staleConnections and enforceExempt (default: sourceCIDRs, else the pods' subnets)"},
 		{"guard", oneOf(&s.Guard, policy.GuardOff, policy.GuardCount, policy.GuardDrop),
-			"count or drop packets of pods that should have been masqueraded and were not: off, count or drop"},
+			"`MODE` for packets that NAT rules miss: off, count or drop (default: off)"},
 		{"staleConnections", oneOf(&s.StaleConnections, policy.KeepConnections, policy.ResetConnections),
-			"keep or reset connections whose verdict a policy change altered; reset if not given and guard is drop"},
-		{"enforceExempt", optional(&s.EnforceExempt), "keep exempt traffic of pods exempt even if another program's rule would masquerade it"},
+			"`MODE` for connections whose verdict has changed: keep or reset (default: keep, or reset with guard drop)"},
+		{"enforceExempt", optional(&s.EnforceExempt), "keep exempt traffic of pods exempt beside third-party rules"},
 		{"bypassMark", text(&s.BypassMark, "0x6000", parseMark),
-			"`MASK` of packet marks that enforceExempt ignores, 0x6000 if not given; 0 for none"},
+			"`MASK` of packet marks that enforceExempt does not apply to; 0 for none (default: 0x6000)"},
 	}
 }
 
@@ -91,7 +91,7 @@ func (a *AgentPolicy) Keys() []Key {
 	// An empty Chain stands for none, so an empty name is refused here.
 	parseChain := func(s string) (string, error) { return s, policy.ValidateChainName(s) }
 	return append(policyKeys(&a.Policy, parseChain), Key{
-		"cidrLimit", count(&a.CIDRLimit, 1, policy.MaxCIDRLimit), "most CIDRs (`N`, 64 if not given) that may be stated here together",
+		"cidrLimit", count(&a.CIDRLimit, 1, policy.MaxCIDRLimit), "most CIDRs, `N`, in the two lists of destinations together (default: 64)",
 	})
 }
 

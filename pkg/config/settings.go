@@ -91,18 +91,18 @@ const (
 func (s *Settings) keys() []Key {
 	d := DefaultSettings()
 	keys := []Key{
-		{"resync_interval", Interval(&s.ResyncInterval), "verify all rules after this `TIME` too, beside events: 60s, 2m, or seconds"},
+		{"resync_interval", Interval(&s.ResyncInterval), "`TIME` between full verifications, beside events: 60s, 2m, or seconds"},
 		{"backend", backend(&s.Backend),
-			"`BACKEND` of chains for which no source states one: auto, iptables or nftables"},
+			"`BACKEND` of chains without a stated one: auto, iptables or nftables"},
 		{"cni_conf_dir", directory(&s.CNIConfDir, d.CNIConfDir), "`DIR` of the conflists that the container runtime reads"},
-		{"cni_bin_dir", directory(&s.CNIBinDir, d.CNIBinDir), "`DIR` of the CNI plugins that the container runtime runs"},
+		{"cni_bin_dir", directory(&s.CNIBinDir, d.CNIBinDir), "`DIR` of the plugins that the container runtime runs"},
 		{"agent_config_dir", text(&s.AgentConfigDir, "/etc/config", orEmpty(pathLike("/etc/config"))),
-			"`DIR` of the agents' files (ip-masq*), such as /etc/config; off if not given"},
+			"`DIR` of the agent files (ip-masq*), such as /etc/config (default: none)"},
 		{"agent_dialect", oneOf(&s.AgentDialect, DialectV1, DialectV2),
-			"meaning of an agent file without nonMasqueradeCIDRs: `v1`, the list is left to other files; v2, the list is empty"},
-		{"data_dir", directory(&s.DataDir, d.DataDir), "`DIR` of the node's state; the plugin must have the same"},
-		{"health_listen", text(&s.HealthListen, d.HealthListen, orEmpty(parseListen)), "`HOST:PORT` of /livez, /readyz, /healthz, /statusz and /flagz; empty for off"},
-		{"metrics_listen", text(&s.MetricsListen, ":9820", orEmpty(parseListen)), "`HOST:PORT` of /metrics; off if not given"},
+			"`DIALECT` of agent files: v1, or v2, in which a missing nonMasqueradeCIDRs is an empty list"},
+		{"data_dir", directory(&s.DataDir, d.DataDir), "`DIR` of the node's state, the same as dataDir of the plugin entries"},
+		{"health_listen", text(&s.HealthListen, d.HealthListen, orEmpty(parseListen)), "`HOST:PORT` of /livez, /healthz, /readyz, /statusz and /flagz; empty for off"},
+		{"metrics_listen", text(&s.MetricsListen, ":9820", orEmpty(parseListen)), "`HOST:PORT` of /metrics, such as :19821 (default: off)"},
 		{"log_format", oneOf(&s.LogFormat, "text", "json"), "`FORMAT` of the log: text or json"},
 		{agentTable, table(), ""},
 	}
@@ -112,9 +112,9 @@ func (s *Settings) keys() []Key {
 	}
 	return append(keys,
 		Key{conflistTable, table(), ""},
-		Key{"conflist.manage", boolean(&s.Conflist.Manage), "insert the plugin entry again when it is missing from the conflist"},
+		Key{"conflist.manage", boolean(&s.Conflist.Manage), "insert the plugin entry again when it is missing"},
 		Key{"conflist.network", text(&s.Conflist.Network, "podnet", orEmpty(parseNetworkName)),
-			"`NETWORK` whose conflist gets the plugin entry; the one that the runtime picks if not given"},
+			"`NETWORK` whose conflist gets the plugin entry (default: the one that the runtime uses)"},
 		Key{"conflist.entry_file", directory(&s.Conflist.EntryFile, d.Conflist.EntryFile), "`FILE` with the plugin entry to insert, as JSON"},
 	)
 }

@@ -211,7 +211,7 @@ func TestFlags(t *testing.T) {
 			t.Errorf("%s is there twice", f.Name)
 		}
 		keys[f.Name] = true
-		if f.Usage == "" || len(f.Usage) > 130 || strings.Contains(f.Usage, "\n") || strings.Count(f.Usage, "`")%2 != 0 {
+		if f.Usage == "" || len(f.Usage) > 110 || strings.Contains(f.Usage, "\n") || strings.Count(f.Usage, "`")%2 != 0 {
 			t.Errorf("%s: usage %q", f.Name, f.Usage)
 		}
 		texts[f.Name] = f.Text()

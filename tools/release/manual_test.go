@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -50,6 +51,14 @@ func TestManual(t *testing.T) {
 		if !strings.Contains(page, `" "8" "Jun 2025" "ip-masq v1.2.3" "ip-masq"`) {
 			t.Errorf("%s has a header without section, date, or version:\n%.200s", name, page)
 		}
+		if strings.Count(page, "\n.SH EXIT STATUS\n") != 1 || strings.Count(page, "\n.SH EXAMPLE\n.EX\n")+strings.Count(page, "\n.EX\nCNI_COMMAND=") == 0 {
+			t.Errorf("%s lacks the exit status, or examples in a literal block:\n%s", name, page)
+		}
+		for _, m := range regexp.MustCompile(`\\fB(ip-masq[a-z-]*)\(8\)`).FindAllStringSubmatch(page, -1) {
+			if !slices.Contains(pages, m[1]) {
+				t.Errorf("%s refers to %s(8), which does not exist", name, m[1])
+			}
+		}
 		if noGroff != nil {
 			continue
 		}
@@ -74,5 +83,9 @@ func TestManual(t *testing.T) {
 		if !strings.Contains(read("completions/"+name), marker) {
 			t.Errorf("%s has no %q", name, marker)
 		}
+	}
+	load := exec.Command("bash", "-c", `. "$0" && complete -p ip-masq-reconciler`, filepath.Join(dir, "completions", "bash", "ip-masq-reconciler"))
+	if out, err := load.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "complete -o default -F ") {
+		t.Errorf("bash loads no completions: %v\n%s", err, out)
 	}
 }
