@@ -38,11 +38,11 @@ func healthyStatus() *nodeStatus {
 	return &nodeStatus{
 		Ready: true,
 		Reconciler: reconcilerStatus{
-			activeReconciler: activeReconciler{Running: true, Answers: true, PID: 1, Version: "v0.9.1"},
+			activeReconciler: activeReconciler{Running: true, Answers: true, PID: 1, Version: "v0.1.0"},
 			Started:          ago(75 * time.Hour), LastSync: ago(12 * time.Second), LastResult: "unchanged", IntervalSeconds: 60,
 		},
-		Plugin:       pluginStatus{Path: "/opt/cni/bin/ip-masq", Version: "v0.9.1"},
-		SettingsFrom: "from the reconciler that runs (pid 1, version v0.9.1)",
+		Plugin:       pluginStatus{Path: "/opt/cni/bin/ip-masq", Version: "v0.1.0"},
+		SettingsFrom: "from the reconciler that runs (pid 1, version v0.1.0)",
 		Settings: []config.Setting{
 			{Key: "resync_interval", Value: "1m0s", Origin: config.DefaultOrigin},
 			{Key: "agent_config_dir", Value: "/etc/config", Origin: config.FlagOrigin},
@@ -72,7 +72,7 @@ func brokenStatus() *nodeStatus {
 			"\"iptables\" (host pid 4711); repairs are 1s apart now: stop that program, or make it leave the chain alone"},
 		{Reason: reconcile.ReasonRules, Chain: "IP-MASQ-AGENT", Message: "first line\nsecond line " + strings.Repeat("long", 40)},
 	}
-	s.Reconciler.Standbys = []metrics.Standby{{PID: 4242, Version: "v0.9.0", Seen: statusTime}}
+	s.Reconciler.Standbys = []metrics.Standby{{PID: 4242, Version: "v0.0.9", Seen: statusTime}}
 	s.Plugin = pluginStatus{Path: s.Plugin.Path, Error: "/opt/cni/bin/ip-masq is missing"}
 	s.Settings = append(s.Settings, config.Setting{Key: "agent.nonMasqueradeCIDRs", Value: strings.Repeat("10.0.0.0/8,", 40), Origin: config.FlagOrigin})
 	s.Chains[0].Guard, s.Chains[0].EnforceExempt, s.Chains[0].Resets = policy.GuardDrop, true, 3
