@@ -138,8 +138,8 @@ Exit codes: 0 the rules are correct; 1 a source is bad, or error; 2 mistake in t
 		a.addOutput(&cobra.Command{
 			Use:   "doctor",
 			Short: "Find what defeats the policy on this node",
-			Long: `Find what defeats the policy on this node (a problem), and what may surprise (a notice), such as
-masquerade rules of other programs, pod networks that are not exempt, or an agent that still
+			Long: `Find what defeats the policy on this node (a problem), and what may surprise (a notice). Examples
+are masquerade rules of other programs, pod networks that are not exempt, and an agent that still
 runs. Print where each finding is, and its remedy. Nothing is written.
 
 Exit codes: 0 with and without findings; 1 error; 2 mistake in the command line.`,

@@ -38,7 +38,7 @@ func (a *app) statusCommand() *cobra.Command {
 	c := a.addOutput(&cobra.Command{
 		Use:   "status",
 		Short: "Show on one screen whether the node is ready, and why not",
-		Long: `Show on one screen whether the node is ready, with cause and remedy of each fault, and what is
+		Long: `Show on one screen whether the node is ready, with cause and remedy of each fault. Show what is
 in force: reconciler, plugin, settings, chains, sources, conflist, repairs, and the findings of
 "doctor". Nothing is written. If no reconciler answers, the state is that of the dataDir and of
 the kernel.

@@ -37,10 +37,11 @@ func (a *app) uninstallCommand() *cobra.Command {
 pods keep running; new pods start without the plugin. By default it looks in all directories that
 "install" knows. It fails while "run" is active. The files in /etc/ip-masq stay.
 
-Plugin, rules and state stay while the runtime will call the plugin to tear down a pod: CRI-O,
-podman and Multus use the cached network configuration of the pod; containerd does not, which is
-certain only if /run/containerd can be read. They also stay, even with --no-wait, while a file in
-a directory of conflists names the plugin, such as the one that Multus generates: restart Multus.
+Plugin, rules and state stay while the runtime will call the plugin to tear down a pod. CRI-O,
+podman and Multus do so, as they use the cached network configuration of the pod. Pods of
+containerd do not count if /run/containerd can be read. Plugin, rules and state also stay, even
+with --no-wait, while a file in a directory of conflists names the plugin, such as the one that
+Multus generates: restart Multus.
 
 Exit codes: 0 all is removed, except with --keep-rules, or --stay was stopped; 1 something is left,
 or error; 2 mistake in the command line.`,
