@@ -225,11 +225,11 @@ func TestAlertsCover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told, err := os.ReadFile("../pkg/metrics/testdata/start.prom")
+	start, err := os.ReadFile("../pkg/metrics/testdata/start.prom")
 	if err != nil {
 		t.Fatal(err)
 	}
-	reasons := regexp.MustCompile(`ip_masq_not_ready\{(reason="\w+")\}`).FindAllSubmatch(told, -1)
+	reasons := regexp.MustCompile(`ip_masq_not_ready\{(reason="\w+")\}`).FindAllSubmatch(start, -1)
 	if len(reasons) < 9 {
 		t.Fatalf("%d reasons", len(reasons))
 	}

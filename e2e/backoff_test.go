@@ -122,7 +122,7 @@ func TestRepairDuringBackoff(t *testing.T) {
 			t.Errorf("repair %d took %s", i, took)
 		}
 		count := watcher.untilIdle(t, 100*time.Millisecond)
-		n.tool(t, "nft", "add", "table", "ip", "stranger"+fmt.Sprint(i))
+		n.tool(t, "nft", "add", "table", "ip", "thirdparty"+fmt.Sprint(i))
 		if now := watcher.untilIdle(t, 500*time.Millisecond); now > count+1 {
 			t.Errorf("commits after a third-party commit: %s", watcher.countByProgram(count))
 		}

@@ -104,7 +104,7 @@ func brokenNodes() []brokenNode {
 			},
 			cause:  []string{"/etc/ip-masq/reconciler.toml:5", "backend", "nftabels is not one of the choices"},
 			remedy: []string{"write auto, iptables or nftables"}},
-		{name: "contradicting-flag", reason: "source", code: 3,
+		{name: "conflicting-flag", reason: "source", code: 3,
 			breaks: func(t *testing.T, n *faultyNode) func() {
 				n.agentFile(t, "ip-masq-agent", faultyNodeFile+"randomFully: true\n")
 				n.d.untilReady(t)

@@ -147,7 +147,7 @@ func TestFirewallReload(t *testing.T) {
 			}
 			tables := "flush ruleset\n"
 			for _, f := range families() {
-				tables += n.tool(t, "nft", "list", "table", f[1], "stranger")
+				tables += n.tool(t, "nft", "list", "table", f[1], "thirdparty")
 				if strings.Contains(n.tool(t, "nft", "list", "tables"), "table "+f[1]+" ip-masq\n") {
 					tables += n.tool(t, "nft", "list", "table", f[1], "ip-masq")
 				}

@@ -208,7 +208,7 @@ func (n *node) addThirdPartyRules(t *testing.T) {
 				"COMMIT\n*filter\n-A FORWARD -s "+net+" -j ACCEPT\nCOMMIT\n",
 				f[0]+"-"+variant+"-restore", "--noflush")
 		}
-		n.feed(t, "table "+f[1]+" stranger {\n set s { type "+[]string{"ipv4_addr", "ipv6_addr"}[i]+"; flags interval; elements = { "+net+" } }\n"+
+		n.feed(t, "table "+f[1]+" thirdparty {\n set s { type "+[]string{"ipv4_addr", "ipv6_addr"}[i]+"; flags interval; elements = { "+net+" } }\n"+
 			" chain post { type nat hook postrouting priority 90; "+f[1]+" saddr @s masquerade comment \"not yours\"; }\n}\n", "nft", "-f", "-")
 	}
 }

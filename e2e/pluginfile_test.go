@@ -273,7 +273,7 @@ func TestUntrustedDELAndGC(t *testing.T) {
 	for _, network := range []string{"podnet", "evil", "PODNET", "podnet."} {
 		conf := g.conf(t, network, object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}, "dataDir": other, "masqChain": "OTHER", validAttachments: []object{}})
 		for _, verb := range []string{"DEL", "GC"} {
-			g.invoke(t, invocation{verb: verb, conf: conf, id: "stranger"}).want(t, 0)
+			g.invoke(t, invocation{verb: verb, conf: conf, id: "thirdparty"}).want(t, 0)
 			g.wantPolicyState(t, before)
 			if _, err := os.Lstat(other); !os.IsNotExist(err) {
 				t.Errorf("%s created %s: %v", verb, other, err)

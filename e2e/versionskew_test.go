@@ -24,21 +24,21 @@ func (n *node) wantNoReconciliation(t *testing.T, d *daemon, conf string, says .
 			t.Errorf("%s: generation moved from %d to %d", who, generation, now)
 		}
 	}
-	told := ""
+	earlier := ""
 	for i := range 3 {
 		syncs := d.metric(t, "reconciles_total")
 		d.signal(t, syscall.SIGHUP)
 		d.until(t, "sync", func() bool { return d.metric(t, "reconciles_total") > syncs })
 		d.eventuallyUnready(t, says...)
 		if i == 1 {
-			told = d.log()
+			earlier = d.log()
 		}
 	}
-	if more := strings.TrimPrefix(d.log(), told); more != "" {
+	if more := strings.TrimPrefix(d.log(), earlier); more != "" {
 		t.Errorf("a sync without changes logged:\n%s", more)
 	}
-	if strings.Contains(strings.TrimPrefix(told, logged), "source updated") {
-		t.Errorf("the log reports an updated source:\n%s", told)
+	if strings.Contains(strings.TrimPrefix(earlier, logged), "source updated") {
+		t.Errorf("the log reports an updated source:\n%s", earlier)
 	}
 	same("run")
 	for _, command := range []string{"once", "check"} {
@@ -167,7 +167,7 @@ func TestNewerRulesWithReconciler(t *testing.T) {
 		// The rules of a changed source cannot be written.
 		rules, logged := n.ruleset(t), d.log()
 		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})
-		d.eventuallyUnready(t, append(says, `network "podnet"`, "cannot be put in force")...)
+		d.eventuallyUnready(t, append(says, `network "podnet"`, "cannot be applied")...)
 		if strings.Contains(strings.TrimPrefix(d.log(), logged), "source updated") {
 			t.Errorf("the log reports an updated source that is not in force:\n%s", d.log())
 		}

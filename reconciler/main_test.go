@@ -59,7 +59,7 @@ func TestScripts(t *testing.T) {
 				cniCache.Lock()
 				e.Defer(cniCache.Unlock)
 			}
-			return settle(e)
+			return setUp(e)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"node":    node,
@@ -72,8 +72,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// settle makes the node of a script.
-func settle(e *testscript.Env) error {
+// setUp makes the node of a script.
+func setUp(e *testscript.Env) error {
 	name := filepath.Base(e.WorkDir)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -14,8 +14,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// contradicting is an entry that masquerades a destination that agentConfig exempts.
-const contradicting = `configMapGenerator:
+// conflicting is an entry that masquerades a destination that agentConfig exempts.
+const conflicting = `configMapGenerator:
 - name: ip-masq
   namespace: kube-system
   behavior: merge
@@ -28,7 +28,7 @@ const contradicting = `configMapGenerator:
 func TestConflict(t *testing.T) {
 	ctx := t.Context()
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
-	must(t, c.ApplyOverlay(ctx, contradicting+component("metrics"), "base"))
+	must(t, c.ApplyOverlay(ctx, conflicting+component("metrics"), "base"))
 	awaitRollout(t, c, "ip-masq")
 	const metric = `ip_masq_policy_conflict{chain="IP-MASQ-AGENT"} `
 	for _, n := range c.Nodes {

@@ -13,8 +13,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// foreign returns the overlays with objects whose CRDs the cluster lacks.
-func foreign() map[string]bool {
+// crdOverlays returns the overlays with objects whose CRDs the cluster lacks.
+func crdOverlays() map[string]bool {
 	return map[string]bool{"openshift": true, "uninstall-openshift": true, "monitoring": true}
 }
 
@@ -23,7 +23,7 @@ func testManifests(t *testing.T, c *cluster.Cluster) {
 	const root = "../../deploy/kustomize"
 	directories := []string{"base", "uninstall"}
 	for _, entry := range topology.Must(os.ReadDir(filepath.Join(root, "overlays")))(t) {
-		if !foreign()[entry.Name()] {
+		if !crdOverlays()[entry.Name()] {
 			directories = append(directories, "overlays/"+entry.Name())
 		}
 	}

@@ -48,7 +48,7 @@ func (p *Pod) inspect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var told struct {
+	var inspected struct {
 		Status struct {
 			Network struct {
 				IP            netip.Addr                `json:"ip"`
@@ -63,14 +63,14 @@ func (p *Pod) inspect(ctx context.Context) error {
 			} `json:"runtimeSpec"`
 		} `json:"info"`
 	}
-	if err := json.Unmarshal([]byte(text), &told); err != nil {
+	if err := json.Unmarshal([]byte(text), &inspected); err != nil {
 		return fmt.Errorf("inspect pod %s: %w: %s", p.Name, err, text)
 	}
-	p.Addrs = []netip.Addr{told.Status.Network.IP}
-	for _, additional := range told.Status.Network.AdditionalIps {
+	p.Addrs = []netip.Addr{inspected.Status.Network.IP}
+	for _, additional := range inspected.Status.Network.AdditionalIps {
 		p.Addrs = append(p.Addrs, additional.IP)
 	}
-	for _, namespace := range told.Info.RuntimeSpec.Linux.Namespaces {
+	for _, namespace := range inspected.Info.RuntimeSpec.Linux.Namespaces {
 		if namespace.Type == "network" {
 			p.NetnsInside = namespace.Path
 			p.Netns = p.runtime.Machine.Path(namespace.Path)

@@ -23,13 +23,13 @@ func (r *Runtime) NetworkReady(ctx context.Context) (Condition, error) {
 	if err != nil {
 		return Condition{}, err
 	}
-	var told struct {
+	var status struct {
 		Status struct{ Conditions []Condition } `json:"status"`
 	}
-	if err := json.Unmarshal([]byte(text), &told); err != nil {
+	if err := json.Unmarshal([]byte(text), &status); err != nil {
 		return Condition{}, fmt.Errorf("read CRI status: %w: %s", err, text)
 	}
-	for _, c := range told.Status.Conditions {
+	for _, c := range status.Status.Conditions {
 		if c.Type == "NetworkReady" {
 			return c, nil
 		}

@@ -62,10 +62,10 @@ func (n *node) podmanRun(t *testing.T, podman runs, name string, args ...string)
 		t.Fatalf("run: exit code %d: %s", code, output)
 	}
 	const format = "{{.NetworkSettings.SandboxKey}} {{range .NetworkSettings.Networks}}{{.IPAddress}} {{.GlobalIPv6Address}}{{end}}"
-	told, code := podman("inspect", "--format", format, name)
-	fields := strings.Fields(told)
+	inspected, code := podman("inspect", "--format", format, name)
+	fields := strings.Fields(inspected)
 	if code != 0 || len(fields) != 3 {
-		t.Fatalf("inspect: exit code %d: %s", code, told)
+		t.Fatalf("inspect: exit code %d: %s", code, inspected)
 	}
 	return n.adopt(t, n.Path(fields[0])), []netip.Addr{netip.MustParseAddr(fields[1]), netip.MustParseAddr(fields[2])}
 }

@@ -25,7 +25,7 @@ func (h *Host) SweepUDP(to []netip.AddrPort, options ...Option) (map[netip.AddrP
 			return err
 		}
 		defer sockets.close()
-		flow := h.observer.newPace()
+		flow := h.observer.newSendWindow()
 		for deadline := time.Now().Add(s.within); ; {
 			missing := seen.missing()
 			if len(missing) == 0 {
@@ -107,16 +107,16 @@ func (s *sightings) await(patience time.Duration) {
 	}
 }
 
-// pace delays a sender while too many of its probes are in flight.
-type pace struct {
+// sendWindow delays a sender while too many of its probes are in flight.
+type sendWindow struct {
 	window, count, lost int64
 }
 
-func (p *pace) sent(arrived *atomic.Int64) {
-	p.count++
-	for patience := time.Now().Add(100 * time.Millisecond); p.count-p.lost-arrived.Load() > p.window; {
+func (w *sendWindow) sent(arrived *atomic.Int64) {
+	w.count++
+	for patience := time.Now().Add(100 * time.Millisecond); w.count-w.lost-arrived.Load() > w.window; {
 		if time.Now().After(patience) {
-			p.lost = p.count - arrived.Load()
+			w.lost = w.count - arrived.Load()
 			return
 		}
 		time.Sleep(20 * time.Microsecond)

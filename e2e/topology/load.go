@@ -133,7 +133,7 @@ func (l *Load) leave(number uint32, flow Flow) {
 }
 
 func (l *Load) send(h *Host, to []netip.AddrPort, s sending, batch uint32, began time.Time) error {
-	flow := h.observer.newPace()
+	flow := h.observer.newSendWindow()
 	for {
 		cycle := time.Now()
 		for range portCount {

@@ -141,11 +141,11 @@ func (o *observer) enlarge(fd int) error {
 	return nil
 }
 
-// newPace returns the pace of one flood of probes.
-func (o *observer) newPace() pace {
+// newSendWindow returns the window of one flood of probes.
+func (o *observer) newSendWindow() sendWindow {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
-	return pace{window: o.window}
+	return sendWindow{window: o.window}
 }
 
 // start runs a server until c is closed.

@@ -128,8 +128,8 @@ func checkOrigins(t *rapid.T, p policy.Policy, files []map[string][]string) {
 	}
 }
 
-// A statement of any kind says the same once a file has it.
-func TestStatementSurvivesAFile(t *testing.T) {
+// A policy that is written to a file and read again is the same.
+func TestPolicySurvivesAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ip-masq-agent")
 	rapid.Check(t, func(rt *rapid.T) {
 		want := policytest.SourcePolicy(rt)

@@ -40,7 +40,7 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 		return withCode(types.ErrInvalidNetworkConfig, resultErr)
 	}
 	n.Warn(n.Dir.Attach(n.network, args.ContainerID, args.IfName))
-	if err := n.ensure(ctx); err != nil {
+	if err := n.sync(ctx); err != nil {
 		return err
 	}
 	n.resetConnections(ctx)
@@ -54,7 +54,7 @@ func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
 	n.dryRun = true
 	_, err := n.entry()
 	if err == nil {
-		err = n.ensure(ctx)
+		err = n.sync(ctx)
 	}
 	if err != nil { // containerd and the kubelet show this without a plugin's name
 		err = fmt.Errorf("%s: %w", config.PluginType, err)
@@ -62,10 +62,10 @@ func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
 	return withCode(types.ErrPluginNotAvailable, err)
 }
 
-// ensure makes the entry the network's document and syncs the rules. It reads the documents after
+// sync makes the entry the network's document and syncs the rules. It reads the documents after
 // the attachment was recorded: a reconciler that drops the network has either done so by now, or
 // finds the attachment.
-func (n *node) ensure(ctx context.Context) error {
+func (n *node) sync(ctx context.Context) error {
 	reading, err := n.Dir.Read()
 	if err != nil {
 		return err

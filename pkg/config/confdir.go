@@ -103,7 +103,7 @@ func CheckPlugin(dir string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%s is missing", policy.Printable(path))
 	case err != nil:
-		return safefile.Error("look at", path, err)
+		return safefile.Error("stat", path, err)
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%s is not a regular file", policy.Printable(path))
 	case info.Mode().Perm()&anyExecute == 0:

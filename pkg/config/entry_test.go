@@ -266,11 +266,11 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// TestPolicyTexts: what tells nothing leaves all as it was, and makes the same
-// entry; all else is told.
+// TestPolicyTexts: keys that state no policy leave the texts as they were, and make the same
+// entry; all others change the texts.
 func TestPolicyTexts(t *testing.T) {
 	const base = `{"cniVersion":"1.1.0","name":"podnet","type":"ip-masq","nonMasqueradeCIDRs":["10.0.0.0/8"],"prevResult":{"a":1},"runtimeConfig":{}}`
-	told := func(doc string) []string { return ReadNetconf([]byte(doc)).PolicyTexts() }
+	texts := func(doc string) []string { return ReadNetconf([]byte(doc)).PolicyTexts() }
 	with := func(old, replaced string) string {
 		if !strings.Contains(base, old) {
 			t.Fatalf("%s is not there", old)
@@ -285,8 +285,8 @@ func TestPolicyTexts(t *testing.T) {
 		with(`{"a":1}`, `{"cniVersion":"1.0.0","ips":[]}`), with(`"runtimeConfig":{}`, `"runtimeConfig":{"portMappings":[{}]}`),
 		with(`"prevResult":{"a":1}`, `"prev\u0052esult" : null`), with(`,"name"`, " ,\n\t\"name\""), " " + base + "\n",
 	} {
-		if d := cmp.Diff(told(base), told(doc)); d != "" {
-			t.Errorf("%s\ntells something else:\n%s", doc, d)
+		if d := cmp.Diff(texts(base), texts(doc)); d != "" {
+			t.Errorf("%s\nhas other texts:\n%s", doc, d)
 		}
 		if same, err := ParseEntry([]byte(doc)); err != nil || !same.Policy.Equal(entry.Policy) {
 			t.Errorf("%s\nis another entry: %v", doc, err)
@@ -296,8 +296,8 @@ func TestPolicyTexts(t *testing.T) {
 		with(`10.0.0.0/8`, `10.0.0.0/9`), with(`"podnet"`, `"othernet"`), with(`1.1.0`, `1.0.0`), with(`"type"`, `"bogus":1,"type"`),
 		with(`"prevResult"`, `"prevResult":1,"prevResult"`), with(`"runtimeConfig":{}`, `"requireAgentConfig":true`), `{}`, `[]`, ``,
 	} {
-		if cmp.Equal(told(base), told(doc)) {
-			t.Errorf("%s\ntells the same", doc)
+		if cmp.Equal(texts(base), texts(doc)) {
+			t.Errorf("%s\nhas the same texts", doc)
 		}
 	}
 }
@@ -350,12 +350,12 @@ func FuzzParseEntry(f *testing.F) {
 // encode writes an entry as a conflist would have it.
 func encode(t testing.TB, e Entry) []byte {
 	t.Helper()
-	statement, err := json.Marshal(e.Policy)
+	stated, err := json.Marshal(e.Policy)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var doc map[string]any
-	if err := json.Unmarshal(statement, &doc); err != nil {
+	if err := json.Unmarshal(stated, &doc); err != nil {
 		t.Fatal(err)
 	}
 	doc["name"], doc["cniVersion"], doc["type"] = e.Network, e.CNIVersion, PluginType

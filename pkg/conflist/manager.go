@@ -113,8 +113,8 @@ const removalWindow = 10 * time.Minute
 
 func newRemovals() removals {
 	return removals{
-		quickRemovals: flowcontrol.Flapping{Threshold: 10, Immediate: 50, Window: removalWindow, Calm: 10 * time.Second},
-		lateRemovals:  flowcontrol.Flapping{Threshold: 5, Immediate: math.MaxInt, Window: removalWindow, Calm: 5 * time.Minute},
+		quickRemovals: flowcontrol.Flapping{Threshold: 10, Immediate: 50, Window: removalWindow, ResetAfter: 10 * time.Second},
+		lateRemovals:  flowcontrol.Flapping{Threshold: 5, Immediate: math.MaxInt, Window: removalWindow, ResetAfter: 5 * time.Minute},
 	}
 }
 

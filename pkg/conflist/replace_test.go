@@ -164,8 +164,8 @@ func TestReplaceFollowsASymlink(t *testing.T) {
 func TestOnlyTemporaryFilesAreRemoved(t *testing.T) {
 	path, was, now := pair(t)
 	dir := filepath.Dir(path)
-	foreign := []string{".ip-masq-x.tmp.conf~", ".ip-masq-.tmp", ".ip-masq-A B.tmp", "ip-masq-1.tmp", ".10-net.conflist.swp"}
-	for _, name := range append(foreign, ".ip-masq-1abc.tmp", ".ip-masq-zz9.tmp") {
+	others := []string{".ip-masq-x.tmp.conf~", ".ip-masq-.tmp", ".ip-masq-A B.tmp", "ip-masq-1.tmp", ".10-net.conflist.swp"}
+	for _, name := range append(others, ".ip-masq-1abc.tmp", ".ip-masq-zz9.tmp") {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +177,7 @@ func TestOnlyTemporaryFilesAreRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != len(foreign)+2 {
+	if err != nil || len(entries) != len(others)+2 {
 		t.Error(entries, err)
 	}
 }

@@ -165,7 +165,7 @@ func TestFindings(t *testing.T) {
 
 		{"a pod network of host-local", func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = prefixes("10.244.1.0/25") },
 			map[string]string{"problem pod-network-not-exempt": "masquerades 10.244.1.128/25 of pod network 10.244.1.0/24"}},
-		{"pod networks told otherwise", func(h *testHost) {
+		{"pod networks in other keys", func(h *testHost) {
 			h.policies[0].EnableIPv6 = on()
 			h.files["proc/sys/net/bridge/bridge-nf-call-iptables"] = "1\n"
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "ptp", "ipam": {"type": "host-local", "subnet": "100.64.0.0/16"}}`,

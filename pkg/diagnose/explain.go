@@ -45,9 +45,9 @@ type Explanation struct {
 	// scope. Also are the other keys with the same value.
 	Origin *Origin  `json:"origin"`
 	Also   []Origin `json:"also,omitempty"`
-	// Contradicted are the conflicts in which another source is superseded here.
-	Contradicted []string `json:"contradicted,omitempty"`
-	Reason       string   `json:"reason"`
+	// Conflicts are those in which another source is superseded here.
+	Conflicts []string `json:"conflicts,omitempty"`
+	Reason    string   `json:"reason"`
 
 	// Kernel means that packets get this verdict, with the rules of all chains and of third parties.
 	// OverriddenBy is a third-party rule that decides otherwise, for some of the packets at least.
@@ -164,7 +164,7 @@ func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []pol
 		}
 		for _, c := range p.Conflicts {
 			if c.InForce == o {
-				e.Contradicted = append(e.Contradicted, c.Error())
+				e.Conflicts = append(e.Conflicts, c.Error())
 			}
 		}
 	}

@@ -47,7 +47,7 @@ func TestOrigins(t *testing.T) {
 			func(s *policy.SourcePolicy) { s.MasqueradeHost = &no }))
 	n := newNode(podnet, second, files)
 	n.finder.ConfDir = confDir(t, map[string]string{
-		// The list changed since it was put in force: items moved, and one is gone.
+		// The list changed since it was applied: items moved, and one is gone.
 		"10-podnet.conflist": conflist("podnet", `, "masqChain": "A", "sourceCIDRs": ["10.244.0.0/16"],
 			"nonMasqueradeCIDRs": ["100.64.0.0/10", "192.168.0.0/16", "10.0.0.0/8"]`),
 		"20-podnet.conflist": conflist("podnet", `, "masqChain": "A", "masqueradeCIDRs": ["10.1.0.0/16"]`),
@@ -85,14 +85,14 @@ func TestOrigins(t *testing.T) {
 	}
 }
 
-func TestConflictIsTold(t *testing.T) {
+func TestConflictIsExplained(t *testing.T) {
 	n := newNode(network("podnet", "A", exempting("10.0.0.0/8")), agentFiles("A", file("", masquerading("10.0.0.0/8"))))
 	e := n.to("10.1.1.1")
-	if len(e.Contradicted) != 1 || !strings.Contains(e.Contradicted[0], "masqueradeCIDRs of the agent files is 10.0.0.0/8") {
-		t.Errorf("the conflicts with the agent files are %q", e.Contradicted)
+	if len(e.Conflicts) != 1 || !strings.Contains(e.Conflicts[0], "masqueradeCIDRs of the agent files is 10.0.0.0/8") {
+		t.Errorf("the conflicts with the agent files are %q", e.Conflicts)
 	}
-	if e := n.to("8.8.8.8"); len(e.Contradicted) > 0 {
-		t.Errorf("8.8.8.8 has the conflicts %q, want none", e.Contradicted)
+	if e := n.to("8.8.8.8"); len(e.Conflicts) > 0 {
+		t.Errorf("8.8.8.8 has the conflicts %q, want none", e.Conflicts)
 	}
 }
 
@@ -311,7 +311,7 @@ func TestSpellingsOfAddresses(t *testing.T) {
 // Where the kernel has all that is desired it agrees, whatever is asked.
 func TestTheKernelAgreesWhereNothingDiffers(t *testing.T) {
 	prefixes := rapid.SliceOfN(rapid.SampledFrom(cidrs("10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "0.0.0.0/0", "10.1.2.3/32")), 0, 3)
-	statement := func(t *rapid.T) func(*policy.SourcePolicy) {
+	anyPolicy := func(t *rapid.T) func(*policy.SourcePolicy) {
 		return func(s *policy.SourcePolicy) {
 			s.NonMasqueradeCIDRs = prefixes.Draw(t, "non")
 			s.SourceCIDRs = prefixes.Draw(t, "sources")
@@ -323,7 +323,7 @@ func TestTheKernelAgreesWhereNothingDiffers(t *testing.T) {
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		n := newNode(network("a", "A", statement(t)), network("b", "B", statement(t)))
+		n := newNode(network("a", "A", anyPolicy(t)), network("b", "B", anyPolicy(t)))
 		address := rapid.SampledFrom([]string{"", "10.1.2.3", "10.1.9.9", "10.9.9.9", "8.8.8.8"})
 		dst, src := address.Draw(t, "dst"), address.Draw(t, "src")
 		if dst == "" {

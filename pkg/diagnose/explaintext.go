@@ -85,7 +85,7 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		row("and from", o.text())
 	}
 	row("because", e.Reason)
-	for _, c := range e.Contradicted {
+	for _, c := range e.Conflicts {
 		row("against", c)
 	}
 	row("kernel", e.kernelText())

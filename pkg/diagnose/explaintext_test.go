@@ -17,7 +17,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// cases are what people ask, and what they and programs are told.
+// cases are questions, with the answers for people and for programs.
 func cases(t *testing.T) map[string]diagnose.Explanation {
 	pods := fromOnly("10.244.0.0/16")
 	sound := func() *node {

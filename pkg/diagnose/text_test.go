@@ -31,7 +31,7 @@ func TestWriteText(t *testing.T) {
 			}
 			golden.Check(t, "testdata/"+name+".txt", got.Bytes())
 			if err := WriteFindings(full{}, findings); err == nil {
-				t.Error("a write that failed is not told")
+				t.Error("a write that failed is not reported")
 			}
 		})
 	}

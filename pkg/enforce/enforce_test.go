@@ -56,16 +56,16 @@ func (f *fixture) lock() (lock *store.Lock, release func()) {
 }
 
 // sync syncs once, with the lock and the stored record.
-func (f *fixture) sync(contributions ...policy.Source) *enforce.State {
+func (f *fixture) sync(sources ...policy.Source) *enforce.State {
 	f.Helper()
 	lock, release := f.lock()
 	defer release()
-	return f.enforcer.Sync(context.Background(), f.enforcer.Observe(context.Background(), contributions, f.record()), lock)
+	return f.enforcer.Sync(context.Background(), f.enforcer.Observe(context.Background(), sources, f.record()), lock)
 }
 
-func (f *fixture) observe(contributions ...policy.Source) *enforce.State {
+func (f *fixture) observe(sources ...policy.Source) *enforce.State {
 	f.Helper()
-	return f.enforcer.Observe(context.Background(), contributions, f.record())
+	return f.enforcer.Observe(context.Background(), sources, f.record())
 }
 
 func (f *fixture) record() store.Record {
@@ -229,9 +229,9 @@ func TestThirdPartyChainsAreNotChanged(t *testing.T) {
 		chain policy.Chain
 		want  error
 	}{
-		"foreign rules":   {policy.Chain{Rules: []policy.Rule{{Verdict: policy.Unrecognized, Text: "-j LOG"}}}, netfilter.ErrNotOwned},
-		"another dataDir": {policy.Chain{Owner: policy.OwnedBy("/other"), Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrOtherDataDir},
-		"a newer form":    {policy.Chain{Owner: newer, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, store.ErrNewer},
+		"third-party rules": {policy.Chain{Rules: []policy.Rule{{Verdict: policy.Unrecognized, Text: "-j LOG"}}}, netfilter.ErrNotOwned},
+		"another dataDir":   {policy.Chain{Owner: policy.OwnedBy("/other"), Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrOtherDataDir},
+		"a newer form":      {policy.Chain{Owner: newer, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, store.ErrNewer},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)

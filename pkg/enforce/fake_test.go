@@ -17,7 +17,7 @@ import (
 )
 
 // kernel is a stateful stand-in for the packet filter: chains by the form they
-// are kept in. It counts what is done to it and fails where it is told to.
+// are kept in. It counts what is done to it and fails on demand.
 type kernel struct {
 	chains   map[netfilter.Choice]map[netfilter.ChainRef]policy.Chain
 	unusable map[netfilter.Choice]error // no writing, no choosing

@@ -43,7 +43,7 @@ func exempts(list ...string) func(*policy.SourcePolicy) {
 	}
 }
 
-// apply puts the sources in force, as an ADD of the first one does, and fails if that fails.
+// apply applies the sources, as an ADD of the first one does, and fails if that fails.
 func (f *fixture) apply(sources ...policy.Source) (*enforce.State, error) {
 	f.Helper()
 	lock, release := f.lock()

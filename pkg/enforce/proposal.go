@@ -220,7 +220,7 @@ func (e *UnwritableError) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *UnwritableError) Unwrap() error { return e.Err }
 
-// ApplyProposal puts a proposal in force: it writes the documents beside those in force, syncs the
+// ApplyProposal applies a proposal: it writes the documents beside those in force, syncs the
 // rules, then replaces the documents. If check returns an error for the state after the sync, the
 // documents are discarded and the rules are rolled back. It returns the state after the attempt.
 func (e *Enforcer) ApplyProposal(

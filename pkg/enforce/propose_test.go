@@ -69,7 +69,7 @@ func TestAddAllIsAddOfEach(t *testing.T) {
 			c := genNetwork(fmt.Sprint("n", i)).Draw(t, "network")
 			all = append(all, c)
 			if rapid.Bool().Draw(t, "stored") {
-				c.Order, c.Superseded = int64(len(stored)), rapid.Bool().Draw(t, "yields")
+				c.Order, c.Superseded = int64(len(stored)), rapid.Bool().Draw(t, "superseded")
 				stored = append(stored, c)
 			}
 		}

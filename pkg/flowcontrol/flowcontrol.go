@@ -79,10 +79,10 @@ const (
 // Flapping detects that another program reverts the same change repeatedly: Threshold times within
 // Window. From then on each revert doubles the pause before the next repair, from one second to
 // one minute; the first Immediate reverts after the detection have no pause. It ends when nothing
-// was reverted for longer than twice the pause and than Calm.
+// was reverted for longer than twice the pause and than ResetAfter.
 type Flapping struct {
 	Threshold, Immediate int
-	Window, Calm         time.Duration
+	Window, ResetAfter   time.Duration
 
 	reverts map[string][]time.Time // within the window, by what was reverted
 	active  string
@@ -116,7 +116,7 @@ func (f *Flapping) Reverted(now time.Time, what string) {
 // Active returns what is being reverted, "" for nothing, and forgets what has ended.
 func (f *Flapping) Active(now time.Time) string {
 	if f.active != "" && now.After(f.Ends()) {
-		*f = Flapping{Threshold: f.Threshold, Immediate: f.Immediate, Window: f.Window, Calm: f.Calm}
+		*f = Flapping{Threshold: f.Threshold, Immediate: f.Immediate, Window: f.Window, ResetAfter: f.ResetAfter}
 	}
 	return f.active
 }
@@ -125,7 +125,7 @@ func (f *Flapping) Active(now time.Time) string {
 func (f *Flapping) Pause() time.Duration { return f.pause }
 
 // Ends returns when the flapping is over if nothing is reverted any more.
-func (f *Flapping) Ends() time.Time { return f.last.Add(max(2*f.pause, f.Calm)) }
+func (f *Flapping) Ends() time.Time { return f.last.Add(max(2*f.pause, f.ResetAfter)) }
 
 // LogOnce returns a logger that drops records equal to one that it has passed on to log. It
 // remembers a limited number; beyond that, records can repeat.

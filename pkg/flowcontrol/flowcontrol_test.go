@@ -57,7 +57,7 @@ func TestDebouncer(t *testing.T) {
 func TestFlapping(t *testing.T) {
 	const threshold = 30
 	now := time.Now()
-	f := Flapping{Threshold: threshold, Window: time.Minute, Immediate: 2, Calm: 10 * time.Second}
+	f := Flapping{Threshold: threshold, Window: time.Minute, Immediate: 2, ResetAfter: 10 * time.Second}
 	revert := func(after time.Duration, what string) string {
 		now = now.Add(after)
 		f.Reverted(now, what)
@@ -93,7 +93,7 @@ func TestFlapping(t *testing.T) {
 		revert(time.Millisecond, "a")
 	}
 	if f.Active(now.Add(10*time.Second)) == "" || f.Active(now.Add(10*time.Second+1)) != "" {
-		t.Error("without a pause it does not end after Calm")
+		t.Error("without a pause it does not end after ResetAfter")
 	}
 	for i := range 1000 {
 		if revert(time.Millisecond, strings.Repeat("x", i)); len(f.reverts) > maxKeys {

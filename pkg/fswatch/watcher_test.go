@@ -36,8 +36,8 @@ type tree struct {
 	*testing.T
 	root string
 	*Watcher
-	slowest time.Duration
-	calm    time.Duration // after which no event is on its way any more
+	slowest  time.Duration
+	quietFor time.Duration // after which no event is on its way any more
 }
 
 // newTree makes directories and watches those that are named next, in a tree of
@@ -58,7 +58,7 @@ func (t *tree) start(watched ...string) {
 	for _, dir := range watched {
 		paths = append(paths, t.path(dir))
 	}
-	t.calm = timelimit.Scale(30 * time.Millisecond)
+	t.quietFor = timelimit.Scale(30 * time.Millisecond)
 	w := New(paths...)
 	t.Watcher = w
 	t.Cleanup(func() {
@@ -100,8 +100,8 @@ func (t *tree) relink(to, name string) {
 	t.rename(name+".new", name)
 }
 
-// told fails unless the step is told of in time, and waits until no more is.
-func (t *tree) told(what string, step func()) {
+// notified fails unless the step is notified in time, and waits until no more notifications come.
+func (t *tree) notified(what string, step func()) {
 	t.Helper()
 	const most = 100 * time.Millisecond
 	begun := time.Now()
@@ -111,21 +111,21 @@ func (t *tree) told(what string, step func()) {
 		d := time.Since(begun)
 		t.slowest = max(t.slowest, d)
 		if timelimit.Exceeded(d, most) {
-			t.Errorf("%s: told after %v", what, d)
+			t.Errorf("%s: notified after %v", what, d)
 		}
 	case <-time.After(2 * time.Second):
-		t.Fatalf("%s: not told", what)
+		t.Fatalf("%s: not notified", what)
 	}
-	t.settle()
+	t.drain()
 }
 
-// settle waits until nothing is told any more.
-func (t *tree) settle() {
+// drain waits until no more notifications come.
+func (t *tree) drain() {
 	t.Helper()
 	for {
 		select {
 		case <-t.Changed():
-		case <-time.After(t.calm):
+		case <-time.After(t.quietFor):
 			if err := t.Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -138,28 +138,28 @@ func (t *tree) quiet(what string) {
 	t.Helper()
 	select {
 	case <-t.Changed():
-		t.Errorf("%s was told", what)
+		t.Errorf("%s was notified", what)
 	case <-time.After(50 * time.Millisecond):
 	}
 }
 
 func TestInADirectory(t *testing.T) {
 	tr := newTree(t, []string{"etc/dir"}, "etc/dir")
-	tr.told("a new file", func() { tr.write("etc/dir/a") })
-	tr.told("a write in place", func() { tr.write("etc/dir/a") })
-	tr.told("a file put in its place", func() { tr.write("etc/dir/.b"); tr.rename("etc/dir/.b", "etc/dir/a") })
-	tr.told("a mode", func() { tr.must(os.Chmod(tr.path("etc/dir/a"), 0o600)) })
-	tr.told("the directory's mode", func() { tr.must(os.Chmod(tr.path("etc/dir"), 0o700)) })
-	tr.told("a file that goes", func() { tr.rename("etc/dir/a", "etc/a") })
-	tr.told("a file that comes", func() { tr.rename("etc/a", "etc/dir/a") })
-	tr.told("a removal", func() { tr.remove("etc/dir/a") })
-	tr.told("a directory in it", func() { tr.mkdir("etc/dir/sub") })
+	tr.notified("a new file", func() { tr.write("etc/dir/a") })
+	tr.notified("a write in place", func() { tr.write("etc/dir/a") })
+	tr.notified("a file put in its place", func() { tr.write("etc/dir/.b"); tr.rename("etc/dir/.b", "etc/dir/a") })
+	tr.notified("a mode", func() { tr.must(os.Chmod(tr.path("etc/dir/a"), 0o600)) })
+	tr.notified("the directory's mode", func() { tr.must(os.Chmod(tr.path("etc/dir"), 0o700)) })
+	tr.notified("a file that goes", func() { tr.rename("etc/dir/a", "etc/a") })
+	tr.notified("a file that comes", func() { tr.rename("etc/a", "etc/dir/a") })
+	tr.notified("a removal", func() { tr.remove("etc/dir/a") })
+	tr.notified("a directory in it", func() { tr.mkdir("etc/dir/sub") })
 }
 
-func TestWhatDoesNotMatterIsNotTold(t *testing.T) {
+func TestOtherChangesAreNotNotified(t *testing.T) {
 	tr := newTree(t, []string{"etc/dir/sub", "etc/other"}, "", "etc/dir", "etc/late/dir", "")
 	tr.write("etc/dir/file")
-	tr.settle()
+	tr.drain()
 	for what, step := range map[string]func(){
 		"a file in the parent":           func() { tr.write("etc/passwd") },
 		"its removal":                    func() { tr.write("etc/x"); tr.remove("etc/x") },
@@ -187,24 +187,24 @@ func ignore(err, known error) error {
 
 func TestWhatIsMissingComes(t *testing.T) {
 	tr := newTree(t, nil, "a/b/c")
-	tr.told("the first of the way", func() { tr.mkdir("a") })
-	tr.told("the next", func() { tr.mkdir("a/b") })
+	tr.notified("the first of the way", func() { tr.mkdir("a") })
+	tr.notified("the next", func() { tr.mkdir("a/b") })
 	tr.write("a/b/x")
 	tr.quiet("a name beside")
-	tr.told("the last", func() { tr.mkdir("a/b/c") })
-	tr.told("what is in it", func() { tr.write("a/b/c/x") })
-	tr.told("all gone", func() { tr.remove("a") })
-	tr.told("all at once, with what is in it", func() { tr.mkdir("a/b/c/d"); tr.write("a/b/c/x") })
-	tr.told("a write in it", func() { tr.write("a/b/c/x") })
-	tr.told("gone again", func() { tr.remove("a") })
+	tr.notified("the last", func() { tr.mkdir("a/b/c") })
+	tr.notified("what is in it", func() { tr.write("a/b/c/x") })
+	tr.notified("all gone", func() { tr.remove("a") })
+	tr.notified("all at once, with what is in it", func() { tr.mkdir("a/b/c/d"); tr.write("a/b/c/x") })
+	tr.notified("a write in it", func() { tr.write("a/b/c/x") })
+	tr.notified("gone again", func() { tr.remove("a") })
 	tr.mkdir("elsewhere/b/c")
 	tr.write("elsewhere/b/c/x")
 	tr.quiet("what is made elsewhere")
-	tr.told("moved there whole", func() { tr.rename("elsewhere", "a") })
-	tr.told("a write in what was moved there", func() { tr.write("a/b/c/x") })
-	tr.told("a file in its place", func() { tr.remove("a/b/c"); tr.write("a/b/c") })
-	tr.told("a directory in the file's", func() { tr.remove("a/b/c"); tr.mkdir("a/b/c") })
-	tr.told("a write in that", func() { tr.write("a/b/c/x") })
+	tr.notified("moved there whole", func() { tr.rename("elsewhere", "a") })
+	tr.notified("a write in what was moved there", func() { tr.write("a/b/c/x") })
+	tr.notified("a file in its place", func() { tr.remove("a/b/c"); tr.write("a/b/c") })
+	tr.notified("a directory in the file's", func() { tr.remove("a/b/c"); tr.mkdir("a/b/c") })
+	tr.notified("a write in that", func() { tr.write("a/b/c/x") })
 }
 
 func TestWhatIsReplaced(t *testing.T) {
@@ -216,19 +216,19 @@ func TestWhatIsReplaced(t *testing.T) {
 			tr.mkdir("a/dir")
 			tr.start("a/dir")
 			for round := range 2 {
-				tr.told("moved away", func() { tr.rename(gone, filepath.Join(base, fmt.Sprint("old", round))) })
-				tr.told("made anew", func() { tr.mkdir("a/dir") })
-				tr.told("a write in the new one", func() { tr.write("a/dir/x") })
+				tr.notified("moved away", func() { tr.rename(gone, filepath.Join(base, fmt.Sprint("old", round))) })
+				tr.notified("made anew", func() { tr.mkdir("a/dir") })
+				tr.notified("a write in the new one", func() { tr.write("a/dir/x") })
 				tr.write(filepath.Join(base, fmt.Sprint("old", round), below, "y"))
 				tr.quiet("a write in the old one")
-				tr.told("removed", func() { tr.remove(gone) })
-				tr.told("back again", func() { tr.mkdir("a/dir") })
-				tr.told("exchanged", func() {
+				tr.notified("removed", func() { tr.remove(gone) })
+				tr.notified("back again", func() { tr.mkdir("a/dir") })
+				tr.notified("exchanged", func() {
 					other := filepath.Join(base, "other")
 					tr.mkdir(filepath.Join(other, below))
 					tr.must(unix.Renameat2(unix.AT_FDCWD, other, unix.AT_FDCWD, tr.path(gone), unix.RENAME_EXCHANGE))
 				})
-				tr.told("a write after the exchange", func() { tr.write("a/dir/x") })
+				tr.notified("a write after the exchange", func() { tr.write("a/dir/x") })
 				tr.remove(filepath.Join(base, "other"))
 				tr.quiet("a removal of what was exchanged")
 			}
@@ -245,24 +245,24 @@ func TestLinks(t *testing.T) {
 	tr.link("../../../real", "one/etc/dir/l") // and so is the directory, by a longer way
 	tr.start("current/etc/dir/l/../dir", "current/etc/dir", "current/etc/dir/l")
 
-	tr.told("through the first link", func() { tr.write("one/etc/dir/x") })
-	tr.told("through the second", func() { tr.write("real/x") })
+	tr.notified("through the first link", func() { tr.write("one/etc/dir/x") })
+	tr.notified("through the second", func() { tr.write("real/x") })
 	tr.write("two/etc/dir/x")
 	tr.quiet("where no link leads")
-	tr.told("a parent's swap", func() { tr.relink("two", "current") })
-	tr.told("what it leads to now", func() { tr.write("two/etc/dir/x") })
+	tr.notified("a parent's swap", func() { tr.relink("two", "current") })
+	tr.notified("what it leads to now", func() { tr.write("two/etc/dir/x") })
 	tr.write("one/etc/dir/x")
 	tr.write("real/x")
 	tr.quiet("what it led to")
-	tr.told("a link to nowhere", func() { tr.relink("three", "current") })
-	tr.told("nowhere becomes a place", func() { tr.mkdir("three/etc/dir") })
-	tr.told("and has a file", func() { tr.write("three/etc/dir/x") })
-	tr.told("the link goes", func() { tr.remove("current") })
-	tr.told("and is a directory now", func() { tr.rename("three", "current") })
-	tr.told("which has a file", func() { tr.write("current/etc/dir/x") })
+	tr.notified("a link to nowhere", func() { tr.relink("three", "current") })
+	tr.notified("nowhere becomes a place", func() { tr.mkdir("three/etc/dir") })
+	tr.notified("and has a file", func() { tr.write("three/etc/dir/x") })
+	tr.notified("the link goes", func() { tr.remove("current") })
+	tr.notified("and is a directory now", func() { tr.rename("three", "current") })
+	tr.notified("which has a file", func() { tr.write("current/etc/dir/x") })
 }
 
-func TestALoopOfLinksIsTold(t *testing.T) {
+func TestLoopOfLinksIsReported(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink("loop", filepath.Join(dir, "loop")); err != nil {
 		t.Fatal(err)
@@ -298,9 +298,9 @@ func TestConfigMap(t *testing.T) {
 	tr.start("config")
 	for i := range 3 {
 		fill(fmt.Sprint("..2026_", i+1))
-		tr.settle()
-		tr.told("the swap", func() { tr.rename("config/..data_tmp", "config/..data") })
-		tr.told("the removal of the old", func() { tr.remove(fmt.Sprint("config/..2026_", i)) })
+		tr.drain()
+		tr.notified("the swap", func() { tr.rename("config/..data_tmp", "config/..data") })
+		tr.notified("the removal of the old", func() { tr.remove(fmt.Sprint("config/..2026_", i)) })
 	}
 }
 
@@ -382,7 +382,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 			}
 		}
 		if len(w.Changed()) > 0 {
-			t.Error("something is told after Close")
+			t.Error("a notification comes after Close")
 		}
 	}
 	for range 100 {

@@ -36,8 +36,8 @@ func faults() map[string]struct {
 	}
 	one := func(p reconcile.Problem) []reconcile.Problem { return []reconcile.Problem{p} }
 	present := &metrics.Conflist{Present: true}
-	absent := func(topic reconcile.Reason, war bool) *metrics.Conflist {
-		return &metrics.Conflist{Flapping: war, Problems: one(reconcile.Problem{Reason: topic, Err: errors.New("the entry is not there")})}
+	absent := func(topic reconcile.Reason, flapping bool) *metrics.Conflist {
+		return &metrics.Conflist{Flapping: flapping, Problems: one(reconcile.Problem{Reason: topic, Err: errors.New("the entry is not there")})}
 	}
 	chain := func(topic reconcile.Reason, err error) []reconcile.Problem {
 		return one(reconcile.Problem{Reason: topic, Chain: policy.DefaultChain, Err: err})
@@ -62,7 +62,7 @@ func faults() map[string]struct {
 		"plugin-absent":       {nil, absent(reconcile.ReasonPlugin, false), "plugin"},
 		"backend":             {chain(reconcile.ReasonBackend, fmt.Errorf("find iptables: %w", netfilter.ErrUnusable)), present, "backend"},
 		"standby":             {one(reconcile.Problem{Reason: reconcile.ReasonStandby, Err: errors.New("another one runs")}), nil, "standby"},
-		"flapping":            {one(reconcile.Problem{Reason: reconcile.ReasonFlapping, Err: errors.New("nft undoes the rules")}), present, "flapping"},
+		"flapping":            {one(reconcile.Problem{Reason: reconcile.ReasonFlapping, Err: errors.New("nft reverts the rules")}), present, "flapping"},
 	}
 }
 

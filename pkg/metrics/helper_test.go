@@ -92,9 +92,9 @@ func rich() *reconcile.Report {
 	odd := source(network("odd \"näme\"\n"+strings.Repeat("x", 100)), "SECOND", "172.16.0.0/12")
 	all := []policy.Source{agent, bridge, odd}
 	merged := policy.Merge(all)
-	conflict := func(key, holds, yields string) error {
+	conflict := func(key, inForce, superseded string) error {
 		return &policy.ConflictError{
-			Chain: "SECOND", InForceValue: holds, SupersededValue: yields,
+			Chain: "SECOND", InForceValue: inForce, SupersededValue: superseded,
 			InForce: policy.Origin{Source: odd.ID, Key: key, Index: -1}, Superseded: policy.Origin{Source: network("late"), Key: key, Index: -1},
 		}
 	}

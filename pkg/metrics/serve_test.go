@@ -59,7 +59,7 @@ func (l lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, ni
 type started struct {
 	*metrics.Monitor
 	url  string
-	told lines
+	log  lines
 	stop context.CancelFunc
 	over chan struct{}
 }
@@ -71,7 +71,7 @@ func start(t *testing.T, address string, h http.Handler) *started {
 	s := &started{m, "http://" + address, make(lines, 100), cancel, make(chan struct{})}
 	go func() {
 		defer close(s.over)
-		m.Serve(ctx, "metrics_listen", address, h, s.told.logger())
+		m.Serve(ctx, "metrics_listen", address, h, s.log.logger())
 	}()
 	t.Cleanup(func() { s.end(t) })
 	return s
@@ -112,7 +112,7 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 	address := l.Addr().String()
 	s := start(t, address, metrics.New(metrics.Options{}).Health())
 	select {
-	case text := <-s.told:
+	case text := <-s.log:
 		self := fmt.Sprintf("(pid %d)", os.Getpid())
 		for _, want := range []string{address, "key=metrics_listen", "address already in use by", self, "free the address, or set metrics_listen"} {
 			if !strings.Contains(text, want) {
@@ -134,8 +134,8 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 		t.Errorf("warnings %q", all)
 	}
 	s.end(t)
-	if len(s.told) > 0 {
-		t.Errorf("the log has more: %s", <-s.told)
+	if len(s.log) > 0 {
+		t.Errorf("the log has more: %s", <-s.log)
 	}
 	again, err := net.Listen("tcp", address)
 	if err != nil {
@@ -153,7 +153,7 @@ func TestServeNamesTheHolderOfAllAddresses(t *testing.T) {
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	s := start(t, "127.0.0.1:"+port, metrics.New(metrics.Options{}).Health())
-	if line := <-s.told; !strings.Contains(line, fmt.Sprintf("(pid %d)", os.Getpid())) {
+	if line := <-s.log; !strings.Contains(line, fmt.Sprintf("(pid %d)", os.Getpid())) {
 		t.Errorf("the log has %s", line)
 	}
 }
@@ -161,7 +161,7 @@ func TestServeNamesTheHolderOfAllAddresses(t *testing.T) {
 func TestServeEndsWhileItWaitsForAPort(t *testing.T) {
 	noLeak(t)
 	s := start(t, occupied(t).Addr().String(), metrics.New(metrics.Options{}).Health())
-	if line := <-s.told; !strings.Contains(line, "level=WARN") {
+	if line := <-s.log; !strings.Contains(line, "level=WARN") {
 		t.Errorf("the log has %s", line)
 	}
 	s.end(t)

@@ -385,7 +385,7 @@ func checkMasqueradeRule(t *rapid.T, p policy.Policy, packet policy.Packet, r po
 	}
 }
 
-// The decisions that need a whole story to be told, one packet each.
+// Decisions that depend on several keys, one packet each.
 func TestDecisionsByExample(t *testing.T) {
 	onlyThese := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("0.0.0.0/0"), MasqueradeCIDRs: cidrs("203.0.113.0/24")}
 	vpnHole := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16")}

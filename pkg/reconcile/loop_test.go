@@ -31,7 +31,7 @@ type running struct {
 
 	mu      sync.Mutex
 	reports []*Report
-	told    bytes.Buffer
+	logged  bytes.Buffer
 }
 
 func (f *fixture) run(change ...func(*Loop)) *running {
@@ -59,7 +59,7 @@ type lockedWriter struct{ r *running }
 func (w lockedWriter) Write(b []byte) (int, error) {
 	w.r.mu.Lock()
 	defer w.r.mu.Unlock()
-	return w.r.told.Write(b)
+	return w.r.logged.Write(b)
 }
 
 // until waits until what was reported is as wanted.
@@ -80,7 +80,7 @@ func (r *running) until(what string, is func([]*Report) bool) {
 func (r *running) log() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.told.String()
+	return r.logged.String()
 }
 
 func (r *running) count() int {

@@ -91,7 +91,7 @@ type Report struct {
 	Drift   policy.Diff // what other programs changed in rules that had been written before
 	By      Writer      // the last program that changed rules before the sync, if known
 	Pending []policy.SourceID
-	Applied []policy.SourceID // sources whose policy the sync put in force; Pending are the others that changed
+	Applied []policy.SourceID // sources whose policy the sync applied; Pending are the others that changed
 	Dropped []policy.SourceID // networks that are unused and are, or would be, removed
 
 	Lost    []error // damaged documents that no source restores: the desired rules are unknown

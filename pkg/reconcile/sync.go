@@ -184,7 +184,7 @@ func written(s *enforce.State, chain string) bool {
 	})
 }
 
-// applyChanges puts all changed documents in force at once, so that no packet meets a part of them.
+// applyChanges applies all changed documents at once, so that no packet meets a part of them.
 // If that fails it tries each by itself: a mistake in one source does not hold up another.
 func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
 	rejected := map[policy.SourceID]error{}
@@ -222,9 +222,9 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 				continue
 			}
 		}
-		rejected[c.ID] = fmt.Errorf("%s: the policy cannot be put in force: %w", c.ID, err)
+		rejected[c.ID] = fmt.Errorf("%s: the policy cannot be applied: %w", c.ID, err)
 		if r.State.Find(c.ID) != nil {
-			rejected[c.ID] = fmt.Errorf("%s: the new policy cannot be put in force; the last good policy stays: %w", c.ID, err)
+			rejected[c.ID] = fmt.Errorf("%s: the new policy cannot be applied; the last good policy stays: %w", c.ID, err)
 		}
 		r.sourceProblem(ReasonRules, c.ID, rejected[c.ID])
 	}

@@ -113,7 +113,7 @@ func TestBrokenAgentFileAtTheStart(t *testing.T) {
 	f.exempts("10.1.0.0/16," + linkLocal)
 }
 
-// The agent files yield to a network, which everybody is told of.
+// The agent files are superseded by a network, and the report says so.
 func TestConflictWithTheAgentFiles(t *testing.T) {
 	f := newFixture(t).withAgent()
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}, "randomFully": true})
@@ -159,7 +159,7 @@ func TestConflictOfNetworks(t *testing.T) {
 	if c := f.stored(policy.Network, "newcomer"); c != nil {
 		t.Errorf("the newcomer is stored: %+v", c)
 	}
-	// Once no conflist names the one in force any more, that one yields.
+	// Once no conflist names the one in force any more, that one is superseded.
 	if err := os.Remove(first); err != nil {
 		t.Fatal(err)
 	}
@@ -471,7 +471,7 @@ func TestDamagedDocument(t *testing.T) {
 	f.file(documents[0], `{"schema": 1, "sou`)
 	r := f.right()
 	if len(r.Warnings) == 0 {
-		t.Error("nobody is told")
+		t.Error("there is no warning")
 	}
 	if f.stored(policy.AgentFiles, "") == nil {
 		t.Error("the document was not made again")
@@ -496,7 +496,7 @@ func TestCleanup(t *testing.T) {
 	f := newFixture(t).withAgent()
 	f.agentFile("enableIPv6: true\n")
 	f.right()
-	lead, err := f.Dir.InstanceLock()
+	instanceLock, err := f.Dir.InstanceLock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -508,7 +508,7 @@ func TestCleanup(t *testing.T) {
 	if _, err := f.Cleanup(t.Context(), warn); err == nil || !strings.Contains(err.Error(), "stop it first") {
 		t.Errorf("beside a reconciler: %v", err)
 	}
-	if err := lead.Release(); err != nil {
+	if err := instanceLock.Release(); err != nil {
 		t.Fatal(err)
 	}
 	removed, err := f.Cleanup(t.Context(), warn)

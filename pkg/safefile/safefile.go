@@ -92,7 +92,7 @@ func (d *Dir) PathOf(name string) string { return filepath.Join(d.path, name) }
 // Lstat returns the FileInfo of a file, and does not follow symlinks.
 func (d *Dir) Lstat(name string) (fs.FileInfo, error) {
 	info, err := d.root.Lstat(name)
-	return info, Error("look at", d.PathOf(name), err)
+	return info, Error("stat", d.PathOf(name), err)
 }
 
 // Close closes the directory and ends its lock.

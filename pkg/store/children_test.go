@@ -158,7 +158,7 @@ func churn(d *store.Dir) error {
 func killed(d *store.Dir) error {
 	l, err := lockNow(d)
 	if err == nil {
-		_, err = l.Stage(contribution("podnet", "10.9.0.0/16"))
+		_, err = l.Stage(newSource("podnet", "10.9.0.0/16"))
 	}
 	if err != nil {
 		return err
@@ -172,7 +172,7 @@ func writeWithUmask(d *store.Dir, mask int) error {
 	if err != nil {
 		return err
 	}
-	s, err := l.Stage(contribution("podnet"))
+	s, err := l.Stage(newSource("podnet"))
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func onReadOnly(d *store.Dir) error {
 	); err != nil {
 		return fmt.Errorf("nothing to write: %w", err)
 	}
-	_, stageErr := l.Stage(contribution("podnet"))
+	_, stageErr := l.Stage(newSource("podnet"))
 	other := s.Record
 	other.Boot = "another"
 	return errors.Join(
@@ -240,7 +240,7 @@ func onFull(d *store.Dir) error {
 	if err != nil {
 		return err
 	}
-	s, err := l.Stage(contribution("podnet"))
+	s, err := l.Stage(newSource("podnet"))
 	if err == nil {
 		err = errors.Join(s.Commit(), l.Release(), writable(d))
 	}
@@ -254,7 +254,7 @@ func onFull(d *store.Dir) error {
 	if err := os.WriteFile(ballast, bytes.Repeat([]byte{1}, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("not full: %w", err)
 	}
-	_, stageErr := l.Stage(contribution("podnet", "10.0.0.0/8"))
+	_, stageErr := l.Stage(newSource("podnet", "10.0.0.0/8"))
 	after, loadErr := d.Load()
 	if len(after.Sources) != 1 || after.Sources[0].Policy.NonMasqueradeCIDRs != nil {
 		loadErr = errors.Join(loadErr, fmt.Errorf("the document changed: %+v", after))
@@ -280,7 +280,7 @@ func alternate(d *store.Dir) error {
 		return err
 	}
 	put := func(name string) error {
-		s, err := l.Stage(contribution(name))
+		s, err := l.Stage(newSource(name))
 		if err != nil {
 			return err
 		}

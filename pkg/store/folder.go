@@ -151,7 +151,7 @@ func (f *folder) within(name string, do func(*folder) error) error {
 func (f *folder) changed() (time.Time, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(f.fd(), &st)
-	return time.Unix(st.Mtim.Unix()), failure("look at directory", f.path(), err)
+	return time.Unix(st.Mtim.Unix()), failure("stat directory", f.path(), err)
 }
 
 // names returns the sorted names in the directory.

@@ -88,7 +88,7 @@ func writable(d *store.Dir) error {
 	if err != nil {
 		return err
 	}
-	_, err = l.Stage(contribution("podnet", "10.0.0.0/8"))
+	_, err = l.Stage(newSource("podnet", "10.0.0.0/8"))
 	return errors.Join(err, l.PutRecord(aRecord()), l.Tidy(store.State{}), l.Release())
 }
 
@@ -118,7 +118,7 @@ func same[T any](t testing.TB, got, want T) {
 
 func network(name string) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: name} }
 
-func contribution(name string, cidrs ...string) policy.Source {
+func newSource(name string, cidrs ...string) policy.Source {
 	c := policy.Source{ID: network(name), Policy: policy.SourcePolicy{Chain: policy.DefaultChain}, Order: 1}
 	for _, s := range cidrs {
 		c.Policy.NonMasqueradeCIDRs = append(c.Policy.NonMasqueradeCIDRs, netip.MustParsePrefix(s))
@@ -126,7 +126,7 @@ func contribution(name string, cidrs ...string) policy.Source {
 	return c
 }
 
-// full is a contribution that states every key.
+// full is a source that states every key.
 func full(name string) policy.Source {
 	yes, no, mark := true, false, policy.Mark(0)
 	return policy.Source{
@@ -154,7 +154,7 @@ func sourceFiles(t testing.TB, d *store.Dir) []string {
 	return files
 }
 
-// document stores a contribution and returns its file.
+// document stores a source and returns its file.
 func document(t *testing.T, d *store.Dir, c policy.Source) string {
 	t.Helper()
 	before := sourceFiles(t, d)

@@ -119,7 +119,7 @@ func (f *folder) recognize(l layout, name string) (entry, error) {
 			err = errUnknown
 		}
 	}
-	return e, failure("look at", f.in(name), err)
+	return e, failure("stat", f.in(name), err)
 }
 
 // examine returns the first path below the directory that ip-masq does not write, or "", and whether a

@@ -39,13 +39,13 @@ func TestLoadGivesWhatWasStoredInOrder(t *testing.T) {
 		ID:     policy.SourceID{Kind: policy.AgentFiles},
 		Policy: policy.SourcePolicy{Chain: policy.DefaultChain},
 	}
-	a, b := full("anet"), contribution("bnet", "10.0.0.0/8")
+	a, b := full("anet"), newSource("bnet", "10.0.0.0/8")
 	for _, c := range []policy.Source{agent, b, a} {
 		store1(t, l, c)
 	}
 	loads(t, d, a, b, agent)
 
-	b = contribution("bnet")
+	b = newSource("bnet")
 	store1(t, l, b)
 	loads(t, d, a, b, agent)
 	if got := load(t, d).Find(b.ID); got == nil || !got.Policy.Equal(b.Policy) {
@@ -80,7 +80,7 @@ func TestNamesFromOutsideAreHashed(t *testing.T) {
 	names := []string{"..", "../../etc", "a/b", "a", "b", "ab", "A", "a\x00b", "network", strings.Repeat("n", 5000), "ü\u2028"}
 	seen := map[string]bool{}
 	for _, name := range names {
-		seen[filepath.Base(document(t, d, contribution(name)))] = true
+		seen[filepath.Base(document(t, d, newSource(name)))] = true
 		ok(t, d.Attach(name, name, name))
 		ok(t, d.Attach(name, name+name, ""))
 	}
@@ -107,7 +107,7 @@ func TestNamesFromOutsideAreHashed(t *testing.T) {
 
 func TestTornAtEveryLength(t *testing.T) {
 	d := open(t)
-	whole := document(t, d, contribution("other"))
+	whole := document(t, d, newSource("other"))
 	file := document(t, d, full("net"))
 	ok(t, lock(t, d).PutRecord(aRecord()))
 	record := d.Path() + "/record.json"
@@ -166,33 +166,33 @@ func TestDamagedDocuments(t *testing.T) {
 		"named agent files": {`{"schema":3,"source":{"kind":"agent-files","name":"x"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
 		"another's":         {`{"schema":3,"source":{"kind":"network","name":"web"},"policy":{"masqChain":"POD-MASQ"}}`, `network "web"`},
 		"no policy":         {`{"schema":3,` + source + `}`, "masqChain"},
-		"bad chain":         {statement(`"masqChain":"POSTROUTING"`), "masqChain"},
-		"bad backend":       {statement(`"masqChain":"A","backend":"ebtables"`), "backend"},
-		"bad guard":         {statement(`"masqChain":"A","guard":"on"`), "write off, count or drop"},
-		"bad stale":         {statement(`"masqChain":"A","staleConnections":"drop"`), "write keep or reset"},
-		"bad prefix":        {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10/8"]`), "10/8"},
-		"host bits":         {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10.0.0.1/8"]`), "10.0.0.1/8"},
-		"empty prefix":      {statement(`"masqChain":"A","sourceCIDRs":[""]`), "prefix"},
-		"null prefix":       {statement(`"masqChain":"A","masqueradeCIDRs":[null]`), "prefix"},
-		"4in6":              {statement(`"masqChain":"A","enableIPv6":true,"nonMasqueradeSourceCIDRs":["::ffff:10.0.0.0/104"]`), "prefix"},
-		"IPv6 without":      {statement(`"masqChain":"A","nonMasqueradeCIDRs":["fd00::/8"]`), "IPv6"},
-		"both lists":        {statement(`"masqChain":"A","nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":["10.0.0.0/8"]`), "10.0.0.0/8"},
-		"bad ports":         {statement(`"masqChain":"A","toPorts":"9-1"`), "9-1"},
-		"bad interface":     {statement(`"masqChain":"A","outputInterfaces":["a/b"]`), "outputInterfaces"},
-		"bad connections":   {statement(`"masqChain":"A","staleConnections":"drop"`), "staleConnections"},
-		"bad mark":          {statement(`"masqChain":"A","bypassMark":"0x1ffffffff"`), "0x1ffffffff"},
-		"mark as a number":  {statement(`"masqChain":"A","bypassMark":24576`), "number"},
-		"pods' host bits":   {statement(`"masqChain":"A","podCIDRs":["10.0.0.1/8"]`), "podCIDRs[0]: 10.0.0.1/8"},
-		"many pod ranges":   {statement(`"masqChain":"A","podCIDRs":[` + manyPrefixes(4097) + `]`), "podCIDRs: has 4097 entries"},
+		"bad chain":         {documentWith(`"masqChain":"POSTROUTING"`), "masqChain"},
+		"bad backend":       {documentWith(`"masqChain":"A","backend":"ebtables"`), "backend"},
+		"bad guard":         {documentWith(`"masqChain":"A","guard":"on"`), "write off, count or drop"},
+		"bad stale":         {documentWith(`"masqChain":"A","staleConnections":"drop"`), "write keep or reset"},
+		"bad prefix":        {documentWith(`"masqChain":"A","nonMasqueradeCIDRs":["10/8"]`), "10/8"},
+		"host bits":         {documentWith(`"masqChain":"A","nonMasqueradeCIDRs":["10.0.0.1/8"]`), "10.0.0.1/8"},
+		"empty prefix":      {documentWith(`"masqChain":"A","sourceCIDRs":[""]`), "prefix"},
+		"null prefix":       {documentWith(`"masqChain":"A","masqueradeCIDRs":[null]`), "prefix"},
+		"4in6":              {documentWith(`"masqChain":"A","enableIPv6":true,"nonMasqueradeSourceCIDRs":["::ffff:10.0.0.0/104"]`), "prefix"},
+		"IPv6 without":      {documentWith(`"masqChain":"A","nonMasqueradeCIDRs":["fd00::/8"]`), "IPv6"},
+		"both lists":        {documentWith(`"masqChain":"A","nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":["10.0.0.0/8"]`), "10.0.0.0/8"},
+		"bad ports":         {documentWith(`"masqChain":"A","toPorts":"9-1"`), "9-1"},
+		"bad interface":     {documentWith(`"masqChain":"A","outputInterfaces":["a/b"]`), "outputInterfaces"},
+		"bad connections":   {documentWith(`"masqChain":"A","staleConnections":"drop"`), "staleConnections"},
+		"bad mark":          {documentWith(`"masqChain":"A","bypassMark":"0x1ffffffff"`), "0x1ffffffff"},
+		"mark as a number":  {documentWith(`"masqChain":"A","bypassMark":24576`), "number"},
+		"pods' host bits":   {documentWith(`"masqChain":"A","podCIDRs":["10.0.0.1/8"]`), "podCIDRs[0]: 10.0.0.1/8"},
+		"many pod ranges":   {documentWith(`"masqChain":"A","podCIDRs":[` + manyPrefixes(4097) + `]`), "podCIDRs: has 4097 entries"},
 		"subnets' bits":     {strings.TrimSuffix(sound, "}") + `,"podSubnets":["10.0.0.1/8"]}`, "podSubnets[0]: 10.0.0.1/8"},
 		"many subnets":      {strings.TrimSuffix(sound, "}") + `,"podSubnets":[` + manyPrefixes(4097) + `]}`, "podSubnets: has 4097 entries"},
 		"endless field":     {`{"schema":3,"` + strings.Repeat("x", 1<<20) + `":1}`, "unknown field"},
-		"endless value":     {statement(`"masqChain":"` + strings.Repeat("x", 1<<20) + `"`), "masqChain"},
+		"endless value":     {documentWith(`"masqChain":"` + strings.Repeat("x", 1<<20) + `"`), "masqChain"},
 		"deep":              {`{"schema":3,"source":` + strings.Repeat("[", 100_000), "depth"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)
-			file := document(t, d, contribution("net"))
+			file := document(t, d, newSource("net"))
 			ok(t, os.WriteFile(file, []byte(c.data), 0o600))
 			s := load(t, d)
 			if c.want == "" {
@@ -221,13 +221,13 @@ func manyPrefixes(n int) string {
 	return strings.Join(list, ",")
 }
 
-func statement(keys string) string {
+func documentWith(keys string) string {
 	return `{"schema":3,"source":{"kind":"network","name":"net"},"policy":{` + keys + `}}`
 }
 
 func TestDocumentThatIsTooBig(t *testing.T) {
 	d := open(t)
-	file := document(t, d, contribution("net"))
+	file := document(t, d, newSource("net"))
 	ok(t, os.Truncate(file, 256<<20+1))
 	s := load(t, d)
 	if len(s.Damaged) != 1 {
@@ -238,12 +238,12 @@ func TestDocumentThatIsTooBig(t *testing.T) {
 
 func TestFilesThatAreNoDocuments(t *testing.T) {
 	d := open(t)
-	file := document(t, d, contribution("net"))
+	file := document(t, d, newSource("net"))
 	sources := filepath.Dir(file)
 	for _, name := range []string{"README", "x.json.damaged", "x.json.1.tmp", "copy.json"} {
 		ok(t, os.WriteFile(filepath.Join(sources, name), []byte("?"), 0o600))
 	}
-	loads(t, d, contribution("net"))
+	loads(t, d, newSource("net"))
 	data, err := os.ReadFile(file)
 	ok(t, err)
 	copied := filepath.Join(sources, strings.Repeat("0", 64)+".json")
@@ -257,7 +257,7 @@ func TestFilesThatAreNoDocuments(t *testing.T) {
 // moved aside for it.
 func TestTooManyOpenFilesDamageNothing(t *testing.T) {
 	d := open(t)
-	document(t, d, contribution("net"))
+	document(t, d, newSource("net"))
 	var limit unix.Rlimit
 	ok(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	// The lowest free descriptor is for the dataDir, the next for sources.
@@ -277,7 +277,7 @@ func BenchmarkLoad(b *testing.B) {
 	d := store.Open(b.TempDir()).WithBoot(boot)
 	l, err := d.Lock(b.Context())
 	ok(b, err)
-	c := contribution("net")
+	c := newSource("net")
 	for i := range 64 {
 		c.Policy.NonMasqueradeCIDRs = append(c.Policy.NonMasqueradeCIDRs, prefix(i))
 	}

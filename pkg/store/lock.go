@@ -252,7 +252,7 @@ func (d *Dir) held(name string) bool {
 		return false
 	}
 	defer root.close()
-	file, _, err := root.open("look at the lock", name, unix.O_RDONLY)
+	file, _, err := root.open("open the lock", name, unix.O_RDONLY)
 	if err != nil {
 		return false
 	}

@@ -192,7 +192,7 @@ func TestLockUnderContention(t *testing.T) {
 func TestNothingIsWrittenAfterRelease(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
-	s, err := l.Stage(contribution("net"))
+	s, err := l.Stage(newSource("net"))
 	ok(t, err)
 	ok(t, l.Release())
 	if files := sourceFiles(t, d); len(files) != 0 {
@@ -200,7 +200,7 @@ func TestNothingIsWrittenAfterRelease(t *testing.T) {
 	}
 	fails(t, s.Commit(), "write document", d.Path())
 	ok(t, s.Discard())
-	_, err = l.Stage(contribution("net"))
+	_, err = l.Stage(newSource("net"))
 	for _, err := range []error{err, drop(l, network("net")), l.PutRecord(aRecord()), l.Tidy(store.State{})} {
 		fails(t, err, d.Path())
 	}
@@ -209,14 +209,14 @@ func TestNothingIsWrittenAfterRelease(t *testing.T) {
 
 func TestReadOnlyFileSystem(t *testing.T) {
 	d := open(t)
-	document(t, d, contribution("podnet"))
+	document(t, d, newSource("podnet"))
 	l := lock(t, d)
 	ok(t, l.PutRecord(aRecord()))
 	ok(t, l.Release())
 	ok(t, d.Attach("podnet", "c", "eth0"))
 	made(t, d.Path())
 	inMountNamespace(t, "read-only", d)
-	loads(t, d, contribution("podnet"))
+	loads(t, d, newSource("podnet"))
 }
 
 func TestFullFileSystem(t *testing.T) {

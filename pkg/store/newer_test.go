@@ -24,7 +24,7 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)
-			file := document(t, d, contribution("net"))
+			file := document(t, d, newSource("net"))
 			record := d.Path() + "/record.json"
 			for _, f := range []string{file, record} {
 				ok(t, os.WriteFile(f, []byte(c.data), 0o600))
@@ -39,7 +39,7 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 			l := lock(t, d)
 			ok(t, l.Tidy(s))
 			ok(t, l.Tidy(store.State{Damaged: []store.FileError{{File: file}, {File: record}}}))
-			_, err := l.Stage(contribution("net"))
+			_, err := l.Stage(newSource("net"))
 			for _, err := range []error{err, drop(l, network("net")), l.PutRecord(aRecord())} {
 				if !errors.Is(err, store.ErrNewer) {
 					t.Errorf("got %v, want ErrNewer", err)
@@ -59,7 +59,7 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 // A file of an older version is read if it has today's form. Otherwise the message says how old it is.
 func TestOlderDocuments(t *testing.T) {
 	d := open(t)
-	file, other := document(t, d, contribution("net", "10.0.0.0/8")), document(t, d, contribution("other"))
+	file, other := document(t, d, newSource("net", "10.0.0.0/8")), document(t, d, newSource("other"))
 	l := lock(t, d)
 	ok(t, l.PutRecord(aRecord()))
 	record := d.Path() + "/record.json"
@@ -72,11 +72,11 @@ func TestOlderDocuments(t *testing.T) {
 		for _, path := range []string{file, other, record} {
 			rewrite(path, fmt.Sprintf(`{"schema":%d`, schema+1), fmt.Sprintf(`{"schema":%d`, schema))
 		}
-		loads(t, d, contribution("net", "10.0.0.0/8"), contribution("other"))
+		loads(t, d, newSource("net", "10.0.0.0/8"), newSource("other"))
 		same(t, load(t, d).Record, aRecord())
 	}
 	ok(t, l.PutRecord(aRecord()))
-	rewrite(other, `"policy"`, `"statement"`)
+	rewrite(other, `"policy"`, `"unknown"`)
 	s := load(t, d)
 	if len(s.Damaged) != 1 || len(s.Sources) != 1 {
 		t.Fatalf("%+v", s)

@@ -105,24 +105,24 @@ func TestDirectoriesWithoutAMarker(t *testing.T) {
 	for name, make := range map[string]func(*testing.T, *store.Dir){
 		"empty": func(*testing.T, *store.Dir) {},
 		"all": func(t *testing.T, d *store.Dir) {
-			file := document(t, d, contribution("net"))
+			file := document(t, d, newSource("net"))
 			record(t, d)
 			ok(t, d.Attach("net", "c", "eth0"))
 			ok(t, d.PutVerificationCache(network("net"), store.VerificationCache{Inputs: "i", Entry: "e", Generation: "m"}))
 			leaveSocket(t, d)
 			put(t, d.Path(), backup, "backups/.ip-masq-0a.tmp", "record.json.0a.tmp", "record.json.damaged", file[len(d.Path())+1:]+".damaged")
 		},
-		"a document":              func(t *testing.T, d *store.Dir) { document(t, d, contribution("net")) },
+		"a document":              func(t *testing.T, d *store.Dir) { document(t, d, newSource("net")) },
 		"a record":                func(t *testing.T, d *store.Dir) { record(t, d) },
 		"an attachment":           func(t *testing.T, d *store.Dir) { ok(t, d.Attach("net", "c", "eth0")) },
 		"the instance lock":       func(t *testing.T, d *store.Dir) { put(t, d.Path(), "reconciler.lock") },
 		"a backup":                func(t *testing.T, d *store.Dir) { put(t, d.Path(), backup) },
 		"a directory for backups": func(t *testing.T, d *store.Dir) { put(t, d.Path(), "backups/") },
 		"a newer document": func(t *testing.T, d *store.Dir) {
-			ok(t, os.WriteFile(document(t, d, contribution("net")), []byte(`{"schema":99}`), 0o600))
+			ok(t, os.WriteFile(document(t, d, newSource("net")), []byte(`{"schema":99}`), 0o600))
 		},
 		"one document is damaged": func(t *testing.T, d *store.Dir) {
-			document(t, d, contribution("net"))
+			document(t, d, newSource("net"))
 			put(t, d.Path(), "sources/"+hash+".json")
 		},
 	} {
@@ -149,7 +149,7 @@ func TestDirectoriesWithoutAMarker(t *testing.T) {
 // Where something else came to lie in a dataDir, nothing of it is removed.
 func TestOtherFilesInADataDirStay(t *testing.T) {
 	d := open(t)
-	document(t, d, contribution("net"))
+	document(t, d, newSource("net"))
 	ok(t, d.Attach("net", "c", "eth0"))
 	networks, err := filepath.Glob(d.Path() + "/attachments/*/*")
 	ok(t, err)
@@ -248,8 +248,8 @@ func TestKilledWhileTheDataDirIsMade(t *testing.T) {
 			d := open(t)
 			half := filepath.Dir(d.Path()) + "/.ip-masq-data.new"
 			put(t, half, append(holds, "./")...)
-			document(t, d, contribution("net"))
-			loads(t, d, contribution("net"))
+			document(t, d, newSource("net"))
+			loads(t, d, newSource("net"))
 			absent(t, half)
 		})
 	}

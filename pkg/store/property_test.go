@@ -20,7 +20,7 @@ func anyContribution(t *rapid.T) policy.Source {
 	c := policy.Source{
 		ID:         policy.SourceID{Kind: policy.AgentFiles},
 		Policy:     policytest.SourcePolicy(t),
-		Superseded: rapid.Bool().Draw(t, "yields"),
+		Superseded: rapid.Bool().Draw(t, "superseded"),
 		Order:      rapid.Int64().Draw(t, "order"),
 	}
 	if rapid.Bool().Draw(t, "network") {

@@ -85,7 +85,7 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 					l, err := d.Lock(t.Context())
 					ok(t, err)
 					defer func() { ok(t, l.Release()) }()
-					_, err = l.Stage(contribution("net"))
+					_, err = l.Stage(newSource("net"))
 					return err
 				},
 				"Tidy": func(d *store.Dir) error {
@@ -107,7 +107,7 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 				{"attachments/" + boot + "/*", ofAttachments},
 			} {
 				d := open(t)
-				document(t, d, contribution("net"))
+				document(t, d, newSource("net"))
 				ok(t, d.Attach("net", "c", "eth0"))
 				paths, err := filepath.Glob(filepath.Join(d.Path(), at.path))
 				ok(t, err)
@@ -127,8 +127,8 @@ func TestUntrustedDocumentsAreDamaged(t *testing.T) {
 	for name, c := range untrusted() {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)
-			document(t, d, contribution("other"))
-			file := document(t, d, contribution("net"))
+			document(t, d, newSource("other"))
+			file := document(t, d, newSource("net"))
 			l := lock(t, d)
 			ok(t, l.PutRecord(aRecord()))
 			record := d.Path() + "/record.json"
@@ -150,9 +150,9 @@ func TestUntrustedDocumentsAreDamaged(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			store1(t, l, contribution("net"))
+			store1(t, l, newSource("net"))
 			ok(t, l.PutRecord(aRecord()))
-			loads(t, d, contribution("net"), contribution("other"))
+			loads(t, d, newSource("net"), newSource("other"))
 		})
 	}
 }
@@ -161,13 +161,13 @@ func TestUntrustedDocumentsAreDamaged(t *testing.T) {
 // a symlink points to stays as it is.
 func TestCommitReplacesASymlink(t *testing.T) {
 	d := open(t)
-	file := document(t, d, contribution("net"))
+	file := document(t, d, newSource("net"))
 	victim := filepath.Join(t.TempDir(), "victim")
 	ok(t, os.WriteFile(victim, []byte("mine"), 0o600))
 	ok(t, os.Remove(file))
 	ok(t, os.Symlink(victim, file))
-	store1(t, lock(t, d), contribution("net"))
-	loads(t, d, contribution("net"))
+	store1(t, lock(t, d), newSource("net"))
+	loads(t, d, newSource("net"))
 	if data, err := os.ReadFile(victim); string(data) != "mine" || err != nil {
 		t.Errorf("victim: %s, %v", data, err)
 	}
@@ -213,8 +213,8 @@ func TestParentThatIsASymlink(t *testing.T) {
 	target, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
 	ok(t, os.Symlink(target, link))
 	d := store.Open(link + "/state").WithBoot(boot)
-	document(t, d, contribution("net"))
-	loads(t, d, contribution("net"))
+	document(t, d, newSource("net"))
+	loads(t, d, newSource("net"))
 }
 
 func TestModesWhateverTheUmask(t *testing.T) {
@@ -241,7 +241,7 @@ func TestModesWhateverTheUmask(t *testing.T) {
 				ok(t, err)
 				same(t, info.Mode().Perm(), os.FileMode(0o755))
 			}
-			loads(t, d, contribution("podnet"))
+			loads(t, d, newSource("podnet"))
 		})
 	}
 }

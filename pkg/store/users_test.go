@@ -49,7 +49,7 @@ func TestAsAnotherUser(t *testing.T) {
 		}
 	}
 	wants("writable", "permission denied", "run as its owner")
-	document(t, d, contribution("net"))
+	document(t, d, newSource("net"))
 	wants("load", "permission denied", "run as its owner") // root's may be read, if its mode lets us
 	ok(t, os.Chmod(d.Path(), 0o755))
 	ok(t, os.Chmod(d.Path()+"/sources", 0o755))

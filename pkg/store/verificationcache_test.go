@@ -39,8 +39,8 @@ func TestVerificationCache(t *testing.T) {
 	}
 	same(t, d.VerificationCache(network("net")), store.VerificationCache{})
 	l := lock(t, d)
-	store1(t, l, contribution("net", "10.0.0.0/8"))
-	store1(t, l, contribution("other"))
+	store1(t, l, newSource("net", "10.0.0.0/8"))
+	store1(t, l, newSource("other"))
 	same(t, d.VerificationCache(network("net")), store.VerificationCache{})
 	for _, s := range []store.VerificationCache{short, long, short} {
 		ok(t, d.PutVerificationCache(network("net"), s))
@@ -49,7 +49,7 @@ func TestVerificationCache(t *testing.T) {
 		same(t, d.VerificationCache(network("other")), store.VerificationCache{})
 		same(t, d.VerificationCache(policy.SourceID{}), store.VerificationCache{})
 	}
-	loads(t, d, contribution("net", "10.0.0.0/8"), contribution("other"))
+	loads(t, d, newSource("net", "10.0.0.0/8"), newSource("other"))
 	path := cacheFile(t, d)
 	ok(t, l.Tidy(load(t, d)))
 	same(t, d.VerificationCache(network("net")), short)
@@ -78,7 +78,7 @@ func TestVerificationCache(t *testing.T) {
 	absent(t, path)
 
 	// What is not a file is not replaced.
-	store1(t, l, contribution("net"))
+	store1(t, l, newSource("net"))
 	ok(t, os.Mkdir(path, 0o700))
 	if err := d.PutVerificationCache(network("net"), long); err == nil {
 		t.Error("written in the place of a directory")
@@ -106,11 +106,11 @@ func TestDigest(t *testing.T) {
 	is("nothing")
 	is("others", "a", "bc")
 	is("others, divided otherwise", "ab", "c")
-	store1(t, l, contribution("net"))
+	store1(t, l, newSource("net"))
 	is("a document")
-	store1(t, l, contribution("net", "10.0.0.0/8"))
+	store1(t, l, newSource("net", "10.0.0.0/8"))
 	is("another one")
-	store1(t, l, contribution("other"))
+	store1(t, l, newSource("other"))
 	is("two")
 	ok(t, l.PutRecord(store.Record{Boot: boot}))
 	is("a record")

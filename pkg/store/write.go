@@ -109,7 +109,7 @@ func (f *folder) newer(op, name string) error {
 	return ignoring(err, os.ErrNotExist)
 }
 
-// Commit puts a new document in force, or removes a dropped one, and makes that durable. If only the
+// Commit makes a new document the current one, or removes a dropped one, and syncs the directory. If only the
 // latter fails, it returns the error and the document is in force. It may be called on nil.
 func (s *Staged) Commit() error {
 	if s == nil {
@@ -216,7 +216,7 @@ func (l *Lock) PutRecord(r Record) error {
 func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 	info, err := os.Lstat(d.DocumentPath(src))
 	if err != nil {
-		return time.Time{}, failure("look at document", d.DocumentPath(src), ignoring(err, os.ErrNotExist))
+		return time.Time{}, failure("stat document", d.DocumentPath(src), ignoring(err, os.ErrNotExist))
 	}
 	return info.ModTime(), nil
 }

@@ -32,14 +32,14 @@ func prefix(i int) netip.Prefix {
 func TestStagedIsNotInForce(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
-	store1(t, l, contribution("net", "10.0.0.0/8"))
-	first, err := l.Stage(contribution("net", "10.1.0.0/16"))
+	store1(t, l, newSource("net", "10.0.0.0/8"))
+	first, err := l.Stage(newSource("net", "10.1.0.0/16"))
 	ok(t, err)
-	second, err := l.Stage(contribution("net", "10.2.0.0/16"))
+	second, err := l.Stage(newSource("net", "10.2.0.0/16"))
 	ok(t, err)
-	loads(t, d, contribution("net", "10.0.0.0/8"))
+	loads(t, d, newSource("net", "10.0.0.0/8"))
 	ok(t, first.Commit())
-	loads(t, d, contribution("net", "10.1.0.0/16"))
+	loads(t, d, newSource("net", "10.1.0.0/16"))
 	fails(t, first.Commit(), "write document")
 	for range 2 {
 		ok(t, first.Discard())
@@ -47,7 +47,7 @@ func TestStagedIsNotInForce(t *testing.T) {
 	}
 	ok(t, (*store.Staged)(nil).Discard())
 	fails(t, second.Commit(), "write document")
-	loads(t, d, contribution("net", "10.1.0.0/16"))
+	loads(t, d, newSource("net", "10.1.0.0/16"))
 	if files := sourceFiles(t, d); len(files) != 1 {
 		t.Errorf("left: %v", files)
 	}
@@ -59,8 +59,8 @@ func TestStageRefusesWhatWouldNotLoad(t *testing.T) {
 	for name, c := range map[string]policy.Source{
 		"nothing":       {},
 		"no chain":      {ID: network("net")},
-		"no name":       contribution(""),
-		"not UTF-8":     contribution("\xff"),
+		"no name":       newSource(""),
+		"not UTF-8":     newSource("\xff"),
 		"no prefix":     {ID: network("net"), Policy: policy.SourcePolicy{Chain: "A", SourceCIDRs: []netip.Prefix{{}}}},
 		"empty ports":   {ID: network("net"), Policy: policy.SourcePolicy{Chain: "A", ToPorts: &policy.Ports{{}}}},
 		"nil ports":     {ID: network("net"), Policy: policy.SourcePolicy{Chain: "A", ToPorts: new(policy.Ports)}},
@@ -157,8 +157,8 @@ func TestBadResets(t *testing.T) {
 func TestTidyMovesDamagedDocumentsAside(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
-	store1(t, l, contribution("other"))
-	store1(t, l, contribution("net"))
+	store1(t, l, newSource("other"))
+	store1(t, l, newSource("net"))
 	ok(t, l.PutRecord(aRecord()))
 	file := fileOf(t, d, "net")
 	record := d.Path() + "/record.json"
@@ -175,7 +175,7 @@ func TestTidyMovesDamagedDocumentsAside(t *testing.T) {
 				t.Errorf("%s.damaged: %s, %v", path, data, err)
 			}
 		}
-		loads(t, d, contribution("other"))
+		loads(t, d, newSource("other"))
 	}
 	// Directories that are in the way stay, and whatever is damaged moves.
 	ok(t, errors.Join(os.Remove(file+".damaged"), os.MkdirAll(file+".damaged/first/sub", 0o700)))
@@ -193,20 +193,20 @@ func TestTidyMovesDamagedDocumentsAside(t *testing.T) {
 	ok(t, os.MkdirAll(file+"/sub", 0o700))
 	fails(t, drop(l, network("net")), file, "is not ip-masq's")
 	ok(t, os.RemoveAll(file))
-	loads(t, d, contribution("other"))
+	loads(t, d, newSource("other"))
 }
 
 // What was damaged when it was read, and has been replaced since, stays.
 func TestTidyReadsAgain(t *testing.T) {
 	d := open(t)
-	file := document(t, d, contribution("net"))
+	file := document(t, d, newSource("net"))
 	ok(t, os.WriteFile(file, nil, 0o600))
 	stale := load(t, d)
 	same(t, len(stale.Damaged), 1)
 	l := lock(t, d)
-	store1(t, l, contribution("net"))
+	store1(t, l, newSource("net"))
 	ok(t, l.Tidy(stale))
-	loads(t, d, contribution("net"))
+	loads(t, d, newSource("net"))
 	ok(t, drop(l, network("net")))
 	ok(t, l.Tidy(stale))
 	loads(t, d)
@@ -215,7 +215,7 @@ func TestTidyReadsAgain(t *testing.T) {
 func TestTidyWritesNothingWhereNothingIsToBeDone(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
-	store1(t, l, contribution("net"))
+	store1(t, l, newSource("net"))
 	ok(t, d.Attach("net", "c", "eth0"))
 	dirs := []string{d.Path(), d.Path() + "/sources", d.Path() + "/attachments"}
 	var before []os.FileInfo
@@ -234,18 +234,18 @@ func TestTidyWritesNothingWhereNothingIsToBeDone(t *testing.T) {
 
 func TestKilledWhileADocumentIsStaged(t *testing.T) {
 	d := open(t)
-	document(t, d, contribution("podnet", "10.0.0.0/8"))
+	document(t, d, newSource("podnet", "10.0.0.0/8"))
 	if err := child(t, "killed", d).Run(); err == nil || !strings.Contains(err.Error(), "killed") {
 		t.Fatalf("got %v", err)
 	}
 	ok(t, os.WriteFile(d.Path()+"/record.json.x.tmp", []byte("{"), 0o600))
 	same(t, len(sourceFiles(t, d)), 2)
-	loads(t, d, contribution("podnet", "10.0.0.0/8"))
+	loads(t, d, newSource("podnet", "10.0.0.0/8"))
 	l := lock(t, d)
 	ok(t, l.Tidy(load(t, d)))
 	same(t, len(sourceFiles(t, d)), 1)
 	absent(t, d.Path()+"/record.json.x.tmp")
-	loads(t, d, contribution("podnet", "10.0.0.0/8"))
+	loads(t, d, newSource("podnet", "10.0.0.0/8"))
 }
 
 // A document that is dropped is out of force at once, and comes back unless that
@@ -255,7 +255,7 @@ func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 		"discarded": func(t *testing.T, d *store.Dir) {
 			s, err := lock(t, d).Drop(network("net"))
 			ok(t, err)
-			loads(t, d, contribution("other"))
+			loads(t, d, newSource("other"))
 			ok(t, s.Discard())
 		},
 		"released": func(t *testing.T, d *store.Dir) {
@@ -268,23 +268,23 @@ func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 			if err := child(t, "killed while it drops", d).Run(); err == nil || !strings.Contains(err.Error(), "killed") {
 				t.Fatalf("got %v", err)
 			}
-			loads(t, d, contribution("other"))
+			loads(t, d, newSource("other"))
 			lock(t, d)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)
-			document(t, d, contribution("net"))
-			document(t, d, contribution("other"))
+			document(t, d, newSource("net"))
+			document(t, d, newSource("other"))
 			ok(t, d.PutVerificationCache(network("net"), store.VerificationCache{Inputs: "i", Entry: "e", Generation: "m"}))
 			before := sourceFiles(t, d)
 			undo(t, d)
-			loads(t, d, contribution("net"), contribution("other"))
+			loads(t, d, newSource("net"), newSource("other"))
 			same(t, sourceFiles(t, d), before)
 		})
 	}
 	d := open(t)
-	document(t, d, contribution("net", "10.0.0.0/8"))
+	document(t, d, newSource("net", "10.0.0.0/8"))
 	if err := child(t, "killed while it drops", d).Run(); err == nil {
 		t.Fatal("not killed")
 	}
@@ -312,7 +312,7 @@ func fileOf(t *testing.T, d *store.Dir, name string) string {
 func TestLoadWhileOthersWrite(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
-	steady, old, fresh := contribution("steady"), contribution("net", "10.0.0.0/8"), full("net")
+	steady, old, fresh := newSource("steady"), newSource("net", "10.0.0.0/8"), full("net")
 	store1(t, l, steady)
 	store1(t, l, old)
 	var stop atomic.Bool
@@ -325,7 +325,7 @@ func TestLoadWhileOthersWrite(t *testing.T) {
 			if err == nil {
 				err = s.Commit()
 			}
-			s, err2 := l.Stage(contribution("passing"))
+			s, err2 := l.Stage(newSource("passing"))
 			if err2 == nil {
 				err2 = errors.Join(s.Commit(), drop(l, network("passing")))
 			}

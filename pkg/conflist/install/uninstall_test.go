@@ -240,7 +240,7 @@ func TestUninstallWithoutBackup(t *testing.T) {
 	}
 }
 
-// TestUninstallStopped: while ADDs settle.
+// TestUninstallStopped: while ADDs end.
 func TestUninstallStopped(t *testing.T) {
 	u, binary, _, _ := life(t)
 	u.AddTime = time.Minute

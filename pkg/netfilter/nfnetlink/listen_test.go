@@ -111,7 +111,7 @@ func TestListenTellsWho(t *testing.T) {
 		commit(t, c, &b)
 		return uint32(unix.Gettid())
 	}
-	told := map[uint32]uint32{} // pids as the kernel tells them, by those here
+	observedPIDs := map[uint32]uint32{} // pids as the kernel reports them, by those here
 	name, err := os.ReadFile("/proc/thread-self/comm")
 	if err != nil {
 		t.Fatal(err)
@@ -138,10 +138,10 @@ func TestListenTellsWho(t *testing.T) {
 			got, err := next(t, l)
 			if !first && err == nil {
 				// Which pid that is there cannot be known here: each process has its own.
-				if _, known := told[pid]; !known && !slices.Contains(slices.Collect(maps.Values(told)), got.PID) {
-					told[pid] = got.PID
+				if _, known := observedPIDs[pid]; !known && !slices.Contains(slices.Collect(maps.Values(observedPIDs)), got.PID) {
+					observedPIDs[pid] = got.PID
 				}
-				want.PID = told[pid]
+				want.PID = observedPIDs[pid]
 			}
 			if err != nil || got != want {
 				t.Errorf("%s: listener %d got %+v, %v; want %+v", tc.what, i, got, err, want)

@@ -92,7 +92,7 @@ func (n *node) ruleset() string {
 
 var counted = regexp.MustCompile(`counter packets \d+ bytes \d+`)
 
-// isAsApplied: what was loaded is read as desired, owner and all, is left alone
+// isAsApplied: what was loaded is read as desired, owner and all, is not written again
 // by Apply, and looks to nft like what Apply makes.
 func (n *node) isAsApplied(want policy.Ruleset) {
 	n.Helper()

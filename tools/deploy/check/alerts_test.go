@@ -369,7 +369,7 @@ func TestBrokenNodes(t *testing.T) {
 		"read-only-data-dir":     {"state", state},
 		"damaged-document":       {"state", state},
 		"backend-typo":           {"source", "IPMasqSourceInvalid 10m0s"},
-		"contradicting-flag":     {"source", "IPMasqSourceInvalid 10m0s"},
+		"conflicting-flag":       {"source", "IPMasqSourceInvalid 10m0s"},
 		"iptables-missing":       {"backend", "IPMasqBackendUnusable 10m0s"},
 		"forwarding-off":         {"", ""},
 		"main-plugin-ipmasq":     {"", "IPMasqForeignRules 5m0s"},

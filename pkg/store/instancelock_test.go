@@ -18,7 +18,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-func TestLead(t *testing.T) {
+func TestInstanceLock(t *testing.T) {
 	d := store.Open(filepath.Join(t.TempDir(), "data"))
 	first, err := d.InstanceLock()
 	if err != nil {
@@ -27,7 +27,7 @@ func TestLead(t *testing.T) {
 	if _, err := d.InstanceLock(); !errors.Is(err, store.ErrBusy) {
 		t.Errorf("a second has it too: %v", err)
 	}
-	lock, err := d.Lock(t.Context()) // the lead is no lock
+	lock, err := d.Lock(t.Context()) // the instance lock is another lock
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,15 +57,15 @@ func TestLead(t *testing.T) {
 		t.Error("it is held after its release")
 	}
 
-	// A process that looks whether it is held does not keep another from taking it.
-	look, err := os.Open(filepath.Join(d.Path(), "reconciler.lock"))
+	// A process that checks whether it is held does not keep another from taking it.
+	reader, err := os.Open(filepath.Join(d.Path(), "reconciler.lock"))
 	if err == nil {
-		err = unix.Flock(int(look.Fd()), unix.LOCK_SH)
+		err = unix.Flock(int(reader.Fd()), unix.LOCK_SH)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.AfterFunc(5*time.Millisecond, func() { _ = look.Close() })
+	time.AfterFunc(5*time.Millisecond, func() { _ = reader.Close() })
 	third, err := d.InstanceLock()
 	if err := errors.Join(err, third.Release()); err != nil {
 		t.Error(err)
@@ -105,7 +105,7 @@ func TestDestroy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		staged, err := lock.Stage(contribution("podnet"))
+		staged, err := lock.Stage(newSource("podnet"))
 		if err == nil {
 			err = staged.Commit()
 		}
@@ -113,7 +113,7 @@ func TestDestroy(t *testing.T) {
 			err = errors.Join(d.Attach("podnet", "pod1", "eth0"), lock.PutRecord(store.Record{Boot: d.Boot()}))
 		}
 		if err == nil {
-			_, err = lock.Stage(contribution("other")) // and never committed
+			_, err = lock.Stage(newSource("other")) // and never committed
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -167,7 +167,7 @@ func TestDestroyWhileSomebodyWaits(t *testing.T) {
 	if o.err != nil {
 		t.Fatal(o.err)
 	}
-	staged, err := o.lock.Stage(contribution("podnet"))
+	staged, err := o.lock.Stage(newSource("podnet"))
 	if err == nil {
 		err = staged.Commit()
 	}
@@ -197,7 +197,7 @@ func TestDestroyKeepsTheNextDocument(t *testing.T) {
 			next, err := d.Lock(t.Context())
 			if err == nil {
 				var s *store.Staged
-				if s, err = next.Stage(contribution("next")); err == nil {
+				if s, err = next.Stage(newSource("next")); err == nil {
 					err = s.Commit()
 				}
 				err = errors.Join(err, next.Release())
@@ -214,7 +214,7 @@ func TestDestroyKeepsTheNextDocument(t *testing.T) {
 
 func TestWritten(t *testing.T) {
 	d := store.Open(filepath.Join(t.TempDir(), "data"))
-	source := contribution("podnet").ID
+	source := newSource("podnet").ID
 	if at, err := d.Written(source); err != nil || !at.IsZero() {
 		t.Errorf("without a dataDir: %v, %v", at, err)
 	}
@@ -223,7 +223,7 @@ func TestWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	staged, err := lock.Stage(contribution("podnet"))
+	staged, err := lock.Stage(newSource("podnet"))
 	if err == nil {
 		err = staged.Commit()
 	}
