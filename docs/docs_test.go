@@ -304,8 +304,8 @@ func TestFindings(t *testing.T) {
 func TestThreatModel(t *testing.T) {
 	text := read(t, "docs", "security.md")
 	named := regexp.MustCompile("`([a-z0-9/]+): (Test[A-Z][A-Za-z0-9]*)`").FindAllStringSubmatch(text, -1)
-	if len(named) < 40 {
-		t.Errorf("found %d names of tests: the pattern is wrong", len(named))
+	if all := names(`\b(Test[A-Z]\w*)`, text); len(named) < 40 || len(named) != len(all) {
+		t.Errorf("security.md names %d tests, and %d of them as `directory: name`", len(all), len(named))
 	}
 	for _, m := range named {
 		files, _ := filepath.Glob(filepath.Join(root, m[1], "*_test.go"))

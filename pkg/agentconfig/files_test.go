@@ -208,6 +208,7 @@ func TestAgentDocumentMistakes(t *testing.T) {
 		{"%TAG !a! tag:x\n---\na: 1\n", f + ": %TAG: directives are not read; remove it"},
 		{"a: 1\n...\n%TAG !a! tag:x\n---\n", f + ": %TAG: directives are not read; remove it"},
 		{"\xfe\xff\x00a\x00:\x00 \x001", f + ": not YAML: it is UTF-16; save it as UTF-8"},
+		{"a: " + strings.Repeat("[", 20_000), f + ": not YAML: exceeded max depth of 10000"},
 		{"a: .inf", f + ": not YAML: json: unsupported value: +Inf"},
 
 		// Keys.

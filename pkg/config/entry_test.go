@@ -190,14 +190,20 @@ func TestManyMistakes(t *testing.T) {
 // TestBadListMemory: the author of an entry must not make the plugin need
 // many times the memory of its text.
 func TestBadListMemory(t *testing.T) {
-	for name, items := range map[string]int{"items that are none": 900_000, "more items than a list can have": 3_000_000} {
-		t.Run(name, func(t *testing.T) {
+	for items, want := range map[int]string{
+		900_000:   `nonMasqueradeCIDRs[0]: 1 is a number; write a string such as "10.0.0.0/8"; `,
+		3_000_000: "nonMasqueradeCIDRs: has 3000000 items, more than the 1000000 possible; remove some",
+	} {
+		t.Run(fmt.Sprint(items), func(t *testing.T) {
 			entry := entryWith(`"nonMasqueradeCIDRs": [` + strings.Repeat("1,", items-1) + "1]")
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			_, err := ParseEntry(entry)
 			runtime.ReadMemStats(&after)
 			policytest.CheckMessage(t, err)
+			if err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("got %v, want %s", err, want)
+			}
 			const most = 250 // of which 120 go for finding the items
 			if each := (after.TotalAlloc - before.TotalAlloc) / uint64(items); each > most {
 				t.Errorf("takes %d bytes for each item, more than %d", each, most)
