@@ -5,6 +5,7 @@
 package cluster_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,8 +22,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// TestChart installs, tests, upgrades and uninstalls the chart by the commands of the documents, and
-// changes the policy in its values. Every packet of continuous senders is checked meanwhile.
+// TestChart installs, tests, upgrades, rolls back and uninstalls the chart by the commands of the
+// documents, and changes the policy in its values. Every packet of continuous senders is checked
+// meanwhile.
 func TestChart(t *testing.T) {
 	ctx := t.Context()
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
@@ -56,14 +59,12 @@ agentConfig:
 `)
 	chart := strings.ReplaceAll(u.read(t, "deploy/chart/Chart.yaml"), strings.TrimPrefix(release, "v"), strings.TrimPrefix(nextRelease, "v"))
 	u.write(t, "deploy/chart/Chart.yaml", chart)
-	entries := pluginEntries(t, c)
+	entries, plugins := pluginEntries(t, c), s.plugins(t)
 	s.upgrade(t, func() {
 		output = u.run(t, "operate.md", "helm upgrade ip-masq deploy/chart --namespace kube-system --values")
 	})
-	for i, now := range pluginEntries(t, c) {
-		if now != entries[i] {
-			t.Errorf("the upgrade changed the plugin entry of node %d from %s to %s", i+1, entries[i], now)
-		}
+	if now := pluginEntries(t, c); !slices.Equal(now, entries) {
+		t.Errorf("the upgrade changed plugin entries from %s to %s", entries, now)
 	}
 	expectHalves := func(seen func(*cluster.Node, netip.Addr) netip.Addr) {
 		t.Helper()
@@ -101,10 +102,28 @@ agentConfig:
 	s.expectRight(t)
 	t.Logf("%d packets, each from the right address", len(s.recorder.Since(s.began)))
 
-	u.run(t, "install.md", "helm uninstall ip-masq ")
+	// The first revision has the older release and no ConfigMap.
 	for _, n := range c.Nodes {
-		must(t, c.Delete(ctx, "stream-"+n.Name, "exempt-"+n.Name))
+		must(t, c.Delete(ctx, "exempt-"+n.Name))
 	}
+	s.began, entries = time.Now(), pluginEntries(t, c)
+	u.run(t, "operate.md", "helm rollback ip-masq 1")
+	awaitRollout(t, c, "ip-masq")
+	if now := pluginEntries(t, c); !slices.Equal(now, entries) {
+		t.Errorf("the rollback changed plugin entries from %s to %s", entries, now)
+	}
+	startAndStop(t, c, func(n *cluster.Node, pod netip.Addr) []want {
+		return []want{{agents, topology.EchoPort, "outside", n.Address}, {entry, topology.EchoPort, "outside", pod}}
+	})
+	if !slices.EqualFunc(s.plugins(t), plugins, bytes.Equal) {
+		t.Error("the rollback did not restore the plugin")
+	}
+	for _, n := range c.Nodes {
+		must(t, c.Delete(ctx, "stream-"+n.Name))
+	}
+	s.expectRight(t)
+
+	u.run(t, "install.md", "helm uninstall ip-masq ")
 	expectNoTrace(t, c, before)
 	startAndStop(t, c, k.alone)
 	expectNoTrace(t, c, before)
