@@ -35,7 +35,7 @@ func TestChart(t *testing.T) {
 
 	u.run(t, "install.md", "helm install ")
 	output := u.run(t, "install.md", "helm test ")
-	if !strings.Contains(output, "Phase:          Succeeded") || strings.Count(output, "Node:        ready") != 2 {
+	if !containsAll(output, "Phase:          Succeeded", "\nNode:        ready", "\n10.1.2.3: exempt") {
 		t.Errorf("helm test and status print:\n%s", output)
 	}
 	expectBackend(t, c, "nftables")
