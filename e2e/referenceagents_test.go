@@ -144,7 +144,7 @@ func (a referenceAgent) restore(ipv6 bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "*nat\n:%s - [0:0]\n-A POSTROUTING -m comment --comment \"imitated\" -m addrtype ! --dst-type LOCAL -j %s\n", a.chain, a.chain)
 	leave := func(prefix string) {
-		fmt.Fprintf(&b, "-A %s -m comment --comment \"left alone\" -d %s -j RETURN\n", a.chain, prefix)
+		fmt.Fprintf(&b, "-A %s -m comment --comment \"exempt\" -d %s -j RETURN\n", a.chain, prefix)
 	}
 	switch {
 	case ipv6 && !a.masqLocal6:

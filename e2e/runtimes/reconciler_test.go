@@ -29,7 +29,7 @@ func (n *node) reconciler(t *testing.T, path string, args ...string) *reconciler
 	all := append([]string{"run", "--enable-ipv6", "--health-listen", health}, args...)
 	d := topology.Must(n.StartDaemon("reconciler", []string{"PATH=" + path}, program, all...))(t)
 	r := &reconciler{d, n.Host}
-	until(t, 10*time.Second, "first pass", func() bool {
+	until(t, 10*time.Second, "first sync", func() bool {
 		code, _ := r.ready(t)
 		return code != 0
 	})

@@ -108,7 +108,7 @@ func TestSyncIsIdempotent(t *testing.T) {
 	f.mustBeInSync(f.observe(net))
 	f.mustBeInSync(f.sync(net))
 	if f.kernel.applied != 1 {
-		t.Errorf("a second pass wrote")
+		t.Errorf("a second sync wrote")
 	}
 	var owned []string
 	for _, o := range f.record().Chains {

@@ -39,9 +39,9 @@ func ofOneLength(n int) policy.SourcePolicy {
 	return s
 }
 
-// BenchmarkQuietPass is what an ADD or a pass costs in this package when all is
+// BenchmarkQuietSync is what an ADD or a sync costs in this package when all is
 // right already.
-func BenchmarkQuietPass(b *testing.B) {
+func BenchmarkQuietSync(b *testing.B) {
 	for _, n := range []int{64, 1_000, 10_000} {
 		for _, form := range []struct {
 			name   string

@@ -50,7 +50,7 @@ func (f *fixture) run(change ...func(*Loop)) *running {
 	go func() { defer close(done); r.Run(ctx) }()
 	r.stop = func() { cancel(); <-done }
 	f.T.Cleanup(r.stop)
-	r.until("a pass", func(all []*Report) bool { return len(all) > 0 })
+	r.until("a sync", func(all []*Report) bool { return len(all) > 0 })
 	return r
 }
 
@@ -105,9 +105,9 @@ func TestLoopRepairsWhenRulesChange(t *testing.T) {
 func TestLoopReadsFilesWhenTheyChange(t *testing.T) {
 	r := newFixture(t).withAgent().run()
 	r.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
-	passes := r.count()
+	syncs := r.count()
 	r.RulesChanged(Writer{})
-	r.until("pass", func(all []*Report) bool { return len(all) > passes })
+	r.until("sync", func(all []*Report) bool { return len(all) > syncs })
 	r.exempts(defaults) // files have events of their own
 	r.FilesChanged()
 	r.until("change", func(all []*Report) bool { return last(all).Result == Changed })
@@ -127,28 +127,28 @@ func TestLoopInterval(t *testing.T) {
 func TestLoopLogsChangesOnly(t *testing.T) {
 	f := newFixture(t).withAgent()
 	r := f.run()
-	pass := func() {
+	syncOnce := func() {
 		n := r.count()
 		r.SyncNow()
-		r.until("pass", func(all []*Report) bool { return len(all) > n })
+		r.until("sync", func(all []*Report) bool { return len(all) > n })
 	}
 	before := r.log()
 	for range 3 {
-		pass()
+		syncOnce()
 	}
 	if after := r.log(); after != before {
 		t.Errorf("syncs that change nothing log\n%s", strings.TrimPrefix(after, before))
 	}
 	r.agentFile("nonMasqueradeCIDRs: [10.9.0.1/16]\n")
 	for range 3 {
-		pass()
+		syncOnce()
 	}
 	if n := strings.Count(r.log(), "10.9.0.1/16"); n != 1 {
 		t.Errorf("the mistake is logged %d times:\n%s", n, r.log())
 	}
 	r.agentFile("")
 	for range 3 {
-		pass()
+		syncOnce()
 	}
 	if n := strings.Count(r.log(), "msg=ready"); n != 1 {
 		t.Errorf("its end is logged %d times:\n%s", n, r.log())
@@ -281,7 +281,7 @@ func TestLoopBacksOffFromFlapping(t *testing.T) {
 		r.nft("flush", "ruleset")
 		n := r.count()
 		r.RulesChanged(writer)
-		r.until("pass", func(all []*Report) bool { return len(all) > n })
+		r.until("sync", func(all []*Report) bool { return len(all) > n })
 		r.mu.Lock()
 		problems := last(r.reports).Problems
 		r.mu.Unlock()

@@ -97,15 +97,15 @@ func (f *fixture) nft(args ...string) string {
 	return string(out)
 }
 
-func (f *fixture) pass() *Report {
+func (f *fixture) sync() *Report {
 	f.Helper()
 	return f.Sync(f.Context(), f.Read())
 }
 
-// right makes a pass after which the node has to be ready.
+// right syncs, after which the node has to be ready.
 func (f *fixture) right() *Report {
 	f.Helper()
-	r := f.pass()
+	r := f.sync()
 	if !r.Ready() {
 		f.Fatalf("not ready: %v", problems(r))
 	}
@@ -121,7 +121,7 @@ func problems(r *Report) error {
 	return errors.Join(errs...)
 }
 
-// wants fails the test unless the pass came to the result, with problems that
+// wants fails the test unless the sync came to the result, with problems that
 // say all of this.
 func (f *fixture) wants(r *Report, result Result, says ...string) {
 	f.Helper()

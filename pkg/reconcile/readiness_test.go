@@ -194,7 +194,7 @@ func TestDamagedDocumentOnReadOnlyDisk(t *testing.T) {
 	f.readOnly(disk)
 	before := f.nft("list", "ruleset")
 	for range 2 {
-		r := f.pass()
+		r := f.sync()
 		f.wants(r, Failed, document, "read-only file system", "all rules stay as they are")
 		if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonState {
 			t.Errorf("problems %+v", r.Problems)
@@ -225,7 +225,7 @@ func TestPluginEntryLog(t *testing.T) {
 	log := syncLog{log: logger, once: logger}
 	said := func(texts ...string) {
 		t.Helper()
-		log.report(f.pass())
+		log.report(f.sync())
 		var got []string
 		for line := range strings.Lines(out.String()) {
 			if _, said, is := strings.Cut(line, `msg="plugin entry `); is {

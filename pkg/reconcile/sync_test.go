@@ -29,7 +29,7 @@ const (
 // Without a source nothing is managed, nothing is made, and the node is ready.
 func TestNoSource(t *testing.T) {
 	f := newFixture(t)
-	f.wants(f.pass(), Unchanged)
+	f.wants(f.sync(), Unchanged)
 	if out := f.nft("list", "ruleset"); out != "" {
 		t.Errorf("somebody made rules:\n%s", out)
 	}
@@ -42,14 +42,14 @@ func TestConflistAndAgentFilesAreUnited(t *testing.T) {
 	f := newFixture(t).withAgent()
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
 	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
-	f.wants(f.pass(), Changed)
+	f.wants(f.sync(), Changed)
 	f.exempts("10.1.0.0/16,10.9.0.0/16," + linkLocal)
-	f.wants(f.pass(), Unchanged)
+	f.wants(f.sync(), Unchanged)
 }
 
 func TestEmptyAgentDirectoryMeansTheDefaults(t *testing.T) {
 	f := newFixture(t).withAgent()
-	f.wants(f.pass(), Changed)
+	f.wants(f.sync(), Changed)
 	f.exempts(defaults)
 }
 
@@ -58,7 +58,7 @@ func TestEmptyAgentDirectoryMeansTheDefaults(t *testing.T) {
 func TestMissingAgentDirectory(t *testing.T) {
 	f := newFixture(t)
 	f.Settings.AgentConfigDir = filepath.Join(f.dir, "config")
-	f.wants(f.pass(), Changed)
+	f.wants(f.sync(), Changed)
 	f.exempts(defaults)
 
 	f.withAgent()
@@ -84,19 +84,19 @@ func TestBadSourcesLeaveTheLastGoodPolicy(t *testing.T) {
 	good := "10.1.0.0/16,10.9.0.0/16," + linkLocal
 
 	f.agentFile("nonMasqueradeCIDRs: [10.9.0.1/16]\n")
-	f.wants(f.pass(), Unchanged, "ip-masq-agent", "nonMasqueradeCIDRs[0]", "10.9.0.1/16", "10.9.0.0/16")
+	f.wants(f.sync(), Unchanged, "ip-masq-agent", "nonMasqueradeCIDRs[0]", "10.9.0.1/16", "10.9.0.0/16")
 	f.exempts(good)
 	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
-	f.wants(f.pass(), Unchanged)
+	f.wants(f.sync(), Unchanged)
 
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.1/16"}})
-	f.wants(f.pass(), Unchanged, path, "nonMasqueradeCIDRs[0]")
+	f.wants(f.sync(), Unchanged, path, "nonMasqueradeCIDRs[0]")
 	f.exempts(good)
 	f.file(path, `{"name": "podnet", `)
-	f.wants(f.pass(), Unchanged, path, "podnet")
+	f.wants(f.sync(), Unchanged, path, "podnet")
 	f.exempts(good)
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
-	f.wants(f.pass(), Unchanged)
+	f.wants(f.sync(), Unchanged)
 }
 
 // A broken file at the start, with nothing stored, is no reason to invent a
@@ -104,12 +104,12 @@ func TestBadSourcesLeaveTheLastGoodPolicy(t *testing.T) {
 func TestBrokenAgentFileAtTheStart(t *testing.T) {
 	f := newFixture(t).withAgent()
 	f.agentFile("nonMasqueradeCIDRs: [null]\n")
-	f.wants(f.pass(), Unchanged, "nonMasqueradeCIDRs[0]")
+	f.wants(f.sync(), Unchanged, "nonMasqueradeCIDRs[0]")
 	if out := f.nft("list", "ruleset"); out != "" {
 		t.Errorf("somebody made rules:\n%s", out)
 	}
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
-	f.wants(f.pass(), Changed, "nonMasqueradeCIDRs[0]")
+	f.wants(f.sync(), Changed, "nonMasqueradeCIDRs[0]")
 	f.exempts("10.1.0.0/16," + linkLocal)
 }
 
@@ -118,7 +118,7 @@ func TestConflictWithTheAgentFiles(t *testing.T) {
 	f := newFixture(t).withAgent()
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}, "randomFully": true})
 	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\nrandomFully: false\nmasqueradeCIDRs: [10.1.0.0/16]\n")
-	r := f.pass()
+	r := f.sync()
 	f.wants(r, Changed, "randomFully", `network "podnet"`, "the agent files", "10.1.0.0/16")
 	f.exempts("10.1.0.0/16,10.9.0.0/16," + linkLocal)
 	if out := f.nft("list", "table", "ip", "ip-masq"); !strings.Contains(out, "fully-random") {
@@ -136,16 +136,16 @@ func TestConflictWithTheAgentFiles(t *testing.T) {
 func TestConflictWithAgentFilesThatNobodyReads(t *testing.T) {
 	f := newFixture(t).withAgent()
 	f.agentFile("randomFully: false\n")
-	f.wants(f.pass(), Changed)
+	f.wants(f.sync(), Changed)
 	f.conflist("podnet", map[string]any{"randomFully": true})
 	const remedy = "ip-masq-reconciler cleanup"
-	r := f.pass()
+	r := f.sync()
 	f.wants(r, Changed, "randomFully", "make them agree")
 	if text := r.Problems[0].Err.Error(); strings.Contains(text, remedy) {
 		t.Errorf("files that are read: %s", text)
 	}
 	f.Settings.AgentConfigDir = ""
-	f.wants(f.pass(), Unchanged, "randomFully", `network "podnet"`, remedy)
+	f.wants(f.sync(), Unchanged, "randomFully", `network "podnet"`, remedy)
 }
 
 // Of two networks the one in force stays; the newcomer is named.
@@ -154,7 +154,7 @@ func TestConflictOfNetworks(t *testing.T) {
 	first := f.conflist("first", map[string]any{"randomFully": false})
 	f.right()
 	f.conflist("newcomer", map[string]any{"randomFully": true})
-	r := f.pass()
+	r := f.sync()
 	f.wants(r, Unchanged, `network "newcomer"`, `network "first"`, "randomFully")
 	if c := f.stored(policy.Network, "newcomer"); c != nil {
 		t.Errorf("the newcomer is stored: %+v", c)
@@ -163,9 +163,9 @@ func TestConflictOfNetworks(t *testing.T) {
 	if err := os.Remove(first); err != nil {
 		t.Fatal(err)
 	}
-	f.wants(f.pass(), Changed, `network "first"`)
+	f.wants(f.sync(), Changed, `network "first"`)
 	if c := f.stored(policy.Network, "first"); c == nil || !c.Superseded {
-		t.Errorf("the one that nobody names does not yield: %+v", c)
+		t.Errorf("the one that nobody names is not superseded: %+v", c)
 	}
 	if out := f.nft("list", "table", "ip", "ip-masq"); !strings.Contains(out, "fully-random") {
 		t.Errorf("the newcomer's word does not hold:\n%s", out)
@@ -202,14 +202,14 @@ func TestDrift(t *testing.T) {
 	f := newFixture(t).withAgent()
 	f.right()
 	f.nft("delete", "element", "ip", "ip-masq", "exempt-IP-MASQ-AGENT", "{ 10.0.0.0/8 }")
-	r := f.pass()
+	r := f.sync()
 	f.wants(r, Repaired)
 	if len(r.Drift) != 1 || r.Drift[0].Kind != policy.ElementChange {
 		t.Errorf("drift is %v, want one element", r.Drift)
 	}
 	f.exempts(defaults)
 	f.nft("flush", "ruleset")
-	f.wants(f.pass(), Repaired)
+	f.wants(f.sync(), Repaired)
 	f.exempts(defaults)
 }
 
@@ -241,7 +241,7 @@ func TestOwnedTable(t *testing.T) {
 			t.Fatal(f.nft("list", "ruleset"))
 		}
 	}
-	r := f.pass()
+	r := f.sync()
 	f.wants(r, Failed, "table ip ip-masq is owned by another program", "end it")
 	if len(r.Drift) > 0 {
 		t.Errorf("counts as repaired: %v", r.Drift)
@@ -256,10 +256,10 @@ func TestOwnedTable(t *testing.T) {
 }
 
 // What was not made in this boot has not drifted.
-func TestFirstPassIsNoDrift(t *testing.T) {
+func TestFirstSyncIsNoDrift(t *testing.T) {
 	f := newFixture(t).withAgent()
 	if r := f.right(); len(r.Drift) > 0 {
-		t.Errorf("the first pass has drift: %v", r.Drift)
+		t.Errorf("the first sync has drift: %v", r.Drift)
 	}
 	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
 	if r := f.right(); len(r.Drift) > 0 || r.Result != Changed {
@@ -296,7 +296,7 @@ func TestUnusedNetworksAreDropped(t *testing.T) {
 	}
 	broken := filepath.Join(f.Settings.CNIConfDir, "99-broken.conflist")
 	f.file(broken, "{")
-	if r := f.pass(); len(r.Dropped) > 0 {
+	if r := f.sync(); len(r.Dropped) > 0 {
 		t.Fatalf("a file cannot be read: dropped %v", r.Dropped)
 	}
 	if err := os.Remove(broken); err != nil {
@@ -350,7 +350,7 @@ func TestDropWaitsForEachMoment(t *testing.T) {
 				}
 			}
 			f.DropAfter = min(time.Minute, time.Since(booted())/2) // the machine may have been started just now
-			if dropped := len(f.pass().Dropped) > 0; dropped != (young == "none") {
+			if dropped := len(f.sync().Dropped) > 0; dropped != (young == "none") {
 				t.Errorf("dropped: %t", dropped)
 			}
 		})
@@ -361,7 +361,7 @@ func TestDropWaitsForEachMoment(t *testing.T) {
 func TestDataDirOfTheConflists(t *testing.T) {
 	f := newFixture(t).withAgent()
 	f.conflist("elsewhere", map[string]any{"dataDir": "/var/lib/elsewhere"})
-	f.wants(f.pass(), Failed, f.Dir.Path(), "/var/lib/elsewhere", "a node has one dataDir")
+	f.wants(f.sync(), Failed, f.Dir.Path(), "/var/lib/elsewhere", "a node has one dataDir")
 	if out := f.nft("list", "ruleset"); out != "" {
 		t.Errorf("rules were written:\n%s", out)
 	}
@@ -369,7 +369,7 @@ func TestDataDirOfTheConflists(t *testing.T) {
 		t.Errorf("the dataDir was made: %v", err)
 	}
 	f.conflist("podnet", nil) // they differ: the one in use holds, and none is
-	f.wants(f.pass(), Changed, "/var/lib/elsewhere")
+	f.wants(f.sync(), Changed, "/var/lib/elsewhere")
 }
 
 // A plugin.toml that cannot be read states no dataDir: the one in use goes on.
@@ -378,7 +378,7 @@ func TestRefusedPluginFile(t *testing.T) {
 	f.right()
 	f.file(f.PluginFile, "data_dir = \n")
 	f.nft("flush", "ruleset")
-	if r := f.pass(); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), "not TOML") {
+	if r := f.sync(); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), "not TOML") {
 		t.Errorf("not ready: %v", problems(r))
 	}
 	f.exempts("10.0.0.0/8,169.254.0.0/16,172.16.0.0/12,192.168.0.0/16")
@@ -393,7 +393,7 @@ func TestConflistThatMayStateAnotherDataDir(t *testing.T) {
 	f.nft(other)
 	half := filepath.Join(f.Settings.CNIConfDir, "20-half.conflist")
 	f.file(half, "{")
-	f.wants(f.pass(), Failed, "/other")
+	f.wants(f.sync(), Failed, "/other")
 	if rules := f.nft("list", "ruleset"); !strings.Contains(rules, "/other") || strings.Contains(rules, policy.DefaultChain) {
 		t.Errorf("the chain of the other dataDir was touched:\n%s", rules)
 	}
@@ -401,7 +401,7 @@ func TestConflistThatMayStateAnotherDataDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.backoff.retry()
-	f.wants(f.pass(), Changed)
+	f.wants(f.sync(), Changed)
 	if rules := f.nft("list", "ruleset"); strings.Contains(rules, "/other") {
 		t.Errorf("the chain of the other dataDir stands:\n%s", rules)
 	}
@@ -424,15 +424,15 @@ func TestEntriesOfOthers(t *testing.T) {
 	f := newFixture(t)
 	f.conflist("elsewhere", map[string]any{"dataDir": "/var/lib/elsewhere"})
 	f.conflist("podnet", nil)
-	f.pass()
-	r := f.pass()
+	f.sync()
+	r := f.sync()
 	f.wants(r, Unchanged, "/var/lib/elsewhere")
 	if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonConflist {
 		t.Errorf("problems %+v", r.Problems)
 	}
 	f.conflist("tenant", nil)
 	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \""+f.Dir.Path()+"\"\n")
-	r = f.pass()
+	r = f.sync()
 	f.wants(r, Unchanged)
 	if len(r.Warnings) != 2 || !strings.Contains(r.Warnings[1].Error(), `"tenant"`) {
 		t.Errorf("warnings %v", r.Warnings)
@@ -450,7 +450,7 @@ func TestNewerDocument(t *testing.T) {
 	f.file(documents[0], `{"schema": 99, "future": true}`)
 	f.nft("delete", "element", "ip", "ip-masq", "exempt-IP-MASQ-AGENT", "{ 10.0.0.0/8 }")
 	before := f.nft("list", "ruleset")
-	f.wants(f.pass(), Failed, documents[0], "schema 99")
+	f.wants(f.sync(), Failed, documents[0], "schema 99")
 	if after := f.nft("list", "ruleset"); after != before {
 		t.Errorf("rules were touched:\n%s", after)
 	}
@@ -476,7 +476,7 @@ func TestDamagedDocument(t *testing.T) {
 	if f.stored(policy.AgentFiles, "") == nil {
 		t.Error("the document was not made again")
 	}
-	f.wants(f.pass(), Unchanged)
+	f.wants(f.sync(), Unchanged)
 	f.exempts(defaults)
 }
 
@@ -484,7 +484,7 @@ func TestLockHeldByOthers(t *testing.T) {
 	f := newFixture(t).withAgent()
 	l := f.lock()
 	f.LockWait = 50 * time.Millisecond
-	f.wants(f.pass(), Failed, "lock")
+	f.wants(f.sync(), Failed, "lock")
 	if err := l.Release(); err != nil {
 		t.Fatal(err)
 	}
@@ -526,9 +526,9 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// A pass that was made for rules has sources from before. What an ADD put in
-// force since then stays.
-func TestPassWithOldSourcesUndoesNoADD(t *testing.T) {
+// A sync that was made for rules has sources from before. A policy that an ADD stored since then
+// stays in force.
+func TestSyncWithOldSourcesRevertsNoADD(t *testing.T) {
 	f := newFixture(t)
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
 	old := f.Read()
@@ -539,7 +539,7 @@ func TestPassWithOldSourcesUndoesNoADD(t *testing.T) {
 	f.wants(r, Unchanged)
 	f.exempts("10.2.0.0/16," + linkLocal)
 	if len(r.Applied) > 0 {
-		t.Errorf("the pass wrote: %+v", r)
+		t.Errorf("the sync wrote: %+v", r)
 	}
 }
 
@@ -559,7 +559,7 @@ func TestDamagedDocumentOfNobody(t *testing.T) {
 	}
 	f.file(document, string(text[:20]))
 	for range 2 {
-		f.wants(f.pass(), Failed, document, "no conflist or agent file says what it held")
+		f.wants(f.sync(), Failed, document, "no conflist or agent file says what it held")
 		f.exempts("10.1.0.0/16," + linkLocal)
 		if r := f.Check(t.Context()); r.Differs() || r.Ready() {
 			t.Errorf("check: differs %t, ready %t", r.Differs(), r.Ready())
@@ -569,7 +569,7 @@ func TestDamagedDocumentOfNobody(t *testing.T) {
 	if r := f.right(); len(r.Drift) > 0 {
 		t.Errorf("what the document held is drift: %v", r.Drift)
 	}
-	f.wants(f.pass(), Unchanged)
+	f.wants(f.sync(), Unchanged)
 }
 
 // observed is a driver that calls a function after each reading of rules.
@@ -632,5 +632,5 @@ func TestAttachedWhileItsNetworkIsDropped(t *testing.T) {
 		t.Errorf("dropped %v, want the third alone", r.Dropped)
 	}
 	f.exempts("10.1.0.0-10.2.255.255," + linkLocal)
-	f.wants(f.pass(), Unchanged)
+	f.wants(f.sync(), Unchanged)
 }

@@ -63,7 +63,7 @@ func TestLoadGivesWhatWasStoredInOrder(t *testing.T) {
 	}
 }
 
-func TestEqualContributionsMakeEqualDocuments(t *testing.T) {
+func TestEqualSourcesMakeEqualDocuments(t *testing.T) {
 	one, two := open(t), open(t)
 	f1, f2 := document(t, one, full("net")), document(t, two, full("net"))
 	b1, err1 := os.ReadFile(f1)

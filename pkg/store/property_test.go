@@ -16,7 +16,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-func anyContribution(t *rapid.T) policy.Source {
+func anySource(t *rapid.T) policy.Source {
 	c := policy.Source{
 		ID:         policy.SourceID{Kind: policy.AgentFiles},
 		Policy:     policytest.SourcePolicy(t),
@@ -29,7 +29,7 @@ func anyContribution(t *rapid.T) policy.Source {
 	return c
 }
 
-func TestAnyContributionIsLoadedAsItWasStored(t *testing.T) {
+func TestAnySourceIsLoadedAsItWasStored(t *testing.T) {
 	top, n := t.TempDir(), 0
 	rapid.Check(t, func(rt *rapid.T) {
 		want := map[policy.SourceID]policy.Source{}
@@ -39,7 +39,7 @@ func TestAnyContributionIsLoadedAsItWasStored(t *testing.T) {
 		ok(t, err)
 		defer func() { ok(t, l.Release()) }()
 		for range rapid.IntRange(1, 3).Draw(rt, "sources") {
-			c := anyContribution(rt)
+			c := anySource(rt)
 			want[c.ID] = c
 			s, err := l.Stage(c)
 			if err != nil {

@@ -25,7 +25,7 @@ const (
 	removeDocument = "remove document"
 )
 
-// Staged is a change of a document that Commit puts in force and Discard undoes: a new document that is
+// Staged is a change of a document that Commit applies and Discard drops: a new document that is
 // written and synced under a temporary name, or a document that was dropped.
 type Staged struct {
 	lock       *Lock

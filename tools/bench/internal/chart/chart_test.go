@@ -195,7 +195,7 @@ func distance(a, b style) float64 {
 // a suffix changes the dashes.
 func TestSameEverywhere(t *testing.T) {
 	here := stylesOf([]string{"ip-masq, nftables", "ip-masq, nftables, after another program's commit", "`iptables -S`, legacy, 5,000 rules"})
-	there := stylesOf([]string{"a stranger", "iptables -S, legacy", "ADD, nftables", "ip-masq, nftables, udp, no match"})
+	there := stylesOf([]string{"another", "iptables -S, legacy", "ADD, nftables", "ip-masq, nftables, udp, no match"})
 	for _, pair := range [][2]style{{here[0], here[1]}, {here[0], there[2]}, {here[0], there[3]}, {here[2], there[1]}} {
 		if pair[0].color != pair[1].color || pair[0].shape != pair[1].shape {
 			t.Errorf("one contender looks like %v and like %v", pair[0], pair[1])
