@@ -51,6 +51,19 @@ selinux: true
 startupTaint: {enabled: true, image: "registry.example/kubectl:v1.36.3"}
 nodeSettings: true
 image: {repository: registry.example/ip-masq-cni}`,
+		"migrate-replace": `
+agentReplacement: {enabled: true, args: [--backend=iptables, --masq-chain=IP-MASQ, --nomasq-all-reserved-ranges]}
+updateStrategy: OnDelete`,
+		"migrate-move": `
+policy: {masqChain: IP-MASQ, requireAgentConfig: true}
+reconciler: {agent: {nomasqAllReservedRanges: true}}
+image: {iptables: true}
+nodeSelector: {ip-masq.github.io/plugin: "true"}`,
+		"migrate-uninstall": `
+uninstall: {enabled: true}
+updateStrategy: OnDelete
+image: {iptables: true}
+nodeSelector: {ip-masq.github.io/plugin: uninstall}`,
 		"uninstall":            `uninstall: {enabled: true}`,
 		"uninstall-k3s":        "uninstall: {enabled: true}\nplatform: k3s",
 		"uninstall-gke":        "uninstall: {enabled: true}\nplatform: gke",

@@ -89,6 +89,32 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+// TestMigrate checks that docs/migrate.md has the files of the kustomizations with which a cluster
+// migrates from an agent.
+func TestMigrate(t *testing.T) {
+	text, err := os.ReadFile("../docs/migrate.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	indentation := regexp.MustCompile(`(?m)^ +`)
+	document := indentation.ReplaceAllString(string(text), "")
+	files, err := filepath.Glob("testdata/migrate-*/*")
+	if err != nil || len(files) != 5 {
+		t.Fatalf("%q, %v", files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := strings.TrimPrefix(string(text), "# As docs/migrate.md has it.\n")
+		want = indentation.ReplaceAllString(strings.ReplaceAll(want, "../../kustomize/", "../deploy/kustomize/"), "")
+		if !strings.Contains(document, "\n"+want+"```\n") {
+			t.Errorf("docs/migrate.md lacks\n%s", text)
+		}
+	}
+}
+
 // TestComponentsUsed checks that a kustomization tests each component.
 func TestComponentsUsed(t *testing.T) {
 	used := map[string]bool{}

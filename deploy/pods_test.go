@@ -122,7 +122,7 @@ func TestConfined(t *testing.T) {
 			if p.SecurityContext.SeccompProfile.Type != "RuntimeDefault" || p.SecurityContext.RunAsUser == nil || *p.SecurityContext.RunAsUser != 0 {
 				t.Errorf("security context %+v", p.SecurityContext)
 			}
-			if u := d.Spec.UpdateStrategy; u.Type != "RollingUpdate" || !strings.HasSuffix(u.RollingUpdate.MaxUnavailable, "%") {
+			if u := d.Spec.UpdateStrategy; u.Type != "OnDelete" && (u.Type != "RollingUpdate" || !strings.HasSuffix(u.RollingUpdate.MaxUnavailable, "%")) {
 				t.Errorf("update strategy %+v", u)
 			}
 			withIPTables := strings.HasSuffix(p.Containers[0].Image, "-iptables")
@@ -241,6 +241,28 @@ func wantArgumentsTaken(t *testing.T, p pod) {
 			})
 		}
 		wantTaken(t, args)
+	}
+}
+
+// TestPreview checks that Kubernetes accepts the pod of the preview, that the program accepts its
+// arguments, and that it has no more of the node than the DaemonSet that replaces the agent.
+func TestPreview(t *testing.T) {
+	const file = "kustomize/preview.yaml"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	output(t, text, binary(t, "deploy/check"))
+	var preview struct{ Spec pod }
+	decode(t, file, &preview)
+	wantArgumentsTaken(t, preview.Spec)
+	got, want := preview.Spec.Containers[0], daemonSets(t, "kustomize/overlays/agent-replacement")[0].Spec.Template.Spec.Containers[0]
+	got.confined(t, want.SecurityContext.Capabilities.Add)
+	if got.Image != want.Image {
+		t.Errorf("image %s, want %s", got.Image, want.Image)
+	}
+	if preview.Spec.AutomountServiceAccountToken == nil || *preview.Spec.AutomountServiceAccountToken || slices.ContainsFunc(preview.Spec.Volumes, func(v volume) bool { return v.HostPath != nil }) {
+		t.Errorf("%+v", preview.Spec)
 	}
 }
 

@@ -116,7 +116,7 @@ func TestCommands(t *testing.T) {
 	twoArguments := regexp.MustCompile(`^ +[^\s-]\S* +[^\s-]`)
 	listed := regexp.MustCompile(`(?m)^  ([a-z]+) `)
 	foreign := []string{ // of other programs, and klog's, which --help does not list
-		"non-masquerade-cidr", "masquerade-all", "ip-masq", "noflush", "v", "logs",
+		"non-masquerade-cidr", "masquerade-all", "ip-masq", "noflush", "v", "logs", "reset-then-reuse-values", "set-json",
 		"masquerading", "cleanup-config-on-exit", "skip-config-watch", "multus-master-cni-file-name",
 	}
 	general := help(t)

@@ -44,6 +44,16 @@ priorityClassName: system-node-critical
 terminationGracePeriodSeconds: 10
 nodeSelector:
   {{- merge (dict "kubernetes.io/os" "linux") .Values.nodeSelector | toYaml | nindent 2 }}
+{{- if and .Values.agentReplacement.enabled (not .Values.uninstall.enabled) }}
+# The DaemonSet ip-masq runs on nodes with this label, which migrate to the plugin (docs/migrate.md).
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        - matchExpressions:
+            - key: ip-masq.github.io/plugin
+              operator: DoesNotExist
+{{- end }}
 tolerations:
   - operator: Exists
 {{- with .Values.image.pullSecrets }}
