@@ -144,11 +144,33 @@ func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy
 	if p.Backend.Value == policy.Auto && e.PreferredBackend != "" && e.PreferredBackend != policy.Auto {
 		c, err := choose(e.PreferredBackend)
 		if err == nil {
+			err = e.refused(ctx, rec, p, c)
+		}
+		if err == nil {
 			return c, nil
 		}
 		e.warnNotPreferred(p.Chain, err)
 	}
 	return choose(p.Backend.Value)
+}
+
+// refused returns why a chain that is on record in another backend only cannot move to this one, which
+// may seem to work until it writes.
+func (e *Enforcer) refused(ctx context.Context, rec store.Record, p policy.Policy, c netfilter.Choice) error {
+	on := func(same bool) bool {
+		return slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool { return o.Chain == p.Chain && (o.Backend == c.Backend) == same })
+	}
+	if on(true) || !on(false) {
+		return nil
+	}
+	b, err := e.Drivers.Open(c)
+	if err != nil || p.CheckBounds(b.Layout()) != nil { // addDesired reports both
+		return nil
+	}
+	if err = b.CheckWrite(ctx, policy.Desired([]policy.Policy{p}, b.Layout(), e.owner())); errors.Is(err, netfilter.ErrUnusable) {
+		return writeError(p.Chain, c, err)
+	}
+	return nil
 }
 
 func (e *Enforcer) warnNotPreferred(chain string, cause error) {

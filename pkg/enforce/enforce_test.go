@@ -407,6 +407,17 @@ func TestPreferredBackendRefused(t *testing.T) {
 	if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "preferred backend nftables: ") || !strings.Contains(f.warnings[0], "no nft_masq here") {
 		t.Errorf("warnings: %q", f.warnings)
 	}
+	// Nothing is left to do.
+	v := f.observe(network("podnet", policy.DefaultChain))
+	f.mustBeInSync(v)
+	if len(v.Stale) > 0 || len(f.warnings) != 2 || f.warnings[1] != f.warnings[0] {
+		t.Errorf("stale: %v, warnings: %q", v.Stale, f.warnings)
+	}
+	f.kernel.refused = nil
+	f.mustBeInSync(f.sync(network("podnet", policy.DefaultChain)))
+	if len(f.kernel.chains[nftChoice]) == 0 {
+		t.Errorf("the kernel takes the rules, and they are in\n%s", f.kernel.dump())
+	}
 }
 
 func TestRecordOfAnEarlierBoot(t *testing.T) {
