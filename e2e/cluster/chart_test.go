@@ -66,6 +66,10 @@ agentConfig:
 	if now := pluginEntries(t, c); !slices.Equal(now, entries) {
 		t.Errorf("the upgrade changed plugin entries from %s to %s", entries, now)
 	}
+	if output, err := u.Shell(ctx, u.directory, "helm upgrade ip-masq deploy/chart --namespace kube-system --reuse-values --set policy.masqChain=OTHER"); err == nil ||
+		!strings.Contains(err.Error(), "policy.masqChain: OTHER differs from IP-MASQ-AGENT of the release so far") {
+		t.Errorf("another chain: %v\n%s", err, output)
+	}
 	expectHalves := func(seen func(*cluster.Node, netip.Addr) netip.Addr) {
 		t.Helper()
 		startAndStop(t, c, func(n *cluster.Node, pod netip.Addr) []want {
@@ -134,6 +138,22 @@ agentConfig:
 		}
 		return err
 	}))
+
+	// A kustomization is replaced by the chart.
+	rollOut(t, c, "base", "ip-masq")
+	u.run(t, "../deploy/README.md", "--cascade=orphan")
+	var pods struct {
+		Items []struct {
+			Metadata struct{ Annotations map[string]string }
+		}
+	}
+	must(t, c.Get(ctx, &pods, "pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=ip-masq"))
+	for _, p := range pods.Items {
+		if p.Metadata.Annotations["checksum/settings"] == "" {
+			t.Errorf("a pod of the kustomization is left: %v", p)
+		}
+	}
+	startAndStop(t, c, k.masqueraded)
 }
 
 // user is an administrator in a directory that has the files of a release.
