@@ -60,6 +60,16 @@ func (a agent) run(t *testing.T, n *cluster.Node) {
 	must(t, n.Run(t.Context(), "sh", "-c", "iptables-restore --noflush </run/agent.rules"))
 }
 
+// resync writes the agent's chain again, as the agent does every minute. The jump must be there.
+func (a agent) resync(t *testing.T, n *cluster.Node) {
+	t.Helper()
+	text := "*nat\n:" + a.chain + " - [0:0]\n-A " + a.chain + " " + strings.Join(a.rules, "\n-A "+a.chain+" ") + "\nCOMMIT\n"
+	must(t, n.WriteFile("/run/agent.rules", text, 0o600))
+	must(t, n.Run(t.Context(), "sh", "-ec", `iptables -t nat -C POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all `+
+		`non-LOCAL destination traffic to our custom `+a.chain+` chain" -m addrtype ! --dst-type LOCAL -j `+a.chain+`
+		iptables-restore --noflush </run/agent.rules`))
+}
+
 // stop removes the rules, as administrators do: the agents leave them.
 func (a agent) stop(t *testing.T, n *cluster.Node) {
 	t.Helper()

@@ -165,7 +165,9 @@ type user struct {
 func newUser(t *testing.T, c *cluster.Cluster) *user {
 	t.Helper()
 	u := &user{c, t.TempDir()}
-	must(t, os.CopyFS(filepath.Join(u.directory, "deploy/chart"), os.DirFS("../../deploy/chart")))
+	for _, part := range []string{"deploy/chart", "deploy/kustomize"} {
+		must(t, os.CopyFS(filepath.Join(u.directory, part), os.DirFS(filepath.Join("../..", part))))
+	}
 	return u
 }
 
@@ -176,6 +178,7 @@ func (u *user) read(t *testing.T, path string) string {
 
 func (u *user) write(t *testing.T, path, text string) {
 	t.Helper()
+	must(t, os.MkdirAll(filepath.Dir(filepath.Join(u.directory, path)), 0o700))
 	must(t, os.WriteFile(filepath.Join(u.directory, path), []byte(text), 0o600))
 }
 
@@ -203,9 +206,9 @@ func documented(t *testing.T, document, part string) string {
 	t.Helper()
 	text := topology.Must(os.ReadFile(filepath.Join("../../docs", document)))(t)
 	var found []string
-	for _, block := range regexp.MustCompile("(?ms)^```sh\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
-		if strings.Contains(block[1], part) {
-			found = append(found, block[1])
+	for _, block := range regexp.MustCompile("(?ms)^( *)```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(text), -1) {
+		if commands := regexp.MustCompile("(?m)^"+block[1]).ReplaceAllString(block[2], ""); strings.Contains(commands, part) {
+			found = append(found, commands)
 		}
 	}
 	if len(found) != 1 {
