@@ -112,7 +112,15 @@ func (k *flannelTest) instead(t *testing.T) {
 	rollOut(t, k.Cluster, "base", "ip-masq")
 	k.expect(t, lan, outside)
 
-	// Without the second change flannel's plugin makes bridge masquerade, even between nodes.
+	// Neither change alters a packet in this order: flanneld leaves its rules behind.
+	k.restart(t, k.applying(withoutDelegateMasq))
+	k.startLate(t)
+	k.expect(t, lan, outside)
+	k.restart(t, k.applying(withoutMasq, withoutDelegateMasq))
+	k.startLate(t)
+	k.expect(t, lan, outside)
+
+	// Without the change of the delegate flannel's plugin makes bridge masquerade, even between nodes.
 	k.restart(t, k.applying(withoutMasq))
 	k.startLate(t)
 	first, second := k.Nodes[0], k.Nodes[1]
