@@ -34,7 +34,7 @@ func TestMigrate(t *testing.T) {
 	}
 	m.began = time.Now()
 	for _, n := range c.Nodes {
-		must(t, c.Start(ctx, m.streams.pod("stream-"+n.Name, n)))
+		must(t, c.Start(ctx, m.pod("stream-"+n.Name, n)))
 	}
 	m.expectPackets(t)
 	m.run(t, "migrate.md", "agent-$object.yaml")
@@ -175,7 +175,7 @@ func (m *migration) move(t *testing.T) {
 	ctx := t.Context()
 	first, second := m.Nodes[0], m.Nodes[1]
 	start := func(name string, n *cluster.Node) {
-		must(t, m.Start(ctx, m.streams.pod(name, n)))
+		must(t, m.Start(ctx, m.pod(name, n)))
 		m.expectPackets(t)
 		must(t, m.Delete(ctx, name))
 	}
@@ -192,7 +192,7 @@ func (m *migration) move(t *testing.T) {
 	m.kustomization(t, "migrate-uninstall", "back")
 	m.onNode(t, first, "kubectl apply -k back")
 	m.expectRules(t, first, "iptables")
-	must(t, m.Start(ctx, m.streams.pod("stream-"+first.Name, first)))
+	must(t, m.Start(ctx, m.pod("stream-"+first.Name, first)))
 	m.verify(t)
 
 	for _, n := range m.Nodes {
