@@ -69,7 +69,7 @@ func brokenStatus() *nodeStatus {
 		{Reason: reconcile.ReasonSource, Source: "the agent files", Message: "/etc/config/ip-masq-agent:3: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host " +
 			"bits set; did you mean 10.0.1.0/24? (until then its last good policy stays in force)"},
 		{Reason: reconcile.ReasonFlapping, Message: "another program reverts the rules repeatedly (ipv4 IP-MASQ-AGENT: missing chain), most likely " +
-			"\"iptables\" (host pid 4711); repairs are 1s apart now: stop that program, or make it leave the chain alone"},
+			"\"iptables\" (host pid 4711); repairs are 1s apart now: stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; this message ends 2s after the last repair"},
 		{Reason: reconcile.ReasonRules, Chain: "IP-MASQ-AGENT", Message: "first line\nsecond line " + strings.Repeat("long", 40)},
 	}
 	s.Reconciler.Standbys = []metrics.Standby{{PID: 4242, Version: "v0.0.9", Seen: statusTime}}
@@ -94,7 +94,7 @@ func brokenStatus() *nodeStatus {
 			Detail: []string{
 				"nftables, ipv4, table other, chain post: to 10.0.0.0/8 masquerade: applies to 10.0.0.0/8, which IP-MASQ-AGENT exempts", "b", "c", "d", "e", "f",
 			},
-			Remedy: "Switch masquerading off in the program that writes the rules, or remove them.",
+			Remedy: "Switch masquerading off in the program that writes the rules. If you only remove them, it may write them again at its next start.",
 		},
 		{ID: "agent-running", Severity: diagnose.SeverityNotice},
 		{ID: "mixed-variants", Severity: diagnose.SeverityNotice},

@@ -264,6 +264,7 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 	}
 	l.last = r
 	l.schedule.after(now, r, l.flapping.Pause(), l.Node.Interval(l.sources), l.Node.backoff.next)
+	l.schedule.flappingEnds = l.flapping.Ends()
 	l.log.report(r)
 	l.publish(r)
 }
@@ -281,7 +282,8 @@ func (l *Loop) detectFlapping(now time.Time, r *Report) *Problem {
 		return nil
 	}
 	return &Problem{Reason: ReasonFlapping, Err: fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
-		"repairs are %s apart now: stop that program, or make it leave the chain alone", what, l.by, l.flapping.Pause())}
+		"repairs are %s apart now: stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; "+
+		"this message ends %s after the last repair", what, l.by, l.flapping.Pause(), 2*l.flapping.Pause())}
 }
 
 // schedule decides when the next sync is due.
@@ -290,6 +292,8 @@ type schedule struct {
 	next  time.Time     // the next sync without a trigger
 	retry time.Duration // 0 unless the last sync failed
 	pause time.Duration // 0 unless the rules are flapping
+
+	flappingEnds time.Time // if nothing is reverted any more
 }
 
 // after takes note of a sync. If backoff is not zero, withheld policies are due then.
@@ -313,8 +317,8 @@ func (s *schedule) due(t triggers) time.Time {
 		next = soon
 	}
 	if s.pause > 0 && !t.files && !t.request {
-		if last := s.ended.Add(3 * s.pause); last.Before(next) { // by then the flapping is over, or goes on
-			next = last
+		if s.flappingEnds.Before(next) { // by then the flapping is over, or goes on
+			next = s.flappingEnds
 		}
 		if first := s.ended.Add(s.pause); next.Before(first) {
 			next = first

@@ -369,7 +369,10 @@ func TestSchedule(t *testing.T) {
 		}
 	}
 	well := func(p *schedule) { p.after(now, &Report{Result: Unchanged}, 0, interval, time.Time{}) }
-	flapping := func(p *schedule) { p.after(now, &Report{Result: Repaired}, 4*time.Second, interval, time.Time{}) }
+	flapping := func(p *schedule) {
+		p.after(now, &Report{Result: Repaired}, 4*time.Second, interval, time.Time{})
+		p.flappingEnds = now.Add(8 * time.Second)
+	}
 	withheld := func(p *schedule) { p.after(now, &Report{Result: Failed}, 0, interval, now.Add(2*time.Second)) }
 	for name, c := range map[string]struct {
 		before func(*schedule)
@@ -390,7 +393,7 @@ func TestSchedule(t *testing.T) {
 		"failed, then well":       {func(p *schedule) { failing(3)(p); well(p) }, triggers{}, interval},
 		"flapping, rules changed": {flapping, triggers{rules: true}, 4 * time.Second},
 		"flapping, requested":     {flapping, triggers{rules: true, request: true}, minInterval},
-		"flapping, no event":      {flapping, triggers{}, 12 * time.Second},
+		"flapping, no event":      {flapping, triggers{}, 8 * time.Second},
 		"flapping, then not":      {func(p *schedule) { flapping(p); well(p) }, triggers{rules: true}, minInterval},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -414,7 +417,8 @@ func TestDetectFlapping(t *testing.T) {
 		}
 	}
 	want := `another program reverts the rules repeatedly (ipv4 A: missing jump from POSTROUTING: of all traffic), most likely "firewalld" (host pid 7); ` +
-		"repairs are 1s apart now: stop that program, or make it leave the chain alone"
+		"repairs are 1s apart now: stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; " +
+		"this message ends 2s after the last repair"
 	if p := l.detectFlapping(now.Add(2*time.Second), &Report{}); p == nil || p.Err.Error() != want || p.Reason != ReasonFlapping {
 		t.Errorf("%v\nwant %s", p, want)
 	}
