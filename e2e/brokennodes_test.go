@@ -56,7 +56,7 @@ func brokenNodes() []brokenNode {
 				return thirdPartyRules{variant: "nft", lines: "-A POSTROUTING -s 10.1.0.0/16 -j MASQUERADE"}.load(t, n.node)
 			},
 			cause:  []string{"foreign-masquerade", "from 10.1.0.0/16 masquerade"},
-			remedy: []string{"Switch masquerading off in the program that writes the rules, or remove them"}},
+			remedy: []string{"Switch masquerading off in the program that writes the rules. If you only remove them, it may write them again"}},
 		{name: "bad-configmap", reason: "source", code: 3,
 			breaks: agentFile("nonMasqueradeCIDRs: [20.0.0.1/8]\n"),
 			cause:  []string{"/agent/ip-masq-agent:1: nonMasqueradeCIDRs[0]: 20.0.0.1/8 has host bits set", "its last good policy stays in force"},

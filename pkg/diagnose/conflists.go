@@ -46,8 +46,8 @@ func conflistChecks() []check {
 		}, conflistErrors(func(_ *examination, c config.Conflist) error { return c.Err })},
 		{Finding{ID: "conflist-without-us", Severity: SeverityNotice,
 			Summary: "The network that the runtime uses has no plugin entry: its pods start even if the rules are wrong.",
-			Remedy: "ip-masq-reconciler install adds the entry to that conflist. If another conflist has the entry, " +
-				"give it a name that sorts first."}, conflistWithoutEntry},
+			Remedy: "ip-masq-reconciler install adds the entry to that conflist; with manage = true in [conflist], the reconciler adds it each time. " +
+				"If another conflist has the entry, give that file a name that sorts first."}, conflistWithoutEntry},
 		{Finding{ID: "pod-network-not-exempt", Severity: SeverityProblem,
 			Summary: "The policy masquerades traffic between pods: they see the node's address, and network policies fail.",
 			Remedy:  "Add the pod network to nonMasqueradeCIDRs."}, podNetworksNotExempt},
@@ -213,9 +213,10 @@ func missingPlugin(e *examination, c config.Conflist) error {
 	return nil
 }
 
-// conflistWithoutEntry looks at the conflist that the runtime uses.
+// conflistWithoutEntry looks at the conflist that the runtime uses. A plugin that is installed has lost its entry;
+// the plugin is not installed where the reconciler only replaces an agent.
 func conflistWithoutEntry(e *examination, f *Finding) {
-	if slices.ContainsFunc(e.lists, list.hasEntry) ||
+	if e.BinDir != "" && config.CheckPlugin(e.BinDir) == nil || slices.ContainsFunc(e.lists, list.hasEntry) ||
 		slices.ContainsFunc(e.State.Sources, func(s policy.Source) bool { return s.ID.Kind == policy.Network }) {
 		f.Severity = SeverityProblem
 	}
@@ -228,6 +229,9 @@ func conflistWithoutEntry(e *examination, f *Finding) {
 		f.Remedy = "Install the main CNI plugin, then run ip-masq-reconciler install. If its conflist is elsewhere, set cni_conf_dir."
 	case first != nil && !first.hasEntry():
 		f.Detail = []string{fmt.Sprintf("%s (network %s)", policy.Quote(first.File), policy.Quote(first.Network))}
+		if f.Severity == SeverityProblem && len(e.State.Sources)+len(e.State.Damaged)+len(e.State.Newer) == 0 {
+			f.add("no policy is in force: ip-masq masquerades nothing")
+		}
 	}
 }
 

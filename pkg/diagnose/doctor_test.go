@@ -38,6 +38,13 @@ func TestFindings(t *testing.T) {
 		{"two chains without a scope", func(h *testHost) {
 			h.policies = append(h.policies, policy.SourcePolicy{Chain: "OTHER", NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8", "172.16.0.0/12")})
 		}, map[string]string{"problem two-unscoped-chains": "IP-MASQ-AGENT exempts 192.168.0.0/16, which OTHER masquerades"}},
+		{"two chains with other ports", func(h *testHost) {
+			h.policies = []policy.SourcePolicy{{Chain: "A"}, {Chain: "B", SourceCIDRs: prefixes("10.244.0.0/16"), ToPorts: &policy.Ports{{First: 40000, Last: 40999}}}}
+		}, map[string]string{"problem two-unscoped-chains": `A masquerades with toPorts "" and randomFully true, B with toPorts "40000-40999" and randomFully true; the chain whose jump comes first`}},
+		{name: "two chains with other ports and scopes apart", set: func(h *testHost) {
+			h.policies = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.245.0.0/16")},
+				{Chain: "B", SourceCIDRs: prefixes("10.244.0.0/16"), ToPorts: &policy.Ports{{First: 40000, Last: 40999}}}}
+		}},
 		{name: "two chains that exempt the same", set: func(h *testHost) {
 			h.policies = append(h.policies, policy.SourcePolicy{Chain: "OTHER"})
 		}},
@@ -147,6 +154,16 @@ func TestFindings(t *testing.T) {
 			map[string]string{"problem conflist-broken": "20-x.conflist"}},
 		{"a conflist before the one with the entry", func(h *testHost) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },
 			map[string]string{"problem conflist-without-us": `05-else.conflist" (network "else")`}},
+		{"a conflist that lost its entry, and no policy any more", func(h *testHost) {
+			h.files["etc/cni/net.d/10-pods.conflist"], h.files["opt/cni/bin/ip-masq"] = conflist("pods", bridge), ""
+			h.policies = nil
+			h.edit = func(n *Host) {
+				n.BinDir = filepath.Join(n.Root, "opt/cni/bin")
+				if err := os.Chmod(filepath.Join(n.BinDir, "ip-masq"), 0o755); err != nil {
+					h.t.Fatal(err)
+				}
+			}
+		}, map[string]string{"problem conflist-without-us": `(network "pods"), no policy is in force: ip-masq masquerades nothing, manage = true`}},
 		{name: "one that chooses among the others", set: func(h *testHost) {
 			h.files["etc/cni/net.d/00-multus.conf"] = `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`
 			h.files["etc/cni/net.d/01-lo.conf"] = `{"cniVersion": "0.3.1", "name": "lo", "type": "loopback"}`

@@ -200,8 +200,12 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 	}
 	e.known = true
 	if c := group.Observed.Find(e.Family, e.Chain); c != nil {
-		if r := c.Walk(p.Representative(asked)); r != nil {
+		pkt := p.Representative(asked)
+		if r := c.Walk(pkt); r != nil {
 			e.Rule, e.masquerades = r.String(), r.Verdict == policy.Masquerade
+			if pkt.Protocol = policy.Protocols()[0]; e.masquerades { // which has the same ports as the others
+				e.Rule += portsOf(c, r, pkt)
+			}
 			e.known = r.Verdict != policy.Unrecognized
 		}
 	}
@@ -214,6 +218,21 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 		e.byHand = !e.nftables // every program may write to table nat of iptables
 		e.addProblem("an unrecognized object in the table may decide before the owned rules do")
 	}
+}
+
+// portsOf names the ports that the chain takes for a protocol with ports: the rules before r, which decides
+// other packets, have them.
+func portsOf(c *policy.Chain, r *policy.Rule, pkt policy.Packet) string {
+	var ports policy.Ports
+	for _, with := range c.Rules {
+		if with.Matches(pkt) && with.To.Equal(r.To) && !with.Ports.IsZero() {
+			ports = append(ports, with.Ports)
+		}
+	}
+	if len(ports) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; of TCP, UDP and SCTP to ports %s", ports)
 }
 
 // guarded sets what the guard of the chain does with the packet if it is not translated.

@@ -172,6 +172,19 @@ func TestDoesTheKernelAgree(t *testing.T) {
 	}
 }
 
+// TestPortsAreExplained: rules with ports precede the one for packets of other protocols.
+func TestPortsAreExplained(t *testing.T) {
+	ports := func(s *policy.SourcePolicy) {
+		s.ToPorts = &policy.Ports{{First: 1024, Last: 29999}, {First: 32768, Last: 65535}}
+	}
+	for _, backend := range []func(*policy.SourcePolicy){func(*policy.SourcePolicy) {}, inNFT} {
+		e := newNode(network("a", "A", ports, backend, masquerading("10.1.0.0/16"))).to("8.8.8.8")
+		if want := "masquerade random-fully; of TCP, UDP and SCTP to ports 1024-29999,32768-65535"; e.Rule != want {
+			t.Errorf("the rule is %q, want %q", e.Rule, want)
+		}
+	}
+}
+
 // tells reports whether the text has the part, or is empty where none is wanted.
 func tells(text, part string) bool {
 	if part == "" {

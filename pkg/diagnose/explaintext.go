@@ -31,7 +31,11 @@ func (e Explanation) Text(w io.Writer) {
 	b.WriteString(e.headline() + "\n")
 	e.rows(&b)
 	for _, other := range e.Chains {
-		fmt.Fprintf(&b, "\nAnother chain: %s\n", other.verdictText())
+		text := other.verdictText()
+		if e.masquerades && other.masquerades && e.nftables == other.nftables && e.Source.IsValid() {
+			text += "; the chain whose jump comes first decides"
+		}
+		fmt.Fprintf(&b, "\nAnother chain: %s\n", text)
 		other.rows(&b)
 	}
 	if todo := e.whatToDo(); todo != "" {
@@ -210,7 +214,10 @@ func (e Explanation) whatToDo() string {
 	case byHand:
 		return "To repair this: do what the difference says, then ip-masq-reconciler once. To see every difference: ip-masq-reconciler check."
 	case drift || !e.Kernel && e.stale:
-		return "To repair this: ip-masq-reconciler once. To see every difference: ip-masq-reconciler check."
+		return "To repair this: ip-masq-reconciler once. To see every difference: ip-masq-reconciler check.\n" +
+			"If it comes back, another program changes the rules: ip-masq-reconciler status names it."
+	case e.OverriddenBy != "" && !e.overriders[0].Sure && (e.Interface == "" || !e.Source.IsValid()):
+		return "State --from and --out to learn more. To see what to do about such rules: ip-masq-reconciler doctor."
 	case e.OverriddenBy != "":
 		return "To see what to do about such rules: ip-masq-reconciler doctor."
 	case !e.Kernel:

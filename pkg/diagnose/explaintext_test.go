@@ -88,6 +88,7 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		"out-of-scope":     ask(sound(), "8.8.8.8", "192.0.2.7", ""),
 		"drifted":          ask(drifted, "192.168.7.7", "", ""),
 		"emptied":          ask(emptied, "8.8.8.8", "", ""),
+		"both-masquerade":  ask(newNode(network("a", "A"), network("b", "B", fromOnly("10.9.0.0/16"))), "8.8.8.8", "10.9.0.2", ""),
 		"two-chains":       ask(two, "8.8.8.8", "", ""),
 		"unread":           ask(unread, "8.8.8.8", "", ""),
 		"nothing":          ask(newNode(), "8.8.8.8", "", ""),

@@ -21,8 +21,8 @@ import (
 
 // ruleChecks look at rules and policies.
 func ruleChecks() []check {
-	const switchOff = "Switch masquerading off in the program that writes the rules, or remove them. " +
-		"They apply whether they are evaluated before or after the chain of ip-masq."
+	const switchOff = "Switch masquerading off in the program that writes the rules. If you only remove them, it may write them again at its next start. " +
+		"The rules apply whether they are evaluated before or after the chain of ip-masq."
 	return []check{
 		{Finding{ID: "foreign-masquerade", Severity: SeverityProblem, Remedy: switchOff,
 			Summary: "Third-party rules masquerade destinations that the policy exempts."}, violations},
@@ -39,11 +39,11 @@ func ruleChecks() []check {
 			Summary: "Chains of another dataDir exist on this node: they masquerade what the policy exempts.",
 			Remedy:  "Use one dataDir in all plugin entries and in reconciler.toml."}, chainsOfOtherDataDirs},
 		{Finding{ID: "two-unscoped-chains", Severity: SeverityProblem,
-			Summary: "Two chains of ip-masq apply to the same traffic, and one masquerades what the other exempts.",
+			Summary: "Two chains of ip-masq apply to the same traffic, and one masquerades what the other exempts, or from other source ports.",
 			Remedy:  "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}, overlappingChains},
 		{Finding{ID: "policy-conflict", Severity: SeverityProblem,
 			Summary: "Sources conflict, and one of them is superseded.",
-			Remedy: "Make the sources agree, or give one of them another masqChain and a scope of its own. " +
+			Remedy: "Make the sources agree, or give one of them another masqChain, and each sourceCIDRs or outputInterfaces of its own. " +
 				"If agent files are no longer used, ip-masq-reconciler cleanup removes their policy."}, policyConflicts},
 		{Finding{ID: "chain-not-kept", Severity: SeverityProblem,
 			Summary: "The rules of a chain cannot be verified.",
@@ -308,6 +308,9 @@ func overlappingChains(e *examination, f *Finding) {
 			f.add("%s exempts %s, which %s masquerades", p.Chain, exempt, q.Chain)
 		}
 	}
+	ports := func(p policy.Policy) string {
+		return fmt.Sprintf("toPorts %q and randomFully %t", p.ToPorts.Value, p.RandomFully.Value)
+	}
 	all := e.Rules.Policies
 	for i, p := range all {
 		for _, q := range all[i+1:] {
@@ -315,6 +318,11 @@ func overlappingChains(e *examination, f *Finding) {
 				if overlap(p, q, family) {
 					exempts(p, q, family)
 					exempts(q, p, family)
+					both := policy.RangesOf(family.All()).Without(p.DestinationsExempt(family)).Without(q.DestinationsExempt(family))
+					if len(both) > 0 && ports(p) != ports(q) {
+						f.add("%s masquerades with %s, %s with %s; the chain whose jump comes first decides",
+							p.Chain, ports(p), q.Chain, ports(q))
+					}
 				}
 			}
 		}

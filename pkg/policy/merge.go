@@ -108,7 +108,7 @@ type ConflictError struct {
 func (e *ConflictError) Error() string {
 	remedy := "make them agree"
 	if e.Scope {
-		remedy += " or give one of them another masqChain"
+		remedy += " or give one of them another masqChain, and each sourceCIDRs or outputInterfaces of its own"
 	}
 	return fmt.Sprintf("chain %s: %s is %s, which conflicts with %s, %s; the latter is in force: %s",
 		e.Chain, e.Superseded, e.SupersededValue, e.InForce, e.InForceValue, remedy)

@@ -323,7 +323,7 @@ func TestMergeLeavesItsInputAlone(t *testing.T) {
 
 // Each kind of conflict, between each pair of sources: the one in force is named last.
 func TestConflicts(t *testing.T) {
-	const scopes = " or give one of them another masqChain"
+	const scopes = " or give one of them another masqChain, and each sourceCIDRs or outputInterfaces of its own"
 	type pair struct{ inForce, superseded policy.SourcePolicy }
 	kinds := []struct {
 		key, inForceKey string // of the superseded source; of the one in force, where it is another
@@ -521,7 +521,7 @@ func TestConflictError(t *testing.T) {
 		Superseded: policy.Origin{Source: b, Key: "sourceCIDRs", Index: -1}, SupersededValue: "10.0.0.0/8", Scope: true,
 	}
 	wantError(t, "scope", conflict, `chain C: sourceCIDRs of network "b" is 10.0.0.0/8, which conflicts with sourceCIDRs of network "a", any; `+
-		"the latter is in force: make them agree or give one of them another masqChain")
+		"the latter is in force: make them agree or give one of them another masqChain, and each sourceCIDRs or outputInterfaces of its own")
 	var back *policy.ConflictError
 	if !errors.As(fmt.Errorf("add: %w", conflict), &back) || back != conflict {
 		t.Error("a wrapped conflict cannot be found")
