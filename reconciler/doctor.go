@@ -69,12 +69,10 @@ func multusFindings(s config.Settings) []diagnose.Finding {
 }
 
 func (a *app) doctor(c *cobra.Command, _ []string) error {
-	node, err := a.inspect(c.Context())
+	node, r, findings, err := a.examine(c.Context())
 	if err != nil {
 		return err
 	}
-	r := node.Readiness(c.Context(), node.active.Answers)
-	findings := node.findings(c.Context(), r)
 	findings = append(notReadyFindings(node.problems(r), findings), findings...)
 	if a.json() {
 		return a.print(notNil(findings))

@@ -15,8 +15,12 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
@@ -28,6 +32,9 @@ import (
 
 // answerTime is how long a command waits for the reconciler that runs.
 const answerTime = 2 * time.Second
+
+// startTime is how long a command waits for a reconciler that starts.
+const startTime = time.Second
 
 // inspection is the node for a command that only reads, with the settings of the reconciler that runs,
 // if it answers.
@@ -92,6 +99,24 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	}
 	n.Conntrack = conntrack.Reset
 	return n, nil
+}
+
+// examine inspects the node, and returns what a dry run and doctor find. It begins again if a reconciler
+// started meanwhile, or may be starting.
+func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, []diagnose.Finding, error) {
+	withoutLock := func(f diagnose.Finding) bool { return f.Summary == diagnose.WithoutLock }
+	for start := time.Now(); ; flowcontrol.Sleep(ctx, 50*time.Millisecond) {
+		n, err := a.inspect(ctx)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		r := n.Readiness(ctx, n.active.Answers)
+		found := n.findings(ctx, r)
+		locked := n.active.Running && n.active.health == ""
+		if locked || !n.Dir.ReconcilerActive() && (time.Since(start) > startTime || !slices.ContainsFunc(found, withoutLock)) {
+			return n, r, found, nil
+		}
+	}
 }
 
 // useSettings opens the node with the settings of the reconciler that runs, except those for which a flag is given.
@@ -164,6 +189,10 @@ func ask(ctx context.Context, dir *store.Dir, healthAddress string) activeReconc
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	status, err := askSocket(ctx, dir)
+	for ctx.Err() == nil && starting(dir, status, err) {
+		flowcontrol.Sleep(ctx, 10*time.Millisecond)
+		status, err = askSocket(ctx, dir)
+	}
 	if err == nil {
 		return activeReconciler{Running: true, Answers: true, PID: status.PID, Version: status.Version, status: status, problems: status.Problems}
 	}
@@ -174,6 +203,12 @@ func ask(ctx context.Context, dir *store.Dir, healthAddress string) activeReconc
 		}
 	}
 	return found
+}
+
+// starting reports whether a reconciler started a moment ago, and has no socket or made no sync yet.
+func starting(dir *store.Dir, status *metrics.Status, err error) bool {
+	soon := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) || err == nil && status.LastSync.IsZero()
+	return soon && time.Since(dir.ReconcilerSeen()) < startTime && dir.ReconcilerActive()
 }
 
 // askSocket returns the status that the socket of the dataDir serves.

@@ -192,6 +192,34 @@ func TestReconcilerWithoutAnswer(t *testing.T) {
 	}
 }
 
+// TestReconcilerStarts checks that a command waits for a reconciler that started a moment ago, until its first sync.
+func TestReconcilerStarts(t *testing.T) {
+	t.Parallel()
+	synced := time.Now().Add(100 * time.Millisecond)
+	dataDir := serveStatus(t, func(w http.ResponseWriter, r *http.Request) {
+		s := metrics.Status{StatusVersion: metrics.StatusVersion, Version: "v9", Settings: config.DefaultSettings().List()}
+		if time.Now().After(synced) {
+			s.LastSync = synced
+		}
+		answering(t, s)(w, r)
+	})
+	lock, err := reconcile.Open(config.Settings{DataDir: dataDir}, "", nil).Dir.InstanceLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Release() }()
+	lock.RecordActive()
+	socket := filepath.Join(dataDir, "reconciler.sock")
+	if err := os.Rename(socket, socket+".later"); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { _ = os.Rename(socket+".later", socket) })
+	n, said := inspectNode(t, "--data-dir", dataDir)
+	if !n.active.Answers || n.active.status.LastSync.IsZero() {
+		t.Errorf("reconciler: %+v, %s", n.active, said)
+	}
+}
+
 // TestPluginOfTheReconciler checks that a program in a directory that only the reconciler names is not run:
 // another program may listen in its place.
 func TestPluginOfTheReconciler(t *testing.T) {
@@ -346,16 +374,23 @@ func TestSourceStates(t *testing.T) {
 	}
 	n := &inspection{Node: reconcile.Open(config.Settings{DataDir: filepath.Join(t.TempDir(), "none")}, "", nil)}
 	want := []sourceStatus{
-		{Source: network("gone"), State: inForce, File: "no conflist has its entry any more"},
+		{Source: network("gone"), State: inForce, File: "no conflist has its plugin entry"},
 		{Source: network("good"), State: inForce, File: "/net.d/10-good.conflist"},
 		{Source: network("late"), State: pending, File: "/net.d/20-late.conflist"},
-		{Source: network("loser"), State: superseded, File: "no conflist has its entry any more"},
-		{Source: network("refused"), State: superseded, File: "no conflist has its entry any more"},
+		{Source: network("loser"), State: superseded, File: "no conflist has its plugin entry"},
+		{Source: network("refused"), State: superseded, File: "no conflist has its plugin entry"},
 		{Source: agent, State: invalid, File: "/etc/config/ip-masq-agent, ip-masq-more"},
 	}
 	if diff := cmp.Diff(want, sourcesOf(n, r)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
+
+	// A conflist that cannot be loaded may have the entry.
+	r.Sources.ConfDir.Conflists = append(r.Sources.ConfDir.Conflists, config.Conflist{File: "/net.d/30-gone.conflist", Err: errors.New("no JSON")})
+	if got := n.fileOf(r, network("gone")); got != "/net.d/30-gone.conflist, which cannot be loaded" {
+		t.Error(got)
+	}
+	r.Sources.ConfDir.Conflists = r.Sources.ConfDir.Conflists[:2]
 
 	// Without the reconciler's settings the stored policy names the files.
 	r.State.Sources = []policy.Source{{ID: agent, Files: []policy.FilePolicy{{File: "[agent] of FILE"}, {File: "/etc/config/a"}, {File: "/etc/config/b"}}}}

@@ -188,14 +188,13 @@ func (s *nodeStatus) err() error {
 
 // nodeStatus asks the reconciler and observes the node.
 func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
-	n, err := a.inspect(ctx)
+	n, r, found, err := a.examine(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if os.Geteuid() != 0 && errors.Is(n.active.err, fs.ErrPermission) {
 		return nil, fmt.Errorf("only root can read the state of the node: %w", n.active.err)
 	}
-	r := n.Readiness(ctx, n.active.Answers)
 	s := &nodeStatus{
 		unread:       r.Rules == nil || r.Incomplete() != nil,
 		Problems:     n.problems(r),
@@ -203,7 +202,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
 		Sources: sourcesOf(n, r), Conflist: conflistOf(n.Settings), Repairs: []metrics.Repair{},
-		Findings: notNil(n.findings(ctx, r)), Warnings: mapped(r.Warnings, error.Error),
+		Findings: notNil(found), Warnings: mapped(r.Warnings, error.Error),
 	}
 	s.Findings = slices.DeleteFunc(s.Findings, func(f diagnose.Finding) bool { // a reason says the same
 		return s.repeats(f) || slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return sameCause(f, p) })
@@ -328,7 +327,10 @@ func (n *inspection) fileOf(r *reconcile.Report, id policy.SourceID) string {
 		if list := s.ConfDir.WithEntry(id.Name); list != nil {
 			return list.File
 		}
-		return "no conflist has its entry any more"
+		if list := s.ConfDir.Unreadable(id.Name); list != nil {
+			return list.File + ", which cannot be loaded"
+		}
+		return "no conflist has its plugin entry"
 	}
 	stored := r.State.Find(id)
 	switch files := s.Agent; {

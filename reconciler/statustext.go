@@ -15,6 +15,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
 const (
@@ -183,10 +184,18 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 		text = "none yet"
 		if !r.LastSync.IsZero() {
 			next := now.Add(time.Duration(r.IntervalSeconds * float64(time.Second)))
-			text = fmt.Sprintf("%s ago, %s; at least one every %s", diagnose.Age(now.Sub(r.LastSync)), r.LastResult, diagnose.Age(next.Sub(now)))
+			text = fmt.Sprintf("%s ago, %s; at least one every %s", diagnose.Age(now.Sub(r.LastSync)), resultText(r.LastResult), diagnose.Age(next.Sub(now)))
 		}
 		w.row("Last sync:", text, "")
 	}
+}
+
+// resultText says what a sync did: "unchanged" alone seems to deny a repair or a new policy a moment before.
+func resultText(result string) string {
+	if result == string(reconcile.Unchanged) {
+		return "nothing to repair"
+	}
+	return result
 }
 
 // settingsText names the origin of the settings, and those that are stated.
@@ -239,7 +248,7 @@ func (s *nodeStatus) writeChains(w *screen) {
 			keys = append(keys, fmt.Sprintf("%d connections reset", c.Resets))
 		}
 		if len(keys) > 0 {
-			w.row("  "+string(c.Family)+":", c.Chain+": "+strings.Join(keys, ", "), "")
+			w.row("", c.Chain+", "+string(c.Family)+": "+strings.Join(keys, ", "), "")
 		}
 	}
 }

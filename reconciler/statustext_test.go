@@ -67,7 +67,7 @@ func brokenStatus() *nodeStatus {
 	s.Ready = false
 	s.Problems = []metrics.Problem{
 		{Reason: reconcile.ReasonSource, Source: "the agent files", Message: "/etc/config/ip-masq-agent:3: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host " +
-			"bits set; did you mean 10.0.1.0/24? (until then its last good policy stays in force)"},
+			"bits set; did you mean 10.0.1.0/24? (until it is corrected, its last good policy stays in force)"},
 		{Reason: reconcile.ReasonFlapping, Message: "another program reverts the rules repeatedly (ipv4 IP-MASQ-AGENT: missing chain), most likely " +
 			"\"iptables\" (host pid 4711); repairs are 1s apart now: stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; this message ends 2s after the last repair"},
 		{Reason: reconcile.ReasonRules, Chain: "IP-MASQ-AGENT", Message: "first line\nsecond line " + strings.Repeat("long", 40)},

@@ -141,7 +141,7 @@ type editedConflist struct {
 
 // step removes what can be removed now.
 func (u *uninstallation) step(ctx context.Context) error {
-	lock, err := lockInstance(u.node.Dir)
+	lock, err := lockInstance(u.node)
 	if err != nil {
 		return err
 	}
@@ -186,13 +186,13 @@ func (u *uninstallation) note(format string, args ...any) {
 // lockInstance takes the instance lock, or fails if another reconciler runs: it may insert the entry
 // again. A dataDir that cannot be used is no reason to leave an entry that keeps pods from starting;
 // the removal of the state reports it.
-func lockInstance(dir *store.Dir) (*store.InstanceLock, error) {
-	if _, err := os.Lstat(dir.Path()); errors.Is(err, fs.ErrNotExist) {
+func lockInstance(node *reconcile.Node) (*store.InstanceLock, error) {
+	if _, err := os.Lstat(node.Dir.Path()); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // the lock would create it
 	}
-	lock, err := dir.InstanceLock()
+	lock, err := node.Dir.InstanceLock()
 	if errors.Is(err, store.ErrBusy) {
-		return nil, fmt.Errorf("%w, and would restore what is removed; stop it first", err)
+		return nil, node.StopFirst()
 	}
 	return lock, nil
 }

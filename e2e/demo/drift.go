@@ -5,13 +5,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
 // until waits until a condition holds.
@@ -32,15 +30,15 @@ func (s *stage) drift() (err error) {
 		return err
 	}
 	reconciler := filepath.Join(bin, "ip-masq-reconciler")
-	s.say("The plugin would bring the rules back with the next pod. The reconciler does so at once.")
-	fmt.Println("  ip-masq-reconciler run &")
-	run := s.top.Node.Command(s.ctx, reconciler, "run")
+	s.say("The plugin restores the rules with the next pod. The reconciler restores them at once.")
+	fmt.Println("  ip-masq-reconciler run --cni-bin-dir bin &")
+	run := s.top.Node.Command(s.ctx, reconciler, "run", "--cni-bin-dir", bin)
 	if err := run.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", reconciler, err)
 	}
 	defer func() { err = errors.Join(err, run.Process.Signal(syscall.SIGTERM), run.Wait()) }()
-	atWork := filepath.Join(config.DefaultDataDir, "reconciler.lock")
-	if err := until("the reconciler is at work", func() bool { _, err := os.Stat(atWork); return err == nil }); err != nil {
+	ready := func() bool { return s.top.Node.Command(s.ctx, reconciler, "status").Run() == nil }
+	if err := until("the reconciler is ready", ready); err != nil {
 		return err
 	}
 	fmt.Println("  nft flush ruleset")

@@ -57,24 +57,21 @@ var (
 func (s *stage) withoutUs() error {
 	s.title("1. A node without ip-masq")
 	s.say(`
-  pod ──┐            ┌── lan      10.20.0.5     knows pods
-        ├── node ────┤
-  pod ──┘            └── outside  198.51.100.7  does not: it can answer only the node's own address
+  pod ──┐        ┌── 192.168.50.10 ── lan      10.20.0.5     routes pod addresses
+        ├── node ┤
+  pod ──┘        └── 203.0.113.10 ─── outside  198.51.100.7  can answer only the node's address
 
 The conflist has bridge alone. A pod asks both sides.`)
 	s.conflist("bridge alone", nil)
 	if err := s.startPod("pod-0"); err != nil {
 		return err
 	}
-	if err := s.ask("pod-0", lanServer, internet); err != nil {
-		return err
-	}
-	return s.stopPod("pod-0")
+	return s.ask("pod-0", lanServer, internet)
 }
 
 func (s *stage) withUs() error {
 	s.title("2. ip-masq, behind bridge in the conflist")
-	s.conflist("what one adds", entry{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "backend": "iptables"})
+	s.conflist("the entry to add", entry{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "backend": "iptables"})
 	for _, name := range []string{"pod-1", "pod-2"} {
 		if err := s.startPod(name); err != nil {
 			return err
@@ -83,11 +80,15 @@ func (s *stage) withUs() error {
 	if err := s.ask("pod-1", lanServer, internet, s.pods["pod-2"].addr); err != nil {
 		return err
 	}
+	fmt.Println("The policy applies to pod-0 too, which started before.")
+	if err := s.ask("pod-0", lanServer, internet); err != nil {
+		return err
+	}
 	return s.show("iptables", "-t", "nat", "-L", "IP-MASQ-AGENT", "-n")
 }
 
 func (s *stage) changed() error {
-	s.title("3. The conflist changes: 10.20.0.0/16 does not know pods any more")
+	s.title("3. The conflist changes: 10.20.0.0/16 no longer routes pod addresses")
 	s.conflist("a masqueraded prefix inside an exempt one: the longest wins", entry{
 		"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "masqueradeCIDRs": []string{"10.20.0.0/16"}, "backend": "iptables",
 	})
@@ -103,7 +104,7 @@ func (s *stage) changed() error {
 
 func (s *stage) otherBackend() error {
 	s.title("4. The same in nftables")
-	s.conflist("in tables that ip-masq owns; what stood in iptables goes once they stand", entry{
+	s.conflist("in tables of its own; then it removes the chain from iptables", entry{
 		"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "masqueradeCIDRs": []string{"10.20.0.0/16"}, "backend": "nftables",
 	})
 	if err := s.startPod("pod-4"); err != nil {

@@ -194,11 +194,14 @@ func (s *stage) because(dst netip.Addr) string {
 	return fmt.Sprintf("%s is in %s", e.Prefix, e.Origins[0].Key)
 }
 
-// show runs a tool with its command line.
+// show runs a tool with its command line. A warning is an error: the demo must not alarm its reader.
 func (s *stage) show(name string, args ...string) error {
 	out, err := s.top.Node.Command(s.ctx, name, args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
+	}
+	if strings.Contains("\n"+string(out), "\nwarning: ") {
+		return fmt.Errorf("%s %s: %s", name, strings.Join(args, " "), out)
 	}
 	fmt.Printf("  $ %s %s\n%s\n", filepath.Base(name), strings.Join(args, " "), indent(string(out)))
 	return nil

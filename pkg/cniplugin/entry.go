@@ -72,7 +72,7 @@ func (n *node) validEntry() (config.Entry, error) {
 	}
 	if errors.Is(err, config.ErrConflistUnknown) {
 		if state, errLoad := n.Dir.Load(); errLoad == nil && state.Find(n.source()) != nil {
-			n.Warn(fmt.Errorf("%w (until then its last good policy stays in force)", err))
+			n.Warn(fmt.Errorf("%w (until it can be read, the last good policy of the network stays in force)", err))
 			return config.Entry{Network: n.network, Policy: state.Find(n.source()).Policy}, nil
 		}
 	}

@@ -375,6 +375,8 @@ type Origin struct {
 	// Since is when the source's document was written, and AgeSeconds how long ago.
 	Since      time.Time `json:"since,omitzero"`
 	AgeSeconds int64     `json:"ageSeconds,omitzero"`
+
+	fileless string // why no conflist has the value now
 }
 
 // OriginFinder finds the file that has a value, and the time when its document was written.
@@ -389,7 +391,9 @@ func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
 	index := o.Index
 	if o.Source.Kind == policy.Network {
 		if at := slices.IndexFunc(sources, func(s policy.Source) bool { return s.ID == o.Source }); at >= 0 {
-			out.File, index = p.inConflist(o, sources[at].Policy)
+			if out.File, index = p.inConflist(o, sources[at].Policy); out.File == "" {
+				out.fileless = p.fileless(o.Source.Name)
+			}
 		}
 	}
 	if index >= 0 {
@@ -423,6 +427,20 @@ func (p OriginFinder) inConflist(o policy.Origin, inForce policy.SourcePolicy) (
 		}
 	}
 	return "", o.Index
+}
+
+// fileless returns why no conflist has a value of a network whose policy is in force.
+func (p OriginFinder) fileless(network string) string {
+	list, unreadable := p.ConfDir.WithEntry(network), p.ConfDir.Unreadable(network)
+	switch {
+	case list != nil && list.Entries[0].Err != nil:
+		return "the plugin entry in " + policy.Printable(list.File) + " is invalid"
+	case list != nil:
+		return "the plugin entry in " + policy.Printable(list.File) + " has another value"
+	case unreadable != nil:
+		return policy.Printable(unreadable.File) + " cannot be loaded"
+	}
+	return "no conflist has its plugin entry"
 }
 
 // valuesOf returns the items of a list, or the value of a scalar, as JSON; nil if the

@@ -3,6 +3,7 @@
 package diagnose_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
@@ -307,6 +309,37 @@ func TestOwnedInNFTables(t *testing.T) {
 	n.explain(q)
 	if !asked {
 		t.Error("third-party rules were not read")
+	}
+}
+
+// TestNoFileHasTheValue: the origin tells why no conflist has the value that is in force.
+func TestNoFileHasTheValue(t *testing.T) {
+	for name, tt := range map[string]struct {
+		files map[string]string
+		want  string
+	}{
+		"no file": {nil, "no conflist has its plugin entry"},
+		"a mistake in another key": {
+			map[string]string{"10-a.conflist": conflist("a", `, "nonMasqueradeCIDRs": ["10.0.0.0/8"], "masqeradeCIDRs": []`)},
+			"the plugin entry in /etc/cni/net.d/10-a.conflist is invalid",
+		},
+		"another value": {
+			map[string]string{"10-a.conflist": conflist("a", `, "nonMasqueradeCIDRs": ["10.1.0.0/16"]`)},
+			"the plugin entry in /etc/cni/net.d/10-a.conflist has another value",
+		},
+		"no JSON": {nil, "/etc/cni/net.d/10-a.conflist cannot be loaded"},
+	} {
+		n := newNode(network("a", "A", exempting("10.0.0.0/8")))
+		n.finder.ConfDir = confDir(t, tt.files)
+		if name == "no JSON" {
+			n.finder.ConfDir.Conflists = []config.Conflist{{File: "/etc/cni/net.d/10-a.conflist", Err: errors.New("line 1")}}
+		}
+		var text bytes.Buffer
+		n.to("10.1.1.1").Text(&text)
+		want := `nonMasqueradeCIDRs[0] of network "a" (stored; ` + tt.want + ")"
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("%s: want %q in\n%s", name, want, &text)
+		}
 	}
 }
 

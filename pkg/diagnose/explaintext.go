@@ -113,8 +113,10 @@ func (o Origin) text() string {
 		return text + ", " + o.Source
 	case o.File != "":
 		text += " in " + policy.Printable(o.File) + ", " + o.Source
+	case o.fileless != "":
+		text += " of " + o.Source + " (stored; " + o.fileless + ")"
 	default:
-		text += " of " + o.Source + ", stored; no file has it now"
+		text += " of " + o.Source + " (stored)"
 	}
 	if o.Since.IsZero() {
 		return text

@@ -16,7 +16,7 @@ import (
 // Running is what is known of the reconciler of the node.
 type Running struct {
 	Active bool      // a process holds the instance lock of the dataDir
-	Seen   time.Time // when a process last took or released that lock; zero if none did
+	Seen   time.Time // when a reconciler last took or released that lock; zero if none did
 	// Elsewhere is the address of a reconciler that does not use the dataDir; "" without one.
 	Elsewhere string
 
@@ -29,6 +29,10 @@ type Running struct {
 	Standbys []string // reconcilers that wait until the active one ends, such as "pid 12, version v1.2.3"
 	Differs  []string // how its settings or its version differ from those of this program
 }
+
+// WithoutLock is the summary of a reconciler that does not hold the instance lock of the dataDir. One that
+// starts does not hold it yet.
+const WithoutLock = "A reconciler runs on this node and does not use this dataDir: the two have different policies and revert each other's rules."
 
 // reconcilerChecks look at the reconciler of the node, and at its files.
 func reconcilerChecks() []check {
@@ -92,7 +96,7 @@ func reconcilerNotRunning(e *examination, f *Finding) {
 	}
 	switch {
 	case r.Elsewhere != "" || len(f.Detail) > 0:
-		f.Summary = "A reconciler runs on this node and does not use this dataDir: the two have different policies and revert each other's rules."
+		f.Summary = WithoutLock
 		if r.Elsewhere != "" {
 			f.add("%s answers, and no process holds the instance lock of %s", r.Elsewhere, policy.Quote(e.DataDir))
 		}

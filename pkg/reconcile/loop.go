@@ -148,6 +148,7 @@ func (l *Loop) Run(ctx context.Context) {
 		if err != nil { // two active reconcilers do no harm, but log twice
 			l.log.warn(fmt.Errorf("failed to find out whether another reconciler runs: %w", err))
 		}
+		instance.RecordActive()
 		active, end := context.WithCancel(ctx)
 		resets.Go(func() { l.resetConnections(active) })
 		var serving sync.WaitGroup

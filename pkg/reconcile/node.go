@@ -123,13 +123,19 @@ func (n *Node) Interval(s *Sources) time.Duration {
 	return n.Settings.ResyncInterval
 }
 
+// StopFirst is the error of a command that removes rules while another process holds the instance lock.
+func (n *Node) StopFirst() error {
+	return fmt.Errorf("ip-masq-reconciler already runs on this node, with the data dir %s, and would restore what is removed; "+
+		"stop it first, such as with systemctl stop ip-masq-reconciler", policy.Quote(n.Dir.Path()))
+}
+
 // Cleanup removes everything that ip-masq owns on the node, in every backend and family, and then the
 // dataDir. It fails while a reconciler runs, which would restore all of it, and keeps the dataDir as
 // long as chains remain that it describes.
 func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []netfilter.OwnedChain, err error) {
 	instance, err := n.Dir.InstanceLock()
 	if errors.Is(err, store.ErrBusy) {
-		return nil, fmt.Errorf("%w, and would restore what is removed; stop it first", err)
+		return nil, n.StopFirst()
 	}
 	if err != nil {
 		return nil, err

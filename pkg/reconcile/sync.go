@@ -301,7 +301,7 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		notAdmitted, dataDirErr := r.Sources.PluginFile.Admits(list.Network), list.DataDirErr(r.Sources.PluginFile, n.Dir.Path())
 		switch {
 		case entry.Err != nil:
-			r.sourceProblem(ReasonSource, source, untilFixed(p, source, entry.Err))
+			r.sourceProblem(ReasonSource, source, untilCorrected(p, source, entry.Err))
 		case notAdmitted != nil:
 			r.warn(fmt.Errorf("%s: %w", policy.Quote(list.File), notAdmitted))
 		case dataDirErr != nil:
@@ -327,7 +327,7 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	}
 	source := policy.SourceID{Kind: policy.AgentFiles}
 	if r.Sources.AgentErr != nil {
-		r.sourceProblem(ReasonSource, source, untilFixed(p, source, r.Sources.AgentErr))
+		r.sourceProblem(ReasonSource, source, untilCorrected(p, source, r.Sources.AgentErr))
 	} else if files.Missing && p.Find(source) != nil {
 		r.warn(fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)))
 	} else if err := p.Add(files.Source, r.conflists, r.warn); err != nil {
@@ -336,12 +336,16 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	r.Warnings = append(r.Warnings, files.Warnings...)
 }
 
-// untilFixed adds to the error of a source which policy is in force until it is fixed.
-func untilFixed(p *enforce.Proposal, s policy.SourceID, err error) error {
-	if p.Find(s) == nil {
-		return fmt.Errorf("%w (until then nothing of it is in force)", err)
+// untilCorrected adds to the error of a source what it stops, and which policy is in force, until it is corrected.
+func untilCorrected(p *enforce.Proposal, s policy.SourceID, err error) error {
+	pods, inForce := "", "its last good policy stays in force"
+	if s.Kind == policy.Network { // ADD has the same error
+		pods = "no pod of this network can start, and "
 	}
-	return fmt.Errorf("%w (until then its last good policy stays in force)", err)
+	if p.Find(s) == nil {
+		inForce = "nothing of it is in force"
+	}
+	return fmt.Errorf("%w (until it is corrected, %s%s)", err, pods, inForce)
 }
 
 // unused returns the stored networks that have had neither a conflist nor an attachment for DropAfter.

@@ -90,7 +90,7 @@ func TestBadSourcesLeaveTheLastGoodPolicy(t *testing.T) {
 	f.wants(f.sync(), Unchanged)
 
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.1/16"}})
-	f.wants(f.sync(), Unchanged, path, "nonMasqueradeCIDRs[0]")
+	f.wants(f.sync(), Unchanged, path, "nonMasqueradeCIDRs[0]", "no pod of this network can start")
 	f.exempts(good)
 	f.file(path, `{"name": "podnet", `)
 	f.wants(f.sync(), Unchanged, path, "podnet")

@@ -50,8 +50,20 @@ func TestInstanceLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	old := time.Unix(1e9, 0)
+	ok(t, os.Chtimes(filepath.Join(d.Path(), "reconciler.lock"), old, old))
 	if err := second.Release(); err != nil {
 		t.Error(err)
+	}
+	command, err := d.InstanceLock()
+	if err := errors.Join(err, command.Release()); err != nil || !d.ReconcilerSeen().Equal(old) {
+		t.Errorf("a command counts as a reconciler: %s, %v", d.ReconcilerSeen(), err)
+	}
+	reconciler, err := d.InstanceLock()
+	reconciler.RecordActive()
+	began := d.ReconcilerSeen()
+	if err := errors.Join(err, reconciler.Release()); err != nil || !began.After(old) || !d.ReconcilerSeen().After(began) {
+		t.Errorf("a reconciler was seen at %s and %s, %v", began, d.ReconcilerSeen(), err)
 	}
 	if d.ReconcilerActive() {
 		t.Error("it is held after its release")

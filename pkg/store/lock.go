@@ -170,7 +170,8 @@ func (l *Lock) Release() error {
 // InstanceLock is the right to be the active reconciler of the node. Unlike the Lock, a process holds it
 // as long as it runs. It is an flock(2), so it ends with the process.
 type InstanceLock struct {
-	file *os.File
+	file   *os.File
+	active bool // see RecordActive
 }
 
 // InstanceLock takes the instance lock, and creates a missing dataDir. The error is an ErrBusy if
@@ -198,18 +199,22 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	l := &InstanceLock{file}
-	l.touch()
-	return l, nil
+	return &InstanceLock{file: file}, nil
 }
 
-// touch sets the time that ReconcilerSeen returns.
-func (l *InstanceLock) touch() {
+// RecordActive records that the holder is a reconciler, and no command that keeps one from running:
+// ReconcilerSeen returns the time of this call, and later that of Release.
+func (l *InstanceLock) RecordActive() {
+	if l == nil {
+		return
+	}
+	l.active = true
 	now := time.Now()
 	_ = os.Chtimes(l.file.Name(), now, now) // on a read-only file system the time is older
 }
 
-// ReconcilerSeen returns when a process last took or released the instance lock; zero if none did.
+// ReconcilerSeen returns when a reconciler was last active: when it became so, or when it ended. It is zero
+// if none was.
 func (d *Dir) ReconcilerSeen() time.Time {
 	info, err := os.Lstat(filepath.Join(d.path, instanceLockFile))
 	if err != nil {
@@ -272,7 +277,9 @@ func (l *InstanceLock) Release() error {
 	if l == nil || l.file == nil {
 		return nil
 	}
-	l.touch()
+	if l.active {
+		l.RecordActive()
+	}
 	err := l.file.Close()
 	l.file = nil
 	return err
