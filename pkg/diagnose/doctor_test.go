@@ -45,6 +45,10 @@ func TestFindings(t *testing.T) {
 			h.policies = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.245.0.0/16")},
 				{Chain: "B", SourceCIDRs: prefixes("10.244.0.0/16"), ToPorts: &policy.Ports{{First: 40000, Last: 40999}}}}
 		}},
+		{name: "two chains with other ports, one of which exempts the sources of the other", set: func(h *testHost) {
+			h.policies = []policy.SourcePolicy{{Chain: "A", NonMasqueradeSourceCIDRs: prefixes("10.244.0.0/16")},
+				{Chain: "B", SourceCIDRs: prefixes("10.244.0.0/16"), ToPorts: &policy.Ports{{First: 40000, Last: 40999}}}}
+		}},
 		{name: "two chains that exempt the same", set: func(h *testHost) {
 			h.policies = append(h.policies, policy.SourcePolicy{Chain: "OTHER"})
 		}},

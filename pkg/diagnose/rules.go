@@ -318,8 +318,9 @@ func overlappingChains(e *examination, f *Finding) {
 				if overlap(p, q, family) {
 					exempts(p, q, family)
 					exempts(q, p, family)
+					sources := p.SourcesInScope(family).Intersect(q.SourcesInScope(family)).Without(p.SourcesExempt(family)).Without(q.SourcesExempt(family))
 					both := policy.RangesOf(family.All()).Without(p.DestinationsExempt(family)).Without(q.DestinationsExempt(family))
-					if len(both) > 0 && ports(p) != ports(q) {
+					if len(sources) > 0 && len(both) > 0 && ports(p) != ports(q) {
 						f.add("%s masquerades with %s, %s with %s; the chain whose jump comes first decides",
 							p.Chain, ports(p), q.Chain, ports(q))
 					}
