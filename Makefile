@@ -101,11 +101,12 @@ e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, 
 
 e2e-packages: PACKAGES := mmdebstrap iptables nftables conntrack iproute2
 e2e-packages: packages $(CNI_TOOLS) $(RELEASE) ## packages installed, upgraded and removed on a Debian while pods run (root)
+	@echo "e2e-packages: about 3 minutes on two cores; the first time 3 more to make two Debians"
 	for release in v0.1.0 v0.1.1; do SOURCE_DATE_EPOCH=$(COMMIT_TIME) $(RELEASE) make -version $$release -arch $$(go env GOARCH) \
 		-commit $$(git rev-parse HEAD) -dist bin/releases/$$release || exit 1; done
 	machine=$$(tools/debian-root bookworm systemd iptables nftables iproute2 kmod) && lintian=$$(tools/debian-root bookworm lintian) && \
 		IPMASQ_DEBIAN_ROOT=$$machine IPMASQ_LINTIAN_ROOT=$$lintian IPMASQ_RELEASES_DIR=$(CURDIR)/bin/releases \
-		go test -tags e2e_packages -count=1 -timeout 30m ./e2e/packages $(TESTFLAGS)
+		go test -tags e2e_packages -count=1 -timeout $$(go run ./e2e/timelimit/scale 30m) ./e2e/packages $(TESTFLAGS)
 
 # One kernel with KERNELS=bookworm-amd64.
 e2e-kernels: PACKAGES := qemu-system-x86 qemu-system-arm qemu-system-misc mmdebstrap e2fsprogs cpio kmod xz-utils
@@ -143,8 +144,9 @@ verify: $(RELEASE) ## whether a release is as it was signed (DIST=dist PUBLIC_KE
 	$(RELEASE) verify -public-key "$(PUBLIC_KEY)" "$(DIST)"
 
 release-test: ## two releases for all architectures are equal, and each change of a file is found
+	@echo "release-test: about 5 minutes on two cores"
 	RELEASE_TEST_ARCHES=$(subst $() ,$(comma),$(ARCHES)) RELEASE_TEST_DEBS="$(DEBS)" \
-		go -C tools/release test -count=1 -timeout 1h -run 'TestRelease$$' -v .
+		go -C tools/release test -count=1 -timeout $$(go run ./e2e/timelimit/scale 1h) -run 'TestRelease$$' -v .
 
 packages: ## programs that the tests run (root on Debian: installs them)
 	@tools/debian-packages $(PACKAGES)

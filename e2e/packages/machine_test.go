@@ -73,7 +73,8 @@ func unpack(t *testing.T, archive string, shared ...string) *machine {
 	}
 	for _, dir := range shared {
 		target := m.path(dir)
-		must(t, errors.Join(os.MkdirAll(target, 0o755), unix.Mount(dir, target, "", unix.MS_BIND|unix.MS_REC, "")))
+		must(t, errors.Join(os.MkdirAll(target, 0o755), unix.Mount(dir, target, "", unix.MS_BIND|unix.MS_REC, ""),
+			unix.Mount("", target, "", unix.MS_REC|unix.MS_PRIVATE, ""))) // or its end unmounts what is below the directory itself
 		t.Cleanup(func() { must(t, unix.Unmount(target, unix.MNT_DETACH)) })
 	}
 	must(t, os.MkdirAll(m.path("/packages"), 0o755))
@@ -187,14 +188,13 @@ func (m *machine) start(t *testing.T) {
 	var log bytes.Buffer
 	m.reconciler.Stdout, m.reconciler.Stderr = &log, &log
 	must(t, m.reconciler.Start())
-	for deadline := time.Now().Add(timelimit.Scale(time.Minute)); ; time.Sleep(100 * time.Millisecond) {
-		out, err := m.try("ip-masq-reconciler status")
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the reconciler is not ready:\n%s\n%s", out, log.Bytes())
-		}
+	var out string
+	if !timelimit.Await(time.Minute, func() (ready bool) {
+		var err error
+		out, err = m.try("ip-masq-reconciler status")
+		return err == nil
+	}) {
+		t.Fatalf("the reconciler is not ready:\n%s\n%s", out, log.Bytes())
 	}
 }
 

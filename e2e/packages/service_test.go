@@ -77,38 +77,36 @@ func (m *machine) bootSystemd(t *testing.T) {
 		removeCgroup(t, cgroup)
 	})
 	var last string
-	for deadline := time.Now().Add(timelimit.Scale(2 * time.Minute)); ; time.Sleep(200 * time.Millisecond) {
+	if !timelimit.Await(2*time.Minute, func() bool {
 		if m.systemd == 0 {
 			children, _ := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", c.Process.Pid))
 			pid, _ := strconv.Atoi(strings.TrimSpace(string(children)))
 			if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(name) == "systemd\n" {
 				m.systemd = pid
 			}
-		} else {
-			// What a container lacks, such as a console, is "degraded".
-			if last, _ = m.try("systemctl is-system-running"); last == "running\n" || last == "degraded\n" {
-				return
-			}
+			return false
 		}
-		if time.Now().After(deadline) {
-			console, _ := os.ReadFile(out.Name())
-			t.Fatalf("systemd does not run: %q\n%s", last, console)
-		}
+		// What a container lacks, such as a console, is "degraded".
+		last, _ = m.try("systemctl is-system-running")
+		return last == "running\n" || last == "degraded\n"
+	}) {
+		console, _ := os.ReadFile(out.Name())
+		t.Fatalf("systemd does not run: %q\n%s", last, console)
 	}
 }
+
+const journal = "journalctl --no-pager -u ip-masq-reconciler"
 
 // removeCgroup removes a cgroup whose processes are ending.
 func removeCgroup(t *testing.T, top string) {
 	t.Helper()
-	for deadline := time.Now().Add(timelimit.Scale(20 * time.Second)); ; time.Sleep(100 * time.Millisecond) {
-		out, err := exec.Command("find", top, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+").CombinedOutput()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Errorf("remove the cgroup: %v\n%s", err, out)
-			return
-		}
+	var out []byte
+	if !timelimit.Await(20*time.Second, func() (removed bool) {
+		var err error
+		out, err = exec.Command("find", top, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+").CombinedOutput()
+		return err == nil
+	}) {
+		t.Errorf("remove the cgroup:\n%s", out)
 	}
 }
 
@@ -116,14 +114,13 @@ func removeCgroup(t *testing.T, top string) {
 func (m *machine) pid(t *testing.T, version string) string {
 	t.Helper()
 	const ask = "systemctl show --property MainPID --property ActiveState --property NRestarts ip-masq-reconciler"
-	for deadline := time.Now().Add(timelimit.Scale(time.Minute)); ; time.Sleep(200 * time.Millisecond) {
-		status, err := m.try("ip-masq-reconciler status")
-		if err == nil && strings.Contains(status, version) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the service of %s is not ready:\n%s\n%s\n%s", version, status, m.run(t, ask), m.run(t, "journalctl --no-pager -u ip-masq-reconciler"))
-		}
+	var status string
+	if !timelimit.Await(time.Minute, func() bool {
+		var err error
+		status, err = m.try("ip-masq-reconciler status")
+		return err == nil && strings.Contains(status, version)
+	}) {
+		t.Fatalf("the service of %s is not ready:\n%s\n%s\n%s", version, status, m.run(t, ask), m.run(t, journal))
 	}
 	state := m.run(t, ask)
 	if !strings.Contains(state, "ActiveState=active\n") || !strings.Contains(state, "NRestarts=0\n") {
@@ -154,15 +151,10 @@ func TestService(t *testing.T) {
 	}
 	// The service repairs rules with the capabilities that it has.
 	m.run(t, "iptables -t nat -F IP-MASQ-AGENT")
-	for deadline := time.Now().Add(timelimit.Scale(20 * time.Second)); ; time.Sleep(100 * time.Millisecond) {
-		if out, err := m.try("ip-masq-reconciler check"); err == nil {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("the rules are not repaired: %v\n%s", err, out)
-		}
+	if !timelimit.Await(20*time.Second, func() bool { return strings.Contains(m.run(t, journal), "repaired rules") }) { // with the last commit
+		t.Fatalf("the rules are not repaired:\n%s", m.run(t, journal))
 	}
-	// A last commit of the repair can follow.
-	time.Sleep(timelimit.Scale(2 * time.Second))
+	m.check(t)
 	end := m.watch(t)
 	for _, release := range []string{newer, older} {
 		before := pid
