@@ -133,6 +133,20 @@ func testTampering(t *testing.T, dist string, names []string, key string) {
 		}
 	}
 	v := verification{publicKey: key + ".pub"}
+	bundle := verification{dir: t.TempDir(), publicKey: v.publicKey} // as on GitHub
+	if err := os.CopyFS(bundle.dir, os.DirFS(dist)); err != nil {
+		t.Fatal(err)
+	}
+	write(t, bundle.dir, "SHA256SUMS.sigstore.json", []byte("{}"))
+	if report, err := bundle.verify(t.Context()); err != nil || !strings.HasSuffix(report, "SHA256SUMS.sigstore.json: not verified; cosign verify-blob does that") {
+		t.Errorf("with cosign's signature: %v\n%s", err, report)
+	}
+	fails("another signature", v, "ip-masq.pub.sigstore.json does not belong", func(dir string) { write(t, dir, "ip-masq.pub.sigstore.json", nil) })
+	fails("a directory as cosign's signature", v, "is not a regular file", func(dir string) {
+		if err := os.Mkdir(filepath.Join(dir, "SHA256SUMS.sigstore.json"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	})
 	for _, name := range names {
 		data := content(t, dist, name)
 		for _, at := range []int{0, len(data) / 2, len(data) - 1} {

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"aead.dev/minisign"
@@ -30,8 +31,9 @@ import (
 const (
 	sumsFile      = "SHA256SUMS"
 	signatureFile = sumsFile + ".minisig"
-	publicKeyFile = "ip-masq.pub" // for minisign
-	pemFile       = "ip-masq.pem" // the same key for cosign and others that read a DSSE envelope
+	bundleFile    = sumsFile + ".sigstore.json" // cosign's, which the workflow adds to a release on GitHub
+	publicKeyFile = "ip-masq.pub"               // for minisign
+	pemFile       = "ip-masq.pem"               // the same key for cosign and others that read a DSSE envelope
 
 	untrustedComment = "signature of " + sumsFile + ": minisign -V -p " + publicKeyFile + " -m " + sumsFile
 
@@ -201,7 +203,7 @@ func (r *release) writeKeys(keys *keyPair, public ed25519.PublicKey) error {
 // fileSum is a line of SHA256SUMS.
 type fileSum struct{ sum, name string }
 
-// sumsOf returns the sums of the files of a release, but not of the sums and their signature.
+// sumsOf returns the sums of the files of a release, but not of the sums and their signatures.
 func sumsOf(dir string) ([]fileSum, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -209,11 +211,11 @@ func sumsOf(dir string) ([]fileSum, error) {
 	}
 	var sums []fileSum
 	for _, entry := range entries {
-		if entry.Name() == sumsFile || entry.Name() == signatureFile {
-			continue
-		}
 		if !entry.Type().IsRegular() {
 			return nil, fmt.Errorf("%s is not a regular file", entry.Name())
+		}
+		if slices.Contains([]string{sumsFile, signatureFile, bundleFile}, entry.Name()) {
+			continue
 		}
 		data, err := os.ReadFile(filepath.Join(dir, entry.Name()))
 		if err != nil {

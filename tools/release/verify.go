@@ -50,7 +50,11 @@ func (v verification) verify(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return strings.Join([]string{signed, fmt.Sprintf("%s: %d files, each with the sum that is signed", sumsFile, strings.Count(string(sums), "\n")), about, contents}, "\n"), nil
+	report := []string{signed, fmt.Sprintf("%s: %d files, each with the sum that is signed", sumsFile, strings.Count(string(sums), "\n")), about, contents}
+	if _, err := os.Lstat(filepath.Join(v.dir, bundleFile)); err == nil {
+		report = append(report, bundleFile+": not verified; cosign verify-blob does that")
+	}
+	return strings.Join(report, "\n"), nil
 }
 
 // verifySignature verifies the signature of the sums. It returns the verifier for the provenance, nil if nothing is signed.
