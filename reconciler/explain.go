@@ -34,7 +34,7 @@ Exit codes: 0 printed; 1 error; 2 mistake in the command line.`,
   ip-masq-reconciler explain 198.51.100.7
 
   # Traffic of one pod through one interface
-  ip-masq-reconciler explain 10.96.0.10 --from 10.244.1.7 --out eth0
+  ip-masq-reconciler explain 10.20.0.5 --from 10.244.1.7 --out eth0
 
   # The verdict as JSON
   ip-masq-reconciler explain 2001:db8::1 -o json`,
