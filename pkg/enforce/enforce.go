@@ -164,13 +164,16 @@ func (e *Enforcer) refused(ctx context.Context, rec store.Record, p policy.Polic
 		return nil
 	}
 	b, err := e.Drivers.Open(c)
-	if err != nil || p.CheckBounds(b.Layout()) != nil { // addDesired reports both
-		return nil
+	if err != nil {
+		return err
 	}
-	if err = b.CheckWrite(ctx, policy.Desired([]policy.Policy{p}, b.Layout(), e.owner())); errors.Is(err, netfilter.ErrUnusable) {
+	if err = p.CheckBounds(b.Layout()); err == nil {
+		err = b.CheckWrite(ctx, policy.Desired([]policy.Policy{p}, b.Layout(), e.owner()))
+	}
+	if errors.Is(err, netfilter.ErrUnusable) {
 		return writeError(p.Chain, c, err)
 	}
-	return nil
+	return nil // the write or addDesired reports other errors
 }
 
 func (e *Enforcer) warnNotPreferred(chain string, cause error) {
