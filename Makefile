@@ -148,7 +148,7 @@ release-test: ## two releases for all architectures are equal, and each change o
 	RELEASE_TEST_ARCHES=$(subst $() ,$(comma),$(ARCHES)) RELEASE_TEST_DEBS="$(DEBS)" \
 		go -C tools/release test -count=1 -timeout $$(go run ./e2e/timelimit/scale 1h) -run 'TestRelease$$' -v .
 
-packages: ## programs that the tests run (root on Debian: installs them)
+packages: ## Debian packages that tests and demo use (root on Debian: installs them)
 	@tools/debian-packages $(PACKAGES)
 
 clean: ## remove bin/

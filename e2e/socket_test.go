@@ -193,7 +193,7 @@ func TestStatusOfOtherUser(t *testing.T) {
 	c := n.Node.Command(n.timeout(t), program, "status", "--data-dir", n.dataDir)
 	c.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
 	stdout, stderr, code := run(t, c)
-	if code != 1 || stdout != "" || !strings.HasPrefix(stderr, "ip-masq-reconciler: only root can read the state of the node: ") {
+	if code != 1 || stdout != "" || !strings.HasPrefix(stderr, "ip-masq-reconciler: only root can read the state of the node, in ") {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}
 }

@@ -40,7 +40,7 @@ func main() {
 		Stdout:     os.Stdout,
 		Stderr:     os.Stderr,
 	}
-	skel.PluginMainFuncs(p.Funcs(), cniversion.All, "ip-masq "+version+": masquerades pod traffic, as a chained CNI plugin")
+	skel.PluginMainFuncs(p.Funcs(), cniversion.All, "ip-masq "+version+": masquerades pod traffic, as a chained CNI plugin that container runtimes run; ip-masq-reconciler has the commands")
 }
 
 // program identifies this build: by its version and, as two builds can have the same, by the

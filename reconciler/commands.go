@@ -19,8 +19,8 @@ func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "ip-masq-reconciler",
 		Short: "Keep the masquerade rules of a node correct",
-		Long: `Keep the masquerade rules of a node as its CNI conflists and agent files state them. Without a
-command this is "run", which accepts the flags of ip-masq-agent and ip-masq-agent-v2.
+		Long: `Keep the masquerade rules of a node equal to the policy in its CNI conflists and agent files.
+Without a command this is "run", which accepts the flags of ip-masq-agent and ip-masq-agent-v2.
 
 The settings are in /etc/ip-masq/reconciler.toml. Each key is a flag too, and flags win. status,
 check, explain, doctor and render use the settings of the reconciler that runs on the node; a
@@ -290,7 +290,7 @@ Available Commands:{{range .Commands}}{{if .IsAvailableCommand}}
 Flags:
 {{if .HasParent}}{{.LocalNonPersistentFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}
 
-The settings of the node are flags too: see {{.Root.Name}} --help.{{else}}` +
+The flags that {{.Root.Name}} --help lists are accepted here too.{{else}}` +
 	`{{.LocalFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}
 
 Use "{{.CommandPath}} [command] --help" for more information about a command.{{end}}

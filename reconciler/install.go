@@ -254,7 +254,7 @@ func (r *installation) print(a *app) {
 	case e.Wrote:
 		fmt.Fprintf(a.out, "removed duplicate plugin entries of network %s from %s\n", network, path)
 	default:
-		fmt.Fprintf(a.out, "network %s in %s already has the plugin entry\n", network, path)
+		fmt.Fprintf(a.out, "network %s in %s already has the plugin entry, which install does not change\n", network, path)
 	}
 	if e.Backup != "" {
 		fmt.Fprintf(a.out, "kept the previous text as %s\n", policy.Quote(e.Backup))

@@ -193,7 +193,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		return nil, err
 	}
 	if os.Geteuid() != 0 && errors.Is(n.active.err, fs.ErrPermission) {
-		return nil, fmt.Errorf("only root can read the state of the node: %w", n.active.err)
+		return nil, fmt.Errorf("only root can read the state of the node, in %s: run status as root", policy.Printable(n.Dir.Path()))
 	}
 	s := &nodeStatus{
 		unread:       r.Rules == nil || r.Incomplete() != nil,

@@ -55,7 +55,11 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 	if err := written.Err(); err != nil {
 		return err
 	}
-	if string(written.Value("type")) != `"`+config.PluginType+`"` {
+	switch string(written.Value("type")) {
+	case `"` + config.PluginType + `"`:
+	case "":
+		return fmt.Errorf(`type: is missing; write "type": %q`, config.PluginType)
+	default:
 		return fmt.Errorf("type: must be %q", config.PluginType)
 	}
 	handed, err := config.NetconfInList(entry, network, cniVersion)

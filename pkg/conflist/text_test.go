@@ -162,7 +162,7 @@ func TestEntriesThatWouldFailEveryADDAreRefused(t *testing.T) {
 		{``, "it is empty"},
 		{`[]`, "write an object"},
 		{`{"type":"ip-masq"} {}`, "not JSON"},
-		{`{"Type":"ip-masq"}`, `type: must be "ip-masq"`},
+		{`{"Type":"ip-masq"}`, `type: is missing; write "type": "ip-masq"`},
 		{`{"type":"bridge"}`, `type: must be "ip-masq"`},
 		{`{"type":"ip-masq","nonMasqueradeCIDR":[]}`, "nonMasqueradeCIDRs"},
 		{`{"type":"ip-masq","nonMasqueradeCIDRs":["10.0.1.24/24"]}`, "did you mean 10.0.1.0/24?"},
