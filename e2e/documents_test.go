@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+)
+
+// standIns names the programs that need a cluster, systemd, a package manager, a registry, an editor
+// or the initial network namespace. testdata/standin.sh stands in for them.
+const standIns = `apt ausearch calicoctl ctr dmesg dnf execsnoop-bpfcc grep helm journalctl kubectl lsof make
+	modprobe restorecon scp skopeo sleep sysctl systemctl update-alternatives vi`
+
+// elsewhereBlock matches blocks that download programs or need a release, which other tests check.
+var elsewhereBlock = regexp.MustCompile(`git clone|cosign|minisign|bin/release/|DIST=|diff -rq dist`)
+
+// block is a fence of a document with commands.
+type block struct {
+	name, before, commands, output string
+}
+
+var fence = regexp.MustCompile("(?ms)^(?: *<!-- before: (.*?) -->\n)?( *)```(sh|console|text)\n(.*?)^ *```$|^#+ ")
+
+// blocks returns the blocks of a document. Their output is in the next fence of the section, or in the
+// same fence after a prompt.
+func blocks(name, text string) []block {
+	var all []block
+	open := false // the last block has no output yet
+	for _, at := range fence.FindAllStringSubmatchIndex(text, -1) {
+		group := func(i int) string {
+			if at[2*i] < 0 {
+				return ""
+			}
+			return text[at[2*i]:at[2*i+1]]
+		}
+		body := regexp.MustCompile("(?m)^"+group(2)).ReplaceAllString(group(4), "")
+		b := block{name: name + ":" + strconv.Itoa(1+strings.Count(text[:at[0]], "\n")), before: group(1)}
+		switch prompt, isPrompt := strings.CutPrefix(body, "$ "); {
+		case group(3) == "sh":
+			b.commands = body
+			all, open = append(all, b), true
+		case isPrompt:
+			b.commands, b.output, _ = strings.Cut(prompt, "\n")
+			b.commands += " || true"
+			all, open = append(all, b), false
+		case open && group(3) != "":
+			all[len(all)-1].output, open = body, false
+		default:
+			open = false
+		}
+	}
+	return all
+}
+
+// placeholders has what the reader replaces, and what the node has there.
+var placeholders = strings.NewReplacer(
+	"; echo $?", " || echo $?", // a block ends at its first error
+	"nft monitor ", "timeout 0.2 nft monitor || true ",
+	"ps -fp PPID", "ps -fp 1",
+	"HASH.bak", "*.bak",
+	"sources/FILE", "sources/*",
+	"POD-ADDRESS", "10.88.0.2",
+	"ADDRESS/32 dev INTERFACE", "203.0.113.77/32 dev outside",
+	"rm -rf /etc/ip-masq ", "rm -rf /etc/ip-masq/* ", // a mount
+)
+
+// otherOutput matches commands with outputs that docs and testdata compare, or that a stand-in does not print.
+var otherOutput = regexp.MustCompile(`ip-masq-reconciler status|(?m:^(?:make|kubectl) )`)
+
+// variable matches what differs in each run, within a quoted output.
+var variable = regexp.MustCompile(`…|v0\\.1\\.0|HASH|\d{4}-\d\d-\d\d \d\d:\d\d UTC(?: \\\(\w+\\\))?|17 \d+ src|pid \d+|reset: \d+`)
+
+// unprinted returns the lines of a quoted output that an output does not have.
+func unprinted(quoted, output string) (lines []string) {
+	output = strings.Join(strings.Fields(output), " ")
+	for line := range strings.Lines(quoted) {
+		pattern := regexp.QuoteMeta(strings.Join(strings.Fields(line), " "))
+		if !regexp.MustCompile(variable.ReplaceAllString(pattern, ".*")).MatchString(output) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// TestDocuments runs each block of commands in the documents, on a node of its own, and compares the
+// output with the quoted one. A block ends at the first command that fails.
+func TestDocuments(t *testing.T) {
+	t.Parallel()
+	root, err := filepath.Abs("..")
+	must(t, err)
+	bin, err := topology.BinDir()
+	must(t, err)
+	stubs := t.TempDir()
+	for _, program := range strings.Fields(standIns) {
+		must(t, os.Symlink(filepath.Join(root, "e2e", "testdata", "standin.sh"), filepath.Join(stubs, program)))
+	}
+	rest := bin + ":" + filepath.Join(bin, "cni") + ":" + os.Getenv("PATH")
+	environment := append(os.Environ(), "REPOSITORY="+root, "REST="+rest, "PATH="+stubs+":"+rest, "NODE=node1", "POD=pod1")
+
+	script, err := os.ReadFile("testdata/documents.sh")
+	must(t, err)
+	readme, err := os.ReadFile("../README.md")
+	must(t, err)
+	_, node, _ := strings.Cut(string(readme), "unshare --net --mount bash -e <<'END'\n")
+	node, _, isNode := strings.Cut(node, "\n# Install the plugin and its entry")
+	if !isNode {
+		t.Fatal("README.md has no block for cnitool")
+	}
+	documents, err := filepath.Glob("../docs/*.md")
+	must(t, err)
+	total, ran := 0, 0
+	for _, document := range append(documents, "../README.md", "../deploy/README.md", "../conflist-examples/README.md") {
+		name := strings.TrimPrefix(document, "../")
+		text, err := os.ReadFile(document)
+		must(t, err)
+		all := blocks(name, string(text))
+		total += len(all)
+		all = slices.DeleteFunc(all, func(b block) bool { return elsewhereBlock.MatchString(b.commands) })
+		ran += len(all)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			// The reader's directory has the repository, the programs, and the files beside the document.
+			dir := t.TempDir()
+			must(t, os.Mkdir(filepath.Join(dir, "dist"), 0o755))
+			for _, from := range []string{filepath.Join(root, "*"), filepath.Join(bin, "ip-masq*"), filepath.Join(filepath.Dir(document), "*.conflist")} {
+				files, _ := filepath.Glob(from)
+				for _, file := range files {
+					file, _ = filepath.Abs(file)
+					must(t, os.Symlink(file, filepath.Join(dir, filepath.Base(file))))
+				}
+			}
+			for _, b := range all {
+				c := exec.Command("unshare", "--net", "--mount", "bash", "-c", string(script), "documents.sh",
+					node, b.before, placeholders.Replace(b.commands))
+				c.Dir, c.Env = dir, environment
+				out, err := c.CombinedOutput()
+				if lines := unprinted(b.output, string(out)); err != nil || len(lines) > 0 && !otherOutput.MatchString(b.commands) {
+					t.Errorf("%s: %v\n%s\nprinted\n%s\nand lacks %q", b.name, err, b.commands, out, lines)
+				}
+			}
+		})
+	}
+	if t.Logf("runs %d of %d blocks", ran, total); ran < 120 {
+		t.Errorf("runs %d blocks: the pattern is wrong", ran)
+	}
+}
