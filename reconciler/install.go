@@ -215,7 +215,7 @@ func (r *installation) judge(err error, s config.Settings) error {
 	case r.Conflist != nil:
 		return err
 	case errors.Is(err, conflist.ErrNoNetworks):
-		return fmt.Errorf(`%w; the plugin is installed: insert its entry by another install then, or let "run" do it with --conflist-manage`, err)
+		return fmt.Errorf(`%w; the plugin is installed: run install again then, or let "run" insert the entry with --conflist-manage`, err)
 	}
 	return fmt.Errorf("%w; the plugin is installed, its entry is not", err)
 }

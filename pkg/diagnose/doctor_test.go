@@ -339,7 +339,7 @@ func TestOrderAndForm(t *testing.T) {
 	}
 	text, err := json.Marshal(findings[1])
 	want := `{"id":"forwarding-off","severity":"problem","summary":"The kernel does not forward packets: pods cannot reach other networks.",` +
-		`"detail":["net.ipv4.ip_forward is 0"],"remedy":"Set the sysctl to 1, in /etc/sysctl.d to make it last."}`
+		`"detail":["net.ipv4.ip_forward is 0"],"remedy":"Set the sysctl to 1, in /etc/sysctl.d to make it last. On a node that never had a pod, wait for the first one: most main plugins set it."}`
 	if diff := cmp.Diff(want, string(text)); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}

@@ -40,7 +40,8 @@ func nodeChecks() []check {
 				"or in CapabilityBoundingSet in a systemd unit (with User= in AmbientCapabilities too)."}, missingCapabilities},
 		{Finding{ID: "forwarding-off", Severity: SeverityProblem,
 			Summary: "The kernel does not forward packets: pods cannot reach other networks.",
-			Remedy:  "Set the sysctl to 1, in /etc/sysctl.d to make it last."}, forwardingOff},
+			Remedy: "Set the sysctl to 1, in /etc/sysctl.d to make it last. " +
+				"On a node that never had a pod, wait for the first one: most main plugins set it."}, forwardingOff},
 		{Finding{ID: "mixed-iptables", Severity: SeverityNotice,
 			Summary: "Both variants of iptables are in use: packets meet the rules of both, and each program shows only one.",
 			Remedy: "Use one variant on the node (update-alternatives --set iptables ...), " +
