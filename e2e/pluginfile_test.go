@@ -49,6 +49,15 @@ func TestPluginFile(t *testing.T) {
 		}
 		refused(t, othernet, `network "othernet" may not contribute`, "allow_networks", "add it there")
 	})
+	t.Run("cleanup of another dataDir", func(t *testing.T) {
+		guard(t, `allow_networks = ["podnet"]`)
+		before := n.snapshot(t)
+		_, stderr, code := n.reconciler(t, "cleanup", "--data-dir", elsewhere)
+		if code != 2 || !strings.Contains(stderr, elsewhere) || !strings.Contains(stderr, "plugin.toml states data_dir \""+n.dataDir+`"`) {
+			t.Errorf("exit code %d\n%s", code, stderr)
+		}
+		n.unchanged(t, before)
+	})
 	t.Run("DEL of a network that is not allowed repairs", func(t *testing.T) {
 		guard(t, `allow_networks = ["podnet"]`)
 		n.flush(t)
