@@ -60,7 +60,7 @@ test: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those on the ke
 	go -C tools/bench test -count=1 $(TESTFLAGS) ./...
 	go -C tools/release test -count=1 $(TESTFLAGS) ./...
 
-test-one: packages build $(CNI_TOOLS) ## one test, by its name (TEST=TestStaleEntry)
+test-one: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## one test, by its name (TEST=TestStaleEntry)
 	@file=$$(grep -rlE --include='*_test.go' '^func $(TEST)\(' conflist-examples deploy docs e2e pkg plugin reconciler | head -n 1) && \
 		test -n "$$file" || { echo "no test is named $(TEST)" >&2; exit 1; }; \
 		go test -tags $(SUITES) -count=1 -v -run '^$(TEST)$$' "./$$(dirname "$$file")"
