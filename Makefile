@@ -10,12 +10,9 @@ TESTFLAGS ?= $(if $(CI),-v)
 PACKAGES := iptables nftables conntrack iproute2
 
 BUILD       := go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
-RECONCILER  := $(wildcard reconciler/*.go)
 CNI_TOOLS   := bin/cni/.built
 DEPLOY_TOOLS = bin/deploy/.built
-LINTER      := bin/lint/golangci-lint
-ACTIONLINT  := bin/lint/actionlint
-VALE        := bin/lint/vale
+LINTERS     := bin/lint/.built
 RELEASE     := bin/release/release
 # A release, and the key that signs it, as `bin/release/release keygen FILE` makes one. Without a key nothing is signed.
 DIST        ?= dist
@@ -49,9 +46,7 @@ help: ## list the targets
 
 build: ## static binaries in bin/
 	$(BUILD) -o bin/ip-masq ./plugin
-ifneq ($(RECONCILER),)
 	$(BUILD) -o bin/ip-masq-reconciler ./reconciler
-endif
 
 # -count=1: a cached result says nothing about this kernel, nor about a program in bin/ that changed.
 test: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those on the kernel too (TESTFLAGS=-v)
@@ -65,18 +60,17 @@ test-one: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## one test, by its name (
 		test -n "$$file" || { echo "no test is named $(TEST)" >&2; exit 1; }; \
 		go test -tags $(SUITES) -count=1 -v -run '^$(TEST)$$' "./$$(dirname "$$file")"
 
-lint: $(LINTER) $(ACTIONLINT) $(VALE) ## format, vet, go.mod, scripts, workflows, words, prose, golangci-lint
+lint: $(LINTERS) ## format, vet, go.mod, scripts, workflows, words, prose, golangci-lint
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }
-	go vet -tags $(SUITES) ./...
-	go vet -tags man ./reconciler
-	@for module in bench cni deploy release; do echo "go -C tools/$$module vet ./..."; go -C tools/$$module vet ./... || exit 1; done
-	go mod tidy -diff
+	go vet -tags $(SUITES),man ./...
+	@for module in . tools/bench tools/cilium tools/cni tools/deploy tools/release; do \
+		echo "$$module: go vet, go mod tidy"; go -C $$module vet ./... && go -C $$module mod tidy -diff || exit 1; done
 	@for script in $(SCRIPTS); do echo "bash -n $$script"; bash -n "$$script" || exit 1; done
-	$(ACTIONLINT) -shellcheck= -pyflakes=
+	bin/lint/actionlint -shellcheck= -pyflakes=
 	@! grep -rn 'uses:' .github/workflows | grep -vE '@[0-9a-f]{40} # v' || { echo 'pin actions by the hash of a commit' >&2; exit 1; }
 	tools/words
-	$(VALE) --config=tools/vale/vale.ini --output=line $(DOCUMENTS)
-	$(LINTER) run ./...
+	bin/lint/vale --config=tools/vale/vale.ini --output=line $(DOCUMENTS)
+	bin/lint/golangci-lint run ./...
 
 fuzz: ## each fuzz target for FUZZTIME (1m)
 	tools/fuzz $(FUZZTIME)
@@ -167,15 +161,6 @@ $(DEPLOY_TOOLS): $(wildcard tools/deploy/go.* tools/deploy/*/*.go tools/helm/go.
 $(RELEASE): $(shell find tools/release -type f)
 	go -C tools/release build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ .
 
-$(LINTER): tools/lint/go.mod tools/lint/go.sum
-	go -C tools/lint build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
-	@touch $@
-
-$(ACTIONLINT): tools/actionlint/go.mod tools/actionlint/go.sum
-	go -C tools/actionlint build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ github.com/rhysd/actionlint/cmd/actionlint
-	@touch $@
-
-# The module of the last version without C code, whose path is not that of the project's repository any more.
-$(VALE): tools/vale/go.mod tools/vale/go.sum
-	go -C tools/vale build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ github.com/errata-ai/vale/v2/cmd/vale
+$(LINTERS): $(wildcard tools/lint/go.* tools/actionlint/go.* tools/vale/go.*)
+	for module in lint actionlint vale; do go -C tools/$$module build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/lint/ tool || exit 1; done
 	@touch $@

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // TestNamesOfTests checks that each name by which the machines select tests is that of a test. It
@@ -37,5 +39,16 @@ func TestNamesOfTests(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestTable checks that docs/kernels/README.md has the results that are beside it.
+func TestTable(t *testing.T) {
+	have, err := os.ReadFile(docs + "README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(table(t), string(have)); diff != "" {
+		t.Errorf("README.md (-want +have):\n%s", diff)
 	}
 }

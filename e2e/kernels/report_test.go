@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build e2e_kernels
-
 package kernels
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +16,10 @@ import (
 	"time"
 )
 
-const docs = root + "/docs/kernels/"
+const (
+	root = "../.."
+	docs = root + "/docs/kernels/"
+)
 
 // report is what a machine said. It is kept as docs/kernels/MACHINE.json, of which the table is made.
 type report struct {
@@ -117,8 +119,8 @@ func (r *report) write(t *testing.T, k kernel) {
 	}
 }
 
-// writeTable writes the table of the last results of all machines.
-func writeTable(t *testing.T) {
+// table returns docs/kernels/README.md, with the last results of all machines.
+func table(t *testing.T) string {
 	t.Helper()
 	var machines, head, rule, failures strings.Builder
 	rows := make([]string, len(programs))
@@ -174,7 +176,17 @@ The next table has the number of tests that passed. Most of them run on each bac
 	if failures.Len() > 0 {
 		fmt.Fprintf(&b, "\nFailed:\n\n%s", failures.String())
 	}
-	if err := os.WriteFile(docs+"README.md", []byte(b.String()), 0o644); err != nil {
-		t.Fatal(err)
+	return b.String()
+}
+
+// command runs a command and returns what it wrote to standard output.
+func command(t *testing.T, c *exec.Cmd) string {
+	t.Helper()
+	var errors bytes.Buffer
+	c.Stderr = &errors
+	out, err := c.Output()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", c, err, errors.String())
 	}
+	return string(out)
 }
