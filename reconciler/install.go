@@ -3,9 +3,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -67,6 +70,8 @@ type installation struct {
 	Plugin   install.Binary   `json:"plugin"`
 	Conflist *conflist.Change `json:"conflist"` // null with --no-conflist, and where it failed
 	Warnings []string         `json:"warnings"`
+
+	entry string // that was inserted, and its origin
 }
 
 // directories returns the stated directories of the runtime; "" for one that is not stated.
@@ -170,7 +175,7 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 	case err != nil:
 		return remedied(err)
 	}
-	r.Conflist = &c
+	r.Conflist, r.entry = &c, describeEntry(e.Entry, s.Conflist.EntryFile)
 	where := "there"
 	if n, err := conflist.Find(e.Dir, e.Network); err == nil {
 		if err := n.Multus.Err(n.Name); err != nil {
@@ -199,6 +204,17 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// describeEntry returns the entry in one line, and whether it is that of the file.
+func describeEntry(entry []byte, file string) string {
+	var line bytes.Buffer
+	_ = json.Compact(&line, entry) // pluginEntry has read it
+	origin := "from " + policy.Quote(file)
+	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+		origin = fmt.Sprintf("the default, because %s is missing", policy.Quote(file))
+	}
+	return line.String() + ", " + origin
 }
 
 // judge returns the error of the entry, or makes it a warning if "run" inserts the entry later.
@@ -249,6 +265,7 @@ func (r *installation) print(a *app) {
 	switch {
 	case e.Wrote && e.Before == 0:
 		fmt.Fprintf(a.out, "inserted the plugin entry of network %s into %s\n", network, path)
+		fmt.Fprintf(a.out, "the entry is %s\n", r.entry)
 	case e.Wrote && e.Before == 1:
 		fmt.Fprintf(a.out, "updated the generated conflist of network %s, %s, as the original has changed\n", network, path)
 	case e.Wrote:

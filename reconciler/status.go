@@ -207,7 +207,11 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	s.Findings = slices.DeleteFunc(s.Findings, func(f diagnose.Finding) bool { // a reason says the same
 		return s.repeats(f) || slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return sameCause(f, p) })
 	})
-	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil {
+	if !n.usesPlugin(r, s.Plugin.Path) {
+		if len(r.Sources.ConfDir.Conflists) == 0 {
+			s.Conflist.Error = ""
+		}
+	} else if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil {
 		s.Plugin.Error = err.Error()
 	} else if s.Plugin.Version, err = n.pluginVersion(ctx, s.Plugin.Path); err != nil {
 		s.Plugin.Error = err.Error()
@@ -225,6 +229,18 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	}
 	s.Ready = n.active.Answers && len(s.Problems) == 0
 	return s, nil
+}
+
+// usesPlugin reports whether the node has the plugin, or should. Without the plugin and a plugin entry, where the
+// policy is that of agent files alone, the reconciler replaces an agent.
+func (n *inspection) usesPlugin(r *reconcile.Report, path string) bool {
+	_, err := os.Lstat(path)
+	hasEntry := func(l config.Conflist) bool { return l.Err != nil || len(l.Entries) > 0 }
+	isNetwork := func(s policy.Source) bool { return s.ID.Kind == policy.Network }
+	confDirErr := r.Sources.ConfDirErr
+	return !errors.Is(err, fs.ErrNotExist) || n.Settings.Conflist.Manage ||
+		confDirErr != nil && !errors.Is(confDirErr, fs.ErrNotExist) || slices.ContainsFunc(r.Sources.ConfDir.Conflists, hasEntry) ||
+		len(r.State.Sources) == 0 || slices.ContainsFunc(r.State.Sources, isNetwork)
 }
 
 // repeats reports whether the reasons say all that a finding does, and have better remedies.

@@ -23,6 +23,7 @@ const (
 	labelWidth  = 13
 
 	unknown = "unknown, for the reason above"
+	notUsed = "not used"
 )
 
 // Colours of terminals (ECMA-48).
@@ -108,8 +109,8 @@ func (s *nodeStatus) text(now time.Time, colours bool) string {
 	s.writeNode(w)
 	s.writeProblems(w)
 	s.writeReconciler(w, now)
-	plugin := s.Plugin.Error
-	if plugin == "" {
+	plugin := cmp.Or(s.Plugin.Error, notUsed)
+	if s.Plugin.Version != "" {
 		plugin = s.Plugin.Version + ", " + policy.Printable(s.Plugin.Path)
 	}
 	w.row("Plugin:", plugin, "")
@@ -283,8 +284,8 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 }
 
 func (c conflistStatus) text() string {
-	if c.Error != "" {
-		return c.Error
+	if c.File == "" || c.Error != "" {
+		return cmp.Or(c.Error, notUsed)
 	}
 	text := policy.Printable(c.Network) + ": plugin entry in "
 	if !c.Entry {

@@ -69,7 +69,7 @@ func brokenStatus() *nodeStatus {
 		{Reason: reconcile.ReasonSource, Source: "the agent files", Message: "/etc/config/ip-masq-agent:3: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host " +
 			"bits set; did you mean 10.0.1.0/24? (until it is corrected, its last good policy stays in force)"},
 		{Reason: reconcile.ReasonFlapping, Message: "another program reverts the rules repeatedly (ipv4 IP-MASQ-AGENT: missing chain), most likely " +
-			"\"iptables\" (host pid 4711); repairs are 1s apart now: stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; this message ends 2s after the last repair"},
+			"\"iptables\" (host pid 4711); repairs are 1s apart now: set backend to \"nftables\", stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; this message ends 2s after the last repair"},
 		{Reason: reconcile.ReasonRules, Chain: "IP-MASQ-AGENT", Message: "first line\nsecond line " + strings.Repeat("long", 40)},
 	}
 	s.Reconciler.Standbys = []metrics.Standby{{PID: 4242, Version: "v0.0.9", Seen: statusTime}}
@@ -123,6 +123,8 @@ func TestStatusText(t *testing.T) {
 		Plugin: pluginStatus{Error: "/opt/cni/bin/ip-masq is missing"}, SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
 		Conflist: conflistStatus{Error: "find the network in /etc/cni/net.d: no network there yet"},
 	}
+	agentFiles := healthyStatus()
+	agentFiles.Plugin, agentFiles.Conflist, agentFiles.Sources = pluginStatus{Path: agentFiles.Plugin.Path}, conflistStatus{}, agentFiles.Sources[1:]
 	unread := &nodeStatus{
 		unread: true, Problems: []metrics.Problem{{Reason: reconcile.ReasonState, Message: "open directory /var/lib/cni/ip-masq: refused: bad"}},
 		Warnings: []string{"open directory /var/lib/cni/ip-masq: refused: bad"}, SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
@@ -130,7 +132,7 @@ func TestStatusText(t *testing.T) {
 		Plugin:     healthyStatus().Plugin, Conflist: healthyStatus().Conflist,
 	}
 	for name, s := range map[string]*nodeStatus{
-		"unread": unread, "healthy": healthyStatus(), "broken": brokenStatus(), "none-runs": none, "no-answer": silent, "findings": found, "nothing": nothing,
+		"agent-files": agentFiles, "unread": unread, "healthy": healthyStatus(), "broken": brokenStatus(), "none-runs": none, "no-answer": silent, "findings": found, "nothing": nothing,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -207,7 +207,8 @@ func violations(e *examination, f *Finding) {
 		}
 	}
 	if preventable {
-		f.Remedy += " Or set enforceExempt, with which rules of priorities after 99 leave exempt traffic of pods alone."
+		f.Remedy += ` Or set "enforceExempt": true in the plugin entry: rules of priorities after 99 then no longer apply to the traffic of pods ` +
+			"to exempt destinations. Find out first whether a program needs these rules."
 	}
 	f.Remedy = strings.Join(append(remedies, f.Remedy), " ")
 }

@@ -74,7 +74,7 @@ func TestThirdPartyRules(t *testing.T) {
 		{name: "none"},
 		{name: "the agents' chain, which is owned now", rules: ":IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT\n-A IP-MASQ-AGENT -j MASQUERADE"},
 		{name: "masquerading of all", rules: "-A POSTROUTING -o eth0 -j MASQUERADE\n:IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT", counted: 1,
-			want: map[string]string{"problem foreign-masquerade": "iptables (nft), table nat, chain POSTROUTING: out eth0 masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, Or set enforceExempt"}},
+			want: map[string]string{"problem foreign-masquerade": "iptables (nft), table nat, chain POSTROUTING: out eth0 masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, no longer apply to the traffic of pods to exempt destinations"}},
 		{name: "in nftables", nft: "table ip x {\nchain p {\ntype nat hook postrouting priority 300\nip daddr 10.1.0.0/16 masquerade\n}\n}", counted: 1,
 			want: map[string]string{"problem foreign-masquerade": "nftables, table x, chain p: to 10.1.0.0/16 masquerade: applies to 10.0.0.0/8, which IP-MASQ-AGENT exempts"}},
 		{name: "of pods", rules: "-A POSTROUTING -s 10.244.0.0/16 ! -d 10.244.0.0/16 -j MASQUERADE", counted: 1,
@@ -117,7 +117,7 @@ func TestThirdPartyRules(t *testing.T) {
 			set:  func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.168.0.0/16") },
 			want: map[string]string{"problem foreign-masquerade": "table kindnet-ipmasq, chain postrouting: masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 192.168.0.0/16, not kind's kindnetd, --masquerading=false"}},
 		{name: "those of kind's kindnetd", rules: ":KIND-MASQ-AGENT -\n-A POSTROUTING -m addrtype ! --dst-type LOCAL -j KIND-MASQ-AGENT\n-A KIND-MASQ-AGENT -d 10.244.0.0/16 -j RETURN\n-A KIND-MASQ-AGENT -j MASQUERADE", counted: 1,
-			want: map[string]string{"problem foreign-masquerade": "chain KIND-MASQ-AGENT, kind's kindnetd cannot be told, disableDefaultCNI, Or set enforceExempt"}},
+			want: map[string]string{"problem foreign-masquerade": "chain KIND-MASQ-AGENT, kind's kindnetd cannot be told, disableDefaultCNI, no longer apply to the traffic of pods to exempt destinations"}},
 		{name: "kindnet's, of what it exempts too", nft: kindnet,
 			set: func(h *testHost) {
 				yes := true

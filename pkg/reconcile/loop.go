@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -282,9 +284,17 @@ func (l *Loop) detectFlapping(now time.Time, r *Report) *Problem {
 	if what == "" {
 		return nil
 	}
+	remedy := ""
+	if r.Rules != nil && slices.ContainsFunc(r.Rules.Groups, func(g enforce.Group) bool {
+		return g.Choice.Backend == policy.IPTables && slices.ContainsFunc(g.Desired.Chains, func(c policy.Chain) bool {
+			return strings.HasPrefix(what, fmt.Sprintf("%s %s:", c.Family, c.Name))
+		})
+	}) {
+		remedy = `set backend to "nftables", `
+	}
 	return &Problem{Reason: ReasonFlapping, Err: fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
-		"repairs are %s apart now: stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; "+
-		"this message ends %s after the last repair", what, l.by, l.flapping.Pause(), 2*l.flapping.Pause())}
+		"repairs are %s apart now: %sstop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; "+
+		"this message ends %s after the last repair", what, l.by, l.flapping.Pause(), remedy, 2*l.flapping.Pause())}
 }
 
 // schedule decides when the next sync is due.

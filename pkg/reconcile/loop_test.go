@@ -419,6 +419,16 @@ func TestDetectFlapping(t *testing.T) {
 	want := `another program reverts the rules repeatedly (ipv4 A: missing jump from POSTROUTING: of all traffic), most likely "firewalld" (host pid 7); ` +
 		"repairs are 1s apart now: stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; " +
 		"this message ends 2s after the last repair"
+	inTables := func(b policy.Backend) *Report {
+		desired := policy.Ruleset{Chains: []policy.Chain{{Name: "A", Family: policy.IPv4}}}
+		return &Report{Rules: &enforce.State{Groups: []enforce.Group{{Choice: netfilter.Choice{Backend: b}, Desired: desired}}}}
+	}
+	if p := l.detectFlapping(now, inTables(policy.IPTables)); !strings.Contains(p.Err.Error(), ` apart now: set backend to "nftables", stop that program, or make it`) {
+		t.Errorf("in iptables: %v", p)
+	}
+	if p := l.detectFlapping(now, inTables(policy.NFTables)); p.Err.Error() != want {
+		t.Errorf("in nftables: %v", p)
+	}
 	if p := l.detectFlapping(now.Add(2*time.Second), &Report{}); p == nil || p.Err.Error() != want || p.Reason != ReasonFlapping {
 		t.Errorf("%v\nwant %s", p, want)
 	}
