@@ -132,6 +132,14 @@ func plains(tokens []string) (count int) {
 
 // unknown returns the plain words of a message that no string of the code has.
 func unknown(message []string, code [][]string) []string {
+	if plains(message) == len(message) {
+		words := " " + strings.Join(message, " ") + " "
+		contains := func(l []string) bool { return strings.Contains(" "+strings.Join(l, " ")+" ", words) }
+		if !slices.ContainsFunc(code, contains) {
+			return message
+		}
+		return nil
+	}
 	known := make([]bool, len(message))
 	mark := func(l []string, i, j int) {
 		if l[i] != message[j] {
@@ -172,6 +180,24 @@ func unknown(message []string, code [][]string) []string {
 		}
 	}
 	return bad
+}
+
+// TestUnknown: the words of a right message are known, and a changed or a swapped one is not.
+func TestUnknown(t *testing.T) {
+	code := literals(t)
+	for message, right := range map[string]bool{
+		"repaired rules": true,
+		"rules repaired": false,
+		`nonMasqueradeCIDRs[0]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?`:    true,
+		`nonMasqueradeCIDRs[0]: 10.0.1.24/24 has network bits set; did you mean 10.0.1.0/24?`: false,
+		`nonMasqueradeCIDRs[0]: 10.0.1.24/24 has bits host set; did you mean 10.0.1.0/24?`:    false,
+		"… has host bits set; did you mean …":                                                 true,
+		"… has host bits set; do you mean …":                                                  false,
+	} {
+		if bad := unknown(lexeme.FindAllString(message, -1), code); (len(bad) == 0) != right {
+			t.Errorf("%s: unknown: %q", message, bad)
+		}
+	}
 }
 
 var (
