@@ -313,7 +313,11 @@ func TestChartPod(t *testing.T) {
 					t.Errorf("%s: %v, of the DaemonSet %v", key, got[key], want[key])
 				}
 			}
-			wantTaken(t, []string{"status"})
+			var args []string
+			for _, arg := range c["args"].([]any) {
+				args = append(args, arg.(string))
+			}
+			wantTaken(t, args)
 		})
 	}
 }
