@@ -1,6 +1,7 @@
 # ip-masq: build, test, lint. `make help` lists the targets.
 
-VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+# Recipes have it as text, and the name of a tag can have any character of the shell.
+VERSION   ?= $(shell { git describe --tags --always --dirty 2>/dev/null || echo dev; } | tr -cd '0-9A-Za-z._-')
 # The time of what has one, so that two builds of a commit are equal.
 COMMIT_TIME = $(shell git log -1 --format=%ct)
 FUZZTIME  ?= 1m

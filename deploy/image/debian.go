@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,11 +19,14 @@ import (
 // debian is the source of packages, and the directory that keeps them, "" for none.
 type debian struct{ mirror, suite, packages string }
 
-// closure returns the packages with both variants of iptables and their libraries. The function
-// linked reports missing ones.
+// sumsFile has the SHA-256 of the packages that a directory keeps, as sha256sum prints them.
+const sumsFile = "SHA256SUMS"
+
+// closure returns the packages with both variants of iptables and their libraries, and with the version
+// of Debian, by which scanners find its advisories. The function linked reports missing ones.
 func closure() []string {
 	return []string{
-		"iptables", "libc6", "libip4tc2", "libip6tc2", "libmnl0", "libnetfilter-conntrack3", "libnfnetlink0", "libnftnl11", "libxtables12",
+		"base-files", "iptables", "libc6", "libip4tc2", "libip6tc2", "libmnl0", "libnetfilter-conntrack3", "libnfnetlink0", "libnftnl11", "libxtables12",
 	}
 }
 
@@ -70,41 +74,103 @@ APT::Sandbox::User ""; Acquire::Languages "none"; Acquire::Retries "3"; Dir::Log
 	packages := filepath.Join(dir, "packages")
 	if d.packages != "" {
 		packages = filepath.Join(d.packages, arch)
-		if err := os.MkdirAll(packages, 0o755); err != nil {
-			return err
-		}
 	}
-	find := func() ([]string, error) { return filepath.Glob(filepath.Join(packages, "*.deb")) }
-	all, err := find()
-	if err == nil && len(all) < len(closure()) {
-		if err := d.download(ctx, dir, packages); err != nil {
-			return err
-		}
-		all, err = find()
+	if err := d.keep(ctx, dir, packages); err != nil {
+		return err
 	}
+	all, err := filepath.Glob(filepath.Join(packages, "*.deb"))
 	if err != nil {
 		return err
 	}
-	if len(all) != len(closure()) {
-		return fmt.Errorf("%d packages of %d in %s", len(all), len(closure()), packages)
+	status := filepath.Join(root, statusDir)
+	if err := os.MkdirAll(status, 0o755); err != nil {
+		return err
 	}
 	for _, p := range all {
 		if err := command(ctx, packages, nil, "dpkg-deb", "-x", p, root); err != nil {
+			return err
+		}
+		fields, err := exec.CommandContext(ctx, "dpkg-deb", "--field", p).Output()
+		if err != nil {
+			return fmt.Errorf("dpkg-deb --field %s: %w", p, err)
+		}
+		name, _, _ := strings.Cut(filepath.Base(p), "_")
+		if err := os.WriteFile(filepath.Join(status, name), fields, 0o644); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// download downloads the packages, with the configuration of apt in dir.
+// keep ensures that a directory has the packages, each with the SHA-256 that it had when apt verified
+// its signature. It downloads them unless the directory has a list of all of them.
+func (d debian) keep(ctx context.Context, dir, packages string) error {
+	sums, err := os.ReadFile(filepath.Join(packages, sumsFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if strings.Count(string(sums), "\n") < len(closure()) {
+		return d.download(ctx, dir, packages)
+	}
+	have, err := sumsOf(packages)
+	if err == nil && have != string(sums) {
+		err = fmt.Errorf("the packages in %s are not those of its %s; remove the directory", packages, sumsFile)
+	}
+	return err
+}
+
+// sumsOf returns the SHA-256 of the packages in a directory.
+func sumsOf(packages string) (string, error) {
+	all, err := filepath.Glob(filepath.Join(packages, "*.deb"))
+	if err != nil {
+		return "", err
+	}
+	var sums strings.Builder
+	for _, p := range all {
+		data, err := os.ReadFile(p)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(data), filepath.Base(p))
+	}
+	return sums.String(), nil
+}
+
+// download replaces the packages in a directory, with the configuration of apt in dir.
 func (debian) download(ctx context.Context, dir, packages string) error {
+	fresh := filepath.Join(dir, "downloads")
+	if err := errors.Join(os.Mkdir(fresh, 0o755), os.MkdirAll(packages, 0o755)); err != nil {
+		return err
+	}
 	apt := func(args ...string) error {
-		return command(ctx, packages, []string{"APT_CONFIG=" + filepath.Join(dir, "apt.conf")}, "apt-get", append([]string{"-q"}, args...)...)
+		return command(ctx, fresh, []string{"APT_CONFIG=" + filepath.Join(dir, "apt.conf")}, "apt-get", append([]string{"-q"}, args...)...)
 	}
 	if err := apt("update", "--error-on=any"); err != nil {
 		return err
 	}
-	return apt(append([]string{"download"}, closure()...)...)
+	if err := apt(append([]string{"download"}, closure()...)...); err != nil {
+		return err
+	}
+	sums, err := sumsOf(fresh)
+	if err == nil && strings.Count(sums, "\n") != len(closure()) {
+		err = fmt.Errorf("apt-get downloaded other packages than %d:\n%s", len(closure()), sums)
+	}
+	if err != nil {
+		return err
+	}
+	old, err := filepath.Glob(filepath.Join(packages, "*.deb"))
+	if err != nil {
+		return err
+	}
+	for _, p := range old {
+		if err := os.Remove(p); err != nil {
+			return err
+		}
+	}
+	if err := os.CopyFS(packages, os.DirFS(fresh)); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(packages, sumsFile), []byte(sums), 0o644)
 }
 
 // command runs a program, with more in its environment, and has its output in the
@@ -119,7 +185,11 @@ func command(ctx context.Context, dir string, env []string, name string, args ..
 	return nil
 }
 
-// layer selects the programs, their libraries, and every package's copyright from an unpacked root.
+// statusDir has a file for each package, as in images without dpkg that scanners know.
+const statusDir = "var/lib/dpkg/status.d"
+
+// layer selects the programs, their libraries, the version of Debian, and every package's copyright and
+// status from an unpacked root.
 func layer(root string, packages []string) ([]oci.File, error) {
 	var files []oci.File
 	const programs = "usr/sbin"
@@ -158,8 +228,9 @@ func layer(root string, packages []string) ([]oci.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	linked = append(linked, "etc/os-release")
 	for _, p := range packages {
-		linked = append(linked, "usr/share/doc/"+p+"/copyright")
+		linked = append(linked, "usr/share/doc/"+p+"/copyright", statusDir+"/"+p)
 	}
 	for _, name := range linked {
 		path := filepath.Join(root, name)

@@ -138,10 +138,68 @@ func TestLayer(t *testing.T) {
 	has := func(part string) bool {
 		return slices.ContainsFunc(files, func(f oci.File) bool { return strings.Contains(f.Name, part) })
 	}
-	for _, part := range []string{"libxt_addrtype.so", "libip4tc.so", "libxtables.so", "libc.so", "/ld-linux", "libnftnl.so"} {
+	for _, part := range []string{"etc/os-release", "libxt_addrtype.so", "libip4tc.so", "libxtables.so", "libc.so", "/ld-linux", "libnftnl.so"} {
 		if !has(part) {
 			t.Errorf("nothing called %s", part)
 		}
+	}
+}
+
+// TestKeptPackages checks that kept packages are used without a network, and only as they were downloaded.
+func TestKeptPackages(t *testing.T) {
+	kept := t.TempDir()
+	packages := filepath.Join(kept, "amd64")
+	for _, name := range closure() {
+		source := filepath.Join(t.TempDir(), name)
+		control := "Package: " + name + "\nVersion: 1\nArchitecture: amd64\nMaintainer: a <a@example.net>\nDescription: a\n"
+		if err := errors.Join(os.MkdirAll(filepath.Join(source, "DEBIAN"), 0o755), os.MkdirAll(packages, 0o755),
+			os.WriteFile(filepath.Join(source, "DEBIAN", "control"), []byte(control), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		if err := command(t.Context(), packages, nil, "dpkg-deb", "--build", source, name+"_1_amd64.deb"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sums, err := sumsOf(packages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(packages, sumsFile), []byte(sums), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	unpack := func() (string, error) {
+		dir := t.TempDir()
+		root := filepath.Join(dir, "root")
+		return root, debian{packages: kept}.unpack(t.Context(), "amd64", dir, root)
+	}
+	root, err := unpack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := os.ReadFile(filepath.Join(root, statusDir, "libc6"))
+	if err != nil || !strings.HasPrefix(string(status), "Package: libc6\nVersion: 1\n") {
+		t.Errorf("status of libc6: %v\n%s", err, status)
+	}
+	deb := filepath.Join(packages, "libc6_1_amd64.deb")
+	data, err := os.ReadFile(deb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, change := range map[string]func() error{
+		"another program in libc6": func() error { return os.Rename(filepath.Join(packages, "iptables_1_amd64.deb"), deb) },
+		"a package too many":       func() error { return os.WriteFile(filepath.Join(packages, "more_1_amd64.deb"), data, 0o644) },
+	} {
+		before, err := os.ReadFile(filepath.Join(packages, "iptables_1_amd64.deb"))
+		if err := errors.Join(err, change()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := unpack(); err == nil || !strings.Contains(err.Error(), "are not those of its SHA256SUMS") {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := errors.Join(os.WriteFile(deb, data, 0o644), os.WriteFile(filepath.Join(packages, "iptables_1_amd64.deb"), before, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		_ = os.Remove(filepath.Join(packages, "more_1_amd64.deb"))
 	}
 }
 

@@ -34,7 +34,7 @@ func programsIn(file string) ([]fileSum, error) {
 	var arch string
 	name := filepath.Base(file)
 	switch m := regexp.MustCompile(`_linux_(\w+)\.tar\.gz$|_(\w+)\.deb$|\.(\w+)\.rpm$`).FindStringSubmatch(name); {
-	case strings.Contains(name, "_image") && strings.HasSuffix(name, ".tar"):
+	case isImage(name):
 		return programsInImage(data)
 	case m == nil:
 		return nil, nil
@@ -53,6 +53,10 @@ func programsIn(file string) ([]fileSum, error) {
 		return nil, err
 	}
 	return c.found, nil
+}
+
+func isImage(name string) bool {
+	return strings.Contains(name, "_image") && strings.HasSuffix(name, ".tar")
 }
 
 // collector collects the programs among files.
@@ -80,7 +84,24 @@ func readTarGz(data []byte, add func(string, fs.FileMode, []byte) error) error {
 	if err != nil {
 		return err
 	}
-	return readTar(zip, add)
+	return readTar(&bounded{zip, maxUnpacked}, add)
+}
+
+// maxUnpacked is more than what an archive, a package, or a layer of an image unpacks to.
+const maxUnpacked = 256 << 20
+
+// bounded is a reader that fails after so many bytes: a small archive can unpack to more than this machine's memory.
+type bounded struct {
+	io.Reader
+	left int
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if b.left -= n; b.left < 0 {
+		return 0, fmt.Errorf("unpacks to more than %d MiB", maxUnpacked>>20)
+	}
+	return n, err
 }
 
 func readTar(in io.Reader, add func(string, fs.FileMode, []byte) error) error {
@@ -142,7 +163,7 @@ func readRPM(data []byte, add func(string, fs.FileMode, []byte) error) error {
 	if err != nil {
 		return err
 	}
-	archive := cpio.NewReader(zip)
+	archive := cpio.NewReader(&bounded{zip, maxUnpacked})
 	return readMembers(archive, func() (string, fs.FileMode, error) {
 		h, err := archive.Next()
 		if err != nil {
@@ -203,7 +224,12 @@ func unpackRPM(file, dir string) error {
 			}
 		}
 	}
-	return readRPM(data, func(name string, mode fs.FileMode, data []byte) error {
+	return readRPM(data, unpackTo(dir))
+}
+
+// unpackTo returns a function that writes files and directories below a directory.
+func unpackTo(dir string) func(string, fs.FileMode, []byte) error {
+	return func(name string, mode fs.FileMode, data []byte) error {
 		target := filepath.Join(dir, filepath.Clean("/"+name))
 		switch {
 		case mode.IsDir():
@@ -212,12 +238,38 @@ func unpackRPM(file, dir string) error {
 			return fmt.Errorf("%s is neither file nor directory", name)
 		}
 		return errors.Join(os.MkdirAll(filepath.Dir(target), 0o755), os.WriteFile(target, data, mode.Perm()))
+	}
+}
+
+// imageDigest returns the digest by which a registry knows the image of an OCI archive, whose index names nothing else.
+func imageDigest(file string) (digest string, err error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	err = readTar(bytes.NewReader(data), func(name string, _ fs.FileMode, data []byte) error {
+		if name != "index.json" {
+			return nil
+		}
+		var index v1.Index
+		if err := json.Unmarshal(data, &index); err != nil {
+			return err
+		}
+		if len(index.Manifests) != 1 {
+			return fmt.Errorf("index.json has %d images, want 1", len(index.Manifests))
+		}
+		digest = printable(string(index.Manifests[0].Digest))
+		return nil
 	})
+	return digest, err
 }
 
 // programsInImage returns the programs in the images of an OCI archive. Each blob must be what its name says.
 func programsInImage(data []byte) ([]fileSum, error) {
 	members := map[string][]byte{}
+	blobOf := func(d v1.Descriptor) []byte {
+		return members["blobs/sha256/"+strings.TrimPrefix(string(d.Digest), "sha256:")]
+	}
 	err := readTar(bytes.NewReader(data), func(name string, mode fs.FileMode, data []byte) error {
 		if sum, isBlob := strings.CutPrefix(name, "blobs/sha256/"); isBlob && !mode.IsDir() && sum != sumOf(data) {
 			return fmt.Errorf("the blob %s has been changed", sum)
@@ -236,7 +288,7 @@ func programsInImage(data []byte) ([]fileSum, error) {
 			return err
 		}
 		for _, d := range index.Manifests {
-			blob := members["blobs/sha256/"+d.Digest.Encoded()]
+			blob := blobOf(d)
 			if d.MediaType == v1.MediaTypeImageIndex {
 				if err := walk(blob); err != nil {
 					return err
@@ -248,12 +300,12 @@ func programsInImage(data []byte) ([]fileSum, error) {
 			if err := json.Unmarshal(blob, &manifest); err != nil {
 				return err
 			}
-			if err := json.Unmarshal(members["blobs/sha256/"+manifest.Config.Digest.Encoded()], &config); err != nil {
+			if err := json.Unmarshal(blobOf(manifest.Config), &config); err != nil {
 				return err
 			}
-			c := collector{arch: config.Architecture}
+			c := collector{arch: printable(config.Architecture)}
 			for _, layer := range manifest.Layers {
-				if err := readTarGz(members["blobs/sha256/"+layer.Digest.Encoded()], c.add); err != nil {
+				if err := readTarGz(blobOf(layer), c.add); err != nil {
 					return err
 				}
 			}

@@ -34,6 +34,8 @@ type release struct {
 	version, root, dist, key, chart, image, builder, commit, debs string
 
 	arches   []string
+	tagged   bool     // the tag VERSION is the commit
+	settings []string // where Go gets modules, for the environment
 	messages io.Writer
 	number   string    // the version without its v
 	time     time.Time // of all that has one
@@ -45,7 +47,13 @@ func (r *release) make(ctx context.Context) (err error) {
 	if r.root, err = filepath.Abs(r.root); err != nil {
 		return err
 	}
-	if err := errors.Join(r.setVersion(), replaceable(r.dist), r.setCommit(ctx)); err != nil {
+	if r.debs != "" {
+		if r.debs, err = filepath.Abs(r.debs); err != nil {
+			return err
+		}
+	}
+	fromGit := r.commit == ""
+	if err := errors.Join(r.setVersion(), replaceable(r.dist), r.setCommit(ctx), r.setSettings(ctx)); err != nil {
 		return err
 	}
 	keys, err := readKey(r.key)
@@ -63,7 +71,7 @@ func (r *release) make(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.next)) }()
-	if err := os.Chmod(r.next, 0o755); err != nil {
+	if err := errors.Join(os.Chmod(r.next, 0o755), r.checkOut(ctx, fromGit)); err != nil {
 		return err
 	}
 	steps := []func(context.Context) error{
@@ -75,17 +83,44 @@ func (r *release) make(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if err := replaceable(r.dist); err != nil {
+		return err
+	}
 	return errors.Join(os.RemoveAll(r.dist), os.Rename(r.next, r.dist))
 }
 
-// replaceable fails if a directory is not empty and is no release.
+// replaceable fails if a directory has files, and is no release or has other files too.
 func replaceable(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
 		return nil
 	}
-	if _, err := os.Stat(filepath.Join(dir, sumsFile)); err != nil {
-		return fmt.Errorf("%s has files and is no release; remove it, or name another directory with -dist", dir)
+	if err != nil {
+		return err
+	}
+	refused := func(why string) error {
+		return fmt.Errorf("%s has files and is no release: %s; remove it, or name another directory with -dist", dir, why)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, sumsFile))
+	if err != nil {
+		return refused("there is no " + sumsFile)
+	}
+	sums, err := parseSums(string(text))
+	if err != nil {
+		return refused(err.Error())
+	}
+	provenances := 0
+	for _, entry := range entries {
+		name := entry.Name()
+		if _, listed := sums[name]; !entry.Type().IsRegular() || !listed && !isSums(name) {
+			return refused(sumsFile + " does not list " + printable(name))
+		}
+		if strings.HasSuffix(name, provenanceType) {
+			provenances++
+		}
+	}
+	if provenances != 1 {
+		return refused("there is no provenance")
 	}
 	return nil
 }
@@ -114,12 +149,46 @@ func (r *release) setCommit(ctx context.Context) error {
 			return err
 		}
 		r.commit, epoch, _ = strings.Cut(log, " ")
+		tag, err := r.output(ctx, "git", "rev-parse", "--quiet", "--verify", "refs/tags/"+r.version+"^{commit}")
+		r.tagged = err == nil && tag == r.commit
 	}
 	seconds, err := strconv.ParseInt(epoch, 10, 64)
 	if err != nil {
 		return fmt.Errorf("SOURCE_DATE_EPOCH=%q: with -commit it has to be the time of the commit, in seconds", epoch)
 	}
 	r.time = time.Unix(seconds, 0).UTC()
+	return nil
+}
+
+// checkOut replaces the sources by those of the commit in a directory of their own, without files that git ignores.
+func (r *release) checkOut(ctx context.Context, fromGit bool) error {
+	if !fromGit {
+		return nil
+	}
+	archive, root := filepath.Join(r.work, "source.tar"), filepath.Join(r.work, "source")
+	if _, err := r.output(ctx, "git", "-c", "core.autocrlf=false", "archive", "--format=tar", "--output="+archive, r.commit+"^{tree}"); err != nil {
+		return err
+	}
+	f, err := os.Open(archive)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(readTar(f, unpackTo(root)), f.Close())
+	r.root = root
+	return err
+}
+
+// setSettings sets where this machine gets modules. The file of `go env -w` is not read, because it has flags too.
+func (r *release) setSettings(ctx context.Context) error {
+	for _, name := range []string{"GOPROXY", "GOSUMDB", "GOMODCACHE"} {
+		c := exec.CommandContext(ctx, "go", "env", name)
+		c.Dir = r.root
+		value, err := c.Output()
+		if err != nil {
+			return fmt.Errorf("go env %s: %w", name, err)
+		}
+		r.settings = append(r.settings, name+"="+strings.TrimSpace(string(value)))
+	}
 	return nil
 }
 
@@ -132,9 +201,9 @@ func (r *release) outputWith(ctx context.Context, env []string, name string, arg
 	c := exec.CommandContext(ctx, name, args...)
 	c.Dir = r.root
 	// Settings of this machine must not change the result.
-	c.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "CGO_ENABLED=0", "LC_ALL=C", "TZ=UTC",
+	c.Env = append(os.Environ(), "GOENV=off", "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=", "GOFIPS140=off", "GOAMD64=v1", "GOARM64=v8.0", "CGO_ENABLED=0", "LC_ALL=C", "TZ=UTC",
 		fmt.Sprint("SOURCE_DATE_EPOCH=", r.time.Unix()))
-	c.Env = append(c.Env, env...)
+	c.Env = append(append(c.Env, r.settings...), env...)
 	out, err := c.Output()
 	if err != nil {
 		var exit *exec.ExitError
@@ -238,12 +307,19 @@ func (r *release) packImages(ctx context.Context) error {
 	if _, err := r.output(ctx, "go", plain...); err != nil || r.debs == "" {
 		return err
 	}
-	if r.debs, err = filepath.Abs(r.debs); err != nil {
-		return err
-	}
 	_, err = r.output(ctx, "go", append(args, "-name", r.image+":"+r.version+"-iptables", "-out", filepath.Join(dist, r.imageFile(true)),
 		"-iptables", "-debian-packages", r.debs)...)
-	return err
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(filepath.Join(r.debs, r.arches[0], sumsFile))
+	if err != nil {
+		return err
+	}
+	if days := int(time.Since(info.ModTime()).Hours() / 24); days > 30 {
+		fmt.Fprintf(r.messages, "release: the Debian packages of the image with iptables are of %d days ago; remove %s for security updates\n", days, r.debs)
+	}
+	return nil
 }
 
 func (r *release) imageFile(iptables bool) string {

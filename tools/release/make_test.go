@@ -95,6 +95,9 @@ func TestRelease(t *testing.T) {
 		t.Fatal(err)
 	} else {
 		t.Log(report)
+		if !strings.Contains(report, "_image.tar: in a registry the image has the digest sha256:") || strings.Contains(report, "NOT VERIFIED") {
+			t.Errorf("the report has no digest of the image, or says that the maker is not verified:\n%s", report)
+		}
 	}
 	t.Run("packages", func(t *testing.T) { testPackages(t, dist) })
 	t.Run("tampering", func(t *testing.T) { testTampering(t, dist, names, key) })
@@ -170,8 +173,8 @@ func testTampering(t *testing.T, dist string, names []string, key string) {
 
 	// Who has the key, or replaces it, must not get a release past what its files say of each other.
 	own := verification{}
-	if _, err := (verification{dir: dist}).verify(t.Context()); err != nil {
-		t.Error(err)
+	if report, err := (verification{dir: dist}).verify(t.Context()); err != nil || !strings.Contains(report, "NOT VERIFIED: who made the release") {
+		t.Errorf("with the key in the release: %v\n%s", err, report)
 	}
 	archive, sbom := find("*.tar.gz"), find("*_linux_*"+sbomType)
 	fails("another program in the archive, all signed again", own, archive+" has a program", func(dir string) {

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,12 +20,10 @@ import (
 	_ "github.com/goreleaser/nfpm/v2/rpm" // the packager "rpm"
 )
 
-// What packages have beside the programs: the configuration below /etc/ip-masq, and the scripts.
-//
-//go:embed package
-var packaged embed.FS
-
 const (
+	// What packages have beside the programs: the configuration below /etc/ip-masq, and the scripts.
+	packaged = "tools/release/package"
+
 	confDir    = "etc/ip-masq"
 	maintainer = "ip-masq maintainers <ip-masq-cni@users.noreply.github.com>"
 	summary    = "CNI plugin that masquerades the traffic of pods"
@@ -90,7 +87,7 @@ func (r *release) packPackage(arch, format string) error {
 		"preinstall": &info.Scripts.PreInstall, "postinstall": &info.Scripts.PostInstall,
 		"preremove": &info.Scripts.PreRemove, "postremove": &info.Scripts.PostRemove,
 	} {
-		text, err := packaged.ReadFile(path.Join("package", format, script))
+		text, err := os.ReadFile(filepath.Join(r.root, packaged, format, script))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -161,16 +158,13 @@ func (r *release) packageFiles(arch, format string) ([]file, error) {
 		}
 		kept = append(kept, f)
 	}
-	conf, err := fs.ReadDir(packaged, "package/conf")
+	conf, err := below(filepath.Join(r.root, packaged, "conf"), confDir)
 	if err != nil {
 		return nil, err
 	}
-	for _, entry := range conf {
-		text, err := packaged.ReadFile("package/conf/" + entry.Name())
-		if err != nil {
-			return nil, err
-		}
-		kept = append(kept, file{name: confDir + "/" + entry.Name(), mode: 0o644, data: text, conf: true})
+	for _, f := range conf {
+		f.conf = true
+		kept = append(kept, f)
 	}
 	if format == "deb" {
 		changelog, err := compress(fmt.Appendf(nil, "%s (%s-1) stable; urgency=medium\n\n  * Release %s: see changelog.gz.\n\n -- %s  %s\n",

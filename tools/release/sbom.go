@@ -25,6 +25,8 @@ import (
 const (
 	stdlib   = "stdlib" // the name of Go's standard library in package URLs
 	sbomType = ".spdx.json"
+
+	debianRelease = "12" // from which deploy/image takes packages
 )
 
 // module is a Go module that a program is linked with.
@@ -193,15 +195,21 @@ func (d *document) addDebianPackages(ctx context.Context, r *release, arch strin
 		if err != nil {
 			return err
 		}
-		fields, err := r.output(ctx, "dpkg-deb", "--show", "--showformat=${Package} ${Version}", path)
+		text, err := r.output(ctx, "dpkg-deb", "--show", "--showformat=${Package} ${Version} ${source:Package}", path)
 		if err != nil {
 			return err
 		}
-		name, version, _ := strings.Cut(fields, " ")
+		fields := strings.Fields(text)
+		if len(fields) != 3 {
+			return fmt.Errorf("%s: package, version and source are %q", path, fields)
+		}
+		name, version := fields[0], fields[1]
 		d.add(&v2_3.Package{
 			PackageName: name, PackageVersion: version, PackageFileName: filepath.Base(path), PrimaryPackagePurpose: "LIBRARY",
-			PackageChecksums:          checksum(data),
-			PackageExternalReferences: purl("pkg:deb/debian/" + name + "@" + strings.ReplaceAll(version, "+", "%2B") + "?arch=" + arch),
+			PackageChecksums: checksum(data),
+			// Advisories of Debian are about a source package in a release of Debian.
+			PackageExternalReferences: purl("pkg:deb/debian/" + name + "@" + strings.ReplaceAll(version, "+", "%2B") +
+				"?arch=" + arch + "&distro=debian-" + debianRelease + "&upstream=" + strings.ReplaceAll(fields[2], "+", "%2B")),
 		}, parent)
 	}
 	return nil

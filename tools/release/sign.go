@@ -212,9 +212,9 @@ func sumsOf(dir string) ([]fileSum, error) {
 	var sums []fileSum
 	for _, entry := range entries {
 		if !entry.Type().IsRegular() {
-			return nil, fmt.Errorf("%s is not a regular file", entry.Name())
+			return nil, fmt.Errorf("%s is not a regular file", printable(entry.Name()))
 		}
-		if slices.Contains([]string{sumsFile, signatureFile, bundleFile}, entry.Name()) {
+		if isSums(entry.Name()) {
 			continue
 		}
 		data, err := os.ReadFile(filepath.Join(dir, entry.Name()))
@@ -224,6 +224,11 @@ func sumsOf(dir string) ([]fileSum, error) {
 		sums = append(sums, fileSum{sumOf(data), entry.Name()})
 	}
 	return sums, nil
+}
+
+// isSums reports whether a file is that of the sums, or a signature of it.
+func isSums(name string) bool {
+	return slices.Contains([]string{sumsFile, signatureFile, bundleFile}, name)
 }
 
 // isArtefact reports whether the provenance names a file: all but itself and the keys.
@@ -264,8 +269,12 @@ func (r *release) provenance(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	uri := "git+" + source
+	if r.tagged {
+		uri += "@refs/tags/" + r.version
+	}
 	dependencies := []*statement.ResourceDescriptor{
-		{Uri: "git+" + source + "@refs/tags/" + r.version, Digest: map[string]string{"gitCommit": r.commit}},
+		{Uri: uri, Digest: map[string]string{"gitCommit": r.commit}},
 		{Name: "go", Uri: "https://go.dev/dl/#" + toolchain, Annotations: &structpb.Struct{Fields: map[string]*structpb.Value{"host": structpb.NewStringValue(runtime.GOOS + "/" + runtime.GOARCH)}}},
 	}
 	for _, name := range []string{"go.mod", "go.sum"} {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"aead.dev/minisign"
@@ -51,6 +52,9 @@ func (v verification) verify(ctx context.Context) (string, error) {
 		return "", err
 	}
 	report := []string{signed, fmt.Sprintf("%s: %d files, each with the sum that is signed", sumsFile, strings.Count(string(sums), "\n")), about, contents}
+	if v.publicKey == "" {
+		report = append(report, "NOT VERIFIED: who made the release; only that its files belong together. State the project's key: -public-key FILE, make verify PUBLIC_KEY=FILE")
+	}
 	if _, err := os.Lstat(filepath.Join(v.dir, bundleFile)); err == nil {
 		report = append(report, bundleFile+": not verified; cosign verify-blob does that")
 	}
@@ -100,19 +104,15 @@ func (v verification) verifySums(text string) error {
 	if err != nil {
 		return err
 	}
-	want := map[string]string{}
-	for line := range strings.Lines(text) {
-		m := regexp.MustCompile(`^([0-9a-f]{64})  (\S+)\n$`).FindStringSubmatch(line)
-		if m == nil {
-			return fmt.Errorf("%s: %q is no line of sha256sum", sumsFile, line)
-		}
-		want[m[2]] = m[1]
+	want, err := parseSums(text)
+	if err != nil {
+		return err
 	}
 	var errs []error
 	for _, f := range have {
 		switch sum, known := want[f.name]; {
 		case !known:
-			errs = append(errs, fmt.Errorf("%s does not belong to the release", f.name))
+			errs = append(errs, fmt.Errorf("%s does not belong to the release", printable(f.name)))
 		case sum != f.sum:
 			errs = append(errs, fmt.Errorf("%s has been changed: its SHA-256 is %s, in %s %s", f.name, f.sum, sumsFile, sum))
 		}
@@ -122,6 +122,27 @@ func (v verification) verifySums(text string) error {
 		errs = append(errs, fmt.Errorf("%s is missing", name))
 	}
 	return errors.Join(errs...)
+}
+
+// parseSums returns the sums of files by their names, which have no character that controls a terminal.
+func parseSums(text string) (map[string]string, error) {
+	sums := map[string]string{}
+	for line := range strings.Lines(text) {
+		m := regexp.MustCompile(`^([0-9a-f]{64})  ([\w.+~-]+)\n$`).FindStringSubmatch(line)
+		if m == nil {
+			return nil, fmt.Errorf("%s: %q is no line of sha256sum", sumsFile, line)
+		}
+		sums[m[2]] = m[1]
+	}
+	return sums, nil
+}
+
+// printable quotes a text that has more than printable characters.
+func printable(text string) string {
+	if quoted := strconv.Quote(text); quoted != `"`+text+`"` {
+		return quoted
+	}
+	return text
 }
 
 // verifyProvenance verifies that the provenance is signed, and is about the artefacts.
@@ -174,8 +195,11 @@ func (v verification) verifyProvenance(ctx context.Context, key *dsseKey) (strin
 		return "", fmt.Errorf("%s is about\n%q\nthe artefacts are\n%q", name, subjects, have)
 	}
 	d := p.GetBuildDefinition()
-	return fmt.Sprintf("%s: %s from commit %s, built by %s", name, d.GetExternalParameters().GetFields()["version"].GetStringValue(),
-		d.GetResolvedDependencies()[0].GetDigest()["gitCommit"], p.GetRunDetails().GetBuilder().GetId()), nil
+	if len(d.GetResolvedDependencies()) == 0 {
+		return "", fmt.Errorf("%s names no commit", name)
+	}
+	return fmt.Sprintf("%s: %s from commit %s, built by %s", name, printable(d.GetExternalParameters().GetFields()["version"].GetStringValue()),
+		printable(d.GetResolvedDependencies()[0].GetDigest()["gitCommit"]), printable(p.GetRunDetails().GetBuilder().GetId())), nil
 }
 
 // verifyContents verifies that archives, packages and images have the programs that the SBOMs describe.
@@ -196,12 +220,12 @@ func (v verification) verifyContents() (string, error) {
 			return "", fmt.Errorf("%s: %w", filepath.Base(path), err)
 		}
 		for _, p := range d.Packages {
-			if p.PrimaryPackagePurpose != "APPLICATION" || len(p.PackageChecksums) != 1 {
+			if p == nil || p.PrimaryPackagePurpose != "APPLICATION" || len(p.PackageChecksums) != 1 {
 				continue
 			}
 			sum := p.PackageChecksums[0].Value
 			if other, known := described[p.PackageFileName]; known && other != sum {
-				return "", fmt.Errorf("the SBOMs differ about %s", p.PackageFileName)
+				return "", fmt.Errorf("the SBOMs differ about %s", printable(p.PackageFileName))
 			}
 			described[p.PackageFileName] = sum
 		}
@@ -213,6 +237,7 @@ func (v verification) verifyContents() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	var digests []string
 	containers := 0
 	for _, entry := range entries {
 		found, err := programsIn(filepath.Join(v.dir, entry.Name()))
@@ -223,6 +248,13 @@ func (v verification) verifyContents() (string, error) {
 			continue
 		}
 		containers++
+		if isImage(entry.Name()) {
+			digest, err := imageDigest(filepath.Join(v.dir, entry.Name()))
+			if err != nil {
+				return "", fmt.Errorf("%s: %w", entry.Name(), err)
+			}
+			digests = append(digests, fmt.Sprintf("%s: in a registry the image has the digest %s", entry.Name(), digest))
+		}
 		if len(found)%len(programs()) != 0 || len(found) == 0 {
 			return "", fmt.Errorf("%s has the programs %v", entry.Name(), found)
 		}
@@ -232,5 +264,6 @@ func (v verification) verifyContents() (string, error) {
 			}
 		}
 	}
-	return fmt.Sprintf("%d archives, packages and images have the %d programs that %d SBOMs describe", containers, len(described), len(files)), nil
+	return strings.Join(append(digests, fmt.Sprintf("%d archives, packages and images have the %d programs that %d SBOMs describe",
+		containers, len(described), len(files))), "\n"), nil
 }
