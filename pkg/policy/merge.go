@@ -101,13 +101,14 @@ type ConflictError struct {
 	Chain                         string
 	InForce, Superseded           Origin
 	InForceValue, SupersededValue string // as they are written
-	Scope                         bool   // the key is about the scope: another chain is a remedy
+	Scope                         bool   // the key is about the scope
 }
 
 // Error names both sources, the key and the remedy.
 func (e *ConflictError) Error() string {
 	remedy := "make them agree"
-	if e.Scope {
+	networks := e.InForce.Source.Kind == Network && e.Superseded.Source.Kind == Network
+	if e.Scope || networks && e.Superseded.Index < 0 {
 		remedy += " or give one of them another masqChain, and each sourceCIDRs or outputInterfaces of its own"
 	}
 	return fmt.Sprintf("chain %s: %s is %s, which conflicts with %s, %s; the latter is in force: %s",
