@@ -159,11 +159,11 @@ func TestHostile(t *testing.T) {
 	var bomb bytes.Buffer
 	zip := gzip.NewWriter(&bomb)
 	archive := tar.NewWriter(zip)
-	if err := archive.WriteHeader(&tar.Header{Name: "a", Typeflag: tar.TypeReg, Size: maxUnpacked}); err != nil {
+	if err := archive.WriteHeader(&tar.Header{Name: "a", Typeflag: tar.TypeReg, Size: maxUnpacked + 1<<20}); err != nil {
 		t.Fatal(err)
 	}
 	zeros := make([]byte, 1<<20)
-	for range maxUnpacked / len(zeros) {
+	for range maxUnpacked/len(zeros) + 1 {
 		if _, err := archive.Write(zeros); err != nil {
 			t.Fatal(err)
 		}

@@ -84,24 +84,7 @@ func readTarGz(data []byte, add func(string, fs.FileMode, []byte) error) error {
 	if err != nil {
 		return err
 	}
-	return readTar(&bounded{zip, maxUnpacked}, add)
-}
-
-// maxUnpacked is more than what an archive, a package, or a layer of an image unpacks to.
-const maxUnpacked = 256 << 20
-
-// bounded is a reader that fails after so many bytes: a small archive can unpack to more than this machine's memory.
-type bounded struct {
-	io.Reader
-	left int
-}
-
-func (b *bounded) Read(p []byte) (int, error) {
-	n, err := b.Reader.Read(p)
-	if b.left -= n; b.left < 0 {
-		return 0, fmt.Errorf("unpacks to more than %d MiB", maxUnpacked>>20)
-	}
-	return n, err
+	return readTar(zip, add)
 }
 
 func readTar(in io.Reader, add func(string, fs.FileMode, []byte) error) error {
@@ -115,8 +98,27 @@ func readTar(in io.Reader, add func(string, fs.FileMode, []byte) error) error {
 	}, add)
 }
 
+// maxUnpacked is more than what the members of an archive have together.
+const maxUnpacked = 256 << 20
+
+// bounded is a reader that fails after so many bytes: the members of a small archive, which can be compressed
+// and sparse, can have more than this machine's memory.
+type bounded struct {
+	io.Reader
+	left int
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if b.left -= n; b.left < 0 {
+		return 0, fmt.Errorf("unpacks to more than %d MiB", maxUnpacked>>20)
+	}
+	return n, err
+}
+
 // readMembers reads an archive until next returns io.EOF.
 func readMembers(archive io.Reader, next func() (string, fs.FileMode, error), add func(string, fs.FileMode, []byte) error) error {
+	archive = &bounded{archive, maxUnpacked}
 	for {
 		name, mode, err := next()
 		if errors.Is(err, io.EOF) {
@@ -163,7 +165,7 @@ func readRPM(data []byte, add func(string, fs.FileMode, []byte) error) error {
 	if err != nil {
 		return err
 	}
-	archive := cpio.NewReader(&bounded{zip, maxUnpacked})
+	archive := cpio.NewReader(zip)
 	return readMembers(archive, func() (string, fs.FileMode, error) {
 		h, err := archive.Next()
 		if err != nil {
