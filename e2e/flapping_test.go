@@ -41,9 +41,9 @@ func (n *node) loop(t *testing.T, command string) (stop func()) {
 // it becomes ready once the program stops.
 func TestFlapping(t *testing.T) {
 	t.Parallel()
-	for index, other := range map[int]struct{ command, program, what string }{
-		0: {"nft delete table ip ip-masq", `"nft"`, "missing chain"},
-		1: {"iptables -t nat -F", `"iptables"`, "missing jump"},
+	for index, other := range map[int]struct{ command, program, what, remedy string }{
+		0: {"nft delete table ip ip-masq", `"nft"`, "missing chain", "apart now: stop that program"},
+		1: {"iptables -t nat -F", `"iptables"`, "missing jump", `apart now: set backend to "nftables", stop that program`},
 	} {
 		f := backends()[index]
 		t.Run(f.name, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestFlapping(t *testing.T) {
 			commits := w.Count()
 			began := time.Now()
 			stop := w.loop(t, strings.Replace(other.command, "iptables", w.dir+"/bin/iptables", 1))
-			reason := w.untilUnready(t, "flapping: ", "most likely "+other.program, other.what)
+			reason := w.untilUnready(t, "flapping: ", "most likely "+other.program, other.what, other.remedy)
 			suspected := time.Now()
 			t.Logf("suspected after %s and %v repairs: %s", suspected.Sub(began).Round(time.Millisecond),
 				w.metric(t, "reconciles_total", `result="repaired"`)-repairs, reason)
