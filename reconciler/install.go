@@ -99,7 +99,7 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 		return err
 	}
 	if f.upgrade {
-		return a.upgrade(ctx, f.plugin, install.AllDirs(stated))
+		return a.upgrade(ctx, f.plugin, stated)
 	}
 	dirs, err := install.Locate("/", stated)
 	if err != nil {
@@ -134,12 +134,18 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 }
 
 // upgrade replaces the plugin in the directories that have it.
-func (a *app) upgrade(ctx context.Context, plugin string, dirs install.SearchDirs) error {
+func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) error {
 	done := []installation{}
 	var errs []error
-	for _, dir := range dirs.Bin {
+	for _, dir := range install.AllDirs(stated).Bin {
 		if _, err := os.Lstat(filepath.Join(dir, config.PluginType)); err != nil {
 			continue
+		}
+		if stated.Bin == "" {
+			if err := install.CheckDir("/", dir); err != nil {
+				errs = append(errs, fmt.Errorf("the plugin in %s stays as it is: %w", policy.Printable(dir), err))
+				continue
+			}
 		}
 		binary, err := install.Copy(ctx, plugin, dir)
 		if err != nil {

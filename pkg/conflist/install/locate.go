@@ -5,6 +5,7 @@ package install
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -74,7 +75,8 @@ func matching(stated Dirs) []candidate {
 // Locate finds the directories that are not stated, below a root directory ("/" on a node): those
 // whose network names plugins that are there; else, on a node that boots before its main CNI plugin
 // is installed, those that exist. If there are none, or those of several distributions, the error is
-// ErrUnknownDirs. A stated plugin directory must exist.
+// ErrUnknownDirs. A stated plugin directory must exist. One that is not stated counts only if
+// CheckDir accepts it.
 func Locate(root string, stated Dirs) (Dirs, error) {
 	if stated.Conf != "" && stated.Bin != "" {
 		return stated, nil
@@ -82,11 +84,62 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 	if stated.Bin != "" && !isDir(root, stated.Bin) {
 		return Dirs{}, fmt.Errorf("%s: there is no directory %s; make it, or name the runtime's with --cni-bin-dir", locating, policy.Printable(stated.Bin))
 	}
-	return choose(matching(stated),
-		func(c candidate) bool { return hasPlugins(root, c.Dirs) },
-		func(c candidate) bool { return isDir(root, c.Bin) && isDir(root, c.Conf) },
-		func(c candidate) bool { return isDir(root, c.Bin) },
+	var refused error
+	usable := func(c candidate) bool {
+		if stated.Bin != "" {
+			return true
+		}
+		err := CheckDir(root, c.Bin)
+		if err != nil {
+			refused = err
+		}
+		return err == nil
+	}
+	dirs, err := choose(matching(stated),
+		func(c candidate) bool { return hasPlugins(root, c.Dirs) && usable(c) },
+		func(c candidate) bool { return isDir(root, c.Bin) && isDir(root, c.Conf) && usable(c) },
+		func(c candidate) bool { return isDir(root, c.Bin) && usable(c) },
 	)
+	if err != nil && refused != nil {
+		err = fmt.Errorf("%w; %w", err, refused)
+	}
+	return dirs, err
+}
+
+// CheckDir refuses a plugin directory, below a root directory, if a user other than root can replace
+// the directory or a file in it: the programs in it run as root, and /home/kubernetes can be the home
+// of an ordinary user. A stated directory needs no check: the runtime runs the programs in it anyway.
+func CheckDir(root, dir string) error {
+	top, err := os.Stat(root)
+	if err != nil {
+		return safefile.Error("stat", root, err)
+	}
+	admin, _ := safefile.Owner(top) // in a user namespace, root can appear as another user
+	for at := dir; at != "/" && err == nil; at = filepath.Dir(at) {
+		info, statErr := os.Stat(filepath.Join(root, at))
+		switch {
+		case statErr == nil:
+			err = checkOwner(at, info, admin)
+		case !errors.Is(statErr, fs.ErrNotExist):
+			err = safefile.Error("stat", at, statErr)
+		}
+	}
+	return err
+}
+
+// checkOwner accepts a directory of group root that its group can write: the upstream archives of CNI
+// plugins make /opt/cni/bin one.
+func checkOwner(path string, info fs.FileInfo, admin int) error {
+	const remedy = "or set cni_bin_dir in " + config.DefaultReconcilerFile + " if the runtime runs its plugins from there"
+	uid, gid := safefile.Owner(info)
+	if uid != 0 && uid != admin && !safefile.IsOwn(info) {
+		return fmt.Errorf("%s belongs to user %d, who could replace the plugin; chown it to root, %s", policy.Printable(path), uid, remedy)
+	}
+	if mode := info.Mode().Perm(); mode&0o002 != 0 || mode&0o020 != 0 && gid != 0 {
+		return fmt.Errorf("%s can be written by others than its owner (mode %04o, group %d), who could replace the plugin; chmod it to 0755, %s",
+			policy.Printable(path), mode, gid, remedy)
+	}
+	return nil
 }
 
 // SearchDirs are all directories in which an uninstall looks.

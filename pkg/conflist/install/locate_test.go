@@ -4,8 +4,12 @@ package install
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -99,6 +103,69 @@ func TestLocate(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestLocateIgnoresDirsOfOthers: a user who can write to /home/kubernetes must not have root run a
+// program from there. A stated directory is the administrator's choice.
+func TestLocateIgnoresDirsOfOthers(t *testing.T) {
+	root := node(t, map[string]string{usualConf + "/10-x.conflist": conf("bridge"), gkeBin + "/bridge": ""})
+	for _, dir := range []string{gkeBin, "/home/kubernetes", "/home"} {
+		if err := os.Chmod(root+dir, 0o757); err != nil {
+			t.Fatal(err)
+		}
+		have, err := Locate(root, Dirs{})
+		if !errors.Is(err, ErrUnknownDirs) || !strings.Contains(err.Error(), "; "+dir+" can be written by others than its owner (mode 0757, group ") {
+			t.Errorf("%s: is %+v, %v", dir, have, err)
+		}
+		if have, err := Locate(root, Dirs{Bin: gkeBin}); have != (Dirs{usualConf, gkeBin}) || err != nil {
+			t.Errorf("%s, stated: is %+v, %v", dir, have, err)
+		}
+		if err := os.Chmod(root+dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if have, err := Locate(root, Dirs{}); have != (Dirs{usualConf, gkeBin}) || err != nil {
+		t.Errorf("is %+v, %v", have, err)
+	}
+}
+
+// dirInfo is the result of stat for a directory.
+type dirInfo struct {
+	fs.FileInfo
+	uid, gid uint32
+	mode     fs.FileMode
+}
+
+func (d dirInfo) Sys() any { return &syscall.Stat_t{Uid: d.uid, Gid: d.gid} }
+
+func (d dirInfo) Mode() fs.FileMode { return fs.ModeDir | d.mode }
+
+func TestCheckOwner(t *testing.T) {
+	const admin = 65534 // root, in a user namespace
+	us := uint32(os.Geteuid())
+	remedy := "or set cni_bin_dir in /etc/ip-masq/reconciler.toml if the runtime runs its plugins from there"
+	writable := "/x/bin can be written by others than its owner (mode %04o, group %d), who could replace the plugin; chmod it to 0755, " + remedy
+	for _, c := range []struct {
+		info dirInfo
+		want string
+	}{
+		{dirInfo{uid: 0, mode: 0o755}, ""},
+		{dirInfo{uid: us, mode: 0o700}, ""},
+		{dirInfo{uid: admin, mode: 0o755}, ""},
+		{dirInfo{uid: us + 4711, mode: 0o755}, fmt.Sprintf("/x/bin belongs to user %d, who could replace the plugin; chown it to root, %s", us+4711, remedy)},
+		{dirInfo{uid: 0, mode: 0o775}, ""}, // as from cni-plugins-linux-amd64-v1.4.0.tgz
+		{dirInfo{uid: 0, gid: 4711, mode: 0o775}, fmt.Sprintf(writable, 0o775, 4711)},
+		{dirInfo{uid: 0, gid: 4711, mode: 0o755}, ""},
+		{dirInfo{uid: 0, mode: 0o757}, fmt.Sprintf(writable, 0o757, 0)},
+	} {
+		have := ""
+		if err := checkOwner("/x/bin", c.info, admin); err != nil {
+			have = err.Error()
+		}
+		if have != c.want {
+			t.Errorf("user %d, group %d, mode %o:\n%s\nwant:\n%s", c.info.uid, c.info.gid, c.info.mode, have, c.want)
+		}
 	}
 }
 
