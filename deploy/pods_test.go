@@ -364,6 +364,12 @@ func TestUntaintPolicy(t *testing.T) {
 			t.Errorf("%s is not in the policy", part)
 		}
 	}
+	// NodeSpec's other fields; the API server lets a patch set them while they are empty.
+	for _, field := range []string{"podCIDR", "podCIDRs", "providerID", "configSource"} {
+		if part := "object.spec.?" + field + " == oldObject.spec.?" + field; !strings.Contains(string(policy), part) {
+			t.Errorf("%s is not in the policy", part)
+		}
+	}
 	if d.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add != nil {
 		t.Error("the container has capabilities")
 	}

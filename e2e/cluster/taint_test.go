@@ -6,6 +6,7 @@ package cluster_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
@@ -52,5 +53,13 @@ func TestStartupTaint(t *testing.T) {
 			}
 			return nil
 		}))
+	}
+	// A user with the token of the Deployment can set no empty field of a node.
+	for _, spec := range []string{`{"providerID": "other"}`, `{"podCIDR": "192.0.2.0/24", "podCIDRs": ["192.0.2.0/24"]}`, `{"unschedulable": true}`} {
+		out, err := c.Kubectl(ctx, "patch", "node", n.Name, "--dry-run=server", "--as=system:serviceaccount:kube-system:ip-masq-untaint",
+			"--type=merge", "--patch", `{"spec": `+spec+`}`)
+		if said := fmt.Sprint(out, err); err == nil || !strings.Contains(said, "changes nothing else of the node") {
+			t.Errorf("patch %s: %s", spec, said)
+		}
 	}
 }
