@@ -5,7 +5,9 @@
 package packages
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -95,7 +97,7 @@ func TestRPM(t *testing.T) {
 		// rpm removes configuration that nobody changed.
 		purge: func(t *testing.T) {
 			t.Helper()
-			m.run(t, "rm -r /etc/ip-masq; cd "+present+" && find . -depth -type d | while read -r d; do rmdir \"/$d\" 2>/dev/null || :; done")
+			m.run(t, "cd "+present+" && find etc -type f | while read -r f; do rm -f \"/$f\"; done; find . -depth -type d | while read -r d; do rmdir \"/$d\" 2>/dev/null || :; done")
 		},
 		isInstalled: func() bool { return m.exists("/usr/sbin/ip-masq-reconciler") },
 	})
@@ -140,7 +142,18 @@ func testLife(t *testing.T, m *machine, p manager) {
 	if m.hasEntry(t) || m.exists(pluginFile) || m.chains(t) || m.exists("/var/lib/cni/ip-masq") {
 		t.Error("after the removal: the entry, the plugin, rules or state are there")
 	}
+	// Another installation, as by the DaemonSet with node-settings, has files there now.
+	others := []string{"/etc/ip-masq/plugin.toml", "/var/lib/cni/ip-masq/networks/podnet.json"}
+	for _, file := range others {
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(m.path(file)), 0o700), os.WriteFile(m.path(file), nil, 0o600)))
+	}
 	p.purge(t)
+	for _, file := range others {
+		if !m.exists(file) {
+			t.Errorf("the purge removed %s", file)
+		}
+	}
+	m.run(t, "rm -rf /etc/ip-masq /var/lib/cni/ip-masq")
 	if text, err := os.ReadFile(m.path(conflistFile)); err != nil || string(text) != conflist {
 		t.Errorf("the conflist is %v\n%s", err, text)
 	}
