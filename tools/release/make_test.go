@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
 	"io"
 	"os"
 	"os/exec"
@@ -13,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 )
 
 // sources copies the files that git knows into a directory of its own.
@@ -97,6 +100,15 @@ func TestRelease(t *testing.T) {
 		t.Log(report)
 		if !strings.Contains(report, "_image.tar: in a registry the image has the digest sha256:") || strings.Contains(report, "NOT VERIFIED") {
 			t.Errorf("the report has no digest of the image, or says that the maker is not verified:\n%s", report)
+		}
+		var envelope dsse.Envelope
+		if err := json.Unmarshal(content(t, dist, "ip-masq-cni_1.2.3"+provenanceType), &envelope); err != nil {
+			t.Fatal(err)
+		}
+		digest, err := imageDigest(filepath.Join(dist, "ip-masq-cni_1.2.3_image.tar"))
+		payload, decode := envelope.DecodeB64Payload()
+		if want := strings.TrimPrefix(digest, "sha256:"); err != nil || decode != nil || want == "" || !strings.Contains(string(payload), want) {
+			t.Errorf("the provenance has no digest %s of the image: %v, %v\n%s", want, err, decode, payload)
 		}
 	}
 	t.Run("packages", func(t *testing.T) { testPackages(t, dist) })

@@ -284,11 +284,25 @@ func (r *release) provenance(ctx context.Context) ([]byte, error) {
 		}
 		dependencies = append(dependencies, &statement.ResourceDescriptor{Name: name, Digest: map[string]string{"sha256": sumOf(data)}})
 	}
+	var images []*statement.ResourceDescriptor
+	for suffix, name := range map[string]string{"": r.imageFile(false), "-iptables": r.imageFile(true)} {
+		digest, err := imageDigest(filepath.Join(r.next, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		images = append(images, &statement.ResourceDescriptor{
+			Name: r.image + ":" + r.version + suffix, Digest: map[string]string{"sha256": strings.TrimPrefix(digest, "sha256:")},
+		})
+	}
+	slices.SortFunc(images, func(a, b *statement.ResourceDescriptor) int { return strings.Compare(a.GetName(), b.GetName()) })
 	p := &provenance.Provenance{
 		BuildDefinition: &provenance.BuildDefinition{
 			BuildType: buildType, ExternalParameters: external, InternalParameters: internal, ResolvedDependencies: dependencies,
 		},
-		RunDetails: &provenance.RunDetails{Builder: &provenance.Builder{Id: r.builder}},
+		RunDetails: &provenance.RunDetails{Builder: &provenance.Builder{Id: r.builder}, Byproducts: images},
 	}
 	if err := p.Validate(); err != nil {
 		return nil, err
