@@ -164,8 +164,8 @@ func (b *bench) reportAdd(tables addTables, lines map[string]*chart.Line) error 
 		"end. All plugins get the same plugin entry and the same prevResult.\n\n" +
 		"The contenders:\n\n" +
 		"- *empty plugin*: parses the entry and the result, prints the result, and verifies nothing.\n" +
-		"- *`iptables -S`*: also lists the chain with the program `iptables`.\n" +
-		"- *go-iptables*: also calls `Exists` and `List` of github.com/coreos/go-iptables.\n\n" +
+		"- *`iptables -S`*: does the same, and lists the chain with the program `iptables`.\n" +
+		"- *go-iptables*: does the same as *empty plugin*, and calls `Exists` and `List` of github.com/coreos/go-iptables.\n\n" +
 		"The prefixes have lengths from 8 to 32. *5,000 rules* are third-party rules in the same table nat. They have " +
 		"the form of kube-proxy's rules.")
 	s.say("An ADD of ip-masq that finds the rules in sync writes a verification cache. The next ADD reads the rules only "+

@@ -135,8 +135,8 @@ func (b *bench) judgeBurst(f measure.Figures, backend scene.Backend, name, when 
 	reason := "twenty processes share the processors, so the ratio is that of their processor time. The section about a " +
 		"single ADD has its parts."
 	if backend.Variant == "legacy" {
-		reason = fmt.Sprintf("the kernel returns the whole table of iptables-legacy, with the 5,000 third-party rules, to one process after "+
-			"the other. These tables have no ruleset generation. Reading the table takes %s × the time of the empty plugin "+
+		reason = fmt.Sprintf("the kernel returns the whole table of iptables-legacy, with the 5,000 third-party rules, to one process "+
+			"at a time. These tables have no ruleset generation. Reading the table takes %s × the time of the empty plugin "+
 			"(*%s*), and ip-masq takes %s × that.",
 			f.Ratio(tableOnly+rules, empty), tableOnly, f.Ratio(name, tableOnly+rules))
 	}

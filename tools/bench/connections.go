@@ -144,7 +144,7 @@ func (b *bench) connections() (err error) {
 		sum.floods += r.tally.floods
 		sum.lost += r.tally.lost
 	}
-	section.say("The test sent %s floods. It repeated %s of them after a lost packet.", chart.Thousands(sum.floods), chart.Thousands(sum.lost))
+	section.say("The test sent %s series of packets. It repeated %s of these series after a lost packet.", chart.Thousands(sum.floods), chart.Thousands(sum.lost))
 	return nil
 }
 

@@ -14,8 +14,8 @@ import (
 
 // reportMix describes the composition of the lists.
 func reportMix(section *section, counts []int) {
-	section.say("The list has the same number of prefixes of each length from /8 to /32. There are fewer of the widest " +
-		"lengths, because the address space has no room for more. The order of the list is random. *first* and *last* " +
+	section.say("The list has the same number of prefixes of each length from /8 to /32, except for the " +
+		"widest lengths. It has fewer of these, because the address space has no room for more. The order of the list is random. *first* and *last* " +
 		"are the first and the last prefix of the list. The lengths are:")
 	head := []string{"% of prefixes"}
 	var rows [][]string

@@ -73,7 +73,7 @@ func (b *bench) guard() error {
 				packets = append(packets, row)
 				if t.to == scene.Elsewhere() {
 					b.report.judge(budget{fmt.Sprintf("guard, per packet, %s prefixes, %s", chart.Thousands(count), f.Name), fmt.Sprintf("≤ %.1f µs of processor time", mostExtra),
-						extra.String() + " µs", atMost(extra, mostExtra), "every packet of a pod evaluates the sets of the guard and the chain after them."})
+						extra.String() + " µs", atMost(extra, mostExtra), "for every packet of a pod, the kernel evaluates the sets of the guard, and then the chain that follows these sets."})
 				}
 			}
 		}

@@ -31,7 +31,7 @@ func (b *bench) repair() error {
 		"before the commit of that program. It ends with the kernel's event of the last commit that repairs the rules. " +
 		"CHECK then verifies the rules. The last three columns have the medians for each kind of damage.\n\n" +
 		"The agents check their rules every 60 s. The budget is a time and not a ratio, so its verdict depends on the " +
-		"machine and its load. It compares the worst repair with the budget.")
+		"machine and its load. The verdict compares the worst repair with the budget.")
 	rows := [][]string{{"backend, prefixes", "repairs", "median, ms", "95th percentile, ms", "worst, ms", "agents' interval of 60 s, × the median",
 		"jump deleted, ms", "chain flushed, ms", "table deleted, ms"}}
 	for _, f := range scene.Backends()[:2] {

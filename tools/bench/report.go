@@ -199,7 +199,7 @@ func (r *report) text() (string, error) {
 		b.WriteString("**This was a partial run: the report omits sections.**\n\n")
 	}
 	if r.busy > float64(runtime.NumCPU())/2 {
-		fmt.Fprintf(&b, "**The machine was busy before the run began (load %.1f). Its times are not reliable, nor are\nthe verdicts on times.**\n\n", r.busy)
+		fmt.Fprintf(&b, "**The machine was busy before the run began (load %.1f). The times, and the verdicts that depend on\ntimes, are not reliable.**\n\n", r.busy)
 	}
 	fmt.Fprintf(&b, "%s\nThe run took %s.\n\n", machine, r.took.Round(time.Second))
 	b.WriteString(r.summary())

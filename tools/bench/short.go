@@ -53,7 +53,7 @@ func (r *report) summary() string {
 		}
 		rows = append(rows, row)
 	}
-	return "## Summary\n\n" + wrap(fmt.Sprintf("This is the latency that ip-masq adds to the start of a pod with %d prefixes, compared with an empty plugin. "+
-		"For bridge it is compared with bridge without `ipMasq`. The figures are medians; the sections below have "+
+	return "## Summary\n\n" + wrap(fmt.Sprintf("The table has the latency that ip-masq adds to the start of a pod with %d prefixes, compared with an empty plugin. "+
+		"The rows of bridge compare bridge with and without `ipMasq`. The figures are medians; the sections below have "+
 		"their intervals.", usual)) + "\n\n" + table(rows) + "\n"
 }
