@@ -12,13 +12,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
 )
 
-// autoEntry sets backend auto, with the image that has only nftables.
-const autoEntry = `configMapGenerator:
+// statedBackend sets the backend of the plugin entry and of the reconciler.
+const statedBackend = `configMapGenerator:
 - name: ip-masq
   namespace: kube-system
   behavior: merge
   literals:
-  - 'entry.json={"type": "ip-masq"}'
+  - 'entry.json={"type": "ip-masq"%s}'
 patches:
 - target: {kind: DaemonSet}
   patch: |
@@ -27,7 +27,7 @@ patches:
       value: BACKEND
     - op: replace
       path: /spec/template/spec/containers/0/env/0/value
-      value: auto
+      value: %s
 `
 
 // TestMismatch runs images with iptables on hosts without it, and the reverse. It checks that pods
@@ -35,10 +35,10 @@ patches:
 // backend.
 func TestMismatch(t *testing.T) {
 	ctx := t.Context()
-	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
-	k := newWorkload(t, c)
-	before := traces(t, c)
 	t.Run("host without", func(t *testing.T) {
+		c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
+		k := newWorkload(t, c)
+		before := traces(t, c)
 		const programs = "/usr/sbin/xtables-nft-multi /usr/sbin/xtables-legacy-multi"
 		onNodes(t, c, "for p in "+programs+"; do mount --bind /dev/null $p; done")
 		rollOut(t, c, "overlays/iptables", "ip-masq")
@@ -58,12 +58,16 @@ func TestMismatch(t *testing.T) {
 		expectNoTrace(t, c, before)
 	})
 	t.Run("image without", func(t *testing.T) {
+		c := newCluster(t, cluster.Options{ProxyMode: "iptables"})
+		k := newWorkload(t, c)
+		autoEntry := fmt.Sprintf(statedBackend, "", "auto")
 		must(t, c.ApplyOverlay(ctx, autoEntry, "base"))
 		awaitRollout(t, c, "ip-masq")
 		startAndStop(t, c, k.masqueraded)
 		k.expectVerdicts(t)
 
 		takeDown(t, c, "base")
+		expectBackend(t, c, "nftables")
 		forgetBoot(t, c)
 		startAndStop(t, c, k.masqueraded)
 		expectBackend(t, c, "iptables")
@@ -107,11 +111,11 @@ func onNodes(t *testing.T, c *cluster.Cluster, script string) {
 	}
 }
 
-// forgetBoot changes the boot ID in every node's record and removes the rules.
+// forgetBoot changes the boot ID in every node's record and removes the rules, which are in nftables.
 func forgetBoot(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	onNodes(t, c, `record=/var/lib/cni/ip-masq/record.json
 		sed -i 's/"boot":"[^"]*"/"boot":"00000000-0000-4000-8000-000000000000"/' $record
 		grep -q 00000000-0000-4000-8000 $record
-		for table in nat ip-masq; do nft "add table ip $table; delete table ip $table"; done`)
+		nft "add table ip ip-masq; delete table ip ip-masq"`)
 }

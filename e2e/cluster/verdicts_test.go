@@ -6,6 +6,7 @@ package cluster_test
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -29,13 +30,24 @@ func TestVerdicts(t *testing.T) {
 			// These pods run before the rollout; they show that wrong verdicts are detected.
 			startAndStop(t, c, k.alone)
 
-			for _, b := range []struct{ name, install, uninstall string }{
-				{"nftables", "base", "uninstall"},
-				{"iptables", "overlays/iptables", "overlays/uninstall-iptables"},
-			} {
-				t.Run("backend="+b.name, func(t *testing.T) {
-					rollOut(t, c, b.install, "ip-masq")
-					expectBackend(t, c, b.name)
+			// auto is the backend of kube-proxy.
+			backends := []struct{ stated, install, uninstall, want string }{
+				{"nftables", "base", "uninstall", "nftables"},
+				{"auto", "overlays/iptables", "overlays/uninstall-iptables", proxy},
+			}
+			if proxy == "nftables" {
+				backends = append(backends, backends[1])
+				backends[2].stated, backends[2].want = "iptables", "iptables"
+			}
+			for _, b := range backends {
+				t.Run("backend="+b.stated, func(t *testing.T) {
+					if b.stated == "iptables" {
+						must(t, c.ApplyOverlay(t.Context(), fmt.Sprintf(statedBackend, `, "backend": "iptables"`, "iptables"), b.install))
+						awaitRollout(t, c, "ip-masq")
+					} else {
+						rollOut(t, c, b.install, "ip-masq")
+					}
+					expectBackend(t, c, b.want)
 					k.expectVerdicts(t)
 					startAndStop(t, c, k.masqueraded)
 
