@@ -31,7 +31,7 @@ func programs() map[string]string {
 
 // release is a release that is being made.
 type release struct {
-	version, root, dist, key, chart, image, builder, commit, debs string
+	version, root, dist, key, image, commit, debs string
 
 	arches   []string
 	tagged   bool     // the tag VERSION is the commit

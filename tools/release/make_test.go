@@ -180,7 +180,7 @@ func testTampering(t *testing.T, dist string, names []string, key string) {
 		}
 	})
 	fails("another key", verification{publicKey: other + ".pub"}, "is no signature", func(string) {})
-	fails("a signature of another key", v, "is no signature", func(dir string) { resign(t, dir, other) })
+	fails("a signature of another key", v, "is no signature", func(dir string) { resign(t, dir, other, false) })
 	fails("no signature, and the key is stated", verification{publicKey: v.publicKey, unsigned: true}, signatureFile, remove(signatureFile))
 
 	// Who has the key, or replaces it, must not get a release past what its files say of each other.
@@ -191,11 +191,11 @@ func testTampering(t *testing.T, dist string, names []string, key string) {
 	archive, sbom := find("*.tar.gz"), find("*_linux_*"+sbomType)
 	fails("another program in the archive, all signed again", own, archive+" has a program", func(dir string) {
 		replaceIn(t, dir, archive)
-		resignAll(t, dir, other)
+		resign(t, dir, other, true)
 	})
 	fails("another SBOM, the sums signed again", own, "is about", func(dir string) {
 		write(t, dir, sbom, append(content(t, dir, sbom), '\n'))
-		resign(t, dir, key)
+		resign(t, dir, key, false)
 	})
 	for pattern, says := range map[string]string{"*.deb": "", "*.rpm": "", "*_image.tar": "blob"} {
 		name := find(pattern)
@@ -203,7 +203,7 @@ func testTampering(t *testing.T, dist string, names []string, key string) {
 			data := content(t, dir, name)
 			data[len(data)/2] ^= 1
 			write(t, dir, name, data)
-			resignAll(t, dir, other)
+			resign(t, dir, other, true)
 		})
 	}
 }
@@ -211,13 +211,14 @@ func testTampering(t *testing.T, dist string, names []string, key string) {
 // resigned is a release that somebody else signs.
 func resigned(dist string) release {
 	return release{
-		next: dist, version: "v1.2.3", number: "1.2.3", root: filepath.Join("..", ".."), commit: strings.Repeat("c", 40), builder: "b",
+		next: dist, version: "v1.2.3", number: "1.2.3", root: filepath.Join("..", ".."), commit: strings.Repeat("c", 40),
 		arches: []string{runtime.GOARCH}, messages: io.Discard,
 	}
 }
 
-// resign writes sums and signature again.
-func resign(t *testing.T, dist, key string) {
+// resign writes the sums and the signature again and, if all is set, before them the provenance and
+// the keys.
+func resign(t *testing.T, dist, key string, all bool) {
 	t.Helper()
 	keys, err := readKey(key)
 	if err != nil {
@@ -225,21 +226,12 @@ func resign(t *testing.T, dist, key string) {
 	}
 	unlink(t, dist)
 	r := resigned(dist)
-	if err := r.writeSums(keys); err != nil {
-		t.Fatal(err)
+	if all {
+		err = r.sign(t.Context(), keys)
+	} else {
+		err = r.writeSums(keys)
 	}
-}
-
-// resignAll writes the provenance, the keys, the sums and the signature again.
-func resignAll(t *testing.T, dist, key string) {
-	t.Helper()
-	keys, err := readKey(key)
 	if err != nil {
-		t.Fatal(err)
-	}
-	unlink(t, dist)
-	r := resigned(dist)
-	if err := r.sign(t.Context(), keys); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -147,7 +147,7 @@ func (r *release) write(name string, data []byte) error {
 
 // packChart packs the chart as `helm package` does, with the version of the release.
 func (r *release) packChart(context.Context) error {
-	files, err := below(filepath.Join(r.root, r.chart), "")
+	files, err := below(filepath.Join(r.root, "deploy", "chart"), "")
 	if err != nil {
 		return fmt.Errorf("pack the chart: %w", err)
 	}

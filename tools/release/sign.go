@@ -35,6 +35,9 @@ const (
 	publicKeyFile = "ip-masq.pub"               // for minisign
 	pemFile       = "ip-masq.pem"               // the same key for cosign and others that read a DSSE envelope
 
+	// The builder in the provenance.
+	builder = "https://github.com/ip-masq/ip-masq-cni/tools/release"
+
 	untrustedComment = "signature of " + sumsFile + ": minisign -V -p " + publicKeyFile + " -m " + sumsFile
 
 	provenanceType = ".intoto.jsonl"
@@ -302,7 +305,7 @@ func (r *release) provenance(ctx context.Context) ([]byte, error) {
 		BuildDefinition: &provenance.BuildDefinition{
 			BuildType: buildType, ExternalParameters: external, InternalParameters: internal, ResolvedDependencies: dependencies,
 		},
-		RunDetails: &provenance.RunDetails{Builder: &provenance.Builder{Id: r.builder}, Byproducts: images},
+		RunDetails: &provenance.RunDetails{Builder: &provenance.Builder{Id: builder}, Byproducts: images},
 	}
 	if err := p.Validate(); err != nil {
 		return nil, err
