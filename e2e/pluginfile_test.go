@@ -248,7 +248,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		writeTempFile(t, g.file("podnet"), string(readFile(t, g.file("podnet"))[:100]))
 		// The last valid policy stays in force, whatever input the runtime passes.
 		for _, conf := range []string{conf, g.conf(t, "podnet", everything)} {
-			g.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, g.file("podnet"), "not JSON", "its last good policy stays in force")
+			g.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, g.file("podnet"), "not JSON", "the last good policy of the network stays in force")
 			g.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
 			g.wantExempt(t, "podnet", "203.0.113.16/28")
 		}
