@@ -187,10 +187,12 @@ func TestLintian(t *testing.T) {
 	out, err := m.try("lintian --allow-root --tag-display-limit 0 --display-level '>=pedantic' " + m.pack(t, newer, "*_"+debArch()+".deb"))
 	t.Logf("lintian: %v\n%s", err, out)
 	seen := map[string]bool{}
+	// The linker joins strings, so that the end of one and the begin of the next can look like a misspelt word.
+	const joined = "spelling-error-in-binary"
 	for _, tag := range regexp.MustCompile(`(?m)^[EWIP]: \S+: (\S+)`).FindAllStringSubmatch(out, -1) {
 		first := !seen[tag[1]]
 		seen[tag[1]] = true
-		if first && explained()[tag[1]] == "" {
+		if first && explained()[tag[1]] == "" && tag[1] != joined {
 			t.Errorf("lintian has the tag %s", tag[1])
 		}
 	}
