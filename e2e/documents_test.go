@@ -15,10 +15,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
-// standIns names the programs that need a cluster, systemd, a package manager, a registry, an editor,
+// standIns names the programs that a minimal Debian lacks, or that need a cluster, systemd, a registry,
 // the initial network namespace or a repository to write to. testdata/standin.sh stands in for them.
 const standIns = `apt ausearch calicoctl ctr dmesg dnf execsnoop-bpfcc git grep helm journalctl kubectl lsof make
-	modprobe restorecon scp skopeo sleep sysctl systemctl update-alternatives vi`
+	modprobe ps restorecon scp skopeo sleep sysctl systemctl update-alternatives vi`
 
 // elsewhereBlock matches blocks that download programs or need a release, which other tests check.
 var elsewhereBlock = regexp.MustCompile(`git clone|cosign|minisign|bin/release/|DIST=|diff -rq dist`)
