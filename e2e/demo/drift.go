@@ -24,7 +24,7 @@ func until(what string, isSo func() bool) error {
 }
 
 func (s *stage) drift() (err error) {
-	s.title("5. Somebody flushes the ruleset")
+	s.title("5. Another program flushes the ruleset")
 	bin, err := topology.BinDir()
 	if err != nil {
 		return err

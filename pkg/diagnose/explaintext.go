@@ -217,7 +217,7 @@ func (e Explanation) whatToDo() string {
 		return "To repair this: do what the difference says, then ip-masq-reconciler once. To see every difference: ip-masq-reconciler check."
 	case drift || !e.Kernel && e.stale:
 		return "To repair this: ip-masq-reconciler once. To see every difference: ip-masq-reconciler check.\n" +
-			"If it comes back, another program changes the rules: ip-masq-reconciler status names it."
+			"If the difference returns, another program changes the rules: ip-masq-reconciler status names it."
 	case e.OverriddenBy != "" && !e.overriders[0].Sure && (e.Interface == "" || !e.Source.IsValid()):
 		return "State --from and --out to learn more. To see what to do about such rules: ip-masq-reconciler doctor."
 	case e.OverriddenBy != "":

@@ -263,7 +263,7 @@ func remedyFor(r thirdparty.Rule) string {
 	case r.Table == "kindnet-ipmasq":
 		return "kindnet (sigs.k8s.io/kindnet, not kind's kindnetd): run its kindnetd with --masquerading=false."
 	case r.Chain == "KIND-MASQ-AGENT":
-		return "kind's kindnetd cannot be told not to masquerade: create the cluster with networking.disableDefaultCNI: true and another main plugin."
+		return "kind's kindnetd always masquerades: create the cluster with networking.disableDefaultCNI: true and another main plugin."
 	case strings.HasPrefix(r.Chain, "cali-"):
 		return "Calico: set natOutgoing: false in the IPPool."
 	case strings.HasPrefix(r.Chain, "CILIUM_"):
@@ -316,19 +316,27 @@ func overlappingChains(e *examination, f *Finding) {
 	for i, p := range all {
 		for _, q := range all[i+1:] {
 			for _, family := range policy.Families() {
-				if overlap(p, q, family) {
-					exempts(p, q, family)
-					exempts(q, p, family)
-					sources := p.SourcesInScope(family).Intersect(q.SourcesInScope(family)).Without(p.SourcesExempt(family)).Without(q.SourcesExempt(family))
-					both := policy.RangesOf(family.All()).Without(p.DestinationsExempt(family)).Without(q.DestinationsExempt(family))
-					if len(sources) > 0 && len(both) > 0 && ports(p) != ports(q) {
-						f.add("%s masquerades with %s, %s with %s; the chain whose jump comes first decides",
-							p.Chain, ports(p), q.Chain, ports(q))
-					}
+				if !overlap(p, q, family) {
+					continue
+				}
+				exempts(p, q, family)
+				exempts(q, p, family)
+				if ports(p) != ports(q) && bothMasquerade(p, q, family) {
+					f.add("%s masquerades with %s, %s with %s; the chain whose jump comes first decides",
+						p.Chain, ports(p), q.Chain, ports(q))
 				}
 			}
 		}
 	}
+}
+
+// bothMasquerade reports whether two policies that overlap masquerade common traffic.
+func bothMasquerade(p, q policy.Policy, f policy.Family) bool {
+	masqueraded := func(all, exemptByP, exemptByQ policy.Ranges) bool {
+		return len(all.Without(exemptByP).Without(exemptByQ)) > 0
+	}
+	return masqueraded(p.SourcesInScope(f).Intersect(q.SourcesInScope(f)), p.SourcesExempt(f), q.SourcesExempt(f)) &&
+		masqueraded(policy.RangesOf(f.All()), p.DestinationsExempt(f), q.DestinationsExempt(f))
 }
 
 // overlap reports whether both policies can apply to a packet of the family.

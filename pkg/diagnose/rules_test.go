@@ -117,7 +117,7 @@ func TestThirdPartyRules(t *testing.T) {
 			set:  func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "192.168.0.0/16") },
 			want: map[string]string{"problem foreign-masquerade": "table kindnet-ipmasq, chain postrouting: masquerade: applies to 169.254.0.0/16, 10.0.0.0/8, 192.168.0.0/16, not kind's kindnetd, --masquerading=false"}},
 		{name: "those of kind's kindnetd", rules: ":KIND-MASQ-AGENT -\n-A POSTROUTING -m addrtype ! --dst-type LOCAL -j KIND-MASQ-AGENT\n-A KIND-MASQ-AGENT -d 10.244.0.0/16 -j RETURN\n-A KIND-MASQ-AGENT -j MASQUERADE", counted: 1,
-			want: map[string]string{"problem foreign-masquerade": "chain KIND-MASQ-AGENT, kind's kindnetd cannot be told, disableDefaultCNI, no longer apply to the traffic of pods to exempt destinations"}},
+			want: map[string]string{"problem foreign-masquerade": "chain KIND-MASQ-AGENT, kind's kindnetd always masquerades, disableDefaultCNI, no longer apply to the traffic of pods to exempt destinations"}},
 		{name: "kindnet's, of what it exempts too", nft: kindnet,
 			set: func(h *testHost) {
 				yes := true

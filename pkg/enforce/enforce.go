@@ -157,10 +157,17 @@ func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy
 // refused returns why a chain that is on record in another backend only cannot move to this one, which
 // may seem to work until it writes.
 func (e *Enforcer) refused(ctx context.Context, rec store.Record, p policy.Policy, c netfilter.Choice) error {
-	on := func(same bool) bool {
-		return slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool { return o.Chain == p.Chain && (o.Backend == c.Backend) == same })
+	elsewhere := false
+	for _, o := range rec.Chains {
+		switch {
+		case o.Chain != p.Chain:
+		case o.Backend == c.Backend:
+			return nil
+		default:
+			elsewhere = true
+		}
 	}
-	if on(true) || !on(false) {
+	if !elsewhere {
 		return nil
 	}
 	b, err := e.Drivers.Open(c)
