@@ -37,9 +37,9 @@ func TestDataDirOfAnotherProgram(t *testing.T) {
 	}{
 		"uploads": {map[string]string{
 			"upload.tmp/deep/f": "1", "session.tmp": "2", "attachments/customers/invoice.pdf": "3", "record.json": `{"rows": []}`,
-		}, "customers"},
-		"backups":     {map[string]string{"backups/db.sql": "1"}, "db.sql"},
-		"sources":     {map[string]string{"sources/main.c": "1", "lock": ""}, "main.c"},
+		}, "attachments"},
+		"backups":     {map[string]string{"backups/": "", "lock": ""}, "backups"},
+		"a lock file": {map[string]string{"reconciler.lock": "of a deployment"}, "reconciler.lock"},
 		"a temp file": {map[string]string{"x.tmp": "1"}, "x.tmp"},
 		"a lock":      {map[string]string{"lock": ""}, "lock"},
 		"a record":    {map[string]string{"record.json": `{"rows": []}`}, "record.json"},

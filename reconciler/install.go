@@ -168,7 +168,7 @@ func newEditor(s config.Settings, confDir string) (conflist.Editor, error) {
 	entry, err := pluginEntry(s)
 	dir := reconcile.Open(s, config.DefaultPluginFile, nil).Dir
 	return conflist.Editor{
-		Dir: confDir, Network: s.Conflist.Network, Entry: entry, Backups: dir.BackupsPath(), NeedsBackup: true, Check: checkNetwork(dir),
+		Dir: confDir, Network: s.Conflist.Network, Entry: entry, Backups: dir.Backups, NeedsBackup: true, Check: checkNetwork(dir),
 	}, err
 }
 

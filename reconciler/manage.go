@@ -45,7 +45,7 @@ func (d *daemon) manage(s config.Settings, node *reconcile.Node) *manager {
 	m := &manager{files: files, monitor: d.monitor}
 	m.conflist = conflist.NewManager(conflist.Options{
 		Editor: conflist.Editor{
-			Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.BackupsPath(), Check: checkNetwork(node.Dir),
+			Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.Backups, Check: checkNetwork(node.Dir),
 		},
 		ReadEntry: func() ([]byte, error) { return pluginEntry(s) }, BinDir: s.CNIBinDir,
 		Changed: files.Changed(), Interval: min(maxInterval, s.ResyncInterval), Leader: m.leader.Load,

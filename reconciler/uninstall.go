@@ -145,11 +145,7 @@ func (u *uninstallation) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	todo := install.Uninstall{SearchDirs: u.dirs, Backups: u.node.Dir.BackupsPath(), Root: "/", NoWait: u.noWait, AddTime: addTime}
-	if _, err := u.node.Dir.Load(); errors.Is(err, store.ErrRefused) { // nothing is written there
-		todo.Backups = ""
-		u.note("no backup is kept: %v", err)
-	}
+	todo := install.Uninstall{SearchDirs: u.dirs, Backups: u.node.Dir.Backups, Root: "/", NoWait: u.noWait, AddTime: addTime}
 	if !u.keepRules {
 		todo.RemoveState = func(ctx context.Context) error { // cleanUp takes the lock itself
 			return errors.Join(lock.Release(), u.cleanUp(ctx, u.node))

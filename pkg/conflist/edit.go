@@ -21,8 +21,8 @@ type Editor struct {
 	Dir     string // the configuration directory of the runtimes
 	Network string // "": the one that a runtime uses
 	Entry   []byte // the entry to insert
-	// Backups is the directory for the texts before the last change; "": none is kept.
-	Backups string
+	// Backups makes the directory for the texts before the last change, and returns it; nil: none is kept.
+	Backups func() (string, error)
 	// NeedsBackup makes Insert fail if no backup can be kept. Otherwise the file is changed all the
 	// same: pods without the plugin are worse than a file without a backup.
 	NeedsBackup bool
@@ -138,7 +138,7 @@ func (e Editor) write(ctx context.Context, c Change, was, now []byte) (Change, e
 		return c, nil
 	}
 	var err error
-	if e.Backups != "" {
+	if e.Backups != nil {
 		c.Backup, c.BackupErr = backup(ctx, e.Backups, c.Path, was)
 		switch {
 		case ctx.Err() != nil:

@@ -97,7 +97,7 @@ func TestInsert(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir, backups := dirWith(t, c.files), t.TempDir()
-			p := Editor{Dir: dir, Network: c.network, Entry: []byte(bareEntry), Backups: backups}
+			p := Editor{Dir: dir, Network: c.network, Entry: []byte(bareEntry), Backups: in(backups)}
 			change, err := p.Insert(t.Context())
 			if !errors.Is(err, c.is) {
 				t.Fatal(err)
@@ -153,8 +153,9 @@ func TestInsertOnlyWhatThePluginAccepts(t *testing.T) {
 func TestInsertWithoutBackup(t *testing.T) {
 	files := map[string]string{"1.conflist": listWith("a")}
 	dir := dirWith(t, files)
-	p := Editor{Dir: dir, Entry: []byte(bareEntry), Backups: filepath.Join(dir, "1.conflist", "backups"), NeedsBackup: true}
-	if c, err := p.Insert(t.Context()); err == nil || c.Wrote || !strings.Contains(err.Error(), p.Backups) {
+	backups := filepath.Join(dir, "1.conflist", "backups")
+	p := Editor{Dir: dir, Entry: []byte(bareEntry), Backups: in(backups), NeedsBackup: true}
+	if c, err := p.Insert(t.Context()); err == nil || c.Wrote || !strings.Contains(err.Error(), filepath.Dir(backups)) {
 		t.Error(c, err)
 	}
 	if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" {

@@ -82,7 +82,7 @@ func keep(t *testing.T, change func(*managed)) *managed {
 		t.Fatal(err)
 	}
 	o := Options{
-		Editor: Editor{Dir: k.path("net.d"), Backups: k.path("backups")}, ReadEntry: func() ([]byte, error) { return ReadEntry(k.path("entry.json")) }, BinDir: k.path("bin"),
+		Editor: Editor{Dir: k.path("net.d"), Backups: in(k.path("backups"))}, ReadEntry: func() ([]byte, error) { return ReadEntry(k.path("entry.json")) }, BinDir: k.path("bin"),
 		Changed: k.changed, Interval: 30 * time.Second, Leader: k.leader.Load,
 		Log: slog.New(slog.NewTextHandler(k, nil)), Report: k.take,
 	}

@@ -196,23 +196,12 @@ func withModeOf(other fs.FileInfo) func(*os.File) error {
 // backup keeps the text that a file had before ip-masq changed it last, and returns the path of the
 // copy (mode 0600: it may have credentials). It creates the directory, which is in the dataDir, if it
 // is missing. The name of the copy is the file's with the SHA-256 of its path; no runtime loads it.
-func backup(ctx context.Context, dir, path string, was []byte) (kept string, err error) {
+func backup(ctx context.Context, makeDir func() (string, error), path string, was []byte) (kept string, err error) {
 	const maxStem = 128 // file names end at 255 bytes
-	stem, sum := filepath.Base(path), sha256.Sum256([]byte(path))
-	kept = filepath.Join(dir, stem[:min(len(stem), maxStem)]+"."+hex.EncodeToString(sum[:])+".bak")
-	var info fs.FileInfo
-	if err = os.MkdirAll(filepath.Dir(filepath.Dir(dir)), 0o755); err == nil {
-		err = os.MkdirAll(dir, 0o700)
-	}
+	dir, err := makeDir()
 	if err == nil {
-		info, err = os.Lstat(dir)
-	}
-	switch {
-	case err != nil:
-		err = safefile.Error("create the directory", dir, err)
-	case !info.IsDir() || !safefile.IsOwn(info) || info.Mode().Perm()&0o022 != 0: // a symlink is no directory
-		err = fmt.Errorf("%s must be a directory of user %d that no other user can write to; repair or remove it", policy.Printable(dir), os.Geteuid())
-	default:
+		stem, sum := filepath.Base(path), sha256.Sum256([]byte(path))
+		kept = filepath.Join(dir, stem[:min(len(stem), maxStem)]+"."+hex.EncodeToString(sum[:])+".bak")
 		err = inDir(ctx, kept, func(d *safefile.Dir, name string) error {
 			if _, err := unchanged(kept, was); err == nil {
 				return nil

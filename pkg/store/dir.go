@@ -67,9 +67,16 @@ func (d *Dir) DocumentPath(src policy.SourceID) string {
 // RecordPath returns where the record is, or would be.
 func (d *Dir) RecordPath() string { return d.path + "/" + recordFile }
 
-// BackupsPath returns where conflists are kept as they were before ip-masq changed them. The directory is
-// removed with the dataDir, and this package does not read it.
-func (d *Dir) BackupsPath() string { return d.path + "/" + backupsDir }
+// Backups makes the directory where conflists are kept as they were before ip-masq changed them, and returns
+// its path. It is removed with the dataDir, and this package does not read it.
+func (d *Dir) Backups() (string, error) {
+	f, err := d.descend(true, backupsDir)
+	if err != nil {
+		return "", err
+	}
+	f.close()
+	return f.path(), nil
+}
 
 // Path returns the directory's path in its shortest form (filepath.Clean).
 func (d *Dir) Path() string { return d.path }
@@ -120,42 +127,38 @@ func hashName(domain string, parts ...string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// dataDir opens the directory itself, and refuses one that ip-masq did not create. One without a marker,
-// as the kubelet and systemd create it, is accepted if it is empty, or if it holds only names and kinds
-// that ip-masq writes and one of them proves its origin, see entry.
+// dataDir opens the directory itself, and refuses one that ip-masq did not create: it has neither the marker
+// nor is it empty, as the kubelet and systemd create it.
 func (d *Dir) dataDir() (*folder, error) {
 	f, err := openFolder(unix.AT_FDCWD, d.path, d.path)
 	if err != nil {
 		return nil, err
 	}
-	if err := f.checkOrigin(); err != nil {
+	if err := f.checkMarker(); err != nil {
 		f.close()
 		return nil, err
 	}
 	return f, nil
 }
 
-// checkOrigin notes whether there is a marker, and returns why a directory without one is not a dataDir.
-func (f *folder) checkOrigin() error {
-	if _, err := f.recognize(inDataDir, markerFile); err == nil {
-		f.marked = true
+// checkMarker notes whether there is a marker, and returns why a directory without one is not a dataDir.
+func (f *folder) checkMarker() error {
+	if f.hasMarker() {
 		return nil
 	}
-	unknown, proven, err := f.examine(inDataDir)
-	if err != nil || unknown == "" && proven {
+	names, err := f.names()
+	if err != nil || len(names) == 0 || f.hasMarker() { // another process marks an empty one before it writes to it
 		return err
 	}
-	why := shown(strings.TrimPrefix(unknown, f.path()+"/")) + ", which ip-masq does not write"
-	if unknown == "" {
-		names, err := f.names()
-		if err != nil || len(names) == 0 {
-			return err
-		}
-		why = shown(names[0]) + ", and nothing that only ip-masq writes"
-	}
-	return fmt.Errorf("open directory %s: %w: ip-masq did not make it: it holds %s; "+
-		"set dataDir to a directory that does not exist or is empty; if no other program uses this one, remove that from it instead",
-		shown(f.path()), ErrRefused, why)
+	return fmt.Errorf("open directory %s: %w: ip-masq did not make it: it holds %s and no file %s; "+
+		"set dataDir to a directory that does not exist or is empty, or empty this one if no other program uses it",
+		shown(f.path()), ErrRefused, shown(names[0]), markerFile)
+}
+
+func (f *folder) hasMarker() bool {
+	_, err := f.recognize(inDataDir, markerFile)
+	f.marked = err == nil
+	return f.marked
 }
 
 // mark creates the marker.
@@ -173,7 +176,10 @@ func (d *Dir) makeDataDir() (*folder, error) {
 	for attempt := 1; ; attempt++ { // another process may create or remove it
 		f, err := d.dataDir()
 		if err == nil && !f.marked {
-			_ = f.mark() // one that cannot have a marker is checked again the next time
+			if err = f.mark(); err != nil { // with a file and without the marker it would be refused
+				f.close()
+				f = nil
+			}
 		}
 		if !errors.Is(err, os.ErrNotExist) {
 			return f, err
@@ -210,7 +216,7 @@ func (d *Dir) createDataDir() error {
 	if err != nil {
 		return failure(lockOp, temp, err)
 	}
-	if err := f.checkOrigin(); err != nil {
+	if err := f.checkMarker(); err != nil {
 		return err
 	}
 	if err = f.mark(); err == nil {

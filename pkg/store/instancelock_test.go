@@ -130,10 +130,9 @@ func TestDestroy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(os.Mkdir(d.BackupsPath(), 0o700),
-			os.WriteFile(filepath.Join(d.BackupsPath(), "10-podnet.conflist."+strings.Repeat("0", 64)+".bak"), nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		backups, err := d.Backups()
+		ok(t, err)
+		ok(t, os.WriteFile(filepath.Join(backups, "10-podnet.conflist."+strings.Repeat("0", 64)+".bak"), nil, 0o600))
 		if foreign {
 			if err := os.WriteFile(filepath.Join(path, "note"), nil, 0o600); err != nil {
 				t.Fatal(err)

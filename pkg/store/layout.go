@@ -4,7 +4,6 @@ package store
 
 import (
 	"errors"
-	"os"
 	"slices"
 	"strings"
 
@@ -18,9 +17,6 @@ type entry struct {
 	holds  layout // of a directory; nil for a file
 	socket bool   // it is a socket rather than a regular file
 	empty  bool   // the file is always empty
-	// proves reports whether the entry proves that ip-masq created the directory; nil if other programs
-	// use the name too.
-	proves func(f *folder, name string) bool
 }
 
 // layout returns the entry that ip-masq writes under a name in one directory, or false if it writes none.
@@ -29,20 +25,16 @@ type layout func(name string) (entry, bool)
 // inDataDir is the layout of the dataDir itself.
 func inDataDir(name string) (entry, bool) {
 	switch name {
-	case lockFile, resetLockFile, recordFile + damagedSuffix:
+	case markerFile, lockFile, instanceLockFile, resetLockFile, recordFile, recordFile + damagedSuffix:
 		return entry{}, true
-	case markerFile, instanceLockFile:
-		return entry{proves: byName}, true
 	case socketFile:
 		return entry{socket: true}, true
-	case recordFile:
-		return entry{proves: byContents}, true
 	case sourcesDir:
 		return entry{holds: inSources}, true
 	case attachmentsDir:
 		return entry{holds: inAttachments}, true
 	case backupsDir:
-		return entry{holds: inBackups, proves: byName}, true // install may have been killed before its first copy
+		return entry{holds: inBackups}, true
 	}
 	return entry{}, safefile.IsTemp(name, recordFile+".")
 }
@@ -53,9 +45,7 @@ func inSources(name string) (entry, bool) {
 		return entry{}, false
 	}
 	switch document := hash + documentSuffix; name {
-	case document:
-		return entry{proves: byContents}, true
-	case hash + verificationCacheSuffix, document + damagedSuffix, document + droppedSuffix:
+	case document, hash + verificationCacheSuffix, document + damagedSuffix, document + droppedSuffix:
 		return entry{}, true
 	default:
 		return entry{}, safefile.IsTemp(name, document+".")
@@ -66,9 +56,7 @@ func inAttachments(name string) (entry, bool) { return entry{holds: inBoot}, isB
 
 func inBoot(name string) (entry, bool) { return entry{holds: inNetwork}, isHash(name) }
 
-func inNetwork(name string) (entry, bool) {
-	return entry{empty: true, proves: byName}, isHash(name)
-}
+func inNetwork(name string) (entry, bool) { return entry{empty: true}, isHash(name) }
 
 // inBackups is the layout that package conflist uses: copies whose names have the SHA-256 of the
 // original's path, and temporary files of package safefile.
@@ -76,15 +64,7 @@ func inBackups(name string) (entry, bool) {
 	stem, isCopy := strings.CutSuffix(name, ".bak")
 	at := strings.LastIndexByte(stem, '.')
 	isCopy = isCopy && at > 0 && isHash(stem[at+1:])
-	return entry{proves: byName}, isCopy || safefile.IsTemp(name, safefile.TempPrefix)
-}
-
-func byName(*folder, string) bool { return true }
-
-// byContents reports whether a document or the record parses, or is of a newer version.
-func byContents(f *folder, name string) bool {
-	now, err := f.document(name)
-	return err == nil && !now.damaged()
+	return entry{}, isCopy || safefile.IsTemp(name, safefile.TempPrefix)
 }
 
 // isHash reports whether a name is one that hashName returns.
@@ -120,36 +100,6 @@ func (f *folder) recognize(l layout, name string) (entry, error) {
 		}
 	}
 	return e, failure("stat", f.in(name), err)
-}
-
-// examine returns the first path below the directory that ip-masq does not write, or "", and whether a
-// file proves that ip-masq created the directory.
-func (f *folder) examine(l layout) (unknown string, proven bool, err error) {
-	names, err := f.names()
-	if err != nil {
-		return "", false, err
-	}
-	for _, name := range names {
-		e, err := f.recognize(l, name)
-		if errors.Is(err, errUnknown) {
-			return f.in(name), proven, nil
-		}
-		if err == nil && e.holds != nil {
-			err = f.within(name, func(sub *folder) (err error) {
-				var below bool
-				unknown, below, err = sub.examine(e.holds)
-				proven = proven || below
-				return err
-			})
-		}
-		if err == nil {
-			proven = proven || e.proves != nil && e.proves(f, name)
-		}
-		if err = ignoring(err, os.ErrNotExist); err != nil || unknown != "" { // else removed meanwhile
-			return unknown, proven, err
-		}
-	}
-	return "", proven, nil
 }
 
 // clear removes the entries of ip-masq from the directory, except the spared names.

@@ -128,8 +128,8 @@ func (d *Dir) openLock(create bool) (*Lock, error) {
 		file, _, err = root.open(lockOp, lockFile, unix.O_RDONLY)
 	case create && errors.Is(err, os.ErrNotExist):
 		if file, err = root.openOrCreate(lockOp, lockFile, unix.O_RDWR); err == nil {
-			_ = root.mark() // a Destroy may have removed the marker since the directory was opened
-			err = errors.Join(root.sync(), root.syncParent())
+			// A Destroy may have removed the marker since the directory was opened.
+			err = errors.Join(root.mark(), root.sync(), root.syncParent())
 		}
 	}
 	if err != nil {

@@ -81,6 +81,7 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 					_, _, err := d.Attachments("net")
 					return err
 				},
+				"Backups": func(d *store.Dir) error { _, err := d.Backups(); return err },
 				"Stage": func(d *store.Dir) error {
 					l, err := d.Lock(t.Context())
 					ok(t, err)
@@ -101,6 +102,7 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 				operations []string
 			}{
 				{"", append([]string{"Load", "DryRun", "Lock"}, ofAttachments...)},
+				{"backups", []string{"Backups"}},
 				{"sources", []string{"Load", "DryRun", "Stage", "Tidy"}},
 				{"attachments", append([]string{"Tidy"}, ofAttachments...)},
 				{"attachments/" + boot, ofAttachments},
@@ -109,6 +111,8 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 				d := open(t)
 				document(t, d, newSource("net"))
 				ok(t, d.Attach("net", "c", "eth0"))
+				_, err := d.Backups()
+				ok(t, err)
 				paths, err := filepath.Glob(filepath.Join(d.Path(), at.path))
 				ok(t, err)
 				ok(t, c.spoil(paths[0]))

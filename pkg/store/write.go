@@ -285,10 +285,13 @@ func (l *Lock) Destroy() error {
 	}
 	err := unix.Rmdir(l.dir.path)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) { // files of another program, or a mount point
-		if _, err := l.root.recognize(inDataDir, lockFile); err == nil { // a process that waited has locked a new file
-			return l.root.mark()
+		names, err := l.root.names()
+		for _, name := range names { // a process that waited has locked a new file, or an ADD has attached
+			if _, errName := l.root.recognize(inDataDir, name); errName == nil {
+				return l.root.mark()
+			}
 		}
-		return nil
+		return err
 	}
 	return failure(op, l.dir.path, ignoring(err, unix.ENOENT))
 }

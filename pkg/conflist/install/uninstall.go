@@ -20,8 +20,8 @@ import (
 // Uninstall says what to remove from a node.
 type Uninstall struct {
 	SearchDirs
-	// Backups is the directory for the texts of conflists before the change; "" keeps none.
-	Backups string
+	// Backups is that of conflist.Editor.
+	Backups func() (string, error)
 	// Root is "/", below which runtimes and Multus keep their cached results.
 	Root string
 	// NoWait removes the plugin although the DEL of cached results may call it.
