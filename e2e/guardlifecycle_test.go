@@ -3,6 +3,8 @@
 package e2e
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -42,9 +44,6 @@ func TestGuardTables(t *testing.T) {
 		conf := func(keys object) string { return n.conf(t, "podnet", dualStack(keys)) }
 		n.addAndCheck(t, conf(nil)).noWarnings(t)
 		n.wantGuardTables(t)
-		if n.load(t).Record.Guard {
-			t.Error("the guard tables are on record without a key")
-		}
 		drop := conf(object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16", "fd00:1::/64"}, "enforceExempt": true, "staleConnections": "keep"})
 		n.invoke(t, invocation{verb: "STATUS", conf: drop}).want(t, 0)
 		n.wantGuardTables(t)
@@ -82,9 +81,6 @@ func TestGuardTables(t *testing.T) {
 		}
 		n.addAndCheck(t, conf(nil))
 		n.wantGuardTables(t)
-		if n.load(t).Record.Guard {
-			t.Error("the guard tables are still on record")
-		}
 		// Cleanup, after which nothing returns.
 		n.addAndCheck(t, drop)
 		if out := n.cleanup(t); !strings.HasPrefix(out, "removed chain guard-IP-MASQ-AGENT (ipv4) from nftables\n") {
@@ -93,6 +89,57 @@ func TestGuardTables(t *testing.T) {
 		n.wantGuardTables(t)
 		n.invoke(t, invocation{verb: "DEL", conf: drop}).want(t, 0)
 		n.wantGuardTables(t)
+	})
+}
+
+// TestGuardWithoutState checks that a guard that no policy asks for is drift for every verb and command, and
+// is removed, although the state that told of it is lost.
+func TestGuardWithoutState(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		drop := n.conf(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}, "nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+		without := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.0.2.0/24"}})
+		record := filepath.Join(n.dataDir, "record.json")
+		for name, lose := range map[string]func() error{
+			"the record is lost":    func() error { return os.Remove(record) },
+			"the record is damaged": func() error { return os.WriteFile(record, []byte("{"), 0o600) },
+			"the dataDir is lost":   func() error { return os.RemoveAll(n.dataDir) },
+			"nothing is lost":       func() error { return nil },
+		} {
+			t.Run(name, func(t *testing.T) {
+				n.addAndCheck(t, drop)
+				tables := n.guardTables(t)
+				must(t, lose())
+				n.addAndCheck(t, without)
+				n.wantGuardTables(t)
+				// It returns, and nothing tells of it.
+				restore := func() {
+					n.feed(t, tables, "nft", "-f", "-")
+					if name == "the record is lost" {
+						must(t, lose())
+					}
+				}
+				restore()
+				n.invoke(t, invocation{verb: "STATUS", conf: without}).want(t, 0)
+				n.invoke(t, invocation{verb: "CHECK", conf: without}).want(t, 101, "ip-masq-guard")
+				if stdout, stderr, code := n.reconciler(t, "check"); code != 3 || !strings.Contains(stdout, "ip-masq-guard") {
+					t.Errorf("check: exit code %d\n%s%s", code, stdout, stderr)
+				}
+				n.addAndCheck(t, without)
+				n.wantGuardTables(t)
+				restore()
+				n.invoke(t, invocation{verb: "DEL", conf: without, id: "none"}).want(t, 0)
+				n.wantGuardTables(t)
+				restore()
+				n.invoke(t, invocation{verb: "GC", conf: without}).want(t, 0)
+				n.wantGuardTables(t)
+				restore()
+				if stdout, stderr, code := n.reconciler(t, "once"); code != 0 {
+					t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
+				}
+				n.wantGuardTables(t)
+			})
+		}
 	})
 }
 
@@ -135,28 +182,6 @@ func TestGuardOfFailedADD(t *testing.T) {
 			}
 			n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
 		})
-	}
-}
-
-// TestGuardOfAnotherDataDir checks that an ADD with another dataDir changes no guard, and that one with the
-// node's dataDir removes that of another.
-func TestGuardOfAnotherDataDir(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	conf := n.conf(t, "podnet", object{"guard": "drop"})
-	n.addAndCheck(t, conf)
-	before := n.guardTables(t)
-	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"guard": "count", "dataDir": n.dir + "/other"})}).want(t, 7, "dataDir")
-	n.feed(t, "delete table ip ip-masq", "nft", "-f", "-") // only the guard is left
-	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"guard": "count", "dataDir": n.dir + "/other"})}).want(t, 7, "ip-masq-guard", n.dataDir)
-	if after := n.guardTables(t); after != before {
-		t.Errorf("the guard changed:\n%s\nwas\n%s", after, before)
-	}
-	other := n.withDataDir(t, n.backend, "next")
-	other.standardConflist(t, "nextnet", object{"guard": "count"}) // makes that dataDir the node's
-	other.addAndCheck(t, other.conf(t, "nextnet", object{"guard": "count"}))
-	if after := n.guardTables(t); !strings.Contains(after, other.dataDir) || strings.Contains(after, "drop") {
-		t.Errorf("guard tables:\n%s", after)
 	}
 }
 

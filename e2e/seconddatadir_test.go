@@ -109,6 +109,41 @@ func TestSecondDataDir(t *testing.T) {
 	})
 }
 
+// TestGuardOfAnotherDataDir leaves nothing of a dataDir but its guard, which drops what a second one would
+// exempt. It checks that the second is refused and writes nothing, that the commands say so, and that the
+// cleanup that the message names is the way to move.
+func TestGuardOfAnotherDataDir(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		second := n.withDataDir(t, n.backend, "other")
+		n.addAndCheck(t, n.conf(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}}))
+		guard := n.guardTables(t)
+		n.removeRulesAndState(t)
+		if n.backend.variant == "" { // nothing is left of the ruleset
+			n.feed(t, guard, "nft", "-f", "-")
+		}
+		conf := second.conf(t, "blue", nil)
+		says := []string{n.dataDir, second.dataDir, "ip-masq-guard", "a node has one dataDir"}
+		second.wantNoWrites(t, func() {
+			second.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, says...)
+			second.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says...)
+			second.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0, says...)
+			second.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101)
+		})
+		second.agentFile(t, "ip-masq-agent", "{}\n")
+		for _, command := range []string{"check", "once", "status", "doctor"} {
+			if stdout, stderr, _ := second.reconciler(t, command); !strings.Contains(stdout+stderr, n.dataDir) {
+				t.Errorf("%s does not name the other dataDir:\n%s%s", command, stdout, stderr)
+			}
+		}
+		if out := n.cleanup(t); !strings.Contains(out, "guard-IP-MASQ-AGENT") {
+			t.Errorf("cleanup with the old dataDir leaves the guard:\n%s", out)
+		}
+		n.wantGuardTables(t)
+		second.addAndCheck(t, conf).noWarnings(t)
+	})
+}
+
 // TestFirstADDsOfTwoDataDirs runs two first ADDs with different dataDirs at the same time. It
 // checks that one makes its rules and the other is refused.
 func TestFirstADDsOfTwoDataDirs(t *testing.T) {
@@ -139,64 +174,6 @@ func TestFirstADDsOfTwoDataDirs(t *testing.T) {
 	})
 }
 
-// TestDataDirOfTheConflists checks that a dataDir that no conflist on disk has is refused and
-// leaves no files, even if it is the first on the node.
-func TestDataDirOfTheConflists(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		tenant := n.withDataDir(t, n.backend, "tenant")
-		n.standardConflist(t, "podnet", nil)
-		conf := tenant.conf(t, "blue", nil)
-		tenant.wantNoWrites(t, func() {
-			says := []string{tenant.dataDir, n.dataDir, "/etc/cni/net.d", "a node has one dataDir"}
-			tenant.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, says...)
-			tenant.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says...)
-		})
-		n.addAndCheck(t, n.conf(t, "podnet", nil)).noWarnings(t)
-	})
-}
-
-// TestDataDirThatReplacesAnother starts with a tenant's entry as the first on the node. It checks
-// that ADD or the reconciler removes the tenant's chain once a conflist on disk has another
-// dataDir, and that the chain is not recreated.
-func TestDataDirThatReplacesAnother(t *testing.T) {
-	t.Parallel()
-	for name, replace := range map[string]func(*testing.T, *node){
-		"ADD": func(t *testing.T, n *node) {
-			n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 0, "belonged to dataDir", "this node has dataDir")
-		},
-		"run": func(t *testing.T, n *node) {
-			n.startReconciler(t, "--cni-conf-dir", "/etc/cni/net.d").untilReady(t).stop(t)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			pairsOfBackends(t, func(t *testing.T, n, tenant *node, chain string) {
-				n.path += ":/usr/sbin" // to remove the tenant's chain from iptables
-				blue := tenant.conf(t, "blue", object{"masqChain": chain, "enableIPv6": true})
-				tenant.addAndCheck(t, blue)
-				n.standardConflist(t, "podnet", nil)
-				if out, errs, _ := n.reconciler(t, "check", "--cni-conf-dir", "/etc/cni/net.d"); !strings.Contains(errs, "ip-masq-reconciler once removes it") {
-					t.Errorf("check does not say what removes the tenant's chain:\n%s%s", out, errs)
-				}
-				replace(t, n)
-				n.invoke(t, invocation{verb: "CHECK", conf: n.conf(t, "podnet", nil)}).want(t, 0)
-				if rules := n.ruleset(t); strings.Contains(rules, tenant.dataDir) || chain == "OTHER" && strings.Contains(rules, chain) {
-					t.Errorf("the tenant's chain still exists:\n%s", rules)
-				}
-				state := tree(t, tenant.dataDir)
-				tenant.wantNoWrites(t, func() {
-					tenant.invoke(t, invocation{verb: "ADD", conf: blue}).want(t, 7, n.dataDir)
-				})
-				if now := tree(t, tenant.dataDir); now != state {
-					t.Errorf("the tenant's dataDir changed:\n%s\nwas:\n%s", now, state)
-				}
-				n.wantRulesUnchanged(t, tenant, invocation{verb: "DEL", conf: blue})
-				n.addAndCheck(t, n.conf(t, "podnet", nil)).noWarnings(t)
-			})
-		})
-	}
-}
-
 // wantRulesUnchanged runs a verb of another dataDir and fails if it changes the rules.
 func (n *node) wantRulesUnchanged(t *testing.T, other *node, r invocation) {
 	t.Helper()
@@ -204,28 +181,6 @@ func (n *node) wantRulesUnchanged(t *testing.T, other *node, r invocation) {
 	other.invoke(t, r).want(t, 0)
 	if now := n.ruleset(t); now != before {
 		t.Errorf("%s changed the rules:\n%s\nwere:\n%s", r.verb, now, before)
-	}
-}
-
-// TestTenantChainKeptWhileOwnRulesFail checks that another dataDir's chain stays while the rules of
-// the node's dataDir cannot be written.
-func TestTenantChainKeptWhileOwnRulesFail(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[1])
-	tenant := n.withDataDir(t, backends()[0], "tenant")
-	tenant.addAndCheck(t, tenant.conf(t, "blue", object{"masqChain": "OTHER"}))
-	before := n.ruleset(t)
-	n.standardConflist(t, "podnet", nil)
-	mend := n.breakProgram(t, "iptables-restore", ":")
-	conf := n.conf(t, "podnet", nil)
-	n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "not today")
-	if now := n.ruleset(t); now != before {
-		t.Errorf("rules changed:\n%s\nwere:\n%s", now, before)
-	}
-	mend()
-	n.addAndCheck(t, conf)
-	if rules := n.ruleset(t); strings.Contains(rules, "OTHER") {
-		t.Errorf("the tenant's chain still exists:\n%s", rules)
 	}
 }
 

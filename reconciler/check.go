@@ -54,11 +54,6 @@ func staleIn(r *reconcile.Report) []string {
 	for _, at := range r.Rules.Duplicates {
 		out = append(out, fmt.Sprintf("%s (%s)", at.Chain, at.Choice))
 	}
-	if r.Rules.ReplaceOtherDataDirs {
-		for _, o := range r.Rules.OtherDataDirs {
-			out = append(out, fmt.Sprintf("%s (%s, %s)", o.Name, o.Family, o.Choice))
-		}
-	}
 	return out
 }
 

@@ -107,12 +107,6 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	})
 	n.cached = sync.OnceValue(func() store.VerificationCache { return n.Dir.VerificationCache(n.source()) })
 	n.checkDataDir = sync.OnceValue(func() error { return n.CheckDataDir(context.Background()) })
-	n.StatedDataDir = func() (dataDir, origin string, certain bool) {
-		if err != nil {
-			return "", "", false
-		}
-		return config.NodeDataDir(file, n.confDir)
-	}
 	return n
 }
 

@@ -26,8 +26,8 @@ func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 }
 
 // repair syncs the rules to the stored documents. Without a document it creates no rules, so that
-// nothing returns after a cleanup, but removes what an interrupted ADD left. If a document cannot
-// be read it writes nothing.
+// nothing returns after a cleanup, but removes what an interrupted ADD left, and a guard that no document
+// asks for. If a document cannot be read it writes nothing.
 func (n *node) repair(ctx context.Context) error {
 	reading, err := n.Dir.Read()
 	if err != nil {
@@ -67,10 +67,10 @@ func (n *node) repair(ctx context.Context) error {
 	return nil
 }
 
-// repairable reports whether the documents are complete and there is anything to repair.
+// repairable reports whether the documents are complete.
 func (n *node) repairable(s store.State) bool {
 	n.warnDamaged(s)
-	return len(s.Newer)+len(s.Damaged) == 0 && (len(s.Sources)+len(s.Record.Chains) > 0 || s.Record.Guard)
+	return len(s.Newer)+len(s.Damaged) == 0
 }
 
 // check compares every rule with the documents and writes nothing. It reports a difference only if

@@ -390,28 +390,3 @@ func parseVersion(s string) (string, error) {
 	}
 	return s, nil
 }
-
-// NodeDataDir returns the dataDir of a node and the file or directory that states it: that of
-// plugin.toml, else the one on which all valid plugin entries in the conflists agree, or "". It
-// is not certain if entries differ, are invalid, or are in a file that cannot be loaded.
-func NodeDataDir(guard PluginFile, read func() ConfDir) (dataDir, origin string, certain bool) {
-	if guard.Present {
-		return guard.DataDir, guard.Path, true
-	}
-	confs := read()
-	certain = confs.Err() == nil
-	for _, list := range confs.Conflists {
-		for _, e := range list.Entries {
-			switch {
-			case e.Err != nil:
-				certain = false
-			case e.Entry.DataDir == dataDir:
-			case dataDir != "":
-				return "", "", false
-			default:
-				dataDir = e.Entry.DataDir
-			}
-		}
-	}
-	return dataDir, confs.Dir, certain
-}

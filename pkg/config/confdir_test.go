@@ -3,7 +3,6 @@
 package config
 
 import (
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -282,51 +281,6 @@ func TestConflistExamples(t *testing.T) {
 	}
 	if len(c.Conflists) == 0 {
 		t.Error("there are no examples")
-	}
-}
-
-func TestNodeDataDir(t *testing.T) {
-	list := func(network string, dataDirs ...string) string {
-		plugins := []any{map[string]any{"type": "ptp"}}
-		for _, d := range dataDirs {
-			p := map[string]any{"type": "ip-masq", "dataDir": d}
-			if d == "" {
-				delete(p, "dataDir")
-			}
-			plugins = append(plugins, p)
-		}
-		text, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": network, "plugins": plugins})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
-	for name, tc := range map[string]struct {
-		files   map[string]string
-		want    string
-		certain bool
-	}{
-		"no conflist":           {nil, "", true},
-		"no entry":              {map[string]string{"10-a.conflist": list("a")}, "", true},
-		"the default":           {map[string]string{"10-a.conflist": list("a", "")}, DefaultDataDir, true},
-		"all agree":             {map[string]string{"10-a.conflist": list("a", "/x"), "20-b.conflist": list("b"), "30-c.conflist": list("c", "/x", "/x")}, "/x", true},
-		"they differ":           {map[string]string{"10-a.conflist": list("a", "/x"), "20-b.conflist": list("b", "")}, "", false},
-		"within one":            {map[string]string{"10-a.conflist": list("a", "/x", "/y")}, "", false},
-		"a refused entry":       {map[string]string{"10-a.conflist": list("a", "relative"), "20-b.conflist": list("b", "/x")}, "/x", false},
-		"a file that is broken": {map[string]string{"10-a.conflist": "{", "20-b.conflist": list("b", "/x")}, "/x", false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := confDir(t, tc.files)
-			got, origin, certain := NodeDataDir(PluginFile{}, func() ConfDir { return read(t, dir) })
-			if got != tc.want || got != "" && origin != dir || certain != tc.certain {
-				t.Errorf("%q by %s, certain %t, want %q, %t", got, origin, certain, tc.want, tc.certain)
-			}
-		})
-	}
-	guard := PluginFile{Present: true, Path: "/etc/ip-masq/plugin.toml", DataDir: "/guarded"}
-	got, origin, _ := NodeDataDir(guard, func() ConfDir { t.Error("the conflists were read"); return ConfDir{} })
-	if got != guard.DataDir || origin != guard.Path {
-		t.Errorf("%q by %s", got, origin)
 	}
 }
 

@@ -291,12 +291,8 @@ func leftoverChains(e *examination, f *Finding) {
 
 func chainsOfOtherDataDirs(e *examination, f *Finding) {
 	for _, c := range e.Rules.OtherDataDirs {
-		f.add("chain %s (%s) in %s belongs to %s and not to %s",
-			c.Name, c.Family, c.Choice, policy.Quote(c.Owner.DataDir), policy.Quote(e.DataDir))
-		remedy := " Then run ip-masq-reconciler once, which removes the chains of the other."
-		if !e.Rules.ReplaceOtherDataDirs && !e.PluginFile.Present { // whose data_dir overrides --data-dir
-			remedy = " Then run ip-masq-reconciler cleanup --data-dir " + policy.Quote(c.Owner.DataDir) + "."
-		}
+		f.add("%s belongs to %s and not to %s", c, policy.Quote(c.Owner.DataDir), policy.Quote(e.DataDir))
+		remedy := " Then run ip-masq-reconciler cleanup --data-dir " + policy.Quote(c.Owner.DataDir) + "."
 		if !strings.HasSuffix(f.Remedy, remedy) {
 			f.Remedy += remedy
 		}

@@ -13,106 +13,70 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// states has the node's files state a dataDir.
-func (f *fixture) states(dataDir string) {
-	f.enforcer.StatedDataDir = func() (string, string, bool) { return dataDir, "/etc/cni/net.d", true }
-}
+// guardTable stands for the guard tables where a test ranges over the places of chains.
+var guardTable = netfilter.Choice{Backend: "guard table"}
 
 // stand puts a chain of another dataDir into the kernel.
 func (f *fixture) stand(c netfilter.Choice, chain, dataDir string) {
+	if c == guardTable {
+		f.kernel.guards = append(f.kernel.guards, policy.Guard{Chain: chain, Family: policy.IPv4, Owner: policy.OwnedBy(dataDir)})
+		return
+	}
 	ref := netfilter.ChainRef{Family: policy.IPv4, Name: chain}
 	f.kernel.chains[c][ref] = policy.Chain{
 		Family: policy.IPv4, Name: chain, Owner: policy.OwnedBy(dataDir), Rules: []policy.Rule{{Verdict: policy.Masquerade}},
 	}
 }
 
+// Chains and guard tables count alike.
 func TestCheckDataDir(t *testing.T) {
 	const other = "/other"
 	for name, tc := range map[string]struct {
-		stated string // "own" is the one that asks
-		inUse  []string
-		want   bool
+		inUse []string // "own" is the one that asks
+		want  bool
 	}{
-		"no chain exists":                          {"", nil, true},
-		"another is in use":                        {"", []string{other}, false},
-		"it is in use itself":                      {"", []string{other, "own"}, true},
-		"it is stated":                             {"own", []string{other}, true},
-		"another is stated":                        {other, nil, false},
-		"another is stated, and it is in use":      {other, []string{"own"}, false},
-		"another is stated, and a third is in use": {other, []string{"/third"}, false},
+		"none is in use":    {nil, true},
+		"another is in use": {[]string{other}, false},
+		"it is in use":      {[]string{"own"}, true},
+		"both are in use":   {[]string{other, "own"}, true}, // nothing tells which was first
+		"two others are":    {[]string{other, "/third"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, c := range []netfilter.Choice{iptChoice, legacyChoice, nftChoice} {
+			for _, c := range []netfilter.Choice{iptChoice, legacyChoice, nftChoice, guardTable} {
 				f := newFixture(t)
-				dir := func(s string) string {
-					if s == "own" {
-						return f.enforcer.Dir.Path()
-					}
-					return s
-				}
-				f.states(dir(tc.stated))
 				for i, d := range tc.inUse {
-					f.stand(c, string(rune('X'+i)), dir(d))
+					if d == "own" {
+						d = f.enforcer.Dir.Path()
+					}
+					f.stand(c, string(rune('X'+i)), d)
 				}
+				before := f.kernel.dump()
 				err := f.enforcer.CheckDataDir(context.Background())
 				if (err == nil) != tc.want || err != nil && !errors.Is(err, enforce.ErrOtherDataDir) {
 					t.Errorf("%s: %v", c, err)
+				}
+				if tc.want {
+					continue
+				}
+				if err := f.sync(network("podnet", "A")).Err("A"); !errors.Is(err, enforce.ErrOtherDataDir) || f.kernel.dump() != before {
+					t.Errorf("%s: sync: %v\n%s", c, err, f.kernel.dump())
 				}
 			}
 		})
 	}
 }
 
-// The node's dataDir removes the chains of another once its own rules stand, and not
-// before.
-func TestOtherDataDirsAreReplaced(t *testing.T) {
-	for _, own := range []policy.Backend{policy.IPTables, policy.NFTables} {
-		f := newFixture(t)
-		f.states(f.enforcer.Dir.Path())
-		forms := []netfilter.Choice{iptChoice, legacyChoice, nftChoice}
-		for _, c := range forms {
-			f.stand(c, "A", "/other")
-			f.stand(c, "X", "/other")
-		}
-		newer := netfilter.ChainRef{Family: policy.IPv4, Name: "N"}
-		f.kernel.chains[legacyChoice][newer] = policy.Chain{Family: policy.IPv4, Name: "N", Owner: policy.Owner{Schema: 2, DataDir: "/other"}}
-		before := f.kernel.dump()
-		net := network("podnet", "A", backend(own))
-		failing := map[policy.Backend]netfilter.Choice{policy.IPTables: iptChoice, policy.NFTables: nftChoice}[own]
-		f.kernel.unusable[legacyChoice] = errors.New("not here")
-		f.enforcer.KeepBackend = true
-		f.kernel.unable = map[policy.Family]error{policy.IPv4: errors.New("not today")}
-		if err := f.sync(net).Err("A"); err == nil || f.kernel.dump() != before {
-			t.Fatalf("%s: %v\n%s", own, err, f.kernel.dump())
-		}
-		f.kernel.unable = nil
-		f.mustBeInSync(f.sync(net))
-		for _, c := range forms {
-			for ref, chain := range f.kernel.chains[c] {
-				if ref != newer && (c != failing || ref.Name != "A" || chain.Owner != policy.OwnedBy(f.enforcer.Dir.Path())) {
-					t.Errorf("%s: %s has %v of %v", own, c, ref, chain.Owner)
-				}
-			}
-		}
-		if _, exists := f.kernel.chains[legacyChoice][newer]; !exists {
-			t.Error("a chain of a newer version was removed")
-		}
-	}
-}
-
-// The chains of another dataDir stay if no file states this one, and also if a file
-// that cannot be read may state the other.
+// While both dataDirs are in use, each keeps its own chains, and leaves those of the other.
 func TestOtherDataDirsStay(t *testing.T) {
 	f := newFixture(t)
-	f.enforcer.StatedDataDir = func() (string, string, bool) { return f.enforcer.Dir.Path(), "/etc/cni/net.d", false }
 	net := network("podnet", "A")
 	f.mustBeInSync(f.sync(net))
 	f.stand(legacyChoice, "X", "/other")
 	f.enforcer.AllBackends = true
 	v := f.sync(net)
 	f.mustBeInSync(v)
-	if len(v.OtherDataDirs) != 1 || v.ReplaceOtherDataDirs || len(f.kernel.chains[legacyChoice]) != 1 {
-		t.Errorf("others %v, replaces %t\n%s", v.OtherDataDirs, v.ReplaceOtherDataDirs, f.kernel.dump())
+	if len(v.OtherDataDirs) != 1 || len(f.kernel.chains[legacyChoice]) != 1 {
+		t.Errorf("others %v\n%s", v.OtherDataDirs, f.kernel.dump())
 	}
 }
 

@@ -14,11 +14,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// ErrOtherDataDir is wrapped by errors about a dataDir that is not the node's, and about a chain
-// whose comment names another one. Such a chain is not drift: two dataDirs would revert each
-// other's rules.
-var ErrOtherDataDir = errors.New("this node has another dataDir")
-
 // Enforcer syncs the rules of one node, which is a dataDir and the network namespace of the
 // process.
 type Enforcer struct {
@@ -29,11 +24,7 @@ type Enforcer struct {
 	// PreferredBackend is the backend for chains whose sources state none. A chain on record in
 	// another backend moves there. With "" or Auto the record decides.
 	PreferredBackend policy.Backend
-	// StatedDataDir returns the dataDir that the node's files state, "" if they state none, and the
-	// file or directory that states it. It is certain if all files could be read. Nil states none.
-	// It is not called while the rules are in sync.
-	StatedDataDir func() (dataDir, origin string, certain bool)
-	// Owned returns the chains that name an owner. Nil reads them from the kernel.
+	// Owned returns the chains and guard tables that name an owner. Nil reads them from the kernel.
 	Owned func(context.Context) ([]netfilter.OwnedChain, error)
 	// Conntrack deletes the connections that a judge calls stale, and returns how many there were. With
 	// nil, resets end with ErrNoConntrack.
@@ -83,7 +74,7 @@ func (e *Enforcer) observeAgain(ctx context.Context, s *State, rec store.Record)
 	for _, g := range s.Groups {
 		again.Groups = append(again.Groups, Group{Choice: g.Choice, Desired: g.Desired})
 	}
-	again.Guard = GuardState{Desired: s.Guard.Desired, Inactive: s.Guard.Inactive, Recorded: rec.Guard, unusable: s.Guard.unusable}
+	again.Guard = GuardState{Desired: s.Guard.Desired, Inactive: s.Guard.Inactive, unusable: s.Guard.unusable}
 	e.read(ctx, again)
 	return again
 }
@@ -97,7 +88,7 @@ func (e *Enforcer) read(ctx context.Context, s *State) {
 	s.Stale = stale(s)
 	if e.AllBackends {
 		s.Duplicates = e.duplicates(ctx, s)
-		s.OtherDataDirs, s.ReplaceOtherDataDirs = e.ofOtherDataDirs(e.owned(ctx)), e.replaces()
+		s.OtherDataDirs, _ = e.otherDataDirs(ctx)
 	}
 }
 
@@ -240,18 +231,16 @@ func (e *Enforcer) readGroup(ctx context.Context, s *State, g *Group) {
 }
 
 // checkOwnership returns why a chain of the right name must not be changed, or nil. A chain may be
-// changed if it is owned, whatever others made of it since; if it belongs to another dataDir and
-// the node's is this one; and if it holds nothing but what the agents write.
+// changed if it is owned, whatever others made of it since, and if it holds nothing but what the
+// agents write.
 func (e *Enforcer) checkOwnership(c *policy.Chain, in netfilter.Choice, owned bool) error {
 	switch us := e.owner(); {
 	case c.Owner.Schema > policy.RulesSchema:
 		return fmt.Errorf("chain %s (%s): %w: its rules have form %d and this program knows forms up to %d; "+
 			"install the version that wrote them, or run its ip-masq-reconciler cleanup",
 			c.Name, c.Family, store.ErrNewer, c.Owner.Schema, policy.RulesSchema)
-	case c.Owner.Differs(us) && e.replaces():
-		return nil
 	case c.Owner.Differs(us):
-		return otherDataDir(ownedChain(c, in), us)
+		return OtherDataDirError{ownedChain(c, in), e.Dir.Path()}
 	case c.Owner == us || owned || c.HoldsOnly(policy.Return, policy.Masquerade):
 		return nil
 	}

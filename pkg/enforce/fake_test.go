@@ -104,6 +104,12 @@ func (d *fakeDriver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 			}
 		}
 	}
+	for _, g := range d.k.guards {
+		if d.backend == policy.NFTables {
+			ref := netfilter.ChainRef{Family: g.Family, Name: g.Chain}
+			owned = append(owned, netfilter.OwnedChain{ChainRef: ref, Choice: nftChoice, Guard: true, Owner: g.Owner})
+		}
+	}
 	return owned, nil
 }
 

@@ -21,7 +21,6 @@ type GuardState struct {
 	Desired  []policy.Guard
 	Observed netfilter.GuardObservation // zero if they were not read
 	Diff     policy.Diff
-	Recorded bool // the record of this boot has the tables
 	// Inactive has the chains for which a key of the guard tables has no effect.
 	Inactive []Inactive
 	// Err is why the desired tables could not be read, or must not be changed. Rules are repaired nevertheless.
@@ -43,7 +42,6 @@ func (i Inactive) Error() string { return fmt.Sprintf("chain %s (%s): %v", i.Cha
 
 // desireGuards sets the desired guards of the policies.
 func (e *Enforcer) desireGuards(s *State) {
-	s.Guard.Recorded = s.record.Guard
 	s.Guard.Desired = policy.DesiredGuards(s.Policies, e.owner())
 	for i := range s.Policies {
 		p := &s.Policies[i]
@@ -105,10 +103,11 @@ func whyNoPods(p *policy.Policy, f policy.Family) string {
 	return fmt.Sprintf("nonMasqueradeSourceCIDRs has all %s addresses of %s", name, of)
 }
 
-// readGuard reads the guard tables and compares them, if they are desired or may exist.
+// readGuard reads the guard tables and compares them, also if none is desired: a guard that the documents no
+// longer ask for drops what they exempt.
 func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	g := &s.Guard
-	if g.unusable != nil || len(g.Desired) == 0 && !s.record.Guard && !e.AllBackends {
+	if g.unusable != nil {
 		return
 	}
 	tables, err := e.Drivers.GuardTables()
@@ -118,9 +117,8 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	if err == nil {
 		err = e.checkGuardOwnership(g)
 	}
-	// Without this a kernel that lacks an expression would refuse the same tables at each sync. Tables on
-	// record were accepted once, and their repair does not wait for the check.
-	if err == nil && !g.Recorded && g.missesTable() {
+	// Without this a kernel that lacks an expression would refuse the same tables at each sync.
+	if err == nil && g.missesTable() {
 		if lacks := tables.CheckGuards(ctx, g.Desired); errors.Is(lacks, netfilter.ErrUnusable) {
 			err = lacks
 		}
@@ -131,9 +129,9 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	case err == nil:
 		g.read = true
 		g.Diff = tables.CompareGuards(g.Desired, g.Observed)
-	case len(g.Desired) > 0:
+	case len(g.Desired) > 0 || g.others:
 		g.Err = err
-	case !g.others && !errors.Is(err, fs.ErrPermission): // nothing is desired
+	case !errors.Is(err, fs.ErrPermission): // nothing is desired
 		e.Warn(err)
 	}
 }
@@ -165,11 +163,9 @@ func (e *Enforcer) checkGuardOwnership(g *GuardState) error {
 			g.others = true
 			return fmt.Errorf("table ip-masq-guard (%s): %w: its rules have form %d and this program knows forms up to %d; "+
 				"install the version that wrote them, or run its ip-masq-reconciler cleanup", o.Family, store.ErrNewer, o.Owner.Schema, policy.RulesSchema)
-		case o.Owner.Differs(us) && !e.replaces():
+		case o.Owner.Differs(us):
 			g.others = true
-			return fmt.Errorf("table ip-masq-guard (%s): %w: it belongs to %s and not to %s; a node has one dataDir: use that one "+
-				"everywhere, or run ip-masq-reconciler cleanup with --data-dir %s first",
-				o.Family, ErrOtherDataDir, policy.Quote(o.Owner.DataDir), policy.Quote(us.DataDir), policy.Quote(o.Owner.DataDir))
+			return OtherDataDirError{chainsOf(o)[0], e.Dir.Path()}
 		}
 	}
 	return nil
@@ -196,7 +192,7 @@ func (g *GuardState) Of(c policy.ChainFamily) *policy.Guard {
 
 // err returns why the guard of a chain is not known to be as desired, or nil.
 func (g *GuardState) err(chain string) error {
-	if g.Err != nil && slices.ContainsFunc(g.Desired, func(d policy.Guard) bool { return d.Chain == chain }) {
+	if g.Err != nil {
 		return fmt.Errorf("guard of chain %s: %w", chain, g.Err)
 	}
 	ofAnother := func(c policy.Change) bool { return c.Chain != chain && c.Chain != "" }
@@ -205,19 +201,6 @@ func (g *GuardState) err(chain string) error {
 	}
 	return nil
 }
-
-// mayExist reports whether the tables may be in the kernel, so that they have to be on record.
-func (g *GuardState) mayExist() bool {
-	switch {
-	case g.unusable != nil || g.others:
-		return false
-	case g.read:
-		return len(g.Desired) > 0 || g.Observed.Exists
-	}
-	return g.Recorded
-}
-
-func (g *GuardState) unrecorded() bool { return g.read && len(g.Desired) > 0 && !g.Recorded }
 
 // writable reports whether there is something to write to the tables, now or with the rules.
 func (g *GuardState) writable() bool { return g.read && len(g.Desired)+len(g.Diff) > 0 }
@@ -332,18 +315,24 @@ func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedC
 		return nil, fmt.Errorf("remove the tables ip-masq-guard: %w", err)
 	}
 	for _, o := range g.Observed.Guards {
-		kinds := []string{"guard-", "enforce-"}
-		if o.Bound == nil {
-			kinds = kinds[:1]
-		} else if o.Mode == policy.GuardOff {
-			kinds = kinds[1:]
-		}
-		for _, kind := range kinds {
-			removed = append(removed, netfilter.OwnedChain{
-				ChainRef: netfilter.ChainRef{Family: o.Family, Name: kind + o.Chain},
-				Choice:   netfilter.Choice{Backend: policy.NFTables}, Owner: o.Owner,
-			})
-		}
+		removed = append(removed, chainsOf(o)...)
 	}
 	return removed, nil
+}
+
+// chainsOf returns the chains of an observed guard.
+func chainsOf(o policy.Guard) (chains []netfilter.OwnedChain) {
+	kinds := []string{"guard-", "enforce-"}
+	if o.Bound == nil {
+		kinds = kinds[:1]
+	} else if o.Mode == policy.GuardOff {
+		kinds = kinds[1:]
+	}
+	for _, kind := range kinds {
+		chains = append(chains, netfilter.OwnedChain{
+			ChainRef: netfilter.ChainRef{Family: o.Family, Name: kind + o.Chain},
+			Choice:   netfilter.Choice{Backend: policy.NFTables}, Guard: true, Owner: o.Owner,
+		})
+	}
+	return chains
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -87,23 +88,37 @@ func TestGuardIsCreatedFirst(t *testing.T) {
 	net := network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8"))
 	f.mustBeInSync(f.sync(net))
 	f.writes(guardA, rulesInNFT)
-	if !f.record().Guard {
-		t.Error("the guard is not on record")
-	}
 	f.mustBeInSync(f.observe(net))
 	f.mustBeInSync(f.sync(net))
 	f.writes()
 }
 
-// Without a key the guard tables are not even read.
-func TestWithoutGuard(t *testing.T) {
-	f := newFixture(t)
-	net := network("podnet", "A", guard(policy.GuardOff))
-	f.mustBeInSync(f.sync(net))
-	f.mustBeInSync(f.observe(net))
-	f.mustApply(network("podnet", "A"))
-	if f.kernel.guardsObserved != 0 || f.record().Guard {
-		t.Errorf("the guard tables were read %d times, on record %t", f.kernel.guardsObserved, f.record().Guard)
+// A guard that no source asks for is drift, whatever the record says: it drops what the sources exempt.
+func TestGuardWithoutKey(t *testing.T) {
+	net := network("podnet", "A")
+	for name, lose := range map[string]func(f *fixture){
+		"record":  func(f *fixture) { f.removeState("record.json") },
+		"dataDir": func(f *fixture) { f.removeState("") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8")))
+			lose(f)
+			if s := f.observe(net); s.InSync() || s.Err("A") == nil {
+				t.Errorf("in sync beside %v", f.kernel.guards)
+			}
+			f.mustBeInSync(f.sync(net))
+			if len(f.kernel.guards) > 0 {
+				t.Errorf("it stays: %v", f.kernel.guards)
+			}
+		})
+	}
+}
+
+func (f *fixture) removeState(name string) {
+	f.Helper()
+	if err := os.RemoveAll(filepath.Join(f.enforcer.Dir.Path(), name)); err != nil {
+		f.Fatal(err)
 	}
 }
 
@@ -122,9 +137,6 @@ func TestGuardWhilePolicyChanges(t *testing.T) {
 	// Where rules exist, a new guard begins after they have changed.
 	f.mustApply(network("podnet", "A", exempts("10.0.0.0/8")))
 	f.writes("guards:", rulesInNFT)
-	if f.record().Guard {
-		t.Error("the guard is still on record")
-	}
 	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8", "192.0.2.0/24")))
 	f.writes(rulesInNFT, "guards: A drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.0.2.0/24}")
 }
@@ -140,7 +152,7 @@ func TestGuardIsRepaired(t *testing.T) {
 		t.Errorf("diff %q", d)
 	}
 	var drift *enforce.DriftError
-	if !errors.As(s.Err("A"), &drift) || !s.Guard.Recorded {
+	if !errors.As(s.Err("A"), &drift) {
 		t.Errorf("error %v is no drift", s.Err("A"))
 	}
 	f.mustBeInSync(f.sync(net))
@@ -299,9 +311,6 @@ func TestGuardInactive(t *testing.T) {
 		if text := strings.Join(got, "\n"); text != c.want {
 			t.Errorf("%s: inactive are %q, want %q", name, text, c.want)
 		}
-		if f.record().Guard != (len(s.Guard.Desired) > 0 && f.kernel.guardErr == nil) {
-			t.Errorf("%s: the guard is on record: %t", name, f.record().Guard)
-		}
 	}
 }
 
@@ -315,13 +324,42 @@ func TestGuardOfAnotherOwnerStays(t *testing.T) {
 		if err := f.sync(network("podnet", "A", guard(policy.GuardCount))).Err("A"); !errors.Is(err, want) {
 			t.Errorf("error %v, want %v", err, want)
 		}
-		f.enforcer.AllBackends = true
-		f.mustBeInSync(f.sync(network("podnet", "A"))) // which does not ask for a guard
+		if err := f.sync(network("podnet", "A")).Err("A"); !errors.Is(err, want) { // although it does not ask for a guard
+			t.Errorf("error %v, want %v", err, want)
+		}
 		if _, err := f.removeAll("A"); err != nil {
 			t.Error(err)
 		}
 		if len(f.kernel.guards) != 1 || !slices.ContainsFunc(f.warnings, func(w string) bool { return strings.Contains(w, "not removed") }) {
 			t.Errorf("guards %v, warnings %q", f.kernel.guards, f.warnings)
+		}
+	}
+}
+
+// A policy whose guard cannot change with it is not written at all, and nothing of it is on record.
+func TestRefusedGuardRefusesThePolicy(t *testing.T) {
+	newer := policy.OwnedBy("/var/lib/cni/ip-masq")
+	newer.Schema++
+	for owner, want := range map[policy.Owner]error{policy.OwnedBy("/other"): enforce.ErrOtherDataDir, newer: store.ErrNewer} {
+		for _, b := range []policy.Backend{policy.IPTables, policy.NFTables} {
+			f := newFixture(t)
+			other := network("other", "B", backend(b))
+			f.mustApply(network("podnet", "A", backend(b), exempts("10.0.0.0/8")), other)
+			f.kernel.guards = []policy.Guard{{Chain: "A", Family: policy.IPv4, Owner: owner, Mode: policy.GuardDrop}}
+			rules, record := f.kernel.dump(), f.record()
+			f.kernel.applied, f.kernel.log = 0, nil
+			for range 2 {
+				if _, err := f.apply(network("podnet", "A", backend(b), exempts("10.0.0.0/8", "192.0.2.0/24")), other); !errors.Is(err, want) {
+					t.Errorf("%s: error %v, want %v", b, err, want)
+				}
+			}
+			f.writes()
+			if d := cmp.Diff(rules, f.kernel.dump()); d != "" {
+				t.Errorf("%s: rules (-before +after):\n%s", b, d)
+			}
+			if d := cmp.Diff(record, f.record()); d != "" {
+				t.Errorf("%s: record (-before +after):\n%s", b, d)
+			}
 		}
 	}
 }

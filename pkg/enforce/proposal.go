@@ -236,7 +236,7 @@ func (e *Enforcer) ApplyProposal(
 	}
 	defer func() { e.Warn(each((*store.Staged).Discard)) }()
 	before := e.observe(ctx, p.merged(), stored.Record)
-	if before.differsOnRecord() {
+	if before.differsFromWritten() {
 		before = e.ObserveAgain(ctx, before) // the dump may have been torn
 	}
 	before.change = changeOf(stored.Sources, p.Sources)
@@ -287,6 +287,9 @@ func (e *Enforcer) rollBack(ctx context.Context, before *State, rec store.Record
 			if !owns(rec, c.Family, c.Name, g.Choice) {
 				adopted.Chains = append(adopted.Chains, c)
 			}
+		}
+		if len(adopted.Chains) == 0 {
+			continue
 		}
 		if err := b.Apply(ctx, adopted, netfilter.Observation{}, lock.File()); err != nil {
 			e.Warn(fmt.Errorf("restore the rules in %s: %w", g.Choice, err))

@@ -27,10 +27,8 @@ type State struct {
 	RecordErr error
 	// Duplicates are chains of the same names in other backends (AllBackends).
 	Duplicates []Duplicate
-	// OtherDataDirs are the chains that name another dataDir (AllBackends). They are removed if
-	// ReplaceOtherDataDirs, because the node's files state this one.
-	OtherDataDirs        []netfilter.OwnedChain
-	ReplaceOtherDataDirs bool
+	// OtherDataDirs are the chains and guard tables that name another dataDir (AllBackends).
+	OtherDataDirs []netfilter.OwnedChain
 
 	record    store.Record     // of this boot
 	undesired map[string]error // why chains are in no group
@@ -55,17 +53,17 @@ type Group struct {
 // InSync reports whether nothing is left to do.
 func (s *State) InSync() bool {
 	unrecorded := func(g Group) bool { return !g.Recorded }
-	return len(s.Failed) == 0 && s.Guard.Err == nil && !s.Differs() && !slices.ContainsFunc(s.Groups, unrecorded) && !s.Guard.unrecorded()
+	return len(s.Failed) == 0 && s.Guard.Err == nil && !s.Differs() && !slices.ContainsFunc(s.Groups, unrecorded)
 }
 
 // Differs reports whether there are rules to write or to remove.
 func (s *State) Differs() bool {
-	return len(s.Diff()) > 0 || len(s.Stale) > 0 || len(s.Duplicates) > 0 || s.ReplaceOtherDataDirs && len(s.OtherDataDirs) > 0
+	return len(s.Diff()) > 0 || len(s.Stale) > 0 || len(s.Duplicates) > 0
 }
 
-// differsOnRecord reports whether a chain on record differs.
-func (s *State) differsOnRecord() bool {
-	return s.Guard.Recorded && len(s.Guard.Diff) > 0 || slices.ContainsFunc(s.Groups, func(g Group) bool {
+// differsFromWritten reports whether rules differ that were written before.
+func (s *State) differsFromWritten() bool {
+	return s.Guard.Observed.Exists && len(s.Guard.Diff) > 0 || slices.ContainsFunc(s.Groups, func(g Group) bool {
 		return slices.ContainsFunc(g.Diff, func(c policy.Change) bool { return owns(s.record, c.Family, c.Chain, g.Choice) })
 	})
 }

@@ -39,6 +39,7 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 				before.fail(p.Chain, err)
 			}
 		}
+		before.undesired = maps.Clone(before.Failed) // also after it is observed again
 	}
 	if len(before.record.Chains) == 0 && !lock.DryRun() {
 		first, err := e.checkFirstWrite(ctx)
@@ -61,7 +62,6 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 		return before
 	}
 	if !lock.DryRun() {
-		owned.Guard = after.Guard.mayExist()
 		if failed := func(p policy.Policy) bool { return p.ResetsConnections() && after.Err(p.Chain) != nil }; //
 		slices.ContainsFunc(before.Policies, failed) && !reflect.DeepEqual(owned.Resets, before.record.Resets) {
 			owned.Resets = resetsOf(before, after.Err) // nothing translates what a reset of those would delete
@@ -85,7 +85,7 @@ func (e *Enforcer) write(ctx context.Context, before *State, changed []policy.So
 	after, failed := e.apply(ctx, before, e.cannotWrite(ctx, before, changed), owned, lock)
 	if again := e.chooseAgain(ctx, before, failed); again != nil {
 		again.change = before.change
-		next := recordOf(again, store.Record{Boot: owned.Boot, Guard: owned.Guard, Resets: owned.Resets, LastReset: owned.LastReset})
+		next := recordOf(again, store.Record{Boot: owned.Boot, Resets: owned.Resets, LastReset: owned.LastReset})
 		next.Chains = append(next.Chains, missingFrom(next, owned)...) // what was written there has to be removed
 		owned = next
 		if err := e.putRecord(lock, before, &owned); err != nil {
@@ -217,11 +217,6 @@ func (e *Enforcer) applyRules(ctx context.Context, s *State, failed map[string]e
 			}
 			continue
 		}
-		for i := range g.Observed.Chains {
-			if c := &g.Observed.Chains[i]; c.Owner.Differs(e.owner()) && !lock.DryRun() {
-				e.warnReplaced(ownedChain(c, g.Choice))
-			}
-		}
 	}
 	return errs
 }
@@ -283,7 +278,7 @@ func (e *Enforcer) chooseAgain(ctx context.Context, before *State, failed map[st
 // recordOf returns the record with all chains that the state is about to own, those of the current
 // choices first: choose takes the first.
 func recordOf(s *State, rec store.Record) store.Record {
-	out := store.Record{Boot: rec.Boot, Guard: rec.Guard || s.Guard.mayExist(), Resets: rec.Resets, LastReset: rec.LastReset}
+	out := store.Record{Boot: rec.Boot, Resets: rec.Resets, LastReset: rec.LastReset}
 	for _, g := range s.Groups {
 		for _, c := range withoutChains(g.Desired, s.Failed).Chains {
 			out.Chains = append(out.Chains, store.OwnedChain{
@@ -302,8 +297,7 @@ func missingFrom(rec, from store.Record) []store.OwnedChain {
 	})
 }
 
-// removeUnwanted removes stale chains, duplicates in other backends and chains of other dataDirs,
-// once the desired rules are in place. A chain that cannot be removed stays on record and fails
+// removeUnwanted removes stale chains, and duplicates in other backends, once the desired rules are in place. A chain that cannot be removed stays on record and fails
 // nothing.
 func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Record, lock *store.Lock) {
 	for _, o := range s.Stale {
@@ -320,7 +314,7 @@ func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Re
 			continue
 		}
 		_, err := e.removeIf(ctx, d.Choice, lock, []string{d.Chain}, func(c *policy.Chain) (bool, error) {
-			if c.Name != d.Chain || c.Owner.Differs(e.owner()) && e.replaces() { // for replaceOtherDataDirs
+			if c.Name != d.Chain {
 				return false, nil
 			}
 			if err := e.checkOwnership(c, d.Choice, false); err != nil {
@@ -334,7 +328,6 @@ func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Re
 			e.Warn(err)
 		}
 	}
-	e.replaceOtherDataDirs(ctx, s, lock)
 	if e.AllBackends {
 		s.Duplicates = e.duplicates(ctx, s)
 	}
@@ -393,7 +386,7 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 	owned, err := e.Drivers.Owned(ctx)
 	e.Warn(err)
 	for _, c := range owned {
-		if c.Owner == e.owner() && !slices.Contains(chains, c.Name) {
+		if c.Owner == e.owner() && !c.Guard && !slices.Contains(chains, c.Name) {
 			chains = append(chains, c.Name)
 		}
 	}
@@ -410,8 +403,8 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 			case c.Owner == e.owner() || c.Owner == (policy.Owner{}) && onRecord:
 				return true, nil
 			case slices.Contains(chains, c.Name) && c.Owner.DataDir != "":
-				e.Warn(fmt.Errorf("chain %s (%s) in %s belongs to dataDir %s and is not removed: run cleanup with --data-dir %s",
-					c.Name, c.Family, choice, policy.Quote(c.Owner.DataDir), policy.Quote(c.Owner.DataDir)))
+				e.Warn(fmt.Errorf("%s belongs to dataDir %s and is not removed: run cleanup with --data-dir %s",
+					ownedChain(c, choice), policy.Quote(c.Owner.DataDir), policy.Quote(c.Owner.DataDir)))
 			case slices.Contains(chains, c.Name):
 				e.Warn(fmt.Errorf("chain %s (%s) in %s is not owned by ip-masq and is not removed", c.Name, c.Family, choice))
 			}

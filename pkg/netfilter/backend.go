@@ -63,7 +63,16 @@ type ChainRef struct {
 type OwnedChain struct {
 	ChainRef
 	Choice Choice
+	Guard  bool // it is in the table ip-masq-guard; else it is a masquerade chain
 	Owner  policy.Owner
+}
+
+// String names the chain for messages.
+func (c OwnedChain) String() string {
+	if c.Guard {
+		return fmt.Sprintf("chain %s (%s) in table %s", c.Name, c.Family, GuardTable)
+	}
+	return fmt.Sprintf("chain %s (%s) in %s", c.Name, c.Family, c.Choice)
 }
 
 // Generation is the generation of the nf_tables ruleset of one network namespace. While it

@@ -30,7 +30,7 @@ type Driver interface {
 	FindChain(ctx context.Context, chain string) ([]Choice, error)
 
 	// Owned returns the chains of the network namespace whose comments name an owner,
-	// whichever it is. It loads no module and creates no table.
+	// whichever it is, those in guard tables included. It loads no module and creates no table.
 	Owned(ctx context.Context) ([]OwnedChain, error)
 
 	// Probe returns the choice that works on this host: of the variant, if one is given.

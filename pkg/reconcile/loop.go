@@ -174,7 +174,7 @@ func (l *Loop) admit(ctx context.Context) *Report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	src := l.Node.reread(&Sources{})
-	if err := l.Node.Enforcer(src, l.log.warn).CheckDataDir(ctx); err != nil {
+	if err := l.Node.checkDataDir(ctx, l.Node.Enforcer(src, l.log.warn), src); err != nil {
 		return l.Node.refused(src, err)
 	}
 	return nil

@@ -59,12 +59,6 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	return &enforce.Enforcer{
 		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Warn: warn, PreferredBackend: n.Settings.Backend, AllBackends: true,
 		KeepBackend: notInstalled == nil,
-		StatedDataDir: func() (dataDir, origin string, certain bool) {
-			if src.PluginFileErr != nil {
-				return "", "", false
-			}
-			return config.NodeDataDir(src.PluginFile, func() config.ConfDir { return src.ConfDir })
-		},
 		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
 			if src.owned == nil {
 				owned, err := n.Drivers.Owned(ctx)
@@ -76,6 +70,17 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 			return *src.owned, nil
 		},
 	}
+}
+
+// checkDataDir returns why the dataDir must not be used, or nil: the node has another one, by its plugin.toml or by
+// the chains in the kernel.
+func (n *Node) checkDataDir(ctx context.Context, e *enforce.Enforcer, src *Sources) error {
+	file, ours := src.PluginFile, n.Dir.Path()
+	if !file.Present || src.PluginFileErr != nil || file.DataDir == ours {
+		return e.CheckDataDir(ctx)
+	}
+	return fmt.Errorf("%w: data_dir in %s is %s, and this reconciler runs with %s; restart it without --data-dir",
+		enforce.ErrOtherDataDir, policy.Quote(file.Path), policy.Quote(file.DataDir), policy.Quote(ours))
 }
 
 // Sources are the files that policies come from: plugin.toml, the conflists and the agent files.

@@ -4,7 +4,6 @@ package reconcile
 
 import (
 	"bytes"
-	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -158,21 +157,10 @@ func TestReadinessBesideReconciler(t *testing.T) {
 	}
 }
 
-// TestRefusedReport: an entry that states another dataDir has the same reason when the reconciler starts.
-func TestRefusedReport(t *testing.T) {
+// TestDataDirOfPluginFile: a reconciler with another dataDir than that of plugin.toml does nothing.
+func TestDataDirOfPluginFile(t *testing.T) {
 	f := newFixture(t)
-	f.conflist("podnet", map[string]any{"dataDir": "/var/lib/elsewhere"})
-	reports := make(chan *Report, 10)
-	l := NewLoop(f.Node, slog.New(slog.DiscardHandler), func(r *Report) { reports <- r })
-	ended := make(chan struct{})
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() { l.Run(ctx); close(ended) }()
-	r := <-reports
-	cancel()
-	<-ended
-	if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonConflist || !strings.Contains(problems(r).Error(), "state the same in both") {
-		t.Errorf("problems %+v", r.Problems)
-	}
+	l := NewLoop(f.Node, slog.New(slog.DiscardHandler), func(*Report) {})
 	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \"/var/lib/third\"\n")
 	if r := l.admit(t.Context()); r == nil || len(r.Problems) != 1 || r.Problems[0].Reason != ReasonState {
 		t.Errorf("with plugin.toml: %+v", r)

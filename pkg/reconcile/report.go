@@ -226,10 +226,7 @@ func (n *Node) judge(r *Report) {
 	if err := newer(r.State); err != nil {
 		r.problem(ReasonState, err)
 	} else if r.Refused != nil {
-		stated, _, _ := config.NodeDataDir(r.Sources.PluginFile, func() config.ConfDir { return r.Sources.ConfDir })
-		if r.Sources.PluginFile.Present || stated == "" { // otherwise each conflist's dataDir is a problem
-			r.problem(ReasonState, r.Refused)
-		}
+		r.problem(ReasonState, r.Refused)
 	} else if r.Rules != nil && len(r.Lost) == 0 {
 		judgeRules(r)
 	}
@@ -296,12 +293,8 @@ func judgeRules(r *Report) {
 			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice)
 	}
 	for _, o := range s.OtherDataDirs {
-		remedy := "ip-masq-reconciler once removes it; if it stays, see the warnings"
-		if !s.ReplaceOtherDataDirs && !r.Sources.PluginFile.Present { // whose data_dir overrides --data-dir
-			remedy = "use one dataDir everywhere, and remove the chain with ip-masq-reconciler cleanup --data-dir " + policy.Quote(o.Owner.DataDir)
-		}
-		r.chainProblem(ReasonConflict, o.Name, "chain %s (%s) in %s belongs to another dataDir, %s: %s",
-			o.Name, o.Family, o.Choice, policy.Quote(o.Owner.DataDir), remedy)
+		r.chainProblem(ReasonConflict, o.Name, "%s belongs to another dataDir; remove it with ip-masq-reconciler cleanup --data-dir %s",
+			o, policy.Quote(o.Owner.DataDir))
 	}
 	for _, chain := range slices.Sorted(maps.Keys(s.Failed)) { // of a guard that was to be removed
 		if !slices.ContainsFunc(s.Policies, func(p policy.Policy) bool { return p.Chain == chain }) {

@@ -23,7 +23,7 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 		p := n.plan(r, n.unused(r))
 		r.Stored = p.Sources
 		e := n.Enforcer(src, r.warn)
-		r.Refused = e.CheckDataDir(ctx)
+		r.Refused = n.checkDataDir(ctx, e, src)
 		r.Rules = e.Observe(ctx, p.Sources, withoutStuck(r.State.Record))
 	}
 	if r.Refused != nil {
@@ -106,7 +106,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	defer func() { r.warn(lock.Release()) }()
 	r.Sources = n.reread(r.Sources) // an ADD may have stored the policy of a newer conflist meanwhile
 	e := n.Enforcer(r.Sources, r.warn)
-	if r.Refused = e.CheckDataDir(ctx); r.Refused != nil || !n.load(r) || len(r.State.Newer) > 0 {
+	if r.Refused = n.checkDataDir(ctx, e, r.Sources); r.Refused != nil || !n.load(r) || len(r.State.Newer) > 0 {
 		return
 	}
 	for _, d := range r.State.Damaged {
@@ -145,7 +145,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 			r.Drift = append(r.Drift, g.Diff...)
 		}
 	}
-	if before.Guard.Recorded && len(r.State.Damaged) == 0 {
+	if len(before.Groups) > 0 && before.Groups[0].Recorded && len(r.State.Damaged) == 0 {
 		r.Drift = append(r.Drift, before.Guard.Diff...)
 	}
 	changes := len(r.Pending)+len(r.Dropped) > 0

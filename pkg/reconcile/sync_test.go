@@ -357,21 +357,6 @@ func TestDropWaitsForEachMoment(t *testing.T) {
 	}
 }
 
-// A dataDir that is not the one of the conflists is not used, and not made.
-func TestDataDirOfTheConflists(t *testing.T) {
-	f := newFixture(t).withAgent()
-	f.conflist("elsewhere", map[string]any{"dataDir": "/var/lib/elsewhere"})
-	f.wants(f.sync(), Failed, f.Dir.Path(), "/var/lib/elsewhere", "a node has one dataDir")
-	if out := f.nft("list", "ruleset"); out != "" {
-		t.Errorf("rules were written:\n%s", out)
-	}
-	if _, err := os.Lstat(f.Dir.Path()); !os.IsNotExist(err) {
-		t.Errorf("the dataDir was made: %v", err)
-	}
-	f.conflist("podnet", nil) // they differ: the one in use holds, and none is
-	f.wants(f.sync(), Changed, "/var/lib/elsewhere")
-}
-
 // A plugin.toml that cannot be read states no dataDir: the one in use goes on.
 func TestRefusedPluginFile(t *testing.T) {
 	f := newFixture(t).withAgent()
@@ -384,36 +369,31 @@ func TestRefusedPluginFile(t *testing.T) {
 	f.exempts("10.0.0.0/8,169.254.0.0/16,172.16.0.0/12,192.168.0.0/16")
 }
 
-// While a conflist cannot be read, which may state the other dataDir, no chain of
-// another dataDir is removed.
-func TestConflistThatMayStateAnotherDataDir(t *testing.T) {
-	f := newFixture(t)
-	f.conflist("podnet", nil)
-	other := "add table ip ip-masq; add chain ip ip-masq masq-X; add rule ip ip-masq masq-X masquerade comment \"" + policy.OwnedBy("/other").Comment() + "\""
-	f.nft(other)
-	half := filepath.Join(f.Settings.CNIConfDir, "20-half.conflist")
-	f.file(half, "{")
-	f.wants(f.sync(), Failed, "/other")
-	if rules := f.nft("list", "ruleset"); !strings.Contains(rules, "/other") || strings.Contains(rules, policy.DefaultChain) {
-		t.Errorf("the chain of the other dataDir was touched:\n%s", rules)
-	}
-	if err := os.Remove(half); err != nil {
-		t.Fatal(err)
-	}
-	f.backoff.retry()
-	f.wants(f.sync(), Changed)
-	if rules := f.nft("list", "ruleset"); strings.Contains(rules, "/other") {
-		t.Errorf("the chain of the other dataDir stands:\n%s", rules)
+// Nothing is taken over from another dataDir, whose chain or guard table is in the kernel, and nothing is written
+// beside it.
+func TestChainOfAnotherDataDir(t *testing.T) {
+	comment := " comment \"" + policy.OwnedBy("/other").Comment() + "\""
+	for _, rules := range []string{
+		"add table ip ip-masq; add chain ip ip-masq masq-X; add rule ip ip-masq masq-X masquerade" + comment,
+		"add table ip ip-masq-guard; add chain ip ip-masq-guard guard-X; add rule ip ip-masq-guard guard-X drop" + comment,
+	} {
+		f := newFixture(t)
+		f.conflist("podnet", nil)
+		f.nft(rules)
+		before := f.nft("list", "ruleset")
+		f.wants(f.sync(), Failed, "this node has another dataDir", "/other", f.Dir.Path(), "cleanup --data-dir")
+		if after := f.nft("list", "ruleset"); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
 	}
 }
 
-// A plugin.toml with data_dir alone would stop all pods.
 func TestRemedyForChainOfAnotherDataDir(t *testing.T) {
 	f := newFixture(t).withAgent()
 	f.right()
 	other := "add chain ip ip-masq masq-X; add rule ip ip-masq masq-X masquerade comment \"" + policy.OwnedBy("/other").Comment() + "\""
 	f.nft(other)
-	if r := f.Check(t.Context()); !strings.Contains(problems(r).Error(), `everywhere, and remove the chain with ip-masq-reconciler cleanup --data-dir "/other"`) {
+	if r := f.Check(t.Context()); !strings.Contains(problems(r).Error(), `remove it with ip-masq-reconciler cleanup --data-dir "/other"`) {
 		t.Error(problems(r))
 	}
 }

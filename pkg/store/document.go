@@ -42,7 +42,6 @@ type Record struct {
 	Boot   string       `json:"boot,omitempty"`
 	Chains []OwnedChain `json:"chains,omitempty"` // in the writer's order
 
-	Guard     bool    `json:"guard,omitempty"`     // the tables ip-masq-guard may exist
 	Resets    []Reset `json:"resets,omitzero"`     // in the order of At, MaxResets at most
 	LastReset int64   `json:"lastReset,omitempty"` // when a walk for a reset without Before, or one that failed, began last, as At
 }

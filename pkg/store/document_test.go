@@ -47,14 +47,14 @@ func TestFormOfDocuments(t *testing.T) {
 		Boot: "b", Chains: []OwnedChain{
 			{"IP-MASQ-AGENT", policy.IPv4, policy.IPTables, "legacy", true}, {"A", policy.IPv6, policy.NFTables, "", false},
 		},
-		Guard: true, Resets: []Reset{{At: 5}, {At: 6, Before: []policy.Source{}}, {At: 7, Before: before}}, LastReset: 4,
+		Resets: []Reset{{At: 5}, {At: 6, Before: []policy.Source{}}, {At: 7, Before: before}}, LastReset: 4,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	const record = `{"schema":3,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",` +
 		`"variant":"legacy","stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}],` +
-		`"guard":true,"resets":[{"at":5},{"at":6,"before":[]},{"at":7,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]}],"lastReset":4}`
+		`"resets":[{"at":5},{"at":6,"before":[]},{"at":7,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]}],"lastReset":4}`
 	if string(data) != record {
 		t.Errorf("record:\n%s\nwant\n%s", data, record)
 	}
@@ -68,7 +68,7 @@ func FuzzDocument(f *testing.F) {
 			`"podCIDRs":["fd00:1::/64"],"guard":"count","staleConnections":"reset","enforceExempt":false,"bypassMark":"0"},"superseded":true,"order":-4}`,
 		`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"},"podSubnets":["10.1.2.0/24","fd00:1::/64"]}`,
 		`{"schema":3,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
-		`{"schema":3,"boot":"b","guard":true,"resets":[{"at":5,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]},{"at":6}],"lastReset":4}`,
+		`{"schema":3,"boot":"b","resets":[{"at":5,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]},{"at":6}],"lastReset":4}`,
 		`{"schema":4,"source":[]}`,
 		`{"a":{},"schema":99999999999999999999}`,
 		`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,
@@ -103,7 +103,7 @@ func FuzzDocument(f *testing.F) {
 				t.Fatalf("%+v was read and cannot be written: %v", r, err)
 			}
 			if back, err := decodeRecord(again); err != nil || back.Boot != r.Boot || !slices.Equal(back.Chains, r.Chains) ||
-				back.Guard != r.Guard || back.LastReset != r.LastReset || !reflect.DeepEqual(back.Resets, r.Resets) {
+				back.LastReset != r.LastReset || !reflect.DeepEqual(back.Resets, r.Resets) {
 				t.Fatalf("%+v became %+v, %v", r, back, err)
 			}
 		}

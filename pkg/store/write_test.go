@@ -141,7 +141,7 @@ func TestBadResets(t *testing.T) {
 	for i := range store.MaxResets + 1 {
 		many = append(many, store.Reset{At: int64(i + 1), Before: []policy.Source{full("net")}})
 	}
-	ok(t, l.PutRecord(store.Record{Boot: boot, Guard: true, Resets: many[1:], LastReset: 1}))
+	ok(t, l.PutRecord(store.Record{Boot: boot, Resets: many[1:], LastReset: 1}))
 	same(t, load(t, d).Record.Resets, many[1:])
 	for want, r := range map[string]store.Record{
 		"resets: has 4 entries, more than the 3 possible": {Resets: many},

@@ -107,7 +107,7 @@ func (d *Driver) HasKubeProxy() bool {
 	})
 }
 
-// Owned implements netfilter.Driver. It reads the rules without the sets.
+// Owned implements netfilter.Driver. It reads the rules of both tables without the sets.
 func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	conn, err := d.dial()
 	if err != nil {
@@ -117,17 +117,23 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	_, err = conn.ConsistentRead(func() error {
 		owned = nil
 		for _, f := range policy.Families() {
-			rules, err := conn.Rules(headerOf(f).link, tableName, "")
-			if err != nil {
-				return err
-			}
-			for _, r := range rules {
-				name, isChain := masqChainOf(r.Chain)
-				if o := policy.ParseOwner(r.Comment); isChain && o != (policy.Owner{}) {
-					owned = append(owned, netfilter.OwnedChain{
-						ChainRef: netfilter.ChainRef{Family: f, Name: name},
-						Choice:   netfilter.Choice{Backend: policy.NFTables}, Owner: o,
-					})
+			for _, table := range []string{tableName, netfilter.GuardTable} {
+				rules, err := conn.Rules(headerOf(f).link, table, "")
+				if err != nil {
+					return err
+				}
+				for _, r := range rules {
+					name, isChain := masqChainOf(r.Chain)
+					guard := table == netfilter.GuardTable
+					if guard {
+						name, isChain = r.Chain, true
+					}
+					if o := policy.ParseOwner(r.Comment); isChain && o != (policy.Owner{}) {
+						owned = append(owned, netfilter.OwnedChain{
+							ChainRef: netfilter.ChainRef{Family: f, Name: name},
+							Choice:   netfilter.Choice{Backend: policy.NFTables}, Guard: guard, Owner: o,
+						})
+					}
 				}
 			}
 		}
