@@ -32,7 +32,7 @@ type Entry struct {
 func (e *Entry) identityKeys() []Key {
 	return []Key{
 		{Name: "name", Value: networkName(&e.Network)},
-		{Name: "dataDir", Value: directory(&e.DataDir, DefaultDataDir)},
+		{Name: "dataDir", Value: dataDirectory(&e.DataDir)},
 		{Name: "cniVersion", Value: text(&e.CNIVersion, "1.0.0", anyText[string])},
 	}
 }

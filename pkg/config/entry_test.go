@@ -72,7 +72,7 @@ func TestParseEntry(t *testing.T) {
 					StaleConnections: policy.ResetConnections, EnforceExempt: &yes, BypassMark: &mark,
 				}
 			})},
-		{"keys of the entry itself", `"requireAgentConfig": true, "cidrLimit": 1000000, "dataDir": "/srv/masq"`, with(func(e *Entry) {
+		{"keys of the entry itself", `"requireAgentConfig": true, "cidrLimit": 1000000, "dataDir": "//srv//masq/"`, with(func(e *Entry) {
 			e.RequireAgentConfig, e.CIDRLimit, e.DataDir = true, 1_000_000, "/srv/masq"
 		})},
 		{"an empty list is stated", `"nonMasqueradeCIDRs": [], "masqueradeCIDRs": [], "outputInterfaces": [ ]`, with(func(e *Entry) {
@@ -251,6 +251,7 @@ func TestHugeLists(t *testing.T) {
 func TestIdentity(t *testing.T) {
 	for _, c := range []struct{ name, doc, network, dataDir string }{
 		{"sound", `{"name":"podnet","dataDir":"/srv/masq"}`, "podnet", "/srv/masq"},
+		{"slashes without meaning", `{"name":"podnet","dataDir":"/srv//masq/"}`, "podnet", "/srv/masq"},
 		{"no dataDir", `{"name":"podnet"}`, "podnet", DefaultDataDir},
 		{"bad in all else", `{"name":"podnet","dataDir":"/srv/masq","bogus":1,"enableIPv6":3,"nonMasqueradeCIDRs":null,"bogus":2}`, "podnet", "/srv/masq"},
 		{"relative dataDir", `{"name":"podnet","dataDir":"srv"}`, "podnet", DefaultDataDir},
@@ -391,7 +392,7 @@ func TestEntryEncoding(t *testing.T) {
 			Network: "podnet", CNIVersion: "1.1.0", Policy: policytest.SourcePolicy(rt),
 			RequireAgentConfig: rapid.Bool().Draw(rt, "requireAgentConfig"),
 			CIDRLimit:          rapid.IntRange(18, policy.MaxCIDRLimit).Draw(rt, "cidrLimit"),
-			DataDir:            "/srv/" + rapid.StringMatching(`[a-zé<&> ]{1,20}`).Draw(rt, "dataDir"),
+			DataDir:            "/srv/" + rapid.StringMatching(`[a-z0-9_+@-]{1,20}`).Draw(rt, "dataDir"),
 		})
 	})
 }

@@ -71,7 +71,7 @@ func (p *PluginFile) parse(doc []byte) error {
 	d.Read(members, []Key{
 		{Name: "allow_networks", Value: list(&p.AllowNetworks, "podnet", parseNetworkName)},
 		{Name: "allow_unlisted_networks", Value: list(&p.AllowUnlisted, "podnet", parseNetworkName)},
-		{Name: "data_dir", Value: directory(&p.DataDir, DefaultDataDir)},
+		{Name: "data_dir", Value: dataDirectory(&p.DataDir)},
 		{Name: "cni_conf_dir", Value: directory(&p.CNIConfDir, DefaultCNIConfDir)},
 	})
 	if len(d.Mistakes) > 0 {

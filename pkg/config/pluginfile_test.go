@@ -35,7 +35,7 @@ func TestReadPluginFile(t *testing.T) {
 		name, text string
 		want       PluginFile
 	}{
-		{"everything", "allow_networks = [\"podnet\", 'blue']\nallow_unlisted_networks = ['blue']\ndata_dir = \"/srv/masq\"\ncni_conf_dir = \"/etc/k3s/cni\"\n",
+		{"everything", "allow_networks = [\"podnet\", 'blue']\nallow_unlisted_networks = ['blue']\ndata_dir = \"/srv/masq//\"\ncni_conf_dir = \"/etc/k3s/cni/\"\n",
 			PluginFile{AllowNetworks: []string{"podnet", "blue"}, AllowUnlisted: []string{"blue"}, DataDir: "/srv/masq", CNIConfDir: "/etc/k3s/cni"}},
 		{"nothing", "# nothing yet\n", PluginFile{DataDir: "/var/lib/cni/ip-masq", CNIConfDir: "/etc/cni/net.d"}},
 		{"nobody", "allow_networks = []", PluginFile{AllowNetworks: []string{}, DataDir: "/var/lib/cni/ip-masq", CNIConfDir: "/etc/cni/net.d"}},

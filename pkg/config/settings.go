@@ -100,7 +100,7 @@ func (s *Settings) keys() []Key {
 			"`DIR` of the agent files (ip-masq*), such as /etc/config (default: none)"},
 		{"agent_dialect", oneOf(&s.AgentDialect, DialectV1, DialectV2),
 			"`DIALECT` of agent files: v1, or v2, in which a missing nonMasqueradeCIDRs is an empty list"},
-		{"data_dir", directory(&s.DataDir, d.DataDir), "`DIR` of the node's state, the same as dataDir of the plugin entries"},
+		{"data_dir", dataDirectory(&s.DataDir), "`DIR` of the node's state, the same as dataDir of the plugin entries"},
 		{"health_listen", text(&s.HealthListen, d.HealthListen, orEmpty(parseListen)), "`HOST:PORT` of /livez, /healthz, /readyz, /statusz and /flagz; empty for off"},
 		{"metrics_listen", text(&s.MetricsListen, ":9820", orEmpty(parseListen)), "`HOST:PORT` of /metrics, such as :19821 (default: off)"},
 		{"log_format", oneOf(&s.LogFormat, "text", "json"), "`FORMAT` of the log: text or json"},

@@ -296,8 +296,27 @@ func parseInterval(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// directory reads an absolute path.
+// directory reads an absolute path. Repeated slashes and one at the end mean nothing.
 func directory(to *string, example string) Value { return text(to, example, pathLike(example)) }
+
+// dataDirectory reads the path of a dataDir, which a rule's comment has to hold: xt_comment takes 255 bytes.
+func dataDirectory(to *string) Value {
+	const most, marks = 200, "/._-+@"
+	return text(to, DefaultDataDir, func(s string) (string, error) {
+		clean, err := pathLike(DefaultDataDir)(s)
+		special := strings.IndexFunc(clean, func(r rune) bool { return !alphanumeric(r) && !strings.ContainsRune(marks, r) })
+		switch {
+		case err != nil:
+			return "", err
+		case special >= 0:
+			r, _ := utf8.DecodeRuneInString(clean[special:])
+			return "", fmt.Errorf("holds %q; write a path of letters, digits and %s, such as %s", string(r), marks, DefaultDataDir)
+		case len(clean) > most:
+			return "", fmt.Errorf("has %d bytes; write a path of at most %d", len(clean), most)
+		}
+		return clean, nil
+	})
+}
 
 // maxPath is PATH_MAX less the terminating NUL and a file name (a slash and NAME_MAX).
 const maxPath = 4096 - 1 - 256
@@ -317,10 +336,11 @@ func pathLike(example string) func(string) (string, error) {
 			return "", fmt.Errorf("is relative; write an absolute path such as %s", example)
 		case clean == "/":
 			return "", fmt.Errorf("is the root directory; write a directory such as %s", example)
-		case clean != s:
+		case strings.Contains(s+"/", "/./") || strings.Contains(s+"/", "/../"):
 			return "", fmt.Errorf("is not the shortest way to write this path; did you mean %s?", policy.Quote(clean))
+		default:
+			return clean, nil
 		}
-		return s, nil
 	}
 }
 

@@ -3,8 +3,6 @@
 package policy
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -210,20 +208,12 @@ const RulesSchema = 1
 // Owner is that of a chain without the comment.
 type Owner struct {
 	Schema  int
-	DataDir string // as OwnedBy returns it
+	DataDir string
 }
 
-// OwnedBy returns the owner of chains that are written from the state in dataDir. A
-// path that is too long for a comment (xt_comment takes 256 bytes; the nft program 128), or would
-// need quotes, is replaced by its hash.
-func OwnedBy(dataDir string) Owner {
-	special := func(r rune) bool { return !isChainRune(r) && r != '/' }
-	if len(dataDir) > 80 || strings.ContainsFunc(dataDir, special) {
-		sum := sha256.Sum256([]byte(dataDir))
-		dataDir = "sha256:" + hex.EncodeToString(sum[:])
-	}
-	return Owner{Schema: RulesSchema, DataDir: dataDir}
-}
+// OwnedBy returns the owner of chains that are written from the state in dataDir, whose path fits into a
+// comment unquoted (see package config).
+func OwnedBy(dataDir string) Owner { return Owner{Schema: RulesSchema, DataDir: dataDir} }
 
 // Differs reports whether the owner names a dataDir other than that of p.
 func (o Owner) Differs(p Owner) bool { return o.DataDir != "" && o.DataDir != p.DataDir }

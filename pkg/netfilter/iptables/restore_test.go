@@ -60,7 +60,7 @@ func TestRender(t *testing.T) {
 	for name, rs := range map[string]policy.Ruleset{
 		"basic":  desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("IP-MASQ-AGENT")),
 		"scoped": desired(policy.OwnedBy("/var/lib/cni/ip-masq"), scoped),
-		"ports":  desired(policy.OwnedBy("/mnt/with space"), ports),
+		"ports":  desired(policy.OwnedBy("/mnt/a+b@c"), ports),
 		"only":   desired(policy.Owner{}, only),
 		"two":    desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("ONE"), basic("TWO")),
 	} {
