@@ -169,7 +169,7 @@ func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
 		"rule added":                 {"insert rule " + chain + " ip daddr 1.2.3.4 accept", "ipv4 X: unexpected guard: chain guard-X: rule of payload cmp immediate"},
 		"counting alone":             {"flush chain " + chain + "; add rule " + chain + " ct direction reply return; add rule " + chain + " counter", "missing guard: chain guard-X: counter drop"},
 		"another direction":          {"flush chain " + chain + "; add rule " + chain + " ct direction original return; add rule " + chain + " " + last, "missing guard: chain guard-X: ct direction reply"},
-		"order changed":              {"flush chain " + chain + "; add rule " + chain + " fib saddr type local return; add rule " + chain + " ct direction reply return; add rule " + chain + " fib daddr type != unicast return; add rule " + chain + " " + last, "ipv4 X: unexpected guard: chain guard-X: rules out of order"},
+		"order changed":              {"flush chain " + chain + "; add rule " + chain + " fib saddr type local return; add rule " + chain + " ct direction reply return; add rule " + chain + " fib daddr type local return; add rule " + chain + " fib daddr type broadcast return; add rule " + chain + " fib daddr type multicast return; add rule " + chain + " fib daddr type anycast return; add rule " + chain + " " + last, "ipv4 X: unexpected guard: chain guard-X: rules out of order"},
 		"another owner":              {"flush chain " + enforce + "; add rule " + enforce + ` snat to ip saddr comment "ip-masq/1 keeps its state in /other"`, "unexpected guard: chain enforce-X of /other"},
 		"chain deleted":              {"flush chain " + table + " guard; delete chain " + chain, "ipv4 X: missing guard: chain guard-X\n"},
 		"base chain deleted":         {"delete chain " + table + " enforce", "ipv4: missing guard: chain enforce\n"},
@@ -230,7 +230,10 @@ func TestGuardCountersAreNoDrift(t *testing.T) {
 		flush chain ip ip-masq-guard guard-X
 		add rule ip ip-masq-guard guard-X ct direction reply return
 		add rule ip ip-masq-guard guard-X fib saddr type local return
-		add rule ip ip-masq-guard guard-X fib daddr type != unicast return
+		add rule ip ip-masq-guard guard-X fib daddr type local return
+		add rule ip ip-masq-guard guard-X fib daddr type broadcast return
+		add rule ip ip-masq-guard guard-X fib daddr type multicast return
+		add rule ip ip-masq-guard guard-X fib daddr type anycast return
 		add rule ip ip-masq-guard guard-X counter packets 7 bytes 700 drop`)
 	if d := n.compareGuards(want); len(d) > 0 {
 		t.Errorf("differs:\n%s", d)

@@ -147,6 +147,32 @@ func TestGuardPackets(t *testing.T) {
 	}
 }
 
+// TestGuardPolicyRouting: table main has no route to the destination, only a table that a rule names for the pods'
+// interface. For IPv6 the type of such a destination is unreachable.
+func TestGuardPolicyRouting(t *testing.T) {
+	for _, mode := range []policy.GuardMode{policy.GuardCount, policy.GuardDrop} {
+		t.Run(string(mode), func(t *testing.T) {
+			g := newGuarded(t, func(g *policy.Guard) { g.Mode, g.Bound = mode, nil })
+			for _, family := range []struct{ option, pod, outside string }{
+				{"-4", "10.88.0.2", "198.51.100.7"}, {"-6", "fd00:88::2", "2001:db8:99::7"},
+			} {
+				script := `ip $1 route add table 100 $(ip $1 route show default) && ip $1 route del default && ip $1 rule add iif pod1 lookup 100`
+				if out, err := g.Node.Command(t.Context(), "sh", "-exc", script, "sh", family.option).CombinedOutput(); err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+				before := g.counted()
+				want := map[policy.GuardMode]netip.Addr{policy.GuardCount: netip.MustParseAddr(family.pod)}[mode]
+				if got := g.source(g.pod, family.outside, false); got != want {
+					t.Errorf("untranslated, from %s: the other side saw %s, want %s", family.pod, got, want)
+				}
+				if g.counted() == before {
+					t.Errorf("from %s: no packet was counted", family.pod)
+				}
+			}
+		})
+	}
+}
+
 // sendAs sends a datagram from the node with the source address of a pod.
 func (g *guarded) sendAs(pod netip.Addr, to string) {
 	g.Helper()

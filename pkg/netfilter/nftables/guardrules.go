@@ -93,7 +93,11 @@ func (t *guardTable) add(g policy.Guard) {
 			t.rule(target, "", neighbourDiscovery(), returns) // conntrack does not track it
 		}
 		t.rule(target, "", addressType("saddr", "local"), returns)
-		t.rule(target, "", addressType("daddr", "!= unicast"), returns)
+		// Not `!= unicast`: table ip6 looks up the route of a packet without interface and mark, so a destination
+		// that only a policy route reaches has the type unreachable.
+		for _, typ := range []string{"local", "broadcast", "multicast", "anycast"} {
+			t.rule(target, "", addressType("daddr", typ), returns)
+		}
 		last := []nftStatement{counter}
 		if g.Mode == policy.GuardDrop {
 			last = append(last, nftStatement{"drop", []nfnetlink.Expr{nfnetlink.Verdict{Code: nfnetlink.Drop}}})

@@ -117,7 +117,9 @@ func addressType(field, condition string) nftStatement {
 	if rest, negated := strings.CutPrefix(condition, "!= "); negated {
 		op, name = nfnetlink.NotEqual, rest
 	}
-	typ := map[string]uint32{"local": unix.RTN_LOCAL, "unicast": unix.RTN_UNICAST}[name]
+	typ := map[string]uint32{
+		"local": unix.RTN_LOCAL, "broadcast": unix.RTN_BROADCAST, "multicast": unix.RTN_MULTICAST, "anycast": unix.RTN_ANYCAST,
+	}[name]
 	return nftStatement{"fib " + field + " type " + condition, []nfnetlink.Expr{
 		nfnetlink.FIB{Flags: flag, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: nfnetlink.Reg1},
 		compare(op, binary.NativeEndian.AppendUint32(nil, typ)...),
