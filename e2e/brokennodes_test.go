@@ -198,7 +198,7 @@ func brokenNodes() []brokenNode {
 				must(t, os.WriteFile(document, []byte(newerDocument), 0o600))
 				return func() { must(t, os.WriteFile(document, was, 0o600)) }
 			},
-			cause:  []string{"schema 4", "a newer version"},
+			cause:  []string{"schema 99", "a newer version"},
 			remedy: []string{"install the newer version again"}},
 		{name: "third-party-chain", reason: "rules", code: 3, backend: 1,
 			breaks: func(t *testing.T, n *faultyNode) func() {

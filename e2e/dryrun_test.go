@@ -178,9 +178,9 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 	case "absent":
 		must(t, os.Remove(n.document(t, "podnet")))
 	case "damaged":
-		must(t, os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":3,`), 0o600))
+		must(t, os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":1,`), 0o600))
 	case "other damaged":
-		must(t, os.WriteFile(n.document(t, "othernet"), []byte(`{"schema":3,`), 0o600))
+		must(t, os.WriteFile(n.document(t, "othernet"), []byte(`{"schema":1,`), 0o600))
 	case "newer":
 		must(t, os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":99}`), 0o600))
 	case "newer other":

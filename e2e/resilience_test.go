@@ -129,7 +129,7 @@ func TestNewerState(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				newer := `{"schema": 4, "future": {"x": [1e999]}, "policy": null}`
+				newer := `{"schema": 99, "future": {"x": [1e999]}, "policy": null}`
 				if err := os.WriteFile(path, []byte(newer), 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -138,11 +138,11 @@ func TestNewerState(t *testing.T) {
 				for _, verb := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD"} {
 					n.invoke(t, invocation{verb: verb, conf: conf}).want(t, 0)
 				}
-				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path, "schema 4", "install the newer version again")
+				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path, "schema 99", "install the newer version again")
 				n.unchanged(t, before)
 				n.flush(t)
 				flushed := n.ruleset(t)
-				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT does not exist", path, "schema 4", "install the newer")
+				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT does not exist", path, "schema 99", "install the newer")
 				n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, path)
 				n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
 				if after := n.ruleset(t); after != flushed {

@@ -10,7 +10,7 @@ import (
 )
 
 // newerDocument is a document of a newer version.
-const newerDocument = `{"schema": 4, "future": {"x": [1e999]}, "policy": null}`
+const newerDocument = `{"schema": 99, "future": {"x": [1e999]}, "policy": null}`
 
 // TestCommandsWithUnreadableDocuments checks the commands while documents are of a newer version or
 // damaged, so that the desired state is unknown. Each command reports that, calls no rule
@@ -26,9 +26,9 @@ func TestCommandsWithUnreadableDocuments(t *testing.T) {
 			files      []string
 			says       []string
 		}{
-			{"one newer document", newerDocument, []string{one}, []string{one, "newer version", "schema 4"}},
-			{"all documents newer", newerDocument, []string{one, two}, []string{one, "newer version", "schema 4"}},
-			{"the record too", newerDocument, []string{one, two, record}, []string{one, "newer version", "schema 4"}},
+			{"one newer document", newerDocument, []string{one}, []string{one, "newer version", "schema 99"}},
+			{"all documents newer", newerDocument, []string{one, two}, []string{one, "newer version", "schema 99"}},
+			{"the record too", newerDocument, []string{one, two, record}, []string{one, "newer version", "schema 99"}},
 			{"a damaged document that no source writes again", "{", []string{one}, []string{one, "no conflist or agent file says what it held"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -17,10 +18,10 @@ import (
 
 // settingFlag is the flag of a key of reconciler.toml. It keeps its text until the file is read.
 type settingFlag struct {
-	name, key string
-	boolean   bool
-	text      string // the default, then the given text
-	given     bool
+	name, key   string
+	placeholder string // of the value; "" for a boolean
+	text        string // the default, then the given text
+	given       bool
 }
 
 // String implements pflag.Value.
@@ -28,10 +29,7 @@ func (f *settingFlag) String() string { return f.text }
 
 // Type implements pflag.Value.
 func (f *settingFlag) Type() string {
-	if f.boolean {
-		return "bool"
-	}
-	return "string"
+	return cmp.Or(f.placeholder, "bool")
 }
 
 // Set implements pflag.Value. A bad value is a mistake in the command line.
@@ -83,9 +81,9 @@ func (a *app) addFlags(root *cobra.Command) {
 	defaults := config.DefaultSettings()
 	for _, k := range defaults.Flags() {
 		if k.Name != "agent.backend" { // --backend is its flag
-			f := &settingFlag{flagName(k.Name), k.Name, k.Kind == config.Boolean, k.Text(), false}
+			f := &settingFlag{flagName(k.Name), k.Name, k.Placeholder, k.Text(), false}
 			a.flags = append(a.flags, f)
-			if added := flags.VarPF(f, f.name, "", k.Usage); f.boolean {
+			if added := flags.VarPF(f, f.name, "", k.Usage); f.placeholder == "" {
 				added.NoOptDefVal = "true"
 			}
 		}

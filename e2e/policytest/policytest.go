@@ -5,8 +5,9 @@
 package policytest
 
 import (
+	"encoding/json"
+	"fmt"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -18,38 +19,55 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// SourcePolicy draws a policy that is valid by itself. It draws every key, and fails the test for one
-// of a new type.
-func SourcePolicy(t *rapid.T) policy.SourcePolicy {
+// Generators are what SourcePolicy draws values from.
+type Generators struct {
+	Chain, Interface *rapid.Generator[string]
+	Prefix           func(policy.Family) *rapid.Generator[netip.Prefix]
+	Ports            *rapid.Generator[policy.Ports]
+}
+
+// Any has generators of all values.
+func Any() Generators {
+	isName := func(s string) bool { return policy.ValidateChainName(s) == nil }
+	return Generators{
+		Chain:     rapid.StringMatching(`[a-z][A-Za-z0-9_.\-]{0,23}`).Filter(isName),
+		Interface: rapid.StringMatching(`[a-z<>&'][a-z0-9@.<>&'-]{0,13}\+?`),
+		Prefix:    prefix,
+		Ports:     rapid.Custom(ports),
+	}
+}
+
+// SourcePolicy draws a policy that is valid by itself, with every key of the table or without.
+func (g Generators) SourcePolicy(t *rapid.T) policy.SourcePolicy {
 	var s policy.SourcePolicy
-	s.EnableIPv6 = rapid.Ptr(rapid.Bool(), true).Draw(t, "enableIPv6")
-	v := reflect.ValueOf(&s).Elem()
-	for i := range v.NumField() {
-		key := v.Type().Field(i).Name
-		switch to := v.Field(i).Addr().Interface().(type) {
+	item := rapid.Custom(func(t *rapid.T) netip.Prefix {
+		f := policy.IPv4
+		if s.EnableIPv6 != nil && *s.EnableIPv6 {
+			f = rapid.SampledFrom(policy.Families()).Draw(t, "family")
+		}
+		return g.Prefix(f).Draw(t, "prefix")
+	})
+	s.EnableIPv6 = rapid.SampledFrom([]*bool{nil, new(false), new(true), new(true)}).Draw(t, "enableIPv6")
+	for _, k := range policy.Keys(&s) {
+		switch to := k.Field.(type) {
 		case **bool:
-			if key != "EnableIPv6" {
-				*to = rapid.Ptr(rapid.Bool(), true).Draw(t, key)
+			if k.Name != "enableIPv6" {
+				*to = rapid.Ptr(rapid.Bool(), true).Draw(t, k.Name)
 			}
 		case *[]netip.Prefix:
-			drawList(t, key, prefix(s.EnableIPv6 != nil && *s.EnableIPv6), to)
+			drawList(t, k.Name, item, to)
 		case *[]string:
-			drawList(t, key, rapid.StringMatching(`[a-z<>&'][a-z0-9@.<>&'-]{0,13}\+?`), to)
+			drawList(t, k.Name, g.Interface, to)
 		case *string:
-			isName := func(s string) bool { return policy.ValidateChainName(s) == nil }
-			*to = rapid.StringMatching(`[a-z][A-Za-z0-9_.\-]{0,23}`).Filter(isName).Draw(t, key)
-		case *policy.Backend:
-			*to = rapid.SampledFrom([]policy.Backend{"", policy.Auto, policy.IPTables, policy.NFTables}).Draw(t, key)
-		case *policy.GuardMode:
-			*to = rapid.SampledFrom([]policy.GuardMode{"", policy.GuardOff, policy.GuardCount, policy.GuardDrop}).Draw(t, key)
-		case *policy.StaleConnections:
-			*to = rapid.SampledFrom([]policy.StaleConnections{"", policy.KeepConnections, policy.ResetConnections}).Draw(t, key)
+			*to = g.Chain.Draw(t, k.Name)
+		case policy.Word:
+			to.Set(rapid.SampledFrom(append([]string{""}, k.Type.Choices...)).Draw(t, k.Name))
 		case **policy.Mark:
-			*to = rapid.Ptr(rapid.Map(rapid.Uint32(), func(n uint32) policy.Mark { return policy.Mark(n) }), true).Draw(t, key)
+			*to = rapid.Ptr(rapid.Map(rapid.Uint32(), func(n uint32) policy.Mark { return policy.Mark(n) }), true).Draw(t, k.Name)
 		case **policy.Ports:
-			*to = rapid.Ptr(rapid.Custom(ports), true).Draw(t, key)
+			*to = rapid.Ptr(g.Ports, true).Draw(t, k.Name)
 		default:
-			t.Fatalf("%s has a type that is not drawn", key)
+			t.Fatalf("%s has a type that is not drawn", k.Name)
 		}
 	}
 	s.MasqueradeCIDRs = slices.DeleteFunc(s.MasqueradeCIDRs, func(p netip.Prefix) bool { return slices.Contains(s.NonMasqueradeCIDRs, p) })
@@ -63,14 +81,10 @@ func drawList[T comparable](t *rapid.T, key string, item *rapid.Generator[T], to
 	}
 }
 
-func prefix(allowIPv6 bool) *rapid.Generator[netip.Prefix] {
+func prefix(f policy.Family) *rapid.Generator[netip.Prefix] {
+	size := f.All().Addr().BitLen() / 8
 	return rapid.Custom(func(t *rapid.T) netip.Prefix {
-		size := 4
-		if allowIPv6 && rapid.Bool().Draw(t, "ipv6") {
-			size = 16
-		}
-		bytes := rapid.SliceOfN(rapid.Byte(), size, size).Draw(t, "address")
-		a, _ := netip.AddrFromSlice(bytes)
+		a, _ := netip.AddrFromSlice(rapid.SliceOfN(rapid.Byte(), size, size).Draw(t, "address"))
 		return netip.PrefixFrom(a, rapid.IntRange(0, 8*size).Draw(t, "bits")).Masked()
 	}).Filter(func(p netip.Prefix) bool { return !p.Addr().Is4In6() })
 }
@@ -83,6 +97,57 @@ func ports(t *rapid.T) policy.Ports {
 		all = append(all, policy.PortRange{First: pair[0], Last: pair[len(pair)-1]})
 	}
 	return all
+}
+
+// Keys is the table of keys, for what does not depend on a policy.
+func Keys() []policy.Key { return policy.Keys(new(policy.SourcePolicy)) }
+
+// Samples returns two values of a key as JSON, TOML and YAML have them. They are valid beside those of the
+// other keys.
+func Samples(t testing.TB, k policy.Key) []string {
+	t.Helper()
+	switch k.Field.(type) {
+	case **bool:
+		return []string{"true", "false"}
+	case *[]netip.Prefix:
+		return []string{fmt.Sprintf(`["10.%d.0.0/16"]`, len(k.Name)), "[]"} // no two names are as long
+	case *[]string:
+		return []string{`["eth0","wg+"]`, "[]"}
+	case *string:
+		return []string{`"RED"`, `"BLUE"`}
+	case policy.Word:
+		n := len(k.Type.Choices)
+		return []string{policy.Quote(k.Type.Choices[n-1]), policy.Quote(k.Type.Choices[n-2])}
+	case **policy.Mark:
+		return []string{`"0x4000"`, `"0"`}
+	case **policy.Ports:
+		return []string{`"1024-2047,7"`, `""`}
+	}
+	t.Fatalf("%s has a type without samples", k.Name)
+	return nil
+}
+
+// Stating returns the policy for chain C that a document with more keys states.
+func Stating(t testing.TB, keys string) policy.SourcePolicy {
+	t.Helper()
+	s := policy.SourcePolicy{Chain: "C"}
+	d := json.NewDecoder(strings.NewReader("{" + keys + "}"))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Every returns a sample of every key, in lines of a document: KEY, how the form separates it from its value,
+// and the value.
+func Every(t testing.TB, quote, separator string) []string {
+	t.Helper()
+	var lines []string
+	for _, k := range Keys() {
+		lines = append(lines, quote+k.Name+quote+separator+Samples(t, k)[0])
+	}
+	return lines
 }
 
 // CheckMessage checks that a message is one line of printable text, of bounded length.

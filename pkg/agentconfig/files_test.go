@@ -71,7 +71,7 @@ func source(chain string, files ...any) policy.Source {
 
 // What one file states, whatever way it is written in.
 func TestAgentDocument(t *testing.T) {
-	yes, no, mark := true, false, policy.Mark(0x4000)
+	yes, no := true, false
 	base := policy.SourcePolicy{Chain: policy.DefaultChain}
 	for _, c := range []struct {
 		name, text string
@@ -105,18 +105,14 @@ func TestAgentDocument(t *testing.T) {
 			change: func(s *policy.SourcePolicy) {
 				s.NonMasqueradeCIDRs, s.MasqLinkLocal, s.Chain = policytest.Prefixes(), &yes, "BLUE"
 			}, interval: 5 * time.Second},
-		{name: "every key", text: "masqueradeCIDRs: [10.1.0.0/16]\nnomasqAllReservedRanges: true\nenableIPv6: true\nsourceCIDRs: ['fd00::/8']\n" +
-			"nonMasqueradeSourceCIDRs: []\noutputInterfaces: [eth0, wg+]\nmasqueradeHost: false\nrandomFully: false\ntoPorts: 1024-29999\nmasqChain: RED\nbackend: nftables\ncidrLimit: 1\nresyncInterval: '7'\n",
+		{name: "every key", text: strings.Join(policytest.Every(t, "", ": "), "\n") + "\ncidrLimit: 2\nresyncInterval: '7'\n",
 			change: func(s *policy.SourcePolicy) {
-				s.MasqueradeCIDRs, s.NomasqAllReservedRanges, s.EnableIPv6 = policytest.Prefixes("10.1.0.0/16"), &yes, &yes
-				s.SourceCIDRs, s.NonMasqueradeSourceCIDRs = policytest.Prefixes("fd00::/8"), policytest.Prefixes()
-				s.OutputInterfaces, s.MasqueradeHost, s.RandomFully = []string{"eth0", "wg+"}, &no, &no
-				s.ToPorts, s.Chain, s.Backend = policytest.Ports(t, "1024-29999"), "RED", policy.NFTables
+				*s = policytest.Stating(t, strings.Join(policytest.Every(t, `"`, ":"), ","))
 			}, interval: 7 * time.Second},
-		{name: "the guard's keys", text: "podCIDRs: [10.244.0.0/16]\nguard: drop\nstaleConnections: keep\nenforceExempt: true\nbypassMark: '0x4000'\n",
+		{name: "without quotes", text: "sourceCIDRs: [10.1.0.0/16]\noutputInterfaces: [eth0, wg+]\ntoPorts: 1024-29999\nmasqChain: RED\nguard: drop\n",
 			change: func(s *policy.SourcePolicy) {
-				s.PodCIDRs, s.Guard, s.StaleConnections = policytest.Prefixes("10.244.0.0/16"), policy.GuardDrop, policy.KeepConnections
-				s.EnforceExempt, s.BypassMark = &yes, &mark
+				s.SourceCIDRs, s.OutputInterfaces = policytest.Prefixes("10.1.0.0/16"), []string{"eth0", "wg+"}
+				s.ToPorts, s.Chain, s.Guard = policytest.Ports(t, "1024-29999"), "RED", policy.GuardDrop
 			}},
 		{name: "guard off, which is a boolean of YAML", text: "guard: off\n", change: func(s *policy.SourcePolicy) { s.Guard = policy.GuardOff }},
 		{name: "unknown keys", text: "nonMasqueradeCidr: []\nbogus:\n  a: [1]\n\"cni.dev/x\": 1\n\"a\\nb\": 1\n",
@@ -328,24 +324,16 @@ func TestAgentFilesThatConflict(t *testing.T) {
 	}{
 		{name: "a scalar", a: "x: 1\nenableIPv6: true", b: "enableIPv6: false",
 			want: "DIR/ip-masq-b:1: enableIPv6: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one"},
-		{name: "each scalar", a: "randomFully: true\nmasqueradeHost: true\ntoPorts: ''\nbackend: iptables\nmasqChain: A\nnomasqAllReservedRanges: true",
-			b: "randomFully: false\nmasqueradeHost: false\ntoPorts: 1-7\nbackend: nftables\nmasqChain: B\nnomasqAllReservedRanges: false",
-			want: "DIR/ip-masq-b:5: masqChain: B conflicts with A in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:4: backend: nftables conflicts with iptables in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:1: randomFully: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:2: masqueradeHost: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+		{name: "chain, ports, words and a mask", a: "toPorts: ''\nmasqChain: A\nguard: drop\nbypassMark: '0x4000'",
+			b: "bypassMark: '0'\nguard: off\ntoPorts: 1-7\nmasqChain: B",
+			want: "DIR/ip-masq-b:4: masqChain: B conflicts with A in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
 				"DIR/ip-masq-b:3: toPorts: 1-7 conflicts with empty in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:6: nomasqAllReservedRanges: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one"},
-		{name: "the guard's keys", a: "guard: drop\nstaleConnections: keep\nenforceExempt: true\nbypassMark: '0x4000'\npodCIDRs: [10.1.0.0/16]",
-			b: "podCIDRs: [10.2.0.0/16]\nguard: off\nstaleConnections: reset\nenforceExempt: false\nbypassMark: '0'",
-			want: "DIR/ip-masq-b:2: guard: off conflicts with drop in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:3: staleConnections: reset conflicts with keep in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:4: enforceExempt: false conflicts with true in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:5: bypassMark: 0 conflicts with 0x4000 in DIR/ip-masq-a; write the same in both, or leave it out of one"},
+				"DIR/ip-masq-b:2: guard: off conflicts with drop in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:1: bypassMark: 0 conflicts with 0x4000 in DIR/ip-masq-a; write the same in both, or leave it out of one"},
 		{name: "our own policy", a: "randomFully: true", b: "backend: nftables",
 			own: config.AgentPolicy{Policy: policy.SourcePolicy{RandomFully: &no, Backend: policy.IPTables}},
-			want: "DIR/ip-masq-b:1: backend: nftables conflicts with iptables in the reconciler's settings; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-a:1: randomFully: true conflicts with false in [agent] of the reconciler's settings (a flag); write the same in both, or leave it out of one"},
+			want: "DIR/ip-masq-a:1: randomFully: true conflicts with false in [agent] of the reconciler's settings (a flag); write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:1: backend: nftables conflicts with iptables in the reconciler's settings; write the same in both, or leave it out of one"},
 		{name: "a prefix", a: "masqueradeCIDRs:\n- 10.9.0.0/16\n- 10.1.0.0/16", b: "nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.0.0/8, 10.1.0.0/16]",
 			want: "DIR/ip-masq-b:1: nonMasqueradeCIDRs[2]: 10.1.0.0/16 conflicts with masqueradeCIDRs[1] in DIR/ip-masq-a; remove one of the two"},
 		{name: "a prefix of our own policy", a: "masqueradeCIDRs: [10.0.0.0/8]",

@@ -62,7 +62,8 @@ type Member struct {
 type Key struct {
 	Name string
 	Value
-	Usage string // of the key's flag: one line, the value's placeholder in backquotes
+	Placeholder string // of the value of the key's flag; "" for a boolean
+	Usage       string // of the flag: one line
 }
 
 // Position is where a key and the items of its list stand.

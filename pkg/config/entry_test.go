@@ -33,7 +33,6 @@ func entryWith(keys string) []byte {
 }
 
 func TestParseEntry(t *testing.T) {
-	yes, no, mark := true, false, policy.Mark(0x6000)
 	// An entry that states nothing.
 	with := func(change func(*Entry)) Entry {
 		e := Entry{
@@ -49,29 +48,13 @@ func TestParseEntry(t *testing.T) {
 		want       Entry
 	}{
 		{"nothing stated", ``, with(func(*Entry) {})},
-		{"every policy key", `
-			"nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"],
-			"masqueradeCIDRs": ["10.9.0.0/16"],
-			"nomasqAllReservedRanges": true, "masqLinkLocal": false, "masqLinkLocalIPv6": true, "enableIPv6": true,
-			"sourceCIDRs": ["10.1.0.0/16"], "nonMasqueradeSourceCIDRs": ["10.1.2.3/32"],
-			"outputInterfaces": ["eth0", "wg+"], "masqueradeHost": false,
-			"randomFully": false, "toPorts": "32768-65535,1024-29999,80",
-			"masqChain": "BLUE", "backend": "nftables",
-			"podCIDRs": ["10.1.0.0/16", "fd00:1::/64"], "guard": "count", "staleConnections": "reset",
-			"enforceExempt": true, "bypassMark": "24576"`,
-			with(func(e *Entry) {
-				e.Policy = policy.SourcePolicy{
-					Chain: "BLUE", Backend: policy.NFTables,
-					NonMasqueradeCIDRs:      policytest.Prefixes("10.0.0.0/8", "fd00::/8"),
-					MasqueradeCIDRs:         policytest.Prefixes("10.9.0.0/16"),
-					NomasqAllReservedRanges: &yes, MasqLinkLocal: &no, MasqLinkLocalIPv6: &yes, EnableIPv6: &yes,
-					SourceCIDRs: policytest.Prefixes("10.1.0.0/16"), NonMasqueradeSourceCIDRs: policytest.Prefixes("10.1.2.3/32"),
-					OutputInterfaces: []string{"eth0", "wg+"}, MasqueradeHost: &no,
-					RandomFully: &no, ToPorts: &policy.Ports{{First: 32768, Last: 65535}, {First: 1024, Last: 29999}, {First: 80, Last: 80}},
-					PodCIDRs: policytest.Prefixes("10.1.0.0/16", "fd00:1::/64"), Guard: policy.GuardCount,
-					StaleConnections: policy.ResetConnections, EnforceExempt: &yes, BypassMark: &mark,
-				}
-			})},
+		{"every policy key", strings.Join(policytest.Every(t, `"`, ":"), ","), with(func(e *Entry) {
+			e.Policy = policytest.Stating(t, strings.Join(policytest.Every(t, `"`, ":"), ","))
+		})},
+		{"an order of ports, and a decimal mask", `"toPorts": "32768-65535,1024-29999,80", "bypassMark": "24576"`, with(func(e *Entry) {
+			e.Policy.ToPorts = &policy.Ports{{First: 32768, Last: 65535}, {First: 1024, Last: 29999}, {First: 80, Last: 80}}
+			e.Policy.BypassMark = new(policy.Mark(0x6000))
+		})},
 		{"keys of the entry itself", `"requireAgentConfig": true, "cidrLimit": 1000000, "dataDir": "//srv//masq/"`, with(func(e *Entry) {
 			e.RequireAgentConfig, e.CIDRLimit, e.DataDir = true, 1_000_000, "/srv/masq"
 		})},
@@ -105,6 +88,45 @@ func TestParseEntry(t *testing.T) {
 				t.Errorf("entry (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestKeysOfPolicy: each key is read from a plugin entry, from [agent] and from its flag. A name that is almost
+// that of a key, and a value of another type, are mistakes.
+func TestKeysOfPolicy(t *testing.T) {
+	for _, k := range policytest.Keys() {
+		for _, value := range policytest.Samples(t, k) {
+			want := policytest.Stating(t, fmt.Sprintf("%q:%s", k.Name, value))
+			entry, err := ParseEntry(entryWith(fmt.Sprintf(`"masqChain":"C",%q:%s`, k.Name, value)))
+			file, flag := DefaultSettings(), DefaultSettings()
+			file.Agent.Policy.Chain, flag.Agent.Policy.Chain = "C", "C"
+			if k.Name == "masqChain" {
+				entry, err = ParseEntry(entryWith(fmt.Sprintf("%q:%s", k.Name, value)))
+			}
+			err = errors.Join(err, file.parse("FILE", fmt.Appendf(nil, "[agent]\n%s = %s", k.Name, value)),
+				flag.Set("agent."+k.Name, strings.NewReplacer(`"`, "", "[", "", "]", "").Replace(value)))
+			again := DefaultSettings() // as another process asks for them
+			again.Agent.Policy.Chain = "C"
+			if err = errors.Join(err, again.SetAll(file.List())); err != nil {
+				t.Errorf("%s: %s: %v", k.Name, value, err)
+			}
+			for where, got := range map[string]policy.SourcePolicy{
+				"entry": entry.Policy, "[agent]": file.Agent.Policy, "flag": flag.Agent.Policy, "list": again.Agent.Policy,
+			} {
+				if !got.Equal(want) {
+					t.Errorf("%s: %s: the %s states %+v", k.Name, value, where, got)
+				}
+			}
+		}
+		for _, c := range []struct{ keys, want string }{
+			{fmt.Sprintf("%q: 1", k.Name[:len(k.Name)-1]), k.Name[:len(k.Name)-1] + ": is not a known key; did you mean " + k.Name + "?"},
+			{fmt.Sprintf("%q: {}", k.Name), k.Name + ": {} is an object; write "},
+			{fmt.Sprintf("%q: null", k.Name), k.Name + ": null is no value; write "},
+		} {
+			if _, err := ParseEntry(entryWith(c.keys)); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+				t.Errorf("%s: message\n%v\nwant\n%s", c.keys, err, c.want)
+			}
+		}
 	}
 }
 
@@ -389,7 +411,7 @@ func checkReencoded(t testing.TB, e Entry) {
 func TestEntryEncoding(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		checkReencoded(t, Entry{
-			Network: "podnet", CNIVersion: "1.1.0", Policy: policytest.SourcePolicy(rt),
+			Network: "podnet", CNIVersion: "1.1.0", Policy: policytest.Any().SourcePolicy(rt),
 			RequireAgentConfig: rapid.Bool().Draw(rt, "requireAgentConfig"),
 			CIDRLimit:          rapid.IntRange(18, policy.MaxCIDRLimit).Draw(rt, "cidrLimit"),
 			DataDir:            "/srv/" + rapid.StringMatching(`[a-z0-9_+@-]{1,20}`).Draw(rt, "dataDir"),

@@ -3,60 +3,72 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// policyKeys is the table of the keys that state policy, in every kind of document and as
-// flags. For another key see "Add a key" in CONTRIBUTING.md.
+// policyKeys returns the keys that state policy, in every kind of document and as flags.
 func policyKeys(s *policy.SourcePolicy, parseChain func(string) (string, error)) []Key {
-	cidrs := func(to *[]netip.Prefix) Value { return list(to, "10.0.0.0/8", policy.ParsePrefix) }
-	return []Key{
-		{"nonMasqueradeCIDRs", cidrs(&s.NonMasqueradeCIDRs),
-			"`CIDRS` not to masquerade, separated by commas; empty for none (default: the private ranges)"},
-		{"masqueradeCIDRs", cidrs(&s.MasqueradeCIDRs),
-			"`CIDRS` to masquerade inside wider exempt ones, separated by commas (default: none)"},
-		{"nomasqAllReservedRanges", optional(&s.NomasqAllReservedRanges),
-			"exempt every range that an RFC reserves, where no source states nonMasqueradeCIDRs"},
-		{"masqLinkLocal", optional(&s.MasqLinkLocal), "masquerade 169.254.0.0/16 too"},
-		{"masqLinkLocalIPv6", optional(&s.MasqLinkLocalIPv6), "masquerade fe80::/10 too"},
-		{"enableIPv6", optional(&s.EnableIPv6), "manage IPv6 too, for all agent files"},
-		{"sourceCIDRs", cidrs(&s.SourceCIDRs), "`CIDRS` of the sources in scope, separated by commas (default: any)"},
-		{"nonMasqueradeSourceCIDRs", cidrs(&s.NonMasqueradeSourceCIDRs), "`CIDRS` of exempt sources, separated by commas (default: none)"},
-		{"outputInterfaces", list(&s.OutputInterfaces, "eth0", anyText[string]),
-			"`INTERFACES` in scope, separated by commas; wg+ for all that begin with wg (default: any)"},
-		{"masqueradeHost", optional(&s.MasqueradeHost), "masquerade the node's own traffic too; =false exempts it (default: true)"},
-		{"randomFully", optional(&s.RandomFully), "choose source ports at random, where the kernel can (default: true)"},
-		{"toPorts", text(&s.ToPorts, "1024-29999,32768-65535", parsePorts),
-			"source `PORTS` to use, such as 1024-29999,32768-65535 (default: any)"},
-		{"masqChain", text(&s.Chain, policy.DefaultChain, parseChain),
-			"`NAME` of the chain (default: IP-MASQ-AGENT)"},
-		{"backend", backend(&s.Backend), "backend of this chain: auto, iptables or nftables"},
-		{"podCIDRs", cidrs(&s.PodCIDRs),
-			"`CIDRS` of pods for guard, staleConnections and enforceExempt (default: sourceCIDRs, else the pods' subnets)"},
-		{"guard", oneOf(&s.Guard, policy.GuardOff, policy.GuardCount, policy.GuardDrop),
-			"`MODE` for packets that NAT rules miss: off, count or drop (default: off)"},
-		{"staleConnections", oneOf(&s.StaleConnections, policy.KeepConnections, policy.ResetConnections),
-			"`MODE` for connections whose verdict has changed: keep or reset (default: keep, or reset with guard drop)"},
-		{"enforceExempt", optional(&s.EnforceExempt), "keep exempt traffic of pods exempt beside third-party rules"},
-		{"bypassMark", text(&s.BypassMark, "0x6000", parseMark),
-			"`MASK` of packet marks that enforceExempt does not apply to; 0 for none (default: 0x6000)"},
+	var keys []Key
+	for _, k := range policy.Keys(s) {
+		keys = append(keys, keyOf(k, valueOf(k, parseChain)))
+	}
+	return keys
+}
+
+// keyOf returns the key of a row, with what its flag needs.
+func keyOf(k policy.Key, v Value) Key {
+	usage := k.Help
+	if len(k.Type.Choices) > 0 {
+		usage += ": " + policy.JoinOr(k.Type.Choices)
+	}
+	if k.Default != "false" {
+		usage += " (default: " + k.Default + ")"
+	}
+	return Key{k.Name, v, k.Type.Placeholder, usage}
+}
+
+// valueOf returns the decoder of a field.
+func valueOf(k policy.Key, parseChain func(string) (string, error)) Value {
+	switch to := k.Field.(type) {
+	case **bool:
+		return optional(to)
+	case *[]netip.Prefix:
+		return list(to, k.Type.Example, policy.ParsePrefix)
+	case *[]string:
+		return list(to, k.Type.Example, anyText[string])
+	case **policy.Ports:
+		return optionalText(to, k.Type.Example, policy.ParsePorts)
+	case **policy.Mark:
+		return optionalText(to, k.Type.Example, policy.ParseMark)
+	case *string:
+		return text(to, k.Type.Example, parseChain)
+	case policy.Word:
+		return oneOf(to, k.Type.Choices...)
+	}
+	panic("config: no decoder for " + k.Name)
+}
+
+// The keys of a plugin entry that state no policy. Agent files have the first of them.
+func cidrLimitKey() policy.Key {
+	return policy.Key{
+		Name: "cidrLimit", Type: policy.Type{Name: "number", Placeholder: "N"}, Default: fmt.Sprint(policy.DefaultCIDRLimit),
+		Help:        "most CIDRs in nonMasqueradeCIDRs and masqueradeCIDRs together",
+		Combination: policy.Combination{Sources: "each source on its own"},
 	}
 }
 
-func parsePorts(s string) (*policy.Ports, error) {
-	p, err := policy.ParsePorts(s)
-	return &p, err
-}
-
-func parseMark(s string) (*policy.Mark, error) {
-	m, err := policy.ParseMark(s)
-	return &m, err
-}
-
-func backend(to *policy.Backend) Value {
-	return oneOf(to, policy.Auto, policy.IPTables, policy.NFTables)
+// EntryKeys is the table of the keys of a plugin entry, without those of the CNI protocol.
+func EntryKeys() []policy.Key {
+	return append(policy.Keys(new(policy.SourcePolicy)), cidrLimitKey(), policy.Key{
+		Name: "requireAgentConfig", Type: policy.Type{Name: "boolean"}, Default: "false", Help: "ADD fails until the agent files were read once",
+		Combination: policy.Combination{Sources: "each network on its own"},
+	}, policy.Key{
+		Name: "dataDir", Type: policy.Type{Name: "path"}, Default: DefaultDataDir, Help: "directory of the state",
+		Combination: policy.Combination{Sources: "one for each node"},
+	})
 }
 
 // OwnPolicy is the File of values that [agent] and the agents' flags state.
@@ -90,9 +102,7 @@ func (a AgentPolicy) Equal(b AgentPolicy) bool {
 func (a *AgentPolicy) Keys() []Key {
 	// An empty Chain stands for none, so an empty name is refused here.
 	parseChain := func(s string) (string, error) { return s, policy.ValidateChainName(s) }
-	return append(policyKeys(&a.Policy, parseChain), Key{
-		"cidrLimit", count(&a.CIDRLimit, 1, policy.MaxCIDRLimit), "most CIDRs, `N`, in the two lists of destinations together (default: 64)",
-	})
+	return append(policyKeys(&a.Policy, parseChain), keyOf(cidrLimitKey(), count(&a.CIDRLimit, 1, policy.MaxCIDRLimit)))
 }
 
 // Validate validates the policy on its own. The caller says whether IPv6 is enabled.

@@ -17,7 +17,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-const wholeFile = `
+// wholeFile states every setting.
+func wholeFile(t testing.TB) string {
+	return `
 resync_interval  = "90s"
 backend          = "nftables"
 cni_conf_dir     = "/etc/k3s/net.d"
@@ -29,50 +31,22 @@ health_listen    = ""
 metrics_listen   = "[::1]:9820"
 log_format       = "json"
 
-[agent]
-nonMasqueradeCIDRs = ["10.0.0.0/8", "fd00::/8"]
-masqueradeCIDRs = []
-nomasqAllReservedRanges = true
-masqLinkLocal = true
-masqLinkLocalIPv6 = false
-enableIPv6 = true
-sourceCIDRs = ["10.1.0.0/16"]
-nonMasqueradeSourceCIDRs = ["10.1.1.0/24"]
-outputInterfaces = ["eth0", "wg+"]
-masqueradeHost = false
-randomFully = false
-toPorts = "1024-29999,32768-65535"
-podCIDRs = ["10.1.0.0/16"]
-guard = "drop"
-staleConnections = "keep"
-enforceExempt = true
-bypassMark = "0x4000"
-masqChain = "BLUE"
-backend = "iptables"
-cidrLimit = 100
-
 [conflist]
 manage     = true
 network    = "podnet"
 entry_file = "/srv/entry.json"
-`
+
+[agent]
+cidrLimit = 100
+` + strings.Join(policytest.Every(t, "", " = "), "\n")
+}
 
 func wholeSettings(t testing.TB) Settings {
-	yes, no, mark := true, false, policy.Mark(0x4000)
 	return Settings{
 		ResyncInterval: 90 * time.Second, Backend: policy.NFTables,
 		CNIConfDir: "/etc/k3s/net.d", CNIBinDir: "/srv/bin", AgentConfigDir: "/etc/config", AgentDialect: DialectV2,
 		DataDir: "/srv/masq", MetricsListen: "[::1]:9820", LogFormat: "json",
-		AgentStated: true, Agent: AgentPolicy{CIDRLimit: 100, Policy: policy.SourcePolicy{
-			Chain: "BLUE", Backend: policy.IPTables,
-			NonMasqueradeCIDRs: policytest.Prefixes("10.0.0.0/8", "fd00::/8"), MasqueradeCIDRs: policytest.Prefixes(),
-			NomasqAllReservedRanges: &yes, MasqLinkLocal: &yes, MasqLinkLocalIPv6: &no, EnableIPv6: &yes,
-			SourceCIDRs: policytest.Prefixes("10.1.0.0/16"), NonMasqueradeSourceCIDRs: policytest.Prefixes("10.1.1.0/24"),
-			OutputInterfaces: []string{"eth0", "wg+"}, MasqueradeHost: &no, RandomFully: &no,
-			ToPorts:  policytest.Ports(t, "1024-29999,32768-65535"),
-			PodCIDRs: policytest.Prefixes("10.1.0.0/16"), Guard: policy.GuardDrop, StaleConnections: policy.KeepConnections,
-			EnforceExempt: &yes, BypassMark: &mark,
-		}},
+		AgentStated: true, Agent: AgentPolicy{CIDRLimit: 100, Policy: policytest.Stating(t, strings.Join(policytest.Every(t, `"`, ":"), ","))},
 		Conflist: ConflistSettings{Manage: true, Network: "podnet", EntryFile: "/srv/entry.json"},
 	}
 }
@@ -90,7 +64,7 @@ func TestSettings(t *testing.T) {
 		want       func(*Settings)
 	}{
 		{"nothing", "# nothing yet\n", func(*Settings) {}},
-		{"everything", wholeFile, func(s *Settings) { *s = wholeSettings(t) }},
+		{"everything", wholeFile(t), func(s *Settings) { *s = wholeSettings(t) }},
 		{"seconds", "resync_interval = 5", func(s *Settings) { s.ResyncInterval = 5 * time.Second }},
 		{"seconds in quotes", "resync_interval = '5'", func(s *Settings) { s.ResyncInterval = 5 * time.Second }},
 		{"an empty table", "[agent]", func(s *Settings) { s.AgentStated = true }},
@@ -169,7 +143,7 @@ func TestSettingsMistakes(t *testing.T) {
 			"FILE:2: agent.nonMasqueradeCIDRs[1]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?"},
 		{"[agent]\nnonMasqueradeCIDRs = ['10.0.0.0/8']\nmasqueradeCIDRs = ['10.0.0.0/8']",
 			"FILE:3: agent.masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two"},
-		{"[agent]\ncidrLimit = 1\nnonMasqueradeCIDRs = ['10.0.0.0/8', '172.16.0.0/12']",
+		{"[agent]\ncidrLimit = 1\nmasqueradeCIDRs = []\nnonMasqueradeCIDRs = ['10.0.0.0/8', '172.16.0.0/12']",
 			"FILE:2: agent.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit"},
 		{"log_format = 1\n[agent]\nmasqLinkLocal = 1\n[conflist]\nmanage = 1", `FILE:1: log_format: 1 is a number; write "text" or "json"; ` +
 			"FILE:3: agent.masqLinkLocal: 1 is a number; write true or false; FILE:5: conflist.manage: 1 is a number; write true or false"},
@@ -213,19 +187,15 @@ func TestFlags(t *testing.T) {
 			t.Errorf("%s is there twice", f.Name)
 		}
 		keys[f.Name] = true
-		if f.Usage == "" || len(f.Usage) > 110 || strings.Contains(f.Usage, "\n") || strings.Count(f.Usage, "`")%2 != 0 {
+		if f.Usage == "" || len(f.Usage) > 120 || strings.ContainsAny(f.Usage, "\n`") || (f.Placeholder == "") != (f.Kind == Boolean) {
 			t.Errorf("%s: usage %q", f.Name, f.Usage)
 		}
 		texts[f.Name] = f.Text()
 	}
 	got := DefaultSettings()
-	bools := 0
 	for _, f := range got.Flags() {
 		if strings.HasPrefix(f.Name, "agent.") && f.Text() != "" {
 			t.Errorf("%s is %q and nobody stated it", f.Name, f.Text())
-		}
-		if f.Kind == Boolean {
-			bools++
 		}
 		if err := got.Set(f.Name, texts[f.Name]); err != nil {
 			t.Error(err)
@@ -240,11 +210,8 @@ func TestFlags(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	// The file has the same keys: the example of every key is read above.
-	if want := strings.Count(wholeFile, "="); len(keys) != want {
+	if want := strings.Count(wholeFile(t), "="); len(keys) != want {
 		t.Errorf("%d keys, and the file has %d", len(keys), want)
-	}
-	if want := strings.Count(wholeFile, "= true") + strings.Count(wholeFile, "= false"); bools != want {
-		t.Errorf("%d flags are booleans, and %d keys of the file", bools, want)
 	}
 }
 
@@ -323,7 +290,7 @@ func TestAgentSource(t *testing.T) {
 
 func FuzzSettings(f *testing.F) {
 	for _, doc := range []string{
-		"", wholeFile, "resync_interval = 60\nhealth_listen = '::1'\nagent.masqChain = ''\nconflist = {manage = 1}\n",
+		"", wholeFile(f), "resync_interval = 60\nhealth_listen = '::1'\nagent.masqChain = ''\nconflist = {manage = 1}\n",
 		"[agent]\nnonMasqueradeCIDRs = ['fd00::/8', 1, inf]\ncidrLimit = 0\n[agent.x]\ny = 1\n[[conflist]]\n",
 		"agent = 1979-05-27\n\"agent.masqChain\" = 1\nmasqChain = 2\n[conflist]\n\"a\\u0000\" = nan\nnetwork = '/'\n",
 	} {
@@ -368,7 +335,7 @@ func FuzzSettings(f *testing.F) {
 
 // What List returns makes the same settings elsewhere, with the origins.
 func TestListOfSettings(t *testing.T) {
-	path := reconcilerFile(t, wholeFile)
+	path := reconcilerFile(t, wholeFile(t))
 	s := DefaultSettings()
 	if err := s.Read(path); err != nil {
 		t.Fatal(err)
@@ -391,7 +358,7 @@ func TestListOfSettings(t *testing.T) {
 		origins[x.Key] = x.Origin
 	}
 	for key, want := range map[string]string{
-		"resync_interval": path + ":2", "agent.masqChain": path + ":31", "log_format": FlagOrigin, "conflist.network": path + ":37",
+		"resync_interval": path + ":2", "agent.cidrLimit": path + ":19", "log_format": FlagOrigin, "conflist.network": path + ":15",
 	} {
 		if origins[key] != want {
 			t.Errorf("%s: origin %q, want %q", key, origins[key], want)

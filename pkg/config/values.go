@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -65,23 +63,7 @@ type Value struct {
 	Kind Kind
 	// Read stores a JSON value and records its mistakes in the document.
 	Read func(d *Document, key string, value json.RawMessage)
-	To   any // the pointer to the stored value
-}
-
-// Text returns the stored value as a flag takes it, "" for none.
-func (v Value) Text() string {
-	to := reflect.Indirect(reflect.ValueOf(v.To).Elem())
-	if !to.IsValid() || to.IsZero() && v.Kind != Boolean {
-		return ""
-	}
-	text := fmt.Sprint(to.Interface())
-	switch {
-	case v.Kind == List: // [a b]
-		text = strings.ReplaceAll(text[1:len(text)-1], " ", ",")
-	case to.Type() == reflect.TypeFor[time.Duration]() && strings.HasSuffix(text, "m0s"):
-		text = strings.TrimSuffix(text, "0s") // 1m, not 1m0s
-	}
-	return text
+	Text func() string // the stored value as a flag takes it, "" for none
 }
 
 // after returns a value that reads what change makes of the JSON value. It ignores nil.
@@ -143,10 +125,21 @@ func (d *Document) wrongKind(key string, index int, value json.RawMessage, write
 func start(value json.RawMessage) string { return string(value[:min(len(value), maxValueBytes)]) }
 
 // boolean reads true or false.
-func boolean(to *bool) Value { return Value{Boolean, readBoolean(func(b bool) { *to = b }), to} }
+func boolean(to *bool) Value {
+	return Value{Boolean, readBoolean(func(b bool) { *to = b }), func() string { return strconv.FormatBool(*to) }}
+}
 
 // optional reads a boolean that a source may leave out.
-func optional(to **bool) Value { return Value{Boolean, readBoolean(func(b bool) { *to = &b }), to} }
+func optional(to **bool) Value {
+	return Value{Boolean, readBoolean(func(b bool) { *to = &b }), func() string { return textOf(*to) }}
+}
+
+func textOf[T any](stored *T) string {
+	if stored == nil {
+		return ""
+	}
+	return fmt.Sprint(*stored)
+}
 
 func readBoolean(store func(bool)) func(*Document, string, json.RawMessage) {
 	return func(d *Document, key string, value json.RawMessage) {
@@ -179,7 +172,17 @@ func text[T any](to *T, example string, parse func(string) (T, error)) Value {
 		}
 		*to = v
 	}
-	return Value{String, read, to}
+	return Value{String, read, func() string { return fmt.Sprint(*to) }}
+}
+
+// optionalText reads a string that a source may leave out.
+func optionalText[T any](to **T, example string, parse func(string) (T, error)) Value {
+	v := text(to, example, func(s string) (*T, error) {
+		parsed, err := parse(s)
+		return &parsed, err
+	})
+	v.Text = func() string { return textOf(*to) }
+	return v
 }
 
 // asString says how to write a string in place of a value that is none.
@@ -232,7 +235,13 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 		position.Indexes = indexes
 		d.Positions[key] = position
 	}
-	return Value{List, read, to}
+	return Value{List, read, func() string {
+		var items []string
+		for _, item := range *to {
+			items = append(items, fmt.Sprint(item))
+		}
+		return strings.Join(items, ",")
+	}}
 }
 
 // asList says how to write a list in place of a value that is none.
@@ -265,17 +274,30 @@ func count(to *int, least, most int) Value {
 		default:
 			*to = n
 		}
-	}, to}
+	}, func() string {
+		if *to == 0 {
+			return ""
+		}
+		return strconv.Itoa(*to)
+	}}
 }
 
 // Interval reads a duration of at least a second, such as "1m30s", or whole seconds.
 func Interval(to *time.Duration) Value {
-	return text(to, "60s", parseInterval).after(func(value json.RawMessage) json.RawMessage {
+	v := text(to, "60s", parseInterval).after(func(value json.RawMessage) json.RawMessage {
 		if KindOf(value) == Number {
 			return json.RawMessage(policy.Quote(start(value)))
 		}
 		return value
 	})
+	v.Text = func() string {
+		text := to.String()
+		if strings.HasSuffix(text, "m0s") {
+			text = strings.TrimSuffix(text, "0s") // 1m, not 1m0s
+		}
+		return text
+	}
+	return v
 }
 
 func parseInterval(s string) (time.Duration, error) {
@@ -389,33 +411,22 @@ func orEmpty(parse func(string) (string, error)) func(string) (string, error) {
 	}
 }
 
-// oneOf reads one of the choices, which a message joins with commas and "or".
-func oneOf[T ~string](to *T, choices ...T) Value {
-	var names, quoted []string
+// oneOf reads one of the choices.
+func oneOf(to policy.Word, choices ...string) Value {
+	var quoted []string
 	for _, c := range choices {
-		names, quoted = append(names, string(c)), append(quoted, policy.Quote(string(c)))
+		quoted = append(quoted, policy.Quote(c))
 	}
-	last := len(names) - 1
-	join := func(all []string) string { return strings.Join(all[:last], ", ") + " or " + all[last] }
-	value := text(to, names[0], func(s string) (T, error) {
-		if slices.Contains(names, s) {
-			return T(s), nil
-		}
-		write := "write " + join(names)
-		if s == "" {
-			return "", errors.New("is empty; " + write + ", or leave the key out")
-		}
-		return "", errors.New("is not one of the choices; " + write)
-	})
-	read := value.Read
-	value.Read = func(d *Document, key string, text json.RawMessage) {
-		if _, isString := stringValue(text); isString {
-			read(d, key, text)
+	return Value{String, func(d *Document, key string, value json.RawMessage) {
+		s, isString := stringValue(value)
+		if !isString {
+			d.wrongKind(key, -1, value, policy.JoinOr(quoted))
+		} else if err := policy.CheckChoice(s, choices); err != nil {
+			d.Fail(key, -1, s, err.Error())
 		} else {
-			d.wrongKind(key, -1, text, join(quoted))
+			to.Set(s)
 		}
-	}
-	return value
+	}, to.String}
 }
 
 // parseListen accepts HOST:PORT. The host may be empty, and the port 0.

@@ -5,7 +5,6 @@ package policy_test
 import (
 	"fmt"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"go4.org/netipx"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -137,75 +137,28 @@ func lowAddress(f policy.Family, n int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(n)})
 }
 
-func genFamily() *rapid.Generator[policy.Family] { return rapid.SampledFrom(policy.Families()) }
-
-// genPrefixes draws a list, or nil for a key that was left out.
 func genPrefixes(families []policy.Family, most int) *rapid.Generator[[]netip.Prefix] {
-	return rapid.Custom(func(t *rapid.T) []netip.Prefix {
-		if rapid.Bool().Draw(t, "left out") {
-			return nil
-		}
-		item := rapid.Custom(func(t *rapid.T) netip.Prefix {
-			return genPrefix(rapid.SampledFrom(families).Draw(t, "family")).Draw(t, "item")
-		})
-		return rapid.SliceOfN(item, 0, most).Draw(t, "list")
-	})
+	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) netip.Prefix {
+		return genPrefix(rapid.SampledFrom(families).Draw(t, "family")).Draw(t, "item")
+	}), 0, most)
 }
 
-// genOptional draws a pointer to a value, most often nil.
-func genOptional[T any](g *rapid.Generator[T]) *rapid.Generator[*T] {
-	return rapid.Custom(func(t *rapid.T) *T {
-		if rapid.IntRange(0, 2).Draw(t, "stated") > 0 {
-			return nil
-		}
-		return ptr(g.Draw(t, "value"))
-	})
-}
-
-func genPorts() *rapid.Generator[policy.Ports] {
-	return rapid.Custom(func(t *rapid.T) policy.Ports {
-		text := rapid.SampledFrom([]string{"", "1024-65535", "1024-29999,32768-65535", "32768-65535,1024-29999", "1-2,7,65535"}).Draw(t, "ports")
-		p, err := policy.ParsePorts(text)
-		if err != nil {
-			t.Fatalf("ParsePorts(%q): %v", text, err)
-		}
-		return p
-	})
-}
+func genFamily() *rapid.Generator[policy.Family] { return rapid.SampledFrom(policy.Families()) }
 
 // genSourcePolicy draws a source policy that is valid by itself.
 func genSourcePolicy() *rapid.Generator[policy.SourcePolicy] {
+	ports := rapid.SampledFrom([]string{"", "1024-65535", "1024-29999,32768-65535", "32768-65535,1024-29999", "1-2,7,65535"})
+	from := policytest.Generators{
+		Chain: rapid.Just(policy.DefaultChain), Prefix: genPrefix, Interface: rapid.SampledFrom([]string{"eth0", "eth1", "eth+", "e+", "wg0"}),
+		Ports: rapid.Map(ports, func(s string) policy.Ports {
+			p, _ := policy.ParsePorts(s)
+			return p
+		}),
+	}
 	return rapid.Custom(func(t *rapid.T) policy.SourcePolicy {
-		s := policy.SourcePolicy{
-			Chain:                   policy.DefaultChain,
-			Backend:                 rapid.SampledFrom([]policy.Backend{"", "", policy.Auto, policy.IPTables, policy.NFTables}).Draw(t, "backend"),
-			NomasqAllReservedRanges: genOptional(rapid.Bool()).Draw(t, "reserved"),
-			MasqLinkLocal:           genOptional(rapid.Bool()).Draw(t, "masqLinkLocal"),
-			MasqLinkLocalIPv6:       genOptional(rapid.Bool()).Draw(t, "masqLinkLocalIPv6"),
-			EnableIPv6:              rapid.SampledFrom([]*bool{nil, ptr(false), ptr(true), ptr(true)}).Draw(t, "enableIPv6"),
-			MasqueradeHost:          genOptional(rapid.Bool()).Draw(t, "masqueradeHost"),
-			RandomFully:             genOptional(rapid.Bool()).Draw(t, "randomFully"),
-			ToPorts:                 genOptional(genPorts()).Draw(t, "toPorts"),
-			Guard:                   rapid.SampledFrom([]policy.GuardMode{"", policy.GuardOff, policy.GuardCount, policy.GuardDrop}).Draw(t, "guard"),
-			StaleConnections:        rapid.SampledFrom([]policy.StaleConnections{"", policy.KeepConnections, policy.ResetConnections}).Draw(t, "staleConnections"),
-			EnforceExempt:           genOptional(rapid.Bool()).Draw(t, "enforceExempt"),
-			BypassMark:              genOptional(rapid.Map(rapid.Uint32(), func(n uint32) policy.Mark { return policy.Mark(n) })).Draw(t, "bypassMark"),
-		}
-		families := []policy.Family{policy.IPv4}
-		if s.EnableIPv6 != nil && *s.EnableIPv6 {
-			families = policy.Families()
-		}
-		s.NonMasqueradeCIDRs = genPrefixes(families, 8).Draw(t, "nonMasqueradeCIDRs")
-		s.MasqueradeCIDRs = genPrefixes(families, 8).Draw(t, "masqueradeCIDRs")
-		s.MasqueradeCIDRs = slices.DeleteFunc(s.MasqueradeCIDRs, func(p netip.Prefix) bool {
-			return slices.Contains(s.NonMasqueradeCIDRs, p)
-		})
-		s.NonMasqueradeSourceCIDRs = genPrefixes(families, 3).Draw(t, "nonMasqueradeSourceCIDRs")
-		s.PodCIDRs = genPrefixes(families, 2).Draw(t, "podCIDRs")
-		if rapid.IntRange(0, 2).Draw(t, "scoped") == 0 {
-			s.SourceCIDRs = genPrefixes(families, 3).Draw(t, "sourceCIDRs")
-			names := rapid.SampledFrom([]string{"eth0", "eth1", "eth+", "e+", "wg0"})
-			s.OutputInterfaces = rapid.SliceOfN(names, 0, 2).Draw(t, "outputInterfaces")
+		s := from.SourcePolicy(t)
+		if rapid.IntRange(0, 2).Draw(t, "scoped") > 0 {
+			s.SourceCIDRs, s.OutputInterfaces = nil, nil
 		}
 		if err := s.Validate(policy.DefaultCIDRLimit); err != nil {
 			t.Fatalf("the generator made a bad policy: %v", err)
@@ -310,55 +263,10 @@ func newOracle(sources []policy.Source) oracle {
 				best = i
 			}
 		}
-		next := rest[best]
-		loses := func(s policy.Source) bool {
-			return s.ID.Kind == policy.Network && next.ID.Kind == policy.Network && conflicting(s.Policy, next.Policy)
-		}
-		if !slices.ContainsFunc(o.strongestFirst, loses) {
-			o.strongestFirst = append(o.strongestFirst, next)
-		}
+		o.strongestFirst = append(o.strongestFirst, rest[best])
 		rest = slices.Delete(rest, best, best+1)
 	}
 	return o
-}
-
-// conflicting: two networks state another scope, another value of a scalar, or another action for a prefix.
-func conflicting(a, b policy.SourcePolicy) bool {
-	backend := func(s policy.SourcePolicy) any {
-		if s.Backend == policy.Auto {
-			return ""
-		}
-		return s.Backend
-	}
-	ports := func(s policy.SourcePolicy) any {
-		if s.ToPorts == nil {
-			return ""
-		}
-		sorted := strings.Split(s.ToPorts.String(), ",")
-		slices.Sort(sorted)
-		return fmt.Sprintf("%q", sorted)
-	}
-	for _, scalar := range []func(policy.SourcePolicy) any{
-		backend, ports,
-		func(s policy.SourcePolicy) any { return s.NomasqAllReservedRanges },
-		func(s policy.SourcePolicy) any { return s.EnableIPv6 },
-		func(s policy.SourcePolicy) any { return s.MasqueradeHost },
-		func(s policy.SourcePolicy) any { return s.RandomFully },
-		func(s policy.SourcePolicy) any { return s.Guard },
-		func(s policy.SourcePolicy) any { return s.StaleConnections },
-		func(s policy.SourcePolicy) any { return s.EnforceExempt },
-		func(s policy.SourcePolicy) any { return s.BypassMark },
-	} {
-		x, y := scalar(a), scalar(b)
-		if !reflect.ValueOf(x).IsZero() && !reflect.ValueOf(y).IsZero() && !reflect.DeepEqual(x, y) {
-			return true
-		}
-	}
-	both := func(x, y []netip.Prefix) bool {
-		return slices.ContainsFunc(x, func(p netip.Prefix) bool { return slices.Contains(y, p) })
-	}
-	return !sameSet(a.SourceCIDRs, b.SourceCIDRs) || !sameSet(a.OutputInterfaces, b.OutputInterfaces) ||
-		both(a.NonMasqueradeCIDRs, b.MasqueradeCIDRs) || both(a.MasqueradeCIDRs, b.NonMasqueradeCIDRs)
 }
 
 // stronger: a network beats the agent files; among networks the one that does
@@ -374,11 +282,6 @@ func stronger(a, b policy.Source) bool {
 		return a.Order < b.Order
 	}
 	return a.ID.Name < b.ID.Name
-}
-
-func sameSet[T comparable](a, b []T) bool {
-	notIn := func(list []T) func(T) bool { return func(x T) bool { return !slices.Contains(list, x) } }
-	return !slices.ContainsFunc(a, notIn(b)) && !slices.ContainsFunc(b, notIn(a))
 }
 
 // saidFirst returns what the strongest source that states a scalar says.
@@ -434,30 +337,28 @@ func (o oracle) destination(a netip.Addr) verdict {
 	return decided
 }
 
-// isPod: an address in the podCIDRs of a source, else in its sourceCIDRs, else in a subnet that an ADD found, each by
-// family. It must be in scope and no exempt source.
+// isPod: an address in podCIDRs of its family, else in sourceCIDRs, else in a subnet that an ADD found. It
+// must be in scope and no exempt source.
 func (o oracle) isPod(a netip.Addr) bool {
+	var podCIDRs, subnets []netip.Prefix
 	scope := scopeOf(o, func(s policy.SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
-	if len(scope) > 0 && !anyContains(scope, a) {
-		return false
-	}
-	found := false
 	for _, c := range o.strongestFirst {
+		podCIDRs, subnets = append(podCIDRs, c.Policy.PodCIDRs...), append(subnets, c.PodSubnets...)
 		if anyContains(c.Policy.NonMasqueradeSourceCIDRs, a) {
 			return false
 		}
-		sources := scope
-		if c.ID.Kind != policy.Network && !sameSet(c.Policy.SourceCIDRs, scope) {
-			sources = nil // superseded, or left out
-		}
-		for _, list := range [][]netip.Prefix{c.Policy.PodCIDRs, sources, c.PodSubnets} {
-			if slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Addr().Is4() == a.Is4() }) {
-				found = found || anyContains(list, a)
-				break
+	}
+	if len(scope) > 0 && !anyContains(scope, a) {
+		return false
+	}
+	for _, list := range [][]netip.Prefix{podCIDRs, scope} {
+		for _, p := range list {
+			if p.Addr().Is4() == a.Is4() {
+				return anyContains(list, a)
 			}
 		}
 	}
-	return found
+	return anyContains(subnets, a)
 }
 
 // destinations returns what each prefix does: first what is built in, then over

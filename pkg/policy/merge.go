@@ -65,13 +65,14 @@ type Policy struct {
 	Interfaces WithOrigins[[]string]
 	Host       WithOrigins[bool]
 
+	NomasqAllReservedRanges, MasqLinkLocal, MasqLinkLocalIPv6 WithOrigins[bool]
+
 	EnableIPv6  WithOrigins[bool]
 	RandomFully WithOrigins[bool]
 	ToPorts     WithOrigins[Ports]
 
-	PodCIDRs         WithOrigins[[]netip.Prefix]
-	PodSubnets       []netip.Prefix // found by ADDs
-	Pods             []netip.Prefix // the pod ranges of all sources; see PodRanges
+	PodCIDRs         WithOrigins[[]netip.Prefix] // see PodRanges
+	PodSubnets       []netip.Prefix              // found by ADDs
 	Guard            WithOrigins[GuardMode]
 	StaleConnections WithOrigins[StaleConnections] // "" if none is stated; see ResetsConnections
 	EnforceExempt    WithOrigins[bool]
@@ -209,7 +210,7 @@ func (p Policy) boundError(remedy string, by []PrefixAction, format string, args
 // Merge merges sources into one policy per chain, sorted by the chain's name. The
 // order of the sources does not matter. Of two that conflict the one with the higher
 // precedence is in force: a network before the agent files, and of networks the one
-// that came into force first. Nothing of the other network is in force then.
+// that came into force first.
 func Merge(sources []Source) []Policy {
 	byChain := map[string][]Source{}
 	for _, s := range sources {
@@ -217,33 +218,16 @@ func Merge(sources []Source) []Policy {
 	}
 	var policies []Policy
 	for _, chain := range slices.Sorted(maps.Keys(byChain)) {
-		slices.SortFunc(byChain[chain], comparePrecedence)
-		policies = append(policies, mergeChain(chain, byChain[chain]))
+		m := merger{policy: Policy{Chain: chain}, sources: byChain[chain]}
+		slices.SortFunc(m.sources, comparePrecedence)
+		for _, s := range m.sources {
+			for _, f := range s.files() {
+				m.parts = append(m.parts, part{s.ID, f.File, f.Policy})
+			}
+		}
+		policies = append(policies, m.merge())
 	}
 	return policies
-}
-
-// mergeChain merges the sources of a chain, in the order of precedence, without the
-// networks that conflict with one before them.
-func mergeChain(chain string, sources []Source) Policy {
-	m := merger{policy: Policy{Chain: chain}, sources: sources}
-	for _, s := range sources {
-		for _, f := range s.files() {
-			m.parts = append(m.parts, part{s.ID, f.File, f.Policy})
-		}
-	}
-	p := m.merge()
-	superseded := map[SourceID]ConflictErrors{}
-	for _, c := range p.Conflicts {
-		superseded[c.Superseded.Source] = append(superseded[c.Superseded.Source], c)
-	}
-	// One at a time: what it conflicts with is in force, and others may conflict with it alone.
-	i := slices.IndexFunc(sources, func(s Source) bool { return s.ID.Kind == Network && superseded[s.ID] != nil })
-	if i >= 0 {
-		p = mergeChain(chain, slices.Delete(slices.Clone(sources), i, i+1))
-		p.Conflicts = append(superseded[sources[i].ID], p.Conflicts...)
-	}
-	return p
 }
 
 // comparePrecedence orders sources: networks that are not superseded, in the order in
@@ -277,23 +261,18 @@ type part struct {
 
 func (p *part) origin(key string, index int) Origin { return Origin{p.id, key, index, p.file} }
 
-// merge merges key by key. For another key see "Add a key" in CONTRIBUTING.md.
+// merge merges key by key.
 func (m *merger) merge() Policy {
 	p := &m.policy
-	p.Backend = scalar(m, "backend", Auto, func(s *SourcePolicy) *Backend {
-		if s.Backend == "" || s.Backend == Auto {
-			return nil
+	rows := make([][]Key, len(m.parts))
+	for i := range m.parts {
+		rows[i] = keys(&m.parts[i].policy, p)
+	}
+	for row, k := range rows[0] {
+		for i := 0; k.merge != nil && i < len(rows); i++ {
+			rows[i][row].merge(m, m.parts[i].origin(k.Name, -1))
 		}
-		return &s.Backend
-	})
-	p.EnableIPv6 = scalar(m, "enableIPv6", false, func(s *SourcePolicy) *bool { return s.EnableIPv6 })
-	p.RandomFully = scalar(m, "randomFully", true, func(s *SourcePolicy) *bool { return s.RandomFully })
-	p.Host = scalar(m, "masqueradeHost", true, func(s *SourcePolicy) *bool { return s.MasqueradeHost })
-	p.ToPorts = scalarFunc(m, "toPorts", Ports{}, Ports.sameSet, func(s *SourcePolicy) *Ports { return s.ToPorts })
-	p.Guard = scalar(m, "guard", GuardOff, func(s *SourcePolicy) *GuardMode { return stated(&s.Guard) })
-	p.StaleConnections = scalar(m, "staleConnections", "", func(s *SourcePolicy) *StaleConnections { return stated(&s.StaleConnections) })
-	p.EnforceExempt = scalar(m, "enforceExempt", false, func(s *SourcePolicy) *bool { return s.EnforceExempt })
-	p.BypassMark = scalar(m, "bypassMark", DefaultBypassMark, func(s *SourcePolicy) *Mark { return s.BypassMark })
+	}
 	for _, part := range m.parts {
 		if len(part.policy.PodCIDRs) > 0 {
 			p.PodCIDRs.Value = append(p.PodCIDRs.Value, part.policy.PodCIDRs...)
@@ -308,9 +287,6 @@ func (m *merger) merge() Policy {
 		*list = slices.Compact(*list)
 	}
 	p.Sources = scope(m, "sourceCIDRs", comparePrefixes, func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
-	for _, s := range m.sources {
-		p.Pods = append(p.Pods, m.podRanges(s)...)
-	}
 	p.Interfaces = scope(m, "outputInterfaces", strings.Compare, func(s *SourcePolicy) []string { return s.OutputInterfaces })
 	p.Destinations = m.entries(m.defaults(), func(s *SourcePolicy) []entryList {
 		return []entryList{
@@ -324,63 +300,10 @@ func (m *merger) merge() Policy {
 	return *p
 }
 
-// stated returns nil for a value that a source leaves out.
-func stated[T ~string](value *T) *T {
-	if *value == "" {
-		return nil
-	}
-	return value
-}
-
-// podRanges returns the pod ranges of a source, for each family: its podCIDRs, else its
-// sourceCIDRs, else the subnets that ADDs found.
-func (m *merger) podRanges(s Source) (pods []netip.Prefix) {
-	var podCIDRs, sourceCIDRs []netip.Prefix
-	for _, f := range s.files() {
-		podCIDRs = append(podCIDRs, f.Policy.PodCIDRs...)
-	}
-	if scope := m.policy.Sources; slices.ContainsFunc(scope.Origins, func(o Origin) bool { return o.Source == s.ID }) {
-		sourceCIDRs = scope.Value // those of agent files may be superseded
-	}
-	for _, f := range Families() {
-		for _, list := range [][]netip.Prefix{podCIDRs, sourceCIDRs, s.PodSubnets} {
-			if list = ofFamily(list, f); len(list) > 0 {
-				pods = append(pods, list...)
-				break
-			}
-		}
-	}
-	return pods
-}
-
 const exemptSourcesKey = "nonMasqueradeSourceCIDRs"
 
 func builtIn(key string) []Origin {
 	return []Origin{{Source: SourceID{Kind: BuiltIn}, Key: key, Index: -1}}
-}
-
-// scalar returns the value of a key, which has to be the same in all sources that
-// have the key.
-func scalar[T comparable](m *merger, key string, otherwise T, get func(*SourcePolicy) *T) WithOrigins[T] {
-	return scalarFunc(m, key, otherwise, func(a, b T) bool { return a == b }, get)
-}
-
-func scalarFunc[T any](m *merger, key string, otherwise T, equal func(a, b T) bool, get func(*SourcePolicy) *T) WithOrigins[T] {
-	out := WithOrigins[T]{otherwise, builtIn(key)}
-	set := false
-	for i := range m.parts {
-		value, o := get(&m.parts[i].policy), m.parts[i].origin(key, -1)
-		switch {
-		case value == nil:
-		case !set:
-			out, set = WithOrigins[T]{*value, []Origin{o}}, true
-		case equal(out.Value, *value):
-			out.Origins = append(out.Origins, o)
-		default:
-			m.conflict(out.Origins[0], out.Value, o, *value, false)
-		}
-	}
-	return out
 }
 
 // scope returns the value of a list of the scope, which has to be the same in all
@@ -427,19 +350,15 @@ func (m *merger) conflict(inForce Origin, inForceValue any, superseded Origin, s
 // defaults returns the link-local prefixes that no source wants masqueraded, and the
 // default destinations if no source has nonMasqueradeCIDRs.
 func (m *merger) defaults() []PrefixAction {
-	stated := func(is func(SourcePolicy) bool) bool {
-		return slices.ContainsFunc(m.parts, func(p part) bool { return is(p.policy) })
-	}
 	var out []PrefixAction
-	if !stated(func(s SourcePolicy) bool { return isTrue(s.MasqLinkLocal) }) {
-		out = append(out, PrefixAction{IPv4.LinkLocal(), ActionExempt, builtIn("masqLinkLocal")})
+	if !m.policy.MasqLinkLocal.Value {
+		out = append(out, PrefixAction{IPv4.LinkLocal(), ActionExempt, m.policy.MasqLinkLocal.Origins})
 	}
-	if m.policy.EnableIPv6.Value && !stated(func(s SourcePolicy) bool { return isTrue(s.MasqLinkLocalIPv6) }) {
-		out = append(out, PrefixAction{IPv6.LinkLocal(), ActionExempt, builtIn("masqLinkLocalIPv6")})
+	if m.policy.EnableIPv6.Value && !m.policy.MasqLinkLocalIPv6.Value {
+		out = append(out, PrefixAction{IPv6.LinkLocal(), ActionExempt, m.policy.MasqLinkLocalIPv6.Origins})
 	}
-	reserved := scalar(m, "nomasqAllReservedRanges", false, func(s *SourcePolicy) *bool { return s.NomasqAllReservedRanges })
-	if !stated(func(s SourcePolicy) bool { return s.NonMasqueradeCIDRs != nil }) {
-		for _, p := range DefaultNonMasqueradeCIDRs(reserved.Value) {
+	if !slices.ContainsFunc(m.parts, func(p part) bool { return p.policy.NonMasqueradeCIDRs != nil }) {
+		for _, p := range DefaultNonMasqueradeCIDRs(m.policy.NomasqAllReservedRanges.Value) {
 			out = append(out, PrefixAction{p, ActionExempt, builtIn("nonMasqueradeCIDRs")})
 		}
 	}

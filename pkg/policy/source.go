@@ -148,21 +148,6 @@ func (s Source) Validate(limit int) error {
 		if p.Chain != s.Policy.Chain {
 			return fmt.Errorf("masqChain: files name the chains %s and %s", Quote(s.Policy.Chain), Quote(p.Chain))
 		}
-		switch p.Backend {
-		case "", Auto, IPTables, NFTables:
-		default:
-			return fmt.Errorf("backend: %s is not a backend", Quote(string(p.Backend)))
-		}
-		switch p.Guard {
-		case "", GuardOff, GuardCount, GuardDrop:
-		default:
-			return fmt.Errorf("guard: %s is not a mode; write off, count or drop", Quote(string(p.Guard)))
-		}
-		switch p.StaleConnections {
-		case "", KeepConnections, ResetConnections:
-		default:
-			return fmt.Errorf("staleConnections: %s is not one of the choices; write keep or reset", Quote(string(p.StaleConnections)))
-		}
 		p.EnableIPv6 = &ipv6
 		if err := p.Validate(limit); err != nil {
 			return err
@@ -229,9 +214,7 @@ func DefaultNonMasqueradeCIDRs(reserved bool) []netip.Prefix {
 // that there are, joined. Limit is the source's cidrLimit.
 func (s SourcePolicy) Validate(limit int) error {
 	var errs fieldErrors
-	if err := ValidateChainName(s.Chain); err != nil {
-		errs.add("masqChain", -1, s.Chain, err)
-	}
+	errs.check("masqChain", s.Chain, ValidateChainName(s.Chain))
 	if n := len(s.NonMasqueradeCIDRs) + len(s.MasqueradeCIDRs); n > limit {
 		errs.add("cidrLimit", -1, "", fmt.Errorf("nonMasqueradeCIDRs and masqueradeCIDRs have %d entries together, "+
 			"more than the %d allowed; remove some or raise cidrLimit", n, limit))
@@ -248,11 +231,16 @@ func (s SourcePolicy) Validate(limit int) error {
 		}
 	}
 	errs.checkCounts(len(s.SourceCIDRs), len(s.OutputInterfaces), len(s.NonMasqueradeSourceCIDRs), len(s.PodCIDRs))
-	errs.checkPrefixes("nonMasqueradeCIDRs", s.NonMasqueradeCIDRs, isTrue(s.EnableIPv6))
-	errs.checkPrefixes("masqueradeCIDRs", s.MasqueradeCIDRs, isTrue(s.EnableIPv6))
-	errs.checkPrefixes("sourceCIDRs", s.SourceCIDRs, isTrue(s.EnableIPv6))
-	errs.checkPrefixes("nonMasqueradeSourceCIDRs", s.NonMasqueradeSourceCIDRs, isTrue(s.EnableIPv6))
-	errs.checkPrefixes("podCIDRs", s.PodCIDRs, isTrue(s.EnableIPv6))
+	for _, k := range Keys(&s) {
+		switch to := k.Field.(type) {
+		case *[]netip.Prefix:
+			errs.checkPrefixes(k.Name, *to, isTrue(s.EnableIPv6))
+		case Word:
+			if value := to.String(); value != "" {
+				errs.check(k.Name, value, CheckChoice(value, k.Type.Choices))
+			}
+		}
+	}
 	for i, name := range s.OutputInterfaces {
 		if err := validateInterface(name); err != nil {
 			errs.add("outputInterfaces", i, name, err)
@@ -279,6 +267,12 @@ type fieldErrors []error
 
 func (e *fieldErrors) add(key string, index int, value string, err error) {
 	*e = append(*e, &FieldError{key, index, value, err.Error()})
+}
+
+func (e *fieldErrors) check(key, value string, err error) {
+	if err != nil {
+		e.add(key, -1, value, err)
+	}
 }
 
 // checkPrefixes checks a list of prefixes.

@@ -15,56 +15,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// What a source left out stays left out in a stored document, and an empty list
-// stays an empty list: only the latter says that there are none.
-func TestSourcePolicyInJSON(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		policy policy.SourcePolicy
-		want   string
-	}{
-		{"nothing stated", policy.SourcePolicy{Chain: "C"}, `{"masqChain":"C"}`},
-		{
-			"everything stated, as empty as can be",
-			policy.SourcePolicy{
-				Chain: "C", Backend: policy.Auto, NonMasqueradeCIDRs: cidrs(), MasqueradeCIDRs: cidrs(),
-				NomasqAllReservedRanges: ptr(false), MasqLinkLocal: ptr(false), MasqLinkLocalIPv6: ptr(false), EnableIPv6: ptr(false),
-				SourceCIDRs: cidrs(), NonMasqueradeSourceCIDRs: cidrs(), OutputInterfaces: []string{}, MasqueradeHost: ptr(false),
-				RandomFully: ptr(false), ToPorts: &policy.Ports{}, PodCIDRs: cidrs(), Guard: policy.GuardOff,
-				StaleConnections: policy.KeepConnections, EnforceExempt: ptr(false), BypassMark: ptr(policy.Mark(0)),
-			},
-			`{"masqChain":"C","backend":"auto","nonMasqueradeCIDRs":[],"masqueradeCIDRs":[],"nomasqAllReservedRanges":false,` +
-				`"masqLinkLocal":false,"masqLinkLocalIPv6":false,"enableIPv6":false,"sourceCIDRs":[],"nonMasqueradeSourceCIDRs":[],` +
-				`"outputInterfaces":[],"masqueradeHost":false,"randomFully":false,"toPorts":"",` +
-				`"podCIDRs":[],"guard":"off","staleConnections":"keep","enforceExempt":false,"bypassMark":"0"}`,
-		},
-		{
-			"values",
-			policy.SourcePolicy{
-				Chain: "C", Backend: policy.IPTables, NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "fd00::/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
-				EnableIPv6: ptr(true), OutputInterfaces: []string{"eth+"}, ToPorts: ports(t, "1024-2047,7"),
-				PodCIDRs: cidrs("10.244.0.0/16"), Guard: policy.GuardDrop, BypassMark: ptr(policy.Mark(0xffffffff)),
-			},
-			`{"masqChain":"C","backend":"iptables","nonMasqueradeCIDRs":["10.0.0.0/8","fd00::/8"],"masqueradeCIDRs":["10.1.0.0/16"],` +
-				`"enableIPv6":true,"outputInterfaces":["eth+"],"toPorts":"1024-2047,7",` +
-				`"podCIDRs":["10.244.0.0/16"],"guard":"drop","bypassMark":"0xffffffff"}`,
-		},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			text, err := json.Marshal(tt.policy)
-			if err != nil {
-				t.Fatal(err)
-			}
-			wantEqual(t, "JSON", string(text), tt.want)
-			var back policy.SourcePolicy
-			if err := json.Unmarshal(text, &back); err != nil {
-				t.Fatal(err)
-			}
-			wantEqual(t, "read back", back, tt.policy)
-		})
-	}
-}
-
 func TestSourceRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		for _, c := range genSources().Draw(t, "sources") {
@@ -81,32 +31,6 @@ func TestSourceRoundTrip(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestSourcePolicyEqual(t *testing.T) {
-	full := func() policy.SourcePolicy {
-		return policy.SourcePolicy{Chain: "C", NonMasqueradeCIDRs: cidrs("10.0.0.0/8"), RandomFully: ptr(true), ToPorts: ports(t, "1-2")}
-	}
-	if !full().Equal(full()) {
-		t.Error("a source policy is not equal to its copy")
-	}
-	for name, change := range map[string]func(*policy.SourcePolicy){
-		"an empty list beside none":    func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = cidrs() },
-		"a list beside an empty one":   func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = cidrs() },
-		"a stated default beside none": func(s *policy.SourcePolicy) { s.MasqueradeHost = ptr(true) },
-		"another value":                func(s *policy.SourcePolicy) { s.RandomFully = ptr(false) },
-		"other ports":                  func(s *policy.SourcePolicy) { s.ToPorts = ports(t, "1-3") },
-		"no ports":                     func(s *policy.SourcePolicy) { s.ToPorts = nil },
-		"another mark":                 func(s *policy.SourcePolicy) { s.BypassMark = ptr(policy.Mark(0)) },
-		"another guard":                func(s *policy.SourcePolicy) { s.Guard = policy.GuardOff },
-		"another chain":                func(s *policy.SourcePolicy) { s.Chain = "D" },
-	} {
-		changed := full()
-		change(&changed)
-		if changed.Equal(full()) || full().Equal(changed) {
-			t.Errorf("%s: equal", name)
-		}
-	}
 }
 
 func TestSource(t *testing.T) {

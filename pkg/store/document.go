@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"reflect"
 	"slices"
@@ -20,9 +21,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Schema is the version of the form of documents and the record. Each new key raises it: a version that
-// does not know the key leaves the file as it is. Files of lower schemas are read in today's form.
-const Schema = 3
+// otherSchema is the number of the last change of the form of documents and the record that is no key of the
+// policy. The next one is Schema() + 1, as for a key.
+const otherSchema = 3
+
+// Schema is the version of the form of documents and the record. Each new key raises it (policy.Keys): a
+// version that does not know the key leaves the file as it is. Files of lower schemas are read in today's form.
+func Schema() int { return max(otherSchema, policy.Schema()) }
 
 // document is a source with its policy as it is stored. It has no time, so that equal policies make
 // equal documents; the file's mtime tells its age.
@@ -110,16 +115,19 @@ func nameOf(src policy.SourceID) string {
 // encodeSource encodes the document of a source, if decoding it returns the same. Prefixes may be many,
 // and valid ones do: only the rest is decoded again.
 func encodeSource(s policy.Source) ([]byte, error) {
-	data, err := encode(document{Schema, s})
+	data, err := encode(document{Schema(), s})
 	if err != nil {
 		return nil, err
 	}
 	if err := validate(s); err != nil {
 		return nil, err
 	}
-	s.Policy.NonMasqueradeCIDRs, s.Policy.MasqueradeCIDRs = nil, nil
-	s.Policy.SourceCIDRs, s.Policy.NonMasqueradeSourceCIDRs, s.Policy.PodCIDRs = nil, nil, nil
-	rest, err := json.Marshal(document{Schema, s})
+	for _, k := range policy.Keys(&s.Policy) {
+		if list, isList := k.Field.(*[]netip.Prefix); isList {
+			*list = nil
+		}
+	}
+	rest, err := json.Marshal(document{Schema(), s})
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +155,7 @@ func encodeRecord(r Record) ([]byte, error) {
 	if err := r.validate(); err != nil {
 		return nil, err
 	}
-	return encode(recordDocument{Schema, r})
+	return encode(recordDocument{Schema(), r})
 }
 
 func encode(document any) ([]byte, error) {
@@ -172,10 +180,10 @@ func decodeRecord(data []byte) (Record, error) {
 func decode(data []byte, into any, schema *int) error {
 	stated := schemaOf(data)
 	switch {
-	case stated > Schema:
+	case stated > Schema():
 		return newerError(stated)
 	case stated < 1:
-		return fmt.Errorf(`it does not begin with {"schema":%d, as ip-masq writes it`, Schema)
+		return fmt.Errorf(`it does not begin with {"schema":%d, as ip-masq writes it`, Schema())
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -194,7 +202,7 @@ func decode(data []byte, into any, schema *int) error {
 // newerError returns why a document of a greater schema is neither read nor changed.
 func newerError(schema int) error {
 	return fmt.Errorf("%w: it has schema %d and this program knows schemas up to %d; install the newer version again",
-		ErrNewer, schema, Schema)
+		ErrNewer, schema, Schema())
 }
 
 // schemaOf returns the schema of a document, which every version writes at its beginning. It is 0 if
@@ -377,7 +385,7 @@ func (s *State) add(f file) {
 				s.Sources = append(s.Sources, c)
 			}
 		}
-		if schema := schemaOf(f.data); err != nil && 0 < schema && schema < Schema {
+		if schema := schemaOf(f.data); err != nil && 0 < schema && schema < Schema() {
 			err = fmt.Errorf("an older version wrote it (schema %d): %w", schema, err)
 		}
 	}

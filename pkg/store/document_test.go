@@ -5,13 +5,42 @@ package store
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
+
+// TestSchemas: an older version must be able to tell that a document has something that it does not know. A key
+// in the golden file never gets another number, and -update adds one only with the number that comes next.
+func TestSchemas(t *testing.T) {
+	const file = "testdata/schemas.txt"
+	known, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	greatest, lines := 0, []string{}
+	for line := range strings.Lines(string(known)) {
+		var n int
+		fmt.Sscan(line, &n)
+		greatest, lines = max(greatest, n), append(lines, line)
+	}
+	for _, k := range append(policytest.Keys(), policy.Key{Name: "(no key)", Schema: otherSchema}) {
+		if line := fmt.Sprintf("%d %s\n", k.Schema, k.Name); !slices.Contains(lines, line) {
+			if lines = append(lines, line); k.Schema != greatest+1 {
+				t.Fatalf("%s has schema %d, and the next one is %d", k.Name, k.Schema, greatest+1)
+			}
+		}
+	}
+	golden.Check(t, file, strings.Join(lines, ""))
+}
 
 // The form of documents is a promise to other versions: a change of these texts
 // needs a new Schema.
@@ -31,10 +60,10 @@ func TestFormOfDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"schema":3,"source":{"kind":"network","name":"podnet"},"policy":{"masqChain":"IP-MASQ-AGENT",` +
-		`"nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":[],"masqLinkLocal":true,"toPorts":"1024-2047",` +
-		`"podCIDRs":["10.1.0.0/16"],"guard":"drop","staleConnections":"keep","enforceExempt":true,"bypassMark":"0x4000"},` +
-		`"order":3,"podSubnets":["10.1.2.0/24"]}`
+	want := fmt.Sprintf(`{"schema":%d,"source":{"kind":"network","name":"podnet"},"policy":{"masqChain":"IP-MASQ-AGENT",`+
+		`"nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":[],"masqLinkLocal":true,"toPorts":"1024-2047",`+
+		`"podCIDRs":["10.1.0.0/16"],"guard":"drop","staleConnections":"keep","enforceExempt":true,"bypassMark":"0x4000"},`+
+		`"order":3,"podSubnets":["10.1.2.0/24"]}`, Schema())
 	if string(data) != want {
 		t.Errorf("document:\n%s\nwant\n%s", data, want)
 	}
@@ -52,9 +81,9 @@ func TestFormOfDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const record = `{"schema":3,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",` +
-		`"variant":"legacy","stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}],` +
-		`"resets":[{"at":5},{"at":6,"before":[]},{"at":7,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]}],"lastReset":4}`
+	record := fmt.Sprintf(`{"schema":%d,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",`+
+		`"variant":"legacy","stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}],`+
+		`"resets":[{"at":5},{"at":6,"before":[]},{"at":7,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]}],"lastReset":4}`, Schema())
 	if string(data) != record {
 		t.Errorf("record:\n%s\nwant\n%s", data, record)
 	}
@@ -62,18 +91,18 @@ func TestFormOfDocuments(t *testing.T) {
 
 func FuzzDocument(f *testing.F) {
 	for _, s := range []string{
-		`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"POD-MASQ"}}`,
-		`{"schema":3,"source":{"kind":"agent-files"},"policy":{"masqChain":"A","backend":"auto","nonMasqueradeCIDRs":["10.0.0.0/8"],` +
+		`{"schema":1,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"POD-MASQ"}}`,
+		`{"schema":1,"source":{"kind":"agent-files"},"policy":{"masqChain":"A","backend":"auto","nonMasqueradeCIDRs":["10.0.0.0/8"],` +
 			`"masqueradeCIDRs":[],"enableIPv6":true,"sourceCIDRs":["fd00::/8"],"outputInterfaces":["eth+"],"toPorts":"1-2,3",` +
 			`"podCIDRs":["fd00:1::/64"],"guard":"count","staleConnections":"reset","enforceExempt":false,"bypassMark":"0"},"superseded":true,"order":-4}`,
-		`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"},"podSubnets":["10.1.2.0/24","fd00:1::/64"]}`,
-		`{"schema":3,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
-		`{"schema":3,"boot":"b","resets":[{"at":5,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]},{"at":6}],"lastReset":4}`,
-		`{"schema":4,"source":[]}`,
+		`{"schema":1,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"},"podSubnets":["10.1.2.0/24","fd00:1::/64"]}`,
+		`{"schema":1,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
+		`{"schema":1,"boot":"b","resets":[{"at":5,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]},{"at":6}],"lastReset":4}`,
+		`{"schema":99,"source":[]}`,
 		`{"a":{},"schema":99999999999999999999}`,
-		`{"schema":3,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,
-		`{"schema":3,"schema":4,"source":null}`,
-		``, `{`, `[]`, `{"schema":3}{`,
+		`{"schema":1,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,
+		`{"schema":1,"schema":2,"source":null}`,
+		``, `{`, `[]`, `{"schema":1}{`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -94,7 +123,7 @@ func FuzzDocument(f *testing.F) {
 			}
 			// Readers of a document rely on it.
 			policy.Desired(policy.Merge([]policy.Source{c}), policy.Layout{Sets: true}, policy.Owner{})
-		} else if schema := schemaOf(data); errors.Is(err, ErrNewer) != (schema > Schema) {
+		} else if schema := schemaOf(data); errors.Is(err, ErrNewer) != (schema > Schema()) {
 			t.Fatalf("schema %d: %v", schema, err)
 		}
 		if r, err := decodeRecord(data); err == nil {

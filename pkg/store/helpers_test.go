@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -127,22 +128,11 @@ func newSource(name string, cidrs ...string) policy.Source {
 }
 
 // full is a source that states every key.
-func full(name string) policy.Source {
-	yes, no, mark := true, false, policy.Mark(0)
+func full(t testing.TB, name string) policy.Source {
 	return policy.Source{
 		ID: network(name), Order: 7, Superseded: true,
 		PodSubnets: []netip.Prefix{netip.MustParsePrefix("10.1.2.0/24"), netip.MustParsePrefix("fd00:1::/64")},
-		Policy: policy.SourcePolicy{
-			Chain: "POD-MASQ", Backend: policy.NFTables,
-			NonMasqueradeCIDRs:      []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")},
-			MasqueradeCIDRs:         []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
-			NomasqAllReservedRanges: &no, MasqLinkLocal: &yes, MasqLinkLocalIPv6: &no, EnableIPv6: &yes,
-			SourceCIDRs: []netip.Prefix{}, NonMasqueradeSourceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.1/32")},
-			OutputInterfaces: []string{"eth0", "bond+"}, MasqueradeHost: &no,
-			RandomFully: &yes, ToPorts: &policy.Ports{{First: 1024, Last: 29999}, {First: 32768, Last: 32768}},
-			PodCIDRs: []netip.Prefix{netip.MustParsePrefix("fd00:1::/48")}, Guard: policy.GuardCount,
-			StaleConnections: policy.ResetConnections, EnforceExempt: &no, BypassMark: &mark,
-		},
+		Policy:     policytest.Stating(t, strings.Join(policytest.Every(t, `"`, ":"), ",")),
 	}
 }
 

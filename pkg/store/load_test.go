@@ -39,7 +39,7 @@ func TestLoadGivesWhatWasStoredInOrder(t *testing.T) {
 		ID:     policy.SourceID{Kind: policy.AgentFiles},
 		Policy: policy.SourcePolicy{Chain: policy.DefaultChain},
 	}
-	a, b := full("anet"), newSource("bnet", "10.0.0.0/8")
+	a, b := full(t, "anet"), newSource("bnet", "10.0.0.0/8")
 	for _, c := range []policy.Source{agent, b, a} {
 		store1(t, l, c)
 	}
@@ -65,7 +65,7 @@ func TestLoadGivesWhatWasStoredInOrder(t *testing.T) {
 
 func TestEqualSourcesMakeEqualDocuments(t *testing.T) {
 	one, two := open(t), open(t)
-	f1, f2 := document(t, one, full("net")), document(t, two, full("net"))
+	f1, f2 := document(t, one, full(t, "net")), document(t, two, full(t, "net"))
 	b1, err1 := os.ReadFile(f1)
 	b2, err2 := os.ReadFile(f2)
 	ok(t, errors.Join(err1, err2))
@@ -108,7 +108,7 @@ func TestNamesFromOutsideAreHashed(t *testing.T) {
 func TestTornAtEveryLength(t *testing.T) {
 	d := open(t)
 	whole := document(t, d, newSource("other"))
-	file := document(t, d, full("net"))
+	file := document(t, d, full(t, "net"))
 	ok(t, lock(t, d).PutRecord(aRecord()))
 	record := d.Path() + "/record.json"
 	for _, path := range []string{file, record} {
@@ -140,7 +140,7 @@ func TestTornAtEveryLength(t *testing.T) {
 
 func TestDamagedDocuments(t *testing.T) {
 	const source = `"source":{"kind":"network","name":"net"}`
-	sound := `{"schema":3,` + source + `,"policy":{"masqChain":"POD-MASQ"}}`
+	sound := `{"schema":1,` + source + `,"policy":{"masqChain":"POD-MASQ"}}`
 	for name, c := range map[string]struct{ data, want string }{
 		"sound":             {sound, ""},
 		"no JSON":           {"\x00\x00\x00\x00", "does not begin with"},
@@ -153,19 +153,19 @@ func TestDamagedDocuments(t *testing.T) {
 		"schema text":       {`{"schema":"1"}`, "does not begin with"},
 		"schema null":       {`{"schema":null}`, "does not begin with"},
 		"schema far below":  {`{"schema":-99999999999999999999}`, "does not begin with"},
-		"schema otherwise":  {`{"Schema":3}`, "does not begin with"},
-		"two schemas":       {`{"schema":3,` + source + `,"policy":{"masqChain":"POD-MASQ"},"schema":0}`, "schemas 3 and 0"},
+		"schema otherwise":  {`{"Schema":1}`, "does not begin with"},
+		"two schemas":       {`{"schema":1,` + source + `,"policy":{"masqChain":"POD-MASQ"},"schema":0}`, "schemas 1 and 0"},
 		"two documents":     {sound + sound, "follows the end"},
 		"text behind":       {sound + "x", "follows the end"},
-		"unknown field":     {`{"schema":3,` + source + `,"policy":{"masqChain":"POD-MASQ"},"more":1}`, "more"},
-		"unknown key":       {`{"schema":3,` + source + `,"policy":{"masqChain":"POD-MASQ","more":1}}`, "more"},
-		"wrong type":        {`{"schema":3,` + source + `,"policy":[]}`, "cannot unmarshal"},
-		"no source":         {`{"schema":3,"policy":{"masqChain":"POD-MASQ"}}`, "source.kind"},
-		"unknown kind":      {`{"schema":3,"source":{"kind":"built-in"},"policy":{"masqChain":"POD-MASQ"}}`, "source.kind"},
-		"unnamed network":   {`{"schema":3,"source":{"kind":"network"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
-		"named agent files": {`{"schema":3,"source":{"kind":"agent-files","name":"x"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
-		"another's":         {`{"schema":3,"source":{"kind":"network","name":"web"},"policy":{"masqChain":"POD-MASQ"}}`, `network "web"`},
-		"no policy":         {`{"schema":3,` + source + `}`, "masqChain"},
+		"unknown field":     {`{"schema":1,` + source + `,"policy":{"masqChain":"POD-MASQ"},"more":1}`, "more"},
+		"unknown key":       {`{"schema":1,` + source + `,"policy":{"masqChain":"POD-MASQ","more":1}}`, "more"},
+		"wrong type":        {`{"schema":1,` + source + `,"policy":[]}`, "cannot unmarshal"},
+		"no source":         {`{"schema":1,"policy":{"masqChain":"POD-MASQ"}}`, "source.kind"},
+		"unknown kind":      {`{"schema":1,"source":{"kind":"built-in"},"policy":{"masqChain":"POD-MASQ"}}`, "source.kind"},
+		"unnamed network":   {`{"schema":1,"source":{"kind":"network"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
+		"named agent files": {`{"schema":1,"source":{"kind":"agent-files","name":"x"},"policy":{"masqChain":"POD-MASQ"}}`, "source.name"},
+		"another's":         {`{"schema":1,"source":{"kind":"network","name":"web"},"policy":{"masqChain":"POD-MASQ"}}`, `network "web"`},
+		"no policy":         {`{"schema":1,` + source + `}`, "masqChain"},
 		"bad chain":         {documentWith(`"masqChain":"POSTROUTING"`), "masqChain"},
 		"bad backend":       {documentWith(`"masqChain":"A","backend":"ebtables"`), "backend"},
 		"bad guard":         {documentWith(`"masqChain":"A","guard":"on"`), "write off, count or drop"},
@@ -186,9 +186,9 @@ func TestDamagedDocuments(t *testing.T) {
 		"many pod ranges":   {documentWith(`"masqChain":"A","podCIDRs":[` + manyPrefixes(4097) + `]`), "podCIDRs: has 4097 entries"},
 		"subnets' bits":     {strings.TrimSuffix(sound, "}") + `,"podSubnets":["10.0.0.1/8"]}`, "podSubnets[0]: 10.0.0.1/8"},
 		"many subnets":      {strings.TrimSuffix(sound, "}") + `,"podSubnets":[` + manyPrefixes(4097) + `]}`, "podSubnets: has 4097 entries"},
-		"endless field":     {`{"schema":3,"` + strings.Repeat("x", 1<<20) + `":1}`, "unknown field"},
+		"endless field":     {`{"schema":1,"` + strings.Repeat("x", 1<<20) + `":1}`, "unknown field"},
 		"endless value":     {documentWith(`"masqChain":"` + strings.Repeat("x", 1<<20) + `"`), "masqChain"},
-		"deep":              {`{"schema":3,"source":` + strings.Repeat("[", 100_000), "depth"},
+		"deep":              {`{"schema":1,"source":` + strings.Repeat("[", 100_000), "depth"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)
@@ -222,7 +222,7 @@ func manyPrefixes(n int) string {
 }
 
 func documentWith(keys string) string {
-	return `{"schema":3,"source":{"kind":"network","name":"net"},"policy":{` + keys + `}}`
+	return `{"schema":1,"source":{"kind":"network","name":"net"},"policy":{` + keys + `}}`
 }
 
 func TestDocumentThatIsTooBig(t *testing.T) {

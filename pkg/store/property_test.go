@@ -19,7 +19,7 @@ import (
 func anySource(t *rapid.T) policy.Source {
 	c := policy.Source{
 		ID:         policy.SourceID{Kind: policy.AgentFiles},
-		Policy:     policytest.SourcePolicy(t),
+		Policy:     policytest.Any().SourcePolicy(t),
 		Superseded: rapid.Bool().Draw(t, "superseded"),
 		Order:      rapid.Int64().Draw(t, "order"),
 	}

@@ -103,7 +103,7 @@ func (l *Lock) stage(f *folder, name string, data []byte) (*Staged, error) {
 // newer fails if a newer version wrote the file. A damaged one may be replaced.
 func (f *folder) newer(op, name string) error {
 	now, err := f.document(name)
-	if schema := schemaOf(now.data); schema > Schema {
+	if schema := schemaOf(now.data); schema > Schema() {
 		return fmt.Errorf("%s %s: %w", op, shown(f.in(name)), newerError(schema))
 	}
 	return ignoring(err, os.ErrNotExist)

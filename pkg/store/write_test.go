@@ -126,7 +126,7 @@ func TestRecordThatCannotBeOurs(t *testing.T) {
 		}
 	}
 	absent(t, d.Path()+"/record.json")
-	text := `{"schema":3,"chains":[{"chain":"POSTROUTING","family":"ipv4","backend":"nftables"}]}`
+	text := `{"schema":1,"chains":[{"chain":"POSTROUTING","family":"ipv4","backend":"nftables"}]}`
 	ok(t, os.WriteFile(d.Path()+"/record.json", []byte(text), 0o600))
 	s := load(t, d)
 	if len(s.Damaged) != 1 || len(s.Record.Chains) != 0 {
@@ -139,7 +139,7 @@ func TestBadResets(t *testing.T) {
 	l := lock(t, d)
 	var many []store.Reset
 	for i := range store.MaxResets + 1 {
-		many = append(many, store.Reset{At: int64(i + 1), Before: []policy.Source{full("net")}})
+		many = append(many, store.Reset{At: int64(i + 1), Before: []policy.Source{full(t, "net")}})
 	}
 	ok(t, l.PutRecord(store.Record{Boot: boot, Resets: many[1:], LastReset: 1}))
 	same(t, load(t, d).Record.Resets, many[1:])
@@ -312,7 +312,7 @@ func fileOf(t *testing.T, d *store.Dir, name string) string {
 func TestLoadWhileOthersWrite(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
-	steady, old, fresh := newSource("steady"), newSource("net", "10.0.0.0/8"), full("net")
+	steady, old, fresh := newSource("steady"), newSource("net", "10.0.0.0/8"), full(t, "net")
 	store1(t, l, steady)
 	store1(t, l, old)
 	var stop atomic.Bool

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -178,37 +179,20 @@ func TestApplyConverges(t *testing.T) {
 }
 
 func drawPolicy() *rapid.Generator[policy.SourcePolicy] {
-	return rapid.Custom(func(t *rapid.T) policy.SourcePolicy {
-		prefix := rapid.Custom(func(t *rapid.T) netip.Prefix {
-			if rapid.Bool().Draw(t, "v6") {
+	from := policytest.Any()
+	from.Chain = rapid.SampledFrom([]string{"IP-MASQ-AGENT", "10", "set", "a.b_c-D"})
+	from.Interface = rapid.SampledFrom([]string{"eth0", "br+", "abcdefghijklmno"})
+	from.Prefix = func(f policy.Family) *rapid.Generator[netip.Prefix] {
+		return rapid.Custom(func(t *rapid.T) netip.Prefix {
+			if f == policy.IPv6 {
 				a := [16]byte{0: 0xfd, 15: rapid.Byte().Draw(t, "last")}
 				return netip.PrefixFrom(netip.AddrFrom16(a), rapid.SampledFrom([]int{0, 7, 8, 9, 120, 124, 127, 128}).Draw(t, "bits")).Masked()
 			}
 			a := [4]byte{rapid.SampledFrom([]byte{0, 10, 255}).Draw(t, "first"), 0, 0, rapid.Byte().Draw(t, "last")}
 			return netip.PrefixFrom(netip.AddrFrom4(a), rapid.SampledFrom([]int{0, 1, 8, 9, 24, 28, 31, 32}).Draw(t, "bits")).Masked()
 		})
-		list := func(most int, name string) []netip.Prefix {
-			return rapid.SliceOfNDistinct(prefix, 0, most, rapid.ID).Draw(t, name)
-		}
-		boolean := func(name string) *bool { b := rapid.Bool().Draw(t, name); return &b }
-		ports, err := policy.ParsePorts(rapid.SampledFrom([]string{"", "7", "1024-2047,65535"}).Draw(t, "ports"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return policy.SourcePolicy{
-			Chain:                    rapid.SampledFrom([]string{"IP-MASQ-AGENT", "10", "set", "a.b_c-D"}).Draw(t, "chain"),
-			NonMasqueradeCIDRs:       list(12, "non"),
-			MasqueradeCIDRs:          list(6, "masq"),
-			SourceCIDRs:              list(2, "sources"),
-			NonMasqueradeSourceCIDRs: list(2, "exempt sources"),
-			OutputInterfaces:         rapid.SliceOfN(rapid.SampledFrom([]string{"eth0", "br+", "abcdefghijklmno"}), 0, 2).Draw(t, "out"),
-			EnableIPv6:               boolean("ipv6"),
-			MasqLinkLocal:            boolean("link-local"),
-			MasqueradeHost:           boolean("host"),
-			RandomFully:              boolean("random"),
-			ToPorts:                  &ports,
-		}
-	})
+	}
+	return rapid.Custom(from.SourcePolicy)
 }
 
 func TestTamperingIsSeenAndRepaired(t *testing.T) {

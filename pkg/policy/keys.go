@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Key is a row of the table of keys. Decoding, merging, the schema of documents, help, documentation and
+// the generators of tests follow from the rows.
+type Key struct {
+	Name    string
+	Schema  int // of the first documents that could have the key
+	Type    Type
+	Default string // in words
+	Help    string // what the key says, without a full stop
+	Combination
+}
+
+// Type is the type of a key's values.
+type Type struct {
+	Name        string   // as documentation calls it
+	Placeholder string   // of the value of a flag; "" for a boolean
+	Example     string   // of a string, or of an item of a list
+	Choices     []string // of a Word
+}
+
+// Combination is a key's field, and how the values of several sources become one.
+type Combination struct {
+	Sources string // in words
+
+	// Field is a **bool, **Ports, **Mark, *string, *[]netip.Prefix, *[]string, or a Word.
+	Field any
+
+	// merge adds the value of the field, which has this origin, to that of sources with a higher precedence.
+	// It is nil if merger.merge does that.
+	merge func(m *merger, o Origin)
+}
+
+// Word is a field with one of a few words, or "" if the key is left out.
+type Word interface {
+	String() string
+	Set(string)
+}
+
+// Keys is the table of the keys that state policy, bound to the fields of s. For another key see "Add a key"
+// in CONTRIBUTING.md.
+func Keys(s *SourcePolicy) []Key { return keys(s, new(Policy)) }
+
+// keys binds the table also to the policy that the sources are merged into.
+func keys(s *SourcePolicy, p *Policy) []Key {
+	const agreed, united = "must agree", "united"
+	boolean, cidrs := Type{Name: "boolean"}, Type{Name: "list of CIDRs", Placeholder: "CIDR,...", Example: "10.0.0.0/8"}
+	names := Type{Name: "list of names", Placeholder: "NAME,...", Example: "eth0"}
+	text := func(placeholder, example string) Type { return Type{"string", placeholder, example, nil} }
+	return []Key{
+		{"nonMasqueradeCIDRs", 2, cidrs, "the private ranges of RFC 1918", "destinations that are not masqueraded",
+			Combination{united, &s.NonMasqueradeCIDRs, nil}},
+		{"masqueradeCIDRs", 2, cidrs, "none", "destinations to masquerade inside wider exempt ones",
+			Combination{united, &s.MasqueradeCIDRs, nil}},
+		{"nomasqAllReservedRanges", 2, boolean, "false", "extend the default of nonMasqueradeCIDRs to every range that an RFC reserves",
+			agree(&s.NomasqAllReservedRanges, &p.NomasqAllReservedRanges, false)},
+		{"masqLinkLocal", 2, boolean, "false", "masquerade 169.254.0.0/16 too", trueWins(&s.MasqLinkLocal, &p.MasqLinkLocal)},
+		{"masqLinkLocalIPv6", 2, boolean, "false", "masquerade fe80::/10 too", trueWins(&s.MasqLinkLocalIPv6, &p.MasqLinkLocalIPv6)},
+		{"enableIPv6", 2, boolean, "false", "manage IPv6 too", agree(&s.EnableIPv6, &p.EnableIPv6, false)},
+		{"sourceCIDRs", 2, cidrs, "any", "only traffic from these is in scope", Combination{agreed, &s.SourceCIDRs, nil}},
+		{"outputInterfaces", 2, names, "any", "only traffic that leaves through these is in scope; eth+ is all that begin with eth",
+			Combination{agreed, &s.OutputInterfaces, nil}},
+		{exemptSourcesKey, 2, cidrs, "none", "sources that are never masqueraded", Combination{united, &s.NonMasqueradeSourceCIDRs, nil}},
+		{"masqueradeHost", 2, boolean, "true", "masquerade the node's own traffic too", agree(&s.MasqueradeHost, &p.Host, true)},
+		{"randomFully", 2, boolean, "true", "choose source ports at random, where the kernel can", agree(&s.RandomFully, &p.RandomFully, true)},
+		{"toPorts", 2, text("PORTS", "1024-29999,32768-65535"), "any", "source ports to use",
+			agreeFunc(&s.ToPorts, &p.ToPorts, Ports{}, Ports.sameSet)},
+		{"guard", 3, words("MODE", GuardOff, GuardCount, GuardDrop), "off", "what happens to packets of pods that NAT rules miss",
+			agreeWord(&s.Guard, &p.Guard, GuardOff, "")},
+		{"staleConnections", 3, words("MODE", KeepConnections, ResetConnections), "keep, or reset with guard drop",
+			"what happens to connections that a policy change affects", agreeWord(&s.StaleConnections, &p.StaleConnections, "", "")},
+		{"enforceExempt", 3, boolean, "false", "keep exempt traffic of pods exempt beside third-party rules",
+			agree(&s.EnforceExempt, &p.EnforceExempt, false)},
+		{"bypassMark", 3, text("MASK", "0x6000"), "0x6000", "enforceExempt ignores packets with one of these mark bits; 0 for none",
+			agree(&s.BypassMark, &p.BypassMark, DefaultBypassMark)},
+		{"podCIDRs", 3, cidrs, "sourceCIDRs, else the pods' subnets", "addresses of pods, for guard, staleConnections and enforceExempt",
+			Combination{united, &s.PodCIDRs, nil}},
+		{"masqChain", 2, text("NAME", DefaultChain), DefaultChain, "name of the chain; sources with the same chain are merged",
+			Combination{"each chain on its own", &s.Chain, nil}},
+		{"backend", 2, words("BACKEND", Auto, IPTables, NFTables), "auto", "what holds the rules of the chain in the kernel",
+			agreeWord(&s.Backend, &p.Backend, Auto, Auto)},
+	}
+}
+
+// Schema returns the greatest number in the table.
+func Schema() int {
+	most := 0
+	for _, k := range Keys(new(SourcePolicy)) {
+		most = max(most, k.Schema)
+	}
+	return most
+}
+
+// agree is for values that must be the same in all sources that have the key.
+func agree[T comparable](field **T, merged *WithOrigins[T], otherwise T) Combination {
+	return agreeFunc(field, merged, otherwise, func(a, b T) bool { return a == b })
+}
+
+func agreeFunc[T any](field **T, merged *WithOrigins[T], otherwise T, equal func(a, b T) bool) Combination {
+	return Combination{"must agree", field, func(m *merger, o Origin) { merged.agree(m, *field, o, otherwise, equal) }}
+}
+
+// agreeWord is agree for words, of which one may agree with all others.
+func agreeWord[T ~string](field *T, merged *WithOrigins[T], otherwise, neutral T) Combination {
+	return Combination{"must agree", WordOf(field), func(m *merger, o Origin) {
+		value := field
+		if *field == "" || *field == neutral {
+			value = nil
+		}
+		merged.agree(m, value, o, otherwise, func(a, b T) bool { return a == b })
+	}}
+}
+
+func (w *WithOrigins[T]) agree(m *merger, value *T, o Origin, otherwise T, equal func(a, b T) bool) {
+	if w.Origins == nil {
+		*w = WithOrigins[T]{otherwise, builtIn(o.Key)}
+	}
+	switch {
+	case value == nil:
+	case w.Origins[0].Source.Kind == BuiltIn:
+		*w = WithOrigins[T]{*value, []Origin{o}}
+	case equal(w.Value, *value):
+		w.Origins = append(w.Origins, o)
+	default:
+		m.conflict(w.Origins[0], w.Value, o, *value, false)
+	}
+}
+
+// trueWins is for booleans that are true if one source says so.
+func trueWins(field **bool, merged *WithOrigins[bool]) Combination {
+	return Combination{"`true` wins", field, func(_ *merger, o Origin) {
+		switch {
+		case isTrue(*field) && merged.Value:
+			merged.Origins = append(merged.Origins, o)
+		case isTrue(*field):
+			*merged = WithOrigins[bool]{true, []Origin{o}}
+		case merged.Origins == nil:
+			merged.Origins = builtIn(o.Key)
+		}
+	}}
+}
+
+// WordOf returns the word in a field.
+func WordOf[T ~string](field *T) Word { return word[T]{field} }
+
+type word[T ~string] struct{ to *T }
+
+func (w word[T]) String() string { return string(*w.to) }
+
+func (w word[T]) Set(s string) { *w.to = T(s) }
+
+func words[T ~string](placeholder string, choices ...T) Type {
+	t := Type{Name: "string", Placeholder: placeholder, Example: string(choices[0])}
+	for _, c := range choices {
+		t.Choices = append(t.Choices, string(c))
+	}
+	return t
+}
+
+// CheckChoice returns an error with the choices for a word that is none of them.
+func CheckChoice(s string, choices []string) error {
+	write := "write " + JoinOr(choices)
+	switch {
+	case slices.Contains(choices, s):
+		return nil
+	case s == "":
+		return errors.New("is empty; " + write + ", or leave the key out")
+	}
+	return errors.New("is not one of the choices; " + write)
+}
+
+// JoinOr joins words with commas and "or".
+func JoinOr(words []string) string {
+	last := len(words) - 1
+	return fmt.Sprintf("%s or %s", strings.Join(words[:last], ", "), words[last])
+}
