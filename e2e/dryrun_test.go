@@ -139,7 +139,8 @@ func TestStatusInKnownStates(t *testing.T) {
 			{faults{"absent, read-only", "same", "gone", "able", "free", ""}, false},
 			{faults{"writable", "newer", "gone", "able", "free", ""}, false},
 			{faults{"writable", "newer", "drifted", "able", "free", ""}, true},
-			{faults{"1 page", "other damaged", "drifted", "auto, nftables unable", "free", ""}, n.backend.variant != ""}, // the move needs a record
+			{faults{"1 page", "same", "drifted", "auto, nftables unable", "free", ""}, n.backend.variant != ""}, // the move needs a record
+			{faults{"1 page", "other damaged", "drifted", "auto, nftables unable", "free", ""}, true},           // all rules stay as they are
 		} {
 			if ok := n.compareStatusWithADD(t, c.faults); ok != c.ok {
 				t.Errorf("%+v: ADD succeeds: %t, want %t", c.faults, ok, c.ok)

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -200,6 +202,51 @@ func TestDamagedState(t *testing.T) {
 				})
 			}
 		}
+	})
+}
+
+// TestDamagedDocumentOfAnotherNetwork checks that an ADD writes the damaged document of another network again
+// from the conflist, and leaves it and all rules as they are if no conflist has that network.
+func TestDamagedDocumentOfAnotherNetwork(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		keys := object{"nonMasqueradeCIDRs": []string{"50.0.0.0/8"}, "guard": "drop"}
+		conf := n.conf(t, "podnet", nil)
+		n.standardConflist(t, "othernet", keys)
+		n.addAndCheck(t, conf)
+		n.addAndCheck(t, n.conf(t, "othernet", keys))
+		path, rules := n.document(t, "othernet"), n.ruleset(t)
+		damage := func() { must(t, os.WriteFile(path, []byte(`{"schema":3,`), 0o600)) }
+
+		damage()
+		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
+		n.addAndCheck(t, conf)
+		if n.load(t).Find(networkID("othernet")) == nil || n.ruleset(t) != rules {
+			t.Errorf("the document was not written again, or the rules are not those of before:\n%s", cmp.Diff(rules, n.ruleset(t)))
+		}
+
+		must(t, os.Remove(filepath.Join(n.own("/etc/cni/net.d"), "10-othernet.conflist")))
+		damage()
+		wantKept := func(conf string) {
+			t.Helper()
+			n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
+			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path)
+			if readFile(t, path); !strings.Contains(n.ruleset(t), "50.0.0.0/8") {
+				t.Errorf("the rules of the network have gone:\n%s", cmp.Diff(rules, n.ruleset(t)))
+			}
+		}
+		wantKept(conf)
+		if now := n.ruleset(t); now != rules {
+			t.Errorf("rules changed:\n%s", cmp.Diff(rules, now))
+		}
+		wantKept(n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"60.0.0.0/8"}}))
+		wantKept(n.conf(t, "third", object{"masqChain": "THIRD"}))
+		if now := n.ruleset(t); !strings.Contains(now, "THIRD") {
+			t.Errorf("a new chain was not created:\n%s", now)
+		}
+		n.flush(t)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path)
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 	})
 }
 

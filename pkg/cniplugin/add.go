@@ -3,6 +3,7 @@
 package cniplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -138,8 +139,7 @@ func (n *node) newSubnets(stored policy.Source) bool {
 // changePolicy makes a policy that of the network, and syncs the rules. Without the lock, because
 // of an error, it passes if nothing must be written.
 func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error, state store.State, own policy.Source) error {
-	n.confs = nil // it may have changed while the lock was waited for
-	n.warnDamaged(state)
+	n.confs = nil             // it may have changed while the lock was waited for
 	if len(state.Newer) > 0 { // nothing can be verified
 		newer := state.Newer[0].Err
 		if n.Observe(ctx, enforce.WithSources(state.Sources, own), state.Record).Exists(own.Policy.Chain) {
@@ -152,12 +152,13 @@ func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error
 		n.Warn(lock.Tidy(state))
 	}
 	proposal := enforce.Proposal{Sources: state.Sources}
-	if err := proposal.Add(own, func() enforce.Conflists { return n.confDir() }, n.Warn); err != nil {
+	n.restore(&proposal, state.Damaged, own.ID)
+	if err := proposal.Add(own, n.conflists, n.Warn); err != nil {
 		return err
 	}
 	chain := proposal.Chain(own.ID)
 	if lock == nil {
-		return n.stateUnwritable(n.Observe(ctx, proposal.Sources, state.Record), chain, lockErr)
+		return n.stateUnwritable(n.ObserveProposal(ctx, &proposal, state.Record), chain, lockErr)
 	}
 	s, err := n.ApplyProposal(ctx, lock, state, &proposal, func(s *enforce.State) error { return n.chainErr(s, chain) })
 	n.resets = s.ResetsDue()
@@ -166,6 +167,35 @@ func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error
 		return n.stateUnwritable(s, chain, err)
 	}
 	return err
+}
+
+// restore adds the sources of damaged documents, as the conflists on disk state them. The network's own
+// document and the record are written again anyway. Without a source that no conflist states, the proposal is
+// incomplete.
+func (n *node) restore(p *enforce.Proposal, damaged []store.FileError, own policy.SourceID) {
+	id := func(l config.Conflist) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: l.Network} }
+	n.warnDamaged(damaged)
+	for _, d := range damaged {
+		if d.File == n.Dir.RecordPath() || d.File == n.Dir.DocumentPath(own) {
+			continue
+		}
+		all := n.confDir().Conflists
+		i := slices.IndexFunc(all, func(l config.Conflist) bool { return len(l.Entries) > 0 && n.Dir.DocumentPath(id(l)) == d.File })
+		err := errors.New("no conflist has its network")
+		if i >= 0 {
+			list := all[i]
+			if n.pluginFile.Admits(list.Network) != nil { // it is not in force
+				continue
+			}
+			if err = cmp.Or(list.Entries[0].Err, list.DataDirErr(n.pluginFile, n.Dir.Path())); err == nil {
+				err = p.Add(policy.Source{ID: id(list), Policy: list.Entries[0].Entry.Policy}, n.conflists, n.Warn)
+			}
+		}
+		if err != nil {
+			p.Incomplete = true
+			n.Warn(fmt.Errorf("%s cannot be written again, so all rules stay as they are: %w", policy.Quote(d.File), err))
+		}
+	}
 }
 
 // chainErr returns what is wrong with the network's own chain. What is wrong with others is a

@@ -21,6 +21,7 @@ import (
 	cniversion "github.com/containernetworking/cni/pkg/version"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -91,6 +92,8 @@ func (n *node) confDir() config.ConfDir {
 	}
 	return *n.confs
 }
+
+func (n *node) conflists() enforce.Conflists { return n.confDir() }
 
 // result returns the prevResult, and as the result of ADD that key for key, in the version of the
 // configuration (CNI spec, section 4).

@@ -149,9 +149,9 @@ func (p *Plugin) warn(err error) {
 	}
 }
 
-func (n *node) warnDamaged(s store.State) {
-	for _, d := range s.Damaged {
-		n.Warn(fmt.Errorf("a damaged document counts as absent: %w", d.Err))
+func (n *node) warnDamaged(damaged []store.FileError) {
+	for _, d := range damaged {
+		n.Warn(fmt.Errorf("damaged document: %w", d.Err))
 	}
 }
 

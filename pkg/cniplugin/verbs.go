@@ -69,7 +69,7 @@ func (n *node) repair(ctx context.Context) error {
 
 // repairable reports whether the documents are complete.
 func (n *node) repairable(s store.State) bool {
-	n.warnDamaged(s)
+	n.warnDamaged(s.Damaged)
 	return len(s.Newer)+len(s.Damaged) == 0
 }
 
@@ -95,7 +95,7 @@ func (n *node) verify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.warnDamaged(state)
+	n.warnDamaged(state.Damaged)
 	if len(state.Newer) > 0 {
 		n.Warn(state.Newer[0].Err)
 		return nil

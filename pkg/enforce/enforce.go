@@ -70,7 +70,7 @@ func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
 }
 
 func (e *Enforcer) observeAgain(ctx context.Context, s *State, rec store.Record) *State {
-	again := &State{Policies: s.Policies, record: rec, undesired: s.undesired, change: s.change, Failed: maps.Clone(s.undesired)}
+	again := &State{Policies: s.Policies, record: rec, undesired: s.undesired, change: s.change, keep: s.keep, Failed: maps.Clone(s.undesired)}
 	for _, g := range s.Groups {
 		again.Groups = append(again.Groups, Group{Choice: g.Choice, Desired: g.Desired})
 	}

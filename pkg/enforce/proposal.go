@@ -29,6 +29,9 @@ type Conflists interface {
 type Proposal struct {
 	Sources []policy.Source
 	Changed []policy.Source // those that differ from what is stored
+	// Incomplete says that sources are missing, as their documents cannot be read. Chains that exist stay as they
+	// are.
+	Incomplete bool
 
 	policies []policy.Policy // merged from the sources, or nil
 }
@@ -220,6 +223,41 @@ func (e *UnwritableError) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *UnwritableError) Unwrap() error { return e.Err }
 
+// ObserveProposal is Observe for what a proposal asks for.
+func (e *Enforcer) ObserveProposal(ctx context.Context, p *Proposal, rec store.Record) *State {
+	s := e.observe(ctx, p.merged(), rec)
+	if s.differsFromWritten() {
+		s = e.ObserveAgain(ctx, s) // the dump may have been torn
+	}
+	if p.Incomplete {
+		s.keepExisting()
+	}
+	return s
+}
+
+// keepExisting makes the chains that exist, with their guards, the desired ones.
+func (s *State) keepExisting() {
+	s.keep, s.Stale, s.Duplicates = true, nil, nil
+	var created []string
+	for i := range s.Groups {
+		g := &s.Groups[i]
+		exists := func(want policy.Chain) bool {
+			have := g.Observed.Find(want.Family, want.Name)
+			return have != nil && (len(have.Jumps) > 0 || len(want.Jumps) == 0)
+		}
+		missing := slices.DeleteFunc(slices.Clone(g.Desired.Chains), exists)
+		for _, c := range missing {
+			created = append(created, c.Name)
+		}
+		isMissing := func(c policy.Chain) bool { return (&policy.Ruleset{Chains: missing}).Find(c.Family, c.Name) != nil }
+		g.Desired.Chains = append(missing, slices.DeleteFunc(slices.Clone(g.Observed.Chains), isMissing)...)
+		g.Diff = policy.Compare(withoutChains(g.Desired, s.Failed), withoutChains(g.Observed, s.Failed))
+	}
+	exists := func(g policy.Guard) bool { return !slices.Contains(created, g.Chain) }
+	s.Guard.Desired = append(slices.DeleteFunc(s.Guard.Desired, exists), s.Guard.Observed.Guards...)
+	s.Guard.Diff = slices.DeleteFunc(s.Guard.Diff, func(c policy.Change) bool { return !slices.Contains(created, c.Chain) })
+}
+
 // ApplyProposal applies a proposal: it writes the documents beside those in force, syncs the
 // rules, then replaces the documents. If check returns an error for the state after the sync, the
 // documents are discarded and the rules are rolled back. It returns the state after the attempt.
@@ -235,10 +273,7 @@ func (e *Enforcer) ApplyProposal(
 		return errors.Join(errs...)
 	}
 	defer func() { e.Warn(each((*store.Staged).Discard)) }()
-	before := e.observe(ctx, p.merged(), stored.Record)
-	if before.differsFromWritten() {
-		before = e.ObserveAgain(ctx, before) // the dump may have been torn
-	}
+	before := e.ObserveProposal(ctx, p, stored.Record)
 	before.change = changeOf(stored.Sources, p.Sources)
 	for _, c := range p.Changed {
 		one, err := lock.Stage(c)
@@ -247,7 +282,10 @@ func (e *Enforcer) ApplyProposal(
 		}
 		staged = append(staged, one)
 	}
-	after := e.sync(ctx, before, p.changedPolicies(stored), lock)
+	after := before
+	if !p.Incomplete || len(before.Diff()) > 0 {
+		after = e.sync(ctx, before, p.changedPolicies(stored), lock)
+	}
 	if err := check(after); err != nil {
 		if len(staged) > 0 && !lock.DryRun() {
 			e.rollBack(ctx, before, stored.Record, lock)

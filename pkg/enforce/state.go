@@ -33,6 +33,7 @@ type State struct {
 	record    store.Record     // of this boot
 	undesired map[string]error // why chains are in no group
 	change    *policyChange    // nil: the rules are repaired
+	keep      bool             // nothing is removed, see keepExisting
 }
 
 // Duplicate is a chain of the same name in another backend.
@@ -220,6 +221,9 @@ func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) b
 // stale returns the chains on record that no group wants. A chain that failed is not stale: nothing
 // has replaced it. Nor is one whose removal failed: the reconciler tries that again.
 func stale(s *State) []store.OwnedChain {
+	if s.keep {
+		return nil
+	}
 	return slices.DeleteFunc(slices.Clone(s.record.Chains), func(o store.OwnedChain) bool {
 		return o.Stuck || s.Failed[o.Chain] != nil || slices.ContainsFunc(s.Groups, func(g Group) bool {
 			return g.Choice.SameBackend(choiceOf(o)) && g.Desired.Find(o.Family, o.Chain) != nil

@@ -310,7 +310,7 @@ func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Re
 	}
 	s.Stale = nil
 	for _, d := range e.duplicates(ctx, s) {
-		if s.Err(d.Chain) != nil {
+		if s.keep || s.Err(d.Chain) != nil {
 			continue
 		}
 		_, err := e.removeIf(ctx, d.Choice, lock, []string{d.Chain}, func(c *policy.Chain) (bool, error) {

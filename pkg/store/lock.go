@@ -24,8 +24,9 @@ type Lock struct {
 	file   *os.File // nil in a dry run without a lock file
 	staged map[*Staged]bool
 
-	dry      bool // see DryRun
-	planned  int  // bytes of the files staged in a dry run
+	damaged  []FileError // see Tidy
+	dry      bool        // see DryRun
+	planned  int         // bytes of the files staged in a dry run
 	released bool
 }
 

@@ -119,7 +119,7 @@ func (s *Staged) Commit() error {
 	if s.cache != "" {
 		err = errors.Join(s.folder.remove(s.cache), s.folder.remove(s.temp))
 	} else {
-		err = s.folder.replace(writeDocument, s.temp, s.name)
+		err = s.folder.replaceDamaged(s.lock.damaged, s.temp, s.name)
 	}
 	if err != nil {
 		return err
@@ -221,48 +221,69 @@ func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// Tidy renames the damaged files of the State to their name with ".damaged", replacing an earlier one.
-// It removes temporary files, which killed processes left, and the attachments of earlier boots. If there
-// is nothing to do, it writes nothing. Callers stage after it.
+// Tidy renames a damaged record to its name with ".damaged", replacing an earlier one. Commit does the same to a
+// document that the State has as damaged, and not before the new one is in force. Tidy removes temporary
+// files, which killed processes left, and the attachments of earlier boots. If there is nothing to do, it
+// writes nothing. Callers stage after it.
 func (l *Lock) Tidy(s State) error {
 	if l.dry {
 		return nil
 	}
+	l.damaged = s.Damaged
 	boot, err := l.dir.boot()
-	errs := []error{err, l.root.tidy(inDataDir, s), l.root.within(sourcesDir, func(f *folder) error { return f.tidy(inSources, s) })}
+	errs := []error{err, l.root.tidy(inDataDir), l.root.within(sourcesDir, func(f *folder) error { return f.tidy(inSources) })}
+	if l.root.isIn(s.Damaged, recordFile) {
+		errs = append(errs, l.root.moveAside(recordFile))
+	}
 	if err == nil {
 		errs = append(errs, l.root.within(attachmentsDir, func(f *folder) error { return f.clear(inAttachments, boot) }))
 	}
 	return errors.Join(errs...)
 }
 
-// tidy tidies the directory of the record, or that of the documents.
-func (f *folder) tidy(of layout, s State) error {
+// tidy removes temporary files from the directory of the record, or from that of the documents.
+func (f *folder) tidy(of layout) error {
 	names, err := f.names()
 	errs := []error{err}
 	for _, name := range names {
-		if strings.HasSuffix(name, safefile.TempSuffix) {
-			if _, err := f.recognize(of, name); err == nil {
-				errs = append(errs, f.remove(name))
-			}
-		} else if slices.ContainsFunc(s.Damaged, func(d FileError) bool { return d.File == f.in(name) }) {
-			errs = append(errs, f.moveAside(name))
+		if _, err := f.recognize(of, name); err == nil && strings.HasSuffix(name, safefile.TempSuffix) {
+			errs = append(errs, f.remove(name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// moveAside renames a document if it is still damaged: another process may have replaced it before the
-// lock was taken.
-func (f *folder) moveAside(name string) error {
-	const op = "move damaged document aside to"
-	now, err := f.document(name)
-	if err != nil || !now.damaged() {
-		return ignoring(err, os.ErrNotExist)
+// isIn reports whether a list of damaged files has the one of this name, and it still is: another process may
+// have replaced it before the lock was taken.
+func (f *folder) isIn(damaged []FileError, name string) bool {
+	if !slices.ContainsFunc(damaged, func(d FileError) bool { return d.File == f.in(name) }) {
+		return false
 	}
-	err = f.replace(op, name, name+damagedSuffix)
+	now, err := f.document(name)
+	return err == nil && now.damaged()
+}
+
+// replaceDamaged is replace, but moves a file that is damaged aside.
+func (f *folder) replaceDamaged(damaged []FileError, from, to string) error {
+	if f.isIn(damaged, to) {
+		if unix.Renameat2(f.fd(), from, f.fd(), to, unix.RENAME_EXCHANGE) == nil {
+			return f.replaceAside(from, to)
+		}
+		if err := f.moveAside(to); err != nil { // file systems over a network
+			return err
+		}
+	}
+	return f.replace(writeDocument, from, to)
+}
+
+func (f *folder) moveAside(name string) error { return f.replaceAside(name, name) }
+
+// replaceAside renames a file to the name of a document with ".damaged".
+func (f *folder) replaceAside(from, document string) error {
+	const op = "move damaged document aside to"
+	err := f.replace(op, from, document+damagedSuffix)
 	if err != nil && ignoring(err, unix.EISDIR, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST) == nil { // a directory stays
-		return f.replace(op, name, safefile.TempName(name+".")+damagedSuffix)
+		return f.replace(op, from, safefile.TempName(document+".")+damagedSuffix)
 	}
 	return err
 }

@@ -154,7 +154,8 @@ func TestBadResets(t *testing.T) {
 	}
 }
 
-func TestTidyMovesDamagedDocumentsAside(t *testing.T) {
+// A damaged document stays where it is until the one that replaces it is in force.
+func TestDamagedDocumentsAreMovedAside(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
 	store1(t, l, newSource("other"))
@@ -169,28 +170,37 @@ func TestTidyMovesDamagedDocumentsAside(t *testing.T) {
 		s := load(t, d)
 		same(t, len(s.Damaged), 2)
 		ok(t, l.Tidy(s))
+		absent(t, record)
+		staged, err := l.Stage(newSource("net"))
+		ok(t, err)
+		ok(t, staged.Discard())
+		if data, err := os.ReadFile(file); string(data) != text || err != nil {
+			t.Errorf("%s: %s, %v", file, data, err)
+		}
+		store1(t, l, newSource("net"))
 		for _, path := range []string{file, record} {
-			absent(t, path)
 			if data, err := os.ReadFile(path + ".damaged"); string(data) != text || err != nil {
 				t.Errorf("%s.damaged: %s, %v", path, data, err)
 			}
 		}
-		loads(t, d, newSource("other"))
+		loads(t, d, newSource("net"), newSource("other"))
 	}
 	// Directories that are in the way stay, and whatever is damaged moves.
 	ok(t, errors.Join(os.Remove(file+".damaged"), os.MkdirAll(file+".damaged/first/sub", 0o700)))
 	ok(t, os.WriteFile(file, []byte("third"), 0o600))
 	ok(t, l.Tidy(load(t, d)))
+	store1(t, l, newSource("net"))
 	for _, name := range []string{"second", "third"} {
-		ok(t, os.MkdirAll(file+"/"+name+"/sub", 0o700))
+		ok(t, errors.Join(os.Remove(file), os.MkdirAll(file+"/"+name+"/sub", 0o700)))
 		ok(t, l.Tidy(load(t, d)))
+		store1(t, l, newSource("net"))
 	}
 	for _, name := range []string{"first", "second", "third"} {
 		if found, err := filepath.Glob(file + "*.damaged/" + name + "/sub"); len(found) != 1 || err != nil {
 			t.Errorf("%s is in %q (%v)", name, found, err)
 		}
 	}
-	ok(t, os.MkdirAll(file+"/sub", 0o700))
+	ok(t, errors.Join(os.Remove(file), os.MkdirAll(file+"/sub", 0o700)))
 	fails(t, drop(l, network("net")), file, "is not ip-masq's")
 	ok(t, os.RemoveAll(file))
 	loads(t, d, newSource("other"))
@@ -199,17 +209,19 @@ func TestTidyMovesDamagedDocumentsAside(t *testing.T) {
 // What was damaged when it was read, and has been replaced since, stays.
 func TestTidyReadsAgain(t *testing.T) {
 	d := open(t)
-	file := document(t, d, newSource("net"))
-	ok(t, os.WriteFile(file, nil, 0o600))
+	ok(t, os.WriteFile(document(t, d, newSource("net")), nil, 0o600))
+	record := d.Path() + "/record.json"
+	ok(t, os.WriteFile(record, nil, 0o600))
 	stale := load(t, d)
-	same(t, len(stale.Damaged), 1)
+	same(t, len(stale.Damaged), 2)
 	l := lock(t, d)
 	store1(t, l, newSource("net"))
+	ok(t, l.PutRecord(aRecord()))
 	ok(t, l.Tidy(stale))
+	store1(t, l, newSource("net"))
 	loads(t, d, newSource("net"))
-	ok(t, drop(l, network("net")))
-	ok(t, l.Tidy(stale))
-	loads(t, d)
+	same(t, load(t, d).Record, aRecord())
+	absent(t, record+".damaged")
 }
 
 func TestTidyWritesNothingWhereNothingIsToBeDone(t *testing.T) {
