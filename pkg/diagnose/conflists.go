@@ -253,8 +253,8 @@ type podNetwork struct {
 	where  string // that shows it
 }
 
-// readPodNetworks collects the networks that conflists and flannel state for pods, and
-// those of the addresses of attached containers.
+// readPodNetworks collects the networks that conflists, flannel and policies state for pods,
+// and those of the addresses of attached containers.
 func (e *examination) readPodNetworks() {
 	first := e.runtimesList()
 	for i, l := range e.lists {
@@ -275,6 +275,11 @@ func (e *examination) readPodNetworks() {
 		}
 	}
 	e.readResults()
+	for _, p := range e.Rules.Policies {
+		e.addPrefixes(p.PodCIDRs.Value, "podCIDRs")
+		e.addPrefixes(p.Sources.Value, "sourceCIDRs")
+		e.addPrefixes(p.PodSubnets, "addresses of ADDs")
+	}
 	slices.SortFunc(e.pods, func(p, q podNetwork) int { return p.prefix.Compare(q.prefix) })
 }
 
@@ -302,21 +307,25 @@ func (e *examination) addNetworks(v any, isNetwork bool, where string) {
 	}
 }
 
-// addPrefix adds a network, unless a known one covers it.
+// addPrefix adds the network that a text is, if it is one at all: it can be a name, such as usePodCidr.
 func (e *examination) addPrefix(text, where string) {
-	p, err := netip.ParsePrefix(strings.TrimSpace(text))
-	if err != nil {
-		return // a name, such as usePodCidr
+	if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
+		e.addPrefixes([]netip.Prefix{p.Masked()}, where)
 	}
-	p = p.Masked()
+}
+
+// addPrefixes adds networks, except those that a known one covers, and 0.0.0.0/0 and ::/0, which mean any source.
+func (e *examination) addPrefixes(networks []netip.Prefix, where string) {
 	covers := func(outer, inner netip.Prefix) bool {
 		return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 	}
-	if slices.ContainsFunc(e.pods, func(known podNetwork) bool { return covers(known.prefix, p) }) {
-		return
+	for _, p := range networks {
+		if p.Bits() == 0 || slices.ContainsFunc(e.pods, func(known podNetwork) bool { return covers(known.prefix, p) }) {
+			continue
+		}
+		e.pods = slices.DeleteFunc(e.pods, func(known podNetwork) bool { return covers(p, known.prefix) })
+		e.pods = append(e.pods, podNetwork{p, where})
 	}
-	e.pods = slices.DeleteFunc(e.pods, func(known podNetwork) bool { return covers(p, known.prefix) })
-	e.pods = append(e.pods, podNetwork{p, where})
 }
 
 // readResults reads the results that libcni caches of attachments to networks with a plugin entry.

@@ -54,7 +54,7 @@ func TestFindings(t *testing.T) {
 		}},
 		{name: "two chains with scopes apart", set: func(h *testHost) {
 			h.policies = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16")},
-				{Chain: "B", SourceCIDRs: prefixes("10.245.0.0/16"), NonMasqueradeCIDRs: prefixes()}}
+				{Chain: "B", SourceCIDRs: prefixes("10.245.0.0/16"), NonMasqueradeCIDRs: prefixes("10.245.0.0/16")}}
 		}},
 		{"two chains with scopes that overlap", func(h *testHost) {
 			h.policies = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.244.0.0/16"), NonMasqueradeCIDRs: prefixes("10.0.0.0/8")},
@@ -196,8 +196,17 @@ func TestFindings(t *testing.T) {
 			h.files["var/lib/cni/results/pods-1-eth0"] = `{"kind": "cniCacheV1", "networkName": "pods", "result": {"ips": [{"address": "100.70.0.5/24"}]}}`
 			h.files["var/lib/cni/results/else-1-eth0"] = `{"kind": "cniCacheV1", "networkName": "else", "result": {"ips": [{"address": "100.71.0.5/24"}]}}`
 		}, map[string]string{"problem pod-network-not-exempt": `100.70.0.0/24 (an attachment to "pods")`}},
+		{"pod networks that the policy states", func(h *testHost) {
+			h.policies[0].SourceCIDRs, h.policies[0].PodCIDRs = prefixes("100.72.0.0/16", "100.75.0.0/16", "10.0.0.0/8", "::/0"), prefixes("100.75.1.0/24")
+			h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "100.75.0.0/17")
+		}, map[string]string{"problem pod-network-not-exempt": "masquerades pod network 100.72.0.0/16 (sourceCIDRs), masquerades 100.75.128.0/17 of pod network 100.75.0.0/16"}},
+		{"a pod network in podCIDRs", func(h *testHost) { h.policies[0].PodCIDRs = prefixes("100.73.0.0/16") },
+			map[string]string{"problem pod-network-not-exempt": "pod network 100.73.0.0/16 (podCIDRs)"}},
+		{"a pod network that ADDs found", func(h *testHost) {
+			h.edit = func(n *Host) { n.Rules.Policies[0].PodSubnets = prefixes("10.9.0.0/24", "100.74.0.0/24") }
+		}, map[string]string{"problem pod-network-not-exempt": "pod network 100.74.0.0/24 (addresses of ADDs)"}},
 		{name: "a pod network out of scope", set: func(h *testHost) {
-			h.policies[0].NonMasqueradeCIDRs, h.policies[0].SourceCIDRs = prefixes(), prefixes("10.9.0.0/16")
+			h.policies[0].NonMasqueradeCIDRs, h.policies[0].SourceCIDRs = prefixes("10.9.0.0/16"), prefixes("10.9.0.0/16")
 		}},
 		{name: "a pod network whose sources are exempt", set: func(h *testHost) {
 			h.policies[0].NonMasqueradeCIDRs, h.policies[0].NonMasqueradeSourceCIDRs = prefixes(), prefixes("10.244.0.0/16")

@@ -223,9 +223,6 @@ func (e *examination) doubt(v violation) string {
 		return ""
 	}
 	var known policy.Ranges
-	for _, p := range e.Rules.Policies {
-		known = append(known, p.PodRanges(v.rule.Family)...)
-	}
 	for _, p := range e.pods {
 		if policy.FamilyOf(p.prefix.Addr()) == v.rule.Family {
 			known = append(known, policy.RangesOf(p.prefix)...)
