@@ -31,6 +31,10 @@ func packetChecks() []check {
 			Remedy:  `Set toPorts to "1024-29999,32768-65535", which leaves out the default range of node ports.`}, nodePortOverlap},
 		{Finding{ID: "bypass-mark", Severity: SeverityProblem,
 			Summary: "enforceExempt applies to packets that kube-proxy or portmap marks to be masqueraded: node ports, host ports and hairpin traffic fail."}, bypassMarks},
+		{Finding{ID: "guard-set-full", Severity: SeverityProblem,
+			Summary: "The set in which enforceExempt finds connections of pods to themselves fills up: such connections of further pods fail.",
+			Remedy: "A pod sends with many forged source addresses: nft list set, with the table and set of the detail, shows them. " +
+				"Take the capability NET_RAW from it."}, fullSets},
 		{Finding{ID: "guard-notrack", Severity: SeverityNotice,
 			Summary: "Rules keep packets of pods from connection tracking: they are never masqueraded, and the guard catches them.",
 			Remedy:  `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false).`}, untrackedPods},
@@ -158,6 +162,17 @@ func bypassMarks(e *examination, f *Finding) {
 		}
 	}
 	f.Remedy = fmt.Sprintf("Set bypassMark to %q.", need)
+}
+
+// fullSets looks for sets of which half the elements are live: as many that have expired may wait to be removed.
+func fullSets(e *examination, f *Finding) {
+	for _, family := range policy.Families() {
+		bound := func(g policy.Guard) bool { return g.Bound != nil && g.Family == family }
+		if n := e.services.Self[family]; n > netfilter.SelfSetSize/2 && slices.ContainsFunc(e.Rules.Guard.Desired, bound) {
+			f.add("set %s of table %s %s has %d of %d elements", netfilter.SelfSet,
+				map[policy.Family]string{policy.IPv4: "ip", policy.IPv6: "ip6"}[family], guardTable, n, netfilter.SelfSetSize)
+		}
+	}
 }
 
 // guards returns the guards that catch packets.

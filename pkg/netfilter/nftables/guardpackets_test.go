@@ -237,6 +237,10 @@ func TestEnforcePackets(t *testing.T) {
 			ip daddr 10.96.0.1 dnat to 10.88.0.2
 			ip6 daddr fd00:96::1 dnat to fd00:88::2
 		}
+		chain ipvs { type filter hook prerouting priority -150; comment "as IPVS: translated, without ct status dnat"
+			ip daddr 10.96.0.2 ip daddr set 10.88.0.2
+			ip6 daddr fd00:96::2 ip6 daddr set fd00:88::2
+		}
 		chain marks { type filter hook forward priority 0;
 			ip daddr 10.7.0.1 meta mark set mark or 0x4000
 			ip6 daddr fd00:7::1 meta mark set mark or 0x4000
@@ -244,11 +248,14 @@ func TestEnforcePackets(t *testing.T) {
 		chain post { type nat hook postrouting priority 100; masquerade
 		}
 	}`)
-	for _, family := range []struct{ pod, exempt, masqueraded, marked, self string }{
-		{"10.88.0.2", "192.168.50.11", "203.0.113.11", "10.7.0.1", "10.96.0.1"},
-		{"fd00:88::2", "fd00:50::11", "2001:db8:113::11", "fd00:7::1", "fd00:96::1"},
+	for _, family := range []struct{ pod, exempt, masqueraded, marked, self, ipvs string }{
+		{"10.88.0.2", "192.168.50.11", "203.0.113.11", "10.7.0.1", "10.96.0.1", "10.96.0.2"},
+		{"fd00:88::2", "fd00:50::11", "2001:db8:113::11", "fd00:7::1", "fd00:96::1", "fd00:96::2"},
 	} {
 		pod := netip.MustParseAddr(family.pod)
+		if got := g.source(g.pod, family.ipvs, false); got == pod || !got.IsValid() {
+			t.Errorf("to itself by IPVS: seen %s", got)
+		}
 		if got := g.source(g.pod, family.exempt, true); got != pod {
 			t.Errorf("exempt: seen %s", got)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -22,7 +23,7 @@ const (
 	enforceChain = "enforce" // base chain with the jumps to the chains enforce-X
 	podsSet      = "pods"
 	boundSet     = "bound"
-	selfSet      = "self" // each address twice that sent to a translated destination
+	selfSet      = netfilter.SelfSet // each source of a new connection, twice
 )
 
 // guardHook returns the hook of a base chain of the guard tables. The chain guard is behind all NAT, and
@@ -88,7 +89,7 @@ func (t *guardTable) add(g policy.Guard) {
 		for _, out := range interfaces {
 			t.rule(guardChain, "", out, h.inSet("saddr", pods, false), h.inSet("daddr", exempt, true), jump(target))
 		}
-		t.rule(target, "", connection("direction", "reply"), returns)
+		t.rule(target, "", isReply(), returns)
 		if g.Family == policy.IPv6 {
 			t.rule(target, "", neighbourDiscovery(), returns) // conntrack does not track it
 		}
@@ -111,8 +112,9 @@ func (t *guardTable) add(g policy.Guard) {
 			t.rule(enforceChain, "", out, withoutMark(g.BypassMark),
 				h.inSet("saddr", pods, false), h.inSet("daddr", bound, false), jump(target))
 		}
-		t.rule(target, "", connection("status", "dnat"), h.pairInSelf("saddr", true))
-		t.rule(target, "", h.pairInSelf("daddr", false), returns) // a connection of a pod to itself
+		// A connection of a pod to itself, by a Service. Its status does not tell: IPVS sets no `ct status dnat`.
+		t.rule(target, "", h.pairInSelf("saddr", true))
+		t.rule(target, "", h.pairInSelf("daddr", false), returns)
 		t.rule(target, g.Owner.Comment(), h.keepSource())
 	}
 }
@@ -134,27 +136,12 @@ func (t *guardTable) rule(chain, comment string, statements ...nftStatement) {
 	})
 }
 
-// connection is the match `ct direction reply` or `ct status dnat`.
-func connection(key, value string) nftStatement {
-	const reply, isDNAT = 1, 1 << 5 // IP_CT_DIR_REPLY, IPS_DST_NAT
-	text, reg := "ct "+key+" "+value, nfnetlink.Reg1
-	if key == "direction" {
-		return nftStatement{text, []nfnetlink.Expr{
-			nfnetlink.CT{Key: unix.NFT_CT_DIRECTION, Dreg: reg}, compare(nfnetlink.Equal, reply),
-		}}
-	}
-	return nftStatement{text, append([]nfnetlink.Expr{nfnetlink.CT{Key: unix.NFT_CT_STATUS, Dreg: reg}},
-		masked(isDNAT, nfnetlink.NotEqual)...)}
-}
-
-// masked compares the bits of the first register under a mask with 0.
-func masked(mask uint32, op nfnetlink.CmpOp) []nfnetlink.Expr {
-	zero := make([]byte, 4)
-	return []nfnetlink.Expr{
-		nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: uint32(len(zero)),
-			Mask: binary.NativeEndian.AppendUint32(nil, mask), Xor: zero},
-		compare(op, zero...),
-	}
+// isReply is the match `ct direction reply`.
+func isReply() nftStatement {
+	const reply = 1 // IP_CT_DIR_REPLY
+	return nftStatement{"ct direction reply", []nfnetlink.Expr{
+		nfnetlink.CT{Key: unix.NFT_CT_DIRECTION, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, reply),
+	}}
 }
 
 // withoutMark is the match `meta mark & 0x6000 == 0`, empty without a mask.
@@ -162,9 +149,13 @@ func withoutMark(mask policy.Mark) nftStatement {
 	if mask == 0 {
 		return nftStatement{}
 	}
-	return nftStatement{"meta mark & " + mask.String() + " == 0", append(
-		[]nfnetlink.Expr{nfnetlink.Meta{Key: unix.NFT_META_MARK, Reg: nfnetlink.Reg1}},
-		masked(uint32(mask), nfnetlink.Equal)...)}
+	zero := make([]byte, 4)
+	return nftStatement{"meta mark & " + mask.String() + " == 0", []nfnetlink.Expr{
+		nfnetlink.Meta{Key: unix.NFT_META_MARK, Reg: nfnetlink.Reg1},
+		nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: uint32(len(zero)),
+			Mask: binary.NativeEndian.AppendUint32(nil, uint32(mask)), Xor: zero},
+		compare(nfnetlink.Equal, zero...),
+	}}
 }
 
 // neighbourDiscovery is the match `icmpv6 type 133-137`.
@@ -201,7 +192,9 @@ func (h header) keepSource() nftStatement {
 // guardSet returns the form of a set of a guard table.
 func (h header) guardSet(name string) nfnetlink.Set {
 	if name == selfSet {
-		return nfnetlink.AddressPairs(h.link, name, 65535, time.Minute)
+		// An element is needed for two rules of one packet. The shorter it lives, the more sources a pod must forge
+		// to fill the set.
+		return nfnetlink.AddressPairs(h.link, name, netfilter.SelfSetSize, time.Second)
 	}
 	return nfnetlink.AddressRanges(h.link, name)
 }

@@ -21,7 +21,8 @@ import (
 // Services is what kube-proxy's and portmap's rules say about packets to Services and host ports.
 type Services struct {
 	Marks     []Mark
-	NodePorts []uint16 // in use, sorted
+	NodePorts []uint16              // in use, sorted
+	Self      map[policy.Family]int // elements of netfilter.SelfSet
 }
 
 // Mark is the packet mark by which a program finds the packets that it masquerades.
@@ -47,7 +48,7 @@ func ReadServices(ctx context.Context) (Services, error) {
 	if err := ctx.Err(); err != nil {
 		return Services{}, err
 	}
-	var s Services
+	s := Services{Self: map[policy.Family]int{}}
 	errs := []error{withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
 			at := Place{Backend: policy.IPTables, Variant: netfilter.VariantNFT, Family: f, Table: natTable}
@@ -62,6 +63,9 @@ func ReadServices(ctx context.Context) (Services, error) {
 			}
 			keys, err := c.Keys(linkOf(f), at.Table, "service-nodeports") // a map of protocol . port
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
+			if s.Self[f], err = c.Len(linkOf(f), netfilter.GuardTable, netfilter.SelfSet); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
 			for _, key := range keys { // each part is padded to 4 bytes
