@@ -76,12 +76,14 @@ func TestReadyMeansPodsStart(t *testing.T) {
 func (b *uninstalledNode) findings(t *testing.T) []string {
 	t.Helper()
 	stdout, stderr, code := b.reconciler(t, "doctor", "-o", "json", "--cni-bin-dir", b.bin)
-	var all []struct{ ID, Severity string }
+	var all struct {
+		Findings []struct{ ID, Severity string }
+	}
 	if err := json.Unmarshal([]byte(stdout), &all); err != nil || code != 0 {
 		t.Fatalf("doctor: %v, exit code %d\n%s%s", err, code, stdout, stderr)
 	}
 	var found []string
-	for _, f := range all {
+	for _, f := range all.Findings {
 		found = append(found, f.Severity+" "+f.ID)
 	}
 	return found

@@ -75,7 +75,7 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	}
 	findings = append(notReadyFindings(node.problems(r), findings), findings...)
 	if a.json() {
-		return a.print(notNil(findings))
+		return a.print(map[string][]diagnose.Finding{"findings": notNil(findings)})
 	}
 	node.printSettingsOrigin(a)
 	return diagnose.WriteFindings(a.out, findings)

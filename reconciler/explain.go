@@ -113,10 +113,8 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 		ConfDir: r.Sources.ConfDir, Now: time.Now(), Since: node.Dir.Written,
 	})
 	if a.json() {
-		return a.print(struct {
-			diagnose.Explanation
-			Reconciler activeReconciler `json:"reconciler"`
-		}{e, node.active})
+		e.Reconciler = node.active
+		return a.print(e)
 	}
 	node.printSettingsOrigin(a)
 	e.Text(a.out)

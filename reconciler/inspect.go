@@ -51,8 +51,9 @@ type inspection struct {
 type activeReconciler struct {
 	Running bool   `json:"running"`
 	Answers bool   `json:"answers"` // on its socket
-	PID     int    `json:"pid,omitempty"`
-	Version string `json:"version,omitempty"`
+	// Of one that answers.
+	PID     *int    `json:"pid"`
+	Version *string `json:"version"`
 
 	status   *metrics.Status   // nil unless it answers
 	problems []metrics.Problem // why the node is not ready, as it says
@@ -194,7 +195,7 @@ func ask(ctx context.Context, dir *store.Dir, healthAddress string) activeReconc
 		status, err = askSocket(ctx, dir)
 	}
 	if err == nil {
-		return activeReconciler{Running: true, Answers: true, PID: status.PID, Version: status.Version, status: status, problems: status.Problems}
+		return activeReconciler{Running: true, Answers: true, PID: &status.PID, Version: &status.Version, status: status, problems: status.Problems}
 	}
 	found := activeReconciler{Running: dir.ReconcilerActive(), err: err}
 	if !found.Running {

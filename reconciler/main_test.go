@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -142,12 +143,36 @@ func jsonFile(ts *testscript.TestScript, neg bool, args []string) {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		ts.Fatalf("stdout is more than one JSON value")
 	}
+	checkKeys(ts, answer)
 	f, err := os.Create(ts.MkAbs(args[0]))
 	ts.Check(err)
 	e := json.NewEncoder(f)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	ts.Check(errors.Join(e.Encode(steady(answer)), f.Close()))
+}
+
+// checkKeys checks that keys are in camel case, except the one that the contract writes otherwise, and that each
+// explanation has the same ones.
+func checkKeys(ts *testscript.TestScript, value any) {
+	switch v := value.(type) {
+	case map[string]any:
+		keys := slices.DeleteFunc(slices.Sorted(maps.Keys(v)), func(key string) bool { return key == "reconciler" || key == "overridden_by" })
+		for _, key := range keys {
+			if !regexp.MustCompile(`^[a-z][a-zA-Z]*$`).MatchString(key) {
+				ts.Fatalf("key %q is not in camel case", key)
+			}
+			checkKeys(ts, v[key])
+		}
+		const explained = "also backend chain chains conflicts destination drift enforceExemptHolds family guard guardsAll interface kernel origin prefix problem reason rule source verdict"
+		if _, is := v["verdict"]; is && strings.Join(keys, " ") != explained {
+			ts.Fatalf("an explanation has the keys %s; want %s", keys, explained)
+		}
+	case []any:
+		for _, item := range v {
+			checkKeys(ts, item)
+		}
+	}
 }
 
 // textFile writes what the last program printed to a file in a form to compare:
@@ -162,16 +187,15 @@ func textFile(ts *testscript.TestScript, neg bool, args []string) {
 
 // volatile matches what differs from run to run by its nature: times.
 func volatile(key string) bool {
-	return regexp.MustCompile(`^(since|go|platform|pid)$`).MatchString(key)
+	return regexp.MustCompile(`^(since|ageSeconds|go|platform|pid)$`).MatchString(key)
 }
 
 func steady(value any) any {
 	switch v := value.(type) {
 	case map[string]any:
-		delete(v, "ageSeconds") // left out in the first second
 		for key, item := range v {
 			v[key] = steady(item)
-			if volatile(key) {
+			if volatile(key) && item != nil {
 				v[key] = "..."
 			}
 		}

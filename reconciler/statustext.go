@@ -164,7 +164,7 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 	var text string
 	switch {
 	case r.Answers:
-		text = fmt.Sprintf("%s, pid %d, up %s", r.Version, r.PID, diagnose.Age(now.Sub(r.Started)))
+		text = fmt.Sprintf("%s, pid %d, up %s", *r.Version, *r.PID, diagnose.Age(now.Sub(r.Started)))
 	case slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return strings.Contains(p.Message, r.Error) }) && r.Running:
 		text = "runs, and does not answer for the reason above"
 	case r.Running:

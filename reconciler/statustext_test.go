@@ -35,10 +35,11 @@ func chainOf(name string, f policy.Family, backend string, rules int, connection
 // healthyStatus returns the status of a node that is ready.
 func healthyStatus() *nodeStatus {
 	network, agent := policy.SourceID{Kind: policy.Network, Name: "podnet"}, policy.SourceID{Kind: policy.AgentFiles}
+	pid, version := 1, "v0.1.0"
 	return &nodeStatus{
 		Ready: true,
 		Reconciler: reconcilerStatus{
-			activeReconciler: activeReconciler{Running: true, Answers: true, PID: 1, Version: "v0.1.0"},
+			activeReconciler: activeReconciler{Running: true, Answers: true, PID: &pid, Version: &version},
 			Started:          ago(75 * time.Hour), LastSync: ago(12 * time.Second), LastResult: "unchanged", IntervalSeconds: 60,
 		},
 		Plugin:       pluginStatus{Path: "/opt/cni/bin/ip-masq", Version: "v0.1.0"},
@@ -169,7 +170,7 @@ func TestLongWords(t *testing.T) {
 	}
 	const hostile = "\x1b]0;title\a\x1b[2J\u009b31m\r\x7f\xff"
 	s := healthyStatus()
-	s.Reconciler.Version, s.Reconciler.LastResult = hostile, hostile
+	*s.Reconciler.Version, s.Reconciler.LastResult = hostile, hostile
 	s.Problems = []metrics.Problem{{Reason: hostile, Message: hostile}}
 	s.Sources[0].File = hostile
 	s.Chains[0].Backend = hostile

@@ -160,9 +160,9 @@ func (n *node) untilHealthy(t *testing.T, findings ...string) {
 	until(t, 5*time.Second, func() string { return "doctor: " + text }, func() bool {
 		var code int
 		text, code = n.command(t, "doctor", "-o", "json")
-		var found []struct{ ID string }
+		var found struct{ Findings []struct{ ID string } }
 		return code == 0 && json.Unmarshal([]byte(text), &found) == nil &&
-			!slices.ContainsFunc(found, func(f struct{ ID string }) bool { return !slices.Contains(findings, f.ID) })
+			!slices.ContainsFunc(found.Findings, func(f struct{ ID string }) bool { return !slices.Contains(findings, f.ID) })
 	})
 }
 

@@ -3,6 +3,7 @@
 package diagnose
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,8 +31,8 @@ type Question struct {
 	Incomplete error
 }
 
-// Explanation is what happens to that traffic. Its form in JSON is an interface of the
-// program; values that are not known are "" there.
+// Explanation is what happens to that traffic. Its form in JSON is an interface of the program: every key is
+// always there.
 type Explanation struct {
 	Destination netip.Addr `json:"destination"`
 	Source      netip.Addr `json:"source"`
@@ -44,9 +45,9 @@ type Explanation struct {
 	// Origin is the origin of the prefix, or of the key that puts the traffic out of
 	// scope. Also are the other keys with the same value.
 	Origin *Origin  `json:"origin"`
-	Also   []Origin `json:"also,omitempty"`
+	Also   []Origin `json:"also"`
 	// Conflicts are those in which another source is superseded here.
-	Conflicts []string `json:"conflicts,omitempty"`
+	Conflicts []string `json:"conflicts"`
 	Reason    string   `json:"reason"`
 
 	// Kernel means that packets get this verdict, with the rules of all chains and of third parties.
@@ -57,16 +58,18 @@ type Explanation struct {
 	Rule         string `json:"rule"`    // in the kernel, that decides; "" if none matches
 	// EnforceExemptHolds tells whether the key enforceExempt keeps the source of packets from pods, or would keep it,
 	// against the third-party rules; nil without such rules.
-	EnforceExemptHolds *bool `json:"enforce_exempt_holds,omitempty"`
+	EnforceExemptHolds *bool `json:"enforceExemptHolds"`
 	// Guard is what the guard does with such a packet that is not translated: one that conntrack does not
 	// know or, with GuardsAll, every one, as no rule masquerades it.
-	Guard     policy.GuardMode `json:"guard,omitempty"`
-	GuardsAll bool             `json:"guards_all,omitempty"`
-	Problem   string           `json:"problem,omitempty"` // why the kernel's verdict is unknown
-	Drift     []string         `json:"drift"`             // differences of the chain
+	Guard     policy.GuardMode `json:"guard"`
+	GuardsAll bool             `json:"guardsAll"`
+	Problem   string           `json:"problem"` // why the kernel's verdict is unknown
+	Drift     []string         `json:"drift"`   // differences of the chain
 
 	// Chains are the other chains, each by itself.
-	Chains []Explanation `json:"chains,omitempty"`
+	Chains []Explanation `json:"chains"`
+	// Reconciler is the one whose settings these are, of the explanation that has the others.
+	Reconciler any `json:"reconciler,omitempty"`
 
 	known       bool // the rules of the chain could be read, and
 	masquerades bool // masquerade the traffic
@@ -78,6 +81,13 @@ type Explanation struct {
 	incomplete  bool
 }
 
+// MarshalJSON writes null for strings that do not apply.
+func (e Explanation) MarshalJSON() ([]byte, error) {
+	type plain Explanation
+	text, err := json.Marshal(plain(e))
+	return bytes.ReplaceAll(text, []byte(`:""`), []byte(`:null`)), err // in a string, a quote follows a backslash
+}
+
 // Explain answers a question from one reading of the sources and the kernel.
 //
 // An unknown source or interface is replaced by one in scope (policy.Decide). Of several chains the
@@ -87,7 +97,8 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 	q.Dst, q.Src = q.Dst.Unmap().WithZone(""), q.Src.Unmap().WithZone("")
 	blank := Explanation{
 		Destination: q.Dst, Source: q.Src, Interface: q.Out,
-		Family: policy.FamilyOf(q.Dst), Verdict: policy.ActionOutOfScope, Drift: []string{},
+		Family: policy.FamilyOf(q.Dst), Verdict: policy.ActionOutOfScope,
+		Also: []Origin{}, Conflicts: []string{}, Drift: []string{}, Chains: []Explanation{},
 	}
 	var all []Explanation
 	for _, p := range state.Policies {
@@ -368,13 +379,13 @@ func (e *Explanation) binding(state *enforce.State) func(thirdparty.Place) (owne
 type Origin struct {
 	Source string      `json:"source"` // for people: network "podnet", the agent files, built in
 	Kind   policy.Kind `json:"kind"`
-	Name   string      `json:"name,omitempty"` // of a network
+	Name   string      `json:"name"` // of a network
 	Key    string      `json:"key"`
-	File   string      `json:"file,omitempty"`  // "" if no file has the value now
-	Index  *int        `json:"index,omitempty"` // of the item in its list, in the file if there is one
+	File   string      `json:"file"`  // "" if no file has the value now
+	Index  *int        `json:"index"` // of the item in its list, in the file if there is one
 	// Since is when the source's document was written, and AgeSeconds how long ago.
-	Since      time.Time `json:"since,omitzero"`
-	AgeSeconds int64     `json:"ageSeconds,omitzero"`
+	Since      *time.Time `json:"since"`
+	AgeSeconds *int64     `json:"ageSeconds"`
 
 	fileless string // why no conflist has the value now
 }
@@ -402,9 +413,9 @@ func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
 	if p.Since == nil || o.Source.Kind == policy.BuiltIn {
 		return out
 	}
-	out.Since, _ = p.Since(o.Source) // after an error the output has no age
-	if age := p.Now.Sub(out.Since); !out.Since.IsZero() && age > 0 {
-		out.AgeSeconds = int64(age.Seconds())
+	if since, err := p.Since(o.Source); err == nil && !since.IsZero() {
+		age := int64(max(p.Now.Sub(since), 0).Seconds())
+		out.Since, out.AgeSeconds = &since, &age
 	}
 	return out
 }

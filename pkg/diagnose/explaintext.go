@@ -118,12 +118,12 @@ func (o Origin) text() string {
 	default:
 		text += " of " + o.Source + " (stored)"
 	}
-	if o.Since.IsZero() {
+	if o.Since == nil {
 		return text
 	}
 	text += ", in force since " + o.Since.UTC().Format("2006-01-02 15:04 UTC")
-	if o.AgeSeconds > 0 {
-		text += " (" + Age(time.Duration(o.AgeSeconds)*time.Second) + ")"
+	if *o.AgeSeconds > 0 {
+		text += " (" + Age(time.Duration(*o.AgeSeconds)*time.Second) + ")"
 	}
 	return text
 }
