@@ -215,9 +215,9 @@ func TestDoctorFindsAnotherDataDir(t *testing.T) {
 		}
 		both := *n
 		both.path = "/usr/sbin" // a node whose chains are in both variants has the programs of both
-		var findings []diagnose.Finding
-		must(t, json.Unmarshal([]byte(found), &findings))
-		for _, f := range findings {
+		var answer struct{ Findings []diagnose.Finding }
+		must(t, json.Unmarshal([]byte(found), &answer))
+		for _, f := range answer.Findings {
 			for _, m := range regexp.MustCompile(`run ip-masq-reconciler (\S.*?)[.,]( |$)`).FindAllStringSubmatch(f.Remedy, -1) {
 				if f.ID == "other-data-dir" {
 					both.reconciler(t, strings.Fields(strings.ReplaceAll(m[1], `"`, ""))...)

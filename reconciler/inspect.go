@@ -49,8 +49,8 @@ type inspection struct {
 // activeReconciler is the reconciler that runs on the node, as it answers on its socket or, without
 // one, as /readyz does.
 type activeReconciler struct {
-	Running bool   `json:"running"`
-	Answers bool   `json:"answers"` // on its socket
+	Running bool `json:"running"`
+	Answers bool `json:"answers"` // on its socket
 	// Of one that answers.
 	PID     *int    `json:"pid"`
 	Version *string `json:"version"`
