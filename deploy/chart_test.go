@@ -560,55 +560,6 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// TestChartKeys checks that the schema and values.yaml have every key of the plugin entry, and no other.
-func TestChartKeys(t *testing.T) {
-	type properties struct{ Properties map[string]any }
-	var schema struct {
-		Properties struct {
-			Policy      properties
-			AgentConfig struct{ Properties struct{ Config properties } }
-			Reconciler  struct{ Properties struct{ Agent properties } }
-		}
-		Definitions struct{ Policy properties }
-	}
-	decode(t, "chart/values.schema.json", &schema)
-	defaults := config.DefaultSettings()
-	var shared []string
-	for _, k := range defaults.Flags() {
-		if key, is := strings.CutPrefix(k.Name, "agent."); is {
-			shared = append(shared, key)
-		}
-	}
-	want := slices.Sorted(slices.Values(append([]string{"dataDir", "requireAgentConfig"}, shared...)))
-	for _, c := range []struct {
-		where string
-		got   properties
-		want  []string
-	}{
-		{"policy", schema.Properties.Policy, want},
-		{"reconciler.agent", schema.Properties.Reconciler.Properties.Agent, shared},
-		{"agentConfig.config", schema.Properties.AgentConfig.Properties.Config, append([]string{"resyncInterval"}, shared...)},
-		{"definitions", schema.Definitions.Policy, shared},
-	} {
-		if got := slices.Sorted(maps.Keys(c.got.Properties)); !slices.Equal(got, slices.Sorted(slices.Values(c.want))) {
-			t.Errorf("%s has %q, want %q", c.where, got, c.want)
-		}
-	}
-	text, err := os.ReadFile("chart/values.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	policy, _, _ := strings.Cut(string(text), "\nagentConfig:")
-	var got []string
-	for _, found := range regexp.MustCompile(`(?m)^  (?:# )?(\w+):(?: |$)`).FindAllStringSubmatch(policy, -1) {
-		got = append(got, found[1])
-	}
-	slices.Sort(got)
-	if !slices.Equal(got, want) {
-		t.Errorf("values.yaml has %q, want %q", got, want)
-	}
-}
-
 // TestChartVersion checks that the chart installs the image that the manifests name.
 func TestChartVersion(t *testing.T) {
 	var chart struct{ Version, AppVersion string }

@@ -348,28 +348,3 @@ func TestCompatibility(t *testing.T) {
 		}
 	}
 }
-
-// TestManualKeys: the manual page of the plugin has each key of a plugin entry that README.md has, and
-// no other.
-func TestManualKeys(t *testing.T) {
-	_, table, _ := strings.Cut(read(t, "README.md"), "\n| key | default | meaning |\n")
-	table, _, _ = strings.Cut(table, "\n\n")
-	_, section, _ := strings.Cut(read(t, "plugin", "ip-masq.8.md"), "\n# CONFIGURATION\n")
-	section, _, _ = strings.Cut(section, "\n# ")
-	_, section, _ = strings.Cut(section, "\n\n**") // after the introduction
-	var want, has []string
-	for row := range strings.Lines(table) {
-		want = append(want, names("`(\\w+)`", strings.Split(row, "|")[1])...)
-	}
-	for line := range strings.Lines("**" + section) {
-		if strings.HasPrefix(line, "**") {
-			has = append(has, names(`\*\*(\w+)\*\*`, line)...)
-		}
-	}
-	want = append(want, "type")
-	slices.Sort(want)
-	slices.Sort(has)
-	if len(want) < 20 || !slices.Equal(want, has) {
-		t.Errorf("README.md has the keys\n%q\nplugin/ip-masq.8.md has\n%q", want, has)
-	}
-}

@@ -57,7 +57,7 @@ func keys(s *SourcePolicy, p *Policy) []Key {
 	names := Type{Name: "list of names", Placeholder: "NAME,...", Example: "eth0"}
 	text := func(placeholder, example string) Type { return Type{"string", placeholder, example, nil} }
 	return []Key{
-		{"nonMasqueradeCIDRs", 2, cidrs, "the private ranges of RFC 1918", "destinations that are not masqueraded",
+		{"nonMasqueradeCIDRs", 2, cidrs, "the private ranges of RFC 1918", "destinations that are not masqueraded; an empty list for none",
 			Combination{united, &s.NonMasqueradeCIDRs, nil}},
 		{"masqueradeCIDRs", 2, cidrs, "none", "destinations to masquerade inside wider exempt ones",
 			Combination{united, &s.MasqueradeCIDRs, nil}},
@@ -67,7 +67,7 @@ func keys(s *SourcePolicy, p *Policy) []Key {
 		{"masqLinkLocalIPv6", 2, boolean, "false", "masquerade fe80::/10 too", trueWins(&s.MasqLinkLocalIPv6, &p.MasqLinkLocalIPv6)},
 		{"enableIPv6", 2, boolean, "false", "manage IPv6 too", agree(&s.EnableIPv6, &p.EnableIPv6, false)},
 		{"sourceCIDRs", 2, cidrs, "any", "only traffic from these is in scope", Combination{agreed, &s.SourceCIDRs, nil}},
-		{"outputInterfaces", 2, names, "any", "only traffic that leaves through these is in scope; eth+ is all that begin with eth",
+		{"outputInterfaces", 2, names, "any", "only traffic that leaves through these is in scope; a final + is a wildcard",
 			Combination{agreed, &s.OutputInterfaces, nil}},
 		{exemptSourcesKey, 2, cidrs, "none", "sources that are never masqueraded", Combination{united, &s.NonMasqueradeSourceCIDRs, nil}},
 		{"masqueradeHost", 2, boolean, "true", "masquerade the node's own traffic too", agree(&s.MasqueradeHost, &p.Host, true)},
@@ -76,11 +76,11 @@ func keys(s *SourcePolicy, p *Policy) []Key {
 			agreeFunc(&s.ToPorts, &p.ToPorts, Ports{}, Ports.sameSet)},
 		{"guard", 3, words("MODE", GuardOff, GuardCount, GuardDrop), "off", "what happens to packets of pods that NAT rules miss",
 			agreeWord(&s.Guard, &p.Guard, GuardOff, "")},
-		{"staleConnections", 3, words("MODE", KeepConnections, ResetConnections), "keep, or reset with guard drop",
+		{"staleConnections", 3, words("MODE", KeepConnections, ResetConnections), "keep, or reset if guard is drop",
 			"what happens to connections that a policy change affects", agreeWord(&s.StaleConnections, &p.StaleConnections, "", "")},
 		{"enforceExempt", 3, boolean, "false", "keep exempt traffic of pods exempt beside third-party rules",
 			agree(&s.EnforceExempt, &p.EnforceExempt, false)},
-		{"bypassMark", 3, text("MASK", "0x6000"), "0x6000", "enforceExempt ignores packets with one of these mark bits; 0 for none",
+		{"bypassMark", 3, text("MASK", "0x6000"), "0x6000", "mark bits of packets that enforceExempt ignores; 0 for none",
 			agree(&s.BypassMark, &p.BypassMark, DefaultBypassMark)},
 		{"podCIDRs", 3, cidrs, "sourceCIDRs, else the pods' subnets", "addresses of pods, for guard, staleConnections and enforceExempt",
 			Combination{united, &s.PodCIDRs, nil}},
